@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+
+# Every target works from a clean checkout with Go, git and make. What else a target
+# needs, hack/need.sh installs when it may, and names otherwise.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+# Targets are stages that share two cores and one kernel: never side by side.
+.NOTPARALLEL:
+
+# The version is the Kubernetes release whose contract is implemented, which feature
+# gates and metrics compare, plus ours as build metadata.
+kubernetes := $(shell sed -n 's/^\tk8s.io\/component-base v0\./v1./p' go.mod)
+commit := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+describe := $(shell git describe --tags --always --abbrev=12 2>/dev/null || echo unknown)
+# "archive" is upstream's word for sources without a repository.
+tree := $(shell if s=$$(git status --porcelain 2>/dev/null); then [ -z "$$s" ] && echo clean || echo dirty; else echo archive; fi)
+VERSION ?= $(kubernetes)+tandem.$(describe)
+# The commit's date rather than today's: same sources, same binary.
+date := $(shell TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo 1970-01-01T00:00:00Z)
+
+v := k8s.io/component-base/version
+LDFLAGS ?= -s -w \
+	-X $(v).gitVersion=$(VERSION) -X $(v).gitCommit=$(commit) -X $(v).gitTreeState=$(tree) -X $(v).buildDate=$(date) \
+	-X main.version=$(VERSION) -X $(v).gitMajor=$(word 1,$(subst ., ,$(kubernetes:v%=%))) -X $(v).gitMinor=$(word 2,$(subst ., ,$(kubernetes)))
+# The stamp above does not depend on who owns the checkout, Go's own does.
+GOBUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
+
+# Debian keeps asm/types.h, which linux/bpf.h includes, below its architecture's name.
+multiarch = $(shell gcc -print-multiarch 2>/dev/null || echo $$(uname -m)-linux-gnu)
+bpf_tools = clang-19=clang-19 llvm-strip-19=llvm-19 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
+export BPF2GO_CFLAGS = -I/usr/include/$(multiarch)
+
+BENCHTIME ?= 1s
+FUZZTIME ?= 10s
+
+.PHONY: help
+help: ## Show this list
+	@echo 'Tandem $(VERSION)'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build bin/kube-proxy and bin/tandemctl
+	@mkdir -p bin
+	@echo 'Building $(VERSION)'
+	@$(GOBUILD) -o bin/ ./cmd/...
+
+.PHONY: generate
+generate: ## Compile the BPF programs and write their Go side
+	@hack/need.sh $(bpf_tools)
+	go generate ./proxier/ebpf
+
+.PHONY: verify
+verify: ## Check format, vet, go.mod, generated files, licences
+	@hack/need.sh $(bpf_tools)
+	hack/verify.sh
+
+.PHONY: test
+test: ## Run all tests; those in namespaces need root
+	hack/test.sh unit privileged
+
+.PHONY: test-unit
+test-unit: ## Run the packages whose tests need no root
+	hack/test.sh unit
+
+.PHONY: test-privileged
+test-privileged: ## Run the packages whose tests use namespaces and BPF
+	hack/test.sh privileged
+
+.PHONY: test-race
+test-race: ## Run all tests uncached and shuffled, to find what depends on timing
+	TESTFLAGS='-count=1 -shuffle=on' hack/test.sh unit privileged
+
+.PHONY: bench
+bench: ## Run the benchmarks (BENCHTIME=1x for a smoke run)
+	hack/bench.sh $(BENCHTIME)
+
+.PHONY: fuzz
+fuzz: ## Fuzz every fuzz target for a moment (FUZZTIME=10s each)
+	hack/fuzz.sh $(FUZZTIME)
+
+.PHONY: demo
+demo: build ## Play a small cluster on this machine and show it working (root)
+	@$(GOBUILD) -o bin/demo ./test/demo
+	bin/demo
+
+.PHONY: clean
+clean: ## Remove what the other targets made
+	rm -rf bin .cache coverage.out
+	find . -name .git -prune -o -type f \( -name '*.test' -o -name '*.prof' \) -exec rm -f {} +

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// event is a line of go test -json; see go doc test2json.
+type event struct {
+	Action      string
+	Package     string
+	ImportPath  string // of build events, in place of Package
+	Test        string
+	Elapsed     float64
+	Output      string
+	FailedBuild string
+}
+
+// counts of tests. Only leaves count: a test with subtests stands for them, and
+// counting it as well would make one failure two.
+type counts struct{ passed, failed, skipped int }
+
+func (c *counts) add(other counts) {
+	c.passed += other.passed
+	c.failed += other.failed
+	c.skipped += other.skipped
+}
+
+func (c counts) String() string {
+	return fmt.Sprintf("%d passed, %d failed, %d skipped", c.passed, c.failed, c.skipped)
+}
+
+// pkg is a package that is being tested.
+type pkg struct {
+	counts
+	output map[string]*strings.Builder // by test; the package's own under ""
+	open   map[string]bool             // started and not ended
+	group  map[string]bool             // tests that have subtests
+	broken map[string]bool             // groups in which a subtest failed
+	cached bool
+}
+
+type summary struct {
+	out    io.Writer
+	total  counts
+	pkgs   map[string]*pkg
+	builds map[string]*strings.Builder // output of the compiler by import path
+	failed []string
+	// skipped holds the tests of each reason.
+	skipped map[string][]string
+}
+
+func newSummary(out io.Writer) *summary {
+	return &summary{
+		out:     out,
+		pkgs:    map[string]*pkg{},
+		builds:  map[string]*strings.Builder{},
+		skipped: map[string][]string{},
+	}
+}
+
+func (s *summary) read(r io.Reader) error {
+	lines := bufio.NewReader(r) // not a Scanner: a line of output has any length
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			var e event
+			if json.Unmarshal(line, &e) == nil && e.Action != "" {
+				s.handle(e)
+			} else {
+				fmt.Fprintf(s.out, "%s", line) // the go command's own words
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read events: %w", err)
+		}
+	}
+}
+
+func (s *summary) handle(e event) {
+	if strings.HasPrefix(e.Action, "build-") {
+		if s.builds[e.ImportPath] == nil {
+			s.builds[e.ImportPath] = &strings.Builder{}
+		}
+		s.builds[e.ImportPath].WriteString(e.Output)
+		return
+	}
+	p := s.pkgs[e.Package]
+	if p == nil {
+		p = &pkg{output: map[string]*strings.Builder{}, open: map[string]bool{}, group: map[string]bool{}, broken: map[string]bool{}}
+		s.pkgs[e.Package] = p
+	}
+	switch e.Action {
+	case "run":
+		p.open[e.Test] = true
+		for parent := range parents(e.Test) {
+			p.group[parent] = true
+		}
+	case "output":
+		p.note(e)
+	case "pass", "fail", "skip":
+		if e.Test == "" {
+			s.endPackage(e, p)
+		} else {
+			s.endTest(e, p)
+		}
+	}
+}
+
+// note keeps output until it is known whether anybody has to see it.
+func (p *pkg) note(e event) {
+	text := strings.TrimSpace(e.Output)
+	for _, noise := range []string{"=== RUN", "=== PAUSE", "=== CONT", "=== NAME"} {
+		if strings.HasPrefix(text, noise) {
+			return
+		}
+	}
+	if e.Test == "" && strings.HasPrefix(text, "ok ") && strings.HasSuffix(text, "(cached)") {
+		p.cached = true
+	}
+	if p.output[e.Test] == nil {
+		p.output[e.Test] = &strings.Builder{}
+	}
+	p.output[e.Test].WriteString(e.Output)
+}
+
+func (p *pkg) said(test string) string {
+	if b := p.output[test]; b != nil {
+		return b.String()
+	}
+	return ""
+}
+
+func (s *summary) endTest(e event, p *pkg) {
+	delete(p.open, e.Test)
+	name := short(e.Package) + " " + e.Test
+	switch e.Action {
+	case "pass":
+		if !p.group[e.Test] {
+			p.passed++
+		}
+	case "skip":
+		p.skipped++
+		reason := reason(p.said(e.Test))
+		s.skipped[reason] = append(s.skipped[reason], name)
+	case "fail":
+		s.show(p.said(e.Test))
+		if p.broken[e.Test] {
+			break // its subtests were counted
+		}
+		p.failed++
+		s.failed = append(s.failed, name)
+		for parent := range parents(e.Test) {
+			p.broken[parent] = true
+		}
+	}
+	delete(p.output, e.Test)
+}
+
+func (s *summary) endPackage(e event, p *pkg) {
+	defer delete(s.pkgs, e.Package)
+	name := short(e.Package)
+	if e.Action == "fail" {
+		if build := s.builds[e.FailedBuild]; build != nil {
+			s.show(build.String())
+		}
+		s.show(p.said(""))
+		// A panic or a timeout ends the process in the middle of tests.
+		for test := range p.open {
+			s.show(p.said(test))
+			if !p.group[test] {
+				p.failed++
+				s.failed = append(s.failed, name+" "+test+" (did not end)")
+			}
+		}
+		if p.failed == 0 {
+			p.failed++
+			s.failed = append(s.failed, name+" (the package itself)")
+		}
+	}
+	s.total.add(p.counts)
+	switch {
+	case p.counts == counts{}:
+		fmt.Fprintf(s.out, "-     %-28s no tests\n", name)
+	case p.failed > 0:
+		fmt.Fprintf(s.out, "FAIL  %-28s %7.1f s  %s\n", name, e.Elapsed, p.counts)
+	case p.cached:
+		fmt.Fprintf(s.out, "ok    %-28s   cached   %s\n", name, p.counts)
+	default:
+		fmt.Fprintf(s.out, "ok    %-28s %7.1f s  %s\n", name, e.Elapsed, p.counts)
+	}
+}
+
+// finish prints the end of the report and tells whether all is well.
+func (s *summary) finish() bool {
+	// The stream broke off: whoever wrote it was killed.
+	for name := range s.pkgs {
+		s.total.failed++
+		s.failed = append(s.failed, short(name)+" (did not end)")
+	}
+	if len(s.skipped) > 0 {
+		fmt.Fprintln(s.out, "\nSkipped:")
+		reasons := make([]string, 0, len(s.skipped))
+		for r := range s.skipped {
+			reasons = append(reasons, r)
+		}
+		slices.Sort(reasons)
+		for _, r := range reasons {
+			fmt.Fprintf(s.out, "  %s\n", r)
+			for _, name := range s.skipped[r] {
+				fmt.Fprintf(s.out, "      %s\n", name)
+			}
+		}
+	}
+	if len(s.failed) > 0 {
+		slices.Sort(s.failed)
+		fmt.Fprintln(s.out, "\nFailed:")
+		for _, name := range s.failed {
+			fmt.Fprintf(s.out, "  %s\n", name)
+		}
+	}
+	if s.total == (counts{}) {
+		fmt.Fprintln(s.out, "\nNo tests were run.")
+	}
+	fmt.Fprintf(s.out, "\n%s\n", s.total)
+	return s.total.failed == 0 && s.total != counts{}
+}
+
+func (s *summary) show(output string) {
+	for line := range strings.Lines(output) {
+		fmt.Fprintf(s.out, "      %s\n", strings.TrimRight(line, "\n"))
+	}
+}
+
+// reason is what a skipped test said, without the place in the source.
+func reason(output string) string {
+	var said []string
+	for line := range strings.Lines(output) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "--- SKIP") {
+			continue
+		}
+		if place, rest, ok := strings.Cut(line, ": "); ok && strings.Contains(place, ".go:") {
+			line = rest
+		}
+		said = append(said, line)
+	}
+	if len(said) == 0 {
+		return "no reason given"
+	}
+	return strings.Join(said, " ")
+}
+
+// parents yields the tests a subtest is part of.
+func parents(test string) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for i := range test {
+			if test[i] == '/' && !yield(test[:i]) {
+				return
+			}
+		}
+	}
+}
+
+// short is a package's path inside the module.
+func short(path string) string {
+	if parts := strings.SplitN(path, "/", 4); len(parts) == 4 && strings.Contains(parts[0], ".") {
+		return parts[3]
+	}
+	return path
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestSummary(t *testing.T) {
+	const p = `"Package":"example.com/a/b/web"`
+	tests := []struct {
+		name string
+		in   []string
+		want string
+		ok   bool
+	}{
+		{
+			name: "only leaves count",
+			in: []string{
+				`{"Action":"run",` + p + `,"Test":"TestA"}`,
+				`{"Action":"run",` + p + `,"Test":"TestA/one"}`,
+				`{"Action":"pass",` + p + `,"Test":"TestA/one"}`,
+				`{"Action":"run",` + p + `,"Test":"TestA/two"}`,
+				`{"Action":"pass",` + p + `,"Test":"TestA/two"}`,
+				`{"Action":"pass",` + p + `,"Test":"TestA"}`,
+				`{"Action":"pass",` + p + `,"Elapsed":1.25}`,
+			},
+			want: "ok    web                              1.2 s  2 passed, 0 failed, 0 skipped\n\n2 passed, 0 failed, 0 skipped\n",
+			ok:   true,
+		},
+		{
+			name: "a failed subtest is one failure",
+			in: []string{
+				`{"Action":"run",` + p + `,"Test":"TestA"}`,
+				`{"Action":"run",` + p + `,"Test":"TestA/one"}`,
+				`{"Action":"output",` + p + `,"Test":"TestA/one","Output":"    a_test.go:3: bad\n"}`,
+				`{"Action":"fail",` + p + `,"Test":"TestA/one"}`,
+				`{"Action":"fail",` + p + `,"Test":"TestA"}`,
+				`{"Action":"fail",` + p + `,"Elapsed":2}`,
+			},
+			want: "          a_test.go:3: bad\nFAIL  web                              2.0 s  0 passed, 1 failed, 0 skipped\n" +
+				"\nFailed:\n  web TestA/one\n\n0 passed, 1 failed, 0 skipped\n",
+		},
+		{
+			name: "skips are listed by reason",
+			in: []string{
+				`{"Action":"run",` + p + `,"Test":"TestA"}`,
+				`{"Action":"output",` + p + `,"Test":"TestA","Output":"=== RUN   TestA\n"}`,
+				`{"Action":"output",` + p + `,"Test":"TestA","Output":"    a_test.go:3: missing: root\n"}`,
+				`{"Action":"output",` + p + `,"Test":"TestA","Output":"--- SKIP: TestA (0.00s)\n"}`,
+				`{"Action":"skip",` + p + `,"Test":"TestA"}`,
+				`{"Action":"output",` + p + `,"Output":"ok  \texample.com/a/b/web\t(cached)\n"}`,
+				`{"Action":"pass",` + p + `}`,
+			},
+			want: "ok    web                            cached   0 passed, 0 failed, 1 skipped\n" +
+				"\nSkipped:\n  missing: root\n      web TestA\n\n0 passed, 0 failed, 1 skipped\n",
+			ok: true,
+		},
+		{
+			name: "a test that never ends",
+			in: []string{
+				`{"Action":"run",` + p + `,"Test":"TestA"}`,
+				`{"Action":"output",` + p + `,"Output":"panic: test timed out\n"}`,
+				`{"Action":"fail",` + p + `,"Elapsed":9}`,
+			},
+			want: "      panic: test timed out\nFAIL  web                              9.0 s  0 passed, 1 failed, 0 skipped\n" +
+				"\nFailed:\n  web TestA (did not end)\n\n0 passed, 1 failed, 0 skipped\n",
+		},
+		{
+			name: "a package that does not build",
+			in: []string{
+				`{"ImportPath":"web.test","Action":"build-output","Output":"a.go:1: no\n"}`,
+				`{"ImportPath":"web.test","Action":"build-fail"}`,
+				`{"Action":"fail",` + p + `,"FailedBuild":"web.test"}`,
+			},
+			want: "      a.go:1: no\nFAIL  web                              0.0 s  0 passed, 1 failed, 0 skipped\n" +
+				"\nFailed:\n  web (the package itself)\n\n0 passed, 1 failed, 0 skipped\n",
+		},
+		{
+			name: "a stream that breaks off",
+			in:   []string{`{"Action":"start",` + p + `}`},
+			want: "\nFailed:\n  web (did not end)\n\n0 passed, 1 failed, 0 skipped\n",
+		},
+		{
+			name: "nothing at all",
+			in:   []string{"go: no such pattern"},
+			want: "go: no such pattern\n\nNo tests were run.\n\n0 passed, 0 failed, 0 skipped\n",
+		},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			var out strings.Builder
+			s := newSummary(&out)
+			if err := s.read(strings.NewReader(strings.Join(test.in, "\n") + "\n")); err != nil {
+				t.Fatal(err)
+			}
+			if ok := s.finish(); ok != test.ok {
+				t.Errorf("finish() = %v, want %v", ok, test.ok)
+			}
+			if diff := cmp.Diff(test.want, out.String()); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
