@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxier
+
+import (
+	"sort"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// ChangeTracker keeps, for each Service, the newest state of it and of its
+// EndpointSlices, and which Services changed since they were last handed over.
+// Repeated changes collapse, a change back to what was handed over vanishes.
+// It is safe for concurrent use.
+type ChangeTracker struct {
+	nodeName string
+	started  time.Time
+	report   func(Problem)
+
+	mu      sync.Mutex
+	entries map[types.NamespacedName]*entry
+	dirty   []*entry
+	total   uint64
+
+	zonesMu sync.Mutex
+	zones   map[string]*[]string
+}
+
+// entry is one namespace and name: a Service, its slices, or both.
+type entry struct {
+	name    types.NamespacedName
+	dirty   bool
+	trigger time.Time // oldest last-change-trigger-time not handed over yet
+
+	service *Service         // nil: none
+	slices  []*EndpointSlice // sorted by name; the list is never changed in place
+
+	// As handed over last.
+	givenService *Service
+	givenSlices  []*EndpointSlice
+
+	oneSlice [1]*EndpointSlice // backs slices of the usual Service
+
+	// Indexes of the table's decisions about it; touched by the table alone.
+	ports   []uint32
+	onePort [1]uint32
+}
+
+// Change is the newest truth about one Service. It is immutable.
+type Change struct {
+	Service *Service // nil: there is none (any more)
+	Slices  []*EndpointSlice
+	// Trigger is when the cluster saw what is changing; zero if unknown.
+	Trigger time.Time
+
+	entry *entry
+}
+
+// Name of the Service.
+func (c *Change) Name() types.NamespacedName { return c.entry.name }
+
+// NewChangeTracker makes a tracker for the node of that name. started is when
+// the process began; older trigger times say nothing about its speed.
+func NewChangeTracker(nodeName string, started time.Time, report Reporter) *ChangeTracker {
+	t := &ChangeTracker{
+		nodeName: nodeName, started: started, report: func(Problem) {},
+		entries: map[types.NamespacedName]*entry{}, zones: map[string]*[]string{},
+	}
+	if report != nil {
+		t.report = report.Report
+	}
+	return t
+}
+
+// Pending says whether anything waits to be taken.
+func (t *ChangeTracker) Pending() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.dirty) > 0
+}
+
+// Counts returns how many Services have changes to be taken, and how many
+// changes there ever were.
+func (t *ChangeTracker) Counts() (pending int, total uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.dirty), t.total
+}
+
+// Take hands over what changed since the last call, each exactly once.
+func (t *ChangeTracker) Take() []Change {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.take(t.dirty, false)
+}
+
+// TakeAll hands over everything, changed or not, sorted by name.
+func (t *ChangeTracker) TakeAll() []Change {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := make([]*entry, 0, len(t.entries))
+	for _, e := range t.entries {
+		all = append(all, e)
+	}
+	sort.Slice(all, func(i, j int) bool {
+		a, b := all[i].name, all[j].name
+		return a.Namespace < b.Namespace || a.Namespace == b.Namespace && a.Name < b.Name
+	})
+	return t.take(all, true)
+}
+
+func (t *ChangeTracker) take(from []*entry, all bool) []Change {
+	changes := make([]Change, 0, len(from))
+	for _, e := range from {
+		e.dirty = false
+		if all || !e.given() {
+			changes = append(changes, Change{Service: e.service, Slices: e.slices, Trigger: e.trigger, entry: e})
+		}
+		e.givenService, e.givenSlices, e.trigger = e.service, e.slices, time.Time{}
+		if e.service == nil && len(e.slices) == 0 {
+			delete(t.entries, e.name)
+		}
+	}
+	clear(t.dirty)
+	t.dirty = t.dirty[:0]
+	if cap(t.dirty) > 4096 {
+		t.dirty = nil
+	}
+	return changes
+}
+
+// given says whether the entry is as it was handed over last.
+func (e *entry) given() bool {
+	if !e.service.equal(e.givenService) || len(e.slices) != len(e.givenSlices) {
+		return false
+	}
+	for i := range e.slices {
+		if !e.slices[i].equal(e.givenSlices[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+func (e *entry) find(slice string) (int, bool) {
+	i := sort.Search(len(e.slices), func(i int) bool { return e.slices[i].Name >= slice })
+	return i, i < len(e.slices) && e.slices[i].Name == slice
+}
+
+func (t *ChangeTracker) add(name types.NamespacedName) *entry {
+	e := &entry{name: name}
+	t.entries[name] = e
+	return e
+}
+
+func (t *ChangeTracker) mark(e *entry) bool {
+	t.total++
+	if !e.dirty {
+		e.dirty = true
+		t.dirty = append(t.dirty, e)
+	}
+	return true
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxier
+
+import (
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// ServiceHandler receives the Services of a source. A source calls
+// OnServiceSynced once, after every Service of its first full list, and holds
+// no lock that another handler call could need.
+//
+// An object handed over is read-only for the receiver and must not be changed
+// by the source afterwards. The old object of an update, and that of a delete,
+// need only namespace and name.
+type ServiceHandler interface {
+	OnServiceAdd(service *v1.Service)
+	OnServiceUpdate(oldService, service *v1.Service)
+	OnServiceDelete(service *v1.Service)
+	OnServiceSynced()
+}
+
+// EndpointSliceHandler is ServiceHandler for EndpointSlices. Old objects and
+// those of deletes need the kubernetes.io/service-name label besides.
+type EndpointSliceHandler interface {
+	OnEndpointSliceAdd(slice *discoveryv1.EndpointSlice)
+	OnEndpointSliceUpdate(oldSlice, slice *discoveryv1.EndpointSlice)
+	OnEndpointSliceDelete(slice *discoveryv1.EndpointSlice)
+	OnEndpointSlicesSynced()
+}
+
+// NodeHandler receives the Node object of the node this process runs on.
+// Nothing waits for OnNodeSynced: a proxy serves before its Node exists.
+type NodeHandler interface {
+	OnNodeAdd(node *v1.Node)
+	OnNodeUpdate(oldNode, node *v1.Node)
+	OnNodeDelete(node *v1.Node)
+	OnNodeSynced()
+}
+
+// Handler is everything a source feeds.
+type Handler interface {
+	ServiceHandler
+	EndpointSliceHandler
+	NodeHandler
+}
+
+// Problem is something about one object that keeps it, or a part of it, from
+// being served. Everything else goes on as before.
+type Problem struct {
+	// Kind of the object: Service, EndpointSlice, Node, or File for a
+	// manifest that does not parse.
+	Kind string
+	// Object that has the problem; for a File, Name is its path.
+	Object types.NamespacedName
+	// UID of the object if known: kubectl finds Events by it.
+	UID types.UID
+	// Field path inside the object, empty where it is the whole of it.
+	Field string
+	// Reason is a short CamelCase word, fit for an Event and a metric label.
+	Reason string
+	// Message says what is wrong and what was done about it.
+	Message string
+}
+
+// Reporter takes problems to where people look: log, metrics, Events. It must
+// not block and may be called from any goroutine.
+type Reporter interface {
+	Report(Problem)
+}
+
+// ReporterFunc makes a function a Reporter.
+type ReporterFunc func(Problem)
+
+// Report calls f.
+func (f ReporterFunc) Report(p Problem) { f(p) }
+
+// Reasons of Problems.
+const (
+	ReasonInvalidObject  = "InvalidObject"  // a field holds what the API would reject
+	ReasonConflict       = "Conflict"       // two objects claim the same thing
+	ReasonCapacity       = "Capacity"       // does not fit into a kernel table
+	ReasonInvalidFile    = "InvalidFile"    // a manifest cannot be read or parsed
+	ReasonDuplicateName  = "DuplicateName"  // two manifests hold the same object
+	ReasonUnsupported    = "Unsupported"    // no tier on this node can carry it
+	ReasonFlowsNotClosed = "FlowsNotClosed" // sockets of a removed backend could not be closed
+)

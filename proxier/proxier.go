@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxier
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+// Options of a Proxier.
+type Options struct {
+	// NodeName tells local endpoints from remote ones.
+	NodeName string
+	// Tier carries the frontends.
+	Tier Tier
+	// Reporter is told of problems with objects; nil for nobody.
+	Reporter Reporter
+	// Observer is told of syncs; nil for nobody.
+	Observer Observer
+	// Runner has the intervals of syncs; see DefaultRunnerOptions.
+	Runner RunnerOptions
+}
+
+// DefaultRunnerOptions are the intervals for a tier whose syncs cost as much
+// as what changed.
+func DefaultRunnerOptions() RunnerOptions {
+	return RunnerOptions{
+		// Long enough for the two halves of a change (a slice that shrinks
+		// and one that grows) to arrive together, too short for anyone to
+		// notice.
+		MinInterval: 10 * time.Millisecond,
+		// The interval of upstream's periodic sync.
+		MaxInterval:   30 * time.Second,
+		RetryInterval: 100 * time.Millisecond,
+	}
+}
+
+// Observer watches syncs, for metrics and health.
+type Observer interface {
+	// Queued is called when work begins to wait.
+	Queued(at time.Time)
+	// Synced is called after every sync.
+	Synced(SyncInfo)
+}
+
+// SyncInfo is what is worth knowing of one sync.
+type SyncInfo struct {
+	Start, End time.Time
+	Reason     RunReason
+	// Full says that every service port was compared with the kernel.
+	Full bool
+	// Services and Ports count what changed.
+	Services, Ports int
+	// ServicePorts counts what there is.
+	ServicePorts int
+	// Triggers are the moments at which the cluster saw what this sync made
+	// visible.
+	Triggers []time.Time
+	Err      error
+}
+
+// Proxier connects the sources of objects with a tier: handlers record, a
+// runner takes what changed, has it decided, and gives it to the tier. The
+// first change of a quiet period is programmed before its handler returns, all
+// others are when it is their time. Nothing is programmed before both Services
+// and EndpointSlices have synced.
+type Proxier struct {
+	tracker  *ChangeTracker
+	tier     Tier
+	reporter Reporter
+	observer Observer
+	runner   *Runner
+	clock    clock.Clock
+
+	servicesSynced, slicesSynced atomic.Bool
+	queued                       atomic.Bool
+
+	factsMu sync.Mutex
+	facts   Facts
+
+	// Owned by sync.
+	table  *Table
+	synced bool // the tier has been given everything once
+}
+
+var _ Handler = (*Proxier)(nil)
+
+// New makes a Proxier. It starts nothing.
+func New(opts Options) (*Proxier, error) {
+	if opts.NodeName == "" {
+		return nil, errors.New("a proxier needs the name of its node")
+	}
+	if opts.Tier == nil {
+		return nil, errors.New("a proxier needs a tier")
+	}
+	if opts.Runner.Clock == nil {
+		opts.Runner.Clock = clock.RealClock{}
+	}
+	p := &Proxier{
+		tier: opts.Tier, reporter: opts.Reporter, observer: opts.Observer, clock: opts.Runner.Clock,
+		tracker: NewChangeTracker(opts.NodeName, opts.Runner.Clock.Now(), opts.Reporter),
+		table:   NewTable(Facts{}),
+	}
+	if p.reporter == nil {
+		p.reporter = ReporterFunc(func(Problem) {})
+	}
+	p.runner = NewRunner(p.sync, opts.Runner)
+	return p, nil
+}
+
+// Run programs what the handlers record until ctx is done. The kernel state
+// stays as it is then.
+func (p *Proxier) Run(ctx context.Context) {
+	p.runner.Run(ctx)
+}
+
+// Tracker of this proxier, for its counts.
+func (p *Proxier) Tracker() *ChangeTracker { return p.tracker }
+
+// Sync programs what is recorded, now and in the caller's goroutine. It must
+// not be called while Run runs; it is there for benchmarks and tests.
+func (p *Proxier) Sync(ctx context.Context) error { return p.sync(ctx, Requested) }
+
+// OnServiceAdd records a new Service.
+func (p *Proxier) OnServiceAdd(service *v1.Service) { p.changed(p.tracker.UpdateService(service)) }
+
+// OnServiceUpdate records a changed Service.
+func (p *Proxier) OnServiceUpdate(_, service *v1.Service) {
+	p.changed(p.tracker.UpdateService(service))
+}
+
+// OnServiceDelete records that a Service is gone.
+func (p *Proxier) OnServiceDelete(service *v1.Service) {
+	p.changed(p.tracker.DeleteService(types.NamespacedName{Namespace: service.Namespace, Name: service.Name}))
+}
+
+// OnServiceSynced opens one half of the gate.
+func (p *Proxier) OnServiceSynced() {
+	p.servicesSynced.Store(true)
+	p.runner.Request()
+}
+
+// OnEndpointSliceAdd records a new EndpointSlice.
+func (p *Proxier) OnEndpointSliceAdd(slice *discoveryv1.EndpointSlice) {
+	p.changed(p.tracker.UpdateEndpointSlice(slice))
+}
+
+// OnEndpointSliceUpdate records a changed EndpointSlice.
+func (p *Proxier) OnEndpointSliceUpdate(old, slice *discoveryv1.EndpointSlice) {
+	pending := false
+	if old != nil && old.Labels[discoveryv1.LabelServiceName] != slice.Labels[discoveryv1.LabelServiceName] {
+		pending = p.tracker.DeleteEndpointSlice(old)
+	}
+	p.changed(p.tracker.UpdateEndpointSlice(slice) || pending)
+}
+
+// OnEndpointSliceDelete records that an EndpointSlice is gone.
+func (p *Proxier) OnEndpointSliceDelete(slice *discoveryv1.EndpointSlice) {
+	p.changed(p.tracker.DeleteEndpointSlice(slice))
+}
+
+// OnEndpointSlicesSynced opens the other half of the gate.
+func (p *Proxier) OnEndpointSlicesSynced() {
+	p.slicesSynced.Store(true)
+	p.runner.Request()
+}
+
+// OnNodeAdd records the facts of this node.
+func (p *Proxier) OnNodeAdd(node *v1.Node) { p.OnNodeUpdate(nil, node) }
+
+// OnNodeUpdate records the facts of this node.
+func (p *Proxier) OnNodeUpdate(_, node *v1.Node) {
+	facts := Facts{Zone: node.Labels[v1.LabelTopologyZone]}
+	p.factsMu.Lock()
+	changed := p.facts != facts
+	p.facts = facts
+	p.factsMu.Unlock()
+	if changed { // all is decided anew: nothing for the caller to wait for
+		p.runner.Request()
+	}
+}
+
+// OnNodeDelete keeps the last known facts: a node that is being removed still
+// serves.
+func (p *Proxier) OnNodeDelete(*v1.Node) {}
+
+// OnNodeSynced does nothing: nothing waits for the Node.
+func (p *Proxier) OnNodeSynced() {}
+
+func (p *Proxier) gateOpen() bool { return p.servicesSynced.Load() && p.slicesSynced.Load() }
+
+func (p *Proxier) changed(pending bool) {
+	if !pending || !p.gateOpen() {
+		return
+	}
+	if p.observer != nil && p.queued.CompareAndSwap(false, true) {
+		p.observer.Queued(p.clock.Now())
+	}
+	p.runner.Now()
+}
+
+// bootstrap is programmed before everything else: nodes join, and their own
+// components find the API server, through it.
+var bootstrap = types.NamespacedName{Namespace: "default", Name: "kubernetes"}
+
+func (p *Proxier) sync(ctx context.Context, reason RunReason) error {
+	if !p.gateOpen() {
+		return nil
+	}
+	info := SyncInfo{Start: p.clock.Now(), Reason: reason}
+	p.queued.Store(false)
+
+	p.factsMu.Lock()
+	facts := p.facts
+	p.factsMu.Unlock()
+	var changes []Change
+	if p.table.SetFacts(facts) {
+		changes = p.tracker.TakeAll()
+	} else {
+		changes = p.tracker.Take()
+	}
+	for i := range changes {
+		if changes[i].Name() == bootstrap {
+			changes[0], changes[i] = changes[i], changes[0]
+		}
+		if !changes[i].Trigger.IsZero() {
+			info.Triggers = append(info.Triggers, changes[i].Trigger)
+		}
+	}
+
+	update := Update{Changes: p.table.Apply(changes)}
+	info.Services, info.Ports = len(changes), len(update.Changes)
+	p.reportConflicts(update.Changes)
+	// The first time, after a failure and now and then the tier compares all
+	// it should carry with what the kernel holds.
+	if !p.synced || reason != Requested {
+		update = Update{Full: true, Changes: append(update.Changes, p.unchanged(update.Changes)...)}
+	}
+	info.Full = update.Full
+
+	err := p.tier.Sync(ctx, update)
+	if err != nil {
+		err = fmt.Errorf("sync of %d service ports: %w", len(update.Changes), err)
+	} else {
+		p.synced = true
+	}
+	info.End, info.Err, info.ServicePorts = p.clock.Now(), err, p.table.Len()
+	if p.observer != nil {
+		p.observer.Synced(info)
+	}
+	if klog.V(2).Enabled() && (info.Ports > 0 || klog.V(3).Enabled()) {
+		klog.FromContext(ctx).V(2).Info("Synced", "reason", reason, "full", info.Full, "services", info.Services, "changedPorts", info.Ports,
+			"servicePorts", info.ServicePorts, "duration", info.End.Sub(info.Start))
+	}
+	return err
+}
+
+// unchanged are the decisions that are not among the changed ones.
+func (p *Proxier) unchanged(changed []PortChange) []PortChange {
+	standing := 0
+	for _, c := range changed {
+		if c.New != nil {
+			standing++
+		}
+	}
+	if standing == p.table.Len() {
+		return nil
+	}
+	all := p.table.All()
+	if standing == 0 {
+		return all
+	}
+	seen := make(map[uint32]struct{}, len(changed))
+	for _, c := range changed {
+		if c.New != nil {
+			seen[c.New.index] = struct{}{}
+		}
+	}
+	rest := all[:0]
+	for _, c := range all {
+		if _, ok := seen[c.New.index]; !ok {
+			rest = append(rest, c)
+		}
+	}
+	return rest
+}
+
+func (p *Proxier) reportConflicts(changes []PortChange) {
+	for _, c := range changes {
+		if c.New == nil {
+			continue
+		}
+		for i := range c.New.Frontends {
+			f := &c.New.Frontends[i]
+			if f.Conflict == nil || c.Old != nil && c.Old.reported(f) {
+				continue
+			}
+			p.reporter.Report(Problem{
+				Kind: "Service", Object: c.New.Name.NamespacedName, UID: c.New.UID, Field: "spec.ports", Reason: ReasonConflict,
+				Message: fmt.Sprintf("%s/%s of %s is served for %s, which is older or comes first by name; it is not served for this Service",
+					f.Addr, c.New.Name.Protocol, c.New.Name, f.Conflict),
+			})
+		}
+	}
+}
+
+func (d *Decision) reported(f *Frontend) bool {
+	for i := range d.Frontends {
+		o := &d.Frontends[i]
+		if o.Addr == f.Addr && o.Scope == f.Scope && o.Conflict != nil && *o.Conflict == *f.Conflict {
+			return true
+		}
+	}
+	return false
+}

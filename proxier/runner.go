@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxier
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+// RunnerOptions are the intervals of a Runner.
+type RunnerOptions struct {
+	// MinInterval is the least time from the end of one run to the start of
+	// the next. A request after a quiet period is served at once.
+	MinInterval time.Duration
+	// MaxInterval is the time after which a run starts unasked.
+	MaxInterval time.Duration
+	// RetryInterval is the time from a failed run to the next try; it doubles
+	// with every further failure, up to MaxInterval.
+	RetryInterval time.Duration
+	// Clock is for tests; nil is the real one.
+	Clock clock.Clock
+}
+
+// Runner runs one function, never twice at a time: when asked, again after a
+// failure, and now and then unasked. Requests that come while it runs or waits
+// collapse into one.
+type Runner struct {
+	fn      func(context.Context, RunReason) error
+	opts    RunnerOptions
+	request chan struct{}
+	failed  chan error // of a run in Now
+
+	mu      sync.Mutex      // held during a run
+	ctx     context.Context // of Run; nil while that is not running
+	ended   time.Time       // of the last run
+	failing bool
+}
+
+// RunReason says why a run was started.
+type RunReason uint8
+
+// The reasons of runs.
+const (
+	Requested RunReason = iota
+	Retried
+	Periodic
+)
+
+func (r RunReason) String() string {
+	switch r {
+	case Requested:
+		return "requested"
+	case Retried:
+		return "retried"
+	}
+	return "periodic"
+}
+
+// NewRunner makes a runner of fn. It starts nothing.
+func NewRunner(fn func(context.Context, RunReason) error, opts RunnerOptions) *Runner {
+	if opts.Clock == nil {
+		opts.Clock = clock.RealClock{}
+	}
+	return &Runner{fn: fn, opts: opts, request: make(chan struct{}, 1), failed: make(chan error, 1)}
+}
+
+// Request asks for a run and returns at once.
+func (r *Runner) Request() {
+	select {
+	case r.request <- struct{}{}:
+	default:
+	}
+}
+
+// Now runs the function in the caller's goroutine if one may start at this
+// moment, and requests a run otherwise. After a quiet period, waking another
+// goroutine takes as long as a small run.
+func (r *Runner) Now() {
+	if !r.mu.TryLock() {
+		r.Request()
+		return
+	}
+	defer r.mu.Unlock()
+	if r.ctx == nil || r.ctx.Err() != nil || r.failing || r.wait() > 0 {
+		r.Request()
+		return
+	}
+	if err := r.run(r.ctx, Requested); err != nil {
+		select {
+		case r.failed <- err:
+		default: // Run knows of one already
+		}
+	}
+}
+
+// wait is how long the next run has to wait for the end of the last one.
+func (r *Runner) wait() time.Duration {
+	if r.ended.IsZero() {
+		return 0
+	}
+	return r.opts.MinInterval - r.opts.Clock.Since(r.ended)
+}
+
+func (r *Runner) run(ctx context.Context, reason RunReason) error {
+	err := r.fn(ctx, reason)
+	r.ended, r.failing = r.opts.Clock.Now(), err != nil
+	return err
+}
+
+func (r *Runner) runLocked(ctx context.Context, reason RunReason) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.run(ctx, reason)
+}
+
+// Run serves requests until ctx is done.
+func (r *Runner) Run(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	r.mu.Lock()
+	r.ctx = ctx
+	r.mu.Unlock()
+	retry := r.opts.RetryInterval
+	next, why := r.opts.MaxInterval, Periodic
+	for {
+		timer := r.opts.Clock.NewTimer(next)
+		reason := why
+		var err error
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case err = <-r.failed:
+			timer.Stop()
+		case <-r.request:
+			timer.Stop()
+			reason = Requested
+		case <-timer.C():
+		}
+		if err == nil {
+			r.mu.Lock()
+			wait := r.wait()
+			r.mu.Unlock()
+			if wait > 0 {
+				timer := r.opts.Clock.NewTimer(wait)
+				select {
+				case <-ctx.Done():
+					timer.Stop()
+					return
+				case <-timer.C():
+				}
+				// What was asked for meanwhile is served by this run.
+				select {
+				case <-r.request:
+				default:
+				}
+			}
+			err = r.runLocked(ctx, reason)
+		}
+		if err == nil {
+			next, why, retry = r.opts.MaxInterval, Periodic, r.opts.RetryInterval
+			continue
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		logger.Error(err, "Sync failed; trying again", "in", retry)
+		next, why = retry, Retried
+		retry = min(2*retry, r.opts.MaxInterval)
+	}
+}

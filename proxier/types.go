@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxier
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Protocol is an IANA protocol number.
+type Protocol uint8
+
+// The protocols of Services.
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// ParseProtocol reads a protocol as the API spells it; empty means TCP.
+func ParseProtocol(p v1.Protocol) (Protocol, error) {
+	switch p {
+	case "", v1.ProtocolTCP:
+		return TCP, nil
+	case v1.ProtocolUDP:
+		return UDP, nil
+	case v1.ProtocolSCTP:
+		return SCTP, nil
+	}
+	return 0, fmt.Errorf("unknown protocol %q: want TCP, UDP or SCTP", p)
+}
+
+func (p Protocol) String() string {
+	switch p {
+	case TCP:
+		return "TCP"
+	case UDP:
+		return "UDP"
+	case SCTP:
+		return "SCTP"
+	}
+	return fmt.Sprintf("protocol %d", uint8(p))
+}
+
+// Family is an IP address family.
+type Family uint8
+
+// The families, fit to index an array.
+const (
+	IPv4 Family = iota
+	IPv6
+	families
+)
+
+func (f Family) String() string {
+	if f == IPv4 {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+func familyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// ServicePortName identifies one port of one Service.
+type ServicePortName struct {
+	types.NamespacedName
+	Port     string
+	Protocol Protocol
+}
+
+// String is namespace/name:port, or namespace/name where the port is unnamed.
+func (n ServicePortName) String() string {
+	if n.Port == "" {
+		return n.Namespace + "/" + n.Name
+	}
+	return n.Namespace + "/" + n.Name + ":" + n.Port
+}
+
+func (n ServicePortName) compare(o ServicePortName) int {
+	if c := strings.Compare(n.Namespace, o.Namespace); c != 0 {
+		return c
+	}
+	if c := strings.Compare(n.Name, o.Name); c != 0 {
+		return c
+	}
+	if c := strings.Compare(n.Port, o.Port); c != 0 {
+		return c
+	}
+	return int(n.Protocol) - int(o.Protocol)
+}
+
+// ServicePort is one port of a Service.
+type ServicePort struct {
+	Name     string
+	Port     uint16
+	Protocol Protocol
+}
+
+// Service is what the decisions need of a v1.Service. It is immutable.
+type Service struct {
+	Name types.NamespacedName
+	// UID is for Events alone.
+	UID types.UID
+	// Created decides between two Services that claim the same address.
+	Created time.Time
+	// ClusterIPs by Family; the zero Addr where the Service has none.
+	ClusterIPs [families]netip.Addr
+	// InternalLocal is internalTrafficPolicy: Local.
+	InternalLocal bool
+	// Affinity is how long a client stays with its backend; 0 for not at all.
+	Affinity time.Duration
+	Ports    []ServicePort
+
+	// The usual Service has one port; this saves it an allocation.
+	onePort [1]ServicePort
+}
+
+func (s *Service) equal(o *Service) bool {
+	if s == o {
+		return true
+	}
+	if s == nil || o == nil {
+		return false
+	}
+	if s.Created != o.Created || s.ClusterIPs != o.ClusterIPs || s.InternalLocal != o.InternalLocal ||
+		s.Affinity != o.Affinity || len(s.Ports) != len(o.Ports) {
+		return false
+	}
+	for i := range s.Ports {
+		if s.Ports[i] != o.Ports[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// endpointFlags is what the decisions need of an endpoint besides its address.
+type endpointFlags uint8
+
+const (
+	ready endpointFlags = 1 << iota
+	serving
+	terminating
+	local          // on this node
+	hasNodeHints   // hinted to some node
+	hintedThisNode // hinted to this node
+)
+
+// Endpoint is one address of an EndpointSlice.
+type Endpoint struct {
+	Addr  netip.Addr
+	flags endpointFlags
+	// zones the endpoint is hinted to; slices of one cluster share few of them.
+	zones *[]string
+}
+
+// endpointPort is one port of an EndpointSlice.
+type endpointPort struct {
+	name     string
+	port     uint16
+	protocol Protocol
+}
+
+// EndpointSlice is what the decisions need of a discovery/v1 EndpointSlice. It
+// is immutable.
+type EndpointSlice struct {
+	Name      string
+	family    Family
+	ports     []endpointPort
+	endpoints []Endpoint
+
+	onePort [1]endpointPort
+}
+
+func (s *EndpointSlice) equal(o *EndpointSlice) bool {
+	if s == o {
+		return true
+	}
+	if s.Name != o.Name || s.family != o.family || len(s.ports) != len(o.ports) || len(s.endpoints) != len(o.endpoints) {
+		return false
+	}
+	for i := range s.ports {
+		if s.ports[i] != o.ports[i] {
+			return false
+		}
+	}
+	for i := range s.endpoints {
+		if s.endpoints[i] != o.endpoints[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// Facts are what decisions need to know of this node.
+type Facts struct {
+	// Zone is the topology.kubernetes.io/zone label; empty where it has none.
+	Zone string
+}
