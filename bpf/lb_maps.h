@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef TANDEM_LB_MAPS_H
+#define TANDEM_LB_MAPS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "lb_types.h"
+
+/*
+ * All maps, described with owner and lifetime in docs/maps.md. max_entries are
+ * the defaults; user space sets the real sizes before loading. The arrays are
+ * mmap-able: user space changes a backend set by one aligned 8-byte store.
+ */
+#define MAGIC 0x6d65646e6174ULL /* "tandem" */
+#define LAYOUT_VERSION 1
+
+/* Layout and gauges; also how our other maps and programs are recognised. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct meta);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_meta SEC(".maps");
+
+/* address, port, protocol, scope -> service and backend set */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct frontend_key);
+	__type(value, struct frontend);
+	__uint(max_entries, 131072);
+} tdm_frontend SEC(".maps");
+
+/* set id -> base (low half) and size (high half) of its extent of slots */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 65536 * SETS_PER_SERVICE);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_set SEC(".maps");
+
+/* base + pick -> backend id (low half) and its generation (high half) */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 1 << 20);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_slot SEC(".maps");
+
+/* backend id -> where it is */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct backend);
+	__uint(max_entries, 1 << 19);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_backend SEC(".maps");
+
+/* service id -> its name and state, for people and for the next process */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct service);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_service SEC(".maps");
+
+/* service id -> what happened to its connections */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct service_stats);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_svc_stats SEC(".maps");
+
+/* backend id -> connections it was picked for */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 1 << 19);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_be_stats SEC(".maps");
+
+/* client and service -> the backend it stays with */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct affinity_key);
+	__type(value, struct affinity);
+	__uint(max_entries, 65536);
+} tdm_affinity SEC(".maps");
+
+/* socket -> the service address it believes to talk to */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__type(key, int);
+	__type(value, struct sock_dest);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} tdm_sock SEC(".maps");
+
+/* unconnected UDP socket and backend -> service address, from the second on */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct udp_peer_key);
+	__type(value, struct udp_peer);
+	__uint(max_entries, 65536);
+} tdm_udp_peer SEC(".maps");
+
+/* cookie of a network namespace whose sockets are left alone */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u64);
+	__type(value, __u8);
+	__uint(max_entries, 4096);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} tdm_optout SEC(".maps");
+
+#endif

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+)
+
+// fakeFrontends behaves as the kernel's map does, full map included.
+type fakeFrontends struct {
+	entries map[frontendKey]frontendValue
+	max     int
+	writes  int
+	// fail, if set, may refuse an update or delete of a key.
+	fail func(frontendKey) error
+}
+
+var errFull = errors.New("map is full")
+
+func (f *fakeFrontends) MaxEntries() int { return f.max }
+
+func (f *fakeFrontends) Update(keys []frontendKey, values []frontendValue) (int, error) {
+	for i, key := range keys {
+		if f.fail != nil {
+			if err := f.fail(key); err != nil {
+				return i, err
+			}
+		}
+		if _, known := f.entries[key]; !known && len(f.entries) >= f.max {
+			return i, errFull
+		}
+		f.writes++
+		f.entries[key] = values[i]
+	}
+	return len(keys), nil
+}
+
+func (f *fakeFrontends) Delete(keys []frontendKey) error {
+	for _, key := range keys {
+		if f.fail != nil {
+			if err := f.fail(key); err != nil {
+				return err
+			}
+		}
+		f.writes++
+		delete(f.entries, key)
+	}
+	return nil
+}
+
+func (f *fakeFrontends) Lookup(key frontendKey) (frontendValue, bool, error) {
+	value, ok := f.entries[key]
+	return value, ok, nil
+}
+
+func (f *fakeFrontends) Dump(fn func(frontendKey, frontendValue)) error {
+	for key, value := range f.entries {
+		fn(key, value)
+	}
+	return nil
+}
+
+// fakeTables are tables in ordinary memory, for tests without a kernel.
+func fakeTables(s Sizes) *tables {
+	return &tables{
+		frontends:    &fakeFrontends{entries: map[frontendKey]frontendValue{}, max: int(s.Frontends)},
+		meta:         &metaEntry{},
+		sets:         make([]uint64, s.Services*setsPerService),
+		slots:        make([]uint64, s.Slots),
+		backends:     make([]backendEntry, s.Backends),
+		services:     make([]serviceEntry, s.Services),
+		serviceStats: make([]serviceStats, s.Services),
+		backendStats: make([]uint64, s.Backends),
+	}
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"unsafe"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+var (
+	// ErrNotRunning says that no program of ours is attached to the cgroup.
+	ErrNotRunning = errors.New("no program of Tandem is attached to the cgroup")
+	// ErrLayout says that the maps were written by another version.
+	ErrLayout = errors.New("the maps have another layout")
+)
+
+// Inspector reads what the attached programs work with, for people. It takes
+// no part in what the writing process does: it holds no lock and opens the maps
+// for reading only, so it works beside that process as well as after its end.
+// It shows the maps that were in use when it was opened: when another process
+// moves to new ones, open another.
+type Inspector struct {
+	cgroup   *os.File
+	attached []attached
+	maps     map[string]*ciliumebpf.Map
+	tables   *tables
+	memory   [][]byte
+}
+
+// Inspect opens the maps of the programs attached to a cgroup. Objects can be
+// opened by their id with CAP_SYS_ADMIN alone; CAP_BPF does not suffice.
+func Inspect(cgroupRoot string) (_ *Inspector, err error) {
+	// Asked first, because a lack of privilege makes the queries of the hooks
+	// look like hooks that the kernel does not have.
+	if _, err := ciliumebpf.ProgramGetNextID(0); errors.Is(err, fs.ErrPermission) {
+		return nil, fmt.Errorf("find the attached programs: %w", err)
+	}
+	cgroup, err := openCgroup2(cgroupRoot)
+	if err != nil {
+		return nil, err
+	}
+	i := &Inspector{cgroup: cgroup, maps: map[string]*ciliumebpf.Map{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, i.Close())
+		}
+	}()
+	if i.attached, err = findAttached(cgroup); err != nil {
+		return nil, err
+	}
+	if len(i.attached) == 0 {
+		return nil, fmt.Errorf("%w: %s", ErrNotRunning, cgroupRoot)
+	}
+	if err := i.openMaps(); err != nil {
+		return nil, err
+	}
+	if err := i.checkLayout(); err != nil {
+		return nil, err
+	}
+	if err := i.openTables(); err != nil {
+		return nil, err
+	}
+	return i, nil
+}
+
+func openCgroup2(path string) (*os.File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open cgroup root: %w", err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return nil, errors.Join(fmt.Errorf("find the type of %s: %w", path, err), f.Close())
+	}
+	if int64(st.Type) != unix.CGROUP2_SUPER_MAGIC {
+		return nil, errors.Join(fmt.Errorf("%s is not in a cgroup2 filesystem", path), f.Close())
+	}
+	return f, nil
+}
+
+// openMaps collects maps by name from the programs of all hooks, as none uses
+// all of them. While a new process takes over, hooks differ in what they use;
+// the first program that has the meta map decides whose maps are read.
+func (i *Inspector) openMaps() error {
+	order := slices.Clone(i.attached)
+	for at, a := range order {
+		names, err := i.addMaps(a.program)
+		if err != nil {
+			return err
+		}
+		if slices.Contains(names, "tdm_meta") {
+			break
+		}
+		if at == len(order)-1 {
+			return fmt.Errorf("no program on %s has the map tdm_meta, which tells about the others; without a program of ours: %s",
+				i.cgroup.Name(), strings.Join(i.missingHooks(), ", "))
+		}
+		closeMaps(i.maps)
+		i.maps = map[string]*ciliumebpf.Map{}
+	}
+	for _, a := range order {
+		if _, err := i.addMaps(a.program); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addMaps opens those maps of a program whose names are not known yet.
+func (i *Inspector) addMaps(program *ciliumebpf.Program) (names []string, err error) {
+	info, err := program.Info()
+	if err != nil {
+		return nil, fmt.Errorf("inspect program: %w", err)
+	}
+	ids, ok := info.MapIDs()
+	if !ok {
+		return nil, errors.New("the kernel does not tell which maps a program uses")
+	}
+	for _, id := range ids {
+		m, err := openMapByID(id, unix.BPF_F_RDONLY)
+		if err != nil {
+			return nil, fmt.Errorf("open map %d: %w", id, err)
+		}
+		about, err := m.Info()
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("inspect map %d: %w", id, err), m.Close())
+		}
+		name := about.Name
+		if isOurs(name) {
+			names = append(names, name)
+		}
+		if !isOurs(name) || i.maps[name] != nil {
+			m.Close()
+			continue
+		}
+		i.maps[name] = m
+	}
+	return names, nil
+}
+
+// openMapByID is ciliumebpf.NewMapFromID with flags. A descriptor that cannot
+// write keeps a mistake here from reaching the data path.
+func openMapByID(id ciliumebpf.MapID, flags uint32) (*ciliumebpf.Map, error) {
+	// The head of union bpf_attr for BPF_MAP_GET_FD_BY_ID.
+	attr := struct{ id, next, flags uint32 }{id: uint32(id), flags: flags}
+	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_MAP_GET_FD_BY_ID, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	runtime.KeepAlive(&attr)
+	if errno != 0 {
+		return nil, errno
+	}
+	return ciliumebpf.NewMapFromFD(int(fd))
+}
+
+// reopen opens a map once more, with other flags.
+func reopen(m *ciliumebpf.Map, flags uint32) (*ciliumebpf.Map, error) {
+	info, err := m.Info()
+	if err != nil {
+		return nil, fmt.Errorf("inspect %s: %w", m, err)
+	}
+	id, _ := info.ID()
+	again, err := openMapByID(id, flags)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", m, err)
+	}
+	return again, nil
+}
+
+// checkLayout reads no more of the meta map than every version has.
+func (i *Inspector) checkLayout() error {
+	value, err := i.maps["tdm_meta"].LookupBytes(uint32(0))
+	if err != nil {
+		return fmt.Errorf("read map tdm_meta: %w", err)
+	}
+	var head metaEntry
+	end := unsafe.Offsetof(head.Layout) + unsafe.Sizeof(head.Layout)
+	if len(value) < int(end) {
+		return fmt.Errorf("%w: %d bytes in tdm_meta", ErrLayout, len(value))
+	}
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&head)), end), value)
+	if head.Magic != metaMagic || head.Layout != layoutVersion {
+		return fmt.Errorf("%w: they have layout %d, this program reads %d", ErrLayout, head.Layout, layoutVersion)
+	}
+	return nil
+}
+
+func (i *Inspector) openTables() error {
+	t := &tables{}
+	var meta []metaEntry
+	for _, step := range []func() error{
+		func() error { return readOnlyMapping(i, "tdm_meta", &meta) },
+		func() error { return readOnlyMapping(i, "tdm_set", &t.sets) },
+		func() error { return readOnlyMapping(i, "tdm_slot", &t.slots) },
+		func() error { return readOnlyMapping(i, "tdm_backend", &t.backends) },
+		func() error { return readOnlyMapping(i, "tdm_service", &t.services) },
+		func() error { return readOnlyMapping(i, "tdm_svc_stats", &t.serviceStats) },
+		func() error { return readOnlyMapping(i, "tdm_be_stats", &t.backendStats) },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	frontends := i.maps["tdm_frontend"]
+	if frontends == nil {
+		return fmt.Errorf("%w: no program uses map tdm_frontend", ErrLayout)
+	}
+	if frontends.KeySize() != uint32(unsafe.Sizeof(frontendKey{})) || frontends.ValueSize() != uint32(unsafe.Sizeof(frontendValue{})) {
+		return fmt.Errorf("%w: map tdm_frontend has keys of %d and values of %d bytes", ErrLayout, frontends.KeySize(), frontends.ValueSize())
+	}
+	t.meta, t.frontends = &meta[0], &kernelFrontends{m: frontends}
+	i.tables = t
+	return nil
+}
+
+// readOnlyMapping views an array as Go values; a store there would end the
+// process. The view ends with the Inspector.
+func readOnlyMapping[T any](i *Inspector, name string, to *[]T) error {
+	m := i.maps[name]
+	if m == nil {
+		return fmt.Errorf("%w: no program uses map %s", ErrLayout, name)
+	}
+	var element T
+	size := int(unsafe.Sizeof(element))
+	if int(m.ValueSize()) != size {
+		return fmt.Errorf("%w: map %s has values of %d bytes, not %d", ErrLayout, name, m.ValueSize(), size)
+	}
+	// The kernel maps no array of a descriptor that cannot write, whatever the
+	// protection (6.18). This one is gone at the end of the function.
+	writable, err := reopen(m, 0)
+	if err != nil {
+		return err
+	}
+	defer writable.Close()
+	page := os.Getpagesize()
+	length := int(m.MaxEntries()) * size
+	b, err := unix.Mmap(writable.FD(), 0, (length+page-1)&^(page-1), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map the memory of %s: %w", name, err)
+	}
+	i.memory = append(i.memory, b)
+	*to = unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), m.MaxEntries())
+	return nil
+}
+
+// Close lets go of the maps. What the other methods returned stays valid.
+func (i *Inspector) Close() error {
+	var errs []error
+	for _, b := range i.memory {
+		errs = append(errs, unix.Munmap(b))
+	}
+	i.memory, i.tables = nil, nil
+	closeMaps(i.maps)
+	closeAttached(i.attached)
+	return errors.Join(append(errs, i.cgroup.Close())...)
+}

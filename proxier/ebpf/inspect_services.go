@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// ServiceView is one service port as the programs serve it.
+type ServiceView struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Port      string `json:"port"`
+	Protocol  string `json:"protocol"`
+	ID        uint32 `json:"id"`
+	State     string `json:"state"`
+	// Reason says why, in a word or two, where State is NotProgrammed.
+	Reason          string         `json:"reason"`
+	AffinitySeconds uint32         `json:"affinitySeconds"`
+	Counters        CountersView   `json:"counters"`
+	Frontends       []FrontendView `json:"frontends"`
+	Sets            []SetView      `json:"sets"`
+	Backends        []BackendView  `json:"backends"`
+	// Changing says that the backends changed faster than they could be read,
+	// and some may be missing here.
+	Changing bool `json:"changing"`
+}
+
+// States of a service port. One that is not programmed as it should be still
+// serves what fitted.
+const (
+	Programmed    = "programmed"
+	NotProgrammed = "not programmed"
+)
+
+// CountersView says what happened to connections to a service port.
+type CountersView struct {
+	Connections uint64 `json:"connections"`
+	Rejected    uint64 `json:"rejected"`
+	Dropped     uint64 `json:"dropped"`
+	Raced       uint64 `json:"raced"`
+}
+
+// FrontendView is an address that clients dial.
+type FrontendView struct {
+	Address netip.AddrPort `json:"address"`
+	Kind    string         `json:"kind"`
+	Scope   string         `json:"scope"`
+	// Set names the backend set that its connections go to.
+	Set string `json:"set"`
+}
+
+// SetView is a backend set that is in use.
+type SetView struct {
+	Name string `json:"name"`
+	// Size in slots.
+	Size int `json:"size"`
+	// Verdict on connections to an empty set; empty where there are backends.
+	Verdict string `json:"verdict"`
+}
+
+// BackendView is an endpoint. Without Sets it gets no new clients, but those
+// it has keep it.
+type BackendView struct {
+	Address     netip.AddrPort `json:"address"`
+	ID          uint32         `json:"id"`
+	Generation  uint32         `json:"generation"`
+	Sets        []string       `json:"sets"`
+	Local       bool           `json:"local"`
+	Terminating bool           `json:"terminating"`
+	Connections uint64         `json:"connections"`
+}
+
+// FullName is namespace/name:port, as logs have it.
+func (v *ServiceView) FullName() string {
+	if v.Port == "" {
+		return v.Namespace + "/" + v.Name
+	}
+	return v.Namespace + "/" + v.Name + ":" + v.Port
+}
+
+// Services reads every service port, sorted by name. Each is as it was at one
+// moment; two may be of different moments.
+func (i *Inspector) Services() ([]ServiceView, error) { return i.tables.view() }
+
+const (
+	// viewPasses bounds how often service ports are read again whose id went
+	// to another one while they were read.
+	viewPasses = 4
+	// setReads bounds how often sets are read again that were published
+	// while they were read. A read takes microseconds; a writer that needs
+	// one for every publication as well does not keep ahead for long.
+	setReads = 64
+)
+
+// view reads the tables while a writer may be at work. What it relies on is
+// the order of the writer's stores, as the programs do: a set's word changes
+// when its slots do, a backend's generation when the backend does, and an id
+// does not get a new name while a frontend leads to it.
+func (t *tables) view() ([]ServiceView, error) {
+	views := []ServiceView{}
+	var pending []uint32
+	for id := range t.services {
+		if atomic.LoadUint32(&t.services[id].State) != serviceFree {
+			pending = append(pending, uint32(id))
+		}
+	}
+	for pass := range viewPasses {
+		if len(pending) == 0 {
+			break
+		}
+		before := make(map[uint32]serviceEntry, len(pending))
+		for _, id := range pending {
+			before[id] = copyWords(&t.services[id])
+		}
+		frontends, err := t.frontendsByService()
+		if err != nil {
+			return nil, err
+		}
+		candidates := t.backendsByService()
+		var again []uint32
+		for _, id := range pending {
+			v := t.viewService(id, frontends[id], candidates[id])
+			after := copyWords(&t.services[id])
+			if after.State == serviceFree {
+				continue
+			}
+			name := before[id]
+			if name.Name != after.Name || name.NameLen != after.NameLen || name.Proto != after.Proto {
+				again = append(again, id)
+				if pass < viewPasses-1 {
+					continue
+				}
+				// Somebody else's frontends may be among them.
+				v.Frontends, v.Changing = []FrontendView{}, true
+			}
+			v.describe(&after)
+			views = append(views, v)
+		}
+		pending = again
+	}
+	slices.SortFunc(views, func(a, b ServiceView) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name),
+			strings.Compare(a.Port, b.Port), strings.Compare(a.Protocol, b.Protocol), cmp.Compare(a.ID, b.ID))
+	})
+	return views, nil
+}
+
+// describe fills in what the entry of the service port says.
+func (v *ServiceView) describe(e *serviceEntry) {
+	v.Namespace, v.Name, _ = strings.Cut(string(e.Name[:min(int(e.NameLen), len(e.Name))]), "/")
+	v.Name, v.Port, _ = strings.Cut(v.Name, ":")
+	v.Protocol = proxier.Protocol(e.Proto).String()
+	v.State = Programmed
+	if e.State == serviceUnplaced {
+		v.State = NotProgrammed
+		v.Reason = refusalCode(e.Reason).String()
+	}
+}
+
+func (t *tables) frontendsByService() (map[uint32][]frontendEntry, error) {
+	seen := map[frontendKey]frontendValue{} // a dump may repeat itself
+	err := t.frontends.Dump(func(key frontendKey, value frontendValue) { seen[key] = value })
+	if err != nil {
+		return nil, fmt.Errorf("read the frontends: %w", err)
+	}
+	by := map[uint32][]frontendEntry{}
+	for key, value := range seen {
+		by[value.Service] = append(by[value.Service], frontendEntry{key, value})
+	}
+	return by, nil
+}
+
+func (t *tables) backendsByService() map[uint32][]uint32 {
+	by := map[uint32][]uint32{}
+	for id := range t.backends {
+		if service := atomic.LoadUint32(&t.backends[id].Service); service != 0 {
+			by[service] = append(by[service], uint32(id))
+		}
+	}
+	return by
+}
+
+func (t *tables) viewService(id uint32, frontends []frontendEntry, candidates []uint32) ServiceView {
+	stats := &t.serviceStats[id]
+	v := ServiceView{
+		ID: id,
+		Counters: CountersView{
+			Connections: atomic.LoadUint64(&stats.Connections),
+			Rejected:    atomic.LoadUint64(&stats.Rejected),
+			Dropped:     atomic.LoadUint64(&stats.Dropped),
+			Raced:       atomic.LoadUint64(&stats.Raced),
+		},
+		Frontends: []FrontendView{}, Sets: []SetView{}, Backends: []BackendView{},
+	}
+	var used [proxier.Sets]bool
+	for _, f := range frontends {
+		set := proxier.Set(f.value.Set % setsPerService)
+		used[set] = true
+		v.AffinitySeconds = max(v.AffinitySeconds, f.value.Affinity)
+		v.Frontends = append(v.Frontends, FrontendView{
+			Address: goAddrPort(f.key.Addr, f.key.Port), Kind: proxier.Kind(f.value.Kind).String(),
+			Scope: proxier.Scope(f.key.Scope).String(), Set: set.String(),
+		})
+	}
+	slices.SortFunc(v.Frontends, func(a, b FrontendView) int {
+		return cmp.Or(compareAddr(a.Address, b.Address), strings.Compare(a.Scope, b.Scope))
+	})
+
+	var sets setsRead
+	for range setReads {
+		if sets = t.readSets(id, candidates); sets.consistent {
+			break
+		}
+		runtime.Gosched()
+	}
+	v.Changing = !sets.consistent
+	for s := range proxier.Sets {
+		base, size := splitSetWord(sets.words[s])
+		switch {
+		case size > 0:
+			v.Sets = append(v.Sets, SetView{Name: s.String(), Size: size})
+		case used[s]:
+			v.Sets = append(v.Sets, SetView{Name: s.String(), Verdict: proxier.Verdict(base).String()})
+		}
+	}
+	for backend, member := range sets.members {
+		e := sets.entries[backend]
+		b := BackendView{
+			Address: goAddrPort(e.Addr, e.Port), ID: backend, Generation: e.Generation, Sets: []string{},
+			Local: e.Flags&backendLocal != 0, Terminating: e.Flags&backendTerminating != 0,
+			Connections: atomic.LoadUint64(&t.backendStats[backend]),
+		}
+		for s := range proxier.Sets {
+			if member[s] {
+				b.Sets = append(b.Sets, s.String())
+			}
+		}
+		v.Backends = append(v.Backends, b)
+	}
+	slices.SortFunc(v.Backends, func(a, b BackendView) int {
+		return cmp.Or(compareAddr(a.Address, b.Address), cmp.Compare(a.ID, b.ID))
+	})
+	return v
+}
+
+// setsRead is one attempt to read the sets of a service port.
+type setsRead struct {
+	words      [proxier.Sets]uint64
+	members    map[uint32][proxier.Sets]bool
+	entries    map[uint32]backendEntry
+	consistent bool
+}
+
+// readSets reads sets and backends, and says whether they belong together.
+func (t *tables) readSets(service uint32, candidates []uint32) setsRead {
+	r := setsRead{members: map[uint32][proxier.Sets]bool{}, entries: map[uint32]backendEntry{}, consistent: true}
+	at := t.sets[service*setsPerService:][:proxier.Sets]
+	for s := range proxier.Sets {
+		r.words[s] = atomic.LoadUint64(&at[s])
+	}
+	for s := range proxier.Sets {
+		base, size := splitSetWord(r.words[s])
+		if size == 0 {
+			continue
+		}
+		if int(base)+size > len(t.slots) {
+			r.consistent = false
+			continue
+		}
+		for i := range size {
+			slot := atomic.LoadUint64(&t.slots[int(base)+i])
+			id := uint32(slot)
+			e, ok := t.readBackend(id, uint32(slot>>32), service)
+			if !ok {
+				r.consistent = false
+				continue
+			}
+			in := r.members[id]
+			in[s] = true
+			r.members[id], r.entries[id] = in, e
+		}
+	}
+	// Those that only keep their clients are in no set. Any other backend
+	// that is in none is about to get into one, or about to go.
+	for _, id := range candidates {
+		if _, known := r.members[id]; known {
+			continue
+		}
+		generation := atomic.LoadUint32(&t.backends[id].Generation)
+		if e, ok := t.readBackend(id, generation, service); ok && e.Members == 0 {
+			r.members[id], r.entries[id] = [proxier.Sets]bool{}, e
+		}
+	}
+	for s := range proxier.Sets {
+		if atomic.LoadUint64(&at[s]) != r.words[s] {
+			r.consistent = false
+		}
+	}
+	for id, e := range r.entries {
+		if atomic.LoadUint32(&t.backends[id].Generation) != e.Generation {
+			r.consistent = false
+			delete(r.members, id)
+		}
+	}
+	return r
+}
+
+// readBackend returns a backend if it is the one that a slot means.
+func (t *tables) readBackend(id, generation, service uint32) (backendEntry, bool) {
+	if int(id) >= len(t.backends) {
+		return backendEntry{}, false
+	}
+	e := copyWords(&t.backends[id])
+	still := atomic.LoadUint32(&t.backends[id].Generation)
+	return e, e.Generation == generation && still == generation && e.Service == service
+}
+
+// copyWords copies what another process may be writing, so that at least no
+// field of up to 4 bytes is half old and half new.
+func copyWords[T any](from *T) T {
+	var to T
+	words := unsafe.Sizeof(to) / 4
+	source := unsafe.Slice((*uint32)(unsafe.Pointer(from)), words)
+	target := unsafe.Slice((*uint32)(unsafe.Pointer(&to)), words)
+	for i := range source {
+		target[i] = atomic.LoadUint32(&source[i])
+	}
+	return to
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// Status is the state of the data path as a whole.
+type Status struct {
+	Cgroup string `json:"cgroup"`
+	Layout uint32 `json:"layout"`
+	// Running says that a process holds the lock of the writer.
+	Running bool `json:"running"`
+	// LastChange of anything in the tables; null if there was none.
+	LastChange *time.Time `json:"lastChange"`
+	// Unplaced counts service ports that do not fit and are not, or not as
+	// they should be, programmed.
+	Unplaced int             `json:"unplaced"`
+	Programs []ProgramStatus `json:"programs"`
+	// MissingHooks have no program of ours: the kernel does not know them, or
+	// somebody detached it.
+	MissingHooks []string    `json:"missingHooks"`
+	Maps         []MapStatus `json:"maps"`
+}
+
+// ProgramStatus is one attached program.
+type ProgramStatus struct {
+	Hook     string    `json:"hook"`
+	Name     string    `json:"name"`
+	ID       uint32    `json:"id"`
+	Tag      string    `json:"tag"`
+	LoadedAt time.Time `json:"loadedAt"`
+}
+
+// MapStatus is one map of the programs.
+type MapStatus struct {
+	Name string `json:"name"`
+	ID   uint32 `json:"id"`
+	Type string `json:"type"`
+	// Used entries; null where they cannot be counted from outside.
+	Used *int `json:"used"`
+	// Max is how many entries can be used: id 0 stands for none.
+	Max int `json:"max"`
+	// MemoryBytes is null where the kernel does not tell.
+	MemoryBytes *uint64 `json:"memoryBytes"`
+}
+
+// Status reads the state of programs and maps.
+func (i *Inspector) Status() (Status, error) {
+	meta := copyWords(i.tables.meta)
+	s := Status{
+		Cgroup: i.cgroup.Name(), Layout: meta.Layout, Unplaced: i.Unplaced(),
+		Programs: []ProgramStatus{}, MissingHooks: i.missingHooks(), Maps: []MapStatus{},
+	}
+	if ns := int64(atomic.LoadUint64(&i.tables.meta.ChangedUnixNs)); ns > 0 {
+		at := time.Unix(0, ns).UTC()
+		s.LastChange = &at
+	}
+	var err error
+	if s.Running, err = i.locked(); err != nil {
+		return s, err
+	}
+	boot, err := bootTime()
+	if err != nil {
+		return s, err
+	}
+	for _, h := range hooks {
+		for _, a := range i.attached {
+			if a.hook != h.attach {
+				continue
+			}
+			p, err := programStatus(a, boot)
+			if err != nil {
+				return s, err
+			}
+			p.Hook = hookName(h.program)
+			s.Programs = append(s.Programs, p)
+		}
+	}
+	for name, m := range i.maps {
+		about, err := i.mapStatus(name, m, &meta)
+		if err != nil {
+			return s, err
+		}
+		s.Maps = append(s.Maps, about)
+	}
+	slices.SortFunc(s.Maps, func(a, b MapStatus) int { return strings.Compare(a.Name, b.Name) })
+	return s, nil
+}
+
+// Unplaced counts service ports that do not fit, as Status.Unplaced does.
+func (i *Inspector) Unplaced() int { return int(atomic.LoadUint32(&i.tables.meta.Unplaced)) }
+
+// locked says whether a process holds the lock that Open takes. A shared lock
+// is in the way of no other inspector, and of a process that is just starting
+// only between two system calls.
+func (i *Inspector) locked() (bool, error) {
+	fd := int(i.cgroup.Fd())
+	err := unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("try the lock of %s: %w", i.cgroup.Name(), err)
+	}
+	if err := unix.Flock(fd, unix.LOCK_UN); err != nil {
+		return false, fmt.Errorf("unlock %s: %w", i.cgroup.Name(), err)
+	}
+	return false, nil
+}
+
+// bootTime is the moment from which the kernel counts load times.
+func bootTime() (time.Time, error) {
+	var since unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &since); err != nil {
+		return time.Time{}, fmt.Errorf("read the boot time: %w", err)
+	}
+	return time.Now().Add(-time.Duration(since.Nano())), nil
+}
+
+// missingHooks are those without a program of ours.
+func (i *Inspector) missingHooks() []string {
+	missing := []string{}
+	for _, h := range hooks {
+		if !slices.ContainsFunc(i.attached, func(a attached) bool { return a.hook == h.attach }) {
+			missing = append(missing, hookName(h.program))
+		}
+	}
+	return missing
+}
+
+// hookName is what bpf/sock.bpf.c calls the hook.
+func hookName(program string) string { return strings.TrimPrefix(program, namePrefix) }
+
+func programStatus(a attached, boot time.Time) (ProgramStatus, error) {
+	info, err := a.program.Info()
+	if err != nil {
+		return ProgramStatus{}, fmt.Errorf("inspect the program of %s: %w", a.hook, err)
+	}
+	id, _ := info.ID()
+	p := ProgramStatus{Name: info.Name, ID: uint32(id), Tag: info.Tag}
+	if loaded, ok := info.LoadTime(); ok {
+		p.LoadedAt = boot.Add(loaded).UTC().Truncate(time.Second)
+	}
+	return p, nil
+}
+
+func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *metaEntry) (MapStatus, error) {
+	info, err := m.Info()
+	if err != nil {
+		return MapStatus{}, fmt.Errorf("inspect map %s: %w", name, err)
+	}
+	id, _ := info.ID()
+	s := MapStatus{Name: name, ID: uint32(id), Type: info.Type.String(), Max: int(info.MaxEntries)}
+	if memory, ok := info.Memlock(); ok {
+		s.MemoryBytes = &memory
+	}
+	used, known := 0, true
+	switch name {
+	case "tdm_meta":
+		used = 1
+	case "tdm_set":
+		used, s.Max = int(meta.ServicesUsed*setsPerService), s.Max-int(setsPerService)
+	case "tdm_slot":
+		used = int(meta.SlotsUsed)
+	case "tdm_backend", "tdm_be_stats":
+		used, s.Max = int(meta.BackendsUsed), s.Max-1
+	case "tdm_service", "tdm_svc_stats":
+		used, s.Max = int(meta.ServicesUsed), s.Max-1
+	case "tdm_frontend":
+		used, err = count[frontendKey, frontendValue](m)
+	case "tdm_affinity":
+		used, err = count[sockAffinityKey, sockAffinity](m)
+	case "tdm_udp_peer":
+		used, err = count[sockUdpPeerKey, sockUdpPeer](m)
+	case "tdm_optout":
+		used, err = count[uint64, uint8](m)
+	default:
+		known = false // the sockets' storage hangs off the sockets
+	}
+	if err != nil {
+		return s, fmt.Errorf("count the entries of %s: %w", name, err)
+	}
+	if known {
+		s.Used = &used
+	}
+	return s, nil
+}
+
+func count[K comparable, V any](m *ciliumebpf.Map) (int, error) {
+	keys, err := keysOf[K, V](m)
+	return len(keys), err
+}
+
+// keysOf lists the keys of a hash map that may change meanwhile.
+func keysOf[K comparable, V any](m *ciliumebpf.Map) ([]K, error) {
+	if m.KeySize() != uint32(unsafe.Sizeof(*new(K))) || m.ValueSize() != uint32(unsafe.Sizeof(*new(V))) {
+		return nil, fmt.Errorf("%w: keys of %d and values of %d bytes", ErrLayout, m.KeySize(), m.ValueSize())
+	}
+	const chunk = 8192
+	var all []K
+	keys, values := make([]K, chunk), make([]V, chunk)
+	var cursor ciliumebpf.MapBatchCursor
+	for {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		switch {
+		case err == nil:
+			all = append(all, keys[:n]...)
+		case errors.Is(err, ciliumebpf.ErrKeyNotExist):
+			return append(all, keys[:n]...), nil
+		case errors.Is(err, ciliumebpf.ErrNotSupported):
+			return keysOneByOne[K, V](m)
+		default:
+			return nil, err
+		}
+	}
+}
+
+// keysOneByOne is for kernels before 5.6. A key that is deleted under the
+// iterator makes it start again, so keys may come twice, and a busy map may
+// end it early; the latter costs completeness, not truth.
+func keysOneByOne[K comparable, V any](m *ciliumebpf.Map) ([]K, error) {
+	seen := map[K]struct{}{}
+	var key K
+	var value V
+	all := m.Iterate()
+	for all.Next(&key, &value) {
+		seen[key] = struct{}{}
+	}
+	if err := all.Err(); err != nil && !errors.Is(err, ciliumebpf.ErrIterationAborted) {
+		return nil, err
+	}
+	list := make([]K, 0, len(seen))
+	for key := range seen {
+		list = append(list, key)
+	}
+	return list, nil
+}

@@ -1,0 +1,547 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// text is a view as lines, nothing of ids.
+func (v *ServiceView) text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s/%s %s", v.FullName(), v.Protocol, v.State)
+	if v.Reason != "" {
+		fmt.Fprintf(&b, ": %s", v.Reason)
+	}
+	if v.AffinitySeconds > 0 {
+		fmt.Fprintf(&b, " affinity=%d", v.AffinitySeconds)
+	}
+	if v.Changing {
+		b.WriteString(" changing")
+	}
+	b.WriteByte('\n')
+	for _, f := range v.Frontends {
+		fmt.Fprintf(&b, "  frontend %s %s %s %s\n", f.Address, f.Kind, f.Scope, f.Set)
+	}
+	for _, s := range v.Sets {
+		fmt.Fprintf(&b, "  set %s %d %s\n", s.Name, s.Size, s.Verdict)
+	}
+	for _, e := range v.Backends {
+		fmt.Fprintf(&b, "  backend %s %v local=%v terminating=%v\n", e.Address, e.Sets, e.Local, e.Terminating)
+	}
+	return b.String()
+}
+
+func textOf(views []ServiceView) string {
+	var b strings.Builder
+	for i := range views {
+		b.WriteString(views[i].text())
+	}
+	return b.String()
+}
+
+func mustView(t testing.TB, tables *tables) []ServiceView {
+	t.Helper()
+	views, err := tables.view()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return views
+}
+
+func TestViewOfTables(t *testing.T) {
+	// Five backends, and no more.
+	sizes := Sizes{Frontends: 16, Services: 16, Backends: 6, Slots: 16}
+	h := newHarness(t, fakeTables(sizes), sizes)
+	h.OnServiceAdd(makeService("a", "10.96.0.1", func(s *v1.Service) {
+		s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, "fd00:10:96::1")
+		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](600)}}
+	}))
+	mixed := makeSlice("a-1", "a", "10.244.0.2", "10.244.0.1")
+	mixed.Endpoints[0].NodeName = ptr.To("node1")
+	h.OnEndpointSliceAdd(mixed)
+	// A UDP backend that ends keeps its clients.
+	h.OnServiceAdd(makeService("dns", "10.96.0.2", func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }))
+	ending := makeSlice("dns-1", "dns", "10.244.1.1", "10.244.1.2")
+	ending.Ports[0].Protocol = ptr.To(v1.ProtocolUDP)
+	ending.Endpoints[0].Conditions.Ready = ptr.To(false)
+	ending.Endpoints[0].Conditions.Serving = ptr.To(true)
+	ending.Endpoints[0].Conditions.Terminating = ptr.To(true)
+	h.OnEndpointSliceAdd(ending)
+	// Backends elsewhere, and only local ones are allowed.
+	h.OnServiceAdd(makeService("local", "10.96.0.3", func(s *v1.Service) {
+		s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal)
+	}))
+	h.OnEndpointSliceAdd(makeSlice("local-1", "local", "10.244.1.1"))
+	h.OnServiceAdd(makeService("none", "10.96.0.4"))
+	h.sync(t)
+	// Too much.
+	h.OnServiceAdd(makeService("vast", "10.96.0.5", func(s *v1.Service) { s.Spec.Ports[0].Name = "" }))
+	vast := makeSlice("vast-1", "vast", "10.244.2.1", "10.244.2.2")
+	vast.Ports[0].Name = ptr.To("")
+	h.OnEndpointSliceAdd(vast)
+	h.sync(t)
+
+	want := `ns/a:p/TCP programmed affinity=600
+  frontend 10.96.0.1:80 ClusterIP internal ipv4/cluster
+  frontend [fd00:10:96::1]:80 ClusterIP internal ipv6/cluster
+  set ipv4/cluster 2 
+  set ipv6/cluster 0 reject
+  backend 10.244.0.1:8080 [ipv4/cluster] local=false terminating=false
+  backend 10.244.0.2:8080 [ipv4/cluster] local=true terminating=false
+ns/dns:p/UDP programmed
+  frontend 10.96.0.2:80 ClusterIP internal ipv4/cluster
+  set ipv4/cluster 1 
+  backend 10.244.1.1:8080 [] local=false terminating=true
+  backend 10.244.1.2:8080 [ipv4/cluster] local=false terminating=false
+ns/local:p/TCP programmed
+  frontend 10.96.0.3:80 ClusterIP internal ipv4/local
+  set ipv4/local 0 drop
+ns/none:p/TCP programmed
+  frontend 10.96.0.4:80 ClusterIP internal ipv4/cluster
+  set ipv4/cluster 0 reject
+ns/vast/TCP not programmed: backends full
+`
+	if d := cmp.Diff(want, textOf(mustView(t, h.writer.tables))); d != "" {
+		t.Errorf("view (-want +got):\n%s", d)
+	}
+}
+
+// What a slot says of another generation or service is not shown, and said to
+// be incomplete.
+func TestViewShowsNoStranger(t *testing.T) {
+	h := newHarness(t, fakeTables(smallSizes), smallSizes)
+	h.OnServiceAdd(makeService("a", "10.96.0.1"))
+	h.OnEndpointSliceAdd(makeSlice("a-1", "a", "10.244.0.1", "10.244.0.2", "10.244.0.3"))
+	h.sync(t)
+	tables := h.writer.tables
+	for id := range tables.backends {
+		switch goAddr(tables.backends[id].Addr) {
+		case netip.MustParseAddr("10.244.0.1"):
+			tables.backends[id].Generation++
+		case netip.MustParseAddr("10.244.0.2"):
+			tables.backends[id].Service = 20
+		}
+	}
+	views := mustView(t, tables)
+	if len(views) != 1 || !views[0].Changing || len(views[0].Backends) != 1 || views[0].Backends[0].Address.String() != "10.244.0.3:8080" {
+		t.Errorf("got %s", textOf(views))
+	}
+
+	// Nor does a torn or foreign word lead out of the tables.
+	tables.sets[views[0].ID*setsPerService] = setWord(uint32(len(tables.slots))-1, 5)
+	tables.services[views[0].ID].NameLen = 255
+	if views = mustView(t, tables); !views[0].Changing || len(views[0].Backends) != 0 {
+		t.Errorf("got %s", textOf(views))
+	}
+}
+
+func TestViewOfNothing(t *testing.T) {
+	views := mustView(t, fakeTables(smallSizes))
+	if text, err := json.Marshal(views); err != nil || string(text) != "[]" {
+		t.Errorf("got %s, %v", text, err)
+	}
+	h := newHarness(t, fakeTables(smallSizes), smallSizes)
+	h.OnServiceAdd(makeService("a", "10.96.0.1"))
+	h.sync(t)
+	text, err := json.Marshal(mustView(t, h.writer.tables))
+	if err != nil || strings.Contains(string(text), "null") {
+		t.Errorf("got %s, %v", text, err)
+	}
+}
+
+func inspectNode(t testing.TB, at *lab.Node) *Inspector {
+	t.Helper()
+	i, err := Inspect(at.CgroupPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := i.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return i
+}
+
+func statusOf(t testing.TB, i *Inspector) Status {
+	t.Helper()
+	s, err := i.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func servicesOf(t testing.TB, i *Inspector) []ServiceView {
+	t.Helper()
+	views, err := i.Services()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return views
+}
+
+func TestInspect(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	if _, err := Inspect(one.CgroupPath()); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("with nothing attached: %v", err)
+	}
+	if _, err := Inspect(t.TempDir()); err == nil || errors.Is(err, ErrNotRunning) {
+		t.Errorf("of no cgroup: %v", err)
+	}
+
+	a, b, client := serve(t, one.Pod("a")), serve(t, one.Pod("b")), one.Pod("client")
+	start := time.Now()
+	n := newNode(t, one, l, Options{})
+	n.OnServiceAdd(dualService())
+	n.setPods(a, b)
+	n.sync(t)
+
+	i := inspectNode(t, one)
+	s := statusOf(t, i)
+	if !s.Running || s.Layout != layoutVersion || s.Unplaced != 0 || s.Cgroup != one.CgroupPath() || len(s.Programs) != len(hooks) || len(s.MissingHooks) != 0 {
+		t.Errorf("status %+v", s)
+	}
+	if s.LastChange == nil || s.LastChange.Before(start) || s.LastChange.After(time.Now()) {
+		t.Errorf("last change %v", s.LastChange)
+	}
+	for k, p := range s.Programs {
+		// Load times are whole nanoseconds since boot, but two clocks differ.
+		if p.Name != hooks[k].program || p.ID == 0 || len(p.Tag) != 16 || p.LoadedAt.Before(start.Add(-2*time.Second)) || p.LoadedAt.After(time.Now().Add(2*time.Second)) {
+			t.Errorf("program %+v", p)
+		}
+	}
+	used := map[string]int{}
+	usage := n.tier.Usage()
+	for _, m := range s.Maps {
+		if u, ok := usage[strings.TrimPrefix(m.Name, "tdm_")+"s"]; ok && (Usage{*m.Used, m.Max}) != u {
+			t.Errorf("map %s: %d of %d; the writer has it as %+v", m.Name, *m.Used, m.Max, u)
+		}
+		if m.ID == 0 || m.MemoryBytes == nil || *m.MemoryBytes == 0 {
+			t.Errorf("map %+v", m)
+		}
+		if m.Used != nil {
+			used[m.Name] = *m.Used
+		}
+	}
+	// Two ports with two addresses each, two pods with two addresses each.
+	want := map[string]int{
+		"tdm_meta": 1, "tdm_frontend": 4, "tdm_service": 2, "tdm_svc_stats": 2, "tdm_set": 8, "tdm_slot": 8,
+		"tdm_backend": 8, "tdm_be_stats": 8, "tdm_affinity": 0, "tdm_udp_peer": 0, "tdm_optout": 0,
+	}
+	if d := cmp.Diff(want, used); d != "" {
+		t.Errorf("used entries (-want +got):\n%s", d)
+	}
+
+	text := ""
+	for _, p := range []string{"p/TCP", "u/UDP"} {
+		text += fmt.Sprintf(`ns/web:%s programmed
+  frontend 10.96.0.10:80 ClusterIP internal ipv4/cluster
+  frontend [fd00:10:96::10]:80 ClusterIP internal ipv6/cluster
+  set ipv4/cluster 2 
+  set ipv6/cluster 2 
+  backend %s:8080 [ipv4/cluster] local=true terminating=false
+  backend %s:8080 [ipv4/cluster] local=true terminating=false
+  backend [%s]:8080 [ipv6/cluster] local=true terminating=false
+  backend [%s]:8080 [ipv6/cluster] local=true terminating=false
+`, p, a.Addr4, b.Addr4, a.Addr6, b.Addr6)
+	}
+	if d := cmp.Diff(text, textOf(servicesOf(t, i))); d != "" {
+		t.Errorf("services (-want +got):\n%s", d)
+	}
+
+	t.Run("counters", func(t *testing.T) {
+		const asked = 12
+		for range asked {
+			if _, err := client.Ask(t.Context(), "tcp", targets()["tcp4"]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tcp, udp := servicesOf(t, i)[0], servicesOf(t, i)[1]
+		sum := uint64(0)
+		for _, b := range tcp.Backends {
+			sum += b.Connections
+		}
+		if want := (CountersView{Connections: asked}); tcp.Counters != want || sum != asked {
+			t.Errorf("counters %+v, of backends %d", tcp.Counters, sum)
+		}
+		if udp.Counters != (CountersView{}) {
+			t.Errorf("of UDP: %+v", udp.Counters)
+		}
+	})
+
+	t.Run("opt-outs", func(t *testing.T) {
+		cookie, err := NetNSCookie(client.NetNSPath())
+		if err != nil {
+			t.Fatal(err)
+		}
+		other, err := NetNSCookie(a.NetNSPath())
+		if err != nil || other == cookie {
+			t.Fatalf("two namespaces with cookies %d and %d, %v", cookie, other, err)
+		}
+		for range 2 { // adding again is no error
+			if err := i.AddOptOut(cookie); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if list, err := i.OptOuts(); err != nil || !slices.Equal(list, []uint64{cookie}) {
+			t.Errorf("list %v, %v; want %d", list, err, cookie)
+		}
+		if r, err := client.Ask(shortly(t), "tcp", targets()["tcp4"]); err == nil {
+			t.Errorf("a pod that opted out reached %s", r.Server)
+		}
+		if _, err := a.Ask(t.Context(), "tcp", targets()["tcp4"]); err != nil {
+			t.Errorf("another pod: %v", err)
+		}
+		for _, want := range []bool{true, false} {
+			if existed, err := i.RemoveOptOut(cookie); err != nil || existed != want {
+				t.Errorf("remove: %v, %v; want %v", existed, err, want)
+			}
+		}
+		if _, err := client.Ask(t.Context(), "tcp", targets()["tcp4"]); err != nil {
+			t.Errorf("after the end of the opt-out: %v", err)
+		}
+		if err := i.AddOptOut(0); err == nil {
+			t.Error("cookie 0 was accepted")
+		}
+	})
+
+	t.Run("read only", func(t *testing.T) {
+		for name, m := range i.maps {
+			if err := m.Put(make([]byte, m.KeySize()), make([]byte, m.ValueSize())); !errors.Is(err, fs.ErrPermission) {
+				t.Errorf("write to %s: %v", name, err)
+			}
+		}
+	})
+
+	t.Run("other layout", func(t *testing.T) {
+		n.tier.writer.tables.meta.Layout = 99
+		defer func() { n.tier.writer.tables.meta.Layout = layoutVersion }()
+		_, err := Inspect(one.CgroupPath())
+		if !errors.Is(err, ErrLayout) || !strings.Contains(err.Error(), "99") {
+			t.Errorf("got %v", err)
+		}
+	})
+
+	t.Run("without privilege", func(t *testing.T) {
+		for _, kept := range []uint64{
+			0,
+			1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_DAC_OVERRIDE,
+			1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_DAC_OVERRIDE,
+		} {
+			err := withCapabilities(kept, func() error {
+				i, err := Inspect(one.CgroupPath())
+				if err == nil {
+					err = errors.Join(errors.New("it went well"), i.Close())
+				}
+				return err
+			})
+			if !errors.Is(err, fs.ErrPermission) {
+				t.Errorf("with capabilities %#x: %v", kept, err)
+			}
+		}
+	})
+
+	t.Run("with CAP_SYS_ADMIN alone", func(t *testing.T) {
+		err := withCapabilities(1<<unix.CAP_SYS_ADMIN, func() error {
+			i, err := Inspect(one.CgroupPath())
+			if err != nil {
+				return err
+			}
+			_, err = i.Status()
+			return errors.Join(err, i.Close())
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+
+	t.Run("missing hook", func(t *testing.T) {
+		found, err := findAttached(n.tier.cgroup)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer closeAttached(found)
+		if err := detach(n.tier.cgroup, found[0]); err != nil {
+			t.Fatal(err)
+		}
+		// The map that tells about the others may go with this program.
+		if i, err := Inspect(one.CgroupPath()); err == nil {
+			if got := statusOf(t, i).MissingHooks; !slices.Equal(got, []string{"connect4"}) {
+				t.Errorf("missing %v", got)
+			}
+			i.Close()
+		} else if !strings.Contains(err.Error(), ": connect4") {
+			t.Errorf("the error names no hook: %v", err)
+		}
+		if err := n.tier.ensureAttached(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := detach(n.tier.cgroup, found[1]); err != nil {
+			t.Fatal(err)
+		}
+		if got := statusOf(t, inspectNode(t, one)).MissingHooks; !slices.Equal(got, []string{"connect6"}) {
+			t.Errorf("missing %v", got)
+		}
+	})
+
+	n.close()
+	i = inspectNode(t, one)
+	if s := statusOf(t, i); s.Running {
+		t.Error("running after its end")
+	}
+	if d := cmp.Diff(text, textOf(servicesOf(t, i))); d != "" {
+		t.Errorf("services after the end of the process (-want +got):\n%s", d)
+	}
+}
+
+// withCapabilities runs fn on a thread that has no other capabilities, and
+// that ends with it.
+func withCapabilities(kept uint64, fn func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		low, high := uint32(kept), uint32(kept>>32)
+		data := [2]unix.CapUserData{{Effective: low, Permitted: low}, {Effective: high, Permitted: high}}
+		if err := unix.Capset(&header, &data[0]); err != nil {
+			done <- err
+			return
+		}
+		done <- fn()
+	}()
+	return <-done
+}
+
+// Beside a writer that publishes without pause, what is shown is what was
+// wanted at some moment: all of one set or all of another, and no stranger.
+func TestInspectBesideWriter(t *testing.T) {
+	l := lab.NewT(t)
+	for name, sizes := range map[string]Sizes{
+		// The writer waits for numbers to be used again.
+		"scarce": {Frontends: 8, Services: 4, Backends: 32, Slots: 64, Affinity: 2, UDPPeers: 2, OptOuts: 2},
+		// The writer never waits.
+		"roomy": {Frontends: 8, Services: 4, Backends: 1 << 14, Slots: 1 << 14, Affinity: 2, UDPPeers: 2, OptOuts: 2},
+	} {
+		t.Run(name, func(t *testing.T) { inspectBesideWriter(t, newNode(t, l.Node(name), l, Options{Sizes: sizes})) })
+	}
+}
+
+func inspectBesideWriter(t *testing.T, n *node) {
+	// Sets of two services trade addresses, so that reused ids would show.
+	rounds := [][2][]string{
+		{{"10.244.1.1", "10.244.1.2", "10.244.1.3"}, {"10.244.2.1", "10.244.2.2"}},
+		{{"10.244.1.3", "10.244.1.4"}, {"10.244.2.3", "10.244.2.4", "10.244.2.5"}},
+		{{"10.244.1.5"}, {"10.244.2.2", "10.244.2.6"}},
+	}
+	allowed := [2]map[string]bool{{}, {}}
+	for _, r := range rounds {
+		for k := range r {
+			allowed[k][strings.Join(r[k], " ")] = true
+		}
+	}
+	publish := func(round int) error {
+		for k, name := range []string{"a", "b"} {
+			n.OnEndpointSliceUpdate(nil, makeSlice(name+"-1", name, rounds[round][k]...))
+		}
+		return n.Sync(t.Context())
+	}
+	n.OnServiceAdd(makeService("a", "10.96.0.1"))
+	n.OnServiceAdd(makeService("b", "10.96.0.2"))
+	if err := publish(0); err != nil {
+		t.Fatal(err)
+	}
+
+	stop := make(chan struct{})
+	var failed error
+	published := 0
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			published++
+			if failed = publish(published % len(rounds)); failed != nil {
+				return
+			}
+		}
+	})
+	defer func() {
+		close(stop)
+		writing.Wait()
+		t.Logf("%d publications", published)
+		if failed != nil {
+			t.Error(failed)
+		}
+	}()
+
+	i := inspectNode(t, n.at)
+	seen := map[string]int{}
+	changing := 0
+	deadline := time.Now().Add(20 * time.Second)
+	// Until every set was seen, and often enough.
+	for reads := 0; reads < 1000 || len(seen) < len(allowed[0])+len(allowed[1]); reads++ {
+		if time.Now().After(deadline) {
+			t.Errorf("after %d reads only these were seen: %v", reads, seen)
+			break
+		}
+		views := servicesOf(t, i)
+		if len(views) != 2 {
+			t.Fatalf("%d services", len(views))
+		}
+		for k, v := range views {
+			if v.Changing {
+				changing++
+				continue
+			}
+			var got []string
+			for _, b := range v.Backends {
+				got = append(got, b.Address.Addr().String())
+			}
+			set := strings.Join(got, " ")
+			if !allowed[k][set] || len(v.Frontends) != 1 || v.Sets[0].Size != len(got) {
+				t.Fatalf("never wanted:\n%s", v.text())
+			}
+			seen[set]++
+		}
+	}
+	t.Logf("seen %v, gave up on %d", seen, changing)
+}
+
+func TestNetNSCookieErrors(t *testing.T) {
+	if _, err := NetNSCookie("/proc/self/nothing"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of nothing: %v", err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NetNSCookie(file); err == nil {
+		t.Error("a plain file has a cookie")
+	}
+}

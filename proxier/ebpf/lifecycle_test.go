@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// I2: while a set changes under load no connect fails and none reaches a
+// backend that is in neither set; after a change has returned, none reaches a
+// removed one.
+func TestSetChangesUnderLoad(t *testing.T) {
+	const threads, changes = 20, 10000
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	n := newNode(t, one, l, Options{})
+	n.OnServiceAdd(dualService())
+
+	// Listeners on many ports of one pod stand for backends: what counts is
+	// which address connect() was given.
+	pod := one.Pod("backends")
+	const backends = 8
+	for i := range backends {
+		ln, err := listen(pod, netip.AddrPortFrom(pod.Addr4, uint16(9000+i)), byte(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Shutdown(ln, unix.SHUT_RDWR)
+	}
+	// Generation g has backends g, g+1, g+2 (mod 8).
+	set := func(g int) []int { return []int{g % backends, (g + 1) % backends, (g + 2) % backends} }
+	publish := func(g int) {
+		s := makeSlice("web-4", "web")
+		s.Ports = nil
+		for _, b := range set(g) {
+			s := makeSlice(fmt.Sprintf("web-%d", b), "web", pod.Addr4.String())
+			s.Ports[0].Port = ptr.To(int32(9000 + b))
+			n.OnEndpointSliceUpdate(nil, s)
+		}
+		if g > 0 {
+			gone := (g - 1) % backends
+			n.OnEndpointSliceDelete(makeSlice(fmt.Sprintf("web-%d", gone), "web"))
+		}
+		n.sync(t)
+	}
+	publish(0)
+
+	var current atomic.Int64 // newest generation that was published completely
+	var starting atomic.Int64
+	var connects atomic.Int64
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	var wg sync.WaitGroup
+	var failure atomic.Pointer[string]
+	fail := func(format string, args ...any) {
+		s := fmt.Sprintf(format, args...)
+		failure.CompareAndSwap(nil, &s)
+		stop()
+	}
+	for range threads {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				from := current.Load()
+				err := pod.Do(func() error {
+					fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+					if err != nil {
+						return err
+					}
+					defer unix.Close(fd)
+					if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+						return err
+					}
+					if err := unix.Connect(fd, &unix.SockaddrInet4{Port: 80, Addr: vip4.As4()}); err != nil {
+						return fmt.Errorf("connect: %w", err)
+					}
+					to := starting.Load()
+					// Each backend says which one it is.
+					var b [1]byte
+					if _, err := unix.Read(fd, b[:]); err != nil {
+						return fmt.Errorf("read: %w", err)
+					}
+					for g := from; g <= to; g++ {
+						if slices.Contains(set(int(g)), int(b[0])) {
+							return nil
+						}
+					}
+					return fmt.Errorf("reached backend %d between generations %d and %d", b[0], from, to)
+				})
+				if err != nil {
+					fail("%v", err)
+				}
+				connects.Add(1)
+			}
+		})
+	}
+	for g := 1; g <= changes && ctx.Err() == nil; g++ {
+		starting.Store(int64(g))
+		publish(g)
+		current.Store(int64(g))
+	}
+	stop()
+	wg.Wait()
+	if f := failure.Load(); f != nil {
+		t.Error(*f)
+	}
+	t.Logf("%d connects during %d changes", connects.Load(), changes)
+	if connects.Load() < changes/100 {
+		t.Errorf("only %d connects: no load", connects.Load())
+	}
+	n.tier.writer.check(t)
+}
+
+// listen starts a listener that says which one it is.
+func listen(in *lab.Pod, at netip.AddrPort, name byte) (fd int, err error) {
+	err = in.Do(func() error {
+		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		if err := unix.Bind(fd, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()}); err != nil {
+			return err
+		}
+		return unix.Listen(fd, 4096)
+	})
+	if err != nil {
+		return 0, err
+	}
+	go func() {
+		for {
+			c, _, err := unix.Accept(fd)
+			if errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.EINTR) {
+				continue
+			}
+			if err != nil {
+				return
+			}
+			_, _ = unix.Write(c, []byte{name})
+			unix.Close(c)
+		}
+	}()
+	return fd, nil
+}
+
+// I3: a restart and an upgrade of the programs disturb nothing.
+func TestRestartUnderTraffic(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	a, b, client := serve(t, one.Pod("a")), serve(t, one.Pod("b")), one.Pod("client")
+	n := newNode(t, one, l, Options{})
+	feed := func() {
+		n.OnServiceAdd(dualService())
+		n.setPods(a, b)
+	}
+	feed()
+	n.sync(t)
+
+	var long []net.Conn
+	for network, to := range targets() {
+		c, err := client.Dial(t.Context(), network[:3], to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		long = append(long, c)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var asked, failed atomic.Int64
+	var wg sync.WaitGroup
+	for network, to := range targets() {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				asked.Add(1)
+				if _, err := client.Ask(t.Context(), network[:3], to); err != nil {
+					failed.Add(1)
+					t.Errorf("%s: %v", network, err)
+					return
+				}
+			}
+		})
+	}
+	for i := range 100 {
+		n.close()
+		n.start(t, Options{})
+		if !n.tier.Adopted() {
+			t.Fatal("the tables were not taken over")
+		}
+		feed()
+		n.sync(t)
+		if n.tier.writer.writes != 0 {
+			t.Fatalf("restart %d wrote %d times", i, n.tier.writer.writes)
+		}
+		for _, c := range long {
+			if _, err := lab.AskConn(t.Context(), c); err != nil {
+				t.Fatalf("restart %d: %s: %v", i, c.RemoteAddr().Network(), err)
+			}
+		}
+	}
+	stop()
+	wg.Wait()
+	t.Logf("%d requests during 100 restarts, %d failed", asked.Load(), failed.Load())
+}
+
+// New sizes move to new maps without a gap, in both directions.
+func TestResizeUnderTraffic(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	a, client := serve(t, one.Pod("a")), one.Pod("client")
+	n := newNode(t, one, l, Options{})
+	feed := func() {
+		n.OnServiceAdd(dualService())
+		n.setPods(a)
+		n.sync(t)
+	}
+	feed()
+	udp, err := client.Dial(t.Context(), "udp", netip.AddrPortFrom(vip4, 80))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp.Close()
+	loose, err := client.ListenUDP(unix.AF_INET)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer loose.Close()
+	exchange(t, loose, netip.AddrPortFrom(vip4, 80))
+
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			if _, err := client.Ask(t.Context(), "tcp", netip.AddrPortFrom(vip4, 80)); err != nil {
+				t.Errorf("ask: %v", err)
+				return
+			}
+		}
+	})
+	for i := range 10 {
+		n.close()
+		n.start(t, Options{Sizes: Sizes{Frontends: 64 << (i % 3), Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 1 << 10, OptOuts: 16}})
+		if n.tier.Adopted() {
+			t.Fatal("tables of another size were taken over")
+		}
+		feed()
+		runFlowsOnce(t, n.tier)
+		if peer := peerOf(t, udp); peer != netip.AddrPortFrom(vip4, 80) {
+			t.Errorf("the connected socket's peer became %s", peer)
+		}
+		if _, err := lab.AskConn(t.Context(), udp); err != nil {
+			t.Fatalf("connected UDP: %v", err)
+		}
+		if from := exchange(t, loose, netip.AddrPortFrom(vip4, 80)); from.Addr() != vip4 {
+			t.Errorf("unconnected UDP answered by %s", from)
+		}
+	}
+	stop()
+	wg.Wait()
+}
+
+// runFlowsOnce does what Run would have done by now.
+func runFlowsOnce(t testing.TB, tier *Tier) {
+	t.Helper()
+	if _, err := tier.flows.closeNow(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestModelKernel is TestModel on the kernel's maps.
+func TestModelKernel(t *testing.T) {
+	l := lab.NewT(t)
+	at := l.Node("node1")
+	n := newNode(t, at, l, Options{})
+	for seed := range uint64(20) {
+		c := newCluster(seed)
+		for step := range 30 {
+			for range 1 + c.rand.IntN(6) {
+				c.event(n)
+			}
+			if c.rand.IntN(8) == 0 {
+				n.close()
+				n.start(t, Options{})
+				for _, s := range c.services {
+					n.OnServiceAdd(s)
+				}
+				for _, s := range c.slices {
+					n.OnEndpointSliceAdd(s)
+				}
+			}
+			n.sync(t)
+			if got, want := n.tier.writer.text(), wanted(c.decisions()); got != want {
+				t.Fatalf("seed %d step %d:\ngot\n%s\nwant\n%s", seed, step, got, want)
+			}
+			n.tier.writer.check(t)
+		}
+		for _, s := range c.services {
+			n.OnServiceDelete(s)
+		}
+		for _, s := range c.slices {
+			n.OnEndpointSliceDelete(s)
+		}
+	}
+}
+
+// What others detach is put back by the next full sync.
+func TestReattaches(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	a := serve(t, one.Pod("a"))
+	n := newNode(t, one, l, Options{})
+	n.OnServiceAdd(dualService())
+	n.setPods(a)
+	n.sync(t)
+	if _, err := Cleanup(one.CgroupPath()); !errors.Is(err, ErrBusy) {
+		t.Errorf("cleaned up beside a running process: %v", err)
+	}
+	if removed, err := detachAll(n.tier.cgroup); err != nil || len(removed) != len(hooks) {
+		t.Fatalf("%v %v", removed, err)
+	}
+	if err := n.tier.Sync(t.Context(), proxier.Update{Full: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := one.Ask(t.Context(), "tcp", netip.AddrPortFrom(vip4, 80)); err != nil {
+		t.Error(err)
+	}
+}
+
+// A Service that switches between Cluster and Local, which are two sets, serves
+// all the while.
+func TestPolicyChangesUnderLoad(t *testing.T) {
+	l := lab.NewT(t)
+	one, two := l.Node("node1"), l.Node("node2")
+	a, b, client := serve(t, one.Pod("a")), serve(t, two.Pod("b")), one.Pod("client")
+	n := newNode(t, one, l, Options{})
+	local := dualService(func(s *v1.Service) {
+		s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal)
+	})
+	n.OnServiceAdd(dualService())
+	n.setPods(a, b)
+	n.sync(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var asked atomic.Int64
+	var wg sync.WaitGroup
+	for network, to := range targets() {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := client.Ask(t.Context(), network[:3], to); err != nil {
+					t.Errorf("%s: %v", network, err)
+					return
+				}
+				asked.Add(1)
+			}
+		})
+	}
+	for i := 0; i < 2000 || asked.Load() < 200; i++ {
+		if i%2 == 0 {
+			n.OnServiceUpdate(nil, local)
+		} else {
+			n.OnServiceUpdate(nil, dualService())
+		}
+		n.sync(t)
+		if t.Failed() {
+			break
+		}
+	}
+	stop()
+	wg.Wait()
+	t.Logf("%d requests", asked.Load())
+	n.tier.writer.check(t)
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+var sequences = flag.Int("sequences", 300, "random event sequences in TestModel")
+
+// cluster makes random events and remembers what is there.
+type cluster struct {
+	rand     *rand.Rand
+	services map[string]*v1.Service
+	slices   map[string]*discoveryv1.EndpointSlice
+}
+
+func newCluster(seed uint64) *cluster {
+	return &cluster{rand: rand.New(rand.NewPCG(seed, seed)), services: map[string]*v1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{}}
+}
+
+func (c *cluster) service() *v1.Service {
+	n := c.rand.IntN(12)
+	s := makeService(fmt.Sprintf("s%d", n), fmt.Sprintf("10.96.0.%d", c.rand.IntN(14)))
+	s.CreationTimestamp = metav1.Unix(int64(c.rand.IntN(3)), 0)
+	if c.rand.IntN(3) == 0 {
+		s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, fmt.Sprintf("fd00:10:96::%d", n))
+	}
+	if c.rand.IntN(4) == 0 {
+		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "u", Port: 53, Protocol: v1.ProtocolUDP})
+	}
+	if c.rand.IntN(4) == 0 {
+		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+	}
+	if c.rand.IntN(4) == 0 {
+		s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal)
+	}
+	switch c.rand.IntN(12) {
+	case 0:
+		s.Spec.ClusterIP, s.Spec.ClusterIPs = v1.ClusterIPNone, []string{v1.ClusterIPNone}
+	case 1:
+		s.Labels = map[string]string{proxier.LabelServiceProxyName: "other"}
+	}
+	return s
+}
+
+func (c *cluster) slice() *discoveryv1.EndpointSlice {
+	n := c.rand.IntN(12)
+	s := makeSlice(fmt.Sprintf("s%d-%d", n, c.rand.IntN(3)), fmt.Sprintf("s%d", n))
+	if c.rand.IntN(4) == 0 {
+		s.AddressType = discoveryv1.AddressTypeIPv6
+	}
+	s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: ptr.To("u"), Port: ptr.To[int32](5353), Protocol: ptr.To(v1.ProtocolUDP)})
+	for range c.rand.IntN(5) {
+		e := discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.244.0.%d", c.rand.IntN(8))}}
+		if s.AddressType == discoveryv1.AddressTypeIPv6 {
+			e.Addresses[0] = fmt.Sprintf("fd00:10:244::%d", c.rand.IntN(8))
+		}
+		e.Conditions.Ready = ptr.To(c.rand.IntN(4) != 0)
+		e.Conditions.Serving = ptr.To(*e.Conditions.Ready || c.rand.IntN(2) == 0)
+		e.Conditions.Terminating = ptr.To(!*e.Conditions.Ready && c.rand.IntN(2) == 0)
+		if c.rand.IntN(2) == 0 {
+			e.NodeName = ptr.To(fmt.Sprintf("node%d", c.rand.IntN(2)))
+		}
+		s.Endpoints = append(s.Endpoints, e)
+	}
+	return s
+}
+
+func (c *cluster) event(h proxier.Handler) {
+	switch c.rand.IntN(8) {
+	case 0:
+		name := fmt.Sprintf("s%d", c.rand.IntN(12))
+		if s := c.services[name]; s != nil {
+			delete(c.services, name)
+			h.OnServiceDelete(s)
+		}
+	case 1, 2, 3:
+		s := c.service()
+		if old := c.services[s.Name]; old != nil {
+			h.OnServiceUpdate(old, s)
+		} else {
+			h.OnServiceAdd(s)
+		}
+		c.services[s.Name] = s
+	case 4:
+		for _, name := range slices.Sorted(maps.Keys(c.slices)) {
+			if c.rand.IntN(len(c.slices)) == 0 {
+				h.OnEndpointSliceDelete(c.slices[name])
+				delete(c.slices, name)
+				break
+			}
+		}
+	default:
+		s := c.slice()
+		if old := c.slices[s.Name]; old != nil {
+			h.OnEndpointSliceUpdate(old, s)
+		} else {
+			h.OnEndpointSliceAdd(s)
+		}
+		c.slices[s.Name] = s
+	}
+}
+
+// decisions computes what is right from scratch.
+func (c *cluster) decisions() []proxier.PortChange {
+	tracker := proxier.NewChangeTracker("node1", time.Time{}, nil)
+	for _, name := range slices.Sorted(maps.Keys(c.services)) {
+		tracker.UpdateService(c.services[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.slices)) {
+		tracker.UpdateEndpointSlice(c.slices[name])
+	}
+	table := proxier.NewTable(proxier.Facts{})
+	table.Apply(tracker.Take())
+	return table.All()
+}
+
+// TestModel applies random events, with syncs, failures and restarts between
+// them, and compares the tables with a computation from scratch.
+func TestModel(t *testing.T) {
+	roomy := Sizes{Frontends: 256, Services: 64, Backends: 512, Slots: 1024}
+	for seed := range uint64(*sequences) {
+		c := newCluster(seed)
+		tables := fakeTables(roomy)
+		h := newHarness(t, tables, roomy)
+		failing := false
+		tables.frontends.(*fakeFrontends).fail = func(frontendKey) error {
+			if failing && c.rand.IntN(4) == 0 {
+				return errors.New("injected")
+			}
+			return nil
+		}
+		for step := range 30 {
+			for range 1 + c.rand.IntN(6) {
+				c.event(h)
+			}
+			if c.rand.IntN(4) == 0 {
+				failing = true
+				_ = h.Sync(context.Background())
+				failing = false
+			}
+			if c.rand.IntN(8) == 0 {
+				h = newHarness(t, tables, roomy) // the process died
+				for _, s := range c.services {
+					h.OnServiceAdd(s)
+				}
+				for _, s := range c.slices {
+					h.OnEndpointSliceAdd(s)
+				}
+			}
+			h.sync(t)
+			if got, want := h.writer.text(), wanted(c.decisions()); got != want {
+				t.Fatalf("seed %d step %d:\ngot\n%s\nwant\n%s", seed, step, got, want)
+			}
+			h.writer.check(t)
+		}
+	}
+}
+
+// TestModelFull does the same where not everything fits: what is there must be
+// right, and everything must come once there is room.
+func TestModelFull(t *testing.T) {
+	for seed := range uint64(*sequences) {
+		c := newCluster(seed)
+		h := newHarness(t, fakeTables(smallSizes), smallSizes)
+		for range 30 {
+			for range 1 + c.rand.IntN(6) {
+				c.event(h)
+			}
+			h.sync(t)
+			h.writer.check(t)
+			if text := h.writer.text(); strings.Contains(text, "STALE") || strings.Contains(text, "NO-MEMBER") {
+				t.Fatalf("seed %d: %s", seed, text)
+			}
+		}
+		for _, s := range c.slices {
+			h.OnEndpointSliceDelete(s)
+		}
+		h.sync(t)
+		clear(c.slices)
+		h.sync(t)
+		if len(h.writer.unplaced) > 0 && len(c.services) < 10 {
+			t.Fatalf("seed %d: %d unplaced though there is room", seed, len(h.writer.unplaced))
+		}
+	}
+}
+
+// A restart that finds everything as it should be writes nothing.
+func TestRestartWritesNothing(t *testing.T) {
+	c := newCluster(1)
+	sizes := Sizes{Frontends: 256, Services: 64, Backends: 512, Slots: 1024}
+	tables := fakeTables(sizes)
+	h := newHarness(t, tables, sizes)
+	for range 200 {
+		c.event(h)
+	}
+	h.sync(t)
+	before := h.writer.text()
+	h = newHarness(t, tables, sizes)
+	for _, s := range c.services {
+		h.OnServiceAdd(s)
+	}
+	for _, s := range c.slices {
+		h.OnEndpointSliceAdd(s)
+	}
+	writes := tables.frontends.(*fakeFrontends).writes
+	h.sync(t)
+	if h.writer.writes != 0 || tables.frontends.(*fakeFrontends).writes != writes {
+		t.Errorf("%d stores, %d frontends written", h.writer.writes, tables.frontends.(*fakeFrontends).writes-writes)
+	}
+	if got := h.writer.text(); got != before {
+		t.Errorf("got\n%s\nwant\n%s", got, before)
+	}
+	h.writer.check(t)
+}

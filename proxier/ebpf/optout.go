@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// OptOuts lists the cookies of the network namespaces that are left alone.
+func (i *Inspector) OptOuts() ([]uint64, error) {
+	m := i.maps["tdm_optout"]
+	if m == nil {
+		return nil, fmt.Errorf("%w: no program uses map tdm_optout", ErrLayout)
+	}
+	cookies, err := keysOf[uint64, uint8](m)
+	if err != nil {
+		return nil, fmt.Errorf("read the opt-outs: %w", err)
+	}
+	slices.Sort(cookies)
+	return cookies, nil
+}
+
+// AddOptOut leaves the sockets of a network namespace alone from now on. Those
+// that are connected stay as they are. Adding it again succeeds.
+func (i *Inspector) AddOptOut(cookie uint64) error {
+	if cookie == 0 {
+		return errors.New("0 is not the cookie of a network namespace")
+	}
+	return i.withOptOuts(func(m *ciliumebpf.Map) error {
+		err := m.Put(cookie, uint8(1))
+		if errors.Is(err, unix.E2BIG) {
+			return fmt.Errorf("add opt-out %d: all %d places are taken; remove namespaces that are gone: %w", cookie, m.MaxEntries(), err)
+		}
+		if err != nil {
+			return fmt.Errorf("add opt-out %d: %w", cookie, err)
+		}
+		return nil
+	})
+}
+
+// RemoveOptOut ends an opt-out; it says whether there was one.
+func (i *Inspector) RemoveOptOut(cookie uint64) (existed bool, err error) {
+	err = i.withOptOuts(func(m *ciliumebpf.Map) error {
+		err := m.Delete(cookie)
+		if errors.Is(err, ciliumebpf.ErrKeyNotExist) {
+			return nil
+		}
+		existed = err == nil
+		if err != nil {
+			return fmt.Errorf("remove opt-out %d: %w", cookie, err)
+		}
+		return nil
+	})
+	return existed, err
+}
+
+// withOptOuts opens the one map that is not the running process's to write.
+func (i *Inspector) withOptOuts(fn func(*ciliumebpf.Map) error) error {
+	m := i.maps["tdm_optout"]
+	if m == nil {
+		return fmt.Errorf("%w: no program uses map tdm_optout", ErrLayout)
+	}
+	writable, err := reopen(m, 0)
+	if err != nil {
+		return err
+	}
+	defer writable.Close()
+	return fn(writable)
+}
+
+// NetNSCookie is the number by which programs know a network namespace, given
+// by a path such as /proc/<pid>/ns/net. It needs CAP_SYS_ADMIN.
+func NetNSCookie(path string) (uint64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, fmt.Errorf("open network namespace: %w", err)
+	}
+	defer f.Close()
+	var cookie uint64
+	done := make(chan error)
+	go func() { done <- inNetNS(f, func() (err error) { cookie, err = ownNetNSCookie(); return err }) }()
+	if err := <-done; err != nil {
+		return 0, err
+	}
+	if cookie == 0 {
+		return 0, fmt.Errorf("read the cookie of %s: %w before Linux 5.14", path, ciliumebpf.ErrNotSupported)
+	}
+	return cookie, nil
+}
+
+// inNetNS runs fn in a network namespace, on a thread that nobody else uses
+// until it is back.
+func inNetNS(ns *os.File, fn func() error) error {
+	runtime.LockOSThread()
+	home, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("open own network namespace: %w", err)
+	}
+	defer home.Close()
+	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("enter network namespace %s: %w", ns.Name(), err)
+	}
+	err = fn()
+	if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
+		// Still locked: the thread ends with this goroutine.
+		return errors.Join(err, fmt.Errorf("leave network namespace %s: %w", ns.Name(), back))
+	}
+	runtime.UnlockOSThread()
+	return err
+}
+
+// readOptOuts reads the opt-outs of a map, as far as that is possible.
+func readOptOuts(m *ciliumebpf.Map) []uint64 {
+	cookies, _ := keysOf[uint64, uint8](m)
+	return cookies
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// setPlan is what place found out about one set.
+type setPlan struct {
+	size   int
+	same   bool // as published already
+	extent extent
+}
+
+// place works out what a service port lacks, makes sure there is room for it,
+// and only then writes.
+func (w *writer) place(index uint32) error {
+	p := &w.ports[index]
+	d := p.want
+
+	if p.id == 0 {
+		if !w.adopt(p) {
+			id, ok := w.services.alloc()
+			if !ok {
+				return w.full("services", 1, Usage{w.services.used, int(w.services.limit) - 1})
+			}
+			p.id = id
+		}
+	}
+	if err := supports(d); err != nil {
+		return err
+	}
+
+	frontends, fresh := w.frontendsOf(p)
+	if max := w.tables.frontends.MaxEntries(); fresh > 0 && w.usedFrontends+fresh > max {
+		return w.full("frontends", fresh, Usage{w.usedFrontends, max})
+	}
+	ids, missing, removed := w.matchBackends(p)
+	if missing > w.backends.room() {
+		return w.full("backends", missing, Usage{w.backends.used, int(w.backends.limit) - 1})
+	}
+	var sets [proxier.Sets]setPlan
+	for s := range proxier.Sets {
+		plan := &sets[s]
+		plan.size, plan.same = w.compareSet(p.id, s, d, ids)
+		if plan.same || plan.size == 0 {
+			continue
+		}
+		x, ok := w.slots.alloc(plan.size)
+		if !ok {
+			for _, earlier := range sets[:s] {
+				if !earlier.same && earlier.size > 0 {
+					w.slots.release(earlier.extent)
+				}
+			}
+			return w.full("slots", plan.size, Usage{w.slots.used, int(w.slots.size)})
+		}
+		plan.extent = x
+	}
+
+	// From here on nothing can fail but the writing of frontends.
+	w.describe(p, serviceProgrammed, 0)
+	w.writeBackends(p.id, d, ids)
+	used := usedSets(d)
+	for s := range proxier.Sets {
+		plan := &sets[s]
+		if plan.same || plan.size == 0 {
+			continue
+		}
+		at := plan.extent.base
+		for i := range d.Backends {
+			if inSet(&d.Backends[i], s) {
+				w.tables.slots[at] = slotWord(ids[i], w.tables.backends[ids[i]].Generation)
+				at++
+			}
+		}
+		w.writes += uint64(plan.size)
+		w.publish(p.id, s, setWord(plan.extent.base, plan.size))
+	}
+	for s := range proxier.Sets {
+		if used[s] && sets[s].size == 0 {
+			w.publish(p.id, s, emptySet(d.Empty[s]))
+		}
+	}
+
+	// Addresses that now lead to another set have to be written before the set
+	// they led to may go. Until then the backends of both are kept.
+	switched := has(w.retry, index) || switchesSet(p.frontends, frontends)
+	if switched {
+		p.backends = slices.SortedFunc(slices.Values(slices.Concat(ids, removed)), w.compareBackends)
+	}
+	w.enqueue(index, p, frontends, fresh)
+	var flushed error // may be about the addresses of others
+	if switched {
+		if flushed = w.flush(); has(w.retry, index) {
+			return flushed
+		}
+	}
+	for s := range proxier.Sets {
+		if !used[s] {
+			w.publish(p.id, s, emptySet(d.Empty[s]))
+		}
+	}
+	w.narrow(d, ids)
+	for _, id := range removed {
+		w.freeBackend(id)
+	}
+	p.backends = ids
+	return flushed
+}
+
+// usedSets are the sets that the decision's addresses lead to.
+func usedSets(d *proxier.Decision) (used [proxier.Sets]bool) {
+	for i := range d.Frontends {
+		used[d.Frontends[i].Set] = true
+	}
+	return used
+}
+
+// switchesSet says that an address leads to another set than before.
+func switchesSet(before, after []frontendEntry) bool {
+	return slices.ContainsFunc(before, func(f frontendEntry) bool {
+		return slices.ContainsFunc(after, func(o frontendEntry) bool { return o.key == f.key && o.value.Set != f.value.Set })
+	})
+}
+
+func (w *writer) full(table string, need int, u Usage) error {
+	return &CapacityError{Table: table, Need: need, Usage: u}
+}
+
+func inSet(b *proxier.Backend, s proxier.Set) bool {
+	return b.Members&s.Member() != 0 && b.Addr.Addr().Is4() == (s.Family() == proxier.IPv4)
+}
+
+func keyOf(d *proxier.Decision, i int) frontendKey {
+	f := &d.Frontends[i]
+	return frontendKey{Addr: bpfAddr(f.Addr.Addr()), Port: bpfPort(f.Addr.Port()), Proto: uint8(d.Name.Protocol), Scope: uint8(f.Scope)}
+}
+
+// frontendsOf returns the entries that the port should have, and how many of
+// them are new. It returns the port's own list if that is what it should have.
+func (w *writer) frontendsOf(p *port) (list []frontendEntry, fresh int) {
+	d := p.want
+	at := func(i int) (frontendEntry, bool) {
+		f := &d.Frontends[i]
+		if f.Conflict != nil {
+			return frontendEntry{}, false
+		}
+		return frontendEntry{key: keyOf(d, i), value: frontendValue{
+			Service:  p.id,
+			Set:      p.id*setsPerService + uint32(f.Set),
+			Affinity: uint32(d.Affinity / time.Second),
+			Kind:     uint32(f.Kind),
+		}}, true
+	}
+	same := true
+	n := 0
+	for i := range d.Frontends {
+		f, ok := at(i)
+		if !ok {
+			continue
+		}
+		same = same && n < len(p.frontends) && p.frontends[n] == f
+		n++
+	}
+	if same && n == len(p.frontends) {
+		return p.frontends, 0
+	}
+	list = make([]frontendEntry, 0, n)
+	for i := range d.Frontends {
+		if f, ok := at(i); ok {
+			list = append(list, f)
+			if !hasKey(p.frontends, f.key) {
+				fresh++
+			}
+		}
+	}
+	return list, fresh
+}
+
+func hasKey(list []frontendEntry, key frontendKey) bool {
+	return slices.ContainsFunc(list, func(f frontendEntry) bool { return f.key == key })
+}
+
+// matchBackends finds the ids of the backends that the port should have, 0 for
+// those that have none yet, and the ids it should not have any more.
+func (w *writer) matchBackends(p *port) (ids []uint32, missing int, removed []uint32) {
+	d := p.want
+	if len(p.backends) == len(d.Backends) {
+		same := true
+		for i, id := range p.backends {
+			if w.backendAddr(id) != d.Backends[i].Addr {
+				same = false
+				break
+			}
+		}
+		if same {
+			return p.backends, 0, nil
+		}
+	}
+	ids = make([]uint32, len(d.Backends))
+	have := p.backends
+	for i := range d.Backends {
+		want := d.Backends[i].Addr
+		for len(have) > 0 && compareAddr(w.backendAddr(have[0]), want) < 0 {
+			removed, have = append(removed, have[0]), have[1:]
+		}
+		if len(have) > 0 && w.backendAddr(have[0]) == want {
+			ids[i], have = have[0], have[1:]
+			continue
+		}
+		missing++
+	}
+	return ids, missing, append(removed, have...)
+}
+
+func (w *writer) backendAddr(id uint32) netip.AddrPort {
+	b := &w.tables.backends[id]
+	return goAddrPort(b.Addr, b.Port)
+}
+
+// compareAddr is the order of proxier.Decision.Backends.
+func compareAddr(a, b netip.AddrPort) int { return a.Compare(b) }
+
+// compareSet counts a set's backends and says whether it is published so.
+func (w *writer) compareSet(id uint32, s proxier.Set, d *proxier.Decision, ids []uint32) (size int, same bool) {
+	word := w.tables.sets[id*setsPerService+uint32(s)]
+	base, published := splitSetWord(word)
+	same = true
+	for i := range d.Backends {
+		if !inSet(&d.Backends[i], s) {
+			continue
+		}
+		if same {
+			same = ids[i] != 0 && size < published &&
+				w.tables.slots[base+uint32(size)] == slotWord(ids[i], w.tables.backends[ids[i]].Generation)
+		}
+		size++
+	}
+	if size == 0 {
+		return 0, word == emptySet(d.Empty[s])
+	}
+	return size, same && size == published
+}
+
+// writeBackends writes new backends and makes the others members of whatever
+// they are to be in next; they stay in what they were in until that is so.
+func (w *writer) writeBackends(service uint32, d *proxier.Decision, ids []uint32) {
+	for i := range d.Backends {
+		b := &d.Backends[i]
+		if ids[i] != 0 {
+			e := &w.tables.backends[ids[i]]
+			if members := e.Members | uint8(b.Members); e.Members != members {
+				e.Members = members
+				w.writes++
+			}
+			if flags := backendFlags(b); e.Flags != flags {
+				e.Flags = flags
+				w.writes++
+			}
+			continue
+		}
+		id, _ := w.backends.alloc() // place made sure of it
+		e := &w.tables.backends[id]
+		generation := e.Generation
+		if generation == 0 {
+			generation = w.tables.meta.Generation
+		}
+		*e = backendEntry{
+			Addr: bpfAddr(b.Addr.Addr()), Port: bpfPort(b.Addr.Port()), Proto: uint8(d.Name.Protocol),
+			Members: uint8(b.Members), Service: service, Generation: generation, Flags: backendFlags(b),
+		}
+		w.writes++
+		ids[i] = id
+	}
+}
+
+// Bits of backendEntry.Flags.
+const (
+	backendLocal = 1 << iota
+	backendTerminating
+)
+
+func backendFlags(b *proxier.Backend) uint32 {
+	var f uint32
+	if b.Local {
+		f |= backendLocal
+	}
+	if b.Terminating {
+		f |= backendTerminating
+	}
+	return f
+}
+
+// narrow ends the memberships that the published sets no longer give.
+func (w *writer) narrow(d *proxier.Decision, ids []uint32) {
+	for i := range d.Backends {
+		if e := &w.tables.backends[ids[i]]; e.Members != uint8(d.Backends[i].Members) {
+			e.Members = uint8(d.Backends[i].Members)
+			w.writes++
+		}
+	}
+}
+
+// publish makes a set what the programs read next.
+func (w *writer) publish(id uint32, s proxier.Set, word uint64) {
+	at := &w.tables.sets[id*setsPerService+uint32(s)]
+	old := *at
+	if old == word {
+		return
+	}
+	atomic.StoreUint64(at, word)
+	w.writes++
+	if base, size := splitSetWord(old); size > 0 {
+		w.slots.release(extent{base: base, order: orderOf(size)})
+		w.room = true
+	}
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// namePrefix begins the name of every program and map of ours.
+const namePrefix = "tdm_"
+
+// hooks are where the programs of the socket layer are attached.
+var hooks = [...]struct {
+	program string
+	attach  ciliumebpf.AttachType
+}{
+	{"tdm_connect4", ciliumebpf.AttachCGroupInet4Connect},
+	{"tdm_connect6", ciliumebpf.AttachCGroupInet6Connect},
+	{"tdm_sendmsg4", ciliumebpf.AttachCGroupUDP4Sendmsg},
+	{"tdm_sendmsg6", ciliumebpf.AttachCGroupUDP6Sendmsg},
+	{"tdm_recvmsg4", ciliumebpf.AttachCGroupUDP4Recvmsg},
+	{"tdm_recvmsg6", ciliumebpf.AttachCGroupUDP6Recvmsg},
+	{"tdm_getpeer4", ciliumebpf.AttachCgroupInet4GetPeername},
+	{"tdm_getpeer6", ciliumebpf.AttachCgroupInet6GetPeername},
+}
+
+// programs are loaded programs in the order of the hooks; nil where the kernel
+// has no such hook.
+type programs [len(hooks)]*ciliumebpf.Program
+
+func (p *programs) close() {
+	for _, program := range p {
+		program.Close()
+	}
+}
+
+// attached is one program of ours on one hook.
+type attached struct {
+	hook    ciliumebpf.AttachType
+	program *ciliumebpf.Program
+}
+
+// findAttached returns the programs of ours on a cgroup, in the order of the
+// hooks. They are recognised by name, and by having our meta map.
+func findAttached(cgroup *os.File) (found []attached, err error) {
+	defer func() {
+		if err != nil {
+			closeAttached(found)
+			found = nil
+		}
+	}()
+	// The library takes a missing privilege for a missing feature, and then
+	// nothing would look like nothing attached.
+	if _, err := ciliumebpf.ProgramGetNextID(0); errors.Is(err, unix.EPERM) {
+		return nil, fmt.Errorf("find the programs of %s: %w: CAP_SYS_ADMIN is needed", cgroup.Name(), err)
+	}
+	for _, h := range hooks {
+		result, err := link.QueryPrograms(link.QueryOptions{Target: int(cgroup.Fd()), Attach: h.attach})
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, link.ErrNotSupported) {
+			continue // a kernel without the hook
+		}
+		if err != nil {
+			return found, fmt.Errorf("query programs of %s on %s: %w", h.attach, cgroup.Name(), err)
+		}
+		for _, at := range result.Programs {
+			program, err := ciliumebpf.NewProgramFromID(at.ID)
+			if errors.Is(err, os.ErrNotExist) {
+				continue // detached this moment
+			}
+			if err != nil {
+				return found, fmt.Errorf("open program %d of %s: %w", at.ID, h.attach, err)
+			}
+			if !isOurProgram(program) {
+				program.Close()
+				continue
+			}
+			found = append(found, attached{h.attach, program})
+		}
+	}
+	return found, nil
+}
+
+// isOurProgram goes by the name, and by the maps: a name is anybody's.
+func isOurProgram(program *ciliumebpf.Program) bool {
+	info, err := program.Info()
+	if err != nil || !strings.HasPrefix(info.Name, namePrefix) {
+		return false
+	}
+	maps, err := mapsOf(program)
+	if err != nil {
+		return false
+	}
+	defer closeMaps(maps)
+	return maps["tdm_meta"] != nil
+}
+
+func closeAttached(list []attached) {
+	for _, a := range list {
+		a.program.Close()
+	}
+}
+
+// mapsOf opens the maps of ours that a program uses, by name.
+func mapsOf(program *ciliumebpf.Program) (map[string]*ciliumebpf.Map, error) {
+	info, err := program.Info()
+	if err != nil {
+		return nil, err
+	}
+	mapIDs, ok := info.MapIDs()
+	if !ok {
+		return nil, errors.New("the kernel does not tell which maps a program uses")
+	}
+	maps := map[string]*ciliumebpf.Map{}
+	for _, id := range mapIDs {
+		m, err := ciliumebpf.NewMapFromID(id)
+		if err != nil {
+			closeMaps(maps)
+			return nil, fmt.Errorf("open map %d: %w", id, err)
+		}
+		about, err := m.Info()
+		if err != nil || !strings.HasPrefix(about.Name, namePrefix) {
+			m.Close()
+			continue
+		}
+		maps[about.Name] = m
+	}
+	return maps, nil
+}
+
+func closeMaps(maps map[string]*ciliumebpf.Map) {
+	for _, m := range maps {
+		m.Close()
+	}
+}
+
+// attach puts the programs on the cgroup. Where an earlier one of ours is, it
+// is replaced in place, so that there is no moment without one; nothing holds
+// the attachment but the cgroup itself, so it outlives this process.
+func attach(cgroup *os.File, list *programs, earlier []attached) error {
+	for i, h := range hooks {
+		if list[i] == nil {
+			continue
+		}
+		opts := link.RawAttachProgramOptions{Target: int(cgroup.Fd()), Program: list[i], Attach: h.attach, Flags: unix.BPF_F_ALLOW_MULTI}
+		var surplus []attached // two processes that started at once leave two
+		for _, e := range earlier {
+			switch {
+			case e.hook != h.attach:
+			case opts.Anchor == nil:
+				opts.Anchor = link.ReplaceProgram(e.program)
+			default:
+				surplus = append(surplus, e)
+			}
+		}
+		if err := link.RawAttachProgram(opts); err != nil {
+			return attachError(cgroup, h.attach, err)
+		}
+		for _, e := range surplus {
+			if err := detach(cgroup, e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func attachError(cgroup *os.File, hook ciliumebpf.AttachType, err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("attach %s to %s: %w: CAP_NET_ADMIN and CAP_BPF are needed, and no program may be attached there exclusively (see bpftool cgroup show)", hook, cgroup.Name(), err)
+	case errors.Is(err, unix.E2BIG):
+		return fmt.Errorf("attach %s to %s: %w: 64 programs are attached already", hook, cgroup.Name(), err)
+	}
+	return fmt.Errorf("attach %s to %s: %w", hook, cgroup.Name(), err)
+}
+
+func detach(cgroup *os.File, a attached) error {
+	err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(cgroup.Fd()), Program: a.program, Attach: a.hook})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("detach %s from %s: %w", a.hook, cgroup.Name(), err)
+	}
+	return nil
+}
+
+// constants are the load-time constants of bpf/lb_config.h.
+type constants struct {
+	hostNetNSCookie   uint64
+	hostNamespaceOnly bool
+	haveSetRetval     bool
+}
+
+// loadSpec is the collection, its maps sized and its constants set.
+func loadSpec(s Sizes, c constants) (*ciliumebpf.CollectionSpec, error) {
+	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_SockBytes))
+	if err != nil {
+		return nil, fmt.Errorf("read the programs in this binary: %w", err)
+	}
+	for name, size := range map[string]uint32{
+		"tdm_frontend": s.Frontends, "tdm_set": s.Services * setsPerService, "tdm_slot": s.Slots,
+		"tdm_backend": s.Backends, "tdm_service": s.Services, "tdm_svc_stats": s.Services, "tdm_be_stats": s.Backends,
+		"tdm_affinity": s.Affinity, "tdm_udp_peer": s.UDPPeers, "tdm_optout": s.OptOuts,
+	} {
+		spec.Maps[name].MaxEntries = size
+	}
+	for name, value := range map[string]any{
+		"host_netns_cookie":   c.hostNetNSCookie,
+		"host_namespace_only": boolByte(c.hostNamespaceOnly),
+		"have_set_retval":     boolByte(c.haveSetRetval),
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	return spec, nil
+}
+
+func boolByte(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// refusal is why a service port is not in the tables as it should be; trying
+// again would not help before something else changes.
+type refusal interface {
+	error
+	code() refusalCode
+}
+
+// refusalCode is what a serviceEntry says of a refusal: the same numbers in
+// every process.
+type refusalCode uint16
+
+const (
+	_ refusalCode = iota
+	frontendsFull
+	servicesFull
+	backendsFull
+	slotsFull
+	noSCTP
+)
+
+func (c refusalCode) String() string {
+	switch c {
+	case frontendsFull:
+		return "frontends full"
+	case servicesFull:
+		return "services full"
+	case backendsFull:
+		return "backends full"
+	case slotsFull:
+		return "slots full"
+	case noSCTP:
+		return "SCTP"
+	}
+	return fmt.Sprintf("reason %d", uint16(c))
+}
+
+func (e *CapacityError) code() refusalCode {
+	switch e.Table {
+	case "frontends":
+		return frontendsFull
+	case "services":
+		return servicesFull
+	case "backends":
+		return backendsFull
+	}
+	return slotsFull
+}
+
+// unsupportedError says that the tier cannot carry a service port at all.
+type unsupportedError struct{ protocol proxier.Protocol }
+
+func (e unsupportedError) Error() string {
+	return fmt.Sprintf("the socket hooks do not see %s; another tier has to carry it", e.protocol)
+}
+
+func (e unsupportedError) code() refusalCode { return noSCTP }
+
+func supports(d *proxier.Decision) error {
+	if d.Name.Protocol == proxier.SCTP {
+		return unsupportedError{d.Name.Protocol}
+	}
+	return nil
+}
+
+// refused records and reports a refusal. What is in the tables of the service
+// port stays, but for backends that are gone.
+func (w *writer) refused(index uint32, why refusal) {
+	p := &w.ports[index]
+	if p.id != 0 {
+		w.retreat(p)
+		w.describe(p, serviceUnplaced, uint16(why.code()))
+	}
+	if w.unplaced[index] == why.code() {
+		return
+	}
+	w.unplaced[index] = why.code()
+	reason := proxier.ReasonCapacity
+	if errors.As(why, &unsupportedError{}) {
+		reason = proxier.ReasonUnsupported
+	}
+	w.report(proxier.Problem{
+		Kind: "Service", Object: p.want.Name.NamespacedName, UID: p.want.UID, Field: "spec.ports", Reason: reason,
+		Message: fmt.Sprintf("%s/%s is not programmed as it should be: %v", p.want.Name, p.want.Name.Protocol, why),
+	})
+}

@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// TestClusterIP is the main job: pods and the host reach a Service over both
+// protocols and families, on pods of this node and of another.
+func TestClusterIP(t *testing.T) {
+	l := lab.NewT(t)
+	one, two := l.Node("node1"), l.Node("node2")
+	a, b, client := serve(t, one.Pod("a")), serve(t, two.Pod("b")), one.Pod("client")
+	n := newNode(t, one, l, Options{})
+	n.OnServiceAdd(dualService())
+	n.setPods(a, b)
+	n.sync(t)
+
+	for network, to := range targets() {
+		for name, from := range map[string]*lab.Sandbox{"pod": client.Sandbox, "host": one.Sandbox, "backend itself": a.Sandbox} {
+			got := map[string]int{}
+			for range 60 {
+				r, err := from.Ask(t.Context(), network[:3], to)
+				if err != nil {
+					t.Fatalf("%s from %s: %v", network, name, err)
+				}
+				got[r.Server]++
+			}
+			if got["a"] < 10 || got["b"] < 10 || got["a"]+got["b"] != 60 {
+				t.Errorf("%s from %s: distribution %v", network, name, got)
+			}
+		}
+		// Another node is another world.
+		if r, err := two.Ask(shortly(t), network[:3], to); err == nil {
+			t.Errorf("%s: node2 reached %s", network, r.Server)
+		}
+	}
+}
+
+// The program sees the address it dialled: getpeername on a connected socket,
+// the source of datagrams on an unconnected one; also where an IPv6 socket
+// carries IPv4.
+func TestPeerAddresses(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	a, client := serve(t, one.Pod("a")), one.Pod("client")
+	n := newNode(t, one, l, Options{})
+	n.OnServiceAdd(dualService())
+	n.setPods(a)
+	n.sync(t)
+
+	for _, network := range []string{"tcp", "udp"} {
+		for _, to := range []netip.AddrPort{netip.AddrPortFrom(vip4, 80), netip.AddrPortFrom(vip6, 80), netip.AddrPortFrom(netip.AddrFrom16(vip4.As16()), 80)} {
+			c, err := client.Dial(t.Context(), network, to)
+			if err != nil {
+				t.Fatalf("%s %s: %v", network, to, err)
+			}
+			if got := peerOf(t, c); got != to {
+				t.Errorf("%s: dialled %s, getpeername says %s", network, to, got)
+			}
+			if r, err := lab.AskConn(t.Context(), c); err != nil || r.Server != "a" {
+				t.Errorf("%s %s: %v %v", network, to, r, err)
+			}
+			c.Close()
+		}
+	}
+
+	for _, test := range []struct {
+		family int
+		to     netip.Addr
+	}{{unix.AF_INET, vip4}, {unix.AF_INET6, vip6}, {unix.AF_INET6, netip.AddrFrom16(vip4.As16())}} {
+		c, err := client.ListenUDP(test.family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := netip.AddrPortFrom(test.to, 80)
+		from := exchange(t, c, to)
+		if from != to {
+			t.Errorf("sent to %s, answered by %s", to, from)
+		}
+		c.Close()
+	}
+}
+
+// peerOf calls getpeername: Go's RemoteAddr remembers what was dialled.
+func peerOf(t testing.TB, c net.Conn) netip.AddrPort {
+	t.Helper()
+	raw, err := c.(syscall.Conn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var peer netip.AddrPort
+	if err := raw.Control(func(fd uintptr) {
+		sa, err := unix.Getpeername(int(fd))
+		if err != nil {
+			t.Errorf("getpeername: %v", err)
+		}
+		switch sa := sa.(type) {
+		case *unix.SockaddrInet4:
+			peer = netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
+		case *unix.SockaddrInet6:
+			peer = netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return peer
+}
+
+// exchange sends a datagram and returns which address answered.
+func exchange(t testing.TB, c *net.UDPConn, to netip.AddrPort) netip.AddrPort {
+	t.Helper()
+	_, from := ask(t, c, to)
+	return from
+}
+
+// ask sends a datagram and returns who answered.
+func ask(t testing.TB, c *net.UDPConn, to netip.AddrPort) (server string, from netip.AddrPort) {
+	t.Helper()
+	if err := c.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.WriteToUDPAddrPort([]byte("hello\n"), to); err != nil {
+		t.Fatalf("send to %s: %v", to, err)
+	}
+	b := make([]byte, 256)
+	n, from, err := c.ReadFromUDPAddrPort(b)
+	if err != nil {
+		t.Fatalf("answer of %s: %v", to, err)
+	}
+	r, err := lab.ParseReply(string(b[:n]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.Server, from
+}
+
+// An unconnected UDP socket that talks to several Services sees each answer
+// come from the address it sent to, and stays with one backend each.
+func TestUnconnectedUDPWithManyPeers(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	a, b, client := serve(t, one.Pod("a")), serve(t, one.Pod("b")), one.Pod("client")
+	n := newNode(t, one, l, Options{})
+	const services = 5
+	for i := range services {
+		name := fmt.Sprintf("s%d", i)
+		s := dualService()
+		s.Name = name
+		s.Spec.ClusterIPs = []string{fmt.Sprintf("10.96.1.%d", i)}
+		n.OnServiceAdd(s)
+		for _, s := range slicesOf(name, a, b) {
+			n.OnEndpointSliceAdd(s)
+		}
+	}
+	n.sync(t)
+	c, err := client.ListenUDP(unix.AF_INET)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 20 {
+		for i := range services {
+			to := netip.MustParseAddrPort(fmt.Sprintf("10.96.1.%d:80", i))
+			if from := exchange(t, c, to); from != to {
+				t.Fatalf("sent to %s, answered by %s", to, from)
+			}
+		}
+	}
+}
+
+// An unconnected UDP socket stays with its backend, as it would under
+// conntrack, until that one is gone; affinity or not.
+func TestUnconnectedUDPIsSticky(t *testing.T) {
+	for _, affinity := range []v1.ServiceAffinity{v1.ServiceAffinityNone, v1.ServiceAffinityClientIP} {
+		l := lab.NewT(t)
+		one := l.Node("node1")
+		pods := []*lab.Pod{serve(t, one.Pod("a")), serve(t, one.Pod("b")), serve(t, one.Pod("c"))}
+		client := one.Pod("client")
+		n := newNode(t, one, l, Options{})
+		n.OnServiceAdd(dualService(func(s *v1.Service) { s.Spec.SessionAffinity = affinity }))
+		n.setPods(pods...)
+		n.sync(t)
+		c, err := client.ListenUDP(unix.AF_INET)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		ask := func() string {
+			t.Helper()
+			name, _ := ask(t, c, netip.AddrPortFrom(vip4, 80))
+			return name
+		}
+		first := ask()
+		for range 30 {
+			if got := ask(); got != first {
+				t.Fatalf("went from %s to %s", first, got)
+			}
+		}
+		// A backend that still serves, but is to get no new client, gets none.
+		keep, rest := split(pods, first)
+		n.setPods(rest...)
+		leaving := makeSlice("web-leaving", "web", keep.Addr4.String())
+		leaving.Ports = []discoveryv1.EndpointPort{{Name: ptr.To("u"), Port: ptr.To[int32](targetPort), Protocol: ptr.To(v1.ProtocolUDP)}}
+		leaving.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(true), Terminating: ptr.To(true)}
+		n.OnEndpointSliceAdd(leaving)
+		n.sync(t)
+		if got := ask(); got == first {
+			t.Errorf("affinity %s: still sent to %s", affinity, first)
+		}
+		if r, err := client.Ask(t.Context(), "udp", netip.AddrPortFrom(vip4, 80)); err != nil || r.Server == first {
+			t.Errorf("affinity %s: a new socket: %v %v", affinity, r, err)
+		}
+	}
+}
+
+// Without a backend the caller is told at once: refused where there is no
+// endpoint, EPERM where internalTrafficPolicy: Local rules out those there are.
+func TestNoBackend(t *testing.T) {
+	for _, noSetRetval := range []bool{false, true} {
+		t.Run(fmt.Sprintf("noSetRetval=%v", noSetRetval), func(t *testing.T) {
+			l := lab.NewT(t)
+			one, two := l.Node("node1"), l.Node("node2")
+			client, remote := one.Pod("client"), two.Pod("remote")
+			n := newNode(t, one, l, Options{NoSetRetval: noSetRetval})
+			n.OnServiceAdd(dualService())
+			n.sync(t)
+			for _, to := range []netip.AddrPort{netip.AddrPortFrom(vip4, 80), netip.AddrPortFrom(vip6, 80)} {
+				if noSetRetval {
+					break
+				}
+				family := unix.AF_INET
+				if to.Addr().Is6() {
+					family = unix.AF_INET6
+				}
+				c, err := client.ListenUDP(family)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := c.WriteToUDPAddrPort([]byte("hello"), to); !errors.Is(err, unix.ECONNREFUSED) {
+					t.Errorf("datagram to %s: %v", to, err)
+				}
+				c.Close()
+			}
+			for network, to := range targets() {
+				if noSetRetval && network[:3] == "udp" {
+					continue // a datagram to port 0 has no such answer
+				}
+				if _, err := client.Ask(t.Context(), network[:3], to); !errors.Is(err, unix.ECONNREFUSED) {
+					t.Errorf("%s without endpoints: %v", network, err)
+				}
+			}
+			local := dualService(func(s *v1.Service) {
+				s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal)
+			})
+			n.OnServiceUpdate(nil, local)
+			n.setPods(remote)
+			n.sync(t)
+			for network, to := range targets() {
+				if _, err := client.Ask(t.Context(), network[:3], to); !errors.Is(err, unix.EPERM) {
+					t.Errorf("%s without a local endpoint: %v", network, err)
+				}
+			}
+		})
+	}
+}
+
+// A client stays with its backend; who it is, is its network namespace.
+func TestAffinity(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	pods := []*lab.Pod{serve(t, one.Pod("a")), serve(t, one.Pod("b")), serve(t, one.Pod("c"))}
+	n := newNode(t, one, l, Options{})
+	n.OnServiceAdd(dualService(func(s *v1.Service) {
+		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](1)}}
+	}))
+	n.setPods(pods...)
+	n.sync(t)
+	client := one.Pod("client")
+	ask := func() string {
+		t.Helper()
+		r, err := client.Ask(t.Context(), "tcp", netip.AddrPortFrom(vip4, 80))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Server
+	}
+	first := ask()
+	for range 30 {
+		if got := ask(); got != first {
+			t.Fatalf("went from %s to %s", first, got)
+		}
+	}
+	// It survives a change that keeps the backend, and ends with the backend.
+	keep, rest := split(pods, first)
+	n.setPods(rest[0], keep)
+	n.sync(t)
+	if got := ask(); got != first {
+		t.Errorf("a change elsewhere moved the client from %s to %s", first, got)
+	}
+	n.setPods(rest...)
+	n.sync(t)
+	second := ask()
+	if second == first {
+		t.Errorf("still on %s, which is gone", first)
+	}
+	// It ends a while after the newest connection.
+	deadline := time.Now().Add(20 * time.Second)
+	for moved := false; !moved; {
+		if time.Now().After(deadline) {
+			t.Fatal("never moved although affinity lasts one second")
+		}
+		idle(t, 1100*time.Millisecond)
+		moved = ask() != second
+	}
+}
+
+func split(pods []*lab.Pod, name string) (one *lab.Pod, rest []*lab.Pod) {
+	for _, p := range pods {
+		if p.Name == name {
+			one = p
+		} else {
+			rest = append(rest, p)
+		}
+	}
+	return one, rest
+}
+
+// idle lets a timeout of the kernel's clock run out: there is nothing to wait
+// for but time.
+func idle(t testing.TB, d time.Duration) {
+	t.Helper()
+	select {
+	case <-time.After(d):
+	case <-t.Context().Done():
+	}
+}
+
+// Two nodes with the same VIP and other backends never mix.
+func TestTwoNodes(t *testing.T) {
+	l := lab.NewT(t)
+	for _, name := range []string{"node1", "node2"} {
+		at := l.Node(name)
+		pod := serve(t, at.Pod("pod-of-"+name))
+		n := newNode(t, at, l, Options{})
+		n.OnServiceAdd(dualService(func(s *v1.Service) {
+			s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal)
+		}))
+		n.setPods(pod)
+		n.sync(t)
+	}
+	for _, at := range l.Nodes() {
+		for network, to := range targets() {
+			for range 20 {
+				r, err := at.Ask(t.Context(), network[:3], to)
+				if err != nil || r.Server != "pod-of-"+at.Name {
+					t.Fatalf("%s on %s: %v %v", network, at.Name, r, err)
+				}
+			}
+		}
+	}
+}
+
+// Sockets that opted out see their packets go to the VIP.
+func TestOptOut(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	a, client := serve(t, one.Pod("a")), one.Pod("client")
+	n := newNode(t, one, l, Options{HostNamespaceOnly: true})
+	n.OnServiceAdd(dualService())
+	n.setPods(a)
+	n.sync(t)
+	to := netip.AddrPortFrom(vip4, 80)
+	if _, err := one.Ask(t.Context(), "tcp", to); err != nil {
+		t.Errorf("host: %v", err)
+	}
+	if _, err := client.Ask(shortly(t), "tcp", to); err == nil {
+		t.Error("a pod was translated with HostNamespaceOnly")
+	}
+
+	n.close()
+	n.start(t, Options{})
+	n.OnServiceAdd(dualService())
+	n.setPods(a)
+	n.sync(t)
+	if _, err := client.Ask(t.Context(), "tcp", to); err != nil {
+		t.Errorf("pod: %v", err)
+	}
+	var cookie uint64
+	if err := client.Do(func() (err error) { cookie, err = ownNetNSCookie(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.tier.maps.TdmOptout.Put(cookie, uint8(1)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Ask(shortly(t), "tcp", to); err == nil {
+		t.Error("a pod was translated that opted out")
+	}
+	if _, err := a.Ask(t.Context(), "tcp", to); err != nil {
+		t.Errorf("another pod: %v", err)
+	}
+
+	// It lasts, also where the maps are built anew.
+	for _, optOuts := range []uint32{16, 32} {
+		n.close()
+		n.start(t, Options{Sizes: Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 64, OptOuts: optOuts}})
+		n.OnServiceAdd(dualService())
+		n.setPods(a)
+		n.sync(t)
+		if _, err := client.Ask(shortly(t), "tcp", to); err == nil {
+			t.Errorf("opt-outs=%d: the opt-out was forgotten", optOuts)
+		}
+	}
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"k8s.io/utils/clock"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// writer brings decisions into the tables. The order of its stores is what the
+// programs rely on:
+//
+//   - a frontend is written when everything it leads to is, and removed before
+//     any of that is;
+//   - a backend set is written to slots nobody reads, then published by one
+//     store; what it replaces rests before it is written again;
+//   - a service's name is written before its first frontend and cleared after
+//     its last, so that a process that died anywhere between leaves nothing
+//     its successor cannot attribute.
+type writer struct {
+	tables *tables
+	report func(proxier.Problem)
+	clock  clock.PassiveClock
+
+	// mu guards everything below and the stores to the tables against those
+	// who read them beside Sync.
+	mu       sync.RWMutex
+	services *ids
+	backends *ids
+	slots    *extents
+	ports    []port                 // by proxier.Decision.Index
+	gone     []port                 // to be removed from the tables
+	retry    map[uint32]struct{}    // indexes whose frontends could not be written
+	unplaced map[uint32]refusalCode // indexes that are not as they should be
+	orphans  []frontendKey          // frontends that could not be deleted
+	adopted  map[string]adoptedService
+	// room says that something was released since the unplaced were tried.
+	room          bool
+	usedFrontends int
+	writes        uint64 // stores and map operations, ever
+
+	queue queue
+	stale bool // the current sync removed a UDP backend
+}
+
+// port is one service port in the tables.
+type port struct {
+	id        uint32 // service id; 0 for none
+	want      *proxier.Decision
+	frontends []frontendEntry
+	backends  []uint32 // ids, sorted by address
+	described description
+}
+
+type frontendEntry struct {
+	key   frontendKey
+	value frontendValue
+}
+
+// queue collects frontends to be written in one call.
+type queue struct {
+	keys   []frontendKey
+	values []frontendValue
+	owners []uint32
+}
+
+// queueLength bounds how long the first frontends of a large sync wait for the
+// last ones of their batch.
+const queueLength = 4096
+
+func newWriter(t *tables, s Sizes, c clock.PassiveClock, g grace, report func(proxier.Problem)) *writer {
+	return &writer{
+		tables: t, report: report, clock: c,
+		services: newIDs(1, s.Services, c, g), // id 0 stands for none
+		backends: newIDs(1, s.Backends, c, g),
+		slots:    newExtents(s.Slots, c, g),
+		retry:    map[uint32]struct{}{},
+		unplaced: map[uint32]refusalCode{},
+	}
+}
+
+// sync brings the update into the tables. It says whether UDP backends serve no
+// longer, so that flows to them have to be closed.
+func (w *writer) sync(u proxier.Update) (stale bool, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stale = false
+	before := w.writes
+
+	todo := w.plan(u)
+	err = w.retire(todo)
+	for i, index := range todo {
+		err = errors.Join(err, w.apply(index))
+		// The first one is what nodes start by: it does not wait.
+		if i == 0 || len(w.queue.keys) >= queueLength {
+			err = errors.Join(err, w.flush())
+		}
+	}
+	err = errors.Join(err, w.flush(), w.settle(todo))
+	if u.Full {
+		err = errors.Join(err, w.prune())
+	}
+	if w.room && len(w.unplaced) > 0 {
+		again := sortedKeys(w.unplaced)
+		for _, index := range again {
+			err = errors.Join(err, w.apply(index))
+		}
+		err = errors.Join(err, w.flush(), w.settle(again))
+	}
+	w.room = false
+	w.gauges(w.writes != before)
+	return w.stale, err
+}
+
+// plan records what is wanted and returns the indexes to bring about.
+func (w *writer) plan(u proxier.Update) []uint32 {
+	most, going := uint32(0), 0
+	for i := range u.Changes {
+		most = max(most, u.Changes[i].Index()+1)
+		if u.Changes[i].New == nil {
+			going++
+		}
+	}
+	if n := int(most) - len(w.ports); n > 0 {
+		w.ports = append(w.ports, make([]port, n)...)
+	}
+	w.gone = slices.Grow(w.gone, going)
+	todo := make([]uint32, 0, len(u.Changes)-going)
+	for i := range u.Changes {
+		c := &u.Changes[i]
+		index := c.Index()
+		p := &w.ports[index]
+		if c.New == nil {
+			if p.id != 0 {
+				w.gone = append(w.gone, *p)
+			}
+			*p = port{}
+			delete(w.retry, index)
+			delete(w.unplaced, index)
+			continue
+		}
+		p.want = c.New
+		todo = append(todo, index)
+	}
+	if len(w.retry) > 0 {
+		planned := make(map[uint32]struct{}, len(todo))
+		for _, index := range todo {
+			planned[index] = struct{}{}
+		}
+		for _, index := range sortedKeys(w.retry) {
+			if _, ok := planned[index]; !ok {
+				todo = append(todo, index)
+			}
+		}
+	}
+	return todo
+}
+
+// apply brings one service port about. What does not fit is reported and kept
+// waiting, and is no error: trying again would not help.
+func (w *writer) apply(index uint32) error {
+	err := w.place(index)
+	if why := refusal(nil); errors.As(err, &why) {
+		w.refused(index, why)
+		return nil
+	}
+	if err == nil && len(w.unplaced) > 0 {
+		delete(w.unplaced, index)
+	}
+	return err
+}
+
+// enqueue has the port's frontends written with the next flush, and those it no
+// longer has deleted when all are written.
+func (w *writer) enqueue(index uint32, p *port, list []frontendEntry, fresh int) {
+	_, again := w.retry[index]
+	if !again && len(list) == len(p.frontends) && (len(list) == 0 || &list[0] == &p.frontends[0]) {
+		return
+	}
+	for _, f := range p.frontends {
+		if !hasKey(list, f.key) {
+			w.orphans = append(w.orphans, f.key)
+		}
+	}
+	for _, f := range list {
+		if !again && slices.Contains(p.frontends, f) {
+			continue
+		}
+		w.queue.keys = append(w.queue.keys, f.key)
+		w.queue.values = append(w.queue.values, f.value)
+		w.queue.owners = append(w.queue.owners, index)
+	}
+	w.usedFrontends += fresh
+	p.frontends = list
+	delete(w.retry, index)
+}
+
+// flush writes the queued frontends.
+func (w *writer) flush() error {
+	q := &w.queue
+	var errs []error
+	for keys, values, owners := q.keys, q.values, q.owners; len(keys) > 0; {
+		n, err := w.tables.frontends.Update(keys, values)
+		w.writes += uint64(n)
+		if err != nil {
+			// One bad entry holds up no other: name it and go on behind it.
+			errs = append(errs, fmt.Errorf("write frontend %s of %s: %w", frontendText(keys[n]), w.ports[owners[n]].want.Name, err))
+			w.retry[owners[n]] = struct{}{}
+			n++
+		}
+		keys, values, owners = keys[n:], values[n:], owners[n:]
+	}
+	q.keys, q.values, q.owners = q.keys[:0], q.values[:0], q.owners[:0]
+	return errors.Join(errs...)
+}
+
+func frontendText(key frontendKey) string {
+	return fmt.Sprintf("%s/%s", goAddrPort(key.Addr, key.Port), proxier.Protocol(key.Proto))
+}
+
+func sortedKeys[V any](m map[uint32]V) []uint32 {
+	keys := make([]uint32, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

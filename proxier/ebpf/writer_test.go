@@ -1,0 +1,576 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// Addresses in these tests: Services 10.96.0.0/16 and fd00:10:96::/112,
+// endpoints 10.244.0.0/16 and fd00:10:244::/48.
+
+// smallSizes make every table overflow now and then.
+var smallSizes = Sizes{Frontends: 40, Services: 24, Backends: 48, Slots: 64, Affinity: 2, UDPPeers: 2, OptOuts: 2}
+
+// harness is a proxier on tables in ordinary memory.
+type harness struct {
+	*proxier.Proxier
+	writer   *writer
+	problems []proxier.Problem
+}
+
+func (h *harness) Cleanup(context.Context) error { return nil }
+
+func (h *harness) Supports(*proxier.Decision, *proxier.Frontend) error { return nil }
+
+// harnessTier keeps the method names of a tier apart from those of a proxier.
+type harnessTier struct{ *harness }
+
+func (h harnessTier) Sync(_ context.Context, u proxier.Update) error {
+	_, err := h.writer.sync(u)
+	return err
+}
+
+func newHarness(t testing.TB, tables *tables, s Sizes) *harness {
+	t.Helper()
+	h := &harness{}
+	clock := clocktesting.NewFakePassiveClock(time.Unix(1700000000, 0))
+	if tables.meta.Magic == 0 {
+		tables.meta.Magic, tables.meta.Layout, tables.meta.Generation = metaMagic, layoutVersion, 7
+	}
+	h.writer = newWriter(tables, s, clock, func() {}, func(p proxier.Problem) { h.problems = append(h.problems, p) })
+	if err := h.writer.load(); err != nil {
+		t.Fatalf("load: %v", err)
+	}
+	p, err := proxier.New(proxier.Options{NodeName: "node1", Tier: harnessTier{h}, Runner: proxier.DefaultRunnerOptions()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Proxier = p
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	return h
+}
+
+func (h *harness) sync(t testing.TB) {
+	t.Helper()
+	if err := h.Sync(context.Background()); err != nil {
+		t.Fatalf("sync: %v", err)
+	}
+}
+
+func makeService(name, ip string, mutate ...func(*v1.Service)) *v1.Service {
+	s := &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+		Spec: v1.ServiceSpec{
+			ClusterIP: ip, ClusterIPs: []string{ip},
+			Ports: []v1.ServicePort{{Name: "p", Port: 80, Protocol: v1.ProtocolTCP}},
+		},
+	}
+	for _, m := range mutate {
+		m(s)
+	}
+	return s
+}
+
+func makeSlice(name, service string, addresses ...string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("p"), Port: ptr.To[int32](8080), Protocol: ptr.To(v1.ProtocolTCP)}},
+	}
+	for _, a := range addresses {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
+	}
+	return s
+}
+
+// text is what the tables say, as programs would read it: nothing of ids.
+func (w *writer) text() string {
+	var lines []string
+	err := w.tables.frontends.Dump(func(key frontendKey, value frontendValue) {
+		e := &w.tables.services[value.Service]
+		base, size := splitSetWord(w.tables.sets[value.Set])
+		to := make([]string, 0, size)
+		for i := range size {
+			slot := w.tables.slots[base+uint32(i)]
+			b := &w.tables.backends[uint32(slot)]
+			if b.Generation != uint32(slot>>32) || b.Service != value.Service {
+				to = append(to, "STALE")
+				continue
+			}
+			if b.Members&(1<<(value.Set&1)) == 0 {
+				to = append(to, "NO-MEMBER")
+			}
+			to = append(to, goAddrPort(b.Addr, b.Port).String())
+		}
+		if size == 0 {
+			to = append(to, proxier.Verdict(base).String())
+		}
+		lines = append(lines, fmt.Sprintf("%s/%s %s affinity=%d -> %s", goAddrPort(key.Addr, key.Port), proxier.Protocol(key.Proto),
+			e.Name[:e.NameLen], value.Affinity, strings.Join(to, " ")))
+	})
+	if err != nil {
+		return err.Error()
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// wanted is what the tables should say of the decisions.
+func wanted(all []proxier.PortChange) string {
+	var lines []string
+	for _, c := range all {
+		d := c.New
+		for _, f := range d.Frontends {
+			if f.Conflict != nil {
+				continue
+			}
+			var to []string
+			for i := range d.Backends {
+				if inSet(&d.Backends[i], f.Set) {
+					to = append(to, d.Backends[i].Addr.String())
+				}
+			}
+			if to == nil {
+				to = append(to, d.Empty[f.Set].String())
+			}
+			lines = append(lines, fmt.Sprintf("%s/%s %s affinity=%d -> %s", f.Addr, d.Name.Protocol, d.Name, int(d.Affinity.Seconds()), strings.Join(to, " ")))
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// check compares the books of the writer with the tables.
+func (w *writer) check(t testing.TB) {
+	t.Helper()
+	services, backends, slots := 0, 0, 0
+	members := make([]uint8, len(w.tables.backends))
+	for id := range w.tables.services {
+		if w.tables.services[id].State == serviceFree {
+			continue
+		}
+		services++
+		for s := range setsPerService {
+			base, size := splitSetWord(w.tables.sets[uint32(id)*setsPerService+s])
+			if size > 0 {
+				slots += 1 << orderOf(size)
+			}
+			for i := range size {
+				members[uint32(w.tables.slots[base+uint32(i)])] |= uint8(proxier.Set(s).Member())
+			}
+		}
+	}
+	for id := range w.tables.backends {
+		b := &w.tables.backends[id]
+		if b.Service != 0 {
+			backends++
+		}
+		if b.Members != members[id] {
+			t.Fatalf("backend %d %s: member of %b, in the sets %b", id, goAddrPort(b.Addr, b.Port), b.Members, members[id])
+		}
+	}
+	frontends := 0
+	if err := w.tables.frontends.Dump(func(frontendKey, frontendValue) { frontends++ }); err != nil {
+		t.Fatal(err)
+	}
+	got := []int{frontends, services, backends, slots}
+	want := []int{w.usedFrontends, w.services.used, w.backends.used, w.slots.used}
+	if !slices.Equal(got, want) {
+		t.Fatalf("frontends, services, backends, slots in the tables: %v, in the books: %v", got, want)
+	}
+}
+
+func TestWriterServesAndRemoves(t *testing.T) {
+	h := newHarness(t, fakeTables(smallSizes), smallSizes)
+	h.OnServiceAdd(makeService("a", "10.96.0.1"))
+	h.OnEndpointSliceAdd(makeSlice("a-1", "a", "10.244.0.2", "10.244.0.1"))
+	h.sync(t)
+	want := "10.96.0.1:80/TCP ns/a:p affinity=0 -> 10.244.0.1:8080 10.244.0.2:8080"
+	if got := h.writer.text(); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	h.OnEndpointSliceDelete(makeSlice("a-1", "a"))
+	h.sync(t)
+	if got, want := h.writer.text(), "10.96.0.1:80/TCP ns/a:p affinity=0 -> reject"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	h.OnServiceDelete(makeService("a", ""))
+	h.sync(t)
+	if got := h.writer.text(); got != "" {
+		t.Errorf("left: %s", got)
+	}
+	h.writer.check(t)
+}
+
+// An address that moves from one Service to another in one sync is overwritten,
+// never deleted.
+func TestWriterOverwritesWhatIsTakenOver(t *testing.T) {
+	tables := fakeTables(smallSizes)
+	h := newHarness(t, tables, smallSizes)
+	h.OnServiceAdd(makeService("old", "10.96.0.1"))
+	h.sync(t)
+	tables.frontends = noDelete{tables.frontends.(*fakeFrontends), t}
+	h.OnServiceDelete(makeService("old", ""))
+	h.OnServiceAdd(makeService("new", "10.96.0.1"))
+	h.sync(t)
+	if got, want := h.writer.text(), "10.96.0.1:80/TCP ns/new:p affinity=0 -> reject"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	h.writer.check(t)
+}
+
+type noDelete struct {
+	*fakeFrontends
+	t *testing.T
+}
+
+func (n noDelete) Delete(keys []frontendKey) error {
+	for _, key := range keys {
+		n.t.Errorf("deleted %s", frontendText(key))
+	}
+	return n.fakeFrontends.Delete(keys)
+}
+
+// What does not fit is named, disturbs nothing, and comes when there is room.
+func TestWriterCapacity(t *testing.T) {
+	for _, test := range []struct {
+		table string
+		sizes Sizes
+	}{
+		{"frontends", Sizes{Frontends: 1, Services: 8, Backends: 8, Slots: 8}},
+		{"services", Sizes{Frontends: 8, Services: 2, Backends: 8, Slots: 8}},
+		{"backends", Sizes{Frontends: 8, Services: 8, Backends: 3, Slots: 8}},
+		{"slots", Sizes{Frontends: 8, Services: 8, Backends: 8, Slots: 2}},
+	} {
+		t.Run(test.table, func(t *testing.T) {
+			h := newHarness(t, fakeTables(test.sizes), test.sizes)
+			h.OnServiceAdd(makeService("a", "10.96.0.1"))
+			h.OnEndpointSliceAdd(makeSlice("a-1", "a", "10.244.0.1", "10.244.0.2"))
+			h.sync(t)
+			before := h.writer.text()
+			h.OnServiceAdd(makeService("b", "10.96.0.2"))
+			h.OnEndpointSliceAdd(makeSlice("b-1", "b", "10.244.1.1"))
+			h.sync(t)
+			h.sync(t)
+			if got := h.writer.text(); got != before {
+				t.Errorf("what was there is now:\n%s\nwas:\n%s", got, before)
+			}
+			if len(h.problems) != 1 || h.problems[0].Reason != proxier.ReasonCapacity || h.problems[0].Object.Name != "b" ||
+				!strings.Contains(h.problems[0].Message, test.table) {
+				t.Fatalf("problems: %+v", h.problems)
+			}
+			if h.writer.tables.meta.Unplaced != 1 {
+				t.Errorf("unplaced gauge: %d", h.writer.tables.meta.Unplaced)
+			}
+			h.writer.check(t)
+			h.OnServiceDelete(makeService("a", ""))
+			h.OnEndpointSliceDelete(makeSlice("a-1", "a"))
+			h.sync(t)
+			if got, want := h.writer.text(), "10.96.0.2:80/TCP ns/b:p affinity=0 -> 10.244.1.1:8080"; got != want {
+				t.Errorf("with room again: %s", got)
+			}
+			h.writer.check(t)
+		})
+	}
+}
+
+// What no program can carry is named, and is no error of anything else.
+func TestWriterRefusesSCTP(t *testing.T) {
+	h := newHarness(t, fakeTables(smallSizes), smallSizes)
+	h.OnServiceAdd(makeService("a", "10.96.0.1", func(s *v1.Service) {
+		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "s", Port: 81, Protocol: v1.ProtocolSCTP})
+	}))
+	h.sync(t)
+	h.sync(t)
+	if got, want := h.writer.text(), "10.96.0.1:80/TCP ns/a:p affinity=0 -> reject"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if len(h.problems) != 1 || h.problems[0].Reason != proxier.ReasonUnsupported || !strings.Contains(h.problems[0].Message, "ns/a:s/SCTP") {
+		t.Errorf("problems: %+v", h.problems)
+	}
+	h.OnServiceDelete(makeService("a", ""))
+	h.sync(t)
+	h.writer.check(t)
+}
+
+// A set that has no room to change loses its removed backends all the same.
+func TestWriterRetreats(t *testing.T) {
+	sizes := Sizes{Frontends: 8, Services: 8, Backends: 16, Slots: 4}
+	h := newHarness(t, fakeTables(sizes), sizes)
+	h.OnServiceAdd(makeService("a", "10.96.0.1"))
+	h.OnEndpointSliceAdd(makeSlice("a-1", "a", "10.244.0.1", "10.244.0.2", "10.244.0.3"))
+	h.sync(t)
+	h.OnEndpointSliceUpdate(nil, makeSlice("a-1", "a", "10.244.0.2", "10.244.0.3", "10.244.0.4"))
+	h.sync(t)
+	if got, want := h.writer.text(), "10.96.0.1:80/TCP ns/a:p affinity=0 -> 10.244.0.2:8080 10.244.0.2:8080 10.244.0.3:8080"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	h.writer.check(t)
+	h.OnEndpointSliceDelete(makeSlice("a-1", "a"))
+	h.sync(t)
+	if got, want := h.writer.text(), "10.96.0.1:80/TCP ns/a:p affinity=0 -> reject"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	h.writer.check(t)
+}
+
+// A map operation that fails costs its service port one sync and no other one
+// anything; nothing leads to a stranger meanwhile.
+func TestWriterRetries(t *testing.T) {
+	tables := fakeTables(smallSizes)
+	h := newHarness(t, tables, smallSizes)
+	bad := netip.MustParseAddr("10.96.0.1")
+	broken := true
+	tables.frontends.(*fakeFrontends).fail = func(key frontendKey) error {
+		if broken && goAddr(key.Addr) == bad {
+			return errors.New("injected")
+		}
+		return nil
+	}
+	h.OnServiceAdd(makeService("a", "10.96.0.1"))
+	h.OnServiceAdd(makeService("b", "10.96.0.2"))
+	err := h.Sync(context.Background())
+	if err == nil || !strings.Contains(err.Error(), "10.96.0.1:80/TCP of ns/a:p") {
+		t.Errorf("error: %v", err)
+	}
+	if got, want := h.writer.text(), "10.96.0.2:80/TCP ns/b:p affinity=0 -> reject"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	broken = false
+	h.sync(t)
+	if !strings.Contains(h.writer.text(), "10.96.0.1:80") {
+		t.Errorf("not retried: %s", h.writer.text())
+	}
+	broken = true
+	h.OnServiceDelete(makeService("a", ""))
+	if err := h.Sync(context.Background()); err == nil {
+		t.Error("a failed delete is no error")
+	}
+	h.OnServiceAdd(makeService("c", "10.96.0.3"))
+	_ = h.Sync(context.Background())
+	if got := h.writer.text(); !strings.Contains(got, "10.96.0.1:80/TCP ns/a:p") {
+		t.Errorf("the address that could not be deleted leads elsewhere:\n%s", got)
+	}
+	broken = false
+	h.sync(t)
+	if got := h.writer.text(); strings.Contains(got, "10.96.0.1:80") {
+		t.Errorf("not deleted: %s", got)
+	}
+	h.writer.check(t)
+}
+
+// While an address that changed hands could not be written, it leads to whom it
+// led, and not to whoever got the numbers of that one.
+func TestWriterKeepsWhatLeadsSomewhere(t *testing.T) {
+	tables := fakeTables(smallSizes)
+	h := newHarness(t, tables, smallSizes)
+	broken := false
+	tables.frontends.(*fakeFrontends).fail = func(frontendKey) error {
+		if broken {
+			return errors.New("injected")
+		}
+		return nil
+	}
+	h.OnServiceAdd(makeService("old", "10.96.0.1"))
+	h.sync(t)
+	broken = true
+	h.OnServiceDelete(makeService("old", ""))
+	h.OnServiceAdd(makeService("new", "10.96.0.1"))
+	if err := h.Sync(context.Background()); err == nil {
+		t.Error("the failure is no error")
+	}
+	if got, want := h.writer.text(), "10.96.0.1:80/TCP ns/old:p affinity=0 -> reject"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	broken = false
+	h.sync(t)
+	if got, want := h.writer.text(), "10.96.0.1:80/TCP ns/new:p affinity=0 -> reject"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	h.writer.check(t)
+}
+
+// A program that read a slot before its backend was removed must notice.
+func TestRemovedBackendIsAnotherGeneration(t *testing.T) {
+	h := newHarness(t, fakeTables(smallSizes), smallSizes)
+	h.OnServiceAdd(makeService("a", "10.96.0.1"))
+	h.OnEndpointSliceAdd(makeSlice("a-1", "a", "10.244.0.1"))
+	h.sync(t)
+	slot := h.writer.tables.slots[0]
+	b := &h.writer.tables.backends[uint32(slot)]
+	if b.Generation != uint32(slot>>32) || b.Generation == 0 {
+		t.Fatalf("slot %#x, generation %d", slot, b.Generation)
+	}
+	h.OnEndpointSliceUpdate(nil, makeSlice("a-1", "a", "10.244.0.2"))
+	h.sync(t)
+	if b.Generation == uint32(slot>>32) {
+		t.Error("the same generation")
+	}
+}
+
+// Entries that somebody else wrote into the map, changed or removed are put
+// right by the next full sync.
+func TestAuditRepairs(t *testing.T) {
+	tables := fakeTables(smallSizes)
+	h := newHarness(t, tables, smallSizes)
+	for i := range 3 {
+		h.OnServiceAdd(makeService(fmt.Sprintf("s%d", i), fmt.Sprintf("10.96.0.%d", i)))
+	}
+	h.sync(t)
+	want := h.writer.text()
+	entries := tables.frontends.(*fakeFrontends).entries
+	n := 0
+	for key, value := range entries {
+		switch n++; n {
+		case 1:
+			delete(entries, key)
+			key.Port++
+			entries[key] = value
+		case 2:
+			value.Set += 2
+			entries[key] = value
+		}
+	}
+	if h.writer.text() == want {
+		t.Fatal("nothing was changed")
+	}
+	if _, err := h.writer.sync(proxier.Update{Full: true}); err != nil {
+		t.Fatal(err)
+	}
+	if got := h.writer.text(); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	h.writer.check(t)
+}
+
+// Names that are too long for the table can still be told apart.
+func TestPutName(t *testing.T) {
+	long := strings.Repeat("x", 63)
+	names := []proxier.ServicePortName{
+		{NamespacedName: types.NamespacedName{Namespace: "ns", Name: "a"}},
+		{NamespacedName: types.NamespacedName{Namespace: "ns", Name: "a"}, Port: "p"},
+		{NamespacedName: types.NamespacedName{Namespace: long, Name: long[:56]}},
+		{NamespacedName: types.NamespacedName{Namespace: long, Name: long[:57]}},
+		{NamespacedName: types.NamespacedName{Namespace: long, Name: long}, Port: long},
+		{NamespacedName: types.NamespacedName{Namespace: long, Name: long}, Port: long[1:] + "y"},
+	}
+	seen := map[string]bool{}
+	for i, n := range names {
+		var e serviceEntry
+		e.NameLen = putName(&e.Name, n)
+		got := string(e.Name[:e.NameLen])
+		if i < 3 && got != n.String() || seen[got] {
+			t.Errorf("%s becomes %s", n, got)
+		}
+		seen[got] = true
+	}
+}
+
+// A slice of a million endpoints is refused for what it needs, and costs no
+// other Service anything.
+func TestMillionEndpoints(t *testing.T) {
+	h := newHarness(t, fakeTables(smallSizes), smallSizes)
+	huge := makeSlice("huge-1", "huge")
+	huge.Endpoints = make([]discoveryv1.Endpoint, 1_000_000)
+	for i := range huge.Endpoints {
+		huge.Endpoints[i].Addresses = []string{netip.AddrFrom4([4]byte{11, byte(i >> 16), byte(i >> 8), byte(i)}).String()}
+	}
+	h.OnServiceAdd(makeService("huge", "10.96.0.1"))
+	h.OnEndpointSliceAdd(huge)
+	h.OnServiceAdd(makeService("small", "10.96.0.2"))
+	h.OnEndpointSliceAdd(makeSlice("small-1", "small", "10.244.0.1"))
+	h.sync(t)
+	if got, want := h.writer.text(), "10.96.0.2:80/TCP ns/small:p affinity=0 -> 10.244.0.1:8080"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if len(h.problems) != 1 || !strings.Contains(h.problems[0].Message, "needs 1000000 more backends") {
+		t.Errorf("problems: %+v", h.problems)
+	}
+	h.writer.check(t)
+}
+
+// watchedFrontends looks at the tables in the moment before frontends change.
+type watchedFrontends struct {
+	*fakeFrontends
+	look func()
+}
+
+func (f watchedFrontends) Update(keys []frontendKey, values []frontendValue) (int, error) {
+	f.look()
+	return f.fakeFrontends.Update(keys, values)
+}
+
+// An address that comes to lead to another set leads to backends all the time,
+// also while it cannot be written.
+func TestWriterMovesBetweenSetsWithoutGap(t *testing.T) {
+	tables := fakeTables(smallSizes)
+	h := newHarness(t, tables, smallSizes)
+	fake := tables.frontends.(*fakeFrontends)
+	broken, looks := false, 0
+	fake.fail = func(frontendKey) error {
+		if broken {
+			return errors.New("injected")
+		}
+		return nil
+	}
+	served := func() {
+		t.Helper()
+		looks++
+		for _, bad := range []string{"reject", "drop", "STALE", "NO-MEMBER"} {
+			if text := h.writer.text(); strings.Contains(text, bad) {
+				t.Errorf("a moment without a backend: %s", text)
+			}
+		}
+	}
+	tables.frontends = watchedFrontends{fake, func() {
+		if looks > 0 {
+			served()
+		}
+	}}
+	local := makeService("a", "10.96.0.1", func(s *v1.Service) {
+		s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal)
+	})
+	slice := makeSlice("a-1", "a", "10.244.0.1", "10.244.0.2", "10.244.0.3")
+	slice.Endpoints[1].NodeName = ptr.To("node1")
+	h.OnServiceAdd(makeService("a", "10.96.0.1"))
+	h.OnEndpointSliceAdd(slice)
+	h.sync(t)
+	served()
+	for i := range 6 {
+		service := local
+		if i%2 != 0 {
+			service = makeService("a", "10.96.0.1")
+		}
+		h.OnServiceUpdate(nil, service)
+		if i >= 4 {
+			broken = true
+			_ = h.Sync(context.Background())
+			served()
+			broken = false
+		}
+		h.sync(t)
+		served()
+		h.writer.check(t)
+	}
+	if want := "10.96.0.1:80/TCP ns/a:p affinity=0 -> 10.244.0.1:8080 10.244.0.2:8080 10.244.0.3:8080"; h.writer.text() != want {
+		t.Errorf("in the end: %s", h.writer.text())
+	}
+}

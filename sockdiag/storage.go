@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package sockdiag
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// StorageValues are the values BPF programs keep on sockets, by socket cookie.
+type StorageValues map[uint64][]byte
+
+// StorageReader reads a BPF socket storage map (BPF_MAP_TYPE_SK_STORAGE) as a whole,
+// whatever network namespace the sockets are in.
+//
+// inet_diag could carry the values itself, but it does so for TCP only: for UDP the
+// kernel passes over the request in silence (up to 6.18 at least). So a BPF
+// iterator writes them out, which needs Linux 5.12 with BTF.
+type StorageReader struct {
+	prog      *ciliumebpf.Program
+	iter      *link.Iter
+	valueSize int
+}
+
+// NewStorageReader prepares for reading the map, which is not closed with the reader.
+// Only sockets in one of the states, a set of 1<<state bits, are read; zero means all.
+// It returns ErrStorageNotSupported where the kernel has no suitable iterator.
+func NewStorageReader(m *ciliumebpf.Map, states uint32) (_ *StorageReader, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("read socket storage: %w", err)
+		}
+	}()
+	if m.Type() != ciliumebpf.SkStorage {
+		return nil, fmt.Errorf("map is of type %s, not %s", m.Type(), ciliumebpf.SkStorage)
+	}
+	r := &StorageReader{valueSize: int(m.ValueSize())}
+	r.prog, err = ciliumebpf.NewProgram(&ciliumebpf.ProgramSpec{
+		Name:         "sk_storage_dump",
+		Type:         ciliumebpf.Tracing,
+		AttachType:   ciliumebpf.AttachTraceIter,
+		AttachTo:     "bpf_sk_storage_map",
+		License:      "GPL", // bpf_seq_write is GPL-only
+		Instructions: dumpStorage(r.valueSize, states),
+	})
+	if err != nil {
+		if errors.Is(err, unix.EPERM) {
+			return nil, err
+		}
+		// Unknown iterator, unknown helper, no BTF: all of them are the kernel.
+		return nil, fmt.Errorf("%w: %w", ErrStorageNotSupported, err)
+	}
+	if r.iter, err = link.AttachIter(link.IterOptions{Program: r.prog, Map: m}); err != nil {
+		return nil, errors.Join(err, r.prog.Close())
+	}
+	return r, nil
+}
+
+// Close frees the reader.
+func (r *StorageReader) Close() error { return errors.Join(r.iter.Close(), r.prog.Close()) }
+
+// Read returns the values of all sockets that have one. Read after the datapath
+// stopped choosing what is to be cleaned up: a socket marked while Read runs may
+// be missing.
+func (r *StorageReader) Read(ctx context.Context) (StorageValues, error) {
+	f, err := r.iter.Open()
+	if err != nil {
+		return nil, fmt.Errorf("read socket storage: %w", err)
+	}
+	defer f.Close()
+	values := StorageValues{}
+	in := bufio.NewReaderSize(f, receiveLen)
+	record := make([]byte, 8+r.valueSize)
+	for ctx.Err() == nil {
+		_, err := io.ReadFull(in, record)
+		if errors.Is(err, io.EOF) {
+			return values, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read socket storage: %w", err)
+		}
+		values[binary.NativeEndian.Uint64(record)] = append([]byte{}, record[8:]...)
+	}
+	return nil, ctx.Err()
+}
+
+// dumpStorage is run for every socket that has a value in the map, and writes the
+// socket's cookie and the value if it is in one of the states. If the output is full, the kernel drops what the
+// program wrote this time, hands the rest to the reader, and calls it again.
+func dumpStorage(valueSize int, states uint32) asm.Instructions {
+	if states == 0 {
+		states = math.MaxUint32
+	}
+	// struct bpf_iter__bpf_sk_storage_map { meta, map, sk, value }, struct
+	// bpf_iter_meta { seq, … }: pointers, 8 bytes each.
+	const meta, sk, value, seq = 0, 16, 24, 0
+	// struct sock_common { addresses 8, hash 4, ports 4, family 2, state 1, … }:
+	// the same since long before BPF.
+	const state = 18
+	return asm.Instructions{
+		asm.LoadMem(asm.R6, asm.R1, meta, asm.DWord),
+		asm.LoadMem(asm.R6, asm.R6, seq, asm.DWord),
+		asm.LoadMem(asm.R7, asm.R1, value, asm.DWord),
+		asm.LoadMem(asm.R1, asm.R1, sk, asm.DWord),
+		// Both are missing in the last call, which marks the end.
+		asm.JEq.Imm(asm.R1, 0, "out"),
+		asm.JEq.Imm(asm.R7, 0, "out"),
+
+		asm.LoadMem(asm.R2, asm.R1, state, asm.Byte),
+		asm.Mov.Imm32(asm.R3, int32(states)),
+		asm.RSh.Reg32(asm.R3, asm.R2),
+		asm.And.Imm32(asm.R3, 1),
+		asm.JEq.Imm(asm.R3, 0, "out"),
+
+		asm.FnGetSocketCookie.Call(),
+		asm.StoreMem(asm.RFP, -8, asm.R0, asm.DWord),
+		asm.Mov.Reg(asm.R1, asm.R6),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		asm.Add.Imm(asm.R2, -8),
+		asm.Mov.Imm(asm.R3, 8),
+		asm.FnSeqWrite.Call(),
+
+		asm.Mov.Reg(asm.R1, asm.R6),
+		asm.Mov.Reg(asm.R2, asm.R7),
+		asm.Mov.Imm(asm.R3, int32(valueSize)),
+		asm.FnSeqWrite.Call(),
+		asm.Mov.Imm(asm.R0, 0).WithSymbol("out"),
+		asm.Return(),
+	}
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lab plays a small cluster on one kernel, for privileged tests and for
+// the demo.
+//
+// A node is a network namespace plus a cgroup2 subtree, a pod is another
+// namespace plus a cgroup below its node's, a client is a namespace outside every
+// node's cgroup. Links are veth pairs, routes are the plain host routes a simple
+// CNI would install, and both address families always work.
+//
+//	l := lab.NewT(t)
+//	n1, n2 := l.Node("node1"), l.Node("node2")
+//	web, shell := n1.Pod("web"), n2.Pod("shell")
+//	web.ServeTCP(80)
+//	reply, err := shell.Ask(ctx, "tcp", netip.AddrPortFrom(web.Addr4, 80))
+//
+// # Address plan
+//
+//	172.18.0.N       fd00:18::N             node N (1…250), device eth0
+//	172.18.255.254   fd00:18::ffff          fabric: default gateway of the nodes
+//	10.244.N.0/24    fd00:10:244:N::/64     pods of node N
+//	10.244.N.M       fd00:10:244:N::M       pod M (1…250) of node N, device eth0
+//	10.244.N.254     fd00:10:244:N::ffff    node end of each pod link
+//	198.51.100.K     2001:db8:51:100::K     client K (1…250), device eth0
+//	198.51.100.254   2001:db8:51:100::ffff  fabric end of each client link
+//	10.96.0.0/16     fd00:10:96::/112       Services; on no device
+//	203.0.113.0/24   2001:db8:203:113::/64  external and load-balancer addresses;
+//	                                        on no device, see Lab.Announce
+//
+// IPv6 groups are hexadecimal, so node 10 is fd00:18::a.
+//
+// # Untranslated Service traffic
+//
+// Pods and nodes send what they have no route for towards the fabric, whose default
+// route is a blackhole in both families. A packet to a Service address that nobody
+// translated is therefore dropped there without an ICMP error: the client times
+// out, and can mistake it neither for a refusal nor for an answer. The same
+// happens on a node for addresses of its pod range that no pod holds.
+//
+// # Cgroups
+//
+//	<cgroup2>/tandem-lab-<pidns>-<pid>-<start>/  domain; holds the lab's own process
+//	    lab0/                                    threaded, as everything below
+//	        node1/                               Node.CgroupPath: attach programs here
+//	            system/                          the node's own processes and threads
+//	            kubepods/web/                    Pod.CgroupPath
+//	        clients/outside/                     Client.CgroupPath
+//
+// One process plays all nodes: each sandbox has OS threads that sit in its
+// namespace and its cgroup, and a socket belongs to the cgroup of the thread
+// that creates it. That is only possible in threaded cgroups, and all threads of a
+// process must stay within one threaded domain, hence the common root into which
+// the whole process moves while a lab is open. A process can not be cloned straight
+// into a threaded cgroup (EOPNOTSUPP), but a child inherits namespace and cgroup
+// of the thread that forks it, so commands are simply forked by a sandbox thread.
+//
+// Namespaces have no name: file descriptors, threads and processes hold them, so
+// the kernel drops them with everything inside as soon as the lab's process ends,
+// however it ends. Only cgroup directories can be left behind by a killed process;
+// Sweep removes them, and New calls it.
+package lab

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package lab
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Server answers requests with who it is and whom it sees:
+//
+//	<sandbox name> <peer address:port>\n
+//
+// per line on TCP, where connections stay open for more, per datagram on UDP.
+type Server struct {
+	Name string
+	Port uint16
+
+	// Conns counts accepted TCP connections, Requests the requests answered.
+	Conns, Requests atomic.Int64
+
+	sandbox *Sandbox // nil in a helper process, which just ends
+	closing func() error
+	running sync.WaitGroup
+
+	mu    sync.Mutex
+	conns map[net.Conn]struct{} // nil once closed
+}
+
+// ServeTCP starts a TCP server in the sandbox, on all addresses of both families.
+// Port 0 takes a free one. The server ends with the sandbox at the latest.
+func (s *Sandbox) ServeTCP(port uint16) (*Server, error) {
+	l, err := s.listenTCP(port)
+	if err != nil {
+		return nil, err
+	}
+	srv := &Server{Name: s.Name, sandbox: s, Port: uint16(l.Addr().(*net.TCPAddr).Port)}
+	srv.serveTCP(l)
+	return srv, s.keep(srv)
+}
+
+// ServeUDP starts a UDP server like ServeTCP. Answers come from the address that
+// was asked, also on nodes, which have several.
+func (s *Sandbox) ServeUDP(port uint16) (*Server, error) {
+	c, err := s.listenUDP(port)
+	if err != nil {
+		return nil, err
+	}
+	srv := &Server{Name: s.Name, sandbox: s, Port: uint16(c.LocalAddr().(*net.UDPAddr).Port)}
+	srv.serveUDP(c)
+	return srv, s.keep(srv)
+}
+
+// Close stops the server and its connections; it is idempotent.
+func (s *Server) Close() error {
+	if s.sandbox != nil {
+		s.sandbox.forget(s)
+	}
+	err := s.closing()
+	if errors.Is(err, net.ErrClosed) {
+		err = nil
+	}
+	s.mu.Lock()
+	for c := range s.conns {
+		_ = c.Close()
+	}
+	s.conns = nil
+	s.mu.Unlock()
+	s.running.Wait()
+	return err
+}
+
+func (s *Server) serveTCP(l net.Listener) {
+	s.closing = l.Close
+	s.conns = map[net.Conn]struct{}{}
+	s.running.Go(func() {
+		for {
+			c, err := l.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				continue // the connection went away while it was accepted
+			}
+			if s.add(c) {
+				s.Conns.Add(1)
+				s.running.Go(func() { s.talk(c) })
+			}
+		}
+	})
+}
+
+func (s *Server) add(c net.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conns == nil {
+		_ = c.Close()
+		return false
+	}
+	s.conns[c] = struct{}{}
+	return true
+}
+
+func (s *Server) talk(c net.Conn) {
+	defer func() {
+		_ = c.Close()
+		s.mu.Lock()
+		delete(s.conns, c)
+		s.mu.Unlock()
+	}()
+	answer := s.answer(c.RemoteAddr().(*net.TCPAddr).AddrPort())
+	r := bufio.NewReader(c)
+	for {
+		if _, err := r.ReadSlice('\n'); err != nil {
+			return
+		}
+		s.Requests.Add(1)
+		if _, err := c.Write(answer); err != nil {
+			return
+		}
+	}
+}
+
+func (s *Server) serveUDP(c *net.UDPConn) {
+	s.closing = c.Close
+	s.running.Go(func() {
+		buf, oob := make([]byte, 64<<10), make([]byte, 128)
+		for {
+			_, n, _, peer, err := c.ReadMsgUDPAddrPort(buf, oob)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				continue // an ICMP error about an earlier answer
+			}
+			s.Requests.Add(1)
+			// A peer that is gone is no concern of the server.
+			_, _, _ = c.WriteMsgUDPAddrPort(s.answer(peer), unpin(oob[:n]), peer)
+		}
+	})
+}
+
+// unpin makes received packet info fit for sending: the source address is to be
+// kept, the way out is for routing to find.
+func unpin(oob []byte) []byte {
+	const header = int(unsafe.Sizeof(unix.Cmsghdr{}))
+	if len(oob) >= header+unix.SizeofInet6Pktinfo {
+		(*unix.Inet6Pktinfo)(unsafe.Pointer(&oob[header])).Ifindex = 0
+	}
+	return oob
+}
+
+func (s *Server) answer(peer netip.AddrPort) []byte {
+	return fmt.Appendf(nil, "%s %s\n", s.Name, unmap(peer))
+}
+
+// Reply is what a Server said.
+type Reply struct {
+	Server string         // name of the sandbox that answered
+	Peer   netip.AddrPort // the client, as the server sees it
+}
+
+// Ask connects to a server from inside the sandbox, asks once and disconnects. See
+// Dial for networks and addresses. Without a deadline in ctx it gives up after two
+// seconds.
+func (s *Sandbox) Ask(ctx context.Context, network string, to netip.AddrPort) (Reply, error) {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, dialTimeout)
+		defer cancel()
+	}
+	c, err := s.Dial(ctx, network, to)
+	if err != nil {
+		return Reply{}, err
+	}
+	defer c.Close()
+	r, err := AskConn(ctx, c)
+	return r, wrap(err, "ask %s %s from %s", network, to, s.Name)
+}
+
+// AskConn sends one more request over a connection.
+func AskConn(ctx context.Context, c net.Conn) (Reply, error) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(dialTimeout)
+	}
+	if err := c.SetDeadline(deadline); err != nil {
+		return Reply{}, err
+	}
+	if _, err := c.Write([]byte("?\n")); err != nil {
+		return Reply{}, err
+	}
+	var buf [256]byte
+	n := 0
+	for n == 0 || buf[n-1] != '\n' {
+		m, err := c.Read(buf[n:])
+		if err != nil {
+			return Reply{}, err
+		}
+		n += m
+	}
+	return ParseReply(string(buf[:n]))
+}
+
+// ParseReply reads the text of an answer.
+func ParseReply(text string) (Reply, error) {
+	name, peer, _ := strings.Cut(strings.TrimSuffix(text, "\n"), " ")
+	ap, err := netip.ParseAddrPort(peer)
+	if err != nil {
+		return Reply{}, fmt.Errorf("parse answer %q: %w", text, err)
+	}
+	return Reply{Server: name, Peer: ap}, nil
+}
+
+func unmap(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The sockets here are made by hand rather than by package net, for three reasons:
+// the system calls must happen on the sandbox's thread; net finds out once per
+// process whether IPv6 works, in whichever namespace it is asked first; and clients
+// must be able to choose an IPv6 socket for an IPv4 address.
+
+// dialTimeout applies to contexts without a deadline.
+const dialTimeout = 2 * time.Second
+
+// Dial connects from inside the sandbox. The network is "tcp" or "udp". For an
+// IPv4-mapped address (::ffff:a.b.c.d) an IPv6 socket is used, as dual-stack
+// programs do. The connection can be used from any goroutine and outlives Do.
+func (s *Sandbox) Dial(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
+	var conn net.Conn
+	err := s.Do(func() (err error) {
+		conn, err = dial(ctx, network, to)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("dial %s %s from %s: %w", network, to, s.Name, err)
+	}
+	return conn, nil
+}
+
+func dial(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
+	kind, err := socketType(network)
+	if err != nil {
+		return nil, err
+	}
+	family := unix.AF_INET
+	if to.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	f := os.NewFile(uintptr(fd), network)
+	defer f.Close() // FileConn works on a copy
+	err = unix.Connect(fd, sockaddr(to))
+	if errors.Is(err, unix.EINPROGRESS) {
+		err = connected(ctx, fd)
+	}
+	if err != nil {
+		return nil, os.NewSyscallError("connect", err)
+	}
+	return net.FileConn(f)
+}
+
+// connected waits for a connect to finish. It looks at the context now and then,
+// as it must not leave the thread.
+func connected(ctx context.Context, fd int) error {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(dialTimeout)
+	}
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return os.ErrDeadlineExceeded
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 10)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		if n > 0 {
+			code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			if err == nil && code != 0 {
+				err = unix.Errno(code)
+			}
+			return err
+		}
+	}
+}
+
+// listenTCP and listenUDP bind a port on all addresses, of both families, by one
+// IPv6 socket; port 0 takes a free one.
+func (s *Sandbox) listenTCP(port uint16) (net.Listener, error) {
+	var l net.Listener
+	err := s.bound("tcp", port, func(f *os.File) (err error) {
+		if err = unix.Listen(int(f.Fd()), 1024); err == nil {
+			l, err = net.FileListener(f)
+		}
+		return err
+	})
+	return l, err
+}
+
+func (s *Sandbox) listenUDP(port uint16) (*net.UDPConn, error) {
+	var c *net.UDPConn
+	err := s.bound("udp", port, func(f *os.File) error {
+		// Answers have to leave from the address that was asked.
+		if err := unix.SetsockoptInt(int(f.Fd()), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1); err != nil {
+			return err
+		}
+		pc, err := net.FilePacketConn(f)
+		if err == nil {
+			c = pc.(*net.UDPConn)
+		}
+		return err
+	})
+	return c, err
+}
+
+// ListenUDP opens an unconnected UDP socket in the sandbox, for clients that send
+// to many addresses. The family is unix.AF_INET, or unix.AF_INET6 for a dual-stack
+// socket.
+func (s *Sandbox) ListenUDP(family int) (*net.UDPConn, error) {
+	var c *net.UDPConn
+	err := s.Do(func() error {
+		fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return os.NewSyscallError("socket", err)
+		}
+		f := os.NewFile(uintptr(fd), "udp")
+		defer f.Close()
+		if family == unix.AF_INET6 {
+			if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0); err != nil {
+				return os.NewSyscallError("setsockopt", err)
+			}
+		}
+		pc, err := net.FilePacketConn(f)
+		if err == nil {
+			c = pc.(*net.UDPConn)
+		}
+		return err
+	})
+	return c, wrap(err, "open udp socket in %s", s.Name)
+}
+
+func (s *Sandbox) bound(network string, port uint16, use func(*os.File) error) error {
+	err := s.Do(func() error {
+		kind, err := socketType(network)
+		if err != nil {
+			return err
+		}
+		fd, err := unix.Socket(unix.AF_INET6, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return os.NewSyscallError("socket", err)
+		}
+		f := os.NewFile(uintptr(fd), network)
+		defer f.Close()
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0); err != nil {
+			return os.NewSyscallError("setsockopt", err)
+		}
+		if network == "tcp" {
+			// Connections of an earlier server on this port may linger.
+			if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+				return os.NewSyscallError("setsockopt", err)
+			}
+		}
+		if err := unix.Bind(fd, &unix.SockaddrInet6{Port: int(port)}); err != nil {
+			return os.NewSyscallError("bind", err)
+		}
+		return use(f)
+	})
+	return wrap(err, "listen on %s port %d in %s", network, port, s.Name)
+}
+
+func socketType(network string) (int, error) {
+	switch network {
+	case "tcp":
+		return unix.SOCK_STREAM, nil
+	case "udp":
+		return unix.SOCK_DGRAM, nil
+	}
+	return 0, fmt.Errorf("unknown network %q", network)
+}
+
+func sockaddr(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+}

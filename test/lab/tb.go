@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package lab
+
+import "os"
+
+// RequireEnv makes tests fail instead of skip when something they need is missing,
+// for machines where everything ought to be there.
+const RequireEnv = "TANDEM_REQUIRE_PRIVILEGED"
+
+// TB is the part of testing.TB the lab uses. It is spelled out so that a demo
+// does not link the testing package.
+type TB interface {
+	Helper()
+	Skipf(format string, args ...any)
+	Fatalf(format string, args ...any)
+	Errorf(format string, args ...any)
+	Cleanup(func())
+}
+
+// NewT opens a lab for a test and closes it at its end. Where labs are not possible
+// the test is skipped with the reason, or fails if RequireEnv is set to 1.
+func NewT(tb TB, opts ...Options) *Lab {
+	tb.Helper()
+	if err := Available(); err != nil {
+		SkipOrFail(tb, err)
+	}
+	var o Options
+	if len(opts) > 0 {
+		o = opts[0]
+	}
+	l, err := New(o)
+	if err != nil {
+		tb.Fatalf("%v", err)
+	}
+	l.fail = func(err error) {
+		tb.Helper()
+		tb.Fatalf("%v", err)
+	}
+	tb.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			tb.Errorf("%v", err)
+		}
+	})
+	return l
+}
+
+// SkipOrFail ends a test that lacks something: skipped, or failed if RequireEnv is
+// set to 1.
+func SkipOrFail(tb TB, missing error) {
+	tb.Helper()
+	if os.Getenv(RequireEnv) == "1" {
+		tb.Fatalf("missing, although %s=1: %v", RequireEnv, missing)
+	}
+	tb.Skipf("missing: %v", missing)
+}
