@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package capabilities
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
+)
+
+// Before kernel 5.8 the two BPF capabilities were part of CAP_SYS_ADMIN.
+const (
+	capBPF    = "CAP_BPF (CAP_SYS_ADMIN before 5.8)"
+	capBPFNet = "CAP_BPF and CAP_NET_ADMIN (CAP_SYS_ADMIN before 5.8)"
+	capNet    = "CAP_NET_ADMIN"
+)
+
+func probeBPFSyscall(context.Context, *host, string) outcome {
+	return fromKernel(tryMap(&ciliumebpf.MapSpec{Type: ciliumebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}), capBPF)
+}
+
+func probeBTF(_ context.Context, h *host, _ string) outcome {
+	path := h.sys("kernel/btf/vmlinux")
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return no(err)
+	}
+	if err != nil {
+		return inconclusive(err)
+	}
+	return fromClose(f.Close(), path)
+}
+
+func fromClose(err error, detail string) outcome {
+	if err != nil {
+		return inconclusive(err)
+	}
+	return yes(detail)
+}
+
+// probeJIT reads the sysctl where it can, and otherwise looks at what became of
+// a program: net.core.bpf_jit_enable exists in the first network namespace only.
+func probeJIT(_ context.Context, h *host, _ string) outcome {
+	text, err := os.ReadFile(h.proc("sys/net/core/bpf_jit_enable"))
+	if err == nil {
+		return parseJITEnable(string(text))
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return inconclusive(err)
+	}
+	prog, err := loadProgram(&ciliumebpf.ProgramSpec{Type: ciliumebpf.SchedCLS, Instructions: returning(0)})
+	if err != nil {
+		o := fromKernel(err, capBPFNet)
+		o.state = Inconclusive
+		return o
+	}
+	defer prog.Close()
+	info, err := prog.Info()
+	if err != nil {
+		return inconclusive(err)
+	}
+	size, err := info.JitedSize()
+	if err != nil {
+		return inconclusive(err)
+	}
+	if size == 0 {
+		return no(errors.New("a loaded program was not compiled"))
+	}
+	return yes("seen on a loaded program")
+}
+
+func parseJITEnable(text string) outcome {
+	switch value := strings.TrimSpace(text); value {
+	case "0":
+		return no(errors.New("net.core.bpf_jit_enable is 0"))
+	case "1", "2":
+		return yes("net.core.bpf_jit_enable is " + value)
+	default:
+		return inconclusive(fmt.Errorf("net.core.bpf_jit_enable is %q", value))
+	}
+}
+
+func probeBPFFS(_ context.Context, h *host, _ string) outcome {
+	return fromMagic(h.opts.BPFFSRoot, unix.BPF_FS_MAGIC, "bpf")
+}
+
+// fromMagic answers whether a filesystem of one kind is mounted at path.
+func fromMagic(path string, magic int64, kind string) outcome {
+	var stat unix.Statfs_t
+	err := unix.Statfs(path, &stat)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		return no(&fs.PathError{Op: "statfs", Path: path, Err: err})
+	case err != nil:
+		return inconclusive(&fs.PathError{Op: "statfs", Path: path, Err: err})
+	// Statfs_t.Type is 32 bits wide on some architectures, where large magics
+	// turn negative: compare what the kernel compares.
+	case uint32(stat.Type) != uint32(magic):
+		return no(fmt.Errorf("%s is not a %s filesystem (magic %#x)", path, kind, uint32(stat.Type)))
+	}
+	return yes(path)
+}
+
+// probeLockdown prefers securityfs. When that is not mounted, a lockdown= on
+// the command line still shows a mode the kernel was booted into, but its
+// absence shows nothing: secure boot sets the mode without it.
+func probeLockdown(_ context.Context, h *host, _ string) outcome {
+	text, err := os.ReadFile(h.sys("kernel/security/lockdown"))
+	if err == nil {
+		mode, err := parseLockdown(string(text))
+		if err != nil {
+			return inconclusive(err)
+		}
+		return fromLockdownMode(mode)
+	}
+	cmdline, cmdlineErr := os.ReadFile(h.proc("cmdline"))
+	if cmdlineErr == nil {
+		if mode := cmdlineValue(string(cmdline), "lockdown"); mode != "" {
+			return fromLockdownMode(mode)
+		}
+	}
+	return inconclusive(fmt.Errorf("neither securityfs nor the kernel command line tells: %w", errors.Join(err, cmdlineErr)))
+}
+
+func fromLockdownMode(mode string) outcome {
+	switch mode {
+	case "none", "integrity":
+		return yes("mode " + mode)
+	case "confidentiality":
+		return no(errors.New("kernel lockdown is in confidentiality mode"))
+	}
+	return inconclusive(fmt.Errorf("unknown lockdown mode %q", mode))
+}
+
+// parseLockdown picks the bracketed word out of "none [integrity] confidentiality".
+func parseLockdown(text string) (string, error) {
+	for word := range strings.FieldsSeq(text) {
+		inner, opened := strings.CutPrefix(word, "[")
+		inner, closed := strings.CutSuffix(inner, "]")
+		if opened && closed {
+			return inner, nil
+		}
+	}
+	return "", fmt.Errorf("no mode is marked in %q", strings.TrimSpace(text))
+}
+
+// cmdlineValue returns the last value of key on a kernel command line; what
+// follows "--" belongs to init.
+func cmdlineValue(cmdline, key string) string {
+	var value string
+	for word := range strings.FieldsSeq(cmdline) {
+		if word == "--" {
+			break
+		}
+		if v, found := strings.CutPrefix(word, key+"="); found {
+			value = v
+		}
+	}
+	return value
+}
+
+// kernelTypes reads the kernel's BTF once, and only if a probe asks.
+type kernelTypes struct {
+	vmlinux *btf.Spec
+	err     error
+	loaded  bool
+}
+
+func (h *host) vmlinuxTypes() (*btf.Spec, error) {
+	if !h.types.loaded {
+		h.types.vmlinux, h.types.err = btf.LoadSpec(h.sys("kernel/btf/vmlinux"))
+		h.types.loaded = true
+	}
+	return h.types.vmlinux, h.types.err
+}
+
+// probeKfunc looks a kernel function up in BTF, of the kernel proper and then
+// of the module that has it elsewhere.
+func probeKfunc(name, module string) probeFunc {
+	return func(_ context.Context, h *host, _ string) outcome {
+		base, err := h.vmlinuxTypes()
+		if errors.Is(err, fs.ErrNotExist) {
+			return no(fmt.Errorf("kfuncs need kernel BTF: %w", err))
+		}
+		if err != nil {
+			return inconclusive(err)
+		}
+		if found, err := hasFunc(base, name); err != nil || found {
+			return fromFound(found, err, "in vmlinux")
+		}
+		moduleTypes, err := btf.LoadSplitSpec(h.sys("kernel/btf", module), base)
+		if errors.Is(err, fs.ErrNotExist) {
+			presence, reason := h.module(module, "")
+			if presence == moduleAbsent || presence == moduleLoaded {
+				return no(fmt.Errorf("%s is neither in the BTF of the kernel nor of a module", name))
+			}
+			return inconclusive(reason)
+		}
+		if err != nil {
+			return inconclusive(err)
+		}
+		found, err := hasFunc(moduleTypes, name)
+		if err == nil && !found {
+			return no(fmt.Errorf("%s is not in the BTF of module %s", name, module))
+		}
+		return fromFound(found, err, "in module "+module)
+	}
+}
+
+func fromFound(found bool, err error, detail string) outcome {
+	if err != nil || !found {
+		return inconclusive(err)
+	}
+	return yes(detail)
+}
+
+func hasFunc(spec *btf.Spec, name string) (bool, error) {
+	var fn *btf.Func
+	err := spec.TypeByName(name, &fn)
+	if errors.Is(err, btf.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// returning is the smallest program: it returns value.
+func returning(value int32) asm.Instructions {
+	return asm.Instructions{asm.Mov.Imm(asm.R0, value), asm.Return()}
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
+)
+
+// Ports of the two HTTP servers.
+const (
+	HealthzPort = 10256
+	MetricsPort = 10249
+)
+
+// defaultContentType is what the client speaks with the API server.
+const defaultContentType = "application/vnd.kubernetes.protobuf"
+
+// New is a configuration with every default filled in.
+func New() *Config {
+	c := &Config{}
+	c.SetDefaults()
+	return c
+}
+
+// SetDefaults fills in what is unset. As with upstream every zero value counts
+// as unset: kubeadm writes all fields, most of them as "", 0 or null.
+func (c *Config) SetDefaults() {
+	k := &c.KubeProxy
+	k.APIVersion, k.Kind = KubeProxyAPIVersion, KubeProxyKind
+	logsapi.SetRecommendedLoggingConfiguration(&k.Logging)
+	orDefault(&k.ClientConnection.ContentType, defaultContentType)
+	orDefault(&k.ClientConnection.QPS, 5)
+	orDefault(&k.ClientConnection.Burst, 10)
+	orDefault(&k.BindAddress, "0.0.0.0")
+	c.setAddressDefaults()
+	orDefault(&k.ConfigSyncPeriod.Duration, 15*time.Minute)
+	if k.OOMScoreAdj == nil {
+		// A proxy killed for memory would leave the node with old routes.
+		k.OOMScoreAdj = new(int32(-999))
+	}
+
+	t := &c.Tandem
+	t.APIVersion, t.Kind = TandemAPIVersion, TandemKind
+	e, sizes, runner := &t.EBPF, ebpf.DefaultSizes(), proxier.DefaultRunnerOptions()
+	orDefault(&e.ProcRoot, "/proc")
+	orDefault(&e.MinSyncPeriod, metav1.Duration{Duration: runner.MinInterval})
+	orDefault(&e.SyncPeriod, metav1.Duration{Duration: runner.MaxInterval})
+	orDefault(&e.SocketLB, SocketLBAll)
+	orDefault(&e.MaxFrontends, sizes.Frontends)
+	orDefault(&e.MaxServices, sizes.Services)
+	orDefault(&e.MaxBackends, sizes.Backends)
+	orDefault(&e.MaxSlots, sizes.Slots)
+	orDefault(&e.MaxAffinity, sizes.Affinity)
+	orDefault(&e.MaxUDPPeers, sizes.UDPPeers)
+	orDefault(&e.MaxOptOuts, sizes.OptOuts)
+}
+
+func (c *Config) setAddressDefaults() {
+	k := &c.KubeProxy
+	anyHost, loopback := "0.0.0.0", "127.0.0.1"
+	if addr, err := netip.ParseAddr(k.BindAddress); err == nil && addr.Is6() {
+		anyHost, loopback = "::", "::1"
+	}
+	k.HealthzBindAddress = withPort(k.HealthzBindAddress, anyHost, HealthzPort)
+	k.MetricsBindAddress = withPort(k.MetricsBindAddress, loopback, MetricsPort)
+}
+
+// Sizes are the capacities of the maps.
+func (e *EBPFConfiguration) Sizes() ebpf.Sizes {
+	return ebpf.Sizes{
+		Frontends: e.MaxFrontends, Services: e.MaxServices, Backends: e.MaxBackends, Slots: e.MaxSlots,
+		Affinity: e.MaxAffinity, UDPPeers: e.MaxUDPPeers, OptOuts: e.MaxOptOuts,
+	}
+}
+
+func orDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// withPort completes the address of a server: nothing is the default host, and
+// an address alone gets the port.
+func withPort(address, host string, port int) string {
+	text := strconv.Itoa(port)
+	if address == "" {
+		return net.JoinHostPort(host, text)
+	}
+	if _, err := netip.ParseAddr(address); err == nil {
+		return net.JoinHostPort(address, text)
+	}
+	return address
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	cliflag "k8s.io/component-base/cli/flag"
+	logsapi "k8s.io/component-base/logs/api/v1"
+)
+
+// The groups of flags, as --help shows them.
+const (
+	flagsGeneral = "general"
+	flagsAPI     = "API server"
+	flagsServers = "health and metrics"
+	flagsEBPF    = "fast path (eBPF)"
+	flagsLogs    = "logs"
+)
+
+// fieldOf is the field that a flag sets, for the flags that can be wrong.
+var fieldOf = map[string]string{
+	"hostname-override":               "hostnameOverride",
+	"proxy-mode":                      "mode",
+	"bind-address":                    "bindAddress",
+	"healthz-bind-address":            "healthzBindAddress",
+	"metrics-bind-address":            "metricsBindAddress",
+	"config-sync-period":              "configSyncPeriod",
+	"oom-score-adj":                   "oomScoreAdj",
+	"show-hidden-metrics-for-version": "showHiddenMetricsForVersion",
+	"kubeconfig":                      "clientConnection.kubeconfig",
+	"kube-api-burst":                  "clientConnection.burst",
+	"manifests":                       TandemKind + ".manifests",
+	"ebpf-min-sync-period":            TandemKind + ".ebpf.minSyncPeriod",
+	"ebpf-sync-period":                TandemKind + ".ebpf.syncPeriod",
+	"ebpf-socket-lb":                  TandemKind + ".ebpf.socketLB",
+	"ebpf-max-frontends":              TandemKind + ".ebpf.maxFrontends",
+	"ebpf-max-services":               TandemKind + ".ebpf.maxServices",
+	"ebpf-max-backends":               TandemKind + ".ebpf.maxBackends",
+	"ebpf-max-slots":                  TandemKind + ".ebpf.maxSlots",
+	"ebpf-max-affinity":               TandemKind + ".ebpf.maxAffinity",
+	"ebpf-max-udp-peers":              TandemKind + ".ebpf.maxUDPPeers",
+	"ebpf-max-opt-outs":               TandemKind + ".ebpf.maxOptOuts",
+}
+
+// AddFlags binds flags to the fields. Names, defaults and meaning of those
+// that upstream has are upstream's.
+func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
+	k := &c.KubeProxy
+	fs := sets.FlagSet(flagsGeneral)
+	fs.StringVar((*string)(&k.Mode), "proxy-mode", string(k.Mode), "How Services are carried: 'ebpf'. Empty means 'iptables', as upstream. Given as a flag it wins over the file of --config, so that one ConfigMap serves this binary and upstream's.")
+	fs.StringVar(&k.HostnameOverride, "hostname-override", k.HostnameOverride, "The name of this node; the host's name if empty. It wins over the file of --config.")
+	fs.Var(cliflag.NewMapStringBool(&k.FeatureGates), "feature-gates", "A set of key=value pairs that turn features on and off.")
+	fs.Int32Var(k.OOMScoreAdj, "oom-score-adj", *k.OOMScoreAdj, "The oom_score_adj of this process, from -1000 to 1000.")
+	fs.BoolVar(&k.EnableProfiling, "profiling", k.EnableProfiling, "Serve profiles at /debug/pprof of the metrics server.")
+
+	fs = sets.FlagSet(flagsAPI)
+	fs.StringVar(&k.ClientConnection.Kubeconfig, "kubeconfig", k.ClientConnection.Kubeconfig, "Path of a kubeconfig file. Without it, --master and --manifests, the service account of the pod is used.")
+	fs.Float32Var(&k.ClientConnection.QPS, "kube-api-qps", k.ClientConnection.QPS, "Requests per second to the API server.")
+	fs.Int32Var(&k.ClientConnection.Burst, "kube-api-burst", k.ClientConnection.Burst, "Requests to the API server that may exceed --kube-api-qps for a moment.")
+	fs.StringVar(&k.ClientConnection.ContentType, "kube-api-content-type", k.ClientConnection.ContentType, "Content type of requests to the API server.")
+	fs.DurationVar(&k.ConfigSyncPeriod.Duration, "config-sync-period", k.ConfigSyncPeriod.Duration, "How often everything that is cached from the API server is looked at again. Must be greater than 0.")
+	fs.StringVar(&c.Tandem.Manifests, "manifests", c.Tandem.Manifests, "A directory of YAML or JSON manifests (Services, EndpointSlices, the Node) that stands in for the API server and is watched for changes. It wins over the file of --config.")
+
+	fs = sets.FlagSet(flagsServers)
+	fs.Var(&ipVar{&k.BindAddress}, "bind-address", "The address family that comes first on this node, and the family of the default addresses below: '0.0.0.0' or '::'.")
+	fs.Var(&hostPortVar{&k.HealthzBindAddress, HealthzPort}, "healthz-bind-address", "Address and port of the health server, with /healthz and /livez.")
+	fs.Var(&hostPortVar{&k.MetricsBindAddress, MetricsPort}, "metrics-bind-address", "Address and port of the metrics server, with /metrics, /proxyMode and /configz.")
+	fs.BoolVar(&k.BindAddressHardFail, "bind-address-hard-fail", k.BindAddressHardFail, "Exit when an address cannot be bound, instead of trying again.")
+	fs.StringVar(&k.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", k.ShowHiddenMetricsForVersion, "The previous version, as <major>.<minor>, whose hidden metrics are to be shown.")
+
+	e := &c.Tandem.EBPF
+	fs = sets.FlagSet(flagsEBPF)
+	fs.StringVar(&e.CgroupRoot, "ebpf-cgroup-root", e.CgroupRoot, "The cgroup2 directory whose processes are served. Empty means the root of the hierarchy, found through the mount table.")
+	fs.StringVar(&e.ProcRoot, "ebpf-proc-root", e.ProcRoot, "The proc file system in which the network namespaces of pods are found.")
+	fs.DurationVar(&e.MinSyncPeriod.Duration, "ebpf-min-sync-period", e.MinSyncPeriod.Duration, "The least time from one sync to the next. Must be greater than 0.")
+	fs.DurationVar(&e.SyncPeriod.Duration, "ebpf-sync-period", e.SyncPeriod.Duration, "The time after which everything in the kernel is compared, whether or not anything changed. Must be greater than 0.")
+	fs.StringVar(&e.SocketLB, "ebpf-socket-lb", e.SocketLB, "Whose sockets are served: 'all', of the host and of pods, or 'host', of the host's network namespace only.")
+	fs.Uint32Var(&e.MaxFrontends, "ebpf-max-frontends", e.MaxFrontends, "Room for frontends: one for each address, port and protocol that clients dial.")
+	fs.Uint32Var(&e.MaxServices, "ebpf-max-services", e.MaxServices, "Room for service ports.")
+	fs.Uint32Var(&e.MaxBackends, "ebpf-max-backends", e.MaxBackends, "Room for backends: one for each endpoint that a service port uses.")
+	fs.Uint32Var(&e.MaxSlots, "ebpf-max-slots", e.MaxSlots, "Room for places in backend sets. A set takes its size rounded up to a power of two, twice while it changes.")
+	fs.Uint32Var(&e.MaxAffinity, "ebpf-max-affinity", e.MaxAffinity, "Clients that session affinity remembers; the longest unseen go first.")
+	fs.Uint32Var(&e.MaxUDPPeers, "ebpf-max-udp-peers", e.MaxUDPPeers, "Service addresses remembered for unconnected UDP sockets that use more than one.")
+	fs.Uint32Var(&e.MaxOptOuts, "ebpf-max-opt-outs", e.MaxOptOuts, "Room for network namespaces whose sockets are left alone.")
+
+	logsapi.AddFlags(&k.Logging, sets.FlagSet(flagsLogs))
+}
+
+// OverrideWithFlags takes over those flags that were given and win over a
+// file, and returns the names of those that were given and do not.
+func (c *Config) OverrideWithFlags(given *pflag.FlagSet) (ignored []string, err error) {
+	var sets cliflag.NamedFlagSets
+	c.AddFlags(&sets)
+	vmodule := c.KubeProxy.Logging.VModule
+	c.KubeProxy.Logging.VModule = nil
+	var errs []error
+	for _, group := range sets.Order {
+		fs := sets.FlagSets[group]
+		fs.VisitAll(func(f *pflag.Flag) {
+			if !given.Changed(f.Name) {
+				return
+			}
+			if !winsOverFile(group, f.Name) {
+				ignored = append(ignored, "--"+f.Name)
+				return
+			}
+			if err := fs.Set(f.Name, given.Lookup(f.Name).Value.String()); err != nil {
+				errs = append(errs, err)
+			}
+			c.setByFlag(f.Name)
+		})
+	}
+	// The first pattern that matches counts.
+	c.KubeProxy.Logging.VModule = append(c.KubeProxy.Logging.VModule, vmodule...)
+	slices.Sort(ignored)
+	return ignored, errors.Join(errs...)
+}
+
+// CompleteFromFlags fills in what depends on other flags, where there is no
+// file: the default addresses of the servers are of the family of
+// --bind-address.
+func (c *Config) CompleteFromFlags(given *pflag.FlagSet) {
+	given.Visit(func(f *pflag.Flag) { c.setByFlag(f.Name) })
+	if !given.Changed("healthz-bind-address") {
+		c.KubeProxy.HealthzBindAddress = ""
+	}
+	if !given.Changed("metrics-bind-address") {
+		c.KubeProxy.MetricsBindAddress = ""
+	}
+	c.setAddressDefaults()
+}
+
+func (c *Config) setByFlag(name string) {
+	if at, ok := fieldOf[name]; ok {
+		if c.origin == nil {
+			c.origin = map[string]string{}
+		}
+		c.origin[at] = "--" + name
+	}
+}
+
+// winsOverFile says which flags count although --config is given: those that
+// do upstream, and those that upstream does not have.
+func winsOverFile(group, name string) bool {
+	switch name {
+	case "hostname-override", "proxy-mode", "manifests":
+		return true
+	}
+	return group == flagsEBPF || group == flagsLogs
+}
+
+// Explain makes one error of many, each with where the value comes from: file
+// and line, or flag.
+func (c *Config) Explain(list field.ErrorList) error {
+	errs := make([]error, 0, len(list))
+	for _, e := range list {
+		origin := c.origin[e.Field]
+		switch {
+		case strings.HasPrefix(origin, "--"):
+			errs = append(errs, fmt.Errorf("%s: %s", origin, e.ErrorBody()))
+		case origin != "":
+			errs = append(errs, fmt.Errorf("%s: %w", origin, e))
+		default:
+			errs = append(errs, e)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Origin is where a field's value comes from: file and line, a flag, or empty
+// for a default. The path is as in Validate.
+func (c *Config) Origin(path string) string { return c.origin[path] }
+
+// ipVar is an IP address.
+type ipVar struct{ value *string }
+
+func (v *ipVar) String() string {
+	if v.value == nil {
+		return ""
+	}
+	return *v.value
+}
+
+func (v *ipVar) Set(text string) error {
+	*v.value = strings.TrimSpace(text)
+	return nil
+}
+
+func (v *ipVar) Type() string { return "ip" }
+
+// hostPortVar is an address that may leave out the port.
+type hostPortVar struct {
+	value *string
+	port  int
+}
+
+func (v *hostPortVar) String() string {
+	if v.value == nil {
+		return ""
+	}
+	return *v.value
+}
+
+// Set takes empty text for the default, as upstream does whatever its help
+// says: these servers cannot be turned off by it.
+func (v *hostPortVar) Set(text string) error {
+	*v.value = withPort(strings.TrimSpace(text), "", v.port)
+	if strings.TrimSpace(text) == "" {
+		*v.value = ""
+	}
+	return nil
+}
+
+func (v *hostPortVar) Type() string { return "ipport" }

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/spf13/pflag"
+	cliflag "k8s.io/component-base/cli/flag"
+)
+
+// kubeadmDocument has every field, most of them with zero values, as kubeadm
+// writes it.
+const kubeadmDocument = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
+bindAddress: 0.0.0.0
+bindAddressHardFail: false
+clientConnection:
+  acceptContentTypes: ""
+  burst: 0
+  contentType: ""
+  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
+  qps: 0
+clusterCIDR: 10.244.0.0/16
+configSyncPeriod: 0s
+conntrack:
+  maxPerCore: null
+  min: null
+  tcpBeLiberal: false
+  tcpCloseWaitTimeout: null
+  tcpEstablishedTimeout: null
+  udpStreamTimeout: 0s
+  udpTimeout: 0s
+detectLocal:
+  bridgeInterface: ""
+  interfaceNamePrefix: ""
+detectLocalMode: ""
+enableProfiling: false
+healthzBindAddress: ""
+hostnameOverride: ""
+iptables:
+  localhostNodePorts: null
+  masqueradeAll: false
+  masqueradeBit: null
+  minSyncPeriod: 0s
+  syncPeriod: 0s
+ipvs:
+  excludeCIDRs: null
+  minSyncPeriod: 0s
+  scheduler: ""
+  strictARP: false
+  syncPeriod: 0s
+  tcpFinTimeout: 0s
+  tcpTimeout: 0s
+  udpTimeout: 0s
+kind: KubeProxyConfiguration
+logging:
+  flushFrequency: 0
+  options:
+    json:
+      infoBufferSize: "0"
+    text:
+      infoBufferSize: "0"
+  verbosity: 0
+metricsBindAddress: ""
+mode: ebpf
+nftables:
+  masqueradeAll: false
+  masqueradeBit: null
+  minSyncPeriod: 0s
+  syncPeriod: 0s
+nodePortAddresses: null
+oomScoreAdj: null
+portRange: ""
+showHiddenMetricsForVersion: ""
+winkernel:
+  enableDSR: false
+  forwardHealthCheckVip: false
+  networkName: ""
+  rootHnsEndpointName: ""
+  sourceVip: ""
+`
+
+const (
+	kubeProxyHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+	tandemHead    = "apiVersion: config.tandem-proxy.dev/v1alpha1\nkind: TandemConfiguration\n"
+)
+
+func TestKubeadmFileHasDefaults(t *testing.T) {
+	got, warnings, err := parse("config.conf", []byte(kubeadmDocument))
+	if err != nil || len(warnings) > 0 {
+		t.Fatalf("error %v, warnings %q", err, warnings)
+	}
+	want := New()
+	want.KubeProxy.Mode = ModeEBPF
+	want.KubeProxy.ClusterCIDR = "10.244.0.0/16"
+	want.KubeProxy.ClientConnection.Kubeconfig = "/var/lib/kube-proxy/kubeconfig.conf"
+	if d := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Config{}), cmpopts.EquateEmpty()); d != "" {
+		t.Errorf("configuration (-want +got):\n%s", d)
+	}
+	if errs := got.Validate(); len(errs) > 0 {
+		t.Errorf("validation: %v", errs)
+	}
+}
+
+func TestParse(t *testing.T) {
+	tests := []struct {
+		name  string
+		text  string
+		check func(t *testing.T, c *Config)
+		warn  []string
+		fail  []string
+	}{
+		{
+			name: "both documents",
+			text: kubeProxyHead + "mode: ebpf\n---\n" + tandemHead + `
+ebpf:
+  socketLB: host
+  syncPeriod: 1m
+  maxFrontends: 1024
+`,
+			check: func(t *testing.T, c *Config) {
+				e := c.Tandem.EBPF
+				if c.KubeProxy.Mode != "ebpf" || e.SocketLB != "host" || e.SyncPeriod.Duration != time.Minute || e.MaxFrontends != 1024 {
+					t.Errorf("got %+v", c)
+				}
+				if e.MaxSlots != New().Tandem.EBPF.MaxSlots || e.MinSyncPeriod.Duration != 10*time.Millisecond {
+					t.Errorf("defaults are missing: %+v", e)
+				}
+			},
+		},
+		{
+			name:  "an IPv6 bind address moves the defaults",
+			text:  kubeProxyHead + "bindAddress: '::'\n",
+			check: addresses("[::]:10256", "[::1]:10249"),
+		},
+		{
+			name:  "an address without port gets one",
+			text:  kubeProxyHead + "healthzBindAddress: 10.0.0.1\nmetricsBindAddress: fd00::1\n",
+			check: addresses("10.0.0.1:10256", "[fd00::1]:10249"),
+		},
+		{
+			name: "empty documents and comments",
+			text: "# nothing\n---\n" + kubeProxyHead + "---\n# nothing\n---\n",
+		},
+		{
+			name: "unknown fields are left out",
+			text: kubeProxyHead + "iptables:\n  speed: fast\nMode: ebpf\n---\n" + tandemHead + "ebpf:\n  warp: 9\n",
+			warn: []string{
+				`f.yaml:4: KubeProxyConfiguration: unknown field "iptables.speed"; it is left out of account`,
+				`f.yaml:5: KubeProxyConfiguration: unknown field "Mode"; it is left out of account`,
+				`f.yaml:10: TandemConfiguration: unknown field "ebpf.warp"; it is left out of account`,
+			},
+		},
+		{
+			name: "the last of two counts",
+			text: kubeProxyHead + "mode: iptables\nmode: ebpf\n",
+			check: func(t *testing.T, c *Config) {
+				if c.KubeProxy.Mode != "ebpf" {
+					t.Errorf("mode %q", c.KubeProxy.Mode)
+				}
+			},
+			warn: []string{`f.yaml:4: KubeProxyConfiguration: field "mode" is there twice; the last one counts`},
+		},
+		{
+			name: "the wrong order is no use to upstream",
+			text: tandemHead + "---\n" + kubeProxyHead,
+			warn: []string{`f.yaml:4: KubeProxyConfiguration is not the first document; upstream's proxy would not read it`},
+		},
+		{
+			name: "all that does not decode is named",
+			text: kubeProxyHead + `oomScoreAdj: low
+iptables:
+  syncPeriod: soon
+  masqueradeAll: 7
+mode: [ebpf]
+clientConnection: none
+conntrack:
+  min:
+    a: 1
+---
+` + tandemHead + `ebpf:
+  maxSlots: -1
+  syncPeriod: 30
+  minSyncPeriod: 99999999999999999999s
+`,
+			fail: []string{
+				"f.yaml:3: KubeProxyConfiguration.oomScoreAdj: a string where a whole number belongs",
+				`f.yaml:5: KubeProxyConfiguration.iptables.syncPeriod: time: invalid duration "soon"`,
+				"f.yaml:6: KubeProxyConfiguration.iptables.masqueradeAll: a number where true or false belongs",
+				"f.yaml:7: KubeProxyConfiguration.mode: a list does not belong here",
+				"f.yaml:8: KubeProxyConfiguration.clientConnection: a string does not belong here",
+				"f.yaml:11: KubeProxyConfiguration.conntrack.min: a mapping where a whole number belongs",
+				"f.yaml:16: TandemConfiguration.ebpf.maxSlots: a number -1 where a whole number from 0 belongs",
+				"f.yaml:17: TandemConfiguration.ebpf.syncPeriod: a number where a string belongs",
+				`f.yaml:18: TandemConfiguration.ebpf.minSyncPeriod: time: invalid duration "99999999999999999999s"`,
+			},
+		},
+		{
+			name: "documents of other kinds",
+			text: "apiVersion: v1\nkind: ConfigMap\n---\n- a list\n",
+			fail: []string{
+				`f.yaml:1: apiVersion "v1", kind "ConfigMap": want kubeproxy.config.k8s.io/v1alpha1, kind KubeProxyConfiguration, or config.tandem-proxy.dev/v1alpha1, kind TandemConfiguration`,
+				"f.yaml:4: a document must be a mapping with apiVersion and kind",
+			},
+		},
+		{
+			name: "the same kind twice",
+			text: kubeProxyHead + "---\n" + kubeProxyHead,
+			fail: []string{"f.yaml:4: a second KubeProxyConfiguration; the first is in line 1"},
+		},
+		{name: "nothing", text: "", fail: []string{"f.yaml: there is no KubeProxyConfiguration in it"}},
+		{name: "not YAML", text: kubeProxyHead + "mode: {\n", fail: []string{"f.yaml:3: did not find expected node content"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c, warnings, err := parse("f.yaml", []byte(tt.text))
+			var errs []string
+			if err != nil {
+				errs = strings.Split(err.Error(), "\n")
+			}
+			if d := cmp.Diff(tt.fail, errs); d != "" {
+				t.Errorf("errors (-want +got):\n%s", d)
+			}
+			if d := cmp.Diff(tt.warn, warnings); d != "" {
+				t.Errorf("warnings (-want +got):\n%s", d)
+			}
+			if tt.check != nil && c != nil {
+				tt.check(t, c)
+			}
+		})
+	}
+}
+
+func addresses(healthz, metrics string) func(*testing.T, *Config) {
+	return func(t *testing.T, c *Config) {
+		t.Helper()
+		if k := c.KubeProxy; k.HealthzBindAddress != healthz || k.MetricsBindAddress != metrics {
+			t.Errorf("got %s and %s, want %s and %s", k.HealthzBindAddress, k.MetricsBindAddress, healthz, metrics)
+		}
+	}
+}
+
+func TestValuesAreExplained(t *testing.T) {
+	c, _, err := parse("f.yaml", []byte(kubeProxyHead+`bindAddress: here
+healthzBindAddress: 1.2.3.4:0
+metricsBindAddress: localhost:1
+configSyncPeriod: -1s
+oomScoreAdj: 1001
+showHiddenMetricsForVersion: "1.2"
+clientConnection: {burst: -1, kubeconfig: /kubeconfig}
+---
+`+tandemHead+`
+manifests: /manifests
+ebpf: {socketLB: pods, syncPeriod: 1s, minSyncPeriod: 2s, maxSlots: 1}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	var sets cliflag.NamedFlagSets
+	New().AddFlags(&sets)
+	for _, name := range sets.Order {
+		fs.AddFlagSet(sets.FlagSets[name])
+	}
+	if err := fs.Parse([]string{"--ebpf-max-backends=1"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.OverrideWithFlags(fs); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"f.yaml:9: clientConnection.burst: Invalid value: -1: must not be negative",
+		`f.yaml:3: bindAddress: Invalid value: "here": must be an IP address`,
+		`f.yaml:4: healthzBindAddress: Invalid value: "1.2.3.4:0": must have a port between 1 and 65535`,
+		`f.yaml:5: metricsBindAddress: Invalid value: "localhost:1": must begin with an IP address`,
+		`f.yaml:6: configSyncPeriod: Invalid value: "-1s": must be greater than 0`,
+		"f.yaml:7: oomScoreAdj: Invalid value: 1001: must be between -1000 and 1000",
+		`f.yaml:8: showHiddenMetricsForVersion: Invalid value: "1.2": must be the previous version, 1.36`,
+		`f.yaml:15: TandemConfiguration.ebpf.minSyncPeriod: Invalid value: "2s": must not be greater than syncPeriod, which is 1s`,
+		`f.yaml:15: TandemConfiguration.ebpf.socketLB: Unsupported value: "pods": supported values: "all", "host"`,
+		"--ebpf-max-backends: Invalid value: 1: must be between 2 and 16777216",
+		"f.yaml:15: TandemConfiguration.ebpf.maxSlots: Invalid value: 1: must be between 2 and 16777216",
+		`f.yaml:14: TandemConfiguration.manifests: Invalid value: "/manifests": stands in for an API server, but clientConnection.kubeconfig names one: "/kubeconfig"`,
+	}
+	if d := cmp.Diff(want, strings.Split(c.Explain(c.Validate()).Error(), "\n")); d != "" {
+		t.Errorf("errors (-want +got):\n%s", d)
+	}
+}
+
+// Whatever is in a file, reading it ends with a configuration or an error that
+// names the file.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(kubeadmDocument + "---\n" + tandemHead))
+	f.Add([]byte(kubeProxyHead + "iptables: {syncPeriod: x, <<: *a}"))
+	f.Add([]byte("a: &a [*a]"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, _, err := parse("f.yaml", data)
+		if (c == nil) != (err != nil) {
+			t.Fatalf("configuration %v, error %v", c, err)
+		}
+		if err != nil && !strings.HasPrefix(err.Error(), "f.yaml") {
+			t.Fatalf("error %v", err)
+		}
+		if c != nil {
+			c.Validate()
+		}
+	})
+}

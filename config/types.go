@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+)
+
+// The documents of a configuration file.
+const (
+	KubeProxyAPIVersion = "kubeproxy.config.k8s.io/v1alpha1"
+	KubeProxyKind       = "KubeProxyConfiguration"
+	TandemAPIVersion    = "config.tandem-proxy.dev/v1alpha1"
+	TandemKind          = "TandemConfiguration"
+)
+
+// Modes, in the words of --proxy-mode.
+const (
+	ModeEBPF     = "ebpf"
+	ModeIPTables = "iptables"
+	ModeIPVS     = "ipvs"
+	ModeNFTables = "nftables"
+)
+
+// Config is everything the proxy can be told.
+type Config struct {
+	KubeProxy kubeproxyv1alpha1.KubeProxyConfiguration
+	Tandem    TandemConfiguration
+
+	// origin says where a field was set, by its path.
+	origin map[string]string
+}
+
+// TandemConfiguration holds the options that upstream does not have.
+type TandemConfiguration struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Manifests is a directory of YAML manifests that stands in for the API
+	// server.
+	Manifests string `json:"manifests,omitempty"`
+	// EBPF are the options of mode ebpf.
+	EBPF EBPFConfiguration `json:"ebpf,omitempty"`
+}
+
+// EBPFConfiguration holds the options of mode ebpf. Every field left out, or
+// zero, has its default.
+type EBPFConfiguration struct {
+	// CgroupRoot is the cgroup2 directory whose processes are served.
+	CgroupRoot string `json:"cgroupRoot,omitempty"`
+	// ProcRoot is where the network namespaces of pods are found.
+	ProcRoot string `json:"procRoot,omitempty"`
+	// MinSyncPeriod is the least time between two syncs.
+	MinSyncPeriod metav1.Duration `json:"minSyncPeriod,omitempty"`
+	// SyncPeriod is the time after which the kernel is compared unasked.
+	SyncPeriod metav1.Duration `json:"syncPeriod,omitempty"`
+	// SocketLB says whose sockets are served: SocketLBAll or SocketLBHost.
+	SocketLB string `json:"socketLB,omitempty"`
+
+	MaxFrontends uint32 `json:"maxFrontends,omitempty"`
+	MaxServices  uint32 `json:"maxServices,omitempty"`
+	MaxBackends  uint32 `json:"maxBackends,omitempty"`
+	MaxSlots     uint32 `json:"maxSlots,omitempty"`
+	MaxAffinity  uint32 `json:"maxAffinity,omitempty"`
+	MaxUDPPeers  uint32 `json:"maxUDPPeers,omitempty"`
+	MaxOptOuts   uint32 `json:"maxOptOuts,omitempty"`
+}
+
+// Whose sockets are served.
+const (
+	SocketLBAll  = "all"  // of the host and of every pod
+	SocketLBHost = "host" // of the host's network namespace only
+)

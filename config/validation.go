@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/component-base/version"
+)
+
+// Validate returns everything that is wrong with the values. Fields of the
+// TandemConfiguration have paths that begin with its kind.
+func (c *Config) Validate() field.ErrorList {
+	var all field.ErrorList
+	add := func(at *field.Path, value any, format string, args ...any) {
+		all = append(all, field.Invalid(at, value, fmt.Sprintf(format, args...)))
+	}
+
+	k := &c.KubeProxy
+	path := func(names ...string) *field.Path { return field.NewPath(names[0], names[1:]...) }
+	if k.ClientConnection.Burst < 0 {
+		add(path("clientConnection", "burst"), k.ClientConnection.Burst, "must not be negative")
+	}
+	if _, err := netip.ParseAddr(k.BindAddress); err != nil {
+		add(path("bindAddress"), k.BindAddress, "must be an IP address")
+	}
+	for _, server := range []struct{ name, value string }{
+		{"healthzBindAddress", k.HealthzBindAddress}, {"metricsBindAddress", k.MetricsBindAddress},
+	} {
+		if why := badHostPort(server.value); why != "" {
+			add(path(server.name), server.value, "%s", why)
+		}
+	}
+	if k.ConfigSyncPeriod.Duration <= 0 {
+		add(path("configSyncPeriod"), k.ConfigSyncPeriod.Duration.String(), "must be greater than 0")
+	}
+	if adj := *k.OOMScoreAdj; adj < -1000 || adj > 1000 {
+		add(path("oomScoreAdj"), adj, "must be between -1000 and 1000")
+	}
+
+	if hidden := k.ShowHiddenMetricsForVersion; hidden != "" && hidden != previousMinor() {
+		add(path("showHiddenMetricsForVersion"), hidden, "must be the previous version, %s", previousMinor())
+	}
+
+	t := field.NewPath(TandemKind)
+	e, at := &c.Tandem.EBPF, t.Child("ebpf")
+	positive := func(name string, d time.Duration) {
+		if d <= 0 {
+			add(at.Child(name), d.String(), "must be greater than 0")
+		}
+	}
+	positive("syncPeriod", e.SyncPeriod.Duration)
+	positive("minSyncPeriod", e.MinSyncPeriod.Duration)
+	if e.SyncPeriod.Duration > 0 && e.MinSyncPeriod.Duration > e.SyncPeriod.Duration {
+		add(at.Child("minSyncPeriod"), e.MinSyncPeriod.Duration.String(), "must not be greater than syncPeriod, which is %v", e.SyncPeriod.Duration)
+	}
+	if e.SocketLB != SocketLBAll && e.SocketLB != SocketLBHost {
+		all = append(all, field.NotSupported(at.Child("socketLB"), e.SocketLB, []string{SocketLBAll, SocketLBHost}))
+	}
+	for _, size := range []struct {
+		name  string
+		value uint32
+	}{
+		{"maxFrontends", e.MaxFrontends}, {"maxServices", e.MaxServices}, {"maxBackends", e.MaxBackends}, {"maxSlots", e.MaxSlots},
+		{"maxAffinity", e.MaxAffinity}, {"maxUDPPeers", e.MaxUDPPeers}, {"maxOptOuts", e.MaxOptOuts},
+	} {
+		if size.value < minSize || size.value > maxSize {
+			add(at.Child(size.name), size.value, "must be between %d and %d", minSize, maxSize)
+		}
+	}
+
+	if c.Tandem.Manifests != "" && k.ClientConnection.Kubeconfig != "" {
+		add(t.Child("manifests"), c.Tandem.Manifests, "stands in for an API server, but clientConnection.kubeconfig names one: %q", k.ClientConnection.Kubeconfig)
+	}
+	return all
+}
+
+// The bounds of ebpf.Sizes, named here field by field.
+const (
+	minSize = 2
+	maxSize = 1 << 24
+)
+
+// ValidateMode says whether this build has the mode.
+func ValidateMode(mode string, available []string) error {
+	have := "this build has: " + strings.Join(available, ", ")
+	for _, m := range available {
+		if mode == m {
+			return nil
+		}
+	}
+	switch mode {
+	case "":
+		return fmt.Errorf("no mode is given, which means %s as it does upstream; %s", ModeIPTables, have)
+	case ModeEBPF, ModeIPTables, ModeIPVS, ModeNFTables:
+		return fmt.Errorf("mode %s is not in this build; %s", mode, have)
+	}
+	return fmt.Errorf("unknown mode %q; %s", mode, have)
+}
+
+// previousMinor is the version before the one of the metrics library.
+func previousMinor() string {
+	v := utilversion.MustParse(version.DefaultKubeBinaryVersion)
+	return fmt.Sprintf("%d.%d", v.Major(), v.Minor()-1)
+}
+
+func badHostPort(text string) string {
+	host, port, err := net.SplitHostPort(text)
+	if err != nil {
+		return "must be an IP address and port"
+	}
+	if _, err := netip.ParseAddr(host); err != nil {
+		return "must begin with an IP address"
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+		return "must have a port between 1 and 65535"
+	}
+	return ""
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package metrics
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	k8smetrics "k8s.io/component-base/metrics"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+var begin = time.Unix(1_767_323_045, 0)
+
+// kubeRegistry is a registry of its own.
+type kubeRegistry struct{ k8smetrics.KubeRegistry }
+
+func newMetrics(t *testing.T, source TableSource) (*Metrics, k8smetrics.KubeRegistry) {
+	t.Helper()
+	m, r := New([]proxier.Family{proxier.IPv4, proxier.IPv6}), k8smetrics.NewKubeRegistry()
+	if err := m.Register(kubeRegistry{r}, source); err != nil {
+		t.Fatal(err)
+	}
+	return m, r
+}
+
+// text is what /metrics answers.
+func text(t *testing.T, r k8smetrics.Gatherer) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	k8smetrics.HandlerFor(r, k8smetrics.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if w.Code != http.StatusOK {
+		t.Fatalf("/metrics answers %d: %s", w.Code, w.Body)
+	}
+	return w.Body.String()
+}
+
+// TestGolden holds every name, label and bucket: dashboards depend on them.
+func TestGolden(t *testing.T) {
+	m, r := newMetrics(t, func() (Tables, bool) {
+		return Tables{
+			ByName:   map[string]Table{"frontends": {Used: 3, Max: 10}, "slots": {Used: 1, Max: 20}},
+			Unplaced: 2, ClosedSockets: 7,
+		}, true
+	})
+	m.SetChanges(func() (int, uint64) { return 4, 9 })
+	m.Start(begin)
+	m.Queued(begin.Add(time.Second))
+	m.Synced(proxier.SyncInfo{Start: begin.Add(time.Second), End: begin.Add(time.Second + 3*time.Millisecond), ServicePorts: 12, Triggers: []time.Time{begin}})
+	m.Synced(proxier.SyncInfo{Start: begin.Add(2 * time.Second), End: begin.Add(3 * time.Second), ServicePorts: 12, Triggers: []time.Time{begin}, Err: errors.New("failed")})
+	m.Healthz(200)
+	m.Livez(503)
+	m.Problem("Service", "Conflict")
+	m.Capability("set_retval", "yes")
+	m.Mode("ebpf", ModeRequested)
+	m.Build("v1.2.3")
+	h := m.Handler(nopHandler{})
+	h.OnServiceAdd(nil)
+	h.OnServiceUpdate(nil, nil)
+	h.OnServiceDelete(nil)
+	h.OnEndpointSliceAdd(nil)
+	h.OnEndpointSliceUpdate(nil, nil)
+	h.OnServiceSynced()
+
+	got := regexp.MustCompile(regexp.QuoteMeta(runtime.Version())).ReplaceAllString(text(t, r), "GO")
+	path := filepath.Join("testdata", "metrics.golden")
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), got); d != "" {
+		t.Errorf("metrics (-want +got), -update rewrites:\n%s", d)
+	}
+}
+
+// Before there is a tier, and of what it does not tell, there are no series.
+func TestNoTables(t *testing.T) {
+	there := false
+	_, r := newMetrics(t, func() (Tables, bool) { return Tables{Unplaced: -1, ClosedSockets: -1}, there })
+	for range 2 {
+		if got := text(t, r); regexp.MustCompile("tandem_(map|unplaced|closed)").MatchString(got) {
+			t.Errorf("got %s", got)
+		}
+		there = true
+	}
+}
+
+func TestNoLocalEndpoints(t *testing.T) {
+	m, r := newMetrics(t, nil)
+	next := &nopTier{}
+	tier := m.Tier(next)
+	check := func(v4, v6 int) {
+		t.Helper()
+		for family, want := range map[string]int{"IPv4": v4, "IPv6": v6} {
+			line := fmt.Sprintf("kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=%q,traffic_policy=\"internal\"} %d\n", family, want)
+			if got := text(t, r); !strings.Contains(got, line) {
+				t.Errorf("want %sgot %s", line, got)
+			}
+		}
+	}
+	check(0, 0)
+
+	// The decisions come from a table, as they do in the proxy.
+	tracker := proxier.NewChangeTracker("node1", begin, nil)
+	table := proxier.NewTable(proxier.Facts{})
+	local := v1.ServiceInternalTrafficPolicyLocal
+	service := &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a"},
+		Spec:       v1.ServiceSpec{ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1", "fd00::1"}, InternalTrafficPolicy: &local, Ports: []v1.ServicePort{{Port: 80}}},
+	}
+	name, port, elsewhere := "", int32(80), "node2"
+	slice := func(family discoveryv1.AddressType, addr, node string) *discoveryv1.EndpointSlice {
+		return &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: "a-" + string(family), Labels: map[string]string{discoveryv1.LabelServiceName: "a"}},
+			AddressType: family,
+			Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{addr}, NodeName: &node}},
+		}
+	}
+	sync := func(full bool) {
+		t.Helper()
+		changes := table.Apply(tracker.Take())
+		if full {
+			changes = table.All()
+		}
+		if err := tier.Sync(context.Background(), proxier.Update{Full: full, Changes: changes}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tracker.UpdateService(service)
+	tracker.UpdateEndpointSlice(slice(discoveryv1.AddressTypeIPv4, "10.244.2.1", elsewhere))
+	sync(false)
+	check(1, 0)
+	tracker.UpdateEndpointSlice(slice(discoveryv1.AddressTypeIPv6, "fd00:2::1", elsewhere))
+	sync(false)
+	check(1, 1)
+	sync(true)
+	check(1, 1)
+	tracker.UpdateEndpointSlice(slice(discoveryv1.AddressTypeIPv4, "10.244.1.1", "node1"))
+	sync(false)
+	check(0, 1)
+	tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "a"})
+	sync(false)
+	check(0, 0)
+	if next.syncs != 5 {
+		t.Errorf("the tier saw %d syncs, want 5", next.syncs)
+	}
+}
+
+type nopTier struct {
+	proxier.Tier
+	syncs int
+}
+
+func (n *nopTier) Sync(context.Context, proxier.Update) error { n.syncs++; return nil }
+
+type nopHandler struct{ proxier.Handler }
+
+func (nopHandler) OnServiceAdd(*v1.Service)                              {}
+func (nopHandler) OnServiceUpdate(_, _ *v1.Service)                      {}
+func (nopHandler) OnServiceDelete(*v1.Service)                           {}
+func (nopHandler) OnServiceSynced()                                      {}
+func (nopHandler) OnEndpointSliceAdd(*discoveryv1.EndpointSlice)         {}
+func (nopHandler) OnEndpointSliceUpdate(_, _ *discoveryv1.EndpointSlice) {}
