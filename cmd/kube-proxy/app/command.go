@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package app is the kube-proxy binary: its command line, and the wiring of
+// sources, proxier, tier and servers into one process.
+package app
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	cliflag "k8s.io/component-base/cli/flag"
+	_ "k8s.io/component-base/logs/json/register"          // --logging-format=json
+	_ "k8s.io/component-base/metrics/prometheus/clientgo" // rest_client_*
+	_ "k8s.io/component-base/metrics/prometheus/version"  // kubernetes_build_info
+)
+
+const long = `kube-proxy runs on every node and makes Services work there: connections to
+the addresses of a Service reach its endpoints.
+
+This is Tandem, a drop-in for the kube-proxy of Kubernetes with an eBPF fast
+path: same flags, same configuration file, same ports and metrics. What it has
+programmed stays in the kernel and goes on working while it is not running;
+--cleanup removes it.`
+
+// NewCommand makes the command of the binary.
+func NewCommand() *cobra.Command {
+	cols, _, err := term.GetSize(int(os.Stdout.Fd()))
+	if err != nil {
+		cols = 0 // no terminal: lines as long as they are
+	}
+	return newCommand(cols)
+}
+
+func newCommand(cols int) *cobra.Command {
+	opts := NewOptions()
+	cmd := &cobra.Command{
+		Use:  "kube-proxy",
+		Long: long,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("unexpected argument %q: every option is a flag", args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if printed, err := printVersion(cmd.OutOrStdout(), cmd.Flags()); printed || err != nil {
+				return err
+			}
+			if err := opts.Complete(cmd.Flags()); err != nil {
+				return err
+			}
+			if err := opts.Validate(); err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			// A second signal ends the process at once.
+			context.AfterFunc(ctx, stop)
+			return opts.Run(ctx)
+		},
+	}
+	var sets cliflag.NamedFlagSets
+	sets.NormalizeNameFunc = cliflag.WordSepNormalizeFunc
+	opts.AddFlags(&sets)
+	fs := sets.FlagSet("general")
+	fs.BoolP("help", "h", false, "Print this help and exit.")
+	addVersionFlag(fs)
+	for _, name := range sets.Order {
+		cmd.Flags().AddFlagSet(sets.FlagSets[name])
+	}
+	cliflag.SetUsageAndHelpFunc(cmd, sets, cols)
+	// A usage of several screens would hide the error below it.
+	cmd.SilenceUsage = true
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		return fmt.Errorf("%w (see --help)", err)
+	})
+	return cmd
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"os"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// gcPercent makes the heap grow to one and a half times what is in use before
+// it is collected, not to twice: what is in use hardly changes once everything
+// is programmed, and memory is what a node has least of.
+const gcPercent = 50
+
+// settleTime is how long after the first sync the sources still hold on to what
+// they received.
+const settleTime = 3 * time.Second
+
+// memory keeps the process small: it implements proxier.Observer to know when
+// the start is over.
+type memory struct{ started sync.Once }
+
+// limit applies gcPercent unless the operator chose another value.
+func (*memory) limit() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
+}
+
+// Queued implements proxier.Observer.
+func (*memory) Queued(time.Time) {}
+
+// Synced gives back what reading and decoding the first lists took. Nothing
+// else would for minutes: an idle process allocates too little to collect.
+func (m *memory) Synced(info proxier.SyncInfo) {
+	if info.Err == nil {
+		m.started.Do(func() { time.AfterFunc(settleTime, debug.FreeOSMemory) })
+	}
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/component-base/configz"
+	k8smetrics "k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/health"
+	"github.com/tandem-proxy/tandem/informers"
+	"github.com/tandem-proxy/tandem/manifests"
+	"github.com/tandem-proxy/tandem/metrics"
+	"github.com/tandem-proxy/tandem/problems"
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
+)
+
+// component names this process in Events, as upstream's does.
+const component = "kube-proxy"
+
+// busyInterval is how often a proxy asks whether the one before it is gone.
+const busyInterval = time.Second
+
+// source is where objects come from.
+type source interface {
+	Run(ctx context.Context) error
+}
+
+// proxy is one process: everything between a source and a kernel.
+type proxy struct {
+	opts     *Options
+	families []proxier.Family
+	decision capabilities.Decision
+	report   capabilities.Report
+	cgroup   string
+
+	client      kubernetes.Interface // nil with manifests
+	broadcaster events.EventBroadcaster
+	recorder    events.EventRecorder // nil with manifests
+
+	metrics  *metrics.Metrics
+	health   *health.Health
+	problems *problems.Reporter
+	memory   memory
+
+	// tierMu is held while /metrics asks the tier, so that it is not closed
+	// meanwhile.
+	tierMu sync.Mutex
+	tier   *ebpf.Tier // nil before it is open and once it is closed
+}
+
+// runProxy runs the proxy until ctx is done. The kernel state stays.
+func runProxy(ctx context.Context, o *Options) error {
+	p, err := newProxy(ctx, o)
+	if err != nil {
+		return err
+	}
+	return p.run(ctx)
+}
+
+// newProxy asks the kernel what it can do and builds what does not need it.
+func newProxy(ctx context.Context, o *Options) (*proxy, error) {
+	c := o.Config
+	p := &proxy{opts: o, families: families()}
+	if err := p.selectMode(ctx); err != nil {
+		return nil, err
+	}
+	p.metrics = metrics.New(p.families)
+	if c.Tandem.Manifests != "" {
+		if err := manifests.Check(c.Tandem.Manifests); err != nil {
+			return nil, err
+		}
+	} else if err := p.connect(ctx); err != nil {
+		return nil, err
+	}
+	p.problems = problems.New(ctx, problems.Options{NodeName: o.nodeName, Recorder: p.recorder, Counter: p.metrics.Problem})
+	p.health = health.New(health.Options{
+		// Upstream's factor: one sync may fail and be repeated.
+		Timeout:  2 * c.Tandem.EBPF.SyncPeriod.Duration,
+		Families: p.families, Healthz: p.metrics.Healthz, Livez: p.metrics.Livez,
+	})
+	return p, nil
+}
+
+// selectMode probes and decides, and logs the decision once.
+func (p *proxy) selectMode(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
+	p.cgroup = p.opts.Config.Tandem.EBPF.CgroupRoot
+	var noRoot error
+	if p.cgroup == "" {
+		p.cgroup, noRoot = capabilities.FindCgroup2Root(ownProc)
+	}
+	p.report = capabilities.Probe(ctx, capabilities.Options{CgroupRoot: p.cgroup, Mask: p.opts.mask})
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	available := make([]capabilities.Mode, 0, len(availableModes))
+	for _, m := range availableModes {
+		available = append(available, capabilities.Mode(m))
+	}
+	p.decision = capabilities.Select(p.report, capabilities.Request{
+		Mode: capabilities.Mode(p.opts.Config.KubeProxy.Mode), Available: available,
+	})
+	if p.decision.Err != nil {
+		return fmt.Errorf("kernel %s: %w", p.report.Kernel, p.decision.Err)
+	}
+	if noRoot != nil {
+		return noRoot
+	}
+	logger.Info("Selected the proxy mode", "mode", p.decision.Mode, "reasons", texts(p.decision.Reasons),
+		"degraded", texts(p.decision.Degraded), "kernel", p.report.Kernel, "cgroupRoot", p.cgroup)
+	return nil
+}
+
+func texts(reasons []capabilities.Reason) []string {
+	all := make([]string, 0, len(reasons))
+	for _, r := range reasons {
+		all = append(all, r.String())
+	}
+	return all
+}
+
+// connect builds the client of the API server and the recorder of Events.
+func (p *proxy) connect(ctx context.Context) error {
+	c := &p.opts.Config.KubeProxy.ClientConnection
+	client, err := informers.NewClient(informers.ClientConfig{
+		Kubeconfig: c.Kubeconfig, Master: p.opts.Master,
+		ContentType: c.ContentType, AcceptContentTypes: c.AcceptContentTypes,
+		QPS: c.QPS, Burst: int(c.Burst),
+	})
+	if err != nil {
+		return err
+	}
+	p.client = client
+	p.broadcaster = events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
+	p.recorder = p.broadcaster.NewRecorder(scheme(), component).WithLogger(klog.FromContext(ctx))
+	return nil
+}
+
+// run starts the parts and waits for the end of ctx, or of a part that must
+// not end.
+func (p *proxy) run(ctx context.Context) error {
+	p.memory.limit()
+	logger := klog.FromContext(ctx)
+	k := &p.opts.Config.KubeProxy
+	if k.ShowHiddenMetricsForVersion != "" {
+		k8smetrics.SetShowHidden()
+	}
+	if err := p.registerMetrics(); err != nil {
+		return err
+	}
+	if err := publishConfig(p.opts.Config); err != nil {
+		return err
+	}
+	if err := setOOMScore(*k.OOMScoreAdj); err != nil {
+		logger.Error(err, "Cannot set the OOM score; going on without", "oomScoreAdj", *k.OOMScoreAdj)
+	}
+
+	group, ctx := errgroup.WithContext(ctx)
+	if p.broadcaster != nil {
+		if err := p.broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+			return fmt.Errorf("record events: %w", err)
+		}
+		defer p.broadcaster.Shutdown()
+	}
+	for _, s := range p.servers() {
+		group.Go(func() error { return s.run(ctx) })
+	}
+	group.Go(func() error { return p.program(ctx) })
+	return group.Wait()
+}
+
+// program brings what the source tells into the kernel.
+func (p *proxy) program(ctx context.Context) error {
+	tier, err := p.openTier(ctx)
+	if err != nil {
+		return err
+	}
+	p.setTier(tier)
+	defer func() {
+		p.setTier(nil)
+		if err := tier.Close(); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot close the fast path")
+		}
+	}()
+
+	e := &p.opts.Config.Tandem.EBPF
+	runner := proxier.DefaultRunnerOptions()
+	runner.MinInterval, runner.MaxInterval = e.MinSyncPeriod.Duration, e.SyncPeriod.Duration
+	runner.RetryInterval = min(runner.RetryInterval, runner.MaxInterval)
+	px, err := proxier.New(proxier.Options{
+		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(tier), Reporter: p.problems,
+		Observer: observers{p.metrics, p.health, &p.memory}, Runner: runner,
+	})
+	if err != nil {
+		return err
+	}
+	p.metrics.SetChanges(px.Tracker().Counts)
+
+	group, ctx := errgroup.WithContext(ctx)
+	from := p.source(p.metrics.Handler(&nodeFan{Handler: px, also: p.health}))
+	group.Go(func() error { return from.Run(ctx) })
+	group.Go(func() error { tier.Run(ctx); return nil })
+	group.Go(func() error {
+		p.health.Start()
+		p.metrics.Start(time.Now())
+		if p.recorder != nil {
+			p.recorder.Eventf(problems.NodeReference(p.opts.nodeName), nil, v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
+		}
+		px.Run(ctx)
+		return nil
+	})
+	return group.Wait()
+}
+
+// openTier waits for a process before this one to let go: two pods of a
+// DaemonSet can overlap for a moment.
+func (p *proxy) openTier(ctx context.Context) (*ebpf.Tier, error) {
+	logger := klog.FromContext(ctx)
+	e := &p.opts.Config.Tandem.EBPF
+	opts := ebpf.Options{
+		CgroupRoot: p.cgroup, Sizes: e.Sizes(), HostNamespaceOnly: e.SocketLB == config.SocketLBHost,
+		// A feature that nobody could ask about is left out: the programs
+		// that use it might not load, and without it they always do.
+		NoSetRetval:   !p.report.Has(capabilities.SetRetval),
+		NoGetpeername: !p.report.Has(capabilities.Getpeername4) || !p.report.Has(capabilities.Getpeername6),
+		ProcRoot:      e.ProcRoot, Reporter: p.problems,
+	}
+	for waited := false; ; waited = true {
+		tier, err := ebpf.Open(ctx, opts)
+		if err == nil {
+			logger.Info("Opened the fast path", "cgroupRoot", p.cgroup, "adopted", tier.Adopted())
+			return tier, nil
+		}
+		if !errors.Is(err, ebpf.ErrBusy) {
+			return nil, fmt.Errorf("open the fast path: %w", err)
+		}
+		if !waited {
+			logger.Info("Another process serves this cgroup; waiting for its end", "cgroupRoot", p.cgroup)
+		}
+		timer := time.NewTimer(busyInterval)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, ctx.Err()
+		case <-timer.C:
+		}
+	}
+}
+
+func (p *proxy) source(handler proxier.Handler) source {
+	c := p.opts.Config
+	if p.client == nil {
+		return manifests.New(c.Tandem.Manifests, handler, p.problems, manifests.Options{NodeName: p.opts.nodeName})
+	}
+	return informers.New(p.client, handler, informers.Options{NodeName: p.opts.nodeName})
+}
+
+func (p *proxy) registerMetrics() error {
+	if err := p.metrics.Register(registry{}, p.tables); err != nil {
+		return fmt.Errorf("register metrics: %w", err)
+	}
+	reason := metrics.ModeRequested
+	if string(p.decision.Mode) != string(p.opts.Config.KubeProxy.Mode) {
+		reason = metrics.ModeFallback
+	}
+	p.metrics.Build(buildVersion())
+	p.metrics.Mode(string(p.decision.Mode), reason)
+	for _, r := range p.report.Results {
+		p.metrics.Capability(string(r.Feature), r.State.String())
+	}
+	return nil
+}
+
+func (p *proxy) setTier(tier *ebpf.Tier) {
+	p.tierMu.Lock()
+	defer p.tierMu.Unlock()
+	p.tier = tier
+}
+
+// tables is what /metrics asks of the tier, while there is one.
+func (p *proxy) tables() (metrics.Tables, bool) {
+	p.tierMu.Lock()
+	defer p.tierMu.Unlock()
+	if p.tier == nil {
+		return metrics.Tables{}, false
+	}
+	t := metrics.Tables{ByName: map[string]metrics.Table{}, Unplaced: p.tier.Unplaced(), ClosedSockets: int64(p.tier.ClosedSockets())}
+	for name, u := range p.tier.Usage() {
+		t.ByName[name] = metrics.Table(u)
+	}
+	return t, true
+}
+
+// registry is the one of the process.
+type registry struct{}
+
+func (registry) Register(m k8smetrics.Registerable) error { return legacyregistry.Register(m) }
+func (registry) CustomRegister(c k8smetrics.StableCollector) error {
+	return legacyregistry.CustomRegister(c)
+}
+
+// publishConfig shows the configuration at /configz.
+func publishConfig(c *config.Config) error {
+	entry, err := configz.New("kubeproxy.config.k8s.io")
+	if err != nil {
+		return fmt.Errorf("publish configuration: %w", err)
+	}
+	return entry.Set(&c.KubeProxy)
+}

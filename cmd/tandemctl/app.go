@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
+)
+
+// Exit codes.
+const (
+	exitOK    = 0
+	exitError = 1
+	exitUsage = 2
+)
+
+// inspector is what the commands need of ebpf.Inspector.
+type inspector interface {
+	Status() (ebpf.Status, error)
+	Services() ([]ebpf.ServiceView, error)
+	Unplaced() int
+	OptOuts() ([]uint64, error)
+	AddOptOut(cookie uint64) error
+	RemoveOptOut(cookie uint64) (bool, error)
+	Close() error
+}
+
+// app is the tool with everything it touches, so that tests can give it
+// something else.
+type app struct {
+	out, err io.Writer
+	now      func() time.Time
+	findRoot func() (string, error)
+	inspect  func(cgroupRoot string) (inspector, error)
+	probe    func(ctx context.Context, cgroupRoot string, devices []string) capabilities.Report
+	cookie   func(netns string) (uint64, error)
+	owners   func() map[uint64][]int
+	version  func() versionInfo
+
+	cgroupRoot string
+	output     string
+}
+
+func newApp(out, err io.Writer) *app {
+	return &app{
+		out: out, err: err,
+		now:      time.Now,
+		findRoot: func() (string, error) { return capabilities.FindCgroup2Root("/proc") },
+		inspect: func(root string) (inspector, error) {
+			i, err := ebpf.Inspect(root)
+			if err != nil {
+				return nil, err // a nil *Inspector would be an inspector
+			}
+			return i, nil
+		},
+		probe: func(ctx context.Context, root string, devices []string) capabilities.Report {
+			return capabilities.Probe(ctx, capabilities.Options{CgroupRoot: root, Devices: devices})
+		},
+		cookie:  ebpf.NetNSCookie,
+		owners:  func() map[uint64][]int { return netNSOwners("/proc", ebpf.NetNSCookie) },
+		version: buildVersion,
+	}
+}
+
+// usageError is a mistake on the command line.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// run is main without the process.
+func (a *app) run(args []string) int {
+	root := a.rootCommand()
+	root.SetArgs(args)
+	called, err := root.ExecuteContextC(context.Background())
+	if err == nil {
+		return exitOK
+	}
+	fmt.Fprintf(a.err, "tandemctl: %v\n", err)
+	var usage usageError
+	if errors.As(err, &usage) {
+		fmt.Fprintf(a.err, "See '%s --help'.\n", called.CommandPath())
+		return exitUsage
+	}
+	if next := a.advice(err); next != "" {
+		fmt.Fprintf(a.err, "%s\n", next)
+	}
+	return exitError
+}
+
+// advice says what to do about an error.
+func (a *app) advice(err error) string {
+	switch {
+	case errors.Is(err, ebpf.ErrNotRunning):
+		return "Start kube-proxy with mode ebpf on this node. If it runs with --ebpf-cgroup-root, pass the same directory as --cgroup-root."
+	case errors.Is(err, ebpf.ErrLayout):
+		return "Use the tandemctl that comes with the kube-proxy of this node."
+	case errors.Is(err, capabilities.ErrNoCgroup2):
+		return "Pass --cgroup-root."
+	case errors.Is(err, fs.ErrPermission):
+		return "Run it as root in the host's user namespace: opening BPF objects by id needs CAP_SYS_ADMIN."
+	}
+	return ""
+}
+
+func (a *app) rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "tandemctl",
+		Short: "Show what the eBPF programs of Tandem work with",
+		Long: `tandemctl reads the maps of the eBPF programs that are attached on this node.
+It needs no running kube-proxy, and shows what the kernel does, not what
+somebody believes it does.
+
+It has to run on the node itself (or in a pod that shares the node's cgroup
+hierarchy), with CAP_SYS_ADMIN.`,
+		Example: `  tandemctl status
+  tandemctl services
+  tandemctl services default/kubernetes
+  tandemctl services -n kube-system -o json
+  tandemctl optout add --pid 4711`,
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+
+		SuggestionsMinimumDistance: 2,
+		Args:                       cobra.ArbitraryArgs,
+		RunE:                       group,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			if a.output != "table" && a.output != "json" {
+				return usagef("output format %q is neither table nor json", a.output)
+			}
+			return nil
+		},
+	}
+	root.SetOut(a.out)
+	root.SetErr(a.err)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.PersistentFlags().StringVar(&a.cgroupRoot, "cgroup-root", "", "cgroup2 directory that the programs are attached to (default: where the hierarchy is mounted)")
+	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "output format: table or json")
+	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.versionCommand())
+	return root
+}
+
+// group is the action of a command that only has subcommands.
+func group(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return c.Help()
+	}
+	text := fmt.Sprintf("unknown command %q for %q", args[0], c.CommandPath())
+	if similar := c.SuggestionsFor(args[0]); len(similar) > 0 {
+		text += fmt.Sprintf("; did you mean %s?", strings.Join(similar, " or "))
+	}
+	return usageError{errors.New(text)}
+}
+
+// args makes complaints about arguments usage errors.
+func args(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, list []string) error {
+		if err := check(c, list); err != nil {
+			return usageError{err}
+		}
+		return nil
+	}
+}
+
+// withInspector opens the maps for the time of fn.
+func (a *app) withInspector(fn func(inspector) error) (err error) {
+	root := a.cgroupRoot
+	if root == "" {
+		if root, err = a.findRoot(); err != nil {
+			// That error names a flag of kube-proxy; ours comes as advice.
+			if errors.Is(err, capabilities.ErrNoCgroup2) {
+				return capabilities.ErrNoCgroup2
+			}
+			return err
+		}
+	}
+	i, err := a.inspect(root)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, i.Close()) }()
+	return fn(i)
+}
+
+func (a *app) statusCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Show programs, maps and how full they are",
+		Long: `Shows the attached programs, the maps they use and how full those are, whether
+a process holds the lock of the writer, and how many service ports do not fit.
+
+"Proxy: not running" is no outage: programs and maps go on without a process,
+but do not learn of changes.`,
+		Example: `  tandemctl status
+  tandemctl status -o json | jq '.maps[] | select(.used != null) | {name, used, max}'`,
+		Args: args(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			return a.withInspector(func(i inspector) error {
+				status, err := i.Status()
+				if err != nil {
+					return err
+				}
+				if a.output == "json" {
+					return writeJSON(a.out, status)
+				}
+				return writeStatus(a.out, status, a.now())
+			})
+		},
+	}
+}
+
+func (a *app) servicesCommand() *cobra.Command {
+	var namespace string
+	var wide bool
+	c := &cobra.Command{
+		Use:     "services [NAMESPACE/NAME]",
+		Aliases: []string{"service", "svc"},
+		Short:   "Show frontends, their backends and counters",
+		Long: `Shows every address that the programs translate, one a line, with the service
+port it belongs to and what became of connections to it since it was
+programmed. Counters are of the whole service port, and shown once for each.
+
+With a Service or --wide, backends follow in a table of their own. A backend
+without a set gets no new clients; it is kept for those it has.`,
+		Example: `  tandemctl services
+  tandemctl services -n kube-system --wide
+  tandemctl services kube-system/kube-dns
+  tandemctl services -o json | jq '.services[] | select(.state != "programmed")'`,
+		Args: args(cobra.MaximumNArgs(1)),
+		RunE: func(_ *cobra.Command, list []string) error {
+			f, err := newServiceFilter(list, namespace)
+			if err != nil {
+				return err
+			}
+			return a.withInspector(func(i inspector) error {
+				services, err := i.Services()
+				if err != nil {
+					return err
+				}
+				found := serviceList{Services: f.filter(services), Unplaced: i.Unplaced()}
+				if f.name != "" && len(found.Services) == 0 {
+					return f.missing(found.Unplaced)
+				}
+				if a.output == "json" {
+					return writeJSON(a.out, found)
+				}
+				return writeServices(a.out, found, wide || f.name != "")
+			})
+		},
+	}
+	c.Flags().StringVarP(&namespace, "namespace", "n", "", "only Services of this namespace")
+	c.Flags().BoolVarP(&wide, "wide", "w", false, "show backends too")
+	return c
+}
+
+func (a *app) capabilitiesCommand() *cobra.Command {
+	var devices []string
+	c := &cobra.Command{
+		Use:     "capabilities",
+		Aliases: []string{"caps"},
+		Short:   "Show what this machine's kernel can do for the proxy",
+		Long: `Asks the kernel and looks for tools, as kube-proxy does when it starts. Nothing
+is attached, created or left behind. An answer is inconclusive where this
+process was not allowed to ask.`,
+		Example: `  tandemctl capabilities
+  tandemctl capabilities --device eth0 -o json`,
+		Args: args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			report := a.probe(c.Context(), a.cgroupRoot, devices)
+			if a.output == "json" {
+				return writeJSON(a.out, report)
+			}
+			return report.WriteTable(a.out)
+		},
+	}
+	c.Flags().StringSliceVar(&devices, "device", nil, "probe this device for native XDP too (may be repeated)")
+	return c
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Show the version of this tool",
+		Args:  args(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			v := a.version()
+			if a.output == "json" {
+				return writeJSON(a.out, v)
+			}
+			_, err := fmt.Fprintf(a.out, "tandemctl %s (%s, %s)\n", v.Version, v.Revision, v.GoVersion)
+			return err
+		},
+	}
+}
+
+// readDirNames lists a directory; nothing if it cannot be read.
+func readDirNames(path string) []string {
+	d, err := os.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer d.Close()
+	names, _ := d.Readdirnames(-1)
+	return names
+}

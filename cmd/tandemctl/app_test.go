@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata/*.golden")
+
+func ptr[T any](v T) *T { return &v }
+
+// fakeInspector has fixed answers.
+type fakeInspector struct {
+	status   ebpf.Status
+	services []ebpf.ServiceView
+	optOuts  []uint64
+	err      error
+	closed   bool
+}
+
+func (f *fakeInspector) Status() (ebpf.Status, error)          { return f.status, f.err }
+func (f *fakeInspector) Services() ([]ebpf.ServiceView, error) { return f.services, f.err }
+func (f *fakeInspector) OptOuts() ([]uint64, error)            { return f.optOuts, f.err }
+func (f *fakeInspector) Unplaced() int                         { return f.status.Unplaced }
+func (f *fakeInspector) Close() error                          { f.closed = true; return nil }
+
+func (f *fakeInspector) AddOptOut(cookie uint64) error {
+	if !slices.Contains(f.optOuts, cookie) {
+		f.optOuts = append(f.optOuts, cookie)
+	}
+	return f.err
+}
+
+func (f *fakeInspector) RemoveOptOut(cookie uint64) (bool, error) {
+	at := slices.Index(f.optOuts, cookie)
+	if at >= 0 {
+		f.optOuts = slices.Delete(f.optOuts, at, at+1)
+	}
+	return at >= 0, f.err
+}
+
+// now is two minutes and three seconds after the last change.
+var now = time.Date(2026, 3, 1, 12, 2, 3, 0, time.UTC)
+
+func sample() *fakeInspector {
+	at := func(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+	loaded := time.Date(2026, 2, 28, 8, 0, 0, 0, time.UTC)
+	return &fakeInspector{
+		status: ebpf.Status{
+			Cgroup: "/sys/fs/cgroup", Layout: 1, Running: true, LastChange: ptr(now.Add(-123 * time.Second)), Unplaced: 3,
+			Programs: []ebpf.ProgramStatus{
+				{Hook: "connect4", Name: "tdm_connect4", ID: 41, Tag: "0011223344556677", LoadedAt: loaded},
+				{Hook: "sendmsg4", Name: "tdm_sendmsg4", ID: 43, Tag: "8899aabbccddeeff", LoadedAt: loaded},
+			},
+			MissingHooks: []string{"getpeer4", "getpeer6"},
+			Maps: []ebpf.MapStatus{
+				{Name: "tdm_frontend", ID: 7, Type: "Hash", Used: ptr(131072), Max: 131072, MemoryBytes: ptr(uint64(12 << 20))},
+				{Name: "tdm_meta", ID: 6, Type: "Array", Used: ptr(1), Max: 1, MemoryBytes: ptr(uint64(4096))},
+				{Name: "tdm_optout", ID: 9, Type: "Hash", Used: ptr(0), Max: 4096, MemoryBytes: ptr(uint64(512))},
+				{Name: "tdm_sock", ID: 8, Type: "SkStorage"},
+			},
+		},
+		services: []ebpf.ServiceView{
+			{
+				Namespace: "default", Name: "kubernetes", Port: "https", Protocol: "TCP", ID: 1, State: ebpf.Programmed,
+				AffinitySeconds: 10800, Counters: ebpf.CountersView{Connections: 17},
+				Frontends: []ebpf.FrontendView{
+					{Address: at("10.96.0.1:443"), Kind: "ClusterIP", Scope: "internal", Set: "ipv4/cluster"},
+					{Address: at("[fd00:10:96::1]:443"), Kind: "ClusterIP", Scope: "internal", Set: "ipv6/cluster"},
+				},
+				Sets: []ebpf.SetView{{Name: "ipv4/cluster", Size: 1}, {Name: "ipv6/cluster", Verdict: "reject"}},
+				Backends: []ebpf.BackendView{
+					{Address: at("172.18.0.2:6443"), ID: 1, Generation: 5, Sets: []string{"ipv4/cluster"}, Connections: 17},
+				},
+			},
+			{
+				Namespace: "kube-system", Name: "kube-dns", Port: "dns", Protocol: "UDP", ID: 2, State: ebpf.Programmed,
+				Counters:  ebpf.CountersView{Connections: 4000, Rejected: 2, Raced: 1},
+				Frontends: []ebpf.FrontendView{{Address: at("10.96.0.10:53"), Kind: "ClusterIP", Scope: "internal", Set: "ipv4/cluster"}},
+				Sets:      []ebpf.SetView{{Name: "ipv4/cluster", Size: 2}},
+				Backends: []ebpf.BackendView{
+					{Address: at("10.244.0.2:53"), ID: 2, Generation: 5, Sets: []string{"ipv4/cluster"}, Local: true, Connections: 2100},
+					{Address: at("10.244.1.2:53"), ID: 3, Generation: 6, Sets: []string{"ipv4/cluster"}, Connections: 1890},
+					{Address: at("10.244.2.2:53"), ID: 4, Generation: 5, Sets: []string{}, Terminating: true, Connections: 10},
+				},
+			},
+			{
+				Namespace: "shop", Name: "cart", Protocol: "TCP", ID: 3, State: ebpf.NotProgrammed, Reason: "backends full",
+				Frontends: []ebpf.FrontendView{}, Sets: []ebpf.SetView{}, Backends: []ebpf.BackendView{},
+			},
+			{
+				Namespace: "shop", Name: "kubernetes", Port: "http", Protocol: "TCP", ID: 4, State: ebpf.Programmed, Changing: true,
+				Counters:  ebpf.CountersView{Dropped: 9},
+				Frontends: []ebpf.FrontendView{{Address: at("10.96.3.4:80"), Kind: "ClusterIP", Scope: "internal", Set: "ipv4/local"}},
+				Sets:      []ebpf.SetView{{Name: "ipv4/local", Verdict: "drop"}}, Backends: []ebpf.BackendView{},
+			},
+		},
+		optOuts: []uint64{4097, 8193},
+	}
+}
+
+// newTestApp has nothing of this machine in it.
+func newTestApp(i *fakeInspector) (a *app, out, errs *bytes.Buffer) {
+	out, errs = &bytes.Buffer{}, &bytes.Buffer{}
+	return &app{
+		out: out, err: errs,
+		now:      func() time.Time { return now },
+		findRoot: func() (string, error) { return "/sys/fs/cgroup", nil },
+		inspect: func(string) (inspector, error) {
+			return i, nil
+		},
+		probe: func(context.Context, string, []string) capabilities.Report {
+			return capabilities.Report{Kernel: "6.1.0", Results: []capabilities.Result{
+				{Feature: capabilities.Connect4, State: capabilities.Yes},
+				{Feature: capabilities.SetRetval, State: capabilities.No, Err: errors.New("invalid argument")},
+			}}
+		},
+		cookie: func(path string) (uint64, error) {
+			if path != "/proc/4711/ns/net" {
+				return 0, fmt.Errorf("open network namespace: %w", &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist})
+			}
+			return 12289, nil
+		},
+		owners:  func() map[uint64][]int { return map[uint64][]int{4097: {100, 101, 102, 103, 104, 105, 106}} },
+		version: func() versionInfo { return versionInfo{Version: "v0.1.0", Revision: "0123456", GoVersion: "go1.26"} },
+	}, out, errs
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("%v (run with -update to create it)", err)
+	}
+	if d := cmp.Diff(string(want), got); d != "" {
+		t.Errorf("%s (-want +got):\n%s", name, d)
+	}
+}
+
+func TestOutput(t *testing.T) {
+	for name, command := range map[string]string{
+		"status":             "status",
+		"services":           "services",
+		"services-wide":      "services --wide",
+		"services-namespace": "svc -n kube-system -w",
+		"services-one":       "services default/kubernetes",
+		"capabilities":       "capabilities",
+		"optout-list":        "optout list",
+		"optout-add":         "optout add --pid 4711",
+		"optout-add-again":   "optout add --cookie 4097",
+		"optout-remove":      "optout remove --cookie 8193",
+		"optout-remove-none": "optout remove --netns /proc/4711/ns/net",
+		"version":            "version",
+	} {
+		for _, format := range []string{"table", "json"} {
+			t.Run(name+"-"+format, func(t *testing.T) {
+				i := sample()
+				a, out, errs := newTestApp(i)
+				if code := a.run(append(strings.Fields(command), "-o", format)); code != exitOK || errs.Len() > 0 {
+					t.Fatalf("exit code %d, %s", code, errs)
+				}
+				golden(t, name+"-"+format, out.String())
+				if format == "json" {
+					checkJSON(t, out.Bytes())
+				}
+				if strings.HasPrefix(name, "s") && !i.closed {
+					t.Error("the maps were left open")
+				}
+			})
+		}
+	}
+}
+
+// checkJSON finds keys that are not lower-camel.
+func checkJSON(t *testing.T, text []byte) {
+	t.Helper()
+	var v any
+	if err := json.Unmarshal(text, &v); err != nil {
+		t.Fatal(err)
+	}
+	var walk func(v any)
+	walk = func(v any) {
+		switch v := v.(type) {
+		case map[string]any:
+			for key, value := range v {
+				if key == "" || strings.ToLower(key[:1]) != key[:1] || strings.ContainsAny(key, "_- ") {
+					t.Errorf("key %q", key)
+				}
+				walk(value)
+			}
+		case []any:
+			for _, value := range v {
+				walk(value)
+			}
+		}
+	}
+	walk(v)
+}
+
+// Empty results are empty lists, and tables with only a head.
+func TestOutputOfNothing(t *testing.T) {
+	for _, command := range []string{"status", "services", "services -w", "optout list"} {
+		for _, format := range []string{"table", "json"} {
+			i := &fakeInspector{status: ebpf.Status{Programs: []ebpf.ProgramStatus{}, MissingHooks: []string{}, Maps: []ebpf.MapStatus{}}}
+			a, out, errs := newTestApp(i)
+			if code := a.run(append(strings.Fields(command), "-o", format)); code != exitOK {
+				t.Errorf("%s: exit code %d, %s", command, code, errs)
+			}
+			text := strings.ReplaceAll(out.String(), `"lastChange": null`, "")
+			if out.Len() == 0 || strings.Contains(text, "null") {
+				t.Errorf("%s -o %s: %s", command, format, out)
+			}
+		}
+	}
+}
+
+func TestErrors(t *testing.T) {
+	for _, test := range []struct {
+		command string
+		err     error // of opening the maps
+		code    int
+		want    []string
+	}{
+		{command: "status", err: fmt.Errorf("%w: /x", ebpf.ErrNotRunning), code: exitError, want: []string{"/x", "Start kube-proxy", "--cgroup-root"}},
+		{command: "status", err: fmt.Errorf("%w: 2", ebpf.ErrLayout), code: exitError, want: []string{"the tandemctl that comes with"}},
+		{command: "services", err: fmt.Errorf("open: %w", fs.ErrPermission), code: exitError, want: []string{"CAP_SYS_ADMIN", "root"}},
+		{command: "services -n kube-system", err: errors.New("broken"), code: exitError, want: []string{"tandemctl: broken"}},
+		{command: "services default/nothing", code: exitError, want: []string{"no Service default/nothing", "3 service ports"}},
+		{command: "services default/kubernetes:http", code: exitError, want: []string{"no Service default/kubernetes:http"}},
+		{command: "services kubernetes", code: exitUsage, want: []string{"NAMESPACE/NAME", "services --help"}},
+		{command: "services a/b/c", code: exitUsage},
+		{command: "services a/ ", code: exitUsage},
+		{command: "services a/b -n c", code: exitUsage, want: []string{"not in namespace c"}},
+		{command: "services a/b c/d", code: exitUsage},
+		{command: "status now", code: exitUsage, want: []string{"unknown command \"now\""}},
+		{command: "status -o yaml", code: exitUsage, want: []string{"yaml"}},
+		{command: "status --nonsense", code: exitUsage, want: []string{"--nonsense", "tandemctl status --help"}},
+		{command: "statsu", code: exitUsage, want: []string{"unknown command", "did you mean status?"}},
+		{command: "optout ad", code: exitUsage, want: []string{"unknown command"}},
+		{command: "optout add", code: exitUsage, want: []string{"--netns, --pid or --cookie"}},
+		{command: "optout add --pid 4711 --cookie 3", code: exitUsage},
+		{command: "optout add --pid 0", code: exitUsage, want: []string{"process id"}},
+		{command: "optout remove --cookie 0", code: exitUsage},
+		{command: "optout add --netns", code: exitUsage},
+		{command: "optout add --pid 1", code: exitError, want: []string{"/proc/1/ns/net"}},
+	} {
+		t.Run(test.command, func(t *testing.T) {
+			a, out, errs := newTestApp(sample())
+			if test.err != nil {
+				a.inspect = func(string) (inspector, error) { return nil, test.err }
+			}
+			if code := a.run(strings.Fields(test.command)); code != test.code {
+				t.Errorf("exit code %d, want %d", code, test.code)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(errs.String(), want) {
+					t.Errorf("%q is missing in:\n%s", want, errs)
+				}
+			}
+			if out.Len() > 0 {
+				t.Errorf("output:\n%s", out)
+			}
+		})
+	}
+}
+
+func TestNoCgroup2(t *testing.T) {
+	a, _, errs := newTestApp(sample())
+	a.findRoot = func() (string, error) {
+		return "", fmt.Errorf("%w: pass --ebpf-cgroup-root", capabilities.ErrNoCgroup2)
+	}
+	if code := a.run([]string{"status"}); code != exitError || strings.Contains(errs.String(), "--ebpf") || !strings.Contains(errs.String(), "--cgroup-root") {
+		t.Errorf("exit code %d: %s", code, errs)
+	}
+}
+
+// --cgroup-root says where to look, and is passed on as it is.
+func TestCgroupRoot(t *testing.T) {
+	a, _, _ := newTestApp(nil)
+	var asked []string
+	a.inspect = func(root string) (inspector, error) { asked = append(asked, root); return sample(), nil }
+	a.probe = func(_ context.Context, root string, devices []string) capabilities.Report {
+		asked = append(asked, root+strings.Join(devices, "+"))
+		return capabilities.Report{}
+	}
+	a.run([]string{"status"})
+	a.run([]string{"--cgroup-root", "/a", "status"})
+	a.run([]string{"capabilities", "--cgroup-root=/b", "--device", "eth0,eth1"})
+	if want := []string{"/sys/fs/cgroup", "/a", "/beth0+eth1"}; !slices.Equal(asked, want) {
+		t.Errorf("asked %q, want %q", asked, want)
+	}
+}
+
+// Every command explains itself, with an example where it has arguments.
+func TestHelp(t *testing.T) {
+	for _, command := range []string{"", "status", "services", "capabilities", "optout", "optout list", "optout add", "optout remove"} {
+		a, out, _ := newTestApp(sample())
+		if code := a.run(append(strings.Fields(command), "--help")); code != exitOK || !strings.Contains(out.String(), "Examples:\n  tandemctl ") {
+			t.Errorf("%q: exit code %d\n%s", command, code, out)
+		}
+	}
+}
+
+func TestNetNSOwners(t *testing.T) {
+	proc := t.TempDir()
+	for pid, ns := range map[string]string{"1": "net:[1]", "20": "net:[2]", "3": "net:[2]", "4": "net:[4]", "self": "net:[1]"} {
+		dir := filepath.Join(proc, pid, "ns")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(ns, filepath.Join(dir, "net")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := netNSOwners(proc, func(path string) (uint64, error) {
+		switch strings.TrimPrefix(path, proc) {
+		case "/1/ns/net":
+			return 100, nil
+		case "/3/ns/net":
+			return 0, errors.New("just ended")
+		case "/20/ns/net":
+			return 200, nil
+		}
+		return 0, errors.New("not permitted")
+	})
+	if d := cmp.Diff(map[uint64][]int{100: {1}, 200: {3, 20}}, got); d != "" {
+		t.Errorf("owners (-want +got):\n%s", d)
+	}
+	if got := netNSOwners(filepath.Join(proc, "nothing"), nil); len(got) != 0 {
+		t.Errorf("of nothing: %v", got)
+	}
+}
+
+func TestBuildVersion(t *testing.T) {
+	if v := buildVersion(); v.Version == "" || v.GoVersion == "" {
+		t.Errorf("got %+v", v)
+	}
+}

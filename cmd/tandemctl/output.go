@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
+)
+
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+// table aligns cells. An empty cell becomes a dash, so that the eye does not
+// take the next column's value for it.
+type table struct{ w *tabwriter.Writer }
+
+func newTable(w io.Writer, head ...string) table {
+	t := table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
+	t.row(head...)
+	return t
+}
+
+func (t table) row(cells ...string) {
+	for i, cell := range cells {
+		if cell == "" {
+			cells[i] = "-"
+		}
+	}
+	fmt.Fprintln(t.w, strings.Join(cells, "\t"))
+}
+
+func (t table) flush() error { return t.w.Flush() }
+
+func number[N int | uint32 | uint64](n N) string { return strconv.FormatUint(uint64(n), 10) }
+
+func writeStatus(w io.Writer, s ebpf.Status, now time.Time) error {
+	running := "not running"
+	if s.Running {
+		running = "running"
+	}
+	changed := "never"
+	if s.LastChange != nil {
+		changed = fmt.Sprintf("%s (%s ago)", s.LastChange.Format(time.RFC3339), now.Sub(*s.LastChange).Round(time.Second))
+	}
+	facts := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, line := range [][2]string{
+		{"Proxy:", running}, {"Cgroup:", s.Cgroup}, {"Layout:", number(s.Layout)}, {"Last change:", changed},
+		{"Do not fit:", number(s.Unplaced) + " service ports"},
+	} {
+		fmt.Fprintf(facts, "%s\t%s\n", line[0], line[1])
+	}
+	if err := facts.Flush(); err != nil {
+		return err
+	}
+
+	fmt.Fprintln(w)
+	programs := newTable(w, "HOOK", "PROGRAM", "ID", "TAG", "LOADED")
+	for _, p := range s.Programs {
+		programs.row(p.Hook, p.Name, number(p.ID), p.Tag, p.LoadedAt.Format(time.RFC3339))
+	}
+	for _, hook := range s.MissingHooks {
+		programs.row(hook, "none", "", "", "")
+	}
+	if err := programs.flush(); err != nil {
+		return err
+	}
+
+	fmt.Fprintln(w)
+	maps := newTable(w, "MAP", "ID", "TYPE", "USED", "MAX", "FULL", "MEMORY")
+	for _, m := range s.Maps {
+		used, full, memory := "", "", ""
+		if m.Used != nil {
+			used = number(*m.Used)
+		}
+		// A single entry is there to be used.
+		if m.Used != nil && m.Max > 1 {
+			full = percent(*m.Used, m.Max)
+		}
+		if m.MemoryBytes != nil {
+			memory = bytesText(*m.MemoryBytes)
+		}
+		maps.row(m.Name, number(m.ID), m.Type, used, number(m.Max), full, memory)
+	}
+	return maps.flush()
+}
+
+// percent rounds up: what holds something is not 0 % full. What is not full is
+// not 100 % full either.
+func percent(used, limit int) string {
+	p := (used*100 + limit - 1) / limit
+	if used < limit {
+		p = min(p, 99)
+	}
+	return strconv.Itoa(p) + "%"
+}
+
+func bytesText(n uint64) string {
+	switch {
+	case n < 1<<10:
+		return fmt.Sprintf("%dB", n)
+	case n < 1<<20:
+		return fmt.Sprintf("%.1fKiB", float64(n)/(1<<10))
+	}
+	return fmt.Sprintf("%.1fMiB", float64(n)/(1<<20))
+}
+
+func writeServices(w io.Writer, list serviceList, backends bool) error {
+	t := newTable(w, "SERVICE", "PORT", "PROTO", "FRONTEND", "KIND", "SCOPE", "STATE", "BACKENDS", "AFFINITY", "CONNECTIONS", "REJECTED", "DROPPED", "RACED")
+	for i := range list.Services {
+		s := &list.Services[i]
+		frontends := s.Frontends
+		if len(frontends) == 0 {
+			// All its addresses belong to others, or it is just coming or going.
+			frontends = []ebpf.FrontendView{{}}
+		}
+		for j, f := range frontends {
+			row := []string{s.Namespace + "/" + s.Name, s.Port, s.Protocol, "", f.Kind, f.Scope, stateText(s), backendsText(s, f.Set), affinityText(s)}
+			if f.Address.IsValid() {
+				row[3] = f.Address.String()
+			}
+			// Counters once, so that a column can be added up.
+			if c := s.Counters; j == 0 {
+				row = append(row, number(c.Connections), number(c.Rejected), number(c.Dropped), number(c.Raced))
+			} else {
+				row = append(row, "", "", "", "")
+			}
+			t.row(row...)
+		}
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	if list.Unplaced > 0 {
+		fmt.Fprintf(w, "\nService ports of this node that do not fit: %d. See 'tandemctl status' for the map that is full.\n", list.Unplaced)
+	}
+	if !backends {
+		return nil
+	}
+	fmt.Fprintln(w)
+	t = newTable(w, "SERVICE", "PORT", "PROTO", "BACKEND", "SETS", "ON NODE", "TERMINATING", "CONNECTIONS", "ID", "GENERATION")
+	for i := range list.Services {
+		s := &list.Services[i]
+		for _, b := range s.Backends {
+			sets := strings.Join(b.Sets, ",")
+			if sets == "" {
+				sets = "none"
+			}
+			t.row(s.Namespace+"/"+s.Name, s.Port, s.Protocol, b.Address.String(), sets, yesNo(b.Local), yesNo(b.Terminating),
+				number(b.Connections), number(b.ID), number(b.Generation))
+		}
+	}
+	return t.flush()
+}
+
+func stateText(s *ebpf.ServiceView) string {
+	text := s.State
+	if s.Reason != "" {
+		text += " (" + s.Reason + ")"
+	}
+	if s.Changing {
+		text += " (changing)"
+	}
+	return text
+}
+
+// backendsText counts the backends of one set, or says what becomes of
+// connections where there are none.
+func backendsText(s *ebpf.ServiceView, set string) string {
+	if set == "" {
+		return ""
+	}
+	n := 0
+	for _, b := range s.Backends {
+		if slices.Contains(b.Sets, set) {
+			n++
+		}
+	}
+	if n == 0 {
+		for _, about := range s.Sets {
+			if about.Name == set && about.Verdict != "" {
+				return "0 (" + about.Verdict + ")"
+			}
+		}
+	}
+	return strconv.Itoa(n)
+}
+
+func affinityText(s *ebpf.ServiceView) string {
+	if s.AffinitySeconds == 0 {
+		return ""
+	}
+	return (time.Duration(s.AffinitySeconds) * time.Second).String()
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+func writeOptOuts(w io.Writer, list optOutList) error {
+	t := newTable(w, "COOKIE", "PROCESSES")
+	for _, o := range list.OptOuts {
+		t.row(number(o.Cookie), pidsText(o.PIDs))
+	}
+	return t.flush()
+}
+
+// pidsText shows the first few: a pod may have thousands, the first is enough
+// to find it.
+func pidsText(pids []int) string {
+	const shown = 5
+	if len(pids) == 0 {
+		return "none (gone, or not visible from here)"
+	}
+	var words []string
+	for _, pid := range pids[:min(shown, len(pids))] {
+		words = append(words, strconv.Itoa(pid))
+	}
+	if more := len(pids) - shown; more > 0 {
+		words = append(words, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(words, " ")
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+func main() {
+	self, _ := os.Executable()
+	bin := flag.String("bin", filepath.Dir(self), "the directory with kube-proxy and tandemctl")
+	flag.Parse()
+
+	if err := available(*bin); err != nil {
+		fmt.Fprintf(os.Stderr, "The demo cannot run here: %v\n", err)
+		os.Exit(1)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	// Cleaning up takes a moment; a second Ctrl-C ends even that.
+	context.AfterFunc(ctx, stop)
+
+	start := time.Now()
+	out := newScreen(os.Stdout)
+	c := &cluster{out: out, bin: *bin}
+	err := play(ctx, c)
+	if err != nil && ctx.Err() == nil {
+		c.showLogs()
+	}
+	left := c.close()
+
+	out.blank()
+	switch {
+	case left != nil:
+		out.bad("The demo could not clean up: %v", errors.Join(err, left))
+		os.Exit(1)
+	case ctx.Err() != nil:
+		out.say("Interrupted, everything was removed again.")
+		os.Exit(130)
+	case err != nil:
+		out.bad("The demo failed: %v", err)
+		os.Exit(1)
+	}
+	out.good("Everything worked, and everything was removed again, in %.0f s.", time.Since(start).Seconds())
+}
+
+// available tells plainly what is missing, before anything is made.
+func available(bin string) error {
+	if os.Geteuid() != 0 {
+		self, _ := os.Executable()
+		return fmt.Errorf("network namespaces, cgroups and eBPF need root; try: sudo %s", self)
+	}
+	if err := lab.Available(); err != nil {
+		return fmt.Errorf("%w (the demo needs cgroup version 2 mounted writable: mount -t cgroup2 none /sys/fs/cgroup)", err)
+	}
+	for _, name := range []string{"kube-proxy", "tandemctl"} {
+		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
+			return fmt.Errorf("%w; make build makes it", err)
+		}
+	}
+	return nil
+}
+
+// play goes through the steps in order, up to the first that fails.
+func play(ctx context.Context, c *cluster) error {
+	for _, step := range []func(context.Context, *cluster) error{
+		layCluster,
+		startProxies,
+		showDistribution,
+		showTools,
+		changeEndpoints,
+		killProxy,
+		restartProxy,
+		cleanUp,
+	} {
+		if err := step(ctx, c); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return nil
+}

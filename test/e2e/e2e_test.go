@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package e2e tests the real binary on real traffic.
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/component-base/cli"
+
+	"github.com/tandem-proxy/tandem/cmd/kube-proxy/app"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// asProxy makes a copy of the test program the real one: tests also run on
+// machines that have no compiler.
+const asProxy = "TANDEM_TEST_AS_KUBE_PROXY"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProxy) != "" {
+		os.Exit(cli.Run(app.NewCommand()))
+	}
+	lab.Main()
+	os.Exit(m.Run())
+}
+
+// Addresses of the Service in these tests; its endpoints are pods of the lab.
+var (
+	vip4 = netip.MustParseAddrPort("10.96.0.10:80")
+	vip6 = netip.MustParseAddrPort("[fd00:10:96::10]:80")
+)
+
+const targetPort = 8080
+
+// targets are the ways to the Service.
+func targets() map[string]netip.AddrPort {
+	return map[string]netip.AddrPort{"tcp4": vip4, "udp4": vip4, "tcp6": vip6, "udp6": vip6}
+}
+
+// writeManifests writes the Service with those pods as its endpoints.
+func writeManifests(t testing.TB, dir string, pods ...*lab.Pod) {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString(`apiVersion: v1
+kind: Service
+metadata: {namespace: shop, name: web}
+spec:
+  clusterIP: 10.96.0.10
+  clusterIPs: ["10.96.0.10", "fd00:10:96::10"]
+  ports:
+  - {name: t, port: 80, protocol: TCP}
+  - {name: u, port: 80, protocol: UDP}
+`)
+	for _, family := range []string{"IPv4", "IPv6"} {
+		fmt.Fprintf(&b, `---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  namespace: shop
+  name: web-%s
+  labels: {kubernetes.io/service-name: web}
+addressType: %s
+ports:
+- {name: t, port: %d, protocol: TCP}
+- {name: u, port: %[3]d, protocol: UDP}
+endpoints:
+`, strings.ToLower(family), family, targetPort)
+		for _, p := range pods {
+			addr := p.Addr4
+			if family == "IPv6" {
+				addr = p.Addr6
+			}
+			fmt.Fprintf(&b, "- {addresses: [%q], nodeName: %s}\n", addr, p.Node.Name)
+		}
+	}
+	// As kubelet and editors do it: nobody reads half a file.
+	temp := filepath.Join(dir, ".web.yaml")
+	if err := os.WriteFile(temp, []byte(b.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(temp, filepath.Join(dir, "web.yaml")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serve starts a TCP and a UDP server in a pod.
+func serve(t testing.TB, p *lab.Pod) *lab.Pod {
+	t.Helper()
+	if _, err := p.ServeTCP(targetPort); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ServeUDP(targetPort); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// process is a kube-proxy on a node.
+type process struct {
+	*lab.Cmd
+	log *log
+}
+
+// log keeps what a process says.
+type log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+func command(n *lab.Node, args ...string) *process {
+	p := &process{n.Command(context.Background(), os.Args[0], append(args, "--ebpf-cgroup-root="+n.CgroupPath())...), &log{}}
+	p.Env = append(os.Environ(), asProxy+"=1")
+	p.Stdout, p.Stderr = p.log, p.log
+	return p
+}
+
+func start(t testing.TB, n *lab.Node, manifests string, more ...string) *process {
+	t.Helper()
+	p := command(n, append([]string{"--proxy-mode=ebpf", "--manifests=" + manifests, "--hostname-override=" + n.Name, "-v=2"}, more...)...)
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = p.Close()
+		if t.Failed() {
+			t.Logf("log of kube-proxy:\n%s", p.log)
+		}
+	})
+	return p
+}
+
+// kill ends the process as kill -9 does.
+func (p *process) kill() {
+	_ = p.Process.Kill()
+	_ = p.Wait()
+}
+
+func waitFor(t testing.TB, what string, within time.Duration, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(within)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %v in vain for %s", within, what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// synced waits until the process has programmed everything.
+func (p *process) synced(t testing.TB) {
+	t.Helper()
+	waitFor(t, "the first sync", 30*time.Second, func() bool { return strings.Contains(p.log.String(), `"Synced"`) })
+}
+
+// flows are long-lived connections to the Service.
+type flows []net.Conn
+
+func openFlows(t testing.TB, from *lab.Pod) (list flows) {
+	t.Helper()
+	for network, to := range targets() {
+		c, err := from.Dial(t.Context(), network[:3], to)
+		if err != nil {
+			t.Fatalf("%s: %v", network, err)
+		}
+		t.Cleanup(func() { c.Close() })
+		list = append(list, c)
+	}
+	return list
+}
+
+func (f flows) check(t testing.TB) {
+	t.Helper()
+	for _, c := range f {
+		if _, err := lab.AskConn(t.Context(), c); err != nil {
+			t.Errorf("long-lived flow to %s over %s: %v", c.RemoteAddr(), c.RemoteAddr().Network(), err)
+		}
+	}
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// BenchmarkMemory starts the process on 10,000 Services of 10 endpoints and
+// reports its resident memory once it has programmed them: from manifests, and
+// from an API server (which speaks JSON here, so that decoding costs more than
+// it would with protobuf).
+func BenchmarkMemory(b *testing.B) {
+	const services, endpoints = 10000, 10
+	// The binary as it is shipped: the test program is larger.
+	binary := filepath.Join(b.TempDir(), "kube-proxy")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "../../cmd/kube-proxy")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if text, err := build.CombinedOutput(); err != nil {
+		b.Fatalf("build kube-proxy: %v\n%s", err, text)
+	}
+	for _, source := range []string{"manifests", "api"} {
+		b.Run(source, func(b *testing.B) {
+			var rss, peak, anon, seconds float64
+			for range b.N {
+				l := lab.NewT(b)
+				node := l.Node("node1")
+				began := time.Now()
+				var p *process
+				if source == "manifests" {
+					dir := b.TempDir()
+					writeCluster(b, dir, services, endpoints)
+					began = time.Now()
+					p = run(b, node, binary, "--manifests="+dir)
+				} else {
+					p = run(b, node, binary, "--master="+serveAPI(b, node, services, endpoints))
+				}
+				waitFor(b, "all Services", 2*time.Minute, func() bool {
+					return strings.Contains(p.log.String(), fmt.Sprintf(`servicePorts=%d`, services))
+				})
+				seconds += time.Since(began).Seconds()
+				// The garbage of the start is given back in the background.
+				waitFor(b, "the memory to settle", 2*time.Minute, func() bool {
+					before := status(b, p, "VmRSS")
+					<-time.After(5 * time.Second)
+					return status(b, p, "VmRSS") >= before*0.995
+				})
+				rss += status(b, p, "VmRSS")
+				peak += status(b, p, "VmHWM")
+				anon += status(b, p, "RssAnon")
+				p.kill()
+				cleanup(b, node)
+			}
+			b.ReportMetric(rss/1024/float64(b.N), "RSS-MiB")
+			b.ReportMetric(anon/1024/float64(b.N), "anon-MiB")
+			b.ReportMetric(peak/1024/float64(b.N), "peak-MiB")
+			b.ReportMetric(seconds/float64(b.N), "seconds-to-programmed")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// status reads a field of /proc/PID/status, in KiB.
+func status(b *testing.B, p *process, field string) float64 {
+	b.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Process.Pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if name, value, _ := strings.Cut(line, ":"); name == field {
+			kib, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			return kib
+		}
+	}
+	b.Fatalf("no %s", field)
+	return 0
+}
+
+// clusterObjects are Services and slices with everything an API server sends.
+func clusterObjects(services, endpoints int) (ss []v1.Service, es []discoveryv1.EndpointSlice) {
+	managed := []metav1.ManagedFieldsEntry{{Manager: "kubectl", Operation: "Apply", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:ports":{}}}`)}}}
+	for i := range services {
+		name, ip := fmt.Sprintf("service-%d", i), fmt.Sprintf("10.100.%d.%d", i>>8, i&255)
+		ss = append(ss, v1.Service{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: name, UID: "6f2d4f3c-8a51-4c36-9f5e-1c0e5d1f8a11", ResourceVersion: "1", ManagedFields: managed},
+			Spec: v1.ServiceSpec{Type: v1.ServiceTypeClusterIP, ClusterIP: ip, ClusterIPs: []string{ip}, Selector: map[string]string{"app": name},
+				Ports: []v1.ServicePort{{Name: "http", Port: 80, Protocol: v1.ProtocolTCP}}},
+		})
+		slice := discoveryv1.EndpointSlice{
+			TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "bench", Name: name + "-abcde", UID: "6f2d4f3c-8a51-4c36-9f5e-1c0e5d1f8a12", ResourceVersion: "1",
+				Labels: map[string]string{discoveryv1.LabelServiceName: name, discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io"}, ManagedFields: managed},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To[int32](8080), Protocol: ptr.To(v1.ProtocolTCP)}},
+		}
+		for j := range endpoints {
+			n := i*endpoints + j
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
+				Addresses:  []string{fmt.Sprintf("172.%d.%d.%d", 16+n>>16, n>>8&255, n&255)},
+				Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true), Serving: ptr.To(true), Terminating: ptr.To(false)},
+				NodeName:   ptr.To(fmt.Sprintf("node%d", n%50)), Zone: ptr.To("zone-a"),
+				TargetRef: &v1.ObjectReference{Kind: "Pod", Namespace: "bench", Name: fmt.Sprintf("%s-%d", name, j), UID: "6f2d4f3c-8a51-4c36-9f5e-1c0e5d1f8a13"},
+			})
+		}
+		es = append(es, slice)
+	}
+	return ss, es
+}
+
+func writeCluster(b *testing.B, dir string, services, endpoints int) {
+	b.Helper()
+	ss, es := clusterObjects(services, endpoints)
+	list := metav1.List{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "List"}}
+	for i := range ss {
+		list.Items = append(list.Items, runtime.RawExtension{Object: &ss[i]}, runtime.RawExtension{Object: &es[i]})
+	}
+	text, err := json.Marshal(&list)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "cluster.json"), text, 0o644)
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+// run starts a binary on the node.
+func run(b *testing.B, node *lab.Node, binary, source string, more ...string) *process {
+	b.Helper()
+	p := &process{node.Command(b.Context(), binary, append(more, "--proxy-mode=ebpf", source, "--hostname-override="+node.Name,
+		"--ebpf-cgroup-root="+node.CgroupPath(), "-v=2")...), &log{}}
+	p.Stdout, p.Stderr = p.log, p.log
+	if err := p.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = p.Close() })
+	return p
+}
+
+// serveAPI serves an API that has the cluster and where nothing ever happens,
+// and returns its URL in the node's namespace; it runs in this process.
+func serveAPI(b *testing.B, node *lab.Node, services, endpoints int) string {
+	b.Helper()
+	ss, es := clusterObjects(services, endpoints)
+	answers := map[string]any{
+		"/api/v1/services": &v1.ServiceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: ss},
+		"/apis/discovery.k8s.io/v1/endpointslices": &discoveryv1.EndpointSliceList{
+			TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSliceList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}, Items: es},
+		"/api/v1/nodes": &v1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}},
+	}
+	texts := map[string][]byte{}
+	for path, answer := range answers {
+		text, err := json.Marshal(answer)
+		if err != nil {
+			b.Fatal(err)
+		}
+		texts[path] = text
+	}
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		text, ok := texts[r.URL.Path]
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case !ok:
+			w.WriteHeader(http.StatusCreated) // an Event
+			fmt.Fprint(w, `{"apiVersion":"events.k8s.io/v1","kind":"Event"}`)
+		case r.URL.Query().Get("sendInitialEvents") != "":
+			w.WriteHeader(http.StatusUnprocessableEntity) // as a server without WatchList
+			fmt.Fprint(w, `{"apiVersion":"v1","kind":"Status","status":"Failure","reason":"Invalid","code":422}`)
+		case r.URL.Query().Get("watch") != "":
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		default:
+			_, _ = w.Write(text)
+		}
+	})
+	var listener net.Listener
+	if err := node.Do(func() (err error) {
+		listener, err = net.Listen("tcp4", "127.0.0.1:0")
+		return err
+	}); err != nil {
+		b.Fatal(err)
+	}
+	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: handler}}
+	server.Start()
+	b.Cleanup(server.CloseClientConnections)
+	return "http://" + listener.Addr().String()
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+const (
+	patience = 20 * time.Second
+	interval = 20 * time.Millisecond
+)
+
+// await polls until a condition holds, and says which one did not.
+func await(t *testing.T, what string, condition func() error) {
+	t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(context.Background(), interval, patience, true, func(context.Context) (bool, error) {
+		last = condition()
+		return last == nil, nil
+	})
+	if err != nil {
+		t.Fatalf("%s: %v", what, last)
+	}
+}
+
+func (p *process) says(text string) func() error {
+	return func() error {
+		if !strings.Contains(p.log.String(), text) {
+			return fmt.Errorf("the log does not say %q", text)
+		}
+		return nil
+	}
+}
+
+// terminate sends SIGTERM and expects an orderly end.
+func (p *process) terminate(t *testing.T) {
+	t.Helper()
+	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Wait(); err != nil {
+		t.Fatalf("after SIGTERM: %v\n%s", err, p.log)
+	}
+}
+
+// get asks a server on the node's loopback address.
+func get(n *lab.Node, port uint16, path string) (code int, body string, err error) {
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return n.Dial(ctx, "tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port))
+		},
+	}, Timeout: 5 * time.Second}
+	response, err := client.Get("http://node" + path)
+	if err != nil {
+		return 0, "", err
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	return response.StatusCode, string(data), err
+}
+
+func healthy(n *lab.Node) func() error {
+	return func() error {
+		code, body, err := get(n, 10256, "/healthz")
+		if err == nil && code != http.StatusOK {
+			err = fmt.Errorf("/healthz answers %d: %s", code, body)
+		}
+		return err
+	}
+}
+
+// reaches says whether connections to the Service end in the pod.
+func reaches(from *lab.Sandbox, to netip.AddrPort, pod string) func() error {
+	return func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+		defer cancel()
+		reply, err := from.Ask(ctx, "tcp", to)
+		if err == nil && reply.Server != pod {
+			err = fmt.Errorf("%s answers, want %s", reply.Server, pod)
+		}
+		return err
+	}
+}
+
+// TestProcess follows one node from the first start to the cleanup.
+func TestProcess(t *testing.T) {
+	l := lab.NewT(t, lab.Options{Pause: true})
+	n := l.Node("node1")
+	web, shell := serve(t, n.Pod("web")), n.Pod("shell")
+	dir := t.TempDir()
+	writeManifests(t, dir, web)
+	served := func(what string) {
+		t.Helper()
+		for _, from := range []*lab.Sandbox{shell.Sandbox, n.Sandbox} {
+			for _, to := range []netip.AddrPort{vip4, vip6} {
+				await(t, fmt.Sprintf("%s: %s to %s", what, from.Name, to), reaches(from, to, "web"))
+			}
+		}
+	}
+
+	first := start(t, n, dir, "--profiling")
+	await(t, "first start", healthy(n))
+	served("first start")
+	await(t, "health", func() error {
+		_, body, err := get(n, 10256, "/livez")
+		if err == nil && (!strings.Contains(body, `"healthy":true`) || !strings.Contains(body, `"IPv6":{`)) {
+			err = errors.New("/livez answers " + body)
+		}
+		return err
+	})
+	for path, want := range map[string][]string{
+		"/metrics": {
+			"kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"}", "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+			"kubeproxy_proxy_healthz_total{code=\"200\"}", "kubeproxy_sync_proxy_rules_service_changes_total 1", "kubernetes_build_info", "process_start_time_seconds",
+			"tandem_map_entries{map=\"frontends\"} 4", "tandem_proxy_mode{mode=\"ebpf\",reason=\"requested\"} 1", "tandem_capability{feature=\"connect4\",state=\"yes\"} 1",
+		},
+		"/metrics/slis":        {"process_start_time_seconds"},
+		"/healthz":             {"ok"},
+		"/proxyMode":           {"ebpf"},
+		"/configz":             {`"mode":"ebpf"`, `"kind":"KubeProxyConfiguration"`},
+		"/debug/pprof/cmdline": {"--proxy-mode=ebpf"},
+	} {
+		code, body, err := get(n, 10249, path)
+		if err != nil || code != http.StatusOK {
+			t.Errorf("%s: code %d, error %v", path, code, err)
+		}
+		for _, text := range want {
+			if !strings.Contains(body, text) {
+				t.Errorf("%s does not have %s:\n%s", path, text, body)
+			}
+		}
+	}
+
+	first.terminate(t)
+	served("stopped")
+
+	second := start(t, n, dir)
+	await(t, "second start", second.says(`adopted=true`))
+	served("second start")
+
+	// A third starts too early, and takes over when the second is killed.
+	third := start(t, n, dir)
+	await(t, "third start", third.says("Another process serves this cgroup"))
+	served("two processes")
+	_ = second.Close()
+	await(t, "third start", third.says(`adopted=true`))
+	served("third start")
+	third.terminate(t)
+	served("stopped again")
+
+	cleanup(t, n)
+	for _, to := range []netip.AddrPort{vip4, vip6} {
+		if reaches(shell.Sandbox, to, "web")() == nil {
+			t.Errorf("%s answers after the cleanup", to)
+		}
+	}
+}
+
+// TestRefusals: what cannot work ends at once, and the message says why.
+func TestRefusals(t *testing.T) {
+	l := lab.NewT(t)
+	n := l.Node("node1")
+	for _, tt := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"a kernel that lacks it", []string{"--proxy-mode=ebpf", "--manifests=/", "--ebpf-capability-mask=bpf_syscall=no"}, "mode ebpf requires bpf_syscall"},
+		{"no directory", []string{"--proxy-mode=ebpf", "--manifests=/nowhere"}, "/nowhere"},
+		{"no API server", []string{"--proxy-mode=ebpf", "--kubeconfig=/nowhere"}, "/nowhere"},
+		{"no cgroup", []string{"--cleanup", "--ebpf-cgroup-root=/nowhere"}, "/nowhere"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := n.Command(context.Background(), os.Args[0], append([]string{"--ebpf-cgroup-root=" + n.CgroupPath()}, tt.args...)...)
+			p.Env = append(os.Environ(), asProxy+"=1")
+			out, err := p.CombinedOutput()
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if !strings.Contains(string(out), tt.want) {
+				t.Errorf("says\n%s\nwant %q in it", out, tt.want)
+			}
+		})
+	}
+}
