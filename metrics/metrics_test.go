@@ -126,7 +126,7 @@ func TestNoLocalEndpoints(t *testing.T) {
 
 	// The decisions come from a table, as they do in the proxy.
 	tracker := proxier.NewChangeTracker("node1", begin, nil)
-	table := proxier.NewTable(proxier.Facts{})
+	table := proxier.NewTable(proxier.Facts{}, proxier.Policy{})
 	local := v1.ServiceInternalTrafficPolicyLocal
 	service := &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a"},

@@ -4,6 +4,7 @@ package metrics
 
 import (
 	"context"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -62,16 +63,29 @@ func (t *tier) Sync(ctx context.Context, update proxier.Update) error {
 	return t.Tier.Sync(ctx, update)
 }
 
-// noLocal says in which sets a service port that is restricted to this node
-// has no endpoint on it, though it has some elsewhere: one bit per set.
+// noLocal says in which families a service port that a traffic policy restricts
+// to this node has no endpoint on it, though it has some elsewhere: one bit per
+// policy and family.
 type noLocal uint8
+
+// policies are the values of the label traffic_policy.
+var policies = [...]string{"internal", "external"}
+
+func (n *noLocal) set(policy int, f proxier.Family)     { *n |= 1 << (2*policy + int(f)) }
+func (n noLocal) has(policy int, f proxier.Family) bool { return n&(1<<(2*policy+int(f))) != 0 }
 
 func noLocalOf(d *proxier.Decision) (found noLocal) {
 	for i := range d.Frontends {
 		f := &d.Frontends[i]
-		if f.Scope == proxier.Internal && d.Empty[f.Set] == proxier.Drop && d.Size(f.Set) == 0 {
-			found |= 1 << f.Set
+		set := f.Routes[proxier.FromOutside].Set
+		if d.Empty[set] != proxier.Drop || d.Size(set) > 0 {
+			continue
 		}
+		policy := 0
+		if f.Kind != proxier.ClusterIP {
+			policy = 1
+		}
+		found.set(policy, set.Family())
 	}
 	return found
 }
@@ -95,15 +109,17 @@ func (m *Metrics) observe(update proxier.Update) {
 			delete(m.noLocal, c.Index())
 		}
 	}
-	counts := map[string]int{}
-	for _, found := range m.noLocal {
-		for s := range proxier.Sets {
-			if found&(1<<s) != 0 {
-				counts[s.Family().String()]++
+	for policy, name := range policies {
+		for family := range proxier.Families {
+			n := 0
+			for _, found := range m.noLocal {
+				if found.has(policy, family) {
+					n++
+				}
+			}
+			if slices.Contains(m.families, family.String()) {
+				m.noLocalEndpoints.WithLabelValues(name, family.String()).Set(float64(n))
 			}
 		}
-	}
-	for _, f := range m.families {
-		m.noLocalEndpoints.WithLabelValues("internal", f).Set(float64(counts[f]))
 	}
 }

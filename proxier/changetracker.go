@@ -43,9 +43,14 @@ type entry struct {
 
 	oneSlice [1]*EndpointSlice // backs slices of the usual Service
 
-	// Indexes of the table's decisions about it; touched by the table alone.
+	// What the table decided about it, as indexes, and of what; touched by the
+	// table alone.
 	ports   []uint32
 	onePort [1]uint32
+	decided struct {
+		service *Service
+		slices  []*EndpointSlice
+	}
 }
 
 // Change is the newest truth about one Service. It is immutable.

@@ -11,37 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Kind says why an address is a frontend.
-type Kind uint8
-
-// The kinds of frontends.
-const (
-	ClusterIP Kind = iota + 1
-)
-
-func (k Kind) String() string {
-	if k == ClusterIP {
-		return "ClusterIP"
-	}
-	return fmt.Sprintf("kind %d", uint8(k))
-}
-
-// Scope says where a frontend is dialled from.
-type Scope uint8
-
-// The scopes of frontends.
-const (
-	Internal Scope = iota // this node and its pods
-	External              // elsewhere
-)
-
-func (s Scope) String() string {
-	if s == Internal {
-		return "internal"
-	}
-	return "external"
-}
-
 // Set names one of the backend sets of a service port.
 type Set uint8
 
@@ -103,17 +72,6 @@ func (v Verdict) String() string {
 	return "drop"
 }
 
-// Frontend is an address and port that clients dial.
-type Frontend struct {
-	Addr  netip.AddrPort
-	Kind  Kind
-	Scope Scope
-	Set   Set
-	// Conflict names the service port that has this address; the frontend is
-	// not served while it does.
-	Conflict *ServicePortName
-}
-
 // Backend is an endpoint that a service port uses.
 type Backend struct {
 	Addr        netip.AddrPort
@@ -156,64 +114,72 @@ func (d *Decision) Size(s Set) int {
 	return n
 }
 
+// Uses says which sets the decision's frontends lead to.
+func (d *Decision) Uses() (used [Sets]bool) {
+	for i := range d.Frontends {
+		for _, r := range d.Frontends[i].Routes {
+			used[r.Set] = true
+		}
+	}
+	return used
+}
+
 // String is the decision as text, for logs, people and tests.
 func (d *Decision) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s", d.Name, d.Name.Protocol)
-	if d.Affinity > 0 {
-		fmt.Fprintf(&b, " affinity=%v", d.Affinity)
-	}
-	b.WriteByte('\n')
-	var used [Sets]bool
-	for _, f := range d.Frontends {
-		used[f.Set] = true
-		fmt.Fprintf(&b, "  frontend %s %s %s set=%s", f.Addr, f.Kind, f.Scope, f.Set)
-		if f.Conflict != nil {
-			fmt.Fprintf(&b, " held-by=%s", f.Conflict)
-		}
-		b.WriteByte('\n')
-	}
-	for s := range Sets {
-		if !used[s] {
-			continue
-		}
-		fmt.Fprintf(&b, "  set %s", s)
-		if d.Size(s) == 0 {
-			fmt.Fprintf(&b, " empty=%s", d.Empty[s])
-		}
-		b.WriteByte('\n')
-	}
-	for _, e := range d.Backends {
-		fmt.Fprintf(&b, "  backend %s", e.Addr)
-		for _, m := range []struct {
-			on   bool
-			name string
-		}{
-			{e.Members&InCluster != 0, "cluster"}, {e.Members&InLocal != 0, "local"},
-			{e.Members == 0, "retained"}, {e.Local, "on-node"}, {e.Terminating, "terminating"},
-		} {
-			if m.on {
-				b.WriteByte(' ')
-				b.WriteString(m.name)
-			}
-		}
-		b.WriteByte('\n')
+	d.head(&b)
+	for i := range d.Backends {
+		fmt.Fprintf(&b, "  backend %s\n", &d.Backends[i])
 	}
 	return b.String()
 }
 
+// head writes all but the backends.
+func (d *Decision) head(b *strings.Builder) {
+	fmt.Fprintf(b, "%s %s", d.Name, d.Name.Protocol)
+	if d.Affinity > 0 {
+		fmt.Fprintf(b, " affinity=%v", d.Affinity)
+	}
+	b.WriteByte('\n')
+	for i := range d.Frontends {
+		fmt.Fprintf(b, "  frontend %s\n", &d.Frontends[i])
+	}
+	for s, used := range d.Uses() {
+		if used && d.Size(Set(s)) == 0 {
+			fmt.Fprintf(b, "  set %s empty=%s\n", Set(s), d.Empty[s])
+		}
+	}
+}
+
+// String is the backend as text: "10.244.0.1:8080 cluster,local on-node".
+func (e *Backend) String() string {
+	words := []string{e.Addr.String()}
+	switch e.Members {
+	case InCluster:
+		words = append(words, "cluster")
+	case InLocal:
+		words = append(words, "local")
+	case InCluster | InLocal:
+		words = append(words, "cluster,local")
+	default:
+		words = append(words, "retained")
+	}
+	if e.Local {
+		words = append(words, "on-node")
+	}
+	if e.Terminating {
+		words = append(words, "terminating")
+	}
+	return strings.Join(words, " ")
+}
+
 func (d *Decision) equal(o *Decision) bool {
-	if d.Name != o.Name || d.Created != o.Created || d.Affinity != o.Affinity || d.Empty != o.Empty ||
+	if d.Name != o.Name || !d.Created.Equal(o.Created) || d.Affinity != o.Affinity || d.Empty != o.Empty ||
 		len(d.Frontends) != len(o.Frontends) || len(d.Backends) != len(o.Backends) {
 		return false
 	}
 	for i := range d.Frontends {
-		a, b := d.Frontends[i], o.Frontends[i]
-		if (a.Conflict == nil) != (b.Conflict == nil) || a.Conflict != nil && *a.Conflict != *b.Conflict {
-			return false
-		}
-		a.Conflict, b.Conflict = nil, nil
-		if a != b {
+		if !d.Frontends[i].equal(&o.Frontends[i]) {
 			return false
 		}
 	}

@@ -203,7 +203,7 @@ func (t *ChangeTracker) endpointFlags(e *discoveryv1.Endpoint) endpointFlags {
 		flags |= terminating
 	}
 	if e.NodeName != nil && *e.NodeName == t.nodeName {
-		flags |= local
+		flags |= onNode
 	}
 	if e.Hints != nil {
 		for i := range e.Hints.ForNodes {

@@ -21,6 +21,9 @@ import (
 type Options struct {
 	// NodeName tells local endpoints from remote ones.
 	NodeName string
+	// Facts known from the start, and the Policy by which all is decided.
+	Facts  Facts
+	Policy Policy
 	// Tier carries the frontends.
 	Tier Tier
 	// Reporter is told of problems with objects; nil for nobody.
@@ -109,7 +112,8 @@ func New(opts Options) (*Proxier, error) {
 	p := &Proxier{
 		tier: opts.Tier, reporter: opts.Reporter, observer: opts.Observer, clock: opts.Runner.Clock,
 		tracker: NewChangeTracker(opts.NodeName, opts.Runner.Clock.Now(), opts.Reporter),
-		table:   NewTable(Facts{}),
+		facts:   opts.Facts,
+		table:   NewTable(opts.Facts, opts.Policy),
 	}
 	if p.reporter == nil {
 		p.reporter = ReporterFunc(func(Problem) {})
@@ -180,12 +184,18 @@ func (p *Proxier) OnNodeAdd(node *v1.Node) { p.OnNodeUpdate(nil, node) }
 
 // OnNodeUpdate records the facts of this node.
 func (p *Proxier) OnNodeUpdate(_, node *v1.Node) {
-	facts := Facts{Zone: node.Labels[v1.LabelTopologyZone]}
+	p.UpdateFacts(func(f *Facts) { f.Zone = node.Labels[v1.LabelTopologyZone] })
+}
+
+// UpdateFacts changes facts of this node. Lists must be replaced, not changed
+// in place.
+func (p *Proxier) UpdateFacts(change func(*Facts)) {
 	p.factsMu.Lock()
-	changed := p.facts != facts
-	p.facts = facts
+	before := p.facts
+	change(&p.facts)
+	changed := !p.facts.equal(&before)
 	p.factsMu.Unlock()
-	if changed { // all is decided anew: nothing for the caller to wait for
+	if changed { // much is decided anew: nothing for the caller to wait for
 		p.runner.Request()
 	}
 }
@@ -224,7 +234,8 @@ func (p *Proxier) sync(ctx context.Context, reason RunReason) error {
 	facts := p.facts
 	p.factsMu.Unlock()
 	var changes []Change
-	if p.table.SetFacts(facts) {
+	rules, services := p.table.SetFacts(facts)
+	if services {
 		changes = p.tracker.TakeAll()
 	} else {
 		changes = p.tracker.Take()
@@ -239,12 +250,16 @@ func (p *Proxier) sync(ctx context.Context, reason RunReason) error {
 	}
 
 	update := Update{Changes: p.table.Apply(changes)}
+	if rules || !p.synced {
+		r := p.table.NodeRules()
+		update.NodeRules = &r
+	}
 	info.Services, info.Ports = len(changes), len(update.Changes)
 	p.reportConflicts(update.Changes)
 	// The first time, after a failure and now and then the tier compares all
 	// it should carry with what the kernel holds.
 	if !p.synced || reason != Requested {
-		update = Update{Full: true, Changes: append(update.Changes, p.unchanged(update.Changes)...)}
+		update.Full, update.Changes = true, append(update.Changes, p.unchanged(update.Changes)...)
 	}
 	info.Full = update.Full
 
@@ -317,7 +332,7 @@ func (p *Proxier) reportConflicts(changes []PortChange) {
 func (d *Decision) reported(f *Frontend) bool {
 	for i := range d.Frontends {
 		o := &d.Frontends[i]
-		if o.Addr == f.Addr && o.Scope == f.Scope && o.Conflict != nil && *o.Conflict == *f.Conflict {
+		if o.Addr == f.Addr && o.Conflict != nil && *o.Conflict == *f.Conflict {
 			return true
 		}
 	}

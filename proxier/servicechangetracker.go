@@ -5,6 +5,8 @@ package proxier
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -57,7 +59,14 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 	if _, ok := service.Labels[LabelServiceProxyName]; ok {
 		return nil
 	}
+	reported := 0
 	invalid := func(field, format string, args ...any) {
+		switch reported++; {
+		case reported > maxReported+1:
+			return
+		case reported == maxReported+1:
+			field, format, args = "spec", "more is wrong than is named here one by one", nil
+		}
 		report(Problem{Kind: "Service", Object: name, UID: service.UID, Field: field, Reason: ReasonInvalidObject, Message: fmt.Sprintf(format, args...)})
 	}
 
@@ -75,10 +84,12 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 		}
 	}
 
+	s.ExternalLocal = service.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal
+
 	clusterIP := func(field, text string) {
-		addr, err := netip.ParseAddr(text)
-		if err != nil || addr.Is4In6() || addr.Zone() != "" {
-			invalid(field, "%q is not an IP address; it is not served", text)
+		addr, err := parseVIP(text)
+		if err != nil {
+			invalid(field, "%v; it is not served", err)
 			return
 		}
 		if f := familyOf(addr); !s.ClusterIPs[f].IsValid() {
@@ -117,9 +128,90 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 			invalid(fmt.Sprintf("spec.ports[%d].port", i), "%d is outside 1–65535; the port is not served", p.Port)
 			continue
 		}
-		s.Ports = append(s.Ports, ServicePort{Name: p.Name, Port: uint16(p.Port), Protocol: protocol})
+		port := ServicePort{Name: p.Name, Port: uint16(p.Port), Protocol: protocol}
+		if p.NodePort < 0 || p.NodePort > 65535 {
+			invalid(fmt.Sprintf("spec.ports[%d].nodePort", i), "%d is outside 1–65535; there is no node port", p.NodePort)
+		} else {
+			port.NodePort = uint16(p.NodePort)
+		}
+		s.Ports = append(s.Ports, port)
 	}
+	s.More = parseExtras(s, service, invalid)
 	return s
+}
+
+// parseExtras returns nil for a Service that has none.
+func parseExtras(s *Service, service *v1.Service, invalid func(field, format string, args ...any)) *ServiceExtras {
+	var x ServiceExtras
+	room := max(0, maxFrontends/max(1, len(s.Ports)))
+	add := func(to *[]netip.Addr, field, text string) {
+		addr, err := parseVIP(text)
+		switch {
+		case err == nil && addr.IsLinkLocalUnicast():
+			err = fmt.Errorf("%q is a link-local address", text)
+		case err == nil && !s.ClusterIPs[familyOf(addr)].IsValid():
+			err = fmt.Errorf("%q is an %s address, and the Service has no ClusterIP of that family", text, familyOf(addr))
+		case err == nil && room == 0:
+			err = fmt.Errorf("%d frontends are the most that one Service gets", maxFrontends)
+		}
+		if err != nil {
+			invalid(field, "%v; it is not served", err)
+			return
+		}
+		room--
+		*to = append(*to, addr)
+	}
+	for i := range service.Status.LoadBalancer.Ingress {
+		in := &service.Status.LoadBalancer.Ingress[i]
+		if in.IP != "" && (in.IPMode == nil || *in.IPMode == v1.LoadBalancerIPModeVIP) {
+			add(&x.LoadBalancerIPs, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), in.IP)
+		}
+	}
+	for i, text := range service.Spec.ExternalIPs {
+		add(&x.ExternalIPs, fmt.Sprintf("spec.externalIPs[%d]", i), text)
+	}
+	for _, list := range []*[]netip.Addr{&x.LoadBalancerIPs, &x.ExternalIPs} {
+		slices.SortFunc(*list, netip.Addr.Compare)
+		*list = slices.Compact(*list)
+	}
+	for i, text := range service.Spec.LoadBalancerSourceRanges {
+		p, err := netip.ParsePrefix(strings.TrimSpace(text))
+		if err != nil || p.Addr().Is4In6() {
+			invalid(fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), "%q is not a CIDR; it lets nobody in", text)
+			x.InvalidRanges = true
+			continue
+		}
+		x.SourceRanges = append(x.SourceRanges, p.Masked())
+	}
+	slices.SortFunc(x.SourceRanges, comparePrefix)
+	x.SourceRanges = slices.Compact(x.SourceRanges)
+	if s.ExternalLocal && service.Spec.Type == v1.ServiceTypeLoadBalancer && service.Spec.HealthCheckNodePort != 0 {
+		if n := service.Spec.HealthCheckNodePort; n < 0 || n > 65535 {
+			invalid("spec.healthCheckNodePort", "%d is outside 1–65535; there is no health check", n)
+		} else {
+			x.HealthCheckNodePort = uint16(n)
+		}
+	}
+	if x.equal(&ServiceExtras{}) {
+		return nil
+	}
+	return &x
+}
+
+// maxFrontends bounds addresses times ports of one Service: a megabyte of
+// object must not become gigabytes of frontends.
+const maxFrontends = 1 << 16
+
+// parseVIP reads an address that packets from elsewhere can have as theirs.
+func parseVIP(text string) (netip.Addr, error) {
+	addr, err := netip.ParseAddr(text)
+	if err != nil || addr.Is4In6() || addr.Zone() != "" {
+		return netip.Addr{}, fmt.Errorf("%q is not an IP address", text)
+	}
+	if addr.IsUnspecified() || addr.IsLoopback() || addr.IsMulticast() {
+		return netip.Addr{}, fmt.Errorf("%q is an unspecified, loopback or multicast address", text)
+	}
+	return addr, nil
 }
 
 var clusterIPField = [2]string{"spec.clusterIPs[0]", "spec.clusterIPs[1]"}

@@ -3,33 +3,42 @@
 package proxier
 
 import (
-	"net/netip"
 	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Table is the decision table: it holds what was decided about every service
 // port and works out what a change of the cluster changes about it. It does no
-// I/O and knows no clock; the same Services, slices and facts give the same
-// decisions in whatever order they came. It is not safe for concurrent use.
+// I/O and knows no clock; the same Services, slices, facts and policy give the
+// same decisions in whatever order they came. One goroutine at a time may
+// change it; any number may read meanwhile what Explain, Dump and Facts say.
 type Table struct {
+	policy Policy
+
+	mu    sync.RWMutex // guards what follows against readers
 	facts Facts
-	ports []*Decision // by index; nil where free
+	rules NodeRules
+	rows  []row // by index
 	free  []uint32
 
 	owner     map[frontendKey]uint32   // who serves an address
 	contested map[frontendKey][]uint32 // all who want it, where several do
+	health    map[types.NamespacedName]HealthCheck
 
 	candidates []candidate // scratch
+	frontends  []Frontend  // scratch
 	backends   []Backend   // scratch
-	previous   []*Decision // scratch
+	previous   []row       // scratch
 }
 
-// frontendKey is what two Services cannot both have.
-type frontendKey struct {
-	addr     [16]byte
-	port     uint16
-	protocol Protocol
-	scope    Scope
+// row is a service port: what was decided, and of what.
+type row struct {
+	decision *Decision // nil where the index is free
+	of       *entry
+	// merged are the endpoints of a family that has many.
+	merged *[Families]merged
 }
 
 // PortChange is what became of one service port. Old is nil for a new one, New
@@ -47,25 +56,49 @@ func (c PortChange) Index() uint32 {
 }
 
 // NewTable makes an empty table.
-func NewTable(facts Facts) *Table {
-	return &Table{facts: facts, owner: map[frontendKey]uint32{}, contested: map[frontendKey][]uint32{}}
+func NewTable(facts Facts, policy Policy) *Table {
+	return &Table{
+		policy: policy, facts: facts, rules: policy.NodeRules(&facts),
+		owner: map[frontendKey]uint32{}, contested: map[frontendKey][]uint32{}, health: map[types.NamespacedName]HealthCheck{},
+	}
 }
 
-// SetFacts says whether they differ; then every Service has to be applied anew.
-func (t *Table) SetFacts(facts Facts) bool {
-	changed := t.facts != facts
-	t.facts = facts
-	return changed
+// SetFacts says what of the outcome differs with them: rules that NodeRules
+// does, services that every Service has to be applied anew.
+func (t *Table) SetFacts(facts Facts) (rules, services bool) {
+	if t.facts.equal(&facts) {
+		return false, false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	services = !t.facts.decidesAlike(&facts)
+	before := t.rules
+	t.facts, t.rules = facts, t.policy.NodeRules(&facts)
+	return !t.rules.Equal(&before), services
+}
+
+// Facts that the decisions are made with.
+func (t *Table) Facts() Facts {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.facts
+}
+
+// NodeRules that all frontends have in common.
+func (t *Table) NodeRules() NodeRules {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.rules
 }
 
 // Len counts the service ports.
-func (t *Table) Len() int { return len(t.ports) - len(t.free) }
+func (t *Table) Len() int { return len(t.rows) - len(t.free) }
 
 // All returns every decision, in the order of their indexes.
 func (t *Table) All() []PortChange {
 	all := make([]PortChange, 0, t.Len())
-	for _, d := range t.ports {
-		if d != nil {
+	for i := range t.rows {
+		if d := t.rows[i].decision; d != nil {
 			all = append(all, PortChange{New: d})
 		}
 	}
@@ -75,6 +108,8 @@ func (t *Table) All() []PortChange {
 // Apply decides anew about the changed Services and returns the service ports
 // about which the decision is now another.
 func (t *Table) Apply(changes []Change) []PortChange {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	out := make([]PortChange, 0, len(changes))
 	var disputes []frontendKey
 	for i := range changes {
@@ -88,9 +123,11 @@ func (t *Table) Apply(changes []Change) []PortChange {
 
 func (t *Table) apply(c *Change, out []PortChange, disputes []frontendKey) ([]PortChange, []frontendKey) {
 	e := c.entry
+	e.decided.service, e.decided.slices = c.Service, c.Slices
+	t.checkHealth(c)
 	t.previous = t.previous[:0]
 	for _, index := range e.ports {
-		t.previous = append(t.previous, t.ports[index])
+		t.previous = append(t.previous, t.rows[index])
 	}
 	e.ports = e.ports[:0]
 	if e.ports == nil {
@@ -99,49 +136,57 @@ func (t *Table) apply(c *Change, out []PortChange, disputes []frontendKey) ([]Po
 	if c.Service != nil {
 		find := newNameIndex(t.previous)
 		for i := range c.Service.Ports {
-			d := t.decide(c, &c.Service.Ports[i])
-			at := find.take(d.Name)
+			port := &c.Service.Ports[i]
+			at := find.take(ServicePortName{NamespacedName: c.Service.Name, Port: port.Name, Protocol: port.Protocol})
+			r := row{of: e}
+			if at >= 0 {
+				r.merged = t.previous[at].merged
+			}
+			d := t.decide(c, port, &r)
 			if at < 0 {
-				t.place(d)
+				t.place(r)
 				disputes = t.claim(d, disputes)
 				out = append(out, PortChange{New: d})
 			} else {
-				was := t.previous[at]
-				t.previous[at] = nil
+				was := t.previous[at].decision
+				t.previous[at] = row{}
 				d.index = was.index
 				disputes = t.release(was, d, disputes)
 				disputes = t.claim(d, disputes)
 				d.inheritConflicts(was)
-				if !d.equal(was) {
-					t.ports[d.index] = d
+				if d.equal(was) {
+					r.decision = was
+				} else {
 					out = append(out, PortChange{Old: was, New: d})
 				}
+				t.rows[d.index] = r
 			}
 			e.ports = append(e.ports, d.index)
 		}
 	}
 	for _, was := range t.previous {
-		if was != nil {
-			disputes = t.remove(was, disputes)
-			out = append(out, PortChange{Old: was})
+		if was.decision != nil {
+			disputes = t.remove(was.decision, disputes)
+			out = append(out, PortChange{Old: was.decision})
 		}
 	}
+	clear(t.previous)
 	return out, disputes
 }
 
 // nameIndex finds decisions by name. A Service has few ports, but nothing
 // keeps a hostile one from having thousands.
 type nameIndex struct {
-	list   []*Decision
+	list   []row
 	byName map[ServicePortName][]int
 }
 
-func newNameIndex(list []*Decision) nameIndex {
+func newNameIndex(list []row) nameIndex {
 	x := nameIndex{list: list}
 	if len(list) > 8 {
 		x.byName = make(map[ServicePortName][]int, len(list))
-		for i, d := range list {
-			x.byName[d.Name] = append(x.byName[d.Name], i)
+		for i, r := range list {
+			x.byName[r.decision.Name] = append(x.byName[r.decision.Name], i)
 		}
 	}
 	return x
@@ -158,8 +203,8 @@ func (x *nameIndex) take(name ServicePortName) int {
 		x.byName[name] = at[1:]
 		return at[0]
 	}
-	for i, d := range x.list {
-		if d != nil && d.Name == name {
+	for i, r := range x.list {
+		if r.decision != nil && r.decision.Name == name {
 			return i
 		}
 	}
@@ -167,7 +212,7 @@ func (x *nameIndex) take(name ServicePortName) int {
 }
 
 // decide is the decision about one service port.
-func (t *Table) decide(c *Change, port *ServicePort) *Decision {
+func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 	s := c.Service
 	d := &Decision{
 		Name:     ServicePortName{NamespacedName: s.Name, Port: port.Name, Protocol: port.Protocol},
@@ -175,207 +220,71 @@ func (t *Table) decide(c *Change, port *ServicePort) *Decision {
 		Created:  s.Created,
 		Affinity: s.Affinity,
 	}
-	d.Frontends = d.oneFrontend[:0]
+	r.decision = d
+	list := t.frontends[:0]
+	for family := range Families {
+		list = t.frontendsOf(list, s, port, family)
+	}
+	d.Frontends = append(d.oneFrontend[:0], list...)
+	t.frontends = list
+
+	used := d.Uses()
 	t.backends = t.backends[:0]
-	for family := range families {
-		vip := s.ClusterIPs[family]
-		if !vip.IsValid() {
+	for family := range Families {
+		cluster, local := setOf(family, false), setOf(family, true)
+		if !used[cluster] && !used[local] {
 			continue
 		}
-		set := setOf(family, s.InternalLocal)
-		d.Frontends = append(d.Frontends, Frontend{Addr: netip.AddrPortFrom(vip, port.Port), Kind: ClusterIP, Scope: Internal, Set: set})
-
-		t.candidates = candidates(t.candidates[:0], c.Slices, port.Name, port.Protocol, family)
-		e := newEligibility(t.candidates, t.facts.Zone)
-		used, anywhere := set.Member(), false
-		for i := range t.candidates {
-			c := &t.candidates[i]
-			members := e.members(c)
-			anywhere = anywhere || members&InCluster != 0
-			members &= used
-			// A UDP client keeps a backend that still serves, though no new
-			// client would get it; all other backends end with their sets.
-			if members == 0 && (port.Protocol != UDP || !c.is(serving)) {
-				continue
-			}
-			t.backends = append(t.backends, Backend{Addr: c.addr, Members: members, Local: c.is(local), Terminating: c.is(terminating)})
-		}
-		// Endpoints exist, but internalTrafficPolicy: Local rules them out.
-		if s.InternalLocal && anywhere {
-			d.Empty[set] = Drop
+		reachable := t.decideBackends(c.Slices, r, target{port.Name, port.Protocol, family}, used[cluster], used[local])
+		// Endpoints exist, but a Local policy rules them out.
+		if used[local] && reachable {
+			d.Empty[local] = Drop
 		}
 	}
 	d.Backends = slices.Clone(t.backends)
 	return d
 }
 
-func (t *Table) place(d *Decision) {
+// decideBackends appends the backends of one family, and says whether anybody
+// could be served by any.
+func (t *Table) decideBackends(from []*EndpointSlice, r *row, to target, cluster, local bool) (reachable bool) {
+	var used Members
+	if cluster {
+		used |= InCluster
+	}
+	if local {
+		used |= InLocal
+	}
+	list := t.candidatesOf(from, to, r)
+	e := newEligibility(list, t.facts.Zone)
+	for i := range list {
+		c := &list[i]
+		members := e.members(c)
+		reachable = reachable || members&InCluster != 0
+		members &= used
+		// A UDP client keeps a backend that still serves, though no new client
+		// would get it; all other backends end with their sets.
+		if members == 0 && (to.protocol != UDP || !c.is(serving)) {
+			continue
+		}
+		t.backends = append(t.backends, Backend{Addr: c.addr, Members: members, Local: c.is(onNode), Terminating: c.is(terminating)})
+	}
+	return reachable
+}
+
+func (t *Table) place(r row) {
 	if n := len(t.free); n > 0 {
-		d.index, t.free = t.free[n-1], t.free[:n-1]
-		t.ports[d.index] = d
+		r.decision.index, t.free = t.free[n-1], t.free[:n-1]
+		t.rows[r.decision.index] = r
 		return
 	}
-	d.index = uint32(len(t.ports))
-	t.ports = append(t.ports, d)
+	r.decision.index = uint32(len(t.rows))
+	t.rows = append(t.rows, r)
 }
 
 func (t *Table) remove(d *Decision, disputes []frontendKey) []frontendKey {
 	disputes = t.release(d, nil, disputes)
-	t.ports[d.index] = nil
+	t.rows[d.index] = row{}
 	t.free = append(t.free, d.index)
 	return disputes
-}
-
-func (d *Decision) key(i int) frontendKey {
-	f := &d.Frontends[i]
-	return frontendKey{addr: f.Addr.Addr().As16(), port: f.Addr.Port(), protocol: d.Name.Protocol, scope: f.Scope}
-}
-
-func (d *Decision) claims(key frontendKey) bool {
-	for i := range d.Frontends {
-		if d.key(i) == key {
-			return true
-		}
-	}
-	return false
-}
-
-// claim takes the decision's addresses where nobody has them.
-func (t *Table) claim(d *Decision, disputes []frontendKey) []frontendKey {
-	for i := range d.Frontends {
-		key := d.key(i)
-		holder, held := t.owner[key]
-		if !held {
-			t.owner[key] = d.index
-			continue
-		}
-		claimants := t.contested[key]
-		if holder == d.index && claimants == nil || slices.Contains(claimants, d.index) {
-			if claimants != nil {
-				disputes = append(disputes, key) // its age may be another now
-			}
-			continue
-		}
-		if claimants == nil {
-			claimants = []uint32{holder}
-		}
-		t.contested[key] = append(claimants, d.index)
-		disputes = append(disputes, key)
-	}
-	return disputes
-}
-
-// release gives up the addresses of old that its successor does not claim.
-func (t *Table) release(old, successor *Decision, disputes []frontendKey) []frontendKey {
-	for i := range old.Frontends {
-		key := old.key(i)
-		if successor != nil && successor.claims(key) {
-			continue
-		}
-		claimants := t.contested[key]
-		if claimants == nil { // nobody else wants it, so it is old's
-			delete(t.owner, key)
-			continue
-		}
-		j := slices.Index(claimants, old.index)
-		if j < 0 {
-			continue
-		}
-		t.contested[key] = slices.Delete(claimants, j, j+1)
-		disputes = append(disputes, key)
-	}
-	return disputes
-}
-
-// settle finds out who serves each disputed address: the oldest claimant, as
-// the API server would have had it.
-func (t *Table) settle(disputes []frontendKey, out []PortChange) []PortChange {
-	at := make(map[uint32]int, len(disputes)) // index -> its place in out
-	for i, c := range out {
-		if c.New != nil {
-			at[c.New.index] = i
-		}
-	}
-	for _, key := range disputes {
-		claimants := t.contested[key]
-		if len(claimants) == 0 {
-			// An earlier settling of the same key, or the last claimant left.
-			if _, was := t.contested[key]; was {
-				delete(t.contested, key)
-				delete(t.owner, key)
-			}
-			continue
-		}
-		holder := t.ports[claimants[0]]
-		for _, index := range claimants[1:] {
-			if d := t.ports[index]; d.older(holder) {
-				holder = d
-			}
-		}
-		t.owner[key] = holder.index
-		if len(claimants) == 1 {
-			delete(t.contested, key)
-		}
-		for _, index := range claimants {
-			d := t.ports[index]
-			var conflict *ServicePortName
-			if d != holder {
-				conflict = &holder.Name
-			}
-			settled := d.withConflict(key, conflict)
-			if settled == d {
-				continue
-			}
-			t.ports[index] = settled
-			if i, ok := at[index]; ok {
-				out[i].New = settled
-			} else {
-				at[index] = len(out)
-				out = append(out, PortChange{Old: d, New: settled})
-			}
-		}
-	}
-	return out
-}
-
-func (d *Decision) older(o *Decision) bool {
-	if !d.Created.Equal(o.Created) {
-		return d.Created.Before(o.Created)
-	}
-	return d.Name.compare(o.Name) < 0
-}
-
-// withConflict returns the decision with that frontend lost to another service
-// port, or won back from it.
-func (d *Decision) withConflict(key frontendKey, with *ServicePortName) *Decision {
-	for i := range d.Frontends {
-		if d.key(i) != key {
-			continue
-		}
-		f := &d.Frontends[i]
-		if (f.Conflict == nil) == (with == nil) && (with == nil || *f.Conflict == *with) {
-			return d
-		}
-		settled := *d
-		settled.Frontends = slices.Clone(d.Frontends)
-		settled.Frontends[i].Conflict = with
-		return &settled
-	}
-	return d
-}
-
-// inheritConflicts keeps what was settled about addresses nobody newly
-// disputes.
-func (d *Decision) inheritConflicts(was *Decision) {
-	for i := range was.Frontends {
-		if was.Frontends[i].Conflict == nil {
-			continue
-		}
-		key := was.key(i)
-		for j := range d.Frontends {
-			if d.key(j) == key {
-				d.Frontends[j].Conflict = was.Frontends[i].Conflict
-			}
-		}
-	}
 }

@@ -27,7 +27,7 @@ type world struct {
 }
 
 func newWorld() *world {
-	w := &world{table: NewTable(Facts{Zone: "z1"})}
+	w := &world{table: NewTable(Facts{Zone: "z1"}, Policy{})}
 	w.tracker = NewChangeTracker("node1", time.Time{}, ReporterFunc(func(p Problem) { w.problems = append(w.problems, p) }))
 	return w
 }
@@ -123,12 +123,12 @@ func TestDecisions(t *testing.T) {
 	}{
 		{
 			name: "no endpoints: reject (S41)", service: makeService("a"),
-			want: "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
+			want: "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
 		},
 		{
 			name: "ready endpoints (S24)", service: makeService("a"),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.2", "10.244.0.1", "10.244.0.3 notready")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n  backend 10.244.0.2:8080 cluster\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n  backend 10.244.0.2:8080 cluster\n",
 		},
 		{
 			name: "headless (S01)", service: makeService("a", clusterIPs("None")),
@@ -149,24 +149,24 @@ func TestDecisions(t *testing.T) {
 				s.Labels[LabelHeadless] = ""
 				return s
 			}()},
-			want: "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
+			want: "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
 		},
 		{
 			name: "dual stack (S03, S20)", service: makeService("a", clusterIPs("fd00:10:96::1", "10.96.0.1")),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.1"), makeSlice("2", "fd00:10:244::1")},
-			want: "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  frontend [fd00:10:96::1]:80 ClusterIP internal set=ipv6/cluster\n" +
-				"  set ipv4/cluster\n  set ipv6/cluster\n  backend 10.244.0.1:8080 cluster\n  backend [fd00:10:244::1]:8080 cluster\n",
+			want: "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  frontend [fd00:10:96::1]:80 ClusterIP all=ipv6/cluster\n" +
+				"  backend 10.244.0.1:8080 cluster\n  backend [fd00:10:244::1]:8080 cluster\n",
 		},
 		{
 			name: "single stack leaves the other family untouched (S03)", service: makeService("a"),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("2", "fd00:10:244::1")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
 		},
 		{
 			name:    "one number for TCP and UDP (S08)",
 			service: makeService("a", ports(v1.ServicePort{Name: "t", Port: 53}, v1.ServicePort{Name: "u", Port: 53, Protocol: v1.ProtocolUDP})),
-			want: "ns/a:t TCP\n  frontend 10.96.0.1:53 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster empty=reject\n" +
-				"ns/a:u UDP\n  frontend 10.96.0.1:53 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
+			want: "ns/a:t TCP\n  frontend 10.96.0.1:53 ClusterIP all=ipv4/cluster\n  set ipv4/cluster empty=reject\n" +
+				"ns/a:u UDP\n  frontend 10.96.0.1:53 ClusterIP all=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
 		},
 		{
 			name: "each slice has its own target port, nil ports are nothing (S10)", service: makeService("a"),
@@ -184,7 +184,7 @@ func TestDecisions(t *testing.T) {
 					return s
 				}(),
 			},
-			want: "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n  backend 10.244.0.2:9090 cluster\n",
+			want: "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n  backend 10.244.0.2:9090 cluster\n",
 		},
 		{
 			name: "only the first address counts (S20)", service: makeService("a"),
@@ -193,81 +193,81 @@ func TestDecisions(t *testing.T) {
 				s.Endpoints[0].Addresses = append(s.Endpoints[0].Addresses, "10.244.0.9")
 				return s
 			}()},
-			want: "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n",
+			want: "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n",
 		},
 		{
 			name: "duplicates collapse, not terminating wins (S22)", service: makeService("a"),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.1 notready terminating"), makeSlice("2", "10.244.0.1")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n",
 		},
 		{
 			name: "serving and terminating where none is ready (S24, S26)", service: makeService("a"),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.1 notready terminating", "10.244.0.2 notready terminating notserving", "10.244.0.3 notready")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster\n  backend 10.244.0.1:8080 cluster terminating\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  backend 10.244.0.1:8080 cluster terminating\n",
 		},
 		{
 			name: "local set (S23, S25, S40)", service: makeService("a", localPolicy),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.1 node=node1", "10.244.0.2 node=node2", "10.244.0.3")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/local\n  set ipv4/local\n  backend 10.244.0.1:8080 local on-node\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/local\n  backend 10.244.0.1:8080 local on-node\n",
 		},
 		{
 			name: "local terminating while others are ready (S25)", service: makeService("a", localPolicy),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.1 node=node1 notready terminating", "10.244.0.2 node=node2")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/local\n  set ipv4/local\n  backend 10.244.0.1:8080 local on-node terminating\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/local\n  backend 10.244.0.1:8080 local on-node terminating\n",
 		},
 		{
 			name: "none local: drop (S42)", service: makeService("a", localPolicy),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.2 node=node2")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/local\n  set ipv4/local empty=drop\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/local\n  set ipv4/local empty=drop\n",
 		},
 		{
 			name: "none at all: reject in spite of the policy (S41)", service: makeService("a", localPolicy),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.2 node=node2 notready")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/local\n  set ipv4/local empty=reject\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/local\n  set ipv4/local empty=reject\n",
 		},
 		{
 			name: "zone hints (S27)", service: makeService("a"),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.1 zone=z1", "10.244.0.2 zone=z2", "10.244.0.3 zone=z2 zone=z1")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n  backend 10.244.0.3:8080 cluster\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n  backend 10.244.0.3:8080 cluster\n",
 		},
 		{
 			name: "one endpoint without a hint: none are followed (S27)", service: makeService("a"),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.1 zone=z1", "10.244.0.2")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n  backend 10.244.0.2:8080 cluster\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n  backend 10.244.0.2:8080 cluster\n",
 		},
 		{
 			name: "no hint for this zone: none are followed (S27)", service: makeService("a"),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.1 zone=z3", "10.244.0.2 zone=z2")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n  backend 10.244.0.2:8080 cluster\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n  backend 10.244.0.2:8080 cluster\n",
 		},
 		{
 			name: "node hints before zone hints (S27, S28)", service: makeService("a"),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.1 zone=z1 hint=node1", "10.244.0.2 zone=z1 hint=node2")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n",
 		},
 		{
 			name: "node hints for others fall back to the zone (S28)", service: makeService("a"),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.1 zone=z2 hint=node3", "10.244.0.2 zone=z1 hint=node2")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster\n  backend 10.244.0.2:8080 cluster\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  backend 10.244.0.2:8080 cluster\n",
 		},
 		{
 			name: "hints never apply to the terminating fallback (S24)", service: makeService("a"),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.1 zone=z1 notready terminating", "10.244.0.2 zone=z2 notready terminating")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster\n  backend 10.244.0.1:8080 cluster terminating\n  backend 10.244.0.2:8080 cluster terminating\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  backend 10.244.0.1:8080 cluster terminating\n  backend 10.244.0.2:8080 cluster terminating\n",
 		},
 		{
 			name: "hints never apply to Local (S29)", service: makeService("a", localPolicy),
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.1 zone=z2 node=node1", "10.244.0.2 zone=z1")},
-			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/local\n  set ipv4/local\n  backend 10.244.0.1:8080 local on-node\n",
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/local\n  backend 10.244.0.1:8080 local on-node\n",
 		},
 		{
 			name: "a UDP client keeps what still serves (S71)", service: makeService("a", udp),
 			slices: []*discoveryv1.EndpointSlice{udpSlice(makeSlice("1", "10.244.0.1", "10.244.0.2 notready terminating", "10.244.0.3 notready notserving"))},
-			want:   "ns/a:p UDP\n  frontend 10.96.0.1:53 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n  backend 10.244.0.2:8080 retained terminating\n",
+			want:   "ns/a:p UDP\n  frontend 10.96.0.1:53 ClusterIP all=ipv4/cluster\n  backend 10.244.0.1:8080 cluster\n  backend 10.244.0.2:8080 retained terminating\n",
 		},
 		{
 			name: "affinity (S60)", service: makeService("a", func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }),
-			want: "ns/a:p TCP affinity=3h0m0s\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
+			want: "ns/a:p TCP affinity=3h0m0s\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -407,7 +407,7 @@ func TestConflicts(t *testing.T) {
 			w.apply()
 		}
 		text := w.text()
-		if !strings.Contains(text, "ns/young:p TCP\n  frontend 10.96.0.1:80 ClusterIP internal set=ipv4/cluster held-by=ns/old:p\n") ||
+		if !strings.Contains(text, "ns/young:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster held-by=ns/old:p\n") ||
 			strings.Count(text, "held-by") != 1 {
 			t.Errorf("both there:\n%s", text)
 		}
@@ -563,7 +563,7 @@ func FuzzObjects(f *testing.F) {
 		}
 		w.tracker.UpdateEndpointSlice(slice)
 		w.apply()
-		if !strings.Contains(w.text(), "ns/good:p TCP\n  frontend 10.96.99.99:80 ClusterIP internal set=ipv4/cluster\n") {
+		if !strings.Contains(w.text(), "ns/good:p TCP\n  frontend 10.96.99.99:80 ClusterIP all=ipv4/cluster\n") {
 			t.Fatalf("another Service was lost:\n%s", w.text())
 		}
 	})

@@ -10,6 +10,9 @@ type Update struct {
 	// carries besides is to be removed, and what it should carry is to be
 	// compared with what the kernel really holds.
 	Full bool
+	// NodeRules are what all frontends of this node have in common; nil if they
+	// are as they were.
+	NodeRules *NodeRules
 	// Changes are in the order in which they should become visible.
 	Changes []PortChange
 }

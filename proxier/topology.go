@@ -2,66 +2,28 @@
 
 package proxier
 
-import (
-	"net/netip"
-	"slices"
+import "slices"
+
+// Why says why an endpoint is in a set, or is not.
+type Why uint8
+
+// The reasons; the first two are those to be in.
+const (
+	Ready        Why = iota + 1
+	StillServing     // terminating, but none is ready
+	NotReady
+	NotServing  // terminating, and done with serving
+	Terminating // still serving, but others are ready
+	OtherZone   // topology hints keep to this zone
+	OtherNode   // topology hints keep to this node
+	Remote      // not on this node
 )
 
-// candidate is an endpoint that resolved to an address and port.
-type candidate struct {
-	addr  netip.AddrPort
-	flags endpointFlags
-	zones *[]string
-}
+// In says whether it is a reason to be in the set.
+func (w Why) In() bool { return w == Ready || w == StillServing }
 
-func (c *candidate) is(f endpointFlags) bool { return c.flags&f == f }
-
-// fallback says whether the endpoint takes new connections while no endpoint
-// is ready: it is shutting down, but still serves (KEP-1669).
-func (c *candidate) fallback() bool { return c.is(serving | terminating) }
-
-// candidates appends the endpoints of one service port in one family to out:
-// sorted by address, each address and port once.
-func candidates(out []candidate, from []*EndpointSlice, name string, protocol Protocol, family Family) []candidate {
-	start := len(out)
-	sorted := true
-	for _, slice := range from {
-		if slice.family != family {
-			continue
-		}
-		for _, p := range slice.ports {
-			if p.name != name || p.protocol != protocol {
-				continue
-			}
-			for i := range slice.endpoints {
-				e := &slice.endpoints[i]
-				c := candidate{addr: netip.AddrPortFrom(e.Addr, p.port), flags: e.flags, zones: e.zones}
-				if n := len(out); n > start && c.addr.Compare(out[n-1].addr) <= 0 {
-					sorted = false
-				}
-				out = append(out, c)
-			}
-		}
-	}
-	if sorted {
-		return out
-	}
-
-	// An endpoint may stand in two slices while it moves between them. The
-	// copy that is not terminating wins, else the one of the first slice.
-	list := out[start:]
-	slices.SortStableFunc(list, func(a, b candidate) int { return a.addr.Compare(b.addr) })
-	kept := list[:0]
-	for _, c := range list {
-		if n := len(kept); n > 0 && kept[n-1].addr == c.addr {
-			if kept[n-1].is(terminating) && !c.is(terminating) {
-				kept[n-1] = c
-			}
-			continue
-		}
-		kept = append(kept, c)
-	}
-	return out[:start+len(kept)]
+func (w Why) String() string {
+	return [...]string{"", "ready", "still-serving", "not-ready", "not-serving", "terminating", "other-zone", "other-node", "remote"}[w]
 }
 
 // hints is how close to the client the cluster's endpoints have to be.
@@ -100,16 +62,6 @@ func topology(from []candidate, zone string) hints {
 	return anywhere
 }
 
-func (h hints) allow(c *candidate, zone string) bool {
-	switch h {
-	case sameNode:
-		return c.is(hintedThisNode)
-	case sameZone:
-		return slices.Contains(*c.zones, zone)
-	}
-	return true
-}
-
 // eligibility says, for each endpoint of a service port in one family, in
 // which sets it is.
 type eligibility struct {
@@ -123,7 +75,7 @@ func newEligibility(from []candidate, zone string) eligibility {
 	for i := range from {
 		if c := &from[i]; c.is(ready) {
 			e.clusterFallback = false
-			if c.is(local) {
+			if c.is(onNode) {
 				e.localFallback = false
 				break
 			}
@@ -135,16 +87,49 @@ func newEligibility(from []candidate, zone string) eligibility {
 	return e
 }
 
+// cluster says why the endpoint is in the Cluster set, or is not.
+func (e *eligibility) cluster(c *candidate) Why {
+	if !c.is(ready) {
+		return c.unready(e.clusterFallback)
+	}
+	switch {
+	case e.hints == sameNode && !c.is(hintedThisNode):
+		return OtherNode
+	case e.hints == sameZone && !slices.Contains(*c.zones, e.zone):
+		return OtherZone
+	}
+	return Ready
+}
+
+// local is cluster for the Local set, which knows no topology.
+func (e *eligibility) local(c *candidate) Why {
+	switch {
+	case !c.is(onNode):
+		return Remote
+	case c.is(ready):
+		return Ready
+	}
+	return c.unready(e.localFallback)
+}
+
+func (c *candidate) unready(fallback bool) Why {
+	switch {
+	case !c.is(terminating):
+		return NotReady
+	case !c.is(serving):
+		return NotServing
+	case fallback:
+		return StillServing
+	}
+	return Terminating
+}
+
 func (e *eligibility) members(c *candidate) Members {
 	var m Members
-	if e.clusterFallback {
-		if c.fallback() {
-			m |= InCluster
-		}
-	} else if c.is(ready) && e.hints.allow(c, e.zone) {
+	if e.cluster(c).In() {
 		m |= InCluster
 	}
-	if c.is(local) && (!e.localFallback && c.is(ready) || e.localFallback && c.fallback()) {
+	if e.local(c).In() {
 		m |= InLocal
 	}
 	return m

@@ -5,6 +5,7 @@ package proxier
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,7 +55,7 @@ type Family uint8
 const (
 	IPv4 Family = iota
 	IPv6
-	families
+	Families
 )
 
 func (f Family) String() string {
@@ -103,6 +104,7 @@ func (n ServicePortName) compare(o ServicePortName) int {
 type ServicePort struct {
 	Name     string
 	Port     uint16
+	NodePort uint16 // 0 for none
 	Protocol Protocol
 }
 
@@ -113,16 +115,44 @@ type Service struct {
 	UID types.UID
 	// Created decides between two Services that claim the same address.
 	Created time.Time
-	// ClusterIPs by Family; the zero Addr where the Service has none.
-	ClusterIPs [families]netip.Addr
-	// InternalLocal is internalTrafficPolicy: Local.
-	InternalLocal bool
+	// ClusterIPs by Family; the zero Addr where the Service has none. Without
+	// one in a family, nothing of the Service is served in that family.
+	ClusterIPs [Families]netip.Addr
+	// InternalLocal is internalTrafficPolicy: Local, ExternalLocal the same for
+	// externalTrafficPolicy.
+	InternalLocal, ExternalLocal bool
 	// Affinity is how long a client stays with its backend; 0 for not at all.
 	Affinity time.Duration
 	Ports    []ServicePort
+	// More is what few Services have; nil for none of it.
+	More *ServiceExtras
 
 	// The usual Service has one port; this saves it an allocation.
 	onePort [1]ServicePort
+}
+
+// ServiceExtras are further addresses of a Service, each list sorted and
+// without duplicates, and what comes with them.
+type ServiceExtras struct {
+	ExternalIPs []netip.Addr
+	// LoadBalancerIPs are those of status.loadBalancer with ipMode VIP.
+	LoadBalancerIPs []netip.Addr
+	// SourceRanges are masked, of both families.
+	SourceRanges []netip.Prefix
+	// InvalidRanges says that an entry of loadBalancerSourceRanges was no CIDR:
+	// it allows nobody, and does not leave the addresses open to all.
+	InvalidRanges bool
+	// HealthCheckNodePort is 0 for none.
+	HealthCheckNodePort uint16
+}
+
+func (x *ServiceExtras) equal(o *ServiceExtras) bool {
+	if x == nil || o == nil {
+		return x == o
+	}
+	return x.InvalidRanges == o.InvalidRanges && x.HealthCheckNodePort == o.HealthCheckNodePort &&
+		slices.Equal(x.ExternalIPs, o.ExternalIPs) && slices.Equal(x.LoadBalancerIPs, o.LoadBalancerIPs) &&
+		slices.Equal(x.SourceRanges, o.SourceRanges)
 }
 
 func (s *Service) equal(o *Service) bool {
@@ -132,16 +162,8 @@ func (s *Service) equal(o *Service) bool {
 	if s == nil || o == nil {
 		return false
 	}
-	if s.Created != o.Created || s.ClusterIPs != o.ClusterIPs || s.InternalLocal != o.InternalLocal ||
-		s.Affinity != o.Affinity || len(s.Ports) != len(o.Ports) {
-		return false
-	}
-	for i := range s.Ports {
-		if s.Ports[i] != o.Ports[i] {
-			return false
-		}
-	}
-	return true
+	return s.Created.Equal(o.Created) && s.ClusterIPs == o.ClusterIPs && s.InternalLocal == o.InternalLocal &&
+		s.ExternalLocal == o.ExternalLocal && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
 }
 
 // endpointFlags is what the decisions need of an endpoint besides its address.
@@ -151,7 +173,7 @@ const (
 	ready endpointFlags = 1 << iota
 	serving
 	terminating
-	local          // on this node
+	onNode         // on this node
 	hasNodeHints   // hinted to some node
 	hintedThisNode // hinted to this node
 )
@@ -200,10 +222,4 @@ func (s *EndpointSlice) equal(o *EndpointSlice) bool {
 		}
 	}
 	return true
-}
-
-// Facts are what decisions need to know of this node.
-type Facts struct {
-	// Zone is the topology.kubernetes.io/zone label; empty where it has none.
-	Zone string
 }

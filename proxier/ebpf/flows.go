@@ -187,7 +187,7 @@ func (w *writer) newJudge() *judge {
 // stale says that the socket's backend does not serve the address it dialled.
 // It goes by addresses, not ids: the tables may have been built anew since.
 func (j *judge) stale(dest *sockDest) bool {
-	key := frontendKey{Addr: dest.Vip, Port: dest.VipPort, Proto: uint8(proxier.UDP), Scope: uint8(proxier.Internal)}
+	key := frontendKey{Addr: dest.Vip, Port: dest.VipPort, Proto: uint8(proxier.UDP), Scope: scopeInternal}
 	value, found, err := j.writer.tables.frontends.Lookup(key)
 	if err != nil {
 		return false

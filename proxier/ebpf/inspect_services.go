@@ -209,7 +209,7 @@ func (t *tables) viewService(id uint32, frontends []frontendEntry, candidates []
 		v.AffinitySeconds = max(v.AffinitySeconds, f.value.Affinity)
 		v.Frontends = append(v.Frontends, FrontendView{
 			Address: goAddrPort(f.key.Addr, f.key.Port), Kind: proxier.Kind(f.value.Kind).String(),
-			Scope: proxier.Scope(f.key.Scope).String(), Set: set.String(),
+			Scope: scopeText(f.key.Scope), Set: set.String(),
 		})
 	}
 	slices.SortFunc(v.Frontends, func(a, b FrontendView) int {

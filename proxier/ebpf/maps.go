@@ -75,6 +75,17 @@ type frontendMap interface {
 	MaxEntries() int
 }
 
+// scopeInternal is the scope of frontends that the socket hooks look up: dialled
+// from this node or its pods.
+const scopeInternal = 0
+
+func scopeText(scope uint8) string {
+	if scope == scopeInternal {
+		return "internal"
+	}
+	return "external"
+}
+
 // setWord is what the set map holds of one set.
 func setWord(base uint32, size int) uint64 { return uint64(base) | uint64(size)<<32 }
 

@@ -127,7 +127,7 @@ func (c *cluster) decisions() []proxier.PortChange {
 	for _, name := range slices.Sorted(maps.Keys(c.slices)) {
 		tracker.UpdateEndpointSlice(c.slices[name])
 	}
-	table := proxier.NewTable(proxier.Facts{})
+	table := proxier.NewTable(proxier.Facts{}, proxier.Policy{})
 	table.Apply(tracker.Take())
 	return table.All()
 }

@@ -67,7 +67,7 @@ func (w *writer) place(index uint32) error {
 	// From here on nothing can fail but the writing of frontends.
 	w.describe(p, serviceProgrammed, 0)
 	w.writeBackends(p.id, d, ids)
-	used := usedSets(d)
+	used := d.Uses()
 	for s := range proxier.Sets {
 		plan := &sets[s]
 		if plan.same || plan.size == 0 {
@@ -115,14 +115,6 @@ func (w *writer) place(index uint32) error {
 	return flushed
 }
 
-// usedSets are the sets that the decision's addresses lead to.
-func usedSets(d *proxier.Decision) (used [proxier.Sets]bool) {
-	for i := range d.Frontends {
-		used[d.Frontends[i].Set] = true
-	}
-	return used
-}
-
 // switchesSet says that an address leads to another set than before.
 func switchesSet(before, after []frontendEntry) bool {
 	return slices.ContainsFunc(before, func(f frontendEntry) bool {
@@ -140,7 +132,7 @@ func inSet(b *proxier.Backend, s proxier.Set) bool {
 
 func keyOf(d *proxier.Decision, i int) frontendKey {
 	f := &d.Frontends[i]
-	return frontendKey{Addr: bpfAddr(f.Addr.Addr()), Port: bpfPort(f.Addr.Port()), Proto: uint8(d.Name.Protocol), Scope: uint8(f.Scope)}
+	return frontendKey{Addr: bpfAddr(f.Addr.Addr()), Port: bpfPort(f.Addr.Port()), Proto: uint8(d.Name.Protocol), Scope: scopeInternal}
 }
 
 // frontendsOf returns the entries that the port should have, and how many of
@@ -149,12 +141,12 @@ func (w *writer) frontendsOf(p *port) (list []frontendEntry, fresh int) {
 	d := p.want
 	at := func(i int) (frontendEntry, bool) {
 		f := &d.Frontends[i]
-		if f.Conflict != nil {
+		if f.Conflict != nil || supportsFrontend(f) != nil {
 			return frontendEntry{}, false
 		}
 		return frontendEntry{key: keyOf(d, i), value: frontendValue{
 			Service:  p.id,
-			Set:      p.id*setsPerService + uint32(f.Set),
+			Set:      p.id*setsPerService + uint32(f.Routes[proxier.FromPod].Set),
 			Affinity: uint32(d.Affinity / time.Second),
 			Kind:     uint32(f.Kind),
 		}}, true

@@ -73,6 +73,15 @@ func supports(d *proxier.Decision) error {
 	return nil
 }
 
+// supportsFrontend says why the tier does not carry a frontend of a service
+// port that it carries.
+func supportsFrontend(f *proxier.Frontend) error {
+	if f.Kind != proxier.ClusterIP {
+		return fmt.Errorf("the eBPF tier carries ClusterIPs alone, not yet %ss", f.Kind)
+	}
+	return nil
+}
+
 // refused records and reports a refusal. What is in the tables of the service
 // port stays, but for backends that are gone.
 func (w *writer) refused(index uint32, why refusal) {

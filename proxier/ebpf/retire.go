@@ -66,7 +66,7 @@ func (w *writer) wantedOf(leaving []port, todo []uint32) map[frontendKey]struct{
 	for _, index := range todo {
 		d := w.ports[index].want
 		for i := range d.Frontends {
-			if d.Frontends[i].Conflict != nil {
+			if f := &d.Frontends[i]; f.Conflict != nil || supportsFrontend(f) != nil {
 				continue
 			}
 			if key := keyOf(d, i); has(keys, key) {
@@ -194,7 +194,7 @@ func (w *writer) freeBackend(id uint32) {
 func (w *writer) retreat(p *port) {
 	ids, _, removed := w.matchBackends(p)
 	d := p.want
-	used := usedSets(d)
+	used := d.Uses()
 	for s := range proxier.Sets {
 		word := w.tables.sets[p.id*setsPerService+uint32(s)]
 		base, size := splitSetWord(word)

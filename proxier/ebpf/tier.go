@@ -367,8 +367,11 @@ func (t *Tier) ensureAttached(ctx context.Context) error {
 }
 
 // Supports implements proxier.Tier.
-func (t *Tier) Supports(d *proxier.Decision, _ *proxier.Frontend) error {
-	return supports(d)
+func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {
+	if err := supports(d); err != nil {
+		return err
+	}
+	return supportsFrontend(f)
 }
 
 // Usage of the tables, by name.

@@ -138,18 +138,20 @@ func wanted(all []proxier.PortChange) string {
 	var lines []string
 	for _, c := range all {
 		d := c.New
-		for _, f := range d.Frontends {
-			if f.Conflict != nil {
+		for i := range d.Frontends {
+			f := &d.Frontends[i]
+			if f.Conflict != nil || supportsFrontend(f) != nil {
 				continue
 			}
+			set := f.Routes[proxier.FromPod].Set
 			var to []string
 			for i := range d.Backends {
-				if inSet(&d.Backends[i], f.Set) {
+				if inSet(&d.Backends[i], set) {
 					to = append(to, d.Backends[i].Addr.String())
 				}
 			}
 			if to == nil {
-				to = append(to, d.Empty[f.Set].String())
+				to = append(to, d.Empty[set].String())
 			}
 			lines = append(lines, fmt.Sprintf("%s/%s %s affinity=%d -> %s", f.Addr, d.Name.Protocol, d.Name, int(d.Affinity.Seconds()), strings.Join(to, " ")))
 		}

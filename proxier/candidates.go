@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxier
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// candidate is an endpoint that resolved to an address and port.
+type candidate struct {
+	addr  netip.AddrPort
+	flags endpointFlags
+	zones *[]string
+	from  *EndpointSlice
+}
+
+func (c *candidate) is(f endpointFlags) bool { return c.flags&f == f }
+
+// fallback says whether the endpoint takes new connections while no endpoint
+// is ready: it is shutting down, but still serves (KEP-1669).
+func (c *candidate) fallback() bool { return c.is(serving | terminating) }
+
+// target is what resolves an endpoint to an address and port.
+type target struct {
+	name     string
+	protocol Protocol
+	family   Family
+}
+
+// collect appends every endpoint of the target to out, sorted by address and
+// then by slice.
+func collect(out []candidate, from []*EndpointSlice, to target) []candidate {
+	start, sorted := len(out), true
+	for _, slice := range from {
+		if slice.family != to.family {
+			continue
+		}
+		for _, p := range slice.ports {
+			if p.name != to.name || p.protocol != to.protocol {
+				continue
+			}
+			for i := range slice.endpoints {
+				e := &slice.endpoints[i]
+				c := candidate{addr: netip.AddrPortFrom(e.Addr, p.port), flags: e.flags, zones: e.zones, from: slice}
+				if n := len(out); n > start && c.addr.Compare(out[n-1].addr) < 0 {
+					sorted = false
+				}
+				out = append(out, c)
+			}
+		}
+	}
+	if !sorted {
+		slices.SortStableFunc(out[start:], func(a, b candidate) int { return a.addr.Compare(b.addr) })
+	}
+	return out
+}
+
+// collapse keeps one candidate of each address. An endpoint may stand in two
+// slices while it moves between them: the copy that is not terminating wins,
+// else the one of the first slice.
+func collapse(list []candidate) []candidate {
+	first := 1
+	for first < len(list) && list[first].addr != list[first-1].addr {
+		first++
+	}
+	if first >= len(list) {
+		return list
+	}
+	kept := list[:first]
+	for _, c := range list[first:] {
+		last := &kept[len(kept)-1]
+		if last.addr != c.addr {
+			kept = append(kept, c)
+		} else if last.is(terminating) && !c.is(terminating) {
+			*last = c
+		}
+	}
+	return kept
+}
+
+// candidatesOf returns the endpoints of a target, sorted by address, each
+// address and port once. The result is good until the next call.
+func (t *Table) candidatesOf(from []*EndpointSlice, to target, r *row) []candidate {
+	n := 0
+	for _, s := range from {
+		n += len(s.endpoints)
+	}
+	if n < mergeFrom {
+		r.merged = nil
+		t.candidates = collapse(collect(t.candidates[:0], from, to))
+		return t.candidates
+	}
+	if r.merged == nil {
+		r.merged = &[Families]merged{}
+	}
+	m := &r.merged[to.family]
+	t.candidates = m.update(from, to, t.candidates[:0])
+	if !m.duplicates {
+		return m.list
+	}
+	t.candidates = collapse(append(t.candidates[:0], m.list...))
+	return t.candidates
+}
+
+// mergeFrom is the number of endpoints from which it pays to keep the sorted
+// list instead of sorting anew with every change of one of them.
+const mergeFrom = 2048
+
+// mergeSlices is the number of changed slices up to which the list is merged.
+const mergeSlices = 16
+
+// merged is the sorted list of a target with many endpoints, duplicates
+// included, kept from one change to the next.
+type merged struct {
+	slices     []*EndpointSlice // that the list was made of, sorted by name
+	list       []candidate
+	duplicates bool
+}
+
+// update brings the list up to date. It swaps its memory with scratch and
+// returns what is now free.
+func (m *merged) update(now []*EndpointSlice, to target, scratch []candidate) []candidate {
+	gone, fresh := differences(m.slices, now)
+	m.slices = now
+	if len(gone)+len(fresh) > mergeSlices {
+		m.list = collect(m.list[:0], now, to)
+		m.duplicates = hasDuplicates(m.list)
+		return scratch
+	}
+	if len(gone)+len(fresh) == 0 {
+		return scratch
+	}
+	added := collect(nil, fresh, to)
+	out := slices.Grow(scratch[:0], len(m.list)+len(added))
+	m.duplicates = false
+	put := func(c *candidate) {
+		if n := len(out); n > 0 && out[n-1].addr == c.addr {
+			m.duplicates = true
+		}
+		out = append(out, *c)
+	}
+	for i := range m.list {
+		c := &m.list[i]
+		for len(added) > 0 && added[0].before(c) {
+			put(&added[0])
+			added = added[1:]
+		}
+		if !slices.Contains(gone, c.from) {
+			put(c)
+		}
+	}
+	for i := range added {
+		put(&added[i])
+	}
+	old := m.list
+	clear(old) // holds on to slices that are gone
+	m.list = out
+	return old[:0]
+}
+
+func (c *candidate) before(o *candidate) bool {
+	if d := c.addr.Compare(o.addr); d != 0 {
+		return d < 0
+	}
+	return c.from.Name < o.from.Name
+}
+
+func hasDuplicates(list []candidate) bool {
+	for i := 1; i < len(list); i++ {
+		if list[i].addr == list[i-1].addr {
+			return true
+		}
+	}
+	return false
+}
+
+// differences of two lists that are sorted by name.
+func differences(before, after []*EndpointSlice) (gone, fresh []*EndpointSlice) {
+	for len(before) > 0 || len(after) > 0 {
+		switch {
+		case len(before) > 0 && len(after) > 0 && before[0] == after[0]:
+			before, after = before[1:], after[1:]
+			continue
+		case len(after) == 0 || len(before) > 0 && strings.Compare(before[0].Name, after[0].Name) <= 0:
+			gone, before = append(gone, before[0]), before[1:]
+		default:
+			fresh, after = append(fresh, after[0]), after[1:]
+		}
+	}
+	return gone, fresh
+}

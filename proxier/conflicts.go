@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxier
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+)
+
+// frontendKey is what two service ports cannot both have. Of a NodePort, the
+// address is the unspecified one of its family.
+type frontendKey struct {
+	addr     [16]byte
+	port     uint16
+	protocol Protocol
+}
+
+func keyOf(addr netip.AddrPort, protocol Protocol) frontendKey {
+	return frontendKey{addr: addr.Addr().As16(), port: addr.Port(), protocol: protocol}
+}
+
+func (k *frontendKey) addrPort() netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(k.addr).Unmap(), k.port)
+}
+
+func (d *Decision) key(i int) frontendKey { return keyOf(d.Frontends[i].Addr, d.Name.Protocol) }
+
+// compare is the order of Decision.Frontends.
+func (f *Frontend) compare(family Family, kind Kind, addr netip.AddrPort) int {
+	return cmp.Or(cmp.Compare(familyOf(f.Addr.Addr()), family), cmp.Compare(f.Kind, kind), f.Addr.Compare(addr))
+}
+
+// find returns the place of the frontend with that address, or -1.
+func (d *Decision) find(addr netip.AddrPort) int {
+	if len(d.Frontends) <= 8 {
+		return slices.IndexFunc(d.Frontends, func(f Frontend) bool { return f.Addr == addr })
+	}
+	family := familyOf(addr.Addr())
+	for kind := ClusterIP; kind <= NodePort; kind++ {
+		if i, ok := slices.BinarySearchFunc(d.Frontends, addr, func(f Frontend, addr netip.AddrPort) int {
+			return f.compare(family, kind, addr)
+		}); ok {
+			return i
+		}
+	}
+	return -1
+}
+
+// claim takes the decision's addresses where nobody has them.
+func (t *Table) claim(d *Decision, disputes []frontendKey) []frontendKey {
+	for i := range d.Frontends {
+		key := d.key(i)
+		holder, held := t.owner[key]
+		if !held {
+			t.owner[key] = d.index
+			continue
+		}
+		claimants := t.contested[key]
+		if holder == d.index && claimants == nil || slices.Contains(claimants, d.index) {
+			if claimants != nil {
+				disputes = append(disputes, key) // its claim may be another now
+			}
+			continue
+		}
+		if claimants == nil {
+			claimants = []uint32{holder}
+		}
+		t.contested[key] = append(claimants, d.index)
+		disputes = append(disputes, key)
+	}
+	return disputes
+}
+
+// release gives up the addresses of old that its successor does not claim.
+func (t *Table) release(old, successor *Decision, disputes []frontendKey) []frontendKey {
+	for i := range old.Frontends {
+		if successor != nil && successor.find(old.Frontends[i].Addr) >= 0 {
+			continue
+		}
+		key := old.key(i)
+		claimants := t.contested[key]
+		if claimants == nil { // nobody else wants it, so it is old's
+			delete(t.owner, key)
+			continue
+		}
+		j := slices.Index(claimants, old.index)
+		if j < 0 {
+			continue
+		}
+		t.contested[key] = slices.Delete(claimants, j, j+1)
+		disputes = append(disputes, key)
+	}
+	return disputes
+}
+
+// settle finds out who serves each disputed address: of the claims of the
+// first kind the oldest, as the API server would have had it.
+func (t *Table) settle(disputes []frontendKey, out []PortChange) []PortChange {
+	at := make(map[uint32]int, len(out)) // index -> its place in out
+	for i, c := range out {
+		if c.New != nil {
+			at[c.New.index] = i
+		}
+	}
+	copied := map[uint32]bool{} // decisions that nobody else has seen
+	for _, key := range disputes {
+		claimants := t.contested[key]
+		if len(claimants) == 0 {
+			// An earlier settling of the same key, or the last claimant left.
+			if _, was := t.contested[key]; was {
+				delete(t.contested, key)
+				delete(t.owner, key)
+			}
+			continue
+		}
+		addr := key.addrPort()
+		holder := t.rows[claimants[0]].decision
+		for _, index := range claimants[1:] {
+			if d := t.rows[index].decision; d.precedes(holder, addr) {
+				holder = d
+			}
+		}
+		t.owner[key] = holder.index
+		if len(claimants) == 1 {
+			delete(t.contested, key)
+		}
+		for _, index := range claimants {
+			d := t.rows[index].decision
+			f := &d.Frontends[d.find(addr)]
+			var conflict *ServicePortName
+			if index != holder.index {
+				conflict = &holder.Name
+			}
+			if f.Conflict == conflict || f.Conflict != nil && conflict != nil && *f.Conflict == *conflict {
+				continue
+			}
+			if !copied[index] {
+				copied[index] = true
+				settled := *d
+				settled.Frontends = slices.Clone(d.Frontends)
+				t.rows[index].decision = &settled
+				f = &settled.Frontends[settled.find(addr)]
+				if i, ok := at[index]; ok {
+					out[i].New = &settled
+				} else {
+					at[index] = len(out)
+					out = append(out, PortChange{Old: d, New: &settled})
+				}
+			}
+			f.Conflict = conflict
+		}
+	}
+	return out
+}
+
+// precedes says whether d has the better claim to an address than o.
+func (d *Decision) precedes(o *Decision, addr netip.AddrPort) bool {
+	if c := cmp.Compare(d.Frontends[d.find(addr)].Kind, o.Frontends[o.find(addr)].Kind); c != 0 {
+		return c < 0
+	}
+	if !d.Created.Equal(o.Created) {
+		return d.Created.Before(o.Created)
+	}
+	return cmp.Or(d.Name.compare(o.Name), cmp.Compare(d.index, o.index)) < 0
+}
+
+// inheritConflicts keeps what was settled about addresses nobody newly
+// disputes.
+func (d *Decision) inheritConflicts(was *Decision) {
+	for i := range was.Frontends {
+		if was.Frontends[i].Conflict == nil {
+			continue
+		}
+		if j := d.find(was.Frontends[i].Addr); j >= 0 {
+			d.Frontends[j].Conflict = was.Frontends[i].Conflict
+		}
+	}
+}

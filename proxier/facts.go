@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxier
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Facts are what decisions need to know of this node and its cluster. They
+// change while the process runs.
+type Facts struct {
+	// Zone is the topology.kubernetes.io/zone label; empty where it has none.
+	Zone string
+	// NodeIPs are the node's address of each family; the zero Addr for none.
+	NodeIPs [Families]netip.Addr
+	// LocalAddrs are the addresses of this node's devices, sorted, without
+	// those that a proxy put there to receive Services (kube-ipvs0).
+	LocalAddrs []netip.Addr
+	// Pods tells local pods from everybody else.
+	Pods Detector
+	// ServiceCIDRs are what ClusterIPs are allocated from; empty if unknown.
+	ServiceCIDRs []netip.Prefix
+}
+
+// Policy is what decisions depend on by configuration.
+type Policy struct {
+	// MasqueradeAll hides the source of everything that goes to a ClusterIP.
+	MasqueradeAll bool
+	// NodePorts selects the addresses at which NodePorts are served.
+	NodePorts NodePortSelector
+	// IgnoreExternalIPs is the feature gate AllowServiceExternalIPs=false.
+	IgnoreExternalIPs bool
+	// StrictSourceRanges closes the hole that upstream leaves: ranges of one
+	// family alone leave load balancer IPs of the other one open to everybody.
+	StrictSourceRanges bool
+}
+
+// Detector tells packets of this node's pods from others
+// (detectLocalMode). The zero Detector knows none.
+type Detector struct {
+	// CIDRs of the pods (ClusterCIDR, NodeCIDR); one family or both.
+	CIDRs []netip.Prefix
+	// Interface is the device that packets of pods come in by
+	// (BridgeInterface), or with InterfacePrefix the beginning of its name
+	// (InterfaceNamePrefix). It serves both families.
+	Interface       string
+	InterfacePrefix bool
+}
+
+// Knows says whether pods of that family can be told from others at all.
+func (d *Detector) Knows(family Family) bool {
+	return d.Interface != "" || slices.ContainsFunc(d.CIDRs, func(p netip.Prefix) bool { return familyOf(p.Addr()) == family })
+}
+
+// Local says whether a packet with that source that came in by that device,
+// empty for one that this host sends, is of a local pod.
+func (d *Detector) Local(source netip.Addr, device string) bool {
+	switch {
+	case d.Interface == "":
+		return slices.ContainsFunc(d.CIDRs, func(p netip.Prefix) bool { return p.Contains(source) })
+	case d.InterfacePrefix:
+		return strings.HasPrefix(device, d.Interface)
+	}
+	return device == d.Interface
+}
+
+func (d *Detector) equal(o *Detector) bool {
+	return d.Interface == o.Interface && d.InterfacePrefix == o.InterfacePrefix && slices.Equal(d.CIDRs, o.CIDRs)
+}
+
+// Origin is who dials a frontend, as far as Services make a difference.
+type Origin uint8
+
+// The origins, fit to index an array.
+const (
+	FromPod     Origin = iota // a local pod, by the detector
+	FromHost                  // this node, by its source address
+	FromOutside               // anybody else
+	Origins
+)
+
+func (o Origin) String() string { return [...]string{"pod", "host", "outside"}[o] }
+
+// Origin of a packet with that source that came in by that device, empty for
+// one that this host sends. A pod comes first: the host may well have an
+// address out of the range of its pods.
+func (f *Facts) Origin(source netip.Addr, device string) Origin {
+	if f.Pods.Local(source, device) {
+		return FromPod
+	}
+	if f.isLocal(source) {
+		return FromHost
+	}
+	return FromOutside
+}
+
+func (f *Facts) isLocal(a netip.Addr) bool {
+	if a.IsLoopback() {
+		return true
+	}
+	_, found := slices.BinarySearchFunc(f.LocalAddrs, a, netip.Addr.Compare)
+	return found
+}
+
+// decidesAlike says whether service ports are decided alike with both; what
+// differs besides concerns NodeRules alone.
+func (f *Facts) decidesAlike(o *Facts) bool {
+	return f.Zone == o.Zone && f.NodeIPs == o.NodeIPs && f.Pods.Knows(IPv4) == o.Pods.Knows(IPv4) && f.Pods.Knows(IPv6) == o.Pods.Knows(IPv6)
+}
+
+func (f *Facts) equal(o *Facts) bool {
+	return f.Zone == o.Zone && f.NodeIPs == o.NodeIPs && slices.Equal(f.LocalAddrs, o.LocalAddrs) &&
+		f.Pods.equal(&o.Pods) && slices.Equal(f.ServiceCIDRs, o.ServiceCIDRs)
+}

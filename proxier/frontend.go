@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxier
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Kind says why an address is a frontend.
+type Kind uint8
+
+// The kinds of frontends. Where two want the same address, the lower one has
+// it: nobody takes a ClusterIP away by calling it an external IP, and nobody
+// gets around the source ranges of a load balancer IP that way.
+const (
+	ClusterIP Kind = iota + 1
+	LoadBalancer
+	ExternalIP
+	NodePort
+)
+
+func (k Kind) String() string {
+	switch k {
+	case ClusterIP:
+		return "ClusterIP"
+	case LoadBalancer:
+		return "LoadBalancer"
+	case ExternalIP:
+		return "ExternalIP"
+	case NodePort:
+		return "NodePort"
+	}
+	return fmt.Sprintf("kind %d", uint8(k))
+}
+
+// Source says whose address a backend sees.
+type Source uint8
+
+// What can become of the source address. A connection that is led back to
+// where it came from is masqueraded in any case, where it passes through the
+// network at all.
+const (
+	// KeepSource shows the client.
+	KeepSource Source = iota
+	// Masquerade shows this node, or replies would not come back through it.
+	Masquerade
+	// AnySource leaves it to the tier: upstream masquerades, but replies come
+	// back without it.
+	AnySource
+)
+
+func (s Source) String() string { return [...]string{"keep", "masquerade", "any-source"}[s] }
+
+// Route is what a frontend does for one origin.
+type Route struct {
+	Set    Set
+	Source Source
+}
+
+// Frontend is an address and port that clients dial.
+type Frontend struct {
+	// Addr of a NodePort has the unspecified address of its family: it is
+	// served at all addresses that NodeRules name.
+	Addr netip.AddrPort
+	Kind Kind
+	// Routes by Origin.
+	Routes [Origins]Route
+	// Filtered says that only sources in Ranges are let in; all others are
+	// dropped, whether or not there is a backend.
+	Filtered bool
+	Ranges   []netip.Prefix
+	// Unguarded says that the Service has source ranges, but of the other
+	// family alone, and that anybody is let in here.
+	Unguarded bool
+	// Conflict names the service port that has this address; the frontend is
+	// not served while it does.
+	Conflict *ServicePortName
+}
+
+// Admits says whether the source ranges let a client in.
+func (f *Frontend) Admits(source netip.Addr) bool {
+	return !f.Filtered || slices.ContainsFunc(f.Ranges, func(p netip.Prefix) bool { return p.Contains(source) })
+}
+
+// sameAs compares all but the conflict.
+func (f *Frontend) sameAs(o *Frontend) bool {
+	return f.Addr == o.Addr && f.Kind == o.Kind && f.Routes == o.Routes && f.Filtered == o.Filtered && f.Unguarded == o.Unguarded && slices.Equal(f.Ranges, o.Ranges)
+}
+
+func (f *Frontend) equal(o *Frontend) bool {
+	if (f.Conflict == nil) != (o.Conflict == nil) || f.Conflict != nil && *f.Conflict != *o.Conflict {
+		return false
+	}
+	return f.sameAs(o)
+}
+
+// String is the frontend as text: "10.96.0.1:80 ClusterIP all=ipv4/cluster".
+func (f *Frontend) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s", f.Addr, f.Kind)
+	if f.Routes[FromPod] == f.Routes[FromHost] && f.Routes[FromHost] == f.Routes[FromOutside] {
+		fmt.Fprintf(&b, " all=%s", f.Routes[FromPod])
+	} else {
+		for o := range Origins {
+			fmt.Fprintf(&b, " %s=%s", o, f.Routes[o])
+		}
+	}
+	if f.Filtered {
+		b.WriteString(" ranges=")
+		for i, p := range f.Ranges {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			b.WriteString(p.String())
+		}
+		if len(f.Ranges) == 0 {
+			b.WriteString("nobody")
+		}
+	}
+	if f.Unguarded {
+		b.WriteString(" unguarded")
+	}
+	if f.Conflict != nil {
+		fmt.Fprintf(&b, " held-by=%s", f.Conflict)
+	}
+	return b.String()
+}
+
+func (r Route) String() string {
+	if r.Source == KeepSource {
+		return r.Set.String()
+	}
+	return r.Set.String() + "," + r.Source.String()
+}
+
+// frontendsOf appends those of one service port in one family to out, in the
+// order of kinds and then addresses.
+func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, family Family) []Frontend {
+	vip := s.ClusterIPs[family]
+	if !vip.IsValid() {
+		return out
+	}
+	out = append(out, Frontend{Addr: netip.AddrPortFrom(vip, port.Port), Kind: ClusterIP, Routes: t.clusterIPRoutes(s, family)})
+	if port.NodePort == 0 && s.More == nil {
+		return out
+	}
+	routes := t.externalRoutes(s, family)
+	if s.More != nil {
+		var template *Frontend
+		for _, a := range s.More.LoadBalancerIPs {
+			if familyOf(a) != family || a == vip {
+				continue
+			}
+			if template == nil {
+				template = &Frontend{Kind: LoadBalancer, Routes: routes}
+				t.filter(template, s.More, family)
+			}
+			f := *template
+			f.Addr = netip.AddrPortFrom(a, port.Port)
+			f.admitSelf(t.facts.NodeIPs[family])
+			out = append(out, f)
+		}
+		if !t.policy.IgnoreExternalIPs {
+			for _, a := range s.More.ExternalIPs {
+				_, isLB := slices.BinarySearchFunc(s.More.LoadBalancerIPs, a, netip.Addr.Compare)
+				if familyOf(a) == family && a != vip && !isLB {
+					out = append(out, Frontend{Addr: netip.AddrPortFrom(a, port.Port), Kind: ExternalIP, Routes: routes})
+				}
+			}
+		}
+	}
+	if port.NodePort != 0 {
+		out = append(out, Frontend{Addr: netip.AddrPortFrom(unspecified[family], port.NodePort), Kind: NodePort, Routes: routes})
+	}
+	return out
+}
+
+var unspecified = [Families]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+
+// clusterIPRoutes: one set for everybody, by internalTrafficPolicy; who is not
+// a local pod is masqueraded, where pods are known.
+func (t *Table) clusterIPRoutes(s *Service, family Family) (routes [Origins]Route) {
+	for o := range Origins {
+		routes[o].Set = setOf(family, s.InternalLocal)
+		if t.policy.MasqueradeAll || o != FromPod && t.facts.Pods.Knows(family) {
+			routes[o].Source = Masquerade
+		}
+	}
+	return routes
+}
+
+// externalRoutes are those of everything but ClusterIPs. With
+// externalTrafficPolicy: Local, pods and this host take a short cut: they are
+// led to all endpoints, as no load balancer chose this node for them.
+func (t *Table) externalRoutes(s *Service, family Family) [Origins]Route {
+	cluster, local := setOf(family, false), setOf(family, true)
+	if !s.ExternalLocal {
+		return [Origins]Route{
+			FromPod:     {cluster, AnySource},
+			FromHost:    {cluster, Masquerade},
+			FromOutside: {cluster, Masquerade},
+		}
+	}
+	routes := [Origins]Route{
+		FromPod:     {cluster, KeepSource},
+		FromHost:    {cluster, Masquerade},
+		FromOutside: {local, KeepSource},
+	}
+	if !t.facts.Pods.Knows(family) {
+		routes[FromPod] = routes[FromOutside]
+	}
+	return routes
+}
+
+// filter sets the source ranges of one family. Upstream leaves a family open
+// that no range speaks of, and so do we unless the policy is strict.
+func (t *Table) filter(f *Frontend, x *ServiceExtras, family Family) {
+	for _, p := range x.SourceRanges {
+		if familyOf(p.Addr()) != family {
+			continue
+		}
+		if p.Bits() == 0 {
+			f.Ranges = nil
+			return
+		}
+		f.Ranges = append(f.Ranges, p)
+	}
+	f.Filtered = len(f.Ranges) > 0 || x.InvalidRanges || t.policy.StrictSourceRanges && len(x.SourceRanges) > 0
+	f.Unguarded = !f.Filtered && len(x.SourceRanges) > 0
+}
+
+// admitSelf lets in what this host sends to a load balancer IP that one of its
+// own devices has: its source is that IP, where the ranges let the node in.
+func (f *Frontend) admitSelf(node netip.Addr) {
+	if !f.Filtered || !node.IsValid() || !f.Admits(node) || f.Admits(f.Addr.Addr()) {
+		return
+	}
+	self := netip.PrefixFrom(f.Addr.Addr(), f.Addr.Addr().BitLen())
+	f.Ranges = append(slices.Clip(slices.Clone(f.Ranges)), self)
+	slices.SortFunc(f.Ranges, comparePrefix)
+}
+
+func comparePrefix(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return a.Bits() - b.Bits()
+}
