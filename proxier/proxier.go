@@ -24,6 +24,9 @@ type Options struct {
 	// Facts known from the start, and the Policy by which all is decided.
 	Facts  Facts
 	Policy Policy
+	// NodeFacts takes from the Node what is to be known of it, replacing lists;
+	// nil takes the zone alone.
+	NodeFacts func(*v1.Node, *Facts)
 	// Tier carries the frontends.
 	Tier Tier
 	// Reporter is told of problems with objects; nil for nobody.
@@ -88,8 +91,9 @@ type Proxier struct {
 	servicesSynced, slicesSynced atomic.Bool
 	queued                       atomic.Bool
 
-	factsMu sync.Mutex
-	facts   Facts
+	nodeFacts func(*v1.Node, *Facts)
+	factsMu   sync.Mutex
+	facts     Facts
 
 	// Owned by sync.
 	table  *Table
@@ -112,8 +116,11 @@ func New(opts Options) (*Proxier, error) {
 	p := &Proxier{
 		tier: opts.Tier, reporter: opts.Reporter, observer: opts.Observer, clock: opts.Runner.Clock,
 		tracker: NewChangeTracker(opts.NodeName, opts.Runner.Clock.Now(), opts.Reporter),
-		facts:   opts.Facts,
-		table:   NewTable(opts.Facts, opts.Policy),
+		facts:   opts.Facts, nodeFacts: opts.NodeFacts,
+		table: NewTable(opts.Facts, opts.Policy),
+	}
+	if p.nodeFacts == nil {
+		p.nodeFacts = func(node *v1.Node, f *Facts) { f.Zone = node.Labels[v1.LabelTopologyZone] }
 	}
 	if p.reporter == nil {
 		p.reporter = ReporterFunc(func(Problem) {})
@@ -127,6 +134,9 @@ func New(opts Options) (*Proxier, error) {
 func (p *Proxier) Run(ctx context.Context) {
 	p.runner.Run(ctx)
 }
+
+// Table of this proxier, for what it lets readers ask.
+func (p *Proxier) Table() *Table { return p.table }
 
 // Tracker of this proxier, for its counts.
 func (p *Proxier) Tracker() *ChangeTracker { return p.tracker }
@@ -184,7 +194,7 @@ func (p *Proxier) OnNodeAdd(node *v1.Node) { p.OnNodeUpdate(nil, node) }
 
 // OnNodeUpdate records the facts of this node.
 func (p *Proxier) OnNodeUpdate(_, node *v1.Node) {
-	p.UpdateFacts(func(f *Facts) { f.Zone = node.Labels[v1.LabelTopologyZone] })
+	p.UpdateFacts(func(f *Facts) { p.nodeFacts(node, f) })
 }
 
 // UpdateFacts changes facts of this node. Lists must be replaced, not changed
