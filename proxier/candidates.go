@@ -5,6 +5,7 @@ package proxier
 import (
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 )
 
@@ -132,32 +133,31 @@ func (m *merged) update(now []*EndpointSlice, to target, scratch []candidate) []
 	if len(gone)+len(fresh) == 0 {
 		return scratch
 	}
-	added := collect(nil, fresh, to)
+	removed, added := collect(nil, gone, to), collect(nil, fresh, to)
 	out := slices.Grow(scratch[:0], len(m.list)+len(added))
-	m.duplicates = false
-	put := func(c *candidate) {
-		if n := len(out); n > 0 && out[n-1].addr == c.addr {
-			m.duplicates = true
+	at := 0 // the list up to here is in out, as far as it stays
+	for len(removed) > 0 || len(added) > 0 {
+		if len(added) == 0 || len(removed) > 0 && !added[0].before(&removed[0]) {
+			i := at + lowerBound(m.list[at:], &removed[0])
+			out = append(out, m.list[at:i]...)
+			at, removed = i+1, removed[1:]
+			continue
 		}
-		out = append(out, *c)
+		i := at + lowerBound(m.list[at:], &added[0])
+		out = append(append(out, m.list[at:i]...), added[0])
+		at, added = i, added[1:]
 	}
-	for i := range m.list {
-		c := &m.list[i]
-		for len(added) > 0 && added[0].before(c) {
-			put(&added[0])
-			added = added[1:]
-		}
-		if !slices.Contains(gone, c.from) {
-			put(c)
-		}
-	}
-	for i := range added {
-		put(&added[i])
-	}
+	out = append(out, m.list[at:]...)
 	old := m.list
-	clear(old) // holds on to slices that are gone
 	m.list = out
+	m.duplicates = hasDuplicates(out)
+	clear(old) // holds on to slices that are gone
 	return old[:0]
+}
+
+// lowerBound is where c is in the sorted list, or would be.
+func lowerBound(list []candidate, c *candidate) int {
+	return sort.Search(len(list), func(i int) bool { return !list[i].before(c) })
 }
 
 func (c *candidate) before(o *candidate) bool {

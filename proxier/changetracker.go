@@ -3,6 +3,7 @@
 package proxier
 
 import (
+	"slices"
 	"sort"
 	"sync"
 	"time"
@@ -37,14 +38,10 @@ type entry struct {
 	service *Service         // nil: none
 	slices  []*EndpointSlice // sorted by name; the list is never changed in place
 
-	// As handed over last.
-	givenService *Service
-	givenSlices  []*EndpointSlice
-
 	oneSlice [1]*EndpointSlice // backs slices of the usual Service
 
-	// What the table decided about it, as indexes, and of what; touched by the
-	// table alone.
+	// What the table decided about it, as indexes, and of what. The table alone
+	// changes these, in the goroutine that also takes the changes.
 	ports   []uint32
 	onePort [1]uint32
 	decided struct {
@@ -94,7 +91,8 @@ func (t *ChangeTracker) Counts() (pending int, total uint64) {
 	return len(t.dirty), t.total
 }
 
-// Take hands over what changed since the last call, each exactly once.
+// Take hands over what changed since the last call, each exactly once. The
+// same goroutine has to have a Table apply it before it takes more.
 func (t *ChangeTracker) Take() []Change {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -120,10 +118,10 @@ func (t *ChangeTracker) take(from []*entry, all bool) []Change {
 	changes := make([]Change, 0, len(from))
 	for _, e := range from {
 		e.dirty = false
-		if all || !e.given() {
+		if all || !e.asDecided() {
 			changes = append(changes, Change{Service: e.service, Slices: e.slices, Trigger: e.trigger, entry: e})
 		}
-		e.givenService, e.givenSlices, e.trigger = e.service, e.slices, time.Time{}
+		e.trigger = time.Time{}
 		if e.service == nil && len(e.slices) == 0 {
 			delete(t.entries, e.name)
 		}
@@ -136,13 +134,13 @@ func (t *ChangeTracker) take(from []*entry, all bool) []Change {
 	return changes
 }
 
-// given says whether the entry is as it was handed over last.
-func (e *entry) given() bool {
-	if !e.service.equal(e.givenService) || len(e.slices) != len(e.givenSlices) {
+// asDecided says whether the entry is as it was when the table saw it last.
+func (e *entry) asDecided() bool {
+	if !e.service.equal(e.decided.service) || len(e.slices) != len(e.decided.slices) {
 		return false
 	}
 	for i := range e.slices {
-		if !e.slices[i].equal(e.givenSlices[i]) {
+		if !e.slices[i].equal(e.decided.slices[i]) {
 			return false
 		}
 	}
@@ -164,6 +162,9 @@ func (t *ChangeTracker) mark(e *entry) bool {
 	t.total++
 	if !e.dirty {
 		e.dirty = true
+		if len(t.dirty) == cap(t.dirty) {
+			t.dirty = slices.Grow(t.dirty, max(8, len(t.dirty))) // append is more frugal, and slower for it
+		}
 		t.dirty = append(t.dirty, e)
 	}
 	return true

@@ -104,14 +104,16 @@ func (t *Table) settle(disputes []frontendKey, out []PortChange) []PortChange {
 		}
 	}
 	copied := map[uint32]bool{} // decisions that nobody else has seen
+	settled := make(map[frontendKey]bool, len(disputes))
 	for _, key := range disputes {
+		if settled[key] {
+			continue
+		}
+		settled[key] = true
 		claimants := t.contested[key]
 		if len(claimants) == 0 {
-			// An earlier settling of the same key, or the last claimant left.
-			if _, was := t.contested[key]; was {
-				delete(t.contested, key)
-				delete(t.owner, key)
-			}
+			delete(t.contested, key)
+			delete(t.owner, key)
 			continue
 		}
 		addr := key.addrPort()
@@ -137,15 +139,15 @@ func (t *Table) settle(disputes []frontendKey, out []PortChange) []PortChange {
 			}
 			if !copied[index] {
 				copied[index] = true
-				settled := *d
-				settled.Frontends = slices.Clone(d.Frontends)
-				t.rows[index].decision = &settled
-				f = &settled.Frontends[settled.find(addr)]
+				mine := *d
+				mine.Frontends = slices.Clone(d.Frontends)
+				t.rows[index].decision = &mine
+				f = &mine.Frontends[mine.find(addr)]
 				if i, ok := at[index]; ok {
-					out[i].New = &settled
+					out[i].New = &mine
 				} else {
 					at[index] = len(out)
-					out = append(out, PortChange{Old: d, New: &settled})
+					out = append(out, PortChange{Old: d, New: &mine})
 				}
 			}
 			f.Conflict = conflict

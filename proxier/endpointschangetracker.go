@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -222,20 +221,24 @@ func (t *ChangeTracker) zoneHints(e *discoveryv1.Endpoint) *[]string {
 	if e.Hints == nil || len(e.Hints.ForZones) == 0 {
 		return nil
 	}
-	zones := make([]string, len(e.Hints.ForZones))
+	var space [128]byte
+	key := space[:0]
 	for i := range e.Hints.ForZones {
-		zones[i] = e.Hints.ForZones[i].Name
+		key = append(append(key, e.Hints.ForZones[i].Name...), 0)
 	}
-	key := strings.Join(zones, "\x00")
 	t.zonesMu.Lock()
 	defer t.zonesMu.Unlock()
-	if known := t.zones[key]; known != nil {
+	if known := t.zones[string(key)]; known != nil {
 		return known
 	}
 	if len(t.zones) >= maxInternedZones {
 		clear(t.zones) // hostile input; equal lists may now differ as pointers
 	}
-	t.zones[key] = &zones
+	zones := make([]string, len(e.Hints.ForZones))
+	for i := range e.Hints.ForZones {
+		zones[i] = e.Hints.ForZones[i].Name
+	}
+	t.zones[string(key)] = &zones
 	return &zones
 }
 

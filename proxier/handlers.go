@@ -85,5 +85,6 @@ const (
 	ReasonInvalidFile    = "InvalidFile"    // a manifest cannot be read or parsed
 	ReasonDuplicateName  = "DuplicateName"  // two manifests hold the same object
 	ReasonUnsupported    = "Unsupported"    // no tier on this node can carry it
+	ReasonUnguarded      = "Unguarded"      // source ranges leave an address family open
 	ReasonFlowsNotClosed = "FlowsNotClosed" // sockets of a removed backend could not be closed
 )

@@ -265,7 +265,7 @@ func (p *Proxier) sync(ctx context.Context, reason RunReason) error {
 		update.NodeRules = &r
 	}
 	info.Services, info.Ports = len(changes), len(update.Changes)
-	p.reportConflicts(update.Changes)
+	p.reportProblems(update.Changes)
 	// The first time, after a failure and now and then the tier compares all
 	// it should carry with what the kernel holds.
 	if !p.synced || reason != Requested {
@@ -320,31 +320,39 @@ func (p *Proxier) unchanged(changed []PortChange) []PortChange {
 	return rest
 }
 
-func (p *Proxier) reportConflicts(changes []PortChange) {
+// reportProblems tells of what is new among the changes and not as somebody
+// may think it is.
+func (p *Proxier) reportProblems(changes []PortChange) {
 	for _, c := range changes {
 		if c.New == nil {
 			continue
 		}
+		warned := false // of ranges, which are those of the Service
 		for i := range c.New.Frontends {
 			f := &c.New.Frontends[i]
-			if f.Conflict == nil || c.Old != nil && c.Old.reported(f) {
+			if f.Conflict == nil && !f.Unguarded {
 				continue
 			}
-			p.reporter.Report(Problem{
-				Kind: "Service", Object: c.New.Name.NamespacedName, UID: c.New.UID, Field: "spec.ports", Reason: ReasonConflict,
-				Message: fmt.Sprintf("%s/%s of %s is served for %s, which is older or comes first by name; it is not served for this Service",
-					f.Addr, c.New.Name.Protocol, c.New.Name, f.Conflict),
-			})
+			var was Frontend
+			if c.Old != nil {
+				if j := c.Old.find(f.Addr); j >= 0 {
+					was = c.Old.Frontends[j]
+				}
+			}
+			problem := Problem{Kind: "Service", Object: c.New.Name.NamespacedName, UID: c.New.UID}
+			if f.Conflict != nil && (was.Conflict == nil || *was.Conflict != *f.Conflict) {
+				problem.Field, problem.Reason = "spec.ports", ReasonConflict
+				problem.Message = fmt.Sprintf("%s %s/%s of %s is served for %s, whose claim comes first by kind, age or name; it is not served for this Service",
+					f.Kind, f.Addr, c.New.Name.Protocol, c.New.Name, f.Conflict)
+				p.reporter.Report(problem)
+			}
+			if f.Unguarded && !was.Unguarded && !warned {
+				warned = true
+				problem.Field, problem.Reason = "spec.loadBalancerSourceRanges", ReasonUnguarded
+				problem.Message = fmt.Sprintf("no %s range: %s is open to everybody, as with other proxies; name a range of that family or set strictSourceRanges",
+					familyOf(f.Addr.Addr()), f.Addr)
+				p.reporter.Report(problem)
+			}
 		}
 	}
-}
-
-func (d *Decision) reported(f *Frontend) bool {
-	for i := range d.Frontends {
-		o := &d.Frontends[i]
-		if o.Addr == f.Addr && o.Conflict != nil && *o.Conflict == *f.Conflict {
-			return true
-		}
-	}
-	return false
 }

@@ -142,9 +142,13 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 
 // parseExtras returns nil for a Service that has none.
 func parseExtras(s *Service, service *v1.Service, invalid func(field, format string, args ...any)) *ServiceExtras {
-	var x ServiceExtras
+	healthCheck := s.ExternalLocal && service.Spec.Type == v1.ServiceTypeLoadBalancer && service.Spec.HealthCheckNodePort != 0
+	if len(service.Status.LoadBalancer.Ingress)+len(service.Spec.ExternalIPs)+len(service.Spec.LoadBalancerSourceRanges) == 0 && !healthCheck {
+		return nil
+	}
+	x := &ServiceExtras{}
 	room := max(0, maxFrontends/max(1, len(s.Ports)))
-	add := func(to *[]netip.Addr, field, text string) {
+	add := func(to *[]netip.Addr, field string, i int, text string) {
 		addr, err := parseVIP(text)
 		switch {
 		case err == nil && addr.IsLinkLocalUnicast():
@@ -155,7 +159,7 @@ func parseExtras(s *Service, service *v1.Service, invalid func(field, format str
 			err = fmt.Errorf("%d frontends are the most that one Service gets", maxFrontends)
 		}
 		if err != nil {
-			invalid(field, "%v; it is not served", err)
+			invalid(fmt.Sprintf(field, i), "%v; it is not served", err)
 			return
 		}
 		room--
@@ -164,11 +168,11 @@ func parseExtras(s *Service, service *v1.Service, invalid func(field, format str
 	for i := range service.Status.LoadBalancer.Ingress {
 		in := &service.Status.LoadBalancer.Ingress[i]
 		if in.IP != "" && (in.IPMode == nil || *in.IPMode == v1.LoadBalancerIPModeVIP) {
-			add(&x.LoadBalancerIPs, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), in.IP)
+			add(&x.LoadBalancerIPs, "status.loadBalancer.ingress[%d].ip", i, in.IP)
 		}
 	}
 	for i, text := range service.Spec.ExternalIPs {
-		add(&x.ExternalIPs, fmt.Sprintf("spec.externalIPs[%d]", i), text)
+		add(&x.ExternalIPs, "spec.externalIPs[%d]", i, text)
 	}
 	for _, list := range []*[]netip.Addr{&x.LoadBalancerIPs, &x.ExternalIPs} {
 		slices.SortFunc(*list, netip.Addr.Compare)
@@ -185,17 +189,14 @@ func parseExtras(s *Service, service *v1.Service, invalid func(field, format str
 	}
 	slices.SortFunc(x.SourceRanges, comparePrefix)
 	x.SourceRanges = slices.Compact(x.SourceRanges)
-	if s.ExternalLocal && service.Spec.Type == v1.ServiceTypeLoadBalancer && service.Spec.HealthCheckNodePort != 0 {
+	if healthCheck {
 		if n := service.Spec.HealthCheckNodePort; n < 0 || n > 65535 {
 			invalid("spec.healthCheckNodePort", "%d is outside 1–65535; there is no health check", n)
 		} else {
 			x.HealthCheckNodePort = uint16(n)
 		}
 	}
-	if x.equal(&ServiceExtras{}) {
-		return nil
-	}
-	return &x
+	return x
 }
 
 // maxFrontends bounds addresses times ports of one Service: a megabyte of

@@ -110,7 +110,19 @@ func (t *Table) All() []PortChange {
 func (t *Table) Apply(changes []Change) []PortChange {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := make([]PortChange, 0, len(changes))
+	ports, fresh := 0, 0
+	for i := range changes {
+		had, has := len(changes[i].entry.ports), 0
+		if s := changes[i].Service; s != nil {
+			has = len(s.Ports)
+		}
+		ports += max(had, has)
+		fresh += max(0, has-had)
+	}
+	if fresh > 1000 { // not worth it for few
+		t.rows = slices.Grow(t.rows, max(0, fresh-len(t.free)))
+	}
+	out := make([]PortChange, 0, ports)
 	var disputes []frontendKey
 	for i := range changes {
 		out, disputes = t.apply(&changes[i], out, disputes)

@@ -4,8 +4,12 @@ package proxier
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -521,7 +525,7 @@ func TestTrackerHandsOverOnce(t *testing.T) {
 	if !w.tracker.UpdateService(a) {
 		t.Error("a new Service is no work")
 	}
-	if n := len(w.tracker.Take()); n != 1 {
+	if n := len(w.apply()); n != 1 {
 		t.Errorf("%d changes", n)
 	}
 	if w.tracker.UpdateService(a) || len(w.tracker.Take()) != 0 {
@@ -539,6 +543,76 @@ func TestTrackerHandsOverOnce(t *testing.T) {
 	if n := len(w.tracker.Take()); n != 0 {
 		t.Errorf("gone and back is %d changes", n)
 	}
+}
+
+// A list kept merged is the list sorted anew, whatever moves between slices.
+func TestMergedIsSorted(t *testing.T) {
+	to := target{"p", TCP, IPv4}
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		fresh := func(name string) *EndpointSlice {
+			s := &EndpointSlice{Name: name, ports: []endpointPort{{"p", 80, TCP}}}
+			if r.IntN(5) == 0 {
+				s.ports = append(s.ports, endpointPort{"p", 79, TCP}, endpointPort{"q", 80, TCP})
+			}
+			for range r.IntN(8) {
+				s.endpoints = append(s.endpoints, Endpoint{Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(r.IntN(40))}), flags: endpointFlags(r.IntN(16))})
+			}
+			slices.SortStableFunc(s.endpoints, func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) })
+			return s
+		}
+		var m merged
+		var scratch []candidate
+		byName := map[string]*EndpointSlice{}
+		for step := range 40 {
+			for range 1 + r.IntN(4) {
+				name := fmt.Sprintf("s%02d", r.IntN(30))
+				if r.IntN(3) == 0 {
+					delete(byName, name)
+				} else {
+					byName[name] = fresh(name)
+				}
+			}
+			now := slices.SortedFunc(maps.Values(byName), func(a, b *EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
+			scratch = m.update(now, to, scratch[:0])
+			want := collect(nil, now, to)
+			if !slices.Equal(m.list, want) || m.duplicates != hasDuplicates(want) {
+				t.Fatalf("seed %d step %d:\n%v\nwant\n%v", seed, step, m.list, want)
+			}
+		}
+	}
+}
+
+// Readers may ask while the table changes.
+func TestConcurrentReaders(t *testing.T) {
+	w := newWorld()
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				w.table.Explain(Flow{Source: netip.MustParseAddrPort("10.244.0.1:1"), Destination: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: TCP})
+				_ = w.table.Dump()
+				w.table.HealthChecks()
+				w.table.NodeRules()
+				w.table.Facts()
+			}
+		})
+	}
+	for i := range 300 {
+		w.tracker.UpdateService(makeService("a", func(s *v1.Service) { s.Spec.ExternalIPs = []string{fmt.Sprintf("203.0.113.%d", i%9)} }))
+		w.tracker.UpdateService(makeService(fmt.Sprint("b", i%3)))
+		w.tracker.UpdateEndpointSlice(makeSlice("1", fmt.Sprintf("10.244.0.%d", 1+i%200)))
+		w.table.SetFacts(Facts{Zone: fmt.Sprint("z", i%2)})
+		w.table.Apply(w.tracker.TakeAll())
+	}
+	close(stop)
+	wg.Wait()
 }
 
 func FuzzObjects(f *testing.F) {

@@ -141,7 +141,7 @@ func (w *writer) frontendsOf(p *port) (list []frontendEntry, fresh int) {
 	d := p.want
 	at := func(i int) (frontendEntry, bool) {
 		f := &d.Frontends[i]
-		if f.Conflict != nil || supportsFrontend(f) != nil {
+		if f.Conflict != nil || !carries(f) {
 			return frontendEntry{}, false
 		}
 		return frontendEntry{key: keyOf(d, i), value: frontendValue{

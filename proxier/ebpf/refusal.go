@@ -73,14 +73,9 @@ func supports(d *proxier.Decision) error {
 	return nil
 }
 
-// supportsFrontend says why the tier does not carry a frontend of a service
-// port that it carries.
-func supportsFrontend(f *proxier.Frontend) error {
-	if f.Kind != proxier.ClusterIP {
-		return fmt.Errorf("the eBPF tier carries ClusterIPs alone, not yet %ss", f.Kind)
-	}
-	return nil
-}
+// carries says whether the tier carries a frontend of a service port that it
+// supports.
+func carries(f *proxier.Frontend) bool { return f.Kind == proxier.ClusterIP }
 
 // refused records and reports a refusal. What is in the tables of the service
 // port stays, but for backends that are gone.

@@ -66,7 +66,7 @@ func (w *writer) wantedOf(leaving []port, todo []uint32) map[frontendKey]struct{
 	for _, index := range todo {
 		d := w.ports[index].want
 		for i := range d.Frontends {
-			if f := &d.Frontends[i]; f.Conflict != nil || supportsFrontend(f) != nil {
+			if f := &d.Frontends[i]; f.Conflict != nil || !carries(f) {
 				continue
 			}
 			if key := keyOf(d, i); has(keys, key) {

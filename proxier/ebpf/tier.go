@@ -371,7 +371,10 @@ func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {
 	if err := supports(d); err != nil {
 		return err
 	}
-	return supportsFrontend(f)
+	if !carries(f) {
+		return fmt.Errorf("the eBPF tier carries ClusterIPs alone, not yet %ss", f.Kind)
+	}
+	return nil
 }
 
 // Usage of the tables, by name.

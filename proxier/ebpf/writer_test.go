@@ -140,7 +140,7 @@ func wanted(all []proxier.PortChange) string {
 		d := c.New
 		for i := range d.Frontends {
 			f := &d.Frontends[i]
-			if f.Conflict != nil || supportsFrontend(f) != nil {
+			if f.Conflict != nil || !carries(f) {
 				continue
 			}
 			set := f.Routes[proxier.FromPod].Set
