@@ -43,6 +43,9 @@ func (c *Config) SetDefaults() {
 	orDefault(&k.BindAddress, "0.0.0.0")
 	c.setAddressDefaults()
 	orDefault(&k.ConfigSyncPeriod.Duration, 15*time.Minute)
+	if k.IPTables.LocalhostNodePorts == nil {
+		k.IPTables.LocalhostNodePorts = new(true)
+	}
 	if k.OOMScoreAdj == nil {
 		// A proxy killed for memory would leave the node with old routes.
 		k.OOMScoreAdj = new(int32(-999))

@@ -19,6 +19,7 @@ const (
 	flagsGeneral = "general"
 	flagsAPI     = "API server"
 	flagsServers = "health and metrics"
+	flagsTraffic = "traffic"
 	flagsEBPF    = "fast path (eBPF)"
 	flagsLogs    = "logs"
 )
@@ -35,6 +36,11 @@ var fieldOf = map[string]string{
 	"show-hidden-metrics-for-version": "showHiddenMetricsForVersion",
 	"kubeconfig":                      "clientConnection.kubeconfig",
 	"kube-api-burst":                  "clientConnection.burst",
+	"cluster-cidr":                    "clusterCIDR",
+	"detect-local-mode":               "detectLocalMode",
+	"pod-bridge-interface":            "detectLocal.bridgeInterface",
+	"pod-interface-name-prefix":       "detectLocal.interfaceNamePrefix",
+	"nodeport-addresses":              "nodePortAddresses",
 	"manifests":                       TandemKind + ".manifests",
 	"ebpf-min-sync-period":            TandemKind + ".ebpf.minSyncPeriod",
 	"ebpf-sync-period":                TandemKind + ".ebpf.syncPeriod",
@@ -65,14 +71,24 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.Int32Var(&k.ClientConnection.Burst, "kube-api-burst", k.ClientConnection.Burst, "Requests to the API server that may exceed --kube-api-qps for a moment.")
 	fs.StringVar(&k.ClientConnection.ContentType, "kube-api-content-type", k.ClientConnection.ContentType, "Content type of requests to the API server.")
 	fs.DurationVar(&k.ConfigSyncPeriod.Duration, "config-sync-period", k.ConfigSyncPeriod.Duration, "How often everything that is cached from the API server is looked at again. Must be greater than 0.")
-	fs.StringVar(&c.Tandem.Manifests, "manifests", c.Tandem.Manifests, "A directory of YAML or JSON manifests (Services, EndpointSlices, the Node) that stands in for the API server and is watched for changes. It wins over the file of --config.")
+	fs.StringVar(&c.Tandem.Manifests, "manifests", c.Tandem.Manifests, "A directory of YAML or JSON manifests (Services, EndpointSlices, ServiceCIDRs, the Node) that stands in for the API server and is watched for changes. It wins over the file of --config.")
 
 	fs = sets.FlagSet(flagsServers)
-	fs.Var(&ipVar{&k.BindAddress}, "bind-address", "The address family that comes first on this node, and the family of the default addresses below: '0.0.0.0' or '::'.")
+	fs.Var(&ipVar{&k.BindAddress}, "bind-address", "The address of this node, where the one that its Node object says is not right. '0.0.0.0' and '::' only name a family. Its family is that of the default addresses below.")
 	fs.Var(&hostPortVar{&k.HealthzBindAddress, HealthzPort}, "healthz-bind-address", "Address and port of the health server, with /healthz and /livez.")
-	fs.Var(&hostPortVar{&k.MetricsBindAddress, MetricsPort}, "metrics-bind-address", "Address and port of the metrics server, with /metrics, /proxyMode and /configz.")
+	fs.Var(&hostPortVar{&k.MetricsBindAddress, MetricsPort}, "metrics-bind-address", "Address and port of the metrics server, with /metrics, /proxyMode and /configz, and with /debug/explain for this node alone.")
 	fs.BoolVar(&k.BindAddressHardFail, "bind-address-hard-fail", k.BindAddressHardFail, "Exit when an address cannot be bound, instead of trying again.")
 	fs.StringVar(&k.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", k.ShowHiddenMetricsForVersion, "The previous version, as <major>.<minor>, whose hidden metrics are to be shown.")
+
+	fs = sets.FlagSet(flagsTraffic)
+	fs.StringVar((*string)(&k.DetectLocalMode), "detect-local-mode", string(k.DetectLocalMode), "How pods are told from others: 'ClusterCIDR' (also if empty) and 'NodeCIDR' by their address, 'BridgeInterface' and 'InterfaceNamePrefix' by the device that their packets come in by.")
+	fs.StringVar(&k.ClusterCIDR, "cluster-cidr", k.ClusterCIDR, "The addresses of pods, for --detect-local-mode=ClusterCIDR: a CIDR, or one of each family separated by a comma. Without it nobody is taken for a pod.")
+	fs.StringVar(&k.DetectLocal.BridgeInterface, "pod-bridge-interface", k.DetectLocal.BridgeInterface, "The device, for --detect-local-mode=BridgeInterface.")
+	fs.StringVar(&k.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", k.DetectLocal.InterfaceNamePrefix, "How the names of the devices begin, for --detect-local-mode=InterfaceNamePrefix.")
+	fs.StringSliceVar(&k.NodePortAddresses, "nodeport-addresses", k.NodePortAddresses, "The addresses of this node at which NodePorts are served: CIDRs, and the words 'primary' (those of the Node object), 'localhost' and 'all'. All, if empty.")
+	fs.BoolVar(k.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *k.IPTables.LocalhostNodePorts, "Serve NodePorts to this host at loopback addresses too, where --nodeport-addresses covers those. In mode ebpf as well, and there for both address families.")
+	fs.BoolVar(&k.IPTables.MasqueradeAll, "masquerade-all", k.IPTables.MasqueradeAll, "Hide the source of everything that goes to a ClusterIP behind this node. In mode ebpf as well.")
+	fs.BoolVar(&c.Tandem.StrictSourceRanges, "strict-source-ranges", c.Tandem.StrictSourceRanges, "Let loadBalancerSourceRanges that name one address family alone keep everybody out of the other one, which upstream leaves open. It wins over the file of --config.")
 
 	e := &c.Tandem.EBPF
 	fs = sets.FlagSet(flagsEBPF)
@@ -149,7 +165,7 @@ func (c *Config) setByFlag(name string) {
 // do upstream, and those that upstream does not have.
 func winsOverFile(group, name string) bool {
 	switch name {
-	case "hostname-override", "proxy-mode", "manifests":
+	case "hostname-override", "proxy-mode", "manifests", "strict-source-ranges":
 		return true
 	}
 	return group == flagsEBPF || group == flagsLogs

@@ -235,6 +235,36 @@ conntrack:
 	}
 }
 
+// Values that go together, or do not.
+func TestTraffic(t *testing.T) {
+	for _, test := range []struct{ fields, fail string }{
+		{"clusterCIDR: 10.244.0.0/16,fd00:10:244::/48", ""},
+		{"clusterCIDR: fd00:10:244::/48", ""},
+		{"clusterCIDR: 10.244.0.0", `f.yaml:3: clusterCIDR: Invalid value: "10.244.0.0": "10.244.0.0" is no CIDR`},
+		{"clusterCIDR: 10.244.0.0/16,10.245.0.0/16", "must be one CIDR, or one of each address family"},
+		{"clusterCIDR: 10.244.0.0/16,fd00::/48,fd01::/48", "must be one CIDR, or one of each address family"},
+		{"clusterCIDR: here\ndetectLocalMode: NodeCIDR", ""}, // not used
+		{"detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}", ""},
+		{"detectLocalMode: BridgeInterface", "detectLocal.bridgeInterface: Required value: detectLocalMode BridgeInterface needs a device"},
+		{"detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}", ""},
+		{"detectLocalMode: InterfaceNamePrefix", "detectLocal.interfaceNamePrefix: Required value"},
+		{"detectLocalMode: Magic", `f.yaml:3: detectLocalMode: Unsupported value: "Magic": supported values: "ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"`},
+		{"nodePortAddresses: [primary, 10.0.0.0/8, 'fd00::/8', localhost, all]", ""},
+		{"nodePortAddresses: [10.0.0.1]", `f.yaml:3: nodePortAddresses: Invalid value: "10.0.0.1": must be CIDRs, or the words primary, localhost, all`},
+	} {
+		c, _, err := parse("f.yaml", []byte(kubeProxyHead+test.fields+"\n"))
+		if err == nil {
+			err = c.Explain(c.Validate())
+		}
+		if test.fail == "" && err != nil || test.fail != "" && (err == nil || !strings.Contains(err.Error(), test.fail)) {
+			t.Errorf("%s: error %v, want %q", test.fields, err, test.fail)
+		}
+	}
+	if k := New().KubeProxy; !*k.IPTables.LocalhostNodePorts || k.DetectLocalMode != "" || k.IPTables.MasqueradeAll {
+		t.Errorf("defaults: %+v", k)
+	}
+}
+
 func addresses(healthz, metrics string) func(*testing.T, *Config) {
 	return func(t *testing.T, c *Config) {
 		t.Helper()

@@ -23,6 +23,14 @@ const (
 	ModeNFTables = "nftables"
 )
 
+// How pods are told from others, in the words of --detect-local-mode.
+const (
+	LocalModeClusterCIDR         = "ClusterCIDR"
+	LocalModeNodeCIDR            = "NodeCIDR"
+	LocalModeBridgeInterface     = "BridgeInterface"
+	LocalModeInterfaceNamePrefix = "InterfaceNamePrefix"
+)
+
 // Config is everything the proxy can be told.
 type Config struct {
 	KubeProxy kubeproxyv1alpha1.KubeProxyConfiguration
@@ -39,12 +47,17 @@ type TandemConfiguration struct {
 	// Manifests is a directory of YAML manifests that stands in for the API
 	// server.
 	Manifests string `json:"manifests,omitempty"`
+	// StrictSourceRanges has loadBalancerSourceRanges that name one address
+	// family alone keep everybody out of the other one. Upstream leaves it open.
+	StrictSourceRanges bool `json:"strictSourceRanges,omitempty"`
 	// EBPF are the options of mode ebpf.
 	EBPF EBPFConfiguration `json:"ebpf,omitempty"`
 }
 
 // EBPFConfiguration holds the options of mode ebpf. Every field left out, or
-// zero, has its default.
+// zero, has its default. The mode borrows masqueradeAll and localhostNodePorts
+// from the iptables section of the KubeProxyConfiguration, as mode ipvs does
+// upstream.
 type EBPFConfiguration struct {
 	// CgroupRoot is the cgroup2 directory whose processes are served.
 	CgroupRoot string `json:"cgroupRoot,omitempty"`

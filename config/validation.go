@@ -3,6 +3,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,6 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/component-base/version"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
+
+	"github.com/tandem-proxy/tandem/proxier"
 )
 
 // Validate returns everything that is wrong with the values. Fields of the
@@ -43,6 +47,29 @@ func (c *Config) Validate() field.ErrorList {
 	}
 	if adj := *k.OOMScoreAdj; adj < -1000 || adj > 1000 {
 		add(path("oomScoreAdj"), adj, "must be between -1000 and 1000")
+	}
+
+	switch k.DetectLocalMode {
+	case "", LocalModeClusterCIDR:
+		if _, err := ParseClusterCIDR(k.ClusterCIDR); err != nil {
+			add(path("clusterCIDR"), k.ClusterCIDR, "%v", err)
+		}
+	case LocalModeNodeCIDR:
+	case LocalModeBridgeInterface:
+		if k.DetectLocal.BridgeInterface == "" {
+			all = append(all, field.Required(path("detectLocal", "bridgeInterface"), "detectLocalMode BridgeInterface needs a device"))
+		}
+	case LocalModeInterfaceNamePrefix:
+		if k.DetectLocal.InterfaceNamePrefix == "" {
+			all = append(all, field.Required(path("detectLocal", "interfaceNamePrefix"), "detectLocalMode InterfaceNamePrefix needs a prefix"))
+		}
+	default:
+		all = append(all, field.NotSupported(path("detectLocalMode"), k.DetectLocalMode, localModes))
+	}
+	for _, text := range k.NodePortAddresses {
+		if _, _, err := proxier.ParseNodePortSelector([]string{text}, false); err != nil {
+			add(path("nodePortAddresses"), text, "must be CIDRs, or the words primary, localhost, all")
+		}
 	}
 
 	if hidden := k.ShowHiddenMetricsForVersion; hidden != "" && hidden != previousMinor() {
@@ -80,6 +107,26 @@ func (c *Config) Validate() field.ErrorList {
 		add(t.Child("manifests"), c.Tandem.Manifests, "stands in for an API server, but clientConnection.kubeconfig names one: %q", k.ClientConnection.Kubeconfig)
 	}
 	return all
+}
+
+var localModes = []kubeproxyv1alpha1.LocalMode{LocalModeClusterCIDR, LocalModeNodeCIDR, LocalModeBridgeInterface, LocalModeInterfaceNamePrefix}
+
+// ParseClusterCIDR reads clusterCIDR: nothing, a CIDR, or one of each family.
+func ParseClusterCIDR(text string) (list []netip.Prefix, err error) {
+	if text == "" {
+		return nil, nil
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		p, err := netip.ParsePrefix(strings.TrimSpace(part))
+		if err != nil || p.Addr().Is4In6() {
+			return nil, fmt.Errorf("%q is no CIDR", part)
+		}
+		list = append(list, p.Masked())
+	}
+	if len(list) > 2 || len(list) == 2 && list[0].Addr().Is4() == list[1].Addr().Is4() {
+		return nil, errors.New("must be one CIDR, or one of each address family")
+	}
+	return list, nil
 }
 
 // The bounds of ebpf.Sizes, named here field by field.

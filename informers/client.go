@@ -16,7 +16,7 @@ import (
 
 // Defaults of ClientConfig.
 const (
-	// DefaultQPS and DefaultBurst are kube-proxy's: a proxy opens three
+	// DefaultQPS and DefaultBurst are kube-proxy's: a proxy opens four
 	// watches and then hardly ever speaks, so they only pace reconnects.
 	DefaultQPS   = 5
 	DefaultBurst = 10

@@ -17,6 +17,10 @@ import (
 	"k8s.io/utils/clock"
 )
 
+// absentInterval is how often the API server is asked whether it offers by now
+// what it did not: an upgrade, or a role that somebody adds.
+const absentInterval = 10 * time.Minute
+
 // reminder is how often a failure that does not change is logged again: often
 // enough for whoever looks at the last minutes of a log, rarely enough for
 // whoever pays for it.
@@ -28,6 +32,7 @@ const reminder = 10 * time.Minute
 // reopen because the server refuses connections.
 type connection struct {
 	resource string
+	optional string // see feed
 	clock    clock.PassiveClock
 
 	mu     sync.Mutex
@@ -42,12 +47,13 @@ func (c *connection) failed(ctx context.Context, err error) {
 	}
 	logger := klog.FromContext(ctx)
 	class, now := errorClass(err), c.clock.Now()
+	without := c.optional != "" && isAbsent(err)
 
 	c.mu.Lock()
 	if c.class == "" {
 		c.since = now
 	}
-	tell := class != c.class || now.Sub(c.logged) >= reminder
+	tell := class != c.class || !without && now.Sub(c.logged) >= reminder
 	c.class = class
 	if tell {
 		c.logged = now
@@ -57,6 +63,10 @@ func (c *connection) failed(ctx context.Context, err error) {
 
 	if !tell {
 		logger.V(4).Info("Still cannot list or watch", "resource", c.resource, "err", err)
+		return
+	}
+	if without {
+		logger.Info("The API server does not offer this; going on without", "resource", c.resource, "consequence", c.optional, "err", err)
 		return
 	}
 	logger.Error(err, "Cannot list or watch, keeping the last known state", "resource", c.resource,
@@ -72,6 +82,12 @@ func (c *connection) succeeded(ctx context.Context) {
 		klog.FromContext(ctx).Info("Watching again", "resource", c.resource,
 			"failedFor", c.clock.Since(since).Round(time.Second))
 	}
+}
+
+// isAbsent says that the API server does not know the resource, or does not let
+// this proxy see it.
+func isAbsent(err error) bool {
+	return apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) || apierrors.IsForbidden(err)
 }
 
 // errorClass names the kind of a failure without what differs from one attempt

@@ -17,6 +17,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 )
@@ -35,6 +36,7 @@ type fakeAPI struct {
 	asked       chan struct{} // the same for requests
 	streamLists bool          // serve WatchList
 	down        bool          // answer 503
+	noCIDRs     int           // answer that to requests for ServiceCIDRs, if not 0
 	epoch       int           // watches of an older epoch end, and their history is gone
 	version     int
 	objects     map[string]map[string]metav1.Object // by resource, then key
@@ -56,6 +58,7 @@ var apiPaths = map[string]struct{ resource, kind, apiVersion string }{
 	"/api/v1/services": {"services", "Service", "v1"},
 	"/api/v1/nodes":    {"nodes", "Node", "v1"},
 	"/apis/discovery.k8s.io/v1/endpointslices": {"endpointslices", "EndpointSlice", "discovery.k8s.io/v1"},
+	"/apis/networking.k8s.io/v1/servicecidrs":  {"servicecidrs", "ServiceCIDR", "networking.k8s.io/v1"},
 }
 
 func newFakeAPI(t testing.TB) *fakeAPI {
@@ -64,7 +67,7 @@ func newFakeAPI(t testing.TB) *fakeAPI {
 		changed: make(chan struct{}),
 		asked:   make(chan struct{}),
 		version: 1,
-		objects: map[string]map[string]metav1.Object{"services": {}, "nodes": {}, "endpointslices": {}},
+		objects: map[string]map[string]metav1.Object{"services": {}, "nodes": {}, "endpointslices": {}, "servicecidrs": {}},
 		events:  map[string][]event{},
 	}
 	api.server = httptest.NewServer(api)
@@ -94,6 +97,8 @@ func resourceOf(object metav1.Object) (resource, kind, apiVersion string) {
 		return "services", "Service", "v1"
 	case *v1.Node:
 		return "nodes", "Node", "v1"
+	case *networkingv1.ServiceCIDR:
+		return "servicecidrs", "ServiceCIDR", "networking.k8s.io/v1"
 	default:
 		return "endpointslices", "EndpointSlice", "discovery.k8s.io/v1"
 	}
@@ -199,6 +204,11 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.mu.Unlock()
 		writeStatus(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)
 		return
+	case path.resource == "servicecidrs" && a.noCIDRs != 0:
+		code := a.noCIDRs
+		a.mu.Unlock()
+		writeStatus(w, code, map[int]metav1.StatusReason{http.StatusNotFound: metav1.StatusReasonNotFound, http.StatusForbidden: metav1.StatusReasonForbidden}[code])
+		return
 	case req.streamList && !a.streamLists:
 		a.mu.Unlock()
 		writeStatus(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
@@ -298,6 +308,25 @@ func (a *fakeAPI) waitForRequest() {
 	}
 }
 
+// waitForRequests returns when the client has asked so often.
+func (a *fakeAPI) waitForRequests(n int, match func(request) bool) {
+	a.t.Helper()
+	timeout := time.After(deadline)
+	for {
+		a.mu.Lock()
+		asked := a.asked
+		a.mu.Unlock()
+		if len(a.seen(match)) >= n {
+			return
+		}
+		select {
+		case <-asked:
+		case <-timeout:
+			a.t.Fatalf("waited in vain for %d requests", n)
+		}
+	}
+}
+
 // recorder is a proxier.Handler that writes down what it is told.
 type recorder struct {
 	mu      sync.Mutex
@@ -377,3 +406,7 @@ func (r *recorder) OnNodeAdd(n *v1.Node)       { r.note("add node %s", n.Name) }
 func (r *recorder) OnNodeUpdate(_, n *v1.Node) { r.note("update node %s", n.Name) }
 func (r *recorder) OnNodeDelete(n *v1.Node)    { r.note("delete node %s", n.Name) }
 func (r *recorder) OnNodeSynced()              { r.note("nodes synced") }
+
+func (r *recorder) onServiceCIDR(name string, cidrs []string) {
+	r.note("service CIDR %s %v", name, cidrs)
+}

@@ -9,9 +9,11 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -38,6 +40,9 @@ const (
 type Options struct {
 	// NodeName is the node whose Node object is watched. Empty means none.
 	NodeName string
+	// OnServiceCIDR is told of every ServiceCIDR with its ranges, and without
+	// any once it is gone; nil for nobody.
+	OnServiceCIDR func(name string, cidrs []string)
 	// ServiceAnnotations are annotation keys to keep on Services; all others
 	// are dropped before caching.
 	ServiceAnnotations []string
@@ -52,6 +57,8 @@ type Source struct {
 	opts    Options
 	trim    trimmer
 	started atomic.Bool
+	// absentInterval is shorter in tests.
+	absentInterval time.Duration
 }
 
 // New builds a Source that feeds handler once it runs.
@@ -64,6 +71,8 @@ func New(client kubernetes.Interface, handler proxier.Handler, opts Options) *So
 		handler: handler,
 		opts:    opts,
 		trim:    trimmer{start: opts.Clock.Now(), serviceAnnotations: opts.ServiceAnnotations},
+
+		absentInterval: absentInterval,
 	}
 }
 
@@ -141,6 +150,29 @@ func (s *Source) Run(ctx context.Context) error {
 		})
 	}
 
+	if on := s.opts.OnServiceCIDR; on != nil {
+		feeds = append(feeds, feed{
+			resource: "servicecidrs",
+			optional: "connections to unallocated addresses of Services are not rejected", absentInterval: s.absentInterval,
+			object: &networkingv1.ServiceCIDR{},
+			tweak:  func(*metav1.ListOptions) {},
+			list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return s.client.NetworkingV1().ServiceCIDRs().List(ctx, o)
+			},
+			watch: s.client.NetworkingV1().ServiceCIDRs().Watch,
+			handler: &kind[*networkingv1.ServiceCIDR]{
+				resource: "servicecidrs",
+				identity: func(m metav1.ObjectMeta, _ string) *networkingv1.ServiceCIDR {
+					return &networkingv1.ServiceCIDR{ObjectMeta: m}
+				},
+				add:    func(c *networkingv1.ServiceCIDR) { on(c.Name, c.Spec.CIDRs) },
+				update: func(_, c *networkingv1.ServiceCIDR) { on(c.Name, c.Spec.CIDRs) },
+				delete: func(c *networkingv1.ServiceCIDR) { on(c.Name, nil) },
+			},
+			synced: func() {},
+		})
+	}
+
 	// An error that stops one feed from starting must stop the others too.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -170,12 +202,16 @@ func (s *Source) updateSlice(oldSlice, slice *discoveryv1.EndpointSlice) {
 // feed is one resource: where it comes from and where it goes.
 type feed struct {
 	resource string
-	object   runtime.Object
-	tweak    func(*metav1.ListOptions)
-	list     cache.ListWithContextFunc
-	watch    cache.WatchFuncWithContext
-	handler  handler
-	synced   func()
+	// optional resources may be unknown to the API server, or not for this
+	// proxy; it says what is lost then.
+	optional       string
+	absentInterval time.Duration
+	object         runtime.Object
+	tweak          func(*metav1.ListOptions)
+	list           cache.ListWithContextFunc
+	watch          cache.WatchFuncWithContext
+	handler        handler
+	synced         func()
 }
 
 // handler is a kind of object.
@@ -185,7 +221,7 @@ type handler interface {
 }
 
 func (s *Source) start(ctx context.Context, f *feed, running *sync.WaitGroup) error {
-	conn := &connection{resource: f.resource, clock: s.opts.Clock}
+	conn := &connection{resource: f.resource, optional: f.optional, clock: s.opts.Clock}
 	// Each resource has its own informer, not a factory's shared one: nobody
 	// else reads these stores, and an index would only cost memory.
 	informer := cache.NewSharedIndexInformerWithOptions(f.listWatch(s.client, conn), f.object,
@@ -239,6 +275,10 @@ func (f *feed) listWatch(client kubernetes.Interface, conn *connection) cache.Li
 			list, err := f.list(ctx, o)
 			if err != nil {
 				conn.failed(ctx, err)
+				if f.optional != "" && isAbsent(err) {
+					// The informer would ask again within seconds.
+					pause(ctx, f.absentInterval)
+				}
 			}
 			return list, err
 		},
@@ -262,4 +302,14 @@ func (f *feed) listWatch(client kubernetes.Interface, conn *connection) cache.Li
 			return w, err
 		},
 	}, client)
+}
+
+// pause waits, but not beyond ctx.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -50,7 +52,12 @@ func makeNode(name string) *v1.Node {
 // run starts a source and ends it with the test, checking that it ends.
 func run(t *testing.T, s *Source) context.CancelFunc {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
+	return runIn(t, context.Background(), s)
+}
+
+func runIn(t *testing.T, ctx context.Context, s *Source) context.CancelFunc {
+	t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
 	t.Cleanup(func() {
@@ -157,6 +164,65 @@ func TestRequests(t *testing.T) {
 		}
 	}
 }
+
+func makeServiceCIDR(name string, cidrs ...string) *networkingv1.ServiceCIDR {
+	return &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: cidrs}}
+}
+
+func TestServiceCIDRs(t *testing.T) {
+	api := newFakeAPI(t)
+	api.put(makeServiceCIDR("kubernetes", "10.96.0.0/16", "fd00:10:96::/112"))
+	rec := newRecorder()
+	run(t, New(api.client(), rec, Options{OnServiceCIDR: rec.onServiceCIDR}))
+	rec.waitFor(t, "service CIDR kubernetes [10.96.0.0/16 fd00:10:96::/112]")
+	api.put(makeServiceCIDR("more", "10.97.0.0/24"))
+	rec.waitFor(t, "service CIDR more [10.97.0.0/24]")
+	api.put(makeServiceCIDR("more", "10.98.0.0/24"))
+	rec.waitFor(t, "service CIDR more [10.98.0.0/24]")
+	api.remove(makeServiceCIDR("more"), false)
+	rec.waitFor(t, "service CIDR more []")
+}
+
+// An old API server, or a role without them: said once, not asked often, and
+// nothing else waits. Once they are there they count.
+func TestNoServiceCIDRs(t *testing.T) {
+	for _, code := range []int{http.StatusNotFound, http.StatusForbidden} {
+		for _, streamLists := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%d streamLists=%t", code, streamLists), func(t *testing.T) {
+				t.Parallel() // the informer's own pause takes a second
+				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+				api := newFakeAPI(t)
+				api.noCIDRs, api.streamLists = code, streamLists
+				rec := newRecorder()
+				s := New(api.client(), rec, Options{OnServiceCIDR: rec.onServiceCIDR})
+				s.absentInterval = time.Millisecond
+				runIn(t, klog.NewContext(t.Context(), logger), s)
+				rec.waitFor(t, "services synced")
+				rec.waitFor(t, "slices synced")
+				api.waitForRequests(1, listsServiceCIDRs)
+				api.update(func() { api.noCIDRs = 0 })
+				api.put(makeServiceCIDR("kubernetes", "10.96.0.0/16"))
+				rec.waitFor(t, "service CIDR kubernetes [10.96.0.0/16]")
+				text := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
+				if n := strings.Count(text, "going on without"); n != 1 || strings.Contains(text, "Cannot list") {
+					t.Errorf("said %d times, want once:\n%s", n, text)
+				}
+			})
+		}
+	}
+}
+
+// While the pause lasts, it is neither asked again nor does it hold up the end.
+func TestNoServiceCIDRsPause(t *testing.T) {
+	api := newFakeAPI(t)
+	api.noCIDRs = http.StatusNotFound
+	rec := newRecorder()
+	run(t, New(api.client(), rec, Options{OnServiceCIDR: rec.onServiceCIDR}))
+	rec.waitFor(t, "services synced")
+	api.waitForRequests(1, listsServiceCIDRs)
+}
+
+func listsServiceCIDRs(r request) bool { return r.resource == "servicecidrs" && r.verb == "list" }
 
 func TestNoNodeName(t *testing.T) {
 	api := newFakeAPI(t)

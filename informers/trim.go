@@ -9,6 +9,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -100,6 +101,8 @@ func (t *trimmer) transform(obj any) (any, error) {
 		t.endpointSlice(obj)
 	case *v1.Node:
 		t.node(obj)
+	case *networkingv1.ServiceCIDR:
+		t.meta(&obj.ObjectMeta, nil, nil)
 	}
 	return obj, nil
 }

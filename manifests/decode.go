@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"reflect"
 	"regexp"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -42,16 +44,21 @@ const (
 	kindService kind = iota
 	kindEndpointSlice
 	kindNode
+	kindServiceCIDR
 )
 
 func (k kind) String() string {
-	return [...]string{"Service", "EndpointSlice", "Node"}[k]
+	return [...]string{"Service", "EndpointSlice", "Node", "ServiceCIDR"}[k]
 }
+
+// ofCluster says that objects of the kind are in no namespace.
+func (k kind) ofCluster() bool { return k == kindNode || k == kindServiceCIDR }
 
 var kinds = map[typeMeta]kind{
 	{APIVersion: "v1", Kind: "Service"}:                        kindService,
 	{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}: kindEndpointSlice,
 	{APIVersion: "v1", Kind: "Node"}:                           kindNode,
+	{APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"}:  kindServiceCIDR,
 }
 
 // key names an object.
@@ -68,17 +75,20 @@ func (k key) namespacedName() types.NamespacedName {
 type object struct {
 	key  key
 	line int
-	// One of the three is set, by the kind; none when the object does not
-	// decode: its key then only says which one is to stay as it was.
+	// One of these is set, by the kind; none when the object does not decode:
+	// its key then only says which one is to stay as it was.
 	service *v1.Service
 	slice   *discoveryv1.EndpointSlice
 	node    *v1.Node
+	cidr    *networkingv1.ServiceCIDR
 	// absent objects are known and not for this proxy.
 	absent bool
 	digest digest
 }
 
-func (o *object) valid() bool { return o.service != nil || o.slice != nil || o.node != nil }
+func (o *object) valid() bool {
+	return o.service != nil || o.slice != nil || o.node != nil || o.cidr != nil
+}
 
 // finding is a problem before it is known in which file.
 type finding struct {
@@ -201,7 +211,7 @@ func (d *decoded) value(text []byte, line int, list typeMeta) {
 
 	o := object{key: key{k, header.Metadata.Namespace, header.Metadata.Name}, line: line}
 	switch {
-	case k == kindNode:
+	case k.ofCluster():
 		o.key.namespace = ""
 	case o.key.namespace == "":
 		o.key.namespace = metav1.NamespaceDefault
@@ -231,6 +241,8 @@ func (d *decoded) typed(o *object, text []byte) {
 		into = &discoveryv1.EndpointSlice{}
 	case kindNode:
 		into = &v1.Node{}
+	case kindServiceCIDR:
+		into = &networkingv1.ServiceCIDR{}
 	}
 	strict, err := kjson.UnmarshalStrict(text, into)
 	if err != nil {
@@ -270,7 +282,16 @@ func (d *decoded) typed(o *object, text []byte) {
 		}
 	case *v1.Node:
 		into.Namespace = ""
+		defaultNode(into)
 		o.node = into
+	case *networkingv1.ServiceCIDR:
+		into.Namespace = ""
+		o.cidr = into
+		for i, text := range into.Spec.CIDRs {
+			if _, err := netip.ParsePrefix(text); err != nil {
+				d.object(o, fmt.Sprintf("spec.cidrs[%d]", i), "%q is no CIDR; ignored", text)
+			}
+		}
 	}
 	// The text is no measure of change: it may differ in comments only.
 	data, err := into.Marshal()

@@ -82,3 +82,9 @@ func defaultEndpointSlice(slice *discoveryv1.EndpointSlice) {
 		}
 	}
 }
+
+func defaultNode(node *v1.Node) {
+	if spec := &node.Spec; spec.PodCIDR != "" && len(spec.PodCIDRs) == 0 {
+		spec.PodCIDRs = []string{spec.PodCIDR}
+	}
+}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package manifests feeds the change trackers from a directory of manifests in
-// place of an API server: Services, EndpointSlices and the node's own Node, as
-// YAML or JSON, watched for changes.
+// place of an API server: Services, EndpointSlices, ServiceCIDRs and the node's
+// own Node, as YAML or JSON, watched for changes.
 //
 // Objects get the defaults the API server would give them, and those upstream's
 // selectors would keep from a proxy are kept from it here. What is wrong with

@@ -114,6 +114,10 @@ func (r *recorder) OnNodeUpdate(old, n *v1.Node) {
 func (r *recorder) OnNodeDelete(n *v1.Node) { r.note("delete node %s", n.Name) }
 func (r *recorder) OnNodeSynced()           { r.note("nodes synced") }
 
+func (r *recorder) onServiceCIDR(name string, cidrs []string) {
+	r.note("service CIDR %s %v", name, cidrs)
+}
+
 // harness drives passes by hand, on a clock that moves by hand.
 type harness struct {
 	t      *testing.T
@@ -129,7 +133,7 @@ func newHarness(t *testing.T) *harness {
 	clock := clocktesting.NewFakeClock(time.Now())
 	rec := newRecorder()
 	dir := t.TempDir()
-	return &harness{t, dir, clock, New(dir, rec, rec, Options{NodeName: "node1", Clock: clock}), rec}
+	return &harness{t, dir, clock, New(dir, rec, rec, Options{NodeName: "node1", OnServiceCIDR: rec.onServiceCIDR, Clock: clock}), rec}
 }
 
 func (h *harness) write(name, text string) {

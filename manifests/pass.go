@@ -204,7 +204,7 @@ func (s *Source) load(ctx context.Context, f *file, data []byte) {
 			for _, meta := range doc.foreign {
 				if foreign[meta] == nil {
 					foreign[meta] = &finding{docs[i].line, proxier.Problem{Kind: "File", Reason: proxier.ReasonInvalidFile, Message: fmt.Sprintf(
-						"kind %s of %s is not read; Service of v1, EndpointSlice of discovery.k8s.io/v1 and Node of v1 are", meta.Kind, meta.APIVersion)}}
+						"kind %s of %s is not read; Service and Node of v1, EndpointSlice of discovery.k8s.io/v1 and ServiceCIDR of networking.k8s.io/v1 are", meta.Kind, meta.APIVersion)}}
 				}
 			}
 		}
@@ -459,6 +459,8 @@ func (s *Source) deliver(e *entry, o *object) {
 		} else {
 			s.handler.OnEndpointSliceAdd(o.slice)
 		}
+	case o.cidr != nil:
+		s.opts.OnServiceCIDR(o.key.name, o.cidr.Spec.CIDRs)
 	case update:
 		s.handler.OnNodeUpdate(nodeStub(o.key), o.node)
 	default:
@@ -479,6 +481,8 @@ func (s *Source) withdraw(k key, e *entry) {
 		s.handler.OnEndpointSliceDelete(sliceStub(k, e))
 	case kindNode:
 		s.handler.OnNodeDelete(nodeStub(k))
+	case kindServiceCIDR:
+		s.opts.OnServiceCIDR(k.name, nil)
 	}
 }
 

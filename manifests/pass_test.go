@@ -50,6 +50,19 @@ func TestAddUpdateDelete(t *testing.T) {
 	}
 }
 
+func TestServiceCIDRs(t *testing.T) {
+	h := newHarness(t)
+	const text = "apiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes, namespace: x}\nspec:\n  cidrs: [10.96.0.0/16, %s]\n"
+	h.write("a.yaml", fmt.Sprintf(text, "fd00:10:96::/112"))
+	h.pass("service CIDR kubernetes [10.96.0.0/16 fd00:10:96::/112]")
+	h.write("a.yaml", fmt.Sprintf(text, "ten"))
+	h.pass("service CIDR kubernetes [10.96.0.0/16 ten]")
+	h.settled(`problem InvalidObject ServiceCIDR /kubernetes [spec.cidrs[1]] a.yaml:1: "ten" is no CIDR; ignored`)
+	h.remove("a.yaml")
+	h.pass()
+	h.settled("service CIDR kubernetes []")
+}
+
 // A writer that truncates first, or an editor that moves the old file away,
 // must not cost a delete.
 func TestGlimpseOfNothing(t *testing.T) {
@@ -156,12 +169,12 @@ func TestBadObjects(t *testing.T) {
 			"kinds nobody reads", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: z}\n" + service("a", 1),
 			[]string{
 				"add service default/a 10.96.0.1",
-				"problem InvalidFile File /DIR/a.yaml [] a.yaml:1: kind Deployment of apps/v1 is not read; Service of v1, EndpointSlice of discovery.k8s.io/v1 and Node of v1 are",
+				"problem InvalidFile File /DIR/a.yaml [] a.yaml:1: kind Deployment of apps/v1 is not read; Service and Node of v1, EndpointSlice of discovery.k8s.io/v1 and ServiceCIDR of networking.k8s.io/v1 are",
 			},
 		},
 		{
 			"old version", "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: x}\n",
-			[]string{"problem InvalidFile File /DIR/a.yaml [] a.yaml:1: kind EndpointSlice of discovery.k8s.io/v1beta1 is not read; Service of v1, EndpointSlice of discovery.k8s.io/v1 and Node of v1 are"},
+			[]string{"problem InvalidFile File /DIR/a.yaml [] a.yaml:1: kind EndpointSlice of discovery.k8s.io/v1beta1 is not read; Service and Node of v1, EndpointSlice of discovery.k8s.io/v1 and ServiceCIDR of networking.k8s.io/v1 are"},
 		},
 		{
 			"no kind", "metadata: {name: x}\n",

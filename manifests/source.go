@@ -24,6 +24,9 @@ import (
 type Options struct {
 	// NodeName is the node whose Node object is delivered. Empty means none.
 	NodeName string
+	// OnServiceCIDR is told of every ServiceCIDR with its ranges, and without
+	// any once it is gone; nil for nobody.
+	OnServiceCIDR func(name string, cidrs []string)
 	// Debounce is how long it must be quiet after a change before the
 	// directory is read, so that one burst is one pass. It is what a change
 	// costs at least, hence short: 5 ms unless set. A burst that does not end
@@ -79,6 +82,9 @@ func New(dir string, handler proxier.Handler, reporter proxier.Reporter, opts Op
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
+	if opts.OnServiceCIDR == nil {
+		opts.OnServiceCIDR = func(string, []string) {}
+	}
 	return &Source{
 		dir:        filepath.Clean(dir),
 		handler:    handler,
@@ -102,6 +108,39 @@ func Check(dir string) error {
 	case !info.IsDir():
 		return fmt.Errorf("manifest directory %s is not a directory: name the directory the manifests are in", dir)
 	}
+	return nil
+}
+
+// Load reads the directory once, tells the handler all that is in it, and that
+// it is synced.
+func (s *Source) Load(ctx context.Context) error {
+	if err := Check(s.dir); err != nil {
+		return err
+	}
+	if err := s.read(ctx); err != nil {
+		return err
+	}
+	for _, f := range s.files {
+		if f.dirty {
+			return fmt.Errorf("read manifest %s: %w", f.name, errMoving)
+		}
+	}
+	return nil
+}
+
+// read makes the first pass.
+func (s *Source) read(ctx context.Context) error {
+	if err := s.pass(ctx); err != nil {
+		return fmt.Errorf("read manifest directory: %w", err)
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	s.synced = true
+	klog.FromContext(ctx).V(2).Info("Read the manifests", "directory", s.dir, "files", len(s.files), "objects", len(s.entries))
+	s.handler.OnServiceSynced()
+	s.handler.OnEndpointSlicesSynced()
+	s.handler.OnNodeSynced()
 	return nil
 }
 
@@ -133,17 +172,12 @@ func (s *Source) Run(ctx context.Context) error {
 		}
 	}
 
-	if err := s.pass(ctx); err != nil {
-		return fmt.Errorf("read manifest directory: %w", err)
+	if err := s.read(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
 	}
-	if ctx.Err() != nil {
-		return nil
-	}
-	s.synced = true
-	klog.FromContext(ctx).V(2).Info("Read the manifests", "directory", s.dir, "files", len(s.files), "objects", len(s.entries))
-	s.handler.OnServiceSynced()
-	s.handler.OnEndpointSlicesSynced()
-	s.handler.OnNodeSynced()
 
 	var burst, burstEnd time.Time // when to read after a change
 	rescan := s.clock.Now().Add(s.opts.Rescan)

@@ -198,6 +198,26 @@ func stepUntil(t *testing.T, clock *clocktesting.FakeClock, d time.Duration, rec
 	t.Fatalf("waited in vain for %q", line)
 }
 
+func TestLoad(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), service("a", 1)+"---\nkind: [\n")
+	rec := newRecorder()
+	if err := New(dir, rec, rec, Options{}).Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"add service default/a 10.96.0.1",
+		"problem InvalidFile File /" + dir + "/a.yaml [] a.yaml:11: not valid YAML: did not find expected node content",
+		"services synced", "slices synced", "nodes synced",
+	}
+	if diff := cmp.Diff(want, rec.news()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if err := New(filepath.Join(dir, "nowhere"), rec, rec, Options{}).Load(t.Context()); err == nil {
+		t.Error("no error without a directory")
+	}
+}
+
 func TestRunErrors(t *testing.T) {
 	base := t.TempDir()
 	file := filepath.Join(base, "file")

@@ -47,6 +47,7 @@ type app struct {
 	cookie   func(netns string) (uint64, error)
 	owners   func() map[uint64][]int
 	version  func() versionInfo
+	servers  []string // where kube-proxy is asked by default
 
 	cgroupRoot string
 	output     string
@@ -70,6 +71,7 @@ func newApp(out, err io.Writer) *app {
 		cookie:  ebpf.NetNSCookie,
 		owners:  func() map[uint64][]int { return netNSOwners("/proc", ebpf.NetNSCookie) },
 		version: buildVersion,
+		servers: defaultServers,
 	}
 }
 
@@ -105,6 +107,8 @@ func (a *app) advice(err error) string {
 	switch {
 	case errors.Is(err, ebpf.ErrNotRunning):
 		return "Start kube-proxy with mode ebpf on this node. If it runs with --ebpf-cgroup-root, pass the same directory as --cgroup-root."
+	case errors.Is(err, errNobodyAnswers):
+		return "If kube-proxy runs on this node, pass its --metrics-bind-address as --server. Without one, explain from manifests: see --manifests."
 	case errors.Is(err, ebpf.ErrLayout):
 		return "Use the tandemctl that comes with the kube-proxy of this node."
 	case errors.Is(err, capabilities.ErrNoCgroup2):
@@ -118,15 +122,18 @@ func (a *app) advice(err error) string {
 func (a *app) rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "tandemctl",
-		Short: "Show what the eBPF programs of Tandem work with",
+		Short: "Show what Tandem does on this node, and why",
 		Long: `tandemctl reads the maps of the eBPF programs that are attached on this node.
 It needs no running kube-proxy, and shows what the kernel does, not what
-somebody believes it does.
+somebody believes it does. It has to run on the node itself (or in a pod that
+shares the node's cgroup hierarchy), with CAP_SYS_ADMIN.
 
-It has to run on the node itself (or in a pod that shares the node's cgroup
-hierarchy), with CAP_SYS_ADMIN.`,
+Only explain is another matter: it tells what is decided, and why, and has that
+from a running kube-proxy or from a directory of manifests. It needs no
+privileges.`,
 		Example: `  tandemctl status
   tandemctl services
+  tandemctl explain 10.244.1.7 10.96.0.10:53/udp
   tandemctl services default/kubernetes
   tandemctl services -n kube-system -o json
   tandemctl optout add --pid 4711`,
@@ -149,7 +156,7 @@ hierarchy), with CAP_SYS_ADMIN.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.PersistentFlags().StringVar(&a.cgroupRoot, "cgroup-root", "", "cgroup2 directory that the programs are attached to (default: where the hierarchy is mounted)")
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "output format: table or json")
-	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.versionCommand())
+	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.explainCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.versionCommand())
 	return root
 }
 

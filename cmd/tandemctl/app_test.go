@@ -264,6 +264,23 @@ func TestErrors(t *testing.T) {
 		{command: "status -o yaml", code: exitUsage, want: []string{"yaml"}},
 		{command: "status --nonsense", code: exitUsage, want: []string{"--nonsense", "tandemctl status --help"}},
 		{command: "statsu", code: exitUsage, want: []string{"unknown command", "did you mean status?"}},
+		{command: "explain 10.0.0.1", code: exitUsage, want: []string{"accepts 2 arg(s)", "explain --help"}},
+		{command: "explain 10.0.0.1 10.96.0.1", code: exitUsage, want: []string{"want a port too: 10.96.0.10:80"}},
+		{command: "explain web 10.96.0.1:80", code: exitUsage, want: []string{`source "web": want an IP address`}},
+		{command: "explain fd00::1 10.96.0.1:80", code: exitUsage, want: []string{"not of one address family"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80/http", code: exitUsage, want: []string{"want tcp, udp or sctp"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80/", code: exitUsage, want: []string{"after the slash"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 -o table", code: exitUsage, want: []string{"neither text nor json"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 --in-interface a/b", code: exitUsage, want: []string{"network device"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 --server https://x:1", code: exitUsage, want: []string{"want an address and port"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 --server x:1/y", code: exitUsage},
+		{command: "explain 10.0.0.1 10.96.0.1:80 --node a", code: exitUsage, want: []string{"--node needs --manifests"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests .", code: exitUsage, want: []string{"--manifests needs --node"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --server b:1", code: exitUsage, want: []string{"asks nobody"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --local-address b", code: exitUsage, want: []string{"want an IP address"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --cluster-cidr b", code: exitUsage, want: []string{`"b" is no CIDR`}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests /nowhere --node a", code: exitError, want: []string{"/nowhere does not exist"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --config /nowhere", code: exitError, want: []string{"/nowhere"}},
 		{command: "optout ad", code: exitUsage, want: []string{"unknown command"}},
 		{command: "optout add", code: exitUsage, want: []string{"--netns, --pid or --cookie"}},
 		{command: "optout add --pid 4711 --cookie 3", code: exitUsage},
@@ -321,7 +338,7 @@ func TestCgroupRoot(t *testing.T) {
 
 // Every command explains itself, with an example where it has arguments.
 func TestHelp(t *testing.T) {
-	for _, command := range []string{"", "status", "services", "capabilities", "optout", "optout list", "optout add", "optout remove"} {
+	for _, command := range []string{"", "status", "services", "explain", "capabilities", "optout", "optout list", "optout add", "optout remove"} {
 		a, out, _ := newTestApp(sample())
 		if code := a.run(append(strings.Fields(command), "--help")); code != exitOK || !strings.Contains(out.String(), "Examples:\n  tandemctl ") {
 			t.Errorf("%q: exit code %d\n%s", command, code, out)

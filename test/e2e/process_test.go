@@ -138,6 +138,7 @@ func TestProcess(t *testing.T) {
 		"/proxyMode":           {"ebpf"},
 		"/configz":             {`"mode":"ebpf"`, `"kind":"KubeProxyConfiguration"`},
 		"/debug/pprof/cmdline": {"--proxy-mode=ebpf"},
+		"/debug/explain?src=127.0.0.1&dst=10.96.0.10:80": {`"verdict":"forward"`, `"kind":"host"`, `"name":"ebpf","carries":true`},
 	} {
 		code, body, err := get(n, 10249, path)
 		if err != nil || code != http.StatusOK {

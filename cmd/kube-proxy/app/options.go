@@ -51,10 +51,10 @@ func NewOptions() *Options { return &Options{Config: config.New()} }
 // AddFlags adds every flag, in groups.
 func (o *Options) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs := sets.FlagSet("general")
-	fs.StringVar(&o.ConfigFile, "config", o.ConfigFile, "Path of a file with a KubeProxyConfiguration and, as a second YAML document, a TandemConfiguration. With it, only these flags count besides: --proxy-mode, --hostname-override, --master, --manifests, --ebpf-*, --cleanup, and those for logs.")
+	fs.StringVar(&o.ConfigFile, "config", o.ConfigFile, "Path of a file with a KubeProxyConfiguration and, as a second YAML document, a TandemConfiguration. With it, only these flags count besides: --proxy-mode, --hostname-override, --master, --manifests, --strict-source-ranges, --ebpf-*, --cleanup, and those for logs.")
 	fs.BoolVar(&o.Cleanup, "cleanup", o.Cleanup, "Remove what this proxy left in the kernel, and exit.")
 	o.Config.AddFlags(sets)
-	if gate, err := newFeatureGate(); err == nil { // Complete tells of an error
+	if gate, err := config.NewFeatureGate(); err == nil { // Complete tells of an error
 		f := fs.Lookup("feature-gates")
 		f.Usage += " Known are:\n" + strings.Join(gate.KnownFeatures(), "\n")
 	}
@@ -94,7 +94,7 @@ func (o *Options) Complete(fs *pflag.FlagSet) error {
 	if o.mask, err = capabilities.ParseMask(o.CapabilityMask); err != nil {
 		errs = append(errs, fmt.Errorf("--ebpf-capability-mask: %w", err))
 	}
-	if o.gate, err = newFeatureGate(); err != nil {
+	if o.gate, err = config.NewFeatureGate(); err != nil {
 		errs = append(errs, err)
 	} else if err := o.gate.SetFromMap(o.Config.KubeProxy.FeatureGates); err != nil {
 		errs = append(errs, fmt.Errorf("feature gates: %w", err))

@@ -110,10 +110,26 @@ func TestOptions(t *testing.T) {
 		},
 		{
 			name: "flags upstream does not have win over the file", file: kubeProxyHead + "mode: ebpf\n" + tandem + "ebpf: {maxSlots: 100, maxBackends: 200}\n",
-			args: []string{"--ebpf-max-slots=300", "--manifests=/m"},
+			args: []string{"--ebpf-max-slots=300", "--manifests=/m", "--strict-source-ranges"},
 			check: func(o *Options) (any, any) {
 				e := o.Config.Tandem
-				return []any{e.EBPF.MaxSlots, e.EBPF.MaxBackends, e.Manifests}, []any{uint32(300), uint32(200), "/m"}
+				return []any{e.EBPF.MaxSlots, e.EBPF.MaxBackends, e.Manifests, e.StrictSourceRanges}, []any{uint32(300), uint32(200), "/m", true}
+			},
+		},
+		{
+			name: "strict source ranges in the file", file: kubeProxyHead + "mode: ebpf\n" + tandem + "strictSourceRanges: true\n",
+			check: func(o *Options) (any, any) { return o.Config.Tandem.StrictSourceRanges, true },
+		},
+		{
+			name: "traffic",
+			args: []string{
+				"--proxy-mode=ebpf", "--cluster-cidr=10.244.0.0/16", "--nodeport-addresses=primary,10.0.0.0/8", "--nodeport-addresses=localhost",
+				"--iptables-localhost-nodeports=false", "--masquerade-all",
+			},
+			check: func(o *Options) (any, any) {
+				k := o.Config.KubeProxy
+				return []any{k.ClusterCIDR, k.NodePortAddresses, *k.IPTables.LocalhostNodePorts, k.IPTables.MasqueradeAll},
+					[]any{"10.244.0.0/16", []string{"primary", "10.0.0.0/8", "localhost"}, false, true}
 			},
 		},
 		{
@@ -243,17 +259,23 @@ func golden(t *testing.T, name string, got []byte) {
 func TestFlagsAreNamedInErrors(t *testing.T) {
 	_, err := complete(t, "", "--proxy-mode=ebpf", "--ebpf-max-frontends=1", "--ebpf-max-services=1", "--ebpf-max-backends=1", "--ebpf-max-slots=1",
 		"--ebpf-max-affinity=1", "--ebpf-max-udp-peers=1", "--ebpf-max-opt-outs=1", "--ebpf-min-sync-period=0s", "--healthz-bind-address=x:1",
-		"--metrics-bind-address=x:1", "--config-sync-period=0s", "--kube-api-burst=-1", "--show-hidden-metrics-for-version=x")
+		"--metrics-bind-address=x:1", "--config-sync-period=0s", "--kube-api-burst=-1", "--show-hidden-metrics-for-version=x",
+		"--cluster-cidr=x", "--nodeport-addresses=x")
 	if err == nil {
 		t.Fatal("no error")
 	}
 	lines := strings.Split(err.Error(), "\n")
-	if len(lines) != 13 {
-		t.Errorf("%d errors, want 13", len(lines))
+	if len(lines) != 15 {
+		t.Errorf("%d errors, want 15", len(lines))
 	}
 	for _, line := range lines {
 		if !strings.HasPrefix(line, "--") {
 			t.Errorf("not named: %s", line)
+		}
+	}
+	for _, args := range [][]string{{"--detect-local-mode=x"}, {"--detect-local-mode=BridgeInterface", "--pod-bridge-interface="}, {"--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix="}} {
+		if _, err := complete(t, "", append(args, "--proxy-mode=ebpf")...); err == nil || !strings.HasPrefix(err.Error(), strings.Split(args[len(args)-1], "=")[0]) {
+			t.Errorf("%q: error %v", args, err)
 		}
 	}
 	if config.New().Validate() != nil {

@@ -17,6 +17,7 @@ import (
 	k8smetrics "k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
@@ -24,6 +25,7 @@ import (
 	"github.com/tandem-proxy/tandem/informers"
 	"github.com/tandem-proxy/tandem/manifests"
 	"github.com/tandem-proxy/tandem/metrics"
+	"github.com/tandem-proxy/tandem/nodefacts"
 	"github.com/tandem-proxy/tandem/problems"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
@@ -56,8 +58,10 @@ type proxy struct {
 	health   *health.Health
 	problems *problems.Reporter
 	memory   memory
+	explain  explainer
+	facts    facts
 
-	// tierMu is held while /metrics asks the tier, so that it is not closed
+	// tierMu is held while a server asks the tier, so that it is not closed
 	// meanwhile.
 	tierMu sync.Mutex
 	tier   *ebpf.Tier // nil before it is open and once it is closed
@@ -76,7 +80,12 @@ func runProxy(ctx context.Context, o *Options) error {
 func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	c := o.Config
 	p := &proxy{opts: o, families: families()}
+	p.explain.node, p.explain.tiers = o.nodeName, p.explainTiers
 	if err := p.selectMode(ctx); err != nil {
+		return nil, err
+	}
+	var err error
+	if p.facts.settings, err = nodefacts.New(c, o.gate); err != nil {
 		return nil, err
 	}
 	p.metrics = metrics.New(p.families)
@@ -202,18 +211,25 @@ func (p *proxy) program(ctx context.Context) error {
 	runner := proxier.DefaultRunnerOptions()
 	runner.MinInterval, runner.MaxInterval = e.MinSyncPeriod.Duration, e.SyncPeriod.Duration
 	runner.RetryInterval = min(runner.RetryInterval, runner.MaxInterval)
+	p.facts.start(ctx)
 	px, err := proxier.New(proxier.Options{
 		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(tier), Reporter: p.problems,
-		Observer: observers{p.metrics, p.health, &p.memory}, Runner: runner,
+		Facts: p.facts.known, Policy: p.facts.settings.Policy, NodeFacts: p.facts.fromNode,
+		Observer: observers{p.metrics, p.health, &p.memory, &p.explain}, Runner: runner,
 	})
 	if err != nil {
 		return err
 	}
 	p.metrics.SetChanges(px.Tracker().Counts)
+	p.explain.next = px.Table()
 
 	group, ctx := errgroup.WithContext(ctx)
-	from := p.source(p.metrics.Handler(&nodeFan{Handler: px, also: p.health}))
+	from := p.source(p.metrics.Handler(&nodeFan{
+		Handler: &nodeFirst{Handler: px, clock: clock.RealClock{}, released: func() { p.facts.check(klog.FromContext(ctx)) }},
+		also:    p.health,
+	}), p.facts.serviceCIDRs.FeedTo(px.UpdateFacts))
 	group.Go(func() error { return from.Run(ctx) })
+	group.Go(func() error { p.facts.follow(ctx, px); return nil })
 	group.Go(func() error { tier.Run(ctx); return nil })
 	group.Go(func() error {
 		p.health.Start()
@@ -262,12 +278,12 @@ func (p *proxy) openTier(ctx context.Context) (*ebpf.Tier, error) {
 	}
 }
 
-func (p *proxy) source(handler proxier.Handler) source {
+func (p *proxy) source(handler proxier.Handler, onServiceCIDR func(string, []string)) source {
 	c := p.opts.Config
 	if p.client == nil {
-		return manifests.New(c.Tandem.Manifests, handler, p.problems, manifests.Options{NodeName: p.opts.nodeName})
+		return manifests.New(c.Tandem.Manifests, handler, p.problems, manifests.Options{NodeName: p.opts.nodeName, OnServiceCIDR: onServiceCIDR})
 	}
-	return informers.New(p.client, handler, informers.Options{NodeName: p.opts.nodeName})
+	return informers.New(p.client, handler, informers.Options{NodeName: p.opts.nodeName, OnServiceCIDR: onServiceCIDR})
 }
 
 func (p *proxy) registerMetrics() error {

@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/tandem-proxy/tandem/explain"
 	"github.com/tandem-proxy/tandem/problems"
 )
 
@@ -84,6 +85,7 @@ func (p *proxy) metricsMux() *http.ServeMux {
 	mux.Handle("/metrics", legacyregistry.Handler())
 	slis.SLIMetrics{}.Install(mux)
 	configz.InstallHandler(mux)
+	mux.Handle("GET "+explain.Path, &p.explain)
 	if p.opts.Config.KubeProxy.EnableProfiling {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package config
 
 import (
 	"errors"
@@ -13,10 +13,13 @@ import (
 	zpagesfeatures "k8s.io/component-base/zpages/features"
 )
 
-// upstreamGates are gates of upstream's proxy that mean nothing here but may
-// be set, since one configuration serves both.
+// AllowServiceExternalIPs has external IPs served.
+const AllowServiceExternalIPs featuregate.Feature = "AllowServiceExternalIPs"
+
+// upstreamGates are gates of upstream's proxy. But for AllowServiceExternalIPs
+// they mean nothing here and may be set, since one configuration serves both.
 var upstreamGates = map[featuregate.Feature]featuregate.VersionedSpecs{
-	"AllowServiceExternalIPs":             since("1.36", featuregate.FeatureSpec{Default: true, PreRelease: featuregate.Beta}),
+	AllowServiceExternalIPs:               since("1.36", featuregate.FeatureSpec{Default: true, PreRelease: featuregate.Beta}),
 	"KubeProxyIPVS":                       since("1.37", featuregate.FeatureSpec{Default: true, PreRelease: featuregate.Beta}),
 	"KubeProxyNFTablesLocalhostNodePorts": since("1.37", featuregate.FeatureSpec{PreRelease: featuregate.Alpha}),
 	"MultiCIDRServiceAllocator":           since("1.34", featuregate.FeatureSpec{Default: true, LockToDefault: true, PreRelease: featuregate.GA}),
@@ -31,8 +34,8 @@ func since(minor string, spec featuregate.FeatureSpec) featuregate.VersionedSpec
 	return featuregate.VersionedSpecs{spec}
 }
 
-// newFeatureGate knows the gates that a configuration may set.
-func newFeatureGate() (featuregate.MutableVersionedFeatureGate, error) {
+// NewFeatureGate knows the gates that a configuration may set.
+func NewFeatureGate() (featuregate.MutableVersionedFeatureGate, error) {
 	gate := featuregate.NewVersionedFeatureGate(version.MustParse(componentversion.DefaultKubeBinaryVersion))
 	return gate, errors.Join(
 		gate.AddVersioned(upstreamGates),

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/explain"
+	"github.com/tandem-proxy/tandem/health"
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// noTier takes decisions and does nothing.
+type noTier struct{}
+
+func (noTier) Sync(context.Context, proxier.Update) error          { return nil }
+func (noTier) Cleanup(context.Context) error                       { return nil }
+func (noTier) Supports(*proxier.Decision, *proxier.Frontend) error { return nil }
+
+func TestExplain(t *testing.T) {
+	p := &proxy{opts: NewOptions(), decision: capabilities.Decision{Mode: capabilities.ModeEBPF}, health: health.New(health.Options{})}
+	p.explain.node, p.explain.tiers = "node1", p.explainTiers
+	px, err := proxier.New(proxier.Options{
+		NodeName: "node1", Tier: noTier{}, Observer: &p.explain, Runner: proxier.DefaultRunnerOptions(),
+		Facts: proxier.Facts{LocalAddrs: []netip.Addr{netip.MustParseAddr("172.18.0.1")}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.explain.next = px.Table()
+	mux := p.metricsMux()
+	ask := func(method, peer, query string) *httptest.ResponseRecorder {
+		r := httptest.NewRequest(method, explain.Path+"?"+query, nil)
+		r.RemoteAddr = peer
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, r)
+		return w
+	}
+	const good = "src=172.18.0.1&dst=10.96.0.10:80"
+	if w := ask("GET", "127.0.0.1:1", good); w.Code != http.StatusServiceUnavailable {
+		t.Errorf("before the first sync: %d %s", w.Code, w.Body)
+	}
+
+	px.OnServiceAdd(&v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
+		Spec:       v1.ServiceSpec{ClusterIP: "10.96.0.10", ClusterIPs: []string{"10.96.0.10"}, Ports: []v1.ServicePort{{Port: 80}}},
+	})
+	px.OnServiceSynced()
+	px.OnEndpointSlicesSynced()
+	if err := px.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, peer := range []string{"127.0.0.1:1", "127.8.8.8:1", "[::1]:1", "[::ffff:127.0.0.1]:1"} {
+		w := ask("GET", peer, good)
+		var e explain.Explanation
+		if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || w.Code != http.StatusOK || w.Header().Get("Content-Type") != "application/json" {
+			t.Fatalf("from %s: %d %s, error %v", peer, w.Code, w.Body, err)
+		}
+		if e.Node != "node1" || e.Verdict != "reject" || e.Origin.Kind != "host" || e.Frontend == nil || e.Frontend.Name != "web" {
+			t.Errorf("from %s: %+v", peer, e)
+		}
+	}
+	for _, test := range []struct {
+		method, peer, query string
+		code                int
+		says                string
+	}{
+		{"GET", "10.0.0.1:1", good, http.StatusForbidden, "on the node itself"},
+		{"GET", "[fd00::1]:1", good, http.StatusForbidden, ""},
+		{"GET", "", good, http.StatusForbidden, ""},
+		{"POST", "127.0.0.1:1", good, http.StatusMethodNotAllowed, ""},
+		{"GET", "127.0.0.1:1", "", http.StatusBadRequest, "source"},
+		{"GET", "127.0.0.1:1", "src=172.18.0.1&dst=here", http.StatusBadRequest, "destination"},
+		{"GET", "127.0.0.1:1", good + "&protocol=icmp", http.StatusBadRequest, "protocol"},
+		{"GET", "127.0.0.1:1", good + "&x=" + strings.Repeat("x", maxQuery), http.StatusBadRequest, "bytes"},
+	} {
+		w := ask(test.method, test.peer, test.query)
+		if w.Code != test.code || !strings.Contains(w.Body.String(), test.says) {
+			t.Errorf("%+v: %d %s", test, w.Code, w.Body)
+		}
+	}
+}
+
+// steps writes down when Services and the Node are known.
+type steps struct {
+	proxier.Handler
+	list []string
+}
+
+func (s *steps) OnServiceSynced() { s.list = append(s.list, "services") }
+func (s *steps) OnNodeSynced()    { s.list = append(s.list, "node") }
+
+func TestNodeFirst(t *testing.T) {
+	for _, test := range []struct {
+		name, calls, want string
+	}{
+		{"node first", "node services", "node released services"},
+		{"services first", "services node", "node released services"},
+		{"no node", "services late", "released services"},
+		{"the node is late", "services late node", "released services node"},
+		{"a long time", "services node late", "node released services"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			clock, to := clocktesting.NewFakeClock(time.Now()), &steps{}
+			f := &nodeFirst{Handler: to, clock: clock, released: func() { to.list = append(to.list, "released") }}
+			for call := range strings.FieldsSeq(test.calls) {
+				switch call {
+				case "node":
+					f.OnNodeSynced()
+				case "services":
+					f.OnServiceSynced()
+				case "late":
+					clock.Step(nodeLimit)
+				}
+			}
+			if d := cmp.Diff(test.want, strings.Join(to.list, " ")); d != "" {
+				t.Errorf("(-want +got):\n%s", d)
+			}
+		})
+	}
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"k8s.io/component-base/cli"
+
+	kubeproxy "github.com/tandem-proxy/tandem/cmd/kube-proxy/app"
+	"github.com/tandem-proxy/tandem/explain"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// asProgram makes a copy of the test program a real one: tests also run on
+// machines that have no compiler.
+const asProgram = "TANDEM_TEST_AS"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(asProgram) {
+	case "kube-proxy":
+		os.Exit(cli.Run(kubeproxy.NewCommand()))
+	case "tandemctl":
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// program prepares a copy inside a sandbox.
+func program(t *testing.T, name string, in *lab.Sandbox, args ...string) *lab.Cmd {
+	c := in.Command(t.Context(), os.Args[0], args...)
+	// The race detector would wait a second at the end of each.
+	c.Env = append(os.Environ(), asProgram+"="+name, "GORACE=atexit_sleep_ms=0")
+	return c
+}
+
+const explainManifests = `apiVersion: v1
+kind: Node
+metadata: {name: node1}
+spec: {podCIDRs: [10.244.1.0/24, "fd00:10:244:1::/64"]}
+status: {addresses: [{type: InternalIP, address: 172.18.0.1}]}
+---
+apiVersion: networking.k8s.io/v1
+kind: ServiceCIDR
+metadata: {name: kubernetes}
+spec: {cidrs: [10.96.0.0/16]}
+---
+apiVersion: v1
+kind: Service
+metadata: {namespace: shop, name: web}
+spec:
+  type: NodePort
+  clusterIP: 10.96.0.10
+  ports: [{name: http, port: 80, nodePort: 30080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: shop, name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [10.244.1.1], nodeName: node1}]
+`
+
+// TestExplainOnNode asks the real kube-proxy, which learns of its node from
+// manifests and the kernel.
+func TestExplainOnNode(t *testing.T) {
+	l := lab.NewT(t)
+	n := l.Node("node1")
+	pod := n.Pod("web")
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(explainManifests), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	tool := func(in *lab.Sandbox, args ...string) (out, errs string, err error) {
+		var o, e bytes.Buffer
+		c := program(t, "tandemctl", in, append([]string{"explain"}, args...)...)
+		c.Stdout, c.Stderr = &o, &e
+		err = c.Run()
+		return o.String(), e.String(), err
+	}
+	ask := func(source, destination string) (*explain.Explanation, error) {
+		out, errs, err := tool(n.Sandbox, source, destination, "-o", "json")
+		if err != nil {
+			return nil, fmt.Errorf("%w: %s", err, errs)
+		}
+		var e explain.Explanation
+		return &e, json.Unmarshal([]byte(out), &e)
+	}
+	// await asks until the answer is that one: verdict, origin and frontend.
+	await := func(source, destination, want string) *explain.Explanation {
+		t.Helper()
+		got := ""
+		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
+			e, err := ask(source, destination)
+			if err != nil {
+				got = err.Error()
+				continue
+			}
+			kind := "none"
+			if e.Frontend != nil {
+				kind = e.Frontend.Kind
+			}
+			if got = fmt.Sprint(e.Verdict, " ", e.Origin.Kind, " ", kind); got == want {
+				return e
+			}
+		}
+		t.Fatalf("%s to %s: %s, want %s", source, destination, got, want)
+		return nil
+	}
+
+	if _, errs, err := tool(n.Sandbox, "10.244.1.1", "10.96.0.10:80"); err == nil || !strings.Contains(errs, "no kube-proxy answers") {
+		t.Errorf("before it runs: %v, %s", err, errs)
+	}
+	var log bytes.Buffer
+	proxy := program(t, "kube-proxy", n.Sandbox, "--proxy-mode=ebpf", "--manifests="+dir, "--hostname-override=node1", "--detect-local-mode=NodeCIDR",
+		"--metrics-bind-address=0.0.0.0:10249", "--ebpf-cgroup-root="+n.CgroupPath())
+	proxy.Stdout, proxy.Stderr = &log, &log
+	if err := proxy.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = proxy.Close()
+		if t.Failed() {
+			t.Logf("log of kube-proxy:\n%s", &log)
+		}
+		if _, err := ebpf.Cleanup(n.CgroupPath()); err != nil {
+			t.Error(err)
+		}
+	})
+
+	e := await("10.244.1.1", "10.96.0.10:80", "forward pod ClusterIP")
+	if len(e.Tiers) != 1 || e.Tiers[0].Name != "ebpf" || !e.Tiers[0].Carries {
+		t.Errorf("tiers %+v", e.Tiers)
+	}
+	if len(e.Endpoints) != 1 || !e.Endpoints[0].Hairpin || !e.Endpoints[0].OnNode {
+		t.Errorf("endpoints %+v", e.Endpoints)
+	}
+	await("172.18.0.1", "172.18.0.1:30080", "forward host NodePort")
+	await("127.0.0.1", "127.0.0.1:30080", "forward host NodePort")
+	await("198.51.100.1", "10.96.0.10:80", "forward outside ClusterIP")
+	await("172.18.0.1", "10.96.0.11:80", "reject host none")
+	await("172.18.0.1", "192.0.2.1:30080", "pass host none")
+
+	// The node gets an address, and loses it again.
+	eth0, err := n.Netlink().LinkByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	added, err := netlink.ParseAddr("192.0.2.1/32")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Netlink().AddrAdd(eth0, added); err != nil {
+		t.Fatal(err)
+	}
+	await("192.0.2.1", "192.0.2.1:30080", "forward host NodePort")
+	if err := n.Netlink().AddrDel(eth0, added); err != nil {
+		t.Fatal(err)
+	}
+	await("192.0.2.1", "192.0.2.1:30080", "pass outside none")
+
+	// The text, and nothing of it for others.
+	out, errs, err := tool(n.Sandbox, "10.244.1.1", "10.96.0.10:80")
+	if err != nil || !strings.HasPrefix(out, "forward: ") {
+		t.Errorf("%v\n%s%s", err, out, errs)
+	}
+	t.Logf("\n%s", out)
+	if _, errs, err := tool(pod.Sandbox, "10.244.1.1", "10.96.0.10:80", "--server=172.18.0.1:10249"); err == nil || !strings.Contains(errs, "answered on the node itself") {
+		t.Errorf("from a pod: %v, %s", err, errs)
+	}
+}

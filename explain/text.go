@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package explain
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// WriteText writes the explanation for people.
+func (e *Explanation) WriteText(w io.Writer) error {
+	head := e.Reason
+	if e.Verdict == proxier.Forward.String() {
+		// The reason is told of the frontend.
+		if head = fmt.Sprintf("to one of %d endpoints", e.eligible()); e.eligible() == 1 {
+			head = "to the only endpoint"
+		}
+	}
+	fmt.Fprintf(w, "%s: %s\n\n", e.Verdict, head)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(t, "%s:\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+	via := ""
+	if e.Flow.Device != "" {
+		via = " by " + e.Flow.Device
+	}
+	line("Flow", "%s %s -> %s%s", e.Flow.Protocol, e.Flow.Source, e.Flow.Destination, via)
+	line("Node", "%s", e.Node)
+	line("Origin", "%s: %s", e.Origin.Kind, e.Origin.Reason)
+	if f := e.Frontend; f != nil {
+		line("Service", "%s", f.service())
+		line("Frontend", "%s %s: %s", f.Kind, f.Address, f.Match)
+		line("Endpoints", "%s: %d of %d are eligible", setText(f.Set), e.eligible(), len(e.Endpoints))
+		line("Source", "%s: %s", f.Source, sourceTexts[f.Source])
+		line("Source ranges", "%s", f.rangesText())
+		line("Affinity", "%s", f.affinityText())
+		if len(f.Rivals) > 0 {
+			line("Also claimed by", "%s; not served there for them", strings.Join(f.Rivals, ", "))
+		}
+		for _, tier := range e.Tiers {
+			line("Tier "+tier.Name, "%s", tier.text())
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if len(e.Endpoints) > 0 {
+		fmt.Fprint(t, "\nENDPOINT\tSLICE\tON NODE\tELIGIBLE\tREASON\n")
+		for _, p := range e.Endpoints {
+			reason := p.Reason
+			if p.Hairpin {
+				reason += ", the client itself"
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", p.Address, p.Slice, yesNo(p.OnNode), yesNo(p.Eligible), reason)
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	for i, note := range e.Notes {
+		if i == 0 {
+			fmt.Fprintln(w)
+		}
+		if _, err := fmt.Fprintln(w, note); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *Explanation) eligible() (n int) {
+	for _, p := range e.Endpoints {
+		if p.Eligible {
+			n++
+		}
+	}
+	return n
+}
+
+func setText(set string) string {
+	if strings.HasSuffix(set, "/local") {
+		return set + ", those on this node"
+	}
+	return set + ", those of the cluster"
+}
+
+var sourceTexts = map[string]string{
+	"keep":       "endpoints see the client",
+	"masquerade": "endpoints see this node",
+	"any-source": "endpoints see the client or this node",
+}
+
+func (f *Frontend) rangesText() string {
+	if f.SourceRanges == nil {
+		return "none: anybody is let in"
+	}
+	list := make([]string, 0, len(f.SourceRanges))
+	for _, p := range f.SourceRanges {
+		list = append(list, p.String())
+	}
+	text := strings.Join(list, ", ")
+	if text == "" {
+		text = "nobody"
+	}
+	if f.Admitted {
+		return text + ": the source is let in"
+	}
+	return text + ": the source is not let in"
+}
+
+func (f *Frontend) affinityText() string {
+	if f.AffinitySeconds == 0 {
+		return "none"
+	}
+	return fmt.Sprintf("by client, %s", time.Duration(f.AffinitySeconds)*time.Second)
+}
+
+func (t *Tier) text() string {
+	text := "carries it"
+	if !t.Carries {
+		text = "does not carry it"
+	}
+	if t.Detail != "" {
+		text += ": " + t.Detail
+	}
+	return text
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
