@@ -180,9 +180,9 @@ func (t *ChangeTracker) parseEndpointSlice(slice *discoveryv1.EndpointSlice) *En
 		}
 		parsed.endpoints = append(parsed.endpoints, endpoint)
 	}
-	if reported > maxReported {
+	if more := reported - maxReported; more > 0 {
 		reported = 0
-		invalid(fmt.Sprintf("and %d more endpoints or ports are ignored", reported-maxReported), "endpoints")
+		invalid(fmt.Sprintf("and %d more endpoints or ports are ignored", more), "endpoints")
 	}
 	if !sorted {
 		slices.SortStableFunc(parsed.endpoints, func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) })

@@ -47,8 +47,9 @@ const (
 	KeepSource Source = iota
 	// Masquerade shows this node, or replies would not come back through it.
 	Masquerade
-	// AnySource leaves it to the tier: upstream masquerades, but replies come
-	// back without it.
+	// AnySource is Masquerade for a tier that translates packets, as replies may
+	// not come back through it otherwise; one that translates at the client's
+	// socket has nothing to masquerade, and shows the client.
 	AnySource
 )
 

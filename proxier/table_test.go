@@ -392,7 +392,7 @@ func TestProblemsAreBounded(t *testing.T) {
 	if n := len(w.problems); n == 0 || n > maxReported+1 {
 		t.Errorf("%d problems", n)
 	}
-	if last := w.problems[len(w.problems)-1]; !strings.Contains(last.Message, "more") {
+	if last := w.problems[len(w.problems)-1]; !strings.Contains(last.Message, fmt.Sprintf("%d more", 100000-maxReported)) {
 		t.Errorf("the rest goes unmentioned: %+v", last)
 	}
 }

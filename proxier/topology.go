@@ -48,7 +48,7 @@ func topology(from []candidate, zone string) hints {
 		allNode = allNode && c.is(hasNodeHints)
 		thisNode = thisNode || c.is(hintedThisNode)
 		allZone = allZone && c.zones != nil
-		thisZone = thisZone || c.zones != nil && slices.Contains(*c.zones, zone)
+		thisZone = thisZone || c.hintedTo(zone)
 		if !allNode && !allZone {
 			return anywhere
 		}
@@ -60,6 +60,11 @@ func topology(from []candidate, zone string) hints {
 		return sameZone
 	}
 	return anywhere
+}
+
+// hintedTo says whether the endpoint is hinted to a zone.
+func (c *candidate) hintedTo(zone string) bool {
+	return c.zones != nil && slices.Contains(*c.zones, zone)
 }
 
 // eligibility says, for each endpoint of a service port in one family, in
@@ -95,7 +100,7 @@ func (e *eligibility) cluster(c *candidate) Why {
 	switch {
 	case e.hints == sameNode && !c.is(hintedThisNode):
 		return OtherNode
-	case e.hints == sameZone && !slices.Contains(*c.zones, e.zone):
+	case e.hints == sameZone && !c.hintedTo(e.zone):
 		return OtherZone
 	}
 	return Ready
