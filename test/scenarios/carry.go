@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenarios
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// carrier is a Tier without a kernel: it knows what it was told, change by
+// change, and nothing of the table.
+type carrier struct {
+	decisions map[uint32]*proxier.Decision
+	rules     proxier.NodeRules
+	changes   []proxier.PortChange
+}
+
+var _ proxier.Tier = (*carrier)(nil)
+
+// Sync takes what changed.
+func (t *carrier) Sync(_ context.Context, u proxier.Update) error {
+	if u.Full || t.decisions == nil {
+		t.decisions = map[uint32]*proxier.Decision{}
+	}
+	if u.NodeRules != nil {
+		t.rules = *u.NodeRules
+	}
+	for _, c := range u.Changes {
+		if c.New != nil {
+			t.decisions[c.Index()] = c.New
+		} else {
+			delete(t.decisions, c.Index())
+		}
+	}
+	t.changes = append(t.changes, u.Changes...)
+	return nil
+}
+
+// Cleanup forgets.
+func (t *carrier) Cleanup(context.Context) error {
+	*t = carrier{}
+	return nil
+}
+
+// Supports everything.
+func (t *carrier) Supports(*proxier.Decision, *proxier.Frontend) error { return nil }
+
+// fate of a packet at a node.
+type fate struct {
+	outcome  proxier.Outcome
+	decision *proxier.Decision // nil for none
+	route    proxier.Route
+	backends []netip.AddrPort // eligible
+}
+
+// carry says what becomes of a packet, given the addresses of the node's
+// devices.
+func (t *carrier) carry(f proxier.Flow, local []netip.Addr) fate {
+	origin := proxier.FromOutside
+	switch {
+	case t.rules.Pods.Local(f.Source.Addr(), f.Device):
+		origin = proxier.FromPod
+	case slices.Contains(local, f.Source.Addr()) || f.Source.Addr().IsLoopback():
+		origin = proxier.FromHost
+	}
+	to := f.Destination
+	d, i := t.find(to, f.Protocol)
+	if d == nil && t.servesNodePorts(to.Addr(), origin, local) {
+		d, i = t.find(netip.AddrPortFrom(unspecified(to.Addr()), to.Port()), f.Protocol)
+	}
+	switch {
+	case d != nil:
+	case slices.ContainsFunc(t.rules.Unserved, func(p netip.Prefix) bool { return p.Contains(to.Addr()) }):
+		return fate{outcome: proxier.Rejected}
+	default:
+		return fate{outcome: proxier.Pass}
+	}
+	x := fate{decision: d, route: d.Frontends[i].Routes[origin]}
+	for _, b := range d.Backends {
+		if familyOf(b.Addr.Addr()) == x.route.Set.Family() && b.Members&x.route.Set.Member() != 0 {
+			x.backends = append(x.backends, b.Addr)
+		}
+	}
+	switch {
+	case !d.Frontends[i].Admits(f.Source.Addr()):
+		x.outcome = proxier.Dropped
+	case len(x.backends) > 0:
+		x.outcome = proxier.Forward
+	case d.Empty[x.route.Set] == proxier.Drop:
+		x.outcome = proxier.Dropped
+	default:
+		x.outcome = proxier.Rejected
+	}
+	return x
+}
+
+// find who serves exactly that address.
+func (t *carrier) find(addr netip.AddrPort, protocol proxier.Protocol) (*proxier.Decision, int) {
+	for _, d := range t.decisions {
+		if d.Name.Protocol != protocol {
+			continue
+		}
+		for i := range d.Frontends {
+			if d.Frontends[i].Addr == addr && d.Frontends[i].Conflict == nil {
+				return d, i
+			}
+		}
+	}
+	return nil, 0
+}
+
+func (t *carrier) servesNodePorts(a netip.Addr, origin proxier.Origin, local []netip.Addr) bool {
+	return slices.Contains(t.rules.NodePortAddrs, a) ||
+		t.rules.AllNodePortAddrs[familyOf(a)] && slices.Contains(local, a) && !a.IsLoopback() ||
+		origin == proxier.FromHost && slices.ContainsFunc(t.rules.Loopback[familyOf(a)], func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// agrees compares with what the table says of the same packet.
+func (x *fate) agrees(e *proxier.Explanation) error {
+	var backends []netip.AddrPort
+	for i := range e.Endpoints {
+		if e.Endpoints[i].In(e.Route.Set) {
+			backends = append(backends, e.Endpoints[i].Addr)
+		}
+	}
+	if x.outcome != e.Outcome || x.decision != e.Decision || x.route != e.Route || !slices.Equal(x.backends, backends) {
+		return fmt.Errorf("%s -> %s: a tier was told %s, %s %v, the table explains %s, %s %v",
+			e.Flow.Source.Addr(), e.Flow.Destination, x.outcome, x.route, x.backends, e.Outcome, e.Route, backends)
+	}
+	return nil
+}
+
+func unspecified(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+func familyOf(a netip.Addr) proxier.Family {
+	if a.Is4() {
+		return proxier.IPv4
+	}
+	return proxier.IPv6
+}

@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scenarios
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// Run plays a scenario and compares.
+func Run(t testing.TB, s *Scenario, c Cluster) {
+	t.Helper()
+	run(t, s, c, nil)
+}
+
+type player struct {
+	t testing.TB
+	*Scenario
+	cluster  Cluster
+	tables   Tables                  // nil if it cannot tell
+	update   func(file, text string) // takes texts instead of comparing; nil for none
+	config   Config
+	objects  map[string]metav1.Object
+	sticky   map[string]string   // servers by label
+	flows    map[string]flowSeen // by label
+	expected map[Problem]bool
+	extra    map[netip.Addr]string // nodes that have an address besides
+	line     int
+
+	calls  int      // that were made
+	beyond []string // why others were not
+}
+
+type flowSeen struct {
+	call   Call
+	last   string // server
+	beyond error  // it could not even begin
+}
+
+func run(t testing.TB, s *Scenario, c Cluster, update func(file, text string)) {
+	t.Helper()
+	r := player{
+		t: t, Scenario: s, cluster: c, update: update, config: DefaultConfig(),
+		objects: map[string]metav1.Object{}, sticky: map[string]string{}, flows: map[string]flowSeen{}, expected: map[Problem]bool{}, extra: map[netip.Addr]string{},
+	}
+	r.tables, _ = c.(Tables)
+	ctx := t.Context()
+	// What comes first is how the proxies start.
+	steps := s.Steps
+	if len(steps) > 0 {
+		if first, ok := steps[0].Command.(Configure); ok {
+			r.set(first)
+			steps = steps[1:]
+		}
+	}
+	if r.failed(c.Configure(ctx, r.config)) {
+		return
+	}
+	for i := range steps {
+		r.line = steps[i].Line
+		if r.tables != nil && isEvent(steps[i].Command) {
+			for _, n := range s.Nodes {
+				r.tables.Changes(n.Name) // of earlier events
+			}
+		}
+		if r.failed(r.step(ctx, steps[i].Command)) {
+			return
+		}
+	}
+	switch {
+	case len(r.beyond) > 0 && r.calls == 0:
+		t.Skipf("no call can be made: %s", strings.Join(r.beyond, "; "))
+	case len(r.beyond) > 0:
+		t.Logf("some calls cannot be made: %s", strings.Join(r.beyond, "; "))
+	}
+	if r.tables == nil {
+		return
+	}
+	for _, p := range r.tables.Problems() {
+		if !r.expected[problemOf(p)] {
+			r.expected[problemOf(p)] = true // the same one of several nodes
+			t.Errorf("%s.txtar: problem nobody expects: %s %s %q %s: %s", s.Name, p.Kind, p.Object, p.Field, p.Reason, p.Message)
+		}
+	}
+}
+
+func (r *player) errorf(format string, args ...any) {
+	r.t.Helper()
+	r.t.Errorf("%s.txtar:%d: %s", r.Name, r.line, fmt.Sprintf(format, args...))
+}
+
+// failed says that there is no point in going on.
+func (r *player) failed(err error) bool {
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		r.t.Skipf("%s.txtar:%d: %v", r.Name, r.line, err)
+	case err != nil:
+		r.errorf("%v", err)
+	}
+	return err != nil
+}
+
+// call takes what came of a call: one that cannot be made here costs no other.
+func (r *player) call(err error) error {
+	if !errors.Is(err, errors.ErrUnsupported) {
+		r.calls++
+		return err
+	}
+	if text := err.Error(); !slices.Contains(r.beyond, text) {
+		r.beyond = append(r.beyond, text)
+	}
+	return nil
+}
+
+func (r *player) set(c Configure) {
+	for _, s := range c.Settings {
+		if err := r.config.Set(s); err != nil {
+			r.errorf("%v", err)
+		}
+	}
+}
+
+func (r *player) step(ctx context.Context, command Command) error {
+	switch c := command.(type) {
+	case Configure:
+		r.set(c)
+		return r.cluster.Configure(ctx, r.config)
+	case Apply:
+		return r.apply(ctx, c)
+	case Delete:
+		return r.delete(ctx, c)
+	case Announce:
+		return r.cluster.Announce(ctx, c.Prefix, c.Nodes)
+	case Address:
+		if c.Gone {
+			delete(r.extra, c.Addr)
+		} else {
+			r.extra[c.Addr] = c.Node
+		}
+		return r.cluster.Address(ctx, c.Node, c.Addr, c.Gone)
+	case Restart:
+		return r.cluster.Restart(ctx, c.Node)
+	case Reach:
+		return r.call(r.reach(ctx, c))
+	case Flow:
+		return r.call(r.flow(ctx, c))
+	}
+	if r.tables == nil {
+		return nil
+	}
+	switch c := command.(type) {
+	case Table:
+		r.text(c.File, r.tables.Table(c.Node))
+	case Changes:
+		r.text(c.File, changesText(r.tables.Changes(c.Node)))
+	case HealthCheck:
+		r.healthCheck(c)
+	case Problem:
+		r.expected[c] = true
+		if !slices.ContainsFunc(r.tables.Problems(), func(p proxier.Problem) bool { return problemOf(p) == c }) {
+			var list []string
+			for _, p := range r.tables.Problems() {
+				list = append(list, strings.Join(problemOf(p).words(nil), " "))
+			}
+			slices.Sort(list)
+			r.errorf("it was not reported; what was:\n%s", strings.Join(slices.Compact(list), "\n"))
+		}
+	default:
+		return fmt.Errorf("unknown command %T", command)
+	}
+	return nil
+}
+
+func isEvent(c Command) bool {
+	switch c.(type) {
+	case Configure, Apply, Delete, Announce, Address, Restart:
+		return true
+	}
+	return false
+}
+
+func key(o metav1.Object) string {
+	kind := "node"
+	switch o.(type) {
+	case *v1.Service:
+		kind = "service"
+	case *discoveryv1.EndpointSlice:
+		kind = "endpointslice"
+	}
+	return kind + " " + o.GetNamespace() + "/" + o.GetName()
+}
+
+func (r *player) apply(ctx context.Context, c Apply) error {
+	objects, err := r.Objects(c.File)
+	if err != nil {
+		return err
+	}
+	var changes []ObjectChange
+	for _, o := range objects {
+		old := r.objects[key(o)]
+		if n, ok := o.(*v1.Node); ok && old == nil {
+			// Nodes are there from the start.
+			if old, err = r.NodeObject(n.Name); err != nil {
+				return err
+			}
+		}
+		r.objects[key(o)] = o
+		changes = append(changes, ObjectChange{Old: old, New: o})
+	}
+	return r.cluster.Apply(ctx, changes)
+}
+
+func (r *player) delete(ctx context.Context, c Delete) error {
+	k := c.Kind + " " + c.Namespace + "/" + c.Name
+	o := r.objects[k]
+	if o == nil {
+		return fmt.Errorf("there is no %s", k)
+	}
+	delete(r.objects, k)
+	return r.cluster.Apply(ctx, []ObjectChange{{Old: o}})
+}
+
+func (r *player) text(file, got string) {
+	if r.update != nil {
+		r.update(file, got)
+		return
+	}
+	if want, _ := r.File(file); got != want {
+		r.errorf("%s (-want +got):\n%s", file, diffLines(want, got))
+	}
+}
+
+func (r *player) healthCheck(c HealthCheck) {
+	h, ok := r.tables.HealthChecks(c.Node)[types.NamespacedName{Namespace: c.Namespace, Name: c.Name}]
+	if ok == c.None || h.Ready != c.Ready {
+		r.errorf("there is a health check: %t, with %d ready", ok, h.Ready)
+	}
+}
+
+func problemOf(p proxier.Problem) Problem {
+	return Problem{p.Kind, p.Object.Namespace, p.Object.Name, p.Field, p.Reason}
+}
+
+func (r *player) probe(call Call, e *Expectation) Probe {
+	p := Probe{From: call.From, To: r.Resolve(call.To), Protocol: call.To.Protocol, Via: call.Via, Tries: 1}
+	switch e.Outcome {
+	case Backends:
+		// Of n backends the chance to miss one is n(1-1/n)^tries.
+		p.Tries = 16 + 16*len(e.Backends)
+	case NoAnswer:
+		p.Silent = true
+	case Passes:
+		p.Silent = r.holder(call, p.To.Addr()) == ""
+	}
+	return p
+}
+
+func (r *player) reach(ctx context.Context, c Reach) error {
+	o, err := r.cluster.Reach(ctx, r.probe(c.Call, &c.Expect))
+	if err != nil {
+		return err
+	}
+	servers := serversOf(o)
+	wrong := r.judge(c.Call, &c.Expect, o)
+	if wrong == "" && c.Expect.Outcome == Backends {
+		if c.Expect.Sticky {
+			wrong = r.stuck(&c.Expect, servers)
+		} else if len(servers) != len(c.Expect.Backends) {
+			wrong = "not all of them"
+		}
+	}
+	if wrong != "" {
+		r.errorf("%s; %s", wrong, o)
+	}
+	return nil
+}
+
+func (r *player) stuck(e *Expectation, servers []string) string {
+	if len(servers) != 1 {
+		return "not the same one every time"
+	}
+	if e.Label == "" {
+		return ""
+	}
+	was, known := r.sticky[e.Label]
+	r.sticky[e.Label] = servers[0]
+	if known && was != servers[0] {
+		return fmt.Sprintf("it was %s before", was)
+	}
+	return ""
+}
+
+func (r *player) flow(ctx context.Context, c Flow) error {
+	seen := r.flows[c.Label]
+	if seen.beyond != nil {
+		return seen.beyond
+	}
+	if c.Call != nil {
+		seen.call = *c.Call
+	}
+	e := c.Expect
+	if e.Outcome == Same {
+		e.Outcome, e.Backends = Backends, []string{seen.last}
+	}
+	p := r.probe(seen.call, &e)
+	p.Tries, p.Flow = 1, c.Label
+	o, err := r.cluster.Reach(ctx, p)
+	if err != nil {
+		if errors.Is(err, errors.ErrUnsupported) {
+			r.flows[c.Label] = flowSeen{beyond: err}
+		}
+		return err
+	}
+	wrong := r.judge(seen.call, &e, o)
+	if len(o.Answers) > 0 {
+		seen.last = o.Answers[0].Server
+	}
+	r.flows[c.Label] = seen
+	if wrong != "" {
+		r.errorf("%s; %s", wrong, o)
+	}
+	return nil
+}
+
+// judge says what is wrong with an observation; it leaves open whether all
+// backends have been seen.
+func (r *player) judge(call Call, e *Expectation, o Observation) string {
+	if (o.Path == Passed) != (e.Outcome == Passes) && o.Path != PathUnknown {
+		return map[bool]string{true: "no proxy has to do with it", false: "it does not pass"}[o.Path == Passed]
+	}
+	only := func(allowed ...Failure) string {
+		for _, f := range o.Failures {
+			if !slices.Contains(allowed, f) {
+				return "a call failed otherwise"
+			}
+		}
+		return ""
+	}
+	switch e.Outcome {
+	case Backends:
+		if len(o.Failures) > 0 {
+			return "a call failed"
+		}
+		if len(o.Answers) == 0 {
+			return "nothing was observed"
+		}
+		for _, a := range o.Answers {
+			if !slices.Contains(e.Backends, a.Server) {
+				return a.Server + " is none of them"
+			}
+			if !r.isSource(call, e, a) {
+				return fmt.Sprintf("%s saw source %s", a.Server, sourceText(a.Source))
+			}
+		}
+		return ""
+	case Passes:
+		owner := r.holder(call, r.Resolve(call.To).Addr())
+		for _, a := range o.Answers {
+			if a.Server != owner {
+				return "somebody else answered"
+			}
+		}
+		if owner == "" {
+			return only(TimedOut, Unreachable)
+		}
+		return only(ConnectionRefused)
+	}
+	if len(o.Answers) > 0 {
+		return "there was an answer"
+	}
+	if len(o.Failures) == 0 {
+		return "nothing was observed"
+	}
+	if e.Outcome == Refused {
+		return only(ConnectionRefused)
+	}
+	return only(TimedOut, NotPermitted)
+}
+
+// isSource says whether a backend saw whom it should.
+func (r *player) isSource(call Call, e *Expectation, a Answer) bool {
+	who := e.Source
+	switch {
+	case who == "" || who == SourceAny || a.Server == call.From:
+		return true
+	case who == SourceClient:
+		who = call.From
+	}
+	return a.Source.IsValid() && slices.Contains(r.addresses(who), a.Source)
+}
+
+// addresses that somebody may be seen with.
+func (r *player) addresses(name string) (list []netip.Addr) {
+	for family := range proxier.Families {
+		list = append(list, r.Addr(name, family))
+		if r.node(name) >= 0 {
+			list = append(list, r.gateway(name, family))
+		}
+	}
+	for a, node := range r.extra {
+		if node == name {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// holder is who has the address that somebody calls; empty for nobody.
+func (r *player) holder(call Call, a netip.Addr) string {
+	if a.IsLoopback() {
+		return call.From
+	}
+	return cmp.Or(r.extra[a], r.owner(a.String()))
+}
