@@ -35,7 +35,8 @@ type StorageReader struct {
 }
 
 // NewStorageReader prepares for reading the map, which is not closed with the reader.
-// Only sockets in one of the states, a set of 1<<state bits, are read; zero means all.
+// Only bound sockets in one of the states, a set of 1<<state bits, are read; zero
+// means all states.
 // It returns ErrStorageNotSupported where the kernel has no suitable iterator.
 func NewStorageReader(m *ciliumebpf.Map, states uint32) (_ *StorageReader, err error) {
 	defer func() {
@@ -97,8 +98,10 @@ func (r *StorageReader) Read(ctx context.Context) (StorageValues, error) {
 }
 
 // dumpStorage is run for every socket that has a value in the map, and writes the
-// socket's cookie and the value if it is in one of the states. If the output is full, the kernel drops what the
-// program wrote this time, hands the rest to the reader, and calls it again.
+// socket's cookie and the value if it is in one of the states. A closed socket keeps
+// its value until a grace period is over; it shows by having lost its port. If the
+// output is full, the kernel drops what the program wrote this time, hands the rest
+// to the reader, and calls it again.
 func dumpStorage(valueSize int, states uint32) asm.Instructions {
 	if states == 0 {
 		states = math.MaxUint32
@@ -106,9 +109,9 @@ func dumpStorage(valueSize int, states uint32) asm.Instructions {
 	// struct bpf_iter__bpf_sk_storage_map { meta, map, sk, value }, struct
 	// bpf_iter_meta { seq, … }: pointers, 8 bytes each.
 	const meta, sk, value, seq = 0, 16, 24, 0
-	// struct sock_common { addresses 8, hash 4, ports 4, family 2, state 1, … }:
-	// the same since long before BPF.
-	const state = 18
+	// struct sock_common { addresses 8, hash 4, peer's port 2, own port 2, family
+	// 2, state 1, … }: the same since long before BPF.
+	const port, state = 14, 18
 	return asm.Instructions{
 		asm.LoadMem(asm.R6, asm.R1, meta, asm.DWord),
 		asm.LoadMem(asm.R6, asm.R6, seq, asm.DWord),
@@ -123,6 +126,8 @@ func dumpStorage(valueSize int, states uint32) asm.Instructions {
 		asm.RSh.Reg32(asm.R3, asm.R2),
 		asm.And.Imm32(asm.R3, 1),
 		asm.JEq.Imm(asm.R3, 0, "out"),
+		asm.LoadMem(asm.R2, asm.R1, port, asm.Half),
+		asm.JEq.Imm(asm.R2, 0, "out"),
 
 		asm.FnGetSocketCookie.Call(),
 		asm.StoreMem(asm.RFP, -8, asm.R0, asm.DWord),

@@ -113,3 +113,27 @@ func TestStaleUDPSockets(t *testing.T) {
 		t.Errorf("after a restart: read says %v", err)
 	}
 }
+
+// Sockets that their owners closed are nobody's problem, though the kernel keeps
+// what is stored of them for a moment.
+func TestClosedSocketsAreNotStale(t *testing.T) {
+	l := lab.NewT(t, lab.Options{Pause: true})
+	one := l.Node("node1")
+	a, client := serve(t, one.Pod("a")), one.Pod("client")
+	n := newNode(t, one, l, Options{})
+	for range 20 {
+		n.OnServiceAdd(dualService())
+		n.setPods(a)
+		n.sync(t)
+		for range 20 {
+			if _, err := client.Ask(t.Context(), "udp", netip.AddrPortFrom(vip4, 80)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.setPods()
+		n.sync(t)
+		if closed, err := n.tier.flows.closeNow(t.Context()); closed != 0 || err != nil {
+			t.Fatalf("%d closed, %v", closed, err)
+		}
+	}
+}
