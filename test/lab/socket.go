@@ -28,9 +28,14 @@ const dialTimeout = 2 * time.Second
 // IPv4-mapped address (::ffff:a.b.c.d) an IPv6 socket is used, as dual-stack
 // programs do. The connection can be used from any goroutine and outlives Do.
 func (s *Sandbox) Dial(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
+	return s.DialFrom(ctx, network, 0, to)
+}
+
+// DialFrom is Dial from a port of the client's own; 0 takes a free one.
+func (s *Sandbox) DialFrom(ctx context.Context, network string, port uint16, to netip.AddrPort) (net.Conn, error) {
 	var conn net.Conn
 	err := s.Do(func() (err error) {
-		conn, err = dial(ctx, network, to)
+		conn, err = dial(ctx, network, port, to)
 		return err
 	})
 	if err != nil {
@@ -39,7 +44,7 @@ func (s *Sandbox) Dial(ctx context.Context, network string, to netip.AddrPort) (
 	return conn, nil
 }
 
-func dial(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
+func dial(ctx context.Context, network string, port uint16, to netip.AddrPort) (net.Conn, error) {
 	kind, err := socketType(network)
 	if err != nil {
 		return nil, err
@@ -54,6 +59,15 @@ func dial(ctx context.Context, network string, to netip.AddrPort) (net.Conn, err
 	}
 	f := os.NewFile(uintptr(fd), network)
 	defer f.Close() // FileConn works on a copy
+	if port != 0 {
+		any := netip.IPv4Unspecified()
+		if to.Addr().Is6() {
+			any = netip.IPv6Unspecified()
+		}
+		if err := unix.Bind(fd, sockaddr(netip.AddrPortFrom(any, port))); err != nil {
+			return nil, os.NewSyscallError("bind", err)
+		}
+	}
 	err = unix.Connect(fd, sockaddr(to))
 	if errors.Is(err, unix.EINPROGRESS) {
 		err = connected(ctx, fd)

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package live plays scenarios on real traffic: nodes, pods and clients of a
+// lab, and on every node a proxier with the tier under test.
+package live
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/scenarios"
+)
+
+// Tier is what a scenario tests.
+type Tier interface {
+	// Start begins the life of a process on a node. The end of it leaves what
+	// is in the kernel.
+	Start(node *lab.Node) (tier proxier.Tier, end func(), err error)
+	// Carries says why the tier cannot do with a flow what was decided; nil if
+	// it can.
+	Carries(e *proxier.Explanation) error
+}
+
+// Play plays a scenario, as far as the tier carries it.
+func Play(t *testing.T, s *scenarios.Scenario, tier Tier) {
+	t.Helper()
+	scenarios.Run(t, s, &cluster{
+		t: t, scenario: s, tier: tier, model: scenarios.NewModel(s),
+		nodes: map[string]*node{}, boxes: map[string]*lab.Sandbox{}, flows: map[string]net.Conn{},
+	})
+}
+
+// silence is how long a call waits where nobody is expected to answer, patience
+// where somebody is.
+const (
+	silence  = 300 * time.Millisecond
+	patience = 5 * time.Second
+)
+
+// cluster is a scenarios.Cluster. The model beside it tells the facts of nodes
+// and the way that packets take, and what the tables say is as well known
+// there.
+type cluster struct {
+	t        *testing.T
+	scenario *scenarios.Scenario
+	tier     Tier
+	model    *scenarios.Model
+	lab      *lab.Lab
+	config   scenarios.Config
+	nodes    map[string]*node
+	boxes    map[string]*lab.Sandbox // of nodes, pods and clients
+	flows    map[string]net.Conn
+}
+
+type node struct {
+	at      *lab.Node
+	proxier *proxier.Proxier
+	end     func()
+}
+
+// Configure builds the cluster the first time.
+func (c *cluster) Configure(ctx context.Context, config scenarios.Config) error {
+	if err := c.model.Configure(ctx, config); err != nil {
+		return err
+	}
+	first := c.lab == nil
+	if first {
+		if err := c.build(); err != nil {
+			return err
+		}
+	}
+	same := !first && c.config.SameProcess(config)
+	c.config = config
+	for _, n := range c.scenario.Nodes {
+		var err error
+		if same {
+			err = c.learn(ctx, n.Name)
+		} else {
+			err = c.Restart(ctx, n.Name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *cluster) build() error {
+	c.lab = lab.NewT(c.t, lab.Options{Pause: true}) // pods show in /proc
+	for _, n := range c.scenario.Nodes {
+		at := c.lab.Node(n.Name)
+		c.nodes[n.Name], c.boxes[n.Name] = &node{at: at}, at.Sandbox
+	}
+	for _, p := range c.scenario.Pods {
+		c.boxes[p.Name] = c.nodes[p.Node].at.Pod(p.Name).Sandbox
+	}
+	for _, name := range c.scenario.Clients {
+		c.boxes[name] = c.lab.Client(name).Sandbox
+	}
+	listeners, err := c.scenario.Listeners()
+	if err != nil {
+		return err
+	}
+	for _, l := range listeners {
+		box := c.boxes[l.Name]
+		switch l.Protocol {
+		case proxier.TCP:
+			_, err = box.ServeTCP(l.Port)
+		case proxier.UDP:
+			_, err = box.ServeUDP(l.Port)
+		default:
+			err = nil // calls to it say what is missing
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Restart ends a node's process and starts another one.
+func (c *cluster) Restart(ctx context.Context, name string) error {
+	if err := c.model.Restart(ctx, name); err != nil {
+		return err
+	}
+	n := c.nodes[name]
+	if n.end != nil {
+		n.end()
+	}
+	tier, end, err := c.tier.Start(n.at)
+	if err != nil {
+		return err
+	}
+	n.end = end
+	policy, err := c.config.Policy()
+	if err != nil {
+		return err
+	}
+	n.proxier, err = proxier.New(proxier.Options{
+		NodeName: name, Facts: c.model.Facts(name), Policy: policy, Tier: tier, NodeFacts: c.model.NodeFacts(name),
+	})
+	if err != nil {
+		return err
+	}
+	for _, o := range c.model.Objects() {
+		scenarios.Feed(n.proxier, name, scenarios.ObjectChange{New: o})
+	}
+	n.proxier.OnServiceSynced()
+	n.proxier.OnEndpointSlicesSynced()
+	return n.proxier.Sync(ctx)
+}
+
+func (c *cluster) learn(ctx context.Context, name string) error {
+	n := c.nodes[name]
+	n.proxier.UpdateFacts(func(f *proxier.Facts) { *f = c.model.Facts(name) })
+	return n.proxier.Sync(ctx)
+}
+
+// Apply hands objects to all proxies.
+func (c *cluster) Apply(ctx context.Context, changes []scenarios.ObjectChange) error {
+	if err := c.model.Apply(ctx, changes); err != nil {
+		return err
+	}
+	for name, n := range c.nodes {
+		for _, change := range changes {
+			scenarios.Feed(n.proxier, name, change)
+		}
+		if err := n.proxier.Sync(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Announce leads a prefix to nodes.
+func (c *cluster) Announce(ctx context.Context, prefix netip.Prefix, nodes []string) error {
+	if err := c.model.Announce(ctx, prefix, nodes); err != nil {
+		return err
+	}
+	to := make([]*lab.Node, len(nodes))
+	for i, name := range nodes {
+		to[i] = c.nodes[name].at
+	}
+	return c.lab.Announce(prefix, to...)
+}
+
+// Address gives a node's device an address, or takes it away.
+func (c *cluster) Address(ctx context.Context, name string, addr netip.Addr, gone bool) error {
+	if err := c.model.Address(ctx, name, addr, gone); err != nil {
+		return err
+	}
+	nl := c.nodes[name].at.Netlink()
+	link, err := nl.LinkByName("eth0")
+	if err != nil {
+		return err
+	}
+	a := &netlink.Addr{IPNet: netlink.NewIPNet(addr.AsSlice()), Flags: unix.IFA_F_NODAD}
+	if gone {
+		err = nl.AddrDel(link, a)
+	} else {
+		err = nl.AddrAdd(link, a)
+	}
+	return errors.Join(err, c.learn(ctx, name))
+}
+
+// Reach calls.
+func (c *cluster) Reach(ctx context.Context, p scenarios.Probe) (o scenarios.Observation, err error) {
+	if err := carries(c.model, c.tier, p); err != nil {
+		return o, err
+	}
+	for range p.Tries {
+		reply, err := c.ask(ctx, p)
+		if err == nil {
+			o.Answers = append(o.Answers, scenarios.Answer{Server: reply.Server, Source: reply.Peer.Addr()})
+			continue
+		}
+		f, known := failureOf(err)
+		if !known {
+			return o, err
+		}
+		o.Failures = append(o.Failures, f)
+	}
+	return o, nil
+}
+
+func (c *cluster) ask(ctx context.Context, p scenarios.Probe) (reply lab.Reply, err error) {
+	wait := patience
+	if p.Silent {
+		wait = silence
+	}
+	network := "tcp"
+	if p.Protocol == proxier.UDP {
+		network = "udp"
+	}
+	within := func(do func(context.Context) error) error {
+		ctx, cancel := context.WithTimeout(ctx, wait)
+		defer cancel()
+		return do(ctx)
+	}
+	box := c.boxes[p.From]
+	if p.Flow == "" {
+		err = within(func(ctx context.Context) error {
+			reply, err = box.Ask(ctx, network, p.To)
+			return err
+		})
+		return reply, err
+	}
+	var port uint16
+	conn := c.flows[p.Flow]
+	if conn != nil {
+		err = within(func(ctx context.Context) error {
+			reply, err = lab.AskConn(ctx, conn)
+			return err
+		})
+		if err == nil || network == "tcp" {
+			return reply, err
+		}
+		port = conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+		_ = conn.Close()
+	}
+	err = within(func(ctx context.Context) error {
+		if conn, err = box.DialFrom(ctx, network, port, p.To); err != nil {
+			return err
+		}
+		c.flows[p.Flow] = conn
+		c.t.Cleanup(func() { _ = conn.Close() })
+		reply, err = lab.AskConn(ctx, conn)
+		return err
+	})
+	return reply, err
+}
+
+func failureOf(err error) (f scenarios.Failure, known bool) {
+	switch {
+	case errors.Is(err, unix.ECONNREFUSED):
+		return scenarios.ConnectionRefused, true
+	case errors.Is(err, unix.EPERM):
+		return scenarios.NotPermitted, true
+	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH):
+		return scenarios.Unreachable, true
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), errors.Is(err, unix.ETIMEDOUT):
+		return scenarios.TimedOut, true
+	}
+	return 0, false
+}
+
+// Carried counts the calls of a scenario, and those of them that the tier
+// carries.
+func Carried(t *testing.T, s *scenarios.Scenario, tier Tier) (carried, all int) {
+	t.Helper()
+	c := &counter{Model: scenarios.NewModel(s), tier: tier}
+	scenarios.Run(t, s, c)
+	return c.carried, c.all
+}
+
+type counter struct {
+	*scenarios.Model
+	tier         Tier
+	carried, all int
+}
+
+func (c *counter) Reach(ctx context.Context, p scenarios.Probe) (scenarios.Observation, error) {
+	c.all++
+	if err := carries(c.Model, c.tier, p); err == nil {
+		c.carried++
+	}
+	return c.Model.Reach(ctx, p)
+}
+
+// carries says why a call cannot be made.
+func carries(m *scenarios.Model, tier Tier, p scenarios.Probe) error {
+	if p.Protocol == proxier.SCTP {
+		return fmt.Errorf("SCTP: %w", errors.ErrUnsupported)
+	}
+	explained, err := m.Explain(p)
+	if err != nil {
+		return err
+	}
+	for i := range explained {
+		if err := tier.Carries(&explained[i]); err != nil {
+			return fmt.Errorf("%w: %w", err, errors.ErrUnsupported)
+		}
+	}
+	return nil
+}
