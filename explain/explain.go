@@ -120,7 +120,6 @@ type Tiers func(*proxier.Explanation) []Tier
 // tiers is nil.
 func Of(node string, table *proxier.Table, flow proxier.Flow, tiers Tiers) *Explanation {
 	from := table.Explain(flow)
-	facts := table.Facts()
 	e := &Explanation{
 		Node: node,
 		Flow: Flow{
@@ -129,7 +128,7 @@ func Of(node string, table *proxier.Table, flow proxier.Flow, tiers Tiers) *Expl
 		},
 		Verdict:   from.Outcome.String(),
 		Reason:    from.Reason,
-		Origin:    Origin{Kind: from.Origin.String(), Reason: originReason(from.Origin, flow, &facts)},
+		Origin:    Origin{Kind: from.Origin.String(), Reason: originReason(from.Origin, flow, &from.Facts)},
 		Endpoints: []Endpoint{}, Tiers: []Tier{}, Notes: []string{},
 	}
 	if flow.Source.Port() != 0 {
@@ -141,7 +140,7 @@ func Of(node string, table *proxier.Table, flow proxier.Flow, tiers Tiers) *Expl
 			e.Tiers = append(e.Tiers, tiers(&from)...)
 		}
 	}
-	e.note(&from, &facts)
+	e.note(&from)
 	return e
 }
 
@@ -219,7 +218,7 @@ func (e *Explanation) frontend(from *proxier.Explanation) {
 }
 
 // note adds what one should know besides.
-func (e *Explanation) note(from *proxier.Explanation, facts *proxier.Facts) {
+func (e *Explanation) note(from *proxier.Explanation) {
 	add := func(format string, args ...any) { e.Notes = append(e.Notes, fmt.Sprintf(format, args...)) }
 	family := familyOf(from.Flow.Destination.Addr())
 	if f := from.Frontend; f != nil {
@@ -228,7 +227,7 @@ func (e *Explanation) note(from *proxier.Explanation, facts *proxier.Facts) {
 				e.Frontend.Namespace, e.Frontend.Name, family, family)
 		}
 		if from.Outcome == proxier.Forward && from.Route.Source == proxier.AnySource {
-			add("any-source: upstream's kube-proxy hides the client behind this node here, balancing at the socket does not. Replies come back either way.")
+			add("any-source: where packets are translated the client is hidden behind this node, as with upstream's kube-proxy; balancing at its socket has nothing to hide.")
 		}
 		if slices.ContainsFunc(e.Endpoints, func(p Endpoint) bool { return p.Hairpin }) {
 			add("The client is one of the endpoints. A connection that is led back to it may show any source.")
@@ -237,7 +236,7 @@ func (e *Explanation) note(from *proxier.Explanation, facts *proxier.Facts) {
 	if from.Outcome == proxier.Dropped && from.Flow.Device == "" {
 		add("To sockets of this node a drop is an error at once (EPERM), not silence.")
 	}
-	if d := &facts.Pods; d.Interface != "" && from.Flow.Device == "" && from.Origin == proxier.FromOutside {
+	if d := &from.Facts.Pods; d.Interface != "" && from.Flow.Device == "" && from.Origin == proxier.FromOutside {
 		add("Pods are told by the device their packets come in by (%s). Name one to explain a flow of a pod.", deviceText(d))
 	}
 }

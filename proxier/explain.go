@@ -35,6 +35,7 @@ func (o Outcome) String() string { return [...]string{"pass", "forward", "reject
 // Explanation is what becomes of a flow, and why.
 type Explanation struct {
 	Flow    Flow
+	Facts   Facts // it was decided by
 	Origin  Origin
 	Outcome Outcome
 	// Reason is the outcome in words.
@@ -78,7 +79,7 @@ func (t *Table) Explain(flow Flow) Explanation {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	source, to := flow.Source.Addr(), flow.Destination
-	e := Explanation{Flow: flow, Origin: t.facts.Origin(source, flow.Device)}
+	e := Explanation{Flow: flow, Facts: t.facts, Origin: t.facts.Origin(source, flow.Device)}
 
 	index, how := t.lookup(to, flow.Protocol, e.Origin)
 	if index < 0 {
