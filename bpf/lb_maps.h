@@ -13,7 +13,7 @@
  * mmap-able: user space changes a backend set by one aligned 8-byte store.
  */
 #define MAGIC 0x6d65646e6174ULL /* "tandem" */
-#define LAYOUT_VERSION 1
+#define LAYOUT_VERSION 2
 
 /* Layout and gauges; also how our other maps and programs are recognised. */
 struct {
@@ -24,7 +24,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_meta SEC(".maps");
 
-/* address, port, protocol, scope -> service and backend set */
+/* address, port, protocol, scope -> backend set, and so service */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct frontend_key);

@@ -11,6 +11,7 @@
  * (::ffff:a.b.c.d), so one set of maps and one path of code serve both.
  */
 
+#include <linux/bpf.h>
 #include <linux/types.h>
 
 enum lb_scope {
@@ -29,8 +30,9 @@ enum lb_set {
 
 /* What an empty set says; it stands in the base half of the set word. */
 enum lb_verdict {
-	VERDICT_REJECT = 0,
-	VERDICT_DROP = 1,
+	VERDICT_NONE = 0, /* no frontend leads here, or not any more */
+	VERDICT_REJECT = 1,
+	VERDICT_DROP = 2,
 };
 
 struct frontend_key {
@@ -40,18 +42,20 @@ struct frontend_key {
 	__u8 scope; /* enum lb_scope */
 };
 
+/* The service id follows from the set's. */
 struct frontend {
-	__u32 service;
 	__u32 set;
 	__u32 affinity; /* seconds; 0: none */
+	__u32 check;	/* of the key and these two, see frontend.h */
 	__u32 kind;	/* for people; the data path does not read it */
+	struct bpf_spin_lock lock; /* of user space, to overwrite in place */
 };
 
 struct backend {
 	__be32 addr[4];
 	__be16 port;
 	__u8 proto;
-	__u8 members; /* bit enum lb_set & 1: in the cluster / local set */
+	__u8 members; /* bit enum lb_set: in that set of the service */
 	__u32 service;
 	__u32 generation;
 	__u32 flags; /* for people */
@@ -115,7 +119,8 @@ struct udp_peer_key {
 struct udp_peer {
 	__be32 vip[4];
 	__be16 vip_port;
-	__u8 pad[6];
+	__u8 pad[2];
+	__u32 check; /* of the key and all before, see udp_peer.h */
 };
 
 struct meta {
@@ -132,12 +137,13 @@ struct meta {
 };
 
 _Static_assert(sizeof(struct frontend_key) == 20, "frontend_key");
-_Static_assert(sizeof(struct frontend) == 16, "frontend");
+_Static_assert(sizeof(struct frontend) == 20, "frontend");
 _Static_assert(sizeof(struct backend) == 32, "backend");
 _Static_assert(sizeof(struct service) == 128, "service");
 _Static_assert(sizeof(struct affinity_key) == 24, "affinity_key");
 _Static_assert(sizeof(struct sock_dest) == 56, "sock_dest");
 _Static_assert(sizeof(struct udp_peer_key) == 32, "udp_peer_key");
+_Static_assert(sizeof(struct udp_peer) == 24, "udp_peer");
 _Static_assert(sizeof(struct meta) == 48, "meta");
 
 #endif

@@ -6,21 +6,14 @@
 #include <bpf/bpf_helpers.h>
 
 #include "affinity.h"
+#include "frontend.h"
 #include "lb_maps.h"
-
-/*
- * A set may be republished while we read it. Freed extents and ids rest for
- * seconds before reuse and carry a generation, so a stale read shows and is
- * repeated; one repeat is enough but for a writer that publishes faster than
- * we read.
- */
-#define SELECT_ATTEMPTS 8
 
 enum select_result {
 	SELECT_OK,
 	SELECT_REJECT,
 	SELECT_DROP,
-	SELECT_RACED,
+	SELECT_RACED, /* what was read does not belong together */
 };
 
 static __always_inline struct backend *backend_of(__u32 id, __u32 generation,
@@ -36,79 +29,81 @@ static __always_inline struct backend *backend_of(__u32 id, __u32 generation,
 /* The backend may still be picked for new connections of this set. */
 static __always_inline bool is_member(const struct backend *be, __u32 set)
 {
-	return be->members & (1 << (set & 1));
+	return be->members & (1 << (set % SETS_PER_SERVICE));
 }
 
 /*
  * Picks the backend for a new connection. client is who asks, for affinity.
- * On SELECT_OK, chosen holds id and generation, and *out the backend.
+ * With one, which is on SELECT_OK, chosen holds its id and generation.
+ *
+ * User space may be writing all of this meanwhile. What it frees rests for a
+ * grace period before it is used again, and carries a generation; and a set
+ * that no frontend leads to any more says so. So what is stale shows.
  */
-static __always_inline enum select_result
-select_backend(const struct frontend *fe, const __be32 *client,
-	       struct affinity *chosen, struct backend **out)
+static __always_inline struct backend *
+select_backend(const struct frontend_ref *fe, __u64 client,
+	       struct affinity *chosen, enum select_result *result)
 {
 	struct affinity_key who = {
 		.service = fe->service,
 		.family_set = fe->set & ~1u,
 	};
-	__u64 now = 0;
+	__u32 base, size, index;
+	struct affinity *last;
+	__u64 word, now = 0;
+	struct backend *be;
+	__u64 *at;
 
 	if (fe->affinity) {
-		struct affinity *last;
-
-		__builtin_memcpy(who.client, client, sizeof(who.client));
+		who.client[2] = client >> 32;
+		who.client[3] = (__u32)client;
 		now = bpf_ktime_get_ns();
 		last = affinity_lookup(&who, now, fe->affinity);
 		if (last) {
-			struct backend *be = backend_of(
-				last->backend, last->generation, fe->service);
-
+			*chosen = *last;
+			barrier(); /* what is checked is what is used */
+			be = backend_of(chosen->backend, chosen->generation,
+					fe->service);
 			if (be && is_member(be, fe->set)) {
-				chosen->backend = last->backend;
-				chosen->generation = last->generation;
 				last->last_ns = now;
-				*out = be;
-				return SELECT_OK;
+				*result = SELECT_OK;
+				return be;
 			}
 		}
 	}
 
-	for (int i = 0; i < SELECT_ATTEMPTS; i++) {
-		__u64 *word = bpf_map_lookup_elem(&tdm_set, &fe->set);
-		struct backend *be;
-		__u64 set, slot, *at;
-		__u32 base, size, index;
-
-		if (!word)
-			return SELECT_REJECT;
-		set = *(volatile __u64 *)word;
-		base = (__u32)set;
-		size = set >> 32;
-		if (!size)
-			return base == VERDICT_DROP ? SELECT_DROP :
-						      SELECT_REJECT;
-
-		index = base +
-			(__u32)(((__u64)bpf_get_prandom_u32() * size) >> 32);
-		at = bpf_map_lookup_elem(&tdm_slot, &index);
-		if (!at)
-			continue;
-		slot = *(volatile __u64 *)at;
-		be = backend_of((__u32)slot, slot >> 32, fe->service);
-		if (!be)
-			continue;
-
-		chosen->backend = (__u32)slot;
-		chosen->generation = slot >> 32;
-		if (fe->affinity) {
-			chosen->last_ns = now;
-			bpf_map_update_elem(&tdm_affinity, &who, chosen,
-					    BPF_ANY);
-		}
-		*out = be;
-		return SELECT_OK;
+	*result = SELECT_RACED;
+	at = bpf_map_lookup_elem(&tdm_set, &fe->set);
+	if (!at)
+		return NULL;
+	word = *(volatile __u64 *)at;
+	base = (__u32)word;
+	size = word >> 32;
+	if (!size) {
+		if (base == VERDICT_REJECT)
+			*result = SELECT_REJECT;
+		else if (base == VERDICT_DROP)
+			*result = SELECT_DROP;
+		return NULL;
 	}
-	return SELECT_RACED;
+
+	index = base + (__u32)(((__u64)bpf_get_prandom_u32() * size) >> 32);
+	at = bpf_map_lookup_elem(&tdm_slot, &index);
+	if (!at)
+		return NULL;
+	word = *(volatile __u64 *)at;
+	chosen->backend = (__u32)word;
+	chosen->generation = word >> 32;
+	be = backend_of(chosen->backend, chosen->generation, fe->service);
+	if (!be)
+		return NULL;
+
+	if (fe->affinity) {
+		chosen->last_ns = now;
+		bpf_map_update_elem(&tdm_affinity, &who, chosen, BPF_ANY);
+	}
+	*result = SELECT_OK;
+	return be;
 }
 
 #endif

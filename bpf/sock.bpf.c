@@ -12,10 +12,12 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "frontend.h"
 #include "lb_config.h"
 #include "lb_maps.h"
 #include "lb_types.h"
 #include "select.h"
+#include "udp_peer.h"
 
 char __license[] SEC("license") = "Dual BSD/GPL";
 
@@ -100,11 +102,11 @@ static __always_inline __u8 l4_proto(const struct bpf_sock_addr *ctx)
 	return 0;
 }
 
-static __always_inline struct sock_dest *dest_of(struct bpf_sock_addr *ctx)
+static __always_inline struct sock_dest *dest_of(struct bpf_sock *sk)
 {
-	if (!ctx->sk)
+	if (!sk)
 		return NULL;
-	return bpf_sk_storage_get(&tdm_sock, ctx->sk, NULL, 0);
+	return bpf_sk_storage_get(&tdm_sock, sk, NULL, 0);
 }
 
 /*
@@ -168,18 +170,20 @@ static __always_inline void count(__u32 service, enum select_result result,
  * An unconnected socket that keeps sending to one service address stays with
  * its backend while that is eligible, as it would under netfilter's conntrack.
  */
-static __always_inline struct backend *sticky(const struct sock_dest *dest,
-					      const struct frontend *fe,
-					      const struct peer *vip)
+static __always_inline bool sticky(const struct sock_dest *dest,
+				   const struct frontend_ref *fe,
+				   struct peer *p)
 {
 	struct backend *be;
 
-	if (!dest || !same(dest->vip, dest->vip_port, vip->addr, vip->port))
-		return NULL;
+	if (!dest || !same(dest->vip, dest->vip_port, p->addr, p->port))
+		return false;
 	be = backend_of(dest->backend, dest->generation, fe->service);
 	if (!be || !is_member(be, fe->set))
-		return NULL;
-	return be;
+		return false;
+	__builtin_memcpy(p->addr, be->addr, sizeof(p->addr));
+	p->port = be->port;
+	return true;
 }
 
 /*
@@ -188,16 +192,16 @@ static __always_inline struct backend *sticky(const struct sock_dest *dest,
  * arrive; its further peers go to the LRU.
  */
 static __always_inline void remember(struct bpf_sock_addr *ctx,
-				     struct sock_dest *old,
+				     struct bpf_sock *sk, struct sock_dest *old,
 				     struct sock_dest *dest)
 {
 	struct udp_peer_key key = {};
 	struct udp_peer value = {};
 
 	if (!old) {
-		if (!ctx->sk)
+		if (!sk)
 			return;
-		old = bpf_sk_storage_get(&tdm_sock, ctx->sk, dest,
+		old = bpf_sk_storage_get(&tdm_sock, sk, dest,
 					 BPF_SK_STORAGE_GET_F_CREATE);
 		if (!old)
 			return;
@@ -219,21 +223,29 @@ static __always_inline void remember(struct bpf_sock_addr *ctx,
 	key.port = dest->port;
 	__builtin_memcpy(value.vip, dest->vip, sizeof(value.vip));
 	value.vip_port = dest->vip_port;
-	bpf_map_update_elem(&tdm_udp_peer, &key, &value, BPF_ANY);
+	udp_peer_update(&key, &value);
 	old->many = 1;
 }
+
+/*
+ * What was read may not belong together because user space is changing it; then
+ * all is read again, from the frontend on. Once is enough but for a writer that
+ * publishes faster than we read.
+ */
+#define FORWARD_ATTEMPTS 4
 
 /* Translates *p, which a socket is about to connect or send to. */
 static __always_inline int forward(struct bpf_sock_addr *ctx, struct peer *p,
 				   bool connecting)
 {
 	struct frontend_key key = { .scope = SCOPE_INTERNAL };
-	struct sock_dest *old, dest = {};
-	struct affinity chosen = {};
-	enum select_result result;
-	__be32 client[4] = {};
-	struct frontend *fe;
-	struct backend *be;
+	enum select_result result = SELECT_RACED;
+	struct bpf_sock *sk = ctx->sk;
+	__u32 service = 0; /* of a frontend that could not be read */
+	struct affinity chosen;
+	struct frontend_ref fe;
+	struct backend *be = NULL;
+	struct sock_dest *old;
 	__u64 netns;
 
 	key.proto = l4_proto(ctx);
@@ -241,56 +253,56 @@ static __always_inline int forward(struct bpf_sock_addr *ctx, struct peer *p,
 		return PROCEED;
 	__builtin_memcpy(key.addr, p->addr, sizeof(key.addr));
 	key.port = p->port;
+	old = dest_of(sk);
 
-	fe = bpf_map_lookup_elem(&tdm_frontend, &key);
-	old = dest_of(ctx);
-	if (!fe) {
-		/* Connected elsewhere now: its peer is what it dialled. */
-		if (connecting && old)
-			bpf_sk_storage_delete(&tdm_sock, ctx->sk);
-		return PROCEED;
-	}
-	netns = bpf_get_netns_cookie(ctx);
-	if (left_alone(netns))
-		return PROCEED;
+	for (int i = 0; i < FORWARD_ATTEMPTS; i++) {
+		enum frontend_result found = frontend_lookup(&key, &fe);
 
-	if (!connecting) {
-		be = sticky(old, fe, p);
-		if (be) {
-			__builtin_memcpy(p->addr, be->addr, sizeof(p->addr));
-			p->port = be->port;
+		if (found == FRONTEND_NONE) {
+			/* Its peer is what it dialled from now on. */
+			if (connecting && old)
+				bpf_sk_storage_delete(&tdm_sock, sk);
 			return PROCEED;
 		}
+		netns = bpf_get_netns_cookie(ctx);
+		if (left_alone(netns))
+			return PROCEED;
+		if (found == FRONTEND_RACED)
+			continue;
+		if (!connecting && sticky(old, &fe, p))
+			return PROCEED;
+		service = fe.service;
+		be = select_backend(&fe, netns, &chosen, &result);
+		if (result != SELECT_RACED)
+			break;
 	}
-
-	client[2] = netns >> 32;
-	client[3] = (__u32)netns;
-	result = select_backend(fe, client, &chosen, &be);
-	count(fe->service, result, chosen.backend);
-	if (result != SELECT_OK)
+	count(service, result, be ? chosen.backend : 0);
+	if (!be)
 		return fail(p, result != SELECT_DROP);
 
+	struct sock_dest dest = {
+		.vip_port = p->port,
+		.port = be->port,
+		.service = fe.service,
+		.backend = chosen.backend,
+		.generation = chosen.generation,
+		.connected = connecting,
+		.proto = key.proto,
+	};
 	__builtin_memcpy(dest.vip, p->addr, sizeof(dest.vip));
-	dest.vip_port = p->port;
-	__builtin_memcpy(p->addr, be->addr, sizeof(p->addr));
-	p->port = be->port;
-	__builtin_memcpy(dest.addr, p->addr, sizeof(dest.addr));
-	dest.port = p->port;
-	dest.service = fe->service;
-	dest.backend = chosen.backend;
-	dest.generation = chosen.generation;
-	dest.connected = connecting;
-	dest.proto = key.proto;
-	remember(ctx, old, &dest);
+	__builtin_memcpy(dest.addr, be->addr, sizeof(dest.addr));
+	__builtin_memcpy(p->addr, dest.addr, sizeof(p->addr));
+	p->port = dest.port;
+	remember(ctx, sk, old, &dest);
 	return PROCEED;
 }
 
 /* Translates *p, the peer a socket is about to be told, back. */
 static __always_inline void backward(struct bpf_sock_addr *ctx, struct peer *p)
 {
-	struct sock_dest *dest = dest_of(ctx);
+	struct sock_dest *dest = dest_of(ctx->sk);
 	struct udp_peer_key key = {};
-	struct udp_peer *peer;
+	struct udp_peer peer;
 
 	if (!dest)
 		return;
@@ -304,11 +316,10 @@ static __always_inline void backward(struct bpf_sock_addr *ctx, struct peer *p)
 	key.cookie = bpf_get_socket_cookie(ctx);
 	__builtin_memcpy(key.addr, p->addr, sizeof(key.addr));
 	key.port = p->port;
-	peer = bpf_map_lookup_elem(&tdm_udp_peer, &key);
-	if (!peer)
+	if (!udp_peer_lookup(&key, &peer))
 		return;
-	__builtin_memcpy(p->addr, peer->vip, sizeof(p->addr));
-	p->port = peer->vip_port;
+	__builtin_memcpy(p->addr, peer.vip, sizeof(p->addr));
+	p->port = peer.vip_port;
 }
 
 static __always_inline int forward4(struct bpf_sock_addr *ctx, bool connecting)

@@ -58,11 +58,12 @@ func (w *writer) load() error {
 	}
 	var lost []frontendKey
 	err := t.frontends.Dump(func(key frontendKey, value frontendValue) {
-		if int(value.Service) >= len(left) || left[value.Service].id == 0 {
+		service := int(value.service())
+		if service >= len(left) || left[service].id == 0 {
 			lost = append(lost, key)
 			return
 		}
-		s := &left[value.Service]
+		s := &left[service]
 		s.frontends = append(s.frontends, frontendEntry{key, value})
 		w.usedFrontends++
 	})
@@ -128,7 +129,7 @@ func (w *writer) prune() error {
 			if err != nil {
 				return fmt.Errorf("read frontend %s: %w", frontendText(f.key), err)
 			}
-			if ok && value.Service == s.id {
+			if ok && value.service() == s.id {
 				p.frontends = append(p.frontends, f)
 			} else {
 				w.usedFrontends--
@@ -156,8 +157,8 @@ func (w *writer) audit() error {
 	var foreign []frontendKey
 	found := 0
 	err := w.tables.frontends.Dump(func(key frontendKey, value frontendValue) {
-		if int(value.Service) < len(owner) && owner[value.Service] != 0 {
-			p := &w.ports[owner[value.Service]-1]
+		if service := int(value.service()); service < len(owner) && owner[service] != 0 {
+			p := &w.ports[owner[service]-1]
 			if slices.Contains(p.frontends, frontendEntry{key, value}) {
 				found++
 				return

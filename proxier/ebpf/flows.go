@@ -188,14 +188,16 @@ func (w *writer) newJudge() *judge {
 // It goes by addresses, not ids: the tables may have been built anew since.
 func (j *judge) stale(dest *sockDest) bool {
 	key := frontendKey{Addr: dest.Vip, Port: dest.VipPort, Proto: uint8(proxier.UDP), Scope: scopeInternal}
+	j.writer.mu.RLock() // or the element becomes that of another key
 	value, found, err := j.writer.tables.frontends.Lookup(key)
+	j.writer.mu.RUnlock()
 	if err != nil {
 		return false
 	}
 	if !found {
 		return true
 	}
-	return !has(j.live, liveBackend{value.Service, dest.Addr, dest.Port})
+	return !has(j.live, liveBackend{value.service(), dest.Addr, dest.Port})
 }
 
 // usage of the tables.

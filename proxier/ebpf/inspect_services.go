@@ -175,7 +175,10 @@ func (t *tables) frontendsByService() (map[uint32][]frontendEntry, error) {
 	}
 	by := map[uint32][]frontendEntry{}
 	for key, value := range seen {
-		by[value.Service] = append(by[value.Service], frontendEntry{key, value})
+		// Nobody is led by one that is not whole.
+		if f := (frontendEntry{key, value}); f.whole() {
+			by[value.service()] = append(by[value.service()], f)
+		}
 	}
 	return by, nil
 }
@@ -230,7 +233,11 @@ func (t *tables) viewService(id uint32, frontends []frontendEntry, candidates []
 		case size > 0:
 			v.Sets = append(v.Sets, SetView{Name: s.String(), Size: size})
 		case used[s]:
-			v.Sets = append(v.Sets, SetView{Name: s.String(), Verdict: proxier.Verdict(base).String()})
+			if verdict, ok := verdictOf(base); ok {
+				v.Sets = append(v.Sets, SetView{Name: s.String(), Verdict: verdict.String()})
+			} else {
+				v.Changing = true
+			}
 		}
 	}
 	for backend, member := range sets.members {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"slices"
@@ -214,8 +215,9 @@ func TestRestartUnderTraffic(t *testing.T) {
 	t.Logf("%d requests during 100 restarts, %d failed", asked.Load(), failed.Load())
 }
 
-// New sizes move to new maps without a gap, in both directions.
-func TestResizeUnderTraffic(t *testing.T) {
+// Other sizes, in both directions, and another layout move to new maps without
+// a gap.
+func TestNewMapsUnderTraffic(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
 	a, client := serve(t, one.Pod("a")), one.Pod("client")
@@ -248,11 +250,14 @@ func TestResizeUnderTraffic(t *testing.T) {
 			}
 		}
 	})
-	for i := range 10 {
+	for i := range 12 {
+		if i%2 != 0 { // the size stays
+			n.tier.writer.tables.meta.Layout = layoutVersion - 1
+		}
 		n.close()
-		n.start(t, Options{Sizes: Sizes{Frontends: 64 << (i % 3), Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 1 << 10, OptOuts: 16}})
+		n.start(t, Options{Sizes: Sizes{Frontends: 64 << (i / 2 % 3), Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 1 << 10, OptOuts: 16}})
 		if n.tier.Adopted() {
-			t.Fatal("tables of another size were taken over")
+			t.Fatal("tables of another size or layout were taken over")
 		}
 		feed()
 		runFlowsOnce(t, n.tier)
@@ -311,6 +316,21 @@ func TestModelKernel(t *testing.T) {
 		for _, s := range c.slices {
 			n.OnEndpointSliceDelete(s)
 		}
+	}
+}
+
+// A batch that the kernel refuses as a whole wrote nothing.
+func TestRefusedBatch(t *testing.T) {
+	l := lab.NewT(t)
+	n := newNode(t, l.Node("node1"), l, Options{})
+	m, err := reopen(n.tier.maps.TdmFrontend, unix.BPF_F_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	wrote, err := (&kernelFrontends{m: m}).Update(make([]frontendKey, 3), make([]frontendValue, 3))
+	if wrote != 0 || !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("wrote %d, %v", wrote, err)
 	}
 }
 

@@ -30,7 +30,7 @@ type (
 // What bpf/lb_maps.h says of the layout.
 const (
 	metaMagic     = 0x6d65646e6174
-	layoutVersion = 1
+	layoutVersion = 2
 )
 
 // States and reasons of a serviceEntry.
@@ -91,7 +91,17 @@ func setWord(base uint32, size int) uint64 { return uint64(base) | uint64(size)<
 
 func splitSetWord(w uint64) (base uint32, size int) { return uint32(w), int(w >> 32) }
 
-func emptySet(v proxier.Verdict) uint64 { return uint64(v) }
+// unusedSet is the word of a set that no frontend leads to: a program that comes
+// there was led by one that was changed meanwhile, and looks again.
+const unusedSet = 0
+
+// emptySet is the word of a set in use that has no backends.
+func emptySet(v proxier.Verdict) uint64 { return uint64(v) + 1 }
+
+// verdictOf is what emptySet was given.
+func verdictOf(base uint32) (v proxier.Verdict, ok bool) {
+	return proxier.Verdict(base - 1), base != unusedSet
+}
 
 func slotWord(id, generation uint32) uint64 { return uint64(id) | uint64(generation)<<32 }
 
@@ -166,22 +176,33 @@ func openTables(m *sockMaps) (*tables, error) {
 	return t, nil
 }
 
-// kernelFrontends is the real frontend map.
+// kernelFrontends is the real frontend map. Entries that exist are written in
+// place, under their lock: an update without it replaces the element, and a
+// program that is just walking the bucket may then find neither
+// (bpf/frontend.h).
 type kernelFrontends struct{ m *ciliumebpf.Map }
+
+var (
+	updateInPlace = &ciliumebpf.BatchOptions{ElemFlags: uint64(ciliumebpf.UpdateLock)}
+	lookupWhole   = &ciliumebpf.BatchOptions{ElemFlags: uint64(ciliumebpf.LookupLock)}
+)
 
 func (k *kernelFrontends) MaxEntries() int { return int(k.m.MaxEntries()) }
 
 func (k *kernelFrontends) Update(keys []frontendKey, values []frontendValue) (int, error) {
 	if len(keys) == 1 {
-		if err := k.m.Put(&keys[0], &values[0]); err != nil {
+		if err := k.m.Update(&keys[0], &values[0], ciliumebpf.UpdateLock); err != nil {
 			return 0, err
 		}
 		return 1, nil
 	}
-	n, err := k.m.BatchUpdate(keys, values, nil)
+	n, err := k.m.BatchUpdate(keys, values, updateInPlace)
+	if err != nil && n == len(keys) {
+		n = 0 // refused as a whole, and the count left as it was
+	}
 	if err != nil && errors.Is(err, ciliumebpf.ErrNotSupported) {
 		for n = range keys {
-			if err := k.m.Put(&keys[n], &values[n]); err != nil {
+			if err := k.m.Update(&keys[n], &values[n], ciliumebpf.UpdateLock); err != nil {
 				return n, err
 			}
 		}
@@ -219,7 +240,7 @@ func (k *kernelFrontends) Delete(keys []frontendKey) error {
 
 func (k *kernelFrontends) Lookup(key frontendKey) (frontendValue, bool, error) {
 	var value frontendValue
-	err := k.m.Lookup(&key, &value)
+	err := k.m.LookupWithFlags(&key, &value, ciliumebpf.LookupLock)
 	if errors.Is(err, ciliumebpf.ErrKeyNotExist) {
 		return value, false, nil
 	}
@@ -231,7 +252,7 @@ func (k *kernelFrontends) Dump(fn func(frontendKey, frontendValue)) error {
 	keys, values := make([]frontendKey, chunk), make([]frontendValue, chunk)
 	var cursor ciliumebpf.MapBatchCursor
 	for {
-		n, err := k.m.BatchLookup(&cursor, keys, values, nil)
+		n, err := k.m.BatchLookup(&cursor, keys, values, lookupWhole)
 		for i := range n {
 			fn(keys[i], values[i])
 		}

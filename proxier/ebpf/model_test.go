@@ -186,7 +186,7 @@ func TestModelFull(t *testing.T) {
 			}
 			h.sync(t)
 			h.writer.check(t)
-			if text := h.writer.text(); strings.Contains(text, "STALE") || strings.Contains(text, "NO-MEMBER") {
+			if text := h.writer.text(); strings.Contains(text, "STALE") || strings.Contains(text, "NO-MEMBER") || strings.Contains(text, "UNUSED") {
 				t.Fatalf("seed %d: %s", seed, text)
 			}
 		}

@@ -104,7 +104,7 @@ func (w *writer) place(index uint32) error {
 	}
 	for s := range proxier.Sets {
 		if !used[s] {
-			w.publish(p.id, s, emptySet(d.Empty[s]))
+			w.publish(p.id, s, unusedSet)
 		}
 	}
 	w.narrow(d, ids)
@@ -126,9 +126,17 @@ func (w *writer) full(table string, need int, u Usage) error {
 	return &CapacityError{Table: table, Need: need, Usage: u}
 }
 
-func inSet(b *proxier.Backend, s proxier.Set) bool {
-	return b.Members&s.Member() != 0 && b.Addr.Addr().Is4() == (s.Family() == proxier.IPv4)
+func inSet(b *proxier.Backend, s proxier.Set) bool { return membersOf(b)&setBit(s) != 0 }
+
+// membersOf is what the programs have for b.Members: a bit per set.
+func membersOf(b *proxier.Backend) uint8 {
+	if b.Addr.Addr().Is4() {
+		return uint8(b.Members)
+	}
+	return uint8(b.Members) << proxier.V6Cluster
 }
+
+func setBit(s proxier.Set) uint8 { return 1 << s }
 
 func keyOf(d *proxier.Decision, i int) frontendKey {
 	f := &d.Frontends[i]
@@ -144,12 +152,11 @@ func (w *writer) frontendsOf(p *port) (list []frontendEntry, fresh int) {
 		if f.Conflict != nil || !carries(f) {
 			return frontendEntry{}, false
 		}
-		return frontendEntry{key: keyOf(d, i), value: frontendValue{
-			Service:  p.id,
+		return makeFrontend(keyOf(d, i), frontendValue{
 			Set:      p.id*setsPerService + uint32(f.Routes[proxier.FromPod].Set),
 			Affinity: uint32(d.Affinity / time.Second),
 			Kind:     uint32(f.Kind),
-		}}, true
+		}), true
 	}
 	same := true
 	n := 0
@@ -248,7 +255,7 @@ func (w *writer) writeBackends(service uint32, d *proxier.Decision, ids []uint32
 		b := &d.Backends[i]
 		if ids[i] != 0 {
 			e := &w.tables.backends[ids[i]]
-			if members := e.Members | uint8(b.Members); e.Members != members {
+			if members := e.Members | membersOf(b); e.Members != members {
 				e.Members = members
 				w.writes++
 			}
@@ -266,7 +273,7 @@ func (w *writer) writeBackends(service uint32, d *proxier.Decision, ids []uint32
 		}
 		*e = backendEntry{
 			Addr: bpfAddr(b.Addr.Addr()), Port: bpfPort(b.Addr.Port()), Proto: uint8(d.Name.Protocol),
-			Members: uint8(b.Members), Service: service, Generation: generation, Flags: backendFlags(b),
+			Members: membersOf(b), Service: service, Generation: generation, Flags: backendFlags(b),
 		}
 		w.writes++
 		ids[i] = id
@@ -293,8 +300,8 @@ func backendFlags(b *proxier.Backend) uint32 {
 // narrow ends the memberships that the published sets no longer give.
 func (w *writer) narrow(d *proxier.Decision, ids []uint32) {
 	for i := range d.Backends {
-		if e := &w.tables.backends[ids[i]]; e.Members != uint8(d.Backends[i].Members) {
-			e.Members = uint8(d.Backends[i].Members)
+		if e, members := &w.tables.backends[ids[i]], membersOf(&d.Backends[i]); e.Members != members {
+			e.Members = members
 			w.writes++
 		}
 	}

@@ -158,7 +158,7 @@ func (w *writer) delete(keys []frontendKey) error {
 // remove gives back everything of a service port that has no frontend left.
 func (w *writer) remove(p *port) {
 	for s := range proxier.Sets {
-		w.publish(p.id, s, emptySet(proxier.Reject))
+		w.publish(p.id, s, unusedSet)
 	}
 	for _, id := range p.backends {
 		w.freeBackend(id)
@@ -206,7 +206,7 @@ func (w *writer) retreat(p *port) {
 			b := &d.Backends[i]
 			// Addresses may still lead to a set that is to be used no more.
 			eligible := inSet(b, s) || !used[s] && b.Members != 0 && b.Addr.Addr().Is4() == (s.Family() == proxier.IPv4)
-			if ids[i] != 0 && eligible && w.tables.backends[ids[i]].Members&uint8(s.Member()) != 0 {
+			if ids[i] != 0 && eligible && w.tables.backends[ids[i]].Members&setBit(s) != 0 {
 				remain = append(remain, ids[i])
 			}
 		}
@@ -236,8 +236,8 @@ func (w *writer) retreat(p *port) {
 			continue
 		}
 		kept = append(kept, id)
-		if e := &w.tables.backends[id]; e.Members&^uint8(d.Backends[i].Members) != 0 {
-			e.Members &= uint8(d.Backends[i].Members)
+		if e, members := &w.tables.backends[id], membersOf(&d.Backends[i]); e.Members&^members != 0 {
+			e.Members &= members
 			w.writes++
 		}
 	}

@@ -31,7 +31,7 @@ type Sizes struct {
 }
 
 // DefaultSizes fit what clusters are tested up to upstream (10,000 Services,
-// 150,000 Pods) with room to spare, in 53 MiB of kernel memory.
+// 150,000 Pods) with room to spare, in 54 MiB of kernel memory.
 func DefaultSizes() Sizes {
 	return Sizes{
 		Frontends: 1 << 17,

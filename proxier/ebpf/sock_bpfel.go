@@ -40,10 +40,14 @@ type sockBackend struct {
 
 type sockFrontend struct {
 	_        structs.HostLayout
-	Service  uint32
 	Set      uint32
 	Affinity uint32
+	Check    uint32
 	Kind     uint32
+	Lock     struct {
+		_   structs.HostLayout
+		Val uint32
+	}
 }
 
 type sockFrontendKey struct {
@@ -104,7 +108,8 @@ type sockUdpPeer struct {
 	_       structs.HostLayout
 	Vip     [4]uint32
 	VipPort uint16
-	Pad     [6]uint8
+	Pad     [2]uint8
+	Check   uint32
 }
 
 type sockUdpPeerKey struct {

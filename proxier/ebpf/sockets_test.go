@@ -330,6 +330,42 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
+// A connection of the same client that began a moment later, and stored its time
+// first, does not end the affinity.
+func TestAffinityBesideNewerConnection(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	pods := []*lab.Pod{serve(t, one.Pod("a")), serve(t, one.Pod("b")), serve(t, one.Pod("c"))}
+	client := one.Pod("client")
+	n := newNode(t, one, l, Options{})
+	n.OnServiceAdd(dualService(func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }))
+	n.setPods(pods...)
+	n.sync(t)
+	first := ""
+	for range 20 {
+		r, err := client.Ask(t.Context(), "tcp", netip.AddrPortFrom(vip4, 80))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first == "" {
+			first = r.Server
+		}
+		if r.Server != first {
+			t.Fatalf("went from %s to %s", first, r.Server)
+		}
+		var key sockAffinityKey
+		var record sockAffinity
+		all := n.tier.maps.TdmAffinity.Iterate()
+		if !all.Next(&key, &record) {
+			t.Fatal("no record: ", all.Err())
+		}
+		record.LastNs += uint64(time.Minute)
+		if err := n.tier.maps.TdmAffinity.Put(key, record); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func split(pods []*lab.Pod, name string) (one *lab.Pod, rest []*lab.Pod) {
 	for _, p := range pods {
 		if p.Name == name {

@@ -105,23 +105,27 @@ func makeSlice(name, service string, addresses ...string) *discoveryv1.EndpointS
 func (w *writer) text() string {
 	var lines []string
 	err := w.tables.frontends.Dump(func(key frontendKey, value frontendValue) {
-		e := &w.tables.services[value.Service]
+		e := &w.tables.services[value.service()]
 		base, size := splitSetWord(w.tables.sets[value.Set])
 		to := make([]string, 0, size)
 		for i := range size {
 			slot := w.tables.slots[base+uint32(i)]
 			b := &w.tables.backends[uint32(slot)]
-			if b.Generation != uint32(slot>>32) || b.Service != value.Service {
+			if b.Generation != uint32(slot>>32) || b.Service != value.service() {
 				to = append(to, "STALE")
 				continue
 			}
-			if b.Members&(1<<(value.Set&1)) == 0 {
+			if b.Members&(1<<(value.Set%setsPerService)) == 0 {
 				to = append(to, "NO-MEMBER")
 			}
 			to = append(to, goAddrPort(b.Addr, b.Port).String())
 		}
 		if size == 0 {
-			to = append(to, proxier.Verdict(base).String())
+			if verdict, ok := verdictOf(base); ok {
+				to = append(to, verdict.String())
+			} else {
+				to = append(to, "UNUSED")
+			}
 		}
 		lines = append(lines, fmt.Sprintf("%s/%s %s affinity=%d -> %s", goAddrPort(key.Addr, key.Port), proxier.Protocol(key.Proto),
 			e.Name[:e.NameLen], value.Affinity, strings.Join(to, " ")))
@@ -176,7 +180,7 @@ func (w *writer) check(t testing.TB) {
 				slots += 1 << orderOf(size)
 			}
 			for i := range size {
-				members[uint32(w.tables.slots[base+uint32(i)])] |= uint8(proxier.Set(s).Member())
+				members[uint32(w.tables.slots[base+uint32(i)])] |= 1 << s
 			}
 		}
 	}
@@ -536,7 +540,7 @@ func TestWriterMovesBetweenSetsWithoutGap(t *testing.T) {
 	served := func() {
 		t.Helper()
 		looks++
-		for _, bad := range []string{"reject", "drop", "STALE", "NO-MEMBER"} {
+		for _, bad := range []string{"reject", "drop", "STALE", "NO-MEMBER", "UNUSED"} {
 			if text := h.writer.text(); strings.Contains(text, bad) {
 				t.Errorf("a moment without a backend: %s", text)
 			}

@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// The kernel gives elements of hash maps to other keys while programs hold
+// them. These tests are about what programs make of that.
+
+// rewritten is a dual-stack service whose frontends the test rewrites. Nobody
+// listens at its backends: connect() of UDP sends nothing.
+type rewritten struct {
+	vips, backends [2]netip.AddrPort // IPv4, IPv6
+}
+
+func rewrittenServices(n *node, count int) []rewritten {
+	all := make([]rewritten, count)
+	for i := range all {
+		s := &all[i]
+		name := fmt.Sprintf("s%d", i)
+		service := dualService()
+		service.Name = name
+		service.Spec.ClusterIPs = nil
+		slices := slicesOf(name)
+		for family, format := range []string{"10.%d.7.%d", "fd00:10:%d::7:%d"} {
+			s.vips[family] = netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf(format, 96, i)), 80)
+			s.backends[family] = netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf(format, 244, i)), targetPort)
+			service.Spec.ClusterIPs = append(service.Spec.ClusterIPs, s.vips[family].Addr().String())
+			slices[family].Endpoints = makeSlice("", "", s.backends[family].Addr().String()).Endpoints
+			n.OnEndpointSliceAdd(slices[family])
+		}
+		n.OnServiceAdd(service)
+	}
+	return all
+}
+
+// Frontends are moved between the sets of their service, and those of the first
+// service deleted and added, as fast as that goes. Who dials one gets a backend
+// of its service and family; who dials one that is always there always does.
+func TestFrontendsRewrittenUnderLoad(t *testing.T) {
+	const services, duration = 8, 3 * time.Second
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	client := one.Pod("client")
+	// Without that hook, getpeername() tells whom the socket is connected to.
+	// A full map has the most elements in a bucket.
+	sizes := Sizes{Frontends: services * 4, Services: 32, Backends: 64, Slots: 64, Affinity: 16, UDPPeers: 16, OptOuts: 16}
+	n := newNode(t, one, l, Options{NoGetpeername: true, Sizes: sizes})
+	all := rewrittenServices(n, services)
+	n.sync(t)
+
+	// Each has two values: the cluster set, and the local one with affinity.
+	tables := n.tier.writer.tables
+	var stay, move []frontendKey
+	var stayValues, moveValues [2][]frontendValue
+	err := tables.frontends.Dump(func(key frontendKey, value frontendValue) {
+		keys, values := &stay, &stayValues
+		if addr := goAddr(key.Addr); addr == all[0].vips[0].Addr() || addr == all[0].vips[1].Addr() {
+			keys, values = &move, &moveValues
+			tables.sets[value.Set+1] = tables.sets[value.Set]
+		}
+		*keys = append(*keys, key)
+		for i := range uint32(2) {
+			f := makeFrontend(key, frontendValue{Set: value.Set + i, Affinity: i * 600})
+			values[i] = append(values[i], f.value)
+		}
+	})
+	if err != nil || len(move) != 4 {
+		t.Fatal(len(move), err)
+	}
+	// As the writer does it: the set, what leads to it, and then the other set.
+	switchTo := func(now int) error {
+		from, to := stayValues[1-now], stayValues[now]
+		for i := range to {
+			atomic.StoreUint64(&tables.sets[to[i].Set], tables.sets[from[i].Set])
+		}
+		_, err := tables.frontends.Update(stay, to)
+		for i := range from {
+			atomic.StoreUint64(&tables.sets[from[i].Set], unusedSet)
+		}
+		return err
+	}
+
+	ctx, stop := context.WithTimeout(t.Context(), duration)
+	defer stop()
+	var connects, missed, refused, strangers atomic.Int64
+	var wg sync.WaitGroup
+	for family, domain := range []int{unix.AF_INET, unix.AF_INET6} {
+		wg.Go(func() {
+			err := client.Do(func() error {
+				fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+				if err != nil {
+					return err
+				}
+				defer unix.Close(fd)
+				for i := 0; ctx.Err() == nil; i++ {
+					s := &all[0] // every other time
+					if i%2 != 0 {
+						s = &all[1+i/2%(services-1)]
+					}
+					connects.Add(1)
+					to, err := connectedTo(fd, s.vips[family])
+					switch {
+					case err == nil && to == s.backends[family]:
+					case err == nil && to == s.vips[family]:
+						if s != &all[0] {
+							missed.Add(1)
+						}
+					case errors.Is(err, unix.ECONNREFUSED):
+						refused.Add(1)
+					default:
+						if strangers.Add(1) <= 5 {
+							t.Errorf("dialled %s, got %s, %v", s.vips[family], to, err)
+						}
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	steps, absent := 0, 0
+	for ; ctx.Err() == nil && !t.Failed(); steps++ {
+		if steps%len(move) == 0 {
+			if err := switchTo(1 - steps/len(move)%2); err != nil {
+				t.Error(err)
+			}
+		}
+		// The one that is added gets the element of the one that is deleted.
+		leaving := (absent + 1) % len(move)
+		if err := tables.frontends.Delete(move[leaving : leaving+1]); err != nil {
+			t.Error(err)
+		}
+		if _, err := tables.frontends.Update(move[absent:absent+1], moveValues[steps%2][absent:absent+1]); err != nil {
+			t.Error(err)
+		}
+		absent = leaving
+	}
+	stop()
+	wg.Wait()
+	t.Logf("%d connects, %d steps: %d strangers, %d missed, %d refused", connects.Load(), steps, strangers.Load(), missed.Load(), refused.Load())
+	if missed.Load() > 0 {
+		t.Errorf("%d connects did not find a frontend that was there", missed.Load())
+	}
+	// What could not be read whole in the end is refused, so this may be.
+	if refused.Load() > connects.Load()/100_000 {
+		t.Errorf("%d of %d connects were refused", refused.Load(), connects.Load())
+	}
+	if !t.Failed() && (connects.Load() < 10000 || steps < 1000) {
+		t.Error("no load")
+	}
+}
+
+// connectedTo connects a UDP socket, which may be connected already, and says
+// to what.
+func connectedTo(fd int, to netip.AddrPort) (netip.AddrPort, error) {
+	var at unix.Sockaddr = &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
+	if to.Addr().Is4() {
+		at = &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
+	}
+	if err := unix.Connect(fd, at); err != nil {
+		return netip.AddrPort{}, err
+	}
+	switch peer, err := unix.Getpeername(fd); peer := peer.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(peer.Addr), uint16(peer.Port)), err
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(peer.Addr), uint16(peer.Port)), err
+	default:
+		return netip.AddrPort{}, err
+	}
+}
+
+// frontendKeyOf is the key of one of the targets.
+func frontendKeyOf(target string) frontendKey {
+	to := targets()[target]
+	proto := proxier.TCP
+	if target[:3] == "udp" {
+		proto = proxier.UDP
+	}
+	return frontendKey{Addr: bpfAddr(to.Addr()), Port: bpfPort(to.Port()), Proto: uint8(proto)}
+}
+
+// The value of another frontend, and one that is not whole, lead nowhere. The
+// next full sync puts it right.
+func TestForeignFrontendValue(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	a, client := serve(t, one.Pod("a")), one.Pod("client")
+	n := newNode(t, one, l, Options{})
+	n.OnServiceAdd(dualService())
+	n.setPods(a)
+	n.sync(t)
+	value := func(network string) frontendValue {
+		t.Helper()
+		value, found, err := n.tier.writer.tables.frontends.Lookup(frontendKeyOf(network))
+		if err != nil || !found {
+			t.Fatal(found, err)
+		}
+		return value
+	}
+	raced := uint64(0)
+	for network, to := range targets() {
+		for name, change := range map[string]func(*frontendValue){
+			"another family": func(v *frontendValue) { *v = value(map[byte]string{'4': "tcp6", '6': "tcp4"}[network[3]]) },
+			"another port":   func(v *frontendValue) { *v = value(map[byte]string{'t': "udp4", 'u': "tcp4"}[network[0]]) },
+			"another set":    func(v *frontendValue) { v.Set++ },
+			"affinity":       func(v *frontendValue) { v.Affinity++ },
+			"nothing":        func(v *frontendValue) { *v = frontendValue{} },
+		} {
+			v := value(network)
+			change(&v)
+			if err := n.tier.maps.TdmFrontend.Put(frontendKeyOf(network), v); err != nil {
+				t.Fatal(err)
+			}
+			if r, err := client.Ask(t.Context(), network[:3], to); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("%s with the value of %s: %v %v", network, name, r, err)
+			}
+			if now := n.tier.writer.tables.serviceStats[0].Raced; now == raced {
+				t.Errorf("%s with the value of %s: not counted", network, name)
+			} else {
+				raced = now
+			}
+			if err := n.tier.Sync(t.Context(), proxier.Update{Full: true}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := client.Ask(t.Context(), network[:3], to); err != nil {
+				t.Errorf("%s after %s was put right: %v", network, name, err)
+			}
+		}
+	}
+}
+
+// A set that no frontend leads to any more is no set without backends: who came
+// there looks at the frontend again.
+func TestUnusedSet(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	a, client := serve(t, one.Pod("a")), one.Pod("client")
+	n := newNode(t, one, l, Options{})
+	n.OnServiceAdd(dualService())
+	n.setPods(a)
+	n.sync(t)
+	tables := n.tier.writer.tables
+	value, found, err := tables.frontends.Lookup(frontendKeyOf("tcp4"))
+	if err != nil || !found {
+		t.Fatal(found, err)
+	}
+	atomic.StoreUint64(&tables.sets[value.Set], unusedSet)
+	if r, err := client.Ask(t.Context(), "tcp", targets()["tcp4"]); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("%v %v", r, err)
+	}
+	if got, want := tables.serviceStats[value.service()], (serviceStats{Raced: 1}); got != want {
+		t.Errorf("counted %+v, want %+v", got, want)
+	}
+}
+
+// An affinity record that names a backend of the service's other family, as one
+// that changes hands may, is none.
+func TestForeignAffinity(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	a, client := serve(t, one.Pod("a")), one.Pod("client")
+	n := newNode(t, one, l, Options{})
+	n.OnServiceAdd(dualService(func(s *v1.Service) {
+		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](600)}}
+	}))
+	n.setPods(a)
+	n.sync(t)
+	ask := func() {
+		t.Helper()
+		for network, to := range targets() {
+			if r, err := client.Ask(t.Context(), network[:3], to); err != nil || r.Server != "a" {
+				t.Errorf("%s: %v %v", network, r, err)
+			}
+		}
+	}
+	ask()
+	type record struct {
+		key   sockAffinityKey
+		value sockAffinity
+	}
+	var records []record
+	var r record
+	all := n.tier.maps.TdmAffinity.Iterate()
+	for all.Next(&r.key, &r.value) {
+		records = append(records, r)
+	}
+	if len(records) != len(targets()) || all.Err() != nil {
+		t.Fatalf("%d records, %v", len(records), all.Err())
+	}
+	swapped := 0
+	for _, x := range records {
+		for _, y := range records {
+			if x.key.Service == y.key.Service && x.key.FamilySet != y.key.FamilySet {
+				if err := n.tier.maps.TdmAffinity.Put(x.key, y.value); err != nil {
+					t.Fatal(err)
+				}
+				swapped++
+			}
+		}
+	}
+	if swapped != len(records) {
+		t.Fatalf("swapped %d of %d", swapped, len(records))
+	}
+	ask()
+}
+
+// A record of another peer is not taken for the one that is looked up.
+func TestForeignUDPPeer(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	a, b, client := serve(t, one.Pod("a")), serve(t, one.Pod("b")), one.Pod("client")
+	n := newNode(t, one, l, Options{})
+	to := map[string]netip.AddrPort{"s1": netip.MustParseAddrPort("10.96.1.1:80"), "s2": netip.MustParseAddrPort("10.96.1.2:80")}
+	for name, at := range to {
+		s := dualService()
+		s.Name, s.Spec.ClusterIPs = name, []string{at.Addr().String()}
+		n.OnServiceAdd(s)
+		for _, s := range slicesOf(name, map[string]*lab.Pod{"s1": a, "s2": b}[name]) {
+			n.OnEndpointSliceAdd(s)
+		}
+	}
+	n.sync(t)
+	c, err := client.ListenUDP(unix.AF_INET)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	exchange(t, c, to["s1"]) // in the socket's storage
+	if from := exchange(t, c, to["s2"]); from != to["s2"] {
+		t.Fatalf("answered by %s", from)
+	}
+	var key sockUdpPeerKey
+	var own sockUdpPeer
+	peers := n.tier.maps.TdmUdpPeer
+	all := peers.Iterate()
+	if !all.Next(&key, &own) || goAddrPort(own.Vip, own.VipPort) != to["s2"] {
+		t.Fatalf("%+v %+v %v", key, own, all.Err())
+	}
+	foreign := own
+	foreign.Vip = bpfAddr(to["s1"].Addr())
+
+	for _, test := range []struct {
+		value sockUdpPeer
+		want  netip.AddrPort
+	}{{foreign, netip.AddrPortFrom(b.Addr4, targetPort)}, {own, to["s2"]}} {
+		if _, err := c.WriteToUDPAddrPort([]byte("hello\n"), to["s2"]); err != nil {
+			t.Fatal(err)
+		}
+		if err := peers.Update(key, test.value, ciliumebpf.UpdateExist); err != nil {
+			t.Fatal(err)
+		}
+		if _, from, err := c.ReadFromUDPAddrPort(make([]byte, 256)); err != nil || from != test.want {
+			t.Errorf("answered by %s, %v; want %s", from, err, test.want)
+		}
+	}
+	// The next request writes it anew.
+	if err := peers.Update(key, foreign, ciliumebpf.UpdateExist); err != nil {
+		t.Fatal(err)
+	}
+	if from := exchange(t, c, to["s2"]); from != to["s2"] {
+		t.Errorf("answered by %s", from)
+	}
+}
+
+// The same words give the same check in the programs, on either byte order.
+func TestCheckOf(t *testing.T) {
+	for _, test := range []struct {
+		words []uint32
+		want  uint32
+	}{
+		{nil, 1}, // 0 is no check
+		{[]uint32{0, 0, 0}, 1},
+		{[]uint32{1}, 0x9e3779b9},
+		{[]uint32{0, 1}, 0x9e3779b9},
+		{[]uint32{1, 0}, 0xdf442d22},
+		{[]uint32{0xffffffff}, 0xe113025b},
+		{[]uint32{0, 0, 0xffff0000, 0x0a00600a, 0x00065000, 4, 10800}, 0xfce29cf1},
+	} {
+		if got := checkOf(test.words); got != test.want {
+			t.Errorf("%#x: %#x, want %#x", test.words, got, test.want)
+		}
+	}
+}
