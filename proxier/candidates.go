@@ -19,10 +19,6 @@ type candidate struct {
 
 func (c *candidate) is(f endpointFlags) bool { return c.flags&f == f }
 
-// fallback says whether the endpoint takes new connections while no endpoint
-// is ready: it is shutting down, but still serves (KEP-1669).
-func (c *candidate) fallback() bool { return c.is(serving | terminating) }
-
 // target is what resolves an endpoint to an address and port.
 type target struct {
 	name     string

@@ -117,6 +117,10 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 	} else {
 		s.Ports = make([]ServicePort, 0, len(service.Spec.Ports))
 	}
+	seen := map[portName]struct{}(nil)
+	if len(service.Spec.Ports) > 8 {
+		seen = make(map[portName]struct{}, len(service.Spec.Ports))
+	}
 	for i := range service.Spec.Ports {
 		p := &service.Spec.Ports[i]
 		protocol, err := ParseProtocol(p.Protocol)
@@ -126,6 +130,10 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 		}
 		if p.Port < 1 || p.Port > 65535 {
 			invalid(fmt.Sprintf("spec.ports[%d].port", i), "%d is outside 1–65535; the port is not served", p.Port)
+			continue
+		}
+		if s.hasPort(p.Name, protocol, seen) {
+			invalid(fmt.Sprintf("spec.ports[%d].name", i), "a second %s port %q; it is not served", protocol, p.Name)
 			continue
 		}
 		port := ServicePort{Name: p.Name, Port: uint16(p.Port), Protocol: protocol}
@@ -138,6 +146,23 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 	}
 	s.More = parseExtras(s, service, invalid)
 	return s
+}
+
+type portName struct {
+	name     string
+	protocol Protocol
+}
+
+// hasPort says whether the Service has a port of that name already: names
+// identify ports. Of many ports, it keeps who was asked for in seen.
+func (s *Service) hasPort(name string, protocol Protocol, seen map[portName]struct{}) bool {
+	if seen == nil {
+		return slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return p.Name == name && p.Protocol == protocol })
+	}
+	key := portName{name, protocol}
+	_, has := seen[key]
+	seen[key] = struct{}{}
+	return has
 }
 
 // parseExtras returns nil for a Service that has none.

@@ -146,10 +146,10 @@ func (t *Table) apply(c *Change, out []PortChange, disputes []frontendKey) ([]Po
 		e.ports = e.onePort[:0]
 	}
 	if c.Service != nil {
-		find := newNameIndex(t.previous)
+		known := newNameIndex(t.previous)
 		for i := range c.Service.Ports {
 			port := &c.Service.Ports[i]
-			at := find.take(ServicePortName{NamespacedName: c.Service.Name, Port: port.Name, Protocol: port.Protocol})
+			at := known.find(ServicePortName{NamespacedName: c.Service.Name, Port: port.Name, Protocol: port.Protocol})
 			r := row{of: e}
 			if at >= 0 {
 				r.merged = t.previous[at].merged
@@ -190,35 +190,27 @@ func (t *Table) apply(c *Change, out []PortChange, disputes []frontendKey) ([]Po
 // keeps a hostile one from having thousands.
 type nameIndex struct {
 	list   []row
-	byName map[ServicePortName][]int
+	byName map[ServicePortName]int // nil for short lists
 }
 
 func newNameIndex(list []row) nameIndex {
 	x := nameIndex{list: list}
 	if len(list) > 8 {
-		x.byName = make(map[ServicePortName][]int, len(list))
+		x.byName = make(map[ServicePortName]int, len(list))
 		for i, r := range list {
-			x.byName[r.decision.Name] = append(x.byName[r.decision.Name], i)
+			x.byName[r.decision.Name] = i
 		}
 	}
 	return x
 }
 
-// take returns where the decision stands, each once, or -1. The caller clears
-// that place in the list.
-func (x *nameIndex) take(name ServicePortName) int {
-	if x.byName != nil {
-		at := x.byName[name]
-		if len(at) == 0 {
-			return -1
-		}
-		x.byName[name] = at[1:]
-		return at[0]
+// find returns where the decision stands, or -1.
+func (x *nameIndex) find(name ServicePortName) int {
+	if x.byName == nil {
+		return slices.IndexFunc(x.list, func(r row) bool { return r.decision != nil && r.decision.Name == name })
 	}
-	for i, r := range x.list {
-		if r.decision != nil && r.decision.Name == name {
-			return i
-		}
+	if i, ok := x.byName[name]; ok {
+		return i
 	}
 	return -1
 }

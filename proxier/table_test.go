@@ -314,6 +314,10 @@ func TestBadInput(t *testing.T) {
 		{name: "two of a family", field: "spec.clusterIPs[1]", service: makeService("a", clusterIPs("10.96.0.1", "10.96.0.2")), want: "frontend 10.96.0.1:80"},
 		{name: "port 0", field: "spec.ports[0].port", service: makeService("a", ports(v1.ServicePort{Name: "z"}, v1.ServicePort{Name: "p", Port: 80})), want: "frontend 10.96.0.1:80"},
 		{name: "port 65536", field: "spec.ports[0].port", service: makeService("a", ports(v1.ServicePort{Name: "z", Port: 65536}, v1.ServicePort{Name: "p", Port: 80})), want: "frontend 10.96.0.1:80"},
+		{
+			name: "two ports of a name", field: "spec.ports[1].name", want: "frontend 10.96.0.1:80",
+			service: makeService("a", ports(v1.ServicePort{Name: "p", Port: 80}, v1.ServicePort{Name: "p", Port: 81, NodePort: 30081})),
+		},
 		{name: "protocol", field: "spec.ports[0].protocol", service: makeService("a", ports(v1.ServicePort{Name: "z", Port: 1, Protocol: "QUIC"}, v1.ServicePort{Name: "p", Port: 80})), want: "frontend 10.96.0.1:80"},
 		{
 			name: "affinity timeout", field: "spec.sessionAffinityConfig.clientIP.timeoutSeconds", want: "affinity=3h0m0s",

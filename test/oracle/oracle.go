@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package oracle answers what becomes of one connection, straight from the
+// Kubernetes objects. It is a second opinion on package proxier: written from
+// the statements about Service semantics instead of from the code, and as plain
+// as possible. It looks at everything anew for every question, shares nothing
+// and remembers nothing but the parsed Services.
+package oracle
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// Cluster is all that answers depend on. It must not change after the first
+// question.
+type Cluster struct {
+	Services []*v1.Service
+	Slices   []*discoveryv1.EndpointSlice
+	NodeName string
+	Facts    proxier.Facts
+	Policy   proxier.Policy
+
+	claims []claim // nil: not read yet
+}
+
+// Answer is what becomes of a flow. What comes after Outcome is empty where it
+// passes, and Backends where it is not forwarded.
+type Answer struct {
+	Origin  proxier.Origin
+	Outcome proxier.Outcome
+	// Owner is the service port that it is for.
+	Owner proxier.ServicePortName
+	Kind  proxier.Kind
+	// Rivals want the same address and port; they come after it.
+	Rivals []proxier.ServicePortName
+	// Backends it can be forwarded to, sorted.
+	Backends []netip.AddrPort
+	Source   proxier.Source
+	Affinity time.Duration
+	// UsesCluster and UsesLocal say which sets frontends of the service port and
+	// family lead to at all.
+	UsesCluster, UsesLocal bool
+	// Endpoints of the service port and family, whatever set the flow leads to.
+	Endpoints map[netip.AddrPort]Endpoint
+}
+
+// Endpoint is one address and port, and why it is in the sets or is not.
+type Endpoint struct {
+	Cluster, Local proxier.Why
+	// Slice that it counts from, if several have it.
+	Slice string
+	// Copies of it, in all slices.
+	Copies int
+	// OnNode, Serving and Terminating are as the copy that counts says.
+	OnNode, Serving, Terminating bool
+}
+
+// Frontend is an address and port that a service port wants.
+type Frontend struct {
+	// Addr has the unspecified address for a NodePort.
+	Addr  netip.AddrPort
+	Kind  proxier.Kind
+	Owner proxier.ServicePortName
+	// Winner is who has it instead; zero if it is Owner's.
+	Winner proxier.ServicePortName
+	// Unguarded says that source ranges are there, but of the other family.
+	Unguarded bool
+	// AdmitsItself says that the address is let in as a source.
+	AdmitsItself bool
+}
+
+// Ask says what becomes of a flow.
+func (c *Cluster) Ask(flow proxier.Flow) Answer {
+	dst := flow.Destination
+	answer := Answer{Origin: c.origin(flow)}
+
+	// A NodePort is what nobody wants under exactly that address.
+	var found *claim
+	if !dst.Addr().IsUnspecified() {
+		found = c.winner(dst, flow.Protocol)
+	}
+	if found == nil && c.nodePortsAt(dst.Addr(), answer.Origin) {
+		found = c.winner(netip.AddrPortFrom(unspecified(family(dst.Addr())), dst.Port()), flow.Protocol)
+	}
+	if found == nil {
+		// Addresses that ClusterIPs are made of lead nowhere else (S12).
+		if slices.ContainsFunc(c.Facts.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(dst.Addr()) }) {
+			answer.Outcome = proxier.Rejected
+		}
+		return answer
+	}
+
+	answer.Owner, answer.Kind = found.owner, found.kind
+	for _, cl := range c.read() {
+		if cl.owner == found.owner && family(cl.addr.Addr()) == family(dst.Addr()) {
+			for from := range proxier.Origins {
+				onlyLocal, _ := c.route(&cl, from)
+				answer.UsesCluster = answer.UsesCluster || !onlyLocal
+				answer.UsesLocal = answer.UsesLocal || onlyLocal
+			}
+		}
+		if cl.addr == found.addr && cl.owner.Protocol == flow.Protocol && cl.owner != found.owner {
+			answer.Rivals = append(answer.Rivals, cl.owner)
+		}
+	}
+	slices.SortFunc(answer.Rivals, comparePorts)
+	answer.Affinity = affinity(found.service)
+	answer.Endpoints = c.endpoints(found.owner, family(dst.Addr()))
+	onlyLocal, source := c.route(found, answer.Origin)
+	answer.Source = source
+
+	// Source ranges come before all else, also before asking for endpoints.
+	if found.kind == proxier.LoadBalancer && !c.admits(found, flow.Source.Addr()) {
+		answer.Outcome = proxier.Dropped
+		return answer
+	}
+
+	inCluster := 0
+	for addr, e := range answer.Endpoints {
+		if e.Cluster.In() {
+			inCluster++
+		}
+		if onlyLocal && e.Local.In() || !onlyLocal && e.Cluster.In() {
+			answer.Backends = append(answer.Backends, addr)
+		}
+	}
+	slices.SortFunc(answer.Backends, netip.AddrPort.Compare)
+	switch {
+	case len(answer.Backends) > 0:
+		answer.Outcome = proxier.Forward
+	case onlyLocal && inCluster > 0: // S42
+		answer.Outcome = proxier.Dropped
+	default: // S41
+		answer.Outcome = proxier.Rejected
+	}
+	return answer
+}
+
+// Frontends are all that is wanted, sorted, and who has it.
+func (c *Cluster) Frontends() []Frontend {
+	var list []Frontend
+	for _, cl := range c.read() {
+		f := Frontend{Addr: cl.addr, Kind: cl.kind, Owner: cl.owner, AdmitsItself: true}
+		if w := c.winner(cl.addr, cl.owner.Protocol); w.owner != cl.owner {
+			f.Winner = w.owner
+		}
+		if cl.kind == proxier.LoadBalancer {
+			mine, others, invalid := ranges(cl.service, family(cl.addr.Addr()))
+			f.AdmitsItself = c.admits(&cl, cl.addr.Addr())
+			f.Unguarded = len(mine) == 0 && others > 0 && invalid == 0 && !c.Policy.StrictSourceRanges
+		}
+		list = append(list, f)
+	}
+	slices.SortFunc(list, Frontend.compare)
+	return list
+}
+
+func (f Frontend) compare(o Frontend) int {
+	return cmp.Or(f.Addr.Compare(o.Addr), cmp.Compare(f.Kind, o.Kind), comparePorts(f.Owner, o.Owner))
+}
+
+// HealthChecks are what load balancers ask of this node (C53).
+func (c *Cluster) HealthChecks() map[types.NamespacedName]proxier.HealthCheck {
+	checks := map[types.NamespacedName]proxier.HealthCheck{}
+	for _, s := range c.Services {
+		number, valid := portNumber(s.Spec.HealthCheckNodePort)
+		addressed := clusterIP(s, proxier.IPv4).IsValid() || clusterIP(s, proxier.IPv6).IsValid()
+		if !proxied(s) || !addressed || s.Spec.Type != v1.ServiceTypeLoadBalancer || !externalLocal(s) || !valid {
+			continue
+		}
+		check := proxier.HealthCheck{UID: s.UID, Port: number}
+		for f := range proxier.Families {
+			if !clusterIP(s, f).IsValid() {
+				continue
+			}
+			ready := map[netip.Addr]bool{}
+			for _, slice := range c.slicesOf(nameOf(s), f) {
+				if !slices.ContainsFunc(slice.Ports, usable) {
+					continue
+				}
+				for _, e := range slice.Endpoints {
+					addr, ok := endpointAddr(e, f)
+					if ok && isReady(e) && !isTerminating(e) && c.onNode(e) {
+						ready[addr] = true
+					}
+				}
+			}
+			check.Ready[f] = len(ready)
+		}
+		checks[nameOf(s)] = check
+	}
+	return checks
+}
+
+func (c *Cluster) origin(flow proxier.Flow) proxier.Origin {
+	src, pods := flow.Source.Addr(), c.Facts.Pods
+	var pod bool
+	switch {
+	case pods.Interface == "":
+		pod = slices.ContainsFunc(pods.CIDRs, func(p netip.Prefix) bool { return p.Contains(src) })
+	case pods.InterfacePrefix:
+		pod = strings.HasPrefix(flow.Device, pods.Interface)
+	default:
+		pod = flow.Device == pods.Interface
+	}
+	switch {
+	case pod:
+		return proxier.FromPod
+	case src.IsLoopback() || slices.Contains(c.Facts.LocalAddrs, src):
+		return proxier.FromHost
+	}
+	return proxier.FromOutside
+}
+
+// knowsPods says whether there is a detector for a family.
+func (c *Cluster) knowsPods(f proxier.Family) bool {
+	return c.Facts.Pods.Interface != "" ||
+		slices.ContainsFunc(c.Facts.Pods.CIDRs, func(p netip.Prefix) bool { return family(p.Addr()) == f })
+}
+
+// nodePortsAt says whether NodePorts are served at an address, to somebody from
+// there.
+func (c *Cluster) nodePortsAt(addr netip.Addr, from proxier.Origin) bool {
+	s := c.Policy.NodePorts
+	keyword := s.Primary || s.Localhost || s.All
+	listed := slices.ContainsFunc(s.CIDRs, func(p netip.Prefix) bool { return family(p.Addr()) == family(addr) })
+	selected := s.All || !keyword && !listed ||
+		slices.ContainsFunc(s.CIDRs, func(p netip.Prefix) bool { return p.Contains(addr) })
+	if addr.IsLoopback() {
+		return from == proxier.FromHost && (s.Localhost || s.Loopback && selected)
+	}
+	return slices.Contains(c.Facts.LocalAddrs, addr) &&
+		(selected || s.Primary && addr == c.Facts.NodeIPs[family(addr)])
+}
+
+func nameOf(s *v1.Service) types.NamespacedName {
+	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
+}
+
+func family(a netip.Addr) proxier.Family {
+	if a.Is4() {
+		return proxier.IPv4
+	}
+	return proxier.IPv6
+}
+
+func unspecified(f proxier.Family) netip.Addr {
+	if f == proxier.IPv4 {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// plain says that an address is nothing but an address of its family.
+func plain(a netip.Addr) bool { return !a.Is4In6() && a.Zone() == "" }
+
+func portNumber(n int32) (uint16, bool) { return uint16(n), n >= 1 && n <= 65535 }

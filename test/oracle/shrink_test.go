@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oracle
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/scenarios"
+)
+
+// defect is a history after which something is wrong.
+type defect struct {
+	h       history
+	proxied bool
+	seed    uint64 // of checkDump
+	spoil   wrongAnswer
+	what    string
+	flow    proxier.Flow
+}
+
+// reproduce plays it and returns what is wrong, if it is what is looked for.
+func (d *defect) reproduce() (found *failure) {
+	defer func() {
+		if r := recover(); r != nil {
+			found = &failure{what: "panic", flow: d.flow, text: fmt.Sprintf("panic: %v\n%s", r, debug.Stack())}
+		}
+		if found != nil && found.what != d.what {
+			found = nil
+		}
+	}()
+	p := newPlayer(d.h, d.proxied)
+	for _, st := range d.h.steps {
+		p.play(st)
+	}
+	c := p.cluster()
+	switch d.what {
+	case "changes", "frontends", "health":
+		return checkState(p.s, c)
+	case "dump":
+		return checkDump(p.s, c, d.seed)
+	case "panic":
+		if !d.flow.Destination.IsValid() {
+			checkState(p.s, c)
+			checkDump(p.s, c, d.seed)
+			return nil
+		}
+	}
+	return checkFlow(p.s, c, d.flow, d.spoil)
+}
+
+// quietly goes on after a panic: that may be the defect.
+func quietly(f func()) {
+	defer func() { _ = recover() }()
+	f()
+}
+
+// shrink takes away whatever is not needed to see the defect, greedily, until
+// nothing more can go.
+func (d *defect) shrink(deadline time.Time) {
+	// The final state alone is best, told at once and to the table directly.
+	p := newPlayer(d.h, false)
+	for _, st := range d.h.steps {
+		quietly(func() { p.play(st) })
+	}
+	last := step{}
+	c := p.cluster()
+	for _, s := range c.Services {
+		last.events = append(last.events, event{service: s})
+	}
+	for _, s := range c.Slices {
+		last.events = append(last.events, event{slice: s})
+	}
+	d.try(func(h *history) { h.facts, h.steps = p.facts, []step{last} })
+	if d.proxied {
+		d.proxied = false
+		if d.reproduce() == nil {
+			d.proxied = true
+		}
+	}
+	for again := true; again && time.Now().Before(deadline); {
+		again = d.round(deadline)
+	}
+}
+
+// round tries everything once and says whether anything went.
+func (d *defect) round(deadline time.Time) (smaller bool) {
+	try := func(change func(*history)) bool {
+		if d.try(change) {
+			smaller = true
+			return true
+		}
+		return false
+	}
+	// Steps, then events, in ever smaller pieces.
+	for n := len(d.h.steps); n > 0; n /= 2 {
+		for i := len(d.h.steps) - n; i >= 0; i -= n {
+			try(func(h *history) { h.steps = slices.Delete(h.steps, i, i+n) })
+		}
+	}
+	for s := range d.h.steps {
+		for n := len(d.h.steps[s].events); n > 0; n /= 2 {
+			for i := len(d.h.steps[s].events) - n; i >= 0; i -= n {
+				try(func(h *history) { h.steps[s].events = slices.Delete(h.steps[s].events, i, i+n) })
+			}
+		}
+		if d.h.steps[s].facts != nil {
+			try(func(h *history) { h.steps[s].facts = nil })
+		}
+	}
+	// What is left of the objects.
+	for s := range d.h.steps {
+		for e := range d.h.steps[s].events {
+			for i := 0; time.Now().Before(deadline); {
+				simpler, ok := simplify(d.h.steps[s].events[e], i)
+				if !ok {
+					break
+				}
+				if simpler == nil || !try(func(h *history) { h.steps[s].events[e] = *simpler }) {
+					i++
+				}
+			}
+		}
+	}
+	// The node: as in a scenario that says nothing of it.
+	for s := -1; s < len(d.h.steps); s++ {
+		if s >= 0 && d.h.steps[s].facts == nil {
+			continue
+		}
+		for i := range simplerFacts {
+			d.tryIf(func(h *history) bool {
+				f := &h.facts
+				if s >= 0 {
+					copied := *h.steps[s].facts
+					h.steps[s].facts, f = &copied, &copied
+				}
+				return simplerFacts[i](f)
+			}, &smaller)
+		}
+	}
+	for i := range simplerPolicy {
+		d.tryIf(func(h *history) bool { return simplerPolicy[i](&h.policy, &h.settings) }, &smaller)
+	}
+	// A flow that a scenario can tell.
+	for _, f := range simplerFlows(d.flow, d.h.now().LocalAddrs) {
+		was := d.flow
+		if f == was {
+			break // the best one that works
+		}
+		d.flow = f
+		if d.reproduce() != nil {
+			smaller = true
+			break
+		}
+		d.flow = was
+	}
+	return smaller
+}
+
+// try keeps a change if the defect is still to be seen.
+func (d *defect) try(change func(*history)) bool {
+	was := d.h
+	d.h.steps = slices.Clone(was.steps)
+	for i := range d.h.steps {
+		d.h.steps[i].events = slices.Clone(d.h.steps[i].events)
+	}
+	change(&d.h)
+	if d.reproduce() != nil {
+		return true
+	}
+	d.h = was
+	return false
+}
+
+// tryIf is try for a change that may find nothing to do.
+func (d *defect) tryIf(change func(*history) bool, smaller *bool) {
+	did := false
+	if d.try(func(h *history) { did = change(h) }) && did {
+		*smaller = true
+	}
+}
+
+// simplify returns an event whose object has the i-th of its simplifications;
+// nil if that is the same object, and false if there are no more.
+func simplify(e event, i int) (*event, bool) {
+	if e.gone {
+		return nil, false
+	}
+	if e.service != nil {
+		s, ok := changed(e.service, e.service.DeepCopy(), serviceChanges(e.service), i)
+		if s == nil {
+			return nil, ok
+		}
+		return &event{service: s}, true
+	}
+	s, ok := changed(e.slice, e.slice.DeepCopy(), sliceChanges(e.slice), i)
+	if s == nil {
+		return nil, ok
+	}
+	return &event{slice: s}, true
+}
+
+func changed[O any](was, is *O, changes []func(*O), i int) (*O, bool) {
+	if i >= len(changes) {
+		return nil, false
+	}
+	changes[i](is)
+	if reflect.DeepEqual(was, is) {
+		return nil, true
+	}
+	return is, true
+}
+
+// without returns changes that take pieces out of a list: halves first.
+func without[O, E any](n int, list func(*O) *[]E) (changes []func(*O)) {
+	for size := (n + 1) / 2; size > 0; size /= 2 {
+		for i := 0; i < n; i += size {
+			changes = append(changes, func(o *O) {
+				l := list(o)
+				*l = slices.Delete(*l, i, min(i+size, len(*l)))
+			})
+		}
+	}
+	return changes
+}
+
+func serviceChanges(s *v1.Service) (changes []func(*v1.Service)) {
+	add := func(list ...func(*v1.Service)) { changes = append(changes, list...) }
+	add(without(len(s.Spec.Ports), func(s *v1.Service) *[]v1.ServicePort { return &s.Spec.Ports })...)
+	add(without(len(s.Spec.ExternalIPs), func(s *v1.Service) *[]string { return &s.Spec.ExternalIPs })...)
+	add(without(len(s.Status.LoadBalancer.Ingress), func(s *v1.Service) *[]v1.LoadBalancerIngress { return &s.Status.LoadBalancer.Ingress })...)
+	add(without(len(s.Spec.LoadBalancerSourceRanges), func(s *v1.Service) *[]string { return &s.Spec.LoadBalancerSourceRanges })...)
+	if len(s.Spec.ClusterIPs) > 1 {
+		add(without(len(s.Spec.ClusterIPs), func(s *v1.Service) *[]string { return &s.Spec.ClusterIPs })...)
+	}
+	add(
+		func(s *v1.Service) { s.UID = "" },
+		func(s *v1.Service) { s.Labels = nil },
+		func(s *v1.Service) { s.CreationTimestamp = metav1.Time{} },
+		func(s *v1.Service) { s.Spec.Type = "" },
+		func(s *v1.Service) { s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = "", nil },
+		func(s *v1.Service) { s.Spec.SessionAffinityConfig = nil },
+		func(s *v1.Service) { s.Spec.InternalTrafficPolicy = nil },
+		func(s *v1.Service) { s.Spec.ExternalTrafficPolicy = "" },
+		func(s *v1.Service) { s.Spec.HealthCheckNodePort = 0 },
+		func(s *v1.Service) { s.Spec.ClusterIPs = nil },
+	)
+	for i := range s.Spec.Ports {
+		add(
+			func(s *v1.Service) { s.Spec.Ports[i].NodePort = 0 },
+			func(s *v1.Service) { s.Spec.Ports[i].AppProtocol = nil },
+			func(s *v1.Service) { s.Spec.Ports[i].Protocol = "" },
+		)
+	}
+	for i := range s.Status.LoadBalancer.Ingress {
+		add(func(s *v1.Service) {
+			s.Status.LoadBalancer.Ingress[i].Ports, s.Status.LoadBalancer.Ingress[i].IPMode = nil, nil
+		})
+	}
+	return changes
+}
+
+func sliceChanges(s *discoveryv1.EndpointSlice) (changes []func(*discoveryv1.EndpointSlice)) {
+	add := func(list ...func(*discoveryv1.EndpointSlice)) { changes = append(changes, list...) }
+	add(without(len(s.Endpoints), func(s *discoveryv1.EndpointSlice) *[]discoveryv1.Endpoint { return &s.Endpoints })...)
+	add(without(len(s.Ports), func(s *discoveryv1.EndpointSlice) *[]discoveryv1.EndpointPort { return &s.Ports })...)
+	add(func(s *discoveryv1.EndpointSlice) { delete(s.Labels, proxier.LabelHeadless) })
+	for i := range s.Endpoints {
+		add(
+			func(s *discoveryv1.EndpointSlice) { s.Endpoints[i].Conditions = discoveryv1.EndpointConditions{} },
+			func(s *discoveryv1.EndpointSlice) { s.Endpoints[i].Conditions.Ready = nil },
+			func(s *discoveryv1.EndpointSlice) { s.Endpoints[i].Conditions.Serving = nil },
+			func(s *discoveryv1.EndpointSlice) { s.Endpoints[i].Conditions.Terminating = nil },
+			func(s *discoveryv1.EndpointSlice) { s.Endpoints[i].NodeName = nil },
+			func(s *discoveryv1.EndpointSlice) { s.Endpoints[i].Hints = nil },
+		)
+		if h := s.Endpoints[i].Hints; h != nil {
+			add(without(len(h.ForZones), func(s *discoveryv1.EndpointSlice) *[]discoveryv1.ForZone { return &s.Endpoints[i].Hints.ForZones })...)
+			add(without(len(h.ForNodes), func(s *discoveryv1.EndpointSlice) *[]discoveryv1.ForNode { return &s.Endpoints[i].Hints.ForNodes })...)
+		}
+	}
+	for i := range s.Ports {
+		add(func(s *discoveryv1.EndpointSlice) { s.Ports[i].Protocol = nil })
+	}
+	return changes
+}
+
+// What a scenario has that says nothing of it.
+var (
+	plainNodeIPs    = [proxier.Families]netip.Addr{netip.MustParseAddr("172.18.0.1"), netip.MustParseAddr("fd00:18::1")}
+	plainLocalAddrs = []netip.Addr{
+		netip.MustParseAddr("10.244.1.254"), netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("172.18.0.1"),
+		netip.IPv6Loopback(), netip.MustParseAddr("fd00:10:244:1::ffff"), netip.MustParseAddr("fd00:18::1"),
+	}
+)
+
+// The changes of facts and policy say whether there was anything to do.
+var simplerFacts = []func(*proxier.Facts) bool{
+	func(f *proxier.Facts) bool { return become(&f.Zone, "") },
+	func(f *proxier.Facts) bool { return become(&f.NodeIPs, plainNodeIPs) },
+	func(f *proxier.Facts) bool { return become(&f.LocalAddrs, plainLocalAddrs) },
+	func(f *proxier.Facts) bool {
+		list := slices.Concat(f.LocalAddrs, plainLocalAddrs)
+		slices.SortFunc(list, netip.Addr.Compare)
+		return become(&f.LocalAddrs, slices.Compact(list))
+	},
+	func(f *proxier.Facts) bool {
+		return become(&f.Pods, proxier.Detector{CIDRs: scenarios.DefaultConfig().Detect.CIDRs})
+	},
+	func(f *proxier.Facts) bool { return len(f.Pods.CIDRs) < 2 && become(&f.Pods, proxier.Detector{}) },
+	func(f *proxier.Facts) bool { return become(&f.ServiceCIDRs, scenarios.DefaultConfig().ServiceCIDRs) },
+}
+
+var simplerPolicy = []func(*proxier.Policy, *settings) bool{
+	func(p *proxier.Policy, _ *settings) bool { return become(&p.MasqueradeAll, false) },
+	func(p *proxier.Policy, _ *settings) bool { return become(&p.IgnoreExternalIPs, false) },
+	func(p *proxier.Policy, _ *settings) bool { return become(&p.StrictSourceRanges, false) },
+	func(p *proxier.Policy, s *settings) bool {
+		p.NodePorts = proxier.NodePortSelector{Loopback: p.NodePorts.Loopback}
+		return become(&s.nodePortAddresses, nil)
+	},
+	func(p *proxier.Policy, s *settings) bool {
+		p.NodePorts.Loopback = false
+		return become(&s.localhostNodePorts, false)
+	},
+}
+
+func become[T any](v *T, to T) bool {
+	if reflect.DeepEqual(*v, to) {
+		return false
+	}
+	*v = to
+	return true
+}
+
+// simplerFlows come from those who can call in a scenario, best first.
+func simplerFlows(f proxier.Flow, localAddrs []netip.Addr) []proxier.Flow {
+	if !f.Destination.IsValid() {
+		return nil
+	}
+	family := family(f.Destination.Addr())
+	from := func(addr netip.Addr, device string) proxier.Flow {
+		return proxier.Flow{Source: netip.AddrPortFrom(addr, 0), Destination: f.Destination, Protocol: f.Protocol, Device: device}
+	}
+	host := plainNodeIPs[family]
+	if dst := f.Destination.Addr(); dst.IsLoopback() || slices.Contains(localAddrs, dst) || slices.Contains(plainLocalAddrs, dst) {
+		host = dst // a host talks to itself as the one it talks to
+	}
+	return []proxier.Flow{
+		from(netip.MustParseAddr(clientPool[family][0]), "eth0"),
+		from(netip.MustParseAddr(podPool[family][0]), "pod1"),
+		from(host, ""),
+		f,
+	}
+}
