@@ -131,22 +131,32 @@ func (m *merged) update(now []*EndpointSlice, to target, scratch []candidate) []
 	}
 	removed, added := collect(nil, gone, to), collect(nil, fresh, to)
 	out := slices.Grow(scratch[:0], len(m.list)+len(added))
+	put := func(run []candidate) { // which has no duplicates of its own
+		if len(run) > 0 && len(out) > 0 && out[len(out)-1].addr == run[0].addr {
+			m.duplicates = true
+		}
+		out = append(out, run...)
+	}
+	had := m.duplicates
 	at := 0 // the list up to here is in out, as far as it stays
 	for len(removed) > 0 || len(added) > 0 {
 		if len(added) == 0 || len(removed) > 0 && !added[0].before(&removed[0]) {
 			i := at + lowerBound(m.list[at:], &removed[0])
-			out = append(out, m.list[at:i]...)
+			put(m.list[at:i])
 			at, removed = i+1, removed[1:]
 			continue
 		}
 		i := at + lowerBound(m.list[at:], &added[0])
-		out = append(append(out, m.list[at:i]...), added[0])
+		put(m.list[at:i])
+		put(added[:1])
 		at, added = i, added[1:]
 	}
-	out = append(out, m.list[at:]...)
+	put(m.list[at:])
 	old := m.list
 	m.list = out
-	m.duplicates = hasDuplicates(out)
+	if had {
+		m.duplicates = hasDuplicates(out)
+	}
 	clear(old) // holds on to slices that are gone
 	return old[:0]
 }

@@ -47,6 +47,19 @@ func (d *Decision) find(addr netip.AddrPort) int {
 	return -1
 }
 
+// claimsAs says whether d claims what was claimed, and as well as that.
+func (d *Decision) claimsAs(was *Decision) bool {
+	if len(d.Frontends) != len(was.Frontends) || !d.Created.Equal(was.Created) {
+		return false
+	}
+	for i := range d.Frontends {
+		if d.Frontends[i].Addr != was.Frontends[i].Addr || d.Frontends[i].Kind != was.Frontends[i].Kind {
+			return false
+		}
+	}
+	return true
+}
+
 // claim takes the decision's addresses where nobody has them.
 func (t *Table) claim(d *Decision, disputes []frontendKey) []frontendKey {
 	for i := range d.Frontends {

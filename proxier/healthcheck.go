@@ -33,11 +33,14 @@ func (t *Table) HealthChecks() map[types.NamespacedName]HealthCheck {
 	return all
 }
 
+func (s *Service) hasHealthCheck() bool {
+	return s != nil && s.More != nil && s.More.HealthCheckNodePort != 0
+}
+
 func (t *Table) checkHealth(c *Change) {
-	name := c.entry.name
-	s := c.Service
-	if s == nil || s.More == nil || s.More.HealthCheckNodePort == 0 {
-		if len(t.health) > 0 {
+	name, s := c.entry.name, c.Service
+	if !s.hasHealthCheck() {
+		if c.entry.decided.service.hasHealthCheck() {
 			delete(t.health, name)
 		}
 		return

@@ -121,6 +121,9 @@ func (t *Table) Apply(changes []Change) []PortChange {
 	}
 	if fresh > 1000 { // not worth it for few
 		t.rows = slices.Grow(t.rows, max(0, fresh-len(t.free)))
+		if len(t.owner) == 0 {
+			t.owner = make(map[frontendKey]uint32, fresh+fresh/2)
+		}
 	}
 	out := make([]PortChange, 0, ports)
 	var disputes []frontendKey
@@ -135,8 +138,8 @@ func (t *Table) Apply(changes []Change) []PortChange {
 
 func (t *Table) apply(c *Change, out []PortChange, disputes []frontendKey) ([]PortChange, []frontendKey) {
 	e := c.entry
-	e.decided.service, e.decided.slices = c.Service, c.Slices
 	t.checkHealth(c)
+	e.decided.service, e.decided.slices = c.Service, c.Slices
 	t.previous = t.previous[:0]
 	for _, index := range e.ports {
 		t.previous = append(t.previous, t.rows[index])
@@ -163,8 +166,10 @@ func (t *Table) apply(c *Change, out []PortChange, disputes []frontendKey) ([]Po
 				was := t.previous[at].decision
 				t.previous[at] = row{}
 				d.index = was.index
-				disputes = t.release(was, d, disputes)
-				disputes = t.claim(d, disputes)
+				if !d.claimsAs(was) {
+					disputes = t.release(was, d, disputes)
+					disputes = t.claim(d, disputes)
+				}
 				d.inheritConflicts(was)
 				if d.equal(was) {
 					r.decision = was
@@ -234,6 +239,9 @@ func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 
 	used := d.Uses()
 	t.backends = t.backends[:0]
+	if r.merged != nil { // too many to be copied for nothing
+		t.backends = nil
+	}
 	for family := range Families {
 		cluster, local := setOf(family, false), setOf(family, true)
 		if !used[cluster] && !used[local] {
@@ -245,7 +253,11 @@ func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 			d.Empty[local] = Drop
 		}
 	}
-	d.Backends = slices.Clone(t.backends)
+	if r.merged == nil {
+		d.Backends = slices.Clone(t.backends)
+	} else {
+		d.Backends, t.backends = t.backends, nil
+	}
 	return d
 }
 
@@ -260,6 +272,9 @@ func (t *Table) decideBackends(from []*EndpointSlice, r *row, to target, cluster
 		used |= InLocal
 	}
 	list := t.candidatesOf(from, to, r)
+	if t.backends == nil {
+		t.backends = make([]Backend, 0, len(list))
+	}
 	e := newEligibility(list, t.facts.Zone)
 	for i := range list {
 		c := &list[i]

@@ -165,6 +165,7 @@ func BenchmarkColdStart(b *testing.B) {
 
 		start = time.Now()
 		n.start(b, Options{Sizes: benchSizes})
+		n.UpdateFacts(func(f *proxier.Facts) { *f = benchFacts() })
 		feed()
 		restart += time.Since(start)
 		if n.tier.writer.writes != 0 {
