@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -154,7 +155,7 @@ func (w *writer) audit() error {
 			expected += len(p.frontends)
 		}
 	}
-	var foreign []frontendKey
+	foreign := map[frontendKey]struct{}{}
 	found := 0
 	err := w.tables.frontends.Dump(func(key frontendKey, value frontendValue) {
 		if service := int(value.service()); service < len(owner) && owner[service] != 0 {
@@ -164,7 +165,7 @@ func (w *writer) audit() error {
 				return
 			}
 		}
-		foreign = append(foreign, key)
+		foreign[key] = struct{}{}
 	})
 	if err != nil {
 		return fmt.Errorf("read the frontends: %w", err)
@@ -173,7 +174,14 @@ func (w *writer) audit() error {
 	if found == expected && len(foreign) == 0 {
 		return nil
 	}
-	if err := w.tables.frontends.Delete(foreign); err != nil {
+	// Addresses of ours with a wrong value are overwritten: they must not be
+	// missing for a moment.
+	for i := range w.ports {
+		for _, f := range w.ports[i].frontends {
+			delete(foreign, f.key)
+		}
+	}
+	if err := w.tables.frontends.Delete(slices.Collect(maps.Keys(foreign))); err != nil {
 		return fmt.Errorf("delete %d frontends that nobody wrote: %w", len(foreign), err)
 	}
 	w.writes += uint64(len(foreign))

@@ -442,7 +442,9 @@ func TestAuditRepairs(t *testing.T) {
 	}
 	h.sync(t)
 	want := h.writer.text()
-	entries := tables.frontends.(*fakeFrontends).entries
+	fake := tables.frontends.(*fakeFrontends)
+	entries := fake.entries
+	var changed frontendKey
 	n := 0
 	for key, value := range entries {
 		switch n++; n {
@@ -453,10 +455,17 @@ func TestAuditRepairs(t *testing.T) {
 		case 2:
 			value.Set += 2
 			entries[key] = value
+			changed = key
 		}
 	}
 	if h.writer.text() == want {
 		t.Fatal("nothing was changed")
+	}
+	fake.fail = func(key frontendKey) error {
+		if _, there := entries[key]; !there && key == changed {
+			t.Error("an address is missing until it is written anew")
+		}
+		return nil
 	}
 	if _, err := h.writer.sync(proxier.Update{Full: true}); err != nil {
 		t.Fatal(err)
