@@ -90,6 +90,8 @@ func (p *proxy) explainTiers(e *proxier.Explanation) []explain.Tier {
 		t.Detail = "for sockets of this node; it does not see packets that arrive from elsewhere"
 	case e.Origin == proxier.FromPod && p.opts.Config.Tandem.EBPF.SocketLB == config.SocketLBHost:
 		t.Carries, t.Detail = false, "sockets of pods are left alone (ebpf.socketLB: host)"
+	case e.Origin == proxier.FromPod && e.Route.Source == proxier.Masquerade:
+		t.Detail = "at the socket, where nothing is masqueraded: endpoints see the client"
 	case p.tier.Unplaced() > 0:
 		t.Detail = fmt.Sprintf("if it fits: %d service ports do not, which 'tandemctl services' names", p.tier.Unplaced())
 	}

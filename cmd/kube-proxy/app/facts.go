@@ -29,6 +29,9 @@ func (f *facts) start(ctx context.Context) {
 	for _, warning := range f.settings.Warnings {
 		logger.Info("The configuration may not be what is meant", "what", warning)
 	}
+	if f.settings.Policy.MasqueradeAll {
+		logger.Info("masqueradeAll does nothing for connections that are balanced at their socket: no packet is translated, and backends see the client")
+	}
 	if n := &f.settings.Policy.NodePorts; len(n.CIDRs) == 0 && !n.Primary && !n.Localhost && !n.All {
 		logger.Info("NodePorts are served at all addresses of this node; --nodeport-addresses=primary keeps to those of its Node object")
 	}
