@@ -163,21 +163,14 @@ func originReason(origin proxier.Origin, flow proxier.Flow, facts *proxier.Facts
 	}
 	const neither = "its address is not one of this node's"
 	switch {
-	case !pods.Knows(familyOf(source)):
-		return fmt.Sprintf("%s, and nothing is configured that tells pods of %s from others", neither, familyOf(source))
+	case !pods.Knows(proxier.FamilyOf(source)):
+		return fmt.Sprintf("%s, and nothing is configured that tells pods of %s from others", neither, proxier.FamilyOf(source))
 	case pods.Interface == "":
 		return neither + ", nor in a range of pods"
 	case flow.Device == "":
 		return neither + ", and no device is given that it comes in by"
 	}
 	return fmt.Sprintf("%s, and packets of pods do not come in by %s", neither, flow.Device)
-}
-
-func familyOf(a netip.Addr) proxier.Family {
-	if a.Is4() {
-		return proxier.IPv4
-	}
-	return proxier.IPv6
 }
 
 func (e *Explanation) frontend(from *proxier.Explanation) {
@@ -220,7 +213,7 @@ func (e *Explanation) frontend(from *proxier.Explanation) {
 // note adds what one should know besides.
 func (e *Explanation) note(from *proxier.Explanation) {
 	add := func(format string, args ...any) { e.Notes = append(e.Notes, fmt.Sprintf(format, args...)) }
-	family := familyOf(from.Flow.Destination.Addr())
+	family := proxier.FamilyOf(from.Flow.Destination.Addr())
 	if f := from.Frontend; f != nil {
 		if f.Unguarded {
 			add("Warning: loadBalancerSourceRanges of %s/%s has no %s range, so anybody is let in by %s. Add one, or set strictSourceRanges.",

@@ -82,7 +82,7 @@ var loopback = [proxier.Families]netip.Addr{netip.MustParseAddr("127.0.0.1"), ne
 func (s *Settings) nodeIPs(node *v1.Node) [proxier.Families]netip.Addr {
 	var ips [proxier.Families]netip.Addr
 	orElse := func(a netip.Addr) {
-		if at := &ips[familyOf(a)]; a.IsValid() && !at.IsValid() {
+		if at := &ips[proxier.FamilyOf(a)]; a.IsValid() && !at.IsValid() {
 			*at = a
 		}
 	}
@@ -116,11 +116,4 @@ func firstOfEachFamily(cidrs []string) (list []netip.Prefix) {
 		}
 	}
 	return list
-}
-
-func familyOf(a netip.Addr) proxier.Family {
-	if a.Is4() {
-		return proxier.IPv4
-	}
-	return proxier.IPv6
 }

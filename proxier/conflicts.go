@@ -28,7 +28,7 @@ func (d *Decision) key(i int) frontendKey { return keyOf(d.Frontends[i].Addr, d.
 
 // compare is the order of Decision.Frontends.
 func (f *Frontend) compare(family Family, kind Kind, addr netip.AddrPort) int {
-	return cmp.Or(cmp.Compare(familyOf(f.Addr.Addr()), family), cmp.Compare(f.Kind, kind), f.Addr.Compare(addr))
+	return cmp.Or(cmp.Compare(FamilyOf(f.Addr.Addr()), family), cmp.Compare(f.Kind, kind), f.Addr.Compare(addr))
 }
 
 // find returns the place of the frontend with that address, or -1.
@@ -36,7 +36,7 @@ func (d *Decision) find(addr netip.AddrPort) int {
 	if len(d.Frontends) <= 8 {
 		return slices.IndexFunc(d.Frontends, func(f Frontend) bool { return f.Addr == addr })
 	}
-	family := familyOf(addr.Addr())
+	family := FamilyOf(addr.Addr())
 	for kind := ClusterIP; kind <= NodePort; kind++ {
 		if i, ok := slices.BinarySearchFunc(d.Frontends, addr, func(f Frontend, addr netip.AddrPort) int {
 			return f.compare(family, kind, addr)

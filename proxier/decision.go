@@ -107,7 +107,7 @@ func (d *Decision) Index() uint32 { return d.index }
 func (d *Decision) Size(s Set) int {
 	n := 0
 	for i := range d.Backends {
-		if b := &d.Backends[i]; b.Members&s.Member() != 0 && familyOf(b.Addr.Addr()) == s.Family() {
+		if b := &d.Backends[i]; b.Members&s.Member() != 0 && FamilyOf(b.Addr.Addr()) == s.Family() {
 			n++
 		}
 	}

@@ -170,7 +170,7 @@ func (t *ChangeTracker) parseEndpointSlice(slice *discoveryv1.EndpointSlice) *En
 			continue
 		}
 		addr, err := netip.ParseAddr(e.Addresses[0])
-		if err != nil || addr.Zone() != "" || addr.Is4In6() || familyOf(addr) != parsed.family {
+		if err != nil || addr.Zone() != "" || addr.Is4In6() || FamilyOf(addr) != parsed.family {
 			invalid(fmt.Sprintf("%q is not an %s address; the endpoint is ignored", e.Addresses[0], slice.AddressType), "endpoints[%d].addresses[0]", i)
 			continue
 		}

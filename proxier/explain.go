@@ -102,7 +102,7 @@ func (t *Table) Explain(flow Flow) Explanation {
 			e.Rivals = append(e.Rivals, t.rows[other].decision.Name)
 		}
 	}
-	e.Endpoints = t.judge(r, familyOf(to.Addr()))
+	e.Endpoints = t.judge(r, FamilyOf(to.Addr()))
 	eligible := false
 	for i := range e.Endpoints {
 		j := &e.Endpoints[i]
@@ -124,7 +124,7 @@ func (t *Table) Explain(flow Flow) Explanation {
 }
 
 func nodePortAddr(a netip.AddrPort) netip.AddrPort {
-	return netip.AddrPortFrom(unspecified[familyOf(a.Addr())], a.Port())
+	return netip.AddrPortFrom(unspecified[FamilyOf(a.Addr())], a.Port())
 }
 
 // lookup finds the frontend that a destination belongs to, as every tier has

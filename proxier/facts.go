@@ -51,7 +51,7 @@ type Detector struct {
 
 // Knows says whether pods of that family can be told from others at all.
 func (d *Detector) Knows(family Family) bool {
-	return d.Interface != "" || slices.ContainsFunc(d.CIDRs, func(p netip.Prefix) bool { return familyOf(p.Addr()) == family })
+	return d.Interface != "" || slices.ContainsFunc(d.CIDRs, func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == family })
 }
 
 // Local says whether a packet with that source that came in by that device,

@@ -86,16 +86,12 @@ func (f *Frontend) Admits(source netip.Addr) bool {
 	return !f.Filtered || slices.ContainsFunc(f.Ranges, func(p netip.Prefix) bool { return p.Contains(source) })
 }
 
-// sameAs compares all but the conflict.
-func (f *Frontend) sameAs(o *Frontend) bool {
-	return f.Addr == o.Addr && f.Kind == o.Kind && f.Routes == o.Routes && f.Filtered == o.Filtered && f.Unguarded == o.Unguarded && slices.Equal(f.Ranges, o.Ranges)
-}
-
 func (f *Frontend) equal(o *Frontend) bool {
 	if (f.Conflict == nil) != (o.Conflict == nil) || f.Conflict != nil && *f.Conflict != *o.Conflict {
 		return false
 	}
-	return f.sameAs(o)
+	return f.Addr == o.Addr && f.Kind == o.Kind && f.Routes == o.Routes && f.Filtered == o.Filtered &&
+		f.Unguarded == o.Unguarded && slices.Equal(f.Ranges, o.Ranges)
 }
 
 // String is the frontend as text: "10.96.0.1:80 ClusterIP all=ipv4/cluster".
@@ -152,7 +148,7 @@ func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, famil
 	if s.More != nil {
 		var template *Frontend
 		for _, a := range s.More.LoadBalancerIPs {
-			if familyOf(a) != family || a == vip {
+			if FamilyOf(a) != family || a == vip {
 				continue
 			}
 			if template == nil {
@@ -167,7 +163,7 @@ func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, famil
 		if !t.policy.IgnoreExternalIPs {
 			for _, a := range s.More.ExternalIPs {
 				_, isLB := slices.BinarySearchFunc(s.More.LoadBalancerIPs, a, netip.Addr.Compare)
-				if familyOf(a) == family && a != vip && !isLB {
+				if FamilyOf(a) == family && a != vip && !isLB {
 					out = append(out, Frontend{Addr: netip.AddrPortFrom(a, port.Port), Kind: ExternalIP, Routes: routes})
 				}
 			}
@@ -220,7 +216,7 @@ func (t *Table) externalRoutes(s *Service, family Family) [Origins]Route {
 // that no range speaks of, and so do we unless the policy is strict.
 func (t *Table) filter(f *Frontend, x *ServiceExtras, family Family) {
 	for _, p := range x.SourceRanges {
-		if familyOf(p.Addr()) != family {
+		if FamilyOf(p.Addr()) != family {
 			continue
 		}
 		if p.Bits() == 0 {

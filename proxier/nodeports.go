@@ -53,18 +53,18 @@ func ParseNodePortSelector(list []string, loopback bool) (s NodePortSelector, wa
 // unset says that nothing was said about the family.
 func (s *NodePortSelector) unset(family Family) bool {
 	return !s.Primary && !s.Localhost && !s.All &&
-		!slices.ContainsFunc(s.CIDRs, func(p netip.Prefix) bool { return familyOf(p.Addr()) == family })
+		!slices.ContainsFunc(s.CIDRs, func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == family })
 }
 
 // all says whether every address of the family is selected.
 func (s *NodePortSelector) all(family Family) bool {
-	return s.All || s.unset(family) || slices.ContainsFunc(s.CIDRs, func(p netip.Prefix) bool { return p.Bits() == 0 && familyOf(p.Addr()) == family })
+	return s.All || s.unset(family) || slices.ContainsFunc(s.CIDRs, func(p netip.Prefix) bool { return p.Bits() == 0 && FamilyOf(p.Addr()) == family })
 }
 
 // Selects says whether NodePorts are served at a local address that is not a
 // loopback address, given the node's own addresses.
 func (s *NodePortSelector) Selects(a netip.Addr, nodeIPs [Families]netip.Addr) bool {
-	family := familyOf(a)
+	family := FamilyOf(a)
 	return s.all(family) || s.Primary && a == nodeIPs[family] ||
 		slices.ContainsFunc(s.CIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
 }
@@ -128,7 +128,7 @@ func (s *NodePortSelector) loopback(family Family) []netip.Prefix {
 // servesNodePort says whether NodePorts are served at an address, and to whom.
 func (r *NodeRules) servesNodePort(a netip.Addr, from Origin) bool {
 	if a.IsLoopback() {
-		return from == FromHost && slices.ContainsFunc(r.Loopback[familyOf(a)], func(p netip.Prefix) bool { return p.Contains(a) })
+		return from == FromHost && slices.ContainsFunc(r.Loopback[FamilyOf(a)], func(p netip.Prefix) bool { return p.Contains(a) })
 	}
 	_, found := slices.BinarySearchFunc(r.NodePortAddrs, a, netip.Addr.Compare)
 	return found

@@ -350,7 +350,7 @@ func (p *Proxier) reportProblems(changes []PortChange) {
 				warned = true
 				problem.Field, problem.Reason = "spec.loadBalancerSourceRanges", ReasonUnguarded
 				problem.Message = fmt.Sprintf("no %s range: %s is open to everybody, as with other proxies; name a range of that family or set strictSourceRanges",
-					familyOf(f.Addr.Addr()), f.Addr)
+					FamilyOf(f.Addr.Addr()), f.Addr)
 				p.reporter.Report(problem)
 			}
 		}

@@ -92,7 +92,7 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 			invalid(field, "%v; it is not served", err)
 			return
 		}
-		if f := familyOf(addr); !s.ClusterIPs[f].IsValid() {
+		if f := FamilyOf(addr); !s.ClusterIPs[f].IsValid() {
 			s.ClusterIPs[f] = addr
 		} else {
 			invalid(field, "%q is a second %s address; it is not served", text, f)
@@ -178,8 +178,8 @@ func parseExtras(s *Service, service *v1.Service, invalid func(field, format str
 		switch {
 		case err == nil && addr.IsLinkLocalUnicast():
 			err = fmt.Errorf("%q is a link-local address", text)
-		case err == nil && !s.ClusterIPs[familyOf(addr)].IsValid():
-			err = fmt.Errorf("%q is an %s address, and the Service has no ClusterIP of that family", text, familyOf(addr))
+		case err == nil && !s.ClusterIPs[FamilyOf(addr)].IsValid():
+			err = fmt.Errorf("%q is an %s address, and the Service has no ClusterIP of that family", text, FamilyOf(addr))
 		case err == nil && room == 0:
 			err = fmt.Errorf("%d frontends are the most that one Service gets", maxFrontends)
 		}

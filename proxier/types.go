@@ -65,7 +65,8 @@ func (f Family) String() string {
 	return "IPv6"
 }
 
-func familyOf(a netip.Addr) Family {
+// FamilyOf is the address family; an IPv4-mapped address is IPv6.
+func FamilyOf(a netip.Addr) Family {
 	if a.Is4() {
 		return IPv4
 	}

@@ -81,7 +81,7 @@ func (t *carrier) carry(f proxier.Flow, local []netip.Addr) fate {
 	}
 	x := fate{decision: d, route: d.Frontends[i].Routes[origin]}
 	for _, b := range d.Backends {
-		if familyOf(b.Addr.Addr()) == x.route.Set.Family() && b.Members&x.route.Set.Member() != 0 {
+		if proxier.FamilyOf(b.Addr.Addr()) == x.route.Set.Family() && b.Members&x.route.Set.Member() != 0 {
 			x.backends = append(x.backends, b.Addr)
 		}
 	}
@@ -115,8 +115,8 @@ func (t *carrier) find(addr netip.AddrPort, protocol proxier.Protocol) (*proxier
 
 func (t *carrier) servesNodePorts(a netip.Addr, origin proxier.Origin, local []netip.Addr) bool {
 	return slices.Contains(t.rules.NodePortAddrs, a) ||
-		t.rules.AllNodePortAddrs[familyOf(a)] && slices.Contains(local, a) && !a.IsLoopback() ||
-		origin == proxier.FromHost && slices.ContainsFunc(t.rules.Loopback[familyOf(a)], func(p netip.Prefix) bool { return p.Contains(a) })
+		t.rules.AllNodePortAddrs[proxier.FamilyOf(a)] && slices.Contains(local, a) && !a.IsLoopback() ||
+		origin == proxier.FromHost && slices.ContainsFunc(t.rules.Loopback[proxier.FamilyOf(a)], func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // agrees compares with what the table says of the same packet.
@@ -139,11 +139,4 @@ func unspecified(a netip.Addr) netip.Addr {
 		return netip.IPv4Unspecified()
 	}
 	return netip.IPv6Unspecified()
-}
-
-func familyOf(a netip.Addr) proxier.Family {
-	if a.Is4() {
-		return proxier.IPv4
-	}
-	return proxier.IPv6
 }

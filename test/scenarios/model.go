@@ -130,8 +130,8 @@ func (m *Model) facts(n *modelNode) proxier.Facts {
 	for _, kind := range []v1.NodeAddressType{v1.NodeInternalIP, v1.NodeExternalIP} {
 		for _, a := range n.object.Status.Addresses {
 			addr, err := netip.ParseAddr(a.Address)
-			if a.Type == kind && err == nil && !f.NodeIPs[familyOf(addr)].IsValid() {
-				f.NodeIPs[familyOf(addr)] = addr
+			if a.Type == kind && err == nil && !f.NodeIPs[proxier.FamilyOf(addr)].IsValid() {
+				f.NodeIPs[proxier.FamilyOf(addr)] = addr
 			}
 		}
 	}
@@ -336,7 +336,7 @@ func (m *Model) source(from string, to netip.Addr) netip.Addr {
 	if m.scenario.kindOf(from) == "host" && (to.IsLoopback() || slices.Contains(m.localAddrs(m.node(from)), to)) {
 		return to // a host talks to itself as the one it talks to
 	}
-	return m.scenario.Addr(from, familyOf(to))
+	return m.scenario.Addr(from, proxier.FamilyOf(to))
 }
 
 // towards which nodes the network leads packets that leave home, a node or
@@ -429,7 +429,7 @@ func (m *Model) deliver(p Probe, a arrival, backend netip.AddrPort) (Answer, err
 	case a.route.Source == proxier.Masquerade && answer.Server == a.node:
 		// What is delivered on the spot need not pass where masquerading happens.
 	case a.route.Source == proxier.Masquerade:
-		answer.Source = m.scenario.Addr(a.node, familyOf(source))
+		answer.Source = m.scenario.Addr(a.node, proxier.FamilyOf(source))
 	default:
 		answer.Source = source
 		// The reply has to come by the node that translated.
