@@ -59,8 +59,9 @@ type Metrics struct {
 	build      *k8smetrics.GaugeVec
 	tables     tables
 
-	mu      sync.Mutex
-	noLocal map[uint32]noLocal // by index of the service port
+	mu            sync.Mutex
+	noLocal       map[uint32]noLocal // by index of the service port
+	noLocalCounts [noLocalBits]int   // of the ones in it
 }
 
 var _ proxier.Observer = (*Metrics)(nil)

@@ -113,14 +113,18 @@ func TestNoLocalEndpoints(t *testing.T) {
 	m, r := newMetrics(t, nil)
 	next := &nopTier{}
 	tier := m.Tier(next)
-	check := func(v4, v6 int) {
+	checkPolicy := func(policy string, v4, v6 int) {
 		t.Helper()
 		for family, want := range map[string]int{"IPv4": v4, "IPv6": v6} {
-			line := fmt.Sprintf("kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=%q,traffic_policy=\"internal\"} %d\n", family, want)
+			line := fmt.Sprintf("kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=%q,traffic_policy=%q} %d\n", family, policy, want)
 			if got := text(t, r); !strings.Contains(got, line) {
 				t.Errorf("want %sgot %s", line, got)
 			}
 		}
+	}
+	check := func(v4, v6 int) {
+		t.Helper()
+		checkPolicy("internal", v4, v6)
 	}
 	check(0, 0)
 
@@ -163,11 +167,20 @@ func TestNoLocalEndpoints(t *testing.T) {
 	tracker.UpdateEndpointSlice(slice(discoveryv1.AddressTypeIPv4, "10.244.1.1", "node1"))
 	sync(false)
 	check(0, 1)
+	checkPolicy("external", 0, 0)
+	outside := service.DeepCopy()
+	outside.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+	outside.Spec.Ports[0].NodePort = 30080
+	tracker.UpdateService(outside)
+	sync(false)
+	check(0, 1)
+	checkPolicy("external", 0, 1)
 	tracker.DeleteService(types.NamespacedName{Namespace: "ns", Name: "a"})
 	sync(false)
 	check(0, 0)
-	if next.syncs != 5 {
-		t.Errorf("the tier saw %d syncs, want 5", next.syncs)
+	checkPolicy("external", 0, 0)
+	if next.syncs != 6 {
+		t.Errorf("the tier saw %d syncs, want 6", next.syncs)
 	}
 }
 

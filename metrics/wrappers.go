@@ -71,8 +71,10 @@ type noLocal uint8
 // policies are the values of the label traffic_policy.
 var policies = [...]string{"internal", "external"}
 
-func (n *noLocal) set(policy int, f proxier.Family)     { *n |= 1 << (2*policy + int(f)) }
-func (n noLocal) has(policy int, f proxier.Family) bool { return n&(1<<(2*policy+int(f))) != 0 }
+// noLocalBits is one for each policy and family.
+const noLocalBits = len(policies) * int(proxier.Families)
+
+func noLocalBit(policy int, f proxier.Family) int { return policy*int(proxier.Families) + int(f) }
 
 func noLocalOf(d *proxier.Decision) (found noLocal) {
 	for i := range d.Frontends {
@@ -85,23 +87,33 @@ func noLocalOf(d *proxier.Decision) (found noLocal) {
 		if f.Kind != proxier.ClusterIP {
 			policy = 1
 		}
-		found.set(policy, set.Family())
+		found |= 1 << noLocalBit(policy, set.Family())
 	}
 	return found
 }
 
-// observe keeps what differs from the usual, by index; a service port of which
-// nothing is kept costs nothing.
+// observe keeps what differs from the usual, by index, and how often it does. A
+// service port of which nothing is kept costs nothing, and a change costs the
+// same however many are kept.
 func (m *Metrics) observe(update proxier.Update) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	before := m.noLocalCounts
 	if update.Full {
 		clear(m.noLocal)
+		m.noLocalCounts = [noLocalBits]int{}
 	}
 	for _, c := range update.Changes {
 		var found noLocal
 		if c.New != nil {
 			found = noLocalOf(c.New)
+		}
+		was := m.noLocal[c.Index()]
+		if was == found {
+			continue
+		}
+		for bit := range noLocalBits {
+			m.noLocalCounts[bit] += int(found>>bit&1) - int(was>>bit&1)
 		}
 		if found != 0 {
 			m.noLocal[c.Index()] = found
@@ -109,15 +121,13 @@ func (m *Metrics) observe(update proxier.Update) {
 			delete(m.noLocal, c.Index())
 		}
 	}
+	if m.noLocalCounts == before {
+		return
+	}
 	for policy, name := range policies {
 		for family := range proxier.Families {
-			n := 0
-			for _, found := range m.noLocal {
-				if found.has(policy, family) {
-					n++
-				}
-			}
 			if slices.Contains(m.families, family.String()) {
+				n := m.noLocalCounts[noLocalBit(policy, family)]
 				m.noLocalEndpoints.WithLabelValues(name, family.String()).Set(float64(n))
 			}
 		}
