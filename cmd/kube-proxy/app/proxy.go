@@ -260,6 +260,7 @@ func (p *proxy) openTier(ctx context.Context) (*ebpf.Tier, error) {
 		tier, err := ebpf.Open(ctx, opts)
 		if err == nil {
 			logger.Info("Opened the fast path", "cgroupRoot", p.cgroup, "adopted", tier.Adopted())
+			logger.Info("This mode carries ClusterIPs alone so far: NodePorts, external and load balancer IPs are decided, and not served")
 			return tier, nil
 		}
 		if !errors.Is(err, ebpf.ErrBusy) {
