@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tc
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// filterName begins the name of every filter of ours.
+	filterName = "tdm_"
+	// priority and handle are where a filter of ours goes: before nearly everybody
+	// else's, and not where they are known to be, at 1 or from 49152 down.
+	priority = 7
+	handle   = 0x74646d // "tdm"
+)
+
+// parent is the side of the qdisc, as filters name it.
+func (d Direction) parent() uint32 {
+	if d == Egress {
+		return netlink.HANDLE_MIN_EGRESS
+	}
+	return netlink.HANDLE_MIN_INGRESS
+}
+
+func linkOf(device int) netlink.Link {
+	return &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: device}}
+}
+
+func clsactOf(device int) *netlink.Clsact {
+	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: device, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}}
+}
+
+func findFilters(device int, d Direction, ours func(*ciliumebpf.Program) bool) (found []Attachment, err error) {
+	filters, err := netlink.FilterList(linkOf(device), d.parent())
+	if err != nil {
+		return nil, fmt.Errorf("list filters: %w", err)
+	}
+	for _, f := range filters {
+		bpf, ok := f.(*netlink.BpfFilter)
+		if !ok || !strings.HasPrefix(bpf.Name, filterName) {
+			continue
+		}
+		program, err := openOurs(ciliumebpf.ProgramID(bpf.Id), ours)
+		if err != nil {
+			return found, err
+		}
+		if program != nil {
+			found = append(found, Attachment{Device: device, Direction: d, Method: Clsact, Program: program, filter: bpf.FilterAttrs})
+		}
+	}
+	if len(found) > 0 && d == Egress {
+		// An ingress qdisc lists its filters whichever side is asked for.
+		if kind, err := qdiscKind(device); err != nil || kind != "clsact" {
+			Close(found)
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// qdiscKind is the kind of the qdisc that holds the filters of a device: clsact,
+// ingress, or none.
+func qdiscKind(device int) (string, error) {
+	q, err := filterQdisc(device)
+	if q == nil {
+		return "", err
+	}
+	return q.Type(), nil
+}
+
+func filterQdisc(device int) (netlink.Qdisc, error) {
+	list, err := netlink.QdiscList(linkOf(device))
+	if err != nil {
+		return nil, fmt.Errorf("list qdiscs: %w", err)
+	}
+	for _, q := range list {
+		if q.Attrs().Parent == netlink.HANDLE_CLSACT {
+			return q, nil
+		}
+	}
+	return nil, nil
+}
+
+// attachFilter adds a filter, or replaces one. The kernel swaps the program of a filter
+// that has the same priority and handle under the packets that pass.
+func attachFilter(device int, d Direction, p *ciliumebpf.Program, replaced *Attachment) error {
+	filter := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: device, Parent: d.parent(), Priority: priority, Handle: handle, Protocol: unix.ETH_P_ALL,
+		},
+		Fd: p.FD(), Name: filterName + d.String(), DirectAction: true,
+	}
+	if replaced != nil {
+		filter.FilterAttrs = replaced.filter
+		return netlink.FilterReplace(filter)
+	}
+	if err := ensureQdisc(device, d); err != nil {
+		return err
+	}
+	// Adding never replaces: what has the same handle is not ours.
+	err := netlink.FilterAdd(filter)
+	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) {
+		err = fmt.Errorf("%w: perhaps another filter has priority %d (see tc filter show)", err, priority)
+	}
+	if err != nil {
+		return errors.Join(err, removeIdleQdisc(device))
+	}
+	return nil
+}
+
+func ensureQdisc(device int, d Direction) error {
+	err := netlink.QdiscAdd(clsactOf(device))
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add clsact qdisc: %w", err)
+	}
+	kind, err := qdiscKind(device)
+	if err != nil {
+		return err
+	}
+	if kind != "clsact" && d == Egress {
+		return fmt.Errorf("the device has a qdisc of kind %s, which has no place for filters on egress", kind)
+	}
+	return nil
+}
+
+// detachFilter deletes a filter. It names one completely: the kernel takes a zero
+// priority for all of them.
+func detachFilter(a Attachment) error {
+	if a.filter.Priority == 0 || a.filter.Handle == 0 {
+		return errors.New("it was not found by Find")
+	}
+	err := netlink.FilterDel(&netlink.BpfFilter{FilterAttrs: a.filter, Fd: -1})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+	case errors.Is(err, unix.EINVAL):
+		// Without a qdisc there is nothing to delete the filter from.
+		if kind, kerr := qdiscKind(a.Device); kerr != nil || kind != "" {
+			return errors.Join(err, kerr)
+		}
+		return nil
+	case err != nil:
+		return err
+	}
+	return removeIdleQdisc(a.Device)
+}
+
+// removeIdleQdisc removes a clsact qdisc that has no filters, whose it may be. Nobody
+// can tell who made one, and ours must not stay for ever. Somebody else's without
+// filters does nothing, and who comes to use it has to expect that it is not there, as
+// on a new device: all known users add it before each filter, and try again when that
+// fails. A filter that is added between the look and the removal goes too, but that
+// moment comes only when ours leaves a device, and lasts microseconds.
+func removeIdleQdisc(device int) error {
+	q, err := filterQdisc(device)
+	if err != nil || q == nil || q.Type() != "clsact" || q.Attrs().IngressBlock != nil {
+		return err
+	}
+	for _, d := range []Direction{Ingress, Egress} {
+		filters, err := netlink.FilterList(linkOf(device), d.parent())
+		if err != nil {
+			return fmt.Errorf("list filters: %w", err)
+		}
+		if len(filters) > 0 {
+			return nil
+		}
+	}
+	err = netlink.QdiscDel(clsactOf(device))
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) {
+		return nil // somebody else removed it
+	}
+	return err
+}
