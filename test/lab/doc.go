@@ -37,6 +37,25 @@
 // out, and can mistake it neither for a refusal nor for an answer. The same
 // happens on a node for addresses of its pod range that no pod holds.
 //
+// # Nodes of real clusters
+//
+// A node of the lab has routes and nothing else. NodeSettings, in Options for all
+// nodes or by Node.Set for one, give it what clusters have in the way of packets:
+// conntrack, a FORWARD policy, rules about invalid packets, masquerading, and the
+// reverse path filter. All but the last are written by iptables.
+//
+// # Packets
+//
+// Ask makes a call, Bulk moves megabytes both ways and Echo datagrams that travel
+// in fragments, each compared with what it has to be; Ping needs no server. Send puts
+// any packet of package packet on a link, and Capture shows what passes a device:
+//
+//	seen, err := web.Capture(lab.Uplink, nil)
+//	err = client.Send(ctx, packet.NewTCP(from, to, packet.SYN, nil))
+//	syn, err := seen.Expect(ctx, func(c lab.Captured) bool { return c.Destination() == to })
+//
+// SetMTU, Down and Unplug change links while all of this goes on.
+//
 // # Cgroups
 //
 //	<cgroup2>/tandem-lab-<pidns>-<pid>-<start>/  domain; holds the lab's own process

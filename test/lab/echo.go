@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -43,24 +42,34 @@ type Server struct {
 // ServeTCP starts a TCP server in the sandbox, on all addresses of both families.
 // Port 0 takes a free one. The server ends with the sandbox at the latest.
 func (s *Sandbox) ServeTCP(port uint16) (*Server, error) {
-	l, err := s.listenTCP(port)
-	if err != nil {
-		return nil, err
-	}
-	srv := &Server{Name: s.Name, sandbox: s, Port: uint16(l.Addr().(*net.TCPAddr).Port)}
-	srv.serveTCP(l)
-	return srv, s.keep(srv)
+	return s.serveTCP(port, (*Server).talk)
 }
 
 // ServeUDP starts a UDP server like ServeTCP. Answers come from the address that
 // was asked, also on nodes, which have several.
 func (s *Sandbox) ServeUDP(port uint16) (*Server, error) {
+	return s.serveUDP(port, func(srv *Server, peer netip.AddrPort, _ []byte) []byte { return srv.answer(peer) })
+}
+
+// serveTCP starts a server that handles each connection by a function.
+func (s *Sandbox) serveTCP(port uint16, handle func(*Server, net.Conn)) (*Server, error) {
+	l, err := s.listenTCP(port)
+	if err != nil {
+		return nil, err
+	}
+	srv := &Server{Name: s.Name, sandbox: s, Port: uint16(l.Addr().(*net.TCPAddr).Port)}
+	srv.accept(l, handle)
+	return srv, s.keep(srv)
+}
+
+// serveUDP starts a server that answers each datagram with what a function returns.
+func (s *Sandbox) serveUDP(port uint16, answer func(*Server, netip.AddrPort, []byte) []byte) (*Server, error) {
 	c, err := s.listenUDP(port)
 	if err != nil {
 		return nil, err
 	}
 	srv := &Server{Name: s.Name, sandbox: s, Port: uint16(c.LocalAddr().(*net.UDPAddr).Port)}
-	srv.serveUDP(c)
+	srv.receive(c, answer)
 	return srv, s.keep(srv)
 }
 
@@ -83,7 +92,7 @@ func (s *Server) Close() error {
 	return err
 }
 
-func (s *Server) serveTCP(l net.Listener) {
+func (s *Server) accept(l net.Listener, handle func(*Server, net.Conn)) {
 	s.closing = l.Close
 	s.conns = map[net.Conn]struct{}{}
 	s.running.Go(func() {
@@ -97,7 +106,10 @@ func (s *Server) serveTCP(l net.Listener) {
 			}
 			if s.add(c) {
 				s.Conns.Add(1)
-				s.running.Go(func() { s.talk(c) })
+				s.running.Go(func() {
+					handle(s, c)
+					s.drop(c)
+				})
 			}
 		}
 	})
@@ -114,13 +126,14 @@ func (s *Server) add(c net.Conn) bool {
 	return true
 }
 
+func (s *Server) drop(c net.Conn) {
+	_ = c.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+}
+
 func (s *Server) talk(c net.Conn) {
-	defer func() {
-		_ = c.Close()
-		s.mu.Lock()
-		delete(s.conns, c)
-		s.mu.Unlock()
-	}()
 	answer := s.answer(c.RemoteAddr().(*net.TCPAddr).AddrPort())
 	r := bufio.NewReader(c)
 	for {
@@ -134,12 +147,12 @@ func (s *Server) talk(c net.Conn) {
 	}
 }
 
-func (s *Server) serveUDP(c *net.UDPConn) {
+func (s *Server) receive(c *net.UDPConn, answer func(*Server, netip.AddrPort, []byte) []byte) {
 	s.closing = c.Close
 	s.running.Go(func() {
 		buf, oob := make([]byte, 64<<10), make([]byte, 128)
 		for {
-			_, n, _, peer, err := c.ReadMsgUDPAddrPort(buf, oob)
+			n, nOOB, _, peer, err := c.ReadMsgUDPAddrPort(buf, oob)
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
@@ -148,7 +161,7 @@ func (s *Server) serveUDP(c *net.UDPConn) {
 			}
 			s.Requests.Add(1)
 			// A peer that is gone is no concern of the server.
-			_, _, _ = c.WriteMsgUDPAddrPort(s.answer(peer), unpin(oob[:n]), peer)
+			_, _, _ = c.WriteMsgUDPAddrPort(answer(s, peer, buf[:n]), unpin(oob[:nOOB]), peer)
 		}
 	})
 }
@@ -177,11 +190,8 @@ type Reply struct {
 // Dial for networks and addresses. Without a deadline in ctx it gives up after two
 // seconds.
 func (s *Sandbox) Ask(ctx context.Context, network string, to netip.AddrPort) (Reply, error) {
-	if _, ok := ctx.Deadline(); !ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, dialTimeout)
-		defer cancel()
-	}
+	ctx, cancel := withDeadline(ctx, dialTimeout)
+	defer cancel()
 	c, err := s.Dial(ctx, network, to)
 	if err != nil {
 		return Reply{}, err
@@ -193,11 +203,7 @@ func (s *Sandbox) Ask(ctx context.Context, network string, to netip.AddrPort) (R
 
 // AskConn sends one more request over a connection.
 func AskConn(ctx context.Context, c net.Conn) (Reply, error) {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		deadline = time.Now().Add(dialTimeout)
-	}
-	if err := c.SetDeadline(deadline); err != nil {
+	if err := setDeadline(ctx, c, dialTimeout); err != nil {
 		return Reply{}, err
 	}
 	if _, err := c.Write([]byte("?\n")); err != nil {

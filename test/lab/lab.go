@@ -28,6 +28,12 @@ type Options struct {
 	// finds the lab's only with it: Sandbox threads show up below
 	// /proc/<pid>/task alone.
 	Pause bool
+	// Nodes is how nodes are set up; Node.Set changes it for one.
+	Nodes NodeSettings
+	// NoOffload has senders compute checksums and cut segments, as behind devices
+	// that cannot. Otherwise a packet crosses the lab without either, and nobody
+	// notices a wrong checksum.
+	NoOffload bool
 }
 
 // Lab is a set of nodes, pods and clients joined by a fabric.
@@ -43,6 +49,8 @@ type Lab struct {
 	clients []*Client
 	nextN   int
 	nextC   int
+
+	announced map[netip.Prefix][]*Node
 }
 
 // New opens a lab. It needs root and a writable cgroup2 mount; Available tells
@@ -54,7 +62,7 @@ func New(opts Options) (*Lab, error) {
 		// go on to start helpers of its own.
 		return nil, errors.New("open lab: this is a helper process whose main function did not call lab.Main")
 	}
-	if err := Available(); err != nil {
+	if err := errors.Join(Available(), opts.Nodes.Available()); err != nil {
 		return nil, fmt.Errorf("open lab: %w", err)
 	}
 	if opts.MTU == 0 {
@@ -67,7 +75,10 @@ func New(opts Options) (*Lab, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open lab: %w", err)
 	}
-	l := &Lab{opts: opts, cgroup: cgroup, fail: func(err error) { panic(err) }}
+	l := &Lab{
+		opts: opts, cgroup: cgroup, fail: func(err error) { panic(err) },
+		announced: map[netip.Prefix][]*Node{},
+	}
 	if err := l.openFabric(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open lab: %w", err), l.Close())
 	}
@@ -140,20 +151,23 @@ func (l *Lab) Announce(prefix netip.Prefix, nodes ...*Node) error {
 	if l.closed {
 		return ErrClosed
 	}
+	l.announced[prefix] = nodes
+	return l.announce(prefix)
+}
+
+func (l *Lab) announce(prefix netip.Prefix) error {
 	route := &netlink.Route{Dst: ipNet(prefix)}
-	switch len(nodes) {
-	case 0:
+	nodes := l.announced[prefix]
+	if len(nodes) == 0 {
 		err := l.fabric.nl.RouteDel(route)
 		if errors.Is(err, unix.ESRCH) {
 			err = nil
 		}
 		return wrap(err, "withdraw %s", prefix)
-	case 1:
-		route.Gw = nodes[0].addr(prefix.Addr().Is4()).AsSlice()
-	default:
-		for _, n := range nodes {
-			route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{Gw: n.addr(prefix.Addr().Is4()).AsSlice()})
-		}
+	}
+	for _, n := range nodes {
+		route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{Gw: n.addr(prefix.Addr().Is4()).AsSlice()})
+		*route = n.limited(*route)
 	}
 	return wrap(l.fabric.nl.RouteReplace(route), "announce %s", prefix)
 }

@@ -86,6 +86,9 @@ func (s *Sandbox) prepare() error {
 		// The initial namespace hands its own setting down; be the same everywhere.
 		{"ipv4/conf/all/rp_filter", "0"},
 		{"ipv4/conf/default/rp_filter", "0"},
+		// ICMP errors come when they are due, not only so many a second.
+		{"ipv4/icmp_ratelimit", "0"},
+		{"ipv6/icmp/ratelimit", "0"},
 		// Short connections in loops to one address would use up the ports.
 		{"ipv4/tcp_tw_reuse", "1"},
 	} {

@@ -24,6 +24,23 @@ import (
 // dialTimeout applies to contexts without a deadline.
 const dialTimeout = 2 * time.Second
 
+// withDeadline gives a context a deadline if it has none.
+func withDeadline(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, timeout)
+}
+
+// setDeadline gives a connection the deadline of a context, or one of its own.
+func setDeadline(ctx context.Context, c net.Conn, timeout time.Duration) error {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(timeout)
+	}
+	return c.SetDeadline(deadline)
+}
+
 // Dial connects from inside the sandbox. The network is "tcp" or "udp". For an
 // IPv4-mapped address (::ffff:a.b.c.d) an IPv6 socket is used, as dual-stack
 // programs do. The connection can be used from any goroutine and outlives Do.

@@ -4,7 +4,10 @@
 
 package lab
 
-import "os"
+import (
+	"errors"
+	"os"
+)
 
 // RequireEnv makes tests fail instead of skip when something they need is missing,
 // for machines where everything ought to be there.
@@ -24,12 +27,12 @@ type TB interface {
 // the test is skipped with the reason, or fails if RequireEnv is set to 1.
 func NewT(tb TB, opts ...Options) *Lab {
 	tb.Helper()
-	if err := Available(); err != nil {
-		SkipOrFail(tb, err)
-	}
 	var o Options
 	if len(opts) > 0 {
 		o = opts[0]
+	}
+	if err := errors.Join(Available(), o.Nodes.Available()); err != nil {
+		SkipOrFail(tb, err)
 	}
 	l, err := New(o)
 	if err != nil {

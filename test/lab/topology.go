@@ -32,6 +32,9 @@ var (
 	clients4 = netip.MustParsePrefix("198.51.100.0/24")
 	clients6 = netip.MustParsePrefix("2001:db8:51:100::/64")
 
+	pods4 = netip.MustParsePrefix("10.244.0.0/16")
+	pods6 = netip.MustParsePrefix("fd00:10:244::/48")
+
 	// ServicePrefix4 and ServicePrefix6 hold cluster IPs.
 	ServicePrefix4 = netip.MustParsePrefix("10.96.0.0/16")
 	ServicePrefix6 = netip.MustParsePrefix("fd00:10:96::/112")
@@ -44,10 +47,14 @@ var (
 // that covers everything running on it.
 type Node struct {
 	*Sandbox
-	Index              int
-	PodPrefix4         netip.Prefix
-	PodPrefix6         netip.Prefix
+	Index      int
+	PodPrefix4 netip.Prefix
+	PodPrefix6 netip.Prefix
+	// FabricLink is the device at the fabric's end of the node's link.
+	FabricLink         string
 	lab                *Lab
+	settings           NodeSettings
+	mtu                int // of the node's link
 	pods               []*Pod
 	nextP              int
 	gateway4, gateway6 netip.Addr // node end of pod links
@@ -65,8 +72,9 @@ type Pod struct {
 // Client is a machine outside the cluster, routed to the nodes by the fabric.
 type Client struct {
 	*Sandbox
+	// FabricLink is the device at the fabric's end of the client's link.
+	FabricLink string
 	lab        *Lab
-	fabricLink string
 }
 
 // Node adds a node. Names are used in cgroup paths; failure fails the test, or
@@ -101,7 +109,15 @@ func (l *Lab) openFabric() (err error) {
 		return err
 	}
 	snooping := false // without a querier, neighbour discovery would suffer
-	br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0", MTU: l.opts.MTU}, MulticastSnooping: &snooping}
+	br := &netlink.Bridge{
+		LinkAttrs: netlink.LinkAttrs{
+			Name: "br0", MTU: l.opts.MTU,
+			// Otherwise it changes with the links that come and go, and nodes
+			// would send to one that is gone.
+			HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 0xfe},
+		},
+		MulticastSnooping: &snooping,
+	}
 	if err := f.nl.LinkAdd(br); err != nil {
 		return fmt.Errorf("create bridge: %w", err)
 	}
@@ -139,7 +155,9 @@ func (l *Lab) AddNode(name string) (_ *Node, err error) {
 		Index:      i,
 		PodPrefix4: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(i), 0}), 24),
 		PodPrefix6: netip.PrefixFrom(netip.MustParseAddr(fmt.Sprintf("fd00:10:244:%x::", i)), 64),
+		FabricLink: fmt.Sprintf("node%d", i),
 		lab:        l,
+		mtu:        l.opts.MTU,
 		kubepods:   filepath.Join(root, "kubepods"),
 	}
 	n.Addr4, n.Addr6 = host(nodes4, i), host(nodes6, i)
@@ -161,29 +179,14 @@ func (n *Node) wire() error {
 	if err := n.Do(forward); err != nil {
 		return err
 	}
-	port := fmt.Sprintf("node%d", n.Index)
-	if err := l.fabric.veth(port, n.Sandbox, l.opts.MTU); err != nil {
+	if err := n.plug(); err != nil {
 		return err
 	}
-	br, err := l.fabric.nl.LinkByName("br0")
+	err := n.configure(Uplink, netip.PrefixFrom(n.Addr4, nodes4.Bits()), netip.PrefixFrom(n.Addr6, nodes6.Bits()))
 	if err != nil {
 		return err
 	}
-	link, err := l.fabric.nl.LinkByName(port)
-	if err != nil {
-		return err
-	}
-	if err := l.fabric.nl.LinkSetMaster(link, br); err != nil {
-		return fmt.Errorf("join bridge: %w", err)
-	}
-	if err := l.fabric.nl.LinkSetUp(link); err != nil {
-		return fmt.Errorf("set %s up: %w", port, err)
-	}
-	err = n.configure(Uplink, netip.PrefixFrom(n.Addr4, nodes4.Bits()), netip.PrefixFrom(n.Addr6, nodes6.Bits()))
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(l.fabric.awaitLink("br0"), l.fabric.awaitLink(port), n.awaitLink(Uplink)); err != nil {
+	if err := n.awaitUplink(); err != nil {
 		return err
 	}
 	for _, r := range []netlink.Route{
@@ -208,14 +211,40 @@ func (n *Node) wire() error {
 			return err
 		}
 	}
-	return n.pause(l.opts)
+	return errors.Join(n.set(l.opts.Nodes), n.pause(l.opts))
+}
+
+// plug makes the node's link, and joins it to the others.
+func (n *Node) plug() error {
+	f, opts := n.lab.fabric, n.lab.opts
+	opts.MTU = n.mtu
+	if err := f.veth(n.FabricLink, n.Sandbox, opts); err != nil {
+		return err
+	}
+	br, err := f.nl.LinkByName("br0")
+	if err != nil {
+		return err
+	}
+	link, err := f.nl.LinkByName(n.FabricLink)
+	if err != nil {
+		return err
+	}
+	if err := f.nl.LinkSetMaster(link, br); err != nil {
+		return fmt.Errorf("join bridge: %w", err)
+	}
+	return wrap(f.nl.LinkSetUp(link), "set %s up", n.FabricLink)
+}
+
+func (n *Node) awaitUplink() error {
+	f := n.lab.fabric
+	return errors.Join(f.awaitLink("br0"), f.awaitLink(n.FabricLink), n.awaitLink(Uplink))
 }
 
 // reachableFrom tells a machine on the nodes' subnet where the node's pods are.
 func (n *Node) reachableFrom(s *Sandbox) error {
 	return errors.Join(
-		s.route(netlink.Route{Dst: ipNet(n.PodPrefix4), Gw: n.Addr4.AsSlice()}),
-		s.route(netlink.Route{Dst: ipNet(n.PodPrefix6), Gw: n.Addr6.AsSlice()}))
+		s.route(n.limited(netlink.Route{Dst: ipNet(n.PodPrefix4), Gw: n.Addr4.AsSlice()})),
+		s.route(n.limited(netlink.Route{Dst: ipNet(n.PodPrefix6), Gw: n.Addr6.AsSlice()})))
 }
 
 // AddPod adds a pod to the node.
@@ -237,7 +266,7 @@ func (n *Node) AddPod(name string) (*Pod, error) {
 	n.nextP = i
 	p := &Pod{Sandbox: s, Node: n, HostLink: fmt.Sprintf("pod%d", i)}
 	p.Addr4, p.Addr6 = host(n.PodPrefix4, i), host(n.PodPrefix6, i)
-	err = n.lead(p.HostLink, p.Sandbox, [2]netip.Addr{n.gateway4, n.gateway6}, [2]netip.Addr{n.Addr4, n.Addr6}, l.opts.MTU)
+	err = n.lead(p.HostLink, p.Sandbox, [2]netip.Addr{n.gateway4, n.gateway6}, [2]netip.Addr{n.Addr4, n.Addr6}, l.opts)
 	if err == nil {
 		err = p.pause(l.opts)
 	}
@@ -264,9 +293,9 @@ func (l *Lab) AddClient(name string) (*Client, error) {
 		return nil, err
 	}
 	l.nextC = i
-	c := &Client{Sandbox: s, lab: l, fabricLink: fmt.Sprintf("client%d", i)}
+	c := &Client{Sandbox: s, lab: l, FabricLink: fmt.Sprintf("client%d", i)}
 	c.Addr4, c.Addr6 = host(clients4, i), host(clients6, i)
-	err = l.fabric.lead(c.fabricLink, c.Sandbox, [2]netip.Addr{host(clients4, 254), host(clients6, 0xffff)}, [2]netip.Addr{}, l.opts.MTU)
+	err = l.fabric.lead(c.FabricLink, c.Sandbox, [2]netip.Addr{host(clients4, 254), host(clients6, 0xffff)}, [2]netip.Addr{}, l.opts)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("add client %s: %w", name, err), c.shut())
 	}
@@ -318,7 +347,7 @@ func (c *Client) Close() error {
 		return nil
 	}
 	l.clients = slices.Delete(l.clients, i, i+1)
-	return errors.Join(l.fabric.unlink(c.fabricLink), c.shut())
+	return errors.Join(l.fabric.unlink(c.FabricLink), c.shut())
 }
 
 // pause starts the sandbox's pause process, if wanted.
@@ -332,8 +361,8 @@ func (s *Sandbox) pause(opts Options) error {
 // lead joins child to s by a link of its own: /32 and /128 routes at s, a default
 // route at child. gateway is s' end of the link; src, where valid, is what s
 // uses as source towards the child instead.
-func (s *Sandbox) lead(name string, child *Sandbox, gateway, src [2]netip.Addr, mtu int) error {
-	if err := s.veth(name, child, mtu); err != nil {
+func (s *Sandbox) lead(name string, child *Sandbox, gateway, src [2]netip.Addr, opts Options) error {
+	if err := s.veth(name, child, opts); err != nil {
 		return err
 	}
 	if err := s.configure(name, single(gateway[0]), single(gateway[1])); err != nil {
@@ -379,13 +408,17 @@ func (s *Sandbox) lead(name string, child *Sandbox, gateway, src [2]netip.Addr, 
 
 // veth makes a link from s to child, where it is called eth0. It leaves no trace
 // in the namespace of the caller.
-func (s *Sandbox) veth(name string, child *Sandbox, mtu int) error {
-	return wrap(s.nl.LinkAdd(&netlink.Veth{
-		LinkAttrs:     netlink.LinkAttrs{Name: name, MTU: mtu},
+func (s *Sandbox) veth(name string, child *Sandbox, opts Options) error {
+	err := s.nl.LinkAdd(&netlink.Veth{
+		LinkAttrs:     netlink.LinkAttrs{Name: name, MTU: opts.MTU},
 		PeerName:      Uplink,
-		PeerMTU:       uint32(mtu),
+		PeerMTU:       uint32(opts.MTU),
 		PeerNamespace: netlink.NsFd(int(child.ns.Fd())),
-	}), "create link %s", name)
+	})
+	if err == nil && opts.NoOffload {
+		err = errors.Join(s.withoutOffload(name), child.withoutOffload(Uplink))
+	}
+	return wrap(err, "create link %s", name)
 }
 
 // configure gives a device its addresses and sets it up.
@@ -418,17 +451,8 @@ func (s *Sandbox) awaitLink(name string) error {
 		}
 		ready := link.Attrs().OperState == netlink.OperUp
 		if ready {
-			addrs, err := s.nl.AddrList(link, netlink.FAMILY_V6)
-			if err != nil {
-				return fmt.Errorf("list addresses of %s: %w", name, err)
-			}
-			// Neighbour discovery for forwarded packets needs a link-local
-			// address; the port of a bridge leaves that to the bridge.
-			ready = link.Attrs().MasterIndex != 0 || slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
-				return a.IP.IsLinkLocalUnicast()
-			})
-			for _, a := range addrs {
-				ready = ready && a.Flags&unix.IFA_F_TENTATIVE == 0
+			if ready, err = s.addressed(link); err != nil {
+				return fmt.Errorf("look at addresses of %s: %w", name, err)
 			}
 		}
 		if ready {
@@ -439,6 +463,30 @@ func (s *Sandbox) awaitLink(name string) error {
 		}
 		time.Sleep(wait)
 	}
+}
+
+// addressed tells whether the IPv6 addresses of a device are in use: each has a route
+// then that delivers packets to it.
+func (s *Sandbox) addressed(link netlink.Link) (bool, error) {
+	addrs, err := s.nl.AddrList(link, netlink.FAMILY_V6)
+	if err != nil {
+		return false, err
+	}
+	local := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, LinkIndex: link.Attrs().Index}
+	routes, err := s.nl.RouteListFiltered(netlink.FAMILY_V6, local, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE|netlink.RT_FILTER_OIF)
+	if err != nil {
+		return false, err
+	}
+	// Neighbour discovery for forwarded packets needs a link-local address; the port
+	// of a bridge leaves that to the bridge.
+	ready := link.Attrs().MasterIndex != 0 || slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
+		return a.IP.IsLinkLocalUnicast()
+	})
+	for _, a := range addrs {
+		delivered := slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Dst != nil && r.Dst.IP.Equal(a.IP) })
+		ready = ready && delivered && a.Flags&unix.IFA_F_TENTATIVE == 0
+	}
+	return ready, nil
 }
 
 func (s *Sandbox) unlink(name string) error {

@@ -34,13 +34,22 @@ type Tier interface {
 	Carries(e *proxier.Explanation) error
 }
 
-// Play plays a scenario, as far as the tier carries it.
-func Play(t *testing.T, s *scenarios.Scenario, tier Tier) {
+// Guarded are nodes that let pass no more than clusters have to: whatever a tier does
+// with packets beside the kernel's own ways, these notice.
+var Guarded = lab.NodeSettings{Conntrack: true, ForwardDrop: true, DropInvalid: true, StrictSource: true}
+
+// Play plays a scenario, as far as the tier carries it. Options shape the lab.
+func Play(t *testing.T, s *scenarios.Scenario, tier Tier, opts ...lab.Options) {
 	t.Helper()
-	scenarios.Run(t, s, &cluster{
+	c := &cluster{
 		t: t, scenario: s, tier: tier, model: scenarios.NewModel(s),
-		nodes: map[string]*node{}, boxes: map[string]*lab.Sandbox{}, flows: map[string]net.Conn{},
-	})
+		nodes: map[string]*node{}, boxes: map[string]*lab.Sandbox{}, flows: map[string]net.Conn{}, announced: map[netip.Prefix][]*lab.Node{},
+	}
+	if len(opts) > 0 {
+		c.opts = opts[0]
+	}
+	c.opts.Pause = true // pods show in /proc
+	scenarios.Run(t, s, c)
 }
 
 // silence is how long a call waits where nobody is expected to answer, patience
@@ -58,11 +67,14 @@ type cluster struct {
 	scenario *scenarios.Scenario
 	tier     Tier
 	model    *scenarios.Model
+	opts     lab.Options
 	lab      *lab.Lab
 	config   scenarios.Config
 	nodes    map[string]*node
 	boxes    map[string]*lab.Sandbox // of nodes, pods and clients
 	flows    map[string]net.Conn
+	// announced are the prefixes that the network leads to nodes.
+	announced map[netip.Prefix][]*lab.Node
 }
 
 type node struct {
@@ -99,7 +111,7 @@ func (c *cluster) Configure(ctx context.Context, config scenarios.Config) error 
 }
 
 func (c *cluster) build() error {
-	c.lab = lab.NewT(c.t, lab.Options{Pause: true}) // pods show in /proc
+	c.lab = lab.NewT(c.t, c.opts)
 	for _, n := range c.scenario.Nodes {
 		at := c.lab.Node(n.Name)
 		c.nodes[n.Name], c.boxes[n.Name] = &node{at: at}, at.Sandbox
@@ -194,7 +206,15 @@ func (c *cluster) Announce(ctx context.Context, prefix netip.Prefix, nodes []str
 	for i, name := range nodes {
 		to[i] = c.nodes[name].at
 	}
+	c.announced[prefix] = to
 	return c.lab.Announce(prefix, to...)
+}
+
+// lead has the network lead an address to a node until undo is called.
+func (c *cluster) lead(to netip.Addr, node string) (undo func() error, err error) {
+	only := netip.PrefixFrom(to, to.BitLen())
+	undo = func() error { return c.lab.Announce(only, c.announced[only]...) }
+	return undo, c.lab.Announce(only, c.nodes[node].at)
 }
 
 // Address gives a node's device an address, or takes it away.
@@ -221,6 +241,13 @@ func (c *cluster) Reach(ctx context.Context, p scenarios.Probe) (o scenarios.Obs
 	if err := carries(c.model, c.tier, p); err != nil {
 		return o, err
 	}
+	if p.Via != "" {
+		undo, err := c.lead(p.To.Addr(), p.Via)
+		if err != nil {
+			return o, err
+		}
+		defer func() { err = errors.Join(err, undo()) }()
+	}
 	for range p.Tries {
 		reply, err := c.ask(ctx, p)
 		if err == nil {
@@ -232,6 +259,9 @@ func (c *cluster) Reach(ctx context.Context, p scenarios.Probe) (o scenarios.Obs
 			return o, err
 		}
 		o.Failures = append(o.Failures, f)
+		if f == scenarios.TimedOut && !p.Silent {
+			break // it is wrong already, and the others would take as long
+		}
 	}
 	return o, nil
 }

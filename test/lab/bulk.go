@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package lab
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Either end knows what it must receive, and compares: that tells the first byte
+// that differs, as comparing checksums of the whole would not.
+
+// BulkSize is enough for windows to open and for super-packets to arise.
+const BulkSize = 4 << 20
+
+// bulkTimeout applies to contexts without a deadline.
+const bulkTimeout = 10 * time.Second
+
+// bulkWrite is how much is written at once. The kernel makes of it segments of up
+// to 64 KiB, which are cut for the device as late as possible.
+const bulkWrite = 256 << 10
+
+// direction tells the stream from client to server from the one back.
+type direction byte
+
+const (
+	toServer direction = iota
+	toClient
+)
+
+// stream is what goes in a direction, without an end.
+func (d direction) stream() io.Reader { return rand.NewChaCha8([32]byte{byte(d)}) }
+
+// ServeBulk starts a TCP server for Bulk, like ServeTCP.
+func (s *Sandbox) ServeBulk(port uint16) (*Server, error) { return s.serveTCP(port, (*Server).bulk) }
+
+// bulk takes the size of a transfer, and says after it what was wrong with it.
+func (s *Server) bulk(c net.Conn) {
+	for {
+		var size uint32
+		if err := binary.Read(c, binary.BigEndian, &size); err != nil {
+			return
+		}
+		s.Requests.Add(1)
+		verdict := ""
+		if err := exchange(c, int(size), toClient, toServer); err != nil {
+			verdict = strings.ReplaceAll(err.Error(), "\n", "; ")
+		}
+		if _, err := c.Write([]byte(verdict + "\n")); err != nil {
+			return
+		}
+	}
+}
+
+// Bulk sends so many bytes to a server started by ServeBulk, which sends as many
+// back at the same time. An error tells the direction and the byte that is wrong or
+// missing. Without a deadline in ctx it gives up after ten seconds.
+func (s *Sandbox) Bulk(ctx context.Context, to netip.AddrPort, size int) error {
+	ctx, cancel := withDeadline(ctx, bulkTimeout)
+	defer cancel()
+	c, err := s.Dial(ctx, "tcp", to)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return wrap(BulkConn(ctx, c, size), "bulk transfer from %s to %s", s.Name, to)
+}
+
+// BulkConn makes one more transfer over a connection.
+func BulkConn(ctx context.Context, c net.Conn, size int) error {
+	if err := setDeadline(ctx, c, bulkTimeout); err != nil {
+		return err
+	}
+	if err := binary.Write(c, binary.BigEndian, uint32(size)); err != nil {
+		return err
+	}
+	if err := exchange(c, size, toServer, toClient); err != nil {
+		return fmt.Errorf("at the client: %w", err)
+	}
+	verdict, err := bufio.NewReader(c).ReadString('\n')
+	if err != nil {
+		return fmt.Errorf("wait for the server's verdict: %w", err)
+	}
+	if verdict = strings.TrimSuffix(verdict, "\n"); verdict != "" {
+		return fmt.Errorf("at the server: %s", verdict)
+	}
+	return nil
+}
+
+// exchange sends in one direction and receives from the other.
+func exchange(c net.Conn, size int, out, in direction) error {
+	sent := make(chan error, 1)
+	go func() { sent <- out.send(c, size) }()
+	err := in.receive(c, size)
+	return errors.Join(err, <-sent)
+}
+
+func (d direction) send(c net.Conn, size int) error {
+	stream, buf := d.stream(), make([]byte, bulkWrite)
+	for done := 0; done < size; {
+		buf := buf[:min(len(buf), size-done)]
+		_, _ = io.ReadFull(stream, buf)
+		n, err := c.Write(buf)
+		done += n
+		if err != nil {
+			return fmt.Errorf("sent %d of %d bytes: %w", done, size, err)
+		}
+	}
+	return nil
+}
+
+// receive takes all of a stream even if it is wrong, so that the sender finishes.
+func (d direction) receive(c net.Conn, size int) (differs error) {
+	stream, buf, want := d.stream(), make([]byte, bulkWrite), make([]byte, bulkWrite)
+	for done := 0; done < size; {
+		n, err := c.Read(buf[:min(len(buf), size-done)])
+		_, _ = io.ReadFull(stream, want[:n])
+		if differs == nil {
+			differs = compare(buf[:n], want[:n], done)
+		}
+		done += n
+		if err != nil {
+			return errors.Join(differs, fmt.Errorf("received %d of %d bytes: %w", done, size, err))
+		}
+	}
+	return differs
+}
+
+// compare reports the first byte that differs, of data that begins at an offset.
+func compare(got, want []byte, offset int) error {
+	if bytes.Equal(got, want) {
+		return nil
+	}
+	if len(got) != len(want) {
+		return fmt.Errorf("received %d bytes, want %d", len(got), len(want))
+	}
+	i := 0
+	for got[i] == want[i] {
+		i++
+	}
+	end := min(i+8, len(got))
+	return fmt.Errorf("from byte %d on received %x…, want %x…", offset+i, got[i:end], want[i:end])
+}
+
+// ServeEcho starts a UDP server for Echo, like ServeUDP: what comes goes back.
+func (s *Sandbox) ServeEcho(port uint16) (*Server, error) {
+	return s.serveUDP(port, func(_ *Server, _ netip.AddrPort, datagram []byte) []byte { return datagram })
+}
+
+// Echo sends one datagram of a size to a server started by ServeEcho, and compares
+// what comes back. Sizes beyond the MTU travel in fragments. Without a deadline in
+// ctx it gives up after two seconds.
+func (s *Sandbox) Echo(ctx context.Context, to netip.AddrPort, size int) error {
+	ctx, cancel := withDeadline(ctx, dialTimeout)
+	defer cancel()
+	c, err := s.Dial(ctx, "udp", to)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return wrap(EchoConn(ctx, c, size), "echo of %d bytes from %s to %s", size, s.Name, to)
+}
+
+// EchoConn sends one more datagram over a socket.
+func EchoConn(ctx context.Context, c net.Conn, size int) error {
+	if err := setDeadline(ctx, c, dialTimeout); err != nil {
+		return err
+	}
+	want, got := make([]byte, size), make([]byte, 64<<10)
+	_, _ = io.ReadFull(toServer.stream(), want)
+	if _, err := c.Write(want); err != nil {
+		return err
+	}
+	n, err := c.Read(got)
+	if err != nil {
+		return err
+	}
+	return compare(got[:n], want, 0)
+}
