@@ -84,7 +84,7 @@ func (t *Table) Explain(flow Flow) Explanation {
 	index, how := t.lookup(to, flow.Protocol, e.Origin)
 	if index < 0 {
 		e.Reason = how
-		if slices.ContainsFunc(t.rules.Unserved, func(p netip.Prefix) bool { return p.Contains(to.Addr()) }) {
+		if !t.facts.isLocal(to.Addr()) && slices.ContainsFunc(t.rules.Unserved, func(p netip.Prefix) bool { return p.Contains(to.Addr()) }) {
 			e.Outcome, e.Reason = Rejected, "no Service has this port at this address, which is in a range of ClusterIPs"
 		}
 		return e

@@ -107,7 +107,7 @@ func (f *Facts) isLocal(a netip.Addr) bool {
 // decidesAlike says whether service ports are decided alike with both; what
 // differs besides concerns NodeRules alone.
 func (f *Facts) decidesAlike(o *Facts) bool {
-	return f.Zone == o.Zone && f.NodeIPs == o.NodeIPs && f.Pods.Knows(IPv4) == o.Pods.Knows(IPv4) && f.Pods.Knows(IPv6) == o.Pods.Knows(IPv6)
+	return f.Zone == o.Zone && f.NodeIPs == o.NodeIPs && f.Pods.equal(&o.Pods)
 }
 
 func (f *Facts) equal(o *Facts) bool {

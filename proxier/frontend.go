@@ -45,7 +45,9 @@ type Source uint8
 const (
 	// KeepSource shows the client.
 	KeepSource Source = iota
-	// Masquerade shows this node, or replies would not come back through it.
+	// Masquerade shows this node, or replies would not come back through it. A
+	// tier that meets the replies of backends on this node anyway may show
+	// those the client.
 	Masquerade
 	// AnySource is Masquerade for a tier that translates packets, as replies may
 	// not come back through it otherwise; one that translates at the client's
@@ -73,6 +75,9 @@ type Frontend struct {
 	// dropped, whether or not there is a backend.
 	Filtered bool
 	Ranges   []netip.Prefix
+	// Pods and Host are what the ranges say of local pods and of this host,
+	// for a tier that has to know before there is a packet.
+	Pods, Host Admission
 	// Unguarded says that the Service has source ranges, but of the other
 	// family alone, and that anybody is let in here.
 	Unguarded bool
@@ -80,6 +85,16 @@ type Frontend struct {
 	// not served while it does.
 	Conflict *ServicePortName
 }
+
+// Admission is what source ranges say of many clients at once.
+type Admission uint8
+
+// The admissions.
+const (
+	AdmitsAll Admission = iota
+	AdmitsSome
+	AdmitsNone
+)
 
 // Admits says whether the source ranges let a client in.
 func (f *Frontend) Admits(source netip.Addr) bool {
@@ -91,7 +106,7 @@ func (f *Frontend) equal(o *Frontend) bool {
 		return false
 	}
 	return f.Addr == o.Addr && f.Kind == o.Kind && f.Routes == o.Routes && f.Filtered == o.Filtered &&
-		f.Unguarded == o.Unguarded && slices.Equal(f.Ranges, o.Ranges)
+		f.Pods == o.Pods && f.Host == o.Host && f.Unguarded == o.Unguarded && slices.Equal(f.Ranges, o.Ranges)
 }
 
 // String is the frontend as text: "10.96.0.1:80 ClusterIP all=ipv4/cluster".
@@ -158,6 +173,7 @@ func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, famil
 			f := *template
 			f.Addr = netip.AddrPortFrom(a, port.Port)
 			f.admitSelf(t.facts.NodeIPs[family])
+			f.admit(&t.facts, family)
 			out = append(out, f)
 		}
 		if !t.policy.IgnoreExternalIPs {
@@ -238,6 +254,34 @@ func (f *Frontend) admitSelf(node netip.Addr) {
 	self := netip.PrefixFrom(f.Addr.Addr(), f.Addr.Addr().BitLen())
 	f.Ranges = append(slices.Clip(slices.Clone(f.Ranges)), self)
 	slices.SortFunc(f.Ranges, comparePrefix)
+}
+
+// admit works out Pods and Host. Pods are known by the detector's CIDRs alone;
+// this host is known by the node's own address.
+func (f *Frontend) admit(facts *Facts, family Family) {
+	if !f.Filtered {
+		return
+	}
+	f.Pods, f.Host = AdmitsSome, AdmitsNone
+	if f.Admits(facts.NodeIPs[family]) {
+		f.Host = AdmitsAll
+	}
+	if facts.Pods.Interface != "" || !facts.Pods.Knows(family) {
+		return
+	}
+	all, none := true, true
+	for _, pods := range facts.Pods.CIDRs {
+		if FamilyOf(pods.Addr()) == family {
+			all = all && slices.ContainsFunc(f.Ranges, func(p netip.Prefix) bool { return p.Bits() <= pods.Bits() && p.Contains(pods.Addr()) })
+			none = none && !slices.ContainsFunc(f.Ranges, pods.Overlaps)
+		}
+	}
+	switch {
+	case all:
+		f.Pods = AdmitsAll
+	case none:
+		f.Pods = AdmitsNone
+	}
 }
 
 func comparePrefix(a, b netip.Prefix) int {

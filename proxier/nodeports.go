@@ -71,6 +71,10 @@ func (s *NodePortSelector) Selects(a netip.Addr, nodeIPs [Families]netip.Addr) b
 
 // NodeRules are what all frontends of this node have in common.
 type NodeRules struct {
+	// NodeIPs are the node's address of each family; the zero Addr for none.
+	NodeIPs [Families]netip.Addr
+	// LocalAddrs are the addresses of this node's devices, sorted.
+	LocalAddrs []netip.Addr
 	// NodePortAddrs are the local addresses at which NodePorts are served,
 	// sorted, without loopback addresses.
 	NodePortAddrs []netip.Addr
@@ -82,13 +86,14 @@ type NodeRules struct {
 	// Pods tells where FromPod applies.
 	Pods Detector
 	// Unserved are the ranges of ClusterIPs: a new connection to an address and
-	// port in them that is no frontend is rejected, also on a live ClusterIP.
+	// port in them that is no frontend is rejected, also on a live ClusterIP, but
+	// for addresses that one of this node's devices has.
 	Unserved []netip.Prefix
 }
 
 // NodeRules are worked out from facts and policy alone.
 func (p *Policy) NodeRules(f *Facts) NodeRules {
-	r := NodeRules{Pods: f.Pods, Unserved: f.ServiceCIDRs}
+	r := NodeRules{NodeIPs: f.NodeIPs, LocalAddrs: f.LocalAddrs, Pods: f.Pods, Unserved: f.ServiceCIDRs}
 	for _, a := range f.LocalAddrs {
 		if !a.IsLoopback() && p.NodePorts.Selects(a, f.NodeIPs) {
 			r.NodePortAddrs = append(r.NodePortAddrs, a)
@@ -141,6 +146,6 @@ func (r *NodeRules) Equal(o *NodeRules) bool {
 			return false
 		}
 	}
-	return slices.Equal(r.NodePortAddrs, o.NodePortAddrs) && r.AllNodePortAddrs == o.AllNodePortAddrs &&
+	return r.NodeIPs == o.NodeIPs && slices.Equal(r.LocalAddrs, o.LocalAddrs) && slices.Equal(r.NodePortAddrs, o.NodePortAddrs) && r.AllNodePortAddrs == o.AllNodePortAddrs &&
 		r.Pods.equal(&o.Pods) && slices.Equal(r.Unserved, o.Unserved)
 }

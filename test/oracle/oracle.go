@@ -93,8 +93,9 @@ func (c *Cluster) Ask(flow proxier.Flow) Answer {
 		found = c.winner(netip.AddrPortFrom(unspecified(family(dst.Addr())), dst.Port()), flow.Protocol)
 	}
 	if found == nil {
-		// Addresses that ClusterIPs are made of lead nowhere else (S12).
-		if slices.ContainsFunc(c.Facts.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(dst.Addr()) }) {
+		// Addresses that ClusterIPs are made of lead nowhere else (S12), but
+		// where a device has them.
+		if !slices.Contains(c.Facts.LocalAddrs, dst.Addr()) && slices.ContainsFunc(c.Facts.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(dst.Addr()) }) {
 			answer.Outcome = proxier.Rejected
 		}
 		return answer

@@ -74,7 +74,7 @@ func (t *carrier) carry(f proxier.Flow, local []netip.Addr) fate {
 	}
 	switch {
 	case d != nil:
-	case slices.ContainsFunc(t.rules.Unserved, func(p netip.Prefix) bool { return p.Contains(to.Addr()) }):
+	case !slices.Contains(local, to.Addr()) && slices.ContainsFunc(t.rules.Unserved, func(p netip.Prefix) bool { return p.Contains(to.Addr()) }):
 		return fate{outcome: proxier.Rejected}
 	default:
 		return fate{outcome: proxier.Pass}

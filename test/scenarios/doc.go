@@ -85,8 +85,9 @@
 //
 //	backends NAME[,NAME]... [source WHO] [sticky[=LABEL]]
 //	    all of these answer, and nobody else. They see WHO as their client:
-//	    client is whoever dials, a node any address of that node, and any, or
-//	    nothing, whatever it may be. A backend that dials itself may see any
+//	    client is whoever dials, a node any address of that node, or of the
+//	    client where the backend is on that node, and any, or nothing,
+//	    whatever it may be. A backend that dials itself may see any
 //	    address in any case. Sticky: one of these answers, the same every time,
 //	    and with a label the same as everywhere with that label.
 //	refused

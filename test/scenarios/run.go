@@ -399,7 +399,12 @@ func (r *player) isSource(call Call, e *Expectation, a Answer) bool {
 	case who == SourceClient:
 		who = call.From
 	}
-	return a.Source.IsValid() && slices.Contains(r.addresses(who), a.Source)
+	if !a.Source.IsValid() {
+		return false
+	}
+	// Replies of a node's own backends come by it in any case.
+	near := r.node(who) >= 0 && r.NodeOf(a.Server) == who
+	return slices.Contains(r.addresses(who), a.Source) || near && slices.Contains(r.addresses(call.From), a.Source)
 }
 
 // addresses that somebody may be seen with.
