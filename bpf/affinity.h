@@ -5,9 +5,8 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "clock.h"
 #include "lb_maps.h"
-
-#define NSEC_PER_SEC 1000000000ULL
 
 /*
  * The client's remembered backend, unless its time is up. The timeout counts

@@ -3,16 +3,19 @@
 #define TANDEM_FRONTEND_H
 
 #include <linux/bpf.h>
+#include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
+#include "addr.h"
 #include "check.h"
 #include "lb_maps.h"
 
 /* What a frontend leads to: a copy, since the element may change hands. */
 struct frontend_ref {
 	__u32 service;
-	__u32 set;
+	__u32 flags;
 	__u32 affinity;
+	__u32 set; /* of the route that was taken */
 };
 
 enum frontend_result {
@@ -22,14 +25,26 @@ enum frontend_result {
 };
 
 static __always_inline __u32 frontend_check(const struct frontend_key *key,
-					    __u32 set, __u32 affinity)
+					    __u32 service, __u32 flags,
+					    __u32 affinity)
 {
-	__u32 words[sizeof(*key) / sizeof(__u32) + 2];
+	__u32 words[sizeof(*key) / sizeof(__u32) + 3];
 
 	__builtin_memcpy(words, key, sizeof(*key));
-	words[sizeof(*key) / sizeof(__u32)] = set;
-	words[sizeof(*key) / sizeof(__u32) + 1] = affinity;
+	words[sizeof(*key) / sizeof(__u32)] = service;
+	words[sizeof(*key) / sizeof(__u32) + 1] = flags;
+	words[sizeof(*key) / sizeof(__u32) + 2] = affinity;
 	return check_of(words, sizeof(words) / sizeof(words[0]));
+}
+
+/* The key of a NodePort, of any address of the family that key has. */
+static __always_inline void frontend_key_node(struct frontend_key *key)
+{
+	key->scope = SCOPE_NODE;
+	if (is_v4(key->addr))
+		key->addr[3] = 0;
+	else
+		key->addr[0] = key->addr[1] = key->addr[2] = key->addr[3] = 0;
 }
 
 /*
@@ -46,18 +61,49 @@ frontend_lookup(const struct frontend_key *key, struct frontend_ref *ref)
 {
 	const volatile struct frontend *fe =
 		bpf_map_lookup_elem(&tdm_frontend, key);
-	__u32 set, affinity;
 
 	if (!fe)
 		return FRONTEND_NONE;
-	set = fe->set;
-	affinity = fe->affinity;
-	if (fe->check != frontend_check(key, set, affinity))
+	ref->service = fe->service;
+	ref->flags = fe->flags;
+	ref->affinity = fe->affinity;
+	if (fe->check !=
+	    frontend_check(key, ref->service, ref->flags, ref->affinity))
 		return FRONTEND_RACED;
-	ref->service = set / SETS_PER_SERVICE;
-	ref->set = set;
-	ref->affinity = affinity;
 	return FRONTEND_FOUND;
+}
+
+/* Takes the route of that origin, and returns it. */
+static __always_inline __u32 frontend_route(struct frontend_ref *ref,
+					    const __be32 *vip,
+					    enum lb_origin origin)
+{
+	__u32 route = ref->flags >> (origin * ROUTE_BITS);
+
+	ref->set = ref->service * SETS_PER_SERVICE;
+	if (!is_v4(vip))
+		ref->set += SET_V6_CLUSTER - SET_V4_CLUSTER;
+	if (route & ROUTE_LOCAL)
+		ref->set += SET_V4_LOCAL - SET_V4_CLUSTER;
+	return route & ((1 << ROUTE_BITS) - 1);
+}
+
+/* Whether the source ranges let a client in whose address is known. */
+static __always_inline bool frontend_admits(const struct frontend_ref *ref,
+					    const __be32 *vip,
+					    const __be32 *client)
+{
+	struct range_key key = {
+		.prefix_len = 8 * (sizeof(key) - sizeof(key.prefix_len)),
+		.service = ref->service,
+	};
+
+	if (!(ref->flags & FRONTEND_FILTERED))
+		return true;
+	if (ref->flags & FRONTEND_SELF && same_addr(vip, client))
+		return true;
+	copy_addr(key.addr, client);
+	return bpf_map_lookup_elem(&tdm_range, &key);
 }
 
 #endif

@@ -16,6 +16,9 @@ const volatile __u64 host_netns_cookie = 0;
 /* Translate sockets of the node's own network namespace only. */
 const volatile __u8 host_namespace_only = 0;
 
+/* Keep processes of the node's own namespace from binding NodePorts. */
+const volatile __u8 protect_node_ports = 1;
+
 /* bpf_set_retval() may be called from sock_addr programs (Linux 6.1). */
 const volatile __u8 have_set_retval = 1;
 

@@ -13,7 +13,7 @@
  * mmap-able: user space changes a backend set by one aligned 8-byte store.
  */
 #define MAGIC 0x6d65646e6174ULL /* "tandem" */
-#define LAYOUT_VERSION 2
+#define LAYOUT_VERSION 3
 
 /* Layout and gauges; also how our other maps and programs are recognised. */
 struct {
@@ -24,13 +24,39 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_meta SEC(".maps");
 
-/* address, port, protocol, scope -> backend set, and so service */
+/* address, port, protocol -> service, and how it is served to whom */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct frontend_key);
 	__type(value, struct frontend);
 	__uint(max_entries, 131072);
 } tdm_frontend SEC(".maps");
+
+/* service and source -> 1: the source ranges let it in */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct range_key);
+	__type(value, __u8);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} tdm_range SEC(".maps");
+
+/* address of one of this node's devices -> enum lb_local */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __be32[4]);
+	__type(value, __u32);
+	__uint(max_entries, 4096);
+} tdm_local SEC(".maps");
+
+/* two of them: one is read, and the other is written next */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct node);
+	__uint(max_entries, 2);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_node SEC(".maps");
 
 /* set id -> base (low half) and size (high half) of its extent of slots */
 struct {

@@ -14,9 +14,35 @@
 #include <linux/bpf.h>
 #include <linux/types.h>
 
+/* What a frontend's address means. */
 enum lb_scope {
-	SCOPE_INTERNAL = 0, /* dialled from this node or its pods */
-	SCOPE_EXTERNAL = 1, /* arriving from elsewhere */
+	SCOPE_ADDRESS = 0, /* itself */
+	SCOPE_NODE = 1,	   /* unspecified: any at which NodePorts are served */
+};
+
+/* Who dials; a frontend has a route for each. */
+enum lb_origin {
+	FROM_POD = 0,
+	FROM_HOST = 1,
+	FROM_OUTSIDE = 2,
+};
+
+/* A route is ROUTE_BITS of the frontend's flags, at origin * ROUTE_BITS. */
+enum lb_route {
+	ROUTE_LOCAL = 1 << 0,	   /* the set of local backends */
+	ROUTE_MASQUERADE = 1 << 1, /* the backend sees this node */
+	ROUTE_ANY_SOURCE = 1 << 2, /* it does if packets are translated */
+	ROUTE_BITS = 4,
+};
+
+enum lb_frontend_flag {
+	FRONTEND_FILTERED = 1 << 12, /* source ranges guard it */
+	FRONTEND_SELF = 1 << 13,     /* and let its own address in */
+	/* Whom they let in of those whose address a socket does not tell. */
+	FRONTEND_ALL_PODS = 1 << 14,
+	FRONTEND_SOME_PODS = 1 << 15,
+	FRONTEND_HOST = 1 << 16,
+	FRONTEND_KIND_SHIFT = 24, /* for people */
 };
 
 /* A set id is service id * SETS_PER_SERVICE + enum lb_set. */
@@ -42,13 +68,49 @@ struct frontend_key {
 	__u8 scope; /* enum lb_scope */
 };
 
-/* The service id follows from the set's. */
 struct frontend {
-	__u32 set;
+	__u32 service;
+	__u32 flags;	/* enum lb_frontend_flag, and the routes */
 	__u32 affinity; /* seconds; 0: none */
-	__u32 check;	/* of the key and these two, see frontend.h */
-	__u32 kind;	/* for people; the data path does not read it */
+	__u32 check;	/* of the key and these three, see frontend.h */
 	struct bpf_spin_lock lock; /* of user space, to overwrite in place */
+};
+
+/* Source ranges of a service's load balancer IPs. */
+struct range_key {
+	__u32 prefix_len; /* in bits, the service's 32 included */
+	__u32 service;
+	__be32 addr[4];
+};
+
+/* What an address of one of this node's devices is good for. */
+enum lb_local {
+	LOCAL_ADDRESS = 1 << 0,
+	LOCAL_NODEPORTS = 1 << 1, /* NodePorts are served there */
+};
+
+struct prefix {
+	__be32 addr[4];
+	__be32 mask[4];
+};
+
+#define MAX_POD_PREFIXES 4
+#define MAX_LOOPBACK_PREFIXES 8
+#define MAX_UNSERVED_PREFIXES 16
+
+/* What all frontends of this node have in common. */
+struct node {
+	__u32 pod_prefixes;
+	__u32 loopback_prefixes;
+	__u32 unserved_prefixes;
+	__u32 pad;
+	struct prefix pods[MAX_POD_PREFIXES];
+	/* Loopback addresses at which this host reaches NodePorts. */
+	struct prefix loopback[MAX_LOOPBACK_PREFIXES];
+	/* Where what is no frontend is rejected. */
+	struct prefix unserved[MAX_UNSERVED_PREFIXES];
+	__be32 addr4[4]; /* its own; zero for none */
+	__be32 addr6[4];
 };
 
 struct backend {
@@ -58,7 +120,12 @@ struct backend {
 	__u8 members; /* bit enum lb_set: in that set of the service */
 	__u32 service;
 	__u32 generation;
-	__u32 flags; /* for people */
+	__u32 flags; /* enum lb_backend_flag */
+};
+
+enum lb_backend_flag {
+	BACKEND_LOCAL = 1 << 0, /* on this node */
+	BACKEND_TERMINATING = 1 << 1,
 };
 
 /*
@@ -105,7 +172,8 @@ struct sock_dest {
 	__u8 connected; /* by connect(), not by sendto() */
 	__u8 proto;
 	__u8 many; /* talks to other service addresses too: see udp_peer */
-	__u8 pad[5];
+	__u8 guarded; /* source ranges are asked when it sends */
+	__u8 pad[4];
 };
 
 /* A further peer of an unconnected UDP socket. */
@@ -119,7 +187,9 @@ struct udp_peer_key {
 struct udp_peer {
 	__be32 vip[4];
 	__be16 vip_port;
-	__u8 pad[2];
+	__u8 guarded;
+	__u8 pad;
+	__u32 service;
 	__u32 check; /* of the key and all before, see udp_peer.h */
 };
 
@@ -132,18 +202,20 @@ struct meta {
 	__u32 services_used;
 	__u32 frontends_used;
 	__u32 unplaced; /* service ports that did not fit */
-	__u32 pad;
+	__u32 node;	/* which element of the node map counts */
 	__u64 changed_unix_ns; /* newest change of anything here */
 };
 
 _Static_assert(sizeof(struct frontend_key) == 20, "frontend_key");
 _Static_assert(sizeof(struct frontend) == 20, "frontend");
+_Static_assert(sizeof(struct range_key) == 24, "range_key");
+_Static_assert(sizeof(struct node) == 16 + 28 * 32 + 32, "node");
 _Static_assert(sizeof(struct backend) == 32, "backend");
 _Static_assert(sizeof(struct service) == 128, "service");
 _Static_assert(sizeof(struct affinity_key) == 24, "affinity_key");
 _Static_assert(sizeof(struct sock_dest) == 56, "sock_dest");
 _Static_assert(sizeof(struct udp_peer_key) == 32, "udp_peer_key");
-_Static_assert(sizeof(struct udp_peer) == 24, "udp_peer");
+_Static_assert(sizeof(struct udp_peer) == 28, "udp_peer");
 _Static_assert(sizeof(struct meta) == 48, "meta");
 
 #endif

@@ -5,6 +5,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "addr.h"
 #include "affinity.h"
 #include "frontend.h"
 #include "lb_maps.h"
@@ -33,15 +34,16 @@ static __always_inline bool is_member(const struct backend *be, __u32 set)
 }
 
 /*
- * Picks the backend for a new connection. client is who asks, for affinity.
- * With one, which is on SELECT_OK, chosen holds its id and generation.
+ * Picks the backend for a new connection: client is who asks, for affinity,
+ * and pick any number, evenly distributed, that selects one otherwise. With
+ * one, which is on SELECT_OK, chosen holds its id and generation.
  *
  * User space may be writing all of this meanwhile. What it frees rests for a
  * grace period before it is used again, and carries a generation; and a set
  * that no frontend leads to any more says so. So what is stale shows.
  */
 static __always_inline struct backend *
-select_backend(const struct frontend_ref *fe, __u64 client,
+select_backend(const struct frontend_ref *fe, const __be32 *client, __u32 pick,
 	       struct affinity *chosen, enum select_result *result)
 {
 	struct affinity_key who = {
@@ -55,8 +57,7 @@ select_backend(const struct frontend_ref *fe, __u64 client,
 	__u64 *at;
 
 	if (fe->affinity) {
-		who.client[2] = client >> 32;
-		who.client[3] = (__u32)client;
+		copy_addr(who.client, client);
 		now = bpf_ktime_get_ns();
 		last = affinity_lookup(&who, now, fe->affinity);
 		if (last) {
@@ -87,7 +88,7 @@ select_backend(const struct frontend_ref *fe, __u64 client,
 		return NULL;
 	}
 
-	index = base + (__u32)(((__u64)bpf_get_prandom_u32() * size) >> 32);
+	index = base + (__u32)(((__u64)pick * size) >> 32);
 	at = bpf_map_lookup_elem(&tdm_slot, &index);
 	if (!at)
 		return NULL;

@@ -7,15 +7,20 @@
  */
 #include <linux/bpf.h>
 #include <linux/errno.h>
+#include <linux/if_ether.h>
 #include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
 #include <stdbool.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "addr.h"
 #include "frontend.h"
 #include "lb_config.h"
 #include "lb_maps.h"
 #include "lb_types.h"
+#include "node.h"
 #include "select.h"
 #include "udp_peer.h"
 
@@ -25,10 +30,10 @@ char __license[] SEC("license") = "Dual BSD/GPL";
 #define DENY 0
 #define PROCEED 1
 
+#define AF_INET 2
+
 /* An MPTCP socket connects its TCP subflows under its own protocol number. */
 #define PROTO_MPTCP 262
-
-static const __be32 v4_prefix = bpf_htonl(0xffff);
 
 struct peer {
 	__be32 addr[4];
@@ -43,10 +48,7 @@ struct peer {
 static __always_inline void read4(const struct bpf_sock_addr *ctx,
 				  struct peer *p)
 {
-	p->addr[0] = 0;
-	p->addr[1] = 0;
-	p->addr[2] = v4_prefix;
-	p->addr[3] = ctx->user_ip4;
+	set_v4(p->addr, ctx->user_ip4);
 	p->port = (__be16)ctx->user_port;
 }
 
@@ -77,16 +79,10 @@ static __always_inline void write6(struct bpf_sock_addr *ctx,
 	ctx->user_port = p->port;
 }
 
-static __always_inline bool is_v4(const struct peer *p)
-{
-	return !p->addr[0] && !p->addr[1] && p->addr[2] == v4_prefix;
-}
-
 static __always_inline bool same(const __be32 *a, __be16 a_port,
 				 const __be32 *b, __be16 b_port)
 {
-	return a_port == b_port && a[3] == b[3] && a[2] == b[2] &&
-	       a[1] == b[1] && a[0] == b[0];
+	return a_port == b_port && same_addr(a, b);
 }
 
 /* IPPROTO_TCP or IPPROTO_UDP, or 0 for what no Service can be. */
@@ -124,9 +120,12 @@ static __always_inline int fail(struct peer *p, bool reject)
 		bpf_set_retval(-ECONNREFUSED);
 		return DENY;
 	}
-	p->addr[3] = is_v4(p) ? bpf_htonl(INADDR_LOOPBACK) : bpf_htonl(1);
-	if (p->addr[2] != v4_prefix)
+	if (is_v4(p->addr)) {
+		p->addr[3] = bpf_htonl(INADDR_LOOPBACK);
+	} else {
 		p->addr[0] = p->addr[1] = p->addr[2] = 0;
+		p->addr[3] = bpf_htonl(1);
+	}
 	p->port = 0;
 	return PROCEED;
 }
@@ -219,12 +218,108 @@ static __always_inline void remember(struct bpf_sock_addr *ctx,
 		return;
 	}
 	key.cookie = bpf_get_socket_cookie(ctx);
-	__builtin_memcpy(key.addr, dest->addr, sizeof(key.addr));
+	copy_addr(key.addr, dest->addr);
 	key.port = dest->port;
 	__builtin_memcpy(value.vip, dest->vip, sizeof(value.vip));
 	value.vip_port = dest->vip_port;
+	value.service = dest->service;
+	value.guarded = dest->guarded;
 	udp_peer_update(&key, &value);
 	old->many = 1;
+}
+
+/*
+ * The frontend of an address: that of exactly this one, or a NodePort. At its
+ * own loopback addresses, and at the unspecified one, which stands for them,
+ * this host alone reaches NodePorts.
+ */
+static __always_inline enum frontend_result
+frontend_of(const struct frontend_key *dialled, __u64 netns,
+	    struct frontend_ref *fe)
+{
+	enum frontend_result found = frontend_lookup(dialled, fe);
+	struct frontend_key key = *dialled;
+	const struct node *node;
+
+	if (found != FRONTEND_NONE)
+		return found;
+	if (!(local_flags(key.addr) & LOCAL_NODEPORTS)) {
+		if (netns != host_netns_cookie)
+			return FRONTEND_NONE;
+		if (!key.addr[3] && (is_v4(key.addr) || !key.addr[2]))
+			key.addr[3] = is_v4(key.addr) ?
+					      bpf_htonl(INADDR_LOOPBACK) :
+					      bpf_htonl(1);
+		node = this_node();
+		if (!node || !is_node_loopback(node, key.addr))
+			return FRONTEND_NONE;
+	}
+	frontend_key_node(&key);
+	return frontend_lookup(&key, fe);
+}
+
+/* The address that the socket was bound to, if any. */
+static __always_inline bool bound_to(struct bpf_sock *sk, __be32 *addr)
+{
+	if (!sk)
+		return false;
+	if (sk->family == AF_INET) {
+		set_v4(addr, sk->src_ip4);
+		return addr[3];
+	}
+	addr[0] = sk->src_ip6[0];
+	addr[1] = sk->src_ip6[1];
+	addr[2] = sk->src_ip6[2];
+	addr[3] = sk->src_ip6[3];
+	return addr[0] | addr[1] | addr[3];
+}
+
+enum admission {
+	ADMITTED,
+	SHUT_OUT,
+	ASK_THE_PACKET, /* its source is not known before it is sent: tdm_guard */
+};
+
+/* What source ranges say of a socket. */
+static __always_inline enum admission admission(const struct frontend_ref *fe,
+						const __be32 *vip,
+						struct bpf_sock *sk,
+						enum lb_origin origin)
+{
+	__be32 source[4];
+
+	if (!(fe->flags & FRONTEND_FILTERED))
+		return ADMITTED;
+	if (bound_to(sk, source))
+		return frontend_admits(fe, vip, source) ? ADMITTED : SHUT_OUT;
+	if (origin == FROM_HOST) {
+		if (fe->flags & FRONTEND_HOST)
+			return ADMITTED;
+		/* Then the VIP itself will be the source. */
+		if (fe->flags & FRONTEND_SELF && local_flags(vip))
+			return ADMITTED;
+		return SHUT_OUT;
+	}
+	if (fe->flags & FRONTEND_ALL_PODS)
+		return ADMITTED;
+	return fe->flags & FRONTEND_SOME_PODS ? ASK_THE_PACKET : SHUT_OUT;
+}
+
+/* Nobody serves this address and port. */
+static __always_inline int forward_none(struct bpf_sock_addr *ctx,
+					struct peer *p,
+					const struct sock_dest *old,
+					bool connecting, __u64 netns)
+{
+	if (is_unserved(p->addr) && !local_flags(p->addr) &&
+	    !left_alone(netns)) {
+		count(0, SELECT_REJECT, 0);
+		return fail(p, true);
+	}
+	/* Its peer is what it dialled from now on. */
+	if (connecting && old)
+		bpf_sk_storage_delete(&tdm_sock, ctx->sk);
+	return PROCEED;
 }
 
 /*
@@ -239,41 +334,47 @@ static __always_inline void remember(struct bpf_sock_addr *ctx,
 static __always_inline int forward(struct bpf_sock_addr *ctx, struct peer *p,
 				   bool connecting)
 {
-	struct frontend_key key = { .scope = SCOPE_INTERNAL };
+	struct frontend_key key = { .scope = SCOPE_ADDRESS };
 	enum select_result result = SELECT_RACED;
+	__u64 netns = bpf_get_netns_cookie(ctx);
+	__be32 client[4] = { 0, 0, netns >> 32, (__u32)netns };
 	struct bpf_sock *sk = ctx->sk;
 	__u32 service = 0; /* of a frontend that could not be read */
 	struct affinity chosen;
 	struct frontend_ref fe;
 	struct backend *be = NULL;
+	enum admission admitted = ADMITTED;
 	struct sock_dest *old;
-	__u64 netns;
+	enum lb_origin origin;
 
 	key.proto = l4_proto(ctx);
 	if (!key.proto)
 		return PROCEED;
-	__builtin_memcpy(key.addr, p->addr, sizeof(key.addr));
+	copy_addr(key.addr, p->addr);
 	key.port = p->port;
 	old = dest_of(sk);
+	origin = netns == host_netns_cookie ? FROM_HOST : FROM_POD;
 
 	for (int i = 0; i < FORWARD_ATTEMPTS; i++) {
-		enum frontend_result found = frontend_lookup(&key, &fe);
+		enum frontend_result found = frontend_of(&key, netns, &fe);
 
-		if (found == FRONTEND_NONE) {
-			/* Its peer is what it dialled from now on. */
-			if (connecting && old)
-				bpf_sk_storage_delete(&tdm_sock, sk);
-			return PROCEED;
-		}
-		netns = bpf_get_netns_cookie(ctx);
+		if (found == FRONTEND_NONE)
+			return forward_none(ctx, p, old, connecting, netns);
 		if (left_alone(netns))
 			return PROCEED;
 		if (found == FRONTEND_RACED)
 			continue;
+		service = fe.service;
+		admitted = admission(&fe, p->addr, sk, origin);
+		if (admitted == SHUT_OUT) {
+			result = SELECT_DROP;
+			break;
+		}
+		frontend_route(&fe, p->addr, origin);
 		if (!connecting && sticky(old, &fe, p))
 			return PROCEED;
-		service = fe.service;
-		be = select_backend(&fe, netns, &chosen, &result);
+		be = select_backend(&fe, client, bpf_get_prandom_u32(), &chosen,
+				    &result);
 		if (result != SELECT_RACED)
 			break;
 	}
@@ -289,10 +390,11 @@ static __always_inline int forward(struct bpf_sock_addr *ctx, struct peer *p,
 		.generation = chosen.generation,
 		.connected = connecting,
 		.proto = key.proto,
+		.guarded = admitted == ASK_THE_PACKET,
 	};
-	__builtin_memcpy(dest.vip, p->addr, sizeof(dest.vip));
-	__builtin_memcpy(dest.addr, be->addr, sizeof(dest.addr));
-	__builtin_memcpy(p->addr, dest.addr, sizeof(p->addr));
+	copy_addr(dest.vip, p->addr);
+	copy_addr(dest.addr, be->addr);
+	copy_addr(p->addr, dest.addr);
 	p->port = dest.port;
 	remember(ctx, sk, old, &dest);
 	return PROCEED;
@@ -413,4 +515,126 @@ SEC("cgroup/getpeername6")
 int tdm_getpeer6(struct bpf_sock_addr *ctx)
 {
 	return backward6(ctx);
+}
+
+/*
+ * A host process must not listen where NodePorts are served: it would get
+ * nothing of what is sent there. The kernel asks after an explicit bind();
+ * who leaves the port to the kernel is not asked.
+ */
+static __always_inline int may_bind(struct bpf_sock *sk, const __be32 *addr,
+				    bool any)
+{
+	struct frontend_key key = { .port = bpf_htons(sk->src_port),
+				    .proto = sk->protocol };
+	struct frontend_ref fe;
+
+	if (!protect_node_ports ||
+	    bpf_get_netns_cookie(sk) != host_netns_cookie)
+		return PROCEED;
+	if (!any && !(local_flags(addr) & LOCAL_NODEPORTS))
+		return PROCEED;
+	copy_addr(key.addr, addr);
+	frontend_key_node(&key);
+	if (frontend_lookup(&key, &fe) == FRONTEND_NONE)
+		return PROCEED;
+	if (have_set_retval)
+		bpf_set_retval(-EADDRINUSE);
+	return DENY;
+}
+
+SEC("cgroup/post_bind4")
+int tdm_post_bind4(struct bpf_sock *sk)
+{
+	__be32 addr[4];
+
+	set_v4(addr, sk->src_ip4);
+	return may_bind(sk, addr, !addr[3]);
+}
+
+SEC("cgroup/post_bind6")
+int tdm_post_bind6(struct bpf_sock *sk)
+{
+	__be32 addr[4] = { sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2],
+			   sk->src_ip6[3] };
+	bool any = !(addr[0] | addr[1] | addr[2] | addr[3]);
+
+	if (may_bind(sk, addr, any) == DENY)
+		return DENY;
+	if (!any)
+		return PROCEED;
+	/* It may well be for IPv4 too; whether it is cannot be seen here. */
+	set_v4(addr, 0);
+	return may_bind(sk, addr, true);
+}
+
+/* Where a packet that a socket sends goes, and with which source. */
+static __always_inline bool read_packet(struct __sk_buff *skb, __be32 *source,
+					struct peer *to)
+{
+	struct ipv6hdr ip6;
+	struct iphdr ip;
+	__be16 ports[2];
+	__u32 l4;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes(skb, 0, &ip, sizeof(ip)))
+			return false;
+		set_v4(source, ip.saddr);
+		set_v4(to->addr, ip.daddr);
+		l4 = ip.ihl * 4;
+	} else {
+		if (bpf_skb_load_bytes(skb, 0, &ip6, sizeof(ip6)))
+			return false;
+		__builtin_memcpy(source, &ip6.saddr, sizeof(ip6.saddr));
+		__builtin_memcpy(to->addr, &ip6.daddr, sizeof(ip6.daddr));
+		l4 = sizeof(ip6);
+	}
+	if (bpf_skb_load_bytes(skb, l4, ports, sizeof(ports)))
+		return false;
+	to->port = ports[1];
+	return true;
+}
+
+/*
+ * Asks the source ranges for those sockets that were translated without, since
+ * nobody knew their address: of pods, where the ranges let some of them in.
+ * Attached only while there are such ranges, as it sees every packet that
+ * sockets send.
+ */
+SEC("cgroup_skb/egress")
+int tdm_guard(struct __sk_buff *skb)
+{
+	struct frontend_ref fe = { .flags = FRONTEND_FILTERED };
+	struct udp_peer_key key = {};
+	struct udp_peer further;
+	struct sock_dest *dest;
+	struct bpf_sock *sk = skb->sk;
+	__be32 source[4];
+	struct peer to;
+
+	if (sk)
+		sk = bpf_sk_fullsock(sk);
+	dest = dest_of(sk);
+	if (!dest || (!dest->guarded && !dest->many) ||
+	    !read_packet(skb, source, &to))
+		return PROCEED;
+	if (same(dest->addr, dest->port, to.addr, to.port)) {
+		if (!dest->guarded)
+			return PROCEED;
+		fe.service = dest->service;
+	} else {
+		if (!dest->many)
+			return PROCEED;
+		key.cookie = bpf_get_socket_cookie(skb);
+		copy_addr(key.addr, to.addr);
+		key.port = to.port;
+		if (!udp_peer_lookup(&key, &further) || !further.guarded)
+			return PROCEED;
+		fe.service = further.service;
+	}
+	if (frontend_admits(&fe, to.addr, source))
+		return PROCEED;
+	count(fe.service, SELECT_DROP, 0);
+	return DENY;
 }

@@ -58,11 +58,26 @@ func (c *Config) SetDefaults() {
 	orDefault(&e.MinSyncPeriod, metav1.Duration{Duration: runner.MinInterval})
 	orDefault(&e.SyncPeriod, metav1.Duration{Duration: runner.MaxInterval})
 	orDefault(&e.SocketLB, SocketLBAll)
+	orDefault(&e.NodePortRange, "30000-32767")
+	if e.ProtectNodePorts == nil {
+		e.ProtectNodePorts = new(true)
+	}
+	if e.ReserveNodePorts == nil {
+		e.ReserveNodePorts = new(true)
+	}
+	timeouts := ebpf.DefaultFlowTimeouts()
+	orDefault(&e.TCPOpeningTimeout, metav1.Duration{Duration: timeouts.Opening})
+	orDefault(&e.TCPClosedTimeout, metav1.Duration{Duration: timeouts.Closed})
 	orDefault(&e.MaxFrontends, sizes.Frontends)
 	orDefault(&e.MaxServices, sizes.Services)
 	orDefault(&e.MaxBackends, sizes.Backends)
 	orDefault(&e.MaxSlots, sizes.Slots)
+	orDefault(&e.MaxRanges, sizes.Ranges)
+	orDefault(&e.MaxLocals, sizes.Locals)
 	orDefault(&e.MaxAffinity, sizes.Affinity)
+	orDefault(&e.MaxTCPFlows, sizes.TCPFlows)
+	orDefault(&e.MaxUDPFlows, sizes.UDPFlows)
+	orDefault(&e.MaxYoungFlows, sizes.YoungFlows)
 	orDefault(&e.MaxUDPPeers, sizes.UDPPeers)
 	orDefault(&e.MaxOptOuts, sizes.OptOuts)
 }
@@ -81,8 +96,26 @@ func (c *Config) setAddressDefaults() {
 func (e *EBPFConfiguration) Sizes() ebpf.Sizes {
 	return ebpf.Sizes{
 		Frontends: e.MaxFrontends, Services: e.MaxServices, Backends: e.MaxBackends, Slots: e.MaxSlots,
-		Affinity: e.MaxAffinity, UDPPeers: e.MaxUDPPeers, OptOuts: e.MaxOptOuts,
+		Ranges: e.MaxRanges, Locals: e.MaxLocals, Affinity: e.MaxAffinity, UDPPeers: e.MaxUDPPeers,
+		TCPFlows: e.MaxTCPFlows, UDPFlows: e.MaxUDPFlows, YoungFlows: e.MaxYoungFlows, OptOuts: e.MaxOptOuts,
 	}
+}
+
+// FlowTimeouts are those of connections from outside: the ones that netfilter's
+// conntrack would be told, and ours.
+func (c *Config) FlowTimeouts() ebpf.FlowTimeouts {
+	e, k := &c.Tandem.EBPF, &c.KubeProxy.Conntrack
+	t := ebpf.FlowTimeouts{
+		Opening: e.TCPOpeningTimeout.Duration, Closed: e.TCPClosedTimeout.Duration,
+		UDP: k.UDPTimeout.Duration, UDPStream: k.UDPStreamTimeout.Duration,
+	}
+	if d := k.TCPEstablishedTimeout; d != nil {
+		t.Established = d.Duration
+	}
+	if d := k.TCPCloseWaitTimeout; d != nil {
+		t.CloseWait = d.Duration
+	}
+	return t
 }
 
 func orDefault[T comparable](field *T, value T) {

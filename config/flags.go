@@ -45,6 +45,15 @@ var fieldOf = map[string]string{
 	"ebpf-min-sync-period":            TandemKind + ".ebpf.minSyncPeriod",
 	"ebpf-sync-period":                TandemKind + ".ebpf.syncPeriod",
 	"ebpf-socket-lb":                  TandemKind + ".ebpf.socketLB",
+	"ebpf-devices":                    TandemKind + ".ebpf.devices",
+	"ebpf-node-port-range":            TandemKind + ".ebpf.nodePortRange",
+	"ebpf-tcp-opening-timeout":        TandemKind + ".ebpf.tcpOpeningTimeout",
+	"ebpf-tcp-closed-timeout":         TandemKind + ".ebpf.tcpClosedTimeout",
+	"ebpf-max-ranges":                 TandemKind + ".ebpf.maxRanges",
+	"ebpf-max-locals":                 TandemKind + ".ebpf.maxLocals",
+	"ebpf-max-tcp-flows":              TandemKind + ".ebpf.maxTCPFlows",
+	"ebpf-max-udp-flows":              TandemKind + ".ebpf.maxUDPFlows",
+	"ebpf-max-young-flows":            TandemKind + ".ebpf.maxYoungFlows",
 	"ebpf-max-frontends":              TandemKind + ".ebpf.maxFrontends",
 	"ebpf-max-services":               TandemKind + ".ebpf.maxServices",
 	"ebpf-max-backends":               TandemKind + ".ebpf.maxBackends",
@@ -97,12 +106,23 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.DurationVar(&e.MinSyncPeriod.Duration, "ebpf-min-sync-period", e.MinSyncPeriod.Duration, "The least time from one sync to the next. Must be greater than 0.")
 	fs.DurationVar(&e.SyncPeriod.Duration, "ebpf-sync-period", e.SyncPeriod.Duration, "The time after which everything in the kernel is compared, whether or not anything changed. Must be greater than 0.")
 	fs.StringVar(&e.SocketLB, "ebpf-socket-lb", e.SocketLB, "Whose sockets are served: 'all', of the host and of pods, or 'host', of the host's network namespace only.")
+	fs.StringSliceVar(&e.Devices, "ebpf-devices", e.Devices, "The devices by which traffic for this node comes in: names, or beginnings of names with a + behind, as 'eth0,bond+'. Empty means those that have the node's address, a default route or another one with a gateway, and the tunnels of the CNI.")
+	fs.StringVar(&e.NodePortRange, "ebpf-node-port-range", e.NodePortRange, "The range that the API server allocates NodePorts from (its --service-node-port-range). Connections to backends on other nodes get no source port out of it.")
+	fs.BoolVar(e.ProtectNodePorts, "ebpf-protect-node-ports", *e.ProtectNodePorts, "Keep processes of the host from binding NodePorts, where they would not get anything.")
+	fs.BoolVar(e.ReserveNodePorts, "ebpf-reserve-node-ports", *e.ReserveNodePorts, "Add --ebpf-node-port-range to net.ipv4.ip_local_reserved_ports where the kernel would give out ports of it to connections of this host.")
+	fs.DurationVar(&e.TCPOpeningTimeout.Duration, "ebpf-tcp-opening-timeout", e.TCPOpeningTimeout.Duration, "How long a connection from outside is remembered that is not established. Must be greater than 0.")
+	fs.DurationVar(&e.TCPClosedTimeout.Duration, "ebpf-tcp-closed-timeout", e.TCPClosedTimeout.Duration, "How long a connection from outside is remembered that is over. Must be greater than 0.")
 	fs.Uint32Var(&e.MaxFrontends, "ebpf-max-frontends", e.MaxFrontends, "Room for frontends: one for each address, port and protocol that clients dial.")
 	fs.Uint32Var(&e.MaxServices, "ebpf-max-services", e.MaxServices, "Room for service ports.")
 	fs.Uint32Var(&e.MaxBackends, "ebpf-max-backends", e.MaxBackends, "Room for backends: one for each endpoint that a service port uses.")
 	fs.Uint32Var(&e.MaxSlots, "ebpf-max-slots", e.MaxSlots, "Room for places in backend sets. A set takes its size rounded up to a power of two, twice while it changes.")
 	fs.Uint32Var(&e.MaxAffinity, "ebpf-max-affinity", e.MaxAffinity, "Clients that session affinity remembers; the longest unseen go first.")
 	fs.Uint32Var(&e.MaxUDPPeers, "ebpf-max-udp-peers", e.MaxUDPPeers, "Service addresses remembered for unconnected UDP sockets that use more than one.")
+	fs.Uint32Var(&e.MaxRanges, "ebpf-max-ranges", e.MaxRanges, "Room for source ranges of load balancer IPs.")
+	fs.Uint32Var(&e.MaxLocals, "ebpf-max-locals", e.MaxLocals, "Room for addresses of this node's devices.")
+	fs.Uint32Var(&e.MaxTCPFlows, "ebpf-max-tcp-flows", e.MaxTCPFlows, "Room for established TCP connections from outside, which no others push out.")
+	fs.Uint32Var(&e.MaxUDPFlows, "ebpf-max-udp-flows", e.MaxUDPFlows, "Room for UDP flows from outside with packets both ways.")
+	fs.Uint32Var(&e.MaxYoungFlows, "ebpf-max-young-flows", e.MaxYoungFlows, "Room for connections from outside that are not established, or are over; the oldest are forgotten first. Rounded up to a power of two.")
 	fs.Uint32Var(&e.MaxOptOuts, "ebpf-max-opt-outs", e.MaxOptOuts, "Room for network namespaces whose sockets are left alone.")
 
 	logsapi.AddFlags(&k.Logging, sets.FlagSet(flagsLogs))

@@ -69,14 +69,37 @@ type EBPFConfiguration struct {
 	SyncPeriod metav1.Duration `json:"syncPeriod,omitempty"`
 	// SocketLB says whose sockets are served: SocketLBAll or SocketLBHost.
 	SocketLB string `json:"socketLB,omitempty"`
+	// Devices are those by which node traffic comes in: names, or beginnings
+	// of names with a + behind. Empty means those that routes and addresses
+	// tell.
+	Devices []string `json:"devices,omitempty"`
+	// NodePortRange is the range that the API server allocates NodePorts from:
+	// connections to remote backends get no source port out of it.
+	NodePortRange string `json:"nodePortRange,omitempty"`
+	// ProtectNodePorts keeps processes of the host from binding NodePorts.
+	ProtectNodePorts *bool `json:"protectNodePorts,omitempty"`
+	// ReserveNodePorts adds NodePortRange to net.ipv4.ip_local_reserved_ports
+	// where it overlaps with the range of ports that the kernel gives out.
+	ReserveNodePorts *bool `json:"reserveNodePorts,omitempty"`
+	// TCPOpeningTimeout is how long a connection from outside is remembered
+	// that is not established, and TCPClosedTimeout how long one that is over.
+	// The others are those of the conntrack section of the
+	// KubeProxyConfiguration.
+	TCPOpeningTimeout metav1.Duration `json:"tcpOpeningTimeout,omitempty"`
+	TCPClosedTimeout  metav1.Duration `json:"tcpClosedTimeout,omitempty"`
 
-	MaxFrontends uint32 `json:"maxFrontends,omitempty"`
-	MaxServices  uint32 `json:"maxServices,omitempty"`
-	MaxBackends  uint32 `json:"maxBackends,omitempty"`
-	MaxSlots     uint32 `json:"maxSlots,omitempty"`
-	MaxAffinity  uint32 `json:"maxAffinity,omitempty"`
-	MaxUDPPeers  uint32 `json:"maxUDPPeers,omitempty"`
-	MaxOptOuts   uint32 `json:"maxOptOuts,omitempty"`
+	MaxFrontends  uint32 `json:"maxFrontends,omitempty"`
+	MaxServices   uint32 `json:"maxServices,omitempty"`
+	MaxBackends   uint32 `json:"maxBackends,omitempty"`
+	MaxSlots      uint32 `json:"maxSlots,omitempty"`
+	MaxRanges     uint32 `json:"maxRanges,omitempty"`
+	MaxLocals     uint32 `json:"maxLocals,omitempty"`
+	MaxAffinity   uint32 `json:"maxAffinity,omitempty"`
+	MaxTCPFlows   uint32 `json:"maxTCPFlows,omitempty"`
+	MaxUDPFlows   uint32 `json:"maxUDPFlows,omitempty"`
+	MaxYoungFlows uint32 `json:"maxYoungFlows,omitempty"`
+	MaxUDPPeers   uint32 `json:"maxUDPPeers,omitempty"`
+	MaxOptOuts    uint32 `json:"maxOptOuts,omitempty"`
 }
 
 // Whose sockets are served.

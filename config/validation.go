@@ -17,6 +17,7 @@ import (
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
 )
 
 // Validate returns everything that is wrong with the values. Fields of the
@@ -88,6 +89,16 @@ func (c *Config) Validate() field.ErrorList {
 	if e.SyncPeriod.Duration > 0 && e.MinSyncPeriod.Duration > e.SyncPeriod.Duration {
 		add(at.Child("minSyncPeriod"), e.MinSyncPeriod.Duration.String(), "must not be greater than syncPeriod, which is %v", e.SyncPeriod.Duration)
 	}
+	positive("tcpOpeningTimeout", e.TCPOpeningTimeout.Duration)
+	positive("tcpClosedTimeout", e.TCPClosedTimeout.Duration)
+	if _, err := ParsePortRange(e.NodePortRange); err != nil {
+		add(at.Child("nodePortRange"), e.NodePortRange, "%v", err)
+	}
+	for i, name := range e.Devices {
+		if name == "" || name == "+" {
+			add(at.Child("devices").Index(i), name, "must be the name of a device, or the beginning of one with a + behind")
+		}
+	}
 	if e.SocketLB != SocketLBAll && e.SocketLB != SocketLBHost {
 		all = append(all, field.NotSupported(at.Child("socketLB"), e.SocketLB, []string{SocketLBAll, SocketLBHost}))
 	}
@@ -96,7 +107,8 @@ func (c *Config) Validate() field.ErrorList {
 		value uint32
 	}{
 		{"maxFrontends", e.MaxFrontends}, {"maxServices", e.MaxServices}, {"maxBackends", e.MaxBackends}, {"maxSlots", e.MaxSlots},
-		{"maxAffinity", e.MaxAffinity}, {"maxUDPPeers", e.MaxUDPPeers}, {"maxOptOuts", e.MaxOptOuts},
+		{"maxRanges", e.MaxRanges}, {"maxLocals", e.MaxLocals}, {"maxAffinity", e.MaxAffinity}, {"maxUDPPeers", e.MaxUDPPeers},
+		{"maxTCPFlows", e.MaxTCPFlows}, {"maxUDPFlows", e.MaxUDPFlows}, {"maxYoungFlows", e.MaxYoungFlows}, {"maxOptOuts", e.MaxOptOuts},
 	} {
 		if size.value < minSize || size.value > maxSize {
 			add(at.Child(size.name), size.value, "must be between %d and %d", minSize, maxSize)
@@ -127,6 +139,18 @@ func ParseClusterCIDR(text string) (list []netip.Prefix, err error) {
 		return nil, errors.New("must be one CIDR, or one of each address family")
 	}
 	return list, nil
+}
+
+// ParsePortRange reads a range of ports as the API server's flag
+// service-node-port-range has it: two numbers with a - between them.
+func ParsePortRange(text string) (ebpf.PortRange, error) {
+	first, last, ok := strings.Cut(text, "-")
+	f, err1 := strconv.ParseUint(strings.TrimSpace(first), 10, 16)
+	l, err2 := strconv.ParseUint(strings.TrimSpace(last), 10, 16)
+	if !ok || err1 != nil || err2 != nil || f == 0 || l < f {
+		return ebpf.PortRange{}, errors.New("must be two ports with a - between them, the lower one first")
+	}
+	return ebpf.PortRange{First: uint16(f), Last: uint16(l)}, nil
 }
 
 // The bounds of ebpf.Sizes, named here field by field.

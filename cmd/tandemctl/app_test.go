@@ -84,8 +84,8 @@ func sample() *fakeInspector {
 				Namespace: "default", Name: "kubernetes", Port: "https", Protocol: "TCP", ID: 1, State: ebpf.Programmed,
 				AffinitySeconds: 10800, Counters: ebpf.CountersView{Connections: 17},
 				Frontends: []ebpf.FrontendView{
-					{Address: at("10.96.0.1:443"), Kind: "ClusterIP", Scope: "internal", Set: "ipv4/cluster"},
-					{Address: at("[fd00:10:96::1]:443"), Kind: "ClusterIP", Scope: "internal", Set: "ipv6/cluster"},
+					{Address: at("10.96.0.1:443"), Kind: "ClusterIP", Clients: "all", Set: "ipv4/cluster"},
+					{Address: at("[fd00:10:96::1]:443"), Kind: "ClusterIP", Clients: "all", Set: "ipv6/cluster"},
 				},
 				Sets: []ebpf.SetView{{Name: "ipv4/cluster", Size: 1}, {Name: "ipv6/cluster", Verdict: "reject"}},
 				Backends: []ebpf.BackendView{
@@ -95,7 +95,7 @@ func sample() *fakeInspector {
 			{
 				Namespace: "kube-system", Name: "kube-dns", Port: "dns", Protocol: "UDP", ID: 2, State: ebpf.Programmed,
 				Counters:  ebpf.CountersView{Connections: 4000, Rejected: 2, Raced: 1},
-				Frontends: []ebpf.FrontendView{{Address: at("10.96.0.10:53"), Kind: "ClusterIP", Scope: "internal", Set: "ipv4/cluster"}},
+				Frontends: []ebpf.FrontendView{{Address: at("10.96.0.10:53"), Kind: "ClusterIP", Clients: "all", Set: "ipv4/cluster"}},
 				Sets:      []ebpf.SetView{{Name: "ipv4/cluster", Size: 2}},
 				Backends: []ebpf.BackendView{
 					{Address: at("10.244.0.2:53"), ID: 2, Generation: 5, Sets: []string{"ipv4/cluster"}, Local: true, Connections: 2100},
@@ -109,9 +109,13 @@ func sample() *fakeInspector {
 			},
 			{
 				Namespace: "shop", Name: "kubernetes", Port: "http", Protocol: "TCP", ID: 4, State: ebpf.Programmed, Changing: true,
-				Counters:  ebpf.CountersView{Dropped: 9},
-				Frontends: []ebpf.FrontendView{{Address: at("10.96.3.4:80"), Kind: "ClusterIP", Scope: "internal", Set: "ipv4/local"}},
-				Sets:      []ebpf.SetView{{Name: "ipv4/local", Verdict: "drop"}}, Backends: []ebpf.BackendView{},
+				Counters: ebpf.CountersView{Dropped: 9},
+				Frontends: []ebpf.FrontendView{
+					{Address: at("10.96.3.4:80"), Kind: "ClusterIP", Clients: "all", Set: "ipv4/local"},
+					{Address: at("203.0.113.4:80"), Kind: "LoadBalancer", Clients: "pod,host", Set: "ipv4/cluster", Filtered: true},
+					{Address: at("203.0.113.4:80"), Kind: "LoadBalancer", Clients: "outside", Set: "ipv4/local", Filtered: true},
+				},
+				Sets: []ebpf.SetView{{Name: "ipv4/local", Verdict: "drop"}}, Backends: []ebpf.BackendView{},
 			},
 		},
 		optOuts: []uint64{4097, 8193},

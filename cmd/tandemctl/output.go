@@ -117,7 +117,7 @@ func bytesText(n uint64) string {
 }
 
 func writeServices(w io.Writer, list serviceList, backends bool) error {
-	t := newTable(w, "SERVICE", "PORT", "PROTO", "FRONTEND", "KIND", "SCOPE", "STATE", "BACKENDS", "AFFINITY", "CONNECTIONS", "REJECTED", "DROPPED", "RACED")
+	t := newTable(w, "SERVICE", "PORT", "PROTO", "FRONTEND", "KIND", "CLIENTS", "STATE", "BACKENDS", "AFFINITY", "CONNECTIONS", "REJECTED", "DROPPED", "RACED")
 	for i := range list.Services {
 		s := &list.Services[i]
 		frontends := s.Frontends
@@ -126,7 +126,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 			frontends = []ebpf.FrontendView{{}}
 		}
 		for j, f := range frontends {
-			row := []string{s.Namespace + "/" + s.Name, s.Port, s.Protocol, "", f.Kind, f.Scope, stateText(s), backendsText(s, f.Set), affinityText(s)}
+			row := []string{s.Namespace + "/" + s.Name, s.Port, s.Protocol, "", f.Kind, f.Clients, stateText(s), backendsText(s, f.Set), affinityText(s)}
 			if f.Address.IsValid() {
 				row[3] = f.Address.String()
 			}

@@ -17,6 +17,7 @@ type adoptedService struct {
 	id        uint32
 	frontends []frontendEntry
 	backends  []uint32
+	ranges    []rangeKey
 }
 
 // load reads what a previous process left in the tables, so that the first
@@ -57,9 +58,12 @@ func (w *writer) load() error {
 		backends = append(backends, uint32(id))
 		left[e.Service].backends = append(left[e.Service].backends, uint32(id))
 	}
+	if err := w.loadRanges(left); err != nil {
+		return err
+	}
 	var lost []frontendKey
 	err := t.frontends.Dump(func(key frontendKey, value frontendValue) {
-		service := int(value.service())
+		service := int(value.Service)
 		if service >= len(left) || left[service].id == 0 {
 			lost = append(lost, key)
 			return
@@ -80,7 +84,7 @@ func (w *writer) load() error {
 		e := &t.services[s.id]
 		key := adoptionKey(string(e.Name[:e.NameLen]), proxier.Protocol(e.Proto))
 		if _, twice := w.adopted[key]; twice {
-			w.gone = append(w.gone, port{id: s.id, frontends: s.frontends, backends: s.backends})
+			w.gone = append(w.gone, port{id: s.id, frontends: s.frontends, backends: s.backends, ranges: s.ranges})
 			continue
 		}
 		w.adopted[key] = *s
@@ -115,7 +119,7 @@ func (w *writer) adopt(p *port) bool {
 		return false
 	}
 	delete(w.adopted, key)
-	p.id, p.backends, p.frontends = s.id, s.backends, s.frontends
+	p.id, p.backends, p.frontends, p.ranges = s.id, s.backends, s.frontends, s.ranges
 	return true
 }
 
@@ -123,14 +127,14 @@ func (w *writer) adopt(p *port) bool {
 // and the frontends in the kernel are compared with what they should be.
 func (w *writer) prune() error {
 	for name, s := range w.adopted {
-		p := port{id: s.id, backends: s.backends}
+		p := port{id: s.id, backends: s.backends, ranges: s.ranges}
 		for _, f := range s.frontends {
 			// Another service port may have taken the address over by now.
 			value, ok, err := w.tables.frontends.Lookup(f.key)
 			if err != nil {
 				return fmt.Errorf("read frontend %s: %w", frontendText(f.key), err)
 			}
-			if ok && value.service() == s.id {
+			if ok && value.Service == s.id {
 				p.frontends = append(p.frontends, f)
 			} else {
 				w.usedFrontends--
@@ -158,7 +162,7 @@ func (w *writer) audit() error {
 	foreign := map[frontendKey]struct{}{}
 	found := 0
 	err := w.tables.frontends.Dump(func(key frontendKey, value frontendValue) {
-		if service := int(value.service()); service < len(owner) && owner[service] != 0 {
+		if service := int(value.Service); service < len(owner) && owner[service] != 0 {
 			p := &w.ports[owner[service]-1]
 			if slices.Contains(p.frontends, frontendEntry{key, value}) {
 				found++

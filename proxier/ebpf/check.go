@@ -22,9 +22,9 @@ func checkOf(words []uint32) uint32 {
 
 // frontendCheck is frontend_check() of bpf/frontend.h.
 func frontendCheck(key *frontendKey, value *frontendValue) uint32 {
-	var words [keyWords + 2]uint32
+	var words [keyWords + 3]uint32
 	*(*[keyWords]uint32)(words[:]) = *(*[keyWords]uint32)(unsafe.Pointer(key))
-	words[keyWords], words[keyWords+1] = value.Set, value.Affinity
+	words[keyWords], words[keyWords+1], words[keyWords+2] = value.Service, value.Flags, value.Affinity
 	return checkOf(words[:])
 }
 
@@ -36,6 +36,3 @@ func makeFrontend(key frontendKey, value frontendValue) frontendEntry {
 
 // whole says that the programs believe the entry.
 func (f *frontendEntry) whole() bool { return f.value.Check == frontendCheck(&f.key, &f.value) }
-
-// service is the id of the service port that the frontend leads to.
-func (v *sockFrontend) service() uint32 { return v.Set / setsPerService }

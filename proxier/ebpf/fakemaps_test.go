@@ -64,7 +64,10 @@ func (f *fakeFrontends) Dump(fn func(frontendKey, frontendValue)) error {
 func fakeTables(s Sizes) *tables {
 	return &tables{
 		frontends:    &fakeFrontends{entries: map[frontendKey]frontendValue{}, max: int(s.Frontends)},
+		ranges:       fakeMap[rangeKey, uint8]{map[rangeKey]uint8{}, int(s.Ranges)},
+		locals:       fakeMap[[4]uint32, uint32]{map[[4]uint32]uint32{}, int(s.Locals)},
 		meta:         &metaEntry{},
+		nodes:        make([]nodeEntry, 2),
 		sets:         make([]uint64, s.Services*setsPerService),
 		slots:        make([]uint64, s.Slots),
 		backends:     make([]backendEntry, s.Backends),
@@ -72,4 +75,32 @@ func fakeTables(s Sizes) *tables {
 		serviceStats: make([]serviceStats, s.Services),
 		backendStats: make([]uint64, s.Backends),
 	}
+}
+
+// fakeMap behaves as a kernelMap.
+type fakeMap[K comparable, V any] struct {
+	entries map[K]V
+	max     int
+}
+
+func (f fakeMap[K, V]) MaxEntries() int { return f.max }
+
+func (f fakeMap[K, V]) Put(key K, value V) error {
+	if _, known := f.entries[key]; !known && len(f.entries) >= f.max {
+		return errFull
+	}
+	f.entries[key] = value
+	return nil
+}
+
+func (f fakeMap[K, V]) Delete(key K) error {
+	delete(f.entries, key)
+	return nil
+}
+
+func (f fakeMap[K, V]) Dump(fn func(K, V)) error {
+	for key, value := range f.entries {
+		fn(key, value)
+	}
+	return nil
 }

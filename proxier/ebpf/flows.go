@@ -187,17 +187,18 @@ func (w *writer) newJudge() *judge {
 // stale says that the socket's backend does not serve the address it dialled.
 // It goes by addresses, not ids: the tables may have been built anew since.
 func (j *judge) stale(dest *sockDest) bool {
-	key := frontendKey{Addr: dest.Vip, Port: dest.VipPort, Proto: uint8(proxier.UDP), Scope: scopeInternal}
+	key := frontendKey{Addr: dest.Vip, Port: dest.VipPort, Proto: uint8(proxier.UDP), Scope: scopeAddress}
 	j.writer.mu.RLock() // or the element becomes that of another key
+	defer j.writer.mu.RUnlock()
 	value, found, err := j.writer.tables.frontends.Lookup(key)
-	j.writer.mu.RUnlock()
+	if err == nil && !found {
+		key.Addr, key.Scope = unspecifiedOf(key.Addr), scopeNode
+		value, found, err = j.writer.tables.frontends.Lookup(key)
+	}
 	if err != nil {
 		return false
 	}
-	if !found {
-		return true
-	}
-	return !has(j.live, liveBackend{value.service(), dest.Addr, dest.Port})
+	return !found || !has(j.live, liveBackend{value.Service, dest.Addr, dest.Port})
 }
 
 // usage of the tables.
@@ -209,5 +210,7 @@ func (w *writer) usage() map[string]Usage {
 		"services":  {w.services.used, int(w.services.limit) - 1},
 		"backends":  {w.backends.used, int(w.backends.limit) - 1},
 		"slots":     {w.slots.used, int(w.slots.size)},
+		"ranges":    {w.usedRanges, w.tables.ranges.MaxEntries()},
+		"locals":    {len(w.locals), w.tables.locals.MaxEntries()},
 	}
 }

@@ -54,9 +54,13 @@ type CountersView struct {
 type FrontendView struct {
 	Address netip.AddrPort `json:"address"`
 	Kind    string         `json:"kind"`
-	Scope   string         `json:"scope"`
-	// Set names the backend set that its connections go to.
+	// Clients that it is served to in this way: all, or some of pod, host and
+	// outside. There is a FrontendView for each way.
+	Clients string `json:"clients"`
+	// Set names the backend set that their connections go to.
 	Set string `json:"set"`
+	// Filtered says that source ranges guard it.
+	Filtered bool `json:"filtered"`
 }
 
 // SetView is a backend set that is in use.
@@ -177,7 +181,7 @@ func (t *tables) frontendsByService() (map[uint32][]frontendEntry, error) {
 	for key, value := range seen {
 		// Nobody is led by one that is not whole.
 		if f := (frontendEntry{key, value}); f.whole() {
-			by[value.service()] = append(by[value.service()], f)
+			by[value.Service] = append(by[value.Service], f)
 		}
 	}
 	return by, nil
@@ -207,16 +211,14 @@ func (t *tables) viewService(id uint32, frontends []frontendEntry, candidates []
 	}
 	var used [proxier.Sets]bool
 	for _, f := range frontends {
-		set := proxier.Set(f.value.Set % setsPerService)
-		used[set] = true
 		v.AffinitySeconds = max(v.AffinitySeconds, f.value.Affinity)
-		v.Frontends = append(v.Frontends, FrontendView{
-			Address: goAddrPort(f.key.Addr, f.key.Port), Kind: proxier.Kind(f.value.Kind).String(),
-			Scope: scopeText(f.key.Scope), Set: set.String(),
-		})
+		for _, view := range viewFrontend(f) {
+			used[view.set] = true
+			v.Frontends = append(v.Frontends, view.FrontendView)
+		}
 	}
 	slices.SortFunc(v.Frontends, func(a, b FrontendView) int {
-		return cmp.Or(compareAddr(a.Address, b.Address), strings.Compare(a.Scope, b.Scope))
+		return cmp.Or(compareAddr(a.Address, b.Address), strings.Compare(a.Set, b.Set))
 	})
 
 	var sets setsRead
@@ -258,6 +260,29 @@ func (t *tables) viewService(id uint32, frontends []frontendEntry, candidates []
 		return cmp.Or(compareAddr(a.Address, b.Address), cmp.Compare(a.ID, b.ID))
 	})
 	return v
+}
+
+type setView struct {
+	FrontendView
+	set proxier.Set
+}
+
+// viewFrontend has a view for each set that the frontend leads to.
+func viewFrontend(entry frontendEntry) []setView {
+	f := entry.frontend()
+	var views []setView
+	for origin, r := range f.Routes {
+		who := proxier.Origin(origin).String()
+		if i := slices.IndexFunc(views, func(v setView) bool { return v.set == r.Set }); i >= 0 {
+			views[i].Clients += "," + who
+			continue
+		}
+		views = append(views, setView{FrontendView{Address: f.Addr, Kind: f.Kind.String(), Clients: who, Set: r.Set.String(), Filtered: f.Filtered}, r.Set})
+	}
+	if len(views) == 1 {
+		views[0].Clients = "all"
+	}
+	return views
 }
 
 // setsRead is one attempt to read the sets of a service port.

@@ -128,10 +128,11 @@ func bootTime() (time.Time, error) {
 	return time.Now().Add(-time.Duration(since.Nano())), nil
 }
 
-// missingHooks are those without a program of ours.
+// missingHooks are those without a program of ours, but for the one that is
+// not always needed.
 func (i *Inspector) missingHooks() []string {
 	missing := []string{}
-	for _, h := range hooks {
+	for _, h := range hooks[:guardHook] {
 		if !slices.ContainsFunc(i.attached, func(a attached) bool { return a.hook == h.attach }) {
 			missing = append(missing, hookName(h.program))
 		}
@@ -169,6 +170,8 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *metaEntry) (
 	switch name {
 	case "tdm_meta":
 		used = 1
+	case "tdm_node":
+		used, s.Max = 1, 1 // the other one is for the next change
 	case "tdm_set":
 		used, s.Max = int(meta.ServicesUsed*setsPerService), s.Max-int(setsPerService)
 	case "tdm_slot":
@@ -179,6 +182,10 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *metaEntry) (
 		used, s.Max = int(meta.ServicesUsed), s.Max-1
 	case "tdm_frontend":
 		used, err = count[frontendKey, frontendValue](m)
+	case "tdm_range":
+		used, err = count[rangeKey, uint8](m)
+	case "tdm_local":
+		used, err = count[[4]uint32, uint32](m)
 	case "tdm_affinity":
 		used, err = count[sockAffinityKey, sockAffinity](m)
 	case "tdm_udp_peer":

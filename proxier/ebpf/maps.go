@@ -23,6 +23,9 @@ type (
 	backendEntry  = sockBackend
 	serviceEntry  = sockService
 	serviceStats  = sockServiceStats
+	rangeKey      = sockRangeKey
+	nodeEntry     = sockNode
+	nodePrefix    = sockPrefix
 	metaEntry     = sockMeta
 	sockDest      = sockSockDest
 )
@@ -30,7 +33,7 @@ type (
 // What bpf/lb_maps.h says of the layout.
 const (
 	metaMagic     = 0x6d65646e6174
-	layoutVersion = 2
+	layoutVersion = 3
 )
 
 // States and reasons of a serviceEntry.
@@ -44,7 +47,10 @@ const (
 // memory: a store is what a program reads next.
 type tables struct {
 	frontends    frontendMap
+	ranges       smallMap[rangeKey, uint8]
+	locals       smallMap[[4]uint32, uint32]
 	meta         *metaEntry
+	nodes        []nodeEntry
 	sets         []uint64
 	slots        []uint64
 	backends     []backendEntry
@@ -75,16 +81,20 @@ type frontendMap interface {
 	MaxEntries() int
 }
 
-// scopeInternal is the scope of frontends that the socket hooks look up: dialled
-// from this node or its pods.
-const scopeInternal = 0
-
-func scopeText(scope uint8) string {
-	if scope == scopeInternal {
-		return "internal"
-	}
-	return "external"
+// smallMap is a map that is written entry by entry. Deleting what is absent
+// succeeds.
+type smallMap[K comparable, V any] interface {
+	Put(K, V) error
+	Delete(K) error
+	Dump(fn func(K, V)) error
+	MaxEntries() int
 }
+
+// Scopes of a frontendKey.
+const (
+	scopeAddress = 0
+	scopeNode    = 1
+)
 
 // setWord is what the set map holds of one set.
 func setWord(base uint32, size int) uint64 { return uint64(base) | uint64(size)<<32 }
@@ -157,10 +167,15 @@ func view[T any](t *tables, to *[]T, from *ciliumebpf.Map) error {
 
 // openTables maps the maps of the programs.
 func openTables(m *sockMaps) (*tables, error) {
-	t := &tables{frontends: &kernelFrontends{m: m.TdmFrontend}}
+	t := &tables{
+		frontends: &kernelFrontends{m: m.TdmFrontend},
+		ranges:    kernelMap[rangeKey, uint8]{m.TdmRange},
+		locals:    kernelMap[[4]uint32, uint32]{m.TdmLocal},
+	}
 	var meta []metaEntry
 	err := errors.Join(
 		view(t, &meta, m.TdmMeta),
+		view(t, &t.nodes, m.TdmNode),
 		view(t, &t.sets, m.TdmSet),
 		view(t, &t.slots, m.TdmSlot),
 		view(t, &t.backends, m.TdmBackend),
@@ -272,4 +287,28 @@ func (k *kernelFrontends) Dump(fn func(frontendKey, frontendValue)) error {
 			return err
 		}
 	}
+}
+
+// kernelMap is a real smallMap.
+type kernelMap[K comparable, V any] struct{ m *ciliumebpf.Map }
+
+func (k kernelMap[K, V]) MaxEntries() int { return int(k.m.MaxEntries()) }
+
+func (k kernelMap[K, V]) Put(key K, value V) error { return k.m.Put(&key, &value) }
+
+func (k kernelMap[K, V]) Delete(key K) error {
+	if err := k.m.Delete(&key); err != nil && !errors.Is(err, ciliumebpf.ErrKeyNotExist) {
+		return err
+	}
+	return nil
+}
+
+func (k kernelMap[K, V]) Dump(fn func(K, V)) error {
+	var key K
+	var value V
+	all := k.m.Iterate()
+	for all.Next(&key, &value) {
+		fn(key, value)
+	}
+	return all.Err()
 }

@@ -51,6 +51,9 @@ func (c *cluster) service() *v1.Service {
 	if c.rand.IntN(4) == 0 {
 		s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal)
 	}
+	if c.rand.IntN(3) == 0 {
+		c.external(s, n)
+	}
 	switch c.rand.IntN(12) {
 	case 0:
 		s.Spec.ClusterIP, s.Spec.ClusterIPs = v1.ClusterIPNone, []string{v1.ClusterIPNone}
@@ -58,6 +61,27 @@ func (c *cluster) service() *v1.Service {
 		s.Labels = map[string]string{proxier.LabelServiceProxyName: "other"}
 	}
 	return s
+}
+
+// external gives a Service addresses for clients from elsewhere.
+func (c *cluster) external(s *v1.Service, n int) {
+	s.Spec.Type = v1.ServiceTypeLoadBalancer
+	if c.rand.IntN(2) == 0 {
+		s.Spec.Ports[0].NodePort = int32(30000 + c.rand.IntN(10))
+	}
+	if c.rand.IntN(2) == 0 {
+		s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+	}
+	for range c.rand.IntN(3) {
+		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: fmt.Sprintf("203.0.113.%d", c.rand.IntN(8))})
+	}
+	if c.rand.IntN(3) == 0 {
+		s.Spec.ExternalIPs = []string{fmt.Sprintf("203.0.113.%d", c.rand.IntN(8))}
+	}
+	for range c.rand.IntN(3) {
+		s.Spec.LoadBalancerSourceRanges = append(s.Spec.LoadBalancerSourceRanges,
+			[]string{"198.51.100.0/24", "10.244.0.0/16", fmt.Sprintf("203.0.113.%d/32", n), "2001:db8::/32"}[c.rand.IntN(4)])
+	}
 }
 
 func (c *cluster) slice() *discoveryv1.EndpointSlice {
@@ -135,7 +159,7 @@ func (c *cluster) decisions() []proxier.PortChange {
 // TestModel applies random events, with syncs, failures and restarts between
 // them, and compares the tables with a computation from scratch.
 func TestModel(t *testing.T) {
-	roomy := Sizes{Frontends: 256, Services: 64, Backends: 512, Slots: 1024}
+	roomy := Sizes{Frontends: 256, Services: 64, Backends: 512, Slots: 1024, Ranges: 256, Locals: 16}
 	for seed := range uint64(*sequences) {
 		c := newCluster(seed)
 		tables := fakeTables(roomy)
@@ -205,7 +229,7 @@ func TestModelFull(t *testing.T) {
 // A restart that finds everything as it should be writes nothing.
 func TestRestartWritesNothing(t *testing.T) {
 	c := newCluster(1)
-	sizes := Sizes{Frontends: 256, Services: 64, Backends: 512, Slots: 1024}
+	sizes := Sizes{Frontends: 256, Services: 64, Backends: 512, Slots: 1024, Ranges: 256, Locals: 16}
 	tables := fakeTables(sizes)
 	h := newHarness(t, tables, sizes)
 	for range 200 {

@@ -3,10 +3,10 @@
 package ebpf
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/tandem-proxy/tandem/proxier"
 )
@@ -41,6 +41,10 @@ func (w *writer) place(index uint32) error {
 	if max := w.tables.frontends.MaxEntries(); fresh > 0 && w.usedFrontends+fresh > max {
 		return w.full("frontends", fresh, Usage{w.usedFrontends, max})
 	}
+	ranges := rangesOf(d, p.id)
+	if fresh := w.freshRanges(p.ranges, ranges); fresh > 0 && w.usedRanges+fresh > w.tables.ranges.MaxEntries() {
+		return w.full("ranges", fresh, Usage{w.usedRanges, w.tables.ranges.MaxEntries()})
+	}
 	ids, missing, removed := w.matchBackends(p)
 	if missing > w.backends.room() {
 		return w.full("backends", missing, Usage{w.backends.used, int(w.backends.limit) - 1})
@@ -64,7 +68,7 @@ func (w *writer) place(index uint32) error {
 		plan.extent = x
 	}
 
-	// From here on nothing can fail but the writing of frontends.
+	// From here on nothing can fail but the writing of frontends and ranges.
 	w.describe(p, serviceProgrammed, 0)
 	w.writeBackends(p.id, d, ids)
 	used := d.Uses()
@@ -91,9 +95,19 @@ func (w *writer) place(index uint32) error {
 
 	// Addresses that now lead to another set have to be written before the set
 	// they led to may go. Until then the backends of both are kept.
-	switched := has(w.retry, index) || switchesSet(p.frontends, frontends)
+	switched := has(w.retry, index) || switches(p.frontends, frontends)
 	if switched {
 		p.backends = slices.SortedFunc(slices.Values(slices.Concat(ids, removed)), w.compareBackends)
+	}
+	if slices.ContainsFunc(frontends, guarded) {
+		if err := w.guard(); err != nil {
+			w.retry[index] = struct{}{}
+			return err
+		}
+	}
+	if err := w.addRanges(p, ranges); err != nil {
+		w.retry[index] = struct{}{}
+		return err
 	}
 	w.enqueue(index, p, frontends, fresh)
 	var flushed error // may be about the addresses of others
@@ -102,6 +116,7 @@ func (w *writer) place(index uint32) error {
 			return flushed
 		}
 	}
+	flushed = errors.Join(flushed, w.removeRanges(p, ranges))
 	for s := range proxier.Sets {
 		if !used[s] {
 			w.publish(p.id, s, unusedSet)
@@ -115,10 +130,11 @@ func (w *writer) place(index uint32) error {
 	return flushed
 }
 
-// switchesSet says that an address leads to another set than before.
-func switchesSet(before, after []frontendEntry) bool {
+// switches says that an address is to be served in another way than before, so
+// that it may lead to another set, or ask other source ranges.
+func switches(before, after []frontendEntry) bool {
 	return slices.ContainsFunc(before, func(f frontendEntry) bool {
-		return slices.ContainsFunc(after, func(o frontendEntry) bool { return o.key == f.key && o.value.Set != f.value.Set })
+		return slices.ContainsFunc(after, func(o frontendEntry) bool { return o.key == f.key && o.value.Flags != f.value.Flags })
 	})
 }
 
@@ -138,46 +154,30 @@ func membersOf(b *proxier.Backend) uint8 {
 
 func setBit(s proxier.Set) uint8 { return 1 << s }
 
-func keyOf(d *proxier.Decision, i int) frontendKey {
-	f := &d.Frontends[i]
-	return frontendKey{Addr: bpfAddr(f.Addr.Addr()), Port: bpfPort(f.Addr.Port()), Proto: uint8(d.Name.Protocol), Scope: scopeInternal}
-}
-
 // frontendsOf returns the entries that the port should have, and how many of
 // them are new. It returns the port's own list if that is what it should have.
 func (w *writer) frontendsOf(p *port) (list []frontendEntry, fresh int) {
 	d := p.want
-	at := func(i int) (frontendEntry, bool) {
-		f := &d.Frontends[i]
-		if f.Conflict != nil || !carries(f) {
-			return frontendEntry{}, false
-		}
-		return makeFrontend(keyOf(d, i), frontendValue{
-			Set:      p.id*setsPerService + uint32(f.Routes[proxier.FromPod].Set),
-			Affinity: uint32(d.Affinity / time.Second),
-			Kind:     uint32(f.Kind),
-		}), true
-	}
 	same := true
 	n := 0
 	for i := range d.Frontends {
-		f, ok := at(i)
-		if !ok {
-			continue
+		if served(&d.Frontends[i]) {
+			same = same && n < len(p.frontends) && p.frontends[n] == newFrontend(d, i, p.id)
+			n++
 		}
-		same = same && n < len(p.frontends) && p.frontends[n] == f
-		n++
 	}
 	if same && n == len(p.frontends) {
 		return p.frontends, 0
 	}
 	list = make([]frontendEntry, 0, n)
 	for i := range d.Frontends {
-		if f, ok := at(i); ok {
-			list = append(list, f)
-			if !hasKey(p.frontends, f.key) {
-				fresh++
-			}
+		if !served(&d.Frontends[i]) {
+			continue
+		}
+		f := newFrontend(d, i, p.id)
+		list = append(list, f)
+		if !hasKey(p.frontends, f.key) {
+			fresh++
 		}
 	}
 	return list, fresh

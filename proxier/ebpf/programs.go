@@ -30,7 +30,14 @@ var hooks = [...]struct {
 	{"tdm_recvmsg6", ciliumebpf.AttachCGroupUDP6Recvmsg},
 	{"tdm_getpeer4", ciliumebpf.AttachCgroupInet4GetPeername},
 	{"tdm_getpeer6", ciliumebpf.AttachCgroupInet6GetPeername},
+	{"tdm_post_bind4", ciliumebpf.AttachCGroupInet4PostBind},
+	{"tdm_post_bind6", ciliumebpf.AttachCGroupInet6PostBind},
+	{"tdm_guard", ciliumebpf.AttachCGroupInetEgress},
 }
+
+// guardHook is attached only while source ranges let some pods in and others
+// not, as it costs every packet that sockets send.
+const guardHook = len(hooks) - 1
 
 // programs are loaded programs in the order of the hooks; nil where the kernel
 // has no such hook.
@@ -194,6 +201,7 @@ func detach(cgroup *os.File, a attached) error {
 type constants struct {
 	hostNetNSCookie   uint64
 	hostNamespaceOnly bool
+	protectNodePorts  bool
 	haveSetRetval     bool
 }
 
@@ -206,13 +214,14 @@ func loadSpec(s Sizes, c constants) (*ciliumebpf.CollectionSpec, error) {
 	for name, size := range map[string]uint32{
 		"tdm_frontend": s.Frontends, "tdm_set": s.Services * setsPerService, "tdm_slot": s.Slots,
 		"tdm_backend": s.Backends, "tdm_service": s.Services, "tdm_svc_stats": s.Services, "tdm_be_stats": s.Backends,
-		"tdm_affinity": s.Affinity, "tdm_udp_peer": s.UDPPeers, "tdm_optout": s.OptOuts,
+		"tdm_range": s.Ranges, "tdm_local": s.Locals, "tdm_affinity": s.Affinity, "tdm_udp_peer": s.UDPPeers, "tdm_optout": s.OptOuts,
 	} {
 		spec.Maps[name].MaxEntries = size
 	}
 	for name, value := range map[string]any{
 		"host_netns_cookie":   c.hostNetNSCookie,
 		"host_namespace_only": boolByte(c.hostNamespaceOnly),
+		"protect_node_ports":  boolByte(c.protectNodePorts),
 		"have_set_retval":     boolByte(c.haveSetRetval),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {

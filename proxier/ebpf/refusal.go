@@ -27,6 +27,7 @@ const (
 	backendsFull
 	slotsFull
 	noSCTP
+	rangesFull
 )
 
 func (c refusalCode) String() string {
@@ -41,6 +42,8 @@ func (c refusalCode) String() string {
 		return "slots full"
 	case noSCTP:
 		return "SCTP"
+	case rangesFull:
+		return "ranges full"
 	}
 	return fmt.Sprintf("reason %d", uint16(c))
 }
@@ -53,6 +56,8 @@ func (e *CapacityError) code() refusalCode {
 		return servicesFull
 	case "backends":
 		return backendsFull
+	case "ranges":
+		return rangesFull
 	}
 	return slotsFull
 }
@@ -73,16 +78,13 @@ func supports(d *proxier.Decision) error {
 	return nil
 }
 
-// carries says whether the tier carries a frontend of a service port that it
-// supports.
-func carries(f *proxier.Frontend) bool { return f.Kind == proxier.ClusterIP }
-
 // refused records and reports a refusal. What is in the tables of the service
 // port stays, but for backends that are gone.
 func (w *writer) refused(index uint32, why refusal) {
 	p := &w.ports[index]
 	if p.id != 0 {
 		w.retreat(p)
+		w.cede(p)
 		w.describe(p, serviceUnplaced, uint16(why.code()))
 	}
 	if w.unplaced[index] == why.code() {
@@ -97,4 +99,26 @@ func (w *writer) refused(index uint32, why refusal) {
 		Kind: "Service", Object: p.want.Name.NamespacedName, UID: p.want.UID, Field: "spec.ports", Reason: reason,
 		Message: fmt.Sprintf("%s/%s is not programmed as it should be: %v", p.want.Name, p.want.Name.Protocol, why),
 	})
+}
+
+// cede gives up the addresses that the service port does not have any more:
+// another one may be about to get them.
+func (w *writer) cede(p *port) {
+	wants := func(f frontendEntry) bool {
+		for i := range p.want.Frontends {
+			if served(&p.want.Frontends[i]) && keyOf(p.want, i) == f.key {
+				return true
+			}
+		}
+		return false
+	}
+	kept := make([]frontendEntry, 0, len(p.frontends))
+	for _, f := range p.frontends {
+		if wants(f) {
+			kept = append(kept, f)
+		} else {
+			w.orphans = append(w.orphans, f.key)
+		}
+	}
+	p.frontends = kept
 }

@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -31,6 +32,7 @@ func (w *writer) retire(todo []uint32) error {
 	if err := w.delete(keys); err != nil {
 		return err
 	}
+	var errs []error
 	waiting := w.gone[:0]
 	for i := range w.gone {
 		p := &w.gone[i]
@@ -44,10 +46,13 @@ func (w *writer) retire(todo []uint32) error {
 				continue
 			}
 		}
-		w.remove(p)
+		if err := w.remove(p); err != nil {
+			errs = append(errs, err)
+			waiting = append(waiting, *p)
+		}
 	}
 	w.gone = waiting
-	return nil
+	return errors.Join(errs...)
 }
 
 // wantedOf returns those addresses of leaving ports that others want; nil for
@@ -66,7 +71,7 @@ func (w *writer) wantedOf(leaving []port, todo []uint32) map[frontendKey]struct{
 	for _, index := range todo {
 		d := w.ports[index].want
 		for i := range d.Frontends {
-			if f := &d.Frontends[i]; f.Conflict != nil || !carries(f) {
+			if f := &d.Frontends[i]; !served(f) {
 				continue
 			}
 			if key := keyOf(d, i); has(keys, key) {
@@ -80,7 +85,7 @@ func (w *writer) wantedOf(leaving []port, todo []uint32) map[frontendKey]struct{
 	return wanted
 }
 
-func has[K comparable](m map[K]struct{}, key K) bool { _, ok := m[key]; return ok }
+func has[K comparable, V any](m map[K]V, key K) bool { _, ok := m[key]; return ok }
 
 // settle deletes the addresses that service ports lost in this sync, but for
 // those that were overwritten because another one has them now. Where writing
@@ -128,6 +133,7 @@ func (w *writer) settle(todo []uint32) error {
 	}
 	deleted := func(key frontendKey) bool { return !waits[key] }
 	w.orphans = slices.DeleteFunc(w.orphans, deleted)
+	var errs []error
 	left := w.gone[:0]
 	for i := range w.gone {
 		p := &w.gone[i]
@@ -136,10 +142,13 @@ func (w *writer) settle(todo []uint32) error {
 			left = append(left, *p)
 			continue
 		}
-		w.remove(p)
+		if err := w.remove(p); err != nil {
+			errs = append(errs, err)
+			left = append(left, *p)
+		}
 	}
 	w.gone = left
-	return nil
+	return errors.Join(errs...)
 }
 
 func (w *writer) delete(keys []frontendKey) error {
@@ -156,7 +165,11 @@ func (w *writer) delete(keys []frontendKey) error {
 }
 
 // remove gives back everything of a service port that has no frontend left.
-func (w *writer) remove(p *port) {
+func (w *writer) remove(p *port) error {
+	// Or who gets the id next would let in whom this one did.
+	if err := w.removeRanges(p, nil); err != nil {
+		return err
+	}
 	for s := range proxier.Sets {
 		w.publish(p.id, s, unusedSet)
 	}
@@ -168,6 +181,7 @@ func (w *writer) remove(p *port) {
 	w.writes += 2
 	w.services.release(p.id)
 	w.room = true
+	return nil
 }
 
 // freeBackend ends a backend. A program that read its slot before sees another

@@ -74,11 +74,13 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 		keys, values := &stay, &stayValues
 		if addr := goAddr(key.Addr); addr == all[0].vips[0].Addr() || addr == all[0].vips[1].Addr() {
 			keys, values = &move, &moveValues
-			tables.sets[value.Set+1] = tables.sets[value.Set]
+			f := frontendEntry{key, value}
+			tables.sets[f.set(proxier.FromPod)+1] = tables.sets[f.set(proxier.FromPod)]
 		}
 		*keys = append(*keys, key)
 		for i := range uint32(2) {
-			f := makeFrontend(key, frontendValue{Set: value.Set + i, Affinity: i * 600})
+			// routeLocal for pods is the lowest bit.
+			f := makeFrontend(key, frontendValue{Service: value.Service, Flags: value.Flags + i, Affinity: i * 600})
 			values[i] = append(values[i], f.value)
 		}
 	})
@@ -88,12 +90,16 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 	// As the writer does it: the set, what leads to it, and then the other set.
 	switchTo := func(now int) error {
 		from, to := stayValues[1-now], stayValues[now]
+		set := func(i int, v frontendValue) *uint64 {
+			f := frontendEntry{stay[i], v}
+			return &tables.sets[f.set(proxier.FromPod)]
+		}
 		for i := range to {
-			atomic.StoreUint64(&tables.sets[to[i].Set], tables.sets[from[i].Set])
+			atomic.StoreUint64(set(i, to[i]), *set(i, from[i]))
 		}
 		_, err := tables.frontends.Update(stay, to)
 		for i := range from {
-			atomic.StoreUint64(&tables.sets[from[i].Set], unusedSet)
+			atomic.StoreUint64(set(i, from[i]), unusedSet)
 		}
 		return err
 	}
@@ -223,7 +229,7 @@ func TestForeignFrontendValue(t *testing.T) {
 		for name, change := range map[string]func(*frontendValue){
 			"another family": func(v *frontendValue) { *v = value(map[byte]string{'4': "tcp6", '6': "tcp4"}[network[3]]) },
 			"another port":   func(v *frontendValue) { *v = value(map[byte]string{'t': "udp4", 'u': "tcp4"}[network[0]]) },
-			"another set":    func(v *frontendValue) { v.Set++ },
+			"another set":    func(v *frontendValue) { v.Flags ^= routeLocal },
 			"affinity":       func(v *frontendValue) { v.Affinity++ },
 			"nothing":        func(v *frontendValue) { *v = frontendValue{} },
 		} {
@@ -265,11 +271,12 @@ func TestUnusedSet(t *testing.T) {
 	if err != nil || !found {
 		t.Fatal(found, err)
 	}
-	atomic.StoreUint64(&tables.sets[value.Set], unusedSet)
+	f := frontendEntry{frontendKeyOf("tcp4"), value}
+	atomic.StoreUint64(&tables.sets[f.set(proxier.FromPod)], unusedSet)
 	if r, err := client.Ask(t.Context(), "tcp", targets()["tcp4"]); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("%v %v", r, err)
 	}
-	if got, want := tables.serviceStats[value.service()], (serviceStats{Raced: 1}); got != want {
+	if got, want := tables.serviceStats[value.Service], (serviceStats{Raced: 1}); got != want {
 		t.Errorf("counted %+v, want %+v", got, want)
 	}
 }

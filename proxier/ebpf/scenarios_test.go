@@ -5,7 +5,6 @@ package ebpf
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -30,7 +29,7 @@ func TestScenarios(t *testing.T) {
 		}
 	}
 	t.Logf("%d of %d calls in %d scenarios", carried, all, len(list))
-	if carried < 250 {
+	if carried < 400 {
 		t.Errorf("only %d calls were made", carried)
 	}
 }
@@ -48,7 +47,7 @@ func (s *scenarioTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
 	if !s.seen[n.Name] {
 		s.seen[n.Name] = true
 		s.t.Cleanup(func() {
-			if _, err := Cleanup(n.CgroupPath()); err != nil {
+			if err := cleanupOn(n); err != nil {
 				s.t.Error(err)
 			}
 		})
@@ -59,6 +58,9 @@ func (s *scenarioTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
 	}
 	end := func() { _ = tier.Close() } // twice is once
 	s.t.Cleanup(end)
+	if err := tier.SetUplinks(uplinksOf(s.t, n)); err != nil {
+		return nil, nil, err
+	}
 	return settled{tier}, end, nil
 }
 
@@ -73,16 +75,12 @@ func (s settled) Sync(ctx context.Context, u proxier.Update) error {
 	return err
 }
 
-var errPacketsOnly = errors.New("the socket layer sees no packets")
-
 func (s *scenarioTier) Carries(e *proxier.Explanation) error {
 	switch {
-	case e.Origin == proxier.FromOutside && e.Outcome != proxier.Pass:
-		return errPacketsOnly
-	case e.Frontend == nil && e.Outcome != proxier.Pass:
-		return fmt.Errorf("%w to addresses of nobody", errPacketsOnly)
-	case e.Frontend != nil && e.Route.Source == proxier.Masquerade && e.Origin == proxier.FromPod:
-		return fmt.Errorf("%w that it could masquerade", errPacketsOnly)
+	case e.Flow.Device != lab.Uplink && e.Flow.Device != "" && e.Origin != proxier.FromPod && e.Outcome != proxier.Pass:
+		return errors.New("at its socket, a pod is a pod, whatever the detector says")
+	case e.Flow.Device != lab.Uplink && e.Frontend != nil && e.Route.Source == proxier.Masquerade && e.Origin == proxier.FromPod:
+		return errors.New("at its socket, a pod is not masqueraded")
 	case e.Frontend != nil:
 		return (&Tier{}).Supports(e.Decision, e.Frontend)
 	}

@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -10,7 +11,7 @@ import (
 
 const setsPerService = uint32(proxier.Sets)
 
-// Sizes are the capacities of the maps. A change of any takes effect with the
+// Sizes are the capacities of the maps; zero is the default. A change of any takes effect with the
 // next start, which moves to new maps without a gap.
 type Sizes struct {
 	// Frontends: one for each address, port and protocol clients can dial.
@@ -22,10 +23,20 @@ type Sizes struct {
 	// Slots: places in backend sets; a set takes its size rounded up to a
 	// power of two, twice while it changes.
 	Slots uint32
+	// Ranges: source ranges of load balancer IPs.
+	Ranges uint32
+	// Locals: addresses of this node's devices.
+	Locals uint32
 	// Affinity: clients that are remembered; the longest unseen go first.
 	Affinity uint32
 	// UDPPeers: further service addresses of unconnected UDP sockets.
 	UDPPeers uint32
+	// TCPFlows and UDPFlows: connections from outside that are established, and
+	// that nothing but their end or their timeout ends.
+	TCPFlows, UDPFlows uint32
+	// YoungFlows: connections that are not established yet, or are over; the
+	// oldest go first.
+	YoungFlows uint32
 	// OptOuts: network namespaces whose sockets are left alone.
 	OptOuts uint32
 }
@@ -34,13 +45,31 @@ type Sizes struct {
 // 150,000 Pods) with room to spare, in 54 MiB of kernel memory.
 func DefaultSizes() Sizes {
 	return Sizes{
-		Frontends: 1 << 17,
-		Services:  1 << 16,
-		Backends:  1 << 18,
-		Slots:     1 << 19,
-		Affinity:  1 << 16,
-		UDPPeers:  1 << 16,
-		OptOuts:   1 << 12,
+		Frontends:  1 << 17,
+		Services:   1 << 16,
+		Backends:   1 << 18,
+		Slots:      1 << 19,
+		Ranges:     1 << 16,
+		Locals:     1 << 12,
+		Affinity:   1 << 16,
+		UDPPeers:   1 << 16,
+		TCPFlows:   1 << 16,
+		UDPFlows:   1 << 15,
+		YoungFlows: 1 << 15,
+		OptOuts:    1 << 12,
+	}
+}
+
+// orDefaults fills in what was left out.
+func (s Sizes) orDefaults() Sizes {
+	d := DefaultSizes()
+	return Sizes{
+		Frontends: cmp.Or(s.Frontends, d.Frontends), Services: cmp.Or(s.Services, d.Services),
+		Backends: cmp.Or(s.Backends, d.Backends), Slots: cmp.Or(s.Slots, d.Slots),
+		Ranges: cmp.Or(s.Ranges, d.Ranges), Locals: cmp.Or(s.Locals, d.Locals),
+		Affinity: cmp.Or(s.Affinity, d.Affinity), UDPPeers: cmp.Or(s.UDPPeers, d.UDPPeers),
+		TCPFlows: cmp.Or(s.TCPFlows, d.TCPFlows), UDPFlows: cmp.Or(s.UDPFlows, d.UDPFlows), YoungFlows: cmp.Or(s.YoungFlows, d.YoungFlows),
+		OptOuts: cmp.Or(s.OptOuts, d.OptOuts),
 	}
 }
 
@@ -54,13 +83,21 @@ func (s Sizes) Validate() error {
 		value uint32
 	}{
 		{"frontends", s.Frontends}, {"services", s.Services}, {"backends", s.Backends}, {"slots", s.Slots},
-		{"affinity", s.Affinity}, {"udp-peers", s.UDPPeers}, {"opt-outs", s.OptOuts},
+		{"ranges", s.Ranges}, {"locals", s.Locals},
+		{"affinity", s.Affinity}, {"udp-peers", s.UDPPeers},
+		{"tcp-flows", s.TCPFlows}, {"udp-flows", s.UDPFlows}, {"young-flows", s.YoungFlows}, {"opt-outs", s.OptOuts},
 	} {
 		if f.value < 2 || f.value > most {
 			return fmt.Errorf("map size %s: %d is outside 2–%d", f.name, f.value, most)
 		}
 	}
 	return nil
+}
+
+// flowRecords is the length of the map of flows: those of all kinds, and some
+// more, as one that is over counts until its id is given back.
+func (s Sizes) flowRecords() uint32 {
+	return powerOfTwo(s.TCPFlows + s.UDPFlows + powerOfTwo(s.YoungFlows) + 1)
 }
 
 // Usage is how full a table is.
@@ -71,7 +108,7 @@ type Usage struct {
 
 // CapacityError says that something does not fit into a table.
 type CapacityError struct {
-	Table string // frontends, services, backends or slots
+	Table string // frontends, services, backends, slots or ranges
 	Need  int
 	Usage
 }

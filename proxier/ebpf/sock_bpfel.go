@@ -40,10 +40,10 @@ type sockBackend struct {
 
 type sockFrontend struct {
 	_        structs.HostLayout
-	Set      uint32
+	Service  uint32
+	Flags    uint32
 	Affinity uint32
 	Check    uint32
-	Kind     uint32
 	Lock     struct {
 		_   structs.HostLayout
 		Val uint32
@@ -68,8 +68,34 @@ type sockMeta struct {
 	ServicesUsed  uint32
 	FrontendsUsed uint32
 	Unplaced      uint32
-	Pad           uint32
+	Node          uint32
 	ChangedUnixNs uint64
+}
+
+type sockNode struct {
+	_                structs.HostLayout
+	PodPrefixes      uint32
+	LoopbackPrefixes uint32
+	UnservedPrefixes uint32
+	Pad              uint32
+	Pods             [4]sockPrefix
+	Loopback         [8]sockPrefix
+	Unserved         [16]sockPrefix
+	Addr4            [4]uint32
+	Addr6            [4]uint32
+}
+
+type sockPrefix struct {
+	_    structs.HostLayout
+	Addr [4]uint32
+	Mask [4]uint32
+}
+
+type sockRangeKey struct {
+	_         structs.HostLayout
+	PrefixLen uint32
+	Service   uint32
+	Addr      [4]uint32
 }
 
 type sockService struct {
@@ -101,14 +127,17 @@ type sockSockDest struct {
 	Connected  uint8
 	Proto      uint8
 	Many       uint8
-	Pad        [5]uint8
+	Guarded    uint8
+	Pad        [4]uint8
 }
 
 type sockUdpPeer struct {
 	_       structs.HostLayout
 	Vip     [4]uint32
 	VipPort uint16
-	Pad     [2]uint8
+	Guarded uint8
+	Pad     uint8
+	Service uint32
 	Check   uint32
 }
 
@@ -128,8 +157,11 @@ const (
 	sockMapTdmBackend        = "tdm_backend"
 	sockMapTdmBeStats        = "tdm_be_stats"
 	sockMapTdmFrontend       = "tdm_frontend"
+	sockMapTdmLocal          = "tdm_local"
 	sockMapTdmMeta           = "tdm_meta"
+	sockMapTdmNode           = "tdm_node"
 	sockMapTdmOptout         = "tdm_optout"
+	sockMapTdmRange          = "tdm_range"
 	sockMapTdmService        = "tdm_service"
 	sockMapTdmSet            = "tdm_set"
 	sockMapTdmSlot           = "tdm_slot"
@@ -140,6 +172,9 @@ const (
 	sockProgTdmConnect6      = "tdm_connect6"
 	sockProgTdmGetpeer4      = "tdm_getpeer4"
 	sockProgTdmGetpeer6      = "tdm_getpeer6"
+	sockProgTdmGuard         = "tdm_guard"
+	sockProgTdmPostBind4     = "tdm_post_bind4"
+	sockProgTdmPostBind6     = "tdm_post_bind6"
 	sockProgTdmRecvmsg4      = "tdm_recvmsg4"
 	sockProgTdmRecvmsg6      = "tdm_recvmsg6"
 	sockProgTdmSendmsg4      = "tdm_sendmsg4"
@@ -147,6 +182,7 @@ const (
 	sockVarHaveSetRetval     = "have_set_retval"
 	sockVarHostNamespaceOnly = "host_namespace_only"
 	sockVarHostNetnsCookie   = "host_netns_cookie"
+	sockVarProtectNodePorts  = "protect_node_ports"
 )
 
 // loadSock returns the embedded CollectionSpec for sock.
@@ -191,14 +227,17 @@ type sockSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockProgramSpecs struct {
-	TdmConnect4 *ebpf.ProgramSpec `ebpf:"tdm_connect4"`
-	TdmConnect6 *ebpf.ProgramSpec `ebpf:"tdm_connect6"`
-	TdmGetpeer4 *ebpf.ProgramSpec `ebpf:"tdm_getpeer4"`
-	TdmGetpeer6 *ebpf.ProgramSpec `ebpf:"tdm_getpeer6"`
-	TdmRecvmsg4 *ebpf.ProgramSpec `ebpf:"tdm_recvmsg4"`
-	TdmRecvmsg6 *ebpf.ProgramSpec `ebpf:"tdm_recvmsg6"`
-	TdmSendmsg4 *ebpf.ProgramSpec `ebpf:"tdm_sendmsg4"`
-	TdmSendmsg6 *ebpf.ProgramSpec `ebpf:"tdm_sendmsg6"`
+	TdmConnect4  *ebpf.ProgramSpec `ebpf:"tdm_connect4"`
+	TdmConnect6  *ebpf.ProgramSpec `ebpf:"tdm_connect6"`
+	TdmGetpeer4  *ebpf.ProgramSpec `ebpf:"tdm_getpeer4"`
+	TdmGetpeer6  *ebpf.ProgramSpec `ebpf:"tdm_getpeer6"`
+	TdmGuard     *ebpf.ProgramSpec `ebpf:"tdm_guard"`
+	TdmPostBind4 *ebpf.ProgramSpec `ebpf:"tdm_post_bind4"`
+	TdmPostBind6 *ebpf.ProgramSpec `ebpf:"tdm_post_bind6"`
+	TdmRecvmsg4  *ebpf.ProgramSpec `ebpf:"tdm_recvmsg4"`
+	TdmRecvmsg6  *ebpf.ProgramSpec `ebpf:"tdm_recvmsg6"`
+	TdmSendmsg4  *ebpf.ProgramSpec `ebpf:"tdm_sendmsg4"`
+	TdmSendmsg6  *ebpf.ProgramSpec `ebpf:"tdm_sendmsg6"`
 }
 
 // sockMapSpecs contains maps before they are loaded into the kernel.
@@ -209,8 +248,11 @@ type sockMapSpecs struct {
 	TdmBackend  *ebpf.MapSpec `ebpf:"tdm_backend"`
 	TdmBeStats  *ebpf.MapSpec `ebpf:"tdm_be_stats"`
 	TdmFrontend *ebpf.MapSpec `ebpf:"tdm_frontend"`
+	TdmLocal    *ebpf.MapSpec `ebpf:"tdm_local"`
 	TdmMeta     *ebpf.MapSpec `ebpf:"tdm_meta"`
+	TdmNode     *ebpf.MapSpec `ebpf:"tdm_node"`
 	TdmOptout   *ebpf.MapSpec `ebpf:"tdm_optout"`
+	TdmRange    *ebpf.MapSpec `ebpf:"tdm_range"`
 	TdmService  *ebpf.MapSpec `ebpf:"tdm_service"`
 	TdmSet      *ebpf.MapSpec `ebpf:"tdm_set"`
 	TdmSlot     *ebpf.MapSpec `ebpf:"tdm_slot"`
@@ -226,6 +268,7 @@ type sockVariableSpecs struct {
 	HaveSetRetval     *ebpf.VariableSpec `ebpf:"have_set_retval"`
 	HostNamespaceOnly *ebpf.VariableSpec `ebpf:"host_namespace_only"`
 	HostNetnsCookie   *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
+	ProtectNodePorts  *ebpf.VariableSpec `ebpf:"protect_node_ports"`
 }
 
 // sockObjects contains all objects after they have been loaded into the kernel.
@@ -252,8 +295,11 @@ type sockMaps struct {
 	TdmBackend  *ebpf.Map `ebpf:"tdm_backend"`
 	TdmBeStats  *ebpf.Map `ebpf:"tdm_be_stats"`
 	TdmFrontend *ebpf.Map `ebpf:"tdm_frontend"`
+	TdmLocal    *ebpf.Map `ebpf:"tdm_local"`
 	TdmMeta     *ebpf.Map `ebpf:"tdm_meta"`
+	TdmNode     *ebpf.Map `ebpf:"tdm_node"`
 	TdmOptout   *ebpf.Map `ebpf:"tdm_optout"`
+	TdmRange    *ebpf.Map `ebpf:"tdm_range"`
 	TdmService  *ebpf.Map `ebpf:"tdm_service"`
 	TdmSet      *ebpf.Map `ebpf:"tdm_set"`
 	TdmSlot     *ebpf.Map `ebpf:"tdm_slot"`
@@ -268,8 +314,11 @@ func (m *sockMaps) Close() error {
 		m.TdmBackend,
 		m.TdmBeStats,
 		m.TdmFrontend,
+		m.TdmLocal,
 		m.TdmMeta,
+		m.TdmNode,
 		m.TdmOptout,
+		m.TdmRange,
 		m.TdmService,
 		m.TdmSet,
 		m.TdmSlot,
@@ -286,20 +335,24 @@ type sockVariables struct {
 	HaveSetRetval     *ebpf.Variable `ebpf:"have_set_retval"`
 	HostNamespaceOnly *ebpf.Variable `ebpf:"host_namespace_only"`
 	HostNetnsCookie   *ebpf.Variable `ebpf:"host_netns_cookie"`
+	ProtectNodePorts  *ebpf.Variable `ebpf:"protect_node_ports"`
 }
 
 // sockPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockPrograms struct {
-	TdmConnect4 *ebpf.Program `ebpf:"tdm_connect4"`
-	TdmConnect6 *ebpf.Program `ebpf:"tdm_connect6"`
-	TdmGetpeer4 *ebpf.Program `ebpf:"tdm_getpeer4"`
-	TdmGetpeer6 *ebpf.Program `ebpf:"tdm_getpeer6"`
-	TdmRecvmsg4 *ebpf.Program `ebpf:"tdm_recvmsg4"`
-	TdmRecvmsg6 *ebpf.Program `ebpf:"tdm_recvmsg6"`
-	TdmSendmsg4 *ebpf.Program `ebpf:"tdm_sendmsg4"`
-	TdmSendmsg6 *ebpf.Program `ebpf:"tdm_sendmsg6"`
+	TdmConnect4  *ebpf.Program `ebpf:"tdm_connect4"`
+	TdmConnect6  *ebpf.Program `ebpf:"tdm_connect6"`
+	TdmGetpeer4  *ebpf.Program `ebpf:"tdm_getpeer4"`
+	TdmGetpeer6  *ebpf.Program `ebpf:"tdm_getpeer6"`
+	TdmGuard     *ebpf.Program `ebpf:"tdm_guard"`
+	TdmPostBind4 *ebpf.Program `ebpf:"tdm_post_bind4"`
+	TdmPostBind6 *ebpf.Program `ebpf:"tdm_post_bind6"`
+	TdmRecvmsg4  *ebpf.Program `ebpf:"tdm_recvmsg4"`
+	TdmRecvmsg6  *ebpf.Program `ebpf:"tdm_recvmsg6"`
+	TdmSendmsg4  *ebpf.Program `ebpf:"tdm_sendmsg4"`
+	TdmSendmsg6  *ebpf.Program `ebpf:"tdm_sendmsg6"`
 }
 
 func (p *sockPrograms) Close() error {
@@ -308,6 +361,9 @@ func (p *sockPrograms) Close() error {
 		p.TdmConnect6,
 		p.TdmGetpeer4,
 		p.TdmGetpeer6,
+		p.TdmGuard,
+		p.TdmPostBind4,
+		p.TdmPostBind6,
 		p.TdmRecvmsg4,
 		p.TdmRecvmsg6,
 		p.TdmSendmsg4,

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -13,11 +14,14 @@ import (
 	"time"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/tc"
+	"github.com/tandem-proxy/tandem/uplinks"
 )
 
 // Options of the tier.
@@ -29,9 +33,21 @@ type Options struct {
 	Sizes Sizes
 	// HostNamespaceOnly leaves the sockets of pods alone.
 	HostNamespaceOnly bool
-	// NoSetRetval and NoGetpeername are for kernels that lack them (before
-	// Linux 6.1 and 5.8) and for tests.
-	NoSetRetval, NoGetpeername bool
+	// NoPackets leaves everything that does not pass a socket of this node
+	// alone.
+	NoPackets bool
+	// NodePortRange is where NodePorts are allocated from: no source port of
+	// ours is out of it.
+	NodePortRange PortRange
+	// ProtectNodePorts keeps processes of the host from binding NodePorts.
+	ProtectNodePorts bool
+	// TC is how programs get on devices.
+	TC tc.Method
+	// Timeouts of flows.
+	Timeouts FlowTimeouts
+	// These are for kernels that lack something (before Linux 6.1, 5.8, 6.7 and
+	// 5.17), and for tests.
+	NoSetRetval, NoGetpeername, NoFIBSource, NoLoop bool
 	// ProcRoot is where network namespaces are found to close the sockets of
 	// removed UDP backends in; /proc if empty.
 	ProcRoot string
@@ -43,6 +59,7 @@ type Options struct {
 type Tier struct {
 	opts   Options
 	cgroup *os.File
+	netns  netns
 	writer *writer
 	spec   *ciliumebpf.CollectionSpec
 	maps   *sockMaps
@@ -52,10 +69,19 @@ type Tier struct {
 	// replaced once ours hold everything.
 	earlier  []attached
 	attached bool
+	guarded  bool // guardHook is
 	flows    *flows
-	adopted  bool
-	looked   bool     // after flows, once
-	optOuts  []uint64 // of an earlier map that has another size
+	// flowMaps are those that only packet programs use; they are bound to the
+	// others.
+	flowMaps  map[string]*ciliumebpf.Map
+	flowTable *flowTable
+	// mu is held while devices are brought in line.
+	mu      sync.Mutex
+	packets *packets
+	uplinks []uplinks.Device
+	adopted bool
+	looked  bool     // after flows, once
+	optOuts []uint64 // of an earlier map that has another size
 
 	closing chan struct{}
 	closed  bool
@@ -73,6 +99,7 @@ var ErrBusy = errors.New("another process serves this cgroup")
 // the kernel opens programs and maps by id for nobody else, and CAP_NET_ADMIN;
 // before Linux 5.11 also CAP_SYS_RESOURCE, to lock memory.
 func Open(ctx context.Context, opts Options) (*Tier, error) {
+	opts.Sizes, opts.Timeouts = opts.Sizes.orDefaults(), opts.Timeouts.orDefaults()
 	if err := opts.Sizes.Validate(); err != nil {
 		return nil, err
 	}
@@ -95,9 +122,13 @@ func (t *Tier) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if t.netns, err = ownNetNS(); err != nil {
+		return err
+	}
 	t.spec, err = loadSpec(t.opts.Sizes, constants{
 		hostNetNSCookie: cookie, hostNamespaceOnly: t.opts.HostNamespaceOnly,
-		haveSetRetval: !t.opts.NoSetRetval,
+		protectNodePorts: t.opts.ProtectNodePorts,
+		haveSetRetval:    !t.opts.NoSetRetval,
 	})
 	if err != nil {
 		return err
@@ -120,7 +151,7 @@ func (t *Tier) open(ctx context.Context) error {
 		}
 		logger.Info("The maps in the kernel cannot be taken over; building new ones beside them", "reason", why)
 	}
-	kept := t.flowMaps(logger)
+	kept := t.keptMaps(logger)
 	defer closeMaps(kept) // the collection has its own
 	if err := t.load(kept); err != nil {
 		return err
@@ -188,6 +219,11 @@ func (t *Tier) adopt() error {
 		}
 		replacements[name] = m
 	}
+	for name, m := range maps {
+		if replacements[name] == nil {
+			replacements[name] = m // openFlowMaps looks at them
+		}
+	}
 	if err := t.load(replacements); err != nil {
 		return err
 	}
@@ -202,10 +238,10 @@ func isOurs(name string) bool {
 	return len(name) > len(namePrefix) && name[:len(namePrefix)] == namePrefix
 }
 
-// flowMaps are those maps of the earlier programs that hold what sockets and
+// keptMaps are those maps of the earlier programs that hold what sockets and
 // clients remember. They stay while tables are built anew: what they say of
 // backends carries generations that the new tables do not give out again.
-func (t *Tier) flowMaps(logger klog.Logger) map[string]*ciliumebpf.Map {
+func (t *Tier) keptMaps(logger klog.Logger) map[string]*ciliumebpf.Map {
 	kept := map[string]*ciliumebpf.Map{}
 	for _, e := range t.earlier {
 		maps, err := mapsOf(e.program)
@@ -213,12 +249,13 @@ func (t *Tier) flowMaps(logger klog.Logger) map[string]*ciliumebpf.Map {
 			logger.Error(err, "Cannot open the maps of an earlier program")
 			continue
 		}
-		for _, name := range []string{"tdm_sock", "tdm_udp_peer", "tdm_optout"} {
+		for _, name := range append([]string{"tdm_sock", "tdm_udp_peer", "tdm_optout"}, flowMapNames...) {
 			m := maps[name]
 			if m == nil || kept[name] != nil {
 				continue
 			}
-			if t.spec.Maps[name].Compatible(m) == nil {
+			// Of the maps of flows, openFlowMaps knows what fits.
+			if spec := t.spec.Maps[name]; spec == nil || spec.Compatible(m) == nil {
 				kept[name] = m
 				delete(maps, name)
 			} else if name == "tdm_optout" {
@@ -232,7 +269,13 @@ func (t *Tier) flowMaps(logger klog.Logger) map[string]*ciliumebpf.Map {
 
 // load loads programs and those maps that are not given.
 func (t *Tier) load(given map[string]*ciliumebpf.Map) error {
-	collection, err := ciliumebpf.NewCollectionWithOptions(t.spec, ciliumebpf.CollectionOptions{MapReplacements: given})
+	replacements := map[string]*ciliumebpf.Map{}
+	for name, m := range given {
+		if t.spec.Maps[name] != nil {
+			replacements[name] = m
+		}
+	}
+	collection, err := ciliumebpf.NewCollectionWithOptions(t.spec, ciliumebpf.CollectionOptions{MapReplacements: replacements})
 	if err != nil {
 		return fmt.Errorf("load the programs: %w", err)
 	}
@@ -240,25 +283,21 @@ func (t *Tier) load(given map[string]*ciliumebpf.Map) error {
 	take := func(name string) *ciliumebpf.Map { return collection.DetachMap(name) }
 	t.maps = &sockMaps{
 		TdmAffinity: take("tdm_affinity"), TdmBackend: take("tdm_backend"), TdmBeStats: take("tdm_be_stats"),
-		TdmFrontend: take("tdm_frontend"), TdmMeta: take("tdm_meta"), TdmOptout: take("tdm_optout"),
+		TdmFrontend: take("tdm_frontend"), TdmLocal: take("tdm_local"), TdmMeta: take("tdm_meta"), TdmNode: take("tdm_node"),
+		TdmOptout: take("tdm_optout"), TdmRange: take("tdm_range"),
 		TdmService: take("tdm_service"), TdmSet: take("tdm_set"), TdmSlot: take("tdm_slot"), TdmSock: take("tdm_sock"),
 		TdmSvcStats: take("tdm_svc_stats"), TdmUdpPeer: take("tdm_udp_peer"),
 	}
 	for i, h := range hooks {
 		t.programs[i] = collection.DetachProgram(h.program)
 	}
-	// No program reads these two, so nothing would keep them once this process
-	// is gone (BPF_PROG_BIND_MAP, Linux 5.10). Any program that stays does.
-	for _, program := range t.programs {
-		for _, m := range []*ciliumebpf.Map{t.maps.TdmMeta, t.maps.TdmService} {
-			if program == nil {
-				continue
-			}
-			if err := program.BindMap(m); err != nil {
-				t.unload()
-				return fmt.Errorf("bind %s to a program: %w", m, err)
-			}
-		}
+	if err := t.openFlowMaps(given); err != nil {
+		t.unload()
+		return err
+	}
+	if err := t.bindMaps(); err != nil {
+		t.unload()
+		return err
 	}
 	tables, err := openTables(t.maps)
 	if err != nil {
@@ -270,8 +309,86 @@ func (t *Tier) load(given map[string]*ciliumebpf.Map) error {
 		report = t.opts.Reporter.Report
 	}
 	t.writer = newWriter(tables, t.opts.Sizes, clock.RealClock{}, waitForPrograms, report)
+	t.writer.guard = t.guard
 	t.flows = newFlows(t.writer, t.maps.TdmSock, t.opts.ProcRoot, report)
+	var ephemeral PortRange
+	if err := t.netns.do(func() (err error) { ephemeral, err = EphemeralPorts(); return err }); err != nil {
+		t.unload()
+		return err
+	}
+	t.packets = newPackets(t.mapsByName(), &t.opts, newSNATPool(t.opts.NodePortRange, ephemeral))
 	return nil
+}
+
+// bindMaps has the socket programs hold maps that they do not use: nothing else
+// would keep those once this process is gone, or tell the next one where they
+// are (BPF_PROG_BIND_MAP, Linux 5.10). Any program that stays does.
+func (t *Tier) bindMaps() error {
+	maps := append(slices.Collect(maps.Values(t.flowMaps)), t.maps.TdmMeta, t.maps.TdmService)
+	for _, program := range t.programs {
+		if program == nil {
+			continue
+		}
+		for _, m := range maps {
+			if err := program.BindMap(m); err != nil {
+				return fmt.Errorf("bind %s to a program: %w", m, err)
+			}
+		}
+	}
+	return nil
+}
+
+// openFlowMaps takes over the maps that only packet programs use, or makes them.
+func (t *Tier) openFlowMaps(given map[string]*ciliumebpf.Map) error {
+	spec, err := packetSpec()
+	if err != nil {
+		return err
+	}
+	s := t.opts.Sizes
+	for name, size := range map[string]uint32{
+		"tdm_flow": s.flowRecords(), "tdm_flow_key": 2 * s.flowRecords(), "tdm_flow_free": s.flowRecords(),
+		"tdm_flow_young": powerOfTwo(s.YoungFlows),
+	} {
+		spec.Maps[name].MaxEntries = size
+	}
+	// Flows are of use all together.
+	keep := !slices.ContainsFunc(flowMapNames, func(name string) bool {
+		return given[name] == nil || spec.Maps[name].Compatible(given[name]) != nil
+	})
+	t.flowMaps = map[string]*ciliumebpf.Map{}
+	for name, m := range spec.Maps {
+		if !isOurs(name) || t.spec.Maps[name] != nil {
+			continue
+		}
+		isFlow := slices.Contains(flowMapNames, name)
+		if g := given[name]; g != nil && (isFlow && keep || !isFlow && m.Compatible(g) == nil) {
+			t.flowMaps[name], err = g.Clone()
+		} else {
+			t.flowMaps[name], err = ciliumebpf.NewMap(m)
+		}
+		if err != nil {
+			return fmt.Errorf("make map %s: %w", name, err)
+		}
+	}
+	if t.flowTable, err = openFlowTable(t.flowMaps); err != nil {
+		return err
+	}
+	return t.flowTable.recover(waitForPrograms)
+}
+
+// mapsByName are all maps. They stay the tier's.
+func (t *Tier) mapsByName() map[string]*ciliumebpf.Map {
+	m := t.maps
+	all := map[string]*ciliumebpf.Map{
+		"tdm_affinity": m.TdmAffinity, "tdm_backend": m.TdmBackend, "tdm_be_stats": m.TdmBeStats, "tdm_frontend": m.TdmFrontend,
+		"tdm_local": m.TdmLocal, "tdm_meta": m.TdmMeta, "tdm_node": m.TdmNode, "tdm_optout": m.TdmOptout, "tdm_range": m.TdmRange,
+		"tdm_service": m.TdmService, "tdm_set": m.TdmSet, "tdm_slot": m.TdmSlot, "tdm_sock": m.TdmSock,
+		"tdm_svc_stats": m.TdmSvcStats, "tdm_udp_peer": m.TdmUdpPeer,
+	}
+	for name, m := range t.flowMaps {
+		all[name] = m
+	}
+	return all
 }
 
 func (t *Tier) unload() {
@@ -279,6 +396,13 @@ func (t *Tier) unload() {
 		t.flows.free()
 	}
 	t.programs.close()
+	if t.packets != nil {
+		t.packets.close()
+	}
+	if t.flowTable != nil {
+		t.flowTable.unmap()
+	}
+	closeMaps(t.flowMaps)
 	if t.writer != nil {
 		t.writer.tables.unmap()
 	}
@@ -286,15 +410,55 @@ func (t *Tier) unload() {
 		t.maps.Close()
 	}
 	t.programs, t.maps, t.writer, t.flows = programs{}, nil, nil, nil
+	t.packets, t.flowTable, t.flowMaps = nil, nil, nil
 }
 
 func (t *Tier) attach() error {
-	if err := attach(t.cgroup, &t.programs, t.earlier); err != nil {
+	always := t.programs
+	always[guardHook] = nil
+	if err := attach(t.cgroup, &always, t.earlier); err != nil {
 		return err
 	}
 	closeAttached(t.earlier)
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.earlier, t.attached = nil, true
+	return t.netns.do(func() error { return t.packets.setUplinks(t.uplinks) })
+}
+
+// guard has the packets of sockets looked at.
+func (t *Tier) guard() error {
+	if t.guarded {
+		return nil
+	}
+	found, err := findAttached(t.cgroup)
+	if err != nil {
+		return err
+	}
+	defer closeAttached(found)
+	var only programs
+	only[guardHook] = t.programs[guardHook]
+	if err := attach(t.cgroup, &only, found); err != nil {
+		return err
+	}
+	t.guarded = true
 	return nil
+}
+
+// SetUplinks says by which devices node traffic comes in; all others are left
+// alone. It may be called at any time before Close.
+func (t *Tier) SetUplinks(list []uplinks.Device) error {
+	if t.opts.NoPackets {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.uplinks = list
+	// Programs of an earlier process serve until our maps hold everything.
+	if !t.attached {
+		return nil
+	}
+	return t.netns.do(func() error { return t.packets.setUplinks(list) })
 }
 
 // Adopted says whether the tables of an earlier process were taken over.
@@ -314,6 +478,7 @@ func (t *Tier) Run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}()
+	t.runs.Go(func() { t.flowTable.collect(ctx, t.opts.Timeouts) })
 	t.flows.run(ctx)
 }
 
@@ -346,36 +511,54 @@ func (t *Tier) ensureAttached(ctx context.Context) error {
 	if !t.attached {
 		return t.attach()
 	}
+	return errors.Join(t.ensureHooks(ctx), t.ensureDevices(ctx))
+}
+
+func (t *Tier) ensureDevices(ctx context.Context) error {
+	if t.opts.NoPackets {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.netns.do(func() error {
+		return errors.Join(t.packets.audit(ctx), t.packets.setUplinks(t.uplinks))
+	})
+}
+
+func (t *Tier) ensureHooks(ctx context.Context) error {
 	found, err := findAttached(t.cgroup)
 	if err != nil {
 		return err
 	}
 	defer closeAttached(found)
+	if !t.guarded || !t.writer.guarded() {
+		t.guarded = false
+		for _, a := range found {
+			if a.hook == hooks[guardHook].attach {
+				err = errors.Join(err, detach(t.cgroup, a))
+			}
+		}
+	}
 	var missing programs
 	lost := 0
 	for i, h := range hooks {
+		if i == guardHook && !t.guarded {
+			continue
+		}
 		if t.programs[i] != nil && !slices.ContainsFunc(found, func(a attached) bool { return a.hook == h.attach }) {
 			missing[i] = t.programs[i]
 			lost++
 		}
 	}
 	if lost == 0 {
-		return nil
+		return err
 	}
 	klog.FromContext(ctx).Info("Programs were detached by somebody else; attaching them again", "cgroup", t.cgroup.Name(), "programs", lost)
-	return attach(t.cgroup, &missing, nil)
+	return errors.Join(err, attach(t.cgroup, &missing, nil))
 }
 
 // Supports implements proxier.Tier.
-func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {
-	if err := supports(d); err != nil {
-		return err
-	}
-	if !carries(f) {
-		return fmt.Errorf("the eBPF tier carries ClusterIPs alone, not yet %ss", f.Kind)
-	}
-	return nil
-}
+func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error { return supports(d) }
 
 // Usage of the tables, by name.
 func (t *Tier) Usage() map[string]Usage { return t.writer.usage() }
@@ -392,7 +575,7 @@ func (t *Tier) Close() error {
 	closeAttached(t.earlier)
 	t.earlier = nil
 	t.unload()
-	return t.cgroup.Close()
+	return errors.Join(t.netns.close(), t.cgroup.Close())
 }
 
 // Unplaced counts the service ports that do not fit into the maps.
@@ -414,8 +597,10 @@ func (t *Tier) ClosedSockets() uint64 {
 // everything else of ours goes.
 func (t *Tier) Cleanup(context.Context) error {
 	t.attached = false
-	_, err := detachAll(t.cgroup)
-	return err
+	return t.netns.do(func() error {
+		_, err := detachAll(t.cgroup)
+		return err
+	})
 }
 
 // Cleanup removes what processes before left on a cgroup, and returns the
@@ -433,6 +618,8 @@ func Cleanup(cgroupRoot string) (removed []string, err error) {
 	return detachAll(cgroup)
 }
 
+// detachAll takes our programs off the cgroup, and off every device of this
+// network namespace.
 func detachAll(cgroup *os.File) (removed []string, err error) {
 	found, err := findAttached(cgroup)
 	if err != nil {
@@ -440,6 +627,15 @@ func detachAll(cgroup *os.File) (removed []string, err error) {
 	}
 	defer closeAttached(found)
 	var errs []error
+	links, err := netlink.LinkList()
+	if err != nil {
+		errs = append(errs, fmt.Errorf("list devices: %w", err))
+	}
+	for _, l := range links {
+		names, err := detachDevice(l.Attrs().Index)
+		removed = append(removed, names...)
+		errs = append(errs, err)
+	}
 	for _, a := range found {
 		if err := detach(cgroup, a); err != nil {
 			errs = append(errs, err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/uplinks"
 )
 
 func TestMain(m *testing.M) {
@@ -43,7 +44,8 @@ type node struct {
 func openOn(n *lab.Node, opts Options) (tier *Tier, err error) {
 	opts.CgroupRoot = n.CgroupPath()
 	if opts.Sizes == (Sizes{}) {
-		opts.Sizes = Sizes{Frontends: 1 << 12, Services: 1 << 10, Backends: 1 << 12, Slots: 1 << 13, Affinity: 1 << 10, UDPPeers: 1 << 10, OptOuts: 16}
+		opts.Sizes = Sizes{Frontends: 1 << 12, Services: 1 << 10, Backends: 1 << 12, Slots: 1 << 13, Affinity: 1 << 10, UDPPeers: 1 << 10, OptOuts: 16,
+			TCPFlows: 1 << 10, UDPFlows: 1 << 10, YoungFlows: 1 << 10}
 	}
 	err = n.Do(func() error {
 		tier, err = Open(context.Background(), opts)
@@ -52,12 +54,29 @@ func openOn(n *lab.Node, opts Options) (tier *Tier, err error) {
 	return tier, err
 }
 
+func cleanupOn(n *lab.Node) error {
+	return n.Do(func() error {
+		_, err := Cleanup(n.CgroupPath())
+		return err
+	})
+}
+
+// uplinksOf are the devices that carry a node's traffic.
+func uplinksOf(t testing.TB, n *lab.Node) []uplinks.Device {
+	t.Helper()
+	found, err := uplinks.New(uplinks.Options{NodeIPs: []netip.Addr{n.Addr4, n.Addr6}, In: n.Do}).List()
+	if err != nil || len(found.Devices) == 0 {
+		t.Fatalf("uplinks of %s: %v, %v", n.Name, found.Devices, err)
+	}
+	return found.Devices
+}
+
 func newNode(t testing.TB, at *lab.Node, l *lab.Lab, opts Options) *node {
 	t.Helper()
 	n := &node{lab: l, at: at}
 	t.Cleanup(func() {
 		n.close()
-		if _, err := Cleanup(at.CgroupPath()); err != nil {
+		if err := cleanupOn(at); err != nil {
 			t.Error(err)
 		}
 	})

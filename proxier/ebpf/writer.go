@@ -27,6 +27,10 @@ type writer struct {
 	tables *tables
 	report func(proxier.Problem)
 	clock  clock.PassiveClock
+	grace  grace
+	// guard is called before the first frontend is written that needs
+	// guardHook.
+	guard func() error
 
 	// mu guards everything below and the stores to the tables against those
 	// who read them beside Sync.
@@ -43,6 +47,9 @@ type writer struct {
 	// room says that something was released since the unplaced were tried.
 	room          bool
 	usedFrontends int
+	usedRanges    int
+	rules         *proxier.NodeRules // what the tables say of this node; nil before the first
+	locals        map[[4]uint32]uint32
 	writes        uint64 // stores and map operations, ever
 
 	queue queue
@@ -55,12 +62,8 @@ type port struct {
 	want      *proxier.Decision
 	frontends []frontendEntry
 	backends  []uint32 // ids, sorted by address
+	ranges    []rangeKey
 	described description
-}
-
-type frontendEntry struct {
-	key   frontendKey
-	value frontendValue
 }
 
 // queue collects frontends to be written in one call.
@@ -76,7 +79,7 @@ const queueLength = 4096
 
 func newWriter(t *tables, s Sizes, c clock.PassiveClock, g grace, report func(proxier.Problem)) *writer {
 	return &writer{
-		tables: t, report: report, clock: c,
+		tables: t, report: report, clock: c, grace: g, guard: func() error { return nil },
 		services: newIDs(1, s.Services, c, g), // id 0 stands for none
 		backends: newIDs(1, s.Backends, c, g),
 		slots:    newExtents(s.Slots, c, g),
@@ -93,8 +96,9 @@ func (w *writer) sync(u proxier.Update) (stale bool, err error) {
 	w.stale = false
 	before := w.writes
 
+	err = w.syncNode(u)
 	todo := w.plan(u)
-	err = w.retire(todo)
+	err = errors.Join(err, w.retire(todo))
 	for i, index := range todo {
 		err = errors.Join(err, w.apply(index))
 		// The first one is what nodes start by: it does not wait.

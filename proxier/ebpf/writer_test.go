@@ -26,7 +26,7 @@ import (
 // endpoints 10.244.0.0/16 and fd00:10:244::/48.
 
 // smallSizes make every table overflow now and then.
-var smallSizes = Sizes{Frontends: 40, Services: 24, Backends: 48, Slots: 64, Affinity: 2, UDPPeers: 2, OptOuts: 2}
+var smallSizes = Sizes{Frontends: 40, Services: 24, Backends: 48, Slots: 64, Ranges: 10, Locals: 16, Affinity: 2, UDPPeers: 2, OptOuts: 2}
 
 // harness is a proxier on tables in ordinary memory.
 type harness struct {
@@ -105,36 +105,55 @@ func makeSlice(name, service string, addresses ...string) *discoveryv1.EndpointS
 func (w *writer) text() string {
 	var lines []string
 	err := w.tables.frontends.Dump(func(key frontendKey, value frontendValue) {
-		e := &w.tables.services[value.service()]
-		base, size := splitSetWord(w.tables.sets[value.Set])
-		to := make([]string, 0, size)
-		for i := range size {
-			slot := w.tables.slots[base+uint32(i)]
-			b := &w.tables.backends[uint32(slot)]
-			if b.Generation != uint32(slot>>32) || b.Service != value.service() {
-				to = append(to, "STALE")
-				continue
-			}
-			if b.Members&(1<<(value.Set%setsPerService)) == 0 {
-				to = append(to, "NO-MEMBER")
-			}
-			to = append(to, goAddrPort(b.Addr, b.Port).String())
+		e := &w.tables.services[value.Service]
+		f := frontendEntry{key, value}
+		head := fmt.Sprintf("%s/%s %s affinity=%d", goAddrPort(key.Addr, key.Port), proxier.Protocol(key.Proto), e.Name[:e.NameLen], value.Affinity)
+		for origin := range proxier.Origins {
+			lines = append(lines, head+routeText(value.Flags, origin)+" -> "+w.setText(f.set(origin)))
 		}
-		if size == 0 {
-			if verdict, ok := verdictOf(base); ok {
-				to = append(to, verdict.String())
-			} else {
-				to = append(to, "UNUSED")
-			}
-		}
-		lines = append(lines, fmt.Sprintf("%s/%s %s affinity=%d -> %s", goAddrPort(key.Addr, key.Port), proxier.Protocol(key.Proto),
-			e.Name[:e.NameLen], value.Affinity, strings.Join(to, " ")))
 	})
+	err = errors.Join(err, w.tables.ranges.Dump(func(key rangeKey, _ uint8) {
+		e := &w.tables.services[key.Service]
+		lines = append(lines, fmt.Sprintf("%s/%s from %s", e.Name[:e.NameLen], proxier.Protocol(e.Proto), rangeText(key)))
+	}))
 	if err != nil {
 		return err.Error()
 	}
 	slices.Sort(lines)
-	return strings.Join(lines, "\n")
+	return strings.Join(slices.Compact(lines), "\n")
+}
+
+// routeText is empty for frontends that serve all alike and keep the source.
+func routeText(flags uint32, origin proxier.Origin) string {
+	if flags == uint32(proxier.ClusterIP)<<frontendKindShift {
+		return ""
+	}
+	return fmt.Sprintf(" flags=%x %s", flags, origin)
+}
+
+func (w *writer) setText(set uint32) string {
+	base, size := splitSetWord(w.tables.sets[set])
+	to := make([]string, 0, size)
+	for i := range size {
+		slot := w.tables.slots[base+uint32(i)]
+		b := &w.tables.backends[uint32(slot)]
+		if b.Generation != uint32(slot>>32) || b.Service != set/setsPerService {
+			to = append(to, "STALE")
+			continue
+		}
+		if b.Members&(1<<(set%setsPerService)) == 0 {
+			to = append(to, "NO-MEMBER")
+		}
+		to = append(to, goAddrPort(b.Addr, b.Port).String())
+	}
+	if size == 0 {
+		if verdict, ok := verdictOf(base); ok {
+			to = append(to, verdict.String())
+		} else {
+			to = append(to, "UNUSED")
+		}
+	}
+	return strings.Join(to, " ")
 }
 
 // wanted is what the tables should say of the decisions.
@@ -142,26 +161,37 @@ func wanted(all []proxier.PortChange) string {
 	var lines []string
 	for _, c := range all {
 		d := c.New
+		ranges := map[string]struct{}{}
 		for i := range d.Frontends {
 			f := &d.Frontends[i]
-			if f.Conflict != nil || !carries(f) {
+			if f.Conflict != nil {
 				continue
 			}
-			set := f.Routes[proxier.FromPod].Set
-			var to []string
-			for i := range d.Backends {
-				if inSet(&d.Backends[i], set) {
-					to = append(to, d.Backends[i].Addr.String())
+			for origin, r := range f.Routes {
+				var to []string
+				for i := range d.Backends {
+					if inSet(&d.Backends[i], r.Set) {
+						to = append(to, d.Backends[i].Addr.String())
+					}
+				}
+				if to == nil {
+					to = append(to, d.Empty[r.Set].String())
+				}
+				lines = append(lines, fmt.Sprintf("%s/%s %s affinity=%d%s -> %s", f.Addr, d.Name.Protocol, d.Name,
+					int(d.Affinity.Seconds()), routeText(frontendFlags(f), proxier.Origin(origin)), strings.Join(to, " ")))
+			}
+			for _, p := range f.Ranges {
+				if p.Addr() != f.Addr.Addr() || !p.IsSingleIP() {
+					ranges[fmt.Sprintf("%s/%s from %s", d.Name, d.Name.Protocol, p)] = struct{}{}
 				}
 			}
-			if to == nil {
-				to = append(to, d.Empty[set].String())
-			}
-			lines = append(lines, fmt.Sprintf("%s/%s %s affinity=%d -> %s", f.Addr, d.Name.Protocol, d.Name, int(d.Affinity.Seconds()), strings.Join(to, " ")))
+		}
+		for line := range ranges {
+			lines = append(lines, line)
 		}
 	}
 	slices.Sort(lines)
-	return strings.Join(lines, "\n")
+	return strings.Join(slices.Compact(lines), "\n")
 }
 
 // check compares the books of the writer with the tables.
@@ -453,7 +483,7 @@ func TestAuditRepairs(t *testing.T) {
 			key.Port++
 			entries[key] = value
 		case 2:
-			value.Set += 2
+			value.Flags ^= routeLocal
 			entries[key] = value
 			changed = key
 		}

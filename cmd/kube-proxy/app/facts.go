@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/nodefacts"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/uplinks"
 )
 
 // facts is what this process finds out about its node.
@@ -19,6 +20,7 @@ type facts struct {
 	settings     *nodefacts.Settings
 	addresses    nodefacts.Addresses
 	serviceCIDRs nodefacts.ServiceCIDRs
+	uplinks      *uplinks.Watcher
 	known        proxier.Facts // when the proxier starts
 	nodeIP       atomic.Bool   // the node has an address of its own
 }
@@ -37,6 +39,7 @@ func (f *facts) start(ctx context.Context) {
 	}
 	f.known = f.settings.Facts()
 	f.nodeIP.Store(nodefacts.KnowsNodeIP(&f.known))
+	f.uplinks.SetNodeIPs(f.known.NodeIPs[:])
 	var err error
 	if f.known.LocalAddrs, err = f.addresses.List(); err != nil {
 		logger.Error(err, "Cannot list the addresses of this node; NodePorts are not served until that works")
@@ -47,6 +50,7 @@ func (f *facts) start(ctx context.Context) {
 func (f *facts) fromNode(node *v1.Node, known *proxier.Facts) {
 	f.settings.FromNode(node, known)
 	f.nodeIP.Store(nodefacts.KnowsNodeIP(known))
+	f.uplinks.SetNodeIPs(known.NodeIPs[:])
 }
 
 // check is called when the Node is known, or took too long.

@@ -29,6 +29,7 @@ import (
 	"github.com/tandem-proxy/tandem/problems"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/uplinks"
 )
 
 // component names this process in Events, as upstream's does.
@@ -88,6 +89,7 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	if p.facts.settings, err = nodefacts.New(c, o.gate); err != nil {
 		return nil, err
 	}
+	p.facts.uplinks = uplinks.New(uplinks.Options{Names: c.Tandem.EBPF.Devices})
 	p.metrics = metrics.New(p.families)
 	if c.Tandem.Manifests != "" {
 		if err := manifests.Check(c.Tandem.Manifests); err != nil {
@@ -230,6 +232,7 @@ func (p *proxy) program(ctx context.Context) error {
 	}), p.facts.serviceCIDRs.FeedTo(px.UpdateFacts))
 	group.Go(func() error { return from.Run(ctx) })
 	group.Go(func() error { p.facts.follow(ctx, px); return nil })
+	group.Go(func() error { p.followUplinks(ctx, tier); return nil })
 	group.Go(func() error { tier.Run(ctx); return nil })
 	group.Go(func() error {
 		p.health.Start()
@@ -254,13 +257,24 @@ func (p *proxy) openTier(ctx context.Context) (*ebpf.Tier, error) {
 		// that use it might not load, and without it they always do.
 		NoSetRetval:   !p.report.Has(capabilities.SetRetval),
 		NoGetpeername: !p.report.Has(capabilities.Getpeername4) || !p.report.Has(capabilities.Getpeername6),
+		NoFIBSource:   !p.report.Has(capabilities.FIBSource),
 		ProcRoot:      e.ProcRoot, Reporter: p.problems,
+		ProtectNodePorts: *e.ProtectNodePorts, Timeouts: p.opts.Config.FlowTimeouts(),
+	}
+	var err error
+	if opts.NodePortRange, err = config.ParsePortRange(e.NodePortRange); err != nil {
+		return nil, err // validated before
+	}
+	p.choosePackets(logger, &opts)
+	if *e.ReserveNodePorts {
+		if err := reserveNodePorts(logger, opts.NodePortRange); err != nil {
+			logger.Error(err, "Cannot keep connections of this host from getting NodePorts as their source ports", "nodePortRange", opts.NodePortRange)
+		}
 	}
 	for waited := false; ; waited = true {
 		tier, err := ebpf.Open(ctx, opts)
 		if err == nil {
 			logger.Info("Opened the fast path", "cgroupRoot", p.cgroup, "adopted", tier.Adopted())
-			logger.Info("This mode carries ClusterIPs alone so far: NodePorts, external and load balancer IPs are decided, and not served")
 			return tier, nil
 		}
 		if !errors.Is(err, ebpf.ErrBusy) {

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef TANDEM_CLOCK_H
+#define TANDEM_CLOCK_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#define NSEC_PER_SEC 1000000000ULL
+
+/* Seconds of CLOCK_MONOTONIC, as of the last tick (Linux 5.11). */
+static __always_inline __u32 now_s(void)
+{
+	return bpf_ktime_get_coarse_ns() / NSEC_PER_SEC;
+}
+
+#endif

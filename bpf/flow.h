@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef TANDEM_FLOW_H
+#define TANDEM_FLOW_H
+
+#include <linux/bpf.h>
+#include <linux/errno.h>
+#include <linux/in.h>
+#include <stdbool.h>
+#include <bpf/bpf_helpers.h>
+
+#include "clock.h"
+#include "flow_maps.h"
+#include "packet.h"
+#include "tc_config.h"
+
+/* A function that the verifier looks at once, and not wherever it is called. */
+#define GLOBAL __attribute__((noinline))
+
+/* What a packet found. The record may change hands meanwhile: what is needed
+ * of it is copied, and its life was the same before and after. */
+struct flow_hit {
+	struct flow *flow;
+	__u64 life;
+	__u32 flags;
+	__u32 id;
+	__u32 reply; /* 0 or 1 */
+	struct flow_key to; /* what the packet becomes */
+};
+
+static __always_inline __u64 life_of(__u32 generation, enum flow_stage stage)
+{
+	return (__u64)generation << 32 | stage;
+}
+
+static __always_inline __u32 stage_of(__u64 life)
+{
+	return life & 0xff;
+}
+
+static __always_inline __u64 flow_word(__u32 id, __u32 generation)
+{
+	return (__u64)generation << 32 | id;
+}
+
+static __always_inline bool same_key(const struct flow_key *a,
+				     const struct flow_key *b)
+{
+	return same_addr(a->src, b->src) && same_addr(a->dst, b->dst) &&
+	       a->sport == b->sport && a->dport == b->dport &&
+	       a->proto == b->proto;
+}
+
+static __always_inline void turn_around(struct flow_key *to,
+					const struct flow_key *from)
+{
+	copy_addr(to->src, from->dst);
+	copy_addr(to->dst, from->src);
+	to->sport = from->dport;
+	to->dport = from->sport;
+	to->proto = from->proto;
+	to->pad[0] = to->pad[1] = to->pad[2] = 0;
+}
+
+static __always_inline __u64 *flow_counter(enum flow_count which)
+{
+	__u32 index = which;
+	struct flow_counter *c = bpf_map_lookup_elem(&tdm_flow_count, &index);
+
+	return c ? &c->value : NULL;
+}
+
+static __always_inline struct flow *flow_of(__u32 id)
+{
+	return bpf_map_lookup_elem(&tdm_flow, &id);
+}
+
+/*
+ * Free ids are a ring. Whoever gives one takes the next place first and fills
+ * it then: one who takes it in between finds nothing there and loses the place.
+ * User space finds ids that got lost that way.
+ */
+static __always_inline void flow_give(__u32 id)
+{
+	__u64 *given = flow_counter(FLOW_GIVEN);
+	__u64 *place;
+	__u32 index;
+
+	if (!given)
+		return;
+	index = __sync_fetch_and_add(given, 1) & (max_flows - 1);
+	place = bpf_map_lookup_elem(&tdm_flow_free, &index);
+	if (place)
+		*(volatile __u64 *)place = id;
+}
+
+#define TAKE_ATTEMPTS 4
+
+/* A free id, or 0. */
+static __always_inline __u32 flow_take(void)
+{
+	__u64 *taken = flow_counter(FLOW_TAKEN);
+	__u64 *given = flow_counter(FLOW_GIVEN);
+
+	if (!taken || !given)
+		return 0;
+	for (int i = 0; i < TAKE_ATTEMPTS; i++) {
+		__u64 next = *(volatile __u64 *)taken;
+		__u32 index = next & (max_flows - 1);
+		__u64 *place;
+
+		if (next == *(volatile __u64 *)given)
+			return 0;
+		if (__sync_val_compare_and_swap(taken, next, next + 1) != next)
+			continue;
+		place = bpf_map_lookup_elem(&tdm_flow_free, &index);
+		if (place)
+			return __sync_lock_test_and_set(place, 0);
+	}
+	return 0;
+}
+
+/* Ends a flow that this CPU has claimed. */
+static __always_inline void flow_bury(__u32 id, struct flow *f,
+				      __u32 generation)
+{
+	if (f->flags & FLOW_INDEXED) {
+		bpf_map_delete_elem(&tdm_flow_key, &f->request);
+		bpf_map_delete_elem(&tdm_flow_key, &f->reply);
+	}
+	*(volatile __u64 *)&f->life = life_of(generation, FLOW_FREE);
+	flow_give(id);
+}
+
+/*
+ * The young stand in a ring, in the order of their birth. Whoever gets the
+ * place of one that is still young ends it: so those who never get anywhere
+ * push out each other, and nobody else.
+ */
+GLOBAL int flow_make_room(__u64 word)
+{
+	__u64 *born = flow_counter(FLOW_BORN);
+	__u32 index, id;
+	struct flow *f;
+	__u64 *place;
+	__u64 old;
+
+	if (!born)
+		return 0;
+	index = __sync_fetch_and_add(born, 1) & (max_young - 1);
+	place = bpf_map_lookup_elem(&tdm_flow_young, &index);
+	if (!place)
+		return 0;
+	old = __sync_lock_test_and_set(place, word);
+	id = old;
+	if (!id)
+		return 0;
+	f = flow_of(id);
+	if (!f || __sync_val_compare_and_swap(
+			  &f->life, life_of(old >> 32, FLOW_YOUNG),
+			  life_of(old >> 32, FLOW_CLAIMED)) !=
+			  life_of(old >> 32, FLOW_YOUNG))
+		return 0;
+	flow_bury(id, f, old >> 32);
+	return 0;
+}
+
+/* Finds the flow of a packet that is as it arrived. */
+static __always_inline bool flow_find(const struct flow_key *key,
+				      struct flow_hit *hit)
+{
+	const __u64 *word = bpf_map_lookup_elem(&tdm_flow_key, key);
+	struct flow *f;
+	__u64 found;
+
+	if (!word)
+		return false;
+	found = *(volatile __u64 *)word;
+	hit->id = found;
+	f = flow_of(hit->id);
+	if (!f)
+		return false;
+	hit->flow = f;
+	hit->life = *(volatile __u64 *)&f->life;
+	if (hit->life >> 32 != found >> 32 || stage_of(hit->life) < FLOW_NEW)
+		return false;
+	barrier();
+	hit->flags = f->flags;
+	if (same_key(&f->request, key)) {
+		hit->reply = 0;
+		turn_around(&hit->to, &f->reply);
+	} else if (same_key(&f->reply, key)) {
+		hit->reply = 1;
+		turn_around(&hit->to, &f->request);
+	} else {
+		return false;
+	}
+	barrier();
+	return *(volatile __u64 *)&f->life >> 32 == found >> 32;
+}
+
+static __always_inline __u64 *kept_counter(__u8 proto, __u64 *most)
+{
+	*most = proto == IPPROTO_TCP ? max_kept_tcp : max_kept_udp;
+	return flow_counter(proto == IPPROTO_TCP ? FLOW_KEPT_TCP :
+						   FLOW_KEPT_UDP);
+}
+
+/* The young one is no longer pushed out, if there is room. */
+GLOBAL int flow_keep(__u32 id, __u64 life, __u8 proto)
+{
+	__u64 young = life_of(life >> 32, FLOW_YOUNG);
+	__u64 most, *kept = kept_counter(proto, &most);
+	struct flow *f = flow_of(id);
+
+	if (!kept || !f)
+		return 0;
+	if (__sync_fetch_and_add(kept, 1) >= most ||
+	    __sync_val_compare_and_swap(&f->life, young,
+					life_of(life >> 32, FLOW_KEPT)) != young)
+		__sync_fetch_and_add(kept, -1);
+	return 0;
+}
+
+/* One that is over may be pushed out again. */
+GLOBAL int flow_release(__u32 id, __u64 life, __u8 proto)
+{
+	__u64 kept_life = life_of(life >> 32, FLOW_KEPT);
+	__u64 most, *kept = kept_counter(proto, &most);
+	struct flow *f = flow_of(id);
+
+	if (!f || __sync_val_compare_and_swap(&f->life, kept_life,
+					      life_of(life >> 32,
+						      FLOW_YOUNG)) != kept_life)
+		return 0;
+	if (kept)
+		__sync_fetch_and_add(kept, -1);
+	return flow_make_room(flow_word(id, life >> 32));
+}
+
+/* Ends a flow whose client begins anew. */
+GLOBAL int flow_end(__u32 id, __u64 life)
+{
+	__u64 claimed = life_of(life >> 32, FLOW_CLAIMED);
+	__u64 young = life_of(life >> 32, FLOW_YOUNG);
+	__u64 kept_life = life_of(life >> 32, FLOW_KEPT);
+	struct flow *f = flow_of(id);
+	__u64 most, *kept;
+
+	if (!f)
+		return 0;
+	if (__sync_val_compare_and_swap(&f->life, young, claimed) == young) {
+		flow_bury(id, f, life >> 32);
+	} else if (__sync_val_compare_and_swap(&f->life, kept_life, claimed) ==
+		   kept_life) {
+		kept = kept_counter(f->request.proto, &most);
+		if (kept)
+			__sync_fetch_and_add(kept, -1);
+		flow_bury(id, f, life >> 32);
+	}
+	return 0;
+}
+
+/* Accounts for a packet of a flow, and for what it means to the flow. */
+static __always_inline void flow_account(const struct flow_hit *hit,
+					 const struct packet *p, __u32 len)
+{
+	struct flow *f = hit->flow;
+	__u32 flags = 0, all, now = now_s();
+	__u32 way = hit->reply & 1; /* the verifier wants it said */
+
+	if (f->seen != now)
+		f->seen = now;
+	__sync_fetch_and_add(&f->packets[way], 1);
+	__sync_fetch_and_add(&f->bytes[way], len);
+
+	if (hit->reply)
+		flags |= FLOW_REPLIED;
+	if (p->key.proto == IPPROTO_TCP && p->fragment != LATER_FRAGMENT) {
+		if (p->tcp_flags & TCP_FIN)
+			flags |= hit->reply ? FLOW_FIN_REPLY : FLOW_FIN_REQUEST;
+		if (p->tcp_flags & TCP_RST)
+			flags |= FLOW_CLOSED;
+		if (!hit->reply && hit->flags & FLOW_REPLIED &&
+		    (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_ACK)
+			flags |= FLOW_ESTABLISHED;
+	} else if (hit->flags & FLOW_REPLIED) {
+		flags |= FLOW_ESTABLISHED;
+	}
+	all = hit->flags | flags;
+	if ((all & (FLOW_FIN_REQUEST | FLOW_FIN_REPLY)) ==
+	    (FLOW_FIN_REQUEST | FLOW_FIN_REPLY))
+		flags |= FLOW_CLOSED;
+	flags &= ~hit->flags;
+	if (!flags)
+		return;
+	__sync_fetch_and_or(&f->flags, flags);
+	if (flags & FLOW_CLOSED)
+		flow_release(hit->id, hit->life, p->key.proto);
+	else if (flags & FLOW_ESTABLISHED && !(all & FLOW_CLOSED))
+		flow_keep(hit->id, hit->life, p->key.proto);
+}
+
+enum flow_created {
+	FLOW_MADE,
+	FLOW_NO_ROOM,	/* no id, or the kernel has no memory */
+	FLOW_PORT_USED, /* another flow has that reply key: try another port */
+	FLOW_OUTRUN,	/* another CPU made this very flow */
+};
+
+/* Whether a key leads to a flow that has it. */
+static __always_inline bool key_is_live(const struct flow_key *key)
+{
+	const __u64 *word = bpf_map_lookup_elem(&tdm_flow_key, key);
+	struct flow *f;
+	__u64 life;
+
+	if (!word)
+		return false;
+	f = flow_of((__u32)*word);
+	if (!f)
+		return false;
+	life = *(volatile __u64 *)&f->life;
+	return life >> 32 == *word >> 32 && stage_of(life) != FLOW_FREE &&
+	       (same_key(&f->request, key) || same_key(&f->reply, key));
+}
+
+static __always_inline long key_insert(const struct flow_key *key, __u64 word)
+{
+	long err = bpf_map_update_elem(&tdm_flow_key, key, &word, BPF_NOEXIST);
+
+	if (err == -EEXIST && !key_is_live(key))
+		err = bpf_map_update_elem(&tdm_flow_key, key, &word, BPF_ANY);
+	return err;
+}
+
+#endif

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef TANDEM_FLOW_MAPS_H
+#define TANDEM_FLOW_MAPS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "flow_types.h"
+
+/* Layout and sizes as in lb_maps.h. */
+
+/* flow id -> the flow; id 0 is none */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct flow);
+	__uint(max_entries, 1 << 18);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_flow SEC(".maps");
+
+/* packet -> flow id and generation */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct flow_key);
+	__type(value, __u64);
+	__uint(max_entries, 1 << 19);
+} tdm_flow_key SEC(".maps");
+
+/* a ring of ids that are free: from FLOW_TAKEN on, up to FLOW_GIVEN */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 1 << 18);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_flow_free SEC(".maps");
+
+/* a ring of young flows, ids and generations, in the order of their birth */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 1 << 16);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_flow_young SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct flow_counter);
+	__uint(max_entries, FLOW_COUNTS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_flow_count SEC(".maps");
+
+/* index of a device that clients and other nodes are behind -> 1 */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 256);
+} tdm_uplink SEC(".maps");
+
+#endif

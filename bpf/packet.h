@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef TANDEM_PACKET_H
+#define TANDEM_PACKET_H
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+#include <stdbool.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "addr.h"
+#include "flow_types.h"
+#include "lb_types.h"
+
+/* IPv6 extension headers that are walked; beyond, the packet goes up the
+ * stack. */
+#define MAX_EXTENSIONS 6
+
+#define IP_MF 0x2000
+#define IP_OFFSET 0x1fff
+
+enum fragment {
+	WHOLE,
+	FIRST_FRAGMENT,
+	LATER_FRAGMENT, /* has no ports */
+};
+
+enum tcp_flag {
+	TCP_FIN = 0x01,
+	TCP_SYN = 0x02,
+	TCP_RST = 0x04,
+	TCP_ACK = 0x10,
+};
+
+/* What a packet is about. ICMP has type and code where others have ports. */
+struct packet {
+	struct flow_key key;
+	__u32 frag_id;
+	__u32 mtu;
+	__u32 l3_len; /* from l3 on, without what pads the frame */
+	__u16 l3;
+	__u16 l4;
+	__u8 l4_len; /* of TCP, with options */
+	__u8 ttl;
+	__u8 tcp_flags;
+	__u8 fragment; /* enum fragment */
+	bool v6;
+};
+
+/*
+ * Headers are read by bpf_skb_load_bytes(), which reaches into what is not
+ * linear and needs no bounds of ours, for a few nanoseconds more than direct
+ * access takes.
+ */
+static __always_inline bool parse_ports(struct __sk_buff *skb, struct packet *p)
+{
+	struct tcphdr tcp;
+	__u8 icmp[2];
+	__be32 ports;
+
+	switch (p->key.proto) {
+	case IPPROTO_TCP:
+		if (bpf_skb_load_bytes(skb, p->l4, &tcp, sizeof(tcp)))
+			return false;
+		p->key.sport = tcp.source;
+		p->key.dport = tcp.dest;
+		p->tcp_flags = ((__u8 *)&tcp)[13];
+		p->l4_len = tcp.doff * 4;
+		return true;
+	case IPPROTO_UDP:
+		if (bpf_skb_load_bytes(skb, p->l4, &ports, sizeof(ports)))
+			return false;
+		p->key.sport = ((__be16 *)&ports)[0];
+		p->key.dport = ((__be16 *)&ports)[1];
+		return true;
+	case IPPROTO_ICMP:
+	case IPPROTO_ICMPV6:
+		if (bpf_skb_load_bytes(skb, p->l4, icmp, sizeof(icmp)))
+			return false;
+		p->key.sport = icmp[0];
+		p->key.dport = icmp[1];
+		return true;
+	}
+	return false;
+}
+
+static __always_inline bool parse_v4(struct __sk_buff *skb, struct packet *p)
+{
+	struct iphdr ip;
+	__u16 offset;
+
+	if (bpf_skb_load_bytes(skb, p->l3, &ip, sizeof(ip)))
+		return false;
+	if (ip.version != 4 || ip.ihl < 5 || ip.protocol == IPPROTO_ICMPV6)
+		return false;
+	set_v4(p->key.src, ip.saddr);
+	set_v4(p->key.dst, ip.daddr);
+	p->key.proto = ip.protocol;
+	p->l3_len = bpf_ntohs(ip.tot_len);
+	p->l4 = p->l3 + ip.ihl * 4;
+	p->ttl = ip.ttl;
+	offset = bpf_ntohs(ip.frag_off);
+	if (offset & (IP_MF | IP_OFFSET)) {
+		p->fragment = offset & IP_OFFSET ? LATER_FRAGMENT :
+						   FIRST_FRAGMENT;
+		p->frag_id = ip.id;
+	}
+	return true;
+}
+
+static __always_inline bool parse_v6(struct __sk_buff *skb, struct packet *p)
+{
+	struct ipv6hdr ip;
+	__u8 next, head[8];
+
+	if (bpf_skb_load_bytes(skb, p->l3, &ip, sizeof(ip)))
+		return false;
+	if (ip.version != 6)
+		return false;
+	__builtin_memcpy(p->key.src, &ip.saddr, sizeof(p->key.src));
+	__builtin_memcpy(p->key.dst, &ip.daddr, sizeof(p->key.dst));
+	/* On the wire these are nobody's, and here they would be IPv4's. */
+	if (is_v4(p->key.src) || is_v4(p->key.dst))
+		return false;
+	p->v6 = true;
+	p->l3_len = sizeof(ip) + bpf_ntohs(ip.payload_len);
+	p->ttl = ip.hop_limit;
+	p->l4 = p->l3 + sizeof(ip);
+	next = ip.nexthdr;
+	for (int i = 0; i <= MAX_EXTENSIONS; i++) {
+		switch (next) {
+		case IPPROTO_TCP:
+		case IPPROTO_UDP:
+		case IPPROTO_ICMPV6:
+			p->key.proto = next;
+			return true;
+		case IPPROTO_HOPOPTS:
+		case IPPROTO_ROUTING:
+		case IPPROTO_DSTOPTS:
+		case IPPROTO_FRAGMENT:
+		case IPPROTO_AH:
+			break;
+		default:
+			return false;
+		}
+		if (i == MAX_EXTENSIONS ||
+		    bpf_skb_load_bytes(skb, p->l4, head, sizeof(head)))
+			return false;
+		if (next == IPPROTO_FRAGMENT) {
+			__u16 offset = head[2] << 8 | head[3];
+
+			if (offset & ~7)
+				p->fragment = LATER_FRAGMENT;
+			else if (offset & 1)
+				p->fragment = FIRST_FRAGMENT;
+			__builtin_memcpy(&p->frag_id, &head[4], sizeof(p->frag_id));
+			p->l4 += sizeof(head);
+			if (p->fragment == LATER_FRAGMENT) {
+				/* What follows is in the first one. */
+				p->key.proto = head[0];
+				return true;
+			}
+		} else if (next == IPPROTO_AH) {
+			p->l4 += (head[1] + 2) * 4;
+		} else {
+			p->l4 += (head[1] + 1) * 8;
+		}
+		next = head[0];
+	}
+	return false;
+}
+
+/* Parses addresses and ports from p->l3 on; false for what is not ours. */
+static __always_inline bool parse(struct __sk_buff *skb, __be16 ethertype,
+				  struct packet *p)
+{
+	if (ethertype == bpf_htons(ETH_P_IP)) {
+		if (!parse_v4(skb, p))
+			return false;
+	} else if (ethertype == bpf_htons(ETH_P_IPV6)) {
+		if (!parse_v6(skb, p))
+			return false;
+	} else {
+		return false;
+	}
+	/* Super-packets may be longer than the field can say. */
+	if (skb->gso_size)
+		p->l3_len = skb->len - p->l3;
+	else if (p->l3_len > skb->len - p->l3)
+		return false;
+	return p->fragment == LATER_FRAGMENT || parse_ports(skb, p);
+}
+
+#endif

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef TANDEM_REASONS_H
+#define TANDEM_REASONS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+/* What became of a packet; proxier/ebpf/reasons.go has the words. */
+enum reason {
+	FORWARD_LOCAL,	/* to a backend on this node */
+	FORWARD_REMOTE, /* to a backend elsewhere */
+	FORWARD_REPLY,
+	FORWARD_ICMP,	/* errors about packets of these */
+	REJECT,		/* no backend */
+	REJECT_NO_PORT, /* all source ports towards that backend are used */
+	ERROR_TTL,	/* told the sender */
+	ERROR_TOO_BIG,
+	DROP_POLICY,	   /* a Local policy, and nobody here */
+	DROP_SOURCE_RANGE, /* loadBalancerSourceRanges */
+	DROP_NO_FLOW,	   /* no room for another flow */
+	DROP_RACED,	   /* tables changed faster than they could be read */
+	DROP_REWRITE, /* the kernel could not make the packet writable */
+	PASS_NO_ROUTE,
+	PASS_RST, /* a reset of no known connection */
+	REASONS,
+};
+
+/* reason -> packets */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, REASONS);
+} tdm_reason SEC(".maps");
+
+static __always_inline void count_reason(enum reason reason)
+{
+	__u32 index = reason;
+	__u64 *n = bpf_map_lookup_elem(&tdm_reason, &index);
+
+	if (n)
+		*n += 1;
+}
+
+#endif

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/tc"
+	"github.com/tandem-proxy/tandem/uplinks"
+)
+
+// neededForPackets are what the packet programs cannot do without.
+var neededForPackets = []capabilities.Feature{capabilities.RedirectNeigh, capabilities.FIBLookup, capabilities.KtimeCoarse}
+
+// choosePackets finds out how packets can be translated here, if at all.
+func (p *proxy) choosePackets(logger klog.Logger, opts *ebpf.Options) {
+	var missing []string
+	for _, f := range neededForPackets {
+		if !p.report.Has(f) {
+			missing = append(missing, string(f))
+		}
+	}
+	switch {
+	case p.report.Has(capabilities.TCX):
+		opts.TC = tc.TCX
+	case p.report.Has(capabilities.Clsact):
+		opts.TC = tc.Clsact
+	default:
+		missing = append(missing, string(capabilities.TCX)+" or "+string(capabilities.Clsact))
+	}
+	if len(missing) > 0 {
+		opts.NoPackets = true
+		logger.Info("This kernel cannot translate packets; clients outside this node are not served", "missing", missing)
+	}
+}
+
+// followUplinks has the tier serve on the devices that node traffic comes in
+// by, until ctx is done.
+func (p *proxy) followUplinks(ctx context.Context, tier *ebpf.Tier) {
+	logger := klog.FromContext(ctx)
+	p.facts.uplinks.Watch(ctx, func(u uplinks.Uplinks) {
+		if len(u.Unmatched) > 0 {
+			logger.Info("No device has a name as --ebpf-devices has it", "names", u.Unmatched)
+		}
+		if len(u.Devices) == 0 {
+			logger.Info("No device is found by which traffic for this node comes in; --ebpf-devices can name them")
+		}
+		if err := tier.SetUplinks(u.Devices); err != nil {
+			logger.Error(err, "Some devices are not served; trying again with the next full sync")
+			return
+		}
+		logger.Info("Serving clients outside by these devices", "devices", deviceTexts(u.Devices))
+	})
+}
+
+func deviceTexts(list []uplinks.Device) []string {
+	texts := make([]string, len(list))
+	for i, d := range list {
+		texts[i] = d.String()
+	}
+	return texts
+}
+
+// reservedPorts is a sysctl of the network namespace.
+const reservedPorts = "/proc/sys/net/ipv4/ip_local_reserved_ports"
+
+// reserveNodePorts adds the range to the ports that the kernel does not give
+// out, if it would.
+func reserveNodePorts(logger klog.Logger, nodePorts ebpf.PortRange) error {
+	ephemeral, err := ebpf.EphemeralPorts()
+	if err != nil || !ephemeral.Overlaps(nodePorts) {
+		return err
+	}
+	text, err := os.ReadFile(reservedPorts)
+	if err != nil {
+		return fmt.Errorf("read reserved ports: %w", err)
+	}
+	list := strings.FieldsFunc(string(text), func(r rune) bool { return r == ',' || r == '\n' })
+	if slices.Contains(list, nodePorts.String()) {
+		return nil
+	}
+	if err := os.WriteFile(reservedPorts, []byte(strings.Join(append(list, nodePorts.String()), ",")), 0o644); err != nil {
+		return fmt.Errorf("write reserved ports: %w", err)
+	}
+	logger.Info("Reserved NodePorts, which the kernel would give out otherwise (--ebpf-reserve-node-ports)", "nodePortRange", nodePorts, "ephemeral", ephemeral)
+	return nil
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// FlowTimeouts say how long a flow without packets is remembered. Zero is the
+// default.
+type FlowTimeouts struct {
+	// TCP: established connections; those of which one side closed its half;
+	// those that never got as far; and those that are over.
+	Established, CloseWait, Opening, Closed time.Duration
+	// UDP: flows with packets both ways, and of one way alone.
+	UDPStream, UDP time.Duration
+}
+
+// DefaultFlowTimeouts are those of netfilter's conntrack, as kube-proxy sets
+// them, but for connections that are over: what still arrives of them is
+// answered by either end.
+func DefaultFlowTimeouts() FlowTimeouts {
+	return FlowTimeouts{
+		Established: 24 * time.Hour, CloseWait: time.Hour, Opening: time.Minute, Closed: 10 * time.Second,
+		UDPStream: 2 * time.Minute, UDP: 30 * time.Second,
+	}
+}
+
+func (t FlowTimeouts) orDefaults() FlowTimeouts {
+	d := DefaultFlowTimeouts()
+	for _, f := range []struct{ at, d *time.Duration }{
+		{&t.Established, &d.Established}, {&t.CloseWait, &d.CloseWait}, {&t.Opening, &d.Opening}, {&t.Closed, &d.Closed},
+		{&t.UDPStream, &d.UDPStream}, {&t.UDP, &d.UDP},
+	} {
+		if *f.at <= 0 {
+			*f.at = *f.d
+		}
+	}
+	return t
+}
+
+// of a flow with these flags.
+func (t *FlowTimeouts) of(protocol proxier.Protocol, flags uint32) time.Duration {
+	switch {
+	case protocol != proxier.TCP && flags&flowReplied != 0:
+		return t.UDPStream
+	case protocol != proxier.TCP:
+		return t.UDP
+	case flags&flowClosed != 0:
+		return t.Closed
+	case flags&(flowFinRequest|flowFinReply) != 0:
+		return t.CloseWait
+	case flags&flowEstablished != 0:
+		return t.Established
+	}
+	return t.Opening
+}
+
+// gcInterval is the time between two looks at all flows, gcPause that between
+// two windows: a look at 262,144 flows takes some milliseconds of a CPU.
+const (
+	gcInterval = 5 * time.Second
+	gcPause    = time.Millisecond
+)
+
+// collect ends flows whose time is up until ctx is done.
+func (t *flowTable) collect(ctx context.Context, timeouts FlowTimeouts) {
+	logger := klog.FromContext(ctx)
+	ticker := time.NewTicker(gcInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if t.used() == 0 {
+			continue
+		}
+		if _, err := t.sweep(ctx, &timeouts, monotonicSeconds()); err != nil {
+			logger.Error(err, "Cannot end flows whose time is up; trying again", "interval", gcInterval)
+		}
+	}
+}
+
+// sweep looks at all flows once, and returns how many it ended.
+func (t *flowTable) sweep(ctx context.Context, timeouts *FlowTimeouts, now uint32) (ended int, err error) {
+	var ids []uint32
+	var keys []flowKey
+	err = t.each(func(first int, list []flowEntry) error {
+		ids, keys = ids[:0], keys[:0]
+		for i := range list {
+			f := &list[i]
+			if !t.claim(f, timeouts, now) {
+				continue
+			}
+			ids = append(ids, uint32(first+i))
+			if f.Flags&flowIndexed != 0 {
+				keys = append(keys, f.Request, f.Reply)
+			}
+		}
+		if err := t.deleteKeys(keys); err != nil {
+			return err // what is claimed is found again as lost
+		}
+		for _, id := range ids {
+			f := &list[int(id)-first]
+			atomic.StoreUint64(&f.Life, f.Life&^0xff)
+			t.give(id)
+		}
+		ended += len(ids)
+		if first+len(list) < int(t.flows.MaxEntries()) {
+			pause(ctx, gcPause)
+		}
+		return ctx.Err()
+	})
+	return ended, err
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// claim takes a flow whose time is up, so that nobody else ends it.
+func (t *flowTable) claim(f *flowEntry, timeouts *FlowTimeouts, now uint32) bool {
+	life := atomic.LoadUint64(&f.Life)
+	if stageOf(life) < flowYoung || !isUp(f, timeouts, now) {
+		return false
+	}
+	claimed := lifeOf(uint32(life>>32), flowClaimed)
+	if !atomic.CompareAndSwapUint64(&f.Life, life, claimed) {
+		return false
+	}
+	if !isUp(f, timeouts, now) { // a packet came in between
+		atomic.StoreUint64(&f.Life, life)
+		return false
+	}
+	if stageOf(life) == flowKept {
+		kept := flowKeptUDP
+		if proxier.Protocol(f.Request.Proto) == proxier.TCP {
+			kept = flowKeptTCP
+		}
+		atomic.AddUint64(&t.counts[kept].Value, ^uint64(0))
+	}
+	return true
+}
+
+func isUp(f *flowEntry, timeouts *FlowTimeouts, now uint32) bool {
+	limit := timeouts.of(proxier.Protocol(f.Request.Proto), atomic.LoadUint32(&f.Flags))
+	return int32(now-atomic.LoadUint32(&f.Seen)) > int32(limit/time.Second)
+}
+
+// monotonicSeconds is the clock of flow.seen.
+func monotonicSeconds() uint32 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now) // there is one
+	return uint32(now.Sec)
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// The flags of a frontendValue: enum lb_route and lb_frontend_flag of
+// bpf/lb_types.h.
+const (
+	routeLocal      = 1 << 0
+	routeMasquerade = 1 << 1
+	routeAnySource  = 1 << 2
+	routeBits       = 4
+
+	frontendFiltered  = 1 << 12
+	frontendSelf      = 1 << 13
+	frontendAllPods   = 1 << 14
+	frontendSomePods  = 1 << 15
+	frontendHost      = 1 << 16
+	frontendKindShift = 24
+)
+
+type frontendEntry struct {
+	key   frontendKey
+	value frontendValue
+}
+
+func keyOf(d *proxier.Decision, i int) frontendKey {
+	f := &d.Frontends[i]
+	key := frontendKey{Addr: bpfAddr(f.Addr.Addr()), Port: bpfPort(f.Addr.Port()), Proto: uint8(d.Name.Protocol), Scope: scopeAddress}
+	if f.Kind == proxier.NodePort {
+		key.Scope = scopeNode
+	}
+	return key
+}
+
+// served says whether a frontend is to be in the tables.
+func served(f *proxier.Frontend) bool { return f.Conflict == nil }
+
+// newFrontend is the entry of a frontend.
+func newFrontend(d *proxier.Decision, i int, service uint32) frontendEntry {
+	return makeFrontend(keyOf(d, i), frontendValue{
+		Service: service, Flags: frontendFlags(&d.Frontends[i]), Affinity: uint32(d.Affinity / time.Second),
+	})
+}
+
+func frontendFlags(f *proxier.Frontend) uint32 {
+	flags := uint32(f.Kind) << frontendKindShift
+	for origin, r := range f.Routes {
+		route := uint32(0)
+		if r.Set.Member() == proxier.InLocal {
+			route |= routeLocal
+		}
+		switch r.Source {
+		case proxier.Masquerade:
+			route |= routeMasquerade
+		case proxier.AnySource:
+			route |= routeAnySource
+		}
+		flags |= route << (origin * routeBits)
+	}
+	if !f.Filtered {
+		return flags
+	}
+	flags |= frontendFiltered
+	if slices.Contains(f.Ranges, ownPrefix(f)) {
+		flags |= frontendSelf
+	}
+	switch f.Pods {
+	case proxier.AdmitsAll:
+		flags |= frontendAllPods
+	case proxier.AdmitsSome:
+		flags |= frontendSomePods
+	}
+	if f.Host == proxier.AdmitsAll {
+		flags |= frontendHost
+	}
+	return flags
+}
+
+func ownPrefix(f *proxier.Frontend) netip.Prefix {
+	return netip.PrefixFrom(f.Addr.Addr(), f.Addr.Addr().BitLen())
+}
+
+// set is the id of the set that clients of that origin are led to.
+func (f *frontendEntry) set(origin proxier.Origin) uint32 {
+	family := proxier.FamilyOf(goAddr(f.key.Addr))
+	return f.value.Service*setsPerService + uint32(f.value.route(family, origin).Set)
+}
+
+// frontend is what an entry says, but for its ranges.
+func (f *frontendEntry) frontend() proxier.Frontend {
+	addr := goAddrPort(f.key.Addr, f.key.Port)
+	family := proxier.FamilyOf(addr.Addr())
+	out := proxier.Frontend{Addr: addr, Kind: proxier.Kind(f.value.Flags >> frontendKindShift), Filtered: f.value.Flags&frontendFiltered != 0}
+	for origin := range out.Routes {
+		out.Routes[origin] = f.value.route(family, proxier.Origin(origin))
+	}
+	return out
+}
+
+func (v *frontendValue) route(family proxier.Family, origin proxier.Origin) (r proxier.Route) {
+	bits := v.Flags >> (uint32(origin) * routeBits)
+	r.Set = proxier.V4Cluster
+	if family == proxier.IPv6 {
+		r.Set = proxier.V6Cluster
+	}
+	if bits&routeLocal != 0 {
+		r.Set++
+	}
+	switch {
+	case bits&routeMasquerade != 0:
+		r.Source = proxier.Masquerade
+	case bits&routeAnySource != 0:
+		r.Source = proxier.AnySource
+	}
+	return r
+}

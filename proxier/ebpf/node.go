@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// Flags of the map of local addresses: enum lb_local of bpf/lb_types.h.
+const (
+	localAddress   = 1 << 0
+	localNodePorts = 1 << 1
+)
+
+// syncNode brings what all frontends have in common into the tables.
+func (w *writer) syncNode(u proxier.Update) error {
+	if u.NodeRules != nil {
+		w.rules = u.NodeRules
+	}
+	if w.rules == nil || u.NodeRules == nil && !u.Full {
+		return nil
+	}
+	return errors.Join(w.syncLocals(), w.syncPrefixes())
+}
+
+// syncLocals compares with what is in the map, since that is small.
+func (w *writer) syncLocals() error {
+	want := map[[4]uint32]uint32{}
+	for _, a := range w.rules.LocalAddrs {
+		want[bpfAddr(a)] |= localAddress
+	}
+	for _, a := range w.rules.NodePortAddrs {
+		want[bpfAddr(a)] |= localAddress | localNodePorts
+	}
+	have := map[[4]uint32]uint32{}
+	if err := w.tables.locals.Dump(func(key [4]uint32, value uint32) { have[key] = value }); err != nil {
+		return fmt.Errorf("read the local addresses: %w", err)
+	}
+	defer func() { w.locals = have }()
+	for key := range maps.Clone(have) {
+		if has(want, key) {
+			continue
+		}
+		if err := w.tables.locals.Delete(key); err != nil {
+			return fmt.Errorf("delete local address %s: %w", goAddr(key), err)
+		}
+		delete(have, key)
+		w.writes++
+	}
+	for key, value := range want {
+		if old, ok := have[key]; ok && old == value {
+			continue
+		}
+		if err := w.tables.locals.Put(key, value); err != nil {
+			return fmt.Errorf("write local address %s: %w", goAddr(key), err)
+		}
+		have[key] = value
+		w.writes++
+	}
+	return nil
+}
+
+// syncPrefixes writes the element that is not read, and then has it read.
+func (w *writer) syncPrefixes() error {
+	var want nodeEntry
+	var errs []error
+	fill := func(name string, to []nodePrefix, n *uint32, from []netip.Prefix) {
+		if len(from) > len(to) {
+			errs = append(errs, fmt.Errorf("%d %s, and only %d have room", len(from), name, len(to)))
+			from = from[:len(to)]
+		}
+		for i, p := range from {
+			to[i] = bpfPrefix(p)
+		}
+		*n = uint32(len(from))
+	}
+	r := w.rules
+	var loopback []netip.Prefix
+	for family := range proxier.Families {
+		loopback = append(loopback, r.Loopback[family]...)
+	}
+	fill("prefixes of pods", want.Pods[:], &want.PodPrefixes, r.Pods.CIDRs)
+	fill("prefixes of loopback addresses", want.Loopback[:], &want.LoopbackPrefixes, loopback)
+	fill("prefixes of ServiceCIDRs", want.Unserved[:], &want.UnservedPrefixes, r.Unserved)
+	for family, to := range [...]*[4]uint32{&want.Addr4, &want.Addr6} {
+		if a := r.NodeIPs[family]; a.IsValid() {
+			*to = bpfAddr(a)
+		}
+	}
+	current := w.tables.meta.Node & 1
+	if w.tables.nodes[current] == want {
+		return errors.Join(errs...)
+	}
+	w.grace() // who reads the other one began before it was left
+	w.tables.nodes[1-current] = want
+	atomic.StoreUint32(&w.tables.meta.Node, 1-current)
+	w.writes++
+	return errors.Join(errs...)
+}
+
+func bpfPrefix(p netip.Prefix) nodePrefix {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	var mask [16]byte
+	for i := range bits {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return nodePrefix{Addr: bpfAddr(p.Addr()), Mask: bpfAddr(netip.AddrFrom16(mask))}
+}
+
+// unspecifiedOf is the unspecified address of the same family.
+func unspecifiedOf(a [4]uint32) [4]uint32 {
+	if goAddr(a).Is4() {
+		return bpfAddr(netip.IPv4Unspecified())
+	}
+	return bpfAddr(netip.IPv6Unspecified())
+}

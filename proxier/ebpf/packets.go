@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/tc"
+	"github.com/tandem-proxy/tandem/uplinks"
+)
+
+// role is which side of a device its clients are on: enum role of
+// bpf/tc_config.h.
+type role uint8
+
+const (
+	roleUplink role = iota
+	rolePod
+)
+
+// variant is what programs are loaded for: all else is alike on all devices.
+type variant struct {
+	role role
+	l3   bool // no Ethernet header
+}
+
+// directions and their programs.
+var packetHooks = [...]struct {
+	direction tc.Direction
+	program   string
+}{
+	{tc.Ingress, "tdm_in"},
+	{tc.Egress, "tdm_out"},
+}
+
+// packetPrograms are loaded programs in the order of packetHooks.
+type packetPrograms [len(packetHooks)]*ciliumebpf.Program
+
+func (p *packetPrograms) close() {
+	for _, program := range p {
+		program.Close()
+	}
+}
+
+// packets has the programs on devices.
+type packets struct {
+	maps   map[string]*ciliumebpf.Map // of all programs, by name; not its own
+	opts   *Options
+	snat   snatPool
+	loaded map[variant]*packetPrograms
+	// on are the devices that have our programs, by index.
+	on map[int]variant
+	// leaving are those of them that are no uplinks any more, and since when.
+	leaving map[int]time.Time
+	linger  time.Duration
+}
+
+// defaultLinger is how long a device is served that is no uplink any more: a
+// route that comes and goes must not cost connections.
+const defaultLinger = time.Minute
+
+func newPackets(maps map[string]*ciliumebpf.Map, opts *Options, snat snatPool) *packets {
+	return &packets{maps: maps, opts: opts, snat: snat, loaded: map[variant]*packetPrograms{}, on: map[int]variant{},
+		leaving: map[int]time.Time{}, linger: defaultLinger}
+}
+
+func (p *packets) close() {
+	for _, programs := range p.loaded {
+		programs.close()
+	}
+	p.loaded = nil
+}
+
+// programs loads what a variant needs.
+func (p *packets) programs(v variant) (*packetPrograms, error) {
+	if programs := p.loaded[v]; programs != nil {
+		return programs, nil
+	}
+	spec, err := packetSpec()
+	if err != nil {
+		return nil, err
+	}
+	l2 := uint8(14)
+	if v.l3 {
+		l2 = 0
+	}
+	for name, value := range map[string]any{
+		"role": uint8(v.role), "l2_len": l2,
+		"max_flows": p.maps["tdm_flow_free"].MaxEntries(), "max_young": p.maps["tdm_flow_young"].MaxEntries(),
+		"max_kept_tcp": uint64(p.opts.Sizes.TCPFlows), "max_kept_udp": uint64(p.opts.Sizes.UDPFlows),
+		"snat_ranges": p.snat.bpf(), "snat_ports": uint32(p.snat.usual), "snat_all_ports": uint32(p.snat.all),
+		"have_fib_source": boolByte(!p.opts.NoFIBSource), "have_loop": boolByte(!p.opts.NoLoop),
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	replacements := map[string]*ciliumebpf.Map{}
+	for name := range spec.Maps {
+		if m := p.maps[name]; m != nil {
+			replacements[name] = m
+			spec.Maps[name].MaxEntries = m.MaxEntries()
+		} else if isOurs(name) {
+			return nil, fmt.Errorf("map %s is missing", name)
+		}
+	}
+	collection, err := ciliumebpf.NewCollectionWithOptions(spec, ciliumebpf.CollectionOptions{MapReplacements: replacements})
+	if err != nil {
+		return nil, fmt.Errorf("load the packet programs: %w", err)
+	}
+	defer collection.Close()
+	programs := &packetPrograms{}
+	for i, h := range packetHooks {
+		programs[i] = collection.DetachProgram(h.program)
+		// By this one they are recognised, and not all of them use it.
+		if err := programs[i].BindMap(p.maps["tdm_meta"]); err != nil {
+			programs.close()
+			return nil, fmt.Errorf("bind tdm_meta to %s: %w", h.program, err)
+		}
+	}
+	p.loaded[v] = programs
+	return programs, nil
+}
+
+// packetSpec is the collection of the packet programs.
+func packetSpec() (*ciliumebpf.CollectionSpec, error) {
+	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_TcBytes))
+	if err != nil {
+		return nil, fmt.Errorf("read the packet programs in this binary: %w", err)
+	}
+	return spec, nil
+}
+
+// setUplinks has programs on these devices, and for a while on those that are
+// none any more. One that cannot be attached to holds up no other.
+func (p *packets) setUplinks(list []uplinks.Device) error {
+	var errs []error
+	want := map[int]struct{}{}
+	for _, d := range list {
+		want[d.Index] = struct{}{}
+		delete(p.leaving, d.Index)
+		v := variant{roleUplink, d.L3}
+		if there, ok := p.on[d.Index]; ok && there == v {
+			continue
+		}
+		// Known before the programs ask.
+		if err := p.maps["tdm_uplink"].Put(uint32(d.Index), uint32(1)); err != nil {
+			errs = append(errs, fmt.Errorf("write uplink %s: %w", d.Name, err))
+		}
+		if err := p.attach(d.Index, v); err != nil {
+			if !errors.Is(err, tc.ErrNoDevice) {
+				errs = append(errs, fmt.Errorf("device %s: %w", d.Name, err))
+			}
+			continue
+		}
+		p.on[d.Index] = v
+	}
+	for index, v := range p.on {
+		if v.role != roleUplink || has(want, index) {
+			continue
+		}
+		errs = append(errs, p.leave(index))
+	}
+	return errors.Join(errs...)
+}
+
+// leave takes the programs off a device that was an uplink, after a while.
+func (p *packets) leave(index int) error {
+	if _, err := net.InterfaceByIndex(index); err == nil {
+		since, leaving := p.leaving[index]
+		if !leaving {
+			p.leaving[index] = time.Now()
+		}
+		if p.linger > 0 && (!leaving || time.Since(since) < p.linger) {
+			return nil
+		}
+		if _, err := detachDevice(index); err != nil {
+			return err
+		}
+	}
+	delete(p.leaving, index)
+	delete(p.on, index)
+	if err := p.maps["tdm_uplink"].Delete(uint32(index)); err != nil && !errors.Is(err, ciliumebpf.ErrKeyNotExist) {
+		return fmt.Errorf("delete uplink %d: %w", index, err)
+	}
+	return nil
+}
+
+// audit puts back what somebody else took off a device.
+func (p *packets) audit(ctx context.Context) error {
+	var errs []error
+	for index, v := range p.on {
+		for _, h := range packetHooks {
+			found, err := tc.Find(index, h.direction, isOurProgram)
+			if err != nil || len(found) > 0 {
+				tc.Close(found)
+				if err != nil && !errors.Is(err, tc.ErrNoDevice) {
+					errs = append(errs, err)
+				}
+				continue
+			}
+			klog.FromContext(ctx).Info("Programs were taken off a device by somebody else; attaching them again", "ifindex", index, "direction", h.direction)
+			errs = append(errs, p.attach(index, v))
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// attach puts programs on a device, in place of any earlier ones of ours.
+// Replies first: a request that gets through without its reply being translated
+// would be worse than one that does not.
+func (p *packets) attach(device int, v variant) error {
+	programs, err := p.programs(v)
+	if err != nil {
+		return err
+	}
+	for i, h := range slices.Backward(packetHooks[:]) {
+		earlier, err := tc.Find(device, h.direction, isOurProgram)
+		if err != nil {
+			return err
+		}
+		err = tc.Attach(device, h.direction, p.opts.TC, programs[i], earlier)
+		tc.Close(earlier)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// detachDevice takes our programs off a device, and returns their names.
+func detachDevice(device int) (removed []string, err error) {
+	var errs []error
+	for _, h := range packetHooks {
+		found, err := tc.Find(device, h.direction, isOurProgram)
+		if err != nil {
+			if !errors.Is(err, tc.ErrNoDevice) {
+				errs = append(errs, err)
+			}
+			continue
+		}
+		for _, a := range found {
+			if err := tc.Detach(a); err != nil && !errors.Is(err, tc.ErrNoDevice) {
+				errs = append(errs, err)
+				continue
+			}
+			if info, err := a.Program.Info(); err == nil {
+				removed = append(removed, info.Name)
+			}
+		}
+		tc.Close(found)
+	}
+	return removed, errors.Join(errs...)
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"fmt"
+	"os"
+	"slices"
+)
+
+// PortRange is a range of ports, its ends included. The zero value is none.
+type PortRange struct{ First, Last uint16 }
+
+func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
+
+func (r PortRange) none() bool { return r.First == 0 }
+
+func (r PortRange) count() int {
+	if r.none() {
+		return 0
+	}
+	return int(r.Last) - int(r.First) + 1
+}
+
+// Overlaps says whether the ranges have a port in common.
+func (r PortRange) Overlaps(o PortRange) bool {
+	return !r.none() && !o.none() && r.First <= o.Last && o.First <= r.Last
+}
+
+// without cuts a range out of the others.
+func without(list []PortRange, cut PortRange) (left []PortRange) {
+	for _, r := range list {
+		if !r.Overlaps(cut) {
+			left = append(left, r)
+			continue
+		}
+		if r.First < cut.First {
+			left = append(left, PortRange{r.First, cut.First - 1})
+		}
+		if r.Last > cut.Last {
+			left = append(left, PortRange{cut.Last + 1, r.Last})
+		}
+	}
+	return left
+}
+
+// snatRanges is how many ranges the programs know: SNAT_RANGES of
+// bpf/tc_config.h.
+const snatRanges = 6
+
+// snatPool is where connections to remote backends get their source ports
+// from.
+type snatPool struct {
+	ranges [snatRanges]PortRange
+	// usual ports come first; the others are those that the kernel gives to
+	// connections of this host, and are asked when the usual ones are used up.
+	usual, all int
+}
+
+// newSNATPool has all ports from 1024 on but NodePorts.
+func newSNATPool(nodePorts, ephemeral PortRange) snatPool {
+	all := without([]PortRange{{1024, 65535}}, nodePorts)
+	usual := all
+	var spare []PortRange
+	if !ephemeral.none() {
+		usual = without(all, ephemeral)
+		spare = without([]PortRange{ephemeral}, nodePorts)
+		spare = slices.DeleteFunc(spare, func(r PortRange) bool { return r.First < 1024 })
+	}
+	if len(usual) == 0 {
+		usual, spare = spare, nil
+	}
+	var p snatPool
+	copy(p.ranges[:], slices.Concat(usual, spare))
+	for i, r := range p.ranges {
+		p.all += r.count()
+		if i < len(usual) {
+			p.usual += r.count()
+		}
+	}
+	return p
+}
+
+// bpfPortRange is struct port_range of bpf/tc_config.h.
+type bpfPortRange struct{ First, Count uint16 }
+
+func (p *snatPool) bpf() (list [snatRanges]bpfPortRange) {
+	for i, r := range p.ranges {
+		list[i] = bpfPortRange{r.First, uint16(r.count())}
+	}
+	return list
+}
+
+// EphemeralPorts is the range that the kernel gives out of, of the network
+// namespace of the calling thread.
+func EphemeralPorts() (r PortRange, err error) {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err != nil {
+		return r, fmt.Errorf("read the range of local ports: %w", err)
+	}
+	if _, err := fmt.Sscan(string(text), &r.First, &r.Last); err != nil {
+		return r, fmt.Errorf("read the range of local ports: %q: %w", text, err)
+	}
+	return r, nil
+}
