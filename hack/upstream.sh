@@ -1,0 +1,60 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Usage: upstream.sh [<output>]
+#
+# Builds Kubernetes' own kube-proxy, which benchmarks put beside ours, and prints where
+# it is: <output>, or a file below the user's cache, which is built only once. The tools
+# that it runs are seen to as well.
+#
+#	UPSTREAM_KUBE_PROXY=$(hack/upstream.sh) make bench BENCH=CRR
+#
+# The release is that of k8s.io/component-base in go.mod, or the newest before it with
+# the same minor number whose sources the module proxy has. KUBERNETES_VERSION=v1.36.4
+# takes that one and no other.
+set -euo pipefail
+output=${1:+$(realpath -m "$1")}
+cd "$(dirname "$0")/.."
+
+hack/need.sh iptables-restore=iptables nft=nftables || echo "It is built, but will not run here." >&2
+
+wanted=${KUBERNETES_VERSION:-$(sed -n 's/^\tk8s.io\/component-base v0\./v1./p' go.mod)}
+[[ $wanted =~ ^v1\.[0-9]+\.[0-9]+$ ]] || { echo "upstream.sh: $wanted is not a release" >&2 && exit 1; }
+
+# A module of its own: upstream must not get into ours, not even as a tool.
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+cd "$scratch"
+export GOWORK=off GOFLAGS=-mod=mod CGO_ENABLED=0
+
+release= # what go mod download says of one; it fails for one without sources
+field() { sed -n "s/^\t\"$1\": \"\(.*\)\",\?$/\1/p" <<<"$release"; }
+
+version=$wanted
+until release=$(go mod download -json "k8s.io/kubernetes@$version"); do
+	field Error >&2
+	patch=${version##*.}
+	[[ -z ${KUBERNETES_VERSION:-} && $patch != 0 ]] || exit 1
+	version=${version%.*}.$((patch - 1))
+done
+[[ $version == "$wanted" ]] || echo "There are no sources of $wanted; this is $version." >&2
+
+cached=${XDG_CACHE_HOME:-$HOME/.cache}/tandem/kube-proxy-$version
+if [[ -n $output || ! -x $cached ]]; then
+	echo "Building kube-proxy $version, which takes some minutes" >&2
+	# Upstream's own go.mod is of use in its repository alone: the modules that live
+	# there have no version in it.
+	go mod init upstream 2>/dev/null
+	go mod edit -go="$(sed -n 's/^go //p' "$(field GoMod)")" -require="k8s.io/kubernetes@$version"
+	sed -n 's/^\t\(k8s\.io\/[a-z-]*\) v0\.0\.0$/\1/p' "$(field GoMod)" | while read -r staging; do
+		go mod edit -replace="$staging=$staging@v0${version#v1}"
+	done
+	v=k8s.io/component-base/version
+	IFS=. read -r major minor _ <<<"${version#v}"
+	nice go build -trimpath -buildvcs=false -o "$scratch/kube-proxy" \
+		-ldflags="-s -w -X $v.gitVersion=$version -X $v.gitMajor=$major -X $v.gitMinor=$minor -X $v.gitTreeState=archive" \
+		k8s.io/kubernetes/cmd/kube-proxy >&2
+	mkdir -p "$(dirname "${output:=$cached}")"
+	mv "$scratch/kube-proxy" "$output"
+fi
+echo "${output:-$cached}"

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package crr
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	"k8s.io/component-base/cli"
+
+	"github.com/tandem-proxy/tandem/cmd/kube-proxy/app"
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
+)
+
+// asProxy makes a copy of the test program our kube-proxy.
+const asProxy = "TANDEM_TEST_AS_KUBE_PROXY"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProxy) != "" {
+		os.Exit(cli.Run(app.NewCommand()))
+	}
+	os.Exit(m.Run())
+}
+
+// ebpf is our kube-proxy. Packets from outside are not carried yet.
+var ebpf = &Proxy{
+	Binary: os.Args[0], Env: []string{asProxy + "=1"}, Mode: "ebpf",
+	Args:    func(n *lab.Node) []string { return []string{"--ebpf-cgroup-root=" + n.CgroupPath()} },
+	Carries: func(p Path) bool { return p == ClusterIPLocal },
+}
+
+// BenchmarkCRR puts upstream's modes and ours beside direct connections; an
+// iteration is a turn of all of them. What is reported is per connection, and
+// with half of the turns within ± of the ratio.
+func BenchmarkCRR(b *testing.B) {
+	binary, err := upstream.Binary()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "BenchmarkCRR is skipped:", err) // b.Skip prints nothing
+		b.Skip(err)
+	}
+	for _, services := range []int{10, 1000, 10000, 50000} {
+		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
+			variants := []Variant{Direct{}, Upstream(binary, "nftables"), ebpf}
+			// The time that iptables-restore takes grows with the square: a minute
+			// for 10,000 Services, and half an hour for 50,000.
+			if services <= 10000 {
+				variants = append(variants, Upstream(binary, "iptables"))
+			}
+			c := compare(b, services, variants...)
+			for path := range Paths {
+				b.Run(fmt.Sprintf("path=%s", path), func(b *testing.B) {
+					results, err := c.Path(path, b.N)
+					if err != nil {
+						b.Fatal(err)
+					}
+					for _, r := range results {
+						b.ReportMetric(float64(r.Cost.Nanoseconds())/1e3, r.Variant+"-µs")
+						if r.Variant != "direct" {
+							b.ReportMetric(r.Ratio, r.Variant+"/direct")
+							b.ReportMetric(r.Spread, r.Variant+"/direct-±")
+						}
+					}
+					b.ReportMetric(0, "ns/op")
+				})
+			}
+		})
+	}
+}
+
+func compare(tb testing.TB, services int, variants ...Variant) *Comparison {
+	tb.Helper()
+	c, err := Compare(context.Background(), func() (*lab.Lab, error) { return lab.NewT(tb), nil }, services, variants...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	return c
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package crr
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
+)
+
+// Variant is something to compare.
+type Variant interface {
+	Name() string
+	// Prepare gets a cluster ready. What it starts and leaves behind must not use
+	// the CPU afterwards.
+	Prepare(ctx context.Context, c *Cluster) error
+	// Targets are what clients dial on a path; none if the variant does not
+	// carry it.
+	Targets(c *Cluster, p Path) []netip.AddrPort
+}
+
+// Direct dials the pods themselves, on nodes without any proxy.
+type Direct struct{}
+
+// Name of the variant.
+func (Direct) Name() string { return "direct" }
+
+// Prepare does nothing.
+func (Direct) Prepare(context.Context, *Cluster) error { return nil }
+
+// Targets is the pod.
+func (Direct) Targets(c *Cluster, p Path) []netip.AddrPort { return []netip.AddrPort{c.Server(p)} }
+
+// Proxy is a kube-proxy, upstream's or one that is started like it.
+type Proxy struct {
+	Binary, Mode string
+	// Args are its flags on a node, Env its variables; may be nil.
+	Args func(*lab.Node) []string
+	Env  []string
+	// Carries says which paths it carries; nil for all.
+	Carries func(Path) bool
+}
+
+// Name is the mode.
+func (v *Proxy) Name() string { return v.Mode }
+
+// Prepare has everything programmed on all nodes. The processes are ended then, so
+// that their periodic syncs do not fall into somebody's slice: the kernel does
+// without them.
+func (v *Proxy) Prepare(ctx context.Context, c *Cluster) error {
+	for _, n := range c.Nodes {
+		opts := upstream.Options{Binary: v.Binary, Mode: v.Mode, Objects: c.Objects, Env: v.Env}
+		if v.Args != nil {
+			opts.Args = v.Args(n)
+		}
+		p, err := upstream.Start(ctx, n, opts)
+		if err != nil {
+			return err
+		}
+		if err := p.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Targets are the addresses of Services.
+func (v *Proxy) Targets(c *Cluster, p Path) []netip.AddrPort {
+	if v.Carries != nil && !v.Carries(p) {
+		return nil
+	}
+	return c.Services(p)
+}
+
+// Upstream is upstream's kube-proxy in one of its modes.
+func Upstream(binary, mode string) *Proxy {
+	return &Proxy{Binary: binary, Mode: mode, Args: func(*lab.Node) []string { return upstream.Flags }}
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package fakeapi is an API server for programs that watch one: it lists and
+// streams objects in JSON, as far as client-go's informers need it. It validates
+// nothing, and what clients write (Events) is accepted and forgotten.
+package fakeapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+// Object is what is served: a typed object, such as *v1.Service.
+type Object interface {
+	runtime.Object
+	metav1.Object
+}
+
+// API is an http.Handler.
+type API struct {
+	mu        sync.Mutex           // guards all fields below
+	changed   chan struct{}        // closed and replaced with every change
+	version   int                  // of the newest change
+	resources map[string]*resource // by URL path
+}
+
+// resource is a kind of objects, and all that happened to them.
+type resource struct {
+	kind    schema.GroupVersionKind
+	objects map[string]*object // by namespace and name
+	events  []event            // oldest first
+}
+
+// object is encoded once, and not looked at again but for selectors.
+type object struct {
+	labels labels.Set
+	fields fields.Set
+	text   json.RawMessage
+}
+
+// event is a change of an object. Whether a watch sees it as addition, change or
+// deletion is up to its selectors.
+type event struct {
+	version       int
+	before, after *object // nil for none
+	text          json.RawMessage
+}
+
+// New makes an API with those objects. Kinds that a kube-proxy watches can be
+// listed even if there are no objects of them.
+func New(objects ...Object) *API {
+	a := &API{changed: make(chan struct{}), version: 1, resources: map[string]*resource{}}
+	for _, o := range []Object{&v1.Service{}, &v1.Node{}, &discoveryv1.EndpointSlice{}, &networkingv1.ServiceCIDR{}} {
+		a.resource(o)
+	}
+	a.Put(objects...)
+	return a
+}
+
+// Put adds objects, or replaces them.
+func (a *API) Put(objects ...Object) { a.change(objects, true) }
+
+// Delete removes objects; only their names matter.
+func (a *API) Delete(objects ...Object) { a.change(objects, false) }
+
+func (a *API) change(objects []Object, stay bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, o := range objects {
+		r, key := a.resource(o), o.GetNamespace()+"/"+o.GetName()
+		a.version++
+		e := event{version: a.version, before: r.objects[key]}
+		made := encode(o, r.kind, a.version)
+		e.text = made.text
+		if stay {
+			e.after, r.objects[key] = made, made
+		} else {
+			delete(r.objects, key)
+		}
+		r.events = append(r.events, e)
+	}
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// resource of an object, made when it is the first of its kind.
+func (a *API) resource(o Object) *resource {
+	kinds, _, err := scheme.Scheme.ObjectKinds(o)
+	if err != nil {
+		panic(fmt.Sprintf("fakeapi: %v", err)) // not a type of Kubernetes
+	}
+	path := pathOf(kinds[0])
+	if a.resources[path] == nil {
+		a.resources[path] = &resource{kind: kinds[0], objects: map[string]*object{}}
+	}
+	return a.resources[path]
+}
+
+func pathOf(kind schema.GroupVersionKind) string {
+	plural, _ := meta.UnsafeGuessKindToResource(kind)
+	if kind.Group == "" {
+		return "/api/" + kind.Version + "/" + plural.Resource
+	}
+	return "/apis/" + kind.Group + "/" + kind.Version + "/" + plural.Resource
+}
+
+// encode leaves the caller's object as it is.
+func encode(o Object, kind schema.GroupVersionKind, version int) *object {
+	o = o.DeepCopyObject().(Object)
+	o.GetObjectKind().SetGroupVersionKind(kind)
+	o.SetResourceVersion(strconv.Itoa(version))
+	text, err := json.Marshal(o)
+	if err != nil {
+		panic(fmt.Sprintf("fakeapi: %v", err)) // types of Kubernetes can be encoded
+	}
+	return &object{
+		labels: o.GetLabels(), text: text,
+		fields: fields.Set{"metadata.name": o.GetName(), "metadata.namespace": o.GetNamespace()},
+	}
+}
+
+// selected are the encoded objects a client wants, sorted by name.
+func (r *resource) selected(s selector) []json.RawMessage {
+	texts := []json.RawMessage{}
+	for _, key := range slices.Sorted(maps.Keys(r.objects)) {
+		if o := r.objects[key]; s.matches(o) {
+			texts = append(texts, o.text)
+		}
+	}
+	return texts
+}
+
+// selector is what a client wants to see.
+type selector struct {
+	labels labels.Selector
+	fields fields.Selector
+}
+
+func (s selector) matches(o *object) bool {
+	return o != nil && s.labels.Matches(o.labels) && s.fields.Matches(o.fields)
+}
+
+// seenBy is how an event looks to somebody with a selector; empty for not at all.
+func (e event) seenBy(s selector) string {
+	was, is := s.matches(e.before), s.matches(e.after)
+	switch {
+	case was && is:
+		return "MODIFIED"
+	case is:
+		return "ADDED"
+	case was:
+		return "DELETED"
+	}
+	return ""
+}

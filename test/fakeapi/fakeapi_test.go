@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fakeapi
+
+import (
+	"context"
+	"fmt"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+)
+
+// deadline bounds every wait; a test that passes never gets near it.
+const deadline = 20 * time.Second
+
+func serve(t *testing.T, objects ...Object) (*API, kubernetes.Interface) {
+	t.Helper()
+	api := New(objects...)
+	server := httptest.NewServer(api)
+	t.Cleanup(func() {
+		server.CloseClientConnections() // of watches, which Close waits for
+		server.Close()
+	})
+	// As kube-proxy asks; the answer is JSON all the same.
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/vnd.kubernetes.protobuf"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return api, client
+}
+
+func service(name string, labels map[string]string) *v1.Service {
+	return &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: labels}}
+}
+
+// record writes down what an informer tells its handlers.
+func record(ctx context.Context, t *testing.T, client kubernetes.Interface, options ...informers.SharedInformerOption) <-chan string {
+	t.Helper()
+	told := make(chan string, 100)
+	note := func(what string, o any) { told <- what + " " + o.(*v1.Service).Name }
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, options...)
+	informer := factory.Core().V1().Services().Informer()
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(o any) { note("add", o) }, UpdateFunc: func(_, o any) { note("update", o) }, DeleteFunc: func(o any) { note("delete", o) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	factory.Start(ctx.Done())
+	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		t.Fatal("the informer does not sync")
+	}
+	return told
+}
+
+func expect(t *testing.T, told <-chan string, want ...string) {
+	t.Helper()
+	for _, line := range want {
+		select {
+		case got := <-told:
+			if got != line {
+				t.Fatalf("told %q, want %q", got, line)
+			}
+		case <-time.After(deadline):
+			t.Fatalf("waited in vain for %q", line)
+		}
+	}
+}
+
+// TestInformer: an informer is told what happens, and only of what it selects.
+func TestInformer(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), deadline)
+	defer cancel()
+	hidden := map[string]string{"hidden": ""}
+	api, client := serve(t, service("a", nil), service("b", hidden))
+	told := record(ctx, t, client, informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = "!hidden" }))
+	expect(t, told, "add a")
+
+	api.Put(service("b", hidden))
+	api.Put(service("c", nil))
+	api.Put(service("c", nil))
+	api.Put(service("b", nil))
+	expect(t, told, "add c", "update c", "add b")
+	api.Put(service("b", hidden))
+	api.Delete(service("c", nil))
+	api.Delete(service("b", nil))
+	api.Put(service("d", nil))
+	expect(t, told, "delete b", "delete c", "add d")
+}
+
+// TestListAndWatch: the way of clients that do not stream lists.
+func TestListAndWatch(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), deadline)
+	defer cancel()
+	api, client := serve(t, service("a", nil), service("b", nil))
+	services := client.CoreV1().Services("")
+
+	one := metav1.ListOptions{FieldSelector: "metadata.name=b"}
+	list, err := services.List(ctx, one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Items) != 1 || list.Items[0].Name != "b" {
+		t.Fatalf("listed %v", list.Items)
+	}
+	one.ResourceVersion = list.ResourceVersion
+	w, err := services.Watch(ctx, one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	api.Delete(service("a", nil), service("b", nil))
+	e := <-w.ResultChan()
+	if gone, ok := e.Object.(*v1.Service); !ok || e.Type != watch.Deleted || gone.Name != "b" || gone.ResourceVersion == list.Items[0].ResourceVersion {
+		t.Errorf("watched %v %v", e.Type, e.Object)
+	}
+}
+
+// TestStreamedList: where the beginning ends is marked. Informers would do without, by
+// listing.
+func TestStreamedList(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), deadline)
+	defer cancel()
+	_, client := serve(t, service("a", nil), service("b", nil))
+	w, err := client.CoreV1().Services("").Watch(ctx, metav1.ListOptions{
+		SendInitialEvents: ptr.To(true), ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	var got []string
+	for len(got) < 3 {
+		e := <-w.ResultChan()
+		s, ok := e.Object.(*v1.Service)
+		if !ok {
+			t.Fatalf("watched %v %v", e.Type, e.Object)
+		}
+		got = append(got, fmt.Sprint(e.Type, " ", s.Name, s.Annotations[metav1.InitialEventsAnnotationKey]))
+	}
+	if diff := cmp.Diff([]string{"ADDED a", "ADDED b", "BOOKMARK true"}, got); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// TestOtherRequests: kinds without objects are there, Events are taken, and what
+// is not served is not found.
+func TestOtherRequests(t *testing.T) {
+	_, client := serve(t)
+	ctx := context.Background()
+	if list, err := client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
+		t.Errorf("ServiceCIDRs: %v, %v", list, err)
+	}
+	event := &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e"}}
+	if _, err := client.EventsV1().Events("default").Create(ctx, event, metav1.CreateOptions{}); err != nil {
+		t.Errorf("create an Event: %v", err)
+	}
+	if _, err := client.CoreV1().Secrets("").List(ctx, metav1.ListOptions{}); fmt.Sprint(err) != "/api/v1/secrets is not served" {
+		t.Errorf("list Secrets: %v", err)
+	}
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fakeapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+// ServeHTTP answers lists and watches of whole clusters.
+func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	if r.Method != http.MethodGet {
+		answer(w, http.StatusCreated, metav1.Status{Status: metav1.StatusSuccess})
+		return
+	}
+	query := r.URL.Query()
+	want, err := parseSelector(query)
+	if err != nil {
+		answer(w, http.StatusBadRequest, metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonBadRequest, Message: err.Error()})
+		return
+	}
+	a.mu.Lock()
+	served := a.resources[r.URL.Path]
+	a.mu.Unlock()
+	switch {
+	case served == nil:
+		answer(w, http.StatusNotFound, metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Message: r.URL.Path + " is not served"})
+	case query.Get("watch") == "true" || query.Get("watch") == "1":
+		a.watch(w, r, served, want)
+	default:
+		a.list(w, served, want)
+	}
+}
+
+func answer(w http.ResponseWriter, code int, s metav1.Status) {
+	s.Kind, s.APIVersion, s.Code = "Status", "v1", int32(code)
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(&s)
+}
+
+func parseSelector(query url.Values) (s selector, err error) {
+	if s.labels, err = labels.Parse(query.Get("labelSelector")); err != nil {
+		return s, err
+	}
+	s.fields, err = fields.ParseSelector(query.Get("fieldSelector"))
+	return s, err
+}
+
+func (a *API) list(w http.ResponseWriter, r *resource, want selector) {
+	var list struct {
+		metav1.TypeMeta
+		metav1.ListMeta `json:"metadata"`
+		Items           []json.RawMessage `json:"items"`
+	}
+	list.APIVersion, list.Kind = r.kind.GroupVersion().String(), r.kind.Kind+"List"
+	a.mu.Lock()
+	list.ResourceVersion, list.Items = strconv.Itoa(a.version), r.selected(want)
+	a.mu.Unlock()
+	_ = json.NewEncoder(w).Encode(&list)
+}
+
+// watch streams what happens, beginning with what there is for clients that
+// list this way (WatchList) and for those that know nothing yet.
+func (a *API) watch(w http.ResponseWriter, r *http.Request, from *resource, want selector) {
+	var stream []byte
+	event := func(what string, text json.RawMessage) {
+		stream = fmt.Appendf(stream, `{"type":%q,"object":%s}`+"\n", what, text)
+	}
+	query := r.URL.Query()
+	since, _ := strconv.Atoi(query.Get("resourceVersion"))
+	initial := query.Get("sendInitialEvents") == "true"
+
+	a.mu.Lock()
+	if initial || since == 0 {
+		since = a.version
+		for _, text := range from.selected(want) {
+			event("ADDED", text)
+		}
+	}
+	if initial {
+		event("BOOKMARK", fmt.Appendf(nil, `{"apiVersion":%q,"kind":%q,"metadata":{"resourceVersion":"%d","annotations":{%q:"true"}}}`,
+			from.kind.GroupVersion(), from.kind.Kind, since, metav1.InitialEventsAnnotationKey))
+	}
+	for {
+		for _, e := range from.events {
+			if what := e.seenBy(want); e.version > since && what != "" {
+				event(what, e.text)
+			}
+		}
+		since = a.version
+		changed := a.changed
+		a.mu.Unlock()
+
+		if _, err := w.Write(stream); err != nil {
+			return
+		}
+		stream = stream[:0]
+		w.(http.Flusher).Flush()
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		}
+		a.mu.Lock()
+	}
+}
