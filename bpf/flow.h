@@ -11,6 +11,7 @@
 #include "clock.h"
 #include "flow_maps.h"
 #include "packet.h"
+#include "select.h"
 #include "tc_config.h"
 
 /* A function that the verifier looks at once, and not wherever it is called. */
@@ -119,6 +120,23 @@ static __always_inline __u32 flow_take(void)
 	return 0;
 }
 
+/* Counts what a flow carried for its service, if its id still is its own. */
+static __always_inline void flow_count_up(const struct flow *f)
+{
+	__u32 service = f->service;
+	struct service_stats *s;
+
+	if (!f->packets[0])
+		return;
+	if (!backend_of(f->backend, f->backend_generation, service))
+		service = 0;
+	s = bpf_map_lookup_elem(&tdm_svc_stats, &service);
+	if (!s)
+		return;
+	__sync_fetch_and_add(&s->packets, f->packets[0] + f->packets[1]);
+	__sync_fetch_and_add(&s->bytes, f->bytes[0] + f->bytes[1]);
+}
+
 /* Ends a flow that this CPU has claimed. */
 static __always_inline void flow_bury(__u32 id, struct flow *f,
 				      __u32 generation)
@@ -127,6 +145,7 @@ static __always_inline void flow_bury(__u32 id, struct flow *f,
 		bpf_map_delete_elem(&tdm_flow_key, &f->request);
 		bpf_map_delete_elem(&tdm_flow_key, &f->reply);
 	}
+	flow_count_up(f);
 	*(volatile __u64 *)&f->life = life_of(generation, FLOW_FREE);
 	flow_give(id);
 }

@@ -52,6 +52,14 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_flow_count SEC(".maps");
 
+/* address of a Service that answers an echo request -> 1 */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __be32[4]);
+	__type(value, __u8);
+	__uint(max_entries, 16384);
+} tdm_vip SEC(".maps");
+
 /* index of a device that clients and other nodes are behind -> 1 */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

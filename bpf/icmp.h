@@ -123,4 +123,37 @@ static __always_inline long rewrite_error(struct __sk_buff *skb,
 	return err | rewrite(skb, p, &to);
 }
 
+static __always_inline bool is_echo_request(const struct packet *p)
+{
+	__u8 type = p->key.sport & 0xff;
+
+	return p->fragment == WHOLE &&
+	       type == (p->v6 ? ICMPV6_ECHO_REQUEST : ICMP_ECHO);
+}
+
+/* Answers in place of an address that no device has. */
+GLOBAL int answer_echo(struct __sk_buff *skb, struct packet *p)
+{
+	__be16 old, new;
+	struct flow_key to;
+	__u8 type;
+	long err;
+
+	if (!p)
+		return TC_ACT_SHOT;
+	/* Type and code are one word of the checksum. */
+	type = p->v6 ? ICMPV6_ECHO_REPLY : ICMP_ECHOREPLY;
+	old = bpf_htons((p->key.sport & 0xff) << 8 | (p->key.dport & 0xff));
+	new = bpf_htons(type << 8 | (p->key.dport & 0xff));
+	err = bpf_l4_csum_replace(skb, p->l4 + csum_offset(p->key.proto), old,
+				  new, sizeof(new));
+	err |= bpf_skb_store_bytes(skb, p->l4, &new, sizeof(new), 0);
+	turn_around(&to, &p->key);
+	to.sport = p->key.sport;
+	to.dport = p->key.dport;
+	err |= rewrite(skb, p, &to);
+	err |= set_ip(skb, p, p->l3_len);
+	return err ? TC_ACT_SHOT : bounce(skb);
+}
+
 #endif

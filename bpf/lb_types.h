@@ -141,11 +141,14 @@ struct service {
 	__u8 name[120];
 };
 
+/* The first element counts what belongs to no service, or not any more. */
 struct service_stats {
 	__u64 connections; /* connects, and datagrams that picked a backend */
 	__u64 rejected;
 	__u64 dropped;
 	__u64 raced; /* gave up re-reading a set that kept changing */
+	__u64 packets; /* of flows that ended; the others are in their flows */
+	__u64 bytes;
 };
 
 struct affinity_key {

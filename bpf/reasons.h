@@ -11,7 +11,8 @@ enum reason {
 	FORWARD_REMOTE, /* to a backend elsewhere */
 	FORWARD_REPLY,
 	FORWARD_ICMP,	/* errors about packets of these */
-	REJECT,		/* no backend */
+	ANSWER_ECHO,	/* in place of an address that no device has */
+	REJECT,		/* no backend, or nobody's address */
 	REJECT_NO_PORT, /* all source ports towards that backend are used */
 	ERROR_TTL,	/* told the sender */
 	ERROR_TOO_BIG,

@@ -223,6 +223,26 @@ static __always_inline bool is_remote(struct __sk_buff *skb,
 	return true;
 }
 
+/*
+ * Whether a connection is to come from this node's own address. From an uplink,
+ * all to remote backends, or their replies would not pass here. From a pod, that
+ * to itself, and what is to be masqueraded if the replies come by an uplink:
+ * those of another pod of this node would be taken for the host's.
+ */
+static __always_inline bool has_own_source(struct __sk_buff *skb,
+					   const struct packet *p,
+					   const struct backend *be,
+					   __u32 route, struct flow_key *reply)
+{
+	if (role == ROLE_UPLINK)
+		return is_remote(skb, p, be, reply);
+	if (same_addr(be->addr, p->key.src)) {
+		node_addr(p->v6, reply->dst);
+		return true;
+	}
+	return route & ROUTE_MASQUERADE && is_remote(skb, p, be, reply);
+}
+
 /* What was chosen for a new connection. */
 struct choice {
 	__u32 backend;
@@ -265,13 +285,8 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 	f->reply.dport = p->key.sport;
 	f->reply.proto = p->key.proto;
 	f->flags = 0;
-	if (role == ROLE_UPLINK && is_remote(skb, p, be, &f->reply)) {
+	if (has_own_source(skb, p, be, c->route, &f->reply))
 		f->flags = FLOW_REMOTE | FLOW_INGRESS;
-	} else if (role == ROLE_POD && (c->route & ROUTE_MASQUERADE ||
-					same_addr(be->addr, p->key.src))) {
-		f->flags = FLOW_INGRESS;
-		node_addr(p->v6, f->reply.dst);
-	}
 	f->service = be->service;
 	f->backend = c->backend;
 	f->backend_generation = c->generation;
@@ -431,6 +446,23 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	return verdict == NO_FLOW ? done(DROP_RACED, TC_ACT_SHOT) : verdict;
 }
 
+static __always_inline int handle_icmp(struct __sk_buff *skb, struct packet *p,
+				       bool ingress)
+{
+	if (is_icmp_error(p))
+		return follow_error(skb, p, ingress);
+	if (!ingress || !is_echo_request(p) || local_flags(p->key.dst))
+		return NEXT;
+	if (bpf_map_lookup_elem(&tdm_vip, p->key.dst)) {
+		count_reason(ANSWER_ECHO);
+		return answer_echo(skb, p);
+	}
+	if (!is_unserved(p->key.dst))
+		return NEXT;
+	count_reason(REJECT);
+	return reject(skb, p);
+}
+
 static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 {
 	struct packet p = { .l3 = l2_len };
@@ -442,8 +474,7 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 	if (p.fragment != WHOLE && !follow_fragment(&p))
 		return NEXT;
 	if (is_icmp(&p))
-		return is_icmp_error(&p) ? follow_error(skb, &p, ingress) :
-					   NEXT;
+		return handle_icmp(skb, &p, ingress);
 	verdict = follow(skb, &p, ingress);
 	if (verdict == NO_FLOW && ingress && p.fragment != LATER_FRAGMENT)
 		verdict = begin(skb, &p);
@@ -461,7 +492,10 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 SEC("tc")
 int tdm_in(struct __sk_buff *skb)
 {
-	if (skb->pkt_type != PACKET_HOST)
+	/* A pod behind a bridge sends to the bridge, not to the device that is
+	 * its port. */
+	if (skb->pkt_type != PACKET_HOST &&
+	    (role != ROLE_POD || skb->pkt_type != PACKET_OTHERHOST))
 		return NEXT;
 	return handle(skb, true);
 }

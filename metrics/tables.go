@@ -3,6 +3,8 @@
 package metrics
 
 import (
+	"sync"
+
 	k8smetrics "k8s.io/component-base/metrics"
 )
 
@@ -18,7 +20,21 @@ type Tables struct {
 	Unplaced int
 	// ClosedSockets counts sockets closed since the start; negative if unknown.
 	ClosedSockets int64
+	// Packets that were translated, or not, by what became of them.
+	Packets map[string]uint64
+	// Services are the service ports that had connections.
+	Services []Service
 }
+
+// Service is what a service port carried.
+type Service struct {
+	Namespace, Name, Port, Protocol string
+	Connections, Packets, Bytes     uint64
+}
+
+// maxServices bounds how many service ports have series of their own: those
+// that were seen first. The others are added up in one without a name.
+const maxServices = 256
 
 // TableSource answers at each scrape. It returns false while there is no tier.
 type TableSource func() (Tables, bool)
@@ -27,7 +43,14 @@ var (
 	entriesDesc  = k8smetrics.NewDesc("tandem_map_entries", "Entries in use in each table of the fast path.", []string{"map"}, nil, k8smetrics.ALPHA, "")
 	capacityDesc = k8smetrics.NewDesc("tandem_map_capacity", "Entries each table of the fast path has room for.", []string{"map"}, nil, k8smetrics.ALPHA, "")
 	unplacedDesc = k8smetrics.NewDesc("tandem_unplaced_service_ports", "Service ports that did not fit into the tables and are not served.", nil, nil, k8smetrics.ALPHA, "")
-	closedDesc   = k8smetrics.NewDesc("tandem_closed_udp_sockets_total", "UDP sockets closed because their backend was removed.", nil, nil, k8smetrics.ALPHA, "")
+	packetsDesc  = k8smetrics.NewDesc("tandem_packets_total", "Packets of Services that programs on devices saw, by what became of them.", []string{"result"}, nil, k8smetrics.ALPHA, "")
+
+	serviceLabels          = []string{"namespace", "service", "port", "protocol"}
+	serviceConnectionsDesc = k8smetrics.NewDesc("tandem_service_connections_total", "Connections and UDP flows of a service port that were balanced. Of 256 service ports; the others are added up without a name.", serviceLabels, nil, k8smetrics.ALPHA, "")
+	servicePacketsDesc     = k8smetrics.NewDesc("tandem_service_packets_total", "Packets of a service port that were translated, both ways; not those of connections balanced at their socket.", serviceLabels, nil, k8smetrics.ALPHA, "")
+	serviceBytesDesc       = k8smetrics.NewDesc("tandem_service_bytes_total", "Bytes of those packets, with IP headers.", serviceLabels, nil, k8smetrics.ALPHA, "")
+
+	closedDesc = k8smetrics.NewDesc("tandem_closed_udp_sockets_total", "UDP sockets closed because their backend was removed.", nil, nil, k8smetrics.ALPHA, "")
 )
 
 // tables is a collector: the tier knows, and copying it after each sync would
@@ -35,6 +58,9 @@ var (
 type tables struct {
 	k8smetrics.BaseStableCollector
 	source TableSource
+
+	mu    sync.Mutex
+	named map[Service]struct{} // without counts
 }
 
 // DescribeWithStability implements metrics.StableCollector.
@@ -43,6 +69,10 @@ func (t *tables) DescribeWithStability(ch chan<- *k8smetrics.Desc) {
 	ch <- capacityDesc
 	ch <- unplacedDesc
 	ch <- closedDesc
+	ch <- packetsDesc
+	ch <- serviceConnectionsDesc
+	ch <- servicePacketsDesc
+	ch <- serviceBytesDesc
 }
 
 // CollectWithStability implements metrics.StableCollector.
@@ -61,4 +91,53 @@ func (t *tables) CollectWithStability(ch chan<- k8smetrics.Metric) {
 	if now.ClosedSockets >= 0 {
 		ch <- k8smetrics.NewLazyConstMetric(closedDesc, k8smetrics.CounterValue, float64(now.ClosedSockets))
 	}
+	for result, n := range now.Packets {
+		ch <- k8smetrics.NewLazyConstMetric(packetsDesc, k8smetrics.CounterValue, float64(n), result)
+	}
+	for _, s := range t.bounded(now.Services) {
+		for _, c := range []struct {
+			desc  *k8smetrics.Desc
+			value uint64
+		}{{serviceConnectionsDesc, s.Connections}, {servicePacketsDesc, s.Packets}, {serviceBytesDesc, s.Bytes}} {
+			ch <- k8smetrics.NewLazyConstMetric(c.desc, k8smetrics.CounterValue, float64(c.value), s.Namespace, s.Name, s.Port, s.Protocol)
+		}
+	}
+}
+
+// bounded gives names to no more service ports than maxServices. One keeps its
+// name while it is there, so that its counters do not jump.
+func (t *tables) bounded(list []Service) []Service {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	there := map[Service]struct{}{}
+	for _, s := range list {
+		there[Service{Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol}] = struct{}{}
+	}
+	if t.named == nil {
+		t.named = map[Service]struct{}{}
+	}
+	for name := range t.named {
+		if _, ok := there[name]; !ok {
+			delete(t.named, name)
+		}
+	}
+	var out []Service
+	var others Service
+	for _, s := range list {
+		name := Service{Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol}
+		if _, ok := t.named[name]; !ok && len(t.named) < maxServices {
+			t.named[name] = struct{}{}
+		}
+		if _, ok := t.named[name]; ok {
+			out = append(out, s)
+			continue
+		}
+		others.Connections += s.Connections
+		others.Packets += s.Packets
+		others.Bytes += s.Bytes
+	}
+	if others.Connections > 0 {
+		out = append(out, others)
+	}
+	return out
 }

@@ -86,6 +86,12 @@ type Frontend struct {
 	Conflict *ServicePortName
 }
 
+// AnswersEcho says that an ICMP echo request to the address is answered, where
+// no device of this node has it: by load balancer and external IPs. One to a
+// ClusterIP is rejected as what else is unserved there, and NodePorts are at
+// addresses that answer by themselves.
+func (f *Frontend) AnswersEcho() bool { return f.Kind == LoadBalancer || f.Kind == ExternalIP }
+
 // Admission is what source ranges say of many clients at once.
 type Admission uint8
 

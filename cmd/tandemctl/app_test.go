@@ -72,6 +72,11 @@ func sample() *fakeInspector {
 				{Hook: "sendmsg4", Name: "tdm_sendmsg4", ID: 43, Tag: "8899aabbccddeeff", LoadedAt: loaded},
 			},
 			MissingHooks: []string{"getpeer4", "getpeer6"},
+			Devices: []ebpf.DeviceStatus{
+				{Device: "eth0", Index: 2, Direction: "ingress", Method: "tcx", Program: "tdm_in", ID: 51},
+				{Device: "eth0", Index: 2, Direction: "egress", Method: "tcx", Program: "tdm_out", ID: 52},
+			},
+			Packets: []ebpf.PacketCount{{Result: "forwarded_local", Count: 4711}, {Result: "forwarded_reply", Count: 4710}, {Result: "rejected_no_backend", Count: 1}, {Result: "dropped_policy"}},
 			Maps: []ebpf.MapStatus{
 				{Name: "tdm_frontend", ID: 7, Type: "Hash", Used: ptr(131072), Max: 131072, MemoryBytes: ptr(uint64(12 << 20))},
 				{Name: "tdm_meta", ID: 6, Type: "Array", Used: ptr(1), Max: 1, MemoryBytes: ptr(uint64(4096))},
@@ -82,7 +87,7 @@ func sample() *fakeInspector {
 		services: []ebpf.ServiceView{
 			{
 				Namespace: "default", Name: "kubernetes", Port: "https", Protocol: "TCP", ID: 1, State: ebpf.Programmed,
-				AffinitySeconds: 10800, Counters: ebpf.CountersView{Connections: 17},
+				AffinitySeconds: 10800, Counters: ebpf.CountersView{Connections: 17, Traffic: ebpf.Traffic{Packets: 120, Bytes: 34567}},
 				Frontends: []ebpf.FrontendView{
 					{Address: at("10.96.0.1:443"), Kind: "ClusterIP", Clients: "all", Set: "ipv4/cluster"},
 					{Address: at("[fd00:10:96::1]:443"), Kind: "ClusterIP", Clients: "all", Set: "ipv6/cluster"},
@@ -233,7 +238,7 @@ func checkJSON(t *testing.T, text []byte) {
 func TestOutputOfNothing(t *testing.T) {
 	for _, command := range []string{"status", "services", "services -w", "optout list"} {
 		for _, format := range []string{"table", "json"} {
-			i := &fakeInspector{status: ebpf.Status{Programs: []ebpf.ProgramStatus{}, MissingHooks: []string{}, Maps: []ebpf.MapStatus{}}}
+			i := &fakeInspector{status: ebpf.Status{Programs: []ebpf.ProgramStatus{}, MissingHooks: []string{}, Devices: []ebpf.DeviceStatus{}, Packets: []ebpf.PacketCount{}, Maps: []ebpf.MapStatus{}}}
 			a, out, errs := newTestApp(i)
 			if code := a.run(append(strings.Fields(command), "-o", format)); code != exitOK {
 				t.Errorf("%s: exit code %d, %s", command, code, errs)

@@ -78,7 +78,27 @@ func writeStatus(w io.Writer, s ebpf.Status, now time.Time) error {
 	}
 
 	fmt.Fprintln(w)
-	maps := newTable(w, "MAP", "ID", "TYPE", "USED", "MAX", "FULL", "MEMORY")
+	devices := newTable(w, "DEVICE", "DIRECTION", "METHOD", "PROGRAM", "ID")
+	for _, d := range s.Devices {
+		devices.row(d.Device, d.Direction, d.Method, d.Program, number(d.ID))
+	}
+	if err := devices.flush(); err != nil {
+		return err
+	}
+
+	fmt.Fprintln(w)
+	packets := newTable(w, "PACKETS", "COUNT")
+	for _, p := range s.Packets {
+		if p.Count > 0 {
+			packets.row(strings.ReplaceAll(p.Result, "_", " "), number(p.Count))
+		}
+	}
+	if err := packets.flush(); err != nil {
+		return err
+	}
+
+	fmt.Fprintln(w)
+	tables := newTable(w, "MAP", "ID", "TYPE", "USED", "MAX", "FULL", "MEMORY")
 	for _, m := range s.Maps {
 		used, full, memory := "", "", ""
 		if m.Used != nil {
@@ -91,9 +111,9 @@ func writeStatus(w io.Writer, s ebpf.Status, now time.Time) error {
 		if m.MemoryBytes != nil {
 			memory = bytesText(*m.MemoryBytes)
 		}
-		maps.row(m.Name, number(m.ID), m.Type, used, number(m.Max), full, memory)
+		tables.row(m.Name, number(m.ID), m.Type, used, number(m.Max), full, memory)
 	}
-	return maps.flush()
+	return tables.flush()
 }
 
 // percent rounds up: what holds something is not 0 % full. What is not full is
@@ -117,7 +137,7 @@ func bytesText(n uint64) string {
 }
 
 func writeServices(w io.Writer, list serviceList, backends bool) error {
-	t := newTable(w, "SERVICE", "PORT", "PROTO", "FRONTEND", "KIND", "CLIENTS", "STATE", "BACKENDS", "AFFINITY", "CONNECTIONS", "REJECTED", "DROPPED", "RACED")
+	t := newTable(w, "SERVICE", "PORT", "PROTO", "FRONTEND", "KIND", "CLIENTS", "STATE", "BACKENDS", "AFFINITY", "CONNECTIONS", "REJECTED", "DROPPED", "RACED", "PACKETS", "BYTES")
 	for i := range list.Services {
 		s := &list.Services[i]
 		frontends := s.Frontends
@@ -132,9 +152,9 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 			}
 			// Counters once, so that a column can be added up.
 			if c := s.Counters; j == 0 {
-				row = append(row, number(c.Connections), number(c.Rejected), number(c.Dropped), number(c.Raced))
+				row = append(row, number(c.Connections), number(c.Rejected), number(c.Dropped), number(c.Raced), number(c.Packets), bytesText(c.Bytes))
 			} else {
-				row = append(row, "", "", "", "")
+				row = append(row, "", "", "", "", "", "")
 			}
 			t.row(row...)
 		}

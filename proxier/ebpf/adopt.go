@@ -58,7 +58,7 @@ func (w *writer) load() error {
 		backends = append(backends, uint32(id))
 		left[e.Service].backends = append(left[e.Service].backends, uint32(id))
 	}
-	if err := w.loadRanges(left); err != nil {
+	if err := errors.Join(w.loadRanges(left), w.vips.load()); err != nil {
 		return err
 	}
 	var lost []frontendKey
@@ -120,6 +120,7 @@ func (w *writer) adopt(p *port) bool {
 	}
 	delete(w.adopted, key)
 	p.id, p.backends, p.frontends, p.ranges = s.id, s.backends, s.frontends, s.ranges
+	w.vips.replace(nil, p.frontends)
 	return true
 }
 

@@ -66,6 +66,7 @@ func fakeTables(s Sizes) *tables {
 		frontends:    &fakeFrontends{entries: map[frontendKey]frontendValue{}, max: int(s.Frontends)},
 		ranges:       fakeMap[rangeKey, uint8]{map[rangeKey]uint8{}, int(s.Ranges)},
 		locals:       fakeMap[[4]uint32, uint32]{map[[4]uint32]uint32{}, int(s.Locals)},
+		vips:         fakeMap[[4]uint32, uint8]{map[[4]uint32]uint8{}, int(s.Frontends)},
 		meta:         &metaEntry{},
 		nodes:        make([]nodeEntry, 2),
 		sets:         make([]uint64, s.Services*setsPerService),

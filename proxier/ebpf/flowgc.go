@@ -102,6 +102,7 @@ func (t *flowTable) sweep(ctx context.Context, timeouts *FlowTimeouts, now uint3
 				continue
 			}
 			ids = append(ids, uint32(first+i))
+			t.countUp(f)
 			if f.Flags&flowIndexed != 0 {
 				keys = append(keys, f.Request, f.Reply)
 			}
@@ -154,6 +155,14 @@ func (t *flowTable) claim(f *flowEntry, timeouts *FlowTimeouts, now uint32) bool
 		atomic.AddUint64(&t.counts[kept].Value, ^uint64(0))
 	}
 	return true
+}
+
+// countUp counts what a flow carried for its service, as flow_count_up() of
+// bpf/flow.h does.
+func (t *flowTable) countUp(f *flowEntry) {
+	s := &t.tables.serviceStats[t.tables.serviceOf(f)]
+	atomic.AddUint64(&s.Packets, f.Packets[0]+f.Packets[1])
+	atomic.AddUint64(&s.Bytes, f.Bytes[0]+f.Bytes[1])
 }
 
 func isUp(f *flowEntry, timeouts *FlowTimeouts, now uint32) bool {

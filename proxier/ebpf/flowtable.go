@@ -63,6 +63,7 @@ type flowTable struct {
 	keys   *ciliumebpf.Map
 	free   []uint64
 	counts []flowCounter
+	tables *tables // of the services that flows are of
 	mapped [][]byte
 }
 

@@ -48,6 +48,7 @@ type CountersView struct {
 	Rejected    uint64 `json:"rejected"`
 	Dropped     uint64 `json:"dropped"`
 	Raced       uint64 `json:"raced"`
+	Traffic
 }
 
 // FrontendView is an address that clients dial.
@@ -94,7 +95,24 @@ func (v *ServiceView) FullName() string {
 
 // Services reads every service port, sorted by name. Each is as it was at one
 // moment; two may be of different moments.
-func (i *Inspector) Services() ([]ServiceView, error) { return i.tables.view() }
+func (i *Inspector) Services() ([]ServiceView, error) {
+	views, err := i.tables.view()
+	if err != nil || i.maps["tdm_flow"] == nil {
+		return views, err
+	}
+	used, err := i.flowsUsed()
+	if err != nil {
+		return nil, err
+	}
+	traffic, err := i.tables.traffic(i.maps["tdm_flow"], used)
+	if err != nil {
+		return nil, err
+	}
+	for k := range views {
+		views[k].Counters.Traffic = traffic[views[k].ID]
+	}
+	return views, nil
+}
 
 const (
 	// viewPasses bounds how often service ports are read again whose id went

@@ -12,7 +12,10 @@ import (
 	"unsafe"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/tc"
 )
 
 // Status is the state of the data path as a whole.
@@ -29,8 +32,22 @@ type Status struct {
 	Programs []ProgramStatus `json:"programs"`
 	// MissingHooks have no program of ours: the kernel does not know them, or
 	// somebody detached it.
-	MissingHooks []string    `json:"missingHooks"`
-	Maps         []MapStatus `json:"maps"`
+	MissingHooks []string `json:"missingHooks"`
+	// Devices of this network namespace that have programs of ours.
+	Devices []DeviceStatus `json:"devices"`
+	// Packets that those saw for Services, by what became of them.
+	Packets []PacketCount `json:"packets"`
+	Maps    []MapStatus   `json:"maps"`
+}
+
+// DeviceStatus is one program on one device.
+type DeviceStatus struct {
+	Device    string `json:"device"`
+	Index     int    `json:"index"`
+	Direction string `json:"direction"`
+	Method    string `json:"method"`
+	Program   string `json:"program"`
+	ID        uint32 `json:"id"`
 }
 
 // ProgramStatus is one attached program.
@@ -87,6 +104,15 @@ func (i *Inspector) Status() (Status, error) {
 			s.Programs = append(s.Programs, p)
 		}
 	}
+	if s.Devices, err = deviceStatus(); err != nil {
+		return s, err
+	}
+	s.Packets = []PacketCount{}
+	if m := i.maps["tdm_reason"]; m != nil {
+		if s.Packets, err = readReasons(m); err != nil {
+			return s, err
+		}
+	}
 	for name, m := range i.maps {
 		about, err := i.mapStatus(name, m, &meta)
 		if err != nil {
@@ -96,6 +122,37 @@ func (i *Inspector) Status() (Status, error) {
 	}
 	slices.SortFunc(s.Maps, func(a, b MapStatus) int { return strings.Compare(a.Name, b.Name) })
 	return s, nil
+}
+
+// deviceStatus looks for programs of ours on all devices.
+func deviceStatus() ([]DeviceStatus, error) {
+	list := []DeviceStatus{}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		for _, h := range packetHooks {
+			found, err := tc.Find(a.Index, h.direction, isOurProgram)
+			if errors.Is(err, tc.ErrNoDevice) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			for _, at := range found {
+				d := DeviceStatus{Device: a.Name, Index: a.Index, Direction: h.direction.String(), Method: at.Method.String()}
+				if info, err := at.Program.Info(); err == nil {
+					id, _ := info.ID()
+					d.Program, d.ID = info.Name, uint32(id)
+				}
+				list = append(list, d)
+			}
+			tc.Close(found)
+		}
+	}
+	return list, nil
 }
 
 // Unplaced counts service ports that do not fit, as Status.Unplaced does.
@@ -182,6 +239,16 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *metaEntry) (
 		used, s.Max = int(meta.ServicesUsed), s.Max-1
 	case "tdm_frontend":
 		used, err = count[frontendKey, frontendValue](m)
+	case "tdm_flow", "tdm_flow_key":
+		used, err = i.flowsUsed()
+		s.Max--
+		if name == "tdm_flow_key" {
+			used, s.Max = 2*used, s.Max+1
+		}
+	case "tdm_vip":
+		used, err = count[[4]uint32, uint8](m)
+	case "tdm_uplink":
+		used, err = count[uint32, uint32](m)
 	case "tdm_range":
 		used, err = count[rangeKey, uint8](m)
 	case "tdm_local":
@@ -202,6 +269,17 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *metaEntry) (
 		s.Used = &used
 	}
 	return s, nil
+}
+
+// flowsUsed counts the flows there are, by the ids that are not free.
+func (i *Inspector) flowsUsed() (int, error) {
+	counts, flows := i.maps["tdm_flow_count"], i.maps["tdm_flow"]
+	if counts == nil || flows == nil {
+		return 0, fmt.Errorf("%w: no program uses map tdm_flow_count", ErrLayout)
+	}
+	var taken, given flowCounter
+	err := errors.Join(counts.Lookup(uint32(flowTaken), &taken), counts.Lookup(uint32(flowGiven), &given))
+	return max(0, int(flows.MaxEntries())-1-int(given.Value-taken.Value)), err
 }
 
 func count[K comparable, V any](m *ciliumebpf.Map) (int, error) {

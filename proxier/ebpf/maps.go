@@ -49,6 +49,7 @@ type tables struct {
 	frontends    frontendMap
 	ranges       smallMap[rangeKey, uint8]
 	locals       smallMap[[4]uint32, uint32]
+	vips         smallMap[[4]uint32, uint8]
 	meta         *metaEntry
 	nodes        []nodeEntry
 	sets         []uint64

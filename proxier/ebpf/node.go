@@ -29,6 +29,16 @@ func (w *writer) syncNode(u proxier.Update) error {
 	return errors.Join(w.syncLocals(), w.syncPrefixes())
 }
 
+// podDetector tells pods from others.
+func (w *writer) podDetector() proxier.Detector {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	if w.rules == nil {
+		return proxier.Detector{}
+	}
+	return w.rules.Pods
+}
+
 // syncLocals compares with what is in the map, since that is small.
 func (w *writer) syncLocals() error {
 	want := map[[4]uint32]uint32{}

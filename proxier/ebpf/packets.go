@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"time"
@@ -31,6 +32,8 @@ const (
 type variant struct {
 	role role
 	l3   bool // no Ethernet header
+	// pod says that what comes in is of a pod, whatever its address.
+	pod bool
 }
 
 // directions and their programs.
@@ -94,7 +97,7 @@ func (p *packets) programs(v variant) (*packetPrograms, error) {
 		l2 = 0
 	}
 	for name, value := range map[string]any{
-		"role": uint8(v.role), "l2_len": l2,
+		"role": uint8(v.role), "l2_len": l2, "from_pod": boolByte(v.pod),
 		"max_flows": p.maps["tdm_flow_free"].MaxEntries(), "max_young": p.maps["tdm_flow_young"].MaxEntries(),
 		"max_kept_tcp": uint64(p.opts.Sizes.TCPFlows), "max_kept_udp": uint64(p.opts.Sizes.UDPFlows),
 		"snat_ranges": p.snat.bpf(), "snat_ports": uint32(p.snat.usual), "snat_all_ports": uint32(p.snat.all),
@@ -140,47 +143,53 @@ func packetSpec() (*ciliumebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-// setUplinks has programs on these devices, and for a while on those that are
-// none any more. One that cannot be attached to holds up no other.
-func (p *packets) setUplinks(list []uplinks.Device) error {
+// serve has programs on these devices: uplinks, and those of pods, by index.
+// One that cannot be attached to holds up no other.
+func (p *packets) serve(list []uplinks.Device, pods map[int]variant) error {
 	var errs []error
-	want := map[int]struct{}{}
+	want := maps.Clone(pods)
+	if want == nil {
+		want = map[int]variant{}
+	}
 	for _, d := range list {
-		want[d.Index] = struct{}{}
+		want[d.Index] = variant{role: roleUplink, l3: d.L3}
 		delete(p.leaving, d.Index)
-		v := variant{roleUplink, d.L3}
-		if there, ok := p.on[d.Index]; ok && there == v {
+	}
+	for index, v := range want {
+		if there, ok := p.on[index]; ok && there == v {
 			continue
 		}
 		// Known before the programs ask.
-		if err := p.maps["tdm_uplink"].Put(uint32(d.Index), uint32(1)); err != nil {
-			errs = append(errs, fmt.Errorf("write uplink %s: %w", d.Name, err))
+		if v.role == roleUplink {
+			if err := p.maps["tdm_uplink"].Put(uint32(index), uint32(1)); err != nil {
+				errs = append(errs, fmt.Errorf("write uplink %d: %w", index, err))
+			}
 		}
-		if err := p.attach(d.Index, v); err != nil {
+		if err := p.attach(index, v); err != nil {
 			if !errors.Is(err, tc.ErrNoDevice) {
-				errs = append(errs, fmt.Errorf("device %s: %w", d.Name, err))
+				errs = append(errs, fmt.Errorf("device %d: %w", index, err))
 			}
 			continue
 		}
-		p.on[d.Index] = v
+		p.on[index] = v
 	}
-	for index, v := range p.on {
-		if v.role != roleUplink || has(want, index) {
-			continue
+	for index := range p.on {
+		if !has(want, index) {
+			errs = append(errs, p.leave(index))
 		}
-		errs = append(errs, p.leave(index))
 	}
 	return errors.Join(errs...)
 }
 
-// leave takes the programs off a device that was an uplink, after a while.
+// leave takes the programs off a device, after a while if it was an uplink.
 func (p *packets) leave(index int) error {
 	if _, err := net.InterfaceByIndex(index); err == nil {
 		since, leaving := p.leaving[index]
 		if !leaving {
-			p.leaving[index] = time.Now()
+			since = time.Now()
+			p.leaving[index] = since
 		}
-		if p.linger > 0 && (!leaving || time.Since(since) < p.linger) {
+		if p.on[index].role == roleUplink && time.Since(since) < p.linger {
 			return nil
 		}
 		if _, err := detachDevice(index); err != nil {

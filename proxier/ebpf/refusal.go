@@ -120,5 +120,6 @@ func (w *writer) cede(p *port) {
 			w.orphans = append(w.orphans, f.key)
 		}
 	}
+	w.vips.replace(p.frontends, kept)
 	p.frontends = kept
 }

@@ -113,6 +113,8 @@ type sockServiceStats struct {
 	Rejected    uint64
 	Dropped     uint64
 	Raced       uint64
+	Packets     uint64
+	Bytes       uint64
 }
 
 type sockSockDest struct {

@@ -73,6 +73,7 @@ const (
 	tcMapTdmSvcStats   = "tdm_svc_stats"
 	tcMapTdmUdpPeer    = "tdm_udp_peer"
 	tcMapTdmUplink     = "tdm_uplink"
+	tcMapTdmVip        = "tdm_vip"
 	tcProgTdmIn        = "tdm_in"
 	tcProgTdmOut       = "tdm_out"
 	tcVarFromPod       = "from_pod"
@@ -164,6 +165,7 @@ type tcMapSpecs struct {
 	TdmSvcStats  *ebpf.MapSpec `ebpf:"tdm_svc_stats"`
 	TdmUdpPeer   *ebpf.MapSpec `ebpf:"tdm_udp_peer"`
 	TdmUplink    *ebpf.MapSpec `ebpf:"tdm_uplink"`
+	TdmVip       *ebpf.MapSpec `ebpf:"tdm_vip"`
 }
 
 // tcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -229,6 +231,7 @@ type tcMaps struct {
 	TdmSvcStats  *ebpf.Map `ebpf:"tdm_svc_stats"`
 	TdmUdpPeer   *ebpf.Map `ebpf:"tdm_udp_peer"`
 	TdmUplink    *ebpf.Map `ebpf:"tdm_uplink"`
+	TdmVip       *ebpf.Map `ebpf:"tdm_vip"`
 }
 
 func (m *tcMaps) Close() error {
@@ -258,6 +261,7 @@ func (m *tcMaps) Close() error {
 		m.TdmSvcStats,
 		m.TdmUdpPeer,
 		m.TdmUplink,
+		m.TdmVip,
 	)
 }
 

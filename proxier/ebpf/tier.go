@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,10 @@ type Options struct {
 	// NoPackets leaves everything that does not pass a socket of this node
 	// alone.
 	NoPackets bool
+	// PodDevices are patterns, as in uplinks.Named, of devices of pods whose
+	// packets are to be looked at besides those of network namespaces that are
+	// opted out: of virtual machines, for one.
+	PodDevices []string
 	// NodePortRange is where NodePorts are allocated from: no source port of
 	// ours is out of it.
 	NodePortRange PortRange
@@ -79,6 +84,7 @@ type Tier struct {
 	mu      sync.Mutex
 	packets *packets
 	uplinks []uplinks.Device
+	pods    podDevices
 	adopted bool
 	looked  bool     // after flows, once
 	optOuts []uint64 // of an earlier map that has another size
@@ -100,6 +106,7 @@ var ErrBusy = errors.New("another process serves this cgroup")
 // before Linux 5.11 also CAP_SYS_RESOURCE, to lock memory.
 func Open(ctx context.Context, opts Options) (*Tier, error) {
 	opts.Sizes, opts.Timeouts = opts.Sizes.orDefaults(), opts.Timeouts.orDefaults()
+	opts.ProcRoot = cmp.Or(opts.ProcRoot, "/proc")
 	if err := opts.Sizes.Validate(); err != nil {
 		return nil, err
 	}
@@ -304,12 +311,14 @@ func (t *Tier) load(given map[string]*ciliumebpf.Map) error {
 		t.unload()
 		return err
 	}
+	tables.vips = kernelMap[[4]uint32, uint8]{t.flowMaps["tdm_vip"]}
 	report := func(proxier.Problem) {}
 	if t.opts.Reporter != nil {
 		report = t.opts.Reporter.Report
 	}
 	t.writer = newWriter(tables, t.opts.Sizes, clock.RealClock{}, waitForPrograms, report)
 	t.writer.guard = t.guard
+	t.flowTable.tables = tables
 	t.flows = newFlows(t.writer, t.maps.TdmSock, t.opts.ProcRoot, report)
 	var ephemeral PortRange
 	if err := t.netns.do(func() (err error) { ephemeral, err = EphemeralPorts(); return err }); err != nil {
@@ -423,7 +432,7 @@ func (t *Tier) attach() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.earlier, t.attached = nil, true
-	return t.netns.do(func() error { return t.packets.setUplinks(t.uplinks) })
+	return t.serveDevices()
 }
 
 // guard has the packets of sockets looked at.
@@ -458,7 +467,7 @@ func (t *Tier) SetUplinks(list []uplinks.Device) error {
 	if !t.attached {
 		return nil
 	}
-	return t.netns.do(func() error { return t.packets.setUplinks(list) })
+	return t.serveDevices()
 }
 
 // Adopted says whether the tables of an earlier process were taken over.
@@ -479,6 +488,9 @@ func (t *Tier) Run(ctx context.Context) {
 		}
 	}()
 	t.runs.Go(func() { t.flowTable.collect(ctx, t.opts.Timeouts) })
+	if !t.opts.NoPackets {
+		t.runs.Go(func() { t.followOptOuts(ctx) })
+	}
 	t.flows.run(ctx)
 }
 
@@ -521,8 +533,13 @@ func (t *Tier) ensureDevices(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.netns.do(func() error {
-		return errors.Join(t.packets.audit(ctx), t.packets.setUplinks(t.uplinks))
+		return errors.Join(t.packets.audit(ctx), t.packets.serve(t.uplinks, t.pods.on))
 	})
+}
+
+// serveDevices is called with mu held.
+func (t *Tier) serveDevices() error {
+	return t.netns.do(func() error { return t.packets.serve(t.uplinks, t.pods.on) })
 }
 
 func (t *Tier) ensureHooks(ctx context.Context) error {
@@ -561,7 +578,14 @@ func (t *Tier) ensureHooks(ctx context.Context) error {
 func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error { return supports(d) }
 
 // Usage of the tables, by name.
-func (t *Tier) Usage() map[string]Usage { return t.writer.usage() }
+func (t *Tier) Usage() map[string]Usage {
+	all := t.writer.usage()
+	f := t.flowTable
+	all["flows"] = Usage{f.used(), f.limit()}
+	all["tcp_flows"] = Usage{int(f.count(flowKeptTCP)), int(t.opts.Sizes.TCPFlows)}
+	all["udp_flows"] = Usage{int(f.count(flowKeptUDP)), int(t.opts.Sizes.UDPFlows)}
+	return all
+}
 
 // Close ends Run and lets go of everything in this process. What is in the
 // kernel stays. No other method may be running or be called afterwards.

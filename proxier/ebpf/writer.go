@@ -50,6 +50,7 @@ type writer struct {
 	usedRanges    int
 	rules         *proxier.NodeRules // what the tables say of this node; nil before the first
 	locals        map[[4]uint32]uint32
+	vips          vips
 	writes        uint64 // stores and map operations, ever
 
 	queue queue
@@ -83,6 +84,7 @@ func newWriter(t *tables, s Sizes, c clock.PassiveClock, g grace, report func(pr
 		services: newIDs(1, s.Services, c, g), // id 0 stands for none
 		backends: newIDs(1, s.Backends, c, g),
 		slots:    newExtents(s.Slots, c, g),
+		vips:     vips{table: t.vips, users: map[[4]uint32]int{}, written: map[[4]uint32]struct{}{}},
 		retry:    map[uint32]struct{}{},
 		unplaced: map[uint32]refusalCode{},
 	}
@@ -118,6 +120,11 @@ func (w *writer) sync(u proxier.Update) (stale bool, err error) {
 		err = errors.Join(err, w.flush(), w.settle(again))
 	}
 	w.room = false
+	if len(w.adopted) == 0 {
+		n, verr := w.vips.settle()
+		w.writes += uint64(n)
+		err = errors.Join(err, verr)
+	}
 	w.gauges(w.writes != before)
 	return w.stale, err
 }
@@ -143,6 +150,7 @@ func (w *writer) plan(u proxier.Update) []uint32 {
 		if c.New == nil {
 			if p.id != 0 {
 				w.gone = append(w.gone, *p)
+				w.vips.replace(p.frontends, nil)
 			}
 			*p = port{}
 			delete(w.retry, index)
@@ -201,6 +209,7 @@ func (w *writer) enqueue(index uint32, p *port, list []frontendEntry, fresh int)
 		w.queue.owners = append(w.queue.owners, index)
 	}
 	w.usedFrontends += fresh
+	w.vips.replace(p.frontends, list)
 	p.frontends = list
 	delete(w.retry, index)
 }

@@ -115,7 +115,7 @@ func (w *writer) text() string {
 	err = errors.Join(err, w.tables.ranges.Dump(func(key rangeKey, _ uint8) {
 		e := &w.tables.services[key.Service]
 		lines = append(lines, fmt.Sprintf("%s/%s from %s", e.Name[:e.NameLen], proxier.Protocol(e.Proto), rangeText(key)))
-	}))
+	}), w.tables.vips.Dump(func(addr [4]uint32, _ uint8) { lines = append(lines, "echo "+goAddr(addr).String()) }))
 	if err != nil {
 		return err.Error()
 	}
@@ -166,6 +166,9 @@ func wanted(all []proxier.PortChange) string {
 			f := &d.Frontends[i]
 			if f.Conflict != nil {
 				continue
+			}
+			if f.AnswersEcho() {
+				lines = append(lines, "echo "+f.Addr.Addr().String())
 			}
 			for origin, r := range f.Routes {
 				var to []string

@@ -334,6 +334,24 @@ func (p *proxy) tables() (metrics.Tables, bool) {
 	for name, u := range p.tier.Usage() {
 		t.ByName[name] = metrics.Table(u)
 	}
+	packets, err := p.tier.Packets()
+	if err != nil {
+		klog.ErrorS(err, "Metrics lack the counters of packets")
+	}
+	t.Packets = map[string]uint64{}
+	for _, c := range packets {
+		t.Packets[c.Result] = c.Count
+	}
+	traffic, err := p.tier.Traffic()
+	if err != nil {
+		klog.ErrorS(err, "Metrics lack the counters of Services")
+	}
+	for _, s := range traffic {
+		t.Services = append(t.Services, metrics.Service{
+			Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol,
+			Connections: s.Connections, Packets: s.Packets, Bytes: s.Bytes,
+		})
+	}
 	return t, true
 }
 

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"fmt"
+
+	ciliumebpf "github.com/cilium/ebpf"
+)
+
+// reasons are the words for enum reason of bpf/reasons.h: what became of a
+// packet of a Service, for /metrics and people.
+var reasons = [...]string{
+	"forwarded_local", "forwarded_remote", "forwarded_reply", "forwarded_icmp",
+	"answered_echo",
+	"rejected_no_backend", "rejected_no_source_port", "error_ttl", "error_too_big",
+	"dropped_policy", "dropped_source_range", "dropped_no_flow", "dropped_raced", "dropped_rewrite",
+	"passed_no_route", "passed_reset",
+}
+
+// PacketCount says of how many packets something became.
+type PacketCount struct {
+	Result string `json:"result"`
+	Count  uint64 `json:"count"`
+}
+
+// readReasons sums up the counters of all CPUs.
+func readReasons(m *ciliumebpf.Map) ([]PacketCount, error) {
+	counts := make([]PacketCount, len(reasons))
+	var perCPU []uint64
+	for i, name := range reasons {
+		if err := m.Lookup(uint32(i), &perCPU); err != nil {
+			return nil, fmt.Errorf("read the packets that were %s: %w", name, err)
+		}
+		counts[i].Result = name
+		for _, n := range perCPU {
+			counts[i].Count += n
+		}
+	}
+	return counts, nil
+}
+
+// Packets counts the packets of Services since the programs were attached, by
+// what became of them.
+func (t *Tier) Packets() ([]PacketCount, error) { return readReasons(t.flowMaps["tdm_reason"]) }

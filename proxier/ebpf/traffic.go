@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	ciliumebpf "github.com/cilium/ebpf"
+)
+
+// Traffic is what packets a service port had, seen by the programs at tc: those
+// of connections that were translated at their socket pass unseen.
+type Traffic struct {
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
+}
+
+func (t *Traffic) add(packets, bytes uint64) {
+	t.Packets += packets
+	t.Bytes += bytes
+}
+
+// ServiceTraffic is the traffic of a service port.
+type ServiceTraffic struct {
+	Namespace, Name, Port, Protocol string
+	Connections                     uint64
+	Traffic
+}
+
+// Traffic of all service ports that had connections.
+func (t *Tier) Traffic() ([]ServiceTraffic, error) {
+	t.writer.mu.RLock()
+	defer t.writer.mu.RUnlock()
+	tables := t.writer.tables
+	live, err := tables.traffic(t.flowMaps["tdm_flow"], t.flowTable.used())
+	if err != nil {
+		return nil, err
+	}
+	var list []ServiceTraffic
+	for id := range tables.services {
+		connections := atomic.LoadUint64(&tables.serviceStats[id].Connections)
+		if connections == 0 || tables.services[id].State == serviceFree {
+			continue
+		}
+		var v ServiceView
+		v.describe(&tables.services[id])
+		list = append(list, ServiceTraffic{v.Namespace, v.Name, v.Port, v.Protocol, connections, live[uint32(id)]})
+	}
+	return list, nil
+}
+
+// traffic of each service id: of flows that ended, and of those there are. What
+// ends in between may be counted twice or not at all, this once. used is how
+// many flows there are.
+func (t *tables) traffic(flows *ciliumebpf.Map, used int) (map[uint32]Traffic, error) {
+	by := map[uint32]Traffic{}
+	count := func(id uint32, packets, bytes uint64) {
+		if packets > 0 {
+			sum := by[id]
+			sum.add(packets, bytes)
+			by[id] = sum
+		}
+	}
+	for id := range t.serviceStats {
+		s := &t.serviceStats[id]
+		count(uint32(id), atomic.LoadUint64(&s.Packets), atomic.LoadUint64(&s.Bytes))
+	}
+	if used == 0 {
+		return by, nil
+	}
+	err := eachFlow(flows, func(f *flowEntry) {
+		count(t.serviceOf(f), f.Packets[0]+f.Packets[1], f.Bytes[0]+f.Bytes[1])
+	})
+	return by, err
+}
+
+// serviceOf is the id of a flow's service, or 0 where that may have become
+// another's.
+func (t *tables) serviceOf(f *flowEntry) uint32 {
+	if int(f.Backend) < len(t.backends) && int(f.Service) < len(t.serviceStats) {
+		if b := &t.backends[f.Backend]; atomic.LoadUint32(&b.Generation) == f.BackendGeneration && atomic.LoadUint32(&b.Service) == f.Service {
+			return f.Service
+		}
+	}
+	return 0
+}
+
+// eachFlow calls fn with copies of the flows there are.
+func eachFlow(m *ciliumebpf.Map, fn func(*flowEntry)) error {
+	const chunk = 4096
+	keys, values := make([]uint32, chunk), make([]flowEntry, chunk)
+	var cursor ciliumebpf.MapBatchCursor
+	for {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		if err != nil && !errors.Is(err, ciliumebpf.ErrKeyNotExist) {
+			return fmt.Errorf("read the flows: %w", err)
+		}
+		for i := range values[:n] {
+			if f := &values[i]; stageOf(f.Life) >= flowYoung {
+				fn(f)
+			}
+		}
+		if err != nil {
+			return nil
+		}
+	}
+}
