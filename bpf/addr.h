@@ -17,6 +17,18 @@ static __always_inline bool is_v4(const __be32 *a)
 	return !a[0] && !a[1] && a[2] == v4_prefix;
 }
 
+/* No single host has it, so nobody is to be answered there (RFC 1122, 3.2.2). */
+static __always_inline bool is_martian(const __be32 *a)
+{
+	__u32 last = bpf_ntohl(a[3]);
+
+	if (is_v4(a))
+		return last >> 24 == 0 || last >> 24 == 127 ||
+		       last >> 28 == 0xe || last == 0xffffffff;
+	return bpf_ntohl(a[0]) >> 24 == 0xff ||
+	       (!a[0] && !a[1] && !a[2] && last <= 1);
+}
+
 static __always_inline bool same_addr(const __be32 *a, const __be32 *b)
 {
 	return a[3] == b[3] && a[2] == b[2] && a[1] == b[1] && a[0] == b[0];

@@ -107,7 +107,7 @@ static __always_inline long rewrite_quote(struct __sk_buff *skb, __u32 check,
  * where those come from, if that is translated at all.
  */
 static __always_inline long rewrite_error(struct __sk_buff *skb,
-					  const struct packet *p,
+					  struct packet *p,
 					  const struct packet *inner,
 					  const struct flow_hit *hit)
 {
@@ -120,7 +120,9 @@ static __always_inline long rewrite_error(struct __sk_buff *skb,
 	copy_addr(to.dst, hit->to.dst);
 	if (!same_addr(hit->to.src, inner->key.dst))
 		copy_addr(to.src, hit->to.src);
-	return err | rewrite(skb, p, &to);
+	err |= rewrite(skb, p, &to);
+	p->key = to;
+	return err;
 }
 
 static __always_inline bool is_echo_request(const struct packet *p)

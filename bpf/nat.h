@@ -43,6 +43,32 @@ static __always_inline long csum_addrs(struct __sk_buff *skb, __u32 offset,
 	return bpf_l4_csum_replace(skb, offset, 0, diff, flags);
 }
 
+static __always_inline __u16 fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+/* What changing some words adds to a sum, for the helpers that correct one. */
+static __always_inline __s64 sum_diff(const __be32 *old, const __be32 *new,
+				      int words)
+{
+	__u64 sum = 0;
+
+	for (int i = 0; i < words; i++)
+		sum += (__u64)(__u32)~old[i] + new[i];
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return (__u32)((sum & 0xffffffff) + (sum >> 32));
+}
+
+struct v4_tail {
+	__be16 check;
+	__be32 addrs[2];
+} __attribute__((packed));
+
 /*
  * Writes addresses and ports, and corrects the checksums, also those that are
  * left to the device and those of packets that are still to be cut to size.
@@ -56,42 +82,38 @@ static __always_inline long rewrite(struct __sk_buff *skb,
 	bool has_l4 = p->fragment != LATER_FRAGMENT;
 	/* ICMP's checksum does not cover the addresses. */
 	bool has_pseudo = has_l4 && p->key.proto != IPPROTO_ICMP;
-	__be32 old4[2], new4[2];
 	__be16 old_ports[2] = { p->key.sport, p->key.dport };
 	__be16 new_ports[2] = { to->sport, to->dport };
+	__be32 old4[2];
+	struct v4_tail v4;
 	__s64 diff;
 	long err = 0;
 
 	if (p->v6) {
-		diff = bpf_csum_diff((__be32 *)p->key.src, 32,
-				     (__be32 *)to->src, 32, 0);
-		if (has_pseudo)
-			err |= csum_addrs(skb, check, diff, flags, true);
-		err |= bpf_skb_store_bytes(skb,
-					   p->l3 + offsetof(struct ipv6hdr,
-							    saddr),
-					   to->src, 32, 0);
+		/* Source and destination are one behind the other. */
+		diff = sum_diff(p->key.src, to->src, 8);
+		err = bpf_skb_store_bytes(
+			skb, p->l3 + offsetof(struct ipv6hdr, saddr), to->src,
+			32, 0);
 	} else {
 		old4[0] = p->key.src[3];
 		old4[1] = p->key.dst[3];
-		new4[0] = to->src[3];
-		new4[1] = to->dst[3];
-		diff = bpf_csum_diff(old4, sizeof(old4), new4, sizeof(new4), 0);
-		if (has_pseudo)
-			err |= csum_addrs(skb, check, diff, flags, false);
-		err |= bpf_l3_csum_replace(
-			skb, p->l3 + offsetof(struct iphdr, check), 0, diff, 0);
-		err |= bpf_skb_store_bytes(skb,
-					   p->l3 + offsetof(struct iphdr,
-							    saddr),
-					   new4, sizeof(new4), 0);
+		v4.addrs[0] = to->src[3];
+		v4.addrs[1] = to->dst[3];
+		diff = sum_diff(old4, v4.addrs, 2);
+		v4.check = ~fold((__u64)(__u16)~p->l3_check + diff);
+		err = bpf_skb_store_bytes(
+			skb, p->l3 + offsetof(struct iphdr, check), &v4,
+			sizeof(v4), 0);
 	}
+	if (has_pseudo)
+		err |= csum_addrs(skb, check, diff, flags, p->v6);
 	if (!has_l4 || *(__u32 *)old_ports == *(__u32 *)new_ports)
 		return err;
 	err |= bpf_l4_csum_replace(skb, check, *(__u32 *)old_ports,
 				   *(__u32 *)new_ports, flags | 4);
-	err |= bpf_skb_store_bytes(skb, p->l4, new_ports, sizeof(new_ports), 0);
-	return err;
+	return err |
+	       bpf_skb_store_bytes(skb, p->l4, new_ports, sizeof(new_ports), 0);
 }
 
 #endif

@@ -45,35 +45,56 @@ struct packet {
 	__u32 l3_len; /* from l3 on, without what pads the frame */
 	__u16 l3;
 	__u16 l4;
-	__u8 l4_len; /* of TCP, with options */
+	__sum16 l3_check; /* of IPv4 */
+	__u8 l4_len;	  /* of TCP, with options */
 	__u8 ttl;
 	__u8 tcp_flags;
 	__u8 fragment; /* enum fragment */
 	bool v6;
 };
 
-/*
- * Headers are read by bpf_skb_load_bytes(), which reaches into what is not
- * linear and needs no bounds of ours, for a few nanoseconds more than direct
- * access takes.
- */
+/* Copies a header, also out of what is not linear. */
+static __always_inline bool load(struct __sk_buff *skb, __u32 offset, void *to,
+				 const __u32 len)
+{
+	void *end = (void *)(long)skb->data_end;
+	void *at = (void *)(long)skb->data;
+
+	if (offset > 0x3fff)
+		return !bpf_skb_load_bytes(skb, offset, to, len);
+	/* So that the verifier sees the bound of what is added. */
+	asm volatile("%0 &= 0x3fff" : "+r"(offset));
+	at += offset;
+	if (at + len > end)
+		return !bpf_skb_load_bytes(skb, offset, to, len);
+	__builtin_memcpy(to, at, len);
+	return true;
+}
+
 static __always_inline bool parse_ports(struct __sk_buff *skb, struct packet *p)
 {
+	__u32 room = p->l3_len - (p->l4 - p->l3);
 	struct tcphdr tcp;
 	__u8 icmp[2];
 	__be32 ports;
 
+	/* What pads the frame is no header. */
+	if (room < (p->key.proto == IPPROTO_TCP ? sizeof(tcp) :
+						  sizeof(struct udphdr)))
+		return false;
 	switch (p->key.proto) {
 	case IPPROTO_TCP:
-		if (bpf_skb_load_bytes(skb, p->l4, &tcp, sizeof(tcp)))
+		if (!load(skb, p->l4, &tcp, sizeof(tcp)))
 			return false;
 		p->key.sport = tcp.source;
 		p->key.dport = tcp.dest;
 		p->tcp_flags = ((__u8 *)&tcp)[13];
 		p->l4_len = tcp.doff * 4;
-		return true;
+		/* Options may go on in the next fragment. */
+		return p->l4_len >= sizeof(tcp) &&
+		       (p->l4_len <= room || p->fragment != WHOLE);
 	case IPPROTO_UDP:
-		if (bpf_skb_load_bytes(skb, p->l4, &ports, sizeof(ports)))
+		if (!load(skb, p->l4, &ports, sizeof(ports)))
 			return false;
 		p->key.sport = ((__be16 *)&ports)[0];
 		p->key.dport = ((__be16 *)&ports)[1];
@@ -94,7 +115,7 @@ static __always_inline bool parse_v4(struct __sk_buff *skb, struct packet *p)
 	struct iphdr ip;
 	__u16 offset;
 
-	if (bpf_skb_load_bytes(skb, p->l3, &ip, sizeof(ip)))
+	if (!load(skb, p->l3, &ip, sizeof(ip)))
 		return false;
 	if (ip.version != 4 || ip.ihl < 5 || ip.protocol == IPPROTO_ICMPV6)
 		return false;
@@ -104,6 +125,7 @@ static __always_inline bool parse_v4(struct __sk_buff *skb, struct packet *p)
 	p->l3_len = bpf_ntohs(ip.tot_len);
 	p->l4 = p->l3 + ip.ihl * 4;
 	p->ttl = ip.ttl;
+	p->l3_check = ip.check;
 	offset = bpf_ntohs(ip.frag_off);
 	if (offset & (IP_MF | IP_OFFSET)) {
 		p->fragment = offset & IP_OFFSET ? LATER_FRAGMENT :
@@ -118,7 +140,7 @@ static __always_inline bool parse_v6(struct __sk_buff *skb, struct packet *p)
 	struct ipv6hdr ip;
 	__u8 next, head[8];
 
-	if (bpf_skb_load_bytes(skb, p->l3, &ip, sizeof(ip)))
+	if (!load(skb, p->l3, &ip, sizeof(ip)))
 		return false;
 	if (ip.version != 6)
 		return false;
@@ -192,6 +214,8 @@ static __always_inline bool parse(struct __sk_buff *skb, __be16 ethertype,
 	if (skb->gso_size)
 		p->l3_len = skb->len - p->l3;
 	else if (p->l3_len > skb->len - p->l3)
+		return false;
+	if (p->l4 - p->l3 > p->l3_len)
 		return false;
 	return p->fragment == LATER_FRAGMENT || parse_ports(skb, p);
 }

@@ -63,15 +63,6 @@ static __always_inline bool may_send_error(void)
 	return b->sent++ < ERRORS_PER_SECOND;
 }
 
-static __always_inline __u16 fold(__u64 sum)
-{
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return sum;
-}
-
 /* Sends what the packet has become to where it came from. */
 static __always_inline int bounce(struct __sk_buff *skb)
 {
@@ -135,7 +126,9 @@ GLOBAL int reject_tcp(struct __sk_buff *skb, struct packet *p)
 	__s64 diff;
 	long err;
 
-	if (!p || p->tcp_flags & TCP_RST || skb->gso_segs > 1)
+	/* What a fragment is part of is not known, and its answer would be one. */
+	if (!p || p->tcp_flags & TCP_RST || skb->gso_segs > 1 ||
+	    p->fragment != WHOLE)
 		return TC_ACT_SHOT;
 	check = p->l4 + offsetof(struct tcphdr, check);
 	if (bpf_skb_load_bytes(skb, p->l4, &old, sizeof(old)))

@@ -48,6 +48,7 @@ enum outcome {
 	CHOSEN,	 /* there is a backend */
 	REFUSED, /* nobody will ever answer */
 	EXPIRED, /* its last hop was this one */
+	ON,	 /* past the stack */
 	TOO_BIG, /* for the way it would go, whose limit is p->mtu */
 };
 
@@ -83,7 +84,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 	if (found != BPF_FIB_LKUP_RET_SUCCESS &&
 	    found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return done(PASS_NO_ROUTE, NEXT);
-	if (decrement_ttl(skb, p) || rewrite(skb, p, &hit->to))
+	if (rewrite(skb, p, &hit->to) || decrement_ttl(skb, p))
 		return done(DROP_REWRITE, TC_ACT_SHOT);
 	count_reason(hit->reply ? FORWARD_REPLY : FORWARD_REMOTE);
 	return send_out(&fib);
@@ -132,14 +133,31 @@ GLOBAL int follow(struct __sk_buff *skb, struct packet *p, bool ingress)
 	return done(hit.reply ? FORWARD_REPLY : FORWARD_LOCAL, NEXT);
 }
 
+/* Sends an error that has been translated on, past the stack. */
+GLOBAL int forward_error(struct __sk_buff *skb, struct packet *p)
+{
+	struct bpf_fib_lookup fib;
+	long found;
+
+	if (!p)
+		return TC_ACT_SHOT;
+	if (p->ttl <= 1)
+		return done(ERROR_TTL, TC_ACT_SHOT);
+	found = route(skb, &fib, &p->key, 0, 0);
+	if ((found != BPF_FIB_LKUP_RET_SUCCESS &&
+	     found != BPF_FIB_LKUP_RET_NO_NEIGH) ||
+	    decrement_ttl(skb, p))
+		return done(DROP_REWRITE, TC_ACT_SHOT);
+	count_reason(FORWARD_ICMP);
+	return send_out(&fib);
+}
+
 /* Follows the flow that an ICMP error is about. */
 GLOBAL int follow_error(struct __sk_buff *skb, struct packet *p, bool ingress)
 {
-	struct bpf_fib_lookup fib;
 	struct packet inner = {};
 	struct flow_key key;
 	struct flow_hit hit;
-	long found;
 
 	if (!p || !parse_quote(skb, p, &inner))
 		return NEXT;
@@ -147,20 +165,9 @@ GLOBAL int follow_error(struct __sk_buff *skb, struct packet *p, bool ingress)
 	if (!flow_find(&key, &hit) ||
 	    ingress != (!hit.reply || hit.flags & FLOW_INGRESS))
 		return NEXT;
-	if (hit.flags & FLOW_REMOTE) {
-		if (p->ttl <= 1)
-			return done(ERROR_TTL, TC_ACT_SHOT);
-		found = route(skb, &fib, &hit.to, 0, 0);
-		if (found != BPF_FIB_LKUP_RET_SUCCESS &&
-		    found != BPF_FIB_LKUP_RET_NO_NEIGH)
-			return done(PASS_NO_ROUTE, NEXT);
-		if (decrement_ttl(skb, p))
-			return done(DROP_REWRITE, TC_ACT_SHOT);
-	}
 	if (rewrite_error(skb, p, &inner, &hit))
 		return done(DROP_REWRITE, TC_ACT_SHOT);
-	count_reason(FORWARD_ICMP);
-	return hit.flags & FLOW_REMOTE ? send_out(&fib) : NEXT;
+	return hit.flags & FLOW_REMOTE ? ON : done(FORWARD_ICMP, NEXT);
 }
 
 /* The frontend that a packet is for: that of its address, or a NodePort. */
@@ -358,7 +365,7 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 	enum lb_origin origin;
 	__u32 service = 0, pick;
 
-	if (!p || !c)
+	if (!p || !c || is_martian(p->key.src))
 		return NEXT;
 	origin = origin_of(p->key.src);
 	/* By the connection, so that one that was forgotten gets the same. */
@@ -449,8 +456,11 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 static __always_inline int handle_icmp(struct __sk_buff *skb, struct packet *p,
 				       bool ingress)
 {
-	if (is_icmp_error(p))
-		return follow_error(skb, p, ingress);
+	if (is_icmp_error(p)) {
+		int verdict = follow_error(skb, p, ingress);
+
+		return verdict == ON ? forward_error(skb, p) : verdict;
+	}
 	if (!ingress || !is_echo_request(p) || local_flags(p->key.dst))
 		return NEXT;
 	if (bpf_map_lookup_elem(&tdm_vip, p->key.dst)) {
@@ -471,10 +481,12 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 	/* For a VLAN on top of this device. */
 	if (skb->vlan_present || !parse(skb, skb->protocol, &p))
 		return NEXT;
+	/* Fragments of ICMP are left to who puts them together. */
+	if (is_icmp(&p))
+		return p.fragment == WHOLE ? handle_icmp(skb, &p, ingress) :
+					     NEXT;
 	if (p.fragment != WHOLE && !follow_fragment(&p))
 		return NEXT;
-	if (is_icmp(&p))
-		return handle_icmp(skb, &p, ingress);
 	verdict = follow(skb, &p, ingress);
 	if (verdict == NO_FLOW && ingress && p.fragment != LATER_FRAGMENT)
 		verdict = begin(skb, &p);

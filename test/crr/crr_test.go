@@ -27,11 +27,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// ebpf is our kube-proxy. Packets from outside are not carried yet.
+// ebpf is our kube-proxy.
 var ebpf = &Proxy{
 	Binary: os.Args[0], Env: []string{asProxy + "=1"}, Mode: "ebpf",
-	Args:    func(n *lab.Node) []string { return []string{"--ebpf-cgroup-root=" + n.CgroupPath()} },
-	Carries: func(p Path) bool { return p == ClusterIPLocal },
+	Args: func(n *lab.Node) []string { return []string{"--ebpf-cgroup-root=" + n.CgroupPath()} },
 }
 
 // BenchmarkCRR puts upstream's modes and ours beside direct connections; an
