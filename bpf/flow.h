@@ -75,47 +75,65 @@ static __always_inline struct flow *flow_of(__u32 id)
 	return bpf_map_lookup_elem(&tdm_flow, &id);
 }
 
+#define STACK_ATTEMPTS 16
+
 /*
- * Free ids are a ring. Whoever gives one takes the next place first and fills
- * it then: one who takes it in between finds nothing there and loses the place.
- * User space finds ids that got lost that way.
+ * Free ids are a stack, whose last one is still in the cache. The count in the
+ * top word tells a top that went and came back from one that stayed. Whoever
+ * meets others that often that it gives up loses the id, and user space finds
+ * it again.
  */
-static __always_inline void flow_give(__u32 id)
+static __always_inline void flow_give(__u32 id, struct flow *f)
 {
-	__u64 *given = flow_counter(FLOW_GIVEN);
-	__u64 *place;
-	__u32 index;
+	__u64 *top = flow_counter(FLOW_TOP);
+	__u64 *used = flow_counter(FLOW_USED);
 
-	if (!given)
+	if (!top || !used)
 		return;
-	index = __sync_fetch_and_add(given, 1) & (max_flows - 1);
-	place = bpf_map_lookup_elem(&tdm_flow_free, &index);
-	if (place)
-		*(volatile __u64 *)place = id;
-}
+	for (int i = 0; i < STACK_ATTEMPTS; i++) {
+		__u64 old = *(volatile __u64 *)top;
+		__u64 new = ((old >> 32) + 1) << 32 | id;
 
-#define TAKE_ATTEMPTS 4
+		*(volatile __u32 *)&f->next = old;
+		if (__sync_val_compare_and_swap(top, old, new) == old) {
+			__sync_fetch_and_add(used, -1);
+			return;
+		}
+	}
+}
 
 /* A free id, or 0. */
 static __always_inline __u32 flow_take(void)
 {
-	__u64 *taken = flow_counter(FLOW_TAKEN);
-	__u64 *given = flow_counter(FLOW_GIVEN);
+	__u64 *top = flow_counter(FLOW_TOP);
+	__u64 *fresh = flow_counter(FLOW_FRESH);
+	__u64 *used = flow_counter(FLOW_USED);
 
-	if (!taken || !given)
+	if (!top || !fresh || !used)
 		return 0;
-	for (int i = 0; i < TAKE_ATTEMPTS; i++) {
-		__u64 next = *(volatile __u64 *)taken;
-		__u32 index = next & (max_flows - 1);
-		__u64 *place;
+	for (int i = 0; i < STACK_ATTEMPTS; i++) {
+		__u64 old = *(volatile __u64 *)top;
+		const struct flow *f;
+		__u64 new;
 
-		if (next == *(volatile __u64 *)given)
+		if (!(__u32)old)
+			break;
+		f = flow_of(old);
+		if (!f)
 			return 0;
-		if (__sync_val_compare_and_swap(taken, next, next + 1) != next)
-			continue;
-		place = bpf_map_lookup_elem(&tdm_flow_free, &index);
-		if (place)
-			return __sync_lock_test_and_set(place, 0);
+		new = ((old >> 32) + 1) << 32 | *(volatile __u32 *)&f->next;
+		if (__sync_val_compare_and_swap(top, old, new) == old) {
+			__sync_fetch_and_add(used, 1);
+			return old;
+		}
+	}
+	if (*(volatile __u64 *)fresh < max_flows) {
+		__u64 id = __sync_fetch_and_add(fresh, 1) + 1;
+
+		if (id < max_flows) {
+			__sync_fetch_and_add(used, 1);
+			return id;
+		}
 	}
 	return 0;
 }
@@ -147,25 +165,27 @@ static __always_inline void flow_bury(__u32 id, struct flow *f,
 	}
 	flow_count_up(f);
 	*(volatile __u64 *)&f->life = life_of(generation, FLOW_FREE);
-	flow_give(id);
+	flow_give(id, f);
 }
 
 /*
  * The young stand in a ring, in the order of their birth. Whoever gets the
  * place of one that is still young ends it: so those who never get anywhere
- * push out each other, and nobody else.
+ * push out each other, and nobody else. Those that are over have another ring.
  */
-GLOBAL int flow_make_room(__u64 word)
+GLOBAL int flow_make_room(__u64 word, bool over)
 {
-	__u64 *born = flow_counter(FLOW_BORN);
+	__u64 *turn = flow_counter(over ? FLOW_OVER : FLOW_BORN);
 	__u32 index, id;
 	struct flow *f;
 	__u64 *place;
 	__u64 old;
 
-	if (!born)
+	if (!turn)
 		return 0;
-	index = __sync_fetch_and_add(born, 1) & (max_young - 1);
+	index = __sync_fetch_and_add(turn, 1);
+	index = over ? max_young + (index & (MAX_CLOSED - 1)) :
+		       index & (max_young - 1);
 	place = bpf_map_lookup_elem(&tdm_flow_young, &index);
 	if (!place)
 		return 0;
@@ -183,17 +203,12 @@ GLOBAL int flow_make_room(__u64 word)
 	return 0;
 }
 
-/* Finds the flow of a packet that is as it arrived. */
-static __always_inline bool flow_find(const struct flow_key *key,
+/* Reads the flow that a word means, if the key is one of its own. */
+static __always_inline bool flow_read(const struct flow_key *key, __u64 found,
 				      struct flow_hit *hit)
 {
-	const __u64 *word = bpf_map_lookup_elem(&tdm_flow_key, key);
 	struct flow *f;
-	__u64 found;
 
-	if (!word)
-		return false;
-	found = *(volatile __u64 *)word;
 	hit->id = found;
 	f = flow_of(hit->id);
 	if (!f)
@@ -215,6 +230,15 @@ static __always_inline bool flow_find(const struct flow_key *key,
 	}
 	barrier();
 	return *(volatile __u64 *)&f->life >> 32 == found >> 32;
+}
+
+/* Finds the flow of a packet that is as it arrived. */
+static __always_inline bool flow_find(const struct flow_key *key,
+				      struct flow_hit *hit)
+{
+	const __u64 *word = bpf_map_lookup_elem(&tdm_flow_key, key);
+
+	return word && flow_read(key, *(volatile __u64 *)word, hit);
 }
 
 static __always_inline __u64 *kept_counter(__u8 proto, __u64 *most)
@@ -253,7 +277,7 @@ GLOBAL int flow_release(__u32 id, __u64 life, __u8 proto)
 		return 0;
 	if (kept)
 		__sync_fetch_and_add(kept, -1);
-	return flow_make_room(flow_word(id, life >> 32));
+	return flow_make_room(flow_word(id, life >> 32), true);
 }
 
 /* Ends a flow whose client begins anew. */

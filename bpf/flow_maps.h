@@ -26,21 +26,15 @@ struct {
 	__uint(max_entries, 1 << 19);
 } tdm_flow_key SEC(".maps");
 
-/* a ring of ids that are free: from FLOW_TAKEN on, up to FLOW_GIVEN */
+/*
+ * Two rings, of ids and generations: young flows in the order of their birth,
+ * and the last MAX_CLOSED of those that are over.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries, 1 << 18);
-	__uint(map_flags, BPF_F_MMAPABLE);
-} tdm_flow_free SEC(".maps");
-
-/* a ring of young flows, ids and generations, in the order of their birth */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, 1 << 16);
+	__uint(max_entries, (1 << 16) + 2048);
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_flow_young SEC(".maps");
 

@@ -27,7 +27,7 @@ enum flow_stage {
 	FLOW_FREE = 0,
 	FLOW_CLAIMED = 1, /* one CPU, or user space, is rewriting it */
 	FLOW_NEW = 2,	  /* whole, and about to get its keys */
-	FLOW_YOUNG = 3,	  /* goes when room is needed, the oldest first */
+	FLOW_YOUNG = 3,	  /* goes when others come, the oldest first */
 	FLOW_KEPT = 4,	  /* stays until user space takes it away */
 };
 
@@ -52,7 +52,7 @@ struct flow {
 	__u32 service;
 	__u32 backend;
 	__u32 backend_generation;
-	__u32 created; /* seconds, as seen */
+	__u32 next; /* of a free one: the id of the next free one */
 	__u64 packets[2]; /* of requests, of replies */
 	__u64 bytes[2];
 };
@@ -67,9 +67,12 @@ struct flow_counter {
 
 /* Elements of the map of flow counters. */
 enum flow_count {
-	FLOW_TAKEN,    /* free ids ever taken, and */
-	FLOW_GIVEN,    /* given back, by user space alone */
-	FLOW_BORN,     /* young ever */
+	FLOW_TOP,   /* the last id that was given back (low half), and how often
+		     * one was taken or given (high half) */
+	FLOW_FRESH, /* the next id that never was in use, if below the limit */
+	FLOW_USED,  /* ids in use */
+	FLOW_BORN,  /* young ever */
+	FLOW_OVER,  /* over ever */
 	FLOW_KEPT_TCP, /* now */
 	FLOW_KEPT_UDP,
 	FLOW_COUNTS,

@@ -109,14 +109,16 @@ static __always_inline bool is_over(const struct packet *p,
 	return !backend_of(f->backend, f->backend_generation, f->service);
 }
 
-/* Does with a packet what its flow says. */
-GLOBAL int follow(struct __sk_buff *skb, struct packet *p, bool ingress)
+/* Does with a packet what its flow says, which may be known. */
+GLOBAL int follow(struct __sk_buff *skb, struct packet *p, __u64 known,
+		  bool ingress)
 {
 	struct flow_hit hit;
 
 	if (!p)
 		return NEXT;
-	if (!flow_find(&p->key, &hit))
+	if (known ? !flow_read(&p->key, known, &hit) :
+		    !flow_find(&p->key, &hit))
 		return NO_FLOW;
 	/* Of requests and replies, each is translated in one place alone. */
 	if (ingress != (!hit.reply || hit.flags & FLOW_INGRESS))
@@ -255,11 +257,15 @@ struct choice {
 	__u32 backend;
 	__u32 generation; /* of the backend */
 	__u32 route;
+	__u64 flow; /* that was made for it, as the flow's keys have it */
 };
+
+/* Places in the ring of the young that are looked at for one. */
+#define ROOM_ATTEMPTS 4
 
 /* Makes the flow of a new connection. */
 GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
-		  const struct choice *c)
+		  struct choice *c)
 {
 	__u32 id = flow_take();
 	__u32 generation, now = now_s();
@@ -272,8 +278,8 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 		return FLOW_NO_ROOM;
 	be = bpf_map_lookup_elem(&tdm_backend, &c->backend);
 
-	for (int i = 0; i < TAKE_ATTEMPTS && !id; i++) {
-		flow_make_room(0);
+	for (int i = 0; i < ROOM_ATTEMPTS && !id; i++) {
+		flow_make_room(0, false);
 		id = flow_take();
 	}
 	f = flow_of(id);
@@ -298,7 +304,6 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 	f->backend = c->backend;
 	f->backend_generation = c->generation;
 	f->seen = now;
-	f->created = now;
 	f->packets[0] = f->packets[1] = 0;
 	f->bytes[0] = f->bytes[1] = 0;
 	barrier();
@@ -318,14 +323,15 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 	}
 	if (err) {
 		*(volatile __u64 *)&f->life = life_of(generation, FLOW_FREE);
-		flow_give(id);
+		flow_give(id, f);
 		if (err == -EADDRINUSE)
 			return FLOW_PORT_USED;
 		return err == -EEXIST ? FLOW_OUTRUN : FLOW_NO_ROOM;
 	}
 	f->flags |= FLOW_INDEXED;
 	*(volatile __u64 *)&f->life = life_of(generation, FLOW_YOUNG);
-	flow_make_room(word);
+	flow_make_room(word, false);
+	c->flow = word;
 	return FLOW_MADE;
 }
 
@@ -362,24 +368,22 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 	struct affinity chosen;
 	struct frontend_ref fe;
 	struct backend *be = NULL;
-	enum lb_origin origin;
 	__u32 service = 0, pick;
 
-	if (!p || !c || is_martian(p->key.src))
+	if (!p || !c)
 		return NEXT;
-	origin = origin_of(p->key.src);
-	/* By the connection, so that one that was forgotten gets the same. */
-	pick = check_of((const __u32 *)&p->key,
-			sizeof(p->key) / sizeof(__u32));
 	for (int i = 0; i < SELECT_ATTEMPTS; i++) {
 		enum frontend_result found = frontend_of(&p->key, &fe);
 
 		if (found == FRONTEND_NONE) {
-			if (!is_unserved(p->key.dst) || local_flags(p->key.dst))
+			if (!is_unserved(p->key.dst) ||
+			    local_flags(p->key.dst) || is_martian(p->key.src))
 				return NEXT;
 			result = SELECT_REJECT;
 			break;
 		}
+		if (is_martian(p->key.src))
+			return NEXT;
 		/* Of a connection that is gone already. */
 		if (p->key.proto == IPPROTO_TCP && p->tcp_flags & TCP_RST)
 			return done(PASS_RST, NEXT);
@@ -390,7 +394,12 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 			count_service(service, SELECT_DROP, 0);
 			return done(DROP_SOURCE_RANGE, TC_ACT_SHOT);
 		}
-		c->route = frontend_route(&fe, p->key.dst, origin);
+		c->route = frontend_route(&fe, p->key.dst,
+					  origin_of(p->key.src));
+		/* By the connection, so that one that was forgotten gets the
+		 * same. */
+		pick = check_of((const __u32 *)&p->key,
+				sizeof(p->key) / sizeof(__u32));
 		be = select_backend(&fe, p->key.src, pick, &chosen, &result);
 		if (result != SELECT_RACED)
 			break;
@@ -449,7 +458,7 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	default:
 		return done(DROP_NO_FLOW, TC_ACT_SHOT);
 	}
-	verdict = follow(skb, p, true);
+	verdict = follow(skb, p, c.flow, true);
 	return verdict == NO_FLOW ? done(DROP_RACED, TC_ACT_SHOT) : verdict;
 }
 
@@ -487,7 +496,7 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 					     NEXT;
 	if (p.fragment != WHOLE && !follow_fragment(&p))
 		return NEXT;
-	verdict = follow(skb, &p, ingress);
+	verdict = follow(skb, &p, 0, ingress);
 	if (verdict == NO_FLOW && ingress && p.fragment != LATER_FRAGMENT)
 		verdict = begin(skb, &p);
 	switch (verdict) {

@@ -27,9 +27,15 @@ const volatile __u8 have_fib_source = 1;
 /* bpf_loop() (Linux 5.17). */
 const volatile __u8 have_loop = 1;
 
-/* Powers of two, the sizes of the flow maps. */
+/* The sizes of the flow maps; that of the young is a power of two. */
 const volatile __u32 max_flows = 1 << 18;
 const volatile __u32 max_young = 1 << 16;
+
+/*
+ * Flows that are over, in case something of them still arrives. That are few,
+ * so that new ones get memory that is still in the cache.
+ */
+#define MAX_CLOSED 2048
 
 /* Flows that no young one pushes out. */
 const volatile __u64 max_kept_tcp = 1 << 17;

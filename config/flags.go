@@ -46,6 +46,7 @@ var fieldOf = map[string]string{
 	"ebpf-sync-period":                TandemKind + ".ebpf.syncPeriod",
 	"ebpf-socket-lb":                  TandemKind + ".ebpf.socketLB",
 	"ebpf-devices":                    TandemKind + ".ebpf.devices",
+	"ebpf-pod-devices":                TandemKind + ".ebpf.podDevices",
 	"ebpf-node-port-range":            TandemKind + ".ebpf.nodePortRange",
 	"ebpf-tcp-opening-timeout":        TandemKind + ".ebpf.tcpOpeningTimeout",
 	"ebpf-tcp-closed-timeout":         TandemKind + ".ebpf.tcpClosedTimeout",
@@ -107,6 +108,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.DurationVar(&e.SyncPeriod.Duration, "ebpf-sync-period", e.SyncPeriod.Duration, "The time after which everything in the kernel is compared, whether or not anything changed. Must be greater than 0.")
 	fs.StringVar(&e.SocketLB, "ebpf-socket-lb", e.SocketLB, "Whose sockets are served: 'all', of the host and of pods, or 'host', of the host's network namespace only.")
 	fs.StringSliceVar(&e.Devices, "ebpf-devices", e.Devices, "The devices by which traffic for this node comes in: names, or beginnings of names with a + behind, as 'eth0,bond+'. Empty means those that have the node's address, a default route or another one with a gateway, and the tunnels of the CNI.")
+	fs.StringSliceVar(&e.PodDevices, "ebpf-pod-devices", e.PodDevices, "Devices of pods, named as in --ebpf-devices, whose packets are served, as no socket of theirs is seen: of virtual machines, for one. Those of pods that opted out ('tandemctl optout') are found without.")
 	fs.StringVar(&e.NodePortRange, "ebpf-node-port-range", e.NodePortRange, "The range that the API server allocates NodePorts from (its --service-node-port-range). Connections to backends on other nodes get no source port out of it.")
 	fs.BoolVar(e.ProtectNodePorts, "ebpf-protect-node-ports", *e.ProtectNodePorts, "Keep processes of the host from binding NodePorts, where they would not get anything.")
 	fs.BoolVar(e.ReserveNodePorts, "ebpf-reserve-node-ports", *e.ReserveNodePorts, "Add --ebpf-node-port-range to net.ipv4.ip_local_reserved_ports where the kernel would give out ports of it to connections of this host.")

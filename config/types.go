@@ -73,6 +73,10 @@ type EBPFConfiguration struct {
 	// of names with a + behind. Empty means those that routes and addresses
 	// tell.
 	Devices []string `json:"devices,omitempty"`
+	// PodDevices are devices of pods, named as Devices are, whose packets are
+	// to be served besides those of network namespaces that are opted out: of
+	// virtual machines, for one.
+	PodDevices []string `json:"podDevices,omitempty"`
 	// NodePortRange is the range that the API server allocates NodePorts from:
 	// connections to remote backends get no source port out of it.
 	NodePortRange string `json:"nodePortRange,omitempty"`

@@ -94,9 +94,14 @@ func (c *Config) Validate() field.ErrorList {
 	if _, err := ParsePortRange(e.NodePortRange); err != nil {
 		add(at.Child("nodePortRange"), e.NodePortRange, "%v", err)
 	}
-	for i, name := range e.Devices {
-		if name == "" || name == "+" {
-			add(at.Child("devices").Index(i), name, "must be the name of a device, or the beginning of one with a + behind")
+	for _, list := range []struct {
+		name  string
+		names []string
+	}{{"devices", e.Devices}, {"podDevices", e.PodDevices}} {
+		for i, name := range list.names {
+			if name == "" || name == "+" {
+				add(at.Child(list.name).Index(i), name, "must be the name of a device, or the beginning of one with a + behind")
+			}
 		}
 	}
 	if e.SocketLB != SocketLBAll && e.SocketLB != SocketLBHost {

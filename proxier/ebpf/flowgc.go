@@ -113,7 +113,7 @@ func (t *flowTable) sweep(ctx context.Context, timeouts *FlowTimeouts, now uint3
 		for _, id := range ids {
 			f := &list[int(id)-first]
 			atomic.StoreUint64(&f.Life, f.Life&^0xff)
-			t.give(id)
+			t.give(id, f)
 		}
 		ended += len(ids)
 		if first+len(list) < int(t.flows.MaxEntries()) {

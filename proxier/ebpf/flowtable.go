@@ -45,9 +45,11 @@ const (
 
 // Elements of the map of flow counters.
 const (
-	flowTaken = iota
-	flowGiven
+	flowTop = iota
+	flowFresh
+	flowUsed
 	flowBorn
+	flowOver
 	flowKeptTCP
 	flowKeptUDP
 )
@@ -61,19 +63,21 @@ func lifeOf(generation uint32, stage int) uint64 { return uint64(generation)<<32
 type flowTable struct {
 	flows  *ciliumebpf.Map
 	keys   *ciliumebpf.Map
-	free   []uint64
 	counts []flowCounter
 	tables *tables // of the services that flows are of
 	mapped [][]byte
 }
 
+// maxClosed is MAX_CLOSED of bpf/tc_config.h.
+const maxClosed = 2048
+
 // flowMapNames are the maps that hold flows.
-var flowMapNames = []string{"tdm_flow", "tdm_flow_key", "tdm_flow_free", "tdm_flow_young", "tdm_flow_count"}
+var flowMapNames = []string{"tdm_flow", "tdm_flow_key", "tdm_flow_young", "tdm_flow_count"}
 
 func openFlowTable(maps map[string]*ciliumebpf.Map) (*flowTable, error) {
 	t := &flowTable{flows: maps["tdm_flow"], keys: maps["tdm_flow_key"]}
 	var memory tables
-	err := errors.Join(view(&memory, &t.free, maps["tdm_flow_free"]), view(&memory, &t.counts, maps["tdm_flow_count"]))
+	err := view(&memory, &t.counts, maps["tdm_flow_count"])
 	t.mapped = memory.mapped
 	if err != nil {
 		t.unmap()
@@ -96,16 +100,19 @@ func (t *flowTable) count(which int) uint64 { return atomic.LoadUint64(&t.counts
 func (t *flowTable) limit() int { return int(t.flows.MaxEntries()) - 1 }
 
 // used counts the flows there are.
-func (t *flowTable) used() int {
-	free := int(t.count(flowGiven) - t.count(flowTaken))
-	return max(0, t.limit()-free)
-}
+func (t *flowTable) used() int { return min(int(t.count(flowUsed)), t.limit()) }
 
-// give returns an id to the ring of free ones, as flow_give() of bpf/flow.h
+// give returns an id to the stack of free ones, as flow_give() of bpf/flow.h
 // does.
-func (t *flowTable) give(id uint32) {
-	at := atomic.AddUint64(&t.counts[flowGiven].Value, 1) - 1
-	atomic.StoreUint64(&t.free[at%uint64(len(t.free))], uint64(id))
+func (t *flowTable) give(id uint32, f *flowEntry) {
+	for top := &t.counts[flowTop].Value; ; {
+		old := atomic.LoadUint64(top)
+		atomic.StoreUint32(&f.Next, uint32(old))
+		if atomic.CompareAndSwapUint64(top, old, (old>>32+1)<<32|uint64(id)) {
+			atomic.AddUint64(&t.counts[flowUsed].Value, ^uint64(0))
+			return
+		}
+	}
 }
 
 // flowsPerWindow is how many flows are mapped at a time: mapping all would
@@ -144,16 +151,12 @@ func (t *flowTable) each(fn func(first int, list []flowEntry) error) error {
 }
 
 // recover makes sure that every id is in use or free: those that are neither
-// were lost by a process that died, or by two CPUs that met in the ring of free
-// ids. Flows that a process before this one was ending are ended. The programs
-// may be running meanwhile: what they are just taking or giving is left alone,
-// since it is looked for twice, a grace period apart.
+// were lost by a process that died while it ended flows, or by CPUs that met at
+// the top of the stack. The programs may be running meanwhile: what they are
+// just taking or giving is left alone, since it is looked for twice, a grace
+// period apart.
 func (t *flowTable) recover(wait grace) error {
-	if t.count(flowGiven) == 0 {
-		for id := 1; id <= t.limit(); id++ {
-			t.free[id-1] = uint64(id)
-		}
-		atomic.StoreUint64(&t.counts[flowGiven].Value, uint64(t.limit()))
+	if t.used() == 0 {
 		return nil
 	}
 	lost, err := t.lost()
@@ -179,39 +182,40 @@ func (t *flowTable) recover(wait grace) error {
 // lost returns the ids that are not free and whose flow nobody uses, and their
 // lives.
 func (t *flowTable) lost() (map[uint32]uint64, error) {
-	lost := map[uint32]uint64{}
+	idle := map[uint32]uint64{} // not in use
+	next := map[uint32]uint32{}
+	fresh := t.count(flowFresh)
 	err := t.each(func(first int, list []flowEntry) error {
 		for i := range list {
-			life := atomic.LoadUint64(&list[i].Life)
-			if id := uint32(first + i); id != 0 && stageOf(life) <= flowNew {
-				lost[id] = life
+			id, life := uint32(first+i), atomic.LoadUint64(&list[i].Life)
+			if id != 0 && uint64(id) <= fresh && stageOf(life) <= flowNew {
+				idle[id] = life
+				next[id] = atomic.LoadUint32(&list[i].Next)
 			}
 		}
 		return nil
 	})
-	for at := t.count(flowTaken); at < t.count(flowGiven); at++ {
-		delete(lost, uint32(atomic.LoadUint64(&t.free[at%uint64(len(t.free))])))
+	for id := uint32(t.count(flowTop)); id != 0 && has(idle, id); id = next[id] {
+		delete(idle, id)
 	}
-	return lost, err
+	return idle, err
 }
 
 // bury ends the flow of an id that nobody else uses, and gives the id back.
 func (t *flowTable) bury(id uint32, life uint64) error {
-	var ended []flowKey
-	size := uint32(unsafe.Sizeof(flowEntry{}))
 	var e flowEntry
 	if err := t.flows.Lookup(id, &e); err != nil {
-		return fmt.Errorf("read flow %d (%d bytes): %w", id, size, err)
+		return fmt.Errorf("read flow %d: %w", id, err)
 	}
 	if stageOf(life) != flowFree {
-		ended = append(ended, e.Request, e.Reply)
-	}
-	if err := t.deleteKeys(ended); err != nil {
-		return err
+		if err := t.deleteKeys([]flowKey{e.Request, e.Reply}); err != nil {
+			return err
+		}
 	}
 	return t.window(int(id)-int(id)%flowsPerWindow, func(list []flowEntry) {
-		atomic.StoreUint64(&list[int(id)%flowsPerWindow].Life, lifeOf(uint32(life>>32), flowFree))
-		t.give(id)
+		f := &list[int(id)%flowsPerWindow]
+		atomic.StoreUint64(&f.Life, lifeOf(uint32(life>>32), flowFree))
+		t.give(id, f)
 	})
 }
 

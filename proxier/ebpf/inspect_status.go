@@ -271,15 +271,15 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *metaEntry) (
 	return s, nil
 }
 
-// flowsUsed counts the flows there are, by the ids that are not free.
+// flowsUsed counts the flows there are.
 func (i *Inspector) flowsUsed() (int, error) {
-	counts, flows := i.maps["tdm_flow_count"], i.maps["tdm_flow"]
-	if counts == nil || flows == nil {
+	counts := i.maps["tdm_flow_count"]
+	if counts == nil {
 		return 0, fmt.Errorf("%w: no program uses map tdm_flow_count", ErrLayout)
 	}
-	var taken, given flowCounter
-	err := errors.Join(counts.Lookup(uint32(flowTaken), &taken), counts.Lookup(uint32(flowGiven), &given))
-	return max(0, int(flows.MaxEntries())-1-int(given.Value-taken.Value)), err
+	var used flowCounter
+	err := counts.Lookup(uint32(flowUsed), &used)
+	return int(used.Value), err
 }
 
 func count[K comparable, V any](m *ciliumebpf.Map) (int, error) {

@@ -98,7 +98,7 @@ func (p *packets) programs(v variant) (*packetPrograms, error) {
 	}
 	for name, value := range map[string]any{
 		"role": uint8(v.role), "l2_len": l2, "from_pod": boolByte(v.pod),
-		"max_flows": p.maps["tdm_flow_free"].MaxEntries(), "max_young": p.maps["tdm_flow_young"].MaxEntries(),
+		"max_flows": p.maps["tdm_flow"].MaxEntries(), "max_young": p.maps["tdm_flow_young"].MaxEntries() - maxClosed,
 		"max_kept_tcp": uint64(p.opts.Sizes.TCPFlows), "max_kept_udp": uint64(p.opts.Sizes.UDPFlows),
 		"snat_ranges": p.snat.bpf(), "snat_ports": uint32(p.snat.usual), "snat_all_ports": uint32(p.snat.all),
 		"have_fib_source": boolByte(!p.opts.NoFIBSource), "have_loop": boolByte(!p.opts.NoLoop),

@@ -94,10 +94,10 @@ func (s Sizes) Validate() error {
 	return nil
 }
 
-// flowRecords is the length of the map of flows: those of all kinds, and some
-// more, as one that is over counts until its id is given back.
+// flowRecords is the length of the map of flows: those of all kinds. Id 0 is
+// none.
 func (s Sizes) flowRecords() uint32 {
-	return powerOfTwo(s.TCPFlows + s.UDPFlows + powerOfTwo(s.YoungFlows) + 1)
+	return s.TCPFlows + s.UDPFlows + powerOfTwo(s.YoungFlows) + maxClosed + 1
 }
 
 // Usage is how full a table is.

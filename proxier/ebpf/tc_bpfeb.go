@@ -23,7 +23,7 @@ type tcFlow struct {
 	Service           uint32
 	Backend           uint32
 	BackendGeneration uint32
-	Created           uint32
+	Next              uint32
 	Packets           [2]uint64
 	Bytes             [2]uint64
 }
@@ -55,7 +55,6 @@ const (
 	tcMapTdmExhausted  = "tdm_exhausted"
 	tcMapTdmFlow       = "tdm_flow"
 	tcMapTdmFlowCount  = "tdm_flow_count"
-	tcMapTdmFlowFree   = "tdm_flow_free"
 	tcMapTdmFlowKey    = "tdm_flow_key"
 	tcMapTdmFlowYoung  = "tdm_flow_young"
 	tcMapTdmFragment   = "tdm_fragment"
@@ -147,7 +146,6 @@ type tcMapSpecs struct {
 	TdmExhausted *ebpf.MapSpec `ebpf:"tdm_exhausted"`
 	TdmFlow      *ebpf.MapSpec `ebpf:"tdm_flow"`
 	TdmFlowCount *ebpf.MapSpec `ebpf:"tdm_flow_count"`
-	TdmFlowFree  *ebpf.MapSpec `ebpf:"tdm_flow_free"`
 	TdmFlowKey   *ebpf.MapSpec `ebpf:"tdm_flow_key"`
 	TdmFlowYoung *ebpf.MapSpec `ebpf:"tdm_flow_young"`
 	TdmFragment  *ebpf.MapSpec `ebpf:"tdm_fragment"`
@@ -213,7 +211,6 @@ type tcMaps struct {
 	TdmExhausted *ebpf.Map `ebpf:"tdm_exhausted"`
 	TdmFlow      *ebpf.Map `ebpf:"tdm_flow"`
 	TdmFlowCount *ebpf.Map `ebpf:"tdm_flow_count"`
-	TdmFlowFree  *ebpf.Map `ebpf:"tdm_flow_free"`
 	TdmFlowKey   *ebpf.Map `ebpf:"tdm_flow_key"`
 	TdmFlowYoung *ebpf.Map `ebpf:"tdm_flow_young"`
 	TdmFragment  *ebpf.Map `ebpf:"tdm_fragment"`
@@ -243,7 +240,6 @@ func (m *tcMaps) Close() error {
 		m.TdmExhausted,
 		m.TdmFlow,
 		m.TdmFlowCount,
-		m.TdmFlowFree,
 		m.TdmFlowKey,
 		m.TdmFlowYoung,
 		m.TdmFragment,

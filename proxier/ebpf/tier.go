@@ -355,8 +355,8 @@ func (t *Tier) openFlowMaps(given map[string]*ciliumebpf.Map) error {
 	}
 	s := t.opts.Sizes
 	for name, size := range map[string]uint32{
-		"tdm_flow": s.flowRecords(), "tdm_flow_key": 2 * s.flowRecords(), "tdm_flow_free": s.flowRecords(),
-		"tdm_flow_young": powerOfTwo(s.YoungFlows),
+		"tdm_flow": s.flowRecords(), "tdm_flow_key": 2 * s.flowRecords(),
+		"tdm_flow_young": powerOfTwo(s.YoungFlows) + maxClosed,
 	} {
 		spec.Maps[name].MaxEntries = size
 	}
