@@ -24,7 +24,7 @@ struct flow_hit {
 	__u64 life;
 	__u32 flags;
 	__u32 id;
-	__u32 reply; /* 0 or 1 */
+	__u32 reply;	    /* 0 or 1 */
 	struct flow_key to; /* what the packet becomes */
 };
 
@@ -258,8 +258,8 @@ GLOBAL int flow_keep(__u32 id, __u64 life, __u8 proto)
 	if (!kept || !f)
 		return 0;
 	if (__sync_fetch_and_add(kept, 1) >= most ||
-	    __sync_val_compare_and_swap(&f->life, young,
-					life_of(life >> 32, FLOW_KEPT)) != young)
+	    __sync_val_compare_and_swap(
+		    &f->life, young, life_of(life >> 32, FLOW_KEPT)) != young)
 		__sync_fetch_and_add(kept, -1);
 	return 0;
 }
@@ -271,9 +271,9 @@ GLOBAL int flow_release(__u32 id, __u64 life, __u8 proto)
 	__u64 most, *kept = kept_counter(proto, &most);
 	struct flow *f = flow_of(id);
 
-	if (!f || __sync_val_compare_and_swap(&f->life, kept_life,
-					      life_of(life >> 32,
-						      FLOW_YOUNG)) != kept_life)
+	if (!f || __sync_val_compare_and_swap(
+			  &f->life, kept_life,
+			  life_of(life >> 32, FLOW_YOUNG)) != kept_life)
 		return 0;
 	if (kept)
 		__sync_fetch_and_add(kept, -1);
@@ -327,7 +327,7 @@ static __always_inline void flow_account(const struct flow_hit *hit,
 		if (!hit->reply && hit->flags & FLOW_REPLIED &&
 		    (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_ACK)
 			flags |= FLOW_ESTABLISHED;
-	} else if (hit->flags & FLOW_REPLIED) {
+	} else if (p->key.proto != IPPROTO_TCP && hit->flags & FLOW_REPLIED) {
 		flags |= FLOW_ESTABLISHED;
 	}
 	all = hit->flags | flags;

@@ -32,14 +32,14 @@ enum flow_stage {
 };
 
 enum flow_flag {
-	FLOW_INDEXED = 1 << 0,	  /* the keys lead here */
-	FLOW_INGRESS = 1 << 1,	  /* replies come to this node's address, and are
-				   * translated where they arrive */
-	FLOW_REMOTE = 1 << 2,	  /* forwarded past the stack */
+	FLOW_INDEXED = 1 << 0, /* the keys lead here */
+	FLOW_INGRESS = 1 << 1, /* replies come to this node's address, and are
+				* translated where they arrive */
+	FLOW_REMOTE = 1 << 2,  /* forwarded past the stack */
 	FLOW_REPLIED = 1 << 3,
 	FLOW_FIN_REQUEST = 1 << 4,
 	FLOW_FIN_REPLY = 1 << 5,
-	FLOW_CLOSED = 1 << 6,	  /* both FINs, or a reset */
+	FLOW_CLOSED = 1 << 6,	   /* both FINs, or a reset */
 	FLOW_ESTABLISHED = 1 << 7, /* TCP: the client answered the SYN-ACK */
 };
 
@@ -52,14 +52,15 @@ struct flow {
 	__u32 service;
 	__u32 backend;
 	__u32 backend_generation;
-	__u32 next; /* of a free one: the id of the next free one */
+	__u32 next;	  /* of a free one: the id of the next free one */
 	__u64 packets[2]; /* of requests, of replies */
 	__u64 bytes[2];
 };
 
 /* What keys lead to: a word of id (low half) and generation (high half). */
 
-/* Shared by all CPUs and user space, each counter in a cache line of its own. */
+/* Shared by all CPUs and user space, each counter in a cache line of its own.
+ */
 struct flow_counter {
 	__u64 value;
 	__u64 pad[7];

@@ -65,18 +65,17 @@ static __always_inline long decrement_ttl(struct __sk_buff *skb,
 	long err;
 
 	if (p->v6)
-		return bpf_skb_store_bytes(skb,
-					   p->l3 + offsetof(struct ipv6hdr,
-							    hop_limit),
-					   &ttl, sizeof(ttl), 0);
+		return bpf_skb_store_bytes(
+			skb, p->l3 + offsetof(struct ipv6hdr, hop_limit), &ttl,
+			sizeof(ttl), 0);
 	/* The protocol is the other byte of the word. */
 	old = bpf_htons(p->ttl << 8 | p->key.proto);
 	new = bpf_htons(ttl << 8 | p->key.proto);
 	err = bpf_l3_csum_replace(skb, p->l3 + offsetof(struct iphdr, check),
 				  old, new, sizeof(new));
-	return err | bpf_skb_store_bytes(
-			     skb, p->l3 + offsetof(struct iphdr, ttl), &ttl,
-			     sizeof(ttl), 0);
+	return err |
+	       bpf_skb_store_bytes(skb, p->l3 + offsetof(struct iphdr, ttl),
+				   &ttl, sizeof(ttl), 0);
 }
 
 #endif

@@ -31,9 +31,8 @@ struct {
 	__uint(max_entries, 8192);
 } tdm_fragment SEC(".maps");
 
-static __always_inline __u32
-fragment_check(const struct fragment_key *key,
-	       const struct fragment_ports *ports)
+static __always_inline __u32 fragment_check(const struct fragment_key *key,
+					    const struct fragment_ports *ports)
 {
 	__u32 words[sizeof(*key) / sizeof(__u32) + 1];
 

@@ -29,9 +29,8 @@ static __always_inline bool is_icmp_error(const struct packet *p)
 }
 
 /* The quoted packet, of which no more than 8 bytes behind IP may be there. */
-static __always_inline bool parse_quote(struct __sk_buff *skb,
-					const struct packet *p,
-					struct packet *inner)
+static __always_inline bool
+parse_quote(struct __sk_buff *skb, const struct packet *p, struct packet *inner)
 {
 	__be32 ports;
 
@@ -41,6 +40,7 @@ static __always_inline bool parse_quote(struct __sk_buff *skb,
 	if (inner->key.proto != IPPROTO_TCP && inner->key.proto != IPPROTO_UDP)
 		return false;
 	if (inner->fragment == LATER_FRAGMENT ||
+	    inner->l4 + sizeof(ports) > p->l3 + p->l3_len ||
 	    bpf_skb_load_bytes(skb, inner->l4, &ports, sizeof(ports)))
 		return false;
 	inner->key.sport = ((__be16 *)&ports)[0];
@@ -53,13 +53,15 @@ static __always_inline bool parse_quote(struct __sk_buff *skb,
  * changes the error's checksum, too, but for what cancels itself out: IPv4
  * addresses and the checksum of their header.
  */
-static __always_inline long rewrite_quote(struct __sk_buff *skb, __u32 check,
+static __always_inline long rewrite_quote(struct __sk_buff *skb,
+					  const struct packet *p,
 					  const struct packet *inner,
 					  const struct flow_key *to)
 {
 	__be16 old_ports[2] = { inner->key.sport, inner->key.dport };
 	__be16 new_ports[2] = { to->sport, to->dport };
 	__u32 at = inner->l4 + csum_offset(inner->key.proto);
+	__u32 check = p->l4 + csum_offset(p->key.proto);
 	__be32 old4[2], new4[2];
 	__be16 old_sum, new_sum;
 	__s64 addrs, sum;
@@ -91,7 +93,8 @@ static __always_inline long rewrite_quote(struct __sk_buff *skb, __u32 check,
 	err |= bpf_skb_store_bytes(skb, inner->l4, new_ports, sizeof(new_ports),
 				   0);
 	/* Its checksum may have been cut off, and UDP may have none. */
-	if (err || bpf_skb_load_bytes(skb, at, &old_sum, sizeof(old_sum)) ||
+	if (err || at + sizeof(old_sum) > p->l3 + p->l3_len ||
+	    bpf_skb_load_bytes(skb, at, &old_sum, sizeof(old_sum)) ||
 	    (!old_sum && inner->key.proto == IPPROTO_UDP))
 		return err;
 	sum = bpf_csum_diff((__be32 *)old_ports, sizeof(old_ports),
@@ -115,7 +118,7 @@ static __always_inline long rewrite_error(struct __sk_buff *skb,
 	long err;
 
 	turn_around(&to, &hit->to);
-	err = rewrite_quote(skb, p->l4 + csum_offset(p->key.proto), inner, &to);
+	err = rewrite_quote(skb, p, inner, &to);
 	to = p->key;
 	copy_addr(to.dst, hit->to.dst);
 	if (!same_addr(hit->to.src, inner->key.dst))

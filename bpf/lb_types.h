@@ -146,7 +146,7 @@ struct service_stats {
 	__u64 connections; /* connects, and datagrams that picked a backend */
 	__u64 rejected;
 	__u64 dropped;
-	__u64 raced; /* gave up re-reading a set that kept changing */
+	__u64 raced;   /* gave up re-reading a set that kept changing */
 	__u64 packets; /* of flows that ended; the others are in their flows */
 	__u64 bytes;
 };
@@ -174,7 +174,7 @@ struct sock_dest {
 	__u32 generation;
 	__u8 connected; /* by connect(), not by sendto() */
 	__u8 proto;
-	__u8 many; /* talks to other service addresses too: see udp_peer */
+	__u8 many;    /* talks to other service addresses too: see udp_peer */
 	__u8 guarded; /* source ranges are asked when it sends */
 	__u8 pad[4];
 };
@@ -204,8 +204,8 @@ struct meta {
 	__u32 backends_used;
 	__u32 services_used;
 	__u32 frontends_used;
-	__u32 unplaced; /* service ports that did not fit */
-	__u32 node;	/* which element of the node map counts */
+	__u32 unplaced;	       /* service ports that did not fit */
+	__u32 node;	       /* which element of the node map counts */
 	__u64 changed_unix_ns; /* newest change of anything here */
 };
 

@@ -102,9 +102,9 @@ static __always_inline long rewrite(struct __sk_buff *skb,
 		v4.addrs[1] = to->dst[3];
 		diff = sum_diff(old4, v4.addrs, 2);
 		v4.check = ~fold((__u64)(__u16)~p->l3_check + diff);
-		err = bpf_skb_store_bytes(
-			skb, p->l3 + offsetof(struct iphdr, check), &v4,
-			sizeof(v4), 0);
+		err = bpf_skb_store_bytes(skb,
+					  p->l3 + offsetof(struct iphdr, check),
+					  &v4, sizeof(v4), 0);
 	}
 	if (has_pseudo)
 		err |= csum_addrs(skb, check, diff, flags, p->v6);

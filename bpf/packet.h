@@ -79,8 +79,8 @@ static __always_inline bool parse_ports(struct __sk_buff *skb, struct packet *p)
 	__be32 ports;
 
 	/* What pads the frame is no header. */
-	if (room < (p->key.proto == IPPROTO_TCP ? sizeof(tcp) :
-						  sizeof(struct udphdr)))
+	if (room <
+	    (p->key.proto == IPPROTO_TCP ? sizeof(tcp) : sizeof(struct udphdr)))
 		return false;
 	switch (p->key.proto) {
 	case IPPROTO_TCP:
@@ -128,8 +128,8 @@ static __always_inline bool parse_v4(struct __sk_buff *skb, struct packet *p)
 	p->l3_check = ip.check;
 	offset = bpf_ntohs(ip.frag_off);
 	if (offset & (IP_MF | IP_OFFSET)) {
-		p->fragment = offset & IP_OFFSET ? LATER_FRAGMENT :
-						   FIRST_FRAGMENT;
+		p->fragment =
+			offset & IP_OFFSET ? LATER_FRAGMENT : FIRST_FRAGMENT;
 		p->frag_id = ip.id;
 	}
 	return true;
@@ -180,7 +180,8 @@ static __always_inline bool parse_v6(struct __sk_buff *skb, struct packet *p)
 				p->fragment = LATER_FRAGMENT;
 			else if (offset & 1)
 				p->fragment = FIRST_FRAGMENT;
-			__builtin_memcpy(&p->frag_id, &head[4], sizeof(p->frag_id));
+			__builtin_memcpy(&p->frag_id, &head[4],
+					 sizeof(p->frag_id));
 			p->l4 += sizeof(head);
 			if (p->fragment == LATER_FRAGMENT) {
 				/* What follows is in the first one. */

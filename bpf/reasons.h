@@ -20,7 +20,8 @@ enum reason {
 	DROP_SOURCE_RANGE, /* loadBalancerSourceRanges */
 	DROP_NO_FLOW,	   /* no room for another flow */
 	DROP_RACED,	   /* tables changed faster than they could be read */
-	DROP_REWRITE, /* the kernel could not make the packet writable */
+	DROP_REWRITE,	   /* the kernel could not make the packet writable */
+	DROP_NO_ROUTE,	   /* an error about a packet of a flow */
 	PASS_NO_ROUTE,
 	PASS_RST, /* a reset of no known connection */
 	REASONS,

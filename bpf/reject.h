@@ -90,7 +90,8 @@ static __always_inline long set_ip(struct __sk_buff *skb,
 	if (p->v6) {
 		len[1] = bpf_htons(length - sizeof(struct ipv6hdr));
 		return bpf_skb_store_bytes(
-			       skb, p->l3 + offsetof(struct ipv6hdr, payload_len),
+			       skb,
+			       p->l3 + offsetof(struct ipv6hdr, payload_len),
 			       &len[1], sizeof(len[1]), 0) |
 		       bpf_skb_store_bytes(
 			       skb, p->l3 + offsetof(struct ipv6hdr, hop_limit),
@@ -108,9 +109,9 @@ static __always_inline long set_ip(struct __sk_buff *skb,
 				   ttl[0], ttl[1], 2);
 	err |= bpf_skb_store_bytes(skb, p->l3 + offsetof(struct iphdr, tot_len),
 				   &len[1], sizeof(len[1]), 0);
-	return err | bpf_skb_store_bytes(skb,
-					 p->l3 + offsetof(struct iphdr, ttl),
-					 &hops, sizeof(hops), 0);
+	return err |
+	       bpf_skb_store_bytes(skb, p->l3 + offsetof(struct iphdr, ttl),
+				   &hops, sizeof(hops), 0);
 }
 
 /*
@@ -126,7 +127,8 @@ GLOBAL int reject_tcp(struct __sk_buff *skb, struct packet *p)
 	__s64 diff;
 	long err;
 
-	/* What a fragment is part of is not known, and its answer would be one. */
+	/* What a fragment is part of is not known, and its answer would be one.
+	 */
 	if (!p || p->tcp_flags & TCP_RST || skb->gso_segs > 1 ||
 	    p->fragment != WHOLE)
 		return TC_ACT_SHOT;
@@ -158,9 +160,8 @@ GLOBAL int reject_tcp(struct __sk_buff *skb, struct packet *p)
 		options &= 0x3f;
 		if (options > sizeof(option))
 			return TC_ACT_SHOT;
-		if (options &&
-		    bpf_skb_load_bytes(skb, p->l4 + sizeof(old), option,
-				       options))
+		if (options && bpf_skb_load_bytes(skb, p->l4 + sizeof(old),
+						  option, options))
 			return TC_ACT_SHOT;
 		diff = bpf_csum_diff((__be32 *)option, sizeof(option), NULL, 0,
 				     0);
@@ -187,12 +188,12 @@ GLOBAL int reject_tcp(struct __sk_buff *skb, struct packet *p)
 			skb, p->l3 + offsetof(struct ipv6hdr, daddr),
 			p->key.src, 16, 0);
 	} else {
-		err |= bpf_skb_store_bytes(skb,
-					   p->l3 + offsetof(struct iphdr, saddr),
-					   &p->key.dst[3], 4, 0);
-		err |= bpf_skb_store_bytes(skb,
-					   p->l3 + offsetof(struct iphdr, daddr),
-					   &p->key.src[3], 4, 0);
+		err |= bpf_skb_store_bytes(
+			skb, p->l3 + offsetof(struct iphdr, saddr),
+			&p->key.dst[3], 4, 0);
+		err |= bpf_skb_store_bytes(
+			skb, p->l3 + offsetof(struct iphdr, daddr),
+			&p->key.src[3], 4, 0);
 	}
 	return err ? TC_ACT_SHOT : bounce(skb);
 }

@@ -277,7 +277,8 @@ static __always_inline bool bound_to(struct bpf_sock *sk, __be32 *addr)
 enum admission {
 	ADMITTED,
 	SHUT_OUT,
-	ASK_THE_PACKET, /* its source is not known before it is sent: tdm_guard */
+	ASK_THE_PACKET, /* its source is not known before it is sent: tdm_guard
+			 */
 };
 
 /* What source ranges say of a socket. */

@@ -5,9 +5,10 @@
  * all others follow it.
  *
  * On uplinks, where clients come in: to a backend on this node the destination
- * is translated, the packet goes up the stack, and the reply gets the frontend's
- * address back where it leaves. A remote backend gets the packet from this
- * node's own address, past the stack, and so does the client the reply.
+ * is translated, the packet goes up the stack, and the reply gets the
+ * frontend's address back where it leaves. A remote backend gets the packet
+ * from this node's own address, past the stack, and so does the client the
+ * reply.
  *
  * On the devices of opted-out pods: the destination is translated where the
  * packet comes out of the pod, and back where the reply goes into it.
@@ -145,10 +146,11 @@ GLOBAL int forward_error(struct __sk_buff *skb, struct packet *p)
 		return TC_ACT_SHOT;
 	if (p->ttl <= 1)
 		return done(ERROR_TTL, TC_ACT_SHOT);
-	found = route(skb, &fib, &p->key, 0, 0);
-	if ((found != BPF_FIB_LKUP_RET_SUCCESS &&
-	     found != BPF_FIB_LKUP_RET_NO_NEIGH) ||
-	    decrement_ttl(skb, p))
+	found = route(skb, &fib, &p->key, 1, 0);
+	if (found != BPF_FIB_LKUP_RET_SUCCESS &&
+	    found != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return done(DROP_NO_ROUTE, TC_ACT_SHOT);
+	if (decrement_ttl(skb, p))
 		return done(DROP_REWRITE, TC_ACT_SHOT);
 	count_reason(FORWARD_ICMP);
 	return send_out(&fib);
@@ -215,7 +217,9 @@ static __always_inline bool is_remote(struct __sk_buff *skb,
 	if (be->flags & BACKEND_LOCAL || local_flags(be->addr))
 		return false;
 	copy_addr(to.dst, be->addr);
-	found = route(skb, &fib, &to, 0, have_fib_source ? FIB_SOURCE : 0);
+	/* A length that fits anywhere: without one, this packet's would count.
+	 */
+	found = route(skb, &fib, &to, 1, have_fib_source ? FIB_SOURCE : 0);
 	if (found != BPF_FIB_LKUP_RET_SUCCESS &&
 	    found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return false;
@@ -234,9 +238,9 @@ static __always_inline bool is_remote(struct __sk_buff *skb,
 
 /*
  * Whether a connection is to come from this node's own address. From an uplink,
- * all to remote backends, or their replies would not pass here. From a pod, that
- * to itself, and what is to be masqueraded if the replies come by an uplink:
- * those of another pod of this node would be taken for the host's.
+ * all to remote backends, or their replies would not pass here. From a pod,
+ * that to itself, and what is to be masqueraded if the replies come by an
+ * uplink: those of another pod of this node would be taken for the host's.
  */
 static __always_inline bool has_own_source(struct __sk_buff *skb,
 					   const struct packet *p,
@@ -335,9 +339,8 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 	return FLOW_MADE;
 }
 
-static __always_inline void count_service(__u32 service,
-					  enum select_result result,
-					  __u32 backend)
+static __always_inline void
+count_service(__u32 service, enum select_result result, __u32 backend)
 {
 	struct service_stats *s = bpf_map_lookup_elem(&tdm_svc_stats, &service);
 	__u64 *b;
@@ -394,8 +397,8 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 			count_service(service, SELECT_DROP, 0);
 			return done(DROP_SOURCE_RANGE, TC_ACT_SHOT);
 		}
-		c->route = frontend_route(&fe, p->key.dst,
-					  origin_of(p->key.src));
+		c->route =
+			frontend_route(&fe, p->key.dst, origin_of(p->key.src));
 		/* By the connection, so that one that was forgotten gets the
 		 * same. */
 		pick = check_of((const __u32 *)&p->key,
@@ -424,16 +427,14 @@ static __always_inline int send_error(struct __sk_buff *skb, struct packet *p,
 	if (is_icmp(p) || p->fragment == LATER_FRAGMENT)
 		return TC_ACT_SHOT;
 	if (reason == ERROR_TTL)
-		return icmp_error(skb, p,
-				  p->v6 ? ICMPV6_TIME_EXCEED :
-					  ICMP_TIME_EXCEEDED,
-				  0, 0);
+		return icmp_error(
+			skb, p, p->v6 ? ICMPV6_TIME_EXCEED : ICMP_TIME_EXCEEDED,
+			0, 0);
 	if (p->v6)
 		return icmp_error(skb, p, ICMPV6_PKT_TOOBIG, 0, p->mtu);
 	/* Also where fragments are allowed: nobody here could make them, and
 	 * the sender can. */
-	return icmp_error(skb, p, ICMP_DEST_UNREACH, ICMP_FRAG_NEEDED,
-			  p->mtu);
+	return icmp_error(skb, p, ICMP_DEST_UNREACH, ICMP_FRAG_NEEDED, p->mtu);
 }
 
 /* A packet without a flow. */
@@ -470,7 +471,8 @@ static __always_inline int handle_icmp(struct __sk_buff *skb, struct packet *p,
 
 		return verdict == ON ? forward_error(skb, p) : verdict;
 	}
-	if (!ingress || !is_echo_request(p) || local_flags(p->key.dst))
+	if (!ingress || !is_echo_request(p) || local_flags(p->key.dst) ||
+	    is_martian(p->key.src))
 		return NEXT;
 	if (bpf_map_lookup_elem(&tdm_vip, p->key.dst)) {
 		count_reason(ANSWER_ECHO);

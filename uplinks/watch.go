@@ -63,11 +63,13 @@ type Watcher struct {
 	mu      sync.Mutex
 	nodeIPs []netip.Addr
 	moved   chan struct{} // nodeIPs are others
+	// were are the indexes of uplinks that were told, by name.
+	were map[string]int
 }
 
 // New makes a watcher.
 func New(o Options) *Watcher {
-	w := &Watcher{names: o.Names, run: o.In, nodeIPs: slices.Clone(o.NodeIPs), moved: make(chan struct{}, 1)}
+	w := &Watcher{names: o.Names, run: o.In, nodeIPs: slices.Clone(o.NodeIPs), moved: make(chan struct{}, 1), were: map[string]int{}}
 	if w.run == nil {
 		w.run = func(fn func() error) error { return fn() }
 	}
@@ -134,8 +136,24 @@ func (w *Watcher) look() (u Uplinks, err error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	u.Devices = Find(links, addrs, routes, w.nodeIPs)
+	u.Devices = again(links, Find(links, addrs, routes, w.nodeIPs), w.were)
 	return u, nil
+}
+
+// again adds devices that have the name of an uplink that went: it was made anew
+// (a driver was loaded again, a machine got its network card back), and by the time
+// it has addresses and routes, packets of open connections have come by. One that
+// turns out to be something else is left out the next time.
+func again(links []netlink.Link, found []Device, were map[string]int) []Device {
+	for _, l := range links {
+		a := l.Attrs()
+		index, was := were[a.Name]
+		if was && index != a.Index && a.MasterIndex == 0 && !slices.ContainsFunc(found, func(d Device) bool { return d.Index == a.Index }) {
+			found = append(found, device(l, "an uplink had this name"))
+		}
+	}
+	slices.SortFunc(found, func(a, b Device) int { return a.Index - b.Index })
+	return found
 }
 
 // Watch tells the uplinks, at first and whenever they are others, until ctx is
@@ -148,6 +166,7 @@ func (w *Watcher) Watch(ctx context.Context, tell func(Uplinks)) {
 		// What is unmatched follows from the devices.
 		if last == nil || !slices.Equal(last.Devices, u.Devices) {
 			last = &u
+			w.remember(u.Devices)
 			tell(u)
 		}
 	}
@@ -163,6 +182,14 @@ func (w *Watcher) Watch(ctx context.Context, tell func(Uplinks)) {
 			timer.Stop()
 		case <-timer.C:
 		}
+	}
+}
+
+func (w *Watcher) remember(list []Device) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, d := range list {
+		w.were[d.Name] = d.Index
 	}
 }
 
@@ -183,6 +210,7 @@ func (w *Watcher) watch(ctx context.Context, tell func(Uplinks)) error {
 	timer := time.NewTimer(0) // the first look
 	defer timer.Stop()
 	burst, rest := false, burstTime
+	var looked time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -192,9 +220,10 @@ func (w *Watcher) watch(ctx context.Context, tell func(Uplinks)) error {
 		case <-w.moved:
 			wake(changed)
 		case <-changed:
+			// The first one of a quiet time at once.
 			if !burst {
 				burst = true
-				timer.Reset(rest)
+				timer.Reset(rest - time.Since(looked))
 			}
 		case <-timer.C:
 			burst = false
@@ -203,7 +232,8 @@ func (w *Watcher) watch(ctx context.Context, tell func(Uplinks)) error {
 			if err != nil {
 				return err
 			}
-			rest = max(burstTime, restFactor*time.Since(start))
+			looked = time.Now()
+			rest = max(burstTime, restFactor*looked.Sub(start))
 			tell(u)
 			timer.Reset(relistTime)
 		}

@@ -338,3 +338,20 @@ func TestWatchAgain(t *testing.T) {
 	n.routes(n.nl.RouteAdd, route(n.bridge("up0"), "10.244.9.0/24", "192.0.2.2", 0))
 	n.becomes("eth0 up0")
 }
+
+// A device that is made anew under an uplink's name is one before it is up or has an
+// address; one that only lost what made it an uplink is none.
+func TestAgain(t *testing.T) {
+	link := func(index int, name string) netlink.Link {
+		return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index, Name: name, EncapType: "ether"}}
+	}
+	were := map[string]int{"eth0": 2, "eth1": 3}
+	got := again([]netlink.Link{link(1, "lo"), link(3, "eth1"), link(7, "eth0"), link(8, "veth0")}, nil, were)
+	if len(got) != 1 || got[0].Index != 7 || got[0].Name != "eth0" {
+		t.Errorf("got %v", got)
+	}
+	found := []Device{{Index: 7, Name: "eth0", Why: "default route"}}
+	if got := again([]netlink.Link{link(7, "eth0")}, found, were); len(got) != 1 || got[0].Why != "default route" {
+		t.Errorf("got %v", got)
+	}
+}
