@@ -14,9 +14,6 @@
 #include "select.h"
 #include "tc_config.h"
 
-/* A function that the verifier looks at once, and not wherever it is called. */
-#define GLOBAL __attribute__((noinline))
-
 /* What a packet found. The record may change hands meanwhile: what is needed
  * of it is copied, and its life was the same before and after. */
 struct flow_hit {

@@ -166,26 +166,6 @@ static __always_inline void count(__u32 service, enum select_result result,
 }
 
 /*
- * An unconnected socket that keeps sending to one service address stays with
- * its backend while that is eligible, as it would under netfilter's conntrack.
- */
-static __always_inline bool sticky(const struct sock_dest *dest,
-				   const struct frontend_ref *fe,
-				   struct peer *p)
-{
-	struct backend *be;
-
-	if (!dest || !same(dest->vip, dest->vip_port, p->addr, p->port))
-		return false;
-	be = backend_of(dest->backend, dest->generation, fe->service);
-	if (!be || !is_member(be, fe->set))
-		return false;
-	__builtin_memcpy(p->addr, be->addr, sizeof(p->addr));
-	p->port = be->port;
-	return true;
-}
-
-/*
  * Remembers what dest says of the socket. Only an unconnected socket can come
  * here for a second service address while replies of the first may still
  * arrive; its further peers go to the LRU.
@@ -281,19 +261,34 @@ enum admission {
 			 */
 };
 
+/* Who asks for a backend, and which one it gets. */
+struct pick {
+	__u64 netns;
+	__be32 source[4]; /* if it is known yet */
+	__u8 bound;	  /* it is */
+	__u8 sending;	  /* without a connection */
+	__u8 guarded;	  /* ranges have to ask the packet */
+	__u8 pad;
+	__u32 service;
+	__u32 backend;
+	__u32 generation;
+	__be32 addr[4];
+	__be16 port;
+	__be16 pad2;
+	__u32 pad3;
+};
+
 /* What source ranges say of a socket. */
 static __always_inline enum admission admission(const struct frontend_ref *fe,
 						const __be32 *vip,
-						struct bpf_sock *sk,
-						enum lb_origin origin)
+						const struct pick *x)
 {
-	__be32 source[4];
-
 	if (!(fe->flags & FRONTEND_FILTERED))
 		return ADMITTED;
-	if (bound_to(sk, source))
-		return frontend_admits(fe, vip, source) ? ADMITTED : SHUT_OUT;
-	if (origin == FROM_HOST) {
+	if (x->bound)
+		return frontend_admits(fe, vip, x->source) ? ADMITTED :
+							     SHUT_OUT;
+	if (x->netns == host_netns_cookie) {
 		if (fe->flags & FRONTEND_HOST)
 			return ADMITTED;
 		/* Then the VIP itself will be the source. */
@@ -304,6 +299,76 @@ static __always_inline enum admission admission(const struct frontend_ref *fe,
 	if (fe->flags & FRONTEND_ALL_PODS)
 		return ADMITTED;
 	return fe->flags & FRONTEND_SOME_PODS ? ASK_THE_PACKET : SHUT_OUT;
+}
+
+enum picked {
+	PICKED,
+	PICKED_AGAIN, /* it goes on with what it has */
+	PICKED_REJECT,
+	PICKED_DROP,
+	PICKED_RACED,	 /* what was read does not belong together */
+	PICKED_NONE,	 /* no frontend has that address and port */
+	PICKED_NOT_OURS, /* the namespace opted out */
+};
+
+/*
+ * Picks the backend for a socket, once. last is what it has got before, if
+ * anything: an unconnected socket that keeps sending to one service address
+ * stays with its backend while that is eligible, as it would under netfilter's
+ * conntrack.
+ */
+GLOBAL int pick(const struct frontend_key *dialled,
+		const struct sock_dest *last, struct pick *x)
+{
+	enum select_result result;
+	struct affinity chosen;
+	struct frontend_key key;
+	struct frontend_ref fe;
+	enum admission admitted;
+	struct backend *be;
+
+	if (!dialled || !x)
+		return PICKED_NONE;
+	key = *dialled;
+	switch (frontend_of(&key, x->netns, &fe)) {
+	case FRONTEND_NONE:
+		return PICKED_NONE;
+	case FRONTEND_RACED:
+		return left_alone(x->netns) ? PICKED_NOT_OURS : PICKED_RACED;
+	case FRONTEND_FOUND:
+		break;
+	}
+	if (left_alone(x->netns))
+		return PICKED_NOT_OURS;
+	x->service = fe.service;
+	admitted = admission(&fe, key.addr, x);
+	if (admitted == SHUT_OUT)
+		return PICKED_DROP;
+	x->guarded = admitted == ASK_THE_PACKET;
+	frontend_route(&fe, key.addr,
+		       x->netns == host_netns_cookie ? FROM_HOST : FROM_POD);
+	if (last && x->sending &&
+	    same(last->vip, last->vip_port, key.addr, key.port)) {
+		be = backend_of(last->backend, last->generation, fe.service);
+		if (be && is_member(be, fe.set)) {
+			copy_addr(x->addr, be->addr);
+			x->port = be->port;
+			return PICKED_AGAIN;
+		}
+	}
+	__be32 client[4] = { 0, 0, x->netns >> 32, (__u32)x->netns };
+
+	be = select_backend(&fe, client, bpf_get_prandom_u32(), &chosen,
+			    &result);
+	if (!be)
+		return result == SELECT_REJECT ? PICKED_REJECT :
+		       result == SELECT_DROP   ? PICKED_DROP :
+						 PICKED_RACED;
+	x->backend = chosen.backend;
+	x->generation = chosen.generation;
+	copy_addr(x->addr, be->addr);
+	x->port = be->port;
+	return PICKED;
 }
 
 /* Nobody serves this address and port. */
@@ -326,8 +391,7 @@ static __always_inline int forward_none(struct bpf_sock_addr *ctx,
 /*
  * What was read may not belong together because user space is changing it; then
  * all is read again, from the frontend on. Once is enough but for a writer that
- * publishes faster than we read. The verifier walks through every attempt:
- * twice as many would take it ten times as long.
+ * publishes faster than we read.
  */
 #define FORWARD_ATTEMPTS 4
 
@@ -336,17 +400,10 @@ static __always_inline int forward(struct bpf_sock_addr *ctx, struct peer *p,
 				   bool connecting)
 {
 	struct frontend_key key = { .scope = SCOPE_ADDRESS };
-	enum select_result result = SELECT_RACED;
-	__u64 netns = bpf_get_netns_cookie(ctx);
-	__be32 client[4] = { 0, 0, netns >> 32, (__u32)netns };
+	struct pick x = {};
 	struct bpf_sock *sk = ctx->sk;
-	__u32 service = 0; /* of a frontend that could not be read */
-	struct affinity chosen;
-	struct frontend_ref fe;
-	struct backend *be = NULL;
-	enum admission admitted = ADMITTED;
 	struct sock_dest *old;
-	enum lb_origin origin;
+	int picked = PICKED_RACED;
 
 	key.proto = l4_proto(ctx);
 	if (!key.proto)
@@ -354,47 +411,46 @@ static __always_inline int forward(struct bpf_sock_addr *ctx, struct peer *p,
 	copy_addr(key.addr, p->addr);
 	key.port = p->port;
 	old = dest_of(sk);
-	origin = netns == host_netns_cookie ? FROM_HOST : FROM_POD;
+	x.netns = bpf_get_netns_cookie(ctx);
+	x.bound = bound_to(sk, x.source);
+	x.sending = !connecting;
 
-	for (int i = 0; i < FORWARD_ATTEMPTS; i++) {
-		enum frontend_result found = frontend_of(&key, netns, &fe);
-
-		if (found == FRONTEND_NONE)
-			return forward_none(ctx, p, old, connecting, netns);
-		if (left_alone(netns))
-			return PROCEED;
-		if (found == FRONTEND_RACED)
-			continue;
-		service = fe.service;
-		admitted = admission(&fe, p->addr, sk, origin);
-		if (admitted == SHUT_OUT) {
-			result = SELECT_DROP;
-			break;
-		}
-		frontend_route(&fe, p->addr, origin);
-		if (!connecting && sticky(old, &fe, p))
-			return PROCEED;
-		be = select_backend(&fe, client, bpf_get_prandom_u32(), &chosen,
-				    &result);
-		if (result != SELECT_RACED)
-			break;
+	for (int i = 0; i < FORWARD_ATTEMPTS && picked == PICKED_RACED; i++)
+		picked = pick(&key, old, &x);
+	switch (picked) {
+	case PICKED_NONE:
+		return forward_none(ctx, p, old, connecting, x.netns);
+	case PICKED_NOT_OURS:
+		return PROCEED;
+	case PICKED_AGAIN:
+		copy_addr(p->addr, x.addr);
+		p->port = x.port;
+		return PROCEED;
+	case PICKED:
+		break;
+	case PICKED_DROP:
+		count(x.service, SELECT_DROP, 0);
+		return fail(p, false);
+	default:
+		count(x.service,
+		      picked == PICKED_REJECT ? SELECT_REJECT : SELECT_RACED,
+		      0);
+		return fail(p, true);
 	}
-	count(service, result, be ? chosen.backend : 0);
-	if (!be)
-		return fail(p, result != SELECT_DROP);
+	count(x.service, SELECT_OK, x.backend);
 
 	struct sock_dest dest = {
 		.vip_port = p->port,
-		.port = be->port,
-		.service = fe.service,
-		.backend = chosen.backend,
-		.generation = chosen.generation,
+		.port = x.port,
+		.service = x.service,
+		.backend = x.backend,
+		.generation = x.generation,
 		.connected = connecting,
 		.proto = key.proto,
-		.guarded = admitted == ASK_THE_PACKET,
+		.guarded = x.guarded,
 	};
 	copy_addr(dest.vip, p->addr);
-	copy_addr(dest.addr, be->addr);
+	copy_addr(dest.addr, x.addr);
 	copy_addr(p->addr, dest.addr);
 	p->port = dest.port;
 	remember(ctx, sk, old, &dest);
