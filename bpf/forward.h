@@ -65,9 +65,10 @@ static __always_inline long decrement_ttl(struct __sk_buff *skb,
 	long err;
 
 	if (p->v6)
+		/* No other checksum makes up for it. */
 		return bpf_skb_store_bytes(
 			skb, p->l3 + offsetof(struct ipv6hdr, hop_limit), &ttl,
-			sizeof(ttl), 0);
+			sizeof(ttl), BPF_F_RECOMPUTE_CSUM);
 	/* The protocol is the other byte of the word. */
 	old = bpf_htons(p->ttl << 8 | p->key.proto);
 	new = bpf_htons(ttl << 8 | p->key.proto);

@@ -10,16 +10,27 @@
 #include "packet.h"
 #include "tc_config.h"
 
-/* Ports that are tried for every new connection. */
+/* Ports that are tried for every new connection, with leaps between them: next
+ * to one that is used there are more. */
 #define SNAT_ATTEMPTS 32
+#define SNAT_LEAP 4241 /* a prime */
 
-/* backend id -> the second in which all its ports were found to be used */
+/* Ports that are tried then, one after the other, from where the last search
+ * towards that backend ended. */
+#define SNAT_WALK 256
+
+struct snat_search {
+	__u32 next;   /* port to begin with */
+	__u32 second; /* in which all ports were tried last */
+};
+
+/* backend id -> searches for a free port */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, 1024);
-} tdm_exhausted SEC(".maps");
+	__type(value, struct snat_search);
+	__uint(max_entries, 4096);
+} tdm_snat SEC(".maps");
 
 static __always_inline __u16 snat_port(__u32 index)
 {
@@ -81,34 +92,44 @@ GLOBAL int snat_try(struct __sk_buff *skb, __u32 id, __u32 generation,
 	return key_insert(&f->reply, flow_word(id, generation));
 }
 
-struct snat_search {
+struct snat_walk {
 	struct __sk_buff *skb;
 	__u32 id;
 	__u32 generation;
+	__u32 index;
 	int err;
 };
 
-static long snat_next(__u32 index, struct snat_search *s)
+static long snat_next(__u32 i, struct snat_walk *w)
 {
-	s->err = snat_try(s->skb, s->id, s->generation, index);
-	return s->err != -EEXIST;
+	if (w->index >= snat_all_ports)
+		w->index = 0;
+	w->err = snat_try(w->skb, w->id, w->generation, w->index++);
+	return w->err != -EEXIST;
 }
 
-/* Tries all ports; once a second, since that takes milliseconds in vain. */
-static __always_inline int snat_all(struct __sk_buff *skb, __u32 backend,
-				    __u32 id, __u32 generation)
+/* Tries some ports in a row, and once a second all there are: nearly full takes
+ * microseconds, and full no more than some milliseconds of a second. */
+static __always_inline int snat_walk(struct __sk_buff *skb, __u32 backend,
+				     __u32 id, __u32 generation)
 {
-	struct snat_search s = { skb, id, generation, -EEXIST };
-	__u32 now = now_s();
-	const __u32 *full = bpf_map_lookup_elem(&tdm_exhausted, &backend);
+	struct snat_walk w = { skb, id, generation, 0, -EEXIST };
+	struct snat_search search = { .second = now_s() };
+	const struct snat_search *last =
+		bpf_map_lookup_elem(&tdm_snat, &backend);
+	__u32 ports = snat_all_ports;
 
-	if (!have_loop || (full && *full == now))
+	if (!have_loop)
 		return -EADDRINUSE;
-	bpf_loop(snat_all_ports, snat_next, &s, 0);
-	if (s.err != -EEXIST)
-		return s.err;
-	bpf_map_update_elem(&tdm_exhausted, &backend, &now, BPF_ANY);
-	return -EADDRINUSE;
+	if (last) {
+		w.index = last->next;
+		if (last->second == search.second && ports > SNAT_WALK)
+			ports = SNAT_WALK;
+	}
+	bpf_loop(ports, snat_next, &w, 0);
+	search.next = w.index;
+	bpf_map_update_elem(&tdm_snat, &backend, &search, BPF_ANY);
+	return w.err == -EEXIST ? -EADDRINUSE : w.err;
 }
 
 /*
@@ -128,10 +149,9 @@ static __always_inline int snat(struct __sk_buff *skb, const struct flow *f,
 		err = snat_try(skb, id, generation, index);
 		if (err != -EEXIST)
 			return err;
-		if (++index >= snat_ports)
-			index = 0;
+		index = (index + SNAT_LEAP) % snat_ports;
 	}
-	return snat_all(skb, f->backend, id, generation);
+	return snat_walk(skb, f->backend, id, generation);
 }
 
 #endif

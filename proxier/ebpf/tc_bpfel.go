@@ -52,7 +52,6 @@ const (
 	tcMapTdmBackend    = "tdm_backend"
 	tcMapTdmBeStats    = "tdm_be_stats"
 	tcMapTdmBudget     = "tdm_budget"
-	tcMapTdmExhausted  = "tdm_exhausted"
 	tcMapTdmFlow       = "tdm_flow"
 	tcMapTdmFlowCount  = "tdm_flow_count"
 	tcMapTdmFlowKey    = "tdm_flow_key"
@@ -68,6 +67,7 @@ const (
 	tcMapTdmService    = "tdm_service"
 	tcMapTdmSet        = "tdm_set"
 	tcMapTdmSlot       = "tdm_slot"
+	tcMapTdmSnat       = "tdm_snat"
 	tcMapTdmSock       = "tdm_sock"
 	tcMapTdmSvcStats   = "tdm_svc_stats"
 	tcMapTdmUdpPeer    = "tdm_udp_peer"
@@ -143,7 +143,6 @@ type tcMapSpecs struct {
 	TdmBackend   *ebpf.MapSpec `ebpf:"tdm_backend"`
 	TdmBeStats   *ebpf.MapSpec `ebpf:"tdm_be_stats"`
 	TdmBudget    *ebpf.MapSpec `ebpf:"tdm_budget"`
-	TdmExhausted *ebpf.MapSpec `ebpf:"tdm_exhausted"`
 	TdmFlow      *ebpf.MapSpec `ebpf:"tdm_flow"`
 	TdmFlowCount *ebpf.MapSpec `ebpf:"tdm_flow_count"`
 	TdmFlowKey   *ebpf.MapSpec `ebpf:"tdm_flow_key"`
@@ -159,6 +158,7 @@ type tcMapSpecs struct {
 	TdmService   *ebpf.MapSpec `ebpf:"tdm_service"`
 	TdmSet       *ebpf.MapSpec `ebpf:"tdm_set"`
 	TdmSlot      *ebpf.MapSpec `ebpf:"tdm_slot"`
+	TdmSnat      *ebpf.MapSpec `ebpf:"tdm_snat"`
 	TdmSock      *ebpf.MapSpec `ebpf:"tdm_sock"`
 	TdmSvcStats  *ebpf.MapSpec `ebpf:"tdm_svc_stats"`
 	TdmUdpPeer   *ebpf.MapSpec `ebpf:"tdm_udp_peer"`
@@ -208,7 +208,6 @@ type tcMaps struct {
 	TdmBackend   *ebpf.Map `ebpf:"tdm_backend"`
 	TdmBeStats   *ebpf.Map `ebpf:"tdm_be_stats"`
 	TdmBudget    *ebpf.Map `ebpf:"tdm_budget"`
-	TdmExhausted *ebpf.Map `ebpf:"tdm_exhausted"`
 	TdmFlow      *ebpf.Map `ebpf:"tdm_flow"`
 	TdmFlowCount *ebpf.Map `ebpf:"tdm_flow_count"`
 	TdmFlowKey   *ebpf.Map `ebpf:"tdm_flow_key"`
@@ -224,6 +223,7 @@ type tcMaps struct {
 	TdmService   *ebpf.Map `ebpf:"tdm_service"`
 	TdmSet       *ebpf.Map `ebpf:"tdm_set"`
 	TdmSlot      *ebpf.Map `ebpf:"tdm_slot"`
+	TdmSnat      *ebpf.Map `ebpf:"tdm_snat"`
 	TdmSock      *ebpf.Map `ebpf:"tdm_sock"`
 	TdmSvcStats  *ebpf.Map `ebpf:"tdm_svc_stats"`
 	TdmUdpPeer   *ebpf.Map `ebpf:"tdm_udp_peer"`
@@ -237,7 +237,6 @@ func (m *tcMaps) Close() error {
 		m.TdmBackend,
 		m.TdmBeStats,
 		m.TdmBudget,
-		m.TdmExhausted,
 		m.TdmFlow,
 		m.TdmFlowCount,
 		m.TdmFlowKey,
@@ -253,6 +252,7 @@ func (m *tcMaps) Close() error {
 		m.TdmService,
 		m.TdmSet,
 		m.TdmSlot,
+		m.TdmSnat,
 		m.TdmSock,
 		m.TdmSvcStats,
 		m.TdmUdpPeer,
