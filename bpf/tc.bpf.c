@@ -110,6 +110,17 @@ static __always_inline bool is_over(const struct packet *p,
 	return !backend_of(f->backend, f->backend_generation, f->service);
 }
 
+/* A request to a backend that the API does not know any more. */
+static __always_inline bool is_orphan(const struct packet *p,
+				      const struct flow_hit *hit)
+{
+	const struct flow *f = hit->flow;
+
+	return !hit->reply && p->key.proto == IPPROTO_TCP &&
+	       p->fragment == WHOLE &&
+	       !backend_of(f->backend, f->backend_generation, f->service);
+}
+
 /* Does with a packet what its flow says, which may be known. */
 GLOBAL int follow(struct __sk_buff *skb, struct packet *p, __u64 known,
 		  bool ingress)
@@ -127,6 +138,10 @@ GLOBAL int follow(struct __sk_buff *skb, struct packet *p, __u64 known,
 	if (is_over(p, &hit)) {
 		flow_end(hit.id, hit.life);
 		return NO_FLOW;
+	}
+	if (reset_removed && is_orphan(p, &hit)) {
+		flow_end(hit.id, hit.life);
+		return REFUSED;
 	}
 	flow_account(&hit, p, skb->len - p->l3);
 	if (hit.flags & FLOW_REMOTE)
@@ -443,10 +458,6 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	struct choice c = {};
 	int verdict = choose(p, &c);
 
-	if (verdict == REFUSED) {
-		count_reason(REJECT);
-		return reject(skb, p);
-	}
 	if (verdict != CHOSEN)
 		return verdict;
 	switch (create(skb, p, &c)) {
@@ -504,6 +515,9 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 	switch (verdict) {
 	case NO_FLOW:
 		return NEXT;
+	case REFUSED:
+		count_reason(REJECT);
+		return reject(skb, &p);
 	case EXPIRED:
 		return send_error(skb, &p, ERROR_TTL);
 	case TOO_BIG:

@@ -21,6 +21,10 @@ const volatile __u8 l2_len = 14;
 /* Pods are known by this device, not by their addresses. */
 const volatile __u8 from_pod = 0;
 
+/* Reset TCP connections whose backend is gone, instead of leaving it to their
+ * ends to find out. */
+const volatile __u8 reset_removed = 0;
+
 /* bpf_fib_lookup() tells the source address of a route (Linux 6.7). */
 const volatile __u8 have_fib_source = 1;
 

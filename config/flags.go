@@ -112,6 +112,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.StringVar(&e.NodePortRange, "ebpf-node-port-range", e.NodePortRange, "The range that the API server allocates NodePorts from (its --service-node-port-range). Connections to backends on other nodes get no source port out of it.")
 	fs.BoolVar(e.ProtectNodePorts, "ebpf-protect-node-ports", *e.ProtectNodePorts, "Keep processes of the host from binding NodePorts, where they would not get anything.")
 	fs.BoolVar(e.ReserveNodePorts, "ebpf-reserve-node-ports", *e.ReserveNodePorts, "Add --ebpf-node-port-range to net.ipv4.ip_local_reserved_ports where the kernel would give out ports of it to connections of this host.")
+	fs.BoolVar(&e.ResetRemovedBackends, "ebpf-reset-removed-backends", e.ResetRemovedBackends, "Answer clients outside this node, whose TCP backend the API does not know any more, by a reset. Otherwise their connections are left alone, as upstream does.")
 	fs.DurationVar(&e.TCPOpeningTimeout.Duration, "ebpf-tcp-opening-timeout", e.TCPOpeningTimeout.Duration, "How long a connection from outside is remembered that is not established. Must be greater than 0.")
 	fs.DurationVar(&e.TCPClosedTimeout.Duration, "ebpf-tcp-closed-timeout", e.TCPClosedTimeout.Duration, "How long a connection from outside is remembered that is over. Must be greater than 0.")
 	fs.Uint32Var(&e.MaxFrontends, "ebpf-max-frontends", e.MaxFrontends, "Room for frontends: one for each address, port and protocol that clients dial.")

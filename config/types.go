@@ -85,6 +85,10 @@ type EBPFConfiguration struct {
 	// ReserveNodePorts adds NodePortRange to net.ipv4.ip_local_reserved_ports
 	// where it overlaps with the range of ports that the kernel gives out.
 	ReserveNodePorts *bool `json:"reserveNodePorts,omitempty"`
+	// ResetRemovedBackends answers clients outside, whose TCP backend the API
+	// does not know any more, by a reset. Otherwise their connections are left
+	// to their ends, as upstream does.
+	ResetRemovedBackends bool `json:"resetRemovedBackends,omitempty"`
 	// TCPOpeningTimeout is how long a connection from outside is remembered
 	// that is not established, and TCPClosedTimeout how long one that is over.
 	// The others are those of the conntrack section of the

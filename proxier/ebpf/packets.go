@@ -101,7 +101,7 @@ func (p *packets) programs(v variant) (*packetPrograms, error) {
 		"max_flows": p.maps["tdm_flow"].MaxEntries(), "max_young": p.maps["tdm_flow_young"].MaxEntries() - maxClosed,
 		"max_kept_tcp": uint64(p.opts.Sizes.TCPFlows), "max_kept_udp": uint64(p.opts.Sizes.UDPFlows),
 		"snat_ranges": p.snat.bpf(), "snat_ports": uint32(p.snat.usual), "snat_all_ports": uint32(p.snat.all),
-		"have_fib_source": boolByte(!p.opts.NoFIBSource), "have_loop": boolByte(!p.opts.NoLoop),
+		"have_fib_source": boolByte(!p.opts.NoFIBSource), "have_loop": boolByte(!p.opts.NoLoop), "reset_removed": boolByte(p.opts.ResetRemoved),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, fmt.Errorf("set %s: %w", name, err)

@@ -83,6 +83,7 @@ const (
 	tcVarMaxKeptTcp    = "max_kept_tcp"
 	tcVarMaxKeptUdp    = "max_kept_udp"
 	tcVarMaxYoung      = "max_young"
+	tcVarResetRemoved  = "reset_removed"
 	tcVarRole          = "role"
 	tcVarSnatAllPorts  = "snat_all_ports"
 	tcVarSnatPorts     = "snat_ports"
@@ -178,6 +179,7 @@ type tcVariableSpecs struct {
 	MaxKeptTcp    *ebpf.VariableSpec `ebpf:"max_kept_tcp"`
 	MaxKeptUdp    *ebpf.VariableSpec `ebpf:"max_kept_udp"`
 	MaxYoung      *ebpf.VariableSpec `ebpf:"max_young"`
+	ResetRemoved  *ebpf.VariableSpec `ebpf:"reset_removed"`
 	Role          *ebpf.VariableSpec `ebpf:"role"`
 	SnatAllPorts  *ebpf.VariableSpec `ebpf:"snat_all_ports"`
 	SnatPorts     *ebpf.VariableSpec `ebpf:"snat_ports"`
@@ -273,6 +275,7 @@ type tcVariables struct {
 	MaxKeptTcp    *ebpf.Variable `ebpf:"max_kept_tcp"`
 	MaxKeptUdp    *ebpf.Variable `ebpf:"max_kept_udp"`
 	MaxYoung      *ebpf.Variable `ebpf:"max_young"`
+	ResetRemoved  *ebpf.Variable `ebpf:"reset_removed"`
 	Role          *ebpf.Variable `ebpf:"role"`
 	SnatAllPorts  *ebpf.Variable `ebpf:"snat_all_ports"`
 	SnatPorts     *ebpf.Variable `ebpf:"snat_ports"`

@@ -46,6 +46,9 @@ type Options struct {
 	NodePortRange PortRange
 	// ProtectNodePorts keeps processes of the host from binding NodePorts.
 	ProtectNodePorts bool
+	// ResetRemoved answers clients of removed TCP backends by a reset, instead
+	// of leaving their connections alone.
+	ResetRemoved bool
 	// TC is how programs get on devices.
 	TC tc.Method
 	// Timeouts of flows.

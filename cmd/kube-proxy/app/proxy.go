@@ -259,7 +259,7 @@ func (p *proxy) openTier(ctx context.Context) (*ebpf.Tier, error) {
 		NoGetpeername: !p.report.Has(capabilities.Getpeername4) || !p.report.Has(capabilities.Getpeername6),
 		NoFIBSource:   !p.report.Has(capabilities.FIBSource),
 		ProcRoot:      e.ProcRoot, Reporter: p.problems,
-		PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, Timeouts: p.opts.Config.FlowTimeouts(),
+		ResetRemoved: e.ResetRemovedBackends, PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, Timeouts: p.opts.Config.FlowTimeouts(),
 	}
 	var err error
 	if opts.NodePortRange, err = config.ParsePortRange(e.NodePortRange); err != nil {
