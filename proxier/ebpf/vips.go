@@ -14,9 +14,13 @@ import (
 type vips struct {
 	table smallMap[[4]uint32, uint8]
 	users map[[4]uint32]int
-	// written are the addresses in the table; those without users go with the
-	// next settle.
-	written map[[4]uint32]struct{}
+	// written are the addresses in the table, dirty those that may have to get
+	// into it, or out of it.
+	written, dirty map[[4]uint32]struct{}
+}
+
+func newVIPs(table smallMap[[4]uint32, uint8]) vips {
+	return vips{table, map[[4]uint32]int{}, map[[4]uint32]struct{}{}, map[[4]uint32]struct{}{}}
 }
 
 func answersEcho(f frontendEntry) bool {
@@ -26,7 +30,9 @@ func answersEcho(f frontendEntry) bool {
 
 // load reads what a previous process wrote.
 func (v *vips) load() error {
-	err := v.table.Dump(func(addr [4]uint32, _ uint8) { v.written[addr] = struct{}{} })
+	err := v.table.Dump(func(addr [4]uint32, _ uint8) {
+		v.written[addr], v.dirty[addr] = struct{}{}, struct{}{}
+	})
 	if err != nil {
 		return fmt.Errorf("read the addresses that answer echo requests: %w", err)
 	}
@@ -37,43 +43,53 @@ func (v *vips) load() error {
 func (v *vips) replace(before, after []frontendEntry) {
 	for _, f := range after {
 		if answersEcho(f) {
-			v.users[f.key.Addr]++
+			v.use(f.key.Addr, 1)
 		}
 	}
 	for _, f := range before {
-		if !answersEcho(f) {
-			continue
-		}
-		if v.users[f.key.Addr]--; v.users[f.key.Addr] == 0 {
-			delete(v.users, f.key.Addr)
+		if answersEcho(f) {
+			v.use(f.key.Addr, -1)
 		}
 	}
 }
 
+func (v *vips) use(addr [4]uint32, n int) {
+	before := v.users[addr]
+	if v.users[addr] = before + n; before+n == 0 {
+		delete(v.users, addr)
+	}
+	if before == 0 || before+n == 0 {
+		v.dirty[addr] = struct{}{}
+	}
+}
+
 // settle brings the addresses into the table, and returns how many it wrote.
+// What fails is tried again the next time.
 func (v *vips) settle() (writes int, err error) {
 	var errs []error
-	for addr := range v.users {
-		if has(v.written, addr) {
+	for addr := range v.dirty {
+		used, written := has(v.users, addr), has(v.written, addr)
+		var err error
+		switch {
+		case used && !written:
+			if err = v.table.Put(addr, 1); err == nil {
+				v.written[addr] = struct{}{}
+			}
+		case written && !used:
+			if err = v.table.Delete(addr); err == nil {
+				delete(v.written, addr)
+			}
+		}
+		if err != nil {
+			if len(errs) == 0 { // the others fail for the same reason
+				errs = append(errs, fmt.Errorf("have %s answer echo requests: %w", goAddr(addr), err))
+			}
 			continue
 		}
-		if err := v.table.Put(addr, 1); err != nil {
-			errs = append(errs, fmt.Errorf("have %s answer echo requests: %w", goAddr(addr), err))
-			break // it is full, and so for the others
+		if used != written {
+			writes++
 		}
-		v.written[addr] = struct{}{}
-		writes++
-	}
-	for addr := range v.written {
-		if has(v.users, addr) {
-			continue
-		}
-		if err := v.table.Delete(addr); err != nil {
-			errs = append(errs, fmt.Errorf("have %s answer no echo requests: %w", goAddr(addr), err))
-			continue
-		}
-		delete(v.written, addr)
-		writes++
+		delete(v.dirty, addr)
 	}
 	return writes, errors.Join(errs...)
 }

@@ -84,7 +84,7 @@ func newWriter(t *tables, s Sizes, c clock.PassiveClock, g grace, report func(pr
 		services: newIDs(1, s.Services, c, g), // id 0 stands for none
 		backends: newIDs(1, s.Backends, c, g),
 		slots:    newExtents(s.Slots, c, g),
-		vips:     vips{table: t.vips, users: map[[4]uint32]int{}, written: map[[4]uint32]struct{}{}},
+		vips:     newVIPs(t.vips),
 		retry:    map[uint32]struct{}{},
 		unplaced: map[uint32]refusalCode{},
 	}
