@@ -144,6 +144,8 @@ static __always_inline int snat(struct __sk_buff *skb, const struct flow *f,
 			       sizeof(f->request) / sizeof(__u32));
 	int err;
 
+	/* Other bits of it than those that chose the backend. */
+	index *= 0x9e3779b1;
 	index = ((__u64)index * snat_ports) >> 32;
 	for (int i = 0; i < SNAT_ATTEMPTS; i++) {
 		err = snat_try(skb, id, generation, index);

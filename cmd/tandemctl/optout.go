@@ -37,12 +37,15 @@ func (a *app) optOutCommand() *cobra.Command {
 		Short: "Leave the sockets of a network namespace alone",
 		Long: `Sockets of a network namespace that is opted out are not translated: their
 packets leave for the service address, for whoever wants to see them (a mesh,
-a virtual machine's network, a debugger).
+a virtual machine's network, a debugger). They are translated by programs on
+the host's end of the namespace's devices, which kube-proxy puts there about a
+second later, if it runs, finds the namespace in /proc, and the kernel can
+translate packets (see 'tandemctl status').
 
 It takes effect with the next connect; connections that exist stay as they
 are. It lasts until it is removed or the programs are, and outlives the
-process, but not a reboot. Whatever else translates packets on this node has
-to carry the service addresses for such a pod.`,
+process, but not a reboot. When it is removed, connections that are
+translated on a device are for another hour.`,
 		Example: `  tandemctl optout add --pid 4711
   tandemctl optout list
   tandemctl optout remove --netns /run/netns/cni-0a1b2c`,

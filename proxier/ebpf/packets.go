@@ -13,6 +13,7 @@ import (
 	"time"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/tc"
@@ -62,14 +63,17 @@ type packets struct {
 	loaded map[variant]*packetPrograms
 	// on are the devices that have our programs, by index.
 	on map[int]variant
-	// leaving are those of them that are no uplinks any more, and since when.
+	// leaving are those of them that are not to be served any more, and since
+	// when. Their connections go on for a while.
 	leaving map[int]time.Time
-	linger  time.Duration
+	linger  [2]time.Duration // by role
+	looked  bool             // for what a process before this one left
 }
 
-// defaultLinger is how long a device is served that is no uplink any more: a
-// route that comes and goes must not cost connections.
-const defaultLinger = time.Minute
+// defaultLinger is how long devices are served that are not to be any more: a
+// route that comes and goes must not cost connections, and those of a pod that
+// ends its opt-out are still translated where they began.
+var defaultLinger = [2]time.Duration{roleUplink: time.Minute, rolePod: time.Hour}
 
 func newPackets(maps map[string]*ciliumebpf.Map, opts *Options, snat snatPool) *packets {
 	return &packets{maps: maps, opts: opts, snat: snat, loaded: map[variant]*packetPrograms{}, on: map[int]variant{},
@@ -153,7 +157,13 @@ func (p *packets) serve(list []uplinks.Device, pods map[int]variant) error {
 	}
 	for _, d := range list {
 		want[d.Index] = variant{role: roleUplink, l3: d.L3}
-		delete(p.leaving, d.Index)
+	}
+	if !p.looked {
+		p.looked = true
+		errs = append(errs, p.inherit(want))
+	}
+	for index := range want {
+		delete(p.leaving, index)
 	}
 	for index, v := range want {
 		if there, ok := p.on[index]; ok && there == v {
@@ -181,7 +191,35 @@ func (p *packets) serve(list []uplinks.Device, pods map[int]variant) error {
 	return errors.Join(errs...)
 }
 
-// leave takes the programs off a device, after a while if it was an uplink.
+// inherit takes over devices that a process before this one served and that are
+// not wanted: what is there serves from its maps, which may be gone from use.
+func (p *packets) inherit(want map[int]variant) error {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	var errs []error
+	for _, l := range links {
+		a := l.Attrs()
+		if has(want, a.Index) {
+			continue
+		}
+		found, err := tc.Find(a.Index, tc.Ingress, isOurProgram)
+		if err != nil || len(found) == 0 {
+			continue // what cannot be looked at has been left by now
+		}
+		tc.Close(found)
+		v := variant{role: roleUplink, l3: a.EncapType != "ether"}
+		if err := p.attach(a.Index, v); err != nil {
+			errs = append(errs, fmt.Errorf("device %s: %w", a.Name, err))
+			continue
+		}
+		p.on[a.Index] = v
+	}
+	return errors.Join(errs...)
+}
+
+// leave takes the programs off a device, after a while.
 func (p *packets) leave(index int) error {
 	if _, err := net.InterfaceByIndex(index); err == nil {
 		since, leaving := p.leaving[index]
@@ -189,7 +227,7 @@ func (p *packets) leave(index int) error {
 			since = time.Now()
 			p.leaving[index] = since
 		}
-		if p.on[index].role == roleUplink && time.Since(since) < p.linger {
+		if time.Since(since) < p.linger[p.on[index].role] {
 			return nil
 		}
 		if _, err := detachDevice(index); err != nil {

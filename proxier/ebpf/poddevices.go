@@ -59,26 +59,32 @@ func (t *Tier) followOptOuts(ctx context.Context) {
 func (t *Tier) syncPodDevices(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	was := t.pods.on
+	err := t.findPodDevices(ctx)
+	if !t.attached || maps.Equal(was, t.pods.on) {
+		return err
+	}
+	return errors.Join(err, t.serveDevices())
+}
+
+// findPodDevices is called with mu held.
+func (t *Tier) findPodDevices(ctx context.Context) error {
 	cookies, err := keysOf[uint64, uint8](t.maps.TdmOptout)
 	if err != nil {
 		return fmt.Errorf("read the opt-outs: %w", err)
 	}
-	if len(cookies) == 0 && len(t.opts.PodDevices) == 0 && len(t.pods.on) == 0 {
+	if len(cookies) == 0 && len(t.opts.PodDevices) == 0 {
+		t.pods.on = nil
 		return nil
 	}
-	err = t.netns.do(func() error { return t.pods.find(ctx, cookies, t.opts.ProcRoot) })
-	var want map[int]variant
-	if derr := t.netns.do(func() (err error) { want, err = t.podVariants(cookies); return err }); derr != nil {
-		return errors.Join(err, derr)
-	}
-	if maps.Equal(want, t.pods.on) {
-		return err
-	}
-	t.pods.on = want
-	if !t.attached {
-		return err
-	}
-	return errors.Join(err, t.serveDevices())
+	return t.netns.do(func() error {
+		err := t.pods.find(ctx, cookies, t.opts.ProcRoot)
+		on, listErr := t.podVariants(cookies)
+		if listErr == nil {
+			t.pods.on = on
+		}
+		return errors.Join(err, listErr)
+	})
 }
 
 // find looks for namespaces whose devices are not known.

@@ -13,8 +13,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
 
-// TestScenarios plays on real traffic what the socket layer carries of the
-// scenarios; other calls are left out, and logged.
+// TestScenarios plays the scenarios on real traffic. What no socket hook can do is
+// left out, and logged.
 func TestScenarios(t *testing.T) {
 	list, err := scenarios.All()
 	if err != nil {

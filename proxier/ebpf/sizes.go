@@ -42,7 +42,8 @@ type Sizes struct {
 }
 
 // DefaultSizes fit what clusters are tested up to upstream (10,000 Services,
-// 150,000 Pods) with room to spare, in 54 MiB of kernel memory.
+// 150,000 Pods) with room to spare, in 110 MiB of kernel
+// memory, half of it for connections from outside.
 func DefaultSizes() Sizes {
 	return Sizes{
 		Frontends:  1 << 17,

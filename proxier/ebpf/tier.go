@@ -435,6 +435,11 @@ func (t *Tier) attach() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.earlier, t.attached = nil, true
+	if t.opts.NoPackets {
+		return nil
+	}
+	// What is not found now is looked for again soon.
+	_ = t.findPodDevices(context.Background())
 	return t.serveDevices()
 }
 
@@ -686,7 +691,7 @@ func waitForPrograms() {
 }
 
 // ownNetNSCookie is the cookie of the network namespace of the calling thread
-// (Linux 5.14; before that, one is not needed but for HostNamespaceOnly).
+// (Linux 5.14; before that, the host cannot be told from a pod at its socket).
 func ownNetNSCookie() (uint64, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

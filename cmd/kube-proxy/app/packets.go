@@ -9,6 +9,9 @@ import (
 	"slices"
 	"strings"
 
+	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/capabilities"
@@ -22,6 +25,7 @@ var neededForPackets = []capabilities.Feature{capabilities.RedirectNeigh, capabi
 
 // choosePackets finds out how packets can be translated here, if at all.
 func (p *proxy) choosePackets(logger klog.Logger, opts *ebpf.Options) {
+	opts.NoLoop = features.HaveProgramHelper(ciliumebpf.SchedCLS, asm.FnLoop) != nil
 	var missing []string
 	for _, f := range neededForPackets {
 		if !p.report.Has(f) {
