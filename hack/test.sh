@@ -14,7 +14,7 @@ if ! hack/need.sh gcc=gcc /usr/include/stdlib.h=libc6-dev; then
 	race=
 fi
 # Some tests look at the machine from outside, with the tools an operator has.
-hack/need.sh ip=iproute2 || echo "The tests that run them will fail or be skipped." >&2
+hack/need.sh ip=iproute2 iptables-restore=iptables || echo "The tests that run them will fail or be skipped." >&2
 
 # A test that needs root plays in the lab or asks who it is; its package is in the
 # second set with all its tests, so that each runs once.
@@ -33,7 +33,7 @@ elif [[ " $* " == *" privileged "* ]]; then
 fi
 
 gotest() {
-	[[ -z $1 ]] || CGO_ENABLED=${race:+1} go test -json $race -timeout=10m ${TESTFLAGS:-} "${@:2}" $1
+	[[ -z $1 ]] || CGO_ENABLED=${race:+1} go test -json $race -timeout=20m ${TESTFLAGS:-} "${@:2}" $1
 }
 
 run() {
