@@ -6,13 +6,18 @@ package crr
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"testing"
+	"time"
 
+	ciliumebpf "github.com/cilium/ebpf"
 	"k8s.io/component-base/cli"
 
 	"github.com/tandem-proxy/tandem/cmd/kube-proxy/app"
+	"github.com/tandem-proxy/tandem/tc"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/upstream"
 )
@@ -30,7 +35,26 @@ func TestMain(m *testing.M) {
 // ebpf is our kube-proxy.
 var ebpf = &Proxy{
 	Binary: os.Args[0], Env: []string{asProxy + "=1"}, Mode: "ebpf",
-	Args: func(n *lab.Node) []string { return []string{"--ebpf-cgroup-root=" + n.CgroupPath()} },
+	Args:  func(n *lab.Node) []string { return []string{"--ebpf-cgroup-root=" + n.CgroupPath()} },
+	Ready: onUplink,
+}
+
+// onUplink waits until programs see what comes in from outside.
+func onUplink(ctx context.Context, n *lab.Node) error {
+	return n.Do(func() error {
+		uplink, err := net.InterfaceByName(lab.Uplink)
+		if err != nil {
+			return err
+		}
+		for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline) && ctx.Err() == nil; time.Sleep(time.Millisecond) {
+			found, err := tc.Find(uplink.Index, tc.Ingress, func(*ciliumebpf.Program) bool { return true })
+			tc.Close(found)
+			if err != nil || len(found) > 0 {
+				return err
+			}
+		}
+		return errors.New("no program on the uplink")
+	})
 }
 
 // BenchmarkCRR puts upstream's modes and ours beside direct connections; an

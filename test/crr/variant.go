@@ -6,6 +6,7 @@ package crr
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -41,8 +42,8 @@ type Proxy struct {
 	// Args are its flags on a node, Env its variables; may be nil.
 	Args func(*lab.Node) []string
 	Env  []string
-	// Carries says which paths it carries; nil for all.
-	Carries func(Path) bool
+	// Ready waits for what Start does not; nil for nothing.
+	Ready func(context.Context, *lab.Node) error
 }
 
 // Name is the mode.
@@ -61,7 +62,10 @@ func (v *Proxy) Prepare(ctx context.Context, c *Cluster) error {
 		if err != nil {
 			return err
 		}
-		if err := p.Close(); err != nil {
+		if v.Ready != nil {
+			err = v.Ready(ctx, n)
+		}
+		if err := errors.Join(err, p.Close()); err != nil {
 			return err
 		}
 	}
@@ -70,9 +74,6 @@ func (v *Proxy) Prepare(ctx context.Context, c *Cluster) error {
 
 // Targets are the addresses of Services.
 func (v *Proxy) Targets(c *Cluster, p Path) []netip.AddrPort {
-	if v.Carries != nil && !v.Carries(p) {
-		return nil
-	}
 	return c.Services(p)
 }
 
