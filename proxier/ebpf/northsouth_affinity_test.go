@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/packet"
+)
+
+// Ten thousand clients stay with their backends, by whichever frontend they come, and
+// whatever becomes of other backends; until affinity is switched off.
+func TestAffinityOfManyClients(t *testing.T) {
+	const clients = 10_000
+	sizes := Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 1 << 16, UDPPeers: 16, OptOuts: 16,
+		TCPFlows: 16, UDPFlows: 16, YoungFlows: 64} // flows are forgotten at once
+	e := newEdge(t, Options{Sizes: sizes})
+	sticky := func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }
+	pods := []*lab.Pod{e.here, e.there, e.at.Pod("gone"), e.two.Pod("new")}
+	const gone = 2
+	e.OnServiceUpdate(nil, edgeService(sticky))
+	e.use(t, pods[:3]...)
+	s := newAffinityClients(t, e, pods, clients)
+
+	first := s.callAll(t, s.e.at.Addr4, s.e.at.Addr6, nodePort)
+	loads := map[int]int{}
+	for _, pod := range first {
+		loads[pod]++
+	}
+	if len(loads) != 3 || loads[0] < clients/4 || loads[1] < clients/4 || loads[gone] < clients/4 {
+		t.Errorf("the pods have %v clients", loads)
+	}
+	// moved counts the clients that are not where they were, of those who could stay.
+	moved := func(now []int) (n int) {
+		for i := range first {
+			if now[i] != first[i] && first[i] != gone {
+				n++
+			}
+		}
+		return n
+	}
+	stayed := func(when string, now []int, noLonger bool) {
+		t.Helper()
+		if n := moved(now); n > 0 {
+			t.Errorf("%s: %d clients were moved", when, n)
+		}
+		if slices.Contains(now, gone) == noLonger {
+			t.Errorf("%s: do clients come to the pod that goes: %v", when, !noLonger)
+		}
+	}
+	stayed("by the load balancer IP", s.callAll(t, lb4, lb6, lbPort), false)
+	e.use(t, pods[0], pods[1], pods[3])
+	stayed("after a backend went and one came", s.callAll(t, lb4, lb6, lbPort), true)
+	e.use(t, pods[:2]...)
+	stayed("after that went, too", s.callAll(t, e.at.Addr4, e.at.Addr6, nodePort), true)
+
+	e.OnServiceUpdate(nil, edgeService(nil))
+	e.sync(t)
+	if n := moved(s.callAll(t, lb4, lb6, lbPort)); n < clients/4 {
+		t.Errorf("without affinity only %d clients were moved", n)
+	}
+}
+
+// affinityClients are many addresses behind one link, half of each family.
+type affinityClients struct {
+	e     *edge
+	wires [proxier.Families]*wire
+	// arrived are packets at each pod.
+	arrived []*lab.Capture
+	count   int
+	port    uint16 // of the newest calls
+}
+
+func newAffinityClients(t testing.TB, e *edge, pods []*lab.Pod, count int) *affinityClients {
+	t.Helper()
+	s := &affinityClients{e: e, count: count, port: 1024}
+	s.wires = [proxier.Families]*wire{newWire(t, e.client, e.at.Addr4), newWire(t, e.client, e.at.Addr6)}
+	for _, p := range pods {
+		c, err := p.Capture(lab.Uplink, func(c lab.Captured) bool { return !c.Outgoing && c.UDP != nil && len(c.Payload) == 8 })
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.arrived = append(s.arrived, c)
+	}
+	return s
+}
+
+// addr of a client, from ranges that are for tests alone.
+func (s *affinityClients) addr(i int) netip.Addr {
+	if i%2 == 0 {
+		return netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)})
+	}
+	a := netip.MustParseAddr("2001:2::").As16()
+	binary.BigEndian.PutUint16(a[14:], uint16(i))
+	return netip.AddrFrom16(a)
+}
+
+// callAll has all clients call from a new port, and tells which pod each came to.
+func (s *affinityClients) callAll(t testing.TB, four, six netip.Addr, port uint16) []int {
+	t.Helper()
+	s.port++
+	before := make([]int, len(s.arrived))
+	for i, c := range s.arrived {
+		before[i] = len(c.Packets())
+	}
+	var payload [8]byte
+	binary.BigEndian.PutUint16(payload[:], s.port)
+	for i := range s.count {
+		binary.BigEndian.PutUint32(payload[4:], uint32(i))
+		to, w := four, s.wires[proxier.IPv4]
+		if s.addr(i).Is6() {
+			to, w = six, s.wires[proxier.IPv6]
+		}
+		p := packet.NewUDP(netip.AddrPortFrom(s.addr(i), s.port), netip.AddrPortFrom(to, port), payload[:])
+		if err := w.send(w.frame(p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	came := make([]int, s.count)
+	deadline := time.Now().Add(10 * time.Second)
+	for arrived := 0; arrived < s.count; {
+		for pod, c := range s.arrived {
+			list := c.Packets()[before[pod]:]
+			before[pod] += len(list)
+			arrived += len(list)
+			for _, p := range list {
+				came[binary.BigEndian.Uint32(p.Payload[4:])] = pod
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of %d calls arrived", arrived, s.count)
+		}
+	}
+	return came
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// What becomes of open connections and of new ones when endpoints terminate, go away
+// one by one, and with them the Service.
+func TestBackendsComeAndGo(t *testing.T) {
+	e := newEdge(t, Options{})
+	pods := map[string]*lab.Pod{"here": serve(t, e.here), "there": serve(t, e.there)}
+	e.use(t, e.here, e.there)
+	// At least one connection by each entry to each pod.
+	var list []*visit
+	for _, n := range e.entries() {
+		for missing := map[string]bool{"here": true, "there": true}; len(missing) > 0; {
+			v := e.visit(t, n)
+			if missing[v.server] {
+				delete(missing, v.server)
+				list = append(list, v)
+			}
+		}
+	}
+	for _, v := range list {
+		v.want(t, v.server)
+	}
+
+	// Who terminates serves what is open.
+	e.terminate(t, e.here, e.there)
+	for _, v := range list {
+		v.want(t, v.server)
+		e.visit(t, v.entry).want(t, "there")
+	}
+	// TCP stays even with a backend that is gone; UDP moves with the next packet.
+	for _, left := range []string{"here", "there"} {
+		e.use(t, pods[left])
+		for _, v := range list {
+			if v.entry.network == "tcp" {
+				v.want(t, v.server)
+			} else {
+				v.want(t, left)
+			}
+			e.visit(t, v.entry).want(t, left)
+		}
+	}
+
+	e.use(t)
+	for _, v := range list {
+		if v.entry.network == "tcp" {
+			v.want(t, v.server)
+		} else if r, err := lab.AskConn(t.Context(), v.conn); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("%s without backends: %v %v", v.entry, r, err)
+		}
+		if r, err := e.client.Ask(t.Context(), v.entry.network, v.entry.to); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("new connection %s without backends: %v %v", v.entry, r, err)
+		}
+	}
+	e.use(t, e.here)
+	for _, v := range list {
+		if v.entry.network == "udp" {
+			v.want(t, "here")
+		}
+	}
+	e.OnServiceDelete(edgeService(nil))
+	e.sync(t)
+	// Nothing is left of it but what is open.
+	for _, v := range list {
+		if v.entry.network == "tcp" {
+			v.want(t, v.server)
+		} else if r, err := lab.AskConn(shortly(t), v.conn); err == nil {
+			t.Errorf("%s without the Service: %v", v.entry, r)
+		}
+		if r, err := e.client.Ask(shortly(t), v.entry.network, v.entry.to); err == nil {
+			t.Errorf("new connection %s without the Service: %v", v.entry, r)
+		}
+	}
+}
+
+// terminate makes the pods endpoints of which the first one is about to go.
+func (e *edge) terminate(t testing.TB, leaving *lab.Pod, staying ...*lab.Pod) {
+	t.Helper()
+	for _, s := range slicesOf("web", append([]*lab.Pod{leaving}, staying...)...) {
+		c := &s.Endpoints[0].Conditions
+		c.Ready, c.Serving, c.Terminating = ptr.To(false), ptr.To(true), ptr.To(true)
+		e.OnEndpointSliceUpdate(nil, s)
+	}
+	e.sync(t)
+}
+
+// visit is a connection, or a UDP socket.
+type visit struct {
+	entry  entry
+	conn   net.Conn
+	server string // that answered first
+}
+
+func (e *edge) visit(t testing.TB, n entry) *visit {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	c, err := e.client.Dial(ctx, n.network, n.to)
+	if err != nil {
+		t.Fatalf("%s: %v", n, err)
+	}
+	t.Cleanup(func() { c.Close() })
+	r, err := lab.AskConn(ctx, c)
+	if err != nil {
+		t.Fatalf("%s: %v", n, err)
+	}
+	return &visit{n, c, r.Server}
+}
+
+// want asks once more.
+func (v *visit) want(t testing.TB, server string) {
+	t.Helper()
+	r, err := lab.AskConn(t.Context(), v.conn)
+	if err != nil || r.Server != server {
+		t.Errorf("%s: answered by %q, %v; want %s", v.entry, r.Server, err, server)
+	}
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/packet"
+)
+
+// Those who never get beyond their first packet push out each other, and nobody who is
+// established. Afterwards all that they took is given back.
+func TestFlood(t *testing.T) {
+	const young, established, flood = 1 << 10, 200, 30_000
+	e := newEdge(t, Options{Sizes: Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
+		TCPFlows: established, UDPFlows: 16, YoungFlows: young}})
+	serve(t, e.here)
+	serve(t, e.there)
+	e.use(t, e.here, e.there)
+	table := e.tier.flowTable
+	entries := e.entries("tcp")
+	var open []*visit
+	for i := range established {
+		open = append(open, e.visit(t, entries[i%len(entries)]))
+	}
+	asked := func(when string) {
+		t.Helper()
+		for _, v := range open {
+			if r, err := lab.AskConn(t.Context(), v.conn); err != nil || r.Server != v.server {
+				t.Fatalf("%s: %s to %s: %v %v", when, v.entry, v.server, r, err)
+			}
+		}
+	}
+	asked("before")
+	if kept := table.count(flowKeptTCP); kept != established {
+		t.Errorf("%d flows are kept", kept)
+	}
+
+	born, counts := table.count(flowBorn), counted{tier: e.tier}
+	counts.since(t)
+	var flooding sync.WaitGroup
+	for i, to := range []netip.Addr{e.at.Addr4, lb6} {
+		port := []uint16{nodePort, lbPort}[i]
+		f := newFlooder(t, e.client, netip.AddrPortFrom(to, port), uint64(i))
+		flooding.Go(func() {
+			if err := f.send(flood / 2); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	flooded := make(chan struct{})
+	go func() { flooding.Wait(); close(flooded) }()
+	for rounds := 0; ; rounds++ {
+		select {
+		case <-flooded:
+		default:
+			asked("meanwhile")
+			continue
+		}
+		t.Logf("%d times asked meanwhile", rounds)
+		break
+	}
+	waitFor(t, "all of the flood to be seen", func() bool { return table.count(flowBorn)-born >= flood })
+	asked("after")
+	if kept := table.count(flowKeptTCP); kept != established {
+		t.Errorf("%d flows are kept after the flood", kept)
+	}
+	if used := table.used(); used < established+young-2 || used > established+young {
+		t.Errorf("%d flows are in use", used)
+	}
+	since := counts.since(t)
+	t.Logf("packets: %v", since)
+	if since["forwarded_local"]+since["forwarded_remote"] < flood || since["dropped_no_flow"]+since["dropped_raced"] > 0 {
+		t.Error("not every packet of the flood got a flow")
+	}
+	e.audit(t)
+
+	timeouts := DefaultFlowTimeouts()
+	sweep := func(after time.Duration, left int) {
+		t.Helper()
+		waitFor(t, "the flood to ebb", func() bool { // answers are still on their way
+			if _, err := table.sweep(t.Context(), &timeouts, monotonicSeconds()+uint32(after/time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			return table.used() <= left
+		})
+		if used, kept := table.used(), table.count(flowKeptTCP); used != left || kept != uint64(left) {
+			t.Errorf("%d flows are in use and %d kept, want %d", used, kept, left)
+		}
+		e.audit(t)
+	}
+	sweep(timeouts.Opening+2*time.Second, established)
+	asked("after the young were ended")
+	for _, v := range open {
+		if err := v.conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sweep(timeouts.Closed+2*time.Second, 0)
+}
+
+// audit checks the books: each id is free or in use, and each flow has its two keys.
+func (e *edge) audit(t testing.TB) {
+	t.Helper()
+	table := e.tier.flowTable
+	seen := map[uint32]string{}
+	note := func(id uint32, what string) {
+		if before := seen[id]; before != "" {
+			t.Errorf("flow %d is %s and %s", id, before, what)
+		}
+		seen[id] = what
+	}
+	for id := int(table.count(flowFresh)) + 1; id <= table.limit(); id++ {
+		note(uint32(id), "fresh")
+	}
+	next := map[uint32]uint32{}
+	keys, used := 0, 0
+	err := table.each(func(first int, list []flowEntry) error {
+		for i := range list {
+			f, id := &list[i], uint32(first+i)
+			next[id] = f.Next
+			if stageOf(f.Life) == flowFree {
+				continue
+			}
+			note(id, "in use")
+			used, keys = used+1, keys+2
+			for _, key := range []flowKey{f.Request, f.Reply} {
+				var word uint64
+				if err := table.keys.Lookup(key, &word); err != nil || uint32(word) != id || word>>32 != f.Life>>32 {
+					t.Errorf("a key of flow %d leads to %#x: %v", id, word, err)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id := uint32(table.count(flowTop)); id != 0 && seen[id] != "free"; id = next[id] {
+		note(id, "free")
+	}
+	if len(seen) != table.limit() || seen[0] != "" || used != table.used() {
+		t.Errorf("%d of %d ids are free or in use; %d are in use and %d are counted", len(seen), table.limit(), used, table.used())
+	}
+	var key flowKey
+	var word uint64
+	all := 0
+	for list := table.keys.Iterate(); list.Next(&key, &word); {
+		all++
+	}
+	if all != keys {
+		t.Errorf("there are %d keys, and flows have %d", all, keys)
+	}
+}
+
+// flooder sends SYNs from random clients to one address.
+type flooder struct {
+	wire   *wire
+	packet packet.Packet
+	to     netip.AddrPort
+	rand   *rand.Rand
+}
+
+func newFlooder(t testing.TB, from *lab.Client, to netip.AddrPort, seed uint64) *flooder {
+	return &flooder{wire: newWire(t, from, to.Addr()), to: to, rand: rand.New(rand.NewPCG(1, seed))}
+}
+
+func (f *flooder) send(count int) error {
+	for range count {
+		// Ranges that are for tests alone, and lead nowhere.
+		from := netip.AddrFrom4([4]byte{198, 18 + byte(f.rand.IntN(2)), byte(f.rand.Uint32()), byte(f.rand.Uint32())})
+		if f.to.Addr().Is6() {
+			b := netip.MustParseAddr("2001:2::").As16()
+			for i := 8; i < len(b); i++ {
+				b[i] = byte(f.rand.Uint32())
+			}
+			from = netip.AddrFrom16(b)
+		}
+		p := packet.NewTCP(netip.AddrPortFrom(from, uint16(1024+f.rand.IntN(60_000))), f.to, packet.SYN, nil)
+		if err := f.wire.send(f.wire.frame(p)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// BenchmarkFlood makes flows as fast as packets come, of clients that are never heard
+// of again, while 200 connections are in use.
+func BenchmarkFlood(b *testing.B) {
+	const established = 200
+	e := newEdge(b, Options{Sizes: Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
+		TCPFlows: 1 << 16, UDPFlows: 1 << 10, YoungFlows: 1 << 16}})
+	serve(b, e.here)
+	serve(b, e.there)
+	e.use(b, e.here, e.there)
+	entries := e.entries("tcp")
+	var open []*visit
+	for i := range established {
+		open = append(open, e.visit(b, entries[i%len(entries)]))
+	}
+	// Addresses that nobody has, so that this is about the node alone.
+	var nobody []netip.Addr
+	for i := range byte(4) {
+		nobody = append(nobody, netip.AddrFrom4([4]byte{10, 244, 1, 200 + i}), netip.AddrFrom4([4]byte{10, 244, 2, 200 + i}))
+	}
+	e.useAddrs(b, nobody...)
+	table := e.tier.flowTable
+	born := table.count(flowBorn)
+	counts := counted{tier: e.tier}
+	counts.since(b)
+	var flooding sync.WaitGroup
+	b.ResetTimer()
+	for half := range 2 {
+		w := newWire(b, e.client, e.at.Addr4)
+		flooding.Go(func() {
+			if err := w.flood(netip.AddrPortFrom(e.at.Addr4, nodePort), byte(half), b.N/2); err != nil {
+				b.Error(err)
+			}
+		})
+	}
+	flooded := make(chan struct{})
+	go func() { flooding.Wait(); close(flooded) }()
+	var took []time.Duration
+	for done := false; !done; {
+		for _, v := range open {
+			start := time.Now()
+			if r, err := lab.AskConn(b.Context(), v.conn); err != nil || r.Server != v.server {
+				b.Fatalf("%s to %s: %v %v", v.entry, v.server, r, err)
+			}
+			took = append(took, time.Since(start))
+			select {
+			case <-flooded:
+				done = true
+			default:
+			}
+		}
+	}
+	b.StopTimer()
+	slices.Sort(took)
+	since := counts.since(b)
+	b.ReportMetric(float64(table.count(flowBorn)-born)/b.Elapsed().Seconds(), "flows/s")
+	b.ReportMetric(float64(since["dropped_no_flow"]+since["dropped_raced"]), "dropped")
+	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "median-µs")
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
+	if kept := table.count(flowKeptTCP); kept != established {
+		b.Errorf("%d flows are kept", kept)
+	}
+	e.audit(b)
+}
+
+// flood sends SYNs of many clients. What is added to the address is taken from the
+// port and from the id of the IP header, so that the checksums stay as they are.
+func (w *wire) flood(to netip.AddrPort, which byte, count int) error {
+	const id, address, port = 14 + 4, 14 + 14, 14 + 20 // of the halves that change
+	var templates [128][]byte
+	for i := range templates {
+		from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{18 + which, byte(i), 0, 0}), 0xffff)
+		p := packet.NewTCP(from, to, packet.SYN, nil)
+		p.IPv4.ID = 0xffff
+		templates[i] = w.frame(p)
+	}
+	r := rand.New(rand.NewPCG(2, uint64(which)))
+	for i := range count {
+		frame, n := templates[i%len(templates)], uint16(r.Uint32())
+		binary.BigEndian.PutUint16(frame[id:], ^n)
+		binary.BigEndian.PutUint16(frame[address:], n)
+		binary.BigEndian.PutUint16(frame[port:], ^n)
+		if err := w.send(frame); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/packet"
+)
+
+// Towards one backend there are as many connections as ports that nobody on the node
+// uses. The next one is refused and counted, and served when one of them has ended.
+func TestSourcePortsRunOut(t *testing.T) {
+	const first, ports = 1024, 50
+	// The host listens at one, and is connected from another one to that backend.
+	const listening = first + 7
+	for _, network := range []string{"tcp", "udp"} {
+		e := newEdge(t, Options{NodePortRange: PortRange{first + ports, 65535}})
+		serve(t, e.there)
+		other := serve(t, e.two.Pod("other"))
+		e.use(t, e.there)
+		listen := e.at.ServeTCP
+		if network == "udp" {
+			listen = e.at.ServeUDP
+		}
+		if _, err := listen(listening); err != nil {
+			t.Fatal(err)
+		}
+		for i, own := range e.addrs() {
+			connected := uint16(first + 13 + i)
+			n := entry{network, "node port", netip.AddrPortFrom(own, nodePort)}
+			t.Run(n.String(), func(t *testing.T) {
+				direct, err := e.at.DialFrom(t.Context(), network, connected, netip.AddrPortFrom(addrOf(e.there.Sandbox, own), targetPort))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer direct.Close()
+				counts := counted{tier: e.tier}
+				counts.since(t)
+				used := map[uint16]*visit{}
+				for len(used) < ports-2 {
+					v := e.visit(t, n)
+					peer := v.seen(t)
+					if peer.Addr() != own || peer.Port() < first || peer.Port() >= first+ports || peer.Port() == listening || peer.Port() == connected {
+						t.Errorf("the backend sees %s", peer)
+					}
+					if used[peer.Port()] != nil {
+						t.Fatalf("port %d is used twice", peer.Port())
+					}
+					used[peer.Port()] = v
+				}
+				if _, err := e.client.Ask(t.Context(), n.network, n.to); !errors.Is(err, unix.ECONNREFUSED) {
+					t.Errorf("one too many: %v", err)
+				}
+				if got := counts.since(t)["rejected_no_source_port"]; got != 1 {
+					t.Errorf("%d packets were rejected for want of a port", got)
+				}
+				// Another backend is another matter.
+				e.use(t, e.there, other)
+				waitFor(t, "an answer of the other backend", func() bool {
+					r, err := e.client.Ask(t.Context(), n.network, n.to)
+					if err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+						t.Error(err)
+					}
+					return r.Server == "other"
+				})
+				e.use(t, e.there)
+
+				ended := used[first]
+				if err := ended.conn.Close(); err != nil {
+					t.Fatal(err)
+				}
+				e.forget(t, ended)
+				waitFor(t, "the port to be used again", func() bool {
+					r, err := e.client.Ask(t.Context(), n.network, n.to)
+					if err == nil && r.Peer.Port() != first {
+						t.Errorf("the backend sees %s", r.Peer)
+					}
+					return err == nil
+				})
+				for _, v := range used {
+					if v != ended {
+						v.want(t, "there")
+					}
+				}
+				if _, err := lab.AskConn(t.Context(), direct); err != nil {
+					t.Errorf("the host's own connection: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// seen asks once more, for whom the backend sees.
+func (v *visit) seen(t testing.TB) netip.AddrPort {
+	t.Helper()
+	r, err := lab.AskConn(t.Context(), v.conn)
+	if err != nil {
+		t.Fatalf("%s: %v", v.entry, err)
+	}
+	return r.Peer
+}
+
+// forget has the flow of a connection end, as it would after a day without packets.
+func (e *edge) forget(t testing.TB, v *visit) {
+	t.Helper()
+	client := netip.MustParseAddrPort(v.conn.LocalAddr().String())
+	timeouts := DefaultFlowTimeouts()
+	waitFor(t, "the end of a flow", func() bool { // its last packets may be on their way
+		err := e.tier.flowTable.each(func(_ int, list []flowEntry) error {
+			for i := range list {
+				f := &list[i]
+				if stageOf(f.Life) >= flowYoung && goAddrPort(f.Request.Src, f.Request.Sport) == client {
+					atomic.StoreUint32(&f.Seen, monotonicSeconds()-25*60*60)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended, err := e.tier.flowTable.sweep(t.Context(), &timeouts, monotonicSeconds())
+		if err != nil || ended > 1 {
+			t.Fatalf("%d flows ended: %v", ended, err)
+		}
+		return ended == 1
+	})
+}
+
+// Clients that have the same port go by different ones, where they come to the same
+// backend.
+func TestClientsWithTheSamePort(t *testing.T) {
+	e := newEdge(t, Options{NodePortRange: PortRange{1028, 65535}}) // no more than needed
+	serve(t, e.there)
+	e.use(t, e.there)
+	for i, n := range e.entries() {
+		var peers []netip.AddrPort
+		for _, c := range []*lab.Client{e.client, e.lab.Client("client " + n.String())} {
+			conn, err := c.DialFrom(t.Context(), n.network, uint16(5555+i), n.to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			r, err := lab.AskConn(t.Context(), conn)
+			if err != nil {
+				t.Fatalf("%s: %v", n, err)
+			}
+			peers = append(peers, r.Peer)
+		}
+		if peers[0] == peers[1] {
+			t.Errorf("%s: both are %s", n, peers[0])
+		}
+	}
+}
+
+// Source ports are no privileged ones, no NodePorts, and none that the kernel gives to
+// connections of the host, as long as there are others; each backend has ports out of
+// all that there are, and none twice.
+func TestSourcePorts(t *testing.T) {
+	const flows, backends = 5000, 8
+	nodePorts := PortRange{30000, 32767}
+	e := newEdge(t, Options{NodePortRange: nodePorts, Sizes: Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64,
+		Affinity: 64, UDPPeers: 16, OptOuts: 16, TCPFlows: 16, UDPFlows: 16, YoungFlows: flows}})
+	var nobody []netip.Addr
+	for i := range byte(backends) {
+		nobody = append(nobody, netip.AddrFrom4([4]byte{10, 244, 2, 200 + i}))
+	}
+	e.useAddrs(t, nobody...)
+	w := newWire(t, e.client, lb4)
+	for i := range uint16(flows) {
+		from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i % 7), 1}), 1024+i)
+		if err := w.send(w.frame(packet.NewTCP(from, netip.AddrPortFrom(lb4, lbPort), packet.SYN, nil))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waitFor(t, "all flows to be made", func() bool { return e.tier.flowTable.used() == flows })
+	var ephemeral PortRange
+	if err := e.at.Do(func() (err error) { ephemeral, err = EphemeralPorts(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	used := map[netip.Addr][]uint16{}
+	err := e.tier.flowTable.each(func(_ int, list []flowEntry) error {
+		for i := range list {
+			if f := &list[i]; stageOf(f.Life) >= flowYoung {
+				backend, port := goAddr(f.Reply.Src), goAddrPort(f.Reply.Dst, f.Reply.Dport).Port()
+				used[backend] = append(used[backend], port)
+				if one := (PortRange{port, port}); port < 1024 || one.Overlaps(nodePorts) || one.Overlaps(ephemeral) {
+					t.Errorf("port %d is used", port)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil || len(used) != backends {
+		t.Fatalf("%d backends are used: %v", len(used), err)
+	}
+	for backend, ports := range used {
+		slices.Sort(ports)
+		if all := len(ports); len(slices.Compact(ports)) != all {
+			t.Errorf("%s: a port is used twice", backend)
+		}
+		// Of blocks of 4096, these are wholly in the pool.
+		for _, block := range []uint16{1, 2, 3, 4, 5, 6} {
+			if !slices.ContainsFunc(ports, func(p uint16) bool { return p/4096 == block }) {
+				t.Errorf("%s: of %d ports, none is out of %d-%d", backend, len(ports), block*4096, block*4096+4095)
+			}
+		}
+	}
+}

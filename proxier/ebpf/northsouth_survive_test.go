@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/tc"
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/scenarios/live"
+	"github.com/tandem-proxy/tandem/uplinks"
+)
+
+// I3: connections from outside go on and new ones are made, whatever becomes of the
+// process, of its maps and of the way in which its programs are attached. When the
+// device itself goes away and comes back, what is open goes on.
+func TestConnectionsSurvive(t *testing.T) {
+	// With a small ring of young flows, one whose packet was lost would be forgotten
+	// until it is sent again.
+	sizes := Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
+		TCPFlows: 1 << 10, UDPFlows: 1 << 10, YoungFlows: 1 << 14}
+	e := newEdge(t, Options{Sizes: sizes}, lab.Options{Nodes: live.Guarded})
+	pods := []*lab.Pod{serve(t, e.here), serve(t, e.there)}
+	e.use(t, pods...)
+	load := newLoad(t, e, 16)
+
+	again := func(opts Options, adopted bool) {
+		t.Helper()
+		e.close()
+		opts.Sizes = sizes
+		e.begin(t, opts, nil)
+		if e.tier.Adopted() != adopted {
+			t.Fatalf("the maps were taken over: %v", !adopted)
+		}
+		e.use(t, pods...)
+	}
+	for _, step := range []struct {
+		name string
+		do   func()
+		// rest are those that cannot do without the way that is missing meanwhile.
+		rest []use
+	}{
+		{"restarts", func() {
+			for range 3 {
+				again(Options{}, true)
+			}
+		}, nil},
+		{"another layout", func() {
+			for range 2 {
+				e.tier.writer.tables.meta.Layout = layoutVersion - 1
+				again(Options{}, false)
+			}
+		}, nil},
+		{"no route to a backend", func() { withoutRoute(t, e.at, e.two) }, []use{newTCP, newUDP}},
+		// While a clsact qdisc comes or goes, the kernel drops what is sent.
+		{"another method", func() {
+			again(Options{TC: tc.Clsact}, true)
+			again(Options{TC: tc.TCX}, true)
+		}, []use{newUDP}},
+		{"uplink down", func() {
+			up, err := e.at.Down(lab.Uplink)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := up(); err != nil {
+				t.Fatal(err)
+			}
+		}, []use{newTCP, newUDP}},
+		// Before anybody can know of it, the kernel refuses what comes in by it.
+		{"another uplink", func() { replug(t, e) }, []use{open, newTCP, newUDP}},
+	} {
+		start := load.counts()
+		for _, use := range step.rest {
+			load.rests[use].Lock()
+		}
+		step.do()
+		for _, use := range step.rest {
+			load.rests[use].Unlock()
+		}
+		load.allAnswered(t, step.name)
+		now := load.counts()
+		t.Logf("%s: %d requests over open connections, %d over new ones", step.name, now.open-start.open, now.fresh-start.fresh)
+	}
+	load.stop()
+	if n := load.counts(); n.broken > 0 || n.failed > 0 {
+		t.Errorf("%d of %d connections broke, %d of %d new ones failed", n.broken, len(load.open), n.failed, n.fresh)
+	}
+}
+
+// withoutRoute has a node know of no way to another one's pods, for as long as a client
+// needs to send again.
+func withoutRoute(t *testing.T, at, to *lab.Node) {
+	t.Helper()
+	replies, err := at.Capture(lab.Uplink, func(c lab.Captured) bool { return !c.Outgoing && c.TCP != nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer replies.Close()
+	nl := at.Netlink()
+	var usual []netlink.Route
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := nl.RouteList(nil, family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range routes {
+			if r.Gw != nil && (r.Gw.Equal(to.Addr4.AsSlice()) || r.Gw.Equal(to.Addr6.AsSlice())) {
+				usual = append(usual, r)
+			}
+		}
+	}
+	if len(usual) != 2 {
+		t.Fatalf("routes to pods of %s: %v", to.Name, usual)
+	}
+	for _, r := range usual {
+		if err := nl.RouteDel(&r); err != nil {
+			t.Fatal(err)
+		}
+		if err := nl.RouteAdd(&netlink.Route{Dst: r.Dst, Type: unix.RTN_UNREACHABLE}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Every segment that gets no answer is sent again, and others follow.
+	for range 200 {
+		if _, err := replies.Expect(t.Context(), func(lab.Captured) bool { return true }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, r := range usual {
+		if err := nl.RouteDel(&netlink.Route{Dst: r.Dst, Type: unix.RTN_UNREACHABLE}); err != nil {
+			t.Fatal(err)
+		}
+		if err := nl.RouteAdd(&r); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// replug gives the node another uplink, which the tier learns of as a process does.
+func replug(t *testing.T, e *edge) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	told := make(chan []uplinks.Device, 16)
+	w := uplinks.New(uplinks.Options{NodeIPs: e.addrs(), In: e.at.Do})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		w.Watch(ctx, func(u uplinks.Uplinks) {
+			if err := e.tier.SetUplinks(u.Devices); err != nil {
+				t.Error(err)
+			}
+			told <- u.Devices
+		})
+	})
+	defer watching.Wait()
+	defer cancel()
+	before := <-told
+	plug, err := e.at.Unplug()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := plug(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.After(10 * time.Second); ; {
+		select {
+		case now := <-told:
+			if len(now) == 1 && now[0].Index != before[0].Index {
+				return
+			}
+		case <-deadline:
+			t.Fatal("nobody told of the new uplink")
+		}
+	}
+}
+
+// use is what connections are used for.
+type use int
+
+const (
+	open use = iota // one request after the other over the same
+	newTCP
+	newUDP
+	uses
+)
+
+// load is many connections that are used all the time, and new ones beside them.
+type load struct {
+	e    *edge
+	open []*connection
+
+	ctx     context.Context
+	cancel  context.CancelFunc
+	workers sync.WaitGroup
+	rests   [uses]sync.RWMutex // held for writing while those are to rest
+
+	openAnswers, freshAnswers, failures atomic.Int64
+}
+
+// connection is one of them.
+type connection struct {
+	net.Conn
+	entry   entry
+	server  string // that answered first
+	answers atomic.Int64
+	broken  atomic.Bool
+}
+
+// newLoad opens so many connections by each entry.
+func newLoad(t *testing.T, e *edge, each int) *load {
+	t.Helper()
+	l := &load{e: e}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	t.Cleanup(l.stop)
+	servers := map[string]int{}
+	for _, n := range e.entries("tcp") {
+		for range each {
+			c, err := e.client.Dial(t.Context(), n.network, n.to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := lab.AskConn(t.Context(), c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			servers[r.Server]++
+			l.open = append(l.open, &connection{Conn: c, entry: n, server: r.Server})
+		}
+	}
+	if len(servers) < 2 {
+		t.Fatalf("all connections lead to %v", servers)
+	}
+	for _, c := range l.open {
+		l.workers.Go(func() { l.use(t, c) })
+	}
+	for _, n := range e.entries() {
+		l.workers.Go(func() { l.dial(t, n) })
+	}
+	return l
+}
+
+// patience is how long a request may take: what is lost while there is no way is sent
+// again after ever longer pauses.
+const patience = 20 * time.Second
+
+func (l *load) use(t *testing.T, c *connection) {
+	defer c.Close()
+	for l.ctx.Err() == nil {
+		l.rests[open].RLock()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		r, err := lab.AskConn(ctx, c)
+		cancel()
+		l.rests[open].RUnlock()
+		if err != nil || r.Server != c.server {
+			t.Errorf("connection %s to %s broke: %v %v", c.entry, c.server, r, err)
+			c.broken.Store(true)
+			return
+		}
+		c.answers.Add(1)
+		l.openAnswers.Add(1)
+		lull(l.ctx)
+	}
+}
+
+// dial makes one connection after the other.
+func (l *load) dial(t *testing.T, n entry) {
+	rest := &l.rests[newTCP]
+	if n.network == "udp" {
+		rest = &l.rests[newUDP]
+	}
+	for l.ctx.Err() == nil {
+		rest.RLock()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		_, err := l.e.client.Ask(ctx, n.network, n.to)
+		cancel()
+		rest.RUnlock()
+		if err != nil {
+			l.failures.Add(1)
+			t.Errorf("new connection %s: %v", n, err)
+			return
+		}
+		l.freshAnswers.Add(1)
+		lull(l.ctx)
+	}
+}
+
+// lull leaves some of the CPU to others.
+func lull(ctx context.Context) {
+	timer := time.NewTimer(10 * time.Millisecond)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// allAnswered waits until every connection was answered twice more: the first request
+// may have been under way.
+func (l *load) allAnswered(t *testing.T, when string) {
+	t.Helper()
+	want := make([]int64, len(l.open))
+	for i, c := range l.open {
+		want[i] = c.answers.Load() + 2
+	}
+	for deadline := time.Now().Add(patience); ; {
+		waiting := slices.IndexFunc(l.open, func(c *connection) bool { return !c.broken.Load() && c.answers.Load() < want[slices.Index(l.open, c)] })
+		if waiting < 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: connection %s to %s is not answered any more", when, l.open[waiting].entry, l.open[waiting].server)
+		}
+		lull(l.ctx)
+	}
+}
+
+func (l *load) stop() {
+	l.cancel()
+	l.workers.Wait()
+}
+
+// loadCounts are answers over open and over new connections, and what went wrong.
+type loadCounts struct{ open, fresh, broken, failed int64 }
+
+func (l *load) counts() loadCounts {
+	n := loadCounts{open: l.openAnswers.Load(), fresh: l.freshAnswers.Load(), failed: l.failures.Load()}
+	for _, c := range l.open {
+		if c.broken.Load() {
+			n.broken++
+		}
+	}
+	return n
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// The tests in northsouth_*_test.go have clients outside the cluster, whose packets
+// no socket program sees. They dial the Service "web" at
+//
+//	172.18.0.1:30080  [fd00:18::1]:30080         node1, where the tier is
+//	203.0.113.10:80   [2001:db8:203:113::10]:80  a load balancer IP, led to node1
+//
+// and reach port 8080 of "here", a pod of node1, or of "there", a pod of node2,
+// where nothing of ours runs.
+const (
+	nodePort = 30080
+	lbPort   = 80
+)
+
+var (
+	lb4 = netip.MustParseAddr("203.0.113.10")
+	lb6 = netip.MustParseAddr("2001:db8:203:113::10")
+)
+
+// edge is the node that clients come to, and who takes part.
+type edge struct {
+	*node
+	two         *lab.Node
+	client      *lab.Client
+	here, there *lab.Pod
+}
+
+// newEdge serves the Service without endpoints. Nothing listens in the pods.
+func newEdge(t testing.TB, opts Options, network ...lab.Options) *edge {
+	t.Helper()
+	l := lab.NewT(t, network...)
+	e := &edge{node: &node{lab: l, at: l.Node("node1")}, two: l.Node("node2"), client: l.Client("client")}
+	e.here, e.there = e.at.Pod("here"), e.two.Pod("there")
+	for _, a := range []netip.Addr{lb4, lb6} {
+		if err := l.Announce(netip.PrefixFrom(a, a.BitLen()), e.at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		e.close()
+		if err := cleanupOn(e.at); err != nil {
+			t.Error(err)
+		}
+	})
+	e.begin(t, opts, nil)
+	e.sync(t)
+	return e
+}
+
+// begin starts a process that knows the node and the Service; change, if not nil,
+// makes another Service of it. NodePorts are served at the node's own addresses alone.
+func (e *edge) begin(t testing.TB, opts Options, change func(*v1.Service)) {
+	t.Helper()
+	tier, err := openOn(e.at, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.tier = tier
+	e.Proxier, err = proxier.New(proxier.Options{
+		NodeName: e.at.Name, Tier: tier, Runner: proxier.DefaultRunnerOptions(), Facts: edgeFacts(e.at),
+		Policy: proxier.Policy{NodePorts: proxier.NodePortSelector{Primary: true}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tier.SetUplinks(uplinksOf(t, e.at)); err != nil {
+		t.Fatal(err)
+	}
+	e.OnServiceSynced()
+	e.OnEndpointSlicesSynced()
+	e.OnServiceAdd(edgeService(change))
+}
+
+// besides is an address of no use to NodePorts, if the node has it.
+var besides = netip.MustParseAddr("172.18.0.77")
+
+func edgeFacts(at *lab.Node) proxier.Facts {
+	f := proxier.Facts{
+		NodeIPs:    [proxier.Families]netip.Addr{at.Addr4, at.Addr6},
+		LocalAddrs: []netip.Addr{netip.MustParseAddr("127.0.0.1"), at.Addr4, besides, netip.IPv6Loopback(), at.Addr6},
+		Pods:       proxier.Detector{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}},
+	}
+	slices.SortFunc(f.LocalAddrs, netip.Addr.Compare)
+	return f
+}
+
+func edgeService(change func(*v1.Service)) *v1.Service {
+	s := dualService()
+	s.Spec.Type = v1.ServiceTypeLoadBalancer
+	for i := range s.Spec.Ports {
+		s.Spec.Ports[i].NodePort = nodePort
+	}
+	s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: lb4.String()}, {IP: lb6.String()}}
+	if change != nil {
+		change(s)
+	}
+	return s
+}
+
+// use makes these pods the endpoints.
+func (e *edge) use(t testing.TB, pods ...*lab.Pod) {
+	t.Helper()
+	e.setPods(pods...)
+	e.sync(t)
+}
+
+// entry is an address that clients dial.
+type entry struct {
+	network string // tcp or udp
+	kind    string
+	to      netip.AddrPort
+}
+
+func (n entry) String() string {
+	family := "4"
+	if n.to.Addr().Is6() {
+		family = "6"
+	}
+	return n.network + family + " by " + n.kind
+}
+
+// entries are all of them, of one protocol or of both.
+func (e *edge) entries(networks ...string) (list []entry) {
+	if len(networks) == 0 {
+		networks = []string{"tcp", "udp"}
+	}
+	for _, network := range networks {
+		for _, own := range e.addrs() {
+			list = append(list, entry{network, "node port", netip.AddrPortFrom(own, nodePort)})
+		}
+		for _, lb := range []netip.Addr{lb4, lb6} {
+			list = append(list, entry{network, "load balancer IP", netip.AddrPortFrom(lb, lbPort)})
+		}
+	}
+	return list
+}
+
+// addrs are those of the node.
+func (e *edge) addrs() []netip.Addr { return []netip.Addr{e.at.Addr4, e.at.Addr6} }
+
+// addrOf is the sandbox's address of the same family.
+func addrOf(s *lab.Sandbox, family netip.Addr) netip.Addr {
+	if family.Is4() {
+		return s.Addr4
+	}
+	return s.Addr6
+}
+
+// counted tells how many packets had which outcome since it was asked last.
+type counted struct {
+	tier *Tier
+	last map[string]uint64
+}
+
+func (c *counted) since(t testing.TB) map[string]uint64 {
+	t.Helper()
+	list, err := c.tier.Packets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, since := map[string]uint64{}, map[string]uint64{}
+	for _, p := range list {
+		now[p.Result] = p.Count
+		if n := p.Count - c.last[p.Result]; n > 0 {
+			since[p.Result] = n
+		}
+	}
+	c.last = now
+	return since
+}

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/datapath"
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/packet"
+)
+
+// The node whose packet programs these tests run, and what is around it:
+//
+//	172.18.0.1     fd00:18::1            node1, this one: serves NodePorts there
+//	192.168.7.1    fd00:7::1             another address of it, without NodePorts
+//	10.244.1.1     fd00:10:244:1::1      pod of this node
+//	10.244.1.0/24  fd00:10:244:1::/64    pods of this node that are not there
+//	10.244.2.0/24  fd00:10:244:2::/64    pods of node2, by way of the uplink
+//	198.51.100.0/24 2001:db8:51:100::/64 clients, and whatever else: by way of it, too
+var (
+	other4 = netip.MustParseAddr("192.168.7.1")
+	other6 = netip.MustParseAddr("fd00:7::1")
+)
+
+const (
+	// node2MTU is what fits through the link of node2.
+	node2MTU   = 1400
+	largestOut = 1 << 12
+)
+
+// nodePortRange is what source ports are not taken from.
+var nodePortRange = PortRange{30000, 32767}
+
+// pathSizes leave room for few flows, so that they push out each other.
+var pathSizes = Sizes{
+	Frontends: 1 << 10, Services: 1 << 8, Backends: 1 << 10, Slots: 1 << 11, Affinity: 1 << 12, UDPPeers: 1 << 4, OptOuts: 16,
+	TCPFlows: 12, UDPFlows: 3, YoungFlows: 16,
+}
+
+// pathFacts are those of the node.
+func pathFacts(at *lab.Node) proxier.Facts {
+	locals := []netip.Addr{at.Addr4, at.Addr6, other4, other6}
+	slices.SortFunc(locals, netip.Addr.Compare)
+	return proxier.Facts{
+		NodeIPs: [proxier.Families]netip.Addr{at.Addr4, at.Addr6}, LocalAddrs: locals,
+		Pods:         proxier.Detector{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}},
+		ServiceCIDRs: []netip.Prefix{lab.ServicePrefix4, lab.ServicePrefix6},
+	}
+}
+
+// pathPolicy serves NodePorts at the node's own addresses alone.
+func pathPolicy(at *lab.Node) proxier.Policy {
+	return proxier.Policy{NodePorts: proxier.NodePortSelector{Primary: true}}
+}
+
+// path is a node whose packet programs run on one packet at a time, as if that had
+// come in by the node's uplink, or were about to leave by it.
+type path struct {
+	*proxier.Proxier
+	lab      *lab.Lab
+	at       *lab.Node
+	node2    *lab.Node
+	pod      *lab.Pod
+	tier     *Tier
+	maps     map[string]*ciliumebpf.Map
+	programs *packetPrograms
+	uplink   int // its index
+	device   int // by which packets pass
+	mac      packet.MAC
+	routes   map[netip.Addr]datapath.Route // without MTU if there is none
+	context  []byte
+	out      []byte
+	flows    []flowEntry // as the programs have them
+	model    *datapath.Model
+	counted  map[string]uint64 // by reason, at the last reset
+}
+
+// newPath opens the tier on a node. Options that are zero are those of the tests.
+func newPath(t testing.TB, opts Options) *path {
+	t.Helper()
+	l := lab.NewT(t)
+	p := &path{lab: l, at: l.Node("node1"), node2: l.Node("node2"), out: make([]byte, largestOut), routes: map[netip.Addr]datapath.Route{}}
+	if err := p.node2.SetMTU(node2MTU); err != nil {
+		t.Fatal(err)
+	}
+	p.pod = p.at.Pod("pod")
+	if opts.Sizes == (Sizes{}) {
+		opts.Sizes = pathSizes
+	}
+	if opts.NodePortRange == (PortRange{}) {
+		opts.NodePortRange = nodePortRange
+	}
+	tier, err := openOn(p.at, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.tier, p.maps = tier, tier.mapsByName()
+	t.Cleanup(func() {
+		tier.Close()
+		if err := cleanupOn(p.at); err != nil {
+			t.Error(err)
+		}
+	})
+	if p.programs, err = tier.packets.programs(variant{}); err != nil {
+		t.Fatal(err)
+	}
+	if p.Proxier, err = proxier.New(proxier.Options{
+		NodeName: p.at.Name, Tier: tier, Runner: proxier.DefaultRunnerOptions(), Facts: pathFacts(p.at), Policy: pathPolicy(p.at),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	if err := p.Sync(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if err := tier.SetUplinks(uplinksOf(t, p.at)); err != nil {
+		t.Fatal(err)
+	}
+	// Frames in reports can be used again.
+	p.use(t, lab.Uplink)
+	p.rename(t, []byte{2, 0, 0, 0, 0, 2})
+	p.use(t, lab.Uplink)
+	p.uplink = p.device
+	memory := []byte{}
+	if p.flows, memory, err = mapping[flowEntry](p.maps["tdm_flow"]); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(memory) })
+	if err := p.reset(); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// use has packets pass another device.
+func (p *path) use(t testing.TB, device string) {
+	t.Helper()
+	link, err := p.at.Netlink().LinkByName(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.device, p.mac = link.Attrs().Index, packet.MAC{}
+	copy(p.mac[:], link.Attrs().HardwareAddr) // lo has none
+	p.context = make([]byte, sizeofSkBuff)
+	binary.NativeEndian.PutUint32(p.context[skbIfindex:], uint32(p.device))
+}
+
+// rename gives the device another address.
+func (p *path) rename(t testing.TB, mac []byte) {
+	t.Helper()
+	link, err := p.at.Netlink().LinkByIndex(p.device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.at.Netlink().LinkSetHardwareAddr(link, net.HardwareAddr(mac)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Places in struct __sk_buff of linux/bpf.h.
+const (
+	sizeofSkBuff = 192
+	skbIfindex   = 40
+	skbGSOSegs   = 164
+	skbGSOSize   = 176
+)
+
+// run has a program look at a frame; only on a thread of the node.
+func (p *path) run(h datapath.Hook, frame []byte) (datapath.Result, error) {
+	opts := ciliumebpf.RunOptions{Data: frame, DataOut: p.out[:largestOut], Context: p.context}
+	verdict, err := p.programs[h].Run(&opts)
+	if err != nil {
+		return datapath.Result{}, fmt.Errorf("run program %s on %x: %w", packetHooks[h].program, frame, err)
+	}
+	return datapath.Result{Verdict: int32(verdict), Frame: opts.DataOut}, nil
+}
+
+// reset forgets all flows, and everything else that packets left behind.
+func (p *path) reset() error {
+	var timeouts FlowTimeouts
+	if _, err := p.tier.flowTable.sweep(context.Background(), &timeouts, monotonicSeconds()+math.MaxInt32/2); err != nil {
+		return err
+	}
+	if n := p.tier.flowTable.used(); n != 0 {
+		return fmt.Errorf("%d flows cannot be ended", n)
+	}
+	for _, name := range []string{"tdm_fragment", "tdm_affinity", "tdm_snat"} {
+		if m := p.maps[name]; m != nil {
+			if err := empty(m); err != nil {
+				return err
+			}
+		}
+	}
+	cpus := make([]uint64, ciliumebpf.MustPossibleCPU())
+	if err := p.maps["tdm_budget"].Put(uint32(0), cpus); err != nil {
+		return err
+	}
+	p.model = datapath.New(p.node(), p.replyOf)
+	p.model.Decide(p.Table().All(), p.Table().NodeRules())
+	var err error
+	p.counted, err = p.reasons()
+	return err
+}
+
+func empty(m *ciliumebpf.Map) error {
+	var keys [][]byte
+	key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
+	all := m.Iterate()
+	for all.Next(&key, &value) {
+		keys = append(keys, slices.Clone(key))
+	}
+	if err := all.Err(); err != nil {
+		return err
+	}
+	for _, key := range keys {
+		if err := m.Delete(key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// node is what the model is told of the node.
+func (p *path) node() datapath.Node {
+	s := p.tier.opts.Sizes
+	return datapath.Node{
+		L2: 14, MAC: p.mac, Route: p.route,
+		KeptTCP: int(s.TCPFlows), KeptUDP: int(s.UDPFlows), Young: int(powerOfTwo(s.YoungFlows)), Over: maxClosed,
+		SourcePort: func(port uint16) bool {
+			return port >= 1024 && !p.tier.opts.NodePortRange.Overlaps(PortRange{port, port})
+		},
+	}
+}
+
+// route is what the kernel says of a way. Asking for it costs more than a packet.
+func (p *path) route(to netip.Addr) (datapath.Route, bool) {
+	if r, known := p.routes[to]; known {
+		return r, r.MTU > 0
+	}
+	var r datapath.Route
+	found, err := p.at.Netlink().RouteGet(to.AsSlice())
+	if err == nil && found[0].Type == unix.RTN_UNICAST {
+		source, _ := netip.AddrFromSlice(found[0].Src)
+		r = datapath.Route{Uplink: found[0].LinkIndex == p.uplink, Source: source.Unmap(), MTU: cmp.Or(found[0].MTU, 1500)}
+	}
+	p.routes[to] = r
+	return r, r.MTU > 0
+}
+
+// replyOf looks for the flow of a request among those of the programs.
+func (p *path) replyOf(request datapath.Tuple) (reply datapath.Tuple, ok bool) {
+	key := flowKey{
+		Src: bpfAddr(request.Src.Addr()), Dst: bpfAddr(request.Dst.Addr()),
+		Sport: bpfPort(request.Src.Port()), Dport: bpfPort(request.Dst.Port()), Proto: request.Protocol,
+	}
+	var word uint64
+	if p.maps["tdm_flow_key"].Lookup(&key, &word) != nil {
+		return reply, false
+	}
+	f := &p.flows[uint32(word)]
+	return tupleOf(f.Reply), stageOf(f.Life) >= flowYoung && uint32(f.Life>>32) == uint32(word>>32) && f.Request == key
+}
+
+func tupleOf(k flowKey) datapath.Tuple {
+	return datapath.Tuple{Src: goAddrPort(k.Src, k.Sport), Dst: goAddrPort(k.Dst, k.Dport), Protocol: k.Proto}
+}
+
+// dump is what the programs know of flows, as the model has it.
+func (p *path) dump() (list []string) {
+	for i := range p.flows {
+		f := &p.flows[i]
+		if stageOf(f.Life) < flowYoung {
+			continue
+		}
+		m := datapath.Flow{
+			Request: tupleOf(f.Request), Reply: tupleOf(f.Reply), Remote: f.Flags&flowRemote != 0, Kept: stageOf(f.Life) == flowKept,
+			Packets: f.Packets, Bytes: f.Bytes,
+		}
+		for at, state := range map[uint32]datapath.State{
+			flowReplied: datapath.Replied, flowFinRequest: datapath.FinRequest, flowFinReply: datapath.FinReply,
+			flowClosed: datapath.Closed, flowEstablished: datapath.Established,
+		} {
+			if f.Flags&at != 0 {
+				m.State |= state
+			}
+		}
+		list = append(list, m.String())
+	}
+	slices.Sort(list)
+	return list
+}
+
+// checkFlows compares them with those of the model.
+func (p *path) checkFlows() error {
+	var want []string
+	for _, f := range p.model.Flows() {
+		want = append(want, f.String())
+	}
+	slices.Sort(want)
+	if got := p.dump(); !slices.Equal(got, want) {
+		return fmt.Errorf("flows\n%s\nthe model has\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	return nil
+}
+
+// checkKeys makes sure that two keys lead to every flow, and none to anything else.
+func (p *path) checkKeys() error {
+	keys := map[flowKey]uint64{}
+	var key flowKey
+	var word uint64
+	all := p.maps["tdm_flow_key"].Iterate()
+	for all.Next(&key, &word) {
+		keys[key] = word
+	}
+	if err := all.Err(); err != nil {
+		return err
+	}
+	for i := range p.flows {
+		f := &p.flows[i]
+		if stageOf(f.Life) < flowYoung {
+			continue
+		}
+		for _, key := range []flowKey{f.Request, f.Reply} {
+			if word := keys[key]; word != f.Life&^0xffffffff|uint64(i) {
+				return fmt.Errorf("the key %v of flow %d has %x", tupleOf(key), i, word)
+			}
+			delete(keys, key)
+		}
+	}
+	for key, word := range keys {
+		return fmt.Errorf("key %v leads to %x, where there is nothing", tupleOf(key), word)
+	}
+	return nil
+}
+
+// reasonNames are those of enum reason, in its order.
+var reasonNames = func() (names []string) {
+	header, err := os.ReadFile("../../bpf/reasons.h")
+	if err != nil {
+		panic(err)
+	}
+	for _, m := range regexp.MustCompile(`(?m)^\t([A-Z_]+),`).FindAllSubmatch(header, -1) {
+		names = append(names, string(m[1]))
+	}
+	return slices.Clip(names[:len(names)-1]) // the last one counts them
+}()
+
+// reasons are the packets counted, by reason.
+func (p *path) reasons() (map[string]uint64, error) {
+	list := map[string]uint64{}
+	for i, name := range reasonNames {
+		var cpus []uint64
+		if err := p.maps["tdm_reason"].Lookup(uint32(i), &cpus); err != nil {
+			return nil, err
+		}
+		for _, n := range cpus {
+			list[name] += n
+		}
+	}
+	return list, nil
+}
+
+// counts are the packets counted since the last reset, by reason.
+func (p *path) counts() (map[string]uint64, error) {
+	list, err := p.reasons()
+	for name, n := range list {
+		if list[name] = n - p.counted[name]; list[name] == 0 {
+			delete(list, name)
+		}
+	}
+	return list, err
+}
+
+// sync brings what handlers recorded to the programs, and to the model.
+func (p *path) sync() error {
+	if err := p.Sync(context.Background()); err != nil {
+		return err
+	}
+	p.model.Decide(p.Table().All(), p.Table().NodeRules())
+	return nil
+}
+
+// expire ends flows as if so much time had passed, in the programs and the model.
+func (p *path) expire(silent time.Duration) error {
+	timeouts := DefaultFlowTimeouts()
+	if _, err := p.tier.flowTable.sweep(context.Background(), &timeouts, monotonicSeconds()+uint32(silent/time.Second)); err != nil {
+		return err
+	}
+	p.model.Expire(silent, func(protocol uint8, s datapath.State) time.Duration {
+		switch {
+		case protocol == packet.ProtoUDP && s&datapath.Replied != 0:
+			return timeouts.UDPStream
+		case protocol == packet.ProtoUDP:
+			return timeouts.UDP
+		case s&datapath.Closed != 0:
+			return timeouts.Closed
+		case s&(datapath.FinRequest|datapath.FinReply) != 0:
+			return timeouts.CloseWait
+		case s&datapath.Established != 0:
+			return timeouts.Established
+		}
+		return timeouts.Opening
+	})
+	return nil
+}
+
+// resolve has the kernel know everybody that the node has links to. Without it, the
+// programs are told of a route only that there is no neighbour yet.
+func (p *path) resolve(t testing.TB) {
+	t.Helper()
+	link, err := p.at.Netlink().LinkByName(p.pod.HostLink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fabric := p.lab.Fabric()
+	for _, n := range []struct {
+		device int
+		addr   netip.Addr
+	}{
+		{p.uplink, p.node2.Addr4}, {p.uplink, p.node2.Addr6}, {p.uplink, fabric.Addr4}, {p.uplink, fabric.Addr6},
+		{link.Attrs().Index, p.pod.Addr4}, {link.Attrs().Index, p.pod.Addr6},
+	} {
+		err := p.at.Netlink().NeighSet(&netlink.Neigh{
+			LinkIndex: n.device, State: netlink.NUD_PERMANENT, IP: n.addr.AsSlice(), HardwareAddr: []byte{2, 0, 0, 0, 0, 1},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+var updatePrograms = flag.Bool("update", false, "rewrite what testdata knows of the programs' sizes on this kernel")
+
+// growth is by how much a program may grow unnoticed, in percent.
+const growth = 10
+
+// programSize is how much work a program is to the verifier, and to the processor's
+// cache.
+type programSize struct {
+	name            string
+	verified, jited uint32
+}
+
+func (s programSize) String() string {
+	return fmt.Sprintf("%-24s %8d instructions verified %8d bytes", s.name, s.verified, s.jited)
+}
+
+// TestProgramSizes compares the size of every program with the recorded one. Smaller
+// ones, and those that grow on purpose, are recorded by -update.
+func TestProgramSizes(t *testing.T) {
+	p := newPath(t, Options{Sizes: DefaultSizes()})
+	var sizes []programSize
+	measure := func(name string, program *ciliumebpf.Program) {
+		info, err := program.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := programSize{name: name}
+		s.verified, _ = info.VerifiedInstructions()
+		if s.jited, err = info.JitedSize(); err != nil {
+			t.Fatal(err)
+		}
+		sizes = append(sizes, s)
+	}
+	for i, h := range hooks {
+		measure(h.program, p.tier.programs[i])
+	}
+	for _, v := range []struct {
+		name string
+		variant
+	}{
+		{"uplink", variant{role: roleUplink}}, {"uplink/l3", variant{role: roleUplink, l3: true}},
+		{"pod", variant{role: rolePod}}, {"pod/l3", variant{role: rolePod, l3: true}},
+	} {
+		programs, err := p.tier.packets.programs(v.variant)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, h := range packetHooks {
+			measure(h.program+" "+v.name, programs[i])
+		}
+	}
+
+	file := filepath.Join("testdata", "programs-"+kernelVersion(t)+".txt")
+	if *updatePrograms {
+		var b strings.Builder
+		for _, s := range sizes {
+			fmt.Fprintln(&b, s)
+		}
+		if err := errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(file, []byte(b.String()), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	text, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		for _, s := range sizes {
+			t.Log(s)
+		}
+		t.Skipf("missing: %s, the sizes on this kernel; -update records them", file)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	recorded := parseSizes(string(text))
+	for _, s := range sizes {
+		at := slices.IndexFunc(recorded, func(r programSize) bool { return r.name == s.name })
+		if at < 0 {
+			t.Errorf("%s is not recorded in %s", s.name, file)
+			continue
+		}
+		r := recorded[at]
+		recorded = slices.Delete(recorded, at, at+1)
+		if grown(s.verified, r.verified) || grown(s.jited, r.jited) {
+			t.Errorf("more than %d %% larger:\nis  %v\nwas %v", growth, s, r)
+		}
+	}
+	for _, r := range recorded {
+		t.Errorf("%s records %s, which is none of the programs", file, r.name)
+	}
+}
+
+func grown(is, was uint32) bool { return uint64(is)*100 > uint64(was)*(100+growth) }
+
+func parseSizes(text string) (sizes []programSize) {
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		numbers := slices.Index(words, "instructions") - 1
+		if numbers < 1 {
+			continue
+		}
+		s := programSize{name: strings.Join(words[:numbers], " ")}
+		if _, err := fmt.Sscanf(strings.Join(words[numbers:], " "), "%d instructions verified %d bytes", &s.verified, &s.jited); err == nil {
+			sizes = append(sizes, s)
+		}
+	}
+	return sizes
+}
+
+// kernelVersion is major.minor: within those, the verifier stays as it is.
+func kernelVersion(t *testing.T) string {
+	t.Helper()
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		t.Fatal(err)
+	}
+	major, minor := 0, 0
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); err != nil {
+		t.Fatalf("kernel release %s: %v", u.Release, err)
+	}
+	return fmt.Sprintf("%d.%d", major, minor)
+}

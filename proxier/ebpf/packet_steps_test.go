@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/datapath"
+	"github.com/tandem-proxy/tandem/test/packet"
+)
+
+// ends are who talks in the tables of packets, in one family. Ports of Services are
+// 80, those of backends 8080.
+type ends struct {
+	proxier.Family
+	client, stranger netip.AddrPort // outside
+	podOfNode2       netip.AddrPort
+	here, there      netip.AddrPort // backends on this node and on node2
+	there2           netip.AddrPort
+	// Services by what they lead to.
+	local, remote, twin, empty, quiet, sticky, both netip.AddrPort
+	balancer                                        netip.AddrPort // leads here, for client alone
+	nodePort                                        netip.AddrPort // leads here
+	elsewhere                                       netip.AddrPort // the same at an address without NodePorts
+	unserved                                        netip.AddrPort
+	router                                          netip.Addr
+	nat                                             netip.AddrPort // as which other nodes see clients
+}
+
+// onePort leaves a single source port, so that there is no choice.
+var onePort = PortRange{1025, 65535}
+
+func endsOf(f proxier.Family) ends {
+	at := func(four, six string, port uint16) netip.AddrPort {
+		return netip.AddrPortFrom(netip.MustParseAddr([proxier.Families]string{four, six}[f]), port)
+	}
+	return ends{
+		Family: f,
+		client: at("198.51.100.1", "2001:db8:51:100::1", 1000), stranger: at("198.51.100.2", "2001:db8:51:100::2", 1000),
+		podOfNode2: at("10.244.2.7", "fd00:10:244:2::7", 1000),
+		here:       at("10.244.1.1", "fd00:10:244:1::1", 8080),
+		there:      at("10.244.2.1", "fd00:10:244:2::1", 8080), there2: at("10.244.2.2", "fd00:10:244:2::2", 8080),
+		local: at("10.96.0.1", "fd00:10:96::1", 80), remote: at("10.96.0.2", "fd00:10:96::2", 80),
+		twin: at("10.96.0.3", "fd00:10:96::3", 80), empty: at("10.96.0.4", "fd00:10:96::4", 80),
+		quiet: at("10.96.0.5", "fd00:10:96::5", 80), sticky: at("10.96.0.6", "fd00:10:96::6", 80),
+		both:     at("10.96.0.7", "fd00:10:96::7", 80),
+		balancer: at("203.0.113.1", "2001:db8:203:113::1", 80),
+		nodePort: at("172.18.0.1", "fd00:18::1", 30080), elsewhere: at("192.168.7.1", "fd00:7::1", 30080),
+		unserved: at("10.96.0.99", "fd00:10:96::99", 80),
+		router:   at("192.0.2.1", "2001:db8:1::1", 0).Addr(),
+		nat:      at("172.18.0.1", "fd00:18::1", onePort.First-1),
+	}
+}
+
+// endsCluster has the Services of the tables. All are dual stack, and have TCP and
+// UDP.
+func (p *path) endsCluster(t testing.TB) {
+	t.Helper()
+	for i, s := range []struct {
+		name      string
+		endpoints string
+		mutate    func(*v1.Service)
+	}{
+		{name: "local", endpoints: "here", mutate: func(s *v1.Service) {
+			s.Spec.Type = v1.ServiceTypeLoadBalancer
+			for i := range s.Spec.Ports {
+				s.Spec.Ports[i].NodePort = 30080
+			}
+			s.Spec.LoadBalancerSourceRanges = []string{"198.51.100.1/32", "2001:db8:51:100::1/128"}
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "2001:db8:203:113::1"}}
+		}},
+		{name: "remote", endpoints: "there"},
+		{name: "twin", endpoints: "here"},
+		{name: "empty"},
+		{name: "quiet", endpoints: "there", mutate: func(s *v1.Service) { s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal) }},
+		{name: "sticky", endpoints: "here there there2", mutate: func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }},
+		{name: "both", endpoints: "there there2"},
+	} {
+		service := makeService(s.name, fmt.Sprintf("10.96.0.%d", i+1))
+		service.Spec.ClusterIPs = []string{service.Spec.ClusterIP, fmt.Sprintf("fd00:10:96::%d", i+1)}
+		service.Spec.Ports = []v1.ServicePort{{Name: "p", Port: 80, Protocol: v1.ProtocolTCP}, {Name: "u", Port: 80, Protocol: v1.ProtocolUDP}}
+		if s.mutate != nil {
+			s.mutate(service)
+		}
+		p.OnServiceAdd(service)
+		p.setEndpoints(s.name, s.endpoints)
+	}
+	if err := p.sync(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// setEndpoints gives a Service endpoints by their names in ends.
+func (p *path) setEndpoints(service, names string) {
+	four, six := endsOf(proxier.IPv4), endsOf(proxier.IPv6)
+	for _, e := range []ends{four, six} {
+		s := makeSlice(service+"-"+e.String(), service)
+		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: ptr.To("u"), Port: ptr.To[int32](8080), Protocol: ptr.To(v1.ProtocolUDP)})
+		if e.Family == proxier.IPv6 {
+			s.AddressType = discoveryv1.AddressTypeIPv6
+		}
+		for _, name := range strings.Fields(names) {
+			addr := map[string]netip.AddrPort{"here": e.here, "there": e.there, "there2": e.there2}[name].Addr()
+			node := map[bool]string{true: p.at.Name, false: p.node2.Name}[name == "here"]
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{addr.String()}, NodeName: &node})
+		}
+		p.OnEndpointSliceUpdate(nil, s)
+	}
+}
+
+// step is a packet at a hook, and what becomes of it; or something else that happens.
+type step struct {
+	hook    datapath.Hook
+	send    packet.Packet
+	verdict int32
+	want    packet.Packet // nothing: as it was sent
+	reason  string        // by which it is counted
+	happens func(*path) error
+}
+
+// Short names for the tables.
+const (
+	in, out              = datapath.In, datapath.Out
+	next, shot, redirect = datapath.Next, datapath.Shot, datapath.Redirect
+)
+
+var same packet.Packet
+
+// scene is a table's entry: steps, and what is left behind, which is compared if it is
+// not nil.
+type scene struct {
+	name  string
+	steps []step
+	flows []string
+	stats map[string]serviceStats // by Service, of TCP and UDP together
+}
+
+// sceneTables are all tables.
+var sceneTables = []struct {
+	name   string
+	scenes func(*path, ends) []scene
+}{
+	{"Forward", forwardScenes}, {"Flow", flowScenes}, {"Source", sourceScenes}, {"Reject", rejectScenes}, {"Hop", hopScenes},
+	{"ICMP", icmpScenes}, {"Fragment", fragmentScenes}, {"Header", headerScenes},
+}
+
+// TestPacketScenes has packets pass that were thought of by somebody. TestPackets has
+// others.
+func TestPacketScenes(t *testing.T) {
+	p := newPath(t, Options{NodePortRange: onePort})
+	p.endsCluster(t)
+	for _, table := range sceneTables {
+		t.Run(table.name, func(t *testing.T) { p.play(t, table.scenes) })
+	}
+}
+
+// play plays scenes in both families.
+func (p *path) play(t *testing.T, scenes func(*path, ends) []scene) {
+	for family := range proxier.Families {
+		for _, s := range scenes(p, endsOf(family)) {
+			t.Run(family.String()+"/"+s.name, func(t *testing.T) {
+				if err := p.reset(); err != nil {
+					t.Fatal(err)
+				}
+				before := p.serviceStats()
+				for i := range s.steps {
+					if err := p.at.Do(func() error { return p.step(&s.steps[i]) }); err != nil {
+						t.Fatalf("step %d: %v", i+1, err)
+					}
+				}
+				p.compare(t, &s, before)
+			})
+		}
+	}
+}
+
+func (p *path) step(s *step) error {
+	if s.happens != nil {
+		return s.happens(p)
+	}
+	before, err := p.reasons()
+	if err != nil {
+		return err
+	}
+	send := p.frame(s.send)
+	got, err := p.run(s.hook, send)
+	if err != nil {
+		return err
+	}
+	if got.Verdict != s.verdict {
+		return fmt.Errorf("verdict %d, want %d, of\n%s\nwhich becomes\n%s", got.Verdict, s.verdict, packet.Parse(send), packet.Parse(got.Frame))
+	}
+	if err := compareFrames(s, send, got.Frame); err != nil {
+		return err
+	}
+	after, err := p.reasons()
+	if err != nil {
+		return err
+	}
+	for name := range after {
+		if want := before[name] + map[bool]uint64{true: 1}[name == s.reason]; after[name] != want {
+			return fmt.Errorf("%s counts %d, want %d", name, after[name], want)
+		}
+	}
+	if err := p.model.Check(s.hook, send, got); err != nil {
+		return fmt.Errorf("the model disagrees: %w", err)
+	}
+	return nil
+}
+
+// frame is a packet on its way to this node.
+func (p *path) frame(q packet.Packet) []byte {
+	if q.Ethernet == nil {
+		q.Ethernet = &packet.Ethernet{Dst: p.mac, Src: gatewayMAC}
+	}
+	return q.Build()
+}
+
+var gatewayMAC = packet.MAC{2, 0, 0, 0, 0, 1}
+
+// compareFrames compares what came out with what should have.
+func compareFrames(s *step, send, got []byte) error {
+	if s.verdict == shot {
+		return nil
+	}
+	if isNothing(s.want) {
+		if !bytes.Equal(got, send) {
+			return fmt.Errorf("it was changed (-want +got)\n%s", cmp.Diff(packet.Parse(send).String(), packet.Parse(got).String()))
+		}
+		return nil
+	}
+	result, want := packet.Parse(got), s.want
+	if want.Ethernet == nil {
+		want.Ethernet = packet.Parse(send).Ethernet
+	}
+	// As it is on the wire: quotes have lengths of their own.
+	if diff := cmp.Diff(packet.Parse(want.Build()).String(), result.String()); diff != "" {
+		return fmt.Errorf("(-want +got)\n%s", diff)
+	}
+	f, _ := s.send.Fragment()
+	if s.send.Verify() == nil && f == (packet.Fragment{}) {
+		if err := result.Verify(); err != nil {
+			return fmt.Errorf("%w of\n%s", err, result)
+		}
+	}
+	return nil
+}
+
+func isNothing(p packet.Packet) bool { return p.IPv4 == nil && p.IPv6 == nil && p.Ethernet == nil }
+
+// compare compares what a scene left behind.
+func (p *path) compare(t *testing.T, s *scene, before map[string]serviceStats) {
+	t.Helper()
+	if s.flows != nil {
+		if diff := cmp.Diff(s.flows, append([]string{}, p.dump()...)); diff != "" {
+			t.Errorf("flows (-want +got)\n%s", diff)
+		}
+	}
+	if err := errors.Join(p.checkFlows(), p.checkKeys()); err != nil {
+		t.Error(err)
+	}
+	if s.stats == nil {
+		return
+	}
+	for name, now := range p.serviceStats() {
+		was := before[name]
+		got := serviceStats{
+			Connections: now.Connections - was.Connections, Rejected: now.Rejected - was.Rejected,
+			Dropped: now.Dropped - was.Dropped, Raced: now.Raced - was.Raced,
+		}
+		if got != s.stats[name] {
+			t.Errorf("Service %s: %+v, want %+v", name, got, s.stats[name])
+		}
+	}
+}
+
+// serviceStats are the statistics by Service.
+func (p *path) serviceStats() map[string]serviceStats {
+	w := p.tier.writer
+	all := map[string]serviceStats{}
+	for _, c := range p.Table().All() {
+		s, sum := &w.tables.serviceStats[w.ports[c.Index()].id], all[c.New.Name.Name]
+		sum.Connections += s.Connections
+		sum.Rejected += s.Rejected
+		sum.Dropped += s.Dropped
+		sum.Raced += s.Raced
+		all[c.New.Name.Name] = sum
+	}
+	return all
+}
+
+// Packets of the tables.
+
+func tcp(src, dst netip.AddrPort, flags packet.Flags) packet.Packet {
+	return packet.NewTCP(src, dst, flags, nil)
+}
+
+func udp(src, dst netip.AddrPort) packet.Packet {
+	return packet.NewUDP(src, dst, []byte("hello"))
+}
+
+// forwarded is a packet after a hop.
+func forwarded(p packet.Packet) packet.Packet { return withTTL(p, 63) }
+
+func withTTL(p packet.Packet, ttl uint8) packet.Packet {
+	p = p.Clone()
+	if p.IPv4 != nil {
+		p.IPv4.TTL = ttl
+	} else {
+		p.IPv6.HopLimit = ttl
+	}
+	return p
+}
+
+// back has a packet in a frame that goes to where another came from.
+func (p *path) back(q packet.Packet) packet.Packet {
+	q.Ethernet = &packet.Ethernet{Dst: gatewayMAC, Src: p.mac}
+	return q
+}

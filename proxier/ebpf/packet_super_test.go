@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"testing"
+
+	ciliumebpf "github.com/cilium/ebpf"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/datapath"
+	"github.com/tandem-proxy/tandem/test/packet"
+)
+
+// TestPacketSuper has segments pass that the kernel put together, or has yet to cut:
+// what counts for the MTU is the length of those.
+func TestPacketSuper(t *testing.T) {
+	p := newPath(t, Options{NodePortRange: onePort})
+	p.endsCluster(t)
+	for _, e := range []ends{endsOf(proxier.IPv4), endsOf(proxier.IPv6)} {
+		headers := len(tcp(e.client, e.remote, 0).Build())
+		for _, test := range []struct {
+			name    string
+			size    int // of the payload of a segment
+			to      netip.AddrPort
+			verdict int32
+			want    packet.Packet
+		}{
+			{"for a backend here", 1460, e.local, next, sized(tcp(e.client, e.here, packet.ACK), 3000)},
+			{"that fits", node2MTU - headers, e.remote, redirect, forwarded(sized(tcp(e.nat, e.there, packet.ACK), 3000))},
+			{"that is too long", node2MTU - headers + 1, e.remote, redirect, p.icmp(e.remote, e.message(packet.FragNeeded, packet.PacketTooBig6),
+				node2MTU, sized(tcp(e.client, e.remote, packet.ACK), 3000))},
+			{"that nobody serves", 1000, e.empty, shot, same},
+		} {
+			t.Run(e.String()+"/"+test.name, func(t *testing.T) {
+				if err := p.reset(); err != nil {
+					t.Fatal(err)
+				}
+				before := p.context
+				defer func() { p.context = before }()
+				p.context = slices.Clone(before)
+				binary.NativeEndian.PutUint32(p.context[skbGSOSize:], uint32(test.size))
+				binary.NativeEndian.PutUint32(p.context[skbGSOSegs:], uint32((3000-headers+test.size-1)/test.size))
+				send := p.frame(sized(tcp(e.client, test.to, packet.ACK), 3000))
+				var got datapath.Result
+				err := p.at.Do(func() (err error) {
+					got, err = p.run(in, send)
+					return err
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got.Verdict != test.verdict {
+					t.Fatalf("verdict %d, want %d", got.Verdict, test.verdict)
+				}
+				if err := compareFrames(&step{verdict: test.verdict, want: test.want}, send, got.Frame); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// checksumComplete has the kernel give programs a packet that the device summed, and
+// look whether that is still the sum of the packet afterwards:
+// BPF_F_TEST_SKB_CHECKSUM_COMPLETE of linux/bpf.h.
+const checksumComplete = 1 << 2
+
+// TestPacketDeviceSum has packets pass that the device summed. If the sum is not kept
+// up with what changes, the stack drops them.
+func TestPacketDeviceSum(t *testing.T) {
+	p := newPath(t, Options{NodePortRange: onePort})
+	p.endsCluster(t)
+	const SYN, ACK = packet.SYN, packet.ACK
+	for _, e := range []ends{endsOf(proxier.IPv4), endsOf(proxier.IPv6)} {
+		unreachable := e.message(packet.PortUnreachable, packet.PortUnreachable6)
+		for _, test := range []struct {
+			name string
+			hook datapath.Hook
+			send packet.Packet
+		}{
+			{"TCP", in, tcp(e.client, e.local, SYN)},
+			{"TCP reply", out, tcp(e.here, e.client, SYN|ACK)},
+			{"UDP", in, udp(e.client, e.local)},
+			{"UDP reply", out, udp(e.here, e.client)},
+			{"TCP elsewhere", in, tcp(e.client, e.remote, SYN)},
+			{"TCP reply from elsewhere", in, tcp(e.there, e.nat, SYN|ACK)},
+			{"UDP elsewhere", in, udp(e.client, e.remote)},
+			{"error for a backend here", in, quoting(e.router, unreachable, 0, tcp(e.local, e.client, SYN|ACK), 0)},
+			{"error about a backend here", out, quoting(e.here.Addr(), unreachable, 0, tcp(e.client, e.here, SYN), 0)},
+			{"error about UDP", out, quoting(e.here.Addr(), unreachable, 0, udp(e.client, e.here), 8)},
+			{"error for a backend elsewhere", in, quoting(e.router, unreachable, 0, tcp(e.remote, e.client, SYN|ACK), 0)},
+		} {
+			t.Run(e.String()+"/"+test.name, func(t *testing.T) {
+				opts := ciliumebpf.RunOptions{Data: p.frame(test.send), DataOut: p.out[:largestOut], Context: p.context, Flags: checksumComplete}
+				err := p.at.Do(func() error {
+					_, err := p.programs[test.hook].Run(&opts)
+					return err
+				})
+				if err != nil { // EBADMSG
+					t.Fatal(err)
+				}
+				if slices.Equal(opts.DataOut, opts.Data) {
+					t.Error("it was not translated")
+				}
+			})
+		}
+	}
+}

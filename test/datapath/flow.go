@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-proxy/tandem/test/packet"
+)
+
+// State is what is known of a connection.
+type State uint8
+
+// The states, of which several can hold.
+const (
+	Replied State = 1 << iota
+	FinRequest
+	FinReply
+	Closed      // both FINs, or a reset
+	Established // both sides are known to be there
+)
+
+func (s State) String() string {
+	var words []string
+	for i, word := range []string{"replied", "fin-request", "fin-reply", "closed", "established"} {
+		if s&(1<<i) != 0 {
+			words = append(words, word)
+		}
+	}
+	return strings.Join(words, ",")
+}
+
+// Flow is a connection whose packets are translated.
+type Flow struct {
+	// Request is a packet of the client as it arrives, Reply one of the backend.
+	Request, Reply Tuple
+	// Remote says that packets are forwarded past the stack.
+	Remote bool
+	State  State
+	// Kept flows are not pushed out by others.
+	Kept bool
+	// Packets and Bytes of requests, and of replies.
+	Packets, Bytes [2]uint64
+
+	backend backend
+	over    bool
+}
+
+func (f *Flow) String() string {
+	words := []string{"local", "young"}
+	if f.Remote {
+		words[0] = "remote"
+	}
+	if f.Kept {
+		words[1] = "kept"
+	}
+	if f.State != 0 {
+		words = append(words, f.State.String())
+	}
+	return fmt.Sprintf("%d %s > %s, %s > %s %s packets %d/%d bytes %d/%d", f.Request.Protocol, f.Request.Src, f.Request.Dst,
+		f.Reply.Src, f.Reply.Dst, strings.Join(words, " "), f.Packets[0], f.Packets[1], f.Bytes[0], f.Bytes[1])
+}
+
+// Flows that there are.
+func (m *Model) Flows() (list []*Flow) {
+	for _, f := range m.flows {
+		if !f.over {
+			list = append(list, f)
+		}
+	}
+	m.flows = list
+	return slices.Clone(list)
+}
+
+// find returns the flow of a packet.
+func (m *Model) find(t Tuple) (f *Flow, reply bool) {
+	for _, f := range m.Flows() {
+		switch t {
+		case f.Request:
+			return f, false
+		case f.Reply:
+			return f, true
+		}
+	}
+	return nil, false
+}
+
+// ring are flows that push out each other.
+type ring struct {
+	places []*Flow
+	turn   int
+}
+
+// add gives a flow the next place, and has the one whose place it was go, unless that
+// is kept.
+func (r *ring) add(f *Flow) {
+	at := r.turn % len(r.places)
+	r.turn++
+	old := r.places[at]
+	r.places[at] = f
+	if old != nil && !old.Kept {
+		old.over = true
+	}
+}
+
+func (m *Model) kept(protocol uint8) (n int) {
+	for _, f := range m.Flows() {
+		if f.Kept && f.Request.Protocol == protocol {
+			n++
+		}
+	}
+	return n
+}
+
+// isOver says whether a request ends the flow it belongs to: the client begins anew,
+// or the backend serves no longer.
+func (m *Model) isOver(f *Flow, h *header) bool {
+	if f.Request.Protocol == packet.ProtoTCP {
+		switch {
+		case h.flags()&(packet.SYN|packet.ACK) != packet.SYN:
+			return false
+		case f.State&Closed != 0:
+			return true
+		case f.State&Established != 0:
+			return false
+		}
+	}
+	return !m.serves(f.backend)
+}
+
+// account has a flow know of a packet.
+func (m *Model) account(f *Flow, reply bool, h *header) {
+	way := 0
+	if reply {
+		way = 1
+	}
+	f.Packets[way]++
+	f.Bytes[way] += uint64(len(h.frame) - h.l3)
+
+	before := f.State
+	flags := h.flags()
+	if reply {
+		f.State |= Replied
+	}
+	if flags&packet.FIN != 0 {
+		f.State |= []State{FinRequest, FinReply}[way]
+	}
+	if flags&packet.RST != 0 || f.State&(FinRequest|FinReply) == FinRequest|FinReply {
+		f.State |= Closed
+	}
+	if before&Replied != 0 {
+		answers := !reply && flags&(packet.SYN|packet.ACK|packet.RST) == packet.ACK
+		if h.protocol == packet.ProtoUDP || answers {
+			f.State |= Established
+		}
+	}
+	switch fresh := f.State &^ before; {
+	case fresh&Closed != 0:
+		if f.Kept {
+			f.Kept = false
+			m.over.add(f)
+		}
+	case fresh&Established != 0 && f.State&Closed == 0:
+		f.Kept = m.kept(f.Request.Protocol) < m.node.limit(f.Request.Protocol)
+	}
+}
+
+// Expire ends the flows that had no packet for so long; limit is how long a flow in
+// that state may be silent.
+func (m *Model) Expire(silent time.Duration, limit func(protocol uint8, s State) time.Duration) {
+	for _, f := range m.Flows() {
+		if silent > limit(f.Request.Protocol, f.State) {
+			f.over = true
+		}
+	}
+}

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/packet"
+)
+
+// Hook is which of the programs has a packet.
+type Hook int
+
+// The hooks of a device.
+const (
+	In Hook = iota
+	Out
+)
+
+func (h Hook) String() string { return [...]string{"in", "out"}[h] }
+
+// What programs return.
+const (
+	Next     = -1
+	Shot     = 2
+	Redirect = 7
+)
+
+// Result is what becomes of a packet.
+type Result struct {
+	Verdict int32
+	Frame   []byte
+}
+
+// Node is what the programs know of their node besides Services.
+type Node struct {
+	// L2 is the length of the header in front of IP, and MAC the device's address in
+	// it.
+	L2  int
+	MAC packet.MAC
+	// Route is where the node sends what is for an address; false for nowhere.
+	Route func(to netip.Addr) (Route, bool)
+	// KeptTCP and KeptUDP flows are not pushed out by others. Young ones are by those
+	// that are younger, and those that are over by others that are.
+	KeptTCP, KeptUDP, Young, Over int
+	// SourcePort says whether a connection can get that source port.
+	SourcePort func(port uint16) bool
+}
+
+// Route is the way to an address.
+type Route struct {
+	Uplink bool       // by a device that other nodes are behind
+	Source netip.Addr // that the node has for it
+	MTU    int
+}
+
+func (n *Node) limit(protocol uint8) int {
+	if protocol == packet.ProtoTCP {
+		return n.KeptTCP
+	}
+	return n.KeptUDP
+}
+
+// Model is what the programs remember, and what they are to do.
+type Model struct {
+	node     Node
+	rules    proxier.NodeRules
+	services []*proxier.Decision
+	backends []backend
+	added    int
+
+	flows     []*Flow
+	young     ring // in the order of their birth
+	over      ring // in the order of their end
+	fragments map[fragment]Tuple
+	affinity  map[affinityKey]backend
+	// Counted are packets by reason; those that are none of ours have none.
+	Counted map[string]uint64
+
+	made func(request Tuple) (reply Tuple, ok bool)
+}
+
+// fragment is what the parts of a packet have in common.
+type fragment struct {
+	src, dst netip.Addr
+	protocol uint8
+	id       uint32
+}
+
+// New makes a model without Services. made tells which reply belongs to the flow that
+// the programs just made for a request.
+func New(node Node, made func(request Tuple) (reply Tuple, ok bool)) *Model {
+	return &Model{
+		node: node, made: made, young: ring{places: make([]*Flow, node.Young)}, over: ring{places: make([]*Flow, node.Over)},
+		fragments: map[fragment]Tuple{}, affinity: map[affinityKey]backend{}, Counted: map[string]uint64{},
+	}
+}
+
+// outcome is what has to become of a packet.
+type outcome struct {
+	verdict int32
+	reason  string
+	*editor
+	// trailerMayGo: what padded the frame need not be there.
+	trailerMayGo bool
+}
+
+// Check says what is wrong with what a program did with a frame, and has the model
+// know of the frame.
+func (m *Model) Check(hook Hook, frame []byte, got Result) error {
+	want, err := m.run(hook, frame)
+	if err != nil {
+		return err
+	}
+	if want.reason != "" {
+		m.Counted[want.reason]++
+	}
+	if got.Verdict != want.verdict {
+		return fmt.Errorf("verdict %d, want %d (%s)", got.Verdict, want.verdict, want.reason)
+	}
+	if want.verdict == Shot { // nobody sees it
+		return nil
+	}
+	result := got.Frame
+	if want.trailerMayGo && len(result) > len(want.frame) {
+		result = result[:len(want.frame)]
+	}
+	if !want.equal(result) {
+		return fmt.Errorf("it becomes\n%s\nwant\n%s", m.text(result), m.text(want.frame))
+	}
+	return nil
+}
+
+// text is a frame for people: its layers, and its beginning as it is.
+func (m *Model) text(frame []byte) string {
+	p := packet.Parse(frame)
+	if m.node.L2 == 0 {
+		p = packet.ParseIP(frame)
+	}
+	return fmt.Sprintf("%v\n%x", p, frame[:min(len(frame), 160)])
+}
+
+// pass is for what is none of ours.
+func pass(frame []byte) outcome { return outcome{verdict: Next, editor: &editor{frame: frame}} }
+
+func passFor(reason string, frame []byte) outcome {
+	return outcome{verdict: Next, reason: reason, editor: &editor{frame: frame}}
+}
+
+func drop(reason string) outcome {
+	return outcome{verdict: Shot, reason: reason}
+}
+
+// run is the way of a packet.
+func (m *Model) run(hook Hook, frame []byte) (outcome, error) {
+	h, ok := parse(frame, m.node.L2)
+	if !ok || hook == In && h.l3 > 0 && packet.MAC(frame[:6]) != m.node.MAC {
+		return pass(frame), nil
+	}
+	if h.isICMP() {
+		switch {
+		case h.place != whole:
+			return pass(frame), nil
+		case h.isError():
+			return m.followError(hook, h), nil
+		case hook == In && h.isEcho():
+			return m.answerEcho(h), nil
+		}
+		return pass(frame), nil
+	}
+	id := fragment{h.src, h.dst, h.protocol, h.fragmentID}
+	switch h.place {
+	case firstFragment:
+		m.fragments[id] = h.tuple
+	case laterFragment:
+		if h.tuple, ok = m.fragments[id]; !ok {
+			return pass(frame), nil
+		}
+	}
+	f, reply := m.find(h.tuple)
+	if f != nil && !m.here(hook, f, reply) {
+		return pass(frame), nil
+	}
+	if f != nil && !reply && m.isOver(f, h) {
+		f.over, f = true, nil
+	}
+	if f == nil {
+		if hook == Out || h.place == laterFragment {
+			return pass(frame), nil
+		}
+		made, out, err := m.begin(h)
+		if made == nil {
+			return out, err
+		}
+		f = made
+	}
+	m.account(f, reply, h)
+	return m.follow(f, reply, h), nil
+}
+
+// here says whether that direction of a flow is translated at that hook: replies
+// come in from other nodes, and go out from this one.
+func (m *Model) here(hook Hook, f *Flow, reply bool) bool {
+	return (hook == In) == (!reply || f.Remote)
+}
+
+// begin finds a backend for the first packet of a connection.
+func (m *Model) begin(h *header) (*Flow, outcome, error) {
+	client, vip := h.src, h.dst
+	d, frontend := m.frontend(h.tuple)
+	if d == nil {
+		if !contains(m.rules.Unserved, vip) || m.isLocal(vip) || isMartian(client) {
+			return nil, pass(h.frame), nil
+		}
+		return nil, m.reject(h), nil
+	}
+	if isMartian(client) {
+		return nil, pass(h.frame), nil
+	}
+	if h.flags()&packet.RST != 0 {
+		return nil, passFor("PASS_RST", h.frame), nil
+	}
+	if !frontend.Admits(client) {
+		return nil, drop("DROP_SOURCE_RANGE"), nil
+	}
+	set := frontend.Routes[m.origin(client)].Set
+	list := eligible(d, set)
+	if len(list) == 0 {
+		if d.Empty[set] == proxier.Drop {
+			return nil, drop("DROP_POLICY"), nil
+		}
+		return nil, m.reject(h), nil
+	}
+	if _, ok := m.made(h.tuple); !ok && m.isFull(h, list) {
+		return nil, m.rejectFor("REJECT_NO_PORT", h), nil
+	}
+	f, err := m.make(h, d, list)
+	return f, outcome{}, err
+}
+
+// isFull says whether there is no source port left towards one of the backends.
+func (m *Model) isFull(h *header, list []proxier.Backend) bool {
+	return slices.ContainsFunc(list, func(b proxier.Backend) bool {
+		reply, free := m.replyTo(h, b)
+		for port := 1024; !free && port < 1<<16; port++ {
+			reply.Dst = netip.AddrPortFrom(reply.Dst.Addr(), uint16(port))
+			free = m.node.SourcePort(uint16(port)) && !m.isUsed(reply)
+		}
+		return !free
+	})
+}
+
+// replyTo is what a backend sends to a client, as it arrives; false if its destination
+// has to get another port.
+func (m *Model) replyTo(h *header, b proxier.Backend) (reply Tuple, ok bool) {
+	reply = Tuple{b.Addr, h.tuple.Src, h.protocol}
+	if way, remote := m.remote(b); remote {
+		reply.Dst = netip.AddrPortFrom(way.Source, 0)
+		return reply, false
+	}
+	return reply, !m.isUsed(reply)
+}
+
+// remote says whether a backend is behind an uplink, and the way to it.
+func (m *Model) remote(b proxier.Backend) (Route, bool) {
+	way, routed := m.node.Route(b.Addr.Addr())
+	return way, !b.Local && !m.isLocal(b.Addr.Addr()) && routed && way.Uplink
+}
+
+// make accepts the flow that the programs made, if it leads to one of the backends.
+func (m *Model) make(h *header, d *proxier.Decision, list []proxier.Backend) (*Flow, error) {
+	reply, ok := m.made(h.tuple)
+	if !ok {
+		return nil, fmt.Errorf("no flow was made for %v", h.tuple)
+	}
+	f := &Flow{Request: h.tuple, Reply: reply}
+	at := slices.IndexFunc(list, func(b proxier.Backend) bool { return b.Addr == reply.Src })
+	if at < 0 {
+		return nil, fmt.Errorf("%s is no backend of %v, those are %v", reply.Src, h.tuple, list)
+	}
+	chosen := list[at]
+	at = slices.IndexFunc(m.backends, func(b backend) bool { return b.service == d.Name && b.addr == chosen.Addr })
+	f.backend = m.backends[at]
+	if err := m.checkAffinity(h, d, list, f.backend); err != nil {
+		return nil, err
+	}
+
+	_, f.Remote = m.remote(chosen)
+	want, ok := m.replyTo(h, chosen)
+	if !ok {
+		port := reply.Dst.Port()
+		if want.Dst = netip.AddrPortFrom(want.Dst.Addr(), port); !m.node.SourcePort(port) {
+			return nil, fmt.Errorf("source port %d", port)
+		}
+	}
+	if reply != want {
+		return nil, fmt.Errorf("replies are expected as %v, want %v", reply, want)
+	}
+	if m.isUsed(want) {
+		return nil, fmt.Errorf("replies of two flows are expected as %v", want)
+	}
+	m.flows = append(m.flows, f)
+	m.young.add(f)
+	return f, nil
+}
+
+// checkAffinity has a client stay with its backend while that is eligible.
+func (m *Model) checkAffinity(h *header, d *proxier.Decision, list []proxier.Backend, chosen backend) error {
+	if d.Affinity == 0 {
+		return nil
+	}
+	key := affinityKey{d.Name, proxier.FamilyOf(h.dst), h.src}
+	last, ok := m.affinity[key]
+	m.affinity[key] = chosen
+	isEligible := slices.ContainsFunc(list, func(b proxier.Backend) bool { return b.Addr == last.addr })
+	if ok && m.serves(last) && isEligible && chosen != last {
+		return fmt.Errorf("client %s has backend %s, and had %s", h.src, chosen.addr, last.addr)
+	}
+	return nil
+}
+
+// isUsed says whether a packet like that belongs to a flow.
+func (m *Model) isUsed(t Tuple) bool {
+	f, _ := m.find(t)
+	return f != nil
+}

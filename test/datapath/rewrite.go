@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"net/netip"
+
+	"github.com/tandem-proxy/tandem/test/packet"
+)
+
+// follow does with a packet what its flow says.
+func (m *Model) follow(f *Flow, reply bool, h *header) outcome {
+	to, reason := f.Reply.Reversed(), "FORWARD_LOCAL"
+	if f.Remote {
+		reason = "FORWARD_REMOTE"
+	}
+	if reply {
+		to, reason = f.Request.Reversed(), "FORWARD_REPLY"
+	}
+	out := outcome{verdict: Next, reason: reason}
+	if f.Remote {
+		if h.ttl <= 1 {
+			return m.timeExceeded(h)
+		}
+		way, ok := m.node.Route(to.Dst.Addr())
+		if !ok {
+			return passFor("PASS_NO_ROUTE", h.frame)
+		}
+		if h.end-h.l3 > way.MTU {
+			return m.tooBig(h, way.MTU)
+		}
+		out.verdict = Redirect
+	}
+	out.editor = edit(h.frame)
+	if f.Remote {
+		out.hop(h)
+	}
+	out.rewrite(h, to)
+	return out
+}
+
+// hop is one hop less, as a router has it.
+func (e *editor) hop(h *header) {
+	if h.v6 {
+		e.set(h.l3+7, []byte{h.ttl - 1})
+		return
+	}
+	e.set(h.l3+8, []byte{h.ttl - 1, h.protocol}, h.l3+10)
+}
+
+// rewrite gives a packet other addresses, and ports if it has some.
+func (e *editor) rewrite(h *header, to Tuple) {
+	covered := e.transportChecksum(h)
+	e.setAddrs(h, to.Src.Addr(), to.Dst.Addr(), covered)
+	if h.place == laterFragment || h.isICMP() {
+		return
+	}
+	e.set(h.l4, be.AppendUint16(be.AppendUint16(nil, to.Src.Port()), to.Dst.Port()), covered...)
+	if h.protocol == packet.ProtoUDP && len(covered) > 0 {
+		e.udp = covered[0]
+	}
+}
+
+// transportChecksum is where the checksum is that covers addresses and ports, if
+// there is one.
+func (e *editor) transportChecksum(h *header) []int {
+	switch {
+	case h.place == laterFragment, h.protocol == packet.ProtoICMP:
+		return nil
+	case h.protocol == packet.ProtoTCP:
+		return []int{h.l4 + 16}
+	case h.protocol == packet.ProtoICMPv6:
+		return []int{h.l4 + 2}
+	case be.Uint16(e.frame[h.l4+6:]) == 0:
+		return nil
+	}
+	return []int{h.l4 + 6}
+}
+
+// setAddrs overwrites the addresses, with the checksums that cover them besides that
+// of the header of IPv4.
+func (e *editor) setAddrs(h *header, src, dst netip.Addr, covered []int) {
+	addrs := append(src.AsSlice(), dst.AsSlice()...)
+	if h.v6 {
+		e.set(h.l3+8, addrs, covered...)
+		return
+	}
+	e.set(h.l3+12, addrs, append(covered, h.l3+10)...)
+}
+
+// followError translates an ICMP error about a packet of a flow: what it quotes to
+// what the receiver of the error sent, and its addresses to those of the way that
+// packets go which answer the quoted one.
+func (m *Model) followError(hook Hook, h *header) outcome {
+	q, ok := h.parseQuote()
+	if !ok {
+		return pass(h.frame)
+	}
+	f, reply := m.find(q.tuple.Reversed())
+	if f == nil || !m.here(hook, f, reply) {
+		return pass(h.frame)
+	}
+	answer := f.Reply.Reversed() // what answers become that go this way
+	if reply {
+		answer = f.Request.Reversed()
+	}
+	out := outcome{verdict: Next, reason: "FORWARD_ICMP", editor: edit(h.frame)}
+	if f.Remote {
+		if h.ttl <= 1 {
+			return drop("ERROR_TTL") // errors are not told of
+		}
+		if _, ok := m.node.Route(answer.Dst.Addr()); !ok {
+			return drop("DROP_NO_ROUTE")
+		}
+		out.verdict = Redirect
+		out.hop(h)
+	}
+	out.rewriteQuote(h, q, answer.Reversed())
+	from := h.src
+	if answer.Src.Addr() != q.dst {
+		from = answer.Src.Addr()
+	}
+	out.rewrite(h, Tuple{Src: netip.AddrPortFrom(from, 0), Dst: netip.AddrPortFrom(answer.Dst.Addr(), 0)})
+	return out
+}
+
+// rewriteQuote translates the quoted packet, of which the checksum may be missing.
+func (e *editor) rewriteQuote(h, q *header, to Tuple) {
+	outer := h.l4 + 2
+	covered := []int{outer}
+	inner := q.l4 + 16
+	if q.protocol == packet.ProtoUDP {
+		inner = q.l4 + 6
+	}
+	before := [2]byte{}
+	hasInner := inner+2 <= h.end && (q.protocol == packet.ProtoTCP || be.Uint16(e.frame[inner:]) != 0)
+	if hasInner {
+		before = [2]byte(e.frame[inner:])
+		covered = append(covered, inner)
+	}
+	addrs := append(to.Src.Addr().AsSlice(), to.Dst.Addr().AsSlice()...)
+	if q.v6 {
+		e.set(q.l3+8, addrs, covered...)
+	} else {
+		// The checksum of that header is in the message, too.
+		headerSum := [2]byte(e.frame[q.l3+10:])
+		e.set(q.l3+12, addrs, append(covered, q.l3+10)...)
+		e.correct(outer, headerSum[:], e.frame[q.l3+10:q.l3+12])
+	}
+	e.set(q.l4, be.AppendUint16(be.AppendUint16(nil, to.Src.Port()), to.Dst.Port()), covered...)
+	if hasInner {
+		e.correct(outer, before[:], e.frame[inner:inner+2])
+	}
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// backend is an endpoint of a service port, from when it was added to when it was
+// removed.
+type backend struct {
+	service proxier.ServicePortName
+	addr    netip.AddrPort
+	born    int
+}
+
+// affinityKey is whom a backend is remembered for.
+type affinityKey struct {
+	service proxier.ServicePortName
+	family  proxier.Family
+	client  netip.Addr
+}
+
+// Decide has the model know of the Services as they are now.
+func (m *Model) Decide(list []proxier.PortChange, rules proxier.NodeRules) {
+	m.rules = rules
+	m.services = nil
+	before := m.backends
+	m.backends = nil
+	for _, c := range list {
+		m.services = append(m.services, c.New)
+		for i := range c.New.Backends {
+			b := backend{service: c.New.Name, addr: c.New.Backends[i].Addr}
+			at := slices.IndexFunc(before, func(o backend) bool { return o.service == b.service && o.addr == b.addr })
+			if at >= 0 {
+				b = before[at]
+			} else {
+				m.added++
+				b.born = m.added
+			}
+			m.backends = append(m.backends, b)
+		}
+	}
+}
+
+// serves says whether a backend is still there.
+func (m *Model) serves(b backend) bool { return slices.Contains(m.backends, b) }
+
+// frontend of a destination: that of its address, or a NodePort.
+func (m *Model) frontend(t Tuple) (*proxier.Decision, *proxier.Frontend) {
+	d, f := m.frontendWith(func(d *proxier.Decision, f *proxier.Frontend) bool {
+		return uint8(d.Name.Protocol) == t.Protocol && f.Kind != proxier.NodePort && f.Addr == t.Dst
+	})
+	if f != nil || !slices.Contains(m.rules.NodePortAddrs, t.Dst.Addr()) {
+		return d, f
+	}
+	return m.frontendWith(func(d *proxier.Decision, f *proxier.Frontend) bool {
+		return uint8(d.Name.Protocol) == t.Protocol && f.Kind == proxier.NodePort &&
+			f.Addr.Port() == t.Dst.Port() && f.Addr.Addr().Is4() == t.Dst.Addr().Is4()
+	})
+}
+
+// frontendWith looks for one among those that are served.
+func (m *Model) frontendWith(is func(*proxier.Decision, *proxier.Frontend) bool) (*proxier.Decision, *proxier.Frontend) {
+	for _, d := range m.services {
+		for i := range d.Frontends {
+			if f := &d.Frontends[i]; f.Conflict == nil && is(d, f) {
+				return d, f
+			}
+		}
+	}
+	return nil, nil
+}
+
+func contains(list []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// origin is who dials.
+func (m *Model) origin(client netip.Addr) proxier.Origin {
+	switch {
+	case contains(m.rules.Pods.CIDRs, client):
+		return proxier.FromPod
+	case client.IsLoopback() || m.isLocal(client):
+		return proxier.FromHost
+	}
+	return proxier.FromOutside
+}
+
+func (m *Model) isLocal(a netip.Addr) bool { return slices.Contains(m.rules.LocalAddrs, a) }
+
+// isMartian says that no single host has that address, so that nobody is to be
+// answered there (RFC 1122, 3.2.2).
+func isMartian(a netip.Addr) bool {
+	return a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() ||
+		a.Is4() && (a.As4()[0] == 0 || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}))
+}
+
+// eligible are the backends of a set.
+func eligible(d *proxier.Decision, set proxier.Set) (list []proxier.Backend) {
+	for _, b := range d.Backends {
+		if b.Members&set.Member() != 0 && proxier.FamilyOf(b.Addr.Addr()) == set.Family() {
+			list = append(list, b)
+		}
+	}
+	return list
+}
