@@ -21,9 +21,8 @@ enum reason {
 	DROP_NO_FLOW,	   /* no room for another flow */
 	DROP_RACED,	   /* tables changed faster than they could be read */
 	DROP_REWRITE,	   /* the kernel could not make the packet writable */
-	DROP_NO_ROUTE,	   /* an error about a packet of a flow */
-	PASS_NO_ROUTE,
-	PASS_RST, /* a reset of no known connection */
+	DROP_NO_ROUTE,	   /* of a flow, or an error about it */
+	PASS_RST,	   /* a reset of no known connection */
 	REASONS,
 };
 

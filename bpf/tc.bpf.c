@@ -82,9 +82,10 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 		p->mtu = fib.mtu_result;
 		return TOO_BIG;
 	}
+	/* The route may be back soon; the stack would reset the connection. */
 	if (found != BPF_FIB_LKUP_RET_SUCCESS &&
 	    found != BPF_FIB_LKUP_RET_NO_NEIGH)
-		return done(PASS_NO_ROUTE, NEXT);
+		return done(DROP_NO_ROUTE, TC_ACT_SHOT);
 	if (rewrite(skb, p, &hit->to) || decrement_ttl(skb, p))
 		return done(DROP_REWRITE, TC_ACT_SHOT);
 	count_reason(hit->reply ? FORWARD_REPLY : FORWARD_REMOTE);

@@ -57,7 +57,7 @@ func sourceScenes(p *path, e ends) []scene {
 			name: "a client whose address this node has, so that nothing leads there",
 			steps: []step{
 				{in, tcp(e.nodePort, e.remote, SYN), redirect, forwarded(tcp(e.nat, e.there, SYN)), "FORWARD_REMOTE", nil},
-				{in, tcp(e.there, e.nat, SYN|ACK), next, same, "PASS_NO_ROUTE", nil},
+				{in, tcp(e.there, e.nat, SYN|ACK), shot, same, "DROP_NO_ROUTE", nil},
 				{in, quoting(e.there.Addr(), e.message(packet.PortUnreachable, packet.PortUnreachable6), 0, tcp(e.nat, e.there, SYN), 0),
 					shot, same, "DROP_NO_ROUTE", nil},
 			},

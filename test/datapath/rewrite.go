@@ -24,7 +24,7 @@ func (m *Model) follow(f *Flow, reply bool, h *header) outcome {
 		}
 		way, ok := m.node.Route(to.Dst.Addr())
 		if !ok {
-			return passFor("PASS_NO_ROUTE", h.frame)
+			return drop("DROP_NO_ROUTE")
 		}
 		if h.end-h.l3 > way.MTU {
 			return m.tooBig(h, way.MTU)
