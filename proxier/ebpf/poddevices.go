@@ -61,7 +61,7 @@ func (t *Tier) syncPodDevices(ctx context.Context) error {
 	defer t.mu.Unlock()
 	was := t.pods.on
 	err := t.findPodDevices(ctx)
-	if !t.attached || maps.Equal(was, t.pods.on) {
+	if !t.attached || t.waiting || maps.Equal(was, t.pods.on) {
 		return err
 	}
 	return errors.Join(err, t.serveDevices())

@@ -77,6 +77,7 @@ type Tier struct {
 	// replaced once ours hold everything.
 	earlier  []attached
 	attached bool
+	waiting  bool // for the first sync, to serve devices
 	guarded  bool // guardHook is
 	flows    *flows
 	// flowMaps are those that only packet programs use; they are bound to the
@@ -434,12 +435,21 @@ func (t *Tier) attach() error {
 	closeAttached(t.earlier)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.earlier, t.attached = nil, true
-	if t.opts.NoPackets {
+	t.earlier, t.attached, t.waiting = nil, true, !t.opts.NoPackets
+	return nil
+}
+
+// startDevices has programs on devices for the first time. They take longer to
+// load than sockets can wait for their frontends.
+func (t *Tier) startDevices(ctx context.Context) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.waiting {
 		return nil
 	}
+	t.waiting = false
 	// What is not found now is looked for again soon.
-	_ = t.findPodDevices(context.Background())
+	_ = t.findPodDevices(ctx)
 	return t.serveDevices()
 }
 
@@ -472,7 +482,7 @@ func (t *Tier) SetUplinks(list []uplinks.Device) error {
 	defer t.mu.Unlock()
 	t.uplinks = list
 	// Programs of an earlier process serve until our maps hold everything.
-	if !t.attached {
+	if !t.attached || t.waiting {
 		return nil
 	}
 	return t.serveDevices()
@@ -516,6 +526,9 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 	if update.Full && (t.attached || err == nil) {
 		err = errors.Join(err, t.ensureAttached(ctx))
 	}
+	if t.attached {
+		err = errors.Join(err, t.startDevices(ctx))
+	}
 	// The first time there may be what a process before this one could not
 	// close any more.
 	if stale || !t.looked || update.Full && t.flows.unfinished() {
@@ -540,6 +553,9 @@ func (t *Tier) ensureDevices(ctx context.Context) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.waiting {
+		return nil
+	}
 	return t.netns.do(func() error {
 		return errors.Join(t.packets.audit(ctx), t.packets.serve(t.uplinks, t.pods.on))
 	})
