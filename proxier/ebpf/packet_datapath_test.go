@@ -31,6 +31,7 @@ import (
 //
 //	172.18.0.1     fd00:18::1            node1, this one: serves NodePorts there
 //	192.168.7.1    fd00:7::1             another address of it, without NodePorts
+//	10.96.0.250    fd00:10:96::250       and one out of the range of ClusterIPs
 //	10.244.1.1     fd00:10:244:1::1      pod of this node
 //	10.244.1.0/24  fd00:10:244:1::/64    pods of this node that are not there
 //	10.244.2.0/24  fd00:10:244:2::/64    pods of node2, by way of the uplink
@@ -38,6 +39,8 @@ import (
 var (
 	other4 = netip.MustParseAddr("192.168.7.1")
 	other6 = netip.MustParseAddr("fd00:7::1")
+	inner4 = netip.MustParseAddr("10.96.0.250")
+	inner6 = netip.MustParseAddr("fd00:10:96::250")
 )
 
 const (
@@ -57,7 +60,7 @@ var pathSizes = Sizes{
 
 // pathFacts are those of the node.
 func pathFacts(at *lab.Node) proxier.Facts {
-	locals := []netip.Addr{at.Addr4, at.Addr6, other4, other6}
+	locals := []netip.Addr{at.Addr4, at.Addr6, other4, other6, inner4, inner6}
 	slices.SortFunc(locals, netip.Addr.Compare)
 	return proxier.Facts{
 		NodeIPs: [proxier.Families]netip.Addr{at.Addr4, at.Addr6}, LocalAddrs: locals,

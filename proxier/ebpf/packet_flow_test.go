@@ -50,7 +50,7 @@ func flowScenes(p *path, e ends) []scene {
 		},
 		{
 			name:  "a reply alone does not establish",
-			steps: []step{request(SYN), reply(SYN | ACK), reply(SYN | ACK)},
+			steps: []step{request(SYN), reply(SYN | ACK), reply(ACK)},
 			flows: left("local young replied " + bytes(1, 2)),
 		},
 		{
@@ -74,9 +74,15 @@ func flowScenes(p *path, e ends) []scene {
 			flows: left("local young replied,closed,established " + bytes(3, 1)),
 		},
 		{
-			name: "a SYN after the end begins anew",
+			name:  "a SYN after the end begins anew",
+			steps: []step{request(SYN), reply(RST | ACK), request(SYN)},
+			flows: left("local young " + bytes(1, 0)),
+			stats: map[string]serviceStats{"local": {Connections: 2}},
+		},
+		{
+			name: "and may be led elsewhere",
 			steps: []step{
-				request(SYN), reply(RST | ACK),
+				request(SYN), reply(SYN | ACK), request(ACK), request(RST),
 				endpoints("local", "there"), moved(SYN, e.there), endpoints("local", "here"),
 			},
 			stats: map[string]serviceStats{"local": {Connections: 2}},

@@ -102,6 +102,8 @@ func rejectScenes(p *path, e ends) []scene {
 				{in, segment(e.unserved, SYN, ""), redirect, p.resetOf(e.unserved, e.client, RST|ACK, 0, 1001), "REJECT", nil},
 				{in, udp(e.client, e.unserved), redirect, p.portUnreachable(e.unserved, udp(e.client, e.unserved)), "REJECT", nil},
 				{out, udp(e.client, e.unserved), next, same, "", nil},
+				{in, udp(e.client, e.inner), next, same, "", nil},
+				{in, packet.NewEcho(e.client.Addr(), e.inner.Addr(), 1, 1, nil), next, same, "", nil},
 			},
 			stats: map[string]serviceStats{},
 		},
@@ -119,9 +121,18 @@ func rejectScenes(p *path, e ends) []scene {
 			steps: []step{
 				{in, segment(e.quiet, SYN, ""), shot, same, "DROP_POLICY", nil},
 				{in, udp(e.client, e.quiet), shot, same, "DROP_POLICY", nil},
+				{in, tcp(e.client, e.quietPort, SYN), shot, same, "DROP_POLICY", nil},
 			},
 			flows: []string{},
-			stats: map[string]serviceStats{"quiet": {Dropped: 2}},
+			stats: map[string]serviceStats{"quiet": {Dropped: 3}},
+		},
+		{
+			name: "but a pod, and this host, take a short cut",
+			steps: []step{
+				{in, tcp(e.podOfNode2, e.quietPort, SYN), redirect, forwarded(tcp(e.nat, e.there, SYN)), "FORWARD_REMOTE", nil},
+				{in, udp(e.elsewhere, e.quietPort), redirect, forwarded(udp(e.nat, e.there)), "FORWARD_REMOTE", nil},
+			},
+			stats: map[string]serviceStats{"quiet": {Connections: 2}},
 		},
 		{
 			name: "source ranges",

@@ -31,9 +31,9 @@ type ends struct {
 	// Services by what they lead to.
 	local, remote, twin, empty, quiet, sticky, both netip.AddrPort
 	balancer                                        netip.AddrPort // leads here, for client alone
-	nodePort                                        netip.AddrPort // leads here
+	nodePort, quietPort                             netip.AddrPort // lead here, and there where policy allows
 	elsewhere                                       netip.AddrPort // the same at an address without NodePorts
-	unserved                                        netip.AddrPort
+	unserved, inner                                 netip.AddrPort // addresses of nobody, and of this node, among ClusterIPs
 	router                                          netip.Addr
 	nat                                             netip.AddrPort // as which other nodes see clients
 }
@@ -56,10 +56,10 @@ func endsOf(f proxier.Family) ends {
 		quiet: at("10.96.0.5", "fd00:10:96::5", 80), sticky: at("10.96.0.6", "fd00:10:96::6", 80),
 		both:     at("10.96.0.7", "fd00:10:96::7", 80),
 		balancer: at("203.0.113.1", "2001:db8:203:113::1", 80),
-		nodePort: at("172.18.0.1", "fd00:18::1", 30080), elsewhere: at("192.168.7.1", "fd00:7::1", 30080),
-		unserved: at("10.96.0.99", "fd00:10:96::99", 80),
-		router:   at("192.0.2.1", "2001:db8:1::1", 0).Addr(),
-		nat:      at("172.18.0.1", "fd00:18::1", onePort.First-1),
+		nodePort: at("172.18.0.1", "fd00:18::1", 30080), quietPort: at("172.18.0.1", "fd00:18::1", 30081), elsewhere: at("192.168.7.1", "fd00:7::1", 30080),
+		unserved: at("10.96.0.99", "fd00:10:96::99", 80), inner: netip.AddrPortFrom([proxier.Families]netip.Addr{inner4, inner6}[f], 80),
+		router: at("192.0.2.1", "2001:db8:1::1", 0).Addr(),
+		nat:    at("172.18.0.1", "fd00:18::1", onePort.First-1),
 	}
 }
 
@@ -83,7 +83,14 @@ func (p *path) endsCluster(t testing.TB) {
 		{name: "remote", endpoints: "there"},
 		{name: "twin", endpoints: "here"},
 		{name: "empty"},
-		{name: "quiet", endpoints: "there", mutate: func(s *v1.Service) { s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal) }},
+		{name: "quiet", endpoints: "there", mutate: func(s *v1.Service) {
+			s.Spec.Type = v1.ServiceTypeNodePort
+			s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal)
+			s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+			for i := range s.Spec.Ports {
+				s.Spec.Ports[i].NodePort = 30081
+			}
+		}},
 		{name: "sticky", endpoints: "here there there2", mutate: func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }},
 		{name: "both", endpoints: "there there2"},
 	} {
