@@ -115,6 +115,33 @@ func (t *flowTable) give(id uint32, f *flowEntry) {
 	}
 }
 
+// take is a free id, or 0, as flow_take() of bpf/flow.h finds it.
+func (t *flowTable) take(list []flowEntry) uint32 {
+	used := &t.counts[flowUsed].Value
+	for top := &t.counts[flowTop].Value; ; {
+		old := atomic.LoadUint64(top)
+		id := uint32(old)
+		if id == 0 || int(id) >= len(list) {
+			break
+		}
+		next := atomic.LoadUint32(&list[id].Next)
+		if atomic.CompareAndSwapUint64(top, old, (old>>32+1)<<32|uint64(next)) {
+			atomic.AddUint64(used, 1)
+			return id
+		}
+	}
+	fresh := &t.counts[flowFresh].Value
+	if atomic.LoadUint64(fresh) >= uint64(len(list)) {
+		return 0
+	}
+	id := atomic.AddUint64(fresh, 1)
+	if id >= uint64(len(list)) {
+		return 0
+	}
+	atomic.AddUint64(used, 1)
+	return uint32(id)
+}
+
 // flowsPerWindow is how many flows are mapped at a time: mapping all would
 // count as memory of this process. Whole pages hold whole flows.
 var flowsPerWindow = 16 * os.Getpagesize() / pageShare

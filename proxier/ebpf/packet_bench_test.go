@@ -92,7 +92,7 @@ func (p *path) addBenchService(i int, addr netip.Addr) {
 }
 
 // establish has a flow established, and returns what the backend sends then.
-func (p *path) establish(b *testing.B, request datapath.Tuple) (reply datapath.Tuple) {
+func (p *path) establish(b testing.TB, request datapath.Tuple) (reply datapath.Tuple) {
 	b.Helper()
 	err := p.at.Do(func() error {
 		got, err := p.run(in, p.frame(tcp(request.Src, request.Dst, packet.SYN)))

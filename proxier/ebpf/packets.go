@@ -68,6 +68,8 @@ type packets struct {
 	leaving map[int]time.Time
 	linger  [2]time.Duration // by role
 	looked  bool             // for what a process before this one left
+	// carriers are at work while programs are replaced that have other flows.
+	carriers []*carrier
 }
 
 // defaultLinger is how long devices are served that are not to be any more: a
@@ -85,6 +87,7 @@ func (p *packets) close() {
 		programs.close()
 	}
 	p.loaded = nil
+	p.endCarrying()
 }
 
 // programs loads what a variant needs.
@@ -149,7 +152,7 @@ func packetSpec() (*ciliumebpf.CollectionSpec, error) {
 
 // serve has programs on these devices: uplinks, and those of pods, by index.
 // One that cannot be attached to holds up no other.
-func (p *packets) serve(list []uplinks.Device, pods map[int]variant) error {
+func (p *packets) serve(ctx context.Context, list []uplinks.Device, pods map[int]variant) error {
 	var errs []error
 	want := maps.Clone(pods)
 	if want == nil {
@@ -159,8 +162,10 @@ func (p *packets) serve(list []uplinks.Device, pods map[int]variant) error {
 		want[d.Index] = variant{role: roleUplink, l3: d.L3}
 	}
 	if !p.looked {
-		p.looked = true
-		errs = append(errs, p.inherit(want))
+		err := p.takeOver(ctx, want)
+		p.looked = err == nil
+		errs = append(errs, err)
+		defer p.endCarrying()
 	}
 	for index := range want {
 		delete(p.leaving, index)
@@ -188,35 +193,84 @@ func (p *packets) serve(list []uplinks.Device, pods map[int]variant) error {
 			errs = append(errs, p.leave(index))
 		}
 	}
+	if len(p.carriers) > 0 {
+		waitForPrograms()
+		errs = append(errs, p.carry((*carrier).fresh))
+		for _, c := range p.carriers {
+			klog.FromContext(ctx).Info("Took connections over into maps of other sizes", "connections", c.carried, "lost", c.lost)
+		}
+	}
 	return errors.Join(errs...)
 }
 
-// inherit takes over devices that a process before this one served and that are
-// not wanted: what is there serves from its maps, which may be gone from use.
-func (p *packets) inherit(want map[int]variant) error {
+// takeOver takes over what a process before this one left on devices: their
+// flows, and devices that are not wanted, as what is there serves from maps that
+// may be gone from use.
+func (p *packets) takeOver(ctx context.Context, want map[int]variant) error {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}
 	var errs []error
+	inherited := map[int]variant{}
 	for _, l := range links {
 		a := l.Attrs()
-		if has(want, a.Index) {
-			continue
-		}
 		found, err := tc.Find(a.Index, tc.Ingress, isOurProgram)
 		if err != nil || len(found) == 0 {
 			continue // what cannot be looked at has been left by now
 		}
+		for _, f := range found {
+			errs = append(errs, p.carryFrom(f.Program))
+		}
 		tc.Close(found)
-		v := variant{role: roleUplink, l3: a.EncapType != "ether"}
-		if err := p.attach(a.Index, v); err != nil {
-			errs = append(errs, fmt.Errorf("device %s: %w", a.Name, err))
+		if !has(want, a.Index) {
+			inherited[a.Index] = variant{role: roleUplink, l3: a.EncapType != "ether"}
+		}
+	}
+	errs = append(errs, p.carry((*carrier).all))
+	for index, v := range inherited {
+		if err := p.attach(index, v); err != nil {
+			errs = append(errs, fmt.Errorf("device %d: %w", index, err))
 			continue
 		}
-		p.on[a.Index] = v
+		p.on[index] = v
 	}
 	return errors.Join(errs...)
+}
+
+// carryFrom begins to carry the flows of an earlier program, if they are not
+// ours already.
+func (p *packets) carryFrom(program *ciliumebpf.Program) error {
+	earlier, err := mapsOf(program)
+	if err != nil {
+		return err
+	}
+	defer closeMaps(earlier)
+	for _, c := range p.carriers {
+		if same, err := sameMap(c.from.flows, earlier["tdm_flow"]); same || err != nil {
+			return err
+		}
+	}
+	c, err := newCarrier(earlier, p.maps, &p.opts.Sizes)
+	if c != nil && err == nil {
+		p.carriers = append(p.carriers, c)
+	}
+	return err
+}
+
+func (p *packets) carry(which func(*carrier) error) error {
+	var errs []error
+	for _, c := range p.carriers {
+		errs = append(errs, which(c))
+	}
+	return errors.Join(errs...)
+}
+
+func (p *packets) endCarrying() {
+	for _, c := range p.carriers {
+		c.close()
+	}
+	p.carriers = nil
 }
 
 // leave takes the programs off a device, after a while.
@@ -276,7 +330,11 @@ func (p *packets) attach(device int, v variant) error {
 		if err != nil {
 			return err
 		}
-		err = tc.Attach(device, h.direction, p.opts.TC, programs[i], earlier)
+		// What begins between the two looks is little.
+		err = errors.Join(
+			p.carry((*carrier).fresh),
+			tc.Attach(device, h.direction, p.opts.TC, programs[i], earlier),
+			p.carry((*carrier).fresh))
 		tc.Close(earlier)
 		if err != nil {
 			return err

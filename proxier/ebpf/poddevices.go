@@ -64,7 +64,7 @@ func (t *Tier) syncPodDevices(ctx context.Context) error {
 	if !t.attached || t.waiting || maps.Equal(was, t.pods.on) {
 		return err
 	}
-	return errors.Join(err, t.serveDevices())
+	return errors.Join(err, t.serveDevices(ctx))
 }
 
 // findPodDevices is called with mu held.

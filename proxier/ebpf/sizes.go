@@ -101,6 +101,14 @@ func (s Sizes) flowRecords() uint32 {
 	return s.TCPFlows + s.UDPFlows + powerOfTwo(s.YoungFlows) + maxClosed + 1
 }
 
+// flowMaps are the sizes of the maps of flows, by name.
+func (s Sizes) flowMaps() map[string]uint32 {
+	return map[string]uint32{
+		"tdm_flow": s.flowRecords(), "tdm_flow_key": 2 * s.flowRecords(),
+		"tdm_flow_young": powerOfTwo(s.YoungFlows) + maxClosed,
+	}
+}
+
 // Usage is how full a table is.
 type Usage struct {
 	Used int `json:"used"`

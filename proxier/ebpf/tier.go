@@ -357,11 +357,7 @@ func (t *Tier) openFlowMaps(given map[string]*ciliumebpf.Map) error {
 	if err != nil {
 		return err
 	}
-	s := t.opts.Sizes
-	for name, size := range map[string]uint32{
-		"tdm_flow": s.flowRecords(), "tdm_flow_key": 2 * s.flowRecords(),
-		"tdm_flow_young": powerOfTwo(s.YoungFlows) + maxClosed,
-	} {
+	for name, size := range t.opts.Sizes.flowMaps() {
 		spec.Maps[name].MaxEntries = size
 	}
 	// Flows are of use all together.
@@ -450,7 +446,7 @@ func (t *Tier) startDevices(ctx context.Context) error {
 	t.waiting = false
 	// What is not found now is looked for again soon.
 	_ = t.findPodDevices(ctx)
-	return t.serveDevices()
+	return t.serveDevices(ctx)
 }
 
 // guard has the packets of sockets looked at.
@@ -485,7 +481,7 @@ func (t *Tier) SetUplinks(list []uplinks.Device) error {
 	if !t.attached || t.waiting {
 		return nil
 	}
-	return t.serveDevices()
+	return t.serveDevices(context.Background())
 }
 
 // Adopted says whether the tables of an earlier process were taken over.
@@ -557,13 +553,13 @@ func (t *Tier) ensureDevices(ctx context.Context) error {
 		return nil
 	}
 	return t.netns.do(func() error {
-		return errors.Join(t.packets.audit(ctx), t.packets.serve(t.uplinks, t.pods.on))
+		return errors.Join(t.packets.audit(ctx), t.packets.serve(ctx, t.uplinks, t.pods.on))
 	})
 }
 
 // serveDevices is called with mu held.
-func (t *Tier) serveDevices() error {
-	return t.netns.do(func() error { return t.packets.serve(t.uplinks, t.pods.on) })
+func (t *Tier) serveDevices(ctx context.Context) error {
+	return t.netns.do(func() error { return t.packets.serve(ctx, t.uplinks, t.pods.on) })
 }
 
 func (t *Tier) ensureHooks(ctx context.Context) error {

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// carrier copies flows out of the maps of programs that are about to be replaced,
+// and that have other sizes than ours. Both may be in use meanwhile: ours is
+// written as programs write it.
+type carrier struct {
+	from, to *flowTable
+	// Their memory, all of it, for as long as it takes.
+	old, own         []flowEntry
+	oldRing, ownRing []uint64
+	mapped           [][]byte
+	mostKept         [2]uint64 // of TCP, and of anything else
+	// born is how many flows from had had when it was looked at for the last
+	// time, and the time before: what was just being born is looked at twice.
+	born          [2]uint64
+	carried, lost int
+}
+
+// newCarrier returns nil if both are the same maps, or not of one kind. It needs
+// the maps only now.
+func newCarrier(from, to map[string]*ciliumebpf.Map, sizes *Sizes) (c *carrier, err error) {
+	for _, name := range flowMapNames {
+		f := from[name]
+		if f == nil || f.KeySize() != to[name].KeySize() || f.ValueSize() != to[name].ValueSize() {
+			return nil, nil
+		}
+	}
+	same, err := sameMap(from["tdm_flow"], to["tdm_flow"])
+	if same || err != nil {
+		return nil, err
+	}
+	c = &carrier{mostKept: [2]uint64{uint64(sizes.TCPFlows), uint64(sizes.UDPFlows)}}
+	defer func() {
+		if err != nil {
+			c.close()
+		}
+	}()
+	if c.from, err = cloneFlowTable(from); err != nil {
+		return c, err
+	}
+	if c.to, err = cloneFlowTable(to); err != nil {
+		return c, err
+	}
+	var memory tables
+	err = errors.Join(
+		view(&memory, &c.old, from["tdm_flow"]), view(&memory, &c.own, to["tdm_flow"]),
+		view(&memory, &c.oldRing, from["tdm_flow_young"]), view(&memory, &c.ownRing, to["tdm_flow_young"]))
+	c.mapped = memory.mapped
+	return c, err
+}
+
+func sameMap(a, b *ciliumebpf.Map) (bool, error) {
+	infoA, err := a.Info()
+	if err != nil {
+		return false, fmt.Errorf("look at map %s: %w", a, err)
+	}
+	infoB, err := b.Info()
+	if err != nil {
+		return false, fmt.Errorf("look at map %s: %w", b, err)
+	}
+	idA, _ := infoA.ID()
+	idB, _ := infoB.ID()
+	return idA == idB, nil
+}
+
+// cloneFlowTable opens a table that lives on when these maps are closed.
+func cloneFlowTable(maps map[string]*ciliumebpf.Map) (*flowTable, error) {
+	t, err := openFlowTable(maps)
+	if err != nil {
+		return nil, err
+	}
+	t.flows, err = t.flows.Clone()
+	keys, keysErr := t.keys.Clone()
+	t.keys = keys
+	if err = errors.Join(err, keysErr); err != nil {
+		t.release()
+		return nil, fmt.Errorf("open the maps of flows again: %w", err)
+	}
+	return t, nil
+}
+
+// release closes what cloneFlowTable opened.
+func (t *flowTable) release() {
+	t.flows.Close()
+	t.keys.Close()
+	t.unmap()
+}
+
+func (c *carrier) close() {
+	for _, b := range c.mapped {
+		_ = unix.Munmap(b) // fails only for what was never mapped
+	}
+	c.mapped, c.old, c.own, c.oldRing, c.ownRing = nil, nil, nil, nil, nil
+	for _, t := range []*flowTable{c.from, c.to} {
+		if t != nil {
+			t.release()
+		}
+	}
+}
+
+// all copies every flow.
+func (c *carrier) all() error {
+	born := c.from.count(flowBorn)
+	c.born = [2]uint64{born, born}
+	for id := range c.old {
+		if err := c.copy(&c.old[id], atomic.LoadUint64(&c.old[id].Life)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fresh copies the flows that were born since the last look, and takes no longer
+// than those need.
+func (c *carrier) fresh() error {
+	since, now := c.born[0], c.from.count(flowBorn)
+	c.born = [2]uint64{c.born[1], now}
+	places := uint64(len(c.oldRing) - maxClosed)
+	for i := since; i < now; i++ {
+		word := atomic.LoadUint64(&c.oldRing[i&(places-1)])
+		id := uint32(word)
+		if id == 0 || int(id) >= len(c.old) {
+			continue
+		}
+		life := atomic.LoadUint64(&c.old[id].Life)
+		if life>>32 != word>>32 {
+			continue // over, and its id is another's
+		}
+		if err := c.copy(&c.old[id], life); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copy copies a flow that is not there yet.
+func (c *carrier) copy(old *flowEntry, life uint64) error {
+	e := *old
+	if stageOf(life) < flowYoung || e.Flags&flowIndexed == 0 || atomic.LoadUint64(&old.Life) != life {
+		return nil
+	}
+	var word uint64
+	if err := c.to.keys.Lookup(&e.Request, &word); !errors.Is(err, ciliumebpf.ErrKeyNotExist) {
+		if err != nil {
+			return fmt.Errorf("look for a flow: %w", err)
+		}
+		return nil
+	}
+	id := c.to.take(c.own)
+	for range 4 { // as ROOM_ATTEMPTS of bpf/tc.bpf.c
+		if id != 0 {
+			break
+		}
+		if err := c.makeRoom(0, false); err != nil {
+			return err
+		}
+		id = c.to.take(c.own)
+	}
+	if id == 0 {
+		c.lost++
+		return nil
+	}
+	return c.write(id, &e, stageOf(life) == flowKept)
+}
+
+// write makes a flow of a free id.
+func (c *carrier) write(id uint32, e *flowEntry, kept bool) error {
+	own := &c.own[id]
+	generation := max(1, uint32(own.Life>>32)+1)
+	atomic.StoreUint64(&own.Life, lifeOf(generation, flowClaimed))
+	own.Seen, own.Flags, own.Request, own.Reply = e.Seen, e.Flags&^flowIndexed, e.Request, e.Reply
+	own.Service, own.Backend, own.BackendGeneration = e.Service, e.Backend, e.BackendGeneration
+	own.Packets, own.Bytes = e.Packets, e.Bytes
+	atomic.StoreUint64(&own.Life, lifeOf(generation, flowNew))
+
+	word := uint64(generation)<<32 | uint64(id)
+	err := c.to.keys.Update(&e.Reply, &word, ciliumebpf.UpdateNoExist)
+	if err == nil {
+		if err = c.to.keys.Update(&e.Request, &word, ciliumebpf.UpdateNoExist); err != nil {
+			err = errors.Join(err, c.to.deleteKeys([]flowKey{e.Reply}))
+		}
+	}
+	if err != nil {
+		atomic.StoreUint64(&own.Life, lifeOf(generation, flowFree))
+		c.to.give(id, own)
+		// A packet was faster, or somebody else has the port.
+		if errors.Is(err, ciliumebpf.ErrKeyExist) || errors.Is(err, unix.E2BIG) {
+			c.lost++
+			return nil
+		}
+		return fmt.Errorf("write the keys of a flow: %w", err)
+	}
+	c.carried++
+	atomic.OrUint32(&own.Flags, flowIndexed)
+	if kept && c.keep(proxier.Protocol(e.Request.Proto)) {
+		atomic.StoreUint64(&own.Life, lifeOf(generation, flowKept))
+		return nil
+	}
+	atomic.StoreUint64(&own.Life, lifeOf(generation, flowYoung))
+	return c.makeRoom(word, e.Flags&flowClosed != 0)
+}
+
+// keep says whether one more flow may be kept, and counts it.
+func (c *carrier) keep(protocol proxier.Protocol) bool {
+	which, most := flowKeptUDP, c.mostKept[1]
+	if protocol == proxier.TCP {
+		which, most = flowKeptTCP, c.mostKept[0]
+	}
+	counter := &c.to.counts[which].Value
+	if atomic.AddUint64(counter, 1) <= most {
+		return true
+	}
+	atomic.AddUint64(counter, ^uint64(0))
+	return false
+}
+
+// makeRoom gives a young flow a place in the ring, as flow_make_room() of
+// bpf/flow.h does, and ends whoever had it.
+func (c *carrier) makeRoom(word uint64, over bool) error {
+	young := uint64(len(c.ownRing) - maxClosed)
+	var place *uint64
+	if over {
+		place = &c.ownRing[young+(atomic.AddUint64(&c.to.counts[flowOver].Value, 1)-1)&(maxClosed-1)]
+	} else {
+		place = &c.ownRing[(atomic.AddUint64(&c.to.counts[flowBorn].Value, 1)-1)&(young-1)]
+	}
+	before := atomic.SwapUint64(place, word)
+	id, generation := uint32(before), uint32(before>>32)
+	if id == 0 || int(id) >= len(c.own) {
+		return nil
+	}
+	own := &c.own[id]
+	if !atomic.CompareAndSwapUint64(&own.Life, lifeOf(generation, flowYoung), lifeOf(generation, flowClaimed)) {
+		return nil
+	}
+	c.lost++
+	err := c.to.deleteKeys([]flowKey{own.Request, own.Reply})
+	atomic.StoreUint64(&own.Life, lifeOf(generation, flowFree))
+	c.to.give(id, own)
+	return err
+}
