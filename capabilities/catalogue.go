@@ -43,6 +43,7 @@ const (
 	RingBuf         Feature = "ringbuf"
 	TCX             Feature = "tcx"
 	Clsact          Feature = "clsact"
+	Atomics         Feature = "atomics"
 	RedirectNeigh   Feature = "redirect_neigh"
 	FIBLookup       Feature = "fib_lookup"
 	FIBSkipNeigh    Feature = "fib_skip_neigh"
@@ -156,6 +157,8 @@ var catalogue = []Info{
 		Without: "clsact filters are used: lost when a device changes namespace, and ordered by priority with the CNI's", OptionalFor: onlyEBPF},
 	{Feature: Clsact, Description: "clsact qdisc with BPF filters", NeededBy: "ebpf: NodePort and LoadBalancer traffic", Since: "4.5",
 		Without: "without tcx either, traffic from outside the node needs another tier", OptionalFor: onlyEBPF, Substitutes: TCX},
+	{Feature: Atomics, Description: "atomic compare and exchange in programs", NeededBy: "ebpf: NodePort and LoadBalancer traffic", Since: "5.12",
+		Without: "packets are not translated: clients outside this node are not served", OptionalFor: onlyEBPF},
 	{Feature: RedirectNeigh, Description: "bpf_redirect_neigh in tc programs", NeededBy: "ebpf: remote backends", Since: "5.10",
 		Without: "packets are not translated: clients outside this node are not served", OptionalFor: onlyEBPF},
 	{Feature: FIBLookup, Description: "bpf_fib_lookup in tc programs", NeededBy: "ebpf: remote backends", Since: "4.18",

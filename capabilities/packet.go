@@ -50,6 +50,19 @@ func tcProgram(insns asm.Instructions) *ciliumebpf.ProgramSpec {
 	return &ciliumebpf.ProgramSpec{Type: ciliumebpf.SchedCLS, Instructions: insns}
 }
 
+// probeAtomics needs the compiler as well as the verifier: on arm64 it learned
+// of these later than the verifier did.
+func probeAtomics(context.Context, *host, string) outcome {
+	return tryProgram(tcProgram(asm.Instructions{
+		asm.Mov.Imm(asm.R0, 0),
+		asm.Mov.Imm(asm.R1, 1),
+		asm.StoreMem(asm.RFP, -8, asm.R0, asm.DWord),
+		asm.CmpXchg.Mem(asm.RFP, asm.R1, asm.DWord, -8),
+		asm.Mov.Imm(asm.R0, 0),
+		asm.Return(),
+	}))
+}
+
 func probeRedirectNeigh(context.Context, *host, string) outcome {
 	return tryProgram(tcProgram(asm.Instructions{
 		asm.Mov.Imm(asm.R1, loopbackIndex),

@@ -84,6 +84,8 @@ func TestProbeThisMachine(t *testing.T) {
 		{5, 8, []Feature{BPFSyscall, CgroupReplace, Connect4, Connect6, Sendmsg4, Sendmsg6, Recvmsg4, Recvmsg6, Getpeername4, Getpeername6,
 			PostBind4, PostBind6, NetnsCookie, SocketStorage, MmapArray, Batch, RingBuf, FIBLookup, XDPGeneric}},
 		{5, 11, []Feature{KtimeCoarse, RedirectNeigh}},
+		// Linux 5.12, on arm64 5.18.
+		{5, 18, []Feature{Atomics}},
 		{6, 1, []Feature{SetRetval}},
 		{6, 3, []Feature{FIBSkipNeigh}},
 		{6, 6, []Feature{TCX}},
@@ -220,7 +222,7 @@ func TestProbeWithoutCapabilities(t *testing.T) {
 	}
 	for _, feature := range []Feature{
 		CgroupReplace, Connect4, Sendmsg6, Recvmsg4, Getpeername6, PostBind4, NetnsCookie, SocketStorage, SetRetval, KtimeCoarse,
-		TCX, RedirectNeigh, FIBLookup, FIBSource, XDPGeneric, RingBuf, InetDiagDestroy,
+		TCX, Atomics, RedirectNeigh, FIBLookup, FIBSource, XDPGeneric, RingBuf, InetDiagDestroy,
 	} {
 		result, _ := report.Lookup(feature)
 		if result.State != Inconclusive || !errors.Is(result.Err, unix.EPERM) || !strings.Contains(result.Err.Error(), "needs CAP_") {

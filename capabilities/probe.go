@@ -104,6 +104,7 @@ var probes = map[Feature]probeFunc{
 
 	TCX:             probeTCX,
 	Clsact:          probeClsact,
+	Atomics:         probeAtomics,
 	RedirectNeigh:   probeRedirectNeigh,
 	FIBLookup:       probeFIB(0),
 	FIBSkipNeigh:    probeFIB(fibLookupSkipNeigh),

@@ -21,7 +21,7 @@ import (
 )
 
 // neededForPackets are what the packet programs cannot do without.
-var neededForPackets = []capabilities.Feature{capabilities.RedirectNeigh, capabilities.FIBLookup, capabilities.KtimeCoarse}
+var neededForPackets = []capabilities.Feature{capabilities.Atomics, capabilities.RedirectNeigh, capabilities.FIBLookup, capabilities.KtimeCoarse}
 
 // choosePackets finds out how packets can be translated here, if at all.
 func (p *proxy) choosePackets(logger klog.Logger, opts *ebpf.Options) {
