@@ -28,10 +28,10 @@ func TestCarry(t *testing.T) {
 		case i < established:
 			p.establish(t, request)
 		case i < established+opening:
-			p.runAt(t, in, tcp(request.Src, request.Dst, packet.SYN))
+			p.send(t, in, tcp(request.Src, request.Dst, packet.SYN))
 		default:
 			p.establish(t, request)
-			p.runAt(t, in, tcp(request.Src, request.Dst, packet.RST))
+			p.send(t, in, tcp(request.Src, request.Dst, packet.RST))
 		}
 	}
 	for _, tt := range []struct {
@@ -98,7 +98,7 @@ func TestCarry(t *testing.T) {
 			}
 			// What is there already stays; what begins meanwhile follows.
 			carried := c.carried
-			p.runAt(t, in, tcp(client(1000+int(tt.tcp)), e.local, packet.SYN))
+			p.send(t, in, tcp(client(1000+int(tt.tcp)), e.local, packet.SYN))
 			if err := c.fresh(); err != nil {
 				t.Fatal(err)
 			}
@@ -138,10 +138,10 @@ func flowMapsOf(t *testing.T, s Sizes) map[string]*ciliumebpf.Map {
 	return maps
 }
 
-// runAt runs a program on the node.
-func (p *path) runAt(t *testing.T, h datapath.Hook, q packet.Packet) {
+// send has a program run on the node.
+func (p *path) send(t *testing.T, h datapath.Hook, q packet.Packet) {
 	t.Helper()
-	if err := p.at.Do(func() error { _, err := p.run(h, p.frame(q)); return err }); err != nil {
+	if _, err := p.ask(h, q); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
+	"sync"
 	"testing"
 
 	ciliumebpf "github.com/cilium/ebpf"
@@ -75,6 +77,72 @@ func BenchmarkPacket(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) { p.measure(b, p.programs[c.hook], c.flags, c.of) })
 	}
+}
+
+// BenchmarkPacketFlood begins flows as fast as all CPUs can, with tables of 65,536 of
+// which most are in use by established ones: none of those may be gone afterwards.
+func BenchmarkPacketFlood(b *testing.B) {
+	const established, clients = 60_000, 1 << 20
+	sizes := DefaultSizes()
+	sizes.TCPFlows, sizes.YoungFlows = 1<<16, 1<<16
+	p := newPath(b, Options{Sizes: sizes})
+	p.use(b, "lo")
+	to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 100, 0, 0}), 80)
+	p.addBenchService(0, to.Addr())
+	if err := p.sync(); err != nil {
+		b.Fatal(err)
+	}
+	client := func(i int) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{8, byte(i >> 16), byte(i >> 8), byte(i)}), 1000)
+	}
+	var open []datapath.Tuple
+	for i := range established {
+		open = append(open, datapath.Tuple{Src: client(i), Dst: to})
+		p.establish(b, open[i])
+	}
+	table := p.tier.flowTable
+	born := table.count(flowBorn)
+	b.ResetTimer()
+	var flooding sync.WaitGroup
+	for cpu := range runtime.NumCPU() {
+		var fresh []datapath.Tuple
+		for i := range clients {
+			fresh = append(fresh, datapath.Tuple{Src: client(established + cpu*clients + i), Dst: to})
+		}
+		d, err := newDriver(fresh)
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer d.close()
+		if err := d.next.Put(uint32(0), p.programs[in]); err != nil {
+			b.Fatal(err)
+		}
+		frame := p.frame(tcp(fresh[0].Src, to, packet.SYN))
+		flooding.Go(func() {
+			err := p.at.Do(func() error { _, _, err := d.program.Benchmark(frame, b.N, nil); return err })
+			if err != nil {
+				b.Error(err)
+			}
+		})
+	}
+	flooding.Wait()
+	b.StopTimer()
+	if kept := table.count(flowKeptTCP); kept != established {
+		b.Errorf("%d of %d established flows are left", kept, established)
+	}
+	lost := 0
+	for _, o := range open {
+		got, err := p.ask(in, tcp(o.Src, o.Dst, packet.ACK))
+		if err != nil {
+			b.Fatal(err)
+		}
+		if packet.Parse(got.Frame).Destination().Addr() != p.pod.Addr4 {
+			lost++
+		}
+	}
+	b.ReportMetric(float64(lost), "lost")
+	b.ReportMetric(float64(table.count(flowBorn)-born)/b.Elapsed().Seconds(), "flows/s")
+	b.ReportMetric(0, "ns/op")
 }
 
 // addBenchService adds the i-th Service. Every other one has an endpoint here, the
