@@ -102,9 +102,8 @@ func BenchmarkPacketFlood(b *testing.B) {
 	}
 	table := p.tier.flowTable
 	born := table.count(flowBorn)
-	b.ResetTimer()
-	var flooding sync.WaitGroup
-	for cpu := range runtime.NumCPU() {
+	drivers := make([]*driver, runtime.NumCPU())
+	for cpu := range drivers {
 		var fresh []datapath.Tuple
 		for i := range clients {
 			fresh = append(fresh, datapath.Tuple{Src: client(established + cpu*clients + i), Dst: to})
@@ -117,7 +116,12 @@ func BenchmarkPacketFlood(b *testing.B) {
 		if err := d.next.Put(uint32(0), p.programs[in]); err != nil {
 			b.Fatal(err)
 		}
-		frame := p.frame(tcp(fresh[0].Src, to, packet.SYN))
+		drivers[cpu] = d
+	}
+	frame := p.frame(tcp(client(established), to, packet.SYN))
+	b.ResetTimer()
+	var flooding sync.WaitGroup
+	for _, d := range drivers {
 		flooding.Go(func() {
 			err := p.at.Do(func() error { _, _, err := d.program.Benchmark(frame, b.N, nil); return err })
 			if err != nil {
