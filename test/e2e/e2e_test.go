@@ -44,16 +44,14 @@ var (
 
 const targetPort = 8080
 
-// targets are the ways to the Service.
+// targets are the ways to the Service from inside; the names of all ways begin with the
+// protocol.
 func targets() map[string]netip.AddrPort {
 	return map[string]netip.AddrPort{"tcp4": vip4, "udp4": vip4, "tcp6": vip6, "udp6": vip6}
 }
 
-// writeManifests writes the Service with those pods as its endpoints.
-func writeManifests(t testing.TB, dir string, pods ...*lab.Pod) {
-	t.Helper()
-	var b strings.Builder
-	b.WriteString(`apiVersion: v1
+// clusterIPs is the Service as pods know it.
+const clusterIPs = `apiVersion: v1
 kind: Service
 metadata: {namespace: shop, name: web}
 spec:
@@ -62,7 +60,13 @@ spec:
   ports:
   - {name: t, port: 80, protocol: TCP}
   - {name: u, port: 80, protocol: UDP}
-`)
+`
+
+// writeManifests writes the Service with those pods as its endpoints.
+func writeManifests(t testing.TB, dir, service string, pods ...*lab.Pod) {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString(service)
 	for _, family := range []string{"IPv4", "IPv6"} {
 		fmt.Fprintf(&b, `---
 apiVersion: discovery.k8s.io/v1
@@ -176,27 +180,53 @@ func (p *process) synced(t testing.TB) {
 	waitFor(t, "the first sync", 30*time.Second, func() bool { return strings.Contains(p.log.String(), `"Synced"`) })
 }
 
-// flows are long-lived connections to the Service.
-type flows []net.Conn
-
-func openFlows(t testing.TB, from *lab.Pod) (list flows) {
+// serves waits until the process also serves clients outside.
+func (p *process) serves(t testing.TB) {
 	t.Helper()
-	for network, to := range targets() {
-		c, err := from.Dial(t.Context(), network[:3], to)
-		if err != nil {
-			t.Fatalf("%s: %v", network, err)
+	p.synced(t)
+	waitFor(t, "the uplinks", 30*time.Second, func() bool { return strings.Contains(p.log.String(), `"Serving clients outside`) })
+}
+
+// flow is a long-lived connection to the Service.
+type flow struct {
+	net.Conn
+	first lab.Reply
+}
+
+// openFlows opens some flows each way; together they lead to all of the pods.
+func openFlows(t testing.TB, from *lab.Sandbox, to map[string]netip.AddrPort, pods ...*lab.Pod) (list []flow) {
+	t.Helper()
+	const each = 4
+	missing := map[string]bool{}
+	for _, p := range pods {
+		missing[p.Name] = true
+	}
+	for name, to := range to {
+		for range each {
+			c, err := from.Dial(t.Context(), name[:3], to)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			t.Cleanup(func() { c.Close() })
+			r, err := lab.AskConn(t.Context(), c)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			delete(missing, r.Server)
+			list = append(list, flow{c, r})
 		}
-		t.Cleanup(func() { c.Close() })
-		list = append(list, c)
+	}
+	if len(missing) > 0 {
+		t.Fatalf("no flow leads to %v", missing)
 	}
 	return list
 }
 
-func (f flows) check(t testing.TB) {
+// check asks once more over the flow, which the same server has to know as the same
+// client.
+func (f flow) check(t testing.TB) {
 	t.Helper()
-	for _, c := range f {
-		if _, err := lab.AskConn(t.Context(), c); err != nil {
-			t.Errorf("long-lived flow to %s over %s: %v", c.RemoteAddr(), c.RemoteAddr().Network(), err)
-		}
+	if r, err := lab.AskConn(t.Context(), f); err != nil || r != f.first {
+		t.Errorf("long-lived flow to %s over %s: %v %v, first %v", f.RemoteAddr(), f.RemoteAddr().Network(), r, err, f.first)
 	}
 }

@@ -107,7 +107,7 @@ func TestProcess(t *testing.T) {
 	n := l.Node("node1")
 	web, shell := serve(t, n.Pod("web")), n.Pod("shell")
 	dir := t.TempDir()
-	writeManifests(t, dir, web)
+	writeManifests(t, dir, clusterIPs, web)
 	served := func(what string) {
 		t.Helper()
 		for _, from := range []*lab.Sandbox{shell.Sandbox, n.Sandbox} {

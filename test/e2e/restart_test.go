@@ -5,19 +5,19 @@
 package e2e
 
 import (
+	"context"
 	"flag"
 	"math/rand/v2"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"context"
-
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-var kills = flag.Int("kills", 100, "how often TestKill kills the process")
+var kills = flag.Int("kills", 0, "how often tests kill the process; 0 leaves it to each")
 
 // I3, I4: the process is killed again and again, at any moment of its life,
 // and started again, which replaces the programs each time. No new connection
@@ -27,51 +27,68 @@ func TestKill(t *testing.T) {
 	node := l.Node("node1")
 	a, b, client := serve(t, node.Pod("a")), serve(t, node.Pod("b")), node.Pod("client")
 	dir := t.TempDir()
-	writeManifests(t, dir, a, b)
+	writeManifests(t, dir, clusterIPs, a, b)
+	killAgain(t, 100, node, dir, client.Sandbox, targets(), a, b)
+	cleanup(t, node)
+}
+
+// killAgain kills the process of a node so many times, if -kills does not say
+// otherwise, while a client uses the Service. The last one is killed as well.
+func killAgain(t *testing.T, times int, node *lab.Node, dir string, client *lab.Sandbox, ways map[string]netip.AddrPort, pods ...*lab.Pod) {
+	t.Helper()
+	if *kills > 0 {
+		times = *kills
+	}
 	p := start(t, node, dir)
-	defer func() {
-		p.kill()
-		cleanup(t, node)
-	}()
-	p.synced(t)
-	long := openFlows(t, client)
+	defer func() { p.kill() }()
+	p.serves(t)
+	long := openFlows(t, client, ways, pods...)
+	check := func() {
+		t.Helper()
+		for _, f := range long {
+			f.check(t)
+		}
+	}
 
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var asked, failed atomic.Int64
 	var wg sync.WaitGroup
-	for network, to := range targets() {
+	for name, to := range ways {
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				asked.Add(1)
-				if _, err := client.Ask(t.Context(), network[:3], to); err != nil {
+				if _, err := client.Ask(t.Context(), name[:3], to); err != nil {
 					failed.Add(1)
-					t.Errorf("%s: %v", network, err)
+					t.Errorf("%s: %v", name, err)
 					return
 				}
 			}
 		})
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	for i := range *kills {
+	var takes time.Duration
+	for i := range times {
 		p.kill()
+		began := time.Now()
 		p = start(t, node, dir)
 		if i%2 == 0 {
-			p.synced(t)
+			p.serves(t)
+			takes = time.Since(began)
 		} else {
 			// Wherever it is by then: loading, adopting, replacing, syncing.
-			<-time.After(time.Duration(random.IntN(150)) * time.Millisecond)
+			<-time.After(time.Duration(random.Int64N(int64(takes))))
 		}
-		long.check(t)
+		check()
 		if t.Failed() {
 			break
 		}
 	}
-	p.synced(t)
-	long.check(t)
+	p.serves(t)
+	check()
 	stop()
 	wg.Wait()
-	t.Logf("%d requests while the process was killed %d times, %d failed", asked.Load(), *kills, failed.Load())
+	t.Logf("%d requests while the process was killed %d times, %d failed", asked.Load(), times, failed.Load())
 }
 
 // cleanup runs kube-proxy --cleanup on the node.
@@ -89,7 +106,7 @@ func TestChangesWhileDown(t *testing.T) {
 	node := l.Node("node1")
 	a, b, client := serve(t, node.Pod("a")), serve(t, node.Pod("b")), node.Pod("client")
 	dir := t.TempDir()
-	writeManifests(t, dir, a)
+	writeManifests(t, dir, clusterIPs, a)
 	p := start(t, node, dir)
 	defer func() {
 		p.kill()
@@ -100,7 +117,7 @@ func TestChangesWhileDown(t *testing.T) {
 	if r, err := client.Ask(t.Context(), "tcp", vip4); err != nil || r.Server != "a" {
 		t.Fatalf("with no process: %v %v", r, err)
 	}
-	writeManifests(t, dir, b)
+	writeManifests(t, dir, clusterIPs, b)
 	p = start(t, node, dir)
 	waitFor(t, "the new endpoint", 30*time.Second, func() bool {
 		r, err := client.Ask(t.Context(), "tcp", vip4)
