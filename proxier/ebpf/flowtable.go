@@ -177,10 +177,9 @@ func (t *flowTable) each(fn func(first int, list []flowEntry) error) error {
 	return nil
 }
 
-// recover makes sure that every id is in use or free: those that are neither
-// were lost by a process that died while it ended flows, or by CPUs that met at
-// the top of the stack. The programs may be running meanwhile: what they are
-// just taking or giving is left alone, since it is looked for twice, a grace
+// recover takes back the ids of flows that somebody was just making or ending when
+// it died, which nobody will go on with. The programs may be running meanwhile: what
+// they are just working on is left alone, since it is looked for twice, a grace
 // period apart.
 func (t *flowTable) recover(wait grace) error {
 	if t.used() == 0 {
@@ -206,25 +205,20 @@ func (t *flowTable) recover(wait grace) error {
 	return nil
 }
 
-// lost returns the ids that are not free and whose flow nobody uses, and their
-// lives.
+// lost returns the ids of flows that are neither in use nor free, and their lives. A
+// free id that is not on the stack cannot be told from one that was while the
+// programs take and give: it stays lost, rather than being given to two flows.
 func (t *flowTable) lost() (map[uint32]uint64, error) {
-	idle := map[uint32]uint64{} // not in use
-	next := map[uint32]uint32{}
-	fresh := t.count(flowFresh)
+	idle := map[uint32]uint64{}
 	err := t.each(func(first int, list []flowEntry) error {
 		for i := range list {
-			id, life := uint32(first+i), atomic.LoadUint64(&list[i].Life)
-			if id != 0 && uint64(id) <= fresh && stageOf(life) <= flowNew {
-				idle[id] = life
-				next[id] = atomic.LoadUint32(&list[i].Next)
+			life := atomic.LoadUint64(&list[i].Life)
+			if stage := stageOf(life); stage == flowClaimed || stage == flowNew {
+				idle[uint32(first+i)] = life
 			}
 		}
 		return nil
 	})
-	for id := uint32(t.count(flowTop)); id != 0 && has(idle, id); id = next[id] {
-		delete(idle, id)
-	}
 	return idle, err
 }
 
@@ -234,10 +228,8 @@ func (t *flowTable) bury(id uint32, life uint64) error {
 	if err := t.flows.Lookup(id, &e); err != nil {
 		return fmt.Errorf("read flow %d: %w", id, err)
 	}
-	if stageOf(life) != flowFree {
-		if err := t.deleteKeys([]flowKey{e.Request, e.Reply}); err != nil {
-			return err
-		}
+	if err := t.deleteKeys([]flowKey{e.Request, e.Reply}); err != nil {
+		return err
 	}
 	return t.window(int(id)-int(id)%flowsPerWindow, func(list []flowEntry) {
 		f := &list[int(id)%flowsPerWindow]
