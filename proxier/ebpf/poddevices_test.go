@@ -4,6 +4,7 @@ package ebpf
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/packet"
 )
 
 // cookieOf is the cookie of a sandbox's network namespace.
@@ -26,6 +28,39 @@ func cookieOf(t testing.TB, s *lab.Sandbox) (cookie uint64) {
 	return cookie
 }
 
+// newPodNode is a node that knows its uplinks, itself and its pods.
+func newPodNode(t testing.TB, at *lab.Node, l *lab.Lab) *node {
+	t.Helper()
+	n := newNode(t, at, l, Options{})
+	if err := n.tier.SetUplinks(uplinksOf(t, at)); err != nil {
+		t.Fatal(err)
+	}
+	n.UpdateFacts(func(f *proxier.Facts) {
+		f.LocalAddrs = []netip.Addr{at.Addr4, at.Addr6}
+		f.NodeIPs = [proxier.Families]netip.Addr{at.Addr4, at.Addr6}
+		f.Pods.CIDRs = []netip.Prefix{at.PodPrefix4, at.PodPrefix6}
+	})
+	return n
+}
+
+// optOut has pods opt out, and the devices of just those served.
+func (n *node) optOut(t testing.TB, pods ...*lab.Pod) *Inspector {
+	t.Helper()
+	i := inspectNode(t, n.at)
+	for _, pod := range pods {
+		if err := i.AddOptOut(cookieOf(t, pod.Sandbox)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := n.tier.syncPodDevices(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := len(n.tier.pods.on); got != len(pods) {
+		t.Fatalf("%d devices of pods are served", got)
+	}
+	return i
+}
+
 // Pods that opted out reach every kind of frontend by packets, as what their
 // sockets send is not translated before it leaves them; also the pod that is
 // the backend itself.
@@ -33,15 +68,7 @@ func TestOptedOutPods(t *testing.T) {
 	l := lab.NewT(t, lab.Options{Pause: true}) // pods show in /proc
 	one, two := l.Node("node1"), l.Node("node2")
 	a, b, client := serve(t, one.Pod("a")), serve(t, two.Pod("b")), one.Pod("client")
-	n := newNode(t, one, l, Options{})
-	if err := n.tier.SetUplinks(uplinksOf(t, one)); err != nil {
-		t.Fatal(err)
-	}
-	n.UpdateFacts(func(f *proxier.Facts) {
-		f.LocalAddrs = []netip.Addr{one.Addr4, one.Addr6}
-		f.NodeIPs = [proxier.Families]netip.Addr{one.Addr4, one.Addr6}
-		f.Pods.CIDRs = []netip.Prefix{one.PodPrefix4, one.PodPrefix6}
-	})
+	n := newPodNode(t, one, l)
 	s := dualService()
 	s.Spec.Type = v1.ServiceTypeLoadBalancer
 	for i := range s.Spec.Ports {
@@ -53,18 +80,7 @@ func TestOptedOutPods(t *testing.T) {
 	n.setPods(a, b)
 	n.sync(t)
 
-	i := inspectNode(t, one)
-	for _, pod := range []*lab.Pod{client, a} {
-		if err := i.AddOptOut(cookieOf(t, pod.Sandbox)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := n.tier.syncPodDevices(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if got := len(n.tier.pods.on); got != 2 {
-		t.Fatalf("%d devices of pods are served", got)
-	}
+	i := n.optOut(t, client, a)
 	for network, to := range targets() {
 		node, lb := one.Addr4, netip.MustParseAddr("203.0.113.10")
 		if network[3] == '6' {
@@ -113,4 +129,68 @@ func TestOptedOutPods(t *testing.T) {
 	if r, err := client.Ask(t.Context(), "tcp", targets()["tcp4"]); err != nil {
 		t.Errorf("%v %v", r, err)
 	}
+}
+
+// What a pod that opted out sends past its sockets is translated as well, where it leaves
+// the pod, and the answer where it comes in: from a pod of this node, from one of another
+// node, and from itself, as a client that has the node's address then.
+func TestFramesOfOptedOutPods(t *testing.T) {
+	l := lab.NewT(t, lab.Options{Pause: true})
+	one, two := l.Node("node1"), l.Node("node2")
+	here, there, client := serve(t, one.Pod("here")), serve(t, two.Pod("there")), serve(t, one.Pod("client"))
+	n := newPodNode(t, one, l)
+	n.OnServiceAdd(dualService())
+	n.sync(t)
+	n.optOut(t, client)
+	port := uint16(40000)
+	for _, backend := range []*lab.Pod{here, there, client} {
+		n.setPods(backend)
+		n.sync(t)
+		for network, vip := range targets() {
+			port++
+			what := network + " to " + backend.Name
+			from := netip.AddrPortFrom(addrOf(client.Sandbox, vip.Addr()), port)
+			to := netip.AddrPortFrom(addrOf(backend.Sandbox, vip.Addr()), targetPort)
+			seen := from.Addr()
+			if backend == client {
+				seen = addrOf(one.Sandbox, vip.Addr())
+			}
+			sent := packet.NewUDP(from, vip, []byte("?\n"))
+			if network[:3] == "tcp" {
+				sent = packet.NewTCP(from, vip, packet.SYN, nil)
+			}
+
+			requests, answers := arrivals(t, backend), arrivals(t, client)
+			if err := client.Send(t.Context(), sent); err != nil {
+				t.Fatal(err)
+			}
+			request, err := requests.Expect(t.Context(), func(c lab.Captured) bool { return c.Destination() == to })
+			if err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			if request.Source().Addr() != seen || request.Verify() != nil {
+				t.Errorf("%s: there arrives\n%s\n%v; want it from %s", what, request, request.Verify(), seen)
+			}
+			answer, err := answers.Expect(t.Context(), func(c lab.Captured) bool { return c.Destination() == from })
+			if err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			if answer.Source() != vip || answer.Verify() != nil || answer.TCP != nil && answer.TCP.Flags != packet.SYN|packet.ACK {
+				t.Errorf("%s: the answer is\n%s\n%v", what, answer, answer.Verify())
+			}
+			if err := errors.Join(requests.Close(), answers.Close()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// arrivals collects what comes to a pod.
+func arrivals(t testing.TB, p *lab.Pod) *lab.Capture {
+	t.Helper()
+	c, err := p.Capture(lab.Uplink, func(c lab.Captured) bool { return !c.Outgoing })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
