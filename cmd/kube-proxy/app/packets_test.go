@@ -64,34 +64,19 @@ func TestReserveNodePorts(t *testing.T) {
 // What is reserved, the kernel gives neither to a socket that binds any port nor to one
 // that connects.
 func TestReservedPortsAreNotGivenOut(t *testing.T) {
-	n := lab.NewT(t).Node("node1")
 	const listening = 8080
-	for _, serve := range []func(uint16) (*lab.Server, error){n.ServeTCP, n.ServeUDP} {
-		if _, err := serve(listening); err != nil {
-			t.Fatal(err)
-		}
-	}
-	// Two are left.
-	err := n.Do(func() error {
-		if err := set("30000 32769", ""); err != nil {
-			return err
-		}
-		return reserveNodePorts(klog.Background(), nodePorts)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	bind := func(serve func(uint16) (*lab.Server, error)) func() (io.Closer, uint16, error) {
-		return func() (io.Closer, uint16, error) {
-			s, err := serve(0)
+	type opener func(*lab.Node) (io.Closer, uint16, error)
+	bind := func(serve func(*lab.Sandbox, uint16) (*lab.Server, error)) opener {
+		return func(n *lab.Node) (io.Closer, uint16, error) {
+			s, err := serve(n.Sandbox, 0)
 			if err != nil {
 				return nil, 0, err
 			}
 			return s, s.Port, nil
 		}
 	}
-	connect := func(network, to string) func() (io.Closer, uint16, error) {
-		return func() (io.Closer, uint16, error) {
+	connect := func(network, to string) opener {
+		return func(n *lab.Node) (io.Closer, uint16, error) {
 			c, err := n.Dial(t.Context(), network, netip.AddrPortFrom(netip.MustParseAddr(to), listening))
 			if err != nil {
 				return nil, 0, err
@@ -99,15 +84,31 @@ func TestReservedPortsAreNotGivenOut(t *testing.T) {
 			return c, netip.MustParseAddrPort(c.LocalAddr().String()).Port(), nil
 		}
 	}
-	for name, open := range map[string]func() (io.Closer, uint16, error){
-		"bind tcp": bind(n.ServeTCP), "bind udp": bind(n.ServeUDP),
-		"connect tcp4": connect("tcp", "127.0.0.1"), "connect tcp6": connect("tcp", "::1"),
-		"connect udp4": connect("udp", "127.0.0.1"), "connect udp6": connect("udp", "::1"),
+	l := lab.NewT(t)
+	for name, open := range map[string]opener{
+		"bind-tcp": bind((*lab.Sandbox).ServeTCP), "bind-udp": bind((*lab.Sandbox).ServeUDP),
+		"connect-tcp4": connect("tcp", "127.0.0.1"), "connect-tcp6": connect("tcp", "::1"),
+		"connect-udp4": connect("udp", "127.0.0.1"), "connect-udp6": connect("udp", "::1"),
 	} {
 		t.Run(name, func(t *testing.T) {
+			// Each has its own: ports that were in use are not free at once.
+			n := l.Node(name)
+			if _, err := n.ServeTCP(listening); err != nil {
+				t.Fatal(err)
+			}
+			err := n.Do(func() error {
+				// Two are left.
+				if err := set("30000 32769", ""); err != nil {
+					return err
+				}
+				return reserveNodePorts(klog.Background(), nodePorts)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
 			var got []uint16
 			for range 2 {
-				c, port, err := open()
+				c, port, err := open(n)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -118,7 +119,7 @@ func TestReservedPortsAreNotGivenOut(t *testing.T) {
 			if !slices.Equal(got, []uint16{32768, 32769}) {
 				t.Errorf("ports %v", got)
 			}
-			if c, port, err := open(); err == nil {
+			if c, port, err := open(n); err == nil {
 				c.Close()
 				t.Errorf("and then port %d", port)
 			}
