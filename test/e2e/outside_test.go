@@ -61,7 +61,7 @@ func TestKillFromOutside(t *testing.T) {
 	}
 	dir := t.TempDir()
 	writeManifests(t, dir, loadBalancer, here, there)
-	killAgain(t, 30, node, dir, client.Sandbox, ways, here, there)
+	killAgain(t, 15, node, dir, client.Sandbox, ways, here, there)
 
 	if on := devicesWithPrograms(t, node); !slices.Equal(on, []string{lab.Uplink}) {
 		t.Errorf("before the cleanup there are programs on %v", on)

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// A process that starts takes back the flows that one before it was ending when it was
+// killed, and no others, however fast the programs take and give meanwhile.
+func TestRecoverFlows(t *testing.T) {
+	const kept, young = 200, 1 << 10
+	e := newEdge(t, Options{Sizes: Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
+		TCPFlows: kept, UDPFlows: 16, YoungFlows: young}})
+	e.use(t, serve(t, e.here), serve(t, e.there))
+	table, entries := e.tier.flowTable, e.entries("tcp")
+
+	var open []*visit
+	for i := range kept {
+		open = append(open, e.visit(t, entries[i%len(entries)]))
+	}
+
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var flooding sync.WaitGroup
+	for i, to := range []netip.AddrPort{netip.AddrPortFrom(e.at.Addr4, nodePort), netip.AddrPortFrom(lb6, lbPort)} {
+		f := newFlooder(t, e.client, to, uint64(i))
+		flooding.Go(func() {
+			for ctx.Err() == nil {
+				if err := f.send(100); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	born := table.count(flowBorn)
+	waitFor(t, "the young to push out each other", func() bool { return table.count(flowBorn)-born > 2*young })
+	// What these had lies free from now on, below what the flood takes and gives.
+	for _, v := range open {
+		if err := v.conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	timeouts := DefaultFlowTimeouts()
+	waitFor(t, "free flows", func() bool {
+		if _, err := table.sweep(t.Context(), &timeouts, monotonicSeconds()+uint32(2*timeouts.Closed/time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		return table.used() <= young
+	})
+	for range 50 {
+		if err := table.recover(waitForPrograms); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop()
+	flooding.Wait()
+	waitForPrograms()
+	e.audit(t)
+
+	var claimed int
+	err := table.each(func(_ int, list []flowEntry) error {
+		for i := range list {
+			life := &list[i].Life
+			if stageOf(*life) == flowYoung && claimed < 10 {
+				atomic.StoreUint64(life, lifeOf(uint32(*life>>32), flowClaimed))
+				claimed++
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := table.used()
+	if err := table.recover(waitForPrograms); err != nil {
+		t.Fatal(err)
+	}
+	if got := used - table.used(); claimed != 10 || got != claimed {
+		t.Errorf("%d of %d flows were taken back", got, claimed)
+	}
+	e.audit(t)
+}
