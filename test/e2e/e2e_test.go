@@ -194,14 +194,14 @@ type flow struct {
 }
 
 // openFlows opens some flows each way; together they lead to all of the pods.
-func openFlows(t testing.TB, from *lab.Sandbox, to map[string]netip.AddrPort, pods ...*lab.Pod) (list []flow) {
+func openFlows(t testing.TB, from *lab.Sandbox, ways map[string]netip.AddrPort, pods ...*lab.Pod) (list []flow) {
 	t.Helper()
 	const each = 4
 	missing := map[string]bool{}
 	for _, p := range pods {
 		missing[p.Name] = true
 	}
-	for name, to := range to {
+	for name, to := range ways {
 		for range each {
 			c, err := from.Dial(t.Context(), name[:3], to)
 			if err != nil {
