@@ -77,8 +77,8 @@ static __always_inline struct flow *flow_of(__u32 id)
 /*
  * Free ids are a stack, whose last one is still in the cache. The count in the
  * top word tells a top that went and came back from one that stayed. Whoever
- * meets others that often that it gives up loses the id, and user space finds
- * it again.
+ * meets others that often that it gives up loses the id, and says so: the next
+ * process takes it back.
  */
 static __always_inline void flow_give(__u32 id, struct flow *f)
 {
@@ -97,6 +97,7 @@ static __always_inline void flow_give(__u32 id, struct flow *f)
 			return;
 		}
 	}
+	*(volatile __u64 *)&f->life |= FLOW_CLAIMED;
 }
 
 /* A free id, or 0. */

@@ -76,16 +76,15 @@ func (t *flowTable) collect(ctx context.Context, timeouts FlowTimeouts) {
 	ticker := time.NewTicker(gcInterval)
 	defer ticker.Stop()
 	for {
+		if t.used() > 0 {
+			if _, err := t.sweep(ctx, &timeouts, monotonicSeconds()); err != nil && ctx.Err() == nil {
+				logger.Error(err, "Cannot end flows whose time is up; trying again", "interval", gcInterval)
+			}
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-		}
-		if t.used() == 0 {
-			continue
-		}
-		if _, err := t.sweep(ctx, &timeouts, monotonicSeconds()); err != nil {
-			logger.Error(err, "Cannot end flows whose time is up; trying again", "interval", gcInterval)
 		}
 	}
 }

@@ -5,6 +5,7 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"os"
 	"sync/atomic"
@@ -228,7 +229,19 @@ func (t *flowTable) bury(id uint32, life uint64) error {
 	if err := t.flows.Lookup(id, &e); err != nil {
 		return fmt.Errorf("read flow %d: %w", id, err)
 	}
-	if err := t.deleteKeys([]flowKey{e.Request, e.Reply}); err != nil {
+	// A client may have begun anew since, and these keys lead to that flow.
+	var own []flowKey
+	for _, key := range []flowKey{e.Request, e.Reply} {
+		var word uint64
+		err := t.keys.Lookup(&key, &word)
+		if err != nil && !errors.Is(err, ciliumebpf.ErrKeyNotExist) {
+			return fmt.Errorf("read a key of flow %d: %w", id, err)
+		}
+		if err == nil && word == life&^math.MaxUint32|uint64(id) {
+			own = append(own, key)
+		}
+	}
+	if err := t.deleteKeys(own); err != nil {
 		return err
 	}
 	return t.window(int(id)-int(id)%flowsPerWindow, func(list []flowEntry) {

@@ -184,7 +184,7 @@ func (p *process) synced(t testing.TB) {
 func (p *process) serves(t testing.TB) {
 	t.Helper()
 	p.synced(t)
-	waitFor(t, "the uplinks", 30*time.Second, func() bool { return strings.Contains(p.log.String(), `"Serving clients outside`) })
+	waitFor(t, "the uplinks", 30*time.Second, func() bool { return strings.Contains(p.log.String(), `"Clients outside come in`) })
 }
 
 // flow is a long-lived connection to the Service.

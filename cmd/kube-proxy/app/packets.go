@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/tc"
 	"github.com/tandem-proxy/tandem/uplinks"
@@ -61,7 +62,7 @@ func (p *proxy) followUplinks(ctx context.Context, tier *ebpf.Tier) {
 			logger.Error(err, "Some devices are not served; trying again with the next full sync")
 			return
 		}
-		logger.Info("Serving clients outside by these devices", "devices", deviceTexts(u.Devices))
+		logger.Info("Clients outside come in by these devices", "devices", deviceTexts(u.Devices))
 	})
 }
 
@@ -88,7 +89,11 @@ func reserveNodePorts(logger klog.Logger, nodePorts ebpf.PortRange) error {
 		return fmt.Errorf("read reserved ports: %w", err)
 	}
 	list := strings.FieldsFunc(string(text), func(r rune) bool { return r == ',' || r == '\n' })
-	if slices.Contains(list, nodePorts.String()) {
+	// The kernel shows neighbouring ranges as one.
+	if slices.ContainsFunc(list, func(s string) bool {
+		r, err := config.ParsePortRange(s)
+		return err == nil && r.First <= nodePorts.First && nodePorts.Last <= r.Last
+	}) {
 		return nil
 	}
 	if err := os.WriteFile(reservedPorts, []byte(strings.Join(append(list, nodePorts.String()), ",")), 0o644); err != nil {
