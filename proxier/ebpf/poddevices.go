@@ -77,7 +77,7 @@ func (t *Tier) findPodDevices(ctx context.Context) error {
 		t.pods.on = nil
 		return nil
 	}
-	return t.netns.do(func() error {
+	return t.netns.Do(func() error {
 		err := t.pods.find(ctx, cookies, t.opts.ProcRoot)
 		on, listErr := t.podVariants(cookies)
 		if listErr == nil {

@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/tandem-proxy/tandem/netns"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/tc"
 	"github.com/tandem-proxy/tandem/uplinks"
@@ -67,7 +68,7 @@ type Options struct {
 type Tier struct {
 	opts   Options
 	cgroup *os.File
-	netns  netns
+	netns  netns.Namespace
 	writer *writer
 	spec   *ciliumebpf.CollectionSpec
 	maps   *sockMaps
@@ -133,7 +134,7 @@ func (t *Tier) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if t.netns, err = ownNetNS(); err != nil {
+	if t.netns, err = netns.Own(); err != nil {
 		return err
 	}
 	t.spec, err = loadSpec(t.opts.Sizes, constants{
@@ -325,7 +326,7 @@ func (t *Tier) load(given map[string]*ciliumebpf.Map) error {
 	t.flowTable.tables = tables
 	t.flows = newFlows(t.writer, t.maps.TdmSock, t.opts.ProcRoot, report)
 	var ephemeral PortRange
-	if err := t.netns.do(func() (err error) { ephemeral, err = EphemeralPorts(); return err }); err != nil {
+	if err := t.netns.Do(func() (err error) { ephemeral, err = EphemeralPorts(); return err }); err != nil {
 		t.unload()
 		return err
 	}
@@ -552,14 +553,14 @@ func (t *Tier) ensureDevices(ctx context.Context) error {
 	if t.waiting {
 		return nil
 	}
-	return t.netns.do(func() error {
+	return t.netns.Do(func() error {
 		return errors.Join(t.packets.audit(ctx), t.packets.serve(ctx, t.uplinks, t.pods.on))
 	})
 }
 
 // serveDevices is called with mu held.
 func (t *Tier) serveDevices(ctx context.Context) error {
-	return t.netns.do(func() error { return t.packets.serve(ctx, t.uplinks, t.pods.on) })
+	return t.netns.Do(func() error { return t.packets.serve(ctx, t.uplinks, t.pods.on) })
 }
 
 func (t *Tier) ensureHooks(ctx context.Context) error {
@@ -619,7 +620,7 @@ func (t *Tier) Close() error {
 	closeAttached(t.earlier)
 	t.earlier = nil
 	t.unload()
-	return errors.Join(t.netns.close(), t.cgroup.Close())
+	return errors.Join(t.netns.Close(), t.cgroup.Close())
 }
 
 // Unplaced counts the service ports that do not fit into the maps.
@@ -641,7 +642,7 @@ func (t *Tier) ClosedSockets() uint64 {
 // everything else of ours goes.
 func (t *Tier) Cleanup(context.Context) error {
 	t.attached = false
-	return t.netns.do(func() error {
+	return t.netns.Do(func() error {
 		_, err := detachAll(t.cgroup)
 		return err
 	})

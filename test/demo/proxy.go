@@ -9,11 +9,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -53,7 +55,7 @@ func (p *proxy) cleanupArgs() []string {
 	return []string{p.bin, "--cleanup", "--ebpf-cgroup-root=" + p.node.CgroupPath()}
 }
 
-// start runs the binary and waits until it is healthy, which it is once it has
+// start runs the binary and waits until it serves, which it does once it has
 // written everything to the kernel.
 func (p *proxy) start(ctx context.Context) error {
 	log, err := os.OpenFile(p.logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -78,7 +80,7 @@ func (p *proxy) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
 	for {
-		err := p.healthy(ctx)
+		err := p.serves(ctx)
 		if err == nil {
 			return nil
 		}
@@ -86,7 +88,7 @@ func (p *proxy) start(ctx context.Context) error {
 		case <-p.ended:
 			return fmt.Errorf("kube-proxy on %s ended: %v", p.node.Name, p.cmd.ProcessState)
 		case <-ctx.Done():
-			return fmt.Errorf("kube-proxy on %s does not get healthy within %v: %w", p.node.Name, startLimit, err)
+			return fmt.Errorf("kube-proxy on %s does not serve within %v: %w", p.node.Name, startLimit, err)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
@@ -100,26 +102,45 @@ func (p *proxy) command(ctx context.Context, args []string) *lab.Cmd {
 	return c
 }
 
-func (p *proxy) healthy(ctx context.Context) error {
+// serves returns nil once the process has programmed everything: like upstream's, it
+// calls itself healthy before, as there is nothing late yet.
+func (p *proxy) serves(ctx context.Context) error {
+	if _, err := p.get(ctx, 10256, "/healthz"); err != nil {
+		return err
+	}
+	body, err := p.get(ctx, 10249, "/metrics")
+	if err != nil {
+		return err
+	}
+	if !firstSync.Match(body) {
+		return errors.New("nothing is programmed yet")
+	}
+	return nil
+}
+
+var firstSync = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds\{.*\} [1-9]`)
+
+// get asks the process.
+func (p *proxy) get(ctx context.Context, port uint16, path string) ([]byte, error) {
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return p.node.Dial(ctx, "tcp", netip.MustParseAddrPort("127.0.0.1:10256"))
+			return p.node.Dial(ctx, "tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port))
 		},
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://node/healthz", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://node"+path, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	resp, err := transport.RoundTrip(req)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("healthz says %s", resp.Status)
+		return nil, fmt.Errorf("%s says %s", path, resp.Status)
 	}
-	return nil
+	return io.ReadAll(resp.Body)
 }
 
 // kill ends the process as a crash would.

@@ -60,7 +60,7 @@ func startProxies(ctx context.Context, c *cluster) error {
 		if err := p.start(ctx); err != nil {
 			return err
 		}
-		c.out.good("%s: process %d is healthy after %s", p.node.Name, p.cmd.Process.Pid, round(time.Since(began)))
+		c.out.good("%s: process %d serves after %s", p.node.Name, p.cmd.Process.Pid, round(time.Since(began)))
 	}
 	return nil
 }
@@ -147,7 +147,7 @@ func restartProxy(ctx context.Context, c *cluster) error {
 	if err := p.start(ctx); err != nil {
 		return err
 	}
-	c.out.good("process %d is healthy after %s", p.cmd.Process.Pid, round(time.Since(began)))
+	c.out.good("process %d serves after %s", p.cmd.Process.Pid, round(time.Since(began)))
 	if err := sleep(ctx, pauseWithout); err != nil {
 		return err
 	}

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package ebpf
+// Package netns runs code in the network namespace that something was begun in: the
+// host's, and that of the process, but in tests, where one process has several nodes.
+package netns
 
 import (
 	"fmt"
@@ -10,22 +12,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netns is the network namespace that the tier was opened in: the host's, and
-// that of the process, but in tests, where one process has several nodes.
-type netns struct{ file *os.File }
+// Namespace is a network namespace. The zero value is none.
+type Namespace struct{ file *os.File }
 
-const threadNetNS = "/proc/thread-self/ns/net"
+const ofThread = "/proc/thread-self/ns/net"
 
-func ownNetNS() (netns, error) {
-	f, err := os.Open(threadNetNS)
+// Own is that of the calling thread.
+func Own() (Namespace, error) {
+	f, err := os.Open(ofThread)
 	if err != nil {
-		return netns{}, fmt.Errorf("open the network namespace: %w", err)
+		return Namespace{}, fmt.Errorf("open the network namespace: %w", err)
 	}
-	return netns{f}, nil
+	return Namespace{f}, nil
 }
 
-// do calls f on a thread in the namespace.
-func (n netns) do(f func() error) error {
+// Do calls f on a thread in the namespace; programs that f starts are in it too.
+func (n Namespace) Do(f func() error) error {
 	runtime.LockOSThread()
 	here, err := n.here()
 	if here {
@@ -50,18 +52,19 @@ func (n netns) do(f func() error) error {
 }
 
 // here says whether the calling thread is in the namespace.
-func (n netns) here() (bool, error) {
+func (n Namespace) here() (bool, error) {
 	var own, this unix.Stat_t
 	if err := unix.Fstat(int(n.file.Fd()), &own); err != nil {
 		return false, fmt.Errorf("inspect the network namespace: %w", err)
 	}
-	if err := unix.Stat(threadNetNS, &this); err != nil {
+	if err := unix.Stat(ofThread, &this); err != nil {
 		return false, fmt.Errorf("inspect the thread's network namespace: %w", err)
 	}
 	return own.Dev == this.Dev && own.Ino == this.Ino, nil
 }
 
-func (n netns) close() error {
+// Close lets go of the namespace.
+func (n Namespace) Close() error {
 	if n.file == nil {
 		return nil
 	}
