@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package conntrack
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// What include/uapi/linux/netfilter/{nfnetlink,nfnetlink_conntrack}.h define and the
+// netlink library lacks.
+const (
+	subsystem = 1 << 8 // NFNL_SUBSYS_CTNETLINK
+	msgNew    = subsystem | nl.IPCTNL_MSG_CT_NEW
+	msgGet    = subsystem | nl.IPCTNL_MSG_CT_GET
+	msgDelete = subsystem | nl.IPCTNL_MSG_CT_DELETE
+
+	attrID        = 12 // CTA_ID
+	attrZone      = 18 // CTA_ZONE
+	attrFilter    = 25 // CTA_FILTER
+	attrTupleZone = 3  // CTA_TUPLE_ZONE
+	attrOrigFlags = 1  // CTA_FILTER_ORIG_FLAGS
+	filterProto   = 8  // CTA_FILTER_F_CTA_PROTO_NUM
+
+	attrTypeMask = 0x3fff // without NLA_F_NESTED and NLA_F_NET_BYTEORDER
+
+	genericLen = 4 // struct nfgenmsg
+)
+
+// inet is the kernel's number of a family.
+func inet(f proxier.Family) uint8 {
+	if f == proxier.IPv4 {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// begin appends the headers of a message, whose length end writes.
+func begin(b []byte, kind, flags uint16, seq uint32, family proxier.Family) []byte {
+	b = binary.NativeEndian.AppendUint32(b, 0)
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = binary.NativeEndian.AppendUint16(b, flags)
+	b = binary.NativeEndian.AppendUint32(b, seq)
+	b = binary.NativeEndian.AppendUint32(b, 0)
+	return append(b, inet(family), nl.NFNETLINK_V0, 0, 0)
+}
+
+func end(b []byte, start int) []byte {
+	binary.NativeEndian.PutUint32(b[start:], uint32(len(b)-start))
+	return b
+}
+
+func attr(b []byte, kind uint16, value []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(value)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, value...)
+	for len(b)%unix.NLA_ALIGNTO != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+// nest appends an attribute that holds what fill appends.
+func nest(b []byte, kind uint16, fill func([]byte) []byte) []byte {
+	start := len(b)
+	b = fill(attr(b, kind|unix.NLA_F_NESTED, nil))
+	binary.NativeEndian.PutUint16(b[start:], uint16(len(b)-start))
+	return b
+}
+
+// listRequest asks for all UDP entries of a family. Kernels before 5.8 do not know
+// the filter, and list the others as well.
+func listRequest(family proxier.Family, seq uint32) []byte {
+	b := begin(nil, msgGet, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, seq, family)
+	b = nest(b, nl.CTA_TUPLE_ORIG, func(b []byte) []byte {
+		return nest(b, nl.CTA_TUPLE_PROTO, func(b []byte) []byte {
+			return attr(b, nl.CTA_PROTO_NUM, []byte{uint8(proxier.UDP)})
+		})
+	})
+	b = nest(b, attrFilter, func(b []byte) []byte {
+		return attr(b, attrOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProto))
+	})
+	return end(b, 0)
+}
+
+// deleteRequest appends a request to delete one entry. It must have the addresses:
+// without them, the kernel deletes all entries there are.
+func deleteRequest(b []byte, f *Flow, seq uint32) []byte {
+	src, dst := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
+	family := proxier.FamilyOf(f.Destination.Addr())
+	if family == proxier.IPv6 {
+		src, dst = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
+	}
+	start := len(b)
+	b = begin(b, msgDelete, unix.NLM_F_REQUEST|unix.NLM_F_ACK, seq, family)
+	b = nest(b, nl.CTA_TUPLE_ORIG, func(b []byte) []byte {
+		b = nest(b, nl.CTA_TUPLE_IP, func(b []byte) []byte {
+			b = attr(b, src, f.Source.Addr().AsSlice())
+			return attr(b, dst, f.Destination.Addr().AsSlice())
+		})
+		return nest(b, nl.CTA_TUPLE_PROTO, func(b []byte) []byte {
+			b = attr(b, nl.CTA_PROTO_NUM, []byte{uint8(f.Protocol)})
+			b = attr(b, nl.CTA_PROTO_SRC_PORT, binary.BigEndian.AppendUint16(nil, f.Source.Port()))
+			return attr(b, nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, f.Destination.Port()))
+		})
+	})
+	b = attr(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
+	return end(b, start)
+}
+
+// tuple is one direction of an entry.
+type tuple struct {
+	src, dst         netip.Addr
+	srcPort, dstPort uint16
+	protocol         proxier.Protocol
+	zone             uint16
+}
+
+// parseFlow reads what comes after the header of a message about an entry.
+func parseFlow(b []byte) (Flow, error) {
+	var f Flow
+	if len(b) < genericLen {
+		return f, errShort
+	}
+	var orig, reply tuple
+	err := eachAttr(b[genericLen:], func(kind uint16, v []byte) (err error) {
+		switch kind {
+		case nl.CTA_TUPLE_ORIG:
+			orig, err = parseTuple(v)
+		case nl.CTA_TUPLE_REPLY:
+			reply, err = parseTuple(v)
+		case attrID:
+			if len(v) < 4 {
+				return errShort
+			}
+			f.ID = binary.BigEndian.Uint32(v)
+		case attrZone:
+			f.Zone, err = parseUint16(v)
+		}
+		return err
+	})
+	f.Protocol = orig.protocol
+	f.Source = netip.AddrPortFrom(orig.src, orig.srcPort)
+	f.Destination = netip.AddrPortFrom(orig.dst, orig.dstPort)
+	f.Replies = netip.AddrPortFrom(reply.src, reply.srcPort)
+	// Of two zones the kernel names one; any makes the entry somebody's own.
+	f.Zone |= orig.zone | reply.zone
+	if err == nil && (!orig.src.IsValid() || !orig.dst.IsValid() || !reply.src.IsValid()) {
+		err = errors.New("parse entry: it has no addresses")
+	}
+	return f, err
+}
+
+func parseTuple(b []byte) (t tuple, err error) {
+	err = eachAttr(b, func(kind uint16, v []byte) (err error) {
+		switch kind {
+		case nl.CTA_TUPLE_IP:
+			return t.parseAddresses(v)
+		case nl.CTA_TUPLE_PROTO:
+			return t.parsePorts(v)
+		case attrTupleZone:
+			t.zone, err = parseUint16(v)
+		}
+		return err
+	})
+	return t, err
+}
+
+func (t *tuple) parseAddresses(b []byte) error {
+	return eachAttr(b, func(kind uint16, v []byte) error {
+		a, ok := netip.AddrFromSlice(v)
+		if !ok {
+			return fmt.Errorf("parse entry: an address of %d bytes", len(v))
+		}
+		switch kind {
+		case nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC:
+			t.src = a
+		case nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST:
+			t.dst = a
+		}
+		return nil
+	})
+}
+
+// parsePorts reads the protocol, and ports where it has some.
+func (t *tuple) parsePorts(b []byte) error {
+	return eachAttr(b, func(kind uint16, v []byte) (err error) {
+		switch kind {
+		case nl.CTA_PROTO_NUM:
+			if len(v) < 1 {
+				return errShort
+			}
+			t.protocol = proxier.Protocol(v[0])
+		case nl.CTA_PROTO_SRC_PORT:
+			t.srcPort, err = parseUint16(v)
+		case nl.CTA_PROTO_DST_PORT:
+			t.dstPort, err = parseUint16(v)
+		}
+		return err
+	})
+}
+
+var errShort = errors.New("parse entry: too short")
+
+func parseUint16(v []byte) (uint16, error) {
+	if len(v) < 2 {
+		return 0, errShort
+	}
+	return binary.BigEndian.Uint16(v), nil
+}
+
+func eachAttr(b []byte, fn func(kind uint16, value []byte) error) error {
+	for len(b) >= unix.SizeofNlAttr {
+		n := int(binary.NativeEndian.Uint16(b))
+		if n < unix.SizeofNlAttr || n > len(b) {
+			return errors.New("parse entry: broken attribute")
+		}
+		if err := fn(binary.NativeEndian.Uint16(b[2:])&attrTypeMask, b[unix.SizeofNlAttr:n]); err != nil {
+			return err
+		}
+		b = b[min(len(b), (n+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
+	}
+	return nil
+}
