@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package xtables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// hints are chains of the table mangle that kubelet makes to show the variant it uses.
+var hints = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
+
+// Find returns the programs of the variant that others on this node use: that which
+// kubelet has left a hint in, else that with more rules of others, else that of the
+// plain command.
+func Find(ctx context.Context) (*Tools, error) { return find(ctx, searchPath()) }
+
+func find(ctx context.Context, dirs []string) (*Tools, error) {
+	var found []*Tools
+	var rules []int
+	var errs []error
+	for _, v := range []Variant{NFT, Legacy} {
+		t, err := newTools(v, dirs, lockWait)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		hinted, n, err := t.survey(ctx)
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if hinted {
+			return t, nil
+		}
+		found, rules = append(found, t), append(rules, n)
+	}
+	switch {
+	case len(found) == 0:
+		return nil, fmt.Errorf("find the variant of iptables: %w", errors.Join(errs...))
+	case len(found) == 1:
+		return found[0], nil
+	case rules[0] > rules[1]:
+		return found[0], nil
+	case rules[0] < rules[1]:
+		return found[1], nil
+	}
+	return found[preferred(dirs)], nil
+}
+
+// survey looks for hints, and counts rules of others. It reads all tables there are:
+// asking the legacy programs for one by name would create it.
+func (t *Tools) survey(ctx context.Context) (hinted bool, rules int, err error) {
+	var errs []error
+	for f := range proxier.Families {
+		if t.families[f].missing != nil {
+			continue
+		}
+		tables, err := t.save(ctx, f)
+		if err != nil {
+			// A kernel without IPv6 has no tables of it either.
+			errs = append(errs, err)
+			continue
+		}
+		for _, table := range tables {
+			for _, hint := range hints {
+				hinted = hinted || table.Name == "mangle" && table.Chain(hint) != nil
+			}
+			rules += foreign(table)
+		}
+	}
+	if f := t.families; len(errs) > 0 && (len(errs) == len(f) || f[0].missing != nil || f[1].missing != nil) {
+		return false, 0, errors.Join(errs...)
+	}
+	return hinted, rules, nil
+}
+
+// foreign counts rules that are neither in chains of Kubernetes nor lead there. Those
+// may be what a kube-proxy left in the variant it used before.
+func foreign(t *Table) (n int) {
+	for _, c := range t.Chains {
+		if strings.HasPrefix(c.Name, "KUBE-") {
+			continue
+		}
+		for _, rule := range c.Rules {
+			if !strings.Contains(rule, "-j KUBE-") {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// preferred is the variant the system has chosen. Systems without the plain command
+// are new, and those have nf_tables.
+func preferred(dirs []string) Variant {
+	for f := range proxier.Families {
+		path, err := lookUp(dirs, plain(f))
+		if err != nil {
+			continue
+		}
+		if v, err := variantOf(path); err == nil {
+			return v
+		}
+	}
+	return NFT
+}

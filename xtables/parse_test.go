@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package xtables
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+var exported = cmpopts.IgnoreUnexported(Table{})
+
+func TestParse(t *testing.T) {
+	for _, tc := range []struct {
+		name, text string
+		want       []*Table
+		err        string
+	}{
+		{name: "nothing"},
+		{name: "comments alone", text: "# Warning: \"iptables-legacy tables present\n# Table `x' is incompatible\n"},
+		{
+			name: "tables",
+			text: "# Generated\n*mangle\n:OUTPUT ACCEPT [1:2]\nCOMMIT\n*nat\n:OUTPUT DROP [0:0]\n:KUBE-A - [0:0]\n" +
+				"-A OUTPUT -m comment --comment \"to A\" -j KUBE-A\n-A OUTPUT\n-A KUBE-A -j RETURN\nCOMMIT\n# Completed\n",
+			want: []*Table{
+				{Name: "mangle", Chains: []Chain{{Name: "OUTPUT", Policy: "ACCEPT"}}},
+				{Name: "nat", Chains: []Chain{
+					{Name: "OUTPUT", Policy: "DROP", Rules: []string{`-m comment --comment "to A" -j KUBE-A`, ""}},
+					{Name: "KUBE-A", Policy: "-", Rules: []string{"-j RETURN"}},
+				}},
+			},
+		},
+		{
+			name: "counters",
+			text: "*nat\n:A - [3:4]\n[12:3456] -A A -j RETURN\nCOMMIT",
+			want: []*Table{{Name: "nat", Chains: []Chain{{Name: "A", Policy: "-", Rules: []string{"-j RETURN"}}}}},
+		},
+		{
+			name: "quotes and line breaks in comments",
+			text: "*nat\n:A - [0:0]\n-A A -m comment --comment \"a\n-A A \\\" \\\\\" -j X\n-A A -j Y\nCOMMIT\n",
+			want: []*Table{{Name: "nat", Chains: []Chain{
+				{Name: "A", Policy: "-", Rules: []string{"-m comment --comment \"a\n-A A \\\" \\\\\" -j X", "-j Y"}},
+			}}},
+		},
+		{
+			name: "chains in turns",
+			text: "*nat\n:A - [0:0]\n:B - [0:0]\n-A A 1\n-A B 1\n-A A 2\n-A B 2\n-A A 3\nCOMMIT\n",
+			want: []*Table{{Name: "nat", Chains: []Chain{
+				{Name: "A", Policy: "-", Rules: []string{"1", "2", "3"}}, {Name: "B", Policy: "-", Rules: []string{"1", "2"}},
+			}}},
+		},
+		{name: "unknown", text: "*nat\n:A - [0:0]\n-X A\nCOMMIT\n", err: `line 3: neither a table, a chain, a rule nor a comment: "-X A"`},
+		{name: "empty line", text: "*nat\n\nCOMMIT\n", err: `line 2: neither a table, a chain, a rule nor a comment: ""`},
+		{name: "counted after a line break", text: "*nat\n:A - [0:0]\n-A A \"\n\"\nfoo\n", err: `line 5: neither a table, a chain, a rule nor a comment: "foo"`},
+		{name: "no table", text: "# x\n:A - [0:0]\n", err: `line 2: not in a table: ":A - [0:0]"`},
+		{name: "two tables", text: "*nat\n*nat\n", err: `line 2: a table within a table: "*nat"`},
+		{name: "unknown chain", text: "*nat\n-A A -j X\n", err: `line 2: a rule of a chain that is not defined: "-A A -j X"`},
+		{name: "chain twice", text: "*nat\n:A - [0:0]\n:A - [0:0]\n", err: `line 3: not the one definition of a chain: ":A - [0:0]"`},
+		{name: "open quote", text: "*nat\n:A - [0:0]\n-A A \"x\n", err: `line 3: a quote does not end: "-A A \"x"`},
+		{name: "cut off", text: "*nat\n:A - [0:0]\n", err: "line 2: the text ends within table nat"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := parse(tc.text)
+			if fmt.Sprint(err) != tc.err && (err != nil || tc.err != "") {
+				t.Fatalf("got error %v, want %s", err, tc.err)
+			}
+			if diff := cmp.Diff(tc.want, got, exported); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestChain(t *testing.T) {
+	made := &Table{Chains: []Chain{{Name: "A"}, {Name: "B"}}}
+	tables, err := parse("*nat\n:A - [0:0]\n:B - [0:0]\nCOMMIT\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, table := range map[string]*Table{"made": made, "parsed": tables[0]} {
+		if got := table.Chain("B"); got != &table.Chains[1] {
+			t.Errorf("%s: got %v, want B", name, got)
+		}
+		if got := table.Chain("C"); got != nil {
+			t.Errorf("%s: got %v, want none", name, got)
+		}
+		table.Chains = table.Chains[1:]
+		if got := table.Chain("B"); got != &table.Chains[0] {
+			t.Errorf("%s, without A: got %v, want B", name, got)
+		}
+	}
+}
+
+// print is what was parsed, without comments and counters.
+func print(tables []*Table) string {
+	var b strings.Builder
+	for _, t := range tables {
+		fmt.Fprintf(&b, "*%s\n", t.Name)
+		for _, c := range t.Chains {
+			fmt.Fprintf(&b, ":%s %s [0:0]\n", c.Name, c.Policy)
+		}
+		for _, c := range t.Chains {
+			for _, rule := range c.Rules {
+				fmt.Fprintf(&b, "-A %s %s\n", c.Name, rule)
+			}
+		}
+		b.WriteString("COMMIT\n")
+	}
+	return b.String()
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("*nat\n:A - [0:0]\n[1:2] -A A -m comment --comment \"a\n\\\"\" -j X\nCOMMIT\n")
+	f.Add("# x\n*nat\n:A - [0:0]\n:B ACCEPT [0:0]\n-A A\n-A B x\n-A A y\nCOMMIT\n*filter\nCOMMIT\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		first, err := parse(text)
+		if err != nil {
+			return
+		}
+		printed := print(first)
+		second, err := parse(printed)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, printed)
+		}
+		if diff := cmp.Diff(first, second, exported); diff != "" {
+			t.Errorf("(-first +second):\n%s", diff)
+		}
+	})
+}
+
+// saved is the nat table of many Services with two endpoints each.
+func saved(services int) string {
+	var b strings.Builder
+	b.WriteString("# Generated by iptables-nft-save v1.8.9 (nf_tables)\n*nat\n:KUBE-SERVICES - [0:0]\n")
+	for i := range services {
+		fmt.Fprintf(&b, ":KUBE-SVC-%016d - [0:0]\n:KUBE-SEP-%016d - [0:0]\n:KUBE-SEP-%016d - [0:0]\n", i, 2*i, 2*i+1)
+	}
+	for i := range services {
+		fmt.Fprintf(&b, "-A KUBE-SERVICES -d 10.96.%d.%d/32 -p tcp -m comment --comment \"ns/svc-%d cluster IP\" -m tcp --dport 80 -j KUBE-SVC-%016d\n", i/256, i%256, i, i)
+	}
+	for i := range services {
+		fmt.Fprintf(&b, "-A KUBE-SVC-%016d -m comment --comment \"ns/svc-%d -> 10.244.0.1:8080\" -m statistic --mode random --probability 0.50000000000 -j KUBE-SEP-%016d\n", i, i, 2*i)
+		fmt.Fprintf(&b, "-A KUBE-SVC-%016d -m comment --comment \"ns/svc-%d -> 10.244.0.2:8080\" -j KUBE-SEP-%016d\n", i, i, 2*i+1)
+		for _, endpoint := range []int{2 * i, 2*i + 1} {
+			fmt.Fprintf(&b, "-A KUBE-SEP-%016d -s 10.244.0.1/32 -j KUBE-MARK-MASQ\n", endpoint)
+			fmt.Fprintf(&b, "-A KUBE-SEP-%016d -p tcp -m tcp -j DNAT --to-destination 10.244.0.1:8080\n", endpoint)
+		}
+	}
+	b.WriteString("COMMIT\n")
+	return b.String()
+}
+
+func BenchmarkParse(b *testing.B) {
+	for _, services := range []int{100, 10_000} {
+		text := saved(services)
+		b.Run(fmt.Sprintf("lines=%d", strings.Count(text, "\n")), func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetBytes(int64(len(text)))
+			for b.Loop() {
+				if _, err := parse(text); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

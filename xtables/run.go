@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package xtables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// maxOutput is how many bytes of what a program complains about are kept: the first
+// complaint is in it, and a table of bad rules makes thousands.
+const maxOutput = 2 << 10
+
+// environment is all that programs get: their words are read. Variables of the caller
+// could name another lock file, or directories with other extensions. PATH is for
+// images in which the programs are scripts.
+var environment = []string{"LC_ALL=C", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+
+// failure is a program that ran and did not succeed.
+type failure struct {
+	program string
+	output  string
+}
+
+func (e *failure) Error() string { return e.program + ": " + e.output }
+
+// run returns what a program prints. It is killed when the context ends.
+func run(ctx context.Context, path string, input []byte, args ...string) (string, error) {
+	var out strings.Builder
+	var complaints head
+	c := exec.CommandContext(ctx, path, args...)
+	c.Env = environment
+	c.Stdin = bytes.NewReader(input)
+	c.Stdout, c.Stderr = &out, &complaints
+	// Scripts may leave children behind that hold the pipes.
+	c.WaitDelay = time.Second
+	err := c.Run()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return out.String(), nil
+	case ctx.Err() != nil:
+		return "", fmt.Errorf("run %s: %w", filepath.Base(path), context.Cause(ctx))
+	case !errors.As(err, &exit):
+		return "", fmt.Errorf("run %s: %w", filepath.Base(path), err)
+	}
+	return "", &failure{program: filepath.Base(path), output: complaints.describe(exit)}
+}
+
+// head keeps the beginning of what is written to it.
+type head struct {
+	kept []byte
+	more bool
+}
+
+func (h *head) Write(b []byte) (int, error) {
+	n := min(len(b), maxOutput-len(h.kept))
+	h.kept = append(h.kept, b[:n]...)
+	h.more = h.more || n < len(b)
+	return len(b), nil
+}
+
+func (h *head) describe(exit *exec.ExitError) string {
+	text, _, _ := strings.Cut(string(h.kept), "\nTry `") // "… --help for more information."
+	text = strings.TrimSpace(text)
+	switch {
+	case text == "":
+		return exit.Error()
+	case h.more:
+		return text + " …"
+	}
+	return text
+}
+
+// advice is what to do about some complaints, to be put behind them.
+func advice(output string) string {
+	for _, a := range []struct{ complaint, advice string }{
+		{"Permission denied", "CAP_NET_ADMIN is needed, and for the legacy variant CAP_NET_RAW"},
+		{"can't open lock file", "in a container, mount the host's /run/xtables.lock"},
+		{"Couldn't load match", "the extension is missing: install all of package iptables"},
+		{"Table does not exist", "load the kernel modules iptable_filter and iptable_nat, or ip6table_filter and ip6table_nat"},
+		{"Could not fetch rule set generation id", "load the kernel module nf_tables"},
+		{"unable to initialize table", "load the kernel module of the table"},
+		{"missing kernel module", "load the kernel module nft_compat and that of the extension"},
+	} {
+		if strings.Contains(output, a.complaint) {
+			return " (" + a.advice + ")"
+		}
+	}
+	return ""
+}

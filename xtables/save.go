@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package xtables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// Save reads a table. One that nobody has written to yet has its own chains, or none.
+func (t *Tools) Save(ctx context.Context, f proxier.Family, table string) (*Table, error) {
+	tables, err := t.save(ctx, f, "-t", table)
+	if err != nil {
+		return nil, fmt.Errorf("save table %s: %w", table, err)
+	}
+	for _, found := range tables {
+		if found.Name == table {
+			return found, nil
+		}
+	}
+	return &Table{Name: table}, nil
+}
+
+func (t *Tools) save(ctx context.Context, f proxier.Family, args ...string) ([]*Table, error) {
+	p := t.families[f]
+	if p.missing != nil {
+		return nil, p.missing
+	}
+	out, err := run(ctx, p.save, nil, args...)
+	if failed := (*failure)(nil); errors.As(err, &failed) {
+		return nil, fmt.Errorf("%w%s", err, advice(failed.output))
+	}
+	if err != nil {
+		return nil, err
+	}
+	tables, err := parse(out)
+	if err != nil {
+		return nil, fmt.Errorf("read what %s printed: %w", p.save, err)
+	}
+	return tables, nil
+}

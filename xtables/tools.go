@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package xtables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	goiptables "github.com/coreos/go-iptables/iptables"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// Variant is one of the two sets of programs.
+type Variant uint8
+
+// The variants.
+const (
+	NFT Variant = iota
+	Legacy
+)
+
+func (v Variant) String() string {
+	if v == NFT {
+		return "nft"
+	}
+	return "legacy"
+}
+
+// lockWait is how many seconds a program waits for the lock, as upstream's do.
+const lockWait = 5
+
+// Tools are the programs of a variant.
+type Tools struct {
+	variant  Variant
+	families [proxier.Families]programs
+}
+
+// programs are those of a family, or what is missing of them.
+type programs struct {
+	restore, save string
+	wait          string
+	single        *goiptables.IPTables
+	missing       error
+}
+
+// New finds the programs of a variant in PATH and where they usually are. It succeeds
+// if one family has them; Usable tells of which.
+func New(v Variant) (*Tools, error) { return newTools(v, searchPath(), lockWait) }
+
+func newTools(v Variant, dirs []string, wait int) (*Tools, error) {
+	t := &Tools{variant: v}
+	var errs []error
+	for f := range t.families {
+		t.families[f] = findPrograms(v, proxier.Family(f), dirs, wait)
+		errs = append(errs, t.families[f].missing)
+	}
+	if !slices.Contains(errs, nil) {
+		return nil, fmt.Errorf("find iptables programs: %w", errors.Join(errs...))
+	}
+	return t, nil
+}
+
+// searchPath is where programs are looked for. Services are often started without the
+// directories of administrators' programs in PATH.
+func searchPath() (dirs []string) {
+	all := append(filepath.SplitList(os.Getenv("PATH")), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin")
+	for _, dir := range all {
+		if filepath.IsAbs(dir) && !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
+
+func lookUp(dirs []string, name string) (string, error) {
+	for _, dir := range dirs {
+		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("%s: %w in %s", name, exec.ErrNotFound, strings.Join(dirs, ":"))
+}
+
+// plain is the name of a family's command when the system has chosen the variant.
+func plain(f proxier.Family) string {
+	if f == proxier.IPv4 {
+		return "iptables"
+	}
+	return "ip6tables"
+}
+
+// findPrograms takes those with the variant in their name, else those without if
+// they turn out to be of the variant.
+func findPrograms(v Variant, f proxier.Family, dirs []string, wait int) programs {
+	var errs []error
+	for _, name := range []string{plain(f) + "-" + v.String(), plain(f)} {
+		p, err := openPrograms(v, name, dirs, wait)
+		if err == nil {
+			return p
+		}
+		errs = append(errs, err)
+	}
+	return programs{missing: fmt.Errorf("no programs for %s in the %s variant, which package iptables contains: %w", f, v, errors.Join(errs...))}
+}
+
+func openPrograms(v Variant, name string, dirs []string, wait int) (p programs, err error) {
+	command, err := lookUp(dirs, name)
+	if err != nil {
+		return programs{}, err
+	}
+	if p.restore, err = lookUp(dirs, name+"-restore"); err != nil {
+		return programs{}, err
+	}
+	if p.save, err = lookUp(dirs, name+"-save"); err != nil {
+		return programs{}, err
+	}
+	is, err := variantOf(command)
+	if err != nil {
+		return programs{}, err
+	}
+	if is != v {
+		return programs{}, fmt.Errorf("%s is of the %s variant", command, is)
+	}
+	p.wait = fmt.Sprint(wait)
+	p.single, err = goiptables.New(goiptables.Path(command), goiptables.Timeout(wait))
+	if err != nil {
+		return programs{}, fmt.Errorf("open %s: %w", command, err)
+	}
+	// Before 1.6.2 restore neither waits for the lock nor takes it. That release
+	// brought --random-fully, too.
+	if !p.single.HasRandomFully() {
+		a, b, c := p.single.GetIptablesVersion()
+		return programs{}, fmt.Errorf("%s is version %d.%d.%d: install 1.6.2 or later", command, a, b, c)
+	}
+	return p, nil
+}
+
+// variantOf asks a command. Releases before 1.8 name no variant and were all legacy.
+func variantOf(command string) (Variant, error) {
+	out, err := run(context.Background(), command, nil, "--version")
+	if err != nil {
+		return 0, err
+	}
+	if strings.Contains(out, "(nf_tables)") {
+		return NFT, nil
+	}
+	return Legacy, nil
+}
+
+// Variant tells which programs these are.
+func (t *Tools) Variant() Variant { return t.variant }
+
+// RandomFully tells whether the target MASQUERADE has --random-fully. Kernels have it
+// since 3.14.
+func (t *Tools) RandomFully() bool {
+	for _, p := range t.families {
+		if p.missing == nil && !p.single.HasRandomFully() {
+			return false
+		}
+	}
+	return true
+}
+
+// probe makes a chain and deletes it again. The rule in it needs what nf_tables has
+// for the matches of iptables.
+const probe = `*filter
+:KUBE-PROXY-PROBE - [0:0]
+-A KUBE-PROXY-PROBE -m addrtype --dst-type LOCAL -j RETURN
+-F KUBE-PROXY-PROBE
+-X KUBE-PROXY-PROBE
+COMMIT
+*nat
+:KUBE-PROXY-PROBE - [0:0]
+-A KUBE-PROXY-PROBE -m addrtype --dst-type LOCAL -j RETURN
+-F KUBE-PROXY-PROBE
+-X KUBE-PROXY-PROBE
+COMMIT
+`
+
+// Usable returns nil if rules of a family can be written, or what is missing. It tries,
+// which leaves nothing behind but the tables' own, empty chains.
+func (t *Tools) Usable(ctx context.Context, f proxier.Family) error {
+	if err := t.families[f].missing; err != nil {
+		return err
+	}
+	if f == proxier.IPv6 {
+		// Not /proc/net, which shows the namespace of the main thread.
+		if _, err := os.Stat("/proc/thread-self/net/if_inet6"); err != nil {
+			return fmt.Errorf("the kernel has IPv6 switched off: %w", err)
+		}
+	}
+	if err := t.Restore(ctx, f, []byte(probe)); err != nil {
+		return fmt.Errorf("write to the filter and nat tables: %w", err)
+	}
+	return nil
+}
