@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"hash/maphash"
+	"slices"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/xtables"
+)
+
+// family is what one family's tables hold of ours.
+type family struct {
+	name     proxier.Family
+	opts     *Options
+	renderer *renderer
+	rules    proxier.NodeRules
+	ports    map[uint32]*port // by Decision.Index
+	hubs     [hubs]*hub
+	// kernel has the chains of service ports there, and a hash of their rules.
+	kernel map[string]uint64
+	// owed are service ports that are to be written, in the order in which they should
+	// become visible.
+	owed []uint32
+	// failed are those that the kernel refused; they are tried again with full syncs.
+	failed map[uint32]struct{}
+	based  bool // the chains that all need are there
+}
+
+// port is a service port: what is wanted, and what was written of it.
+type port struct {
+	decision *proxier.Decision // nil when it is gone
+	chains   []string
+	entries  []entry
+}
+
+func newFamily(name proxier.Family, opts *Options) *family {
+	f := &family{name: name, opts: opts, ports: map[uint32]*port{}, kernel: map[string]uint64{}, failed: map[uint32]struct{}{}}
+	f.renderer = newRenderer(name, &proxier.Detector{}, true)
+	for h := range hubs {
+		f.hubs[h] = newHub(h, name)
+	}
+	return f
+}
+
+var seed = maphash.MakeSeed()
+
+func hashOf(rules []string) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	for _, r := range rules {
+		_, _ = h.WriteString(r) // never fails
+		_ = h.WriteByte('\n')
+	}
+	return h.Sum64()
+}
+
+func (f *family) sync(ctx context.Context, u proxier.Update) error {
+	again := f.learn(u.NodeRules)
+	f.take(u)
+	if u.Full || again || !f.based {
+		return f.syncAll(ctx)
+	}
+	return f.writeOwed(ctx, false)
+}
+
+// learn takes the rules of the node, and says whether everything is to be looked at
+// again.
+func (f *family) learn(rules *proxier.NodeRules) bool {
+	if rules == nil {
+		return false
+	}
+	f.rules = *rules
+	f.renderer = newRenderer(f.name, &rules.Pods, f.renderer.comments)
+	f.hubs[servicesNAT].tail = nodePorts(f.name, rules, nodePortsChain)
+	f.hubs[externalServicesFilter].tail = nodePorts(f.name, rules, externalNodePortsChain)
+	f.hubs[servicesFilter].tail = f.renderer.unserved(rules)
+	return true
+}
+
+// take notes what is wanted.
+func (f *family) take(u proxier.Update) {
+	kept := map[uint32]struct{}{}
+	for i := range u.Changes {
+		c := &u.Changes[i]
+		kept[c.Index()] = struct{}{}
+		p := f.ports[c.Index()]
+		if p == nil {
+			if c.New == nil {
+				continue
+			}
+			p = &port{}
+			f.ports[c.Index()] = p
+		}
+		p.decision = c.New
+		f.owe(c.Index())
+	}
+	if !u.Full {
+		return
+	}
+	for index, p := range f.ports {
+		if !has(kept, index) && p.decision != nil {
+			p.decision = nil
+			f.owe(index)
+		}
+	}
+}
+
+func (f *family) owe(index uint32) {
+	delete(f.failed, index)
+	if !slices.Contains(f.owed, index) {
+		f.owed = append(f.owed, index)
+	}
+}
+
+func has[K comparable, V any](m map[K]V, key K) bool { _, ok := m[key]; return ok }
+
+// render is what is wanted of a service port.
+func (f *family) render(p *port) portRules {
+	if p.decision == nil {
+		return portRules{}
+	}
+	return f.renderer.render(p.decision)
+}
+
+// manyEndpoints is where rules lose their comments, as upstream's do.
+const manyEndpoints = 1000
+
+// chooseComments counts endpoints. In between it stays as it is.
+func (f *family) chooseComments() {
+	n := 0
+	for _, p := range f.ports {
+		if p.decision != nil {
+			n += len(p.decision.Backends)
+		}
+	}
+	switch {
+	case n > manyEndpoints:
+		f.renderer.comments = false
+	case n <= manyEndpoints/2:
+		f.renderer.comments = true
+	}
+}
+
+// syncAll compares everything with what is in the kernel, and writes what differs.
+func (f *family) syncAll(ctx context.Context) error {
+	tables := map[string]*xtables.Table{}
+	for _, name := range []string{"nat", "filter", "mangle"} {
+		table, err := f.opts.Tools.Save(ctx, f.name, name)
+		if err != nil {
+			return err
+		}
+		tables[name] = table
+	}
+	clear(f.kernel)
+	for _, c := range tables["nat"].Chains {
+		if isOwn(c.Name) {
+			f.kernel[c.Name] = hashOf(c.Rules)
+		}
+	}
+	f.chooseComments()
+	wanted := f.settle()
+	adopting := f.compareHubs(tables, wanted)
+	if err := f.restore(ctx, f.base(tables)); err != nil {
+		return err
+	}
+	f.based = true
+	var errs []error
+	if !adopting {
+		errs = append(errs, f.writeHubs(ctx))
+	}
+	errs = append(errs, f.writeOwed(ctx, adopting))
+	if adopting {
+		errs = append(errs, f.writeHubs(ctx))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return f.dropStale(ctx, tables)
+}
+
+// settle finds out which service ports are in the kernel as they should be; all others
+// are owed. It counts what hubs are to hold in the end.
+func (f *family) settle() (wanted [hubs]int) {
+	owed := f.owed
+	f.owed = nil
+	clear(f.failed)
+	for index, p := range f.ports {
+		r := f.render(p)
+		for i := range r.entries {
+			wanted[r.entries[i].hub]++
+		}
+		if p.decision == nil || slices.ContainsFunc(r.chains, func(c chain) bool { return f.kernel[c.name] != hashOf(c.rules) }) {
+			if !slices.Contains(owed, index) {
+				owed = append(owed, index)
+			}
+			continue
+		}
+		f.count(p.entries, -1)
+		f.count(r.entries, 1)
+		p.entries, p.chains = r.entries, names(r.chains)
+	}
+	for _, index := range owed {
+		if p := f.ports[index]; p != nil && !f.isWritten(p) {
+			f.owed = append(f.owed, index)
+		}
+	}
+	return wanted
+}
+
+// isWritten says whether nothing of a port differs from what was written.
+func (f *family) isWritten(p *port) bool {
+	r := f.render(p)
+	return p.decision != nil && slices.Equal(p.entries, r.entries) && slices.Equal(p.chains, names(r.chains)) &&
+		!slices.ContainsFunc(r.chains, func(c chain) bool { return f.kernel[c.name] != hashOf(c.rules) })
+}
+
+func (f *family) count(entries []entry, by int) {
+	for _, e := range entries {
+		f.hubs[e.hub].change(e.slot, e.rule, by)
+	}
+}
+
+func names(list []chain) []string {
+	if len(list) == 0 {
+		return nil
+	}
+	out := make([]string, len(list))
+	for i := range list {
+		out[i] = list[i].name
+	}
+	return out
+}
+
+// compareHubs finds the chains of hubs that are not as they should be. It says whether
+// there are rules of an earlier process, or of upstream, that serve until all of ours
+// are there.
+func (f *family) compareHubs(tables map[string]*xtables.Table, wanted [hubs]int) (adopting bool) {
+	for i, h := range f.hubs {
+		h.split = h.wantsSplit(wanted[i])
+		clear(h.stale)
+		table := tables[h.table()]
+		for name, rules := range h.chains() {
+			tail := 0
+			if name == h.chain() {
+				tail = len(h.tail)
+			}
+			there := table.Chain(name)
+			if there != nil && holds(there.Rules, rules, tail) {
+				continue
+			}
+			h.stale[name] = struct{}{}
+			if there != nil && len(there.Rules) > 0 && name == h.chain() {
+				adopting = true
+			}
+		}
+		clear(h.made)
+		for _, c := range table.Chains {
+			if h.owns(c.Name) {
+				h.made[c.Name] = struct{}{}
+			}
+		}
+	}
+	return adopting
+}
+
+// isOwn says whether a chain is one of a service port.
+func isOwn(name string) bool {
+	return slices.ContainsFunc(ownPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+// dropStale deletes the chains that nobody wants.
+func (f *family) dropStale(ctx context.Context, tables map[string]*xtables.Table) error {
+	wanted := map[string]struct{}{}
+	for _, p := range f.ports {
+		for _, name := range p.chains {
+			wanted[name] = struct{}{}
+		}
+	}
+	text := newText()
+	for name := range f.kernel {
+		if !has(wanted, name) {
+			text.table("nat").drop(name)
+		}
+	}
+	for _, h := range f.hubs {
+		chains := h.chains()
+		for _, c := range tables[h.table()].Chains {
+			if h.owns(c.Name) && !has(chains, c.Name) {
+				text.table(h.table()).drop(c.Name)
+				delete(h.made, c.Name)
+			}
+		}
+	}
+	for part := range text.inParts(f.batchSize()) {
+		if err := f.restore(ctx, part); err != nil {
+			return err
+		}
+		for _, name := range part.table("nat").dropped {
+			delete(f.kernel, name)
+		}
+	}
+	return nil
+}
+
+// base are the chains and jumps that all service ports need, as far as they are not
+// there.
+func (f *family) base(tables map[string]*xtables.Table) *text {
+	t := newText()
+	loopback := f.name == proxier.IPv4 && len(f.rules.Loopback[f.name]) > 0
+	nat, filter := f.opts.static(f.opts.Tools.RandomFully())
+	for table, list := range map[string][]chain{"nat": nat, "filter": filter} {
+		for _, c := range list {
+			if there := tables[table].Chain(c.name); there == nil || !slices.Equal(there.Rules, c.rules) {
+				t.table(table).write(c.name, c.rules)
+			}
+		}
+	}
+	for _, h := range f.hubs {
+		if tables[h.table()].Chain(h.chain()) == nil {
+			t.table(h.table()).write(h.chain(), h.tail)
+			delete(h.stale, h.chain())
+			h.made[h.chain()] = struct{}{}
+			if len(h.chains()[h.chain()]) > len(h.tail) {
+				h.stale[h.chain()] = struct{}{}
+			}
+		}
+	}
+	for name, table := range tables {
+		if table.Chain(canaryChain) == nil {
+			t.table(name).write(canaryChain, nil)
+		}
+	}
+	f.jump(t, tables, jumps(loopback))
+	return t
+}
+
+// jump has chains of the kernel's lead to ours.
+func (f *family) jump(t *text, tables map[string]*xtables.Table, list []jump) {
+	type chainOf struct{ table, from string }
+	wanted := map[chainOf][]string{}
+	for _, j := range list {
+		wanted[chainOf{j.table, j.from}] = append(wanted[chainOf{j.table, j.from}], j.rule)
+	}
+	for at, rules := range wanted {
+		var there []string
+		if c := tables[at.table].Chain(at.from); c != nil {
+			there = c.Rules
+		} else {
+			t.table(at.table).declare(at.from)
+		}
+		if inOrder(there, rules) {
+			continue
+		}
+		for _, r := range slices.Backward(rules) {
+			if slices.Contains(there, r) {
+				t.table(at.table).delete(at.from, r)
+			}
+			t.table(at.table).insert(at.from, r)
+		}
+	}
+}
+
+// writeHubs writes the chains of hubs that are not as they should be.
+func (f *family) writeHubs(ctx context.Context) error {
+	t := newText()
+	for _, h := range f.hubs {
+		chains := h.chains()
+		for name := range h.stale {
+			t.table(h.table()).write(name, chains[name])
+		}
+	}
+	if err := f.restore(ctx, t); err != nil {
+		return err
+	}
+	for _, h := range f.hubs {
+		for name := range h.stale {
+			h.made[name] = struct{}{}
+		}
+		clear(h.stale)
+	}
+	return nil
+}
+
+func (f *family) restore(ctx context.Context, t *text) error {
+	input := t.bytes()
+	if len(input) == 0 {
+		return nil
+	}
+	klog.FromContext(ctx).V(5).Info("Restoring rules", "family", f.name, "bytes", len(input))
+	return f.opts.Tools.Restore(ctx, f.name, input)
+}

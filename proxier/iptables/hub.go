@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// hubName is one of the chains that all service ports share.
+type hubName uint8
+
+const (
+	servicesNAT hubName = iota
+	nodePortsNAT
+	servicesFilter
+	externalServicesFilter
+	nodePortsFilter
+	firewallFilter
+	hubs
+)
+
+var hubChains = [hubs]struct {
+	table, chain string
+	byPort       bool
+}{
+	servicesNAT:            {"nat", servicesChain, false},
+	nodePortsNAT:           {"nat", nodePortsChain, true},
+	servicesFilter:         {"filter", servicesChain, false},
+	externalServicesFilter: {"filter", externalServicesChain, false},
+	nodePortsFilter:        {"filter", externalNodePortsChain, true},
+	firewallFilter:         {"filter", proxyFirewallChain, false},
+}
+
+// slot is the part of a hub that a rule stands in: those whose address ends in the
+// same bits, or whose ports are neighbours.
+type slot uint32
+
+const (
+	addrSlots    = 128
+	portsPerSlot = 64
+)
+
+func addrSlot(a netip.Addr) slot {
+	b := a.AsSlice()
+	return slot(b[len(b)-1] % addrSlots)
+}
+
+func portSlot(protocol proxier.Protocol, port uint16) slot {
+	return slot(protocol)<<16 | slot(port/portsPerSlot)
+}
+
+// A packet passes all rules of a chain until one is for it. With more of them than
+// splitAt, a hub becomes a tree: it holds a rule for each slot, and a slot's chain
+// holds what the hub held. With fewer than joinAt it is one chain again, with
+// upstream's look.
+const (
+	splitAt = 128
+	joinAt  = 64
+)
+
+// hub is what a chain that all service ports share is to hold, in one family.
+type hub struct {
+	name   hubName
+	family proxier.Family
+	split  bool
+	// tail stands behind everything else.
+	tail []string
+	// slots have their rules, and how many service ports want each.
+	slots map[slot]map[string]int
+	size  int
+	// made are the chains that are there, and stale those that the kernel has
+	// otherwise, or may have.
+	made, stale map[string]struct{}
+}
+
+func newHub(name hubName, family proxier.Family) *hub {
+	return &hub{name: name, family: family, slots: map[slot]map[string]int{}, made: map[string]struct{}{}, stale: map[string]struct{}{}}
+}
+
+func (h *hub) table() string { return hubChains[h.name].table }
+
+// chain is the hub's own.
+func (h *hub) chain() string { return hubChains[h.name].chain }
+
+// chainOf is where the rules of a slot stand.
+func (h *hub) chainOf(s slot) string {
+	switch {
+	case !h.split:
+		return h.chain()
+	case hubChains[h.name].byPort:
+		return fmt.Sprintf("%s-%d-%d", h.chain(), s>>16, s&0xffff*portsPerSlot)
+	}
+	return fmt.Sprintf("%s-%02X", h.chain(), uint32(s))
+}
+
+// owns says whether a chain of its table is the hub's.
+func (h *hub) owns(chain string) bool {
+	rest, ours := strings.CutPrefix(chain, h.chain())
+	return ours && (rest == "" || rest[0] == '-')
+}
+
+// branch is the rule that leads to a slot.
+func (h *hub) branch(s slot) string {
+	r := rule{target: h.chainOf(s)}
+	if hubChains[h.name].byPort {
+		first := int(s&0xffff) * portsPerSlot
+		r.protocol, r.port = proxier.Protocol(s>>16), fmt.Sprintf("%d:%d", first, first+portsPerSlot-1)
+		return r.String()
+	}
+	if h.family == proxier.IPv6 {
+		r.dest = fmt.Sprintf("%s/%s", lowByte(h.family, byte(s)), lowByte(h.family, addrSlots-1))
+	} else {
+		r.dest = fmt.Sprintf("0.0.0.%d/0.0.0.%d", s, addrSlots-1)
+	}
+	return r.String()
+}
+
+func lowByte(family proxier.Family, b byte) netip.Addr {
+	if family == proxier.IPv4 {
+		return netip.AddrFrom4([4]byte{3: b})
+	}
+	return netip.AddrFrom16([16]byte{15: b})
+}
+
+// chains are all chains of the hub and their rules, in no order but for the tail.
+func (h *hub) chains() map[string][]string {
+	all := map[string][]string{h.chain(): nil}
+	for s := range h.slots {
+		rules := slices.Sorted(maps.Keys(h.slots[s]))
+		name := h.chainOf(s)
+		if h.split {
+			all[h.chain()] = append(all[h.chain()], h.branch(s))
+		}
+		all[name] = append(all[name], rules...)
+	}
+	slices.Sort(all[h.chain()])
+	all[h.chain()] = append(all[h.chain()], h.tail...)
+	return all
+}
+
+// rulesOf are the rules of one of its chains.
+func (h *hub) rulesOf(chain string) []string {
+	if chain == h.chain() {
+		return h.chains()[chain]
+	}
+	for s, rules := range h.slots {
+		if h.chainOf(s) == chain {
+			return slices.Sorted(maps.Keys(rules))
+		}
+	}
+	return nil
+}
+
+// change counts a rule in or out, and says whether the chain is another now.
+func (h *hub) change(s slot, rule string, by int) bool {
+	rules := h.slots[s]
+	if rules == nil {
+		rules = map[string]int{}
+		h.slots[s] = rules
+	}
+	before := rules[rule]
+	rules[rule] += by
+	switch {
+	case rules[rule] == 0:
+		delete(rules, rule)
+		h.size--
+		if len(rules) == 0 {
+			delete(h.slots, s)
+		}
+		return true
+	case before == 0:
+		h.size++
+		return true
+	}
+	return false
+}
+
+// wantsSplit says which shape fits.
+func (h *hub) wantsSplit(size int) bool {
+	if h.split {
+		return size > joinAt
+	}
+	return size > splitAt
+}
+
+// holds says whether rules of a chain in the kernel are as they should be: those of a
+// hub may stand in any order, with the tail behind them.
+func holds(got, want []string, tail int) bool {
+	if len(got) != len(want) || !slices.Equal(got[len(got)-tail:], want[len(want)-tail:]) {
+		return false
+	}
+	return slices.Equal(slices.Sorted(slices.Values(got[:len(got)-tail])), slices.Sorted(slices.Values(want[:len(want)-tail])))
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"strings"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// Chains that all service ports share, with upstream's names. In both tables there
+// are a KUBE-SERVICES and a KUBE-NODEPORTS.
+const (
+	servicesChain         = "KUBE-SERVICES"
+	nodePortsChain        = "KUBE-NODEPORTS"
+	postroutingChain      = "KUBE-POSTROUTING"
+	markMasqChain         = "KUBE-MARK-MASQ"
+	externalServicesChain = "KUBE-EXTERNAL-SERVICES"
+	proxyFirewallChain    = "KUBE-PROXY-FIREWALL"
+	forwardChain          = "KUBE-FORWARD"
+	firewallChain         = "KUBE-FIREWALL" // kubelet has one of this name too
+	canaryChain           = "KUBE-PROXY-CANARY"
+
+	// externalNodePortsChain is ours: what KUBE-EXTERNAL-SERVICES says of NodePorts.
+	externalNodePortsChain = "KUBE-EXTERNAL-NODEPORTS"
+)
+
+// Chains of one service port begin with these.
+const (
+	clusterPrefix  = "KUBE-SVC-" // the set of all endpoints
+	localPrefix    = "KUBE-SVL-" // those on this node
+	externalPrefix = "KUBE-EXT-"
+	rangesPrefix   = "KUBE-FW-"
+	endpointPrefix = "KUBE-SEP-"
+)
+
+var ownPrefixes = []string{clusterPrefix, localPrefix, externalPrefix, rangesPrefix, endpointPrefix}
+
+// chainName is upstream's name of a chain of a service port, or of one of its
+// endpoints: the prefix and 80 bits of a hash.
+func chainName(prefix string, port *proxier.ServicePortName, endpoint string) string {
+	hash := sha256.Sum256([]byte(port.String() + protocolName(port.Protocol) + endpoint))
+	return prefix + base32.StdEncoding.EncodeToString(hash[:])[:16]
+}
+
+// protocolName is the protocol as the tools spell it, which is the name of the
+// match for its ports too.
+func protocolName(p proxier.Protocol) string { return strings.ToLower(p.String()) }

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/xtables"
+)
+
+// Tools write rules into a kernel; *xtables.Tools do.
+type Tools interface {
+	Variant() xtables.Variant
+	// Usable returns nil if rules of the family can be written, else the reason.
+	Usable(ctx context.Context, family proxier.Family) error
+	RandomFully() bool
+	Restore(ctx context.Context, family proxier.Family, input []byte) error
+	Save(ctx context.Context, family proxier.Family, table string) (*xtables.Table, error)
+}
+
+// Options of the tier.
+type Options struct {
+	Tools Tools
+	// MasqueradeBit is the bit of the packet mark that says "to be masqueraded";
+	// nil is 14, as upstream.
+	MasqueradeBit *int
+	// KeepInvalid leaves packets alone that conntrack finds invalid: those of a
+	// translated connection go out untranslated then, and reset it. It is for kernels
+	// that find fewer of them so (net.netfilter.nf_conntrack_tcp_be_liberal).
+	KeepInvalid bool
+	// Exclusive says that nobody else translates ClusterIPs on this node: UDP flows
+	// of ClusterIPs that no Service has are forgotten.
+	Exclusive bool
+	// Reporter is told of what could not be written; nil for nobody.
+	Reporter proxier.Reporter
+}
+
+const defaultMasqueradeBit = 14
+
+func (o *Options) mark() uint32 {
+	if o.MasqueradeBit != nil {
+		return 1 << *o.MasqueradeBit
+	}
+	return 1 << defaultMasqueradeBit
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/scenarios"
+	"github.com/tandem-proxy/tandem/test/scenarios/live"
+	"github.com/tandem-proxy/tandem/xtables"
+)
+
+func TestMain(m *testing.M) {
+	lab.Main()
+	os.Exit(m.Run())
+}
+
+// TestScenarios plays the scenarios on real traffic, on both variants of the tools.
+func TestScenarios(t *testing.T) {
+	list, err := scenarios.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	type play struct {
+		scenario *scenarios.Scenario
+		variant  xtables.Variant
+	}
+	var plays []play
+	carried, all := 0, 0
+	for _, s := range list {
+		here, calls := live.Carried(t, s, &scenarioTier{t: t})
+		carried, all = carried+here, all+calls
+		for _, v := range []xtables.Variant{xtables.NFT, xtables.Legacy} {
+			if here > 0 {
+				plays = append(plays, play{s, v})
+			}
+		}
+	}
+	const players = 4
+	next := make(chan play)
+	var wg sync.WaitGroup
+	for range players {
+		wg.Go(func() {
+			for p := range next {
+				t.Run(fmt.Sprintf("%s/%s", p.scenario.Name, p.variant), func(t *testing.T) {
+					live.Play(t, p.scenario, &scenarioTier{t: t, variant: p.variant})
+				})
+			}
+		})
+	}
+	for _, p := range plays {
+		next <- p
+	}
+	close(next)
+	wg.Wait()
+	t.Logf("%d of %d calls in %d scenarios, played %d times", carried, all, len(list), len(plays))
+}
+
+// scenarioTier starts the tier on the nodes of a scenario.
+type scenarioTier struct {
+	t       *testing.T
+	variant xtables.Variant
+}
+
+func (s *scenarioTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
+	tools, err := xtables.New(s.variant)
+	if err != nil {
+		return nil, nil, err
+	}
+	var tier *Tier
+	err = n.Do(func() (err error) {
+		tier, err = Open(context.Background(), Options{Tools: tools, Reporter: proxier.ReporterFunc(func(p proxier.Problem) { s.t.Errorf("%+v", p) })})
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return tier, func() { tier.Close() }, nil
+}
+
+func (s *scenarioTier) Carries(e *proxier.Explanation) error {
+	switch {
+	case e.Flow.Destination.Addr() == netip.IPv6Loopback() && e.Frontend != nil:
+		return errors.New("IPv6 has no route_localnet")
+	case e.Flow.Protocol == proxier.UDP && e.Flow.Device == "" && e.Outcome == proxier.Rejected:
+		return errors.New("the kernel tells this host of datagrams that it rejects by EPERM")
+	}
+	return nil
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// jump leads from a chain of the kernel's to one of ours.
+type jump struct{ table, from, rule string }
+
+const isNew = "-m conntrack --ctstate NEW"
+
+// jumps are upstream's, in the order in which they have to stand in each chain: what is
+// rejected for those who are let in, before what is silent to all others. Those that
+// refuse see new connections alone.
+func jumps(loopback bool) (list []jump) {
+	add := func(table, from, matches, comment, target string) {
+		list = append(list, jump{table, from, strings.TrimSpace(matches + " " + rule{comment: comment, target: target}.String())})
+	}
+	add("nat", "PREROUTING", "", "kubernetes service portals", servicesChain)
+	add("nat", "OUTPUT", "", "kubernetes service portals", servicesChain)
+	add("nat", "POSTROUTING", "", "kubernetes postrouting rules", postroutingChain)
+	for _, from := range []string{"INPUT", "FORWARD", "OUTPUT"} {
+		if from != "INPUT" {
+			add("filter", from, isNew, "kubernetes service portals", servicesChain)
+		}
+		add("filter", from, isNew, "kubernetes externally-visible service portals", externalServicesChain)
+		add("filter", from, isNew, "kubernetes load balancer firewall", proxyFirewallChain)
+		switch from {
+		case "INPUT":
+			add("filter", from, "", "kubernetes health check service ports", nodePortsChain)
+		case "FORWARD":
+			add("filter", from, "", "kubernetes forwarding rules", forwardChain)
+		}
+	}
+	if loopback {
+		// kubelet writes the same.
+		list = append(list, jump{"filter", "INPUT", "-j " + firewallChain}, jump{"filter", "OUTPUT", "-j " + firewallChain},
+			jump{"filter", firewallChain, martians})
+	}
+	return list
+}
+
+// inOrder says whether rules stand in a chain in this order, whatever is between them.
+func inOrder(there, rules []string) bool {
+	for _, r := range rules {
+		at := slices.Index(there, r)
+		if at < 0 {
+			return false
+		}
+		there = there[at+1:]
+	}
+	return true
+}
+
+// static are the chains whose rules depend on options alone.
+func (o *Options) static(randomFully bool) (nat, filter []chain) {
+	mark := fmt.Sprintf("%#x/%#[1]x", o.mark())
+	masquerade := "MASQUERADE"
+	if randomFully {
+		masquerade += " --random-fully"
+	}
+	nat = []chain{
+		{markMasqChain, []string{"-j MARK --set-xmark " + mark}},
+		{postroutingChain, []string{
+			"-m mark ! --mark " + mark + " -j RETURN",
+			// A second pass, through a tunnel for one, is not masqueraded again.
+			fmt.Sprintf("-j MARK --set-xmark %#x/0x0", o.mark()),
+			rule{comment: "kubernetes service traffic requiring SNAT", target: masquerade}.String(),
+		}},
+	}
+	var forward []string
+	if !o.KeepInvalid {
+		forward = append(forward, "-m conntrack --ctstate INVALID -j DROP")
+	}
+	forward = append(forward,
+		rule{comment: "kubernetes forwarding rules", matches: "-m mark --mark " + mark, target: "ACCEPT"}.String(),
+		rule{comment: "kubernetes forwarding conntrack rule", matches: "-m conntrack --ctstate RELATED,ESTABLISHED", target: "ACCEPT"}.String())
+	return nat, []chain{{forwardChain, forward}, {nodePortsChain, nil}}
+}
+
+// martians keeps neighbours from the loopback addresses that route_localnet opens to
+// them (CVE-2020-8558).
+var martians = rule{
+	source: "! 127.0.0.0/8", dest: "127.0.0.0/8", comment: "block incoming localnet connections",
+	matches: "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT", target: "DROP",
+}.String()
+
+// nodePorts are the rules that lead to a chain of NodePorts what is sent to where
+// those are served.
+func nodePorts(family proxier.Family, rules *proxier.NodeRules, target string) (list []string) {
+	const comment = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
+	// IPv6 has no route_localnet.
+	loopback := rules.Loopback[family]
+	if family == proxier.IPv6 {
+		loopback = nil
+	}
+	if rules.AllNodePortAddrs[family] {
+		r := rule{comment: comment, matches: toLocal, target: target}
+		switch {
+		case family == proxier.IPv6:
+			r.dest = "! ::1/128"
+		case len(loopback) == 0:
+			r.dest = "! 127.0.0.0/8"
+		}
+		return []string{r.String()}
+	}
+	for _, a := range rules.NodePortAddrs {
+		if proxier.FamilyOf(a) == family {
+			list = append(list, rule{dest: only(a), comment: comment, target: target}.String())
+		}
+	}
+	for _, p := range loopback {
+		list = append(list, rule{dest: p.String(), comment: comment, target: target}.String())
+	}
+	return list
+}
+
+// unserved rejects what is sent to addresses of Services that nobody has.
+func (r *renderer) unserved(rules *proxier.NodeRules) (list []string) {
+	for _, p := range rules.Unserved {
+		if proxier.FamilyOf(p.Addr()) == r.family {
+			list = append(list, rule{
+				dest: p.String(), comment: "kubernetes service addresses of nobody", matches: "-m addrtype ! --dst-type LOCAL", target: r.rejects(),
+			}.String())
+		}
+	}
+	return list
+}

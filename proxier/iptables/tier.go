@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/tandem-proxy/tandem/conntrack"
+	"github.com/tandem-proxy/tandem/netns"
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// Tier carries frontends in netfilter rules.
+type Tier struct {
+	opts     Options
+	netns    netns.Namespace
+	mu       sync.Mutex
+	families [proxier.Families]*family
+	flows    *conntrack.Reconciler
+	unusable [proxier.Families]error
+}
+
+var _ proxier.Tier = (*Tier)(nil)
+
+// Open finds out which families can be carried in the network namespace of the calling
+// thread; it needs CAP_NET_ADMIN. It writes nothing.
+func Open(ctx context.Context, opts Options) (*Tier, error) {
+	t := &Tier{opts: opts, flows: conntrack.New(conntrack.Options{Table: conntrack.Kernel{}, Exclusive: opts.Exclusive})}
+	for f := range proxier.Families {
+		if t.unusable[f] = opts.Tools.Usable(ctx, f); t.unusable[f] == nil {
+			t.families[f] = newFamily(f, &t.opts)
+		}
+	}
+	if t.families[proxier.IPv4] == nil && t.families[proxier.IPv6] == nil {
+		return nil, errors.Join(t.unusable[:]...)
+	}
+	var err error
+	t.netns, err = netns.Own()
+	return t, err
+}
+
+// Sync implements proxier.Tier.
+func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.netns.Do(func() error {
+		var errs []error
+		for _, f := range t.families {
+			if f == nil {
+				continue
+			}
+			if err := f.sync(ctx, update); err != nil {
+				errs = append(errs, fmt.Errorf("%s rules: %w", f.name, err))
+			}
+		}
+		t.flows.Observe(&update)
+		_, err := t.flows.Reconcile(ctx)
+		return errors.Join(append(errs, t.openLoopback(update.NodeRules), err)...)
+	})
+}
+
+const routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
+
+// openLoopback lets translated packets leave that come from a loopback address.
+func (t *Tier) openLoopback(rules *proxier.NodeRules) error {
+	if rules == nil || t.families[proxier.IPv4] == nil || len(rules.Loopback[proxier.IPv4]) == 0 {
+		return nil
+	}
+	if b, err := os.ReadFile(routeLocalnet); err == nil && len(b) > 0 && b[0] == '1' {
+		return nil
+	}
+	if err := os.WriteFile(routeLocalnet, []byte("1"), 0o644); err != nil {
+		return fmt.Errorf("let loopback addresses reach NodePorts: %w", err)
+	}
+	return nil
+}
+
+// Supports implements proxier.Tier.
+func (t *Tier) Supports(_ *proxier.Decision, f *proxier.Frontend) error {
+	return t.unusable[proxier.FamilyOf(f.Addr.Addr())]
+}
+
+// Cleanup implements proxier.Tier.
+func (t *Tier) Cleanup(ctx context.Context) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.netns.Do(func() error { return Cleanup(ctx, t.opts.Tools) })
+}
+
+// Close lets go of what this process has. The rules stay.
+func (t *Tier) Close() error { return t.netns.Close() }

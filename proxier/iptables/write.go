@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/xtables"
+)
+
+// batchSize is how many chains go to the kernel at once. With the nft variant, the
+// time that takes grows with the square of it; the legacy variant reads and writes
+// the whole table however little there is to change.
+func (f *family) batchSize() int {
+	if f.opts.Tools.Variant() == xtables.Legacy {
+		return 1 << 20
+	}
+	return 1000
+}
+
+// firstBatch is how many service ports the first one has, for nodes that start.
+const firstBatch = 50
+
+// writeOwed writes the service ports that are owed. While what is there serves until
+// all is written, hubs wait.
+func (f *family) writeOwed(ctx context.Context, holdHubs bool) error {
+	first := len(f.owed) > 10*firstBatch
+	for len(f.owed) > 0 {
+		n, chains := 0, 0
+		for n < len(f.owed) && chains < f.batchSize() && (!first || n < firstBatch) {
+			if p := f.ports[f.owed[n]]; p != nil && p.decision != nil {
+				chains += len(p.decision.Backends) + 2
+			}
+			n++
+		}
+		first = false
+		if err := f.writePorts(ctx, f.owed[:n], holdHubs); err != nil {
+			return err
+		}
+		f.owed = f.owed[n:]
+	}
+	f.owed = nil
+	return nil
+}
+
+// writePorts writes some service ports at once. If the kernel refuses that, it writes
+// each half, down to the one that is at fault, which costs the others nothing.
+func (f *family) writePorts(ctx context.Context, list []uint32, holdHubs bool) error {
+	d := f.delta(list, holdHubs)
+	err := f.restore(ctx, d.text)
+	if err == nil {
+		d.commit()
+		return nil
+	}
+	d.undo()
+	var refused *xtables.RestoreError
+	switch {
+	case !errors.As(err, &refused) || ctx.Err() != nil:
+		return err
+	case len(list) > 1:
+		half := len(list) / 2
+		return errors.Join(f.writePorts(ctx, list[:half], holdHubs), f.writePorts(ctx, list[half:], holdHubs))
+	}
+	f.fail(ctx, list[0], err)
+	return nil
+}
+
+// fail tells of a service port that the kernel refused.
+func (f *family) fail(ctx context.Context, index uint32, err error) {
+	p := f.ports[index]
+	f.failed[index] = struct{}{}
+	if p == nil || p.decision == nil {
+		klog.FromContext(ctx).Error(err, "Cannot remove rules of a service port that is gone; trying again with the next full sync", "family", f.name)
+		return
+	}
+	if f.opts.Reporter != nil {
+		f.opts.Reporter.Report(proxier.Problem{
+			Kind: "Service", Object: p.decision.Name.NamespacedName, UID: p.decision.UID, Reason: "RulesRefused",
+			Message: fmt.Sprintf("port %s over %s: %v; rules that were there stay, and others are not concerned", p.decision.Name.Port, f.name, err),
+		})
+	}
+}
+
+// delta is what writing some service ports changes.
+type delta struct {
+	f     *family
+	text  *text
+	ports []portDelta
+	// chains that are written, with a hash of their rules, and that are deleted.
+	written map[string]uint64
+	deleted []string
+	// hubs by what is done to their chains.
+	hubs map[hubChain]*hubDelta
+	held bool
+}
+
+type portDelta struct {
+	index  uint32
+	port   *port
+	before []entry
+	want   portRules
+}
+
+type hubChain struct {
+	hub  hubName
+	slot slot
+}
+
+type hubDelta struct {
+	added   []string
+	removed bool
+}
+
+// delta works out a change, and counts it in.
+func (f *family) delta(list []uint32, holdHubs bool) *delta {
+	d := &delta{f: f, text: newText(), written: map[string]uint64{}, hubs: map[hubChain]*hubDelta{}, held: holdHubs}
+	nat := d.text.table("nat")
+	for _, index := range list {
+		p := f.ports[index]
+		if p == nil {
+			continue
+		}
+		want := f.render(p)
+		d.ports = append(d.ports, portDelta{index, p, p.entries, want})
+		for _, c := range want.chains {
+			if h := hashOf(c.rules); f.kernel[c.name] != h {
+				nat.write(c.name, c.rules)
+				d.written[c.name] = h
+			}
+		}
+		d.deleted = append(d.deleted, without(p.chains, names(want.chains))...)
+		d.change(without(p.entries, want.entries), -1)
+		d.change(without(want.entries, p.entries), 1)
+	}
+	if !holdHubs {
+		d.writeHubs()
+	}
+	for _, name := range d.deleted {
+		nat.drop(name)
+	}
+	return d
+}
+
+// without are the elements of a that are not in b.
+func without[T comparable](a, b []T) []T {
+	return slices.DeleteFunc(slices.Clone(a), func(x T) bool { return slices.Contains(b, x) })
+}
+
+// change counts entries in or out.
+func (d *delta) change(entries []entry, by int) {
+	for _, e := range entries {
+		if !d.f.hubs[e.hub].change(e.slot, e.rule, by) {
+			continue
+		}
+		at := hubChain{e.hub, e.slot}
+		h := d.hubs[at]
+		if h == nil {
+			h = &hubDelta{}
+			d.hubs[at] = h
+		}
+		switch {
+		case by < 0:
+			h.removed = true
+		default:
+			h.added = append(h.added, e.rule)
+		}
+	}
+}
+
+// writeHubs writes what changed in hubs: rules that come are put in front, which
+// touches nothing else, and where one goes the chain is written anew.
+func (d *delta) writeHubs() {
+	done := map[*hub]string{} // a hub that is no tree has one chain for all slots
+	for _, at := range slices.SortedFunc(maps.Keys(d.hubs), compareHubChain) {
+		h, change := d.f.hubs[at.hub], d.hubs[at]
+		name, table := h.chainOf(at.slot), d.text.table(h.table())
+		if done[h] == name {
+			continue
+		}
+		if d.removes(h, name) || has(h.stale, name) || !has(h.made, name) {
+			table.write(name, h.rulesOf(name))
+			done[h] = name
+			if h.split && !has(h.made, name) && !has(h.stale, h.chain()) {
+				table.insert(h.chain(), h.branch(at.slot))
+			}
+			continue
+		}
+		for _, rule := range change.added {
+			table.insert(name, rule)
+		}
+	}
+}
+
+func compareHubChain(a, b hubChain) int {
+	return cmp.Or(cmp.Compare(a.hub, b.hub), cmp.Compare(a.slot, b.slot))
+}
+
+// removes says whether a rule goes out of a chain of the hub.
+func (d *delta) removes(h *hub, name string) bool {
+	for at, change := range d.hubs {
+		if change.removed && d.f.hubs[at.hub] == h && h.chainOf(at.slot) == name {
+			return true
+		}
+	}
+	return false
+}
+
+// commit notes that the kernel took it.
+func (d *delta) commit() {
+	f := d.f
+	maps.Copy(f.kernel, d.written)
+	for _, name := range d.deleted {
+		delete(f.kernel, name)
+	}
+	for at := range d.hubs {
+		h := f.hubs[at.hub]
+		name := h.chainOf(at.slot)
+		if d.held {
+			h.stale[name] = struct{}{}
+			if h.split && !has(h.made, name) {
+				h.stale[h.chain()] = struct{}{}
+			}
+			continue
+		}
+		h.made[name] = struct{}{}
+		delete(h.stale, name)
+	}
+	for i := range d.ports {
+		p := &d.ports[i]
+		delete(f.failed, p.index)
+		if p.port.decision == nil {
+			delete(f.ports, p.index)
+			continue
+		}
+		p.port.chains, p.port.entries = names(p.want.chains), p.want.entries
+	}
+}
+
+// undo counts it out again. What the kernel has of it is not known: a table may have
+// been changed before another was refused.
+func (d *delta) undo() {
+	f := d.f
+	for _, p := range d.ports {
+		f.count(without(p.want.entries, p.before), -1)
+		f.count(without(p.before, p.want.entries), 1)
+	}
+	for name := range d.written {
+		delete(f.kernel, name)
+	}
+	for _, name := range d.deleted {
+		delete(f.kernel, name)
+	}
+	for at := range d.hubs {
+		h := f.hubs[at.hub]
+		name := h.chainOf(at.slot)
+		h.stale[name] = struct{}{}
+		if !has(h.made, name) {
+			h.stale[h.chain()] = struct{}{}
+		}
+	}
+}
