@@ -16,7 +16,7 @@ type index struct {
 	// are served.
 	ports     map[proxier.ServicePortName]*proxier.Decision
 	frontends map[netip.AddrPort]*proxier.Decision
-	// gone are frontends that nobody has any more, while they may have entries.
+	// gone are frontends that somebody had, while there may be entries of them.
 	gone [proxier.Families]map[netip.AddrPort]struct{}
 	// dirty says that there may be entries of the family to delete. Another
 	// backend beside those there are is no reason: it makes no entry wrong.
@@ -111,14 +111,10 @@ func (x *index) add(frontend netip.AddrPort, d *proxier.Decision) {
 		x.dirty[family] = true
 	}
 	x.frontends[frontend] = d
-	delete(x.gone[family], frontend)
 }
 
-// retire remembers a frontend that nobody has any more.
+// retire remembers a frontend as gone, which it is unless somebody has it again.
 func (x *index) retire(frontend netip.AddrPort) {
-	if x.frontends[frontend] != nil {
-		return
-	}
 	family := proxier.FamilyOf(frontend.Addr())
 	x.gone[family][frontend] = struct{}{}
 	x.dirty[family] = true
@@ -167,22 +163,25 @@ func (x *index) stale(f *Flow, exclusive bool) bool {
 		return outdated(d, f)
 	}
 	to := f.Destination.Addr()
-	family := proxier.FamilyOf(to)
-	if _, ok := x.gone[family][f.Destination]; ok {
-		return f.Translated()
+	family, local := proxier.FamilyOf(to), x.local(to)
+	port := netip.AddrPortFrom(unspecified[family], f.Destination.Port())
+	if d := x.frontends[port]; d != nil && local {
+		// What was not translated where NodePorts are not served is the
+		// business of a process on this host.
+		return outdated(d, f) && (f.Translated() || x.servesNodePorts(to))
 	}
-	if x.local(to) {
-		port := netip.AddrPortFrom(unspecified[family], f.Destination.Port())
-		if d := x.frontends[port]; d != nil {
-			// What was not translated where NodePorts are not served is
-			// the business of a process on this host.
-			return outdated(d, f) && (f.Translated() || x.servesNodePorts(to))
-		}
-		_, ok := x.gone[family][port]
-		return ok && f.Translated()
+	if !f.Translated() {
+		return false
 	}
-	return exclusive && x.whole && f.Translated() &&
-		slices.ContainsFunc(x.rules.Unserved, func(p netip.Prefix) bool { return p.Contains(to) })
+	if x.isGone(f.Destination) || local && x.isGone(port) {
+		return true
+	}
+	return exclusive && !local && slices.ContainsFunc(x.rules.Unserved, func(p netip.Prefix) bool { return p.Contains(to) })
+}
+
+func (x *index) isGone(frontend netip.AddrPort) bool {
+	_, ok := x.gone[proxier.FamilyOf(frontend.Addr())][frontend]
+	return ok
 }
 
 // outdated says whether an entry of a frontend leads where it should not. One that

@@ -80,9 +80,13 @@ func (r *Reconciler) Retire(frontends ...netip.AddrPort) {
 
 // Reconcile deletes the entries that the rules of now would not have made. It is to
 // be called when those rules are in the kernel, or old ones would make the same
-// entries again. Where nothing changed that matters it does nothing. What failed is
-// tried again by the next call.
+// entries again. Where nothing changed that matters it does nothing, and before a
+// full update neither: what is not known yet must not be taken for gone. What failed
+// is tried again by the next call.
 func (r *Reconciler) Reconcile(ctx context.Context) (deleted int, err error) {
+	if !r.index.whole {
+		return 0, nil
+	}
 	var errs []error
 	for family := range proxier.Families {
 		if !r.index.dirty[family] {

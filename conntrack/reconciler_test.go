@@ -258,6 +258,27 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		{
+			name:   "a first one for new clients",
+			before: []string{"clusterip 10.96.0.10:53 retained 10.244.0.2:5353"},
+			after:  []string{"clusterip 10.96.0.10:53 backend 10.244.0.1:5353 retained 10.244.0.2:5353"},
+			gone:   []string{"198.51.100.1:4000 10.96.0.10:53"},
+			keep:   []string{"198.51.100.1:4001 10.96.0.10:53 10.244.0.2:5353"},
+		},
+		{
+			name:   "none for new clients",
+			before: []string{dns4},
+			after:  []string{"clusterip 10.96.0.10:53 retained 10.244.0.2:5353"},
+			gone:   []string{"198.51.100.1:4000 10.96.0.10:53 10.244.0.1:5353"},
+			keep:   []string{"198.51.100.1:4001 10.96.0.10:53 10.244.0.2:5353", "198.51.100.1:4002 10.96.0.10:53"},
+		},
+		{
+			name:   "an address of the node that was external, with the port of a NodePort",
+			before: []string{"external 172.18.0.1:30053 backend 10.244.0.1:53", "nodeport 0.0.0.0:30053 backend 10.244.0.2:53"},
+			after:  []string{"clusterip 10.96.0.10:53 backend 10.244.0.1:53", "nodeport 0.0.0.0:30053 backend 10.244.0.2:53"},
+			gone:   []string{"198.51.100.1:4000 172.18.0.1:30053 10.244.0.1:53"},
+			keep:   []string{"198.51.100.1:4001 172.18.0.1:30053 10.244.0.2:53"},
+		},
+		{
 			name:   "a first backend of the other family",
 			before: []string{"clusterip 10.96.0.10:53 clusterip [fd00:10:96::a]:53"},
 			after:  []string{"clusterip 10.96.0.10:53 clusterip [fd00:10:96::a]:53 backend [fd00:10:244::1]:53"},
@@ -277,7 +298,15 @@ func TestReconcile(t *testing.T) {
 				"198.51.100.1:4001 10.96.0.10:53",
 				"198.51.100.1:4001 172.18.0.1:30053",
 				"198.51.100.1:4001 10.96.0.11:53 10.244.0.1:5353",
+				"198.51.100.1:4001 203.0.113.7:30053 10.244.0.1:5353",
 			},
+		},
+		{
+			name:   "an address less",
+			before: []string{"clusterip 10.96.0.10:53 external 203.0.113.1:53 backend 10.244.0.1:5353"},
+			after:  []string{"clusterip 10.96.0.10:53 backend 10.244.0.1:5353"},
+			gone:   []string{"198.51.100.1:4000 203.0.113.1:53 10.244.0.1:5353"},
+			keep:   []string{"198.51.100.1:4000 10.96.0.10:53 10.244.0.1:5353"},
 		},
 		{
 			name:   "addresses and NodePort changed",
@@ -456,13 +485,27 @@ func TestDumps(t *testing.T) {
 
 // TestPartOfTheServices: what was not seen yet is not taken for left over.
 func TestPartOfTheServices(t *testing.T) {
-	c := makeTable("198.51.100.1:4000 10.96.0.11:53 10.244.0.1:53")
+	c := makeTable("198.51.100.1:4000 10.96.0.11:53 10.244.0.1:53", "198.51.100.1:4000 172.18.0.1:30053 10.244.0.1:53")
 	r := conntrack.New(conntrack.Options{Table: c, Exclusive: true})
+	r.Retire(netip.MustParseAddrPort("0.0.0.0:30053"))
 	u := change(nil, udp("a", dns4))
 	u.NodeRules = &rules
 	r.Observe(u)
 	reconcile(t, r, 0)
-	r.Observe(full(udp("a", dns4), udp("b", "clusterip 10.96.0.11:53 backend 10.244.0.1:53")))
+	r.Observe(full(udp("a", dns4), udp("b", "clusterip 10.96.0.11:53 nodeport 0.0.0.0:30053 backend 10.244.0.1:53")))
+	reconcile(t, r, 0)
+}
+
+// TestGoneOnce: whoever has the address of a deleted Service next is left alone.
+func TestGoneOnce(t *testing.T) {
+	c := makeTable()
+	r := conntrack.New(conntrack.Options{Table: c})
+	r.Observe(full(udp("a", all4)))
+	reconcile(t, r, 0)
+	r.Observe(full())
+	reconcile(t, r, 0)
+	c.flows = makeTable("198.51.100.1:4000 172.18.0.1:30053 10.244.0.1:53").flows // a hostPort by now
+	r.Observe(full(udp("b", "clusterip 10.96.0.11:53 backend 10.244.0.1:53")))
 	reconcile(t, r, 0)
 }
 
@@ -471,7 +514,7 @@ func TestErrors(t *testing.T) {
 	stale := []string{"198.51.100.1:4000 10.96.0.10:53 10.244.0.1:5353", "198.51.100.1:4001 10.96.0.10:53 10.244.0.2:5353"}
 	for _, test := range []struct {
 		name    string
-		break_  func(*table)
+		harm    func(*table)
 		want    error
 		deleted int // by the first call
 		dumps   int
@@ -490,7 +533,7 @@ func TestErrors(t *testing.T) {
 			reconcile(t, r, 0)
 			results, c.dumps = nil, [proxier.Families]int{}
 			r.Observe(change(before, nil))
-			test.break_(c)
+			test.harm(c)
 
 			deleted, err := r.Reconcile(bg)
 			if deleted != test.deleted || !errors.Is(err, test.want) || (err != nil) != (test.want != nil) {
