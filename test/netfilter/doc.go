@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package netfilter is a stand-in for iptables and the kernel behind it, for tests
+// of what writes rules: it takes the text that iptables-restore takes, prints what
+// iptables-save prints, and tells what becomes of a packet.
+//
+//	t := netfilter.New(proxier.IPv4)
+//	err := t.Restore(rules)
+//	result := t.Trace(netfilter.Packet{Src: client, Dst: vip, Protocol: proxier.TCP, In: "eth0"})
+//	// result.Verdict, result.To, result.Masqueraded; result.Steps say how it came about
+//
+// It knows the words that a kube-proxy uses, and refuses all others: what a test
+// does not understand it must not pass over. A rule is a list of matches and a target,
+// each of which prints itself as both variants of the tools do. Where the tools
+// differ, or take what can only be a mistake, the stand-in refuses as well:
+//
+//   - policies for chains that are not built in
+//   - negated matches of everything: ! -s 0.0.0.0/0, ! -i +, ! --dport 0:65535
+//   - ranges of ports that are empty
+//   - comments of more than 255 bytes, which the tools cut
+//   - quotes that are not closed
+//   - loops of chains that no packet reaches
+//   - chains nested deeper than nftables allows
+//   - -F and -X without a chain, which would change everybody's
+package netfilter

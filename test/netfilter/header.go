@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// words128 is an address as two words, IPv4 in its mapped form, so that masks need
+// no loop.
+type words128 [2]uint64
+
+func wordsOf(a netip.Addr) words128 {
+	b := a.As16()
+	return words128{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
+}
+
+func (w words128) addr() netip.Addr {
+	var b [16]byte
+	binary.BigEndian.PutUint64(b[:8], w[0])
+	binary.BigEndian.PutUint64(b[8:], w[1])
+	return netip.AddrFrom16(b)
+}
+
+// and is the mask's part of an address.
+func (w words128) and(mask words128) words128 { return words128{w[0] & mask[0], w[1] & mask[1]} }
+
+// addresses are those that equal one under a mask, whose bits need not be
+// contiguous; the zero value are all.
+type addresses struct {
+	addr, mask words128
+	not        bool
+}
+
+func (a addresses) contain(w words128) bool { return (w.and(a.mask) == a.addr) != a.not }
+
+// parseAddresses reads ADDRESS, ADDRESS/BITS or ADDRESS/MASK.
+func parseAddresses(f proxier.Family, s string, not bool) (addresses, error) {
+	fail := func() (addresses, error) { return addresses{}, fmt.Errorf("%s address %q", f, s) }
+	base, mask, masked := strings.Cut(s, "/")
+	addr, err := netip.ParseAddr(base)
+	if err != nil || addr.Zone() != "" || proxier.FamilyOf(addr) != f {
+		return fail()
+	}
+	m := ones(f, addr.BitLen())
+	if masked {
+		if n, err := strconv.ParseUint(mask, 10, 8); err == nil && int(n) <= addr.BitLen() {
+			m = ones(f, int(n))
+		} else if long, err := netip.ParseAddr(mask); err == nil && proxier.FamilyOf(long) == f {
+			m = wordsOf(long).and(ones(f, addr.BitLen()))
+		} else {
+			return fail()
+		}
+	}
+	if m == (words128{}) && not {
+		return addresses{}, fmt.Errorf("! %s is never true", s)
+	}
+	return addresses{addr: wordsOf(addr).and(m), mask: m, not: not}, nil
+}
+
+// ones is the mask with that many leading bits. IPv4 leaves the first 96 bits out:
+// they are alike in all its addresses.
+func ones(f proxier.Family, n int) words128 {
+	if f == proxier.IPv4 {
+		return words128{0, uint64(^uint32(0)) &^ (1<<(32-n) - 1)}
+	}
+	left := func(n int) uint64 { return ^(^uint64(0) >> n) } // a shift by 64 leaves nothing
+	return words128{left(min(n, 64)), left(max(n-64, 0))}
+}
+
+// option is the option as saved.
+func (a addresses) option(name string, f proxier.Family) string {
+	if a.mask == (words128{}) {
+		return ""
+	}
+	n := bits.OnesCount64(a.mask[0]) + bits.OnesCount64(a.mask[1])
+	mask := strconv.Itoa(n)
+	if a.mask != ones(f, n) {
+		mask = addrText(a.mask, f)
+	}
+	return negated(a.not) + name + " " + addrText(a.addr, f) + "/" + mask
+}
+
+// addrText prints an address as inet_ntop does. Where all but the last 32 bits are
+// zero that is the old way to embed IPv4, dots and all.
+func addrText(w words128, f proxier.Family) string {
+	low := netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, uint32(w[1]))))
+	switch {
+	case f == proxier.IPv4:
+		return low.String()
+	case w[0] == 0 && w[1]>>32 == 0 && w[1]>>16 != 0:
+		return "::" + low.String()
+	}
+	return w.addr().String()
+}
+
+func negated(not bool) string {
+	if not {
+		return "! "
+	}
+	return ""
+}
+
+// device is a device by its name, or those whose names begin with it; the zero
+// value are all.
+type device struct {
+	name        string
+	prefix, not bool
+}
+
+// deviceLength is the longest name of a device.
+const deviceLength = 15
+
+func parseDevice(s string, not bool) (device, error) {
+	if s == "" || len(s) > deviceLength {
+		return device{}, fmt.Errorf("device %q", s)
+	}
+	name, prefix := strings.CutSuffix(s, "+")
+	if name == "" && not {
+		return device{}, errors.New("! + is never true")
+	}
+	return device{name: name, prefix: prefix, not: not}, nil
+}
+
+func (d device) is(name string) bool {
+	if d.name == "" {
+		return true
+	}
+	return (name == d.name || d.prefix && strings.HasPrefix(name, d.name)) != d.not
+}
+
+func (d device) option(name string) string {
+	switch {
+	case d.name == "":
+		return ""
+	case d.prefix:
+		return negated(d.not) + name + " " + d.name + "+"
+	}
+	return negated(d.not) + name + " " + d.name
+}
+
+// Protocols besides those of Services.
+const (
+	ICMP   proxier.Protocol = 1
+	ICMPv6 proxier.Protocol = 58
+)
+
+// protocols are their names as saved, and the matches that know their headers.
+var protocols = []struct {
+	number      proxier.Protocol
+	name, match string
+}{
+	{proxier.TCP, "tcp", "tcp"}, {proxier.UDP, "udp", "udp"}, {proxier.SCTP, "sctp", "sctp"},
+	{ICMP, "icmp", "icmp"}, {ICMPv6, "ipv6-icmp", "icmp6"}, {ICMPv6, "icmpv6", "icmp6"},
+}
+
+// protocol is one; the zero value are all.
+type protocol struct {
+	number proxier.Protocol
+	not    bool
+}
+
+func parseProtocol(s string, not bool) (protocol, error) {
+	number, _ := strconv.ParseUint(s, 10, 8)
+	for _, p := range protocols {
+		if s == p.name || proxier.Protocol(number) == p.number {
+			return protocol{number: p.number, not: not}, nil
+		}
+	}
+	if (s == "all" || s == "0") && !not {
+		return protocol{}, nil
+	}
+	return protocol{}, fmt.Errorf("unknown protocol %q", s)
+}
+
+func (p protocol) is(number proxier.Protocol) bool {
+	return p.number == 0 || (number == p.number) != p.not
+}
+
+// exactly says that no other protocol matches.
+func (p protocol) exactly(number proxier.Protocol) bool { return p.number == number && !p.not }
+
+// ports says that whatever matches has ports.
+func (p protocol) ports() bool {
+	return !p.not && (p.number == proxier.TCP || p.number == proxier.UDP || p.number == proxier.SCTP)
+}
+
+// match is the one that need not be named.
+func (p protocol) match() string {
+	for _, q := range protocols {
+		if p.exactly(q.number) {
+			return q.match
+		}
+	}
+	return ""
+}
+
+func (p protocol) String() string {
+	for _, q := range protocols {
+		if q.number == p.number {
+			return negated(p.not) + "-p " + q.name
+		}
+	}
+	return ""
+}
