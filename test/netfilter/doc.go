@@ -15,7 +15,9 @@
 // differ, or take what can only be a mistake, the stand-in refuses as well:
 //
 //   - policies for chains that are not built in
+//   - names of chains that begin with - or !
 //   - negated matches of everything: ! -s 0.0.0.0/0, ! -i +, ! --dport 0:65535
+//   - ports where the protocol is only said not to be another: ! -p tcp -m tcp
 //   - ranges of ports that are empty
 //   - comments of more than 255 bytes, which the tools cut
 //   - quotes that are not closed

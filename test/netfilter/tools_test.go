@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package netfilter
+
+import (
+	"context"
+	"flag"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+var update = flag.Bool("update", false, "write to testdata what the real tools print")
+
+// tools are the real ones of a variant and family, in a namespace of their own.
+type tools struct {
+	name string
+	*lab.Sandbox
+}
+
+func newTools(t *testing.T, f proxier.Family, variant string) tools {
+	t.Helper()
+	name := map[proxier.Family]string{proxier.IPv4: "iptables-", proxier.IPv6: "ip6tables-"}[f] + variant
+	for _, tool := range []string{name + "-restore", name + "-save"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			lab.SkipOrFail(t, err)
+		}
+	}
+	return tools{name, lab.NewT(t).Client("client").Sandbox}
+}
+
+func (r tools) restore(input string) (output string, err error) {
+	c := r.Command(context.Background(), r.name+"-restore", "--noflush")
+	c.Stdin = strings.NewReader(input)
+	text, err := c.CombinedOutput()
+	return string(text), err
+}
+
+// notRules are comments, and counters.
+var notRules = regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]$`)
+
+func (r tools) save(t *testing.T) string {
+	t.Helper()
+	var text strings.Builder
+	for _, table := range tableNames {
+		part, err := r.Command(context.Background(), r.name+"-save", "-t", table).Output()
+		if err != nil {
+			t.Fatalf("%s-save -t %s: %v", r.name, table, err)
+		}
+		text.WriteString(notRules.ReplaceAllStringFunc(string(part), func(s string) string {
+			if strings.HasPrefix(s, "#") {
+				return ""
+			}
+			return " [0:0]"
+		}))
+	}
+	return text.String()
+}
+
+// account makes a counter, without which -m nfacct is refused.
+func (r tools) account(t *testing.T, name string) {
+	t.Helper()
+	err := r.Do(func() error {
+		const create, nameAttr = unix.NFNL_SUBSYS_ACCT << 8, 1
+		req := nl.NewNetlinkRequest(create, unix.NLM_F_CREATE|unix.NLM_F_ACK)
+		req.AddData(&nl.Nfgenmsg{Version: nl.NFNETLINK_V0})
+		req.AddData(nl.NewRtAttr(nameAttr, nl.ZeroTerminated(name)))
+		_, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+		return err
+	})
+	if err != nil {
+		t.Fatalf("make counter %s: %v", name, err)
+	}
+}
+
+// TestTools: both variants of the real tools print what the golden files have, and
+// refuse what is said to be refused.
+func TestTools(t *testing.T) {
+	for name, f := range families {
+		for _, variant := range []string{"nft", "legacy"} {
+			t.Run(name+"/"+variant, func(t *testing.T) {
+				r := newTools(t, f, variant)
+				r.account(t, "test_pkts")
+				if output, err := r.restore(read(t, name+".rules")); err != nil {
+					t.Fatalf("%v: %s", err, output)
+				}
+				saved := r.save(t)
+				if *update && variant == "nft" {
+					if err := os.WriteFile("testdata/"+name+".saved", []byte(saved), 0o644); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if diff := cmp.Diff(read(t, name+".saved"), saved); diff != "" {
+					t.Errorf("saved (-want +got):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+// TestToolsRefuse: what the stand-in refuses the tools refuse, and where it is
+// stricter, it is said so.
+func TestToolsRefuse(t *testing.T) {
+	taken := map[string]bool{}
+	for _, variant := range []string{"nft", "legacy"} {
+		t.Run(variant, func(t *testing.T) {
+			r := newTools(t, proxier.IPv4, variant)
+			if output, err := r.restore(base); err != nil {
+				t.Fatalf("%v: %s", err, output)
+			}
+			before := r.save(t)
+			for _, line := range refused {
+				if _, err := r.restore(refusal(line)); err == nil {
+					t.Errorf("%s is taken", line)
+				}
+			}
+			if diff := cmp.Diff(before, r.save(t)); diff != "" {
+				t.Errorf("something has changed (-before +after):\n%s", diff)
+			}
+			for _, line := range stricter {
+				if _, err := r.restore(refusal(line)); err == nil {
+					taken[line] = true
+				}
+				if output, err := r.restore("*nat\n:KUBE-A - [0:0]\n:KUBE-B - [0:0]\n:KUBE-C - [0:0]\nCOMMIT\n" + base); err != nil {
+					t.Fatalf("%v: %s", err, output)
+				}
+			}
+		})
+	}
+	for _, line := range stricter {
+		if !taken[line] {
+			t.Errorf("%s is refused by both", line)
+		}
+	}
+}
