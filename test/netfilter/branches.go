@@ -23,9 +23,6 @@ func (t *Tables) Branches(p Packet) []Branch {
 	for {
 		at, probability := 0, 1.0
 		result := t.trace(&p, func(p float64) bool {
-			if p <= 0 || p >= 1 {
-				return p >= 1
-			}
 			if at == len(path) {
 				path = append(path, turn{taken: true, probability: p})
 			}

@@ -3,6 +3,7 @@
 package netfilter
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,22 +18,23 @@ type reach struct {
 	depth int   // of the jumps below it
 	hooks hooks // from which a packet may come
 	rule  *rule // the last that limited the hooks
+	line  int   // of that rule, or of the jump to it; zero if both were there before
 	busy  bool  // being worked out: who meets it has gone in a circle
 }
 
-// check finds what the kernel refuses only when it sees the whole table. It returns
-// the line of the rule at fault; zero if that was there before.
+// check finds what the kernel refuses only when it sees the whole table. With an error
+// comes the line of a rule at fault.
 func (c *change) check() (line int, err error) {
 	known := map[string]*reach{}
 	for _, name := range slices.Sorted(maps.Keys(c.table.chains)) {
-		r, rule, err := c.reach(name, known)
+		r, line, err := c.reach(name, known)
 		if err != nil {
-			return c.lines[rule], err
+			return line, err
 		}
 		chain := c.table.chains[name]
 		switch {
 		case chain.hook&^r.hooks != 0:
-			return c.lines[r.rule], fmt.Errorf("a packet of %s gets to %q, where it may not be", name, r.rule.text)
+			return r.line, fmt.Errorf("a packet of %s gets to %q, where it may not be", name, r.rule.text)
 		case chain.hook != 0 && r.depth > maxDepth:
 			return c.line, fmt.Errorf("more than %d jumps below %s", maxDepth, name)
 		}
@@ -40,37 +42,36 @@ func (c *change) check() (line int, err error) {
 	return 0, nil
 }
 
-// reach works a chain out, and all below it. With an error comes the rule that jumps
-// back.
-func (c *change) reach(name string, known map[string]*reach) (*reach, *rule, error) {
+// reach works a chain out, and all below it.
+func (c *change) reach(name string, known map[string]*reach) (_ *reach, line int, err error) {
 	if r := known[name]; r != nil {
-		return r, nil, nil
+		return r, 0, nil
 	}
 	at := &reach{hooks: anyHook, busy: true}
 	known[name] = at
 	for _, r := range c.table.chains[name].rules {
 		switch {
 		case r.target != nil:
-			at.limit(r.target.hooks(), r)
+			at.limit(r.target.hooks(), r, c.lines[r])
 		case r.jump != "":
-			below, rule, err := c.reach(r.jump, known)
+			below, line, err := c.reach(r.jump, known)
+			if err == nil && below.busy {
+				err = fmt.Errorf("chain %s leads back to itself by %q of %s", r.jump, r.text, name)
+			}
 			if err != nil {
-				return nil, rule, err
+				return nil, cmp.Or(line, c.lines[r]), err
 			}
-			if below.busy {
-				return nil, r, fmt.Errorf("chain %s leads back to itself by %q of %s", r.jump, r.text, name)
-			}
-			at.limit(below.hooks, below.rule)
+			at.limit(below.hooks, below.rule, cmp.Or(below.line, c.lines[r]))
 			at.depth = max(at.depth, below.depth+1)
 		}
 	}
 	at.busy = false
-	return at, nil, nil
+	return at, 0, nil
 }
 
-func (r *reach) limit(to hooks, by *rule) {
+func (r *reach) limit(to hooks, by *rule, line int) {
 	if r.hooks&^to != 0 {
 		r.hooks &= to
-		r.rule = by
+		r.rule, r.line = by, line
 	}
 }

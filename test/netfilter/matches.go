@@ -420,6 +420,9 @@ func (m *statistic) matches(w *walk) bool {
 	if m.not {
 		p = 1 - p
 	}
+	if p == 0 || p == 1 {
+		return p == 1 // nothing is left to chance
+	}
 	return w.roll(p)
 }
 

@@ -49,7 +49,7 @@ func (t *Tables) Restore(input []byte) error {
 			return fail(errors.New("no table"))
 		case line == "COMMIT":
 			if at, err := c.check(); err != nil {
-				return &Error{Line: max(at, 1), Err: err}
+				return &Error{Line: at, Err: err}
 			}
 			t.tables[c.table.name] = c.table
 			t.forgetLists()

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/tandem-proxy/tandem/proxier"
 )
@@ -201,7 +202,7 @@ func (t *dnat) option(name string, not bool, w *words) error {
 	}
 	if to, err := netip.ParseAddrPort(value); err == nil && to.Port() != 0 {
 		t.addr, t.port = to.Addr(), to.Port()
-	} else if t.addr, err = netip.ParseAddr(value); err != nil {
+	} else if t.addr, err = netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(value, "["), "]")); err != nil {
 		return fmt.Errorf("destination %q", value)
 	}
 	if proxier.FamilyOf(t.addr) != t.family || t.addr.Zone() != "" {

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package netfilter
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/fakeapi"
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
+)
+
+// The cluster whose rules testdata/upstream.saved are, in the addresses of the lab. The
+// node is the first; pods N are local if their third octet is 1.
+var (
+	nodeAddr = netip.MustParseAddr("172.18.0.1")
+	lbAddr   = netip.MustParseAddr("203.0.113.10")
+	localPod = netip.MustParseAddr("10.244.1.1") // endpoint of all Services that have any
+	otherPod = netip.MustParseAddr("10.244.2.1") // likewise, on another node
+	farPod   = netip.MustParseAddr("10.244.2.2") // likewise
+	shell    = netip.MustParseAddr("10.244.1.9") // a pod of this node that is no endpoint
+	outside  = netip.MustParseAddr("198.51.100.7")
+)
+
+// services of the cluster: by number they have 10.96.0.N, and NodePort 30000+N if any.
+var services = []struct {
+	name      string
+	endpoints []netip.Addr
+	change    func(*v1.ServiceSpec)
+}{
+	1: {"cluster", []netip.Addr{localPod, otherPod, farPod}, func(*v1.ServiceSpec) {}},
+	2: {"local", []netip.Addr{localPod, otherPod, farPod}, func(s *v1.ServiceSpec) {
+		s.Type, s.ExternalTrafficPolicy = v1.ServiceTypeNodePort, v1.ServiceExternalTrafficPolicyLocal
+	}},
+	3: {"ranges", []netip.Addr{localPod}, func(s *v1.ServiceSpec) {
+		s.Type, s.LoadBalancerSourceRanges = v1.ServiceTypeLoadBalancer, []string{"198.51.100.0/24"}
+	}},
+	4: {"none", nil, func(s *v1.ServiceSpec) { s.Type = v1.ServiceTypeNodePort }},
+	5: {"sticky", []netip.Addr{localPod, otherPod}, func(s *v1.ServiceSpec) {
+		s.SessionAffinity = v1.ServiceAffinityClientIP
+		s.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](10800)}}
+	}},
+	6: {"remote", []netip.Addr{otherPod}, func(s *v1.ServiceSpec) {
+		s.Type, s.ExternalTrafficPolicy = v1.ServiceTypeNodePort, v1.ServiceExternalTrafficPolicyLocal
+	}},
+}
+
+func clusterIP(n int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(n)}), 80)
+}
+
+func nodePort(n int) netip.AddrPort { return netip.AddrPortFrom(nodeAddr, uint16(30000+n)) }
+
+func objects(thisNode string) (all []fakeapi.Object) {
+	for n, s := range services {
+		if n == 0 {
+			continue
+		}
+		meta := metav1.ObjectMeta{Namespace: "shop", Name: s.name, Labels: map[string]string{discoveryv1.LabelServiceName: s.name}}
+		service := &v1.Service{ObjectMeta: meta, Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeClusterIP, ClusterIP: clusterIP(n).Addr().String(), ClusterIPs: []string{clusterIP(n).Addr().String()},
+			Ports: []v1.ServicePort{{Name: "p", Port: 80, NodePort: int32(nodePort(n).Port()), Protocol: v1.ProtocolTCP}},
+		}}
+		s.change(&service.Spec)
+		switch service.Spec.Type {
+		case v1.ServiceTypeClusterIP:
+			service.Spec.Ports[0].NodePort = 0
+		case v1.ServiceTypeLoadBalancer:
+			service.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: lbAddr.String()}}
+		}
+		slice := &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4,
+			Ports: []discoveryv1.EndpointPort{{Name: ptr.To("p"), Port: ptr.To[int32](8080), Protocol: ptr.To(v1.ProtocolTCP)}}}
+		for _, e := range s.endpoints {
+			node := "other"
+			if e == localPod {
+				node = thisNode
+			}
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{e.String()}, NodeName: &node})
+		}
+		all = append(all, service, slice)
+	}
+	return all
+}
+
+// TestUpstreamRules: the rules in testdata are those that upstream's kube-proxy writes.
+func TestUpstreamRules(t *testing.T) {
+	binary, err := upstream.Binary()
+	if err != nil {
+		t.Skip(err)
+	}
+	r := newTools(t, proxier.IPv4, "nft")
+	n := lab.NewT(t).Node("node1")
+	if n.Addr4 != nodeAddr {
+		t.Fatalf("the node has %s", n.Addr4)
+	}
+	r.Sandbox = n.Sandbox
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	p, err := upstream.Start(ctx, n, upstream.Options{Binary: binary, Mode: "iptables", Objects: objects(n.Name), Args: upstream.Flags})
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved := r.save(t)
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+	if *update {
+		if err := os.WriteFile("testdata/upstream.saved", []byte(saved), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Services come in any order.
+	sorted := func(s string) []string { return slices.Sorted(strings.SplitSeq(s, "\n")) }
+	if diff := cmp.Diff(sorted(read(t, "upstream.saved")), sorted(saved)); diff != "" {
+		t.Errorf("upstream's rules (-want +got):\n%s", diff)
+	}
+}
+
+func upstreamTables(t *testing.T) *Tables {
+	saved := read(t, "upstream.saved")
+	tables := restored(t, proxier.IPv4, saved)
+	if diff := cmp.Diff(saved, saveAll(tables)); diff != "" {
+		t.Errorf("saved (-want +got):\n%s", diff)
+	}
+	return tables
+}
+
+func isNode(a netip.Addr) bool { return a == nodeAddr }
+
+// from is a packet of one of the addresses above.
+func from(src netip.Addr, to netip.AddrPort) Packet {
+	p := Packet{Src: netip.AddrPortFrom(src, 40000), Dst: to, Protocol: proxier.TCP, Local: isNode, Out: "eth0"}
+	switch src {
+	case outside, otherPod:
+		p.In = "eth0"
+	case nodeAddr:
+	default:
+		p.In = "veth1"
+	}
+	return p
+}
+
+// TestUpstream: packets of all sorts fare with upstream's rules as Services promise.
+func TestUpstream(t *testing.T) {
+	tables := upstreamTables(t)
+	stranger := netip.MustParseAddr("192.0.2.7") // in no source range
+	lb := netip.AddrPortFrom(lbAddr, 80)
+	all := []netip.Addr{localPod, otherPod, farPod}
+	for _, test := range []struct {
+		name   string
+		packet Packet
+		// verdict, and where it goes if that is accept
+		verdict    Verdict
+		kind       string
+		to         []netip.Addr // evenly spread, port 8080; without any it is not translated
+		masquerade bool         // a hairpin is always masqueraded
+	}{
+		{name: "ClusterIP from a pod", packet: from(shell, clusterIP(1)), to: all},
+		{name: "ClusterIP from an endpoint", packet: from(localPod, clusterIP(1)), to: all},
+		{name: "ClusterIP from the host", packet: from(nodeAddr, clusterIP(1)), to: all, masquerade: true},
+		{name: "ClusterIP from outside", packet: from(outside, clusterIP(1)), to: all, masquerade: true},
+		{name: "ClusterIP, another port", packet: from(shell, netip.AddrPortFrom(clusterIP(1).Addr(), 81))},
+		{name: "NodePort Local from outside", packet: from(outside, nodePort(2)), to: []netip.Addr{localPod}},
+		{name: "NodePort Local from a pod", packet: from(shell, nodePort(2)), to: all},
+		{name: "NodePort Local from the host", packet: from(nodeAddr, nodePort(2)), to: all, masquerade: true},
+		{name: "NodePort Local without a local endpoint, from outside", packet: from(outside, nodePort(6)), verdict: Drop},
+		{name: "NodePort Local without a local endpoint, from a pod", packet: from(shell, nodePort(6)), to: []netip.Addr{otherPod}},
+		{name: "NodePort Local without a local endpoint, from the host", packet: from(nodeAddr, nodePort(6)), to: []netip.Addr{otherPod}, masquerade: true},
+		{name: "NodePort that is none", packet: from(outside, nodePort(1))},
+		{name: "load balancer from its range", packet: from(outside, lb), to: []netip.Addr{localPod}, masquerade: true},
+		{name: "load balancer from elsewhere", packet: from(stranger, lb), verdict: Drop},
+		{name: "NodePort of the load balancer from elsewhere", packet: from(stranger, nodePort(3)), to: []netip.Addr{localPod}, masquerade: true},
+		{name: "ClusterIP of nobody from a pod", packet: from(shell, clusterIP(4)), verdict: Reject, kind: "icmp-port-unreachable"},
+		{name: "ClusterIP of nobody from the host", packet: from(nodeAddr, clusterIP(4)), verdict: Reject, kind: "icmp-port-unreachable"},
+		{name: "NodePort of nobody from outside", packet: from(outside, nodePort(4)), verdict: Reject, kind: "icmp-port-unreachable"},
+		{name: "NodePort of nobody from the host", packet: from(nodeAddr, nodePort(4)), verdict: Reject, kind: "icmp-port-unreachable"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			want := map[netip.AddrPort]float64{}
+			for _, a := range test.to {
+				want[netip.AddrPortFrom(a, 8080)] = 1 / float64(len(test.to))
+			}
+			if test.verdict == Accept && len(want) == 0 {
+				want[test.packet.Dst] = 1
+			}
+			if diff := cmp.Diff(want, tables.Targets(test.packet), nearly); diff != "" {
+				t.Errorf("targets (-want +got):\n%s", diff)
+			}
+			for _, b := range tables.Branches(test.packet) {
+				masquerade := test.masquerade || b.Verdict == Accept && b.To.Addr() == test.packet.Src.Addr()
+				if b.Verdict != test.verdict || b.Kind != test.kind || b.Masqueraded != masquerade {
+					t.Errorf("with probability %.3f: %s", b.Probability, b.Result)
+				}
+			}
+		})
+	}
+}
+
+// nearly is for probabilities, of which the kernel knows 31 bits.
+var nearly = cmp.Comparer(func(a, b float64) bool { return a-b < 1e-8 && b-a < 1e-8 })
+
+// TestUpstreamAffinity: a client stays with its endpoint as long as it comes back in time;
+// the spread is that of new clients otherwise.
+func TestUpstreamAffinity(t *testing.T) {
+	tables := upstreamTables(t)
+	now := time.Unix(1e9, 0)
+	tables.Now = func() time.Time { return now }
+	packet := from(shell, clusterIP(5))
+	even := map[netip.AddrPort]float64{netip.AddrPortFrom(localPod, 8080): 0.5, netip.AddrPortFrom(otherPod, 8080): 0.5}
+	want := func(when string, p Packet, want map[netip.AddrPort]float64) {
+		t.Helper()
+		if diff := cmp.Diff(want, tables.Targets(p), nearly); diff != "" {
+			t.Errorf("targets %s (-want +got):\n%s", when, diff)
+		}
+	}
+	want("at first", packet, even)
+	tables.Random = func() float64 { return 0.9 }
+	first := tables.Trace(packet).To
+	tables.Random = func() float64 { return 0 }
+	only := map[netip.AddrPort]float64{first: 1}
+	for range 3 {
+		now = now.Add(3 * time.Hour)
+		want("within the timeout", packet, only)
+		if to := tables.Trace(packet).To; to != first {
+			t.Errorf("led to %s after %s", to, first)
+		}
+	}
+	want("of another client", from(outside, clusterIP(5)), even)
+	now = now.Add(3*time.Hour + time.Second)
+	want("after the timeout", packet, even)
+	if to := tables.Trace(packet).To; to == first {
+		t.Errorf("led to %s, which chance did not choose", to)
+	}
+}
