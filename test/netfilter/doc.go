@@ -14,7 +14,7 @@
 // each of which prints itself as both variants of the tools do. Where the tools
 // differ, or take what can only be a mistake, the stand-in refuses as well:
 //
-//   - policies for chains that are not built in
+//   - policies for chains that are not built in, and DROP as one in table nat
 //   - names of chains that begin with - or !
 //   - negated matches of everything: ! -s 0.0.0.0/0, ! -i +, ! --dport 0:65535
 //   - ports where the protocol is only said not to be another: ! -p tcp -m tcp

@@ -74,7 +74,9 @@ const base = `*nat
 :KUBE-A - [0:0]
 :KUBE-B - [0:0]
 :KUBE-C - [0:0]
+:KUBE-D - [0:0]
 -A KUBE-A -j KUBE-B
+-A KUBE-A -p udp -j KUBE-D
 -A KUBE-B -p tcp -j DNAT --to-destination 10.0.0.1:80
 -A KUBE-C -j MASQUERADE
 -A PREROUTING -j KUBE-A
@@ -89,8 +91,8 @@ COMMIT
 // puts it there instead of nat.
 var refused = []string{
 	"-A KUBE-A -j KUBE-NONE", "-A KUBE-A -j INPUT", "-A KUBE-NONE -j ACCEPT", "-I KUBE-NONE -j ACCEPT", "-D KUBE-NONE -j ACCEPT",
-	"-F KUBE-NONE", "-X KUBE-NONE", "-X KUBE-B", "-X KUBE-C", "-X PREROUTING", "-X KUBE-A KUBE-B",
-	"-D KUBE-A -j KUBE-C", "-D KUBE-A 2", "-I KUBE-A 0 -j KUBE-B", "-I KUBE-A 3 -j KUBE-B",
+	"-F KUBE-NONE", "-X KUBE-NONE", "-X KUBE-B", "-X KUBE-C", "-X KUBE-D", "-X PREROUTING", "-X KUBE-A KUBE-B",
+	"-D KUBE-A -j KUBE-C", "-D KUBE-A 3", "-I KUBE-A 0 -j KUBE-B", "-I KUBE-A 4 -j KUBE-B",
 	":KUBE-SERVICES-456789012345678 - [0:0]",
 	":PREROUTING REJECT [0:0]", ":PREROUTING",
 	"-Q KUBE-A -j ACCEPT", "-A", "A KUBE-A",
@@ -125,7 +127,7 @@ var refused = []string{
 
 // stricter is what at least one of the tools takes.
 var stricter = []string{
-	":KUBE-D ACCEPT [0:0]", ":-KUBE - [0:0]", ":!KUBE - [0:0]",
+	":KUBE-D ACCEPT [0:0]", ":OUTPUT DROP [0:0]", ":-KUBE - [0:0]", ":!KUBE - [0:0]",
 	"-A KUBE-A ! -p tcp -m tcp --dport 5", "-A KUBE-A ! -p tcp -j DNAT --to-destination 10.0.0.1:80",
 	"-A KUBE-A ! -s 0.0.0.0/0 -j KUBE-B", "-A KUBE-A ! -i +", "-A KUBE-A -p udp -m udp ! --dport 0:65535", "-A KUBE-A -p udp --dport 9:7",
 	"-A KUBE-A -m comment --comment " + strings.Repeat("x", 256), `-A KUBE-A -m comment --comment "open`,
@@ -144,6 +146,20 @@ func refusal(line string) string {
 		table, line = "filter", rest
 	}
 	return fmt.Sprintf("*%s\n:KUBE-X - [0:0]\n%s\n-A KUBE-X -p tcp\nCOMMIT\n", table, line)
+}
+
+// TestRefuseKeeps: what came before the line at fault has not happened either.
+func TestRefuseKeeps(t *testing.T) {
+	for _, change := range []string{"-D KUBE-A 1", "-I KUBE-A -p udp", "-A KUBE-A -p udp", "-F KUBE-A", ":KUBE-A - [0:0]", ":POSTROUTING ACCEPT [0:0]\n-F KUBE-C\n-X KUBE-C"} {
+		tables := restored(t, proxier.IPv4, base)
+		before := saveAll(tables)
+		if err := tables.Restore([]byte("*nat\n" + change + "\n-A KUBE-A -p tcp\n-A KUBE-A -j KUBE-NONE\nCOMMIT\n")); err == nil {
+			t.Errorf("%s: no error", change)
+		}
+		if diff := cmp.Diff(before, saveAll(tables)); diff != "" {
+			t.Errorf("%s has happened (-before +after):\n%s", change, diff)
+		}
+	}
 }
 
 // TestRefuse: an error names the line, and nothing has changed.

@@ -185,7 +185,7 @@ func TestTargets(t *testing.T) {
 			rules: "*nat\n-A PREROUTING -p tcp -j DNAT --to-destination 10.9.9.9:99\nCOMMIT\n*filter\n-A FORWARD -d 10.9.9.9 -p tcp --dport 99 -j DROP\nCOMMIT\n",
 			want:  Result{Verdict: Drop, To: to("10.9.9.9:99")}},
 		{name: "DNAT to this host is input",
-			rules: "*nat\n-A PREROUTING -j DNAT --to-destination 172.18.0.1\nCOMMIT\n*filter\n:FORWARD DROP [0:0]\n-A INPUT -j REJECT\nCOMMIT\n",
+			rules: "*nat\n-A PREROUTING -j DNAT --to-destination 172.18.0.1\nCOMMIT\n*filter\n:FORWARD DROP [0:0]\n-A INPUT -m addrtype --dst-type LOCAL -j REJECT\nCOMMIT\n",
 			want:  Result{Verdict: Reject, Kind: "icmp-port-unreachable", To: to("172.18.0.1:80")}},
 		{name: "REDIRECT goes to the device's address", change: func(p *Packet) { p.Own = local4 },
 			rules: "*nat\n-A PREROUTING -p tcp -j REDIRECT --to-ports 99\nCOMMIT\n*filter\n:FORWARD DROP [0:0]\nCOMMIT\n", want: Result{To: to("172.18.0.1:99")}},
