@@ -14,16 +14,16 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// words128 is an address as two words, IPv4 in its mapped form, so that masks need
+// bits128 is an address as two words, IPv4 in its mapped form, so that masks need
 // no loop.
-type words128 [2]uint64
+type bits128 [2]uint64
 
-func wordsOf(a netip.Addr) words128 {
+func wordsOf(a netip.Addr) bits128 {
 	b := a.As16()
-	return words128{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
+	return bits128{binary.BigEndian.Uint64(b[:8]), binary.BigEndian.Uint64(b[8:])}
 }
 
-func (w words128) addr() netip.Addr {
+func (w bits128) addr() netip.Addr {
 	var b [16]byte
 	binary.BigEndian.PutUint64(b[:8], w[0])
 	binary.BigEndian.PutUint64(b[8:], w[1])
@@ -31,16 +31,16 @@ func (w words128) addr() netip.Addr {
 }
 
 // and is the mask's part of an address.
-func (w words128) and(mask words128) words128 { return words128{w[0] & mask[0], w[1] & mask[1]} }
+func (w bits128) and(mask bits128) bits128 { return bits128{w[0] & mask[0], w[1] & mask[1]} }
 
 // addresses are those that equal one under a mask, whose bits need not be
 // contiguous; the zero value are all.
 type addresses struct {
-	addr, mask words128
+	addr, mask bits128
 	not        bool
 }
 
-func (a addresses) contain(w words128) bool { return (w.and(a.mask) == a.addr) != a.not }
+func (a addresses) contain(w bits128) bool { return (w.and(a.mask) == a.addr) != a.not }
 
 // parseAddresses reads ADDRESS, ADDRESS/BITS or ADDRESS/MASK.
 func parseAddresses(f proxier.Family, s string, not bool) (addresses, error) {
@@ -60,7 +60,7 @@ func parseAddresses(f proxier.Family, s string, not bool) (addresses, error) {
 			return fail()
 		}
 	}
-	if m == (words128{}) && not {
+	if m == (bits128{}) && not {
 		return addresses{}, fmt.Errorf("! %s is never true", s)
 	}
 	return addresses{addr: wordsOf(addr).and(m), mask: m, not: not}, nil
@@ -68,17 +68,17 @@ func parseAddresses(f proxier.Family, s string, not bool) (addresses, error) {
 
 // ones is the mask with that many leading bits. IPv4 leaves the first 96 bits out:
 // they are alike in all its addresses.
-func ones(f proxier.Family, n int) words128 {
+func ones(f proxier.Family, n int) bits128 {
 	if f == proxier.IPv4 {
-		return words128{0, uint64(^uint32(0)) &^ (1<<(32-n) - 1)}
+		return bits128{0, uint64(^uint32(0)) &^ (1<<(32-n) - 1)}
 	}
 	left := func(n int) uint64 { return ^(^uint64(0) >> n) } // a shift by 64 leaves nothing
-	return words128{left(min(n, 64)), left(max(n-64, 0))}
+	return bits128{left(min(n, 64)), left(max(n-64, 0))}
 }
 
 // option is the option as saved.
 func (a addresses) option(name string, f proxier.Family) string {
-	if a.mask == (words128{}) {
+	if a.mask == (bits128{}) {
 		return ""
 	}
 	n := bits.OnesCount64(a.mask[0]) + bits.OnesCount64(a.mask[1])
@@ -91,7 +91,7 @@ func (a addresses) option(name string, f proxier.Family) string {
 
 // addrText prints an address as inet_ntop does. Where all but the last 32 bits are
 // zero that is the old way to embed IPv4, dots and all.
-func addrText(w words128, f proxier.Family) string {
+func addrText(w bits128, f proxier.Family) string {
 	low := netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, uint32(w[1]))))
 	switch {
 	case f == proxier.IPv4:

@@ -24,14 +24,14 @@ const listLength = 100
 type recentList []sighting
 
 type sighting struct {
-	addr words128
+	addr bits128
 	at   time.Time
 }
 
 // recent asks whether the source was seen, or notes that it was.
 type recent struct {
 	name       string
-	mask       words128
+	mask       bits128
 	set, check bool
 	seconds    int64
 	reap, not  bool
@@ -137,11 +137,11 @@ func (m *recent) matches(w *walk) bool {
 }
 
 // find is the address's place, or negative.
-func (l recentList) find(addr words128) int {
+func (l recentList) find(addr bits128) int {
 	return slices.IndexFunc(l, func(s sighting) bool { return s.addr == addr })
 }
 
-func (l recentList) note(addr words128, now time.Time) recentList {
+func (l recentList) note(addr bits128, now time.Time) recentList {
 	if i := l.find(addr); i >= 0 {
 		l = slices.Delete(l, i, i+1)
 	} else if len(l) == listLength {

@@ -23,13 +23,13 @@ import (
 
 var update = flag.Bool("update", false, "write to testdata what the real tools print")
 
-// tools are the real ones of a variant and family, in a namespace of their own.
+// tools are the real ones of a variant and family, in a namespace.
 type tools struct {
 	name string
 	*lab.Sandbox
 }
 
-func newTools(t *testing.T, f proxier.Family, variant string) tools {
+func newTools(t *testing.T, f proxier.Family, variant string, s *lab.Sandbox) tools {
 	t.Helper()
 	name := map[proxier.Family]string{proxier.IPv4: "iptables-", proxier.IPv6: "ip6tables-"}[f] + variant
 	for _, tool := range []string{name + "-restore", name + "-save"} {
@@ -37,7 +37,7 @@ func newTools(t *testing.T, f proxier.Family, variant string) tools {
 			lab.SkipOrFail(t, err)
 		}
 	}
-	return tools{name, lab.NewT(t).Client("client").Sandbox}
+	return tools{name, s}
 }
 
 func (r tools) restore(input string) (output string, err error) {
@@ -90,7 +90,7 @@ func TestTools(t *testing.T) {
 	for name, f := range families {
 		for _, variant := range []string{"nft", "legacy"} {
 			t.Run(name+"/"+variant, func(t *testing.T) {
-				r := newTools(t, f, variant)
+				r := newTools(t, f, variant, lab.NewT(t).Client("client").Sandbox)
 				r.account(t, "test_pkts")
 				if output, err := r.restore(read(t, name+".rules")); err != nil {
 					t.Fatalf("%v: %s", err, output)
@@ -115,7 +115,7 @@ func TestToolsRefuse(t *testing.T) {
 	taken := map[string]bool{}
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
-			r := newTools(t, proxier.IPv4, variant)
+			r := newTools(t, proxier.IPv4, variant, lab.NewT(t).Client("client").Sandbox)
 			if output, err := r.restore(base); err != nil {
 				t.Fatalf("%v: %s", err, output)
 			}

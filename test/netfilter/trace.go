@@ -98,7 +98,7 @@ type walk struct {
 	rehearsal bool
 
 	in, out    string
-	src, dst   words128
+	src, dst   bits128
 	to         netip.AddrPort
 	mark       uint32
 	translated bool // by DNAT or REDIRECT
@@ -143,15 +143,16 @@ func (w *walk) route() {
 }
 
 // send is for a packet of this host. It is routed before its destination is translated
-// and again after. One that stays comes in again by the loopback device; the nat
-// table does not see it a second time.
+// and again after; to the rules of OUTPUT the device stays that of the first route. A
+// packet that stays comes in again by the loopback device; the nat table does not see
+// it a second time.
 func (w *walk) send() {
 	w.out = w.outDevice()
-	if !w.through("OUTPUT", "mangle", "nat") {
+	if !w.through("OUTPUT", "mangle", "nat", "filter") {
 		return
 	}
 	w.out = w.outDevice()
-	if !w.through("OUTPUT", "filter") || !w.through("POSTROUTING", "mangle", "nat") || !w.arrived() {
+	if !w.through("POSTROUTING", "mangle", "nat") || !w.arrived() {
 		return
 	}
 	w.in, w.out = loopback, ""

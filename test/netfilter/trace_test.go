@@ -263,13 +263,23 @@ func TestRoute(t *testing.T) {
 	}
 }
 
-// TestLoopback: what the host sends to itself leaves and comes in by lo.
+// TestLoopback: what the host sends to itself leaves and comes in by lo. In OUTPUT a device
+// is that of the destination before its translation.
 func TestLoopback(t *testing.T) {
-	tables := restored(t, proxier.IPv4, everywhere+"*filter\n-A OUTPUT -o lo -j ACCEPT\n:OUTPUT DROP [0:0]\n-A INPUT -i lo -j ACCEPT\n:INPUT DROP [0:0]\nCOMMIT\n")
-	for to, want := range map[string]Verdict{"172.18.0.1:80": Accept, "10.0.0.9:80": Accept, "10.0.0.2:80": Drop} {
-		r := tables.Trace(incoming(proxier.IPv4, func(p *Packet) { p.In, p.Dst = "", netip.MustParseAddrPort(to) }))
-		if r.Verdict != want {
-			t.Errorf("to %s: %s", to, r)
+	output := "*filter\n-A OUTPUT -o lo -j ACCEPT\n:OUTPUT DROP [0:0]\n"
+	later := "*filter\n-A INPUT -i lo -j ACCEPT\n:INPUT DROP [0:0]\nCOMMIT\n*mangle\n-A POSTROUTING -o lo -j ACCEPT\n:POSTROUTING DROP [0:0]\n"
+	for _, test := range []struct {
+		to, rules string
+		want      Verdict
+	}{
+		{"172.18.0.1:80", output, Accept}, {"10.0.0.9:80", output, Drop}, {"10.0.0.2:80", output, Drop},
+		{"172.18.0.1:80", later, Accept}, {"10.0.0.9:80", later, Accept}, {"10.0.0.2:80", later, Drop},
+	} {
+		r := restored(t, proxier.IPv4, everywhere+test.rules+"COMMIT\n").Trace(incoming(proxier.IPv4, func(p *Packet) {
+			p.In, p.Dst = "", netip.MustParseAddrPort(test.to)
+		}))
+		if r.Verdict != test.want {
+			t.Errorf("to %s with %s: %s", test.to, test.rules, r)
 		}
 	}
 }

@@ -103,12 +103,11 @@ func TestUpstreamRules(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	r := newTools(t, proxier.IPv4, "nft")
 	n := lab.NewT(t).Node("node1")
 	if n.Addr4 != nodeAddr {
 		t.Fatalf("the node has %s", n.Addr4)
 	}
-	r.Sandbox = n.Sandbox
+	r := newTools(t, proxier.IPv4, "nft", n.Sandbox)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	p, err := upstream.Start(ctx, n, upstream.Options{Binary: binary, Mode: "iptables", Objects: objects(n.Name), Args: upstream.Flags})
