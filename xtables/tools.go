@@ -62,7 +62,7 @@ func newTools(v Variant, dirs []string, wait int) (*Tools, error) {
 		errs = append(errs, t.families[f].missing)
 	}
 	if !slices.Contains(errs, nil) {
-		return nil, fmt.Errorf("find iptables programs: %w", errors.Join(errs...))
+		return nil, fmt.Errorf("find programs in %s, install package iptables: %w", strings.Join(dirs, ":"), errors.Join(errs...))
 	}
 	return t, nil
 }
@@ -85,7 +85,7 @@ func lookUp(dirs []string, name string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("%s: %w in %s", name, exec.ErrNotFound, strings.Join(dirs, ":"))
+	return "", fmt.Errorf("no %s", name)
 }
 
 // plain is the name of a family's command when the system has chosen the variant.
@@ -99,15 +99,15 @@ func plain(f proxier.Family) string {
 // findPrograms takes those with the variant in their name, else those without if
 // they turn out to be of the variant.
 func findPrograms(v Variant, f proxier.Family, dirs []string, wait int) programs {
-	var errs []error
-	for _, name := range []string{plain(f) + "-" + v.String(), plain(f)} {
-		p, err := openPrograms(v, name, dirs, wait)
-		if err == nil {
-			return p
-		}
-		errs = append(errs, err)
+	p, err := openPrograms(v, plain(f)+"-"+v.String(), dirs, wait)
+	if err == nil {
+		return p
 	}
-	return programs{missing: fmt.Errorf("no programs for %s in the %s variant, which package iptables contains: %w", f, v, errors.Join(errs...))}
+	p, err2 := openPrograms(v, plain(f), dirs, wait)
+	if err2 == nil {
+		return p
+	}
+	return programs{missing: fmt.Errorf("no programs for %s in the %s variant: %w; %w", f, v, err, err2)}
 }
 
 func openPrograms(v Variant, name string, dirs []string, wait int) (p programs, err error) {

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package xtables
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+func TestRestoreAndSave(t *testing.T) {
+	forAll(t, func(t *testing.T, n *node) {
+		for _, f := range families {
+			t.Run(f.String(), func(t *testing.T) {
+				n.restore(f, "*nat\n:OTHER - [0:0]\n-A OTHER -m comment --comment \"a \\\"b\\\"\" -j RETURN\nCOMMIT\n")
+				n.restore(f, "*nat\n:OURS - [0:0]\n-A OURS\n-A OURS -p tcp -m tcp --dport 80 -j OTHER\nCOMMIT\n*filter\n:OURS - [0:0]\nCOMMIT\n")
+				nat := n.save(f, "nat")
+				for name, want := range map[string]Chain{
+					"OUTPUT": {Name: "OUTPUT", Policy: "ACCEPT"},
+					"OTHER":  {Name: "OTHER", Policy: "-", Rules: []string{`-m comment --comment "a \"b\"" -j RETURN`}},
+					"OURS":   {Name: "OURS", Policy: "-", Rules: []string{"", "-p tcp -m tcp --dport 80 -j OTHER"}},
+				} {
+					if diff := cmp.Diff(&want, nat.Chain(name)); diff != "" {
+						t.Errorf("(-want +got):\n%s", diff)
+					}
+				}
+				if n.save(f, "filter").Chain("OURS") == nil {
+					t.Error("the second table was not written")
+				}
+				// What the first input says of a chain replaces it.
+				n.restore(f, "*nat\n:OURS - [0:0]\nCOMMIT\n")
+				if got := n.save(f, "nat").Chain("OURS").Rules; len(got) != 0 {
+					t.Errorf("got %q, want an empty chain", got)
+				}
+			})
+		}
+	})
+}
+
+func TestRestoreErrors(t *testing.T) {
+	type told struct {
+		line int
+		text string // of the error
+	}
+	for _, tc := range []struct {
+		name, input string
+		nft, legacy told
+	}{
+		{
+			"a chain that does not exist", "*nat\n:A - [0:0]\n-A A -j RETURN\n-A A -j NONE\n-A A -j RETURN\nCOMMIT\n",
+			told{4, "Chain 'NONE' does not exist"}, told{4, "Couldn't load target `NONE'"},
+		},
+		{
+			"the same in the second table", "*filter\n:NONE - [0:0]\n:A - [0:0]\n-A A -j NONE\nCOMMIT\n*nat\n:A - [0:0]\n-A A -g NONE\nCOMMIT\n",
+			told{8, "Chain 'NONE' does not exist"}, told{8, "goto 'NONE' is not a chain"},
+		},
+		{
+			"a bad option", "*nat\n:A - [0:0]\n-A A --nonsense 1\nCOMMIT\n",
+			told{3, `unknown option "--nonsense"`}, told{3, `unknown option "--nonsense"`},
+		},
+		{
+			"a match that does not exist", "*nat\n:A - [0:0]\n-A A -m nonsense\nCOMMIT\n",
+			told{3, "the extension is missing"}, told{3, "the extension is missing"},
+		},
+		{
+			"a chain in use", "*nat\n:A - [0:0]\n:B - [0:0]\n-A A -j B\n-X B\nCOMMIT\n",
+			told{5, "CHAIN_DEL failed"}, told{5, "line 5 failed"},
+		},
+		{
+			"an unknown chain deleted", "*nat\n-X A\nCOMMIT\n",
+			told{2, "No chain/target/match by that name"}, told{2, "line 2 failed"},
+		},
+		{
+			"an unknown chain filled", "*nat\n-A A -j RETURN\nCOMMIT\n",
+			told{2, "No chain/target/match by that name"}, told{2, "line 2 failed"},
+		},
+		{
+			"refused by the kernel", "*nat\n:A - [0:0]\n-A A -j RETURN\n-A OUTPUT -j MASQUERADE\n-A A -j RETURN\nCOMMIT\n",
+			told{4, "RULE_APPEND failed (Invalid argument)"}, told{6, "line 6 failed"},
+		},
+		{
+			"a loop", "*nat\n:A - [0:0]\n:B - [0:0]\n-A OUTPUT -j A\n-A A -j B\n-A B -j A\nCOMMIT\n",
+			told{6, "RULE_APPEND failed (Too many links)"}, told{7, "line 7 failed"},
+		},
+		{
+			"a table that does not exist", "*nonsense\nCOMMIT\n",
+			told{1, "table name 'nonsense' invalid"}, told{1, "load the kernel module"},
+		},
+		{
+			"no end", "*nat\n:A - [0:0]\n",
+			told{3, "COMMIT expected"}, told{3, "COMMIT expected"},
+		},
+		{
+			"no table", ":A - [0:0]\nCOMMIT\n",
+			told{1, "line 1 failed"}, told{1, "line 1 failed"},
+		},
+		{
+			"a long name", "*nat\n:" + strings.Repeat("A", 40) + " - [0:0]\nCOMMIT\n",
+			told{2, "too long"}, told{2, "Invalid chain name"},
+		},
+		{
+			"no command", "*nat\nnonsense\nCOMMIT\n",
+			told{2, "Bad argument"}, told{2, "Bad argument"},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			forAll(t, func(t *testing.T, n *node) {
+				for _, f := range families {
+					before := n.save(f, "nat")
+					err := n.at.Do(func() error { return n.tools.Restore(bg, f, []byte(tc.input)) })
+					want := tc.nft
+					if n.tools.Variant() == Legacy {
+						want = tc.legacy
+					}
+					failed, ok := err.(*RestoreError)
+					if !ok || failed.Line != want.line || !strings.Contains(err.Error(), want.text) {
+						t.Errorf("%s: got %v, want line %d and %q", f, err, want.line, want.text)
+					}
+					if diff := cmp.Diff(before.Chains, n.save(f, "nat").Chains); diff != "" {
+						t.Errorf("%s: the table has changed (-before +after):\n%s", f, diff)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestOutputIsBounded(t *testing.T) {
+	n := newNode(t, NFT)
+	input := "*nat\n" + strings.Repeat("-A OUTPUT -j MASQUERADE\n", 1000) + "COMMIT\n"
+	err := n.at.Do(func() error { return n.tools.Restore(bg, proxier.IPv4, []byte(input)) })
+	failed, ok := err.(*RestoreError)
+	if !ok || failed.Line != 2 || len(failed.Output) < maxOutput/2 || len(failed.Output) > maxOutput+len(" …") {
+		t.Errorf("got %v, want line 2 and about %d bytes", err, maxOutput)
+	}
+}
+
+// holdLock takes the lock of the legacy programs until the test ends.
+func holdLock(t *testing.T) {
+	t.Helper()
+	file, err := os.OpenFile("/run/xtables.lock", os.O_CREATE|os.O_RDONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { file.Close() })
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const harmless = "*nat\n:A - [0:0]\nCOMMIT\n"
+
+func TestLock(t *testing.T) {
+	forAll(t, func(t *testing.T, n *node) {
+		var err error
+		if n.tools, err = newTools(n.tools.Variant(), searchPath(), 1); err != nil {
+			t.Fatal(err)
+		}
+		holdLock(t)
+		want := func(step string, err error) {
+			t.Helper()
+			if locks := n.tools.Variant() == Legacy; errors.Is(err, ErrLocked) != locks || !locks && err != nil {
+				t.Errorf("%s: got %v", step, err)
+			}
+		}
+		want("restore", n.at.Do(func() error { return n.tools.Restore(bg, proxier.IPv4, []byte(harmless)) }))
+		want("insert", n.at.Do(func() error { return n.tools.Insert(bg, proxier.IPv4, "nat", "OUTPUT", "-j", "RETURN") }))
+		n.save(proxier.IPv4, "nat") // needs no lock
+
+		// Another lock would be none.
+		t.Setenv("XTABLES_LOCKFILE", t.TempDir()+"/lock")
+		want("restore with a lock of the environment", n.at.Do(func() error { return n.tools.Restore(bg, proxier.IPv4, []byte(harmless)) }))
+	})
+}
+
+func TestContext(t *testing.T) {
+	n := newNode(t, Legacy)
+	holdLock(t)
+	ctx, cancel := context.WithTimeout(bg, 50*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	err := n.at.Do(func() error { return n.tools.Restore(ctx, proxier.IPv4, []byte(harmless)) })
+	if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > lockWait*time.Second/2 {
+		t.Errorf("got %v after %v, want the end of the context", err, time.Since(start))
+	}
+	for step, call := range map[string]func() error{
+		"save":   func() error { _, err := n.tools.Save(ctx, proxier.IPv4, "nat"); return err },
+		"insert": func() error { return n.tools.Insert(ctx, proxier.IPv4, "nat", "OUTPUT", "-j", "RETURN") },
+		"usable": func() error { return n.tools.Usable(ctx, proxier.IPv4) },
+		"find":   func() error { _, err := Find(ctx); return err },
+	} {
+		if err := n.at.Do(call); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: got %v, want the end of the context", step, err)
+		}
+	}
+}
+
+func TestUsableLeavesNothing(t *testing.T) {
+	forAll(t, func(t *testing.T, n *node) {
+		for _, f := range families {
+			for _, table := range []string{"filter", "nat"} {
+				for _, c := range n.save(f, table).Chains {
+					if c.Policy != "ACCEPT" || len(c.Rules) > 0 {
+						t.Errorf("%s: got %v in table %s", f, c, table)
+					}
+				}
+			}
+		}
+	})
+}
+
+func TestUnwrittenTable(t *testing.T) {
+	forAll(t, func(t *testing.T, n *node) {
+		table := n.save(proxier.IPv4, "raw")
+		if table.Name != "raw" || slices.ContainsFunc(table.Chains, func(c Chain) bool { return c.Policy != "ACCEPT" || len(c.Rules) > 0 }) {
+			t.Errorf("got %v, want at most the kernel's chains", table)
+		}
+		err := n.at.Do(func() error { _, err := n.tools.Save(bg, proxier.IPv4, "nonsense"); return err })
+		if err == nil || !strings.HasPrefix(err.Error(), "save table nonsense: ip") {
+			t.Errorf("a table that does not exist: got %v", err)
+		}
+	})
+}
+
+func TestSingleRules(t *testing.T) {
+	forAll(t, func(t *testing.T, n *node) {
+		for _, f := range families {
+			n.restore(f, "*nat\n:A - [0:0]\n-A OUTPUT -j RETURN\nCOMMIT\n")
+			rule := []string{"-m", "comment", "--comment", "to A", "-j", "A"}
+			exists := func(rule ...string) (yes bool) {
+				n.do(func() (err error) {
+					yes, err = n.tools.Exists(bg, f, "nat", "OUTPUT", rule...)
+					return err
+				})
+				return yes
+			}
+			want := func(step string, rules ...string) {
+				t.Helper()
+				if diff := cmp.Diff(rules, n.save(f, "nat").Chain("OUTPUT").Rules); diff != "" {
+					t.Errorf("%s, %s (-want +got):\n%s", f, step, diff)
+				}
+			}
+			if exists(rule...) {
+				t.Errorf("%s: the rule exists before it was inserted", f)
+			}
+			for range 2 {
+				n.do(func() error { return n.tools.Insert(bg, f, "nat", "OUTPUT", rule...) })
+				want("inserted", `-m comment --comment "to A" -j A`, "-j RETURN")
+			}
+			if !exists(rule...) {
+				t.Errorf("%s: the rule does not exist after it was inserted", f)
+			}
+			// Others may have it twice.
+			n.restore(f, "*nat\n-A OUTPUT -m comment --comment \"to A\" -j A\nCOMMIT\n")
+			for range 2 {
+				n.do(func() error { return n.tools.DeleteRule(bg, f, "nat", "OUTPUT", rule...) })
+				want("deleted", "-j RETURN")
+			}
+			if exists("-j", "NONE") {
+				t.Errorf("%s: a rule leads to a chain that does not exist", f)
+			}
+			n.do(func() error { return n.tools.DeleteRule(bg, f, "nat", "OUTPUT", "-j", "NONE") })
+			n.do(func() error { return n.tools.DeleteRule(bg, f, "nat", "NONE", "-j", "RETURN") })
+
+			for name, call := range map[string]func() error{
+				"to a chain that does not exist": func() error { return n.tools.Insert(bg, f, "nat", "OUTPUT", "-j", "NONE") },
+				"into such a chain":              func() error { return n.tools.Insert(bg, f, "nat", "NONE", "-j", "RETURN") },
+				"a match that does not exist":    func() error { return n.tools.DeleteRule(bg, f, "nat", "OUTPUT", "-m", "none") },
+			} {
+				if err := n.at.Do(call); err == nil || !strings.Contains(err.Error(), " chain ") {
+					t.Errorf("%s, %s: got %v", f, name, err)
+				}
+			}
+		}
+	})
+}
+
+// BenchmarkSave reads a table of so many lines.
+func BenchmarkSave(b *testing.B) {
+	for _, v := range variants {
+		b.Run(v.String(), func(b *testing.B) {
+			n := newNode(b, v)
+			text := "*nat\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n" + saved(1000)
+			n.restore(proxier.IPv4, text)
+			b.ReportAllocs()
+			for b.Loop() {
+				n.save(proxier.IPv4, "nat")
+			}
+		})
+	}
+}
