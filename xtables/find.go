@@ -52,23 +52,25 @@ func find(ctx context.Context, dirs []string) (*Tools, error) {
 	case rules[0] < rules[1]:
 		return found[1], nil
 	}
-	return found[preferred(dirs)], nil
+	return found[preferred(dirs)], nil // both are there, in order
 }
 
 // survey looks for hints, and counts rules of others. It reads all tables there are:
 // asking the legacy programs for one by name would create it.
 func (t *Tools) survey(ctx context.Context) (hinted bool, rules int, err error) {
 	var errs []error
+	read := false
 	for f := range proxier.Families {
 		if t.families[f].missing != nil {
 			continue
 		}
 		tables, err := t.save(ctx, f)
 		if err != nil {
-			// A kernel without IPv6 has no tables of it either.
+			// A kernel without IPv6 may have no tables of it either.
 			errs = append(errs, err)
 			continue
 		}
+		read = true
 		for _, table := range tables {
 			for _, hint := range hints {
 				hinted = hinted || table.Name == "mangle" && table.Chain(hint) != nil
@@ -76,7 +78,7 @@ func (t *Tools) survey(ctx context.Context) (hinted bool, rules int, err error) 
 			rules += foreign(table)
 		}
 	}
-	if f := t.families; len(errs) > 0 && (len(errs) == len(f) || f[0].missing != nil || f[1].missing != nil) {
+	if !read {
 		return false, 0, errors.Join(errs...)
 	}
 	return hinted, rules, nil

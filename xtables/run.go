@@ -81,8 +81,8 @@ func (h *head) describe(exit *exec.ExitError) string {
 // advice is what to do about some complaints, to be put behind them.
 func advice(output string) string {
 	for _, a := range []struct{ complaint, advice string }{
-		{"Permission denied", "CAP_NET_ADMIN is needed, and for the legacy variant CAP_NET_RAW"},
 		{"can't open lock file", "in a container, mount the host's /run/xtables.lock"},
+		{"Permission denied", "CAP_NET_ADMIN is needed, and for the legacy variant CAP_NET_RAW"},
 		{"Couldn't load match", "the extension is missing: install all of package iptables"},
 		{"Table does not exist", "load the kernel modules iptable_filter and iptable_nat, or ip6table_filter and ip6table_nat"},
 		{"Could not fetch rule set generation id", "load the kernel module nf_tables"},

@@ -15,7 +15,7 @@ import (
 
 // The functions for single rules are for chains of others, where Restore would have to
 // know what is there. They heed a context before they start a program, not while it
-// runs.
+// runs, which is not for long, and the program has the environment of the caller.
 
 // Insert makes a rule the first of a chain, unless it is anywhere in it.
 func (t *Tools) Insert(ctx context.Context, f proxier.Family, table, chain string, rule ...string) error {
@@ -46,9 +46,11 @@ func (t *Tools) DeleteRule(ctx context.Context, f proxier.Family, table, chain s
 		if err != nil || !exists {
 			return err
 		}
-		err = t.families[f].single.Delete(table, chain, rule...)
-		// Somebody else may have been faster.
-		if failed := (*goiptables.Error)(nil); err != nil && !(errors.As(err, &failed) && failed.ExitStatus() == 1) {
+		if err := t.families[f].single.Delete(table, chain, rule...); err != nil {
+			// Somebody else may have been faster.
+			if exists, again := t.Exists(ctx, f, table, chain, rule...); again == nil && !exists {
+				return nil
+			}
 			return describe(err, "delete from", table, chain, rule)
 		}
 	}

@@ -136,6 +136,40 @@ func TestRestoreErrors(t *testing.T) {
 	}
 }
 
+// A table of the input is written even if a later one is refused.
+func TestTablesAreWrittenOneByOne(t *testing.T) {
+	forAll(t, func(t *testing.T, n *node) {
+		err := n.at.Do(func() error {
+			return n.tools.Restore(bg, proxier.IPv4, []byte("*filter\n:A - [0:0]\nCOMMIT\n*nat\n:A - [0:0]\n-A A -j NONE\nCOMMIT\n"))
+		})
+		if failed, ok := err.(*RestoreError); !ok || failed.Line != 6 {
+			t.Errorf("got %v, want line 6", err)
+		}
+		if n.save(proxier.IPv4, "filter").Chain("A") == nil || n.save(proxier.IPv4, "nat").Chain("A") != nil {
+			t.Error("want the chain in filter and not in nat")
+		}
+	})
+}
+
+func TestAdvice(t *testing.T) {
+	for _, tc := range []struct{ output, want string }{
+		{"Fatal: can't open lock file /run/xtables.lock: Permission denied", "mount the host's /run/xtables.lock"},
+		{"iptables-save v1.8.9 (legacy): Cannot initialize: Permission denied (you must be root)", "CAP_NET_ADMIN"},
+		{"iptables-nft-save v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)", "CAP_NET_ADMIN"},
+		{"iptables-nft-save v1.8.9 (nf_tables): Could not fetch rule set generation id: Invalid argument", "kernel module nf_tables"},
+		{"iptables-save v1.8.9 (legacy): Cannot initialize: Table does not exist (do you need to insmod?)", "iptable_nat"},
+		{"Couldn't load match `nonsense':No such file or directory", "package iptables"},
+		{"Warning: Extension statistic revision 0 not supported, missing kernel module?", "nft_compat"},
+	} {
+		if got := advice(tc.output); !strings.Contains(got, tc.want) {
+			t.Errorf("%s: got %q, want %q", tc.output, got, tc.want)
+		}
+	}
+	if got := advice("line 3 failed"); got != "" {
+		t.Errorf("got %q, want none", got)
+	}
+}
+
 func TestOutputIsBounded(t *testing.T) {
 	n := newNode(t, NFT)
 	input := "*nat\n" + strings.Repeat("-A OUTPUT -j MASQUERADE\n", 1000) + "COMMIT\n"
