@@ -18,6 +18,12 @@
 // have transactions instead; they take -w and neither wait nor open the file. Reading
 // takes no lock in either.
 //
+// # What takes long
+//
+// Save of the nft variant (1.8.9) sorts chains in time that is quadratic when they
+// were made in the order of their names: 1.1 s for 12,000 chains instead of 0.1 s. Let
+// those who make thousands at once not sort them.
+//
 // # Where it acts
 //
 // Everything acts in the network namespace of the calling thread. Whoever changes that

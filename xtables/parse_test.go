@@ -96,8 +96,21 @@ func TestChain(t *testing.T) {
 	}
 }
 
-// print is what was parsed, without comments and counters.
-func print(tables []*Table) string {
+// Chains share memory, which those who add rules must not notice.
+func TestRulesCanBeAppended(t *testing.T) {
+	tables, err := parse("*nat\n:A - [0:0]\n:B - [0:0]\n-A A 1\n-A B 1\nCOMMIT\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := tables[0].Chain("A"), tables[0].Chain("B")
+	a.Rules = append(a.Rules, "2")
+	if b.Rules[0] != "1" {
+		t.Errorf("got %q in B", b.Rules)
+	}
+}
+
+// format is what was parsed, without comments and counters.
+func format(tables []*Table) string {
 	var b strings.Builder
 	for _, t := range tables {
 		fmt.Fprintf(&b, "*%s\n", t.Name)
@@ -122,7 +135,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		printed := print(first)
+		printed := format(first)
 		second, err := parse(printed)
 		if err != nil {
 			t.Fatalf("%v\n%s", err, printed)
