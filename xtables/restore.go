@@ -29,9 +29,9 @@ type RestoreError struct {
 
 func (e *RestoreError) Error() string {
 	if e.Line == 0 {
-		return fmt.Sprintf("restore: %s%s", e.Output, advice(e.Output))
+		return fmt.Sprintf("restore: %s%s", oneLine(e.Output), advice(e.Output))
 	}
-	return fmt.Sprintf("restore: line %d: %s%s", e.Line, e.Output, advice(e.Output))
+	return fmt.Sprintf("restore: line %d: %s%s", e.Line, oneLine(e.Output), advice(e.Output))
 }
 
 // Restore writes what iptables-restore reads, and leaves alone what the input does not
@@ -47,7 +47,7 @@ func (t *Tools) Restore(ctx context.Context, f proxier.Family, input []byte) err
 		return err
 	}
 	if locked(failed.output) {
-		return fmt.Errorf("restore: %w: %s", ErrLocked, failed.output)
+		return fmt.Errorf("restore: %w: %w", ErrLocked, err)
 	}
 	return &RestoreError{Line: failedLine(failed.output, string(input)), Output: failed.output}
 }

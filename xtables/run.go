@@ -28,7 +28,14 @@ type failure struct {
 	output  string
 }
 
-func (e *failure) Error() string { return e.program + ": " + e.output }
+func (e *failure) Error() string { return e.program + ": " + oneLine(e.output) + advice(e.output) }
+
+// oneLine is what programs say, for messages.
+func oneLine(output string) string {
+	output, _, _ = strings.Cut(output, "\nTry `") // "… --help for more information."
+	lines := strings.FieldsFunc(output, func(r rune) bool { return r == '\n' })
+	return strings.Join(lines, "; ")
+}
 
 // run returns what a program prints. It is killed when the context ends.
 func run(ctx context.Context, path string, input []byte, args ...string) (string, error) {
@@ -67,8 +74,7 @@ func (h *head) Write(b []byte) (int, error) {
 }
 
 func (h *head) describe(exit *exec.ExitError) string {
-	text, _, _ := strings.Cut(string(h.kept), "\nTry `") // "… --help for more information."
-	text = strings.TrimSpace(text)
+	text := strings.TrimSpace(string(h.kept))
 	switch {
 	case text == "":
 		return exit.Error()
@@ -84,7 +90,7 @@ func advice(output string) string {
 		{"can't open lock file", "in a container, mount the host's /run/xtables.lock"},
 		{"Permission denied", "CAP_NET_ADMIN is needed, and for the legacy variant CAP_NET_RAW"},
 		{"Couldn't load match", "the extension is missing: install all of package iptables"},
-		{"Table does not exist", "load the kernel modules iptable_filter and iptable_nat, or ip6table_filter and ip6table_nat"},
+		{"Table does not exist", "load the kernel module of the table, such as iptable_nat or ip6table_nat"},
 		{"Could not fetch rule set generation id", "load the kernel module nf_tables"},
 		{"unable to initialize table", "load the kernel module of the table"},
 		{"missing kernel module", "load the kernel module nft_compat and that of the extension"},

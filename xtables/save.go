@@ -4,7 +4,6 @@ package xtables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -30,9 +29,6 @@ func (t *Tools) save(ctx context.Context, f proxier.Family, args ...string) ([]*
 		return nil, p.missing
 	}
 	out, err := run(ctx, p.save, nil, args...)
-	if failed := (*failure)(nil); errors.As(err, &failed) {
-		return nil, fmt.Errorf("%w%s", err, advice(failed.output))
-	}
 	if err != nil {
 		return nil, err
 	}

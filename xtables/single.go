@@ -69,8 +69,11 @@ func describe(err error, step, table, chain string, rule []string) error {
 		return nil
 	}
 	text := err.Error()
+	if failed := (*goiptables.Error)(nil); errors.As(err, &failed) {
+		err = errors.New(oneLine(text))
+	}
 	if locked(text) {
-		err = errors.Join(ErrLocked, err)
+		err = fmt.Errorf("%w: %w", ErrLocked, err)
 	}
 	return fmt.Errorf("%s chain %s of table %s: %s: %w%s", step, chain, table, strings.Join(rule, " "), err, advice(text))
 }

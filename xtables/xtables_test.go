@@ -124,7 +124,7 @@ func TestRestoreErrors(t *testing.T) {
 						want = tc.legacy
 					}
 					failed, ok := err.(*RestoreError)
-					if !ok || failed.Line != want.line || !strings.Contains(err.Error(), want.text) {
+					if !ok || failed.Line != want.line || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), want.text) {
 						t.Errorf("%s: got %v, want line %d and %q", f, err, want.line, want.text)
 					}
 					if diff := cmp.Diff(before.Chains, n.save(f, "nat").Chains); diff != "" {
@@ -320,7 +320,7 @@ func TestSingleRules(t *testing.T) {
 				"into such a chain":              func() error { return n.tools.Insert(bg, f, "nat", "NONE", "-j", "RETURN") },
 				"a match that does not exist":    func() error { return n.tools.DeleteRule(bg, f, "nat", "OUTPUT", "-m", "none") },
 			} {
-				if err := n.at.Do(call); err == nil || !strings.Contains(err.Error(), " chain ") {
+				if err := n.at.Do(call); err == nil || !strings.Contains(err.Error(), " chain ") || strings.Contains(err.Error(), "\n") {
 					t.Errorf("%s, %s: got %v", f, name, err)
 				}
 			}
