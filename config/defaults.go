@@ -43,6 +43,12 @@ func (c *Config) SetDefaults() {
 	orDefault(&k.BindAddress, "0.0.0.0")
 	c.setAddressDefaults()
 	orDefault(&k.ConfigSyncPeriod.Duration, 15*time.Minute)
+	orDefault((*string)(&k.Mode), ModeIPTables)
+	if k.IPTables.MasqueradeBit == nil {
+		k.IPTables.MasqueradeBit = new(int32(14))
+	}
+	orDefault(&k.IPTables.SyncPeriod.Duration, 30*time.Second)
+	orDefault(&k.IPTables.MinSyncPeriod.Duration, time.Second)
 	if k.IPTables.LocalhostNodePorts == nil {
 		k.IPTables.LocalhostNodePorts = new(true)
 	}
@@ -59,6 +65,9 @@ func (c *Config) SetDefaults() {
 	orDefault(&e.SyncPeriod, metav1.Duration{Duration: runner.MaxInterval})
 	orDefault(&e.SocketLB, SocketLBAll)
 	orDefault(&e.NodePortRange, "30000-32767")
+	if len(e.Fallback) == 0 {
+		e.Fallback = []string{ModeIPTables}
+	}
 	if e.ProtectNodePorts == nil {
 		e.ProtectNodePorts = new(true)
 	}

@@ -45,6 +45,10 @@ var fieldOf = map[string]string{
 	"ebpf-min-sync-period":            TandemKind + ".ebpf.minSyncPeriod",
 	"ebpf-sync-period":                TandemKind + ".ebpf.syncPeriod",
 	"ebpf-socket-lb":                  TandemKind + ".ebpf.socketLB",
+	"ebpf-fallback":                   TandemKind + ".ebpf.fallback",
+	"iptables-masquerade-bit":         "iptables.masqueradeBit",
+	"iptables-sync-period":            "iptables.syncPeriod",
+	"iptables-min-sync-period":        "iptables.minSyncPeriod",
 	"ebpf-devices":                    TandemKind + ".ebpf.devices",
 	"ebpf-pod-devices":                TandemKind + ".ebpf.podDevices",
 	"ebpf-node-port-range":            TandemKind + ".ebpf.nodePortRange",
@@ -69,7 +73,7 @@ var fieldOf = map[string]string{
 func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	k := &c.KubeProxy
 	fs := sets.FlagSet(flagsGeneral)
-	fs.StringVar((*string)(&k.Mode), "proxy-mode", string(k.Mode), "How Services are carried: 'ebpf'. Empty means 'iptables', as upstream. Given as a flag it wins over the file of --config, so that one ConfigMap serves this binary and upstream's.")
+	fs.StringVar((*string)(&k.Mode), "proxy-mode", string(k.Mode), "How Services are carried: 'ebpf' or 'iptables', which is the default, as upstream. Given as a flag it wins over the file of --config, so that one ConfigMap serves this binary and upstream's.")
 	fs.StringVar(&k.HostnameOverride, "hostname-override", k.HostnameOverride, "The name of this node; the host's name if empty. It wins over the file of --config.")
 	fs.Var(cliflag.NewMapStringBool(&k.FeatureGates), "feature-gates", "A set of key=value pairs that turn features on and off.")
 	fs.Int32Var(k.OOMScoreAdj, "oom-score-adj", *k.OOMScoreAdj, "The oom_score_adj of this process, from -1000 to 1000.")
@@ -96,6 +100,10 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.StringVar(&k.DetectLocal.BridgeInterface, "pod-bridge-interface", k.DetectLocal.BridgeInterface, "The device, for --detect-local-mode=BridgeInterface.")
 	fs.StringVar(&k.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", k.DetectLocal.InterfaceNamePrefix, "How the names of the devices begin, for --detect-local-mode=InterfaceNamePrefix.")
 	fs.StringSliceVar(&k.NodePortAddresses, "nodeport-addresses", k.NodePortAddresses, "The addresses of this node at which NodePorts are served: CIDRs, and the words 'primary' (those of the Node object), 'localhost' and 'all'. All, if empty.")
+	fs.Int32Var(k.IPTables.MasqueradeBit, "iptables-masquerade-bit", *k.IPTables.MasqueradeBit, "The bit of the packet mark that says that a packet is to be masqueraded, from 0 to 31.")
+	fs.DurationVar(&k.IPTables.SyncPeriod.Duration, "iptables-sync-period", k.IPTables.SyncPeriod.Duration, "In mode iptables: the time after which all rules are compared, whether or not anything changed. Must be greater than 0.")
+	fs.DurationVar(&k.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", k.IPTables.MinSyncPeriod.Duration, "In mode iptables: the least time from one sync to the next; the first change of a quiet period does not wait.")
+	fs.BoolVar(&k.Conntrack.TCPBeLiberal, "conntrack-tcp-be-liberal", k.Conntrack.TCPBeLiberal, "Do not drop packets that conntrack finds invalid.")
 	fs.BoolVar(k.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *k.IPTables.LocalhostNodePorts, "Serve NodePorts to this host at loopback addresses too, where --nodeport-addresses covers those. In mode ebpf as well, and there for both address families.")
 	fs.BoolVar(&k.IPTables.MasqueradeAll, "masquerade-all", k.IPTables.MasqueradeAll, "Hide the source of everything that goes to a ClusterIP behind this node. In mode ebpf as well.")
 	fs.BoolVar(&c.Tandem.StrictSourceRanges, "strict-source-ranges", c.Tandem.StrictSourceRanges, "Let loadBalancerSourceRanges that name one address family alone keep everybody out of the other one, which upstream leaves open. It wins over the file of --config.")
@@ -107,6 +115,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.DurationVar(&e.MinSyncPeriod.Duration, "ebpf-min-sync-period", e.MinSyncPeriod.Duration, "The least time from one sync to the next. Must be greater than 0.")
 	fs.DurationVar(&e.SyncPeriod.Duration, "ebpf-sync-period", e.SyncPeriod.Duration, "The time after which everything in the kernel is compared, whether or not anything changed. Must be greater than 0.")
 	fs.StringVar(&e.SocketLB, "ebpf-socket-lb", e.SocketLB, "Whose sockets are served: 'all', of the host and of pods, or 'host', of the host's network namespace only.")
+	fs.StringSliceVar(&e.Fallback, "ebpf-fallback", e.Fallback, "The modes that stand in where the kernel cannot carry mode ebpf, in the order to try, and that carry beside it what it cannot (SCTP, what does not fit into its maps): 'iptables'. With 'none' the process fails instead.")
 	fs.StringSliceVar(&e.Devices, "ebpf-devices", e.Devices, "The devices by which traffic for this node comes in: names, or beginnings of names with a + behind, as 'eth0,bond+'. Empty means those that have the node's address, a default route or another one with a gateway, and the tunnels of the CNI.")
 	fs.StringSliceVar(&e.PodDevices, "ebpf-pod-devices", e.PodDevices, "Devices of pods, named as in --ebpf-devices, whose packets are served, as no socket of theirs is seen: of virtual machines, for one. Those of pods that opted out ('tandemctl optout') are found without.")
 	fs.StringVar(&e.NodePortRange, "ebpf-node-port-range", e.NodePortRange, "The range that the API server allocates NodePorts from (its --service-node-port-range). Connections to backends on other nodes get no source port out of it.")

@@ -23,6 +23,9 @@ const (
 	ModeNFTables = "nftables"
 )
 
+// FallbackNone says that no other mode may stand in.
+const FallbackNone = "none"
+
 // How pods are told from others, in the words of --detect-local-mode.
 const (
 	LocalModeClusterCIDR         = "ClusterCIDR"
@@ -69,6 +72,10 @@ type EBPFConfiguration struct {
 	SyncPeriod metav1.Duration `json:"syncPeriod,omitempty"`
 	// SocketLB says whose sockets are served: SocketLBAll or SocketLBHost.
 	SocketLB string `json:"socketLB,omitempty"`
+	// Fallback are modes that stand in where this one cannot run, in the order to
+	// try, and that carry what it cannot where it does: ModeIPTables. FallbackNone
+	// alone has the process fail instead.
+	Fallback []string `json:"fallback,omitempty"`
 	// Devices are those by which node traffic comes in: names, or beginnings
 	// of names with a + behind. Empty means those that routes and addresses
 	// tell.

@@ -77,6 +77,15 @@ func (c *Config) Validate() field.ErrorList {
 		add(path("showHiddenMetricsForVersion"), hidden, "must be the previous version, %s", previousMinor())
 	}
 
+	if bit := *k.IPTables.MasqueradeBit; bit < 0 || bit > 31 {
+		add(path("iptables", "masqueradeBit"), bit, "must be between 0 and 31")
+	}
+	if d := k.IPTables.SyncPeriod.Duration; d <= 0 {
+		add(path("iptables", "syncPeriod"), d.String(), "must be greater than 0")
+	} else if least := k.IPTables.MinSyncPeriod.Duration; least < 0 || least > d {
+		add(path("iptables", "minSyncPeriod"), least.String(), "must not be negative, and not be greater than syncPeriod, which is %v", d)
+	}
+
 	t := field.NewPath(TandemKind)
 	e, at := &c.Tandem.EBPF, t.Child("ebpf")
 	positive := func(name string, d time.Duration) {
@@ -102,6 +111,11 @@ func (c *Config) Validate() field.ErrorList {
 			if name == "" || name == "+" {
 				add(at.Child(list.name).Index(i), name, "must be the name of a device, or the beginning of one with a + behind")
 			}
+		}
+	}
+	for i, mode := range e.Fallback {
+		if mode != ModeIPTables && (mode != FallbackNone || len(e.Fallback) > 1) {
+			all = append(all, field.NotSupported(at.Child("fallback").Index(i), mode, []string{ModeIPTables, FallbackNone + ", alone"}))
 		}
 	}
 	if e.SocketLB != SocketLBAll && e.SocketLB != SocketLBHost {
@@ -173,8 +187,6 @@ func ValidateMode(mode string, available []string) error {
 		}
 	}
 	switch mode {
-	case "":
-		return fmt.Errorf("no mode is given, which means %s as it does upstream; %s", ModeIPTables, have)
 	case ModeEBPF, ModeIPTables, ModeIPVS, ModeNFTables:
 		return fmt.Errorf("mode %s is not in this build; %s", mode, have)
 	}

@@ -173,6 +173,26 @@ func (e *Backend) String() string {
 	return strings.Join(words, " ")
 }
 
+// Only is the decision with those of its frontends alone that keep is true of; nil
+// without any.
+func (d *Decision) Only(keep func(*Frontend) bool) *Decision {
+	var kept []Frontend
+	for i := range d.Frontends {
+		if keep(&d.Frontends[i]) {
+			kept = append(kept, d.Frontends[i])
+		}
+	}
+	switch len(kept) {
+	case 0:
+		return nil
+	case len(d.Frontends):
+		return d
+	}
+	only := *d
+	only.Frontends = kept
+	return &only
+}
+
 func (d *Decision) equal(o *Decision) bool {
 	if d.Name != o.Name || !d.Created.Equal(o.Created) || d.Affinity != o.Affinity || d.Empty != o.Empty ||
 		len(d.Frontends) != len(o.Frontends) || len(d.Backends) != len(o.Backends) {

@@ -623,11 +623,19 @@ func (t *Tier) Close() error {
 	return errors.Join(t.netns.Close(), t.cgroup.Close())
 }
 
-// Unplaced counts the service ports that do not fit into the maps.
-func (t *Tier) Unplaced() int {
+// Unplaced are the service ports that do not fit into the maps, by Decision.Index, and
+// why.
+func (t *Tier) Unplaced() map[uint32]error {
 	t.writer.mu.RLock()
 	defer t.writer.mu.RUnlock()
-	return len(t.writer.unplaced)
+	if len(t.writer.unplaced) == 0 {
+		return nil
+	}
+	all := make(map[uint32]error, len(t.writer.unplaced))
+	for index, code := range t.writer.unplaced {
+		all[index] = errors.New(code.String())
+	}
+	return all
 }
 
 // ClosedSockets counts the UDP sockets that were closed because their backend

@@ -9,29 +9,54 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
 // Cleanup removes every chain of this mode, ours and upstream's, and the jumps to them.
-// KUBE-FIREWALL stays: kubelet has one of that name. Connections that are translated
-// already go on.
-func Cleanup(ctx context.Context, tools Tools) error {
+// KUBE-FIREWALL stays: kubelet has one of that name. Where connections are to go on that
+// are translated already, so does a chain that nothing leads to, for as long as there are
+// such: without a rule that asks it, the kernel does without conntrack, and translates
+// nothing any more.
+func Cleanup(ctx context.Context, tools Tools, goOn bool) error {
 	var errs []error
 	for family := range proxier.Families {
 		if tools.Usable(ctx, family) != nil {
 			continue // nothing can be there
 		}
-		if err := cleanupFamily(ctx, tools, family); err != nil {
+		drain := false
+		if goOn {
+			var err error
+			if drain, err = translates(family); err != nil {
+				errs = append(errs, err)
+				drain = true
+			}
+		}
+		if err := cleanupFamily(ctx, tools, family, drain); err != nil {
 			errs = append(errs, fmt.Errorf("remove %s rules: %w", family, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
+// translates says whether conntrack changes the destination of a connection.
+func translates(family proxier.Family) (bool, error) {
+	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, [proxier.Families]netlink.InetFamily{unix.AF_INET, unix.AF_INET6}[family])
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return false, fmt.Errorf("list %s connections: %w", family, err)
+	}
+	return slices.ContainsFunc(flows, func(f *netlink.ConntrackFlow) bool { return !f.Forward.DstIP.Equal(f.Reverse.SrcIP) }), nil
+}
+
+// asksConntrack is all that drainChain holds.
+const asksConntrack = "-m conntrack --ctstate RELATED,ESTABLISHED -j RETURN"
+
 // shared are the chains that are not of one service port.
 var shared = []string{
 	servicesChain, nodePortsChain, postroutingChain, markMasqChain, externalServicesChain, externalNodePortsChain,
-	proxyFirewallChain, forwardChain, canaryChain,
+	proxyFirewallChain, forwardChain, canaryChain, drainChain,
 }
 
 // isOurs says whether a chain is of this mode.
@@ -42,8 +67,9 @@ func isOurs(chain string) bool {
 	})
 }
 
-func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family) error {
-	for _, name := range tableOrder {
+func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, drain bool) error {
+	found := false
+	for _, name := range []string{"mangle", "nat", "filter"} {
 		table, err := tools.Save(ctx, family, name)
 		if err != nil {
 			return err
@@ -52,7 +78,10 @@ func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family) erro
 		part := t.table(name)
 		for _, c := range table.Chains {
 			if isOurs(c.Name) {
-				part.drop(c.Name)
+				found = true
+				if c.Name != drainChain || !drain {
+					part.drop(c.Name)
+				}
 				continue
 			}
 			for _, r := range c.Rules {
@@ -60,6 +89,9 @@ func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family) erro
 					part.lines = append(part.lines, "-D "+c.Name+" "+r)
 				}
 			}
+		}
+		if found && drain && name == "filter" && table.Chain(drainChain) == nil {
+			part.write(drainChain, []string{asksConntrack})
 		}
 		if input := t.bytes(); len(input) > 0 {
 			if err := tools.Restore(ctx, family, input); err != nil {

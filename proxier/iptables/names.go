@@ -25,6 +25,8 @@ const (
 
 	// externalNodePortsChain is ours: what KUBE-EXTERNAL-SERVICES says of NodePorts.
 	externalNodePortsChain = "KUBE-EXTERNAL-NODEPORTS"
+	// drainChain is what Cleanup leaves.
+	drainChain = "KUBE-PROXY-DRAIN"
 )
 
 // Chains of one service port begin with these.

@@ -57,9 +57,13 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 				errs = append(errs, fmt.Errorf("%s rules: %w", f.name, err))
 			}
 		}
+		errs = append(errs, t.openLoopback(update.NodeRules))
 		t.flows.Observe(&update)
+		if err := errors.Join(errs...); err != nil {
+			return err // old rules would make the same flows again
+		}
 		_, err := t.flows.Reconcile(ctx)
-		return errors.Join(append(errs, t.openLoopback(update.NodeRules), err)...)
+		return err
 	})
 }
 
@@ -84,11 +88,16 @@ func (t *Tier) Supports(_ *proxier.Decision, f *proxier.Frontend) error {
 	return t.unusable[proxier.FamilyOf(f.Addr.Addr())]
 }
 
-// Cleanup implements proxier.Tier.
+// Cleanup implements proxier.Tier. Connections that are translated already go on.
 func (t *Tier) Cleanup(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.netns.Do(func() error { return Cleanup(ctx, t.opts.Tools) })
+	for i, f := range t.families {
+		if f != nil {
+			t.families[i] = newFamily(f.name, &t.opts)
+		}
+	}
+	return t.netns.Do(func() error { return Cleanup(ctx, t.opts.Tools, true) })
 }
 
 // Close lets go of what this process has. The rules stay.

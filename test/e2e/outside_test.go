@@ -44,6 +44,18 @@ func outside(n *lab.Node) map[string]netip.AddrPort {
 	return ways
 }
 
+// announce has the network lead to the node what goes to addresses that no device has.
+func announce(t *testing.T, l *lab.Lab, n *lab.Node, ways map[string]netip.AddrPort) {
+	t.Helper()
+	for _, to := range ways {
+		if lab.ExternalPrefix4.Contains(to.Addr()) || lab.ExternalPrefix6.Contains(to.Addr()) {
+			if err := l.Announce(netip.PrefixFrom(to.Addr(), to.Addr().BitLen()), n); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // TestKillFromOutside is TestKill for a client outside, whose packets the programs on
 // devices carry, to the node's own pod and to that of another node. In the end the
 // cleanup takes those programs off as well.
@@ -52,13 +64,7 @@ func TestKillFromOutside(t *testing.T) {
 	node, other := l.Node("node1"), l.Node("node2")
 	here, there, client := serve(t, node.Pod("here")), serve(t, other.Pod("there")), l.Client("client")
 	ways := outside(node)
-	for _, to := range ways {
-		if lab.ExternalPrefix4.Contains(to.Addr()) || lab.ExternalPrefix6.Contains(to.Addr()) {
-			if err := l.Announce(netip.PrefixFrom(to.Addr(), to.Addr().BitLen()), node); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
+	announce(t, l, node, ways)
 	dir := t.TempDir()
 	writeManifests(t, dir, loadBalancer, here, there)
 	killAgain(t, 15, node, dir, client.Sandbox, ways, here, there)

@@ -12,10 +12,25 @@ import (
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/xtables"
 )
 
-// cleanup removes what any process of ours left in the kernel.
+// cleanup removes what any process left in the kernel, whatever its mode: ours, and
+// those of upstream.
 func cleanup(ctx context.Context, c *config.Config) error {
+	errs := []error{cleanupPrograms(ctx, c), removeNFTables(ctx)}
+	for _, v := range []xtables.Variant{xtables.NFT, xtables.Legacy} {
+		tools, err := xtables.New(v)
+		if err != nil {
+			continue // then nothing wrote any rules
+		}
+		errs = append(errs, iptables.Cleanup(ctx, tools, false))
+	}
+	return errors.Join(errs...)
+}
+
+func cleanupPrograms(ctx context.Context, c *config.Config) error {
 	logger := klog.FromContext(ctx)
 	root := c.Tandem.EBPF.CgroupRoot
 	if root == "" {

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/explain"
 	"github.com/tandem-proxy/tandem/proxier"
@@ -79,21 +80,38 @@ func flowOf(u *url.URL) (flow proxier.Flow, err error) {
 func (p *proxy) explainTiers(e *proxier.Explanation) []explain.Tier {
 	p.tierMu.Lock()
 	defer p.tierMu.Unlock()
-	if p.tier == nil {
-		return nil
+	fast := p.tiers.fast
+	if fast == nil {
+		if p.tiers.rules == nil {
+			return nil
+		}
+		t := explain.Tier{Name: string(capabilities.ModeIPTables), Carries: true}
+		if err := p.tiers.rules.Supports(e.Decision, e.Frontend); err != nil {
+			t.Carries, t.Detail = false, err.Error()
+		}
+		return []explain.Tier{t}
 	}
 	t := explain.Tier{Name: string(p.decision.Mode), Carries: true}
-	switch err := p.tier.Supports(e.Decision, e.Frontend); {
-	case err != nil:
-		t.Carries, t.Detail = false, err.Error()
+	var why error
+	if p.tiers.placed != nil {
+		why = p.tiers.placed.Why(e.Decision, e.Frontend)
+	} else {
+		why = fast.Supports(e.Decision, e.Frontend)
+	}
+	switch {
+	case why != nil:
+		t.Carries, t.Detail = false, why.Error()
+		if p.tiers.rules != nil && p.tiers.rules.Supports(e.Decision, e.Frontend) == nil {
+			return []explain.Tier{t, {Name: string(capabilities.ModeIPTables), Carries: true}}
+		}
 	case e.Origin == proxier.FromOutside:
 		t.Detail = "for sockets of this node; it does not see packets that arrive from elsewhere"
 	case e.Origin == proxier.FromPod && p.opts.Config.Tandem.EBPF.SocketLB == config.SocketLBHost:
 		t.Carries, t.Detail = false, "sockets of pods are left alone (ebpf.socketLB: host)"
 	case e.Origin == proxier.FromPod && e.Route.Source == proxier.Masquerade:
 		t.Detail = "at the socket, where nothing is masqueraded: endpoints see the client"
-	case p.tier.Unplaced() > 0:
-		t.Detail = fmt.Sprintf("if it fits: %d service ports do not, which 'tandemctl services' names", p.tier.Unplaced())
+	case len(fast.Unplaced()) > 0:
+		t.Detail = fmt.Sprintf("if it fits: %d service ports do not, which 'tandemctl services' names", len(fast.Unplaced()))
 	}
 	return []explain.Tier{t}
 }

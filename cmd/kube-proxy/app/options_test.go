@@ -97,10 +97,10 @@ func TestOptions(t *testing.T) {
 			name: "a mode of the file that this build lacks", file: kubeProxyHead + "mode: nftables\n",
 			fail: []string{"config.yaml:3: mode nftables is not in this build; this build has: ebpf"},
 		},
-		{name: "iptables", args: []string{"--proxy-mode=iptables"}, fail: []string{"--proxy-mode: mode iptables is not in this build; this build has: ebpf"}},
+		{name: "iptables", args: []string{"--proxy-mode=iptables"}},
 		{name: "ipvs", args: []string{"--proxy-mode=ipvs"}, fail: []string{"mode ipvs is not in this build"}},
-		{name: "no mode", fail: []string{"--proxy-mode: no mode is given, which means iptables as it does upstream; this build has: ebpf"}},
-		{name: "unknown mode", args: []string{"--proxy-mode=bpf"}, fail: []string{`unknown mode "bpf"; this build has: ebpf`}},
+		{name: "no mode is iptables", check: func(o *Options) (any, any) { return string(o.Config.KubeProxy.Mode), "iptables" }},
+		{name: "unknown mode", args: []string{"--proxy-mode=bpf"}, fail: []string{`unknown mode "bpf"; this build has: ebpf, iptables`}},
 		{name: "cleanup asks for no mode", args: []string{"--cleanup"}},
 		{
 			name: "other flags do not count with a file", file: kubeProxyHead + "mode: ebpf\nbindAddress: 10.0.0.1\n",

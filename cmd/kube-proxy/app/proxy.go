@@ -4,7 +4,6 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -28,7 +27,6 @@ import (
 	"github.com/tandem-proxy/tandem/nodefacts"
 	"github.com/tandem-proxy/tandem/problems"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/uplinks"
 )
 
@@ -62,10 +60,10 @@ type proxy struct {
 	explain  explainer
 	facts    facts
 
-	// tierMu is held while a server asks the tier, so that it is not closed
+	// tierMu is held while a server asks the tiers, so that they are not closed
 	// meanwhile.
 	tierMu sync.Mutex
-	tier   *ebpf.Tier // nil before it is open and once it is closed
+	tiers  tiers // none before they are open and once they are closed
 }
 
 // runProxy runs the proxy until ctx is done. The kernel state stays.
@@ -101,7 +99,7 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	p.problems = problems.New(ctx, problems.Options{NodeName: o.nodeName, Recorder: p.recorder, Counter: p.metrics.Problem})
 	p.health = health.New(health.Options{
 		// Upstream's factor: one sync may fail and be repeated.
-		Timeout:  2 * c.Tandem.EBPF.SyncPeriod.Duration,
+		Timeout:  2 * p.runner().MaxInterval,
 		Families: p.families, Healthz: p.metrics.Healthz, Livez: p.metrics.Livez,
 	})
 	return p, nil
@@ -124,12 +122,12 @@ func (p *proxy) selectMode(ctx context.Context) error {
 		available = append(available, capabilities.Mode(m))
 	}
 	p.decision = capabilities.Select(p.report, capabilities.Request{
-		Mode: capabilities.Mode(p.opts.Config.KubeProxy.Mode), Available: available,
+		Mode: capabilities.Mode(p.opts.Config.KubeProxy.Mode), Fallback: p.fallbackModes(), Available: available,
 	})
 	if p.decision.Err != nil {
 		return fmt.Errorf("kernel %s: %w", p.report.Kernel, p.decision.Err)
 	}
-	if noRoot != nil {
+	if noRoot != nil && p.decision.Mode == capabilities.ModeEBPF {
 		return noRoot
 	}
 	logger.Info("Selected the proxy mode", "mode", p.decision.Mode, "reasons", texts(p.decision.Reasons),
@@ -197,27 +195,24 @@ func (p *proxy) run(ctx context.Context) error {
 
 // program brings what the source tells into the kernel.
 func (p *proxy) program(ctx context.Context) error {
-	tier, err := p.openTier(ctx)
+	open, err := p.openTiers(ctx)
 	if err != nil {
 		return err
 	}
-	p.setTier(tier)
+	p.setTiers(open)
 	defer func() {
-		p.setTier(nil)
-		if err := tier.Close(); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot close the fast path")
+		p.setTiers(tiers{})
+		if err := open.close(); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot close the tiers")
 		}
 	}()
 
-	e := &p.opts.Config.Tandem.EBPF
-	runner := proxier.DefaultRunnerOptions()
-	runner.MinInterval, runner.MaxInterval = e.MinSyncPeriod.Duration, e.SyncPeriod.Duration
-	runner.RetryInterval = min(runner.RetryInterval, runner.MaxInterval)
+	runner := p.runner()
 	p.facts.start(ctx)
 	px, err := proxier.New(proxier.Options{
-		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(tier), Reporter: p.problems,
+		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(open.carrier()), Reporter: p.problems,
 		Facts: p.facts.known, Policy: p.facts.settings.Policy, NodeFacts: p.facts.fromNode,
-		Observer: observers{p.metrics, p.health, &p.memory, &p.explain}, Runner: runner,
+		Observer: observers{p.metrics, p.health, &p.memory, &p.explain, p.leftovers(ctx)}, Runner: runner,
 	})
 	if err != nil {
 		return err
@@ -232,8 +227,10 @@ func (p *proxy) program(ctx context.Context) error {
 	}), p.facts.serviceCIDRs.FeedTo(px.UpdateFacts))
 	group.Go(func() error { return from.Run(ctx) })
 	group.Go(func() error { p.facts.follow(ctx, px); return nil })
-	group.Go(func() error { p.followUplinks(ctx, tier); return nil })
-	group.Go(func() error { tier.Run(ctx); return nil })
+	if open.fast != nil {
+		group.Go(func() error { p.followUplinks(ctx, open.fast); return nil })
+		group.Go(func() error { open.fast.Run(ctx); return nil })
+	}
 	group.Go(func() error {
 		p.health.Start()
 		p.metrics.Start(time.Now())
@@ -244,53 +241,6 @@ func (p *proxy) program(ctx context.Context) error {
 		return nil
 	})
 	return group.Wait()
-}
-
-// openTier waits for a process before this one to let go: two pods of a
-// DaemonSet can overlap for a moment.
-func (p *proxy) openTier(ctx context.Context) (*ebpf.Tier, error) {
-	logger := klog.FromContext(ctx)
-	e := &p.opts.Config.Tandem.EBPF
-	opts := ebpf.Options{
-		CgroupRoot: p.cgroup, Sizes: e.Sizes(), HostNamespaceOnly: e.SocketLB == config.SocketLBHost,
-		// A feature that nobody could ask about is left out: the programs
-		// that use it might not load, and without it they always do.
-		NoSetRetval:   !p.report.Has(capabilities.SetRetval),
-		NoGetpeername: !p.report.Has(capabilities.Getpeername4) || !p.report.Has(capabilities.Getpeername6),
-		NoFIBSource:   !p.report.Has(capabilities.FIBSource),
-		ProcRoot:      e.ProcRoot, Reporter: p.problems,
-		ResetRemoved: e.ResetRemovedBackends, PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, Timeouts: p.opts.Config.FlowTimeouts(),
-	}
-	var err error
-	if opts.NodePortRange, err = config.ParsePortRange(e.NodePortRange); err != nil {
-		return nil, err // validated before
-	}
-	p.choosePackets(logger, &opts)
-	if *e.ReserveNodePorts {
-		if err := reserveNodePorts(logger, opts.NodePortRange); err != nil {
-			logger.Error(err, "Cannot keep connections of this host from getting NodePorts as their source ports", "nodePortRange", opts.NodePortRange)
-		}
-	}
-	for waited := false; ; waited = true {
-		tier, err := ebpf.Open(ctx, opts)
-		if err == nil {
-			logger.Info("Opened the fast path", "cgroupRoot", p.cgroup, "adopted", tier.Adopted())
-			return tier, nil
-		}
-		if !errors.Is(err, ebpf.ErrBusy) {
-			return nil, fmt.Errorf("open the fast path: %w", err)
-		}
-		if !waited {
-			logger.Info("Another process serves this cgroup; waiting for its end", "cgroupRoot", p.cgroup)
-		}
-		timer := time.NewTimer(busyInterval)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return nil, ctx.Err()
-		case <-timer.C:
-		}
-	}
 }
 
 func (p *proxy) source(handler proxier.Handler, onServiceCIDR func(string, []string)) source {
@@ -315,44 +265,6 @@ func (p *proxy) registerMetrics() error {
 		p.metrics.Capability(string(r.Feature), r.State.String())
 	}
 	return nil
-}
-
-func (p *proxy) setTier(tier *ebpf.Tier) {
-	p.tierMu.Lock()
-	defer p.tierMu.Unlock()
-	p.tier = tier
-}
-
-// tables is what /metrics asks of the tier, while there is one.
-func (p *proxy) tables() (metrics.Tables, bool) {
-	p.tierMu.Lock()
-	defer p.tierMu.Unlock()
-	if p.tier == nil {
-		return metrics.Tables{}, false
-	}
-	t := metrics.Tables{ByName: map[string]metrics.Table{}, Unplaced: p.tier.Unplaced(), ClosedSockets: int64(p.tier.ClosedSockets())}
-	for name, u := range p.tier.Usage() {
-		t.ByName[name] = metrics.Table(u)
-	}
-	packets, err := p.tier.Packets()
-	if err != nil {
-		klog.ErrorS(err, "Metrics lack the counters of packets")
-	}
-	t.Packets = map[string]uint64{}
-	for _, c := range packets {
-		t.Packets[c.Result] = c.Count
-	}
-	traffic, err := p.tier.Traffic()
-	if err != nil {
-		klog.ErrorS(err, "Metrics lack the counters of Services")
-	}
-	for _, s := range traffic {
-		t.Services = append(t.Services, metrics.Service{
-			Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol,
-			Connections: s.Connections, Packets: s.Packets, Bytes: s.Bytes,
-		})
-	}
-	return t, true
 }
 
 // registry is the one of the process.

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/metrics"
+	"github.com/tandem-proxy/tandem/placement"
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/xtables"
+)
+
+// tiers are those that are open: one alone, or a fast one and what carries what that
+// cannot.
+type tiers struct {
+	fast   *ebpf.Tier
+	rules  *iptables.Tier
+	placed *placement.Tier // nil unless there are both
+}
+
+// carrier is what decisions are given to.
+func (t *tiers) carrier() proxier.Tier {
+	switch {
+	case t.placed != nil:
+		return t.placed
+	case t.fast != nil:
+		return t.fast
+	}
+	return t.rules
+}
+
+// unplaced counts the service ports that the fast path has no room for.
+func (t *tiers) unplaced() int {
+	if t.placed != nil {
+		return t.placed.Overflow()
+	}
+	return len(t.fast.Unplaced())
+}
+
+func (t *tiers) close() error {
+	var errs []error
+	if t.fast != nil {
+		errs = append(errs, t.fast.Close())
+	}
+	if t.rules != nil {
+		errs = append(errs, t.rules.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// fallbackModes are those that may stand in for the one that was asked for.
+func (p *proxy) fallbackModes() (list []capabilities.Mode) {
+	if p.opts.Config.KubeProxy.Mode != config.ModeEBPF {
+		return nil
+	}
+	for _, m := range p.opts.Config.Tandem.EBPF.Fallback {
+		if m != config.FallbackNone {
+			list = append(list, capabilities.Mode(m))
+		}
+	}
+	return list
+}
+
+// runner has the intervals of the mode.
+func (p *proxy) runner() proxier.RunnerOptions {
+	r := proxier.DefaultRunnerOptions()
+	if p.decision.Mode == capabilities.ModeIPTables {
+		k := &p.opts.Config.KubeProxy.IPTables
+		r.MinInterval, r.MaxInterval = k.MinSyncPeriod.Duration, k.SyncPeriod.Duration
+		r.RetryInterval = min(time.Second, r.MaxInterval) // each try runs programs
+		return r
+	}
+	e := &p.opts.Config.Tandem.EBPF
+	r.MinInterval, r.MaxInterval = e.MinSyncPeriod.Duration, e.SyncPeriod.Duration
+	r.RetryInterval = min(r.RetryInterval, r.MaxInterval)
+	return r
+}
+
+// openTiers opens what the mode needs.
+func (p *proxy) openTiers(ctx context.Context) (open tiers, err error) {
+	logger := klog.FromContext(ctx)
+	if p.decision.Mode == capabilities.ModeIPTables {
+		open.rules, err = p.openRules(ctx)
+		return open, err
+	}
+	if open.fast, err = p.openFast(ctx); err != nil || len(p.fallbackModes()) == 0 {
+		return open, err
+	}
+	rules, err := p.openRules(ctx)
+	if err != nil {
+		logger.Info("Nothing carries what the fast path cannot (SCTP, and what does not fit into its maps)", "reason", err.Error())
+		return open, nil
+	}
+	open.rules, open.placed = rules, placement.New(open.fast, rules)
+	return open, nil
+}
+
+// openRules opens the iptables tier.
+func (p *proxy) openRules(ctx context.Context) (*iptables.Tier, error) {
+	tools, err := xtables.Find(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("find the iptables of this node: %w", err)
+	}
+	k := &p.opts.Config.KubeProxy
+	opts := iptables.Options{Tools: tools, Reporter: p.problems, KeepInvalid: k.Conntrack.TCPBeLiberal || liberalConntrack(),
+		Exclusive: p.decision.Mode == capabilities.ModeIPTables}
+	if bit := k.IPTables.MasqueradeBit; bit != nil {
+		n := int(*bit)
+		opts.MasqueradeBit = &n
+	}
+	tier, err := iptables.Open(ctx, opts)
+	if err != nil {
+		return nil, fmt.Errorf("open the iptables tier: %w", err)
+	}
+	klog.FromContext(ctx).Info("Opened the iptables tier", "variant", tools.Variant())
+	return tier, nil
+}
+
+// liberalConntrack says whether conntrack finds few packets invalid.
+func liberalConntrack() bool {
+	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+	return err == nil && strings.TrimSpace(string(b)) != "0"
+}
+
+// openFast opens the eBPF tier. It waits for a process before this one to let go: two pods of a
+// DaemonSet can overlap for a moment.
+func (p *proxy) openFast(ctx context.Context) (*ebpf.Tier, error) {
+	logger := klog.FromContext(ctx)
+	e := &p.opts.Config.Tandem.EBPF
+	opts := ebpf.Options{
+		CgroupRoot: p.cgroup, Sizes: e.Sizes(), HostNamespaceOnly: e.SocketLB == config.SocketLBHost,
+		// A feature that nobody could ask about is left out: the programs
+		// that use it might not load, and without it they always do.
+		NoSetRetval:   !p.report.Has(capabilities.SetRetval),
+		NoGetpeername: !p.report.Has(capabilities.Getpeername4) || !p.report.Has(capabilities.Getpeername6),
+		NoFIBSource:   !p.report.Has(capabilities.FIBSource),
+		ProcRoot:      e.ProcRoot, Reporter: p.problems,
+		ResetRemoved: e.ResetRemovedBackends, PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, Timeouts: p.opts.Config.FlowTimeouts(),
+	}
+	var err error
+	if opts.NodePortRange, err = config.ParsePortRange(e.NodePortRange); err != nil {
+		return nil, err // validated before
+	}
+	p.choosePackets(logger, &opts)
+	if *e.ReserveNodePorts {
+		if err := reserveNodePorts(logger, opts.NodePortRange); err != nil {
+			logger.Error(err, "Cannot keep connections of this host from getting NodePorts as their source ports", "nodePortRange", opts.NodePortRange)
+		}
+	}
+	for waited := false; ; waited = true {
+		tier, err := ebpf.Open(ctx, opts)
+		if err == nil {
+			logger.Info("Opened the fast path", "cgroupRoot", p.cgroup, "adopted", tier.Adopted())
+			return tier, nil
+		}
+		if !errors.Is(err, ebpf.ErrBusy) {
+			return nil, fmt.Errorf("open the fast path: %w", err)
+		}
+		if !waited {
+			logger.Info("Another process serves this cgroup; waiting for its end", "cgroupRoot", p.cgroup)
+		}
+		timer := time.NewTimer(busyInterval)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, ctx.Err()
+		case <-timer.C:
+		}
+	}
+}
+
+func (p *proxy) setTiers(open tiers) {
+	p.tierMu.Lock()
+	defer p.tierMu.Unlock()
+	p.tiers = open
+}
+
+// tables is what /metrics asks of the tier, while there is one.
+func (p *proxy) tables() (metrics.Tables, bool) {
+	p.tierMu.Lock()
+	defer p.tierMu.Unlock()
+	tier := p.tiers.fast
+	if tier == nil {
+		return metrics.Tables{}, false
+	}
+	t := metrics.Tables{ByName: map[string]metrics.Table{}, Unplaced: p.tiers.unplaced(), ClosedSockets: int64(tier.ClosedSockets())}
+	for name, u := range tier.Usage() {
+		t.ByName[name] = metrics.Table(u)
+	}
+	packets, err := tier.Packets()
+	if err != nil {
+		klog.ErrorS(err, "Metrics lack the counters of packets")
+	}
+	t.Packets = map[string]uint64{}
+	for _, c := range packets {
+		t.Packets[c.Result] = c.Count
+	}
+	traffic, err := tier.Traffic()
+	if err != nil {
+		klog.ErrorS(err, "Metrics lack the counters of Services")
+	}
+	for _, s := range traffic {
+		t.Services = append(t.Services, metrics.Service{
+			Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol,
+			Connections: s.Connections, Packets: s.Packets, Bytes: s.Bytes,
+		})
+	}
+	return t, true
+}

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// The mode changes under traffic, there and back: what is open goes on, and new
+// connections are made all the time. What the mode before left is removed.
+func TestModes(t *testing.T) {
+	l := lab.NewT(t)
+	n := l.Node("node1")
+	here, there, client := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), n.Pod("client")
+	far := l.Client("client")
+	announce(t, l, n, outside(n))
+	dir := t.TempDir()
+	writeManifests(t, dir, loadBalancer, here, there)
+
+	p := start(t, n, dir, "--proxy-mode=iptables")
+	defer func() {
+		p.kill()
+		cleanup(t, n)
+		if left := rules(t, n); strings.Contains(left, "KUBE-") {
+			t.Errorf("left by --cleanup:\n%s", left)
+		}
+		if on := devicesWithPrograms(t, n); len(on) > 0 {
+			t.Errorf("after the cleanup there are programs on %v", on)
+		}
+	}()
+	p.synced(t)
+	long := openFlows(t, client.Sandbox, targets(), here, there)
+
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var asked atomic.Int64
+	var wg sync.WaitGroup
+	ask := func(from *lab.Sandbox, ways map[string]netip.AddrPort) {
+		for name, to := range ways {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					if _, err := from.Ask(t.Context(), name[:3], to); err != nil {
+						t.Errorf("%s from %s: %v", name, from.Name, err)
+						return
+					}
+					asked.Add(1)
+				}
+			})
+		}
+	}
+	ask(client.Sandbox, targets())
+	for i, mode := range []string{"ebpf", "iptables", "ebpf"} {
+		p.terminate(t)
+		p = start(t, n, dir, "--proxy-mode="+mode)
+		p.synced(t)
+		await(t, "mode "+mode, func() error {
+			if mode == "ebpf" {
+				return holds(t, n, "KUBE-SERVICES", false)
+			}
+			return errors.Join(holds(t, n, "-j KUBE-SERVICES", true), p.says("serve no new connections")())
+		})
+		if _, body, err := get(n, 10249, "/proxyMode"); err != nil || body != mode {
+			t.Errorf("/proxyMode says %q in mode %s: %v", body, mode, err)
+		}
+		if i == 0 {
+			p.serves(t)
+			long = append(long, openFlows(t, far.Sandbox, outside(n), here, there)...)
+		}
+		for _, f := range long {
+			f.check(t)
+		}
+		before := asked.Load()
+		await(t, "requests in mode "+mode, func() error {
+			if asked.Load() < before+100 && !t.Failed() {
+				return errors.New("too few")
+			}
+			return nil
+		})
+		if t.Failed() {
+			break
+		}
+	}
+	stop()
+	wg.Wait()
+	t.Logf("%d new connections", asked.Load())
+}
+
+// A kernel that cannot carry mode ebpf, as far as the process is told.
+func TestFallback(t *testing.T) {
+	l := lab.NewT(t)
+	n := l.Node("node1")
+	web, client := serve(t, n.Pod("web")), n.Pod("client")
+	dir := t.TempDir()
+	writeManifests(t, dir, clusterIPs, web)
+	p := start(t, n, dir, "--ebpf-capability-mask=connect4=no")
+	defer func() {
+		p.kill()
+		cleanup(t, n)
+	}()
+	p.synced(t)
+	await(t, "the fallback serves", reaches(client.Sandbox, vip4, "web"))
+	for path, want := range map[string]string{
+		"/proxyMode": "iptables",
+		"/metrics":   `tandem_proxy_mode{mode="iptables",reason="fallback"} 1`,
+	} {
+		if _, body, err := get(n, 10249, path); err != nil || !strings.Contains(body, want) {
+			t.Errorf("%s does not say %s: %v", path, want, err)
+		}
+	}
+	if !strings.Contains(p.log.String(), "connect4") {
+		t.Error("the log does not say why")
+	}
+
+	refuses := command(n, "--proxy-mode=ebpf", "--manifests="+dir, "--hostname-override="+n.Name, "--ebpf-capability-mask=connect4=no", "--ebpf-fallback=none")
+	if err := refuses.Run(); err == nil || !strings.Contains(refuses.log.String(), "no fallback is configured") {
+		t.Errorf("without a fallback: %v\n%s", err, refuses.log)
+	}
+}
+
+// rules are those of both variants and families, without kubelet's: whoever writes
+// those first, they stay.
+func rules(t testing.TB, n *lab.Node) string {
+	t.Helper()
+	var all strings.Builder
+	for _, program := range []string{"iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save"} {
+		out, err := n.Command(context.Background(), program).Output()
+		if err != nil {
+			t.Fatalf("%s: %v", program, err)
+		}
+		for line := range strings.Lines(string(out)) {
+			if !strings.Contains(line, "KUBE-FIREWALL") {
+				all.WriteString(line)
+			}
+		}
+	}
+	return all.String()
+}
+
+func holds(t testing.TB, n *lab.Node, text string, want bool) error {
+	if all := rules(t, n); strings.Contains(all, text) != want {
+		return fmt.Errorf("the rules hold %q: %v\n%s", text, !want, all)
+	}
+	return nil
+}

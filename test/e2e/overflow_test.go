@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// overflowing is the i-th of Services that do not all fit into the maps.
+func overflowing(i int) (manifest string, to netip.AddrPort) {
+	to = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 1, byte(1 + i)}), 80)
+	return fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata: {namespace: shop, name: s%d}
+spec:
+  clusterIP: %s
+  ports: [{port: 80, protocol: TCP}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: shop, name: s%[1]d-ipv4, labels: {kubernetes.io/service-name: s%[1]d}}
+addressType: IPv4
+ports: [{port: %[3]d, protocol: TCP}]
+endpoints:
+`, i, to.Addr(), targetPort), to
+}
+
+// What does not fit into the maps is carried by rules, and moves back when there is
+// room. Nobody notices.
+func TestOverflow(t *testing.T) {
+	const services, room = 7, 4
+	l := lab.NewT(t)
+	node := l.Node("node1")
+	pods, client := []*lab.Pod{serve(t, node.Pod("a")), serve(t, node.Pod("b"))}, node.Pod("client")
+	dir := t.TempDir()
+	var ways []netip.AddrPort
+	write := func(i int) {
+		manifest, _ := overflowing(i)
+		for _, p := range pods {
+			manifest += fmt.Sprintf("- {addresses: [%q], nodeName: %s}\n", p.Addr4, p.Node.Name)
+		}
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("s%d.yaml", i)), []byte(manifest), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range services {
+		_, to := overflowing(i)
+		ways = append(ways, to)
+	}
+	write(0)
+	p := start(t, node, dir, fmt.Sprintf("--ebpf-max-frontends=%d", room), "--ebpf-sync-period=1s")
+	defer func() {
+		p.kill()
+		cleanup(t, node)
+	}()
+	p.synced(t)
+
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var asked atomic.Int64
+	var wg sync.WaitGroup
+	use := func(i int) {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := client.Ask(t.Context(), "tcp", ways[i]); err != nil {
+					t.Errorf("service %d: %v", i, err)
+					return
+				}
+				asked.Add(1)
+			}
+		})
+	}
+	for i := range services {
+		write(i)
+		await(t, fmt.Sprintf("service %d", i), func() error {
+			_, err := client.Ask(t.Context(), "tcp", ways[i])
+			return err
+		})
+		if i < room {
+			use(i)
+		}
+	}
+	await(t, "rules for what does not fit", func() error {
+		if n := strings.Count(rules(t, node), ":KUBE-SVC-"); n != services-room {
+			return fmt.Errorf("there are rules for %d Services", n)
+		}
+		return nil
+	})
+	use(services - 1)
+	// These moved into rules; when others go, they move back.
+	for i := 1; i < services-1; i++ {
+		if i < room {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, fmt.Sprintf("s%d.yaml", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await(t, "one that is left in rules", func() error {
+		if n := strings.Count(rules(t, node), ":KUBE-SVC-"); n != 1 {
+			return fmt.Errorf("there are rules for %d Services", n)
+		}
+		return nil
+	})
+	// The load on what goes has to end before it does.
+	stop()
+	wg.Wait()
+	if err := os.Remove(filepath.Join(dir, "s1.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop = context.WithCancel(t.Context())
+	defer stop()
+	use(0)
+	use(services - 1)
+	await(t, "no rules any more", func() error { return holds(t, node, "KUBE-SERVICES", false) })
+	before := asked.Load()
+	await(t, "requests afterwards", func() error {
+		if asked.Load() < before+100 && !t.Failed() {
+			return errors.New("too few")
+		}
+		return nil
+	})
+	stop()
+	wg.Wait()
+	t.Logf("%d connections", asked.Load())
+}
