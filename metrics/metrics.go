@@ -17,6 +17,7 @@ import (
 
 	k8smetrics "k8s.io/component-base/metrics"
 
+	"github.com/tandem-proxy/tandem/conntrack"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
@@ -49,6 +50,9 @@ type Metrics struct {
 	healthz, livez     *k8smetrics.CounterVec
 	programmingLatency *k8smetrics.HistogramVec
 	noLocalEndpoints   *k8smetrics.GaugeVec
+	restoreFailures    *k8smetrics.CounterVec
+	conntrackDuration  *k8smetrics.HistogramVec
+	conntrackDeleted   *k8smetrics.CounterVec
 
 	// Ours.
 	problems   *k8smetrics.CounterVec
@@ -109,6 +113,10 @@ func New(families []proxier.Family) *Metrics {
 		))
 	m.noLocalEndpoints = gauges(kubeproxy, "sync_proxy_rules_no_local_endpoints_total", "Service ports whose traffic policy is Local and that have endpoints, but none on this node.", "traffic_policy", ipFamily)
 
+	m.restoreFailures = counters(kubeproxy, "sync_proxy_rules_iptables_restore_failures_total", "Runs of iptables-restore that failed.", ipFamily)
+	m.conntrackDuration = histograms("conntrack_reconciler_sync_duration_seconds", "Time it took to find and delete stale UDP entries of conntrack.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
+	m.conntrackDeleted = counters(kubeproxy, "conntrack_reconciler_deleted_entries_total", "Stale UDP entries of conntrack that were deleted.", ipFamily)
+
 	m.problems = counters(tandem, "problems_total", "Problems with objects of the cluster, by kind of object and reason.", "kind", "reason")
 	m.syncErrors = counter(tandem, "sync_errors_total", "Syncs that failed, at least in part.")
 	m.ports = gauge(tandem, "service_ports", "Service ports there are.")
@@ -122,7 +130,7 @@ func New(families []proxier.Family) *Metrics {
 func (m *Metrics) Register(registry Registry, source TableSource) error {
 	for _, metric := range []k8smetrics.Registerable{
 		m.syncDuration, m.syncLast, m.syncLastQueued, m.endpointPending, m.endpointTotal, m.servicePending, m.serviceTotal,
-		m.healthz, m.livez, m.programmingLatency, m.noLocalEndpoints,
+		m.healthz, m.livez, m.programmingLatency, m.noLocalEndpoints, m.restoreFailures, m.conntrackDuration, m.conntrackDeleted,
 		m.problems, m.syncErrors, m.ports, m.capability, m.mode, m.build,
 	} {
 		if err := registry.Register(metric); err != nil {
@@ -133,6 +141,7 @@ func (m *Metrics) Register(registry Registry, source TableSource) error {
 	for _, f := range m.families {
 		m.noLocalEndpoints.WithLabelValues("internal", f).Set(0)
 		m.noLocalEndpoints.WithLabelValues("external", f).Set(0)
+		m.restoreFailures.WithLabelValues(f).Add(0)
 	}
 	if source == nil {
 		return nil
@@ -149,6 +158,17 @@ func (m *Metrics) Healthz(code int) { m.healthz.WithLabelValues(strconv.Itoa(cod
 
 // Livez counts an answer of /livez.
 func (m *Metrics) Livez(code int) { m.livez.WithLabelValues(strconv.Itoa(code)).Inc() }
+
+// RestoreFailed counts a run of iptables-restore that failed.
+func (m *Metrics) RestoreFailed(family proxier.Family) {
+	m.restoreFailures.WithLabelValues(family.String()).Inc()
+}
+
+// Reconciled counts a look at conntrack.
+func (m *Metrics) Reconciled(r conntrack.Result) {
+	m.conntrackDuration.WithLabelValues(r.Family.String()).Observe(r.Took.Seconds())
+	m.conntrackDeleted.WithLabelValues(r.Family.String()).Add(float64(r.Deleted))
+}
 
 // Problem counts a problem. Both words come from short lists.
 func (m *Metrics) Problem(kind, reason string) { m.problems.WithLabelValues(kind, reason).Inc() }

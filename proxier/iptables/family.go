@@ -394,5 +394,9 @@ func (f *family) restore(ctx context.Context, t *text) error {
 		return nil
 	}
 	klog.FromContext(ctx).V(5).Info("Restoring rules", "family", f.name, "bytes", len(input))
-	return f.opts.Tools.Restore(ctx, f.name, input)
+	err := f.opts.Tools.Restore(ctx, f.name, input)
+	if err != nil && f.opts.Observer != nil {
+		f.opts.Observer.RestoreFailed(f.name)
+	}
+	return err
 }

@@ -5,6 +5,7 @@ package iptables
 import (
 	"context"
 
+	"github.com/tandem-proxy/tandem/conntrack"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/xtables"
 )
@@ -34,6 +35,16 @@ type Options struct {
 	Exclusive bool
 	// Reporter is told of what could not be written; nil for nobody.
 	Reporter proxier.Reporter
+	// Observer counts; nil for nobody.
+	Observer Observer
+}
+
+// Observer counts what the tier does.
+type Observer interface {
+	// RestoreFailed is told of each run of iptables-restore that failed.
+	RestoreFailed(proxier.Family)
+	// Reconciled is told of each look at conntrack.
+	Reconciled(conntrack.Result)
 }
 
 const defaultMasqueradeBit = 14

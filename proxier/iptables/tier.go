@@ -29,7 +29,11 @@ var _ proxier.Tier = (*Tier)(nil)
 // Open finds out which families can be carried in the network namespace of the calling
 // thread; it needs CAP_NET_ADMIN. It writes nothing.
 func Open(ctx context.Context, opts Options) (*Tier, error) {
-	t := &Tier{opts: opts, flows: conntrack.New(conntrack.Options{Table: conntrack.Kernel{}, Exclusive: opts.Exclusive})}
+	flows := conntrack.Options{Table: conntrack.Kernel{}, Exclusive: opts.Exclusive}
+	if opts.Observer != nil {
+		flows.Observer = opts.Observer.Reconciled
+	}
+	t := &Tier{opts: opts, flows: conntrack.New(flows)}
 	for f := range proxier.Families {
 		if t.unusable[f] = opts.Tools.Usable(ctx, f); t.unusable[f] == nil {
 			t.families[f] = newFamily(f, &t.opts)

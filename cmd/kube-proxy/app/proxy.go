@@ -5,6 +5,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -236,11 +237,22 @@ func (p *proxy) program(ctx context.Context) error {
 		p.metrics.Start(time.Now())
 		if p.recorder != nil {
 			p.recorder.Eventf(problems.NodeReference(p.opts.nodeName), nil, v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
+			p.tellOfFallback()
 		}
 		px.Run(ctx)
 		return nil
 	})
 	return group.Wait()
+}
+
+// tellOfFallback records an Event on the Node if another mode runs than was asked for.
+func (p *proxy) tellOfFallback() {
+	asked := p.opts.Config.KubeProxy.Mode
+	if string(p.decision.Mode) == string(asked) {
+		return
+	}
+	p.recorder.Eventf(problems.NodeReference(p.opts.nodeName), nil, v1.EventTypeWarning, "ProxyModeFallback", "StartKubeProxy",
+		"mode %s runs instead of %s: %s", p.decision.Mode, asked, strings.Join(texts(p.decision.Reasons), "; "))
 }
 
 func (p *proxy) source(handler proxier.Handler, onServiceCIDR func(string, []string)) source {

@@ -152,7 +152,7 @@ func TestEvents(t *testing.T) {
 	o.Config.KubeProxy.ClientConnection.ContentType = "application/json"
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	p := &proxy{opts: o}
+	p := &proxy{opts: o, decision: capabilities.Decision{Mode: capabilities.Mode(o.Config.KubeProxy.Mode)}}
 	if err := p.connect(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -163,8 +163,12 @@ func TestEvents(t *testing.T) {
 
 	p.recorder.Eventf(problems.NodeReference(o.nodeName), nil, v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
 	p.bindFailed("FailedToStartMetricServer", "StartKubeProxy")(io.ErrUnexpectedEOF)
+	p.tellOfFallback() // which is none
+	o.Config.KubeProxy.Mode = "ebpf"
+	p.decision = capabilities.Decision{Mode: "iptables", Reasons: []capabilities.Reason{{Text: "no hooks"}, {Text: "no maps"}}}
+	p.tellOfFallback()
 	got := map[string]string{}
-	for range 2 {
+	for range 3 {
 		select {
 		case e := <-received:
 			got[e.Reason] = strings.Join([]string{e.Type, e.Action, e.Regarding.Kind, e.Regarding.Name, string(e.Regarding.UID), e.ReportingController, e.Note}, " ")
@@ -175,6 +179,7 @@ func TestEvents(t *testing.T) {
 	want := map[string]string{
 		"Starting":                  "Normal StartKubeProxy Node node1 node1 kube-proxy ",
 		"FailedToStartMetricServer": "Warning StartKubeProxy Node node1 node1 kube-proxy unexpected EOF",
+		"ProxyModeFallback":         "Warning StartKubeProxy Node node1 node1 kube-proxy mode iptables runs instead of ebpf: no hooks; no maps",
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("events (-want +got):\n%s", d)

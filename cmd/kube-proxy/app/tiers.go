@@ -114,7 +114,7 @@ func (p *proxy) openRules(ctx context.Context) (*iptables.Tier, error) {
 		return nil, fmt.Errorf("find the iptables of this node: %w", err)
 	}
 	k := &p.opts.Config.KubeProxy
-	opts := iptables.Options{Tools: tools, Reporter: p.problems, KeepInvalid: k.Conntrack.TCPBeLiberal || liberalConntrack(),
+	opts := iptables.Options{Tools: tools, Reporter: p.problems, Observer: p.metrics, KeepInvalid: k.Conntrack.TCPBeLiberal || liberalConntrack(),
 		Exclusive: p.decision.Mode == capabilities.ModeIPTables}
 	if bit := k.IPTables.MasqueradeBit; bit != nil {
 		n := int(*bit)
