@@ -38,6 +38,7 @@ type Tier struct {
 	slow, clusterIPs int
 	guards           bool
 	state            state
+	owes             [sides]bool // a tier tries again with its next sync
 	// room says that the fast tier let go of something since it last had no room.
 	room bool
 }
@@ -112,12 +113,14 @@ func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 	order := t.take(&u)
 	var errs []error
 	if t.state == active {
-		errs = append(errs, t.sync(ctx, onFallback, nil, t.diff(order, onFallback, added)))
+		errs = append(errs, t.sync(ctx, onFallback, nil, t.gains(order)))
 	}
 	errs = append(errs, t.syncFast(ctx, &u, order))
 	if moved := t.overflowing(ctx); len(moved) > 0 {
-		err := t.sync(ctx, onFallback, nil, t.diff(moved, onFallback, added))
-		if t.state != active {
+		var err error
+		if t.state == active {
+			err = t.sync(ctx, onFallback, nil, t.diff(moved, onFallback, added))
+		} else {
 			err = t.fill(ctx)
 		}
 		// What is in the fast tier is old, and it alone would be seen.
@@ -196,6 +199,24 @@ func (t *Tier) diff(order []uint32, s side, w which) (list []proxier.PortChange)
 	return list
 }
 
+// gains is what the fallback gets, along with what it has: whatever is leaving it is not
+// in the fast tier yet.
+func (t *Tier) gains(order []uint32) []proxier.PortChange {
+	list := t.diff(order, onFallback, added)
+	for i := range list {
+		c := &list[i]
+		if c.Old == nil {
+			continue
+		}
+		has := func(d *proxier.Decision, f *proxier.Frontend) bool {
+			return slices.ContainsFunc(d.Frontends, func(o proxier.Frontend) bool { return o.Addr == f.Addr && o.Kind == f.Kind })
+		}
+		old, next := c.Old, c.New
+		c.New = t.ports[c.Index()].decision.Only(func(f *proxier.Frontend) bool { return has(old, f) || has(next, f) })
+	}
+	return list
+}
+
 // all is what a tier is to have.
 func (t *Tier) all(order []uint32, s side) (list []proxier.PortChange) {
 	for _, index := range order {
@@ -208,7 +229,7 @@ func (t *Tier) all(order []uint32, s side) (list []proxier.PortChange) {
 
 // sync gives a tier its changes. What it owes after an error it tries again by itself.
 func (t *Tier) sync(ctx context.Context, s side, rules *proxier.NodeRules, changes []proxier.PortChange) error {
-	if rules == nil && len(changes) == 0 {
+	if rules == nil && len(changes) == 0 && !t.owes[s] {
 		return nil
 	}
 	return t.give(ctx, s, proxier.Update{NodeRules: rules, Changes: changes})
@@ -220,6 +241,7 @@ func (t *Tier) give(ctx context.Context, s side, u proxier.Update) error {
 		tier = t.fast
 	}
 	err := tier.Sync(ctx, u)
+	t.owes[s] = err != nil
 	for i := range u.Changes {
 		c := &u.Changes[i]
 		if p := t.ports[c.Index()]; p != nil {
@@ -315,7 +337,7 @@ func (t *Tier) settle(ctx context.Context, u *proxier.Update, order []uint32) er
 	case t.slow > 0 && (u.Full || t.state != active):
 		return t.fill(ctx)
 	case t.slow > 0:
-		return t.sync(ctx, onFallback, u.NodeRules, t.diff(order, onFallback, removed))
+		return t.sync(ctx, onFallback, u.NodeRules, t.diff(order, onFallback, added|removed))
 	case t.state == idle || t.state == unknown && !u.Full:
 		return nil
 	}

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package placement
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// fake is a tier with room for so many service ports. It tells what it carries whenever
+// that changes.
+type fake struct {
+	t        *testing.T
+	room     int // none is without bounds
+	refuses  func(*proxier.Decision, *proxier.Frontend) error
+	has      map[uint32]*proxier.Decision
+	unplaced map[uint32]error
+	rules    *proxier.NodeRules
+	cleaned  int
+	synced   int
+	fails    bool
+	changed  func()
+}
+
+var errFull, errFails = errors.New("full"), errors.New("fails")
+
+func (f *fake) Sync(_ context.Context, u proxier.Update) error {
+	f.synced++
+	if f.fails {
+		return errFails
+	}
+	if u.NodeRules != nil {
+		f.rules = u.NodeRules
+	}
+	if f.rules == nil {
+		f.t.Error("a tier is not told of the node's rules")
+	}
+	wanted := map[uint32]bool{}
+	for _, c := range u.Changes {
+		wanted[c.Index()] = true
+		delete(f.unplaced, c.Index())
+		switch _, there := f.has[c.Index()]; {
+		case c.New == nil:
+			delete(f.has, c.Index())
+		case f.room > 0 && !there && len(f.has) >= f.room:
+			f.unplaced[c.Index()] = errFull
+		default:
+			f.has[c.Index()] = c.New
+		}
+	}
+	if u.Full {
+		maps.DeleteFunc(f.has, func(index uint32, _ *proxier.Decision) bool { return !wanted[index] })
+		maps.DeleteFunc(f.unplaced, func(index uint32, _ error) bool { return !wanted[index] })
+	}
+	f.changed()
+	return nil
+}
+
+func (f *fake) Cleanup(context.Context) error {
+	f.cleaned++
+	if f.fails {
+		return errFails
+	}
+	clear(f.has)
+	f.rules = nil
+	f.changed()
+	return nil
+}
+
+func (f *fake) Supports(d *proxier.Decision, fe *proxier.Frontend) error {
+	if f.refuses == nil {
+		return nil
+	}
+	return f.refuses(d, fe)
+}
+
+func (f *fake) Unplaced() map[uint32]error { return f.unplaced }
+
+// bench is both tiers, the placement, and what it was given.
+type bench struct {
+	t              *testing.T
+	fast, fallback *fake
+	tier           *Tier
+	table          *proxier.Table
+	wanted         map[uint32]*proxier.Decision
+	// kept are frontends that are there before and after what is going on.
+	kept map[string]bool
+}
+
+func newBench(t *testing.T, room int) *bench {
+	b := &bench{t: t, wanted: map[uint32]*proxier.Decision{}}
+	newFake := func() *fake {
+		return &fake{t: t, has: map[uint32]*proxier.Decision{}, unplaced: map[uint32]error{}, changed: b.check}
+	}
+	b.fast, b.fallback = newFake(), newFake()
+	b.fast.room = room
+	b.fast.refuses = func(d *proxier.Decision, f *proxier.Frontend) error {
+		if d.Name.Protocol == proxier.SCTP || f.Kind == proxier.ExternalIP {
+			return errors.New("not here")
+		}
+		return nil
+	}
+	b.tier = New(b.fast, b.fallback)
+	return b
+}
+
+func keyOf(d *proxier.Decision, f *proxier.Frontend) string {
+	return fmt.Sprintf("%s %s %s", d.Name, d.Name.Protocol, f.Addr)
+}
+
+func carried(f *fake) map[string]*proxier.Decision {
+	all := map[string]*proxier.Decision{}
+	for _, d := range f.has {
+		for i := range d.Frontends {
+			all[keyOf(d, &d.Frontends[i])] = d
+		}
+	}
+	return all
+}
+
+// check is called whenever a tier changed: what stays is carried at every moment.
+func (b *bench) check() {
+	fast, fallback := carried(b.fast), carried(b.fallback)
+	for key := range b.kept {
+		if fast[key] == nil && fallback[key] == nil {
+			b.t.Errorf("%s is carried by nobody for a moment", key)
+		}
+	}
+}
+
+func (b *bench) frontends() map[string]bool {
+	all := map[string]bool{}
+	for _, d := range b.wanted {
+		for i := range d.Frontends {
+			all[keyOf(d, &d.Frontends[i])] = true
+		}
+	}
+	return all
+}
+
+// sync gives the placement some changes, and compares what is carried afterwards.
+func (b *bench) sync(full bool, changes ...proxier.PortChange) {
+	b.t.Helper()
+	before := b.frontends()
+	for _, c := range changes {
+		if c.New == nil {
+			delete(b.wanted, c.Index())
+		} else {
+			b.wanted[c.Index()] = c.New
+		}
+	}
+	if full {
+		changes = nil
+		for _, index := range slices.Sorted(maps.Keys(b.wanted)) {
+			changes = append(changes, proxier.PortChange{New: b.wanted[index]})
+		}
+	}
+	b.kept = b.frontends()
+	maps.DeleteFunc(b.kept, func(key string, _ bool) bool { return !before[key] })
+	u := proxier.Update{Full: full, Changes: changes}
+	if full {
+		u.NodeRules = &proxier.NodeRules{Unserved: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}
+	}
+	if err := b.tier.Sync(b.t.Context(), u); err != nil {
+		b.t.Fatal(err)
+	}
+	b.kept = nil
+	b.compare()
+}
+
+// compare says whether each frontend is carried by one tier, as of now, and by the fast
+// one if it can.
+func (b *bench) compare() {
+	b.t.Helper()
+	fast, fallback := carried(b.fast), carried(b.fallback)
+	clusterIPs := false
+	for _, d := range b.wanted {
+		overflow := b.tier.ports[d.Index()].overflow != nil
+		for i := range d.Frontends {
+			f := &d.Frontends[i]
+			key := keyOf(d, f)
+			slow := b.fast.Supports(d, f) != nil || overflow
+			if (fast[key] != nil) == slow || (fallback[key] != nil) != slow {
+				b.t.Errorf("%s: in the fast tier %v, in the fallback %v, want the fallback %v", key, fast[key] != nil, fallback[key] != nil, slow)
+			}
+			if got := cmp.Or(fast[key], fallback[key]); got != nil && !slices.Equal(got.Backends, d.Backends) {
+				b.t.Errorf("%s has the backends of another time", key)
+			}
+			clusterIPs = clusterIPs || slow && f.Kind == proxier.ClusterIP
+			delete(fast, key)
+			delete(fallback, key)
+		}
+	}
+	if len(fast)+len(fallback) > 0 {
+		b.t.Errorf("nobody wants %v %v", slices.Collect(maps.Keys(fast)), slices.Collect(maps.Keys(fallback)))
+	}
+	if rules := b.fast.rules; rules != nil && (len(rules.Unserved) == 0) != clusterIPs {
+		b.t.Errorf("the fast tier refuses what nobody serves: %v, while the fallback serves ClusterIPs: %v", len(rules.Unserved) > 0, clusterIPs)
+	}
+}
+
+// decide makes a decision with these frontends. The table gives indexes, so decisions
+// come from one.
+func (b *bench) decide(random *rand.Rand, i int) proxier.PortChange {
+	protocol := proxier.TCP
+	if i%5 == 0 {
+		protocol = proxier.SCTP
+	}
+	d := proxier.NewDecision(proxier.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("s", i)}, Protocol: protocol}, uint32(i))
+	d.Frontends = []proxier.Frontend{{Kind: proxier.ClusterIP, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), 80)}}
+	if i%3 == 0 {
+		d.Frontends = append(d.Frontends, proxier.Frontend{Kind: proxier.ExternalIP, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), 80)})
+	}
+	d.Backends = []proxier.Backend{{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(random.IntN(250)), 1}), 8080)}}
+	return proxier.PortChange{Old: b.wanted[uint32(i)], New: d}
+}
+
+// Random histories: each frontend is carried by exactly one tier, and at every moment.
+func TestPlacement(t *testing.T) {
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		b := newBench(t, 1+random.IntN(12))
+		b.sync(true)
+		for range 40 {
+			var changes []proxier.PortChange
+			for range random.IntN(4) {
+				i := 1 + random.IntN(20)
+				if slices.ContainsFunc(changes, func(c proxier.PortChange) bool { return c.Index() == uint32(i) }) {
+					continue
+				}
+				c := b.decide(random, i)
+				if random.IntN(3) == 0 {
+					if c.Old == nil {
+						continue
+					}
+					c.New = nil
+				}
+				changes = append(changes, c)
+			}
+			b.sync(random.IntN(5) == 0, changes...)
+		}
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+// A fallback that carries nothing is not there, and costs nothing; it is cleaned up once
+// the fast tier has everything, since others may have left rules of its kind.
+func TestIdleFallback(t *testing.T) {
+	b := newBench(t, 0)
+	random := rand.New(rand.NewPCG(1, 1))
+	plain, sctp := b.decide(random, 1), b.decide(random, 5)
+	b.sync(true, plain)
+	if b.fallback.synced != 0 || b.fallback.cleaned != 1 {
+		t.Errorf("the fallback was synced %d times and cleaned up %d times", b.fallback.synced, b.fallback.cleaned)
+	}
+	b.sync(false, b.decide(random, 1))
+	b.sync(true)
+	if b.fallback.synced != 0 || b.fallback.cleaned != 1 {
+		t.Errorf("later the fallback was synced %d times and cleaned up %d times", b.fallback.synced, b.fallback.cleaned)
+	}
+	b.sync(false, sctp)
+	if b.fallback.synced == 0 {
+		t.Error("the fallback does not carry what the fast tier cannot")
+	}
+	b.sync(false, proxier.PortChange{Old: sctp.New})
+	if b.fallback.cleaned != 2 {
+		t.Error("the fallback carries nothing any more and is still there")
+	}
+	if err := b.tier.Supports(sctp.New, &sctp.New.Frontends[0]); err != nil {
+		t.Error(err)
+	}
+	if b.tier.Why(sctp.New, &sctp.New.Frontends[0]) == nil {
+		t.Error("nobody says why the fallback carries it")
+	}
+}
+
+// A fallback that fails holds up nothing that the fast tier carries.
+func TestFailingFallback(t *testing.T) {
+	b := newBench(t, 0)
+	random := rand.New(rand.NewPCG(1, 1))
+	b.fallback.fails = true
+	u := proxier.Update{Full: true, NodeRules: &proxier.NodeRules{}, Changes: []proxier.PortChange{b.decide(random, 1), b.decide(random, 5)}}
+	if err := b.tier.Sync(t.Context(), u); !errors.Is(err, errFails) {
+		t.Errorf("error %v", err)
+	}
+	if len(b.fast.has) != 1 {
+		t.Error("the fast tier does not carry its own")
+	}
+	b.fallback.fails = false
+	if err := b.tier.Sync(t.Context(), proxier.Update{}); err != nil {
+		t.Fatal(err)
+	}
+	if len(b.fallback.has) != 1 {
+		t.Error("the fallback was not given what it owes")
+	}
+	for _, tier := range []*fake{b.fast, b.fallback} {
+		tier.fails = true
+		for _, i := range []int{2, 10} {
+			if err := b.tier.Sync(t.Context(), proxier.Update{Changes: []proxier.PortChange{b.decide(random, i)}}); i == 10 && !errors.Is(err, errFails) {
+				t.Errorf("error %v", err)
+			}
+		}
+		tier.fails = false
+		before := tier.synced
+		if err := b.tier.Sync(t.Context(), proxier.Update{}); err != nil || tier.synced == before {
+			t.Errorf("a tier that owes something is not asked again: %v", err)
+		}
+	}
+}
