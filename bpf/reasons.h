@@ -23,6 +23,7 @@ enum reason {
 	DROP_REWRITE,	   /* the kernel could not make the packet writable */
 	DROP_NO_ROUTE,	   /* of a flow, or an error about it */
 	PASS_RST,	   /* a reset of no known connection */
+	PASS_NETFILTER,	   /* it translates this connection */
 	REASONS,
 };
 

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
+#include "conntrack.h"
 #include "flow.h"
 #include "packet.h"
 #include "tc_config.h"
@@ -43,8 +44,9 @@ static __always_inline __u16 snat_port(__u32 index)
 }
 
 /*
- * Whether a socket of this host would get the replies: one that is connected
- * to that backend from there, or one that listens there.
+ * Whether somebody else would get the replies: a socket of this host that is
+ * connected to that backend from there, or that listens there, or a connection
+ * that netfilter translates.
  */
 static __always_inline bool host_has_port(struct __sk_buff *skb,
 					  const struct flow_key *reply, bool v6)
@@ -72,10 +74,11 @@ static __always_inline bool host_has_port(struct __sk_buff *skb,
 	else
 		sk = bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS,
 				       0);
-	if (!sk)
-		return false;
-	bpf_sk_release(sk);
-	return true;
+	if (sk) {
+		bpf_sk_release(sk);
+		return true;
+	}
+	return conntrack_status(skb, reply) & IPS_CONFIRMED;
 }
 
 /* Tries to have a flow's replies come to the port of that index. */

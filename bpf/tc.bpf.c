@@ -20,6 +20,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "conntrack.h"
 #include "flow.h"
 #include "forward.h"
 #include "fragment.h"
@@ -136,6 +137,10 @@ GLOBAL int follow(struct __sk_buff *skb, struct packet *p, __u64 known,
 	/* Of requests and replies, each is translated in one place alone. */
 	if (ingress != (!hit.reply || hit.flags & FLOW_INGRESS))
 		return NEXT;
+	/* Who serves now does not know which of this node's ports are taken. */
+	if (draining && hit.reply && hit.flags & FLOW_REMOTE &&
+	    netfilter_has(skb, p))
+		return done(PASS_NETFILTER, NEXT);
 	if (is_over(p, &hit)) {
 		flow_end(hit.id, hit.life);
 		return NO_FLOW;
@@ -457,8 +462,14 @@ static __always_inline int send_error(struct __sk_buff *skb, struct packet *p,
 static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 {
 	struct choice c = {};
-	int verdict = choose(p, &c);
+	int verdict;
 
+	/* A connection that began before these programs were here. */
+	if ((p->key.proto != IPPROTO_TCP ||
+	     (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN) &&
+	    netfilter_has(skb, p))
+		return done(PASS_NETFILTER, NEXT);
+	verdict = choose(p, &c);
 	if (verdict != CHOSEN)
 		return verdict;
 	switch (create(skb, p, &c)) {

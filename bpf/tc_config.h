@@ -31,6 +31,13 @@ const volatile __u8 have_fib_source = 1;
 /* bpf_loop() (Linux 5.17). */
 const volatile __u8 have_loop = 1;
 
+/* Another proxy serves already, and these programs only what they did before.
+ */
+const volatile __u8 draining = 0;
+
+/* The kernel's conntrack can be asked (Linux 5.18, and BTF). */
+const volatile __u8 have_conntrack = 1;
+
 /* The sizes of the flow maps; that of the young is a power of two. */
 const volatile __u32 max_flows = 1 << 18;
 const volatile __u32 max_young = 1 << 16;

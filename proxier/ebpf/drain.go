@@ -33,6 +33,10 @@ func (t *Tier) Drain(ctx context.Context) error {
 	if err := t.takeFrontends(); err != nil {
 		return fmt.Errorf("take the frontends away: %w", err)
 	}
+	t.packets.draining = true
+	if err := t.startDevices(ctx); err != nil {
+		return fmt.Errorf("tell the programs on devices: %w", err)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	t.runs.Go(func() { t.flowTable.collect(ctx, t.opts.Timeouts) })

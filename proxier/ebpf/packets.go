@@ -68,6 +68,9 @@ type packets struct {
 	leaving map[int]time.Time
 	linger  [2]time.Duration // by role
 	looked  bool             // for what a process before this one left
+	// draining says that another proxy serves already.
+	draining    bool
+	noConntrack bool
 	// carriers are at work while programs are replaced that have other flows.
 	carriers []*carrier
 }
@@ -79,7 +82,7 @@ var defaultLinger = [2]time.Duration{roleUplink: time.Minute, rolePod: time.Hour
 
 func newPackets(maps map[string]*ciliumebpf.Map, opts *Options, snat snatPool) *packets {
 	return &packets{maps: maps, opts: opts, snat: snat, loaded: map[variant]*packetPrograms{}, on: map[int]variant{},
-		leaving: map[int]time.Time{}, linger: defaultLinger}
+		leaving: map[int]time.Time{}, linger: defaultLinger, noConntrack: opts.NoConntrack}
 }
 
 func (p *packets) close() {
@@ -95,6 +98,24 @@ func (p *packets) programs(v variant) (*packetPrograms, error) {
 	if programs := p.loaded[v]; programs != nil {
 		return programs, nil
 	}
+	programs, err := p.load(v)
+	if err != nil && !p.noConntrack {
+		// It may be a module that is not there, whatever the kernel could do.
+		p.noConntrack = true
+		var without error
+		if programs, without = p.load(v); without == nil {
+			klog.Background().Info("Connections that netfilter translates cannot be told from new ones", "reason", err.Error())
+			err = nil
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.loaded[v] = programs
+	return programs, nil
+}
+
+func (p *packets) load(v variant) (*packetPrograms, error) {
 	spec, err := packetSpec()
 	if err != nil {
 		return nil, err
@@ -109,6 +130,7 @@ func (p *packets) programs(v variant) (*packetPrograms, error) {
 		"max_kept_tcp": uint64(p.opts.Sizes.TCPFlows), "max_kept_udp": uint64(p.opts.Sizes.UDPFlows),
 		"snat_ranges": p.snat.bpf(), "snat_ports": uint32(p.snat.usual), "snat_all_ports": uint32(p.snat.all),
 		"have_fib_source": boolByte(!p.opts.NoFIBSource), "have_loop": boolByte(!p.opts.NoLoop), "reset_removed": boolByte(p.opts.ResetRemoved),
+		"have_conntrack": boolByte(!p.noConntrack), "draining": boolByte(p.draining),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, fmt.Errorf("set %s: %w", name, err)
@@ -123,7 +145,12 @@ func (p *packets) programs(v variant) (*packetPrograms, error) {
 			return nil, fmt.Errorf("map %s is missing", name)
 		}
 	}
-	collection, err := ciliumebpf.NewCollectionWithOptions(spec, ciliumebpf.CollectionOptions{MapReplacements: replacements})
+	opts := ciliumebpf.CollectionOptions{MapReplacements: replacements}
+	if p.noConntrack {
+		// The one type of the kernel's that is needed, which may lack BTF.
+		opts.Programs.KernelTypes = spec.Types
+	}
+	collection, err := ciliumebpf.NewCollectionWithOptions(spec, opts)
 	if err != nil {
 		return nil, fmt.Errorf("load the packet programs: %w", err)
 	}
@@ -137,7 +164,6 @@ func (p *packets) programs(v variant) (*packetPrograms, error) {
 			return nil, fmt.Errorf("bind tdm_meta to %s: %w", h.program, err)
 		}
 	}
-	p.loaded[v] = programs
 	return programs, nil
 }
 

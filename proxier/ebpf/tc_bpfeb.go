@@ -75,7 +75,9 @@ const (
 	tcMapTdmVip        = "tdm_vip"
 	tcProgTdmIn        = "tdm_in"
 	tcProgTdmOut       = "tdm_out"
+	tcVarDraining      = "draining"
 	tcVarFromPod       = "from_pod"
+	tcVarHaveConntrack = "have_conntrack"
 	tcVarHaveFibSource = "have_fib_source"
 	tcVarHaveLoop      = "have_loop"
 	tcVarL2Len         = "l2_len"
@@ -171,7 +173,9 @@ type tcMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcVariableSpecs struct {
+	Draining      *ebpf.VariableSpec `ebpf:"draining"`
 	FromPod       *ebpf.VariableSpec `ebpf:"from_pod"`
+	HaveConntrack *ebpf.VariableSpec `ebpf:"have_conntrack"`
 	HaveFibSource *ebpf.VariableSpec `ebpf:"have_fib_source"`
 	HaveLoop      *ebpf.VariableSpec `ebpf:"have_loop"`
 	L2Len         *ebpf.VariableSpec `ebpf:"l2_len"`
@@ -267,7 +271,9 @@ func (m *tcMaps) Close() error {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcVariables struct {
+	Draining      *ebpf.Variable `ebpf:"draining"`
 	FromPod       *ebpf.Variable `ebpf:"from_pod"`
+	HaveConntrack *ebpf.Variable `ebpf:"have_conntrack"`
 	HaveFibSource *ebpf.Variable `ebpf:"have_fib_source"`
 	HaveLoop      *ebpf.Variable `ebpf:"have_loop"`
 	L2Len         *ebpf.Variable `ebpf:"l2_len"`

@@ -54,9 +54,9 @@ type Options struct {
 	TC tc.Method
 	// Timeouts of flows.
 	Timeouts FlowTimeouts
-	// These are for kernels that lack something (before Linux 6.1, 5.8, 6.7 and
-	// 5.17), and for tests.
-	NoSetRetval, NoGetpeername, NoFIBSource, NoLoop bool
+	// These are for kernels that lack something (before Linux 6.1, 5.8, 6.7, 5.17 and
+	// 5.18), and for tests.
+	NoSetRetval, NoGetpeername, NoFIBSource, NoLoop, NoConntrack bool
 	// ProcRoot is where network namespaces are found to close the sockets of
 	// removed UDP backends in; /proc if empty.
 	ProcRoot string

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -40,7 +41,7 @@ func TestModes(t *testing.T) {
 		}
 	}()
 	p.synced(t)
-	long := openFlows(t, client.Sandbox, targets(), here, there)
+	long := append(openFlows(t, client.Sandbox, targets(), here, there), openFlows(t, far.Sandbox, outside(n), here, there)...)
 
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -49,7 +50,12 @@ func TestModes(t *testing.T) {
 	ask := func(from *lab.Sandbox, ways map[string]netip.AddrPort) {
 		for name, to := range ways {
 			wg.Go(func() {
+				// Not as fast as one can: for some seconds, both modes have source ports
+				// of this node that the other does not know of.
+				pace := time.NewTicker(10 * time.Millisecond)
+				defer pace.Stop()
 				for ctx.Err() == nil {
+					<-pace.C
 					if _, err := from.Ask(t.Context(), name[:3], to); err != nil {
 						t.Errorf("%s from %s: %v", name, from.Name, err)
 						return
@@ -60,6 +66,7 @@ func TestModes(t *testing.T) {
 		}
 	}
 	ask(client.Sandbox, targets())
+	ask(far.Sandbox, outside(n))
 	for i, mode := range []string{"ebpf", "iptables", "ebpf"} {
 		p.terminate(t)
 		p = start(t, n, dir, "--proxy-mode="+mode)

@@ -146,6 +146,7 @@ func (p *proxy) openFast(ctx context.Context) (*ebpf.Tier, error) {
 		NoSetRetval:   !p.report.Has(capabilities.SetRetval),
 		NoGetpeername: !p.report.Has(capabilities.Getpeername4) || !p.report.Has(capabilities.Getpeername6),
 		NoFIBSource:   !p.report.Has(capabilities.FIBSource),
+		NoConntrack:   !p.report.Has(capabilities.ConntrackLookup),
 		ProcRoot:      e.ProcRoot, Reporter: p.problems,
 		ResetRemoved: e.ResetRemovedBackends, PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, Timeouts: p.opts.Config.FlowTimeouts(),
 	}
