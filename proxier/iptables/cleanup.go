@@ -67,6 +67,15 @@ func isOurs(chain string) bool {
 	})
 }
 
+// jumpOf is the target that a rule ends with, if that has no options, as chains have none.
+func jumpOf(rule string) string {
+	words := strings.Fields(rule)
+	if n := len(words); n > 1 && (words[n-2] == "-j" || words[n-2] == "-g") {
+		return words[n-1]
+	}
+	return ""
+}
+
 func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, drain bool) error {
 	found := false
 	for _, name := range []string{"mangle", "nat", "filter"} {
@@ -85,7 +94,7 @@ func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, drai
 				continue
 			}
 			for _, r := range c.Rules {
-				if at := strings.LastIndex(r, "-j "); at >= 0 && isOurs(r[at+len("-j "):]) {
+				if isOurs(jumpOf(r)) {
 					part.lines = append(part.lines, "-D "+c.Name+" "+r)
 				}
 			}

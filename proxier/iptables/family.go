@@ -4,8 +4,8 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"hash/maphash"
+	"maps"
 	"slices"
 	"strings"
 
@@ -25,12 +25,17 @@ type family struct {
 	hubs     [hubs]*hub
 	// kernel has the chains of service ports there, and a hash of their rules.
 	kernel map[string]uint64
+	// uses counts the service ports that have a chain: one that is gone and one that
+	// came in its place may both have it for a while.
+	uses map[string]int
 	// owed are service ports that are to be written, in the order in which they should
-	// become visible.
+	// become visible; owes has the same.
 	owed []uint32
-	// failed are those that the kernel refused; they are tried again with full syncs.
-	failed map[uint32]struct{}
-	based  bool // the chains that all need are there
+	owes map[uint32]struct{}
+	// failed are those that the kernel refused, and what it refused of them; they are
+	// tried again with full syncs.
+	failed map[uint32]*proxier.Decision
+	whole  bool // the last full sync succeeded
 }
 
 // port is a service port: what is wanted, and what was written of it.
@@ -41,7 +46,10 @@ type port struct {
 }
 
 func newFamily(name proxier.Family, opts *Options) *family {
-	f := &family{name: name, opts: opts, ports: map[uint32]*port{}, kernel: map[string]uint64{}, failed: map[uint32]struct{}{}}
+	f := &family{
+		name: name, opts: opts, ports: map[uint32]*port{}, kernel: map[string]uint64{}, uses: map[string]int{},
+		owes: map[uint32]struct{}{}, failed: map[uint32]*proxier.Decision{},
+	}
 	f.renderer = newRenderer(name, &proxier.Detector{}, true)
 	for h := range hubs {
 		f.hubs[h] = newHub(h, name)
@@ -64,10 +72,13 @@ func hashOf(rules []string) uint64 {
 func (f *family) sync(ctx context.Context, u proxier.Update) error {
 	again := f.learn(u.NodeRules)
 	f.take(u)
-	if u.Full || again || !f.based {
+	if u.Full || again || !f.whole {
 		return f.syncAll(ctx)
 	}
-	return f.writeOwed(ctx, false)
+	if err := f.writeOwed(ctx, false); err != nil {
+		return err
+	}
+	return f.writeHubs(ctx)
 }
 
 // learn takes the rules of the node, and says whether everything is to be looked at
@@ -113,8 +124,8 @@ func (f *family) take(u proxier.Update) {
 }
 
 func (f *family) owe(index uint32) {
-	delete(f.failed, index)
-	if !slices.Contains(f.owed, index) {
+	if !has(f.owes, index) {
+		f.owes[index] = struct{}{}
 		f.owed = append(f.owed, index)
 	}
 }
@@ -150,6 +161,7 @@ func (f *family) chooseComments() {
 
 // syncAll compares everything with what is in the kernel, and writes what differs.
 func (f *family) syncAll(ctx context.Context) error {
+	f.whole = false
 	tables := map[string]*xtables.Table{}
 	for _, name := range []string{"nat", "filter", "mangle"} {
 		table, err := f.opts.Tools.Save(ctx, f.name, name)
@@ -165,61 +177,93 @@ func (f *family) syncAll(ctx context.Context) error {
 		}
 	}
 	f.chooseComments()
-	wanted := f.settle()
+	wanted := f.settle(tables)
 	adopting := f.compareHubs(tables, wanted)
 	if err := f.restore(ctx, f.base(tables)); err != nil {
 		return err
 	}
-	f.based = true
-	var errs []error
 	if !adopting {
-		errs = append(errs, f.writeHubs(ctx))
+		if err := f.writeHubs(ctx); err != nil {
+			return err
+		}
 	}
-	errs = append(errs, f.writeOwed(ctx, adopting))
-	if adopting {
-		errs = append(errs, f.writeHubs(ctx))
-	}
-	if err := errors.Join(errs...); err != nil {
+	// Hubs that waited may be written only when nobody is owed any more.
+	if err := f.writeOwed(ctx, adopting); err != nil {
 		return err
 	}
-	return f.dropStale(ctx, tables)
+	if err := f.writeHubs(ctx); err != nil {
+		return err
+	}
+	if err := f.dropStale(ctx, tables); err != nil {
+		return err
+	}
+	f.whole = true
+	return nil
 }
 
 // settle finds out which service ports are in the kernel as they should be; all others
-// are owed. It counts what hubs are to hold in the end.
-func (f *family) settle() (wanted [hubs]int) {
+// are owed. What is there of those counts as written, whoever wrote it. It counts what
+// hubs are to hold in the end.
+func (f *family) settle(tables map[string]*xtables.Table) (wanted [hubs]int) {
 	owed := f.owed
+	for _, index := range slices.Sorted(maps.Keys(f.ports)) {
+		if !has(f.owes, index) {
+			owed = append(owed, index)
+		}
+	}
 	f.owed = nil
-	clear(f.failed)
-	for index, p := range f.ports {
+	clear(f.owes)
+	clear(f.uses)
+	there := f.entriesOf(tables)
+	for _, index := range owed {
+		p := f.ports[index]
+		if p == nil {
+			continue
+		}
 		r := f.render(p)
 		for i := range r.entries {
 			wanted[r.entries[i].hub]++
 		}
-		if p.decision == nil || slices.ContainsFunc(r.chains, func(c chain) bool { return f.kernel[c.name] != hashOf(c.rules) }) {
-			if !slices.Contains(owed, index) {
-				owed = append(owed, index)
-			}
-			continue
-		}
 		f.count(p.entries, -1)
-		f.count(r.entries, 1)
-		p.entries, p.chains = r.entries, names(r.chains)
-	}
-	for _, index := range owed {
-		if p := f.ports[index]; p != nil && !f.isWritten(p) {
-			f.owed = append(f.owed, index)
+		p.entries = slices.DeleteFunc(union(p.entries, r.entries), func(e entry) bool { return !has(there[e.hub], e.rule) })
+		f.count(p.entries, 1)
+		p.chains = slices.DeleteFunc(union(p.chains, names(r.chains)), func(name string) bool { return !has(f.kernel, name) })
+		for _, name := range p.chains {
+			f.uses[name]++
+		}
+		if !f.isWritten(p, r) {
+			f.owe(index)
 		}
 	}
 	return wanted
 }
 
-// isWritten says whether nothing of a port differs from what was written.
-func (f *family) isWritten(p *port) bool {
-	r := f.render(p)
-	return p.decision != nil && slices.Equal(p.entries, r.entries) && slices.Equal(p.chains, names(r.chains)) &&
+// entriesOf are the rules in the hubs of the kernel.
+func (f *family) entriesOf(tables map[string]*xtables.Table) (there [hubs]map[string]struct{}) {
+	for i, h := range f.hubs {
+		there[i] = map[string]struct{}{}
+		for _, c := range tables[h.table()].Chains {
+			if !h.owns(c.Name) {
+				continue
+			}
+			for _, r := range c.Rules {
+				there[i][r] = struct{}{}
+			}
+		}
+	}
+	return there
+}
+
+// isWritten says whether a port is in the kernel as it should be.
+func (f *family) isWritten(p *port, r portRules) bool {
+	return p.decision != nil && sameSet(p.entries, r.entries) && sameSet(p.chains, names(r.chains)) &&
 		!slices.ContainsFunc(r.chains, func(c chain) bool { return f.kernel[c.name] != hashOf(c.rules) })
 }
+
+// union are the elements of both, each once.
+func union[T comparable](a, b []T) []T { return append(slices.Clone(a), without(b, a)...) }
+
+func sameSet[T comparable](a, b []T) bool { return len(without(a, b)) == 0 && len(without(b, a)) == 0 }
 
 func (f *family) count(entries []entry, by int) {
 	for _, e := range entries {
@@ -256,7 +300,7 @@ func (f *family) compareHubs(tables map[string]*xtables.Table, wanted [hubs]int)
 				continue
 			}
 			h.stale[name] = struct{}{}
-			if there != nil && len(there.Rules) > 0 && name == h.chain() {
+			if there != nil && len(there.Rules) > 0 {
 				adopting = true
 			}
 		}
@@ -283,6 +327,11 @@ func (f *family) dropStale(ctx context.Context, tables map[string]*xtables.Table
 			wanted[name] = struct{}{}
 		}
 	}
+	for index := range f.failed {
+		if p := f.ports[index]; p != nil {
+			keep(wanted, tables["nat"], p.chains)
+		}
+	}
 	text := newText()
 	for name := range f.kernel {
 		if !has(wanted, name) {
@@ -307,6 +356,22 @@ func (f *family) dropStale(ctx context.Context, tables map[string]*xtables.Table
 		}
 	}
 	return nil
+}
+
+// keep adds the chains that chains lead to.
+func keep(wanted map[string]struct{}, nat *xtables.Table, chains []string) {
+	for _, name := range chains {
+		c := nat.Chain(name)
+		if c == nil {
+			continue
+		}
+		for _, r := range c.Rules {
+			if to := jumpOf(r); isOwn(to) && !has(wanted, to) {
+				wanted[to] = struct{}{}
+				keep(wanted, nat, []string{to})
+			}
+		}
+	}
 }
 
 // base are the chains and jumps that all service ports need, as far as they are not
@@ -371,6 +436,9 @@ func (f *family) jump(t *text, tables map[string]*xtables.Table, list []jump) {
 func (f *family) writeHubs(ctx context.Context) error {
 	t := newText()
 	for _, h := range f.hubs {
+		if len(h.stale) == 0 {
+			continue
+		}
 		chains := h.chains()
 		for name := range h.stale {
 			t.table(h.table()).write(name, chains[name])

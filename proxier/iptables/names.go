@@ -23,8 +23,9 @@ const (
 	firewallChain         = "KUBE-FIREWALL" // kubelet has one of this name too
 	canaryChain           = "KUBE-PROXY-CANARY"
 
-	// externalNodePortsChain is ours: what KUBE-EXTERNAL-SERVICES says of NodePorts.
-	externalNodePortsChain = "KUBE-EXTERNAL-NODEPORTS"
+	// externalNodePortsChain is ours: what KUBE-EXTERNAL-SERVICES says of NodePorts. The
+	// name leaves room for a protocol and a port within 28 bytes.
+	externalNodePortsChain = "KUBE-REFUSED-PORTS"
 	// drainChain is what Cleanup leaves.
 	drainChain = "KUBE-PROXY-DRAIN"
 )

@@ -61,7 +61,7 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 				errs = append(errs, fmt.Errorf("%s rules: %w", f.name, err))
 			}
 		}
-		errs = append(errs, t.openLoopback(update.NodeRules))
+		errs = append(errs, t.openLoopback())
 		t.flows.Observe(&update)
 		if err := errors.Join(errs...); err != nil {
 			return err // old rules would make the same flows again
@@ -73,9 +73,11 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 
 const routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
 
-// openLoopback lets translated packets leave that come from a loopback address.
-func (t *Tier) openLoopback(rules *proxier.NodeRules) error {
-	if rules == nil || t.families[proxier.IPv4] == nil || len(rules.Loopback[proxier.IPv4]) == 0 {
+// openLoopback lets translated packets leave that come from a loopback address, once
+// the rule is there that keeps neighbours from such addresses.
+func (t *Tier) openLoopback() error {
+	f := t.families[proxier.IPv4]
+	if f == nil || !f.whole || len(f.rules.Loopback[proxier.IPv4]) == 0 {
 		return nil
 	}
 	if b, err := os.ReadFile(routeLocalnet); err == nil && len(b) > 0 && b[0] == '1' {

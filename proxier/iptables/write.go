@@ -45,6 +45,9 @@ func (f *family) writeOwed(ctx context.Context, holdHubs bool) error {
 		if err := f.writePorts(ctx, f.owed[:n], holdHubs); err != nil {
 			return err
 		}
+		for _, index := range f.owed[:n] {
+			delete(f.owes, index)
+		}
 		f.owed = f.owed[n:]
 	}
 	f.owed = nil
@@ -73,15 +76,16 @@ func (f *family) writePorts(ctx context.Context, list []uint32, holdHubs bool) e
 	return nil
 }
 
-// fail tells of a service port that the kernel refused.
+// fail tells, once, of a service port that the kernel refused.
 func (f *family) fail(ctx context.Context, index uint32, err error) {
 	p := f.ports[index]
-	f.failed[index] = struct{}{}
-	if p == nil || p.decision == nil {
+	before, again := f.failed[index]
+	f.failed[index] = p.decision
+	if p.decision == nil {
 		klog.FromContext(ctx).Error(err, "Cannot remove rules of a service port that is gone; trying again with the next full sync", "family", f.name)
 		return
 	}
-	if f.opts.Reporter != nil {
+	if f.opts.Reporter != nil && (!again || before != p.decision) {
 		f.opts.Reporter.Report(proxier.Problem{
 			Kind: "Service", Object: p.decision.Name.NamespacedName, UID: p.decision.UID, Reason: "RulesRefused",
 			Message: fmt.Sprintf("port %s over %s: %v; rules that were there stay, and others are not concerned", p.decision.Name.Port, f.name, err),
@@ -136,17 +140,55 @@ func (f *family) delta(list []uint32, holdHubs bool) *delta {
 				d.written[c.name] = h
 			}
 		}
-		d.deleted = append(d.deleted, without(p.chains, names(want.chains))...)
+		d.use(p.chains, names(want.chains))
 		d.change(without(p.entries, want.entries), -1)
 		d.change(without(want.entries, p.entries), 1)
 	}
-	if !holdHubs {
-		d.writeHubs()
+	if holdHubs {
+		d.try() // what is there may still lead to chains that nobody has any more
+		return d
 	}
-	for _, name := range d.deleted {
-		nat.drop(name)
+	d.writeHubs()
+	for _, p := range d.ports {
+		for _, name := range without(p.port.chains, names(p.want.chains)) {
+			if f.uses[name] == 0 && !slices.Contains(d.deleted, name) {
+				nat.drop(name)
+				d.deleted = append(d.deleted, name)
+			}
+		}
 	}
 	return d
+}
+
+// use counts chains of a service port in and out.
+func (d *delta) use(before, after []string) {
+	for _, name := range without(before, after) {
+		d.f.uses[name]--
+	}
+	for _, name := range without(after, before) {
+		d.f.uses[name]++
+	}
+}
+
+// trialChain is there within a restore alone.
+const trialChain = servicesChain + "-TRIAL"
+
+// try writes to a chain of no consequence what waits for hubs to be written: a rule that
+// the kernel refuses there must not hold up those of others.
+func (d *delta) try() {
+	rules := map[string][]string{}
+	for _, p := range d.ports {
+		for _, e := range without(p.want.entries, p.before) {
+			table := hubChains[e.hub].table
+			rules[table] = append(rules[table], e.rule)
+		}
+	}
+	for name, list := range rules {
+		part := d.text.table(name)
+		part.write(trialChain, list)
+		part.lines = append(part.lines, "-F "+trialChain)
+		part.dropped = append(part.dropped, trialChain)
+	}
 }
 
 // without are the elements of a that are not in b.
@@ -251,6 +293,7 @@ func (d *delta) undo() {
 	for _, p := range d.ports {
 		f.count(without(p.want.entries, p.before), -1)
 		f.count(without(p.before, p.want.entries), 1)
+		d.use(names(p.want.chains), p.port.chains)
 	}
 	for name := range d.written {
 		delete(f.kernel, name)

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/xtables"
+)
+
+// sizes of clusters: hubs of one chain, hubs that are trees, and rules without comments.
+var sizes = []struct {
+	name            string
+	services, each  int
+	split, comments bool
+}{
+	{"small", 20, 3, false, true},
+	{"split", 200, 2, true, true},
+	{"endpoints", 150, 8, true, false},
+}
+
+// TestNothingToDo: a sync that compares everything writes nothing if nothing changed, and
+// so does the first one of another process.
+func TestNothingToDo(t *testing.T) {
+	for _, size := range sizes {
+		t.Run(size.name, func(t *testing.T) {
+			n := newNode(t, newFakeTools())
+			n.serve(0, size.services, size.each)
+			n.sync()
+			n.syncAll() // the number of endpoints is known now
+			n.tools.take()
+			text := saved(t, n.tools, proxier.IPv4)
+			if split := strings.Contains(text, "nat KUBE-SERVICES-05\n"); split != size.split {
+				t.Errorf("hubs are trees: %v", split)
+			}
+			if comments := strings.Contains(text, `"shop/s0:p cluster IP"`); comments != size.comments {
+				t.Errorf("rules have comments: %v", comments)
+			}
+			n.syncAll()
+			n.restart()
+			n.serve(0, size.services, size.each)
+			n.sync()
+			n.syncAll()
+			if wrote := n.tools.take(); len(wrote) > 0 {
+				t.Errorf("%d times written, first:\n%.2000s", len(wrote), wrote[0])
+			}
+		})
+	}
+}
+
+// TestRefused: what the kernel refuses of one Service is told once, costs no other one
+// anything, and nothing that was there. When it is no longer refused it is written.
+func TestRefused(t *testing.T) {
+	name := proxier.ServicePortName{Port: "p", Protocol: proxier.TCP}
+	name.Namespace, name.Name = "shop", "s31"
+	bad := chainName(clusterPrefix, &name, "")
+	for _, size := range []int{50, 200} {
+		for _, restart := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d/restart=%v", size, restart), func(t *testing.T) {
+				n := newNode(t, newFakeTools())
+				n.serve(0, size, 2)
+				n.sync()
+				before := contents(t, n.tools, proxier.IPv4)
+				n.tools.before = refusing(bad)
+				change := func() {
+					for i := range size {
+						if i%10 != 7 {
+							n.OnEndpointSliceUpdate(nil, endpoints(i, pod(1000+i)))
+						}
+					}
+				}
+				if restart {
+					n.restart()
+					n.serve(0, size, 2)
+				}
+				change()
+				n.sync()
+				got := contents(t, n.tools, proxier.IPv4)
+				name := name
+				if diff := cmp.Diff(before["nat "+bad], got["nat "+bad]); diff != "" {
+					t.Errorf("the chain refused (-before +after):\n%s", diff)
+				}
+				for _, r := range before["nat "+bad] {
+					if to := jumpOf(r); isOwn(to) && len(got["nat "+to]) != 2 {
+						t.Errorf("%s has rules %q", to, got["nat "+to])
+					}
+				}
+				if list, wrong := entries(t, n.tools, proxier.IPv4); len(wrong) > 0 || !slices.ContainsFunc(list, func(r string) bool { return strings.HasSuffix(r, "-j "+chainName(externalPrefix, &name, "")) }) {
+					t.Errorf("nothing leads to it; wrong: %q", wrong)
+				}
+				for i := range size {
+					other := name
+					other.Name = fmt.Sprintf("s%d", i)
+					chain := chainName(clusterPrefix, &other, "")
+					if to := chainName(endpointPrefix, &other, pod(1000+i)+":8080"); i%10 != 7 && i%10 != 5 && i != 31 &&
+						(jumpOf(got["nat "+chain][len(got["nat "+chain])-1]) != to || len(got["nat "+to]) != 2) {
+						t.Fatalf("service %d: rules %q", i, got["nat "+chain])
+					}
+				}
+				for range 2 {
+					n.syncAll()
+				}
+				if len(n.told) != 1 || n.told[0].Object.Name != "s31" || !strings.Contains(n.told[0].Message, "no chain like that one") {
+					t.Errorf("told %+v", n.told)
+				}
+				n.tools.before = nil
+				n.syncAll()
+				n.tools.take()
+				n.syncAll()
+				got = contents(t, n.tools, proxier.IPv4)
+				if to := chainName(endpointPrefix, &name, pod(1031)+":8080"); len(got["nat "+to]) != 2 || len(n.tools.take()) > 0 {
+					t.Error("it is not written when it could be")
+				}
+			})
+		}
+	}
+}
+
+// TestRefusedNew: a kernel without SCTP's match refuses rules of such a Service, also
+// those of one that nobody serves, and also when all others are taken over from
+// somebody else.
+func TestRefusedNew(t *testing.T) {
+	withoutSCTP := func(input string) error {
+		if strings.Contains(input, "-m sctp") {
+			return &xtables.RestoreError{Output: "no match sctp"}
+		}
+		return nil
+	}
+	sctp := func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolSCTP }
+	for _, takeOver := range []bool{false, true} {
+		n := newNode(t, newFakeTools())
+		if takeOver {
+			n.serve(0, 30, 2)
+			n.sync()
+			n.restart()
+		}
+		n.tools.before = withoutSCTP
+		n.serve(5, 40, 1)
+		n.OnServiceAdd(service(45, sctp))
+		n.sync()
+		n.syncAll()
+		if len(n.told) != 1 || n.told[0].Object.Name != "s45" {
+			t.Errorf("take-over %v: told %+v", takeOver, n.told)
+		}
+		want := newNode(t, newFakeTools())
+		want.serve(5, 40, 1)
+		want.sync()
+		if diff := cmp.Diff(saved(t, want.tools, proxier.IPv4), saved(t, n.tools, proxier.IPv4)); diff != "" {
+			t.Errorf("take-over %v: (-want +got):\n%s", takeOver, diff)
+		}
+	}
+}
+
+// TestErrors: when the tools fail altogether, at any call, Sync says so, and the next one
+// writes what is owed, whatever that one is about.
+func TestErrors(t *testing.T) {
+	steps := []func(n *node){
+		func(n *node) { n.serve(0, 60, 2) },
+		func(n *node) { n.OnServiceDelete(service(3)); n.OnServiceDelete(service(8)) },
+		func(n *node) { n.serve(100, 1, 2); n.OnServiceAdd(service(3, kindOf(3)...)) },
+		func(n *node) { n.serve(100, 100, 1) },
+	}
+	want := newNode(t, newFakeTools())
+	for _, step := range steps {
+		step(want)
+	}
+	want.sync()
+	want.syncAll()
+	for _, full := range []bool{false, true} {
+		for at, more := 1, true; more; at++ {
+			n := newNode(t, newFakeTools())
+			call, failed := 0, 0
+			n.tools.before = func(string) error {
+				if call++; call%at == 0 && failed < 3 {
+					failed++
+					return xtables.ErrLocked
+				}
+				return nil
+			}
+			errs := 0
+			sync := func(f func() error) {
+				if err := f(); errors.Is(err, xtables.ErrLocked) {
+					errs++
+				} else if err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, step := range steps {
+				step(n)
+				sync(func() error { return n.Sync(t.Context()) })
+				if full {
+					sync(n.compare)
+				}
+			}
+			for range 3 { // as often as it failed
+				sync(n.compare)
+			}
+			more = failed > 0
+			if (errs > 0) != (failed > 0) || len(n.told) > 0 {
+				t.Fatalf("call %d: %d failures, %d errors; told %+v", at, failed, errs, n.told)
+			}
+			for _, f := range []proxier.Family{proxier.IPv4, proxier.IPv6} {
+				if diff := cmp.Diff(saved(t, want.tools, f), saved(t, n.tools, f)); diff != "" {
+					t.Fatalf("every call %d fails (-want +got):\n%.3000s", at, diff)
+				}
+			}
+		}
+	}
+}
+
+// TestOwed: after an error the next sync, which brings nothing, writes all that is owed.
+func TestOwed(t *testing.T) {
+	n := newNode(t, newFakeTools())
+	n.serve(0, 20, 2)
+	n.sync()
+	fail := true
+	n.tools.before = func(string) error {
+		if fail {
+			return errors.New("out of order")
+		}
+		return nil
+	}
+	n.OnServiceDelete(service(1, kindOf(1)...))
+	n.serve(20, 5, 1)
+	if err := n.Sync(t.Context()); err == nil {
+		t.Fatal("no error")
+	}
+	// Another one gets the place of the one that is gone.
+	n.serve(30, 3, 1)
+	n.OnServiceAdd(service(1, kindOf(1)...))
+	if err := n.Sync(t.Context()); err == nil {
+		t.Fatal("no error")
+	}
+	fail = false
+	if err := n.tier.Sync(t.Context(), proxier.Update{}); err != nil {
+		t.Fatal(err)
+	}
+	want := newNode(t, newFakeTools())
+	want.serve(0, 25, 2)
+	for i := 20; i < 25; i++ {
+		want.OnEndpointSliceUpdate(nil, endpoints(i, pod(i)))
+	}
+	want.serve(30, 3, 1)
+	want.OnServiceAdd(service(1, kindOf(1)...))
+	want.sync()
+	if diff := cmp.Diff(saved(t, want.tools, proxier.IPv4), saved(t, n.tools, proxier.IPv4)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestSizeOfChanges: among 2,000 Services, what is written is what changed.
+func TestSizeOfChanges(t *testing.T) {
+	n := newNode(t, newFakeTools())
+	n.serve(0, 2000, 1)
+	n.sync()
+	n.syncAll() // hubs become trees
+	n.syncAll()
+	n.tools.take()
+	lines := func() (chains, inserts, rules int) {
+		t.Helper()
+		n.sync()
+		wrote := n.tools.take()
+		if len(wrote) != 1 {
+			t.Fatalf("%d times written", len(wrote))
+		}
+		for line := range strings.Lines(wrote[0]) {
+			switch line[0] {
+			case ':':
+				chains++
+			case '-':
+				rules++
+				if strings.HasPrefix(line, "-I") {
+					inserts++
+				}
+			}
+		}
+		return chains, inserts, rules
+	}
+	n.OnEndpointSliceUpdate(nil, endpoints(10, "10.244.9.9"))
+	if chains, inserts, rules := lines(); chains != 3 || inserts != 0 || rules > 6 {
+		t.Errorf("an endpoint: %d chains, %d inserted, %d lines", chains, inserts, rules)
+	}
+	n.OnServiceAdd(service(2001, kindOf(2001)...))
+	n.OnEndpointSliceAdd(endpoints(2001, "10.244.9.10"))
+	// Its ClusterIP, load balancer IP, the latter's echo, and NodePort.
+	if chains, inserts, rules := lines(); chains != 3 || inserts != 4 || rules > 12 {
+		t.Errorf("a Service: %d chains, %d inserted, %d lines", chains, inserts, rules)
+	}
+	n.OnServiceDelete(service(2001))
+	if chains, inserts, rules := lines(); chains > 7 || inserts != 0 || rules > 150 {
+		t.Errorf("a Service that goes: %d chains, %d inserted, %d lines", chains, inserts, rules)
+	}
+}
+
+// TestDeath: a process can end between any two calls of the tools. What frontends there
+// were before and are still wanted are there at any moment, and the next process
+// converges.
+func TestDeath(t *testing.T) {
+	changes := map[string]struct{ before, after func(n *node) }{
+		"start":    {func(*node) {}, func(n *node) { n.serve(0, 60, 2) }},
+		"flat":     {func(n *node) { n.serve(0, 60, 2) }, func(n *node) { n.serve(5, 70, 3) }},
+		"split":    {func(n *node) { n.serve(0, 90, 2) }, func(n *node) { n.serve(5, 160, 2) }},
+		"join":     {func(n *node) { n.serve(0, 160, 2) }, func(n *node) { n.serve(5, 30, 2) }},
+		"tree":     {func(n *node) { n.serve(0, 160, 2) }, func(n *node) { n.serve(0, 161, 1) }},
+		"comments": {func(n *node) { n.serve(0, 140, 8) }, func(n *node) { n.serve(0, 140, 2) }},
+	}
+	for name, change := range changes {
+		t.Run(name, func(t *testing.T) {
+			want := newNode(t, newFakeTools())
+			change.after(want)
+			want.sync()
+			want.syncAll()
+			wanted, _ := entries(t, want.tools, proxier.IPv4)
+			for calls := 1; ; calls++ {
+				n := newNode(t, newFakeTools())
+				change.before(n)
+				n.sync()
+				n.syncAll()
+				there, _ := entries(t, n.tools, proxier.IPv4)
+				there = slices.DeleteFunc(there, func(r string) bool { return !slices.Contains(wanted, r) })
+				n.tools.after = func(f proxier.Family) {
+					if f != proxier.IPv4 {
+						return
+					}
+					got, _ := entries(t, n.tools, f)
+					if missing := without(there, got); len(missing) > 0 {
+						t.Fatalf("after %d calls: lost %q", calls, missing)
+					}
+				}
+				n.restart()
+				change.after(n)
+				ended, call := false, 0
+				n.tools.before = func(string) error {
+					if call++; call > calls {
+						ended = true
+						return errors.New("ended")
+					}
+					return nil
+				}
+				_ = n.Sync(t.Context())
+				n.tools.before = nil
+				n.restart()
+				change.after(n)
+				n.sync()
+				for _, f := range []proxier.Family{proxier.IPv4, proxier.IPv6} {
+					if diff := cmp.Diff(saved(t, want.tools, f), saved(t, n.tools, f)); diff != "" {
+						t.Fatalf("after %d calls (-want +got):\n%.3000s", calls, diff)
+					}
+				}
+				if !ended {
+					break
+				}
+			}
+		})
+	}
+}
