@@ -305,9 +305,12 @@ func (f *family) compareHubs(tables map[string]*xtables.Table, wanted [hubs]int)
 			}
 		}
 		clear(h.made)
-		for _, c := range table.Chains {
-			if h.owns(c.Name) {
-				h.made[c.Name] = struct{}{}
+		if root := table.Chain(h.chain()); root != nil {
+			h.made[h.chain()] = struct{}{}
+			for _, r := range root.Rules {
+				if to := jumpOf(r); table.Chain(to) != nil && h.owns(to) {
+					h.made[to] = struct{}{}
+				}
 			}
 		}
 	}

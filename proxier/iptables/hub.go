@@ -74,8 +74,8 @@ type hub struct {
 	// slots have their rules, and how many service ports want each.
 	slots map[slot]map[string]int
 	size  int
-	// made are the chains that are there, and stale those that the kernel has
-	// otherwise, or may have.
+	// made are the chains that are there and that packets reach, and stale those
+	// that the kernel has otherwise, or may have.
 	made, stale map[string]struct{}
 }
 

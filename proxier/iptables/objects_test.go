@@ -21,6 +21,9 @@ var testFacts = proxier.Facts{
 	Pods:       proxier.Detector{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}},
 }
 
+// unservedRanges are those of ClusterIPs.
+var unservedRanges = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
+
 // service i has 10.96.x.y, and serves TCP at port 80.
 func service(i int, change ...func(*v1.Service)) *v1.Service {
 	ip := fmt.Sprintf("10.96.%d.%d", i/250, 1+i%250)

@@ -240,8 +240,12 @@ func TestOwed(t *testing.T) {
 		t.Fatal("no error")
 	}
 	fail = false
+	n.tools.take()
 	if err := n.tier.Sync(t.Context(), proxier.Update{}); err != nil {
 		t.Fatal(err)
+	}
+	if wrote := n.tools.take(); len(wrote) != 2 { // once in each family, so nothing was refused
+		t.Errorf("%d times written", len(wrote))
 	}
 	want := newNode(t, newFakeTools())
 	want.serve(0, 25, 2)
@@ -288,7 +292,7 @@ func TestSizeOfChanges(t *testing.T) {
 	if chains, inserts, rules := lines(); chains != 3 || inserts != 0 || rules > 6 {
 		t.Errorf("an endpoint: %d chains, %d inserted, %d lines", chains, inserts, rules)
 	}
-	n.OnServiceAdd(service(2001, kindOf(2001)...))
+	n.OnServiceAdd(service(2001, balanced(2001), func(s *v1.Service) { s.Spec.Ports[0].NodePort = 31999 }))
 	n.OnEndpointSliceAdd(endpoints(2001, "10.244.9.10"))
 	// Its ClusterIP, load balancer IP, the latter's echo, and NodePort.
 	if chains, inserts, rules := lines(); chains != 3 || inserts != 4 || rules > 12 {
@@ -305,11 +309,15 @@ func TestSizeOfChanges(t *testing.T) {
 // converges.
 func TestDeath(t *testing.T) {
 	changes := map[string]struct{ before, after func(n *node) }{
-		"start":    {func(*node) {}, func(n *node) { n.serve(0, 60, 2) }},
-		"flat":     {func(n *node) { n.serve(0, 60, 2) }, func(n *node) { n.serve(5, 70, 3) }},
-		"split":    {func(n *node) { n.serve(0, 90, 2) }, func(n *node) { n.serve(5, 160, 2) }},
-		"join":     {func(n *node) { n.serve(0, 160, 2) }, func(n *node) { n.serve(5, 30, 2) }},
-		"tree":     {func(n *node) { n.serve(0, 160, 2) }, func(n *node) { n.serve(0, 161, 1) }},
+		"start": {func(*node) {}, func(n *node) { n.serve(0, 60, 2) }},
+		"flat":  {func(n *node) { n.serve(0, 60, 2) }, func(n *node) { n.serve(5, 70, 3) }},
+		"split": {func(n *node) { n.serve(0, 90, 2) }, func(n *node) { n.serve(5, 160, 2) }},
+		"join":  {func(n *node) { n.serve(0, 160, 2) }, func(n *node) { n.serve(5, 30, 2) }},
+		"tree":  {func(n *node) { n.serve(0, 160, 2) }, func(n *node) { n.serve(0, 161, 1) }},
+		"one": {func(n *node) { n.serve(0, 200, 2) }, func(n *node) {
+			n.serve(0, 200, 2)
+			n.OnEndpointSliceUpdate(nil, endpoints(1, pod(7))) // one of two in a chain of the tree
+		}},
 		"comments": {func(n *node) { n.serve(0, 140, 8) }, func(n *node) { n.serve(0, 140, 2) }},
 	}
 	for name, change := range changes {

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+var sequences = flag.Int("sequences", 24, "random event sequences in TestModel")
+
+// world makes random events and remembers what is there. It is small, so that
+// everything collides, but for how many Services there are.
+type world struct {
+	*rand.Rand
+	t        *testing.T
+	size     int
+	node     *node
+	services map[string]*v1.Service
+	slices   map[string]*discoveryv1.EndpointSlice
+}
+
+func (w *world) chance(p float64) bool { return w.Float64() < p }
+
+func (w *world) service(i int) *v1.Service {
+	s := service(i)
+	if w.chance(0.3) { // somebody else's address, or soon
+		s = service(w.IntN(w.size))
+		s.Name = fmt.Sprintf("s%d", i)
+	}
+	if w.chance(0.5) {
+		for _, change := range kindOf(w.IntN(10)) {
+			change(s)
+		}
+	}
+	if s.Spec.Ports[0].NodePort != 0 {
+		s.Spec.Ports[0].NodePort = int32(30000 + w.IntN(4*w.size))
+	}
+	for j := range s.Status.LoadBalancer.Ingress {
+		s.Status.LoadBalancer.Ingress[j].IP = fmt.Sprintf("203.0.113.%d", w.IntN(w.size/4+2))
+	}
+	if w.chance(0.2) {
+		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: "q", Port: 53, Protocol: v1.ProtocolUDP})
+	}
+	if w.chance(0.05) {
+		s.Spec.ClusterIP, s.Spec.ClusterIPs = v1.ClusterIPNone, []string{v1.ClusterIPNone}
+	}
+	return s
+}
+
+func (w *world) slice(i int) *discoveryv1.EndpointSlice {
+	var addrs []string
+	for range w.IntN(4) {
+		if a := pod(w.IntN(400)); !slices.Contains(addrs, a) {
+			addrs = append(addrs, a)
+		}
+	}
+	s := endpoints(i, addrs...)
+	if w.chance(0.2) {
+		s = endpoints(i, fmt.Sprintf("fd00:10:244:1::%x", 1+w.IntN(9)))
+	}
+	if w.chance(0.5) {
+		udp := s.Ports[0]
+		name, protocol := "q", v1.ProtocolUDP
+		udp.Name, udp.Protocol = &name, &protocol
+		s.Ports = append(s.Ports, udp)
+	}
+	return s
+}
+
+func (w *world) event() {
+	n := w.node
+	i := w.IntN(w.size)
+	name := fmt.Sprintf("s%d", i)
+	switch w.IntN(10) {
+	case 0, 1:
+		if s := w.services[name]; s != nil {
+			delete(w.services, name)
+			n.OnServiceDelete(s)
+		}
+	case 2: // two Services swap their addresses
+		other := fmt.Sprintf("s%d", w.IntN(w.size))
+		a, b := w.services[name], w.services[other]
+		if a == nil || b == nil || a == b {
+			return
+		}
+		a, b = a.DeepCopy(), b.DeepCopy()
+		a.Spec, b.Spec = b.Spec, a.Spec
+		a.Status, b.Status = b.Status, a.Status
+		w.put(a)
+		w.put(b)
+	case 3, 4, 5:
+		w.put(w.service(i))
+	default:
+		s := w.slice(i)
+		w.slices[s.Name] = s
+		n.OnEndpointSliceUpdate(nil, s)
+	}
+}
+
+func (w *world) put(s *v1.Service) {
+	w.services[s.Name] = s
+	w.node.OnServiceUpdate(nil, s)
+}
+
+// tell has a node know what is there.
+func (w *world) tell(n *node) {
+	for _, name := range slices.Sorted(maps.Keys(w.services)) {
+		n.OnServiceAdd(w.services[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.slices)) {
+		n.OnEndpointSliceAdd(w.slices[name])
+	}
+}
+
+// fresh are the rules that a process writes that decides as this one does and finds
+// nothing.
+func (w *world) fresh() *node {
+	n := &node{t: w.t, tools: &watchedTools{Tools: newFakeTools()}}
+	tier := newFakeTier(n.options())
+	for f := range proxier.Families {
+		old := w.node.tier.(*fakeTier).families[f]
+		tier.families[f].renderer.comments = old.renderer.comments
+		for h := range hubs {
+			tier.families[f].hubs[h].split = old.hubs[h].split
+		}
+	}
+	n.start(tier, testFacts, proxier.Policy{})
+	rules := w.node.Table().NodeRules()
+	if err := tier.Sync(w.t.Context(), proxier.Update{Full: true, NodeRules: &rules, Changes: w.node.Table().All()}); err != nil {
+		w.t.Fatal(err)
+	}
+	return n
+}
+
+// check compares rules with those of a fresh process: after a full sync all of them,
+// else what packets meet, as hubs keep their shape then.
+func (w *world) check(full bool) {
+	w.t.Helper()
+	want := w.fresh()
+	for f := range proxier.Families {
+		got, wrong := entries(w.t, w.node.tools, f)
+		wanted, _ := entries(w.t, want.tools, f)
+		if diff := cmp.Diff(wanted, got); diff != "" || len(wrong) > 0 {
+			w.t.Fatalf("%s; entries (-want +got):\n%s%q", f, diff, wrong)
+		}
+		if diff := cmp.Diff(w.own(want, f), w.own(w.node, f)); diff != "" {
+			w.t.Fatalf("%s; chains (-want +got):\n%s", f, diff)
+		}
+		if !full {
+			continue
+		}
+		if diff := cmp.Diff(saved(w.t, want.tools, f), saved(w.t, w.node.tools, f)); diff != "" {
+			w.t.Fatalf("%s (-want +got):\n%s", f, diff)
+		}
+	}
+}
+
+func (w *world) own(n *node, f proxier.Family) map[string][]string {
+	all := contents(w.t, n.tools, f)
+	maps.DeleteFunc(all, func(at string, _ []string) bool { return !isOwn(at[len("nat "):]) || at[:4] != "nat " })
+	return all
+}
+
+// TestModel: whatever came before, rules are those that a process writes that knows
+// nothing but how things are. Processes start anew, and calls of tools fail.
+func TestModel(t *testing.T) {
+	for seed := range uint64(*sequences) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 7))
+			w := &world{
+				Rand: r, t: t, size: []int{6, 30, 12, 30, 6, 260}[seed%6], node: newNode(t, newFakeTools()),
+				services: map[string]*v1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{},
+			}
+			failing, failed := seed%4 > 1, false
+			w.node.tools.before = func(string) error {
+				if failing && w.chance(0.2) {
+					failed = true
+					return errors.New("out of order")
+				}
+				return nil
+			}
+
+			for range 20 {
+				switch {
+				case w.chance(0.1): // most of it comes or goes
+					for range w.size * 2 {
+						w.event()
+					}
+				default:
+					for range 1 + w.IntN(4) {
+						w.event()
+					}
+				}
+				if w.chance(0.05) {
+					w.node.restart()
+					w.tell(w.node)
+				}
+				failed = false
+				if err := w.node.Sync(t.Context()); (err != nil) != failed {
+					t.Fatalf("failed: %v, error: %v", failed, err)
+				}
+				if failed {
+					continue
+				}
+				w.check(false)
+				if w.chance(0.3) {
+					failed = false
+					if err := w.node.compare(); (err != nil) != failed {
+						t.Fatalf("failed: %v, error: %v", failed, err)
+					}
+					if !failed {
+						w.check(true)
+					}
+				}
+			}
+			if len(w.node.told) > 0 {
+				t.Errorf("told %+v", w.node.told)
+			}
+		})
+	}
+}
