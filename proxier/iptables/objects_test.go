@@ -70,6 +70,7 @@ func pod(i int) string { return fmt.Sprintf("10.244.%d.%d", 1+i/200, 1+i%200) }
 func dualStack(i int) func(*v1.Service) {
 	return func(s *v1.Service) {
 		s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, fmt.Sprintf("fd00:10:96::%x", 1+i))
+		s.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
 	}
 }
 
