@@ -61,10 +61,15 @@ var shared = []string{
 
 // isOurs says whether a chain is of this mode.
 func isOurs(chain string) bool {
-	return isOwn(chain) || slices.ContainsFunc(shared, func(s string) bool {
-		rest, ours := strings.CutPrefix(chain, s)
-		return ours && (rest == "" || rest[0] == '-' && s != postroutingChain)
-	})
+	if isOwn(chain) || slices.Contains(shared, chain) {
+		return true
+	}
+	for h := range hubChains {
+		if strings.HasPrefix(chain, hubChains[h].slots) {
+			return true
+		}
+	}
+	return false
 }
 
 // jumpOf is the target that a rule ends with, if that has no options, as chains have none.

@@ -7,7 +7,6 @@ import (
 	"hash/maphash"
 	"maps"
 	"slices"
-	"strings"
 
 	"k8s.io/klog/v2"
 
@@ -315,11 +314,6 @@ func (f *family) compareHubs(tables map[string]*xtables.Table, wanted [hubs]int)
 		}
 	}
 	return adopting
-}
-
-// isOwn says whether a chain is one of a service port.
-func isOwn(name string) bool {
-	return slices.ContainsFunc(ownPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // dropStale deletes the chains that nobody wants.

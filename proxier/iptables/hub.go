@@ -27,14 +27,18 @@ const (
 
 var hubChains = [hubs]struct {
 	table, chain string
-	byPort       bool
+	// slots begins the names of chains of the tree. A chain that leads somewhere keeps
+	// that from being deleted: those of nat have names that upstream, where it takes over,
+	// believes to be of service ports, and deletes.
+	slots  string
+	byPort bool
 }{
-	servicesNAT:            {"nat", servicesChain, false},
-	nodePortsNAT:           {"nat", nodePortsChain, true},
-	servicesFilter:         {"filter", servicesChain, false},
-	externalServicesFilter: {"filter", externalServicesChain, false},
-	nodePortsFilter:        {"filter", externalNodePortsChain, true},
-	firewallFilter:         {"filter", proxyFirewallChain, false},
+	servicesNAT:            {"nat", servicesChain, clusterPrefix + "SLOT-", false},
+	nodePortsNAT:           {"nat", nodePortsChain, externalPrefix + "SLOT-", true},
+	servicesFilter:         {"filter", servicesChain, servicesChain + "-", false},
+	externalServicesFilter: {"filter", externalServicesChain, externalServicesChain + "-", false},
+	nodePortsFilter:        {"filter", externalNodePortsChain, externalNodePortsChain + "-", true},
+	firewallFilter:         {"filter", proxyFirewallChain, proxyFirewallChain + "-", false},
 }
 
 // slot is the part of a hub that a rule stands in: those whose address ends in the
@@ -94,15 +98,14 @@ func (h *hub) chainOf(s slot) string {
 	case !h.split:
 		return h.chain()
 	case hubChains[h.name].byPort:
-		return fmt.Sprintf("%s-%d-%d", h.chain(), s>>16, s&0xffff*portsPerSlot)
+		return fmt.Sprintf("%s%d-%d", hubChains[h.name].slots, s>>16, s&0xffff*portsPerSlot)
 	}
-	return fmt.Sprintf("%s-%02X", h.chain(), uint32(s))
+	return fmt.Sprintf("%s%02X", hubChains[h.name].slots, uint32(s))
 }
 
 // owns says whether a chain of its table is the hub's.
 func (h *hub) owns(chain string) bool {
-	rest, ours := strings.CutPrefix(chain, h.chain())
-	return ours && (rest == "" || rest[0] == '-')
+	return chain == h.chain() || strings.HasPrefix(chain, hubChains[h.name].slots)
 }
 
 // branch is the rule that leads to a slot.

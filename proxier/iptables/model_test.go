@@ -179,8 +179,10 @@ func TestModel(t *testing.T) {
 	for seed := range uint64(*sequences) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 7))
+			tools := newFakeTools()
+			tools.variant = variants[seed/2%2]
 			w := &world{
-				Rand: r, t: t, size: []int{6, 30, 12, 30, 6, 260}[seed%6], node: newNode(t, newFakeTools()),
+				Rand: r, t: t, size: []int{6, 30, 12, 30, 6, 260}[seed%6], node: newNode(t, tools),
 				services: map[string]*v1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{},
 			}
 			failing, failed := seed%4 > 1, false

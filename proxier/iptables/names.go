@@ -5,6 +5,7 @@ package iptables
 import (
 	"crypto/sha256"
 	"encoding/base32"
+	"slices"
 	"strings"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -45,7 +46,16 @@ var ownPrefixes = []string{clusterPrefix, localPrefix, externalPrefix, rangesPre
 // endpoints: the prefix and 80 bits of a hash.
 func chainName(prefix string, port *proxier.ServicePortName, endpoint string) string {
 	hash := sha256.Sum256([]byte(port.String() + protocolName(port.Protocol) + endpoint))
-	return prefix + base32.StdEncoding.EncodeToString(hash[:])[:16]
+	return prefix + base32.StdEncoding.EncodeToString(hash[:])[:hashLength]
+}
+
+const hashLength = 16
+
+// isOwn says whether a chain is one of a service port.
+func isOwn(name string) bool {
+	return slices.ContainsFunc(ownPrefixes, func(prefix string) bool {
+		return strings.HasPrefix(name, prefix) && len(name) == len(prefix)+hashLength
+	})
 }
 
 // protocolName is the protocol as the tools spell it, which is the name of the

@@ -38,7 +38,7 @@ func TestNothingToDo(t *testing.T) {
 			n.syncAll() // the number of endpoints is known now
 			n.tools.take()
 			text := saved(t, n.tools, proxier.IPv4)
-			if split := strings.Contains(text, "nat KUBE-SERVICES-05\n"); split != size.split {
+			if split := strings.Contains(text, "nat KUBE-SVC-SLOT-05\n"); split != size.split {
 				t.Errorf("hubs are trees: %v", split)
 			}
 			if comments := strings.Contains(text, `"shop/s0:p cluster IP"`); comments != size.comments {

@@ -163,13 +163,13 @@ func TestRepair(t *testing.T) {
 			return "*nat\n:" + set + " - [0:0]\n:" + endpoint(f) + " - [0:0]\n-X " + endpoint(f) + "\nCOMMIT\n"
 		}},
 		{"chain of the tree emptied", func(f proxier.Family) string {
-			return "*nat\n:KUBE-SERVICES-04 - [0:0]\nCOMMIT\n"
+			return "*nat\n:KUBE-SVC-SLOT-04 - [0:0]\nCOMMIT\n"
 		}},
 		{"tree without a branch", func(f proxier.Family) string {
 			return fmt.Sprintf("*nat\n-D KUBE-SERVICES %s\nCOMMIT\n", branch(f, 4))
 		}},
 		{"rule added to the tree", func(f proxier.Family) string {
-			return "*nat\n-I KUBE-SERVICES-04 1 -j " + external + "\nCOMMIT\n"
+			return "*nat\n-I KUBE-SVC-SLOT-04 1 -j " + external + "\nCOMMIT\n"
 		}},
 		{"order of jumps", func(proxier.Family) string {
 			const jump = "FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD\n"
@@ -182,8 +182,8 @@ func TestRepair(t *testing.T) {
 			return "*nat\n-F KUBE-POSTROUTING\n-F KUBE-MARK-MASQ\n-A KUBE-MARK-MASQ -j RETURN\nCOMMIT\n*filter\n-F KUBE-FORWARD\n-F KUBE-PROXY-FIREWALL\nCOMMIT\n"
 		}},
 		{"chains of old", func(proxier.Family) string {
-			return "*nat\n:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]\n:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]\n:KUBE-SERVICES-7A - [0:0]\n" +
-				"-A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-SEP-AAAAAAAAAAAAAAAA\n-A KUBE-SERVICES-7A -j KUBE-SVC-AAAAAAAAAAAAAAAA\nCOMMIT\n"
+			return "*nat\n:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]\n:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]\n:KUBE-SVC-SLOT-7A - [0:0]\n" +
+				"-A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-SEP-AAAAAAAAAAAAAAAA\n-A KUBE-SVC-SLOT-7A -j KUBE-SVC-AAAAAAAAAAAAAAAA\nCOMMIT\n"
 		}},
 	}
 	for _, v := range variants {
@@ -260,7 +260,7 @@ func TestCleanup(t *testing.T) {
 			n.serve(0, 160, 1)
 			n.sync()
 			n.syncAll()
-			if text := saved(t, n.tools, proxier.IPv4); !strings.Contains(text, "KUBE-SERVICES-05") {
+			if text := saved(t, n.tools, proxier.IPv4); !strings.Contains(text, "KUBE-SVC-SLOT-05") {
 				t.Error("hubs are no trees")
 			}
 			n.tools.take()
