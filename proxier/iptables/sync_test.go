@@ -175,7 +175,7 @@ func TestErrors(t *testing.T) {
 	want.sync()
 	want.syncAll()
 	for _, full := range []bool{false, true} {
-		for at, more := 1, true; more; at++ {
+		for at, more := 1, true; more; at += 1 + at/4 {
 			n := newNode(t, newFakeTools())
 			call, failed := 0, 0
 			n.tools.before = func(string) error {
