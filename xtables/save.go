@@ -23,6 +23,34 @@ func (t *Tools) Save(ctx context.Context, f proxier.Family, table string) (*Tabl
 	return &Table{Name: table}, nil
 }
 
+// SaveAll reads some tables. Programs of the nft variant read all there are to print one,
+// so that here they are asked once.
+func (t *Tools) SaveAll(ctx context.Context, f proxier.Family, tables ...string) (map[string]*Table, error) {
+	all := map[string]*Table{}
+	if t.variant == NFT {
+		found, err := t.save(ctx, f)
+		if err != nil {
+			return nil, fmt.Errorf("save all tables: %w", err)
+		}
+		for _, table := range found {
+			all[table.Name] = table
+		}
+	}
+	for _, name := range tables {
+		switch {
+		case t.variant == Legacy:
+			table, err := t.Save(ctx, f, name)
+			if err != nil {
+				return nil, err
+			}
+			all[name] = table
+		case all[name] == nil:
+			all[name] = &Table{Name: name}
+		}
+	}
+	return all, nil
+}
+
 func (t *Tools) save(ctx context.Context, f proxier.Family, args ...string) ([]*Table, error) {
 	p := t.families[f]
 	if p.missing != nil {

@@ -39,9 +39,9 @@ func (t *timedTools) Restore(ctx context.Context, f proxier.Family, input []byte
 	return err
 }
 
-func (t *timedTools) Save(ctx context.Context, f proxier.Family, table string) (*xtables.Table, error) {
+func (t *timedTools) SaveAll(ctx context.Context, f proxier.Family, tables ...string) (map[string]*xtables.Table, error) {
 	start := time.Now()
-	saved, err := t.Tools.Save(ctx, f, table)
+	saved, err := t.Tools.SaveAll(ctx, f, tables...)
 	t.saving += time.Since(start)
 	return saved, err
 }

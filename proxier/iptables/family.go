@@ -161,13 +161,9 @@ func (f *family) chooseComments() {
 // syncAll compares everything with what is in the kernel, and writes what differs.
 func (f *family) syncAll(ctx context.Context) error {
 	f.whole = false
-	tables := map[string]*xtables.Table{}
-	for _, name := range []string{"nat", "filter", "mangle"} {
-		table, err := f.opts.Tools.Save(ctx, f.name, name)
-		if err != nil {
-			return err
-		}
-		tables[name] = table
+	tables, err := f.opts.Tools.SaveAll(ctx, f.name, tableOrder...)
+	if err != nil {
+		return err
 	}
 	clear(f.kernel)
 	for _, c := range tables["nat"].Chains {

@@ -18,6 +18,7 @@ type Tools interface {
 	RandomFully() bool
 	Restore(ctx context.Context, family proxier.Family, input []byte) error
 	Save(ctx context.Context, family proxier.Family, table string) (*xtables.Table, error)
+	SaveAll(ctx context.Context, family proxier.Family, tables ...string) (map[string]*xtables.Table, error)
 }
 
 // Options of the tier.

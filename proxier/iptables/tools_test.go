@@ -61,6 +61,14 @@ func (t *fakeTools) Save(_ context.Context, f proxier.Family, name string) (*xta
 	return table, nil
 }
 
+func (t *fakeTools) SaveAll(ctx context.Context, f proxier.Family, names ...string) (map[string]*xtables.Table, error) {
+	all := map[string]*xtables.Table{}
+	for _, name := range names {
+		all[name], _ = t.Save(ctx, f, name)
+	}
+	return all, nil
+}
+
 // watchedTools remember what is restored, and let tests step in.
 type watchedTools struct {
 	Tools
