@@ -168,7 +168,7 @@ func (f *family) syncAll(ctx context.Context) error {
 	clear(f.kernel)
 	for _, c := range tables["nat"].Chains {
 		if isOwn(c.Name) {
-			f.kernel[c.Name] = hashOf(c.Rules)
+			f.kernel[strings.Clone(c.Name)] = hashOf(c.Rules) // else all that was read would be kept
 		}
 	}
 	f.chooseComments()
