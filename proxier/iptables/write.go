@@ -17,13 +17,14 @@ import (
 )
 
 // batchSize is how many chains go to the kernel at once. With the nft variant, the
-// time that takes grows with the square of it; the legacy variant reads and writes
-// the whole table however little there is to change.
+// time that takes grows with the square of it, and each time the kernel walks all that
+// is there; the legacy variant reads and writes the whole table however little there is
+// to change.
 func (f *family) batchSize() int {
 	if f.opts.Tools.Variant() == xtables.Legacy {
 		return 1 << 20
 	}
-	return 1000
+	return 2000
 }
 
 // firstBatch is how many service ports the first one has, for nodes that start.
