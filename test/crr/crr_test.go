@@ -39,6 +39,9 @@ var ebpf = &Proxy{
 	Ready: onUplink,
 }
 
+// rules is our kube-proxy in mode iptables.
+var rules = &Proxy{Binary: os.Args[0], Env: []string{asProxy + "=1"}, Mode: "iptables", Title: "tandem-iptables"}
+
 // onUplink waits until programs see what comes in from outside.
 func onUplink(ctx context.Context, n *lab.Node) error {
 	return n.Do(func() error {
@@ -72,7 +75,7 @@ func BenchmarkCRR(b *testing.B) {
 			// The time that iptables-restore takes grows with the square: a minute
 			// for 10,000 Services, and half an hour for 50,000.
 			if services <= 10000 {
-				variants = append(variants, Upstream(binary, "iptables"))
+				variants = append(variants, Upstream(binary, "iptables"), rules)
 			}
 			c := compare(b, services, variants...)
 			for path := range Paths {

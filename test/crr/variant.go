@@ -5,6 +5,7 @@
 package crr
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -39,6 +40,8 @@ func (Direct) Targets(c *Cluster, p Path) []netip.AddrPort { return []netip.Addr
 // Proxy is a kube-proxy, upstream's or one that is started like it.
 type Proxy struct {
 	Binary, Mode string
+	// Title is its name, the mode if empty.
+	Title string
 	// Args are its flags on a node, Env its variables; may be nil.
 	Args func(*lab.Node) []string
 	Env  []string
@@ -46,8 +49,8 @@ type Proxy struct {
 	Ready func(context.Context, *lab.Node) error
 }
 
-// Name is the mode.
-func (v *Proxy) Name() string { return v.Mode }
+// Name is the title, or the mode.
+func (v *Proxy) Name() string { return cmp.Or(v.Title, v.Mode) }
 
 // Prepare has everything programmed on all nodes. The processes are ended then, so
 // that their periodic syncs do not fall into somebody's slice: the kernel does
