@@ -194,7 +194,14 @@ func (d *delta) try() {
 
 // without are the elements of a that are not in b.
 func without[T comparable](a, b []T) []T {
-	return slices.DeleteFunc(slices.Clone(a), func(x T) bool { return slices.Contains(b, x) })
+	if slices.Equal(a, b) {
+		return nil
+	}
+	in := make(map[T]struct{}, len(b))
+	for _, x := range b {
+		in[x] = struct{}{}
+	}
+	return slices.DeleteFunc(slices.Clone(a), func(x T) bool { return has(in, x) })
 }
 
 // change counts entries in or out.
