@@ -231,7 +231,7 @@ func (t *fakeTier) Sync(ctx context.Context, u proxier.Update) error {
 	return errors.Join(errs...)
 }
 
-func (t *fakeTier) Cleanup(ctx context.Context) error                       { return Cleanup(ctx, t.opts.Tools) }
+func (t *fakeTier) Cleanup(ctx context.Context) error                       { return Cleanup(ctx, t.opts.Tools, false) }
 func (t *fakeTier) Supports(_ *proxier.Decision, _ *proxier.Frontend) error { return nil }
 
 func newNode(t *testing.T, tools Tools) *node {

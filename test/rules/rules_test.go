@@ -62,7 +62,7 @@ func newGround(b *testing.B, variant xtables.Variant, services, endpoints int) *
 	}
 	for i := range services {
 		s := synthetic.Service(i)
-		s.Spec.HealthCheckNodePort = 0 // listeners are not rules
+		s.Spec.HealthCheckNodePort = 0                            // listeners are not rules
 		if s.Spec.SessionAffinity == v1.ServiceAffinityClientIP { // an API server says how long
 			s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](10800)}}
 		}

@@ -302,7 +302,12 @@ func (c *cluster) ask(ctx context.Context, p scenarios.Probe) (reply lab.Reply, 
 		_ = conn.Close()
 	}
 	err = within(func(ctx context.Context) error {
-		if conn, err = box.DialFrom(ctx, network, port, p.To); err != nil {
+		// A process that was forked when the last one was closed has a copy of that
+		// until it runs another program.
+		for conn, err = box.DialFrom(ctx, network, port, p.To); errors.Is(err, unix.EADDRINUSE) && ctx.Err() == nil; {
+			conn, err = box.DialFrom(ctx, network, port, p.To)
+		}
+		if err != nil {
 			return err
 		}
 		c.flows[p.Flow] = conn
