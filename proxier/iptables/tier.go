@@ -62,6 +62,7 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 			}
 		}
 		errs = append(errs, t.openLoopback())
+		checkAffinity(ctx, &update)
 		t.flows.Observe(&update)
 		if err := errors.Join(errs...); err != nil {
 			return err // old rules would make the same flows again
