@@ -159,6 +159,67 @@ func TestRefusedNew(t *testing.T) {
 	}
 }
 
+// TestRefusedByHalf: tables are changed one after the other. When one is refused, what was
+// changed before it is put back.
+func TestRefusedByHalf(t *testing.T) {
+	n := newNode(t, newFakeTools())
+	n.serve(0, 20, 2)
+	n.OnServiceAdd(service(30, nodePort(30500)))
+	n.sync()
+	before := saved(t, n.tools, proxier.IPv4)
+	refused := 0
+	n.tools.before = func(input string) error {
+		filter, nat, both := strings.Cut(input, "*nat\n")
+		if !both || !strings.Contains(nat, "shop/s30:p") || !strings.Contains(nat, "DNAT") {
+			return nil
+		}
+		refused++
+		if err := n.tools.Tools.Restore(t.Context(), proxier.IPv4, []byte(filter)); err != nil {
+			t.Error(err)
+		}
+		return &xtables.RestoreError{Output: "not in nat"}
+	}
+	n.OnEndpointSliceAdd(endpoints(30, pod(1)))
+	n.sync()
+	if refused == 0 || len(n.told) != 1 {
+		t.Errorf("refused %d times, told %+v", refused, n.told)
+	}
+	if diff := cmp.Diff(before, saved(t, n.tools, proxier.IPv4)); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
+// TestGoneAndRepaired: a Service goes while a hub has to be repaired, which its chains have
+// to outlive.
+func TestGoneAndRepaired(t *testing.T) {
+	n := newNode(t, newFakeTools())
+	n.serve(0, 20, 2)
+	n.sync()
+	n.tools.before = func(string) error { return xtables.ErrLocked }
+	n.OnServiceDelete(service(1))
+	if err := n.Sync(t.Context()); !errors.Is(err, xtables.ErrLocked) {
+		t.Fatalf("error %v", err)
+	}
+	n.tools.before = nil
+	if err := n.tools.Tools.Restore(t.Context(), proxier.IPv4, []byte("*nat\n-I KUBE-SERVICES 1 -j RETURN\nCOMMIT\n")); err != nil {
+		t.Fatal(err)
+	}
+	n.tools.take()
+	calls := 0
+	n.tools.before = func(string) error { calls++; return nil }
+	n.syncAll()
+	if wrote := n.tools.take(); len(wrote) != calls || len(n.told) > 0 {
+		t.Errorf("%d of %d calls succeeded, told %+v", len(wrote), calls, n.told)
+	}
+	want := newNode(t, newFakeTools())
+	want.serve(0, 20, 2)
+	want.OnServiceDelete(service(1))
+	want.sync()
+	if diff := cmp.Diff(saved(t, want.tools, proxier.IPv4), saved(t, n.tools, proxier.IPv4)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 // TestErrors: when the tools fail altogether, at any call, Sync says so, and the next one
 // writes what is owed, whatever that one is about.
 func TestErrors(t *testing.T) {
@@ -304,9 +365,9 @@ func TestSizeOfChanges(t *testing.T) {
 	}
 }
 
-// TestDeath: a process can end between any two calls of the tools. What frontends there
-// were before and are still wanted are there at any moment, and the next process
-// converges.
+// TestDeath: a process can end between any two calls of the tools, or one of them fails and
+// it goes on. What frontends there were before and are still wanted are there at any
+// moment, and in the end all is as it should be.
 func TestDeath(t *testing.T) {
 	changes := map[string]struct{ before, after func(n *node) }{
 		"start": {func(*node) {}, func(n *node) { n.serve(0, 60, 2) }},
@@ -314,11 +375,11 @@ func TestDeath(t *testing.T) {
 		"split": {func(n *node) { n.serve(0, 90, 2) }, func(n *node) { n.serve(5, 160, 2) }},
 		"join":  {func(n *node) { n.serve(0, 160, 2) }, func(n *node) { n.serve(5, 30, 2) }},
 		"tree":  {func(n *node) { n.serve(0, 160, 2) }, func(n *node) { n.serve(0, 161, 1) }},
-		"one": {func(n *node) { n.serve(0, 200, 2) }, func(n *node) {
-			n.serve(0, 200, 2)
+		"one": {func(n *node) { n.serve(0, 140, 1) }, func(n *node) {
+			n.serve(0, 140, 1)
 			n.OnEndpointSliceUpdate(nil, endpoints(1, pod(7))) // one of two in a chain of the tree
 		}},
-		"comments": {func(n *node) { n.serve(0, 140, 8) }, func(n *node) { n.serve(0, 140, 2) }},
+		"comments": {func(n *node) { n.serve(0, 70, 18) }, func(n *node) { n.serve(0, 70, 2) }},
 	}
 	for name, change := range changes {
 		t.Run(name, func(t *testing.T) {
@@ -327,7 +388,11 @@ func TestDeath(t *testing.T) {
 			want.sync()
 			want.syncAll()
 			wanted, _ := entries(t, want.tools, proxier.IPv4)
-			for calls := 1; ; calls++ {
+			for i := 0; ; i++ {
+				calls, goesOn := i, false
+				if name == "flat" || name == "comments" {
+					calls, goesOn = i/2, i%2 == 1
+				}
 				n := newNode(t, newFakeTools())
 				change.before(n)
 				n.sync()
@@ -347,7 +412,7 @@ func TestDeath(t *testing.T) {
 				change.after(n)
 				ended, call := false, 0
 				n.tools.before = func(string) error {
-					if call++; call > calls {
+					if call++; call == calls+1 || call > calls && !goesOn {
 						ended = true
 						return errors.New("ended")
 					}
@@ -355,8 +420,10 @@ func TestDeath(t *testing.T) {
 				}
 				_ = n.Sync(t.Context())
 				n.tools.before = nil
-				n.restart()
-				change.after(n)
+				if !goesOn {
+					n.restart()
+					change.after(n)
+				}
 				n.sync()
 				for _, f := range []proxier.Family{proxier.IPv4, proxier.IPv6} {
 					if diff := cmp.Diff(saved(t, want.tools, f), saved(t, n.tools, f)); diff != "" {
