@@ -275,6 +275,32 @@ func TestUnwrittenTable(t *testing.T) {
 	})
 }
 
+// TestSaveAll: all at once are what they are one by one, and one that nobody has
+// written to is there.
+func TestSaveAll(t *testing.T) {
+	forAll(t, func(t *testing.T, n *node) {
+		for f := range proxier.Families {
+			n.restore(f, "*filter\n:KUBE-A - [0:0]\n-A KUBE-A -j DROP\nCOMMIT\n*nat\n:KUBE-B - [0:0]\nCOMMIT\n")
+			var all map[string]*Table
+			n.do(func() (err error) {
+				all, err = n.tools.SaveAll(t.Context(), f, "filter", "nat", "mangle")
+				return err
+			})
+			if all["filter"].Chain("KUBE-A") == nil || all["nat"].Chain("KUBE-B") == nil {
+				t.Errorf("%s: a chain is missing", f)
+			}
+			if unwritten := all["mangle"]; slices.ContainsFunc(unwritten.Chains, func(c Chain) bool { return len(c.Rules) > 0 }) {
+				t.Errorf("%s: got %v, want at most the kernel's chains", f, unwritten)
+			}
+			for _, name := range []string{"filter", "nat"} {
+				if got, want := format([]*Table{all[name]}), format([]*Table{n.save(f, name)}); got != want {
+					t.Errorf("%s %s:\n%swant\n%s", f, name, got, want)
+				}
+			}
+		}
+	})
+}
+
 func TestSingleRules(t *testing.T) {
 	forAll(t, func(t *testing.T, n *node) {
 		for _, f := range families {
