@@ -92,7 +92,6 @@ type bench struct {
 	t              *testing.T
 	fast, fallback *fake
 	tier           *Tier
-	table          *proxier.Table
 	wanted         map[uint32]*proxier.Decision
 	// kept are frontends that are there before and after what is going on.
 	kept map[string]bool

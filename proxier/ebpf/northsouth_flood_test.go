@@ -162,10 +162,9 @@ func (e *edge) audit(t testing.TB) {
 
 // flooder sends SYNs from random clients to one address.
 type flooder struct {
-	wire   *wire
-	packet packet.Packet
-	to     netip.AddrPort
-	rand   *rand.Rand
+	wire *wire
+	to   netip.AddrPort
+	rand *rand.Rand
 }
 
 func newFlooder(t testing.TB, from *lab.Client, to netip.AddrPort, seed uint64) *flooder {

@@ -3,7 +3,6 @@
 package iptables
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -422,4 +421,3 @@ func (r *renderer) echo(a netip.Addr) rule {
 	return rule{dest: only(a), matches: "-p icmp -m icmp --icmp-type 8", target: "REDIRECT"}
 }
 
-func (c *chain) String() string { return fmt.Sprintf("%s %q", c.name, c.rules) }

@@ -84,7 +84,7 @@ func parseRule(f proxier.Family, w *words) (*rule, error) {
 		not := name == "!"
 		if not {
 			if len(w.list) == 0 {
-				return nil, errors.New("nothing follows !")
+				return nil, errors.New("a ! is the end of the rule")
 			}
 			name = w.next()
 		}

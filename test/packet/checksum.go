@@ -59,11 +59,8 @@ func (p Packet) rightChecksum(unsummed []byte) uint16 {
 	return c
 }
 
-// Verify checks the lengths and checksums of a frame, and those of what an ICMP
-// error in it quotes, as far as they can be.
-func Verify(frame []byte) error { return Parse(frame).Verify() }
-
-// Verify is Verify of the frame that the packet makes.
+// Verify checks the lengths and checksums of the frame that the packet makes, and those
+// of what an ICMP error in it quotes, as far as they can be.
 func (p Packet) Verify() error { return p.verify(false, false) }
 
 // VerifyPartial is Verify for a packet whose transport checksum is left to a device
