@@ -420,4 +420,3 @@ func (r *renderer) echo(a netip.Addr) rule {
 	}
 	return rule{dest: only(a), matches: "-p icmp -m icmp --icmp-type 8", target: "REDIRECT"}
 }
-
