@@ -130,12 +130,12 @@ func sides(b *testing.B, variant xtables.Variant) []side {
 		}
 	}
 	path := "PATH=" + dir + ":" + os.Getenv("PATH")
-	self, err := os.Executable()
+	ours, err := build(dir)
 	if err != nil {
 		b.Fatal(err)
 	}
 	return []side{
-		{"tandem", upstream.Options{Binary: self, Mode: "iptables", Env: []string{asProxy + "=1", path}}},
+		{"tandem", upstream.Options{Binary: ours, Mode: "iptables", Args: []string{"--v=2"}, Env: []string{path}}},
 		{"upstream", upstream.Options{Binary: binary, Mode: "iptables", Args: append([]string{"--v=2"}, upstream.Flags...), Env: []string{path}}},
 	}
 }
