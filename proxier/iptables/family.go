@@ -6,6 +6,7 @@ import (
 	"context"
 	"hash/maphash"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -19,6 +20,7 @@ import (
 type family struct {
 	name     proxier.Family
 	opts     *Options
+	watch    *watch
 	renderer *renderer
 	rules    proxier.NodeRules
 	ports    map[uint32]*port // by Decision.Index
@@ -45,9 +47,9 @@ type port struct {
 	entries  []entry
 }
 
-func newFamily(name proxier.Family, opts *Options) *family {
+func newFamily(name proxier.Family, opts *Options, w *watch) *family {
 	f := &family{
-		name: name, opts: opts, ports: map[uint32]*port{}, kernel: map[string]uint64{}, uses: map[string]int{},
+		name: name, opts: opts, watch: w, ports: map[uint32]*port{}, kernel: map[string]uint64{}, uses: map[string]int{},
 		owes: map[uint32]struct{}{}, failed: map[uint32]*proxier.Decision{},
 	}
 	f.renderer = newRenderer(name, &proxier.Detector{}, true)
@@ -69,11 +71,16 @@ func hashOf(rules []string) uint64 {
 	return h.Sum64()
 }
 
-func (f *family) sync(ctx context.Context, u proxier.Update) error {
-	again := f.learn(u.NodeRules)
+// sync writes an update. With read, everything is compared with what is in the kernel.
+func (f *family) sync(ctx context.Context, u proxier.Update, read bool) error {
 	f.take(u)
-	if u.Full || again || !f.whole {
+	if read || f.wantsOtherShape() || u.Full && f.chooseComments() {
 		return f.syncAll(ctx)
+	}
+	if u.Full {
+		for index := range f.failed {
+			f.owe(index)
+		}
 	}
 	if err := f.writeOwed(ctx, false); err != nil {
 		return err
@@ -84,7 +91,7 @@ func (f *family) sync(ctx context.Context, u proxier.Update) error {
 // learn takes the rules of the node, and says whether everything is to be looked at
 // again.
 func (f *family) learn(rules *proxier.NodeRules) bool {
-	if rules == nil {
+	if rules == nil || f.whole && reflect.DeepEqual(*rules, f.rules) {
 		return false
 	}
 	f.rules = *rules
@@ -108,6 +115,9 @@ func (f *family) take(u proxier.Update) {
 			}
 			p = &port{}
 			f.ports[c.Index()] = p
+		}
+		if p.decision == c.New && c.New != nil && f.whole {
+			continue
 		}
 		p.decision = c.New
 		f.owe(c.Index())
@@ -143,8 +153,16 @@ func (f *family) render(p *port) portRules {
 // manyEndpoints is where rules lose their comments, as upstream's do.
 const manyEndpoints = 1000
 
-// chooseComments counts endpoints. In between it stays as it is.
-func (f *family) chooseComments() {
+// wantsOtherShape says whether a chain has grown, or shrunk, so far that it is to be
+// written otherwise.
+func (f *family) wantsOtherShape() bool {
+	return slices.ContainsFunc(f.hubs[:], func(h *hub) bool { return h.wantsSplit(h.size) != h.split })
+}
+
+// chooseComments counts endpoints, and says whether that changes anything. In between
+// it stays as it is.
+func (f *family) chooseComments() bool {
+	before := f.renderer.comments
 	n := 0
 	for _, p := range f.ports {
 		if p.decision != nil {
@@ -157,6 +175,7 @@ func (f *family) chooseComments() {
 	case n <= manyEndpoints/2:
 		f.renderer.comments = true
 	}
+	return f.renderer.comments != before
 }
 
 // syncAll compares everything with what is in the kernel, and writes what differs.
@@ -456,7 +475,9 @@ func (f *family) restore(ctx context.Context, t *text) error {
 		return nil
 	}
 	klog.FromContext(ctx).V(5).Info("Restoring rules", "family", f.name, "bytes", len(input))
+	f.watch.before()
 	err := f.opts.Tools.Restore(ctx, f.name, input)
+	f.watch.after(t.count(), err)
 	if err != nil && f.opts.Observer != nil {
 		f.opts.Observer.RestoreFailed(f.name)
 	}

@@ -16,6 +16,9 @@ type Tools interface {
 	// Usable returns nil if rules of the family can be written, else the reason.
 	Usable(ctx context.Context, family proxier.Family) error
 	RandomFully() bool
+	// Generation changes with every change of rules, by one for each table of a
+	// restore; ok is false where there is none.
+	Generation() (n uint32, ok bool, err error)
 	Restore(ctx context.Context, family proxier.Family, input []byte) error
 	Save(ctx context.Context, family proxier.Family, table string) (*xtables.Table, error)
 	SaveAll(ctx context.Context, family proxier.Family, tables ...string) (map[string]*xtables.Table, error)

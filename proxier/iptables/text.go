@@ -54,11 +54,23 @@ func (t *tableText) drop(chain string) {
 // tableOrder is that of texts: what refuses is there before what leads ends.
 var tableOrder = []string{"mangle", "filter", "nat"}
 
+// count is how many tables are changed.
+func (t *text) count() (n int) {
+	for _, part := range t.tables {
+		if !part.empty() {
+			n++
+		}
+	}
+	return n
+}
+
+func (t *tableText) empty() bool { return t == nil || len(t.declared)+len(t.lines) == 0 }
+
 func (t *text) bytes() []byte {
 	var b bytes.Buffer
 	for _, name := range tableOrder {
 		part := t.tables[name]
-		if part == nil || len(part.declared)+len(part.lines) == 0 {
+		if part.empty() {
 			continue
 		}
 		b.WriteString("*" + name + "\n")

@@ -19,7 +19,7 @@ type Tier struct {
 	opts     Options
 	netns    netns.Namespace
 	mu       sync.Mutex
-	families [proxier.Families]*family
+	rules    *writer
 	flows    *conntrack.Reconciler
 	unusable [proxier.Families]error
 }
@@ -35,16 +35,19 @@ func Open(ctx context.Context, opts Options) (*Tier, error) {
 	}
 	t := &Tier{opts: opts, flows: conntrack.New(flows)}
 	for f := range proxier.Families {
-		if t.unusable[f] = opts.Tools.Usable(ctx, f); t.unusable[f] == nil {
-			t.families[f] = newFamily(f, &t.opts)
-		}
+		t.unusable[f] = opts.Tools.Usable(ctx, f)
 	}
-	if t.families[proxier.IPv4] == nil && t.families[proxier.IPv6] == nil {
+	if t.unusable[proxier.IPv4] != nil && t.unusable[proxier.IPv6] != nil {
 		return nil, errors.Join(t.unusable[:]...)
 	}
+	t.rules = t.newWriter()
 	var err error
 	t.netns, err = netns.Own()
 	return t, err
+}
+
+func (t *Tier) newWriter() *writer {
+	return newWriter(&t.opts, func(f proxier.Family) bool { return t.unusable[f] == nil })
 }
 
 // Sync implements proxier.Tier.
@@ -52,15 +55,7 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.netns.Do(func() error {
-		var errs []error
-		for _, f := range t.families {
-			if f == nil {
-				continue
-			}
-			if err := f.sync(ctx, update); err != nil {
-				errs = append(errs, fmt.Errorf("%s rules: %w", f.name, err))
-			}
-		}
+		errs := []error{t.rules.write(ctx, update)}
 		errs = append(errs, t.openLoopback())
 		checkAffinity(ctx, &update)
 		t.flows.Observe(&update)
@@ -77,7 +72,7 @@ const routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
 // openLoopback lets translated packets leave that come from a loopback address, once
 // the rule is there that keeps neighbours from such addresses.
 func (t *Tier) openLoopback() error {
-	f := t.families[proxier.IPv4]
+	f := t.rules.families[proxier.IPv4]
 	if f == nil || !f.whole || len(f.rules.Loopback[proxier.IPv4]) == 0 {
 		return nil
 	}
@@ -99,11 +94,7 @@ func (t *Tier) Supports(_ *proxier.Decision, f *proxier.Frontend) error {
 func (t *Tier) Cleanup(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for i, f := range t.families {
-		if f != nil {
-			t.families[i] = newFamily(f.name, &t.opts)
-		}
-	}
+	t.rules = t.newWriter()
 	return t.netns.Do(func() error { return Cleanup(ctx, t.opts.Tools, true) })
 }
 

@@ -21,6 +21,7 @@ var variants = []xtables.Variant{xtables.NFT, xtables.Legacy}
 
 // labTools run in the network namespace of a node.
 type labTools struct {
+	reads int // of all tables
 	*xtables.Tools
 	at *lab.Node
 }
@@ -31,7 +32,7 @@ func newLabTools(t *testing.T, v xtables.Variant) *labTools {
 	if err != nil {
 		lab.SkipOrFail(t, err)
 	}
-	return &labTools{tools, lab.NewT(t).Node("node1")}
+	return &labTools{Tools: tools, at: lab.NewT(t).Node("node1")}
 }
 
 func (l *labTools) Restore(ctx context.Context, f proxier.Family, input []byte) error {
@@ -41,6 +42,15 @@ func (l *labTools) Restore(ctx context.Context, f proxier.Family, input []byte) 
 func (l *labTools) Save(ctx context.Context, f proxier.Family, table string) (saved *xtables.Table, err error) {
 	err = l.at.Do(func() error {
 		saved, err = l.Tools.Save(ctx, f, table)
+		return err
+	})
+	return saved, err
+}
+
+func (l *labTools) SaveAll(ctx context.Context, f proxier.Family, tables ...string) (saved map[string]*xtables.Table, err error) {
+	l.reads++
+	err = l.at.Do(func() error {
+		saved, err = l.Tools.SaveAll(ctx, f, tables...)
 		return err
 	})
 	return saved, err
@@ -108,6 +118,41 @@ func branch(f proxier.Family, s slot) string {
 	h := newHub(servicesNAT, f)
 	h.split = true
 	return h.branch(s)
+}
+
+// TestUnread: what nobody else has changed is not read again. Only the nft variant can
+// tell.
+func TestUnread(t *testing.T) {
+	n := newLabNode(t, xtables.NFT)
+	tools := n.tools.Tools.(*labTools)
+	n.open(testFacts, proxier.Policy{})
+	n.serve(0, 3, 2)
+	reads := func(want int, when string) {
+		t.Helper()
+		tools.reads = 0
+		n.syncAll()
+		if tools.reads != want {
+			t.Errorf("%s: rules were read %d times, want %d", when, tools.reads, want)
+		}
+	}
+	n.sync()
+	reads(0, "nothing changed")
+	n.serve(3, 1, 2)
+	n.sync()
+	reads(0, "we changed something")
+	n.serve(4, 1, 2)
+	reads(0, "we change something with the full sync")
+	n.restore(proxier.IPv6, "*filter\n-A FORWARD -j ACCEPT\nCOMMIT\n")
+	reads(2, "somebody else changed something")
+	reads(0, "that was read")
+	n.restore(proxier.IPv4, "*nat\n-F KUBE-SERVICES\nCOMMIT\n")
+	n.serve(5, 1, 2)
+	n.sync()
+	reads(2, "somebody else changed something before we did")
+	if c, err := tools.Save(t.Context(), proxier.IPv4, "nat"); err != nil || len(c.Chain(servicesChain).Rules) < 6 {
+		t.Errorf("the rules were not restored: %v", err)
+	}
+	reads(0, "in the end")
 }
 
 // TestKernelNothingToDo: rules are in the very words of the tools. A sync that compares

@@ -35,6 +35,9 @@ func (t *fakeTools) Variant() xtables.Variant                     { return t.var
 func (t *fakeTools) Usable(context.Context, proxier.Family) error { return nil }
 func (t *fakeTools) RandomFully() bool                            { return true }
 
+// Generation is that of the legacy variant: tests change tables behind its back.
+func (t *fakeTools) Generation() (uint32, bool, error) { return 0, false, nil }
+
 func (t *fakeTools) Restore(_ context.Context, f proxier.Family, input []byte) error {
 	var refused *netfilter.Error
 	if err := t.tables[f].Restore(input); errors.As(err, &refused) {
@@ -211,26 +214,17 @@ type node struct {
 
 // fakeTier is the part of a Tier that writes rules.
 type fakeTier struct {
-	opts     Options
-	families [proxier.Families]*family
+	opts Options
+	*writer
 }
 
 func newFakeTier(opts Options) *fakeTier {
 	t := &fakeTier{opts: opts}
-	for f := range proxier.Families {
-		t.families[f] = newFamily(f, &t.opts)
-	}
+	t.writer = newWriter(&t.opts, func(proxier.Family) bool { return true })
 	return t
 }
 
-func (t *fakeTier) Sync(ctx context.Context, u proxier.Update) error {
-	var errs []error
-	for _, f := range t.families {
-		errs = append(errs, f.sync(ctx, u))
-	}
-	return errors.Join(errs...)
-}
-
+func (t *fakeTier) Sync(ctx context.Context, u proxier.Update) error        { return t.write(ctx, u) }
 func (t *fakeTier) Cleanup(ctx context.Context) error                       { return Cleanup(ctx, t.opts.Tools, false) }
 func (t *fakeTier) Supports(_ *proxier.Decision, _ *proxier.Frontend) error { return nil }
 

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package xtables
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Generation is a number that changes with every change of rules in the network
+// namespace, whoever makes it: by one for each table of a restore. The legacy variant has
+// none (ok is false).
+func (t *Tools) Generation() (n uint32, ok bool, err error) {
+	if t.variant != NFT {
+		return 0, false, nil
+	}
+	const (
+		ask    = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
+		answer = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
+	)
+	request := nl.NewNetlinkRequest(ask, 0)
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+	messages, err := request.Execute(unix.NETLINK_NETFILTER, answer)
+	if err != nil {
+		return 0, false, fmt.Errorf("ask for the generation of nf_tables: %w", err)
+	}
+	for _, m := range messages {
+		attributes, err := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
+		if err != nil {
+			return 0, false, fmt.Errorf("read the generation of nf_tables: %w", err)
+		}
+		for _, a := range attributes {
+			if a.Attr.Type&nl.NLA_TYPE_MASK == unix.NFTA_GEN_ID && len(a.Value) == 4 {
+				return binary.BigEndian.Uint32(a.Value), true, nil
+			}
+		}
+	}
+	return 0, false, fmt.Errorf("the kernel does not tell the generation of nf_tables")
+}
