@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -31,7 +33,14 @@ type Tier struct {
 
 	mu    sync.Mutex
 	ports map[uint32]*port // by Decision.Index
-	rules proxier.NodeRules
+	// leaving are service ports that the fast tier has got, and since when: what was
+	// sent before it had them is still to be translated by the fallback.
+	leaving map[uint32]time.Time
+	// cleaning is the fallback's, which nobody waits for.
+	cleaning sync.WaitGroup
+	failed   atomic.Bool // it did
+	grace    time.Duration
+	rules    proxier.NodeRules
 	// slow counts the service ports that the fallback is to have something of, and
 	// clusterIPs those of them with a ClusterIP. While there are such, the fallback
 	// refuses what nobody serves, since the fast tier does not know what that serves.
@@ -100,9 +109,13 @@ func (t *Tier) count(p *port, by int) {
 
 var _ proxier.Tier = (*Tier)(nil)
 
+// grace is how long a packet may take from the socket that was not translated to the
+// rules that do it, on a busy machine.
+const grace = time.Second
+
 // New joins two tiers.
 func New(fast Fast, fallback proxier.Tier) *Tier {
-	return &Tier{fast: fast, fallback: fallback, ports: map[uint32]*port{}}
+	return &Tier{fast: fast, fallback: fallback, ports: map[uint32]*port{}, leaving: map[uint32]time.Time{}, grace: grace}
 }
 
 // Sync implements proxier.Tier. What moves is there before it goes: for a moment both
@@ -237,6 +250,9 @@ func (t *Tier) sync(ctx context.Context, s side, rules *proxier.NodeRules, chang
 
 func (t *Tier) give(ctx context.Context, s side, u proxier.Update) error {
 	tier := t.fallback
+	if s == onFallback {
+		t.cleaning.Wait()
+	}
 	if s == onFast {
 		tier = t.fast
 	}
@@ -330,28 +346,79 @@ func (t *Tier) fill(ctx context.Context) error {
 	return nil
 }
 
-// settle takes out of the fallback what the fast tier has now. A fallback that carries
-// nothing leaves nothing in the kernel, also not what others of its kind left there.
+// settle takes out of the fallback what the fast tier has had for a while. A fallback
+// that carries nothing leaves nothing in the kernel, also not what others of its kind left
+// there.
 func (t *Tier) settle(ctx context.Context, u *proxier.Update, order []uint32) error {
+	if t.failed.Swap(false) {
+		t.state = unknown
+	}
+	if t.state == active {
+		if err := t.sync(ctx, onFallback, u.NodeRules, t.leave(order)); err != nil {
+			return err
+		}
+	}
 	switch {
+	case len(t.leaving) > 0:
+		return nil
 	case t.slow > 0 && (u.Full || t.state != active):
 		return t.fill(ctx)
-	case t.slow > 0:
-		return t.sync(ctx, onFallback, u.NodeRules, t.diff(order, onFallback, added|removed))
-	case t.state == idle || t.state == unknown && !u.Full:
+	case t.slow > 0 || t.state == idle || t.state == unknown && !u.Full:
 		return nil
 	}
-	if err := t.fallback.Cleanup(ctx); err != nil {
-		// Nothing that serves waits for it.
-		klog.FromContext(ctx).Error(err, "Cannot remove the rules of the fallback, which carries nothing; trying again with the next full sync")
-		return nil
-	}
+	t.state = idle
 	for _, p := range t.ports {
 		p.has[onFallback] = nil
 	}
-	t.state = idle
+	t.cleaning.Go(func() {
+		timer := time.NewTimer(t.grace)
+		defer timer.Stop()
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		if err := t.fallback.Cleanup(ctx); err != nil {
+			t.failed.Store(true)
+			klog.FromContext(ctx).Error(err, "Cannot remove the rules of the fallback, which carries nothing; trying again with the next full sync")
+		}
+	})
 	return nil
 }
+
+// leave is what goes from the fallback: at once what nobody wants any more, and what the
+// fast tier has got after a while.
+func (t *Tier) leave(order []uint32) (list []proxier.PortChange) {
+	now := time.Now()
+	for _, index := range order {
+		p := t.ports[index]
+		if p == nil || p.has[onFallback] == p.want[onFallback] {
+			delete(t.leaving, index)
+			continue
+		}
+		if _, known := t.leaving[index]; !known && p.decision != nil {
+			t.leaving[index] = now
+		}
+		if p.decision == nil {
+			list = append(list, proxier.PortChange{Old: p.has[onFallback]})
+		}
+	}
+	for index, since := range t.leaving {
+		p := t.ports[index]
+		if p == nil || p.decision == nil {
+			delete(t.leaving, index)
+			continue
+		}
+		if now.Sub(since) >= t.grace {
+			list = append(list, proxier.PortChange{Old: p.has[onFallback], New: p.want[onFallback]})
+			delete(t.leaving, index)
+		}
+	}
+	return list
+}
+
+// Wait returns when what goes on in the background has ended. No Sync may follow.
+func (t *Tier) Wait() { t.cleaning.Wait() }
 
 // Supports implements proxier.Tier.
 func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -111,6 +112,7 @@ func newBench(t *testing.T, room int) *bench {
 		return nil
 	}
 	b.tier = New(b.fast, b.fallback)
+	b.tier.grace = 0
 	return b
 }
 
@@ -174,6 +176,7 @@ func (b *bench) sync(full bool, changes ...proxier.PortChange) {
 	if err := b.tier.Sync(b.t.Context(), u); err != nil {
 		b.t.Fatal(err)
 	}
+	b.tier.Wait()
 	b.kept = nil
 	b.compare()
 }
@@ -283,6 +286,36 @@ func TestIdleFallback(t *testing.T) {
 	}
 	if b.tier.Why(sctp.New, &sctp.New.Frontends[0]) == nil {
 		t.Error("nobody says why the fallback carries it")
+	}
+}
+
+// What the fast tier has got stays in the fallback for a while.
+func TestGrace(t *testing.T) {
+	b := newBench(t, 1)
+	random := rand.New(rand.NewPCG(1, 1))
+	first, second := b.decide(random, 1), b.decide(random, 2)
+	b.sync(true, first, second)
+	if len(b.fallback.has) != 1 {
+		t.Fatal("nothing overflows")
+	}
+	b.tier.grace = time.Hour
+	u := proxier.Update{Changes: []proxier.PortChange{{Old: first.New}}}
+	for range 2 { // the first makes room, the second finds it
+		if err := b.tier.Sync(t.Context(), u); err != nil {
+			t.Fatal(err)
+		}
+		u = proxier.Update{Full: true, NodeRules: &proxier.NodeRules{}, Changes: []proxier.PortChange{{New: second.New}}}
+	}
+	if len(b.fast.has) != 1 || len(b.fallback.has) != 1 {
+		t.Errorf("the fast tier has %d and the fallback %d", len(b.fast.has), len(b.fallback.has))
+	}
+	b.tier.grace = 0
+	if err := b.tier.Sync(t.Context(), proxier.Update{}); err != nil {
+		t.Fatal(err)
+	}
+	b.tier.Wait()
+	if len(b.fast.has) != 1 || len(b.fallback.has) != 0 {
+		t.Errorf("later the fast tier has %d and the fallback %d", len(b.fast.has), len(b.fallback.has))
 	}
 }
 

@@ -26,28 +26,17 @@ func Cleanup(ctx context.Context, tools Tools, goOn bool) error {
 		if tools.Usable(ctx, family) != nil {
 			continue // nothing can be there
 		}
-		drain := false
-		if goOn {
-			var err error
-			if drain, err = translates(family); err != nil {
-				errs = append(errs, err)
-				drain = true
-			}
-		}
-		if err := cleanupFamily(ctx, tools, family, drain); err != nil {
+		if err := cleanupFamily(ctx, tools, family, goOn); err != nil {
 			errs = append(errs, fmt.Errorf("remove %s rules: %w", family, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// translates says whether conntrack changes the destination of a connection.
-func translates(family proxier.Family) (bool, error) {
+// translates says whether conntrack changes the destination of a connection, or may.
+func translates(family proxier.Family) bool {
 	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, [proxier.Families]netlink.InetFamily{unix.AF_INET, unix.AF_INET6}[family])
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return false, fmt.Errorf("list %s connections: %w", family, err)
-	}
-	return slices.ContainsFunc(flows, func(f *netlink.ConntrackFlow) bool { return !f.Forward.DstIP.Equal(f.Reverse.SrcIP) }), nil
+	return err != nil || slices.ContainsFunc(flows, func(f *netlink.ConntrackFlow) bool { return !f.Forward.DstIP.Equal(f.Reverse.SrcIP) })
 }
 
 // asksConntrack is all that drainChain holds.
@@ -81,7 +70,7 @@ func jumpOf(rule string) string {
 	return ""
 }
 
-func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, drain bool) error {
+func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, goOn bool) error {
 	found := false
 	for _, name := range []string{"mangle", "nat", "filter"} {
 		table, err := tools.Save(ctx, family, name)
@@ -91,11 +80,15 @@ func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, drai
 		t := newText()
 		part := t.table(name)
 		for _, c := range table.Chains {
-			if isOurs(c.Name) {
-				found = true
-				if c.Name != drainChain || !drain {
+			if c.Name == drainChain {
+				if !goOn || !found && !translates(family) {
 					part.drop(c.Name)
 				}
+				continue
+			}
+			if isOurs(c.Name) {
+				found = true
+				part.drop(c.Name)
 				continue
 			}
 			for _, r := range c.Rules {
@@ -104,7 +97,8 @@ func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, drai
 				}
 			}
 		}
-		if found && drain && name == "filter" && table.Chain(drainChain) == nil {
+		// A connection may have begun just now.
+		if found && goOn && name == "filter" && table.Chain(drainChain) == nil {
 			part.write(drainChain, []string{asksConntrack})
 		}
 		if input := t.bytes(); len(input) > 0 {

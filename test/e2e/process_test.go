@@ -119,6 +119,7 @@ func TestProcess(t *testing.T) {
 
 	first := start(t, n, dir, "--profiling")
 	await(t, "first start", healthy(n))
+	first.synced(t)
 	served("first start")
 	await(t, "health", func() error {
 		_, body, err := get(n, 10256, "/livez")
@@ -185,7 +186,7 @@ func TestRefusals(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"a kernel that lacks it", []string{"--proxy-mode=ebpf", "--manifests=/", "--ebpf-capability-mask=bpf_syscall=no"}, "mode ebpf requires bpf_syscall"},
+		{"a kernel that lacks it", []string{"--proxy-mode=ebpf", "--manifests=/", "--ebpf-capability-mask=bpf_syscall=no", "--ebpf-fallback=none"}, "mode ebpf requires bpf_syscall"},
 		{"no directory", []string{"--proxy-mode=ebpf", "--manifests=/nowhere"}, "/nowhere"},
 		{"no API server", []string{"--proxy-mode=ebpf", "--kubeconfig=/nowhere"}, "/nowhere"},
 		{"no cgroup", []string{"--cleanup", "--ebpf-cgroup-root=/nowhere"}, "/nowhere"},

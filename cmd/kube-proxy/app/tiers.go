@@ -51,6 +51,9 @@ func (t *tiers) unplaced() int {
 
 func (t *tiers) close() error {
 	var errs []error
+	if t.placed != nil {
+		t.placed.Wait()
+	}
 	if t.fast != nil {
 		errs = append(errs, t.fast.Close())
 	}
