@@ -34,7 +34,10 @@ func TestGeneration(t *testing.T) {
 	}{
 		{func() {}, 0},
 		{func() {
-			n.do(func() error { _, err := tools.SaveAll(t.Context(), proxier.IPv4, "nat", "filter", "mangle"); return err })
+			n.do(func() error {
+				_, err := tools.SaveAll(t.Context(), proxier.IPv4, "nat", "filter", "mangle")
+				return err
+			})
 		}, 0},
 		{func() { restore("*nat\n:B - [0:0]\n-A B -j RETURN\n-I A 1 -j B\nCOMMIT\n") }, 1},
 		{func() { restore("*nat\n:A - [0:0]\n:B - [0:0]\n-X B\nCOMMIT\n*filter\n-A A -j RETURN\nCOMMIT\n") }, 2},
