@@ -43,7 +43,7 @@ tidy() { go mod tidy -diff; }
 generated() {
 	local before after
 	before=$(checksums)
-	go generate ./... || return
+	make --silent --no-print-directory generate || return # with the paths that the compiler needs
 	after=$(checksums)
 	diff <(echo "$before") <(echo "$after") >/dev/null ||
 		{ echo "generated files were stale; they are fresh now, commit them:" && diff <(echo "$before") <(echo "$after") | awk '/^>/ {print $3}'; }
