@@ -30,8 +30,8 @@ func find(ctx context.Context, dirs []string) (*Tools, error) {
 			continue
 		}
 		hinted, n, err := t.survey(ctx)
-		if ctx.Err() != nil {
-			return nil, err
+		if err := ctx.Err(); err != nil {
+			return nil, err // whatever came of what was under way
 		}
 		if err != nil {
 			errs = append(errs, err)

@@ -5,6 +5,7 @@
 package xtables
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -182,4 +183,13 @@ func TestOneFamilyMissing(t *testing.T) {
 	}
 	n := &node{tb: t, at: lab.NewT(t).Node("node1")}
 	n.do(func() error { return tools.Usable(bg, proxier.IPv4) })
+}
+
+// Whoever is no longer asked finds nothing, and says so.
+func TestFindCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(bg)
+	cancel()
+	if tools, err := Find(ctx); tools != nil || err == nil {
+		t.Errorf("found %v, error %v", tools, err)
+	}
 }
