@@ -29,10 +29,7 @@ import (
 // withUpstream are tools of the variant that upstream uses, on a node of a lab.
 func withUpstream(t *testing.T) (binary string, tools *labTools) {
 	t.Helper()
-	binary, err := upstream.Binary()
-	if err != nil {
-		t.Skip(err)
-	}
+	binary = upstream.BinaryT(t)
 	tools = newLabTools(t, xtables.NFT)
 	list, err := tools.at.Command(t.Context(), "iptables", "--version").Output()
 	if err != nil {

@@ -99,10 +99,7 @@ func objects(thisNode string) (all []fakeapi.Object) {
 
 // TestUpstreamRules: the rules in testdata are those that upstream's kube-proxy writes.
 func TestUpstreamRules(t *testing.T) {
-	binary, err := upstream.Binary()
-	if err != nil {
-		t.Skip(err)
-	}
+	binary := upstream.BinaryT(t)
 	n := lab.NewT(t).Node("node1")
 	if n.Addr4 != nodeAddr {
 		t.Fatalf("the node has %s", n.Addr4)

@@ -109,11 +109,7 @@ type side struct {
 // upstream's, which are in a directory that comes first.
 func sides(b *testing.B, variant xtables.Variant) []side {
 	b.Helper()
-	binary, err := upstream.Binary()
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s is skipped: %v\n", b.Name(), err) // b.Skip prints nothing
-		b.Skip(err)
-	}
+	binary := upstream.BinaryT(b)
 	dir := b.TempDir()
 	for _, family := range []string{"iptables", "ip6tables"} {
 		for _, tool := range []string{"", "-save", "-restore"} {

@@ -48,6 +48,23 @@ func Binary() (string, error) {
 	return path, nil
 }
 
+// BinaryT is Binary for a test or a benchmark, which is skipped, and says so on standard
+// error as well, where nobody named a binary, and fails where one was named that cannot
+// be run.
+func BinaryT(tb lab.TB) string {
+	tb.Helper()
+	path, err := Binary()
+	switch {
+	case err == nil:
+	case os.Getenv(BinaryEnv) != "":
+		tb.Fatalf("%v", err)
+	default:
+		fmt.Fprintln(os.Stderr, "Skipped:", err) // of a benchmark, nothing else is printed
+		tb.Skipf("missing: %v", err)
+	}
+	return path
+}
+
 // Options say what to run.
 type Options struct {
 	// Binary to run.

@@ -43,10 +43,7 @@ func slice(pod *lab.Pod) *discoveryv1.EndpointSlice {
 // outside, changes in the API are followed, and what is there stays when the process
 // is gone.
 func TestStart(t *testing.T) {
-	binary, err := Binary()
-	if err != nil {
-		t.Skip(err)
-	}
+	binary := BinaryT(t)
 	for _, mode := range []string{"iptables", "nftables"} {
 		t.Run(mode, func(t *testing.T) {
 			l := lab.NewT(t)
@@ -95,12 +92,9 @@ func TestStart(t *testing.T) {
 
 // TestStartFails: what goes wrong is told with the log.
 func TestStartFails(t *testing.T) {
-	binary, err := Binary()
-	if err != nil {
-		t.Skip(err)
-	}
+	binary := BinaryT(t)
 	n := lab.NewT(t).Node("node1")
-	_, err = Start(context.Background(), n, Options{Binary: binary, Mode: "none"})
+	_, err := Start(context.Background(), n, Options{Binary: binary, Mode: "none"})
 	if err == nil || !strings.Contains(err.Error(), "it has ended") || !strings.Contains(err.Error(), "must be iptables") {
 		t.Errorf("error %v", err)
 	}
