@@ -92,7 +92,7 @@ func setText(set string) string {
 
 var sourceTexts = map[string]string{
 	"keep":       "endpoints see the client",
-	"masquerade": "endpoints see this node",
+	"masquerade": "endpoints may see this node instead of the client",
 	"any-source": "endpoints see the client or this node",
 }
 

@@ -30,6 +30,9 @@ type Fast interface {
 type Tier struct {
 	fast     Fast
 	fallback proxier.Tier
+	// both says that the fast tier carries for some clients alone, and the fallback
+	// for all others: it has everything then.
+	both bool
 
 	mu    sync.Mutex
 	ports map[uint32]*port // by Decision.Index
@@ -89,7 +92,10 @@ func (t *Tier) place(p *port) {
 	default:
 		carries := func(f *proxier.Frontend) bool { return t.fast.Supports(p.decision, f) == nil }
 		p.want[onFast] = p.decision.Only(carries)
-		if p.want[onFast] != p.decision {
+		switch {
+		case t.both:
+			p.want[onFallback] = p.decision
+		case p.want[onFast] != p.decision:
 			p.want[onFallback] = p.decision.Only(func(f *proxier.Frontend) bool { return !carries(f) })
 		}
 	}
@@ -113,9 +119,10 @@ var _ proxier.Tier = (*Tier)(nil)
 // rules that do it, on a busy machine.
 const grace = time.Second
 
-// New joins two tiers.
-func New(fast Fast, fallback proxier.Tier) *Tier {
-	return &Tier{fast: fast, fallback: fallback, ports: map[uint32]*port{}, leaving: map[uint32]time.Time{}, grace: grace}
+// New joins two tiers. With both, the fallback has everything, too: for clients that
+// the fast tier does not see.
+func New(fast Fast, fallback proxier.Tier, both bool) *Tier {
+	return &Tier{fast: fast, fallback: fallback, both: both, ports: map[uint32]*port{}, leaving: map[uint32]time.Time{}, grace: grace}
 }
 
 // Sync implements proxier.Tier. What moves is there before it goes: for a moment both

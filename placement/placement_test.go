@@ -3,7 +3,6 @@
 package placement
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -111,7 +110,7 @@ func newBench(t *testing.T, room int) *bench {
 		}
 		return nil
 	}
-	b.tier = New(b.fast, b.fallback)
+	b.tier = New(b.fast, b.fallback, false)
 	b.tier.grace = 0
 	return b
 }
@@ -192,12 +191,15 @@ func (b *bench) compare() {
 		for i := range d.Frontends {
 			f := &d.Frontends[i]
 			key := keyOf(d, f)
-			slow := b.fast.Supports(d, f) != nil || overflow
-			if (fast[key] != nil) == slow || (fallback[key] != nil) != slow {
-				b.t.Errorf("%s: in the fast tier %v, in the fallback %v, want the fallback %v", key, fast[key] != nil, fallback[key] != nil, slow)
+			inFast := b.fast.Supports(d, f) == nil && !overflow
+			slow := !inFast || b.tier.both
+			if (fast[key] != nil) != inFast || (fallback[key] != nil) != slow {
+				b.t.Errorf("%s: in the fast tier %v, in the fallback %v, want %v and %v", key, fast[key] != nil, fallback[key] != nil, inFast, slow)
 			}
-			if got := cmp.Or(fast[key], fallback[key]); got != nil && !slices.Equal(got.Backends, d.Backends) {
-				b.t.Errorf("%s has the backends of another time", key)
+			for _, got := range []*proxier.Decision{fast[key], fallback[key]} {
+				if got != nil && !slices.Equal(got.Backends, d.Backends) {
+					b.t.Errorf("%s has the backends of another time", key)
+				}
 			}
 			clusterIPs = clusterIPs || slow && f.Kind == proxier.ClusterIP
 			delete(fast, key)
@@ -228,11 +230,13 @@ func (b *bench) decide(random *rand.Rand, i int) proxier.PortChange {
 	return proxier.PortChange{Old: b.wanted[uint32(i)], New: d}
 }
 
-// Random histories: each frontend is carried by exactly one tier, and at every moment.
+// Random histories: each frontend is carried by exactly one tier, or also by the fallback
+// if that is to have everything, and at every moment.
 func TestPlacement(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		b := newBench(t, 1+random.IntN(12))
+		b.tier.both = seed%4 == 0
 		b.sync(true)
 		for range 40 {
 			var changes []proxier.PortChange

@@ -139,6 +139,37 @@ func TestFallback(t *testing.T) {
 	}
 }
 
+// Where programs cannot translate packets, sockets of this node still do without, and
+// rules serve everybody else.
+func TestRulesForPackets(t *testing.T) {
+	l := lab.NewT(t)
+	n := l.Node("node1")
+	here, there, pod := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), n.Pod("client")
+	far := l.Client("client")
+	announce(t, l, n, outside(n))
+	dir := t.TempDir()
+	writeManifests(t, dir, loadBalancer, here, there)
+	p := start(t, n, dir, "--ebpf-capability-mask=redirect_neigh=no")
+	defer func() {
+		p.kill()
+		cleanup(t, n)
+	}()
+	p.synced(t)
+	openFlows(t, pod.Sandbox, targets(), here, there)
+	openFlows(t, far.Sandbox, outside(n), here, there)
+	if on := devicesWithPrograms(t, n); len(on) > 0 {
+		t.Errorf("there are programs on %v", on)
+	}
+	for query, want := range map[string]string{
+		"src=198.51.100.1&dst=203.0.113.10:80&device=eth0": `"name":"iptables","carries":true`,
+		"src=127.0.0.1&dst=10.96.0.10:80":                  `"name":"ebpf","carries":true`,
+	} {
+		if _, body, err := get(n, 10249, "/debug/explain?"+query); err != nil || !strings.Contains(body, want) {
+			t.Errorf("explain %s does not say %s: %v %s", query, want, err, body)
+		}
+	}
+}
+
 // rules are those of both variants and families, without kubelet's: whoever writes
 // those first, they stay.
 func rules(t testing.TB, n *lab.Node) string {

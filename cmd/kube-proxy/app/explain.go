@@ -101,17 +101,19 @@ func (p *proxy) explainTiers(e *proxier.Explanation) []explain.Tier {
 	switch {
 	case why != nil:
 		t.Carries, t.Detail = false, why.Error()
-		if p.tiers.rules != nil && p.tiers.rules.Supports(e.Decision, e.Frontend) == nil {
-			return []explain.Tier{t, {Name: string(capabilities.ModeIPTables), Carries: true}}
-		}
-	case e.Origin == proxier.FromOutside:
-		t.Detail = "for sockets of this node; it does not see packets that arrive from elsewhere"
+	case e.Origin == proxier.FromOutside && len(missingForPackets(&p.report)) > 0:
+		t.Carries, t.Detail = false, "this kernel cannot have programs translate packets"
 	case e.Origin == proxier.FromPod && p.opts.Config.Tandem.EBPF.SocketLB == config.SocketLBHost:
 		t.Carries, t.Detail = false, "sockets of pods are left alone (ebpf.socketLB: host)"
-	case e.Origin == proxier.FromPod && e.Route.Source == proxier.Masquerade:
-		t.Detail = "at the socket, where nothing is masqueraded: endpoints see the client"
 	case len(fast.Unplaced()) > 0:
 		t.Detail = fmt.Sprintf("if it fits: %d service ports do not, which 'tandemctl services' names", len(fast.Unplaced()))
+	case e.Origin == proxier.FromOutside:
+		t.Detail = "by packets: an endpoint on this node sees the client, one elsewhere sees this node"
+	case e.Origin == proxier.FromPod && e.Route.Source == proxier.Masquerade:
+		t.Detail = "at the socket of a pod of this node, where nothing is masqueraded: endpoints see the client"
+	}
+	if !t.Carries && p.tiers.rules != nil && p.tiers.rules.Supports(e.Decision, e.Frontend) == nil {
+		return []explain.Tier{t, {Name: string(capabilities.ModeIPTables), Carries: true}}
 	}
 	return []explain.Tier{t}
 }

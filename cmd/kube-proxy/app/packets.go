@@ -24,27 +24,40 @@ import (
 // neededForPackets are what the packet programs cannot do without.
 var neededForPackets = []capabilities.Feature{capabilities.Atomics, capabilities.RedirectNeigh, capabilities.FIBLookup, capabilities.KtimeCoarse}
 
-// choosePackets finds out how packets can be translated here, if at all.
-func (p *proxy) choosePackets(logger klog.Logger, opts *ebpf.Options) {
-	opts.NoLoop = features.HaveProgramHelper(ciliumebpf.SchedCLS, asm.FnLoop) != nil
-	var missing []string
+// missingForPackets is what this kernel lacks to have programs translate packets.
+func missingForPackets(report *capabilities.Report) (missing []string) {
 	for _, f := range neededForPackets {
-		if !p.report.Has(f) {
+		if !report.Has(f) {
 			missing = append(missing, string(f))
 		}
 	}
-	switch {
-	case p.report.Has(capabilities.TCX):
-		opts.TC = tc.TCX
-	case p.report.Has(capabilities.Clsact):
-		opts.TC = tc.Clsact
-	default:
+	if !report.Has(capabilities.TCX) && !report.Has(capabilities.Clsact) {
 		missing = append(missing, string(capabilities.TCX)+" or "+string(capabilities.Clsact))
 	}
-	if len(missing) > 0 {
-		opts.NoPackets = true
-		logger.Info("This kernel cannot translate packets; clients outside this node are not served", "missing", missing)
+	return missing
+}
+
+// choosePackets says how packets are translated here, if at all.
+func (p *proxy) choosePackets(opts *ebpf.Options) {
+	opts.NoLoop = features.HaveProgramHelper(ciliumebpf.SchedCLS, asm.FnLoop) != nil
+	opts.NoPackets = len(missingForPackets(&p.report)) > 0
+	opts.TC = tc.Clsact
+	if p.report.Has(capabilities.TCX) {
+		opts.TC = tc.TCX
 	}
+}
+
+// leavesPackets says which clients programs do not serve, if there are such: rules have
+// to.
+func (p *proxy) leavesPackets() (whom string, leaves bool) {
+	missing := missingForPackets(&p.report)
+	switch {
+	case len(missing) > 0:
+		return "clients outside this node, since this kernel lacks " + strings.Join(missing, ", "), true
+	case p.opts.Config.Tandem.EBPF.SocketLB == config.SocketLBHost:
+		return "pods (ebpf.socketLB: host)", true
+	}
+	return "", false
 }
 
 // followUplinks has the tier serve on the devices that node traffic comes in

@@ -63,6 +63,8 @@ func (t *tiers) close() error {
 	return errors.Join(errs...)
 }
 
+var errNoFallback = errors.New("--ebpf-fallback=none")
+
 // fallbackModes are those that may stand in for the one that was asked for.
 func (p *proxy) fallbackModes() (list []capabilities.Mode) {
 	if p.opts.Config.KubeProxy.Mode != config.ModeEBPF {
@@ -98,15 +100,26 @@ func (p *proxy) openTiers(ctx context.Context) (open tiers, err error) {
 		open.rules, err = p.openRules(ctx)
 		return open, err
 	}
-	if open.fast, err = p.openFast(ctx); err != nil || len(p.fallbackModes()) == 0 {
+	if open.fast, err = p.openFast(ctx); err != nil {
 		return open, err
 	}
-	rules, err := p.openRules(ctx)
+	var rules *iptables.Tier
+	err = errNoFallback
+	if len(p.fallbackModes()) > 0 {
+		rules, err = p.openRules(ctx)
+	}
+	whom, leaves := p.leavesPackets()
 	if err != nil {
 		logger.Info("Nothing carries what the fast path cannot (SCTP, and what does not fit into its maps)", "reason", err.Error())
+		if leaves {
+			logger.Info("Some clients are not served", "clients", whom)
+		}
 		return open, nil
 	}
-	open.rules, open.placed = rules, placement.New(open.fast, rules)
+	if leaves {
+		logger.Info("Some clients are served by rules", "clients", whom)
+	}
+	open.rules, open.placed = rules, placement.New(open.fast, rules, leaves)
 	return open, nil
 }
 
@@ -157,7 +170,7 @@ func (p *proxy) openFast(ctx context.Context) (*ebpf.Tier, error) {
 	if opts.NodePortRange, err = config.ParsePortRange(e.NodePortRange); err != nil {
 		return nil, err // validated before
 	}
-	p.choosePackets(logger, &opts)
+	p.choosePackets(&opts)
 	if *e.ReserveNodePorts {
 		if err := reserveNodePorts(logger, opts.NodePortRange); err != nil {
 			logger.Error(err, "Cannot keep connections of this host from getting NodePorts as their source ports", "nodePortRange", opts.NodePortRange)
