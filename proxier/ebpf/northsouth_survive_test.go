@@ -87,13 +87,13 @@ func TestConnectionsSurvive(t *testing.T) {
 		{"another uplink", func() { allAcknowledged(t, pods...); replug(t, e) }, []use{open, newTCP, newUDP}},
 	} {
 		start := load.counts()
-		for _, use := range step.rest {
-			load.rests[use].Lock()
-		}
-		step.do()
-		for _, use := range step.rest {
-			load.rests[use].Unlock()
-		}
+		func() {
+			for _, use := range step.rest {
+				load.rests[use].Lock()
+				defer load.rests[use].Unlock()
+			}
+			step.do()
+		}()
 		load.allAnswered(t, step.name)
 		now := load.counts()
 		t.Logf("%s: %d requests over open connections, %d over new ones", step.name, now.open-start.open, now.fresh-start.fresh)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"testing"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -27,56 +26,31 @@ func TestScenarios(t *testing.T) {
 	}
 	clsact := []string{"s05-external-ip", "s40-external-local", "s48-source-ranges", "s53-source-kept", "s63-affinity-of-hidden-clients",
 		"s72-udp-node-port", "s88-restart"}
-	var plays []scenarioPlay
+	var plays []live.Staging
+	with := func(opts Options) func(*testing.T) live.Tier {
+		return func(t *testing.T) live.Tier { return &scenarioTier{t: t, opts: opts} }
+	}
 	carried, all, others := 0, 0, 0
 	for _, s := range list {
 		tier := &scenarioTier{}
 		here, calls := live.Carried(t, s, tier)
 		carried, all = carried+here, all+calls
 		if here > 0 {
-			plays = append(plays, scenarioPlay{s.Name, s, Options{}, lab.Options{}})
+			plays = append(plays, live.Staging{Name: s.Name, Scenario: s, Tier: with(Options{})})
 		}
 		if tier.outside > 0 {
-			plays = append(plays, scenarioPlay{s.Name + "/guarded", s, Options{}, lab.Options{Nodes: live.Guarded, NoOffload: true}})
+			plays = append(plays, live.Staging{Name: s.Name + "/guarded", Scenario: s, Tier: with(Options{}), Network: lab.Options{Nodes: live.Guarded, NoOffload: true}})
 		}
 		if slices.Contains(clsact, s.Name) {
-			plays = append(plays, scenarioPlay{s.Name + "/clsact", s, Options{TC: tc.Clsact}, lab.Options{Nodes: live.Guarded}})
+			plays = append(plays, live.Staging{Name: s.Name + "/clsact", Scenario: s, Tier: with(Options{TC: tc.Clsact}), Network: lab.Options{Nodes: live.Guarded}})
 			others++
 		}
 	}
-	playAll(t, plays)
+	live.PlayAll(t, plays)
 	t.Logf("%d of %d calls in %d scenarios, played %d times", carried, all, len(list), len(plays))
 	if carried < 600 || others != len(clsact) || len(plays) < len(list)*3/2 {
 		t.Errorf("%d calls were made, in %d plays", carried, len(plays))
 	}
-}
-
-// scenarioPlay is one way to play a scenario.
-type scenarioPlay struct {
-	name     string
-	scenario *scenarios.Scenario
-	opts     Options
-	network  lab.Options
-}
-
-// playAll plays several at a time: what takes long is that the kernel waits for its
-// own, and tests for silence.
-func playAll(t *testing.T, plays []scenarioPlay) {
-	const players = 4
-	next := make(chan scenarioPlay)
-	var wg sync.WaitGroup
-	for range players {
-		wg.Go(func() {
-			for p := range next {
-				t.Run(p.name, func(t *testing.T) { live.Play(t, p.scenario, &scenarioTier{t: t, opts: p.opts}, p.network) })
-			}
-		})
-	}
-	for _, p := range plays {
-		next <- p
-	}
-	close(next)
-	wg.Wait()
 }
 
 // scenarioTier starts the tier on the nodes of a scenario.

@@ -49,15 +49,15 @@ func Binary() (string, error) {
 }
 
 // BinaryT is Binary for a test or a benchmark, which is skipped, and says so on standard
-// error as well, where nobody named a binary, and fails where one was named that cannot
-// be run.
+// error as well, where nobody named a binary. Where one was named that cannot be run, it
+// fails if everything ought to be there.
 func BinaryT(tb lab.TB) string {
 	tb.Helper()
 	path, err := Binary()
 	switch {
 	case err == nil:
 	case os.Getenv(BinaryEnv) != "":
-		tb.Fatalf("%v", err)
+		lab.SkipOrFail(tb, err)
 	default:
 		fmt.Fprintln(os.Stderr, "Skipped:", err) // of a benchmark, nothing else is printed
 		tb.Skipf("missing: %v", err)

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -50,6 +51,35 @@ func Play(t *testing.T, s *scenarios.Scenario, tier Tier, opts ...lab.Options) {
 	}
 	c.opts.Pause = true // pods show in /proc
 	scenarios.Run(t, s, c)
+}
+
+// Staging is one way to play a scenario.
+type Staging struct {
+	Name     string
+	Scenario *scenarios.Scenario
+	Tier     func(*testing.T) Tier
+	Network  lab.Options
+}
+
+// PlayAll plays several at a time: what takes long is that the kernel waits for its
+// own, and tests for silence.
+func PlayAll(t *testing.T, list []Staging) {
+	t.Helper()
+	const players = 4
+	next := make(chan Staging)
+	var wg sync.WaitGroup
+	for range players {
+		wg.Go(func() {
+			for s := range next {
+				t.Run(s.Name, func(t *testing.T) { Play(t, s.Scenario, s.Tier(t), s.Network) })
+			}
+		})
+	}
+	for _, s := range list {
+		next <- s
+	}
+	close(next)
+	wg.Wait()
 }
 
 // silence is how long a call waits where nobody is expected to answer, patience
