@@ -6,17 +6,13 @@
 package e2e
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"k8s.io/component-base/cli"
 
@@ -109,82 +105,6 @@ func serve(t testing.TB, p *lab.Pod) *lab.Pod {
 		t.Fatal(err)
 	}
 	return p
-}
-
-// process is a kube-proxy on a node.
-type process struct {
-	*lab.Cmd
-	log *log
-}
-
-// log keeps what a process says.
-type log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-func command(n *lab.Node, args ...string) *process {
-	p := &process{n.Command(context.Background(), os.Args[0], append(args, "--ebpf-cgroup-root="+n.CgroupPath())...), &log{}}
-	p.Env = append(os.Environ(), asProxy+"=1")
-	p.Stdout, p.Stderr = p.log, p.log
-	return p
-}
-
-func start(t testing.TB, n *lab.Node, manifests string, more ...string) *process {
-	t.Helper()
-	p := command(n, append([]string{"--proxy-mode=ebpf", "--manifests=" + manifests, "--hostname-override=" + n.Name, "-v=2"}, more...)...)
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = p.Close()
-		if t.Failed() {
-			t.Logf("log of kube-proxy:\n%s", p.log)
-		}
-	})
-	return p
-}
-
-// kill ends the process as kill -9 does.
-func (p *process) kill() {
-	_ = p.Process.Kill()
-	_ = p.Wait()
-}
-
-func waitFor(t testing.TB, what string, within time.Duration, ok func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(within)
-	for !ok() {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %v in vain for %s", within, what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
-// synced waits until the process has programmed everything.
-func (p *process) synced(t testing.TB) {
-	t.Helper()
-	waitFor(t, "the first sync", 30*time.Second, func() bool { return strings.Contains(p.log.String(), `"Synced"`) })
-}
-
-// serves waits until the process also serves clients outside.
-func (p *process) serves(t testing.TB) {
-	t.Helper()
-	p.synced(t)
-	waitFor(t, "the uplinks", 30*time.Second, func() bool { return strings.Contains(p.log.String(), `"Clients outside come in`) })
 }
 
 // flow is a long-lived connection to the Service.

@@ -57,15 +57,16 @@ func BenchmarkMemory(b *testing.B) {
 				} else {
 					p = run(b, node, binary, "--master="+serveAPI(b, node, services, endpoints))
 				}
-				waitFor(b, "all Services", 2*time.Minute, func() bool {
-					return strings.Contains(p.log.String(), fmt.Sprintf(`servicePorts=%d`, services))
-				})
+				awaitWithin(b, 2*time.Minute, "all Services", p.says(fmt.Sprintf(`servicePorts=%d`, services)))
 				seconds += time.Since(began).Seconds()
 				// The garbage of the start is given back in the background.
-				waitFor(b, "the memory to settle", 2*time.Minute, func() bool {
+				awaitWithin(b, 2*time.Minute, "the memory to settle", func() error {
 					before := status(b, p, "VmRSS")
 					<-time.After(5 * time.Second)
-					return status(b, p, "VmRSS") >= before*0.995
+					if now := status(b, p, "VmRSS"); now < before*0.995 {
+						return fmt.Errorf("%.0f KiB, before %.0f", now, before)
+					}
+					return nil
 				})
 				rss += status(b, p, "VmRSS")
 				peak += status(b, p, "VmHWM")

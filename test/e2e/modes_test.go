@@ -8,10 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,39 +40,18 @@ func TestModes(t *testing.T) {
 	p.synced(t)
 	long := append(openFlows(t, client.Sandbox, targets(), here, there), openFlows(t, far.Sandbox, outside(n), here, there)...)
 
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	var asked atomic.Int64
-	var wg sync.WaitGroup
-	ask := func(from *lab.Sandbox, ways map[string]netip.AddrPort) {
-		for name, to := range ways {
-			wg.Go(func() {
-				// Not as fast as one can: for some seconds, both modes have source ports
-				// of this node that the other does not know of.
-				pace := time.NewTicker(10 * time.Millisecond)
-				defer pace.Stop()
-				for ctx.Err() == nil {
-					<-pace.C
-					_, err := from.Ask(t.Context(), name[:3], to)
-					if err != nil && name[:3] == "udp" {
-						_, err = from.Ask(t.Context(), name[:3], to) // as who uses datagrams does
-					}
-					if err != nil {
-						t.Errorf("%s from %s: %v", name, from.Name, err)
-						return
-					}
-					asked.Add(1)
-				}
-			})
-		}
-	}
-	ask(client.Sandbox, targets())
-	ask(far.Sandbox, outside(n))
+	w := newLoad(t)
+	defer w.end()
+	// Not as fast as one can: for some seconds, both modes have source ports of this
+	// node that the other does not know of.
+	h := how{pace: 10 * time.Millisecond, tries: 2}
+	w.use(client.Sandbox, targets(), h)
+	w.use(far.Sandbox, outside(n), h)
 	for i, mode := range []string{"ebpf", "iptables", "ebpf"} {
 		p.terminate(t)
 		p = start(t, n, dir, "--proxy-mode="+mode)
 		p.synced(t)
-		await(t, "mode "+mode, func() error {
+		p.await(t, "mode "+mode, func() error {
 			if mode == "ebpf" {
 				return holds(t, n, "KUBE-SERVICES", false)
 			}
@@ -91,20 +67,13 @@ func TestModes(t *testing.T) {
 		for _, f := range long {
 			f.check(t)
 		}
-		before := asked.Load()
-		await(t, "requests in mode "+mode, func() error {
-			if asked.Load() < before+100 && !t.Failed() {
-				return errors.New("too few")
-			}
-			return nil
-		})
+		w.more(100)
 		if t.Failed() {
 			break
 		}
 	}
-	stop()
-	wg.Wait()
-	t.Logf("%d new connections", asked.Load())
+	w.end()
+	t.Logf("%d new connections, %d datagrams were sent again", w.asked.Load(), w.again.Load())
 }
 
 // A kernel that cannot carry mode ebpf, as far as the process is told.

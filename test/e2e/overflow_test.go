@@ -5,15 +5,11 @@
 package e2e
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -56,6 +52,11 @@ func TestOverflow(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	remove := func(i int) {
+		if err := os.Remove(filepath.Join(dir, fmt.Sprintf("s%d.yaml", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for i := range services {
 		_, to := overflowing(i)
 		ways = append(ways, to)
@@ -68,21 +69,17 @@ func TestOverflow(t *testing.T) {
 	}()
 	p.synced(t)
 
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	var asked atomic.Int64
-	var wg sync.WaitGroup
-	use := func(i int) {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				if _, err := client.Ask(t.Context(), "tcp", ways[i]); err != nil {
-					t.Errorf("service %d: %v", i, err)
-					return
-				}
-				asked.Add(1)
-			}
-		})
+	use := func(i int) *load {
+		w := newLoad(t)
+		w.use(client.Sandbox, map[string]netip.AddrPort{fmt.Sprintf("tcp to service %d", i): ways[i]}, how{})
+		return w
 	}
+	loads := map[int]*load{}
+	defer func() {
+		for _, w := range loads {
+			w.end()
+		}
+	}()
 	for i := range services {
 		write(i)
 		await(t, fmt.Sprintf("service %d", i), func() error {
@@ -90,7 +87,7 @@ func TestOverflow(t *testing.T) {
 			return err
 		})
 		if i < room {
-			use(i)
+			loads[i] = use(i)
 		}
 	}
 	await(t, "rules for what does not fit", func() error {
@@ -99,15 +96,11 @@ func TestOverflow(t *testing.T) {
 		}
 		return nil
 	})
-	use(services - 1)
+	last := use(services - 1)
+	loads[services-1] = last
 	// These moved into rules; when others go, they move back.
-	for i := 1; i < services-1; i++ {
-		if i < room {
-			continue
-		}
-		if err := os.Remove(filepath.Join(dir, fmt.Sprintf("s%d.yaml", i))); err != nil {
-			t.Fatal(err)
-		}
+	for i := room; i < services-1; i++ {
+		remove(i)
 	}
 	await(t, "one that is left in rules", func() error {
 		if n := strings.Count(rules(t, node), ":KUBE-SVC-"); n != 1 {
@@ -116,24 +109,14 @@ func TestOverflow(t *testing.T) {
 		return nil
 	})
 	// The load on what goes has to end before it does.
-	stop()
-	wg.Wait()
-	if err := os.Remove(filepath.Join(dir, "s1.yaml")); err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop = context.WithCancel(t.Context())
-	defer stop()
-	use(0)
-	use(services - 1)
+	loads[1].end()
+	remove(1)
 	await(t, "no rules any more", func() error { return holds(t, node, "KUBE-SERVICES", false) })
-	before := asked.Load()
-	await(t, "requests afterwards", func() error {
-		if asked.Load() < before+100 && !t.Failed() {
-			return errors.New("too few")
-		}
-		return nil
-	})
-	stop()
-	wg.Wait()
-	t.Logf("%d connections", asked.Load())
+	last.more(100)
+	var asked int64
+	for _, w := range loads {
+		w.end()
+		asked += w.asked.Load()
+	}
+	t.Logf("%d connections", asked)
 }

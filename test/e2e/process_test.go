@@ -14,52 +14,11 @@ import (
 	"net/netip"
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/wait"
-
 	"github.com/tandem-proxy/tandem/test/lab"
 )
-
-const (
-	patience = 20 * time.Second
-	interval = 20 * time.Millisecond
-)
-
-// await polls until a condition holds, and says which one did not.
-func await(t *testing.T, what string, condition func() error) {
-	t.Helper()
-	var last error
-	err := wait.PollUntilContextTimeout(context.Background(), interval, patience, true, func(context.Context) (bool, error) {
-		last = condition()
-		return last == nil, nil
-	})
-	if err != nil {
-		t.Fatalf("%s: %v", what, last)
-	}
-}
-
-func (p *process) says(text string) func() error {
-	return func() error {
-		if !strings.Contains(p.log.String(), text) {
-			return fmt.Errorf("the log does not say %q", text)
-		}
-		return nil
-	}
-}
-
-// terminate sends SIGTERM and expects an orderly end.
-func (p *process) terminate(t *testing.T) {
-	t.Helper()
-	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Wait(); err != nil {
-		t.Fatalf("after SIGTERM: %v\n%s", err, p.log)
-	}
-}
 
 // get asks a server on the node's loopback address.
 func get(n *lab.Node, port uint16, path string) (code int, body string, err error) {
@@ -118,7 +77,7 @@ func TestProcess(t *testing.T) {
 	}
 
 	first := start(t, n, dir, "--profiling")
-	await(t, "first start", healthy(n))
+	first.await(t, "first start", healthy(n))
 	first.synced(t)
 	served("first start")
 	await(t, "health", func() error {
@@ -156,15 +115,15 @@ func TestProcess(t *testing.T) {
 	served("stopped")
 
 	second := start(t, n, dir)
-	await(t, "second start", second.says(`adopted=true`))
+	second.await(t, "second start", second.says(`adopted=true`))
 	served("second start")
 
 	// A third starts too early, and takes over when the second is killed.
 	third := start(t, n, dir)
-	await(t, "third start", third.says("Another process serves this cgroup"))
+	third.await(t, "third start", third.says("Another process serves this cgroup"))
 	served("two processes")
 	_ = second.Close()
-	await(t, "third start", third.says(`adopted=true`))
+	third.await(t, "third start", third.says(`adopted=true`))
 	served("third start")
 	third.terminate(t)
 	served("stopped again")

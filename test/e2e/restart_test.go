@@ -5,12 +5,10 @@
 package e2e
 
 import (
-	"context"
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,22 +48,9 @@ func killAgain(t *testing.T, times int, node *lab.Node, dir string, client *lab.
 		}
 	}
 
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	var asked, failed atomic.Int64
-	var wg sync.WaitGroup
-	for name, to := range ways {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				asked.Add(1)
-				if _, err := client.Ask(t.Context(), name[:3], to); err != nil {
-					failed.Add(1)
-					t.Errorf("%s: %v", name, err)
-					return
-				}
-			}
-		})
-	}
+	w := newLoad(t)
+	defer w.end()
+	w.use(client, ways, how{})
 	random := rand.New(rand.NewPCG(1, 2))
 	var takes time.Duration
 	killed := 0
@@ -84,9 +69,8 @@ func killAgain(t *testing.T, times int, node *lab.Node, dir string, client *lab.
 	}
 	p.serves(t)
 	check()
-	stop()
-	wg.Wait()
-	t.Logf("%d requests while the process was killed %d times, %d failed", asked.Load(), killed, failed.Load())
+	w.end()
+	t.Logf("%d requests while the process was killed %d times, %d failed", w.asked.Load(), killed, w.failed.Load())
 }
 
 // cleanup runs kube-proxy --cleanup on the node.
@@ -117,11 +101,14 @@ func TestChangesWhileDown(t *testing.T) {
 	}
 	writeManifests(t, dir, clusterIPs, b)
 	p = start(t, node, dir)
-	waitFor(t, "the new endpoint", 30*time.Second, func() bool {
+	p.await(t, "the new endpoint", func() error {
 		r, err := client.Ask(t.Context(), "tcp", vip4)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return r.Server == "b"
+		if r.Server != "b" {
+			return fmt.Errorf("%s answers", r.Server)
+		}
+		return nil
 	})
 }

@@ -4,10 +4,10 @@ package app
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/capabilities"
@@ -15,39 +15,63 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 )
 
-// leftovers removes what other modes left in the kernel, once this one carries
+// leftovers are what other modes left in the kernel. They go once this one carries
 // everything: until then they serve.
 type leftovers struct {
-	ctx    context.Context
+	once    sync.Once
+	carried chan struct{} // closed when this mode carries everything
+	kinds   []leftover
+}
+
+// leftover is what one other mode left.
+type leftover struct {
+	what   string
 	remove func(context.Context) error
-	once   sync.Once
 }
 
-func (p *proxy) leftovers(ctx context.Context) *leftovers {
-	return &leftovers{ctx: ctx, remove: p.removeOthers}
+func (p *proxy) leftovers() *leftovers {
+	l := &leftovers{carried: make(chan struct{}), kinds: []leftover{{"table of mode nftables", removeNFTables}}}
+	// In mode ebpf, the fallback sees to rules.
+	if p.decision.Mode != capabilities.ModeEBPF && p.cgroup != "" {
+		l.kinds = append(l.kinds, leftover{"programs of mode ebpf", p.drainFast})
+	}
+	return l
 }
 
+// Queued implements proxier.Observer.
 func (l *leftovers) Queued(time.Time) {}
 
+// Synced implements proxier.Observer.
 func (l *leftovers) Synced(info proxier.SyncInfo) {
-	if !info.Full || info.Err != nil {
-		return
+	if info.Full && info.Err == nil {
+		l.once.Do(func() { close(l.carried) })
 	}
-	l.once.Do(func() {
-		if err := l.remove(l.ctx); err != nil {
-			klog.FromContext(l.ctx).Error(err, "Cannot remove everything that other modes left; the next start tries again")
-		}
-	})
 }
 
-// removeOthers removes what modes besides this one leave. In mode ebpf, the fallback
-// sees to rules.
-func (p *proxy) removeOthers(ctx context.Context) error {
-	errs := []error{removeNFTables(ctx)}
-	if p.decision.Mode != capabilities.ModeEBPF && p.cgroup != "" {
-		errs = append(errs, p.drainFast(ctx))
+// removal is how often a removal that failed is tried again.
+var removal = wait.Backoff{Duration: time.Second, Factor: 2, Steps: 7, Cap: time.Minute}
+
+// run removes them beside the syncs: some take as long as the connections they serve. It
+// returns when they are gone, or ctx is done.
+func (l *leftovers) run(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-l.carried:
 	}
-	return errors.Join(errs...)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, k := range l.kinds {
+		wg.Go(func() {
+			_ = removal.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) { // ends with ctx
+				err := k.remove(ctx)
+				if err != nil && ctx.Err() == nil {
+					klog.FromContext(ctx).Error(err, "Cannot remove what another mode left; trying again", "what", k.what)
+				}
+				return err == nil, nil
+			})
+		})
+	}
 }
 
 // drainFast has programs of mode ebpf serve nobody new, and go when nobody needs them.
@@ -60,16 +84,11 @@ func (p *proxy) drainFast(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer tier.Close()
 	logger.Info("The programs of mode ebpf serve no new connections, and go when the last of theirs from outside has ended")
-	go func() {
-		defer tier.Close()
-		if err := tier.Drain(ctx); err != nil {
-			logger.Error(err, "Cannot remove the programs of mode ebpf; the next start tries again")
-			return
-		}
-		if ctx.Err() == nil {
-			logger.Info("Removed the programs of mode ebpf")
-		}
-	}()
+	if err := tier.Drain(ctx); err != nil || ctx.Err() != nil {
+		return err
+	}
+	logger.Info("Removed the programs of mode ebpf")
 	return nil
 }

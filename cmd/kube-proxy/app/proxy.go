@@ -210,10 +210,11 @@ func (p *proxy) program(ctx context.Context) error {
 
 	runner := p.runner()
 	p.facts.start(ctx)
+	left := p.leftovers()
 	px, err := proxier.New(proxier.Options{
 		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(open.carrier()), Reporter: p.problems,
 		Facts: p.facts.known, Policy: p.facts.settings.Policy, NodeFacts: p.facts.fromNode,
-		Observer: observers{p.metrics, p.health, &p.memory, &p.explain, p.leftovers(ctx)}, Runner: runner,
+		Observer: observers{p.metrics, p.health, &p.memory, &p.explain, left}, Runner: runner,
 	})
 	if err != nil {
 		return err
@@ -228,6 +229,7 @@ func (p *proxy) program(ctx context.Context) error {
 	}), p.facts.serviceCIDRs.FeedTo(px.UpdateFacts))
 	group.Go(func() error { return from.Run(ctx) })
 	group.Go(func() error { p.facts.follow(ctx, px); return nil })
+	group.Go(func() error { left.run(ctx); return nil })
 	if open.fast != nil {
 		group.Go(func() error { p.followUplinks(ctx, open.fast); return nil })
 		group.Go(func() error { open.fast.Run(ctx); return nil })
