@@ -51,6 +51,9 @@ type Tier struct {
 	guards           bool
 	state            state
 	owes             [sides]bool // a tier tries again with its next sync
+	// served says that the fast tier has had everything once. Until then it is not known
+	// which tier serves what, and Services cannot leave it.
+	served bool
 	// room says that the fast tier let go of something since it last had no room.
 	room bool
 }
@@ -90,8 +93,13 @@ func (t *Tier) place(p *port) {
 	case p.overflow != nil:
 		p.want[onFallback] = p.decision
 	default:
-		carries := func(f *proxier.Frontend) bool { return t.fast.Supports(p.decision, f) == nil }
+		carries := func(f *proxier.Frontend) bool { return t.refuses(p.decision, f) == nil }
 		p.want[onFast] = p.decision.Only(carries)
+		if t.served && p.decision.OptedOut && p.decision.Name.Protocol == proxier.UDP {
+			// Sockets that are connected to its backends are to be told only of
+			// those that really go.
+			p.want[onFast] = p.decision.Unserved()
+		}
 		switch {
 		case t.both:
 			p.want[onFallback] = p.decision
@@ -100,6 +108,17 @@ func (t *Tier) place(p *port) {
 		}
 	}
 	t.count(p, 1)
+}
+
+// errOptedOut is why the fast tier has nothing of a Service that wants it so.
+var errOptedOut = errors.New("the Service opts out: " + proxier.AnnotationFastPath + "=" + proxier.FastPathDisabled)
+
+// refuses says why the fast tier is not to have a frontend.
+func (t *Tier) refuses(d *proxier.Decision, f *proxier.Frontend) error {
+	if d.OptedOut && t.served {
+		return errOptedOut
+	}
+	return t.fast.Supports(d, f)
 }
 
 func (t *Tier) count(p *port, by int) {
@@ -132,11 +151,19 @@ func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 	defer t.mu.Unlock()
 	order := t.take(&u)
 	var errs []error
-	if t.state == active {
+	switch {
+	case t.state == active:
 		errs = append(errs, t.sync(ctx, onFallback, nil, t.gains(order)))
+	case t.served && t.slow > 0:
+		errs = append(errs, t.fill(ctx))
 	}
 	errs = append(errs, t.syncFast(ctx, &u, order))
-	if moved := t.overflowing(ctx); len(moved) > 0 {
+	moved := t.overflowing(ctx)
+	if u.Full && !t.served {
+		t.served = true
+		moved = append(moved, t.optedOut()...)
+	}
+	if len(moved) > 0 {
 		var err error
 		if t.state == active {
 			err = t.sync(ctx, onFallback, nil, t.diff(moved, onFallback, added))
@@ -145,7 +172,7 @@ func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 		}
 		// What is in the fast tier is old, and it alone would be seen.
 		if err == nil {
-			err = t.sync(ctx, onFast, t.fastRules(), t.diff(moved, onFast, removed))
+			err = t.sync(ctx, onFast, t.fastRules(), t.diff(moved, onFast, added|removed))
 		}
 		errs = append(errs, err)
 	}
@@ -334,6 +361,18 @@ func (t *Tier) overflowing(ctx context.Context) (moved []uint32) {
 	return moved
 }
 
+// optedOut are the service ports that the fast tier is not to have.
+func (t *Tier) optedOut() (moved []uint32) {
+	for index, p := range t.ports {
+		if p.decision != nil && p.decision.OptedOut {
+			t.place(p)
+			moved = append(moved, index)
+		}
+	}
+	slices.Sort(moved)
+	return moved
+}
+
 // fill gives the fallback all it is to have: it removes what else there is of its kind.
 func (t *Tier) fill(ctx context.Context) error {
 	order := make([]uint32, 0, len(t.ports))
@@ -429,7 +468,7 @@ func (t *Tier) Wait() { t.cleaning.Wait() }
 
 // Supports implements proxier.Tier.
 func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {
-	why := t.fast.Supports(d, f)
+	why := t.refuses(d, f)
 	if why == nil {
 		return nil
 	}
@@ -458,7 +497,7 @@ func (t *Tier) Why(d *proxier.Decision, f *proxier.Frontend) error {
 	if p := t.ports[d.Index()]; p != nil && p.overflow != nil {
 		return p.overflow
 	}
-	return t.fast.Supports(d, f)
+	return t.refuses(d, f)
 }
 
 // Cleanup implements proxier.Tier.

@@ -191,7 +191,7 @@ func (b *bench) compare() {
 		for i := range d.Frontends {
 			f := &d.Frontends[i]
 			key := keyOf(d, f)
-			inFast := b.fast.Supports(d, f) == nil && !overflow
+			inFast := b.fast.Supports(d, f) == nil && !overflow && !d.OptedOut
 			slow := !inFast || b.tier.both
 			if (fast[key] != nil) != inFast || (fallback[key] != nil) != slow {
 				b.t.Errorf("%s: in the fast tier %v, in the fallback %v, want %v and %v", key, fast[key] != nil, fallback[key] != nil, inFast, slow)
@@ -221,11 +221,15 @@ func (b *bench) decide(random *rand.Rand, i int) proxier.PortChange {
 	if i%5 == 0 {
 		protocol = proxier.SCTP
 	}
+	if i == 7 {
+		protocol = proxier.UDP
+	}
 	d := proxier.NewDecision(proxier.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("s", i)}, Protocol: protocol}, uint32(i))
 	d.Frontends = []proxier.Frontend{{Kind: proxier.ClusterIP, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), 80)}}
 	if i%3 == 0 {
 		d.Frontends = append(d.Frontends, proxier.Frontend{Kind: proxier.ExternalIP, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), 80)})
 	}
+	d.OptedOut = i%7 == 0 && random.IntN(2) == 0
 	d.Backends = []proxier.Backend{{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 244, byte(random.IntN(250)), 1}), 8080)}}
 	return proxier.PortChange{Old: b.wanted[uint32(i)], New: d}
 }
@@ -237,11 +241,15 @@ func TestPlacement(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		b := newBench(t, 1+random.IntN(12))
 		b.tier.both = seed%4 == 0
+		step := 1
+		if seed%3 == 0 {
+			step = 7 // those alone that may opt out
+		}
 		b.sync(true)
 		for range 40 {
 			var changes []proxier.PortChange
 			for range random.IntN(4) {
-				i := 1 + random.IntN(20)
+				i := step * (1 + random.IntN(20/step))
 				if slices.ContainsFunc(changes, func(c proxier.PortChange) bool { return c.Index() == uint32(i) }) {
 					continue
 				}

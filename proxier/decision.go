@@ -88,6 +88,8 @@ type Decision struct {
 	UID       types.UID // of the Service, for Events alone
 	Created   time.Time
 	Affinity  time.Duration
+	// OptedOut says that it is not to be carried by a fast tier where another one can.
+	OptedOut  bool
 	Frontends []Frontend
 	// Backends are sorted by address, without duplicates.
 	Backends []Backend
@@ -146,6 +148,9 @@ func (d *Decision) head(b *strings.Builder) {
 	if d.Affinity > 0 {
 		fmt.Fprintf(b, " affinity=%v", d.Affinity)
 	}
+	if d.OptedOut {
+		b.WriteString(" opted-out")
+	}
 	b.WriteByte('\n')
 	for i := range d.Frontends {
 		fmt.Fprintf(b, "  frontend %s\n", &d.Frontends[i])
@@ -199,8 +204,15 @@ func (d *Decision) Only(keep func(*Frontend) bool) *Decision {
 	return &only
 }
 
+// Unserved is the decision without frontends.
+func (d *Decision) Unserved() *Decision {
+	only := *d
+	only.Frontends = nil
+	return &only
+}
+
 func (d *Decision) equal(o *Decision) bool {
-	if d.Name != o.Name || !d.Created.Equal(o.Created) || d.Affinity != o.Affinity || d.Empty != o.Empty ||
+	if d.Name != o.Name || !d.Created.Equal(o.Created) || d.Affinity != o.Affinity || d.OptedOut != o.OptedOut || d.Empty != o.Empty ||
 		len(d.Frontends) != len(o.Frontends) || len(d.Backends) != len(o.Backends) {
 		return false
 	}

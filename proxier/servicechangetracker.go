@@ -16,6 +16,12 @@ import (
 // LabelServiceProxyName on a Service hands it to another proxy.
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
+// AnnotationFastPath on a Service opts out of the fast path with FastPathDisabled.
+const (
+	AnnotationFastPath = "tandem-proxy.dev/fast-path"
+	FastPathDisabled   = "disabled"
+)
+
 // UpdateService records the newest state of a Service and says whether there
 // is work pending, for this or any other object.
 func (t *ChangeTracker) UpdateService(service *v1.Service) bool {
@@ -81,6 +87,12 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 			} else {
 				s.Affinity = time.Duration(seconds) * time.Second
 			}
+		}
+	}
+
+	if value, there := service.Annotations[AnnotationFastPath]; there {
+		if s.OptedOut = value == FastPathDisabled; !s.OptedOut {
+			invalid("metadata.annotations["+AnnotationFastPath+"]", "%.32q is not %q; it is ignored", value, FastPathDisabled)
 		}
 	}
 

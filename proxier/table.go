@@ -228,6 +228,7 @@ func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 		UID:      s.UID,
 		Created:  s.Created,
 		Affinity: s.Affinity,
+		OptedOut: s.OptedOut,
 	}
 	r.decision = d
 	list := t.frontends[:0]

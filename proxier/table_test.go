@@ -147,6 +147,10 @@ func TestDecisions(t *testing.T) {
 			slices: []*discoveryv1.EndpointSlice{makeSlice("1", "10.244.0.1")},
 		},
 		{
+			name: "opted out", service: makeService("a", func(s *v1.Service) { s.Annotations = map[string]string{AnnotationFastPath: FastPathDisabled} }),
+			want: "ns/a:p TCP opted-out\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
+		},
+		{
 			name: "slices labelled headless (S02)", service: makeService("a"),
 			slices: []*discoveryv1.EndpointSlice{func() *discoveryv1.EndpointSlice {
 				s := makeSlice("1", "10.244.0.1")
@@ -326,6 +330,9 @@ func TestBadInput(t *testing.T) {
 				s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](-1)}}
 			}),
 		},
+		{name: "opt-out", field: "metadata.annotations[tandem-proxy.dev/fast-path]", want: "frontend 10.96.0.1:80", service: makeService("a", func(s *v1.Service) {
+			s.Annotations = map[string]string{AnnotationFastPath: "no"}
+		})},
 		{name: "endpoint address", field: "endpoints[0].addresses[0]", slice: makeSlice("1", "10.244.0.x", "10.244.0.1"), want: "backend 10.244.0.1:8080"},
 		{name: "endpoint of another family", field: "endpoints[1].addresses[0]", want: "backend 10.244.0.1:8080", slice: func() *discoveryv1.EndpointSlice {
 			s := makeSlice("1", "10.244.0.1", "fd00:10:244::1")

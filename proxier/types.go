@@ -122,6 +122,8 @@ type Service struct {
 	// InternalLocal is internalTrafficPolicy: Local, ExternalLocal the same for
 	// externalTrafficPolicy.
 	InternalLocal, ExternalLocal bool
+	// OptedOut says that it is not to be carried by a fast tier where another one can.
+	OptedOut bool
 	// Affinity is how long a client stays with its backend; 0 for not at all.
 	Affinity time.Duration
 	Ports    []ServicePort
@@ -164,7 +166,7 @@ func (s *Service) equal(o *Service) bool {
 		return false
 	}
 	return s.Created.Equal(o.Created) && s.ClusterIPs == o.ClusterIPs && s.InternalLocal == o.InternalLocal &&
-		s.ExternalLocal == o.ExternalLocal && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
+		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
 }
 
 // endpointFlags is what the decisions need of an endpoint besides its address.

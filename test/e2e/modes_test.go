@@ -73,6 +73,9 @@ func TestModes(t *testing.T) {
 		}
 	}
 	w.end()
+	if again := w.again.Load(); again*1000 > w.asked.Load() {
+		t.Errorf("%d of %d datagrams and connections were sent again", again, w.asked.Load())
+	}
 	t.Logf("%d new connections, %d datagrams were sent again", w.asked.Load(), w.again.Load())
 }
 

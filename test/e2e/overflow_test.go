@@ -11,7 +11,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -32,6 +34,49 @@ addressType: IPv4
 ports: [{port: %[3]d, protocol: TCP}]
 endpoints:
 `, i, to.Addr(), targetPort), to
+}
+
+// A Service that opts out of the fast path is carried by rules, for as long as it does.
+// Nobody notices, and nothing else is.
+func TestServiceOptsOut(t *testing.T) {
+	l := lab.NewT(t)
+	n := l.Node("node1")
+	here, there, client, far := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), n.Pod("client"), l.Client("client")
+	announce(t, l, n, outside(n))
+	dir := t.TempDir()
+	writeManifests(t, dir, loadBalancer, here, there)
+	p := start(t, n, dir, "--ebpf-sync-period=1s")
+	defer func() {
+		p.kill()
+		cleanup(t, n)
+	}()
+	p.serves(t)
+	w := newLoad(t)
+	defer w.end()
+	h := how{pace: 10 * time.Millisecond, tries: 2} // as where modes change
+	w.use(client.Sandbox, targets(), h)
+	w.use(far.Sandbox, outside(n), h)
+	long := append(openFlows(t, client.Sandbox, targets(), here, there), openFlows(t, far.Sandbox, outside(n), here, there)...)
+	for range 2 {
+		for _, optedOut := range []bool{true, false} {
+			service, carrier := loadBalancer, `"name":"ebpf","carries":true`
+			if optedOut {
+				annotated := fmt.Sprintf("name: web, annotations: {%s: %s}}", proxier.AnnotationFastPath, proxier.FastPathDisabled)
+				service, carrier = strings.Replace(service, "name: web}", annotated, 1), `"name":"iptables","carries":true`
+			}
+			writeManifests(t, dir, service, here, there)
+			p.await(t, fmt.Sprintf("rules, opted out %v", optedOut), func() error { return holds(t, n, ":KUBE-SVC-", optedOut) })
+			if _, body, err := get(n, 10249, "/debug/explain?src=127.0.0.1&dst=10.96.0.10:80"); err != nil || !strings.Contains(body, carrier) {
+				t.Errorf("opted out %v: explain does not say %s: %v %s", optedOut, carrier, err, body)
+			}
+			w.more(100)
+			for _, f := range long {
+				f.check(t)
+			}
+		}
+	}
+	w.end()
+	t.Logf("%d connections, %d datagrams were sent again", w.asked.Load(), w.again.Load())
 }
 
 // What does not fit into the maps is carried by rules, and moves back when there is

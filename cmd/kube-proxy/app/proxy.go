@@ -262,7 +262,9 @@ func (p *proxy) source(handler proxier.Handler, onServiceCIDR func(string, []str
 	if p.client == nil {
 		return manifests.New(c.Tandem.Manifests, handler, p.problems, manifests.Options{NodeName: p.opts.nodeName, OnServiceCIDR: onServiceCIDR})
 	}
-	return informers.New(p.client, handler, informers.Options{NodeName: p.opts.nodeName, OnServiceCIDR: onServiceCIDR})
+	return informers.New(p.client, handler, informers.Options{
+		NodeName: p.opts.nodeName, OnServiceCIDR: onServiceCIDR, ServiceAnnotations: []string{proxier.AnnotationFastPath},
+	})
 }
 
 func (p *proxy) registerMetrics() error {
