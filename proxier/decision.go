@@ -84,10 +84,10 @@ type Backend struct {
 // immutable, and a pure function of the Service, its slices and the node's
 // facts, but for Frontend.Conflict, which depends on the other Services.
 type Decision struct {
-	Name      ServicePortName
-	UID       types.UID // of the Service, for Events alone
-	Created   time.Time
-	Affinity  time.Duration
+	Name     ServicePortName
+	UID      types.UID // of the Service, for Events alone
+	Created  time.Time
+	Affinity time.Duration
 	// OptedOut says that it is not to be carried by a fast tier where another one can.
 	OptedOut  bool
 	Frontends []Frontend

@@ -96,6 +96,8 @@ func (t *Table) Len() int { return len(t.rows) - len(t.free) }
 
 // All returns every decision, in the order of their indexes.
 func (t *Table) All() []PortChange {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
 	all := make([]PortChange, 0, t.Len())
 	for i := range t.rows {
 		if d := t.rows[i].decision; d != nil {

@@ -229,50 +229,6 @@ but do not learn of changes.`,
 	}
 }
 
-func (a *app) servicesCommand() *cobra.Command {
-	var namespace string
-	var wide bool
-	c := &cobra.Command{
-		Use:     "services [NAMESPACE/NAME]",
-		Aliases: []string{"service", "svc"},
-		Short:   "Show frontends, their backends and counters",
-		Long: `Shows every address that the programs translate, one a line, with the service
-port it belongs to and what became of connections to it since it was
-programmed. Counters are of the whole service port, and shown once for each.
-
-With a Service or --wide, backends follow in a table of their own. A backend
-without a set gets no new clients; it is kept for those it has.`,
-		Example: `  tandemctl services
-  tandemctl services -n kube-system --wide
-  tandemctl services kube-system/kube-dns
-  tandemctl services -o json | jq '.services[] | select(.state != "programmed")'`,
-		Args: args(cobra.MaximumNArgs(1)),
-		RunE: func(_ *cobra.Command, list []string) error {
-			f, err := newServiceFilter(list, namespace)
-			if err != nil {
-				return err
-			}
-			return a.withInspector(func(i inspector) error {
-				services, err := i.Services()
-				if err != nil {
-					return err
-				}
-				found := serviceList{Services: f.filter(services), Unplaced: i.Unplaced()}
-				if f.name != "" && len(found.Services) == 0 {
-					return f.missing(found.Unplaced)
-				}
-				if a.output == "json" {
-					return writeJSON(a.out, found)
-				}
-				return writeServices(a.out, found, wide || f.name != "")
-			})
-		},
-	}
-	c.Flags().StringVarP(&namespace, "namespace", "n", "", "only Services of this namespace")
-	c.Flags().BoolVarP(&wide, "wide", "w", false, "show backends too")
-	return c
-}
-
 func (a *app) capabilitiesCommand() *cobra.Command {
 	var devices []string
 	c := &cobra.Command{

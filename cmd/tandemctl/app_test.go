@@ -10,6 +10,8 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -21,6 +23,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/explain"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 )
 
@@ -127,6 +130,61 @@ func sample() *fakeInspector {
 	}
 }
 
+// sampleCarried are frontends that the maps do not have, or not for everybody.
+func sampleCarried() []explain.Carried {
+	at := netip.MustParseAddrPort
+	return []explain.Carried{
+		{
+			Namespace: "shop", Name: "kubernetes", Port: "http", Protocol: "TCP", Kind: "NodePort", Address: at("0.0.0.0:30080"), Clients: "outside",
+			Carrier: "iptables", Reason: "this kernel cannot have programs translate packets", Set: "ipv4/local", Verdict: "drop",
+		},
+		{
+			Namespace: "shop", Name: "calls", Port: "sip", Protocol: "SCTP", Kind: "ClusterIP", Address: at("10.96.5.1:5060"), Clients: "all",
+			Reason: "the socket hooks do not see SCTP", Set: "ipv4/cluster", Backends: 2, AffinitySeconds: 60,
+		},
+		{
+			Namespace: "z", Name: "last", Protocol: "TCP", Kind: "ClusterIP", Address: at("10.96.5.2:80"), Clients: "all",
+			Carrier: "iptables", Reason: "backends full", Set: "ipv4/cluster", Backends: 1000,
+		},
+	}
+}
+
+// serveCarriers is a kube-proxy that answers who carries what is not in the maps.
+func serveCarriers(t *testing.T, list ...explain.Carried) (address string) {
+	t.Helper()
+	slices.SortFunc(list, func(a, b explain.Carried) int { return a.CompareService(b.Namespace, b.Name, b.Port, b.Protocol) })
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != explain.CarriersPath {
+			http.NotFound(w, r)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(explain.Carriers{Node: "node1", Mode: "ebpf", Frontends: append([]explain.Carried{}, list...)})
+	}))
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String()
+}
+
+// Either of the maps and kube-proxy may be there without the other.
+func TestServicesOfOne(t *testing.T) {
+	a, out, errs := newTestApp(sample())
+	if code := a.run([]string{"services"}); code != exitOK || !strings.Contains(out.String(), "kube-dns") || !strings.Contains(errs.String(), "no kube-proxy answers") {
+		t.Errorf("nobody answers: exit code %d\n%s%s", code, out, errs)
+	}
+	a, out, errs = newTestApp(nil)
+	a.inspect = func(string) (inspector, error) { return nil, ebpf.ErrNotRunning }
+	a.servers = []string{serveCarriers(t, sampleCarried()...)}
+	if code := a.run([]string{"services"}); code != exitOK || !strings.Contains(out.String(), "z/last") || errs.Len() > 0 {
+		t.Errorf("no programs: exit code %d\n%s%s", code, out, errs)
+	}
+	if code := a.run([]string{"services", "z/none"}); code != exitError || !strings.Contains(errs.String(), "does not exist or is headless") || strings.Contains(errs.String(), "another tier") {
+		t.Errorf("no such Service: exit code %d %s", code, errs)
+	}
+	a.servers = nil
+	if code := a.run([]string{"services"}); code != exitError || !strings.Contains(errs.String(), "Start kube-proxy") {
+		t.Errorf("neither: exit code %d %s", code, errs)
+	}
+}
+
 // newTestApp has nothing of this machine in it.
 func newTestApp(i *fakeInspector) (a *app, out, errs *bytes.Buffer) {
 	out, errs = &bytes.Buffer{}, &bytes.Buffer{}
@@ -193,6 +251,7 @@ func TestOutput(t *testing.T) {
 			t.Run(name+"-"+format, func(t *testing.T) {
 				i := sample()
 				a, out, errs := newTestApp(i)
+				a.servers = []string{serveCarriers(t, sampleCarried()...)}
 				if code := a.run(append(strings.Fields(command), "-o", format)); code != exitOK || errs.Len() > 0 {
 					t.Fatalf("exit code %d, %s", code, errs)
 				}
@@ -240,6 +299,7 @@ func TestOutputOfNothing(t *testing.T) {
 		for _, format := range []string{"table", "json"} {
 			i := &fakeInspector{status: ebpf.Status{Programs: []ebpf.ProgramStatus{}, MissingHooks: []string{}, Devices: []ebpf.DeviceStatus{}, Packets: []ebpf.PacketCount{}, Maps: []ebpf.MapStatus{}}}
 			a, out, errs := newTestApp(i)
+			a.servers = []string{serveCarriers(t)}
 			if code := a.run(append(strings.Fields(command), "-o", format)); code != exitOK {
 				t.Errorf("%s: exit code %d, %s", command, code, errs)
 			}

@@ -12,6 +12,8 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/explain"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 )
 
@@ -137,16 +139,25 @@ func bytesText(n uint64) string {
 }
 
 func writeServices(w io.Writer, list serviceList, backends bool) error {
-	t := newTable(w, "SERVICE", "PORT", "PROTO", "FRONTEND", "KIND", "CLIENTS", "STATE", "BACKENDS", "AFFINITY", "CONNECTIONS", "REJECTED", "DROPPED", "RACED", "PACKETS", "BYTES")
+	t := newTable(w, "SERVICE", "PORT", "PROTO", "FRONTEND", "KIND", "CLIENTS", "CARRIER", "STATE", "BACKENDS", "AFFINITY",
+		"CONNECTIONS", "REJECTED", "DROPPED", "RACED", "PACKETS", "BYTES")
+	elsewhere := list.Elsewhere
 	for i := range list.Services {
 		s := &list.Services[i]
+		n := slices.IndexFunc(elsewhere, func(c explain.Carried) bool { return c.CompareService(s.Namespace, s.Name, s.Port, s.Protocol) >= 0 })
+		if n < 0 {
+			n = len(elsewhere)
+		}
+		writeCarried(t, elsewhere[:n])
+		elsewhere = elsewhere[n:]
 		frontends := s.Frontends
 		if len(frontends) == 0 {
 			// All its addresses belong to others, or it is just coming or going.
 			frontends = []ebpf.FrontendView{{}}
 		}
 		for j, f := range frontends {
-			row := []string{s.Namespace + "/" + s.Name, s.Port, s.Protocol, "", f.Kind, f.Clients, stateText(s), backendsText(s, f.Set), affinityText(s)}
+			row := []string{s.Namespace + "/" + s.Name, s.Port, s.Protocol, "", f.Kind, f.Clients, string(capabilities.ModeEBPF),
+				stateText(s), backendsText(s, f.Set), affinityText(int64(s.AffinitySeconds))}
 			if f.Address.IsValid() {
 				row[3] = f.Address.String()
 			}
@@ -159,6 +170,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 			t.row(row...)
 		}
 	}
+	writeCarried(t, elsewhere)
 	if err := t.flush(); err != nil {
 		return err
 	}
@@ -182,6 +194,22 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 		}
 	}
 	return t.flush()
+}
+
+// writeCarried writes what programs do not count.
+func writeCarried(t table, list []explain.Carried) {
+	for i := range list {
+		c := &list[i]
+		state, count := "", number(c.Backends)
+		if c.Reason != "" {
+			state = "not in " + string(capabilities.ModeEBPF) + " (" + c.Reason + ")"
+		}
+		if c.Backends == 0 {
+			count += " (" + c.Verdict + ")"
+		}
+		t.row(c.Namespace+"/"+c.Name, c.Port, c.Protocol, c.Address.String(), c.Kind, c.Clients, c.Carrier, state, count,
+			affinityText(c.AffinitySeconds), "", "", "", "", "", "")
+	}
 }
 
 func stateText(s *ebpf.ServiceView) string {
@@ -217,11 +245,11 @@ func backendsText(s *ebpf.ServiceView, set string) string {
 	return strconv.Itoa(n)
 }
 
-func affinityText(s *ebpf.ServiceView) string {
-	if s.AffinitySeconds == 0 {
+func affinityText(seconds int64) string {
+	if seconds == 0 {
 		return ""
 	}
-	return (time.Duration(s.AffinitySeconds) * time.Second).String()
+	return (time.Duration(seconds) * time.Second).String()
 }
 
 func yesNo(b bool) string {

@@ -3,11 +3,88 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 
+	"github.com/spf13/cobra"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/explain"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 )
+
+func (a *app) servicesCommand() *cobra.Command {
+	var namespace, server string
+	var wide bool
+	c := &cobra.Command{
+		Use:     "services [NAMESPACE/NAME]",
+		Aliases: []string{"service", "svc"},
+		Short:   "Show frontends, their backends and counters",
+		Long: `Shows every frontend, one a line, with the service port it belongs to and who
+carries it. Those that the programs of mode ebpf carry are read from their maps,
+with what became of connections to them since they were programmed. Counters are
+of the whole service port, and shown once for each.
+
+What others carry, and why, the kube-proxy of this node is asked, where that
+serves metrics.
+
+With a Service or --wide, backends follow in a table of their own. A backend
+without a set gets no new clients; it is kept for those it has.`,
+		Example: `  tandemctl services
+  tandemctl services -n kube-system --wide
+  tandemctl services kube-system/kube-dns
+  tandemctl services -o json | jq '.services[] | select(.state != "programmed")'`,
+		Args: args(cobra.MaximumNArgs(1)),
+		RunE: func(c *cobra.Command, list []string) error {
+			f, err := newServiceFilter(list, namespace)
+			if err != nil {
+				return err
+			}
+			found, err := a.services(c.Context(), server, f)
+			if err != nil {
+				return err
+			}
+			if f.name != "" && len(found.Services)+len(found.Elsewhere) == 0 {
+				return f.missing(found)
+			}
+			if a.output == "json" {
+				return writeJSON(a.out, found)
+			}
+			return writeServices(a.out, found, wide || f.name != "")
+		},
+	}
+	c.Flags().StringVarP(&namespace, "namespace", "n", "", "only Services of this namespace")
+	c.Flags().BoolVarP(&wide, "wide", "w", false, "show backends too")
+	addServerFlag(c.Flags(), &server)
+	return c
+}
+
+// services reads the maps, and asks who carries what is not in them. One of both is
+// enough.
+func (a *app) services(ctx context.Context, server string, f serviceFilter) (found serviceList, err error) {
+	inMaps := a.withInspector(func(i inspector) error {
+		services, err := i.Services()
+		found.Services = only(services, func(s *ebpf.ServiceView) bool { return f.selects(s.Namespace, s.Name, s.Port) })
+		found.Unplaced = i.Unplaced()
+		return err
+	})
+	carriers, asked := askServer[explain.Carriers](ctx, a, server, explain.CarriersPath, nil)
+	if asked == nil {
+		found.Elsewhere = only(carriers.Frontends, func(c *explain.Carried) bool { return f.selects(c.Namespace, c.Name, c.Port) })
+	}
+	var usage usageError
+	switch {
+	case errors.As(asked, &usage):
+		return found, asked
+	case inMaps != nil && (asked != nil || !errors.Is(inMaps, ebpf.ErrNotRunning) && !errors.Is(inMaps, capabilities.ErrNoCgroup2)):
+		return found, inMaps
+	case asked != nil:
+		fmt.Fprintf(a.err, "tandemctl: what others than the programs carry is not known: %v\n", asked)
+	}
+	return found, nil
+}
 
 // serviceList is what the services command shows.
 type serviceList struct {
@@ -15,6 +92,9 @@ type serviceList struct {
 	// Unplaced counts all service ports that do not fit. Those for which there
 	// is not even a service id are not among Services.
 	Unplaced int `json:"unplaced"`
+	// Elsewhere are frontends that the maps do not have, or not for all clients; null if
+	// no kube-proxy answered.
+	Elsewhere []explain.Carried `json:"elsewhere"`
 }
 
 // serviceFilter selects by namespace, name and port; empty means any.
@@ -41,24 +121,32 @@ func newServiceFilter(args []string, namespace string) (serviceFilter, error) {
 	return f, nil
 }
 
-func (f serviceFilter) filter(list []ebpf.ServiceView) []ebpf.ServiceView {
-	kept := make([]ebpf.ServiceView, 0, len(list))
-	for _, s := range list {
-		if (f.namespace == "" || f.namespace == s.Namespace) && (f.name == "" || f.name == s.Name) && (f.port == "" || f.port == s.Port) {
-			kept = append(kept, s)
+func (f serviceFilter) selects(namespace, name, port string) bool {
+	return (f.namespace == "" || f.namespace == namespace) && (f.name == "" || f.name == name) && (f.port == "" || f.port == port)
+}
+
+// only are those that are to be kept; never nil.
+func only[T any](list []T, keep func(*T) bool) []T {
+	kept := make([]T, 0, len(list))
+	for i := range list {
+		if keep(&list[i]) {
+			kept = append(kept, list[i])
 		}
 	}
 	return kept
 }
 
-func (f serviceFilter) missing(unplaced int) error {
+func (f serviceFilter) missing(found serviceList) error {
 	name := f.namespace + "/" + f.name
 	if f.port != "" {
 		name += ":" + f.port
 	}
-	text := "it does not exist, is headless, or another tier carries it"
-	if unplaced > 0 {
-		text += fmt.Sprintf("; or it is one of the %d service ports that do not fit (see 'tandemctl status')", unplaced)
+	text := "it does not exist or is headless"
+	if found.Elsewhere == nil {
+		text += ", or another tier carries it"
 	}
-	return fmt.Errorf("no Service %s in the maps: %s", name, text)
+	if found.Unplaced > 0 {
+		text += fmt.Sprintf("; or it is one of the %d service ports that do not fit (see 'tandemctl status')", found.Unplaced)
+	}
+	return fmt.Errorf("no Service %s: %s", name, text)
 }

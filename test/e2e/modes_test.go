@@ -94,8 +94,9 @@ func TestFallback(t *testing.T) {
 	p.synced(t)
 	await(t, "the fallback serves", reaches(client.Sandbox, vip4, "web"))
 	for path, want := range map[string]string{
-		"/proxyMode": "iptables",
-		"/metrics":   `tandem_proxy_mode{mode="iptables",reason="fallback"} 1`,
+		"/proxyMode":      "iptables",
+		"/debug/carriers": `"clients":"all","carrier":"iptables","reason":""`,
+		"/metrics":        `tandem_proxy_mode{mode="iptables",reason="fallback"} 1`,
 	} {
 		if _, body, err := get(n, 10249, path); err != nil || !strings.Contains(body, want) {
 			t.Errorf("%s does not say %s: %v", path, want, err)

@@ -69,6 +69,10 @@ func TestServiceOptsOut(t *testing.T) {
 			if _, body, err := get(n, 10249, "/debug/explain?src=127.0.0.1&dst=10.96.0.10:80"); err != nil || !strings.Contains(body, carrier) {
 				t.Errorf("opted out %v: explain does not say %s: %v %s", optedOut, carrier, err, body)
 			}
+			const says = `"carrier":"iptables","reason":"the Service opts out`
+			if _, body, err := get(n, 10249, "/debug/carriers"); err != nil || strings.Contains(body, says) != optedOut {
+				t.Errorf("opted out %v: the carriers are %s, error %v", optedOut, body, err)
+			}
 			w.more(100)
 			for _, f := range long {
 				f.check(t)

@@ -12,8 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tandem-proxy/tandem/capabilities"
-	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/explain"
 	"github.com/tandem-proxy/tandem/proxier"
 )
@@ -26,12 +24,13 @@ const (
 	answerLimit = 10 * time.Second
 )
 
-// explainer answers tandemctl explain. It implements proxier.Observer to know
-// when there is something to explain.
+// explainer answers tandemctl explain and services. It implements proxier.Observer to
+// know when there is something to explain.
 type explainer struct {
-	node  string
-	table atomic.Pointer[proxier.Table]
-	tiers explain.Tiers
+	node, mode string
+	table      atomic.Pointer[proxier.Table]
+	tiers      explain.Tiers
+	carrier    explain.Carrier
 	// one answer at a time: that about a large Service takes memory.
 	one sync.Mutex
 
@@ -44,14 +43,29 @@ func (x *explainer) Queued(time.Time) {}
 // Synced implements proxier.Observer.
 func (x *explainer) Synced(proxier.SyncInfo) { x.table.Store(x.next) }
 
-func (x *explainer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if peer, err := netip.ParseAddrPort(r.RemoteAddr); err != nil || !peer.Addr().Unmap().IsLoopback() {
-		http.Error(w, "this is answered on the node itself, to loopback addresses", http.StatusForbidden)
+// flow answers what becomes of one.
+func (x *explainer) flow(w http.ResponseWriter, r *http.Request) {
+	flow, err := flowOf(r.URL)
+	if err != nil && isLocal(r) {
+		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	flow, err := flowOf(r.URL)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
+	x.answer(w, r, func(table *proxier.Table) any { return explain.Of(x.node, table, flow, x.tiers) })
+}
+
+// carriers answers who carries what is not in the maps.
+func (x *explainer) carriers(w http.ResponseWriter, r *http.Request) {
+	x.answer(w, r, func(table *proxier.Table) any { return explain.CarriersOf(x.node, x.mode, table, x.carrier) })
+}
+
+func isLocal(r *http.Request) bool {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	return err == nil && peer.Addr().Unmap().IsLoopback()
+}
+
+func (x *explainer) answer(w http.ResponseWriter, r *http.Request, of func(*proxier.Table) any) {
+	if !isLocal(r) {
+		http.Error(w, "this is answered on the node itself, to loopback addresses", http.StatusForbidden)
 		return
 	}
 	table := x.table.Load()
@@ -65,7 +79,7 @@ func (x *explainer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerLimit))
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_ = json.NewEncoder(w).Encode(explain.Of(x.node, table, flow, x.tiers)) // the client is gone if this fails
+	_ = json.NewEncoder(w).Encode(of(table)) // the client is gone if this fails
 }
 
 func flowOf(u *url.URL) (flow proxier.Flow, err error) {
@@ -74,46 +88,4 @@ func flowOf(u *url.URL) (flow proxier.Flow, err error) {
 	}
 	q := u.Query()
 	return explain.ParseFlow(q.Get(explain.ParamSource), q.Get(explain.ParamDestination), q.Get(explain.ParamProtocol), q.Get(explain.ParamDevice))
-}
-
-// explainTiers says whether the tier carries the frontend of an explanation.
-func (p *proxy) explainTiers(e *proxier.Explanation) []explain.Tier {
-	p.tierMu.Lock()
-	defer p.tierMu.Unlock()
-	fast := p.tiers.fast
-	if fast == nil {
-		if p.tiers.rules == nil {
-			return nil
-		}
-		t := explain.Tier{Name: string(capabilities.ModeIPTables), Carries: true}
-		if err := p.tiers.rules.Supports(e.Decision, e.Frontend); err != nil {
-			t.Carries, t.Detail = false, err.Error()
-		}
-		return []explain.Tier{t}
-	}
-	t := explain.Tier{Name: string(p.decision.Mode), Carries: true}
-	var why error
-	if p.tiers.placed != nil {
-		why = p.tiers.placed.Why(e.Decision, e.Frontend)
-	} else {
-		why = fast.Supports(e.Decision, e.Frontend)
-	}
-	switch {
-	case why != nil:
-		t.Carries, t.Detail = false, why.Error()
-	case e.Origin == proxier.FromOutside && len(missingForPackets(&p.report)) > 0:
-		t.Carries, t.Detail = false, "this kernel cannot have programs translate packets"
-	case e.Origin == proxier.FromPod && p.opts.Config.Tandem.EBPF.SocketLB == config.SocketLBHost:
-		t.Carries, t.Detail = false, "sockets of pods are left alone (ebpf.socketLB: host)"
-	case len(fast.Unplaced()) > 0:
-		t.Detail = fmt.Sprintf("if it fits: %d service ports do not, which 'tandemctl services' names", len(fast.Unplaced()))
-	case e.Origin == proxier.FromOutside:
-		t.Detail = "by packets: an endpoint on this node sees the client, one elsewhere sees this node"
-	case e.Origin == proxier.FromPod && e.Route.Source == proxier.Masquerade:
-		t.Detail = "at the socket of a pod of this node, where nothing is masqueraded: endpoints see the client"
-	}
-	if !t.Carries && p.tiers.rules != nil && p.tiers.rules.Supports(e.Decision, e.Frontend) == nil {
-		return []explain.Tier{t, {Name: string(capabilities.ModeIPTables), Carries: true}}
-	}
-	return []explain.Tier{t}
 }

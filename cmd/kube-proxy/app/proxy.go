@@ -80,10 +80,10 @@ func runProxy(ctx context.Context, o *Options) error {
 func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	c := o.Config
 	p := &proxy{opts: o, families: families()}
-	p.explain.node, p.explain.tiers = o.nodeName, p.explainTiers
 	if err := p.selectMode(ctx); err != nil {
 		return nil, err
 	}
+	p.explain.node, p.explain.mode, p.explain.tiers, p.explain.carrier = o.nodeName, string(p.decision.Mode), p.explainTiers, p.carrier
 	var err error
 	if p.facts.settings, err = nodefacts.New(c, o.gate); err != nil {
 		return nil, err

@@ -85,7 +85,8 @@ func (p *proxy) metricsMux() *http.ServeMux {
 	mux.Handle("/metrics", legacyregistry.Handler())
 	slis.SLIMetrics{}.Install(mux)
 	configz.InstallHandler(mux)
-	mux.Handle("GET "+explain.Path, &p.explain)
+	mux.HandleFunc("GET "+explain.Path, p.explain.flow)
+	mux.HandleFunc("GET "+explain.CarriersPath, p.explain.carriers)
 	if p.opts.Config.KubeProxy.EnableProfiling {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)

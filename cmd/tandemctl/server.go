@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// errNobodyAnswers says that there is no process to ask.
+var errNobodyAnswers = errors.New("no kube-proxy answers")
+
+// errUnknownPath says that a process does not know the question.
+var errUnknownPath = errors.New("it does not know the question: it is not Tandem's, or an older one")
+
+// defaultServers are where kube-proxy serves metrics unless told otherwise.
+var defaultServers = []string{"127.0.0.1:10249", "[::1]:10249"}
+
+// answerLimit is for the largest of Services on a busy node.
+const answerLimit = 30 * time.Second
+
+func addServerFlag(fs *pflag.FlagSet, server *string) {
+	fs.StringVar(server, "server", "", "address and port at which kube-proxy serves metrics (default: "+strings.Join(defaultServers, ", then ")+")")
+}
+
+// askServer asks kube-proxy; without an address, wherever it is by default.
+func askServer[Answer any](ctx context.Context, a *app, server, path string, query url.Values) (*Answer, error) {
+	servers := a.servers
+	if server != "" {
+		address, found := strings.CutPrefix(server, "http://")
+		if !found && strings.Contains(server, "://") || strings.ContainsAny(strings.TrimSuffix(address, "/"), "/?#@") {
+			return nil, usagef("--server %q: want an address and port, 127.0.0.1:10249", server)
+		}
+		servers = []string{strings.TrimSuffix(address, "/")}
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	var failed []string
+	for _, s := range servers {
+		answer, err := ask[Answer](ctx, s, path, query)
+		if dial, ok := errors.AsType[*net.OpError](err); !ok || dial.Op != "dial" {
+			return answer, err
+		}
+		failed = append(failed, err.Error())
+	}
+	return nil, fmt.Errorf("%w (%s)", errNobodyAnswers, strings.Join(failed, "; "))
+}
+
+func ask[Answer any](ctx context.Context, server, path string, query url.Values) (*Answer, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+server+path+"?"+query.Encode(), nil)
+	if err != nil {
+		return nil, usagef("--server %q: want an address and port, 127.0.0.1:10249", server)
+	}
+	// Not the default transport: what is on this node is not behind a proxy.
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Do(request)
+	if err != nil {
+		var request *url.Error // its text has the whole query
+		if errors.As(err, &request) {
+			err = request.Err
+		}
+		return nil, fmt.Errorf("ask kube-proxy: %w", err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode == http.StatusNotFound {
+		return nil, fmt.Errorf("kube-proxy at %s: %w", server, errUnknownPath)
+	}
+	if response.StatusCode != http.StatusOK {
+		const longest = 1 << 10
+		text, _ := io.ReadAll(io.LimitReader(response.Body, longest))
+		return nil, fmt.Errorf("kube-proxy at %s: %s", server, strings.TrimSpace(string(text)))
+	}
+	var answer Answer
+	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
+		return nil, fmt.Errorf("kube-proxy at %s: read the answer: %w", server, err)
+	}
+	return &answer, nil
+}
