@@ -141,12 +141,12 @@ func TestMissingPrograms(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()
-			for _, program := range []string{"iptables-nft", "iptables-nft-restore", "iptables-nft-save"} {
-				if tc.version != "" && program != tc.without {
-					script := "#!/bin/sh\necho 'iptables " + tc.version + "'\n"
-					if err := os.WriteFile(filepath.Join(dir, program), []byte(script), 0o700); err != nil {
-						t.Fatal(err)
-					}
+			if tc.version != "" {
+				dir = scripts(t, tc.version, "exit 1")
+			}
+			if tc.without != "" {
+				if err := os.Remove(filepath.Join(dir, tc.without)); err != nil {
+					t.Fatal(err)
 				}
 			}
 			for name, fn := range map[string]func() (*Tools, error){
@@ -159,6 +159,20 @@ func TestMissingPrograms(t *testing.T) {
 			}
 		})
 	}
+}
+
+// scripts is a directory of programs of the nft variant that say which version they are;
+// that for restoring does what a script says.
+func scripts(t *testing.T, version, restore string) string {
+	dir := t.TempDir()
+	for program, script := range map[string]string{
+		"iptables-nft": "echo 'iptables " + version + "'", "iptables-nft-save": "exit 1", "iptables-nft-restore": restore,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, program), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
 }
 
 func TestOneFamilyMissing(t *testing.T) {

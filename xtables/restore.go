@@ -16,26 +16,24 @@ import (
 // ErrLocked is returned when somebody else had the lock all the time.
 var ErrLocked = errors.New("another program holds the lock /run/xtables.lock")
 
-// RestoreError tells why input was refused. The table it was for is unchanged; tables
-// before it in the input are not.
+// RestoreError tells what of the input was refused. The table it was for is unchanged;
+// tables before it in the input are not.
 type RestoreError struct {
-	// Line of the input, from 1; 0 if that is not known. What the kernel refuses is
-	// known by its line in the nft variant alone, in the other the line is that of
-	// COMMIT.
+	// Line of the input, from 1. What the kernel refuses is known by its line in the
+	// nft variant alone, in the other the line is that of COMMIT.
 	Line int
 	// Output is the beginning of what the program said.
 	Output string
 }
 
 func (e *RestoreError) Error() string {
-	if e.Line == 0 {
-		return fmt.Sprintf("restore: %s%s", oneLine(e.Output), advice(e.Output))
-	}
 	return fmt.Sprintf("restore: line %d: %s%s", e.Line, oneLine(e.Output), advice(e.Output))
 }
 
 // Restore writes what iptables-restore reads, and leaves alone what the input does not
-// name. Each table of the input is written at once, one after the other.
+// name. Each table of the input is written at once, one after the other. A *RestoreError
+// means that the input is at fault; any other says nothing about it, as that of a program
+// that was killed, may not write, or finds no such table.
 func (t *Tools) Restore(ctx context.Context, f proxier.Family, input []byte) error {
 	p := t.families[f]
 	if p.missing != nil {
@@ -43,13 +41,17 @@ func (t *Tools) Restore(ctx context.Context, f proxier.Family, input []byte) err
 	}
 	_, err := run(ctx, p.restore, input, "--noflush", "-w", p.wait)
 	var failed *failure
-	if !errors.As(err, &failed) {
+	switch {
+	case !errors.As(err, &failed):
 		return err
-	}
-	if locked(failed.output) {
+	case locked(failed.output):
 		return fmt.Errorf("restore: %w: %w", ErrLocked, err)
 	}
-	return &RestoreError{Line: failedLine(failed.output, string(input)), Output: failed.output}
+	line := failedLine(failed.output, string(input))
+	if line == 0 || namesTable(string(input), line) {
+		return fmt.Errorf("restore: %w", err)
+	}
+	return &RestoreError{Line: line, Output: failed.output}
 }
 
 func locked(output string) bool { return strings.Contains(output, "holding the xtables lock") }
@@ -67,6 +69,7 @@ var (
 	noChain = regexp.MustCompile(`Chain '([^']+)' does not exist`)
 )
 
+// failedLine is 0 if the program named none.
 func failedLine(output, input string) int {
 	m := lineNumber.FindStringSubmatch(output)
 	if m == nil {
@@ -80,6 +83,17 @@ func failedLine(output, input string) int {
 		return jumpLine(input, m[1], number)
 	}
 	return number
+}
+
+// namesTable says whether a line of the input begins a table.
+func namesTable(input string, line int) bool {
+	number := 0
+	for text := range strings.Lines(input) {
+		if number++; number == line {
+			return strings.HasPrefix(text, "*")
+		}
+	}
+	return false
 }
 
 // jumpLine is the first line that leads to a chain, in the table that ends with the

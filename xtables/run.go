@@ -22,7 +22,7 @@ const maxOutput = 2 << 10
 // images in which the programs are scripts.
 var environment = []string{"LC_ALL=C", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
-// failure is a program that ran and did not succeed.
+// failure is a program that ended by itself, without success.
 type failure struct {
 	program string
 	output  string
@@ -54,7 +54,7 @@ func run(ctx context.Context, path string, input []byte, args ...string) (string
 		return out.String(), nil
 	case ctx.Err() != nil:
 		return "", fmt.Errorf("run %s: %w", filepath.Base(path), context.Cause(ctx))
-	case !errors.As(err, &exit):
+	case !errors.As(err, &exit) || !exit.Exited():
 		return "", fmt.Errorf("run %s: %w", filepath.Base(path), err)
 	}
 	return "", &failure{program: filepath.Base(path), output: complaints.describe(exit)}

@@ -94,10 +94,6 @@ func TestRestoreErrors(t *testing.T) {
 			told{6, "RULE_APPEND failed (Too many links)"}, told{7, "line 7 failed"},
 		},
 		{
-			"a table that does not exist", "*nonsense\nCOMMIT\n",
-			told{1, "table name 'nonsense' invalid"}, told{1, "load the kernel module"},
-		},
-		{
 			"no end", "*nat\n:A - [0:0]\n",
 			told{3, "COMMIT expected"}, told{3, "COMMIT expected"},
 		},
@@ -134,6 +130,35 @@ func TestRestoreErrors(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What says nothing about the input is no refusal of it.
+func TestRestoreFailures(t *testing.T) {
+	for _, tc := range []struct{ name, script, want string }{
+		{"killed", "echo 'line 3: RULE_APPEND failed' >&2; kill -9 $$", "signal: killed"},
+		{"no lock file", "echo \"Fatal: can't open lock file /run/xtables.lock: Permission denied\" >&2; exit 4", "mount the host's /run/xtables.lock"},
+		{"no capability", "echo 'iptables-nft-restore v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)' >&2; exit 4", "CAP_NET_ADMIN is needed"},
+		{"no kernel", "echo 'iptables-nft-restore v1.8.9 (nf_tables): Could not fetch rule set generation id: Invalid argument' >&2; exit 4", "load the kernel module nf_tables"},
+		{"no table", "echo \"iptables-restore: unable to initialize table 'nat'\n\nError occurred at line: 1\" >&2; exit 2", "load the kernel module of the table"},
+		{"no words", "exit 1", "exit status 1"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tools, err := newTools(NFT, []string{scripts(t, "v1.8.9 (nf_tables)", tc.script)}, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = tools.Restore(bg, proxier.IPv4, []byte(harmless))
+			if _, refused := err.(*RestoreError); err == nil || refused || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v (%[1]T), want %q", err, tc.want)
+			}
+		})
+	}
+	forAll(t, func(t *testing.T, n *node) {
+		err := n.at.Do(func() error { return n.tools.Restore(bg, proxier.IPv4, []byte("*nonsense\nCOMMIT\n")) })
+		if _, refused := err.(*RestoreError); err == nil || refused {
+			t.Errorf("a table that does not exist: got %v (%[1]T)", err)
+		}
+	})
 }
 
 // A table of the input is written even if a later one is refused.

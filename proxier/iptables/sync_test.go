@@ -131,7 +131,7 @@ func TestRefused(t *testing.T) {
 func TestRefusedNew(t *testing.T) {
 	withoutSCTP := func(input string) error {
 		if strings.Contains(input, "-m sctp") {
-			return &xtables.RestoreError{Output: "no match sctp"}
+			return &xtables.RestoreError{Line: 2, Output: "no match sctp"}
 		}
 		return nil
 	}
@@ -178,7 +178,7 @@ func TestRefusedByHalf(t *testing.T) {
 		if err := n.tools.Tools.Restore(t.Context(), proxier.IPv4, []byte(filter)); err != nil {
 			t.Error(err)
 		}
-		return &xtables.RestoreError{Output: "not in nat"}
+		return &xtables.RestoreError{Line: 2, Output: "not in nat"}
 	}
 	n.OnEndpointSliceAdd(endpoints(30, pod(1)))
 	n.sync()
@@ -306,8 +306,8 @@ func TestOwed(t *testing.T) {
 	if err := n.tier.Sync(t.Context(), proxier.Update{}); err != nil {
 		t.Fatal(err)
 	}
-	if wrote := n.tools.take(); len(wrote) != 2 { // once in each family, so nothing was refused
-		t.Errorf("%d times written", len(wrote))
+	if wrote := n.tools.take(); len(wrote) != 2 || len(n.told) > 0 { // once in each family, so nothing was refused
+		t.Errorf("%d times written, told %+v", len(wrote), n.told)
 	}
 	want := newNode(t, newFakeTools())
 	want.serve(0, 25, 2)
