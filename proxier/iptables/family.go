@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"hash/maphash"
 	"maps"
 	"reflect"
@@ -27,6 +28,9 @@ type family struct {
 	hubs     [hubs]*hub
 	// kernel has the chains of service ports there, and a hash of their rules.
 	kernel map[string]uint64
+	// bound are chains of ours that rules of somebody else lead to, so that they cannot
+	// go: they are emptied instead.
+	bound map[string]struct{}
 	// uses counts the service ports that have a chain: one that is gone and one that
 	// came in its place may both have it for a while.
 	uses map[string]int
@@ -50,7 +54,8 @@ type port struct {
 func newFamily(name proxier.Family, opts *Options, w *watch) *family {
 	f := &family{
 		name: name, opts: opts, watch: w, ports: map[uint32]*port{}, kernel: map[string]uint64{}, uses: map[string]int{},
-		owes: map[uint32]struct{}{}, failed: map[uint32]*proxier.Decision{},
+		bound: map[string]struct{}{},
+		owes:  map[uint32]struct{}{}, failed: map[uint32]*proxier.Decision{},
 	}
 	f.renderer = newRenderer(name, &proxier.Detector{}, true)
 	for h := range hubs {
@@ -191,6 +196,7 @@ func (f *family) syncAll(ctx context.Context) error {
 			f.kernel[strings.Clone(c.Name)] = hashOf(c.Rules) // else all that was read would be kept
 		}
 	}
+	f.bind(tables)
 	f.chooseComments()
 	wanted := f.settle(tables)
 	adopting := f.compareHubs(tables, wanted)
@@ -214,6 +220,23 @@ func (f *family) syncAll(ctx context.Context) error {
 	}
 	f.whole = true
 	return nil
+}
+
+// bind finds the chains of ours that rules of somebody else lead to.
+func (f *family) bind(tables map[string]*xtables.Table) {
+	clear(f.bound)
+	for _, table := range tables {
+		for _, c := range table.Chains {
+			if isOurs(c.Name) {
+				continue
+			}
+			for _, r := range c.Rules {
+				if to := jumpOf(r); isOurs(to) {
+					f.bound[strings.Clone(to)] = struct{}{}
+				}
+			}
+		}
+	}
 }
 
 // settle finds out which service ports are in the kernel as they should be; all others
@@ -332,7 +355,7 @@ func (f *family) compareHubs(tables map[string]*xtables.Table, wanted [hubs]int)
 	return adopting
 }
 
-// dropStale deletes the chains that nobody wants.
+// dropStale deletes the chains that nobody wants, and empties those that cannot go.
 func (f *family) dropStale(ctx context.Context, tables map[string]*xtables.Table) error {
 	wanted := map[string]struct{}{}
 	for _, p := range f.ports {
@@ -346,29 +369,80 @@ func (f *family) dropStale(ctx context.Context, tables map[string]*xtables.Table
 		}
 	}
 	text := newText()
-	for name := range f.kernel {
+	drop := func(table, name string, empty bool) {
+		switch {
+		case !has(f.bound, name):
+			text.table(table).drop(name)
+		case !empty:
+			text.table(table).declare(name)
+			f.leave(ctx, name)
+		}
+	}
+	nothing := hashOf(nil)
+	for name, h := range f.kernel {
 		if !has(wanted, name) {
-			text.table("nat").drop(name)
+			drop("nat", name, h == nothing)
 		}
 	}
 	for _, h := range f.hubs {
 		chains := h.chains()
 		for _, c := range tables[h.table()].Chains {
 			if h.owns(c.Name) && !has(chains, c.Name) {
-				text.table(h.table()).drop(c.Name)
+				drop(h.table(), c.Name, len(c.Rules) == 0)
 				delete(h.made, c.Name)
 			}
 		}
 	}
 	for part := range text.inParts(f.batchSize()) {
-		if err := f.restore(ctx, part); err != nil {
+		if err := f.drop(ctx, part); err != nil {
 			return err
 		}
-		for _, name := range part.table("nat").dropped {
+		nat := part.table("nat")
+		for _, name := range nat.declared {
+			if has(f.kernel, name) {
+				f.kernel[name] = nothing
+			}
+		}
+		for _, name := range nat.dropped {
 			delete(f.kernel, name)
 		}
 	}
 	return nil
+}
+
+// drop writes a text that drops chains, but for those that cannot go.
+func (f *family) drop(ctx context.Context, t *text) error {
+	for {
+		err := f.restore(ctx, t)
+		name := f.boundBy(err, t)
+		if name == "" {
+			return err
+		}
+		f.leave(ctx, name)
+		for _, part := range t.tables {
+			part.dropped = slices.DeleteFunc(part.dropped, func(c string) bool { return c == name })
+		}
+	}
+}
+
+// boundBy is the chain that could not be deleted, if that is why a text was refused. What
+// leads there came after the tables were read, or the tools do not show it.
+func (f *family) boundBy(err error, t *text) string {
+	var refused *xtables.RestoreError
+	if !errors.As(err, &refused) {
+		return ""
+	}
+	name := t.droppedAt(refused.Line)
+	if !isOurs(name) || has(f.bound, name) {
+		return ""
+	}
+	f.bound[name] = struct{}{}
+	return name
+}
+
+// leave tells of a chain that is emptied in place of being deleted.
+func (f *family) leave(ctx context.Context, name string) {
+	klog.FromContext(ctx).Info("Leaving an empty chain that nobody wants: a rule of somebody else leads to it", "family", f.name, "chain", name)
 }
 
 // keep adds the chains that chains lead to.

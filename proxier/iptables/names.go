@@ -38,9 +38,12 @@ const (
 	externalPrefix = "KUBE-EXT-"
 	rangesPrefix   = "KUBE-FW-"
 	endpointPrefix = "KUBE-SEP-"
+	// oldExternalPrefix is of what upstream had before 1.24 in the place of
+	// externalPrefix, and leads to chains with the other names. We write none.
+	oldExternalPrefix = "KUBE-XLB-"
 )
 
-var ownPrefixes = []string{clusterPrefix, localPrefix, externalPrefix, rangesPrefix, endpointPrefix}
+var ownPrefixes = []string{clusterPrefix, localPrefix, externalPrefix, rangesPrefix, endpointPrefix, oldExternalPrefix}
 
 // chainName is upstream's name of a chain of a service port, or of one of its
 // endpoints: the prefix and 80 bits of a hash.

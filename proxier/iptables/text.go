@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"iter"
 	"slices"
+	"strings"
 )
 
 // text is input for iptables-restore: parts of two or three tables. Each table is
@@ -89,7 +90,20 @@ func (t *text) bytes() []byte {
 	return b.Bytes()
 }
 
-// inParts cuts a text that only drops chains. All are emptied before any goes.
+// droppedAt is the chain that a line deletes, counted from 1, or none.
+func (t *text) droppedAt(line int) string {
+	lines := strings.Split(string(t.bytes()), "\n")
+	if line < 1 || line > len(lines) {
+		return ""
+	}
+	chain, ok := strings.CutPrefix(lines[line-1], "-X ")
+	if !ok {
+		return ""
+	}
+	return chain
+}
+
+// inParts cuts a text that only empties and drops chains. All are emptied before any goes.
 func (t *text) inParts(most int) iter.Seq[*text] {
 	return func(yield func(*text) bool) {
 		for _, name := range tableOrder {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -280,6 +281,100 @@ func TestRepair(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// hidingTools do not show a chain of others, as those of iptables do not show what was
+// written by nft.
+type hidingTools struct {
+	Tools
+	chain string
+}
+
+func (t *hidingTools) SaveAll(ctx context.Context, f proxier.Family, names ...string) (map[string]*xtables.Table, error) {
+	tables, err := t.Tools.SaveAll(ctx, f, names...)
+	for _, table := range tables {
+		shown := &xtables.Table{Name: table.Name}
+		for _, c := range table.Chains {
+			if c.Name != t.chain {
+				shown.Chains = append(shown.Chains, c)
+			}
+		}
+		tables[table.Name] = shown
+	}
+	return tables, err
+}
+
+// TestBound: chains that rules of somebody else lead to cannot be deleted. Neither that nor
+// a restart keeps what is gone from going, nor anything else from being written; the chains
+// are empty, and go when they can.
+func TestBound(t *testing.T) {
+	name := proxier.ServicePortName{Port: "p", Protocol: proxier.TCP}
+	name.Namespace, name.Name = "shop", "s3"
+	set, external := chainName(clusterPrefix, &name, ""), chainName(externalPrefix, &name, "")
+	endpoint := chainName(endpointPrefix, &name, pod(6)+":8080")
+	for tools, begin := range map[string]func(t *testing.T) *node{
+		"fake":   func(t *testing.T) *node { return newNode(t, newFakeTools()) },
+		"hidden": func(t *testing.T) *node { return newNode(t, &hidingTools{newFakeTools(), "ADMIN"}) },
+		"nft":    func(t *testing.T) *node { return newLabNode(t, xtables.NFT) },
+		"legacy": func(t *testing.T) *node { return newLabNode(t, xtables.Legacy) },
+	} {
+		for _, restart := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/restart=%v", tools, restart), func(t *testing.T) {
+				n := begin(t)
+				start := func() {
+					if n.tier == nil || restart {
+						if _, real := n.tools.Tools.(*labTools); real {
+							n.open(testFacts, proxier.Policy{})
+						} else {
+							n.restart()
+						}
+					}
+				}
+				expect := func(when string, bound ...string) {
+					t.Helper()
+					for at, rules := range contents(t, n.tools, proxier.IPv4) {
+						_, chain, _ := strings.Cut(at, " ")
+						if slices.Contains(bound, chain) {
+							if len(rules) > 0 {
+								t.Errorf("%s: %s has rules %q", when, at, rules)
+							}
+						} else if isOwn(chain) || strings.HasPrefix(chain, "KUBE-XLB-") {
+							t.Errorf("%s: %s is there", when, at)
+						}
+					}
+					if list, wrong := entries(t, n.tools, proxier.IPv4); len(list) != 2 || len(wrong) > 0 { // to NodePorts
+						t.Errorf("%s: entries %q, wrong %q", when, list, wrong)
+					}
+					n.tools.take()
+					n.syncAll()
+					if wrote := n.tools.take(); len(wrote) > 0 && tools != "hidden" {
+						t.Errorf("%s: written again:\n%s", when, wrote[0])
+					}
+					if len(n.told) > 0 {
+						t.Errorf("%s: told %+v", when, n.told)
+					}
+				}
+				start()
+				n.serve(0, 20, 2)
+				n.sync()
+				n.restore(proxier.IPv4, "*nat\n:ADMIN - [0:0]\n:KUBE-XLB-AAAAAAAAAAAAAAAA - [0:0]\n-A ADMIN -j "+set+"\n-A ADMIN -p tcp -j "+external+"\n"+
+					"-A KUBE-XLB-AAAAAAAAAAAAAAAA -j "+endpoint+"\nCOMMIT\n")
+				start()
+				for i := range 20 {
+					n.OnServiceDelete(service(i))
+				}
+				n.sync()
+				n.syncAll() // finds the chain of upstream's
+				expect("led to", set, external)
+				n.restore(proxier.IPv4, "*nat\n-F ADMIN\n-A ADMIN -j "+set+"\nCOMMIT\n")
+				n.syncAll()
+				expect("one led to", set)
+				n.restore(proxier.IPv4, "*nat\n-F ADMIN\nCOMMIT\n")
+				n.syncAll()
+				expect("no longer led to")
+			})
+		}
 	}
 }
 

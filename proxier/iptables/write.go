@@ -62,6 +62,9 @@ func (f *family) writePorts(ctx context.Context, list []uint32, holdHubs bool) e
 	err := f.restore(ctx, d.text)
 	if err == nil {
 		d.commit()
+		for _, name := range d.emptied {
+			f.leave(ctx, name)
+		}
 		return nil
 	}
 	d.undo()
@@ -69,6 +72,8 @@ func (f *family) writePorts(ctx context.Context, list []uint32, holdHubs bool) e
 	switch {
 	case !errors.As(err, &refused) || ctx.Err() != nil:
 		return err
+	case f.boundBy(err, d.text) != "":
+		return f.writePorts(ctx, list, holdHubs)
 	case len(list) > 1:
 		half := len(list) / 2
 		return errors.Join(f.writePorts(ctx, list[:half], holdHubs), f.writePorts(ctx, list[half:], holdHubs))
@@ -99,9 +104,10 @@ type delta struct {
 	f     *family
 	text  *text
 	ports []portDelta
-	// chains that are written, with a hash of their rules, and that are deleted.
-	written map[string]uint64
-	deleted []string
+	// chains that are written, with a hash of their rules, that are deleted, and that
+	// are emptied because they cannot be.
+	written          map[string]uint64
+	deleted, emptied []string
 	// hubs by what is done to their chains.
 	hubs map[hubChain]*hubDelta
 	held bool
@@ -152,7 +158,12 @@ func (f *family) delta(list []uint32, holdHubs bool) *delta {
 	d.writeHubs()
 	for _, p := range d.ports {
 		for _, name := range without(p.port.chains, names(p.want.chains)) {
-			if f.uses[name] == 0 && !slices.Contains(d.deleted, name) {
+			switch {
+			case f.uses[name] > 0 || slices.Contains(d.deleted, name) || slices.Contains(d.emptied, name):
+			case has(f.bound, name):
+				nat.declare(name)
+				d.emptied = append(d.emptied, name)
+			default:
 				nat.drop(name)
 				d.deleted = append(d.deleted, name)
 			}
@@ -270,6 +281,9 @@ func (d *delta) commit() {
 	for _, name := range d.deleted {
 		delete(f.kernel, name)
 	}
+	for _, name := range d.emptied {
+		f.kernel[name] = hashOf(nil)
+	}
 	for at := range d.hubs {
 		h := f.hubs[at.hub]
 		name := h.chainOf(at.slot)
@@ -306,7 +320,7 @@ func (d *delta) undo() {
 	for name := range d.written {
 		delete(f.kernel, name)
 	}
-	for _, name := range d.deleted {
+	for _, name := range slices.Concat(d.deleted, d.emptied) {
 		delete(f.kernel, name)
 	}
 	for at := range d.hubs {
