@@ -366,6 +366,50 @@ func TestSizeOfChanges(t *testing.T) {
 	}
 }
 
+// TestSizeOfDeletions: when thousands of Services go at once, or lose all their endpoints,
+// no restore of the nft variant is longer than one that makes them, as its time grows with
+// the square of that.
+func TestSizeOfDeletions(t *testing.T) {
+	const services, each = 1000, 10
+	addrs := func(i int) (list []string) {
+		for j := range each {
+			list = append(list, pod((i*each+j)%10000))
+		}
+		return list
+	}
+	for name, change := range map[string]func(n *node, i int){
+		"deleted":  func(n *node, i int) { n.OnServiceDelete(service(i)) },
+		"unserved": func(n *node, i int) { n.OnEndpointSliceDelete(endpoints(i, addrs(i)...)) },
+		"moved":    func(n *node, i int) { n.OnEndpointSliceUpdate(nil, endpoints(i, addrs(i+1)...)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, newFakeTools())
+			for i := range services {
+				n.OnServiceAdd(service(i))
+				n.OnEndpointSliceAdd(endpoints(i, addrs(i)...))
+			}
+			n.sync()
+			n.tools.take()
+			for i := range services {
+				change(n, i)
+			}
+			n.sync()
+			most := n.tier.(*fakeTier).families[proxier.IPv4].batchSize()
+			all := 0
+			for _, wrote := range n.tools.take() {
+				chains := strings.Count(wrote, "\n:")
+				all += chains
+				if chains > most+addrSlots+2*(each+2) { // a port more, and chains of the hub
+					t.Errorf("%d chains at once, want %d", chains, most)
+				}
+			}
+			if all < services*each {
+				t.Errorf("%d chains were written", all)
+			}
+		})
+	}
+}
+
 var comments = regexp.MustCompile(`-m comment --comment "[^"]*" `)
 
 // TestDeath: a process can end between any two calls of the tools, or one of them fails and

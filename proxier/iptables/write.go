@@ -37,8 +37,11 @@ func (f *family) writeOwed(ctx context.Context, holdHubs bool) error {
 	for len(f.owed) > 0 {
 		n, chains := 0, 0
 		for n < len(f.owed) && chains < f.batchSize() && (!first || n < firstBatch) {
-			if p := f.ports[f.owed[n]]; p != nil && p.decision != nil {
-				chains += len(p.decision.Backends) + 2
+			if p := f.ports[f.owed[n]]; p != nil {
+				chains += len(p.chains)
+				if p.decision != nil {
+					chains += len(p.decision.Backends) + 2
+				}
 			}
 			n++
 		}
@@ -62,7 +65,7 @@ func (f *family) writePorts(ctx context.Context, list []uint32, holdHubs bool) e
 	err := f.restore(ctx, d.text)
 	if err == nil {
 		d.commit()
-		for _, name := range d.emptied {
+		for name := range d.emptied {
 			f.leave(ctx, name)
 		}
 		return nil
@@ -107,7 +110,7 @@ type delta struct {
 	// chains that are written, with a hash of their rules, that are deleted, and that
 	// are emptied because they cannot be.
 	written          map[string]uint64
-	deleted, emptied []string
+	deleted, emptied map[string]struct{}
 	// hubs by what is done to their chains.
 	hubs map[hubChain]*hubDelta
 	held bool
@@ -132,7 +135,10 @@ type hubDelta struct {
 
 // delta works out a change, and counts it in.
 func (f *family) delta(list []uint32, holdHubs bool) *delta {
-	d := &delta{f: f, text: newText(), written: map[string]uint64{}, hubs: map[hubChain]*hubDelta{}, held: holdHubs}
+	d := &delta{
+		f: f, text: newText(), written: map[string]uint64{}, deleted: map[string]struct{}{}, emptied: map[string]struct{}{},
+		hubs: map[hubChain]*hubDelta{}, held: holdHubs,
+	}
 	nat := d.text.table("nat")
 	for _, index := range list {
 		p := f.ports[index]
@@ -159,13 +165,13 @@ func (f *family) delta(list []uint32, holdHubs bool) *delta {
 	for _, p := range d.ports {
 		for _, name := range without(p.port.chains, names(p.want.chains)) {
 			switch {
-			case f.uses[name] > 0 || slices.Contains(d.deleted, name) || slices.Contains(d.emptied, name):
+			case f.uses[name] > 0 || has(d.deleted, name) || has(d.emptied, name):
 			case has(f.bound, name):
 				nat.declare(name)
-				d.emptied = append(d.emptied, name)
+				d.emptied[name] = struct{}{}
 			default:
 				nat.drop(name)
-				d.deleted = append(d.deleted, name)
+				d.deleted[name] = struct{}{}
 			}
 		}
 	}
@@ -278,10 +284,10 @@ func (d *delta) removes(h *hub, name string) bool {
 func (d *delta) commit() {
 	f := d.f
 	maps.Copy(f.kernel, d.written)
-	for _, name := range d.deleted {
+	for name := range d.deleted {
 		delete(f.kernel, name)
 	}
-	for _, name := range d.emptied {
+	for name := range d.emptied {
 		f.kernel[name] = hashOf(nil)
 	}
 	for at := range d.hubs {
@@ -320,8 +326,10 @@ func (d *delta) undo() {
 	for name := range d.written {
 		delete(f.kernel, name)
 	}
-	for _, name := range slices.Concat(d.deleted, d.emptied) {
-		delete(f.kernel, name)
+	for _, names := range []map[string]struct{}{d.deleted, d.emptied} {
+		for name := range names {
+			delete(f.kernel, name)
+		}
 	}
 	for at := range d.hubs {
 		h := f.hubs[at.hub]
