@@ -95,28 +95,22 @@ var martians = rule{
 // those are served.
 func nodePorts(family proxier.Family, rules *proxier.NodeRules, target string) (list []string) {
 	const comment = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
-	// IPv6 has no route_localnet.
-	loopback := rules.Loopback[family]
-	if family == proxier.IPv6 {
-		loopback = nil
-	}
 	if rules.AllNodePortAddrs[family] {
-		r := rule{comment: comment, matches: toLocal, target: target}
-		switch {
-		case family == proxier.IPv6:
-			r.dest = "! ::1/128"
-		case len(loopback) == 0:
-			r.dest = "! 127.0.0.0/8"
-		}
-		return []string{r.String()}
-	}
-	for _, a := range rules.NodePortAddrs {
-		if proxier.FamilyOf(a) == family {
-			list = append(list, rule{dest: only(a), comment: comment, target: target}.String())
+		loopback := [proxier.Families]string{"! 127.0.0.0/8", "! ::1/128"}[family]
+		list = append(list, rule{dest: loopback, comment: comment, matches: toLocal, target: target}.String())
+	} else {
+		for _, a := range rules.NodePortAddrs {
+			if proxier.FamilyOf(a) == family {
+				list = append(list, rule{dest: only(a), comment: comment, target: target}.String())
+			}
 		}
 	}
-	for _, p := range loopback {
-		list = append(list, rule{dest: p.String(), comment: comment, target: target}.String())
+	if family == proxier.IPv6 {
+		return list // it has no route_localnet
+	}
+	for _, p := range rules.Loopback[family] {
+		// For this host alone: what martians drops is not yet translated.
+		list = append(list, rule{dest: p.String(), comment: comment, matches: fromLocal, target: target}.String())
 	}
 	return list
 }
