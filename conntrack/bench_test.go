@@ -67,7 +67,7 @@ func BenchmarkReconcile(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		r.Retire(netip.MustParseAddrPort("203.0.113.9:53")) // so that there is something to do
-		if n, err := r.Reconcile(bg); err != nil || n < manyEntries/256 {
+		if n, err := r.Reconcile(bg, proxier.IPv4); err != nil || n < manyEntries/256 {
 			b.Fatal(n, err)
 		}
 	}
@@ -100,7 +100,7 @@ func BenchmarkKernel(b *testing.B) {
 	all.Backends = append([]proxier.Backend{{Addr: netip.MustParseAddrPort("10.244.0.0:5353")}}, all.Backends...)
 	run := func(b *testing.B, r *conntrack.Reconciler, want int) {
 		err := s.Do(func() error {
-			n, err := r.Reconcile(bg)
+			n, err := r.Reconcile(bg, proxier.IPv4)
 			if n != want {
 				b.Errorf("deleted %d, want %d", n, want)
 			}

@@ -10,8 +10,8 @@
 // all if it began before there was one. So the entries that rules would not make
 // any more have to go, and no others:
 //
-//	reconciler.Observe(&update)              // each one, as the tier gets it
-//	deleted, err := reconciler.Reconcile(ctx) // after the rules are written
+//	reconciler.Observe(&update)                       // each one, as the tier gets it
+//	deleted, err := reconciler.Reconcile(ctx, family) // after its rules are written
 //
 // Only UDP entries of zone 0 are ever looked at, and of those only what goes to a
 // frontend that a decision has, or had. Entries of TCP and SCTP stay, whatever

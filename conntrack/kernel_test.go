@@ -138,7 +138,7 @@ func (c *cluster) reconcile(want int, all ...*proxier.Decision) {
 	c.r.Observe(u)
 	var deleted int
 	err := c.node.Do(func() (err error) {
-		deleted, err = c.r.Reconcile(bg)
+		deleted, err = reconcileAll(c.r)
 		return err
 	})
 	if err != nil {

@@ -78,32 +78,23 @@ func (r *Reconciler) Retire(frontends ...netip.AddrPort) {
 	}
 }
 
-// Reconcile deletes the entries that the rules of now would not have made. It is to
-// be called when those rules are in the kernel, or old ones would make the same
-// entries again. Where nothing changed that matters it does nothing, and before a
-// full update neither: what is not known yet must not be taken for gone. What failed
-// is tried again by the next call.
-func (r *Reconciler) Reconcile(ctx context.Context) (deleted int, err error) {
-	if !r.index.whole {
+// Reconcile deletes the entries of a family that the rules of now would not have made.
+// It is to be called when those rules are in the kernel, or old ones would make the same
+// entries again. Where nothing changed that matters it does nothing, and before a full
+// update neither: what is not known yet must not be taken for gone. What failed is tried
+// again by the next call.
+func (r *Reconciler) Reconcile(ctx context.Context, family proxier.Family) (deleted int, err error) {
+	if !r.index.whole || !r.index.dirty[family] {
 		return 0, nil
 	}
-	var errs []error
-	for family := range proxier.Families {
-		if !r.index.dirty[family] {
-			continue
-		}
-		start := time.Now()
-		n, ferr := r.reconcile(ctx, family)
-		if ferr != nil {
-			ferr = fmt.Errorf("reconcile %s conntrack: %w", family, ferr)
-			errs = append(errs, ferr)
-		} else {
-			r.index.clean(family)
-		}
-		deleted += n
-		r.observer(Result{Family: family, Took: time.Since(start), Deleted: n, Err: ferr})
+	start := time.Now()
+	if deleted, err = r.reconcile(ctx, family); err != nil {
+		err = fmt.Errorf("reconcile %s conntrack: %w", family, err)
+	} else {
+		r.index.clean(family)
 	}
-	return deleted, errors.Join(errs...)
+	r.observer(Result{Family: family, Took: time.Since(start), Deleted: deleted, Err: err})
+	return deleted, err
 }
 
 func (r *Reconciler) reconcile(ctx context.Context, family proxier.Family) (deleted int, err error) {

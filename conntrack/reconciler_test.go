@@ -442,9 +442,19 @@ func decisions(texts []string) (list []*proxier.Decision) {
 	return list
 }
 
+func reconcileAll(r *conntrack.Reconciler) (deleted int, err error) {
+	var errs []error
+	for family := range proxier.Families {
+		n, err := r.Reconcile(bg, family)
+		deleted += n
+		errs = append(errs, err)
+	}
+	return deleted, errors.Join(errs...)
+}
+
 func reconcile(tb testing.TB, r *conntrack.Reconciler, want int) {
 	tb.Helper()
-	deleted, err := r.Reconcile(bg)
+	deleted, err := reconcileAll(r)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -496,6 +506,22 @@ func TestPartOfTheServices(t *testing.T) {
 	reconcile(t, r, 0)
 }
 
+// TestOneFamily: a family whose rules are not written yet can wait, without a loss.
+func TestOneFamily(t *testing.T) {
+	c := makeTable("198.51.100.1:4000 10.96.0.10:53 10.244.0.1:53", "[2001:db8::1]:4000 [fd00:10:96::a]:53 [fd00:10:244::1]:53")
+	r := conntrack.New(conntrack.Options{Table: c})
+	before := udp("a", "clusterip 10.96.0.10:53 clusterip [fd00:10:96::a]:53 backend 10.244.0.1:53 backend [fd00:10:244::1]:53")
+	r.Observe(full(before))
+	reconcile(t, r, 0)
+	r.Observe(change(before, nil))
+	for i, family := range []proxier.Family{proxier.IPv6, proxier.IPv6, proxier.IPv4} {
+		deleted, err := r.Reconcile(bg, family)
+		if want := []int{1, 0, 1}[i]; err != nil || deleted != want {
+			t.Errorf("call %d, %s: deleted %d, want %d; error %v", i, family, deleted, want, err)
+		}
+	}
+}
+
 // TestGoneOnce: whoever has the address of a deleted Service next is left alone.
 func TestGoneOnce(t *testing.T) {
 	c := makeTable()
@@ -535,7 +561,7 @@ func TestErrors(t *testing.T) {
 			r.Observe(change(before, nil))
 			test.harm(c)
 
-			deleted, err := r.Reconcile(bg)
+			deleted, err := reconcileAll(r)
 			if deleted != test.deleted || !errors.Is(err, test.want) || (err != nil) != (test.want != nil) {
 				t.Errorf("deleted %d with error %v, want %d with %v", deleted, err, test.deleted, test.want)
 			}

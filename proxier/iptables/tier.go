@@ -22,6 +22,9 @@ type Tier struct {
 	rules    *writer
 	flows    *conntrack.Reconciler
 	unusable [proxier.Families]error
+	// routeLocalnet is the kernel's switch, and closed says that it does not move.
+	routeLocalnet string
+	closed        bool
 }
 
 var _ proxier.Tier = (*Tier)(nil)
@@ -33,7 +36,7 @@ func Open(ctx context.Context, opts Options) (*Tier, error) {
 	if opts.Observer != nil {
 		flows.Observer = opts.Observer.Reconciled
 	}
-	t := &Tier{opts: opts, flows: conntrack.New(flows)}
+	t := &Tier{opts: opts, flows: conntrack.New(flows), routeLocalnet: routeLocalnet}
 	for f := range proxier.Families {
 		t.unusable[f] = opts.Tools.Usable(ctx, f)
 	}
@@ -55,34 +58,41 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.netns.Do(func() error {
-		errs := []error{t.rules.write(ctx, update)}
-		errs = append(errs, t.openLoopback())
+		errs := t.rules.write(ctx, update)
+		t.openLoopback()
 		checkAffinity(ctx, &update)
 		t.flows.Observe(&update)
-		if err := errors.Join(errs...); err != nil {
-			return err // old rules would make the same flows again
+		for f := range proxier.Families {
+			if errs[f] == nil { // else old rules would make the same flows again
+				_, errs[f] = t.flows.Reconcile(ctx, f)
+			}
 		}
-		_, err := t.flows.Reconcile(ctx)
-		return err
+		return errors.Join(errs[:]...)
 	})
 }
 
 const routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
 
 // openLoopback lets translated packets leave that come from a loopback address, once
-// the rule is there that keeps neighbours from such addresses.
-func (t *Tier) openLoopback() error {
+// the rule is there that keeps neighbours from such addresses. Where /proc/sys is read-only
+// that fails for ever: it is told once, and nothing else waits for it.
+func (t *Tier) openLoopback() {
 	f := t.rules.families[proxier.IPv4]
 	if f == nil || !f.whole || len(f.rules.Loopback[proxier.IPv4]) == 0 {
-		return nil
+		return
 	}
-	if b, err := os.ReadFile(routeLocalnet); err == nil && len(b) > 0 && b[0] == '1' {
-		return nil
+	if b, err := os.ReadFile(t.routeLocalnet); err == nil && len(b) > 0 && b[0] == '1' {
+		t.closed = false
+		return
 	}
-	if err := os.WriteFile(routeLocalnet, []byte("1"), 0o644); err != nil {
-		return fmt.Errorf("let loopback addresses reach NodePorts: %w", err)
+	err := os.WriteFile(t.routeLocalnet, []byte("1"), 0o644)
+	if err != nil && !t.closed && t.opts.Reporter != nil {
+		t.opts.Reporter.Report(proxier.Problem{
+			Kind: "Node", Reason: proxier.ReasonUnsupported,
+			Message: fmt.Sprintf("NodePorts are not reached at loopback addresses: %v; set net.ipv4.conf.all.route_localnet to 1, or serve none there (localhostNodePorts, nodePortAddresses)", err),
+		})
 	}
-	return nil
+	t.closed = err != nil
 }
 
 // Supports implements proxier.Tier.

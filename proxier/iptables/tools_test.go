@@ -224,7 +224,10 @@ func newFakeTier(opts Options) *fakeTier {
 	return t
 }
 
-func (t *fakeTier) Sync(ctx context.Context, u proxier.Update) error        { return t.write(ctx, u) }
+func (t *fakeTier) Sync(ctx context.Context, u proxier.Update) error {
+	errs := t.write(ctx, u)
+	return errors.Join(errs[:]...)
+}
 func (t *fakeTier) Cleanup(ctx context.Context) error                       { return Cleanup(ctx, t.opts.Tools, false) }
 func (t *fakeTier) Supports(_ *proxier.Decision, _ *proxier.Frontend) error { return nil }
 

@@ -4,7 +4,6 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -26,22 +25,21 @@ func newWriter(opts *Options, usable func(proxier.Family) bool) *writer {
 	return w
 }
 
-// write writes an update. A family that fails holds up no other.
-func (w *writer) write(ctx context.Context, u proxier.Update) error {
+// write writes an update. A family that fails holds up no other; the errors are theirs.
+func (w *writer) write(ctx context.Context, u proxier.Update) (errs [proxier.Families]error) {
 	read := w.mustRead(&u)
 	if read {
 		w.watch.begin()
 	}
-	var errs []error
-	for _, f := range w.families {
+	for name, f := range w.families {
 		if f == nil {
 			continue
 		}
 		if err := f.sync(ctx, u, read); err != nil {
-			errs = append(errs, fmt.Errorf("%s rules: %w", f.name, err))
+			errs[name] = fmt.Errorf("%s rules: %w", f.name, err)
 		}
 	}
-	return errors.Join(errs...)
+	return errs
 }
 
 // mustRead says whether to compare everything with what is in the kernel: in a full sync,

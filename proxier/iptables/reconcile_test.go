@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/tandem-proxy/tandem/conntrack"
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// flowTable has one UDP flow in each family, of a Service that is gone.
+type flowTable struct{ left []proxier.Family }
+
+var staleFlows = [proxier.Families]conntrack.Flow{
+	{Protocol: proxier.UDP, Source: netip.MustParseAddrPort("10.244.1.9:4000"), Destination: netip.MustParseAddrPort("10.96.0.1:80"), Replies: netip.MustParseAddrPort("10.244.1.5:8080")},
+	{Protocol: proxier.UDP, Source: netip.MustParseAddrPort("[fd00:10:244:1::9]:4000"), Destination: netip.MustParseAddrPort("[fd00:10:96::1]:80"), Replies: netip.MustParseAddrPort("[fd00:10:244:1::5]:8080")},
+}
+
+func (t *flowTable) Flows(_ context.Context, family proxier.Family) iter.Seq2[conntrack.Flow, error] {
+	return func(yield func(conntrack.Flow, error) bool) {
+		if slices.Contains(t.left, family) {
+			yield(staleFlows[family], nil)
+		}
+	}
+}
+
+func (t *flowTable) Delete(_ context.Context, flows []conntrack.Flow) (int, error) {
+	for _, f := range flows {
+		t.left = slices.DeleteFunc(t.left, func(family proxier.Family) bool { return staleFlows[family] == f })
+	}
+	return len(flows), nil
+}
+
+// failingTools restore nothing in a family.
+type failingTools struct {
+	Tools
+	family proxier.Family // Families for none
+}
+
+func (t *failingTools) Restore(ctx context.Context, f proxier.Family, input []byte) error {
+	if f == t.family {
+		return errors.New("out of order")
+	}
+	return t.Tools.Restore(ctx, f, input)
+}
+
+// newFlowNode has a tier whose conntrack is a fake one.
+func newFlowNode(t *testing.T, tools Tools, policy proxier.Policy) (*node, *Tier, *flowTable) {
+	n := &node{t: t, tools: &watchedTools{Tools: tools}}
+	tier, err := Open(t.Context(), n.options())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tier.Close() })
+	flows := &flowTable{left: []proxier.Family{proxier.IPv4, proxier.IPv6}}
+	tier.flows = conntrack.New(conntrack.Options{Table: flows})
+	n.start(tier, testFacts, policy)
+	n.OnServiceAdd(service(0, dualStack(0), func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }))
+	return n, tier, flows
+}
+
+// TestFlowsOfOneFamily: when rules of one family cannot be written, flows of the other are
+// deleted all the same, and those of the first when they can.
+func TestFlowsOfOneFamily(t *testing.T) {
+	for family := range proxier.Families {
+		t.Run(family.String(), func(t *testing.T) {
+			tools := &failingTools{newFakeTools(), proxier.Families}
+			n, _, flows := newFlowNode(t, tools, proxier.Policy{})
+			n.sync()
+			tools.family = family
+			flows.left = []proxier.Family{proxier.IPv4, proxier.IPv6}
+			n.OnServiceDelete(service(0))
+			if err := n.Sync(t.Context()); err == nil {
+				t.Error("no error")
+			}
+			if want := []proxier.Family{family}; !slices.Equal(flows.left, want) {
+				t.Errorf("flows of %v are left, want %v", flows.left, want)
+			}
+			tools.family = proxier.Families
+			if err := n.tier.Sync(t.Context(), proxier.Update{}); err != nil || len(flows.left) > 0 {
+				t.Errorf("flows of %v are left, error %v", flows.left, err)
+			}
+		})
+	}
+}
+
+// TestLoopbackClosed: where route_localnet cannot be set that is told once. Nothing else
+// waits for it, and it is set when it can be.
+func TestLoopbackClosed(t *testing.T) {
+	n, tier, flows := newFlowNode(t, newFakeTools(), proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}})
+	dir := filepath.Join(t.TempDir(), "conf")
+	tier.routeLocalnet = filepath.Join(dir, "route_localnet")
+	n.sync()
+	n.OnServiceDelete(service(0))
+	n.sync()
+	n.syncAll()
+	if len(flows.left) > 0 {
+		t.Errorf("flows of %v are left", flows.left)
+	}
+	if len(n.told) != 1 || n.told[0].Kind != "Node" {
+		t.Errorf("told %+v", n.told)
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.sync()
+	n.syncAll()
+	if b, err := os.ReadFile(tier.routeLocalnet); fmt.Sprint(string(b), err) != "1<nil>" || len(n.told) != 1 {
+		t.Errorf("%q, error %v, told %+v", b, err, n.told)
+	}
+}
