@@ -79,7 +79,7 @@ func hashOf(rules []string) uint64 {
 // sync writes an update. With read, everything is compared with what is in the kernel.
 func (f *family) sync(ctx context.Context, u proxier.Update, read bool) error {
 	f.take(u)
-	if read || f.wantsOtherShape() || u.Full && f.chooseComments() {
+	if read || slices.ContainsFunc(f.hubs[:], (*hub).wantsOtherShape) || u.Full && f.chooseComments() {
 		return f.syncAll(ctx)
 	}
 	if u.Full {
@@ -158,12 +158,6 @@ func (f *family) render(p *port) portRules {
 // manyEndpoints is where rules lose their comments, as upstream's do.
 const manyEndpoints = 1000
 
-// wantsOtherShape says whether a chain has grown, or shrunk, so far that it is to be
-// written otherwise.
-func (f *family) wantsOtherShape() bool {
-	return slices.ContainsFunc(f.hubs[:], func(h *hub) bool { return h.wantsSplit(h.size) != h.split })
-}
-
 // chooseComments counts endpoints, and says whether that changes anything. In between
 // it stays as it is.
 func (f *family) chooseComments() bool {
@@ -218,6 +212,9 @@ func (f *family) syncAll(ctx context.Context) error {
 	if err := f.dropStale(ctx, tables); err != nil {
 		return err
 	}
+	for _, h := range f.hubs {
+		h.wished = h.wantsSplit(h.size)
+	}
 	f.whole = true
 	return nil
 }
@@ -241,7 +238,7 @@ func (f *family) bind(tables map[string]*xtables.Table) {
 
 // settle finds out which service ports are in the kernel as they should be; all others
 // are owed. What is there of those counts as written, whoever wrote it. It counts what
-// hubs are to hold in the end.
+// hubs are to hold in the end: a rule that several service ports share once.
 func (f *family) settle(tables map[string]*xtables.Table) (wanted [hubs]int) {
 	owed := f.owed
 	for _, index := range slices.Sorted(maps.Keys(f.ports)) {
@@ -253,6 +250,10 @@ func (f *family) settle(tables map[string]*xtables.Table) (wanted [hubs]int) {
 	clear(f.owes)
 	clear(f.uses)
 	there := f.entriesOf(tables)
+	var rules [hubs]map[string]struct{}
+	for h := range rules {
+		rules[h] = map[string]struct{}{}
+	}
 	for _, index := range owed {
 		p := f.ports[index]
 		if p == nil {
@@ -260,7 +261,7 @@ func (f *family) settle(tables map[string]*xtables.Table) (wanted [hubs]int) {
 		}
 		r := f.render(p)
 		for i := range r.entries {
-			wanted[r.entries[i].hub]++
+			rules[r.entries[i].hub][r.entries[i].rule] = struct{}{}
 		}
 		f.count(p.entries, -1)
 		p.entries = slices.DeleteFunc(union(p.entries, r.entries), func(e entry) bool { return !has(there[e.hub], e.rule) })
@@ -272,6 +273,9 @@ func (f *family) settle(tables map[string]*xtables.Table) (wanted [hubs]int) {
 		if !f.isWritten(p, r) {
 			f.owe(index)
 		}
+	}
+	for h := range rules {
+		wanted[h] = len(rules[h])
 	}
 	return wanted
 }

@@ -73,6 +73,9 @@ type hub struct {
 	name   hubName
 	family proxier.Family
 	split  bool
+	// wished is the shape that fitted what was there after everything was compared last.
+	// That is another one than it has if much of what it should hold was refused.
+	wished bool
 	// tail stands behind everything else.
 	tail []string
 	// slots have their rules, and how many service ports want each.
@@ -190,6 +193,13 @@ func (h *hub) wantsSplit(size int) bool {
 		return size > joinAt
 	}
 	return size > splitAt
+}
+
+// wantsOtherShape says whether it has grown, or shrunk, so far that it is to be written
+// otherwise.
+func (h *hub) wantsOtherShape() bool {
+	fits := h.wantsSplit(h.size)
+	return fits != h.split && fits != h.wished
 }
 
 // holds says whether rules of a chain in the kernel are as they should be: those of a

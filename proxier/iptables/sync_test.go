@@ -322,6 +322,89 @@ func TestOwed(t *testing.T) {
 	}
 }
 
+// TestShapeIsSettled: the shape of hubs is chosen when everything is read, and events do
+// not have that done again and again: not if service ports share rules, and not if many of
+// them were refused.
+func TestShapeIsSettled(t *testing.T) {
+	four := func(i int) *v1.Service { // ports, of which each has the load balancer IP answer echo requests
+		s := service(i, balanced(i))
+		s.Spec.Ports = nil
+		for port := range 4 {
+			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: fmt.Sprintf("p%d", port), Port: int32(80 + port), Protocol: v1.ProtocolTCP})
+		}
+		return s
+	}
+	serveFour := func(n *node, i int) {
+		n.OnServiceAdd(four(i))
+		s := endpoints(i, pod(i))
+		for port := range 4 {
+			p := s.Ports[0]
+			name := fmt.Sprintf("p%d", port)
+			p.Name = &name
+			s.Ports = append(s.Ports, p)
+		}
+		n.OnEndpointSliceAdd(s)
+	}
+	for name, begin := range map[string]func(n *node){
+		"shared": func(n *node) {
+			for i := range 20 {
+				serveFour(n, i)
+			}
+			n.sync()
+			for i := 7; i < 20; i++ {
+				n.OnServiceDelete(four(i))
+			}
+		},
+		"refused": func(n *node) {
+			n.tools.before = func(input string) error {
+				if strings.Contains(input, "-m sctp") {
+					return &xtables.RestoreError{Line: 2, Output: "no match sctp"}
+				}
+				return nil
+			}
+			for i := range 140 {
+				n.OnServiceAdd(service(i, func(s *v1.Service) {
+					if i >= 60 {
+						s.Spec.Ports[0].Protocol = v1.ProtocolSCTP
+					}
+				}))
+				sctp := v1.ProtocolSCTP
+				s := endpoints(i, pod(i))
+				if i >= 60 {
+					s.Ports[0].Protocol = &sctp
+				}
+				n.OnEndpointSliceAdd(s)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tools := newFakeTools()
+			n := newNode(t, tools)
+			begin(n)
+			n.sync()
+			n.syncAll()
+			tools.reads = 0
+			for i := range 3 {
+				n.OnServiceAdd(service(200 + i))
+				n.OnEndpointSliceAdd(endpoints(200+i, pod(200+i)))
+				n.sync()
+				n.OnServiceDelete(service(200 + i))
+				n.sync()
+			}
+			if tools.reads > 0 {
+				t.Errorf("rules were read %d times", tools.reads)
+			}
+			n.serve(300, 200, 1)
+			n.sync()
+			n.serve(500, 1, 1)
+			n.sync()
+			if !strings.Contains(saved(t, n.tools, proxier.IPv4), "nat KUBE-SVC-SLOT-05\n") {
+				t.Error("hubs are no trees when they should be")
+			}
+		})
+	}
+}
+
 // TestSizeOfChanges: among 2,000 Services, what is written is what changed.
 func TestSizeOfChanges(t *testing.T) {
 	n := newNode(t, newFakeTools())

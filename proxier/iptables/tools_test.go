@@ -21,6 +21,7 @@ import (
 type fakeTools struct {
 	variant xtables.Variant
 	tables  [proxier.Families]*netfilter.Tables
+	reads   int // of all tables
 }
 
 func newFakeTools() *fakeTools {
@@ -65,6 +66,7 @@ func (t *fakeTools) Save(_ context.Context, f proxier.Family, name string) (*xta
 }
 
 func (t *fakeTools) SaveAll(ctx context.Context, f proxier.Family, names ...string) (map[string]*xtables.Table, error) {
+	t.reads++
 	all := map[string]*xtables.Table{}
 	for _, name := range names {
 		all[name], _ = t.Save(ctx, f, name)
