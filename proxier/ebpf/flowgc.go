@@ -157,8 +157,11 @@ func (t *flowTable) claim(f *flowEntry, timeouts *FlowTimeouts, now uint32) bool
 }
 
 // countUp counts what a flow carried for its service, as flow_count_up() of
-// bpf/flow.h does.
+// bpf/flow.h does. Of services that are not known, nobody asks.
 func (t *flowTable) countUp(f *flowEntry) {
+	if t.tables == nil {
+		return
+	}
 	s := &t.tables.serviceStats[t.tables.serviceOf(f)]
 	atomic.AddUint64(&s.Packets, f.Packets[0]+f.Packets[1])
 	atomic.AddUint64(&s.Bytes, f.Bytes[0]+f.Bytes[1])

@@ -65,7 +65,7 @@ type flowTable struct {
 	flows  *ciliumebpf.Map
 	keys   *ciliumebpf.Map
 	counts []flowCounter
-	tables *tables // of the services that flows are of
+	tables *tables // of the services that flows are of; nil if they are not known
 	mapped [][]byte
 }
 

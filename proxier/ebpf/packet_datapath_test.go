@@ -230,24 +230,6 @@ func (p *path) reset() error {
 	return err
 }
 
-func empty(m *ciliumebpf.Map) error {
-	var keys [][]byte
-	key, value := make([]byte, m.KeySize()), make([]byte, m.ValueSize())
-	all := m.Iterate()
-	for all.Next(&key, &value) {
-		keys = append(keys, slices.Clone(key))
-	}
-	if err := all.Err(); err != nil {
-		return err
-	}
-	for _, key := range keys {
-		if err := m.Delete(key); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // node is what the model is told of the node.
 func (p *path) node() datapath.Node {
 	s := p.tier.opts.Sizes

@@ -142,7 +142,7 @@ func (p *packets) load(v variant) (*packetPrograms, error) {
 			replacements[name] = m
 			spec.Maps[name].MaxEntries = m.MaxEntries()
 		} else if isOurs(name) {
-			return nil, fmt.Errorf("map %s is missing", name)
+			delete(spec.Maps, name) // the load fails if a program uses it
 		}
 	}
 	opts := ciliumebpf.CollectionOptions{MapReplacements: replacements}
@@ -233,26 +233,18 @@ func (p *packets) serve(ctx context.Context, list []uplinks.Device, pods map[int
 // flows, and devices that are not wanted, as what is there serves from maps that
 // may be gone from use.
 func (p *packets) takeOver(ctx context.Context, want map[int]variant) error {
-	links, err := netlink.LinkList()
-	if err != nil {
-		return fmt.Errorf("list devices: %w", err)
-	}
-	var errs []error
 	inherited := map[int]variant{}
-	for _, l := range links {
-		a := l.Attrs()
-		found, err := tc.Find(a.Index, tc.Ingress, isOurProgram)
-		if err != nil || len(found) == 0 {
-			continue // what cannot be looked at has been left by now
-		}
+	err := eachServed(func(device *netlink.LinkAttrs, found []tc.Attachment) error {
+		var errs []error
 		for _, f := range found {
 			errs = append(errs, p.carryFrom(f.Program))
 		}
-		tc.Close(found)
-		if !has(want, a.Index) {
-			inherited[a.Index] = variant{role: roleUplink, l3: a.EncapType != "ether"}
+		if !has(want, device.Index) {
+			inherited[device.Index] = variant{role: roleUplink, l3: device.EncapType != "ether"}
 		}
-	}
+		return errors.Join(errs...)
+	})
+	errs := []error{err}
 	errs = append(errs, p.carry((*carrier).all))
 	for index, v := range inherited {
 		if err := p.attach(index, v); err != nil {
@@ -262,6 +254,19 @@ func (p *packets) takeOver(ctx context.Context, want map[int]variant) error {
 		p.on[index] = v
 	}
 	return errors.Join(errs...)
+}
+
+// inheritedVariant is what a device is to its programs, which have these maps.
+func inheritedVariant(device *netlink.LinkAttrs, maps map[string]*ciliumebpf.Map) (variant, error) {
+	v := variant{role: roleUplink, l3: device.EncapType != "ether"}
+	var one uint32
+	switch err := maps["tdm_uplink"].Lookup(uint32(device.Index), &one); {
+	case errors.Is(err, ciliumebpf.ErrKeyNotExist):
+		v.role = rolePod
+	case err != nil:
+		return v, fmt.Errorf("look for uplink %s: %w", device.Name, err)
+	}
+	return v, nil
 }
 
 // carryFrom begins to carry the flows of an earlier program, if they are not

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// drainSizes are those of the process that served.
+var drainSizes = Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
+	TCPFlows: 1 << 8, UDPFlows: 1 << 8, YoungFlows: 1 << 8}
+
+// drainOptions are those of tests that wait for the end of flows.
+func drainOptions() Options {
+	return Options{Sizes: drainSizes, Timeouts: FlowTimeouts{Closed: time.Second, UDP: time.Second, UDPStream: time.Second}}
+}
+
+// drainer is a process that drains.
+type drainer struct {
+	tier  *Tier
+	stop  func()
+	ended chan error
+}
+
+// drain has a process take over from the one that serves, which drains at once.
+func (e *edge) drain(t testing.TB, opts Options) *drainer {
+	t.Helper()
+	e.close()
+	tier, err := openOn(e.at, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	d := &drainer{tier: tier, stop: stop, ended: make(chan error, 1)}
+	go func() { d.ended <- tier.drain(ctx, 100*time.Millisecond) }()
+	t.Cleanup(func() {
+		stop()
+		if err := tier.Close(); err != nil { // ends it
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// wait waits for the end.
+func (d *drainer) wait(t testing.TB) {
+	t.Helper()
+	select {
+	case err := <-d.ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Fatal("programs are not removed")
+	}
+}
+
+// Whatever tables the process has that drains: nobody new is served, what is open from
+// outside goes on, and then everything of ours goes.
+func TestDrain(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*Sizes)
+		layout uint32
+		adopts bool
+	}{
+		{name: "the same tables", adopts: true},
+		{name: "other sizes of flows", change: func(s *Sizes) { s.TCPFlows, s.YoungFlows = 1<<9, 1<<7 }, adopts: true},
+		{name: "other sizes", change: func(s *Sizes) { s.Frontends, s.Backends = 1<<7, 1<<7 }},
+		{name: "other sizes of both", change: func(s *Sizes) { s.Frontends, s.UDPFlows = 1<<7, 1<<9 }},
+		{name: "another layout", layout: layoutVersion - 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			opts := drainOptions()
+			e := newEdge(t, opts)
+			inside := e.at.Pod("inside")
+			e.UpdateFacts(func(f *proxier.Facts) { f.ServiceCIDRs = []netip.Prefix{lab.ServicePrefix4, lab.ServicePrefix6} })
+			e.use(t, serve(t, e.here), serve(t, e.there))
+			var open []*visit
+			for missing := map[string]bool{"here": true, "there": true}; len(missing) > 0; {
+				for _, n := range e.entries("tcp") {
+					v := e.visit(t, n)
+					delete(missing, v.server)
+					open = append(open, v)
+				}
+			}
+			if tt.layout != 0 {
+				e.tier.writer.tables.meta.Layout = tt.layout
+			}
+			if tt.change != nil {
+				tt.change(&opts.Sizes)
+			}
+			d := e.drain(t, opts)
+			if d.tier.Adopted() != tt.adopts {
+				t.Fatalf("the maps were taken over: %v", !tt.adopts)
+			}
+
+			// Nobody answers for addresses that nobody has.
+			for _, unserved := range []netip.AddrPort{netip.AddrPortFrom(vip4, 80), netip.MustParseAddrPort("10.96.7.7:80"), netip.MustParseAddrPort("[fd00:10:96::7:7]:80")} {
+				waitFor(t, "a pod's connection to "+unserved.String()+" to go out as it is", func() bool {
+					ctx := shortly(t)
+					_, err := inside.Ask(ctx, "tcp", unserved)
+					return err != nil && ctx.Err() != nil
+				})
+			}
+			for _, n := range e.entries() {
+				if r, err := e.client.Ask(shortly(t), n.network, n.to); err == nil {
+					t.Errorf("new connection %s was answered by %s", n, r.Server)
+				}
+			}
+			for _, v := range open {
+				v.want(t, v.server)
+			}
+			select {
+			case err := <-d.ended:
+				t.Fatalf("ended while there are connections: %v", err)
+			default:
+			}
+			for _, v := range open {
+				if err := v.conn.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			d.wait(t)
+			if there, err := Attached(e.at.CgroupPath()); there || err != nil {
+				t.Errorf("programs are on the cgroup: %v %v", there, err)
+			}
+			if left := e.onDevices(t); len(left) > 0 {
+				t.Errorf("on devices are %v", left)
+			}
+		})
+	}
+}
+
+// Who cannot open the tier can silence it: nobody new is served, and what is open goes on.
+func TestSilence(t *testing.T) {
+	e := newEdge(t, drainOptions())
+	e.use(t, serve(t, e.here), serve(t, e.there))
+	var open []*visit
+	for _, n := range e.entries("tcp") {
+		open = append(open, e.visit(t, n))
+	}
+	silence := func() error { return e.at.Do(func() error { return Silence(e.at.CgroupPath()) }) }
+	if err := silence(); err == nil {
+		t.Error("a process that serves was silenced")
+	}
+	e.close()
+	if err := silence(); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range e.entries() {
+		if r, err := e.client.Ask(shortly(t), n.network, n.to); err == nil {
+			t.Errorf("new connection %s was answered by %s", n, r.Server)
+		}
+	}
+	for _, v := range open {
+		v.want(t, v.server)
+	}
+	if there, err := Attached(e.at.CgroupPath()); !there || err != nil {
+		t.Errorf("nobody would find the programs: %v", err)
+	}
+}
