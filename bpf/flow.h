@@ -309,7 +309,10 @@ static __always_inline void flow_account(const struct flow_hit *hit,
 	__u32 flags = 0, all, now = now_s();
 	__u32 way = hit->reply & 1; /* the verifier wants it said */
 
-	if (f->seen != now)
+	/* While draining nobody says when a backend is gone: of UDP, whose
+	 * clients may ask on for ever, it has to answer. */
+	if (f->seen != now &&
+	    (!draining || hit->reply || p->key.proto == IPPROTO_TCP))
 		f->seen = now;
 	/* Packets of one direction that meet on two CPUs may count as one. */
 	f->packets[way]++;

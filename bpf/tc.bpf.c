@@ -104,7 +104,8 @@ static __always_inline bool is_over(const struct packet *p,
 	if (p->key.proto == IPPROTO_TCP) {
 		if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
 			return false;
-		if (hit->flags & FLOW_CLOSED)
+		/* Who serves now gets all that is new. */
+		if (draining || hit->flags & FLOW_CLOSED)
 			return true;
 		if (hit->flags & FLOW_ESTABLISHED)
 			return false;

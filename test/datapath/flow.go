@@ -122,7 +122,7 @@ func (m *Model) isOver(f *Flow, h *header) bool {
 		switch {
 		case h.flags()&(packet.SYN|packet.ACK) != packet.SYN:
 			return false
-		case f.State&Closed != 0:
+		case m.draining || f.State&Closed != 0:
 			return true
 		case f.State&Established != 0:
 			return false

@@ -77,6 +77,7 @@ type Model struct {
 	over      ring // in the order of their end
 	fragments map[fragment]Tuple
 	affinity  map[affinityKey]backend
+	draining  bool
 	// Counted are packets by reason; those that are none of ours have none.
 	Counted map[string]uint64
 

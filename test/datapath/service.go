@@ -46,6 +46,10 @@ func (m *Model) Decide(list []proxier.PortChange, rules proxier.NodeRules) {
 	}
 }
 
+// Drain has the model know that another proxy serves now. Its backends are what they are
+// now, since nobody knows more.
+func (m *Model) Drain() { m.services, m.rules.Unserved, m.draining = nil, nil, true }
+
 // serves says whether a backend is still there.
 func (m *Model) serves(b backend) bool { return slices.Contains(m.backends, b) }
 

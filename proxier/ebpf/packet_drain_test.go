@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"fmt"
+	"maps"
+	"testing"
+
+	ciliumebpf "github.com/cilium/ebpf"
+
+	"github.com/tandem-proxy/tandem/test/packet"
+)
+
+// drainingPrograms are on the maps of a path, but for frontends and prefixes: they have
+// none.
+func drainingPrograms(t *testing.T, p *path) *packetPrograms {
+	t.Helper()
+	spec, err := packetSpec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := maps.Clone(p.maps)
+	for _, name := range []string{"tdm_frontend", "tdm_node"} {
+		m, err := ciliumebpf.NewMap(spec.Maps[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { m.Close() })
+		all[name] = m
+	}
+	d := newPackets(all, &p.tier.opts, p.tier.packets.snat)
+	t.Cleanup(d.close)
+	d.draining = true
+	programs, err := d.programs(variant{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return programs
+}
+
+// While draining, a SYN is of a new connection, whatever there was with its ports, and a
+// flow of UDP is forgotten unless its backend answers.
+func TestPacketDraining(t *testing.T) {
+	const SYN, ACK = packet.SYN, packet.ACK
+	p := newPath(t, Options{NodePortRange: onePort})
+	p.endsCluster(t)
+	serving, draining := p.programs, drainingPrograms(t, p)
+	drain := step{happens: func(p *path) error { p.programs = draining; p.model.Drain(); return nil }}
+	// As if so much time had passed.
+	const age = 10
+	silence := step{happens: func(p *path) error {
+		for i := range p.flows {
+			p.flows[i].Seen -= age
+		}
+		return nil
+	}}
+	seen := func(recently bool) step {
+		return step{happens: func(p *path) error {
+			for i := range p.flows {
+				f := &p.flows[i]
+				if stageOf(f.Life) < flowYoung {
+					continue
+				}
+				if ago := monotonicSeconds() - f.Seen; (ago < age) != recently {
+					return fmt.Errorf("seen %d s ago", ago)
+				}
+			}
+			return nil
+		}}
+	}
+	serve := step{happens: func(p *path) error { p.programs = serving; return nil }}
+	p.play(t, func(p *path, e ends) []scene {
+		request := func(flags packet.Flags) step {
+			return step{in, tcp(e.client, e.local, flags), next, tcp(e.client, e.here, flags), "FORWARD_LOCAL", nil}
+		}
+		reply := func(flags packet.Flags) step {
+			return step{out, tcp(e.here, e.client, flags), next, tcp(e.local, e.client, flags), "FORWARD_REPLY", nil}
+		}
+		asks := step{in, udp(e.client, e.remote), redirect, forwarded(udp(e.nat, e.there)), "FORWARD_REMOTE", nil}
+		answers := step{in, udp(e.there, e.nat), redirect, forwarded(udp(e.remote, e.client)), "FORWARD_REPLY", nil}
+		pass := func(send packet.Packet) step { return step{in, send, next, same, "", nil} }
+		return []scene{
+			{
+				name: "what is established goes on, until its client begins anew",
+				steps: []step{
+					serve, request(SYN), reply(SYN | ACK), request(ACK), drain, request(ACK), reply(ACK),
+					pass(tcp(e.client, e.local, SYN)), pass(tcp(e.client, e.local, ACK)),
+				},
+				flows: []string{},
+			},
+			{
+				name:  "what began before goes on",
+				steps: []step{serve, request(SYN), drain, reply(SYN | ACK), request(ACK)},
+			},
+			{
+				name:  "nobody new is served, and nobody rejected",
+				steps: []step{serve, drain, pass(tcp(e.client, e.local, SYN)), pass(udp(e.client, e.remote)), pass(tcp(e.client, e.unserved, SYN))},
+				flows: []string{},
+			},
+			{
+				name:  "UDP lives as long as it is answered",
+				steps: []step{serve, asks, answers, drain, silence, asks, seen(false), answers, seen(true)},
+			},
+			{
+				name:  "TCP lives as long as there are packets",
+				steps: []step{serve, request(SYN), reply(SYN | ACK), request(ACK), drain, silence, request(ACK), seen(true)},
+			},
+			{
+				name:  "while serving, a question keeps UDP as well",
+				steps: []step{serve, asks, silence, asks, seen(true)},
+			},
+		}
+	})
+}
