@@ -55,21 +55,34 @@ func Silence(cgroupRoot string) error {
 // or not.
 func (t *Tier) Drain(ctx context.Context) error { return t.drain(ctx, gcInterval) }
 
+// tellAgain is after how many looks at the flows programs are replaced that could not be.
+const tellAgain = 8
+
 func (t *Tier) drain(ctx context.Context, interval time.Duration) error {
 	d := &drain{tier: t}
 	defer d.close()
 	if err := t.netns.Do(d.begin); err != nil {
 		return err
 	}
+	logger := klog.FromContext(ctx)
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
-	for {
+	told := false
+	for tick := 0; ; tick++ {
+		// A device that does not take them now may never do, and what it has goes on
+		// serving what is open.
+		if !told && tick%tellAgain == 0 {
+			err := t.netns.Do(func() error { return eachServed(d.tell) })
+			if told = err == nil; !told {
+				logger.Error(err, "Not all programs know that another proxy serves; trying again")
+			}
+		}
 		left, err := d.sweep(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
-			klog.FromContext(ctx).Error(err, "Cannot end flows whose time is up; trying again", "interval", interval)
+			logger.Error(err, "Cannot end flows whose time is up; trying again", "interval", interval)
 		case left == 0:
 			return t.Cleanup(ctx)
 		}
@@ -93,9 +106,6 @@ type drain struct {
 func (d *drain) begin() error {
 	if err := silence(d.tier.cgroup); err != nil {
 		return fmt.Errorf("take the frontends away: %w", err)
-	}
-	if err := eachServed(d.tell); err != nil {
-		return fmt.Errorf("tell the programs on devices: %w", err)
 	}
 	// Those on devices may have others than those on the cgroup, if a process died
 	// between the two.

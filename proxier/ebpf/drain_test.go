@@ -5,10 +5,15 @@ package ebpf
 import (
 	"context"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/tc"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -135,6 +140,56 @@ func TestDrain(t *testing.T) {
 				t.Errorf("on devices are %v", left)
 			}
 		})
+	}
+}
+
+// A device that takes no other programs holds up nothing: what is open by it goes on, ends,
+// and is forgotten. It gets them when it takes them again.
+func TestDrainBesideFailures(t *testing.T) {
+	opts := drainOptions()
+	e := newEdge(t, opts)
+	e.use(t, serve(t, e.here), serve(t, e.there))
+	var open []*visit
+	for _, n := range e.entries("tcp") {
+		open = append(open, e.visit(t, n))
+	}
+	uplink, err := e.at.Netlink().LinkByName(lab.Uplink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It has no place for filters on egress.
+	foreign := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: uplink.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
+	if err := e.at.Netlink().QdiscAdd(foreign); err != nil {
+		t.Fatal(err)
+	}
+	opts.TC = tc.Clsact
+	d := e.drain(t, opts)
+	for _, v := range open[1:] {
+		v.want(t, v.server)
+		if err := v.conn.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waitFor(t, "what has ended to be forgotten", func() bool { return d.tier.flowTable.used() == 1 })
+	open[0].want(t, open[0].server)
+
+	on := func(what string) bool {
+		return slices.ContainsFunc(e.onDevices(t), func(s string) bool { return strings.HasPrefix(s, lab.Uplink+" "+what) })
+	}
+	if on("filter") {
+		t.Fatal("the device took other programs")
+	}
+	if err := e.at.Netlink().QdiscDel(foreign); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the device to get other programs", func() bool { return on("filter ingress") && on("filter egress") && !on("tcx") })
+	open[0].want(t, open[0].server)
+	if err := open[0].conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d.wait(t)
+	if left := e.onDevices(t); len(left) > 0 {
+		t.Errorf("on devices are %v", left)
 	}
 }
 
