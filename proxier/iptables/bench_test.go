@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/conntrack"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/synthetic"
@@ -113,7 +114,7 @@ func benchSync(b *testing.B, variant xtables.Variant, c *benchCluster, round int
 	open := func() *Tier {
 		var t *Tier
 		if err := node.Do(func() (err error) {
-			t, err = Open(context.Background(), Options{Tools: tools})
+			t, err = Open(context.Background(), Options{Tools: tools, Flows: conntrack.New(conntrack.Options{Table: conntrack.Kernel{}})})
 			return err
 		}); err != nil {
 			b.Fatal(err)

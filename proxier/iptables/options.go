@@ -34,9 +34,8 @@ type Options struct {
 	// translated connection go out untranslated then, and reset it. It is for kernels
 	// that find fewer of them so (net.netfilter.nf_conntrack_tcp_be_liberal).
 	KeepInvalid bool
-	// Exclusive says that nobody else translates ClusterIPs on this node: UDP flows
-	// of ClusterIPs that no Service has are forgotten.
-	Exclusive bool
+	// Flows keep conntrack as the rules are; nil where somebody else does.
+	Flows *conntrack.Reconciler
 	// Reporter is told of what could not be written; nil for nobody.
 	Reporter proxier.Reporter
 	// Observer counts; nil for nobody.
@@ -47,8 +46,6 @@ type Options struct {
 type Observer interface {
 	// RestoreFailed is told of each run of iptables-restore that failed.
 	RestoreFailed(proxier.Family)
-	// Reconciled is told of each look at conntrack.
-	Reconciled(conntrack.Result)
 }
 
 const defaultMasqueradeBit = 14

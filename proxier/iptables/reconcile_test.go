@@ -64,7 +64,7 @@ func newFlowNode(t *testing.T, tools Tools, policy proxier.Policy) (*node, *Tier
 	}
 	t.Cleanup(func() { _ = tier.Close() })
 	flows := &flowTable{left: []proxier.Family{proxier.IPv4, proxier.IPv6}}
-	tier.flows = conntrack.New(conntrack.Options{Table: flows})
+	tier.opts.Flows = conntrack.New(conntrack.Options{Table: flows})
 	n.start(tier, testFacts, policy)
 	n.OnServiceAdd(service(0, dualStack(0), func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }))
 	return n, tier, flows

@@ -10,6 +10,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/conntrack"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/scenarios"
@@ -64,7 +65,7 @@ func (s *scenarioTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
 	}
 	var tier *Tier
 	err = n.Do(func() (err error) {
-		tier, err = Open(context.Background(), Options{Tools: tools, Reporter: proxier.ReporterFunc(func(p proxier.Problem) { s.t.Errorf("%+v", p) })})
+		tier, err = Open(context.Background(), Options{Tools: tools, Flows: conntrack.New(conntrack.Options{Table: conntrack.Kernel{}}), Reporter: proxier.ReporterFunc(func(p proxier.Problem) { s.t.Errorf("%+v", p) })})
 		return err
 	})
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 	"os"
 	"sync"
 
-	"github.com/tandem-proxy/tandem/conntrack"
 	"github.com/tandem-proxy/tandem/netns"
 	"github.com/tandem-proxy/tandem/proxier"
 )
@@ -20,7 +19,6 @@ type Tier struct {
 	netns    netns.Namespace
 	mu       sync.Mutex
 	rules    *writer
-	flows    *conntrack.Reconciler
 	unusable [proxier.Families]error
 	// routeLocalnet is the kernel's switch, and closed says that it does not move.
 	routeLocalnet string
@@ -32,11 +30,7 @@ var _ proxier.Tier = (*Tier)(nil)
 // Open finds out which families can be carried in the network namespace of the calling
 // thread; it needs CAP_NET_ADMIN. It writes nothing.
 func Open(ctx context.Context, opts Options) (*Tier, error) {
-	flows := conntrack.Options{Table: conntrack.Kernel{}, Exclusive: opts.Exclusive}
-	if opts.Observer != nil {
-		flows.Observer = opts.Observer.Reconciled
-	}
-	t := &Tier{opts: opts, flows: conntrack.New(flows), routeLocalnet: routeLocalnet}
+	t := &Tier{opts: opts, routeLocalnet: routeLocalnet}
 	for f := range proxier.Families {
 		t.unusable[f] = opts.Tools.Usable(ctx, f)
 	}
@@ -61,10 +55,13 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 		errs := t.rules.write(ctx, update)
 		t.openLoopback()
 		checkAffinity(ctx, &update)
-		t.flows.Observe(&update)
+		if t.opts.Flows == nil {
+			return errors.Join(errs[:]...)
+		}
+		t.opts.Flows.Observe(&update)
 		for f := range proxier.Families {
 			if errs[f] == nil { // else old rules would make the same flows again
-				_, errs[f] = t.flows.Reconcile(ctx, f)
+				_, errs[f] = t.opts.Flows.Reconcile(ctx, f)
 			}
 		}
 		return errors.Join(errs[:]...)

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/conntrack"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/netfilter"
 	"github.com/tandem-proxy/tandem/xtables"
@@ -241,7 +242,7 @@ func newNode(t *testing.T, tools Tools) *node {
 }
 
 func (n *node) options() Options {
-	return Options{Tools: n.tools, Reporter: proxier.ReporterFunc(func(p proxier.Problem) { n.told = append(n.told, p) })}
+	return Options{Tools: n.tools, Flows: conntrack.New(conntrack.Options{Table: conntrack.Kernel{}}), Reporter: proxier.ReporterFunc(func(p proxier.Problem) { n.told = append(n.told, p) })}
 }
 
 // restart has another process go on that knows nothing.

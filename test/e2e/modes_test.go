@@ -79,6 +79,47 @@ func TestModes(t *testing.T) {
 	t.Logf("%d new connections, %d datagrams were sent again", w.asked.Load(), w.again.Load())
 }
 
+// UDP flows that rules translated go on when programs serve, for as long as their
+// endpoints are there; then they get others.
+func TestFlowsTakenOver(t *testing.T) {
+	l := lab.NewT(t)
+	n := l.Node("node1")
+	here, there, far := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), l.Client("client")
+	announce(t, l, n, outside(n))
+	dir := t.TempDir()
+	writeManifests(t, dir, loadBalancer, here, there)
+	p := start(t, n, dir, "--proxy-mode=iptables")
+	defer func() {
+		p.kill()
+		cleanup(t, n)
+	}()
+	p.synced(t)
+	long := openFlows(t, far.Sandbox, outside(n), here, there)
+	p.terminate(t)
+	p = start(t, n, dir)
+	p.serves(t)
+	p.await(t, "no rules", func() error { return holds(t, n, "KUBE-SERVICES", false) })
+	for _, f := range long {
+		f.check(t)
+	}
+	writeManifests(t, dir, loadBalancer, there)
+	for _, f := range long {
+		if f.RemoteAddr().Network() == "tcp" {
+			f.check(t) // it may end by itself
+			continue
+		}
+		p.await(t, fmt.Sprintf("another endpoint for %s", f.LocalAddr()), func() error {
+			switch r, err := lab.AskConn(t.Context(), f); {
+			case err != nil:
+				return err
+			case r.Server != there.Name:
+				return fmt.Errorf("%s answers", r.Server)
+			}
+			return nil
+		})
+	}
+}
+
 // A kernel that cannot carry mode ebpf, as far as the process is told.
 func TestFallback(t *testing.T) {
 	l := lab.NewT(t)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/conntrack"
 	"github.com/tandem-proxy/tandem/health"
 	"github.com/tandem-proxy/tandem/informers"
 	"github.com/tandem-proxy/tandem/manifests"
@@ -55,6 +56,7 @@ type proxy struct {
 	recorder    events.EventRecorder // nil with manifests
 
 	metrics  *metrics.Metrics
+	flows    *conntrack.Reconciler
 	health   *health.Health
 	problems *problems.Reporter
 	memory   memory
@@ -90,6 +92,7 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	}
 	p.facts.uplinks = uplinks.New(uplinks.Options{Names: c.Tandem.EBPF.Devices})
 	p.metrics = metrics.New(p.families)
+	p.flows = conntrack.New(conntrack.Options{Table: conntrack.Kernel{}, Exclusive: true, Observer: p.metrics.Reconciled})
 	if c.Tandem.Manifests != "" {
 		if err := manifests.Check(c.Tandem.Manifests); err != nil {
 			return nil, err
@@ -212,7 +215,7 @@ func (p *proxy) program(ctx context.Context) error {
 	p.facts.start(ctx)
 	left := p.leftovers()
 	px, err := proxier.New(proxier.Options{
-		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(open.carrier()), Reporter: p.problems,
+		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(p.carrierOf(&open)), Reporter: p.problems,
 		Facts: p.facts.known, Policy: p.facts.settings.Policy, NodeFacts: p.facts.fromNode,
 		Observer: observers{p.metrics, p.health, &p.memory, &p.explain, left}, Runner: runner,
 	})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/conntrack"
 	"github.com/tandem-proxy/tandem/metrics"
 	"github.com/tandem-proxy/tandem/placement"
 	"github.com/tandem-proxy/tandem/proxier"
@@ -31,12 +32,12 @@ type tiers struct {
 }
 
 // carrier is what decisions are given to.
-func (t *tiers) carrier() proxier.Tier {
+func (p *proxy) carrierOf(t *tiers) proxier.Tier {
 	switch {
 	case t.placed != nil:
-		return t.placed
+		return conntrack.Beside(t.placed, p.flows)
 	case t.fast != nil:
-		return t.fast
+		return conntrack.Beside(t.fast, p.flows)
 	}
 	return t.rules
 }
@@ -130,8 +131,12 @@ func (p *proxy) openRules(ctx context.Context) (*iptables.Tier, error) {
 		return nil, fmt.Errorf("find the iptables of this node: %w", err)
 	}
 	k := &p.opts.Config.KubeProxy
-	opts := iptables.Options{Tools: tools, Reporter: p.problems, Observer: p.metrics, KeepInvalid: k.Conntrack.TCPBeLiberal || liberalConntrack(),
-		Exclusive: p.decision.Mode == capabilities.ModeIPTables}
+	opts := iptables.Options{
+		Tools: tools, Reporter: p.problems, Observer: p.metrics, KeepInvalid: k.Conntrack.TCPBeLiberal || liberalConntrack(),
+	}
+	if p.decision.Mode == capabilities.ModeIPTables {
+		opts.Flows = p.flows
+	}
 	if bit := k.IPTables.MasqueradeBit; bit != nil {
 		n := int(*bit)
 		opts.MasqueradeBit = &n

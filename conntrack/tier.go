@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conntrack
+
+import (
+	"context"
+	"errors"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// tier is another one, and what conntrack remembers of rules that were there before it.
+type tier struct {
+	proxier.Tier
+	flows  *Reconciler
+	failed bool // the last time
+}
+
+// Beside keeps conntrack right beside a tier that does not need it: flows that rules
+// translated once go on while their backends are there, and no longer. Where conntrack
+// cannot be asked that is logged, and holds up nothing.
+func Beside(next proxier.Tier, flows *Reconciler) proxier.Tier {
+	return &tier{Tier: next, flows: flows}
+}
+
+// Sync implements proxier.Tier.
+func (t *tier) Sync(ctx context.Context, update proxier.Update) error {
+	t.flows.Observe(&update)
+	if err := t.Tier.Sync(ctx, update); err != nil {
+		return err // where that has rules, old ones would make the same entries again
+	}
+	var errs []error
+	for f := range proxier.Families {
+		_, err := t.flows.Reconcile(ctx, f)
+		errs = append(errs, err)
+	}
+	err := errors.Join(errs...)
+	if err != nil && !t.failed {
+		klog.FromContext(ctx).Error(err, "UDP flows that netfilter translates may go on to endpoints that are gone; trying again with each sync")
+	}
+	t.failed = err != nil
+	return nil
+}
