@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package vm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Options say what to run, and where.
+type Options struct {
+	Kernel Kernel
+	// Init is a static binary whose main calls Main.
+	Init string
+	// Args are the command. A path is taken into the guest, a mere name is one of
+	// the guest's programs.
+	Args []string
+	// Dir is where it runs. The module around it is in the guest at its place, as tests
+	// read files of their packages.
+	Dir string
+	// Env are variables besides those every program has.
+	Env []string
+	// Files are others to have there, at the same paths.
+	Files []string
+	// Output is where standard output and error go.
+	Output io.Writer
+	// Memory of the machine in MiB, half of which files may fill; 1024 if zero.
+	Memory int
+	// CPUs it has; one if zero, as more do not make it faster.
+	CPUs int
+	// Timeout is when it is killed: what a test binary says and a minute more, or ten
+	// minutes, if zero.
+	Timeout time.Duration
+}
+
+// Result of a command.
+type Result struct {
+	// Code it ended with.
+	Code int
+	// Release of the kernel it ran under.
+	Release string
+	// Boot and Run are how long the kernel and the command took.
+	Boot, Run time.Duration
+}
+
+// Run boots a machine, runs a command in it and returns when both have ended. An
+// error means that the command's end is not known.
+func (c *Cache) Run(ctx context.Context, o Options) (_ *Result, err error) {
+	qemu, err := exec.LookPath("qemu-system-x86_64")
+	if err != nil {
+		return nil, fmt.Errorf("%w; on Debian: apt-get install qemu-system-x86", err)
+	}
+	p, err := c.parts(ctx, o.Kernel, false)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "tandem-vm-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+
+	j := job{Args: o.Args, Dir: o.Dir, Env: o.Env, Outputs: outputs(o.Args, o.Dir), Now: time.Now()}
+	initrd := filepath.Join(dir, "initrd")
+	if err := writeInitrd(initrd, p, o, j); err != nil {
+		return nil, fmt.Errorf("write initramfs: %w", err)
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 10 * time.Minute
+		if t := testTimeout(o.Args); t > 0 {
+			o.Timeout = t + time.Minute
+		}
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("it did not end within %s", o.Timeout))
+	defer cancel()
+
+	consoleFile, resultFile := filepath.Join(dir, "console"), filepath.Join(dir, "result")
+	said, err := o.emulate(ctx, qemu, p.vmlinuz, initrd, consoleFile, resultFile)
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	// Its own status says little: QEMU ends well when the guest panics.
+	var e *end
+	if err == nil {
+		e, err = readResult(resultFile, j.Outputs)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the machine with Linux %s failed: %w\n%s%s", p.release, err, said, tail(consoleFile))
+	}
+	return &Result{Code: e.Code, Release: e.Release, Boot: e.Boot, Run: e.Run}, nil
+}
+
+// emulate runs QEMU.
+func (o Options) emulate(ctx context.Context, qemu, vmlinuz, initrd, consoleFile, resultFile string) (said string, err error) {
+	cpus := max(o.CPUs, 1)
+	memory := o.Memory
+	if memory == 0 {
+		memory = 1024
+	}
+	cmd := exec.CommandContext(ctx, qemu,
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		// KVM inside of a virtual machine is there more often than it works. One thread:
+		// with several, QEMU 7 executes code that a kernel is just patching.
+		"-accel", "tcg,thread=single", "-cpu", "max,la57=off", "-smp", strconv.Itoa(cpus), "-m", strconv.Itoa(memory),
+		"-kernel", vmlinuz, "-initrd", initrd,
+		// Without norandmaps QEMU translates each program anew.
+		"-append", "console="+console+" panic=-1 oops=panic quiet nokaslr norandmaps mitigations=off random.trust_cpu=on",
+		"-serial", "file:"+consoleFile, "-serial", "stdio", "-serial", "file:"+resultFile)
+	var errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = o.Output, &errs
+	cmd.WaitDelay = 5 * time.Second
+	// Whoever is killed leaves no machine behind. The signal comes when the thread
+	// that forked ends, so it must not before.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err = cmd.Run()
+	return errs.String(), err
+}
+
+// writeInitrd joins what is cached and the job.
+func writeInitrd(name string, p parts, o Options, j job) (err error) {
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	for _, part := range []string{p.userland, p.modules} {
+		if err := appendFile(f, part); err != nil {
+			return err
+		}
+	}
+	a := newArchive(f)
+	if err := a.copy("init", o.Init); err != nil {
+		return err
+	}
+	text, err := json.Marshal(j)
+	if err != nil {
+		return err
+	}
+	if err := a.text(jobFile, string(text)); err != nil {
+		return err
+	}
+	for _, file := range o.Files {
+		if err := a.copy(merged(file), file); err != nil {
+			return err
+		}
+	}
+	if strings.Contains(o.Args[0], "/") {
+		program := absolute(o.Args[0], o.Dir)
+		if err := a.copy(merged(program), program); err != nil {
+			return err
+		}
+	}
+	for _, name := range j.Outputs {
+		if err := a.dir(path.Dir(name), 0o755); err != nil {
+			return err
+		}
+	}
+	if module := moduleRoot(o.Dir); module != "" {
+		if err := a.tree(module, notSource); err != nil {
+			return err
+		}
+	}
+	if err := a.dir(o.Dir, 0o755); err != nil {
+		return err
+	}
+	return a.close()
+}
+
+// notSource tells what of a module no test reads.
+func notSource(rel string) bool {
+	switch rel {
+	case ".git", ".cache", "bin":
+		return true
+	}
+	return strings.HasSuffix(rel, ".test")
+}
+
+// moduleRoot is the directory around dir with a go.mod, if there is one.
+func moduleRoot(dir string) string {
+	for ; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		if dir == "/" {
+			return ""
+		}
+	}
+}
+
+func appendFile(w io.Writer, name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = io.Copy(w, f)
+	return err
+}
+
+func readResult(name string, wanted []string) (*end, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return receive(f, wanted)
+}
+
+// tail is the end of what the kernel said.
+func tail(name string) string {
+	const lines = 60
+	data, _ := os.ReadFile(name)
+	all := strings.SplitAfter(string(data), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "")
+}
