@@ -44,7 +44,9 @@ const (
 func (d direction) stream() io.Reader { return rand.NewChaCha8([32]byte{byte(d)}) }
 
 // ServeBulk starts a TCP server for Bulk, like ServeTCP.
-func (s *Sandbox) ServeBulk(port uint16) (*Server, error) { return s.serveTCP(port, (*Server).bulk) }
+func (s *Sandbox) ServeBulk(port uint16) (*Server, error) {
+	return s.serveStreams("tcp", port, (*Server).bulk)
+}
 
 // bulk takes the size of a transfer, and says after it what was wrong with it.
 func (s *Server) bulk(c net.Conn) {

@@ -23,12 +23,12 @@ import (
 //
 //	<sandbox name> <peer address:port>\n
 //
-// per line on TCP, where connections stay open for more, per datagram on UDP.
+// per line on TCP and SCTP, where connections stay open for more, per datagram on UDP.
 type Server struct {
 	Name string
 	Port uint16
 
-	// Conns counts accepted TCP connections, Requests the requests answered.
+	// Conns counts accepted connections, Requests the requests answered.
 	Conns, Requests atomic.Int64
 
 	sandbox *Sandbox // nil in a helper process, which just ends
@@ -42,7 +42,12 @@ type Server struct {
 // ServeTCP starts a TCP server in the sandbox, on all addresses of both families.
 // Port 0 takes a free one. The server ends with the sandbox at the latest.
 func (s *Sandbox) ServeTCP(port uint16) (*Server, error) {
-	return s.serveTCP(port, (*Server).talk)
+	return s.serveStreams("tcp", port, (*Server).talk)
+}
+
+// ServeSCTP starts an SCTP server like ServeTCP; see SCTPAvailable.
+func (s *Sandbox) ServeSCTP(port uint16) (*Server, error) {
+	return s.serveStreams("sctp", port, (*Server).talk)
 }
 
 // ServeUDP starts a UDP server like ServeTCP. Answers come from the address that
@@ -51,9 +56,9 @@ func (s *Sandbox) ServeUDP(port uint16) (*Server, error) {
 	return s.serveUDP(port, func(srv *Server, peer netip.AddrPort, _ []byte) []byte { return srv.answer(peer) })
 }
 
-// serveTCP starts a server that handles each connection by a function.
-func (s *Sandbox) serveTCP(port uint16, handle func(*Server, net.Conn)) (*Server, error) {
-	l, err := s.listenTCP(port)
+// serveStreams starts a server that handles each connection by a function.
+func (s *Sandbox) serveStreams(network string, port uint16, handle func(*Server, net.Conn)) (*Server, error) {
+	l, err := s.listen(network, port)
 	if err != nil {
 		return nil, err
 	}

@@ -6,11 +6,13 @@ package lab
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,7 +43,7 @@ func setDeadline(ctx context.Context, c net.Conn, timeout time.Duration) error {
 	return c.SetDeadline(deadline)
 }
 
-// Dial connects from inside the sandbox. The network is "tcp" or "udp". For an
+// Dial connects from inside the sandbox. The network is "tcp", "udp" or "sctp". For an
 // IPv4-mapped address (::ffff:a.b.c.d) an IPv6 socket is used, as dual-stack
 // programs do. The connection can be used from any goroutine and outlives Do.
 func (s *Sandbox) Dial(ctx context.Context, network string, to netip.AddrPort) (net.Conn, error) {
@@ -62,7 +64,7 @@ func (s *Sandbox) DialFrom(ctx context.Context, network string, port uint16, to 
 }
 
 func dial(ctx context.Context, network string, port uint16, to netip.AddrPort) (net.Conn, error) {
-	kind, err := socketType(network)
+	kind, protocol, err := socketType(network)
 	if err != nil {
 		return nil, err
 	}
@@ -70,12 +72,17 @@ func dial(ctx context.Context, network string, port uint16, to netip.AddrPort) (
 	if to.Addr().Is6() {
 		family = unix.AF_INET6
 	}
-	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
 	f := os.NewFile(uintptr(fd), network)
 	defer f.Close() // FileConn works on a copy
+	if protocol == unix.IPPROTO_SCTP {
+		if err := hearRefusals(fd, family); err != nil {
+			return nil, err
+		}
+	}
 	if port != 0 {
 		any := netip.IPv4Unspecified()
 		if to.Addr().Is6() {
@@ -123,11 +130,31 @@ func connected(ctx context.Context, fd int) error {
 	}
 }
 
-// listenTCP and listenUDP bind a port on all addresses, of both families, by one
-// IPv6 socket; port 0 takes a free one.
-func (s *Sandbox) listenTCP(port uint16) (net.Listener, error) {
+// hearRefusals has a client's socket of SCTP end its attempt when an ICMP error comes,
+// as those of TCP do by themselves. An error that comes while connect holds the socket
+// is not heard, and in the lab the first does: so the second attempt is soon, and not
+// after three seconds.
+func hearRefusals(fd, family int) error {
+	level, option := unix.IPPROTO_IP, unix.IP_RECVERR
+	if family == unix.AF_INET6 {
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR
+	}
+	if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
+		return os.NewSyscallError("setsockopt", err)
+	}
+	const rtoInfo = 0 // SCTP_RTOINFO: the association, the first wait, the longest, the shortest
+	wait := slices.Concat(native(0), native(100), native(60_000), native(100))
+	return os.NewSyscallError("setsockopt", unix.SetsockoptString(fd, unix.IPPROTO_SCTP, rtoInfo, string(wait)))
+}
+
+func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
+
+// listen and listenUDP bind a port on all addresses, of both families, by one
+// IPv6 socket; port 0 takes a free one. What net takes for a TCP connection may be one
+// of SCTP: it asks for streams, and never for the protocol.
+func (s *Sandbox) listen(network string, port uint16) (net.Listener, error) {
 	var l net.Listener
-	err := s.bound("tcp", port, func(f *os.File) (err error) {
+	err := s.bound(network, port, func(f *os.File) (err error) {
 		if err = unix.Listen(int(f.Fd()), 1024); err == nil {
 			l, err = net.FileListener(f)
 		}
@@ -180,11 +207,11 @@ func (s *Sandbox) ListenUDP(family int) (*net.UDPConn, error) {
 
 func (s *Sandbox) bound(network string, port uint16, use func(*os.File) error) error {
 	err := s.Do(func() error {
-		kind, err := socketType(network)
+		kind, protocol, err := socketType(network)
 		if err != nil {
 			return err
 		}
-		fd, err := unix.Socket(unix.AF_INET6, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		fd, err := unix.Socket(unix.AF_INET6, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 		if err != nil {
 			return os.NewSyscallError("socket", err)
 		}
@@ -193,7 +220,7 @@ func (s *Sandbox) bound(network string, port uint16, use func(*os.File) error) e
 		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0); err != nil {
 			return os.NewSyscallError("setsockopt", err)
 		}
-		if network == "tcp" {
+		if kind == unix.SOCK_STREAM {
 			// Connections of an earlier server on this port may linger.
 			if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 				return os.NewSyscallError("setsockopt", err)
@@ -207,14 +234,25 @@ func (s *Sandbox) bound(network string, port uint16, use func(*os.File) error) e
 	return wrap(err, "listen on %s port %d in %s", network, port, s.Name)
 }
 
-func socketType(network string) (int, error) {
+func socketType(network string) (kind, protocol int, err error) {
 	switch network {
 	case "tcp":
-		return unix.SOCK_STREAM, nil
+		return unix.SOCK_STREAM, unix.IPPROTO_TCP, nil
 	case "udp":
-		return unix.SOCK_DGRAM, nil
+		return unix.SOCK_DGRAM, unix.IPPROTO_UDP, nil
+	case "sctp":
+		return unix.SOCK_STREAM, unix.IPPROTO_SCTP, nil
 	}
-	return 0, fmt.Errorf("unknown network %q", network)
+	return 0, 0, fmt.Errorf("unknown network %q", network)
+}
+
+// SCTPAvailable returns nil if the kernel has SCTP, or can load it.
+func SCTPAvailable() error {
+	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	if err != nil {
+		return fmt.Errorf("this kernel has no SCTP: %w", err)
+	}
+	return unix.Close(fd)
 }
 
 func sockaddr(a netip.AddrPort) unix.Sockaddr {

@@ -168,7 +168,10 @@ func writeInitrd(name string, p parts, o Options, j job) (err error) {
 		}
 	}
 	for _, name := range j.Outputs {
-		if err := a.dir(path.Dir(name), 0o755); err != nil {
+		if info, err := os.Stat(name); err != nil || !info.IsDir() {
+			name = path.Dir(name)
+		}
+		if err := a.dir(merged(name), 0o755); err != nil {
 			return err
 		}
 	}

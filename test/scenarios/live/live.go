@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -163,8 +164,11 @@ func (c *cluster) build() error {
 			_, err = box.ServeTCP(l.Port)
 		case proxier.UDP:
 			_, err = box.ServeUDP(l.Port)
-		default:
-			err = nil // calls to it say what is missing
+		case proxier.SCTP:
+			// Without it, calls say what is missing.
+			if lab.SCTPAvailable() == nil {
+				_, err = box.ServeSCTP(l.Port)
+			}
 		}
 		if err != nil {
 			return err
@@ -301,10 +305,7 @@ func (c *cluster) ask(ctx context.Context, p scenarios.Probe) (reply lab.Reply, 
 	if p.Silent {
 		wait = silence
 	}
-	network := "tcp"
-	if p.Protocol == proxier.UDP {
-		network = "udp"
-	}
+	network := strings.ToLower(p.Protocol.String())
 	within := func(do func(context.Context) error) error {
 		ctx, cancel := context.WithTimeout(ctx, wait)
 		defer cancel()
@@ -325,7 +326,7 @@ func (c *cluster) ask(ctx context.Context, p scenarios.Probe) (reply lab.Reply, 
 			reply, err = lab.AskConn(ctx, conn)
 			return err
 		})
-		if err == nil || network == "tcp" {
+		if err == nil || network != "udp" {
 			return reply, err
 		}
 		port = conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()
@@ -388,7 +389,9 @@ func (c *counter) Reach(ctx context.Context, p scenarios.Probe) (scenarios.Obser
 // carries says why a call cannot be made.
 func carries(m *scenarios.Model, tier Tier, p scenarios.Probe) error {
 	if p.Protocol == proxier.SCTP {
-		return fmt.Errorf("SCTP: %w", errors.ErrUnsupported)
+		if err := lab.SCTPAvailable(); err != nil {
+			return fmt.Errorf("%w: %w", err, errors.ErrUnsupported)
+		}
 	}
 	explained, err := m.Explain(p)
 	if err != nil {
