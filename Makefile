@@ -67,6 +67,10 @@ test-unit: ## Run the packages whose tests need no root
 test-privileged: ## Run the packages whose tests use namespaces and BPF
 	hack/test.sh privileged
 
+.PHONY: test-kernels
+test-kernels: ## Run test-privileged under other kernels (KERNEL='5.10 6.1 6.12 newest')
+	KERNEL='$(KERNEL)' hack/kernels.sh
+
 .PHONY: test-race
 test-race: ## Run all tests uncached and shuffled, to find what depends on timing
 	TESTFLAGS='-count=1 -shuffle=on' hack/test.sh unit privileged

@@ -16,14 +16,8 @@ fi
 # Some tests look at the machine from outside, with the tools an operator has.
 hack/need.sh ip=iproute2 iptables-restore=iptables || echo "The tests that run them will fail or be skipped." >&2
 
-# A test that needs root plays in the lab or asks who it is; its package is in the
-# second set with all its tests, so that each runs once.
-module=$(go list -m)
-all=$(go list ./...)
-needs_root=$(grep -rlE '/test/lab"|Gete?uid\(\)|\bNewT\(' --include='*_test.go' . |
-	xargs -r dirname | sort -u | sed "s|^\.|$module|")
-privileged=$(comm -12 <(sort <<<"$all") <(sort <<<"$needs_root"))
-unit=$(comm -23 <(sort <<<"$all") <(sort <<<"$needs_root"))
+privileged=$(hack/privileged.sh)
+unit=$(comm -23 <(go list ./... | sort) <(sort <<<"$privileged"))
 
 if [[ $(id -u) == 0 ]]; then
 	# Whoever is root should have everything: what is missing then is a failure.

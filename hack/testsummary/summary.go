@@ -54,6 +54,7 @@ type summary struct {
 	failed []string
 	// skipped holds the tests of each reason.
 	skipped map[string][]string
+	table   table
 }
 
 func newSummary(out io.Writer) *summary {
@@ -188,6 +189,7 @@ func (s *summary) endPackage(e event, p *pkg) {
 		}
 	}
 	s.total.add(p.counts)
+	s.table.add(name, p.counts, e.Elapsed)
 	switch {
 	case p.counts == counts{}:
 		fmt.Fprintf(s.out, "-     %-28s no tests\n", name)
@@ -228,6 +230,7 @@ func (s *summary) finish() bool {
 			fmt.Fprintf(s.out, "  %s\n", name)
 		}
 	}
+	s.table.print(s.out)
 	if s.total == (counts{}) {
 		fmt.Fprintln(s.out, "\nNo tests were run.")
 	}

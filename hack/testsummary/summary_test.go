@@ -60,6 +60,30 @@ func TestSummary(t *testing.T) {
 			ok: true,
 		},
 		{
+			name: "packages in several places",
+			in: []string{
+				`{"Action":"run","Package":"a.com/a/b/web@6.1","Test":"TestA"}`,
+				`{"Action":"pass","Package":"a.com/a/b/web@6.1","Test":"TestA"}`,
+				`{"Action":"pass","Package":"a.com/a/b/web@6.1","Elapsed":2.6}`,
+				`{"Action":"run","Package":"a.com/a/b/web@6.12","Test":"TestA"}`,
+				`{"Action":"fail","Package":"a.com/a/b/web@6.12","Test":"TestA"}`,
+				`{"Action":"fail","Package":"a.com/a/b/web@6.12","Elapsed":1}`,
+				`{"Action":"run","Package":"a.com/a/b/db@6.1","Test":"TestA"}`,
+				`{"Action":"pass","Package":"a.com/a/b/db@6.1","Test":"TestA"}`,
+				`{"Action":"pass","Package":"a.com/a/b/db@6.1","Elapsed":4}`,
+			},
+			want: "ok    web@6.1                          2.6 s  1 passed, 0 failed, 0 skipped\n" +
+				"FAIL  web@6.12                         1.0 s  0 passed, 1 failed, 0 skipped\n" +
+				"ok    db@6.1                           4.0 s  1 passed, 0 failed, 0 skipped\n" +
+				"\nFailed:\n  web@6.12 TestA\n" +
+				"\nPassed/failed/skipped, and seconds:\n" +
+				"  package  6.1      6.12\n" +
+				"  web      1/0/0 3  0/1/0 1\n" +
+				"  db       1/0/0 4  -\n" +
+				"  all      2/0/0 7  0/1/0 1\n" +
+				"\n2 passed, 1 failed, 0 skipped\n",
+		},
+		{
 			name: "a test that never ends",
 			in: []string{
 				`{"Action":"run",` + p + `,"Test":"TestA"}`,

@@ -469,11 +469,17 @@ func (s *Sandbox) awaitLink(name string) error {
 // then that delivers packets to it.
 func (s *Sandbox) addressed(link netlink.Link) (bool, error) {
 	addrs, err := s.nl.AddrList(link, netlink.FAMILY_V6)
+	if errors.Is(err, netlink.ErrDumpInterrupted) {
+		return false, nil // one has just come
+	}
 	if err != nil {
 		return false, err
 	}
 	local := &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, LinkIndex: link.Attrs().Index}
 	routes, err := s.nl.RouteListFiltered(netlink.FAMILY_V6, local, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE|netlink.RT_FILTER_OIF)
+	if errors.Is(err, netlink.ErrDumpInterrupted) {
+		return false, nil
+	}
 	if err != nil {
 		return false, err
 	}

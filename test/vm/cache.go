@@ -7,7 +7,6 @@ package vm
 import (
 	"archive/tar"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,7 +21,7 @@ import (
 )
 
 // layout changes with what is in the cache, so that nothing older is used.
-const layout = "1"
+const layout = "3"
 
 // Cache is what machines are made of, in a directory that outlives checkouts.
 type Cache struct{ dir string }
@@ -134,7 +133,7 @@ type kernelTree struct {
 	dir, tree string
 	release   string
 	vmlinuz   bool
-	builtin   []string
+	builtin   string   // the text of modules.builtin
 	files     []string // of modules, below the tree
 }
 
@@ -167,13 +166,11 @@ func (t *kernelTree) read(r io.Reader) error {
 		module, ok := strings.CutPrefix(below, "kernel/")
 		switch {
 		case below == "modules.builtin":
-			data, err := io.ReadAll(in)
+			text, err := io.ReadAll(in)
 			if err != nil {
 				return err
 			}
-			for file := range strings.FieldsSeq(string(data)) {
-				t.builtin = append(t.builtin, moduleName(file))
-			}
+			t.builtin = string(text)
 		case ok && strings.Contains(path.Base(module), ".ko") && wantedModule(module):
 			t.release = release
 			t.files = append(t.files, module)
@@ -209,25 +206,28 @@ func (t *kernelTree) pack() (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	a := newArchive(f)
-	x := index{Builtin: t.builtin}
 	// By the real path, as a link is in the way of directories.
-	root := path.Join("usr/lib/modules", t.release, "kernel")
+	root := path.Join("usr/lib/modules", t.release)
+	var modules []module
 	for _, file := range t.files {
 		object := filepath.Join(t.tree, file)
-		m, err := readModule(object, "/"+path.Join(root, file))
+		m, err := readModule(object, path.Join("kernel", file))
 		if err != nil {
 			return err
 		}
-		x.Modules = append(x.Modules, m)
-		if err := a.copy(m.File, object); err != nil {
+		modules = append(modules, m)
+		if err := a.copy(path.Join(root, m.File), object); err != nil {
 			return err
 		}
 	}
-	text, err := json.Marshal(x)
-	if err != nil {
-		return err
+	for _, text := range [][2]string{
+		{"modules.dep", dependencies(modules)}, {"modules.alias", aliases(modules)}, {"modules.builtin", t.builtin}, {"modules.symbols", ""},
+	} {
+		if err := a.text(path.Join(root, text[0]), text[1]); err != nil {
+			return err
+		}
 	}
-	return errors.Join(a.text("usr"+indexFile, string(text)), a.close())
+	return a.close()
 }
 
 func write(name string, r io.Reader) error {

@@ -13,8 +13,8 @@
 // of those and of the job: the command, the module it was called in, and what to run.
 // There is no disk and no network.
 //
-// The guest's side is the same binary. As process 1 it makes the mounts tests need, runs the
-// command and sends its output, the files it wrote and its exit code over serial
-// lines. As /sbin/modprobe it loads modules, so that the kernel and its tools
-// get what they ask for as on any machine, and no list of modules is kept here.
+// The guest's side is the same binary, as process 1: it makes the mounts tests need, runs
+// the command and sends its output, the files it wrote and its exit code over serial
+// lines. Modules are loaded as on any machine, when the kernel and its tools ask for them,
+// so that no list of them is kept here.
 package vm

@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -19,23 +18,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Main is the guest's side, if the program runs as one: it does not return then.
+// Main is the guest's side, if the program runs as process 1 there: it does not return
+// then.
 func Main() {
-	switch {
-	case filepath.Base(os.Args[0]) == "modprobe":
-		if err := modprobe(os.Args[1:]); err != nil {
-			fmt.Fprintf(os.Stderr, "modprobe: %v\n", err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	case os.Getpid() == 1 && os.Args[0] == "/init":
-		if err := guest(); err != nil {
-			fmt.Fprintf(os.Stderr, "init: %v\n", err)
-		}
-		unix.Sync()
-		_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
-		os.Exit(1) // which is a panic
+	if os.Getpid() != 1 || os.Args[0] != "/init" {
+		return
 	}
+	if err := guest(); err != nil {
+		fmt.Fprintf(os.Stderr, "init: %v\n", err)
+	}
+	unix.Sync()
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+	os.Exit(1) // which is a panic
 }
 
 // mounts are what tests and tools expect of a machine.

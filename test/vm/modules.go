@@ -12,18 +12,9 @@ import (
 	"strings"
 )
 
-// indexFile is where the guest finds what modules there are. Debian's packages have no
-// modules.dep, which is made where they are installed.
-const indexFile = "/lib/modules/index.json"
-
-// index tells what to load for a name that the kernel or a tool asks for.
-type index struct {
-	Modules []module
-	// Builtin are those that need no loading.
-	Builtin []string
-}
-
+// module is one that the kernel or a tool may ask for.
 type module struct {
+	// File is its path below the kernel's directory of modules.
 	Name, File string
 	// Deps have to be loaded before.
 	Deps []string
@@ -52,7 +43,7 @@ func wantedModule(file string) bool {
 	return slices.ContainsFunc(wantedModules, has) && !slices.ContainsFunc(unwantedModules, has)
 }
 
-// readModule reads what a module says of itself. File is where the guest has it.
+// readModule reads what a module says of itself.
 func readModule(object, file string) (module, error) {
 	m := module{Name: moduleName(file), File: file}
 	f, err := elf.Open(object)
@@ -85,9 +76,7 @@ func readModule(object, file string) (module, error) {
 				}
 			}
 		case "alias":
-			if !strings.Contains(value, ":") { // those are of devices
-				m.Aliases = append(m.Aliases, value)
-			}
+			m.Aliases = append(m.Aliases, value)
 		}
 	}
 	return m, nil
@@ -100,44 +89,42 @@ func moduleName(file string) string {
 	return strings.ReplaceAll(name, "-", "_")
 }
 
-// resolve lists the modules to load for a name or an alias, in order. Nothing has
-// to be for what is built in.
-func (x *index) resolve(name string) ([]module, error) {
-	wanted := moduleName(name)
-	if slices.Contains(x.Builtin, wanted) {
-		return nil, nil
+// dependencies is the text of modules.dep and aliases that of modules.alias, which
+// Debian makes where a kernel is installed. Soft dependencies count as others.
+func dependencies(modules []module) string {
+	byName := map[string]module{}
+	for _, m := range modules {
+		byName[m.Name] = m
 	}
-	var order []module
-	seen := map[string]bool{}
-	var load func(m module)
-	load = func(m module) {
-		if seen[m.Name] {
-			return
-		}
-		seen[m.Name] = true
-		for _, dep := range m.Deps {
-			// What is not there is built in, or a soft dependency.
-			if i := slices.IndexFunc(x.Modules, func(m module) bool { return m.Name == dep }); i >= 0 {
-				load(x.Modules[i])
+	var b strings.Builder
+	for _, m := range modules {
+		// The last one is loaded first.
+		var files []string
+		seen := map[string]bool{m.Name: true}
+		var add func(deps []string)
+		add = func(deps []string) {
+			for _, name := range deps {
+				// What is not there is built in.
+				if dep, ok := byName[name]; ok && !seen[name] {
+					seen[name] = true
+					add(dep.Deps)
+					files = append(files, dep.File)
+				}
 			}
 		}
-		order = append(order, m)
+		add(m.Deps)
+		slices.Reverse(files)
+		fmt.Fprintf(&b, "%s: %s\n", m.File, strings.Join(files, " "))
 	}
-	for _, m := range x.Modules {
-		if m.Name == wanted || slices.ContainsFunc(m.Aliases, func(a string) bool { return aliasMatches(a, name) }) {
-			load(m)
-		}
-	}
-	if len(order) == 0 {
-		return nil, fmt.Errorf("there is no module %s", name)
-	}
-	return order, nil
+	return b.String()
 }
 
-func aliasMatches(alias, name string) bool {
-	if alias == name || strings.ReplaceAll(alias, "-", "_") == strings.ReplaceAll(name, "-", "_") {
-		return true
+func aliases(modules []module) string {
+	var b strings.Builder
+	for _, m := range modules {
+		for _, a := range m.Aliases {
+			fmt.Fprintf(&b, "alias %s %s\n", a, m.Name)
+		}
 	}
-	ok, err := path.Match(alias, name)
-	return err == nil && ok
+	return b.String()
 }

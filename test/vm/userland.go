@@ -39,7 +39,7 @@ var userlandWithout = []string{
 var userlandLinks = [][2]string{
 	{"bin", "usr/bin"}, {"sbin", "usr/sbin"}, {"lib", "usr/lib"}, {"lib64", "usr/lib64"},
 	{"usr/bin/sh", "dash"},
-	{"usr/sbin/modprobe", "/init"},
+	{"usr/sbin/modprobe", "/usr/bin/busybox"},
 	{"usr/sbin/iptables", "iptables-nft"}, {"usr/sbin/iptables-save", "iptables-nft-save"}, {"usr/sbin/iptables-restore", "iptables-nft-restore"},
 	{"usr/sbin/ip6tables", "ip6tables-nft"}, {"usr/sbin/ip6tables-save", "ip6tables-nft-save"}, {"usr/sbin/ip6tables-restore", "ip6tables-nft-restore"},
 	{"etc/mtab", "/proc/self/mounts"},

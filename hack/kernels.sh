@@ -1,0 +1,50 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Usage: kernels.sh [<package>...]
+#
+# Runs the tests that need root, or those of the packages given, under other kernels, each
+# package in a virtual machine of its own, and prints a table. KERNEL says which kernels,
+# all that there are if empty; TESTFLAGS goes to the tests (-test.run=TestScenarios).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# apt-get and dpkg-deb are what Debian has; kernels come from there.
+hack/need.sh qemu-system-x86_64=qemu-system-x86 xz=xz-utils dpkg-deb=dpkg \
+	/usr/share/keyrings/debian-archive-keyring.gpg=debian-archive-keyring
+kernels=${KERNEL:-5.10 6.1 6.12 newest}
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export CGO_ENABLED=0
+go build -trimpath -ldflags='-s -w' -o "$scratch/vmrun" ./test/vm/vmrun
+go build -trimpath -o "$scratch/testsummary" ./hack/testsummary
+test2json=$(go tool -n test2json)
+root=$PWD
+
+if [[ $# == 0 ]]; then
+	mapfile -t packages < <(hack/privileged.sh)
+else
+	mapfile -t packages < <(go list "$@")
+fi
+for p in "${packages[@]}"; do
+	go test -c -o "$scratch/${p//\//_}.test" "$p"
+done
+
+# Whoever is root should have everything, as elsewhere.
+export TANDEM_REQUIRE_PRIVILEGED=1
+module=$(go list -m)
+status=0
+run() {
+	local kernel p
+	for kernel in $kernels; do
+		for p in "${packages[@]}"; do
+			cd "$root/${p#"$module"}"
+			# Twenty minutes, as without a machine, would not be enough for all.
+			"$test2json" -t -p "$p@$kernel" "$scratch/vmrun" -kernel "$kernel" -memory 2048 -- \
+				"$scratch/${p//\//_}.test" -test.v=test2json -test.timeout="${TIMEOUT:-40m}" ${TESTFLAGS:-} || status=1
+		done
+	done
+	return $status
+}
+run | "$scratch/testsummary"

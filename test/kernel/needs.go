@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package kernel tells tests what the kernel they run under can do, so that they can
+// be run under any.
+package kernel
+
+import (
+	"context"
+	"sync"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+var probed = sync.OnceValue(func() capabilities.Report {
+	return capabilities.Probe(context.Background(), capabilities.Options{})
+})
+
+// Needs skips a test on a kernel that lacks a feature. Tests of package capabilities hold
+// what is found against the versions that have it.
+func Needs(tb lab.TB, features ...capabilities.Feature) {
+	tb.Helper()
+	for _, f := range features {
+		result, _ := probed().Lookup(f)
+		switch info, _ := capabilities.Describe(f); result.State {
+		case capabilities.No:
+			tb.Skipf("missing: %s (%s), which Linux %s has", f, info.Description, info.Since)
+		case capabilities.Inconclusive:
+			tb.Fatalf("probe %s: %v", f, result.Err)
+		}
+	}
+}
