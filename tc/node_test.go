@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +22,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -326,8 +329,19 @@ func (n *node) awaitMore(slot uint32) {
 func forAll(t *testing.T, test func(t *testing.T, m Method, d Direction)) {
 	for _, m := range []Method{TCX, Clsact} {
 		for _, d := range []Direction{Ingress, Egress} {
-			t.Run(m.String()+"/"+d.String(), func(t *testing.T) { test(t, m, d) })
+			t.Run(m.String()+"/"+d.String(), func(t *testing.T) {
+				needs(t, m)
+				test(t, m, d)
+			})
 		}
+	}
+}
+
+// needs skips a test on a kernel that lacks one of the methods.
+func needs(t *testing.T, methods ...Method) {
+	t.Helper()
+	if slices.Contains(methods, TCX) {
+		kernel.Needs(t, capabilities.TCX)
 	}
 }
 
@@ -347,13 +361,15 @@ func (n *node) everything(d Direction) string {
 	n.t.Helper()
 	var b strings.Builder
 	n.do(func() error {
-		result, err := link.QueryPrograms(link.QueryOptions{Target: n.device, Attach: d.attachType()})
-		if err != nil {
-			return err
-		}
-		for _, p := range result.Programs {
-			id, _ := p.LinkID()
-			fmt.Fprintf(&b, "tcx program %d link %d\n", p.ID, id)
+		if kernel.Has(capabilities.TCX) {
+			result, err := link.QueryPrograms(link.QueryOptions{Target: n.device, Attach: d.attachType()})
+			if err != nil {
+				return err
+			}
+			for _, p := range result.Programs {
+				id, _ := p.LinkID()
+				fmt.Fprintf(&b, "tcx program %d link %d\n", p.ID, id)
+			}
 		}
 		filters, err := netlink.FilterList(n.link, d.parent())
 		for _, f := range filters {

@@ -18,6 +18,9 @@ var probed = sync.OnceValue(func() capabilities.Report {
 	return capabilities.Probe(context.Background(), capabilities.Options{})
 })
 
+// Has tells whether the kernel has a feature.
+func Has(f capabilities.Feature) bool { return probed().Has(f) }
+
 // Needs skips a test on a kernel that lacks a feature. Tests of package capabilities hold
 // what is found against the versions that have it.
 func Needs(tb lab.TB, features ...capabilities.Feature) {

@@ -65,9 +65,10 @@ func (c *Cache) parts(ctx context.Context, k Kernel, update bool) (p parts, err 
 	}, err
 }
 
-// Fetch gets what is newest of a kernel and of the guest's programs.
-func (c *Cache) Fetch(ctx context.Context, k Kernel) error {
-	_, err := c.parts(ctx, k, true)
+// Fetch sees to it that a kernel and the guest's programs are there, and that they are
+// the newest if update is set.
+func (c *Cache) Fetch(ctx context.Context, k Kernel, update bool) error {
+	_, err := c.parts(ctx, k, update)
 	return err
 }
 

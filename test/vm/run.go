@@ -58,12 +58,21 @@ type Result struct {
 	Boot, Run time.Duration
 }
 
+// Available returns nil if machines can be run here, or what is missing.
+func Available() error {
+	if _, err := exec.LookPath(qemu); err != nil {
+		return fmt.Errorf("%w; on Debian: apt-get install qemu-system-x86", err)
+	}
+	return nil
+}
+
+const qemu = "qemu-system-x86_64"
+
 // Run boots a machine, runs a command in it and returns when both have ended. An
 // error means that the command's end is not known.
 func (c *Cache) Run(ctx context.Context, o Options) (_ *Result, err error) {
-	qemu, err := exec.LookPath("qemu-system-x86_64")
-	if err != nil {
-		return nil, fmt.Errorf("%w; on Debian: apt-get install qemu-system-x86", err)
+	if err := Available(); err != nil {
+		return nil, err
 	}
 	p, err := c.parts(ctx, o.Kernel, false)
 	if err != nil {
@@ -90,7 +99,7 @@ func (c *Cache) Run(ctx context.Context, o Options) (_ *Result, err error) {
 	defer cancel()
 
 	consoleFile, resultFile := filepath.Join(dir, "console"), filepath.Join(dir, "result")
-	said, err := o.emulate(ctx, qemu, p.vmlinuz, initrd, consoleFile, resultFile)
+	said, err := o.emulate(ctx, p.vmlinuz, initrd, consoleFile, resultFile)
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
@@ -106,7 +115,7 @@ func (c *Cache) Run(ctx context.Context, o Options) (_ *Result, err error) {
 }
 
 // emulate runs QEMU.
-func (o Options) emulate(ctx context.Context, qemu, vmlinuz, initrd, consoleFile, resultFile string) (said string, err error) {
+func (o Options) emulate(ctx context.Context, vmlinuz, initrd, consoleFile, resultFile string) (said string, err error) {
 	cpus := max(o.CPUs, 1)
 	memory := o.Memory
 	if memory == 0 {

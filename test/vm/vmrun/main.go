@@ -73,7 +73,7 @@ func run(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	if *update {
-		if err := cache.Fetch(ctx, o.Kernel); err != nil {
+		if err := cache.Fetch(ctx, o.Kernel, true); err != nil {
 			return 0, err
 		}
 		if flag.NArg() == 0 {
