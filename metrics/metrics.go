@@ -41,6 +41,8 @@ type Metrics struct {
 
 	// As upstream's.
 	syncDuration       *k8smetrics.HistogramVec
+	fullDuration       *k8smetrics.HistogramVec
+	partialDuration    *k8smetrics.HistogramVec
 	syncLast           *k8smetrics.GaugeVec
 	syncLastQueued     *k8smetrics.GaugeVec
 	endpointPending    *k8smetrics.Gauge
@@ -94,6 +96,8 @@ func New(families []proxier.Family) *Metrics {
 	}
 
 	m.syncDuration = histograms("sync_proxy_rules_duration_seconds", "Time one sync took.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
+	m.fullDuration = histograms("sync_full_proxy_rules_duration_seconds", "Time one sync of everything took.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
+	m.partialDuration = histograms("sync_partial_proxy_rules_duration_seconds", "Time one sync of what had changed took.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
 	m.syncLast = gauges(kubeproxy, "sync_proxy_rules_last_timestamp_seconds", "When the last sync succeeded.", ipFamily)
 	m.syncLastQueued = gauges(kubeproxy, "sync_proxy_rules_last_queued_timestamp_seconds", "When the last sync was asked for.", ipFamily)
 	m.endpointPending = gauge(kubeproxy, "sync_proxy_rules_endpoint_changes_pending", "Services with changes of endpoints, or of themselves, that wait for a sync.")
@@ -129,7 +133,7 @@ func New(families []proxier.Family) *Metrics {
 // Register makes the metrics visible. source may be nil for none.
 func (m *Metrics) Register(registry Registry, source TableSource) error {
 	for _, metric := range []k8smetrics.Registerable{
-		m.syncDuration, m.syncLast, m.syncLastQueued, m.endpointPending, m.endpointTotal, m.servicePending, m.serviceTotal,
+		m.syncDuration, m.fullDuration, m.partialDuration, m.syncLast, m.syncLastQueued, m.endpointPending, m.endpointTotal, m.servicePending, m.serviceTotal,
 		m.healthz, m.livez, m.programmingLatency, m.noLocalEndpoints, m.restoreFailures, m.conntrackDuration, m.conntrackDeleted,
 		m.problems, m.syncErrors, m.ports, m.capability, m.mode, m.build,
 	} {
@@ -205,9 +209,13 @@ func (m *Metrics) Queued(at time.Time) {
 
 // Synced implements proxier.Observer.
 func (m *Metrics) Synced(info proxier.SyncInfo) {
-	took := info.End.Sub(info.Start).Seconds()
+	took, kind := info.End.Sub(info.Start).Seconds(), m.partialDuration
+	if info.Full {
+		kind = m.fullDuration
+	}
 	for _, f := range m.families {
 		m.syncDuration.WithLabelValues(f).Observe(took)
+		kind.WithLabelValues(f).Observe(took)
 		if info.Err == nil {
 			m.syncLast.WithLabelValues(f).Set(seconds(info.End))
 		}

@@ -65,7 +65,7 @@ func TestGolden(t *testing.T) {
 	m.SetChanges(func() (int, uint64) { return 4, 9 })
 	m.Start(begin)
 	m.Queued(begin.Add(time.Second))
-	m.Synced(proxier.SyncInfo{Start: begin.Add(time.Second), End: begin.Add(time.Second + 3*time.Millisecond), ServicePorts: 12, Triggers: []time.Time{begin}})
+	m.Synced(proxier.SyncInfo{Start: begin.Add(time.Second), End: begin.Add(time.Second + 3*time.Millisecond), ServicePorts: 12, Full: true, Triggers: []time.Time{begin}})
 	m.Synced(proxier.SyncInfo{Start: begin.Add(2 * time.Second), End: begin.Add(3 * time.Second), ServicePorts: 12, Triggers: []time.Time{begin}, Err: errors.New("failed")})
 	m.Healthz(200)
 	m.Livez(503)
