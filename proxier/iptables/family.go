@@ -76,10 +76,12 @@ func hashOf(rules []string) uint64 {
 	return h.Sum64()
 }
 
-// sync writes an update. With read, everything is compared with what is in the kernel.
-func (f *family) sync(ctx context.Context, u proxier.Update, read bool) error {
+// sync writes an update. Everything is compared with what is in the kernel in a full one,
+// unless nobody else has changed anything there, and when what is known does not do.
+func (f *family) sync(ctx context.Context, u proxier.Update) error {
+	news := f.learn(u.NodeRules)
 	f.take(u)
-	if read || slices.ContainsFunc(f.hubs[:], (*hub).wantsOtherShape) || u.Full && f.chooseComments() {
+	if news || !f.whole || u.Full && !f.watch.unchanged(f.name) || slices.ContainsFunc(f.hubs[:], (*hub).wantsOtherShape) || u.Full && f.chooseComments() {
 		return f.syncAll(ctx)
 	}
 	if u.Full {
@@ -180,6 +182,7 @@ func (f *family) chooseComments() bool {
 // syncAll compares everything with what is in the kernel, and writes what differs.
 func (f *family) syncAll(ctx context.Context) error {
 	f.whole = false
+	f.watch.begin(f.name)
 	tables, err := f.opts.Tools.SaveAll(ctx, f.name, tableOrder...)
 	if err != nil {
 		return err

@@ -322,6 +322,60 @@ func TestOwed(t *testing.T) {
 	}
 }
 
+// TestFamiliesApart: a family whose rules cannot be written reads again and again, the
+// other does not.
+func TestFamiliesApart(t *testing.T) {
+	for _, tells := range []bool{false, true} {
+		for family := range proxier.Families {
+			t.Run(fmt.Sprintf("%s/tells=%v", family, tells), func(t *testing.T) {
+				fake := newFakeTools()
+				fake.tells = tells
+				tools := &failingTools{fake, proxier.Families}
+				n := newNode(t, tools)
+				n.serve(0, 20, 2)
+				n.sync()
+				reads := func(what string, want int) {
+					t.Helper()
+					if other := 1 - family; fake.reads[other] != want {
+						t.Errorf("%s: read %d times, want %d", what, fake.reads[other], want)
+					}
+					fake.reads = [proxier.Families]int{}
+				}
+				reads("at first", 1)
+				n.restore(family, "*nat\n-F KUBE-SERVICES\nCOMMIT\n")
+				tools.family = family
+				if err := n.compare(); err == nil {
+					t.Error("no error")
+				}
+				reads("broken", 1)
+				for i := range 3 {
+					n.OnServiceAdd(service(30+i, dualStack(30+i)))
+					_ = n.Sync(t.Context())
+					if fake.reads[family] != 1 {
+						t.Errorf("event %d: read %d times, want 1", i, fake.reads[family])
+					}
+					reads(fmt.Sprint("event ", i), 0)
+				}
+				_ = n.compare()
+				if reads("full sync", map[bool]int{false: 1, true: 0}[tells]); !tells {
+					return
+				}
+				tools.family = proxier.Families
+				n.syncAll()
+				reads("mended", 0)
+				n.syncAll()
+				if fake.reads[family] > 0 {
+					t.Errorf("in the end: read %d times", fake.reads[family])
+				}
+				reads("in the end", 0)
+				n.restore(family, "*filter\n-A FORWARD -j ACCEPT\nCOMMIT\n")
+				n.syncAll()
+				reads("somebody else changed something", 1)
+			})
+		}
+	}
+}
+
 // TestShapeIsSettled: the shape of hubs is chosen when everything is read, and events do
 // not have that done again and again: not if service ports share rules, and not if many of
 // them were refused.
@@ -383,7 +437,7 @@ func TestShapeIsSettled(t *testing.T) {
 			begin(n)
 			n.sync()
 			n.syncAll()
-			tools.reads = 0
+			tools.reads = [proxier.Families]int{}
 			for i := range 3 {
 				n.OnServiceAdd(service(200 + i))
 				n.OnEndpointSliceAdd(endpoints(200+i, pod(200+i)))
@@ -391,8 +445,8 @@ func TestShapeIsSettled(t *testing.T) {
 				n.OnServiceDelete(service(200 + i))
 				n.sync()
 			}
-			if tools.reads > 0 {
-				t.Errorf("rules were read %d times", tools.reads)
+			if tools.reads != [proxier.Families]int{} {
+				t.Errorf("rules were read %v times", tools.reads)
 			}
 			n.serve(300, 200, 1)
 			n.sync()

@@ -22,7 +22,9 @@ import (
 type fakeTools struct {
 	variant xtables.Variant
 	tables  [proxier.Families]*netfilter.Tables
-	reads   int // of all tables
+	reads   [proxier.Families]int // of all tables
+	// tells says whether there is a generation.
+	tells bool
 }
 
 func newFakeTools() *fakeTools {
@@ -37,8 +39,9 @@ func (t *fakeTools) Variant() xtables.Variant                     { return t.var
 func (t *fakeTools) Usable(context.Context, proxier.Family) error { return nil }
 func (t *fakeTools) RandomFully() bool                            { return true }
 
-// Generation is that of the legacy variant: tests change tables behind its back.
-func (t *fakeTools) Generation() (uint32, bool, error) { return 0, false, nil }
+func (t *fakeTools) Generation() (uint32, bool, error) {
+	return t.tables[proxier.IPv4].Generation() + t.tables[proxier.IPv6].Generation(), t.tells, nil
+}
 
 func (t *fakeTools) Restore(_ context.Context, f proxier.Family, input []byte) error {
 	var refused *netfilter.Error
@@ -67,7 +70,7 @@ func (t *fakeTools) Save(_ context.Context, f proxier.Family, name string) (*xta
 }
 
 func (t *fakeTools) SaveAll(ctx context.Context, f proxier.Family, names ...string) (map[string]*xtables.Table, error) {
-	t.reads++
+	t.reads[f]++
 	all := map[string]*xtables.Table{}
 	for _, name := range names {
 		all[name], _ = t.Save(ctx, f, name)

@@ -52,6 +52,7 @@ func (t *Tables) Restore(input []byte) error {
 				return &Error{Line: at, Err: err}
 			}
 			t.tables[c.table.name] = c.table
+			t.generation++
 			t.forgetLists()
 			c = nil
 		default:

@@ -49,6 +49,8 @@ type Tables struct {
 	mu     sync.Mutex // guards what follows
 	tables map[string]*table
 	recent map[string]recentList
+	// generation counts the tables that were changed.
+	generation uint32
 }
 
 // New makes tables without rules, whose built-in chains accept.
@@ -80,6 +82,13 @@ func newTable(name string, chains []string) *table {
 		t.chains[c] = &chain{name: c, hook: hookNames[c], policy: "ACCEPT"}
 	}
 	return t
+}
+
+// Generation changes with every change, by one for each table of a restore.
+func (t *Tables) Generation() uint32 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.generation
 }
 
 // Save prints a table as iptables-save does, without its comments about program and
