@@ -7,7 +7,6 @@ import (
 	"errors"
 	"hash/maphash"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -23,7 +22,7 @@ type family struct {
 	opts     *Options
 	watch    *watch
 	renderer *renderer
-	rules    proxier.NodeRules
+	loopback bool             // NodePorts are served at loopback addresses
 	ports    map[uint32]*port // by Decision.Index
 	hubs     [hubs]*hub
 	// kernel has the chains of service ports there, and a hash of their rules.
@@ -95,18 +94,28 @@ func (f *family) sync(ctx context.Context, u proxier.Update) error {
 	return f.writeHubs(ctx)
 }
 
-// learn takes the rules of the node, and says whether everything is to be looked at
-// again.
-func (f *family) learn(rules *proxier.NodeRules) bool {
-	if rules == nil || f.whole && reflect.DeepEqual(*rules, f.rules) {
+// learn takes the rules of the node, and says whether anything is written otherwise now,
+// so that everything is to be looked at again. Most addresses that come or go are in no
+// rule.
+func (f *family) learn(rules *proxier.NodeRules) (news bool) {
+	if rules == nil {
 		return false
 	}
-	f.rules = *rules
-	f.renderer = newRenderer(f.name, &rules.Pods, f.renderer.comments)
-	f.hubs[servicesNAT].tail = nodePorts(f.name, rules, nodePortsChain)
-	f.hubs[externalServicesFilter].tail = nodePorts(f.name, rules, externalNodePortsChain)
-	f.hubs[servicesFilter].tail = f.renderer.unserved(rules)
-	return true
+	// IPv6 has no route_localnet.
+	loopback := f.name == proxier.IPv4 && len(rules.Loopback[f.name]) > 0
+	renderer := newRenderer(f.name, &rules.Pods, f.renderer.comments)
+	news = loopback != f.loopback || *renderer != *f.renderer
+	f.loopback, f.renderer = loopback, renderer
+	for name, tail := range map[hubName][]string{
+		servicesNAT:            nodePorts(f.name, rules, nodePortsChain),
+		externalServicesFilter: nodePorts(f.name, rules, externalNodePortsChain),
+		servicesFilter:         renderer.unserved(rules),
+	} {
+		h := f.hubs[name]
+		news = news || !slices.Equal(tail, h.tail)
+		h.tail = tail
+	}
+	return news
 }
 
 // take notes what is wanted.
@@ -472,7 +481,6 @@ func keep(wanted map[string]struct{}, nat *xtables.Table, chains []string) {
 // there.
 func (f *family) base(tables map[string]*xtables.Table) *text {
 	t := newText()
-	loopback := f.name == proxier.IPv4 && len(f.rules.Loopback[f.name]) > 0
 	nat, filter := f.opts.static(f.opts.Tools.RandomFully())
 	for table, list := range map[string][]chain{"nat": nat, "filter": filter} {
 		for _, c := range list {
@@ -496,7 +504,7 @@ func (f *family) base(tables map[string]*xtables.Table) *text {
 			t.table(name).write(canaryChain, nil)
 		}
 	}
-	f.jump(t, tables, jumps(loopback))
+	f.jump(t, tables, jumps(f.loopback))
 	return t
 }
 

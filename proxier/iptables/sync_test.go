@@ -5,6 +5,7 @@ package iptables
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -373,6 +374,64 @@ func TestFamiliesApart(t *testing.T) {
 				reads("somebody else changed something", 1)
 			})
 		}
+	}
+}
+
+// TestNodeRules: what is known of the node has rules read only where it changes some.
+func TestNodeRules(t *testing.T) {
+	primary := proxier.NodePortSelector{Primary: true}
+	addr := func(text string) func(*proxier.Facts, *proxier.Policy) {
+		return func(f *proxier.Facts, _ *proxier.Policy) {
+			f.LocalAddrs = append(slices.Clone(f.LocalAddrs), netip.MustParseAddr(text))
+		}
+	}
+	none, one, both := [proxier.Families]int{}, [proxier.Families]int{1, 0}, [proxier.Families]int{1, 1}
+	for _, tc := range []struct {
+		name      string
+		nodePorts proxier.NodePortSelector
+		change    func(*proxier.Facts, *proxier.Policy)
+		want      [proxier.Families]int
+	}{
+		{"an address", proxier.NodePortSelector{}, addr("172.18.1.1"), none},
+		{"an address that is not selected", primary, addr("172.18.1.1"), none},
+		{"a selected one", proxier.NodePortSelector{CIDRs: []netip.Prefix{netip.MustParsePrefix("172.18.0.0/16")}}, addr("172.18.1.1"), one},
+		{"the primary one", primary, func(f *proxier.Facts, _ *proxier.Policy) {
+			f.NodeIPs[proxier.IPv4] = netip.MustParseAddr("172.18.0.9")
+			f.LocalAddrs = []netip.Addr{f.NodeIPs[proxier.IPv4], f.NodeIPs[proxier.IPv6]}
+		}, one},
+		{"pods", primary, func(f *proxier.Facts, _ *proxier.Policy) {
+			f.Pods.CIDRs = []netip.Prefix{netip.MustParsePrefix("10.245.0.0/16"), f.Pods.CIDRs[1]}
+		}, one},
+		{"devices of pods", primary, func(f *proxier.Facts, _ *proxier.Policy) { f.Pods = proxier.Detector{Interface: "cni0"} }, both},
+		{"loopback addresses", primary, func(_ *proxier.Facts, p *proxier.Policy) { p.NodePorts.Localhost = true }, one},
+		{"ranges of Services", primary, func(f *proxier.Facts, _ *proxier.Policy) { f.ServiceCIDRs = unservedRanges[:1] }, one},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tools := newFakeTools()
+			n := &node{t: t, tools: &watchedTools{Tools: tools}}
+			facts, policy := testFacts, proxier.Policy{NodePorts: tc.nodePorts}
+			n.start(newFakeTier(n.options()), facts, policy)
+			n.serve(0, 20, 2)
+			n.sync()
+			tools.reads = none
+			tc.change(&facts, &policy)
+			rules := policy.NodeRules(&facts)
+			if err := n.tier.Sync(t.Context(), proxier.Update{NodeRules: &rules}); err != nil {
+				t.Fatal(err)
+			}
+			if tools.reads != tc.want {
+				t.Errorf("read %v times, want %v", tools.reads, tc.want)
+			}
+			want := &node{t: t, tools: &watchedTools{Tools: newFakeTools()}}
+			want.start(newFakeTier(want.options()), facts, policy)
+			want.serve(0, 20, 2)
+			want.sync()
+			for f := range proxier.Families {
+				if diff := cmp.Diff(saved(t, want.tools, f), saved(t, n.tools, f)); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", f, diff)
+				}
+			}
+		})
 	}
 }
 

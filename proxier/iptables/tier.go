@@ -75,7 +75,7 @@ const routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
 // that fails for ever: it is told once, and nothing else waits for it.
 func (t *Tier) openLoopback() {
 	f := t.rules.families[proxier.IPv4]
-	if f == nil || !f.whole || len(f.rules.Loopback[proxier.IPv4]) == 0 {
+	if f == nil || !f.whole || !f.loopback {
 		return
 	}
 	if b, err := os.ReadFile(t.routeLocalnet); err == nil && len(b) > 0 && b[0] == '1' {
