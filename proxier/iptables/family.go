@@ -363,7 +363,7 @@ func (f *family) compareHubs(tables map[string]*xtables.Table, wanted [hubs]int)
 			h.made[h.chain()] = struct{}{}
 			for _, r := range root.Rules {
 				if to := jumpOf(r); table.Chain(to) != nil && h.owns(to) {
-					h.made[to] = struct{}{}
+					h.made[strings.Clone(to)] = struct{}{} // as in syncAll
 				}
 			}
 		}
