@@ -346,7 +346,7 @@ func TestReattaches(t *testing.T) {
 	if _, err := Cleanup(one.CgroupPath()); !errors.Is(err, ErrBusy) {
 		t.Errorf("cleaned up beside a running process: %v", err)
 	}
-	if removed, err := detachAll(n.tier.cgroup); err != nil || len(removed) != guardHook {
+	if removed, err := detachAll(n.tier.cgroup, func() ([]string, error) { return nil, nil }); err != nil || len(removed) != guardHook {
 		t.Fatalf("%v %v", removed, err)
 	}
 	if err := n.tier.Sync(t.Context(), proxier.Update{Full: true}); err != nil {

@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -200,5 +201,49 @@ func (e *edge) addForeign(t testing.TB) {
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// While programs cannot be taken off a device, those on the cgroup stay, by which a later
+// cleanup knows that something is left. Nobody is served by either.
+func TestCleanupBesideFailures(t *testing.T) {
+	e := newEdge(t, Options{})
+	inside := e.at.Pod("inside")
+	e.use(t, serve(t, e.here), serve(t, e.there))
+	e.close()
+	cgroup, err := openCgroup2(e.at.CgroupPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cgroup.Close()
+	refused := errors.New("refused")
+	err = e.at.Do(func() error {
+		_, err := detachAll(cgroup, func() ([]string, error) { return nil, refused })
+		return err
+	})
+	if !errors.Is(err, refused) {
+		t.Errorf("it failed by %v", err)
+	}
+	if there, err := Attached(e.at.CgroupPath()); !there || err != nil {
+		t.Errorf("nothing says that programs are left: %v", err)
+	}
+	for network, to := range targets() {
+		if r, err := inside.Ask(shortly(t), network[:3], to); err == nil {
+			t.Errorf("%s was answered by %s", network, r.Server)
+		}
+	}
+	for _, n := range e.entries() {
+		if r, err := e.client.Ask(shortly(t), n.network, n.to); err == nil {
+			t.Errorf("%s was answered by %s", n, r.Server)
+		}
+	}
+	if err := cleanupOn(e.at); err != nil {
+		t.Error(err)
+	}
+	if there, err := Attached(e.at.CgroupPath()); there || err != nil {
+		t.Errorf("programs are on the cgroup: %v %v", there, err)
+	}
+	if left := e.onDevices(t); len(left) > 0 {
+		t.Errorf("on devices are %v", left)
 	}
 }

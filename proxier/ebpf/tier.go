@@ -651,7 +651,7 @@ func (t *Tier) ClosedSockets() uint64 {
 func (t *Tier) Cleanup(context.Context) error {
 	t.attached = false
 	return t.netns.Do(func() error {
-		_, err := detachAll(t.cgroup)
+		_, err := detachAll(t.cgroup, detachDevices)
 		return err
 	})
 }
@@ -668,27 +668,22 @@ func Cleanup(cgroupRoot string) (removed []string, err error) {
 	if err := lock(cgroup); err != nil {
 		return nil, err
 	}
-	return detachAll(cgroup)
+	return detachAll(cgroup, detachDevices)
 }
 
-// detachAll takes our programs off the cgroup, and off every device of this
-// network namespace.
-func detachAll(cgroup *os.File) (removed []string, err error) {
+// detachAll takes our programs off all devices, by that function, and then off the cgroup.
+// Those on the cgroup are the mark by which the others are found, so they stay until those
+// have gone; but they lead to nobody any more.
+func detachAll(cgroup *os.File, devices func() (removed []string, err error)) (removed []string, err error) {
 	found, err := findAttached(cgroup)
 	if err != nil {
 		return nil, err
 	}
 	defer closeAttached(found)
+	if removed, err = devices(); err != nil {
+		return removed, errors.Join(err, silence(cgroup))
+	}
 	var errs []error
-	links, err := netlink.LinkList()
-	if err != nil {
-		errs = append(errs, fmt.Errorf("list devices: %w", err))
-	}
-	for _, l := range links {
-		names, err := detachDevice(l.Attrs().Index)
-		removed = append(removed, names...)
-		errs = append(errs, err)
-	}
 	for _, a := range found {
 		if err := detach(cgroup, a); err != nil {
 			errs = append(errs, err)
@@ -697,6 +692,21 @@ func detachAll(cgroup *os.File) (removed []string, err error) {
 		if info, err := a.program.Info(); err == nil {
 			removed = append(removed, info.Name)
 		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// detachDevices takes our programs off every device of this network namespace.
+func detachDevices() (removed []string, err error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	var errs []error
+	for _, l := range links {
+		names, err := detachDevice(l.Attrs().Index)
+		removed = append(removed, names...)
+		errs = append(errs, err)
 	}
 	return removed, errors.Join(errs...)
 }
