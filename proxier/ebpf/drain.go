@@ -126,7 +126,7 @@ func (d *drain) tell(device *netlink.LinkAttrs, found []tc.Attachment) error {
 	if p == nil || err != nil {
 		return err
 	}
-	v, err := inheritedVariant(device, p.maps)
+	v, err := inheritedVariant(device, found[0].Program)
 	if err != nil {
 		return err
 	}

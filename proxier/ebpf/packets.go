@@ -200,19 +200,7 @@ func (p *packets) serve(ctx context.Context, list []uplinks.Device, pods map[int
 		if there, ok := p.on[index]; ok && there == v {
 			continue
 		}
-		// Known before the programs ask.
-		if v.role == roleUplink {
-			if err := p.maps["tdm_uplink"].Put(uint32(index), uint32(1)); err != nil {
-				errs = append(errs, fmt.Errorf("write uplink %d: %w", index, err))
-			}
-		}
-		if err := p.attach(index, v); err != nil {
-			if !errors.Is(err, tc.ErrNoDevice) {
-				errs = append(errs, fmt.Errorf("device %d: %w", index, err))
-			}
-			continue
-		}
-		p.on[index] = v
+		errs = append(errs, p.begin(index, v))
 	}
 	for index := range p.on {
 		if !has(want, index) {
@@ -240,33 +228,70 @@ func (p *packets) takeOver(ctx context.Context, want map[int]variant) error {
 			errs = append(errs, p.carryFrom(f.Program))
 		}
 		if !has(want, device.Index) {
-			inherited[device.Index] = variant{role: roleUplink, l3: device.EncapType != "ether"}
+			v, err := inheritedVariant(device, found[0].Program)
+			if err != nil {
+				return errors.Join(append(errs, err)...)
+			}
+			inherited[device.Index] = v
 		}
 		return errors.Join(errs...)
 	})
 	errs := []error{err}
 	errs = append(errs, p.carry((*carrier).all))
 	for index, v := range inherited {
-		if err := p.attach(index, v); err != nil {
-			errs = append(errs, fmt.Errorf("device %d: %w", index, err))
-			continue
-		}
-		p.on[index] = v
+		errs = append(errs, p.begin(index, v))
 	}
 	return errors.Join(errs...)
 }
 
-// inheritedVariant is what a device is to its programs, which have these maps.
-func inheritedVariant(device *netlink.LinkAttrs, maps map[string]*ciliumebpf.Map) (variant, error) {
+// inheritedVariant is what a device is to a program that it has from an earlier process.
+// Whether that knows pods by their device matters to new connections alone.
+func inheritedVariant(device *netlink.LinkAttrs, program *ciliumebpf.Program) (variant, error) {
 	v := variant{role: roleUplink, l3: device.EncapType != "ether"}
+	maps, err := mapsOf(program)
+	if err != nil {
+		return v, err
+	}
+	defer closeMaps(maps)
+	known := maps["tdm_uplink"]
+	if known == nil {
+		return v, nil // of another version
+	}
 	var one uint32
-	switch err := maps["tdm_uplink"].Lookup(uint32(device.Index), &one); {
+	switch err := known.Lookup(uint32(device.Index), &one); {
 	case errors.Is(err, ciliumebpf.ErrKeyNotExist):
 		v.role = rolePod
 	case err != nil:
 		return v, fmt.Errorf("look for uplink %s: %w", device.Name, err)
 	}
 	return v, nil
+}
+
+// begin has programs on a device.
+func (p *packets) begin(index int, v variant) error {
+	// Known before the programs ask.
+	err := p.setUplink(index, v.role == roleUplink)
+	switch attachErr := p.attach(index, v); {
+	case attachErr == nil:
+		p.on[index] = v
+	case !errors.Is(attachErr, tc.ErrNoDevice):
+		err = errors.Join(err, fmt.Errorf("device %d: %w", index, attachErr))
+	}
+	return err
+}
+
+// setUplink has the programs know which devices are uplinks.
+func (p *packets) setUplink(index int, is bool) error {
+	var err error
+	if is {
+		err = p.maps["tdm_uplink"].Put(uint32(index), uint32(1))
+	} else if err = p.maps["tdm_uplink"].Delete(uint32(index)); errors.Is(err, ciliumebpf.ErrKeyNotExist) {
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("write uplink %d: %w", index, err)
+	}
+	return nil
 }
 
 // carryFrom begins to carry the flows of an earlier program, if they are not
@@ -321,10 +346,7 @@ func (p *packets) leave(index int) error {
 	}
 	delete(p.leaving, index)
 	delete(p.on, index)
-	if err := p.maps["tdm_uplink"].Delete(uint32(index)); err != nil && !errors.Is(err, ciliumebpf.ErrKeyNotExist) {
-		return fmt.Errorf("delete uplink %d: %w", index, err)
-	}
-	return nil
+	return p.setUplink(index, false)
 }
 
 // audit puts back what somebody else took off a device.

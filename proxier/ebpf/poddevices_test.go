@@ -5,6 +5,7 @@ package ebpf
 import (
 	"context"
 	"errors"
+	"net"
 	"net/netip"
 	"testing"
 
@@ -128,6 +129,73 @@ func TestOptedOutPods(t *testing.T) {
 	}
 	if r, err := client.Ask(t.Context(), "tcp", targets()["tcp4"]); err != nil {
 		t.Errorf("%v %v", r, err)
+	}
+}
+
+// The device of a pod that opts out no more is a pod's for as long as it is served, whoever
+// serves it: its open connections go on, also where the pod is behind a bridge, so that
+// what it sends is for another address than the device's.
+func TestPodDevicesAreInherited(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		sizes Sizes
+	}{
+		{name: "the same maps"},
+		{name: "other maps", sizes: Sizes{Frontends: 1 << 11, TCPFlows: 1 << 9}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := lab.NewT(t, lab.Options{Pause: true})
+			one := l.Node("node1")
+			web, client := serve(t, one.Pod("web")), one.Pod("client")
+			n := newPodNode(t, one, l)
+			n.OnServiceAdd(dualService())
+			n.setPods(web)
+			n.sync(t)
+			i := n.optOut(t, client)
+			to := targets()["tcp4"]
+			c, err := client.Dial(t.Context(), "tcp", to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			ask := func() {
+				t.Helper()
+				if r, err := lab.AskConn(t.Context(), c); err != nil {
+					t.Errorf("%v %v", r, err)
+				}
+			}
+			ask()
+			if _, err := i.RemoveOptOut(cookieOf(t, client.Sandbox)); err != nil {
+				t.Fatal(err)
+			}
+			link, err := one.Netlink().LinkByName(client.HostLink)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ask()
+			n.close()
+			n.start(t, Options{Sizes: tt.sizes})
+			if err := n.tier.SetUplinks(uplinksOf(t, one)); err != nil {
+				t.Fatal(err)
+			}
+			n.OnServiceAdd(dualService())
+			n.setPods(web)
+			n.sync(t)
+			ask()
+			if v, on := n.tier.packets.on[link.Attrs().Index]; !on || v.role != rolePod {
+				t.Errorf("the device is served: %v, as %v", on, v)
+			}
+
+			counts := counted{tier: n.tier}
+			counts.since(t)
+			from := c.LocalAddr().(*net.TCPAddr).AddrPort()
+			frame := packet.NewTCP(from, to, packet.ACK, nil)
+			frame.Ethernet = &packet.Ethernet{Dst: packet.MAC{2, 0, 0, 0, 0, 9}}
+			if err := client.SendFrame(lab.Uplink, frame.Build()); err != nil {
+				t.Fatal(err)
+			}
+			waitFor(t, "the programs to translate it", func() bool { return counts.since(t)["forwarded_local"] > 0 })
+		})
 	}
 }
 
