@@ -22,11 +22,18 @@ type carrier struct {
 	old, own         []flowEntry
 	oldRing, ownRing []uint64
 	mapped           [][]byte
+	copies           []copied  // by the id of the flow
 	mostKept         [2]uint64 // of TCP, and of anything else
 	// born is how many flows from had had when it was looked at for the last
 	// time, and the time before: what was just being born is looked at twice.
 	born          [2]uint64
 	carried, lost int
+}
+
+// copied is what became of a flow.
+type copied struct {
+	generation uint32 // of the flow
+	word       uint64 // id and generation of its copy; 0 for none
 }
 
 // newCarrier returns nil if both are the same maps, or not of one kind. It needs
@@ -58,7 +65,7 @@ func newCarrier(from, to map[string]*ciliumebpf.Map, sizes *Sizes) (c *carrier, 
 	err = errors.Join(
 		view(&memory, &c.old, from["tdm_flow"]), view(&memory, &c.own, to["tdm_flow"]),
 		view(&memory, &c.oldRing, from["tdm_flow_young"]), view(&memory, &c.ownRing, to["tdm_flow_young"]))
-	c.mapped = memory.mapped
+	c.mapped, c.copies = memory.mapped, make([]copied, len(c.old))
 	return c, err
 }
 
@@ -116,7 +123,7 @@ func (c *carrier) all() error {
 	born := c.from.count(flowBorn)
 	c.born = [2]uint64{born, born}
 	for id := range c.old {
-		if err := c.copy(&c.old[id], atomic.LoadUint64(&c.old[id].Life)); err != nil {
+		if err := c.copy(uint32(id)); err != nil {
 			return err
 		}
 	}
@@ -135,22 +142,68 @@ func (c *carrier) fresh() error {
 		if id == 0 || int(id) >= len(c.old) {
 			continue
 		}
-		life := atomic.LoadUint64(&c.old[id].Life)
-		if life>>32 != word>>32 {
+		if atomic.LoadUint64(&c.old[id].Life)>>32 != word>>32 {
 			continue // over, and its id is another's
 		}
-		if err := c.copy(&c.old[id], life); err != nil {
+		if err := c.copy(id); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// settle has the copies know what their flows have come to since they were copied, now
+// that no program uses those any more: one that was closed there would be taken for
+// established here, for a day.
+func (c *carrier) settle() error {
+	for id := range c.old {
+		at := c.copies[id]
+		if at.word == 0 {
+			continue
+		}
+		old := &c.old[id]
+		life := atomic.LoadUint64(&old.Life)
+		if uint32(life>>32) == at.generation && stageOf(life) >= flowYoung {
+			if err := c.learn(at.word, atomic.LoadUint32(&old.Flags)&^(flowIndexed|flowIngress|flowRemote)); err != nil {
+				return err
+			}
+			continue
+		}
+		// Its client may have begun anew there.
+		request := c.own[uint32(at.word)].Request
+		if err := c.end(at.word); err != nil {
+			return err
+		}
+		var word uint64
+		err := c.from.keys.Lookup(&request, &word)
+		if errors.Is(err, ciliumebpf.ErrKeyNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("look for a flow: %w", err)
+		}
+		if another := uint32(word); int(another) < len(c.old) {
+			if err := c.copy(another); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // copy copies a flow that is not there yet.
-func (c *carrier) copy(old *flowEntry, life uint64) error {
+func (c *carrier) copy(from uint32) error {
+	old := &c.old[from]
+	life := atomic.LoadUint64(&old.Life)
 	e := *old
 	if stageOf(life) < flowYoung || e.Flags&flowIndexed == 0 || atomic.LoadUint64(&old.Life) != life {
 		return nil
+	}
+	if at := c.copies[from]; at.word != 0 && at.generation != uint32(life>>32) {
+		c.copies[from] = copied{}
+		if err := c.end(at.word); err != nil {
+			return err
+		}
 	}
 	var word uint64
 	if err := c.to.keys.Lookup(&e.Request, &word); !errors.Is(err, ciliumebpf.ErrKeyNotExist) {
@@ -173,13 +226,18 @@ func (c *carrier) copy(old *flowEntry, life uint64) error {
 		c.lost++
 		return nil
 	}
-	return c.write(id, &e, stageOf(life) == flowKept)
+	own := &c.own[id]
+	generation := max(1, uint32(own.Life>>32)+1)
+	made, err := c.write(id, generation, &e, stageOf(life) == flowKept)
+	if made {
+		c.copies[from] = copied{uint32(life >> 32), uint64(generation)<<32 | uint64(id)}
+	}
+	return err
 }
 
 // write makes a flow of a free id.
-func (c *carrier) write(id uint32, e *flowEntry, kept bool) error {
+func (c *carrier) write(id, generation uint32, e *flowEntry, kept bool) (made bool, err error) {
 	own := &c.own[id]
-	generation := max(1, uint32(own.Life>>32)+1)
 	atomic.StoreUint64(&own.Life, lifeOf(generation, flowClaimed))
 	own.Seen, own.Flags, own.Request, own.Reply = e.Seen, e.Flags&^flowIndexed, e.Request, e.Reply
 	own.Service, own.Backend, own.BackendGeneration = e.Service, e.Backend, e.BackendGeneration
@@ -187,7 +245,7 @@ func (c *carrier) write(id uint32, e *flowEntry, kept bool) error {
 	atomic.StoreUint64(&own.Life, lifeOf(generation, flowNew))
 
 	word := uint64(generation)<<32 | uint64(id)
-	err := c.to.keys.Update(&e.Reply, &word, ciliumebpf.UpdateNoExist)
+	err = c.to.keys.Update(&e.Reply, &word, ciliumebpf.UpdateNoExist)
 	if err == nil {
 		if err = c.to.keys.Update(&e.Request, &word, ciliumebpf.UpdateNoExist); err != nil {
 			err = errors.Join(err, c.to.deleteKeys([]flowKey{e.Reply}))
@@ -199,32 +257,88 @@ func (c *carrier) write(id uint32, e *flowEntry, kept bool) error {
 		// A packet was faster, or somebody else has the port.
 		if errors.Is(err, ciliumebpf.ErrKeyExist) || errors.Is(err, unix.E2BIG) {
 			c.lost++
-			return nil
+			return false, nil
 		}
-		return fmt.Errorf("write the keys of a flow: %w", err)
+		return false, fmt.Errorf("write the keys of a flow: %w", err)
 	}
 	c.carried++
 	atomic.OrUint32(&own.Flags, flowIndexed)
-	if kept && c.keep(proxier.Protocol(e.Request.Proto)) {
+	if kept && c.keep(own) {
 		atomic.StoreUint64(&own.Life, lifeOf(generation, flowKept))
-		return nil
+		return true, nil
 	}
 	atomic.StoreUint64(&own.Life, lifeOf(generation, flowYoung))
-	return c.makeRoom(word, e.Flags&flowClosed != 0)
+	return true, c.makeRoom(word, e.Flags&flowClosed != 0)
+}
+
+// learn has a copy know what its flow saw, as flow_account() of bpf/flow.h does.
+func (c *carrier) learn(word uint64, flags uint32) error {
+	own, generation := &c.own[uint32(word)], uint32(word>>32)
+	if uint32(atomic.LoadUint64(&own.Life)>>32) != generation {
+		return nil
+	}
+	const fins = flowFinRequest | flowFinReply
+	had := atomic.OrUint32(&own.Flags, flags)
+	all := had | flags
+	if all&fins == fins {
+		all |= flowClosed
+		atomic.OrUint32(&own.Flags, flowClosed)
+	}
+	young, kept := lifeOf(generation, flowYoung), lifeOf(generation, flowKept)
+	switch fresh := all &^ had; {
+	case fresh&flowClosed != 0 && atomic.CompareAndSwapUint64(&own.Life, kept, young):
+		c.unkeep(own)
+		return c.makeRoom(word, true)
+	case all&flowClosed == 0 && fresh&flowEstablished != 0 && c.keep(own):
+		if !atomic.CompareAndSwapUint64(&own.Life, young, kept) {
+			c.unkeep(own)
+		}
+	}
+	return nil
+}
+
+// end ends a copy, unless it is over already.
+func (c *carrier) end(word uint64) error {
+	own, generation := &c.own[uint32(word)], uint32(word>>32)
+	claimed := lifeOf(generation, flowClaimed)
+	if atomic.CompareAndSwapUint64(&own.Life, lifeOf(generation, flowKept), claimed) {
+		c.unkeep(own)
+	} else if !atomic.CompareAndSwapUint64(&own.Life, lifeOf(generation, flowYoung), claimed) {
+		return nil
+	}
+	return c.bury(uint32(word), generation)
+}
+
+// bury gives back the id of a flow that was claimed.
+func (c *carrier) bury(id, generation uint32) error {
+	own := &c.own[id]
+	err := c.to.deleteKeys([]flowKey{own.Request, own.Reply})
+	atomic.StoreUint64(&own.Life, lifeOf(generation, flowFree))
+	c.to.give(id, own)
+	return err
 }
 
 // keep says whether one more flow may be kept, and counts it.
-func (c *carrier) keep(protocol proxier.Protocol) bool {
-	which, most := flowKeptUDP, c.mostKept[1]
-	if protocol == proxier.TCP {
-		which, most = flowKeptTCP, c.mostKept[0]
-	}
-	counter := &c.to.counts[which].Value
+func (c *carrier) keep(own *flowEntry) bool {
+	counter, most := c.kept(own)
 	if atomic.AddUint64(counter, 1) <= most {
 		return true
 	}
-	atomic.AddUint64(counter, ^uint64(0))
+	c.unkeep(own)
 	return false
+}
+
+func (c *carrier) unkeep(own *flowEntry) {
+	counter, _ := c.kept(own)
+	atomic.AddUint64(counter, ^uint64(0))
+}
+
+// kept is the counter of those that are kept of a flow's kind, and how many may be.
+func (c *carrier) kept(own *flowEntry) (counter *uint64, most uint64) {
+	if proxier.Protocol(own.Request.Proto) == proxier.TCP {
+		return &c.to.counts[flowKeptTCP].Value, c.mostKept[0]
+	}
+	return &c.to.counts[flowKeptUDP].Value, c.mostKept[1]
 }
 
 // makeRoom gives a young flow a place in the ring, as flow_make_room() of
@@ -247,8 +361,5 @@ func (c *carrier) makeRoom(word uint64, over bool) error {
 		return nil
 	}
 	c.lost++
-	err := c.to.deleteKeys([]flowKey{own.Request, own.Reply})
-	atomic.StoreUint64(&own.Life, lifeOf(generation, flowFree))
-	c.to.give(id, own)
-	return err
+	return c.bury(id, generation)
 }

@@ -3,8 +3,10 @@
 package ebpf
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
+	"time"
 
 	ciliumebpf "github.com/cilium/ebpf"
 
@@ -158,4 +160,150 @@ func keysIn(t *testing.T, m *ciliumebpf.Map) (n int) {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// What flows see in the maps they came from, after they were copied, is known of their
+// copies in the end.
+func TestCarrySettles(t *testing.T) {
+	const SYN, ACK, FIN, RST = packet.SYN, packet.ACK, packet.FIN, packet.RST
+	sizes := pathSizes
+	sizes.TCPFlows, sizes.YoungFlows = 64, 64
+	p := newPath(t, Options{Sizes: sizes})
+	p.endsCluster(t)
+	e := endsOf(proxier.IPv4)
+	client := netip.AddrPortFrom(e.client.Addr(), 2000)
+	request := func(flags packet.Flags) { p.send(t, in, tcp(client, e.local, flags)) }
+	reply := func(flags packet.Flags) { p.send(t, out, tcp(e.here, client, flags)) }
+	open := func() { request(SYN); reply(SYN | ACK); request(ACK) }
+	for _, tt := range []struct {
+		name          string
+		before, after func()
+		// again is what the copy has seen by then.
+		again uint32
+		stage int // flowFree: there is none
+		flags uint32
+		kept  int
+	}{
+		{
+			name: "nothing happens", before: open, after: func() {},
+			stage: flowKept, flags: flowReplied | flowEstablished, kept: 1,
+		},
+		{
+			name: "a reset", before: open, after: func() { request(RST) },
+			stage: flowYoung, flags: flowReplied | flowEstablished | flowClosed,
+		},
+		{
+			name: "one FIN", before: open, after: func() { request(FIN | ACK) },
+			stage: flowKept, flags: flowReplied | flowEstablished | flowFinRequest, kept: 1,
+		},
+		{
+			name: "one FIN here and one there", before: open, after: func() { request(FIN | ACK) }, again: flowFinReply,
+			stage: flowYoung, flags: flowReplied | flowEstablished | flowFinRequest | flowFinReply | flowClosed,
+		},
+		{
+			name: "it is answered", before: func() { request(SYN) }, after: func() { reply(SYN | ACK) },
+			stage: flowYoung, flags: flowReplied,
+		},
+		{
+			name: "it is established", before: func() { request(SYN) }, after: func() { reply(SYN | ACK); request(ACK) },
+			stage: flowKept, flags: flowReplied | flowEstablished, kept: 1,
+		},
+		{
+			name: "it is forgotten", before: func() { request(SYN) },
+			after: func() {
+				if err := p.expire(2 * time.Minute); err != nil {
+					t.Fatal(err)
+				}
+			},
+			stage: flowFree,
+		},
+		{
+			name: "it begins anew", before: open, after: func() { request(RST); request(SYN) },
+			stage: flowYoung,
+		},
+		{
+			name: "it begins anew, and is established", before: open, after: func() { request(RST); open() },
+			stage: flowKept, flags: flowReplied | flowEstablished, kept: 1,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if err := p.reset(); err != nil {
+				t.Fatal(err)
+			}
+			tt.before()
+			c, err := newCarrier(p.maps, flowMapsOf(t, sizes), &sizes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.close()
+			if err := c.all(); err != nil {
+				t.Fatal(err)
+			}
+			for id := range c.own {
+				if stageOf(c.own[id].Life) >= flowYoung {
+					c.own[id].Flags |= tt.again
+				}
+			}
+			tt.after()
+			for range 2 {
+				if err := errors.Join(c.fresh(), c.settle()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var there []flowEntry
+			for id := range c.own {
+				if stageOf(c.own[id].Life) != flowFree {
+					there = append(there, c.own[id])
+				}
+			}
+			used, kept := int(c.to.count(flowUsed)), int(c.to.count(flowKeptTCP))
+			if tt.stage == flowFree {
+				if len(there)+used+kept+keysIn(t, c.to.keys) > 0 {
+					t.Errorf("there are %+v, %d in use, %d kept", there, used, kept)
+				}
+				return
+			}
+			if len(there) != 1 || used != 1 || keysIn(t, c.to.keys) != 2 {
+				t.Fatalf("there are %+v, %d in use", there, used)
+			}
+			f := there[0]
+			if stageOf(f.Life) != tt.stage || f.Flags != tt.flags|flowIndexed || kept != tt.kept {
+				t.Errorf("it is in stage %d, with flags %#x, and %d are kept; want %d, %#x, %d", stageOf(f.Life), f.Flags, kept, tt.stage, tt.flags|flowIndexed, tt.kept)
+			}
+		})
+	}
+}
+
+// All programs are loaded before the first flow is copied: while flows are in two places,
+// packets may meet the wrong one.
+func TestCarriesWithLoadedPrograms(t *testing.T) {
+	e := newEdge(t, Options{Sizes: drainSizes, PodDevices: []string{"pod+"}})
+	e.use(t, serve(t, e.here), serve(t, e.there))
+	if err := e.tier.syncPodDevices(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	v := e.visit(t, e.entries("tcp")[0])
+	sizes := drainSizes
+	sizes.TCPFlows *= 2
+	e.close()
+	tier, err := openOn(e.at, Options{Sizes: sizes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.tier = tier
+	p := tier.packets
+	// The uplink is wanted still, the device of the pod is not.
+	want := map[int]variant{uplinksOf(t, e.at)[0].Index: {}}
+	if err := tier.netns.Do(func() error { return p.takeOver(t.Context(), want) }); err != nil {
+		t.Fatal(err)
+	}
+	defer p.endCarrying()
+	if len(p.carriers) != 1 || p.carriers[0].carried == 0 {
+		t.Fatalf("nothing was copied for %v", v.entry)
+	}
+	for _, v := range []variant{{role: roleUplink}, {role: rolePod}} {
+		if p.loaded[v] == nil {
+			t.Errorf("programs of %+v are to be loaded yet", v)
+		}
+	}
 }

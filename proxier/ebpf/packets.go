@@ -209,7 +209,7 @@ func (p *packets) serve(ctx context.Context, list []uplinks.Device, pods map[int
 	}
 	if len(p.carriers) > 0 {
 		waitForPrograms()
-		errs = append(errs, p.carry((*carrier).fresh))
+		errs = append(errs, p.carry((*carrier).fresh), p.carry((*carrier).settle))
 		for _, c := range p.carriers {
 			klog.FromContext(ctx).Info("Took connections over into maps of other sizes", "connections", c.carried, "lost", c.lost)
 		}
@@ -236,8 +236,14 @@ func (p *packets) takeOver(ctx context.Context, want map[int]variant) error {
 		}
 		return errors.Join(errs...)
 	})
-	errs := []error{err}
-	errs = append(errs, p.carry((*carrier).all))
+	// While flows are in two places it has to be quick. What fails here does again where
+	// it is needed.
+	for _, devices := range []map[int]variant{want, inherited} {
+		for _, v := range devices {
+			_, _ = p.programs(v)
+		}
+	}
+	errs := []error{err, p.carry((*carrier).all)}
 	for index, v := range inherited {
 		errs = append(errs, p.begin(index, v))
 	}
