@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -26,6 +27,7 @@ type world struct {
 	*rand.Rand
 	t        *testing.T
 	size     int
+	tools    *fakeTools
 	node     *node
 	services map[string]*v1.Service
 	slices   map[string]*discoveryv1.EndpointSlice
@@ -144,9 +146,26 @@ func (w *world) fresh() *node {
 	return n
 }
 
-// check compares rules with those of a fresh process: after a full sync all of them,
-// else what packets meet, as hubs keep their shape then.
-func (w *world) check(full bool) {
+// damage has somebody else empty a chain of ours, which the next sync that compares
+// everything has to notice.
+func (w *world) damage() {
+	f := proxier.Family(w.IntN(int(proxier.Families)))
+	var chains []string
+	for at := range contents(w.t, w.tools, f) {
+		if table, chain, _ := strings.Cut(at, " "); table == "nat" && isOurs(chain) {
+			chains = append(chains, chain)
+		}
+	}
+	if len(chains) == 0 {
+		return
+	}
+	slices.Sort(chains)
+	w.node.restore(f, "*nat\n-F "+chains[w.IntN(len(chains))]+"\nCOMMIT\n")
+}
+
+// check compares rules with those of a fresh process: of a family that was read all of
+// them, else what packets meet, as hubs keep their shape then.
+func (w *world) check(read [proxier.Families]int) {
 	w.t.Helper()
 	want := w.fresh()
 	for f := range proxier.Families {
@@ -158,7 +177,7 @@ func (w *world) check(full bool) {
 		if diff := cmp.Diff(w.own(want, f), w.own(w.node, f)); diff != "" {
 			w.t.Fatalf("%s; chains (-want +got):\n%s", f, diff)
 		}
-		if !full {
+		if read[f] == 0 {
 			continue
 		}
 		if diff := cmp.Diff(saved(w.t, want.tools, f), saved(w.t, w.node.tools, f)); diff != "" {
@@ -174,15 +193,16 @@ func (w *world) own(n *node, f proxier.Family) map[string][]string {
 }
 
 // TestModel: whatever came before, rules are those that a process writes that knows
-// nothing but how things are. Processes start anew, and calls of tools fail.
+// nothing but how things are. Processes start anew, calls of tools fail, and somebody else
+// does harm, which is known by reading, or by the generation that calls for it.
 func TestModel(t *testing.T) {
 	for seed := range uint64(*sequences) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 7))
 			tools := newFakeTools()
-			tools.variant = variants[seed/2%2]
+			tools.variant, tools.tells = variants[r.IntN(2)], r.IntN(2) == 1
 			w := &world{
-				Rand: r, t: t, size: []int{6, 30, 12, 30, 6, 260}[seed%6], node: newNode(t, tools),
+				Rand: r, t: t, size: []int{6, 30, 12, 30, 6, 260}[seed%6], tools: tools, node: newNode(t, tools),
 				services: map[string]*v1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{},
 			}
 			failing, failed := seed%4 > 1, false
@@ -216,14 +236,17 @@ func TestModel(t *testing.T) {
 				if failed {
 					continue
 				}
-				w.check(false)
+				w.check([proxier.Families]int{})
 				if w.chance(0.3) {
-					failed = false
+					if w.chance(0.3) {
+						w.damage()
+					}
+					failed, tools.reads = false, [proxier.Families]int{}
 					if err := w.node.compare(); (err != nil) != failed {
 						t.Fatalf("failed: %v, error: %v", failed, err)
 					}
 					if !failed {
-						w.check(true)
+						w.check(tools.reads)
 					}
 				}
 			}

@@ -65,9 +65,12 @@ func TestRefused(t *testing.T) {
 	name.Namespace, name.Name = "shop", "s31"
 	bad := chainName(clusterPrefix, &name, "")
 	for _, size := range []int{50, 200} {
-		for _, restart := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%d/restart=%v", size, restart), func(t *testing.T) {
-				n := newNode(t, newFakeTools())
+		for i := range 4 {
+			restart, tells := i%2 == 1, i > 1
+			t.Run(fmt.Sprintf("%d/restart=%v/tells=%v", size, restart, tells), func(t *testing.T) {
+				tools := newFakeTools()
+				tools.tells = tells
+				n := newNode(t, tools)
 				n.serve(0, size, 2)
 				n.sync()
 				before := contents(t, n.tools, proxier.IPv4)
