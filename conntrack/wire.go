@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/internal/netlink"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
@@ -31,8 +32,6 @@ const (
 	attrOrigFlags = 1  // CTA_FILTER_ORIG_FLAGS
 	filterProto   = 8  // CTA_FILTER_F_CTA_PROTO_NUM
 
-	attrTypeMask = 0x3fff // without NLA_F_NESTED and NLA_F_NET_BYTEORDER
-
 	genericLen = 4 // struct nfgenmsg
 )
 
@@ -44,52 +43,24 @@ func inet(f proxier.Family) uint8 {
 	return unix.AF_INET6
 }
 
-// begin appends the headers of a message, whose length end writes.
+// begin appends the headers of a message.
 func begin(b []byte, kind, flags uint16, seq uint32, family proxier.Family) []byte {
-	b = binary.NativeEndian.AppendUint32(b, 0)
-	b = binary.NativeEndian.AppendUint16(b, kind)
-	b = binary.NativeEndian.AppendUint16(b, flags)
-	b = binary.NativeEndian.AppendUint32(b, seq)
-	b = binary.NativeEndian.AppendUint32(b, 0)
-	return append(b, inet(family), nl.NFNETLINK_V0, 0, 0)
-}
-
-func end(b []byte, start int) []byte {
-	binary.NativeEndian.PutUint32(b[start:], uint32(len(b)-start))
-	return b
-}
-
-func attr(b []byte, kind uint16, value []byte) []byte {
-	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(value)))
-	b = binary.NativeEndian.AppendUint16(b, kind)
-	b = append(b, value...)
-	for len(b)%unix.NLA_ALIGNTO != 0 {
-		b = append(b, 0)
-	}
-	return b
-}
-
-// nest appends an attribute that holds what fill appends.
-func nest(b []byte, kind uint16, fill func([]byte) []byte) []byte {
-	start := len(b)
-	b = fill(attr(b, kind|unix.NLA_F_NESTED, nil))
-	binary.NativeEndian.PutUint16(b[start:], uint16(len(b)-start))
-	return b
+	return append(netlink.Begin(b, kind, flags, seq), inet(family), nl.NFNETLINK_V0, 0, 0)
 }
 
 // listRequest asks for all UDP entries of a family. Kernels before 5.8 do not know
 // the filter, and list the others as well.
 func listRequest(family proxier.Family, seq uint32) []byte {
 	b := begin(nil, msgGet, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, seq, family)
-	b = nest(b, nl.CTA_TUPLE_ORIG, func(b []byte) []byte {
-		return nest(b, nl.CTA_TUPLE_PROTO, func(b []byte) []byte {
-			return attr(b, nl.CTA_PROTO_NUM, []byte{uint8(proxier.UDP)})
+	b = netlink.Nest(b, nl.CTA_TUPLE_ORIG, func(b []byte) []byte {
+		return netlink.Nest(b, nl.CTA_TUPLE_PROTO, func(b []byte) []byte {
+			return netlink.Attr(b, nl.CTA_PROTO_NUM, []byte{uint8(proxier.UDP)})
 		})
 	})
-	b = nest(b, attrFilter, func(b []byte) []byte {
-		return attr(b, attrOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProto))
+	b = netlink.Nest(b, attrFilter, func(b []byte) []byte {
+		return netlink.Attr(b, attrOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProto))
 	})
-	return end(b, 0)
+	return netlink.End(b, 0)
 }
 
 // deleteRequest appends a request to delete one entry. It must have the addresses:
@@ -102,19 +73,19 @@ func deleteRequest(b []byte, f *Flow, seq uint32) []byte {
 	}
 	start := len(b)
 	b = begin(b, msgDelete, unix.NLM_F_REQUEST|unix.NLM_F_ACK, seq, family)
-	b = nest(b, nl.CTA_TUPLE_ORIG, func(b []byte) []byte {
-		b = nest(b, nl.CTA_TUPLE_IP, func(b []byte) []byte {
-			b = attr(b, src, f.Source.Addr().AsSlice())
-			return attr(b, dst, f.Destination.Addr().AsSlice())
+	b = netlink.Nest(b, nl.CTA_TUPLE_ORIG, func(b []byte) []byte {
+		b = netlink.Nest(b, nl.CTA_TUPLE_IP, func(b []byte) []byte {
+			b = netlink.Attr(b, src, f.Source.Addr().AsSlice())
+			return netlink.Attr(b, dst, f.Destination.Addr().AsSlice())
 		})
-		return nest(b, nl.CTA_TUPLE_PROTO, func(b []byte) []byte {
-			b = attr(b, nl.CTA_PROTO_NUM, []byte{uint8(f.Protocol)})
-			b = attr(b, nl.CTA_PROTO_SRC_PORT, binary.BigEndian.AppendUint16(nil, f.Source.Port()))
-			return attr(b, nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, f.Destination.Port()))
+		return netlink.Nest(b, nl.CTA_TUPLE_PROTO, func(b []byte) []byte {
+			b = netlink.Attr(b, nl.CTA_PROTO_NUM, []byte{uint8(f.Protocol)})
+			b = netlink.Attr(b, nl.CTA_PROTO_SRC_PORT, binary.BigEndian.AppendUint16(nil, f.Source.Port()))
+			return netlink.Attr(b, nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, f.Destination.Port()))
 		})
 	})
-	b = attr(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
-	return end(b, start)
+	b = netlink.Attr(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
+	return netlink.End(b, start)
 }
 
 // tuple is one direction of an entry.
@@ -132,7 +103,7 @@ func parseFlow(b []byte) (Flow, error) {
 		return f, errShort
 	}
 	var orig, reply tuple
-	err := eachAttr(b[genericLen:], func(kind uint16, v []byte) (err error) {
+	err := netlink.EachAttr(b[genericLen:], func(kind uint16, v []byte) (err error) {
 		switch kind {
 		case nl.CTA_TUPLE_ORIG:
 			orig, err = parseTuple(v)
@@ -161,7 +132,7 @@ func parseFlow(b []byte) (Flow, error) {
 }
 
 func parseTuple(b []byte) (t tuple, err error) {
-	err = eachAttr(b, func(kind uint16, v []byte) (err error) {
+	err = netlink.EachAttr(b, func(kind uint16, v []byte) (err error) {
 		switch kind {
 		case nl.CTA_TUPLE_IP:
 			return t.parseAddresses(v)
@@ -176,7 +147,7 @@ func parseTuple(b []byte) (t tuple, err error) {
 }
 
 func (t *tuple) parseAddresses(b []byte) error {
-	return eachAttr(b, func(kind uint16, v []byte) error {
+	return netlink.EachAttr(b, func(kind uint16, v []byte) error {
 		a, ok := netip.AddrFromSlice(v)
 		if !ok {
 			return fmt.Errorf("parse entry: an address of %d bytes", len(v))
@@ -193,7 +164,7 @@ func (t *tuple) parseAddresses(b []byte) error {
 
 // parsePorts reads the protocol, and ports where it has some.
 func (t *tuple) parsePorts(b []byte) error {
-	return eachAttr(b, func(kind uint16, v []byte) (err error) {
+	return netlink.EachAttr(b, func(kind uint16, v []byte) (err error) {
 		switch kind {
 		case nl.CTA_PROTO_NUM:
 			if len(v) < 1 {
@@ -216,18 +187,4 @@ func parseUint16(v []byte) (uint16, error) {
 		return 0, errShort
 	}
 	return binary.BigEndian.Uint16(v), nil
-}
-
-func eachAttr(b []byte, fn func(kind uint16, value []byte) error) error {
-	for len(b) >= unix.SizeofNlAttr {
-		n := int(binary.NativeEndian.Uint16(b))
-		if n < unix.SizeofNlAttr || n > len(b) {
-			return errors.New("parse entry: broken attribute")
-		}
-		if err := fn(binary.NativeEndian.Uint16(b[2:])&attrTypeMask, b[unix.SizeofNlAttr:n]); err != nil {
-			return err
-		}
-		b = b[min(len(b), (n+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
-	}
-	return nil
 }

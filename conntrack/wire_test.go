@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/internal/netlink"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
@@ -29,9 +30,9 @@ func entry(f *Flow) []byte {
 	reply := Flow{Protocol: f.Protocol, Source: f.Replies, Destination: f.Source}
 	orig := deleteRequest(nil, &reply, 0)[unix.SizeofNlMsghdr+genericLen:]
 	orig = orig[:binary.NativeEndian.Uint16(orig)]
-	b = attr(b, nl.CTA_TUPLE_REPLY|unix.NLA_F_NESTED, orig[unix.SizeofNlAttr:])
+	b = netlink.Attr(b, nl.CTA_TUPLE_REPLY|unix.NLA_F_NESTED, orig[unix.SizeofNlAttr:])
 	if f.Zone != 0 {
-		b = attr(b, attrZone, binary.BigEndian.AppendUint16(nil, f.Zone))
+		b = netlink.Attr(b, attrZone, binary.BigEndian.AppendUint16(nil, f.Zone))
 	}
 	return b
 }
@@ -56,12 +57,12 @@ func TestZoneOfOneDirection(t *testing.T) {
 	for _, direction := range []uint16{nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_REPLY} {
 		b := entry(&examples[0])
 		at := b[genericLen:]
-		for binary.NativeEndian.Uint16(at[2:])&attrTypeMask != direction {
+		for binary.NativeEndian.Uint16(at[2:])&nl.NLA_TYPE_MASK != direction {
 			at = at[(binary.NativeEndian.Uint16(at)+3)&^3:]
 		}
 		inner := at[unix.SizeofNlAttr:binary.NativeEndian.Uint16(at)]
-		zoned := append(append([]byte{}, inner...), attr(nil, attrTupleZone, []byte{0, 9})...)
-		b = attr(b, direction|unix.NLA_F_NESTED, zoned)
+		zoned := append(append([]byte{}, inner...), netlink.Attr(nil, attrTupleZone, []byte{0, 9})...)
+		b = netlink.Attr(b, direction|unix.NLA_F_NESTED, zoned)
 		if f, err := parseFlow(b); err != nil || f.Zone != 9 {
 			t.Errorf("zone %d, %v; want 9", f.Zone, err)
 		}

@@ -102,7 +102,7 @@ func Dump(ctx context.Context, f Filter, fn func(Socket) (destroy bool)) (seen, 
 	if err != nil {
 		return 0, 0, err
 	}
-	defer c.close()
+	defer c.Close()
 	var doomed []Socket
 	for _, family := range families(f.Remote) {
 		found, err := c.dump(family, f)

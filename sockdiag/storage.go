@@ -82,7 +82,7 @@ func (r *StorageReader) Read(ctx context.Context) (StorageValues, error) {
 	}
 	defer f.Close()
 	values := StorageValues{}
-	in := bufio.NewReaderSize(f, receiveLen)
+	in := bufio.NewReaderSize(f, 64<<10)
 	record := make([]byte, 8+r.valueSize)
 	for ctx.Err() == nil {
 		_, err := io.ReadFull(in, record)

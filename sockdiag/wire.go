@@ -6,11 +6,12 @@ package sockdiag
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/internal/netlink"
 )
 
 // What include/uapi/linux/{sock_diag,inet_diag}.h define and x/sys/unix lacks.
@@ -24,8 +25,6 @@ const (
 
 	opJump  = 1 // INET_DIAG_BC_JMP
 	opDCond = 8 // INET_DIAG_BC_D_COND
-
-	attrTypeMask = 0x3fff // without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 
 	requestLen = 8 + len(sockID{}) // struct inet_diag_req_v2
 	messageLen = 4 + len(sockID{}) + 20
@@ -64,38 +63,14 @@ func request(b []byte, family, protocol uint8, states uint32, id *sockID) []byte
 	return append(b, id[:]...)
 }
 
-func header(b []byte, kind, flags uint16, seq uint32) []byte {
-	b = binary.NativeEndian.AppendUint32(b, 0) // length, see finish
-	b = binary.NativeEndian.AppendUint16(b, kind)
-	b = binary.NativeEndian.AppendUint16(b, flags)
-	b = binary.NativeEndian.AppendUint32(b, seq)
-	return binary.NativeEndian.AppendUint32(b, 0)
-}
-
-// finish writes the length of the message that starts at the offset.
-func finish(b []byte, start int) []byte {
-	binary.NativeEndian.PutUint32(b[start:], uint32(len(b)-start))
-	return b
-}
-
-func attr(b []byte, kind uint16, value []byte) []byte {
-	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(value)))
-	b = binary.NativeEndian.AppendUint16(b, kind)
-	b = append(b, value...)
-	for len(b)%unix.NLA_ALIGNTO != 0 {
-		b = append(b, 0)
-	}
-	return b
-}
-
 // dumpRequest builds the request for one family.
 func dumpRequest(family uint8, f Filter, seq uint32) []byte {
-	b := header(nil, msgByFamily, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, seq)
+	b := netlink.Begin(nil, msgByFamily, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, seq)
 	b = request(b, family, f.Protocol, f.states(), &sockID{})
 	if n := len(f.Remote); n > 0 && n <= maxBytecode {
-		b = attr(b, reqAttrBytecode, bytecode(f.Remote))
+		b = netlink.Attr(b, reqAttrBytecode, bytecode(f.Remote))
 	}
-	return finish(b, 0)
+	return netlink.End(b, 0)
 }
 
 // bytecode lets the kernel accept a socket if one of the remote addresses matches:
@@ -152,25 +127,11 @@ func parseSocket(b []byte) (Socket, error) {
 	s := Socket{Family: b[0], State: b[1], id: sockID(b[4:])}
 	s.Local, s.Remote, s.Cookie = s.id.local(s.Family), s.id.remote(s.Family), s.id.cookie()
 	s.Inode = binary.NativeEndian.Uint32(b[messageLen-4:])
-	err := eachAttr(b[messageLen:], func(kind uint16, v []byte) error {
+	err := netlink.EachAttr(b[messageLen:], func(kind uint16, v []byte) error {
 		if kind == attrCgroupID && len(v) == 8 {
 			s.CgroupID = binary.NativeEndian.Uint64(v)
 		}
 		return nil
 	})
 	return s, err
-}
-
-func eachAttr(b []byte, fn func(kind uint16, value []byte) error) error {
-	for len(b) >= unix.SizeofNlAttr {
-		n := int(binary.NativeEndian.Uint16(b))
-		if n < unix.SizeofNlAttr || n > len(b) {
-			return errors.New("parse socket: broken attribute")
-		}
-		if err := fn(binary.NativeEndian.Uint16(b[2:])&attrTypeMask, b[unix.SizeofNlAttr:n]); err != nil {
-			return err
-		}
-		b = b[min(len(b), (n+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
-	}
-	return nil
 }

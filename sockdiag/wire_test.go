@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/internal/netlink"
 )
 
 // run interprets bytecode as the kernel does, including its check that targets lie
@@ -146,8 +148,8 @@ func message() []byte {
 	b = append(b, id[:]...)
 	b = append(b, make([]byte, 16)...)
 	b = binary.NativeEndian.AppendUint32(b, 4711)
-	b = attr(b, 8, []byte{3}) // INET_DIAG_SHUTDOWN: passed over
-	return attr(b, attrCgroupID, binary.NativeEndian.AppendUint64(nil, 99))
+	b = netlink.Attr(b, 8, []byte{3}) // INET_DIAG_SHUTDOWN: passed over
+	return netlink.Attr(b, attrCgroupID, binary.NativeEndian.AppendUint64(nil, 99))
 }
 
 func TestParseSocket(t *testing.T) {
