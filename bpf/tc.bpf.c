@@ -386,8 +386,19 @@ count_service(__u32 service, enum select_result result, __u32 backend)
 /* As FORWARD_ATTEMPTS in sock.bpf.c. */
 #define SELECT_ATTEMPTS 3
 
+/* Whether a packet is of a connection that began before these programs were
+ * here. It takes a lookup, so it is asked where the answer matters. */
+static __always_inline bool is_netfilters(struct __sk_buff *skb,
+					  const struct packet *p)
+{
+	return (p->key.proto != IPPROTO_TCP ||
+		(p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN) &&
+	       netfilter_has(skb, p);
+}
+
 /* Finds a backend for a packet without a flow. */
-GLOBAL int choose(const struct packet *p, struct choice *c)
+GLOBAL int choose(struct __sk_buff *skb, const struct packet *p,
+		  struct choice *c)
 {
 	enum select_result result = SELECT_RACED;
 	struct affinity chosen;
@@ -404,11 +415,15 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 			if (!is_unserved(p->key.dst) ||
 			    local_flags(p->key.dst) || is_martian(p->key.src))
 				return NEXT;
+			if (is_netfilters(skb, p))
+				return done(PASS_NETFILTER, NEXT);
 			result = SELECT_REJECT;
 			break;
 		}
 		if (is_martian(p->key.src))
 			return NEXT;
+		if (is_netfilters(skb, p))
+			return done(PASS_NETFILTER, NEXT);
 		/* Of a connection that is gone already. */
 		if (p->key.proto == IPPROTO_TCP && p->tcp_flags & TCP_RST)
 			return done(PASS_RST, NEXT);
@@ -465,12 +480,7 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	struct choice c = {};
 	int verdict;
 
-	/* A connection that began before these programs were here. */
-	if ((p->key.proto != IPPROTO_TCP ||
-	     (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN) &&
-	    netfilter_has(skb, p))
-		return done(PASS_NETFILTER, NEXT);
-	verdict = choose(p, &c);
+	verdict = choose(skb, p, &c);
 	if (verdict != CHOSEN)
 		return verdict;
 	switch (create(skb, p, &c)) {

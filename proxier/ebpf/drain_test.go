@@ -107,7 +107,7 @@ func TestDrain(t *testing.T) {
 			}
 
 			// Nobody answers for addresses that nobody has.
-			for _, unserved := range []netip.AddrPort{netip.AddrPortFrom(vip4, 80), netip.MustParseAddrPort("10.96.7.7:80"), netip.MustParseAddrPort("[fd00:10:96::7:7]:80")} {
+			for _, unserved := range []netip.AddrPort{netip.AddrPortFrom(vip4, 80), netip.MustParseAddrPort("10.96.7.7:80"), netip.MustParseAddrPort("[fd00:10:96::7777]:80")} {
 				waitFor(t, "a pod's connection to "+unserved.String()+" to go out as it is", func() bool {
 					ctx := shortly(t)
 					_, err := inside.Ask(ctx, "tcp", unserved)

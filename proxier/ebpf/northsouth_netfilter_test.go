@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// Connections that netfilter translates go on when the programs serve, at addresses of
+// Services and at those that would be refused; and where somebody else has it translate
+// others, that is none of our business.
+func TestConnectionsOfNetfilter(t *testing.T) {
+	e := newEdge(t, Options{})
+	serve(t, e.here)
+	serve(t, e.there)
+	unserved := [...]netip.AddrPort{netip.MustParseAddrPort("10.96.7.7:80"), netip.MustParseAddrPort("[fd00:10:96::7777]:80")}
+	for _, a := range unserved {
+		if err := e.lab.Announce(netip.PrefixFrom(a.Addr(), a.Addr().BitLen()), e.at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	type target struct {
+		what string
+		to   netip.AddrPort
+		ours bool // to answer
+	}
+	var targets []target
+	for i, own := range e.addrs() {
+		targets = append(targets,
+			target{"a NodePort", netip.AddrPortFrom(own, nodePort), true},
+			target{"a ClusterIP of nobody", unserved[i], true},
+			target{"a port of somebody else", netip.AddrPortFrom(own, 8088), false})
+	}
+	var rules [proxier.Families]strings.Builder
+	for _, n := range targets {
+		for _, network := range []string{"udp", "tcp"} {
+			fmt.Fprintf(&rules[proxier.FamilyOf(n.to.Addr())], "-A PREROUTING -d %s -p %s --dport %d -j DNAT --to-destination %s\n",
+				n.to.Addr(), network, n.to.Port(), netip.AddrPortFrom(addrOf(e.here.Sandbox, n.to.Addr()), targetPort))
+		}
+	}
+	for f, tool := range []string{"iptables-nft-restore", "ip6tables-nft-restore"} {
+		cmd := e.at.Command(context.Background(), tool)
+		cmd.Stdin = strings.NewReader("*nat\n:PREROUTING ACCEPT\n" + rules[f].String() + "COMMIT\n")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", tool, err, out)
+		}
+	}
+
+	if err := e.at.Do(func() error { _, err := detachDevices(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	visits := map[target][]*visit{}
+	for _, n := range targets {
+		for _, network := range []string{"udp", "tcp"} {
+			visits[n] = append(visits[n], e.visit(t, entry{network, n.what, n.to}))
+		}
+	}
+	e.UpdateFacts(func(f *proxier.Facts) { f.ServiceCIDRs = []netip.Prefix{lab.ServicePrefix4, lab.ServicePrefix6} })
+	e.use(t, e.there)
+	if err := e.tier.ensureDevices(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	counts := counted{tier: e.tier}
+	counts.since(t)
+	for n, list := range visits {
+		for _, v := range list {
+			v.want(t, "here")
+		}
+		if got := counts.since(t)["passed_netfilter"]; (got > 0) != n.ours {
+			t.Errorf("%s: %d packets of %s are counted", n.to, got, n.what)
+		}
+	}
+	// Those that begin now are ours.
+	for _, network := range []string{"tcp", "udp"} {
+		for _, own := range e.addrs() {
+			e.visit(t, entry{network, "node port", netip.AddrPortFrom(own, nodePort)}).want(t, "there")
+		}
+	}
+}
