@@ -121,6 +121,7 @@ static __always_inline bool is_orphan(const struct packet *p,
 
 	return !hit->reply && p->key.proto == IPPROTO_TCP &&
 	       p->fragment == WHOLE &&
+	       (__s32)(f->backend_generation - first_generation) >= 0 &&
 	       !backend_of(f->backend, f->backend_generation, f->service);
 }
 

@@ -25,6 +25,11 @@ const volatile __u8 from_pod = 0;
  * ends to find out. */
 const volatile __u8 reset_removed = 0;
 
+/* Of the backends in these tables, none has an earlier generation: a flow that
+ * has one began with other tables, and nothing tells whether its backend is
+ * gone. */
+const volatile __u32 first_generation = 0;
+
 /* bpf_fib_lookup() tells the source address of a route (Linux 6.7). */
 const volatile __u8 have_fib_source = 1;
 

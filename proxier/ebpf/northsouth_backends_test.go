@@ -129,3 +129,51 @@ func (v *visit) want(t testing.TB, server string) {
 		t.Errorf("%s: answered by %q, %v; want %s", v.entry, r.Server, err, server)
 	}
 }
+
+// Clients of removed backends are reset only if the tables know that those were removed:
+// when tables are built anew, nothing is known of backends before.
+func TestResetsNobodyForNewTables(t *testing.T) {
+	sizes := drainSizes
+	e := newEdge(t, Options{Sizes: sizes, ResetRemoved: true})
+	pods := []*lab.Pod{serve(t, e.here), serve(t, e.there)}
+	e.use(t, pods...)
+	visits := func() (list []*visit) {
+		for missing := map[string]bool{"here": true, "there": true}; len(missing) > 0; {
+			for _, n := range e.entries("tcp") {
+				v := e.visit(t, n)
+				delete(missing, v.server)
+				list = append(list, v)
+			}
+		}
+		return list
+	}
+	before := visits()
+	for i, size := range []uint32{1 << 7, 1 << 8} {
+		generation := e.tier.writer.tables.meta.Generation
+		// The next is told by its second, more or less.
+		waitFor(t, "another generation", func() bool { return uint32(time.Now().Unix()) > generation })
+		e.close()
+		sizes.Backends = size
+		if i == 1 { // and flows that are copied
+			sizes.TCPFlows *= 2
+		}
+		e.begin(t, Options{Sizes: sizes, ResetRemoved: true}, nil)
+		if e.tier.Adopted() {
+			t.Fatal("the tables were taken over")
+		}
+		e.use(t, pods...)
+		for _, v := range before {
+			v.want(t, v.server)
+		}
+	}
+	after := visits()
+	e.use(t)
+	for _, v := range before {
+		v.want(t, v.server)
+	}
+	for _, v := range after {
+		if r, err := lab.AskConn(t.Context(), v.conn); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("%s to %s, which is gone: %v %v", v.entry, v.server, r, err)
+		}
+	}
+}

@@ -120,6 +120,10 @@ func (p *packets) load(v variant) (*packetPrograms, error) {
 	if err != nil {
 		return nil, err
 	}
+	var meta metaEntry
+	if err := p.maps["tdm_meta"].Lookup(uint32(0), &meta); err != nil {
+		return nil, fmt.Errorf("read the generation of the tables: %w", err)
+	}
 	l2 := uint8(14)
 	if v.l3 {
 		l2 = 0
@@ -130,7 +134,8 @@ func (p *packets) load(v variant) (*packetPrograms, error) {
 		"max_kept_tcp": uint64(p.opts.Sizes.TCPFlows), "max_kept_udp": uint64(p.opts.Sizes.UDPFlows),
 		"snat_ranges": p.snat.bpf(), "snat_ports": uint32(p.snat.usual), "snat_all_ports": uint32(p.snat.all),
 		"have_fib_source": boolByte(!p.opts.NoFIBSource), "have_loop": boolByte(!p.opts.NoLoop), "reset_removed": boolByte(p.opts.ResetRemoved),
-		"have_conntrack": boolByte(!p.noConntrack), "draining": boolByte(p.draining),
+		"first_generation": meta.Generation,
+		"have_conntrack":   boolByte(!p.noConntrack), "draining": boolByte(p.draining),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, fmt.Errorf("set %s: %w", name, err)

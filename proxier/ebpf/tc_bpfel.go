@@ -48,48 +48,49 @@ type tcFlowKey struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	tcMapTdmAffinity   = "tdm_affinity"
-	tcMapTdmBackend    = "tdm_backend"
-	tcMapTdmBeStats    = "tdm_be_stats"
-	tcMapTdmBudget     = "tdm_budget"
-	tcMapTdmFlow       = "tdm_flow"
-	tcMapTdmFlowCount  = "tdm_flow_count"
-	tcMapTdmFlowKey    = "tdm_flow_key"
-	tcMapTdmFlowYoung  = "tdm_flow_young"
-	tcMapTdmFragment   = "tdm_fragment"
-	tcMapTdmFrontend   = "tdm_frontend"
-	tcMapTdmLocal      = "tdm_local"
-	tcMapTdmMeta       = "tdm_meta"
-	tcMapTdmNode       = "tdm_node"
-	tcMapTdmOptout     = "tdm_optout"
-	tcMapTdmRange      = "tdm_range"
-	tcMapTdmReason     = "tdm_reason"
-	tcMapTdmService    = "tdm_service"
-	tcMapTdmSet        = "tdm_set"
-	tcMapTdmSlot       = "tdm_slot"
-	tcMapTdmSnat       = "tdm_snat"
-	tcMapTdmSock       = "tdm_sock"
-	tcMapTdmSvcStats   = "tdm_svc_stats"
-	tcMapTdmUdpPeer    = "tdm_udp_peer"
-	tcMapTdmUplink     = "tdm_uplink"
-	tcMapTdmVip        = "tdm_vip"
-	tcProgTdmIn        = "tdm_in"
-	tcProgTdmOut       = "tdm_out"
-	tcVarDraining      = "draining"
-	tcVarFromPod       = "from_pod"
-	tcVarHaveConntrack = "have_conntrack"
-	tcVarHaveFibSource = "have_fib_source"
-	tcVarHaveLoop      = "have_loop"
-	tcVarL2Len         = "l2_len"
-	tcVarMaxFlows      = "max_flows"
-	tcVarMaxKeptTcp    = "max_kept_tcp"
-	tcVarMaxKeptUdp    = "max_kept_udp"
-	tcVarMaxYoung      = "max_young"
-	tcVarResetRemoved  = "reset_removed"
-	tcVarRole          = "role"
-	tcVarSnatAllPorts  = "snat_all_ports"
-	tcVarSnatPorts     = "snat_ports"
-	tcVarSnatRanges    = "snat_ranges"
+	tcMapTdmAffinity     = "tdm_affinity"
+	tcMapTdmBackend      = "tdm_backend"
+	tcMapTdmBeStats      = "tdm_be_stats"
+	tcMapTdmBudget       = "tdm_budget"
+	tcMapTdmFlow         = "tdm_flow"
+	tcMapTdmFlowCount    = "tdm_flow_count"
+	tcMapTdmFlowKey      = "tdm_flow_key"
+	tcMapTdmFlowYoung    = "tdm_flow_young"
+	tcMapTdmFragment     = "tdm_fragment"
+	tcMapTdmFrontend     = "tdm_frontend"
+	tcMapTdmLocal        = "tdm_local"
+	tcMapTdmMeta         = "tdm_meta"
+	tcMapTdmNode         = "tdm_node"
+	tcMapTdmOptout       = "tdm_optout"
+	tcMapTdmRange        = "tdm_range"
+	tcMapTdmReason       = "tdm_reason"
+	tcMapTdmService      = "tdm_service"
+	tcMapTdmSet          = "tdm_set"
+	tcMapTdmSlot         = "tdm_slot"
+	tcMapTdmSnat         = "tdm_snat"
+	tcMapTdmSock         = "tdm_sock"
+	tcMapTdmSvcStats     = "tdm_svc_stats"
+	tcMapTdmUdpPeer      = "tdm_udp_peer"
+	tcMapTdmUplink       = "tdm_uplink"
+	tcMapTdmVip          = "tdm_vip"
+	tcProgTdmIn          = "tdm_in"
+	tcProgTdmOut         = "tdm_out"
+	tcVarDraining        = "draining"
+	tcVarFirstGeneration = "first_generation"
+	tcVarFromPod         = "from_pod"
+	tcVarHaveConntrack   = "have_conntrack"
+	tcVarHaveFibSource   = "have_fib_source"
+	tcVarHaveLoop        = "have_loop"
+	tcVarL2Len           = "l2_len"
+	tcVarMaxFlows        = "max_flows"
+	tcVarMaxKeptTcp      = "max_kept_tcp"
+	tcVarMaxKeptUdp      = "max_kept_udp"
+	tcVarMaxYoung        = "max_young"
+	tcVarResetRemoved    = "reset_removed"
+	tcVarRole            = "role"
+	tcVarSnatAllPorts    = "snat_all_ports"
+	tcVarSnatPorts       = "snat_ports"
+	tcVarSnatRanges      = "snat_ranges"
 )
 
 // loadTc returns the embedded CollectionSpec for tc.
@@ -173,21 +174,22 @@ type tcMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcVariableSpecs struct {
-	Draining      *ebpf.VariableSpec `ebpf:"draining"`
-	FromPod       *ebpf.VariableSpec `ebpf:"from_pod"`
-	HaveConntrack *ebpf.VariableSpec `ebpf:"have_conntrack"`
-	HaveFibSource *ebpf.VariableSpec `ebpf:"have_fib_source"`
-	HaveLoop      *ebpf.VariableSpec `ebpf:"have_loop"`
-	L2Len         *ebpf.VariableSpec `ebpf:"l2_len"`
-	MaxFlows      *ebpf.VariableSpec `ebpf:"max_flows"`
-	MaxKeptTcp    *ebpf.VariableSpec `ebpf:"max_kept_tcp"`
-	MaxKeptUdp    *ebpf.VariableSpec `ebpf:"max_kept_udp"`
-	MaxYoung      *ebpf.VariableSpec `ebpf:"max_young"`
-	ResetRemoved  *ebpf.VariableSpec `ebpf:"reset_removed"`
-	Role          *ebpf.VariableSpec `ebpf:"role"`
-	SnatAllPorts  *ebpf.VariableSpec `ebpf:"snat_all_ports"`
-	SnatPorts     *ebpf.VariableSpec `ebpf:"snat_ports"`
-	SnatRanges    *ebpf.VariableSpec `ebpf:"snat_ranges"`
+	Draining        *ebpf.VariableSpec `ebpf:"draining"`
+	FirstGeneration *ebpf.VariableSpec `ebpf:"first_generation"`
+	FromPod         *ebpf.VariableSpec `ebpf:"from_pod"`
+	HaveConntrack   *ebpf.VariableSpec `ebpf:"have_conntrack"`
+	HaveFibSource   *ebpf.VariableSpec `ebpf:"have_fib_source"`
+	HaveLoop        *ebpf.VariableSpec `ebpf:"have_loop"`
+	L2Len           *ebpf.VariableSpec `ebpf:"l2_len"`
+	MaxFlows        *ebpf.VariableSpec `ebpf:"max_flows"`
+	MaxKeptTcp      *ebpf.VariableSpec `ebpf:"max_kept_tcp"`
+	MaxKeptUdp      *ebpf.VariableSpec `ebpf:"max_kept_udp"`
+	MaxYoung        *ebpf.VariableSpec `ebpf:"max_young"`
+	ResetRemoved    *ebpf.VariableSpec `ebpf:"reset_removed"`
+	Role            *ebpf.VariableSpec `ebpf:"role"`
+	SnatAllPorts    *ebpf.VariableSpec `ebpf:"snat_all_ports"`
+	SnatPorts       *ebpf.VariableSpec `ebpf:"snat_ports"`
+	SnatRanges      *ebpf.VariableSpec `ebpf:"snat_ranges"`
 }
 
 // tcObjects contains all objects after they have been loaded into the kernel.
@@ -271,21 +273,22 @@ func (m *tcMaps) Close() error {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcVariables struct {
-	Draining      *ebpf.Variable `ebpf:"draining"`
-	FromPod       *ebpf.Variable `ebpf:"from_pod"`
-	HaveConntrack *ebpf.Variable `ebpf:"have_conntrack"`
-	HaveFibSource *ebpf.Variable `ebpf:"have_fib_source"`
-	HaveLoop      *ebpf.Variable `ebpf:"have_loop"`
-	L2Len         *ebpf.Variable `ebpf:"l2_len"`
-	MaxFlows      *ebpf.Variable `ebpf:"max_flows"`
-	MaxKeptTcp    *ebpf.Variable `ebpf:"max_kept_tcp"`
-	MaxKeptUdp    *ebpf.Variable `ebpf:"max_kept_udp"`
-	MaxYoung      *ebpf.Variable `ebpf:"max_young"`
-	ResetRemoved  *ebpf.Variable `ebpf:"reset_removed"`
-	Role          *ebpf.Variable `ebpf:"role"`
-	SnatAllPorts  *ebpf.Variable `ebpf:"snat_all_ports"`
-	SnatPorts     *ebpf.Variable `ebpf:"snat_ports"`
-	SnatRanges    *ebpf.Variable `ebpf:"snat_ranges"`
+	Draining        *ebpf.Variable `ebpf:"draining"`
+	FirstGeneration *ebpf.Variable `ebpf:"first_generation"`
+	FromPod         *ebpf.Variable `ebpf:"from_pod"`
+	HaveConntrack   *ebpf.Variable `ebpf:"have_conntrack"`
+	HaveFibSource   *ebpf.Variable `ebpf:"have_fib_source"`
+	HaveLoop        *ebpf.Variable `ebpf:"have_loop"`
+	L2Len           *ebpf.Variable `ebpf:"l2_len"`
+	MaxFlows        *ebpf.Variable `ebpf:"max_flows"`
+	MaxKeptTcp      *ebpf.Variable `ebpf:"max_kept_tcp"`
+	MaxKeptUdp      *ebpf.Variable `ebpf:"max_kept_udp"`
+	MaxYoung        *ebpf.Variable `ebpf:"max_young"`
+	ResetRemoved    *ebpf.Variable `ebpf:"reset_removed"`
+	Role            *ebpf.Variable `ebpf:"role"`
+	SnatAllPorts    *ebpf.Variable `ebpf:"snat_all_ports"`
+	SnatPorts       *ebpf.Variable `ebpf:"snat_ports"`
+	SnatRanges      *ebpf.Variable `ebpf:"snat_ranges"`
 }
 
 // tcPrograms contains all programs after they have been loaded into the kernel.
