@@ -106,6 +106,8 @@ func (p *packets) programs(v variant) (*packetPrograms, error) {
 		if programs, without = p.load(v); without == nil {
 			klog.Background().Info("Connections that netfilter translates cannot be told from new ones", "reason", err.Error())
 			err = nil
+		} else {
+			p.noConntrack = false // it was something else, which may pass
 		}
 	}
 	if err != nil {
