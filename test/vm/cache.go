@@ -21,7 +21,7 @@ import (
 )
 
 // layout changes with what is in the cache, so that nothing older is used.
-const layout = "3"
+const layout = "1"
 
 // Cache is what machines are made of, in a directory that outlives checkouts.
 type Cache struct{ dir string }

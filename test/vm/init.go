@@ -110,10 +110,14 @@ func prepare() error {
 			return err
 		}
 	}
-	for _, d := range []string{"/run/lock", "/run/netns"} {
+	for _, d := range []string{"/run/lock", "/run/netns", "/dev/net"} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return err
 		}
+	}
+	// As udev does, so that it is there to be opened, which loads the module.
+	if err := unix.Mknod("/dev/net/tun", unix.S_IFCHR|0o666, int(unix.Mkdev(10, 200))); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("make /dev/net/tun: %w", err)
 	}
 	for limit, value := range map[int]uint64{
 		unix.RLIMIT_MEMLOCK: unix.RLIM_INFINITY, // maps counted until Linux 5.11
@@ -129,13 +133,14 @@ func prepare() error {
 	if err := os.Chmod("/tmp", 0o1777); err != nil {
 		return err
 	}
-	for _, kv := range []string{"HOME=/root", "USER=root", "TERM=dumb", "PATH=/usr/sbin:/usr/bin:" + busyboxDir} {
+	for _, kv := range []string{"HOME=/root", "USER=root", "TERM=dumb", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"} {
 		name, value, _ := strings.Cut(kv, "=")
 		if err := os.Setenv(name, value); err != nil {
 			return err
 		}
 	}
-	if err := exec.Command("busybox", "--install", "-s", busyboxDir).Run(); err != nil {
+	// Whatever a package brought stays.
+	if err := exec.Command("busybox", "--install", "-s").Run(); err != nil {
 		return fmt.Errorf("install commands of busybox: %w", err)
 	}
 	return loopbackUp()

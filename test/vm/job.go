@@ -18,8 +18,7 @@ import (
 // Names that the two sides agree on.
 const (
 	jobFile    = "/job.json"
-	busyboxDir = "/usr/lib/busybox" // of the commands that no package brings, last in PATH
-	endEntry   = "end"              // of what comes back
+	endEntry   = "end" // of what comes back
 	console    = "ttyS0"
 	outputLine = "/dev/ttyS1"
 	resultLine = "/dev/ttyS2"

@@ -21,7 +21,8 @@ const userlandSuite = "bookworm"
 // userlandPackages are what tests run, and what somebody who looks at a machine would.
 var userlandPackages = []string{
 	"iptables", "ipset", "ipvsadm", "nftables", "conntrack", "iproute2", "ethtool", "iputils-ping",
-	// Debian's busybox prefers its own commands to those above, so it is no shell.
+	// For what no other brings, and modprobe. Its shell prefers its own commands to those
+	// above, so there are others.
 	"busybox-static", "dash", "bash", "procps",
 	// For test binaries with the race detector.
 	"libc6", "libgcc-s1",
@@ -65,7 +66,7 @@ func buildUserland(ctx context.Context, w io.Writer) (err error) {
 		return err
 	}
 	a := newArchive(w)
-	for _, dir := range []string{"dev", "proc", "sys", "run", "root", "tmp", "var/log", "usr/bin", "usr/sbin", "usr/lib", "usr/lib64", busyboxDir} {
+	for _, dir := range []string{"dev", "proc", "sys", "run", "root", "tmp", "var/log", "usr/bin", "usr/sbin", "usr/lib", "usr/lib64"} {
 		if err := a.dir(dir, 0o755); err != nil {
 			return err
 		}
