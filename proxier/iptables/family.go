@@ -218,6 +218,9 @@ func (f *family) syncAll(ctx context.Context) error {
 	if err := f.writeOwed(ctx, adopting); err != nil {
 		return err
 	}
+	for _, h := range f.hubs {
+		h.prune()
+	}
 	if err := f.writeHubs(ctx); err != nil {
 		return err
 	}

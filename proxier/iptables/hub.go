@@ -187,6 +187,16 @@ func (h *hub) change(s slot, rule string, by int) bool {
 	return false
 }
 
+// prune has the hub written if it leads to slots that nobody wants any more.
+func (h *hub) prune() {
+	chains := h.chains()
+	for name := range h.made {
+		if !has(chains, name) {
+			h.stale[h.chain()] = struct{}{}
+		}
+	}
+}
+
 // wantsSplit says which shape fits.
 func (h *hub) wantsSplit(size int) bool {
 	if h.split {

@@ -58,6 +58,25 @@ func TestNothingToDo(t *testing.T) {
 	}
 }
 
+// TestSlotEmpties: a slot of a tree whose last rule goes with a full sync goes too.
+func TestSlotEmpties(t *testing.T) {
+	n := newNode(t, newFakeTools())
+	n.serve(0, 200, 1)
+	n.sync()
+	n.syncAll()
+	const slot = "KUBE-SVC-SLOT-65" // of s100 alone
+	rest := slices.DeleteFunc(n.Table().All(), func(c proxier.PortChange) bool { return c.New.Name.Name == "s100" })
+	if len(contents(t, n.tools, proxier.IPv4)["nat "+slot]) != 1 {
+		t.Fatalf("%s does not hold one rule", slot)
+	}
+	if err := n.tier.Sync(t.Context(), proxier.Update{Full: true, Changes: rest}); err != nil {
+		t.Error(err)
+	}
+	if strings.Contains(saved(t, n.tools, proxier.IPv4), slot) {
+		t.Errorf("%s is left", slot)
+	}
+}
+
 // TestRefused: what the kernel refuses of one Service is told once, costs no other one
 // anything, and nothing that was there. When it is no longer refused it is written.
 func TestRefused(t *testing.T) {
