@@ -100,6 +100,10 @@ func TestKernel(t *testing.T) {
 				{name: "sent by a Service to itself, masqueraded", from: n.Sandbox, to: vip,
 					nat: "-A OUTPUT %[1]s -j DNAT --to-destination " + n.Addr4.String() + "\n-A POSTROUTING %[1]s -j MASQUERADE"},
 				{name: "sent, redirected", from: n.Sandbox, to: vip, nat: "-A OUTPUT %s -j REDIRECT"},
+				{name: "from a pod by a Service to the node, known as translated", from: shell.Sandbox, to: vip,
+					nat: "-A PREROUTING %[1]s -j DNAT --to-destination " + n.Addr4.String() + "\n-A INPUT %[1]s -m conntrack --ctstate DNAT"},
+				{name: "translated to where it was going, not known as translated", from: client.Sandbox, to: n.Addr4,
+					nat: "-A PREROUTING %[1]s -j DNAT --to-destination " + n.Addr4.String() + "\n-A INPUT %[1]s -m conntrack --ctstate DNAT"},
 				{name: "sent by itself to a pod", from: n.Sandbox, to: n.Addr4, nat: "-A OUTPUT %s -j DNAT --to-destination " + web.Addr4.String()},
 			} {
 				port := uint16(4000 + i)

@@ -247,5 +247,7 @@ func (w *walk) translate(to netip.Addr, port uint16) {
 	if port == 0 {
 		port = w.to.Port()
 	}
-	w.to, w.dst, w.translated = netip.AddrPortFrom(to, port), wordsOf(to), true
+	was := w.to
+	w.to, w.dst = netip.AddrPortFrom(to, port), wordsOf(to)
+	w.translated = w.translated || w.to != was // as conntrack sees it
 }
