@@ -107,9 +107,9 @@ func (f *family) learn(rules *proxier.NodeRules) (news bool) {
 	news = loopback != f.loopback || *renderer != *f.renderer
 	f.loopback, f.renderer = loopback, renderer
 	for name, tail := range map[hubName][]string{
-		servicesNAT:            nodePorts(f.name, rules, nodePortsChain),
-		externalServicesFilter: nodePorts(f.name, rules, externalNodePortsChain),
-		servicesFilter:         renderer.unserved(rules),
+		servicesNAT: nodePorts(f.name, rules, nodePortsChain, ""),
+		// Behind all that is said of one address and port.
+		firewallFilter: append(nodePorts(f.name, rules, externalNodePortsChain, notTranslated), renderer.unserved(rules)...),
 	} {
 		h := f.hubs[name]
 		news = news || !slices.Equal(tail, h.tail)

@@ -24,7 +24,7 @@ const (
 	firewallChain         = "KUBE-FIREWALL" // kubelet has one of this name too
 	canaryChain           = "KUBE-PROXY-CANARY"
 
-	// externalNodePortsChain is ours: what KUBE-EXTERNAL-SERVICES says of NodePorts. The
+	// externalNodePortsChain is ours: what KUBE-PROXY-FIREWALL says of NodePorts. The
 	// name leaves room for a protocol and a port within 28 bytes.
 	externalNodePortsChain = "KUBE-REFUSED-PORTS"
 	// drainChain is what Cleanup leaves.

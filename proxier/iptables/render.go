@@ -152,7 +152,9 @@ func (r *renderer) render(d *proxier.Decision) portRules {
 	}
 	p.endpoints(used)
 	for _, f := range internal {
-		p.serve(f, " cluster IP", p.chain(setPrefixes[f.Routes[0].Set&1]))
+		if which(f, p.empty) != everybody {
+			p.serve(f, " cluster IP", p.chain(setPrefixes[f.Routes[0].Set&1]))
+		}
 		p.refuse(f, servicesFilter)
 	}
 	if len(external) > 0 {
@@ -261,11 +263,8 @@ func (p *portRenderer) dialled(f *proxier.Frontend, what string) rule {
 	return r
 }
 
-// serve has a frontend lead to a chain, if that leads anybody anywhere.
+// serve has a frontend lead to a chain.
 func (p *portRenderer) serve(f *proxier.Frontend, what, target string) {
-	if which(f, p.empty) == everybody {
-		return
-	}
 	r := p.dialled(f, what)
 	r.target = target
 	if f.Kind == proxier.NodePort {
@@ -324,10 +323,15 @@ var externalNames = map[proxier.Kind]string{
 	proxier.LoadBalancer: " loadbalancer IP", proxier.ExternalIP: " external IP", proxier.NodePort: "",
 }
 
+// untranslated keeps a packet that will be refused from NodePorts of the same number,
+// where a device of this node has the address.
+const untranslated = "ACCEPT"
+
 // external writes what load balancer and external IPs and the NodePort share: their
 // routes are the same.
 func (p *portRenderer) external(list []*proxier.Frontend) {
-	if which(list[0], p.empty) != everybody {
+	served := which(list[0], p.empty) != everybody
+	if served {
 		p.add(p.chain(externalPrefix), p.routes(list[0]))
 	}
 	var guarded []*proxier.Frontend
@@ -336,19 +340,23 @@ func (p *portRenderer) external(list []*proxier.Frontend) {
 		if f.AnswersEcho() {
 			p.share(servicesNAT, addrSlot(f.Addr.Addr()), p.echo(f.Addr.Addr()))
 		}
-		if !f.Filtered {
+		switch {
+		case served && !f.Filtered:
 			p.serve(f, externalNames[f.Kind], p.chain(externalPrefix))
-			continue
-		}
-		if len(f.Ranges) > 0 {
+		case served && len(f.Ranges) > 0:
 			p.serve(f, externalNames[f.Kind], p.chain(rangesPrefix))
+		case f.Kind != proxier.NodePort:
+			p.serve(f, externalNames[f.Kind], untranslated)
+		}
+		if !f.Filtered {
+			continue
 		}
 		guarded = append(guarded, f)
 		r := p.dialled(f, " traffic not accepted by "+p.chain(rangesPrefix))
 		r.target = "DROP"
 		p.share(firewallFilter, addrSlot(f.Addr.Addr()), r)
 	}
-	if len(guarded) > 0 && which(list[0], p.empty) != everybody {
+	if len(guarded) > 0 && served {
 		p.guard(guarded)
 	}
 }
@@ -365,7 +373,7 @@ func (p *portRenderer) routes(f *proxier.Frontend) (rules []rule) {
 	lead := func(of rule, o proxier.Origin, who, leads string) {
 		route := f.Routes[o]
 		if p.empty(route) {
-			of.target = "RETURN"
+			of.target = untranslated
 			rules = append(rules, of)
 			return
 		}
@@ -384,7 +392,7 @@ func (p *portRenderer) routes(f *proxier.Frontend) (rules []rule) {
 		lead(rule{matches: fromLocal}, proxier.FromHost, "LOCAL traffic", "route LOCAL traffic")
 	}
 	if p.empty(whole) {
-		return rules
+		return append(rules, rule{target: untranslated})
 	}
 	if hides(whole) {
 		rules = append(rules, rule{comment: p.comment("masquerade traffic" + about), target: markMasqChain})
@@ -409,7 +417,7 @@ func (p *portRenderer) guard(list []*proxier.Frontend) {
 		}
 	}
 	if len(rules) > 0 {
-		p.add(p.chain(rangesPrefix), rules)
+		p.add(p.chain(rangesPrefix), append(rules, rule{target: untranslated}))
 	}
 }
 

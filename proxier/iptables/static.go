@@ -91,17 +91,22 @@ var martians = rule{
 	matches: "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT", target: "DROP",
 }.String()
 
+var loopbackRange = [proxier.Families]string{"127.0.0.0/8", "::1/128"}
+
+// notTranslated is for filters, which see endpoints on this host as well as what was sent
+// there.
+const notTranslated = "-m conntrack ! --ctstate DNAT"
+
 // nodePorts are the rules that lead to a chain of NodePorts what is sent to where
-// those are served.
-func nodePorts(family proxier.Family, rules *proxier.NodeRules, target string) (list []string) {
+// those are served, and matches.
+func nodePorts(family proxier.Family, rules *proxier.NodeRules, target, matches string) (list []string) {
 	const comment = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 	if rules.AllNodePortAddrs[family] {
-		loopback := [proxier.Families]string{"! 127.0.0.0/8", "! ::1/128"}[family]
-		list = append(list, rule{dest: loopback, comment: comment, matches: toLocal, target: target}.String())
+		list = append(list, rule{dest: not(loopbackRange[family]), comment: comment, matches: strings.TrimSpace(toLocal + " " + matches), target: target}.String())
 	} else {
 		for _, a := range rules.NodePortAddrs {
 			if proxier.FamilyOf(a) == family {
-				list = append(list, rule{dest: only(a), comment: comment, target: target}.String())
+				list = append(list, rule{dest: only(a), comment: comment, matches: matches, target: target}.String())
 			}
 		}
 	}
@@ -110,7 +115,7 @@ func nodePorts(family proxier.Family, rules *proxier.NodeRules, target string) (
 	}
 	for _, p := range rules.Loopback[family] {
 		// For this host alone: what martians drops is not yet translated.
-		list = append(list, rule{dest: p.String(), comment: comment, matches: fromLocal, target: target}.String())
+		list = append(list, rule{dest: p.String(), comment: comment, matches: strings.TrimSpace(fromLocal + " " + matches), target: target}.String())
 	}
 	return list
 }
