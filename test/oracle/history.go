@@ -130,10 +130,10 @@ type player struct {
 	facts proxier.Facts
 }
 
-func newPlayer(h history, proxied bool) *player {
+func newPlayer(h history, proxied bool, tier Tier) *player {
 	p := &player{h: h, there: newObjects(), facts: h.facts}
 	if p.s = newDirect(&h); proxied {
-		p.s = newWhole(&h)
+		p.s = newWhole(&h, tier)
 	}
 	return p
 }

@@ -25,6 +25,7 @@ type subject interface {
 	sync()
 	table() *proxier.Table
 	mirror() *mirror
+	carrier() Tier // nil for none
 }
 
 // direct drives tracker and table as the proxier does.
@@ -60,6 +61,7 @@ func (d *direct) OnEndpointSlicesSynced() {}
 func (d *direct) setFacts(f proxier.Facts) { d.facts = f }
 func (d *direct) table() *proxier.Table    { return d.t }
 func (d *direct) mirror() *mirror          { return &d.m }
+func (d *direct) carrier() Tier            { return nil }
 
 func (d *direct) sync() {
 	rules, services := d.t.SetFacts(d.facts)
@@ -76,17 +78,19 @@ func (d *direct) sync() {
 	}
 }
 
-// whole is a proxier; the mirror is its tier.
+// whole is a proxier. Its tier is the mirror, with another one behind it if that is
+// put to the test.
 type whole struct {
 	*proxier.Proxier
-	m mirror
+	m    mirror
+	tier Tier
 }
 
 var _, _ subject = (*direct)(nil), (*whole)(nil)
 
-func newWhole(h *history) *whole {
-	w := &whole{m: mirror{decisions: map[uint32]*proxier.Decision{}}}
-	p, err := proxier.New(proxier.Options{NodeName: ownNode, Facts: h.facts, Policy: h.policy, Tier: tier{&w.m}})
+func newWhole(h *history, carrier Tier) *whole {
+	w := &whole{m: mirror{decisions: map[uint32]*proxier.Decision{}}, tier: carrier}
+	p, err := proxier.New(proxier.Options{NodeName: ownNode, Facts: h.facts, Policy: h.policy, Tier: tier{w}})
 	if err != nil {
 		panic(err)
 	}
@@ -97,6 +101,7 @@ func newWhole(h *history) *whole {
 func (w *whole) setFacts(f proxier.Facts) { w.UpdateFacts(func(have *proxier.Facts) { *have = f }) }
 func (w *whole) table() *proxier.Table    { return w.Table() }
 func (w *whole) mirror() *mirror          { return &w.m }
+func (w *whole) carrier() Tier            { return w.tier }
 
 func (w *whole) sync() {
 	w.OnServiceSynced()
@@ -106,17 +111,21 @@ func (w *whole) sync() {
 	}
 }
 
-// tier feeds the mirror.
-type tier struct{ m *mirror }
+// tier feeds the mirror, and passes on.
+type tier struct{ w *whole }
 
-func (t tier) Sync(_ context.Context, u proxier.Update) error {
+func (t tier) Sync(ctx context.Context, u proxier.Update) error {
+	m := &t.w.m
 	if u.NodeRules != nil {
-		t.m.rules = *u.NodeRules
+		m.rules = *u.NodeRules
 	}
-	t.m.apply(slices.DeleteFunc(slices.Clone(u.Changes), func(c proxier.PortChange) bool {
-		return u.Full && c.Old == nil && c.New == t.m.decisions[c.New.Index()] // not a change
+	m.apply(slices.DeleteFunc(slices.Clone(u.Changes), func(c proxier.PortChange) bool {
+		return u.Full && c.Old == nil && c.New == m.decisions[c.New.Index()] // not a change
 	}))
-	return nil
+	if t.w.tier == nil {
+		return nil
+	}
+	return t.w.tier.Sync(ctx, u)
 }
 
 func (t tier) Cleanup(context.Context) error                       { return nil }
@@ -212,7 +221,7 @@ func (m *mirror) ask(flow proxier.Flow, localAddrs []netip.Addr) string {
 		}
 	}
 	if d == nil {
-		if slices.ContainsFunc(m.rules.Unserved, func(p netip.Prefix) bool { return p.Contains(dst.Addr()) }) {
+		if !slices.Contains(localAddrs, dst.Addr()) && slices.ContainsFunc(m.rules.Unserved, func(p netip.Prefix) bool { return p.Contains(dst.Addr()) }) {
 			return head(origin, proxier.Rejected)
 		}
 		return head(origin, proxier.Pass)

@@ -22,10 +22,20 @@ import (
 type defect struct {
 	h       history
 	proxied bool
-	seed    uint64 // of checkDump
+	seed    uint64 // of checkDump, and of the tier
 	spoil   wrongAnswer
+	tier    func(seed uint64) Tier
 	what    string
 	flow    proxier.Flow
+}
+
+// player is one of what was put to the test; the table alone needs no proxier.
+func (d *defect) player() *player {
+	var t Tier
+	if d.tier != nil {
+		t = d.tier(d.seed)
+	}
+	return newPlayer(d.h, d.proxied, t)
 }
 
 // reproduce plays it and returns what is wrong, if it is what is looked for.
@@ -38,7 +48,10 @@ func (d *defect) reproduce() (found *failure) {
 			found = nil
 		}
 	}()
-	p := newPlayer(d.h, d.proxied)
+	p := d.player()
+	if len(d.h.steps) == 0 {
+		return nil // nothing was told yet
+	}
 	for _, st := range d.h.steps {
 		p.play(st)
 	}
@@ -68,7 +81,7 @@ func quietly(f func()) {
 // nothing more can go.
 func (d *defect) shrink(deadline time.Time) {
 	// The final state alone is best, told at once and to the table directly.
-	p := newPlayer(d.h, false)
+	p := newPlayer(d.h, false, nil)
 	for _, st := range d.h.steps {
 		quietly(func() { p.play(st) })
 	}
@@ -81,7 +94,7 @@ func (d *defect) shrink(deadline time.Time) {
 		last.events = append(last.events, event{slice: s})
 	}
 	d.try(func(h *history) { h.facts, h.steps = p.facts, []step{last} })
-	if d.proxied {
+	if d.proxied && d.tier == nil {
 		d.proxied = false
 		if d.reproduce() == nil {
 			d.proxied = true

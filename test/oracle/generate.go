@@ -33,10 +33,11 @@ var (
 		{"203.0.113.1", "203.0.113.2", "172.18.0.1", "172.18.0.77", "10.96.0.1", "10.96.0.9", "198.51.100.1"},
 		{"2001:db8:203:113::1", "2001:db8:203:113::2", "fd00:18::1", "fd00:18::77", "fd00:10:96::1", "fd00:10:96::9", "2001:db8:51:100::1"},
 	}
-	// The first two are those that a node has by the plan.
+	// The first two are those that a node has by the plan; the last is like that of a DNS
+	// cache on each node.
 	localPool = [proxier.Families][]string{
-		{"172.18.0.1", "10.244.1.254", "172.18.0.77", "203.0.113.1", "169.254.7.7"},
-		{"fd00:18::1", "fd00:10:244:1::ffff", "fd00:18::77", "2001:db8:203:113::1", "fe80::7"},
+		{"172.18.0.1", "10.244.1.254", "172.18.0.77", "203.0.113.1", "169.254.7.7", "10.96.0.9"},
+		{"fd00:18::1", "fd00:10:244:1::ffff", "fd00:18::77", "2001:db8:203:113::1", "fe80::7", "fd00:10:96::9"},
 	}
 	podPool = [proxier.Families][]string{
 		{"10.244.1.1", "10.244.1.2", "10.244.2.1", "10.244.2.2", "10.244.3.1", "172.18.0.1"},
@@ -242,11 +243,20 @@ func (g *generator) policy() (proxier.Policy, settings) {
 
 // Events.
 
-// events makes what happens to objects at once.
-type events func(g *generator, there *objects, first bool) []event
+// Events make what happens to objects at once.
+type Events func(g *generator, there *objects, first bool) []event
+
+var (
+	// Small has a few Services and slices that collide everywhere.
+	Small Events = (*generator).events
+	// Large has one Service of around 2048 endpoints and more.
+	Large Events = (*generator).largeEvents
+	// Crowded is Small with a crowd of other Services that comes and goes.
+	Crowded Events = (*generator).crowdedEvents
+)
 
 // next makes a step: events, or other facts, or both.
-func (g *generator) next(make events, p *player, first bool) step {
+func (g *generator) next(make Events, p *player, first bool) step {
 	if first || g.chance(0.7) {
 		return step{events: make(g, &p.there, first)}
 	}
@@ -319,7 +329,7 @@ func (g *generator) events(there *objects, first bool) []event {
 	return events
 }
 
-// largeEvents does the same to one Service of around 2048 endpoints and more.
+// largeEvents does the same to one large Service.
 func (g *generator) largeEvents(there *objects, first bool) []event {
 	name := types.NamespacedName{Namespace: "a", Name: "s0"}
 	if first {
@@ -381,6 +391,9 @@ func (g *generator) flow(frontends []Frontend, c *Cluster) proxier.Flow {
 	vip := false
 	if len(frontends) > 0 && g.chance(0.9) {
 		at := pick(g, frontends...)
+		if at.Owner.Namespace == crowdNamespace && g.chance(0.8) {
+			at = g.apart(frontends)
+		}
 		dst, vip = at.Addr, at.Kind == proxier.LoadBalancer
 		f = family(dst.Addr())
 		if g.chance(0.95) {

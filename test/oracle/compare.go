@@ -151,7 +151,7 @@ func frontendsText(list []Frontend) string {
 
 // failure is a disagreement.
 type failure struct {
-	what string // answer, reasons, rivals, tier, frontends, health, dump, changes, panic
+	what string // answer, reasons, rivals, mirror, tier, frontends, health, dump, changes, panic
 	flow proxier.Flow
 	text string
 }
@@ -181,7 +181,7 @@ func checkFlow(s subject, c *Cluster, flow proxier.Flow, spoil wrongAnswer) *fai
 	if f := disagree("answer", flow, answer, want.String()); f != nil {
 		return f
 	}
-	if f := disagree("tier", flow, s.mirror().ask(flow, c.Facts.LocalAddrs), want.String()); f != nil {
+	if f := disagree("mirror", flow, s.mirror().ask(flow, c.Facts.LocalAddrs), want.String()); f != nil {
 		return f
 	}
 	if f := disagree("reasons", flow, reasons, want.reasons(flow.Source.Addr())); f != nil {
@@ -194,6 +194,11 @@ func checkFlow(s subject, c *Cluster, flow proxier.Flow, spoil wrongAnswer) *fai
 	}
 	if e.Flow != flow || e.Reason == "" {
 		return &failure{"answer", flow, fmt.Sprintf("flow %v is explained as %v: %q", flow, e.Flow, e.Reason)}
+	}
+	if t := s.carrier(); t != nil {
+		if err := t.Check(c, flow, &want); err != nil {
+			return &failure{"tier", flow, fmt.Sprintf("%s -> %s %s by %q: %v\nwant:\n%s", flow.Source, flow.Destination, flow.Protocol, flow.Device, err, &want)}
+		}
 	}
 	return nil
 }
