@@ -22,6 +22,9 @@ type Table struct {
 	rules NodeRules
 	rows  []row // by index
 	free  []uint32
+	// freed are free after the update that says so: in one update, an index is one
+	// service port.
+	freed []uint32
 
 	owner     map[frontendKey]uint32   // who serves an address
 	contested map[frontendKey][]uint32 // all who want it, where several do
@@ -135,6 +138,7 @@ func (t *Table) Apply(changes []Change) []PortChange {
 	if len(disputes) > 0 {
 		out = t.settle(disputes, out)
 	}
+	t.free, t.freed = append(t.free, t.freed...), t.freed[:0]
 	return out
 }
 
@@ -307,6 +311,6 @@ func (t *Table) place(r row) {
 func (t *Table) remove(d *Decision, disputes []frontendKey) []frontendKey {
 	disputes = t.release(d, nil, disputes)
 	t.rows[d.index] = row{}
-	t.free = append(t.free, d.index)
+	t.freed = append(t.freed, d.index)
 	return disputes
 }

@@ -479,7 +479,12 @@ func TestIncrementalEqualsFromScratch(t *testing.T) {
 			if r.IntN(3) != 0 {
 				continue
 			}
+			told := map[uint32]bool{}
 			for _, c := range w.apply() {
+				if told[c.Index()] {
+					t.Fatalf("seed %d: two changes of %d in one update", seed, c.Index())
+				}
+				told[c.Index()] = true
 				if c.New == nil {
 					delete(seen, c.Index())
 					continue
