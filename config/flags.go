@@ -158,7 +158,7 @@ func (c *Config) OverrideWithFlags(given *pflag.FlagSet) (ignored []string, err 
 				ignored = append(ignored, "--"+f.Name)
 				return
 			}
-			if err := fs.Set(f.Name, given.Lookup(f.Name).Value.String()); err != nil {
+			if err := copyFlag(fs, f, given.Lookup(f.Name).Value); err != nil {
 				errs = append(errs, err)
 			}
 			c.setByFlag(f.Name)
@@ -168,6 +168,19 @@ func (c *Config) OverrideWithFlags(given *pflag.FlagSet) (ignored []string, err 
 	c.KubeProxy.Logging.VModule = append(c.KubeProxy.Logging.VModule, vmodule...)
 	slices.Sort(ignored)
 	return ignored, errors.Join(errs...)
+}
+
+// copyFlag sets a flag to the value that another has.
+func copyFlag(fs *pflag.FlagSet, to *pflag.Flag, from pflag.Value) error {
+	list, ok := from.(pflag.SliceValue)
+	if !ok {
+		return fs.Set(to.Name, from.String())
+	}
+	// A list as text is not what would be parsed again.
+	if err := to.Value.(pflag.SliceValue).Replace(list.GetSlice()); err != nil {
+		return fmt.Errorf("--%s: %w", to.Name, err)
+	}
+	return nil
 }
 
 // CompleteFromFlags fills in what depends on other flags, where there is no
@@ -209,6 +222,9 @@ func (c *Config) Explain(list field.ErrorList) error {
 	errs := make([]error, 0, len(list))
 	for _, e := range list {
 		origin := c.origin[e.Field]
+		if list, _, of := strings.Cut(e.Field, "["); of && origin == "" {
+			origin = c.origin[list] // its elements have the flag's
+		}
 		switch {
 		case strings.HasPrefix(origin, "--"):
 			errs = append(errs, fmt.Errorf("%s: %s", origin, e.ErrorBody()))

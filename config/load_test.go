@@ -274,6 +274,64 @@ func addresses(healthz, metrics string) func(*testing.T, *Config) {
 	}
 }
 
+// given are flags as on a command line, which set a configuration.
+func given(t *testing.T, c *Config, args ...string) *pflag.FlagSet {
+	t.Helper()
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	var sets cliflag.NamedFlagSets
+	c.AddFlags(&sets)
+	for _, name := range sets.Order {
+		fs.AddFlagSet(sets.FlagSets[name])
+	}
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return fs
+}
+
+// Lists that are given win over a file, too, and are the same lists then.
+func TestListsBesideFile(t *testing.T) {
+	c, _, err := parse("f.yaml", []byte(kubeProxyHead+"---\n"+tandemHead+"ebpf: {devices: [lan0], fallback: [iptables]}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ignored, err := c.OverrideWithFlags(given(t, New(), "--ebpf-fallback=none", "--ebpf-devices=eth0,bond+", "--ebpf-pod-devices=vm+")); err != nil || len(ignored) > 0 {
+		t.Fatal(ignored, err)
+	}
+	e := &c.Tandem.EBPF
+	if got := [][]string{e.Fallback, e.Devices, e.PodDevices}; !cmp.Equal(got, [][]string{{"none"}, {"eth0", "bond+"}, {"vm+"}}) {
+		t.Errorf("got %q", got)
+	}
+	if err := c.Validate(); len(err) > 0 {
+		t.Error(err)
+	}
+}
+
+// What is wrong with a flag is said of the flag.
+func TestBadFlags(t *testing.T) {
+	for _, test := range []struct{ flag, want string }{
+		{"--ebpf-fallback=none,iptables", `--ebpf-fallback: Unsupported value: "none": supported values: "iptables", "none, alone"`},
+		{"--ebpf-fallback=nftables", `--ebpf-fallback: Unsupported value: "nftables": supported values: "iptables", "none, alone"`},
+		{"--ebpf-node-port-range=9-1", `--ebpf-node-port-range: Invalid value: "9-1": must be two ports with a - between them, the lower one first`},
+		{"--ebpf-node-port-range=30000", `--ebpf-node-port-range: Invalid value: "30000": must be two ports with a - between them, the lower one first`},
+		{"--ebpf-devices=+", `--ebpf-devices: Invalid value: "+": must be the name of a device, or the beginning of one with a + behind`},
+		{"--ebpf-tcp-opening-timeout=0s", `--ebpf-tcp-opening-timeout: Invalid value: "0s": must be greater than 0`},
+		{"--ebpf-tcp-closed-timeout=-1s", `--ebpf-tcp-closed-timeout: Invalid value: "-1s": must be greater than 0`},
+		{"--iptables-masquerade-bit=32", `--iptables-masquerade-bit: Invalid value: 32: must be between 0 and 31`},
+		{"--iptables-sync-period=0s", `--iptables-sync-period: Invalid value: "0s": must be greater than 0`},
+		{"--iptables-min-sync-period=1h", `--iptables-min-sync-period: Invalid value: "1h0m0s": must not be negative, and not be greater than syncPeriod, which is 30s`},
+		{"--ebpf-max-young-flows=1", `--ebpf-max-young-flows: Invalid value: 1: must be between 2 and 16777216`},
+		{"--ebpf-max-ranges=0", `--ebpf-max-ranges: Invalid value: 0: must be between 2 and 16777216`},
+		{"--ebpf-max-tcp-flows=20000000", `--ebpf-max-tcp-flows: Invalid value: 20000000: must be between 2 and 16777216`},
+	} {
+		c := New()
+		c.CompleteFromFlags(given(t, c, test.flag))
+		if got := c.Explain(c.Validate()); got == nil || got.Error() != test.want {
+			t.Errorf("%s: got\n%v\nwant\n%s", test.flag, got, test.want)
+		}
+	}
+}
+
 func TestValuesAreExplained(t *testing.T) {
 	c, _, err := parse("f.yaml", []byte(kubeProxyHead+`bindAddress: here
 healthzBindAddress: 1.2.3.4:0
@@ -290,16 +348,7 @@ ebpf: {socketLB: pods, syncPeriod: 1s, minSyncPeriod: 2s, maxSlots: 1}
 	if err != nil {
 		t.Fatal(err)
 	}
-	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
-	var sets cliflag.NamedFlagSets
-	New().AddFlags(&sets)
-	for _, name := range sets.Order {
-		fs.AddFlagSet(sets.FlagSets[name])
-	}
-	if err := fs.Parse([]string{"--ebpf-max-backends=1"}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.OverrideWithFlags(fs); err != nil {
+	if _, err := c.OverrideWithFlags(given(t, New(), "--ebpf-max-backends=1")); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{
