@@ -84,14 +84,21 @@ func (r *Reconciler) Retire(frontends ...netip.AddrPort) {
 // update neither: what is not known yet must not be taken for gone. What failed is tried
 // again by the next call.
 func (r *Reconciler) Reconcile(ctx context.Context, family proxier.Family) (deleted int, err error) {
+	if deleted, err = r.Try(ctx, family); err == nil {
+		r.index.clean(family)
+	}
+	return deleted, err
+}
+
+// Try is Reconcile where it is not known whether the rules of now are in the kernel: the
+// next call looks for the same entries again.
+func (r *Reconciler) Try(ctx context.Context, family proxier.Family) (deleted int, err error) {
 	if !r.index.whole || !r.index.dirty[family] {
 		return 0, nil
 	}
 	start := time.Now()
 	if deleted, err = r.reconcile(ctx, family); err != nil {
 		err = fmt.Errorf("reconcile %s conntrack: %w", family, err)
-	} else {
-		r.index.clean(family)
 	}
 	r.observer(Result{Family: family, Took: time.Since(start), Deleted: deleted, Err: err})
 	return deleted, err

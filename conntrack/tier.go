@@ -28,12 +28,15 @@ func Beside(next proxier.Tier, flows *Reconciler) proxier.Tier {
 // Sync implements proxier.Tier.
 func (t *tier) Sync(ctx context.Context, update proxier.Update) error {
 	t.flows.Observe(&update)
-	if err := t.Tier.Sync(ctx, update); err != nil {
-		return err // where that has rules, old ones would make the same entries again
+	// Where that has rules and fails, old ones may make the same entries again.
+	failed := t.Tier.Sync(ctx, update)
+	reconcile := t.flows.Reconcile
+	if failed != nil {
+		reconcile = t.flows.Try
 	}
 	var errs []error
 	for f := range proxier.Families {
-		_, err := t.flows.Reconcile(ctx, f)
+		_, err := reconcile(ctx, f)
 		errs = append(errs, err)
 	}
 	err := errors.Join(errs...)
@@ -41,5 +44,5 @@ func (t *tier) Sync(ctx context.Context, update proxier.Update) error {
 		klog.FromContext(ctx).Error(err, "UDP flows that netfilter translates may go on to endpoints that are gone; trying again with each sync")
 	}
 	t.failed = err != nil
-	return nil
+	return failed
 }
