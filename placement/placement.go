@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -36,26 +37,40 @@ type Tier struct {
 
 	mu    sync.Mutex
 	ports map[uint32]*port // by Decision.Index
+	// overflow are service ports that the fast tier has no room for, and why.
+	overflow map[uint32]error
 	// leaving are service ports that the fast tier has got, and since when: what was
 	// sent before it had them is still to be translated by the fallback.
 	leaving map[uint32]time.Time
-	// cleaning is the fallback's, which nobody waits for.
-	cleaning sync.WaitGroup
-	failed   atomic.Bool // it did
+	// held are service ports that the fast tier still has in place of the fallback, which
+	// failed.
+	held     map[uint32]struct{}
+	cleaning cleaning
 	grace    time.Duration
 	rules    proxier.NodeRules
 	// slow counts the service ports that the fallback is to have something of, and
 	// clusterIPs those of them with a ClusterIP. While there are such, the fallback
-	// refuses what nobody serves, since the fast tier does not know what that serves.
+	// refuses what nobody serves, since the fast tier does not know what that serves:
+	// guards says that the fast tier refuses nothing. It does not before it is known
+	// what it has no room for.
 	slow, clusterIPs int
 	guards           bool
 	state            state
 	owes             [sides]bool // a tier tries again with its next sync
 	// served says that the fast tier has had everything once. Until then it is not known
-	// which tier serves what, and Services cannot leave it.
-	served bool
+	// which tier serves what, and Services cannot opt out. If it fails at that, the
+	// fallback stands in: it has everything, too.
+	served, standsIn bool
 	// room says that the fast tier let go of something since it last had no room.
 	room bool
+	// seen is for who asks while a Sync goes on.
+	seen atomic.Pointer[placed]
+}
+
+// placed is what was known after a Sync.
+type placed struct {
+	overflow map[uint32]error // by Decision.Index
+	served   bool
 }
 
 // state is how much of the fallback there is in the kernel.
@@ -67,71 +82,6 @@ const (
 	active
 )
 
-// port is a service port, what each tier is to have of it, and what it has.
-type port struct {
-	decision *proxier.Decision
-	want     [sides]*proxier.Decision
-	has      [sides]*proxier.Decision
-	overflow error // why the fast tier has no room for it
-}
-
-// side is one of the tiers.
-type side int
-
-const (
-	onFast side = iota
-	onFallback
-	sides
-)
-
-// place says which tier is to have what of a service port.
-func (t *Tier) place(p *port) {
-	t.count(p, -1)
-	p.want = [sides]*proxier.Decision{}
-	switch {
-	case p.decision == nil:
-	case p.overflow != nil:
-		p.want[onFallback] = p.decision
-	default:
-		carries := func(f *proxier.Frontend) bool { return t.refuses(p.decision, f) == nil }
-		p.want[onFast] = p.decision.Only(carries)
-		if t.served && p.decision.OptedOut && p.decision.Name.Protocol == proxier.UDP {
-			// Sockets that are connected to its backends are to be told only of
-			// those that really go.
-			p.want[onFast] = p.decision.Unserved()
-		}
-		switch {
-		case t.both:
-			p.want[onFallback] = p.decision
-		case p.want[onFast] != p.decision:
-			p.want[onFallback] = p.decision.Only(func(f *proxier.Frontend) bool { return !carries(f) })
-		}
-	}
-	t.count(p, 1)
-}
-
-// errOptedOut is why the fast tier has nothing of a Service that wants it so.
-var errOptedOut = errors.New("the Service opts out: " + proxier.AnnotationFastPath + "=" + proxier.FastPathDisabled)
-
-// refuses says why the fast tier is not to have a frontend.
-func (t *Tier) refuses(d *proxier.Decision, f *proxier.Frontend) error {
-	if d.OptedOut && t.served {
-		return errOptedOut
-	}
-	return t.fast.Supports(d, f)
-}
-
-func (t *Tier) count(p *port, by int) {
-	d := p.want[onFallback]
-	if d == nil {
-		return
-	}
-	t.slow += by
-	if slices.ContainsFunc(d.Frontends, func(f proxier.Frontend) bool { return f.Kind == proxier.ClusterIP }) {
-		t.clusterIPs += by
-	}
-}
-
 var _ proxier.Tier = (*Tier)(nil)
 
 // grace is how long a packet may take from the socket that was not translated to the
@@ -141,7 +91,12 @@ const grace = time.Second
 // New joins two tiers. With both, the fallback has everything, too: for clients that
 // the fast tier does not see.
 func New(fast Fast, fallback proxier.Tier, both bool) *Tier {
-	return &Tier{fast: fast, fallback: fallback, both: both, ports: map[uint32]*port{}, leaving: map[uint32]time.Time{}, grace: grace}
+	t := &Tier{
+		fast: fast, fallback: fallback, both: both, grace: grace, guards: true,
+		ports: map[uint32]*port{}, overflow: map[uint32]error{}, leaving: map[uint32]time.Time{}, held: map[uint32]struct{}{},
+	}
+	t.publish()
+	return t
 }
 
 // Sync implements proxier.Tier. What moves is there before it goes: for a moment both
@@ -149,34 +104,27 @@ func New(fast Fast, fallback proxier.Tier, both bool) *Tier {
 func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	defer t.publish()
 	order := t.take(&u)
-	var errs []error
-	switch {
-	case t.state == active:
-		errs = append(errs, t.sync(ctx, onFallback, nil, t.gains(order)))
-	case t.served && t.slow > 0:
-		errs = append(errs, t.fill(ctx))
+	refilled, prepared := t.prepare(ctx, order)
+	if prepared != nil {
+		t.hold(order)
 	}
-	errs = append(errs, t.syncFast(ctx, &u, order))
+	served := t.syncFast(ctx, &u, order)
+	if prepared != nil {
+		t.release(order)
+	}
 	moved := t.overflowing(ctx)
 	if u.Full && !t.served {
-		t.served = true
-		moved = append(moved, t.optedOut()...)
+		moved = append(moved, t.begin(ctx, served)...)
 	}
+	errs := []error{prepared, served}
 	if len(moved) > 0 {
-		var err error
-		if t.state == active {
-			err = t.sync(ctx, onFallback, nil, t.diff(moved, onFallback, added))
-		} else {
-			err = t.fill(ctx)
-		}
-		// What is in the fast tier is old, and it alone would be seen.
-		if err == nil {
-			err = t.sync(ctx, onFast, t.fastRules(), t.diff(moved, onFast, added|removed))
-		}
+		filled, err := t.move(ctx, moved)
 		errs = append(errs, err)
+		refilled = refilled || filled
 	}
-	errs = append(errs, t.settle(ctx, &u, order))
+	errs = append(errs, t.settle(ctx, &u, order, refilled), t.unguard(ctx))
 	for _, index := range order {
 		if p := t.ports[index]; p != nil && p.decision == nil && p.has == [sides]*proxier.Decision{} {
 			delete(t.ports, index)
@@ -191,7 +139,8 @@ func (t *Tier) take(u *proxier.Update) []uint32 {
 	if u.NodeRules != nil {
 		t.rules = *u.NodeRules
 	}
-	order := make([]uint32, 0, len(u.Changes))
+	order := make([]uint32, 0, len(u.Changes)+len(t.held))
+	known := make(map[uint32]struct{}, len(u.Changes)+len(t.held))
 	for i := range u.Changes {
 		c := &u.Changes[i]
 		p := t.ports[c.Index()]
@@ -200,78 +149,115 @@ func (t *Tier) take(u *proxier.Update) []uint32 {
 			t.ports[c.Index()] = p
 		}
 		p.decision = c.New
-		if c.New == nil || u.Full && t.room {
-			p.overflow = nil // it may fit now
+		switch _, overflows := t.overflow[c.Index()]; {
+		case c.New == nil:
+			delete(t.overflow, c.Index())
+		case overflows && u.Full && t.room: // it may fit now
+			delete(t.overflow, c.Index())
+			p.has[onFast] = nil
 		}
 		t.place(p)
+		known[c.Index()] = struct{}{}
 		order = append(order, c.Index())
 	}
-	if !u.Full {
-		return order
+	if u.Full {
+		t.room = false
+		for index, p := range t.ports {
+			if _, ok := known[index]; !ok {
+				p.decision = nil
+				delete(t.overflow, index)
+				t.place(p)
+				known[index] = struct{}{}
+				order = append(order, index)
+			}
+		}
 	}
-	t.room = false
-	known := make(map[uint32]struct{}, len(order))
-	for _, index := range order {
-		known[index] = struct{}{}
-	}
-	for index, p := range t.ports {
-		if _, ok := known[index]; !ok {
-			p.decision, p.overflow = nil, nil
-			t.place(p)
+	for _, index := range slices.Sorted(maps.Keys(t.held)) {
+		if _, ok := known[index]; !ok && t.ports[index] != nil {
 			order = append(order, index)
 		}
 	}
+	clear(t.held)
 	return order
 }
 
-// which changes of a tier.
-type which uint8
+// prepare gives the fallback what the fast tier is about to let go of. It says whether
+// that was everything the fallback is to have.
+func (t *Tier) prepare(ctx context.Context, order []uint32) (refilled bool, err error) {
+	switch {
+	case t.state == active:
+		return false, t.sync(ctx, onFallback, nil, t.gains(order))
+	case t.served && t.slow > 0:
+		return true, t.fill(ctx)
+	}
+	return false, nil
+}
 
-const (
-	added which = 1 << iota // or changed
-	removed
-)
-
-// diff is what changes for a tier.
-func (t *Tier) diff(order []uint32, s side, w which) (list []proxier.PortChange) {
+// hold leaves with the fast tier what the fallback could not be given.
+func (t *Tier) hold(order []uint32) {
 	for _, index := range order {
 		p := t.ports[index]
-		if p == nil || p.has[s] == p.want[s] {
+		if p.decision == nil {
 			continue
 		}
-		if p.want[s] != nil && w&added != 0 || p.want[s] == nil && w&removed != 0 {
-			list = append(list, proxier.PortChange{Old: p.has[s], New: p.want[s]})
-		}
+		p.held = true
+		t.place(p)
 	}
-	return list
 }
 
-// gains is what the fallback gets, along with what it has: whatever is leaving it is not
-// in the fast tier yet.
-func (t *Tier) gains(order []uint32) []proxier.PortChange {
-	list := t.diff(order, onFallback, added)
-	for i := range list {
-		c := &list[i]
-		if c.Old == nil {
-			continue
-		}
-		has := func(d *proxier.Decision, f *proxier.Frontend) bool {
-			return slices.ContainsFunc(d.Frontends, func(o proxier.Frontend) bool { return o.Addr == f.Addr && o.Kind == f.Kind })
-		}
-		old, next := c.Old, c.New
-		c.New = t.ports[c.Index()].decision.Only(func(f *proxier.Frontend) bool { return has(old, f) || has(next, f) })
-	}
-	return list
-}
-
-// all is what a tier is to have.
-func (t *Tier) all(order []uint32, s side) (list []proxier.PortChange) {
+// release has them move with the next sync.
+func (t *Tier) release(order []uint32) {
 	for _, index := range order {
-		if p := t.ports[index]; p.want[s] != nil {
-			list = append(list, proxier.PortChange{Old: p.has[s], New: p.want[s]})
+		p := t.ports[index]
+		if !p.held {
+			continue
+		}
+		p.held = false
+		t.place(p)
+		if p.want[onFast] != p.has[onFast] {
+			t.held[index] = struct{}{}
 		}
 	}
-	return list
+}
+
+// begin is told how it went when the fast tier was given everything for the first time.
+// It returns the service ports that are to be in the fallback now.
+func (t *Tier) begin(ctx context.Context, served error) (moved []uint32) {
+	t.served = served == nil
+	if stands := !t.served; stands != t.standsIn {
+		t.standsIn = stands
+		if stands {
+			klog.FromContext(ctx).Error(served, "The fast path cannot serve everything; the fallback does until it can")
+		}
+	}
+	t.placeAll()
+	for index, p := range t.ports {
+		if p.decision != nil && (t.standsIn || p.decision.OptedOut) {
+			moved = append(moved, index)
+		}
+	}
+	slices.Sort(moved)
+	return moved
+}
+
+// move has the fallback carry what the fast tier does not, before that lets go of it.
+func (t *Tier) move(ctx context.Context, moved []uint32) (refilled bool, err error) {
+	if refilled = t.state != active; refilled {
+		err = t.fill(ctx)
+	} else {
+		err = t.sync(ctx, onFallback, nil, t.diff(moved, onFallback, added))
+	}
+	if err != nil {
+		for _, index := range moved {
+			t.held[index] = struct{}{}
+		}
+		return refilled, err
+	}
+	// What is in the fast tier is old, and it alone would be seen.
+	if changes := t.diff(moved, onFast, added|removed); len(changes) > 0 {
+		err = t.sync(ctx, onFast, t.fastRules(), changes)
+	}
+	return refilled, err
 }
 
 // sync gives a tier its changes. What it owes after an error it tries again by itself.
@@ -284,9 +270,6 @@ func (t *Tier) sync(ctx context.Context, s side, rules *proxier.NodeRules, chang
 
 func (t *Tier) give(ctx context.Context, s side, u proxier.Update) error {
 	tier := t.fallback
-	if s == onFallback {
-		t.cleaning.Wait()
-	}
 	if s == onFast {
 		tier = t.fast
 	}
@@ -306,12 +289,20 @@ func (t *Tier) give(ctx context.Context, s side, u proxier.Update) error {
 
 // fastRules are the rules of the node as the fast tier is to have them, if that is news.
 func (t *Tier) fastRules() *proxier.NodeRules {
-	guards := t.clusterIPs > 0
-	if guards == t.guards {
+	if t.guards || t.clusterIPs == 0 {
 		return nil
 	}
-	t.guards = guards
+	t.guards = true
 	return t.ownRules()
+}
+
+// unguard has the fast tier refuse what nobody serves, if that knows what is served.
+func (t *Tier) unguard(ctx context.Context) error {
+	if !t.guards || t.clusterIPs > 0 || !t.served || t.owes[onFast] {
+		return nil
+	}
+	t.guards = false
+	return t.sync(ctx, onFast, t.ownRules(), nil)
 }
 
 func (t *Tier) ownRules() *proxier.NodeRules {
@@ -346,10 +337,10 @@ func (t *Tier) syncFast(ctx context.Context, u *proxier.Update, order []uint32) 
 func (t *Tier) overflowing(ctx context.Context) (moved []uint32) {
 	for index, why := range t.fast.Unplaced() {
 		p := t.ports[index]
-		if p == nil || p.decision == nil || p.overflow != nil {
+		if p == nil || p.decision == nil || t.overflow[index] != nil {
 			continue
 		}
-		p.overflow = why
+		t.overflow[index] = why
 		t.place(p)
 		moved = append(moved, index)
 		klog.FromContext(ctx).Info("A service port does not fit into the fast path; the fallback carries it", "servicePort", p.decision.Name, "reason", why.Error())
@@ -361,31 +352,26 @@ func (t *Tier) overflowing(ctx context.Context) (moved []uint32) {
 	return moved
 }
 
-// optedOut are the service ports that the fast tier is not to have.
-func (t *Tier) optedOut() (moved []uint32) {
-	for index, p := range t.ports {
-		if p.decision != nil && p.decision.OptedOut {
-			t.place(p)
-			moved = append(moved, index)
-		}
-	}
-	slices.Sort(moved)
-	return moved
-}
-
 // fill gives the fallback all it is to have: it removes what else there is of its kind.
+// What the fast tier is still to get it has until then, as others may have served it.
 func (t *Tier) fill(ctx context.Context) error {
-	order := make([]uint32, 0, len(t.ports))
-	for index, p := range t.ports {
-		if p.want[onFallback] == nil {
+	t.cleaning.end()
+	rules := t.rules
+	u := proxier.Update{Full: true, NodeRules: &rules}
+	for _, index := range slices.Sorted(maps.Keys(t.ports)) {
+		p := t.ports[index]
+		d := p.want[onFallback]
+		if d != p.decision && p.has[onFast] != p.want[onFast] {
+			d = p.decision
+		}
+		if d == nil {
 			p.has[onFallback] = nil
 			continue
 		}
-		order = append(order, index)
+		u.Changes = append(u.Changes, proxier.PortChange{Old: p.has[onFallback], New: d})
 	}
-	slices.Sort(order)
-	rules := t.rules
-	if err := t.give(ctx, onFallback, proxier.Update{Full: true, NodeRules: &rules, Changes: t.all(order, onFallback)}); err != nil {
+	t.state = unknown
+	if err := t.give(ctx, onFallback, u); err != nil {
 		return err
 	}
 	t.state = active
@@ -394,9 +380,9 @@ func (t *Tier) fill(ctx context.Context) error {
 
 // settle takes out of the fallback what the fast tier has had for a while. A fallback
 // that carries nothing leaves nothing in the kernel, also not what others of its kind left
-// there.
-func (t *Tier) settle(ctx context.Context, u *proxier.Update, order []uint32) error {
-	if t.failed.Swap(false) {
+// there, once the fast tier serves.
+func (t *Tier) settle(ctx context.Context, u *proxier.Update, order []uint32, refilled bool) error {
+	if t.cleaning.failed.Swap(false) {
 		t.state = unknown
 	}
 	if t.state == active {
@@ -405,7 +391,7 @@ func (t *Tier) settle(ctx context.Context, u *proxier.Update, order []uint32) er
 		}
 	}
 	switch {
-	case len(t.leaving) > 0:
+	case len(t.leaving) > 0 || refilled:
 		return nil
 	case t.slow > 0 && (u.Full || t.state != active):
 		return t.fill(ctx)
@@ -416,19 +402,7 @@ func (t *Tier) settle(ctx context.Context, u *proxier.Update, order []uint32) er
 	for _, p := range t.ports {
 		p.has[onFallback] = nil
 	}
-	t.cleaning.Go(func() {
-		timer := time.NewTimer(t.grace)
-		defer timer.Stop()
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		}
-		if err := t.fallback.Cleanup(ctx); err != nil {
-			t.failed.Store(true)
-			klog.FromContext(ctx).Error(err, "Cannot remove the rules of the fallback, which carries nothing; trying again with the next full sync")
-		}
-	})
+	t.cleaning.begin(ctx, t.grace, t.fallback)
 	return nil
 }
 
@@ -451,8 +425,12 @@ func (t *Tier) leave(order []uint32) (list []proxier.PortChange) {
 	}
 	for index, since := range t.leaving {
 		p := t.ports[index]
-		if p == nil || p.decision == nil {
+		if p == nil || p.decision == nil || p.has[onFallback] == p.want[onFallback] {
 			delete(t.leaving, index)
+			continue
+		}
+		if t.owes[onFast] {
+			t.leaving[index] = now // it may not be there
 			continue
 		}
 		if now.Sub(since) >= t.grace {
@@ -468,7 +446,7 @@ func (t *Tier) Wait() { t.cleaning.Wait() }
 
 // Supports implements proxier.Tier.
 func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {
-	why := t.refuses(d, f)
+	why := t.Why(d, f)
 	if why == nil {
 		return nil
 	}
@@ -478,26 +456,21 @@ func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {
 	return nil
 }
 
+func (t *Tier) publish() { t.seen.Store(&placed{maps.Clone(t.overflow), t.served}) }
+
 // Overflow counts the service ports that the fast tier has no room for.
-func (t *Tier) Overflow() (n int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, p := range t.ports {
-		if p.overflow != nil {
-			n++
-		}
-	}
-	return n
-}
+func (t *Tier) Overflow() int { return len(t.seen.Load().overflow) }
 
 // Why returns nil if the fast tier carries a frontend, and else why it does not.
 func (t *Tier) Why(d *proxier.Decision, f *proxier.Frontend) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if p := t.ports[d.Index()]; p != nil && p.overflow != nil {
-		return p.overflow
+	seen := t.seen.Load()
+	if why := seen.overflow[d.Index()]; why != nil {
+		return why
 	}
-	return t.refuses(d, f)
+	if d.OptedOut && seen.served {
+		return errOptedOut
+	}
+	return t.fast.Supports(d, f)
 }
 
 // Cleanup implements proxier.Tier.

@@ -30,6 +30,7 @@ type fake struct {
 	cleaned  int
 	synced   int
 	fails    bool
+	owed     []proxier.Update
 	changed  func()
 }
 
@@ -37,13 +38,25 @@ var errFull, errFails = errors.New("full"), errors.New("fails")
 
 func (f *fake) Sync(_ context.Context, u proxier.Update) error {
 	f.synced++
+	f.owed = append(f.owed, u)
 	if f.fails {
+		some := slices.DeleteFunc(slices.Clone(u.Changes), func(c proxier.PortChange) bool { return c.New == nil })
+		f.apply(proxier.Update{NodeRules: u.NodeRules, Changes: some[:len(some)/2]})
 		return errFails
 	}
+	for _, u := range f.owed {
+		f.apply(u)
+	}
+	f.owed = nil
+	f.changed()
+	return nil
+}
+
+func (f *fake) apply(u proxier.Update) {
 	if u.NodeRules != nil {
 		f.rules = u.NodeRules
 	}
-	if f.rules == nil {
+	if f.rules == nil && !f.fails {
 		f.t.Error("a tier is not told of the node's rules")
 	}
 	wanted := map[uint32]bool{}
@@ -63,8 +76,6 @@ func (f *fake) Sync(_ context.Context, u proxier.Update) error {
 		maps.DeleteFunc(f.has, func(index uint32, _ *proxier.Decision) bool { return !wanted[index] })
 		maps.DeleteFunc(f.unplaced, func(index uint32, _ error) bool { return !wanted[index] })
 	}
-	f.changed()
-	return nil
 }
 
 func (f *fake) Cleanup(context.Context) error {
@@ -93,6 +104,8 @@ type bench struct {
 	fast, fallback *fake
 	tier           *Tier
 	wanted         map[uint32]*proxier.Decision
+	// moving says that something may be with both tiers.
+	moving bool
 	// kept are frontends that are there before and after what is going on.
 	kept map[string]bool
 }
@@ -136,6 +149,10 @@ func (b *bench) check() {
 		if fast[key] == nil && fallback[key] == nil {
 			b.t.Errorf("%s is carried by nobody for a moment", key)
 		}
+		if d := fallback[key]; d != nil && fast[key] == nil && b.fast.rules != nil && len(b.fast.rules.Unserved) > 0 &&
+			slices.ContainsFunc(d.Frontends, func(f proxier.Frontend) bool { return f.Kind == proxier.ClusterIP && keyOf(d, &f) == key }) {
+			b.t.Errorf("%s is refused by the fast tier for a moment", key)
+		}
 	}
 }
 
@@ -152,7 +169,8 @@ func (b *bench) frontends() map[string]bool {
 // sync gives the placement some changes, and compares what is carried afterwards.
 func (b *bench) sync(full bool, changes ...proxier.PortChange) {
 	b.t.Helper()
-	before := b.frontends()
+	before, fast, fallback := b.frontends(), carried(b.fast), carried(b.fallback)
+	maps.DeleteFunc(before, func(key string, _ bool) bool { return fast[key] == nil && fallback[key] == nil })
 	for _, c := range changes {
 		if c.New == nil {
 			delete(b.wanted, c.Index())
@@ -172,12 +190,17 @@ func (b *bench) sync(full bool, changes ...proxier.PortChange) {
 	if full {
 		u.NodeRules = &proxier.NodeRules{Unserved: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}
 	}
-	if err := b.tier.Sync(b.t.Context(), u); err != nil {
+	err := b.tier.Sync(b.t.Context(), u)
+	b.tier.Wait()
+	switch fails := b.fast.fails || b.fallback.fails; {
+	case err == nil:
+		b.kept = nil
+		if !b.moving {
+			b.compare()
+		}
+	case !fails:
 		b.t.Fatal(err)
 	}
-	b.tier.Wait()
-	b.kept = nil
-	b.compare()
 }
 
 // compare says whether each frontend is carried by one tier, as of now, and by the fast
@@ -187,7 +210,7 @@ func (b *bench) compare() {
 	fast, fallback := carried(b.fast), carried(b.fallback)
 	clusterIPs := false
 	for _, d := range b.wanted {
-		overflow := b.tier.ports[d.Index()].overflow != nil
+		overflow := b.tier.overflow[d.Index()] != nil
 		for i := range d.Frontends {
 			f := &d.Frontends[i]
 			key := keyOf(d, f)
@@ -264,6 +287,53 @@ func TestPlacement(t *testing.T) {
 			}
 			b.sync(random.IntN(5) == 0, changes...)
 		}
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+// Tiers that fail now and then: what was carried still is, by one of them.
+func TestFailures(t *testing.T) {
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(seed, 2))
+		b := newBench(t, 1+random.IntN(12))
+		b.moving = true
+		// Others carried everything before.
+		var all []proxier.PortChange
+		for _, i := range []int{1, 2, 3, 4, 7, 14} {
+			c := b.decide(random, i)
+			all = append(all, c)
+			b.wanted[uint32(i)], b.fallback.has[uint32(i)] = c.New, c.New
+		}
+		b.fast.fails, b.fallback.fails = random.IntN(2) == 0, random.IntN(4) == 0
+		b.sync(true, all...)
+		for range 30 {
+			b.fast.fails, b.fallback.fails = random.IntN(4) == 0, random.IntN(4) == 0
+			var changes []proxier.PortChange
+			if i := 1 + random.IntN(20); random.IntN(2) == 0 {
+				changes = append(changes, b.decide(random, i))
+			}
+			b.sync(random.IntN(3) == 0, changes...)
+		}
+		b.fast.fails = false
+		if seed%2 == 0 {
+			for _, i := range slices.Sorted(maps.Keys(b.wanted)) {
+				b.fallback.fails = random.IntN(2) == 0
+				b.sync(false, proxier.PortChange{Old: b.wanted[i]})
+			}
+			// One that comes and goes while the fallback fails.
+			b.fallback.fails = false
+			b.sync(true)
+			b.fallback.fails = true
+			b.sync(false, b.decide(random, 5), b.decide(random, 15))
+			b.sync(false, proxier.PortChange{Old: b.wanted[5]}, proxier.PortChange{Old: b.wanted[15]})
+		}
+		b.fallback.fails = false
+		for range 3 { // what moves takes one, and what has moved another
+			b.sync(true)
+		}
+		b.compare()
 		if t.Failed() {
 			t.Fatalf("seed %d", seed)
 		}

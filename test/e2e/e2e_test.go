@@ -85,15 +85,27 @@ endpoints:
 			fmt.Fprintf(&b, "- {addresses: [%q], nodeName: %s}\n", addr, p.Node.Name)
 		}
 	}
-	// As kubelet and editors do it: nobody reads half a file.
-	temp := filepath.Join(dir, ".web.yaml")
-	if err := os.WriteFile(temp, []byte(b.String()), 0o644); err != nil {
+	writeManifest(t, dir, "web.yaml", b.String())
+}
+
+// writeManifest does it as kubelet and editors do: nobody reads half a file.
+func writeManifest(t testing.TB, dir, name, text string) {
+	t.Helper()
+	temp := filepath.Join(dir, "."+name)
+	if err := os.WriteFile(temp, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(temp, filepath.Join(dir, "web.yaml")); err != nil {
+	if err := os.Rename(temp, filepath.Join(dir, name)); err != nil {
 		t.Fatal(err)
 	}
 }
+
+// serviceCIDR has whoever serves ClusterIPs refuse those of nobody.
+const serviceCIDR = `apiVersion: networking.k8s.io/v1
+kind: ServiceCIDR
+metadata: {name: kubernetes}
+spec: {cidrs: [10.96.0.0/16, "fd00:10:96::/112"]}
+`
 
 // serve starts a TCP and a UDP server in a pod.
 func serve(t testing.TB, p *lab.Pod) *lab.Pod {

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -76,6 +78,53 @@ func TestModes(t *testing.T) {
 	if again := w.again.Load(); again*1000 > w.asked.Load() {
 		t.Errorf("%d of %d datagrams and connections were sent again", again, w.asked.Load())
 	}
+	t.Logf("%d new connections, %d datagrams were sent again", w.asked.Load(), w.again.Load())
+}
+
+// Where programs cannot serve on a device, rules that are there stay, and are kept right,
+// until they can.
+func TestFallbackStandsIn(t *testing.T) {
+	l := lab.NewT(t)
+	n := l.Node("node1")
+	here, there, far := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), l.Client("client")
+	announce(t, l, n, outside(n))
+	dir := t.TempDir()
+	writeManifests(t, dir, loadBalancer, here, there)
+	p := start(t, n, dir, "--proxy-mode=iptables")
+	defer func() {
+		p.kill()
+		cleanup(t, n)
+	}()
+	p.synced(t)
+	w := newLoad(t)
+	defer w.end()
+	w.use(far.Sandbox, outside(n), how{pace: 10 * time.Millisecond, tries: 2}) // as in TestModes
+	openFlows(t, far.Sandbox, outside(n), here, there)
+
+	uplink, err := n.Netlink().LinkByName(lab.Uplink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Somebody else's, which leaves no place.
+	foreign := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: uplink.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
+	if err := n.Netlink().QdiscAdd(foreign); err != nil {
+		t.Fatal(err)
+	}
+	p.terminate(t)
+	p = start(t, n, dir, "--ebpf-capability-mask=tcx=no", "--ebpf-sync-period=1s")
+	p.await(t, "the fallback", p.says("the fallback does until it can"))
+	w.more(200)
+	writeManifests(t, dir, loadBalancer, there)
+	p.await(t, "the change in rules", func() error {
+		return errors.Join(holds(t, n, here.Addr4.String(), false), holds(t, n, here.Addr6.String(), false))
+	})
+	w.more(200)
+	if err := n.Netlink().QdiscDel(foreign); err != nil {
+		t.Fatal(err)
+	}
+	p.await(t, "programs", func() error { return holds(t, n, "KUBE-SERVICES", false) })
+	w.more(200)
+	w.end()
 	t.Logf("%d new connections, %d datagrams were sent again", w.asked.Load(), w.again.Load())
 }
 

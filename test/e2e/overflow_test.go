@@ -45,6 +45,7 @@ func TestServiceOptsOut(t *testing.T) {
 	announce(t, l, n, outside(n))
 	dir := t.TempDir()
 	writeManifests(t, dir, loadBalancer, here, there)
+	writeManifest(t, dir, "cidr.yaml", serviceCIDR)
 	p := start(t, n, dir, "--ebpf-sync-period=1s")
 	defer func() {
 		p.kill()
@@ -92,14 +93,12 @@ func TestOverflow(t *testing.T) {
 	pods, client := []*lab.Pod{serve(t, node.Pod("a")), serve(t, node.Pod("b"))}, node.Pod("client")
 	dir := t.TempDir()
 	var ways []netip.AddrPort
-	write := func(i int) {
+	write := func(i int, pods ...*lab.Pod) {
 		manifest, _ := overflowing(i)
 		for _, p := range pods {
 			manifest += fmt.Sprintf("- {addresses: [%q], nodeName: %s}\n", p.Addr4, p.Node.Name)
 		}
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("s%d.yaml", i)), []byte(manifest), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		writeManifest(t, dir, fmt.Sprintf("s%d.yaml", i), manifest)
 	}
 	remove := func(i int) {
 		if err := os.Remove(filepath.Join(dir, fmt.Sprintf("s%d.yaml", i))); err != nil {
@@ -110,8 +109,10 @@ func TestOverflow(t *testing.T) {
 		_, to := overflowing(i)
 		ways = append(ways, to)
 	}
-	write(0)
-	p := start(t, node, dir, fmt.Sprintf("--ebpf-max-frontends=%d", room), "--ebpf-sync-period=1s")
+	writeManifest(t, dir, "cidr.yaml", serviceCIDR)
+	write(0, pods...)
+	flags := []string{fmt.Sprintf("--ebpf-max-frontends=%d", room), "--ebpf-sync-period=1s"}
+	p := start(t, node, dir, flags...)
 	defer func() {
 		p.kill()
 		cleanup(t, node)
@@ -130,7 +131,7 @@ func TestOverflow(t *testing.T) {
 		}
 	}()
 	for i := range services {
-		write(i)
+		write(i, pods...)
 		await(t, fmt.Sprintf("service %d", i), func() error {
 			_, err := client.Ask(t.Context(), "tcp", ways[i])
 			return err
@@ -147,6 +148,14 @@ func TestOverflow(t *testing.T) {
 	})
 	last := use(services - 1)
 	loads[services-1] = last
+	// Another process finds it so, and changes of others are none of its business.
+	p.terminate(t)
+	p = start(t, node, dir, flags...)
+	p.synced(t)
+	for i := range 8 {
+		write(0, pods[i%2])
+		last.more(100)
+	}
 	// These moved into rules; when others go, they move back.
 	for i := room; i < services-1; i++ {
 		remove(i)

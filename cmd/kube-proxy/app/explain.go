@@ -75,11 +75,12 @@ func (x *explainer) answer(w http.ResponseWriter, r *http.Request, of func(*prox
 	}
 	x.one.Lock()
 	defer x.one.Unlock()
+	result := of(table)
 	// Not every kind of connection has one; those of a server do.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerLimit))
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_ = json.NewEncoder(w).Encode(of(table)) // the client is gone if this fails
+	_ = json.NewEncoder(w).Encode(result) // the client is gone if this fails
 }
 
 func flowOf(u *url.URL) (flow proxier.Flow, err error) {

@@ -4,6 +4,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -82,7 +83,7 @@ func (p *proxy) drainFast(ctx context.Context) error {
 	}
 	tier, err := p.openFast(ctx)
 	if err != nil {
-		return err
+		return errors.Join(err, ebpf.Silence(p.cgroup))
 	}
 	defer tier.Close()
 	logger.Info("The programs of mode ebpf serve no new connections, and go when the last of theirs from outside has ended")
