@@ -14,6 +14,8 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/test/golden"
 )
 
 func TestCatalogueAndProbesMatch(t *testing.T) {
@@ -185,7 +187,7 @@ func TestTable(t *testing.T) {
 	if err := report.WriteTable(&b); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "table.golden", b.String())
+	golden.Compare(t, "table.golden", b.String())
 }
 
 func TestJSON(t *testing.T) {
@@ -198,7 +200,7 @@ func TestJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "report.json.golden", string(got)+"\n")
+	golden.Compare(t, "report.json.golden", string(got)+"\n")
 
 	empty, err := json.Marshal(Report{})
 	if err != nil {

@@ -5,19 +5,16 @@ package capabilities
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
-)
 
-var update = flag.Bool("update", false, "rewrite the golden files")
+	"github.com/tandem-proxy/tandem/test/golden"
+)
 
 // maskedReport is a report in which every feature is there, but for mask. With
 // everything masked, nothing is asked of the machine.
@@ -45,23 +42,6 @@ func failing(t *testing.T, feature Feature, err error) Report {
 		}
 	}
 	return report
-}
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", path, diff)
-	}
 }
 
 // dump shows a decision as text.
@@ -104,7 +84,7 @@ func TestSelectGolden(t *testing.T) {
 		fmt.Fprintf(&b, "# %s\nmask: %s\nrequest: %s %v\n", tt.name, tt.mask, tt.req.Mode, tt.req.Fallback)
 		b.WriteString(dump(Select(maskedReport(t, tt.mask), tt.req)) + "\n")
 	}
-	golden(t, "select.golden", b.String())
+	golden.Compare(t, "select.golden", b.String())
 }
 
 func TestSelect(t *testing.T) {

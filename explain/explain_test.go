@@ -6,10 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"flag"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -18,9 +15,8 @@ import (
 
 	"github.com/tandem-proxy/tandem/manifests"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite testdata/*.golden")
 
 // noTier takes decisions and does nothing.
 type noTier struct{}
@@ -100,12 +96,12 @@ func TestGolden(t *testing.T) {
 			if err := e.WriteText(&text); err != nil {
 				t.Fatal(err)
 			}
-			golden(t, test.name+"-text", text.String())
+			golden.Compare(t, test.name+"-text.golden", text.String())
 			data, err := json.MarshalIndent(e, "", "  ")
 			if err != nil {
 				t.Fatal(err)
 			}
-			golden(t, test.name+"-json", string(data)+"\n")
+			golden.Compare(t, test.name+"-json.golden", string(data)+"\n")
 			// tandemctl prints what it read.
 			var again Explanation
 			if err := json.Unmarshal(data, &again); err != nil {
@@ -115,23 +111,6 @@ func TestGolden(t *testing.T) {
 				t.Errorf("after a round trip (-want +got):\n%s", d)
 			}
 		})
-	}
-}
-
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name+".golden")
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v (run with -update to create it)", err)
-	}
-	if d := cmp.Diff(string(want), got); d != "" {
-		t.Errorf("%s (-want +got):\n%s", name, d)
 	}
 }
 

@@ -5,19 +5,15 @@ package metrics
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"regexp"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,9 +21,8 @@ import (
 	k8smetrics "k8s.io/component-base/metrics"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 var begin = time.Unix(1_767_323_045, 0)
 
@@ -81,20 +76,7 @@ func TestGolden(t *testing.T) {
 	h.OnEndpointSliceUpdate(nil, nil)
 	h.OnServiceSynced()
 
-	got := regexp.MustCompile(regexp.QuoteMeta(runtime.Version())).ReplaceAllString(text(t, r), "GO")
-	path := filepath.Join("testdata", "metrics.golden")
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(string(want), got); d != "" {
-		t.Errorf("metrics (-want +got), -update rewrites:\n%s", d)
-	}
+	golden.Compare(t, "metrics.golden", regexp.MustCompile(regexp.QuoteMeta(runtime.Version())).ReplaceAllString(text(t, r), "GO"))
 }
 
 // Before there is a tier, and of what it does not tell, there are no series.

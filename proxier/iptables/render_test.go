@@ -3,21 +3,17 @@
 package iptables
 
 import (
-	"flag"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/golden"
 )
-
-var update = flag.Bool("update", false, "write to testdata what is rendered")
 
 // renderCases are typical Services, each alone on a node.
 var renderCases = []struct {
@@ -71,20 +67,7 @@ func TestRender(t *testing.T) {
 			}
 			n.sync()
 			f := proxier.FamilyOf(netip.MustParseAddr(tc.service.Spec.ClusterIP))
-			got := withoutCommon(t, n.tools, f, strings.HasSuffix(tc.name, "node-ports"))
-			file := "testdata/" + tc.name + ".rules"
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			golden.Compare(t, tc.name+".rules", withoutCommon(t, n.tools, f, strings.HasSuffix(tc.name, "node-ports")))
 		})
 	}
 }
@@ -117,19 +100,6 @@ func TestRenderCommon(t *testing.T) {
 	n := &node{t: t, tools: &watchedTools{Tools: newFakeTools()}}
 	n.start(newFakeTier(n.options()), testFacts, proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}})
 	n.sync()
-	for f, file := range map[proxier.Family]string{proxier.IPv4: "testdata/common.rules", proxier.IPv6: "testdata/common-ipv6.rules"} {
-		got := saved(t, n.tools, f)
-		if *update {
-			if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff(string(want), got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", f, diff)
-		}
-	}
+	golden.Compare(t, "common.rules", saved(t, n.tools, proxier.IPv4))
+	golden.Compare(t, "common-ipv6.rules", saved(t, n.tools, proxier.IPv6))
 }
