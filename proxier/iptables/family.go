@@ -219,7 +219,7 @@ func (f *family) syncAll(ctx context.Context) error {
 		return err
 	}
 	for _, h := range f.hubs {
-		h.prune()
+		h.letGo()
 	}
 	if err := f.writeHubs(ctx); err != nil {
 		return err
@@ -553,10 +553,9 @@ func (f *family) writeHubs(ctx context.Context) error {
 		return err
 	}
 	for _, h := range f.hubs {
-		for name := range h.stale {
-			h.made[name] = struct{}{}
+		if len(h.stale) > 0 {
+			h.written()
 		}
-		clear(h.stale)
 	}
 	return nil
 }

@@ -150,6 +150,28 @@ func (h *hub) chains() map[string][]string {
 	return all
 }
 
+// letGo has a tree lead no longer to chains that hold nothing.
+func (h *hub) letGo() {
+	chains := h.chains()
+	for name := range h.made {
+		if !has(chains, name) {
+			h.stale[h.chain()] = struct{}{}
+		}
+	}
+}
+
+// written notes that stale chains are as they should be.
+func (h *hub) written() {
+	chains := h.chains()
+	for name := range h.stale {
+		h.made[name] = struct{}{}
+	}
+	if has(h.stale, h.chain()) { // which leads to those alone that hold something
+		maps.DeleteFunc(h.made, func(name string, _ struct{}) bool { return !has(chains, name) })
+	}
+	clear(h.stale)
+}
+
 // rulesOf are the rules of one of its chains.
 func (h *hub) rulesOf(chain string) []string {
 	if chain == h.chain() {
@@ -185,16 +207,6 @@ func (h *hub) change(s slot, rule string, by int) bool {
 		return true
 	}
 	return false
-}
-
-// prune has the hub written if it leads to slots that nobody wants any more.
-func (h *hub) prune() {
-	chains := h.chains()
-	for name := range h.made {
-		if !has(chains, name) {
-			h.stale[h.chain()] = struct{}{}
-		}
-	}
 }
 
 // wantsSplit says which shape fits.

@@ -29,6 +29,7 @@ type world struct {
 	size     int
 	tools    *fakeTools
 	node     *node
+	failed   bool // a call of the tools, in this sync
 	services map[string]*v1.Service
 	slices   map[string]*discoveryv1.EndpointSlice
 }
@@ -163,6 +164,24 @@ func (w *world) damage() {
 	w.node.restore(f, "*nat\n-F "+chains[w.IntN(len(chains))]+"\nCOMMIT\n")
 }
 
+// sync has the node do something. If no tool failed it succeeds, and each chain that is to
+// go could go.
+func (w *world) sync(do func() error) (ok bool) {
+	w.t.Helper()
+	w.failed = false
+	if err := do(); (err != nil) != w.failed {
+		w.t.Fatalf("failed: %v, error: %v", w.failed, err)
+	}
+	for _, f := range w.node.tier.(*fakeTier).families {
+		for name := range f.bound {
+			if !slices.Contains(shared, name) { // the kernel's own chains lead to those
+				w.t.Fatalf("%s: chain %s could not be deleted", f.name, name)
+			}
+		}
+	}
+	return !w.failed
+}
+
 // check compares rules with those of a fresh process: of a family that was read all of
 // them, else what packets meet, as hubs keep their shape then.
 func (w *world) check(read [proxier.Families]int) {
@@ -205,10 +224,10 @@ func TestModel(t *testing.T) {
 				Rand: r, t: t, size: []int{6, 30, 12, 30, 6, 260}[seed%6], tools: tools, node: newNode(t, tools),
 				services: map[string]*v1.Service{}, slices: map[string]*discoveryv1.EndpointSlice{},
 			}
-			failing, failed := seed%4 > 1, false
+			failing := seed%4 > 1
 			w.node.tools.before = func(string) error {
 				if failing && w.chance(0.2) {
-					failed = true
+					w.failed = true
 					return errors.New("out of order")
 				}
 				return nil
@@ -229,11 +248,7 @@ func TestModel(t *testing.T) {
 					w.node.restart()
 					w.tell(w.node)
 				}
-				failed = false
-				if err := w.node.Sync(t.Context()); (err != nil) != failed {
-					t.Fatalf("failed: %v, error: %v", failed, err)
-				}
-				if failed {
+				if !w.sync(func() error { return w.node.Sync(t.Context()) }) {
 					continue
 				}
 				w.check([proxier.Families]int{})
@@ -241,11 +256,8 @@ func TestModel(t *testing.T) {
 					if w.chance(0.3) {
 						w.damage()
 					}
-					failed, tools.reads = false, [proxier.Families]int{}
-					if err := w.node.compare(); (err != nil) != failed {
-						t.Fatalf("failed: %v, error: %v", failed, err)
-					}
-					if !failed {
+					tools.reads = [proxier.Families]int{}
+					if w.sync(w.node.compare) {
 						w.check(tools.reads)
 					}
 				}

@@ -345,6 +345,56 @@ func TestOwed(t *testing.T) {
 	}
 }
 
+// TestSlots: chains of a tree come and go with the Services in them, whatever fails in
+// between, and all that hold something are reached.
+func TestSlots(t *testing.T) {
+	lone := service(1) // whose slot has no other
+	for name, steps := range map[string]func(n *node, fail func(bool)){
+		"comes, which fails, and goes": func(n *node, fail func(bool)) {
+			fail(true)
+			n.OnServiceAdd(lone)
+			_ = n.Sync(t.Context())
+			fail(false)
+			n.OnServiceDelete(lone)
+			n.sync()
+		},
+		"goes while all is read": func(n *node, fail func(bool)) {
+			n.OnServiceAdd(lone)
+			n.sync()
+			n.OnServiceDelete(lone)
+			fail(true)
+			_ = n.Sync(t.Context())
+			fail(false)
+			n.syncAll()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, newFakeTools())
+			for i := 0; i < 300; i += 2 {
+				n.OnServiceAdd(service(i))
+				n.OnEndpointSliceAdd(endpoints(i, pod(i)))
+			}
+			n.OnEndpointSliceAdd(endpoints(1, pod(1)))
+			n.sync()
+			steps(n, func(yes bool) {
+				n.tools.before = nil
+				if yes {
+					n.tools.before = func(string) error { return xtables.ErrLocked }
+				}
+			})
+			f := n.tier.(*fakeTier).families[proxier.IPv4]
+			if slot := f.hubs[servicesNAT].chainOf(addrSlot(netip.MustParseAddr(lone.Spec.ClusterIP))); has(f.bound, slot) {
+				t.Errorf("%s could not be deleted", slot)
+			}
+			n.OnServiceAdd(lone)
+			n.sync()
+			if _, wrong := entries(t, n.tools, proxier.IPv4); len(wrong) > 0 {
+				t.Errorf("wrong: %q", wrong)
+			}
+		})
+	}
+}
+
 // TestFamiliesApart: a family whose rules cannot be written reads again and again, the
 // other does not.
 func TestFamiliesApart(t *testing.T) {
