@@ -87,14 +87,7 @@ func TestDrain(t *testing.T) {
 			inside := e.at.Pod("inside")
 			e.UpdateFacts(func(f *proxier.Facts) { f.ServiceCIDRs = []netip.Prefix{lab.ServicePrefix4, lab.ServicePrefix6} })
 			e.use(t, serve(t, e.here), serve(t, e.there))
-			var open []*visit
-			for missing := map[string]bool{"here": true, "there": true}; len(missing) > 0; {
-				for _, n := range e.entries("tcp") {
-					v := e.visit(t, n)
-					delete(missing, v.server)
-					open = append(open, v)
-				}
-			}
+			open := e.visitBoth(t)
 			if tt.layout != 0 {
 				e.tier.writer.tables.meta.Layout = tt.layout
 			}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -130,6 +131,63 @@ func (v *visit) want(t testing.TB, server string) {
 	}
 }
 
+// Clients of a removed backend are told with their next packet, if that is asked for, and
+// nobody else is.
+func TestResetRemoved(t *testing.T) {
+	e := newEdge(t, Options{ResetRemoved: true})
+	e.use(t, serve(t, e.here), serve(t, e.there))
+	list := e.visitBoth(t)
+	counts := counted{tier: e.tier}
+	counts.since(t)
+	for _, left := range [][]*lab.Pod{{e.there}, {}} {
+		e.use(t, left...)
+		var open []*visit
+		for _, v := range list {
+			if slices.ContainsFunc(left, func(p *lab.Pod) bool { return p.Name == v.server }) {
+				v.want(t, v.server)
+				open = append(open, v)
+				continue
+			}
+			v.wantReset(t)
+		}
+		gone := len(list) - len(open)
+		if n := counts.since(t)["rejected_no_backend"]; gone == 0 || n < uint64(gone) {
+			t.Errorf("%d of %d connections were reset, and %d packets rejected", gone, len(list), n)
+		}
+		list = open
+	}
+	// What was reset is forgotten.
+	if n := e.tier.flowTable.count(flowKeptTCP); n != 0 {
+		t.Errorf("%d flows are kept", n)
+	}
+	// Its clients begin anew.
+	e.use(t, e.here)
+	for _, n := range e.entries("tcp") {
+		e.visit(t, n).want(t, "here")
+	}
+}
+
+// wantReset asks once more.
+func (v *visit) wantReset(t testing.TB) {
+	t.Helper()
+	if r, err := lab.AskConn(t.Context(), v.conn); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("%s to %s, which is gone: %v %v", v.entry, v.server, r, err)
+	}
+}
+
+// visitBoth has at least one TCP connection by each entry, and to each pod.
+func (e *edge) visitBoth(t testing.TB) (list []*visit) {
+	t.Helper()
+	for missing := map[string]bool{"here": true, "there": true}; len(missing) > 0; {
+		for _, n := range e.entries("tcp") {
+			v := e.visit(t, n)
+			delete(missing, v.server)
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
 // Clients of removed backends are reset only if the tables know that those were removed:
 // when tables are built anew, nothing is known of backends before.
 func TestResetsNobodyForNewTables(t *testing.T) {
@@ -137,17 +195,7 @@ func TestResetsNobodyForNewTables(t *testing.T) {
 	e := newEdge(t, Options{Sizes: sizes, ResetRemoved: true})
 	pods := []*lab.Pod{serve(t, e.here), serve(t, e.there)}
 	e.use(t, pods...)
-	visits := func() (list []*visit) {
-		for missing := map[string]bool{"here": true, "there": true}; len(missing) > 0; {
-			for _, n := range e.entries("tcp") {
-				v := e.visit(t, n)
-				delete(missing, v.server)
-				list = append(list, v)
-			}
-		}
-		return list
-	}
-	before := visits()
+	before := e.visitBoth(t)
 	for i, size := range []uint32{1 << 7, 1 << 8} {
 		generation := e.tier.writer.tables.meta.Generation
 		// The next is told by its second, more or less.
@@ -166,14 +214,12 @@ func TestResetsNobodyForNewTables(t *testing.T) {
 			v.want(t, v.server)
 		}
 	}
-	after := visits()
+	after := e.visitBoth(t)
 	e.use(t)
 	for _, v := range before {
 		v.want(t, v.server)
 	}
 	for _, v := range after {
-		if r, err := lab.AskConn(t.Context(), v.conn); !errors.Is(err, unix.ECONNRESET) {
-			t.Errorf("%s to %s, which is gone: %v %v", v.entry, v.server, r, err)
-		}
+		v.wantReset(t)
 	}
 }
