@@ -85,6 +85,7 @@ type path struct {
 	tier     *Tier
 	maps     map[string]*ciliumebpf.Map
 	programs *packetPrograms
+	variant  variant
 	uplink   int // its index
 	device   int // by which packets pass
 	mac      packet.MAC
@@ -94,6 +95,24 @@ type path struct {
 	flows    []flowEntry // as the programs have them
 	model    *datapath.Model
 	counted  map[string]uint64 // by reason, at the last reset
+}
+
+// newPodPath is a path whose packets pass the device of the node's pod.
+func newPodPath(t testing.TB, opts Options, fromPod bool) *path {
+	t.Helper()
+	p := newPath(t, opts)
+	p.variant = variant{role: rolePod, pod: fromPod}
+	var err error
+	if p.programs, err = p.tier.packets.programs(p.variant); err != nil {
+		t.Fatal(err)
+	}
+	p.use(t, p.pod.HostLink)
+	p.rename(t, []byte{2, 0, 0, 0, 0, 3})
+	p.use(t, p.pod.HostLink)
+	if err := p.reset(); err != nil {
+		t.Fatal(err)
+	}
+	return p
 }
 
 // newPath opens the tier on a node. Options that are zero are those of the tests.
@@ -234,7 +253,7 @@ func (p *path) reset() error {
 func (p *path) node() datapath.Node {
 	s := p.tier.opts.Sizes
 	return datapath.Node{
-		L2: 14, MAC: p.mac, Route: p.route,
+		L2: 14, MAC: p.mac, Route: p.route, Pod: p.variant.role == rolePod, FromPod: p.variant.pod,
 		KeptTCP: int(s.TCPFlows), KeptUDP: int(s.UDPFlows), Young: int(powerOfTwo(s.YoungFlows)), Over: maxClosed,
 		SourcePort: func(port uint16) bool {
 			return port >= 1024 && !p.tier.opts.NodePortRange.Overlaps(PortRange{port, port})

@@ -166,9 +166,20 @@ func (p *player) shrink(s sequence) sequence {
 // TestPackets compares the programs with a model of them: random clusters that
 // change, and random packets, sensible and absurd ones.
 func TestPackets(t *testing.T) {
-	p := compareRandomly(t, Options{}, *packetCount)
+	compareRandomly(t, newPath(t, Options{}), *packetCount)
+}
+
+// TestPacketsOfPods does so with the programs of a pod's device.
+func TestPacketsOfPods(t *testing.T) {
+	compareRandomly(t, newPodPath(t, Options{}, false), *packetCount/4)
+	compareRandomly(t, newPodPath(t, Options{}, true), *packetCount/10)
+}
+
+// isTame says which packets there were none of, of those that need no luck.
+func (p *player) isTame(t *testing.T) {
+	t.Helper()
 	t.Logf("%d packets: %v", p.packets, p.seen)
-	if *packetCount < 100000 {
+	if p.packets < 25000 {
 		return
 	}
 	for _, reason := range reasonNames {
@@ -182,12 +193,12 @@ func TestPackets(t *testing.T) {
 
 // TestPacketsOldKernel does so with what programs have to do without on some.
 func TestPacketsOldKernel(t *testing.T) {
-	compareRandomly(t, Options{NoFIBSource: true, NoLoop: true, NoConntrack: true}, *packetCount/10)
+	compareRandomly(t, newPath(t, Options{NoFIBSource: true, NoLoop: true, NoConntrack: true}), *packetCount/10)
 }
 
-func compareRandomly(t *testing.T, opts Options, packets int) *player {
+func compareRandomly(t *testing.T, on *path, packets int) {
 	t.Helper()
-	p := &player{path: newPath(t, opts), seen: map[string]uint64{}}
+	p := &player{path: on, seen: map[string]uint64{}}
 	p.resolve(t)
 	for seed := *packetSeed; p.packets < packets; seed++ {
 		s := newSequence(seed)
@@ -208,5 +219,5 @@ func compareRandomly(t *testing.T, opts Options, packets int) *player {
 			t.Fatal(err)
 		}
 	}
-	return p
+	p.isTame(t)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/packet"
+	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
 
 // cookieOf is the cookie of a sandbox's network namespace.
@@ -250,6 +251,51 @@ func TestFramesOfOptedOutPods(t *testing.T) {
 				t.Error(err)
 			}
 		}
+	}
+}
+
+// Megabytes both ways, and datagrams in fragments, as TestTransfers has them come from
+// outside.
+func TestTransfersOfOptedOutPods(t *testing.T) {
+	for name, network := range map[string]lab.Options{
+		"offload":  {Pause: true},
+		"on wires": {Pause: true, NoOffload: true, Nodes: live.Guarded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := lab.NewT(t, network)
+			one, two := l.Node("node1"), l.Node("node2")
+			client := one.Pod("client")
+			n := newPodNode(t, one, l)
+			n.OnServiceAdd(dualService())
+			n.sync(t)
+			n.optOut(t, client)
+			for _, backend := range []*lab.Pod{one.Pod("here"), two.Pod("there"), client} {
+				if _, err := backend.ServeBulk(targetPort); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := backend.ServeEcho(targetPort); err != nil {
+					t.Fatal(err)
+				}
+				n.setPods(backend)
+				n.sync(t)
+				for network, to := range targets() {
+					if network[:3] == "tcp" {
+						if err := client.Bulk(t.Context(), to, lab.BulkSize); err != nil {
+							t.Errorf("%s to %s: %v", network, backend.Name, err)
+						}
+						continue
+					}
+					for _, size := range []int{100, 2_000, 8_000} {
+						if err := client.Echo(t.Context(), to, size); err != nil {
+							t.Errorf("%d bytes of %s to %s: %v", size, network, backend.Name, err)
+						}
+					}
+				}
+			}
+			if n.tier.flowTable.used() == 0 {
+				t.Error("no packet was translated")
+			}
+		})
 	}
 }
 

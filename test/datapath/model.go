@@ -41,6 +41,9 @@ type Node struct {
 	// it.
 	L2  int
 	MAC packet.MAC
+	// Pod says that the clients are behind the device, which is a pod's, and FromPod
+	// that they are pods whatever their address.
+	Pod, FromPod bool
 	// Route is where the node sends what is for an address; false for nowhere.
 	Route func(to netip.Addr) (Route, bool)
 	// KeptTCP and KeptUDP flows are not pushed out by others. Young ones are by those
@@ -158,7 +161,7 @@ func drop(reason string) outcome {
 // run is the way of a packet.
 func (m *Model) run(hook Hook, frame []byte) (outcome, error) {
 	h, ok := parse(frame, m.node.L2)
-	if !ok || hook == In && h.l3 > 0 && packet.MAC(frame[:6]) != m.node.MAC {
+	if !ok || hook == In && h.l3 > 0 && !m.isForUs(packet.MAC(frame[:6])) {
 		return pass(frame), nil
 	}
 	if h.isICMP() {
@@ -202,6 +205,12 @@ func (m *Model) run(hook Hook, frame []byte) (outcome, error) {
 	return m.follow(f, reply, h), nil
 }
 
+// isForUs says whether a frame that comes in is looked at. A pod may send to a bridge
+// that its device is a port of.
+func (m *Model) isForUs(to packet.MAC) bool {
+	return to == m.node.MAC || m.node.Pod && to[0]&1 == 0
+}
+
 // here says whether that direction of a flow is translated at that hook: replies
 // come in from other nodes, and go out from this one.
 func (m *Model) here(hook Hook, f *Flow, reply bool) bool {
@@ -227,7 +236,8 @@ func (m *Model) begin(h *header) (*Flow, outcome, error) {
 	if !frontend.Admits(client) {
 		return nil, drop("DROP_SOURCE_RANGE"), nil
 	}
-	set := frontend.Routes[m.origin(client)].Set
+	route := frontend.Routes[m.origin(client)]
+	set := route.Set
 	list := eligible(d, set)
 	if len(list) == 0 {
 		if d.Empty[set] == proxier.Drop {
@@ -235,17 +245,17 @@ func (m *Model) begin(h *header) (*Flow, outcome, error) {
 		}
 		return nil, m.reject(h), nil
 	}
-	if _, ok := m.made(h.tuple); !ok && m.isFull(h, list) {
+	if _, ok := m.made(h.tuple); !ok && m.isFull(h, route, list) {
 		return nil, m.rejectFor("REJECT_NO_PORT", h), nil
 	}
-	f, err := m.make(h, d, list)
+	f, err := m.make(h, d, route, list)
 	return f, outcome{}, err
 }
 
 // isFull says whether there is no source port left towards one of the backends.
-func (m *Model) isFull(h *header, list []proxier.Backend) bool {
+func (m *Model) isFull(h *header, route proxier.Route, list []proxier.Backend) bool {
 	return slices.ContainsFunc(list, func(b proxier.Backend) bool {
-		reply, free := m.replyTo(h, b)
+		reply, free := m.replyTo(h, route, b)
 		for port := 1024; !free && port < 1<<16; port++ {
 			reply.Dst = netip.AddrPortFrom(reply.Dst.Addr(), uint16(port))
 			free = m.node.SourcePort(uint16(port)) && !m.isUsed(reply)
@@ -256,13 +266,27 @@ func (m *Model) isFull(h *header, list []proxier.Backend) bool {
 
 // replyTo is what a backend sends to a client, as it arrives; false if its destination
 // has to get another port.
-func (m *Model) replyTo(h *header, b proxier.Backend) (reply Tuple, ok bool) {
+func (m *Model) replyTo(h *header, route proxier.Route, b proxier.Backend) (reply Tuple, ok bool) {
 	reply = Tuple{b.Addr, h.tuple.Src, h.protocol}
-	if way, remote := m.remote(b); remote {
-		reply.Dst = netip.AddrPortFrom(way.Source, 0)
+	if source, own := m.ownSource(h, route, b); own {
+		reply.Dst = netip.AddrPortFrom(source, 0)
 		return reply, false
 	}
 	return reply, !m.isUsed(reply)
+}
+
+// ownSource is the address of this node as which a backend sees the client, if it does:
+// where replies would not come by otherwise, where the client is the backend itself, and
+// where a pod is to be masqueraded.
+func (m *Model) ownSource(h *header, route proxier.Route, b proxier.Backend) (source netip.Addr, own bool) {
+	way, remote := m.remote(b)
+	switch {
+	case !m.node.Pod:
+		return way.Source, remote
+	case b.Addr.Addr() == h.src:
+		return m.rules.NodeIPs[proxier.FamilyOf(h.src)], true
+	}
+	return way.Source, remote && route.Source == proxier.Masquerade
 }
 
 // remote says whether a backend is behind an uplink, and the way to it.
@@ -272,7 +296,7 @@ func (m *Model) remote(b proxier.Backend) (Route, bool) {
 }
 
 // make accepts the flow that the programs made, if it leads to one of the backends.
-func (m *Model) make(h *header, d *proxier.Decision, list []proxier.Backend) (*Flow, error) {
+func (m *Model) make(h *header, d *proxier.Decision, route proxier.Route, list []proxier.Backend) (*Flow, error) {
 	reply, ok := m.made(h.tuple)
 	if !ok {
 		return nil, fmt.Errorf("no flow was made for %v", h.tuple)
@@ -289,8 +313,8 @@ func (m *Model) make(h *header, d *proxier.Decision, list []proxier.Backend) (*F
 		return nil, err
 	}
 
-	_, f.Remote = m.remote(chosen)
-	want, ok := m.replyTo(h, chosen)
+	_, f.Remote = m.ownSource(h, route, chosen)
+	want, ok := m.replyTo(h, route, chosen)
 	if !ok {
 		port := reply.Dst.Port()
 		if want.Dst = netip.AddrPortFrom(want.Dst.Addr(), port); !m.node.SourcePort(port) {

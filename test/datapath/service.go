@@ -86,7 +86,7 @@ func contains(list []netip.Prefix, a netip.Addr) bool {
 // origin is who dials.
 func (m *Model) origin(client netip.Addr) proxier.Origin {
 	switch {
-	case contains(m.rules.Pods.CIDRs, client):
+	case m.node.FromPod || contains(m.rules.Pods.CIDRs, client):
 		return proxier.FromPod
 	case client.IsLoopback() || m.isLocal(client):
 		return proxier.FromHost
