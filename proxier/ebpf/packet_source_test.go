@@ -5,6 +5,7 @@ package ebpf
 import (
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
@@ -119,6 +120,86 @@ func TestPacketPorts(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestPacketManyPorts uses up more ports than one search tries. The first of a second tries
+// all there are; a later one may miss what has become free.
+func TestPacketManyPorts(t *testing.T) {
+	const first, ports, rounds = 1024, 400, 100 // 288 are tried
+	sizes := pathSizes
+	sizes.YoungFlows = 512
+	p := newPath(t, Options{Sizes: sizes, NodePortRange: PortRange{first + ports, 65535}})
+	p.endsCluster(t)
+	for _, e := range []ends{endsOf(proxier.IPv4), endsOf(proxier.IPv6)} {
+		t.Run(e.String(), func(t *testing.T) {
+			if err := p.reset(); err != nil {
+				t.Fatal(err)
+			}
+			given, client := map[uint16]bool{}, uint16(2000)
+			// give says whether another connection gets a port.
+			give := func() bool {
+				client++
+				got, err := p.ask(in, tcp(netip.AddrPortFrom(e.client.Addr(), client), e.remote, packet.SYN))
+				if err != nil {
+					t.Fatal(err)
+				}
+				to := packet.Parse(got.Frame)
+				if to.Destination().Addr() != e.there.Addr() {
+					return false
+				}
+				port := to.Source().Port()
+				if given[port] || port < first || port >= first+ports {
+					t.Fatalf("port %d was given, as the %dth", port, len(given)+1)
+				}
+				given[port] = true
+				return true
+			}
+			for len(given) < ports {
+				if !give() {
+					t.Fatalf("refused after %d of %d ports", len(given), ports)
+				}
+			}
+			r := rand.New(rand.NewPCG(1, uint64(e.Family)))
+			missed := 0
+			for range rounds {
+				port := uint16(first + r.IntN(ports))
+				p.endOf(t, port)
+				delete(given, port)
+				if give() {
+					continue
+				}
+				missed++
+				// As if a second had begun.
+				if err := empty(p.maps["tdm_snat"]); err != nil {
+					t.Fatal(err)
+				}
+				if !give() {
+					t.Fatalf("port %d is free, and not found though all were to be tried", port)
+				}
+			}
+			if give() {
+				t.Error("there was one more port")
+			}
+			// Of the 288, some are tried twice.
+			if missed == 0 || missed > rounds/2 {
+				t.Errorf("the only free port was missed in %d of %d searches", missed, rounds)
+			}
+		})
+	}
+}
+
+// endOf ends the flow whose replies come to a port.
+func (p *path) endOf(t *testing.T, port uint16) {
+	t.Helper()
+	for i := range p.flows {
+		if f := &p.flows[i]; stageOf(f.Life) >= flowYoung && f.Reply.Dport == bpfPort(port) {
+			f.Flags, f.Seen = f.Flags|flowClosed, f.Seen-60
+		}
+	}
+	timeouts := DefaultFlowTimeouts()
+	if n, err := p.tier.flowTable.sweep(t.Context(), &timeouts, monotonicSeconds()); err != nil || n != 1 {
+		t.Fatalf("%d flows ended: %v", n, err)
 	}
 }
 
