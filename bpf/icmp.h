@@ -35,7 +35,7 @@ parse_quote(struct __sk_buff *skb, const struct packet *p, struct packet *inner)
 	__be32 ports;
 
 	inner->l3 = p->l4 + sizeof(struct icmp_error);
-	if (p->v6 ? !parse_v6(skb, inner) : !parse_v4(skb, inner))
+	if ((p->v6 ? parse_v6(skb, inner) : parse_v4(skb, inner)) != UNDERSTOOD)
 		return false;
 	if (inner->key.proto != IPPROTO_TCP && inner->key.proto != IPPROTO_UDP)
 		return false;

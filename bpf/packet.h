@@ -30,6 +30,12 @@ enum fragment {
 	LATER_FRAGMENT, /* has no ports */
 };
 
+enum parsed {
+	UNDERSTOOD,
+	FOREIGN, /* another protocol */
+	BROKEN,	 /* headers that are not all there, wrong lengths, and more */
+};
+
 enum tcp_flag {
 	TCP_FIN = 0x01,
 	TCP_SYN = 0x02,
@@ -110,15 +116,19 @@ static __always_inline bool parse_ports(struct __sk_buff *skb, struct packet *p)
 	return false;
 }
 
-static __always_inline bool parse_v4(struct __sk_buff *skb, struct packet *p)
+static __always_inline enum parsed parse_v4(struct __sk_buff *skb,
+					    struct packet *p)
 {
 	struct iphdr ip;
 	__u16 offset;
 
 	if (!load(skb, p->l3, &ip, sizeof(ip)))
-		return false;
-	if (ip.version != 4 || ip.ihl < 5 || ip.protocol == IPPROTO_ICMPV6)
-		return false;
+		return BROKEN;
+	if (ip.version != 4 || ip.ihl < 5)
+		return BROKEN;
+	if (ip.protocol != IPPROTO_TCP && ip.protocol != IPPROTO_UDP &&
+	    ip.protocol != IPPROTO_ICMP)
+		return FOREIGN;
 	set_v4(p->key.src, ip.saddr);
 	set_v4(p->key.dst, ip.daddr);
 	p->key.proto = ip.protocol;
@@ -132,23 +142,24 @@ static __always_inline bool parse_v4(struct __sk_buff *skb, struct packet *p)
 			offset & IP_OFFSET ? LATER_FRAGMENT : FIRST_FRAGMENT;
 		p->frag_id = ip.id;
 	}
-	return true;
+	return UNDERSTOOD;
 }
 
-static __always_inline bool parse_v6(struct __sk_buff *skb, struct packet *p)
+static __always_inline enum parsed parse_v6(struct __sk_buff *skb,
+					    struct packet *p)
 {
 	struct ipv6hdr ip;
 	__u8 next, head[8];
 
 	if (!load(skb, p->l3, &ip, sizeof(ip)))
-		return false;
+		return BROKEN;
 	if (ip.version != 6)
-		return false;
+		return BROKEN;
 	__builtin_memcpy(p->key.src, &ip.saddr, sizeof(p->key.src));
 	__builtin_memcpy(p->key.dst, &ip.daddr, sizeof(p->key.dst));
 	/* On the wire these are nobody's, and here they would be IPv4's. */
 	if (is_v4(p->key.src) || is_v4(p->key.dst))
-		return false;
+		return BROKEN;
 	p->v6 = true;
 	p->l3_len = sizeof(ip) + bpf_ntohs(ip.payload_len);
 	p->ttl = ip.hop_limit;
@@ -160,7 +171,7 @@ static __always_inline bool parse_v6(struct __sk_buff *skb, struct packet *p)
 		case IPPROTO_UDP:
 		case IPPROTO_ICMPV6:
 			p->key.proto = next;
-			return true;
+			return UNDERSTOOD;
 		case IPPROTO_HOPOPTS:
 		case IPPROTO_ROUTING:
 		case IPPROTO_DSTOPTS:
@@ -168,11 +179,11 @@ static __always_inline bool parse_v6(struct __sk_buff *skb, struct packet *p)
 		case IPPROTO_AH:
 			break;
 		default:
-			return false;
+			return FOREIGN;
 		}
 		if (i == MAX_EXTENSIONS ||
 		    bpf_skb_load_bytes(skb, p->l4, head, sizeof(head)))
-			return false;
+			return BROKEN;
 		if (next == IPPROTO_FRAGMENT) {
 			__u16 offset = head[2] << 8 | head[3];
 
@@ -186,7 +197,7 @@ static __always_inline bool parse_v6(struct __sk_buff *skb, struct packet *p)
 			if (p->fragment == LATER_FRAGMENT) {
 				/* What follows is in the first one. */
 				p->key.proto = head[0];
-				return true;
+				return UNDERSTOOD;
 			}
 		} else if (next == IPPROTO_AH) {
 			p->l4 += (head[1] + 2) * 4;
@@ -195,30 +206,31 @@ static __always_inline bool parse_v6(struct __sk_buff *skb, struct packet *p)
 		}
 		next = head[0];
 	}
-	return false;
+	return BROKEN;
 }
 
-/* Parses addresses and ports from p->l3 on; false for what is not ours. */
-static __always_inline bool parse(struct __sk_buff *skb, __be16 ethertype,
-				  struct packet *p)
+/* Parses addresses and ports from p->l3 on. */
+static __always_inline enum parsed parse(struct __sk_buff *skb,
+					 __be16 ethertype, struct packet *p)
 {
-	if (ethertype == bpf_htons(ETH_P_IP)) {
-		if (!parse_v4(skb, p))
-			return false;
-	} else if (ethertype == bpf_htons(ETH_P_IPV6)) {
-		if (!parse_v6(skb, p))
-			return false;
-	} else {
-		return false;
-	}
+	enum parsed parsed = FOREIGN;
+
+	if (ethertype == bpf_htons(ETH_P_IP))
+		parsed = parse_v4(skb, p);
+	else if (ethertype == bpf_htons(ETH_P_IPV6))
+		parsed = parse_v6(skb, p);
+	if (parsed != UNDERSTOOD)
+		return parsed;
 	/* Super-packets may be longer than the field can say. */
 	if (skb->gso_size)
 		p->l3_len = skb->len - p->l3;
 	else if (p->l3_len > skb->len - p->l3)
-		return false;
+		return BROKEN;
 	if (p->l4 - p->l3 > p->l3_len)
-		return false;
-	return p->fragment == LATER_FRAGMENT || parse_ports(skb, p);
+		return BROKEN;
+	if (p->fragment != LATER_FRAGMENT && !parse_ports(skb, p))
+		return BROKEN;
+	return UNDERSTOOD;
 }
 
 #endif

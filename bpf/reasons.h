@@ -24,6 +24,9 @@ enum reason {
 	DROP_NO_ROUTE,	   /* of a flow, or an error about it */
 	PASS_RST,	   /* a reset of no known connection */
 	PASS_NETFILTER,	   /* it translates this connection */
+	PASS_FRAGMENT, /* its first one was not seen, or it is one of ICMP */
+	PASS_HEADERS,  /* broken, or more than are read */
+	PASS_MARTIAN,  /* for a Service, from an address that nobody has */
 	REASONS,
 };
 

@@ -413,16 +413,17 @@ GLOBAL int choose(struct __sk_buff *skb, const struct packet *p,
 		enum frontend_result found = frontend_of(&p->key, &fe);
 
 		if (found == FRONTEND_NONE) {
-			if (!is_unserved(p->key.dst) ||
-			    local_flags(p->key.dst) || is_martian(p->key.src))
+			if (!is_unserved(p->key.dst) || local_flags(p->key.dst))
 				return NEXT;
+			if (is_martian(p->key.src))
+				return done(PASS_MARTIAN, NEXT);
 			if (is_netfilters(skb, p))
 				return done(PASS_NETFILTER, NEXT);
 			result = SELECT_REJECT;
 			break;
 		}
 		if (is_martian(p->key.src))
-			return NEXT;
+			return done(PASS_MARTIAN, NEXT);
 		if (is_netfilters(skb, p))
 			return done(PASS_NETFILTER, NEXT);
 		/* Of a connection that is gone already. */
@@ -525,14 +526,22 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 	int verdict;
 
 	/* For a VLAN on top of this device. */
-	if (skb->vlan_present || !parse(skb, skb->protocol, &p))
+	if (skb->vlan_present)
 		return NEXT;
+	switch (parse(skb, skb->protocol, &p)) {
+	case UNDERSTOOD:
+		break;
+	case FOREIGN:
+		return NEXT;
+	case BROKEN:
+		return done(PASS_HEADERS, NEXT);
+	}
 	/* Fragments of ICMP are left to who puts them together. */
 	if (is_icmp(&p))
 		return p.fragment == WHOLE ? handle_icmp(skb, &p, ingress) :
-					     NEXT;
+					     done(PASS_FRAGMENT, NEXT);
 	if (p.fragment != WHOLE && !follow_fragment(&p))
-		return NEXT;
+		return done(PASS_FRAGMENT, NEXT);
 	verdict = follow(skb, &p, 0, ingress);
 	if (verdict == NO_FLOW && ingress && p.fragment != LATER_FRAGMENT)
 		verdict = begin(skb, &p);

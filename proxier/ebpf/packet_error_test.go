@@ -176,7 +176,7 @@ func icmpScenes(p *path, e ends) []scene {
 			{in, tcp(e.client, e.remote, SYN), redirect, forwarded(tcp(e.nat, e.there, SYN)), "FORWARD_REMOTE", nil},
 			{in, withTTL(quoting(e.there.Addr(), unreachable, 0, tcp(e.nat, e.there, SYN), 0), 1), shot, same, "ERROR_TTL", nil},
 		}},
-		scene{name: "in fragments, which nobody can put together here", steps: append([]step{begun}, untouched(
+		scene{name: "in fragments, which nobody can put together here", steps: append([]step{begun}, untouchedFor("PASS_FRAGMENT",
 			quoting(e.router, tooBig, 1300, sized(udp(e.local, e.client), 500), 0).Fragments(200, 7)...)...)},
 		scene{name: "echo", steps: []step{
 			{in, packet.NewEcho(e.client.Addr(), e.balancer.Addr(), 7, 1, []byte("hello")), redirect,
@@ -201,9 +201,11 @@ func echoReply(src, dst netip.Addr, id, seq uint16, payload []byte) packet.Packe
 }
 
 // untouched are packets that come in, and are none of ours.
-func untouched(list ...packet.Packet) (steps []step) {
+func untouched(list ...packet.Packet) []step { return untouchedFor("", list...) }
+
+func untouchedFor(reason string, list ...packet.Packet) (steps []step) {
 	for _, q := range list {
-		steps = append(steps, step{in, q, next, same, "", nil})
+		steps = append(steps, step{in, q, next, same, reason, nil})
 	}
 	return steps
 }

@@ -37,6 +37,7 @@ func fragmentScenes(p *path, e ends) []scene {
 	}
 	parts, after := long.Fragments(400, 9), arrived.Fragments(400, 9)
 	nobody := sized(udp(e.client, e.empty), 1200).Fragments(400, 9)
+	short := tcp(e.client, e.local, SYN).Fragments(len(tcp(e.client, e.local, SYN).Build())-4, 9)
 	begins := segment(tcp(e.client, e.empty, SYN)).Fragments(400, 9)
 	return []scene{
 		{name: "UDP to a backend here, and its answer", steps: slices.Concat(
@@ -54,14 +55,14 @@ func fragmentScenes(p *path, e ends) []scene {
 			cut(out, next, segment(tcp(e.here, e.client, SYN|ACK)), segment(tcp(e.local, e.client, SYN|ACK)), "FORWARD_REPLY"),
 		)},
 		{name: "a later one before the first", steps: []step{
-			{in, parts[1], next, same, "", nil},
+			{in, parts[1], next, same, "PASS_FRAGMENT", nil},
 			{in, parts[0], next, after[0], "FORWARD_LOCAL", nil},
 			{in, parts[2], next, after[2], "FORWARD_LOCAL", nil},
 			{in, parts[1], next, after[1], "FORWARD_LOCAL", nil},
 		}},
 		{name: "of another packet", steps: []step{
 			{in, parts[0], next, after[0], "FORWARD_LOCAL", nil},
-			{in, long.Fragments(400, 10)[1], next, same, "", nil},
+			{in, long.Fragments(400, 10)[1], next, same, "PASS_FRAGMENT", nil},
 		}},
 		{name: "that nobody serves", steps: []step{
 			{in, nobody[0], redirect, p.portUnreachable(e.empty, nobody[0]), "REJECT", nil},
@@ -69,6 +70,9 @@ func fragmentScenes(p *path, e ends) []scene {
 			{in, begins[0], shot, same, "REJECT", nil},
 			{in, begins[1], next, same, "", nil},
 		}},
-		{name: "too short for its header", steps: untouched(tcp(e.client, e.local, SYN).Fragments(len(tcp(e.client, e.local, SYN).Build())-4, 9)...)},
+		{name: "too short for its header", steps: []step{
+			{in, short[0], next, same, "PASS_HEADERS", nil},
+			{in, short[1], next, same, "PASS_FRAGMENT", nil},
+		}},
 	}
 }

@@ -50,8 +50,8 @@ func headerScenes(p *path, e ends) []scene {
 			packet.NewProtocol(e.client.Addr(), e.local.Addr(), e.protocolOfTheOther(), make([]byte, 40)),
 		), flows: []string{}},
 		{name: "padded", steps: []step{{in, padded, next, paddedWant, "FORWARD_LOCAL", nil}}},
-		{name: "absurd", steps: untouched(p.absurd(e)...), flows: []string{}},
-		{name: "from addresses that no host has", steps: untouched(fromMartians(e)...), flows: []string{}},
+		{name: "absurd", steps: untouchedFor("PASS_HEADERS", p.absurd(e)...), flows: []string{}},
+		{name: "from addresses that no host has", steps: fromMartians(e), flows: []string{}},
 	}
 	if e.client.Addr().Is4() {
 		options := func(q packet.Packet) packet.Packet {
@@ -74,6 +74,8 @@ func headerScenes(p *path, e ends) []scene {
 	six := slices.Repeat([]packet.Extension{options}, 6)
 	mapped := packet.NewTCP(e.client, e.local, SYN, nil)
 	mapped.IPv6.Dst = netip.MustParseAddr("::ffff:10.96.0.1")
+	fragmentish := send.Build()
+	fragmentish[6] = packet.ProtoFragment
 	// 12 bytes of authentication, whose length counts words beyond the second.
 	authentication := slices.Concat([]byte{packet.ProtoTCP, 4 - 2}, make([]byte, 14))
 	authenticated := func(q packet.Packet) packet.Packet {
@@ -89,9 +91,11 @@ func headerScenes(p *path, e ends) []scene {
 			{in, with(udp(e.client, e.remote), options), redirect, forwarded(with(udp(e.nat, e.there), options)), "FORWARD_REMOTE", nil},
 			{in, with(udp(e.client, e.empty), hop), redirect, p.portUnreachable(e.empty, with(udp(e.client, e.empty), hop)), "REJECT", nil},
 		}},
-		scene{name: "more extension headers than are walked, and an address of the other family", steps: untouched(
-			with(send, append(six, hop)...), with(send, packet.Extension{Type: 135, Data: make([]byte, 6)}), mapped,
-		), flows: []string{}})
+		scene{name: "more extension headers than are walked, and an address of the other family", steps: untouchedFor("PASS_HEADERS",
+			with(send, append(six, hop)...), mapped,
+		), flows: []string{}},
+		scene{name: "what looks like a fragment", steps: untouchedFor("PASS_FRAGMENT", p.raw(fragmentish)), flows: []string{}},
+		scene{name: "another extension header", steps: untouched(with(send, packet.Extension{Type: 135, Data: make([]byte, 6)})), flows: []string{}})
 }
 
 // protocolOfTheOther family for ICMP, which is none in this one.
@@ -137,22 +141,22 @@ func (p *path) absurd(e ends) (list []packet.Packet) {
 		broken(tcp, size(19))     // less than an IP header
 		return list
 	}
-	broken(tcp, put(6, packet.ProtoHopByHop)) // an extension header longer than the packet
-	broken(tcp, put(6, packet.ProtoFragment, 64, 0xff))
+	// An extension header longer than the packet.
+	broken(tcp, func(b []byte) { b[6], b[40] = packet.ProtoHopByHop, packet.ProtoTCP })
 	broken(tcp, size(40)) // a jumbogram, or nothing
 	return list
 }
 
 // fromMartians have sources that nobody is to be answered at.
-func fromMartians(e ends) (list []packet.Packet) {
+func fromMartians(e ends) (steps []step) {
 	for _, text := range martians {
 		a := netip.MustParseAddr(text)
 		if a.Is4() != e.client.Addr().Is4() {
 			continue
 		}
 		from := netip.AddrPortFrom(a, 1000)
-		list = append(list, tcp(from, e.local, packet.SYN), udp(from, e.remote), udp(from, e.empty), tcp(from, e.unserved, packet.SYN),
-			packet.NewEcho(a, e.balancer.Addr(), 1, 1, nil), packet.NewEcho(a, e.unserved.Addr(), 1, 1, nil))
+		steps = append(steps, untouchedFor("PASS_MARTIAN", tcp(from, e.local, packet.SYN), udp(from, e.remote), udp(from, e.empty), tcp(from, e.unserved, packet.SYN))...)
+		steps = append(steps, untouched(tcp(from, e.here, packet.SYN), packet.NewEcho(a, e.balancer.Addr(), 1, 1, nil), packet.NewEcho(a, e.unserved.Addr(), 1, 1, nil))...)
 	}
-	return list
+	return steps
 }

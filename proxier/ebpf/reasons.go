@@ -15,7 +15,7 @@ var reasons = [...]string{
 	"answered_echo",
 	"rejected_no_backend", "rejected_no_source_port", "error_ttl", "error_too_big",
 	"dropped_policy", "dropped_source_range", "dropped_no_flow", "dropped_raced", "dropped_rewrite", "dropped_no_route",
-	"passed_reset", "passed_netfilter",
+	"passed_reset", "passed_netfilter", "passed_fragment", "passed_headers", "passed_martian",
 }
 
 // PacketCount says of how many packets something became.
@@ -29,10 +29,13 @@ func readReasons(m *ciliumebpf.Map) ([]PacketCount, error) {
 	counts := make([]PacketCount, len(reasons))
 	var perCPU []uint64
 	for i, name := range reasons {
+		counts[i].Result = name
+		if i >= int(m.MaxEntries()) {
+			continue // programs of another version
+		}
 		if err := m.Lookup(uint32(i), &perCPU); err != nil {
 			return nil, fmt.Errorf("read the packets that were %s: %w", name, err)
 		}
-		counts[i].Result = name
 		for _, n := range perCPU {
 			counts[i].Count += n
 		}

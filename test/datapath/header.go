@@ -72,8 +72,17 @@ func (h *header) isError() bool {
 
 func (h *header) isEcho() bool { return h.frame[h.l4] == 8 && !h.v6 || h.frame[h.l4] == 128 && h.v6 }
 
-// parse reads the headers of a frame; false for what is nobody's.
-func parse(frame []byte, l3 int) (*header, bool) {
+// parsed says how far the headers of a packet can be read.
+type parsed int
+
+const (
+	understood parsed = iota
+	foreign           // another protocol
+	broken            // not all there, wrong lengths, or more than are read
+)
+
+// parse reads the headers of a frame.
+func parse(frame []byte, l3 int) (*header, parsed) {
 	h := &header{frame: frame, l3: l3}
 	etherType := uint16(packet.EtherIPv4)
 	if l3 > 0 {
@@ -81,25 +90,28 @@ func parse(frame []byte, l3 int) (*header, bool) {
 	} else if frame[0]>>4 == 6 {
 		etherType = packet.EtherIPv6
 	}
-	ok := false
+	result := foreign
 	switch etherType {
 	case packet.EtherIPv4:
-		ok = h.parseIPv4(len(frame))
+		result = h.parseIPv4(len(frame))
 	case packet.EtherIPv6:
-		ok = h.parseIPv6(len(frame))
+		result = h.parseIPv6(len(frame))
 	}
-	return h, ok && h.l4 <= h.end && h.end <= len(frame) && (h.place == laterFragment || h.parseTransport())
+	if result == understood && (h.l4 > h.end || h.end > len(frame) || h.place != laterFragment && !h.parseTransport()) {
+		result = broken
+	}
+	return h, result
 }
 
 // parseIPv4 reads the IP header at l3, up to limit.
-func (h *header) parseIPv4(limit int) bool {
+func (h *header) parseIPv4(limit int) parsed {
 	if limit-h.l3 < 20 {
-		return false
+		return broken
 	}
 	b := h.frame[h.l3:limit]
 	size, length := int(b[0]&0xf)*4, int(be.Uint16(b[2:]))
-	if b[0]>>4 != 4 || size < 20 || size > len(b) {
-		return false
+	if b[0]>>4 != 4 || size < 20 {
+		return broken
 	}
 	h.src, h.dst = netip.AddrFrom4([4]byte(b[12:])), netip.AddrFrom4([4]byte(b[16:]))
 	h.protocol, h.ttl = b[9], b[8]
@@ -112,21 +124,27 @@ func (h *header) parseIPv4(limit int) bool {
 		h.place = firstFragment
 	}
 	h.fragmentID = uint32(be.Uint16(b[4:]))
-	return h.protocol == packet.ProtoTCP || h.protocol == packet.ProtoUDP || h.protocol == packet.ProtoICMP
+	if h.protocol != packet.ProtoTCP && h.protocol != packet.ProtoUDP && h.protocol != packet.ProtoICMP {
+		return foreign
+	}
+	if size > len(b) {
+		return broken
+	}
+	return understood
 }
 
-func (h *header) parseIPv6(limit int) bool {
+func (h *header) parseIPv6(limit int) parsed {
 	if limit-h.l3 < 40 {
-		return false
+		return broken
 	}
 	b := h.frame[h.l3:limit]
 	if b[0]>>4 != 6 {
-		return false
+		return broken
 	}
 	h.v6 = true
 	h.src, h.dst = netip.AddrFrom16([16]byte(b[8:])), netip.AddrFrom16([16]byte(b[24:]))
 	if h.src.Is4In6() || h.dst.Is4In6() {
-		return false // nobody's on the wire
+		return broken // nobody's on the wire
 	}
 	h.ttl = b[7]
 	h.l4, h.end = h.l3+40, h.l3+40+int(be.Uint16(b[4:]))
@@ -135,14 +153,14 @@ func (h *header) parseIPv6(limit int) bool {
 		var x []byte // the extension header
 		switch h.protocol {
 		case packet.ProtoTCP, packet.ProtoUDP, packet.ProtoICMPv6:
-			return true
+			return understood
 		case packet.ProtoHopByHop, packet.ProtoRouting, packet.ProtoDestOptions, packet.ProtoFragment, protoAH:
 			if walked == maxExtensions || limit-h.l4 < 8 {
-				return false
+				return broken
 			}
 			x = h.frame[h.l4:limit]
 		default:
-			return false
+			return foreign
 		}
 		size := (int(x[1]) + 1) * 8
 		switch h.protocol {
@@ -162,7 +180,7 @@ func (h *header) parseIPv6(limit int) bool {
 		h.protocol = x[0]
 		h.l4 += size
 		if h.place == laterFragment {
-			return true // what follows is in the first one
+			return understood // what follows is in the first one
 		}
 	}
 }
@@ -199,13 +217,13 @@ func (h *header) setPorts(src, dst uint16) {
 // they got.
 func (h *header) parseQuote() (*header, bool) {
 	q := &header{frame: h.frame, l3: h.l4 + 8}
-	ok := false
+	result := broken
 	if h.v6 {
-		ok = q.parseIPv6(h.end)
+		result = q.parseIPv6(h.end)
 	} else {
-		ok = q.parseIPv4(h.end)
+		result = q.parseIPv4(h.end)
 	}
-	if !ok || q.isICMP() || q.place == laterFragment || h.end-q.l4 < 4 {
+	if result != understood || q.isICMP() || q.place == laterFragment || h.end-q.l4 < 4 {
 		return q, false
 	}
 	q.setPorts(be.Uint16(q.frame[q.l4:]), be.Uint16(q.frame[q.l4+2:]))

@@ -160,14 +160,17 @@ func drop(reason string) outcome {
 
 // run is the way of a packet.
 func (m *Model) run(hook Hook, frame []byte) (outcome, error) {
-	h, ok := parse(frame, m.node.L2)
-	if !ok || hook == In && h.l3 > 0 && !m.isForUs(packet.MAC(frame[:6])) {
+	h, result := parse(frame, m.node.L2)
+	if result == foreign || hook == In && h.l3 > 0 && !m.isForUs(packet.MAC(frame[:6])) {
 		return pass(frame), nil
+	}
+	if result == broken {
+		return passFor("PASS_HEADERS", frame), nil
 	}
 	if h.isICMP() {
 		switch {
 		case h.place != whole:
-			return pass(frame), nil
+			return passFor("PASS_FRAGMENT", frame), nil
 		case h.isError():
 			return m.followError(hook, h), nil
 		case hook == In && h.isEcho():
@@ -180,9 +183,11 @@ func (m *Model) run(hook Hook, frame []byte) (outcome, error) {
 	case firstFragment:
 		m.fragments[id] = h.tuple
 	case laterFragment:
-		if h.tuple, ok = m.fragments[id]; !ok {
-			return pass(frame), nil
+		known, ok := m.fragments[id]
+		if !ok {
+			return passFor("PASS_FRAGMENT", frame), nil
 		}
+		h.tuple = known
 	}
 	f, reply := m.find(h.tuple)
 	if f != nil && !m.here(hook, f, reply) {
@@ -222,13 +227,16 @@ func (m *Model) begin(h *header) (*Flow, outcome, error) {
 	client, vip := h.src, h.dst
 	d, frontend := m.frontend(h.tuple)
 	if d == nil {
-		if !contains(m.rules.Unserved, vip) || m.isLocal(vip) || isMartian(client) {
+		switch {
+		case !contains(m.rules.Unserved, vip) || m.isLocal(vip):
 			return nil, pass(h.frame), nil
+		case isMartian(client):
+			return nil, passFor("PASS_MARTIAN", h.frame), nil
 		}
 		return nil, m.reject(h), nil
 	}
 	if isMartian(client) {
-		return nil, pass(h.frame), nil
+		return nil, passFor("PASS_MARTIAN", h.frame), nil
 	}
 	if h.flags()&packet.RST != 0 {
 		return nil, passFor("PASS_RST", h.frame), nil
