@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -33,8 +34,9 @@ func (s programSize) String() string {
 	return fmt.Sprintf("%-24s %8d instructions verified %8d bytes", s.name, s.verified, s.jited)
 }
 
-// TestProgramSizes compares the size of every program with the recorded one. Smaller
-// ones, and those that grow on purpose, are recorded by -update.
+// TestProgramSizes compares the size of every program with the one that is recorded for
+// this kernel and architecture. Smaller ones, and those that grow on purpose, are recorded
+// by -update.
 func TestProgramSizes(t *testing.T) {
 	p := newPath(t, Options{Sizes: DefaultSizes()})
 	var sizes []programSize
@@ -69,7 +71,7 @@ func TestProgramSizes(t *testing.T) {
 		}
 	}
 
-	file := filepath.Join("testdata", "programs-"+kernelVersion(t)+".txt")
+	file := filepath.Join("testdata", "programs-"+kernelVersion(t)+"-"+runtime.GOARCH+".txt")
 	if *updatePrograms {
 		var b strings.Builder
 		for _, s := range sizes {
@@ -85,7 +87,7 @@ func TestProgramSizes(t *testing.T) {
 		for _, s := range sizes {
 			t.Log(s)
 		}
-		t.Skipf("missing: %s, the sizes on this kernel; -update records them", file)
+		t.Skipf("missing: %s, the sizes on this kernel and architecture; -update records them", file)
 	}
 	if err != nil {
 		t.Fatal(err)
