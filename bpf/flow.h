@@ -11,6 +11,7 @@
 #include "clock.h"
 #include "flow_maps.h"
 #include "packet.h"
+#include "reasons.h"
 #include "select.h"
 #include "tc_config.h"
 
@@ -197,6 +198,8 @@ GLOBAL int flow_make_room(__u64 word, bool over)
 			  life_of(old >> 32, FLOW_CLAIMED)) !=
 			  life_of(old >> 32, FLOW_YOUNG))
 		return 0;
+	if (!over && !(f->flags & FLOW_CLOSED))
+		count_reason(PUSHED_OUT);
 	flow_bury(id, f, old >> 32);
 	return 0;
 }

@@ -27,6 +27,7 @@ enum reason {
 	PASS_FRAGMENT, /* its first one was not seen, or it is one of ICMP */
 	PASS_HEADERS,  /* broken, or more than are read */
 	PASS_MARTIAN,  /* for a Service, from an address that nobody has */
+	PUSHED_OUT,    /* besides: a young flow that was not over went for it */
 	REASONS,
 };
 

@@ -80,6 +80,9 @@ func TestFlood(t *testing.T) {
 	if since["forwarded_local"]+since["forwarded_remote"] < flood || since["dropped_no_flow"]+since["dropped_raced"] > 0 {
 		t.Error("not every packet of the flood got a flow")
 	}
+	if n := since["pushed_out"]; n < flood-young || n > table.count(flowBorn)-born {
+		t.Errorf("%d flows are counted as pushed out", n)
+	}
 	e.audit(t)
 
 	timeouts := DefaultFlowTimeouts()

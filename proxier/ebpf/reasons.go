@@ -15,7 +15,7 @@ var reasons = [...]string{
 	"answered_echo",
 	"rejected_no_backend", "rejected_no_source_port", "error_ttl", "error_too_big",
 	"dropped_policy", "dropped_source_range", "dropped_no_flow", "dropped_raced", "dropped_rewrite", "dropped_no_route",
-	"passed_reset", "passed_netfilter", "passed_fragment", "passed_headers", "passed_martian",
+	"passed_reset", "passed_netfilter", "passed_fragment", "passed_headers", "passed_martian", "pushed_out",
 }
 
 // PacketCount says of how many packets something became.

@@ -95,15 +95,18 @@ type ring struct {
 }
 
 // add gives a flow the next place, and has the one whose place it was go, unless that
-// is kept.
-func (r *ring) add(f *Flow) {
+// is kept. It says whether that was not over yet.
+func (r *ring) add(f *Flow) (pushedOut bool) {
 	at := r.turn % len(r.places)
 	r.turn++
 	old := r.places[at]
 	r.places[at] = f
-	if old != nil && !old.Kept {
-		old.over = true
+	if old == nil || old.Kept {
+		return false
 	}
+	pushedOut = !old.over && old.State&Closed == 0
+	old.over = true
+	return pushedOut
 }
 
 func (m *Model) kept(protocol uint8) (n int) {

@@ -336,7 +336,9 @@ func (m *Model) make(h *header, d *proxier.Decision, route proxier.Route, list [
 		return nil, fmt.Errorf("replies of two flows are expected as %v", want)
 	}
 	m.flows = append(m.flows, f)
-	m.young.add(f)
+	if m.young.add(f) {
+		m.Counted["PUSHED_OUT"]++
+	}
 	return f, nil
 }
 
