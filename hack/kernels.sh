@@ -9,14 +9,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-hack/need.sh qemu-system-x86_64=qemu-system-x86 xz=xz-utils \
-	/usr/share/keyrings/debian-archive-keyring.gpg=debian-archive-keyring
 kernels=${KERNEL:-5.10 6.1 6.12 newest}
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export CGO_ENABLED=0
-go build -trimpath -ldflags='-s -w' -o "$scratch/vmrun" ./test/vm/vmrun
+hack/vmrun.sh "$scratch/vmrun"
 go build -trimpath -o "$scratch/testsummary" ./hack/testsummary
 test2json=$(go tool -n test2json)
 root=$PWD
@@ -33,6 +31,10 @@ done
 
 # Whoever is root should have everything, as elsewhere.
 export TANDEM_REQUIRE_PRIVILEGED=1
+options=(-memory 2048)
+if [[ -n ${UPSTREAM_KUBE_PROXY:-} ]]; then
+	options+=(-file "$UPSTREAM_KUBE_PROXY" -env "UPSTREAM_KUBE_PROXY=$UPSTREAM_KUBE_PROXY")
+fi
 module=$(go list -m)
 status=0
 run() {
@@ -41,7 +43,7 @@ run() {
 		for p in "${packages[@]}"; do
 			cd "$root/${p#"$module"}"
 			# Emulated, all of it takes several times as long.
-			"$test2json" -t -p "$p@$kernel" "$scratch/vmrun" -kernel "$kernel" -memory 2048 -- \
+			"$test2json" -t -p "$p@$kernel" "$scratch/vmrun" -kernel "$kernel" "${options[@]}" -- \
 				"$scratch/${p//\//_}.test" -test.v=test2json -test.timeout="${TIMEOUT:-40m}" ${TESTFLAGS:-} || status=1
 		done
 	done

@@ -16,8 +16,7 @@ fi
 # Some tests look at the machine from outside, with the tools an operator has.
 hack/need.sh ip=iproute2 iptables-restore=iptables || echo "The tests that run them will fail or be skipped." >&2
 # One boots another kernel.
-[[ $(uname -m) != x86_64 ]] || hack/need.sh qemu-system-x86_64=qemu-system-x86 xz=xz-utils \
-	/usr/share/keyrings/debian-archive-keyring.gpg=debian-archive-keyring || echo "It will fail or be skipped." >&2
+hack/vmrun.sh || echo "It will fail or be skipped." >&2
 
 privileged=$(hack/privileged.sh)
 unit=$(comm -23 <(go list ./... | sort) <(sort <<<"$privileged"))
