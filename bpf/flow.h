@@ -237,7 +237,10 @@ static __always_inline bool flow_read(const struct flow_key *key, __u64 found,
 static __always_inline bool flow_find(const struct flow_key *key,
 				      struct flow_hit *hit)
 {
-	const __u64 *word = bpf_map_lookup_elem(&tdm_flow_key, key);
+	/* Linux 6.1 takes keys from the stack, and not from callers of
+	 * functions that are verified once. */
+	struct flow_key own = *key;
+	const __u64 *word = bpf_map_lookup_elem(&tdm_flow_key, &own);
 
 	return word && flow_read(key, *(volatile __u64 *)word, hit);
 }

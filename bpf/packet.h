@@ -165,6 +165,7 @@ static __always_inline enum parsed parse_v6(struct __sk_buff *skb,
 	p->ttl = ip.hop_limit;
 	p->l4 = p->l3 + sizeof(ip);
 	next = ip.nexthdr;
+#pragma clang loop unroll(full)
 	for (int i = 0; i <= MAX_EXTENSIONS; i++) {
 		switch (next) {
 		case IPPROTO_TCP:

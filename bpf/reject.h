@@ -160,8 +160,11 @@ GLOBAL int reject_tcp(struct __sk_buff *skb, struct packet *p)
 		options &= 0x3f;
 		if (options > sizeof(option))
 			return TC_ACT_SHOT;
-		if (options && bpf_skb_load_bytes(skb, p->l4 + sizeof(old),
-						  option, options))
+		/* Linux 6.1 learns nothing from "not 0", and the compiler
+		 * makes that of any other test that it understands. */
+		asm volatile("" : "+r"(options));
+		if (options >= 4 && bpf_skb_load_bytes(skb, p->l4 + sizeof(old),
+						       option, options))
 			return TC_ACT_SHOT;
 		diff = bpf_csum_diff((__be32 *)option, sizeof(option), NULL, 0,
 				     0);

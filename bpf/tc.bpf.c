@@ -290,6 +290,11 @@ struct choice {
 /* Places in the ring of the young that are looked at for one. */
 #define ROOM_ATTEMPTS 4
 
+static __always_inline const struct backend *chosen_of(__u32 id)
+{
+	return bpf_map_lookup_elem(&tdm_backend, &id);
+}
+
 /* Makes the flow of a new connection. */
 GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 		  struct choice *c)
@@ -303,7 +308,7 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 
 	if (!p || !c)
 		return FLOW_NO_ROOM;
-	be = bpf_map_lookup_elem(&tdm_backend, &c->backend);
+	be = chosen_of(c->backend);
 
 	for (int i = 0; i < ROOM_ATTEMPTS && !id; i++) {
 		flow_make_room(0, false);
@@ -406,14 +411,19 @@ GLOBAL int choose(struct __sk_buff *skb, const struct packet *p,
 	struct frontend_ref fe;
 	struct backend *be = NULL;
 	__u32 service = 0, pick;
+	__be32 src[4], dst[4];
 
 	if (!p || !c)
 		return NEXT;
+	/* Linux 6.1 takes keys of maps from the stack, and not from callers of
+	 * functions that are verified once. */
+	copy_addr(src, p->key.src);
+	copy_addr(dst, p->key.dst);
 	for (int i = 0; i < SELECT_ATTEMPTS; i++) {
 		enum frontend_result found = frontend_of(&p->key, &fe);
 
 		if (found == FRONTEND_NONE) {
-			if (!is_unserved(p->key.dst) || local_flags(p->key.dst))
+			if (!is_unserved(p->key.dst) || local_flags(dst))
 				return NEXT;
 			if (is_martian(p->key.src))
 				return done(PASS_MARTIAN, NEXT);
@@ -436,13 +446,12 @@ GLOBAL int choose(struct __sk_buff *skb, const struct packet *p,
 			count_service(service, SELECT_DROP, 0);
 			return done(DROP_SOURCE_RANGE, TC_ACT_SHOT);
 		}
-		c->route =
-			frontend_route(&fe, p->key.dst, origin_of(p->key.src));
+		c->route = frontend_route(&fe, p->key.dst, origin_of(src));
 		/* By the connection, so that one that was forgotten gets the
 		 * same. */
 		pick = check_of((const __u32 *)&p->key,
 				sizeof(p->key) / sizeof(__u32));
-		be = select_backend(&fe, p->key.src, pick, &chosen, &result);
+		be = select_backend(&fe, src, pick, &chosen, &result);
 		if (result != SELECT_RACED)
 			break;
 	}
