@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/uplinks"
 )
@@ -47,6 +48,8 @@ func openOn(n *lab.Node, opts Options) (tier *Tier, err error) {
 		opts.Sizes = Sizes{Frontends: 1 << 12, Services: 1 << 10, Backends: 1 << 12, Slots: 1 << 13, Affinity: 1 << 10, UDPPeers: 1 << 10, OptOuts: 16,
 			TCPFlows: 1 << 10, UDPFlows: 1 << 10, YoungFlows: 1 << 10}
 	}
+	report := kernel.Report()
+	opts.Suit(&report)
 	err = n.Do(func() error {
 		tier, err = Open(context.Background(), opts)
 		return err

@@ -18,6 +18,9 @@ var probed = sync.OnceValue(func() capabilities.Report {
 	return capabilities.Probe(context.Background(), capabilities.Options{})
 })
 
+// Report is all that is known of it.
+func Report() capabilities.Report { return probed() }
+
 // Has tells whether the kernel has a feature.
 func Has(f capabilities.Feature) bool { return probed().Has(f) }
 

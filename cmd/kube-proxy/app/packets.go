@@ -9,48 +9,17 @@ import (
 	"slices"
 	"strings"
 
-	ciliumebpf "github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/features"
 	"k8s.io/klog/v2"
 
-	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
-	"github.com/tandem-proxy/tandem/tc"
 	"github.com/tandem-proxy/tandem/uplinks"
 )
-
-// neededForPackets are what the packet programs cannot do without.
-var neededForPackets = []capabilities.Feature{capabilities.Atomics, capabilities.RedirectNeigh, capabilities.FIBLookup, capabilities.KtimeCoarse}
-
-// missingForPackets is what this kernel lacks to have programs translate packets.
-func missingForPackets(report *capabilities.Report) (missing []string) {
-	for _, f := range neededForPackets {
-		if !report.Has(f) {
-			missing = append(missing, string(f))
-		}
-	}
-	if !report.Has(capabilities.TCX) && !report.Has(capabilities.Clsact) {
-		missing = append(missing, string(capabilities.TCX)+" or "+string(capabilities.Clsact))
-	}
-	return missing
-}
-
-// choosePackets says how packets are translated here, if at all.
-func (p *proxy) choosePackets(opts *ebpf.Options) {
-	opts.NoLoop = features.HaveProgramHelper(ciliumebpf.SchedCLS, asm.FnLoop) != nil
-	opts.NoPackets = len(missingForPackets(&p.report)) > 0
-	opts.TC = tc.Clsact
-	if p.report.Has(capabilities.TCX) {
-		opts.TC = tc.TCX
-	}
-}
 
 // leavesPackets says which clients programs do not serve, if there are such: rules have
 // to.
 func (p *proxy) leavesPackets() (whom string, leaves bool) {
-	missing := missingForPackets(&p.report)
+	missing := ebpf.MissingForPackets(&p.report)
 	switch {
 	case len(missing) > 0:
 		return "clients outside this node, since this kernel lacks " + strings.Join(missing, ", "), true

@@ -162,20 +162,14 @@ func (p *proxy) openFast(ctx context.Context) (*ebpf.Tier, error) {
 	e := &p.opts.Config.Tandem.EBPF
 	opts := ebpf.Options{
 		CgroupRoot: p.cgroup, Sizes: e.Sizes(), HostNamespaceOnly: e.SocketLB == config.SocketLBHost,
-		// A feature that nobody could ask about is left out: the programs
-		// that use it might not load, and without it they always do.
-		NoSetRetval:   !p.report.Has(capabilities.SetRetval),
-		NoGetpeername: !p.report.Has(capabilities.Getpeername4) || !p.report.Has(capabilities.Getpeername6),
-		NoFIBSource:   !p.report.Has(capabilities.FIBSource),
-		NoConntrack:   !p.report.Has(capabilities.ConntrackLookup),
-		ProcRoot:      e.ProcRoot, Reporter: p.problems,
+		ProcRoot: e.ProcRoot, Reporter: p.problems,
 		ResetRemoved: e.ResetRemovedBackends, PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, Timeouts: p.opts.Config.FlowTimeouts(),
 	}
 	var err error
 	if opts.NodePortRange, err = config.ParsePortRange(e.NodePortRange); err != nil {
 		return nil, err // validated before
 	}
-	p.choosePackets(&opts)
+	opts.Suit(&p.report)
 	if *e.ReserveNodePorts {
 		if err := reserveNodePorts(logger, opts.NodePortRange); err != nil {
 			logger.Error(err, "Cannot keep connections of this host from getting NodePorts as their source ports", "nodePortRange", opts.NodePortRange)
