@@ -21,10 +21,17 @@ func MissingForPackets(report *capabilities.Report) (missing []string) {
 			missing = append(missing, string(f))
 		}
 	}
-	if !report.Has(capabilities.TCX) && !report.Has(capabilities.Clsact) {
+	if !report.Has(capabilities.TCX) && isLacking(report, capabilities.Clsact) {
 		missing = append(missing, string(capabilities.TCX)+" or "+string(capabilities.Clsact))
 	}
 	return missing
+}
+
+// isLacking is for what is in modules that the kernel loads when they are used: whether
+// it works is seen then.
+func isLacking(report *capabilities.Report, f capabilities.Feature) bool {
+	result, known := report.Lookup(f)
+	return !known || result.State == capabilities.No
 }
 
 // Suit leaves out what a kernel does not have, and what nobody could ask it about: the
@@ -38,7 +45,7 @@ func (o *Options) Suit(report *capabilities.Report) {
 	lacks(&o.NoSetRetval, capabilities.SetRetval)
 	lacks(&o.NoGetpeername, capabilities.Getpeername4, capabilities.Getpeername6)
 	lacks(&o.NoFIBSource, capabilities.FIBSource)
-	lacks(&o.NoConntrack, capabilities.ConntrackLookup)
+	o.NoConntrack = o.NoConntrack || isLacking(report, capabilities.ConntrackLookup)
 	o.NoLoop = o.NoLoop || features.HaveProgramHelper(ebpf.SchedCLS, asm.FnLoop) != nil
 	o.NoPackets = o.NoPackets || len(MissingForPackets(report)) > 0
 	if o.TC == tc.TCX && !report.Has(capabilities.TCX) {
