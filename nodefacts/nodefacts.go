@@ -38,6 +38,7 @@ func New(c *config.Config, gate featuregate.FeatureGate) (*Settings, error) {
 		Policy: proxier.Policy{
 			MasqueradeAll: k.IPTables.MasqueradeAll, NodePorts: nodePorts,
 			IgnoreExternalIPs: !gate.Enabled(config.AllowServiceExternalIPs), StrictSourceRanges: t.StrictSourceRanges,
+			KeepTCP: t.EBPF.ResetRemovedBackends,
 		},
 		Warnings: warnings,
 	}

@@ -155,8 +155,9 @@ func TestPolicy(t *testing.T) {
 	c.KubeProxy.NodePortAddresses = []string{"primary", "10.0.0.0/8"}
 	c.KubeProxy.FeatureGates = map[string]bool{"AllowServiceExternalIPs": false}
 	c.Tandem.StrictSourceRanges = true
+	c.Tandem.EBPF.ResetRemovedBackends = true
 	want := proxier.Policy{
-		MasqueradeAll: true, IgnoreExternalIPs: true, StrictSourceRanges: true,
+		MasqueradeAll: true, IgnoreExternalIPs: true, StrictSourceRanges: true, KeepTCP: true,
 		NodePorts: proxier.NodePortSelector{Primary: true, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},
 	}
 	s := mustNew(t, c)

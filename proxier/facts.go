@@ -35,6 +35,9 @@ type Policy struct {
 	// StrictSourceRanges closes the hole that upstream leaves: ranges of one
 	// family alone leave load balancer IPs of the other one open to everybody.
 	StrictSourceRanges bool
+	// KeepTCP has decisions keep every TCP endpoint that the API knows, also those that no
+	// new client gets: for tiers that end connections to all others.
+	KeepTCP bool
 }
 
 // Detector tells packets of this node's pods from others

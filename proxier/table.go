@@ -288,14 +288,19 @@ func (t *Table) decideBackends(from []*EndpointSlice, r *row, to target, cluster
 		members := e.members(c)
 		reachable = reachable || members&InCluster != 0
 		members &= used
-		// A UDP client keeps a backend that still serves, though no new client
-		// would get it; all other backends end with their sets.
-		if members == 0 && (to.protocol != UDP || !c.is(serving)) {
+		if members == 0 && !t.keeps(to.protocol, c) {
 			continue
 		}
 		t.backends = append(t.backends, Backend{Addr: c.addr, Members: members, Local: c.is(onNode), Terminating: c.is(terminating)})
 	}
 	return reachable
+}
+
+// keeps says whether clients keep a backend that no new client would get: those of UDP do
+// while it serves. Connections of TCP end by themselves, and backends with their sets,
+// unless a tier ends connections.
+func (t *Table) keeps(protocol Protocol, c *candidate) bool {
+	return protocol == UDP && c.is(serving) || protocol == TCP && t.policy.KeepTCP
 }
 
 func (t *Table) place(r row) {

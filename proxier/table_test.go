@@ -380,6 +380,24 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
+// A tier that ends the connections of backends that are gone has to know all that are
+// there; no new client gets one of those for it.
+func TestKeepTCP(t *testing.T) {
+	for keep, want := range map[bool]string{
+		false: "  backend 10.244.0.1:8080 cluster\n",
+		true:  "  backend 10.244.0.1:8080 cluster\n  backend 10.244.0.2:8080 retained terminating\n  backend 10.244.0.3:8080 retained\n",
+	} {
+		w := newWorld()
+		w.table = NewTable(Facts{}, Policy{KeepTCP: keep})
+		w.tracker.UpdateService(makeService("a"))
+		w.tracker.UpdateEndpointSlice(makeSlice("1", "10.244.0.1", "10.244.0.2 notready terminating", "10.244.0.3 notready notserving"))
+		w.apply()
+		if _, got, _ := strings.Cut(w.text(), "ipv4/cluster\n"); got != want {
+			t.Errorf("kept %v: got\n%swant\n%s", keep, got, want)
+		}
+	}
+}
+
 func TestFQDNSliceIsNobodysProblem(t *testing.T) {
 	w := newWorld()
 	s := makeSlice("1", "10.244.0.1")

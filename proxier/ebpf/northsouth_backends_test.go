@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -139,6 +140,19 @@ func TestResetRemoved(t *testing.T) {
 	list := e.visitBoth(t)
 	counts := counted{tier: e.tier}
 	counts.since(t)
+	// One that is only ending, or not ready, is there.
+	for _, c := range []discoveryv1.EndpointConditions{
+		{Ready: ptr.To(false), Serving: ptr.To(true), Terminating: ptr.To(true)}, {Ready: ptr.To(false), Serving: ptr.To(false)},
+	} {
+		for _, s := range slicesOf("web", e.here, e.there) {
+			s.Endpoints[0].Conditions = c
+			e.OnEndpointSliceUpdate(nil, s)
+		}
+		e.sync(t)
+		for _, v := range list {
+			v.want(t, v.server)
+		}
+	}
 	for _, left := range [][]*lab.Pod{{e.there}, {}} {
 		e.use(t, left...)
 		var open []*visit

@@ -72,7 +72,7 @@ func (e *edge) begin(t testing.TB, opts Options, change func(*v1.Service)) {
 	e.tier = tier
 	e.Proxier, err = proxier.New(proxier.Options{
 		NodeName: e.at.Name, Tier: tier, Runner: proxier.DefaultRunnerOptions(), Facts: edgeFacts(e.at),
-		Policy: proxier.Policy{NodePorts: proxier.NodePortSelector{Primary: true}},
+		Policy: proxier.Policy{NodePorts: proxier.NodePortSelector{Primary: true}, KeepTCP: opts.ResetRemoved},
 	})
 	if err != nil {
 		t.Fatal(err)
