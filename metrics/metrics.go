@@ -53,6 +53,9 @@ type Metrics struct {
 	programmingLatency *k8smetrics.HistogramVec
 	noLocalEndpoints   *k8smetrics.GaugeVec
 	restoreFailures    *k8smetrics.CounterVec
+	partialFailures    *k8smetrics.CounterVec
+	rulesTotal         *k8smetrics.GaugeVec
+	rulesLast          *k8smetrics.GaugeVec
 	conntrackDuration  *k8smetrics.HistogramVec
 	conntrackDeleted   *k8smetrics.CounterVec
 
@@ -118,6 +121,9 @@ func New(families []proxier.Family) *Metrics {
 	m.noLocalEndpoints = gauges(kubeproxy, "sync_proxy_rules_no_local_endpoints_total", "Service ports whose traffic policy is Local and that have endpoints, but none on this node.", "traffic_policy", ipFamily)
 
 	m.restoreFailures = counters(kubeproxy, "sync_proxy_rules_iptables_restore_failures_total", "Runs of iptables-restore that failed.", ipFamily)
+	m.partialFailures = counters(kubeproxy, "sync_proxy_rules_iptables_partial_restore_failures_total", "Runs of iptables-restore that failed to write what had changed.", ipFamily)
+	m.rulesTotal = gauges(kubeproxy, "sync_proxy_rules_iptables_total", "Rules of the proxy.", "table", ipFamily)
+	m.rulesLast = gauges(kubeproxy, "sync_proxy_rules_iptables_last", "Rules that the last sync wrote.", "table", ipFamily)
 	m.conntrackDuration = histograms("conntrack_reconciler_sync_duration_seconds", "Time it took to find and delete stale UDP entries of conntrack.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
 	m.conntrackDeleted = counters(kubeproxy, "conntrack_reconciler_deleted_entries_total", "Stale UDP entries of conntrack that were deleted.", ipFamily)
 
@@ -134,7 +140,7 @@ func New(families []proxier.Family) *Metrics {
 func (m *Metrics) Register(registry Registry, source TableSource) error {
 	for _, metric := range []k8smetrics.Registerable{
 		m.syncDuration, m.fullDuration, m.partialDuration, m.syncLast, m.syncLastQueued, m.endpointPending, m.endpointTotal, m.servicePending, m.serviceTotal,
-		m.healthz, m.livez, m.programmingLatency, m.noLocalEndpoints, m.restoreFailures, m.conntrackDuration, m.conntrackDeleted,
+		m.healthz, m.livez, m.programmingLatency, m.noLocalEndpoints, m.restoreFailures, m.partialFailures, m.rulesTotal, m.rulesLast, m.conntrackDuration, m.conntrackDeleted,
 		m.problems, m.syncErrors, m.ports, m.capability, m.mode, m.build,
 	} {
 		if err := registry.Register(metric); err != nil {
@@ -146,6 +152,7 @@ func (m *Metrics) Register(registry Registry, source TableSource) error {
 		m.noLocalEndpoints.WithLabelValues("internal", f).Set(0)
 		m.noLocalEndpoints.WithLabelValues("external", f).Set(0)
 		m.restoreFailures.WithLabelValues(f).Add(0)
+		m.partialFailures.WithLabelValues(f).Add(0)
 	}
 	if source == nil {
 		return nil
@@ -164,8 +171,17 @@ func (m *Metrics) Healthz(code int) { m.healthz.WithLabelValues(strconv.Itoa(cod
 func (m *Metrics) Livez(code int) { m.livez.WithLabelValues(strconv.Itoa(code)).Inc() }
 
 // RestoreFailed counts a run of iptables-restore that failed.
-func (m *Metrics) RestoreFailed(family proxier.Family) {
+func (m *Metrics) RestoreFailed(family proxier.Family, partial bool) {
 	m.restoreFailures.WithLabelValues(family.String()).Inc()
+	if partial {
+		m.partialFailures.WithLabelValues(family.String()).Inc()
+	}
+}
+
+// Rules records how many there are in a table, and how many the last sync wrote.
+func (m *Metrics) Rules(family proxier.Family, table string, written, total int) {
+	m.rulesLast.WithLabelValues(table, family.String()).Set(float64(written))
+	m.rulesTotal.WithLabelValues(table, family.String()).Set(float64(total))
 }
 
 // Reconciled counts a look at conntrack.

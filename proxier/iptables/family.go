@@ -26,7 +26,7 @@ type family struct {
 	ports    map[uint32]*port // by Decision.Index
 	hubs     [hubs]*hub
 	// kernel has the chains of service ports there, and a hash of their rules.
-	kernel map[string]uint64
+	kernel chainStamps
 	// bound are chains of ours that rules of somebody else lead to, so that they cannot
 	// go: they are emptied instead.
 	bound map[string]struct{}
@@ -41,6 +41,8 @@ type family struct {
 	// tried again with full syncs.
 	failed map[uint32]*proxier.Decision
 	whole  bool // the last full sync succeeded
+	// wrote counts the rules that this sync has written, by table.
+	wrote map[string]int
 }
 
 // port is a service port: what is wanted, and what was written of it.
@@ -52,9 +54,9 @@ type port struct {
 
 func newFamily(name proxier.Family, opts *Options, w *watch) *family {
 	f := &family{
-		name: name, opts: opts, watch: w, ports: map[uint32]*port{}, kernel: map[string]uint64{}, uses: map[string]int{},
-		bound: map[string]struct{}{},
-		owes:  map[uint32]struct{}{}, failed: map[uint32]*proxier.Decision{},
+		name: name, opts: opts, watch: w, ports: map[uint32]*port{}, kernel: newChainStamps(), uses: map[string]int{},
+		bound: map[string]struct{}{}, wrote: map[string]int{},
+		owes: map[uint32]struct{}{}, failed: map[uint32]*proxier.Decision{},
 	}
 	f.renderer = newRenderer(name, &proxier.Detector{}, true)
 	for h := range hubs {
@@ -78,6 +80,8 @@ func hashOf(rules []string) uint64 {
 // sync writes an update. Everything is compared with what is in the kernel in a full one,
 // unless nobody else has changed anything there, and when what is known does not do.
 func (f *family) sync(ctx context.Context, u proxier.Update) error {
+	clear(f.wrote)
+	defer f.tell()
 	news := f.learn(u.NodeRules)
 	f.take(u)
 	if news || !f.whole || u.Full && !f.watch.unchanged(f.name) || slices.ContainsFunc(f.hubs[:], (*hub).wantsOtherShape) || u.Full && f.chooseComments() {
@@ -196,10 +200,10 @@ func (f *family) syncAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	clear(f.kernel)
+	f.kernel.clear()
 	for _, c := range tables["nat"].Chains {
 		if isOwn(c.Name) {
-			f.kernel[strings.Clone(c.Name)] = hashOf(c.Rules) // else all that was read would be kept
+			f.kernel.set(strings.Clone(c.Name), stampOf(c.Rules)) // else all that was read would be kept
 		}
 	}
 	f.bind(tables)
@@ -281,7 +285,7 @@ func (f *family) settle(tables map[string]*xtables.Table) (wanted [hubs]int) {
 		f.count(p.entries, -1)
 		p.entries = slices.DeleteFunc(union(p.entries, r.entries), func(e entry) bool { return !has(there[e.hub], e.rule) })
 		f.count(p.entries, 1)
-		p.chains = slices.DeleteFunc(union(p.chains, names(r.chains)), func(name string) bool { return !has(f.kernel, name) })
+		p.chains = slices.DeleteFunc(union(p.chains, names(r.chains)), func(name string) bool { return !has(f.kernel.chains, name) })
 		for _, name := range p.chains {
 			f.uses[name]++
 		}
@@ -314,7 +318,7 @@ func (f *family) entriesOf(tables map[string]*xtables.Table) (there [hubs]map[st
 // isWritten says whether a port is in the kernel as it should be.
 func (f *family) isWritten(p *port, r portRules) bool {
 	return p.decision != nil && sameSet(p.entries, r.entries) && sameSet(p.chains, names(r.chains)) &&
-		!slices.ContainsFunc(r.chains, func(c chain) bool { return f.kernel[c.name] != hashOf(c.rules) })
+		!slices.ContainsFunc(r.chains, func(c chain) bool { return !f.kernel.is(c.name, stampOf(c.rules)) })
 }
 
 // union are the elements of both, each once.
@@ -397,10 +401,10 @@ func (f *family) dropStale(ctx context.Context, tables map[string]*xtables.Table
 			f.leave(ctx, name)
 		}
 	}
-	nothing := hashOf(nil)
-	for name, h := range f.kernel {
+	nothing := stampOf(nil)
+	for name, s := range f.kernel.chains {
 		if !has(wanted, name) {
-			drop("nat", name, h == nothing)
+			drop("nat", name, s == nothing)
 		}
 	}
 	for _, h := range f.hubs {
@@ -418,12 +422,12 @@ func (f *family) dropStale(ctx context.Context, tables map[string]*xtables.Table
 		}
 		nat := part.table("nat")
 		for _, name := range nat.declared {
-			if has(f.kernel, name) {
-				f.kernel[name] = nothing
+			if has(f.kernel.chains, name) {
+				f.kernel.set(name, nothing)
 			}
 		}
 		for _, name := range nat.dropped {
-			delete(f.kernel, name)
+			f.kernel.forget(name)
 		}
 	}
 	return nil
@@ -569,8 +573,34 @@ func (f *family) restore(ctx context.Context, t *text) error {
 	f.watch.before()
 	err := f.opts.Tools.Restore(ctx, f.name, input)
 	f.watch.after(t.count(), err)
-	if err != nil && f.opts.Observer != nil {
-		f.opts.Observer.RestoreFailed(f.name)
+	if err != nil {
+		if f.opts.Observer != nil {
+			f.opts.Observer.RestoreFailed(f.name, f.whole)
+		}
+		return err
 	}
-	return err
+	for name, part := range t.tables {
+		f.wrote[name] += part.rules()
+	}
+	return nil
+}
+
+// tell tells how many rules there are, and how many were written just now.
+func (f *family) tell() {
+	if f.opts.Observer == nil {
+		return
+	}
+	total := map[string]int{"nat": f.kernel.rules}
+	nat, filter := f.opts.static(f.opts.Tools.RandomFully())
+	for table, list := range map[string][]chain{"nat": nat, "filter": filter} {
+		for _, c := range list {
+			total[table] += len(c.rules)
+		}
+	}
+	for _, h := range f.hubs {
+		total[h.table()] += h.rules()
+	}
+	for table, n := range total {
+		f.opts.Observer.Rules(f.name, table, f.wrote[table], n)
+	}
 }

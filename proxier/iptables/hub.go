@@ -150,6 +150,15 @@ func (h *hub) chains() map[string][]string {
 	return all
 }
 
+// rules counts those of all chains of the hub.
+func (h *hub) rules() int {
+	n := h.size + len(h.tail)
+	if h.split {
+		n += len(h.slots)
+	}
+	return n
+}
+
 // letGo has a tree lead no longer to chains that hold nothing.
 func (h *hub) letGo() {
 	chains := h.chains()

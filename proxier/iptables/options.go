@@ -44,8 +44,12 @@ type Options struct {
 
 // Observer counts what the tier does.
 type Observer interface {
-	// RestoreFailed is told of each run of iptables-restore that failed.
-	RestoreFailed(proxier.Family)
+	// RestoreFailed is told of each run of iptables-restore that failed; partial says
+	// that it was to write what had changed alone.
+	RestoreFailed(family proxier.Family, partial bool)
+	// Rules is told after each sync how many rules of ours a table has, without jumps in
+	// the kernel's chains, and how many the sync has written.
+	Rules(family proxier.Family, table string, written, total int)
 }
 
 const defaultMasqueradeBit = 14

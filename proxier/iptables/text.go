@@ -46,6 +46,16 @@ func (t *tableText) insert(chain, rule string) { t.lines = append(t.lines, "-I "
 // delete takes a rule out of a chain.
 func (t *tableText) delete(chain, rule string) { t.lines = append(t.lines, "-D "+chain+" "+rule) }
 
+// rules counts those that are added to chains of ours.
+func (t *tableText) rules() (n int) {
+	for _, line := range t.lines {
+		if strings.HasPrefix(line, "-A KUBE-") || strings.HasPrefix(line, "-I KUBE-") {
+			n++
+		}
+	}
+	return n
+}
+
 // drop deletes a chain, whether or not it is there.
 func (t *tableText) drop(chain string) {
 	t.declare(chain)

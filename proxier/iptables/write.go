@@ -109,7 +109,7 @@ type delta struct {
 	ports []portDelta
 	// chains that are written, with a hash of their rules, that are deleted, and that
 	// are emptied because they cannot be.
-	written          map[string]uint64
+	written          map[string]stamp
 	deleted, emptied map[string]struct{}
 	// hubs by what is done to their chains.
 	hubs map[hubChain]*hubDelta
@@ -136,7 +136,7 @@ type hubDelta struct {
 // delta works out a change, and counts it in.
 func (f *family) delta(list []uint32, holdHubs bool) *delta {
 	d := &delta{
-		f: f, text: newText(), written: map[string]uint64{}, deleted: map[string]struct{}{}, emptied: map[string]struct{}{},
+		f: f, text: newText(), written: map[string]stamp{}, deleted: map[string]struct{}{}, emptied: map[string]struct{}{},
 		hubs: map[hubChain]*hubDelta{}, held: holdHubs,
 	}
 	nat := d.text.table("nat")
@@ -148,9 +148,9 @@ func (f *family) delta(list []uint32, holdHubs bool) *delta {
 		want := f.render(p)
 		d.ports = append(d.ports, portDelta{index, p, p.entries, want})
 		for _, c := range want.chains {
-			if h := hashOf(c.rules); f.kernel[c.name] != h {
+			if s := stampOf(c.rules); !f.kernel.is(c.name, s) {
 				nat.write(c.name, c.rules)
-				d.written[c.name] = h
+				d.written[c.name] = s
 			}
 		}
 		d.use(p.chains, names(want.chains))
@@ -283,12 +283,14 @@ func (d *delta) removes(h *hub, name string) bool {
 // commit notes that the kernel took it.
 func (d *delta) commit() {
 	f := d.f
-	maps.Copy(f.kernel, d.written)
+	for name, s := range d.written {
+		f.kernel.set(name, s)
+	}
 	for name := range d.deleted {
-		delete(f.kernel, name)
+		f.kernel.forget(name)
 	}
 	for name := range d.emptied {
-		f.kernel[name] = hashOf(nil)
+		f.kernel.set(name, stampOf(nil))
 	}
 	for at := range d.hubs {
 		h := f.hubs[at.hub]
@@ -324,11 +326,11 @@ func (d *delta) undo() {
 		d.use(names(p.want.chains), p.port.chains)
 	}
 	for name := range d.written {
-		delete(f.kernel, name)
+		f.kernel.forget(name)
 	}
 	for _, names := range []map[string]struct{}{d.deleted, d.emptied} {
 		for name := range names {
-			delete(f.kernel, name)
+			f.kernel.forget(name)
 		}
 	}
 	for at := range d.hubs {

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// told is what an Observer was told last, by family and table.
+type told struct {
+	written, total [proxier.Families]map[string]int
+	failed         []bool // whether each was partial
+}
+
+func (o *told) RestoreFailed(_ proxier.Family, partial bool) { o.failed = append(o.failed, partial) }
+
+func (o *told) Rules(family proxier.Family, table string, written, total int) {
+	if o.total[family] == nil {
+		o.written[family], o.total[family] = map[string]int{}, map[string]int{}
+	}
+	o.written[family][table], o.total[family][table] = written, total
+}
+
+// TestCounts: what is told of rules is what is there, also after changes, and in both
+// shapes of the chains that all share.
+func TestCounts(t *testing.T) {
+	n := &node{t: t, tools: &watchedTools{Tools: newFakeTools()}}
+	seen := &told{}
+	opts := n.options()
+	opts.Observer = seen
+	n.start(newFakeTier(opts), testFacts, proxier.Policy{})
+	check := func(what string) {
+		t.Helper()
+		for family := range proxier.Families {
+			there := map[string]int{}
+			for at, rules := range contents(t, n.tools, family) {
+				if table, chain, _ := strings.Cut(at, " "); strings.HasPrefix(chain, "KUBE-") {
+					there[table] += len(rules)
+				}
+			}
+			for _, table := range []string{"nat", "filter"} {
+				if got := seen.total[family][table]; got != there[table] || got == 0 {
+					t.Errorf("%s: told of %d rules of %s in %s, there are %d", what, got, table, family, there[table])
+				}
+			}
+		}
+	}
+	n.serve(0, 10, 2)
+	n.sync()
+	check("first")
+	if wrote, total := seen.written[proxier.IPv4]["nat"], seen.total[proxier.IPv4]["nat"]; wrote != total {
+		t.Errorf("the first sync wrote %d rules of %d", wrote, total)
+	}
+	n.serve(10, 300, 3)
+	n.sync()
+	check("many")
+	n.serve(4, 1, 1)
+	n.sync() // which looks at the shape before it writes
+	check("a tree")
+	n.serve(5, 1, 1)
+	n.sync()
+	check("an endpoint less")
+	if wrote := seen.written[proxier.IPv4]["nat"]; wrote == 0 || wrote > 10 {
+		t.Errorf("a change wrote %d rules", wrote)
+	}
+	for i := 20; i < 300; i++ {
+		n.OnServiceDelete(service(i))
+	}
+	n.sync() // which may leave rules that lead to empty chains
+	n.syncAll()
+	check("after most went")
+	if len(seen.failed) > 0 {
+		t.Errorf("failures: %v", seen.failed)
+	}
+}
