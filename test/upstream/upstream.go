@@ -71,13 +71,17 @@ type Options struct {
 	Binary string
 	// Mode is iptables, nftables or ipvs, or another that the binary has.
 	Mode string
-	// ClusterCIDR holds the pods of the cluster; those of the lab if empty.
+	// ClusterCIDR holds the pods of the cluster; those of the lab if empty, and nobody
+	// with NoPods.
 	ClusterCIDR string
 	// Objects of the cluster. The Node is made here.
 	Objects []fakeapi.Object
 	// Args are further flags, Env further variables.
 	Args, Env []string
 }
+
+// NoPods has no ClusterCIDR be told.
+const NoPods = "none"
 
 // Proxy is a kube-proxy that runs on a node.
 type Proxy struct {
@@ -115,9 +119,12 @@ func Start(ctx context.Context, node *lab.Node, opts Options) (_ *Proxy, err err
 		return nil, err
 	}
 	args := []string{
-		"--proxy-mode=" + opts.Mode, "--master=" + url, "--hostname-override=" + node.Name, "--cluster-cidr=" + opts.ClusterCIDR,
+		"--proxy-mode=" + opts.Mode, "--master=" + url, "--hostname-override=" + node.Name,
 		// Nothing of this machine is to be changed.
 		"--oom-score-adj=0",
+	}
+	if opts.ClusterCIDR != NoPods {
+		args = append(args, "--cluster-cidr="+opts.ClusterCIDR)
 	}
 	p.cmd = node.Command(ctx, opts.Binary, append(args, opts.Args...)...)
 	p.cmd.Env = append(os.Environ(), opts.Env...)

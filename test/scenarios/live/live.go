@@ -20,6 +20,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -36,6 +37,22 @@ type Tier interface {
 	Carries(e *proxier.Explanation) error
 }
 
+// Program is a kube-proxy of its own in place of tiers.
+type Program interface {
+	// Start returns when it serves all objects that there are.
+	Start(ctx context.Context, node *lab.Node, config *scenarios.Config, objects []metav1.Object) (Proxy, error)
+}
+
+// Proxy is what runs on a node.
+type Proxy interface {
+	// Apply returns when it has taken changes in.
+	Apply(ctx context.Context, changes []scenarios.ObjectChange) error
+	// Learn tells it of another address of the node, or of ServiceCIDRs.
+	Learn(ctx context.Context) error
+	// End leaves what is in the kernel.
+	End()
+}
+
 // Guarded are nodes that let pass no more than clusters have to: whatever a tier does
 // with packets beside the kernel's own ways, these notice.
 var Guarded = lab.NodeSettings{Conntrack: true, ForwardDrop: true, DropInvalid: true, StrictSource: true}
@@ -43,15 +60,33 @@ var Guarded = lab.NodeSettings{Conntrack: true, ForwardDrop: true, DropInvalid: 
 // Play plays a scenario, as far as the tier carries it. Options shape the lab.
 func Play(t *testing.T, s *scenarios.Scenario, tier Tier, opts ...lab.Options) {
 	t.Helper()
+	c := newCluster(t, s, opts)
+	c.opts.Pause = true // pods show in /proc
+	c.carries = tier.Carries
+	c.start = func(ctx context.Context, n *lab.Node) (Proxy, error) { return c.startTier(ctx, n, tier) }
+	scenarios.Run(t, s, c)
+}
+
+// PlayProgram plays a scenario with a program. Calls that are answered are repeated until
+// all who answer are known, whatever the scenario expects.
+func PlayProgram(t testing.TB, s *scenarios.Scenario, p Program) {
+	t.Helper()
+	c := newCluster(t, s, nil)
+	c.curious = true
+	c.carries = func(*proxier.Explanation) error { return nil }
+	c.start = func(ctx context.Context, n *lab.Node) (Proxy, error) { return c.startProgram(ctx, n, p) }
+	scenarios.Run(t, s, c)
+}
+
+func newCluster(t testing.TB, s *scenarios.Scenario, opts []lab.Options) *cluster {
 	c := &cluster{
-		t: t, scenario: s, tier: tier, model: scenarios.NewModel(s),
+		t: t, scenario: s, model: scenarios.NewModel(s),
 		nodes: map[string]*node{}, boxes: map[string]*lab.Sandbox{}, flows: map[string]net.Conn{}, announced: map[netip.Prefix][]*lab.Node{},
 	}
 	if len(opts) > 0 {
 		c.opts = opts[0]
 	}
-	c.opts.Pause = true // pods show in /proc
-	scenarios.Run(t, s, c)
+	return c
 }
 
 // Staging is one way to play a scenario.
@@ -90,13 +125,18 @@ const (
 	patience = 5 * time.Second
 )
 
+// manyTries meet all of the few endpoints that a scenario has, as good as certainly.
+const manyTries = 48
+
 // cluster is a scenarios.Cluster. The model beside it tells the facts of nodes
 // and the way that packets take, and what the tables say is as well known
 // there.
 type cluster struct {
-	t        *testing.T
+	t        testing.TB
 	scenario *scenarios.Scenario
-	tier     Tier
+	start    func(context.Context, *lab.Node) (Proxy, error)
+	carries  func(*proxier.Explanation) error
+	curious  bool
 	model    *scenarios.Model
 	opts     lab.Options
 	lab      *lab.Lab
@@ -109,9 +149,63 @@ type cluster struct {
 }
 
 type node struct {
-	at      *lab.Node
-	proxier *proxier.Proxier
-	end     func()
+	at    *lab.Node
+	proxy Proxy // nil before the first
+}
+
+// tierProxy is a proxier with a tier.
+type tierProxy struct {
+	*proxier.Proxier
+	node  string
+	facts func(node string) proxier.Facts
+	end   func()
+}
+
+func (p *tierProxy) End() { p.end() }
+
+func (p *tierProxy) Apply(ctx context.Context, changes []scenarios.ObjectChange) error {
+	for _, change := range changes {
+		scenarios.Feed(p.Proxier, p.node, change)
+	}
+	return p.Sync(ctx)
+}
+
+func (p *tierProxy) Learn(ctx context.Context) error {
+	p.UpdateFacts(func(f *proxier.Facts) { *f = p.facts(p.node) })
+	return p.Sync(ctx)
+}
+
+func (c *cluster) startTier(ctx context.Context, at *lab.Node, t Tier) (Proxy, error) {
+	tier, end, err := t.Start(at)
+	if err != nil {
+		return nil, err
+	}
+	p := &tierProxy{node: at.Name, facts: c.model.Facts, end: end}
+	policy, err := c.config.Policy()
+	if err != nil {
+		return p, err
+	}
+	p.Proxier, err = proxier.New(proxier.Options{
+		NodeName: at.Name, Facts: c.model.Facts(at.Name), Policy: policy, Tier: tier, NodeFacts: c.model.NodeFacts(at.Name),
+	})
+	if err != nil {
+		return p, err
+	}
+	for _, o := range c.model.Objects() {
+		scenarios.Feed(p.Proxier, at.Name, scenarios.ObjectChange{New: o})
+	}
+	p.OnServiceSynced()
+	p.OnEndpointSlicesSynced()
+	return p, p.Sync(ctx)
+}
+
+func (c *cluster) startProgram(ctx context.Context, at *lab.Node, p Program) (Proxy, error) {
+	declared, err := c.scenario.NodeObject(at.Name)
+	if err != nil {
+		return nil, err
+	}
+	// One that was applied comes later, and counts.
+	return p.Start(ctx, at, &c.config, append([]metav1.Object{declared}, c.model.Objects()...))
 }
 
 // Configure builds the cluster the first time.
@@ -130,7 +224,7 @@ func (c *cluster) Configure(ctx context.Context, config scenarios.Config) error 
 	for _, n := range c.scenario.Nodes {
 		var err error
 		if same {
-			err = c.learn(ctx, n.Name)
+			err = c.nodes[n.Name].proxy.Learn(ctx)
 		} else {
 			err = c.Restart(ctx, n.Name)
 		}
@@ -183,36 +277,12 @@ func (c *cluster) Restart(ctx context.Context, name string) error {
 		return err
 	}
 	n := c.nodes[name]
-	if n.end != nil {
-		n.end()
+	if n.proxy != nil {
+		n.proxy.End()
 	}
-	tier, end, err := c.tier.Start(n.at)
-	if err != nil {
-		return err
-	}
-	n.end = end
-	policy, err := c.config.Policy()
-	if err != nil {
-		return err
-	}
-	n.proxier, err = proxier.New(proxier.Options{
-		NodeName: name, Facts: c.model.Facts(name), Policy: policy, Tier: tier, NodeFacts: c.model.NodeFacts(name),
-	})
-	if err != nil {
-		return err
-	}
-	for _, o := range c.model.Objects() {
-		scenarios.Feed(n.proxier, name, scenarios.ObjectChange{New: o})
-	}
-	n.proxier.OnServiceSynced()
-	n.proxier.OnEndpointSlicesSynced()
-	return n.proxier.Sync(ctx)
-}
-
-func (c *cluster) learn(ctx context.Context, name string) error {
-	n := c.nodes[name]
-	n.proxier.UpdateFacts(func(f *proxier.Facts) { *f = c.model.Facts(name) })
-	return n.proxier.Sync(ctx)
+	var err error
+	n.proxy, err = c.start(ctx, n.at)
+	return err
 }
 
 // Apply hands objects to all proxies.
@@ -220,11 +290,8 @@ func (c *cluster) Apply(ctx context.Context, changes []scenarios.ObjectChange) e
 	if err := c.model.Apply(ctx, changes); err != nil {
 		return err
 	}
-	for name, n := range c.nodes {
-		for _, change := range changes {
-			scenarios.Feed(n.proxier, name, change)
-		}
-		if err := n.proxier.Sync(ctx); err != nil {
+	for _, n := range c.nodes {
+		if err := n.proxy.Apply(ctx, changes); err != nil {
 			return err
 		}
 	}
@@ -267,12 +334,12 @@ func (c *cluster) Address(ctx context.Context, name string, addr netip.Addr, gon
 	} else {
 		err = nl.AddrAdd(link, a)
 	}
-	return errors.Join(err, c.learn(ctx, name))
+	return errors.Join(err, c.nodes[name].proxy.Learn(ctx))
 }
 
 // Reach calls.
 func (c *cluster) Reach(ctx context.Context, p scenarios.Probe) (o scenarios.Observation, err error) {
-	if err := carries(c.model, c.tier, p); err != nil {
+	if err := carries(c.model, c.carries, p); err != nil {
 		return o, err
 	}
 	if p.Via != "" {
@@ -282,10 +349,14 @@ func (c *cluster) Reach(ctx context.Context, p scenarios.Probe) (o scenarios.Obs
 		}
 		defer func() { err = errors.Join(err, undo()) }()
 	}
-	for range p.Tries {
+	tries := p.Tries
+	for i := 0; i < tries; i++ {
 		reply, err := c.ask(ctx, p)
 		if err == nil {
 			o.Answers = append(o.Answers, scenarios.Answer{Server: reply.Server, Source: reply.Peer.Addr()})
+			if c.curious && p.Flow == "" {
+				tries = max(tries, manyTries)
+			}
 			continue
 		}
 		f, known := failureOf(err)
@@ -380,14 +451,14 @@ type counter struct {
 
 func (c *counter) Reach(ctx context.Context, p scenarios.Probe) (scenarios.Observation, error) {
 	c.all++
-	if err := carries(c.Model, c.tier, p); err == nil {
+	if err := carries(c.Model, c.tier.Carries, p); err == nil {
 		c.carried++
 	}
 	return c.Model.Reach(ctx, p)
 }
 
 // carries says why a call cannot be made.
-func carries(m *scenarios.Model, tier Tier, p scenarios.Probe) error {
+func carries(m *scenarios.Model, tier func(*proxier.Explanation) error, p scenarios.Probe) error {
 	if p.Protocol == proxier.SCTP {
 		if err := lab.SCTPAvailable(); err != nil {
 			return fmt.Errorf("%w: %w", err, errors.ErrUnsupported)
@@ -398,7 +469,7 @@ func carries(m *scenarios.Model, tier Tier, p scenarios.Probe) error {
 		return err
 	}
 	for i := range explained {
-		if err := tier.Carries(&explained[i]); err != nil {
+		if err := tier(&explained[i]); err != nil {
 			return fmt.Errorf("%w: %w", err, errors.ErrUnsupported)
 		}
 	}

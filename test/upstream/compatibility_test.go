@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package upstream
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/tandem-proxy/tandem/test/scenarios"
+	"github.com/tandem-proxy/tandem/test/scenarios/live"
+)
+
+// recorder takes what a scenario finds wrong.
+type recorder struct {
+	testing.TB
+	mu     sync.Mutex
+	errors []string
+}
+
+func (r *recorder) Helper() {}
+
+func (r *recorder) Errorf(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.errors = append(r.errors, fmt.Sprintf(format, args...))
+}
+
+func (r *recorder) Skipf(string, ...any) {}
+
+// difference is a call that upstream answers otherwise.
+type difference struct{ scenario, call, theirs, ours string }
+
+var (
+	failedCall = regexp.MustCompile(`^(\S+)\.txtar:(\d+): .*; observed: (.*)$`)
+	failedSync = regexp.MustCompile(`^(\S+)\.txtar:(\d+): ` + noSync)
+	count      = regexp.MustCompile(` \(\d+\)`)
+)
+
+// differenceOf reads what a scenario said of a call.
+func differenceOf(s *scenarios.Scenario, text string) (d difference, err error) {
+	said := failedCall.FindStringSubmatch(text)
+	m := said
+	if m == nil {
+		m = failedSync.FindStringSubmatch(text)
+	}
+	if m == nil {
+		return d, errors.New(text)
+	}
+	file, err := os.ReadFile("../scenarios/" + m[1] + ".txtar")
+	if err != nil {
+		return d, err
+	}
+	line, _ := strconv.Atoi(m[2])
+	command := strings.Split(string(file), "\n")[line-1]
+	if said == nil {
+		return difference{s.Name, command, "nothing is programmed from here on", "programmed"}, nil
+	}
+	call, expected, _ := strings.Cut(command, " : ")
+	theirs := strings.NewReplacer("timed out", "no answer", "not permitted", "not permitted at once").Replace(count.ReplaceAllString(said[3], ""))
+	return difference{s.Name, strings.TrimPrefix(call, "reach "), theirs, expected}, nil
+}
+
+// reasons are why upstream answers otherwise: expressions for a scenario, and for a call
+// with what is said of it. With chance, what upstream does is that, and not every time:
+// the calls of the scenario are not told apart then.
+var reasons = []struct{ scenario, call, chance, reason string }{
+	{scenario: "c43-localhost", reason: "for upstream, `localhost` of `nodePortAddresses` serves nothing without `localhostNodePorts`, and never `::1`"},
+	{scenario: "c43-localhost-node-ports", call: "::1", reason: "upstream serves no NodePorts at `::1`, and neither do our rules: IPv6 has no `route_localnet`"},
+	{scenario: "c43-localhost-node-ports", call: "127.0.0.2", reason: "upstream serves those of the range that a device has; all of 127.0.0.0/8 is this host's"},
+	{scenario: "c53-who-has-a-health-check|s01-hostile-service|s20-address-types", call: "nothing is programmed", reason: "an object that no API server takes: `iptables-restore` refuses the rules of all Services because of it"},
+	{scenario: "s0[35]-conflict.*|s05-external-ip-cannot-steal|s06-load-balancer-ip-cannot-steal|s08-conflict-node-port|s09-ports-twice|s88-restart",
+		chance: "whose rule comes first has it", reason: "[two claims on one address](semantics.md#two-claims-on-one-address) are decided by kind, then age, then name"},
+	{scenario: "s05-unfit-addresses", call: "127.0.0.1", reason: "upstream serves loopback addresses as external IPs, and takes them away from this host"},
+	{scenario: "s05-unfit-addresses", call: "203.0.113.9", reason: "upstream reads the IPv4-mapped IPv6 address as the IPv4 address"},
+	{scenario: "s06-one-address-twice", reason: "for upstream an external IP comes before the same load balancer IP, past its source ranges"},
+	{scenario: "s10-ports-without-number", reason: "an API server names a port without a name `\"\"`"},
+	{scenario: "s20-slice-changes-service", reason: "upstream does not notice that a slice belongs to another Service now; controllers do not do that"},
+	{scenario: "s22-copies-alike", chance: "any of the copies counts", reason: "the copy in the first slice by name counts"},
+	{scenario: "s27-node-without-zone", reason: "upstream takes no zone for one without a name; an API server takes no hint like that"},
+	{scenario: "s41-no-endpoints", call: "host .* no answer", reason: "upstream has no rule for this host that refuses external IPs"},
+	{scenario: "s41-no-endpoints-udp", reason: "the kernel tells this host so of datagrams that rules reject, ours too; programs refuse at the socket"},
+	{scenario: "s48-ranges-before-endpoints", reason: "upstream does not ask source ranges where there is no endpoint"},
+	{scenario: "s48-ranges-invalid", reason: "upstream passes over what is no range, and is open if nothing else is there"},
+	{scenario: "s48-ranges-of-the-other-family", reason: "`strictSourceRanges` is ours; without it the answer is the same"},
+	{scenario: "s71-udp-nobody-serves", call: "flow outer", reason: "upstream leaves flows of a NodePort that nobody serves, or that is gone, in conntrack"},
+	{scenario: "s71-udp-nobody-serves", call: "flow inner", reason: "upstream leaves flows of a Service that is gone in conntrack"},
+	{scenario: "s22-duplicates-and-hints|s2[789]-.*|s30-.*",
+		chance: "now and then as on a node without a zone", reason: "upstream may miss the Node when it starts, as its handler is registered after events are; it knows the zone once that changes"},
+	{scenario: ".*", call: "(-> (10.9[67]|\\[fd00:10:96).*|unreachable) : refused$", reason: "[addresses of nobody](semantics.md#addresses-of-nobody) are rejected; upstream lets them go where routes lead"},
+}
+
+// byChance stands for the calls of a scenario that upstream answers otherwise now and then.
+const byChance = "some, by chance"
+
+// row is a line of the table, and whether it has to be there.
+func (d *difference) row() (text string, always bool) {
+	call, theirs, ours := "`"+d.call+"`", d.theirs, d.ours
+	for _, r := range reasons {
+		if !regexp.MustCompile("^("+r.scenario+")$").MatchString(d.scenario) ||
+			!regexp.MustCompile(r.call).MatchString(d.call+" : "+d.theirs+" : "+d.ours) {
+			continue
+		}
+		if r.chance != "" {
+			call, theirs, ours = byChance, r.chance, "as the scenario says"
+		}
+		return fmt.Sprintf("| `%s` | %s | %s | %s | %s |\n", d.scenario, call, theirs, ours, r.reason), r.chance == ""
+	}
+	return "", true
+}
+
+const (
+	compatibilityFile = "../../docs/compatibility.md"
+	compatibilityHead = `# Beside upstream's kube-proxy
+
+The scenarios of ` + "`test/scenarios`" + ` say what Services mean here
+([semantics.md](semantics.md)). They were played with upstream's kube-proxy %s in mode
+iptables as well, on the same real traffic. These calls it answers otherwise, and no
+others; those by SCTP were not made. Where it is an event that differs, what follows in
+the scenario was left out. Objects had the defaults of an API server, which would not
+take some of them.
+
+` + "`go test ./test/upstream -run TestCompatibility -update`" + ` writes this page, where
+` + "`UPSTREAM_KUBE_PROXY`" + ` is set ([testing.md](testing.md#beside-upstreams-kube-proxy)).
+
+| Scenario | Call | Upstream | Tandem | Why |
+|---|---|---|---|---|
+`
+)
+
+var update = flag.Bool("update", false, "write docs/compatibility.md")
+
+// TestCompatibility plays the scenarios with upstream's kube-proxy. The calls that it
+// answers otherwise are those in docs/compatibility.md.
+func TestCompatibility(t *testing.T) {
+	binary := BinaryT(t)
+	list, err := scenarios.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	version, err := exec.Command(binary, "--version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	found := map[string]bool{} // rows, and whether they have to be there
+	play := func(t *testing.T, s *scenarios.Scenario) {
+		r := &recorder{TB: t}
+		live.PlayProgram(r, s, program{binary})
+		mu.Lock()
+		defer mu.Unlock()
+		for _, text := range r.errors {
+			d, err := differenceOf(s, text)
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			row, always := d.row()
+			if row == "" {
+				t.Errorf("nobody knows why: %s", text)
+			}
+			found[row] = always
+		}
+	}
+	// Most of the time they wait.
+	const players = 4
+	next := make(chan *scenarios.Scenario)
+	var wg sync.WaitGroup
+	for range players {
+		wg.Go(func() {
+			for s := range next {
+				t.Run(s.Name, func(t *testing.T) { play(t, s) })
+			}
+		})
+	}
+	for _, s := range list {
+		next <- s
+	}
+	close(next)
+	wg.Wait()
+	if t.Failed() {
+		return
+	}
+	head := fmt.Sprintf(compatibilityHead, strings.TrimPrefix(strings.TrimSpace(string(version)), "Kubernetes "))
+	if *update {
+		if was, err := os.ReadFile(compatibilityFile); err == nil {
+			for row := range strings.Lines(string(was)) {
+				if strings.Contains(row, byChance) {
+					found[row] = false
+				}
+			}
+		}
+		text := head + strings.Join(slices.Sorted(maps.Keys(found)), "")
+		if err := os.WriteFile(compatibilityFile, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(compatibilityFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, same := strings.CutPrefix(string(text), head)
+	if !same {
+		t.Errorf("%s does not begin with\n%s", compatibilityFile, head)
+	}
+	for row := range strings.Lines(body) {
+		if _, there := found[row]; !there && !strings.Contains(row, byChance) {
+			t.Errorf("upstream does not differ any more:\n%s", row)
+		}
+		delete(found, row)
+	}
+	for row, always := range found {
+		if always {
+			t.Errorf("not in %s:\n%s", compatibilityFile, row)
+		}
+	}
+	t.Logf("%d scenarios", len(list))
+}

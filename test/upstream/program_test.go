@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package upstream
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/test/fakeapi"
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/scenarios"
+	"github.com/tandem-proxy/tandem/test/scenarios/live"
+)
+
+// noSync is what waiting in vain is called.
+const noSync = "wait for kube-proxy"
+
+// program is upstream's kube-proxy in mode iptables, as a scenario starts it.
+type program struct{ binary string }
+
+func (p program) Start(ctx context.Context, node *lab.Node, config *scenarios.Config, objects []metav1.Object) (live.Proxy, error) {
+	r := &running{program: p, node: node, args: argsOf(config), pods: clusterCIDR(config)}
+	for _, o := range objects {
+		r.keep(defaulted(o))
+	}
+	return r, r.start(ctx)
+}
+
+// argsOf are the flags for a configuration. What upstream does not have is left out.
+func argsOf(c *scenarios.Config) []string {
+	args := append(slices.Clone(Flags),
+		"--iptables-min-sync-period=50ms",
+		"--iptables-localhost-nodeports="+strconv.FormatBool(c.LocalhostNodePorts), "--masquerade-all="+strconv.FormatBool(c.MasqueradeAll),
+		"--nodeport-addresses="+strings.Join(c.NodePortAddresses, ","))
+	if !c.AllowServiceExternalIPs {
+		args = append(args, "--feature-gates=AllowServiceExternalIPs=false")
+	}
+	switch mode := c.Detect.Mode; mode {
+	case scenarios.DetectNone, scenarios.DetectClusterCIDR:
+	case scenarios.DetectBridgeInterface:
+		args = append(args, "--detect-local-mode="+mode, "--pod-bridge-interface="+c.Detect.Interface)
+	case scenarios.DetectInterfaceNamePrefix:
+		args = append(args, "--detect-local-mode="+mode, "--pod-interface-name-prefix="+c.Detect.Interface)
+	default:
+		args = append(args, "--detect-local-mode="+mode)
+	}
+	return args
+}
+
+// clusterCIDR is what Options want.
+func clusterCIDR(c *scenarios.Config) string {
+	if c.Detect.Mode == scenarios.DetectNone {
+		return NoPods
+	}
+	var list []string
+	for _, p := range c.Detect.CIDRs {
+		list = append(list, p.String())
+	}
+	return strings.Join(list, ",")
+}
+
+// defaulted is an object with what an API server adds, and upstream relies on.
+func defaulted(o metav1.Object) fakeapi.Object {
+	object := o.(fakeapi.Object).DeepCopyObject().(fakeapi.Object)
+	switch o := object.(type) {
+	case *v1.Service:
+		for i := range o.Spec.Ports {
+			setDefault(&o.Spec.Ports[i].Protocol, v1.ProtocolTCP)
+		}
+		setDefault(&o.Spec.Type, v1.ServiceTypeClusterIP)
+		setDefault(&o.Spec.SessionAffinity, v1.ServiceAffinityNone)
+		if o.Spec.SessionAffinity == v1.ServiceAffinityClientIP {
+			setDefault(&o.Spec.SessionAffinityConfig, &v1.SessionAffinityConfig{})
+			setDefault(&o.Spec.SessionAffinityConfig.ClientIP, &v1.ClientIPConfig{})
+			setDefault(&o.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds, ptr.To(v1.DefaultClientIPServiceAffinitySeconds))
+		}
+		for i := range o.Status.LoadBalancer.Ingress {
+			setDefault(&o.Status.LoadBalancer.Ingress[i].IPMode, ptr.To(v1.LoadBalancerIPModeVIP))
+		}
+		// Families follow from addresses, where they were allocated.
+		if list := o.Spec.ClusterIPs; len(list) == 0 && o.Spec.ClusterIP != "" {
+			o.Spec.ClusterIPs = []string{o.Spec.ClusterIP}
+		}
+		o.Spec.IPFamilies = nil
+		for _, ip := range o.Spec.ClusterIPs {
+			family := v1.IPv4Protocol
+			if strings.Contains(ip, ":") {
+				family = v1.IPv6Protocol
+			}
+			o.Spec.IPFamilies = append(o.Spec.IPFamilies, family)
+		}
+	case *discoveryv1.EndpointSlice:
+		for i := range o.Ports {
+			setDefault(&o.Ports[i].Protocol, ptr.To(v1.ProtocolTCP))
+			setDefault(&o.Ports[i].Name, ptr.To(""))
+		}
+	}
+	return object
+}
+
+func setDefault[T comparable](field *T, value T) { *field = cmp.Or(*field, value) }
+
+// running is a live.Proxy.
+type running struct {
+	program
+	node    *lab.Node
+	args    []string
+	pods    string
+	objects []fakeapi.Object
+	proxy   *Proxy
+	turn    int32
+}
+
+// keep has an object for the next start as well.
+func (r *running) keep(o fakeapi.Object) {
+	r.drop(o)
+	r.objects = append(r.objects, o)
+}
+
+func (r *running) drop(o fakeapi.Object) {
+	r.objects = slices.DeleteFunc(r.objects, func(x fakeapi.Object) bool {
+		return fmt.Sprintf("%T", x) == fmt.Sprintf("%T", o) && x.GetNamespace() == o.GetNamespace() && x.GetName() == o.GetName()
+	})
+}
+
+func (r *running) start(ctx context.Context) error {
+	p, err := Start(ctx, r.node, Options{Binary: r.binary, Mode: "iptables", Objects: r.objects, ClusterCIDR: r.pods, Args: r.args})
+	if err == nil {
+		r.proxy = p
+	}
+	return err
+}
+
+func (r *running) End() { _ = r.proxy.Close() }
+
+func (r *running) Apply(ctx context.Context, changes []scenarios.ObjectChange) error {
+	turns := 2 // conntrack is brought up to date after rules
+	for _, c := range changes {
+		o := defaulted(cmp.Or(c.New, c.Old))
+		if _, ok := o.(*v1.Node); ok {
+			turns = 6 // Nodes come by another way than what is looked for
+		}
+		if c.New == nil {
+			r.drop(o)
+			r.proxy.API.Delete(o)
+			continue
+		}
+		r.keep(o)
+		r.proxy.API.Put(o)
+	}
+	for range turns {
+		if err := r.await(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *running) Learn(ctx context.Context) error { return r.await(ctx) }
+
+// mark changes a Service that nobody calls.
+func (r *running) mark() {
+	const address4, address6 = "10.96.254.254", "fd00:10:96::fefe"
+	meta := metav1.ObjectMeta{Namespace: "last", Name: "last", Labels: map[string]string{discoveryv1.LabelServiceName: "last"}}
+	r.proxy.API.Put(&v1.Service{ObjectMeta: meta, Spec: v1.ServiceSpec{
+		ClusterIP: address4, ClusterIPs: []string{address4, address6}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
+		Ports: []v1.ServicePort{{Port: r.turn, Protocol: v1.ProtocolTCP}},
+	}})
+	for kind, address := range map[discoveryv1.AddressType]string{discoveryv1.AddressTypeIPv4: "192.0.2.1", discoveryv1.AddressTypeIPv6: "2001:db8:192::1"} {
+		meta.Name = strings.ToLower(string(kind))
+		r.proxy.API.Put(&discoveryv1.EndpointSlice{
+			ObjectMeta: meta, AddressType: kind, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{address}}},
+			Ports: []discoveryv1.EndpointPort{{Name: ptr.To(""), Port: ptr.To(r.turn), Protocol: ptr.To(v1.ProtocolTCP)}},
+		})
+	}
+}
+
+// await waits until a mark is programmed in both families: all that came before is then,
+// too. A process that ends is started again, as in a cluster.
+func (r *running) await(ctx context.Context) error {
+	r.turn++
+	r.mark()
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	restarts := 0
+	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		select {
+		case <-r.proxy.ended:
+			if restarts++; restarts > 3 {
+				return false, errors.New("it ends again and again")
+			}
+			err := r.start(ctx)
+			r.mark()
+			return false, err
+		default:
+		}
+		for tool, wanted := range map[string]string{"iptables-save": "192.0.2.1:%d\n", "ip6tables-save": "[2001:db8:192::1]:%d\n"} {
+			text, err := r.node.Command(ctx, tool, "-t", "nat").Output()
+			if err != nil {
+				return false, err
+			}
+			if !strings.Contains(string(text), fmt.Sprintf("--to-destination "+wanted, r.turn)) ||
+				!strings.Contains(string(text), fmt.Sprintf(" --dport %d -j KUBE-SVC-", r.turn)) {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w; its log:\n%s", noSync, err, r.proxy.Log())
+	}
+	return nil
+}
