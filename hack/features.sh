@@ -17,9 +17,13 @@ go build -trimpath -o "$scratch/featuretable" ./hack/featuretable
 go test -c -trimpath -o "$scratch/ebpf.test" ./proxier/ebpf
 
 for k in $kernels; do
-	"$scratch/vmrun" -kernel "$k" -- "$scratch/tandemctl" capabilities -o json >"$scratch/$k.json"
+	# What a module brings is not there before somebody asks for it.
+	"$scratch/vmrun" -kernel "$k" -file "$scratch/tandemctl" -- sh -c "
+		modprobe -a sch_ingress cls_bpf udp_diag nf_conntrack nf_nat nf_tables nft_compat nft_chain_nat ip_tables ip6_tables iptable_nat ip6table_nat ip_vs_rr ip_set
+		exec '$scratch/tandemctl' capabilities -o json" >"$scratch/$k.json"
 	# Sizes that are not recorded, or differ, are no failure here.
-	(cd proxier/ebpf && "$scratch/vmrun" -kernel "$k" -- "$scratch/ebpf.test" -test.v -test.run='^TestProgramSizes$') >"$scratch/$k.sizes" || true
+	(cd proxier/ebpf && "$scratch/vmrun" -kernel "$k" -file "$scratch/ebpf.test" -- \
+		sh -c "modprobe nf_conntrack; exec '$scratch/ebpf.test' -test.v -test.run='^TestProgramSizes$'") >"$scratch/$k.sizes" || true
 done
 # shellcheck disable=SC2086
 "$scratch/featuretable" "$scratch" $kernels >docs/kernels.md

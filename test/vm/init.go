@@ -42,6 +42,7 @@ var mounts = []struct{ target, fs, options string }{
 	{"/run", "tmpfs", ""},
 	{"/sys/fs/cgroup", "cgroup2", ""},
 	{"/sys/fs/bpf", "bpf", ""},
+	{"/sys/kernel/security", "securityfs", ""},
 	{"/sys/kernel/tracing", "tracefs", ""},
 	{"/sys/kernel/debug", "debugfs", ""},
 }
