@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/sockdiag"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -228,6 +229,7 @@ func mustReader(tb testing.TB, m *ciliumebpf.Map) *sockdiag.StorageReader {
 	tb.Helper()
 	r, err := sockdiag.NewStorageReader(m, 0)
 	if errors.Is(err, sockdiag.ErrStorageNotSupported) {
+		kernel.Since(tb, 5, 12, "reading socket storage")
 		lab.SkipOrFail(tb, err)
 	}
 	if err != nil {

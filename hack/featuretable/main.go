@@ -122,7 +122,7 @@ concluded from a version.
 
 Instructions that the verifier followed, and bytes of machine code, of each program with
 maps of their default sizes and everything the kernel has. Linux before 5.16 does not count
-the former. A blank program is not loaded there.
+the former. Of a blank program there is no size, as the set could not be loaded.
 
 `)
 	head("Program")

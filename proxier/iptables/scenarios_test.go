@@ -47,11 +47,7 @@ func TestScenarios(t *testing.T) {
 	live.PlayAll(t, plays)
 	t.Logf("%d of %d calls in %d scenarios, played %d times", carried, all, len(list), len(plays))
 	// What rules cannot carry is few, and known.
-	most := 4
-	if lab.SCTPAvailable() != nil {
-		most = 9
-	}
-	if left := all - carried; left > most*len(variants) {
+	if left := all - carried; left > 4*len(variants) {
 		t.Errorf("%d calls were not made", left)
 	}
 }

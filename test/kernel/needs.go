@@ -8,7 +8,10 @@ package kernel
 
 import (
 	"context"
+	"fmt"
 	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -36,5 +39,23 @@ func Needs(tb lab.TB, features ...capabilities.Feature) {
 		case capabilities.Inconclusive:
 			tb.Fatalf("probe %s: %v", f, result.Err)
 		}
+	}
+}
+
+// Since skips a test of what came with a version, where capabilities knows no feature
+// for it.
+func Since(tb lab.TB, major, minor int, what string) {
+	tb.Helper()
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		tb.Fatalf("uname: %v", err)
+	}
+	release := unix.ByteSliceToString(u.Release[:])
+	var haveMajor, haveMinor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &haveMajor, &haveMinor); err != nil {
+		tb.Fatalf("release %q: %v", release, err)
+	}
+	if haveMajor < major || haveMajor == major && haveMinor < minor {
+		tb.Skipf("missing: %s, which Linux %d.%d has", what, major, minor)
 	}
 }

@@ -434,8 +434,8 @@ func failureOf(err error) (f scenarios.Failure, known bool) {
 	return 0, false
 }
 
-// Carried counts the calls of a scenario, and those of them that the tier
-// carries.
+// Carried counts the calls of a scenario that this kernel can make, and those of them
+// that the tier carries.
 func Carried(t *testing.T, s *scenarios.Scenario, tier Tier) (carried, all int) {
 	t.Helper()
 	c := &counter{Model: scenarios.NewModel(s), tier: tier}
@@ -450,6 +450,9 @@ type counter struct {
 }
 
 func (c *counter) Reach(ctx context.Context, p scenarios.Probe) (scenarios.Observation, error) {
+	if missing(p) != nil {
+		return c.Model.Reach(ctx, p)
+	}
 	c.all++
 	if err := carries(c.Model, c.tier.Carries, p); err == nil {
 		c.carried++
@@ -457,12 +460,18 @@ func (c *counter) Reach(ctx context.Context, p scenarios.Probe) (scenarios.Obser
 	return c.Model.Reach(ctx, p)
 }
 
+// missing says what the kernel lacks for a call.
+func missing(p scenarios.Probe) error {
+	if p.Protocol == proxier.SCTP {
+		return lab.SCTPAvailable()
+	}
+	return nil
+}
+
 // carries says why a call cannot be made.
 func carries(m *scenarios.Model, tier func(*proxier.Explanation) error, p scenarios.Probe) error {
-	if p.Protocol == proxier.SCTP {
-		if err := lab.SCTPAvailable(); err != nil {
-			return fmt.Errorf("%w: %w", err, errors.ErrUnsupported)
-		}
+	if err := missing(p); err != nil {
+		return fmt.Errorf("%w: %w", err, errors.ErrUnsupported)
 	}
 	explained, err := m.Explain(p)
 	if err != nil {
