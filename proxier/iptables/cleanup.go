@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Cleanup removes every chain of this mode, ours and upstream's, and the jumps to them.
+// Cleanup removes every chain of this mode and of mode ipvs, ours and upstream's, and the jumps to them.
 // KUBE-FIREWALL stays: kubelet has one of that name. Where connections are to go on that
 // are translated already, so does a chain that nothing leads to, for as long as there are
 // such: without a rule that asks it, the kernel does without conntrack, and translates
@@ -46,6 +46,8 @@ const asksConntrack = "-m conntrack --ctstate RELATED,ESTABLISHED -j RETURN"
 var shared = []string{
 	servicesChain, nodePortsChain, postroutingChain, markMasqChain, externalServicesChain, externalNodePortsChain,
 	proxyFirewallChain, forwardChain, canaryChain, drainChain,
+	// Of mode ipvs.
+	"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
 }
 
 // isOurs says whether a chain is of this mode.

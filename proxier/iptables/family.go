@@ -7,6 +7,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -23,6 +24,7 @@ type family struct {
 	watch    *watch
 	renderer *renderer
 	loopback bool             // NodePorts are served at loopback addresses
+	extra    Extra
 	ports    map[uint32]*port // by Decision.Index
 	hubs     [hubs]*hub
 	// kernel has the chains of service ports there, and a hash of their rules.
@@ -110,12 +112,18 @@ func (f *family) learn(rules *proxier.NodeRules) (news bool) {
 	renderer := newRenderer(f.name, &rules.Pods, f.renderer.comments)
 	news = loopback != f.loopback || *renderer != *f.renderer
 	f.loopback, f.renderer = loopback, renderer
+	if f.opts.Extra != nil {
+		extra := f.opts.Extra(f.name, rules)
+		news = news || !reflect.DeepEqual(extra, f.extra)
+		f.extra = extra
+	}
 	for name, tail := range map[hubName][]string{
 		servicesNAT: nodePorts(f.name, rules, nodePortsChain, ""),
 		// Behind all that is said of one address and port.
 		firewallFilter: append(nodePorts(f.name, rules, externalNodePortsChain, notTranslated), renderer.unserved(rules)...),
 	} {
 		h := f.hubs[name]
+		tail = append(f.extra.before(h.table(), h.chain()), tail...)
 		news = news || !slices.Equal(tail, h.tail)
 		h.tail = tail
 	}
@@ -489,11 +497,15 @@ func keep(wanted map[string]struct{}, nat *xtables.Table, chains []string) {
 func (f *family) base(tables map[string]*xtables.Table) *text {
 	t := newText()
 	nat, filter := f.opts.static(f.opts.Tools.RandomFully())
+	chains := slices.Clip(f.extra.Chains)
 	for table, list := range map[string][]chain{"nat": nat, "filter": filter} {
 		for _, c := range list {
-			if there := tables[table].Chain(c.name); there == nil || !slices.Equal(there.Rules, c.rules) {
-				t.table(table).write(c.name, c.rules)
-			}
+			chains = append(chains, Chain{table, c.name, append(f.extra.before(table, c.name), c.rules...)})
+		}
+	}
+	for _, c := range chains {
+		if there := tables[c.Table].Chain(c.Name); there == nil || !slices.Equal(there.Rules, c.Rules) {
+			t.table(c.Table).write(c.Name, c.Rules)
 		}
 	}
 	for _, h := range f.hubs {
@@ -511,16 +523,16 @@ func (f *family) base(tables map[string]*xtables.Table) *text {
 			t.table(name).write(canaryChain, nil)
 		}
 	}
-	f.jump(t, tables, jumps(f.loopback))
+	f.jump(t, tables, append(jumps(f.loopback), f.extra.Jumps...))
 	return t
 }
 
 // jump has chains of the kernel's lead to ours.
-func (f *family) jump(t *text, tables map[string]*xtables.Table, list []jump) {
+func (f *family) jump(t *text, tables map[string]*xtables.Table, list []Jump) {
 	type chainOf struct{ table, from string }
 	wanted := map[chainOf][]string{}
 	for _, j := range list {
-		wanted[chainOf{j.table, j.from}] = append(wanted[chainOf{j.table, j.from}], j.rule)
+		wanted[chainOf{j.Table, j.From}] = append(wanted[chainOf{j.Table, j.From}], j.Rule)
 	}
 	for at, rules := range wanted {
 		var there []string

@@ -34,12 +34,43 @@ type Options struct {
 	// translated connection go out untranslated then, and reset it. It is for kernels
 	// that find fewer of them so (net.netfilter.nf_conntrack_tcp_be_liberal).
 	KeepInvalid bool
+	// Extra are chains and rules that another tier needs beside these; nil for none.
+	Extra func(proxier.Family, *proxier.NodeRules) Extra
 	// Flows keep conntrack as the rules are; nil where somebody else does.
 	Flows *conntrack.Reconciler
 	// Reporter is told of what could not be written; nil for nobody.
 	Reporter proxier.Reporter
 	// Observer counts; nil for nobody.
 	Observer Observer
+}
+
+// Extra are chains and rules that no service port has a part in.
+type Extra struct {
+	// Before are rules that stand before those of a chain of this tier that depend on
+	// options alone. In a chain that all service ports share, theirs come before.
+	Before []Chain
+	Chains []Chain
+	// Jumps lead to them, behind those to the chains of this tier.
+	Jumps []Jump
+}
+
+// Chain is a chain, or a part of it, with rules in the words of iptables-save.
+type Chain struct {
+	Table, Name string
+	Rules       []string
+}
+
+// Jump is a rule in a chain of the kernel's.
+type Jump struct{ Table, From, Rule string }
+
+// before are the rules that stand before those of a chain.
+func (e *Extra) before(table, chain string) (rules []string) {
+	for _, c := range e.Before {
+		if c.Table == table && c.Name == chain {
+			rules = append(rules, c.Rules...)
+		}
+	}
+	return rules
 }
 
 // Observer counts what the tier does.

@@ -10,17 +10,14 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// jump leads from a chain of the kernel's to one of ours.
-type jump struct{ table, from, rule string }
-
 const isNew = "-m conntrack --ctstate NEW"
 
 // jumps are upstream's, in the order in which they have to stand in each chain: what is
 // rejected for those who are let in, before what is silent to all others. Those that
 // refuse see new connections alone.
-func jumps(loopback bool) (list []jump) {
+func jumps(loopback bool) (list []Jump) {
 	add := func(table, from, matches, comment, target string) {
-		list = append(list, jump{table, from, strings.TrimSpace(matches + " " + rule{comment: comment, target: target}.String())})
+		list = append(list, Jump{table, from, strings.TrimSpace(matches + " " + rule{comment: comment, target: target}.String())})
 	}
 	add("nat", "PREROUTING", "", "kubernetes service portals", servicesChain)
 	add("nat", "OUTPUT", "", "kubernetes service portals", servicesChain)
@@ -40,8 +37,8 @@ func jumps(loopback bool) (list []jump) {
 	}
 	if loopback {
 		// kubelet writes the same.
-		list = append(list, jump{"filter", "INPUT", "-j " + firewallChain}, jump{"filter", "OUTPUT", "-j " + firewallChain},
-			jump{"filter", firewallChain, martians})
+		list = append(list, Jump{"filter", "INPUT", "-j " + firewallChain}, Jump{"filter", "OUTPUT", "-j " + firewallChain},
+			Jump{"filter", firewallChain, martians})
 	}
 	return list
 }
