@@ -92,6 +92,9 @@ func (t *Tier) openLoopback() {
 	t.closed = err != nil
 }
 
+// Usable returns nil if a family can be carried, and else why not.
+func (t *Tier) Usable(f proxier.Family) error { return t.unusable[f] }
+
 // Supports implements proxier.Tier.
 func (t *Tier) Supports(_ *proxier.Decision, f *proxier.Frontend) error {
 	return t.unusable[proxier.FamilyOf(f.Addr.Addr())]

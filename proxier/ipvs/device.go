@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Device has the addresses of Services, so that packets to them are this node's. It sends
+// nothing, and is never up: its addresses are.
+const Device = "kube-ipvs0"
+
+// device is it, in a network namespace.
+type device struct {
+	nl    *netlink.Handle
+	index int
+}
+
+// ensure makes it.
+func (d *device) ensure() error {
+	link, err := d.nl.LinkByName(Device)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		if err = d.nl.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: Device}}); err == nil {
+			link, err = d.nl.LinkByName(Device)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("make device %s (module dummy): %w", Device, err)
+	}
+	d.index = link.Attrs().Index
+	return nil
+}
+
+func (d *device) link() netlink.Link {
+	return &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: Device, Index: d.index}}
+}
+
+// maxDumps bounds the attempts at a list that nobody changes meanwhile.
+const maxDumps = 5
+
+func (d *device) List() ([]netip.Addr, error) {
+	list, err := d.nl.AddrList(d.link(), netlink.FAMILY_ALL)
+	for range maxDumps {
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+		list, err = d.nl.AddrList(d.link(), netlink.FAMILY_ALL)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list addresses of %s: %w", Device, err)
+	}
+	var out []netip.Addr
+	for _, a := range list {
+		addr, ok := netip.AddrFromSlice(a.IP)
+		if addr = addr.Unmap(); ok && !addr.IsLinkLocalUnicast() { // the kernel's own
+			out = append(out, addr)
+		}
+	}
+	return out, nil
+}
+
+// address is one that nobody else on the link is asked about.
+func address(a netip.Addr) *netlink.Addr {
+	mask := net.CIDRMask(a.BitLen(), a.BitLen())
+	return &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: mask}, Flags: unix.IFA_F_NODAD}
+}
+
+func (d *device) Add(a netip.Addr) error {
+	return unless(d.nl.AddrAdd(d.link(), address(a)), unix.EEXIST)
+}
+
+func (d *device) Delete(a netip.Addr) error {
+	return unless(d.nl.AddrDel(d.link(), address(a)), unix.EADDRNOTAVAIL, unix.ENODEV)
+}
+
+// remove deletes it, with all addresses.
+func (d *device) remove() error {
+	link, err := d.nl.LinkByName(Device)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil
+	}
+	if err == nil {
+		err = d.nl.LinkDel(link)
+	}
+	if err != nil {
+		return fmt.Errorf("delete device %s: %w", Device, err)
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// plan is what a service port is in the kernel, but for rules.
+type plan struct {
+	servers map[serverKey]*claim
+	addrs   []netip.Addr // those that are to be this node's
+	members []member
+}
+
+// Why rules carry a frontend. A virtual server asks neither who the client is nor what
+// another virtual server remembers.
+var (
+	errOrigins  = errors.New("not everybody is led to the same endpoints")
+	errSilence  = errors.New("what finds no endpoint is to be dropped, and a virtual server rejects it")
+	errAffinity = errors.New("its addresses are to share what they remember of clients")
+	errSources  = errors.New("the constant rules would not show the source that was decided")
+)
+
+// planner works out plans.
+type planner struct {
+	opts  *Options
+	rules proxier.NodeRules
+	// unusable is why there are no virtual servers of a family.
+	unusable [proxier.Families]error
+}
+
+// refuses says why virtual servers are not to carry a frontend.
+func (p *planner) refuses(d *proxier.Decision, f *proxier.Frontend) error {
+	if err := p.unusable[proxier.FamilyOf(f.Addr.Addr())]; err != nil || p.opts.UpstreamSemantics {
+		return err
+	}
+	to := f.Routes[0].Set
+	switch {
+	case slices.ContainsFunc(f.Routes[:], func(r proxier.Route) bool { return r.Set != to }):
+		return errOrigins
+	case d.Empty[to] == proxier.Drop && d.Size(to) == 0:
+		return errSilence
+	case d.Affinity > 0 && slices.ContainsFunc(d.Frontends, func(o proxier.Frontend) bool {
+		return o.Conflict == nil && o.Addr != f.Addr && proxier.FamilyOf(o.Addr.Addr()) == proxier.FamilyOf(f.Addr.Addr())
+	}):
+		return errAffinity
+	case !p.showsSource(f):
+		return errSources
+	}
+	return nil
+}
+
+// showsSource says whether the constant rules do what was decided about the source. This
+// host shows itself in any case: its source is the address that it dials.
+func (p *planner) showsSource(f *proxier.Frontend) bool {
+	knows := p.rules.Pods.Knows(proxier.FamilyOf(f.Addr.Addr()))
+	pod, outside := true, true
+	if f.Kind == proxier.ClusterIP {
+		pod, outside = p.opts.MasqueradeAll, p.opts.MasqueradeAll || knows
+	}
+	return hides(f.Routes[proxier.FromOutside]) == outside && (!knows || hides(f.Routes[proxier.FromPod]) == pod)
+}
+
+func hides(r proxier.Route) bool { return r.Source != proxier.KeepSource }
+
+// byRules says whether rules are to have a frontend: also for NodePorts at loopback
+// addresses, from which no packet gets to LOCAL_IN.
+func (p *planner) byRules(d *proxier.Decision, f *proxier.Frontend) bool {
+	return p.refuses(d, f) != nil || f.Kind == proxier.NodePort && len(p.rules.Loopback[proxier.FamilyOf(f.Addr.Addr())]) > 0
+}
+
+// plan is that of a decision; nil if virtual servers carry nothing of it.
+func (p *planner) plan(d *proxier.Decision) *plan {
+	out := &plan{servers: map[serverKey]*claim{}}
+	var to [proxier.Sets][]target
+	var used [proxier.Sets]bool
+	is := p.opts.newServer(d)
+	for i := range d.Frontends {
+		f := &d.Frontends[i]
+		if f.Conflict != nil || p.refuses(d, f) != nil {
+			continue
+		}
+		set := f.Routes[proxier.FromOutside].Set
+		if d.Size(set) == 0 {
+			set &^= 1 // all endpoints; but for upstream's semantics, there are none either
+		}
+		if !used[set] {
+			used[set], to[set] = true, targets(d, set)
+		}
+		c := &claim{server: is, nodePort: f.Kind == proxier.NodePort, to: to[set]}
+		p.frontend(out, d, f, c)
+	}
+	if len(out.servers) == 0 {
+		return nil
+	}
+	for i := range d.Backends {
+		b := &d.Backends[i]
+		cluster := 2 * proxier.Set(proxier.FamilyOf(b.Addr.Addr()))
+		if b.Local && (used[cluster] || used[cluster+1]) {
+			m := memberOf(loopBack, b.Addr, d.Name.Protocol)
+			m.from = only(b.Addr.Addr())
+			out.members = append(out.members, m)
+		}
+	}
+	return out
+}
+
+// targets are the destinations of a set. Flows of UDP stay where they are while the
+// endpoint is one of the service port; no connection is cut off by its destination having
+// no weight.
+func targets(d *proxier.Decision, set proxier.Set) (list []target) {
+	for i := range d.Backends {
+		b := &d.Backends[i]
+		switch {
+		case proxier.FamilyOf(b.Addr.Addr()) != set.Family():
+		case b.Members&set.Member() != 0:
+			list = append(list, target{b.Addr, 1})
+		case d.Name.Protocol == proxier.UDP:
+			list = append(list, target{b.Addr, 0})
+		}
+	}
+	return list
+}
+
+func only(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// nodePortSets are those of a protocol, and with the client's source kept.
+var nodePortSets = map[proxier.Protocol][2]setName{
+	proxier.TCP:  {nodePortTCP, nodePortLocalTCP},
+	proxier.UDP:  {nodePortUDP, nodePortLocalUDP},
+	proxier.SCTP: {nodePortSCTP, nodePortLocalSCTP},
+}
+
+// frontend adds what one frontend needs. Members that several addresses need are counted.
+func (p *planner) frontend(out *plan, d *proxier.Decision, f *proxier.Frontend, c *claim) {
+	protocol, family := d.Name.Protocol, proxier.FamilyOf(f.Addr.Addr())
+	add := func(to netip.AddrPort, names ...setName) {
+		for _, name := range names {
+			out.members = append(out.members, memberOf(name, to, protocol))
+		}
+	}
+	keeps := !hides(f.Routes[proxier.FromOutside])
+	if f.Kind == proxier.NodePort {
+		sets := nodePortSets[protocol]
+		for _, a := range p.rules.NodePortAddrs {
+			if proxier.FamilyOf(a) != family {
+				continue
+			}
+			at := netip.AddrPortFrom(a, f.Addr.Port())
+			out.servers[serverKey{at, protocol}] = c
+			add(at, sets[0])
+			if keeps {
+				add(at, sets[1])
+			}
+		}
+		return
+	}
+	out.servers[serverKey{f.Addr, protocol}] = c
+	if _, there := slices.BinarySearchFunc(p.rules.LocalAddrs, f.Addr.Addr(), netip.Addr.Compare); !there {
+		out.addrs = append(out.addrs, f.Addr.Addr())
+		out.members = append(out.members, member{set: set{boundIPs, family}, addr: f.Addr.Addr()})
+	}
+	is := clusterIP
+	switch {
+	case f.Kind == proxier.LoadBalancer:
+		is = loadBalancer
+		if keeps {
+			add(f.Addr, loadBalancerLocal)
+		}
+		p.guard(out, f, protocol)
+	case f.Kind == proxier.ExternalIP && keeps:
+		is = externalIPLocal
+	case f.Kind == proxier.ExternalIP:
+		is = externalIP
+	}
+	add(f.Addr, is)
+	if f.AnswersEcho() {
+		out.members = append(out.members, echoOf(is, f.Addr.Addr()))
+	}
+}
+
+// guard adds source ranges.
+func (p *planner) guard(out *plan, f *proxier.Frontend, protocol proxier.Protocol) {
+	if !f.Filtered {
+		return
+	}
+	out.members = append(out.members, memberOf(loadBalancerFW, f.Addr, protocol))
+	for _, r := range f.Ranges {
+		m := memberOf(loadBalancerSourceCIDR, f.Addr, protocol)
+		if r == only(f.Addr.Addr()) {
+			m.name = loadBalancerSourceIP // this host
+		}
+		m.from = r.Masked()
+		out.members = append(out.members, m)
+	}
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// CanUse returns nil if this tier can be opened in the network namespace of the calling
+// thread, or what is missing. It leaves nothing.
+func CanUse(ctx context.Context, opts Options) error {
+	_, err := probe(ctx, &opts)
+	return err
+}
+
+// probes are addresses for documentation, as upstream's probe.
+var probes = [proxier.Families]netip.AddrPort{
+	netip.MustParseAddrPort("198.51.100.0:20000"), netip.MustParseAddrPort("[2001:db8::]:20000"),
+}
+
+// probe tries what the tier does. It says of which families there are virtual servers;
+// there are rules for the other one.
+func probe(ctx context.Context, opts *Options) (unusable [proxier.Families]error, err error) {
+	servers, err := openServers()
+	if err != nil {
+		return unusable, err
+	}
+	defer servers.Close()
+	for f, at := range probes {
+		k := serverKey{at, proxier.TCP}
+		err := servers.Add(k, opts.newServer(&proxier.Decision{}))
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			return unusable, fmt.Errorf("find scheduler %s in the kernel (module ip_vs_%[1]s)", opts.scheduler())
+		case err != nil:
+			unusable[f] = fmt.Errorf("make a virtual server of %s: %w", proxier.Family(f), err)
+			continue
+		}
+		if err := servers.Delete(k); err != nil {
+			return unusable, fmt.Errorf("delete a virtual server: %w", err)
+		}
+	}
+	if unusable[proxier.IPv4] != nil && unusable[proxier.IPv6] != nil {
+		return unusable, errors.Join(unusable[:]...)
+	}
+	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return unusable, fmt.Errorf("open netlink: %w", err)
+	}
+	defer nl.Close()
+	if err := probeDevice(nl); err != nil {
+		return unusable, err
+	}
+	return unusable, probeSets(ctx, &ipsets{nl: nl}, opts)
+}
+
+// probeDevice is a name that fits (IFNAMSIZ).
+func probeDevice(nl *netlink.Handle) error {
+	if _, err := nl.LinkByName(Device); err == nil {
+		return nil
+	}
+	link := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "kube-ipvs-probe"}}
+	if err := nl.LinkAdd(link); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("make a device (module dummy): %w", err)
+	}
+	if err := nl.LinkDel(link); err != nil {
+		return fmt.Errorf("delete a device: %w", err)
+	}
+	return nil
+}
+
+const probeSet = "KUBE-PROXY-PROBE"
+
+// probeSets makes a set of each type, and has a rule ask it.
+func probeSets(ctx context.Context, sets *ipsets, opts *Options) (err error) {
+	if _, _, err := sets.nl.IpsetProtocol(); err != nil {
+		return fmt.Errorf("find ipset in the kernel (module ip_set): %w", err)
+	}
+	for _, is := range []setType{hashIP, hashIPPort, hashIPPortIP, hashIPPortNet, bitmapPort} {
+		if err := sets.create(probeSet, is, proxier.IPv4); err != nil {
+			return fmt.Errorf("make a set of type %s: %w", is, err)
+		}
+		if is == bitmapPort {
+			err = probeRule(ctx, opts)
+		}
+		if err := errors.Join(err, sets.nl.IpsetDestroy(probeSet)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// probeRule writes a rule that asks the set, and takes it away again.
+func probeRule(ctx context.Context, opts *Options) error {
+	const name = probeSet
+	const text = "*nat\n:" + name + " - [0:0]\n-A " + name + " -p tcp -m set --match-set " + probeSet + " dst -j RETURN\n-F " + name + "\n-X " + name + "\nCOMMIT\n"
+	for f := range proxier.Families {
+		if opts.Rules.Tools.Usable(ctx, f) != nil {
+			continue
+		}
+		if err := opts.Rules.Tools.Restore(ctx, f, []byte(text)); err != nil {
+			return fmt.Errorf("write a rule that asks a set (module xt_set): %w", err)
+		}
+	}
+	return nil
+}

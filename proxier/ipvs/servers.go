@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// virtualServers are those of a kernel. To add what is there changes it, and to delete
+// what is not there succeeds.
+type virtualServers interface {
+	// List is asked for in full syncs alone.
+	List() (map[serverKey]server, error)
+	Destinations(serverKey) (map[netip.AddrPort]destination, error)
+	Add(serverKey, server) error
+	Change(serverKey, server) error
+	Delete(serverKey) error
+	AddDestination(k serverKey, to netip.AddrPort, weight int) error
+	ChangeDestination(k serverKey, to netip.AddrPort, weight int) error
+	DeleteDestination(k serverKey, to netip.AddrPort) error
+}
+
+// claim is what a service port wants of a virtual server.
+type claim struct {
+	server
+	// nodePort gives way to a frontend with exactly that address.
+	nodePort bool
+	to       []target
+}
+
+// target is a destination as it should be: of weight 1, or 0 to keep the clients it has.
+type target struct {
+	addr   netip.AddrPort
+	weight int
+}
+
+// servers are the virtual servers that are wanted, and those that are there.
+type servers struct {
+	kernel virtualServers
+	opts   *Options
+	claims map[serverKey][]*claim // the newest last
+	there  map[serverKey]*serverThere
+	// going are those that nobody wants any more, but that are there.
+	going map[serverKey]struct{}
+}
+
+type serverThere struct {
+	server
+	to     map[netip.AddrPort]*destinationThere
+	active int       // connections, when it was read last
+	until  time.Time // when it goes at the latest; zero if it is not draining
+}
+
+type destinationThere struct {
+	weight int
+	until  time.Time // as above
+	idle   bool      // it had no weight and no connection when it was read last
+}
+
+func newServers(kernel virtualServers, opts *Options) *servers {
+	return &servers{
+		kernel: kernel, opts: opts, claims: map[serverKey][]*claim{}, there: map[serverKey]*serverThere{}, going: map[serverKey]struct{}{},
+	}
+}
+
+// read compares with the kernel. What is draining goes on doing so.
+func (s *servers) read() error {
+	list, err := s.kernel.List()
+	if err != nil {
+		return fmt.Errorf("list virtual servers: %w", err)
+	}
+	before := s.there
+	s.there = make(map[serverKey]*serverThere, len(list))
+	clear(s.going)
+	for k, is := range list {
+		old := before[k]
+		if old == nil && len(s.claims[k]) == 0 && s.opts.excludes(k.addr.Addr()) {
+			continue
+		}
+		if err := s.readOne(k, is, old); err != nil {
+			s.there = before
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *servers) readOne(k serverKey, is server, old *serverThere) error {
+	to, err := s.kernel.Destinations(k)
+	if err != nil {
+		return fmt.Errorf("list destinations of %s: %w", k, err)
+	}
+	t := &serverThere{server: is, to: make(map[netip.AddrPort]*destinationThere, len(to))}
+	for addr, d := range to {
+		t.active += d.active
+		t.to[addr] = &destinationThere{weight: d.weight, idle: d.weight == 0 && d.active+d.inactive == 0}
+		if old != nil && old.to[addr] != nil {
+			t.to[addr].until = old.to[addr].until
+		}
+	}
+	if old != nil {
+		t.until = old.until
+	}
+	s.there[k] = t
+	if len(s.claims[k]) == 0 {
+		s.going[k] = struct{}{}
+	}
+	return nil
+}
+
+// claim counts what a service port wants in.
+func (s *servers) claim(list map[serverKey]*claim) {
+	for k, c := range list {
+		s.claims[k] = append(s.claims[k], c)
+		delete(s.going, k)
+	}
+}
+
+// release counts it out.
+func (s *servers) release(list map[serverKey]*claim) {
+	for k, c := range list {
+		s.claims[k] = slices.DeleteFunc(s.claims[k], func(o *claim) bool { return o == c })
+		if len(s.claims[k]) > 0 {
+			continue
+		}
+		delete(s.claims, k)
+		if s.there[k] != nil {
+			s.going[k] = struct{}{}
+		}
+	}
+}
+
+// wanted is the claim that counts.
+func (s *servers) wanted(k serverKey) *claim {
+	var best *claim
+	for _, c := range s.claims[k] {
+		if best == nil || !c.nodePort || best.nodePort {
+			best = c
+		}
+	}
+	return best
+}
+
+// ensure writes what differs of one virtual server: destinations that come before those
+// that go.
+func (s *servers) ensure(k serverKey) error {
+	err := s.write(k)
+	if errors.Is(err, unix.ESRCH) {
+		delete(s.there, k) // somebody deleted it
+	}
+	if err != nil {
+		return fmt.Errorf("write virtual server %s: %w", k, err)
+	}
+	return nil
+}
+
+func (s *servers) write(k serverKey) error {
+	want, is := s.wanted(k), s.there[k]
+	switch {
+	case want == nil:
+		return nil
+	case is == nil:
+		if err := s.kernel.Add(k, want.server); err != nil {
+			return err
+		}
+		is = &serverThere{server: want.server, to: make(map[netip.AddrPort]*destinationThere, len(want.to))}
+		s.there[k] = is
+	case is.server != want.server:
+		if err := s.kernel.Change(k, want.server); err != nil {
+			return err
+		}
+		is.server = want.server
+	}
+	is.until = time.Time{}
+	wanted := make(map[netip.AddrPort]struct{}, len(want.to))
+	for _, t := range want.to {
+		wanted[t.addr] = struct{}{}
+		d := is.to[t.addr]
+		switch {
+		case d == nil && t.weight == 0:
+			continue // nobody has it
+		case d == nil:
+			if err := s.kernel.AddDestination(k, t.addr, t.weight); err != nil {
+				return fmt.Errorf("add destination %s: %w", t.addr, err)
+			}
+			d = &destinationThere{weight: t.weight}
+			is.to[t.addr] = d
+		}
+		if err := s.weigh(k, t.addr, d, t.weight); err != nil {
+			return err
+		}
+		d.until = time.Time{}
+	}
+	for addr, d := range is.to {
+		if _, ok := wanted[addr]; ok {
+			continue
+		}
+		if err := s.retire(k, addr, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *servers) weigh(k serverKey, addr netip.AddrPort, d *destinationThere, weight int) error {
+	if d.weight == weight {
+		return nil
+	}
+	if err := s.kernel.ChangeDestination(k, addr, weight); err != nil {
+		return fmt.Errorf("change destination %s: %w", addr, err)
+	}
+	d.weight, d.idle = weight, false
+	return nil
+}
+
+// retire has a destination get no new connections, and removes it when it has none any
+// more. Flows of UDP are to find another one at once, and SCTP has other ways to go on.
+func (s *servers) retire(k serverKey, addr netip.AddrPort, d *destinationThere) error {
+	now := s.opts.Clock.Now()
+	if d.until.IsZero() {
+		d.until = now.Add(s.opts.drain())
+	}
+	if k.protocol == proxier.TCP && !d.idle && now.Before(d.until) {
+		return s.weigh(k, addr, d, 0)
+	}
+	if err := s.kernel.DeleteDestination(k, addr); err != nil {
+		return fmt.Errorf("delete destination %s: %w", addr, err)
+	}
+	delete(s.there[k].to, addr)
+	return nil
+}
+
+// settle deletes what is going, but for what has open connections.
+func (s *servers) settle() error {
+	var errs []error
+	for k := range s.going {
+		drains, err := s.drains(k)
+		if err == nil && !drains {
+			if err = s.kernel.Delete(k); err == nil {
+				delete(s.there, k)
+				delete(s.going, k)
+			}
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("delete virtual server %s: %w", k, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// drains says whether a virtual server stays for its connections. That they have gone is
+// seen with full syncs.
+func (s *servers) drains(k serverKey) (bool, error) {
+	is := s.there[k]
+	if k.protocol != proxier.TCP {
+		return false, nil
+	}
+	if is.until.IsZero() {
+		to, err := s.kernel.Destinations(k)
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return false, err
+		}
+		is.active = 0
+		for _, d := range to {
+			is.active += d.active
+		}
+		if is.active == 0 {
+			return false, nil
+		}
+		is.until = s.opts.Clock.Now().Add(s.opts.drain())
+	}
+	if is.active == 0 || !s.opts.Clock.Now().Before(is.until) {
+		return false, nil
+	}
+	for addr, d := range is.to {
+		if err := s.weigh(k, addr, d, 0); err != nil {
+			return true, err
+		}
+	}
+	return true, nil
+}
+
+// draining are the addresses of those that stay for their connections.
+func (s *servers) draining() map[netip.Addr]struct{} {
+	list := map[netip.Addr]struct{}{}
+	for k := range s.going {
+		list[k.addr.Addr()] = struct{}{}
+	}
+	return list
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+// setting is one of the kernel's, below /proc/sys.
+type setting struct{ name, value, why string }
+
+// settings are those that virtual servers need.
+func (o *Options) settings(kernel string) []setting {
+	list := []setting{
+		{"net/ipv4/vs/conntrack", "1", "connections are not masqueraded"},
+		{"net/ipv4/vs/expire_nodest_conn", "1", "connections go on to destinations that are gone"},
+		{"net/ipv4/vs/expire_quiescent_template", "1", "clients with affinity stay with destinations that go"},
+		{"net/ipv4/ip_forward", "1", "packets are not forwarded"},
+		// A client's port that is used again is a new connection. Before Linux 5.9 it had
+		// to wait for a second, and going on with the old one is less bad.
+		{"net/ipv4/vs/conn_reuse_mode", "1", "ports that are used again lead to destinations that are gone"},
+	}
+	if reuseWaits(kernel) {
+		list[len(list)-1].value = "0"
+	}
+	if o.StrictARP {
+		const why = "this node answers ARP for addresses of Services"
+		list = append(list, setting{"net/ipv4/conf/all/arp_ignore", "1", why}, setting{"net/ipv4/conf/all/arp_announce", "2", why})
+	}
+	return list
+}
+
+func reuseWaits(kernel string) bool {
+	var major, minor int
+	_, err := fmt.Sscanf(kernel, "%d.%d", &major, &minor)
+	return err == nil && (major < 5 || major == 5 && minor < 9)
+}
+
+// configure sets what is not set, in the network namespace of the calling thread. Where
+// /proc/sys is read-only that fails for ever: it is told once, and holds up nothing.
+func (s *kernelSystem) configure(ctx context.Context) {
+	for _, x := range s.opts.settings(release()) {
+		name := "/proc/sys/" + x.name
+		b, err := os.ReadFile(name)
+		if err == nil && strings.TrimSpace(string(b)) == x.value {
+			continue
+		}
+		if err = os.WriteFile(name, []byte(x.value), 0o644); err != nil && !s.told[x.name] {
+			s.told[x.name] = true
+			klog.FromContext(ctx).Error(err, "Cannot change a setting of the kernel that virtual servers need", "setting", x.name, "want", x.value, "otherwise", x.why)
+		}
+	}
+}
+
+// release is that of the kernel.
+func release() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
