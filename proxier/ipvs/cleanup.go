@@ -77,9 +77,21 @@ func removeServers(device *device, sets *ipsets, opts *Options) error {
 			ours[a] = struct{}{}
 		}
 	}
+	ports := map[member]struct{}{}
+	for f := range proxier.Families {
+		for _, names := range nodePortSets {
+			members, err := sets.list(set{names[0], f})
+			if err != nil && !errors.Is(err, unix.ENOENT) {
+				return err
+			}
+			for _, m := range members {
+				ports[m] = struct{}{}
+			}
+		}
+	}
 	var errs []error
 	for k := range list {
-		if opts.excludes(k.addr.Addr()) || !has(ours, k.addr.Addr()) && !sets.isNodePort(k) {
+		if opts.excludes(k.addr.Addr()) || !has(ours, k.addr.Addr()) && !has(ports, memberOf(nodePortSets[k.protocol][0], k.addr, k.protocol)) {
 			continue
 		}
 		if err := servers.Delete(k); err != nil {
@@ -87,11 +99,4 @@ func removeServers(device *device, sets *ipsets, opts *Options) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// isNodePort says whether a virtual server is at a NodePort of ours.
-func (s *ipsets) isNodePort(k serverKey) bool {
-	m := memberOf(nodePortSets[k.protocol][0], k.addr, k.protocol)
-	there, err := s.nl.IpsetTest(m.set.String(), entry(m))
-	return err == nil && there
 }

@@ -3,13 +3,14 @@
 package ipvs
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	vishnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -18,8 +19,20 @@ import (
 // ipsets are the sets of a network namespace.
 type ipsets struct {
 	nl       *netlink.Handle
+	socket   *nl.NetlinkSocket
 	families []proxier.Family // of which there are sets
 }
+
+// openSets opens those of the network namespace of the calling thread.
+func openSets(handle *netlink.Handle, families ...proxier.Family) (*ipsets, error) {
+	socket, err := nl.GetNetlinkSocketAt(vishnetns.None(), vishnetns.None(), unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("open ipset: %w", err)
+	}
+	return &ipsets{nl: handle, socket: socket, families: families}, nil
+}
+
+func (s *ipsets) close() { s.socket.Close() }
 
 // ensure makes those that are not there, with upstream's parameters: sets with others
 // could not be taken over.
@@ -43,16 +56,26 @@ func (s *ipsets) create(name string, is setType, f proxier.Family) error {
 func (s *ipsets) List() (all []member, err error) {
 	for _, f := range s.families {
 		for name := range setNames {
-			list, err := s.nl.IpsetList(set{name, f}.String())
+			list, err := s.list(set{name, f})
 			if err != nil {
-				return nil, fmt.Errorf("list set %s: %w", set{name, f}, err)
+				return nil, err
 			}
-			for i := range list.Entries {
-				all = append(all, parse(set{name, f}, &list.Entries[i]))
-			}
+			all = append(all, list...)
 		}
 	}
 	return all, nil
+}
+
+func (s *ipsets) list(of set) ([]member, error) {
+	found, err := s.nl.IpsetList(of.String())
+	if err != nil {
+		return nil, fmt.Errorf("list set %s: %w", of, err)
+	}
+	list := make([]member, len(found.Entries))
+	for i := range found.Entries {
+		list[i] = parse(of, &found.Entries[i])
+	}
+	return list, nil
 }
 
 // parse reads a member.
@@ -75,28 +98,49 @@ func parse(in set, e *netlink.IPSetEntry) member {
 	return m
 }
 
-func entry(m member) *netlink.IPSetEntry {
-	e := &netlink.IPSetEntry{Replace: true}
-	if m.addr.IsValid() {
-		e.IP = net.IP(m.addr.AsSlice())
+func (s *ipsets) Add(m member) error    { return s.change(nl.IPSET_CMD_ADD, m) }
+func (s *ipsets) Delete(m member) error { return s.change(nl.IPSET_CMD_DEL, m) }
+
+// change adds a member, or deletes it. The library sends a protocol to every type that
+// has ports, which the kernel does not take of bitmaps.
+func (s *ipsets) change(cmd int, m member) error {
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_IPSET<<8|cmd, nl.GetIpsetFlags(cmd))
+	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: s.socket}}
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(addressFamilies[m.family]), Version: nl.NFNETLINK_V0})
+	request.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
+	request.AddData(nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(m.set.String())))
+	request.AddData(data(m))
+	_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	var errno unix.Errno
+	if errors.As(err, &errno) && errno >= nl.IPSET_ERR_PRIVATE {
+		return nl.IPSetError(errno)
 	}
-	if allSets[m.name].is != hashIP {
-		protocol := uint8(m.protocol)
-		e.Port, e.Protocol = &m.port, &protocol
-	}
-	if m.from.IsValid() {
-		e.IP2 = net.IP(m.from.Addr().AsSlice())
-		if allSets[m.name].is == hashIPPortNet {
-			e.CIDR2 = uint8(m.from.Bits())
-		}
-	}
-	return e
+	return err
 }
 
-func (s *ipsets) Add(m member) error { return s.nl.IpsetAdd(m.set.String(), entry(m)) }
-
-func (s *ipsets) Delete(m member) error {
-	return s.nl.IpsetDel(m.set.String(), entry(m))
+// data is what a message says of a member.
+func data(m member) *nl.RtAttr {
+	out := nl.NewRtAttr(unix.NLA_F_NESTED|nl.IPSET_ATTR_DATA, nil)
+	address := func(attr int, a netip.Addr) {
+		is := [proxier.Families]int{nl.IPSET_ATTR_IPADDR_IPV4, nl.IPSET_ATTR_IPADDR_IPV6}[proxier.FamilyOf(a)]
+		out.AddRtAttr(unix.NLA_F_NESTED|attr, nil).AddRtAttr(unix.NLA_F_NET_BYTEORDER|is, a.AsSlice())
+	}
+	if m.addr.IsValid() {
+		address(nl.IPSET_ATTR_IP, m.addr)
+	}
+	if m.protocol != 0 {
+		out.AddRtAttr(nl.IPSET_ATTR_PROTO, nl.Uint8Attr(uint8(m.protocol)))
+	}
+	if allSets[m.name].is != hashIP {
+		out.AddRtAttr(unix.NLA_F_NET_BYTEORDER|nl.IPSET_ATTR_PORT, binary.BigEndian.AppendUint16(nil, m.port))
+	}
+	if m.from.IsValid() {
+		address(nl.IPSET_ATTR_IP2, m.from.Addr())
+		if allSets[m.name].is == hashIPPortNet {
+			out.AddRtAttr(nl.IPSET_ATTR_CIDR2, nl.Uint8Attr(uint8(m.from.Bits())))
+		}
+	}
+	return out
 }
 
 // remove destroys them all.

@@ -59,7 +59,7 @@ func probe(ctx context.Context, opts *Options) (unusable [proxier.Families]error
 	if err := probeDevice(nl); err != nil {
 		return unusable, err
 	}
-	return unusable, probeSets(ctx, &ipsets{nl: nl}, opts)
+	return unusable, probeSets(ctx, &ipsets{nl: nl}, opts) // none is written
 }
 
 // probeDevice is a name that fits (IFNAMSIZ).

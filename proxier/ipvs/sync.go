@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -181,6 +182,10 @@ func (t *Tier) write(p *plan) error {
 // refuses says whether an error is the kernel's answer to what was asked, rather than one
 // about the asking.
 func refuses(err error) bool {
+	var full nl.IPSetError
+	if errors.As(err, &full) {
+		return true
+	}
 	var errno unix.Errno
 	if !errors.As(err, &errno) {
 		return false

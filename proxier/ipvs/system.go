@@ -40,7 +40,10 @@ func openSystem(opts *Options) (s *kernelSystem, err error) {
 	if s.nl, err = netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER); err != nil {
 		return s, fmt.Errorf("open netlink: %w", err)
 	}
-	s.device, s.sets = &device{nl: s.nl}, &ipsets{nl: s.nl}
+	s.device = &device{nl: s.nl}
+	if s.sets, err = openSets(s.nl); err != nil {
+		return s, err
+	}
 	s.netns, err = netns.Own()
 	return s, err
 }
@@ -95,6 +98,9 @@ func (s *kernelSystem) close() error {
 	}
 	if s.nl != nil {
 		s.nl.Close()
+	}
+	if s.sets != nil {
+		s.sets.close()
 	}
 	return s.netns.Close()
 }
