@@ -12,13 +12,24 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/iptables"
 )
 
-// CanUse returns nil if this tier can be opened in the network namespace of the calling
-// thread, or what is missing. It leaves nothing.
+// CanUse returns nil if this tier can serve in the network namespace of the calling
+// thread, or what is missing. It tries, and leaves nothing.
 func CanUse(ctx context.Context, opts Options) error {
-	_, err := probe(ctx, &opts)
-	return err
+	if _, err := probeServers(&opts); err != nil {
+		return err
+	}
+	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	defer nl.Close()
+	if err := probeDevice(nl); err != nil {
+		return err
+	}
+	return probeSets(ctx, &ipsets{nl: nl}, opts.Rules.Tools)
 }
 
 // probes are addresses for documentation, as upstream's probe.
@@ -26,9 +37,9 @@ var probes = [proxier.Families]netip.AddrPort{
 	netip.MustParseAddrPort("198.51.100.0:20000"), netip.MustParseAddrPort("[2001:db8::]:20000"),
 }
 
-// probe tries what the tier does. It says of which families there are virtual servers;
-// there are rules for the other one.
-func probe(ctx context.Context, opts *Options) (unusable [proxier.Families]error, err error) {
+// probeServers makes virtual servers. It says of which families there are none: rules
+// carry those.
+func probeServers(opts *Options) (unusable [proxier.Families]error, err error) {
 	servers, err := openServers()
 	if err != nil {
 		return unusable, err
@@ -51,15 +62,7 @@ func probe(ctx context.Context, opts *Options) (unusable [proxier.Families]error
 	if unusable[proxier.IPv4] != nil && unusable[proxier.IPv6] != nil {
 		return unusable, errors.Join(unusable[:]...)
 	}
-	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
-	if err != nil {
-		return unusable, fmt.Errorf("open netlink: %w", err)
-	}
-	defer nl.Close()
-	if err := probeDevice(nl); err != nil {
-		return unusable, err
-	}
-	return unusable, probeSets(ctx, &ipsets{nl: nl}, opts) // none is written
+	return unusable, nil
 }
 
 // probeDevice is a name that fits (IFNAMSIZ).
@@ -80,7 +83,7 @@ func probeDevice(nl *netlink.Handle) error {
 const probeSet = "KUBE-PROXY-PROBE"
 
 // probeSets makes a set of each type, and has a rule ask it.
-func probeSets(ctx context.Context, sets *ipsets, opts *Options) (err error) {
+func probeSets(ctx context.Context, sets *ipsets, tools iptables.Tools) (err error) {
 	if _, _, err := sets.nl.IpsetProtocol(); err != nil {
 		return fmt.Errorf("find ipset in the kernel (module ip_set): %w", err)
 	}
@@ -89,7 +92,7 @@ func probeSets(ctx context.Context, sets *ipsets, opts *Options) (err error) {
 			return fmt.Errorf("make a set of type %s: %w", is, err)
 		}
 		if is == bitmapPort {
-			err = probeRule(ctx, opts)
+			err = probeRule(ctx, tools)
 		}
 		if err := errors.Join(err, sets.nl.IpsetDestroy(probeSet)); err != nil {
 			return err
@@ -99,14 +102,14 @@ func probeSets(ctx context.Context, sets *ipsets, opts *Options) (err error) {
 }
 
 // probeRule writes a rule that asks the set, and takes it away again.
-func probeRule(ctx context.Context, opts *Options) error {
+func probeRule(ctx context.Context, tools iptables.Tools) error {
 	const name = probeSet
 	const text = "*nat\n:" + name + " - [0:0]\n-A " + name + " -p tcp -m set --match-set " + probeSet + " dst -j RETURN\n-F " + name + "\n-X " + name + "\nCOMMIT\n"
 	for f := range proxier.Families {
-		if opts.Rules.Tools.Usable(ctx, f) != nil {
+		if tools.Usable(ctx, f) != nil {
 			continue
 		}
-		if err := opts.Rules.Tools.Restore(ctx, f, []byte(text)); err != nil {
+		if err := tools.Restore(ctx, f, []byte(text)); err != nil {
 			return fmt.Errorf("write a rule that asks a set (module xt_set): %w", err)
 		}
 	}

@@ -5,14 +5,16 @@ package ipvs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"net/netip"
 	"os"
+	"slices"
+	"sync"
 	"testing"
 
 	"github.com/tandem-proxy/tandem/conntrack"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/scenarios"
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
@@ -24,43 +26,42 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// onNode opens the tier on a node of a lab. A kernel that cannot carry it skips the test,
-// and what it lacks is told.
-func onNode(t testing.TB, n *lab.Node, opts Options) *Tier {
+// tools of this machine. To find them takes longer than most of the rest.
+var tools = sync.OnceValues(func() (*xtables.Tools, error) { return xtables.New(xtables.NFT) })
+
+// needs skips a test on a kernel that cannot carry the tier, and tells what is missing.
+func needs(t *testing.T) Options {
 	t.Helper()
-	if opts.Rules.Tools == nil {
-		tools, err := xtables.New(xtables.NFT)
-		if err != nil {
-			lab.SkipOrFail(t, err)
-		}
-		opts.Rules.Tools = tools
+	found, err := tools()
+	if err != nil {
+		lab.SkipOrFail(t, err)
 	}
-	if opts.Reporter == nil {
-		opts.Reporter = proxier.ReporterFunc(func(p proxier.Problem) { t.Errorf("%+v", p) })
-		opts.Rules.Reporter = opts.Reporter
+	opts := Options{Rules: iptables.Options{Tools: found}, StrictARP: true}
+	if err := lab.NewT(t).Node("node1").Do(func() error { return CanUse(t.Context(), opts) }); err != nil {
+		t.Skipf("missing: %v", err)
 	}
+	return opts
+}
+
+// onNode opens the tier on a node of a lab.
+func onNode(t *testing.T, n *lab.Node, opts Options) *Tier {
+	t.Helper()
+	opts.Reporter = proxier.ReporterFunc(func(p proxier.Problem) { t.Errorf("%+v", p) })
+	opts.Rules.Reporter = opts.Reporter
 	var tier *Tier
 	err := n.Do(func() (err error) {
-		if err := CanUse(context.Background(), opts); err != nil {
-			return fmt.Errorf("%w: %w", errMissing, err)
-		}
 		tier, err = Open(context.Background(), opts)
 		return err
 	})
-	if errors.Is(err, errMissing) {
-		t.Skip(err)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	return tier
 }
 
-var errMissing = errors.New("missing")
-
 // TestScenarios plays the scenarios on real traffic.
 func TestScenarios(t *testing.T) {
-	onNode(t, lab.NewT(t).Node("node1"), Options{})
+	opts := needs(t)
 	list, err := scenarios.All()
 	if err != nil {
 		t.Fatal(err)
@@ -68,10 +69,10 @@ func TestScenarios(t *testing.T) {
 	var plays []live.Staging
 	carried, all := 0, 0
 	for _, s := range list {
-		here, calls := live.Carried(t, s, &scenarioTier{t: t})
+		here, calls := live.Carried(t, s, &scenarioTier{t: t, name: s.Name})
 		carried, all = carried+here, all+calls
 		if here > 0 {
-			plays = append(plays, live.Staging{Name: s.Name, Scenario: s, Tier: func(t *testing.T) live.Tier { return &scenarioTier{t: t} }})
+			plays = append(plays, live.Staging{Name: s.Name, Scenario: s, Tier: func(t *testing.T) live.Tier { return &scenarioTier{t: t, name: s.Name, opts: opts} }})
 		}
 	}
 	live.PlayAll(t, plays)
@@ -80,11 +81,28 @@ func TestScenarios(t *testing.T) {
 
 // scenarioTier starts the tier on the nodes of a scenario.
 type scenarioTier struct {
-	t *testing.T
+	t    *testing.T
+	name string // of the scenario
+	opts Options
+}
+
+// refused are calls to other ports of an address that a virtual server has. As it is this
+// node's then, they cannot pass on, and nobody here is meant either.
+var refused = map[string][]string{
+	"s05-external-ip":               {"203.0.113.10:81"},
+	"s06-shared-load-balancer-ip":   {"203.0.113.10:80"},
+	"s12-node-port-at-a-cluster-ip": {"203.0.113.10:30080"},
+	"s12-service-cidrs-unknown":     {"10.96.0.10:81", "10.97.0.10:81"},
 }
 
 func (s *scenarioTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
-	tier := onNode(s.t, n, Options{})
+	tier := onNode(s.t, n, s.opts)
+	s.t.Cleanup(func() {
+		if s.t.Failed() {
+			out, _ := n.Command(context.Background(), "sh", "-c", "iptables-save; ipset save; ipvsadm -Ln; ip addr show dev kube-ipvs0").CombinedOutput()
+			s.t.Logf("%s:\n%s", n.Name, out)
+		}
+	})
 	flows := conntrack.New(conntrack.Options{Table: nodeTable{n}})
 	return conntrack.Beside(tier, flows), func() { tier.Close() }, nil
 }
@@ -111,6 +129,8 @@ func (t nodeTable) Delete(ctx context.Context, flows []conntrack.Flow) (n int, e
 
 func (s *scenarioTier) Carries(e *proxier.Explanation) error {
 	switch {
+	case e.Outcome == proxier.Pass && slices.Contains(refused[s.name], e.Flow.Destination.String()):
+		return errors.New("the address is this node's, and other ports there are refused")
 	case e.Flow.Destination.Addr() == netip.IPv6Loopback() && e.Frontend != nil:
 		return errors.New("IPv6 has no route_localnet")
 	case e.Flow.Protocol == proxier.UDP && e.Flow.Device == "" && e.Outcome == proxier.Rejected:

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/netns"
-	"github.com/tandem-proxy/tandem/proxier"
 )
 
 // kernelSystem is a network namespace of the kernel.
@@ -75,12 +74,8 @@ func (s *kernelSystem) setTimeouts() error {
 
 func (s *kernelSystem) serving(ctx context.Context) (serving bool, err error) {
 	err = s.netns.Do(func() error {
-		for f := range proxier.Families {
-			tools := s.opts.Rules.Tools
-			if tools.Usable(ctx, f) != nil {
-				continue
-			}
-			table, err := tools.Save(ctx, f, "nat")
+		for _, f := range s.sets.families {
+			table, err := s.opts.Rules.Tools.Save(ctx, f, "nat")
 			if err != nil {
 				return err
 			}

@@ -68,7 +68,7 @@ var _ proxier.Tier = (*Tier)(nil)
 // Open finds out what can be carried in the network namespace of the calling thread; it
 // needs CAP_NET_ADMIN. It leaves nothing in the kernel.
 func Open(ctx context.Context, opts Options) (*Tier, error) {
-	unusable, err := probe(ctx, &opts)
+	unusable, err := probeServers(&opts)
 	if err != nil {
 		return nil, err
 	}
