@@ -20,13 +20,14 @@ type objects[K comparable] interface {
 type ledger[K comparable] struct {
 	kernel objects[K]
 	wanted map[K]int
-	there  map[K]struct{}
+	// there is false of what may be there: a message about it has failed.
+	there map[K]bool
 	// going are those that nobody wants any more, but that are there.
 	going map[K]struct{}
 }
 
 func newLedger[K comparable](kernel objects[K]) *ledger[K] {
-	return &ledger[K]{kernel: kernel, wanted: map[K]int{}, there: map[K]struct{}{}, going: map[K]struct{}{}}
+	return &ledger[K]{kernel: kernel, wanted: map[K]int{}, there: map[K]bool{}, going: map[K]struct{}{}}
 }
 
 // read compares with the kernel.
@@ -38,7 +39,7 @@ func (l *ledger[K]) read() error {
 	clear(l.there)
 	clear(l.going)
 	for _, k := range list {
-		l.there[k] = struct{}{}
+		l.there[k] = true
 		if l.wanted[k] == 0 {
 			l.going[k] = struct{}{}
 		}
@@ -50,30 +51,26 @@ func (l *ledger[K]) read() error {
 func (l *ledger[K]) count(list []K, by int) {
 	for _, k := range list {
 		l.wanted[k] += by
-		switch _, there := l.there[k]; {
-		case l.wanted[k] > 0:
+		if l.wanted[k] > 0 {
 			delete(l.going, k)
-		case there:
+			continue
+		}
+		delete(l.wanted, k)
+		if has(l.there, k) {
 			l.going[k] = struct{}{}
-			fallthrough
-		default:
-			delete(l.wanted, k)
 		}
 	}
 }
 
-// ensure adds what is not there.
+// ensure adds what is not there; all of it is counted in.
 func (l *ledger[K]) ensure(list []K) error {
 	for _, k := range list {
-		if _, ok := l.there[k]; ok {
+		if l.there[k] {
 			continue
 		}
-		if err := l.kernel.Add(k); err != nil {
+		err := l.kernel.Add(k)
+		if l.there[k] = err == nil; err != nil {
 			return fmt.Errorf("add %v: %w", k, err)
-		}
-		l.there[k] = struct{}{}
-		if l.wanted[k] == 0 {
-			l.going[k] = struct{}{}
 		}
 	}
 	return nil
@@ -88,6 +85,7 @@ func (l *ledger[K]) settle(kept func(K) bool) error {
 		}
 		if err := l.kernel.Delete(k); err != nil {
 			errs = append(errs, fmt.Errorf("delete %v: %w", k, err))
+			l.there[k] = false
 			continue
 		}
 		delete(l.there, k)

@@ -12,7 +12,7 @@ import (
 
 // plan is what a service port is in the kernel, but for rules.
 type plan struct {
-	servers map[serverKey]*claim
+	servers []claimed
 	addrs   []netip.Addr // those that are to be this node's
 	members []member
 }
@@ -76,7 +76,7 @@ func (p *planner) byRules(d *proxier.Decision, f *proxier.Frontend) bool {
 
 // plan is that of a decision; nil if virtual servers carry nothing of it.
 func (p *planner) plan(d *proxier.Decision) *plan {
-	out := &plan{servers: map[serverKey]*claim{}}
+	out := &plan{}
 	var to [proxier.Sets][]target
 	var used [proxier.Sets]bool
 	is := p.opts.newServer(d)
@@ -152,7 +152,7 @@ func (p *planner) frontend(out *plan, d *proxier.Decision, f *proxier.Frontend, 
 				continue
 			}
 			at := netip.AddrPortFrom(a, f.Addr.Port())
-			out.servers[serverKey{at, protocol}] = c
+			out.servers = append(out.servers, claimed{serverKey{at, protocol}, c})
 			add(at, sets[0])
 			if keeps {
 				add(at, sets[1])
@@ -160,7 +160,7 @@ func (p *planner) frontend(out *plan, d *proxier.Decision, f *proxier.Frontend, 
 		}
 		return
 	}
-	out.servers[serverKey{f.Addr, protocol}] = c
+	out.servers = append(out.servers, claimed{serverKey{f.Addr, protocol}, c})
 	if _, there := slices.BinarySearchFunc(p.rules.LocalAddrs, f.Addr.Addr(), netip.Addr.Compare); !there {
 		out.addrs = append(out.addrs, f.Addr.Addr())
 		out.members = append(out.members, member{set: set{boundIPs, family}, addr: f.Addr.Addr()})

@@ -36,6 +36,12 @@ type claim struct {
 	to       []target
 }
 
+// claimed is a virtual server that somebody wants.
+type claimed struct {
+	key serverKey
+	*claim
+}
+
 // target is a destination as it should be: of weight 1, or 0 to keep the clients it has.
 type target struct {
 	addr   netip.AddrPort
@@ -48,26 +54,31 @@ type servers struct {
 	opts   *Options
 	claims map[serverKey][]*claim // the newest last
 	there  map[serverKey]*serverThere
-	// going are those that nobody wants any more, but that are there.
-	going map[serverKey]struct{}
+	// going are those that nobody wants any more, but that are there; changed are those
+	// that somebody else has now.
+	going, changed map[serverKey]struct{}
 }
 
 type serverThere struct {
 	server
+	unsure bool // whether it is there: a message about it has failed
 	to     map[netip.AddrPort]*destinationThere
 	active int       // connections, when it was read last
 	until  time.Time // when it goes at the latest; zero if it is not draining
 }
 
 type destinationThere struct {
-	weight int
+	weight int       // unsure if a message about it has failed
 	until  time.Time // as above
 	idle   bool      // it had no weight and no connection when it was read last
 }
 
+const unsure = -1
+
 func newServers(kernel virtualServers, opts *Options) *servers {
 	return &servers{
-		kernel: kernel, opts: opts, claims: map[serverKey][]*claim{}, there: map[serverKey]*serverThere{}, going: map[serverKey]struct{}{},
+		kernel: kernel, opts: opts, claims: map[serverKey][]*claim{}, there: map[serverKey]*serverThere{},
+		going: map[serverKey]struct{}{}, changed: map[serverKey]struct{}{},
 	}
 }
 
@@ -117,18 +128,20 @@ func (s *servers) readOne(k serverKey, is server, old *serverThere) error {
 }
 
 // claim counts what a service port wants in.
-func (s *servers) claim(list map[serverKey]*claim) {
-	for k, c := range list {
-		s.claims[k] = append(s.claims[k], c)
-		delete(s.going, k)
+func (s *servers) claim(list []claimed) {
+	for _, c := range list {
+		s.claims[c.key] = append(s.claims[c.key], c.claim)
+		delete(s.going, c.key)
 	}
 }
 
 // release counts it out.
-func (s *servers) release(list map[serverKey]*claim) {
-	for k, c := range list {
-		s.claims[k] = slices.DeleteFunc(s.claims[k], func(o *claim) bool { return o == c })
+func (s *servers) release(list []claimed) {
+	for _, c := range list {
+		k := c.key
+		s.claims[k] = slices.DeleteFunc(s.claims[k], func(o *claim) bool { return o == c.claim })
 		if len(s.claims[k]) > 0 {
+			s.changed[k] = struct{}{}
 			continue
 		}
 		delete(s.claims, k)
@@ -153,13 +166,27 @@ func (s *servers) wanted(k serverKey) *claim {
 // that go.
 func (s *servers) ensure(k serverKey) error {
 	err := s.write(k)
-	if errors.Is(err, unix.ESRCH) {
-		delete(s.there, k) // somebody deleted it
+	if errors.Is(err, unix.ESRCH) && s.there[k] != nil {
+		s.there[k].unsure = true // somebody deleted it
 	}
 	if err != nil {
 		return fmt.Errorf("write virtual server %s: %w", k, err)
 	}
+	delete(s.changed, k)
 	return nil
+}
+
+// ensureChanged writes those whose claim is another one.
+func (s *servers) ensureChanged() error {
+	var errs []error
+	for k := range s.changed {
+		if s.wanted(k) == nil {
+			delete(s.changed, k)
+			continue
+		}
+		errs = append(errs, s.ensure(k))
+	}
+	return errors.Join(errs...)
 }
 
 func (s *servers) write(k serverKey) error {
@@ -167,13 +194,15 @@ func (s *servers) write(k serverKey) error {
 	switch {
 	case want == nil:
 		return nil
-	case is == nil:
+	case is == nil || is.unsure:
+		is = &serverThere{server: want.server, to: make(map[netip.AddrPort]*destinationThere, len(want.to)), unsure: true}
+		s.there[k] = is
 		if err := s.kernel.Add(k, want.server); err != nil {
 			return err
 		}
-		is = &serverThere{server: want.server, to: make(map[netip.AddrPort]*destinationThere, len(want.to))}
-		s.there[k] = is
+		is.unsure = false
 	case is.server != want.server:
+		is.server = server{} // not known, if this fails
 		if err := s.kernel.Change(k, want.server); err != nil {
 			return err
 		}
@@ -187,12 +216,13 @@ func (s *servers) write(k serverKey) error {
 		switch {
 		case d == nil && t.weight == 0:
 			continue // nobody has it
-		case d == nil:
+		case d == nil || d.weight == unsure:
+			d = &destinationThere{weight: unsure}
+			is.to[t.addr] = d
 			if err := s.kernel.AddDestination(k, t.addr, t.weight); err != nil {
 				return fmt.Errorf("add destination %s: %w", t.addr, err)
 			}
-			d = &destinationThere{weight: t.weight}
-			is.to[t.addr] = d
+			d.weight = t.weight
 		}
 		if err := s.weigh(k, t.addr, d, t.weight); err != nil {
 			return err
@@ -214,10 +244,11 @@ func (s *servers) weigh(k serverKey, addr netip.AddrPort, d *destinationThere, w
 	if d.weight == weight {
 		return nil
 	}
+	d.weight, d.idle = unsure, false
 	if err := s.kernel.ChangeDestination(k, addr, weight); err != nil {
 		return fmt.Errorf("change destination %s: %w", addr, err)
 	}
-	d.weight, d.idle = weight, false
+	d.weight = weight
 	return nil
 }
 
@@ -228,9 +259,10 @@ func (s *servers) retire(k serverKey, addr netip.AddrPort, d *destinationThere) 
 	if d.until.IsZero() {
 		d.until = now.Add(s.opts.drain())
 	}
-	if k.protocol == proxier.TCP && !d.idle && now.Before(d.until) {
+	if k.protocol == proxier.TCP && !d.idle && d.weight != unsure && now.Before(d.until) {
 		return s.weigh(k, addr, d, 0)
 	}
+	d.weight = unsure
 	if err := s.kernel.DeleteDestination(k, addr); err != nil {
 		return fmt.Errorf("delete destination %s: %w", addr, err)
 	}
@@ -244,6 +276,7 @@ func (s *servers) settle() error {
 	for k := range s.going {
 		drains, err := s.drains(k)
 		if err == nil && !drains {
+			s.there[k].unsure = true
 			if err = s.kernel.Delete(k); err == nil {
 				delete(s.there, k)
 				delete(s.going, k)
@@ -260,7 +293,7 @@ func (s *servers) settle() error {
 // seen with full syncs.
 func (s *servers) drains(k serverKey) (bool, error) {
 	is := s.there[k]
-	if k.protocol != proxier.TCP {
+	if k.protocol != proxier.TCP || is.unsure {
 		return false, nil
 	}
 	if is.until.IsZero() {
@@ -281,7 +314,7 @@ func (s *servers) drains(k serverKey) (bool, error) {
 		return false, nil
 	}
 	for addr, d := range is.to {
-		if err := s.weigh(k, addr, d, 0); err != nil {
+		if err := s.weigh(k, addr, d, 0); unless(err, unix.ESRCH) != nil {
 			return true, err
 		}
 	}

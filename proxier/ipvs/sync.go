@@ -41,7 +41,7 @@ func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 		// Nobody is served yet, and the first one is to be masqueraded.
 		errs = append(errs, t.syncRules(ctx, true, order))
 	}
-	errs = append(errs, t.writeOwed())
+	errs = append(errs, t.writeOwed(), t.servers.ensureChanged())
 	err := t.syncRules(ctx, full && !fresh, order)
 	errs = append(errs, err)
 	if err == nil { // else what has moved may be missing there
@@ -171,8 +171,8 @@ func (t *Tier) write(p *plan) error {
 	if err := t.members.ensure(p.members); err != nil {
 		return err
 	}
-	for k := range p.servers {
-		if err := t.servers.ensure(k); err != nil {
+	for _, s := range p.servers {
+		if err := t.servers.ensure(s.key); err != nil {
 			return err
 		}
 	}

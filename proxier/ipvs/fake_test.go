@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// fakeKernel holds what a kernel does, and takes and refuses what it does.
+type fakeKernel struct {
+	servers map[serverKey]*fakeServer
+	addrs   map[netip.Addr]struct{}
+	members map[member]struct{}
+
+	messages, lists int
+	// fails says whether the next message does not arrive, or its answer does not.
+	fails func() (before, after error)
+	// gone is called after everything that takes something away.
+	gone func()
+}
+
+type fakeServer struct {
+	server
+	to map[netip.AddrPort]*destination
+}
+
+func newFakeKernel() *fakeKernel {
+	return &fakeKernel{servers: map[serverKey]*fakeServer{}, addrs: map[netip.Addr]struct{}{}, members: map[member]struct{}{}}
+}
+
+func (k *fakeKernel) message(do func() error) error {
+	k.messages++
+	var before, after error
+	if k.fails != nil {
+		before, after = k.fails()
+	}
+	if before != nil {
+		return before
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	return after
+}
+
+func (k *fakeKernel) removed() {
+	if k.gone != nil {
+		k.gone()
+	}
+}
+
+type fakeServers struct{ *fakeKernel }
+
+func (k fakeServers) List() (list map[serverKey]server, err error) {
+	k.lists++
+	return list, k.message(func() error {
+		list = map[serverKey]server{}
+		for key, s := range k.servers {
+			list[key] = s.server
+		}
+		return nil
+	})
+}
+
+func (k fakeServers) Destinations(key serverKey) (list map[netip.AddrPort]destination, err error) {
+	k.lists++
+	return list, k.at(key, func(s *fakeServer) error {
+		list = map[netip.AddrPort]destination{}
+		for a, d := range s.to {
+			list[a] = *d
+		}
+		return nil
+	})
+}
+
+func (k fakeServers) at(key serverKey, do func(*fakeServer) error) error {
+	return k.message(func() error {
+		s := k.servers[key]
+		if s == nil {
+			return unix.ESRCH
+		}
+		return do(s)
+	})
+}
+
+func (k fakeServers) Add(key serverKey, is server) error {
+	return k.message(func() error {
+		if k.servers[key] == nil {
+			k.servers[key] = &fakeServer{to: map[netip.AddrPort]*destination{}}
+		}
+		k.servers[key].server = is
+		return nil
+	})
+}
+
+func (k fakeServers) Change(key serverKey, is server) error {
+	return k.at(key, func(s *fakeServer) error {
+		s.server = is
+		return nil
+	})
+}
+
+func (k fakeServers) Delete(key serverKey) error {
+	defer k.removed()
+	return k.message(func() error {
+		delete(k.servers, key)
+		return nil
+	})
+}
+
+func (k fakeServers) AddDestination(key serverKey, to netip.AddrPort, weight int) error {
+	return k.at(key, func(s *fakeServer) error {
+		if s.to[to] == nil {
+			s.to[to] = &destination{}
+		}
+		s.to[to].weight = weight
+		return nil
+	})
+}
+
+func (k fakeServers) ChangeDestination(key serverKey, to netip.AddrPort, weight int) error {
+	defer k.removed()
+	return k.at(key, func(s *fakeServer) error {
+		if s.to[to] == nil {
+			return unix.ESRCH
+		}
+		s.to[to].weight = weight
+		return nil
+	})
+}
+
+func (k fakeServers) DeleteDestination(key serverKey, to netip.AddrPort) error {
+	defer k.removed()
+	return k.message(func() error {
+		if s := k.servers[key]; s != nil {
+			delete(s.to, to)
+		}
+		return nil
+	})
+}
+
+// fakeObjects are addresses, or members of sets.
+type fakeObjects[K comparable] struct {
+	*fakeKernel
+	there map[K]struct{}
+}
+
+func (o fakeObjects[K]) List() (list []K, err error) {
+	o.lists++
+	return list, o.message(func() error {
+		list = slices.Collect(maps.Keys(o.there))
+		return nil
+	})
+}
+
+func (o fakeObjects[K]) Add(k K) error {
+	return o.message(func() error {
+		o.there[k] = struct{}{}
+		return nil
+	})
+}
+
+func (o fakeObjects[K]) Delete(k K) error {
+	defer o.removed()
+	return o.message(func() error {
+		delete(o.there, k)
+		return nil
+	})
+}
+
+// fakeRules are rules that do what decisions say.
+type fakeRules struct {
+	kernel *fakeKernel
+	there  map[uint32]*proxier.Decision
+	node   *proxier.NodeRules
+	syncs  int
+}
+
+func (r *fakeRules) Sync(_ context.Context, u proxier.Update) error {
+	r.syncs++
+	if u.NodeRules != nil {
+		r.node = u.NodeRules
+	}
+	if u.Full {
+		clear(r.there)
+	}
+	for _, c := range u.Changes {
+		if c.New == nil {
+			delete(r.there, c.Index())
+			continue
+		}
+		r.there[c.Index()] = c.New
+	}
+	r.kernel.removed()
+	return r.kernel.message(func() error { return nil }) // what is owed comes of itself
+}
+
+func (r *fakeRules) Cleanup(context.Context) error {
+	clear(r.there)
+	return nil
+}
+func (r *fakeRules) Supports(*proxier.Decision, *proxier.Frontend) error { return nil }
+func (r *fakeRules) Close() error                                        { return nil }
+
+// fakeSystem is that of a kernel that has everything.
+type fakeSystem struct{ rules *fakeRules }
+
+func (fakeSystem) prepare(context.Context) error           { return nil }
+func (s fakeSystem) serving(context.Context) (bool, error) { return len(s.rules.there) > 0, nil }
+func (fakeSystem) cleanup(context.Context) error           { return nil }
+func (fakeSystem) close() error                            { return nil }
+
+// process is a tier that begins on a kernel.
+func (k *fakeKernel) process(opts Options, rules *fakeRules) *Tier {
+	t := newTier(opts)
+	t.rules = rules
+	t.servers, t.addrs, t.members = newServers(fakeServers{k}, t.opts), newLedger[netip.Addr](nil), newLedger[member](nil)
+	t.use(fakeSystem{rules}, fakeServers{k}, fakeObjects[netip.Addr]{k, k.addrs}, fakeObjects[member]{k, k.members})
+	return t
+}
+
+func newFakeRules(k *fakeKernel) *fakeRules {
+	return &fakeRules{kernel: k, there: map[uint32]*proxier.Decision{}}
+}

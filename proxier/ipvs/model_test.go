@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	testingclock "k8s.io/utils/clock/testing"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/oracle"
+)
+
+// tested is a tier on a kernel that fails now and then, and with processes that die.
+type tested struct {
+	*Tier
+	rng    *rand.Rand
+	kernel *fakeKernel
+	ruled  *fakeRules
+	clock  *testingclock.FakeClock
+	opts   Options
+	there  map[uint32]*proxier.Decision
+	node   *proxier.NodeRules
+	err    error // what was wrong meanwhile
+}
+
+var errLost = errors.New("a message was lost")
+
+func newTested(seed uint64) *tested {
+	t := &tested{
+		rng: rand.New(rand.NewPCG(seed, 1)), kernel: newFakeKernel(), clock: testingclock.NewFakeClock(time.Unix(1e9, 0)),
+		there: map[uint32]*proxier.Decision{},
+	}
+	t.ruled = newFakeRules(t.kernel)
+	t.opts = Options{Clock: t.clock}
+	t.Tier = t.kernel.process(t.opts, t.ruled)
+	failing := t.chance(0.5)
+	t.kernel.fails = func() (before, after error) {
+		if failing && t.chance(0.03) {
+			err := []error{errLost, unix.ENOBUFS, unix.ENOSPC}[t.rng.IntN(3)]
+			if t.chance(0.5) {
+				return err, nil
+			}
+			return nil, err
+		}
+		return nil, nil
+	}
+	return t
+}
+
+func (t *tested) chance(p float64) bool { return t.rng.Float64() < p }
+
+// Sync implements proxier.Tier: what it is told, full syncs at any time, and other
+// processes.
+func (t *tested) Sync(ctx context.Context, u proxier.Update) error {
+	before := maps.Clone(t.there)
+	if u.NodeRules != nil {
+		t.node = u.NodeRules
+	}
+	for _, c := range u.Changes {
+		if c.New != nil {
+			t.there[c.Index()] = c.New
+			continue
+		}
+		delete(t.there, c.Index())
+	}
+	all := proxier.Update{Full: true, NodeRules: t.node}
+	for _, index := range slices.Sorted(maps.Keys(t.there)) {
+		all.Changes = append(all.Changes, proxier.PortChange{New: t.there[index]})
+	}
+	if t.chance(0.05) {
+		t.Tier = t.kernel.process(t.opts, t.ruled)
+		u = all
+	}
+	t.connect()
+	t.kernel.gone = func() {
+		if t.err == nil && u.NodeRules == nil {
+			t.err = t.missing(before)
+		}
+	}
+	err := t.Tier.Sync(ctx, u)
+	if err == nil && t.chance(0.2) {
+		err = t.Tier.Sync(ctx, all)
+	}
+	for tries := 0; err != nil && tries < 100; tries++ {
+		err = t.Tier.Sync(ctx, proxier.Update{})
+	}
+	t.kernel.gone = nil
+	t.clock.Step([]time.Duration{0, time.Second, time.Minute, time.Hour}[t.rng.IntN(4)])
+	if err == nil && t.err == nil {
+		t.err = t.compare(all)
+	}
+	return errors.Join(err, t.err)
+}
+
+// connect has clients come and go.
+func (t *tested) connect() {
+	for _, k := range slices.SortedFunc(maps.Keys(t.kernel.servers), func(a, b serverKey) int { return strings.Compare(a.String(), b.String()) }) {
+		to := t.kernel.servers[k].to
+		for _, a := range slices.SortedFunc(maps.Keys(to), netip.AddrPort.Compare) {
+			if to[a].active = 0; t.chance(0.2) {
+				to[a].active = 1
+			}
+		}
+	}
+}
+
+// missing finds a frontend that was served before, that still has to be, and is not.
+func (t *tested) missing(before map[uint32]*proxier.Decision) error {
+	for index, d := range t.there {
+		old := before[index]
+		if old == nil {
+			continue
+		}
+		for i := range d.Frontends {
+			f := &d.Frontends[i]
+			same := func(o proxier.Frontend) bool { return o.Addr == f.Addr && o.Conflict == nil }
+			set := f.Routes[proxier.FromOutside].Set
+			if f.Conflict != nil || f.Kind == proxier.NodePort || !slices.ContainsFunc(old.Frontends, same) || d.Size(set) == 0 || old.Size(set) == 0 {
+				continue
+			}
+			if r := t.ruled.there[index]; r != nil && slices.ContainsFunc(r.Frontends, same) {
+				continue
+			}
+			s := t.kernel.servers[serverKey{f.Addr, d.Name.Protocol}]
+			if s == nil || !has(t.kernel.addrs, f.Addr.Addr()) && !slices.Contains(t.node.LocalAddrs, f.Addr.Addr()) {
+				return fmt.Errorf("nobody serves %s of %s for a moment", f, d.Name)
+			}
+			if !slices.ContainsFunc(slices.Collect(maps.Values(s.to)), func(d *destination) bool { return d.weight > 0 }) {
+				return fmt.Errorf("%s of %s has no destination for a moment", f, d.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// state is what there is to see of a kernel, but for what is draining.
+func (k *fakeKernel) state(t *Tier) (list []string) {
+	for key, s := range k.servers {
+		if has(t.servers.going, key) {
+			continue
+		}
+		var to []string
+		for a, d := range s.to {
+			if d.weight > 0 {
+				to = append(to, fmt.Sprintf("%s weight %d", a, d.weight))
+			}
+		}
+		slices.Sort(to)
+		list = append(list, fmt.Sprintf("server %s %+v %s", key, s.server, to))
+	}
+	for a := range k.addrs {
+		if !has(t.addrs.going, a) {
+			list = append(list, "address "+a.String())
+		}
+	}
+	for m := range k.members {
+		if !has(t.members.going, m) {
+			list = append(list, "member "+m.String())
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// calm has all clients go. Then nothing is left to drain.
+func (t *tested) calm(all proxier.Update) error {
+	fails := t.kernel.fails
+	t.kernel.fails = nil
+	defer func() { t.kernel.fails = fails }()
+	for range 2 {
+		for _, s := range t.kernel.servers {
+			for _, d := range s.to {
+				d.active = 0
+			}
+		}
+		if err := t.Tier.Sync(context.Background(), all); err != nil {
+			return err
+		}
+	}
+	if n := len(t.Tier.servers.going) + len(t.addrs.going) + len(t.members.going); n > 0 {
+		return fmt.Errorf("%d objects drain without clients", n)
+	}
+	for k, s := range t.kernel.servers {
+		for a, d := range s.to {
+			if k.protocol != proxier.UDP && d.weight == 0 {
+				return fmt.Errorf("%s of %s drains without clients", a, k)
+			}
+		}
+	}
+	return nil
+}
+
+// compare compares with a kernel that was never anything else.
+func (t *tested) compare(all proxier.Update) error {
+	if slices.ContainsFunc(slices.Collect(maps.Values(t.ports)), func(p *port) bool { return p.refused != nil }) {
+		return nil // rules carry that until the next full sync
+	}
+	other := newFakeKernel()
+	rules := newFakeRules(other)
+	fresh := other.process(t.opts, rules)
+	if err := fresh.Sync(context.Background(), all); err != nil {
+		return err
+	}
+	if t.chance(0.2) {
+		if err := t.calm(all); err != nil {
+			return err
+		}
+	}
+	if diff := cmp.Diff(other.state(fresh), t.kernel.state(t.Tier)); diff != "" {
+		return fmt.Errorf("the kernel is not as it should be:\n%s", diff)
+	}
+	if diff := cmp.Diff(texts(rules.there), texts(t.ruled.there)); diff != "" {
+		return fmt.Errorf("rules are not as they should be:\n%s", diff)
+	}
+	return nil
+}
+
+func texts(list map[uint32]*proxier.Decision) map[uint32]string {
+	out := map[uint32]string{}
+	for index, d := range list {
+		out[index] = d.String()
+	}
+	return out
+}
+
+// Check implements oracle.Tier: what virtual servers and sets make of a packet is what
+// was decided. What rules have is theirs.
+func (t *tested) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer) error {
+	to := flow.Destination
+	local := func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(c.Facts.LocalAddrs, a) }
+	if to.Addr().IsUnspecified() || to.Addr().IsLoopback() || t.ruledBy(to, flow.Protocol) {
+		return nil
+	}
+	if local(flow.Source.Addr()) && want.Origin != proxier.FromHost {
+		return nil // no packet of this host comes in by a device of pods
+	}
+	for _, p := range t.ports {
+		if p.refused != nil {
+			return nil
+		}
+	}
+	got := t.trace(flow, want.Origin, local)
+	outcome := want.Outcome
+	bound := has(t.kernel.addrs, to.Addr())
+	drains := has(t.Tier.servers.going, serverKey{to, flow.Protocol})
+	if (bound || drains) && outcome == proxier.Pass {
+		outcome = proxier.Rejected // it is this node's
+	}
+	if !bound && outcome == proxier.Rejected && got.outcome == proxier.Pass {
+		return nil // that is up to the rules
+	}
+	switch {
+	case got.outcome != outcome:
+		return fmt.Errorf("it is %s, want %s", got.outcome, outcome)
+	case outcome != proxier.Forward:
+		return nil
+	case !slices.Equal(got.to, want.Backends):
+		return fmt.Errorf("it is led to %s, want %s", got.to, want.Backends)
+	case want.Origin != proxier.FromHost && got.hidden != (want.Source != proxier.KeepSource):
+		return fmt.Errorf("masqueraded: %t, want %s", got.hidden, want.Source)
+	}
+	return nil
+}
+
+func (t *tested) ruledBy(to netip.AddrPort, p proxier.Protocol) bool {
+	for _, d := range t.ruled.there {
+		for i := range d.Frontends {
+			f := &d.Frontends[i]
+			if d.Name.Protocol != p || f.Conflict != nil {
+				continue
+			}
+			// NodePorts that virtual servers have as well are for loopback addresses.
+			if f.Addr == to || f.Kind == proxier.NodePort && f.Addr.Port() == to.Port() && t.byRules(d, f) && t.refuses(d, f) != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+type traced struct {
+	outcome proxier.Outcome
+	to      []netip.AddrPort
+	hidden  bool
+}
+
+// trace does what the constant rules and the kernel do, by sets.
+func (t *tested) trace(flow proxier.Flow, origin proxier.Origin, local func(netip.Addr) bool) (out traced) {
+	to, source := flow.Destination, flow.Source.Addr()
+	family := proxier.FamilyOf(to.Addr())
+	in := func(name setName) bool { return has(t.kernel.members, memberOf(name, to, flow.Protocol)) }
+	switch {
+	case in(loadBalancer) && !in(loadBalancerLocal), in(externalIP):
+		out.hidden = true
+	case in(clusterIP):
+		out.hidden = t.opts.MasqueradeAll || t.planner.rules.Pods.Knows(family) && origin != proxier.FromPod
+	case local(to.Addr()):
+		sets := nodePortSets[flow.Protocol]
+		out.hidden = in(sets[0]) && !in(sets[1])
+	}
+	if in(loadBalancerFW) && !slices.ContainsFunc(slices.Collect(maps.Keys(t.kernel.members)), func(m member) bool {
+		m2 := memberOf(m.name, to, flow.Protocol)
+		return (m.name == loadBalancerSourceCIDR || m.name == loadBalancerSourceIP) && m.addr == m2.addr && m.port == m2.port && m.protocol == m2.protocol && m.from.Contains(source)
+	}) {
+		return traced{outcome: proxier.Dropped}
+	}
+	bound := has(t.kernel.addrs, to.Addr())
+	if bound && !in(loadBalancer) && !in(clusterIP) && !in(externalIP) && !in(externalIPLocal) && has(t.kernel.members, member{set: set{boundIPs, family}, addr: to.Addr()}) {
+		return traced{outcome: proxier.Rejected}
+	}
+	s := t.kernel.servers[serverKey{to, flow.Protocol}]
+	if s == nil || !bound && !local(to.Addr()) {
+		return traced{outcome: proxier.Pass}
+	}
+	for a, d := range s.to {
+		if d.weight > 0 {
+			out.to = append(out.to, a)
+		}
+	}
+	slices.SortFunc(out.to, netip.AddrPort.Compare)
+	if out.outcome = proxier.Forward; len(out.to) == 0 {
+		out.outcome = proxier.Rejected
+	}
+	return out
+}
+
+// TestOracle: after any history, with messages that are lost, refusals, and processes that
+// die, virtual servers and sets do with packets what the oracle says, and nothing is
+// missing meanwhile. For a night of it:
+//
+//	go test ./proxier/ipvs -run=TestOracle$ -timeout=0 -oracle.flows=1000000000
+func TestOracle(t *testing.T) {
+	worlds := oracle.Worlds{
+		Share: 2, Steps: 15, Flows: 60, Events: oracle.Small,
+		Tier: func(seed uint64) oracle.Tier { return newTested(seed) },
+	}
+	worlds.Run(t)
+}
