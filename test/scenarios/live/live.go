@@ -53,6 +53,12 @@ type Proxy interface {
 	End()
 }
 
+// Captor is a Tier that does something to calls that no node should have to do with.
+type Captor interface {
+	// Captures says what; nil if it lets the call pass.
+	Captures(p scenarios.Probe) error
+}
+
 // Guarded are nodes that let pass no more than clusters have to: whatever a tier does
 // with packets beside the kernel's own ways, these notice.
 var Guarded = lab.NodeSettings{Conntrack: true, ForwardDrop: true, DropInvalid: true, StrictSource: true}
@@ -62,7 +68,7 @@ func Play(t *testing.T, s *scenarios.Scenario, tier Tier, opts ...lab.Options) {
 	t.Helper()
 	c := newCluster(t, s, opts)
 	c.opts.Pause = true // pods show in /proc
-	c.carries = tier.Carries
+	c.carrier = tier
 	c.start = func(ctx context.Context, n *lab.Node) (Proxy, error) { return c.startTier(ctx, n, tier) }
 	scenarios.Run(t, s, c)
 }
@@ -73,7 +79,7 @@ func PlayProgram(t testing.TB, s *scenarios.Scenario, p Program) {
 	t.Helper()
 	c := newCluster(t, s, nil)
 	c.curious = true
-	c.carries = func(*proxier.Explanation) error { return nil }
+	c.carrier = everything{}
 	c.start = func(ctx context.Context, n *lab.Node) (Proxy, error) { return c.startProgram(ctx, n, p) }
 	scenarios.Run(t, s, c)
 }
@@ -135,7 +141,7 @@ type cluster struct {
 	t        testing.TB
 	scenario *scenarios.Scenario
 	start    func(context.Context, *lab.Node) (Proxy, error)
-	carries  func(*proxier.Explanation) error
+	carrier  carrier
 	curious  bool
 	model    *scenarios.Model
 	opts     lab.Options
@@ -339,7 +345,7 @@ func (c *cluster) Address(ctx context.Context, name string, addr netip.Addr, gon
 
 // Reach calls.
 func (c *cluster) Reach(ctx context.Context, p scenarios.Probe) (o scenarios.Observation, err error) {
-	if err := carries(c.model, c.carries, p); err != nil {
+	if err := carries(c.model, c.carrier, p); err != nil {
 		return o, err
 	}
 	if p.Via != "" {
@@ -454,7 +460,7 @@ func (c *counter) Reach(ctx context.Context, p scenarios.Probe) (scenarios.Obser
 		return c.Model.Reach(ctx, p)
 	}
 	c.all++
-	if err := carries(c.Model, c.tier.Carries, p); err == nil {
+	if err := carries(c.Model, c.tier, p); err == nil {
 		c.carried++
 	}
 	return c.Model.Reach(ctx, p)
@@ -468,8 +474,18 @@ func missing(p scenarios.Probe) error {
 	return nil
 }
 
+// carrier says why it does not carry a call; nil if it does.
+type carrier interface {
+	Carries(*proxier.Explanation) error
+}
+
+// everything is what a proxy of its own has to carry.
+type everything struct{}
+
+func (everything) Carries(*proxier.Explanation) error { return nil }
+
 // carries says why a call cannot be made.
-func carries(m *scenarios.Model, tier func(*proxier.Explanation) error, p scenarios.Probe) error {
+func carries(m *scenarios.Model, by carrier, p scenarios.Probe) error {
 	if err := missing(p); err != nil {
 		return fmt.Errorf("%w: %w", err, errors.ErrUnsupported)
 	}
@@ -477,8 +493,13 @@ func carries(m *scenarios.Model, tier func(*proxier.Explanation) error, p scenar
 	if err != nil {
 		return err
 	}
+	if c, ok := by.(Captor); ok && len(explained) == 0 {
+		if err := c.Captures(p); err != nil {
+			return fmt.Errorf("%w: %w", err, errors.ErrUnsupported)
+		}
+	}
 	for i := range explained {
-		if err := tier(&explained[i]); err != nil {
+		if err := by.Carries(&explained[i]); err != nil {
 			return fmt.Errorf("%w: %w", err, errors.ErrUnsupported)
 		}
 	}
