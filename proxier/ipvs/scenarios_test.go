@@ -127,10 +127,16 @@ func (t nodeTable) Delete(ctx context.Context, flows []conntrack.Flow) (n int, e
 	return n, err
 }
 
+// Captures implements live.Captor.
+func (s *scenarioTier) Captures(p scenarios.Probe) error {
+	if slices.Contains(refused[s.name], p.To.String()) {
+		return errors.New("the address is a node's, and other ports there are refused")
+	}
+	return nil
+}
+
 func (s *scenarioTier) Carries(e *proxier.Explanation) error {
 	switch {
-	case e.Outcome == proxier.Pass && slices.Contains(refused[s.name], e.Flow.Destination.String()):
-		return errors.New("the address is this node's, and other ports there are refused")
 	case e.Flow.Destination.Addr() == netip.IPv6Loopback() && e.Frontend != nil:
 		return errors.New("IPv6 has no route_localnet")
 	case e.Flow.Protocol == proxier.UDP && e.Flow.Device == "" && e.Outcome == proxier.Rejected:

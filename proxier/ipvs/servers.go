@@ -162,8 +162,8 @@ func (s *servers) wanted(k serverKey) *claim {
 	return best
 }
 
-// ensure writes what differs of one virtual server: destinations that come before those
-// that go.
+// ensure writes what differs of one virtual server: destinations that get new clients
+// before those that do not any more.
 func (s *servers) ensure(k serverKey) error {
 	err := s.write(k)
 	if errors.Is(err, unix.ESRCH) && s.there[k] != nil {
@@ -212,22 +212,18 @@ func (s *servers) write(k serverKey) error {
 	wanted := make(map[netip.AddrPort]struct{}, len(want.to))
 	for _, t := range want.to {
 		wanted[t.addr] = struct{}{}
-		d := is.to[t.addr]
-		switch {
-		case d == nil && t.weight == 0:
-			continue // nobody has it
-		case d == nil || d.weight == unsure:
-			d = &destinationThere{weight: unsure}
-			is.to[t.addr] = d
-			if err := s.kernel.AddDestination(k, t.addr, t.weight); err != nil {
-				return fmt.Errorf("add destination %s: %w", t.addr, err)
+		if t.weight > 0 {
+			if err := s.target(k, is, t); err != nil {
+				return err
 			}
-			d.weight = t.weight
 		}
-		if err := s.weigh(k, t.addr, d, t.weight); err != nil {
-			return err
+	}
+	for _, t := range want.to {
+		if t.weight == 0 && is.to[t.addr] != nil { // else nobody has it
+			if err := s.target(k, is, t); err != nil {
+				return err
+			}
 		}
-		d.until = time.Time{}
 	}
 	for addr, d := range is.to {
 		if _, ok := wanted[addr]; ok {
@@ -238,6 +234,21 @@ func (s *servers) write(k serverKey) error {
 		}
 	}
 	return nil
+}
+
+// target writes a destination that is wanted.
+func (s *servers) target(k serverKey, is *serverThere, t target) error {
+	d := is.to[t.addr]
+	if d == nil || d.weight == unsure {
+		d = &destinationThere{weight: unsure}
+		is.to[t.addr] = d
+		if err := s.kernel.AddDestination(k, t.addr, t.weight); err != nil {
+			return fmt.Errorf("add destination %s: %w", t.addr, err)
+		}
+		d.weight = t.weight
+	}
+	d.until = time.Time{}
+	return s.weigh(k, t.addr, d, t.weight)
 }
 
 func (s *servers) weigh(k serverKey, addr netip.AddrPort, d *destinationThere, weight int) error {

@@ -241,6 +241,9 @@ func (t *Tier) syncRules(ctx context.Context, full bool, order []uint32) error {
 func (t *Tier) settle() error {
 	err := t.servers.settle()
 	kept := t.servers.draining()
+	for _, a := range t.planner.rules.LocalAddrs {
+		delete(kept, a) // it is this node's without kube-ipvs0
+	}
 	return errors.Join(err,
 		t.addrs.settle(func(a netip.Addr) bool { return has(kept, a) }),
 		t.members.settle(func(m member) bool { return m.name == boundIPs && has(t.addrs.there, m.addr) }))
