@@ -4,6 +4,7 @@ package ipvs
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -20,8 +21,9 @@ type fakeKernel struct {
 	members map[member]struct{}
 
 	messages, lists int
-	// fails says whether the next message does not arrive, or its answer does not.
-	fails func() (before, after error)
+	// fails says whether a message does not arrive, or its answer does not. As the order of
+	// messages is not always the same, it goes by what it says.
+	fails func(what string) (before, after error)
 	// gone is called after everything that takes something away.
 	gone func()
 }
@@ -35,11 +37,11 @@ func newFakeKernel() *fakeKernel {
 	return &fakeKernel{servers: map[serverKey]*fakeServer{}, addrs: map[netip.Addr]struct{}{}, members: map[member]struct{}{}}
 }
 
-func (k *fakeKernel) message(do func() error) error {
+func (k *fakeKernel) message(do func() error, what ...any) error {
 	k.messages++
 	var before, after error
 	if k.fails != nil {
-		before, after = k.fails()
+		before, after = k.fails(fmt.Sprint(what...))
 	}
 	if before != nil {
 		return before
@@ -66,7 +68,7 @@ func (k fakeServers) List() (list map[serverKey]server, err error) {
 			list[key] = s.server
 		}
 		return nil
-	})
+	}, "list servers")
 }
 
 func (k fakeServers) Destinations(key serverKey) (list map[netip.AddrPort]destination, err error) {
@@ -77,17 +79,17 @@ func (k fakeServers) Destinations(key serverKey) (list map[netip.AddrPort]destin
 			list[a] = *d
 		}
 		return nil
-	})
+	}, "list")
 }
 
-func (k fakeServers) at(key serverKey, do func(*fakeServer) error) error {
+func (k fakeServers) at(key serverKey, do func(*fakeServer) error, what ...any) error {
 	return k.message(func() error {
 		s := k.servers[key]
 		if s == nil {
 			return unix.ESRCH
 		}
 		return do(s)
-	})
+	}, append(what, key)...)
 }
 
 func (k fakeServers) Add(key serverKey, is server) error {
@@ -97,14 +99,14 @@ func (k fakeServers) Add(key serverKey, is server) error {
 		}
 		k.servers[key].server = is
 		return nil
-	})
+	}, "add", key)
 }
 
 func (k fakeServers) Change(key serverKey, is server) error {
 	return k.at(key, func(s *fakeServer) error {
 		s.server = is
 		return nil
-	})
+	}, "change")
 }
 
 func (k fakeServers) Delete(key serverKey) error {
@@ -112,7 +114,7 @@ func (k fakeServers) Delete(key serverKey) error {
 	return k.message(func() error {
 		delete(k.servers, key)
 		return nil
-	})
+	}, "delete", key)
 }
 
 func (k fakeServers) AddDestination(key serverKey, to netip.AddrPort, weight int) error {
@@ -122,7 +124,7 @@ func (k fakeServers) AddDestination(key serverKey, to netip.AddrPort, weight int
 		}
 		s.to[to].weight = weight
 		return nil
-	})
+	}, "add", to, weight)
 }
 
 func (k fakeServers) ChangeDestination(key serverKey, to netip.AddrPort, weight int) error {
@@ -133,7 +135,7 @@ func (k fakeServers) ChangeDestination(key serverKey, to netip.AddrPort, weight 
 		}
 		s.to[to].weight = weight
 		return nil
-	})
+	}, "change", to, weight)
 }
 
 func (k fakeServers) DeleteDestination(key serverKey, to netip.AddrPort) error {
@@ -143,7 +145,7 @@ func (k fakeServers) DeleteDestination(key serverKey, to netip.AddrPort) error {
 			delete(s.to, to)
 		}
 		return nil
-	})
+	}, "delete", key, to)
 }
 
 // fakeObjects are addresses, or members of sets.
@@ -157,14 +159,14 @@ func (o fakeObjects[K]) List() (list []K, err error) {
 	return list, o.message(func() error {
 		list = slices.Collect(maps.Keys(o.there))
 		return nil
-	})
+	}, "list objects")
 }
 
 func (o fakeObjects[K]) Add(k K) error {
 	return o.message(func() error {
 		o.there[k] = struct{}{}
 		return nil
-	})
+	}, "add", k)
 }
 
 func (o fakeObjects[K]) Delete(k K) error {
@@ -172,7 +174,7 @@ func (o fakeObjects[K]) Delete(k K) error {
 	return o.message(func() error {
 		delete(o.there, k)
 		return nil
-	})
+	}, "delete", k)
 }
 
 // fakeRules are rules that do what decisions say.
@@ -199,7 +201,7 @@ func (r *fakeRules) Sync(_ context.Context, u proxier.Update) error {
 		r.there[c.Index()] = c.New
 	}
 	r.kernel.removed()
-	return r.kernel.message(func() error { return nil }) // what is owed comes of itself
+	return r.kernel.message(func() error { return nil }, "rules") // what is owed comes of itself
 }
 
 func (r *fakeRules) Cleanup(context.Context) error {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
@@ -45,16 +46,20 @@ func newTested(seed uint64) *tested {
 	t.ruled = newFakeRules(t.kernel)
 	t.opts = Options{Clock: t.clock}
 	t.Tier = t.kernel.process(t.opts, t.ruled)
-	failing := t.chance(0.5)
-	t.kernel.fails = func() (before, after error) {
-		if failing && t.chance(0.03) {
-			err := []error{errLost, unix.ENOBUFS, unix.ENOSPC}[t.rng.IntN(3)]
-			if t.chance(0.5) {
-				return err, nil
-			}
-			return nil, err
+	failing, times := t.chance(0.5), map[string]uint64{}
+	t.kernel.fails = func(what string) (before, after error) {
+		times[what]++
+		hash := fnv.New64a()
+		_, _ = hash.Write([]byte(what))
+		rng := rand.New(rand.NewPCG(seed+times[what], hash.Sum64()))
+		if !failing || rng.Float64() > 0.03 {
+			return nil, nil
 		}
-		return nil, nil
+		err := []error{errLost, unix.ENOBUFS, unix.ENOSPC}[rng.IntN(3)]
+		if rng.IntN(2) == 0 {
+			return err, nil
+		}
+		return nil, err
 	}
 	return t
 }

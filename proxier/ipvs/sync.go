@@ -41,7 +41,7 @@ func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 		// Nobody is served yet, and the first one is to be masqueraded.
 		errs = append(errs, t.syncRules(ctx, true, order))
 	}
-	errs = append(errs, t.writeOwed(), t.servers.ensureChanged())
+	errs = append(errs, t.writeOwed())
 	err := t.syncRules(ctx, full && !fresh, order)
 	errs = append(errs, err)
 	if err == nil { // else what has moved may be missing there
@@ -239,7 +239,7 @@ func (t *Tier) syncRules(ctx context.Context, full bool, order []uint32) error {
 
 // settle removes what nobody wants any more, but for what has open connections.
 func (t *Tier) settle() error {
-	err := t.servers.settle()
+	err := errors.Join(t.servers.ensureChanged(), t.servers.settle())
 	kept := t.servers.draining()
 	for _, a := range t.planner.rules.LocalAddrs {
 		delete(kept, a) // it is this node's without kube-ipvs0
