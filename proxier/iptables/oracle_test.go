@@ -178,13 +178,14 @@ func (t *traced) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer
 	p := netfilter.Packet{
 		Src: flow.Source, Dst: flow.Destination, Protocol: flow.Protocol, In: device, Out: "eth0", Local: local,
 	}
-	if outcome == proxier.Forward && slices.ContainsFunc(c.Frontends(), func(f oracle.Frontend) bool {
+	tables := t.tables[proxier.FamilyOf(to)]
+	err := t.branches(tables, p, outcome, want)
+	if err != nil && outcome == proxier.Forward && slices.ContainsFunc(c.Frontends(), func(f oracle.Frontend) bool {
 		return f.Owner.Protocol == flow.Protocol && slices.Contains(want.Backends, f.Addr)
 	}) {
 		return nil // filters take what is led there for what was sent there
 	}
-	tables := t.tables[proxier.FamilyOf(to)]
-	if err := t.branches(tables, p, outcome, want); err != nil {
+	if err != nil {
 		return err
 	}
 	if outcome != proxier.Forward || want.Affinity == 0 {
@@ -236,7 +237,6 @@ func (t *traced) branches(tables *netfilter.Tables, p netfilter.Packet, outcome 
 	if outcome != proxier.Forward {
 		return nil
 	}
-	to := want.Backends
 	surely, maybe := t.remembered(p.Src.Addr(), want)
 	switch only := all[0].To; {
 	case len(targets) == 1 && slices.Contains(append(surely, maybe...), only):
@@ -244,13 +244,13 @@ func (t *traced) branches(tables *netfilter.Tables, p netfilter.Packet, outcome 
 	case len(surely) > 0:
 		return wrong("the client was led to %s before", surely)
 	}
-	for _, a := range to {
-		// The kernel's numbers have 31 bits.
-		if math.Abs(targets[a]-1/float64(len(to))) > 1e-6 {
+	share := 1 / float64(len(want.Backends))
+	for _, a := range want.Backends {
+		if math.Abs(targets[a]-share) > 1e-6 { // the kernel's numbers have 31 bits
 			return wrong("%s gets %.9f of the connections", a, targets[a])
 		}
 	}
-	if len(targets) != len(to) {
+	if len(targets) != len(want.Backends) {
 		return wrong("%d targets", len(targets))
 	}
 	return nil

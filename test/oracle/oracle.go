@@ -5,6 +5,9 @@
 // the statements about Service semantics instead of from the code, and as plain
 // as possible. It looks at everything anew for every question, shares nothing
 // and remembers nothing but the parsed Services.
+//
+// Worlds put it beside the decision table, and beside a tier: random clusters, changes
+// and flows. What disagrees is shrunk to a scenario.
 package oracle
 
 import (
