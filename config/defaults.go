@@ -28,6 +28,8 @@ const defaultContentType = "application/vnd.kubernetes.protobuf"
 func New() *Config {
 	c := &Config{}
 	c.SetDefaults()
+	// As upstream's flag has it; in a file, nothing is 0.
+	c.KubeProxy.IPVS.MinSyncPeriod.Duration = time.Second
 	return c
 }
 
@@ -52,6 +54,7 @@ func (c *Config) SetDefaults() {
 	if k.IPTables.LocalhostNodePorts == nil {
 		k.IPTables.LocalhostNodePorts = new(true)
 	}
+	orDefault(&k.IPVS.SyncPeriod.Duration, 30*time.Second)
 	if k.OOMScoreAdj == nil {
 		// A proxy killed for memory would leave the node with old routes.
 		k.OOMScoreAdj = new(int32(-999))
@@ -77,6 +80,7 @@ func (c *Config) SetDefaults() {
 	timeouts := ebpf.DefaultFlowTimeouts()
 	orDefault(&e.TCPOpeningTimeout, metav1.Duration{Duration: timeouts.Opening})
 	orDefault(&e.TCPClosedTimeout, metav1.Duration{Duration: timeouts.Closed})
+	orDefault(&t.IPVS.DrainTimeout, metav1.Duration{Duration: 15 * time.Minute})
 	orDefault(&e.MaxFrontends, sizes.Frontends)
 	orDefault(&e.MaxServices, sizes.Services)
 	orDefault(&e.MaxBackends, sizes.Backends)

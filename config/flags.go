@@ -21,6 +21,7 @@ const (
 	flagsServers = "health and metrics"
 	flagsTraffic = "traffic"
 	flagsEBPF    = "fast path (eBPF)"
+	flagsIPVS    = "IPVS"
 	flagsLogs    = "logs"
 )
 
@@ -49,6 +50,14 @@ var fieldOf = map[string]string{
 	"iptables-masquerade-bit":         "iptables.masqueradeBit",
 	"iptables-sync-period":            "iptables.syncPeriod",
 	"iptables-min-sync-period":        "iptables.minSyncPeriod",
+	"ipvs-scheduler":                  "ipvs.scheduler",
+	"ipvs-exclude-cidrs":              "ipvs.excludeCIDRs",
+	"ipvs-sync-period":                "ipvs.syncPeriod",
+	"ipvs-min-sync-period":            "ipvs.minSyncPeriod",
+	"ipvs-tcp-timeout":                "ipvs.tcpTimeout",
+	"ipvs-tcpfin-timeout":             "ipvs.tcpFinTimeout",
+	"ipvs-udp-timeout":                "ipvs.udpTimeout",
+	"ipvs-drain-timeout":              TandemKind + ".ipvs.drainTimeout",
 	"ebpf-devices":                    TandemKind + ".ebpf.devices",
 	"ebpf-pod-devices":                TandemKind + ".ebpf.podDevices",
 	"ebpf-node-port-range":            TandemKind + ".ebpf.nodePortRange",
@@ -73,7 +82,7 @@ var fieldOf = map[string]string{
 func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	k := &c.KubeProxy
 	fs := sets.FlagSet(flagsGeneral)
-	fs.StringVar((*string)(&k.Mode), "proxy-mode", string(k.Mode), "How Services are carried: 'ebpf' or 'iptables', which is the default, as upstream. Given as a flag it wins over the file of --config, so that one ConfigMap serves this binary and upstream's.")
+	fs.StringVar((*string)(&k.Mode), "proxy-mode", string(k.Mode), "How Services are carried: 'ebpf', 'ipvs' or 'iptables', which is the default, as upstream. Given as a flag it wins over the file of --config, so that one ConfigMap serves this binary and upstream's.")
 	fs.StringVar(&k.HostnameOverride, "hostname-override", k.HostnameOverride, "The name of this node; the host's name if empty. It wins over the file of --config.")
 	fs.Var(cliflag.NewMapStringBool(&k.FeatureGates), "feature-gates", "A set of key=value pairs that turn features on and off.")
 	fs.Int32Var(k.OOMScoreAdj, "oom-score-adj", *k.OOMScoreAdj, "The oom_score_adj of this process, from -1000 to 1000.")
@@ -108,6 +117,19 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.BoolVar(&k.IPTables.MasqueradeAll, "masquerade-all", k.IPTables.MasqueradeAll, "Hide the source of everything that goes to a ClusterIP behind this node. In mode ebpf as well.")
 	fs.BoolVar(&c.Tandem.StrictSourceRanges, "strict-source-ranges", c.Tandem.StrictSourceRanges, "Let loadBalancerSourceRanges that name one address family alone keep everybody out of the other one, which upstream leaves open. It wins over the file of --config.")
 
+	fs = sets.FlagSet(flagsIPVS)
+	v := &k.IPVS
+	fs.StringVar(&v.Scheduler, "ipvs-scheduler", v.Scheduler, "How a virtual server chooses among endpoints: rr, which is the default, lc, sh, mh or another one that the kernel has.")
+	fs.StringSliceVar(&v.ExcludeCIDRs, "ipvs-exclude-cidrs", v.ExcludeCIDRs, "CIDRs with virtual servers of somebody else, which are left alone.")
+	fs.BoolVar(&v.StrictARP, "ipvs-strict-arp", v.StrictARP, "Answer ARP for an address only on the device that has it (arp_ignore, arp_announce).")
+	fs.DurationVar(&v.SyncPeriod.Duration, "ipvs-sync-period", v.SyncPeriod.Duration, "The time after which everything is compared, whether or not anything changed. Must be greater than 0.")
+	fs.DurationVar(&v.MinSyncPeriod.Duration, "ipvs-min-sync-period", v.MinSyncPeriod.Duration, "The least time from one sync to the next; the first change of a quiet period does not wait.")
+	fs.DurationVar(&v.TCPTimeout.Duration, "ipvs-tcp-timeout", v.TCPTimeout.Duration, "How long the kernel remembers an idle TCP connection; 0 leaves that as it is.")
+	fs.DurationVar(&v.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", v.TCPFinTimeout.Duration, "How long the kernel remembers a TCP connection that ends; 0 leaves that as it is.")
+	fs.DurationVar(&v.UDPTimeout.Duration, "ipvs-udp-timeout", v.UDPTimeout.Duration, "How long the kernel remembers an idle UDP flow; 0 leaves that as it is.")
+	fs.BoolVar(&c.Tandem.IPVS.UpstreamSemantics, "ipvs-upstream-semantics", c.Tandem.IPVS.UpstreamSemantics, "Do as upstream's mode ipvs where that differs from other modes: with a Local traffic policy, one set of endpoints for everybody, and all of them where it leaves none. It wins over the file of --config.")
+	fs.DurationVar(&c.Tandem.IPVS.DrainTimeout.Duration, "ipvs-drain-timeout", c.Tandem.IPVS.DrainTimeout.Duration, "How long a TCP endpoint that is gone keeps its connections at most. It wins over the file of --config.")
+
 	e := &c.Tandem.EBPF
 	fs = sets.FlagSet(flagsEBPF)
 	fs.StringVar(&e.CgroupRoot, "ebpf-cgroup-root", e.CgroupRoot, "The cgroup2 directory whose processes are served. Empty means the root of the hierarchy, found through the mount table.")
@@ -115,7 +137,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.DurationVar(&e.MinSyncPeriod.Duration, "ebpf-min-sync-period", e.MinSyncPeriod.Duration, "The least time from one sync to the next. Must be greater than 0.")
 	fs.DurationVar(&e.SyncPeriod.Duration, "ebpf-sync-period", e.SyncPeriod.Duration, "The time after which everything in the kernel is compared, whether or not anything changed. Must be greater than 0.")
 	fs.StringVar(&e.SocketLB, "ebpf-socket-lb", e.SocketLB, "Whose sockets are served: 'all', of the host and of pods, or 'host', of the host's network namespace only.")
-	fs.StringSliceVar(&e.Fallback, "ebpf-fallback", e.Fallback, "The modes that stand in where the kernel cannot carry mode ebpf, in the order to try, and that carry beside it what it cannot (SCTP, what does not fit into its maps): 'iptables'. With 'none' the process fails instead.")
+	fs.StringSliceVar(&e.Fallback, "ebpf-fallback", e.Fallback, "The modes that stand in where the kernel cannot carry mode ebpf, in the order to try: 'ipvs', 'iptables'. Unless it is 'none', rules carry beside it what it cannot (SCTP, what does not fit into its maps). With 'none' the process fails instead.")
 	fs.StringSliceVar(&e.Devices, "ebpf-devices", e.Devices, "The devices by which traffic for this node comes in: names, or beginnings of names with a + behind, as 'eth0,bond+'. Empty means those that have the node's address, a default route or another one with a gateway, and the tunnels of the CNI.")
 	fs.StringSliceVar(&e.PodDevices, "ebpf-pod-devices", e.PodDevices, "Devices of pods, named as in --ebpf-devices, whose packets are served, as no socket of theirs is seen: of virtual machines, for one. Those of pods that opted out ('tandemctl optout') are found without.")
 	fs.StringVar(&e.NodePortRange, "ebpf-node-port-range", e.NodePortRange, "The range that the API server allocates NodePorts from (its --service-node-port-range). Connections to backends on other nodes get no source port out of it.")
@@ -210,7 +232,7 @@ func (c *Config) setByFlag(name string) {
 // do upstream, and those that upstream does not have.
 func winsOverFile(group, name string) bool {
 	switch name {
-	case "hostname-override", "proxy-mode", "manifests", "strict-source-ranges":
+	case "hostname-override", "proxy-mode", "manifests", "strict-source-ranges", "ipvs-upstream-semantics", "ipvs-drain-timeout":
 		return true
 	}
 	return group == flagsEBPF || group == flagsLogs

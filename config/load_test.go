@@ -96,6 +96,7 @@ func TestKubeadmFileHasDefaults(t *testing.T) {
 	}
 	want := New()
 	want.KubeProxy.Mode = ModeEBPF
+	want.KubeProxy.IPVS.MinSyncPeriod.Duration = 0 // which only the flag has a default for
 	want.KubeProxy.ClusterCIDR = "10.244.0.0/16"
 	want.KubeProxy.ClientConnection.Kubeconfig = "/var/lib/kube-proxy/kubeconfig.conf"
 	if d := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Config{}), cmpopts.EquateEmpty()); d != "" {
@@ -310,8 +311,8 @@ func TestListsBesideFile(t *testing.T) {
 // What is wrong with a flag is said of the flag.
 func TestBadFlags(t *testing.T) {
 	for _, test := range []struct{ flag, want string }{
-		{"--ebpf-fallback=none,iptables", `--ebpf-fallback: Unsupported value: "none": supported values: "iptables", "none, alone"`},
-		{"--ebpf-fallback=nftables", `--ebpf-fallback: Unsupported value: "nftables": supported values: "iptables", "none, alone"`},
+		{"--ebpf-fallback=none,iptables", `--ebpf-fallback: Unsupported value: "none": supported values: "ipvs", "iptables", "none, alone"`},
+		{"--ebpf-fallback=nftables", `--ebpf-fallback: Unsupported value: "nftables": supported values: "ipvs", "iptables", "none, alone"`},
 		{"--ebpf-node-port-range=9-1", `--ebpf-node-port-range: Invalid value: "9-1": must be two ports with a - between them, the lower one first`},
 		{"--ebpf-node-port-range=30000", `--ebpf-node-port-range: Invalid value: "30000": must be two ports with a - between them, the lower one first`},
 		{"--ebpf-devices=+", `--ebpf-devices: Invalid value: "+": must be the name of a device, or the beginning of one with a + behind`},
@@ -320,12 +321,17 @@ func TestBadFlags(t *testing.T) {
 		{"--iptables-masquerade-bit=32", `--iptables-masquerade-bit: Invalid value: 32: must be between 0 and 31`},
 		{"--iptables-sync-period=0s", `--iptables-sync-period: Invalid value: "0s": must be greater than 0`},
 		{"--iptables-min-sync-period=1h", `--iptables-min-sync-period: Invalid value: "1h0m0s": must not be negative, and not be greater than syncPeriod, which is 30s`},
+		{"--proxy-mode=ipvs --ipvs-sync-period=0s", `--ipvs-sync-period: Invalid value: "0s": must be greater than 0`},
+		{"--proxy-mode=ipvs --ipvs-min-sync-period=1h", `--ipvs-min-sync-period: Invalid value: "1h0m0s": must not be negative, and not be greater than syncPeriod, which is 30s`},
+		{"--proxy-mode=ipvs --ipvs-exclude-cidrs=10.0.0.0/8,ten", `--ipvs-exclude-cidrs: Invalid value: "ten": must be a CIDR`},
+		{"--proxy-mode=ipvs --ipvs-udp-timeout=-1s", `--ipvs-udp-timeout: Invalid value: "-1s": must not be negative`},
+		{"--proxy-mode=ipvs --ipvs-drain-timeout=0s", `--ipvs-drain-timeout: Invalid value: "0s": must be greater than 0`},
 		{"--ebpf-max-young-flows=1", `--ebpf-max-young-flows: Invalid value: 1: must be between 2 and 16777216`},
 		{"--ebpf-max-ranges=0", `--ebpf-max-ranges: Invalid value: 0: must be between 2 and 16777216`},
 		{"--ebpf-max-tcp-flows=20000000", `--ebpf-max-tcp-flows: Invalid value: 20000000: must be between 2 and 16777216`},
 	} {
 		c := New()
-		c.CompleteFromFlags(given(t, c, test.flag))
+		c.CompleteFromFlags(given(t, c, strings.Fields(test.flag)...))
 		if got := c.Explain(c.Validate()); got == nil || got.Error() != test.want {
 			t.Errorf("%s: got\n%v\nwant\n%s", test.flag, got, test.want)
 		}

@@ -55,6 +55,8 @@ type TandemConfiguration struct {
 	StrictSourceRanges bool `json:"strictSourceRanges,omitempty"`
 	// EBPF are the options of mode ebpf.
 	EBPF EBPFConfiguration `json:"ebpf,omitempty"`
+	// IPVS holds the options of mode ipvs that are not in the KubeProxyConfiguration.
+	IPVS IPVSConfiguration `json:"ipvs,omitempty"`
 }
 
 // EBPFConfiguration holds the options of mode ebpf. Every field left out, or
@@ -73,8 +75,8 @@ type EBPFConfiguration struct {
 	// SocketLB says whose sockets are served: SocketLBAll or SocketLBHost.
 	SocketLB string `json:"socketLB,omitempty"`
 	// Fallback are modes that stand in where this one cannot run, in the order to
-	// try, and that carry what it cannot where it does: ModeIPTables. FallbackNone
-	// alone has the process fail instead.
+	// try: ModeIPVS, ModeIPTables. Rules carry what it cannot where it does.
+	// FallbackNone alone has the process fail instead.
 	Fallback []string `json:"fallback,omitempty"`
 	// Devices are those by which node traffic comes in: names, or beginnings
 	// of names with a + behind. Empty means those that routes and addresses
@@ -115,6 +117,17 @@ type EBPFConfiguration struct {
 	MaxYoungFlows uint32 `json:"maxYoungFlows,omitempty"`
 	MaxUDPPeers   uint32 `json:"maxUDPPeers,omitempty"`
 	MaxOptOuts    uint32 `json:"maxOptOuts,omitempty"`
+}
+
+// IPVSConfiguration holds the options of mode ipvs that upstream does not have.
+type IPVSConfiguration struct {
+	// UpstreamSemantics has virtual servers do what upstream's do where that
+	// differs from other modes: one set of endpoints for everybody, and all of
+	// them where a Local policy leaves none.
+	UpstreamSemantics bool `json:"upstreamSemantics,omitempty"`
+	// DrainTimeout is how long a TCP endpoint that is gone keeps its connections
+	// at most.
+	DrainTimeout metav1.Duration `json:"drainTimeout,omitempty"`
 }
 
 // Whose sockets are served.

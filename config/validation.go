@@ -86,6 +86,10 @@ func (c *Config) Validate() field.ErrorList {
 		add(path("iptables", "minSyncPeriod"), least.String(), "must not be negative, and not be greater than syncPeriod, which is %v", d)
 	}
 
+	if k.Mode == ModeIPVS { // as upstream, which does not look otherwise
+		all = append(all, c.validateIPVS()...)
+	}
+
 	t := field.NewPath(TandemKind)
 	e, at := &c.Tandem.EBPF, t.Child("ebpf")
 	positive := func(name string, d time.Duration) {
@@ -114,8 +118,8 @@ func (c *Config) Validate() field.ErrorList {
 		}
 	}
 	for i, mode := range e.Fallback {
-		if mode != ModeIPTables && (mode != FallbackNone || len(e.Fallback) > 1) {
-			all = append(all, field.NotSupported(at.Child("fallback").Index(i), mode, []string{ModeIPTables, FallbackNone + ", alone"}))
+		if mode != ModeIPVS && mode != ModeIPTables && (mode != FallbackNone || len(e.Fallback) > 1) {
+			all = append(all, field.NotSupported(at.Child("fallback").Index(i), mode, []string{ModeIPVS, ModeIPTables, FallbackNone + ", alone"}))
 		}
 	}
 	if e.SocketLB != SocketLBAll && e.SocketLB != SocketLBHost {
@@ -211,4 +215,33 @@ func badHostPort(text string) string {
 		return "must have a port between 1 and 65535"
 	}
 	return ""
+}
+
+func (c *Config) validateIPVS() (all field.ErrorList) {
+	v, at := &c.KubeProxy.IPVS, field.NewPath("ipvs")
+	add := func(name string, value any, format string, args ...any) {
+		all = append(all, field.Invalid(at.Child(name), value, fmt.Sprintf(format, args...)))
+	}
+	if d := v.SyncPeriod.Duration; d <= 0 {
+		add("syncPeriod", d.String(), "must be greater than 0")
+	} else if least := v.MinSyncPeriod.Duration; least < 0 || least > d {
+		add("minSyncPeriod", least.String(), "must not be negative, and not be greater than syncPeriod, which is %v", d)
+	}
+	for _, t := range []struct {
+		name string
+		is   time.Duration
+	}{{"tcpTimeout", v.TCPTimeout.Duration}, {"tcpFinTimeout", v.TCPFinTimeout.Duration}, {"udpTimeout", v.UDPTimeout.Duration}} {
+		if t.is < 0 {
+			add(t.name, t.is.String(), "must not be negative")
+		}
+	}
+	for i, text := range v.ExcludeCIDRs {
+		if _, err := netip.ParsePrefix(text); err != nil {
+			all = append(all, field.Invalid(at.Child("excludeCIDRs").Index(i), text, "must be a CIDR"))
+		}
+	}
+	if d := c.Tandem.IPVS.DrainTimeout.Duration; d <= 0 {
+		all = append(all, field.Invalid(field.NewPath(TandemKind, "ipvs", "drainTimeout"), d.String(), "must be greater than 0"))
+	}
+	return all
 }

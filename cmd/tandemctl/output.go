@@ -148,7 +148,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 		if n < 0 {
 			n = len(elsewhere)
 		}
-		writeCarried(t, elsewhere[:n])
+		writeCarried(t, list.mode, elsewhere[:n])
 		elsewhere = elsewhere[n:]
 		frontends := s.Frontends
 		if len(frontends) == 0 {
@@ -170,7 +170,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 			t.row(row...)
 		}
 	}
-	writeCarried(t, elsewhere)
+	writeCarried(t, list.mode, elsewhere)
 	if err := t.flush(); err != nil {
 		return err
 	}
@@ -197,12 +197,12 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 }
 
 // writeCarried writes what programs do not count.
-func writeCarried(t table, list []explain.Carried) {
+func writeCarried(t table, mode string, list []explain.Carried) {
 	for i := range list {
 		c := &list[i]
 		state, count := "", number(c.Backends)
 		if c.Reason != "" {
-			state = "not in " + string(capabilities.ModeEBPF) + " (" + c.Reason + ")"
+			state = "not in " + mode + " (" + c.Reason + ")"
 		}
 		if c.Backends == 0 {
 			count += " (" + c.Verdict + ")"

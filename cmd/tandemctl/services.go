@@ -72,6 +72,7 @@ func (a *app) services(ctx context.Context, server string, f serviceFilter) (fou
 	})
 	carriers, asked := askServer[explain.Carriers](ctx, a, server, explain.CarriersPath, nil)
 	if asked == nil {
+		found.mode = carriers.Mode
 		found.Elsewhere = only(carriers.Frontends, func(c *explain.Carried) bool { return f.selects(c.Namespace, c.Name, c.Port) })
 	}
 	var usage usageError
@@ -95,6 +96,8 @@ type serviceList struct {
 	// Elsewhere are frontends that the maps do not have, or not for all clients; null if
 	// no kube-proxy answered.
 	Elsewhere []explain.Carried `json:"elsewhere"`
+	// mode that runs, as that says.
+	mode string
 }
 
 // serviceFilter selects by namespace, name and port; empty means any.

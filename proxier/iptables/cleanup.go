@@ -26,8 +26,23 @@ func Cleanup(ctx context.Context, tools Tools, goOn bool) error {
 		if tools.Usable(ctx, family) != nil {
 			continue // nothing can be there
 		}
-		if err := cleanupFamily(ctx, tools, family, goOn); err != nil {
+		if err := cleanupFamily(ctx, tools, family, goOn, isOurs); err != nil {
 			errs = append(errs, fmt.Errorf("remove %s rules: %w", family, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// CleanupIPVS removes the chains that mode ipvs has and this one has not, and the jumps to
+// them.
+func CleanupIPVS(ctx context.Context, tools Tools) error {
+	var errs []error
+	for family := range proxier.Families {
+		if tools.Usable(ctx, family) != nil {
+			continue
+		}
+		if err := cleanupFamily(ctx, tools, family, false, func(chain string) bool { return slices.Contains(ofIPVS, chain) }); err != nil {
+			errs = append(errs, fmt.Errorf("remove %s rules of mode ipvs: %w", family, err))
 		}
 	}
 	return errors.Join(errs...)
@@ -46,13 +61,14 @@ const asksConntrack = "-m conntrack --ctstate RELATED,ESTABLISHED -j RETURN"
 var shared = []string{
 	servicesChain, nodePortsChain, postroutingChain, markMasqChain, externalServicesChain, externalNodePortsChain,
 	proxyFirewallChain, forwardChain, canaryChain, drainChain,
-	// Of mode ipvs.
-	"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER",
 }
+
+// ofIPVS are those of mode ipvs alone.
+var ofIPVS = []string{"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"}
 
 // isOurs says whether a chain is of this mode.
 func isOurs(chain string) bool {
-	if isOwn(chain) || slices.Contains(shared, chain) {
+	if isOwn(chain) || slices.Contains(shared, chain) || slices.Contains(ofIPVS, chain) {
 		return true
 	}
 	for h := range hubChains {
@@ -72,7 +88,7 @@ func jumpOf(rule string) string {
 	return ""
 }
 
-func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, goOn bool) error {
+func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, goOn bool, mine func(chain string) bool) error {
 	found := false
 	for _, name := range []string{"mangle", "nat", "filter"} {
 		table, err := tools.Save(ctx, family, name)
@@ -82,19 +98,19 @@ func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, goOn
 		t := newText()
 		part := t.table(name)
 		for _, c := range table.Chains {
-			if c.Name == drainChain {
+			if c.Name == drainChain && mine(drainChain) {
 				if !goOn || !found && !translates(family) {
 					part.drop(c.Name)
 				}
 				continue
 			}
-			if isOurs(c.Name) {
+			if mine(c.Name) {
 				found = true
 				part.drop(c.Name)
 				continue
 			}
 			for _, r := range c.Rules {
-				if isOurs(jumpOf(r)) {
+				if mine(jumpOf(r)) {
 					part.lines = append(part.lines, "-D "+c.Name+" "+r)
 				}
 			}

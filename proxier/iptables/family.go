@@ -23,7 +23,7 @@ type family struct {
 	opts     *Options
 	watch    *watch
 	renderer *renderer
-	loopback bool             // NodePorts are served at loopback addresses
+	loopback bool // NodePorts are served at loopback addresses
 	extra    Extra
 	ports    map[uint32]*port // by Decision.Index
 	hubs     [hubs]*hub

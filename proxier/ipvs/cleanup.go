@@ -26,16 +26,34 @@ func (t *Tier) Cleanup(ctx context.Context) error {
 }
 
 // Cleanup removes everything of this mode, ours and upstream's, in the network namespace
-// of the calling thread: rules, virtual servers, kube-ipvs0 and sets. Virtual servers that
+// of the calling thread: rules, if there are tools, virtual servers, kube-ipvs0 and sets. Virtual servers that
 // are neither at an address of kube-ipvs0 nor at a NodePort stay, as do excluded ones.
 func Cleanup(ctx context.Context, opts Options) error {
-	err := iptables.Cleanup(ctx, opts.Rules.Tools, true)
+	var err error
+	if opts.Rules.Tools != nil {
+		err = iptables.Cleanup(ctx, opts.Rules.Tools, true)
+	}
 	nl, err2 := netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
 	if err2 != nil {
 		return errors.Join(err, fmt.Errorf("open netlink: %w", err2))
 	}
 	defer nl.Close()
 	return errors.Join(err, removeAll(nl, &opts))
+}
+
+// Present says whether there is anything of this mode in the network namespace of the
+// calling thread. It asks for kube-ipvs0, without which nothing is served.
+func Present() (bool, error) {
+	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return false, fmt.Errorf("open netlink: %w", err)
+	}
+	defer nl.Close()
+	_, err = nl.LinkByName(Device)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 func (s *kernelSystem) cleanup(context.Context) error {

@@ -14,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -257,4 +259,39 @@ func holds(t testing.TB, n *lab.Node, text string, want bool) error {
 		return fmt.Errorf("the rules hold %q: %v\n%s", text, !want, all)
 	}
 	return nil
+}
+
+// Mode ipvs, between others: what they left goes, and connections that rules began go on.
+func TestIPVS(t *testing.T) {
+	kernel.Needs(t, capabilities.IPVS, capabilities.IPVSSchedulers, capabilities.IPSet)
+	l := lab.NewT(t)
+	n := l.Node("node1")
+	here, there, client, far := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), n.Pod("client"), l.Client("client")
+	announce(t, l, n, outside(n))
+	dir := t.TempDir()
+	writeManifests(t, dir, loadBalancer, here, there)
+	p := start(t, n, dir, "--proxy-mode=iptables")
+	defer func() {
+		p.kill()
+		cleanup(t, n)
+		if left := rules(t, n); strings.Contains(left, "KUBE-") {
+			t.Errorf("left by --cleanup:\n%s", left)
+		}
+	}()
+	p.synced(t)
+	long := append(openFlows(t, client.Sandbox, targets(), here, there), openFlows(t, far.Sandbox, outside(n), here, there)...)
+	for _, mode := range []string{"ipvs", "iptables", "ipvs"} {
+		p.terminate(t)
+		p = start(t, n, dir, "--proxy-mode="+mode)
+		p.synced(t)
+		p.await(t, "mode "+mode, func() error { return holds(t, n, "KUBE-IPVS-FILTER", mode == "ipvs") })
+		if _, body, err := get(n, 10249, "/proxyMode"); err != nil || body != mode {
+			t.Errorf("/proxyMode says %q in mode %s: %v", body, mode, err)
+		}
+		for _, f := range long {
+			f.check(t)
+		}
+		openFlows(t, client.Sandbox, targets(), here, there)
+		openFlows(t, far.Sandbox, outside(n), here, there)
+	}
 }

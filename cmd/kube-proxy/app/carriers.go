@@ -24,6 +24,8 @@ func (p *proxy) refusal(d *proxier.Decision, f *proxier.Frontend, o proxier.Orig
 	t := &p.tiers
 	var why error
 	switch {
+	case t.ipvs != nil:
+		return t.ipvs.Why(d, f)
 	case t.fast == nil:
 		return t.rules.Supports(d, f)
 	case t.placed != nil:
@@ -45,14 +47,20 @@ func (p *proxy) refusal(d *proxier.Decision, f *proxier.Frontend, o proxier.Orig
 // rulesInstead says whether rules carry what the fast path does not.
 func (p *proxy) rulesInstead(d *proxier.Decision, f *proxier.Frontend) bool {
 	t := &p.tiers
-	return t.fast != nil && t.rules != nil && t.rules.Supports(d, f) == nil
+	switch {
+	case t.ipvs != nil:
+		return t.ipvs.Supports(d, f) == nil
+	case t.fast == nil || t.rules == nil:
+		return false
+	}
+	return t.rules.Supports(d, f) == nil
 }
 
 // carrier implements explain.Carrier.
 func (p *proxy) carrier(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) (tier, reason string, shown bool) {
 	p.tierMu.Lock()
 	defer p.tierMu.Unlock()
-	if p.tiers.fast == nil && p.tiers.rules == nil {
+	if p.tiers == (tiers{}) {
 		return "", "", false // not open any more
 	}
 	why := p.refusal(d, f, o)
@@ -70,7 +78,7 @@ func (p *proxy) explainTiers(e *proxier.Explanation) []explain.Tier {
 	p.tierMu.Lock()
 	defer p.tierMu.Unlock()
 	fast := p.tiers.fast
-	if fast == nil && p.tiers.rules == nil {
+	if p.tiers == (tiers{}) {
 		return nil
 	}
 	t := explain.Tier{Name: string(p.decision.Mode), Carries: true}

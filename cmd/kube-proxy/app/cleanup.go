@@ -27,6 +27,7 @@ func cleanup(ctx context.Context, c *config.Config) error {
 		}
 		errs = append(errs, iptables.Cleanup(ctx, tools, false))
 	}
+	errs = append(errs, removeIPVS(ctx, c))
 	return errors.Join(errs...)
 }
 

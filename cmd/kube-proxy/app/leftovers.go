@@ -32,6 +32,9 @@ type leftover struct {
 
 func (p *proxy) leftovers() *leftovers {
 	l := &leftovers{carried: make(chan struct{}), kinds: []leftover{{"table of mode nftables", removeNFTables}}}
+	if p.decision.Mode != capabilities.ModeIPVS {
+		l.kinds = append(l.kinds, leftover{"virtual servers of mode ipvs", func(ctx context.Context) error { return removeIPVS(ctx, p.opts.Config) }})
+	}
 	// In mode ebpf, the fallback sees to rules.
 	if p.decision.Mode != capabilities.ModeEBPF && p.cgroup != "" {
 		l.kinds = append(l.kinds, leftover{"programs of mode ebpf", p.drainFast})

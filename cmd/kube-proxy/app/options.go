@@ -22,7 +22,7 @@ import (
 )
 
 // availableModes are the modes of this build.
-var availableModes = []string{config.ModeEBPF, config.ModeIPTables}
+var availableModes = []string{config.ModeEBPF, config.ModeIPVS, config.ModeIPTables}
 
 // Options are the command line, and with Complete all that it leads to.
 type Options struct {
@@ -52,7 +52,7 @@ func NewOptions() *Options { return &Options{Config: config.New()} }
 func (o *Options) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs := sets.FlagSet("general")
 	fs.StringVar(&o.ConfigFile, "config", o.ConfigFile, "Path of a file with a KubeProxyConfiguration and, as a second YAML document, a TandemConfiguration. With it, only these flags count besides: --proxy-mode, --hostname-override, --master, --manifests, --strict-source-ranges, --ebpf-*, --cleanup, and those for logs.")
-	fs.BoolVar(&o.Cleanup, "cleanup", o.Cleanup, "Remove what this proxy, or upstream's in any mode but ipvs, left in the kernel, and exit.")
+	fs.BoolVar(&o.Cleanup, "cleanup", o.Cleanup, "Remove what this proxy, or upstream's, left in the kernel in any mode, and exit.")
 	o.Config.AddFlags(sets)
 	if gate, err := config.NewFeatureGate(); err == nil { // Complete tells of an error
 		f := fs.Lookup("feature-gates")

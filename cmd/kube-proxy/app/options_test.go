@@ -98,9 +98,10 @@ func TestOptions(t *testing.T) {
 			fail: []string{"config.yaml:3: mode nftables is not in this build; this build has: ebpf"},
 		},
 		{name: "iptables", args: []string{"--proxy-mode=iptables"}},
-		{name: "ipvs", args: []string{"--proxy-mode=ipvs"}, fail: []string{"mode ipvs is not in this build"}},
+		{name: "nftables", args: []string{"--proxy-mode=nftables"}, fail: []string{"mode nftables is not in this build"}},
+		{name: "ipvs", args: []string{"--proxy-mode=ipvs", "--ipvs-scheduler=mh"}, check: func(o *Options) (any, any) { return o.Config.KubeProxy.IPVS.Scheduler, "mh" }},
 		{name: "no mode is iptables", check: func(o *Options) (any, any) { return string(o.Config.KubeProxy.Mode), "iptables" }},
-		{name: "unknown mode", args: []string{"--proxy-mode=bpf"}, fail: []string{`unknown mode "bpf"; this build has: ebpf, iptables`}},
+		{name: "unknown mode", args: []string{"--proxy-mode=bpf"}, fail: []string{`unknown mode "bpf"; this build has: ebpf, ipvs, iptables`}},
 		{name: "cleanup asks for no mode", args: []string{"--cleanup"}},
 		{
 			name: "other flags do not count with a file", file: kubeProxyHead + "mode: ebpf\nbindAddress: 10.0.0.1\n",

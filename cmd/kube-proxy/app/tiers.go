@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/ipvs"
 	"github.com/tandem-proxy/tandem/xtables"
 )
 
@@ -27,6 +28,7 @@ import (
 // cannot.
 type tiers struct {
 	fast   *ebpf.Tier
+	ipvs   *ipvs.Tier // which has rules of its own
 	rules  *iptables.Tier
 	placed *placement.Tier // nil unless there are both
 }
@@ -38,6 +40,8 @@ func (p *proxy) carrierOf(t *tiers) proxier.Tier {
 		return conntrack.Beside(t.placed, p.flows)
 	case t.fast != nil:
 		return conntrack.Beside(t.fast, p.flows)
+	case t.ipvs != nil:
+		return t.ipvs
 	}
 	return t.rules
 }
@@ -57,6 +61,9 @@ func (t *tiers) close() error {
 	}
 	if t.fast != nil {
 		errs = append(errs, t.fast.Close())
+	}
+	if t.ipvs != nil {
+		errs = append(errs, t.ipvs.Close())
 	}
 	if t.rules != nil {
 		errs = append(errs, t.rules.Close())
@@ -88,6 +95,12 @@ func (p *proxy) runner() proxier.RunnerOptions {
 		r.RetryInterval = min(time.Second, r.MaxInterval) // each try runs programs
 		return r
 	}
+	if p.decision.Mode == capabilities.ModeIPVS {
+		k := &p.opts.Config.KubeProxy.IPVS
+		r.MinInterval, r.MaxInterval = k.MinSyncPeriod.Duration, k.SyncPeriod.Duration
+		r.RetryInterval = min(time.Second, r.MaxInterval)
+		return r
+	}
 	e := &p.opts.Config.Tandem.EBPF
 	r.MinInterval, r.MaxInterval = e.MinSyncPeriod.Duration, e.SyncPeriod.Duration
 	r.RetryInterval = min(r.RetryInterval, r.MaxInterval)
@@ -97,8 +110,12 @@ func (p *proxy) runner() proxier.RunnerOptions {
 // openTiers opens what the mode needs.
 func (p *proxy) openTiers(ctx context.Context) (open tiers, err error) {
 	logger := klog.FromContext(ctx)
-	if p.decision.Mode == capabilities.ModeIPTables {
+	switch p.decision.Mode {
+	case capabilities.ModeIPTables:
 		open.rules, err = p.openRules(ctx)
+		return open, err
+	case capabilities.ModeIPVS:
+		open.ipvs, err = p.openIPVS(ctx)
 		return open, err
 	}
 	if open.fast, err = p.openFast(ctx); err != nil {
@@ -124,28 +141,37 @@ func (p *proxy) openTiers(ctx context.Context) (open tiers, err error) {
 	return open, nil
 }
 
-// openRules opens the iptables tier.
-func (p *proxy) openRules(ctx context.Context) (*iptables.Tier, error) {
+// ruleOptions are those of the iptables tier, alone or beside another.
+func (p *proxy) ruleOptions(ctx context.Context) (iptables.Options, error) {
 	tools, err := xtables.Find(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("find the iptables of this node: %w", err)
+		return iptables.Options{}, fmt.Errorf("find the iptables of this node: %w", err)
 	}
 	k := &p.opts.Config.KubeProxy
 	opts := iptables.Options{
 		Tools: tools, Reporter: p.problems, Observer: p.metrics, KeepInvalid: k.Conntrack.TCPBeLiberal || liberalConntrack(),
 	}
-	if p.decision.Mode == capabilities.ModeIPTables {
-		opts.Flows = p.flows
-	}
 	if bit := k.IPTables.MasqueradeBit; bit != nil {
 		n := int(*bit)
 		opts.MasqueradeBit = &n
+	}
+	return opts, nil
+}
+
+// openRules opens the iptables tier.
+func (p *proxy) openRules(ctx context.Context) (*iptables.Tier, error) {
+	opts, err := p.ruleOptions(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if p.decision.Mode == capabilities.ModeIPTables {
+		opts.Flows = p.flows
 	}
 	tier, err := iptables.Open(ctx, opts)
 	if err != nil {
 		return nil, fmt.Errorf("open the iptables tier: %w", err)
 	}
-	klog.FromContext(ctx).Info("Opened the iptables tier", "variant", tools.Variant())
+	klog.FromContext(ctx).Info("Opened the iptables tier", "variant", opts.Tools.Variant())
 	return tier, nil
 }
 

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/ipvs"
+	"github.com/tandem-proxy/tandem/xtables"
+)
+
+// openIPVS opens the IPVS tier.
+func (p *proxy) openIPVS(ctx context.Context) (*ipvs.Tier, error) {
+	rules, err := p.ruleOptions(ctx)
+	if err != nil {
+		return nil, err
+	}
+	opts := ipvsOptions(p.opts.Config)
+	opts.Rules, opts.Flows, opts.Reporter = rules, p.flows, p.problems
+	tier, err := ipvs.Open(ctx, opts)
+	if err != nil {
+		return nil, fmt.Errorf("open the IPVS tier: %w", err)
+	}
+	klog.FromContext(ctx).Info("Opened the IPVS tier", "scheduler", opts.Scheduler, "variant", rules.Tools.Variant())
+	return tier, nil
+}
+
+// ipvsOptions are what the configuration says.
+func ipvsOptions(c *config.Config) ipvs.Options {
+	v := &c.KubeProxy.IPVS
+	opts := ipvs.Options{
+		MasqueradeAll: c.KubeProxy.IPTables.MasqueradeAll, Scheduler: v.Scheduler, StrictARP: v.StrictARP,
+		TCPTimeout: v.TCPTimeout.Duration, TCPFinTimeout: v.TCPFinTimeout.Duration, UDPTimeout: v.UDPTimeout.Duration,
+		Drain: c.Tandem.IPVS.DrainTimeout.Duration, UpstreamSemantics: c.Tandem.IPVS.UpstreamSemantics,
+	}
+	for _, text := range v.ExcludeCIDRs {
+		if cidr, err := netip.ParsePrefix(text); err == nil { // validated where the mode runs
+			opts.ExcludeCIDRs = append(opts.ExcludeCIDRs, cidr)
+		}
+	}
+	return opts
+}
+
+// removeIPVS removes what mode ipvs left, ours and upstream's: its rules, as sets that they
+// ask cannot go, and then the rest.
+func removeIPVS(ctx context.Context, c *config.Config) error {
+	present, err := ipvs.Present()
+	if !present || err != nil {
+		return err
+	}
+	var errs []error
+	for _, v := range []xtables.Variant{xtables.NFT, xtables.Legacy} {
+		if tools, err := xtables.New(v); err == nil { // else nothing wrote any rules
+			errs = append(errs, iptables.CleanupIPVS(ctx, tools))
+		}
+	}
+	if err := errors.Join(append(errs, ipvs.Cleanup(ctx, ipvsOptions(c)))...); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Removed the virtual servers, sets and addresses of mode ipvs")
+	return nil
+}
