@@ -14,9 +14,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/tandem-proxy/tandem/capabilities"
-	"github.com/tandem-proxy/tandem/test/kernel"
+	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/ipvs"
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/xtables"
 )
 
 // The mode changes under traffic, there and back: what is open goes on, and new
@@ -263,9 +264,15 @@ func holds(t testing.TB, n *lab.Node, text string, want bool) error {
 
 // Mode ipvs, between others: what they left goes, and connections that rules began go on.
 func TestIPVS(t *testing.T) {
-	kernel.Needs(t, capabilities.IPVS, capabilities.IPVSSchedulers, capabilities.IPSet)
 	l := lab.NewT(t)
 	n := l.Node("node1")
+	tools, err := xtables.New(xtables.NFT)
+	if err != nil {
+		lab.SkipOrFail(t, err)
+	}
+	if err := n.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Rules: iptables.Options{Tools: tools}}) }); err != nil {
+		t.Skipf("missing: %v", err)
+	}
 	here, there, client, far := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), n.Pod("client"), l.Client("client")
 	announce(t, l, n, outside(n))
 	dir := t.TempDir()
