@@ -20,6 +20,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Options say what to run, and where.
@@ -78,11 +80,11 @@ func (c *Cache) Run(ctx context.Context, o Options) (_ *Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "tandem-vm-")
+	dir, done, err := c.scratch()
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	defer func() { err = errors.Join(err, done()) }()
 
 	j := job{Args: o.Args, Dir: o.Dir, Env: o.Env, Outputs: outputs(o.Args, o.Dir), Now: time.Now()}
 	initrd := filepath.Join(dir, "initrd")
@@ -112,6 +114,50 @@ func (c *Cache) Run(ctx context.Context, o Options) (_ *Result, err error) {
 		return nil, fmt.Errorf("the machine with Linux %s failed: %w\n%s%s", p.release, err, said, tail(consoleFile))
 	}
 	return &Result{Code: e.Code, Release: e.Release, Boot: e.Boot, Run: e.Run}, nil
+}
+
+// scratch makes a directory for a machine, and removes those of processes that were
+// killed: an initramfs is large. Whoever lives holds a lock on its own.
+func (c *Cache) scratch() (dir string, done func() error, err error) {
+	all, err := os.OpenFile(filepath.Join(c.dir, "machines.lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", nil, err
+	}
+	defer all.Close()
+	if err := unix.Flock(int(all.Fd()), unix.LOCK_EX); err != nil {
+		return "", nil, fmt.Errorf("lock %s: %w", all.Name(), err)
+	}
+	const name = "tandem-machine-"
+	old, err := filepath.Glob(filepath.Join(os.TempDir(), name+"*"))
+	if err != nil {
+		return "", nil, err
+	}
+	for _, dir := range old {
+		// Somebody else's cannot be opened, or not be removed, and is not ours to judge.
+		if held, err := lockDir(dir); err == nil {
+			_ = os.RemoveAll(dir)
+			_ = held.Close()
+		}
+	}
+	if dir, err = os.MkdirTemp("", name); err != nil {
+		return "", nil, err
+	}
+	held, err := lockDir(dir)
+	if err != nil {
+		return "", nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return dir, func() error { return errors.Join(os.RemoveAll(dir), held.Close()) }, nil
+}
+
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 // emulate runs QEMU.
