@@ -5,7 +5,8 @@
 #
 # Runs the tests that need root, or those of the packages given, under other kernels, each
 # package in a virtual machine of its own, and prints a table. KERNEL says which kernels,
-# all that there are if empty; TESTFLAGS goes to the tests (-test.run=TestScenarios).
+# all that there are if empty; TESTFLAGS goes to the tests (-test.run=TestScenarios), TIMEOUT is
+# how long those of one package may take (40m).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
