@@ -60,8 +60,7 @@ func read(path string) (r report, err error) {
 	return r, err
 }
 
-// A debian kernel's release has the version of its package, and the test a place and
-// more before each line.
+// Debian's releases end alike, and the test prints its place before each size.
 var (
 	flavour  = regexp.MustCompile(`-cloud-amd64$`)
 	sizeLine = regexp.MustCompile(`(tdm_\S+(?: \S+)?) +(\d+) instructions verified +(\d+) bytes`)
