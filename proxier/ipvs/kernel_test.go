@@ -313,7 +313,7 @@ func TestKernelCleanup(t *testing.T) {
 	s := newStage(t)
 	s.opts.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}
 	look := func() string {
-		return s.run("sh", "-c", "ipvsadm -Sn | sort; ip -o link | grep -v 'if[0-9]*:' | cut -d' ' -f2; ipset list -n; for t in iptables ip6tables; do $t-save | grep -v '^#' | grep -v DRAIN | sed 's/\\[.*//'; done; ip route show table local | sort")
+		return s.run("sh", "-c", "ipvsadm -Sn | sort; ip -o link | grep -v 'if[0-9]*:' | cut -d' ' -f2; ipset list -n; for t in iptables ip6tables; do $t-save | grep -e '^-A' -e '^:.* - ' | grep -v DRAIN; done; ip route show table local | sort")
 	}
 	s.begin()
 	s.run("sh", "-c", "ipvsadm -A -t 198.51.100.7:80; ipset create FOREIGN hash:ip; iptables -A FORWARD -m set --match-set FOREIGN src -j ACCEPT; iptables -t mangle -N FOREIGN; iptables -t nat -L -n >/dev/null; ip6tables -t mangle -L -n >/dev/null; ip6tables -t nat -L -n >/dev/null")

@@ -137,6 +137,9 @@ func (s *scenarioTier) Captures(p scenarios.Probe) error {
 
 func (s *scenarioTier) Carries(e *proxier.Explanation) error {
 	switch {
+	case e.Frontend != nil && e.Frontend.Kind == proxier.ExternalIP && slices.Contains(e.Facts.LocalAddrs, e.Frontend.Addr.Addr()) &&
+		slices.ContainsFunc(e.Endpoints, func(j proxier.Judgement) bool { return !j.Backend.Local }):
+		return errors.New("the other node has this one's address as well, and its endpoints answer there")
 	case e.Flow.Destination.Addr() == netip.IPv6Loopback() && e.Frontend != nil:
 		return errors.New("IPv6 has no route_localnet")
 	case e.Flow.Protocol == proxier.UDP && e.Flow.Device == "" && e.Outcome == proxier.Rejected:
