@@ -178,3 +178,58 @@ func TestOverflow(t *testing.T) {
 	}
 	t.Logf("%d connections", asked)
 }
+
+// The ports of one Service by two carriers: TCP at sockets, and SCTP, which no socket hook
+// sees, in rules.
+func TestMixed(t *testing.T) {
+	if err := lab.SCTPAvailable(); err != nil {
+		t.Skipf("missing: %v", err)
+	}
+	l := lab.NewT(t)
+	n := l.Node("node1")
+	web, client, far := serve(t, n.Pod("web")), n.Pod("client"), l.Client("client")
+	if _, err := web.ServeSCTP(targetPort); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	writeManifest(t, dir, "cidr.yaml", serviceCIDR)
+	writeManifest(t, dir, "web.yaml", fmt.Sprintf(`apiVersion: v1
+kind: Service
+metadata: {namespace: shop, name: web}
+spec:
+  type: NodePort
+  clusterIP: %s
+  ports: [{name: t, port: 80, protocol: TCP, nodePort: 30080}, {name: s, port: 80, protocol: SCTP, nodePort: 30081}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: shop, name: web-ipv4, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{name: t, port: %d, protocol: TCP}, {name: s, port: %[2]d, protocol: SCTP}]
+endpoints:
+- {addresses: [%q], nodeName: node1}
+`, vip4.Addr(), targetPort, web.Addr4))
+	p := start(t, n, dir)
+	defer func() {
+		p.kill()
+		cleanup(t, n)
+	}()
+	p.synced(t)
+	for _, way := range []struct {
+		from    *lab.Sandbox
+		network string
+		to      netip.AddrPort
+	}{
+		{client.Sandbox, "tcp", vip4}, {client.Sandbox, "sctp", vip4}, {n.Sandbox, "tcp", vip4}, {n.Sandbox, "sctp", vip4},
+		{far.Sandbox, "tcp", netip.AddrPortFrom(n.Addr4, 30080)}, {far.Sandbox, "sctp", netip.AddrPortFrom(n.Addr4, 30081)},
+	} {
+		p.await(t, fmt.Sprintf("%s to %s from %s", way.network, way.to, way.from.Name), func() error {
+			_, err := way.from.Ask(t.Context(), way.network, way.to)
+			return err
+		})
+	}
+	all := rules(t, n)
+	if strings.Contains(all, "shop/web:t") || !strings.Contains(all, "shop/web:s") {
+		t.Errorf("the rules are\n%s", all)
+	}
+}
