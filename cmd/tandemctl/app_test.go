@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"net/http"
@@ -25,9 +24,8 @@ import (
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/explain"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/test/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite testdata/*.golden")
 
 func ptr[T any](v T) *T { return &v }
 
@@ -212,26 +210,6 @@ func newTestApp(i *fakeInspector) (a *app, out, errs *bytes.Buffer) {
 	}, out, errs
 }
 
-func golden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name+".golden")
-	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatalf("%v (run with -update to create it)", err)
-	}
-	if d := cmp.Diff(string(want), got); d != "" {
-		t.Errorf("%s (-want +got):\n%s", name, d)
-	}
-}
-
 func TestOutput(t *testing.T) {
 	for name, command := range map[string]string{
 		"status":             "status",
@@ -255,7 +233,7 @@ func TestOutput(t *testing.T) {
 				if code := a.run(append(strings.Fields(command), "-o", format)); code != exitOK || errs.Len() > 0 {
 					t.Fatalf("exit code %d, %s", code, errs)
 				}
-				golden(t, name+"-"+format, out.String())
+				golden.Compare(t, name+"-"+format+".golden", out.String())
 				if format == "json" {
 					checkJSON(t, out.Bytes())
 				}

@@ -4,7 +4,6 @@ package app
 
 import (
 	"bytes"
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,9 +15,8 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/test/golden"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 const kubeProxyHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
@@ -233,26 +231,9 @@ func TestHelp(t *testing.T) {
 	if err := cmd.Execute(); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "help.golden", out.Bytes())
+	golden.Compare(t, "help.golden", out.String())
 	if strings.Contains(out.String(), "capability-mask") {
 		t.Error("a flag for tests is shown")
-	}
-}
-
-func golden(t *testing.T, name string, got []byte) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d := cmp.Diff(string(want), string(got)); d != "" {
-		t.Errorf("%s (-want +got), -update rewrites:\n%s", name, d)
 	}
 }
 
