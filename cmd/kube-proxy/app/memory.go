@@ -5,7 +5,6 @@ package app
 import (
 	"os"
 	"runtime/debug"
-	"sync"
 	"time"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -20,9 +19,12 @@ const gcPercent = 50
 // they received.
 const settleTime = 3 * time.Second
 
+// slow is what a full sync takes that has read large tables.
+const slow = 100 * time.Millisecond
+
 // memory keeps the process small: it implements proxier.Observer to know when
-// the start is over.
-type memory struct{ started sync.Once }
+// the start is over, and when much was read.
+type memory struct{ started bool }
 
 // limit applies gcPercent unless the operator chose another value.
 func (*memory) limit() {
@@ -34,10 +36,14 @@ func (*memory) limit() {
 // Queued implements proxier.Observer.
 func (*memory) Queued(time.Time) {}
 
-// Synced gives back what reading and decoding the first lists took. Nothing
-// else would for minutes: an idle process allocates too little to collect.
+// Synced gives back what reading and decoding the first lists took, or all rules that
+// there are. Nothing else would for minutes: an idle process allocates too little to
+// collect.
 func (m *memory) Synced(info proxier.SyncInfo) {
-	if info.Err == nil {
-		m.started.Do(func() { time.AfterFunc(settleTime, debug.FreeOSMemory) })
+	read := info.Full && info.End.Sub(info.Start) > slow
+	if info.Err != nil || m.started && !read {
+		return
 	}
+	m.started = true
+	time.AfterFunc(settleTime, debug.FreeOSMemory)
 }
