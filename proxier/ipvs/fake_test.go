@@ -24,8 +24,12 @@ type fakeKernel struct {
 	// fails says whether a message does not arrive, or its answer does not. As the order of
 	// messages is not always the same, it goes by what it says.
 	fails func(what string) (before, after error)
-	// gone is called after everything that takes something away.
+	// gone is called after everything that takes something away, and cut when that cuts
+	// off connections.
 	gone func()
+	cut  func(serverKey, netip.AddrPort, *destination)
+	// weighed is told of weights.
+	weighed func(serverKey, netip.AddrPort, int)
 }
 
 type fakeServer struct {
@@ -55,6 +59,12 @@ func (k *fakeKernel) message(do func() error, what ...any) error {
 func (k *fakeKernel) removed() {
 	if k.gone != nil {
 		k.gone()
+	}
+}
+
+func (k *fakeKernel) cuts(key serverKey, to netip.AddrPort, d *destination) {
+	if k.cut != nil && d.active > 0 && key.protocol == proxier.TCP {
+		k.cut(key, to, d)
 	}
 }
 
@@ -112,6 +122,11 @@ func (k fakeServers) Change(key serverKey, is server) error {
 func (k fakeServers) Delete(key serverKey) error {
 	defer k.removed()
 	return k.message(func() error {
+		if s := k.servers[key]; s != nil {
+			for to, d := range s.to {
+				k.cuts(key, to, d)
+			}
+		}
 		delete(k.servers, key)
 		return nil
 	}, "delete", key)
@@ -123,6 +138,9 @@ func (k fakeServers) AddDestination(key serverKey, to netip.AddrPort, weight int
 			s.to[to] = &destination{}
 		}
 		s.to[to].weight = weight
+		if k.weighed != nil {
+			k.weighed(key, to, weight)
+		}
 		return nil
 	}, "add", to, weight)
 }
@@ -134,6 +152,9 @@ func (k fakeServers) ChangeDestination(key serverKey, to netip.AddrPort, weight 
 			return unix.ESRCH
 		}
 		s.to[to].weight = weight
+		if k.weighed != nil {
+			k.weighed(key, to, weight)
+		}
 		return nil
 	}, "change", to, weight)
 }
@@ -141,7 +162,8 @@ func (k fakeServers) ChangeDestination(key serverKey, to netip.AddrPort, weight 
 func (k fakeServers) DeleteDestination(key serverKey, to netip.AddrPort) error {
 	defer k.removed()
 	return k.message(func() error {
-		if s := k.servers[key]; s != nil {
+		if s := k.servers[key]; s != nil && s.to[to] != nil {
+			k.cuts(key, to, s.to[to])
 			delete(s.to, to)
 		}
 		return nil

@@ -33,7 +33,15 @@ type tested struct {
 	opts   Options
 	there  map[uint32]*proxier.Decision
 	node   *proxier.NodeRules
-	err    error // what was wrong meanwhile
+	// drains are destinations without a weight, and since when.
+	drains     map[drain]time.Time
+	unfinished bool  // the last sync failed
+	err        error // what was wrong meanwhile
+}
+
+type drain struct {
+	server serverKey
+	to     netip.AddrPort
 }
 
 var errLost = errors.New("a message was lost")
@@ -41,11 +49,20 @@ var errLost = errors.New("a message was lost")
 func newTested(seed uint64) *tested {
 	t := &tested{
 		rng: rand.New(rand.NewPCG(seed, 1)), kernel: newFakeKernel(), clock: testingclock.NewFakeClock(time.Unix(1e9, 0)),
-		there: map[uint32]*proxier.Decision{},
+		there: map[uint32]*proxier.Decision{}, drains: map[drain]time.Time{},
 	}
 	t.ruled = newFakeRules(t.kernel)
 	t.opts = Options{Clock: t.clock}
 	t.Tier = t.kernel.process(t.opts, t.ruled)
+	t.kernel.weighed = func(k serverKey, to netip.AddrPort, weight int) {
+		_, drains := t.drains[drain{k, to}]
+		switch {
+		case weight > 0:
+			delete(t.drains, drain{k, to})
+		case !drains:
+			t.drains[drain{k, to}] = t.clock.Now()
+		}
+	}
 	failing, times := t.chance(0.5), map[string]uint64{}
 	t.kernel.fails = func(what string) (before, after error) {
 		times[what]++
@@ -70,6 +87,9 @@ func (t *tested) chance(p float64) bool { return t.rng.Float64() < p }
 // processes.
 func (t *tested) Sync(ctx context.Context, u proxier.Update) error {
 	before := maps.Clone(t.there)
+	if t.unfinished {
+		clear(before) // that may not have been served
+	}
 	if u.NodeRules != nil {
 		t.node = u.NodeRules
 	}
@@ -94,14 +114,23 @@ func (t *tested) Sync(ctx context.Context, u proxier.Update) error {
 			t.err = t.missing(before)
 		}
 	}
+	t.kernel.cut = func(k serverKey, to netip.AddrPort, d *destination) {
+		since, drains := t.drains[drain{k, to}]
+		if t.err == nil && (!drains || t.clock.Now().Sub(since) < t.opts.drain()) {
+			t.err = fmt.Errorf("connections of %s to %s are cut off, %+v", k, to, *d)
+		}
+	}
 	err := t.Tier.Sync(ctx, u)
 	if err == nil && t.chance(0.2) {
 		err = t.Tier.Sync(ctx, all)
 	}
 	for tries := 0; err != nil && tries < 100; tries++ {
+		if t.unfinished = t.chance(0.2); t.unfinished {
+			return t.err // something else happens meanwhile
+		}
 		err = t.Tier.Sync(ctx, proxier.Update{})
 	}
-	t.kernel.gone = nil
+	t.kernel.gone, t.unfinished = nil, false
 	t.clock.Step([]time.Duration{0, time.Second, time.Minute, time.Hour}[t.rng.IntN(4)])
 	if err == nil && t.err == nil {
 		t.err = t.compare(all)
@@ -114,7 +143,13 @@ func (t *tested) connect() {
 	for _, k := range slices.SortedFunc(maps.Keys(t.kernel.servers), func(a, b serverKey) int { return strings.Compare(a.String(), b.String()) }) {
 		to := t.kernel.servers[k].to
 		for _, a := range slices.SortedFunc(maps.Keys(to), netip.AddrPort.Compare) {
-			if to[a].active = 0; t.chance(0.2) {
+			if to[a].weight == 0 {
+				if t.chance(0.2) {
+					to[a].active = 0
+				}
+				continue
+			}
+			if to[a].active = 0; t.chance(0.3) {
 				to[a].active = 1
 			}
 		}
@@ -182,7 +217,7 @@ func (k *fakeKernel) state(t *Tier) (list []string) {
 // calm has all clients go. Then nothing is left to drain.
 func (t *tested) calm(all proxier.Update) error {
 	fails := t.kernel.fails
-	t.kernel.fails = nil
+	t.kernel.fails, t.kernel.cut = nil, nil
 	defer func() { t.kernel.fails = fails }()
 	for range 2 {
 		for _, s := range t.kernel.servers {
@@ -226,6 +261,14 @@ func (t *tested) compare(all proxier.Update) error {
 	if diff := cmp.Diff(other.state(fresh), t.kernel.state(t.Tier)); diff != "" {
 		return fmt.Errorf("the kernel is not as it should be:\n%s", diff)
 	}
+	for k, s := range t.kernel.servers {
+		want := t.Tier.servers.wanted(k)
+		for a := range s.to {
+			if k.protocol != proxier.TCP && want != nil && !slices.ContainsFunc(want.to, func(t target) bool { return t.addr == a }) {
+				return fmt.Errorf("%s of %s is gone, and still there", a, k)
+			}
+		}
+	}
 	if diff := cmp.Diff(texts(rules.there), texts(t.ruled.there)); diff != "" {
 		return fmt.Errorf("rules are not as they should be:\n%s", diff)
 	}
@@ -250,6 +293,9 @@ func (t *tested) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer
 	}
 	if local(flow.Source.Addr()) && want.Origin != proxier.FromHost {
 		return nil // no packet of this host comes in by a device of pods
+	}
+	if t.unfinished {
+		return nil // it is to be tried again
 	}
 	for _, p := range t.ports {
 		if p.refused != nil {

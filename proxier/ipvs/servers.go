@@ -195,12 +195,17 @@ func (s *servers) write(k serverKey) error {
 	case want == nil:
 		return nil
 	case is == nil || is.unsure:
-		is = &serverThere{server: want.server, to: make(map[netip.AddrPort]*destinationThere, len(want.to)), unsure: true}
-		s.there[k] = is
+		if is == nil {
+			is = &serverThere{to: make(map[netip.AddrPort]*destinationThere, len(want.to)), unsure: true}
+			s.there[k] = is
+		}
+		for _, d := range is.to {
+			d.weight, d.idle = unsure, false
+		}
 		if err := s.kernel.Add(k, want.server); err != nil {
 			return err
 		}
-		is.unsure = false
+		is.server, is.unsure = want.server, false
 	case is.server != want.server:
 		is.server = server{} // not known, if this fails
 		if err := s.kernel.Change(k, want.server); err != nil {
@@ -270,8 +275,13 @@ func (s *servers) retire(k serverKey, addr netip.AddrPort, d *destinationThere) 
 	if d.until.IsZero() {
 		d.until = now.Add(s.opts.drain())
 	}
-	if k.protocol == proxier.TCP && !d.idle && d.weight != unsure && now.Before(d.until) {
-		return s.weigh(k, addr, d, 0)
+	if k.protocol == proxier.TCP && !d.idle && now.Before(d.until) {
+		err := s.weigh(k, addr, d, 0)
+		if errors.Is(err, unix.ESRCH) {
+			delete(s.there[k].to, addr) // it was never there
+			return nil
+		}
+		return err
 	}
 	d.weight = unsure
 	if err := s.kernel.DeleteDestination(k, addr); err != nil {
@@ -304,22 +314,24 @@ func (s *servers) settle() error {
 // seen with full syncs.
 func (s *servers) drains(k serverKey) (bool, error) {
 	is := s.there[k]
-	if k.protocol != proxier.TCP || is.unsure {
+	if k.protocol != proxier.TCP {
 		return false, nil
 	}
-	if is.until.IsZero() {
+	if is.until.IsZero() || is.unsure {
 		to, err := s.kernel.Destinations(k)
-		if err != nil && !errors.Is(err, unix.ESRCH) {
-			return false, err
+		if err != nil {
+			return false, unless(err, unix.ESRCH)
 		}
 		is.active = 0
-		for _, d := range to {
+		for addr, d := range to {
 			is.active += d.active
+			if is.to[addr] == nil {
+				is.to[addr] = &destinationThere{weight: d.weight}
+			}
 		}
-		if is.active == 0 {
-			return false, nil
+		if is.until.IsZero() {
+			is.until = s.opts.Clock.Now().Add(s.opts.drain())
 		}
-		is.until = s.opts.Clock.Now().Add(s.opts.drain())
 	}
 	if is.active == 0 || !s.opts.Clock.Now().Before(is.until) {
 		return false, nil
