@@ -111,7 +111,7 @@ func (t *Tier) read(ctx context.Context) (fresh bool, err error) {
 	if err := errors.Join(t.servers.read(), t.addrs.read(), t.members.read()); err != nil {
 		return false, err
 	}
-	if t.told {
+	if t.rulesTold {
 		return false, nil
 	}
 	serving, err := t.system.serving(ctx)
@@ -231,7 +231,7 @@ func (t *Tier) syncRules(ctx context.Context, full bool, order []uint32) error {
 	if !full && !t.rulesOwe && u.NodeRules == nil && len(u.Changes) == 0 {
 		return nil
 	}
-	t.told = t.told || full
+	t.rulesTold = t.rulesTold || full
 	err := t.rules.Sync(ctx, u)
 	t.rulesOwe = err != nil
 	return err

@@ -5,6 +5,7 @@ package ipvs
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -122,4 +123,94 @@ func (r *refusingServers) Add(k serverKey, is server) error {
 		return r.err
 	}
 	return r.fakeServers.Add(k, is)
+}
+
+// TestClaims: an address that is a frontend comes before a NodePort there, and the
+// NodePort has it again when the frontend is gone.
+func TestClaims(t *testing.T) {
+	k := newFakeKernel()
+	tier := k.process(Options{}, newFakeRules(k))
+	at := serverKey{netip.MustParseAddrPort("172.18.0.1:30080"), proxier.TCP}
+	nodePort, external := clusterIPOf(1, 1), clusterIPOf(2, 1)
+	nodePort.Frontends = []proxier.Frontend{{Addr: netip.MustParseAddrPort("0.0.0.0:30080"), Kind: proxier.NodePort, Routes: hidden}}
+	external.Frontends = []proxier.Frontend{{Addr: at.addr, Kind: proxier.ExternalIP, Routes: hidden}}
+	for _, step := range []struct {
+		what string
+		u    proxier.Update
+		to   *proxier.Decision
+	}{
+		{"the frontend is first", proxier.Update{Full: true, NodeRules: nodeRules, Changes: []proxier.PortChange{{New: external}, {New: nodePort}}}, external},
+		{"the frontend is gone", proxier.Update{Changes: []proxier.PortChange{{Old: external}}}, nodePort},
+		{"the frontend is last", proxier.Update{Changes: []proxier.PortChange{{New: external}}}, external},
+		{"the NodePort is gone", proxier.Update{Changes: []proxier.PortChange{{Old: nodePort}}}, external},
+	} {
+		if err := tier.Sync(t.Context(), step.u); err != nil {
+			t.Fatal(err)
+		}
+		for a, d := range k.servers[at].to {
+			if is := a == step.to.Backends[0].Addr; is != (d.weight > 0) {
+				t.Errorf("%s: %s has weight %d", step.what, a, d.weight)
+			}
+		}
+	}
+}
+
+// TestUnansweredChange: what an unanswered message was about is written again, though it
+// may have been done.
+func TestUnansweredChange(t *testing.T) {
+	k := newFakeKernel()
+	tier := k.process(Options{}, newFakeRules(k))
+	both, one := clusterIPOf(1, 2), clusterIPOf(1, 1)
+	if err := tier.Sync(t.Context(), proxier.Update{Full: true, NodeRules: nodeRules, Changes: []proxier.PortChange{{New: both}}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range k.servers[serverKey{both.Frontends[0].Addr, proxier.TCP}].to {
+		d.active = 1 // or it goes as a whole, while rules carry it
+	}
+	k.fails = func(what string) (before, after error) {
+		if strings.HasPrefix(what, "change") {
+			return nil, errLost
+		}
+		return nil, nil
+	}
+	if err := tier.Sync(t.Context(), proxier.Update{Changes: []proxier.PortChange{{Old: both, New: one}}}); err == nil {
+		t.Fatal("nothing was lost")
+	}
+	k.fails = nil
+	if err := tier.Sync(t.Context(), proxier.Update{Changes: []proxier.PortChange{{Old: one, New: both}}}); err != nil {
+		t.Fatal(err)
+	}
+	for a, d := range k.servers[serverKey{both.Frontends[0].Addr, proxier.TCP}].to {
+		if d.weight != 1 {
+			t.Errorf("%s has weight %d", a, d.weight)
+		}
+	}
+}
+
+// TestDrainingAddress: an address that another device gets is not kept on kube-ipvs0 for
+// connections, nor among those where all else is refused.
+func TestDrainingAddress(t *testing.T) {
+	k := newFakeKernel()
+	tier := k.process(Options{}, newFakeRules(k))
+	d := clusterIPOf(1, 1)
+	addr := d.Frontends[0].Addr
+	if err := tier.Sync(t.Context(), proxier.Update{Full: true, NodeRules: nodeRules, Changes: []proxier.PortChange{{New: d}}}); err != nil {
+		t.Fatal(err)
+	}
+	k.servers[serverKey{addr, proxier.TCP}].to[d.Backends[0].Addr].active = 1
+	if err := tier.Sync(t.Context(), proxier.Update{Changes: []proxier.PortChange{{Old: d}}}); err != nil {
+		t.Fatal(err)
+	}
+	bound := member{set: set{boundIPs, proxier.IPv4}, addr: addr.Addr()}
+	if !has(k.addrs, addr.Addr()) || !has(k.members, bound) {
+		t.Error("the address of a connection is gone")
+	}
+	rules := *nodeRules
+	rules.LocalAddrs = append([]netip.Addr{addr.Addr()}, rules.LocalAddrs...)
+	if err := tier.Sync(t.Context(), proxier.Update{NodeRules: &rules}); err != nil {
+		t.Fatal(err)
+	}
+	if has(k.addrs, addr.Addr()) || has(k.members, bound) || len(k.servers) != 1 {
+		t.Errorf("the address is still there, or the connection is not: %v", k.servers)
+	}
 }

@@ -32,7 +32,7 @@ type Tier struct {
 	whole bool // everything was compared with the kernel, and written
 	// Of the rules: they were told of everything once, they know the node's, and they try
 	// again with their next sync.
-	told, rulesKnown, rulesOwe bool
+	rulesTold, rulesKnown, rulesOwe bool
 }
 
 // rules is the tier that has the rules.
@@ -113,7 +113,7 @@ func (t *Tier) use(s system, servers virtualServers, device objects[netip.Addr],
 func (t *Tier) reset() {
 	t.servers, t.addrs, t.members = newServers(t.servers.kernel, t.opts), newLedger(t.addrs.kernel), newLedger(t.members.kernel)
 	t.ports, t.owed, t.owes = map[uint32]*port{}, nil, map[uint32]struct{}{}
-	t.whole, t.told, t.rulesKnown, t.rulesOwe = false, false, false, false
+	t.whole, t.rulesTold, t.rulesKnown, t.rulesOwe = false, false, false, false
 }
 
 // Supports implements proxier.Tier.
