@@ -214,3 +214,26 @@ func TestDrainingAddress(t *testing.T) {
 		t.Errorf("the address is still there, or the connection is not: %v", k.servers)
 	}
 }
+
+// TestDeletedByOthers: a virtual server that somebody deletes is whole again with the
+// second sync that has to do with it, and rules carry it meanwhile.
+func TestDeletedByOthers(t *testing.T) {
+	k := newFakeKernel()
+	rules := newFakeRules(k)
+	tier := k.process(Options{}, rules)
+	two, three := clusterIPOf(1, 2), clusterIPOf(1, 3)
+	if err := tier.Sync(t.Context(), proxier.Update{Full: true, NodeRules: nodeRules, Changes: []proxier.PortChange{{New: two}}}); err != nil {
+		t.Fatal(err)
+	}
+	at := serverKey{two.Frontends[0].Addr, proxier.TCP}
+	delete(k.servers, at)
+	if err := tier.Sync(t.Context(), proxier.Update{Changes: []proxier.PortChange{{Old: two, New: three}}}); err == nil || len(rules.there) != 1 {
+		t.Errorf("nobody notices: %v", err)
+	}
+	if err := tier.Sync(t.Context(), proxier.Update{}); err != nil {
+		t.Fatal(err)
+	}
+	if s := k.servers[at]; s == nil || len(s.to) != 3 || len(rules.there) != 0 {
+		t.Errorf("it has %+v, and rules have %v", s, rules.there)
+	}
+}
