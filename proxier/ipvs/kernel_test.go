@@ -382,3 +382,39 @@ func TestKernelSchedulers(t *testing.T) {
 		}
 	}
 }
+
+// TestKernelUpstream: with upstream's semantics no rule knows of a Service. With a Local
+// policy endpoints here see who called, and others serve where there is none here.
+func TestKernelUpstream(t *testing.T) {
+	s := newStage(t)
+	s.opts.UpstreamSemantics = true
+	for i := range s.frontends[1:] {
+		s.frontends[1+i].Routes = [proxier.Origins]proxier.Route{{}, {Source: proxier.Masquerade}, {Set: proxier.V4Local}}
+	}
+	s.begin()
+	d := s.service(s.web1, s.web2)
+	d.Backends[0].Members |= proxier.InLocal
+	s.sync(true, d)
+	external := []netip.AddrPort{s.externalVIP, netip.AddrPortFrom(s.node.Addr4, 30080)}
+	for _, to := range external {
+		for range 3 {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			reply, err := s.shell.Ask(ctx, "tcp", to)
+			cancel()
+			if err != nil || reply.Server != "web1" || reply.Peer.Addr() != s.shell.Addr4 {
+				t.Errorf("%s: %+v, %v", to, reply, err)
+			}
+		}
+	}
+	if rules := s.run("iptables-save"); strings.Contains(rules, "KUBE-SVC") || strings.Contains(rules, "KUBE-EXT-") {
+		t.Errorf("rules know of the Service:\n%s", rules)
+	}
+	d = s.service(s.web2)
+	d.Empty[proxier.V4Local] = proxier.Drop
+	s.sync(false, d)
+	for _, to := range external {
+		if who, err := s.asks(to); err != nil || who != "web2" {
+			t.Errorf("without an endpoint here: %s: %q, %v", to, who, err)
+		}
+	}
+}
