@@ -12,8 +12,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/tc"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -139,6 +141,7 @@ func TestDrain(t *testing.T) {
 // A device that takes no other programs holds up nothing: what is open by it goes on, ends,
 // and is forgotten. It gets them when it takes them again.
 func TestDrainBesideFailures(t *testing.T) {
+	kernel.Needs(t, capabilities.TCX) // what is there already leaves room for that qdisc
 	opts := drainOptions()
 	e := newEdge(t, opts)
 	e.use(t, serve(t, e.here), serve(t, e.there))

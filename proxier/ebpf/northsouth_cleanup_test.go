@@ -16,16 +16,22 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/tc"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
 // I5: Cleanup takes all of ours off every device, whether this process put it there or
 // one before; what others have there stays, and goes on.
 func TestCleanupOfDevices(t *testing.T) {
+	others := len(tcxHooks()) + 3 // two filters and their qdisc
 	for _, method := range []tc.Method{tc.TCX, tc.Clsact} {
 		for name, shared := range map[string]bool{"by the process, ours alone": false, "by another process, beside others": true} {
 			t.Run(method.String()+" "+name, func(t *testing.T) {
+				if method == tc.TCX {
+					kernel.Needs(t, capabilities.TCX)
+				}
 				e := newEdge(t, Options{TC: method, PodDevices: []string{"pod+"}})
 				e.use(t, serve(t, e.here), serve(t, e.there))
 				if shared {
@@ -43,7 +49,7 @@ func TestCleanupOfDevices(t *testing.T) {
 					return !strings.Contains(s, "foreign") && !(shared && s == lab.Uplink+" qdisc clsact")
 				})
 				// On two devices, in both directions.
-				if len(before)-len(foreign) < 4 || shared != (len(foreign) == 5) {
+				if len(before)-len(foreign) < 4 || shared != (len(foreign) == others) {
 					t.Fatalf("on devices are\n%s", strings.Join(before, "\n"))
 				}
 
@@ -98,6 +104,14 @@ func packetObjectsOf(t testing.TB, tier *Tier) (list []object) {
 	return list
 }
 
+// tcxHooks are where a device has programs of that method, if the kernel has it.
+func tcxHooks() []ciliumebpf.AttachType {
+	if !kernel.Has(capabilities.TCX) {
+		return nil
+	}
+	return []ciliumebpf.AttachType{ciliumebpf.AttachTCXIngress, ciliumebpf.AttachTCXEgress}
+}
+
 // onDevices lists what is attached to the devices of the node: programs and qdiscs.
 func (e *edge) onDevices(t testing.TB) (list []string) {
 	t.Helper()
@@ -108,7 +122,7 @@ func (e *edge) onDevices(t testing.TB) (list []string) {
 		}
 		for _, l := range links {
 			name := l.Attrs().Name
-			for _, direction := range []ciliumebpf.AttachType{ciliumebpf.AttachTCXIngress, ciliumebpf.AttachTCXEgress} {
+			for _, direction := range tcxHooks() {
 				found, err := link.QueryPrograms(link.QueryOptions{Target: l.Attrs().Index, Attach: direction})
 				if err != nil {
 					return err
@@ -162,7 +176,7 @@ func programName(id ciliumebpf.ProgramID) (string, error) {
 	return fmt.Sprintf("%s %d", info.Name, id), nil
 }
 
-// addForeign puts programs of somebody else on the uplink, by both methods.
+// addForeign puts programs of somebody else on the uplink, by all methods.
 func (e *edge) addForeign(t testing.TB) {
 	t.Helper()
 	p, err := ciliumebpf.NewProgram(&ciliumebpf.ProgramSpec{
@@ -178,7 +192,7 @@ func (e *edge) addForeign(t testing.TB) {
 		t.Fatal(err)
 	}
 	index := uplink.Attrs().Index
-	for _, direction := range []ciliumebpf.AttachType{ciliumebpf.AttachTCXIngress, ciliumebpf.AttachTCXEgress} {
+	for _, direction := range tcxHooks() {
 		var l link.Link
 		err := e.at.Do(func() (err error) {
 			l, err = link.AttachTCX(link.TCXOptions{Interface: index, Program: p, Attach: direction})
