@@ -36,6 +36,7 @@ const (
 	PostBind6       Feature = "post_bind6"
 	NetnsCookie     Feature = "netns_cookie"
 	SocketStorage   Feature = "socket_storage"
+	GlobalPointers  Feature = "global_pointers"
 	SetRetval       Feature = "set_retval"
 	KtimeCoarse     Feature = "ktime_coarse"
 	MmapArray       Feature = "mmap_array"
@@ -141,6 +142,8 @@ var catalogue = []Info{
 		Without: "host and pod sockets cannot be told apart", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
 	{Feature: SocketStorage, Description: "socket-local storage in sock_addr programs", NeededBy: "ebpf: socket LB, reverse mapping", Since: "5.3",
 		Without: "the reverse mapping would outlive its socket", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF and CONFIG_BPF_SYSCALL"},
+	{Feature: GlobalPointers, Description: "pointers as arguments of global functions", NeededBy: "ebpf: everything", Since: "5.12",
+		Without: "no program could be verified", RequiredBy: onlyEBPF},
 	{Feature: SetRetval, Description: "bpf_set_retval in sock_addr programs", NeededBy: "ebpf: socket LB, services without backends", Since: "6.1",
 		Without: "connections to a service without backends are sent to a closed local port: still refused, but slower", OptionalFor: onlyEBPF},
 	{Feature: KtimeCoarse, Description: "bpf_ktime_get_coarse_ns in sock_addr programs", NeededBy: "ebpf: NodePort and LoadBalancer traffic", Since: "5.11",

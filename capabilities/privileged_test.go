@@ -84,6 +84,7 @@ func TestProbeThisMachine(t *testing.T) {
 		{5, 8, []Feature{BPFSyscall, CgroupReplace, Connect4, Connect6, Sendmsg4, Sendmsg6, Recvmsg4, Recvmsg6, Getpeername4, Getpeername6,
 			PostBind4, PostBind6, NetnsCookie, SocketStorage, MmapArray, Batch, RingBuf, FIBLookup, XDPGeneric}},
 		{5, 11, []Feature{KtimeCoarse, RedirectNeigh}},
+		{5, 12, []Feature{GlobalPointers}},
 		// Linux 5.12, on arm64 5.18.
 		{5, 18, []Feature{Atomics}},
 		{6, 1, []Feature{SetRetval}},
@@ -153,8 +154,8 @@ func agreesWithFile(t *testing.T, report Report, feature Feature, path string) {
 	t.Errorf("%s is %s, but %s says %s", feature, got, path, want)
 }
 
-// The eBPF tier must be selected on a kernel that has everything; on an older one
-// it is, or is not and says why.
+// The eBPF tier must be selected on a kernel that can load its programs, and on no
+// other: that has to say why.
 func TestSelectOnThisMachine(t *testing.T) {
 	needRoot(t)
 	report := Probe(context.Background(), Options{})
@@ -163,10 +164,10 @@ func TestSelectOnThisMachine(t *testing.T) {
 	}
 	decision := Select(report, Request{Mode: ModeEBPF, Available: []Mode{ModeEBPF}})
 	t.Log(dump(decision))
+	if able := kernelAtLeast(t, 5, 12); able != (decision.Mode == ModeEBPF) || able != (decision.Err == nil) {
+		t.Errorf("mode = %q: %v", decision.Mode, decision.Err)
+	}
 	if decision.Mode != ModeEBPF {
-		if decision.Err == nil || kernelAtLeast(t, 6, 7) {
-			t.Errorf("mode = %q: %v", decision.Mode, decision.Err)
-		}
 		return
 	}
 	more := 0
@@ -222,7 +223,7 @@ func TestProbeWithoutCapabilities(t *testing.T) {
 		t.Fatalf("drop capabilities: %v", setupErr)
 	}
 	for _, feature := range []Feature{
-		CgroupReplace, Connect4, Sendmsg6, Recvmsg4, Getpeername6, PostBind4, NetnsCookie, SocketStorage, SetRetval, KtimeCoarse,
+		CgroupReplace, Connect4, Sendmsg6, Recvmsg4, Getpeername6, PostBind4, NetnsCookie, SocketStorage, GlobalPointers, SetRetval, KtimeCoarse,
 		TCX, Atomics, RedirectNeigh, FIBLookup, FIBSource, XDPGeneric, RingBuf, InetDiagDestroy,
 	} {
 		result, _ := report.Lookup(feature)

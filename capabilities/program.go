@@ -80,6 +80,28 @@ func probeKtimeCoarse(context.Context, *host, string) outcome {
 	return probeHelper(asm.FnKtimeGetCoarseNs.Call())
 }
 
+// probeGlobalPointers has a function that is verified by itself look at what it is handed
+// by its caller, which such functions could not be handed before.
+func probeGlobalPointers(context.Context, *host, string) outcome {
+	integer := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
+	entry := &btf.Func{Name: "entry", Type: &btf.FuncProto{Return: integer}, Linkage: btf.GlobalFunc}
+	callee := &btf.Func{Name: "callee", Linkage: btf.GlobalFunc, Type: &btf.FuncProto{
+		Return: integer, Params: []btf.FuncParam{{Name: "p", Type: &btf.Pointer{Target: integer}}},
+	}}
+	return tryProgram(sockAddrProgram(ciliumebpf.AttachCGroupInet4Connect, asm.Instructions{
+		btf.WithFuncMetadata(asm.StoreImm(asm.RFP, -4, 1, asm.Word), entry).WithSymbol(entry.Name),
+		asm.Mov.Reg(asm.R1, asm.RFP),
+		asm.Add.Imm(asm.R1, -4),
+		asm.Call.Label(callee.Name),
+		asm.Mov.Imm(asm.R0, 1),
+		asm.Return(),
+		btf.WithFuncMetadata(asm.Mov.Imm(asm.R0, 0), callee).WithSymbol(callee.Name),
+		asm.JEq.Imm(asm.R1, 0, "return"),
+		asm.LoadMem(asm.R0, asm.R1, 0, asm.Word),
+		asm.Return().WithSymbol("return"),
+	}))
+}
+
 // probeSocketStorage does what the socket LB does: find the storage of the
 // context's socket, making it if need be.
 func probeSocketStorage(context.Context, *host, string) outcome {
