@@ -27,7 +27,7 @@ import (
 const secondLook = 500 * time.Millisecond
 
 // flows closes UDP sockets that are connected, through a service address, to a
-// backend that serves it no longer. Nothing else would tell their owners: a
+// backend that serves it no longer, and strays. Nothing else would tell their owners: a
 // connected socket never passes a hook again. A socket that dialled the
 // backend itself is left alone, and so is TCP, whose ends notice by themselves.
 type flows struct {
@@ -37,17 +37,19 @@ type flows struct {
 	report   func(proxier.Problem)
 	wake     chan struct{}
 	reader   *sockdiag.StorageReader // nil until first used
+	reach    reach
 
 	mu      sync.Mutex
+	strays  map[SocketPair]struct{} // to be closed
 	closed  uint64
 	failing bool
 }
 
-func newFlows(w *writer, storage *ciliumebpf.Map, procRoot string, report func(proxier.Problem)) *flows {
-	if procRoot == "" {
-		procRoot = "/proc"
+func newFlows(w *writer, storage *ciliumebpf.Map, procRoot string, r reach, report func(proxier.Problem)) *flows {
+	return &flows{
+		writer: w, storage: storage, procRoot: procRoot, reach: r, report: report,
+		wake: make(chan struct{}, 1), strays: map[SocketPair]struct{}{},
 	}
-	return &flows{writer: w, storage: storage, procRoot: procRoot, report: report, wake: make(chan struct{}, 1)}
 }
 
 // look has the flows looked at.
@@ -104,22 +106,76 @@ func (f *flows) free() {
 }
 
 // closeNow closes the sockets that lead to backends which serve them no
-// longer. Socket storage tells which those are, for the whole machine at once;
-// mostly there are none, and then no namespace is visited. Only where they
-// are visible can they be closed.
+// longer, and the strays. Socket storage tells which the former are, for the whole
+// machine at once; mostly there are none, and then no namespace is visited. Only where
+// they are visible can they be closed.
 func (f *flows) closeNow(ctx context.Context) (closed int, err error) {
+	stale, remotes, err := f.find(ctx)
+	if err != nil {
+		return 0, err
+	}
+	strays := f.takeStrays()
+	if len(stale) == 0 && len(strays) == 0 {
+		return 0, nil
+	}
+	var hooked hooked
+	if len(strays) > 0 {
+		if hooked, err = f.reach.find(); err != nil {
+			f.addStrays(strays)
+			return 0, err
+		}
+	}
+	for pair := range strays {
+		remotes[pair.Remote] = struct{}{}
+	}
+
+	filter := sockdiag.Filter{Protocol: unix.IPPROTO_UDP, Remote: slices.Collect(maps.Keys(remotes))}
+	err = sockdiag.ForEachNetNS(ctx, f.procRoot, func(sockdiag.NetNS) error {
+		here := false
+		switch {
+		case len(strays) > 0:
+			var err error
+			if here, err = hooked.here(); err != nil {
+				return err
+			}
+		case len(stale) == 0:
+			return nil
+		}
+		_, n, err := sockdiag.Dump(ctx, filter, func(s sockdiag.Socket) bool {
+			known := has(stale, s.Cookie)
+			delete(stale, s.Cookie)
+			return known || here && has(strays, SocketPair{s.Local, s.Remote}) && hooked.cgroup(s.CgroupID)
+		})
+		closed += n
+		return err
+	})
+	if err != nil && !errors.Is(err, fs.ErrPermission) {
+		f.addStrays(strays)
+	}
+	switch {
+	case len(stale) > 0:
+		// Or their owners closed them this moment: the next look will tell.
+		err = errors.Join(fmt.Errorf("%d sockets are in no network namespace that %s shows; it has to be the host's (hostPID)", len(stale), f.procRoot), err)
+	case errors.Is(err, fs.ErrPermission):
+		err = nil // what may not be looked at had nothing to close
+	}
+	return closed, err
+}
+
+// find lists the sockets that lead to backends which serve them no longer, by their
+// cookies, and those backends.
+func (f *flows) find(ctx context.Context) (stale map[uint64]struct{}, remotes map[netip.AddrPort]struct{}, err error) {
 	if f.reader == nil {
 		// Not those that their owners disconnected: they keep what is stored.
 		if f.reader, err = sockdiag.NewStorageReader(f.storage, 1<<sockdiag.Established); err != nil {
-			return 0, err
+			return nil, nil, err
 		}
 	}
 	values, err := f.reader.Read(ctx)
 	if err != nil {
-		return 0, err
+		return nil, nil, err
 	}
-	stale := map[uint64]struct{}{}
-	remotes := map[netip.AddrPort]struct{}{}
+	stale, remotes = map[uint64]struct{}{}, map[netip.AddrPort]struct{}{}
 	judge := f.writer.newJudge()
 	for cookie, value := range values {
 		var dest sockDest
@@ -132,31 +188,7 @@ func (f *flows) closeNow(ctx context.Context) (closed int, err error) {
 			remotes[goAddrPort(dest.Addr, dest.Port)] = struct{}{}
 		}
 	}
-	if len(stale) == 0 {
-		return 0, nil
-	}
-
-	filter := sockdiag.Filter{Protocol: unix.IPPROTO_UDP, Remote: slices.Collect(maps.Keys(remotes))}
-	err = sockdiag.ForEachNetNS(ctx, f.procRoot, func(sockdiag.NetNS) error {
-		if len(stale) == 0 {
-			return nil
-		}
-		_, n, err := sockdiag.Dump(ctx, filter, func(s sockdiag.Socket) bool {
-			known := has(stale, s.Cookie)
-			delete(stale, s.Cookie)
-			return known
-		})
-		closed += n
-		return err
-	})
-	switch {
-	case len(stale) > 0:
-		// Or their owners closed them this moment: the next look will tell.
-		err = errors.Join(fmt.Errorf("%d sockets are in no network namespace that %s shows; it has to be the host's (hostPID)", len(stale), f.procRoot), err)
-	case errors.Is(err, fs.ErrPermission):
-		err = nil // what may not be looked at had nothing to close
-	}
-	return closed, err
+	return stale, remotes, nil
 }
 
 // judge knows which backends serve which service, as of one moment.

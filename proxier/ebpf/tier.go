@@ -324,7 +324,9 @@ func (t *Tier) load(given map[string]*ciliumebpf.Map) error {
 	t.writer = newWriter(tables, t.opts.Sizes, clock.RealClock{}, waitForPrograms, report)
 	t.writer.guard = t.guard
 	t.flowTable.tables = tables
-	t.flows = newFlows(t.writer, t.maps.TdmSock, t.opts.ProcRoot, report)
+	t.flows = newFlows(t.writer, t.maps.TdmSock, t.opts.ProcRoot, reach{
+		cgroup: t.cgroup, netns: t.netns, optOuts: t.maps.TdmOptout, hostOnly: t.opts.HostNamespaceOnly,
+	}, report)
 	var ephemeral PortRange
 	if err := t.netns.Do(func() (err error) { ephemeral, err = EphemeralPorts(); return err }); err != nil {
 		t.unload()
@@ -636,6 +638,14 @@ func (t *Tier) Unplaced() map[uint32]error {
 		all[index] = errors.New(code.String())
 	}
 	return all
+}
+
+// CloseStrays closes these UDP sockets soon, as far as the programs would serve them if
+// they were opened now. It is for those that are connected to a frontend itself since
+// before the programs were there, when nobody translates their packets any more.
+func (t *Tier) CloseStrays(pairs []SocketPair) {
+	t.flows.addStrays(setOf(pairs))
+	t.flows.look()
 }
 
 // ClosedSockets counts the UDP sockets that were closed because their backend

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	ciliumebpf "github.com/cilium/ebpf"
+
+	"github.com/tandem-proxy/tandem/netns"
+)
+
+// SocketPair is what a connected socket is known by.
+type SocketPair struct{ Local, Remote netip.AddrPort }
+
+func (f *flows) addStrays(strays map[SocketPair]struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.Copy(f.strays, strays)
+}
+
+func (f *flows) takeStrays() map[SocketPair]struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	strays := f.strays
+	f.strays = map[SocketPair]struct{}{}
+	return strays
+}
+
+// reach is what it takes to tell sockets that pass the programs from others: those have
+// somebody else who translates their packets, or nobody has to.
+type reach struct {
+	cgroup   *os.File
+	netns    netns.Namespace
+	optOuts  *ciliumebpf.Map
+	hostOnly bool
+}
+
+// hooked says which sockets pass the programs, as of one moment.
+type hooked struct {
+	host     uint64 // cookie
+	hostOnly bool
+	optedOut map[uint64]struct{} // cookies
+	cgroups  map[uint64]struct{} // ids; nil for all
+}
+
+func (h *reach) find() (hooked, error) {
+	found := hooked{hostOnly: h.hostOnly}
+	err := h.netns.Do(func() (err error) { found.host, err = ownNetNSCookie(); return err })
+	if err != nil {
+		return found, err
+	}
+	cookies, err := keysOf[uint64, uint8](h.optOuts)
+	if err != nil {
+		return found, fmt.Errorf("read the opt-outs: %w", err)
+	}
+	found.optedOut = setOf(cookies)
+	if found.cgroups, err = cgroupsBelow(h.cgroup.Name()); err != nil {
+		return found, fmt.Errorf("list the cgroups: %w", err)
+	}
+	return found, nil
+}
+
+// here says whether any do in this network namespace.
+func (h *hooked) here() (bool, error) {
+	cookie, err := ownNetNSCookie()
+	return err == nil && !has(h.optedOut, cookie) && (!h.hostOnly || cookie == h.host), err
+}
+
+// cgroup says whether those of a cgroup do.
+func (h *hooked) cgroup(id uint64) bool { return h.cgroups == nil || has(h.cgroups, id) }
+
+// rootCgroup is the id of the cgroup that every other one is below.
+const rootCgroup = 1
+
+// cgroupsBelow are the ids of a cgroup and of all below it; nil for every one there is.
+func cgroupsBelow(root string) (map[uint64]struct{}, error) {
+	ids := map[uint64]struct{}{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && path != root:
+			return nil // gone meanwhile
+		case err != nil:
+			return err
+		case !d.IsDir():
+			return nil
+		}
+		info, err := d.Info()
+		if err != nil {
+			return nil // likewise
+		}
+		id := info.Sys().(*syscall.Stat_t).Ino
+		if id == rootCgroup {
+			ids = nil
+			return fs.SkipAll
+		}
+		ids[id] = struct{}{}
+		return nil
+	})
+	return ids, err
+}
+
+func setOf[K comparable](keys []K) map[K]struct{} {
+	set := make(map[K]struct{}, len(keys))
+	for _, k := range keys {
+		set[k] = struct{}{}
+	}
+	return set
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// Sockets that were connected to a frontend before there were programs are closed when
+// they are named, and are ones that the programs would serve now.
+func TestStrays(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		opts Options
+		pods bool // are served
+	}{
+		{"all", Options{}, true},
+		{"host alone", Options{HostNamespaceOnly: true}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := lab.NewT(t, lab.Options{Pause: true}) // pods show in /proc
+			one := l.Node("node1")
+			client, aside, elsewhere := one.Pod("client"), one.Pod("aside"), l.Node("node2").Pod("elsewhere")
+			n := newNode(t, one, l, test.opts)
+			v4, v6 := netip.AddrPortFrom(vip4, 80), netip.AddrPortFrom(vip6, 80)
+			mapped := netip.AddrPortFrom(netip.AddrFrom16(vip4.As16()), 80)
+
+			type stray struct {
+				net.Conn
+				name   string
+				closed bool
+			}
+			var strays []stray
+			var pairs []SocketPair
+			for _, s := range []struct {
+				name          string
+				from          *lab.Sandbox
+				to            netip.AddrPort
+				named, closed bool
+			}{
+				{"pod IPv4", client.Sandbox, v4, true, test.pods},
+				{"pod IPv6", client.Sandbox, v6, true, test.pods},
+				{"pod IPv4 by IPv6", client.Sandbox, mapped, true, test.pods},
+				{"host IPv4", one.Sandbox, v4, true, true},
+				{"host IPv6", one.Sandbox, v6, true, true},
+				{"pod, not named", client.Sandbox, v4, false, false},
+				{"opted out", aside.Sandbox, v4, true, false},
+				{"another node", elsewhere.Sandbox, v4, true, false},
+			} {
+				c, err := s.from.Dial(t.Context(), "udp", s.to)
+				if err != nil {
+					t.Fatalf("%s: %v", s.name, err)
+				}
+				defer c.Close()
+				strays = append(strays, stray{c, s.name, s.closed})
+				if local := netip.MustParseAddrPort(c.LocalAddr().String()); s.named {
+					pairs = append(pairs, SocketPair{netip.AddrPortFrom(local.Addr().Unmap(), local.Port()), netip.AddrPortFrom(s.to.Addr().Unmap(), s.to.Port())})
+				}
+			}
+			n.OnServiceAdd(dualService())
+			n.sync(t)
+			n.optOut(t, aside)
+
+			want := 0
+			for _, s := range strays {
+				if s.closed {
+					want++
+				}
+			}
+			n.tier.CloseStrays(pairs)
+			if closed, err := n.tier.flows.closeNow(t.Context()); closed != want || err != nil {
+				t.Errorf("closed %d, want %d: %v", closed, want, err)
+			}
+			for _, s := range strays {
+				if err := s.SetReadDeadline(time.Now().Add(10 * time.Millisecond)); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := s.Read(make([]byte, 16)); errors.Is(err, unix.ECONNABORTED) != s.closed {
+					t.Errorf("%s: read says %v, want it closed: %v", s.name, err, s.closed)
+				}
+			}
+			if left := n.tier.flows.takeStrays(); len(left) > 0 {
+				t.Errorf("still to be closed: %v", left)
+			}
+		})
+	}
+}
+
+// What could not be looked for is looked for again.
+func TestStraysAreKept(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	n := newNode(t, one, l, Options{ProcRoot: t.TempDir() + "/nowhere"})
+	pair := SocketPair{netip.AddrPortFrom(one.Addr4, 4000), netip.AddrPortFrom(vip4, 80)}
+	n.tier.CloseStrays([]SocketPair{pair})
+	if _, err := n.tier.flows.closeNow(t.Context()); err == nil {
+		t.Error("no error")
+	}
+	if left := n.tier.flows.takeStrays(); !has(left, pair) {
+		t.Error("nothing is left to be closed")
+	}
+}
+
+func TestCgroupsBelow(t *testing.T) {
+	l := lab.NewT(t)
+	one, two := l.Node("node1"), l.Node("node2")
+	own := func(n *lab.Node) uint64 {
+		var st unix.Stat_t
+		if err := unix.Stat(n.CgroupPath(), &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Ino
+	}
+	ids, err := cgroupsBelow(one.CgroupPath())
+	if err != nil || !has(ids, own(one)) || has(ids, own(two)) {
+		t.Errorf("%v lacks %d or has %d: %v", ids, own(one), own(two), err)
+	}
+	if _, err := cgroupsBelow("/nowhere"); err == nil {
+		t.Error("no error")
+	}
+}
