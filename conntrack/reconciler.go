@@ -28,6 +28,9 @@ type Options struct {
 	Exclusive bool
 	// Observer is told of each family that was reconciled; nil for nobody.
 	Observer func(Result)
+	// Ended is told of the flows whose entries had to go, when they have; nil for
+	// nobody. What is sent on such a flow now is translated anew, or not at all.
+	Ended func([]Flow)
 }
 
 // Result is what became of one family.
@@ -44,14 +47,18 @@ type Reconciler struct {
 	table     Table
 	exclusive bool
 	observer  func(Result)
+	ended     func([]Flow)
 	index     *index
 }
 
 // New makes a Reconciler that knows no frontends.
 func New(opts Options) *Reconciler {
-	r := &Reconciler{table: opts.Table, exclusive: opts.Exclusive, observer: opts.Observer, index: newIndex()}
+	r := &Reconciler{table: opts.Table, exclusive: opts.Exclusive, observer: opts.Observer, ended: opts.Ended, index: newIndex()}
 	if r.observer == nil {
 		r.observer = func(Result) {}
+	}
+	if r.ended == nil {
+		r.ended = func([]Flow) {}
 	}
 	return r
 }
@@ -126,6 +133,8 @@ func (r *Reconciler) reconcile(ctx context.Context, family proxier.Family) (dele
 		if deleted, derr = r.table.Delete(ctx, stale); derr != nil {
 			err = errors.Join(err, fmt.Errorf("delete: %w", derr))
 		}
+		// Also of those that could not be deleted: they lead nowhere all the same.
+		r.ended(stale)
 	}
 	return deleted, err
 }

@@ -553,7 +553,15 @@ func TestErrors(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			c := makeTable(stale...)
 			var results []conntrack.Result
-			r := conntrack.New(conntrack.Options{Table: c, Observer: func(r conntrack.Result) { results = append(results, r) }})
+			ended := map[uint32]bool{}
+			r := conntrack.New(conntrack.Options{
+				Table: c, Observer: func(r conntrack.Result) { results = append(results, r) },
+				Ended: func(flows []conntrack.Flow) {
+					for _, f := range flows {
+						ended[f.ID] = true
+					}
+				},
+			})
 			before := udp("a", dns4)
 			r.Observe(full(before))
 			reconcile(t, r, 0)
@@ -572,6 +580,9 @@ func TestErrors(t *testing.T) {
 				t.Errorf("observed %+v", results)
 			}
 			reconcile(t, r, len(stale)-deleted) // what is owed
+			if len(ended) != len(stale) {
+				t.Errorf("told of the entries %v", ended)
+			}
 			if left := c.left(); left != nil {
 				t.Errorf("entries left: %v", left)
 			}
