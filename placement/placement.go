@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -471,6 +472,34 @@ func (t *Tier) Why(d *proxier.Decision, f *proxier.Frontend) error {
 		return errOptedOut
 	}
 	return t.fast.Supports(d, f)
+}
+
+// FallbackHas returns a function that says whether the fallback, as things are, translates
+// what comes to an address: that of a frontend, or one with the number of a NodePort.
+func (t *Tier) FallbackHas(protocol proxier.Protocol) func(netip.AddrPort) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	has := map[netip.AddrPort]struct{}{}
+	for _, p := range t.ports {
+		d := p.has[onFallback]
+		if d == nil || d.Name.Protocol != protocol {
+			continue
+		}
+		for i := range d.Frontends {
+			if f := &d.Frontends[i]; f.Conflict == nil {
+				has[f.Addr] = struct{}{}
+			}
+		}
+	}
+	return func(a netip.AddrPort) bool {
+		unspecified := netip.IPv4Unspecified()
+		if a.Addr().Is6() {
+			unspecified = netip.IPv6Unspecified()
+		}
+		_, frontend := has[a]
+		_, nodePort := has[netip.AddrPortFrom(unspecified, a.Port())]
+		return frontend || nodePort
+	}
 }
 
 // Cleanup implements proxier.Tier.

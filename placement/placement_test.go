@@ -219,6 +219,9 @@ func (b *bench) compare() {
 			if (fast[key] != nil) != inFast || (fallback[key] != nil) != slow {
 				b.t.Errorf("%s: in the fast tier %v, in the fallback %v, want %v and %v", key, fast[key] != nil, fallback[key] != nil, inFast, slow)
 			}
+			if says := b.tier.FallbackHas(d.Name.Protocol)(f.Addr); says != slow {
+				b.t.Errorf("%s: the fallback is said to have it: %v", key, says)
+			}
 			for _, got := range []*proxier.Decision{fast[key], fallback[key]} {
 				if got != nil && !slices.Equal(got.Backends, d.Backends) {
 					b.t.Errorf("%s has the backends of another time", key)
@@ -368,6 +371,26 @@ func TestIdleFallback(t *testing.T) {
 	}
 	if b.tier.Why(sctp.New, &sctp.New.Frontends[0]) == nil {
 		t.Error("nobody says why the fallback carries it")
+	}
+}
+
+// A NodePort has the addresses of its family, and a frontend those of its protocol.
+func TestFallbackHas(t *testing.T) {
+	b := newBench(t, 0)
+	c := b.decide(rand.New(rand.NewPCG(1, 1)), 7)
+	c.New.OptedOut = true
+	c.New.Frontends = append(c.New.Frontends, proxier.Frontend{Kind: proxier.NodePort, Addr: netip.MustParseAddrPort("0.0.0.0:30007")})
+	b.sync(true, c)
+	for to, want := range map[string]bool{
+		"10.96.0.7:80": true, "10.96.0.7:81": false, "10.96.0.8:80": false,
+		"172.18.0.1:30007": true, "[fd00:18::1]:30007": false, "172.18.0.1:80": false,
+	} {
+		if got := b.tier.FallbackHas(proxier.UDP)(netip.MustParseAddrPort(to)); got != want {
+			t.Errorf("%s: %v", to, got)
+		}
+		if b.tier.FallbackHas(proxier.TCP)(netip.MustParseAddrPort(to)) {
+			t.Errorf("%s is one of TCP", to)
+		}
 	}
 }
 
