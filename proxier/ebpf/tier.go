@@ -490,7 +490,7 @@ func (t *Tier) SetUplinks(list []uplinks.Device) error {
 // Adopted says whether the tables of an earlier process were taken over.
 func (t *Tier) Adopted() bool { return t.adopted }
 
-// Run closes flows of removed backends until ctx is done. Without it they stay
+// Run closes flows of removed backends, and strays, until ctx is done. Without it they stay
 // open.
 func (t *Tier) Run(ctx context.Context) {
 	t.runs.Add(1)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
@@ -132,11 +133,12 @@ func TestFallbackStandsIn(t *testing.T) {
 }
 
 // UDP flows that rules translated go on when programs serve, for as long as their
-// endpoints are there; then they get others.
+// endpoints are there. Then they get others; sockets of this node are closed, as nothing
+// but their owners can have them pass the programs.
 func TestFlowsTakenOver(t *testing.T) {
-	l := lab.NewT(t)
+	l := lab.NewT(t, lab.Options{Pause: true}) // pods show in /proc
 	n := l.Node("node1")
-	here, there, far := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), l.Client("client")
+	here, there, far, client := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), l.Client("client"), n.Pod("client")
 	announce(t, l, n, outside(n))
 	dir := t.TempDir()
 	writeManifests(t, dir, loadBalancer, here, there)
@@ -146,16 +148,41 @@ func TestFlowsTakenOver(t *testing.T) {
 		cleanup(t, n)
 	}()
 	p.synced(t)
-	long := openFlows(t, far.Sandbox, outside(n), here, there)
+	translated := openFlows(t, far.Sandbox, outside(n), here, there)
+	hooked := append(openFlows(t, client.Sandbox, targets(), here, there), openFlows(t, n.Sandbox, targets(), here, there)...)
 	p.terminate(t)
 	p = start(t, n, dir)
 	p.serves(t)
 	p.await(t, "no rules", func() error { return holds(t, n, "KUBE-SERVICES", false) })
-	for _, f := range long {
+	for _, f := range append(translated, hooked...) {
 		f.check(t)
 	}
 	writeManifests(t, dir, loadBalancer, there)
-	for _, f := range long {
+	lost := 0
+	for _, f := range hooked {
+		if f.RemoteAddr().Network() == "tcp" || f.first.Server == there.Name {
+			f.check(t)
+			continue
+		}
+		lost++
+		if err := f.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNABORTED) {
+			t.Errorf("a socket whose endpoint is gone: %v", err)
+		}
+	}
+	if lost == 0 {
+		t.Error("no socket of this node has lost its endpoint")
+	}
+	for name, to := range targets() {
+		for _, from := range []*lab.Sandbox{client.Sandbox, n.Sandbox} {
+			if r, err := from.Ask(t.Context(), name[:3], to); err != nil || r.Server != there.Name {
+				t.Errorf("a new socket of %s to %s: %v %v", from.Name, name, r, err)
+			}
+		}
+	}
+	for _, f := range translated {
 		if f.RemoteAddr().Network() == "tcp" {
 			f.check(t) // it may end by itself
 			continue

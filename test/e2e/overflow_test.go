@@ -62,8 +62,7 @@ func TestServiceOptsOut(t *testing.T) {
 		for _, optedOut := range []bool{true, false} {
 			service, carrier := loadBalancer, `"name":"ebpf","carries":true`
 			if optedOut {
-				annotated := fmt.Sprintf("name: web, annotations: {%s: %s}}", proxier.AnnotationFastPath, proxier.FastPathDisabled)
-				service, carrier = strings.Replace(service, "name: web}", annotated, 1), `"name":"iptables","carries":true`
+				service, carrier = inRules(service), `"name":"iptables","carries":true`
 			}
 			writeManifests(t, dir, service, here, there)
 			p.await(t, fmt.Sprintf("rules, opted out %v", optedOut), func() error { return holds(t, n, ":KUBE-SVC-", optedOut) })
@@ -82,6 +81,44 @@ func TestServiceOptsOut(t *testing.T) {
 	}
 	w.end()
 	t.Logf("%d connections, %d datagrams were sent again", w.asked.Load(), w.again.Load())
+}
+
+// inRules has a Service opt out.
+func inRules(service string) string {
+	annotated := fmt.Sprintf("name: web, annotations: {%s: %s}}", proxier.AnnotationFastPath, proxier.FastPathDisabled)
+	return strings.Replace(service, "name: web}", annotated, 1)
+}
+
+// Sockets that rules serve get another endpoint when theirs is gone, and are not closed.
+func TestServiceInRulesLosesEndpoint(t *testing.T) {
+	l := lab.NewT(t, lab.Options{Pause: true}) // pods show in /proc
+	n := l.Node("node1")
+	here, there, client := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), n.Pod("client")
+	dir := t.TempDir()
+	writeManifests(t, dir, inRules(clusterIPs), here, there)
+	p := start(t, n, dir)
+	defer func() {
+		p.kill()
+		cleanup(t, n)
+	}()
+	p.synced(t)
+	ways := targets()
+	delete(ways, "tcp4")
+	delete(ways, "tcp6")
+	flows := append(openFlows(t, client.Sandbox, ways, here, there), openFlows(t, n.Sandbox, ways, here, there)...)
+	writeManifests(t, dir, inRules(clusterIPs), there)
+	for _, f := range flows {
+		p.await(t, fmt.Sprintf("another endpoint for %s", f.LocalAddr()), func() error {
+			r, err := lab.AskConn(t.Context(), f)
+			if err == nil && r.Server != there.Name {
+				err = fmt.Errorf("%s answers", r.Server)
+			}
+			return err
+		})
+	}
+	if log := p.log.String(); strings.Contains(log, "Closed UDP sockets") {
+		t.Error("sockets are closed")
+	}
 }
 
 // What does not fit into the maps is carried by rules, and moves back when there is

@@ -92,7 +92,7 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	}
 	p.facts.uplinks = uplinks.New(uplinks.Options{Names: c.Tandem.EBPF.Devices})
 	p.metrics = metrics.New(p.families)
-	p.flows = conntrack.New(conntrack.Options{Table: conntrack.Kernel{}, Exclusive: true, Observer: p.metrics.Reconciled})
+	p.flows = conntrack.New(conntrack.Options{Table: conntrack.Kernel{}, Exclusive: true, Observer: p.metrics.Reconciled, Ended: p.closeStrays})
 	if c.Tandem.Manifests != "" {
 		if err := manifests.Check(c.Tandem.Manifests); err != nil {
 			return nil, err

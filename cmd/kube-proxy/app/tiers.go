@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -220,6 +221,31 @@ func (p *proxy) openFast(ctx context.Context) (*ebpf.Tier, error) {
 			return nil, ctx.Err()
 		case <-timer.C:
 		}
+	}
+}
+
+// closeStrays has the sockets of this node closed that netfilter's translated flows came
+// from, where only programs translate by now: a connected socket does not pass them, and
+// what it sends would be lost.
+func (p *proxy) closeStrays(ended []conntrack.Flow) {
+	p.tierMu.Lock()
+	defer p.tierMu.Unlock()
+	if p.tiers.fast == nil {
+		return
+	}
+	byRules := func(netip.AddrPort) bool { return false }
+	if p.tiers.placed != nil {
+		byRules = p.tiers.placed.FallbackHas(proxier.UDP)
+	}
+	var strays []ebpf.SocketPair
+	for i := range ended {
+		// Of what was not translated, it may be meant.
+		if f := &ended[i]; f.Translated() && !byRules(f.Destination) {
+			strays = append(strays, ebpf.SocketPair{Local: f.Source, Remote: f.Destination})
+		}
+	}
+	if len(strays) > 0 {
+		p.tiers.fast.CloseStrays(strays)
 	}
 }
 
