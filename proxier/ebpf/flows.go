@@ -110,19 +110,17 @@ func (f *flows) free() {
 // machine at once; mostly there are none, and then no namespace is visited. Only where
 // they are visible can they be closed.
 func (f *flows) closeNow(ctx context.Context) (closed int, err error) {
-	stale, remotes, err := f.find(ctx)
-	if err != nil {
-		return 0, err
-	}
+	// Strays have no storage: they can be closed on a kernel that does not let it be read.
+	stale, remotes, unread := f.find(ctx)
 	strays := f.takeStrays()
 	if len(stale) == 0 && len(strays) == 0 {
-		return 0, nil
+		return 0, unread
 	}
 	var hooked hooked
 	if len(strays) > 0 {
 		if hooked, err = f.reach.find(); err != nil {
 			f.addStrays(strays)
-			return 0, err
+			return 0, errors.Join(unread, err)
 		}
 	}
 	for pair := range strays {
@@ -159,23 +157,23 @@ func (f *flows) closeNow(ctx context.Context) (closed int, err error) {
 	case errors.Is(err, fs.ErrPermission):
 		err = nil // what may not be looked at had nothing to close
 	}
-	return closed, err
+	return closed, errors.Join(unread, err)
 }
 
 // find lists the sockets that lead to backends which serve them no longer, by their
 // cookies, and those backends.
 func (f *flows) find(ctx context.Context) (stale map[uint64]struct{}, remotes map[netip.AddrPort]struct{}, err error) {
+	stale, remotes = map[uint64]struct{}{}, map[netip.AddrPort]struct{}{}
 	if f.reader == nil {
 		// Not those that their owners disconnected: they keep what is stored.
 		if f.reader, err = sockdiag.NewStorageReader(f.storage, 1<<sockdiag.Established); err != nil {
-			return nil, nil, err
+			return stale, remotes, err
 		}
 	}
 	values, err := f.reader.Read(ctx)
 	if err != nil {
-		return nil, nil, err
+		return stale, remotes, err
 	}
-	stale, remotes = map[uint64]struct{}{}, map[netip.AddrPort]struct{}{}
 	judge := f.writer.newJudge()
 	for cookie, value := range values {
 		var dest sockDest

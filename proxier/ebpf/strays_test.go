@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -26,6 +27,7 @@ func TestStrays(t *testing.T) {
 		{"host alone", Options{HostNamespaceOnly: true}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			kernel.Since(t, 5, 14, "SO_NETNS_COOKIE, by which namespaces are told apart")
 			l := lab.NewT(t, lab.Options{Pause: true}) // pods show in /proc
 			one := l.Node("node1")
 			client, aside, elsewhere := one.Pod("client"), one.Pod("aside"), l.Node("node2").Pod("elsewhere")
@@ -91,6 +93,24 @@ func TestStrays(t *testing.T) {
 				t.Errorf("still to be closed: %v", left)
 			}
 		})
+	}
+}
+
+// Strays are closed also where the storage of sockets cannot be read.
+func TestStraysWithoutStorage(t *testing.T) {
+	l := lab.NewT(t, lab.Options{Pause: true})
+	one := l.Node("node1")
+	n := newNode(t, one, l, Options{})
+	n.tier.flows.storage = n.tier.maps.TdmOptout // which is none
+	to := netip.AddrPortFrom(vip4, 80)
+	c, err := one.Dial(t.Context(), "udp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	n.tier.CloseStrays([]SocketPair{{netip.MustParseAddrPort(c.LocalAddr().String()), to}})
+	if closed, err := n.tier.flows.closeNow(t.Context()); closed != 1 || err == nil {
+		t.Errorf("closed %d, %v", closed, err)
 	}
 }
 
