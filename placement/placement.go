@@ -125,7 +125,7 @@ func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 		errs = append(errs, err)
 		refilled = refilled || filled
 	}
-	errs = append(errs, t.settle(ctx, &u, order, refilled), t.unguard(ctx))
+	errs = append(errs, t.unguard(ctx), t.settle(ctx, &u, order, refilled))
 	for _, index := range order {
 		if p := t.ports[index]; p != nil && p.decision == nil && p.has == [sides]*proxier.Decision{} {
 			delete(t.ports, index)

@@ -24,55 +24,37 @@ import (
 // The mode changes under traffic, there and back: what is open goes on, and new
 // connections are made all the time. What the mode before left is removed.
 func TestModes(t *testing.T) {
-	l := lab.NewT(t)
-	n := l.Node("node1")
-	here, there, client := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), n.Pod("client")
-	far := l.Client("client")
-	announce(t, l, n, outside(n))
-	dir := t.TempDir()
-	writeManifests(t, dir, loadBalancer, here, there)
-
-	p := start(t, n, dir, "--proxy-mode=iptables")
+	s := newStage(t)
+	s.start("--proxy-mode=iptables")
 	defer func() {
-		p.kill()
-		cleanup(t, n)
-		if left := rules(t, n); strings.Contains(left, "KUBE-") {
+		s.end()
+		if left := rules(t, s.node); strings.Contains(left, "KUBE-") {
 			t.Errorf("left by --cleanup:\n%s", left)
 		}
-		if on := devicesWithPrograms(t, n); len(on) > 0 {
+		if on := devicesWithPrograms(t, s.node); len(on) > 0 {
 			t.Errorf("after the cleanup there are programs on %v", on)
 		}
 	}()
-	p.synced(t)
-	long := append(openFlows(t, client.Sandbox, targets(), here, there), openFlows(t, far.Sandbox, outside(n), here, there)...)
-
+	long := s.open()
 	w := newLoad(t)
 	defer w.end()
-	// Not as fast as one can: for some seconds, both modes have source ports of this
-	// node that the other does not know of.
-	h := how{pace: 10 * time.Millisecond, tries: 2}
-	w.use(client.Sandbox, targets(), h)
-	w.use(far.Sandbox, outside(n), h)
+	s.ask(w)
 	for i, mode := range []string{"ebpf", "iptables", "ebpf"} {
-		p.terminate(t)
-		p = start(t, n, dir, "--proxy-mode="+mode)
-		p.synced(t)
-		p.await(t, "mode "+mode, func() error {
+		s.start("--proxy-mode=" + mode)
+		s.await(t, "mode "+mode, func() error {
 			if mode == "ebpf" {
-				return holds(t, n, "KUBE-SERVICES", false)
+				return holds(t, s.node, "KUBE-SERVICES", false)
 			}
-			return errors.Join(holds(t, n, "-j KUBE-SERVICES", true), p.says("serve no new connections")())
+			return errors.Join(holds(t, s.node, "-j KUBE-SERVICES", true), s.says("serve no new connections")())
 		})
-		if _, body, err := get(n, 10249, "/proxyMode"); err != nil || body != mode {
+		if _, body, err := get(s.node, 10249, "/proxyMode"); err != nil || body != mode {
 			t.Errorf("/proxyMode says %q in mode %s: %v", body, mode, err)
 		}
 		if i == 0 {
-			p.serves(t)
-			long = append(long, openFlows(t, far.Sandbox, outside(n), here, there)...)
+			s.serves(t)
+			long = append(long, openFlows(t, s.far.Sandbox, outside(s.node), s.here, s.there)...)
 		}
-		for _, f := range long {
-			f.check(t)
-		}
+		checkAll(t, long)
 		w.more(100)
 		if t.Failed() {
 			break
@@ -88,45 +70,36 @@ func TestModes(t *testing.T) {
 // Where programs cannot serve on a device, rules that are there stay, and are kept right,
 // until they can.
 func TestFallbackStandsIn(t *testing.T) {
-	l := lab.NewT(t)
-	n := l.Node("node1")
-	here, there, far := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), l.Client("client")
-	announce(t, l, n, outside(n))
-	dir := t.TempDir()
-	writeManifests(t, dir, loadBalancer, here, there)
-	p := start(t, n, dir, "--proxy-mode=iptables")
-	defer func() {
-		p.kill()
-		cleanup(t, n)
-	}()
-	p.synced(t)
+	s := newStage(t)
+	s.start("--proxy-mode=iptables")
+	defer s.end()
 	w := newLoad(t)
 	defer w.end()
-	w.use(far.Sandbox, outside(n), how{pace: 10 * time.Millisecond, tries: 2}) // as in TestModes
-	openFlows(t, far.Sandbox, outside(n), here, there)
+	w.use(s.far.Sandbox, outside(s.node), gently)
+	s.open()
 
-	uplink, err := n.Netlink().LinkByName(lab.Uplink)
+	uplink, err := s.node.Netlink().LinkByName(lab.Uplink)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Somebody else's, which leaves no place.
 	foreign := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: uplink.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
-	if err := n.Netlink().QdiscAdd(foreign); err != nil {
+	if err := s.node.Netlink().QdiscAdd(foreign); err != nil {
 		t.Fatal(err)
 	}
-	p.terminate(t)
-	p = start(t, n, dir, "--ebpf-capability-mask=tcx=no", "--ebpf-sync-period=1s")
-	p.await(t, "the fallback", p.says("the fallback does until it can"))
+	s.terminate(t)
+	s.process = start(t, s.node, s.dir, "--ebpf-capability-mask=tcx=no", "--ebpf-sync-period=1s") // no sync succeeds
+	s.await(t, "the fallback", s.says("the fallback does until it can"))
 	w.more(200)
-	writeManifests(t, dir, loadBalancer, there)
-	p.await(t, "the change in rules", func() error {
-		return errors.Join(holds(t, n, here.Addr4.String(), false), holds(t, n, here.Addr6.String(), false))
+	writeManifests(t, s.dir, loadBalancer, s.there)
+	s.await(t, "the change in rules", func() error {
+		return errors.Join(holds(t, s.node, s.here.Addr4.String(), false), holds(t, s.node, s.here.Addr6.String(), false))
 	})
 	w.more(200)
-	if err := n.Netlink().QdiscDel(foreign); err != nil {
+	if err := s.node.Netlink().QdiscDel(foreign); err != nil {
 		t.Fatal(err)
 	}
-	p.await(t, "programs", func() error { return holds(t, n, "KUBE-SERVICES", false) })
+	s.await(t, "programs", func() error { return holds(t, s.node, "KUBE-SERVICES", false) })
 	w.more(200)
 	w.end()
 	t.Logf("%d new connections, %d datagrams were sent again", w.asked.Load(), w.again.Load())
@@ -136,31 +109,19 @@ func TestFallbackStandsIn(t *testing.T) {
 // endpoints are there. Then they get others; sockets of this node are closed, as nothing
 // but their owners can have them pass the programs.
 func TestFlowsTakenOver(t *testing.T) {
-	l := lab.NewT(t, lab.Options{Pause: true}) // pods show in /proc
-	n := l.Node("node1")
-	here, there, far, client := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), l.Client("client"), n.Pod("client")
-	announce(t, l, n, outside(n))
-	dir := t.TempDir()
-	writeManifests(t, dir, loadBalancer, here, there)
-	p := start(t, n, dir, "--proxy-mode=iptables")
-	defer func() {
-		p.kill()
-		cleanup(t, n)
-	}()
-	p.synced(t)
-	translated := openFlows(t, far.Sandbox, outside(n), here, there)
-	hooked := append(openFlows(t, client.Sandbox, targets(), here, there), openFlows(t, n.Sandbox, targets(), here, there)...)
-	p.terminate(t)
-	p = start(t, n, dir)
-	p.serves(t)
-	p.await(t, "no rules", func() error { return holds(t, n, "KUBE-SERVICES", false) })
-	for _, f := range append(translated, hooked...) {
-		f.check(t)
-	}
-	writeManifests(t, dir, loadBalancer, there)
+	s := newStage(t, lab.Options{Pause: true}) // pods show in /proc
+	s.start("--proxy-mode=iptables")
+	defer s.end()
+	translated := openFlows(t, s.far.Sandbox, outside(s.node), s.here, s.there)
+	hooked := append(openFlows(t, s.client.Sandbox, targets(), s.here, s.there), openFlows(t, s.node.Sandbox, targets(), s.here, s.there)...)
+	s.start()
+	s.serves(t)
+	s.await(t, "no rules", func() error { return holds(t, s.node, "KUBE-SERVICES", false) })
+	checkAll(t, append(translated, hooked...))
+	writeManifests(t, s.dir, loadBalancer, s.there)
 	lost := 0
 	for _, f := range hooked {
-		if f.RemoteAddr().Network() == "tcp" || f.first.Server == there.Name {
+		if f.RemoteAddr().Network() == "tcp" || f.first.Server == s.there.Name {
 			f.check(t)
 			continue
 		}
@@ -176,8 +137,8 @@ func TestFlowsTakenOver(t *testing.T) {
 		t.Error("no socket of this node has lost its endpoint")
 	}
 	for name, to := range targets() {
-		for _, from := range []*lab.Sandbox{client.Sandbox, n.Sandbox} {
-			if r, err := from.Ask(t.Context(), name[:3], to); err != nil || r.Server != there.Name {
+		for _, from := range []*lab.Sandbox{s.client.Sandbox, s.node.Sandbox} {
+			if r, err := from.Ask(t.Context(), name[:3], to); err != nil || r.Server != s.there.Name {
 				t.Errorf("a new socket of %s to %s: %v %v", from.Name, name, r, err)
 			}
 		}
@@ -187,11 +148,11 @@ func TestFlowsTakenOver(t *testing.T) {
 			f.check(t) // it may end by itself
 			continue
 		}
-		p.await(t, fmt.Sprintf("another endpoint for %s", f.LocalAddr()), func() error {
+		s.await(t, fmt.Sprintf("another endpoint for %s", f.LocalAddr()), func() error {
 			switch r, err := lab.AskConn(t.Context(), f); {
 			case err != nil:
 				return err
-			case r.Server != there.Name:
+			case r.Server != s.there.Name:
 				return fmt.Errorf("%s answers", r.Server)
 			}
 			return nil
@@ -235,29 +196,18 @@ func TestFallback(t *testing.T) {
 // Where programs cannot translate packets, sockets of this node still do without, and
 // rules serve everybody else.
 func TestRulesForPackets(t *testing.T) {
-	l := lab.NewT(t)
-	n := l.Node("node1")
-	here, there, pod := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), n.Pod("client")
-	far := l.Client("client")
-	announce(t, l, n, outside(n))
-	dir := t.TempDir()
-	writeManifests(t, dir, loadBalancer, here, there)
-	p := start(t, n, dir, "--ebpf-capability-mask=redirect_neigh=no")
-	defer func() {
-		p.kill()
-		cleanup(t, n)
-	}()
-	p.synced(t)
-	openFlows(t, pod.Sandbox, targets(), here, there)
-	openFlows(t, far.Sandbox, outside(n), here, there)
-	if on := devicesWithPrograms(t, n); len(on) > 0 {
+	s := newStage(t)
+	s.start("--ebpf-capability-mask=redirect_neigh=no")
+	defer s.end()
+	s.open()
+	if on := devicesWithPrograms(t, s.node); len(on) > 0 {
 		t.Errorf("there are programs on %v", on)
 	}
 	for query, want := range map[string]string{
 		"src=198.51.100.1&dst=203.0.113.10:80&device=eth0": `"name":"iptables","carries":true`,
 		"src=127.0.0.1&dst=10.96.0.10:80":                  `"name":"ebpf","carries":true`,
 	} {
-		if _, body, err := get(n, 10249, "/debug/explain?"+query); err != nil || !strings.Contains(body, want) {
+		if _, body, err := get(s.node, 10249, "/debug/explain?"+query); err != nil || !strings.Contains(body, want) {
 			t.Errorf("explain %s does not say %s: %v %s", query, want, err, body)
 		}
 	}
@@ -291,41 +241,29 @@ func holds(t testing.TB, n *lab.Node, text string, want bool) error {
 
 // Mode ipvs, between others: what they left goes, and connections that rules began go on.
 func TestIPVS(t *testing.T) {
-	l := lab.NewT(t)
-	n := l.Node("node1")
 	tools, err := xtables.New(xtables.NFT)
 	if err != nil {
 		lab.SkipOrFail(t, err)
 	}
-	if err := n.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Rules: iptables.Options{Tools: tools}}) }); err != nil {
+	s := newStage(t)
+	if err := s.node.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Rules: iptables.Options{Tools: tools}}) }); err != nil {
 		t.Skipf("missing: %v", err)
 	}
-	here, there, client, far := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), n.Pod("client"), l.Client("client")
-	announce(t, l, n, outside(n))
-	dir := t.TempDir()
-	writeManifests(t, dir, loadBalancer, here, there)
-	p := start(t, n, dir, "--proxy-mode=iptables")
+	s.start("--proxy-mode=iptables")
 	defer func() {
-		p.kill()
-		cleanup(t, n)
-		if left := rules(t, n); strings.Contains(left, "KUBE-") {
+		s.end()
+		if left := rules(t, s.node); strings.Contains(left, "KUBE-") {
 			t.Errorf("left by --cleanup:\n%s", left)
 		}
 	}()
-	p.synced(t)
-	long := append(openFlows(t, client.Sandbox, targets(), here, there), openFlows(t, far.Sandbox, outside(n), here, there)...)
+	long := s.open()
 	for _, mode := range []string{"ipvs", "iptables", "ipvs"} {
-		p.terminate(t)
-		p = start(t, n, dir, "--proxy-mode="+mode)
-		p.synced(t)
-		p.await(t, "mode "+mode, func() error { return holds(t, n, "KUBE-IPVS-FILTER", mode == "ipvs") })
-		if _, body, err := get(n, 10249, "/proxyMode"); err != nil || body != mode {
+		s.start("--proxy-mode=" + mode)
+		s.await(t, "mode "+mode, func() error { return holds(t, s.node, "KUBE-IPVS-FILTER", mode == "ipvs") })
+		if _, body, err := get(s.node, 10249, "/proxyMode"); err != nil || body != mode {
 			t.Errorf("/proxyMode says %q in mode %s: %v", body, mode, err)
 		}
-		for _, f := range long {
-			f.check(t)
-		}
-		openFlows(t, client.Sandbox, targets(), here, there)
-		openFlows(t, far.Sandbox, outside(n), here, there)
+		checkAll(t, long)
+		s.open()
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -39,44 +38,32 @@ endpoints:
 // A Service that opts out of the fast path is carried by rules, for as long as it does.
 // Nobody notices, and nothing else is.
 func TestServiceOptsOut(t *testing.T) {
-	l := lab.NewT(t)
-	n := l.Node("node1")
-	here, there, client, far := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), n.Pod("client"), l.Client("client")
-	announce(t, l, n, outside(n))
-	dir := t.TempDir()
-	writeManifests(t, dir, loadBalancer, here, there)
-	writeManifest(t, dir, "cidr.yaml", serviceCIDR)
-	p := start(t, n, dir, "--ebpf-sync-period=1s")
-	defer func() {
-		p.kill()
-		cleanup(t, n)
-	}()
-	p.serves(t)
+	s := newStage(t)
+	writeManifest(t, s.dir, "cidr.yaml", serviceCIDR)
+	s.start("--ebpf-sync-period=1s")
+	defer s.end()
+	s.serves(t)
 	w := newLoad(t)
 	defer w.end()
-	h := how{pace: 10 * time.Millisecond, tries: 2} // as where modes change
-	w.use(client.Sandbox, targets(), h)
-	w.use(far.Sandbox, outside(n), h)
-	long := append(openFlows(t, client.Sandbox, targets(), here, there), openFlows(t, far.Sandbox, outside(n), here, there)...)
+	s.ask(w)
+	long := s.open()
 	for range 2 {
 		for _, optedOut := range []bool{true, false} {
 			service, carrier := loadBalancer, `"name":"ebpf","carries":true`
 			if optedOut {
 				service, carrier = inRules(service), `"name":"iptables","carries":true`
 			}
-			writeManifests(t, dir, service, here, there)
-			p.await(t, fmt.Sprintf("rules, opted out %v", optedOut), func() error { return holds(t, n, ":KUBE-SVC-", optedOut) })
-			if _, body, err := get(n, 10249, "/debug/explain?src=127.0.0.1&dst=10.96.0.10:80"); err != nil || !strings.Contains(body, carrier) {
+			writeManifests(t, s.dir, service, s.here, s.there)
+			s.await(t, fmt.Sprintf("rules, opted out %v", optedOut), func() error { return holds(t, s.node, ":KUBE-SVC-", optedOut) })
+			if _, body, err := get(s.node, 10249, "/debug/explain?src=127.0.0.1&dst=10.96.0.10:80"); err != nil || !strings.Contains(body, carrier) {
 				t.Errorf("opted out %v: explain does not say %s: %v %s", optedOut, carrier, err, body)
 			}
 			const says = `"carrier":"iptables","reason":"the Service opts out`
-			if _, body, err := get(n, 10249, "/debug/carriers"); err != nil || strings.Contains(body, says) != optedOut {
+			if _, body, err := get(s.node, 10249, "/debug/carriers"); err != nil || strings.Contains(body, says) != optedOut {
 				t.Errorf("opted out %v: the carriers are %s, error %v", optedOut, body, err)
 			}
 			w.more(100)
-			for _, f := range long {
-				f.check(t)
-			}
+			checkAll(t, long)
 		}
 	}
 	w.end()
@@ -91,32 +78,25 @@ func inRules(service string) string {
 
 // Sockets that rules serve get another endpoint when theirs is gone, and are not closed.
 func TestServiceInRulesLosesEndpoint(t *testing.T) {
-	l := lab.NewT(t, lab.Options{Pause: true}) // pods show in /proc
-	n := l.Node("node1")
-	here, there, client := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), n.Pod("client")
-	dir := t.TempDir()
-	writeManifests(t, dir, inRules(clusterIPs), here, there)
-	p := start(t, n, dir)
-	defer func() {
-		p.kill()
-		cleanup(t, n)
-	}()
-	p.synced(t)
+	s := newStage(t, lab.Options{Pause: true}) // pods show in /proc
+	writeManifests(t, s.dir, inRules(clusterIPs), s.here, s.there)
+	s.start()
+	defer s.end()
 	ways := targets()
 	delete(ways, "tcp4")
 	delete(ways, "tcp6")
-	flows := append(openFlows(t, client.Sandbox, ways, here, there), openFlows(t, n.Sandbox, ways, here, there)...)
-	writeManifests(t, dir, inRules(clusterIPs), there)
+	flows := append(openFlows(t, s.client.Sandbox, ways, s.here, s.there), openFlows(t, s.node.Sandbox, ways, s.here, s.there)...)
+	writeManifests(t, s.dir, inRules(clusterIPs), s.there)
 	for _, f := range flows {
-		p.await(t, fmt.Sprintf("another endpoint for %s", f.LocalAddr()), func() error {
+		s.await(t, fmt.Sprintf("another endpoint for %s", f.LocalAddr()), func() error {
 			r, err := lab.AskConn(t.Context(), f)
-			if err == nil && r.Server != there.Name {
+			if err == nil && r.Server != s.there.Name {
 				err = fmt.Errorf("%s answers", r.Server)
 			}
 			return err
 		})
 	}
-	if log := p.log.String(); strings.Contains(log, "Closed UDP sockets") {
+	if log := s.log.String(); strings.Contains(log, "Closed UDP sockets") {
 		t.Error("sockets are closed")
 	}
 }

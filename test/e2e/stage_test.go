@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// stage is a Service with an endpoint on this node and one on another, a client in a pod
+// of this node and one outside, and the process of this node.
+type stage struct {
+	*process
+	t                   *testing.T
+	node                *lab.Node
+	here, there, client *lab.Pod
+	far                 *lab.Client
+	dir                 string // of the manifests
+}
+
+// newStage has no process yet.
+func newStage(t *testing.T, opts ...lab.Options) *stage {
+	t.Helper()
+	l := lab.NewT(t, opts...)
+	n := l.Node("node1")
+	s := &stage{
+		t: t, node: n, here: serve(t, n.Pod("here")), there: serve(t, l.Node("node2").Pod("there")),
+		client: n.Pod("client"), far: l.Client("client"), dir: t.TempDir(),
+	}
+	announce(t, l, n, outside(n))
+	writeManifests(t, s.dir, loadBalancer, s.here, s.there)
+	return s
+}
+
+// start has a process with these flags take the place of the one there is.
+func (s *stage) start(flags ...string) {
+	s.t.Helper()
+	if s.process != nil {
+		s.terminate(s.t)
+	}
+	s.process = start(s.t, s.node, s.dir, flags...)
+	s.synced(s.t)
+}
+
+// end leaves nothing in the kernel.
+func (s *stage) end() {
+	s.kill()
+	cleanup(s.t, s.node)
+}
+
+// open opens flows by all ways from both clients.
+func (s *stage) open() []flow {
+	s.t.Helper()
+	return append(openFlows(s.t, s.client.Sandbox, targets(), s.here, s.there), openFlows(s.t, s.far.Sandbox, outside(s.node), s.here, s.there)...)
+}
+
+// gently is not as fast as one can: for some seconds after a change of mode, both have
+// source ports of this node that the other does not know of.
+var gently = how{pace: 10 * time.Millisecond, tries: 2}
+
+// ask adds both clients, by all ways, to a load.
+func (s *stage) ask(w *load) {
+	w.use(s.client.Sandbox, targets(), gently)
+	w.use(s.far.Sandbox, outside(s.node), gently)
+}
+
+func checkAll(t testing.TB, flows []flow) {
+	t.Helper()
+	for _, f := range flows {
+		f.check(t)
+	}
+}
