@@ -25,7 +25,7 @@ type load struct {
 	all  sync.WaitGroup
 
 	asked, failed atomic.Int64
-	// again counts datagrams that were sent a second time.
+	// again counts requests that were made a second time.
 	again atomic.Int64
 }
 
@@ -46,7 +46,7 @@ func (w *load) end() {
 type how struct {
 	// pace is the time between two connections; 0 for as fast as one can.
 	pace time.Duration
-	// tries is how often a datagram is sent at most, as who uses them does; 0 for 1.
+	// tries is how often a request is made at most, as who uses datagrams does; 0 for 1.
 	tries int
 }
 
@@ -75,7 +75,7 @@ func (w *load) use(from *lab.Sandbox, ways map[string]netip.AddrPort, h how) {
 
 func (w *load) ask(from *lab.Sandbox, network string, to netip.AddrPort, tries int) error {
 	_, err := from.Ask(w.t.Context(), network, to)
-	for try := 1; err != nil && network == "udp" && try < tries; try++ {
+	for try := 1; err != nil && try < tries; try++ {
 		w.again.Add(1)
 		_, err = from.Ask(w.t.Context(), network, to)
 	}

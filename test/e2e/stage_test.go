@@ -58,9 +58,21 @@ func (s *stage) open() []flow {
 	return append(openFlows(s.t, s.client.Sandbox, targets(), s.here, s.there), openFlows(s.t, s.far.Sandbox, outside(s.node), s.here, s.there)...)
 }
 
-// gently is not as fast as one can: for some seconds after a change of mode, both have
-// source ports of this node that the other does not know of.
+// gently is not as fast as one can, and asks twice: for some seconds after a change of
+// mode, both have source ports of this node that the other does not know of, and at an
+// endpoint there can be but one connection from such a port. few says how often that may
+// show.
 var gently = how{pace: 10 * time.Millisecond, tries: 2}
+
+// few reports requests that had to be made again, if those were many.
+func (w *load) few() {
+	w.t.Helper()
+	asked, again := w.asked.Load(), w.again.Load()
+	if again > 1+asked/1000 {
+		w.t.Errorf("%d of %d requests had to be made again", again, asked)
+	}
+	w.t.Logf("%d requests, %d of them made again", asked, again)
+}
 
 // ask adds both clients, by all ways, to a load.
 func (s *stage) ask(w *load) {
