@@ -98,13 +98,17 @@ func (p *packets) programs(v variant) (*packetPrograms, error) {
 	if programs := p.loaded[v]; programs != nil {
 		return programs, nil
 	}
+	var noModule error
+	if !p.noConntrack {
+		noModule = loadConntrack()
+	}
 	programs, err := p.load(v)
 	if err != nil && !p.noConntrack {
 		// It may be a module that is not there, whatever the kernel could do.
 		p.noConntrack = true
 		var without error
 		if programs, without = p.load(v); without == nil {
-			klog.Background().Info("Connections that netfilter translates cannot be told from new ones", "reason", err.Error())
+			klog.Background().Info("Connections that netfilter translates cannot be told from new ones", "reason", errors.Join(err, noModule).Error())
 			err = nil
 		} else {
 			p.noConntrack = false // it was something else, which may pass
