@@ -45,13 +45,7 @@ func (d *device) link() netlink.Link {
 const maxDumps = 5
 
 func (d *device) List() ([]netip.Addr, error) {
-	list, err := d.nl.AddrList(d.link(), netlink.FAMILY_ALL)
-	for range maxDumps {
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-		list, err = d.nl.AddrList(d.link(), netlink.FAMILY_ALL)
-	}
+	list, err := d.list(d.link())
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of %s: %w", Device, err)
 	}
@@ -63,6 +57,30 @@ func (d *device) List() ([]netip.Addr, error) {
 		}
 	}
 	return out, nil
+}
+
+// list lists addresses; of all devices without one.
+func (d *device) list(of netlink.Link) (list []netlink.Addr, err error) {
+	for range maxDumps {
+		if list, err = d.nl.AddrList(of, netlink.FAMILY_ALL); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return list, err
+}
+
+func (s *kernelSystem) links() (links []netip.Prefix, err error) {
+	list, err := s.device.list(nil)
+	if err != nil {
+		return nil, fmt.Errorf("list addresses of devices: %w", err)
+	}
+	for _, a := range list {
+		addr, ok := netip.AddrFromSlice(a.IP)
+		if bits, size := a.Mask.Size(); ok && bits < size && !addr.IsLoopback() {
+			links = append(links, netip.PrefixFrom(addr.Unmap(), bits).Masked())
+		}
+	}
+	return links, nil
 }
 
 // address is one that nobody else on the link is asked about.

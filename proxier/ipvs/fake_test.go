@@ -236,7 +236,10 @@ func (r *fakeRules) Close() error                                        { retur
 // fakeSystem is that of a kernel that has everything.
 type fakeSystem struct{ rules *fakeRules }
 
-func (fakeSystem) prepare(context.Context) error           { return nil }
+func (fakeSystem) prepare(context.Context) error { return nil }
+func (fakeSystem) links() ([]netip.Prefix, error) {
+	return []netip.Prefix{netip.MustParsePrefix("172.18.0.0/16"), netip.MustParsePrefix("fd00:18::/64")}, nil
+}
 func (s fakeSystem) serving(context.Context) (bool, error) { return len(s.rules.there) > 0, nil }
 func (fakeSystem) cleanup(context.Context) error           { return nil }
 func (fakeSystem) close() error                            { return nil }

@@ -24,12 +24,15 @@ var (
 	errSilence  = errors.New("what finds no endpoint is to be dropped, and a virtual server rejects it")
 	errAffinity = errors.New("its addresses are to share what they remember of clients")
 	errSources  = errors.New("the constant rules would not show the source that was decided")
+	errOnLink   = errors.New("the address may be another machine's on one of this node's links, and that would be cut off")
 )
 
 // planner works out plans.
 type planner struct {
 	opts  *Options
 	rules proxier.NodeRules
+	// links are the prefixes of this node's devices.
+	links []netip.Prefix
 	// unusable is why there are no virtual servers of a family.
 	unusable [proxier.Families]error
 }
@@ -51,8 +54,25 @@ func (p *planner) refuses(d *proxier.Decision, f *proxier.Frontend) error {
 		return errAffinity
 	case !p.showsSource(f):
 		return errSources
+	case p.onLink(f):
+		return errOnLink
 	}
 	return nil
+}
+
+// onLink says whether an address may be another machine's, as external IPs often are: on
+// kube-ipvs0 all that this node sends there, and replies from here, would end here. With
+// strict ARP, those of load balancers are meant to be on kube-ipvs0 of all nodes.
+func (p *planner) onLink(f *proxier.Frontend) bool {
+	if f.Kind != proxier.ExternalIP && (f.Kind != proxier.LoadBalancer || p.opts.StrictARP) {
+		return false
+	}
+	return !p.isLocal(f.Addr.Addr()) && slices.ContainsFunc(p.links, func(l netip.Prefix) bool { return l.Contains(f.Addr.Addr()) })
+}
+
+func (p *planner) isLocal(a netip.Addr) bool {
+	_, local := slices.BinarySearchFunc(p.rules.LocalAddrs, a, netip.Addr.Compare)
+	return local
 }
 
 // showsSource says whether the constant rules do what was decided about the source. This
@@ -161,7 +181,7 @@ func (p *planner) frontend(out *plan, d *proxier.Decision, f *proxier.Frontend, 
 		return
 	}
 	out.servers = append(out.servers, claimed{serverKey{f.Addr, protocol}, c})
-	if _, there := slices.BinarySearchFunc(p.rules.LocalAddrs, f.Addr.Addr(), netip.Addr.Compare); !there {
+	if !p.isLocal(f.Addr.Addr()) {
 		out.addrs = append(out.addrs, f.Addr.Addr())
 		out.members = append(out.members, member{set: set{boundIPs, family}, addr: f.Addr.Addr()})
 	}

@@ -70,6 +70,8 @@ func TestPlan(t *testing.T) {
 	external := proxier.Frontend{Addr: at("203.0.113.20:80"), Kind: proxier.ExternalIP, Routes: hidden}
 	own := proxier.Frontend{Addr: at("172.18.0.1:80"), Kind: proxier.ExternalIP, Routes: hidden}
 	rival := proxier.ServicePortName{}
+	elsewhere := proxier.Frontend{Addr: at("172.18.0.9:80"), Kind: proxier.ExternalIP, Routes: hidden}
+	announced := proxier.Frontend{Addr: at("172.18.0.9:81"), Kind: proxier.LoadBalancer, Routes: hidden}
 	conflict := external
 	conflict.Conflict = &rival
 
@@ -162,6 +164,18 @@ KUBE-NODE-PORT-LOCAL-TCP 0:30080
 KUBE-NODE-PORT-TCP 0:30080
 server 172.18.0.1:30080/TCP rr 10.244.2.1:8080=1
 `},
+		{name: "addresses of the link", frontends: []proxier.Frontend{elsewhere, announced, own}, want: `
+KUBE-EXTERNAL-IP 172.18.0.1 1:2048
+KUBE-EXTERNAL-IP 172.18.0.1 6:80
+server 172.18.0.1:80/TCP rr
+`, rules: "172.18.0.9:80 172.18.0.9:81"},
+		{name: "addresses of the link, which nobody else answers for", opts: Options{StrictARP: true}, frontends: []proxier.Frontend{elsewhere, announced}, want: `
+KUBE-IPVS-IPS 172.18.0.9
+KUBE-LOAD-BALANCER 172.18.0.9 1:2048
+KUBE-LOAD-BALANCER 172.18.0.9 6:81
+address 172.18.0.9
+server 172.18.0.9:81/TCP rr
+`, rules: "172.18.0.9:80"},
 		{name: "silence", frontends: []proxier.Frontend{clusterIP}, silent: true, want: "nothing\n", rules: "10.96.0.10:80"},
 		{name: "a source that the rules would not show", opts: Options{MasqueradeAll: true}, frontends: []proxier.Frontend{clusterIP, nodePort}, want: `
 KUBE-NODE-PORT-TCP 0:30080
@@ -170,7 +184,7 @@ server 172.18.0.1:30080/TCP rr
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := planner{opts: &tt.opts, rules: rules}
+			p := planner{opts: &tt.opts, rules: rules, links: []netip.Prefix{netip.MustParsePrefix("172.18.0.0/16")}}
 			if tt.loopback {
 				p.rules.Loopback[proxier.IPv4] = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 			}

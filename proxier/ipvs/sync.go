@@ -24,6 +24,12 @@ func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 	defer t.mu.Unlock()
 	full := u.Full || !t.whole
 	t.take(&u, full)
+	if full {
+		var err error
+		if t.links, err = t.system.links(); err != nil {
+			return err
+		}
+	}
 	order := t.owed
 	for _, index := range order {
 		t.place(t.ports[index])

@@ -45,6 +45,9 @@ type rules interface {
 type system interface {
 	// prepare makes the device, the sets and the settings of the kernel. It repairs, too.
 	prepare(context.Context) error
+	// links are the prefixes of the devices, but for those of kube-ipvs0 and of single
+	// addresses.
+	links() ([]netip.Prefix, error)
 	// serving says whether rules of an earlier process serve.
 	serving(context.Context) (bool, error)
 	cleanup(context.Context) error
