@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os/exec"
 
 	mobyipvs "github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
@@ -21,7 +22,13 @@ type kernelServers struct{ handle *mobyipvs.Handle }
 // openServers finds out whether there is IPVS, which loads it. Only then is the library
 // asked, which never forgets that there was none.
 func openServers() (*kernelServers, error) {
-	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
+	_, err := netlink.GenlFamilyGet("IPVS")
+	if err != nil {
+		// Older kernels do not load it for being asked.
+		_ = exec.Command("modprobe", "ip_vs").Run()
+		_, err = netlink.GenlFamilyGet("IPVS")
+	}
+	if err != nil {
 		return nil, fmt.Errorf("find IPVS in the kernel (module ip_vs): %w", err)
 	}
 	handle, err := mobyipvs.New("")
