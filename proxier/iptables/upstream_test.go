@@ -102,7 +102,6 @@ var meant = []struct{ difference, reason string }{
 	{"^theirs nat KUBE-NODEPORTS -d 127.0.0.0/8 .* -m nfacct ", "counts who uses loopback addresses, beside a rule that is ours too"},
 	{"^theirs filter KUBE-FORWARD -m conntrack --ctstate INVALID -m nfacct ", "counts what it drops"},
 	{"^ours filter KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP$", "does not count"},
-	{"^(theirs|ours) nat KUBE-SERVICES .* --(dst|src)-type LOCAL -j KUBE-NODEPORTS$", "loopback addresses have a rule of their own, for this host alone"},
 	{"^ours nat KUBE-SERVICES -d .* -p (icmp|ipv6-icmp) .* -j REDIRECT$", "load balancer IPs answer echo requests"},
 	{"^ours filter KUBE-PROXY-FIREWALL .* -j KUBE-REFUSED-PORTS$", "NodePorts have a chain of their own there too"},
 	{"^ours chain filter KUBE-REFUSED-PORTS$", "NodePorts have a chain of their own there too"},

@@ -10,7 +10,6 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"github.com/tandem-proxy/tandem/conntrack"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 )
@@ -38,9 +37,6 @@ type Options struct {
 	// where that differs from the decision: one set of endpoints for everybody, and all of
 	// them where a Local policy leaves none.
 	UpstreamSemantics bool
-	// Flows keep conntrack as the rules and virtual servers are; nil where somebody else
-	// does.
-	Flows *conntrack.Reconciler
 	// Reporter is told of what could not be written; nil for nobody.
 	Reporter proxier.Reporter
 	// Clock is for tests.

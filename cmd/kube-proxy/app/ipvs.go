@@ -23,7 +23,7 @@ func (p *proxy) openIPVS(ctx context.Context) (*ipvs.Tier, error) {
 		return nil, err
 	}
 	opts := ipvsOptions(p.opts.Config)
-	opts.Rules, opts.Flows, opts.Reporter = rules, p.flows, p.problems
+	opts.Rules, opts.Reporter = rules, p.problems
 	tier, err := ipvs.Open(ctx, opts)
 	if err != nil {
 		return nil, fmt.Errorf("open the IPVS tier: %w", err)

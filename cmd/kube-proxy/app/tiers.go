@@ -42,7 +42,7 @@ func (p *proxy) carrierOf(t *tiers) proxier.Tier {
 	case t.fast != nil:
 		return conntrack.Beside(t.fast, p.flows)
 	case t.ipvs != nil:
-		return t.ipvs
+		return conntrack.Beside(t.ipvs, p.flows)
 	}
 	return t.rules
 }
