@@ -14,7 +14,8 @@ import (
 // RunnerOptions are the intervals of a Runner.
 type RunnerOptions struct {
 	// MinInterval is the least time from the end of one run to the start of
-	// the next. A request after a quiet period is served at once.
+	// the next, unless that one was unasked. A request after a quiet period is
+	// served at once.
 	MinInterval time.Duration
 	// MaxInterval is the time after which a run starts unasked.
 	MaxInterval time.Duration
@@ -36,7 +37,7 @@ type Runner struct {
 
 	mu      sync.Mutex      // held during a run
 	ctx     context.Context // of Run; nil while that is not running
-	ended   time.Time       // of the last run
+	ended   time.Time       // of the last run, but for unasked ones
 	failing bool
 }
 
@@ -107,7 +108,11 @@ func (r *Runner) wait() time.Duration {
 
 func (r *Runner) run(ctx context.Context, reason RunReason) error {
 	err := r.fn(ctx, reason)
-	r.ended, r.failing = r.opts.Clock.Now(), err != nil
+	r.failing = err != nil
+	// A change does not wait because nothing had changed before.
+	if reason != Periodic || r.failing {
+		r.ended = r.opts.Clock.Now()
+	}
 	return err
 }
 

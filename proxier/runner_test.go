@@ -116,6 +116,19 @@ func TestRunner(t *testing.T) {
 		t.Errorf("after quiet: %+v", got)
 	}
 	results <- nil
+
+	// What comes during a run that nobody asked for follows it at once.
+	waiting(t, clock)
+	clock.Step(time.Minute)
+	if got := next(t, runs); got != (run{166 * time.Second, Periodic}) {
+		t.Errorf("periodic: %+v", got)
+	}
+	r.Request()
+	results <- nil
+	if got := next(t, runs); got != (run{166 * time.Second, Requested}) {
+		t.Errorf("after that: %+v", got)
+	}
+	results <- nil
 }
 
 // After a quiet period a run needs no other goroutine; its failure is retried
