@@ -18,7 +18,7 @@ import (
 func TestOutputs(t *testing.T) {
 	for _, test := range []struct{ args, want string }{
 		{"x.test -test.run=TestA -test.timeout=10m0s -test.v=true", ""},
-		{"x.test -test.testlogfile=/work/log -test.gocoverdir=/work/cover -test.coverprofile=c.out", "/work/log /work/cover /pkg/c.out"},
+		{"x.test -test.testlogfile=/build/log -test.gocoverdir=/build/cover -test.coverprofile=c.out", "/build/log /build/cover /pkg/c.out"},
 		{"x.test -test.cpuprofile=cpu -test.memprofile=/m -test.trace=t -test.outputdir=../out", "/out /out/cpu /m /out/t"},
 	} {
 		got := strings.Join(outputs(strings.Fields(test.args), "/pkg"), " ")
