@@ -32,6 +32,8 @@ done
 
 # Whoever is root should have everything, as elsewhere.
 export TANDEM_REQUIRE_PRIVILEGED=1
+# The kernels have all modules.
+export TANDEM_REQUIRE_MODULES=1
 options=(-memory 2048)
 if [[ -n ${UPSTREAM_KUBE_PROXY:-} ]]; then
 	options+=(-file "$UPSTREAM_KUBE_PROXY" -env "UPSTREAM_KUBE_PROXY=$UPSTREAM_KUBE_PROXY")

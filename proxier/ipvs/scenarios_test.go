@@ -38,7 +38,7 @@ func needs(t *testing.T) Options {
 	}
 	opts := Options{Rules: iptables.Options{Tools: found}, StrictARP: true}
 	if err := lab.NewT(t).Node("node1").Do(func() error { return CanUse(t.Context(), opts) }); err != nil {
-		t.Skipf("missing: %v", err)
+		lab.SkipOrFailModule(t, err)
 	}
 	return opts
 }

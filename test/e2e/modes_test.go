@@ -244,7 +244,7 @@ func TestIPVS(t *testing.T) {
 	}
 	s := newStage(t)
 	if err := s.node.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Rules: iptables.Options{Tools: tools}}) }); err != nil {
-		t.Skipf("missing: %v", err)
+		lab.SkipOrFailModule(t, err)
 	}
 	s.start("--proxy-mode=iptables")
 	defer func() {

@@ -200,7 +200,7 @@ func TestOverflow(t *testing.T) {
 // sees, in rules.
 func TestMixed(t *testing.T) {
 	if err := lab.SCTPAvailable(); err != nil {
-		t.Skipf("missing: %v", err)
+		lab.SkipOrFailModule(t, err)
 	}
 	l := lab.NewT(t)
 	n := l.Node("node1")

@@ -16,7 +16,7 @@ import (
 
 func TestSCTP(t *testing.T) {
 	if err := lab.SCTPAvailable(); err != nil {
-		t.Skipf("missing: %v", err)
+		lab.SkipOrFailModule(t, err)
 	}
 	l := lab.NewT(t, lab.Options{Nodes: lab.NodeSettings{Conntrack: true}})
 	n := l.Node("node1")

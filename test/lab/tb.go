@@ -54,8 +54,24 @@ func NewT(tb TB, opts ...Options) *Lab {
 // set to 1.
 func SkipOrFail(tb TB, missing error) {
 	tb.Helper()
-	if os.Getenv(RequireEnv) == "1" {
-		tb.Fatalf("missing, although %s=1: %v", RequireEnv, missing)
+	skipOrFail(tb, RequireEnv, missing)
+}
+
+// RequireModulesEnv says that the kernel has every module that distributions have, IPVS and
+// SCTP among them, as those of test/vm do.
+const RequireModulesEnv = "TANDEM_REQUIRE_MODULES"
+
+// SkipOrFailModule ends a test that lacks what is in a module of the kernel: skipped, or
+// failed if RequireModulesEnv is set to 1.
+func SkipOrFailModule(tb TB, missing error) {
+	tb.Helper()
+	skipOrFail(tb, RequireModulesEnv, missing)
+}
+
+func skipOrFail(tb TB, env string, missing error) {
+	tb.Helper()
+	if os.Getenv(env) == "1" {
+		tb.Fatalf("missing, although %s=1: %v", env, missing)
 	}
 	tb.Skipf("missing: %v", missing)
 }
