@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -24,29 +23,11 @@ import (
 // process is a kube-proxy on a node.
 type process struct {
 	*lab.Cmd
-	log *log
-}
-
-// log keeps what a process says.
-type log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
+	log *lab.Log
 }
 
 func command(n *lab.Node, args ...string) *process {
-	p := &process{n.Command(context.Background(), os.Args[0], append(args, "--ebpf-cgroup-root="+n.CgroupPath())...), &log{}}
+	p := &process{n.Command(context.Background(), os.Args[0], append(args, "--ebpf-cgroup-root="+n.CgroupPath())...), &lab.Log{}}
 	p.Env = append(os.Environ(), asProxy+"=1")
 	p.Stdout, p.Stderr = p.log, p.log
 	return p

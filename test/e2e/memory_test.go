@@ -155,7 +155,7 @@ func writeCluster(b *testing.B, dir string, services, endpoints int) {
 func run(b *testing.B, node *lab.Node, binary, source string, more ...string) *process {
 	b.Helper()
 	p := &process{node.Command(b.Context(), binary, append(more, "--proxy-mode=ebpf", source, "--hostname-override="+node.Name,
-		"--ebpf-cgroup-root="+node.CgroupPath(), "-v=2")...), &log{}}
+		"--ebpf-cgroup-root="+node.CgroupPath(), "-v=2")...), &lab.Log{}}
 	p.Stdout, p.Stderr = p.log, p.log
 	if err := p.Start(); err != nil {
 		b.Fatal(err)

@@ -9,7 +9,6 @@
 package upstream
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +19,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -90,7 +88,7 @@ type Proxy struct {
 
 	node   *lab.Node
 	cmd    *lab.Cmd
-	log    log
+	log    lab.Log
 	ended  chan struct{} // closed when the process is gone
 	server *http.Server
 }
@@ -239,22 +237,4 @@ func (p *Proxy) Close() error {
 	_ = p.cmd.Close()
 	<-p.ended
 	return p.server.Close()
-}
-
-// log keeps what a process says.
-type log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
