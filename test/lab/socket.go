@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -82,6 +83,9 @@ func dial(ctx context.Context, network string, port uint16, to netip.AddrPort) (
 		if err := hearRefusals(fd, family); err != nil {
 			return nil, err
 		}
+		if port == 0 {
+			port = sctpPort()
+		}
 	}
 	if port != 0 {
 		any := netip.IPv4Unspecified()
@@ -145,6 +149,17 @@ func hearRefusals(fd, family int) error {
 	const rtoInfo = 0 // SCTP_RTOINFO: the association, the first wait, the longest, the shortest
 	wait := slices.Concat(native(0), native(100), native(60_000), native(100))
 	return os.NewSyscallError("setsockopt", unix.SetsockoptString(fd, unix.IPPROTO_SCTP, rtoInfo, string(wait)))
+}
+
+var sctpPorts atomic.Uint32
+
+// sctpPort is the port of the next client of SCTP. The kernel's choice is random, and a
+// port that it takes again soon leads where the last client's led: conntrack has an
+// association for ten seconds after its end, and, unlike TCP's, does not begin anew
+// with the first packet of another (Linux 6.1, nf_conntrack_proto_sctp.c).
+func sctpPort() uint16 {
+	const first, last = 32768, 60999 // net.ipv4.ip_local_port_range
+	return uint16(first + sctpPorts.Add(1)%(last-first+1))
 }
 
 func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
