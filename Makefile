@@ -57,7 +57,7 @@ verify: ## Check format, vet, go.mod, generated files, licences
 
 .PHONY: test
 test: ## Run all tests; those in namespaces need root
-	hack/test.sh unit privileged
+	hack/test.sh unit privileged kernel
 
 .PHONY: test-unit
 test-unit: ## Run the packages whose tests need no root

@@ -11,11 +11,40 @@
 
 /*
  * The kernel's own conntrack (Linux 5.18): connections that netfilter
- * translates, as rules of another proxy, or of ours, had it do. They go on so
- * after those rules are gone.
+ * or IPVS translates, as another proxy, or ours in another mode, had them do.
+ * They go on so after its rules are gone.
  */
 
+union nf_inet_addr {
+	__be32 ip6[4];
+} __attribute__((preserve_access_index));
+
+union nf_conntrack_man_proto {
+	__be16 all;
+} __attribute__((preserve_access_index));
+
+struct nf_conntrack_man {
+	union nf_inet_addr u3;
+	union nf_conntrack_man_proto u;
+} __attribute__((preserve_access_index));
+
+struct nf_conntrack_tuple {
+	struct nf_conntrack_man src;
+	struct {
+		union nf_inet_addr u3;
+		union {
+			__be16 all;
+		} u;
+	} dst;
+} __attribute__((preserve_access_index));
+
+struct nf_conntrack_tuple_hash {
+	struct nf_conntrack_tuple tuple;
+} __attribute__((preserve_access_index));
+
 struct nf_conn {
+	struct nf_conntrack_tuple_hash
+		tuplehash[2]; /* of requests, of replies */
 	unsigned long status;
 } __attribute__((preserve_access_index));
 
@@ -41,45 +70,75 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb,
 					 __u32 opts__sz) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
 
-/* What conntrack says of the connection that packets with this key are of, as
- * they are on the wire: IPS_CONFIRMED and more, or 0 for nothing. */
-static __always_inline unsigned long
-conntrack_status(struct __sk_buff *skb, const struct flow_key *key)
+/* What conntrack has of the connection that packets with this key are of, as
+ * they are on the wire; the caller has to release it. */
+static __always_inline struct nf_conn *
+conntrack_find(struct __sk_buff *skb, const struct flow_key *key)
 {
 	struct bpf_ct_opts opts = { .netns_id = CT_OWN_NETNS };
 	struct bpf_sock_tuple tuple = {};
-	unsigned long status;
-	struct nf_conn *ct;
 
 	if (!have_conntrack)
-		return 0;
+		return NULL;
 	opts.l4proto = key->proto;
 	if (is_v4(key->src)) {
 		tuple.ipv4.saddr = key->src[3];
 		tuple.ipv4.daddr = key->dst[3];
 		tuple.ipv4.sport = key->sport;
 		tuple.ipv4.dport = key->dport;
-		ct = bpf_skb_ct_lookup(skb, &tuple, sizeof(tuple.ipv4), &opts,
-				       sizeof(opts));
-	} else {
-		copy_addr(tuple.ipv6.saddr, key->src);
-		copy_addr(tuple.ipv6.daddr, key->dst);
-		tuple.ipv6.sport = key->sport;
-		tuple.ipv6.dport = key->dport;
-		ct = bpf_skb_ct_lookup(skb, &tuple, sizeof(tuple.ipv6), &opts,
-				       sizeof(opts));
+		return bpf_skb_ct_lookup(skb, &tuple, sizeof(tuple.ipv4), &opts,
+					 sizeof(opts));
 	}
+	copy_addr(tuple.ipv6.saddr, key->src);
+	copy_addr(tuple.ipv6.daddr, key->dst);
+	tuple.ipv6.sport = key->sport;
+	tuple.ipv6.dport = key->dport;
+	return bpf_skb_ct_lookup(skb, &tuple, sizeof(tuple.ipv6), &opts,
+				 sizeof(opts));
+}
+
+static __always_inline bool conntrack_has(struct __sk_buff *skb,
+					  const struct flow_key *key)
+{
+	struct nf_conn *ct = conntrack_find(skb, key);
+	bool confirmed;
+
 	if (!ct)
-		return 0;
-	status = ct->status;
+		return false;
+	confirmed = ct->status & IPS_CONFIRMED;
 	bpf_ct_release(ct);
-	return status;
+	return confirmed;
+}
+
+/* Whether replies come from elsewhere than requests go to. That IPVS has it so,
+ * no bit of the status says. */
+static __always_inline bool is_translated(const struct nf_conn *ct)
+{
+	const struct nf_conntrack_tuple *requests = &ct->tuplehash[0].tuple;
+	const struct nf_conntrack_tuple *replies = &ct->tuplehash[1].tuple;
+
+	return ct->status & IPS_DST_NAT ||
+	       requests->dst.u.all != replies->src.u.all ||
+	       requests->dst.u3.ip6[0] != replies->src.u3.ip6[0] ||
+	       requests->dst.u3.ip6[1] != replies->src.u3.ip6[1] ||
+	       requests->dst.u3.ip6[2] != replies->src.u3.ip6[2] ||
+	       requests->dst.u3.ip6[3] != replies->src.u3.ip6[3];
 }
 
 /* Whether netfilter translates the destination of a packet. */
 GLOBAL int netfilter_has(struct __sk_buff *skb, const struct packet *p)
 {
-	return p && conntrack_status(skb, &p->key) & IPS_DST_NAT;
+	struct nf_conn *ct;
+	bool translated;
+
+	if (!p)
+		return false;
+	ct = conntrack_find(skb, &p->key);
+	if (!ct)
+		return false;
+	translated = is_translated(ct);
+	bpf_ct_release(ct);
+	return translated;
 }
 
 #endif

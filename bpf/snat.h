@@ -78,7 +78,7 @@ static __always_inline bool host_has_port(struct __sk_buff *skb,
 		bpf_sk_release(sk);
 		return true;
 	}
-	return conntrack_status(skb, reply) & IPS_CONFIRMED;
+	return conntrack_has(skb, reply);
 }
 
 /* Tries to have a flow's replies come to the port of that index. */

@@ -1,22 +1,24 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: kernels.sh [<package>...]
+# Usage: kernels.sh [-json] [<package>...]
 #
 # Runs the tests that need root, or those of the packages given, under other kernels, each
-# package in a virtual machine of its own, and prints a table. KERNEL says which kernels,
-# all that there are if empty; TESTFLAGS goes to the tests (-test.run=TestScenarios), TIMEOUT is
-# how long those of one package may take (40m).
+# package in a virtual machine of its own, and prints a table, or what go test -json
+# would. KERNEL says which kernels, all that there are if empty; TESTFLAGS goes to the tests
+# (-test.run=TestScenarios), TIMEOUT is how long those of one package may take (40m).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+json=
+[[ ${1:-} != -json ]] || { json=1 && shift; }
 kernels=${KERNEL:-5.10 6.1 6.12 newest}
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export CGO_ENABLED=0
 hack/vmrun.sh "$scratch/vmrun"
-go build -trimpath -o "$scratch/testsummary" ./hack/testsummary
+[[ $json ]] || go build -trimpath -o "$scratch/testsummary" ./hack/testsummary
 test2json=$(go tool -n test2json)
 root=$PWD
 
@@ -52,4 +54,4 @@ run() {
 	done
 	return $status
 }
-run | "$scratch/testsummary"
+if [[ $json ]]; then run; else run | "$scratch/testsummary"; fi

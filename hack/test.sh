@@ -1,10 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: test.sh [unit] [privileged]
+# Usage: test.sh [unit] [privileged] [kernel]
 #
-# Runs the packages whose tests need no root, those with tests that do, or both, and
-# summarises. TESTFLAGS goes to go test.
+# Runs the packages whose tests need no root, those with tests that do, under another
+# kernel those that need IPVS or SCTP, and summarises. TESTFLAGS goes to go test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,8 +15,11 @@ if ! hack/need.sh gcc=gcc /usr/include/stdlib.h=libc6-dev; then
 fi
 # Some tests look at the machine from outside, with the tools an operator has.
 hack/need.sh ip=iproute2 iptables-restore=iptables || echo "The tests that run them will fail or be skipped." >&2
-# One boots another kernel.
-hack/vmrun.sh || echo "It will fail or be skipped." >&2
+# Others boot another kernel.
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+vmrun=$scratch/vmrun
+hack/vmrun.sh "$vmrun" || echo "What needs another kernel will fail or be skipped." >&2
 
 privileged=$(hack/privileged.sh)
 unit=$(comm -23 <(go list ./... | sort) <(sort <<<"$privileged"))
@@ -32,6 +35,18 @@ gotest() {
 	[[ -z $1 ]] || CGO_ENABLED=${race:+1} go test -json $race -timeout=20m ${TESTFLAGS:-} "${@:2}" $1
 }
 
+# What no test proves under a kernel without IPVS and SCTP. Why there is no such machine,
+# if there is none, the tests of test/vm say.
+kernel=6.1
+kerneltest() {
+	"$vmrun" -kernel "$kernel" -- true || return 0
+	local status=0
+	KERNEL=$kernel TESTFLAGS= hack/kernels.sh -json ./proxier/ipvs || status=1
+	KERNEL=$kernel TESTFLAGS='-test.run=^(TestIPVS|TestMixed|TestSCTP)$|^TestScenarios$/^s80' \
+		hack/kernels.sh -json ./proxier/iptables ./test/e2e ./test/lab || status=1
+	return $status
+}
+
 run() {
 	local status=0 set
 	for set in "$@"; do
@@ -39,14 +54,14 @@ run() {
 		unit) gotest "$unit" || status=1 ;;
 		# One at a time: they load the kernel, and measure it.
 		privileged) gotest "$privileged" -p=1 || status=1 ;;
+		kernel) kerneltest || status=1 ;;
 		*) echo "unknown set of tests: $set" >&2 && return 2 ;;
 		esac
 	done
 	return $status
 }
 
-summary=$(mktemp)
-trap 'rm -f "$summary"' EXIT
+summary=$scratch/testsummary
 CGO_ENABLED=0 go build -trimpath -o "$summary" ./hack/testsummary
 # With pipefail, so that tests that could not even be started are noticed as well.
 run "$@" | "$summary"

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -88,7 +89,12 @@ func jumpOf(rule string) string {
 	return ""
 }
 
+// cleaning is held by who reads rules to delete them: a rule goes but once.
+var cleaning sync.Mutex
+
 func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, goOn bool, mine func(chain string) bool) error {
+	cleaning.Lock()
+	defer cleaning.Unlock()
 	found := false
 	for _, name := range []string{"mangle", "nat", "filter"} {
 		table, err := tools.Save(ctx, family, name)

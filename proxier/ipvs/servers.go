@@ -52,6 +52,8 @@ type target struct {
 type servers struct {
 	kernel virtualServers
 	opts   *Options
+	// keeps says that flows of every protocol are waited for, not connections of TCP alone.
+	keeps  bool
 	claims map[serverKey][]*claim // the newest last
 	there  map[serverKey]*serverThere
 	// going are those that nobody wants any more, but that are there; changed are those
@@ -111,7 +113,7 @@ func (s *servers) readOne(k serverKey, is server, old *serverThere) error {
 	}
 	t := &serverThere{server: is, to: make(map[netip.AddrPort]*destinationThere, len(to))}
 	for addr, d := range to {
-		t.active += d.active
+		t.active += open(k, d)
 		t.to[addr] = &destinationThere{weight: d.weight, idle: d.weight == 0 && d.active+d.inactive == 0}
 		if old != nil && old.to[addr] != nil {
 			t.to[addr].until = old.to[addr].until
@@ -314,7 +316,7 @@ func (s *servers) settle() error {
 // seen with full syncs.
 func (s *servers) drains(k serverKey) (bool, error) {
 	is := s.there[k]
-	if k.protocol != proxier.TCP {
+	if k.protocol != proxier.TCP && !s.keeps {
 		return false, nil
 	}
 	if is.until.IsZero() || is.unsure {
@@ -324,7 +326,7 @@ func (s *servers) drains(k serverKey) (bool, error) {
 		}
 		is.active = 0
 		for addr, d := range to {
-			is.active += d.active
+			is.active += open(k, d)
 			if is.to[addr] == nil {
 				is.to[addr] = &destinationThere{weight: d.weight}
 			}
@@ -342,6 +344,14 @@ func (s *servers) drains(k serverKey) (bool, error) {
 		}
 	}
 	return true, nil
+}
+
+// open counts what goes on. The kernel counts no flow of UDP as active.
+func open(k serverKey, d destination) int {
+	if k.protocol == proxier.TCP {
+		return d.active
+	}
+	return d.active + d.inactive
 }
 
 // draining are the addresses of those that stay for their connections.

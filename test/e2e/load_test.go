@@ -58,7 +58,7 @@ func (w *load) use(from *lab.Sandbox, ways map[string]netip.AddrPort, h how) {
 				w.asked.Add(1)
 				if err := w.ask(from, name[:3], to, h.tries); err != nil {
 					w.failed.Add(1)
-					w.t.Errorf("%s from %s: %v", name, from.Name, err)
+					w.t.Errorf("%s, %s from %s: %v", time.Now().Format(time.TimeOnly), name, from.Name, err)
 					return
 				}
 				if h.pace == 0 {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -38,7 +39,7 @@ func TestModes(t *testing.T) {
 	long := s.open()
 	w := newLoad(t)
 	defer w.end()
-	s.ask(w)
+	s.ask(w, gently)
 	for i, mode := range []string{"ebpf", "iptables", "ebpf"} {
 		s.start("--proxy-mode=" + mode)
 		s.await(t, "mode "+mode, func() error {
@@ -236,7 +237,8 @@ func holds(t testing.TB, n *lab.Node, text string, want bool) error {
 	return nil
 }
 
-// Mode ipvs, between others: what they left goes, and connections that rules began go on.
+// Mode ipvs, between others and killed, under traffic: what is open goes on, and new
+// connections are made all the time. What the mode before left goes when nobody needs it.
 func TestIPVS(t *testing.T) {
 	tools, err := xtables.New(xtables.NFT)
 	if err != nil {
@@ -246,6 +248,13 @@ func TestIPVS(t *testing.T) {
 	if err := s.node.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Rules: iptables.Options{Tools: tools}}) }); err != nil {
 		lab.SkipOrFailModule(t, err)
 	}
+	// Flows of one request are forgotten after half a minute, which is short here.
+	idle := func() error {
+		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", []byte("600"), 0)
+	}
+	if err := s.node.Do(idle); err != nil {
+		t.Fatal(err)
+	}
 	s.start("--proxy-mode=iptables")
 	defer func() {
 		s.end()
@@ -254,13 +263,30 @@ func TestIPVS(t *testing.T) {
 		}
 	}()
 	long := s.open()
-	for _, mode := range []string{"ipvs", "iptables", "ipvs"} {
+	w := newLoad(t)
+	defer w.end()
+	s.ask(w, slowly)
+	before := ""
+	for _, mode := range []string{"ipvs", "iptables", "ipvs", "ebpf", "ipvs", "ipvs"} {
+		if before == mode {
+			s.kill()
+			s.process = nil
+		}
+		before = mode
 		s.start("--proxy-mode=" + mode)
-		s.await(t, "mode "+mode, func() error { return holds(t, s.node, "KUBE-IPVS-FILTER", mode == "ipvs") })
+		s.await(t, "mode "+mode, func() error {
+			return errors.Join(holds(t, s.node, "KUBE-IPVS-FILTER", mode == "ipvs"), holds(t, s.node, "KUBE-SERVICES", mode != "ebpf"))
+		})
 		if _, body, err := get(s.node, 10249, "/proxyMode"); err != nil || body != mode {
 			t.Errorf("/proxyMode says %q in mode %s: %v", body, mode, err)
 		}
+		w.more(100)
 		checkAll(t, long)
-		s.open()
+		if t.Failed() {
+			return
+		}
+		long = append(long, s.open()...)
 	}
+	w.end()
+	w.few()
 }

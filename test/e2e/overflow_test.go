@@ -45,7 +45,7 @@ func TestServiceOptsOut(t *testing.T) {
 	s.serves(t)
 	w := newLoad(t)
 	defer w.end()
-	s.ask(w)
+	s.ask(w, gently)
 	long := s.open()
 	for range 2 {
 		for _, optedOut := range []bool{true, false} {

@@ -64,6 +64,9 @@ func (s *stage) open() []flow {
 // show.
 var gently = how{pace: 10 * time.Millisecond, tries: 2}
 
+// slowly is for machines that are emulated.
+var slowly = how{pace: 200 * time.Millisecond, tries: 2}
+
 // few reports requests that had to be made again, if those were many.
 func (w *load) few() {
 	w.t.Helper()
@@ -75,9 +78,9 @@ func (w *load) few() {
 }
 
 // ask adds both clients, by all ways, to a load.
-func (s *stage) ask(w *load) {
-	w.use(s.client.Sandbox, targets(), gently)
-	w.use(s.far.Sandbox, outside(s.node), gently)
+func (s *stage) ask(w *load, h how) {
+	w.use(s.client.Sandbox, targets(), h)
+	w.use(s.far.Sandbox, outside(s.node), h)
 }
 
 func checkAll(t testing.TB, flows []flow) {

@@ -147,7 +147,7 @@ func hearRefusals(fd, family int) error {
 		return os.NewSyscallError("setsockopt", err)
 	}
 	const rtoInfo = 0 // SCTP_RTOINFO: the association, the first wait, the longest, the shortest
-	wait := slices.Concat(native(0), native(100), native(60_000), native(100))
+	wait := slices.Concat(native(0), native(500), native(60_000), native(100))
 	return os.NewSyscallError("setsockopt", unix.SetsockoptString(fd, unix.IPPROTO_SCTP, rtoInfo, string(wait)))
 }
 

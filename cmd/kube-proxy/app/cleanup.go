@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/ipvs"
 	"github.com/tandem-proxy/tandem/xtables"
 )
 
@@ -27,7 +28,7 @@ func cleanup(ctx context.Context, c *config.Config) error {
 		}
 		errs = append(errs, iptables.Cleanup(ctx, tools, false))
 	}
-	errs = append(errs, removeIPVS(ctx, c))
+	errs = append(errs, removeIPVS(ctx, c, ipvs.Cleanup))
 	return errors.Join(errs...)
 }
 

@@ -49,8 +49,8 @@ func ipvsOptions(c *config.Config) ipvs.Options {
 }
 
 // removeIPVS removes what mode ipvs left, ours and upstream's: its rules, as sets that they
-// ask cannot go, and then the rest.
-func removeIPVS(ctx context.Context, c *config.Config) error {
+// ask cannot go, and then the rest, by ipvs.Cleanup or ipvs.Drain.
+func removeIPVS(ctx context.Context, c *config.Config, remove func(context.Context, ipvs.Options) error) error {
 	present, err := ipvs.Present()
 	if !present || err != nil {
 		return err
@@ -61,7 +61,7 @@ func removeIPVS(ctx context.Context, c *config.Config) error {
 			errs = append(errs, iptables.CleanupIPVS(ctx, tools))
 		}
 	}
-	if err := errors.Join(append(errs, ipvs.Cleanup(ctx, ipvsOptions(c)))...); err != nil {
+	if err := errors.Join(append(errs, remove(ctx, ipvsOptions(c)))...); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("Removed the virtual servers, sets and addresses of mode ipvs")

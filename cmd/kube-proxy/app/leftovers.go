@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/ipvs"
 )
 
 // leftovers are what other modes left in the kernel. They go once this one carries
@@ -33,7 +34,9 @@ type leftover struct {
 func (p *proxy) leftovers() *leftovers {
 	l := &leftovers{carried: make(chan struct{}), kinds: []leftover{{"table of mode nftables", removeNFTables}}}
 	if p.decision.Mode != capabilities.ModeIPVS {
-		l.kinds = append(l.kinds, leftover{"virtual servers of mode ipvs", func(ctx context.Context) error { return removeIPVS(ctx, p.opts.Config) }})
+		l.kinds = append(l.kinds, leftover{"virtual servers of mode ipvs", func(ctx context.Context) error {
+			return removeIPVS(ctx, p.opts.Config, ipvs.Drain)
+		}})
 	}
 	// In mode ebpf, the fallback sees to rules.
 	if p.decision.Mode != capabilities.ModeEBPF && p.cgroup != "" {

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"math"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// drainInterval is how often it is seen whether connections have ended.
+const drainInterval = 10 * time.Second
+
+// forever is a deadline that does not come.
+const forever = time.Duration(math.MaxInt64)
+
+// Drain removes what processes of this mode left in the network namespace of the calling
+// thread, ours and upstream's, but for rules. Another mode has to serve already: a virtual
+// server with connections, or flows of UDP, gets no new ones, and goes, with its address of
+// kube-ipvs0, when they have. Flows whose endpoint goes meanwhile end as conntrack forgets
+// them: other rules than IPVS' decide then. It returns when nothing is left, or ctx is done.
+func Drain(ctx context.Context, opts Options) error {
+	opts.Drain = forever
+	if opts.Clock == nil {
+		opts.Clock = clock.RealClock{}
+	}
+	r, err := openRemains(&opts)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	s := newServers(&remaining{r.servers, r}, &opts)
+	s.keeps = true
+	every := time.NewTicker(drainInterval)
+	defer every.Stop()
+	for {
+		if drained, err := r.drain(s); drained || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-every.C:
+		}
+	}
+}
+
+// drain removes what nobody needs any more, and says whether that was all of it.
+func (r *remains) drain(s *servers) (drained bool, err error) {
+	if r.servers == nil {
+		return true, r.remove()
+	}
+	if err := s.read(); err != nil {
+		return false, err
+	}
+	if err := s.settle(); err != nil {
+		return false, err
+	}
+	needed := s.draining()
+	if len(needed) == 0 {
+		return true, r.remove()
+	}
+	addrs, err := r.addrs()
+	if err != nil {
+		return false, err
+	}
+	var errs []error
+	for _, a := range addrs {
+		if !has(needed, a) {
+			errs = append(errs, r.device.Delete(a))
+		}
+	}
+	return false, errors.Join(errs...)
+}
+
+// remaining are the virtual servers that this mode left.
+type remaining struct {
+	*kernelServers
+	*remains
+}
+
+// List implements virtualServers.
+func (r *remaining) List() (map[serverKey]server, error) { return r.remains.list() }
