@@ -22,6 +22,8 @@ type Request struct {
 	Fallback []Mode
 	// Available lists the modes compiled into this binary.
 	Available []Mode
+	// Failed has what became of a mode that was tried, and cannot run.
+	Failed map[Mode]error
 }
 
 // Reason is one sentence for the log, with the feature it is about, if any.
@@ -64,6 +66,9 @@ func Select(report Report, request Request) Decision {
 	var rejected []Reason
 	for _, mode := range candidates(request) {
 		blockers, degraded := assess(report, mode, request.Available)
+		if err := request.Failed[mode]; err != nil {
+			blockers = append(blockers, Reason{Text: fmt.Sprintf("mode %s was tried, and cannot run: %v", mode, err)})
+		}
 		if len(blockers) > 0 {
 			rejected = append(rejected, blockers...)
 			continue

@@ -70,6 +70,9 @@ func TestSelectGolden(t *testing.T) {
 		{"required feature missing, no fallback", "netns_cookie=no", Request{Mode: ModeEBPF}},
 		{"cgroup root missing, fallback", "cgroup2_root=no", Request{Mode: ModeEBPF, Fallback: []Mode{ModeIPVS, ModeIPTables}}},
 		{"first fallback missing too", "mmap_array=no,ipvs=no", Request{Mode: ModeEBPF, Fallback: []Mode{ModeIPVS, ModeIPTables}}},
+		{"first fallback tried", "mmap_array=no", Request{
+			Mode: ModeEBPF, Fallback: []Mode{ModeIPVS, ModeIPTables}, Failed: map[Mode]error{ModeIPVS: errors.New("no sets")},
+		}},
 		{"nothing left", "connect6=no,iptables=no", Request{Mode: ModeEBPF, Fallback: []Mode{ModeIPTables}}},
 		{"optional features missing", "getpeername4=no,getpeername6=no,set_retval=no,batch=no,tcx=no,inet_diag_destroy=no", Request{Mode: ModeEBPF}},
 		{"optional feature inconclusive", "tcx=inconclusive", Request{Mode: ModeEBPF}},

@@ -158,14 +158,30 @@ func TestFlowsTakenOver(t *testing.T) {
 	}
 }
 
-// A kernel that cannot carry mode ebpf, as far as the process is told.
+// A kernel that cannot carry mode ebpf, as far as the process is told; nor mode ipvs, as it
+// finds out itself.
 func TestFallback(t *testing.T) {
+	for name, c := range map[string]struct {
+		flags []string
+		why   string
+	}{
+		"iptables": {[]string{"--ebpf-capability-mask=connect4=no"}, "connect4"},
+		"after ipvs": {
+			[]string{"--ebpf-capability-mask=connect4=no,ipvs=yes,ipvs_schedulers=yes", "--ebpf-fallback=ipvs,iptables", "--ipvs-scheduler=best"},
+			"mode ipvs was tried, and cannot run",
+		},
+	} {
+		t.Run(name, func(t *testing.T) { testFallback(t, c.why, c.flags...) })
+	}
+}
+
+func testFallback(t *testing.T, why string, flags ...string) {
 	l := lab.NewT(t)
 	n := l.Node("node1")
 	web, client := serve(t, n.Pod("web")), n.Pod("client")
 	dir := t.TempDir()
 	writeManifests(t, dir, clusterIPs, web)
-	p := start(t, n, dir, "--ebpf-capability-mask=connect4=no")
+	p := start(t, n, dir, flags...)
 	defer func() {
 		p.kill()
 		cleanup(t, n)
@@ -181,7 +197,7 @@ func TestFallback(t *testing.T) {
 			t.Errorf("%s does not say %s: %v", path, want, err)
 		}
 	}
-	if !strings.Contains(p.log.String(), "connect4") {
+	if !strings.Contains(p.log.String(), why) {
 		t.Error("the log does not say why")
 	}
 

@@ -32,6 +32,17 @@ func (p *proxy) openIPVS(ctx context.Context) (*ipvs.Tier, error) {
 	return tier, nil
 }
 
+// tryIPVS says what keeps mode ipvs from running.
+func tryIPVS(ctx context.Context, c *config.Config) error {
+	tools, err := xtables.Find(ctx)
+	if err != nil {
+		return fmt.Errorf("find the iptables of this node: %w", err)
+	}
+	opts := ipvsOptions(c)
+	opts.Rules.Tools = tools
+	return ipvs.CanUse(ctx, opts)
+}
+
 // ipvsOptions are what the configuration says.
 func ipvsOptions(c *config.Config) ipvs.Options {
 	v := &c.KubeProxy.IPVS

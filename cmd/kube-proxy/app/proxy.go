@@ -125,9 +125,17 @@ func (p *proxy) selectMode(ctx context.Context) error {
 	for _, m := range availableModes {
 		available = append(available, capabilities.Mode(m))
 	}
-	p.decision = capabilities.Select(p.report, capabilities.Request{
+	request := capabilities.Request{
 		Mode: capabilities.Mode(p.opts.Config.KubeProxy.Mode), Fallback: p.fallbackModes(), Available: available,
-	})
+	}
+	p.decision = capabilities.Select(p.report, request)
+	if p.decision.Mode == capabilities.ModeIPVS {
+		// What it needs of modules, and of the tools, is only found out so.
+		if err := tryIPVS(ctx, p.opts.Config); err != nil {
+			request.Failed = map[capabilities.Mode]error{capabilities.ModeIPVS: err}
+			p.decision = capabilities.Select(p.report, request)
+		}
+	}
 	if p.decision.Err != nil {
 		return fmt.Errorf("kernel %s: %w", p.report.Kernel, p.decision.Err)
 	}
