@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 var tools = sync.OnceValues(func() (*xtables.Tools, error) { return xtables.New(xtables.NFT) })
 
 // needs skips a test on a kernel that cannot carry the tier, and tells what is missing.
-func needs(t *testing.T) Options {
+func needs(t testing.TB) Options {
 	t.Helper()
 	found, err := tools()
 	if err != nil {
@@ -44,7 +44,7 @@ func needs(t *testing.T) Options {
 }
 
 // onNode opens the tier on a node of a lab.
-func onNode(t *testing.T, n *lab.Node, opts Options) *Tier {
+func onNode(t testing.TB, n *lab.Node, opts Options) *Tier {
 	t.Helper()
 	opts.Reporter = proxier.ReporterFunc(func(p proxier.Problem) { t.Errorf("%+v", p) })
 	opts.Rules.Reporter = opts.Reporter
