@@ -90,7 +90,9 @@ func (s *Source) list() ([]string, error) {
 	if !info.IsDir() {
 		return nil, fmt.Errorf("%s is not a directory", s.dir)
 	}
-	s.watch(info)
+	if s.watcher != nil {
+		s.watcher.Follow(info)
+	}
 	dir, err := os.ReadDir(s.dir)
 	if err != nil {
 		return nil, err

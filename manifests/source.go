@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -17,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/tandem-proxy/tandem/internal/dirwatch"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
@@ -54,17 +54,13 @@ type Source struct {
 
 	// newWatcher is replaced by tests that do without.
 	newWatcher func() (*fsnotify.Watcher, error)
-	watcher    *fsnotify.Watcher
-	// watched is the directory as it was when the watch was set; nil when there
-	// is none.
-	watched os.FileInfo
+	watcher    *dirwatch.Watcher // nil until it runs
 
 	files   map[string]*file
 	entries map[key]*entry
-	// dirProblem and watchProblem are what was last reported of the directory.
-	dirProblem   string
-	watchProblem string
-	synced       bool
+	// dirProblem is what was last reported of the directory.
+	dirProblem string
+	synced     bool
 }
 
 // New builds a Source that feeds handler from dir once it runs, and takes what
@@ -86,14 +82,13 @@ func New(dir string, handler proxier.Handler, reporter proxier.Reporter, opts Op
 		opts.OnServiceCIDR = func(string, []string) {}
 	}
 	return &Source{
-		dir:        filepath.Clean(dir),
-		handler:    handler,
-		reporter:   reporter,
-		opts:       opts,
-		clock:      opts.Clock,
-		newWatcher: fsnotify.NewWatcher,
-		files:      map[string]*file{},
-		entries:    map[key]*entry{},
+		dir:      filepath.Clean(dir),
+		handler:  handler,
+		reporter: reporter,
+		opts:     opts,
+		clock:    opts.Clock,
+		files:    map[string]*file{},
+		entries:  map[key]*entry{},
 	}
 }
 
@@ -156,21 +151,10 @@ func (s *Source) Run(ctx context.Context) error {
 		return err
 	}
 
-	var events chan fsnotify.Event
-	var failures chan error
-	watcher, err := s.newWatcher()
-	if err != nil {
-		s.unwatched(err)
-	} else {
-		s.watcher = watcher
-		defer s.watcher.Close()
-		events, failures = s.watcher.Events, s.watcher.Errors
-		// The parent tells when the directory comes back or a link to it is
-		// switched. Where that is not allowed, the next rescan finds out.
-		if parent := filepath.Dir(s.dir); parent != s.dir {
-			_ = s.watcher.Add(parent)
-		}
-	}
+	s.watcher = dirwatch.Open(s.dir, dirwatch.Options{
+		Wanted: isManifest, Unwatched: s.unwatched, Debounce: s.opts.Debounce, Rescan: s.opts.Rescan, Clock: s.clock, New: s.newWatcher,
+	})
+	defer s.watcher.Close()
 
 	if err := s.read(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -179,102 +163,29 @@ func (s *Source) Run(ctx context.Context) error {
 		return err
 	}
 
-	var burst, burstEnd time.Time // when to read after a change
-	rescan := s.clock.Now().Add(s.opts.Rescan)
-	timer := s.clock.NewTimer(s.opts.Rescan)
-	defer timer.Stop()
 	for {
-		next := rescan
+		var settles time.Time
 		for _, f := range s.files {
-			next = earlier(next, f.settles)
+			settles = dirwatch.Earlier(settles, f.settles)
 		}
-		next = earlier(next, earlier(burst, burstEnd))
-		timer.Reset(next.Sub(s.clock.Now()))
-
-		changed := false
-		select {
-		case <-ctx.Done():
+		change, ok := s.watcher.Next(ctx, settles)
+		if !ok {
 			return nil
-		case <-timer.C():
-		case event := <-events:
-			changed = s.note(event)
-		case err := <-failures:
-			// Most likely an overflow of the kernel's queue: any file may have
-			// changed.
-			klog.FromContext(ctx).V(2).Info("Lost track of the manifest directory, reading all of it", "directory", s.dir, "err", err)
-			for _, f := range s.files {
-				f.dirty = true
-			}
-			s.watched, changed = nil, true
 		}
-		now := s.clock.Now()
-		if changed {
-			if burst.IsZero() {
-				burstEnd = now.Add(10 * s.opts.Debounce)
-			}
-			burst = now.Add(s.opts.Debounce)
-			continue
-		}
-		if now.Before(next) {
-			continue // an event that is none of ours
-		}
-		burst, burstEnd = time.Time{}, time.Time{}
-		if !now.Before(rescan) {
-			rescan = now.Add(s.opts.Rescan)
+		for name, f := range s.files {
+			_, told := change.Names[name]
+			f.dirty = f.dirty || told || change.All
 		}
 		s.directory(s.pass(ctx))
 	}
 }
 
-// earlier is the earlier of two times, of which a zero one does not count.
-func earlier(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
-}
-
-// note takes an event and tells whether it asks for a pass.
-func (s *Source) note(event fsnotify.Event) bool {
-	path := filepath.Clean(event.Name)
-	if path == s.dir {
-		// The directory itself, seen from its parent or by itself.
-		s.watched = nil
-		return true
-	}
-	if filepath.Dir(path) != s.dir {
-		return false // a neighbour of the directory
-	}
-	name := filepath.Base(path)
-	if f := s.files[name]; f != nil {
-		f.dirty = true
-	}
-	// "..data" is the link that the kubelet switches to update a volume.
-	return isManifest(name) || strings.HasPrefix(name, "..")
-}
-
-// watch sets the watch, again if it is not on the directory any more.
-func (s *Source) watch(info os.FileInfo) {
-	if s.watcher == nil || s.watched != nil && os.SameFile(s.watched, info) {
-		return
-	}
-	_ = s.watcher.Remove(s.dir) // a watch that went with the old directory
-	if err := s.watcher.Add(s.dir); err != nil {
-		s.unwatched(err)
-		return
-	}
-	s.watched, s.watchProblem = info, ""
-}
-
-// unwatched reports, once, that changes are only found by reading again.
+// unwatched reports that changes are only found by reading again.
 func (s *Source) unwatched(err error) {
-	if message := err.Error(); message != s.watchProblem {
-		s.watchProblem = message
-		s.report(proxier.Problem{
-			Kind: "File", Object: types.NamespacedName{Name: s.dir}, Reason: proxier.ReasonInvalidFile,
-			Message: fmt.Sprintf("cannot watch the manifest directory (%v), reading it every %s instead; the limits of inotify are in /proc/sys/fs/inotify", err, s.opts.Rescan),
-		})
-	}
+	s.report(proxier.Problem{
+		Kind: "File", Object: types.NamespacedName{Name: s.dir}, Reason: proxier.ReasonInvalidFile,
+		Message: fmt.Sprintf("cannot watch the manifest directory (%v), reading it every %s instead; the limits of inotify are in /proc/sys/fs/inotify", err, s.opts.Rescan),
+	})
 }
 
 // directory reports what is wrong with the directory, once.
