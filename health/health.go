@@ -64,6 +64,13 @@ func New(opts Options) *Health {
 	return &Health{opts: opts}
 }
 
+// SetTimeout takes over another one while it runs.
+func (h *Health) SetTimeout(d time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.opts.Timeout = d
+}
+
 // Start notes that the sync loop runs: from now on the families are reported.
 func (h *Health) Start() {
 	h.mu.Lock()

@@ -69,6 +69,7 @@ func TestHealthy(t *testing.T) {
 		{"nothing to do for long", func(f *fixture) { f.Start() }, time.Hour, true},
 		{"queued just now", func(f *fixture) { f.Queued(f.at(0)) }, timeout - 1, true},
 		{"queued too long", func(f *fixture) { f.Queued(f.at(0)) }, timeout, false},
+		{"another timeout", func(f *fixture) { f.Queued(f.at(0)); f.SetTimeout(2 * timeout) }, timeout, true},
 		{"synced in time", func(f *fixture) { f.Queued(f.at(0)); f.synced(1, 2, nil) }, time.Hour, true},
 		{"a failed sync changes nothing", func(f *fixture) { f.Queued(f.at(0)); f.synced(1, 2, failed) }, timeout, false},
 		{"recovered", func(f *fixture) { f.Queued(f.at(0)); f.synced(1, 2, failed); f.synced(timeout, timeout+1, nil) }, time.Hour, true},

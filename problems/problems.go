@@ -233,7 +233,7 @@ var (
 	kinds   = []string{"Service", "EndpointSlice", "Node", "File"}
 	reasons = []string{
 		proxier.ReasonInvalidObject, proxier.ReasonConflict, proxier.ReasonCapacity, proxier.ReasonInvalidFile,
-		proxier.ReasonDuplicateName, proxier.ReasonUnsupported, proxier.ReasonFlowsNotClosed,
+		proxier.ReasonDuplicateName, proxier.ReasonUnsupported, proxier.ReasonUnguarded, proxier.ReasonFlowsNotClosed, proxier.ReasonInvalidConfig,
 	}
 )
 

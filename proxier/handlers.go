@@ -83,6 +83,7 @@ const (
 	ReasonConflict       = "Conflict"       // two objects claim the same thing
 	ReasonCapacity       = "Capacity"       // does not fit into a kernel table
 	ReasonInvalidFile    = "InvalidFile"    // a manifest cannot be read or parsed
+	ReasonInvalidConfig  = "InvalidConfig"  // the configuration file is no use any more
 	ReasonDuplicateName  = "DuplicateName"  // two manifests hold the same object
 	ReasonUnsupported    = "Unsupported"    // no tier on this node can carry it
 	ReasonUnguarded      = "Unguarded"      // source ranges leave an address family open

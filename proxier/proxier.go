@@ -135,6 +135,9 @@ func (p *Proxier) Run(ctx context.Context) {
 	p.runner.Run(ctx)
 }
 
+// SetIntervals takes over other intervals of syncs while it runs.
+func (p *Proxier) SetIntervals(opts RunnerOptions) { p.runner.SetIntervals(opts) }
+
 // Table of this proxier, for what it lets readers ask.
 func (p *Proxier) Table() *Table { return p.table }
 

@@ -31,11 +31,13 @@ type RunnerOptions struct {
 // collapse into one.
 type Runner struct {
 	fn      func(context.Context, RunReason) error
-	opts    RunnerOptions
+	clock   clock.Clock
 	request chan struct{}
-	failed  chan error // of a run in Now
+	failed  chan error    // of a run in Now
+	reset   chan struct{} // other intervals are there
 
-	mu      sync.Mutex      // held during a run
+	mu      sync.Mutex // held during a run
+	opts    RunnerOptions
 	ctx     context.Context // of Run; nil while that is not running
 	ended   time.Time       // of the last run, but for unasked ones
 	failing bool
@@ -66,7 +68,25 @@ func NewRunner(fn func(context.Context, RunReason) error, opts RunnerOptions) *R
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
-	return &Runner{fn: fn, opts: opts, request: make(chan struct{}, 1), failed: make(chan error, 1)}
+	return &Runner{fn: fn, clock: opts.Clock, opts: opts, request: make(chan struct{}, 1), failed: make(chan error, 1), reset: make(chan struct{}, 1)}
+}
+
+// SetIntervals takes over those of opts, once what runs at the moment is done. The time to
+// the next run that nobody asks for begins anew.
+func (r *Runner) SetIntervals(opts RunnerOptions) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.opts = opts
+	select {
+	case r.reset <- struct{}{}:
+	default:
+	}
+}
+
+func (r *Runner) intervals() RunnerOptions {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.opts
 }
 
 // Request asks for a run and returns at once.
@@ -103,7 +123,7 @@ func (r *Runner) wait() time.Duration {
 	if r.ended.IsZero() {
 		return 0
 	}
-	return r.opts.MinInterval - r.opts.Clock.Since(r.ended)
+	return r.opts.MinInterval - r.clock.Since(r.ended)
 }
 
 func (r *Runner) run(ctx context.Context, reason RunReason) error {
@@ -111,7 +131,7 @@ func (r *Runner) run(ctx context.Context, reason RunReason) error {
 	r.failing = err != nil
 	// A change does not wait because nothing had changed before.
 	if reason != Periodic || r.failing {
-		r.ended = r.opts.Clock.Now()
+		r.ended = r.clock.Now()
 	}
 	return err
 }
@@ -127,17 +147,26 @@ func (r *Runner) Run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	r.mu.Lock()
 	r.ctx = ctx
+	opts := r.opts
 	r.mu.Unlock()
-	retry := r.opts.RetryInterval
-	next, why := r.opts.MaxInterval, Periodic
+	retry := opts.RetryInterval
+	next, why := opts.MaxInterval, Periodic
 	for {
-		timer := r.opts.Clock.NewTimer(next)
+		timer := r.clock.NewTimer(next)
 		reason := why
 		var err error
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return
+		case <-r.reset:
+			timer.Stop()
+			opts = r.intervals()
+			retry = opts.RetryInterval
+			if next = opts.MaxInterval; why == Retried {
+				next = retry
+			}
+			continue
 		case err = <-r.failed:
 			timer.Stop()
 		case <-r.request:
@@ -150,7 +179,7 @@ func (r *Runner) Run(ctx context.Context) {
 			wait := r.wait()
 			r.mu.Unlock()
 			if wait > 0 {
-				timer := r.opts.Clock.NewTimer(wait)
+				timer := r.clock.NewTimer(wait)
 				select {
 				case <-ctx.Done():
 					timer.Stop()
@@ -166,7 +195,7 @@ func (r *Runner) Run(ctx context.Context) {
 			err = r.runLocked(ctx, reason)
 		}
 		if err == nil {
-			next, why, retry = r.opts.MaxInterval, Periodic, r.opts.RetryInterval
+			next, why, retry = opts.MaxInterval, Periodic, opts.RetryInterval
 			continue
 		}
 		if ctx.Err() != nil {
@@ -174,6 +203,6 @@ func (r *Runner) Run(ctx context.Context) {
 		}
 		logger.Error(err, "Sync failed; trying again", "in", retry)
 		next, why = retry, Retried
-		retry = min(2*retry, r.opts.MaxInterval)
+		retry = min(2*retry, opts.MaxInterval)
 	}
 }

@@ -176,6 +176,47 @@ func TestRunnerNow(t *testing.T) {
 	}
 }
 
+// Intervals change while it waits, and for a try after a failure as well.
+func TestRunnerIntervals(t *testing.T) {
+	r, clock, runs, results := startRunner(t)
+	waiting(t, clock)
+	// The intervals before were longer than what is waited for here.
+	r.SetIntervals(RunnerOptions{MinInterval: 2 * time.Second, MaxInterval: 20 * time.Second, RetryInterval: 10 * time.Minute})
+	stepTo(t, clock, runs, Periodic, 30*time.Second)
+	results <- errors.New("injected")
+	waiting(t, clock)
+	r.SetIntervals(RunnerOptions{MinInterval: 2 * time.Second, MaxInterval: 20 * time.Minute, RetryInterval: 4 * time.Second})
+	stepTo(t, clock, runs, Retried, 10*time.Second)
+	results <- nil
+	waiting(t, clock)
+	r.SetIntervals(RunnerOptions{MinInterval: time.Minute, MaxInterval: 20 * time.Minute, RetryInterval: 4 * time.Second})
+	r.Request()
+	if took := stepTo(t, clock, runs, Requested, 2*time.Minute); took < 50*time.Second {
+		t.Errorf("a request waited %s, want a minute", took)
+	}
+	results <- nil
+}
+
+// stepTo moves the clock second by second up to a run, which has to come within the limit,
+// for that reason.
+func stepTo(t *testing.T, clock *clocktesting.FakeClock, runs <-chan run, reason RunReason, limit time.Duration) time.Duration {
+	t.Helper()
+	for at := time.Duration(0); at < limit; at += time.Second {
+		waiting(t, clock)
+		clock.Step(time.Second)
+		select {
+		case got := <-runs:
+			if got.reason != reason {
+				t.Errorf("%+v, want one that is %s", got, reason)
+			}
+			return at
+		case <-time.After(10 * time.Millisecond): // it may be on its way
+		}
+	}
+	t.Fatalf("no run within %s", limit)
+	return 0
+}
+
 // recordingTier notes what it is given.
 type recordingTier struct {
 	updates []Update
