@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/tandem-proxy/tandem/test/configmap"
 )
 
 func write(t testing.TB, path, text string) {
@@ -67,31 +69,17 @@ func TestRunWatches(t *testing.T) {
 // A volume of a ConfigMap: files are links through ..data, which is switched.
 func TestRunConfigMapVolume(t *testing.T) {
 	dir := t.TempDir()
-	version := func(n int) string {
-		name := fmt.Sprintf("..2026_%02d", n)
-		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+	version := func(n int) {
+		t.Helper()
+		if err := configmap.Update(dir, map[string]string{"a.yaml": service("a", n)}); err != nil {
 			t.Fatal(err)
 		}
-		write(t, filepath.Join(dir, name, "a.yaml"), service("a", n))
-		if err := os.Symlink(name, filepath.Join(dir, "..data_tmp")); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")); err != nil {
-			t.Fatal(err)
-		}
-		return filepath.Join(dir, name)
 	}
-	first := version(1)
-	if err := os.Symlink("..data/a.yaml", filepath.Join(dir, "a.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	version(1)
 	rec := newRecorder()
 	run(t, New(dir, rec, rec, Options{Rescan: time.Hour}), true)
 	rec.waitFor(t, "services synced")
 	version(2)
-	if err := os.RemoveAll(first); err != nil {
-		t.Fatal(err)
-	}
 	rec.waitFor(t, "update service default/a 10.96.0.2")
 	if got := strings.Join(rec.news(), "\n"); strings.Contains(got, "delete") || strings.Contains(got, "problem") {
 		t.Errorf("switching the volume led to:\n%s", got)

@@ -66,6 +66,7 @@ type Metrics struct {
 	capability *k8smetrics.GaugeVec
 	mode       *k8smetrics.GaugeVec
 	build      *k8smetrics.GaugeVec
+	config     configMetrics
 	tables     tables
 
 	mu            sync.Mutex
@@ -133,6 +134,7 @@ func New(families []proxier.Family) *Metrics {
 	m.capability = gauges(tandem, "capability", "What this node's kernel can do: 1 for the state of each feature.", "feature", "state")
 	m.mode = gauges(tandem, "proxy_mode", "1 for the mode that runs, and whether it was requested or is a fallback.", "mode", "reason")
 	m.build = gauges(tandem, "build_info", "1 for the build of this proxy.", "version", "go_version")
+	m.config = newConfigMetrics()
 	return m
 }
 
@@ -153,6 +155,9 @@ func (m *Metrics) Register(registry Registry, source TableSource) error {
 		m.noLocalEndpoints.WithLabelValues("external", f).Set(0)
 		m.restoreFailures.WithLabelValues(f).Add(0)
 		m.partialFailures.WithLabelValues(f).Add(0)
+	}
+	if err := m.config.register(registry); err != nil {
+		return err
 	}
 	if source == nil {
 		return nil

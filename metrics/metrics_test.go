@@ -71,6 +71,8 @@ func TestGolden(t *testing.T) {
 	m.Capability("set_retval", "yes")
 	m.Mode("ebpf", ModeRequested)
 	m.Build("v1.2.3")
+	m.ConfigFile("mode: ebpf")
+	m.ConfigReloaded(ReloadFailed)
 	h := m.Handler(nopHandler{})
 	h.OnServiceAdd(nil)
 	h.OnServiceUpdate(nil, nil)

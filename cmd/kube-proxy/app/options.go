@@ -39,6 +39,7 @@ type Options struct {
 	Config *config.Config
 
 	// As Complete found them.
+	given    *pflag.FlagSet
 	nodeName string
 	gate     featuregate.MutableVersionedFeatureGate
 	mask     map[capabilities.Feature]capabilities.State
@@ -68,7 +69,7 @@ func (o *Options) AddFlags(sets *cliflag.NamedFlagSets) {
 // Complete reads the file, if one is given, and works out what follows from
 // the options.
 func (o *Options) Complete(fs *pflag.FlagSet) error {
-	o.warnings = nil
+	o.given, o.warnings = fs, nil
 	if o.ConfigFile == "" {
 		o.Config.CompleteFromFlags(fs)
 	} else {
@@ -151,9 +152,7 @@ func (o *Options) Run(ctx context.Context) error {
 		return fmt.Errorf("set up logging: %w", err)
 	}
 	logger := klog.FromContext(ctx)
-	for _, warning := range o.warnings {
-		logger.Info("A part of the configuration is not used", "what", warning)
-	}
+	o.warn(logger)
 	if o.Cleanup {
 		return cleanup(ctx, o.Config)
 	}
@@ -164,4 +163,10 @@ func (o *Options) Run(ctx context.Context) error {
 		return nil
 	}
 	return err
+}
+
+func (o *Options) warn(logger klog.Logger) {
+	for _, warning := range o.warnings {
+		logger.Info("A part of the configuration is not used", "what", warning)
+	}
 }

@@ -62,6 +62,7 @@ type proxy struct {
 	memory   memory
 	explain  explainer
 	facts    facts
+	configz  *configz.Config
 
 	// tierMu is held while a server asks the tiers, so that they are not closed
 	// meanwhile.
@@ -103,7 +104,7 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	p.problems = problems.New(ctx, problems.Options{NodeName: o.nodeName, Recorder: p.recorder, Counter: p.metrics.Problem})
 	p.health = health.New(health.Options{
 		// Upstream's factor: one sync may fail and be repeated.
-		Timeout:  2 * p.runner().MaxInterval,
+		Timeout:  2 * p.runner(c).MaxInterval,
 		Families: p.families, Healthz: p.metrics.Healthz, Livez: p.metrics.Livez,
 	})
 	return p, nil
@@ -121,6 +122,19 @@ func (p *proxy) selectMode(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if err := p.decide(); err != nil {
+		return err
+	}
+	if noRoot != nil && p.decision.Mode == capabilities.ModeEBPF {
+		return noRoot
+	}
+	logger.Info("Selected the proxy mode", "mode", p.decision.Mode, "reasons", texts(p.decision.Reasons),
+		"degraded", texts(p.decision.Degraded), "kernel", p.report.Kernel, "cgroupRoot", p.cgroup)
+	return nil
+}
+
+// decide chooses the mode by what the kernel can do.
+func (p *proxy) decide() error {
 	available := make([]capabilities.Mode, 0, len(availableModes))
 	for _, m := range availableModes {
 		available = append(available, capabilities.Mode(m))
@@ -139,11 +153,6 @@ func (p *proxy) selectMode(ctx context.Context) error {
 	if p.decision.Err != nil {
 		return fmt.Errorf("kernel %s: %w", p.report.Kernel, p.decision.Err)
 	}
-	if noRoot != nil && p.decision.Mode == capabilities.ModeEBPF {
-		return noRoot
-	}
-	logger.Info("Selected the proxy mode", "mode", p.decision.Mode, "reasons", texts(p.decision.Reasons),
-		"degraded", texts(p.decision.Degraded), "kernel", p.report.Kernel, "cgroupRoot", p.cgroup)
 	return nil
 }
 
@@ -157,12 +166,7 @@ func texts(reasons []capabilities.Reason) []string {
 
 // connect builds the client of the API server and the recorder of Events.
 func (p *proxy) connect(ctx context.Context) error {
-	c := &p.opts.Config.KubeProxy.ClientConnection
-	client, err := informers.NewClient(informers.ClientConfig{
-		Kubeconfig: c.Kubeconfig, Master: p.opts.Master,
-		ContentType: c.ContentType, AcceptContentTypes: c.AcceptContentTypes,
-		QPS: c.QPS, Burst: int(c.Burst),
-	})
+	client, err := newClient(p.opts)
 	if err != nil {
 		return err
 	}
@@ -170,6 +174,16 @@ func (p *proxy) connect(ctx context.Context) error {
 	p.broadcaster = events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
 	p.recorder = p.broadcaster.NewRecorder(scheme(), component).WithLogger(klog.FromContext(ctx))
 	return nil
+}
+
+// newClient asks nobody yet.
+func newClient(o *Options) (kubernetes.Interface, error) {
+	c := &o.Config.KubeProxy.ClientConnection
+	return informers.NewClient(informers.ClientConfig{
+		Kubeconfig: c.Kubeconfig, Master: o.Master,
+		ContentType: c.ContentType, AcceptContentTypes: c.AcceptContentTypes,
+		QPS: c.QPS, Burst: int(c.Burst),
+	})
 }
 
 // run starts the parts and waits for the end of ctx, or of a part that must
@@ -184,7 +198,8 @@ func (p *proxy) run(ctx context.Context) error {
 	if err := p.registerMetrics(); err != nil {
 		return err
 	}
-	if err := publishConfig(p.opts.Config); err != nil {
+	var err error
+	if p.configz, err = publishConfig(p.opts.Config); err != nil {
 		return err
 	}
 	if err := setOOMScore(*k.OOMScoreAdj); err != nil {
@@ -219,13 +234,12 @@ func (p *proxy) program(ctx context.Context) error {
 		}
 	}()
 
-	runner := p.runner()
 	p.facts.start(ctx)
 	left := p.leftovers()
 	px, err := proxier.New(proxier.Options{
 		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(p.carrierOf(&open)), Reporter: p.problems,
 		Facts: p.facts.known, Policy: p.facts.settings.Policy, NodeFacts: p.facts.fromNode,
-		Observer: observers{p.metrics, p.health, &p.memory, &p.explain, left}, Runner: runner,
+		Observer: observers{p.metrics, p.health, &p.memory, &p.explain, left}, Runner: p.runner(p.opts.Config),
 	})
 	if err != nil {
 		return err
@@ -241,6 +255,9 @@ func (p *proxy) program(ctx context.Context) error {
 	group.Go(func() error { return from.Run(ctx) })
 	group.Go(func() error { p.facts.follow(ctx, px); return nil })
 	group.Go(func() error { left.run(ctx); return nil })
+	if p.opts.ConfigFile != "" {
+		group.Go(func() error { return p.reloader(px).run(ctx) })
+	}
 	if open.fast != nil {
 		group.Go(func() error { p.followUplinks(ctx, open.fast); return nil })
 		group.Go(func() error { open.fast.Run(ctx); return nil })
@@ -303,10 +320,10 @@ func (registry) CustomRegister(c k8smetrics.StableCollector) error {
 }
 
 // publishConfig shows the configuration at /configz.
-func publishConfig(c *config.Config) error {
+func publishConfig(c *config.Config) (*configz.Config, error) {
 	entry, err := configz.New("kubeproxy.config.k8s.io")
 	if err != nil {
-		return fmt.Errorf("publish configuration: %w", err)
+		return nil, fmt.Errorf("publish configuration: %w", err)
 	}
-	return entry.Set(&c.KubeProxy)
+	return entry, entry.Set(&c.KubeProxy)
 }

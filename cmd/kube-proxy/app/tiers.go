@@ -87,22 +87,22 @@ func (p *proxy) fallbackModes() (list []capabilities.Mode) {
 	return list
 }
 
-// runner has the intervals of the mode.
-func (p *proxy) runner() proxier.RunnerOptions {
+// runner has the intervals of the mode, by a configuration.
+func (p *proxy) runner(c *config.Config) proxier.RunnerOptions {
 	r := proxier.DefaultRunnerOptions()
 	if p.decision.Mode == capabilities.ModeIPTables {
-		k := &p.opts.Config.KubeProxy.IPTables
+		k := &c.KubeProxy.IPTables
 		r.MinInterval, r.MaxInterval = k.MinSyncPeriod.Duration, k.SyncPeriod.Duration
 		r.RetryInterval = min(time.Second, r.MaxInterval) // each try runs programs
 		return r
 	}
 	if p.decision.Mode == capabilities.ModeIPVS {
-		k := &p.opts.Config.KubeProxy.IPVS
+		k := &c.KubeProxy.IPVS
 		r.MinInterval, r.MaxInterval = k.MinSyncPeriod.Duration, k.SyncPeriod.Duration
 		r.RetryInterval = min(time.Second, r.MaxInterval)
 		return r
 	}
-	e := &p.opts.Config.Tandem.EBPF
+	e := &c.Tandem.EBPF
 	r.MinInterval, r.MaxInterval = e.MinSyncPeriod.Duration, e.SyncPeriod.Duration
 	r.RetryInterval = min(r.RetryInterval, r.MaxInterval)
 	return r

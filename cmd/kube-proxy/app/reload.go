@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/component-base/logs"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/internal/dirwatch"
+	"github.com/tandem-proxy/tandem/manifests"
+	"github.com/tandem-proxy/tandem/metrics"
+	"github.com/tandem-proxy/tandem/nodefacts"
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+const (
+	// reloadSettle is how long the file must stay as it is before it counts. Editors
+	// write in place, or move the old file away first.
+	reloadSettle = time.Second
+	// reloadRescan is for what inotify does not see: a link to elsewhere, for one.
+	reloadRescan = 30 * time.Second
+)
+
+// inPlace are the fields that a running process takes over, and those that nothing
+// depends on. With any other one, it ends to be started again: what is in the kernel
+// goes on working, and most of what a field decides is decided at the start.
+var inPlace = []string{
+	"logging.verbosity", "logging.flushFrequency", "oomScoreAdj",
+	"iptables.syncPeriod", "iptables.minSyncPeriod", "ipvs.syncPeriod", "ipvs.minSyncPeriod",
+	config.TandemKind + ".ebpf.syncPeriod", config.TandemKind + ".ebpf.minSyncPeriod",
+	"configSyncPeriod", "nftables", "portRange", "windowsRunAsService", "winkernel",
+}
+
+// reloader follows the file of --config while the process runs.
+type reloader struct {
+	// start are the options of the process, running what is in force of its file.
+	start   *Options
+	running *config.Config
+	// check says whether a process could run with these options, apply takes the fields
+	// over that can be.
+	check    func(*Options) error
+	apply    func(*config.Config, []config.Difference) error
+	reporter proxier.Reporter
+	metrics  *metrics.Metrics
+	settle   time.Duration
+	clock    clock.Clock
+
+	// seen is the file as it was at the last look, and when it counts if it stays so;
+	// done as it was when it last did.
+	seen, done fileState
+	counts     time.Time
+}
+
+// fileState is the text of the file, or why there is none.
+type fileState struct {
+	text, failure string
+	read          bool // at all
+}
+
+func stateOf(path string) fileState {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fileState{failure: err.Error(), read: true}
+	}
+	return fileState{text: string(text), read: true}
+}
+
+func (p *proxy) reloader(px *proxier.Proxier) *reloader {
+	return &reloader{
+		start: p.opts, running: p.opts.Config, check: p.couldRun, reporter: p.problems, metrics: p.metrics, settle: reloadSettle, clock: clock.RealClock{},
+		apply: func(c *config.Config, changed []config.Difference) error {
+			intervals := p.runner(c)
+			px.SetIntervals(intervals)
+			p.health.SetTimeout(2 * intervals.MaxInterval)
+			return errors.Join(applyToProcess(c, changed), p.configz.Set(&c.KubeProxy))
+		},
+	}
+}
+
+// applyToProcess takes over what is not about Services. What did not change is left alone:
+// the verbosity may have been set at /debug/flags/v meanwhile.
+func applyToProcess(c *config.Config, changed []config.Difference) error {
+	var errs []error
+	for _, d := range changed {
+		switch l := &c.KubeProxy.Logging; d.Path {
+		case "logging.verbosity":
+			_, err := logs.GlogSetter(strconv.FormatUint(uint64(l.Verbosity), 10))
+			errs = append(errs, err)
+		case "logging.flushFrequency":
+			klog.StartFlushDaemon(l.FlushFrequency.Duration.Duration)
+		case "oomScoreAdj":
+			errs = append(errs, setOOMScore(*c.KubeProxy.OOMScoreAdj))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// couldRun says what would end a process with these options as it starts.
+func (p *proxy) couldRun(o *Options) error {
+	next := &proxy{opts: o, report: p.report}
+	if err := next.decide(); err != nil {
+		return err
+	}
+	if _, err := nodefacts.New(o.Config, o.gate); err != nil {
+		return err
+	}
+	if dir := o.Config.Tandem.Manifests; dir != "" {
+		return manifests.Check(dir)
+	}
+	_, err := newClient(o)
+	return err
+}
+
+// run follows the file until ctx is done, or the process has to be started again.
+func (r *reloader) run(ctx context.Context) error {
+	path := r.start.ConfigFile
+	dir := filepath.Dir(path)
+	watcher := dirwatch.Open(dir, dirwatch.Options{
+		Wanted: func(name string) bool { return name == filepath.Base(path) },
+		Unwatched: func(err error) {
+			klog.FromContext(ctx).Error(err, "Cannot watch the directory of the configuration file; reading the file now and then", "directory", dir, "every", reloadRescan)
+		},
+		Debounce: min(50*time.Millisecond, r.settle), Rescan: reloadRescan, Clock: r.clock,
+	})
+	defer watcher.Close()
+	for {
+		if info, err := os.Stat(dir); err == nil {
+			watcher.Follow(info)
+		}
+		again, err := r.look(ctx)
+		if err != nil {
+			return err
+		}
+		if _, ok := watcher.Next(ctx, again); !ok {
+			return nil
+		}
+	}
+}
+
+// look reads the file, and acts once it is another and stays so. It returns when to look
+// again, if that is known.
+func (r *reloader) look(ctx context.Context) (again time.Time, err error) {
+	now := r.clock.Now()
+	if state := stateOf(r.start.ConfigFile); state != r.seen {
+		r.seen, r.counts = state, now.Add(r.settle)
+	}
+	if r.seen == r.done {
+		return time.Time{}, nil
+	}
+	if now.Before(r.counts) {
+		return r.counts, nil
+	}
+	next := *r.start
+	err = next.Complete(r.start.given)
+	if stateOf(r.start.ConfigFile) != r.seen {
+		return now, nil // something else was read
+	}
+	if err == nil {
+		err = next.Validate()
+	}
+	if err == nil {
+		err = r.check(&next)
+	}
+	first := !r.done.read
+	r.done = r.seen
+	if err != nil {
+		r.failed(err)
+		return time.Time{}, nil
+	}
+	return time.Time{}, r.takeOver(ctx, &next, first)
+}
+
+// failed reports a file that is no use; what was in force still is.
+func (r *reloader) failed(err error) {
+	r.metrics.ConfigReloaded(metrics.ReloadFailed)
+	r.reporter.Report(proxier.Problem{
+		Kind: "Node", Reason: proxier.ReasonInvalidConfig,
+		Message: fmt.Sprintf("the configuration file %s is no use as it is now; this proxy goes on with what it said before, but cannot be started again: %s",
+			r.start.ConfigFile, strings.ReplaceAll(err.Error(), "\n", "; ")),
+	})
+}
+
+// takeOver takes over what the file says by now. An error says that it needs a restart.
+func (r *reloader) takeOver(ctx context.Context, next *Options, first bool) error {
+	logger := klog.FromContext(ctx).WithValues("file", r.start.ConfigFile)
+	changed, err := config.Differences(r.running, next.Config)
+	if err != nil {
+		return err
+	}
+	if len(changed) == 0 {
+		r.metrics.ConfigFile(r.seen.text)
+		if first { // it is as it was when the process was started
+			return nil
+		}
+		next.warn(logger)
+		logger.Info("The configuration file has changed, and says the same as before")
+		r.metrics.ConfigReloaded(metrics.ReloadUnchanged)
+		return nil
+	}
+	var list, restart []string
+	for _, d := range changed {
+		list = append(list, d.String())
+		if !slices.ContainsFunc(inPlace, func(at string) bool { return d.Path == at || strings.HasPrefix(d.Path, at+".") }) {
+			restart = append(restart, d.Path)
+		}
+	}
+	if len(restart) > 0 {
+		logger.Info("The configuration file has changed; ending, to be started again with it. What is in the kernel goes on working", "changed", list, "needRestart", restart)
+		return fmt.Errorf("the configuration file %s has changed in %s, which takes a restart", r.start.ConfigFile, strings.Join(restart, ", "))
+	}
+	if err := r.apply(next.Config, changed); err != nil {
+		logger.Error(err, "Cannot take over all of the configuration file", "changed", list)
+	}
+	next.warn(logger)
+	logger.Info("Took over the configuration file", "changed", list)
+	r.running = next.Config
+	r.metrics.ConfigFile(r.seen.text)
+	r.metrics.ConfigReloaded(metrics.ReloadApplied)
+	return nil
+}
