@@ -35,7 +35,12 @@ func command(n *lab.Node, args ...string) *process {
 
 func start(t testing.TB, n *lab.Node, manifests string, more ...string) *process {
 	t.Helper()
-	p := command(n, append([]string{"--proxy-mode=ebpf", "--manifests=" + manifests, "--hostname-override=" + n.Name, "-v=2"}, more...)...)
+	return begin(t, command(n, append([]string{"--proxy-mode=ebpf", "--manifests=" + manifests, "--hostname-override=" + n.Name, "-v=2"}, more...)...))
+}
+
+// begin has a command run up to the end of the test.
+func begin(t testing.TB, p *process) *process {
+	t.Helper()
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}

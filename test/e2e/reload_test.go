@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tandem-proxy/tandem/test/configmap"
+)
+
+// configFile is one as kubeadm writes it, with what is to be changed.
+func configFile(verbosity int, syncPeriod, clusterCIDR string) string {
+	return fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+bindAddress: 0.0.0.0
+clusterCIDR: %s
+mode: ebpf
+configSyncPeriod: 0s
+iptables: {masqueradeBit: null, syncPeriod: 0s}
+logging: {flushFrequency: 0, verbosity: %d}
+---
+apiVersion: config.tandem-proxy.dev/v1alpha1
+kind: TandemConfiguration
+ebpf: {syncPeriod: %s}
+`, clusterCIDR, verbosity, syncPeriod)
+}
+
+const anotherService = `apiVersion: v1
+kind: Service
+metadata: {namespace: shop, name: more}
+spec:
+  clusterIP: 10.96.0.11
+  ports:
+  - {name: t, port: 80, protocol: TCP}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  namespace: shop
+  name: more
+  labels: {kubernetes.io/service-name: more}
+addressType: IPv4
+ports:
+- {name: t, port: 8080, protocol: TCP}
+endpoints:
+- {addresses: [%q]}
+`
+
+// The ConfigMap changes under traffic: what can be is taken over, what is bad is reported
+// and does nothing, and for the rest the process ends. No connection is lost.
+func TestReload(t *testing.T) {
+	const pods, morePods = "10.244.0.0/16,fd00:10:244::/48", "10.240.0.0/12,fd00:10:244::/48"
+	s := newStage(t)
+	volume := t.TempDir()
+	update := func(text string) {
+		t.Helper()
+		if err := configmap.Update(volume, map[string]string{"config.conf": text, "kubeconfig.conf": "unused"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := func() {
+		t.Helper()
+		s.process = begin(t, command(s.node, "--config="+filepath.Join(volume, "config.conf"), "--hostname-override="+s.node.Name, "--manifests="+s.dir))
+		s.serves(t)
+	}
+	shows := func(texts ...string) {
+		t.Helper()
+		s.await(t, "metrics", func() error {
+			_, body, err := get(s.node, 10249, "/metrics")
+			for _, text := range texts {
+				if err == nil && !strings.Contains(body, "\n"+text+"\n") {
+					err = fmt.Errorf("/metrics does not have %s", text)
+				}
+			}
+			return err
+		})
+	}
+
+	update(configFile(2, "30s", pods))
+	run()
+	defer s.end()
+	long := s.open()
+	w := newLoad(t)
+	defer w.end()
+	s.ask(w)
+	if strings.Contains(s.log.String(), `reason="periodic"`) {
+		t.Error("syncs that nobody asked for show already")
+	}
+
+	update(configFile(3, "1s", pods))
+	shows(`tandem_config_reloads_total{result="applied"} 1`, "tandem_config_last_reload_successful 1")
+	s.await(t, "the verbosity and period of the file", s.says(`"Synced" reason="periodic"`))
+	if _, body, err := get(s.node, 10249, "/configz"); err != nil || !strings.Contains(body, `"verbosity":3`) {
+		t.Errorf("/configz does not have the new file: %v %s", err, body)
+	}
+
+	update(configFile(4, "0.5s", "10.244.0.0/16,10.245.0.0/16"))
+	shows(`tandem_config_reloads_total{result="failed"} 1`, "tandem_config_last_reload_successful 0", `tandem_problems_total{kind="Node",reason="InvalidConfig"} 1`)
+	s.await(t, "what is bad", s.says(volume+"/config.conf:4: clusterCIDR: Invalid value"))
+	writeManifest(t, s.dir, "more.yaml", fmt.Sprintf(anotherService, s.there.Addr4))
+	s.await(t, "a change while the file is bad", reaches(s.client.Sandbox, netip.MustParseAddrPort("10.96.0.11:80"), s.there.Name))
+
+	update(configFile(3, "1s", pods) + "# in order\n")
+	shows(`tandem_config_reloads_total{result="unchanged"} 1`, "tandem_config_last_reload_successful 1")
+	w.more(200)
+	if s.ended() {
+		t.Fatal("the process has ended")
+	}
+
+	update(configFile(3, "1s", morePods))
+	var exit *exec.ExitError
+	if err := s.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("a change that takes a restart: %v, want exit code 1", err)
+	}
+	if err := s.says(`has changed in clusterCIDR, which takes a restart`)(); err != nil {
+		t.Error(err)
+	}
+	w.more(200)
+	checkAll(t, long)
+	run()
+	s.await(t, "what was there", s.says(`adopted=true`))
+	w.more(200)
+	checkAll(t, long)
+	w.end()
+	w.few()
+}
