@@ -85,6 +85,9 @@ func TestNext(t *testing.T) {
 		t.Fatal(err)
 	}
 	rename(t, dir, filepath.Join(base, "old"))
+	if got := told(t, w); got != "" {
+		t.Errorf("after the directory was moved away: %q", got)
+	}
 	rename(t, filepath.Join(base, "new"), dir)
 	if got := told(t, w); got != "" {
 		t.Errorf("after the directory was replaced: %q", got)

@@ -164,14 +164,14 @@ func (r *reloader) look(ctx context.Context) (again time.Time, err error) {
 	}
 	next := *r.start
 	err = next.Complete(r.start.given)
-	if stateOf(r.start.ConfigFile) != r.seen {
-		return now, nil // something else was read
-	}
 	if err == nil {
 		err = next.Validate()
 	}
 	if err == nil {
 		err = r.check(&next)
+	}
+	if stateOf(r.start.ConfigFile) != r.seen {
+		return now, nil // it may be something else that was read
 	}
 	first := !r.done.read
 	r.done = r.seen

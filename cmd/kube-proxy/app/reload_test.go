@@ -193,9 +193,16 @@ func TestReloadSettles(t *testing.T) {
 	clock.Step(time.Second)
 	look(false)
 	f.expect("cannot be started again: no such kubeconfig")
-	// A file that cannot take effect is no reason to end, and one that can is.
-	f.check = func(*Options) error { return nil }
+	// A file that cannot take effect is no reason to end, and one that can is. What changes
+	// while it is read counts later.
+	f.check = func(*Options) error {
+		write(reloadText + "clientConnection: {kubeconfig: /somewhere} # else\n")
+		return nil
+	}
 	write(reloadText + "clientConnection: {kubeconfig: /somewhere}\n")
+	look(true)
+	clock.Step(time.Second)
+	look(true)
 	look(true)
 	clock.Step(time.Second)
 	if _, err := f.look(t.Context()); err == nil || !strings.Contains(err.Error(), "clientConnection.kubeconfig") {
@@ -211,7 +218,7 @@ func TestReloadMetrics(t *testing.T) {
 	}
 	look := func() {
 		t.Helper()
-		for range 2 {
+		for range 3 { // it is seen, counts, and is the same
 			if _, err := f.look(t.Context()); err != nil {
 				t.Fatal(err)
 			}
