@@ -2,7 +2,7 @@
 
 // Package fakeapi is an API server for programs that watch one: it lists and
 // streams objects in JSON, as far as client-go's informers need it. It validates
-// nothing, and what clients write (Events) is accepted and forgotten.
+// nothing. Events that clients write are kept; all else is accepted and forgotten.
 package fakeapi
 
 import (
@@ -15,6 +15,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,6 +38,7 @@ type API struct {
 	changed   chan struct{}        // closed and replaced with every change
 	version   int                  // of the newest change
 	resources map[string]*resource // by URL path
+	written   []eventsv1.Event     // by clients
 }
 
 // resource is a kind of objects, and all that happened to them.

@@ -6,18 +6,20 @@ import (
 	"context"
 	"fmt"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 )
 
@@ -154,19 +156,53 @@ func TestStreamedList(t *testing.T) {
 	}
 }
 
-// TestOtherRequests: kinds without objects are there, Events are taken, and what
-// is not served is not found.
+// TestOtherRequests: kinds without objects are there, and what is not served is not found.
 func TestOtherRequests(t *testing.T) {
 	_, client := serve(t)
 	ctx := context.Background()
 	if list, err := client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
 		t.Errorf("ServiceCIDRs: %v, %v", list, err)
 	}
-	event := &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e"}}
-	if _, err := client.EventsV1().Events("default").Create(ctx, event, metav1.CreateOptions{}); err != nil {
-		t.Errorf("create an Event: %v", err)
-	}
 	if _, err := client.CoreV1().Secrets("").List(ctx, metav1.ListOptions{}); fmt.Sprint(err) != "/api/v1/secrets is not served" {
 		t.Errorf("list Secrets: %v", err)
 	}
+}
+
+// TestEvents: what a client's recorder writes is kept, and what it says again is a series.
+func TestEvents(t *testing.T) {
+	api, client := serve(t)
+	ctx, cancel := context.WithTimeout(context.Background(), deadline)
+	defer cancel()
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
+	defer broadcaster.Shutdown()
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		t.Fatal(err)
+	}
+	recorder := broadcaster.NewRecorder(scheme.Scheme, "test")
+	node := &v1.ObjectReference{Kind: "Node", Name: "node1"}
+	await := func(want string) {
+		t.Helper()
+		var got string
+		for got != want {
+			if ctx.Err() != nil {
+				t.Fatalf("kept %q, want %q", got, want)
+			}
+			time.Sleep(time.Millisecond)
+			var list []string
+			for _, e := range api.Events() {
+				text := e.Reason + " " + e.Regarding.Name + " " + e.Note
+				if e.Series != nil {
+					text += fmt.Sprint(" ", e.Series.Count)
+				}
+				list = append(list, text)
+			}
+			got = strings.Join(list, ", ")
+		}
+	}
+	recorder.Eventf(node, nil, v1.EventTypeNormal, "One", "Do", "said %d", 1)
+	await("One node1 said 1")
+	recorder.Eventf(node, nil, v1.EventTypeNormal, "One", "Do", "said %d", 2)
+	await("One node1 said 1 2")
+	recorder.Eventf(node, nil, v1.EventTypeNormal, "Two", "Do", "said %d", 3)
+	await("One node1 said 1 2, Two node1 said 3")
 }

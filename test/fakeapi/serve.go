@@ -17,6 +17,10 @@ import (
 // ServeHTTP answers lists and watches of whole clusters.
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
+	if r.Method != http.MethodGet && isEvent(r.URL.Path) {
+		a.write(w, r)
+		return
+	}
 	if r.Method != http.MethodGet {
 		answer(w, http.StatusCreated, metav1.Status{Status: metav1.StatusSuccess})
 		return
