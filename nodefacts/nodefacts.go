@@ -60,6 +60,9 @@ func New(c *config.Config, gate featuregate.FeatureGate) (*Settings, error) {
 	return s, nil
 }
 
+// NeedsPodCIDRs says whether only the Node's podCIDRs tell pods from others.
+func (s *Settings) NeedsPodCIDRs() bool { return s.nodeCIDR }
+
 // Facts before the Node is known.
 func (s *Settings) Facts() proxier.Facts {
 	f := proxier.Facts{Pods: s.pods}

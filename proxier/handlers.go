@@ -84,6 +84,7 @@ const (
 	ReasonCapacity       = "Capacity"       // does not fit into a kernel table
 	ReasonInvalidFile    = "InvalidFile"    // a manifest cannot be read or parsed
 	ReasonInvalidConfig  = "InvalidConfig"  // the configuration file is no use any more
+	ReasonIncompleteNode = "IncompleteNode" // the Node lacks what the configuration needs of it
 	ReasonDuplicateName  = "DuplicateName"  // two manifests hold the same object
 	ReasonUnsupported    = "Unsupported"    // no tier on this node can carry it
 	ReasonUnguarded      = "Unguarded"      // source ranges leave an address family open

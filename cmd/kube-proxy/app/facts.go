@@ -5,10 +5,13 @@ package app
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"sync/atomic"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/tandem-proxy/tandem/nodefacts"
 	"github.com/tandem-proxy/tandem/proxier"
@@ -23,11 +26,19 @@ type facts struct {
 	uplinks      *uplinks.Watcher
 	known        proxier.Facts // when the proxier starts
 	nodeIP       atomic.Bool   // the node has an address of its own
+	pods         atomic.Bool   // pods can be told from others as the configuration has it
+	logger       klog.Logger
 }
+
+// podCIDRLimit is how long a Node may be without the podCIDRs that are asked for before
+// that is a problem. Nothing waits for them: meanwhile nobody is taken for a pod. Upstream
+// programs nothing for up to 5 minutes, and ends then.
+const podCIDRLimit = 30 * time.Second
 
 // start collects what is known before the Node is.
 func (f *facts) start(ctx context.Context) {
 	logger := klog.FromContext(ctx)
+	f.logger = logger
 	for _, warning := range f.settings.Warnings {
 		logger.Info("The configuration may not be what is meant", "what", warning)
 	}
@@ -38,7 +49,7 @@ func (f *facts) start(ctx context.Context) {
 		logger.Info("NodePorts are served at all addresses of this node; --nodeport-addresses=primary keeps to those of its Node object")
 	}
 	f.known = f.settings.Facts()
-	f.nodeIP.Store(nodefacts.KnowsNodeIP(&f.known))
+	f.note(&f.known)
 	f.uplinks.SetNodeIPs(f.known.NodeIPs[:])
 	var err error
 	if f.known.LocalAddrs, err = f.addresses.List(); err != nil {
@@ -48,9 +59,38 @@ func (f *facts) start(ctx context.Context) {
 
 // fromNode is proxier.Options.NodeFacts.
 func (f *facts) fromNode(node *v1.Node, known *proxier.Facts) {
+	before := *known
 	f.settings.FromNode(node, known)
-	f.nodeIP.Store(nodefacts.KnowsNodeIP(known))
+	f.note(known)
 	f.uplinks.SetNodeIPs(known.NodeIPs[:])
+	if known.Zone != before.Zone || known.NodeIPs != before.NodeIPs || !slices.Equal(known.Pods.CIDRs, before.Pods.CIDRs) {
+		f.logger.Info("The Node says something else than what was known", "nodeIPs", known.NodeIPs, "zone", known.Zone, "podRanges", known.Pods.CIDRs)
+	}
+}
+
+func (f *facts) note(known *proxier.Facts) {
+	f.nodeIP.Store(nodefacts.KnowsNodeIP(known))
+	f.pods.Store(!f.settings.NeedsPodCIDRs() || len(known.Pods.CIDRs) > 0)
+}
+
+// awaitPodCIDRs reports podCIDRs that do not come.
+func (f *facts) awaitPodCIDRs(ctx context.Context, clock clock.Clock, reporter proxier.Reporter) {
+	if f.pods.Load() {
+		return
+	}
+	timer := clock.NewTimer(podCIDRLimit)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-timer.C():
+	}
+	if !f.pods.Load() {
+		reporter.Report(proxier.Problem{
+			Kind: "Node", Field: "spec.podCIDRs", Reason: proxier.ReasonIncompleteNode,
+			Message: "detectLocalMode is NodeCIDR, but the Node has no podCIDRs: nobody is taken for a pod until it has",
+		})
+	}
 }
 
 // check is called when the Node is known, or took too long.

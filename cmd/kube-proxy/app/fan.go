@@ -7,6 +7,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -44,6 +45,7 @@ func (f *nodeFan) OnNodeUpdate(old, node *v1.Node) {
 }
 
 func (f *nodeFan) OnNodeDelete(node *v1.Node) {
+	klog.InfoS("The Node is gone; what was known of it stays in force, and load balancers are told to send nothing new", "node", klog.KObj(node))
 	f.also.OnNodeDelete(node)
 	f.Handler.OnNodeDelete(node)
 }

@@ -254,6 +254,7 @@ func (p *proxy) program(ctx context.Context) error {
 	}), p.facts.serviceCIDRs.FeedTo(px.UpdateFacts))
 	group.Go(func() error { return from.Run(ctx) })
 	group.Go(func() error { p.facts.follow(ctx, px); return nil })
+	group.Go(func() error { p.facts.awaitPodCIDRs(ctx, clock.RealClock{}, p.problems); return nil })
 	group.Go(func() error { left.run(ctx); return nil })
 	if p.opts.ConfigFile != "" {
 		group.Go(func() error { return p.reloader(px).run(ctx) })

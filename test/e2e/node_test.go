@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/test/fakeapi"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// serveFake serves an API on the node's loopback device, and returns its URL there.
+func serveFake(t *testing.T, n *lab.Node, api *fakeapi.API) string {
+	t.Helper()
+	var l net.Listener
+	if err := n.Do(func() (err error) {
+		l, err = net.Listen("tcp4", "127.0.0.1:0")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: api}
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(func() { server.Close() })
+	return "http://" + l.Addr().String()
+}
+
+// startWith has a process watch an API.
+func startWith(t *testing.T, n *lab.Node, api *fakeapi.API, flags ...string) *process {
+	t.Helper()
+	return begin(t, command(n, append([]string{"--proxy-mode=ebpf", "--master=" + serveFake(t, n, api), "--hostname-override=" + n.Name, "-v=2", "--oom-score-adj=0"}, flags...)...))
+}
+
+// nodePortService is one for whom the node's facts matter: where it is served by NodePort, and
+// which endpoints are near.
+func nodePortService(name, clusterIP string, nodePort int32) *v1.Service {
+	return &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: "uid-of-it"},
+		Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeNodePort, ClusterIP: clusterIP, ClusterIPs: []string{clusterIP}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
+			ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyCluster, InternalTrafficPolicy: ptr.To(v1.ServiceInternalTrafficPolicyCluster),
+			Ports: []v1.ServicePort{{Port: 80, Protocol: v1.ProtocolTCP, NodePort: nodePort}},
+		},
+	}
+}
+
+// zoned are endpoints, the zones of whom are hints as well.
+func zoned(service string, pods map[string]*lab.Pod) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: service + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To(""), Port: ptr.To[int32](targetPort), Protocol: ptr.To(v1.ProtocolTCP)}},
+	}
+	for zone, p := range pods {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
+			Addresses: []string{p.Addr4.String()}, NodeName: &p.Node.Name, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)},
+			Hints: &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: zone}}},
+		})
+	}
+	return s
+}
+
+// The Node comes late, in pieces, changes, goes and comes back. All of it takes effect while
+// the process runs, and a Service that is served stays so.
+func TestNodeFacts(t *testing.T) {
+	l := lab.NewT(t)
+	n := l.Node("node1")
+	here, there, client, far := serve(t, n.Pod("here")), serve(t, l.Node("node2").Pod("there")), n.Pod("client"), l.Client("far")
+	vip, nodePort := netip.MustParseAddrPort("10.96.0.10:80"), uint16(30080)
+	api := fakeapi.New(nodePortService("web", "10.96.0.10", 30080), zoned("web", map[string]*lab.Pod{"z1": here, "z2": there}))
+	p := startWith(t, n, api, "--detect-local-mode=NodeCIDR", "--nodeport-addresses=primary", "--cluster-cidr=10.0.0.0/8")
+	defer func() {
+		p.kill()
+		cleanup(t, n)
+	}()
+	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
+
+	// explains awaits what becomes of a connection of the client, in words of its explanation.
+	explains := func(what, source string, words ...string) {
+		t.Helper()
+		p.await(t, what, func() error {
+			_, body, err := get(n, 10249, fmt.Sprintf("/debug/explain?src=%s&dst=%s", source, vip))
+			for _, w := range words {
+				if err == nil && !strings.Contains(body, w) {
+					err = fmt.Errorf("no %s in %s", w, body)
+				}
+			}
+			return err
+		})
+	}
+	// answers awaits that a NodePort is served, or not, at an address.
+	answers := func(what string, at netip.Addr, want bool) {
+		t.Helper()
+		p.await(t, what, func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			defer cancel()
+			if _, err := far.Ask(ctx, "tcp", netip.AddrPortFrom(at, nodePort)); (err == nil) != want {
+				return fmt.Errorf("the NodePort at %s: %v", at, err)
+			}
+			return nil
+		})
+	}
+
+	// No Node: Services are served all the same.
+	p.synced(t)
+	await(t, "without a Node", reaches(client.Sandbox, vip, there.Name))
+	p.await(t, "what is not known", p.says("Cannot tell this node's own address"))
+	explains("without a Node", client.Addr4.String(), `"kind":"outside"`)
+	answers("without a Node", n.Addr4, false)
+
+	// It comes without podCIDRs and zone, as one whose cloud is slow.
+	w := newLoad(t)
+	defer w.end()
+	w.use(client.Sandbox, map[string]netip.AddrPort{"tcp4": vip}, gently)
+	node.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: n.Addr4.String()}}
+	api.Put(node)
+	answers("with an address", n.Addr4, true)
+	w.more(20)
+	node.Spec.PodCIDRs, node.Labels = []string{n.PodPrefix4.String()}, map[string]string{v1.LabelTopologyZone: "z1"}
+	api.Put(node)
+	explains("with podCIDRs and a zone", client.Addr4.String(), `"kind":"pod"`, `other-zone`)
+	if err := onlyAnswers(client.Sandbox, vip, here.Name); err != nil {
+		t.Errorf("in zone z1: %v", err)
+	}
+
+	// All of it changes.
+	other := netip.MustParseAddr("203.0.113.77")
+	if err := l.Announce(netip.PrefixFrom(other, 32), n); err != nil {
+		t.Fatal(err)
+	}
+	link, err := n.Netlink().LinkByName(lab.Uplink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, err := netlink.ParseAddr(other.String() + "/32")
+	if err == nil {
+		err = n.Netlink().AddrAdd(link, address)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers("at an address that is not the Node's", other, false)
+	node.Status.Addresses[0].Address = other.String()
+	api.Put(node)
+	answers("at the Node's new address", other, true)
+	answers("at its old one", n.Addr4, false)
+	w.more(20)
+	node.Labels[v1.LabelTopologyZone], node.Spec.PodCIDRs = "z2", []string{"10.99.0.0/24"}
+	api.Put(node)
+	explains("with other podCIDRs", client.Addr4.String(), `"kind":"outside"`)
+	explains("with other podCIDRs", "10.99.0.7", `"kind":"pod"`)
+	if err := onlyAnswers(client.Sandbox, vip, there.Name); err != nil {
+		t.Errorf("in zone z2: %v", err)
+	}
+
+	// It goes: the last that was known stays, and load balancers are told to go elsewhere.
+	api.Delete(node)
+	p.await(t, "the Node's end", func() error {
+		if code, body, err := get(n, 10256, "/healthz"); err != nil || code != http.StatusServiceUnavailable || !strings.Contains(body, `"nodeEligible":false`) {
+			return fmt.Errorf("/healthz answers %d %s, error %v", code, body, err)
+		}
+		return nil
+	})
+	if code, body, err := get(n, 10256, "/livez"); err != nil || code != http.StatusOK {
+		t.Errorf("/livez answers %d %s, error %v", code, body, err)
+	}
+	answers("without the Node", other, true)
+	explains("without the Node", "10.99.0.7", `"kind":"pod"`)
+	if err := p.says("The Node is gone")(); err != nil {
+		t.Error(err)
+	}
+	api.Put(node)
+	p.await(t, "the Node again", healthy(n))
+	w.more(20)
+	w.end()
+	w.few()
+	if started := eventsOf(api, "Starting"); len(started) != 1 || started[0] != "Normal Node node1 StartKubeProxy " {
+		t.Errorf("Events %q, want one", started)
+	}
+}
+
+// onlyAnswers asks some times.
+func onlyAnswers(from *lab.Sandbox, to netip.AddrPort, pod string) error {
+	for range 20 {
+		if err := reaches(from, to, pod)(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// eventsOf are the Events with that reason.
+func eventsOf(api *fakeapi.API, reason string) (list []string) {
+	for _, e := range api.Events() {
+		if e.Reason == reason {
+			list = append(list, strings.Join([]string{e.Type, e.Regarding.Kind, e.Regarding.Name, e.Action, e.Note}, " "))
+		}
+	}
+	return list
+}
