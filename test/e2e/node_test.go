@@ -43,7 +43,7 @@ func serveFake(t *testing.T, n *lab.Node, api *fakeapi.API) string {
 // startWith has a process watch an API.
 func startWith(t *testing.T, n *lab.Node, api *fakeapi.API, flags ...string) *process {
 	t.Helper()
-	return begin(t, command(n, append([]string{"--proxy-mode=ebpf", "--master=" + serveFake(t, n, api), "--hostname-override=" + n.Name, "-v=2", "--oom-score-adj=0"}, flags...)...))
+	return begin(t, command(n, append([]string{"--proxy-mode=ebpf", "--master=" + serveFake(t, n, api), "--hostname-override=" + n.Name, "-v=3", "--oom-score-adj=0"}, flags...)...))
 }
 
 // nodePortService is one for whom the node's facts matter: where it is served by NodePort, and

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/tandem-proxy/tandem/test/configmap"
+	"github.com/tandem-proxy/tandem/test/fakeapi"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// clusterIPService has one port; older ones have lower numbers.
+func clusterIPService(number int, protocol v1.Protocol, change func(*v1.Service)) *v1.Service {
+	s := nodePortService(fmt.Sprintf("s%d", number), fmt.Sprintf("10.96.0.%d", number), 0)
+	s.UID = types.UID("uid-of-" + s.Name)
+	s.CreationTimestamp = metav1.NewTime(time.Unix(1_700_000_000+int64(number), 0))
+	s.Spec.Type, s.Spec.Ports[0].Protocol = v1.ServiceTypeClusterIP, protocol
+	if change != nil {
+		change(s)
+	}
+	return s
+}
+
+// allEvents are those of an API, sorted; one that came again says so.
+func allEvents(api *fakeapi.API) (lines []string) {
+	for _, e := range api.Events() {
+		uid := ""
+		if string(e.Regarding.UID) != e.Regarding.Name {
+			uid = " " + string(e.Regarding.UID)
+		}
+		again := ""
+		if e.Series != nil {
+			again = " again"
+		}
+		lines = append(lines, fmt.Sprintf("%s %s %s%s by %s, %s%s", e.Type, e.Reason, e.Regarding.Kind+"/"+e.Regarding.Name, uid, e.ReportingController, e.Action, again))
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// Everything that people are told by Events is told, of the right object, and once.
+func TestEvents(t *testing.T) {
+	const tiny = 4 // frontends that fit
+	l := lab.NewT(t)
+	n := l.Node("node1")
+	volume := t.TempDir()
+	const config = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ebpf\noomScoreAdj: 0\nlogging: {verbosity: 3}\n"
+	if err := configmap.Update(volume, map[string]string{"config.conf": config}); err != nil {
+		t.Fatal(err)
+	}
+	external := func(s *v1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.20"} }
+	api := fakeapi.New(
+		&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}, Status: v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: n.Addr4.String()}}}},
+		clusterIPService(1, v1.ProtocolTCP, external), clusterIPService(2, v1.ProtocolTCP, external),
+		clusterIPService(3, v1.ProtocolSCTP, nil),
+	)
+
+	// Somebody else has the ports.
+	var others []net.Listener
+	if err := n.Do(func() error {
+		for _, address := range []string{"0.0.0.0:10256", "127.0.0.1:10249"} {
+			other, err := net.Listen("tcp", address)
+			if err != nil {
+				return err
+			}
+			others = append(others, other)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		for _, other := range others {
+			other.Close()
+		}
+	}()
+	p := startWith(t, n, api, "--config="+filepath.Join(volume, "config.conf"), "--ebpf-fallback=none", fmt.Sprintf("--ebpf-max-frontends=%d", tiny), "--ebpf-sync-period=500ms")
+	defer func() {
+		p.kill()
+		cleanup(t, n)
+	}()
+	// becomes awaits these Events, and no others.
+	becomes := func(what string, want ...string) {
+		t.Helper()
+		slices.Sort(want)
+		p.await(t, what, func() error {
+			if d := cmp.Diff(want, allEvents(api)); d != "" {
+				return errors.New("Events (-want +got):\n" + d)
+			}
+			return nil
+		})
+	}
+	const (
+		metrics = "Warning FailedToStartMetricServer Node/node1 by kube-proxy, StartKubeProxy"
+		health  = "Warning FailedToStartProxierHealthcheck Node/node1 by kube-proxy, StartKubeProxy"
+	)
+	told := []string{
+		"Normal Starting Node/node1 by kube-proxy, StartKubeProxy",
+		"Warning Conflict Service/s2 uid-of-s2 by kube-proxy, Sync",
+		"Warning Unsupported Service/s3 uid-of-s3 by kube-proxy, Sync",
+	}
+	becomes("those of the start", append(told, metrics, health)...)
+	told = append(told, metrics+" again", health+" again")
+	becomes("those of the second try", told...)
+	for _, other := range others {
+		other.Close()
+	}
+	p.await(t, "the ports", healthy(n))
+
+	// More than fits, and a file that is no use.
+	api.Put(clusterIPService(4, v1.ProtocolTCP, nil), clusterIPService(5, v1.ProtocolTCP, nil))
+	told = append(told, "Warning Capacity Service/s5 uid-of-s5 by kube-proxy, Sync")
+	becomes("that of the Service that does not fit", told...)
+	if err := configmap.Update(volume, map[string]string{"config.conf": config + "bindAddress: nowhere\n"}); err != nil {
+		t.Fatal(err)
+	}
+	told = append(told, "Warning InvalidConfig Node/node1 by kube-proxy, Sync")
+	becomes("that of the file", told...)
+	if note := eventsOf(api, "InvalidConfig"); !strings.Contains(note[0], volume+"/config.conf:6: bindAddress: Invalid value") {
+		t.Errorf("of the file it says %q", note)
+	}
+
+	// All is compared again, many times, and nothing is told again.
+	periodic := func() int { return strings.Count(p.log.String(), `reason="periodic"`) }
+	p.await(t, "further syncs", func() error {
+		if periodic() < 3 {
+			return errors.New("too few")
+		}
+		return nil
+	})
+	becomes("nothing else", told...)
+}
+
+// A process that runs in another mode than it was asked to says so on the Node.
+func TestFallbackEvent(t *testing.T) {
+	l := lab.NewT(t)
+	n := l.Node("node1")
+	api := fakeapi.New(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}})
+	p := startWith(t, n, api, "--ebpf-capability-mask=connect4=no")
+	defer func() {
+		p.kill()
+		cleanup(t, n)
+	}()
+	p.await(t, "Events", func() error {
+		want := []string{"Normal Starting Node/node1 by kube-proxy, StartKubeProxy", "Warning ProxyModeFallback Node/node1 by kube-proxy, StartKubeProxy"}
+		if d := cmp.Diff(want, allEvents(api)); d != "" {
+			return errors.New("Events (-want +got):\n" + d)
+		}
+		return nil
+	})
+	if note := eventsOf(api, "ProxyModeFallback"); !strings.Contains(note[0], "mode iptables runs instead of ebpf") || !strings.Contains(note[0], "connect4") {
+		t.Errorf("it says %q", note)
+	}
+}
