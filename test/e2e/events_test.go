@@ -55,7 +55,7 @@ func allEvents(api *fakeapi.API) (lines []string) {
 
 // Everything that people are told by Events is told, of the right object, and once.
 func TestEvents(t *testing.T) {
-	const tiny = 4 // frontends that fit
+	const tiny = 8 // frontends that fit
 	l := lab.NewT(t)
 	n := l.Node("node1")
 	volume := t.TempDir()
@@ -68,6 +68,11 @@ func TestEvents(t *testing.T) {
 		&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}, Status: v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: n.Addr4.String()}}}},
 		clusterIPService(1, v1.ProtocolTCP, external), clusterIPService(2, v1.ProtocolTCP, external),
 		clusterIPService(3, v1.ProtocolSCTP, nil),
+		clusterIPService(6, v1.ProtocolTCP, func(s *v1.Service) {
+			s.Spec.Type, s.Spec.LoadBalancerSourceRanges = v1.ServiceTypeLoadBalancer, []string{"198.51.100.0/24"}
+			s.Spec.ClusterIPs, s.Spec.IPFamilies = append(s.Spec.ClusterIPs, "fd00:10:96::6"), append(s.Spec.IPFamilies, v1.IPv6Protocol)
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "203.0.113.21"}, {IP: "2001:db8:203:113::21"}}
+		}),
 	)
 
 	// Somebody else has the ports.
@@ -112,6 +117,7 @@ func TestEvents(t *testing.T) {
 	told := []string{
 		"Normal Starting Node/node1 by kube-proxy, StartKubeProxy",
 		"Warning Conflict Service/s2 uid-of-s2 by kube-proxy, Sync",
+		"Warning Unguarded Service/s6 uid-of-s6 by kube-proxy, Sync",
 		"Warning Unsupported Service/s3 uid-of-s3 by kube-proxy, Sync",
 	}
 	becomes("those of the start", append(told, metrics, health)...)

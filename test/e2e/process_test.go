@@ -136,15 +136,50 @@ func TestProcess(t *testing.T) {
 	}
 }
 
+func withoutIPv6(t *testing.T, n *lab.Node) {
+	t.Helper()
+	if err := n.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestOneFamily: a host where IPv6 is off is a node of one family, and says so.
+func TestOneFamily(t *testing.T) {
+	l := lab.NewT(t)
+	n := l.Node("node1")
+	web, client := serve(t, n.Pod("web")), n.Pod("client")
+	withoutIPv6(t, n)
+	dir := t.TempDir()
+	writeManifests(t, dir, clusterIPs, web)
+	for _, mode := range []string{"ebpf", "iptables"} {
+		p := start(t, n, dir, "--proxy-mode="+mode)
+		p.synced(t)
+		for _, from := range []*lab.Sandbox{client.Sandbox, n.Sandbox} {
+			p.await(t, "mode "+mode, reaches(from, vip4, "web"))
+		}
+		p.await(t, "health", healthy(n))
+		if _, body, err := get(n, 10256, "/livez"); err != nil || !strings.Contains(body, `"IPv4":{`) || strings.Contains(body, "IPv6") {
+			t.Errorf("mode %s: /livez answers %s, error %v", mode, body, err)
+		}
+		if err := p.says("IPv6 is off on this host")(); err != nil {
+			t.Error(err)
+		}
+		p.terminate(t)
+	}
+	cleanup(t, n)
+}
+
 // TestRefusals: what cannot work ends at once, and the message says why.
 func TestRefusals(t *testing.T) {
 	l := lab.NewT(t)
 	n := l.Node("node1")
+	withoutIPv6(t, n)
 	for _, tt := range []struct {
 		name string
 		args []string
 		want string
 	}{
+		{"a primary family that is off", []string{"--bind-address=::", "--manifests=/"}, "bindAddress :: makes IPv6 the primary address family"},
 		{"a kernel that lacks it", []string{"--proxy-mode=ebpf", "--manifests=/", "--ebpf-capability-mask=bpf_syscall=no", "--ebpf-fallback=none"}, "mode ebpf requires bpf_syscall"},
 		{"no directory", []string{"--proxy-mode=ebpf", "--manifests=/nowhere"}, "/nowhere"},
 		{"no API server", []string{"--proxy-mode=ebpf", "--kubeconfig=/nowhere"}, "/nowhere"},

@@ -5,6 +5,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -83,6 +84,12 @@ func runProxy(ctx context.Context, o *Options) error {
 func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	c := o.Config
 	p := &proxy{opts: o, families: families()}
+	if err := checkPrimary(c.KubeProxy.BindAddress, p.families); err != nil {
+		return nil, err
+	}
+	if !slices.Contains(p.families, proxier.IPv6) {
+		klog.FromContext(ctx).Info("IPv6 is off on this host; this is a node of IPv4 alone")
+	}
 	if err := p.selectMode(ctx); err != nil {
 		return nil, err
 	}

@@ -109,6 +109,9 @@ func applyToProcess(c *config.Config, changed []config.Difference) error {
 
 // couldRun says what would end a process with these options as it starts.
 func (p *proxy) couldRun(o *Options) error {
+	if err := checkPrimary(o.Config.KubeProxy.BindAddress, p.families); err != nil {
+		return err
+	}
 	next := &proxy{opts: o, report: p.report}
 	if err := next.decide(); err != nil {
 		return err

@@ -338,11 +338,12 @@ func TestApplyToProcess(t *testing.T) {
 
 // What a process could not start with is no reason to end one that runs.
 func TestCouldRun(t *testing.T) {
-	p := &proxy{report: capabilities.Probe(t.Context(), capabilities.Options{CgroupRoot: "/nowhere", Mask: map[capabilities.Feature]capabilities.State{capabilities.BPFSyscall: capabilities.No}})}
+	p := &proxy{families: []proxier.Family{proxier.IPv4}, report: capabilities.Probe(t.Context(), capabilities.Options{CgroupRoot: "/nowhere", Mask: map[capabilities.Feature]capabilities.State{capabilities.BPFSyscall: capabilities.No}})}
 	for _, test := range []struct{ name, text, want string }{
 		{"a mode that the kernel cannot carry", "mode: ebpf\n---\n" + tandemHead + "manifests: /\nebpf: {fallback: [none]}\n", "no fallback is configured"},
 		{"one that another stands in for", "mode: ebpf\n---\n" + tandemHead + "manifests: /\n", ""},
 		{"no manifests", "mode: iptables\n---\n" + tandemHead + "manifests: /nowhere\n", "/nowhere does not exist"},
+		{"a family that this host does not have", "mode: iptables\nbindAddress: \"::\"\n---\n" + tandemHead + "manifests: /\n", "bindAddress :: makes IPv6 the primary address family of this node, but it is off on this host"},
 		{"no kubeconfig", "mode: iptables\nclientConnection: {kubeconfig: /nowhere}\n", "/nowhere"},
 	} {
 		o, err := complete(t, kubeProxyHead+test.text)
