@@ -234,7 +234,7 @@ var (
 	reasons = []string{
 		proxier.ReasonInvalidObject, proxier.ReasonConflict, proxier.ReasonCapacity, proxier.ReasonInvalidFile,
 		proxier.ReasonDuplicateName, proxier.ReasonUnsupported, proxier.ReasonUnguarded, proxier.ReasonFlowsNotClosed, proxier.ReasonInvalidConfig,
-		proxier.ReasonIncompleteNode,
+		proxier.ReasonIncompleteNode, proxier.ReasonNoHealthCheck,
 	}
 )
 

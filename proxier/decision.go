@@ -89,8 +89,11 @@ type Decision struct {
 	Created  time.Time
 	Affinity time.Duration
 	// OptedOut says that it is not to be carried by a fast tier where another one can.
-	OptedOut  bool
-	Frontends []Frontend
+	OptedOut bool
+	// HealthCheckNodePort is where this process answers load balancers about the Service; 0
+	// for nowhere. A tier that has rules lets the packets in.
+	HealthCheckNodePort uint16
+	Frontends           []Frontend
 	// Backends are sorted by address, without duplicates.
 	Backends []Backend
 	// Empty is the verdict of each set for when it has no backend.
@@ -150,6 +153,9 @@ func (d *Decision) head(b *strings.Builder) {
 	}
 	if d.OptedOut {
 		b.WriteString(" opted-out")
+	}
+	if d.HealthCheckNodePort != 0 {
+		fmt.Fprintf(b, " health-check=%d", d.HealthCheckNodePort)
 	}
 	b.WriteByte('\n')
 	for i := range d.Frontends {
@@ -212,7 +218,8 @@ func (d *Decision) Unserved() *Decision {
 }
 
 func (d *Decision) equal(o *Decision) bool {
-	if d.Name != o.Name || !d.Created.Equal(o.Created) || d.Affinity != o.Affinity || d.OptedOut != o.OptedOut || d.Empty != o.Empty ||
+	if d.Name != o.Name || !d.Created.Equal(o.Created) || d.Affinity != o.Affinity || d.OptedOut != o.OptedOut ||
+		d.HealthCheckNodePort != o.HealthCheckNodePort || d.Empty != o.Empty ||
 		len(d.Frontends) != len(o.Frontends) || len(d.Backends) != len(o.Backends) {
 		return false
 	}

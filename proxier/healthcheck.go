@@ -17,9 +17,18 @@ import (
 type HealthCheck struct {
 	UID  types.UID
 	Port uint16
+	// Families in which the Service has an address.
+	Families [Families]bool
 	// Ready counts the distinct addresses of ready endpoints on this node; what
 	// terminates is not counted.
 	Ready [Families]int
+}
+
+// HealthCheckChange is what became of the health check of one Service. Check is nil where
+// there is none any more.
+type HealthCheckChange struct {
+	Service types.NamespacedName
+	Check   *HealthCheck
 }
 
 // HealthChecks are those of all Services that have one.
@@ -33,8 +42,26 @@ func (t *Table) HealthChecks() map[types.NamespacedName]HealthCheck {
 	return all
 }
 
-func (s *Service) hasHealthCheck() bool {
-	return s != nil && s.More != nil && s.More.HealthCheckNodePort != 0
+// takeHealthChecks hands over what changed since it was called last.
+func (t *Table) takeHealthChecks() (changes []HealthCheckChange) {
+	for _, name := range sortedNames(t.checked) {
+		c := HealthCheckChange{Service: name}
+		if h, ok := t.health[name]; ok {
+			c.Check = &h
+		}
+		changes = append(changes, c)
+	}
+	clear(t.checked)
+	return changes
+}
+
+func (s *Service) hasHealthCheck() bool { return s.healthCheckNodePort() != 0 }
+
+func (s *Service) healthCheckNodePort() uint16 {
+	if s == nil || s.More == nil {
+		return 0
+	}
+	return s.More.HealthCheckNodePort
 }
 
 func (t *Table) checkHealth(c *Change) {
@@ -42,13 +69,17 @@ func (t *Table) checkHealth(c *Change) {
 	if !s.hasHealthCheck() {
 		if c.entry.decided.service.hasHealthCheck() {
 			delete(t.health, name)
+			t.checked[name] = struct{}{}
 		}
 		return
 	}
 	h := HealthCheck{UID: s.UID, Port: s.More.HealthCheckNodePort}
+	for f := range Families {
+		h.Families[f] = s.ClusterIPs[f].IsValid()
+	}
 	seen := map[netip.Addr]struct{}{}
 	for _, slice := range c.Slices {
-		if len(slice.ports) == 0 || !s.ClusterIPs[slice.family].IsValid() {
+		if len(slice.ports) == 0 || !h.Families[slice.family] {
 			continue
 		}
 		for i := range slice.endpoints {
@@ -62,7 +93,25 @@ func (t *Table) checkHealth(c *Change) {
 			}
 		}
 	}
-	t.health[name] = h
+	if was, had := t.health[name]; !had || was != h {
+		t.health[name] = h
+		t.checked[name] = struct{}{}
+	}
+}
+
+// HealthCheckAddrs are where health checks of a family are answered: at the addresses at
+// which NodePorts are served, or at the unspecified one if that is all of them.
+func (r *NodeRules) HealthCheckAddrs(f Family) (list []netip.Addr) {
+	if r.AllNodePortAddrs[f] {
+		return []netip.Addr{unspecified[f]}
+	}
+	for _, a := range r.LocalAddrs {
+		// A link-local address means nothing without its device.
+		if FamilyOf(a) == f && !a.IsLinkLocalUnicast() && r.servesNodePort(a, FromHost) {
+			list = append(list, a)
+		}
+	}
+	return list
 }
 
 func sortedNames[V any](m map[types.NamespacedName]V) []types.NamespacedName {

@@ -72,7 +72,11 @@ type SyncInfo struct {
 	// Triggers are the moments at which the cluster saw what this sync made
 	// visible.
 	Triggers []time.Time
-	Err      error
+	// HealthChecks are those that changed, whether or not the sync succeeded, and NodeRules
+	// the rules that the tier was given, if it was.
+	HealthChecks []HealthCheckChange
+	NodeRules    *NodeRules
+	Err          error
 }
 
 // Proxier connects the sources of objects with a tier: handlers record, a
@@ -268,6 +272,7 @@ func (p *Proxier) sync(ctx context.Context, reason RunReason) error {
 		update.NodeRules = &r
 	}
 	info.Services, info.Ports = len(changes), len(update.Changes)
+	info.HealthChecks, info.NodeRules = p.table.takeHealthChecks(), update.NodeRules
 	p.reportProblems(update.Changes)
 	// The first time, after a failure and now and then the tier compares all
 	// it should carry with what the kernel holds.

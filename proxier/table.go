@@ -29,6 +29,7 @@ type Table struct {
 	owner     map[frontendKey]uint32   // who serves an address
 	contested map[frontendKey][]uint32 // all who want it, where several do
 	health    map[types.NamespacedName]HealthCheck
+	checked   map[types.NamespacedName]struct{} // those whose health check is another than was told
 
 	candidates []candidate // scratch
 	frontends  []Frontend  // scratch
@@ -63,6 +64,7 @@ func NewTable(facts Facts, policy Policy) *Table {
 	return &Table{
 		policy: policy, facts: facts, rules: policy.NodeRules(&facts),
 		owner: map[frontendKey]uint32{}, contested: map[frontendKey][]uint32{}, health: map[types.NamespacedName]HealthCheck{},
+		checked: map[types.NamespacedName]struct{}{},
 	}
 }
 
@@ -235,6 +237,8 @@ func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 		Created:  s.Created,
 		Affinity: s.Affinity,
 		OptedOut: s.OptedOut,
+
+		HealthCheckNodePort: s.healthCheckNodePort(),
 	}
 	r.decision = d
 	list := t.frontends[:0]

@@ -184,7 +184,7 @@ func (c *Cluster) HealthChecks() map[types.NamespacedName]proxier.HealthCheck {
 		}
 		check := proxier.HealthCheck{UID: s.UID, Port: number}
 		for f := range proxier.Families {
-			if !clusterIP(s, f).IsValid() {
+			if check.Families[f] = clusterIP(s, f).IsValid(); !check.Families[f] {
 				continue
 			}
 			ready := map[netip.Addr]bool{}

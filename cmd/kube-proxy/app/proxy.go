@@ -129,7 +129,7 @@ func (p *proxy) selectMode(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := p.decide(); err != nil {
+	if err := p.decide(ctx); err != nil {
 		return err
 	}
 	if noRoot != nil && p.decision.Mode == capabilities.ModeEBPF {
@@ -141,7 +141,7 @@ func (p *proxy) selectMode(ctx context.Context) error {
 }
 
 // decide chooses the mode by what the kernel can do.
-func (p *proxy) decide() error {
+func (p *proxy) decide(ctx context.Context) error {
 	available := make([]capabilities.Mode, 0, len(availableModes))
 	for _, m := range availableModes {
 		available = append(available, capabilities.Mode(m))
