@@ -120,7 +120,8 @@ func (f *family) learn(rules *proxier.NodeRules) (news bool) {
 	for name, tail := range map[hubName][]string{
 		servicesNAT: nodePorts(f.name, rules, nodePortsChain, ""),
 		// Behind all that is said of one address and port.
-		firewallFilter: append(nodePorts(f.name, rules, externalNodePortsChain, notTranslated), renderer.unserved(rules)...),
+		firewallFilter:     append(nodePorts(f.name, rules, externalNodePortsChain, notTranslated), renderer.unserved(rules)...),
+		healthChecksFilter: nil,
 	} {
 		h := f.hubs[name]
 		tail = append(f.extra.before(h.table(), h.chain()), tail...)

@@ -22,6 +22,7 @@ const (
 	externalServicesFilter
 	nodePortsFilter
 	firewallFilter
+	healthChecksFilter
 	hubs
 )
 
@@ -39,6 +40,7 @@ var hubChains = [hubs]struct {
 	externalServicesFilter: {"filter", externalServicesChain, externalServicesChain + "-", false},
 	nodePortsFilter:        {"filter", externalNodePortsChain, externalNodePortsChain + "-", true},
 	firewallFilter:         {"filter", proxyFirewallChain, proxyFirewallChain + "-", false},
+	healthChecksFilter:     {"filter", nodePortsChain, nodePortsChain + "-", true},
 }
 
 // slot is the part of a hub that a rule stands in: those whose address ends in the

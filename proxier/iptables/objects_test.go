@@ -83,6 +83,10 @@ func balanced(i int, ranges ...string) func(*v1.Service) {
 	}
 }
 
+func healthCheck(port int32) func(*v1.Service) {
+	return func(s *v1.Service) { s.Spec.HealthCheckNodePort = port }
+}
+
 func externalLocal(s *v1.Service) {
 	s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
 }

@@ -160,6 +160,9 @@ func (r *renderer) render(d *proxier.Decision) portRules {
 	if len(external) > 0 {
 		p.external(external)
 	}
+	if d.HealthCheckNodePort != 0 && len(internal)+len(external) > 0 {
+		p.admitHealthChecks()
+	}
 	return p.out
 }
 
@@ -316,6 +319,15 @@ func (r *renderer) rejects() string {
 		return "REJECT --reject-with icmp6-port-unreachable"
 	}
 	return "REJECT --reject-with icmp-port-unreachable"
+}
+
+// admitHealthChecks lets in, whatever the host's own rules say, what load balancers ask this
+// process.
+func (p *portRenderer) admitHealthChecks() {
+	port := p.d.HealthCheckNodePort
+	p.share(healthChecksFilter, portSlot(proxier.TCP, port), rule{
+		protocol: proxier.TCP, comment: p.comment(p.name + " health check node port"), port: portText(port), target: "ACCEPT",
+	})
 }
 
 // externalNames are the comments of upstream.

@@ -26,6 +26,7 @@ var renderCases = []struct {
 	{name: "cluster-ip", service: service(0), endpoints: []string{"10.244.1.5", "10.244.2.5", "10.244.2.6"}},
 	{name: "affinity", service: service(0, sticky), endpoints: []string{"10.244.1.5", "10.244.2.5"}},
 	{name: "node-port-local", service: service(0, nodePort(30080), externalLocal), endpoints: []string{"10.244.1.5", "10.244.2.5"}},
+	{name: "health-check", service: service(0, balanced(0), externalLocal, healthCheck(32000)), endpoints: []string{"10.244.2.5"}},
 	{name: "node-port-local-none-here", service: service(0, nodePort(30080), externalLocal), endpoints: []string{"10.244.2.5"}},
 	{name: "ranges", service: service(0, balanced(0, "198.51.100.0/24", "203.0.113.0/24")), endpoints: []string{"10.244.1.5"}},
 	{name: "ranges-local", service: service(0, balanced(0, "198.51.100.0/24"), externalLocal), endpoints: []string{"10.244.1.5"}},
@@ -75,7 +76,7 @@ func TestRender(t *testing.T) {
 // common are the chains that are the same for all Services; one file has them.
 var common = []string{
 	"nat PREROUTING", "nat INPUT", "nat OUTPUT", "nat POSTROUTING", "nat KUBE-POSTROUTING", "nat KUBE-MARK-MASQ",
-	"filter KUBE-FORWARD", "filter KUBE-NODEPORTS", "filter KUBE-FIREWALL", "filter INPUT", "filter FORWARD", "filter OUTPUT",
+	"filter KUBE-FORWARD", "filter KUBE-FIREWALL", "filter INPUT", "filter FORWARD", "filter OUTPUT",
 }
 
 // withoutCommon are the rules of one Service, if wanted with those that lead to chains of

@@ -78,7 +78,7 @@ func (o *Options) static(randomFully bool) (nat, filter []chain) {
 	forward = append(forward,
 		rule{comment: "kubernetes forwarding rules", matches: "-m mark --mark " + mark, target: "ACCEPT"}.String(),
 		rule{comment: "kubernetes forwarding conntrack rule", matches: "-m conntrack --ctstate RELATED,ESTABLISHED", target: "ACCEPT"}.String())
-	return nat, []chain{{forwardChain, forward}, {nodePortsChain, nil}}
+	return nat, []chain{{forwardChain, forward}}
 }
 
 // martians keeps neighbours from the loopback addresses that route_localnet opens to

@@ -71,6 +71,7 @@ func objectsOf(services int) (list []fakeapi.Object) {
 	}
 	for i, change := range [][]func(*v1.Service){
 		{balanced(services)},
+		{balanced(services + 5), externalLocal, healthCheck(32000)},
 		{balanced(services+1, "198.51.100.0/24", "203.0.113.0/24")},
 		{nodePort(int32(30000 + services + 2)), externalLocal},
 		{internalLocal, nodePort(int32(30000 + services + 3))},

@@ -63,6 +63,9 @@ func (o *Options) extra(f proxier.Family, rules *proxier.NodeRules) iptables.Ext
 				comment("Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose") + in(loopBack, "dst,dst,src") + " -j " + masquerade,
 			}},
 			{Table: "filter", Name: "KUBE-PROXY-FIREWALL", Rules: []string{guarded}},
+			{Table: "filter", Name: "KUBE-NODEPORTS", Rules: []string{
+				"-p tcp " + comment("Kubernetes health check node port") + in(healthCheckNodePort, "dst") + " -j ACCEPT",
+			}},
 		},
 		Chains: []iptables.Chain{
 			{Table: "nat", Name: loadBalancerChain, Rules: []string{in(loadBalancerLocal, "dst,dst") + " -j RETURN", "-j KUBE-MARK-MASQ"}},

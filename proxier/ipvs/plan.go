@@ -94,7 +94,7 @@ func (p *planner) byRules(d *proxier.Decision, f *proxier.Frontend) bool {
 	return p.refuses(d, f) != nil || f.Kind == proxier.NodePort && len(p.rules.Loopback[proxier.FamilyOf(f.Addr.Addr())]) > 0
 }
 
-// plan is that of a decision; nil if virtual servers carry nothing of it.
+// plan is that of a decision; nil if there is nothing of it but rules.
 func (p *planner) plan(d *proxier.Decision) *plan {
 	out := &plan{}
 	var to [proxier.Sets][]target
@@ -115,7 +115,8 @@ func (p *planner) plan(d *proxier.Decision) *plan {
 		c := &claim{server: is, nodePort: f.Kind == proxier.NodePort, to: to[set]}
 		p.frontend(out, d, f, c)
 	}
-	if len(out.servers) == 0 {
+	p.admitHealthChecks(out, d)
+	if len(out.servers)+len(out.members) == 0 {
 		return nil
 	}
 	for i := range d.Backends {
@@ -201,6 +202,20 @@ func (p *planner) frontend(out *plan, d *proxier.Decision, f *proxier.Frontend, 
 	add(f.Addr, is)
 	if f.AnswersEcho() {
 		out.members = append(out.members, echoOf(is, f.Addr.Addr()))
+	}
+}
+
+// admitHealthChecks has the constant rules let in what load balancers ask this process,
+// whoever carries the frontends.
+func (p *planner) admitHealthChecks(out *plan, d *proxier.Decision) {
+	if d.HealthCheckNodePort == 0 {
+		return
+	}
+	for i := range d.Frontends {
+		f := &d.Frontends[i]
+		if family := proxier.FamilyOf(f.Addr.Addr()); f.Kind == proxier.ClusterIP && p.unusable[family] == nil {
+			out.members = append(out.members, member{set: set{healthCheckNodePort, family}, port: d.HealthCheckNodePort})
+		}
 	}
 }
 

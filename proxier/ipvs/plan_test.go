@@ -83,6 +83,7 @@ func TestPlan(t *testing.T) {
 		frontends []proxier.Frontend
 		backends  []proxier.Backend
 		silent    bool // without an endpoint
+		check     uint16
 		loopback  bool
 		want      string
 		rules     string // of these frontends
@@ -177,6 +178,9 @@ address 172.18.0.9
 server 172.18.0.9:81/TCP rr
 `, rules: "172.18.0.9:80"},
 		{name: "silence", frontends: []proxier.Frontend{clusterIP}, silent: true, want: "nothing\n", rules: "10.96.0.10:80"},
+		{name: "a health check, though rules carry the frontends", check: 32000, frontends: []proxier.Frontend{clusterIP, balancedLocal}, silent: true, want: `
+KUBE-HEALTH-CHECK-NODE-PORT 0:32000
+`, rules: "10.96.0.10:80 203.0.113.10:80"},
 		{name: "a source that the rules would not show", opts: Options{MasqueradeAll: true}, frontends: []proxier.Frontend{clusterIP, nodePort}, want: `
 KUBE-NODE-PORT-TCP 0:30080
 server 172.18.0.1:30080/TCP rr
@@ -193,7 +197,7 @@ server 172.18.0.1:30080/TCP rr
 				name.Protocol = tt.protocol
 			}
 			d := proxier.NewDecision(name, 0)
-			d.Frontends, d.Backends, d.Affinity = tt.frontends, tt.backends, tt.affinity
+			d.Frontends, d.Backends, d.Affinity, d.HealthCheckNodePort = tt.frontends, tt.backends, tt.affinity, tt.check
 			if tt.silent {
 				d.Empty = [proxier.Sets]proxier.Verdict{proxier.Drop, proxier.Drop, proxier.Drop, proxier.Drop}
 			}

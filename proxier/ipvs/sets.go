@@ -29,8 +29,8 @@ const (
 	nodePortLocalUDP
 	nodePortSCTP
 	nodePortLocalSCTP
-	healthCheckNodePort // nobody tells tiers of these
-	boundIPs            // all on kube-ipvs0
+	healthCheckNodePort
+	boundIPs // all on kube-ipvs0
 	setNames
 )
 

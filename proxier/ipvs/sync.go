@@ -68,6 +68,11 @@ func (t *Tier) place(p *port) {
 	p.refused, p.share = nil, nil
 	if d := p.decision; d != nil {
 		p.share = d.Only(func(f *proxier.Frontend) bool { return t.byRules(d, f) })
+		if p.share != nil && d.HealthCheckNodePort != 0 && t.unusable == [proxier.Families]error{} {
+			share := *p.share
+			share.HealthCheckNodePort = 0 // which is in the sets of both families
+			p.share = &share
+		}
 	}
 }
 
