@@ -253,17 +253,23 @@ func holds(t testing.TB, n *lab.Node, text string, want bool) error {
 	return nil
 }
 
-// Mode ipvs, between others and killed, under traffic: what is open goes on, and new
-// connections are made all the time. What the mode before left goes when nobody needs it.
-func TestIPVS(t *testing.T) {
+// needsIPVS skips where the kernel has no virtual servers.
+func needsIPVS(t *testing.T, n *lab.Node) {
+	t.Helper()
 	tools, err := xtables.New(xtables.NFT)
 	if err != nil {
 		lab.SkipOrFail(t, err)
 	}
-	s := newStage(t)
-	if err := s.node.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Rules: iptables.Options{Tools: tools}}) }); err != nil {
+	if err := n.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Rules: iptables.Options{Tools: tools}}) }); err != nil {
 		lab.SkipOrFailModule(t, err)
 	}
+}
+
+// Mode ipvs, between others and killed, under traffic: what is open goes on, and new
+// connections are made all the time. What the mode before left goes when nobody needs it.
+func TestIPVS(t *testing.T) {
+	s := newStage(t)
+	needsIPVS(t, s.node)
 	// Flows of one request are forgotten after half a minute, which is short here.
 	idle := func() error {
 		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", []byte("600"), 0)

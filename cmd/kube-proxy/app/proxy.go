@@ -59,6 +59,7 @@ type proxy struct {
 	metrics  *metrics.Metrics
 	flows    *conntrack.Reconciler
 	health   *health.Health
+	services *health.Services
 	problems *problems.Reporter
 	memory   memory
 	explain  explainer
@@ -114,6 +115,7 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 		Timeout:  2 * p.runner(c).MaxInterval,
 		Families: p.families, Healthz: p.metrics.Healthz, Livez: p.metrics.Livez,
 	})
+	p.services = health.NewServices(health.ServicesOptions{Families: p.families, Healthy: p.health.Healthy, Reporter: p.problems})
 	return p, nil
 }
 
@@ -246,7 +248,7 @@ func (p *proxy) program(ctx context.Context) error {
 	px, err := proxier.New(proxier.Options{
 		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(p.carrierOf(&open)), Reporter: p.problems,
 		Facts: p.facts.known, Policy: p.facts.settings.Policy, NodeFacts: p.facts.fromNode,
-		Observer: observers{p.metrics, p.health, &p.memory, &p.explain, left}, Runner: p.runner(p.opts.Config),
+		Observer: observers{p.metrics, p.health, p.services, &p.memory, &p.explain, left}, Runner: p.runner(p.opts.Config),
 	})
 	if err != nil {
 		return err
@@ -266,6 +268,7 @@ func (p *proxy) program(ctx context.Context) error {
 	if p.opts.ConfigFile != "" {
 		group.Go(func() error { return p.reloader(px).run(ctx) })
 	}
+	group.Go(func() error { p.services.Run(ctx); return nil })
 	if open.fast != nil {
 		group.Go(func() error { p.followUplinks(ctx, open.fast); return nil })
 		group.Go(func() error { open.fast.Run(ctx); return nil })

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+const (
+	// headerLimit is how long a client may take to ask.
+	headerLimit = 10 * time.Second
+	// idleLimit is longer than load balancers wait between two questions.
+	idleLimit = 2 * time.Minute
+)
+
+// weightHeader tells how many endpoints this node has, for those who balance by it.
+const weightHeader = "X-Load-Balancing-Endpoint-Weight"
+
+// ServicesOptions are those of Services.
+type ServicesOptions struct {
+	// Families this node has.
+	Families []proxier.Family
+	// Healthy says whether the proxy keeps up.
+	Healthy func() bool
+	// Reporter is told of ports that cannot be bound; nil for nobody.
+	Reporter proxier.Reporter
+}
+
+// Services answers load balancers how many endpoints of a Service are ready on this node,
+// at the healthCheckNodePort of each Service that has one.
+type Services struct {
+	opts ServicesOptions
+	wake chan struct{}
+
+	mu     sync.RWMutex // guards all fields below
+	checks map[types.NamespacedName]proxier.HealthCheck
+	addrs  [proxier.Families][]netip.Addr
+	// stale says that ports are to be bound or closed, or that some could not be.
+	stale bool
+}
+
+var _ proxier.Observer = (*Services)(nil)
+
+// NewServices makes Services that serve nobody until Run runs.
+func NewServices(opts ServicesOptions) *Services {
+	return &Services{opts: opts, wake: make(chan struct{}, 1), checks: map[types.NamespacedName]proxier.HealthCheck{}}
+}
+
+// Queued implements proxier.Observer.
+func (*Services) Queued(time.Time) {}
+
+// Synced implements proxier.Observer: from now on answers are as the sync left it.
+func (s *Services) Synced(info proxier.SyncInfo) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range info.HealthChecks {
+		was := s.checks[c.Service]
+		if c.Check == nil {
+			delete(s.checks, c.Service)
+			s.stale = true
+			continue
+		}
+		s.checks[c.Service] = *c.Check
+		s.stale = s.stale || was.Port != c.Check.Port || was.Families != c.Check.Families
+	}
+	if info.NodeRules != nil {
+		for _, f := range s.opts.Families {
+			addrs := info.NodeRules.HealthCheckAddrs(f)
+			s.stale = s.stale || !slices.Equal(addrs, s.addrs[f])
+			s.addrs[f] = addrs
+		}
+	}
+	if !s.stale {
+		return
+	}
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run binds ports and answers until ctx is done. What cannot be bound is tried again with
+// each sync.
+func (s *Services) Run(ctx context.Context) {
+	open := map[types.NamespacedName]*service{}
+	defer func() {
+		for _, each := range open {
+			each.close()
+		}
+	}()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+			s.converge(ctx, open)
+		}
+	}
+}
+
+// wanted are the addresses and ports of each Service.
+func (s *Services) wanted() map[types.NamespacedName]wanted {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stale = false
+	all := make(map[types.NamespacedName]wanted, len(s.checks))
+	for name, c := range s.checks {
+		w := wanted{uid: c.UID}
+		for _, f := range s.opts.Families {
+			if !c.Families[f] {
+				continue
+			}
+			for _, a := range s.addrs[f] {
+				w.at = append(w.at, netip.AddrPortFrom(a, c.Port))
+			}
+		}
+		all[name] = w
+	}
+	return all
+}
+
+type wanted struct {
+	uid types.UID
+	at  []netip.AddrPort
+}
+
+// converge closes before it binds: a port may be another Service's now.
+func (s *Services) converge(ctx context.Context, open map[types.NamespacedName]*service) {
+	want := s.wanted()
+	for name, each := range open {
+		w, stays := want[name]
+		if !stays {
+			each.close()
+			delete(open, name)
+			continue
+		}
+		each.keep(w.at)
+	}
+	for name, w := range want {
+		if open[name] == nil {
+			open[name] = s.newService(name)
+		}
+		for _, at := range w.at {
+			if err := open[name].listen(ctx, at); err != nil {
+				s.failed(ctx, name, w.uid, at, err)
+			}
+		}
+	}
+}
+
+func (s *Services) failed(ctx context.Context, name types.NamespacedName, uid types.UID, at netip.AddrPort, err error) {
+	s.mu.Lock()
+	s.stale = true
+	s.mu.Unlock()
+	if s.opts.Reporter == nil || ctx.Err() != nil {
+		return
+	}
+	s.opts.Reporter.Report(proxier.Problem{
+		Kind: "Service", Object: name, UID: uid, Field: "spec.healthCheckNodePort", Reason: proxier.ReasonNoHealthCheck,
+		Message: fmt.Sprintf("load balancers are not answered at %s, which is tried again: %v", at, err),
+	})
+}
+
+// service is the server of one Service.
+type service struct {
+	server    *http.Server
+	listeners map[netip.AddrPort]net.Listener
+	serving   sync.WaitGroup
+}
+
+func (s *Services) newService(name types.NamespacedName) *service {
+	return &service{
+		server: &http.Server{
+			Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.answer(w, r, name) }),
+			ReadHeaderTimeout: headerLimit, IdleTimeout: idleLimit,
+		},
+		listeners: map[netip.AddrPort]net.Listener{},
+	}
+}
+
+var networks = [proxier.Families]string{"tcp4", "tcp6"}
+
+// listen binds an address, if it is not.
+func (s *service) listen(ctx context.Context, at netip.AddrPort) error {
+	if s.listeners[at] != nil {
+		return nil
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, networks[proxier.FamilyOf(at.Addr())], at.String())
+	if err != nil {
+		return err
+	}
+	s.listeners[at] = l
+	s.serving.Go(func() {
+		if err := s.server.Serve(l); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+			klog.FromContext(ctx).Error(err, "A health check is not answered any more", "address", at)
+		}
+	})
+	return nil
+}
+
+// keep lets go of all other addresses.
+func (s *service) keep(list []netip.AddrPort) {
+	for at, l := range s.listeners {
+		if !slices.Contains(list, at) {
+			_ = l.Close() // Serve ends in any case
+			delete(s.listeners, at)
+		}
+	}
+}
+
+// close ends connections too: nobody is to be told of a Service that is gone.
+func (s *service) close() {
+	_ = s.server.Close()
+	s.serving.Wait()
+}
+
+// answer says what upstream's proxy says, byte by byte.
+func (s *Services) answer(w http.ResponseWriter, r *http.Request, name types.NamespacedName) {
+	family := proxier.IPv4
+	if local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok {
+		family = proxier.FamilyOf(local.AddrPort().Addr().Unmap())
+	}
+	s.mu.RLock()
+	ready := s.checks[name].Ready[family]
+	s.mu.RUnlock()
+	healthy := s.opts.Healthy()
+	code := http.StatusOK
+	if ready == 0 || !healthy {
+		code = http.StatusServiceUnavailable
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.Header().Set(weightHeader, strconv.Itoa(ready))
+	w.WriteHeader(code)
+	// The client is gone if this fails.
+	_, _ = fmt.Fprintf(w, "{\n\t\"service\": {\n\t\t\"namespace\": %q,\n\t\t\"name\": %q\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %t\n}",
+		name.Namespace, name.Name, ready, healthy)
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/xtables"
+)
+
+const healthCheckNodePort = 32000
+
+// checked is the Service of which load balancers ask each node whether it has endpoints.
+var checked = strings.Replace(loadBalancer, "externalTrafficPolicy: Cluster",
+	fmt.Sprintf("externalTrafficPolicy: Local\n  healthCheckNodePort: %d", healthCheckNodePort), 1)
+
+// probe asks as a load balancer does, and fails unless the answer is that.
+func probe(from *lab.Sandbox, node netip.Addr, want string) func() error {
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return from.Dial(ctx, "tcp", netip.AddrPortFrom(node, healthCheckNodePort))
+		},
+	}, Timeout: time.Second}
+	return func() error {
+		got := "no answer"
+		if response, err := client.Get("http://node/"); err == nil {
+			response.Body.Close()
+			got = fmt.Sprintf("%d, weight %s", response.StatusCode, response.Header.Get("X-Load-Balancing-Endpoint-Weight"))
+		}
+		if got != want {
+			return fmt.Errorf("%s gets %q from %s, want %q", from.Name, got, node, want)
+		}
+		return nil
+	}
+}
+
+// TestHealthChecks: a load balancer is told which endpoints this node has, in every mode,
+// and though the host's own rules keep everybody out where the mode has rules.
+func TestHealthChecks(t *testing.T) {
+	for _, mode := range []string{"ebpf", "iptables", "ipvs"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newStage(t)
+			too := serve(t, s.node.Pod("too"))
+			if mode == "ipvs" {
+				needsIPVS(t, s.node)
+			}
+			if mode != "ebpf" {
+				keepOut(t, s.node)
+			}
+			writeManifests(t, s.dir, checked, s.here, s.there)
+			s.start("--proxy-mode=" + mode)
+			defer s.end()
+			answers := func(what, want string) {
+				t.Helper()
+				for _, at := range []netip.Addr{s.node.Addr4, s.node.Addr6} {
+					s.await(t, what, probe(s.far.Sandbox, at, want))
+				}
+			}
+			answers("one endpoint here", "200, weight 1")
+			writeManifests(t, s.dir, checked, s.here, s.there, too)
+			answers("two endpoints here", "200, weight 2")
+			writeManifests(t, s.dir, checked, s.there)
+			answers("no endpoint here", "503, weight 0")
+			writeManifests(t, s.dir, checked, too)
+			answers("an endpoint came", "200, weight 1")
+			writeManifests(t, s.dir, loadBalancer, too)
+			answers("externalTrafficPolicy: Cluster", "no answer")
+			writeManifests(t, s.dir, checked, too)
+			answers("Local again", "200, weight 1")
+			s.terminate(t)
+			answers("the process is gone", "no answer")
+		})
+	}
+}
+
+// keepOut has the host's own rules drop what comes by its uplink.
+func keepOut(t *testing.T, n *lab.Node) {
+	t.Helper()
+	if _, err := xtables.New(xtables.NFT); err != nil {
+		lab.SkipOrFail(t, err)
+	}
+	for _, program := range []string{"iptables-nft", "ip6tables-nft"} {
+		out, err := n.Command(context.Background(), program, "-w", "-A", "INPUT", "-i", lab.Uplink, "-p", "tcp", "-j", "DROP").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v: %s", program, err, out)
+		}
+	}
+}
