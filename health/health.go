@@ -156,15 +156,10 @@ func (h *Health) status() (s status, eligible bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := h.opts.Clock.Now()
-	s = status{CurrentTime: now, Healthy: h.healthy(now), Status: map[string]familyStatus{}}
-	// Whoever is healthy is up to date as of now.
-	s.LastUpdated = now
-	if !s.Healthy {
-		s.LastUpdated = h.updated
-	}
+	s = status{LastUpdated: h.updated, CurrentTime: now, Healthy: h.healthy(now), Status: map[string]familyStatus{}}
 	if h.started {
 		for _, f := range h.opts.Families {
-			s.Status[f.String()] = familyStatus{LastUpdated: s.LastUpdated, Healthy: s.Healthy}
+			s.Status[f.String()] = familyStatus{LastUpdated: h.updated, Healthy: s.Healthy}
 		}
 	}
 	return s, !h.ineligible
@@ -186,8 +181,11 @@ func (h *Health) Install(mux *http.ServeMux) {
 }
 
 func answer(w http.ResponseWriter, s status, ok bool, count Counter) {
+	// Whoever is well is up to date as of now, though nothing had to be done for long.
 	code := http.StatusOK
-	if !ok {
+	if ok {
+		s.LastUpdated = s.CurrentTime
+	} else {
 		code = http.StatusServiceUnavailable
 	}
 	if count != nil {

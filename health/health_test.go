@@ -117,6 +117,7 @@ func TestBodies(t *testing.T) {
 	const (
 		first = "2026-01-02T03:04:05Z"
 		later = "2026-01-02T03:05:05Z"
+		last  = "2026-01-02T03:06:05Z"
 	)
 	f := newFixture()
 	check := func(path, want string) {
@@ -139,8 +140,11 @@ func TestBodies(t *testing.T) {
 	family := `{"lastUpdated":"` + first + `","healthy":false}`
 	check("/healthz", `{"lastUpdated":"`+first+`","currentTime":"`+later+`","nodeEligible":true,"healthy":false,"status":{"IPv4":`+family+`,"IPv6":`+family+`}}`)
 	f.synced(timeout, timeout, nil)
+	f.at(timeout + time.Minute)
 	family = `{"lastUpdated":"` + later + `","healthy":true}`
-	check("/livez", `{"lastUpdated":"`+later+`","currentTime":"`+later+`","healthy":true,"status":{"IPv4":`+family+`,"IPv6":`+family+`}}`)
+	check("/livez", `{"lastUpdated":"`+last+`","currentTime":"`+last+`","healthy":true,"status":{"IPv4":`+family+`,"IPv6":`+family+`}}`)
+	f.OnNodeDelete(&v1.Node{})
+	check("/healthz", `{"lastUpdated":"`+later+`","currentTime":"`+last+`","nodeEligible":false,"healthy":true,"status":{"IPv4":`+family+`,"IPv6":`+family+`}}`)
 }
 
 func TestEligibility(t *testing.T) {
