@@ -31,7 +31,11 @@ func (noTier) Cleanup(context.Context) error                       { return nil 
 func (noTier) Supports(*proxier.Decision, *proxier.Frontend) error { return nil }
 
 func TestExplain(t *testing.T) {
-	p := &proxy{opts: NewOptions(), decision: capabilities.Decision{Mode: capabilities.ModeEBPF}, health: health.New(health.Options{})}
+	o, err := complete(t, "", "--proxy-mode=ebpf", "--hostname-override=node1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{opts: o, decision: capabilities.Decision{Mode: capabilities.ModeEBPF}, health: health.New(health.Options{})}
 	p.explain.node, p.explain.tiers = "node1", p.explainTiers
 	px, err := proxier.New(proxier.Options{
 		NodeName: "node1", Tier: noTier{}, Observer: &p.explain, Runner: proxier.DefaultRunnerOptions(),

@@ -39,7 +39,7 @@ type Options struct {
 	Config *config.Config
 
 	// As Complete found them.
-	given    *pflag.FlagSet
+	given    *pflag.FlagSet // what the command line said; also for /flagz
 	nodeName string
 	gate     featuregate.MutableVersionedFeatureGate
 	mask     map[capabilities.Feature]capabilities.State

@@ -47,6 +47,7 @@ type source interface {
 // proxy is one process: everything between a source and a kernel.
 type proxy struct {
 	opts     *Options
+	started  time.Time
 	families []proxier.Family
 	decision capabilities.Decision
 	report   capabilities.Report
@@ -84,7 +85,7 @@ func runProxy(ctx context.Context, o *Options) error {
 // newProxy asks the kernel what it can do and builds what does not need it.
 func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	c := o.Config
-	p := &proxy{opts: o, families: families()}
+	p := &proxy{opts: o, started: time.Now(), families: families()}
 	if err := checkPrimary(c.KubeProxy.BindAddress, p.families); err != nil {
 		return nil, err
 	}
@@ -314,6 +315,7 @@ func (p *proxy) registerMetrics() error {
 	if string(p.decision.Mode) != string(p.opts.Config.KubeProxy.Mode) {
 		reason = metrics.ModeFallback
 	}
+	p.opts.gate.AddMetrics()
 	p.metrics.Build(buildVersion())
 	p.metrics.Mode(string(p.decision.Mode), reason)
 	for _, r := range p.report.Results {

@@ -72,19 +72,24 @@ func (p *proxy) bindFailed(reason, action string) func(error) {
 
 func (p *proxy) metricsMux() *http.ServeMux {
 	mux := http.NewServeMux()
-	text := func(path, body string) {
-		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+	text := func(path, body string, asked func(context.Context)) {
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+			asked(r.Context())
 			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 			w.Header().Set("X-Content-Type-Options", "nosniff")
 			// The client is gone if this fails.
 			_, _ = io.WriteString(w, body)
 		})
 	}
-	text("/healthz", "ok")
-	text("/proxyMode", string(p.decision.Mode))
+	text("/healthz", "ok", func(ctx context.Context) {
+		// What upstream's only check there is called. It does not fail.
+		_ = slis.ObserveHealthcheck(ctx, "ping", "healthz", slis.Success)
+	})
+	text("/proxyMode", string(p.decision.Mode), func(context.Context) {})
 	mux.Handle("/metrics", legacyregistry.Handler())
 	slis.SLIMetrics{}.Install(mux)
 	configz.InstallHandler(mux)
+	p.installZPages(mux)
 	mux.HandleFunc("GET "+explain.Path, p.explain.flow)
 	mux.HandleFunc("GET "+explain.CarriersPath, p.explain.carriers)
 	if p.opts.Config.KubeProxy.EnableProfiling {
@@ -93,7 +98,7 @@ func (p *proxy) metricsMux() *http.ServeMux {
 		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-		mux.HandleFunc("PUT /debug/flags/v", setVerbosity)
+		mux.HandleFunc("/debug/flags/v", setVerbosity)
 	}
 	return mux
 }
@@ -101,17 +106,27 @@ func (p *proxy) metricsMux() *http.ServeMux {
 // setVerbosity changes -v of the running process to the number in the body.
 func setVerbosity(w http.ResponseWriter, r *http.Request) {
 	const longest = 8 // digits
+	tell := func(code int, text string) {
+		w.Header().Set("Content-Type", "text/plain")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.WriteHeader(code)
+		_, _ = io.WriteString(w, text+"\n") // the client is gone if this fails
+	}
+	if r.Method != http.MethodPut {
+		tell(http.StatusNotAcceptable, "unsupported http method")
+		return
+	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, longest))
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
+		tell(http.StatusBadRequest, err.Error())
 		return
 	}
 	answer, err := logs.GlogSetter(string(body))
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
+		tell(http.StatusBadRequest, err.Error())
 		return
 	}
-	_, _ = io.WriteString(w, answer) // the client is gone if this fails
+	tell(http.StatusOK, answer)
 }
 
 // run serves until ctx is done. While the address cannot be bound it tries

@@ -5,6 +5,7 @@ package app
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -103,16 +104,20 @@ func TestHardFail(t *testing.T) {
 
 func TestMetricsServer(t *testing.T) {
 	for _, profiling := range []bool{false, true} {
-		o := NewOptions()
-		o.Config.KubeProxy.EnableProfiling = profiling
+		o, err := complete(t, "", "--proxy-mode=ebpf", "--hostname-override=node1", fmt.Sprintf("--profiling=%v", profiling), "--feature-gates=ComponentFlagz=false")
+		if err != nil {
+			t.Fatal(err)
+		}
 		p := &proxy{opts: o, decision: capabilities.Decision{Mode: capabilities.ModeEBPF}, health: health.New(health.Options{})}
 		mux := p.metricsMux()
 		want := map[string]string{
 			"GET /healthz": "200 text/plain; charset=utf-8 ok", "GET /proxyMode": "200 text/plain; charset=utf-8 ebpf",
-			"GET /debug/pprof/cmdline": "404", "PUT /debug/flags/v": "404", "GET /warp": "404",
+			"GET /debug/pprof/cmdline": "404", "GET /debug/flags/v": "404", "PUT /debug/flags/v": "404", "GET /warp": "404",
+			"GET /flagz": "404",
 		}
 		if profiling {
 			want["GET /debug/pprof/cmdline"] = "200"
+			want["GET /debug/flags/v"] = "406"
 			want["PUT /debug/flags/v"] = "200"
 		}
 		got := map[string]string{}
