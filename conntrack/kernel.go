@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 
@@ -61,6 +62,30 @@ func (Kernel) Flows(ctx context.Context, family proxier.Family) iter.Seq2[Flow, 
 			yield(Flow{}, err)
 		}
 	}
+}
+
+// Find returns the entry of what is sent from and to these addresses in zone 0; the error is
+// unix.ENOENT if there is none.
+func (Kernel) Find(ctx context.Context, protocol proxier.Protocol, source, destination netip.AddrPort) (found Flow, err error) {
+	c, err := open()
+	if err != nil {
+		return found, err
+	}
+	defer c.Close()
+	if err := c.Send(getRequest(&Flow{Protocol: protocol, Source: source, Destination: destination}, 1)); err != nil {
+		return found, err
+	}
+	err = c.Receive(ctx, func(m netlink.Message) (done bool, err error) {
+		switch m.Kind {
+		case msgNew:
+			found, err = parseFlow(m.Body)
+			return true, err
+		case unix.NLMSG_ERROR:
+			return true, m.Errno()
+		}
+		return false, nil
+	})
+	return found, err
 }
 
 // Delete implements Table.

@@ -66,14 +66,26 @@ func listRequest(family proxier.Family, seq uint32) []byte {
 // deleteRequest appends a request to delete one entry. It must have the addresses:
 // without them, the kernel deletes all entries there are.
 func deleteRequest(b []byte, f *Flow, seq uint32) []byte {
+	start := len(b)
+	b = begin(b, msgDelete, unix.NLM_F_REQUEST|unix.NLM_F_ACK, seq, proxier.FamilyOf(f.Destination.Addr()))
+	b = original(b, f)
+	b = netlink.Attr(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
+	return netlink.End(b, start)
+}
+
+// getRequest is one for the entry of what is sent from and to these addresses.
+func getRequest(f *Flow, seq uint32) []byte {
+	b := begin(nil, msgGet, unix.NLM_F_REQUEST, seq, proxier.FamilyOf(f.Destination.Addr()))
+	return netlink.End(original(b, f), 0)
+}
+
+// original appends what a client sends from and to.
+func original(b []byte, f *Flow) []byte {
 	src, dst := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
-	family := proxier.FamilyOf(f.Destination.Addr())
-	if family == proxier.IPv6 {
+	if proxier.FamilyOf(f.Destination.Addr()) == proxier.IPv6 {
 		src, dst = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
 	}
-	start := len(b)
-	b = begin(b, msgDelete, unix.NLM_F_REQUEST|unix.NLM_F_ACK, seq, family)
-	b = netlink.Nest(b, nl.CTA_TUPLE_ORIG, func(b []byte) []byte {
+	return netlink.Nest(b, nl.CTA_TUPLE_ORIG, func(b []byte) []byte {
 		b = netlink.Nest(b, nl.CTA_TUPLE_IP, func(b []byte) []byte {
 			b = netlink.Attr(b, src, f.Source.Addr().AsSlice())
 			return netlink.Attr(b, dst, f.Destination.Addr().AsSlice())
@@ -84,8 +96,6 @@ func deleteRequest(b []byte, f *Flow, seq uint32) []byte {
 			return netlink.Attr(b, nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, f.Destination.Port()))
 		})
 	})
-	b = netlink.Attr(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
-	return netlink.End(b, start)
 }
 
 // tuple is one direction of an entry.

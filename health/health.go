@@ -5,7 +5,6 @@
 package health
 
 import (
-	"encoding/json"
 	"net/http"
 	"sync"
 	"time"
@@ -181,23 +180,9 @@ func (h *Health) Install(mux *http.ServeMux) {
 }
 
 func answer(w http.ResponseWriter, s status, ok bool, count Counter) {
-	// Whoever is well is up to date as of now, though nothing had to be done for long.
-	code := http.StatusOK
 	if ok {
+		// Whoever is well is up to date as of now, though nothing had to be done for long.
 		s.LastUpdated = s.CurrentTime
-	} else {
-		code = http.StatusServiceUnavailable
 	}
-	if count != nil {
-		count(code)
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(code)
-	text, err := json.Marshal(s)
-	if err != nil {
-		return // not with these fields
-	}
-	// The client is gone if this fails, and nobody is left to be told.
-	_, _ = w.Write(text)
+	answerJSON(w, s, ok, count)
 }

@@ -60,6 +60,7 @@ type Metrics struct {
 	conntrackDeleted   *k8smetrics.CounterVec
 
 	// Ours.
+	readyz     *k8smetrics.CounterVec
 	problems   *k8smetrics.CounterVec
 	syncErrors *k8smetrics.Counter
 	ports      *k8smetrics.Gauge
@@ -128,6 +129,7 @@ func New(families []proxier.Family) *Metrics {
 	m.conntrackDuration = histograms("conntrack_reconciler_sync_duration_seconds", "Time it took to find and delete stale UDP entries of conntrack.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
 	m.conntrackDeleted = counters(kubeproxy, "conntrack_reconciler_deleted_entries_total", "Stale UDP entries of conntrack that were deleted.", ipFamily)
 
+	m.readyz = counters(tandem, "readyz_total", "Answers of /readyz by HTTP status.", "code")
 	m.problems = counters(tandem, "problems_total", "Problems with objects of the cluster, by kind of object and reason.", "kind", "reason")
 	m.syncErrors = counter(tandem, "sync_errors_total", "Syncs that failed, at least in part.")
 	m.ports = gauge(tandem, "service_ports", "Service ports there are.")
@@ -143,7 +145,7 @@ func (m *Metrics) Register(registry Registry, source TableSource) error {
 	for _, metric := range []k8smetrics.Registerable{
 		m.syncDuration, m.fullDuration, m.partialDuration, m.syncLast, m.syncLastQueued, m.endpointPending, m.endpointTotal, m.servicePending, m.serviceTotal,
 		m.healthz, m.livez, m.programmingLatency, m.noLocalEndpoints, m.restoreFailures, m.partialFailures, m.rulesTotal, m.rulesLast, m.conntrackDuration, m.conntrackDeleted,
-		m.problems, m.syncErrors, m.ports, m.capability, m.mode, m.build,
+		m.readyz, m.problems, m.syncErrors, m.ports, m.capability, m.mode, m.build,
 	} {
 		if err := registry.Register(metric); err != nil {
 			return err
@@ -174,6 +176,9 @@ func (m *Metrics) Healthz(code int) { m.healthz.WithLabelValues(strconv.Itoa(cod
 
 // Livez counts an answer of /livez.
 func (m *Metrics) Livez(code int) { m.livez.WithLabelValues(strconv.Itoa(code)).Inc() }
+
+// Readyz counts an answer of /readyz.
+func (m *Metrics) Readyz(code int) { m.readyz.WithLabelValues(strconv.Itoa(code)).Inc() }
 
 // RestoreFailed counts a run of iptables-restore that failed.
 func (m *Metrics) RestoreFailed(family proxier.Family, partial bool) {

@@ -68,6 +68,7 @@ func full(t *testing.T) string {
 	m.Synced(proxier.SyncInfo{Start: begin.Add(2 * time.Second), End: begin.Add(3 * time.Second), ServicePorts: 12, Triggers: []time.Time{begin}, Err: errors.New("failed")})
 	m.Healthz(200)
 	m.Livez(503)
+	m.Readyz(503)
 	m.Reconciled(conntrack.Result{Family: proxier.IPv6, Took: 3 * time.Millisecond, Deleted: 2})
 	m.Rules(proxier.IPv4, "nat", 12, 345)
 	m.RestoreFailed(proxier.IPv6, true)

@@ -61,6 +61,7 @@ type proxy struct {
 	flows    *conntrack.Reconciler
 	health   *health.Health
 	services *health.Services
+	ready    *health.Readiness
 	problems *problems.Reporter
 	memory   memory
 	explain  explainer
@@ -116,6 +117,7 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 		Timeout:  2 * p.runner(c).MaxInterval,
 		Families: p.families, Healthz: p.metrics.Healthz, Livez: p.metrics.Livez,
 	})
+	p.ready = health.NewReadiness(health.ReadinessOptions{Healthy: p.health.Healthy, Probe: p.probe, Count: p.metrics.Readyz})
 	p.services = health.NewServices(health.ServicesOptions{Families: p.families, Healthy: p.health.Healthy, Reporter: p.problems})
 	return p, nil
 }
@@ -249,7 +251,7 @@ func (p *proxy) program(ctx context.Context) error {
 	px, err := proxier.New(proxier.Options{
 		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(p.carrierOf(&open)), Reporter: p.problems,
 		Facts: p.facts.known, Policy: p.facts.settings.Policy, NodeFacts: p.facts.fromNode,
-		Observer: observers{p.metrics, p.health, p.services, &p.memory, &p.explain, left}, Runner: p.runner(p.opts.Config),
+		Observer: observers{p.metrics, p.health, p.services, &p.memory, &p.explain, p.ready, left}, Runner: p.runner(p.opts.Config),
 	})
 	if err != nil {
 		return err

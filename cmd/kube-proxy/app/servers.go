@@ -49,6 +49,7 @@ func (p *proxy) servers() []*server {
 	k := &p.opts.Config.KubeProxy
 	healthMux := http.NewServeMux()
 	p.health.Install(healthMux)
+	p.ready.Install(healthMux)
 	return []*server{
 		{
 			name: "health", address: k.HealthzBindAddress, handler: healthMux, hardFail: k.BindAddressHardFail,

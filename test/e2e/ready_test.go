@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// ready fails unless /readyz answers with that status, and says all of that.
+func ready(n *lab.Node, want int, says ...string) func() error {
+	return func() error {
+		code, body, err := get(n, 10256, "/readyz")
+		if err != nil {
+			return err
+		}
+		for _, text := range says {
+			if !strings.Contains(body, text) {
+				return fmt.Errorf("/readyz answers %d %s, and does not say %s", code, body, text)
+			}
+		}
+		if code != want {
+			return fmt.Errorf("/readyz answers %d %s, want %d", code, body, want)
+		}
+		return nil
+	}
+}
+
+// TestReady: a node is ready when its kernel leads a frontend of each family to an endpoint,
+// and not any more when somebody has taken away what does it.
+func TestReady(t *testing.T) {
+	for _, mode := range []string{"ebpf", "iptables", "ipvs"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newStage(t)
+			if mode == "ipvs" {
+				needsIPVS(t, s.node)
+			}
+			s.process = start(t, s.node, s.dir, "--proxy-mode="+mode)
+			defer s.end()
+			s.await(t, "ready", ready(s.node, 200, `"ready":true`, mode+`-IPv4","ok":true,"detail":"`, mode+`-IPv6","ok":true,"detail":"`, " leads to 10.244.", " leads to [fd00:10:244:"))
+			spoil(t, s.node, mode)
+			s.await(t, "not ready", ready(s.node, 503, `"programmed","ok":true`, mode+`-IPv4","ok":false`, "it leads to no endpoint"))
+			s.start("--proxy-mode=" + mode)
+			s.await(t, "ready again", ready(s.node, 200))
+		})
+	}
+}
+
+// TestReadyWithoutServices: there is nothing to ask the kernel for.
+func TestReadyWithoutServices(t *testing.T) {
+	n := lab.NewT(t).Node("node1")
+	p := start(t, n, t.TempDir())
+	p.await(t, "ready", ready(n, 200, `"programmed","ok":true`))
+	_, body, err := get(n, 10256, "/readyz")
+	if err != nil || strings.Contains(body, "IPv4") {
+		t.Errorf("/readyz answers %s, error %v", body, err)
+	}
+	p.terminate(t)
+	cleanup(t, n)
+}
+
+// spoil takes away what translates connections of this host over IPv4.
+func spoil(t *testing.T, n *lab.Node, mode string) {
+	t.Helper()
+	if mode == "ebpf" {
+		detach(t, n, ciliumebpf.AttachCGroupInet4Connect)
+		return
+	}
+	jump := []string{"-w", "-t", "nat", "-F", "OUTPUT"}
+	program := "iptables-nft"
+	if mode == "ipvs" {
+		program, jump = "ip", []string{"link", "del", "kube-ipvs0"}
+	}
+	if out, err := n.Command(context.Background(), program, jump...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", program, err, out)
+	}
+}
+
+// detach removes all programs at a hook of the node's cgroup.
+func detach(t *testing.T, n *lab.Node, at ciliumebpf.AttachType) {
+	t.Helper()
+	cgroup, err := os.Open(n.CgroupPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cgroup.Close()
+	there, err := link.QueryPrograms(link.QueryOptions{Target: int(cgroup.Fd()), Attach: at})
+	if err != nil || len(there.Programs) == 0 {
+		t.Fatalf("programs of %s: %v, %v", n.CgroupPath(), there, err)
+	}
+	for _, a := range there.Programs {
+		p, err := ciliumebpf.NewProgramFromID(a.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(cgroup.Fd()), Program: p, Attach: at}); err != nil {
+			t.Error(err)
+		}
+		p.Close()
+	}
+}
