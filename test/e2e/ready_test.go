@@ -45,9 +45,9 @@ func TestReady(t *testing.T) {
 			if mode == "ipvs" {
 				needsIPVS(t, s.node)
 			}
-			s.process = start(t, s.node, s.dir, "--proxy-mode="+mode)
+			s.start("--proxy-mode=" + mode)
 			defer s.end()
-			s.await(t, "ready", ready(s.node, 200, `"ready":true`, mode+`-IPv4","ok":true,"detail":"`, mode+`-IPv6","ok":true,"detail":"`, " leads to 10.244.", " leads to [fd00:10:244:"))
+			s.await(t, "ready", ready(s.node, 200, `"ready":true`, mode+`-IPv4","ok":true`, mode+`-IPv6","ok":true`, " leads to 10.244.", " leads to [fd00:10:244:"))
 			spoil(t, s.node, mode)
 			s.await(t, "not ready", ready(s.node, 503, `"programmed","ok":true`, mode+`-IPv4","ok":false`, "it leads to no endpoint"))
 			s.start("--proxy-mode=" + mode)
@@ -59,7 +59,8 @@ func TestReady(t *testing.T) {
 // TestReadyWithoutServices: there is nothing to ask the kernel for.
 func TestReadyWithoutServices(t *testing.T) {
 	n := lab.NewT(t).Node("node1")
-	p := start(t, n, t.TempDir())
+	p := start(t, n, t.TempDir(), "-v=3")
+	p.synced(t)
 	p.await(t, "ready", ready(n, 200, `"programmed","ok":true`))
 	_, body, err := get(n, 10256, "/readyz")
 	if err != nil || strings.Contains(body, "IPv4") {
