@@ -252,9 +252,9 @@ func (m *Metrics) Synced(info proxier.SyncInfo) {
 		m.syncErrors.Inc()
 		return
 	}
-	for _, trigger := range info.Triggers {
-		for _, f := range m.families {
-			m.programmingLatency.WithLabelValues(f).Observe(info.End.Sub(trigger).Seconds())
+	for f, triggers := range info.Triggers {
+		for _, at := range triggers {
+			m.programmingLatency.WithLabelValues(proxier.Family(f).String()).Observe(info.End.Sub(at).Seconds())
 		}
 	}
 }

@@ -33,7 +33,7 @@ type ChangeTracker struct {
 type entry struct {
 	name    types.NamespacedName
 	dirty   bool
-	trigger time.Time // oldest last-change-trigger-time not handed over yet
+	trigger [Families]time.Time // oldest last-change-trigger-time not handed over yet
 
 	service *Service         // nil: none
 	slices  []*EndpointSlice // sorted by name; the list is never changed in place
@@ -54,8 +54,8 @@ type entry struct {
 type Change struct {
 	Service *Service // nil: there is none (any more)
 	Slices  []*EndpointSlice
-	// Trigger is when the cluster saw what is changing; zero if unknown.
-	Trigger time.Time
+	// Trigger is when the cluster saw what is changing in a family; zero if unknown.
+	Trigger [Families]time.Time
 
 	entry *entry
 }
@@ -121,7 +121,7 @@ func (t *ChangeTracker) take(from []*entry, all bool) []Change {
 		if all || !e.asDecided() {
 			changes = append(changes, Change{Service: e.service, Slices: e.slices, Trigger: e.trigger, entry: e})
 		}
-		e.trigger = time.Time{}
+		e.trigger = [Families]time.Time{}
 		if e.service == nil && len(e.slices) == 0 {
 			delete(t.entries, e.name)
 		}

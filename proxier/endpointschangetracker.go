@@ -108,8 +108,12 @@ func (t *ChangeTracker) noteTrigger(e *entry, slice *discoveryv1.EndpointSlice) 
 	if err != nil || !at.After(t.started) {
 		return // nothing this process could have been late for
 	}
-	if e.trigger.IsZero() || at.Before(e.trigger) {
-		e.trigger = at
+	family := IPv4
+	if slice.AddressType == discoveryv1.AddressTypeIPv6 {
+		family = IPv6
+	}
+	if was := &e.trigger[family]; was.IsZero() || at.Before(*was) {
+		*was = at
 	}
 }
 

@@ -70,8 +70,8 @@ type SyncInfo struct {
 	// ServicePorts counts what there is.
 	ServicePorts int
 	// Triggers are the moments at which the cluster saw what this sync made
-	// visible.
-	Triggers []time.Time
+	// visible, by family.
+	Triggers [Families][]time.Time
 	// HealthChecks are those that changed, whether or not the sync succeeded, and NodeRules
 	// the rules that the tier was given, if it was.
 	HealthChecks []HealthCheckChange
@@ -261,8 +261,10 @@ func (p *Proxier) sync(ctx context.Context, reason RunReason) error {
 		if changes[i].Name() == bootstrap {
 			changes[0], changes[i] = changes[i], changes[0]
 		}
-		if !changes[i].Trigger.IsZero() {
-			info.Triggers = append(info.Triggers, changes[i].Trigger)
+		for f, at := range changes[i].Trigger {
+			if !at.IsZero() {
+				info.Triggers[f] = append(info.Triggers[f], at)
+			}
 		}
 	}
 
