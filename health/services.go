@@ -119,7 +119,7 @@ func (s *Services) wanted() map[types.NamespacedName]wanted {
 	s.stale = false
 	all := make(map[types.NamespacedName]wanted, len(s.checks))
 	for name, c := range s.checks {
-		w := wanted{uid: c.UID}
+		w := wanted{uid: c.UID, port: c.Port}
 		for _, f := range s.opts.Families {
 			if !c.Families[f] {
 				continue
@@ -134,16 +134,18 @@ func (s *Services) wanted() map[types.NamespacedName]wanted {
 }
 
 type wanted struct {
-	uid types.UID
-	at  []netip.AddrPort
+	uid  types.UID
+	port uint16
+	at   []netip.AddrPort
 }
 
-// converge closes before it binds: a port may be another Service's now.
+// converge closes before it binds: a port may be another Service's now. Who still has a
+// connection to it is not to be told of this one.
 func (s *Services) converge(ctx context.Context, open map[types.NamespacedName]*service) {
 	want := s.wanted()
 	for name, each := range open {
-		w, stays := want[name]
-		if !stays {
+		w := want[name]
+		if w.port != each.port { // or there is none
 			each.close()
 			delete(open, name)
 			continue
@@ -152,7 +154,7 @@ func (s *Services) converge(ctx context.Context, open map[types.NamespacedName]*
 	}
 	for name, w := range want {
 		if open[name] == nil {
-			open[name] = s.newService(name)
+			open[name] = s.newService(name, w.port)
 		}
 		for _, at := range w.at {
 			if err := open[name].listen(ctx, at); err != nil {
@@ -177,13 +179,15 @@ func (s *Services) failed(ctx context.Context, name types.NamespacedName, uid ty
 
 // service is the server of one Service.
 type service struct {
+	port      uint16
 	server    *http.Server
 	listeners map[netip.AddrPort]net.Listener
 	serving   sync.WaitGroup
 }
 
-func (s *Services) newService(name types.NamespacedName) *service {
+func (s *Services) newService(name types.NamespacedName, port uint16) *service {
 	return &service{
+		port: port,
 		server: &http.Server{
 			Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.answer(w, r, name) }),
 			ReadHeaderTimeout: headerLimit, IdleTimeout: idleLimit,

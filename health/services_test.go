@@ -4,11 +4,13 @@ package health
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -146,8 +148,22 @@ func TestServicePorts(t *testing.T) {
 	b.synced(check(web, one, 1))
 	b.want("127.0.0.1", one, "200 weight=1 ")
 	b.want("::1", one, "error") // it has no address of that family
+	kept, err := net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", one))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
 	b.synced(check(web, two, 1), check(blog, one, 5))
 	b.want("127.0.0.1", one, "200 weight=5 ")
+	if err := kept.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	// Ended by the other side, or not accepted before it was: there is no answer.
+	if n, err := fmt.Fprint(kept, "GET / HTTP/1.1\r\nHost: a\r\n\r\n"); err == nil {
+		if n, err = kept.Read(make([]byte, 1)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("a connection to the former port is answered: %d bytes, %v", n, err)
+		}
+	}
 	b.want("127.0.0.1", two, "200 weight=1 ")
 	b.synced(proxier.HealthCheckChange{Service: web}, check(blog, two, 5))
 	b.want("127.0.0.1", two, "200 weight=5 ")
