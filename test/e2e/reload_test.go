@@ -90,7 +90,7 @@ func TestReload(t *testing.T) {
 	long := s.open()
 	w := newLoad(t)
 	defer w.end()
-	s.ask(w)
+	s.ask(w, gently)
 	if strings.Contains(s.log.String(), `reason="periodic"`) {
 		t.Error("syncs that nobody asked for show already")
 	}

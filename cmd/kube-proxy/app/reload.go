@@ -50,7 +50,7 @@ type reloader struct {
 	running *config.Config
 	// check says whether a process could run with these options, apply takes the fields
 	// over that can be.
-	check    func(*Options) error
+	check    func(context.Context, *Options) error
 	apply    func(*config.Config, []config.Difference) error
 	reporter proxier.Reporter
 	metrics  *metrics.Metrics
@@ -108,12 +108,12 @@ func applyToProcess(c *config.Config, changed []config.Difference) error {
 }
 
 // couldRun says what would end a process with these options as it starts.
-func (p *proxy) couldRun(o *Options) error {
+func (p *proxy) couldRun(ctx context.Context, o *Options) error {
 	if err := checkPrimary(o.Config.KubeProxy.BindAddress, p.families); err != nil {
 		return err
 	}
 	next := &proxy{opts: o, report: p.report}
-	if err := next.decide(); err != nil {
+	if err := next.decide(ctx); err != nil {
 		return err
 	}
 	if _, err := nodefacts.New(o.Config, o.gate); err != nil {
@@ -171,7 +171,7 @@ func (r *reloader) look(ctx context.Context) (again time.Time, err error) {
 		err = next.Validate()
 	}
 	if err == nil {
-		err = r.check(&next)
+		err = r.check(ctx, &next)
 	}
 	if stateOf(r.start.ConfigFile) != r.seen {
 		return now, nil // it may be something else that was read

@@ -50,7 +50,7 @@ func newReloading(t *testing.T, text string, args ...string) *reloading {
 	}
 	f.reloader = &reloader{
 		start: o, running: o.Config, metrics: metrics.New(nil), settle: 20 * time.Millisecond, clock: clocktesting.NewFakeClock(time.Now()),
-		check: func(*Options) error { return nil },
+		check: func(context.Context, *Options) error { return nil },
 		apply: func(c *config.Config, changed []config.Difference) error {
 			f.lines <- fmt.Sprint("applied ", changed)
 			return nil
@@ -187,7 +187,7 @@ func TestReloadSettles(t *testing.T) {
 	look(false)
 	f.quiet()
 
-	f.check = func(*Options) error { return errors.New("no such kubeconfig") }
+	f.check = func(context.Context, *Options) error { return errors.New("no such kubeconfig") }
 	write(reloadText + "clientConnection: {kubeconfig: /nowhere}\n")
 	look(true)
 	clock.Step(time.Second)
@@ -195,7 +195,7 @@ func TestReloadSettles(t *testing.T) {
 	f.expect("cannot be started again: no such kubeconfig")
 	// A file that cannot take effect is no reason to end, and one that can is. What changes
 	// while it is read counts later.
-	f.check = func(*Options) error {
+	f.check = func(context.Context, *Options) error {
 		write(reloadText + "clientConnection: {kubeconfig: /somewhere} # else\n")
 		return nil
 	}
@@ -350,7 +350,7 @@ func TestCouldRun(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", test.name, err)
 		}
-		err = p.couldRun(o)
+		err = p.couldRun(t.Context(), o)
 		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%s: error %v, want %q", test.name, err, test.want)
 		}
