@@ -201,16 +201,22 @@ func TestRunnerIntervals(t *testing.T) {
 // for that reason.
 func stepTo(t *testing.T, clock *clocktesting.FakeClock, runs <-chan run, reason RunReason, limit time.Duration) time.Duration {
 	t.Helper()
-	for at := time.Duration(0); at < limit; at += time.Second {
-		waiting(t, clock)
-		clock.Step(time.Second)
+	deadline := time.Now().Add(10 * time.Second)
+	for at := time.Duration(0); at <= limit; {
 		select {
 		case got := <-runs:
 			if got.reason != reason {
 				t.Errorf("%+v, want one that is %s", got, reason)
 			}
 			return at
-		case <-time.After(10 * time.Millisecond): // it may be on its way
+		case <-time.After(100 * time.Microsecond):
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the runner neither waits nor runs")
+		}
+		if clock.HasWaiters() { // else it is about to run, or to wait
+			clock.Step(time.Second)
+			at += time.Second
 		}
 	}
 	t.Fatalf("no run within %s", limit)
