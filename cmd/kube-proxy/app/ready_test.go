@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/iptables"
+)
+
+// TestCandidates: what costs others least is dialled, and what nobody could answer is not.
+func TestCandidates(t *testing.T) {
+	type options struct {
+		protocol v1.Protocol
+		sticky   bool
+		empty    bool
+	}
+	for _, tt := range []struct {
+		name     string
+		services map[string]options // by namespace/name
+		want     string
+	}{
+		{"nothing to dial", map[string]options{"shop/empty": {empty: true}, "shop/dns": {protocol: v1.ProtocolUDP}, "shop/sctp": {protocol: v1.ProtocolSCTP}}, ""},
+		{"the only one", map[string]options{"default/kubernetes": {}}, "default/kubernetes:p"},
+		{"not the API server", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}}, "shop/sticky:p"},
+		{"without affinity", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}}, "shop/web:p"},
+	} {
+		p := &proxy{
+			opts: &Options{nodeName: "node1"}, decision: capabilities.Decision{Mode: capabilities.ModeIPTables}, tiers: tiers{rules: &iptables.Tier{}},
+		}
+		tracker, table := proxier.NewChangeTracker("node1", time.Time{}, nil), proxier.NewTable(proxier.Facts{}, proxier.Policy{})
+		i := 0
+		for name, is := range tt.services {
+			i++
+			namespace, name, _ := strings.Cut(name, "/")
+			if is.protocol == "" {
+				is.protocol = v1.ProtocolTCP
+			}
+			service := &v1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+				Spec:       v1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.0.%d", i), Ports: []v1.ServicePort{{Name: "p", Port: 80, Protocol: is.protocol}}},
+			}
+			if is.sticky {
+				service.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+			}
+			tracker.UpdateService(service)
+			if is.empty {
+				continue
+			}
+			tracker.UpdateEndpointSlice(&discoveryv1.EndpointSlice{
+				ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+				AddressType: discoveryv1.AddressTypeIPv4,
+				Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("p"), Port: ptr.To[int32](8080), Protocol: &is.protocol}},
+				Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprintf("10.244.0.%d", i)}}},
+			})
+		}
+		table.Apply(tracker.Take())
+		got := p.candidates(table)[probed{"iptables", proxier.IPv4}]
+		if got.name != tt.want || tt.want != "" && len(got.frontend.Backends) != 1 {
+			t.Errorf("%s: %+v, want %q", tt.name, got, tt.want)
+		}
+	}
+}
