@@ -195,3 +195,37 @@ func (nopHandler) OnServiceDelete(*v1.Service)                           {}
 func (nopHandler) OnServiceSynced()                                      {}
 func (nopHandler) OnEndpointSliceAdd(*discoveryv1.EndpointSlice)         {}
 func (nopHandler) OnEndpointSliceUpdate(_, _ *discoveryv1.EndpointSlice) {}
+
+// TestServicesAreBounded: some have series of their own and keep them while they are there;
+// nothing is lost of the others.
+func TestServicesAreBounded(t *testing.T) {
+	var now Tables
+	_, r := newMetrics(t, func() (Tables, bool) { return now, true })
+	service := func(i int) Service {
+		return Service{Namespace: "shop", Name: fmt.Sprintf("s%03d", i), Port: "http", Protocol: "TCP", Connections: 1, Packets: 10, Bytes: 1000}
+	}
+	series := func(named, others int) {
+		t.Helper()
+		got := text(t, r)
+		if n := strings.Count(got, `tandem_service_connections_total{namespace="shop"`); n != named {
+			t.Errorf("%d service ports have series, want %d", n, named)
+		}
+		line := fmt.Sprintf("tandem_service_bytes_total{namespace=\"\",port=\"\",protocol=\"\",service=\"\"} %d\n", 1000*others)
+		if others > 0 != strings.Contains(got, line) || others == 0 && strings.Contains(got, `namespace=""`) {
+			t.Errorf("want %sgot %s", line, got)
+		}
+	}
+	for i := range maxServices {
+		now.Services = append(now.Services, service(i))
+	}
+	series(maxServices, 0)
+	for i := range 3 {
+		now.Services = append([]Service{service(900 + i)}, now.Services...)
+	}
+	series(maxServices, 3)
+	if got := text(t, r); strings.Contains(got, `service="s900"`) || !strings.Contains(got, `service="s255"`) {
+		t.Error("those that were seen first have lost their series")
+	}
+	now.Services = now.Services[:maxServices] // those that go make room
+	series(maxServices, 0)
+}
