@@ -16,6 +16,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/tandem-proxy/tandem/proxier"
 )
@@ -26,6 +27,10 @@ const (
 	// idleLimit is longer than load balancers wait between two questions.
 	idleLimit = 2 * time.Minute
 )
+
+// retryInterval is how soon a port is tried again that could not be bound, if no sync comes
+// before: the process before this one may be about to end.
+const retryInterval = 5 * time.Second
 
 // weightHeader tells how many endpoints this node has, for those who balance by it.
 const weightHeader = "X-Load-Balancing-Endpoint-Weight"
@@ -38,6 +43,8 @@ type ServicesOptions struct {
 	Healthy func() bool
 	// Reporter is told of ports that cannot be bound; nil for nobody.
 	Reporter proxier.Reporter
+	// Clock is for tests; nil is the real one.
+	Clock clock.Clock
 }
 
 // Services answers load balancers how many endpoints of a Service are ready on this node,
@@ -57,6 +64,9 @@ var _ proxier.Observer = (*Services)(nil)
 
 // NewServices makes Services that serve nobody until Run runs.
 func NewServices(opts ServicesOptions) *Services {
+	if opts.Clock == nil {
+		opts.Clock = clock.RealClock{}
+	}
 	return &Services{opts: opts, wake: make(chan struct{}, 1), checks: map[types.NamespacedName]proxier.HealthCheck{}}
 }
 
@@ -93,8 +103,7 @@ func (s *Services) Synced(info proxier.SyncInfo) {
 	}
 }
 
-// Run binds ports and answers until ctx is done. What cannot be bound is tried again with
-// each sync.
+// Run binds ports and answers until ctx is done. What cannot be bound is tried again.
 func (s *Services) Run(ctx context.Context) {
 	open := map[types.NamespacedName]*service{}
 	defer func() {
@@ -102,12 +111,16 @@ func (s *Services) Run(ctx context.Context) {
 			each.close()
 		}
 	}()
-	for {
+	for complete := true; ; complete = s.converge(ctx, open) {
+		var again <-chan time.Time
+		if !complete {
+			again = s.opts.Clock.After(retryInterval)
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.wake:
-			s.converge(ctx, open)
+		case <-again:
 		}
 	}
 }
@@ -141,7 +154,7 @@ type wanted struct {
 
 // converge closes before it binds: a port may be another Service's now. Who still has a
 // connection to it is not to be told of this one.
-func (s *Services) converge(ctx context.Context, open map[types.NamespacedName]*service) {
+func (s *Services) converge(ctx context.Context, open map[types.NamespacedName]*service) (complete bool) {
 	want := s.wanted()
 	for name, each := range open {
 		w := want[name]
@@ -152,16 +165,19 @@ func (s *Services) converge(ctx context.Context, open map[types.NamespacedName]*
 		}
 		each.keep(w.at)
 	}
+	complete = true
 	for name, w := range want {
 		if open[name] == nil {
 			open[name] = s.newService(name, w.port)
 		}
 		for _, at := range w.at {
 			if err := open[name].listen(ctx, at); err != nil {
+				complete = false
 				s.failed(ctx, name, w.uid, at, err)
 			}
 		}
 	}
+	return complete
 }
 
 func (s *Services) failed(ctx context.Context, name types.NamespacedName, uid types.UID, at netip.AddrPort, err error) {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/tandem-proxy/tandem/proxier"
 )
@@ -26,6 +27,7 @@ import (
 type balancer struct {
 	*Services
 	t       *testing.T
+	clock   *clocktesting.FakeClock
 	healthy bool
 	rules   proxier.NodeRules
 
@@ -34,9 +36,9 @@ type balancer struct {
 }
 
 func newBalancer(t *testing.T) *balancer {
-	b := &balancer{t: t, healthy: true}
+	b := &balancer{t: t, clock: clocktesting.NewFakeClock(begin), healthy: true}
 	b.Services = NewServices(ServicesOptions{
-		Families: []proxier.Family{proxier.IPv4, proxier.IPv6}, Healthy: func() bool { return b.healthy },
+		Clock: b.clock, Families: []proxier.Family{proxier.IPv4, proxier.IPv6}, Healthy: func() bool { return b.healthy },
 		Reporter: proxier.ReporterFunc(func(p proxier.Problem) {
 			b.mu.Lock()
 			defer b.mu.Unlock()
@@ -207,6 +209,11 @@ func TestServicePortTaken(t *testing.T) {
 	}
 	b.mu.Unlock()
 	held.Close()
-	b.Synced(proxier.SyncInfo{})
+	for limit := time.Now().Add(10 * time.Second); !b.clock.HasWaiters(); time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatal("nobody waits to try again without a sync")
+		}
+	}
+	b.clock.Step(retryInterval)
 	b.want("127.0.0.1", port, "200 weight=1 ")
 }
