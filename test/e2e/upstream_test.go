@@ -6,6 +6,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -117,6 +118,18 @@ func settled(answer string) string {
 	return answer
 }
 
+// fields notes that an object has those, by their paths.
+func (w watched) fields(path string, of any) {
+	object, ok := of.(map[string]any)
+	if !ok {
+		w[path] = "a field"
+		return
+	}
+	for name, value := range object {
+		w.fields(path+" "+name, value)
+	}
+}
+
 // watch runs a kube-proxy on a node of its own and asks all there is to ask.
 func watch(t *testing.T, l *lab.Lab, name string, opts upstream.Options) watched {
 	t.Helper()
@@ -206,6 +219,13 @@ func watch(t *testing.T, l *lab.Lab, name string, opts upstream.Options) watched
 			saw[path+" "+name] = fmt.Sprint(f.Type, f.Labels, f.Buckets)
 		}
 	}
+
+	_, config, _ := strings.Cut((request{http.MethodGet, at(10249), "/configz", ""}).ask(t, n), "{")
+	var fields any
+	if err := json.Unmarshal([]byte("{"+config), &fields); err != nil {
+		t.Fatal(err)
+	}
+	saw.fields("/configz", fields)
 
 	p.API.Put(&v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name},
