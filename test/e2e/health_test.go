@@ -84,6 +84,26 @@ func TestHealthChecks(t *testing.T) {
 	}
 }
 
+// TestHealthCheckPortTaken: another process has the port for a while, in one family.
+func TestHealthCheckPortTaken(t *testing.T) {
+	s := newStage(t)
+	writeManifests(t, s.dir, checked, s.here)
+	var held net.Listener
+	err := s.node.Do(func() (err error) {
+		held, err = net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", healthCheckNodePort))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.start()
+	defer s.end()
+	s.await(t, "the other family", probe(s.far.Sandbox, s.node.Addr6, "200, weight 1"))
+	s.await(t, "the problem", s.says(`reason="FailedToStartServiceHealthcheck"`))
+	held.Close()
+	s.await(t, "the port is free", probe(s.far.Sandbox, s.node.Addr4, "200, weight 1"))
+}
+
 // keepOut has the host's own rules drop what comes by its uplink.
 func keepOut(t *testing.T, n *lab.Node) {
 	t.Helper()
