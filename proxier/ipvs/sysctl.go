@@ -4,12 +4,13 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"os"
-	"strings"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/internal/sysctl"
 )
 
 // setting is one of the kernel's, below /proc/sys.
@@ -46,16 +47,28 @@ func reuseWaits(kernel string) bool {
 // /proc/sys is read-only that fails for ever: it is told once, and holds up nothing.
 func (s *kernelSystem) configure(ctx context.Context) {
 	for _, x := range s.opts.settings(release()) {
-		name := "/proc/sys/" + x.name
-		b, err := os.ReadFile(name)
-		if err == nil && strings.TrimSpace(string(b)) == x.value {
-			continue
-		}
-		if err = os.WriteFile(name, []byte(x.value), 0o644); err != nil && !s.told[x.name] {
+		if _, err := sysctl.Root("/").Ensure("proc/sys/"+x.name, x.value); err != nil && !s.told[x.name] {
 			s.told[x.name] = true
 			klog.FromContext(ctx).Error(err, "Cannot change a setting of the kernel that virtual servers need", "setting", x.name, "want", x.value, "otherwise", x.why)
 		}
 	}
+}
+
+// Configure changes the settings of the kernel that virtual servers need, in the network
+// namespace of the calling thread, for a process that will not have the privileges to.
+func Configure(opts Options) error {
+	servers, err := openServers() // which loads the module that has most of them
+	if err != nil {
+		return err
+	}
+	defer servers.Close()
+	var errs []error
+	for _, x := range opts.settings(release()) {
+		if _, err := sysctl.Root("/").Ensure("proc/sys/"+x.name, x.value); err != nil {
+			errs = append(errs, fmt.Errorf("%w; otherwise %s", err, x.why))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // release is that of the kernel.
