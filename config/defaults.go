@@ -4,7 +4,6 @@ package config
 
 import (
 	"net"
-	"net/netip"
 	"strconv"
 	"time"
 
@@ -45,7 +44,7 @@ func (c *Config) SetDefaults() {
 	orDefault(&k.BindAddress, "0.0.0.0")
 	c.setAddressDefaults()
 	orDefault(&k.ConfigSyncPeriod.Duration, 15*time.Minute)
-	orDefault((*string)(&k.Mode), ModeIPTables)
+	c.setModeDefaults()
 	if k.IPTables.MasqueradeBit == nil {
 		k.IPTables.MasqueradeBit = new(int32(14))
 	}
@@ -55,6 +54,28 @@ func (c *Config) SetDefaults() {
 		k.IPTables.LocalhostNodePorts = new(true)
 	}
 	orDefault(&k.IPVS.SyncPeriod.Duration, 30*time.Second)
+	// Mode nftables is not ours; a file that has its section serves upstream's, too.
+	orDefault(&k.NFTables.SyncPeriod.Duration, 30*time.Second)
+	orDefault(&k.NFTables.MinSyncPeriod.Duration, time.Second)
+	if k.NFTables.MasqueradeBit == nil {
+		k.NFTables.MasqueradeBit = new(int32(14))
+	}
+	ct := &k.Conntrack
+	if ct.MaxPerCore == nil {
+		ct.MaxPerCore = new(int32(32 * 1024))
+	}
+	if ct.Min == nil {
+		ct.Min = new(int32(128 * 1024))
+	}
+	if ct.TCPEstablishedTimeout == nil {
+		ct.TCPEstablishedTimeout = &metav1.Duration{Duration: 24 * time.Hour}
+	}
+	if ct.TCPCloseWaitTimeout == nil {
+		ct.TCPCloseWaitTimeout = &metav1.Duration{Duration: time.Hour}
+	}
+	if k.FeatureGates == nil {
+		k.FeatureGates = map[string]bool{}
+	}
 	if k.OOMScoreAdj == nil {
 		// A proxy killed for memory would leave the node with old routes.
 		k.OOMScoreAdj = new(int32(-999))
@@ -95,10 +116,16 @@ func (c *Config) SetDefaults() {
 	orDefault(&e.MaxOptOuts, sizes.OptOuts)
 }
 
+// setModeDefaults is for values that a flag may have emptied.
+func (c *Config) setModeDefaults() {
+	orDefault((*string)(&c.KubeProxy.Mode), ModeIPTables)
+	orDefault((*string)(&c.KubeProxy.DetectLocalMode), LocalModeClusterCIDR)
+}
+
 func (c *Config) setAddressDefaults() {
 	k := &c.KubeProxy
 	anyHost, loopback := "0.0.0.0", "127.0.0.1"
-	if addr, err := netip.ParseAddr(k.BindAddress); err == nil && addr.Is6() {
+	if addr, err := proxier.ParseAddr(k.BindAddress); err == nil && addr.Is6() {
 		anyHost, loopback = "::", "::1"
 	}
 	k.HealthzBindAddress = withPort(k.HealthzBindAddress, anyHost, HealthzPort)
@@ -145,7 +172,7 @@ func withPort(address, host string, port int) string {
 	if address == "" {
 		return net.JoinHostPort(host, text)
 	}
-	if _, err := netip.ParseAddr(address); err == nil {
+	if _, err := proxier.ParseAddr(address); err == nil {
 		return net.JoinHostPort(address, text)
 	}
 	return address

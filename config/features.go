@@ -3,7 +3,10 @@
 package config
 
 import (
+	_ "embed"
 	"errors"
+	"fmt"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/component-base/featuregate"
@@ -13,34 +16,60 @@ import (
 	zpagesfeatures "k8s.io/component-base/zpages/features"
 )
 
-// AllowServiceExternalIPs has external IPs served.
-const AllowServiceExternalIPs featuregate.Feature = "AllowServiceExternalIPs"
+// Gates that mean something here, besides those of the libraries.
+const (
+	// AllowServiceExternalIPs has external IPs served.
+	AllowServiceExternalIPs featuregate.Feature = "AllowServiceExternalIPs"
+	// IPVSMode has mode ipvs.
+	IPVSMode featuregate.Feature = "KubeProxyIPVS"
+)
 
-// upstreamGates are gates of upstream's proxy. But for AllowServiceExternalIPs
-// they mean nothing here and may be set, since one configuration serves both.
-var upstreamGates = map[featuregate.Feature]featuregate.VersionedSpecs{
-	AllowServiceExternalIPs:               since("1.36", featuregate.FeatureSpec{Default: true, PreRelease: featuregate.Beta}),
-	"KubeProxyIPVS":                       since("1.37", featuregate.FeatureSpec{Default: true, PreRelease: featuregate.Beta}),
-	"KubeProxyNFTablesLocalhostNodePorts": since("1.37", featuregate.FeatureSpec{PreRelease: featuregate.Alpha}),
-	"MultiCIDRServiceAllocator":           since("1.34", featuregate.FeatureSpec{Default: true, LockToDefault: true, PreRelease: featuregate.GA}),
-	"NFTablesProxyMode":                   since("1.33", featuregate.FeatureSpec{Default: true, LockToDefault: true, PreRelease: featuregate.GA}),
-	"PreferSameTrafficDistribution":       since("1.35", featuregate.FeatureSpec{Default: true, LockToDefault: true, PreRelease: featuregate.GA}),
-	"WinDSR":                              since("1.34", featuregate.FeatureSpec{Default: true, PreRelease: featuregate.GA}),
-	"WinOverlay":                          since("1.34", featuregate.FeatureSpec{Default: true, PreRelease: featuregate.GA}),
-}
-
-func since(minor string, spec featuregate.FeatureSpec) featuregate.VersionedSpecs {
-	spec.Version = version.MustParse(minor)
-	return featuregate.VersionedSpecs{spec}
-}
+// upstreamGates are those of upstream's proxy, which links the gates of all of
+// Kubernetes: a cluster that gives its components one list of gates gives it to
+// the proxy as well.
+//
+//go:embed gates.txt
+var upstreamGates string
 
 // NewFeatureGate knows the gates that a configuration may set.
 func NewFeatureGate() (featuregate.MutableVersionedFeatureGate, error) {
 	gate := featuregate.NewVersionedFeatureGate(version.MustParse(componentversion.DefaultKubeBinaryVersion))
-	return gate, errors.Join(
-		gate.AddVersioned(upstreamGates),
+	if err := errors.Join(
 		logsapi.AddFeatureGates(gate),
 		metricsfeatures.AddFeatureGates(gate),
 		zpagesfeatures.AddFeatureGates(gate),
-	)
+	); err != nil {
+		return nil, err
+	}
+	of, known := map[featuregate.Feature]featuregate.VersionedSpecs{}, gate.GetAll()
+	needs := map[featuregate.Feature][]featuregate.Feature{}
+	for line := range strings.Lines(upstreamGates) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		words := strings.Fields(line)
+		if len(words) < 3 {
+			return nil, fmt.Errorf("table of feature gates: %q", line)
+		}
+		name, spec := featuregate.Feature(words[0]), featuregate.FeatureSpec{Version: version.MajorMinor(1, 0), Default: words[2] == "true"}
+		switch words[1] {
+		case "ALPHA":
+			spec.PreRelease = featuregate.Alpha
+		case "BETA":
+			spec.PreRelease = featuregate.Beta
+		case "DEPRECATED":
+			spec.PreRelease = featuregate.Deprecated
+		}
+		words = words[3:]
+		if len(words) > 0 && words[0] == "locked" {
+			spec.LockToDefault, words = true, words[1:]
+		}
+		if _, library := known[name]; !library {
+			of[name] = featuregate.VersionedSpecs{spec}
+		}
+		for _, other := range words {
+			needs[name] = append(needs[name], featuregate.Feature(other))
+		}
+	}
+	return gate, errors.Join(gate.AddVersioned(of), gate.AddDependencies(needs))
 }

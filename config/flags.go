@@ -22,59 +22,71 @@ const (
 	flagsTraffic = "traffic"
 	flagsEBPF    = "fast path (eBPF)"
 	flagsIPVS    = "IPVS"
+	flagsTrack   = "conntrack"
 	flagsLogs    = "logs"
 )
 
 // fieldOf is the field that a flag sets, for the flags that can be wrong.
 var fieldOf = map[string]string{
-	"hostname-override":               "hostnameOverride",
-	"proxy-mode":                      "mode",
-	"bind-address":                    "bindAddress",
-	"healthz-bind-address":            "healthzBindAddress",
-	"metrics-bind-address":            "metricsBindAddress",
-	"config-sync-period":              "configSyncPeriod",
-	"oom-score-adj":                   "oomScoreAdj",
-	"show-hidden-metrics-for-version": "showHiddenMetricsForVersion",
-	"kubeconfig":                      "clientConnection.kubeconfig",
-	"kube-api-burst":                  "clientConnection.burst",
-	"cluster-cidr":                    "clusterCIDR",
-	"detect-local-mode":               "detectLocalMode",
-	"pod-bridge-interface":            "detectLocal.bridgeInterface",
-	"pod-interface-name-prefix":       "detectLocal.interfaceNamePrefix",
-	"nodeport-addresses":              "nodePortAddresses",
-	"manifests":                       TandemKind + ".manifests",
-	"ebpf-min-sync-period":            TandemKind + ".ebpf.minSyncPeriod",
-	"ebpf-sync-period":                TandemKind + ".ebpf.syncPeriod",
-	"ebpf-socket-lb":                  TandemKind + ".ebpf.socketLB",
-	"ebpf-fallback":                   TandemKind + ".ebpf.fallback",
-	"iptables-masquerade-bit":         "iptables.masqueradeBit",
-	"iptables-sync-period":            "iptables.syncPeriod",
-	"iptables-min-sync-period":        "iptables.minSyncPeriod",
-	"ipvs-scheduler":                  "ipvs.scheduler",
-	"ipvs-exclude-cidrs":              "ipvs.excludeCIDRs",
-	"ipvs-sync-period":                "ipvs.syncPeriod",
-	"ipvs-min-sync-period":            "ipvs.minSyncPeriod",
-	"ipvs-tcp-timeout":                "ipvs.tcpTimeout",
-	"ipvs-tcpfin-timeout":             "ipvs.tcpFinTimeout",
-	"ipvs-udp-timeout":                "ipvs.udpTimeout",
-	"ipvs-drain-timeout":              TandemKind + ".ipvs.drainTimeout",
-	"ebpf-devices":                    TandemKind + ".ebpf.devices",
-	"ebpf-pod-devices":                TandemKind + ".ebpf.podDevices",
-	"ebpf-node-port-range":            TandemKind + ".ebpf.nodePortRange",
-	"ebpf-tcp-opening-timeout":        TandemKind + ".ebpf.tcpOpeningTimeout",
-	"ebpf-tcp-closed-timeout":         TandemKind + ".ebpf.tcpClosedTimeout",
-	"ebpf-max-ranges":                 TandemKind + ".ebpf.maxRanges",
-	"ebpf-max-locals":                 TandemKind + ".ebpf.maxLocals",
-	"ebpf-max-tcp-flows":              TandemKind + ".ebpf.maxTCPFlows",
-	"ebpf-max-udp-flows":              TandemKind + ".ebpf.maxUDPFlows",
-	"ebpf-max-young-flows":            TandemKind + ".ebpf.maxYoungFlows",
-	"ebpf-max-frontends":              TandemKind + ".ebpf.maxFrontends",
-	"ebpf-max-services":               TandemKind + ".ebpf.maxServices",
-	"ebpf-max-backends":               TandemKind + ".ebpf.maxBackends",
-	"ebpf-max-slots":                  TandemKind + ".ebpf.maxSlots",
-	"ebpf-max-affinity":               TandemKind + ".ebpf.maxAffinity",
-	"ebpf-max-udp-peers":              TandemKind + ".ebpf.maxUDPPeers",
-	"ebpf-max-opt-outs":               TandemKind + ".ebpf.maxOptOuts",
+	"hostname-override":                 "hostnameOverride",
+	"proxy-mode":                        "mode",
+	"bind-address":                      "bindAddress",
+	"healthz-bind-address":              "healthzBindAddress",
+	"metrics-bind-address":              "metricsBindAddress",
+	"config-sync-period":                "configSyncPeriod",
+	"oom-score-adj":                     "oomScoreAdj",
+	"show-hidden-metrics-for-version":   "showHiddenMetricsForVersion",
+	"kubeconfig":                        "clientConnection.kubeconfig",
+	"kube-api-burst":                    "clientConnection.burst",
+	"cluster-cidr":                      "clusterCIDR",
+	"detect-local-mode":                 "detectLocalMode",
+	"pod-bridge-interface":              "detectLocal.bridgeInterface",
+	"pod-interface-name-prefix":         "detectLocal.interfaceNamePrefix",
+	"nodeport-addresses":                "nodePortAddresses",
+	"feature-gates":                     "featureGates",
+	"metrics-port":                      "metricsBindAddress",
+	"conntrack-max-per-core":            "conntrack.maxPerCore",
+	"conntrack-min":                     "conntrack.min",
+	"conntrack-tcp-timeout-established": "conntrack.tcpEstablishedTimeout",
+	"conntrack-tcp-timeout-close-wait":  "conntrack.tcpCloseWaitTimeout",
+	"conntrack-udp-timeout":             "conntrack.udpTimeout",
+	"conntrack-udp-timeout-stream":      "conntrack.udpStreamTimeout",
+	"logging-format":                    "logging.format",
+	"log-flush-frequency":               "logging.flushFrequency",
+	"vmodule":                           "logging.vmodule",
+	"manifests":                         TandemKind + ".manifests",
+	"ebpf-min-sync-period":              TandemKind + ".ebpf.minSyncPeriod",
+	"ebpf-sync-period":                  TandemKind + ".ebpf.syncPeriod",
+	"ebpf-socket-lb":                    TandemKind + ".ebpf.socketLB",
+	"ebpf-fallback":                     TandemKind + ".ebpf.fallback",
+	"iptables-masquerade-bit":           "iptables.masqueradeBit",
+	"iptables-sync-period":              "iptables.syncPeriod",
+	"iptables-min-sync-period":          "iptables.minSyncPeriod",
+	"ipvs-scheduler":                    "ipvs.scheduler",
+	"ipvs-exclude-cidrs":                "ipvs.excludeCIDRs",
+	"ipvs-sync-period":                  "ipvs.syncPeriod",
+	"ipvs-min-sync-period":              "ipvs.minSyncPeriod",
+	"ipvs-tcp-timeout":                  "ipvs.tcpTimeout",
+	"ipvs-tcpfin-timeout":               "ipvs.tcpFinTimeout",
+	"ipvs-udp-timeout":                  "ipvs.udpTimeout",
+	"ipvs-drain-timeout":                TandemKind + ".ipvs.drainTimeout",
+	"ebpf-devices":                      TandemKind + ".ebpf.devices",
+	"ebpf-pod-devices":                  TandemKind + ".ebpf.podDevices",
+	"ebpf-node-port-range":              TandemKind + ".ebpf.nodePortRange",
+	"ebpf-tcp-opening-timeout":          TandemKind + ".ebpf.tcpOpeningTimeout",
+	"ebpf-tcp-closed-timeout":           TandemKind + ".ebpf.tcpClosedTimeout",
+	"ebpf-max-ranges":                   TandemKind + ".ebpf.maxRanges",
+	"ebpf-max-locals":                   TandemKind + ".ebpf.maxLocals",
+	"ebpf-max-tcp-flows":                TandemKind + ".ebpf.maxTCPFlows",
+	"ebpf-max-udp-flows":                TandemKind + ".ebpf.maxUDPFlows",
+	"ebpf-max-young-flows":              TandemKind + ".ebpf.maxYoungFlows",
+	"ebpf-max-frontends":                TandemKind + ".ebpf.maxFrontends",
+	"ebpf-max-services":                 TandemKind + ".ebpf.maxServices",
+	"ebpf-max-backends":                 TandemKind + ".ebpf.maxBackends",
+	"ebpf-max-slots":                    TandemKind + ".ebpf.maxSlots",
+	"ebpf-max-affinity":                 TandemKind + ".ebpf.maxAffinity",
+	"ebpf-max-udp-peers":                TandemKind + ".ebpf.maxUDPPeers",
+	"ebpf-max-opt-outs":                 TandemKind + ".ebpf.maxOptOuts",
 }
 
 // AddFlags binds flags to the fields. Names, defaults and meaning of those
@@ -98,8 +110,14 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 
 	fs = sets.FlagSet(flagsServers)
 	fs.Var(&ipVar{&k.BindAddress}, "bind-address", "The address of this node, where the one that its Node object says is not right. '0.0.0.0' and '::' only name a family. Its family is that of the default addresses below.")
-	fs.Var(&hostPortVar{&k.HealthzBindAddress, HealthzPort}, "healthz-bind-address", "Address and port of the health server, with /healthz and /livez.")
-	fs.Var(&hostPortVar{&k.MetricsBindAddress, MetricsPort}, "metrics-bind-address", "Address and port of the metrics server, with /metrics, /proxyMode and /configz, and with /debug/explain for this node alone.")
+	fs.Var(&hostPortVar{&k.HealthzBindAddress}, "healthz-bind-address", "Address and port of the health server, with /healthz and /livez.")
+	fs.Var(&hostPortVar{&k.MetricsBindAddress}, "metrics-bind-address", "Address and port of the metrics server, with /metrics, /proxyMode and /configz, and with /debug/explain for this node alone.")
+	c.healthzPort, c.metricsPort = HealthzPort, MetricsPort
+	fs.Int32Var(&c.healthzPort, "healthz-port", c.healthzPort, "The port of --healthz-bind-address if that has none; 0 turns the health server off.")
+	fs.Int32Var(&c.metricsPort, "metrics-port", c.metricsPort, "The port of --metrics-bind-address if that has none.")
+	// They cannot fail: the flags are there.
+	_ = fs.MarkDeprecated("healthz-port", "use --healthz-bind-address instead.")
+	_ = fs.MarkDeprecated("metrics-port", "use --metrics-bind-address instead.")
 	fs.BoolVar(&k.BindAddressHardFail, "bind-address-hard-fail", k.BindAddressHardFail, "Exit when an address cannot be bound, instead of trying again.")
 	fs.StringVar(&k.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", k.ShowHiddenMetricsForVersion, "The previous version, as <major>.<minor>, whose hidden metrics are to be shown.")
 
@@ -112,7 +130,6 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.Int32Var(k.IPTables.MasqueradeBit, "iptables-masquerade-bit", *k.IPTables.MasqueradeBit, "The bit of the packet mark that says that a packet is to be masqueraded, from 0 to 31.")
 	fs.DurationVar(&k.IPTables.SyncPeriod.Duration, "iptables-sync-period", k.IPTables.SyncPeriod.Duration, "In mode iptables: the time after which all rules are compared, whether or not anything changed. Must be greater than 0.")
 	fs.DurationVar(&k.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", k.IPTables.MinSyncPeriod.Duration, "In mode iptables: the least time from one sync to the next; the first change of a quiet period does not wait.")
-	fs.BoolVar(&k.Conntrack.TCPBeLiberal, "conntrack-tcp-be-liberal", k.Conntrack.TCPBeLiberal, "Do not drop packets that conntrack finds invalid.")
 	fs.BoolVar(k.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *k.IPTables.LocalhostNodePorts, "Serve NodePorts to this host at loopback addresses too, where --nodeport-addresses covers those. In mode ebpf as well, and there for both address families.")
 	fs.BoolVar(&k.IPTables.MasqueradeAll, "masquerade-all", k.IPTables.MasqueradeAll, "Hide the source of everything that goes to a ClusterIP behind this node. In mode ebpf as well.")
 	fs.BoolVar(&c.Tandem.StrictSourceRanges, "strict-source-ranges", c.Tandem.StrictSourceRanges, "Let loadBalancerSourceRanges that name one address family alone keep everybody out of the other one, which upstream leaves open. It wins over the file of --config.")
@@ -129,6 +146,16 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.DurationVar(&v.UDPTimeout.Duration, "ipvs-udp-timeout", v.UDPTimeout.Duration, "How long the kernel remembers an idle UDP flow; 0 leaves that as it is.")
 	fs.BoolVar(&c.Tandem.IPVS.UpstreamSemantics, "ipvs-upstream-semantics", c.Tandem.IPVS.UpstreamSemantics, "Do as upstream's mode ipvs where that differs from other modes: with a Local traffic policy, one set of endpoints for everybody, and all of them where it leaves none. It wins over the file of --config.")
 	fs.DurationVar(&c.Tandem.IPVS.DrainTimeout.Duration, "ipvs-drain-timeout", c.Tandem.IPVS.DrainTimeout.Duration, "How long a TCP endpoint that is gone keeps its connections at most. It wins over the file of --config.")
+
+	fs = sets.FlagSet(flagsTrack)
+	ct := &k.Conntrack
+	fs.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "How many connections netfilter tracks at most, for each CPU; 0 leaves the limit as it is.")
+	fs.Int32Var(ct.Min, "conntrack-min", *ct.Min, "How many connections netfilter tracks at most, if --conntrack-max-per-core makes less.")
+	fs.BoolVar(&ct.TCPBeLiberal, "conntrack-tcp-be-liberal", ct.TCPBeLiberal, "Have netfilter take packets outside of TCP windows for valid (nf_conntrack_tcp_be_liberal), and do not drop invalid ones.")
+	fs.DurationVar(&ct.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", ct.TCPEstablishedTimeout.Duration, "How long an idle TCP connection is remembered; 0 leaves netfilter's as it is. In mode ebpf it is that of connections from outside as well, as the next three are.")
+	fs.DurationVar(&ct.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", ct.TCPCloseWaitTimeout.Duration, "How long a TCP connection is remembered that one side has closed; 0 leaves netfilter's as it is.")
+	fs.DurationVar(&ct.UDPTimeout.Duration, "conntrack-udp-timeout", ct.UDPTimeout.Duration, "How long an idle UDP flow is remembered that has packets of one way alone; 0 leaves netfilter's as it is.")
+	fs.DurationVar(&ct.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", ct.UDPStreamTimeout.Duration, "How long an idle UDP flow is remembered that has packets both ways; 0 leaves netfilter's as it is.")
 
 	e := &c.Tandem.EBPF
 	fs = sets.FlagSet(flagsEBPF)
@@ -180,6 +207,9 @@ func (c *Config) OverrideWithFlags(given *pflag.FlagSet) (ignored []string, err 
 				ignored = append(ignored, "--"+f.Name)
 				return
 			}
+			if value := given.Lookup(f.Name).Value.String(); value == "" && (f.Name == "proxy-mode" || f.Name == "hostname-override") {
+				return // as a manifest says it that leaves it to the file
+			}
 			if err := copyFlag(fs, f, given.Lookup(f.Name).Value); err != nil {
 				errs = append(errs, err)
 			}
@@ -210,13 +240,32 @@ func copyFlag(fs *pflag.FlagSet, to *pflag.Flag, from pflag.Value) error {
 // --bind-address.
 func (c *Config) CompleteFromFlags(given *pflag.FlagSet) {
 	given.Visit(func(f *pflag.Flag) { c.setByFlag(f.Name) })
-	if !given.Changed("healthz-bind-address") {
-		c.KubeProxy.HealthzBindAddress = ""
-	}
-	if !given.Changed("metrics-bind-address") {
-		c.KubeProxy.MetricsBindAddress = ""
+	k := &c.KubeProxy
+	for _, server := range []struct {
+		flag    string
+		address *string
+		port    int32
+	}{{"healthz", &k.HealthzBindAddress, c.healthzPort}, {"metrics", &k.MetricsBindAddress, c.metricsPort}} {
+		switch {
+		case !given.Changed(server.flag + "-bind-address"):
+			*server.address = ""
+		case *server.address != "" && server.port != 0:
+			*server.address = withPort(*server.address, "", int(server.port))
+		}
 	}
 	c.setAddressDefaults()
+	c.setModeDefaults()
+}
+
+// DropServers turns the servers off whose deprecated flag for the port is 0. That
+// is no field: what is written to a file has the addresses.
+func (c *Config) DropServers() {
+	if c.healthzPort == 0 {
+		c.KubeProxy.HealthzBindAddress, c.noHealthz = "", true
+	}
+	if c.metricsPort == 0 {
+		c.KubeProxy.MetricsBindAddress = "" // which does not validate
+	}
 }
 
 func (c *Config) setByFlag(name string) {
@@ -247,6 +296,9 @@ func (c *Config) Explain(list field.ErrorList) error {
 		if list, _, of := strings.Cut(e.Field, "["); of && origin == "" {
 			origin = c.origin[list] // its elements have the flag's
 		}
+		if by := c.origin["detectLocalMode"]; origin == "" && strings.HasPrefix(e.Field, "detectLocal.") && !strings.HasPrefix(by, "--") {
+			origin = by // what is missing has no line
+		}
 		switch {
 		case strings.HasPrefix(origin, "--"):
 			errs = append(errs, fmt.Errorf("%s: %s", origin, e.ErrorBody()))
@@ -273,18 +325,18 @@ func (v *ipVar) String() string {
 	return *v.value
 }
 
+// Set leaves the address as it is if the text is empty, as upstream does.
 func (v *ipVar) Set(text string) error {
-	*v.value = strings.TrimSpace(text)
+	if text != "" {
+		*v.value = text
+	}
 	return nil
 }
 
 func (v *ipVar) Type() string { return "ip" }
 
 // hostPortVar is an address that may leave out the port.
-type hostPortVar struct {
-	value *string
-	port  int
-}
+type hostPortVar struct{ value *string }
 
 func (v *hostPortVar) String() string {
 	if v.value == nil {
@@ -296,10 +348,7 @@ func (v *hostPortVar) String() string {
 // Set takes empty text for the default, as upstream does whatever its help
 // says: these servers cannot be turned off by it.
 func (v *hostPortVar) Set(text string) error {
-	*v.value = withPort(strings.TrimSpace(text), "", v.port)
-	if strings.TrimSpace(text) == "" {
-		*v.value = ""
-	}
+	*v.value = text
 	return nil
 }
 

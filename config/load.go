@@ -13,14 +13,17 @@ import (
 
 	yamlv3 "go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
 // Load reads a configuration file and fills in defaults. Warnings name what
 // was left out of account: fields that this build does not know, so that a
-// file written for a newer one still serves. Everything else that does not
-// decode is in the error, all of it.
+// file written for a newer one still serves, and documents of others behind the
+// first, which upstream does not read either. Everything else that does not decode
+// is in the error, all of it; the configuration is that of the rest then, whose
+// values can be validated as well.
 func Load(path string) (c *Config, warnings []string, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -49,25 +52,24 @@ func parse(path string, data []byte) (*Config, []string, error) {
 		}
 		if len(document.Content) == 1 && document.Content[0].Tag != "!!null" {
 			f.decode(document.Content[0])
+			f.documents++
 		}
 	}
 	if f.seen[KubeProxyKind] == 0 && f.seen[TandemKind] == 0 && len(f.errs) == 0 {
 		f.fail(0, "there is no %s in it", KubeProxyKind)
 	}
-	if err := errors.Join(f.errs...); err != nil {
-		return nil, f.warned(), err
-	}
 	f.config.SetDefaults()
-	return f.config, f.warned(), nil
+	return f.config, f.warned(), errors.Join(f.errs...)
 }
 
 // file is a configuration file while it is read.
 type file struct {
-	path     string
-	config   *Config
-	seen     map[string]int // line of the document, by kind
-	warnings []warning
-	errs     []error
+	path      string
+	config    *Config
+	documents int            // so far
+	seen      map[string]int // line of the document, by kind
+	warnings  []warning
+	errs      []error
 }
 
 type warning struct {
@@ -101,28 +103,34 @@ func (f *file) fail(line int, format string, args ...any) {
 }
 
 func (f *file) decode(root *yamlv3.Node) {
-	if root.Kind != yamlv3.MappingNode {
-		f.fail(root.Line, "a document must be a mapping with apiVersion and kind")
-		return
-	}
 	apiVersion, kind := scalar(root, "apiVersion"), scalar(root, "kind")
-	var target any
-	var prefix *field.Path
+	var target func() any // emptied
 	var fresh func() any
+	var prefix *field.Path
 	switch {
 	case apiVersion == KubeProxyAPIVersion && kind == KubeProxyKind:
-		target = &f.config.KubeProxy
+		target = func() any {
+			f.config.KubeProxy = kubeproxyv1alpha1.KubeProxyConfiguration{}
+			return &f.config.KubeProxy
+		}
 		fresh = func() any { return &new(Config).KubeProxy }
 	case apiVersion == TandemAPIVersion && kind == TandemKind:
-		target = &f.config.Tandem
+		target = func() any { f.config.Tandem = TandemConfiguration{}; return &f.config.Tandem }
 		fresh = func() any { return &new(Config).Tandem }
 		prefix = field.NewPath(TandemKind)
+	case root.Kind != yamlv3.MappingNode:
+		f.foreign(root, "a document must be a mapping with apiVersion and kind")
+		return
 	default:
-		f.fail(root.Line, "apiVersion %q, kind %q: want %s, kind %s, or %s, kind %s",
+		f.foreign(root, "apiVersion %q, kind %q: want %s, kind %s, or %s, kind %s",
 			apiVersion, kind, KubeProxyAPIVersion, KubeProxyKind, TandemAPIVersion, TandemKind)
 		return
 	}
 	if line, again := f.seen[kind]; again {
+		if kind == KubeProxyKind { // upstream reads the first, and no further
+			f.warn(root.Line, "a second %s is left out of account; the first is in line %d", kind, line)
+			return
+		}
 		f.fail(root.Line, "a second %s; the first is in line %d", kind, line)
 		return
 	}
@@ -134,17 +142,31 @@ func (f *file) decode(root *yamlv3.Node) {
 	}
 	f.seen[kind] = root.Line
 
-	unknown, err := unmarshal(root, target)
+	unknown, err := unmarshal(root, target())
+	if err != nil {
+		bad := f.diagnose(root, fresh, kind, err)
+		// The rest is to be looked at as well; if it cannot be, there is an error already.
+		if unknown, err = unmarshal(without(root, bad), target()); err != nil {
+			target()
+		}
+	}
 	for _, err := range unknown {
 		f.warn(lineOfStrict(root, err), "%s: %v", kind, err)
-	}
-	if err != nil {
-		f.diagnose(root, fresh, kind, err)
-		return
 	}
 	walk(root, prefix, func(at *field.Path, n *yamlv3.Node) {
 		f.config.origin[at.String()] = fmt.Sprintf("%s:%d", f.path, n.Line)
 	})
+}
+
+// foreign is for a document that is none of ours. Behind the first, where upstream
+// does not look, it may be anybody's, but not one that only just misses ours.
+func (f *file) foreign(root *yamlv3.Node, format string, args ...any) {
+	group, _, _ := strings.Cut(TandemAPIVersion, "/")
+	if f.documents == 0 || scalar(root, "kind") == TandemKind || strings.HasPrefix(scalar(root, "apiVersion"), group) {
+		f.fail(root.Line, format, args...)
+		return
+	}
+	f.warn(root.Line, "a document is left out of account: "+format, args...)
 }
 
 // unmarshal decodes as the API machinery does: names are matched exactly, and
@@ -200,25 +222,47 @@ func duplicates(root *yamlv3.Node) (errs []error) {
 
 // diagnose finds out which fields do not decode: the decoder stops at the
 // first, and does not always name it. Each is tried alone.
-func (f *file) diagnose(root *yamlv3.Node, fresh func() any, kind string, err error) {
-	found := false
-	var try func(at *field.Path, n *yamlv3.Node)
-	try = func(at *field.Path, n *yamlv3.Node) {
+func (f *file) diagnose(root *yamlv3.Node, fresh func() any, kind string, err error) (bad map[*yamlv3.Node]bool) {
+	bad = map[*yamlv3.Node]bool{}
+	var try func(at *field.Path, name, n *yamlv3.Node, nest func(*yamlv3.Node) *yamlv3.Node)
+	try = func(at *field.Path, name, n *yamlv3.Node, nest func(*yamlv3.Node) *yamlv3.Node) {
+		// The document with nothing in it but the path to this field.
+		here := func(value *yamlv3.Node) *yamlv3.Node {
+			return nest(&yamlv3.Node{Kind: yamlv3.MappingNode, Tag: "!!map", Content: []*yamlv3.Node{name, value}})
+		}
 		alone := n
 		if n.Kind == yamlv3.MappingNode {
 			alone = &yamlv3.Node{Kind: n.Kind, Tag: n.Tag, Style: n.Style}
 		}
-		if _, err := unmarshal(nest(root, n, alone), fresh()); err != nil {
-			found = true
+		if _, err := unmarshal(here(alone), fresh()); err != nil {
+			bad[n] = true
 			f.fail(n.Line, "%s.%s: %s", kind, at, plain(err))
 			return
 		}
-		eachField(n, at, try)
+		eachField(n, at, func(at *field.Path, name, n *yamlv3.Node) { try(at, name, n, here) })
 	}
-	eachField(root, nil, try)
-	if !found {
+	eachField(root, nil, func(at *field.Path, name, n *yamlv3.Node) {
+		try(at, name, n, func(n *yamlv3.Node) *yamlv3.Node { return n })
+	})
+	if len(bad) == 0 {
 		f.fail(root.Line, "%s: %s", kind, plain(err))
 	}
+	return bad
+}
+
+// without is a copy of a mapping that lacks some of the fields in it.
+func without(n *yamlv3.Node, bad map[*yamlv3.Node]bool) *yamlv3.Node {
+	if n.Kind != yamlv3.MappingNode {
+		return n
+	}
+	rest := *n
+	rest.Content = nil
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if !bad[n.Content[i+1]] {
+			rest.Content = append(rest.Content, n.Content[i], without(n.Content[i+1], bad))
+		}
+	}
+	return &rest
 }
 
 // plain takes the Go out of an error of the JSON decoder.
@@ -229,7 +273,7 @@ func plain(err error) string {
 		return text
 	}
 	value, rest, _ := strings.Cut(rest, " into Go ")
-	value = strings.NewReplacer("array", "list", "object", "mapping").Replace(value)
+	value = strings.NewReplacer("array", "list", "object", "mapping", "bool", "boolean").Replace(value)
 	_, goType, _ := strings.Cut(rest, "of type ")
 	belongs := ""
 	switch goType {
@@ -249,41 +293,28 @@ func plain(err error) string {
 	return "a " + value + " where " + belongs + " belongs"
 }
 
-// nest is the document with nothing in it but the path to one node, which is
-// replaced.
-func nest(root, leaf, by *yamlv3.Node) *yamlv3.Node {
-	if root == leaf {
-		return by
-	}
-	if root.Kind != yamlv3.MappingNode {
-		return nil
-	}
-	for i := 0; i+1 < len(root.Content); i += 2 {
-		if child := nest(root.Content[i+1], leaf, by); child != nil {
-			only := *root
-			only.Content = []*yamlv3.Node{root.Content[i], child}
-			return &only
-		}
-	}
-	return nil
-}
-
 // eachField visits the fields of a mapping.
-func eachField(n *yamlv3.Node, at *field.Path, visit func(*field.Path, *yamlv3.Node)) {
+func eachField(n *yamlv3.Node, at *field.Path, visit func(at *field.Path, name, n *yamlv3.Node)) {
 	if n.Kind != yamlv3.MappingNode {
 		return
 	}
 	for i := 0; i+1 < len(n.Content); i += 2 {
-		visit(at.Child(n.Content[i].Value), n.Content[i+1])
+		visit(at.Child(n.Content[i].Value), n.Content[i], n.Content[i+1])
 	}
 }
 
-// walk visits every field below a mapping; lists count as one.
+// walk visits everything below a mapping.
 func walk(n *yamlv3.Node, at *field.Path, visit func(*field.Path, *yamlv3.Node)) {
-	eachField(n, at, func(at *field.Path, n *yamlv3.Node) {
+	below := func(at *field.Path, n *yamlv3.Node) {
 		visit(at, n)
 		walk(n, at, visit)
-	})
+	}
+	eachField(n, at, func(at *field.Path, _, n *yamlv3.Node) { below(at, n) })
+	if n.Kind == yamlv3.SequenceNode && at != nil {
+		for i, item := range n.Content {
+			below(at.Index(i), item)
+		}
+	}
 }
 
 // lineOfStrict finds the field that a strict decoding error names in quotes.

@@ -187,7 +187,14 @@ conntrack:
   maxSlots: -1
   syncPeriod: 30
   minSyncPeriod: 99999999999999999999s
+  warp: 9
 `,
+			check: func(t *testing.T, c *Config) {
+				if *c.KubeProxy.OOMScoreAdj != -999 || c.KubeProxy.Mode != "iptables" {
+					t.Errorf("what does not decode does not have its default: %+v", c.KubeProxy)
+				}
+			},
+			warn: []string{`f.yaml:19: TandemConfiguration: unknown field "ebpf.warp"; it is left out of account`},
 			fail: []string{
 				"f.yaml:3: KubeProxyConfiguration.oomScoreAdj: a string where a whole number belongs",
 				`f.yaml:5: KubeProxyConfiguration.iptables.syncPeriod: time: invalid duration "soon"`,
@@ -205,13 +212,29 @@ conntrack:
 			text: "apiVersion: v1\nkind: ConfigMap\n---\n- a list\n",
 			fail: []string{
 				`f.yaml:1: apiVersion "v1", kind "ConfigMap": want kubeproxy.config.k8s.io/v1alpha1, kind KubeProxyConfiguration, or config.tandem-proxy.dev/v1alpha1, kind TandemConfiguration`,
-				"f.yaml:4: a document must be a mapping with apiVersion and kind",
+			},
+			warn: []string{"f.yaml:4: a document is left out of account: a document must be a mapping with apiVersion and kind"},
+		},
+		{
+			name: "documents of others behind, which upstream does not read either",
+			text: kubeProxyHead + "mode: ebpf\n---\n" + kubeProxyHead + "mode: ipvs\n---\napiVersion: v1\nkind: ConfigMap\n",
+			check: func(t *testing.T, c *Config) {
+				if c.KubeProxy.Mode != "ebpf" {
+					t.Errorf("mode %q", c.KubeProxy.Mode)
+				}
+			},
+			warn: []string{
+				"f.yaml:5: a second KubeProxyConfiguration is left out of account; the first is in line 1",
+				`f.yaml:9: a document is left out of account: apiVersion "v1", kind "ConfigMap": want kubeproxy.config.k8s.io/v1alpha1, kind KubeProxyConfiguration, or config.tandem-proxy.dev/v1alpha1, kind TandemConfiguration`,
 			},
 		},
 		{
-			name: "the same kind twice",
-			text: kubeProxyHead + "---\n" + kubeProxyHead,
-			fail: []string{"f.yaml:4: a second KubeProxyConfiguration; the first is in line 1"},
+			name: "what only just misses ours, or is there twice",
+			text: kubeProxyHead + "---\n" + tandemHead + "---\n" + tandemHead + "---\napiVersion: config.tandem-proxy.dev/v1\nkind: TandemConfiguration\n",
+			fail: []string{
+				"f.yaml:7: a second TandemConfiguration; the first is in line 4",
+				`f.yaml:10: apiVersion "config.tandem-proxy.dev/v1", kind "TandemConfiguration": want kubeproxy.config.k8s.io/v1alpha1, kind KubeProxyConfiguration, or config.tandem-proxy.dev/v1alpha1, kind TandemConfiguration`,
+			},
 		},
 		{name: "nothing", text: "", fail: []string{"f.yaml: there is no KubeProxyConfiguration in it"}},
 		{name: "not YAML", text: kubeProxyHead + "mode: {\n", fail: []string{"f.yaml:3: did not find expected node content"}},
@@ -241,17 +264,20 @@ func TestTraffic(t *testing.T) {
 	for _, test := range []struct{ fields, fail string }{
 		{"clusterCIDR: 10.244.0.0/16,fd00:10:244::/48", ""},
 		{"clusterCIDR: fd00:10:244::/48", ""},
-		{"clusterCIDR: 10.244.0.0", `f.yaml:3: clusterCIDR: Invalid value: "10.244.0.0": "10.244.0.0" is no CIDR`},
-		{"clusterCIDR: 10.244.0.0/16,10.245.0.0/16", "must be one CIDR, or one of each address family"},
-		{"clusterCIDR: 10.244.0.0/16,fd00::/48,fd01::/48", "must be one CIDR, or one of each address family"},
+		{"clusterCIDR: 10.244.0.0", `f.yaml:3: clusterCIDR: Invalid value: "10.244.0.0": must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48): "10.244.0.0" is no CIDR`},
+		{"clusterCIDR: 010.244.000.0/16", ""}, // as upstream
+		{"clusterCIDR: '10.244.0.0/16, fd00::/48'", `" fd00::/48" is no CIDR`},
+		{"clusterCIDR: 10.244.0.0/16,10.245.0.0/16", "must be either a single CIDR or a dual-stack pair of CIDRs"},
+		{"clusterCIDR: 10.244.0.0/16,fd00::/48,fd01::/48", "must be either a single CIDR or a dual-stack pair of CIDRs"},
 		{"clusterCIDR: here\ndetectLocalMode: NodeCIDR", ""}, // not used
 		{"detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: cni0}", ""},
-		{"detectLocalMode: BridgeInterface", "detectLocal.bridgeInterface: Required value: detectLocalMode BridgeInterface needs a device"},
+		{"detectLocalMode: BridgeInterface", "detectLocal.bridgeInterface: Required value: must not be empty with detectLocalMode BridgeInterface"},
 		{"detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: cali}", ""},
 		{"detectLocalMode: InterfaceNamePrefix", "detectLocal.interfaceNamePrefix: Required value"},
 		{"detectLocalMode: Magic", `f.yaml:3: detectLocalMode: Unsupported value: "Magic": supported values: "ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"`},
 		{"nodePortAddresses: [primary, 10.0.0.0/8, 'fd00::/8', localhost, all]", ""},
-		{"nodePortAddresses: [10.0.0.1]", `f.yaml:3: nodePortAddresses: Invalid value: "10.0.0.1": must be CIDRs, or the words primary, localhost, all`},
+		{"nodePortAddresses: [10.0.0.1]", `f.yaml:3: nodePortAddresses[0]: Invalid value: "10.0.0.1": must be a valid CIDR or one of the keywords 'primary', 'localhost', 'all'`},
+		{"nodePortAddresses:\n- primary\n- 10.0.0.0/8\n- primary", `f.yaml:6: nodePortAddresses[2]: Duplicate value: "primary"`},
 	} {
 		c, _, err := parse("f.yaml", []byte(kubeProxyHead+test.fields+"\n"))
 		if err == nil {
@@ -261,7 +287,7 @@ func TestTraffic(t *testing.T) {
 			t.Errorf("%s: error %v, want %q", test.fields, err, test.fail)
 		}
 	}
-	if k := New().KubeProxy; !*k.IPTables.LocalhostNodePorts || k.DetectLocalMode != "" || k.IPTables.MasqueradeAll {
+	if k := New().KubeProxy; !*k.IPTables.LocalhostNodePorts || k.DetectLocalMode != "ClusterCIDR" || k.IPTables.MasqueradeAll {
 		t.Errorf("defaults: %+v", k)
 	}
 }
@@ -318,13 +344,13 @@ func TestBadFlags(t *testing.T) {
 		{"--ebpf-devices=+", `--ebpf-devices: Invalid value: "+": must be the name of a device, or the beginning of one with a + behind`},
 		{"--ebpf-tcp-opening-timeout=0s", `--ebpf-tcp-opening-timeout: Invalid value: "0s": must be greater than 0`},
 		{"--ebpf-tcp-closed-timeout=-1s", `--ebpf-tcp-closed-timeout: Invalid value: "-1s": must be greater than 0`},
-		{"--iptables-masquerade-bit=32", `--iptables-masquerade-bit: Invalid value: 32: must be between 0 and 31`},
+		{"--iptables-masquerade-bit=32", `--iptables-masquerade-bit: Invalid value: 32: must be within the range [0, 31]`},
 		{"--iptables-sync-period=0s", `--iptables-sync-period: Invalid value: "0s": must be greater than 0`},
-		{"--iptables-min-sync-period=1h", `--iptables-min-sync-period: Invalid value: "1h0m0s": must not be negative, and not be greater than syncPeriod, which is 30s`},
+		{"--iptables-min-sync-period=1h", `--iptables-min-sync-period: Invalid value: "1h0m0s": must not be greater than syncPeriod, which is 30s`},
 		{"--proxy-mode=ipvs --ipvs-sync-period=0s", `--ipvs-sync-period: Invalid value: "0s": must be greater than 0`},
-		{"--proxy-mode=ipvs --ipvs-min-sync-period=1h", `--ipvs-min-sync-period: Invalid value: "1h0m0s": must not be negative, and not be greater than syncPeriod, which is 30s`},
-		{"--proxy-mode=ipvs --ipvs-exclude-cidrs=10.0.0.0/8,ten", `--ipvs-exclude-cidrs: Invalid value: "ten": must be a CIDR`},
-		{"--proxy-mode=ipvs --ipvs-udp-timeout=-1s", `--ipvs-udp-timeout: Invalid value: "-1s": must not be negative`},
+		{"--proxy-mode=ipvs --ipvs-min-sync-period=1h", `--ipvs-min-sync-period: Invalid value: "1h0m0s": must not be greater than syncPeriod, which is 30s`},
+		{"--proxy-mode=ipvs --ipvs-exclude-cidrs=10.0.0.0/8,ten", `--ipvs-exclude-cidrs: Invalid value: "ten": must be a valid CIDR`},
+		{"--proxy-mode=ipvs --ipvs-udp-timeout=-1s", `--ipvs-udp-timeout: Invalid value: "-1s": must be greater than or equal to 0`},
 		{"--proxy-mode=ipvs --ipvs-drain-timeout=0s", `--ipvs-drain-timeout: Invalid value: "0s": must be greater than 0`},
 		{"--ebpf-max-young-flows=1", `--ebpf-max-young-flows: Invalid value: 1: must be between 2 and 16777216`},
 		{"--ebpf-max-ranges=0", `--ebpf-max-ranges: Invalid value: 0: must be between 2 and 16777216`},
@@ -358,12 +384,12 @@ ebpf: {socketLB: pods, syncPeriod: 1s, minSyncPeriod: 2s, maxSlots: 1}
 		t.Fatal(err)
 	}
 	want := []string{
-		"f.yaml:9: clientConnection.burst: Invalid value: -1: must not be negative",
-		`f.yaml:3: bindAddress: Invalid value: "here": must be an IP address`,
-		`f.yaml:4: healthzBindAddress: Invalid value: "1.2.3.4:0": must have a port between 1 and 65535`,
-		`f.yaml:5: metricsBindAddress: Invalid value: "localhost:1": must begin with an IP address`,
+		"f.yaml:9: clientConnection.burst: Invalid value: -1: must be greater than or equal to 0",
+		`f.yaml:3: bindAddress: Invalid value: "here": not a valid textual representation of an IP address`,
+		`f.yaml:4: healthzBindAddress: Invalid value: "1.2.3.4:0": "0" must be a valid port, from 1 to 65535`,
+		`f.yaml:5: metricsBindAddress: Invalid value: "localhost:1": "localhost" must be a valid IP`,
 		`f.yaml:6: configSyncPeriod: Invalid value: "-1s": must be greater than 0`,
-		"f.yaml:7: oomScoreAdj: Invalid value: 1001: must be between -1000 and 1000",
+		"f.yaml:7: oomScoreAdj: Invalid value: 1001: must be within the range [-1000, 1000]",
 		`f.yaml:8: showHiddenMetricsForVersion: Invalid value: "1.2": must be the previous version, 1.36`,
 		`f.yaml:15: TandemConfiguration.ebpf.minSyncPeriod: Invalid value: "2s": must not be greater than syncPeriod, which is 1s`,
 		`f.yaml:15: TandemConfiguration.ebpf.socketLB: Unsupported value: "pods": supported values: "all", "host"`,
@@ -376,22 +402,44 @@ ebpf: {socketLB: pods, syncPeriod: 1s, minSyncPeriod: 2s, maxSlots: 1}
 	}
 }
 
-// Whatever is in a file, reading it ends with a configuration or an error that
-// names the file.
+// Whatever is in a file, reading it ends with a configuration, and with errors that
+// name the file if that is not all of it. What can be read is written so that it is
+// read the same again.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(kubeadmDocument + "---\n" + tandemHead))
 	f.Add([]byte(kubeProxyHead + "iptables: {syncPeriod: x, <<: *a}"))
+	f.Add([]byte(kubeProxyHead + "iptables: &a {masqueradeBit: 0x1F, <<: {masqueradeAll: yes}}\nnftables: *a\n"))
 	f.Add([]byte("a: &a [*a]"))
+	f.Add([]byte(`{"apiVersion":"kubeproxy.config.k8s.io/v1alpha1","kind":"KubeProxyConfiguration","mode":"ebpf","featureGates":{"AllAlpha":true}}`))
+	f.Add([]byte(kubeProxyHead + "hostnameOverride: ../../../etc/passwd\nclientConnection: {kubeconfig: '\x00'}\n---\n" + tandemHead + "manifests: /dev/zero\nebpf: {cgroupRoot: /proc/self, devices: ['+', '']}\n"))
+	f.Add([]byte(kubeProxyHead + "logging: {flushFrequency: 0, vmodule: [{filePattern: a=b, verbosity: -1}]}\nconntrack: {min: -1, udpTimeout: -5s}\nipvs: {excludeCIDRs: [010.0.0.0/8, x]}\nmode: ipvs\n"))
+	f.Add([]byte("? [" + kubeProxyHead + "]\n: - 1\n--- !!binary |\n  AAAA\n...\n%TAG ! tag:x,2000:\n---\nx"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, _, err := parse("f.yaml", data)
-		if (c == nil) != (err != nil) {
-			t.Fatalf("configuration %v, error %v", c, err)
+		if c == nil {
+			t.Fatalf("no configuration, error %v", err)
 		}
 		if err != nil && !strings.HasPrefix(err.Error(), "f.yaml") {
 			t.Fatalf("error %v", err)
 		}
-		if c != nil {
-			c.Validate()
+		wrong := c.Explain(c.Validate())
+		if err != nil || wrong != nil {
+			return
+		}
+		text, err := c.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, warnings, err := parse("f.yaml", text)
+		if err != nil || len(warnings) > 0 {
+			t.Fatalf("error %v, warnings %q, of\n%s", err, warnings, text)
+		}
+		twice, err := again.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(string(text), string(twice)); d != "" {
+			t.Fatalf("written again (-first +second):\n%s", d)
 		}
 	})
 }

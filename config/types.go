@@ -41,6 +41,10 @@ type Config struct {
 
 	// origin says where a field was set, by its path.
 	origin map[string]string
+	// healthzPort and metricsPort are flags of old; noHealthz says that the first
+	// is 0, by which alone the health server can be turned off.
+	healthzPort, metricsPort int32
+	noHealthz                bool
 }
 
 // TandemConfiguration holds the options that upstream does not have.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,23 +32,26 @@ func (c *Config) Validate() field.ErrorList {
 	k := &c.KubeProxy
 	path := func(names ...string) *field.Path { return field.NewPath(names[0], names[1:]...) }
 	if k.ClientConnection.Burst < 0 {
-		add(path("clientConnection", "burst"), k.ClientConnection.Burst, "must not be negative")
+		add(path("clientConnection", "burst"), k.ClientConnection.Burst, notNegative)
 	}
-	if _, err := netip.ParseAddr(k.BindAddress); err != nil {
-		add(path("bindAddress"), k.BindAddress, "must be an IP address")
+	if _, err := proxier.ParseAddr(k.BindAddress); err != nil {
+		add(path("bindAddress"), k.BindAddress, "not a valid textual representation of an IP address")
 	}
 	for _, server := range []struct{ name, value string }{
 		{"healthzBindAddress", k.HealthzBindAddress}, {"metricsBindAddress", k.MetricsBindAddress},
 	} {
+		if server.value == "" && c.noHealthz && server.name == "healthzBindAddress" {
+			continue
+		}
 		if why := badHostPort(server.value); why != "" {
 			add(path(server.name), server.value, "%s", why)
 		}
 	}
-	if k.ConfigSyncPeriod.Duration <= 0 {
-		add(path("configSyncPeriod"), k.ConfigSyncPeriod.Duration.String(), "must be greater than 0")
+	if d := k.ConfigSyncPeriod.Duration; d <= 0 {
+		add(path("configSyncPeriod"), d.String(), greaterThan0)
 	}
 	if adj := *k.OOMScoreAdj; adj < -1000 || adj > 1000 {
-		add(path("oomScoreAdj"), adj, "must be between -1000 and 1000")
+		add(path("oomScoreAdj"), adj, "must be within the range [-1000, 1000]")
 	}
 
 	switch k.DetectLocalMode {
@@ -58,18 +62,21 @@ func (c *Config) Validate() field.ErrorList {
 	case LocalModeNodeCIDR:
 	case LocalModeBridgeInterface:
 		if k.DetectLocal.BridgeInterface == "" {
-			all = append(all, field.Required(path("detectLocal", "bridgeInterface"), "detectLocalMode BridgeInterface needs a device"))
+			all = append(all, field.Required(path("detectLocal", "bridgeInterface"), "must not be empty with detectLocalMode BridgeInterface"))
 		}
 	case LocalModeInterfaceNamePrefix:
 		if k.DetectLocal.InterfaceNamePrefix == "" {
-			all = append(all, field.Required(path("detectLocal", "interfaceNamePrefix"), "detectLocalMode InterfaceNamePrefix needs a prefix"))
+			all = append(all, field.Required(path("detectLocal", "interfaceNamePrefix"), "must not be empty with detectLocalMode InterfaceNamePrefix"))
 		}
 	default:
 		all = append(all, field.NotSupported(path("detectLocalMode"), k.DetectLocalMode, localModes))
 	}
-	for _, text := range k.NodePortAddresses {
-		if _, _, err := proxier.ParseNodePortSelector([]string{text}, false); err != nil {
-			add(path("nodePortAddresses"), text, "must be CIDRs, or the words primary, localhost, all")
+	for i, text := range k.NodePortAddresses {
+		at := path("nodePortAddresses").Index(i)
+		if s, _, err := proxier.ParseNodePortSelector([]string{text}, false); err != nil {
+			add(at, text, "must be a valid CIDR or one of the keywords 'primary', 'localhost', 'all'")
+		} else if len(s.CIDRs) == 0 && slices.Contains(k.NodePortAddresses[:i], text) {
+			all = append(all, field.Duplicate(at, text))
 		}
 	}
 
@@ -78,15 +85,15 @@ func (c *Config) Validate() field.ErrorList {
 	}
 
 	if bit := *k.IPTables.MasqueradeBit; bit < 0 || bit > 31 {
-		add(path("iptables", "masqueradeBit"), bit, "must be between 0 and 31")
+		add(path("iptables", "masqueradeBit"), bit, "must be within the range [0, 31]")
 	}
-	if d := k.IPTables.SyncPeriod.Duration; d <= 0 {
-		add(path("iptables", "syncPeriod"), d.String(), "must be greater than 0")
-	} else if least := k.IPTables.MinSyncPeriod.Duration; least < 0 || least > d {
-		add(path("iptables", "minSyncPeriod"), least.String(), "must not be negative, and not be greater than syncPeriod, which is %v", d)
+	// As upstream, which does not look at the periods of other modes.
+	if slices.Contains(c.modes(), ModeIPTables) {
+		all = append(all, validatePeriods("iptables", k.IPTables.SyncPeriod.Duration, k.IPTables.MinSyncPeriod.Duration)...)
 	}
+	all = append(all, c.validateConntrack()...)
 
-	if k.Mode == ModeIPVS { // as upstream, which does not look otherwise
+	if slices.Contains(c.modes(), ModeIPVS) {
 		all = append(all, c.validateIPVS()...)
 	}
 
@@ -94,7 +101,7 @@ func (c *Config) Validate() field.ErrorList {
 	e, at := &c.Tandem.EBPF, t.Child("ebpf")
 	positive := func(name string, d time.Duration) {
 		if d <= 0 {
-			add(at.Child(name), d.String(), "must be greater than 0")
+			add(at.Child(name), d.String(), greaterThan0)
 		}
 	}
 	positive("syncPeriod", e.SyncPeriod.Duration)
@@ -144,6 +151,59 @@ func (c *Config) Validate() field.ErrorList {
 	return all
 }
 
+// Upstream's words.
+const (
+	notNegative  = "must be greater than or equal to 0"
+	greaterThan0 = "must be greater than 0"
+)
+
+// modes are those that may run.
+func (c *Config) modes() []string {
+	mode := string(c.KubeProxy.Mode)
+	if mode != ModeEBPF {
+		return []string{mode}
+	}
+	return append([]string{mode}, c.Tandem.EBPF.Fallback...)
+}
+
+func validatePeriods(section string, period, least time.Duration) (all field.ErrorList) {
+	at := field.NewPath(section)
+	if period <= 0 {
+		all = append(all, field.Invalid(at.Child("syncPeriod"), period.String(), greaterThan0))
+	}
+	if least < 0 {
+		all = append(all, field.Invalid(at.Child("minSyncPeriod"), least.String(), notNegative))
+	}
+	if period > 0 && least > period {
+		all = append(all, field.Invalid(at.Child("minSyncPeriod"), least.String(), fmt.Sprintf("must not be greater than syncPeriod, which is %v", period)))
+	}
+	return all
+}
+
+func (c *Config) validateConntrack() (all field.ErrorList) {
+	ct, at := &c.KubeProxy.Conntrack, field.NewPath("conntrack")
+	for _, n := range []struct {
+		name string
+		is   int32
+	}{{"maxPerCore", *ct.MaxPerCore}, {"min", *ct.Min}} {
+		if n.is < 0 {
+			all = append(all, field.Invalid(at.Child(n.name), n.is, notNegative))
+		}
+	}
+	for _, t := range []struct {
+		name string
+		is   time.Duration
+	}{
+		{"tcpEstablishedTimeout", ct.TCPEstablishedTimeout.Duration}, {"tcpCloseWaitTimeout", ct.TCPCloseWaitTimeout.Duration},
+		{"udpTimeout", ct.UDPTimeout.Duration}, {"udpStreamTimeout", ct.UDPStreamTimeout.Duration},
+	} {
+		if t.is < 0 {
+			all = append(all, field.Invalid(at.Child(t.name), t.is.String(), notNegative))
+		}
+	}
+	return all
+}
+
 var localModes = []kubeproxyv1alpha1.LocalMode{LocalModeClusterCIDR, LocalModeNodeCIDR, LocalModeBridgeInterface, LocalModeInterfaceNamePrefix}
 
 // ParseClusterCIDR reads clusterCIDR: nothing, a CIDR, or one of each family.
@@ -152,14 +212,14 @@ func ParseClusterCIDR(text string) (list []netip.Prefix, err error) {
 		return nil, nil
 	}
 	for part := range strings.SplitSeq(text, ",") {
-		p, err := netip.ParsePrefix(strings.TrimSpace(part))
-		if err != nil || p.Addr().Is4In6() {
-			return nil, fmt.Errorf("%q is no CIDR", part)
+		p, err := proxier.ParseCIDR(part)
+		if err != nil {
+			return nil, fmt.Errorf("must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48): %w", err)
 		}
-		list = append(list, p.Masked())
+		list = append(list, p)
 	}
 	if len(list) > 2 || len(list) == 2 && list[0].Addr().Is4() == list[1].Addr().Is4() {
-		return nil, errors.New("must be one CIDR, or one of each address family")
+		return nil, errors.New("must be either a single CIDR or a dual-stack pair of CIDRs (e.g. 10.100.0.0/16,fde4:8dba:82e1::/48)")
 	}
 	return list, nil
 }
@@ -184,17 +244,15 @@ const (
 
 // ValidateMode says whether this build has the mode.
 func ValidateMode(mode string, available []string) error {
-	have := "this build has: " + strings.Join(available, ", ")
-	for _, m := range available {
-		if mode == m {
-			return nil
-		}
+	if slices.Contains(available, mode) {
+		return nil
 	}
-	switch mode {
-	case ModeEBPF, ModeIPTables, ModeIPVS, ModeNFTables:
-		return fmt.Errorf("mode %s is not in this build; %s", mode, have)
+	have := "must be one of " + strings.Join(available, ", ")
+	if mode == ModeNFTables {
+		return errors.New("mode nftables is upstream's; this is Tandem, which has none of that name: " + have +
+			" (ebpf needs no rules, iptables carries the same Services by rules; --proxy-mode wins over the file)")
 	}
-	return fmt.Errorf("unknown mode %q; %s", mode, have)
+	return fmt.Errorf("unknown mode %q: %s", mode, have)
 }
 
 // previousMinor is the version before the one of the metrics library.
@@ -206,13 +264,13 @@ func previousMinor() string {
 func badHostPort(text string) string {
 	host, port, err := net.SplitHostPort(text)
 	if err != nil {
-		return "must be an IP address and port"
+		return "must be IP:port"
 	}
-	if _, err := netip.ParseAddr(host); err != nil {
-		return "must begin with an IP address"
+	if _, err := proxier.ParseAddr(host); err != nil {
+		return fmt.Sprintf("%q must be a valid IP", host)
 	}
 	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
-		return "must have a port between 1 and 65535"
+		return fmt.Sprintf("%q must be a valid port, from 1 to 65535", port)
 	}
 	return ""
 }
@@ -222,26 +280,22 @@ func (c *Config) validateIPVS() (all field.ErrorList) {
 	add := func(name string, value any, format string, args ...any) {
 		all = append(all, field.Invalid(at.Child(name), value, fmt.Sprintf(format, args...)))
 	}
-	if d := v.SyncPeriod.Duration; d <= 0 {
-		add("syncPeriod", d.String(), "must be greater than 0")
-	} else if least := v.MinSyncPeriod.Duration; least < 0 || least > d {
-		add("minSyncPeriod", least.String(), "must not be negative, and not be greater than syncPeriod, which is %v", d)
-	}
+	all = append(all, validatePeriods("ipvs", v.SyncPeriod.Duration, v.MinSyncPeriod.Duration)...)
 	for _, t := range []struct {
 		name string
 		is   time.Duration
 	}{{"tcpTimeout", v.TCPTimeout.Duration}, {"tcpFinTimeout", v.TCPFinTimeout.Duration}, {"udpTimeout", v.UDPTimeout.Duration}} {
 		if t.is < 0 {
-			add(t.name, t.is.String(), "must not be negative")
+			add(t.name, t.is.String(), notNegative)
 		}
 	}
 	for i, text := range v.ExcludeCIDRs {
-		if _, err := netip.ParsePrefix(text); err != nil {
-			all = append(all, field.Invalid(at.Child("excludeCIDRs").Index(i), text, "must be a CIDR"))
+		if _, err := proxier.ParseCIDR(text); err != nil {
+			all = append(all, field.Invalid(at.Child("excludeCIDRs").Index(i), text, "must be a valid CIDR"))
 		}
 	}
 	if d := c.Tandem.IPVS.DrainTimeout.Duration; d <= 0 {
-		all = append(all, field.Invalid(field.NewPath(TandemKind, "ipvs", "drainTimeout"), d.String(), "must be greater than 0"))
+		all = append(all, field.Invalid(field.NewPath(TandemKind, "ipvs", "drainTimeout"), d.String(), greaterThan0))
 	}
 	return all
 }

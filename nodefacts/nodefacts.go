@@ -54,8 +54,8 @@ func New(c *config.Config, gate featuregate.FeatureGate) (*Settings, error) {
 	case config.LocalModeInterfaceNamePrefix:
 		s.pods.Interface, s.pods.InterfacePrefix = k.DetectLocal.InterfaceNamePrefix, true
 	}
-	if a, err := netip.ParseAddr(k.BindAddress); err == nil && !a.IsUnspecified() {
-		s.bind = a.Unmap().WithZone("")
+	if a, err := proxier.ParseAddr(k.BindAddress); err == nil && !a.IsUnspecified() {
+		s.bind = a
 	}
 	return s, nil
 }

@@ -98,7 +98,7 @@ func TestDetector(t *testing.T) {
 		{
 			name: "ClusterCIDR of both families",
 			change: func(c *config.Config) {
-				c.KubeProxy.DetectLocalMode, c.KubeProxy.ClusterCIDR = config.LocalModeClusterCIDR, "10.244.0.0/16, fd00:10:244::/48"
+				c.KubeProxy.DetectLocalMode, c.KubeProxy.ClusterCIDR = config.LocalModeClusterCIDR, "10.244.0.0/16,fd00:10:244::/48"
 			},
 			want: "[10.244.0.0/16 fd00:10:244::/48]  false",
 		},

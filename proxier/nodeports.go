@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 )
 
 // NodePortSelector selects the local addresses at which NodePorts are served
@@ -27,7 +26,7 @@ type NodePortSelector struct {
 func ParseNodePortSelector(list []string, loopback bool) (s NodePortSelector, warnings []string, err error) {
 	s.Loopback = loopback
 	for i, text := range list {
-		switch text = strings.TrimSpace(text); text {
+		switch text {
 		case "primary":
 			s.Primary = true
 		case "localhost":
@@ -35,11 +34,11 @@ func ParseNodePortSelector(list []string, loopback bool) (s NodePortSelector, wa
 		case "all":
 			s.All = true
 		default:
-			p, err := netip.ParsePrefix(text)
-			if err != nil || p.Addr().Is4In6() {
-				return s, nil, fmt.Errorf("nodePortAddresses[%d]: %q is neither a CIDR nor one of primary, localhost, all", i, text)
+			p, err := ParseCIDR(text)
+			if err != nil {
+				return s, nil, fmt.Errorf("nodePortAddresses[%d]: %w, and none of the words primary, localhost, all", i, err)
 			}
-			s.CIDRs = append(s.CIDRs, p.Masked())
+			s.CIDRs = append(s.CIDRs, p)
 		}
 	}
 	for family := range Families {

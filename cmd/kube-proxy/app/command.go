@@ -42,8 +42,10 @@ func newCommand(cols int) *cobra.Command {
 		Use:  "kube-proxy",
 		Long: long,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return fmt.Errorf("unexpected argument %q: every option is a flag", args[0])
+			for _, arg := range args {
+				if arg != "" { // as a manifest makes of a variable that is not set
+					return fmt.Errorf("unexpected argument %q: every option is a flag", arg)
+				}
 			}
 			return nil
 		},
@@ -53,6 +55,9 @@ func newCommand(cols int) *cobra.Command {
 			}
 			if err := opts.Complete(cmd.Flags()); err != nil {
 				return err
+			}
+			if opts.ValidateOnly {
+				return opts.report(cmd.OutOrStdout(), cmd.ErrOrStderr())
 			}
 			if err := opts.Validate(); err != nil {
 				return err

@@ -6,11 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
 	"github.com/tandem-proxy/tandem/xtables"
@@ -52,7 +52,7 @@ func ipvsOptions(c *config.Config) ipvs.Options {
 		Drain: c.Tandem.IPVS.DrainTimeout.Duration, UpstreamSemantics: c.Tandem.IPVS.UpstreamSemantics,
 	}
 	for _, text := range v.ExcludeCIDRs {
-		if cidr, err := netip.ParsePrefix(text); err == nil { // validated where the mode runs
+		if cidr, err := proxier.ParseCIDR(text); err == nil { // validated where the mode runs
 			opts.ExcludeCIDRs = append(opts.ExcludeCIDRs, cidr)
 		}
 	}

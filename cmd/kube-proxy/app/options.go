@@ -6,10 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/component-base/featuregate"
@@ -32,6 +35,12 @@ type Options struct {
 	Master string
 	// Cleanup has the kernel state removed, and nothing else done.
 	Cleanup bool
+	// WriteConfigTo is a file that the configuration is written to, and InitOnly has
+	// that done which takes more privileges than the rest; nothing else is done then.
+	WriteConfigTo string
+	InitOnly      bool
+	// ValidateOnly has the configuration looked at, and nothing done at all.
+	ValidateOnly bool
 	// CapabilityMask pretends answers of the kernel, for tests.
 	CapabilityMask string
 
@@ -44,6 +53,7 @@ type Options struct {
 	gate     featuregate.MutableVersionedFeatureGate
 	mask     map[capabilities.Feature]capabilities.State
 	warnings []string
+	errs     []error // which Validate tells of
 }
 
 // NewOptions has the defaults.
@@ -52,8 +62,17 @@ func NewOptions() *Options { return &Options{Config: config.New()} }
 // AddFlags adds every flag, in groups.
 func (o *Options) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs := sets.FlagSet("general")
-	fs.StringVar(&o.ConfigFile, "config", o.ConfigFile, "Path of a file with a KubeProxyConfiguration and, as a second YAML document, a TandemConfiguration. With it, only these flags count besides: --proxy-mode, --hostname-override, --master, --manifests, --strict-source-ranges, --ebpf-*, --cleanup, and those for logs.")
+	fs.StringVar(&o.ConfigFile, "config", o.ConfigFile, "Path of a file with a KubeProxyConfiguration and, as a second YAML document, a TandemConfiguration. With it, only these flags count besides: --proxy-mode, --hostname-override, --master, --manifests, --strict-source-ranges, --ipvs-upstream-semantics, --ipvs-drain-timeout, --ebpf-*, --cleanup, --init-only, --write-config-to, --validate-only, and those for logs.")
 	fs.BoolVar(&o.Cleanup, "cleanup", o.Cleanup, "Remove what this proxy, or upstream's, left in the kernel in any mode, and exit.")
+	fs.StringVar(&o.WriteConfigTo, "write-config-to", o.WriteConfigTo, "Write the configuration that file, flags and defaults make to this file, and exit.")
+	fs.BoolVar(&o.ValidateOnly, "validate-only", o.ValidateOnly, "Say all that is wrong with the configuration, with file, line and field, and exit. Nothing else is done.")
+	fs.BoolVar(&o.InitOnly, "init-only", o.InitOnly, "Change the settings of the kernel that take more privileges than CAP_NET_ADMIN, and exit: those of conntrack, and of the mode. Modes iptables and ipvs can run without those privileges then; mode ebpf needs CAP_SYS_ADMIN for as long as it runs.")
+	// Of libraries that upstream links. Nobody reads them here.
+	fs.String("boot-id-file", "/proc/sys/kernel/random/boot_id", "Is taken, as upstream did, and has no effect.")
+	fs.String("machine-id-file", "/etc/machine-id,/var/lib/dbus/machine-id", "Is taken, as upstream did, and has no effect.")
+	// They cannot fail: the flags are there.
+	_ = fs.MarkHidden("boot-id-file")
+	_ = fs.MarkHidden("machine-id-file")
 	o.Config.AddFlags(sets)
 	if gate, err := config.NewFeatureGate(); err == nil { // Complete tells of an error
 		f := fs.Lookup("feature-gates")
@@ -67,40 +86,87 @@ func (o *Options) AddFlags(sets *cliflag.NamedFlagSets) {
 }
 
 // Complete reads the file, if one is given, and works out what follows from
-// the options.
+// the options. What is wrong with either is told by Validate, with all else that is;
+// an error means that there is nothing to validate.
 func (o *Options) Complete(fs *pflag.FlagSet) error {
-	o.given, o.warnings = fs, nil
+	o.given, o.warnings, o.errs = fs, nil, nil
 	if o.ConfigFile == "" {
 		o.Config.CompleteFromFlags(fs)
+		if o.WriteConfigTo == "" {
+			o.Config.DropServers()
+		}
 	} else {
 		loaded, warnings, err := config.Load(o.ConfigFile)
-		if err != nil {
+		if loaded == nil {
 			return err
 		}
-		ignored, err := loaded.OverrideWithFlags(fs)
-		if err != nil {
-			return err
-		}
+		ignored, flagErr := loaded.OverrideWithFlags(fs)
 		if len(ignored) > 0 {
 			warnings = append(warnings, fmt.Sprintf("--config is given, so these flags do not count: %s", strings.Join(ignored, ", ")))
 		}
 		o.Config, o.warnings = loaded, warnings
+		o.wrong("", err, flagErr)
 	}
 
-	var errs []error
+	k := &o.Config.KubeProxy
 	var err error
-	if o.nodeName, err = nodeName(o.Config.KubeProxy.HostnameOverride); err != nil {
-		errs = append(errs, err)
+	o.nodeName, err = nodeName(k.HostnameOverride)
+	o.wrong("", err)
+	if fs.Changed("hostname-override") && k.HostnameOverride != "" {
+		k.HostnameOverride = o.nodeName
 	}
-	if o.mask, err = capabilities.ParseMask(o.CapabilityMask); err != nil {
-		errs = append(errs, fmt.Errorf("--ebpf-capability-mask: %w", err))
-	}
+	o.mask, err = capabilities.ParseMask(o.CapabilityMask)
+	o.wrong("--ebpf-capability-mask", err)
 	if o.gate, err = config.NewFeatureGate(); err != nil {
-		errs = append(errs, err)
-	} else if err := o.gate.SetFromMap(o.Config.KubeProxy.FeatureGates); err != nil {
-		errs = append(errs, fmt.Errorf("feature gates: %w", err))
+		return err
 	}
-	return errors.Join(errs...)
+	o.setGates(k.FeatureGates)
+	return nil
+}
+
+// setGates tells of all gates that are wrong, in one order: the library ends with the
+// first that nobody knows.
+func (o *Options) setGates(wanted map[string]bool) {
+	where := func(name string) string {
+		from := o.Config.Origin("featureGates." + name)
+		if from == "" {
+			from = o.Config.Origin("featureGates")
+		}
+		if !strings.HasPrefix(from, "--") {
+			from += ": featureGates"
+		}
+		return from
+	}
+	known, all := o.gate.GetAll(), map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		if _, ok := known[featuregate.Feature(name)]; !ok {
+			o.wrong(where(name), fmt.Errorf("unrecognized feature gate: %s", name))
+			continue
+		}
+		all[name] = wanted[name]
+	}
+	err := o.gate.SetFromMap(all)
+	var several utilerrors.Aggregate
+	if errors.As(err, &several) {
+		errs := several.Errors()
+		slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+		o.wrong(where(""), errs...)
+		return
+	}
+	o.wrong(where(""), err)
+}
+
+// wrong keeps errors for Validate.
+func (o *Options) wrong(where string, errs ...error) {
+	for _, err := range errs {
+		switch {
+		case err == nil:
+		case where == "":
+			o.errs = append(o.errs, err)
+		default:
+			o.errs = append(o.errs, fmt.Errorf("%s: %w", where, err))
+		}
+	}
 }
 
 // nodeName is the name under which the cluster knows this node.
@@ -124,17 +190,17 @@ func nodeName(override string) (string, error) {
 
 // Validate returns everything that is wrong, as one error.
 func (o *Options) Validate() error {
-	errs := []error{o.Config.Explain(o.Config.Validate())}
+	errs := append(slices.Clone(o.errs), o.Config.Explain(o.Config.Validate()))
 	if o.gate != nil {
 		logErrs := logsapi.Validate(&o.Config.KubeProxy.Logging, o.gate, field.NewPath("logging"))
 		errs = append(errs, o.Config.Explain(logErrs))
 	}
 	// Whatever mode ran before, its remains can be removed.
 	if !o.Cleanup {
-		if err := config.ValidateMode(string(o.Config.KubeProxy.Mode), availableModes); err != nil {
+		if err := o.validateMode(); err != nil {
 			from := o.Config.Origin("mode")
-			if from == "" {
-				from = "--proxy-mode"
+			if !strings.HasPrefix(from, "--") {
+				from += ": mode"
 			}
 			errs = append(errs, fmt.Errorf("%s: %w", from, err))
 		}
@@ -145,16 +211,44 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
+func (o *Options) validateMode() error {
+	mode := string(o.Config.KubeProxy.Mode)
+	ipvs := mode == config.ModeIPVS || mode == config.ModeEBPF && slices.Contains(o.Config.Tandem.EBPF.Fallback, config.ModeIPVS)
+	if ipvs && o.gate != nil && !o.gate.Enabled(config.IPVSMode) {
+		return fmt.Errorf("mode %s is turned off by the feature gate %s", config.ModeIPVS, config.IPVSMode)
+	}
+	return config.ValidateMode(mode, availableModes)
+}
+
+// writeConfig writes the configuration to a file.
+func (o *Options) writeConfig(logger klog.Logger) error {
+	text, err := o.Config.Encode()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(o.WriteConfigTo, text, 0o644); err != nil {
+		return fmt.Errorf("write configuration: %w", err)
+	}
+	logger.Info("Wrote configuration", "file", o.WriteConfigTo)
+	return nil
+}
+
 // Run does what the options ask for until ctx is done.
 func (o *Options) Run(ctx context.Context) error {
+	if o.WriteConfigTo != "" {
+		return o.writeConfig(klog.FromContext(ctx))
+	}
 	metricsfeatures.ApplyFeatureGates(o.gate)
 	if err := logsapi.ValidateAndApply(&o.Config.KubeProxy.Logging, o.gate); err != nil {
 		return fmt.Errorf("set up logging: %w", err)
 	}
 	logger := klog.FromContext(ctx)
 	o.warn(logger)
-	if o.Cleanup {
+	switch {
+	case o.Cleanup:
 		return cleanup(ctx, o.Config)
+	case o.InitOnly:
+		return initialize(ctx, o)
 	}
 	logger.Info("Starting Tandem", "version", buildVersion(), "node", o.nodeName)
 	err := runProxy(ctx, o)

@@ -93,13 +93,13 @@ func TestOptions(t *testing.T) {
 		},
 		{
 			name: "a mode of the file that this build lacks", file: kubeProxyHead + "mode: nftables\n",
-			fail: []string{"config.yaml:3: mode nftables is not in this build; this build has: ebpf"},
+			fail: []string{"config.yaml:3: mode: mode nftables is upstream's; this is Tandem, which has none of that name: must be one of ebpf, ipvs, iptables"},
 		},
 		{name: "iptables", args: []string{"--proxy-mode=iptables"}},
-		{name: "nftables", args: []string{"--proxy-mode=nftables"}, fail: []string{"mode nftables is not in this build"}},
+		{name: "nftables", args: []string{"--proxy-mode=nftables"}, fail: []string{"--proxy-mode: mode nftables is upstream's"}},
 		{name: "ipvs", args: []string{"--proxy-mode=ipvs", "--ipvs-scheduler=mh"}, check: func(o *Options) (any, any) { return o.Config.KubeProxy.IPVS.Scheduler, "mh" }},
 		{name: "no mode is iptables", check: func(o *Options) (any, any) { return string(o.Config.KubeProxy.Mode), "iptables" }},
-		{name: "unknown mode", args: []string{"--proxy-mode=bpf"}, fail: []string{`unknown mode "bpf"; this build has: ebpf, ipvs, iptables`}},
+		{name: "unknown mode", args: []string{"--proxy-mode=bpf"}, fail: []string{`unknown mode "bpf": must be one of ebpf, ipvs, iptables`}},
 		{name: "cleanup asks for no mode", args: []string{"--cleanup"}},
 		{
 			name: "other flags do not count with a file", file: kubeProxyHead + "mode: ebpf\nbindAddress: 10.0.0.1\n",
@@ -173,13 +173,31 @@ func TestOptions(t *testing.T) {
 			},
 			fail: []string{
 				"--oom-score-adj: Invalid value: 2000", "--ebpf-socket-lb: Unsupported value", "--ebpf-sync-period: Invalid value", "--bind-address: Invalid value",
-				"--manifests stands in for an API server, but --master", "--manifests: Invalid value", "logging.format: Invalid value",
+				"--manifests stands in for an API server, but --master", "--manifests: Invalid value", "--logging-format: Invalid value",
 			},
 		},
 		{
-			name: "feature gates of upstream", args: []string{"--proxy-mode=ebpf", "--feature-gates=NFTablesProxyMode=true,KubeProxyIPVS=false,AllAlpha=true"},
+			name: "feature gates of upstream", args: []string{"--proxy-mode=ebpf", "--feature-gates=NFTablesProxyMode=true,KubeProxyIPVS=false,AllBeta=false"},
 		},
-		{name: "unknown feature gate", args: []string{"--proxy-mode=ebpf", "--feature-gates=Warp=true"}, fail: []string{"feature gates", "Warp"}},
+		{
+			name: "the health server is off, by a flag of old alone", args: []string{"--healthz-port=0", "--healthz-bind-address=10.0.0.1"},
+			check: func(o *Options) (any, any) { return o.Config.KubeProxy.HealthzBindAddress, "" },
+		},
+		{
+			name: "ports of old", args: []string{"--healthz-port=1", "--metrics-port=2", "--metrics-bind-address=10.0.0.1"},
+			check: func(o *Options) (any, any) {
+				return []string{o.Config.KubeProxy.HealthzBindAddress, o.Config.KubeProxy.MetricsBindAddress}, []string{"0.0.0.0:10256", "10.0.0.1:2"}
+			},
+		},
+		{name: "the metrics server is never off", args: []string{"--metrics-port=0"}, fail: []string{`--metrics-port: Invalid value: "": must be IP:port`}},
+		{
+			name: "flags that are empty leave it to the file", file: kubeProxyHead + "mode: ebpf\nhostnameOverride: Node1\n", args: []string{"--proxy-mode=", "--hostname-override="},
+			check: func(o *Options) (any, any) {
+				return []string{string(o.Config.KubeProxy.Mode), o.nodeName}, []string{"ebpf", "node1"}
+			},
+		},
+		{name: "mode ipvs turned off", args: []string{"--proxy-mode=ebpf", "--ebpf-fallback=ipvs,iptables", "--feature-gates=KubeProxyIPVS=false"}, fail: []string{"mode ipvs is turned off by the feature gate KubeProxyIPVS"}},
+		{name: "unknown feature gate", args: []string{"--proxy-mode=ebpf", "--feature-gates=Warp=true"}, fail: []string{"--feature-gates: unrecognized feature gate: Warp"}},
 		{name: "unknown feature of the kernel", args: []string{"--proxy-mode=ebpf", "--ebpf-capability-mask=warp=no"}, fail: []string{"--ebpf-capability-mask", "warp"}},
 		{name: "unknown flag", args: []string{"--port-range=1-2"}, fail: []string{"unknown flag: --port-range"}},
 		{name: "no such file", args: []string{"--config=/nowhere/config.yaml"}, fail: []string{"read configuration: open /nowhere/config.yaml"}},

@@ -56,6 +56,19 @@ func deviceTexts(list []uplinks.Device) []string {
 	return texts
 }
 
+// keepNodePorts keeps NodePorts from being source ports, if it is to.
+func (p *proxy) keepNodePorts(logger klog.Logger) error {
+	e := &p.opts.Config.Tandem.EBPF
+	if !*e.ReserveNodePorts {
+		return nil
+	}
+	nodePorts, err := config.ParsePortRange(e.NodePortRange)
+	if err != nil {
+		return err // validated before
+	}
+	return reserveNodePorts(logger, nodePorts)
+}
+
 // reservedPorts is a sysctl of the network namespace.
 const reservedPorts = "/proc/sys/net/ipv4/ip_local_reserved_ports"
 

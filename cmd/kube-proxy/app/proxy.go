@@ -119,6 +119,9 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	})
 	p.ready = health.NewReadiness(health.ReadinessOptions{Healthy: p.health.Healthy, Probe: p.probe, Count: p.metrics.Readyz})
 	p.services = health.NewServices(health.ServicesOptions{Families: p.families, Healthy: p.health.Healthy, Reporter: p.problems})
+	if err := p.tuneConntrack(ctx); err != nil {
+		return nil, err
+	}
 	return p, nil
 }
 
@@ -340,5 +343,5 @@ func publishConfig(c *config.Config) (*configz.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("publish configuration: %w", err)
 	}
-	return entry, entry.Set(&c.KubeProxy)
+	return entry, entry.Set(c.Upstream())
 }

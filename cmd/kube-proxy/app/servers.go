@@ -50,7 +50,7 @@ func (p *proxy) servers() []*server {
 	healthMux := http.NewServeMux()
 	p.health.Install(healthMux)
 	p.ready.Install(healthMux)
-	return []*server{
+	all := []*server{
 		{
 			name: "health", address: k.HealthzBindAddress, handler: healthMux, hardFail: k.BindAddressHardFail,
 			failed: p.bindFailed("FailedToStartProxierHealthcheck", "StartKubeProxy"), clock: clock.RealClock{},
@@ -60,6 +60,10 @@ func (p *proxy) servers() []*server {
 			failed: p.bindFailed("FailedToStartMetricServer", "StartKubeProxy"), clock: clock.RealClock{},
 		},
 	}
+	if k.HealthzBindAddress == "" { // --healthz-port=0
+		return all[1:]
+	}
+	return all
 }
 
 // bindFailed records an Event on the Node.

@@ -197,10 +197,8 @@ func (p *proxy) openFast(ctx context.Context) (*ebpf.Tier, error) {
 		return nil, err // validated before
 	}
 	opts.Suit(&p.report)
-	if *e.ReserveNodePorts {
-		if err := reserveNodePorts(logger, opts.NodePortRange); err != nil {
-			logger.Error(err, "Cannot keep connections of this host from getting NodePorts as their source ports", "nodePortRange", opts.NodePortRange)
-		}
+	if err := p.keepNodePorts(logger); err != nil {
+		logger.Error(err, "Cannot keep connections of this host from getting NodePorts as their source ports", "nodePortRange", opts.NodePortRange)
 	}
 	for waited := false; ; waited = true {
 		tier, err := ebpf.Open(ctx, opts)
