@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/test/kernel"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// setting is one of the kernel's on a node.
+func setting(t testing.TB, n *lab.Node, name string) (value string) {
+	t.Helper()
+	if err := n.Do(func() error {
+		b, err := os.ReadFile("/proc/sys/net/" + name)
+		value = strings.Join(strings.Fields(string(b)), " ")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return value
+}
+
+// readOnly is the command with /proc/sys as in a container without privileges.
+func (p *process) readOnly() *process {
+	p.Path, p.Args = "/bin/sh", append([]string{
+		"sh", "-c", `exec unshare --mount sh -c 'mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec "$0" "$@"' "$0" "$@"`,
+	}, p.Args...)
+	return p
+}
+
+// settings are flags by which a node has other settings than the kernel's.
+var settings = []string{"--conntrack-tcp-timeout-established=1234s", "--conntrack-tcp-timeout-close-wait=56s", "--conntrack-udp-timeout=7s", "--conntrack-udp-timeout-stream=89s", "--conntrack-tcp-be-liberal"}
+
+func checkConntrack(t *testing.T, n *lab.Node) {
+	t.Helper()
+	for name, want := range map[string]string{"tcp_timeout_established": "1234", "tcp_timeout_close_wait": "56", "udp_timeout": "7", "udp_timeout_stream": "89", "tcp_be_liberal": "1"} {
+		if got := setting(t, n, "netfilter/nf_conntrack_"+name); got != want {
+			t.Errorf("nf_conntrack_%s is %s, want %s", name, got, want)
+		}
+	}
+}
+
+// TestInitOnly: a process with privileges changes the settings of the kernel and nothing
+// else, and one where they cannot be changed runs then.
+func TestInitOnly(t *testing.T) {
+	for _, test := range []struct {
+		mode string
+		set  map[string]string
+	}{
+		{"iptables", map[string]string{"ipv4/conf/all/route_localnet": "1"}},
+		{"ebpf", map[string]string{"ipv4/ip_local_reserved_ports": "30000-32767", "ipv4/conf/all/route_localnet": "0"}},
+		{"ipvs", map[string]string{"ipv4/vs/conntrack": "1", "ipv4/ip_forward": "1", "ipv4/conf/all/arp_ignore": "1"}},
+	} {
+		t.Run(test.mode, func(t *testing.T) {
+			if test.mode == "ipvs" {
+				kernel.Needs(t, capabilities.IPVS)
+			}
+			s := newStage(t)
+			if err := s.node.Do(func() error {
+				return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("20000 60000"), 0)
+			}); err != nil {
+				t.Fatal(err)
+			}
+			flags := append([]string{"--proxy-mode=" + test.mode, "--manifests=" + s.dir, "--hostname-override=node1", "--ipvs-strict-arp"}, settings...)
+			first := command(s.node, append(flags, "--init-only")...)
+			if err := first.Run(); err != nil {
+				t.Fatalf("--init-only: %v\n%s", err, first.log)
+			}
+			checkConntrack(t, s.node)
+			for name, want := range test.set {
+				if got := setting(t, s.node, name); got != want {
+					t.Errorf("%s is %s, want %s", name, got, want)
+				}
+			}
+			if left := rules(t, s.node); strings.Contains(left, "KUBE-") {
+				t.Errorf("--init-only left rules:\n%s", left)
+			}
+			if on := devicesWithPrograms(t, s.node); len(on) > 0 {
+				t.Errorf("--init-only left programs on %v", on)
+			}
+
+			second := command(s.node, append(flags, "-v=2")...).readOnly()
+			if err := second.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer cleanup(t, s.node)
+			defer second.kill()
+			second.synced(t)
+			if strings.Contains(second.log.String(), "read-only file system") {
+				t.Errorf("there was something to change:\n%s", second.log)
+			}
+		})
+	}
+}
+
+// Where settings of conntrack cannot be changed, modes that upstream has end, and mode
+// ebpf says so.
+func TestConntrackCannotBeSet(t *testing.T) {
+	s := newStage(t)
+	flags := append([]string{"--manifests=" + s.dir, "--hostname-override=node1"}, settings...)
+
+	first := command(s.node, append(flags, "--proxy-mode=iptables")...).readOnly()
+	if err := first.Run(); err == nil || first.says("set up conntrack: change a setting of the kernel")() != nil {
+		t.Errorf("error %v\n%s", err, first.log)
+	}
+
+	second := command(s.node, append(flags, "--proxy-mode=ebpf", "-v=2")...).readOnly()
+	if err := second.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cleanup(t, s.node)
+	defer second.kill()
+	second.synced(t)
+	if err := second.says("Settings of conntrack are not what the configuration says")(); err != nil {
+		t.Errorf("%v\n%s", err, second.log)
+	}
+}
+
+// TestOOMScore: one that cannot be set is told, and nothing more.
+func TestOOMScore(t *testing.T) {
+	s := newStage(t)
+	s.start("--oom-score-adj=123")
+	defer s.end()
+	if got, err := os.ReadFile("/proc/" + strconv.Itoa(s.Process.Pid) + "/oom_score_adj"); err != nil || string(bytes.TrimSpace(got)) != "123" {
+		t.Errorf("the score is %s, error %v", got, err)
+	}
+	s.terminate(t)
+
+	p := command(s.node, "--proxy-mode=ebpf", "--manifests="+s.dir, "--hostname-override=node1", "-v=2")
+	p.Path, p.Args = "/bin/sh", append([]string{"sh", "-c", `exec unshare --mount sh -c 'mount --bind /proc/version /proc/$$/oom_score_adj && mount -o remount,bind,ro /proc/$$/oom_score_adj && exec "$0" "$@"' "$0" "$@"`}, p.Args...)
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	s.process = p
+	p.synced(t)
+	if err := p.says("Cannot set the OOM score; going on without")(); err != nil {
+		t.Errorf("%v\n%s", err, p.log)
+	}
+}
+
+// TestValidateOnly: it is told what is wrong, and nothing is done.
+func TestValidateOnly(t *testing.T) {
+	n := lab.NewT(t).Node("node1")
+	file := t.TempDir() + "/config.yaml"
+	for _, test := range []struct {
+		text, want string
+		fails      bool
+	}{
+		{text: "mode: ebpf\nwarp: 9\n", want: "warning: " + file + ":4: KubeProxyConfiguration: unknown field \"warp\"; it is left out of account\nThe configuration is valid: mode ebpf\n"},
+		{text: "mode: nftables\noomScoreAdj: low\nbindAddress: here\n", fails: true, want: "error: " + file + ":4: KubeProxyConfiguration.oomScoreAdj: a string where a whole number belongs\nerror: " + file + ":5: bindAddress: "},
+	} {
+		if err := os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+test.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p := command(n, "--config="+file, "--validate-only", "--cleanup", "--init-only")
+		if err := p.Run(); (err != nil) != test.fails || !strings.HasPrefix(p.log.String(), test.want) {
+			t.Errorf("error %v, said\n%s\nwant\n%s", err, p.log, test.want)
+		}
+	}
+	if n := setting(t, n, "ipv4/conf/all/route_localnet"); n != "0" {
+		t.Error("a setting of the kernel is changed")
+	}
+}
