@@ -214,6 +214,7 @@ var configs = []given{
 	{flags: "--cluster-cidr=", other: tandemOnly},
 	{flags: "--healthz-bind-address=10.0.0.1", other: tandemOnly},
 	{file: strings.TrimPrefix(tandemDocument, "---\n") + "manifests: /m\n", other: tandemOnly},
+	{file: "{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration}", other: tandemOnly},
 	{file: "# nothing\n---\n---\n" + kubeProxyHead, other: tandemOnly},
 
 	{flags: "--bind-address=::", other: otherwise},

@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
+	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
@@ -18,25 +18,36 @@ import (
 // can be another's, in which processes of the host are found.
 const ownProc = "/proc"
 
-// families are those this host can speak. The first file is there only with IPv6.
+// families are those this host can speak. The file is there only with IPv6, which can
+// be turned off besides.
 func families() []proxier.Family {
 	all := []proxier.Family{proxier.IPv4}
-	_, err := os.Stat(filepath.Join(ownProc, "self/net/if_inet6"))
-	disabled, _ := os.ReadFile(filepath.Join(ownProc, "sys/net/ipv6/conf/all/disable_ipv6"))
-	if err == nil && strings.TrimSpace(string(disabled)) != "1" {
+	off, _ := kernelSettings.Get("proc/sys/net/ipv6/conf/all/disable_ipv6")
+	if _, err := os.Stat(filepath.Join(ownProc, "self/net/if_inet6")); err == nil && off != "1" {
 		all = append(all, proxier.IPv6)
 	}
 	return all
 }
 
-// checkPrimary says what is wrong with a node whose primary family, which is that of its
-// bind address, is not one of its host's. Without the other one it is a node of one family.
-func checkPrimary(bindAddress string, families []proxier.Family) error {
-	a, err := netip.ParseAddr(bindAddress)
-	if err != nil || slices.Contains(families, proxier.FamilyOf(a)) {
-		return err
+// checkFamilies says what is said of a family alone that this host does not speak, where
+// upstream ends for it.
+func checkFamilies(c *config.Config, have []proxier.Family) error {
+	k := &c.KubeProxy
+	lacks := func(a netip.Addr) bool { return !slices.Contains(have, proxier.FamilyOf(a)) }
+	if a, err := proxier.ParseAddr(k.BindAddress); err == nil && !a.IsUnspecified() && lacks(a) {
+		return fmt.Errorf("bindAddress is %s, but this host has no %s", a, proxier.FamilyOf(a))
 	}
-	return fmt.Errorf("bindAddress %s makes %s the primary address family of this node, but it is off on this host", a, proxier.FamilyOf(a))
+	if k.DetectLocalMode != config.LocalModeClusterCIDR {
+		return nil
+	}
+	pods, err := config.ParseClusterCIDR(k.ClusterCIDR)
+	if err != nil {
+		return err // validated before
+	}
+	if len(pods) > 0 && !slices.ContainsFunc(pods, func(p netip.Prefix) bool { return !lacks(p.Addr()) }) {
+		return fmt.Errorf("clusterCIDR is %s, but this host has no %s", k.ClusterCIDR, proxier.FamilyOf(pods[0].Addr()))
+	}
+	return nil
 }
 
 // setOOMScore tells the kernel how willingly this process dies for memory.

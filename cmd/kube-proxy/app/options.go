@@ -48,7 +48,7 @@ type Options struct {
 	Config *config.Config
 
 	// As Complete found them.
-	given    *pflag.FlagSet // what the command line said; also for /flagz
+	flags    *pflag.FlagSet // to read the file again with, and for /flagz
 	nodeName string
 	gate     featuregate.MutableVersionedFeatureGate
 	mask     map[capabilities.Feature]capabilities.State
@@ -89,7 +89,7 @@ func (o *Options) AddFlags(sets *cliflag.NamedFlagSets) {
 // the options. What is wrong with either is told by Validate, with all else that is;
 // an error means that there is nothing to validate.
 func (o *Options) Complete(fs *pflag.FlagSet) error {
-	o.given, o.warnings, o.errs = fs, nil, nil
+	o.flags, o.warnings, o.errs = fs, nil, nil
 	if o.ConfigFile == "" {
 		o.Config.CompleteFromFlags(fs)
 		if o.WriteConfigTo == "" {

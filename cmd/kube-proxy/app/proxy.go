@@ -87,11 +87,8 @@ func runProxy(ctx context.Context, o *Options) error {
 func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	c := o.Config
 	p := &proxy{opts: o, started: time.Now(), families: families()}
-	if err := checkPrimary(c.KubeProxy.BindAddress, p.families); err != nil {
+	if err := checkFamilies(c, p.families); err != nil {
 		return nil, err
-	}
-	if !slices.Contains(p.families, proxier.IPv6) {
-		klog.FromContext(ctx).Info("IPv6 is off on this host; this is a node of IPv4 alone")
 	}
 	if err := p.selectMode(ctx); err != nil {
 		return nil, err
@@ -206,6 +203,9 @@ func newClient(o *Options) (kubernetes.Interface, error) {
 func (p *proxy) run(ctx context.Context) error {
 	p.memory.limit()
 	logger := klog.FromContext(ctx)
+	if !slices.Contains(p.families, proxier.IPv6) {
+		logger.Info("IPv6 is off on this host; this is a node of IPv4 alone")
+	}
 	k := &p.opts.Config.KubeProxy
 	if k.ShowHiddenMetricsForVersion != "" {
 		k8smetrics.SetShowHidden()

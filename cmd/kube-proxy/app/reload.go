@@ -84,7 +84,7 @@ func (p *proxy) reloader(px *proxier.Proxier) *reloader {
 			intervals := p.runner(c)
 			px.SetIntervals(intervals)
 			p.health.SetTimeout(2 * intervals.MaxInterval)
-			return errors.Join(applyToProcess(c, changed), p.configz.Set(&c.KubeProxy))
+			return errors.Join(applyToProcess(c, changed), p.configz.Set(c.Upstream()))
 		},
 	}
 }
@@ -109,7 +109,7 @@ func applyToProcess(c *config.Config, changed []config.Difference) error {
 
 // couldRun says what would end a process with these options as it starts.
 func (p *proxy) couldRun(ctx context.Context, o *Options) error {
-	if err := checkPrimary(o.Config.KubeProxy.BindAddress, p.families); err != nil {
+	if err := checkFamilies(o.Config, p.families); err != nil {
 		return err
 	}
 	next := &proxy{opts: o, report: p.report}
@@ -166,7 +166,7 @@ func (r *reloader) look(ctx context.Context) (again time.Time, err error) {
 		return r.counts, nil
 	}
 	next := *r.start
-	err = next.Complete(r.start.given)
+	err = next.Complete(r.start.flags)
 	if err == nil {
 		err = next.Validate()
 	}

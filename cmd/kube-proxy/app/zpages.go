@@ -61,8 +61,8 @@ func (p *proxy) installZPages(mux *http.ServeMux) {
 	if !p.opts.gate.Enabled(zpagesfeatures.ComponentFlagz) {
 		paths = slices.DeleteFunc(slices.Clone(paths), func(path string) bool { return path == "/flagz" })
 	} else {
-		mux.Handle("/flagz", &zPage{kind: "Flagz", text: func() string { return flagsText(p.opts.given) }, object: func(h zHead) any {
-			return &flagz{h, flagValues(p.opts.given)}
+		mux.Handle("/flagz", &zPage{kind: "Flagz", text: func() string { return flagsText(p.opts.flags) }, object: func(h zHead) any {
+			return &flagz{h, flagValues(p.opts.flags)}
 		}})
 	}
 	if !p.opts.gate.Enabled(zpagesfeatures.ComponentStatusz) {
