@@ -120,6 +120,7 @@ func TestSettings(t *testing.T) {
 func TestSettingsOfNamespace(t *testing.T) {
 	n := lab.NewT(t, lab.Options{}).Node("node1")
 	const host = sysctl.Root("/")
+	conntrack.Ready(t.Context(), host) // asks the kernel, and changes nothing
 	before, err := host.Get(netfilter + "nf_conntrack_max")
 	if err != nil {
 		t.Skipf("the kernel has no conntrack: %v", err)
@@ -127,7 +128,6 @@ func TestSettingsOfNamespace(t *testing.T) {
 	s := conntrack.Settings{MaxPerCPU: 1 << 30, TCPEstablished: 1234 * time.Second, TCPCloseWait: 56 * time.Second, UDP: 7 * time.Second, UDPStream: 89 * time.Second, TCPBeLiberal: true}
 	for i := range 2 {
 		if err := n.Do(func() error {
-			conntrack.Ready(context.Background(), host)
 			if !host.Foreign(netfilter + "nf_conntrack_max") {
 				return errors.New("this namespace could change the limit of the machine; nothing is written")
 			}

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-proxy/tandem/capabilities"
-	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -58,13 +56,13 @@ func TestInitOnly(t *testing.T) {
 	}{
 		{"iptables", map[string]string{"ipv4/conf/all/route_localnet": "1"}},
 		{"ebpf", map[string]string{"ipv4/ip_local_reserved_ports": "30000-32767", "ipv4/conf/all/route_localnet": "0"}},
-		{"ipvs", map[string]string{"ipv4/vs/conntrack": "1", "ipv4/ip_forward": "1", "ipv4/conf/all/arp_ignore": "1"}},
+		{"ipvs", map[string]string{"ipv4/vs/conntrack": "1", "ipv4/ip_forward": "1", "ipv4/conf/all/arp_ignore": "1", "ipv4/conf/all/route_localnet": "1"}},
 	} {
 		t.Run(test.mode, func(t *testing.T) {
-			if test.mode == "ipvs" {
-				kernel.Needs(t, capabilities.IPVS)
-			}
 			s := newStage(t)
+			if test.mode == "ipvs" {
+				needsIPVS(t, s.node)
+			}
 			if err := s.node.Do(func() error {
 				return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("20000 60000"), 0)
 			}); err != nil {

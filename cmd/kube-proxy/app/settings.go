@@ -77,6 +77,9 @@ func initialize(ctx context.Context, o *Options) error {
 		if err := ipvs.Configure(ipvsOptions(o.Config)); err != nil {
 			return fmt.Errorf("set up IPVS: %w", err)
 		}
+		if err := p.initRules(); err != nil { // which carry these NodePorts here, too
+			return err
+		}
 	case capabilities.ModeEBPF:
 		if err := p.keepNodePorts(logger); err != nil {
 			return err
