@@ -113,11 +113,11 @@ func TestReload(t *testing.T) {
 	f.volume("kind: [\n")
 	f.expect("Node InvalidConfig the configuration file DIR/config.conf is no use as it is now; this proxy goes on with what it said before, but cannot be started again: DIR/config.conf:")
 	f.volume(reloadText + "logging: {verbosity: 5}\niptables:\n  masqueradeBit: 99\noomScoreAdj: 5000\n")
-	f.expect("DIR/config.conf:7: iptables.masqueradeBit: Invalid value: 99: must be between 0 and 31")
+	f.expect("DIR/config.conf:7: iptables.masqueradeBit: Invalid value: 99: must be within the range [0, 31]")
 	f.volume(reloadText + "logging: {verbosity: much}\n")
 	f.expect("DIR/config.conf:5: KubeProxyConfiguration.logging.verbosity: a string does not belong here")
 	f.volume(reloadText + "featureGates: {Warp: true}\n")
-	f.expect("feature gates: unrecognized feature gate: Warp")
+	f.expect("DIR/config.conf:5: featureGates: unrecognized feature gate: Warp")
 	if err := configmap.Update(f.dir, map[string]string{"kubeconfig.conf": ""}); err != nil { // the key is gone
 		t.Fatal(err)
 	}
@@ -343,7 +343,7 @@ func TestCouldRun(t *testing.T) {
 		{"a mode that the kernel cannot carry", "mode: ebpf\n---\n" + tandemHead + "manifests: /\nebpf: {fallback: [none]}\n", "no fallback is configured"},
 		{"one that another stands in for", "mode: ebpf\n---\n" + tandemHead + "manifests: /\n", ""},
 		{"no manifests", "mode: iptables\n---\n" + tandemHead + "manifests: /nowhere\n", "/nowhere does not exist"},
-		{"a family that this host does not have", "mode: iptables\nbindAddress: \"::\"\n---\n" + tandemHead + "manifests: /\n", "bindAddress :: makes IPv6 the primary address family of this node, but it is off on this host"},
+		{"a family that this host does not have", "mode: iptables\nbindAddress: fd00::1\n---\n" + tandemHead + "manifests: /\n", "bindAddress is fd00::1, but this host has no IPv6"},
 		{"no kubeconfig", "mode: iptables\nclientConnection: {kubeconfig: /nowhere}\n", "/nowhere"},
 	} {
 		o, err := complete(t, kubeProxyHead+test.text)

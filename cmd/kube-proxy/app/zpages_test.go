@@ -57,7 +57,7 @@ func TestZPages(t *testing.T) {
 		got := fmt.Sprintf("%d %s %s %s", w.Code, w.Header().Get("Content-Type"), w.Header().Get("Warning"), strings.TrimRight(w.Body.String(), "\n"))
 		for _, is := range []struct{ text, name string }{
 			{`(Started: |startTime":")[^"\n]+`, "${1}TIME"}, {`(Go version: |goVersion":")[^"\n]+`, "${1}GO"}, {`(Binary version: |binaryVersion":")[^"\n]+`, "${1}VERSION"},
-			{`(?s) *bind-address(=|: ).*\n *proxy-mode(=|: )ebpf\n.*\n *vmodule[^\n]*`, "FLAGS"},
+			{`(?s) *bind-address(=|: ).*\n *proxy-mode(=|: )ebpf\n.*\n *write-config-to[^\n]*`, "FLAGS"},
 		} {
 			got = regexp.MustCompile(is.text).ReplaceAllString(got, is.name)
 		}
