@@ -67,6 +67,10 @@ test-unit: ## Run the packages whose tests need no root
 test-privileged: ## Run the packages whose tests use namespaces and BPF
 	hack/test.sh privileged
 
+.PHONY: test-cluster
+test-cluster: ## Run the proxy as kubeadm does, with a real control plane (built first: minutes)
+	hack/test.sh cluster
+
 .PHONY: test-kernels
 test-kernels: ## Run test-privileged under other kernels (KERNEL='5.10 6.1 6.12 newest')
 	KERNEL='$(KERNEL)' hack/kernels.sh

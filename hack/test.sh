@@ -1,10 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: test.sh [unit] [privileged] [kernel]
+# Usage: test.sh [unit] [privileged] [kernel] [cluster]
 #
 # Runs the packages whose tests need no root, those with tests that do, under another
-# kernel those that need IPVS or SCTP, and summarises. TESTFLAGS goes to go test.
+# kernel those that need IPVS or SCTP, and those of the module that has a control plane, and
+# summarises. TESTFLAGS goes to go test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,7 +28,7 @@ unit=$(comm -23 <(go list ./... | sort) <(sort <<<"$privileged"))
 if [[ $(id -u) == 0 ]]; then
 	# Whoever is root should have everything: what is missing then is a failure.
 	export TANDEM_REQUIRE_PRIVILEGED=${TANDEM_REQUIRE_PRIVILEGED:-1}
-elif [[ " $* " == *" privileged "* ]]; then
+elif [[ " $* " == *" privileged "* || " $* " == *" cluster "* ]]; then
 	echo "Not root: tests that need network namespaces, cgroups or BPF are skipped (sudo -E make test runs them)." >&2
 fi
 
@@ -47,6 +48,16 @@ kerneltest() {
 	return $status
 }
 
+# The module is vetted here, as make verify does not need all of Kubernetes. It is built as
+# the control plane was, so that nothing is compiled twice: without the race detector.
+cluster() (
+	KUBEBUILDER_ASSETS=$(hack/controlplane.sh) || return
+	export KUBEBUILDER_ASSETS GOWORK=off CGO_ENABLED=0
+	cd test/cluster
+	go mod tidy -diff >&2 && go vet -trimpath ./... >&2 || return
+	go test -json -trimpath -timeout=20m ${TESTFLAGS:-} ./...
+)
+
 run() {
 	local status=0 set
 	for set in "$@"; do
@@ -55,6 +66,7 @@ run() {
 		# One at a time: they load the kernel, and measure it.
 		privileged) gotest "$privileged" -p=1 || status=1 ;;
 		kernel) kerneltest || status=1 ;;
+		cluster) cluster || status=1 ;;
 		*) echo "unknown set of tests: $set" >&2 && return 2 ;;
 		esac
 	done

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// AssetsEnv names the directory of the programs of a control plane, as others do who test
+// against one.
+const AssetsEnv = "KUBEBUILDER_ASSETS"
+
+// assets are the programs in it.
+type assets struct{ etcd, apiServer, controllerManager string }
+
+// findAssets returns the programs, or says what to do to have them.
+func findAssets() (a assets, err error) {
+	dir := os.Getenv(AssetsEnv)
+	if dir == "" {
+		return a, fmt.Errorf("%s is not set: it has to be the directory of kube-apiserver, kube-controller-manager and etcd, which hack/controlplane.sh builds and prints", AssetsEnv)
+	}
+	for name, path := range map[string]*string{"etcd": &a.etcd, "kube-apiserver": &a.apiServer, "kube-controller-manager": &a.controllerManager} {
+		*path = filepath.Join(dir, name)
+		if _, err := exec.LookPath(*path); err != nil {
+			return a, fmt.Errorf("run a control plane: %w", err)
+		}
+	}
+	return a, nil
+}
+
+// assetsT skips the test where nobody named the programs. Where some were named that
+// cannot be run, it fails if everything ought to be there.
+func assetsT(tb lab.TB) assets {
+	tb.Helper()
+	a, err := findAssets()
+	switch {
+	case err == nil:
+	case os.Getenv(AssetsEnv) != "":
+		lab.SkipOrFail(tb, err)
+	default:
+		fmt.Fprintln(os.Stderr, "Skipped:", err) // of a benchmark, nothing else is printed
+		tb.Skipf("missing: %v", err)
+	}
+	return a
+}

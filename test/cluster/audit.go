@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+)
+
+// Requests are what the API server wrote down of a user's.
+type Requests struct {
+	// Granted are verbs and resources, each once, sorted.
+	Granted []string
+	// Refused says it of each request that authentication or authorization refused.
+	Refused []string
+}
+
+// auditEvent is the part of an audit.k8s.io/v1 Event that is read here.
+type auditEvent struct {
+	Verb, RequestURI string
+	User             struct{ Username string }
+	ObjectRef        struct{ APIGroup, Resource, Subresource string }
+	ResponseStatus   struct {
+		Code    int
+		Message string
+	}
+	Annotations map[string]string
+}
+
+// requestsOf reads an audit log. Its last line may be half written.
+func requestsOf(log, user string) (r Requests, err error) {
+	f, err := os.Open(log)
+	if err != nil {
+		return r, err
+	}
+	defer f.Close()
+	in := bufio.NewReader(f)
+	for {
+		line, err := in.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return r, err
+		}
+		var e auditEvent
+		if err := json.Unmarshal(line, &e); err != nil {
+			return r, fmt.Errorf("read audit log: %w", err)
+		}
+		r.add(&e, user)
+	}
+	slices.Sort(r.Granted)
+	r.Granted = slices.Compact(r.Granted)
+	return r, nil
+}
+
+func (r *Requests) add(e *auditEvent, user string) {
+	code := e.ResponseStatus.Code
+	refused := code == http.StatusUnauthorized || code == http.StatusForbidden || e.Annotations["authorization.k8s.io/decision"] == "forbid"
+	switch {
+	// Who could not be authenticated has no name.
+	case refused && (e.User.Username == user || code == http.StatusUnauthorized):
+		r.Refused = append(r.Refused, fmt.Sprintf("%s %s by %q: %d %s", e.Verb, e.RequestURI, e.User.Username, code, e.ResponseStatus.Message))
+	case e.User.Username == user && code < http.StatusBadRequest:
+		what := e.Verb + " " + e.ObjectRef.Resource
+		if e.ObjectRef.APIGroup != "" {
+			what += "." + e.ObjectRef.APIGroup
+		}
+		if e.ObjectRef.Subresource != "" {
+			what += "/" + e.ObjectRef.Subresource
+		}
+		r.Granted = append(r.Granted, what)
+	}
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/kubernetes/pkg/volume/util"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// host is the directories of a node that are not the machine's: /run, and kubelet's.
+type host struct {
+	node *lab.Node
+	dir  string
+	pod  *v1.PodSpec // of kube-proxy
+}
+
+func newHost(node *lab.Node, dir string) (*host, error) {
+	h := &host{node: node, dir: dir}
+	for _, name := range []string{"run", "config", "token", "modules", "root"} {
+		if err := os.MkdirAll(h.path(name), 0o755); err != nil {
+			return nil, err
+		}
+	}
+	return h, os.WriteFile(h.path("run/xtables.lock"), nil, 0o600) // FileOrCreate
+}
+
+func (h *host) path(name string) string { return filepath.Join(h.dir, name) }
+
+// project writes files into a volume as kubelet does: all of them change at once, by a
+// symbolic link that is replaced.
+func (h *host) project(volume string, files map[string]string) error {
+	w, err := util.NewAtomicWriter(h.path(volume), volume)
+	if err != nil {
+		return err
+	}
+	payload := map[string]util.FileProjection{}
+	for name, text := range files {
+		payload[name] = util.FileProjection{Data: []byte(text), Mode: 0o644}
+	}
+	return w.Write(payload, nil)
+}
+
+// container has the mounts that the Pod has, and the one that every Pod gets.
+func (h *host) container(binary string) (c container, err error) {
+	spec := &h.pod.Containers[0]
+	command := append(append([]string(nil), spec.Command...), spec.Args...)
+	for i := range command {
+		command[i] = strings.ReplaceAll(command[i], "$(NODE_NAME)", h.node.Name)
+	}
+	if c.Root, err = os.MkdirTemp(h.path("root"), ""); err != nil {
+		return c, err
+	}
+	c.Cgroup, c.Command = h.node.CgroupPath(), command
+	c.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "NODE_NAME=" + h.node.Name}
+	c.Binds = []bind{{binary, command[0], true}, {h.path("token"), tokenMount, true}}
+	for _, m := range spec.VolumeMounts {
+		source, err := h.source(m.Name)
+		if err != nil {
+			return c, err
+		}
+		c.Binds = append(c.Binds, bind{source, m.MountPath, m.ReadOnly})
+	}
+	return c, nil
+}
+
+// source is where a volume is on the host.
+func (h *host) source(volume string) (string, error) {
+	for i := range h.pod.Volumes {
+		v := &h.pod.Volumes[i]
+		switch {
+		case v.Name != volume:
+		case v.ConfigMap != nil:
+			return h.path("config"), nil
+		case v.HostPath != nil && v.HostPath.Path == "/run/xtables.lock":
+			return h.path("run/xtables.lock"), nil
+		case v.HostPath != nil && v.HostPath.Path == "/lib/modules":
+			return h.path("modules"), nil // tests do not load any
+		}
+	}
+	return "", fmt.Errorf("kubeadm's Pod has a volume %q, which is new", volume)
+}
+
+// sync asks the API what the node's kube-proxy is to be.
+func (h *host) sync(ctx context.Context, p *controlPlane) error {
+	configuration, token, err := volumes(ctx, p)
+	if err != nil {
+		return err
+	}
+	if err := h.project("config", configuration); err != nil {
+		return err
+	}
+	if err := h.project("token", token); err != nil {
+		return err
+	}
+	h.pod, err = proxyPod(ctx, p.client)
+	return err
+}
+
+// proxy prepares kube-proxy's container as of the last sync, with a binary in place of its
+// image's and flags behind those of the DaemonSet.
+func (h *host) proxy(binary string, flags ...string) (*lab.Cmd, error) {
+	c, err := h.container(binary)
+	if err != nil {
+		return nil, err
+	}
+	c.Command = append(c.Command, flags...)
+	return c.command(context.Background(), h.node)
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// upstreamEnv names upstream's kube-proxy, which hack/upstream.sh builds.
+const upstreamEnv = "UPSTREAM_KUBE_PROXY"
+
+func upstreamT(tb testing.TB) string {
+	tb.Helper()
+	path := os.Getenv(upstreamEnv)
+	if path == "" {
+		tb.Skipf("missing: %s is not set: it has to be the path of upstream's kube-proxy, which hack/upstream.sh builds and prints", upstreamEnv)
+	}
+	for _, tool := range []string{path, "iptables-restore", "ip6tables-restore", "nft"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			lab.SkipOrFail(tb, fmt.Errorf("run upstream's kube-proxy: %w", err))
+		}
+	}
+	return path
+}
+
+// TestRollBack: one ConfigMap, whose mode is iptables, serves both binaries. A flag of the
+// DaemonSet has ours use eBPF all the same; upstream's takes no notice of it, so that going
+// back is a change of the image, after --cleanup by ours.
+func TestRollBack(t *testing.T) {
+	binary := upstreamT(t)
+	c := newCluster(t, 1, inMode("iptables"))
+	n := c.nodes[0]
+	web1, web2 := c.run(n, "web", "web-1"), c.run(n, "web", "web-2")
+	inside := []*lab.Sandbox{n.Sandbox, n.Pod("shell").Sandbox}
+	const flag = "--proxy-mode=ebpf"
+	to := vip(c.expose("web"), 0)
+
+	theirs := c.start(n, binary)
+	theirs.programmed()
+	theirs.mode("iptables")
+	c.answer("upstream's before", to, inside, web1, web2)
+	_ = theirs.Close()
+
+	ours := c.start(n, ourBinary(t), flag)
+	ours.programmed()
+	ours.mode("ebpf")
+	c.answer("ours", to, inside, web1, web2)
+	ours.await("no rules of upstream's", func() error {
+		out, err := n.Command(t.Context(), "iptables-save").Output()
+		if err == nil && strings.Contains(string(out), "KUBE-SVC-") {
+			err = fmt.Errorf("there are:\n%s", out)
+		}
+		return err
+	})
+	ours.terminate()
+	// Programs would go on serving what they know.
+	cleanup := c.start(n, ourBinary(t), flag, "--cleanup")
+	if err := cleanup.Wait(); err != nil {
+		t.Fatalf("%s --cleanup: %v", flag, err)
+	}
+	c.silent("nobody serves", to, inside...)
+
+	theirs = c.start(n, binary, flag)
+	theirs.programmed()
+	theirs.mode("iptables")
+	web3 := c.run(n, "web", "web-3")
+	c.answer("upstream's again", to, inside, web1, web2, web3)
+	c.nothingRefused()
+}
