@@ -13,8 +13,8 @@ import (
 	"slices"
 )
 
-// Requests are what the API server wrote down of a user's.
-type Requests struct {
+// requests are what the API server wrote down of a user's.
+type requests struct {
 	// Granted are verbs and resources, each once, sorted.
 	Granted []string
 	// Refused says it of each request that authentication or authorization refused.
@@ -34,7 +34,7 @@ type auditEvent struct {
 }
 
 // requestsOf reads an audit log. Its last line may be half written.
-func requestsOf(log, user string) (r Requests, err error) {
+func requestsOf(log, user string) (r requests, err error) {
 	f, err := os.Open(log)
 	if err != nil {
 		return r, err
@@ -60,7 +60,7 @@ func requestsOf(log, user string) (r Requests, err error) {
 	return r, nil
 }
 
-func (r *Requests) add(e *auditEvent, user string) {
+func (r *requests) add(e *auditEvent, user string) {
 	code := e.ResponseStatus.Code
 	refused := code == http.StatusUnauthorized || code == http.StatusForbidden || e.Annotations["authorization.k8s.io/decision"] == "forbid"
 	switch {

@@ -22,6 +22,8 @@ type host struct {
 	node *lab.Node
 	dir  string
 	pod  *v1.PodSpec // of kube-proxy
+	// tools is a directory of programs that come before those of the image.
+	tools string
 }
 
 func newHost(node *lab.Node, dir string) (*host, error) {
@@ -63,6 +65,9 @@ func (h *host) container(binary string) (c container, err error) {
 	c.Cgroup, c.Command = h.node.CgroupPath(), command
 	c.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "NODE_NAME=" + h.node.Name}
 	c.Binds = []bind{{binary, command[0], true}, {h.path("token"), tokenMount, true}}
+	if h.tools != "" {
+		c.Binds = append(c.Binds, bind{h.tools, "/usr/local/sbin", true})
+	}
 	for _, m := range spec.VolumeMounts {
 		source, err := h.source(m.Name)
 		if err != nil {

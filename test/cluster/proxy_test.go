@@ -78,15 +78,17 @@ func (c *cluster) startAll(flags ...string) (all []*process) {
 // programmed waits for the first sync of both families.
 func (p *process) programmed() {
 	p.c.tb.Helper()
-	p.await("the first sync on "+p.node.Name, func() error {
-		metrics, err := p.get(10249, "/metrics")
-		for _, family := range []string{"IPv4", "IPv6"} {
-			if err == nil && !strings.Contains(metrics, `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="`+family+`"}`) {
-				err = fmt.Errorf("%s is not programmed", family)
-			}
+	p.await("the first sync on "+p.node.Name, p.unprogrammed)
+}
+
+func (p *process) unprogrammed() error {
+	metrics, err := p.get(10249, "/metrics")
+	for _, family := range []string{"IPv4", "IPv6"} {
+		if err == nil && !strings.Contains(metrics, `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="`+family+`"}`) {
+			err = fmt.Errorf("%s is not programmed", family)
 		}
-		return err
-	})
+	}
+	return err
 }
 
 // await polls as the cluster does, while the process lives.

@@ -36,11 +36,7 @@ func (c *cluster) crowd(services, endpoints int) {
 			if err != nil {
 				return err
 			}
-			slice := &discoveryv1.EndpointSlice{
-				ObjectMeta:  metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
-				AddressType: discoveryv1.AddressTypeIPv4,
-				Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("tcp"), Port: ptr.To[int32](targetPort), Protocol: ptr.To(v1.ProtocolTCP)}},
-			}
+			slice := sliceOf(name)
 			for j := range endpoints {
 				n := i*endpoints + j
 				slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
@@ -55,6 +51,16 @@ func (c *cluster) crowd(services, endpoints int) {
 		c.tb.Fatal(err)
 	}
 	c.tb.Logf("%d Services of %d endpoints were written in %v", services, endpoints, time.Since(began).Round(time.Millisecond))
+}
+
+// sliceOf is the slice of a Service without a selector.
+func sliceOf(service string, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Name: service, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("tcp"), Port: ptr.To[int32](targetPort), Protocol: ptr.To(v1.ProtocolTCP)}},
+		Endpoints:   endpoints,
+	}
 }
 
 // TestManyServices: 5,000 Services are there when kube-proxy starts; all of them are

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+const (
+	// settle is how long a process has to give back what its start took.
+	settle = 15 * time.Second
+	// quiet is longer than any side waits between syncs.
+	quiet = 1200 * time.Millisecond
+)
+
+// BenchmarkProxy puts a node's life among 5,000 Services of ten endpoints beside
+// upstream's, all with one API server: the start, from exec; memory, when that is over; an
+// endpoint that changes after a quiet period, from before it is written until connections
+// to the VIP end at the new one; and a change that nobody was there to see, from the exec
+// of the process after kill -9. CPU time has that of tools which a process runs.
+func BenchmarkProxy(b *testing.B) {
+	upstream := upstreamT(b)
+	c := newCluster(b, 3, nil)
+	c.crowd(5000, 10)
+	mode := `mode: ""`
+	for i, s := range []struct{ side, mode, binary string }{
+		{"tandem", "ebpf", ourBinary(b)}, {"upstream", "iptables", upstream}, {"upstream", "nftables", upstream},
+	} {
+		if err := editConfig(b.Context(), c.client, map[string]string{mode: "mode: " + s.mode}); err != nil {
+			b.Fatal(err)
+		}
+		mode = "mode: " + s.mode
+		n := c.nodes[i]
+		c.hosts[n.Name].tools = legacyTools(b)
+		web := fmt.Sprintf("web-%s-%s", s.side, s.mode)
+		shell := n.Pod("shell-" + s.mode).Sandbox
+		pods := []*lab.Pod{n.Pod(web + "-1"), n.Pod(web + "-2")}
+		for _, p := range pods {
+			if _, err := p.ServeTCP(targetPort); err != nil {
+				b.Fatal(err)
+			}
+		}
+		to := vip(c.expose(web, func(s *v1.Service) { s.Spec.Selector, s.Spec.Ports = nil, s.Spec.Ports[:1] }), 0)
+		c.lead(web, pods[0])
+		b.Run(fmt.Sprintf("side=%s/mode=%s", s.side, s.mode), func(b *testing.B) {
+			for range b.N {
+				c.measure(b, n, shell, s.binary, web, to, pods)
+			}
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+func (c *cluster) measure(b *testing.B, n *lab.Node, shell *lab.Sandbox, binary, web string, to netip.AddrPort, pods []*lab.Pod) {
+	began := time.Now()
+	p := c.start(n, binary)
+	first := make(chan time.Duration)
+	go func() {
+		c.connects(b, shell, netip.AddrPortFrom(lab.ServicePrefix4.Addr().Next(), 443))
+		first <- time.Since(began)
+	}()
+	for p.unprogrammed() != nil {
+		if p.ended() || time.Since(began) > patience {
+			b.Fatalf("it is not programmed:\n%s", p.log)
+		}
+		<-time.After(50 * time.Millisecond)
+	}
+	b.ReportMetric(time.Since(began).Seconds(), "all-s")
+	b.ReportMetric((<-first).Seconds(), "first-s")
+	c.leads(b, shell, to, pods[0])
+	<-time.After(settle)
+	b.ReportMetric(p.memory(b, "VmRSS"), "RSS-MiB")
+	b.ReportMetric(p.memory(b, "VmHWM"), "peak-MiB")
+
+	const changes = 30
+	var took []time.Duration
+	cpu := p.cpu(b)
+	for i := range changes {
+		next := pods[(i+1)%2]
+		began := time.Now()
+		c.lead(web, next)
+		c.leads(b, shell, to, next)
+		took = append(took, time.Since(began))
+		<-time.After(quiet)
+	}
+	b.ReportMetric((p.cpu(b) - cpu).Seconds(), "CPU-s")
+	slices.Sort(took)
+	b.ReportMetric(took[changes/2].Seconds()*1e3, "change-p50-ms")
+	b.ReportMetric(took[changes-1].Seconds()*1e3, "change-max-ms")
+
+	_ = p.Close()
+	c.lead(web, pods[1])
+	began = time.Now()
+	p = c.restart(n, binary)
+	c.leads(b, shell, to, pods[1])
+	b.ReportMetric(time.Since(began).Seconds(), "restart-s")
+	_ = p.Close()
+}
+
+// connects waits until a connection can be made.
+func (c *cluster) connects(b *testing.B, from *lab.Sandbox, to netip.AddrPort) {
+	for began := time.Now(); time.Since(began) < patience; <-time.After(5 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(b.Context(), 50*time.Millisecond)
+		conn, err := from.Dial(ctx, "tcp", to)
+		cancel()
+		if err == nil {
+			_ = conn.Close()
+			return
+		}
+	}
+	b.Errorf("no connection to %s", to)
+}
+
+// leads waits until connections end at the Pod.
+func (c *cluster) leads(b *testing.B, from *lab.Sandbox, to netip.AddrPort, pod *lab.Pod) {
+	b.Helper()
+	for began := time.Now(); time.Since(began) < patience; <-time.After(time.Millisecond / 2) {
+		ctx, cancel := context.WithTimeout(b.Context(), 200*time.Millisecond)
+		reply, err := from.Ask(ctx, "tcp", to)
+		cancel()
+		if err == nil && reply.Server == pod.Name {
+			return
+		}
+	}
+	b.Fatalf("%s does not lead to %s", to, pod.Name)
+}
+
+// lead writes the only endpoint of a Service.
+func (c *cluster) lead(name string, pod *lab.Pod) {
+	c.tb.Helper()
+	slices := c.client.DiscoveryV1().EndpointSlices(namespace)
+	s := sliceOf(name, discoveryv1.Endpoint{Addresses: []string{pod.Addr4.String()}, NodeName: &pod.Node.Name})
+	_, err := slices.Update(c.tb.Context(), s, metav1.UpdateOptions{})
+	if err != nil {
+		_, err = slices.Create(c.tb.Context(), s, metav1.CreateOptions{})
+	}
+	if err != nil {
+		c.tb.Fatal(err)
+	}
+}
+
+// memory is what the kernel says of the process's, in MiB.
+func (p *process) memory(b *testing.B, field string) float64 {
+	b.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Process.Pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return sample(b, strings.ReplaceAll(strings.ReplaceAll(string(text), "\t", " "), " kB", ""), field+":") / 1024
+}
+
+// cpu is the time that the process, and those it waited for, had.
+func (p *process) cpu(b *testing.B) (total time.Duration) {
+	b.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Process.Pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	const first, ticks = 11, 100 // utime, stime, cutime and cstime, counted from the state
+	for _, field := range strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))[first : first+4] {
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			b.Fatal(err)
+		}
+		total += time.Duration(n) * time.Second / ticks
+	}
+	return total
+}
+
+// legacyTools has upstream's mode iptables run the variant that is quick with many rules.
+func legacyTools(b *testing.B) string {
+	b.Helper()
+	dir := b.TempDir()
+	for _, family := range []string{"iptables", "ip6tables"} {
+		for _, tool := range []string{"", "-save", "-restore"} {
+			path, err := exec.LookPath(family + "-legacy" + tool)
+			if err == nil {
+				err = os.Symlink(path, filepath.Join(dir, family+tool))
+			}
+			if err != nil {
+				lab.SkipOrFail(b, err)
+			}
+		}
+	}
+	return dir
+}
