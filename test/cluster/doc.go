@@ -6,9 +6,6 @@
 // DaemonSet's container is started from what the API says of it: its command, its
 // environment, its mounts and no others. Only kubelet is played.
 //
-//	c := cluster.NewT(t, cluster.Options{})
-//	c.Edit(t, "mode: ebpf") …
-//
 // It is a module of its own because kube-apiserver, kube-controller-manager and etcd are
 // its tools: Kubernetes must not get into the requirements of the proxy. It has one release
 // of Kubernetes for everything; the proxy it runs is built from its own module, with the

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
 )
 
 const (
@@ -37,12 +38,12 @@ const (
 // to the VIP end at the new one; and a change that nobody was there to see, from the exec
 // of the process after kill -9. CPU time has that of tools which a process runs.
 func BenchmarkProxy(b *testing.B) {
-	upstream := upstreamT(b)
+	theirs := upstream.BinaryT(b)
 	c := newCluster(b, 3, nil)
 	c.crowd(5000, 10)
 	mode := `mode: ""`
 	for i, s := range []struct{ side, mode, binary string }{
-		{"tandem", "ebpf", ourBinary(b)}, {"upstream", "iptables", upstream}, {"upstream", "nftables", upstream},
+		{"tandem", "ebpf", ourBinary(b)}, {"upstream", "iptables", theirs}, {"upstream", "nftables", theirs},
 	} {
 		if err := editConfig(b.Context(), c.client, map[string]string{mode: "mode: " + s.mode}); err != nil {
 			b.Fatal(err)

@@ -6,36 +6,18 @@ package cluster
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
 )
-
-// upstreamEnv names upstream's kube-proxy, which hack/upstream.sh builds.
-const upstreamEnv = "UPSTREAM_KUBE_PROXY"
-
-func upstreamT(tb testing.TB) string {
-	tb.Helper()
-	path := os.Getenv(upstreamEnv)
-	if path == "" {
-		tb.Skipf("missing: %s is not set: it has to be the path of upstream's kube-proxy, which hack/upstream.sh builds and prints", upstreamEnv)
-	}
-	for _, tool := range []string{path, "iptables-restore", "ip6tables-restore", "nft"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			lab.SkipOrFail(tb, fmt.Errorf("run upstream's kube-proxy: %w", err))
-		}
-	}
-	return path
-}
 
 // TestRollBack: one ConfigMap, whose mode is iptables, serves both binaries. A flag of the
 // DaemonSet has ours use eBPF all the same; upstream's takes no notice of it, so that going
 // back is a change of the image, after --cleanup by ours.
 func TestRollBack(t *testing.T) {
-	binary := upstreamT(t)
+	binary := upstream.BinaryT(t)
 	c := newCluster(t, 1, inMode("iptables"))
 	n := c.nodes[0]
 	web1, web2 := c.run(n, "web", "web-1"), c.run(n, "web", "web-2")
