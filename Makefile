@@ -92,6 +92,16 @@ demo: build ## Play a small cluster on this machine and show it working (root)
 	@$(GOBUILD) -o bin/demo ./test/demo
 	bin/demo
 
+# A tag has no +.
+IMAGE ?= tandem-kube-proxy:$(subst +,-,$(VERSION))
+PLATFORM ?= linux/$(shell go env GOARCH)
+builder = $(firstword $(notdir $(foreach b,docker podman buildah,$(shell command -v $(b)))))
+
+.PHONY: image
+image: ## Build the image with docker, podman or buildah (IMAGE=…, PLATFORM=linux/arm64)
+	@[[ -n "$(builder)" ]] || { echo 'Missing: docker, podman or buildah' >&2; exit 1; }
+	$(builder) build --platform $(PLATFORM) --build-arg LDFLAGS='$(LDFLAGS)' --build-arg SOURCE_DATE_EPOCH=$$(date -d '$(date)' +%s) -t $(IMAGE) .
+
 .PHONY: clean
 clean: ## Remove what the other targets made
 	rm -rf bin .cache coverage.out

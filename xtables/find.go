@@ -19,6 +19,9 @@ var hints = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 // plain command.
 func Find(ctx context.Context) (*Tools, error) { return find(ctx, searchPath()) }
 
+// FindIn does so among the programs of one directory.
+func FindIn(ctx context.Context, dir string) (*Tools, error) { return find(ctx, []string{dir}) }
+
 func find(ctx context.Context, dirs []string) (*Tools, error) {
 	var found []*Tools
 	var rules []int

@@ -1,0 +1,82 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Usage: rootfs.sh <directory> [<architecture>]
+#
+# Makes what the image has besides our own programs: the tools that kube-proxy runs, and
+# what those need, out of Debian's packages. There is no shell and no package manager.
+# Packages are unpacked and nothing of them is run, so that any machine with apt makes
+# the file system of any architecture (amd64, arm64, …; Go's names). Package lists and
+# the state of apt are its own.
+#
+# DEBIAN_SUITE and DEBIAN_MIRROR choose what packages come from; with a mirror that keeps
+# old states and SOURCE_DATE_EPOCH the result is the same each time.
+set -euo pipefail
+root=$1 arch=${2:-$(dpkg --print-architecture)}
+suite=${DEBIAN_SUITE:-trixie} mirror=${DEBIAN_MIRROR:-http://deb.debian.org}
+case $arch in
+arm) arch=armhf ;;
+386) arch=i386 ;;
+ppc64le) arch=ppc64el ;;
+esac
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work"/{lists,cache/archives}/partial "$work"/none
+: >"$work/status" # nothing is installed, so everything that is needed is fetched
+signed=[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]
+cat >"$work/sources.list" <<EOF
+deb $signed $mirror/debian $suite main
+deb $signed $mirror/debian-security $suite-security main
+EOF
+cat >"$work/apt.conf" <<EOF
+APT::Architecture "$arch";
+APT::Architectures { "$arch"; };
+APT::Install-Recommends "false";
+APT::Sandbox::User "root";
+Acquire::Languages "none";
+Dir::State "$work";
+Dir::State::status "$work/status";
+Dir::Cache "$work/cache";
+Dir::Etc::sourcelist "$work/sources.list";
+Dir::Etc::sourceparts "$work/none";
+Dir::Etc::preferencesparts "$work/none";
+EOF
+export APT_CONFIG=$work/apt.conf
+apt-get -qq update
+# kmod is modprobe, which the legacy iptables runs; nft removes what mode nftables of
+# another kube-proxy left; ipset is for whoever looks into a node of mode ipvs.
+apt-get -qq -y install --download-only iptables ipset nftables kmod ca-certificates base-files
+
+mkdir -p "$root" "$work/all"
+for deb in "$work"/cache/archives/*.deb; do
+	dpkg-deb -x "$deb" "$work/all"
+	# Where scanners look for the packages of an image without dpkg.
+	package=$(dpkg-deb -f "$deb" Package)
+	install -D -m 644 <(dpkg-deb -f "$deb") "$root/var/lib/dpkg/status.d/$package"
+done
+
+cd "$work/all"
+lib=$(basename "$(dirname usr/lib/*/libc.so.6)")
+rm -rf "usr/lib/$lib"/{gconv,engines-3,ossl-modules}
+keep=(
+	etc/{debian_version,os-release,protocols,services}
+	usr/bin/kmod usr/sbin/{modprobe,lsmod,ipset,nft} usr/sbin/*tables-{nft,legacy}*
+	usr/sbin/xtables-{nft,legacy}-multi
+	usr/lib/{os-release,"$lib",tmpfiles.d} usr/lib*/ld-*
+	usr/share/{common-licenses,doc/*/copyright,iptables}
+)
+for path in "${keep[@]}"; do
+	[[ ! -e $path && ! -L $path ]] || cp -a --parents "$path" "$root"
+done
+cd "$root"
+for dir in bin sbin lib lib64; do [[ ! -e usr/$dir ]] || ln -s "usr/$dir" $dir; done
+mkdir -p etc/ssl/certs usr/local/{bin,sbin} proc sys dev run lib/modules
+mkdir -p -m 1777 tmp
+find "$work/all/usr/share/ca-certificates" -name '*.crt' -print0 | sort -z | xargs -0 cat >etc/ssl/certs/ca-certificates.crt
+echo 'root:x:0:0:root:/root:/sbin/nologin' >etc/passwd
+echo 'root:x:0:' >etc/group
+# The plain names run the variant that the node uses. They are not beside those with a
+# variant in their name, among which it is looked for.
+for tool in {ip,ip6}tables{,-save,-restore}; do ln -s ../bin/iptables-wrapper "usr/local/sbin/$tool"; done
+find . -newermt "@${SOURCE_DATE_EPOCH:-0}" -exec touch -h -d "@${SOURCE_DATE_EPOCH:-0}" {} +
