@@ -4,6 +4,7 @@ package ebpf
 
 import (
 	"fmt"
+	"slices"
 
 	ciliumebpf "github.com/cilium/ebpf"
 )
@@ -17,6 +18,9 @@ var reasons = [...]string{
 	"dropped_policy", "dropped_source_range", "dropped_no_flow", "dropped_raced", "dropped_rewrite", "dropped_no_route",
 	"passed_reset", "passed_netfilter", "passed_fragment", "passed_headers", "passed_martian", "pushed_out",
 }
+
+// PacketResults are all there can be in a PacketCount.
+func PacketResults() []string { return slices.Clone(reasons[:]) }
 
 // PacketCount says of how many packets something became.
 type PacketCount struct {

@@ -1,0 +1,62 @@
+{{/* SPDX-License-Identifier: Apache-2.0 */}}
+{{- define "tandem.name" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "tandem.fullname" -}}
+{{- .Values.fullnameOverride | default (include "tandem.name" .) | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "tandem.selector" -}}
+app.kubernetes.io/name: {{ include "tandem.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "tandem.labels" -}}
+{{ include "tandem.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- define "tandem.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}{{ .Values.serviceAccount.name | default (include "tandem.fullname" .) }}{{ else }}{{ required "serviceAccount.name is needed where it is not created" .Values.serviceAccount.name }}{{ end }}
+{{- end }}
+
+{{- define "tandem.image" -}}
+{{ required "image.repository has to be set: build the image (make image) and push it" .Values.image.repository }}:{{ required "image.tag has to be set" .Values.image.tag }}
+{{- end }}
+
+{{/* The file that upstream's kube-proxy would read as well, and behind it our own options. */}}
+{{- define "tandem.config" -}}
+{{- if not (hasKey .Values.capabilities .Values.mode) }}{{ fail (printf "mode %q is none of %s" .Values.mode (keys .Values.capabilities | sortAlpha | join ", ")) }}{{ end }}
+{{- $kubeProxy := dict
+  "apiVersion" "kubeproxy.config.k8s.io/v1alpha1"
+  "kind" "KubeProxyConfiguration"
+  "mode" .Values.mode
+  "clusterCIDR" .Values.clusterCIDR
+  "metricsBindAddress" .Values.metricsBindAddress
+  "clientConnection" (dict "kubeconfig" "/var/lib/kube-proxy/kubeconfig.conf") }}
+{{- toYaml (mustMergeOverwrite $kubeProxy (deepCopy .Values.config)) }}
+{{- $tandem := dict "apiVersion" "config.tandem-proxy.dev/v1alpha1" "kind" "TandemConfiguration" }}
+{{- if eq .Values.mode "ebpf" }}{{ $_ := set $tandem "ebpf" (dict "cgroupRoot" "/host/cgroup") }}{{ end }}
+---
+{{ toYaml (mustMergeOverwrite $tandem (deepCopy .Values.tandem)) }}
+{{- end }}
+
+{{- define "tandem.kubeconfig" -}}
+apiVersion: v1
+kind: Config
+clusters:
+- name: default
+  cluster:
+    certificate-authority: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt
+    server: {{ required "apiServer has to be set: the address by which nodes reach it without Services" .Values.apiServer }}
+contexts:
+- name: default
+  context: {cluster: default, namespace: default, user: default}
+current-context: default
+users:
+- name: default
+  user: {tokenFile: /var/run/secrets/kubernetes.io/serviceaccount/token}
+{{- end }}

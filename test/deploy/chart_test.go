@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package deploy checks what is installed by: the chart, the kustomization, patches for
+// kubeadm, alerts and the dashboard. It is a module of its own, as the libraries of the
+// tools that read these are large.
+package deploy
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/common/util"
+	"helm.sh/helm/v4/pkg/chart/v2/lint"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/engine"
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+
+	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/test/golden"
+)
+
+const chart = "../../deploy/helm/tandem-kube-proxy"
+
+// required are the values that have no default.
+func required(more map[string]any) map[string]any {
+	values := map[string]any{
+		"image":     map[string]any{"repository": "registry.example/kube-proxy", "tag": "unset"},
+		"apiServer": "https://api-server.example:6443",
+	}
+	maps.Copy(values, more)
+	return values
+}
+
+// render is what helm template prints, without comments of its own.
+func render(values map[string]any) (string, error) {
+	loaded, err := loader.Load(chart)
+	if err != nil {
+		return "", err
+	}
+	all, err := util.ToRenderValues(loaded, values, common.ReleaseOptions{Name: "tandem", Namespace: "kube-system", IsInstall: true, Revision: 1}, common.DefaultCapabilities)
+	if err != nil {
+		return "", err
+	}
+	files, err := engine.Render(loaded, all)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		for _, document := range strings.Split("\n"+files[name], "\n---\n") {
+			if document = strings.TrimSpace(document); document != "" && strings.HasSuffix(name, ".yaml") {
+				fmt.Fprintf(&b, "---\n%s\n", document)
+			}
+		}
+	}
+	return b.String(), nil
+}
+
+func mustRender(t *testing.T, more map[string]any) string {
+	t.Helper()
+	text, err := render(required(more))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+// decode reads objects as the API server does that validates fields strictly.
+func decode(t *testing.T, text string) (objects []runtime.Object) {
+	t.Helper()
+	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(text)))
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return objects
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(bytes.TrimSpace(document)) == 0 {
+			continue
+		}
+		o, _, err := decoder.Decode(document, nil, nil)
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, document)
+		}
+		objects = append(objects, o)
+	}
+}
+
+// find is the one object of a type.
+func find[T runtime.Object](t *testing.T, objects []runtime.Object) T {
+	t.Helper()
+	var found []T
+	for _, o := range objects {
+		if o, ok := o.(T); ok {
+			found = append(found, o)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("%d objects of type %T", len(found), *new(T))
+	}
+	return found[0]
+}
+
+func TestLint(t *testing.T) {
+	for _, m := range lint.RunAll(chart, required(nil), "kube-system").Messages {
+		if !strings.Contains(m.Error(), "icon is recommended") {
+			t.Error(m)
+		}
+	}
+}
+
+// The kustomization is the chart's mode ebpf; the other modes are files of testdata, which
+// package test/image runs as well.
+func TestModes(t *testing.T) {
+	for mode, file := range map[string]string{
+		"ebpf": "../../../deploy/kustomize/base/kube-proxy.yaml", "iptables": "chart-iptables.yaml", "ipvs": "chart-ipvs.yaml",
+	} {
+		t.Run(mode, func(t *testing.T) {
+			text := mustRender(t, map[string]any{"mode": mode, "clusterCIDR": "10.244.0.0/16,fd00:10:244::/48"})
+			golden.Compare(t, file, "# SPDX-License-Identifier: Apache-2.0\n# Rendered from the chart; 'go test -C test/deploy . -update' writes it.\n"+text)
+			check(t, text, mode)
+		})
+	}
+}
+
+func TestPrivileged(t *testing.T) {
+	text := mustRender(t, map[string]any{"privileged": true})
+	pod := check(t, text, "ebpf")
+	if c := pod.Containers[0].SecurityContext; !*c.Privileged || c.Capabilities != nil || len(pod.InitContainers) > 0 {
+		t.Errorf("privileged: %+v, and %d init containers", c, len(pod.InitContainers))
+	}
+}
+
+// check looks at what no schema says, and returns the pods.
+func check(t *testing.T, text, mode string) v1.PodSpec {
+	t.Helper()
+	objects := decode(t, text)
+	ds := find[*appsv1.DaemonSet](t, objects)
+	selector := labels.SelectorFromSet(ds.Spec.Selector.MatchLabels)
+	if !selector.Matches(labels.Set(ds.Spec.Template.Labels)) {
+		t.Errorf("the selector %s does not select %v", selector, ds.Spec.Template.Labels)
+	}
+	pod := ds.Spec.Template.Spec
+	volumes := map[string]bool{}
+	for _, v := range pod.Volumes {
+		volumes[v.Name] = true
+	}
+	for _, c := range append(slices.Clone(pod.InitContainers), pod.Containers...) {
+		for _, m := range c.VolumeMounts {
+			if !volumes[m.Name] {
+				t.Errorf("container %s mounts %s, which is no volume", c.Name, m.Name)
+			}
+		}
+		for _, p := range c.Ports {
+			if p.HostPort != p.ContainerPort {
+				t.Errorf("port %d is %d on the host, which the API server refuses with the host's network", p.ContainerPort, p.HostPort)
+			}
+		}
+		s := c.SecurityContext
+		if s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation && slices.Contains(s.Capabilities.Add, "SYS_ADMIN") {
+			t.Error("the API server refuses SYS_ADMIN without privilege escalation")
+		}
+	}
+	file := filepath.Join(t.TempDir(), "config.conf")
+	if err := os.WriteFile(file, []byte(find[*v1.ConfigMap](t, objects).Data["config.conf"]), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c, warnings, err := config.Load(file)
+	if err != nil || len(warnings) > 0 || len(c.Validate()) > 0 {
+		t.Errorf("the configuration: %v, warnings %q, invalid %v", err, warnings, c.Validate())
+	}
+	if string(c.KubeProxy.Mode) != mode {
+		t.Errorf("mode %s, want %s", c.KubeProxy.Mode, mode)
+	}
+	return pod
+}
+
+// What is missing or wrong is refused, with the name of the value.
+func TestRefused(t *testing.T) {
+	for name, values := range map[string]map[string]any{
+		"image.repository":    {"apiServer": "https://api-server.example:6443"},
+		"apiServer":           required(map[string]any{"apiServer": ""}),
+		"mode":                required(map[string]any{"mode": "nftables"}),
+		"image.tag":           required(map[string]any{"image": map[string]any{"repository": "x"}}),
+		"serviceAccount.name": required(map[string]any{"serviceAccount": map[string]any{"create": false}}),
+	} {
+		if _, err := render(values); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("without a good %s: %v", name, err)
+		}
+	}
+}
+
+// Values reach the objects, and own options the second document of the configuration.
+func TestValues(t *testing.T) {
+	text := mustRender(t, map[string]any{
+		"config":    map[string]any{"iptables": map[string]any{"masqueradeAll": true}},
+		"tandem":    map[string]any{"ebpf": map[string]any{"fallback": []any{"none"}}},
+		"extraArgs": []any{"-v=4"}, "hostPID": false, "cgroupRoot": "/sys/fs/cgroup/unified",
+	})
+	pod := check(t, text, "ebpf")
+	for _, want := range []string{"masqueradeAll: true", "- none", "cgroupRoot: /host/cgroup", "path: /sys/fs/cgroup/unified", "- -v=4"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+	if pod.HostPID {
+		t.Error("the host's pids are asked for")
+	}
+}
+
+// An overlay names image and API server.
+func TestKustomize(t *testing.T) {
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), "../../deploy/kustomize/example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := built.AsYaml()
+	if err != nil {
+		t.Fatal(err)
+	}
+	check(t, string(text), "ebpf")
+	for _, leftover := range []string{"api-server.example", "registry.example/kube-proxy:unset"} {
+		if strings.Contains(string(text), leftover) {
+			t.Errorf("%s is left:\n%s", leftover, text)
+		}
+	}
+}

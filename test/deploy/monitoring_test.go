@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"encoding/json"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/promql/parser"
+	v1 "k8s.io/api/core/v1"
+	k8smetrics "k8s.io/component-base/metrics"
+	"sigs.k8s.io/yaml"
+
+	"github.com/tandem-proxy/tandem/metrics"
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
+)
+
+const (
+	alertsFile    = chart + "/files/alerts.yaml"
+	dashboardFile = chart + "/files/dashboard.json"
+)
+
+// elsewhere are metrics that every process has.
+var elsewhere = map[string]bool{"process_cpu_seconds_total": true, "process_resident_memory_bytes": true}
+
+// scraped are labels that a scrape adds.
+var scraped = []string{"instance", "job", "le"}
+
+// exposed are the labels of every metric of ours, by the series' names.
+func exposed(t *testing.T) map[string][]string {
+	t.Helper()
+	m, registry := metrics.New([]proxier.Family{proxier.IPv4, proxier.IPv6}), k8smetrics.NewKubeRegistry()
+	if err := m.Register(registry, func() (metrics.Tables, bool) {
+		return metrics.Tables{
+			ByName: map[string]metrics.Table{"frontends": {Used: 1, Max: 2}}, Packets: map[string]uint64{"forwarded_local": 1},
+			Services: []metrics.Service{{Namespace: "shop", Name: "web", Connections: 1}},
+		}, true
+	}); err != nil {
+		t.Fatal(err)
+	}
+	// What has labels shows once it was counted.
+	m.Healthz(200)
+	m.Livez(200)
+	m.Problem("Service", "Conflict")
+	m.Mode("ebpf", metrics.ModeRequested)
+	m.Capability("connect4", "yes")
+	m.Build("v1")
+	m.Rules(proxier.IPv4, "nat", 1, 1)
+	m.Start(time.Now())
+	m.Synced(proxier.SyncInfo{Full: true, Triggers: []time.Time{time.Now()}})
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]string{}
+	for _, f := range families {
+		var names []string
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			names = append(names, l.GetName())
+		}
+		all[f.GetName()] = names
+		if f.GetMetric()[0].GetHistogram() != nil {
+			for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+				all[f.GetName()+suffix] = names
+			}
+		}
+	}
+	return all
+}
+
+// checkQuery parses a query and looks for its metrics, their labels, and the values that
+// labels of ours can have.
+func checkQuery(t *testing.T, what, query string, series map[string][]string) {
+	t.Helper()
+	for variable, example := range map[string]string{"$__rate_interval": "5m", "$instance": ".+"} {
+		query = strings.ReplaceAll(query, variable, example)
+	}
+	expression, err := parser.NewParser(parser.Options{}).ParseExpr(query)
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+		return
+	}
+	var known []string // labels of the metrics in it
+	parser.Inspect(expression, func(n parser.Node, _ []parser.Node) error {
+		selector, ok := n.(*parser.VectorSelector)
+		if !ok || elsewhere[selector.Name] {
+			return nil
+		}
+		has, there := series[selector.Name]
+		if !there {
+			t.Errorf("%s: there is no metric %s", what, selector.Name)
+		}
+		known = append(known, has...)
+		for _, m := range selector.LabelMatchers {
+			if m.Name != labels.MetricName && !slices.Contains(slices.Concat(has, scraped), m.Name) {
+				t.Errorf("%s: %s has no label %s", what, selector.Name, m.Name)
+			}
+			if m.Name == "result" && !slices.ContainsFunc(ebpf.PacketResults(), m.Matches) {
+				t.Errorf("%s: no result matches %s", what, m)
+			}
+		}
+		return nil
+	})
+	parser.Inspect(expression, func(n parser.Node, _ []parser.Node) error {
+		if a, ok := n.(*parser.AggregateExpr); ok {
+			for _, name := range a.Grouping {
+				if !slices.Contains(slices.Concat(known, scraped), name) {
+					t.Errorf("%s: no metric in it has the label %s", what, name)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func TestAlerts(t *testing.T) {
+	series := exposed(t)
+	groups, errs := rulefmt.ParseFile(alertsFile, false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.Default())
+	for _, err := range errs {
+		t.Error(err)
+	}
+	if groups == nil {
+		return
+	}
+	names := map[string]bool{}
+	for _, g := range groups.Groups {
+		for _, r := range g.Rules {
+			if r.Alert == "" || names[r.Alert] || r.Labels["severity"] == "" || r.Annotations["summary"] == "" {
+				t.Errorf("rule %q: no alert, a second one of the name, or without severity or summary", r.Alert)
+			}
+			names[r.Alert] = true
+			checkQuery(t, r.Alert, r.Expr, series)
+		}
+	}
+}
+
+func TestDashboard(t *testing.T) {
+	series := exposed(t)
+	text, err := os.ReadFile(dashboardFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type grid struct{ X, Y, W, H int }
+	var d struct {
+		UID, Title string
+		Templating struct {
+			List []struct{ Name, Type string }
+		}
+		Panels []struct {
+			ID          int
+			Type, Title string
+			Datasource  struct{ UID string }
+			GridPos     grid
+			Targets     []struct{ Expr, RefID string }
+		}
+	}
+	if err := json.Unmarshal(text, &d); err != nil {
+		t.Fatal(err)
+	}
+	var variables []string
+	for _, v := range d.Templating.List {
+		variables = append(variables, v.Name)
+	}
+	if want := []string{"datasource", "instance"}; d.UID == "" || d.Title == "" || !cmp.Equal(variables, want) {
+		t.Errorf("uid %q, title %q, variables %q, want %q", d.UID, d.Title, variables, want)
+	}
+	ids, cells := map[int]bool{}, map[[2]int]string{}
+	for _, p := range d.Panels {
+		if ids[p.ID] || p.Title == "" {
+			t.Errorf("panel %d: there are two, or it has no title", p.ID)
+		}
+		ids[p.ID] = true
+		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
+			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
+				if other, taken := cells[[2]int{x, y}]; taken || x >= 24 {
+					t.Fatalf("panel %q lies over %q, or outside", p.Title, other)
+				}
+				cells[[2]int{x, y}] = p.Title
+			}
+		}
+		if p.Type == "row" {
+			continue
+		}
+		if p.Datasource.UID != "${datasource}" || len(p.Targets) == 0 {
+			t.Errorf("panel %q asks %q %d things", p.Title, p.Datasource.UID, len(p.Targets))
+		}
+		for _, target := range p.Targets {
+			checkQuery(t, p.Title, target.Expr, series)
+		}
+	}
+}
+
+// With the operator of Prometheus, the chart has the same alerts.
+func TestMonitoringObjects(t *testing.T) {
+	with := map[string]any{}
+	for _, name := range []string{"podMonitor", "prometheusRule", "dashboard"} {
+		with[name] = map[string]any{"enabled": true, "labels": map[string]any{"release": "prometheus"}}
+	}
+	text := mustRender(t, with)
+	alerts, err := os.ReadFile(filepath.FromSlash(alertsFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want any
+	if err := yaml.UnmarshalStrict(alerts, &want); err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[string]bool{}
+	var others []string
+	for _, document := range strings.Split(text, "---\n") {
+		var o struct {
+			APIVersion, Kind string
+			Metadata         struct{ Labels map[string]string }
+			Spec             any
+		}
+		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
+			t.Fatal(err)
+		}
+		if o.APIVersion != "monitoring.coreos.com/v1" {
+			others = append(others, document)
+			continue
+		}
+		kinds[o.Kind] = true
+		if o.Metadata.Labels["release"] != "prometheus" {
+			t.Errorf("%s lacks the label that its operator selects by", o.Kind)
+		}
+		if d := cmp.Diff(want, o.Spec); o.Kind == "PrometheusRule" && d != "" {
+			t.Errorf("rules of the operator (-file +object):\n%s", d)
+		}
+	}
+	if !kinds["PodMonitor"] || !kinds["PrometheusRule"] {
+		t.Errorf("there are %v", kinds)
+	}
+	var shown *v1.ConfigMap
+	for _, o := range decode(t, strings.Join(others, "---\n")) {
+		if m, ok := o.(*v1.ConfigMap); ok && m.Data["tandem.json"] != "" {
+			shown = m
+		}
+	}
+	if dashboard, err := os.ReadFile(dashboardFile); err != nil || shown == nil || shown.Data["tandem.json"] != string(dashboard) {
+		t.Errorf("the dashboard in the ConfigMap is another one: %v", err)
+	}
+}
