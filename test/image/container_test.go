@@ -153,9 +153,8 @@ func (v volume) mount(root string) error {
 
 // capabilities are those that manifests of this project name.
 var capabilities = map[string]uintptr{
-	"BPF": unix.CAP_BPF, "NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW, "SYS_ADMIN": unix.CAP_SYS_ADMIN,
+	"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW, "SYS_ADMIN": unix.CAP_SYS_ADMIN,
 	"SYS_MODULE": unix.CAP_SYS_MODULE, "SYS_PTRACE": unix.CAP_SYS_PTRACE, "SYS_RESOURCE": unix.CAP_SYS_RESOURCE,
-	"PERFMON": unix.CAP_PERFMON,
 }
 
 // dropCapabilities leaves those of the container: what root runs has those that are in the

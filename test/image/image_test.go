@@ -109,10 +109,11 @@ type cluster struct {
 }
 
 const (
-	token    = "a-token-of-the-service-account"
-	apiPort  = 6443
-	nodePort = 30080
-	podPort  = 8080
+	serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
+	token          = "a-token-of-the-service-account"
+	apiPort        = 6443
+	nodePort       = 30080
+	podPort        = 8080
 )
 
 var (
@@ -306,7 +307,7 @@ func (c *cluster) kubeadm(t *testing.T, mode string) container {
 			{From: c.configMap(t, mode), To: "/var/lib/kube-proxy", ReadOnly: true},
 			{From: lock, To: "/run/xtables.lock"},
 			{From: modules, To: "/lib/modules", ReadOnly: true},
-			{From: account, To: "/var/run/secrets/kubernetes.io/serviceaccount", ReadOnly: true},
+			{From: account, To: serviceAccount, ReadOnly: true},
 		},
 	}
 }
@@ -422,18 +423,24 @@ func (c *cluster) asked(t *testing.T, path string) string {
 	return string(text)
 }
 
-// TestKubeadm: swapping the image in kubeadm's DaemonSet, and the mode in its ConfigMap, is
-// all it takes. The container that comes after one that was killed goes on with what that
-// left.
+// TestKubeadm: swapping the image in kubeadm's DaemonSet, and the mode in its ConfigMap or
+// by a flag, is all it takes. The container that comes after one that was killed goes on
+// with what that left, and rules take over from programs on the way back.
 func TestKubeadm(t *testing.T) {
 	c := newCluster(t)
 	var made container
-	for _, mode := range []string{"iptables", "ebpf", "iptables"} {
-		made = c.kubeadm(t, mode)
+	for i, mode := range []string{"iptables", "ebpf", "ebpf", "iptables"} {
+		if made = c.kubeadm(t, mode); i == 2 {
+			made = c.kubeadm(t, "iptables")
+			made.Args = append(made.Args, "--proxy-mode=ebpf")
+		}
 		p := c.start(t, made, false)
 		c.serves(t)
 		if got := c.asked(t, "/proxyMode"); got != mode {
 			t.Errorf("/proxyMode says %q in mode %s", got, mode)
+		}
+		if mode == "iptables" && i > 0 {
+			p.await(t, `serve no new connections`)
 		}
 		_ = p.Close() // killed
 		c.serves(t)

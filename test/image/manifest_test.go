@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package image
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+
+	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/ipvs"
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/xtables"
+)
+
+// manifests are what the chart installs, by mode.
+var manifests = map[string]string{
+	"ebpf": "../../deploy/kustomize/base/kube-proxy.yaml", "iptables": "../deploy/testdata/chart-iptables.yaml", "ipvs": "../deploy/testdata/chart-ipvs.yaml",
+}
+
+// readManifest returns what decides how kube-proxy runs.
+func readManifest(t *testing.T, file string) (ds appsv1.DaemonSet, cm v1.ConfigMap) {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(f))
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return ds, cm
+		}
+		var kind metav1.TypeMeta
+		if err == nil {
+			err = yaml.Unmarshal(document, &kind)
+		}
+		switch {
+		case err != nil:
+		case kind.Kind == "DaemonSet":
+			err = yaml.Unmarshal(document, &ds)
+		case kind.Kind == "ConfigMap":
+			err = yaml.Unmarshal(document, &cm)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// fromManifest is a container of a pod, with what is in this cluster in place of what is on
+// a node.
+func (c *cluster) fromManifest(t *testing.T, pod *v1.PodSpec, of *v1.Container, cm *v1.ConfigMap) container {
+	t.Helper()
+	made := c.kubeadm(t, "") // for what stands for files of a node
+	at := func(to string) string {
+		return made.Mounts[slices.IndexFunc(made.Mounts, func(v volume) bool { return v.To == to })].From
+	}
+	account := volume{at(serviceAccount), serviceAccount, true}
+	config := filepath.Join(c.dir, "config-of-"+of.Name)
+	if err := os.MkdirAll(config, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range cm.Data {
+		text = strings.ReplaceAll(text, "https://api-server.example:6443", fmt.Sprintf("https://127.0.0.1:%d", apiPort))
+		if err := os.WriteFile(filepath.Join(config, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sources := map[string]string{}
+	for _, v := range pod.Volumes {
+		switch {
+		case v.ConfigMap != nil:
+			sources[v.Name] = config
+		case v.HostPath != nil && v.HostPath.Path == "/sys/fs/cgroup":
+			sources[v.Name] = c.node.CgroupPath()
+		case v.HostPath != nil:
+			sources[v.Name] = at(v.HostPath.Path)
+		}
+	}
+	s := of.SecurityContext
+	made = container{
+		Layers: c.layers, Cgroup: c.node.CgroupPath(), Mounts: []volume{account},
+		Privileged: s.Privileged != nil && *s.Privileged, ReadOnly: *s.ReadOnlyRootFilesystem,
+	}
+	for _, arg := range append(append(slices.Clone(of.Command), of.Args...), "-v=2") {
+		made.Args = append(made.Args, strings.ReplaceAll(arg, "$(NODE_NAME)", c.node.Name))
+	}
+	for _, m := range of.VolumeMounts {
+		made.Mounts = append(made.Mounts, volume{sources[m.Name], m.MountPath, m.ReadOnly})
+	}
+	if s.Capabilities != nil {
+		for _, name := range s.Capabilities.Add {
+			made.Capabilities = append(made.Capabilities, string(name))
+		}
+	}
+	return made
+}
+
+// TestChart runs what the chart installs: the capabilities that it names for a mode are
+// enough for it. The last cases have those that docs/install.md calls necessary.
+func TestChart(t *testing.T) {
+	c := newCluster(t)
+	for _, tt := range []struct {
+		name, installed string
+		capabilities    []string // instead of those that are named
+		mode            string   // that runs
+	}{
+		{"ebpf", "ebpf", nil, "ebpf"},
+		{"ipvs", "ipvs", nil, "ipvs"},
+		{"iptables", "iptables", nil, "iptables"},
+		{"least of ebpf", "ebpf", []string{"NET_ADMIN", "SYS_ADMIN"}, "ebpf"},
+		{"least of iptables", "iptables", []string{"NET_ADMIN"}, "iptables"},
+		{"ebpf without SYS_ADMIN", "ebpf", []string{"NET_ADMIN"}, "iptables"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.mode == "ipvs" {
+				c.needsIPVS(t)
+			}
+			ds, cm := readManifest(t, manifests[tt.installed])
+			pod := &ds.Spec.Template.Spec
+			for i := range pod.InitContainers {
+				made := c.fromManifest(t, pod, &pod.InitContainers[i], &cm)
+				if strings.Contains(c.run(t, made, pod.HostPID, made.Args[0], "--help"), "--init-only") {
+					c.run(t, made, pod.HostPID, made.Args...)
+				}
+			}
+			made := c.fromManifest(t, pod, &pod.Containers[0], &cm)
+			if tt.capabilities != nil {
+				made.Capabilities = tt.capabilities
+			}
+			p := c.start(t, made, pod.HostPID)
+			defer p.Close()
+			c.serves(t)
+			if got := c.asked(t, "/proxyMode"); got != tt.mode {
+				t.Errorf("/proxyMode says %q, want %q", got, tt.mode)
+			}
+		})
+	}
+	made := c.kubeadm(t, "iptables")
+	c.run(t, made, false, "/usr/local/bin/kube-proxy", "--cleanup", "--config=/var/lib/kube-proxy/config.conf")
+	if len(c.refused) > 0 {
+		t.Errorf("requests that kubeadm's RBAC does not allow: %q", c.refused)
+	}
+}
+
+func (c *cluster) needsIPVS(t *testing.T) {
+	t.Helper()
+	tools, err := xtables.New(xtables.NFT)
+	if err == nil {
+		err = c.node.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Rules: iptables.Options{Tools: tools}}) })
+	}
+	if err != nil {
+		lab.SkipOrFailModule(t, err)
+	}
+}
