@@ -4,7 +4,9 @@
 
 // Package selfprobe finds out whether this node's kernel leads a frontend to an endpoint, by
 // dialling it from this process and asking the kernel where the connection leads. Whether
-// the endpoint answers is not of interest, and nobody waits for it.
+// the endpoint answers is not of interest, and nobody waits for it. But one that refuses a
+// TCP connection at once, as one on this node can, cannot be told from none: the kernel has
+// forgotten the connection before it can be asked.
 package selfprobe
 
 import (
@@ -12,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -29,7 +32,7 @@ type Frontend struct {
 }
 
 // errNowhere is the usual failure: nobody translates.
-var errNowhere = errors.New("it leads to no endpoint")
+var errNowhere = errors.New("it leads to no endpoint, or to one that refuses at once")
 
 // BySocket is for connections that are translated when the socket connects. The process has
 // to be in a cgroup that is served. A connected UDP socket has sent nothing.
@@ -66,12 +69,10 @@ func ByPackets(ctx context.Context, f Frontend) (to netip.AddrPort, err error) {
 	case err != nil:
 		return to, fmt.Errorf("ask conntrack: %w", err)
 	}
-	for _, b := range f.Backends {
-		if b == flow.Replies {
-			return b, nil
-		}
+	if !slices.Contains(f.Backends, flow.Replies) {
+		return to, errNowhere
 	}
-	return to, errNowhere
+	return flow.Replies, nil
 }
 
 // socket is one that connects.

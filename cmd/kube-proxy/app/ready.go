@@ -38,10 +38,14 @@ func (c *candidate) compare(o *candidate) int {
 	return cmp.Or(cmp.Compare(c.cost, o.cost), cmp.Compare(c.lot, o.lot))
 }
 
-// candidates are the frontends that cost least, one for each tier and family that has any
-// with an endpoint.
-func (p *proxy) candidates(table *proxier.Table) map[probed]candidate {
-	chosen := map[probed]candidate{}
+// maxTries is how many frontends are dialled until one leads to an endpoint: one that refuses
+// at once says nothing about the kernel.
+const maxTries = 3
+
+// candidates are the frontends that cost least, some for each tier and family that has any
+// with an endpoint, the best first.
+func (p *proxy) candidates(table *proxier.Table) map[probed][]candidate {
+	chosen := map[probed][]candidate{}
 	for _, c := range table.All() {
 		d := c.New
 		if d.Name.Protocol != proxier.TCP && d.Name.Protocol != proxier.UDP || p.unplaced(d) {
@@ -59,11 +63,13 @@ func (p *proxy) candidates(table *proxier.Table) map[probed]candidate {
 			}
 			next := candidate{name: d.Name.String(), cost: costOf(d, tier), lot: lotOf(p.opts.nodeName, d)}
 			is := probed{tier, proxier.FamilyOf(f.Addr.Addr())}
-			if best, any := chosen[is]; any && best.compare(&next) <= 0 {
+			at, _ := slices.BinarySearchFunc(chosen[is], next, func(a, b candidate) int { return a.compare(&b) })
+			if at == maxTries {
 				continue
 			}
 			next.frontend = selfprobe.Frontend{Protocol: d.Name.Protocol, Addr: f.Addr, Backends: backendsOf(d, set)}
-			chosen[is] = next
+			best := slices.Insert(chosen[is], at, next)
+			chosen[is] = best[:min(len(best), maxTries)]
 		}
 	}
 	return chosen
@@ -119,19 +125,28 @@ func (p *proxy) probe(ctx context.Context) (list []health.Check) {
 	}
 	all := p.candidates(table)
 	for _, is := range slices.SortedFunc(maps.Keys(all), func(a, b probed) int { return cmp.Compare(a.String(), b.String()) }) {
-		c := all[is]
-		by := selfprobe.ByPackets
-		if is.tier == string(capabilities.ModeEBPF) {
-			by = selfprobe.BySocket
-		}
-		check := health.Check{Name: is.String(), Detail: fmt.Sprintf("%s %s of %s", c.frontend.Protocol, c.frontend.Addr, c.name)}
-		to, err := by(ctx, c.frontend)
-		if check.OK = err == nil; check.OK {
-			check.Detail += " leads to " + to.String()
-		} else {
-			check.Detail += ": " + err.Error()
-		}
-		list = append(list, check)
+		list = append(list, check(ctx, is, all[is]))
 	}
 	return list
+}
+
+// check dials until a frontend leads to an endpoint; it tells of the first if none does.
+func check(ctx context.Context, is probed, candidates []candidate) (first health.Check) {
+	by := selfprobe.ByPackets
+	if is.tier == string(capabilities.ModeEBPF) {
+		by = selfprobe.BySocket
+	}
+	for i, c := range candidates {
+		check := health.Check{Name: is.String(), Detail: fmt.Sprintf("%s %s of %s", c.frontend.Protocol, c.frontend.Addr, c.name)}
+		to, err := by(ctx, c.frontend)
+		if err == nil {
+			check.OK = true
+			check.Detail += " leads to " + to.String()
+			return check
+		}
+		if check.Detail += ": " + err.Error(); i == 0 {
+			first = check
+		}
+	}
+	return first
 }

@@ -32,8 +32,9 @@ func TestCandidates(t *testing.T) {
 	}{
 		{"nothing to dial", map[string]options{"shop/empty": {empty: true}, "shop/dns": {protocol: v1.ProtocolUDP}, "shop/sctp": {protocol: v1.ProtocolSCTP}}, ""},
 		{"the only one", map[string]options{"default/kubernetes": {}}, "default/kubernetes:p"},
-		{"not the API server", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}}, "shop/sticky:p"},
-		{"without affinity", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}}, "shop/web:p"},
+		{"not the API server", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}}, "shop/sticky:p default/kubernetes:p"},
+		{"without affinity", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}}, "shop/web:p shop/sticky:p default/kubernetes:p"},
+		{"three are enough", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}, "a/b": {}}, "shop/web:p a/b:p shop/sticky:p"},
 	} {
 		p := &proxy{
 			opts: &Options{nodeName: "node1"}, decision: capabilities.Decision{Mode: capabilities.ModeIPTables}, tiers: tiers{rules: &iptables.Tier{}},
@@ -65,9 +66,15 @@ func TestCandidates(t *testing.T) {
 			})
 		}
 		table.Apply(tracker.Take())
-		got := p.candidates(table)[probed{"iptables", proxier.IPv4}]
-		if got.name != tt.want || tt.want != "" && len(got.frontend.Backends) != 1 {
-			t.Errorf("%s: %+v, want %q", tt.name, got, tt.want)
+		var got []string
+		for _, c := range p.candidates(table)[probed{"iptables", proxier.IPv4}] {
+			got = append(got, c.name)
+			if len(c.frontend.Backends) != 1 {
+				t.Errorf("%s: %+v", tt.name, c)
+			}
+		}
+		if strings.Join(got, " ") != tt.want {
+			t.Errorf("%s: %v, want %q", tt.name, got, tt.want)
 		}
 	}
 }
