@@ -65,9 +65,18 @@ func (s *Settings) NeedsPodCIDRs() bool { return s.nodeCIDR }
 
 // Facts before the Node is known.
 func (s *Settings) Facts() proxier.Facts {
-	f := proxier.Facts{Pods: s.pods}
-	f.NodeIPs = s.nodeIPs(nil)
+	var f proxier.Facts
+	s.Revise(nil, &f)
 	return f
+}
+
+// Revise takes over facts of other settings, with what the Node says, if it is known. The
+// other facts are left alone.
+func (s *Settings) Revise(node *v1.Node, f *proxier.Facts) {
+	f.Pods, f.NodeIPs = s.pods, s.nodeIPs(nil)
+	if node != nil {
+		s.FromNode(node, f)
+	}
 }
 
 // FromNode takes over what the Node says, and leaves the other facts alone.

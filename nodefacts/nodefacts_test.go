@@ -145,6 +145,45 @@ func TestFromNodeLeavesTheRest(t *testing.T) {
 	}
 }
 
+// Other settings, with the Node that is known or with none.
+func TestRevise(t *testing.T) {
+	settings := func(change func(*config.Config)) *Settings {
+		c := config.New()
+		change(c)
+		return mustNew(t, c)
+	}
+	nodeCIDR := settings(func(c *config.Config) { c.KubeProxy.DetectLocalMode = config.LocalModeNodeCIDR })
+	clusterCIDR := settings(func(c *config.Config) { c.KubeProxy.ClusterCIDR = "10.244.0.0/16" })
+	bridge := settings(func(c *config.Config) {
+		c.KubeProxy.DetectLocalMode, c.KubeProxy.DetectLocal.BridgeInterface = config.LocalModeBridgeInterface, "cni0"
+	})
+	node := makeNode("InternalIP=172.18.0.1")
+	node.Spec.PodCIDRs = []string{"10.244.1.0/24"}
+	for _, test := range []struct {
+		name string
+		to   *Settings
+		node *v1.Node
+		want string
+	}{
+		{"to the Node's ranges", nodeCIDR, node, "[10.244.1.0/24]  172.18.0.1 z1"},
+		{"to those of a Node that is not known", nodeCIDR, nil, "[]  127.0.0.1 z9"},
+		{"to a range", clusterCIDR, node, "[10.244.0.0/16]  172.18.0.1 z1"},
+		{"to a device", bridge, node, "[] cni0 172.18.0.1 z1"},
+	} {
+		for _, before := range []*Settings{nodeCIDR, clusterCIDR, bridge} {
+			f := before.Facts()
+			f.Zone, f.LocalAddrs = "z9", []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+			if test.node != nil {
+				before.FromNode(test.node, &f)
+			}
+			test.to.Revise(test.node, &f)
+			if got := fmt.Sprint(f.Pods.CIDRs, " ", f.Pods.Interface, " ", f.NodeIPs[proxier.IPv4], " ", f.Zone); got != test.want || len(f.LocalAddrs) != 1 {
+				t.Errorf("%s: %s, want %s; local addresses %v", test.name, got, test.want, f.LocalAddrs)
+			}
+		}
+	}
+}
+
 func TestPolicy(t *testing.T) {
 	c := config.New()
 	if d := cmp.Diff(proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}}, mustNew(t, c).Policy); d != "" {

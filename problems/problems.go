@@ -232,9 +232,9 @@ func NodeReference(name string) *v1.ObjectReference {
 var (
 	kinds   = []string{"Service", "EndpointSlice", "Node", "File"}
 	reasons = []string{
+		proxier.ReasonInvalidConfig, proxier.ReasonIncompleteNode,
 		proxier.ReasonInvalidObject, proxier.ReasonConflict, proxier.ReasonCapacity, proxier.ReasonInvalidFile,
-		proxier.ReasonDuplicateName, proxier.ReasonUnsupported, proxier.ReasonUnguarded, proxier.ReasonFlowsNotClosed, proxier.ReasonInvalidConfig,
-		proxier.ReasonIncompleteNode, proxier.ReasonNoHealthCheck,
+		proxier.ReasonDuplicateName, proxier.ReasonUnsupported, proxier.ReasonUnguarded, proxier.ReasonFlowsNotClosed, proxier.ReasonNoHealthCheck,
 	}
 )
 

@@ -98,6 +98,7 @@ type Proxier struct {
 	nodeFacts func(*v1.Node, *Facts)
 	factsMu   sync.Mutex
 	facts     Facts
+	policy    *Policy // a new one; nil once it is the table's
 
 	// Owned by sync.
 	table  *Table
@@ -217,6 +218,15 @@ func (p *Proxier) UpdateFacts(change func(*Facts)) {
 	}
 }
 
+// UpdatePolicy takes over another policy, and the facts that change with it.
+func (p *Proxier) UpdatePolicy(policy Policy, change func(*Facts)) {
+	p.factsMu.Lock()
+	p.policy = &policy
+	change(&p.facts)
+	p.factsMu.Unlock()
+	p.runner.Request()
+}
+
 // OnNodeDelete keeps the last known facts: a node that is being removed still
 // serves.
 func (p *Proxier) OnNodeDelete(*v1.Node) {}
@@ -248,11 +258,15 @@ func (p *Proxier) sync(ctx context.Context, reason RunReason) error {
 	p.queued.Store(false)
 
 	p.factsMu.Lock()
-	facts := p.facts
+	facts, policy := p.facts, p.policy
+	p.policy = nil
 	p.factsMu.Unlock()
 	var changes []Change
 	rules, services := p.table.SetFacts(facts)
-	if services {
+	if policy != nil {
+		rules = p.table.SetPolicy(*policy) || rules
+	}
+	if services || policy != nil {
 		changes = p.tracker.TakeAll()
 	} else {
 		changes = p.tracker.Take()

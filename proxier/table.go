@@ -82,6 +82,16 @@ func (t *Table) SetFacts(facts Facts) (rules, services bool) {
 	return !t.rules.Equal(&before), services
 }
 
+// SetPolicy has everything be decided by another one: every Service has to be applied anew.
+// It says whether what NodeRules does differs.
+func (t *Table) SetPolicy(policy Policy) (rules bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	before := t.rules
+	t.policy, t.rules = policy, policy.NodeRules(&t.facts)
+	return !t.rules.Equal(&before)
+}
+
 // Facts that the decisions are made with.
 func (t *Table) Facts() Facts {
 	t.mu.RLock()

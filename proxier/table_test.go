@@ -643,6 +643,7 @@ func TestConcurrentReaders(t *testing.T) {
 		w.tracker.UpdateService(makeService(fmt.Sprint("b", i%3)))
 		w.tracker.UpdateEndpointSlice(makeSlice("1", fmt.Sprintf("10.244.0.%d", 1+i%200)))
 		w.table.SetFacts(Facts{Zone: fmt.Sprint("z", i%2)})
+		w.table.SetPolicy(Policy{MasqueradeAll: i%3 == 0})
 		w.table.Apply(w.tracker.TakeAll())
 	}
 	close(stop)

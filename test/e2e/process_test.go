@@ -136,19 +136,14 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-func withoutIPv6(t *testing.T, n *lab.Node) {
-	t.Helper()
-	if err := n.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0) }); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestOneFamily: a host where IPv6 is off is a node of one family, and says so.
 func TestOneFamily(t *testing.T) {
 	l := lab.NewT(t)
 	n := l.Node("node1")
 	web, client := serve(t, n.Pod("web")), n.Pod("client")
-	withoutIPv6(t, n)
+	if err := n.Do(func() error { return os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte("1"), 0) }); err != nil {
+		t.Fatal(err)
+	}
 	dir := t.TempDir()
 	writeManifests(t, dir, clusterIPs, web)
 	for _, mode := range []string{"ebpf", "iptables"} {
@@ -173,13 +168,11 @@ func TestOneFamily(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	l := lab.NewT(t)
 	n := l.Node("node1")
-	withoutIPv6(t, n)
 	for _, tt := range []struct {
 		name string
 		args []string
 		want string
 	}{
-		{"a primary family that is off", []string{"--bind-address=::", "--manifests=/"}, "bindAddress :: makes IPv6 the primary address family"},
 		{"a kernel that lacks it", []string{"--proxy-mode=ebpf", "--manifests=/", "--ebpf-capability-mask=bpf_syscall=no", "--ebpf-fallback=none"}, "mode ebpf requires bpf_syscall"},
 		{"no directory", []string{"--proxy-mode=ebpf", "--manifests=/nowhere"}, "/nowhere"},
 		{"no API server", []string{"--proxy-mode=ebpf", "--kubeconfig=/nowhere"}, "/nowhere"},

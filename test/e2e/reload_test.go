@@ -17,20 +17,21 @@ import (
 )
 
 // configFile is one as kubeadm writes it, with what is to be changed.
-func configFile(verbosity int, syncPeriod, clusterCIDR string) string {
+func configFile(verbosity int, syncPeriod, clusterCIDR string, localhost bool) string {
 	return fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 bindAddress: 0.0.0.0
-clusterCIDR: %s
+clusterCIDR: %[1]s
 mode: ebpf
 configSyncPeriod: 0s
-iptables: {masqueradeBit: null, syncPeriod: 0s}
-logging: {flushFrequency: 0, verbosity: %d}
+iptables: {masqueradeBit: null, syncPeriod: %[3]s, localhostNodePorts: %[4]t}
+logging: {flushFrequency: 0, verbosity: %[2]d}
 ---
 apiVersion: config.tandem-proxy.dev/v1alpha1
 kind: TandemConfiguration
-ebpf: {syncPeriod: %s}
-`, clusterCIDR, verbosity, syncPeriod)
+ebpf:
+  syncPeriod: %[3]s
+`, clusterCIDR, verbosity, syncPeriod, localhost)
 }
 
 const anotherService = `apiVersion: v1
@@ -57,6 +58,12 @@ endpoints:
 // The ConfigMap changes under traffic: what can be is taken over, what is bad is reported
 // and does nothing, and for the rest the process ends. No connection is lost.
 func TestReload(t *testing.T) {
+	for _, mode := range []string{"ebpf", "iptables"} {
+		t.Run(mode, func(t *testing.T) { testReload(t, mode) })
+	}
+}
+
+func testReload(t *testing.T, mode string) {
 	const pods, morePods = "10.244.0.0/16,fd00:10:244::/48", "10.240.0.0/12,fd00:10:244::/48"
 	s := newStage(t)
 	volume := t.TempDir()
@@ -68,8 +75,11 @@ func TestReload(t *testing.T) {
 	}
 	run := func() {
 		t.Helper()
-		s.process = begin(t, command(s.node, "--config="+filepath.Join(volume, "config.conf"), "--hostname-override="+s.node.Name, "--manifests="+s.dir))
-		s.serves(t)
+		s.process = begin(t, command(s.node, "--config="+filepath.Join(volume, "config.conf"), "--hostname-override="+s.node.Name, "--manifests="+s.dir, "--proxy-mode="+mode))
+		s.synced(t)
+		if mode == "ebpf" {
+			s.serves(t)
+		}
 	}
 	shows := func(texts ...string) {
 		t.Helper()
@@ -84,49 +94,68 @@ func TestReload(t *testing.T) {
 		})
 	}
 
-	update(configFile(2, "30s", pods))
+	update(configFile(2, "30s", pods, true))
 	run()
 	defer s.end()
 	long := s.open()
 	w := newLoad(t)
 	defer w.end()
 	s.ask(w, gently)
+	loopback := netip.MustParseAddrPort("127.0.0.1:30080")
+	s.await(t, "NodePorts at loopback addresses", reaches(s.node.Sandbox, loopback, s.here.Name))
 	if strings.Contains(s.log.String(), `reason="periodic"`) {
 		t.Error("syncs that nobody asked for show already")
 	}
 
-	update(configFile(3, "1s", pods))
+	update(configFile(3, "1s", pods, true))
 	shows(`tandem_config_reloads_total{result="applied"} 1`, "tandem_config_last_reload_successful 1")
 	s.await(t, "the verbosity and period of the file", s.says(`"Synced" reason="periodic"`))
 	if _, body, err := get(s.node, 10249, "/configz"); err != nil || !strings.Contains(body, `"verbosity":3`) {
 		t.Errorf("/configz does not have the new file: %v %s", err, body)
 	}
 
-	update(configFile(4, "0.5s", "10.244.0.0/16,10.245.0.0/16"))
+	update(configFile(4, "2s", "10.244.0.0/16,10.245.0.0/16", true))
 	shows(`tandem_config_reloads_total{result="failed"} 1`, "tandem_config_last_reload_successful 0", `tandem_problems_total{kind="Node",reason="InvalidConfig"} 1`)
 	s.await(t, "what is bad", s.says(volume+"/config.conf:4: clusterCIDR: Invalid value"))
 	writeManifest(t, s.dir, "more.yaml", fmt.Sprintf(anotherService, s.there.Addr4))
 	s.await(t, "a change while the file is bad", reaches(s.client.Sandbox, netip.MustParseAddrPort("10.96.0.11:80"), s.there.Name))
 
-	update(configFile(3, "1s", pods) + "# in order\n")
+	update(configFile(3, "1s", pods, true) + "# in order\n")
 	shows(`tandem_config_reloads_total{result="unchanged"} 1`, "tandem_config_last_reload_successful 1")
 	w.more(200)
 	if s.ended() {
 		t.Fatal("the process has ended")
 	}
 
-	update(configFile(3, "1s", morePods))
+	update(configFile(3, "1s", morePods, false))
+	shows(`tandem_config_reloads_total{result="applied"} 2`)
+	s.await(t, "other pods", func() error {
+		_, body, err := get(s.node, 10249, "/debug/explain?src=10.241.0.1&dst=10.96.0.10:80")
+		if err == nil && !strings.Contains(body, `"kind":"pod"`) {
+			err = fmt.Errorf("explain says %s", body)
+		}
+		return err
+	})
+	s.await(t, "no NodePorts at loopback addresses", func() error {
+		if reaches(s.node.Sandbox, loopback, s.here.Name)() == nil || reaches(s.node.Sandbox, loopback, s.there.Name)() == nil {
+			return errors.New("they are served")
+		}
+		return nil
+	})
+	w.more(200)
+	checkAll(t, long)
+
+	update(configFile(3, "1s", morePods, false) + "  devices: [eth0]\n")
 	var exit *exec.ExitError
 	if err := s.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("a change that takes a restart: %v, want exit code 1", err)
 	}
-	if err := s.says(`has changed in clusterCIDR, which takes a restart`)(); err != nil {
+	if err := s.says(`has changed in TandemConfiguration.ebpf.devices, which takes a restart`)(); err != nil {
 		t.Error(err)
 	}
 	w.more(200)
 	checkAll(t, long)
 	run()
-	s.await(t, "what was there", s.says(`adopted=true`))
 	w.more(200)
 	checkAll(t, long)
 	w.end()

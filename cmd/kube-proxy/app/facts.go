@@ -20,7 +20,10 @@ import (
 
 // facts is what this process finds out about its node.
 type facts struct {
+	// settings may be replaced, and node is what they are completed with; nil while there
+	// is none. Both are used while the proxier has its facts changed, one at a time.
 	settings     *nodefacts.Settings
+	node         *v1.Node
 	addresses    nodefacts.Addresses
 	serviceCIDRs nodefacts.ServiceCIDRs
 	uplinks      *uplinks.Watcher
@@ -37,29 +40,44 @@ const podCIDRLimit = 30 * time.Second
 
 // start collects what is known before the Node is.
 func (f *facts) start(ctx context.Context) {
-	logger := klog.FromContext(ctx)
-	f.logger = logger
-	for _, warning := range f.settings.Warnings {
-		logger.Info("The configuration may not be what is meant", "what", warning)
-	}
-	if f.settings.Policy.MasqueradeAll {
-		logger.Info("masqueradeAll does nothing for connections that are balanced at their socket: no packet is translated, and backends see the client")
-	}
-	if n := &f.settings.Policy.NodePorts; len(n.CIDRs) == 0 && !n.Primary && !n.Localhost && !n.All {
-		logger.Info("NodePorts are served at all addresses of this node; --nodeport-addresses=primary keeps to those of its Node object")
-	}
+	f.logger = klog.FromContext(ctx)
+	f.warn(f.settings)
 	f.known = f.settings.Facts()
 	f.note(&f.known)
 	f.uplinks.SetNodeIPs(f.known.NodeIPs[:])
 	var err error
 	if f.known.LocalAddrs, err = f.addresses.List(); err != nil {
-		logger.Error(err, "Cannot list the addresses of this node; NodePorts are not served until that works")
+		f.logger.Error(err, "Cannot list the addresses of this node; NodePorts are not served until that works")
 	}
+}
+
+// warn says what of the settings may surprise.
+func (f *facts) warn(s *nodefacts.Settings) {
+	for _, warning := range s.Warnings {
+		f.logger.Info("The configuration may not be what is meant", "what", warning)
+	}
+	if s.Policy.MasqueradeAll {
+		f.logger.Info("masqueradeAll does nothing for connections that are balanced at their socket: no packet is translated, and backends see the client")
+	}
+	if n := &s.Policy.NodePorts; len(n.CIDRs) == 0 && !n.Primary && !n.Localhost && !n.All {
+		f.logger.Info("NodePorts are served at all addresses of this node; --nodeport-addresses=primary keeps to those of its Node object")
+	}
+}
+
+// revise takes over other settings.
+func (f *facts) revise(s *nodefacts.Settings, px *proxier.Proxier) {
+	f.warn(s)
+	px.UpdatePolicy(s.Policy, func(known *proxier.Facts) {
+		f.settings = s
+		s.Revise(f.node, known)
+		f.note(known)
+	})
 }
 
 // fromNode is proxier.Options.NodeFacts.
 func (f *facts) fromNode(node *v1.Node, known *proxier.Facts) {
 	before := *known
+	f.node = node
 	f.settings.FromNode(node, known)
 	f.note(known)
 	f.uplinks.SetNodeIPs(known.NodeIPs[:])

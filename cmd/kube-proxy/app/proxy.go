@@ -249,12 +249,13 @@ func (p *proxy) program(ctx context.Context) error {
 		}
 	}()
 
+	runner := p.runner(p.opts.Config)
 	p.facts.start(ctx)
 	left := p.leftovers()
 	px, err := proxier.New(proxier.Options{
 		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(p.carrierOf(&open)), Reporter: p.problems,
 		Facts: p.facts.known, Policy: p.facts.settings.Policy, NodeFacts: p.facts.fromNode,
-		Observer: observers{p.metrics, p.health, p.services, &p.memory, &p.explain, p.ready, left}, Runner: p.runner(p.opts.Config),
+		Observer: observers{p.metrics, p.health, p.services, &p.memory, &p.explain, p.ready, left}, Runner: runner,
 	})
 	if err != nil {
 		return err
@@ -268,13 +269,13 @@ func (p *proxy) program(ctx context.Context) error {
 		also:    p.health,
 	}), p.facts.serviceCIDRs.FeedTo(px.UpdateFacts))
 	group.Go(func() error { return from.Run(ctx) })
-	group.Go(func() error { p.facts.follow(ctx, px); return nil })
-	group.Go(func() error { p.facts.awaitPodCIDRs(ctx, clock.RealClock{}, p.problems); return nil })
-	group.Go(func() error { left.run(ctx); return nil })
 	if p.opts.ConfigFile != "" {
 		group.Go(func() error { return p.reloader(px).run(ctx) })
 	}
 	group.Go(func() error { p.services.Run(ctx); return nil })
+	group.Go(func() error { p.facts.awaitPodCIDRs(ctx, clock.RealClock{}, p.problems); return nil })
+	group.Go(func() error { p.facts.follow(ctx, px); return nil })
+	group.Go(func() error { left.run(ctx); return nil })
 	if open.fast != nil {
 		group.Go(func() error { p.followUplinks(ctx, open.fast); return nil })
 		group.Go(func() error { open.fast.Run(ctx); return nil })
@@ -343,5 +344,7 @@ func publishConfig(c *config.Config) (*configz.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("publish configuration: %w", err)
 	}
-	return entry, entry.Set(c.Upstream())
+	return entry, show(entry, c)
 }
+
+func show(entry *configz.Config, c *config.Config) error { return entry.Set(c.Upstream()) }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/internal/dirwatch"
 	"github.com/tandem-proxy/tandem/manifests"
@@ -33,14 +34,34 @@ const (
 	reloadRescan = 30 * time.Second
 )
 
-// inPlace are the fields that a running process takes over, and those that nothing
-// depends on. With any other one, it ends to be started again: what is in the kernel
-// goes on working, and most of what a field decides is decided at the start.
-var inPlace = []string{
-	"logging.verbosity", "logging.flushFrequency", "oomScoreAdj",
-	"iptables.syncPeriod", "iptables.minSyncPeriod", "ipvs.syncPeriod", "ipvs.minSyncPeriod",
-	config.TandemKind + ".ebpf.syncPeriod", config.TandemKind + ".ebpf.minSyncPeriod",
-	"configSyncPeriod", "nftables", "portRange", "windowsRunAsService", "winkernel",
+// A running process takes over decisive fields, by which Services are decided anew, others
+// that are about when and about itself, and those that nothing depends on. With any other
+// one it ends to be started again: what is in the kernel goes on working, and what such a
+// field decides is decided at the start.
+var (
+	decisive = []string{
+		"clusterCIDR", "detectLocalMode", "detectLocal", "nodePortAddresses",
+		"iptables.masqueradeAll", "iptables.localhostNodePorts", config.TandemKind + ".strictSourceRanges",
+	}
+	others = []string{
+		"iptables.syncPeriod", "iptables.minSyncPeriod", "ipvs.syncPeriod", "ipvs.minSyncPeriod",
+		config.TandemKind + ".ebpf.syncPeriod", config.TandemKind + ".ebpf.minSyncPeriod",
+		"logging.verbosity", "logging.flushFrequency", "oomScoreAdj",
+		"configSyncPeriod", "nftables", "portRange", "windowsRunAsService", "winkernel",
+	}
+)
+
+// among says whether a field is one of these or in one of them.
+func among(fields []string, path string) bool {
+	return slices.ContainsFunc(fields, func(at string) bool { return path == at || strings.HasPrefix(path, at+".") })
+}
+
+// takesOver says whether a process in that mode takes over a field.
+func takesOver(mode capabilities.Mode, path string) bool {
+	if mode == capabilities.ModeIPVS && path == "iptables.masqueradeAll" {
+		return false // a virtual server is told by constant rules
+	}
+	return among(decisive, path) || among(others, path)
 }
 
 // reloader follows the file of --config while the process runs.
@@ -48,10 +69,11 @@ type reloader struct {
 	// start are the options of the process, running what is in force of its file.
 	start   *Options
 	running *config.Config
+	mode    capabilities.Mode
 	// check says whether a process could run with these options, apply takes the fields
 	// over that can be.
 	check    func(context.Context, *Options) error
-	apply    func(*config.Config, []config.Difference) error
+	apply    func(*Options, []config.Difference) error
 	reporter proxier.Reporter
 	metrics  *metrics.Metrics
 	settle   time.Duration
@@ -79,12 +101,20 @@ func stateOf(path string) fileState {
 
 func (p *proxy) reloader(px *proxier.Proxier) *reloader {
 	return &reloader{
-		start: p.opts, running: p.opts.Config, check: p.couldRun, reporter: p.problems, metrics: p.metrics, settle: reloadSettle, clock: clock.RealClock{},
-		apply: func(c *config.Config, changed []config.Difference) error {
+		start: p.opts, running: p.opts.Config, mode: p.decision.Mode, check: p.couldRun, reporter: p.problems, metrics: p.metrics, settle: reloadSettle, clock: clock.RealClock{},
+		apply: func(next *Options, changed []config.Difference) error {
+			c := next.Config
+			if slices.ContainsFunc(changed, func(d config.Difference) bool { return among(decisive, d.Path) }) {
+				settings, err := nodefacts.New(c, next.gate)
+				if err != nil {
+					return err
+				}
+				p.facts.revise(settings, px)
+			}
 			intervals := p.runner(c)
 			px.SetIntervals(intervals)
 			p.health.SetTimeout(2 * intervals.MaxInterval)
-			return errors.Join(applyToProcess(c, changed), p.configz.Set(c.Upstream()))
+			return errors.Join(applyToProcess(c, changed), show(p.configz, c))
 		},
 	}
 }
@@ -215,7 +245,7 @@ func (r *reloader) takeOver(ctx context.Context, next *Options, first bool) erro
 	var list, restart []string
 	for _, d := range changed {
 		list = append(list, d.String())
-		if !slices.ContainsFunc(inPlace, func(at string) bool { return d.Path == at || strings.HasPrefix(d.Path, at+".") }) {
+		if !takesOver(r.mode, d.Path) {
 			restart = append(restart, d.Path)
 		}
 	}
@@ -223,7 +253,7 @@ func (r *reloader) takeOver(ctx context.Context, next *Options, first bool) erro
 		logger.Info("The configuration file has changed; ending, to be started again with it. What is in the kernel goes on working", "changed", list, "needRestart", restart)
 		return fmt.Errorf("the configuration file %s has changed in %s, which takes a restart", r.start.ConfigFile, strings.Join(restart, ", "))
 	}
-	if err := r.apply(next.Config, changed); err != nil {
+	if err := r.apply(next, changed); err != nil {
 		logger.Error(err, "Cannot take over all of the configuration file", "changed", list)
 	}
 	next.warn(logger)

@@ -51,7 +51,7 @@ func newReloading(t *testing.T, text string, args ...string) *reloading {
 	f.reloader = &reloader{
 		start: o, running: o.Config, metrics: metrics.New(nil), settle: 20 * time.Millisecond, clock: clocktesting.NewFakeClock(time.Now()),
 		check: func(context.Context, *Options) error { return nil },
-		apply: func(c *config.Config, changed []config.Difference) error {
+		apply: func(_ *Options, changed []config.Difference) error {
 			f.lines <- fmt.Sprint("applied ", changed)
 			return nil
 		},
@@ -128,10 +128,10 @@ func TestReload(t *testing.T) {
 	f.volume(reloadText + "logging: {verbosity: 6}\niptables: {syncPeriod: 45s}\n")
 	f.expect("applied [logging.verbosity from 4 to 6]")
 
-	f.volume(strings.Replace(reloadText, "10.244", "10.245", 1) + "logging: {verbosity: 7}\niptables: {syncPeriod: 45s}\n")
+	f.volume(strings.Replace(reloadText, "mode: ebpf", "mode: iptables", 1) + "logging: {verbosity: 7}\niptables: {syncPeriod: 45s}\n")
 	select {
 	case err := <-done:
-		if want := "the configuration file " + f.dir + "/config.conf has changed in clusterCIDR, which takes a restart"; err == nil || err.Error() != want {
+		if want := "the configuration file " + f.dir + "/config.conf has changed in mode, which takes a restart"; err == nil || err.Error() != want {
 			t.Errorf("error %v, want %s", err, want)
 		}
 	case <-time.After(20 * time.Second):
@@ -167,7 +167,7 @@ func TestReloadSettles(t *testing.T) {
 	look(false)
 	f.quiet()
 
-	write(kubeProxyHead + "mode: ebpf\n") // without the clusterCIDR
+	write(kubeProxyHead + "mode: ebpf\n") // half of it
 	look(true)
 	clock.Step(900 * time.Millisecond)
 	look(true)
@@ -262,11 +262,15 @@ type kubeRegistry struct{ k8smetrics.KubeRegistry }
 
 // Every field that is taken over in place exists, or a name that changed upstream would go
 // unnoticed.
-func TestInPlaceFieldsExist(t *testing.T) {
+func TestFieldsTakenOverExist(t *testing.T) {
 	changed, err := complete(t, kubeProxyHead+`mode: ebpf
 logging: {verbosity: 1, flushFrequency: 1s}
 oomScoreAdj: 1
-iptables: {syncPeriod: 1h, minSyncPeriod: 2s}
+clusterCIDR: 10.244.0.0/16
+detectLocalMode: NodeCIDR
+detectLocal: {bridgeInterface: br0}
+nodePortAddresses: [primary]
+iptables: {syncPeriod: 1h, minSyncPeriod: 2s, masqueradeAll: true, localhostNodePorts: false}
 ipvs: {syncPeriod: 1h, minSyncPeriod: 2s}
 configSyncPeriod: 1h
 nftables: {syncPeriod: 1h}
@@ -276,6 +280,7 @@ winkernel: {sourceVip: 10.0.0.1}
 ---
 apiVersion: config.tandem-proxy.dev/v1alpha1
 kind: TandemConfiguration
+strictSourceRanges: true
 ebpf: {syncPeriod: 1h, minSyncPeriod: 2s}
 `)
 	if err != nil {
@@ -289,12 +294,24 @@ ebpf: {syncPeriod: 1h, minSyncPeriod: 2s}
 	if err != nil {
 		t.Fatal(err)
 	}
-	left := slices.Clone(inPlace)
+	left := slices.Concat(decisive, others)
 	for _, d := range differences {
-		left = slices.DeleteFunc(left, func(at string) bool { return at == d.Path || strings.HasPrefix(d.Path, at+".") })
+		left = slices.DeleteFunc(left, func(at string) bool { return among([]string{at}, d.Path) })
 	}
 	if len(left) > 0 {
 		t.Errorf("no such fields: %q", left)
+	}
+	for _, test := range []struct {
+		mode capabilities.Mode
+		path string
+		want bool
+	}{
+		{capabilities.ModeEBPF, "iptables.masqueradeAll", true}, {capabilities.ModeIPVS, "iptables.masqueradeAll", false},
+		{capabilities.ModeEBPF, "detectLocal.bridgeInterface", true}, {capabilities.ModeEBPF, "detectLocalModes", false},
+	} {
+		if takesOver(test.mode, test.path) != test.want {
+			t.Errorf("mode %s takes over %s: %v", test.mode, test.path, !test.want)
+		}
 	}
 }
 
@@ -338,7 +355,7 @@ func TestApplyToProcess(t *testing.T) {
 
 // What a process could not start with is no reason to end one that runs.
 func TestCouldRun(t *testing.T) {
-	p := &proxy{families: []proxier.Family{proxier.IPv4}, report: capabilities.Probe(t.Context(), capabilities.Options{CgroupRoot: "/nowhere", Mask: map[capabilities.Feature]capabilities.State{capabilities.BPFSyscall: capabilities.No}})}
+	p := &proxy{report: capabilities.Probe(t.Context(), capabilities.Options{CgroupRoot: "/nowhere", Mask: map[capabilities.Feature]capabilities.State{capabilities.BPFSyscall: capabilities.No}})}
 	for _, test := range []struct{ name, text, want string }{
 		{"a mode that the kernel cannot carry", "mode: ebpf\n---\n" + tandemHead + "manifests: /\nebpf: {fallback: [none]}\n", "no fallback is configured"},
 		{"one that another stands in for", "mode: ebpf\n---\n" + tandemHead + "manifests: /\n", ""},
