@@ -16,4 +16,6 @@
 // Only UDP entries of zone 0 are ever looked at, and of those only what goes to a
 // frontend that a decision has, or had. Entries of TCP and SCTP stay, whatever
 // becomes of their backends, as those connections can close gracefully.
+//
+// Settings are those of the kernel's conntrack as a whole, for everybody's flows.
 package conntrack

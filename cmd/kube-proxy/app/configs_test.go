@@ -80,6 +80,7 @@ var configs = []given{
 	{flags: "--v=5 --vmodule=a=1,b=2 --log-flush-frequency=1s --kube-api-qps=1.5 --kube-api-burst=3 --kube-api-content-type=application/json --profiling --oom-score-adj=5"},
 	{flags: "--hostname-override=Other -v=3 --vmodule=b=2 --masquerade-all --oom-score-adj=1", fields: "hostnameOverride: one\nlogging: {verbosity: 1, vmodule: [{filePattern: a, verbosity: 1}]}"},
 	{flags: "--master=https://api --cleanup --init-only", fields: "mode: ipvs"},
+	{fields: "hostnameOverride: ../a\nclientConnection: {contentType: b}\nlogging: {vmodule: [{filePattern: c, verbosity: 1}]}\n" + tandemDocument + "manifests: ./d\nebpf: {cgroupRoot: e, procRoot: ../f, devices: [g/h]}"},
 
 	// These are wrong.
 	{fields: "bindAddress: here"},
@@ -241,6 +242,23 @@ func (g *given) arguments(t *testing.T, dir string) (args []string) {
 func (g *given) run(t *testing.T) (written, failed string) {
 	t.Helper()
 	dir := t.TempDir()
+	defer func() { // whatever names are in it
+		all, err := os.ReadDir(dir)
+		for _, f := range all {
+			if f.Name() != "f.yaml" && f.Name() != "written.yaml" {
+				t.Errorf("%s: %s is written", g, f.Name())
+			}
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}()
+	back, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+	defer t.Chdir(back) // golden files are there
 	out := filepath.Join(dir, "written.yaml")
 	cmd := newCommand(0)
 	cmd.SilenceErrors = true
