@@ -219,6 +219,7 @@ var configs = []given{
 	{file: "# nothing\n---\n---\n" + kubeProxyHead, other: tandemOnly},
 
 	{flags: "--bind-address=::", other: otherwise},
+	{flags: "--proxy-mode=ebpf", fields: "mode: iptables", other: otherwise}, // there the file has it
 }
 
 // arguments writes the file of a case to a directory.
