@@ -25,16 +25,14 @@ cached=${XDG_CACHE_HOME:-$HOME/.cache}/tandem/control-plane-$version-$(sha256sum
 if ! complete "$cached"; then
 	scratch=$(mktemp -d)
 	trap 'rm -rf "$scratch"' EXIT
-	echo "Building etcd, kube-apiserver and kube-controller-manager $version: 8 minutes of two cores" >&2
+	echo "Building etcd, kube-apiserver and kube-controller-manager $version, which takes nine minutes of CPU time" >&2
 	started=$SECONDS
-	# go says nothing until it is done; whoever waits wants to know that it works.
-	(while sleep 60; do echo "Still building, after $((SECONDS - started)) s" >&2; done) &
-	watcher=$!
-	trap 'kill $watcher; rm -rf "$scratch"' EXIT
 	v=k8s.io/component-base/version
 	IFS=. read -r major minor _ <<<"${version#v}"
-	nice go build -trimpath -buildvcs=false -o "$scratch/" \
-		-ldflags="-s -w -X $v.gitVersion=$version -X $v.gitMajor=$major -X $v.gitMinor=$minor -X $v.gitTreeState=archive" tool >&2
+	# Everything that is not the name of a package is an error, or about downloads.
+	nice go build -v -trimpath -buildvcs=false -o "$scratch/" \
+		-ldflags="-s -w -X $v.gitVersion=$version -X $v.gitMajor=$major -X $v.gitMinor=$minor -X $v.gitTreeState=archive" tool 2>&1 |
+		awk '/[ #]/ {print; fflush(); next} ++n % 250 == 0 {print n " packages are built"; fflush()}' >&2
 	mv "$scratch/server" "$scratch/etcd" # after the package of its main
 	mkdir -p "$cached"
 	for p in "${programs[@]}"; do mv "$scratch/$p" "$cached/"; done
