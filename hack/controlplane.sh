@@ -25,7 +25,7 @@ cached=${XDG_CACHE_HOME:-$HOME/.cache}/tandem/control-plane-$version-$(sha256sum
 if ! complete "$cached"; then
 	scratch=$(mktemp -d)
 	trap 'rm -rf "$scratch"' EXIT
-	echo "Building etcd, kube-apiserver and kube-controller-manager $version, which takes nine minutes of CPU time" >&2
+	echo "Building etcd, kube-apiserver and kube-controller-manager $version, which takes ten minutes of CPU time" >&2
 	started=$SECONDS
 	v=k8s.io/component-base/version
 	IFS=. read -r major minor _ <<<"${version#v}"
