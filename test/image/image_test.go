@@ -447,6 +447,7 @@ func TestKubeadm(t *testing.T) {
 		p = c.start(t, made, false)
 		if mode == "ebpf" {
 			p.await(t, `adopted=true`)
+			c.run(t, made, false, "/usr/local/bin/tandemctl", "status")
 		}
 		c.serves(t)
 		_ = p.Close()

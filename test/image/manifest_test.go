@@ -150,6 +150,9 @@ func TestChart(t *testing.T) {
 			if got := c.asked(t, "/proxyMode"); got != tt.mode {
 				t.Errorf("/proxyMode says %q, want %q", got, tt.mode)
 			}
+			if tt.mode == "ebpf" {
+				c.run(t, made, pod.HostPID, "/usr/local/bin/tandemctl", "--cgroup-root=/host/cgroup", "status")
+			}
 		})
 	}
 	made := c.kubeadm(t, "iptables")
