@@ -98,9 +98,10 @@ PLATFORM ?= linux/$(shell go env GOARCH)
 builder = $(firstword $(notdir $(foreach b,docker podman buildah,$(shell command -v $(b)))))
 
 .PHONY: image
+# Older builders do not know by themselves what they run on.
 image: ## Build the image with docker, podman or buildah (IMAGE=…, PLATFORM=linux/arm64)
 	@[[ -n "$(builder)" ]] || { echo 'Missing: docker, podman or buildah' >&2; exit 1; }
-	$(builder) build --platform $(PLATFORM) --build-arg LDFLAGS='$(LDFLAGS)' --build-arg SOURCE_DATE_EPOCH=$$(date -d '$(date)' +%s) -t $(IMAGE) .
+	$(builder) build --platform $(PLATFORM) --build-arg BUILDPLATFORM=linux/$$(go env GOHOSTARCH) --build-arg LDFLAGS='$(LDFLAGS)' --build-arg SOURCE_DATE_EPOCH=$$(date -d '$(date)' +%s) -t $(IMAGE) .
 
 .PHONY: clean
 clean: ## Remove what the other targets made
