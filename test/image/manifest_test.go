@@ -9,12 +9,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -152,6 +155,9 @@ func TestChart(t *testing.T) {
 			}
 			if tt.mode == "ebpf" {
 				c.run(t, made, pod.HostPID, "/usr/local/bin/tandemctl", "--cgroup-root=/host/cgroup", "status")
+				if closed, want := c.closes(t), slices.Contains(made.Capabilities, "SYS_PTRACE"); closed != want {
+					t.Errorf("a UDP socket of a pod whose endpoint is gone was closed: %v, want %v", closed, want)
+				}
 			}
 		})
 	}
@@ -160,6 +166,39 @@ func TestChart(t *testing.T) {
 	if len(c.refused) > 0 {
 		t.Errorf("requests that kubeadm's RBAC does not allow: %q", c.refused)
 	}
+}
+
+// closes says whether a UDP socket of a pod is closed when its endpoint goes, which takes a
+// look into the pod's network namespace.
+func (c *cluster) closes(t *testing.T) bool {
+	t.Helper()
+	defer c.endpoints(c.here, c.there)
+	c.endpoints(c.here)
+	leads := func(to *lab.Pod) net.Conn {
+		var conn net.Conn
+		await(t, "a socket that leads to "+to.Name, func() error {
+			dialed, err := c.client.Dial(t.Context(), "udp", vip4)
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { dialed.Close() })
+			reply, err := lab.AskConn(t.Context(), dialed)
+			if err == nil && reply.Server != to.Name {
+				err = fmt.Errorf("it leads to %s", reply.Server)
+			}
+			conn = dialed
+			return err
+		})
+		return conn
+	}
+	open := leads(c.here)
+	c.endpoints(c.there)
+	leads(c.there)
+	if err := open.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := open.Read(make([]byte, 1))
+	return errors.Is(err, unix.ECONNABORTED)
 }
 
 func (c *cluster) needsIPVS(t *testing.T) {
