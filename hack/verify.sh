@@ -39,6 +39,9 @@ clang_format() { sources '*.c' '*.h' | xargs clang-format-19 --dry-run -Werror; 
 
 tidy() { go mod tidy -diff; }
 
+# A module of its own. That of test/cluster is looked at where it is built.
+deploy() (cd test/deploy && export CGO_ENABLED=0 GOWORK=off && go mod tidy -diff && go vet -trimpath ./...)
+
 # Compared by content and not with git, so that it also works before a commit.
 generated() {
 	local before after
@@ -89,6 +92,7 @@ fi
 # Built as make build does, so that what it compiled is not compiled again.
 check 'go vet' env CGO_ENABLED=0 go vet -trimpath ./...
 check 'go mod tidy' tidy
+check 'test/deploy' deploy
 check 'generated files' generated
 check 'SPDX headers' silent spdx
 check 'licences' silent licences
