@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -23,7 +25,7 @@ func Find(ctx context.Context) (*Tools, error) { return find(ctx, searchPath()) 
 func FindIn(ctx context.Context, dir string) (*Tools, error) { return find(ctx, []string{dir}) }
 
 func find(ctx context.Context, dirs []string) (*Tools, error) {
-	var found []*Tools
+	var all, found []*Tools
 	var rules []int
 	var errs []error
 	for _, v := range []Variant{NFT, Legacy} {
@@ -32,16 +34,19 @@ func find(ctx context.Context, dirs []string) (*Tools, error) {
 			errs = append(errs, err)
 			continue
 		}
-		hinted, n, err := t.survey(ctx)
+		if t.hinted() {
+			return t, nil
+		}
+		all = append(all, t)
+	}
+	for _, t := range all {
+		n, err := t.survey(ctx)
 		if err := ctx.Err(); err != nil {
 			return nil, err // whatever came of what was under way
 		}
 		if err != nil {
 			errs = append(errs, err)
 			continue
-		}
-		if hinted {
-			return t, nil
 		}
 		found, rules = append(found, t), append(rules, n)
 	}
@@ -58,9 +63,33 @@ func find(ctx context.Context, dirs []string) (*Tools, error) {
 	return found[preferred(dirs)], nil // both are there, in order
 }
 
-// survey looks for hints, and counts rules of others. It reads all tables there are:
-// asking the legacy programs for one by name would create it.
-func (t *Tools) survey(ctx context.Context) (hinted bool, rules int, err error) {
+// hinted looks for hints, and for nothing else: to read all rules that a proxy has left
+// may take seconds. Where that fails, survey will, too.
+func (t *Tools) hinted() bool {
+	for f := range proxier.Families {
+		p := t.families[f]
+		if p.missing != nil || t.variant == Legacy && !hasLegacyTable(f, "mangle") {
+			continue
+		}
+		for _, hint := range hints {
+			if exists, err := p.single.ChainExists("mangle", hint); err == nil && exists {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// hasLegacyTable says whether a table is there: asking the legacy programs for it would
+// create it.
+func hasLegacyTable(f proxier.Family, table string) bool {
+	names := [proxier.Families]string{"ip_tables_names", "ip6_tables_names"}
+	text, err := os.ReadFile("/proc/thread-self/net/" + names[f])
+	return err == nil && slices.Contains(strings.Fields(string(text)), table)
+}
+
+// survey counts rules of others. It reads all tables there are, and none by name.
+func (t *Tools) survey(ctx context.Context) (rules int, err error) {
 	var errs []error
 	read := false
 	for f := range proxier.Families {
@@ -75,16 +104,13 @@ func (t *Tools) survey(ctx context.Context) (hinted bool, rules int, err error) 
 		}
 		read = true
 		for _, table := range tables {
-			for _, hint := range hints {
-				hinted = hinted || table.Name == "mangle" && table.Chain(hint) != nil
-			}
 			rules += foreign(table)
 		}
 	}
 	if !read {
-		return false, 0, errors.Join(errs...)
+		return 0, errors.Join(errs...)
 	}
-	return hinted, rules, nil
+	return rules, nil
 }
 
 // foreign counts rules that are neither in chains of Kubernetes nor lead there. Those
