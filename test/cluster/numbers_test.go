@@ -30,12 +30,14 @@ const (
 	settle = 15 * time.Second
 	// quiet is longer than any side waits between syncs.
 	quiet = 1200 * time.Millisecond
+	// rate is how many connections a second are made while endpoints change.
+	rate = 500
 )
 
 // BenchmarkProxy puts a node's life among 5,000 Services of ten endpoints beside
 // upstream's, all with one API server: the start, from exec; memory, when that is over; an
 // endpoint that changes after a quiet period, from before it is written until connections
-// to the VIP end at the new one; and a change that nobody was there to see, from the exec
+// to the VIP end at the new one; connections that fail while endpoints change; and a change that nobody was there to see, from the exec
 // of the process after kill -9. CPU time has that of tools which a process runs.
 func BenchmarkProxy(b *testing.B) {
 	theirs := upstream.BinaryT(b)
@@ -91,7 +93,7 @@ func (c *cluster) measure(b *testing.B, n *lab.Node, shell *lab.Sandbox, binary,
 	b.ReportMetric(p.memory(b, "VmRSS"), "RSS-MiB")
 	b.ReportMetric(p.memory(b, "VmHWM"), "peak-MiB")
 
-	const changes, counted = 100, 30 // CPU time is that of as many
+	const changes, counted = 100, 30 // CPU time, and connections that fail, are those of as many
 	var took []time.Duration
 	cpu := p.cpu(b)
 	for i := range changes {
@@ -108,6 +110,21 @@ func (c *cluster) measure(b *testing.B, n *lab.Node, shell *lab.Sandbox, binary,
 	slices.Sort(took)
 	b.ReportMetric(took[(changes-1)/2].Seconds()*1e3, "change-p50-ms")
 	b.ReportMetric(took[(changes-1)*99/100].Seconds()*1e3, "change-p99-ms")
+
+	ctx, stop := context.WithCancel(b.Context())
+	result := make(chan lab.Dials)
+	go func() { result <- shell.DialOften(ctx, "tcp", to, rate) }()
+	for i := range counted {
+		c.lead(web, pods[(i+1)%2])
+		<-time.After(quiet)
+	}
+	stop()
+	d := <-result
+	b.ReportMetric(float64(d.All), "connects")
+	b.ReportMetric(float64(d.Failed), "failed")
+	if d.Err != nil {
+		b.Logf("the first of %d failures: %v", d.Failed, d.Err)
+	}
 
 	_ = p.Close()
 	c.lead(web, pods[1])

@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -16,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -317,8 +315,8 @@ func BenchmarkConnectsDuringChanges(b *testing.B) {
 						b.Fatal(err)
 					}
 					ctx, stop := context.WithCancel(b.Context())
-					result := make(chan dials)
-					go func() { result <- g.dial(ctx, rate) }()
+					result := make(chan lab.Dials)
+					go func() { result <- g.shell.DialOften(ctx, "tcp", dialled, rate) }()
 					for i := range events {
 						pods := slices.Delete(slices.Clone(g.pods), i%len(g.pods), i%len(g.pods)+1)
 						p.API.Put(slice("shop", "web", pods...))
@@ -326,62 +324,16 @@ func BenchmarkConnectsDuringChanges(b *testing.B) {
 					}
 					stop()
 					d := <-result
-					b.ReportMetric(float64(d.all), "connects")
-					b.ReportMetric(float64(d.failed), "failed")
-					b.ReportMetric(d.slowest.Seconds()*1e3, "slowest-ms")
-					if d.err != nil {
-						b.Logf("the first of %d failures: %v", d.failed, d.err)
+					b.ReportMetric(float64(d.All), "connects")
+					b.ReportMetric(float64(d.Failed), "failed")
+					b.ReportMetric(d.Slowest.Seconds()*1e3, "slowest-ms")
+					if d.Err != nil {
+						b.Logf("the first of %d failures: %v", d.Failed, d.Err)
 					}
 					_ = p.Close()
 				}
 				b.ReportMetric(0, "ns/op")
 			})
 		}
-	}
-}
-
-// dials counts connections.
-type dials struct {
-	all, failed int
-	slowest     time.Duration
-	err         error
-}
-
-// dial connects so often a second, whatever becomes of it: each attempt has a second.
-func (g *ground) dial(ctx context.Context, rate int) (d dials) {
-	var mu sync.Mutex
-	var running sync.WaitGroup
-	defer running.Wait()
-	tick := time.NewTicker(time.Second / time.Duration(rate))
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			running.Wait()
-			return d
-		case <-tick.C:
-		}
-		running.Go(func() {
-			began := time.Now()
-			try, cancel := context.WithTimeout(context.Background(), time.Second)
-			defer cancel()
-			c, err := g.shell.Dial(try, "tcp", dialled)
-			took := time.Since(began)
-			if err == nil {
-				// No TIME_WAIT: ports would run out.
-				_ = c.(*net.TCPConn).SetLinger(0)
-				_ = c.Close()
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			d.all++
-			d.slowest = max(d.slowest, took)
-			if err != nil {
-				d.failed++
-				if d.err == nil {
-					d.err = err
-				}
-			}
-		})
 	}
 }
