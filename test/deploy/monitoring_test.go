@@ -58,7 +58,7 @@ func exposed(t *testing.T) map[string][]string {
 	m.Build("v1")
 	m.Rules(proxier.IPv4, "nat", 1, 1)
 	m.Start(time.Now())
-	m.Synced(proxier.SyncInfo{Full: true, Triggers: []time.Time{time.Now()}})
+	m.Synced(proxier.SyncInfo{Full: true, Triggers: [proxier.Families][]time.Time{{time.Now()}}})
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
