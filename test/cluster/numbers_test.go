@@ -125,6 +125,7 @@ func (c *cluster) measure(b *testing.B, n *lab.Node, shell *lab.Sandbox, binary,
 	if d.Err != nil {
 		b.Logf("the first of %d failures: %v", d.Failed, d.Err)
 	}
+	c.leads(b, shell, to, pods[counted%2]) // some sides are late
 
 	_ = p.Close()
 	c.lead(web, pods[1])
