@@ -7,6 +7,7 @@ package conntrack_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -123,7 +124,7 @@ func TestSettingsOfNamespace(t *testing.T) {
 	conntrack.Ready(t.Context(), host) // asks the kernel, and changes nothing
 	before, err := host.Get(netfilter + "nf_conntrack_max")
 	if err != nil {
-		t.Skipf("the kernel has no conntrack: %v", err)
+		lab.SkipOrFail(t, fmt.Errorf("the kernel's conntrack: %w", err))
 	}
 	s := conntrack.Settings{MaxPerCPU: 1 << 30, TCPEstablished: 1234 * time.Second, TCPCloseWait: 56 * time.Second, UDP: 7 * time.Second, UDPStream: 89 * time.Second, TCPBeLiberal: true}
 	for i := range 2 {

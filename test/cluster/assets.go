@@ -35,18 +35,12 @@ func findAssets() (a assets, err error) {
 	return a, nil
 }
 
-// assetsT skips the test where nobody named the programs. Where some were named that
-// cannot be run, it fails if everything ought to be there.
+// assetsT is findAssets for a test, which ends without them.
 func assetsT(tb lab.TB) assets {
 	tb.Helper()
 	a, err := findAssets()
-	switch {
-	case err == nil:
-	case os.Getenv(AssetsEnv) != "":
-		lab.SkipOrFail(tb, err)
-	default:
-		fmt.Fprintln(os.Stderr, "Skipped:", err) // of a benchmark, nothing else is printed
-		tb.Skipf("missing: %v", err)
+	if err != nil {
+		lab.SkipUnnamed(tb, AssetsEnv, err)
 	}
 	return a
 }

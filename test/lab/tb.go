@@ -6,6 +6,7 @@ package lab
 
 import (
 	"errors"
+	"fmt"
 	"os"
 )
 
@@ -66,6 +67,19 @@ const RequireModulesEnv = "TANDEM_REQUIRE_MODULES"
 func SkipOrFailModule(tb TB, missing error) {
 	tb.Helper()
 	skipOrFail(tb, RequireModulesEnv, missing)
+}
+
+// SkipUnnamed ends a test that lacks a program which a variable of the environment names. It
+// is skipped, and says so on standard error as well, as nothing else is printed of a
+// benchmark, where nobody named one; where one was named that does not run, it fails if
+// everything ought to be there.
+func SkipUnnamed(tb TB, env string, missing error) {
+	tb.Helper()
+	if os.Getenv(env) != "" {
+		SkipOrFail(tb, missing)
+	}
+	fmt.Fprintln(os.Stderr, "Skipped:", missing)
+	tb.Skipf("missing: %v", missing)
 }
 
 func skipOrFail(tb TB, env string, missing error) {

@@ -46,19 +46,12 @@ func Binary() (string, error) {
 	return path, nil
 }
 
-// BinaryT is Binary for a test or a benchmark, which is skipped, and says so on standard
-// error as well, where nobody named a binary. Where one was named that cannot be run, it
-// fails if everything ought to be there.
+// BinaryT is Binary for a test or a benchmark, which ends without it.
 func BinaryT(tb lab.TB) string {
 	tb.Helper()
 	path, err := Binary()
-	switch {
-	case err == nil:
-	case os.Getenv(BinaryEnv) != "":
-		lab.SkipOrFail(tb, err)
-	default:
-		fmt.Fprintln(os.Stderr, "Skipped:", err) // of a benchmark, nothing else is printed
-		tb.Skipf("missing: %v", err)
+	if err != nil {
+		lab.SkipUnnamed(tb, BinaryEnv, err)
 	}
 	return path
 }
