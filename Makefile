@@ -72,8 +72,8 @@ test-cluster: ## Run the proxy as kubeadm does, with a real control plane (built
 	hack/test.sh cluster
 
 .PHONY: test-kernels
-test-kernels: ## Run test-privileged under other kernels (KERNEL='5.10 6.1 6.12 newest')
-	KERNEL='$(KERNEL)' hack/kernels.sh
+test-kernels: ## Run test-privileged under other kernels (KERNEL='5.10 6.1 6.12 newest'; FULL=1 takes hours)
+	KERNEL='$(KERNEL)' FULL='$(FULL)' TESTFLAGS="$(if $(FULL),,-test.short) $$TESTFLAGS" hack/kernels.sh
 
 .PHONY: test-race
 test-race: ## Run all tests uncached and shuffled, to find what depends on timing

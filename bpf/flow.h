@@ -375,9 +375,11 @@ static __always_inline bool key_is_live(const struct flow_key *key)
 	       (same_key(&f->request, key) || same_key(&f->reply, key));
 }
 
-static __always_inline long key_insert(const struct flow_key *key, __u64 word)
+/* Before Linux 6.4 only the low half of what bpf_map_update_elem() returns is
+ * the error (kernel commit d7ba4cc900bf). */
+static __always_inline int key_insert(const struct flow_key *key, __u64 word)
 {
-	long err = bpf_map_update_elem(&tdm_flow_key, key, &word, BPF_NOEXIST);
+	int err = bpf_map_update_elem(&tdm_flow_key, key, &word, BPF_NOEXIST);
 
 	if (err == -EEXIST && !key_is_live(key))
 		err = bpf_map_update_elem(&tdm_flow_key, key, &word, BPF_ANY);

@@ -304,7 +304,7 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 	const struct backend *be;
 	struct flow *f;
 	__u64 word;
-	long err;
+	int err;
 
 	if (!p || !c)
 		return FLOW_NO_ROOM;

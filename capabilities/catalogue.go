@@ -17,6 +17,7 @@ const (
 // Every feature that can be probed.
 const (
 	BPFSyscall   Feature = "bpf_syscall"
+	OpenByID     Feature = "open_by_id"
 	BTF          Feature = "btf"
 	JIT          Feature = "jit"
 	BPFFS        Feature = "bpffs"
@@ -103,6 +104,9 @@ var catalogue = []Info{
 	{Feature: BPFSyscall, Description: "the bpf() system call, creating a map", NeededBy: "ebpf: everything", Since: "3.19",
 		Without: "no eBPF at all", RequiredBy: onlyEBPF,
 		Remedy: "use a kernel with CONFIG_BPF_SYSCALL and run with CAP_BPF and CAP_NET_ADMIN (a privileged container has both)"},
+	{Feature: OpenByID, Description: "opening maps and programs by their id", NeededBy: "ebpf: what the process before left", Since: "4.13",
+		Without: "a process could not find what the one before left", RequiredBy: onlyEBPF,
+		Remedy: "run kernel 4.13 or newer with CAP_SYS_ADMIN (a privileged container has it; CAP_BPF does not suffice)"},
 	{Feature: BTF, Description: "the kernel's own type information", NeededBy: "ebpf: kernel conntrack", Since: "5.4",
 		Without: "flows of a previous kube-proxy cannot be recognised", OptionalFor: onlyEBPF,
 		Remedy: "use a kernel with CONFIG_DEBUG_INFO_BTF"},

@@ -21,10 +21,36 @@ const (
 	capBPF    = "CAP_BPF (CAP_SYS_ADMIN before 5.8)"
 	capBPFNet = "CAP_BPF and CAP_NET_ADMIN (CAP_SYS_ADMIN before 5.8)"
 	capNet    = "CAP_NET_ADMIN"
+	capByID   = "CAP_SYS_ADMIN (CAP_BPF does not suffice)"
 )
 
 func probeBPFSyscall(context.Context, *host, string) outcome {
 	return fromKernel(tryMap(&ciliumebpf.MapSpec{Type: ciliumebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}), capBPF)
+}
+
+// probeOpenByID opens a map of its own. Programs are opened by the same privilege.
+func probeOpenByID(context.Context, *host, string) outcome {
+	m, err := newMap(&ciliumebpf.MapSpec{Type: ciliumebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		// Not about ids: without a map the question cannot be asked.
+		o := fromKernel(err, capBPF)
+		o.state = Inconclusive
+		return o
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		return fromKernel(fmt.Errorf("ask for the id of a map: %w", err), capByID)
+	}
+	id, known := info.ID()
+	if !known {
+		return no(errors.New("maps have no ids"))
+	}
+	opened, err := ciliumebpf.NewMapFromID(id)
+	if err != nil {
+		return fromKernel(fmt.Errorf("open a map by its id: %w", err), capByID)
+	}
+	return fromClose(opened.Close(), "")
 }
 
 func probeBTF(_ context.Context, h *host, _ string) outcome {
@@ -167,26 +193,23 @@ func cmdlineValue(cmdline, key string) string {
 	return value
 }
 
-// kernelTypes reads the kernel's BTF once, and only if a probe asks.
+// kernelTypes is the kernel's BTF.
 type kernelTypes struct {
 	vmlinux *btf.Spec
 	err     error
-	loaded  bool
 }
 
-func (h *host) vmlinuxTypes() (*btf.Spec, error) {
-	if !h.types.loaded {
-		h.types.vmlinux, h.types.err = btf.LoadSpec(h.sys("kernel/btf/vmlinux"))
-		h.types.loaded = true
-	}
-	return h.types.vmlinux, h.types.err
+func (h *host) readTypes() kernelTypes {
+	vmlinux, err := btf.LoadSpec(h.sys("kernel/btf/vmlinux"))
+	return kernelTypes{vmlinux, err}
 }
 
 // probeKfunc looks a kernel function up in BTF, of the kernel proper and then
 // of the module that has it elsewhere.
 func probeKfunc(name, module string) probeFunc {
 	return func(_ context.Context, h *host, _ string) outcome {
-		base, err := h.vmlinuxTypes()
+		types := h.types()
+		base, err := types.vmlinux, types.err
 		if errors.Is(err, fs.ErrNotExist) {
 			return no(fmt.Errorf("kfuncs need kernel BTF: %w", err))
 		}

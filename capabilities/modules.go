@@ -56,24 +56,18 @@ var watchedSymbols = func() map[string]bool {
 
 // kernelSymbols is what /proc/kallsyms told.
 type kernelSymbols struct {
-	read  bool
 	found map[string]bool // by name, of the watched ones
 	err   error
 }
 
-func (h *host) kernelSymbols() kernelSymbols {
-	if h.symbols.read {
-		return h.symbols
-	}
-	h.symbols.read = true
+func (h *host) readSymbols() kernelSymbols {
 	f, err := os.Open(h.proc("kallsyms"))
 	if err != nil {
-		h.symbols.err = err
-		return h.symbols
+		return kernelSymbols{err: err}
 	}
 	defer f.Close()
-	h.symbols.found, h.symbols.err = parseSymbols(f)
-	return h.symbols
+	found, err := parseSymbols(f)
+	return kernelSymbols{found, err}
 }
 
 // parseSymbols picks the watched names out of lines like
@@ -84,12 +78,11 @@ func parseSymbols(r io.Reader) (map[string]bool, error) {
 	scanner := bufio.NewScanner(r)
 	for scanner.Scan() {
 		lines++
-		fields := bytes.Fields(scanner.Bytes())
-		if len(fields) < 3 {
-			continue
-		}
+		_, symbol, _ := bytes.Cut(scanner.Bytes(), []byte{' '})
+		_, symbol, _ = bytes.Cut(symbol, []byte{' '})
+		symbol, _, _ = bytes.Cut(symbol, []byte{'\t'})
 		// Compilers append suffixes to static functions: "name.llvm.123".
-		name, _, _ := bytes.Cut(fields[2], []byte{'.'})
+		name, _, _ := bytes.Cut(symbol, []byte{'.'})
 		if watchedSymbols[string(name)] {
 			found[string(name)] = true
 		}
@@ -107,7 +100,7 @@ func parseSymbols(r io.Reader) (map[string]bool, error) {
 // module says where the code of a module is, and why that could not be told or
 // is not enough. symbol may be empty.
 func (h *host) module(name, symbol string) (modulePresence, error) {
-	symbols := h.kernelSymbols()
+	symbols := h.symbols()
 	if !watchedSymbols[symbol] {
 		// Its absence from the table would mean nothing.
 		symbol = ""

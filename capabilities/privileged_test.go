@@ -81,7 +81,7 @@ func TestProbeThisMachine(t *testing.T) {
 		major, minor int
 		features     []Feature
 	}{
-		{5, 8, []Feature{BPFSyscall, CgroupReplace, Connect4, Connect6, Sendmsg4, Sendmsg6, Recvmsg4, Recvmsg6, Getpeername4, Getpeername6,
+		{5, 8, []Feature{BPFSyscall, OpenByID, CgroupReplace, Connect4, Connect6, Sendmsg4, Sendmsg6, Recvmsg4, Recvmsg6, Getpeername4, Getpeername6,
 			PostBind4, PostBind6, NetnsCookie, SocketStorage, MmapArray, Batch, RingBuf, FIBLookup, XDPGeneric}},
 		{5, 11, []Feature{KtimeCoarse, RedirectNeigh}},
 		{5, 12, []Feature{GlobalPointers}},
@@ -223,7 +223,7 @@ func TestProbeWithoutCapabilities(t *testing.T) {
 		t.Fatalf("drop capabilities: %v", setupErr)
 	}
 	for _, feature := range []Feature{
-		CgroupReplace, Connect4, Sendmsg6, Recvmsg4, Getpeername6, PostBind4, NetnsCookie, SocketStorage, GlobalPointers, SetRetval, KtimeCoarse,
+		OpenByID, CgroupReplace, Connect4, Sendmsg6, Recvmsg4, Getpeername6, PostBind4, NetnsCookie, SocketStorage, GlobalPointers, SetRetval, KtimeCoarse,
 		TCX, Atomics, RedirectNeigh, FIBLookup, FIBSource, XDPGeneric, RingBuf, InetDiagDestroy,
 	} {
 		result, _ := report.Lookup(feature)
@@ -234,6 +234,38 @@ func TestProbeWithoutCapabilities(t *testing.T) {
 	decision := Select(report, Request{Mode: ModeEBPF, Available: []Mode{ModeEBPF}})
 	if decision.Err == nil || !strings.Contains(decision.Err.Error(), "run privileged") {
 		t.Errorf("selected %q with error %v", decision.Mode, decision.Err)
+	}
+}
+
+// CAP_BPF lets a process load programs, and not find what the one before it left: mode ebpf is
+// ruled out before anything is loaded, by what names the capability.
+func TestProbeWithoutSysAdmin(t *testing.T) {
+	needRoot(t)
+	var report Report
+	var setupErr error
+	onDoomedThread(func() {
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var data [2]unix.CapUserData
+		for _, c := range []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_BPF, unix.CAP_PERFMON} {
+			data[c/32].Effective |= 1 << (c % 32)
+			data[c/32].Permitted |= 1 << (c % 32)
+		}
+		if setupErr = unix.Capset(&header, &data[0]); setupErr == nil {
+			report = Probe(context.Background(), Options{LoadModules: true})
+		}
+	})
+	if setupErr != nil {
+		t.Fatalf("drop capabilities: %v", setupErr)
+	}
+	for _, feature := range []Feature{BPFSyscall, MmapArray, Connect4, SocketStorage} {
+		if result, _ := report.Lookup(feature); result.State != Yes {
+			t.Errorf("%s is %s: %v", feature, result.State, result.Err)
+		}
+	}
+	modes := []Mode{ModeEBPF, ModeIPTables}
+	decision := Select(report, Request{Mode: ModeEBPF, Fallback: modes[1:], Available: modes})
+	if decision.Mode != ModeIPTables || decision.Reasons[0].Feature != OpenByID || !strings.Contains(decision.Reasons[0].Text, "needs CAP_SYS_ADMIN") {
+		t.Errorf("selected %q because of %q, error %v", decision.Mode, decision.Reasons, decision.Err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
@@ -76,6 +77,7 @@ type probeFunc func(ctx context.Context, host *host, device string) outcome
 // probes has one entry per catalogue entry; a test holds the two together.
 var probes = map[Feature]probeFunc{
 	BPFSyscall:   probeBPFSyscall,
+	OpenByID:     probeOpenByID,
 	BTF:          probeBTF,
 	JIT:          probeJIT,
 	BPFFS:        probeBPFFS,
@@ -134,6 +136,9 @@ var probes = map[Feature]probeFunc{
 func Probe(ctx context.Context, opts Options) Report {
 	h := newHost(opts)
 	report := Report{Kernel: h.release()}
+	// Most of the time goes into these two.
+	go h.symbols()
+	go h.types()
 	// A failure shows up as EPERM of the probes that needed the limit.
 	_ = rlimit.RemoveMemlock()
 	for _, info := range catalogue {
@@ -270,11 +275,15 @@ func classify(err error, capability string) outcome {
 // host gives probes the machine's files, and keeps what is costly to read.
 type host struct {
 	opts    Options
-	symbols kernelSymbols
-	types   kernelTypes
+	symbols func() kernelSymbols
+	types   func() kernelTypes
 }
 
-func newHost(opts Options) *host { return &host{opts: opts.withDefaults()} }
+func newHost(opts Options) *host {
+	h := &host{opts: opts.withDefaults()}
+	h.symbols, h.types = sync.OnceValue(h.readSymbols), sync.OnceValue(h.readTypes)
+	return h
+}
 
 func (h *host) proc(elem ...string) string {
 	return filepath.Join(append([]string{h.opts.ProcRoot}, elem...)...)

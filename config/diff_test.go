@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-proxy/tandem/test/kubeadm"
 )
 
 func TestDifferences(t *testing.T) {
@@ -52,10 +54,10 @@ func TestDifferences(t *testing.T) {
 	}
 
 	before, after := mustParse(kubeadmDocument), mustParse(strings.NewReplacer(
-		"verbosity: 0", "verbosity: 3", "mode: ebpf", "mode: iptables", "clusterCIDR: 10.244.0.0/16", "clusterCIDR: \"\"", "hostnameOverride: \"\"", "featureGates: {AllAlpha: true}",
+		"verbosity: 0", "verbosity: 3", "mode: ebpf", "mode: iptables", "clusterCIDR: "+kubeadm.PodSubnet, "clusterCIDR: \"\"", "hostnameOverride: \"\"", "featureGates: {AllAlpha: true}",
 	).Replace(kubeadmDocument))
 	list, err := Differences(before, after)
-	if got, want := fmt.Sprint(list), `[clusterCIDR from "10.244.0.0/16" to "" featureGates.AllAlpha from unset to true logging.verbosity from 0 to 3 mode from "ebpf" to "iptables"]`; err != nil || got != want {
+	if got, want := fmt.Sprint(list), `[clusterCIDR from "10.244.0.0/16,fd00:10:244::/48" to "" featureGates.AllAlpha from unset to true logging.verbosity from 0 to 3 mode from "ebpf" to "iptables"]`; err != nil || got != want {
 		t.Errorf("got %s, error %v, want %s", got, err, want)
 	}
 }

@@ -7,6 +7,11 @@
 # package in a virtual machine of its own, and prints a table, or what go test -json
 # would. KERNEL says which kernels, all that there are if empty; TESTFLAGS goes to the tests
 # (-test.run=TestScenarios), TIMEOUT is how long those of one package may take (40m).
+# MACHINES run at a time, one for each CPU by default: each is emulated by one thread.
+#
+# Several kernels share the tests of packages that take long: each test runs under one of those
+# that can, and what asks most of a kernel under all. With each commit they are dealt anew; DEAL, a
+# number, says how. With packages given, or FULL=1, all tests run under all kernels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,15 +20,31 @@ json=
 kernels=${KERNEL:-5.10 6.1 6.12 newest}
 
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+# The machines end with this, each with all that it runs.
+end() {
+	local jobs job
+	trap '' INT TERM
+	jobs=$(jobs -rp)
+	for job in $jobs; do kill -- "-$job" 2>/dev/null || true; done
+	wait $jobs 2>/dev/null || true
+	rm -rf "$scratch"
+}
+trap end EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 export CGO_ENABLED=0
 hack/vmrun.sh "$scratch/vmrun"
 [[ $json ]] || go build -trimpath -o "$scratch/testsummary" ./hack/testsummary
 test2json=$(go tool -n test2json)
 root=$PWD
 
+long='/(proxier/.*|test/e2e)$'
+dealt=
 if [[ $# == 0 ]]; then
-	mapfile -t packages < <(hack/privileged.sh | grep -vE '/test/(vm|image)$') # these make machines, and an image, with what a guest does not have
+	[[ -n ${FULL:-} || $(wc -w <<<"$kernels") == 1 ]] || dealt=$long
+	list=$(hack/privileged.sh | grep -vE '/test/(vm|image|container)$') # these make machines, an image and containers, with what a guest does not have
+	# Those first, so that no CPU is idle in the end.
+	mapfile -t packages < <(grep -E "$long" <<<"$list" && grep -vE "$long" <<<"$list")
 else
 	mapfile -t packages < <(go list "$@")
 fi
@@ -36,22 +57,68 @@ done
 export TANDEM_REQUIRE_PRIVILEGED=1
 # The kernels have all modules.
 export TANDEM_REQUIRE_MODULES=1
+# The machines are emulated, each with one CPU.
+export TANDEM_SLOWER=5
+# Dealt or not, each kernel plays these.
+everywhere='^Test(Scenarios|PacketScenes|ModelKernel|Process)$'
+# These ask a simulation, and no kernel; emulated, they take minutes.
+simulated='^Test(Model|ModelFull|Oracle|OracleFinds|Death|SizeOfDeletions|MillionEndpoints)$'
 options=(-memory 2048)
 if [[ -n ${UPSTREAM_KUBE_PROXY:-} ]]; then
 	options+=(-file "$UPSTREAM_KUBE_PROXY" -env "UPSTREAM_KUBE_PROXY=$UPSTREAM_KUBE_PROXY")
 fi
 module=$(go list -m)
-status=0
+deal=${DEAL:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
+
+# hand prints the pattern of the tests that a kernel is dealt, and what tells scenarios the same;
+# nothing if it gets all.
+hand() {
+	local kernel=$1 p=$2 players=$kernels number=0 k
+	[[ -n $dealt && $p =~ $dealt ]] || return 0
+	# 5.10 cannot carry the fast path: it skips most of these, and who had its place would not play.
+	[[ ! $p =~ /(ebpf|e2e)$ ]] || players=${kernels//5.10/}
+	[[ " $players " == *" $kernel "* ]] || return 0
+	for k in $players; do
+		[[ $k != "$kernel" ]] || break
+		number=$((number + 1))
+	done
+	set -- $players
+	(cd "$root/${p#"$module"}" && "$scratch/${p//\//_}.test" -test.list '^(Test|Fuzz)') |
+		awk -v part=$(((number + deal) % $#)) -v parts=$# -v everywhere="$everywhere" \
+			'/^(Test|Fuzz)/ && (NR % parts == part || $0 ~ everywhere) { list = list "|" $0 }
+			END { print "-test.run=^(" substr(list, 2) ")$ TANDEM_PART=" part "/" parts }'
+}
+
+# What one prints comes when it has ended, as lines of two would mix.
+machine() {
+	local kernel=$1 p=$2 out run part
+	out=$(mktemp -p "$scratch")
+	read -r run part <<<"$(hand "$kernel" "$p")"
+	cd "$root/${p#"$module"}"
+	"$test2json" -t -p "$p@$kernel" "$scratch/vmrun" -kernel "$kernel" "${options[@]}" ${part:+-env "$part"} -- \
+		"$scratch/${p//\//_}.test" -test.v=test2json -test.timeout="${TIMEOUT:-40m}" -test.skip="$simulated" $run ${TESTFLAGS:-} >"$out" || touch "$scratch/failed"
+	flock "$scratch" cat "$out"
+	rm "$out"
+}
 run() {
 	local kernel p
-	for kernel in $kernels; do
-		for p in "${packages[@]}"; do
-			cd "$root/${p#"$module"}"
-			# Emulated, all of it takes several times as long.
-			"$test2json" -t -p "$p@$kernel" "$scratch/vmrun" -kernel "$kernel" "${options[@]}" -- \
-				"$scratch/${p//\//_}.test" -test.v=test2json -test.timeout="${TIMEOUT:-40m}" ${TESTFLAGS:-} || status=1
+	for p in "${packages[@]}"; do
+		for kernel in $kernels; do
+			while (($(jobs -rp | wc -l) >= ${MACHINES:-$(nproc)})); do wait -n || true; done
+			set -m # a process group of its own
+			machine "$kernel" "$p" &
+			set +m
 		done
 	done
-	return $status
+	while [[ $(jobs -rp) ]]; do wait -n || true; done
 }
-if [[ $json ]]; then run; else run | "$scratch/testsummary"; fi
+if [[ $json ]]; then
+	run
+else
+	exec {summary}> >("$scratch/testsummary")
+	pid=$!
+	run >&"$summary"
+	exec {summary}>&-
+	wait "$pid" || touch "$scratch/failed"
+fi
+[[ ! -e $scratch/failed ]]

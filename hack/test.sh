@@ -45,8 +45,8 @@ kerneltest() {
 	"$vmrun" -kernel "$kernel" -- true || return 0
 	local status=0
 	KERNEL=$kernel TESTFLAGS= hack/kernels.sh -json ./proxier/ipvs || status=1
-	KERNEL=$kernel TESTFLAGS='-test.run=^(TestMixed|TestSCTP)$|^TestScenarios$/^s80|^(TestHealthChecks|TestInitOnly|TestReady)$/^ipvs$' \
-		hack/kernels.sh -json ./proxier/iptables ./test/e2e ./test/lab || status=1
+	KERNEL=$kernel TESTFLAGS='-test.run=^(TestMixed|TestSCTP|TestIPVS|TestPacketCounters|TestRulePackets|TestKernel)$|^TestScenarios$/^s80|^(TestHealthChecks|TestInitOnly|TestReady)$/^ipvs$' \
+		hack/kernels.sh -json ./proxier/iptables ./test/e2e ./test/lab ./nfacct || status=1
 	return $status
 }
 

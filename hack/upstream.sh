@@ -40,7 +40,8 @@ done
 [[ $version == "$wanted" ]] || echo "There are no sources of $wanted; this is $version." >&2
 
 cached=${XDG_CACHE_HOME:-$HOME/.cache}/tandem/kube-proxy-$version
-if [[ -n $output || ! -x $cached ]]; then
+: "${output:=$cached}"
+if [[ $output != "$cached" || ! -x $cached ]]; then
 	echo "Building kube-proxy $version, which takes some minutes" >&2
 	# Upstream's own go.mod is of use in its repository alone: the modules that live
 	# there have no version in it.
@@ -54,7 +55,7 @@ if [[ -n $output || ! -x $cached ]]; then
 	nice go build -trimpath -buildvcs=false -o "$scratch/kube-proxy" \
 		-ldflags="-s -w -X $v.gitVersion=$version -X $v.gitMajor=$major -X $v.gitMinor=$minor -X $v.gitTreeState=archive" \
 		k8s.io/kubernetes/cmd/kube-proxy >&2
-	mkdir -p "$(dirname "${output:=$cached}")"
+	mkdir -p "$(dirname "$output")"
 	mv "$scratch/kube-proxy" "$output"
 fi
-echo "${output:-$cached}"
+echo "$output"

@@ -69,6 +69,7 @@ type Metrics struct {
 	build      *k8smetrics.GaugeVec
 	config     configMetrics
 	tables     tables
+	rules      rulePackets
 
 	mu            sync.Mutex
 	noLocal       map[uint32]noLocal // by index of the service port
@@ -140,8 +141,8 @@ func New(families []proxier.Family) *Metrics {
 	return m
 }
 
-// Register makes the metrics visible. source may be nil for none.
-func (m *Metrics) Register(registry Registry, source TableSource) error {
+// Register makes the metrics visible. Each of the sources may be nil for none.
+func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSource) error {
 	for _, metric := range []k8smetrics.Registerable{
 		m.syncDuration, m.fullDuration, m.partialDuration, m.syncLast, m.syncLastQueued, m.endpointPending, m.endpointTotal, m.servicePending, m.serviceTotal,
 		m.healthz, m.livez, m.programmingLatency, m.noLocalEndpoints, m.restoreFailures, m.partialFailures, m.rulesTotal, m.rulesLast, m.conntrackDuration, m.conntrackDeleted,
@@ -160,6 +161,12 @@ func (m *Metrics) Register(registry Registry, source TableSource) error {
 	}
 	if err := m.config.register(registry); err != nil {
 		return err
+	}
+	if rules != nil {
+		m.rules.source = rules
+		if err := registry.CustomRegister(&m.rules); err != nil {
+			return err
+		}
 	}
 	if source == nil {
 		return nil

@@ -30,10 +30,10 @@ var begin = time.Unix(1_767_323_045, 0)
 // kubeRegistry is a registry of its own.
 type kubeRegistry struct{ k8smetrics.KubeRegistry }
 
-func newMetrics(t *testing.T, source TableSource) (*Metrics, k8smetrics.KubeRegistry) {
+func newMetrics(t *testing.T, source TableSource, rules RuleSource) (*Metrics, k8smetrics.KubeRegistry) {
 	t.Helper()
 	m, r := New([]proxier.Family{proxier.IPv4, proxier.IPv6}), k8smetrics.NewKubeRegistry()
-	if err := m.Register(kubeRegistry{r}, source); err != nil {
+	if err := m.Register(kubeRegistry{r}, source, rules); err != nil {
 		t.Fatal(err)
 	}
 	return m, r
@@ -60,7 +60,7 @@ func full(t *testing.T) string {
 			Packets:  map[string]uint64{"forwarded_local": 5},
 			Services: []Service{{Namespace: "shop", Name: "web", Port: "http", Protocol: "TCP", Connections: 1, Packets: 10, Bytes: 1000}},
 		}, true
-	})
+	}, func() (RulePackets, bool) { return RulePackets{InvalidDropped: 3, LoopbackNodePorts: 4}, true })
 	m.SetChanges(func() (int, uint64) { return 4, 9 })
 	m.Start(begin)
 	m.Queued(begin.Add(time.Second))
@@ -96,9 +96,10 @@ func TestGolden(t *testing.T) { golden.Compare(t, "metrics.golden", full(t)) }
 // Before there is a tier, and of what it does not tell, there are no series.
 func TestNoTables(t *testing.T) {
 	there := false
-	_, r := newMetrics(t, func() (Tables, bool) { return Tables{Unplaced: -1, ClosedSockets: -1}, there })
+	_, r := newMetrics(t, func() (Tables, bool) { return Tables{Unplaced: -1, ClosedSockets: -1}, there },
+		func() (RulePackets, bool) { return RulePackets{}, false })
 	for range 2 {
-		if got := text(t, r); regexp.MustCompile("tandem_(map|unplaced|closed)").MatchString(got) {
+		if got := text(t, r); regexp.MustCompile("tandem_(map|unplaced|closed)|kubeproxy_iptables").MatchString(got) {
 			t.Errorf("got %s", got)
 		}
 		there = true
@@ -106,7 +107,7 @@ func TestNoTables(t *testing.T) {
 }
 
 func TestNoLocalEndpoints(t *testing.T) {
-	m, r := newMetrics(t, nil)
+	m, r := newMetrics(t, nil, nil)
 	next := &nopTier{}
 	tier := m.Tier(next)
 	checkPolicy := func(policy string, v4, v6 int) {
@@ -200,7 +201,7 @@ func (nopHandler) OnEndpointSliceUpdate(_, _ *discoveryv1.EndpointSlice) {}
 // nothing is lost of the others.
 func TestServicesAreBounded(t *testing.T) {
 	var now Tables
-	_, r := newMetrics(t, func() (Tables, bool) { return now, true })
+	_, r := newMetrics(t, func() (Tables, bool) { return now, true }, nil)
 	service := func(i int) Service {
 		return Service{Namespace: "shop", Name: fmt.Sprintf("s%03d", i), Port: "http", Protocol: "TCP", Connections: 1, Packets: 10, Bytes: 1000}
 	}

@@ -169,7 +169,7 @@ func (p *Proxier) OnServiceDelete(service *v1.Service) {
 // OnServiceSynced opens one half of the gate.
 func (p *Proxier) OnServiceSynced() {
 	p.servicesSynced.Store(true)
-	p.runner.Request()
+	p.request()
 }
 
 // OnEndpointSliceAdd records a new EndpointSlice.
@@ -194,7 +194,7 @@ func (p *Proxier) OnEndpointSliceDelete(slice *discoveryv1.EndpointSlice) {
 // OnEndpointSlicesSynced opens the other half of the gate.
 func (p *Proxier) OnEndpointSlicesSynced() {
 	p.slicesSynced.Store(true)
-	p.runner.Request()
+	p.request()
 }
 
 // OnNodeAdd records the facts of this node.
@@ -214,7 +214,7 @@ func (p *Proxier) UpdateFacts(change func(*Facts)) {
 	changed := !p.facts.equal(&before)
 	p.factsMu.Unlock()
 	if changed { // much is decided anew: nothing for the caller to wait for
-		p.runner.Request()
+		p.request()
 	}
 }
 
@@ -224,7 +224,7 @@ func (p *Proxier) UpdatePolicy(policy Policy, change func(*Facts)) {
 	p.policy = &policy
 	change(&p.facts)
 	p.factsMu.Unlock()
-	p.runner.Request()
+	p.request()
 }
 
 // OnNodeDelete keeps the last known facts: a node that is being removed still
@@ -235,6 +235,14 @@ func (p *Proxier) OnNodeDelete(*v1.Node) {}
 func (p *Proxier) OnNodeSynced() {}
 
 func (p *Proxier) gateOpen() bool { return p.servicesSynced.Load() && p.slicesSynced.Load() }
+
+// request asks for a sync, unless that would do nothing: the first one is not to wait until
+// the least interval after such a one is over.
+func (p *Proxier) request() {
+	if p.gateOpen() {
+		p.runner.Request()
+	}
+}
 
 func (p *Proxier) changed(pending bool) {
 	if !pending || !p.gateOpen() {

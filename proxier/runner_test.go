@@ -26,9 +26,18 @@ func startRunner(t *testing.T) (*Runner, *clocktesting.FakeClock, <-chan run, ch
 	began := time.Unix(1700000000, 0)
 	clock := clocktesting.NewFakeClock(began)
 	runs, results := make(chan run), make(chan error)
-	r := NewRunner(func(_ context.Context, reason RunReason) error {
-		runs <- run{clock.Since(began), reason}
-		return <-results
+	r := NewRunner(func(ctx context.Context, reason RunReason) error {
+		select {
+		case runs <- run{clock.Since(began), reason}:
+		case <-ctx.Done(): // nobody asks after a failure
+			return ctx.Err()
+		}
+		select {
+		case err := <-results:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}, RunnerOptions{MinInterval: time.Second, MaxInterval: time.Minute, RetryInterval: 5 * time.Second, Clock: clock})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -276,6 +285,28 @@ func TestProxierGateAndOrder(t *testing.T) {
 	last := tier.updates[len(tier.updates)-1]
 	if !last.Full || len(last.Changes) != 2 {
 		t.Errorf("after a failure: %+v", last)
+	}
+}
+
+// What comes before both lists are there asks for no run: one that did nothing would have the
+// first sync wait for the least interval.
+func TestFirstSyncWaitsForNothing(t *testing.T) {
+	p, err := New(Options{NodeName: "node1", Tier: &recordingTier{}, Runner: DefaultRunnerOptions()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, before := range map[string]func(){
+		"facts":    func() { p.OnNodeAdd(nodeInZone("z1")) },
+		"policy":   func() { p.UpdatePolicy(Policy{MasqueradeAll: true}, func(*Facts) {}) },
+		"Services": p.OnServiceSynced,
+	} {
+		if before(); len(p.runner.request) != 0 {
+			t.Errorf("%s asked for a run", what)
+			<-p.runner.request
+		}
+	}
+	if p.OnEndpointSlicesSynced(); len(p.runner.request) != 1 {
+		t.Error("when all is there, no run is asked for")
 	}
 }
 

@@ -168,21 +168,16 @@ func (t *Tools) RandomFully() bool {
 	return true
 }
 
-// probe makes a chain and deletes it again. The rule in it needs what nf_tables has
-// for the matches of iptables.
-const probe = `*filter
-:KUBE-PROXY-PROBE - [0:0]
--A KUBE-PROXY-PROBE -m addrtype --dst-type LOCAL -j RETURN
--F KUBE-PROXY-PROBE
--X KUBE-PROXY-PROBE
-COMMIT
-*nat
-:KUBE-PROXY-PROBE - [0:0]
--A KUBE-PROXY-PROBE -m addrtype --dst-type LOCAL -j RETURN
--F KUBE-PROXY-PROBE
--X KUBE-PROXY-PROBE
-COMMIT
-`
+// Probe is a text for Restore that is refused where rules may not have these matches. It makes
+// a chain in each of the tables, and deletes it again.
+func Probe(matches string, tables ...string) []byte {
+	const chain = "KUBE-PROXY-PROBE"
+	var text []byte
+	for _, table := range tables {
+		text = fmt.Appendf(text, "*%s\n:%[2]s - [0:0]\n-A %[2]s %s -j RETURN\n-F %[2]s\n-X %[2]s\nCOMMIT\n", table, chain, matches)
+	}
+	return text
+}
 
 // Usable returns nil if rules of a family can be written, or what is missing. It tries,
 // which leaves nothing behind but the tables' own, empty chains.
@@ -196,7 +191,14 @@ func (t *Tools) Usable(ctx context.Context, f proxier.Family) error {
 			return fmt.Errorf("the kernel has IPv6 switched off: %w", err)
 		}
 	}
-	if err := t.Restore(ctx, f, []byte(probe)); err != nil {
+	tables := []string{"filter"}
+	// The legacy variant writes all of a table that may be large: whoever may write to one
+	// may write to the other, if that is there.
+	if t.variant == NFT || !hasLegacyTable(f, "nat") {
+		tables = append(tables, "nat")
+	}
+	// A match, as it needs what nf_tables has for those of iptables.
+	if err := t.Restore(ctx, f, Probe("-m addrtype --dst-type LOCAL", tables...)); err != nil {
 		return fmt.Errorf("write to the filter and nat tables: %w", err)
 	}
 	return nil

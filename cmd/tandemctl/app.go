@@ -114,7 +114,7 @@ func (a *app) advice(err error) string {
 	case errors.Is(err, capabilities.ErrNoCgroup2):
 		return "Pass --cgroup-root."
 	case errors.Is(err, fs.ErrPermission):
-		return "Run it as root in the host's user namespace: opening BPF objects by id needs CAP_SYS_ADMIN."
+		return "Run it as root in the host's user namespace: opening BPF objects by id needs CAP_SYS_ADMIN, and older kernels ask for CAP_NET_ADMIN as well."
 	}
 	return ""
 }
@@ -126,7 +126,8 @@ func (a *app) rootCommand() *cobra.Command {
 		Long: `tandemctl reads the maps of the eBPF programs that are attached on this node.
 It needs no running kube-proxy, and shows what the kernel does, not what
 somebody believes it does. It has to run on the node itself (or in a pod that
-shares the node's cgroup hierarchy), with CAP_SYS_ADMIN.
+shares the node's cgroup hierarchy), with CAP_SYS_ADMIN, and before Linux 6.12
+with CAP_NET_ADMIN as well.
 
 Only explain is another matter: it tells what is decided, and why, and has that
 from a running kube-proxy or from a directory of manifests. It needs no

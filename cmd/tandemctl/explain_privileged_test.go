@@ -18,6 +18,7 @@ import (
 	kubeproxy "github.com/tandem-proxy/tandem/cmd/kube-proxy/app"
 	"github.com/tandem-proxy/tandem/explain"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -73,6 +74,7 @@ endpoints: [{addresses: [10.244.1.1], nodeName: node1}]
 // TestExplainOnNode asks the real kube-proxy, which learns of its node from
 // manifests and the kernel.
 func TestExplainOnNode(t *testing.T) {
+	kernel.NeedsPrograms(t)
 	l := lab.NewT(t)
 	n := l.Node("node1")
 	pod := n.Pod("web")

@@ -21,6 +21,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -46,6 +47,7 @@ func mustCtl(t *testing.T, at *lab.Node, args ...string) string {
 // TestOnNode follows an operator: nothing attached, a Service, its counters, an
 // opt-out, and the end of the proxy.
 func TestOnNode(t *testing.T) {
+	kernel.NeedsPrograms(t)
 	l := lab.NewT(t)
 	one := l.Node("node1")
 	web, client := one.Pod("web"), one.Pod("client")

@@ -22,7 +22,7 @@ func TestCleanup(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
 	foreign := attachForeign(t, one.CgroupPath())
-	tier, err := openOn(one, Options{})
+	tier, err := openOn(t, one, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func TestCleanup(t *testing.T) {
 	if left := existing(ours); len(left) != len(ours) {
 		t.Fatalf("the check sees %d of %d objects", len(left), len(ours))
 	}
-	if _, err := openOn(one, Options{}); !errors.Is(err, ErrBusy) {
+	if _, err := openOn(t, one, Options{}); !errors.Is(err, ErrBusy) {
 		t.Errorf("a second process: %v", err)
 	}
 	if err := tier.Cleanup(t.Context()); err != nil {

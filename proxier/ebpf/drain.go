@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"time"
 	"unsafe"
@@ -17,7 +18,8 @@ import (
 	"github.com/tandem-proxy/tandem/tc"
 )
 
-// Attached says whether programs of ours serve a cgroup.
+// Attached says whether programs of ours serve a cgroup. Without CAP_SYS_ADMIN it can tell if
+// there are none at all, of anybody's.
 func Attached(cgroupRoot string) (bool, error) {
 	cgroup, err := openCgroup2(cgroupRoot)
 	if err != nil {
@@ -26,6 +28,9 @@ func Attached(cgroupRoot string) (bool, error) {
 	defer cgroup.Close()
 	found, err := findAttached(cgroup)
 	closeAttached(found)
+	if errors.Is(err, fs.ErrPermission) && isBare(cgroup) {
+		return false, nil
+	}
 	return len(found) > 0, err
 }
 

@@ -39,7 +39,7 @@ type drainer struct {
 func (e *edge) drain(t testing.TB, opts Options) *drainer {
 	t.Helper()
 	e.close()
-	tier, err := openOn(e.at, opts)
+	tier, err := openOn(t, e.at, opts)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -286,7 +286,7 @@ func TestCarriesWithLoadedPrograms(t *testing.T) {
 	sizes := drainSizes
 	sizes.TCPFlows *= 2
 	e.close()
-	tier, err := openOn(e.at, Options{Sizes: sizes})
+	tier, err := openOn(t, e.at, Options{Sizes: sizes})
 	if err != nil {
 		t.Fatal(err)
 	}

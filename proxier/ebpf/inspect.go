@@ -37,7 +37,8 @@ type Inspector struct {
 }
 
 // Inspect opens the maps of the programs attached to a cgroup. Objects can be
-// opened by their id with CAP_SYS_ADMIN alone; CAP_BPF does not suffice.
+// opened by their id with CAP_SYS_ADMIN alone; CAP_BPF does not suffice. What is
+// attached, Linux 6.1 tells with CAP_NET_ADMIN, and 6.12 with either.
 func Inspect(cgroupRoot string) (_ *Inspector, err error) {
 	// Asked first, because a lack of privilege makes the queries of the hooks
 	// look like hooks that the kernel does not have.

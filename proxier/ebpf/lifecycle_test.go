@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -193,7 +194,7 @@ func TestRestartUnderTraffic(t *testing.T) {
 			}
 		})
 	}
-	for i := range 100 {
+	for i := range kernel.Rounds(100) {
 		n.close()
 		n.start(t, Options{})
 		if !n.tier.Adopted() {
@@ -250,7 +251,11 @@ func TestNewMapsUnderTraffic(t *testing.T) {
 			}
 		}
 	})
-	for i := range 12 {
+	rounds := 12
+	if testing.Short() {
+		rounds = 4
+	}
+	for i := range rounds {
 		if i%2 != 0 { // the size stays
 			n.tier.writer.tables.meta.Layout = layoutVersion - 1
 		}
@@ -288,7 +293,7 @@ func TestModelKernel(t *testing.T) {
 	l := lab.NewT(t)
 	at := l.Node("node1")
 	n := newNode(t, at, l, Options{})
-	for seed := range uint64(20) {
+	for seed := range uint64(kernel.Rounds(20)) {
 		c := newCluster(seed)
 		for step := range 30 {
 			for range 1 + c.rand.IntN(6) {

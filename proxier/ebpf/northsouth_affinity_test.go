@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
@@ -19,7 +20,7 @@ import (
 // Ten thousand clients stay with their backends, by whichever frontend they come, and
 // whatever becomes of other backends; until affinity is switched off.
 func TestAffinityOfManyClients(t *testing.T) {
-	const clients = 10_000
+	clients := kernel.Rounds(10_000)
 	sizes := Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 1 << 16, UDPPeers: 16, OptOuts: 16,
 		TCPFlows: 16, UDPFlows: 16, YoungFlows: 64} // flows are forgotten at once
 	e := newEdge(t, Options{Sizes: sizes})

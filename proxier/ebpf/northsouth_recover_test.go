@@ -27,9 +27,10 @@ func TestRecoverFlows(t *testing.T) {
 
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
+	pace := newPace(table)
 	var flooding sync.WaitGroup
 	for i, to := range []netip.AddrPort{netip.AddrPortFrom(e.at.Addr4, nodePort), netip.AddrPortFrom(lb6, lbPort)} {
-		f := newFlooder(t, e.client, to, uint64(i))
+		f := newFlooder(t, e.client, to, uint64(i), pace)
 		flooding.Go(func() {
 			for ctx.Err() == nil {
 				if err := f.send(100); err != nil {

@@ -74,6 +74,7 @@ func TestSourcePortsRunOut(t *testing.T) {
 				e.use(t, e.there)
 
 				ended := used[first]
+				lab.HangUp(t.Context(), ended.conn) // who does not know that it ended would ask again, for a port
 				if err := ended.conn.Close(); err != nil {
 					t.Fatal(err)
 				}

@@ -65,7 +65,7 @@ func newEdge(t testing.TB, opts Options, network ...lab.Options) *edge {
 // makes another Service of it. NodePorts are served at the node's own addresses alone.
 func (e *edge) begin(t testing.TB, opts Options, change func(*v1.Service)) {
 	t.Helper()
-	tier, err := openOn(e.at, opts)
+	tier, err := openOn(t, e.at, opts)
 	if err != nil {
 		t.Fatal(err)
 	}

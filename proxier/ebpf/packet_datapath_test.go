@@ -130,7 +130,7 @@ func newPath(t testing.TB, opts Options) *path {
 	if opts.NodePortRange == (PortRange{}) {
 		opts.NodePortRange = nodePortRange
 	}
-	tier, err := openOn(p.at, opts)
+	tier, err := openOn(t, p.at, opts)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
@@ -166,13 +167,13 @@ func (p *player) shrink(s sequence) sequence {
 // TestPackets compares the programs with a model of them: random clusters that
 // change, and random packets, sensible and absurd ones.
 func TestPackets(t *testing.T) {
-	compareRandomly(t, newPath(t, Options{}), *packetCount)
+	compareRandomly(t, newPath(t, Options{}), kernel.Rounds(*packetCount))
 }
 
 // TestPacketsOfPods does so with the programs of a pod's device.
 func TestPacketsOfPods(t *testing.T) {
-	compareRandomly(t, newPodPath(t, Options{}, false), *packetCount/4)
-	compareRandomly(t, newPodPath(t, Options{}, true), *packetCount/10)
+	compareRandomly(t, newPodPath(t, Options{}, false), kernel.Rounds(*packetCount/4))
+	compareRandomly(t, newPodPath(t, Options{}, true), kernel.Rounds(*packetCount/10))
 }
 
 // isTame says which packets there were none of, of those that need no luck.
@@ -193,7 +194,7 @@ func (p *player) isTame(t *testing.T) {
 
 // TestPacketsOldKernel does so with what programs have to do without on some.
 func TestPacketsOldKernel(t *testing.T) {
-	compareRandomly(t, newPath(t, Options{NoFIBSource: true, NoLoop: true, NoConntrack: true}), *packetCount/10)
+	compareRandomly(t, newPath(t, Options{NoFIBSource: true, NoLoop: true, NoConntrack: true}), kernel.Rounds(*packetCount/10))
 }
 
 func compareRandomly(t *testing.T, on *path, packets int) {

@@ -95,6 +95,21 @@ func findAttached(cgroup *os.File) (found []attached, err error) {
 	return found, nil
 }
 
+// isBare says whether nobody has a program on the hooks of a cgroup, as far as this process may
+// ask, which takes CAP_NET_ADMIN.
+func isBare(cgroup *os.File) bool {
+	for _, h := range hooks {
+		result, err := link.QueryPrograms(link.QueryOptions{Target: int(cgroup.Fd()), Attach: h.attach})
+		if errors.Is(err, unix.EINVAL) {
+			continue // a kernel without the hook
+		}
+		if err != nil || len(result.Programs) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // isOurProgram goes by the name, and by the maps: a name is anybody's.
 func isOurProgram(program *ciliumebpf.Program) bool {
 	info, err := program.Info()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/tc"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/scenarios"
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
@@ -20,6 +21,7 @@ import (
 // are as on real devices and nodes drop what they cannot attribute, and some of it with
 // programs attached in the other way.
 func TestScenarios(t *testing.T) {
+	kernel.NeedsPrograms(t)
 	list, err := scenarios.All()
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +84,7 @@ func (s *scenarioTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
 			}
 		})
 	}
-	tier, err := openOn(n, s.opts)
+	tier, err := openOn(s.t, n, s.opts)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -722,7 +722,9 @@ func detachDevices() (removed []string, err error) {
 }
 
 // waitForPrograms returns when every BPF program that was running at the call
-// has come to its end: an RCU grace period.
+// has come to its end: an RCU grace period. Where one CPU is all there is, the kernel
+// does not wait: no program of packets is under way there while user space runs, and
+// what programs of sockets may read rests for longer (ripeAfter).
 func waitForPrograms() {
 	// The kernel has no membarrier for us on nohz_full machines. Programs run
 	// for microseconds.

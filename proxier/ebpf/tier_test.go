@@ -40,9 +40,11 @@ type node struct {
 	tier *Tier
 }
 
-// open opens the tier in the node's network namespace, as a process there
+// openOn opens the tier in the node's network namespace, as a process there
 // would.
-func openOn(n *lab.Node, opts Options) (tier *Tier, err error) {
+func openOn(t testing.TB, n *lab.Node, opts Options) (tier *Tier, err error) {
+	t.Helper()
+	kernel.NeedsPrograms(t)
 	opts.CgroupRoot = n.CgroupPath()
 	if opts.Sizes == (Sizes{}) {
 		opts.Sizes = Sizes{Frontends: 1 << 12, Services: 1 << 10, Backends: 1 << 12, Slots: 1 << 13, Affinity: 1 << 10, UDPPeers: 1 << 10, OptOuts: 16,
@@ -90,7 +92,7 @@ func newNode(t testing.TB, at *lab.Node, l *lab.Lab, opts Options) *node {
 // start begins a process's life on the node.
 func (n *node) start(t testing.TB, opts Options) {
 	t.Helper()
-	tier, err := openOn(n.at, opts)
+	tier, err := openOn(t, n.at, opts)
 	if err != nil {
 		t.Fatal(err)
 	}

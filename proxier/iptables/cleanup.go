@@ -117,7 +117,7 @@ func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, goOn
 			}
 			for _, r := range c.Rules {
 				if mine(jumpOf(r)) {
-					part.lines = append(part.lines, "-D "+c.Name+" "+r)
+					part.delete(c.Name, r)
 				}
 			}
 		}

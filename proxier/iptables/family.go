@@ -8,8 +8,10 @@ import (
 	"hash/maphash"
 	"maps"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	"k8s.io/klog/v2"
 
@@ -25,8 +27,10 @@ type family struct {
 	renderer *renderer
 	loopback bool // NodePorts are served at loopback addresses
 	extra    Extra
-	ports    map[uint32]*port // by Decision.Index
-	hubs     [hubs]*hub
+	// counts says that rules can count, and counting that the counters are there.
+	counts, counting bool
+	ports            map[uint32]*port // by Decision.Index
+	hubs             [hubs]*hub
 	// kernel has the chains of service ports there, and a hash of their rules.
 	kernel chainStamps
 	// bound are chains of ours that rules of somebody else lead to, so that they cannot
@@ -39,6 +43,8 @@ type family struct {
 	// become visible; owes has the same.
 	owed []uint32
 	owes map[uint32]struct{}
+	// rendered is what is wanted of those that are owed, while everything is written.
+	rendered map[uint32]portRules
 	// failed are those that the kernel refused, and what it refused of them; they are
 	// tried again with full syncs.
 	failed map[uint32]*proxier.Decision
@@ -172,11 +178,35 @@ func (f *family) owe(index uint32) {
 func has[K comparable, V any](m map[K]V, key K) bool { _, ok := m[key]; return ok }
 
 // render is what is wanted of a service port.
-func (f *family) render(p *port) portRules {
-	if p.decision == nil {
-		return portRules{}
+func (f *family) render(index uint32) portRules {
+	if r, ok := f.rendered[index]; ok {
+		return r
 	}
-	return f.renderer.render(p.decision)
+	if p := f.ports[index]; p.decision != nil {
+		return f.renderer.render(p.decision)
+	}
+	return portRules{}
+}
+
+// renderedAtOnce bounds the memory that is needed where all is as it should be.
+const renderedAtOnce = 2048
+
+// renderAll renders service ports on all CPUs: a node that starts waits for it.
+func (f *family) renderAll(list []uint32) []portRules {
+	all := make([]portRules, len(list))
+	each := max(1, (len(list)+runtime.GOMAXPROCS(0)-1)/runtime.GOMAXPROCS(0))
+	var wg sync.WaitGroup
+	for from := 0; from < len(list); from += each {
+		wg.Go(func() {
+			for i := from; i < min(from+each, len(list)); i++ {
+				if f.ports[list[i]] != nil {
+					all[i] = f.render(list[i])
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return all
 }
 
 // manyEndpoints is where rules lose their comments, as upstream's do.
@@ -204,6 +234,7 @@ func (f *family) chooseComments() bool {
 // syncAll compares everything with what is in the kernel, and writes what differs.
 func (f *family) syncAll(ctx context.Context) error {
 	f.whole = false
+	f.ensureCounters(ctx)
 	f.watch.begin(f.name)
 	tables, err := f.opts.Tools.SaveAll(ctx, f.name, tableOrder...)
 	if err != nil {
@@ -218,6 +249,7 @@ func (f *family) syncAll(ctx context.Context) error {
 	f.bind(tables)
 	f.chooseComments()
 	wanted := f.settle(tables)
+	defer func() { f.rendered = nil }()
 	adopting := f.compareHubs(tables, wanted)
 	if err := f.restore(ctx, f.base(tables)); err != nil {
 		return err
@@ -277,29 +309,33 @@ func (f *family) settle(tables map[string]*xtables.Table) (wanted [hubs]int) {
 	f.owed = nil
 	clear(f.owes)
 	clear(f.uses)
+	f.rendered = map[uint32]portRules{}
 	there := f.entriesOf(tables)
 	var rules [hubs]map[string]struct{}
 	for h := range rules {
 		rules[h] = map[string]struct{}{}
 	}
-	for _, index := range owed {
-		p := f.ports[index]
-		if p == nil {
-			continue
-		}
-		r := f.render(p)
-		for i := range r.entries {
-			rules[r.entries[i].hub][r.entries[i].rule] = struct{}{}
-		}
-		f.count(p.entries, -1)
-		p.entries = slices.DeleteFunc(union(p.entries, r.entries), func(e entry) bool { return !has(there[e.hub], e.rule) })
-		f.count(p.entries, 1)
-		p.chains = slices.DeleteFunc(union(p.chains, names(r.chains)), func(name string) bool { return !has(f.kernel.chains, name) })
-		for _, name := range p.chains {
-			f.uses[name]++
-		}
-		if !f.isWritten(p, r) {
-			f.owe(index)
+	for list := range slices.Chunk(owed, renderedAtOnce) {
+		for i, r := range f.renderAll(list) {
+			index := list[i]
+			p := f.ports[index]
+			if p == nil {
+				continue
+			}
+			for _, e := range r.entries {
+				rules[e.hub][e.rule] = struct{}{}
+			}
+			f.count(p.entries, -1)
+			p.entries = slices.DeleteFunc(union(p.entries, r.entries), func(e entry) bool { return !has(there[e.hub], e.rule) })
+			f.count(p.entries, 1)
+			p.chains = slices.DeleteFunc(union(p.chains, r.names), func(name string) bool { return !has(f.kernel.chains, name) })
+			for _, name := range p.chains {
+				f.uses[name]++
+			}
+			if !f.isWritten(p, r) {
+				f.owe(index)
+				f.rendered[index] = r
+			}
 		}
 	}
 	for h := range rules {
@@ -326,8 +362,8 @@ func (f *family) entriesOf(tables map[string]*xtables.Table) (there [hubs]map[st
 
 // isWritten says whether a port is in the kernel as it should be.
 func (f *family) isWritten(p *port, r portRules) bool {
-	return p.decision != nil && sameSet(p.entries, r.entries) && sameSet(p.chains, names(r.chains)) &&
-		!slices.ContainsFunc(r.chains, func(c chain) bool { return !f.kernel.is(c.name, stampOf(c.rules)) })
+	return p.decision != nil && sameSet(p.entries, r.entries) && sameSet(p.chains, r.names) &&
+		!slices.ContainsFunc(r.chains, func(c chain) bool { return !f.kernel.is(c.name, c.stamp) })
 }
 
 // union are the elements of both, each once.
@@ -339,17 +375,6 @@ func (f *family) count(entries []entry, by int) {
 	for _, e := range entries {
 		f.hubs[e.hub].change(e.slot, e.rule, by)
 	}
-}
-
-func names(list []chain) []string {
-	if len(list) == 0 {
-		return nil
-	}
-	out := make([]string, len(list))
-	for i := range list {
-		out[i] = list[i].name
-	}
-	return out
 }
 
 // compareHubs finds the chains of hubs that are not as they should be. It says whether
@@ -389,12 +414,7 @@ func (f *family) compareHubs(tables map[string]*xtables.Table, wanted [hubs]int)
 
 // dropStale deletes the chains that nobody wants, and empties those that cannot go.
 func (f *family) dropStale(ctx context.Context, tables map[string]*xtables.Table) error {
-	wanted := map[string]struct{}{}
-	for _, p := range f.ports {
-		for _, name := range p.chains {
-			wanted[name] = struct{}{}
-		}
-	}
+	wanted := map[string]struct{}{} // besides those that service ports have
 	for index := range f.failed {
 		if p := f.ports[index]; p != nil {
 			keep(wanted, tables["nat"], p.chains)
@@ -412,7 +432,7 @@ func (f *family) dropStale(ctx context.Context, tables map[string]*xtables.Table
 	}
 	nothing := stampOf(nil)
 	for name, s := range f.kernel.chains {
-		if !has(wanted, name) {
+		if f.uses[name] == 0 && !has(wanted, name) {
 			drop("nat", name, s == nothing)
 		}
 	}
@@ -497,7 +517,7 @@ func keep(wanted map[string]struct{}, nat *xtables.Table, chains []string) {
 // there.
 func (f *family) base(tables map[string]*xtables.Table) *text {
 	t := newText()
-	nat, filter := f.opts.static(f.opts.Tools.RandomFully())
+	nat, filter := f.static()
 	chains := slices.Clip(f.extra.Chains)
 	for table, list := range map[string][]chain{"nat": nat, "filter": filter} {
 		for _, c := range list {
@@ -526,6 +546,19 @@ func (f *family) base(tables map[string]*xtables.Table) *text {
 	}
 	f.jump(t, tables, append(jumps(f.loopback), f.extra.Jumps...))
 	return t
+}
+
+// ensureCounters makes the counters again if somebody has deleted them: a rule that names one
+// that is not there is refused. While a rule does, they cannot be deleted.
+func (f *family) ensureCounters(ctx context.Context) {
+	f.counting = f.counts
+	if !f.counts {
+		return
+	}
+	if err := ensureCounters(f.opts.Counters); err != nil {
+		f.counting = false
+		klog.FromContext(ctx).Error(err, "Rules do not count packets until the next full sync", "family", f.name)
+	}
 }
 
 // jump has chains of the kernel's lead to ours.
@@ -604,7 +637,7 @@ func (f *family) tell() {
 		return
 	}
 	total := map[string]int{"nat": f.kernel.rules}
-	nat, filter := f.opts.static(f.opts.Tools.RandomFully())
+	nat, filter := f.static()
 	for table, list := range map[string][]chain{"nat": nat, "filter": filter} {
 		for _, c := range list {
 			total[table] += len(c.rules)

@@ -38,6 +38,8 @@ type Options struct {
 	Extra func(proxier.Family, *proxier.NodeRules) Extra
 	// Flows keep conntrack as the rules are; nil where somebody else does.
 	Flows *conntrack.Reconciler
+	// Counters count, where the kernel can, what some rules see; nil for none.
+	Counters Counters
 	// Reporter is told of what could not be written; nil for nobody.
 	Reporter proxier.Reporter
 	// Observer counts; nil for nobody.

@@ -14,6 +14,7 @@ import (
 type chain struct {
 	name  string
 	rules []string
+	stamp stamp
 }
 
 // entry is a rule of one service port in a chain that all share.
@@ -26,6 +27,7 @@ type entry struct {
 // portRules is what a decision is in one family.
 type portRules struct {
 	chains  []chain
+	names   []string // of the chains
 	entries []entry
 }
 
@@ -105,10 +107,18 @@ func not(value string) string {
 // portRenderer renders one decision.
 type portRenderer struct {
 	*renderer
-	d       *proxier.Decision
-	name    string
-	members [2][]netip.AddrPort // of the cluster and of the local set
-	out     portRules
+	d         *proxier.Decision
+	name      string
+	endpoints []endpoint
+	members   [2][]*endpoint // of the cluster and of the local set
+	out       portRules
+}
+
+// endpoint is a backend of the family.
+type endpoint struct {
+	*proxier.Backend
+	text  string // its address and port
+	chain string
 }
 
 // setPrefixes are of the chains of the cluster and of the local set.
@@ -118,13 +128,15 @@ var setPrefixes = [2]string{clusterPrefix, localPrefix}
 func (r *renderer) render(d *proxier.Decision) portRules {
 	p := &portRenderer{renderer: r, d: d, name: d.Name.String()}
 	for i := range d.Backends {
-		b := &d.Backends[i]
-		if proxier.FamilyOf(b.Addr.Addr()) != r.family {
-			continue
+		if b := &d.Backends[i]; proxier.FamilyOf(b.Addr.Addr()) == r.family {
+			text := b.Addr.String()
+			p.endpoints = append(p.endpoints, endpoint{b, text, chainName(endpointPrefix, &d.Name, text)})
 		}
+	}
+	for i := range p.endpoints {
 		for s := range p.members {
-			if b.Members&(1<<s) != 0 {
-				p.members[s] = append(p.members[s], b.Addr)
+			if e := &p.endpoints[i]; e.Members&(1<<s) != 0 {
+				p.members[s] = append(p.members[s], e)
 			}
 		}
 	}
@@ -150,7 +162,7 @@ func (r *renderer) render(d *proxier.Decision) portRules {
 			p.set(s, internal)
 		}
 	}
-	p.endpoints(used)
+	p.lead(used)
 	for _, f := range internal {
 		if which(f, p.empty) != everybody {
 			p.serve(f, " cluster IP", p.chain(setPrefixes[f.Routes[0].Set&1]))
@@ -174,7 +186,8 @@ func (p *portRenderer) add(name string, rules []rule) {
 	for i := range rules {
 		c.rules[i] = rules[i].String()
 	}
-	p.out.chains = append(p.out.chains, c)
+	c.stamp = stampOf(c.rules)
+	p.out.chains, p.out.names = append(p.out.chains, c), append(p.out.names, name)
 }
 
 func (p *portRenderer) comment(text string) string {
@@ -212,16 +225,15 @@ func (p *portRenderer) set(s int, internal []*proxier.Frontend) {
 	}
 	members := p.members[s]
 	if p.d.Affinity > 0 {
-		for _, to := range members {
-			name := chainName(endpointPrefix, &p.d.Name, to.String())
+		for _, e := range members {
 			rules = append(rules, rule{
-				comment: p.comment(p.name + " -> " + to.String()), target: name,
-				matches: "-m recent --rcheck --seconds " + strconv.Itoa(int(p.d.Affinity.Seconds())) + " --reap --name " + name + p.recentMask(),
+				comment: p.comment(p.name + " -> " + e.text), target: e.chain,
+				matches: "-m recent --rcheck --seconds " + strconv.Itoa(int(p.d.Affinity.Seconds())) + " --reap --name " + e.chain + p.recentMask(),
 			})
 		}
 	}
-	for i, to := range members {
-		leads := rule{comment: p.comment(p.name + " -> " + to.String()), target: chainName(endpointPrefix, &p.d.Name, to.String())}
+	for i, e := range members {
+		leads := rule{comment: p.comment(p.name + " -> " + e.text), target: e.chain}
 		if left := len(members) - i; left > 1 {
 			leads.matches = probability(left)
 		}
@@ -237,21 +249,19 @@ func (r *renderer) recentMask() string {
 	return " --mask 255.255.255.255 --rsource"
 }
 
-// endpoints writes the chain of each endpoint: one that dials itself is masqueraded.
-func (p *portRenderer) endpoints(used [2]bool) {
-	for i := range p.d.Backends {
-		b := &p.d.Backends[i]
-		if proxier.FamilyOf(b.Addr.Addr()) != p.family ||
-			!(used[0] && b.Members&proxier.InCluster != 0 || used[1] && b.Members&proxier.InLocal != 0) {
+// lead writes the chain of each endpoint: one that dials itself is masqueraded.
+func (p *portRenderer) lead(used [2]bool) {
+	for i := range p.endpoints {
+		e := &p.endpoints[i]
+		if !(used[0] && e.Members&proxier.InCluster != 0 || used[1] && e.Members&proxier.InLocal != 0) {
 			continue
 		}
-		name := chainName(endpointPrefix, &p.d.Name, b.Addr.String())
-		translate := rule{protocol: p.d.Name.Protocol, comment: p.comment(p.name), target: "DNAT --to-destination " + b.Addr.String()}
+		translate := rule{protocol: p.d.Name.Protocol, comment: p.comment(p.name), target: "DNAT --to-destination " + e.text}
 		if p.d.Affinity > 0 {
-			translate.matches = "-m recent --set --name " + name + p.recentMask()
+			translate.matches = "-m recent --set --name " + e.chain + p.recentMask()
 		}
-		p.add(name, []rule{
-			{source: only(b.Addr.Addr()), comment: p.comment(p.name), target: markMasqChain},
+		p.add(e.chain, []rule{
+			{source: only(e.Addr.Addr()), comment: p.comment(p.name), target: markMasqChain},
 			translate,
 		})
 	}

@@ -20,7 +20,7 @@ type rule struct {
 	comment      string
 	matches      string // further ones
 	port         string // the destination's, or a range first:last
-	target       string
+	target       string // none if the rule only counts
 }
 
 func (r rule) String() string {
@@ -61,9 +61,10 @@ func (r rule) String() string {
 			b.WriteString("--dport " + r.port + " ")
 		}
 	}
-	b.WriteString("-j ")
-	b.WriteString(r.target)
-	return b.String()
+	if r.target != "" {
+		b.WriteString("-j " + r.target)
+	}
+	return strings.TrimSuffix(b.String(), " ")
 }
 
 // maxComment is what the kernel takes, without the byte that ends it

@@ -55,16 +55,24 @@ func inOrder(there, rules []string) bool {
 	return true
 }
 
-// static are the chains whose rules depend on options alone.
-func (o *Options) static(randomFully bool) (nat, filter []chain) {
+// static are the chains whose rules depend on options alone, and on whether NodePorts are
+// served at loopback addresses.
+func (f *family) static() (nat, filter []chain) {
+	o := f.opts
 	mark := fmt.Sprintf("%#x/%#[1]x", o.mark())
 	masquerade := "MASQUERADE"
-	if randomFully {
+	if o.Tools.RandomFully() {
 		masquerade += " --random-fully"
 	}
+	marks := []string{"-j MARK --set-xmark " + mark}
+	if f.loopback && f.counting {
+		// What is sent to a loopback address and led on from there has to be masqueraded, and
+		// is by this chain alone. Upstream has a rule like this for each NodePort.
+		marks = append(marks, rule{dest: loopbackRange[f.name], comment: "kubernetes NodePorts at loopback addresses", matches: countIn(loopbackCounter)}.String())
+	}
 	nat = []chain{
-		{markMasqChain, []string{"-j MARK --set-xmark " + mark}},
-		{postroutingChain, []string{
+		{name: markMasqChain, rules: marks},
+		{name: postroutingChain, rules: []string{
 			"-m mark ! --mark " + mark + " -j RETURN",
 			// A second pass, through a tunnel for one, is not masqueraded again.
 			fmt.Sprintf("-j MARK --set-xmark %#x/0x0", o.mark()),
@@ -73,12 +81,16 @@ func (o *Options) static(randomFully bool) (nat, filter []chain) {
 	}
 	var forward []string
 	if !o.KeepInvalid {
-		forward = append(forward, "-m conntrack --ctstate INVALID -j DROP")
+		invalid := "-m conntrack --ctstate INVALID "
+		if f.counting {
+			invalid += countIn(invalidCounter) + " "
+		}
+		forward = append(forward, invalid+"-j DROP")
 	}
 	forward = append(forward,
 		rule{comment: "kubernetes forwarding rules", matches: "-m mark --mark " + mark, target: "ACCEPT"}.String(),
 		rule{comment: "kubernetes forwarding conntrack rule", matches: "-m conntrack --ctstate RELATED,ESTABLISHED", target: "ACCEPT"}.String())
-	return nat, []chain{{forwardChain, forward}}
+	return nat, []chain{{name: forwardChain, rules: forward}}
 }
 
 // martians keeps neighbours from the loopback addresses that route_localnet opens to

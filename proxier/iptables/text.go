@@ -4,9 +4,11 @@ package iptables
 
 import (
 	"bytes"
+	"cmp"
 	"iter"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // text is input for iptables-restore: parts of two or three tables. Each table is
@@ -16,8 +18,18 @@ type text struct{ tables map[string]*tableText }
 // tableText is that of one table.
 type tableText struct {
 	declared []string // chains that are made, or emptied
-	lines    []string
+	blocks   []block
 	dropped  []string // chains that go, after everything else
+}
+
+// block is what is done to a chain: a command with each of some rules.
+type block struct {
+	chain, command string
+	rules          []string
+}
+
+func (t *tableText) add(chain, command string, rules ...string) {
+	t.blocks = append(t.blocks, block{chain, command, rules})
 }
 
 func newText() *text { return &text{map[string]*tableText{}} }
@@ -32,25 +44,31 @@ func (t *text) table(name string) *tableText {
 // declare makes a chain, or empties it.
 func (t *tableText) declare(chain string) { t.declared = append(t.declared, chain) }
 
-// write has a chain hold these rules.
+// write has a chain hold these rules, which are not copied.
 func (t *tableText) write(chain string, rules []string) {
 	t.declare(chain)
-	for _, r := range rules {
-		t.lines = append(t.lines, "-A "+chain+" "+r)
-	}
+	t.add(chain, "-A", rules...)
 }
 
 // insert puts a rule in front of a chain.
-func (t *tableText) insert(chain, rule string) { t.lines = append(t.lines, "-I "+chain+" 1 "+rule) }
+func (t *tableText) insert(chain, rule string) { t.add(chain, "-I", "1 "+rule) }
 
 // delete takes a rule out of a chain.
-func (t *tableText) delete(chain, rule string) { t.lines = append(t.lines, "-D "+chain+" "+rule) }
+func (t *tableText) delete(chain, rule string) { t.add(chain, "-D", rule) }
+
+// flush empties a chain after all that stands before.
+func (t *tableText) flush(chain string) { t.add(chain, "-F", "") }
+
+// grow has room for that many chains more.
+func (t *tableText) grow(chains int) {
+	t.declared, t.blocks = slices.Grow(t.declared, chains), slices.Grow(t.blocks, chains)
+}
 
 // rules counts those that are added to chains of ours.
 func (t *tableText) rules() (n int) {
-	for _, line := range t.lines {
-		if strings.HasPrefix(line, "-A KUBE-") || strings.HasPrefix(line, "-I KUBE-") {
-			n++
+	for _, b := range t.blocks {
+		if strings.HasPrefix(b.chain, "KUBE-") && (b.command == "-A" || b.command == "-I") {
+			n += len(b.rules)
 		}
 	}
 	return n
@@ -75,22 +93,54 @@ func (t *text) count() (n int) {
 	return n
 }
 
-func (t *tableText) empty() bool { return t == nil || len(t.declared)+len(t.lines) == 0 }
+func (t *tableText) empty() bool { return t == nil || len(t.declared)+len(t.blocks) == 0 }
 
+// size is how long the text is, or a bit less.
+func (t *text) size() (n int) {
+	for _, part := range t.tables {
+		for _, c := range part.declared {
+			n += len(c) + len(": - [0:0]\n")
+		}
+		for _, block := range part.blocks {
+			for _, r := range block.rules {
+				n += len(block.command) + len(block.chain) + len(r) + len("  \n")
+			}
+		}
+	}
+	return n
+}
+
+// bytes has chains in the order of their names: the legacy variant keeps them so, and looks
+// for chains from their neighbours on, which takes three quarters of the time then.
 func (t *text) bytes() []byte {
 	var b bytes.Buffer
+	b.Grow(t.size())
 	for _, name := range tableOrder {
 		part := t.tables[name]
 		if part.empty() {
 			continue
 		}
+		var order []int
+		var sorted sync.WaitGroup
+		sorted.Go(func() { order = part.order() })
+		slices.Sort(part.declared)
+		sorted.Wait()
 		b.WriteString("*" + name + "\n")
 		for _, c := range part.declared {
 			b.WriteString(":" + c + " - [0:0]\n")
 		}
-		for _, line := range part.lines {
-			b.WriteString(line)
-			b.WriteByte('\n')
+		for _, at := range order {
+			block := &part.blocks[at]
+			for _, r := range block.rules {
+				b.WriteString(block.command)
+				b.WriteByte(' ')
+				b.WriteString(block.chain)
+				if r != "" {
+					b.WriteByte(' ')
+					b.WriteString(r)
+				}
+				b.WriteByte('\n')
+			}
 		}
 		for _, c := range part.dropped {
 			b.WriteString("-X " + c + "\n")
@@ -98,6 +148,19 @@ func (t *text) bytes() []byte {
 		b.WriteString("COMMIT\n")
 	}
 	return b.Bytes()
+}
+
+// order has the blocks of a chain in the order in which they came. To sort places is twice as
+// fast as a stable sort of blocks.
+func (t *tableText) order() []int {
+	order := make([]int, len(t.blocks))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int {
+		return cmp.Or(strings.Compare(t.blocks[a].chain, t.blocks[b].chain), cmp.Compare(a, b))
+	})
+	return order
 }
 
 // droppedAt is the chain that a line deletes, counted from 1, or none.

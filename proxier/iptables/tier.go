@@ -9,6 +9,8 @@ import (
 	"os"
 	"sync"
 
+	"k8s.io/klog/v2"
+
 	"github.com/tandem-proxy/tandem/netns"
 	"github.com/tandem-proxy/tandem/proxier"
 )
@@ -20,6 +22,8 @@ type Tier struct {
 	mu       sync.Mutex
 	rules    *writer
 	unusable [proxier.Families]error
+	// uncounted says why rules do not count.
+	uncounted [proxier.Families]error
 	// routeLocalnet is the kernel's switch, and closed says that it does not move.
 	routeLocalnet string
 	closed        bool
@@ -28,7 +32,7 @@ type Tier struct {
 var _ proxier.Tier = (*Tier)(nil)
 
 // Open finds out which families can be carried in the network namespace of the calling
-// thread; it needs CAP_NET_ADMIN. It writes nothing.
+// thread; it needs CAP_NET_ADMIN. It writes no rules, but makes the counters that they name.
 func Open(ctx context.Context, opts Options) (*Tier, error) {
 	t := &Tier{opts: opts, routeLocalnet: routeLocalnet}
 	for f := range proxier.Families {
@@ -37,6 +41,14 @@ func Open(ctx context.Context, opts Options) (*Tier, error) {
 	if t.unusable[proxier.IPv4] != nil && t.unusable[proxier.IPv6] != nil {
 		return nil, errors.Join(t.unusable[:]...)
 	}
+	for f := range proxier.Families {
+		if t.uncounted[f] = t.unusable[f]; t.uncounted[f] == nil {
+			t.uncounted[f] = tryCounters(ctx, &t.opts, f)
+		}
+		if err := t.uncounted[f]; err != nil && opts.Counters != nil && t.unusable[f] == nil {
+			klog.FromContext(ctx).Info("Rules do not count packets, so that metrics lack those that were dropped as invalid, and those to NodePorts at loopback addresses", "family", f, "reason", err.Error())
+		}
+	}
 	t.rules = t.newWriter()
 	var err error
 	t.netns, err = netns.Own()
@@ -44,7 +56,13 @@ func Open(ctx context.Context, opts Options) (*Tier, error) {
 }
 
 func (t *Tier) newWriter() *writer {
-	return newWriter(&t.opts, func(f proxier.Family) bool { return t.unusable[f] == nil })
+	w := newWriter(&t.opts, func(f proxier.Family) bool { return t.unusable[f] == nil })
+	for name, f := range w.families {
+		if f != nil {
+			f.counts = t.uncounted[name] == nil
+		}
+	}
+	return w
 }
 
 // Sync implements proxier.Tier.
@@ -100,7 +118,8 @@ func (t *Tier) Supports(_ *proxier.Decision, f *proxier.Frontend) error {
 	return t.unusable[proxier.FamilyOf(f.Addr.Addr())]
 }
 
-// Cleanup implements proxier.Tier. Connections that are translated already go on.
+// Cleanup implements proxier.Tier. Connections that are translated already go on. Counters stay,
+// for who asks for them, and for rules to come.
 func (t *Tier) Cleanup(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/tandem-proxy/tandem/nfacct"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/xtables"
@@ -61,6 +62,23 @@ func (l *labTools) Usable(ctx context.Context, f proxier.Family) error {
 	return l.at.Do(func() error { return l.Tools.Usable(ctx, f) })
 }
 
+// Ensure, Packets and Delete have labTools be Counters.
+func (l *labTools) Ensure(name string) error {
+	return l.at.Do(func() error { return nfacct.Kernel{}.Ensure(name) })
+}
+
+func (l *labTools) Packets(name string) (n uint64, err error) {
+	err = l.at.Do(func() error {
+		n, err = nfacct.Kernel{}.Packets(name)
+		return err
+	})
+	return n, err
+}
+
+func (l *labTools) Delete(name string) error {
+	return l.at.Do(func() error { return nfacct.Kernel{}.Delete(name) })
+}
+
 // open has a Tier begin on a node of the lab.
 func (n *node) open(facts proxier.Facts, policy proxier.Policy) {
 	n.t.Helper()
@@ -73,6 +91,7 @@ func (n *node) open(facts proxier.Facts, policy proxier.Policy) {
 		n.t.Fatal(err)
 	}
 	n.t.Cleanup(func() { _ = tier.Close() })
+	n.tools.take() // with which it found out what can be written
 	n.start(tier, facts, policy)
 }
 

@@ -22,7 +22,8 @@ import (
 type fakeTools struct {
 	variant xtables.Variant
 	tables  [proxier.Families]*netfilter.Tables
-	reads   [proxier.Families]int // of all tables
+	*netfilter.Counters
+	reads [proxier.Families]int // of all tables
 	// tells says whether there is a generation.
 	tells bool
 }
@@ -32,6 +33,7 @@ func newFakeTools() *fakeTools {
 	for f := range proxier.Families {
 		t.tables[f] = netfilter.New(f)
 	}
+	t.Counters = netfilter.NewCounters(t.tables[:]...)
 	return t
 }
 
@@ -227,6 +229,9 @@ type fakeTier struct {
 func newFakeTier(opts Options) *fakeTier {
 	t := &fakeTier{opts: opts}
 	t.writer = newWriter(&t.opts, func(proxier.Family) bool { return true })
+	for _, f := range t.families {
+		f.counts = opts.Counters != nil
+	}
 	return t
 }
 
@@ -245,7 +250,8 @@ func newNode(t *testing.T, tools Tools) *node {
 }
 
 func (n *node) options() Options {
-	return Options{Tools: n.tools, Flows: conntrack.New(conntrack.Options{Table: conntrack.Kernel{}}), Reporter: proxier.ReporterFunc(func(p proxier.Problem) { n.told = append(n.told, p) })}
+	counters, _ := n.tools.Tools.(Counters)
+	return Options{Tools: n.tools, Counters: counters, Flows: conntrack.New(conntrack.Options{Table: conntrack.Kernel{}}), Reporter: proxier.ReporterFunc(func(p proxier.Problem) { n.told = append(n.told, p) })}
 }
 
 // restart has another process go on that knows nothing.

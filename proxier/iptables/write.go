@@ -51,6 +51,7 @@ func (f *family) writeOwed(ctx context.Context, holdHubs bool) error {
 		}
 		for _, index := range f.owed[:n] {
 			delete(f.owes, index)
+			delete(f.rendered, index)
 		}
 		f.owed = f.owed[n:]
 	}
@@ -135,25 +136,29 @@ type hubDelta struct {
 
 // delta works out a change, and counts it in.
 func (f *family) delta(list []uint32, holdHubs bool) *delta {
+	ports, chains := make([]portDelta, 0, len(list)), 0
+	for _, index := range list {
+		if p := f.ports[index]; p != nil {
+			want := f.render(index)
+			ports = append(ports, portDelta{index, p, p.entries, want})
+			chains += len(want.chains)
+		}
+	}
 	d := &delta{
-		f: f, text: newText(), written: map[string]stamp{}, deleted: map[string]struct{}{}, emptied: map[string]struct{}{},
+		f: f, text: newText(), ports: ports, written: make(map[string]stamp, chains), deleted: map[string]struct{}{}, emptied: map[string]struct{}{},
 		hubs: map[hubChain]*hubDelta{}, held: holdHubs,
 	}
 	nat := d.text.table("nat")
-	for _, index := range list {
-		p := f.ports[index]
-		if p == nil {
-			continue
-		}
-		want := f.render(p)
-		d.ports = append(d.ports, portDelta{index, p, p.entries, want})
+	nat.grow(chains)
+	for i := range ports {
+		p, want := ports[i].port, &ports[i].want
 		for _, c := range want.chains {
-			if s := stampOf(c.rules); !f.kernel.is(c.name, s) {
+			if !f.kernel.is(c.name, c.stamp) {
 				nat.write(c.name, c.rules)
-				d.written[c.name] = s
+				d.written[c.name] = c.stamp
 			}
 		}
-		d.use(p.chains, names(want.chains))
+		d.use(p.chains, want.names)
 		d.change(without(p.entries, want.entries), -1)
 		d.change(without(want.entries, p.entries), 1)
 	}
@@ -163,7 +168,7 @@ func (f *family) delta(list []uint32, holdHubs bool) *delta {
 	}
 	d.writeHubs()
 	for _, p := range d.ports {
-		for _, name := range without(p.port.chains, names(p.want.chains)) {
+		for _, name := range without(p.port.chains, p.want.names) {
 			switch {
 			case f.uses[name] > 0 || has(d.deleted, name) || has(d.emptied, name):
 			case has(f.bound, name):
@@ -204,15 +209,18 @@ func (d *delta) try() {
 	for name, list := range rules {
 		part := d.text.table(name)
 		part.write(trialChain, list)
-		part.lines = append(part.lines, "-F "+trialChain)
+		part.flush(trialChain)
 		part.dropped = append(part.dropped, trialChain)
 	}
 }
 
 // without are the elements of a that are not in b.
 func without[T comparable](a, b []T) []T {
-	if slices.Equal(a, b) {
+	if len(a) == 0 || slices.Equal(a, b) {
 		return nil
+	}
+	if len(b) == 0 {
+		return slices.Clone(a)
 	}
 	in := make(map[T]struct{}, len(b))
 	for _, x := range b {
@@ -312,7 +320,7 @@ func (d *delta) commit() {
 			delete(f.ports, p.index)
 			continue
 		}
-		p.port.chains, p.port.entries = names(p.want.chains), p.want.entries
+		p.port.chains, p.port.entries = p.want.names, p.want.entries
 	}
 }
 
@@ -323,7 +331,7 @@ func (d *delta) undo() {
 	for _, p := range d.ports {
 		f.count(without(p.want.entries, p.before), -1)
 		f.count(without(p.before, p.want.entries), 1)
-		d.use(names(p.want.chains), p.port.chains)
+		d.use(p.want.names, p.port.chains)
 	}
 	for name := range d.written {
 		f.kernel.forget(name)

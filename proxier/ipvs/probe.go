@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/xtables"
 )
 
 // CanUse returns nil if this tier can serve in the network namespace of the calling
@@ -103,13 +104,11 @@ func probeSets(ctx context.Context, sets *ipsets, tools iptables.Tools) (err err
 
 // probeRule writes a rule that asks the set, and takes it away again.
 func probeRule(ctx context.Context, tools iptables.Tools) error {
-	const name = probeSet
-	const text = "*nat\n:" + name + " - [0:0]\n-A " + name + " -p tcp -m set --match-set " + probeSet + " dst -j RETURN\n-F " + name + "\n-X " + name + "\nCOMMIT\n"
 	for f := range proxier.Families {
 		if tools.Usable(ctx, f) != nil {
 			continue
 		}
-		if err := tools.Restore(ctx, f, []byte(text)); err != nil {
+		if err := tools.Restore(ctx, f, xtables.Probe("-p tcp -m set --match-set "+probeSet+" dst", "nat")); err != nil {
 			return fmt.Errorf("write a rule that asks a set (module xt_set): %w", err)
 		}
 	}

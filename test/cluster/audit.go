@@ -11,11 +11,13 @@ import (
 	"net/http"
 	"os"
 	"slices"
+
+	"github.com/tandem-proxy/tandem/test/kubeadm"
 )
 
 // requests are what the API server wrote down of a user's.
 type requests struct {
-	// Granted are verbs and resources, each once, sorted.
+	// Granted are permissions, each once, sorted.
 	Granted []string
 	// Refused says it of each request that authentication or authorization refused.
 	Refused []string
@@ -68,13 +70,6 @@ func (r *requests) add(e *auditEvent, user string) {
 	case refused && (e.User.Username == user || code == http.StatusUnauthorized):
 		r.Refused = append(r.Refused, fmt.Sprintf("%s %s by %q: %d %s", e.Verb, e.RequestURI, e.User.Username, code, e.ResponseStatus.Message))
 	case e.User.Username == user && code < http.StatusBadRequest:
-		what := e.Verb + " " + e.ObjectRef.Resource
-		if e.ObjectRef.APIGroup != "" {
-			what += "." + e.ObjectRef.APIGroup
-		}
-		if e.ObjectRef.Subresource != "" {
-			what += "/" + e.ObjectRef.Subresource
-		}
-		r.Granted = append(r.Granted, what)
+		r.Granted = append(r.Granted, kubeadm.Permission(e.Verb, e.ObjectRef.APIGroup, e.ObjectRef.Resource, e.ObjectRef.Subresource))
 	}
 }

@@ -5,12 +5,9 @@
 package cluster
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -18,14 +15,16 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/tandem-proxy/tandem/test/binary"
+	"github.com/tandem-proxy/tandem/test/container"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
 func TestMain(m *testing.M) {
-	Main()
+	container.Main()
+	lab.Main()
 	code := m.Run()
 	if built.dir != "" {
 		_ = os.RemoveAll(built.dir)
@@ -35,9 +34,9 @@ func TestMain(m *testing.M) {
 
 // built is the kube-proxy of this repository, of its own module.
 var built struct {
-	once sync.Once
-	dir  string
-	err  error
+	once      sync.Once
+	dir, path string
+	err       error
 }
 
 func ourBinary(tb testing.TB) string {
@@ -46,16 +45,12 @@ func ourBinary(tb testing.TB) string {
 		if built.dir, built.err = os.MkdirTemp("", "tandem-cluster-"); built.err != nil {
 			return
 		}
-		c := exec.Command("go", "build", "-C", "../..", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", filepath.Join(built.dir, "kube-proxy"), "./cmd/kube-proxy")
-		c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=")
-		if text, err := c.CombinedOutput(); err != nil {
-			built.err = fmt.Errorf("build kube-proxy: %w\n%s", err, text)
-		}
+		built.path, built.err = binary.KubeProxy(built.dir)
 	})
 	if built.err != nil {
 		tb.Fatal(built.err)
 	}
-	return filepath.Join(built.dir, "kube-proxy")
+	return built.path
 }
 
 // cluster is a control plane, and nodes that do not run anything yet.
@@ -151,24 +146,10 @@ func (c *cluster) addNode(n *lab.Node, zone string) {
 	}
 }
 
-const (
-	// patience is for watches after an outage: client-go waits for up to a minute.
-	patience = 2 * time.Minute
-	interval = 10 * time.Millisecond
-)
+// patience is for watches after an outage: client-go waits for up to a minute.
+const patience = 2 * time.Minute
 
-// await polls until a condition holds, and says why it does not.
 func (c *cluster) await(what string, condition func() error) {
 	c.tb.Helper()
-	last := errors.New("not asked")
-	err := wait.PollUntilContextTimeout(c.tb.Context(), interval, patience, true, func(context.Context) (bool, error) {
-		last = condition()
-		return last == nil || errors.Is(last, errEnded), nil
-	})
-	if err == nil {
-		err = last
-	}
-	if err != nil {
-		c.tb.Fatalf("%s: %v", what, last)
-	}
+	lab.Await(c.tb, patience, what, condition)
 }

@@ -128,13 +128,7 @@ func (p *controlPlane) writeFiles() (err error) {
 		Host:            p.url(),
 		TLSClientConfig: rest.TLSClientConfig{CAData: p.ca.pem(), CertData: admin.certificate, KeyData: admin.key},
 		QPS:             -1,
-		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
-			to, err := netip.ParseAddrPort(address)
-			if err != nil {
-				return nil, err
-			}
-			return p.node.Dial(ctx, network, to)
-		},
+		Dial:            p.node.DialContext,
 	})
 	return err
 }

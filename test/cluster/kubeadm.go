@@ -21,17 +21,12 @@ import (
 	"k8s.io/kubernetes/cmd/kubeadm/app/constants"
 	"k8s.io/kubernetes/cmd/kubeadm/app/phases/addons/proxy"
 	"k8s.io/kubernetes/cmd/kubeadm/app/util/config"
+
+	"github.com/tandem-proxy/tandem/test/kubeadm"
 )
 
 // ProxyUser is kube-proxy to the API server.
 const ProxyUser = "system:serviceaccount:" + metav1.NamespaceSystem + ":" + proxy.KubeProxyServiceAccountName
-
-// tokenMount is where the ServiceAccount's token is in any container: the admission of Pods
-// adds the volume.
-const tokenMount = "/var/run/secrets/kubernetes.io/serviceaccount"
-
-// podSubnet is that of the lab.
-const podSubnet = "10.244.0.0/16,fd00:10:244::/48"
 
 // addProxy has kubeadm's code write all that belongs to kube-proxy, as kubeadm init does.
 func addProxy(ctx context.Context, p *controlPlane) error {
@@ -40,7 +35,7 @@ func addProxy(ctx context.Context, p *controlPlane) error {
 		return err
 	}
 	c.LocalAPIEndpoint.AdvertiseAddress, c.LocalAPIEndpoint.BindPort = p.node.Addr4.String(), apiPort
-	c.Networking.PodSubnet = podSubnet
+	c.Networking.PodSubnet = kubeadm.PodSubnet
 	componentconfigs.Default(&c.ClusterConfiguration, &c.LocalAPIEndpoint, &c.NodeRegistration)
 	if err := proxy.EnsureProxyAddon(&c.ClusterConfiguration, &c.LocalAPIEndpoint, p.client, io.Discard, false); err != nil {
 		return fmt.Errorf("add kube-proxy as kubeadm does: %w", err)

@@ -9,11 +9,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/kubernetes/pkg/volume/util"
 
+	"github.com/tandem-proxy/tandem/test/container"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -52,47 +52,36 @@ func (h *host) project(volume string, files map[string]string) error {
 	return w.Write(payload, nil)
 }
 
-// container has the mounts that the Pod has, and the one that every Pod gets.
-func (h *host) container(binary string) (c container, err error) {
+// container has the mounts that the Pod has, and the one that every Pod gets. Its image is
+// this machine's file system, with a binary in place of the Pod's.
+func (h *host) container(binary string) (c container.Container, err error) {
 	spec := &h.pod.Containers[0]
-	command := append(append([]string(nil), spec.Command...), spec.Args...)
-	for i := range command {
-		command[i] = strings.ReplaceAll(command[i], "$(NODE_NAME)", h.node.Name)
-	}
-	if c.Root, err = os.MkdirTemp(h.path("root"), ""); err != nil {
+	if c, err = container.Of(h.pod, spec, h.node, h.path("token"), h.source); err != nil {
 		return c, err
 	}
-	c.Cgroup, c.Command = h.node.CgroupPath(), command
-	c.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "NODE_NAME=" + h.node.Name}
-	c.Binds = []bind{{binary, command[0], true}, {h.path("token"), tokenMount, true}}
+	if c.Dir, err = os.MkdirTemp(h.path("root"), ""); err != nil {
+		return c, err
+	}
+	c.Layers = []string{"/"}
+	image := []container.Mount{{To: "/run"}, {To: "/tmp"}, {From: binary, To: c.Args[0], ReadOnly: true}}
 	if h.tools != "" {
-		c.Binds = append(c.Binds, bind{h.tools, "/usr/local/sbin", true})
+		image = append(image, container.Mount{From: h.tools, To: "/usr/local/sbin", ReadOnly: true})
 	}
-	for _, m := range spec.VolumeMounts {
-		source, err := h.source(m.Name)
-		if err != nil {
-			return c, err
-		}
-		c.Binds = append(c.Binds, bind{source, m.MountPath, m.ReadOnly})
-	}
+	c.Mounts = append(image, c.Mounts...)
 	return c, nil
 }
 
 // source is where a volume is on the host.
-func (h *host) source(volume string) (string, error) {
-	for i := range h.pod.Volumes {
-		v := &h.pod.Volumes[i]
-		switch {
-		case v.Name != volume:
-		case v.ConfigMap != nil:
-			return h.path("config"), nil
-		case v.HostPath != nil && v.HostPath.Path == "/run/xtables.lock":
-			return h.path("run/xtables.lock"), nil
-		case v.HostPath != nil && v.HostPath.Path == "/lib/modules":
-			return h.path("modules"), nil // tests do not load any
-		}
+func (h *host) source(v *v1.Volume) (string, error) {
+	switch {
+	case v.ConfigMap != nil:
+		return h.path("config"), nil
+	case v.HostPath != nil && v.HostPath.Path == "/run/xtables.lock":
+		return h.path("run/xtables.lock"), nil
+	case v.HostPath != nil && v.HostPath.Path == "/lib/modules":
+		return h.path("modules"), nil // tests do not load any
 	}
-	return "", fmt.Errorf("kubeadm's Pod has a volume %q, which is new", volume)
+	return "", fmt.Errorf("kubeadm's Pod has a volume %s, which is new", v.Name)
 }
 
 // sync asks the API what the node's kube-proxy is to be.
@@ -118,6 +107,6 @@ func (h *host) proxy(binary string, flags ...string) (*lab.Cmd, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.Command = append(c.Command, flags...)
-	return c.command(context.Background(), h.node)
+	c.Args = append(c.Args, flags...)
+	return c.Command(context.Background(), h.node)
 }

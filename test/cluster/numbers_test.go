@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -52,7 +50,10 @@ func BenchmarkProxy(b *testing.B) {
 		}
 		mode = "mode: " + s.mode
 		n := c.nodes[i]
-		c.hosts[n.Name].tools = legacyTools(b)
+		// Upstream's mode iptables is to run the variant that is quick with many rules.
+		tools := b.TempDir()
+		upstream.ToolsT(b, tools, "legacy")
+		c.hosts[n.Name].tools = tools
 		web := fmt.Sprintf("web-%s-%s", s.side, s.mode)
 		shell := n.Pod("shell-" + s.mode).Sandbox
 		pods := []*lab.Pod{n.Pod(web + "-1"), n.Pod(web + "-2")}
@@ -81,8 +82,8 @@ func (c *cluster) measure(b *testing.B, n *lab.Node, shell *lab.Sandbox, binary,
 		first <- time.Since(began)
 	}()
 	for p.unprogrammed() != nil {
-		if p.ended() || time.Since(began) > patience {
-			b.Fatalf("it is not programmed:\n%s", p.log)
+		if p.Ended() || time.Since(began) > patience {
+			b.Fatalf("it is not programmed:\n%s", p.Log)
 		}
 		<-time.After(50 * time.Millisecond)
 	}
@@ -90,8 +91,8 @@ func (c *cluster) measure(b *testing.B, n *lab.Node, shell *lab.Sandbox, binary,
 	b.ReportMetric((<-first).Seconds(), "first-s")
 	c.leads(b, shell, to, pods[0])
 	<-time.After(settle)
-	b.ReportMetric(p.memory(b, "VmRSS"), "RSS-MiB")
-	b.ReportMetric(p.memory(b, "VmHWM"), "peak-MiB")
+	b.ReportMetric(p.Memory(b, "VmRSS"), "RSS-MiB")
+	b.ReportMetric(p.Memory(b, "VmHWM"), "peak-MiB")
 
 	const changes, counted = 100, 30 // CPU time, and connections that fail, are those of as many
 	var took []time.Duration
@@ -178,16 +179,6 @@ func (c *cluster) lead(name string, pod *lab.Pod) {
 	}
 }
 
-// memory is what the kernel says of the process's, in MiB.
-func (p *process) memory(b *testing.B, field string) float64 {
-	b.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Process.Pid))
-	if err != nil {
-		b.Fatal(err)
-	}
-	return sample(b, strings.ReplaceAll(strings.ReplaceAll(string(text), "\t", " "), " kB", ""), field+":") / 1024
-}
-
 // cpu is the time that the process, and those it waited for, had.
 func (p *process) cpu(b *testing.B) (total time.Duration) {
 	b.Helper()
@@ -204,22 +195,4 @@ func (p *process) cpu(b *testing.B) (total time.Duration) {
 		total += time.Duration(n) * time.Second / ticks
 	}
 	return total
-}
-
-// legacyTools has upstream's mode iptables run the variant that is quick with many rules.
-func legacyTools(b *testing.B) string {
-	b.Helper()
-	dir := b.TempDir()
-	for _, family := range []string{"iptables", "ip6tables"} {
-		for _, tool := range []string{"", "-save", "-restore"} {
-			path, err := exec.LookPath(family + "-legacy" + tool)
-			if err == nil {
-				err = os.Symlink(path, filepath.Join(dir, family+tool))
-			}
-			if err != nil {
-				lab.SkipOrFail(b, err)
-			}
-		}
-	}
-	return dir
 }

@@ -5,32 +5,20 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
-	"errors"
-	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"net/netip"
-	"os"
-	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
 )
-
-// errEnded is that of a process that cannot do what is awaited any more.
-var errEnded = errors.New("kube-proxy has ended")
 
 // process is the container of a kube-proxy on a node.
 type process struct {
-	*lab.Cmd
+	*lab.Watched
 	c    *cluster
 	node *lab.Node
-	log  *lab.Log
 }
 
 // start runs a binary on a node, with flags beside those that the DaemonSet has.
@@ -49,17 +37,8 @@ func (c *cluster) restart(n *lab.Node, binary string, flags ...string) *process 
 	if err != nil {
 		c.tb.Fatal(err)
 	}
-	p := &process{cmd, c, n, &lab.Log{}}
-	p.Stdout, p.Stderr = p.log, p.log
-	if err := p.Start(); err != nil {
-		c.tb.Fatal(err)
-	}
-	c.tb.Cleanup(func() {
-		_ = p.Close()
-		if c.tb.Failed() {
-			c.tb.Logf("log of kube-proxy on %s:\n%s", n.Name, p.log)
-		}
-	})
+	p := &process{lab.Watch(cmd), c, n}
+	p.Begin(c.tb)
 	return p
 }
 
@@ -81,65 +60,23 @@ func (p *process) programmed() {
 	p.await("the first sync on "+p.node.Name, p.unprogrammed)
 }
 
-func (p *process) unprogrammed() error {
-	metrics, err := p.get(10249, "/metrics")
-	for _, family := range []string{"IPv4", "IPv6"} {
-		if err == nil && !strings.Contains(metrics, `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="`+family+`"}`) {
-			err = fmt.Errorf("%s is not programmed", family)
-		}
-	}
-	return err
-}
+func (p *process) unprogrammed() error { return upstream.Programmed(p.c.tb.Context(), p.node) }
 
-// await polls as the cluster does, while the process lives.
+// await is the cluster's while the process lives.
 func (p *process) await(what string, condition func() error) {
 	p.c.tb.Helper()
-	p.c.await(what, func() error {
-		ended := p.ended()
-		err := condition()
-		if err != nil && ended {
-			return fmt.Errorf("%w: %w", err, errEnded)
-		}
-		return err
-	})
-}
-
-// ended says whether the process waits for nothing but being waited for.
-func (p *process) ended() bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Process.Pid))
-	_, state, _ := bytes.Cut(stat, []byte(") ")) // after the name, which may hold anything
-	return err != nil || bytes.HasPrefix(state, []byte("Z"))
+	p.Await(p.c.tb, patience, what, condition)
 }
 
 // terminate ends the container as kubelet does.
 func (p *process) terminate() {
 	p.c.tb.Helper()
-	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
-		p.c.tb.Fatal(err)
-	}
-	if err := p.Wait(); err != nil {
-		p.c.tb.Fatalf("after SIGTERM: %v", err)
-	}
+	p.Terminate(p.c.tb)
 }
 
 // get asks one of the process's servers on its node.
 func (p *process) get(port uint16, path string) (string, error) {
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return p.node.Dial(ctx, "tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port))
-		},
-	}, Timeout: 5 * time.Second}
-	response, err := client.Get("http://node" + path)
-	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s answers %s: %s", path, response.Status, text)
-	}
-	return string(text), err
+	return p.node.Fetch(p.c.tb.Context(), port, path)
 }
 
 // mode checks what the process says it runs in.

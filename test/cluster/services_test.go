@@ -16,14 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/tandem-proxy/tandem/test/kubeadm"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
-
-// allowed is all that kubeadm lets kube-proxy do.
-var allowed = []string{
-	"create events.events.k8s.io", "get nodes", "list endpointslices.discovery.k8s.io", "list nodes", "list servicecidrs.networking.k8s.io",
-	"list services", "patch events.events.k8s.io", "watch endpointslices.discovery.k8s.io", "watch nodes", "watch servicecidrs.networking.k8s.io", "watch services",
-}
 
 // nothingRefused checks what kube-proxy asked the API server so far.
 func (c *cluster) nothingRefused() {
@@ -36,7 +31,7 @@ func (c *cluster) nothingRefused() {
 		c.tb.Errorf("refused: %s", refused)
 	}
 	for _, granted := range r.Granted {
-		if !slices.Contains(allowed, granted) {
+		if !slices.Contains(kubeadm.Allowed, granted) {
 			c.tb.Errorf("kube-proxy asks to %s", granted)
 		}
 	}
@@ -193,7 +188,7 @@ func TestServices(t *testing.T) {
 	})
 	c.nothingRefused()
 	for _, p := range all {
-		if log := p.log.String(); strings.Contains(log, "panic") {
+		if log := p.Log.String(); strings.Contains(log, "panic") {
 			t.Errorf("the log of %s has a panic", p.node.Name)
 		}
 	}

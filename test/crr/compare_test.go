@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-proxy/tandem/test/kernel"
 )
 
 func TestSummarise(t *testing.T) {
@@ -39,6 +41,7 @@ func TestQuantile(t *testing.T) {
 // TestCompare measures what nobody has to build anything for: that two clusters without
 // a proxy cost the same, and that ours reaches its Services.
 func TestCompare(t *testing.T) {
+	kernel.NeedsPrograms(t)
 	c := compare(t, 10, Direct{}, Direct{}, ebpf)
 	for _, path := range []Path{NodePortLocal, NodePortRemote, ClusterIPLocal} {
 		results, err := c.Path(path, 5)

@@ -9,10 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -105,43 +101,20 @@ func (p *proxy) command(ctx context.Context, args []string) *lab.Cmd {
 // serves returns nil once the process has programmed everything: like upstream's, it
 // calls itself healthy before, as there is nothing late yet.
 func (p *proxy) serves(ctx context.Context) error {
-	if _, err := p.get(ctx, 10256, "/healthz"); err != nil {
+	if _, err := p.node.Fetch(ctx, 10256, "/healthz"); err != nil {
 		return err
 	}
-	body, err := p.get(ctx, 10249, "/metrics")
+	body, err := p.node.Fetch(ctx, 10249, "/metrics")
 	if err != nil {
 		return err
 	}
-	if !firstSync.Match(body) {
+	if !firstSync.MatchString(body) {
 		return errors.New("nothing is programmed yet")
 	}
 	return nil
 }
 
 var firstSync = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds\{.*\} [1-9]`)
-
-// get asks the process.
-func (p *proxy) get(ctx context.Context, port uint16, path string) ([]byte, error) {
-	transport := &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return p.node.Dial(ctx, "tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port))
-		},
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://node"+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s says %s", path, resp.Status)
-	}
-	return io.ReadAll(resp.Body)
-}
 
 // kill ends the process as a crash would.
 func (p *proxy) kill() error {

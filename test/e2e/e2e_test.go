@@ -11,9 +11,12 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/component-base/cli"
 
 	"github.com/tandem-proxy/tandem/cmd/kube-proxy/app"
@@ -24,12 +27,36 @@ import (
 // machines that have no compiler.
 const asProxy = "TANDEM_TEST_AS_KUBE_PROXY"
 
+// lacking has the copy go without a capability, whose number it is.
+const lacking = "TANDEM_TEST_LACKS_CAPABILITY"
+
 func TestMain(m *testing.M) {
+	if number := os.Getenv(lacking); number != "" {
+		fmt.Fprintln(os.Stderr, goWithout(number))
+		os.Exit(1)
+	}
 	if os.Getenv(asProxy) != "" {
 		os.Exit(cli.Run(app.NewCommand()))
 	}
 	lab.Main()
 	os.Exit(m.Run())
+}
+
+// goWithout begins the program anew without a capability. What root runs has those that are in
+// the thread's bounding set.
+func goWithout(number string) error {
+	n, err := strconv.Atoi(number)
+	if err != nil {
+		return err
+	}
+	runtime.LockOSThread()
+	if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(n), 0, 0, 0); err != nil {
+		return fmt.Errorf("drop capability %d: %w", n, err)
+	}
+	if err := os.Unsetenv(lacking); err != nil {
+		return err
+	}
+	return unix.Exec("/proc/self/exe", os.Args, os.Environ())
 }
 
 // Addresses of the Service in these tests; its endpoints are pods of the lab.

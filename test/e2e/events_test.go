@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -77,17 +78,12 @@ func TestEvents(t *testing.T) {
 
 	// Somebody else has the ports.
 	var others []net.Listener
-	if err := n.Do(func() error {
-		for _, address := range []string{"0.0.0.0:10256", "127.0.0.1:10249"} {
-			other, err := net.Listen("tcp", address)
-			if err != nil {
-				return err
-			}
-			others = append(others, other)
+	for _, address := range []string{"0.0.0.0:10256", "127.0.0.1:10249"} {
+		other, err := n.Listen(address)
+		if err != nil {
+			t.Fatal(err)
 		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
+		others = append(others, other)
 	}
 	defer func() {
 		for _, other := range others {
@@ -96,7 +92,7 @@ func TestEvents(t *testing.T) {
 	}()
 	p := startWith(t, n, api, "--config="+filepath.Join(volume, "config.conf"), "--ebpf-fallback=none", fmt.Sprintf("--ebpf-max-frontends=%d", tiny), "--ebpf-sync-period=500ms")
 	defer func() {
-		p.kill()
+		_ = p.Close()
 		cleanup(t, n)
 	}()
 	// becomes awaits these Events, and no others.
@@ -142,7 +138,7 @@ func TestEvents(t *testing.T) {
 	}
 
 	// All is compared again, many times, and nothing is told again.
-	periodic := func() int { return strings.Count(p.log.String(), `reason="periodic"`) }
+	periodic := func() int { return strings.Count(p.Log.String(), `reason="periodic"`) }
 	p.await(t, "further syncs", func() error {
 		if periodic() < 3 {
 			return errors.New("too few")
@@ -154,22 +150,33 @@ func TestEvents(t *testing.T) {
 
 // A process that runs in another mode than it was asked to says so on the Node.
 func TestFallbackEvent(t *testing.T) {
-	l := lab.NewT(t)
-	n := l.Node("node1")
-	api := fakeapi.New(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}})
-	p := startWith(t, n, api, "--ebpf-capability-mask=connect4=no")
-	defer func() {
-		p.kill()
-		cleanup(t, n)
-	}()
-	p.await(t, "Events", func() error {
-		want := []string{"Normal Starting Node/node1 by kube-proxy, StartKubeProxy", "Warning ProxyModeFallback Node/node1 by kube-proxy, StartKubeProxy"}
-		if d := cmp.Diff(want, allEvents(api)); d != "" {
-			return errors.New("Events (-want +got):\n" + d)
-		}
-		return nil
-	})
-	if note := eventsOf(api, "ProxyModeFallback"); !strings.Contains(note[0], "mode iptables runs instead of ebpf") || !strings.Contains(note[0], "connect4") {
-		t.Errorf("it says %q", note)
+	for name, c := range map[string]struct {
+		lacks func(*process) *process
+		flags []string
+		why   string
+	}{
+		"a feature":    {func(p *process) *process { return p }, []string{"--ebpf-capability-mask=connect4=no"}, "connect4"},
+		"a capability": {func(p *process) *process { return p.without(unix.CAP_SYS_ADMIN) }, nil, "needs CAP_SYS_ADMIN"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := lab.NewT(t)
+			n := l.Node("node1")
+			api := fakeapi.New(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}})
+			p := begin(t, c.lacks(with(t, n, api, c.flags...)))
+			defer func() {
+				_ = p.Close()
+				cleanup(t, n)
+			}()
+			p.await(t, "Events", func() error {
+				want := []string{"Normal Starting Node/node1 by kube-proxy, StartKubeProxy", "Warning ProxyModeFallback Node/node1 by kube-proxy, StartKubeProxy"}
+				if d := cmp.Diff(want, allEvents(api)); d != "" {
+					return errors.New("Events (-want +got):\n" + d)
+				}
+				return nil
+			})
+			if note := eventsOf(api, "ProxyModeFallback"); !strings.Contains(note[0], "mode iptables runs instead of ebpf") || !strings.Contains(note[0], c.why) {
+				t.Errorf("it says %q", note)
+			}
+		})
 	}
 }

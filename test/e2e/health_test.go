@@ -7,8 +7,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"net"
-	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
@@ -26,15 +24,10 @@ var checked = strings.Replace(loadBalancer, "externalTrafficPolicy: Cluster",
 
 // probe asks as a load balancer does, and fails unless the answer is that.
 func probe(from *lab.Sandbox, node netip.Addr, want string) func() error {
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return from.Dial(ctx, "tcp", netip.AddrPortFrom(node, healthCheckNodePort))
-		},
-	}, Timeout: time.Second}
+	client, url := from.HTTPClient(time.Second), "http://"+netip.AddrPortFrom(node, healthCheckNodePort).String()
 	return func() error {
 		got := "no answer"
-		if response, err := client.Get("http://node/"); err == nil {
+		if response, err := client.Get(url); err == nil {
 			response.Body.Close()
 			got = fmt.Sprintf("%d, weight %s", response.StatusCode, response.Header.Get("X-Load-Balancing-Endpoint-Weight"))
 		}
@@ -78,7 +71,7 @@ func TestHealthChecks(t *testing.T) {
 			answers("externalTrafficPolicy: Cluster", "no answer")
 			writeManifests(t, s.dir, checked, too)
 			answers("Local again", "200, weight 1")
-			s.terminate(t)
+			s.Terminate(t)
 			answers("the process is gone", "no answer")
 		})
 	}
@@ -88,18 +81,14 @@ func TestHealthChecks(t *testing.T) {
 func TestHealthCheckPortTaken(t *testing.T) {
 	s := newStage(t)
 	writeManifests(t, s.dir, checked, s.here)
-	var held net.Listener
-	err := s.node.Do(func() (err error) {
-		held, err = net.Listen("tcp4", fmt.Sprintf("0.0.0.0:%d", healthCheckNodePort))
-		return err
-	})
+	held, err := s.node.Listen(fmt.Sprintf("0.0.0.0:%d", healthCheckNodePort))
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.start()
 	defer s.end()
 	s.await(t, "the other family", probe(s.far.Sandbox, s.node.Addr6, "200, weight 1"))
-	s.await(t, "the problem", s.says(`reason="FailedToStartServiceHealthcheck"`))
+	s.await(t, "the problem", s.Says(`reason="FailedToStartServiceHealthcheck"`))
 	held.Close()
 	s.await(t, "the port is free", probe(s.far.Sandbox, s.node.Addr4, "200, weight 1"))
 }

@@ -7,14 +7,9 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -25,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
+	"github.com/tandem-proxy/tandem/test/binary"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -35,11 +31,9 @@ import (
 func BenchmarkMemory(b *testing.B) {
 	const services, endpoints = 10000, 10
 	// The binary as it is shipped: the test program is larger.
-	binary := filepath.Join(b.TempDir(), "kube-proxy")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", binary, "../../cmd/kube-proxy")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if text, err := build.CombinedOutput(); err != nil {
-		b.Fatalf("build kube-proxy: %v\n%s", err, text)
+	shipped, err := binary.KubeProxy(b.TempDir())
+	if err != nil {
+		b.Fatal(err)
 	}
 	for _, source := range []string{"manifests", "api"} {
 		b.Run(source, func(b *testing.B) {
@@ -53,54 +47,34 @@ func BenchmarkMemory(b *testing.B) {
 					dir := b.TempDir()
 					writeCluster(b, dir, services, endpoints)
 					began = time.Now()
-					p = run(b, node, binary, "--manifests="+dir)
+					p = run(b, node, shipped, "--manifests="+dir)
 				} else {
-					p = run(b, node, binary, "--master="+serveAPI(b, node, services, endpoints))
+					p = run(b, node, shipped, "--master="+serveAPI(b, node, services, endpoints))
 				}
-				awaitWithin(b, 2*time.Minute, "all Services", p.says(fmt.Sprintf(`servicePorts=%d`, services)))
+				p.Await(b, 2*time.Minute, "all Services", p.Says(fmt.Sprintf(`servicePorts=%d`, services)))
 				seconds += time.Since(began).Seconds()
 				// The garbage of the start is given back in the background.
-				awaitWithin(b, 2*time.Minute, "the memory to settle", func() error {
-					before := status(b, p, "VmRSS")
+				p.Await(b, 2*time.Minute, "the memory to settle", func() error {
+					before := p.Memory(b, "VmRSS")
 					<-time.After(5 * time.Second)
-					if now := status(b, p, "VmRSS"); now < before*0.995 {
-						return fmt.Errorf("%.0f KiB, before %.0f", now, before)
+					if now := p.Memory(b, "VmRSS"); now < before*0.995 {
+						return fmt.Errorf("%.1f MiB, before %.1f", now, before)
 					}
 					return nil
 				})
-				rss += status(b, p, "VmRSS")
-				peak += status(b, p, "VmHWM")
-				anon += status(b, p, "RssAnon")
-				p.kill()
+				rss += p.Memory(b, "VmRSS")
+				peak += p.Memory(b, "VmHWM")
+				anon += p.Memory(b, "RssAnon")
+				_ = p.Close()
 				cleanup(b, node)
 			}
-			b.ReportMetric(rss/1024/float64(b.N), "RSS-MiB")
-			b.ReportMetric(anon/1024/float64(b.N), "anon-MiB")
-			b.ReportMetric(peak/1024/float64(b.N), "peak-MiB")
+			b.ReportMetric(rss/float64(b.N), "RSS-MiB")
+			b.ReportMetric(anon/float64(b.N), "anon-MiB")
+			b.ReportMetric(peak/float64(b.N), "peak-MiB")
 			b.ReportMetric(seconds/float64(b.N), "seconds-to-programmed")
 			b.ReportMetric(0, "ns/op")
 		})
 	}
-}
-
-// status reads a field of /proc/PID/status, in KiB.
-func status(b *testing.B, p *process, field string) float64 {
-	b.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Process.Pid))
-	if err != nil {
-		b.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		if name, value, _ := strings.Cut(line, ":"); name == field {
-			kib, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 64)
-			if err != nil {
-				b.Fatal(err)
-			}
-			return kib
-		}
-	}
-	b.Fatalf("no %s", field)
-	return 0
 }
 
 // clusterObjects are Services and slices with everything an API server sends.
@@ -154,14 +128,8 @@ func writeCluster(b *testing.B, dir string, services, endpoints int) {
 // run starts a binary on the node.
 func run(b *testing.B, node *lab.Node, binary, source string, more ...string) *process {
 	b.Helper()
-	p := &process{node.Command(b.Context(), binary, append(more, "--proxy-mode=ebpf", source, "--hostname-override="+node.Name,
-		"--ebpf-cgroup-root="+node.CgroupPath(), "-v=2")...), &lab.Log{}}
-	p.Stdout, p.Stderr = p.log, p.log
-	if err := p.Start(); err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = p.Close() })
-	return p
+	return begin(b, &process{lab.Watch(node.Command(b.Context(), binary, append(more, "--proxy-mode=ebpf", source, "--hostname-override="+node.Name,
+		"--ebpf-cgroup-root="+node.CgroupPath(), "-v=2")...))})
 }
 
 // serveAPI serves an API that has the cluster and where nothing ever happens,
@@ -203,15 +171,9 @@ func serveAPI(b *testing.B, node *lab.Node, services, endpoints int) string {
 			_, _ = w.Write(text)
 		}
 	})
-	var listener net.Listener
-	if err := node.Do(func() (err error) {
-		listener, err = net.Listen("tcp4", "127.0.0.1:0")
-		return err
-	}); err != nil {
+	_, url, err := node.ServeHTTP(handler)
+	if err != nil {
 		b.Fatal(err)
 	}
-	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: handler}}
-	server.Start()
-	b.Cleanup(server.CloseClientConnections)
-	return "http://" + listener.Addr().String()
+	return url
 }

@@ -7,7 +7,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -24,26 +23,21 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// serveFake serves an API on the node's loopback device, and returns its URL there.
-func serveFake(t *testing.T, n *lab.Node, api *fakeapi.API) string {
-	t.Helper()
-	var l net.Listener
-	if err := n.Do(func() (err error) {
-		l, err = net.Listen("tcp4", "127.0.0.1:0")
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{Handler: api}
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(func() { server.Close() })
-	return "http://" + l.Addr().String()
-}
-
 // startWith has a process watch an API.
 func startWith(t *testing.T, n *lab.Node, api *fakeapi.API, flags ...string) *process {
 	t.Helper()
-	return begin(t, command(n, append([]string{"--proxy-mode=ebpf", "--master=" + serveFake(t, n, api), "--hostname-override=" + n.Name, "-v=3", "--oom-score-adj=0"}, flags...)...))
+	needs(t, flags)
+	return begin(t, with(t, n, api, flags...))
+}
+
+// with is a command whose Services are of an API server.
+func with(t *testing.T, n *lab.Node, api *fakeapi.API, flags ...string) *process {
+	t.Helper()
+	_, url, err := n.ServeHTTP(api)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return command(n, append([]string{"--proxy-mode=ebpf", "--master=" + url, "--hostname-override=" + n.Name, "-v=3", "--oom-score-adj=0"}, flags...)...)
 }
 
 // nodePortService is one for whom the node's facts matter: where it is served by NodePort, and
@@ -85,7 +79,7 @@ func TestNodeFacts(t *testing.T) {
 	api := fakeapi.New(nodePortService("web", "10.96.0.10", 30080), zoned("web", map[string]*lab.Pod{"z1": here, "z2": there}))
 	p := startWith(t, n, api, "--detect-local-mode=NodeCIDR", "--nodeport-addresses=primary", "--cluster-cidr=10.0.0.0/8")
 	defer func() {
-		p.kill()
+		_ = p.Close()
 		cleanup(t, n)
 	}()
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
@@ -94,7 +88,7 @@ func TestNodeFacts(t *testing.T) {
 	explains := func(what, source string, words ...string) {
 		t.Helper()
 		p.await(t, what, func() error {
-			_, body, err := get(n, 10249, fmt.Sprintf("/debug/explain?src=%s&dst=%s", source, vip))
+			_, body, err := n.Get(t.Context(), 10249, fmt.Sprintf("/debug/explain?src=%s&dst=%s", source, vip))
 			for _, w := range words {
 				if err == nil && !strings.Contains(body, w) {
 					err = fmt.Errorf("no %s in %s", w, body)
@@ -119,24 +113,22 @@ func TestNodeFacts(t *testing.T) {
 	// No Node: Services are served all the same.
 	p.synced(t)
 	await(t, "without a Node", reaches(client.Sandbox, vip, there.Name))
-	p.await(t, "what is not known", p.says("Cannot tell this node's own address"))
+	p.await(t, "what is not known", p.Says("Cannot tell this node's own address"))
 	explains("without a Node", client.Addr4.String(), `"kind":"outside"`)
 	answers("without a Node", n.Addr4, false)
 
 	// It comes without podCIDRs and zone, as one whose cloud is slow.
-	w := newLoad(t)
-	defer w.end()
-	w.use(client.Sandbox, map[string]netip.AddrPort{"tcp4": vip}, gently)
+	w := lab.NewLoad(t)
+	defer w.End()
+	w.Use(client.Sandbox, map[string]netip.AddrPort{"tcp4": vip}, gently)
 	node.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: n.Addr4.String()}}
 	api.Put(node)
 	answers("with an address", n.Addr4, true)
-	w.more(20)
+	w.More(20)
 	node.Spec.PodCIDRs, node.Labels = []string{n.PodPrefix4.String()}, map[string]string{v1.LabelTopologyZone: "z1"}
 	api.Put(node)
 	explains("with podCIDRs and a zone", client.Addr4.String(), `"kind":"pod"`, `other-zone`)
-	if err := onlyAnswers(client.Sandbox, vip, here.Name); err != nil {
-		t.Errorf("in zone z1: %v", err)
-	}
+	p.await(t, "the kernel in zone z1", onlyAnswers(client.Sandbox, vip, here.Name))
 
 	// All of it changes.
 	other := netip.MustParseAddr("203.0.113.77")
@@ -159,49 +151,49 @@ func TestNodeFacts(t *testing.T) {
 	api.Put(node)
 	answers("at the Node's new address", other, true)
 	answers("at its old one", n.Addr4, false)
-	w.more(20)
+	w.More(20)
 	node.Labels[v1.LabelTopologyZone], node.Spec.PodCIDRs = "z2", []string{"10.99.0.0/24"}
 	api.Put(node)
 	explains("with other podCIDRs", client.Addr4.String(), `"kind":"outside"`)
 	explains("with other podCIDRs", "10.99.0.7", `"kind":"pod"`)
-	if err := onlyAnswers(client.Sandbox, vip, there.Name); err != nil {
-		t.Errorf("in zone z2: %v", err)
-	}
+	p.await(t, "the kernel in zone z2", onlyAnswers(client.Sandbox, vip, there.Name))
 
 	// It goes: the last that was known stays, and load balancers are told to go elsewhere.
 	api.Delete(node)
 	p.await(t, "the Node's end", func() error {
-		if code, body, err := get(n, 10256, "/healthz"); err != nil || code != http.StatusServiceUnavailable || !strings.Contains(body, `"nodeEligible":false`) {
+		if code, body, err := n.Get(t.Context(), 10256, "/healthz"); err != nil || code != http.StatusServiceUnavailable || !strings.Contains(body, `"nodeEligible":false`) {
 			return fmt.Errorf("/healthz answers %d %s, error %v", code, body, err)
 		}
 		return nil
 	})
-	if code, body, err := get(n, 10256, "/livez"); err != nil || code != http.StatusOK {
+	if code, body, err := n.Get(t.Context(), 10256, "/livez"); err != nil || code != http.StatusOK {
 		t.Errorf("/livez answers %d %s, error %v", code, body, err)
 	}
 	answers("without the Node", other, true)
 	explains("without the Node", "10.99.0.7", `"kind":"pod"`)
-	if err := p.says("The Node is gone")(); err != nil {
+	if err := p.Says("The Node is gone")(); err != nil {
 		t.Error(err)
 	}
 	api.Put(node)
 	p.await(t, "the Node again", healthy(n))
-	w.more(20)
-	w.end()
-	w.few()
+	w.More(20)
+	w.End()
+	few(t, w)
 	if started := eventsOf(api, "Starting"); len(started) != 1 || started[0] != "Normal Node node1 StartKubeProxy " {
 		t.Errorf("Events %q, want one", started)
 	}
 }
 
 // onlyAnswers asks some times.
-func onlyAnswers(from *lab.Sandbox, to netip.AddrPort, pod string) error {
-	for range 20 {
-		if err := reaches(from, to, pod)(); err != nil {
-			return err
+func onlyAnswers(from *lab.Sandbox, to netip.AddrPort, pod string) func() error {
+	return func() error {
+		for range 20 {
+			if err := reaches(from, to, pod)(); err != nil {
+				return err
+			}
 		}
+		return nil
 	}
-	return nil
 }
 
 // eventsOf are the Events with that reason.

@@ -5,8 +5,10 @@
 package e2e
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	ciliumebpf "github.com/cilium/ebpf"
@@ -42,6 +44,13 @@ func outside(n *lab.Node) map[string]netip.AddrPort {
 		ways[protocol+"6 by load balancer IP"] = netip.MustParseAddrPort("[2001:db8:203:113::10]:80")
 	}
 	return ways
+}
+
+// over are those ways that take a protocol.
+func over(protocol string, ways map[string]netip.AddrPort) map[string]netip.AddrPort {
+	some := maps.Clone(ways)
+	maps.DeleteFunc(some, func(name string, _ netip.AddrPort) bool { return !strings.HasPrefix(name, protocol) })
+	return some
 }
 
 // announce has the network lead to the node what goes to addresses that no device has.

@@ -43,8 +43,8 @@ func TestServiceOptsOut(t *testing.T) {
 	s.start("--ebpf-sync-period=1s")
 	defer s.end()
 	s.serves(t)
-	w := newLoad(t)
-	defer w.end()
+	w := lab.NewLoad(t)
+	defer w.End()
 	s.ask(w, gently)
 	long := s.open()
 	for range 2 {
@@ -55,19 +55,19 @@ func TestServiceOptsOut(t *testing.T) {
 			}
 			writeManifests(t, s.dir, service, s.here, s.there)
 			s.await(t, fmt.Sprintf("rules, opted out %v", optedOut), func() error { return holds(t, s.node, ":KUBE-SVC-", optedOut) })
-			if _, body, err := get(s.node, 10249, "/debug/explain?src=127.0.0.1&dst=10.96.0.10:80"); err != nil || !strings.Contains(body, carrier) {
+			if _, body, err := s.node.Get(t.Context(), 10249, "/debug/explain?src=127.0.0.1&dst=10.96.0.10:80"); err != nil || !strings.Contains(body, carrier) {
 				t.Errorf("opted out %v: explain does not say %s: %v %s", optedOut, carrier, err, body)
 			}
 			const says = `"carrier":"iptables","reason":"the Service opts out`
-			if _, body, err := get(s.node, 10249, "/debug/carriers"); err != nil || strings.Contains(body, says) != optedOut {
+			if _, body, err := s.node.Get(t.Context(), 10249, "/debug/carriers"); err != nil || strings.Contains(body, says) != optedOut {
 				t.Errorf("opted out %v: the carriers are %s, error %v", optedOut, body, err)
 			}
-			w.more(100)
+			w.More(100)
 			checkAll(t, long)
 		}
 	}
-	w.end()
-	w.few()
+	w.End()
+	few(t, w)
 }
 
 // inRules has a Service opt out.
@@ -96,7 +96,7 @@ func TestServiceInRulesLosesEndpoint(t *testing.T) {
 			return err
 		})
 	}
-	if log := s.log.String(); strings.Contains(log, "Closed UDP sockets") {
+	if log := s.Log.String(); strings.Contains(log, "Closed UDP sockets") {
 		t.Error("sockets are closed")
 	}
 }
@@ -131,20 +131,20 @@ func TestOverflow(t *testing.T) {
 	flags := []string{fmt.Sprintf("--ebpf-max-frontends=%d", room), "--ebpf-sync-period=1s"}
 	p := start(t, node, dir, flags...)
 	defer func() {
-		p.kill()
+		_ = p.Close()
 		cleanup(t, node)
 	}()
 	p.synced(t)
 
-	use := func(i int) *load {
-		w := newLoad(t)
-		w.use(client.Sandbox, map[string]netip.AddrPort{fmt.Sprintf("tcp to service %d", i): ways[i]}, how{})
+	use := func(i int) *lab.Load {
+		w := lab.NewLoad(t)
+		w.Use(client.Sandbox, map[string]netip.AddrPort{fmt.Sprintf("tcp to service %d", i): ways[i]}, lab.Pace{})
 		return w
 	}
-	loads := map[int]*load{}
+	loads := map[int]*lab.Load{}
 	defer func() {
 		for _, w := range loads {
-			w.end()
+			w.End()
 		}
 	}()
 	for i := range services {
@@ -166,12 +166,12 @@ func TestOverflow(t *testing.T) {
 	last := use(services - 1)
 	loads[services-1] = last
 	// Another process finds it so, and changes of others are none of its business.
-	p.terminate(t)
+	p.Terminate(t)
 	p = start(t, node, dir, flags...)
 	p.synced(t)
 	for i := range 8 {
 		write(0, pods[i%2])
-		last.more(100)
+		last.More(100)
 	}
 	// These moved into rules; when others go, they move back.
 	for i := room; i < services-1; i++ {
@@ -184,14 +184,14 @@ func TestOverflow(t *testing.T) {
 		return nil
 	})
 	// The load on what goes has to end before it does.
-	loads[1].end()
+	loads[1].End()
 	remove(1)
 	await(t, "no rules any more", func() error { return holds(t, node, "KUBE-SERVICES", false) })
-	last.more(100)
+	last.More(100)
 	var asked int64
 	for _, w := range loads {
-		w.end()
-		asked += w.asked.Load()
+		w.End()
+		asked += w.Asked.Load()
 	}
 	t.Logf("%d connections", asked)
 }
@@ -228,7 +228,7 @@ endpoints:
 `, vip4.Addr(), targetPort, web.Addr4))
 	p := start(t, n, dir)
 	defer func() {
-		p.kill()
+		_ = p.Close()
 		cleanup(t, n)
 	}()
 	p.synced(t)

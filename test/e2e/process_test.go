@@ -8,8 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -20,29 +18,9 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// get asks a server on the node's loopback address.
-func get(n *lab.Node, port uint16, path string) (code int, body string, err error) {
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return n.Dial(ctx, "tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port))
-		},
-	}, Timeout: 5 * time.Second}
-	response, err := client.Get("http://node" + path)
-	if err != nil {
-		return 0, "", err
-	}
-	defer response.Body.Close()
-	data, err := io.ReadAll(response.Body)
-	return response.StatusCode, string(data), err
-}
-
 func healthy(n *lab.Node) func() error {
 	return func() error {
-		code, body, err := get(n, 10256, "/healthz")
-		if err == nil && code != http.StatusOK {
-			err = fmt.Errorf("/healthz answers %d: %s", code, body)
-		}
+		_, err := n.Fetch(context.Background(), 10256, "/healthz")
 		return err
 	}
 }
@@ -81,7 +59,7 @@ func TestProcess(t *testing.T) {
 	first.synced(t)
 	served("first start")
 	await(t, "health", func() error {
-		_, body, err := get(n, 10256, "/livez")
+		_, body, err := n.Get(t.Context(), 10256, "/livez")
 		if err == nil && (!strings.Contains(body, `"healthy":true`) || !strings.Contains(body, `"IPv6":{`)) {
 			err = errors.New("/livez answers " + body)
 		}
@@ -100,7 +78,7 @@ func TestProcess(t *testing.T) {
 		"/debug/pprof/cmdline": {"--proxy-mode=ebpf"},
 		"/debug/explain?src=127.0.0.1&dst=10.96.0.10:80": {`"verdict":"forward"`, `"kind":"host"`, `"name":"ebpf","carries":true`},
 	} {
-		code, body, err := get(n, 10249, path)
+		code, body, err := n.Get(t.Context(), 10249, path)
 		if err != nil || code != http.StatusOK {
 			t.Errorf("%s: code %d, error %v", path, code, err)
 		}
@@ -111,21 +89,21 @@ func TestProcess(t *testing.T) {
 		}
 	}
 
-	first.terminate(t)
+	first.Terminate(t)
 	served("stopped")
 
 	second := start(t, n, dir)
-	second.await(t, "second start", second.says(`adopted=true`))
+	second.await(t, "second start", second.Says(`adopted=true`))
 	served("second start")
 
 	// A third starts too early, and takes over when the second is killed.
 	third := start(t, n, dir)
-	third.await(t, "third start", third.says("Another process serves this cgroup"))
+	third.await(t, "third start", third.Says("Another process serves this cgroup"))
 	served("two processes")
 	_ = second.Close()
-	third.await(t, "third start", third.says(`adopted=true`))
+	third.await(t, "third start", third.Says(`adopted=true`))
 	served("third start")
-	third.terminate(t)
+	third.Terminate(t)
 	served("stopped again")
 
 	cleanup(t, n)
@@ -153,13 +131,13 @@ func TestOneFamily(t *testing.T) {
 			p.await(t, "mode "+mode, reaches(from, vip4, "web"))
 		}
 		p.await(t, "health", healthy(n))
-		if _, body, err := get(n, 10256, "/livez"); err != nil || !strings.Contains(body, `"IPv4":{`) || strings.Contains(body, "IPv6") {
+		if _, body, err := n.Get(t.Context(), 10256, "/livez"); err != nil || !strings.Contains(body, `"IPv4":{`) || strings.Contains(body, "IPv6") {
 			t.Errorf("mode %s: /livez answers %s, error %v", mode, body, err)
 		}
-		if err := p.says("IPv6 is off on this host")(); err != nil {
+		if err := p.Says("IPv6 is off on this host")(); err != nil {
 			t.Error(err)
 		}
-		p.terminate(t)
+		p.Terminate(t)
 	}
 	cleanup(t, n)
 }

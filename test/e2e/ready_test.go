@@ -21,7 +21,7 @@ import (
 // ready fails unless /readyz answers with that status, and says all of that.
 func ready(n *lab.Node, want int, says ...string) func() error {
 	return func() error {
-		code, body, err := get(n, 10256, "/readyz")
+		code, body, err := n.Get(context.Background(), 10256, "/readyz")
 		if err != nil {
 			return err
 		}
@@ -63,11 +63,11 @@ func TestReadyWithoutServices(t *testing.T) {
 	p := start(t, n, t.TempDir(), "-v=3")
 	p.synced(t)
 	p.await(t, "ready", ready(n, 200, `"programmed","ok":true`))
-	_, body, err := get(n, 10256, "/readyz")
+	_, body, err := n.Get(t.Context(), 10256, "/readyz")
 	if err != nil || strings.Contains(body, "IPv4") {
 		t.Errorf("/readyz answers %s, error %v", body, err)
 	}
-	p.terminate(t)
+	p.Terminate(t)
 	cleanup(t, n)
 }
 

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/tandem-proxy/tandem/test/configmap"
+	"github.com/tandem-proxy/tandem/test/lab"
 )
 
 // configFile is one as kubeadm writes it, with what is to be changed.
@@ -65,6 +66,7 @@ func TestReload(t *testing.T) {
 
 func testReload(t *testing.T, mode string) {
 	const pods, morePods = "10.244.0.0/16,fd00:10:244::/48", "10.240.0.0/12,fd00:10:244::/48"
+	needs(t, []string{"--proxy-mode=" + mode})
 	s := newStage(t)
 	volume := t.TempDir()
 	update := func(text string) {
@@ -84,7 +86,7 @@ func testReload(t *testing.T, mode string) {
 	shows := func(texts ...string) {
 		t.Helper()
 		s.await(t, "metrics", func() error {
-			_, body, err := get(s.node, 10249, "/metrics")
+			_, body, err := s.node.Get(t.Context(), 10249, "/metrics")
 			for _, text := range texts {
 				if err == nil && !strings.Contains(body, "\n"+text+"\n") {
 					err = fmt.Errorf("/metrics does not have %s", text)
@@ -98,39 +100,39 @@ func testReload(t *testing.T, mode string) {
 	run()
 	defer s.end()
 	long := s.open()
-	w := newLoad(t)
-	defer w.end()
+	w := lab.NewLoad(t)
+	defer w.End()
 	s.ask(w, gently)
 	loopback := netip.MustParseAddrPort("127.0.0.1:30080")
 	s.await(t, "NodePorts at loopback addresses", reaches(s.node.Sandbox, loopback, s.here.Name))
-	if strings.Contains(s.log.String(), `reason="periodic"`) {
+	if strings.Contains(s.Log.String(), `reason="periodic"`) {
 		t.Error("syncs that nobody asked for show already")
 	}
 
 	update(configFile(3, "1s", pods, true))
 	shows(`tandem_config_reloads_total{result="applied"} 1`, "tandem_config_last_reload_successful 1")
-	s.await(t, "the verbosity and period of the file", s.says(`"Synced" reason="periodic"`))
-	if _, body, err := get(s.node, 10249, "/configz"); err != nil || !strings.Contains(body, `"verbosity":3`) {
+	s.await(t, "the verbosity and period of the file", s.Says(`"Synced" reason="periodic"`))
+	if _, body, err := s.node.Get(t.Context(), 10249, "/configz"); err != nil || !strings.Contains(body, `"verbosity":3`) {
 		t.Errorf("/configz does not have the new file: %v %s", err, body)
 	}
 
 	update(configFile(4, "2s", "10.244.0.0/16,10.245.0.0/16", true))
 	shows(`tandem_config_reloads_total{result="failed"} 1`, "tandem_config_last_reload_successful 0", `tandem_problems_total{kind="Node",reason="InvalidConfig"} 1`)
-	s.await(t, "what is bad", s.says(volume+"/config.conf:4: clusterCIDR: Invalid value"))
+	s.await(t, "what is bad", s.Says(volume+"/config.conf:4: clusterCIDR: Invalid value"))
 	writeManifest(t, s.dir, "more.yaml", fmt.Sprintf(anotherService, s.there.Addr4))
 	s.await(t, "a change while the file is bad", reaches(s.client.Sandbox, netip.MustParseAddrPort("10.96.0.11:80"), s.there.Name))
 
 	update(configFile(3, "1s", pods, true) + "# in order\n")
 	shows(`tandem_config_reloads_total{result="unchanged"} 1`, "tandem_config_last_reload_successful 1")
-	w.more(200)
-	if s.ended() {
+	w.More(200)
+	if s.Ended() {
 		t.Fatal("the process has ended")
 	}
 
 	update(configFile(3, "1s", morePods, false))
 	shows(`tandem_config_reloads_total{result="applied"} 2`)
 	s.await(t, "other pods", func() error {
-		_, body, err := get(s.node, 10249, "/debug/explain?src=10.241.0.1&dst=10.96.0.10:80")
+		_, body, err := s.node.Get(t.Context(), 10249, "/debug/explain?src=10.241.0.1&dst=10.96.0.10:80")
 		if err == nil && !strings.Contains(body, `"kind":"pod"`) {
 			err = fmt.Errorf("explain says %s", body)
 		}
@@ -142,7 +144,7 @@ func testReload(t *testing.T, mode string) {
 		}
 		return nil
 	})
-	w.more(200)
+	w.More(200)
 	checkAll(t, long)
 
 	update(configFile(3, "1s", morePods, false) + "  devices: [eth0]\n")
@@ -150,14 +152,14 @@ func testReload(t *testing.T, mode string) {
 	if err := s.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("a change that takes a restart: %v, want exit code 1", err)
 	}
-	if err := s.says(`has changed in TandemConfiguration.ebpf.devices, which takes a restart`)(); err != nil {
+	if err := s.Says(`has changed in TandemConfiguration.ebpf.devices, which takes a restart`)(); err != nil {
 		t.Error(err)
 	}
-	w.more(200)
+	w.More(200)
 	checkAll(t, long)
 	run()
-	w.more(200)
+	w.More(200)
 	checkAll(t, long)
-	w.end()
-	w.few()
+	w.End()
+	few(t, w)
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -31,14 +32,16 @@ func TestKill(t *testing.T) {
 }
 
 // killAgain kills the process of a node so many times, if -kills does not say
-// otherwise, while a client uses the Service. The last one is killed as well.
+// otherwise, in short mode a tenth of them, while a client uses the Service. The last one is
+// killed as well.
 func killAgain(t *testing.T, times int, node *lab.Node, dir string, client *lab.Sandbox, ways map[string]netip.AddrPort, pods ...*lab.Pod) {
 	t.Helper()
+	times = kernel.Rounds(times)
 	if *kills > 0 {
 		times = *kills
 	}
 	p := start(t, node, dir)
-	defer func() { p.kill() }()
+	defer func() { _ = p.Close() }()
 	p.serves(t)
 	long := openFlows(t, client, ways, pods...)
 	check := func() {
@@ -48,14 +51,14 @@ func killAgain(t *testing.T, times int, node *lab.Node, dir string, client *lab.
 		}
 	}
 
-	w := newLoad(t)
-	defer w.end()
-	w.use(client, ways, how{})
+	w := lab.NewLoad(t)
+	defer w.End()
+	w.Use(client, ways, lab.Pace{})
 	random := rand.New(rand.NewPCG(1, 2))
 	var takes time.Duration
 	killed := 0
 	for ; killed < times && !t.Failed(); killed++ {
-		p.kill()
+		_ = p.Close()
 		began := time.Now()
 		p = start(t, node, dir)
 		if killed%2 == 0 {
@@ -69,8 +72,8 @@ func killAgain(t *testing.T, times int, node *lab.Node, dir string, client *lab.
 	}
 	p.serves(t)
 	check()
-	w.end()
-	t.Logf("%d requests while the process was killed %d times, %d failed", w.asked.Load(), killed, w.failed.Load())
+	w.End()
+	t.Logf("%d requests while the process was killed %d times, %d failed", w.Asked.Load(), killed, w.Failed.Load())
 }
 
 // cleanup runs kube-proxy --cleanup on the node.
@@ -78,7 +81,7 @@ func cleanup(t testing.TB, n *lab.Node) {
 	t.Helper()
 	p := command(n, "--cleanup")
 	if err := p.Run(); err != nil {
-		t.Errorf("--cleanup: %v\n%s", err, p.log)
+		t.Errorf("--cleanup: %v\n%s", err, p.Log)
 	}
 }
 
@@ -91,11 +94,11 @@ func TestChangesWhileDown(t *testing.T) {
 	writeManifests(t, dir, clusterIPs, a)
 	p := start(t, node, dir)
 	defer func() {
-		p.kill()
+		_ = p.Close()
 		cleanup(t, node)
 	}()
 	p.synced(t)
-	p.kill()
+	_ = p.Close()
 	if r, err := client.Ask(t.Context(), "tcp", vip4); err != nil || r.Server != "a" {
 		t.Fatalf("with no process: %v %v", r, err)
 	}

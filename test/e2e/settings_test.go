@@ -59,6 +59,7 @@ func TestInitOnly(t *testing.T) {
 		{"ipvs", map[string]string{"ipv4/vs/conntrack": "1", "ipv4/ip_forward": "1", "ipv4/conf/all/arp_ignore": "1", "ipv4/conf/all/route_localnet": "1"}},
 	} {
 		t.Run(test.mode, func(t *testing.T) {
+			needs(t, []string{"--proxy-mode=" + test.mode})
 			s := newStage(t)
 			if test.mode == "ipvs" {
 				needsIPVS(t, s.node)
@@ -71,7 +72,7 @@ func TestInitOnly(t *testing.T) {
 			flags := append([]string{"--proxy-mode=" + test.mode, "--manifests=" + s.dir, "--hostname-override=node1", "--ipvs-strict-arp"}, settings...)
 			first := command(s.node, append(flags, "--init-only")...)
 			if err := first.Run(); err != nil {
-				t.Fatalf("--init-only: %v\n%s", err, first.log)
+				t.Fatalf("--init-only: %v\n%s", err, first.Log)
 			}
 			checkConntrack(t, s.node)
 			for name, want := range test.set {
@@ -86,15 +87,12 @@ func TestInitOnly(t *testing.T) {
 				t.Errorf("--init-only left programs on %v", on)
 			}
 
-			second := command(s.node, append(flags, "-v=2")...).readOnly()
-			if err := second.Start(); err != nil {
-				t.Fatal(err)
-			}
+			second := begin(t, command(s.node, append(flags, "-v=2")...).readOnly())
 			defer cleanup(t, s.node)
-			defer second.kill()
+			defer second.Close()
 			second.synced(t)
-			if strings.Contains(second.log.String(), "read-only file system") {
-				t.Errorf("there was something to change:\n%s", second.log)
+			if strings.Contains(second.Log.String(), "read-only file system") {
+				t.Error("there was something to change")
 			}
 		})
 	}
@@ -107,19 +105,16 @@ func TestConntrackCannotBeSet(t *testing.T) {
 	flags := append([]string{"--manifests=" + s.dir, "--hostname-override=node1"}, settings...)
 
 	first := command(s.node, append(flags, "--proxy-mode=iptables")...).readOnly()
-	if err := first.Run(); err == nil || first.says("set up conntrack: change a setting of the kernel")() != nil {
-		t.Errorf("error %v\n%s", err, first.log)
+	if err := first.Run(); err == nil || first.Says("set up conntrack: change a setting of the kernel")() != nil {
+		t.Errorf("error %v\n%s", err, first.Log)
 	}
 
-	second := command(s.node, append(flags, "--proxy-mode=ebpf", "-v=2")...).readOnly()
-	if err := second.Start(); err != nil {
-		t.Fatal(err)
-	}
+	second := begin(t, command(s.node, append(flags, "--proxy-mode=ebpf", "-v=2")...).readOnly())
 	defer cleanup(t, s.node)
-	defer second.kill()
+	defer second.Close()
 	second.synced(t)
-	if err := second.says("Settings of conntrack are not what the configuration says")(); err != nil {
-		t.Errorf("%v\n%s", err, second.log)
+	if err := second.Says("Settings of conntrack are not what the configuration says")(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -131,17 +126,14 @@ func TestOOMScore(t *testing.T) {
 	if got, err := os.ReadFile("/proc/" + strconv.Itoa(s.Process.Pid) + "/oom_score_adj"); err != nil || string(bytes.TrimSpace(got)) != "123" {
 		t.Errorf("the score is %s, error %v", got, err)
 	}
-	s.terminate(t)
+	s.Terminate(t)
 
 	p := command(s.node, "--proxy-mode=ebpf", "--manifests="+s.dir, "--hostname-override=node1", "-v=2")
 	p.Path, p.Args = "/bin/sh", append([]string{"sh", "-c", `exec unshare --mount sh -c 'mount --bind /proc/version /proc/$$/oom_score_adj && mount -o remount,bind,ro /proc/$$/oom_score_adj && exec "$0" "$@"' "$0" "$@"`}, p.Args...)
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
-	s.process = p
+	s.process = begin(t, p)
 	p.synced(t)
-	if err := p.says("Cannot set the OOM score; going on without")(); err != nil {
-		t.Errorf("%v\n%s", err, p.log)
+	if err := p.Says("Cannot set the OOM score; going on without")(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -160,8 +152,8 @@ func TestValidateOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := command(n, "--config="+file, "--validate-only", "--cleanup", "--init-only")
-		if err := p.Run(); (err != nil) != test.fails || !strings.Contains(p.log.String(), test.want) {
-			t.Errorf("error %v, said\n%s\nwant\n%s", err, p.log, test.want)
+		if err := p.Run(); (err != nil) != test.fails || !strings.Contains(p.Log.String(), test.want) {
+			t.Errorf("error %v, said\n%s\nwant\n%s", err, p.Log, test.want)
 		}
 	}
 	if n := setting(t, n, "ipv4/conf/all/route_localnet"); n != "0" {

@@ -40,7 +40,7 @@ func newStage(t *testing.T, opts ...lab.Options) *stage {
 func (s *stage) start(flags ...string) {
 	s.t.Helper()
 	if s.process != nil {
-		s.terminate(s.t)
+		s.Terminate(s.t)
 	}
 	s.process = start(s.t, s.node, s.dir, flags...)
 	s.synced(s.t)
@@ -48,7 +48,7 @@ func (s *stage) start(flags ...string) {
 
 // end leaves nothing in the kernel.
 func (s *stage) end() {
-	s.kill()
+	_ = s.Close()
 	cleanup(s.t, s.node)
 }
 
@@ -62,25 +62,25 @@ func (s *stage) open() []flow {
 // mode, both have source ports of this node that the other does not know of, and at an
 // endpoint there can be but one connection from such a port. few says how often that may
 // show.
-var gently = how{pace: 10 * time.Millisecond, tries: 2}
+var gently = lab.Pace{Every: 10 * time.Millisecond, Tries: 2}
 
 // slowly is for machines that are emulated.
-var slowly = how{pace: 200 * time.Millisecond, tries: 2}
+var slowly = lab.Pace{Every: 200 * time.Millisecond, Tries: 2}
 
 // few reports requests that had to be made again, if those were many.
-func (w *load) few() {
-	w.t.Helper()
-	asked, again := w.asked.Load(), w.again.Load()
+func few(t *testing.T, w *lab.Load) {
+	t.Helper()
+	asked, again := w.Asked.Load(), w.Again.Load()
 	if again > 1+asked/1000 {
-		w.t.Errorf("%d of %d requests had to be made again", again, asked)
+		t.Errorf("%d of %d requests had to be made again", again, asked)
 	}
-	w.t.Logf("%d requests, %d of them made again", asked, again)
+	t.Logf("%d requests, %d of them made again", asked, again)
 }
 
 // ask adds both clients, by all ways, to a load.
-func (s *stage) ask(w *load, h how) {
-	w.use(s.client.Sandbox, targets(), h)
-	w.use(s.far.Sandbox, outside(s.node), h)
+func (s *stage) ask(w *lab.Load, p lab.Pace) {
+	w.Use(s.client.Sandbox, targets(), p)
+	w.Use(s.far.Sandbox, outside(s.node), p)
 }
 
 func checkAll(t testing.TB, flows []flow) {

@@ -5,12 +5,9 @@
 package e2e
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -50,16 +47,12 @@ func (r request) String() string {
 // ask returns status, headers and body as text.
 func (r request) ask(t *testing.T, n *lab.Node) string {
 	t.Helper()
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return n.Dial(ctx, "tcp", r.to) },
-	}, Timeout: 5 * time.Second}
-	asked, err := http.NewRequestWithContext(t.Context(), r.method, "http://node"+r.path, strings.NewReader("2"))
+	asked, err := http.NewRequestWithContext(t.Context(), r.method, "http://"+r.to.String()+r.path, strings.NewReader("2"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	asked.Header.Set("Accept", r.accept)
-	response, err := client.Do(asked)
+	response, err := n.HTTPClient(5 * time.Second).Do(asked)
 	if err != nil {
 		t.Fatalf("%s: %v", r, err)
 	}
@@ -116,18 +109,6 @@ func settled(answer string) string {
 		answer = regexp.MustCompile(v.text).ReplaceAllString(answer, v.name)
 	}
 	return answer
-}
-
-// fields notes that an object has those, by their paths.
-func (w watched) fields(path string, of any) {
-	object, ok := of.(map[string]any)
-	if !ok {
-		w[path] = "a field"
-		return
-	}
-	for name, value := range object {
-		w.fields(path+" "+name, value)
-	}
 }
 
 // watch runs a kube-proxy on a node of its own and asks all there is to ask.
@@ -220,23 +201,9 @@ func watch(t *testing.T, l *lab.Lab, name string, opts upstream.Options) watched
 		}
 	}
 
-	_, config, _ := strings.Cut((request{http.MethodGet, at(10249), "/configz", ""}).ask(t, n), "{")
-	var fields any
-	if err := json.Unmarshal([]byte("{"+config), &fields); err != nil {
-		t.Fatal(err)
-	}
-	saw.fields("/configz", fields)
-
-	p.API.Put(&v1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: n.Name},
-		Spec: v1.NodeSpec{
-			PodCIDR: n.PodPrefix4.String(), PodCIDRs: []string{n.PodPrefix4.String(), n.PodPrefix6.String()},
-			Taints: []v1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}},
-		},
-		Status: v1.NodeStatus{Addresses: []v1.NodeAddress{
-			{Type: v1.NodeInternalIP, Address: n.Addr4.String()}, {Type: v1.NodeInternalIP, Address: n.Addr6.String()},
-		}},
-	})
+	node := upstream.NodeObject(n)
+	node.Spec.Taints = []v1.Taint{{Key: "ToBeDeletedByClusterAutoscaler"}}
+	p.API.Put(node)
 	healthz := request{http.MethodGet, at(10256), "/healthz", ""}
 	await(t, name+": a node that is about to go", func() error {
 		if got := healthz.ask(t, n); !strings.Contains(got, `"nodeEligible":false`) {
@@ -265,7 +232,7 @@ func differences(t *testing.T) (list []string) {
 }
 
 // TestAsUpstream: who watches a kube-proxy sees with ours what upstream's shows, but for
-// the metrics that docs/metrics.md lists.
+// the metrics that docs/metrics.md lists. TestConfigz has /configz.
 func TestAsUpstream(t *testing.T) {
 	binary := upstream.BinaryT(t)
 	l := lab.NewT(t)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fakeapi is an API server for programs that watch one: it lists and
-// streams objects in JSON, as far as client-go's informers need it. It validates
-// nothing. Events that clients write are kept; all else is accepted and forgotten.
+// Package fakeapi is an API server for programs that watch one: it lists objects in JSON and
+// streams them in what the client asks for, JSON or protobuf, as far as client-go's informers
+// need it. It validates nothing. Events that clients write are kept; all else is accepted and
+// forgotten.
 package fakeapi
 
 import (
@@ -23,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
@@ -52,15 +54,26 @@ type resource struct {
 type object struct {
 	labels labels.Set
 	fields fields.Set
-	text   json.RawMessage
+	in     encodings
 }
+
+// encodings are an object in each format.
+type encodings [formats][]byte
+
+type format int
+
+const (
+	asJSON format = iota
+	asProtobuf
+	formats
+)
 
 // event is a change of an object. Whether a watch sees it as addition, change or
 // deletion is up to its selectors.
 type event struct {
 	version       int
 	before, after *object // nil for none
-	text          json.RawMessage
+	in            encodings
 }
 
 // New makes an API with those objects. Kinds that a kube-proxy watches can be
@@ -88,7 +101,7 @@ func (a *API) change(objects []Object, stay bool) {
 		a.version++
 		e := event{version: a.version, before: r.objects[key]}
 		made := encode(o, r.kind, a.version)
-		e.text = made.text
+		e.in = made.in
 		if stay {
 			e.after, r.objects[key] = made, made
 		} else {
@@ -126,25 +139,32 @@ func encode(o Object, kind schema.GroupVersionKind, version int) *object {
 	o = o.DeepCopyObject().(Object)
 	o.GetObjectKind().SetGroupVersionKind(kind)
 	o.SetResourceVersion(strconv.Itoa(version))
-	text, err := json.Marshal(o)
-	if err != nil {
-		panic(fmt.Sprintf("fakeapi: %v", err)) // types of Kubernetes can be encoded
-	}
 	return &object{
-		labels: o.GetLabels(), text: text,
+		labels: o.GetLabels(), in: encodingsOf(o),
 		fields: fields.Set{"metadata.name": o.GetName(), "metadata.namespace": o.GetNamespace()},
 	}
 }
 
+func encodingsOf(o runtime.Object) (in encodings) {
+	var err error
+	if in[asJSON], err = json.Marshal(o); err == nil {
+		in[asProtobuf], err = runtime.Encode(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), o)
+	}
+	if err != nil {
+		panic(fmt.Sprintf("fakeapi: %v", err)) // types of Kubernetes can be encoded
+	}
+	return in
+}
+
 // selected are the encoded objects a client wants, sorted by name.
-func (r *resource) selected(s selector) []json.RawMessage {
-	texts := []json.RawMessage{}
+func (r *resource) selected(s selector) []encodings {
+	list := []encodings{}
 	for _, key := range slices.Sorted(maps.Keys(r.objects)) {
 		if o := r.objects[key]; s.matches(o) {
-			texts = append(texts, o.text)
+			list = append(list, o.in)
 		}
 	}
-	return texts
+	return list
 }
 
 // selector is what a client wants to see.

@@ -5,6 +5,7 @@ package fakeapi
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -28,18 +30,29 @@ const deadline = 20 * time.Second
 
 func serve(t *testing.T, objects ...Object) (*API, kubernetes.Interface) {
 	t.Helper()
+	return serveAs(t, runtime.ContentTypeProtobuf, objects...)
+}
+
+func serveAs(t *testing.T, contentType string, objects ...Object) (*API, kubernetes.Interface) {
+	t.Helper()
 	api := New(objects...)
 	server := httptest.NewServer(api)
 	t.Cleanup(func() {
 		server.CloseClientConnections() // of watches, which Close waits for
 		server.Close()
 	})
-	// As kube-proxy asks; the answer is JSON all the same.
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/vnd.kubernetes.protobuf"}})
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: contentType}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return api, client
+}
+
+// inEachFormat runs a test in each that clients may ask for; lists are in JSON all the same.
+func inEachFormat(t *testing.T, test func(t *testing.T, contentType string)) {
+	for _, contentType := range []string{runtime.ContentTypeJSON, runtime.ContentTypeProtobuf} {
+		t.Run(contentType, func(t *testing.T) { test(t, contentType) })
+	}
 }
 
 func service(name string, labels map[string]string) *v1.Service {
@@ -81,11 +94,13 @@ func expect(t *testing.T, told <-chan string, want ...string) {
 }
 
 // TestInformer: an informer is told what happens, and only of what it selects.
-func TestInformer(t *testing.T) {
+func TestInformer(t *testing.T) { inEachFormat(t, testInformer) }
+
+func testInformer(t *testing.T, contentType string) {
 	ctx, cancel := context.WithTimeout(context.Background(), deadline)
 	defer cancel()
 	hidden := map[string]string{"hidden": ""}
-	api, client := serve(t, service("a", nil), service("b", hidden))
+	api, client := serveAs(t, contentType, service("a", nil), service("b", hidden))
 	told := record(ctx, t, client, informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = "!hidden" }))
 	expect(t, told, "add a")
 
@@ -102,10 +117,12 @@ func TestInformer(t *testing.T) {
 }
 
 // TestListAndWatch: the way of clients that do not stream lists.
-func TestListAndWatch(t *testing.T) {
+func TestListAndWatch(t *testing.T) { inEachFormat(t, testListAndWatch) }
+
+func testListAndWatch(t *testing.T, contentType string) {
 	ctx, cancel := context.WithTimeout(context.Background(), deadline)
 	defer cancel()
-	api, client := serve(t, service("a", nil), service("b", nil))
+	api, client := serveAs(t, contentType, service("a", nil), service("b", nil))
 	services := client.CoreV1().Services("")
 
 	one := metav1.ListOptions{FieldSelector: "metadata.name=b"}
@@ -131,10 +148,12 @@ func TestListAndWatch(t *testing.T) {
 
 // TestStreamedList: where the beginning ends is marked. Informers would do without, by
 // listing.
-func TestStreamedList(t *testing.T) {
+func TestStreamedList(t *testing.T) { inEachFormat(t, testStreamedList) }
+
+func testStreamedList(t *testing.T, contentType string) {
 	ctx, cancel := context.WithTimeout(context.Background(), deadline)
 	defer cancel()
-	_, client := serve(t, service("a", nil), service("b", nil))
+	_, client := serveAs(t, contentType, service("a", nil), service("b", nil))
 	w, err := client.CoreV1().Services("").Watch(ctx, metav1.ListOptions{
 		SendInitialEvents: ptr.To(true), ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true,
 	})
@@ -205,4 +224,33 @@ func TestEvents(t *testing.T) {
 	await("One node1 said 1 2")
 	recorder.Eventf(node, nil, v1.EventTypeNormal, "Two", "Do", "said %d", 3)
 	await("One node1 said 1 2, Two node1 said 3")
+}
+
+// TestFormats: a watch is in the format that was asked for.
+func TestFormats(t *testing.T) {
+	server := httptest.NewServer(New(service("a", nil)))
+	defer server.Close()
+	for accept, want := range map[string]string{
+		"": runtime.ContentTypeJSON, runtime.ContentTypeJSON: runtime.ContentTypeJSON,
+		runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON: protobufStream, // as we ask
+		runtime.ContentTypeProtobuf + ", */*":                       protobufStream, // as upstream does
+		runtime.ContentTypeJSON + "," + runtime.ContentTypeProtobuf: runtime.ContentTypeJSON,
+		"*/*": runtime.ContentTypeJSON,
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), deadline)
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"/api/v1/services?watch=true", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Accept", accept)
+		answer, err := server.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := answer.Header.Get("Content-Type"); got != want {
+			t.Errorf("who accepts %q is answered in %q, want %q", accept, got, want)
+		}
+		cancel()
+		_ = answer.Body.Close()
+	}
 }

@@ -3,15 +3,20 @@
 package fakeapi
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"mime"
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // ServeHTTP answers lists and watches of whole clusters.
@@ -66,7 +71,10 @@ func (a *API) list(w http.ResponseWriter, r *resource, want selector) {
 	}
 	list.APIVersion, list.Kind = r.kind.GroupVersion().String(), r.kind.Kind+"List"
 	a.mu.Lock()
-	list.ResourceVersion, list.Items = strconv.Itoa(a.version), r.selected(want)
+	list.ResourceVersion, list.Items = strconv.Itoa(a.version), []json.RawMessage{}
+	for _, in := range r.selected(want) {
+		list.Items = append(list.Items, in[asJSON])
+	}
 	a.mu.Unlock()
 	_ = json.NewEncoder(w).Encode(&list)
 }
@@ -75,8 +83,12 @@ func (a *API) list(w http.ResponseWriter, r *resource, want selector) {
 // list this way (WatchList) and for those that know nothing yet.
 func (a *API) watch(w http.ResponseWriter, r *http.Request, from *resource, want selector) {
 	var stream []byte
-	event := func(what string, text json.RawMessage) {
-		stream = fmt.Appendf(stream, `{"type":%q,"object":%s}`+"\n", what, text)
+	event := func(what string, in encodings) {
+		stream = fmt.Appendf(stream, `{"type":%q,"object":%s}`+"\n", what, in[asJSON])
+	}
+	if preferred(r.Header.Get("Accept")) == runtime.ContentTypeProtobuf {
+		w.Header().Set("Content-Type", protobufStream)
+		event = func(what string, in encodings) { stream = appendFrame(stream, what, in[asProtobuf]) }
 	}
 	query := r.URL.Query()
 	since, _ := strconv.Atoi(query.Get("resourceVersion"))
@@ -85,18 +97,17 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request, from *resource, want
 	a.mu.Lock()
 	if initial || since == 0 {
 		since = a.version
-		for _, text := range from.selected(want) {
-			event("ADDED", text)
+		for _, in := range from.selected(want) {
+			event("ADDED", in)
 		}
 	}
 	if initial {
-		event("BOOKMARK", fmt.Appendf(nil, `{"apiVersion":%q,"kind":%q,"metadata":{"resourceVersion":"%d","annotations":{%q:"true"}}}`,
-			from.kind.GroupVersion(), from.kind.Kind, since, metav1.InitialEventsAnnotationKey))
+		event("BOOKMARK", from.bookmark(since))
 	}
 	for {
 		for _, e := range from.events {
 			if what := e.seenBy(want); e.version > since && what != "" {
-				event(what, e.text)
+				event(what, e.in)
 			}
 		}
 		since = a.version
@@ -115,4 +126,42 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request, from *resource, want
 		}
 		a.mu.Lock()
 	}
+}
+
+// preferred is the format that is named first of those there are. As from an API server, a watch
+// is in protobuf for whoever accepts that, whether or not as a stream.
+func preferred(accept string) string {
+	for clause := range strings.SplitSeq(accept, ",") {
+		name, _, _ := mime.ParseMediaType(clause)
+		if name == runtime.ContentTypeProtobuf || name == runtime.ContentTypeJSON {
+			return name
+		}
+	}
+	return runtime.ContentTypeJSON
+}
+
+// protobufStream is the media type of watches in protobuf.
+const protobufStream = runtime.ContentTypeProtobuf + ";stream=watch"
+
+// appendFrame adds an event as a message of metav1.WatchEvent behind its length.
+func appendFrame(stream []byte, what string, object []byte) []byte {
+	e := metav1.WatchEvent{Type: what, Object: runtime.RawExtension{Raw: object}}
+	message, err := e.Marshal()
+	if err != nil {
+		panic(fmt.Sprintf("fakeapi: %v", err)) // it is a text and some bytes
+	}
+	return append(binary.BigEndian.AppendUint32(stream, uint32(len(message))), message...)
+}
+
+// bookmark says that all there was at a version has been sent.
+func (r *resource) bookmark(version int) encodings {
+	made, err := scheme.Scheme.New(r.kind)
+	o, ok := made.(Object)
+	if err != nil || !ok {
+		panic(fmt.Sprintf("fakeapi: %s: %v", r.kind, err)) // there are objects of it
+	}
+	o.GetObjectKind().SetGroupVersionKind(r.kind)
+	o.SetResourceVersion(strconv.Itoa(version))
+	o.SetAnnotations(map[string]string{metav1.InitialEventsAnnotationKey: "true"})
+	return encodingsOf(o)
 }

@@ -10,12 +10,9 @@ package image
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -23,6 +20,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -32,18 +30,18 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 
+	"github.com/tandem-proxy/tandem/test/configmap"
+	"github.com/tandem-proxy/tandem/test/container"
 	"github.com/tandem-proxy/tandem/test/fakeapi"
+	"github.com/tandem-proxy/tandem/test/kubeadm"
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
 )
 
 func TestMain(m *testing.M) {
-	if text := os.Getenv(asContainer); text != "" {
-		fmt.Fprintln(os.Stderr, "container:", enter(text))
-		os.Exit(1)
-	}
+	container.Main()
 	lab.Main()
 	os.Exit(m.Run())
 }
@@ -109,11 +107,10 @@ type cluster struct {
 }
 
 const (
-	serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
-	token          = "a-token-of-the-service-account"
-	apiPort        = 6443
-	nodePort       = 30080
-	podPort        = 8080
+	token    = "a-token-of-the-service-account"
+	apiURL   = "https://127.0.0.1:6443"
+	nodePort = 30080
+	podPort  = 8080
 )
 
 var (
@@ -130,9 +127,7 @@ func newCluster(t *testing.T) *cluster {
 		node: n, here: serve(t, n.Pod("here")), there: serve(t, l.Node("node2").Pod("there")),
 		client: n.Pod("client"), far: l.Client("far"), layers: image, dir: t.TempDir(), api: fakeapi.New(),
 	}
-	c.api.Put(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}, Status: v1.NodeStatus{Addresses: []v1.NodeAddress{
-		{Type: v1.NodeInternalIP, Address: n.Addr4.String()}, {Type: v1.NodeInternalIP, Address: n.Addr6.String()},
-	}}})
+	c.api.Put(upstream.NodeObject(n))
 	c.api.Put(&v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: v1.ServiceSpec{
 		Type: v1.ServiceTypeNodePort, ClusterIP: vip4.Addr().String(), ClusterIPs: []string{vip4.Addr().String(), vip6.Addr().String()},
 		Ports: []v1.ServicePort{{Name: "t", Port: 80, NodePort: nodePort, Protocol: v1.ProtocolTCP}, {Name: "u", Port: 80, NodePort: nodePort, Protocol: v1.ProtocolUDP}},
@@ -176,11 +171,8 @@ func serve(t *testing.T, p *lab.Pod) *lab.Pod {
 
 func (c *cluster) serveAPI(t *testing.T) {
 	t.Helper()
-	var listener net.Listener
-	if err := c.node.Do(func() (err error) {
-		listener, err = net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", apiPort))
-		return err
-	}); err != nil {
+	listener, err := c.node.Listen(strings.TrimPrefix(apiURL, "https://"))
+	if err != nil {
 		t.Fatal(err)
 	}
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -203,89 +195,34 @@ func (c *cluster) serveAPI(t *testing.T) {
 	c.authority = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 }
 
-// allowed is the ClusterRole system:node-proxier, for the ServiceAccount of the pod.
+// allowed is what kubeadm lets the ServiceAccount of the pod do.
 func allowed(r *http.Request) bool {
-	read := r.Method == http.MethodGet
-	switch r.URL.Path {
-	case "/api/v1/services", "/api/v1/endpoints", "/api/v1/nodes", "/apis/discovery.k8s.io/v1/endpointslices", "/apis/networking.k8s.io/v1/servicecidrs":
-	case "/apis/events.k8s.io/v1/namespaces/default/events", "/api/v1/namespaces/default/events":
-		read = !read && r.Method != http.MethodDelete
-	default:
-		return false
-	}
-	return read && r.Header.Get("Authorization") == "Bearer "+token
+	return slices.Contains(kubeadm.Allowed, kubeadm.Needs(r)) && r.Header.Get("Authorization") == "Bearer "+token
 }
 
-// configMap is that of kubeadm, with a mode. It is laid out as kubelet does.
-func (c *cluster) configMap(t *testing.T, mode string) string {
+// volume makes files the volume of a ConfigMap.
+func (c *cluster) volume(t *testing.T, name string, files map[string]string) (dir string) {
 	t.Helper()
-	dir := filepath.Join(c.dir, "config-"+mode)
-	data := filepath.Join(dir, "..data")
-	if err := os.MkdirAll(filepath.Join(dir, "..1"), 0o755); err != nil {
+	dir = filepath.Join(c.dir, name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("..1", data); err != nil && !errors.Is(err, os.ErrExist) {
+	if err := configmap.Update(dir, files); err != nil {
 		t.Fatal(err)
-	}
-	for name, text := range map[string]string{
-		"config.conf": fmt.Sprintf(kubeadmConfig, mode),
-		"kubeconfig.conf": fmt.Sprintf(`apiVersion: v1
-kind: Config
-clusters: [{name: default, cluster: {certificate-authority: /var/run/secrets/kubernetes.io/serviceaccount/ca.crt, server: "https://127.0.0.1:%d"}}]
-contexts: [{name: default, context: {cluster: default, namespace: default, user: default}}]
-current-context: default
-users: [{name: default, user: {tokenFile: /var/run/secrets/kubernetes.io/serviceaccount/token}}]
-`, apiPort),
-	} {
-		if err := os.WriteFile(filepath.Join(data, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink("..data/"+name, filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrExist) {
-			t.Fatal(err)
-		}
 	}
 	return dir
 }
 
-// kubeadmConfig has the fields that kubeadm writes, most of them empty.
-const kubeadmConfig = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
-kind: KubeProxyConfiguration
-bindAddress: 0.0.0.0
-bindAddressHardFail: false
-clientConnection:
-  acceptContentTypes: ""
-  burst: 0
-  contentType: ""
-  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
-  qps: 0
-clusterCIDR: 10.244.0.0/16,fd00:10:244::/48
-configSyncPeriod: 0s
-conntrack: {maxPerCore: null, min: null, tcpBeLiberal: false, tcpCloseWaitTimeout: null, tcpEstablishedTimeout: null, udpStreamTimeout: 0s, udpTimeout: 0s}
-detectLocal: {bridgeInterface: "", interfaceNamePrefix: ""}
-detectLocalMode: ""
-enableProfiling: false
-healthzBindAddress: ""
-hostnameOverride: ""
-iptables: {localhostNodePorts: null, masqueradeAll: false, masqueradeBit: null, minSyncPeriod: 0s, syncPeriod: 0s}
-ipvs: {excludeCIDRs: null, minSyncPeriod: 0s, scheduler: "", strictARP: false, syncPeriod: 0s, tcpFinTimeout: 0s, tcpTimeout: 0s, udpTimeout: 0s}
-logging: {flushFrequency: 0, options: {json: {infoBufferSize: "0"}, text: {infoBufferSize: "0"}}, verbosity: 0}
-metricsBindAddress: ""
-mode: %q
-nodePortAddresses: null
-oomScoreAdj: null
-portRange: ""
-showHiddenMetricsForVersion: ""
-`
-
-// pod is a kube-proxy in its container.
-type pod struct {
-	*lab.Cmd
-	log  *lab.Log
-	made container
+// configMap is that of kubeadm, with a mode.
+func (c *cluster) configMap(t *testing.T, mode string) (dir string) {
+	t.Helper()
+	return c.volume(t, "config-"+mode, map[string]string{
+		kubeadm.ConfigFile: kubeadm.Config(mode), kubeadm.KubeconfigFile: kubeadm.Kubeconfig(apiURL),
+	})
 }
 
 // kubeadm is the container of kubeadm's DaemonSet.
-func (c *cluster) kubeadm(t *testing.T, mode string) container {
+func (c *cluster) kubeadm(t *testing.T, mode string) container.Container {
 	t.Helper()
 	lock, account := filepath.Join(c.dir, "xtables.lock"), filepath.Join(c.dir, "account")
 	if err := os.MkdirAll(account, 0o755); err != nil {
@@ -300,83 +237,53 @@ func (c *cluster) kubeadm(t *testing.T, mode string) container {
 	if _, err := os.Stat(modules); err != nil {
 		modules = t.TempDir() // the kernel has none
 	}
-	return container{
-		Layers: c.layers, Cgroup: c.node.CgroupPath(), Privileged: true,
+	return container.Container{
+		Layers: c.layers, Privileged: true,
 		Args: []string{"/usr/local/bin/kube-proxy", "--config=/var/lib/kube-proxy/config.conf", "--hostname-override=" + c.node.Name, "-v=2"},
-		Mounts: []volume{
+		Mounts: []container.Mount{
 			{From: c.configMap(t, mode), To: "/var/lib/kube-proxy", ReadOnly: true},
 			{From: lock, To: "/run/xtables.lock"},
 			{From: modules, To: "/lib/modules", ReadOnly: true},
-			{From: account, To: serviceAccount, ReadOnly: true},
+			{From: account, To: container.ServiceAccount, ReadOnly: true},
 		},
 	}
 }
 
-// command is a container with pids of its own, or the node's.
-func (c *cluster) command(t *testing.T, made container, hostPID bool) *pod {
+func (c *cluster) command(t *testing.T, made container.Container) *lab.Watched {
 	t.Helper()
 	made.Dir = t.TempDir()
-	text, err := json.Marshal(made)
+	p, err := made.Command(context.Background(), c.node)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &pod{c.node.Command(context.Background(), os.Args[0]), &lab.Log{}, made}
-	p.Env = []string{asContainer + "=" + string(text)}
-	p.Stdout, p.Stderr = p.log, p.log
-	p.SysProcAttr.Cloneflags = syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
-	if !hostPID {
-		p.SysProcAttr.Cloneflags |= syscall.CLONE_NEWPID
-	}
-	return p
+	return lab.Watch(p)
 }
 
-func (c *cluster) start(t *testing.T, made container, hostPID bool) *pod {
+func (c *cluster) start(t *testing.T, made container.Container) *lab.Watched {
 	t.Helper()
-	p := c.command(t, made, hostPID)
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = p.Close()
-		if t.Failed() {
-			t.Logf("log of kube-proxy:\n%s", p.log)
-		}
-	})
-	p.await(t, `"Synced"`)
+	p := c.command(t, made)
+	p.Begin(t)
+	says(t, p, `"Synced"`)
 	return p
 }
 
 // run runs another command in a container of the same kind.
-func (c *cluster) run(t *testing.T, made container, hostPID bool, args ...string) string {
+func (c *cluster) run(t *testing.T, made container.Container, args ...string) string {
 	t.Helper()
 	made.Args = args
-	p := c.command(t, made, hostPID)
+	p := c.command(t, made)
 	if err := p.Run(); err != nil {
-		t.Fatalf("%s: %v\n%s", args, err, p.log)
+		t.Fatalf("%s: %v\n%s", args, err, p.Log)
 	}
-	return p.log.String()
+	return p.Log.String()
 }
 
-// await waits until the log says something.
-func (p *pod) await(t *testing.T, text string) {
-	t.Helper()
-	await(t, "the log says "+text, func() error {
-		if !strings.Contains(p.log.String(), text) {
-			return errors.New("it does not")
-		}
-		return nil
-	})
-}
+const patience = 30 * time.Second
 
-func await(t *testing.T, what string, condition func() error) {
+// says waits until the log has a text.
+func says(t *testing.T, p *lab.Watched, text string) {
 	t.Helper()
-	var last error
-	if err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-		last = condition()
-		return last == nil, nil
-	}); err != nil {
-		t.Fatalf("%s: %v", what, last)
-	}
+	p.Await(t, patience, "the log", p.Says(text))
 }
 
 // serves waits until every client gets an answer by every way from an endpoint.
@@ -392,7 +299,7 @@ func (c *cluster) serves(t *testing.T) {
 	}
 	for _, w := range ways {
 		for _, network := range []string{"tcp", "udp"} {
-			await(t, fmt.Sprintf("%s from %s to %s", network, w.from.Name, w.to), func() error {
+			lab.Await(t, patience, fmt.Sprintf("%s from %s to %s", network, w.from.Name, w.to), func() error {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				_, err := w.from.Ask(ctx, network, w.to)
@@ -402,25 +309,12 @@ func (c *cluster) serves(t *testing.T) {
 	}
 }
 
-// asked is the answer of a path at the metrics address.
-func (c *cluster) asked(t *testing.T, path string) string {
+// runs checks what the process says it runs in.
+func (c *cluster) runs(t *testing.T, mode string) {
 	t.Helper()
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return c.node.Dial(ctx, "tcp", netip.MustParseAddrPort("127.0.0.1:10249"))
-		},
-	}, Timeout: 5 * time.Second}
-	response, err := client.Get("http://node" + path)
-	if err != nil {
-		t.Fatal(err)
+	if got, err := c.node.Fetch(t.Context(), 10249, "/proxyMode"); err != nil || got != mode {
+		t.Errorf("/proxyMode says %q, want %q; error %v", got, mode, err)
 	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
 }
 
 // TestKubeadm: swapping the image in kubeadm's DaemonSet, and the mode in its ConfigMap or
@@ -428,35 +322,33 @@ func (c *cluster) asked(t *testing.T, path string) string {
 // with what that left, and rules take over from programs on the way back.
 func TestKubeadm(t *testing.T) {
 	c := newCluster(t)
-	var made container
+	var made container.Container
 	for i, mode := range []string{"iptables", "ebpf", "ebpf", "iptables"} {
 		if made = c.kubeadm(t, mode); i == 2 {
 			made = c.kubeadm(t, "iptables")
 			made.Args = append(made.Args, "--proxy-mode=ebpf")
 		}
-		p := c.start(t, made, false)
+		p := c.start(t, made)
 		c.serves(t)
-		if got := c.asked(t, "/proxyMode"); got != mode {
-			t.Errorf("/proxyMode says %q in mode %s", got, mode)
-		}
+		c.runs(t, mode)
 		if mode == "iptables" && i > 0 {
-			p.await(t, `serve no new connections`)
+			says(t, p, `serve no new connections`)
 		}
 		_ = p.Close() // killed
 		c.serves(t)
-		p = c.start(t, made, false)
+		p = c.start(t, made)
 		if mode == "ebpf" {
-			p.await(t, `adopted=true`)
-			c.run(t, made, false, "/usr/local/bin/tandemctl", "status")
+			says(t, p, `adopted=true`)
+			c.run(t, made, "/usr/local/bin/tandemctl", "status")
 		}
 		c.serves(t)
 		_ = p.Close()
 	}
-	if out := c.run(t, made, false, "/usr/local/sbin/iptables-save"); !strings.Contains(out, "KUBE-SERVICES") {
+	if out := c.run(t, made, "/usr/local/sbin/iptables-save"); !strings.Contains(out, "KUBE-SERVICES") {
 		t.Errorf("the plain iptables-save of the image does not show the rules:\n%s", out)
 	}
-	c.run(t, made, false, "/usr/local/bin/kube-proxy", "--cleanup", "--config=/var/lib/kube-proxy/config.conf")
-	if out := c.run(t, made, false, "/usr/local/sbin/iptables-save"); strings.Contains(out, "KUBE-SERVICES") {
+	c.run(t, made, "/usr/local/bin/kube-proxy", "--cleanup", "--config=/var/lib/kube-proxy/config.conf")
+	if out := c.run(t, made, "/usr/local/sbin/iptables-save"); strings.Contains(out, "KUBE-SERVICES") {
 		t.Errorf("left by --cleanup:\n%s", out)
 	}
 	if len(c.refused) > 0 {

@@ -11,7 +11,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -24,8 +23,10 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
+	"github.com/tandem-proxy/tandem/nfacct"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
+	"github.com/tandem-proxy/tandem/test/container"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/xtables"
 )
@@ -68,50 +69,30 @@ func readManifest(t *testing.T, file string) (ds appsv1.DaemonSet, cm v1.ConfigM
 
 // fromManifest is a container of a pod, with what is in this cluster in place of what is on
 // a node.
-func (c *cluster) fromManifest(t *testing.T, pod *v1.PodSpec, of *v1.Container, cm *v1.ConfigMap) container {
+func (c *cluster) fromManifest(t *testing.T, pod *v1.PodSpec, of *v1.Container, cm *v1.ConfigMap) container.Container {
 	t.Helper()
-	made := c.kubeadm(t, "") // for what stands for files of a node
-	at := func(to string) string {
-		return made.Mounts[slices.IndexFunc(made.Mounts, func(v volume) bool { return v.To == to })].From
+	node := map[string]string{"/sys/fs/cgroup": c.node.CgroupPath()}
+	for _, m := range c.kubeadm(t, "").Mounts {
+		node[m.To] = m.From
 	}
-	account := volume{at(serviceAccount), serviceAccount, true}
-	config := filepath.Join(c.dir, "config-of-"+of.Name)
-	if err := os.MkdirAll(config, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	files := map[string]string{}
 	for name, text := range cm.Data {
-		text = strings.ReplaceAll(text, "https://api-server.example:6443", fmt.Sprintf("https://127.0.0.1:%d", apiPort))
-		if err := os.WriteFile(filepath.Join(config, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		files[name] = strings.ReplaceAll(text, "https://api-server.example:6443", apiURL)
 	}
-	sources := map[string]string{}
-	for _, v := range pod.Volumes {
+	config := c.volume(t, "config-of-"+of.Name, files)
+	made, err := container.Of(pod, of, c.node, node[container.ServiceAccount], func(v *v1.Volume) (string, error) {
 		switch {
 		case v.ConfigMap != nil:
-			sources[v.Name] = config
-		case v.HostPath != nil && v.HostPath.Path == "/sys/fs/cgroup":
-			sources[v.Name] = c.node.CgroupPath()
-		case v.HostPath != nil:
-			sources[v.Name] = at(v.HostPath.Path)
+			return config, nil
+		case v.HostPath != nil && node[v.HostPath.Path] != "":
+			return node[v.HostPath.Path], nil
 		}
+		return "", fmt.Errorf("nothing here stands for its volume %s", v.Name)
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
-	s := of.SecurityContext
-	made = container{
-		Layers: c.layers, Cgroup: c.node.CgroupPath(), Mounts: []volume{account},
-		Privileged: s.Privileged != nil && *s.Privileged, ReadOnly: *s.ReadOnlyRootFilesystem,
-	}
-	for _, arg := range append(append(slices.Clone(of.Command), of.Args...), "-v=2") {
-		made.Args = append(made.Args, strings.ReplaceAll(arg, "$(NODE_NAME)", c.node.Name))
-	}
-	for _, m := range of.VolumeMounts {
-		made.Mounts = append(made.Mounts, volume{sources[m.Name], m.MountPath, m.ReadOnly})
-	}
-	if s.Capabilities != nil {
-		for _, name := range s.Capabilities.Add {
-			made.Capabilities = append(made.Capabilities, string(name))
-		}
-	}
+	made.Layers, made.Args = c.layers, append(made.Args, "-v=2")
 	return made
 }
 
@@ -130,6 +111,7 @@ func TestChart(t *testing.T) {
 		{"least of ebpf", "ebpf", []string{"NET_ADMIN", "SYS_ADMIN"}, "ebpf"},
 		{"least of iptables", "iptables", []string{"NET_ADMIN"}, "iptables"},
 		{"ebpf without SYS_ADMIN", "ebpf", []string{"NET_ADMIN"}, "iptables"},
+		{"ebpf with BPF instead of SYS_ADMIN", "ebpf", []string{"NET_ADMIN", "BPF", "PERFMON"}, "iptables"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.mode == "ipvs" {
@@ -139,20 +121,23 @@ func TestChart(t *testing.T) {
 			pod := &ds.Spec.Template.Spec
 			for i := range pod.InitContainers {
 				made := c.fromManifest(t, pod, &pod.InitContainers[i], &cm)
-				c.run(t, made, pod.HostPID, made.Args...)
+				c.run(t, made, made.Args...)
 			}
 			made := c.fromManifest(t, pod, &pod.Containers[0], &cm)
 			if tt.capabilities != nil {
 				made.Capabilities = tt.capabilities
 			}
-			p := c.start(t, made, pod.HostPID)
+			p := c.start(t, made)
 			defer p.Close()
 			c.serves(t)
-			if got := c.asked(t, "/proxyMode"); got != tt.mode {
-				t.Errorf("/proxyMode says %q, want %q", got, tt.mode)
+			c.runs(t, tt.mode)
+			// The image has the match by which rules count, too.
+			shown, err := c.node.Fetch(t.Context(), 10249, "/metrics")
+			if counts := strings.Contains(shown, "kubeproxy_iptables_ct_state_invalid_dropped_packets_total"); err != nil || counts != (c.hasCounters(t) && tt.mode != "ipvs") {
+				t.Errorf("/metrics shows what rules count: %v, error %v", counts, err)
 			}
 			if tt.mode == "ebpf" {
-				c.run(t, made, pod.HostPID, "/usr/local/bin/tandemctl", "--cgroup-root=/host/cgroup", "status")
+				c.run(t, made, "/usr/local/bin/tandemctl", "--cgroup-root=/host/cgroup", "status")
 				if closed, want := c.closes(t), slices.Contains(made.Capabilities, "SYS_PTRACE"); closed != want {
 					t.Errorf("a UDP socket of a pod whose endpoint is gone was closed: %v, want %v", closed, want)
 				}
@@ -160,10 +145,20 @@ func TestChart(t *testing.T) {
 		})
 	}
 	made := c.kubeadm(t, "iptables")
-	c.run(t, made, false, "/usr/local/bin/kube-proxy", "--cleanup", "--config=/var/lib/kube-proxy/config.conf")
+	c.run(t, made, "/usr/local/bin/kube-proxy", "--cleanup", "--config=/var/lib/kube-proxy/config.conf")
 	if len(c.refused) > 0 {
 		t.Errorf("requests that kubeadm's RBAC does not allow: %q", c.refused)
 	}
+}
+
+// hasCounters says whether the kernel has counters for rules.
+func (c *cluster) hasCounters(t *testing.T) bool {
+	t.Helper()
+	err := c.node.Do(func() error { _, err := nfacct.Kernel{}.Packets("ct_state_invalid_dropped_pkts"); return err })
+	if err != nil && !errors.Is(err, nfacct.ErrNotFound) && !errors.Is(err, nfacct.ErrNotSupported) {
+		t.Fatal(err)
+	}
+	return !errors.Is(err, nfacct.ErrNotSupported)
 }
 
 // closes says whether a UDP socket of a pod is closed when its endpoint goes, which takes a
@@ -174,7 +169,7 @@ func (c *cluster) closes(t *testing.T) bool {
 	c.endpoints(c.here)
 	leads := func(to *lab.Pod) net.Conn {
 		var conn net.Conn
-		await(t, "a socket that leads to "+to.Name, func() error {
+		lab.Await(t, patience, "a socket that leads to "+to.Name, func() error {
 			dialed, err := c.client.Dial(t.Context(), "udp", vip4)
 			if err != nil {
 				return err

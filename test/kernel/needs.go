@@ -9,7 +9,9 @@ package kernel
 import (
 	"context"
 	"fmt"
+	"os"
 	"sync"
+	"testing"
 
 	"golang.org/x/sys/unix"
 
@@ -42,9 +44,41 @@ func Needs(tb lab.TB, features ...capabilities.Feature) {
 	}
 }
 
-// Since skips a test of what came with a version, where capabilities knows no feature
-// for it.
-func Since(tb lab.TB, major, minor int, what string) {
+// programs is what they need that came last.
+const programs = capabilities.GlobalPointers
+
+// HasPrograms tells whether the kernel can carry them, and with them mode ebpf.
+func HasPrograms() bool { return Has(programs) }
+
+// NeedsPrograms skips a test of what only programs do where the kernel cannot carry them.
+func NeedsPrograms(tb lab.TB) {
+	tb.Helper()
+	Needs(tb, programs)
+}
+
+// Rounds is how often a test should do something that proves more the more often it is done: a
+// tenth in short mode.
+func Rounds(n int) int {
+	if testing.Short() {
+		return max(1, n/10)
+	}
+	return n
+}
+
+// Dealt says whether the part of tests that this kernel was dealt has a play, counted from 0. All
+// have all of them but where hack/kernels.sh has several kernels share them: TANDEM_PART=1/4.
+func Dealt(play int) bool {
+	part, parts := 0, 1
+	if text := os.Getenv("TANDEM_PART"); text != "" {
+		if _, err := fmt.Sscanf(text, "%d/%d", &part, &parts); err != nil || parts < 1 {
+			panic(fmt.Sprintf("TANDEM_PART=%s is no part like 1/4", text))
+		}
+	}
+	return (play+play/parts)%parts == part // not every fourth, where plays alternate
+}
+
+// AtLeast compares its version. What capabilities knows as a feature is asked for as that.
+func AtLeast(tb lab.TB, major, minor int) bool {
 	tb.Helper()
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -55,7 +89,13 @@ func Since(tb lab.TB, major, minor int, what string) {
 	if _, err := fmt.Sscanf(release, "%d.%d", &haveMajor, &haveMinor); err != nil {
 		tb.Fatalf("release %q: %v", release, err)
 	}
-	if haveMajor < major || haveMajor == major && haveMinor < minor {
+	return haveMajor > major || haveMajor == major && haveMinor >= minor
+}
+
+// Since skips a test of what came with a version.
+func Since(tb lab.TB, major, minor int, what string) {
+	tb.Helper()
+	if !AtLeast(tb, major, minor) {
 		tb.Skipf("missing: %s, which Linux %d.%d has", what, major, minor)
 	}
 }

@@ -56,6 +56,19 @@
 //
 // SetMTU, Down and Unplug change links while all of this goes on.
 //
+// # Processes
+//
+// Command runs a program in a sandbox. A test that wants to know what becomes of it
+// watches it: what it prints is kept and shown where the test fails, and a test that
+// awaits something of a process which has ended fails at once. Get and Fetch ask its HTTP
+// servers.
+//
+//	p := lab.Watch(n.Command(ctx, binary))
+//	p.Begin(t)
+//	p.Await(t, time.Minute, "the first sync", p.Says("Synced"))
+//	body, err := n.Fetch(ctx, 10256, "/healthz")
+//	p.Terminate(t)
+//
 // # Cgroups
 //
 //	<cgroup2>/tandem-lab-<pidns>-<pid>-<start>/  domain; holds the lab's own process

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"strings"
@@ -132,6 +133,9 @@ func (s *Server) add(c net.Conn) bool {
 }
 
 func (s *Server) drop(c net.Conn) {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		_ = tcp.CloseWrite() // see HangUp
+	}
 	_ = c.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +207,22 @@ func (s *Sandbox) Ask(ctx context.Context, network string, to netip.AddrPort) (R
 	}
 	defer c.Close()
 	r, err := AskConn(ctx, c)
+	if network == "tcp" && err == nil {
+		HangUp(ctx, c)
+	}
 	return r, wrap(err, "ask %s %s from %s", network, to, s.Name)
+}
+
+// HangUp ends a connection, if it is one, and waits for the other end to do so, so that the
+// network between knows: to close it does neither while a process that was forked meanwhile has
+// a copy of it, until that runs its program. It is still to be closed.
+func HangUp(ctx context.Context, c net.Conn) {
+	tcp, ok := c.(*net.TCPConn)
+	if !ok || setDeadline(ctx, c, dialTimeout) != nil {
+		return
+	}
+	_ = tcp.CloseWrite()
+	_, _ = io.Copy(io.Discard, tcp)
 }
 
 // AskConn sends one more request over a connection.

@@ -34,6 +34,10 @@ type Options struct {
 	// that cannot. Otherwise a packet crosses the lab without either, and nobody
 	// notices a wrong checksum.
 	NoOffload bool
+	// PortsInTurn has clients take one source port after the other, each at first for one
+	// connection alone. The kernel takes one for several that go to different addresses,
+	// and virtual servers mix up the replies of those to one endpoint.
+	PortsInTurn bool
 }
 
 // Lab is a set of nodes, pods and clients joined by a fabric.

@@ -31,6 +31,8 @@ type Sandbox struct {
 	ns      *os.File
 	nl      *netlink.Handle
 	pool    *pool
+	// portsInTurn is the lab's option.
+	portsInTurn bool
 
 	mu      sync.Mutex
 	open    map[io.Closer]struct{} // servers and commands

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -24,8 +25,16 @@ import (
 // process whether IPv6 works, in whichever namespace it is asked first; and clients
 // must be able to choose an IPv6 socket for an IPv4 address.
 
-// dialTimeout applies to contexts without a deadline.
-const dialTimeout = 2 * time.Second
+// dialTimeout applies to contexts without a deadline. A machine that is emulated says by
+// TANDEM_SLOWER how many times slower it is: the verifier may have its only CPU for seconds.
+var dialTimeout = 2 * time.Second * slower()
+
+func slower() time.Duration {
+	if n, err := strconv.Atoi(os.Getenv("TANDEM_SLOWER")); err == nil && n > 1 {
+		return time.Duration(n)
+	}
+	return 1
+}
 
 // withDeadline gives a context a deadline if it has none.
 func withDeadline(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
@@ -54,6 +63,9 @@ func (s *Sandbox) Dial(ctx context.Context, network string, to netip.AddrPort) (
 // DialFrom is Dial from a port of the client's own; 0 takes a free one.
 func (s *Sandbox) DialFrom(ctx context.Context, network string, port uint16, to netip.AddrPort) (net.Conn, error) {
 	var conn net.Conn
+	if port == 0 && (s.portsInTurn || network == "sctp") {
+		port = nextPort()
+	}
 	err := s.Do(func() (err error) {
 		conn, err = dial(ctx, network, port, to)
 		return err
@@ -82,9 +94,6 @@ func dial(ctx context.Context, network string, port uint16, to netip.AddrPort) (
 	if protocol == unix.IPPROTO_SCTP {
 		if err := hearRefusals(fd, family); err != nil {
 			return nil, err
-		}
-		if port == 0 {
-			port = sctpPort()
 		}
 	}
 	if port != 0 {
@@ -151,15 +160,16 @@ func hearRefusals(fd, family int) error {
 	return os.NewSyscallError("setsockopt", unix.SetsockoptString(fd, unix.IPPROTO_SCTP, rtoInfo, string(wait)))
 }
 
-var sctpPorts atomic.Uint32
+var ports atomic.Uint32
 
-// sctpPort is the port of the next client of SCTP. The kernel's choice is random, and a
-// port that it takes again soon leads where the last client's led: conntrack has an
-// association for ten seconds after its end, and, unlike TCP's, does not begin anew
-// with the first packet of another (Linux 6.1, nf_conntrack_proto_sctp.c).
-func sctpPort() uint16 {
+// nextPort is the port of the next client that takes one port after the other. The kernel's
+// choice for SCTP is random, and a port that it takes again soon leads where the last
+// client's led: conntrack has an association for ten seconds after its end, and, unlike
+// TCP's, does not begin anew with the first packet of another (Linux 6.1,
+// nf_conntrack_proto_sctp.c).
+func nextPort() uint16 {
 	const first, last = 32768, 60999 // net.ipv4.ip_local_port_range
-	return uint16(first + sctpPorts.Add(1)%(last-first+1))
+	return uint16(first + ports.Add(1)%(last-first+1))
 }
 
 func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }

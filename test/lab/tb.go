@@ -5,6 +5,7 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -21,7 +22,10 @@ type TB interface {
 	Skipf(format string, args ...any)
 	Fatalf(format string, args ...any)
 	Errorf(format string, args ...any)
+	Logf(format string, args ...any)
+	Failed() bool
 	Cleanup(func())
+	Context() context.Context
 }
 
 // NewT opens a lab for a test and closes it at its end. Where labs are not possible

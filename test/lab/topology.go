@@ -145,7 +145,7 @@ func (l *Lab) AddNode(name string) (_ *Node, err error) {
 	}
 	i := l.nextN + 1
 	root := filepath.Join(l.cgroup, name)
-	s, err := newSandbox(name, root, filepath.Join(root, "system"))
+	s, err := l.newSandbox(name, root, filepath.Join(root, "system"))
 	if err != nil {
 		return nil, err
 	}
@@ -259,7 +259,7 @@ func (n *Node) AddPod(name string) (*Pod, error) {
 		return nil, fmt.Errorf("add pod %s: the address plan ends at %d", name, maxIndex)
 	}
 	i := n.nextP + 1
-	s, err := newSandbox(name, filepath.Join(n.kubepods, name))
+	s, err := l.newSandbox(name, filepath.Join(n.kubepods, name))
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +288,7 @@ func (l *Lab) AddClient(name string) (*Client, error) {
 		return nil, fmt.Errorf("add client %s: the address plan ends at %d", name, maxIndex)
 	}
 	i := l.nextC + 1
-	s, err := newSandbox(name, filepath.Join(l.cgroup, "clients", name))
+	s, err := l.newSandbox(name, filepath.Join(l.cgroup, "clients", name))
 	if err != nil {
 		return nil, err
 	}
@@ -525,4 +525,13 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// newSandbox is one that has clients.
+func (l *Lab) newSandbox(name string, cgroups ...string) (*Sandbox, error) {
+	s, err := newSandbox(name, cgroups...)
+	if err == nil {
+		s.portsInTurn = l.opts.PortsInTurn
+	}
+	return s, err
 }

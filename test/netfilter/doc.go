@@ -9,6 +9,8 @@
 //	result := t.Trace(netfilter.Packet{Src: client, Dst: vip, Protocol: proxier.TCP, In: "eth0"})
 //	// result.Verdict, result.To, result.Masqueraded; result.Steps say how it came about
 //
+// NewCounters adds the counters that rules name by -m nfacct, which Trace counts in.
+//
 // It knows the words that a kube-proxy uses, and refuses all others: what a test
 // does not understand it must not pass over. A rule is a list of matches and a target,
 // each of which prints itself as both variants of the tools do. Where the tools

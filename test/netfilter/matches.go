@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/tandem-proxy/tandem/nfacct"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
@@ -43,7 +44,7 @@ func newMatch(name string, f proxier.Family) match {
 	case "recent":
 		return &recent{name: "DEFAULT", mask: ones(f, hostBits[f]), family: f}
 	case "nfacct":
-		return &nfacct{}
+		return &counter{}
 	}
 	return nil
 }
@@ -430,30 +431,32 @@ func (m *statistic) String() string {
 	return fmt.Sprintf("-m statistic --mode random %s--probability %.11f", negated(m.not), float64(m.threshold)/one)
 }
 
-// nfacct counts packets and is always true.
-type nfacct struct{ name string }
+// counter is of -m nfacct: it counts packets and is always true.
+type counter struct{ name string }
 
-// nfacctLength is the longest name of a counter.
-const nfacctLength = 31
-
-func (m *nfacct) option(name string, not bool, w *words) (err error) {
+func (m *counter) option(name string, not bool, w *words) (err error) {
 	if name != "--nfacct-name" {
 		return errNotMine
 	}
-	if m.name, err = w.value(name); len(m.name) > nfacctLength {
-		err = fmt.Errorf("name %q is longer than %d characters", m.name, nfacctLength)
+	if m.name, err = w.value(name); len(m.name) > nfacct.MaxNameLen {
+		err = fmt.Errorf("name %q is longer than %d characters", m.name, nfacct.MaxNameLen)
 	}
 	return errors.Join(noNot(not), err)
 }
 
-func (m *nfacct) finish(*rule) error {
+func (m *counter) finish(*rule) error {
 	if m.name == "" {
 		return errors.New("nfacct without --nfacct-name")
 	}
 	return nil
 }
 
-func (m *nfacct) matches(*walk) bool { return true }
+func (m *counter) matches(w *walk) bool {
+	if !w.rehearsal {
+		w.tables.counters.count(m.name)
+	}
+	return true
+}
 
 // String has the space that the tools print at the end.
-func (m *nfacct) String() string { return "-m nfacct --nfacct-name  " + m.name }
+func (m *counter) String() string { return "-m nfacct --nfacct-name  " + m.name }

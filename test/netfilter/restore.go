@@ -261,6 +261,13 @@ func (c *change) parse(chain *chain, w *words) (*rule, error) {
 	if r.jump != "" && (c.table.chains[r.jump] == nil || c.table.chains[r.jump].hook != 0) {
 		return nil, fmt.Errorf("no chain or target %q", r.jump)
 	}
+	for _, m := range r.matches {
+		if m, ok := m.(*counter); ok {
+			if err := c.tables.find(m.name); err != nil {
+				return nil, err
+			}
+		}
+	}
 	switch {
 	case r.in.name != "" && chain.hook&(output|postrouting) != 0:
 		return nil, fmt.Errorf("-i in %s", chain.name)

@@ -38,10 +38,19 @@ func saveAll(t *Tables) string {
 	return text.String()
 }
 
+// named are the counters that rules in testdata name, theirs and upstream's.
+var named = []string{"test_pkts", "ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"}
+
 // restored are tables with rules.
 func restored(t *testing.T, f proxier.Family, rules string) *Tables {
 	t.Helper()
 	tables := New(f)
+	counters := NewCounters(tables)
+	for _, name := range named {
+		if err := counters.Ensure(name); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := tables.Restore([]byte(rules)); err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +126,7 @@ var refused = []string{
 	"-A KUBE-A -m recent", "-A KUBE-A -m recent --name x", "-A KUBE-A -m recent --set --rcheck", "-A KUBE-A -m recent --rcheck --update", "-A KUBE-A -m recent --rcheck --reap",
 	"-A KUBE-A -m recent --rcheck --seconds 0", "-A KUBE-A -m recent --rcheck --mask x", "-A KUBE-A -m recent --rcheck --mask ffff::",
 	"-A KUBE-A -m recent --set --seconds 10",
-	"-A KUBE-A -m nfacct", "-A KUBE-A -m nfacct --nfacct-name a2345678901234567890123456789012",
+	"-A KUBE-A -m nfacct", "-A KUBE-A -m nfacct --nfacct-name a2345678901234567890123456789012", "-A KUBE-A -m nfacct --nfacct-name nobodys_pkts",
 	"-A KUBE-A -j MARK", "-A KUBE-A -j MARK --set-xmark x", "-A KUBE-A -j MARK --set-xmark 1 --or-mark 1", "-A KUBE-A -j MARK ! --set-xmark 1",
 	"-A KUBE-A -j DNAT", "-A KUBE-A -j DNAT --to-destination x", "-A KUBE-A -j DNAT --to-destination 10.0.0.1:80", "-A KUBE-A -j DNAT --to-destination fd00::1",
 	"-A KUBE-A -p tcp -j DNAT --to-destination 10.0.0.1:65536",

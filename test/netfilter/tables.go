@@ -49,6 +49,8 @@ type Tables struct {
 	mu     sync.Mutex // guards what follows
 	tables map[string]*table
 	recent map[string]recentList
+	// counters are those that rules may name, or nil.
+	counters *Counters
 	// generation counts the tables that were changed.
 	generation uint32
 }

@@ -14,9 +14,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/nfacct"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -68,22 +67,6 @@ func (r tools) save(t *testing.T) string {
 	return text.String()
 }
 
-// account makes a counter, without which -m nfacct is refused.
-func (r tools) account(t *testing.T, name string) {
-	t.Helper()
-	err := r.Do(func() error {
-		const create, nameAttr = unix.NFNL_SUBSYS_ACCT << 8, 1
-		req := nl.NewNetlinkRequest(create, unix.NLM_F_CREATE|unix.NLM_F_ACK)
-		req.AddData(&nl.Nfgenmsg{Version: nl.NFNETLINK_V0})
-		req.AddData(nl.NewRtAttr(nameAttr, nl.ZeroTerminated(name)))
-		_, err := req.Execute(unix.NETLINK_NETFILTER, 0)
-		return err
-	})
-	if err != nil {
-		t.Fatalf("make counter %s: %v", name, err)
-	}
-}
-
 // TestTools: both variants of the real tools print what the golden files have, and
 // refuse what is said to be refused.
 func TestTools(t *testing.T) {
@@ -91,7 +74,9 @@ func TestTools(t *testing.T) {
 		for _, variant := range []string{"nft", "legacy"} {
 			t.Run(name+"/"+variant, func(t *testing.T) {
 				r := newTools(t, f, variant, lab.NewT(t).Client("client").Sandbox)
-				r.account(t, "test_pkts")
+				if err := r.Do(func() error { return nfacct.Kernel{}.Ensure("test_pkts") }); err != nil {
+					t.Fatal(err)
+				}
 				if output, err := r.restore(read(t, name+".rules")); err != nil {
 					t.Fatalf("%v: %s", err, output)
 				}

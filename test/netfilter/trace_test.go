@@ -3,6 +3,7 @@
 package netfilter
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tandem-proxy/tandem/nfacct"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
@@ -141,6 +143,50 @@ func TestMatches(t *testing.T) {
 			check(test.yes, Drop)
 			check(test.not, Accept)
 		})
+	}
+}
+
+// TestCounters: a counter counts the packets that come to it, stays while a rule names it, and
+// is no other table's business.
+func TestCounters(t *testing.T) {
+	const name = "test_pkts"
+	v4, v6 := New(proxier.IPv4), New(proxier.IPv6)
+	rules := []byte("*filter\n-A INPUT -p udp -m nfacct --nfacct-name " + name + "\nCOMMIT\n")
+	if err := v4.Restore(rules); !errors.Is(err, nfacct.ErrNotSupported) {
+		t.Errorf("without counters: %v", err)
+	}
+	counters := NewCounters(v4, v6)
+	if err := v4.Restore(rules); !errors.Is(err, nfacct.ErrNotFound) {
+		t.Errorf("without this one: %v", err)
+	}
+	for range 2 {
+		if err := counters.Ensure(name); err != nil {
+			t.Fatal(err)
+		}
+		for _, tables := range []*Tables{v4, v6} {
+			if err := tables.Restore(rules); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	v4.Trace(incoming(proxier.IPv4, func(p *Packet) { p.Dst = netip.AddrPortFrom(local4, 80) }))
+	v6.Trace(incoming(proxier.IPv6, func(p *Packet) { p.Dst, p.Protocol = netip.AddrPortFrom(local6, 80), proxier.UDP }))
+	if n, err := counters.Packets(name); err != nil || n != 2 {
+		t.Errorf("it has counted %d packets (%v), want one by each rule", n, err)
+	}
+	for _, tables := range []*Tables{v4, v6} {
+		if err := counters.Delete(name); !errors.Is(err, nfacct.ErrInUse) {
+			t.Errorf("deleted while a rule names it: %v", err)
+		}
+		if err := tables.Restore([]byte("*filter\n-D INPUT 1\n-D INPUT 1\nCOMMIT\n")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := counters.Delete(name); err != nil {
+		t.Error(err)
+	}
+	if _, err := counters.Packets(name); !errors.Is(err, nfacct.ErrNotFound) {
+		t.Errorf("after it was deleted: %v", err)
 	}
 }
 

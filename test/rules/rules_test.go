@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -23,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/tandem-proxy/tandem/test/binary"
 	"github.com/tandem-proxy/tandem/test/fakeapi"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/synthetic"
@@ -107,41 +107,29 @@ type side struct {
 // upstream's, which are in a directory that comes first.
 func sides(b *testing.B, variant xtables.Variant) []side {
 	b.Helper()
-	binary := upstream.BinaryT(b)
+	theirs := upstream.BinaryT(b)
 	dir := b.TempDir()
-	for _, family := range []string{"iptables", "ip6tables"} {
-		for _, tool := range []string{"", "-save", "-restore"} {
-			path, err := exec.LookPath(family + "-" + variant.String() + tool)
-			if err == nil {
-				path, err = filepath.EvalSymlinks(path)
-			}
-			if err == nil {
-				err = os.Symlink(path, filepath.Join(dir, family+tool))
-			}
-			if err != nil {
-				lab.SkipOrFail(b, err)
-			}
-		}
-	}
+	upstream.ToolsT(b, dir, variant.String())
 	path := "PATH=" + dir + ":" + os.Getenv("PATH")
-	ours, err := build(dir)
+	ours, err := binary.KubeProxy(dir)
 	if err != nil {
 		b.Fatal(err)
 	}
 	return []side{
 		{"tandem", upstream.Options{Binary: ours, Mode: "iptables", Args: []string{"--v=2"}, Env: []string{path}}},
-		{"upstream", upstream.Options{Binary: binary, Mode: "iptables", Args: append([]string{"--v=2"}, upstream.Flags...), Env: []string{path}}},
+		{"upstream", upstream.Options{Binary: theirs, Mode: "iptables", Args: append([]string{"--v=2"}, upstream.Flags...), Env: []string{path}}},
 	}
 }
 
-// start runs a side and waits until all is programmed. It returns how long that took,
-// and how long until the first Service could be reached.
+// start runs a side and waits until all is programmed. It returns how long that took from
+// the process's start, and how long until the first Service could be reached.
 func (g *ground) start(ctx context.Context, b *testing.B, s side) (p *upstream.Proxy, programmed, reached time.Duration, err error) {
 	b.Helper()
 	s.opts.Objects = g.objects
 	ctx, cancel := context.WithCancel(ctx)
 	b.Cleanup(cancel)
 	began := time.Now()
+	var answered time.Time
 	done := make(chan struct{})
 	asking, stopAsking := context.WithCancel(ctx)
 	go func() {
@@ -151,13 +139,17 @@ func (g *ground) start(ctx context.Context, b *testing.B, s side) (p *upstream.P
 			_, err := g.shell.Ask(try, "tcp", first)
 			cancel()
 			if err == nil {
-				reached = time.Since(began)
+				answered = time.Now()
 				return
 			}
 		}
 	}()
 	p, err = upstream.Start(ctx, g.node, s.opts)
-	programmed = time.Since(began)
+	end := time.Now()
+	if err == nil {
+		began = p.Started
+		end, err = upstream.ProgrammedAt(ctx, g.node)
+	}
 	if err == nil {
 		select {
 		case <-done:
@@ -167,7 +159,7 @@ func (g *ground) start(ctx context.Context, b *testing.B, s side) (p *upstream.P
 	}
 	stopAsking()
 	<-done
-	return p, programmed, reached, err
+	return p, end.Sub(began), answered.Sub(began), err
 }
 
 // change has another pod serve the Service, and waits until connections go there.

@@ -124,6 +124,10 @@ const (
 	compatibilityFile = "../../docs/compatibility.md"
 	compatibilityHead = `# Beside upstream's kube-proxy
 
+Flags, fields and messages that differ are in
+[configuration.md](configuration.md#differences-from-upstream), metrics, health checks and other
+answers in [metrics.md](metrics.md#differences-from-upstream). This page is about traffic.
+
 The scenarios of ` + "`test/scenarios`" + ` say what Services mean here
 ([semantics.md](semantics.md)). They were played with upstream's kube-proxy %s in mode
 iptables as well, on the same real traffic. These calls it answers otherwise, and no
@@ -138,6 +142,9 @@ take some of them.
 |---|---|---|---|---|
 `
 )
+
+// playedWith finds the release in the page.
+var playedWith = regexp.MustCompile(`upstream's kube-proxy (v\S+) in mode`)
 
 var update = flag.Bool("update", false, "write docs/compatibility.md")
 
@@ -192,7 +199,7 @@ func TestCompatibility(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	head := fmt.Sprintf(compatibilityHead, strings.TrimPrefix(strings.TrimSpace(string(version)), "Kubernetes "))
+	release := strings.TrimPrefix(strings.TrimSpace(string(version)), "Kubernetes ")
 	if *update {
 		if was, err := os.ReadFile(compatibilityFile); err == nil {
 			for row := range strings.Lines(string(was)) {
@@ -201,7 +208,7 @@ func TestCompatibility(t *testing.T) {
 				}
 			}
 		}
-		text := head + strings.Join(slices.Sorted(maps.Keys(found)), "")
+		text := fmt.Sprintf(compatibilityHead, release) + strings.Join(slices.Sorted(maps.Keys(found)), "")
 		if err := os.WriteFile(compatibilityFile, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -210,6 +217,12 @@ func TestCompatibility(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Another release that answers the same is no reason for another page.
+	if said := playedWith.FindSubmatch(text); said != nil && string(said[1]) != release {
+		t.Logf("%s is of %s; this is %s", compatibilityFile, said[1], release)
+		release = string(said[1])
+	}
+	head := fmt.Sprintf(compatibilityHead, release)
 	body, same := strings.CutPrefix(string(text), head)
 	if !same {
 		t.Errorf("%s does not begin with\n%s", compatibilityFile, head)

@@ -198,15 +198,13 @@ func (r *running) await(ctx context.Context) error {
 	defer cancel()
 	restarts := 0
 	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		select {
-		case <-r.proxy.ended:
+		if r.proxy.process.Ended() {
 			if restarts++; restarts > 3 {
 				return false, errors.New("it ends again and again")
 			}
 			err := r.start(ctx)
 			r.mark()
 			return false, err
-		default:
 		}
 		for tool, wanted := range map[string]string{"iptables-save": "192.0.2.1:%d\n", "ip6tables-save": "[2001:db8:192::1]:%d\n"} {
 			text, err := r.node.Command(ctx, tool, "-t", "nat").Output()

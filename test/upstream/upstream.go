@@ -12,12 +12,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"time"
 
@@ -60,7 +58,8 @@ func BinaryT(tb lab.TB) string {
 type Options struct {
 	// Binary to run.
 	Binary string
-	// Mode is iptables, nftables or ipvs, or another that the binary has.
+	// Mode is iptables, nftables or ipvs, or another that the binary has; empty for what Args
+	// say.
 	Mode string
 	// ClusterCIDR holds the pods of the cluster; those of the lab if empty, and nobody
 	// with NoPods.
@@ -78,12 +77,12 @@ const NoPods = "none"
 type Proxy struct {
 	// API is what it watches; changes there reach it.
 	API *fakeapi.API
+	// Started is when the process was, with all objects to be had.
+	Started time.Time
 
-	node   *lab.Node
-	cmd    *lab.Cmd
-	log    lab.Log
-	ended  chan struct{} // closed when the process is gone
-	server *http.Server
+	node    *lab.Node
+	process *lab.Watched
+	server  *http.Server
 }
 
 const (
@@ -104,29 +103,28 @@ func Start(ctx context.Context, node *lab.Node, opts Options) (_ *Proxy, err err
 	if opts.ClusterCIDR == "" {
 		opts.ClusterCIDR = "10.244.0.0/16,fd00:10:244::/48"
 	}
-	p := &Proxy{API: fakeapi.New(append([]fakeapi.Object{nodeObject(node)}, opts.Objects...)...), node: node, ended: make(chan struct{})}
-	url, err := p.serve()
-	if err != nil {
-		return nil, err
+	p := &Proxy{API: fakeapi.New(append([]fakeapi.Object{NodeObject(node)}, opts.Objects...)...), node: node}
+	url := ""
+	if p.server, url, err = node.ServeHTTP(p.API); err != nil {
+		return nil, fmt.Errorf("serve its API: %w", err)
 	}
 	args := []string{
-		"--proxy-mode=" + opts.Mode, "--master=" + url, "--hostname-override=" + node.Name,
+		"--master=" + url, "--hostname-override=" + node.Name,
 		// Nothing of this machine is to be changed.
 		"--oom-score-adj=0",
+	}
+	if opts.Mode != "" {
+		args = append(args, "--proxy-mode="+opts.Mode)
 	}
 	if opts.ClusterCIDR != NoPods {
 		args = append(args, "--cluster-cidr="+opts.ClusterCIDR)
 	}
-	p.cmd = node.Command(ctx, opts.Binary, append(args, opts.Args...)...)
-	p.cmd.Env = append(os.Environ(), opts.Env...)
-	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
-	if err := p.cmd.Start(); err != nil {
+	p.process = lab.Watch(node.Command(ctx, opts.Binary, append(args, opts.Args...)...))
+	p.process.Env = append(os.Environ(), opts.Env...)
+	p.Started = time.Now()
+	if err := p.process.Start(); err != nil {
 		return nil, errors.Join(err, p.server.Close())
 	}
-	go func() {
-		_ = p.cmd.Wait() // the log says more
-		close(p.ended)
-	}()
 	if err := p.await(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("%w; its log:\n%s", err, p.Log()), p.Close())
 	}
@@ -138,8 +136,8 @@ func Start(ctx context.Context, node *lab.Node, opts Options) (_ *Proxy, err err
 // to is fatal.
 var Flags = []string{"--conntrack-max-per-core=0"}
 
-// nodeObject tells a kube-proxy its node's addresses.
-func nodeObject(n *lab.Node) *v1.Node {
+// NodeObject tells a kube-proxy its node's addresses.
+func NodeObject(n *lab.Node) *v1.Node {
 	return &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name},
 		Spec:       v1.NodeSpec{PodCIDR: n.PodPrefix4.String(), PodCIDRs: []string{n.PodPrefix4.String(), n.PodPrefix6.String()}},
@@ -149,33 +147,16 @@ func nodeObject(n *lab.Node) *v1.Node {
 	}
 }
 
-// serve serves the API on the node's loopback device.
-func (p *Proxy) serve() (url string, err error) {
-	var l net.Listener
-	err = p.node.Do(func() (err error) {
-		l, err = net.Listen("tcp4", "127.0.0.1:0")
-		return err
-	})
-	if err != nil {
-		return "", fmt.Errorf("serve its API: %w", err)
-	}
-	p.server = &http.Server{Handler: p.API}
-	go func() { _ = p.server.Serve(l) }() // ends with Close
-	return "http://" + l.Addr().String(), nil
-}
-
 // await waits until everything is programmed, in both families.
 func (p *Proxy) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	last := errors.New("not asked")
 	err := wait.PollUntilContextCancel(ctx, interval, true, func(ctx context.Context) (bool, error) {
-		select {
-		case <-p.ended:
+		if p.process.Ended() {
 			return false, errors.New("it has ended")
-		default:
 		}
-		last = p.programmed(ctx)
+		last = Programmed(ctx, p.node)
 		return last == nil, nil
 	})
 	if ctx.Err() != nil {
@@ -184,50 +165,42 @@ func (p *Proxy) await(ctx context.Context) error {
 	return err
 }
 
-// programmed returns nil when the first sync of each family has succeeded: it waits
-// for all objects to be listed, so it has them all.
-func (p *Proxy) programmed(ctx context.Context) error {
-	metrics, err := p.get(ctx, netip.MustParseAddrPort("127.0.0.1:10249"), "/metrics")
-	if err != nil {
-		return err
-	}
-	for _, family := range []string{"IPv4", "IPv6"} {
-		if !strings.Contains(metrics, `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="`+family+`"}`) {
-			return fmt.Errorf("%s is not programmed", family)
-		}
-	}
-	return nil
+// Programmed returns nil when a node's kube-proxy, ours or upstream's, has had its first
+// successful sync of each family: that waits for all objects to be listed, so it has
+// them all.
+func Programmed(ctx context.Context, node *lab.Node) error {
+	_, err := ProgrammedAt(ctx, node)
+	return err
 }
 
-func (p *Proxy) get(ctx context.Context, from netip.AddrPort, path string) (string, error) {
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return p.node.Dial(ctx, "tcp", from)
-		},
-	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+from.String()+path, nil)
+// ProgrammedAt is when the newest of those syncs ended.
+func ProgrammedAt(ctx context.Context, node *lab.Node) (at time.Time, err error) {
+	metrics, err := node.Fetch(ctx, 10249, "/metrics")
 	if err != nil {
-		return "", err
+		return at, err
 	}
-	response, err := client.Do(request)
-	if err != nil {
-		return "", err
+	for _, family := range []string{"IPv4", "IPv6"} {
+		_, rest, ok := strings.Cut(metrics, `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="`+family+`"} `)
+		if !ok {
+			return at, fmt.Errorf("%s is not programmed", family)
+		}
+		text, _, _ := strings.Cut(rest, "\n")
+		seconds, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return at, fmt.Errorf("%s was programmed at no time: %w", family, err)
+		}
+		if t := time.UnixMicro(int64(seconds * 1e6)); t.After(at) {
+			at = t
+		}
 	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s answers %s", path, response.Status)
-	}
-	return string(text), err
+	return at, nil
 }
 
 // Log is what the process has said.
-func (p *Proxy) Log() string { return p.log.String() }
+func (p *Proxy) Log() string { return p.process.Log.String() }
 
 // Close kills the process. What it programmed goes on working.
 func (p *Proxy) Close() error {
-	_ = p.cmd.Close()
-	<-p.ended
+	_ = p.process.Close()
 	return p.server.Close()
 }

@@ -16,17 +16,27 @@ type Kernel struct {
 	// Suite of Debian whose newest cloud kernel it is. Point releases come and go
 	// there, so that none can be pinned.
 	Suite string
+	// CPU is the model that QEMU emulates for it.
+	CPU string
 }
+
+// cpu is all that QEMU emulates but for page tables of five levels, which only take time.
+const cpu = "max,la57=off"
+
+// oldCPU is for kernels that have another way. With cmpxchg16b, which their allocators use,
+// QEMU 7 loses track of EFLAGS: rarely, an exception right behind it has a kernel go on with random
+// flags, and die. Newer kernels have no kmalloc_nolock() without it, and so no socket storage.
+const oldCPU = cpu + ",cx16=off"
 
 // Newest is the name of the newest kernel there is.
 const Newest = "newest"
 
 // Kernels are those that can be fetched, oldest first.
 var Kernels = []Kernel{
-	{"5.10", "bullseye"},
-	{"6.1", "bookworm"},
-	{"6.12", "trixie"},
-	{Newest, "sid"},
+	{"5.10", "bullseye", oldCPU},
+	{"6.1", "bookworm", oldCPU},
+	{"6.12", "trixie", oldCPU},
+	{Newest, "sid", cpu},
 }
 
 // metapackage depends on a suite's current kernel. Cloud kernels have all that tests

@@ -171,7 +171,7 @@ func (o Options) emulate(ctx context.Context, vmlinuz, initrd, consoleFile, resu
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		// KVM inside of a virtual machine is there more often than it works. One thread:
 		// with several, QEMU 7 executes code that a kernel is just patching.
-		"-accel", "tcg,thread=single", "-cpu", "max,la57=off", "-smp", strconv.Itoa(cpus), "-m", strconv.Itoa(memory),
+		"-accel", "tcg,thread=single", "-cpu", o.Kernel.CPU, "-smp", strconv.Itoa(cpus), "-m", strconv.Itoa(memory),
 		"-kernel", vmlinuz, "-initrd", initrd,
 		// Without norandmaps QEMU translates each program anew.
 		"-append", "console="+console+" panic=-1 oops=panic quiet nokaslr norandmaps mitigations=off random.trust_cpu=on",

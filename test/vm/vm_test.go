@@ -7,6 +7,7 @@ package vm_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,7 +39,7 @@ func TestMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := cache.Fetch(ctx, kernel, false); err != nil {
-		t.Skipf("missing: a kernel from Debian: %v", err)
+		lab.SkipOrFail(t, fmt.Errorf("a kernel from Debian: %w", err))
 	}
 	vmrun := filepath.Join(t.TempDir(), "vmrun")
 	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", vmrun, "./vmrun")

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/nfacct"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
@@ -28,7 +29,7 @@ func cleanup(ctx context.Context, c *config.Config) error {
 		}
 		errs = append(errs, iptables.Cleanup(ctx, tools, false))
 	}
-	errs = append(errs, removeIPVS(ctx, c, ipvs.Cleanup))
+	errs = append(errs, iptables.RemoveCounters(ctx, nfacct.Kernel{}), removeIPVS(ctx, c, ipvs.Cleanup))
 	return errors.Join(errs...)
 }
 

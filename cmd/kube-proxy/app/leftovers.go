@@ -12,8 +12,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/nfacct"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
 )
 
@@ -36,6 +38,10 @@ func (p *proxy) leftovers() *leftovers {
 	if p.decision.Mode != capabilities.ModeIPVS {
 		l.kinds = append(l.kinds, leftover{"virtual servers of mode ipvs", func(ctx context.Context) error {
 			return removeIPVS(ctx, p.opts.Config, ipvs.Drain)
+		}})
+	} else {
+		l.kinds = append(l.kinds, leftover{"counters of mode iptables", func(ctx context.Context) error {
+			return iptables.RemoveCounters(ctx, nfacct.Kernel{})
 		}})
 	}
 	// In mode ebpf, the fallback sees to rules.

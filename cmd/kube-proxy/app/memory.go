@@ -26,23 +26,20 @@ const slow = 100 * time.Millisecond
 // the start is over, and when much was read.
 type memory struct{ started bool }
 
-// limit applies gcPercent unless the operator chose another value.
-func (*memory) limit() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
-}
-
 // Queued implements proxier.Observer.
 func (*memory) Queued(time.Time) {}
 
 // Synced gives back what reading and decoding the first lists took, or all rules that
 // there are. Nothing else would for minutes: an idle process allocates too little to
-// collect.
+// collect. Until the first sync is done, speed matters more than memory. Then gcPercent
+// applies, unless the operator chose another value.
 func (m *memory) Synced(info proxier.SyncInfo) {
 	read := info.Full && info.End.Sub(info.Start) > slow
 	if info.Err != nil || m.started && !read {
 		return
+	}
+	if !m.started && os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
 	}
 	m.started = true
 	time.AfterFunc(settleTime, debug.FreeOSMemory)

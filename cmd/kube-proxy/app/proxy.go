@@ -54,6 +54,7 @@ type proxy struct {
 	cgroup   string
 
 	client      kubernetes.Interface // nil with manifests
+	feed        *feed                // nil while it waits for another process to end
 	broadcaster events.EventBroadcaster
 	recorder    events.EventRecorder // nil with manifests
 
@@ -76,39 +77,48 @@ type proxy struct {
 
 // runProxy runs the proxy until ctx is done. The kernel state stays.
 func runProxy(ctx context.Context, o *Options) error {
+	ctx, cancel := context.WithCancel(ctx)
 	p, err := newProxy(ctx, o)
+	defer func() {
+		cancel()
+		if p.feed != nil {
+			p.feed.stop()
+		}
+	}()
 	if err != nil {
 		return err
 	}
 	return p.run(ctx)
 }
 
-// newProxy asks the kernel what it can do and builds what does not need it.
+// newProxy has the source list, asks the kernel what it can do meanwhile, and builds what
+// does not need the kernel. After an error too, the source may run.
 func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	c := o.Config
 	p := &proxy{opts: o, started: time.Now(), families: families()}
 	if err := checkFamilies(c, p.families); err != nil {
-		return nil, err
+		return p, err
 	}
+	p.metrics = metrics.New(p.families)
+	if c.Tandem.Manifests != "" {
+		if err := manifests.Check(c.Tandem.Manifests); err != nil {
+			return p, err
+		}
+	} else if err := p.connect(ctx); err != nil {
+		return p, err
+	}
+	p.problems = problems.New(ctx, problems.Options{NodeName: o.nodeName, Recorder: p.recorder, Counter: p.metrics.Problem})
+	p.feed = startFeed(ctx, p.source)
 	if err := p.selectMode(ctx); err != nil {
-		return nil, err
+		return p, err
 	}
 	p.explain.node, p.explain.mode, p.explain.tiers, p.explain.carrier = o.nodeName, string(p.decision.Mode), p.explainTiers, p.carrier
 	var err error
 	if p.facts.settings, err = nodefacts.New(c, o.gate); err != nil {
-		return nil, err
+		return p, err
 	}
 	p.facts.uplinks = uplinks.New(uplinks.Options{Names: c.Tandem.EBPF.Devices})
-	p.metrics = metrics.New(p.families)
 	p.flows = conntrack.New(conntrack.Options{Table: conntrack.Kernel{}, Exclusive: true, Observer: p.metrics.Reconciled, Ended: p.closeStrays})
-	if c.Tandem.Manifests != "" {
-		if err := manifests.Check(c.Tandem.Manifests); err != nil {
-			return nil, err
-		}
-	} else if err := p.connect(ctx); err != nil {
-		return nil, err
-	}
-	p.problems = problems.New(ctx, problems.Options{NodeName: o.nodeName, Recorder: p.recorder, Counter: p.metrics.Problem})
 	p.health = health.New(health.Options{
 		// Upstream's factor: one sync may fail and be repeated.
 		Timeout:  2 * p.runner(c).MaxInterval,
@@ -116,10 +126,7 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	})
 	p.ready = health.NewReadiness(health.ReadinessOptions{Healthy: p.health.Healthy, Probe: p.probe, Count: p.metrics.Readyz})
 	p.services = health.NewServices(health.ServicesOptions{Families: p.families, Healthy: p.health.Healthy, Reporter: p.problems})
-	if err := p.tuneConntrack(ctx); err != nil {
-		return nil, err
-	}
-	return p, nil
+	return p, p.tuneConntrack(ctx)
 }
 
 // selectMode probes and decides, and logs the decision once.
@@ -201,7 +208,6 @@ func newClient(o *Options) (kubernetes.Interface, error) {
 // run starts the parts and waits for the end of ctx, or of a part that must
 // not end.
 func (p *proxy) run(ctx context.Context) error {
-	p.memory.limit()
 	logger := klog.FromContext(ctx)
 	if !slices.Contains(p.families, proxier.IPv6) {
 		logger.Info("IPv6 is off on this host; this is a node of IPv4 alone")
@@ -264,11 +270,14 @@ func (p *proxy) program(ctx context.Context) error {
 	p.explain.next = px.Table()
 
 	group, ctx := errgroup.WithContext(ctx)
-	from := p.source(p.metrics.Handler(&nodeFan{
+	to := p.metrics.Handler(&nodeFan{
 		Handler: &nodeFirst{Handler: px, clock: clock.RealClock{}, released: func() { p.facts.check(klog.FromContext(ctx)) }},
 		also:    p.health,
-	}), p.facts.serviceCIDRs.FeedTo(px.UpdateFacts))
-	group.Go(func() error { return from.Run(ctx) })
+	})
+	if p.feed == nil {
+		p.feed = startFeed(ctx, p.source)
+	}
+	group.Go(func() error { return p.feed.deliver(ctx, to, p.facts.serviceCIDRs.FeedTo(px.UpdateFacts)) })
 	if p.opts.ConfigFile != "" {
 		group.Go(func() error { return p.reloader(px).run(ctx) })
 	}
@@ -314,7 +323,7 @@ func (p *proxy) source(handler proxier.Handler, onServiceCIDR func(string, []str
 }
 
 func (p *proxy) registerMetrics() error {
-	if err := p.metrics.Register(registry{}, p.tables); err != nil {
+	if err := p.metrics.Register(registry{}, p.tables, p.counted); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
 	reason := metrics.ModeRequested

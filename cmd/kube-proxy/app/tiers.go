@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/conntrack"
 	"github.com/tandem-proxy/tandem/metrics"
+	"github.com/tandem-proxy/tandem/nfacct"
 	"github.com/tandem-proxy/tandem/placement"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
@@ -165,6 +166,7 @@ func (p *proxy) openRules(ctx context.Context) (*iptables.Tier, error) {
 	if err != nil {
 		return nil, err
 	}
+	opts.Counters = nfacct.Kernel{} // in mode ipvs, upstream counts nothing
 	if p.decision.Mode == capabilities.ModeIPTables {
 		opts.Flows = p.flows
 	}
@@ -211,6 +213,9 @@ func (p *proxy) openFast(ctx context.Context) (*ebpf.Tier, error) {
 		}
 		if !waited {
 			logger.Info("Another process serves this cgroup; waiting for its end", "cgroupRoot", p.cgroup)
+			// What comes meanwhile would pile up.
+			p.feed.stop()
+			p.feed = nil
 		}
 		timer := time.NewTimer(busyInterval)
 		select {
@@ -251,6 +256,20 @@ func (p *proxy) setTiers(open tiers) {
 	p.tierMu.Lock()
 	defer p.tierMu.Unlock()
 	p.tiers = open
+}
+
+// counted is what /metrics asks of rules, while there are some.
+func (p *proxy) counted() (metrics.RulePackets, bool) {
+	p.tierMu.Lock()
+	defer p.tierMu.Unlock()
+	if p.tiers.rules == nil {
+		return metrics.RulePackets{}, false
+	}
+	c, ok, err := p.tiers.rules.Counted()
+	if err != nil {
+		klog.ErrorS(err, "Metrics lack what rules count")
+	}
+	return metrics.RulePackets{InvalidDropped: c.InvalidDropped, LoopbackNodePorts: c.LoopbackNodePorts}, ok
 }
 
 // tables is what /metrics asks of the tier, while there is one.

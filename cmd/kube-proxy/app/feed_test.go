@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// everything is a source that tells one of each, from several goroutines, and waits.
+type everything struct {
+	to   proxier.Handler
+	cidr func(string, []string)
+	err  error // it ends with, after that
+}
+
+func (s *everything) Run(ctx context.Context) error {
+	var telling sync.WaitGroup
+	telling.Go(func() {
+		service := &v1.Service{}
+		s.to.OnServiceAdd(service)
+		s.to.OnServiceUpdate(service, service)
+		s.to.OnServiceDelete(service)
+		s.to.OnServiceSynced()
+	})
+	telling.Go(func() {
+		slice := &discoveryv1.EndpointSlice{}
+		s.to.OnEndpointSliceAdd(slice)
+		s.to.OnEndpointSliceUpdate(slice, slice)
+		s.to.OnEndpointSliceDelete(slice)
+		s.to.OnEndpointSlicesSynced()
+	})
+	telling.Go(func() {
+		node := &v1.Node{}
+		s.to.OnNodeAdd(node)
+		s.to.OnNodeUpdate(node, node)
+		s.to.OnNodeDelete(node)
+		s.to.OnNodeSynced()
+	})
+	telling.Go(func() { s.cidr("kubernetes", nil) })
+	telling.Wait()
+	if s.err == nil {
+		<-ctx.Done()
+	}
+	return s.err
+}
+
+// heard are the names of calls.
+type heard struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (h *heard) add(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.list = append(h.list, name)
+}
+
+func (h *heard) OnServiceAdd(*v1.Service)                              { h.add("service") }
+func (h *heard) OnServiceUpdate(_, _ *v1.Service)                      { h.add("service other") }
+func (h *heard) OnServiceDelete(*v1.Service)                           { h.add("service gone") }
+func (h *heard) OnServiceSynced()                                      { h.add("services") }
+func (h *heard) OnEndpointSliceAdd(*discoveryv1.EndpointSlice)         { h.add("slice") }
+func (h *heard) OnEndpointSliceUpdate(_, _ *discoveryv1.EndpointSlice) { h.add("slice other") }
+func (h *heard) OnEndpointSliceDelete(*discoveryv1.EndpointSlice)      { h.add("slice gone") }
+func (h *heard) OnEndpointSlicesSynced()                               { h.add("slices") }
+func (h *heard) OnNodeAdd(*v1.Node)                                    { h.add("node") }
+func (h *heard) OnNodeUpdate(_, _ *v1.Node)                            { h.add("node other") }
+func (h *heard) OnNodeDelete(*v1.Node)                                 { h.add("node gone") }
+func (h *heard) OnNodeSynced()                                         { h.add("nodes") }
+func (h *heard) onServiceCIDR(name string, _ []string)                 { h.add("cidr " + name) }
+
+// A feed tells nothing before it is taken, all of it then, and ends with its source.
+func TestFeed(t *testing.T) {
+	broken := errors.New("broken")
+	for name, end := range map[string]error{"until its end": nil, "until the source fails": broken} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := startFeed(t.Context(), func(to proxier.Handler, cidr func(string, []string)) source { return &everything{to, cidr, end} })
+				h := &heard{}
+				synctest.Wait()
+				ctx, cancel := context.WithCancel(t.Context())
+				result := make(chan error, 1)
+				go func() { result <- f.deliver(ctx, h, h.onServiceCIDR) }()
+				synctest.Wait()
+				slices.Sort(h.list)
+				if want := []string{
+					"cidr kubernetes", "node", "node gone", "node other", "nodes", "service", "service gone", "service other", "services",
+					"slice", "slice gone", "slice other", "slices",
+				}; !slices.Equal(h.list, want) {
+					t.Errorf("it told %q", h.list)
+				}
+				cancel()
+				if err := <-result; err != end {
+					t.Errorf("it ended with %v", err)
+				}
+				f.stop() // which may come later
+			})
+		})
+	}
+}
+
+// One that nobody takes ends, with all that waits.
+func TestFeedThatNobodyTakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := startFeed(t.Context(), func(to proxier.Handler, cidr func(string, []string)) source { return &everything{to, cidr, nil} })
+		synctest.Wait()
+		f.stop()
+	})
+}

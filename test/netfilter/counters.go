@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package netfilter
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/tandem-proxy/tandem/nfacct"
+)
+
+// Counters are the named counters of packets of a network namespace, as nfacct.Kernel has
+// them.
+type Counters struct {
+	tables []*Tables
+
+	mu      sync.Mutex // taken after that of tables
+	packets map[string]uint64
+}
+
+// NewCounters makes those that rules of these tables may name, none yet. Tables without them
+// refuse such rules, as a kernel does.
+func NewCounters(tables ...*Tables) *Counters {
+	c := &Counters{tables: tables, packets: map[string]uint64{}}
+	for _, t := range tables {
+		t.mu.Lock()
+		t.counters = c
+		t.mu.Unlock()
+	}
+	return c
+}
+
+// Ensure makes a counter unless it is there.
+func (c *Counters) Ensure(name string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.packets[name] += 0
+	return nil
+}
+
+// Packets are those that a counter has counted.
+func (c *Counters) Packets(name string) (uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n, ok := c.packets[name]
+	if !ok {
+		return 0, fmt.Errorf("read counter %s: %w", name, nfacct.ErrNotFound)
+	}
+	return n, nil
+}
+
+// Delete deletes a counter that no rule names.
+func (c *Counters) Delete(name string) error {
+	if slices.ContainsFunc(c.tables, func(t *Tables) bool { return t.counts(name) }) {
+		return fmt.Errorf("delete counter %s: %w", name, nfacct.ErrInUse)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.packets, name)
+	return nil
+}
+
+func (c *Counters) count(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.packets[name]++
+}
+
+// counts says whether a rule names a counter.
+func (t *Tables) counts(name string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, table := range t.tables {
+		for _, c := range table.chains {
+			for _, r := range c.rules {
+				if slices.ContainsFunc(r.matches, func(m match) bool { n, ok := m.(*counter); return ok && n.name == name }) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// find says what keeps a rule from naming a counter.
+func (t *Tables) find(name string) error {
+	if t.counters == nil {
+		return nfacct.ErrNotSupported
+	}
+	_, err := t.counters.Packets(name)
+	return err
+}
