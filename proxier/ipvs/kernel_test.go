@@ -22,6 +22,7 @@ import (
 type stage struct {
 	t           *testing.T
 	opts        Options
+	lab         *lab.Lab
 	node        *lab.Node
 	web1, web2  *lab.Pod
 	shell       *lab.Pod
@@ -39,8 +40,8 @@ func newStage(t *testing.T) *stage {
 	s := &stage{t: t, opts: needs(t), vip: netip.MustParseAddrPort("10.96.0.10:80"), externalVIP: netip.MustParseAddrPort("203.0.113.10:80")}
 	s.clock = testingclock.NewFakeClock(time.Now())
 	s.opts.Clock = s.clock
-	l := lab.NewT(t)
-	s.node = l.Node("node1")
+	s.lab = lab.NewT(t)
+	s.node = s.lab.Node("node1")
 	s.web1, s.web2, s.shell = s.node.Pod("web1"), s.node.Pod("web2"), s.node.Pod("shell")
 	for _, p := range []*lab.Pod{s.web1, s.web2} {
 		if _, err := p.ServeTCP(8080); err != nil {

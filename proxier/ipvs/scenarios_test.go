@@ -72,7 +72,10 @@ func TestScenarios(t *testing.T) {
 		here, calls := live.Carried(t, s, &scenarioTier{t: t, name: s.Name})
 		carried, all = carried+here, all+calls
 		if here > 0 {
-			plays = append(plays, live.Staging{Name: s.Name, Scenario: s, Tier: func(t *testing.T) live.Tier { return &scenarioTier{t: t, name: s.Name, opts: opts} }})
+			plays = append(plays, live.Staging{
+				Name: s.Name, Scenario: s, Network: lab.Options{PortsInTurn: true},
+				Tier: func(t *testing.T) live.Tier { return &scenarioTier{t: t, name: s.Name, opts: opts} },
+			})
 		}
 	}
 	live.PlayAll(t, plays)
@@ -98,7 +101,7 @@ func TestGuarded(t *testing.T) {
 		switch s.Name {
 		case "s41-no-endpoints", "s43-pod-short-cut", "s46-external-cluster", "s48-source-ranges", "s50-cluster-ip-from-outside", "s51-hairpin", "s72-udp-node-port", "s80-sctp":
 			plays = append(plays, live.Staging{
-				Name: s.Name, Scenario: s, Network: lab.Options{Nodes: live.Guarded},
+				Name: s.Name, Scenario: s, Network: lab.Options{Nodes: live.Guarded, PortsInTurn: true},
 				Tier: func(t *testing.T) live.Tier { return &scenarioTier{t: t, name: s.Name, opts: opts} },
 			})
 		}
@@ -111,6 +114,9 @@ type scenarioTier struct {
 	t    *testing.T
 	name string // of the scenario
 	opts Options
+	// nodes that the tier was started on, and what of their connections was confused.
+	nodes    []*lab.Node
+	confused map[half]bool
 }
 
 // refused are calls to other ports of an address that a virtual server has. As it is this
@@ -124,9 +130,12 @@ var refused = map[string][]string{
 
 func (s *scenarioTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
 	tier := onNode(s.t, n, s.opts)
+	if !slices.Contains(s.nodes, n) {
+		s.nodes = append(s.nodes, n)
+	}
 	s.t.Cleanup(func() {
 		if s.t.Failed() {
-			out, _ := n.Command(context.Background(), "sh", "-c", "iptables-save; ipset save; ipvsadm -Ln; ip addr show dev kube-ipvs0").CombinedOutput()
+			out, _ := n.Command(context.Background(), "sh", "-c", "iptables-save; ipset save; ipvsadm -Ln; ipvsadm -Lnc; conntrack -L; ip addr show dev kube-ipvs0").CombinedOutput()
 			s.t.Logf("%s:\n%s", n.Name, out)
 		}
 	})

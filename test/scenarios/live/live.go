@@ -60,6 +60,13 @@ type Captor interface {
 	Captures(p scenarios.Probe) error
 }
 
+// Confuser is a Tier whose kernel may take the replies to one connection for another's.
+type Confuser interface {
+	// Confused says with which a call that nobody answered was confused; nothing if it was
+	// not, or if it is known.
+	Confused(p scenarios.Probe) (with string, err error)
+}
+
 // Guarded are nodes that let pass no more than clusters have to: whatever a tier does
 // with packets beside the kernel's own ways, these notice.
 var Guarded = lab.NodeSettings{Conntrack: true, ForwardDrop: true, DropInvalid: true, StrictSource: true}
@@ -393,12 +400,31 @@ func (c *cluster) Reach(ctx context.Context, p scenarios.Probe) (o scenarios.Obs
 		if !known {
 			return o, err
 		}
+		if again, err := c.confused(p, f); err != nil {
+			return o, err
+		} else if again {
+			tries++
+			continue
+		}
 		o.Failures = append(o.Failures, f)
 		if f == scenarios.TimedOut && !p.Silent {
 			break // it is wrong already, and the others would take as long
 		}
 	}
 	return o, nil
+}
+
+// confused says whether a call is to be repeated, as the kernel confused it with another.
+func (c *cluster) confused(p scenarios.Probe, f scenarios.Failure) (bool, error) {
+	tier, ok := c.carrier.(Confuser)
+	if !ok || f != scenarios.TimedOut || p.Silent || p.Flow != "" {
+		return false, nil
+	}
+	with, err := tier.Confused(p)
+	if with != "" {
+		c.t.Logf("a call of %s to %s was confused with %s", p.From, p.To, with)
+	}
+	return with != "", err
 }
 
 func (c *cluster) ask(ctx context.Context, p scenarios.Probe) (reply lab.Reply, err error) {
