@@ -35,7 +35,7 @@ elif [[ " $* " == *" privileged "* || " $* " == *" cluster "* ]]; then
 fi
 
 gotest() {
-	[[ -z $1 ]] || CGO_ENABLED=${race:+1} go test -json $race -timeout=20m ${TESTFLAGS:-} "${@:2}" $1
+	[[ -z $1 ]] || CGO_ENABLED=${race:+1} go test -json $race -timeout=30m ${TESTFLAGS:-} "${@:2}" $1
 }
 
 # What no test proves under a kernel without IPVS and SCTP. Why there is no such machine,

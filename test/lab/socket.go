@@ -29,6 +29,9 @@ import (
 // TANDEM_SLOWER how many times slower it is: the verifier may have its only CPU for seconds.
 var dialTimeout = 2 * time.Second * slower()
 
+// RequestTimeout is how long a request waits whose context has no deadline.
+func RequestTimeout() time.Duration { return dialTimeout }
+
 func slower() time.Duration {
 	if n, err := strconv.Atoi(os.Getenv("TANDEM_SLOWER")); err == nil && n > 1 {
 		return time.Duration(n)

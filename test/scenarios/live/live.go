@@ -157,10 +157,9 @@ func oneOfEach(list []Staging) (some []Staging) {
 
 // silence is how long a call waits where nobody is expected to answer, patience
 // where somebody is.
-const (
-	silence  = 300 * time.Millisecond
-	patience = 5 * time.Second
-)
+const silence = 300 * time.Millisecond
+
+var patience = max(5*time.Second, lab.RequestTimeout())
 
 // manyTries meet all of the few endpoints that a scenario has, as good as certainly.
 const manyTries = 48
