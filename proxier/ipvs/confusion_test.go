@@ -33,8 +33,8 @@ import (
 // half is one way of a connection, as both the kernel's tables have it.
 type half struct{ endpoint, client netip.AddrPort }
 
-// confusion says with which connection of IPVS unanswered ones to an address are confused. A node's
-// flows in seen are known, and what it finds is added.
+// confusion says with which connection of IPVS an unanswered one to an address is confused; nothing
+// if with none that is not in seen, where it adds what it finds.
 func confusion(nodes []*lab.Node, protocol proxier.Protocol, to netip.AddrPort, seen map[half]bool) (with string, err error) {
 	unanswered := map[half]bool{}
 	for _, n := range nodes {
@@ -58,8 +58,8 @@ func confusion(nodes []*lab.Node, protocol proxier.Protocol, to netip.AddrPort, 
 	return with, err
 }
 
-// addUnanswered adds what conntrack knows of the flows to an address that got no reply: how the client
-// shows behind this node, and before it.
+// addUnanswered adds what conntrack knows of the flows to an address that got no reply, which it tells of
+// TCP alone: how the client shows behind this node, and before it.
 func addUnanswered(to map[half]bool, protocol proxier.Protocol, target netip.AddrPort) error {
 	family := netlink.InetFamily(unix.AF_INET)
 	if target.Addr().Is6() {
