@@ -206,22 +206,32 @@ func TestNonsenseIsNo(t *testing.T) {
 	}
 }
 
-// Without privilege the answer is "was not allowed to ask", never "no".
-func TestProbeWithoutCapabilities(t *testing.T) {
-	needRoot(t)
-	var report Report
-	var setupErr error
+// probeWith probes on a thread that has these capabilities alone.
+func probeWith(t *testing.T, capabilities ...int) (report Report) {
+	t.Helper()
+	var data [2]unix.CapUserData
+	for _, c := range capabilities {
+		data[c/32].Effective |= 1 << (c % 32)
+		data[c/32].Permitted |= 1 << (c % 32)
+	}
+	var err error
 	onDoomedThread(func() {
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-		var none [2]unix.CapUserData
-		if setupErr = unix.Capset(&header, &none[0]); setupErr == nil {
+		if err = unix.Capset(&header, &data[0]); err == nil {
 			// Without a module, nobody is asked who could refuse.
 			report = Probe(context.Background(), Options{LoadModules: true})
 		}
 	})
-	if setupErr != nil {
-		t.Fatalf("drop capabilities: %v", setupErr)
+	if err != nil {
+		t.Fatalf("drop capabilities: %v", err)
 	}
+	return report
+}
+
+// Without privilege the answer is "was not allowed to ask", never "no".
+func TestProbeWithoutCapabilities(t *testing.T) {
+	needRoot(t)
+	report := probeWith(t)
 	for _, feature := range []Feature{
 		OpenByID, CgroupReplace, Connect4, Sendmsg6, Recvmsg4, Getpeername6, PostBind4, NetnsCookie, SocketStorage, GlobalPointers, SetRetval, KtimeCoarse,
 		TCX, Atomics, RedirectNeigh, FIBLookup, FIBSource, XDPGeneric, RingBuf, InetDiagDestroy,
@@ -241,22 +251,7 @@ func TestProbeWithoutCapabilities(t *testing.T) {
 // ruled out before anything is loaded, by what names the capability.
 func TestProbeWithoutSysAdmin(t *testing.T) {
 	needRoot(t)
-	var report Report
-	var setupErr error
-	onDoomedThread(func() {
-		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-		var data [2]unix.CapUserData
-		for _, c := range []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_BPF, unix.CAP_PERFMON} {
-			data[c/32].Effective |= 1 << (c % 32)
-			data[c/32].Permitted |= 1 << (c % 32)
-		}
-		if setupErr = unix.Capset(&header, &data[0]); setupErr == nil {
-			report = Probe(context.Background(), Options{LoadModules: true})
-		}
-	})
-	if setupErr != nil {
-		t.Fatalf("drop capabilities: %v", setupErr)
-	}
+	report := probeWith(t, unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_BPF, unix.CAP_PERFMON)
 	for _, feature := range []Feature{BPFSyscall, MmapArray, Connect4, SocketStorage} {
 		if result, _ := report.Lookup(feature); result.State != Yes {
 			t.Errorf("%s is %s: %v", feature, result.State, result.Err)
