@@ -11,17 +11,32 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/tandem-proxy/tandem/kernel/inet"
 )
 
 // Protocol is an IANA protocol number.
-type Protocol uint8
+type Protocol = inet.Protocol
 
 // The protocols of Services.
 const (
-	TCP  Protocol = 6
-	UDP  Protocol = 17
-	SCTP Protocol = 132
+	TCP  = inet.TCP
+	UDP  = inet.UDP
+	SCTP = inet.SCTP
 )
+
+// Family is an IP address family.
+type Family = inet.Family
+
+// The families, usable as indexes of an array of length Families.
+const (
+	IPv4     = inet.IPv4
+	IPv6     = inet.IPv6
+	Families = inet.Families
+)
+
+// FamilyOf returns the family of an address. An IPv4-mapped address is IPv6.
+func FamilyOf(a netip.Addr) Family { return inet.FamilyOf(a) }
 
 // ParseProtocol reads a protocol as the API spells it; empty means TCP.
 func ParseProtocol(p v1.Protocol) (Protocol, error) {
@@ -34,43 +49,6 @@ func ParseProtocol(p v1.Protocol) (Protocol, error) {
 		return SCTP, nil
 	}
 	return 0, fmt.Errorf("unknown protocol %q: want TCP, UDP or SCTP", p)
-}
-
-func (p Protocol) String() string {
-	switch p {
-	case TCP:
-		return "TCP"
-	case UDP:
-		return "UDP"
-	case SCTP:
-		return "SCTP"
-	}
-	return fmt.Sprintf("protocol %d", uint8(p))
-}
-
-// Family is an IP address family.
-type Family uint8
-
-// The families, fit to index an array.
-const (
-	IPv4 Family = iota
-	IPv6
-	Families
-)
-
-func (f Family) String() string {
-	if f == IPv4 {
-		return "IPv4"
-	}
-	return "IPv6"
-}
-
-// FamilyOf is the address family; an IPv4-mapped address is IPv6.
-func FamilyOf(a netip.Addr) Family {
-	if a.Is4() {
-		return IPv4
-	}
-	return IPv6
 }
 
 // ServicePortName identifies one port of one Service.

@@ -16,7 +16,7 @@ import (
 	"k8s.io/component-base/cli"
 
 	kubeproxy "github.com/tandem-proxy/tandem/cmd/kube-proxy/app"
-	"github.com/tandem-proxy/tandem/explain"
+	"github.com/tandem-proxy/tandem/observe/explain"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"

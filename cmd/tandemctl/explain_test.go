@@ -12,11 +12,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-proxy/tandem/explain"
+	"github.com/tandem-proxy/tandem/observe/explain"
 )
 
 // cluster is a directory of manifests.
-const cluster = "../../explain/testdata"
+const cluster = "../../observe/explain/testdata"
 
 func TestExplainOffline(t *testing.T) {
 	configFile := filepath.Join(t.TempDir(), "config.yaml")

@@ -13,10 +13,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-proxy/tandem/config"
-	"github.com/tandem-proxy/tandem/explain"
-	"github.com/tandem-proxy/tandem/manifests"
-	"github.com/tandem-proxy/tandem/nodefacts"
+	"github.com/tandem-proxy/tandem/observe/explain"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/sources/manifests"
+	"github.com/tandem-proxy/tandem/sources/nodefacts"
 )
 
 // offline explains from files what a kube-proxy with them would do.

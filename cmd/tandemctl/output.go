@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/tandem-proxy/tandem/capabilities"
-	"github.com/tandem-proxy/tandem/explain"
+	"github.com/tandem-proxy/tandem/observe/explain"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 )
 

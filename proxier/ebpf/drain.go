@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"k8s.io/klog/v2"
 
-	"github.com/tandem-proxy/tandem/tc"
+	"github.com/tandem-proxy/tandem/kernel/tc"
 )
 
 // Attached says whether programs of ours serve a cgroup. Without CAP_SYS_ADMIN it can tell if

@@ -14,10 +14,10 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/tandem-proxy/tandem/tc"
+	"github.com/tandem-proxy/tandem/kernel/devices"
+	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
-	"github.com/tandem-proxy/tandem/uplinks"
 )
 
 // I3: connections from outside go on and new ones are made, whatever becomes of the
@@ -190,11 +190,11 @@ func replug(t *testing.T, e *edge) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	told := make(chan []uplinks.Device, 16)
-	w := uplinks.New(uplinks.Options{NodeIPs: e.addrs(), In: e.at.Do})
+	told := make(chan []devices.Device, 16)
+	w := devices.New(devices.Options{NodeIPs: e.addrs(), In: e.at.Do})
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		w.Watch(ctx, func(u uplinks.Uplinks) {
+		w.Watch(ctx, func(u devices.Uplinks) {
 			if err := e.tier.SetUplinks(u.Devices); err != nil {
 				t.Error(err)
 			}

@@ -16,8 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"k8s.io/klog/v2"
 
-	"github.com/tandem-proxy/tandem/tc"
-	"github.com/tandem-proxy/tandem/uplinks"
+	"github.com/tandem-proxy/tandem/kernel/devices"
+	"github.com/tandem-proxy/tandem/kernel/tc"
 )
 
 // role is which side of a device its clients are on: enum role of
@@ -189,7 +189,7 @@ func packetSpec() (*ciliumebpf.CollectionSpec, error) {
 
 // serve has programs on these devices: uplinks, and those of pods, by index.
 // One that cannot be attached to holds up no other.
-func (p *packets) serve(ctx context.Context, list []uplinks.Device, pods map[int]variant) error {
+func (p *packets) serve(ctx context.Context, list []devices.Device, pods map[int]variant) error {
 	var errs []error
 	want := maps.Clone(pods)
 	if want == nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"k8s.io/klog/v2"
 
-	"github.com/tandem-proxy/tandem/sockdiag"
-	"github.com/tandem-proxy/tandem/uplinks"
+	"github.com/tandem-proxy/tandem/kernel/devices"
+	"github.com/tandem-proxy/tandem/kernel/sockdiag"
 )
 
 // podDevices are the devices of pods whose sockets are not served: programs
@@ -147,7 +147,7 @@ func (t *Tier) podVariants(cookies []uint64) (map[int]variant, error) {
 		}
 	}
 	if len(t.opts.PodDevices) > 0 {
-		named, _ := uplinks.Named(links, t.opts.PodDevices)
+		named, _ := devices.Named(links, t.opts.PodDevices)
 		for _, d := range named {
 			wanted[d.Index] = struct{}{}
 		}

@@ -14,7 +14,7 @@ import (
 
 	ciliumebpf "github.com/cilium/ebpf"
 
-	"github.com/tandem-proxy/tandem/netns"
+	"github.com/tandem-proxy/tandem/kernel/netns"
 )
 
 // SocketPair is what a connected socket is known by.

@@ -8,7 +8,7 @@ import (
 	"github.com/cilium/ebpf/features"
 
 	"github.com/tandem-proxy/tandem/capabilities"
-	"github.com/tandem-proxy/tandem/tc"
+	"github.com/tandem-proxy/tandem/kernel/tc"
 )
 
 // neededForPackets are what the packet programs cannot do without.

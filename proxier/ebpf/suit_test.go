@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/tandem-proxy/tandem/capabilities"
-	"github.com/tandem-proxy/tandem/tc"
+	"github.com/tandem-proxy/tandem/kernel/tc"
 )
 
 // What a kernel lacks is left out. What is in a module that nobody needed yet is not

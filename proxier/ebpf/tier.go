@@ -20,10 +20,10 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/tandem-proxy/tandem/netns"
+	"github.com/tandem-proxy/tandem/kernel/devices"
+	"github.com/tandem-proxy/tandem/kernel/netns"
+	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/tc"
-	"github.com/tandem-proxy/tandem/uplinks"
 )
 
 // Options of the tier.
@@ -88,7 +88,7 @@ type Tier struct {
 	// mu is held while devices are brought in line.
 	mu      sync.Mutex
 	packets *packets
-	uplinks []uplinks.Device
+	uplinks []devices.Device
 	pods    podDevices
 	adopted bool
 	looked  bool     // after flows, once
@@ -473,7 +473,7 @@ func (t *Tier) guard() error {
 
 // SetUplinks says by which devices node traffic comes in; all others are left
 // alone. It may be called at any time before Close.
-func (t *Tier) SetUplinks(list []uplinks.Device) error {
+func (t *Tier) SetUplinks(list []devices.Device) error {
 	if t.opts.NoPackets {
 		return nil
 	}

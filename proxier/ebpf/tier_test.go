@@ -13,10 +13,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
-	"github.com/tandem-proxy/tandem/uplinks"
 )
 
 func TestMain(m *testing.M) {
@@ -67,9 +67,9 @@ func cleanupOn(n *lab.Node) error {
 }
 
 // uplinksOf are the devices that carry a node's traffic.
-func uplinksOf(t testing.TB, n *lab.Node) []uplinks.Device {
+func uplinksOf(t testing.TB, n *lab.Node) []devices.Device {
 	t.Helper()
-	found, err := uplinks.New(uplinks.Options{NodeIPs: []netip.Addr{n.Addr4, n.Addr6}, In: n.Do}).List()
+	found, err := devices.New(devices.Options{NodeIPs: []netip.Addr{n.Addr4, n.Addr6}, In: n.Do}).List()
 	if err != nil || len(found.Devices) == 0 {
 		t.Fatalf("uplinks of %s: %v, %v", n.Name, found.Devices, err)
 	}

@@ -11,11 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-proxy/tandem/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/staleudp"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/synthetic"
-	"github.com/tandem-proxy/tandem/xtables"
 )
 
 // benchSizes are clusters: many Services, and large ones.
@@ -114,7 +115,7 @@ func benchSync(b *testing.B, variant xtables.Variant, c *benchCluster, round int
 	open := func() *Tier {
 		var t *Tier
 		if err := node.Do(func() (err error) {
-			t, err = Open(context.Background(), Options{Tools: tools, Flows: conntrack.New(conntrack.Options{Table: conntrack.Kernel{}})})
+			t, err = Open(context.Background(), Options{Tools: tools, Flows: staleudp.New(staleudp.Options{Table: conntrack.Kernel{}})})
 			return err
 		}); err != nil {
 			b.Fatal(err)

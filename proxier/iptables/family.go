@@ -15,8 +15,8 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/xtables"
 )
 
 // family is what one family's tables hold of ours.

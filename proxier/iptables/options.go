@@ -5,9 +5,9 @@ package iptables
 import (
 	"context"
 
-	"github.com/tandem-proxy/tandem/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/xtables"
+	"github.com/tandem-proxy/tandem/proxier/staleudp"
 )
 
 // Tools write rules into a kernel; *xtables.Tools do.
@@ -37,7 +37,7 @@ type Options struct {
 	// Extra are chains and rules that another tier needs beside these; nil for none.
 	Extra func(proxier.Family, *proxier.NodeRules) Extra
 	// Flows keep conntrack as the rules are; nil where somebody else does.
-	Flows *conntrack.Reconciler
+	Flows *staleudp.Reconciler
 	// Counters count, where the kernel can, what some rules see; nil for none.
 	Counters Counters
 	// Reporter is told of what could not be written; nil for nobody.

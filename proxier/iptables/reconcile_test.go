@@ -15,8 +15,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/tandem-proxy/tandem/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/staleudp"
 )
 
 // flowTable has one UDP flow in each family, of a Service that is gone.
@@ -64,7 +65,7 @@ func newFlowNode(t *testing.T, tools Tools, policy proxier.Policy) (*node, *Tier
 	}
 	t.Cleanup(func() { _ = tier.Close() })
 	flows := &flowTable{left: []proxier.Family{proxier.IPv4, proxier.IPv6}}
-	tier.opts.Flows = conntrack.New(conntrack.Options{Table: flows})
+	tier.opts.Flows = staleudp.New(staleudp.Options{Table: flows})
 	n.start(tier, testFacts, policy)
 	n.OnServiceAdd(service(0, dualStack(0), func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }))
 	return n, tier, flows

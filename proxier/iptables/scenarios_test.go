@@ -10,12 +10,13 @@ import (
 	"os"
 	"testing"
 
-	"github.com/tandem-proxy/tandem/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/staleudp"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/scenarios"
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
-	"github.com/tandem-proxy/tandem/xtables"
 )
 
 func TestMain(m *testing.M) {
@@ -65,7 +66,7 @@ func (s *scenarioTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
 	}
 	var tier *Tier
 	err = n.Do(func() (err error) {
-		tier, err = Open(context.Background(), Options{Tools: tools, Flows: conntrack.New(conntrack.Options{Table: conntrack.Kernel{}}), Reporter: proxier.ReporterFunc(func(p proxier.Problem) { s.t.Errorf("%+v", p) })})
+		tier, err = Open(context.Background(), Options{Tools: tools, Flows: staleudp.New(staleudp.Options{Table: conntrack.Kernel{}}), Reporter: proxier.ReporterFunc(func(p proxier.Problem) { s.t.Errorf("%+v", p) })})
 		return err
 	})
 	if err != nil {

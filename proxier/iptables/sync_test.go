@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/xtables"
 )
 
 // sizes of clusters: hubs of one chain, hubs that are trees, and rules without comments.

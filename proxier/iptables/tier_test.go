@@ -13,10 +13,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/tandem-proxy/tandem/nfacct"
+	"github.com/tandem-proxy/tandem/kernel/nfacct"
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
-	"github.com/tandem-proxy/tandem/xtables"
 )
 
 var variants = []xtables.Variant{xtables.NFT, xtables.Legacy}

@@ -12,10 +12,11 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tandem-proxy/tandem/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/staleudp"
 	"github.com/tandem-proxy/tandem/test/netfilter"
-	"github.com/tandem-proxy/tandem/xtables"
 )
 
 // fakeTools stand in for the tools and the kernel.
@@ -251,7 +252,7 @@ func newNode(t *testing.T, tools Tools) *node {
 
 func (n *node) options() Options {
 	counters, _ := n.tools.Tools.(Counters)
-	return Options{Tools: n.tools, Counters: counters, Flows: conntrack.New(conntrack.Options{Table: conntrack.Kernel{}}), Reporter: proxier.ReporterFunc(func(p proxier.Problem) { n.told = append(n.told, p) })}
+	return Options{Tools: n.tools, Counters: counters, Flows: staleudp.New(staleudp.Options{Table: conntrack.Kernel{}}), Reporter: proxier.ReporterFunc(func(p proxier.Problem) { n.told = append(n.told, p) })}
 }
 
 // restart has another process go on that knows nothing.

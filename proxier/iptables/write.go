@@ -12,8 +12,8 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/xtables"
 )
 
 // batchSize is how many chains go to the kernel at once. With the nft variant, the

@@ -12,13 +12,14 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tandem-proxy/tandem/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/staleudp"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/scenarios"
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
-	"github.com/tandem-proxy/tandem/xtables"
 )
 
 func TestMain(m *testing.M) {
@@ -139,8 +140,8 @@ func (s *scenarioTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
 			s.t.Logf("%s:\n%s", n.Name, out)
 		}
 	})
-	flows := conntrack.New(conntrack.Options{Table: nodeTable{n}})
-	return conntrack.Beside(tier, flows), func() { tier.Close() }, nil
+	flows := staleudp.New(staleudp.Options{Table: nodeTable{n}})
+	return staleudp.Beside(tier, flows), func() { tier.Close() }, nil
 }
 
 // nodeTable is the conntrack of a node.

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
-	"github.com/tandem-proxy/tandem/internal/sysctl"
+	"github.com/tandem-proxy/tandem/kernel/sysctl"
 )
 
 // setting is one of the kernel's, below /proc/sys.

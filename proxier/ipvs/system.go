@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/tandem-proxy/tandem/netns"
+	"github.com/tandem-proxy/tandem/kernel/netns"
 )
 
 // kernelSystem is a network namespace of the kernel.

@@ -17,7 +17,7 @@ import (
 	"k8s.io/component-base/cli"
 
 	"github.com/tandem-proxy/tandem/cmd/kube-proxy/app"
-	"github.com/tandem-proxy/tandem/tc"
+	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/upstream"
 )

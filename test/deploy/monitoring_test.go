@@ -21,7 +21,7 @@ import (
 	k8smetrics "k8s.io/component-base/metrics"
 	"sigs.k8s.io/yaml"
 
-	"github.com/tandem-proxy/tandem/metrics"
+	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 )

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-proxy/tandem/nfacct"
+	"github.com/tandem-proxy/tandem/kernel/nfacct"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/test/lab"
-	"github.com/tandem-proxy/tandem/xtables"
 )
 
 const healthCheckNodePort = 32000

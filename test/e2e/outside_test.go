@@ -14,7 +14,7 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
-	"github.com/tandem-proxy/tandem/tc"
+	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 

@@ -23,12 +23,12 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
-	"github.com/tandem-proxy/tandem/nfacct"
+	"github.com/tandem-proxy/tandem/kernel/nfacct"
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
 	"github.com/tandem-proxy/tandem/test/container"
 	"github.com/tandem-proxy/tandem/test/lab"
-	"github.com/tandem-proxy/tandem/xtables"
 )
 
 // manifests are what the chart installs, by mode.

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/tandem-proxy/tandem/nfacct"
+	"github.com/tandem-proxy/tandem/kernel/nfacct"
 )
 
 // Counters are the named counters of packets of a network namespace, as nfacct.Kernel has

@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tandem-proxy/tandem/nfacct"
+	"github.com/tandem-proxy/tandem/kernel/nfacct"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 

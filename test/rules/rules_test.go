@@ -22,12 +22,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/test/binary"
 	"github.com/tandem-proxy/tandem/test/fakeapi"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/synthetic"
 	"github.com/tandem-proxy/tandem/test/upstream"
-	"github.com/tandem-proxy/tandem/xtables"
 )
 
 // first is the Service that is programmed before all others, and dialled is the one

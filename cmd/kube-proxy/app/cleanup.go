@@ -11,11 +11,11 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
-	"github.com/tandem-proxy/tandem/nfacct"
+	"github.com/tandem-proxy/tandem/kernel/nfacct"
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
-	"github.com/tandem-proxy/tandem/xtables"
 )
 
 // cleanup removes what any process left in the kernel, whatever its mode: ours, and

@@ -18,8 +18,8 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/tandem-proxy/tandem/capabilities"
-	"github.com/tandem-proxy/tandem/explain"
-	"github.com/tandem-proxy/tandem/health"
+	"github.com/tandem-proxy/tandem/observe/explain"
+	"github.com/tandem-proxy/tandem/observe/health"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 

@@ -13,9 +13,9 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/tandem-proxy/tandem/nodefacts"
+	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/uplinks"
+	"github.com/tandem-proxy/tandem/sources/nodefacts"
 )
 
 // facts is what this process finds out about its node.
@@ -26,7 +26,7 @@ type facts struct {
 	node         *v1.Node
 	addresses    nodefacts.Addresses
 	serviceCIDRs nodefacts.ServiceCIDRs
-	uplinks      *uplinks.Watcher
+	uplinks      *devices.Watcher
 	known        proxier.Facts // when the proxier starts
 	nodeIP       atomic.Bool   // the node has an address of its own
 	pods         atomic.Bool   // pods can be told from others as the configuration has it

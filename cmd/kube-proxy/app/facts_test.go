@@ -10,9 +10,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/tandem-proxy/tandem/nodefacts"
+	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/uplinks"
+	"github.com/tandem-proxy/tandem/sources/nodefacts"
 )
 
 // podCIDRs that were asked for and do not come are a problem, once it is time.
@@ -32,7 +32,7 @@ func TestAwaitPodCIDRs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f := &facts{uplinks: uplinks.New(uplinks.Options{})}
+			f := &facts{uplinks: devices.New(devices.Options{})}
 			if f.settings, err = nodefacts.New(o.Config, o.gate); err != nil {
 				t.Fatal(err)
 			}

@@ -10,10 +10,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
-	"github.com/tandem-proxy/tandem/xtables"
 )
 
 // openIPVS opens the IPVS tier.

@@ -12,8 +12,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
-	"github.com/tandem-proxy/tandem/uplinks"
 )
 
 // leavesPackets says which clients programs do not serve, if there are such: rules have
@@ -33,7 +33,7 @@ func (p *proxy) leavesPackets() (whom string, leaves bool) {
 // by, until ctx is done.
 func (p *proxy) followUplinks(ctx context.Context, tier *ebpf.Tier) {
 	logger := klog.FromContext(ctx)
-	p.facts.uplinks.Watch(ctx, func(u uplinks.Uplinks) {
+	p.facts.uplinks.Watch(ctx, func(u devices.Uplinks) {
 		if len(u.Unmatched) > 0 {
 			logger.Info("No device has a name as --ebpf-devices has it", "names", u.Unmatched)
 		}
@@ -48,7 +48,7 @@ func (p *proxy) followUplinks(ctx context.Context, tier *ebpf.Tier) {
 	})
 }
 
-func deviceTexts(list []uplinks.Device) []string {
+func deviceTexts(list []devices.Device) []string {
 	texts := make([]string, len(list))
 	for i, d := range list {
 		texts[i] = d.String()

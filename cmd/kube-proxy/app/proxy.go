@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/events"
+	k8sevents "k8s.io/client-go/tools/events"
 	"k8s.io/component-base/configz"
 	k8smetrics "k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -22,15 +22,16 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
-	"github.com/tandem-proxy/tandem/conntrack"
-	"github.com/tandem-proxy/tandem/health"
-	"github.com/tandem-proxy/tandem/informers"
-	"github.com/tandem-proxy/tandem/manifests"
-	"github.com/tandem-proxy/tandem/metrics"
-	"github.com/tandem-proxy/tandem/nodefacts"
-	"github.com/tandem-proxy/tandem/problems"
+	"github.com/tandem-proxy/tandem/kernel/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/devices"
+	"github.com/tandem-proxy/tandem/observe/events"
+	"github.com/tandem-proxy/tandem/observe/health"
+	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/uplinks"
+	"github.com/tandem-proxy/tandem/proxier/staleudp"
+	"github.com/tandem-proxy/tandem/sources/apiserver"
+	"github.com/tandem-proxy/tandem/sources/manifests"
+	"github.com/tandem-proxy/tandem/sources/nodefacts"
 )
 
 // component names this process in Events, as upstream's does.
@@ -55,15 +56,15 @@ type proxy struct {
 
 	client      kubernetes.Interface // nil with manifests
 	feed        *feed                // nil while it waits for another process to end
-	broadcaster events.EventBroadcaster
-	recorder    events.EventRecorder // nil with manifests
+	broadcaster k8sevents.EventBroadcaster
+	recorder    k8sevents.EventRecorder // nil with manifests
 
 	metrics  *metrics.Metrics
-	flows    *conntrack.Reconciler
+	flows    *staleudp.Reconciler
 	health   *health.Health
 	services *health.Services
 	ready    *health.Readiness
-	problems *problems.Reporter
+	problems *events.Reporter
 	memory   memory
 	explain  explainer
 	facts    facts
@@ -107,7 +108,7 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	} else if err := p.connect(ctx); err != nil {
 		return p, err
 	}
-	p.problems = problems.New(ctx, problems.Options{NodeName: o.nodeName, Recorder: p.recorder, Counter: p.metrics.Problem})
+	p.problems = events.New(ctx, events.Options{NodeName: o.nodeName, Recorder: p.recorder, Counter: p.metrics.Problem})
 	p.feed = startFeed(ctx, p.source)
 	if err := p.selectMode(ctx); err != nil {
 		return p, err
@@ -117,8 +118,8 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	if p.facts.settings, err = nodefacts.New(c, o.gate); err != nil {
 		return p, err
 	}
-	p.facts.uplinks = uplinks.New(uplinks.Options{Names: c.Tandem.EBPF.Devices})
-	p.flows = conntrack.New(conntrack.Options{Table: conntrack.Kernel{}, Exclusive: true, Observer: p.metrics.Reconciled, Ended: p.closeStrays})
+	p.facts.uplinks = devices.New(devices.Options{Names: c.Tandem.EBPF.Devices})
+	p.flows = staleudp.New(staleudp.Options{Table: conntrack.Kernel{}, Exclusive: true, Observer: p.metrics.Reconciled, Ended: p.closeStrays})
 	p.health = health.New(health.Options{
 		// Upstream's factor: one sync may fail and be repeated.
 		Timeout:  2 * p.runner(c).MaxInterval,
@@ -190,7 +191,7 @@ func (p *proxy) connect(ctx context.Context) error {
 		return err
 	}
 	p.client = client
-	p.broadcaster = events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
+	p.broadcaster = k8sevents.NewBroadcaster(&k8sevents.EventSinkImpl{Interface: client.EventsV1()})
 	p.recorder = p.broadcaster.NewRecorder(scheme(), component).WithLogger(klog.FromContext(ctx))
 	return nil
 }
@@ -198,7 +199,7 @@ func (p *proxy) connect(ctx context.Context) error {
 // newClient asks nobody yet.
 func newClient(o *Options) (kubernetes.Interface, error) {
 	c := &o.Config.KubeProxy.ClientConnection
-	return informers.NewClient(informers.ClientConfig{
+	return apiserver.NewClient(apiserver.ClientConfig{
 		Kubeconfig: c.Kubeconfig, Master: o.Master,
 		ContentType: c.ContentType, AcceptContentTypes: c.AcceptContentTypes,
 		QPS: c.QPS, Burst: int(c.Burst),
@@ -293,7 +294,7 @@ func (p *proxy) program(ctx context.Context) error {
 		p.health.Start()
 		p.metrics.Start(time.Now())
 		if p.recorder != nil {
-			p.recorder.Eventf(problems.NodeReference(p.opts.nodeName), nil, v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
+			p.recorder.Eventf(events.NodeReference(p.opts.nodeName), nil, v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
 			p.tellOfFallback()
 		}
 		px.Run(ctx)
@@ -308,7 +309,7 @@ func (p *proxy) tellOfFallback() {
 	if string(p.decision.Mode) == string(asked) {
 		return
 	}
-	p.recorder.Eventf(problems.NodeReference(p.opts.nodeName), nil, v1.EventTypeWarning, "ProxyModeFallback", "StartKubeProxy",
+	p.recorder.Eventf(events.NodeReference(p.opts.nodeName), nil, v1.EventTypeWarning, "ProxyModeFallback", "StartKubeProxy",
 		"mode %s runs instead of %s: %s", p.decision.Mode, asked, strings.Join(texts(p.decision.Reasons), "; "))
 }
 
@@ -317,7 +318,7 @@ func (p *proxy) source(handler proxier.Handler, onServiceCIDR func(string, []str
 	if p.client == nil {
 		return manifests.New(c.Tandem.Manifests, handler, p.problems, manifests.Options{NodeName: p.opts.nodeName, OnServiceCIDR: onServiceCIDR})
 	}
-	return informers.New(p.client, handler, informers.Options{
+	return apiserver.New(p.client, handler, apiserver.Options{
 		NodeName: p.opts.nodeName, OnServiceCIDR: onServiceCIDR, ServiceAnnotations: []string{proxier.AnnotationFastPath},
 	})
 }

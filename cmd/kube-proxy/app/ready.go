@@ -12,9 +12,9 @@ import (
 	"slices"
 
 	"github.com/tandem-proxy/tandem/capabilities"
-	"github.com/tandem-proxy/tandem/health"
+	"github.com/tandem-proxy/tandem/observe/health"
+	"github.com/tandem-proxy/tandem/observe/selfprobe"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/selfprobe"
 )
 
 // probed is who carries a frontend, and in which family: each is asked for itself.

@@ -19,11 +19,11 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
-	"github.com/tandem-proxy/tandem/internal/dirwatch"
-	"github.com/tandem-proxy/tandem/manifests"
-	"github.com/tandem-proxy/tandem/metrics"
-	"github.com/tandem-proxy/tandem/nodefacts"
+	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/sources/dirwatch"
+	"github.com/tandem-proxy/tandem/sources/manifests"
+	"github.com/tandem-proxy/tandem/sources/nodefacts"
 )
 
 const (

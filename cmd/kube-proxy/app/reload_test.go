@@ -25,8 +25,8 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
-	"github.com/tandem-proxy/tandem/metrics"
-	"github.com/tandem-proxy/tandem/problems"
+	"github.com/tandem-proxy/tandem/observe/events"
+	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/configmap"
 )
@@ -379,13 +379,13 @@ const tandemHead = "apiVersion: config.tandem-proxy.dev/v1alpha1\nkind: TandemCo
 // The Event of a bad file is about the Node, as nothing else in the cluster knows of it.
 func TestReloadEvent(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
-	var events eventRecorder
+	var recorded eventRecorder
 	f := newReloading(t, reloadText)
-	f.reporter = problems.New(ctx, problems.Options{NodeName: "node1", Recorder: &events})
+	f.reporter = events.New(ctx, events.Options{NodeName: "node1", Recorder: &recorded})
 	f.failed(fmt.Errorf("%s:3: mode: %w\nmore", f.start.ConfigFile, io.ErrUnexpectedEOF))
 	want := eventRecorder{"Node node1 Warning InvalidConfig the configuration file " + f.start.ConfigFile + " is no use as it is now; this proxy goes on with what it said before, " +
 		"but cannot be started again: " + f.start.ConfigFile + ":3: mode: unexpected EOF; more"}
-	if d := cmp.Diff(want, events); d != "" {
+	if d := cmp.Diff(want, recorded); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }

@@ -22,8 +22,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/tandem-proxy/tandem/explain"
-	"github.com/tandem-proxy/tandem/problems"
+	"github.com/tandem-proxy/tandem/observe/events"
+	"github.com/tandem-proxy/tandem/observe/explain"
 )
 
 const (
@@ -70,7 +70,7 @@ func (p *proxy) servers() []*server {
 func (p *proxy) bindFailed(reason, action string) func(error) {
 	return func(err error) {
 		if p.recorder != nil {
-			p.recorder.Eventf(problems.NodeReference(p.opts.nodeName), nil, v1.EventTypeWarning, reason, action, "%v", err)
+			p.recorder.Eventf(events.NodeReference(p.opts.nodeName), nil, v1.EventTypeWarning, reason, action, "%v", err)
 		}
 	}
 }

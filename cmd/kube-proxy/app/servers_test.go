@@ -22,8 +22,8 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
-	"github.com/tandem-proxy/tandem/health"
-	"github.com/tandem-proxy/tandem/problems"
+	"github.com/tandem-proxy/tandem/observe/events"
+	"github.com/tandem-proxy/tandem/observe/health"
 )
 
 // hold takes a port that then cannot be bound.
@@ -166,7 +166,7 @@ func TestEvents(t *testing.T) {
 	}
 	defer p.broadcaster.Shutdown()
 
-	p.recorder.Eventf(problems.NodeReference(o.nodeName), nil, v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
+	p.recorder.Eventf(events.NodeReference(o.nodeName), nil, v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
 	p.bindFailed("FailedToStartMetricServer", "StartKubeProxy")(io.ErrUnexpectedEOF)
 	p.tellOfFallback() // which is none
 	o.Config.KubeProxy.Mode = "ebpf"

@@ -12,11 +12,11 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
-	"github.com/tandem-proxy/tandem/conntrack"
-	"github.com/tandem-proxy/tandem/internal/sysctl"
-	"github.com/tandem-proxy/tandem/nodefacts"
+	"github.com/tandem-proxy/tandem/kernel/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/sysctl"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
+	"github.com/tandem-proxy/tandem/sources/nodefacts"
 )
 
 // kernelSettings are those of this node.

@@ -15,15 +15,16 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
-	"github.com/tandem-proxy/tandem/conntrack"
-	"github.com/tandem-proxy/tandem/metrics"
-	"github.com/tandem-proxy/tandem/nfacct"
-	"github.com/tandem-proxy/tandem/placement"
+	"github.com/tandem-proxy/tandem/kernel/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/nfacct"
+	"github.com/tandem-proxy/tandem/kernel/xtables"
+	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
-	"github.com/tandem-proxy/tandem/xtables"
+	"github.com/tandem-proxy/tandem/proxier/placement"
+	"github.com/tandem-proxy/tandem/proxier/staleudp"
 )
 
 // tiers are those that are open: one alone, or a fast one and what carries what that
@@ -39,11 +40,11 @@ type tiers struct {
 func (p *proxy) carrierOf(t *tiers) proxier.Tier {
 	switch {
 	case t.placed != nil:
-		return conntrack.Beside(t.placed, p.flows)
+		return staleudp.Beside(t.placed, p.flows)
 	case t.fast != nil:
-		return conntrack.Beside(t.fast, p.flows)
+		return staleudp.Beside(t.fast, p.flows)
 	case t.ipvs != nil:
-		return conntrack.Beside(t.ipvs, p.flows)
+		return staleudp.Beside(t.ipvs, p.flows)
 	}
 	return t.rules
 }

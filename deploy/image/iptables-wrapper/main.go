@@ -13,7 +13,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/tandem-proxy/tandem/xtables"
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 )
 
 // dir has the programs of both variants, and none without one in its name: where nothing

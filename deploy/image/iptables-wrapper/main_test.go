@@ -5,7 +5,7 @@ package main
 import (
 	"testing"
 
-	"github.com/tandem-proxy/tandem/xtables"
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 )
 
 func TestProgram(t *testing.T) {

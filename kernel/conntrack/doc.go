@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package conntrack lists and deletes entries of the kernel's conntrack by netlink, and
+// applies its sysctls.
+package conntrack

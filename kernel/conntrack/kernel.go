@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/kernel/inet"
+	"github.com/tandem-proxy/tandem/kernel/netlink"
+)
+
+// deleteBatch is how many requests go into one message; their answers must fit into the
+// socket's receive buffer.
+const deleteBatch = 64
+
+// Kernel is the conntrack of the calling thread's network namespace. The netlink
+// library has one as well, but deletes by a dump for each call, and without the ids
+// that keep a newer entry with the same addresses safe.
+type Kernel struct{}
+
+var _ Table = Kernel{}
+
+// Flows implements Table.
+func (Kernel) Flows(ctx context.Context, family inet.Family) iter.Seq2[Flow, error] {
+	return func(yield func(Flow, error) bool) {
+		c, err := open()
+		if err != nil {
+			yield(Flow{}, err)
+			return
+		}
+		defer c.Close()
+		interrupted, stopped := false, false
+		if err = c.Send(listRequest(family, 1)); err == nil {
+			err = c.Receive(ctx, func(m netlink.Message) (done bool, err error) {
+				interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
+				switch m.Kind {
+				case unix.NLMSG_DONE, unix.NLMSG_ERROR:
+					return true, m.Errno()
+				case msgNew:
+					f, err := parseFlow(m.Body)
+					if err != nil {
+						return true, err
+					}
+					stopped = !yield(f, nil)
+				}
+				return stopped, nil
+			})
+		}
+		if err == nil && interrupted {
+			err = ErrInterrupted
+		}
+		// A dump that is cut short ends with its socket.
+		if err != nil && !stopped {
+			yield(Flow{}, err)
+		}
+	}
+}
+
+// Find returns the entry of what is sent from and to these addresses in zone 0; the error is
+// unix.ENOENT if there is none.
+func (Kernel) Find(ctx context.Context, protocol inet.Protocol, source, destination netip.AddrPort) (found Flow, err error) {
+	c, err := open()
+	if err != nil {
+		return found, err
+	}
+	defer c.Close()
+	if err := c.Send(getRequest(&Flow{Protocol: protocol, Source: source, Destination: destination}, 1)); err != nil {
+		return found, err
+	}
+	err = c.Receive(ctx, func(m netlink.Message) (done bool, err error) {
+		switch m.Kind {
+		case msgNew:
+			found, err = parseFlow(m.Body)
+			return true, err
+		case unix.NLMSG_ERROR:
+			return true, m.Errno()
+		}
+		return false, nil
+	})
+	return found, err
+}
+
+// Delete implements Table.
+func (Kernel) Delete(ctx context.Context, flows []Flow) (deleted int, err error) {
+	c, err := open()
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	failed := 0
+	for len(flows) > 0 {
+		batch := flows[:min(len(flows), deleteBatch)]
+		flows = flows[len(batch):]
+		if rerr := c.delete(ctx, batch, func(f *Flow, ferr error) {
+			switch {
+			case ferr == nil:
+				deleted++
+			case errors.Is(ferr, unix.ENOENT):
+				// Gone meanwhile.
+			default:
+				// One is named; the others will mostly have the same.
+				failed++
+				err = fmt.Errorf("%s: %w", f, ferr)
+			}
+		}); rerr != nil {
+			return deleted, errors.Join(err, rerr)
+		}
+	}
+	if failed > 1 {
+		err = fmt.Errorf("%d entries, last %w", failed, err)
+	}
+	return deleted, err
+}
+
+// conn is a socket, and the memory for what is sent.
+type conn struct {
+	*netlink.Conn
+	req []byte
+}
+
+func open() (*conn, error) {
+	c, err := netlink.Open(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("open netfilter socket: %w", err)
+	}
+	return &conn{Conn: c}, nil
+}
+
+// delete deletes entries, and tells what became of each.
+func (c *conn) delete(ctx context.Context, flows []Flow, told func(*Flow, error)) error {
+	c.req = c.req[:0]
+	for i := range flows {
+		c.req = deleteRequest(c.req, &flows[i], uint32(i))
+	}
+	if err := c.Send(c.req); err != nil {
+		return err
+	}
+	left := len(flows)
+	return c.Receive(ctx, func(m netlink.Message) (done bool, err error) {
+		if m.Kind != unix.NLMSG_ERROR {
+			return false, nil
+		}
+		if m.Seq >= uint32(len(flows)) {
+			return true, fmt.Errorf("receive: answer to request %d of %d", m.Seq, len(flows))
+		}
+		told(&flows[m.Seq], m.Errno())
+		left--
+		return left == 0, nil
+	})
+}

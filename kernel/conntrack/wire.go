@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package conntrack
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/kernel/inet"
+	"github.com/tandem-proxy/tandem/kernel/netlink"
+)
+
+// What include/uapi/linux/netfilter/{nfnetlink,nfnetlink_conntrack}.h define and the
+// netlink library lacks.
+const (
+	subsystem = 1 << 8 // NFNL_SUBSYS_CTNETLINK
+	msgNew    = subsystem | nl.IPCTNL_MSG_CT_NEW
+	msgGet    = subsystem | nl.IPCTNL_MSG_CT_GET
+	msgDelete = subsystem | nl.IPCTNL_MSG_CT_DELETE
+
+	attrID        = 12 // CTA_ID
+	attrZone      = 18 // CTA_ZONE
+	attrFilter    = 25 // CTA_FILTER
+	attrTupleZone = 3  // CTA_TUPLE_ZONE
+	attrOrigFlags = 1  // CTA_FILTER_ORIG_FLAGS
+	filterProto   = 8  // CTA_FILTER_F_CTA_PROTO_NUM
+
+	genericLen = 4 // struct nfgenmsg
+)
+
+// addressFamily returns the kernel's number of a family.
+func addressFamily(f inet.Family) uint8 {
+	if f == inet.IPv4 {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// begin appends the headers of a message.
+func begin(b []byte, kind, flags uint16, seq uint32, family inet.Family) []byte {
+	return append(netlink.Begin(b, kind, flags, seq), addressFamily(family), nl.NFNETLINK_V0, 0, 0)
+}
+
+// listRequest asks for all UDP entries of a family. Kernels before 5.8 do not know
+// the filter, and list the others as well.
+func listRequest(family inet.Family, seq uint32) []byte {
+	b := begin(nil, msgGet, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, seq, family)
+	b = netlink.Nest(b, nl.CTA_TUPLE_ORIG, func(b []byte) []byte {
+		return netlink.Nest(b, nl.CTA_TUPLE_PROTO, func(b []byte) []byte {
+			return netlink.Attr(b, nl.CTA_PROTO_NUM, []byte{uint8(inet.UDP)})
+		})
+	})
+	b = netlink.Nest(b, attrFilter, func(b []byte) []byte {
+		return netlink.Attr(b, attrOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProto))
+	})
+	return netlink.End(b, 0)
+}
+
+// deleteRequest appends a request to delete one entry. It must have the addresses:
+// without them, the kernel deletes all entries there are.
+func deleteRequest(b []byte, f *Flow, seq uint32) []byte {
+	start := len(b)
+	b = begin(b, msgDelete, unix.NLM_F_REQUEST|unix.NLM_F_ACK, seq, inet.FamilyOf(f.Destination.Addr()))
+	b = original(b, f)
+	b = netlink.Attr(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
+	return netlink.End(b, start)
+}
+
+// getRequest is one for the entry of what is sent from and to these addresses.
+func getRequest(f *Flow, seq uint32) []byte {
+	b := begin(nil, msgGet, unix.NLM_F_REQUEST, seq, inet.FamilyOf(f.Destination.Addr()))
+	return netlink.End(original(b, f), 0)
+}
+
+// original appends what a client sends from and to.
+func original(b []byte, f *Flow) []byte {
+	src, dst := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
+	if inet.FamilyOf(f.Destination.Addr()) == inet.IPv6 {
+		src, dst = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
+	}
+	return netlink.Nest(b, nl.CTA_TUPLE_ORIG, func(b []byte) []byte {
+		b = netlink.Nest(b, nl.CTA_TUPLE_IP, func(b []byte) []byte {
+			b = netlink.Attr(b, src, f.Source.Addr().AsSlice())
+			return netlink.Attr(b, dst, f.Destination.Addr().AsSlice())
+		})
+		return netlink.Nest(b, nl.CTA_TUPLE_PROTO, func(b []byte) []byte {
+			b = netlink.Attr(b, nl.CTA_PROTO_NUM, []byte{uint8(f.Protocol)})
+			b = netlink.Attr(b, nl.CTA_PROTO_SRC_PORT, binary.BigEndian.AppendUint16(nil, f.Source.Port()))
+			return netlink.Attr(b, nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, f.Destination.Port()))
+		})
+	})
+}
+
+// tuple is one direction of an entry.
+type tuple struct {
+	src, dst         netip.Addr
+	srcPort, dstPort uint16
+	protocol         inet.Protocol
+	zone             uint16
+}
+
+// parseFlow reads what comes after the header of a message about an entry.
+func parseFlow(b []byte) (Flow, error) {
+	var f Flow
+	if len(b) < genericLen {
+		return f, errShort
+	}
+	var orig, reply tuple
+	err := netlink.EachAttr(b[genericLen:], func(kind uint16, v []byte) (err error) {
+		switch kind {
+		case nl.CTA_TUPLE_ORIG:
+			orig, err = parseTuple(v)
+		case nl.CTA_TUPLE_REPLY:
+			reply, err = parseTuple(v)
+		case attrID:
+			if len(v) < 4 {
+				return errShort
+			}
+			f.ID = binary.BigEndian.Uint32(v)
+		case attrZone:
+			f.Zone, err = parseUint16(v)
+		}
+		return err
+	})
+	f.Protocol = orig.protocol
+	f.Source = netip.AddrPortFrom(orig.src, orig.srcPort)
+	f.Destination = netip.AddrPortFrom(orig.dst, orig.dstPort)
+	f.Replies = netip.AddrPortFrom(reply.src, reply.srcPort)
+	// Of two zones the kernel names one; any makes the entry somebody's own.
+	f.Zone |= orig.zone | reply.zone
+	if err == nil && (!orig.src.IsValid() || !orig.dst.IsValid() || !reply.src.IsValid()) {
+		err = errors.New("parse entry: it has no addresses")
+	}
+	return f, err
+}
+
+func parseTuple(b []byte) (t tuple, err error) {
+	err = netlink.EachAttr(b, func(kind uint16, v []byte) (err error) {
+		switch kind {
+		case nl.CTA_TUPLE_IP:
+			return t.parseAddresses(v)
+		case nl.CTA_TUPLE_PROTO:
+			return t.parsePorts(v)
+		case attrTupleZone:
+			t.zone, err = parseUint16(v)
+		}
+		return err
+	})
+	return t, err
+}
+
+func (t *tuple) parseAddresses(b []byte) error {
+	return netlink.EachAttr(b, func(kind uint16, v []byte) error {
+		a, ok := netip.AddrFromSlice(v)
+		if !ok {
+			return fmt.Errorf("parse entry: an address of %d bytes", len(v))
+		}
+		switch kind {
+		case nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC:
+			t.src = a
+		case nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST:
+			t.dst = a
+		}
+		return nil
+	})
+}
+
+// parsePorts reads the protocol, and ports where it has some.
+func (t *tuple) parsePorts(b []byte) error {
+	return netlink.EachAttr(b, func(kind uint16, v []byte) (err error) {
+		switch kind {
+		case nl.CTA_PROTO_NUM:
+			if len(v) < 1 {
+				return errShort
+			}
+			t.protocol = inet.Protocol(v[0])
+		case nl.CTA_PROTO_SRC_PORT:
+			t.srcPort, err = parseUint16(v)
+		case nl.CTA_PROTO_DST_PORT:
+			t.dstPort, err = parseUint16(v)
+		}
+		return err
+	})
+}
+
+var errShort = errors.New("parse entry: too short")
+
+func parseUint16(v []byte) (uint16, error) {
+	if len(v) < 2 {
+		return 0, errShort
+	}
+	return binary.BigEndian.Uint16(v), nil
+}

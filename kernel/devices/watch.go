@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package devices
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// burstTime is how long changes are collected: a device that comes up gets
+	// addresses and routes.
+	burstTime = 20 * time.Millisecond
+	// restFactor is how many times as long as a look took changes are collected after
+	// it: on a router with a million routes a look is work for seconds.
+	restFactor = 4
+	// relistTime is for what nobody told.
+	relistTime = time.Minute
+	// reopenTime is how long to wait after the first failure.
+	reopenTime = time.Second
+	// maxDumps bounds how often a look is repeated because devices changed under it.
+	maxDumps = 5
+)
+
+// events are the groups of messages after which the uplinks may be others.
+const events = unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR | unix.RTMGRP_IPV4_ROUTE | unix.RTMGRP_IPV6_ROUTE
+
+// Options of a Watcher.
+type Options struct {
+	// Names are patterns of the devices to take, instead of looking for them;
+	// see Named.
+	Names []string
+	// NodeIPs are the addresses of the node, as far as they are known yet.
+	NodeIPs []netip.Addr
+	// In runs a function on a thread that is in the network namespace to look
+	// at; nil for the one of the process.
+	In func(func() error) error
+}
+
+// Uplinks are the devices of a moment.
+type Uplinks struct {
+	// Devices are sorted by index.
+	Devices []Device
+	// Unmatched are the patterns in Options.Names that no device has.
+	Unmatched []string
+}
+
+// Watcher follows the uplinks of a node.
+type Watcher struct {
+	names []string
+	run   func(func() error) error
+
+	mu      sync.Mutex
+	nodeIPs []netip.Addr
+	moved   chan struct{} // nodeIPs are others
+	// were are the indexes of uplinks that were told, by name.
+	were map[string]int
+}
+
+// New makes a watcher.
+func New(o Options) *Watcher {
+	w := &Watcher{names: o.Names, run: o.In, nodeIPs: slices.Clone(o.NodeIPs), moved: make(chan struct{}, 1), were: map[string]int{}}
+	if w.run == nil {
+		w.run = func(fn func() error) error { return fn() }
+	}
+	return w
+}
+
+// SetNodeIPs says which addresses the node has from now on.
+func (w *Watcher) SetNodeIPs(list []netip.Addr) {
+	w.mu.Lock()
+	w.nodeIPs = slices.Clone(list)
+	w.mu.Unlock()
+	wake(w.moved)
+}
+
+func wake(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// List looks once.
+func (w *Watcher) List() (u Uplinks, err error) {
+	for range maxDumps {
+		err = w.run(func() error {
+			u, err = w.look()
+			return err
+		})
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	if err != nil {
+		return Uplinks{}, fmt.Errorf("list network devices: %w", err)
+	}
+	return u, nil
+}
+
+// look asks for one thing after the other. What changes in between makes a message,
+// and so another look.
+func (w *Watcher) look() (u Uplinks, err error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return u, err
+	}
+	if len(w.names) > 0 {
+		u.Devices, u.Unmatched = Named(links, w.names)
+		return u, nil
+	}
+	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return u, fmt.Errorf("addresses: %w", err)
+	}
+	routes := Routes{}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		all := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
+		err := netlink.RouteListFilteredIter(family, all, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
+			routes.Add(r)
+			return true
+		})
+		if err != nil {
+			return u, fmt.Errorf("routes: %w", err)
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	u.Devices = again(links, Find(links, addrs, routes, w.nodeIPs), w.were)
+	return u, nil
+}
+
+// again adds devices that have the name of an uplink that went: it was made anew
+// (a driver was loaded again, a machine got its network card back), and by the time
+// it has addresses and routes, packets of open connections have come by. One that
+// turns out to be something else is left out the next time.
+func again(links []netlink.Link, found []Device, were map[string]int) []Device {
+	for _, l := range links {
+		a := l.Attrs()
+		index, was := were[a.Name]
+		if was && index != a.Index && a.MasterIndex == 0 && !slices.ContainsFunc(found, func(d Device) bool { return d.Index == a.Index }) {
+			found = append(found, device(l, "an uplink had this name"))
+		}
+	}
+	slices.SortFunc(found, func(a, b Device) int { return a.Index - b.Index })
+	return found
+}
+
+// Watch tells the uplinks, at first and whenever they are others, until ctx is
+// done. It cannot tell that a device left the namespace and came back at once, or
+// was made again with the index it had: whoever attaches something to devices has to
+// look now and then whether it is still there.
+func (w *Watcher) Watch(ctx context.Context, tell func(Uplinks)) {
+	var last *Uplinks
+	changed := func(u Uplinks) {
+		// What is unmatched follows from the devices.
+		if last == nil || !slices.Equal(last.Devices, u.Devices) {
+			last = &u
+			w.remember(u.Devices)
+			tell(u)
+		}
+	}
+	for pause := reopenTime; ; pause = min(2*pause, relistTime) {
+		err := w.watch(ctx, changed)
+		if ctx.Err() != nil {
+			return
+		}
+		klog.FromContext(ctx).Error(err, "Cannot follow the network devices of this node; trying again", "after", pause)
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+		case <-timer.C:
+		}
+	}
+}
+
+func (w *Watcher) remember(list []Device) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, d := range list {
+		w.were[d.Name] = d.Index
+	}
+}
+
+// watch looks after it listens, so that nothing is missed.
+func (w *Watcher) watch(ctx context.Context, tell func(Uplinks)) error {
+	socket, err := w.open()
+	if err != nil {
+		return err
+	}
+	changed, lost := make(chan struct{}, 1), make(chan error, 1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		lost <- receive(socket, changed)
+	}()
+	defer func() { socket.Close(); <-done }()
+
+	timer := time.NewTimer(0) // the first look
+	defer timer.Stop()
+	burst, rest := false, burstTime
+	var looked time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-lost:
+			return err
+		case <-w.moved:
+			wake(changed)
+		case <-changed:
+			// The first one of a quiet time at once.
+			if !burst {
+				burst = true
+				timer.Reset(rest - time.Since(looked))
+			}
+		case <-timer.C:
+			burst = false
+			start := time.Now()
+			u, err := w.List()
+			if err != nil {
+				return err
+			}
+			looked = time.Now()
+			rest = max(burstTime, restFactor*looked.Sub(start))
+			tell(u)
+			timer.Reset(relistTime)
+		}
+	}
+}
+
+// open makes a socket that becomes readable when something changes. What it says
+// does not matter.
+func (w *Watcher) open() (socket *os.File, err error) {
+	err = w.run(func() error {
+		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: events}); err != nil {
+			unix.Close(fd)
+			return err
+		}
+		socket = os.NewFile(uintptr(fd), "rtnetlink")
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to network devices: %w", err)
+	}
+	return socket, nil
+}
+
+// receive turns messages into one that something changed.
+func receive(socket *os.File, changed chan<- struct{}) error {
+	var ignored [64]byte
+	for {
+		// An overflow loses messages, and the next look sees what they said.
+		if _, err := socket.Read(ignored[:]); err != nil && !errors.Is(err, unix.ENOBUFS) {
+			return fmt.Errorf("receive changes of network devices: %w", err)
+		}
+		wake(changed)
+	}
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package xtables
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/tandem-proxy/tandem/kernel/inet"
+)
+
+// Save reads a table. One that nobody has written to yet has its own chains, or none.
+func (t *Tools) Save(ctx context.Context, f inet.Family, table string) (*Table, error) {
+	tables, err := t.save(ctx, f, "-t", table)
+	if err != nil {
+		return nil, fmt.Errorf("save table %s: %w", table, err)
+	}
+	for _, found := range tables {
+		if found.Name == table {
+			return found, nil
+		}
+	}
+	return &Table{Name: table}, nil
+}
+
+// SaveAll reads some tables. Programs of the nft variant read all there are to print one,
+// so that here they are asked once.
+func (t *Tools) SaveAll(ctx context.Context, f inet.Family, tables ...string) (map[string]*Table, error) {
+	all := map[string]*Table{}
+	if t.variant == NFT {
+		found, err := t.save(ctx, f)
+		if err != nil {
+			return nil, fmt.Errorf("save all tables: %w", err)
+		}
+		for _, table := range found {
+			all[table.Name] = table
+		}
+	}
+	for _, name := range tables {
+		switch {
+		case t.variant == Legacy:
+			table, err := t.Save(ctx, f, name)
+			if err != nil {
+				return nil, err
+			}
+			all[name] = table
+		case all[name] == nil:
+			all[name] = &Table{Name: name}
+		}
+	}
+	return all, nil
+}
+
+func (t *Tools) save(ctx context.Context, f inet.Family, args ...string) ([]*Table, error) {
+	p := t.families[f]
+	if p.missing != nil {
+		return nil, p.missing
+	}
+	out, err := run(ctx, p.save, nil, args...)
+	if err != nil {
+		return nil, err
+	}
+	tables, err := parse(out)
+	if err != nil {
+		return nil, fmt.Errorf("read what %s printed: %w", p.save, err)
+	}
+	return tables, nil
+}

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package metrics counts what the proxy does, under upstream's names where
+// upstream has one and under tandem_ where it has not.
+//
+// Upstream runs one proxier per address family, and labels with ip_family.
+// Ours programs both families in one sync: such a metric is observed once for
+// each family this node has, so that dashboards and alerts made for upstream
+// find the series they expect.
+package metrics
+
+import (
+	"runtime"
+	"strconv"
+	"sync"
+	"time"
+
+	k8smetrics "k8s.io/component-base/metrics"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/staleudp"
+)
+
+const (
+	kubeproxy = "kubeproxy"
+	tandem    = "tandem"
+	ipFamily  = "ip_family"
+)
+
+// Registry is where metrics are registered: legacyregistry's functions, or a
+// registry of a test.
+type Registry interface {
+	Register(k8smetrics.Registerable) error
+	CustomRegister(k8smetrics.StableCollector) error
+}
+
+// Metrics are the metrics of one proxy. It observes syncs.
+type Metrics struct {
+	families []string
+	changes  func() (pending int, total uint64)
+
+	// As upstream's.
+	syncDuration       *k8smetrics.HistogramVec
+	fullDuration       *k8smetrics.HistogramVec
+	partialDuration    *k8smetrics.HistogramVec
+	syncLast           *k8smetrics.GaugeVec
+	syncLastQueued     *k8smetrics.GaugeVec
+	endpointPending    *k8smetrics.Gauge
+	endpointTotal      *k8smetrics.Counter
+	servicePending     *k8smetrics.Gauge
+	serviceTotal       *k8smetrics.Counter
+	healthz, livez     *k8smetrics.CounterVec
+	programmingLatency *k8smetrics.HistogramVec
+	noLocalEndpoints   *k8smetrics.GaugeVec
+	restoreFailures    *k8smetrics.CounterVec
+	partialFailures    *k8smetrics.CounterVec
+	rulesTotal         *k8smetrics.GaugeVec
+	rulesLast          *k8smetrics.GaugeVec
+	conntrackDuration  *k8smetrics.HistogramVec
+	conntrackDeleted   *k8smetrics.CounterVec
+
+	// Ours.
+	readyz     *k8smetrics.CounterVec
+	problems   *k8smetrics.CounterVec
+	syncErrors *k8smetrics.Counter
+	ports      *k8smetrics.Gauge
+	capability *k8smetrics.GaugeVec
+	mode       *k8smetrics.GaugeVec
+	build      *k8smetrics.GaugeVec
+	config     configMetrics
+	tables     tables
+	rules      rulePackets
+
+	mu            sync.Mutex
+	noLocal       map[uint32]noLocal // by index of the service port
+	noLocalCounts [noLocalBits]int   // of the ones in it
+}
+
+var _ proxier.Observer = (*Metrics)(nil)
+
+// New makes the metrics of a node with these address families. Until they are
+// registered they count nothing.
+func New(families []proxier.Family) *Metrics {
+	m := &Metrics{noLocal: map[uint32]noLocal{}}
+	for _, f := range families {
+		m.families = append(m.families, f.String())
+	}
+	counter := func(subsystem, name, help string) *k8smetrics.Counter {
+		return k8smetrics.NewCounter(&k8smetrics.CounterOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: k8smetrics.ALPHA})
+	}
+	counters := func(subsystem, name, help string, labels ...string) *k8smetrics.CounterVec {
+		return k8smetrics.NewCounterVec(&k8smetrics.CounterOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: k8smetrics.ALPHA}, labels)
+	}
+	gauge := func(subsystem, name, help string) *k8smetrics.Gauge {
+		return k8smetrics.NewGauge(&k8smetrics.GaugeOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: k8smetrics.ALPHA})
+	}
+	gauges := func(subsystem, name, help string, labels ...string) *k8smetrics.GaugeVec {
+		return k8smetrics.NewGaugeVec(&k8smetrics.GaugeOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: k8smetrics.ALPHA}, labels)
+	}
+	histograms := func(name, help string, buckets []float64) *k8smetrics.HistogramVec {
+		return k8smetrics.NewHistogramVec(&k8smetrics.HistogramOpts{Subsystem: kubeproxy, Name: name, Help: help, Buckets: buckets, StabilityLevel: k8smetrics.ALPHA}, []string{ipFamily})
+	}
+
+	m.syncDuration = histograms("sync_proxy_rules_duration_seconds", "Time one sync took.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
+	m.fullDuration = histograms("sync_full_proxy_rules_duration_seconds", "Time one sync of everything took.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
+	m.partialDuration = histograms("sync_partial_proxy_rules_duration_seconds", "Time one sync of what had changed took.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
+	m.syncLast = gauges(kubeproxy, "sync_proxy_rules_last_timestamp_seconds", "When the last sync succeeded.", ipFamily)
+	m.syncLastQueued = gauges(kubeproxy, "sync_proxy_rules_last_queued_timestamp_seconds", "When the last sync was asked for.", ipFamily)
+	m.endpointPending = gauge(kubeproxy, "sync_proxy_rules_endpoint_changes_pending", "Services with changes of endpoints, or of themselves, that wait for a sync.")
+	m.endpointTotal = counter(kubeproxy, "sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that were received.")
+	m.servicePending = gauge(kubeproxy, "sync_proxy_rules_service_changes_pending", "Services with changes of themselves, or of endpoints, that wait for a sync.")
+	m.serviceTotal = counter(kubeproxy, "sync_proxy_rules_service_changes_total", "Changes of Services that were received.")
+	m.healthz = counters(kubeproxy, "proxy_healthz_total", "Answers of /healthz by HTTP status.", "code")
+	m.livez = counters(kubeproxy, "proxy_livez_total", "Answers of /livez by HTTP status.", "code")
+	m.programmingLatency = histograms("network_programming_duration_seconds", "Time from a change in the cluster to its being in force on this node.",
+		// Close together where a healthy cluster is, up to five minutes; what
+		// the merge adds at 0 upstream has as well.
+		k8smetrics.MergeBuckets(
+			k8smetrics.LinearBuckets(0.25, 0.25, 2),
+			k8smetrics.LinearBuckets(1, 1, 59),
+			k8smetrics.LinearBuckets(60, 5, 12),
+			k8smetrics.LinearBuckets(120, 30, 7),
+		))
+	m.noLocalEndpoints = gauges(kubeproxy, "sync_proxy_rules_no_local_endpoints_total", "Service ports whose traffic policy is Local and that have endpoints, but none on this node.", "traffic_policy", ipFamily)
+
+	m.restoreFailures = counters(kubeproxy, "sync_proxy_rules_iptables_restore_failures_total", "Runs of iptables-restore that failed.", ipFamily)
+	m.partialFailures = counters(kubeproxy, "sync_proxy_rules_iptables_partial_restore_failures_total", "Runs of iptables-restore that failed to write what had changed.", ipFamily)
+	m.rulesTotal = gauges(kubeproxy, "sync_proxy_rules_iptables_total", "Rules of the proxy.", "table", ipFamily)
+	m.rulesLast = gauges(kubeproxy, "sync_proxy_rules_iptables_last", "Rules that the last sync wrote.", "table", ipFamily)
+	m.conntrackDuration = histograms("conntrack_reconciler_sync_duration_seconds", "Time it took to find and delete stale UDP entries of conntrack.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
+	m.conntrackDeleted = counters(kubeproxy, "conntrack_reconciler_deleted_entries_total", "Stale UDP entries of conntrack that were deleted.", ipFamily)
+
+	m.readyz = counters(tandem, "readyz_total", "Answers of /readyz by HTTP status.", "code")
+	m.problems = counters(tandem, "problems_total", "Problems with objects of the cluster, by kind of object and reason.", "kind", "reason")
+	m.syncErrors = counter(tandem, "sync_errors_total", "Syncs that failed, at least in part.")
+	m.ports = gauge(tandem, "service_ports", "Service ports there are.")
+	m.capability = gauges(tandem, "capability", "What this node's kernel can do: 1 for the state of each feature.", "feature", "state")
+	m.mode = gauges(tandem, "proxy_mode", "1 for the mode that runs, and whether it was requested or is a fallback.", "mode", "reason")
+	m.build = gauges(tandem, "build_info", "1 for the build of this proxy.", "version", "go_version")
+	m.config = newConfigMetrics()
+	return m
+}
+
+// Register makes the metrics visible. Each of the sources may be nil for none.
+func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSource) error {
+	for _, metric := range []k8smetrics.Registerable{
+		m.syncDuration, m.fullDuration, m.partialDuration, m.syncLast, m.syncLastQueued, m.endpointPending, m.endpointTotal, m.servicePending, m.serviceTotal,
+		m.healthz, m.livez, m.programmingLatency, m.noLocalEndpoints, m.restoreFailures, m.partialFailures, m.rulesTotal, m.rulesLast, m.conntrackDuration, m.conntrackDeleted,
+		m.readyz, m.problems, m.syncErrors, m.ports, m.capability, m.mode, m.build,
+	} {
+		if err := registry.Register(metric); err != nil {
+			return err
+		}
+	}
+	// An alert on a gauge must not wait for its first sync.
+	for _, f := range m.families {
+		m.noLocalEndpoints.WithLabelValues("internal", f).Set(0)
+		m.noLocalEndpoints.WithLabelValues("external", f).Set(0)
+		m.restoreFailures.WithLabelValues(f).Add(0)
+		m.partialFailures.WithLabelValues(f).Add(0)
+	}
+	if err := m.config.register(registry); err != nil {
+		return err
+	}
+	if rules != nil {
+		m.rules.source = rules
+		if err := registry.CustomRegister(&m.rules); err != nil {
+			return err
+		}
+	}
+	if source == nil {
+		return nil
+	}
+	m.tables.source = source
+	return registry.CustomRegister(&m.tables)
+}
+
+// SetChanges gives the metrics the tracker's counts.
+func (m *Metrics) SetChanges(counts func() (pending int, total uint64)) { m.changes = counts }
+
+// Healthz counts an answer of /healthz.
+func (m *Metrics) Healthz(code int) { m.healthz.WithLabelValues(strconv.Itoa(code)).Inc() }
+
+// Livez counts an answer of /livez.
+func (m *Metrics) Livez(code int) { m.livez.WithLabelValues(strconv.Itoa(code)).Inc() }
+
+// Readyz counts an answer of /readyz.
+func (m *Metrics) Readyz(code int) { m.readyz.WithLabelValues(strconv.Itoa(code)).Inc() }
+
+// RestoreFailed counts a run of iptables-restore that failed.
+func (m *Metrics) RestoreFailed(family proxier.Family, partial bool) {
+	m.restoreFailures.WithLabelValues(family.String()).Inc()
+	if partial {
+		m.partialFailures.WithLabelValues(family.String()).Inc()
+	}
+}
+
+// Rules records how many there are in a table, and how many the last sync wrote.
+func (m *Metrics) Rules(family proxier.Family, table string, written, total int) {
+	m.rulesLast.WithLabelValues(table, family.String()).Set(float64(written))
+	m.rulesTotal.WithLabelValues(table, family.String()).Set(float64(total))
+}
+
+// Reconciled counts a look at conntrack.
+func (m *Metrics) Reconciled(r staleudp.Result) {
+	m.conntrackDuration.WithLabelValues(r.Family.String()).Observe(r.Took.Seconds())
+	m.conntrackDeleted.WithLabelValues(r.Family.String()).Add(float64(r.Deleted))
+}
+
+// Problem counts a problem. Both words come from short lists.
+func (m *Metrics) Problem(kind, reason string) { m.problems.WithLabelValues(kind, reason).Inc() }
+
+// Capability records the state of a feature.
+func (m *Metrics) Capability(feature, state string) {
+	m.capability.WithLabelValues(feature, state).Set(1)
+}
+
+// Why a mode runs.
+const (
+	ModeRequested = "requested"
+	ModeFallback  = "fallback"
+)
+
+// Mode records the mode that runs.
+func (m *Metrics) Mode(mode, reason string) { m.mode.WithLabelValues(mode, reason).Set(1) }
+
+// Build records the build.
+func (m *Metrics) Build(version string) { m.build.WithLabelValues(version, runtime.Version()).Set(1) }
+
+// Start notes that the sync loop runs: the first sync is asked for by nobody.
+func (m *Metrics) Start(at time.Time) {
+	for _, f := range m.families {
+		m.syncLastQueued.WithLabelValues(f).Set(seconds(at))
+	}
+}
+
+// Queued implements proxier.Observer.
+func (m *Metrics) Queued(at time.Time) {
+	m.Start(at)
+	m.setPending()
+}
+
+// Synced implements proxier.Observer.
+func (m *Metrics) Synced(info proxier.SyncInfo) {
+	took, kind := info.End.Sub(info.Start).Seconds(), m.partialDuration
+	if info.Full {
+		kind = m.fullDuration
+	}
+	for _, f := range m.families {
+		m.syncDuration.WithLabelValues(f).Observe(took)
+		kind.WithLabelValues(f).Observe(took)
+		if info.Err == nil {
+			m.syncLast.WithLabelValues(f).Set(seconds(info.End))
+		}
+	}
+	m.ports.Set(float64(info.ServicePorts))
+	m.setPending()
+	if info.Err != nil {
+		m.syncErrors.Inc()
+		return
+	}
+	for f, triggers := range info.Triggers {
+		for _, at := range triggers {
+			m.programmingLatency.WithLabelValues(proxier.Family(f).String()).Observe(info.End.Sub(at).Seconds())
+		}
+	}
+}
+
+func (m *Metrics) setPending() {
+	if m.changes == nil {
+		return
+	}
+	pending, _ := m.changes()
+	m.servicePending.Set(float64(pending))
+	m.endpointPending.Set(float64(pending))
+}
+
+func seconds(at time.Time) float64 { return float64(at.UnixNano()) / 1e9 }

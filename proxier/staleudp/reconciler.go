@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package staleudp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/kernel/conntrack"
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// maxDumps bounds the attempts at an undisturbed dump.
+const maxDumps = 5
+
+// Options are those of a Reconciler.
+type Options struct {
+	// Table is the conntrack to keep right.
+	Table conntrack.Table
+	// Exclusive says that nobody else translates ClusterIPs on this node. Entries
+	// of ClusterIPs that no Service has are then left over from the time before
+	// this process, and go. It must not be set beside a proxy that has Services
+	// of its own, or while its connections are to be kept.
+	Exclusive bool
+	// Observer is told of each family that was reconciled; nil for nobody.
+	Observer func(Result)
+	// Ended is told of the flows whose entries had to go, when they have; nil for
+	// nobody. What is sent on such a flow now is translated anew, or not at all.
+	Ended func([]conntrack.Flow)
+}
+
+// Result is what became of one family.
+type Result struct {
+	Family  proxier.Family
+	Took    time.Duration
+	Deleted int
+	Err     error
+}
+
+// Reconciler keeps the UDP entries of conntrack right. It is not for concurrent
+// use.
+type Reconciler struct {
+	table     conntrack.Table
+	exclusive bool
+	observer  func(Result)
+	ended     func([]conntrack.Flow)
+	index     *index
+}
+
+// New makes a Reconciler that knows no frontends.
+func New(opts Options) *Reconciler {
+	r := &Reconciler{table: opts.Table, exclusive: opts.Exclusive, observer: opts.Observer, ended: opts.Ended, index: newIndex()}
+	if r.observer == nil {
+		r.observer = func(Result) {}
+	}
+	if r.ended == nil {
+		r.ended = func([]conntrack.Flow) {}
+	}
+	return r
+}
+
+// Observe takes over an update of the decisions that are carried. It costs what the
+// changes cost, and asks the kernel nothing.
+func (r *Reconciler) Observe(u *proxier.Update) {
+	first := u.Full && !r.index.whole
+	r.index.observe(u)
+	if first && r.exclusive {
+		// Of what ended before this process there is no other trace.
+		for f := range r.index.dirty {
+			r.index.dirty[f] = true
+		}
+	}
+}
+
+// Retire says that these UDP frontends were served by an earlier process; a NodePort
+// is one at the unspecified address. Those that nobody serves now are treated as if
+// they were gone just now.
+func (r *Reconciler) Retire(frontends ...netip.AddrPort) {
+	for _, f := range frontends {
+		r.index.retire(f)
+	}
+}
+
+// Reconcile deletes the entries of a family that the rules of now would not have made.
+// It is to be called when those rules are in the kernel, or old ones would make the same
+// entries again. Where nothing changed that matters it does nothing, and before a full
+// update neither: what is not known yet must not be taken for gone. What failed is tried
+// again by the next call.
+func (r *Reconciler) Reconcile(ctx context.Context, family proxier.Family) (deleted int, err error) {
+	if deleted, err = r.Try(ctx, family); err == nil {
+		r.index.clean(family)
+	}
+	return deleted, err
+}
+
+// Try is Reconcile where it is not known whether the rules of now are in the kernel: the
+// next call looks for the same entries again.
+func (r *Reconciler) Try(ctx context.Context, family proxier.Family) (deleted int, err error) {
+	if !r.index.whole || !r.index.dirty[family] {
+		return 0, nil
+	}
+	start := time.Now()
+	if deleted, err = r.reconcile(ctx, family); err != nil {
+		err = fmt.Errorf("reconcile %s conntrack: %w", family, err)
+	}
+	r.observer(Result{Family: family, Took: time.Since(start), Deleted: deleted, Err: err})
+	return deleted, err
+}
+
+func (r *Reconciler) reconcile(ctx context.Context, family proxier.Family) (deleted int, err error) {
+	var stale []conntrack.Flow
+	for range maxDumps {
+		stale, err = r.find(ctx, family)
+		if !errors.Is(err, conntrack.ErrInterrupted) {
+			break
+		}
+	}
+	// What an interrupted dump showed is wrong nevertheless.
+	if err != nil && !errors.Is(err, conntrack.ErrInterrupted) {
+		return 0, fmt.Errorf("list: %w", err)
+	}
+	if len(stale) > 0 {
+		if logger := klog.FromContext(ctx).V(4); logger.Enabled() {
+			for _, f := range stale {
+				logger.Info("Deleting stale conntrack entry", "flow", f.String())
+			}
+		}
+		var derr error
+		if deleted, derr = r.table.Delete(ctx, stale); derr != nil {
+			err = errors.Join(err, fmt.Errorf("delete: %w", derr))
+		}
+		// Also of those that could not be deleted: they lead nowhere all the same.
+		r.ended(stale)
+	}
+	return deleted, err
+}
+
+// find lists the entries that have to go.
+func (r *Reconciler) find(ctx context.Context, family proxier.Family) (stale []conntrack.Flow, err error) {
+	for f, err := range r.table.Flows(ctx, family) {
+		if err != nil {
+			return stale, err
+		}
+		if r.index.stale(&f, r.exclusive) {
+			stale = append(stale, f)
+		}
+	}
+	return stale, nil
+}

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apiserver
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// LabelServiceProxyName hands a Service to another proxy.
+const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
+
+// poolLimit bounds what a pool remembers. It is above the node count of the
+// largest clusters; a pool that reaches it starts afresh, which costs sharing
+// with older objects and nothing else.
+const poolLimit = 32768
+
+// pool hands out one pointer per distinct value, so that the thousands of
+// objects that say "node-17" or "TCP" share one copy. The pointers go to
+// receivers that must not write through them.
+type pool[T comparable] struct {
+	mu     sync.Mutex
+	values map[T]*T
+}
+
+func (p *pool[T]) ptr(value T) *T {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if shared, ok := p.values[value]; ok {
+		return shared
+	}
+	if p.values == nil || len(p.values) >= poolLimit {
+		p.values = make(map[T]*T)
+	}
+	shared := new(T)
+	*shared = value
+	p.values[value] = shared
+	return shared
+}
+
+func (p *pool[T]) share(value *T) *T {
+	if value == nil {
+		return nil
+	}
+	return p.ptr(*value)
+}
+
+// hint is the usual shape of EndpointHints: at most one zone and one node.
+type hint struct {
+	zone, node       string
+	hasZone, hasNode bool
+}
+
+var (
+	isTrue, isFalse = true, false
+)
+
+func sharedBool(b *bool) *bool {
+	switch {
+	case b == nil:
+		return nil
+	case *b:
+		return &isTrue
+	default:
+		return &isFalse
+	}
+}
+
+// trimmer cuts objects down to what a proxy reads before they are cached. A
+// trimmer may see an object twice and must then leave it as it is.
+type trimmer struct {
+	// start drops trigger times of changes from before this process: nobody
+	// measures how long those took, and the annotation costs a map per slice.
+	start time.Time
+	// serviceAnnotations are the keys kept on Services.
+	serviceAnnotations []string
+
+	text       pool[string]
+	protocols  pool[v1.Protocol]
+	ports      pool[int32]
+	policies   pool[v1.ServiceInternalTrafficPolicy]
+	ipModes    pool[v1.LoadBalancerIPMode]
+	timeouts   pool[int32]
+	hintsMu    sync.Mutex
+	hintsCache map[hint]*discoveryv1.EndpointHints
+}
+
+// transform is a cache.TransformFunc. What it does not know, tombstones among
+// it, passes unchanged.
+func (t *trimmer) transform(obj any) (any, error) {
+	switch obj := obj.(type) {
+	case *v1.Service:
+		t.service(obj)
+	case *discoveryv1.EndpointSlice:
+		t.endpointSlice(obj)
+	case *v1.Node:
+		t.node(obj)
+	case *networkingv1.ServiceCIDR:
+		t.meta(&obj.ObjectMeta, nil, nil)
+	}
+	return obj, nil
+}
+
+func (t *trimmer) string(s string) string {
+	if s == "" {
+		return ""
+	}
+	return *t.text.ptr(s)
+}
+
+// meta keeps identity, version and life span, and of labels and annotations
+// the named keys.
+func (t *trimmer) meta(m *metav1.ObjectMeta, labels, annotations []string) {
+	*m = metav1.ObjectMeta{
+		Name:              m.Name,
+		Namespace:         t.string(m.Namespace),
+		UID:               m.UID,
+		ResourceVersion:   m.ResourceVersion,
+		CreationTimestamp: m.CreationTimestamp,
+		DeletionTimestamp: m.DeletionTimestamp,
+		Labels:            only(m.Labels, labels),
+		Annotations:       only(m.Annotations, annotations),
+	}
+}
+
+// only returns the named entries of m, nil when there are none: an empty map
+// costs as much as one with an entry. The keys are those of the caller, so
+// that the decoded ones can go.
+func only(m map[string]string, keys []string) map[string]string {
+	var kept map[string]string
+	for _, key := range keys {
+		if value, ok := m[key]; ok {
+			if kept == nil {
+				kept = make(map[string]string, 1)
+			}
+			kept[key] = value
+		}
+	}
+	return kept
+}
+
+var (
+	serviceLabels    = []string{LabelServiceProxyName, v1.IsHeadlessService}
+	sliceLabels      = []string{discoveryv1.LabelServiceName, v1.IsHeadlessService}
+	sliceAnnotations = []string{v1.EndpointsLastChangeTriggerTime}
+	nodeLabels       = []string{v1.LabelTopologyZone}
+)
+
+func (t *trimmer) service(service *v1.Service) {
+	t.meta(&service.ObjectMeta, serviceLabels, t.serviceAnnotations)
+
+	spec := &service.Spec
+	spec.Selector = nil
+	spec.LoadBalancerIP = ""
+	spec.ExternalName = ""
+	spec.IPFamilyPolicy = nil
+	spec.AllocateLoadBalancerNodePorts = nil
+	spec.Type = v1.ServiceType(t.string(string(spec.Type)))
+	spec.SessionAffinity = v1.ServiceAffinity(t.string(string(spec.SessionAffinity)))
+	spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicy(t.string(string(spec.ExternalTrafficPolicy)))
+	spec.InternalTrafficPolicy = t.policies.share(spec.InternalTrafficPolicy)
+	spec.LoadBalancerClass = t.text.share(spec.LoadBalancerClass)
+	spec.TrafficDistribution = t.text.share(spec.TrafficDistribution)
+	spec.ClusterIPs = clip(spec.ClusterIPs)
+	if len(spec.ClusterIPs) > 0 && spec.ClusterIPs[0] == spec.ClusterIP {
+		spec.ClusterIPs[0] = spec.ClusterIP
+	}
+	spec.IPFamilies = clip(spec.IPFamilies)
+	for i, family := range spec.IPFamilies {
+		spec.IPFamilies[i] = v1.IPFamily(t.string(string(family)))
+	}
+	if config := spec.SessionAffinityConfig; config != nil && config.ClientIP != nil {
+		config.ClientIP.TimeoutSeconds = t.timeouts.share(config.ClientIP.TimeoutSeconds)
+	}
+	spec.Ports = clip(spec.Ports)
+	for i := range spec.Ports {
+		port := &spec.Ports[i]
+		port.Name = t.string(port.Name)
+		port.Protocol = v1.Protocol(t.string(string(port.Protocol)))
+		port.AppProtocol = nil
+		// An EndpointSlice carries the resolved port; this is only its name.
+		port.TargetPort.StrVal = ""
+		port.TargetPort.IntVal = 0
+		port.TargetPort.Type = 0
+	}
+
+	service.Status.Conditions = nil
+	for i := range service.Status.LoadBalancer.Ingress {
+		ingress := &service.Status.LoadBalancer.Ingress[i]
+		ingress.IPMode = t.ipModes.share(ingress.IPMode)
+		ingress.Ports = nil
+	}
+}
+
+func (t *trimmer) endpointSlice(slice *discoveryv1.EndpointSlice) {
+	annotations := sliceAnnotations
+	if !t.measurable(slice.Annotations[v1.EndpointsLastChangeTriggerTime]) {
+		annotations = nil
+	}
+	t.meta(&slice.ObjectMeta, sliceLabels, annotations)
+	slice.AddressType = discoveryv1.AddressType(t.string(string(slice.AddressType)))
+
+	slice.Ports = clip(slice.Ports)
+	for i := range slice.Ports {
+		port := &slice.Ports[i]
+		port.Name = t.text.share(port.Name)
+		port.Protocol = t.protocols.share(port.Protocol)
+		port.Port = t.ports.share(port.Port)
+		port.AppProtocol = nil
+	}
+
+	slice.Endpoints = clip(slice.Endpoints)
+	packAddresses(slice.Endpoints)
+	for i := range slice.Endpoints {
+		endpoint := &slice.Endpoints[i]
+		endpoint.Hostname = nil
+		endpoint.TargetRef = nil
+		endpoint.DeprecatedTopology = nil
+		endpoint.Zone = nil // topology goes by the hints
+		endpoint.NodeName = t.text.share(endpoint.NodeName)
+		endpoint.Conditions.Ready = sharedBool(endpoint.Conditions.Ready)
+		endpoint.Conditions.Serving = sharedBool(endpoint.Conditions.Serving)
+		endpoint.Conditions.Terminating = sharedBool(endpoint.Conditions.Terminating)
+		endpoint.Hints = t.hints(endpoint.Hints)
+	}
+}
+
+// measurable tells whether a trigger time is one whose latency will be
+// observed. What does not parse is not.
+func (t *trimmer) measurable(trigger string) bool {
+	if trigger == "" {
+		return false
+	}
+	at, err := time.Parse(time.RFC3339Nano, trigger)
+	// The annotation of some writers has whole seconds; do not lose a change
+	// that happened in the second this process started.
+	return err == nil && !at.Before(t.start.Truncate(time.Second))
+}
+
+// hints shares hints of the usual shape as a whole.
+func (t *trimmer) hints(hints *discoveryv1.EndpointHints) *discoveryv1.EndpointHints {
+	if hints == nil || len(hints.ForZones) > 1 || len(hints.ForNodes) > 1 {
+		return hints
+	}
+	var key hint
+	if len(hints.ForZones) == 1 {
+		key.zone, key.hasZone = hints.ForZones[0].Name, true
+	}
+	if len(hints.ForNodes) == 1 {
+		key.node, key.hasNode = hints.ForNodes[0].Name, true
+	}
+	t.hintsMu.Lock()
+	defer t.hintsMu.Unlock()
+	if shared, ok := t.hintsCache[key]; ok {
+		return shared
+	}
+	if t.hintsCache == nil || len(t.hintsCache) >= poolLimit {
+		t.hintsCache = make(map[hint]*discoveryv1.EndpointHints)
+	}
+	t.hintsCache[key] = hints
+	return hints
+}
+
+// packAddresses moves the addresses of all endpoints into one string and one
+// array: two allocations instead of two per endpoint.
+func packAddresses(endpoints []discoveryv1.Endpoint) {
+	count, length := 0, 0
+	for i := range endpoints {
+		count += len(endpoints[i].Addresses)
+		for _, address := range endpoints[i].Addresses {
+			length += len(address)
+		}
+	}
+	if count == 0 {
+		return
+	}
+	var text strings.Builder
+	text.Grow(length)
+	for i := range endpoints {
+		for _, address := range endpoints[i].Addresses {
+			text.WriteString(address)
+		}
+	}
+	rest, all := text.String(), make([]string, 0, count)
+	for i := range endpoints {
+		first := len(all)
+		for _, address := range endpoints[i].Addresses {
+			all, rest = append(all, rest[:len(address)]), rest[len(address):]
+		}
+		if len(all) == first {
+			endpoints[i].Addresses = nil
+			continue
+		}
+		endpoints[i].Addresses = all[first:len(all):len(all)]
+	}
+}
+
+func (t *trimmer) node(node *v1.Node) {
+	t.meta(&node.ObjectMeta, nodeLabels, nil)
+	node.Spec = v1.NodeSpec{PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints}
+	node.Status = v1.NodeStatus{Addresses: node.Status.Addresses}
+}
+
+// clip copies a slice that has spare capacity: decoders grow them by doubling.
+func clip[E any](s []E) []E {
+	if len(s) == 0 {
+		return nil
+	}
+	if len(s) == cap(s) {
+		return s
+	}
+	exact := make([]E, len(s))
+	copy(exact, s)
+	return exact
+}
