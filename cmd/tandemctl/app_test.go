@@ -134,7 +134,7 @@ func sampleCarried() []explain.Carried {
 	return []explain.Carried{
 		{
 			Namespace: "shop", Name: "kubernetes", Port: "http", Protocol: "TCP", Kind: "NodePort", Address: at("0.0.0.0:30080"), Clients: "outside",
-			Carrier: "iptables", Reason: "this kernel cannot have programs translate packets", Set: "ipv4/local", Verdict: "drop",
+			Carrier: "iptables", Reason: "the kernel lacks features that eBPF programs need to translate packets", Set: "ipv4/local", Verdict: "drop",
 		},
 		{
 			Namespace: "shop", Name: "calls", Port: "sip", Protocol: "SCTP", Kind: "ClusterIP", Address: at("10.96.5.1:5060"), Clients: "all",

@@ -113,7 +113,7 @@ func TestConntrackCannotBeSet(t *testing.T) {
 	defer cleanup(t, s.node)
 	defer second.Close()
 	second.synced(t)
-	if err := second.Says("Settings of conntrack are not what the configuration says")(); err != nil {
+	if err := second.Says("conntrack settings differ from the configuration")(); err != nil {
 		t.Error(err)
 	}
 }
@@ -132,7 +132,7 @@ func TestOOMScore(t *testing.T) {
 	p.Path, p.Args = "/bin/sh", append([]string{"sh", "-c", `exec unshare --mount sh -c 'mount --bind /proc/version /proc/$$/oom_score_adj && mount -o remount,bind,ro /proc/$$/oom_score_adj && exec "$0" "$@"' "$0" "$@"`}, p.Args...)
 	s.process = begin(t, p)
 	p.synced(t)
-	if err := p.Says("Cannot set the OOM score; going on without")(); err != nil {
+	if err := p.Says("Cannot set the OOM score; continuing without it")(); err != nil {
 		t.Error(err)
 	}
 }

@@ -24,9 +24,6 @@ import (
 	"github.com/tandem-proxy/tandem/config"
 )
 
-// availableModes are the modes of this build.
-var availableModes = []string{config.ModeEBPF, config.ModeIPVS, config.ModeIPTables}
-
 // Options are the command line, and with Complete all that it leads to.
 type Options struct {
 	// ConfigFile holds most options; see package config for what wins.
@@ -212,12 +209,14 @@ func (o *Options) Validate() error {
 }
 
 func (o *Options) validateMode() error {
-	mode := string(o.Config.KubeProxy.Mode)
-	ipvs := mode == config.ModeIPVS || mode == config.ModeEBPF && slices.Contains(o.Config.Tandem.EBPF.Fallback, config.ModeIPVS)
-	if ipvs && o.gate != nil && !o.gate.Enabled(config.IPVSMode) {
-		return fmt.Errorf("mode %s is turned off by the feature gate %s", config.ModeIPVS, config.IPVSMode)
+	wanted := append(fallbackModes(o.Config), capabilities.Mode(o.Config.KubeProxy.Mode))
+	for _, m := range modesOf(nil) {
+		gate := m.featureGate()
+		if gate != "" && slices.Contains(wanted, m.name()) && o.gate != nil && !o.gate.Enabled(gate) {
+			return fmt.Errorf("mode %s is turned off by the feature gate %s", m.name(), gate)
+		}
 	}
-	return config.ValidateMode(mode, availableModes)
+	return config.ValidateMode(string(o.Config.KubeProxy.Mode), modeNames())
 }
 
 // writeConfig writes the configuration to a file.
@@ -246,7 +245,7 @@ func (o *Options) Run(ctx context.Context) error {
 	o.warn(logger)
 	switch {
 	case o.Cleanup:
-		return cleanup(ctx, o.Config)
+		return cleanup(ctx, &host{config: o.Config})
 	case o.InitOnly:
 		return initialize(ctx, o)
 	}
