@@ -145,8 +145,8 @@ func TestValidateOnly(t *testing.T) {
 		text, want string
 		fails      bool
 	}{
-		{text: "mode: ebpf\nwarp: 9\n", want: "warning: " + file + ":4: KubeProxyConfiguration: unknown field \"warp\"; it is left out of account\nThe configuration is valid: mode ebpf\n"},
-		{text: "mode: nftables\noomScoreAdj: low\nbindAddress: here\n", fails: true, want: "error: " + file + ":4: KubeProxyConfiguration.oomScoreAdj: a string where a whole number belongs\nerror: " + file + ":5: bindAddress: "},
+		{text: "mode: ebpf\nwarp: 9\n", want: "warning: " + file + ":4: KubeProxyConfiguration: unknown field \"warp\" (ignored)\nThe configuration is valid: mode ebpf\n"},
+		{text: "mode: nftables\noomScoreAdj: low\nbindAddress: here\n", fails: true, want: "error: " + file + ":4: KubeProxyConfiguration.oomScoreAdj: got string, want a whole number\nerror: " + file + ":5: bindAddress: "},
 	} {
 		if err := os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+test.text), 0o600); err != nil {
 			t.Fatal(err)

@@ -90,3 +90,16 @@ func flowOf(u *url.URL) (flow proxier.Flow, err error) {
 	q := u.Query()
 	return explain.ParseFlow(q.Get(explain.ParamSource), q.Get(explain.ParamDestination), q.Get(explain.ParamProtocol), q.Get(explain.ParamDevice))
 }
+
+// explainTiers says whether the datapaths serve the frontend of an explanation.
+func explainTiers(m mode, open datapath, e *proxier.Explanation) []explain.Tier {
+	s := open.serves(e.Decision, e.Frontend, e.Origin)
+	if s.refused == nil {
+		return []explain.Tier{{Name: string(m.name()), Carries: true, Detail: open.detail(e)}}
+	}
+	list := []explain.Tier{{Name: string(m.name()), Detail: s.refused.Error()}}
+	if s.by != "" {
+		list = append(list, explain.Tier{Name: string(s.by), Carries: true})
+	}
+	return list
+}

@@ -13,7 +13,6 @@ import (
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/kernel/devices"
-	"github.com/tandem-proxy/tandem/observe/explain"
 	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
@@ -175,16 +174,3 @@ func (plain) hasMaps() bool                            { return false }
 func (plain) tables() (metrics.Tables, bool)           { return metrics.Tables{}, false }
 func (plain) rulePackets() (metrics.RulePackets, bool) { return metrics.RulePackets{}, false }
 func (plain) flowsEnded([]conntrack.Flow)              {}
-
-// explainTiers says whether the datapaths serve the frontend of an explanation.
-func explainTiers(m mode, open datapath, e *proxier.Explanation) []explain.Tier {
-	s := open.serves(e.Decision, e.Frontend, e.Origin)
-	if s.refused == nil {
-		return []explain.Tier{{Name: string(m.name()), Carries: true, Detail: open.detail(e)}}
-	}
-	list := []explain.Tier{{Name: string(m.name()), Detail: s.refused.Error()}}
-	if s.by != "" {
-		list = append(list, explain.Tier{Name: string(s.by), Carries: true})
-	}
-	return list
-}

@@ -115,7 +115,7 @@ func TestReload(t *testing.T) {
 	f.volume(reloadText + "logging: {verbosity: 5}\niptables:\n  masqueradeBit: 99\noomScoreAdj: 5000\n")
 	f.expect("DIR/config.conf:7: iptables.masqueradeBit: Invalid value: 99: must be within the range [0, 31]")
 	f.volume(reloadText + "logging: {verbosity: much}\n")
-	f.expect("DIR/config.conf:5: KubeProxyConfiguration.logging.verbosity: a string does not belong here")
+	f.expect("DIR/config.conf:5: KubeProxyConfiguration.logging.verbosity: a string is not allowed here")
 	f.volume(reloadText + "featureGates: {Warp: true}\n")
 	f.expect("DIR/config.conf:5: featureGates: unrecognized feature gate: Warp")
 	if err := configmap.Update(f.dir, map[string]string{"kubeconfig.conf": ""}); err != nil { // the key is gone
