@@ -165,7 +165,7 @@ func serveCarriers(t *testing.T, list ...explain.Carried) (address string) {
 // Either of the maps and kube-proxy may be there without the other.
 func TestServicesOfOne(t *testing.T) {
 	a, out, errs := newTestApp(sample())
-	if code := a.run([]string{"services"}); code != exitOK || !strings.Contains(out.String(), "kube-dns") || !strings.Contains(errs.String(), "no kube-proxy answers") {
+	if code := a.run([]string{"services"}); code != exitOK || !strings.Contains(out.String(), "kube-dns") || !strings.Contains(errs.String(), "cannot connect to kube-proxy") {
 		t.Errorf("nobody answers: exit code %d\n%s%s", code, out, errs)
 	}
 	a, out, errs = newTestApp(nil)
@@ -297,7 +297,7 @@ func TestErrors(t *testing.T) {
 		want    []string
 	}{
 		{command: "status", err: fmt.Errorf("%w: /x", ebpf.ErrNotRunning), code: exitError, want: []string{"/x", "Start kube-proxy", "--cgroup-root"}},
-		{command: "status", err: fmt.Errorf("%w: 2", ebpf.ErrLayout), code: exitError, want: []string{"the tandemctl that comes with"}},
+		{command: "status", err: fmt.Errorf("%w: 2", ebpf.ErrLayout), code: exitError, want: []string{"the tandemctl of the same release"}},
 		{command: "services", err: fmt.Errorf("open: %w", fs.ErrPermission), code: exitError, want: []string{"CAP_SYS_ADMIN", "root"}},
 		{command: "services -n kube-system", err: errors.New("broken"), code: exitError, want: []string{"tandemctl: broken"}},
 		{command: "services default/nothing", code: exitError, want: []string{"no Service default/nothing", "3 service ports"}},
@@ -317,13 +317,13 @@ func TestErrors(t *testing.T) {
 		{command: "explain fd00::1 10.96.0.1:80", code: exitUsage, want: []string{"not of one address family"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80/http", code: exitUsage, want: []string{"want tcp, udp or sctp"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80/", code: exitUsage, want: []string{"after the slash"}},
-		{command: "explain 10.0.0.1 10.96.0.1:80 -o table", code: exitUsage, want: []string{"neither text nor json"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 -o table", code: exitUsage, want: []string{"want text or json"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --in-interface a/b", code: exitUsage, want: []string{"network device"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --server https://x:1", code: exitUsage, want: []string{"want an address and port"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --server x:1/y", code: exitUsage},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --node a", code: exitUsage, want: []string{"--node needs --manifests"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests .", code: exitUsage, want: []string{"--manifests needs --node"}},
-		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --server b:1", code: exitUsage, want: []string{"asks nobody"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --server b:1", code: exitUsage, want: []string{"--server has no effect"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --local-address b", code: exitUsage, want: []string{"want an IP address"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --cluster-cidr b", code: exitUsage, want: []string{`"b" is no CIDR`}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests /nowhere --node a", code: exitError, want: []string{"/nowhere does not exist"}},
