@@ -8,7 +8,10 @@
 
 #include "lb_types.h"
 
-/* Addresses of 16 bytes; IPv4 is ::ffff:a.b.c.d. */
+#define AF_INET 2
+#define AF_INET6 10
+
+/* Addresses have 16 bytes; IPv4 is ::ffff:a.b.c.d. */
 
 static const __be32 v4_prefix = bpf_htonl(0xffff);
 

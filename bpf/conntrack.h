@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
+#include "addr.h"
+#include "global.h"
 #include "packet.h"
 #include "tc_config.h"
 

@@ -7,7 +7,8 @@
 #include <bpf/bpf_helpers.h>
 
 #include "check.h"
-#include "flow.h"
+#include "addr.h"
+#include "global.h"
 #include "packet.h"
 
 struct fragment_key {

@@ -14,9 +14,6 @@
 #include <linux/bpf.h>
 #include <linux/types.h>
 
-/* A function that the verifier looks at once, and not wherever it is called. */
-#define GLOBAL __attribute__((noinline))
-
 /* What a frontend's address means. */
 enum lb_scope {
 	SCOPE_ADDRESS = 0, /* itself */

@@ -3,12 +3,18 @@
 #define TANDEM_SNAT_H
 
 #include <linux/bpf.h>
+#include <linux/errno.h>
+#include <linux/in.h>
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
 #include "conntrack.h"
-#include "flow.h"
-#include "packet.h"
+#include "addr.h"
+#include "check.h"
+#include "clock.h"
+#include "flow_index.h"
+#include "flow_record.h"
+#include "global.h"
 #include "tc_config.h"
 
 /* Ports that are tried for every new connection, with leaps between them: next

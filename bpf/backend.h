@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-#ifndef TANDEM_SELECT_H
-#define TANDEM_SELECT_H
+#ifndef TANDEM_BACKEND_H
+#define TANDEM_BACKEND_H
 
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
