@@ -6,9 +6,10 @@
 #include <bpf/bpf_helpers.h>
 
 /*
- * BTF describes an enum only if something has its type. Go constants are
- * generated from BTF, so every enum that user space needs is the type of a
- * constant here, in a section that is never loaded.
+ * Gets an enum into BTF, which describes a type only if something has it. The
+ * Go constants for the enum are generated from there (hack/cenums). So each
+ * enum that user space needs is the type of a constant in a section that is not
+ * loaded.
  */
 #define BTF_EMIT(name)                                                         \
 	static const enum name btf_emit_##name SEC(".btf_emit")                \

@@ -47,7 +47,7 @@ packet_frontend(const struct flow_key *packet, struct frontend_ref *fe)
 	copy_addr(key.addr, packet->dst);
 	found = frontend_lookup(&key, fe);
 	if (found != FRONTEND_NONE ||
-	    !(local_flags(key.addr) & LOCAL_NODEPORTS))
+	    !(local_flags(key.addr) & LOCAL_NODE_PORTS))
 		return found;
 	frontend_key_node(&key);
 	return frontend_lookup(&key, fe);

@@ -27,9 +27,6 @@ enum flow_created {
 	FLOW_OUTRUN,	/* another CPU created the same flow */
 };
 
-/* Young flows that may be evicted to free one id. */
-#define ROOM_ATTEMPTS 4
-
 static __always_inline const struct backend *chosen_of(__u32 id)
 {
 	return bpf_map_lookup_elem(&tdm_backend, &id);

@@ -12,8 +12,6 @@
  * the defaults; user space sets the real sizes before loading. The arrays are
  * mmap-able: user space changes a backend set by one aligned 8-byte store.
  */
-#define MAGIC 0x6d65646e6174ULL /* "tandem" */
-#define LAYOUT_VERSION 3
 
 /* Layout and gauges; also how our other maps and programs are recognised. */
 struct {

@@ -29,7 +29,7 @@ static __always_inline int may_bind(struct bpf_sock *sk, const __be32 *addr,
 	if (!protect_node_ports ||
 	    bpf_get_netns_cookie(sk) != host_netns_cookie)
 		return PROCEED;
-	if (!any && !(local_flags(addr) & LOCAL_NODEPORTS))
+	if (!any && !(local_flags(addr) & LOCAL_NODE_PORTS))
 		return PROCEED;
 	copy_addr(key.addr, addr);
 	frontend_key_node(&key);

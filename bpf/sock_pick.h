@@ -90,7 +90,7 @@ socket_frontend(const struct frontend_key *dialled, __u64 netns,
 
 	if (found != FRONTEND_NONE)
 		return found;
-	if (!(local_flags(key.addr) & LOCAL_NODEPORTS)) {
+	if (!(local_flags(key.addr) & LOCAL_NODE_PORTS)) {
 		if (netns != host_netns_cookie)
 			return FRONTEND_NONE;
 		if (!key.addr[3] && (is_v4(key.addr) || !key.addr[2]))
