@@ -87,8 +87,8 @@ GLOBAL int choose(struct __sk_buff *skb, const struct packet *p,
 
 	if (!p || !c)
 		return NEXT;
-	/* Linux 6.1 takes keys of maps from the stack, and not from callers of
-	 * functions that are verified once. */
+	/* Linux 6.1 takes map keys from the stack, but not from the caller of a
+	 * global function. */
 	copy_addr(src, p->key.src);
 	copy_addr(dst, p->key.dst);
 	for (int i = 0; i < SELECT_ATTEMPTS; i++) {
@@ -108,7 +108,7 @@ GLOBAL int choose(struct __sk_buff *skb, const struct packet *p,
 			return done(PASS_MARTIAN, NEXT);
 		if (netfilter_translates(skb, p))
 			return done(PASS_NETFILTER, NEXT);
-		/* Of a connection that is gone already. */
+		/* A reset for a connection that ended already. */
 		if (p->key.proto == IPPROTO_TCP && p->tcp_flags & TCP_RST)
 			return done(PASS_RST, NEXT);
 		if (found == FRONTEND_RACED)
@@ -119,8 +119,8 @@ GLOBAL int choose(struct __sk_buff *skb, const struct packet *p,
 			return done(DROP_SOURCE_RANGE, TC_ACT_SHOT);
 		}
 		c->route = frontend_route(&fe, p->key.dst, origin_of(src));
-		/* By the connection, so that one that was forgotten gets the
-		 * same. */
+		/* A hash of the connection: the same backend again if its flow
+		 * was evicted. */
 		pick = check_of((const __u32 *)&p->key,
 				sizeof(p->key) / sizeof(__u32));
 		be = select_backend(&fe, src, pick, &chosen, &result);

@@ -81,8 +81,8 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 	err = -EEXIST;
 	if (!(f->flags & FLOW_INGRESS))
 		err = key_insert(&f->reply, word);
-	/* Also where the client uses its port for several frontends, and two of
-	 * them led to one backend. */
+	/* Or the client uses one source port for two frontends that led to one
+	 * backend. */
 	if (err == -EEXIST)
 		err = snat(skb, f, id, generation);
 	if (!err) {

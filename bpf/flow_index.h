@@ -58,8 +58,8 @@ static __always_inline bool flow_read(const struct flow_key *key, __u64 found,
 static __always_inline bool flow_find(const struct flow_key *key,
 				      struct flow_hit *hit)
 {
-	/* Linux 6.1 takes keys from the stack, and not from callers of
-	 * functions that are verified once. */
+	/* Linux 6.1 takes map keys from the stack, but not from the caller of a
+	 * global function. */
 	struct flow_key own = *key;
 	const __u64 *word = bpf_map_lookup_elem(&tdm_flow_key, &own);
 

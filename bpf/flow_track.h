@@ -19,14 +19,14 @@ static __always_inline void flow_account(const struct flow_hit *hit,
 {
 	struct flow *f = hit->flow;
 	__u32 flags = 0, all, now = now_s();
-	__u32 way = hit->reply & 1; /* the verifier wants it said */
+	__u32 way = hit->reply & 1; /* bounds it for the verifier */
 
-	/* While draining nobody says when a backend is gone: of UDP, whose
-	 * clients may ask on for ever, it has to answer. */
+	/* While draining, removed backends are not known. UDP clients may send
+	 * for ever, so only replies keep such a flow alive. */
 	if (f->seen != now &&
 	    (!draining || hit->reply || p->key.proto == IPPROTO_TCP))
 		f->seen = now;
-	/* Packets of one direction that meet on two CPUs may count as one. */
+	/* Not atomic: two packets at once on two CPUs may count as one. */
 	f->packets[way]++;
 	f->bytes[way] += len;
 

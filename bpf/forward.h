@@ -10,6 +10,7 @@
 #include "nat.h"
 #include "packet.h"
 #include "reasons.h"
+#include "redirect.h"
 #include "route.h"
 #include "verdict.h"
 
@@ -36,7 +37,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 		p->mtu = fib.mtu_result;
 		return TOO_BIG;
 	}
-	/* The route may be back soon; the stack would reset the connection. */
+	/* The route may come back; the stack would reset the connection. */
 	if (found != BPF_FIB_LKUP_RET_SUCCESS &&
 	    found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return done(DROP_NO_ROUTE, TC_ACT_SHOT);

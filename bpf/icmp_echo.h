@@ -26,7 +26,7 @@ GLOBAL int answer_echo(struct __sk_buff *skb, struct packet *p)
 
 	if (!p)
 		return TC_ACT_SHOT;
-	/* Type and code are one word of the checksum. */
+	/* Type and code are one word for the checksum. */
 	type = p->v6 ? ICMPV6_ECHO_REPLY : ICMP_ECHOREPLY;
 	old = bpf_htons((p->key.sport & 0xff) << 8 | (p->key.dport & 0xff));
 	new = bpf_htons(type << 8 | (p->key.dport & 0xff));

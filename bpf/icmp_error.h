@@ -140,7 +140,7 @@ static __always_inline int send_error(struct __sk_buff *skb, struct packet *p,
 			0, 0);
 	if (p->v6)
 		return icmp_error(skb, p, ICMPV6_PKT_TOOBIG, 0, p->mtu);
-	/* Also where fragments are allowed: nobody here could make them, and
+	/* Also if the packet may be fragmented: this program cannot do it, but
 	 * the sender can. */
 	return icmp_error(skb, p, ICMP_DEST_UNREACH, ICMP_FRAG_NEEDED, p->mtu);
 }

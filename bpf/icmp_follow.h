@@ -13,6 +13,7 @@
 #include "icmp_quote.h"
 #include "packet.h"
 #include "reasons.h"
+#include "redirect.h"
 #include "route.h"
 #include "verdict.h"
 

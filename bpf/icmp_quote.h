@@ -84,7 +84,7 @@ static __always_inline long rewrite_quote(struct __sk_buff *skb,
 				   *(__u32 *)new_ports, 4);
 	err |= bpf_skb_store_bytes(skb, inner->l4, new_ports, sizeof(new_ports),
 				   0);
-	/* Its checksum may have been cut off, and UDP may have none. */
+	/* The quote may end before the checksum, and UDP may have none. */
 	if (err || at + sizeof(old_sum) > p->l3 + p->l3_len ||
 	    bpf_skb_load_bytes(skb, at, &old_sum, sizeof(old_sum)) ||
 	    (!old_sum && inner->key.proto == IPPROTO_UDP))

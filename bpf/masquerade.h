@@ -29,13 +29,12 @@ static __always_inline bool is_remote(struct __sk_buff *skb,
 	if (be->flags & BACKEND_LOCAL || local_flags(be->addr))
 		return false;
 	copy_addr(to.dst, be->addr);
-	/* A length that fits anywhere: without one, this packet's would count.
-	 */
+	/* A length that fits any MTU; 0 would stand for that of this packet. */
 	found = route(skb, &fib, &to, 1, have_fib_source ? FIB_SOURCE : 0);
 	if (found != BPF_FIB_LKUP_RET_SUCCESS &&
 	    found != BPF_FIB_LKUP_RET_NO_NEIGH)
 		return false;
-	/* Behind a device of ours that is no uplink, it is on this node. */
+	/* Behind a device that is no uplink: the backend is on this node. */
 	ifindex = fib.ifindex;
 	if (!bpf_map_lookup_elem(&tdm_uplink, &ifindex))
 		return false;

@@ -40,7 +40,7 @@ static __always_inline long rewrite(struct __sk_buff *skb,
 	long err = 0;
 
 	if (p->v6) {
-		/* Source and destination are one behind the other. */
+		/* Source and destination are adjacent. */
 		diff = sum_diff(p->key.src, to->src, 8);
 		err = bpf_skb_store_bytes(
 			skb, p->l3 + offsetof(struct ipv6hdr, saddr), to->src,

@@ -26,7 +26,7 @@ struct packet {
 	struct flow_key key;
 	__u32 frag_id;
 	__u32 mtu;
-	__u32 l3_len; /* from l3 on, without what pads the frame */
+	__u32 l3_len; /* from l3 on, without padding of the frame */
 	__u16 l3;
 	__u16 l4;
 	__sum16 l3_check; /* of IPv4 */

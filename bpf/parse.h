@@ -37,7 +37,7 @@ static __always_inline bool load(struct __sk_buff *skb, __u32 offset, void *to,
 
 	if (offset > 0x3fff)
 		return !bpf_skb_load_bytes(skb, offset, to, len);
-	/* So that the verifier sees the bound of what is added. */
+	/* Bounds the offset for the verifier. */
 	asm volatile("%0 &= 0x3fff" : "+r"(offset));
 	at += offset;
 	if (at + len > end)
@@ -53,7 +53,7 @@ static __always_inline bool parse_ports(struct __sk_buff *skb, struct packet *p)
 	__u8 icmp[2];
 	__be32 ports;
 
-	/* What pads the frame is no header. */
+	/* Padding of the frame is no header. */
 	if (room <
 	    (p->key.proto == IPPROTO_TCP ? sizeof(tcp) : sizeof(struct udphdr)))
 		return false;
@@ -65,7 +65,7 @@ static __always_inline bool parse_ports(struct __sk_buff *skb, struct packet *p)
 		p->key.dport = tcp.dest;
 		p->tcp_flags = ((__u8 *)&tcp)[13];
 		p->l4_len = tcp.doff * 4;
-		/* Options may go on in the next fragment. */
+		/* Options may continue in the next fragment. */
 		return p->l4_len >= sizeof(tcp) &&
 		       (p->l4_len <= room || p->fragment != WHOLE);
 	case IPPROTO_UDP:
@@ -126,7 +126,7 @@ static __always_inline enum parsed parse_v6(struct __sk_buff *skb,
 		return BROKEN;
 	__builtin_memcpy(p->key.src, &ip.saddr, sizeof(p->key.src));
 	__builtin_memcpy(p->key.dst, &ip.daddr, sizeof(p->key.dst));
-	/* On the wire these are nobody's, and here they would be IPv4's. */
+	/* Invalid on the wire; here they would be taken for IPv4. */
 	if (is_v4(p->key.src) || is_v4(p->key.dst))
 		return BROKEN;
 	p->v6 = true;
@@ -165,7 +165,7 @@ static __always_inline enum parsed parse_v6(struct __sk_buff *skb,
 					 sizeof(p->frag_id));
 			p->l4 += sizeof(head);
 			if (p->fragment == LATER_FRAGMENT) {
-				/* What follows is in the first one. */
+				/* Further headers are in the first fragment. */
 				p->key.proto = head[0];
 				return UNDERSTOOD;
 			}
@@ -191,7 +191,7 @@ static __always_inline enum parsed parse(struct __sk_buff *skb,
 		parsed = parse_v6(skb, p);
 	if (parsed != UNDERSTOOD)
 		return parsed;
-	/* Super-packets may be longer than the field can say. */
+	/* GSO packets may be longer than the length field can say. */
 	if (skb->gso_size)
 		p->l3_len = skb->len - p->l3;
 	else if (p->l3_len > skb->len - p->l3)

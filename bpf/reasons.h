@@ -34,7 +34,7 @@ enum reason {
 };
 BTF_EMIT(reason);
 
-/* reason -> packets */
+/* enum reason -> packets */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

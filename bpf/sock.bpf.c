@@ -37,7 +37,7 @@ static __always_inline int without_frontend(struct bpf_sock_addr *ctx,
 		count_connection(0, SELECT_REJECT, 0);
 		return refuse(p, true);
 	}
-	/* Its peer is what it dialled from now on. */
+	/* From here on its peer is the address that it dialled. */
 	if (connecting && old)
 		bpf_sk_storage_delete(&tdm_sock, ctx->sk);
 	return PROCEED;
@@ -254,7 +254,7 @@ int tdm_post_bind6(struct bpf_sock *sk)
 		return DENY;
 	if (!any)
 		return PROCEED;
-	/* It may well be for IPv4 too; whether it is cannot be seen here. */
+	/* It may also be for IPv4, which cannot be seen here. */
 	set_v4(addr, 0);
 	return may_bind(sk, addr, true);
 }

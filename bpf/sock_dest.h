@@ -39,9 +39,9 @@ static __always_inline void remember(struct bpf_sock_addr *ctx,
 			return;
 	}
 	/*
-	 * A reply of a backend left behind is no longer expected. Where two
-	 * service addresses led to the same backend, replies cannot be told
-	 * apart: they are taken for those of the newest request.
+	 * Replies of the previous backend are no longer expected. If two
+	 * service addresses led to one backend, its replies cannot be told
+	 * apart; they are attributed to the newest request.
 	 */
 	if (dest->connected ||
 	    same(old->vip, old->vip_port, dest->vip, dest->vip_port) ||

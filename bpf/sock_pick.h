@@ -118,7 +118,7 @@ static __always_inline enum admission admission(const struct frontend_ref *fe,
 	if (x->netns == host_netns_cookie) {
 		if (fe->flags & FRONTEND_HOST)
 			return ADMITTED;
-		/* Then the VIP itself will be the source. */
+		/* The source address will be the VIP itself. */
 		if (fe->flags & FRONTEND_SELF && local_flags(vip))
 			return ADMITTED;
 		return SHUT_OUT;

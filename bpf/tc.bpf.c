@@ -91,7 +91,7 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 	struct packet p = { .l3 = l2_len };
 	int verdict;
 
-	/* For a VLAN on top of this device. */
+	/* For a VLAN device on top of this one. */
 	if (skb->vlan_present)
 		return NEXT;
 	switch (parse(skb, skb->protocol, &p)) {
@@ -102,7 +102,7 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 	case BROKEN:
 		return done(PASS_HEADERS, NEXT);
 	}
-	/* Fragments of ICMP are left to who puts them together. */
+	/* Fragments of ICMP pass to the stack, which reassembles them. */
 	if (is_icmp(&p))
 		return p.fragment == WHOLE ? handle_icmp(skb, &p, ingress) :
 					     done(PASS_FRAGMENT, NEXT);
@@ -128,8 +128,8 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 SEC("tc")
 int tdm_in(struct __sk_buff *skb)
 {
-	/* A pod behind a bridge sends to the bridge, not to the device that is
-	 * its port. */
+	/* The frame of a pod behind a bridge is addressed to the bridge, not to
+	 * the device of the pod. */
 	if (skb->pkt_type != PACKET_HOST &&
 	    (role != ROLE_POD || skb->pkt_type != PACKET_OTHERHOST))
 		return NEXT;

@@ -29,8 +29,8 @@ GLOBAL int reject_tcp(struct __sk_buff *skb, struct packet *p)
 	__s64 diff;
 	long err;
 
-	/* What a fragment is part of is not known, and its answer would be one.
-	 */
+	/* A fragment is not the whole segment, and a reset of it would be a
+	 * fragment too. */
 	if (!p || p->tcp_flags & TCP_RST || skb->gso_segs > 1 ||
 	    p->fragment != WHOLE)
 		return TC_ACT_SHOT;
@@ -58,7 +58,7 @@ GLOBAL int reject_tcp(struct __sk_buff *skb, struct packet *p)
 	err = 0;
 	if (!payload && options) {
 		new.doff = 5;
-		/* Said to the verifier. */
+		/* Bounds it for the verifier. */
 		options &= 0x3f;
 		if (options > sizeof(option))
 			return TC_ACT_SHOT;
