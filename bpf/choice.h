@@ -9,6 +9,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "addr.h"
+#include "backend.h"
 #include "check.h"
 #include "conntrack.h"
 #include "frontend.h"
@@ -16,7 +17,6 @@
 #include "node.h"
 #include "packet.h"
 #include "reasons.h"
-#include "backend.h"
 #include "service_stats.h"
 #include "tc_config.h"
 #include "verdict.h"

@@ -7,18 +7,18 @@
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
+#include "backend.h"
 #include "flow_maps.h"
 #include "flow_pool.h"
 #include "flow_record.h"
 #include "global.h"
 #include "lb_maps.h"
 #include "reasons.h"
-#include "backend.h"
 #include "tc_config.h"
 
 /* Adds the traffic of a flow to its service, if the service id has not been
  * given to another service. */
-static __always_inline void flow_count_up(const struct flow *f)
+static __always_inline void flow_count_traffic(const struct flow *f)
 {
 	__u32 service = f->service;
 	struct service_stats *s;
@@ -35,14 +35,14 @@ static __always_inline void flow_count_up(const struct flow *f)
 }
 
 /* Frees a flow that this CPU has claimed. */
-static __always_inline void flow_bury(__u32 id, struct flow *f,
+static __always_inline void flow_free(__u32 id, struct flow *f,
 				      __u32 generation)
 {
 	if (f->flags & FLOW_INDEXED) {
 		bpf_map_delete_elem(&tdm_flow_key, &f->request);
 		bpf_map_delete_elem(&tdm_flow_key, &f->reply);
 	}
-	flow_count_up(f);
+	flow_count_traffic(f);
 	*(volatile __u64 *)&f->life = life_of(generation, FLOW_FREE);
 	flow_give(id, f);
 }
@@ -81,7 +81,7 @@ GLOBAL int flow_make_room(__u64 word, bool over)
 		return 0;
 	if (!over && !(f->flags & FLOW_CLOSED))
 		count_reason(PUSHED_OUT);
-	flow_bury(id, f, old >> 32);
+	flow_free(id, f, old >> 32);
 	return 0;
 }
 
@@ -136,13 +136,13 @@ GLOBAL int flow_end(__u32 id, __u64 life)
 	if (!f)
 		return 0;
 	if (__sync_val_compare_and_swap(&f->life, young, claimed) == young) {
-		flow_bury(id, f, life >> 32);
+		flow_free(id, f, life >> 32);
 	} else if (__sync_val_compare_and_swap(&f->life, kept_life, claimed) ==
 		   kept_life) {
 		kept = kept_counter(f->request.proto, &most);
 		if (kept)
 			__sync_fetch_and_add(kept, -1);
-		flow_bury(id, f, life >> 32);
+		flow_free(id, f, life >> 32);
 	}
 	return 0;
 }

@@ -6,8 +6,8 @@
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
-#include "check.h"
 #include "addr.h"
+#include "check.h"
 #include "global.h"
 #include "packet.h"
 

@@ -5,8 +5,8 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "lb_maps.h"
 #include "backend.h"
+#include "lb_maps.h"
 
 /* Counts the outcome of a connection, or of a datagram that needs a backend. */
 static __always_inline void

@@ -8,10 +8,10 @@
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
-#include "conntrack.h"
 #include "addr.h"
 #include "check.h"
 #include "clock.h"
+#include "conntrack.h"
 #include "flow_index.h"
 #include "flow_record.h"
 #include "global.h"

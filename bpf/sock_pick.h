@@ -9,12 +9,12 @@
 #include <bpf/bpf_helpers.h>
 
 #include "addr.h"
+#include "backend.h"
 #include "frontend.h"
 #include "global.h"
 #include "lb_config.h"
 #include "lb_maps.h"
 #include "node.h"
-#include "backend.h"
 #include "sock_addr.h"
 
 enum picked {
