@@ -12,6 +12,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "answer.h"
+#include "btf_emit.h"
 #include "clock.h"
 #include "csum.h"
 #include "global.h"
@@ -19,8 +20,11 @@
 #include "packet.h"
 #include "reasons.h"
 
-/* Per CPU; the kernel's own default (icmp_msgs_per_sec). */
-#define ERRORS_PER_SECOND 1000
+enum icmp_limit {
+	/* Per CPU; the kernel's own default (icmp_msgs_per_sec). */
+	ERRORS_PER_SECOND = 1000,
+};
+BTF_EMIT(icmp_limit);
 
 struct error_budget {
 	__u32 second;

@@ -173,3 +173,8 @@ const (
 	PushedOut       = 20
 	Reasons         = 21
 )
+
+// enum icmp_limit
+const (
+	ErrorsPerSecond = 1000
+)
