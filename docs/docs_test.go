@@ -150,3 +150,21 @@ func TestStatements(t *testing.T) {
 		t.Errorf("found only %d citations", count)
 	}
 }
+
+// TestPackages: docs/architecture.md names every package of the product.
+func TestPackages(t *testing.T) {
+	_, section, _ := strings.Cut(pages(t)["docs/architecture.md"], "\n## Packages\n")
+	section, _, found := strings.Cut(section, "\n## ")
+	if !found {
+		t.Fatal("docs/architecture.md has no section Packages")
+	}
+	folders := map[string]bool{}
+	walk(t, func(path string, _ []byte) { folders[filepath.Dir(path)] = !strings.HasSuffix(path, "_test.go") || folders[filepath.Dir(path)] }, ".go")
+	for folder, hasCode := range folders {
+		// By its path, by its name, or as kube-proxy/app.
+		named := regexp.MustCompile("`(" + folder + "/?|" + filepath.Base(folder) + "|" + strings.TrimPrefix(folder, "cmd/") + ")`")
+		if top, _, _ := strings.Cut(folder, "/"); hasCode && top != "deploy" && top != "hack" && top != "test" && !named.MatchString(section) {
+			t.Errorf("docs/architecture.md does not name package %s", folder)
+		}
+	}
+}
