@@ -159,7 +159,9 @@ func TestPackages(t *testing.T) {
 		t.Fatal("docs/architecture.md has no section Packages")
 	}
 	folders := map[string]bool{}
-	walk(t, func(path string, _ []byte) { folders[filepath.Dir(path)] = !strings.HasSuffix(path, "_test.go") || folders[filepath.Dir(path)] }, ".go")
+	walk(t, func(path string, _ []byte) {
+		folders[filepath.Dir(path)] = !strings.HasSuffix(path, "_test.go") || folders[filepath.Dir(path)]
+	}, ".go")
 	for folder, hasCode := range folders {
 		// By its path, by its name, or as kube-proxy/app.
 		named := regexp.MustCompile("`(" + folder + "/?|" + filepath.Base(folder) + "|" + strings.TrimPrefix(folder, "cmd/") + ")`")
