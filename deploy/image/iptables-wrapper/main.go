@@ -16,8 +16,8 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 )
 
-// dir has the programs of both variants, and none without a variant in its name. If nothing
-// else indicates the variant, FindIn runs the program without a variant, which is this one.
+// dir has the programs of both variants, and none without a variant in its name: such a
+// program would be this one, and detection would run it where nothing else shows the variant.
 const dir = "/usr/sbin"
 
 func main() {
