@@ -183,6 +183,10 @@ var quoted = []struct{ page, text string }{
 	{"docs/semantics.md", "Unguarded"},
 	{"docs/ebpf.md", "tdm_connect4"},
 	{"docs/processes.md", "KUBE-PROXY-DRAIN"},
+	{"docs/troubleshooting.md", "FailedToStartMetricServer"},
+	{"docs/troubleshooting.md", "FailedToStartProxierHealthcheck"},
+	{"docs/troubleshooting.md", "VirtualServerRefused"},
+	{"docs/troubleshooting.md", "RulesRefused"},
 }
 
 // TestQuotedTexts: what pages quote is what the programs print.
@@ -210,5 +214,23 @@ func TestQuotedTexts(t *testing.T) {
 	// The command of the README names no source port.
 	if want := strings.Replace(string(golden), "10.244.1.7:40000", "10.244.1.7", 1); !strings.Contains(all["README.md"], want) {
 		t.Errorf("README.md does not show what tandemctl explain prints:\n%s", want)
+	}
+}
+
+// TestEvents: docs/troubleshooting.md explains every reason that an Event or a problem can have.
+func TestEvents(t *testing.T) {
+	page := pages(t)["docs/troubleshooting.md"]
+	handlers, err := os.ReadFile("../proxier/handlers.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`(?m)^\tReason\w+ += "(\w+)"`).FindAllStringSubmatch(string(handlers), -1)
+	if len(found) < 10 {
+		t.Errorf("found only %d reasons", len(found))
+	}
+	for _, m := range found {
+		if !strings.Contains(page, "`"+m[1]+"`") {
+			t.Errorf("docs/troubleshooting.md does not explain %s", m[1])
+		}
 	}
 }
