@@ -3,7 +3,7 @@
 #
 # Usage: test.sh <stage>...
 #
-#	check       vet, and the tests that need no root, of all packages
+#	check       vet of all packages, and the tests that need no root
 #	namespaces  the packages whose tests need root, one at a time
 #	demo        what make demo shows
 #	full        all packages, with all rounds and the race detector
@@ -46,13 +46,20 @@ trap 'rm -rf "$scratch"' EXIT
 packages=$(go list ./...)
 privileged=$(hack/privileged.sh)
 unit=$(comm -23 <(sort <<<"$packages") <(sort <<<"$privileged"))
+only=$(hack/privileged.sh -only)
+some=$(comm -23 <(sort <<<"$packages") <(sort <<<"$only"))
 
 # Without debug information, which nobody reads there, the binaries of tests link in half the time.
 gotest() { go test -json -ldflags='-s -w' ${TESTFLAGS:-} "$@"; }
 
-# Everybody's tests of all packages: those that need root are skipped, whoever runs it, and their
-# packages come again with namespaces.
-check() { TANDEM_WITHOUT_ROOT=1 TANDEM_REQUIRE_PRIVILEGED= gotest -vet=all -short -timeout=5m $packages; }
+# Tests that need root are skipped, whoever runs it: their packages come again with namespaces,
+# whole. Those with nothing else are only vetted.
+check() {
+	local status=0
+	go vet $only >&2 || status=1
+	TANDEM_WITHOUT_ROOT=1 TANDEM_REQUIRE_PRIVILEGED= gotest -vet=all -short -timeout=5m $some || status=1
+	return $status
+}
 
 # One at a time: they load the kernel, and measure it.
 namespaces() { [[ ! $root ]] || gotest -short -timeout=10m -p=1 $privileged; }
@@ -106,7 +113,7 @@ as_test() { # <package> <test> <command>...
 # count says how many packages a stage has; those of kernels are counted as they come.
 count() {
 	case $1 in
-	check) wc -w <<<"$packages" ;;
+	check) wc -w <<<"$some" ;;
 	namespaces) if [[ $root ]]; then wc -w <<<"$privileged"; else echo 0; fi ;;
 	demo) if [[ $root ]]; then echo 1; else echo 0; fi ;;
 	full) wc -w <<<"$packages" ;;
