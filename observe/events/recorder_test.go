@@ -65,7 +65,7 @@ var (
 	absent   = apierrors.NewNotFound(events, "")
 	present  = apierrors.NewAlreadyExists(events, "")
 	rejected = apierrors.NewForbidden(events, "", nil)
-	away     = errors.New("connection refused")
+	errAway  = errors.New("connection refused")
 )
 
 func newTestWriter(answers ...error) (*Writer, *apiServer, *clocktesting.FakeClock) {
@@ -146,14 +146,14 @@ func TestAnswers(t *testing.T) {
 		want    []string
 	}{
 		{"taken", false, nil, []string{create}},
-		{"away for a moment", false, []error{away, away}, []string{create, create, create}},
+		{"away for a moment", false, []error{errAway, errAway}, []string{create, create, create}},
 		{"rejected", false, []error{rejected}, []string{create}},
 		{"there already", false, []error{present}, []string{create}},
 		{"server error", false, []error{apierrors.NewGenericServerResponse(http.StatusInternalServerError, "post", events, "", "", 0, true)}, []string{create}},
 		{"series", true, nil, []string{patch}},
 		{"series of an Event that expired", true, []error{absent}, []string{patch, again}},
 		{"series that overtook its first", true, []error{absent, present}, []string{patch, again, patch}},
-		{"away for long", true, slices.Repeat([]error{away}, 20), slices.Repeat([]string{patch}, maxTries)},
+		{"away for long", true, slices.Repeat([]error{errAway}, 20), slices.Repeat([]string{patch}, maxTries)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w, api, _ := newTestWriter(test.answers...)
