@@ -58,9 +58,18 @@ func fits(pkg, list string) bool {
 	return false
 }
 
+// forTests tells whether a package is there for tests alone, as httptest is: iptablestest.
+func forTests(pkg string) bool { return strings.HasSuffix(pkg, "test") }
+
 // wrong says what is wrong with an import; nothing if it is allowed.
 func wrong(pkg, imported string) string {
 	ours, internal := strings.CutPrefix(imported, module)
+	if forTests(pkg) {
+		return ""
+	}
+	if internal && forTests(ours) {
+		return "is none for tests"
+	}
 	if !internal {
 		if fits(pkg, pure) && fits(imported, libraries) {
 			return "has to do without libraries of the kernel"
@@ -147,6 +156,8 @@ func TestWrong(t *testing.T) {
 		{"observe/metrics", "sources/apiserver", false},
 		{"cmd/tandemctl", "proxier/ebpf/inspect", true},
 		{"cmd/tandemctl", "test/lab", false},
+		{"proxier/iptables/iptablestest", "test/netfilter", true},
+		{"proxier/iptables", "proxier/iptables/iptablestest", false},
 		{"elsewhere", "proxier", false},
 	} {
 		if why := wrong(test.pkg, module+test.imported); (why == "") != test.allowed {
