@@ -23,7 +23,11 @@ func (p *proxy) openIPVS(ctx context.Context) (*ipvs.Tier, error) {
 		return nil, err
 	}
 	opts := ipvsOptions(p.opts.Config)
-	opts.Rules, opts.Reporter = rules, p.problems
+	opts.Tools, opts.Reporter = rules.Tools, p.problems
+	opts.OpenRules = func(ctx context.Context, constant func(proxier.Family, *proxier.NodeRules) ipvs.ConstantRules) (ipvs.Rules, error) {
+		rules.Extra = func(f proxier.Family, node *proxier.NodeRules) iptables.Extra { return extraRules(constant(f, node)) }
+		return iptables.Open(ctx, rules)
+	}
 	tier, err := ipvs.Open(ctx, opts)
 	if err != nil {
 		return nil, fmt.Errorf("open the IPVS tier: %w", err)
@@ -39,7 +43,7 @@ func tryIPVS(ctx context.Context, c *config.Config) error {
 		return fmt.Errorf("find the iptables of this node: %w", err)
 	}
 	opts := ipvsOptions(c)
-	opts.Rules.Tools = tools
+	opts.Tools = tools
 	return ipvs.CanUse(ctx, opts)
 }
 
@@ -77,4 +81,18 @@ func removeIPVS(ctx context.Context, c *config.Config, remove func(context.Conte
 	}
 	klog.FromContext(ctx).Info("Removed the virtual servers, sets and addresses of mode ipvs")
 	return nil
+}
+
+// extraRules are the constant rules of mode ipvs, for the tier that writes them.
+func extraRules(c ipvs.ConstantRules) (extra iptables.Extra) {
+	for _, chain := range c.Before {
+		extra.Before = append(extra.Before, iptables.Chain(chain))
+	}
+	for _, chain := range c.Chains {
+		extra.Chains = append(extra.Chains, iptables.Chain(chain))
+	}
+	for _, jump := range c.Jumps {
+		extra.Jumps = append(extra.Jumps, iptables.Jump(jump))
+	}
+	return extra
 }
