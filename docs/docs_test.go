@@ -234,3 +234,21 @@ func TestEvents(t *testing.T) {
 		}
 	}
 }
+
+// TestMaps: docs/maps.md has every map and every program.
+func TestMaps(t *testing.T) {
+	page := pages(t)["docs/maps.md"]
+	declared := regexp.MustCompile(`(?m)^} (tdm_\w+) SEC\("\.maps"\)|^int (tdm_\w+)\(`)
+	count := 0
+	walk(t, func(path string, text []byte) {
+		for _, m := range declared.FindAllStringSubmatch(string(text), -1) {
+			count++
+			if name := m[1] + m[2]; !strings.Contains(page, "`"+name+"`") {
+				t.Errorf("docs/maps.md does not have %s, of %s", name, path)
+			}
+		}
+	}, ".h", ".c")
+	if count < 30 {
+		t.Errorf("found only %d maps and programs", count)
+	}
+}
