@@ -163,6 +163,9 @@ func TestPackages(t *testing.T) {
 		folders[filepath.Dir(path)] = !strings.HasSuffix(path, "_test.go") || folders[filepath.Dir(path)]
 	}, ".go")
 	for folder, hasCode := range folders {
+		if name := filepath.Base(folder); strings.HasSuffix(name, "test") || name == "integration" {
+			continue // what tests of the package above it share
+		}
 		// By its path, by its name, or as kube-proxy/app.
 		named := regexp.MustCompile("`(" + folder + "/?|" + filepath.Base(folder) + "|" + strings.TrimPrefix(folder, "cmd/") + ")`")
 		if top, _, _ := strings.Cut(folder, "/"); hasCode && top != "deploy" && top != "hack" && top != "test" && !named.MatchString(section) {
