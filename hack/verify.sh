@@ -39,6 +39,13 @@ clang_format() { sources '*.c' '*.h' | xargs clang-format-19 --dry-run -Werror; 
 
 tidy() { go mod tidy -diff; }
 
+# Run by its version, so that it is in nobody's go.mod.
+staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
+staticcheck() { CGO_ENABLED=0 GOFLAGS=-trimpath go run $staticcheck ./...; }
+
+# What may import what.
+layers() { CGO_ENABLED=0 go test -trimpath -count=1 ./hack/layers; }
+
 # A module of its own. That of test/cluster is looked at where it is built.
 deploy() (cd test/deploy && export CGO_ENABLED=0 GOWORK=off && go mod tidy -diff && go vet -trimpath ./...)
 
@@ -51,7 +58,7 @@ generated() {
 	diff <(echo "$before") <(echo "$after") >/dev/null ||
 		{ echo "generated files were stale; they are fresh now, commit them:" && diff <(echo "$before") <(echo "$after") | awk '/^>/ {print $3}'; }
 }
-checksums() { sources '*_bpfe[lb].go' '*_bpfe[lb].o' | xargs sha256sum; }
+checksums() { sources '*_bpfe[lb].go' '*_bpfe[lb].o' enums.go | xargs sha256sum; }
 
 # Generated files tell who made them in the first line instead.
 spdx() {
@@ -91,6 +98,8 @@ else
 fi
 # Built as make build does, so that what it compiled is not compiled again.
 check 'go vet' env CGO_ENABLED=0 go vet -trimpath ./...
+check 'staticcheck' staticcheck
+check 'imports between layers' layers
 check 'go mod tidy' tidy
 check 'test/deploy' deploy
 check 'generated files' generated

@@ -161,8 +161,8 @@ func TestServicePorts(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Ended by the other side, or not accepted before it was: there is no answer.
-	if n, err := fmt.Fprint(kept, "GET / HTTP/1.1\r\nHost: a\r\n\r\n"); err == nil {
-		if n, err = kept.Read(make([]byte, 1)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+	if _, err := fmt.Fprint(kept, "GET / HTTP/1.1\r\nHost: a\r\n\r\n"); err == nil {
+		if n, err := kept.Read(make([]byte, 1)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("a connection to the former port is answered: %d bytes, %v", n, err)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/kernel"
 )
 
 var sequences = flag.Int("sequences", 300, "random event sequences in TestModel")
@@ -160,7 +161,7 @@ func (c *cluster) decisions() []proxier.PortChange {
 // them, and compares the tables with a computation from scratch.
 func TestModel(t *testing.T) {
 	roomy := Sizes{Frontends: 256, Services: 64, Backends: 512, Slots: 1024, Ranges: 256, Locals: 16}
-	for seed := range uint64(*sequences) {
+	for seed := range uint64(kernel.Rounds(*sequences)) {
 		c := newCluster(seed)
 		tables := fakeTables(roomy)
 		h := newHarness(t, tables, roomy)
@@ -201,7 +202,7 @@ func TestModel(t *testing.T) {
 // TestModelFull does the same where not everything fits: what is there must be
 // right, and everything must come once there is room.
 func TestModelFull(t *testing.T) {
-	for seed := range uint64(*sequences) {
+	for seed := range uint64(kernel.Rounds(*sequences)) {
 		c := newCluster(seed)
 		h := newHarness(t, fakeTables(smallSizes), smallSizes)
 		for range 30 {

@@ -167,7 +167,7 @@ func wanted(all []proxier.PortChange) string {
 			if f.Conflict != nil {
 				continue
 			}
-			if f.AnswersEcho() {
+			if f.Kind.AnswersEcho() {
 				lines = append(lines, "echo "+f.Addr.Addr().String())
 			}
 			for origin, r := range f.Routes {

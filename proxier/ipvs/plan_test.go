@@ -205,9 +205,9 @@ server 172.18.0.1:30080/TCP rr
 				t.Error(diff)
 			}
 			var ruled []string
-			for i := range d.Frontends {
-				if f := &d.Frontends[i]; p.byRules(d, f) {
-					ruled = append(ruled, f.Addr.String())
+			if share := p.assign(d); share != nil {
+				for i := range share.Frontends {
+					ruled = append(ruled, share.Frontends[i].Addr.String())
 				}
 			}
 			if got := strings.Join(ruled, " "); got != tt.rules {

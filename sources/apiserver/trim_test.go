@@ -5,6 +5,7 @@ package apiserver
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -26,6 +27,7 @@ var (
 // fullMeta has every field set.
 func fullMeta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
+		//lint:ignore SA1019 old servers send it, and it has to go
 		Name: name, GenerateName: "gen-", Namespace: "ns1", SelfLink: "/x", UID: "uid-" + "1", ResourceVersion: "42", Generation: 3,
 		CreationTimestamp: created, DeletionTimestamp: &deleted, DeletionGracePeriodSeconds: ptr.To[int64](5),
 		Labels:          map[string]string{"app": "web"},
@@ -291,7 +293,7 @@ func decodedSlice(t testing.TB, i int) *discoveryv1.EndpointSlice {
 			},
 			Annotations:     map[string]string{v1.EndpointsLastChangeTriggerTime: "2026-01-01T00:00:00Z"},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: fmt.Sprintf("service-%05d", i), UID: "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f1"}},
-			ManagedFields:   []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 800)}}},
+			ManagedFields:   []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(strings.Repeat("x", 800))}},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Protocol: ptr.To(v1.ProtocolTCP), Port: ptr.To[int32](8080)}},
@@ -316,7 +318,7 @@ func decodedService(t testing.TB, i int) *v1.Service {
 			UID: "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0", ResourceVersion: "1234567", CreationTimestamp: created,
 			Labels:        map[string]string{"app": "web"},
 			Annotations:   map[string]string{"kubectl.kubernetes.io/last-applied-configuration": string(make([]byte, 500))},
-			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 800)}}},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(strings.Repeat("x", 800))}},
 		},
 		Spec: v1.ServiceSpec{
 			Ports:    []v1.ServicePort{{Name: "http", Protocol: v1.ProtocolTCP, Port: 80, TargetPort: intstr.FromString("http")}},

@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/kernel/xtables"
-	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -293,7 +292,7 @@ func needsIPVS(t *testing.T, n *lab.Node) {
 	if err != nil {
 		lab.SkipOrFail(t, err)
 	}
-	if err := n.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Rules: iptables.Options{Tools: tools}}) }); err != nil {
+	if err := n.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Tools: tools}) }); err != nil {
 		lab.SkipOrFailModule(t, err)
 	}
 }

@@ -120,6 +120,9 @@ var (
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
+	if err := lab.Available(); err != nil {
+		lab.SkipOrFail(t, err) // before the image is made
+	}
 	image := layers(t)
 	l := lab.NewT(t, lab.Options{Pause: true})
 	n := l.Node("node1")

@@ -46,7 +46,7 @@ func (m *ipvsMode) check(ctx context.Context) error {
 		return fmt.Errorf("find the iptables of this node: %w", err)
 	}
 	opts := ipvsOptions(m.config)
-	opts.Rules.Tools = tools
+	opts.Tools = tools
 	return ipvs.CanUse(ctx, opts)
 }
 
@@ -63,13 +63,31 @@ func (m *ipvsMode) open(ctx context.Context, p *parts) (datapath, error) {
 		return nil, err
 	}
 	opts := ipvsOptions(m.config)
-	opts.Rules, opts.Reporter = rules, p.reporter
+	opts.Tools, opts.Reporter = rules.Tools, p.reporter
+	opts.OpenRules = func(ctx context.Context, constant func(proxier.Family, *proxier.NodeRules) ipvs.ConstantRules) (ipvs.Rules, error) {
+		rules.Extra = func(f proxier.Family, node *proxier.NodeRules) iptables.Extra { return extraRules(constant(f, node)) }
+		return iptables.Open(ctx, rules)
+	}
 	tier, err := ipvs.Open(ctx, opts)
 	if err != nil {
 		return nil, fmt.Errorf("open the IPVS datapath: %w", err)
 	}
 	klog.FromContext(ctx).Info("Opened the IPVS datapath", "scheduler", opts.Scheduler, "variant", rules.Tools.Variant())
 	return &ipvsDatapath{servers: tier, flows: p.flows}, nil
+}
+
+// extraRules are the constant rules of mode ipvs, which the iptables datapath writes.
+func extraRules(c ipvs.ConstantRules) (extra iptables.Extra) {
+	for _, chain := range c.Before {
+		extra.Before = append(extra.Before, iptables.Chain(chain))
+	}
+	for _, chain := range c.Chains {
+		extra.Chains = append(extra.Chains, iptables.Chain(chain))
+	}
+	for _, jump := range c.Jumps {
+		extra.Jumps = append(extra.Jumps, iptables.Jump(jump))
+	}
+	return extra
 }
 
 // ipvsOptions are what the configuration says.
@@ -111,7 +129,7 @@ func (m *ipvsMode) remove(ctx context.Context, rest func(context.Context, ipvs.O
 // ipvsDatapath is mode ipvs, open.
 type ipvsDatapath struct {
 	plain
-	servers *ipvs.Tier // with rules of its own
+	servers *ipvs.Tier // has the rules too
 	flows   *staleudp.Reconciler
 }
 

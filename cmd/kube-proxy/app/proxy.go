@@ -4,15 +4,12 @@ package app
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/kubernetes"
-	k8sevents "k8s.io/client-go/tools/events"
 	"k8s.io/component-base/configz"
 	k8smetrics "k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
@@ -48,10 +45,9 @@ type proxy struct {
 	mode     mode
 	decision capabilities.Decision
 
-	client      kubernetes.Interface // nil with manifests
-	source      *sourceRunner        // nil while it waits for another process to end
-	broadcaster k8sevents.EventBroadcaster
-	recorder    k8sevents.EventRecorder // nil with manifests
+	client   *apiserver.Client // nil with manifests
+	source   *sourceRunner     // nil while it waits for another process to end
+	recorder *events.Writer    // nil with manifests
 
 	metrics  *metrics.Metrics
 	flows    *staleudp.Reconciler
@@ -101,7 +97,7 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 		if err := manifests.Check(dir); err != nil {
 			return nil, err
 		}
-	} else if err := p.connect(ctx); err != nil {
+	} else if err := p.connect(); err != nil {
 		return nil, err
 	}
 	p.problems = events.New(ctx, events.Options{NodeName: o.nodeName, Recorder: p.recorder, Counter: p.metrics.Problem})
@@ -186,11 +182,8 @@ func (p *proxy) run(ctx context.Context) error {
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
-	if p.broadcaster != nil {
-		if err := p.broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
-			return fmt.Errorf("record events: %w", err)
-		}
-		defer p.broadcaster.Shutdown()
+	if p.recorder != nil {
+		group.Go(func() error { p.recorder.Run(ctx); return nil })
 	}
 	for _, s := range p.servers() {
 		group.Go(func() error { return s.run(ctx) })

@@ -3,17 +3,13 @@
 package app
 
 import (
-	"context"
 	"fmt"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
-	k8sevents "k8s.io/client-go/tools/events"
 	"k8s.io/component-base/configz"
 	k8smetrics "k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
-	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/observe/events"
@@ -25,19 +21,18 @@ import (
 const component = "kube-proxy"
 
 // connect builds the client of the API server and the recorder of Events.
-func (p *proxy) connect(ctx context.Context) error {
+func (p *proxy) connect() error {
 	client, err := newClient(p.opts)
 	if err != nil {
 		return err
 	}
 	p.client = client
-	p.broadcaster = k8sevents.NewBroadcaster(&k8sevents.EventSinkImpl{Interface: client.EventsV1()})
-	p.recorder = p.broadcaster.NewRecorder(scheme(), component).WithLogger(klog.FromContext(ctx))
+	p.recorder = events.NewWriter(component, client.Events())
 	return nil
 }
 
 // newClient makes no connection.
-func newClient(o *Options) (kubernetes.Interface, error) {
+func newClient(o *Options) (*apiserver.Client, error) {
 	c := &o.Config.KubeProxy.ClientConnection
 	return apiserver.NewClient(apiserver.ClientConfig{
 		Kubeconfig: c.Kubeconfig, Master: o.Master,
@@ -52,9 +47,9 @@ func (p *proxy) recordStart() {
 		return
 	}
 	node := events.NodeReference(p.opts.nodeName)
-	p.recorder.Eventf(node, nil, v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
+	p.recorder.Eventf(node, v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
 	if p.isFallback() {
-		p.recorder.Eventf(node, nil, v1.EventTypeWarning, "ProxyModeFallback", "StartKubeProxy",
+		p.recorder.Eventf(node, v1.EventTypeWarning, "ProxyModeFallback", "StartKubeProxy",
 			"mode %s runs instead of %s: %s", p.mode.name(), p.opts.Config.KubeProxy.Mode, strings.Join(texts(p.decision.Reasons), "; "))
 	}
 }

@@ -156,13 +156,10 @@ func TestEvents(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	p := &proxy{opts: o, mode: &iptablesMode{}, decision: capabilities.Decision{Reasons: []capabilities.Reason{{Text: "no hooks"}, {Text: "no maps"}}}}
-	if err := p.connect(ctx); err != nil {
+	if err := p.connect(); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
-		t.Fatal(err)
-	}
-	defer p.broadcaster.Shutdown()
+	go p.recorder.Run(ctx)
 
 	p.bindFailed("FailedToStartMetricServer", "StartKubeProxy")(io.ErrUnexpectedEOF)
 	if p.isFallback() {
