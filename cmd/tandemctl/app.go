@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 )
 
@@ -68,8 +69,8 @@ func newApp(out, err io.Writer) *app {
 		probe: func(ctx context.Context, root string, devices []string) capabilities.Report {
 			return capabilities.Probe(ctx, capabilities.Options{CgroupRoot: root, Devices: devices})
 		},
-		cookie:  ebpf.NetNSCookie,
-		owners:  func() map[uint64][]int { return netNSOwners("/proc", ebpf.NetNSCookie) },
+		cookie:  netns.CookieOf,
+		owners:  func() map[uint64][]int { return netNSOwners("/proc", netns.CookieOf) },
 		version: buildVersion,
 		servers: defaultServers,
 	}

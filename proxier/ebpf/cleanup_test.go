@@ -96,7 +96,7 @@ type object struct {
 func objectsOf(t testing.TB, tier *Tier) (list []object) {
 	t.Helper()
 	seen := map[object]bool{}
-	for _, p := range tier.programs {
+	for _, p := range tier.hooks.programs {
 		info, err := p.Info()
 		if err != nil {
 			t.Fatal(err)

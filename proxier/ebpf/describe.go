@@ -2,12 +2,7 @@
 
 package ebpf
 
-import (
-	"fmt"
-	"hash/fnv"
-
-	"github.com/tandem-proxy/tandem/proxier"
-)
+import "errors"
 
 // description is what describe wrote last; looking it up in the table costs a
 // page of memory that nothing else needs.
@@ -34,27 +29,6 @@ func (w *writer) describe(p *port, state uint32, reason uint16) {
 	w.writes++
 }
 
-// putName writes what n.String would return and its length. Of a name that is
-// too long, a hash takes the place of the end, so that it can still be told
-// from others.
-func putName(to *[len(serviceEntry{}.Name)]uint8, n proxier.ServicePortName) uint8 {
-	b := append(to[:0], n.Namespace...)
-	b = append(append(b, '/'), n.Name...)
-	if n.Port != "" {
-		b = append(append(b, ':'), n.Port...)
-	}
-	if len(b) > len(to) { // b has left the array
-		hash := fnv.New64a()
-		hash.Write(b)
-		end := fmt.Appendf(nil, "~%016x", hash.Sum64())
-		keep := len(to) - len(end)
-		copy(to[:], b[:keep])
-		copy(to[keep:], end)
-		return uint8(len(to))
-	}
-	return uint8(len(b))
-}
-
 // gauges writes what the tables' readers cannot count cheaply.
 func (w *writer) gauges(changed bool) {
 	m := w.tables.meta
@@ -67,4 +41,40 @@ func (w *writer) gauges(changed bool) {
 	m.FrontendsUsed = uint32(w.usedFrontends)
 	m.Unplaced = uint32(len(w.unplaced))
 	m.ChangedUnixNs = uint64(w.clock.Now().UnixNano())
+}
+
+// usage of the tables.
+func (w *writer) usage() map[string]Usage {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return map[string]Usage{
+		"frontends": {w.usedFrontends, w.tables.frontends.MaxEntries()},
+		"services":  {w.services.used, int(w.services.limit) - 1},
+		"backends":  {w.backends.used, int(w.backends.limit) - 1},
+		"slots":     {w.slots.used, int(w.slots.size)},
+		"ranges":    {w.usedRanges, w.tables.ranges.MaxEntries()},
+		"locals":    {len(w.locals), w.tables.locals.MaxEntries()},
+	}
+}
+
+// Read calls fn with the tables while nothing changes them.
+func (w *writer) Read(fn func(*tables) error) error {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return fn(w.tables)
+}
+
+// Unplaced are the service ports that are not in the tables as they should be, by
+// Decision.Index, and why.
+func (w *writer) Unplaced() map[uint32]error {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	if len(w.unplaced) == 0 {
+		return nil
+	}
+	all := make(map[uint32]error, len(w.unplaced))
+	for index, code := range w.unplaced {
+		all[index] = errors.New(code.String())
+	}
+	return all
 }

@@ -38,7 +38,7 @@ type copied struct {
 
 // newCarrier returns nil if both are the same maps, or not of one kind. It needs
 // the maps only now.
-func newCarrier(from, to map[string]*ciliumebpf.Map, sizes *Sizes) (c *carrier, err error) {
+func newCarrier(from, to Maps, sizes *Sizes) (c *carrier, err error) {
 	for _, name := range flowMapNames {
 		f := from[name]
 		if f == nil || f.KeySize() != to[name].KeySize() || f.ValueSize() != to[name].ValueSize() {
@@ -69,22 +69,8 @@ func newCarrier(from, to map[string]*ciliumebpf.Map, sizes *Sizes) (c *carrier, 
 	return c, err
 }
 
-func sameMap(a, b *ciliumebpf.Map) (bool, error) {
-	infoA, err := a.Info()
-	if err != nil {
-		return false, fmt.Errorf("look at map %s: %w", a, err)
-	}
-	infoB, err := b.Info()
-	if err != nil {
-		return false, fmt.Errorf("look at map %s: %w", b, err)
-	}
-	idA, _ := infoA.ID()
-	idB, _ := infoB.ID()
-	return idA == idB, nil
-}
-
 // cloneFlowTable opens a table that lives on when these maps are closed.
-func cloneFlowTable(maps map[string]*ciliumebpf.Map) (*flowTable, error) {
+func cloneFlowTable(maps Maps) (*flowTable, error) {
 	t, err := openFlowTable(maps)
 	if err != nil {
 		return nil, err

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	ciliumebpf "github.com/cilium/ebpf"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -55,6 +57,7 @@ func TestCarry(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer c.close()
+			table, own := openFlows(t, to)
 			if err := c.all(); err != nil {
 				t.Fatal(err)
 			}
@@ -62,8 +65,8 @@ func TestCarry(t *testing.T) {
 				t.Errorf("%d flows did not fit, want %d", c.lost, tt.lost)
 			}
 			var kept, fresh int
-			for id := range c.own {
-				f := &c.own[id]
+			for id := range own {
+				f := &own[id]
 				switch stageOf(f.Life) {
 				case flowKept:
 					kept++
@@ -74,7 +77,7 @@ func TestCarry(t *testing.T) {
 				}
 				for _, key := range []flowKey{f.Request, f.Reply} {
 					var word uint64
-					if err := c.to.keys.Lookup(&key, &word); err != nil || uint32(word) != uint32(id) || word>>32 != f.Life>>32 {
+					if err := to["tdm_flow_key"].Lookup(&key, &word); err != nil || uint32(word) != uint32(id) || word>>32 != f.Life>>32 {
 						t.Errorf("flow %d: its key leads to %#x: %v", id, word, err)
 					}
 				}
@@ -82,16 +85,16 @@ func TestCarry(t *testing.T) {
 			if kept != tt.kept || fresh != tt.fresh {
 				t.Errorf("%d are kept and %d others are there, want %d and %d", kept, fresh, tt.kept, tt.fresh)
 			}
-			if n := int(c.to.count(flowUsed)); n != kept+fresh {
+			if n := int(table.count(flowUsed)); n != kept+fresh {
 				t.Errorf("%d ids are in use by %d flows", n, kept+fresh)
 			}
-			if n := int(c.to.count(flowKeptTCP)); n != kept {
+			if n := int(table.count(flowKeptTCP)); n != kept {
 				t.Errorf("%d are counted as kept", n)
 			}
-			if keys := keysIn(t, c.to.keys); keys != 2*(kept+fresh) {
+			if keys := keysIn(t, to["tdm_flow_key"]); keys != 2*(kept+fresh) {
 				t.Errorf("%d keys lead to %d flows", keys, kept+fresh)
 			}
-			lost, err := c.to.lost()
+			lost, err := table.lost()
 			if err != nil || len(lost) > 0 {
 				t.Errorf("ids that are neither free nor in use: %v %v", lost, err)
 			}
@@ -121,16 +124,16 @@ func TestCarry(t *testing.T) {
 }
 
 // flowMapsOf are empty maps of these sizes.
-func flowMapsOf(t *testing.T, s Sizes) map[string]*ciliumebpf.Map {
+func flowMapsOf(t *testing.T, s Sizes) Maps {
 	t.Helper()
 	spec, err := packetSpec()
 	if err != nil {
 		t.Fatal(err)
 	}
-	maps := map[string]*ciliumebpf.Map{}
-	t.Cleanup(func() { closeMaps(maps) })
+	maps := Maps{}
+	t.Cleanup(func() { maps.Close() })
 	for _, name := range flowMapNames {
-		if n, ok := s.flowMaps()[name]; ok {
+		if n, ok := flowMaps(s)[name]; ok {
 			spec.Maps[name].MaxEntries = n
 		}
 		if maps[name], err = ciliumebpf.NewMap(spec.Maps[name]); err != nil {
@@ -146,6 +149,22 @@ func (p *path) send(t *testing.T, h datapath.Hook, q packet.Packet) {
 	if _, err := p.ask(h, q); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// openFlows opens a table of flows, and their memory.
+func openFlows(t *testing.T, maps Maps) (*flowTable, []flowEntry) {
+	t.Helper()
+	table, err := openFlowTable(maps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(table.unmap)
+	list, memory, err := mapping[flowEntry](maps["tdm_flow"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(memory) })
+	return table, list
 }
 
 func keysIn(t *testing.T, m *ciliumebpf.Map) (n int) {
@@ -231,17 +250,19 @@ func TestCarrySettles(t *testing.T) {
 				t.Fatal(err)
 			}
 			tt.before()
-			c, err := newCarrier(p.maps, flowMapsOf(t, sizes), &sizes)
+			to := flowMapsOf(t, sizes)
+			c, err := newCarrier(p.maps, to, &sizes)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer c.close()
+			table, own := openFlows(t, to)
 			if err := c.all(); err != nil {
 				t.Fatal(err)
 			}
-			for id := range c.own {
-				if stageOf(c.own[id].Life) >= flowYoung {
-					c.own[id].Flags |= tt.again
+			for id := range own {
+				if stageOf(own[id].Life) >= flowYoung {
+					own[id].Flags |= tt.again
 				}
 			}
 			tt.after()
@@ -251,19 +272,19 @@ func TestCarrySettles(t *testing.T) {
 				}
 			}
 			var there []flowEntry
-			for id := range c.own {
-				if stageOf(c.own[id].Life) != flowFree {
-					there = append(there, c.own[id])
+			for id := range own {
+				if stageOf(own[id].Life) != flowFree {
+					there = append(there, own[id])
 				}
 			}
-			used, kept := int(c.to.count(flowUsed)), int(c.to.count(flowKeptTCP))
+			used, kept := int(table.count(flowUsed)), int(table.count(flowKeptTCP))
 			if tt.stage == flowFree {
-				if len(there)+used+kept+keysIn(t, c.to.keys) > 0 {
+				if len(there)+used+kept+keysIn(t, to["tdm_flow_key"]) > 0 {
 					t.Errorf("there are %+v, %d in use, %d kept", there, used, kept)
 				}
 				return
 			}
-			if len(there) != 1 || used != 1 || keysIn(t, c.to.keys) != 2 {
+			if len(there) != 1 || used != 1 || keysIn(t, to["tdm_flow_key"]) != 2 {
 				t.Fatalf("there are %+v, %d in use", there, used)
 			}
 			f := there[0]
@@ -291,19 +312,37 @@ func TestCarriesWithLoadedPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.tier = tier
-	p := tier.packets
-	// The uplink is wanted still, the device of the pod is not.
-	want := map[int]variant{uplinksOf(t, e.at)[0].Index: {}}
-	if err := tier.netns.Do(func() error { return p.takeOver(t.Context(), want) }); err != nil {
-		t.Fatal(err)
-	}
-	defer p.endCarrying()
-	if len(p.carriers) != 1 || p.carriers[0].carried == 0 {
-		t.Fatalf("nothing was copied for %v", v.entry)
-	}
-	for _, v := range []variant{{role: roleUplink}, {role: rolePod}} {
-		if p.loaded[v] == nil {
-			t.Errorf("programs of %+v are to be loaded yet", v)
+	opts := deviceOptionsOf(t, tier)
+	watched := &watchedMigration{Migration: NewMigration(tier.maps, sizes, waitForPrograms)}
+	opts.Flows = watched
+	p := newPackets(tier.maps, opts)
+	defer p.close()
+	watched.copying = func() {
+		for _, v := range []variant{{role: roleUplink}, {role: rolePod}} {
+			if p.loaded[v] == nil {
+				t.Errorf("programs of %+v are to be loaded yet", v)
+			}
 		}
 	}
+	// The uplink is wanted still, the device of the pod is not.
+	if err := tier.netns.Do(func() error { return p.serve(t.Context(), uplinksOf(t, e.at)[:1], nil) }); err != nil {
+		t.Fatal(err)
+	}
+	if watched.copied == 0 {
+		t.Fatalf("nothing was copied for %v", v.entry)
+	}
+}
+
+// watchedMigration calls a function before it copies.
+type watchedMigration struct {
+	*Migration
+	copying func()
+	copied  int
+}
+
+func (w *watchedMigration) CopyAll() error {
+	w.copying()
+	err := w.Migration.CopyAll()
+	w.copied = w.Copied()
+	return err
 }

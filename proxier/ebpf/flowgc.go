@@ -13,39 +13,6 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// FlowTimeouts say how long a flow without packets is remembered. Zero is the
-// default.
-type FlowTimeouts struct {
-	// TCP: established connections; those of which one side closed its half;
-	// those that never got as far; and those that are over.
-	Established, CloseWait, Opening, Closed time.Duration
-	// UDP: flows with packets both ways, and of one way alone.
-	UDPStream, UDP time.Duration
-}
-
-// DefaultFlowTimeouts are those of netfilter's conntrack, as kube-proxy sets
-// them, but for connections that are over: what still arrives of them is
-// answered by either end.
-func DefaultFlowTimeouts() FlowTimeouts {
-	return FlowTimeouts{
-		Established: 24 * time.Hour, CloseWait: time.Hour, Opening: time.Minute, Closed: 10 * time.Second,
-		UDPStream: 2 * time.Minute, UDP: 30 * time.Second,
-	}
-}
-
-func (t FlowTimeouts) orDefaults() FlowTimeouts {
-	d := DefaultFlowTimeouts()
-	for _, f := range []struct{ at, d *time.Duration }{
-		{&t.Established, &d.Established}, {&t.CloseWait, &d.CloseWait}, {&t.Opening, &d.Opening}, {&t.Closed, &d.Closed},
-		{&t.UDPStream, &d.UDPStream}, {&t.UDP, &d.UDP},
-	} {
-		if *f.at <= 0 {
-			*f.at = *f.d
-		}
-	}
-	return t
-}
-
 // of a flow with these flags.
 func (t *FlowTimeouts) of(protocol proxier.Protocol, flags uint32) time.Duration {
 	switch {
@@ -162,7 +129,7 @@ func (t *flowTable) countUp(f *flowEntry) {
 	if t.tables == nil {
 		return
 	}
-	s := &t.tables.serviceStats[t.tables.serviceOf(f)]
+	s := &t.tables.serviceStats[serviceOf(t.tables, f)]
 	atomic.AddUint64(&s.Packets, f.Packets[0]+f.Packets[1])
 	atomic.AddUint64(&s.Bytes, f.Bytes[0]+f.Bytes[1])
 }

@@ -7,17 +7,19 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net/netip"
-	"slices"
+	"os"
 	"sync"
 	"time"
 	"unsafe"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/kernel/sockdiag"
 	"github.com/tandem-proxy/tandem/proxier"
 )
@@ -31,8 +33,8 @@ const secondLook = 500 * time.Millisecond
 // connected socket never passes a hook again. A socket that dialled the
 // backend itself is left alone, and so is TCP, whose ends notice by themselves.
 type flows struct {
-	writer   *writer
 	storage  *ciliumebpf.Map
+	judge    Judge
 	procRoot string
 	report   func(proxier.Problem)
 	wake     chan struct{}
@@ -40,15 +42,37 @@ type flows struct {
 	reach    reach
 
 	mu      sync.Mutex
-	strays  map[SocketPair]struct{} // to be closed
+	strays  sets.Set[SocketPair] // to be closed
 	closed  uint64
 	failing bool
 }
 
-func newFlows(w *writer, storage *ciliumebpf.Map, procRoot string, r reach, report func(proxier.Problem)) *flows {
+// Judge says of the stored destination of a socket whether its backend serves it no longer,
+// as of the call that returned it.
+type Judge func() (stale func(*sockDest) bool)
+
+// CloserOptions are what a Closer works with.
+type CloserOptions struct {
+	// Storage is what programs stored of each socket.
+	Storage *ciliumebpf.Map
+	// OptOuts are the network namespaces that the programs leave alone.
+	OptOuts *ciliumebpf.Map
+	Judge   Judge
+	Cgroup  *os.File
+	// Host is the network namespace of the node.
+	Host netns.Namespace
+	// HostOnly says that programs leave the sockets of pods alone.
+	HostOnly bool
+	// ProcRoot is where network namespaces are found.
+	ProcRoot string
+	Report   func(proxier.Problem)
+}
+
+func newFlows(o CloserOptions) *flows {
 	return &flows{
-		writer: w, storage: storage, procRoot: procRoot, reach: r, report: report,
-		wake: make(chan struct{}, 1), strays: map[SocketPair]struct{}{},
+		storage: o.Storage, judge: o.Judge, procRoot: o.ProcRoot, report: o.Report,
+		reach: reach{cgroup: o.Cgroup, netns: o.Host, optOuts: o.OptOuts, hostOnly: o.HostOnly},
+		wake:  make(chan struct{}, 1), strays: sets.New[SocketPair](),
 	}
 }
 
@@ -124,10 +148,10 @@ func (f *flows) closeNow(ctx context.Context) (closed int, err error) {
 		}
 	}
 	for pair := range strays {
-		remotes[pair.Remote] = struct{}{}
+		remotes.Insert(pair.Remote)
 	}
 
-	filter := sockdiag.Filter{Protocol: unix.IPPROTO_UDP, Remote: slices.Collect(maps.Keys(remotes))}
+	filter := sockdiag.Filter{Protocol: unix.IPPROTO_UDP, Remote: remotes.UnsortedList()}
 	err = sockdiag.ForEachNetNS(ctx, f.procRoot, func(sockdiag.NetNS) error {
 		here := false
 		switch {
@@ -140,9 +164,9 @@ func (f *flows) closeNow(ctx context.Context) (closed int, err error) {
 			return nil
 		}
 		_, n, err := sockdiag.Dump(ctx, filter, func(s sockdiag.Socket) bool {
-			known := has(stale, s.Cookie)
+			known := stale.Has(s.Cookie)
 			delete(stale, s.Cookie)
-			return known || here && has(strays, SocketPair{s.Local, s.Remote}) && hooked.cgroup(s.CgroupID)
+			return known || here && strays.Has(SocketPair{s.Local, s.Remote}) && hooked.cgroup(s.CgroupID)
 		})
 		closed += n
 		return err
@@ -162,8 +186,8 @@ func (f *flows) closeNow(ctx context.Context) (closed int, err error) {
 
 // find lists the sockets that lead to backends which serve them no longer, by their
 // cookies, and those backends.
-func (f *flows) find(ctx context.Context) (stale map[uint64]struct{}, remotes map[netip.AddrPort]struct{}, err error) {
-	stale, remotes = map[uint64]struct{}{}, map[netip.AddrPort]struct{}{}
+func (f *flows) find(ctx context.Context) (stale sets.Set[uint64], remotes sets.Set[netip.AddrPort], err error) {
+	stale, remotes = sets.New[uint64](), sets.New[netip.AddrPort]()
 	if f.reader == nil {
 		// Not those that their owners disconnected: they keep what is stored.
 		if f.reader, err = sockdiag.NewStorageReader(f.storage, 1<<sockdiag.Established); err != nil {
@@ -174,73 +198,31 @@ func (f *flows) find(ctx context.Context) (stale map[uint64]struct{}, remotes ma
 	if err != nil {
 		return stale, remotes, err
 	}
-	judge := f.writer.newJudge()
+	judge := f.judge()
 	for cookie, value := range values {
 		var dest sockDest
 		if len(value) != int(unsafe.Sizeof(dest)) {
 			continue
 		}
 		copy(unsafe.Slice((*byte)(unsafe.Pointer(&dest)), unsafe.Sizeof(dest)), value)
-		if dest.Connected != 0 && proxier.Protocol(dest.Proto) == proxier.UDP && judge.stale(&dest) {
-			stale[cookie] = struct{}{}
-			remotes[goAddrPort(dest.Addr, dest.Port)] = struct{}{}
+		if dest.Connected != 0 && proxier.Protocol(dest.Proto) == proxier.UDP && judge(&dest) {
+			stale.Insert(cookie)
+			remotes.Insert(goAddrPort(dest.Addr, dest.Port))
 		}
 	}
 	return stale, remotes, nil
 }
 
-// judge knows which backends serve which service, as of one moment.
-type judge struct {
-	writer *writer
-	live   map[liveBackend]struct{}
+// Closed counts the sockets that were closed.
+func (f *flows) Closed() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.closed
 }
 
-type liveBackend struct {
-	service uint32
-	addr    [4]uint32
-	port    uint16
-}
-
-func (w *writer) newJudge() *judge {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	j := &judge{writer: w, live: map[liveBackend]struct{}{}}
-	for id := range w.backends.next {
-		b := &w.tables.backends[id]
-		if b.Service != 0 && proxier.Protocol(b.Proto) == proxier.UDP {
-			j.live[liveBackend{b.Service, b.Addr, b.Port}] = struct{}{}
-		}
-	}
-	return j
-}
-
-// stale says that the socket's backend does not serve the address it dialled.
-// It goes by addresses, not ids: the tables may have been built anew since.
-func (j *judge) stale(dest *sockDest) bool {
-	key := frontendKey{Addr: dest.Vip, Port: dest.VipPort, Proto: uint8(proxier.UDP), Scope: scopeAddress}
-	j.writer.mu.RLock() // or the element becomes that of another key
-	defer j.writer.mu.RUnlock()
-	value, found, err := j.writer.tables.frontends.Lookup(key)
-	if err == nil && !found {
-		key.Addr, key.Scope = unspecifiedOf(key.Addr), scopeNode
-		value, found, err = j.writer.tables.frontends.Lookup(key)
-	}
-	if err != nil {
-		return false
-	}
-	return !found || !has(j.live, liveBackend{value.Service, dest.Addr, dest.Port})
-}
-
-// usage of the tables.
-func (w *writer) usage() map[string]Usage {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	return map[string]Usage{
-		"frontends": {w.usedFrontends, w.tables.frontends.MaxEntries()},
-		"services":  {w.services.used, int(w.services.limit) - 1},
-		"backends":  {w.backends.used, int(w.backends.limit) - 1},
-		"slots":     {w.slots.used, int(w.slots.size)},
-		"ranges":    {w.usedRanges, w.tables.ranges.MaxEntries()},
-		"locals":    {len(w.locals), w.tables.locals.MaxEntries()},
-	}
+// CloseSoon closes these sockets with the next look, as far as the programs would serve
+// them if they were opened at that time.
+func (f *flows) CloseSoon(pairs []SocketPair) {
+	f.addStrays(sets.New(pairs...))
+	f.look()
 }

@@ -5,8 +5,6 @@ package ebpf
 import (
 	"errors"
 	"fmt"
-	"math"
-	"math/bits"
 	"os"
 	"sync/atomic"
 	"unsafe"
@@ -14,50 +12,6 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
-
-// The structures of bpf/flow_types.h under their Go names.
-type (
-	flowEntry   = tcFlow
-	flowKey     = tcFlowKey
-	flowCounter = tcFlowCounter
-)
-
-// Stages of a flow, the low byte of its life; the generation is in the high
-// half.
-const (
-	flowFree = iota
-	flowClaimed
-	flowNew
-	flowYoung
-	flowKept
-)
-
-// Flags of a flow.
-const (
-	flowIndexed = 1 << iota
-	flowIngress
-	flowRemote
-	flowReplied
-	flowFinRequest
-	flowFinReply
-	flowClosed
-	flowEstablished
-)
-
-// Elements of the map of flow counters.
-const (
-	flowTop = iota
-	flowFresh
-	flowUsed
-	flowBorn
-	flowOver
-	flowKeptTCP
-	flowKeptUDP
-)
-
-func stageOf(life uint64) int { return int(life & 0xff) }
-
-func lifeOf(generation uint32, stage int) uint64 { return uint64(generation)<<32 | uint64(stage) }
 
 // flowTable are the maps of flows. The programs make flows, and end those that
 // are young when they need room; user space ends what is over.
@@ -69,13 +23,7 @@ type flowTable struct {
 	mapped [][]byte
 }
 
-// maxClosed is MAX_CLOSED of bpf/tc_config.h.
-const maxClosed = 2048
-
-// flowMapNames are the maps that hold flows.
-var flowMapNames = []string{"tdm_flow", "tdm_flow_key", "tdm_flow_young", "tdm_flow_count"}
-
-func openFlowTable(maps map[string]*ciliumebpf.Map) (*flowTable, error) {
+func openFlowTable(maps Maps) (*flowTable, error) {
 	t := &flowTable{flows: maps["tdm_flow"], keys: maps["tdm_flow_key"]}
 	var memory tables
 	err := view(&memory, &t.counts, maps["tdm_flow_count"])
@@ -178,79 +126,6 @@ func (t *flowTable) each(fn func(first int, list []flowEntry) error) error {
 	return nil
 }
 
-// recover takes back the ids of flows that somebody was just making or ending when
-// it died, which nobody will go on with. The programs may be running meanwhile: what
-// they are just working on is left alone, since it is looked for twice, a grace
-// period apart.
-func (t *flowTable) recover(wait grace) error {
-	if t.used() == 0 {
-		return nil
-	}
-	lost, err := t.lost()
-	if err != nil || len(lost) == 0 {
-		return err
-	}
-	wait()
-	again, err := t.lost()
-	if err != nil {
-		return err
-	}
-	for id, life := range again {
-		if before, ok := lost[id]; !ok || before != life {
-			continue
-		}
-		if err := t.bury(id, life); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// lost returns the ids of flows that are neither in use nor free, and their lives. A
-// free id that is not on the stack cannot be told from one that was while the
-// programs take and give: it stays lost, rather than being given to two flows.
-func (t *flowTable) lost() (map[uint32]uint64, error) {
-	idle := map[uint32]uint64{}
-	err := t.each(func(first int, list []flowEntry) error {
-		for i := range list {
-			life := atomic.LoadUint64(&list[i].Life)
-			if stage := stageOf(life); stage == flowClaimed || stage == flowNew {
-				idle[uint32(first+i)] = life
-			}
-		}
-		return nil
-	})
-	return idle, err
-}
-
-// bury ends the flow of an id that nobody else uses, and gives the id back.
-func (t *flowTable) bury(id uint32, life uint64) error {
-	var e flowEntry
-	if err := t.flows.Lookup(id, &e); err != nil {
-		return fmt.Errorf("read flow %d: %w", id, err)
-	}
-	// A client may have begun anew since, and these keys lead to that flow.
-	var own []flowKey
-	for _, key := range []flowKey{e.Request, e.Reply} {
-		var word uint64
-		err := t.keys.Lookup(&key, &word)
-		if err != nil && !errors.Is(err, ciliumebpf.ErrKeyNotExist) {
-			return fmt.Errorf("read a key of flow %d: %w", id, err)
-		}
-		if err == nil && word == life&^math.MaxUint32|uint64(id) {
-			own = append(own, key)
-		}
-	}
-	if err := t.deleteKeys(own); err != nil {
-		return err
-	}
-	return t.window(int(id)-int(id)%flowsPerWindow, func(list []flowEntry) {
-		f := &list[int(id)%flowsPerWindow]
-		atomic.StoreUint64(&f.Life, lifeOf(uint32(life>>32), flowFree))
-		t.give(id, f)
-	})
-}
-
 // deleteKeys deletes keys, of which some may be gone.
 func (t *flowTable) deleteKeys(keys []flowKey) error {
 	for len(keys) > 0 {
@@ -274,10 +149,5 @@ func (t *flowTable) deleteKeys(keys []flowKey) error {
 	return nil
 }
 
-// powerOfTwo is the smallest one that is not less.
-func powerOfTwo(n uint32) uint32 {
-	if n <= 1 {
-		return 1
-	}
-	return 1 << bits.Len32(n-1)
-}
+// CountFor adds what flows have counted when they end to the statistics of their services.
+func (t *flowTable) CountFor(tables *tables) { t.tables = tables }

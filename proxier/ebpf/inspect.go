@@ -16,12 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var (
-	// ErrNotRunning says that no program of ours is attached to the cgroup.
-	ErrNotRunning = errors.New("no program of Tandem is attached to the cgroup")
-	// ErrLayout says that the maps were written by another version.
-	ErrLayout = errors.New("the maps have another layout")
-)
+// ErrNotRunning says that no program of Tandem is attached to the cgroup.
+var ErrNotRunning = errors.New("no program of Tandem is attached to the cgroup")
 
 // Inspector reads what the attached programs work with, for people. It takes
 // no part in what the writing process does: it holds no lock and opens the maps
@@ -31,7 +27,7 @@ var (
 type Inspector struct {
 	cgroup   *os.File
 	attached []attached
-	maps     map[string]*ciliumebpf.Map
+	maps     Maps
 	tables   *tables
 	memory   [][]byte
 }
@@ -49,7 +45,7 @@ func Inspect(cgroupRoot string) (_ *Inspector, err error) {
 	if err != nil {
 		return nil, err
 	}
-	i := &Inspector{cgroup: cgroup, maps: map[string]*ciliumebpf.Map{}}
+	i := &Inspector{cgroup: cgroup, maps: Maps{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, i.Close())
@@ -73,21 +69,6 @@ func Inspect(cgroupRoot string) (_ *Inspector, err error) {
 	return i, nil
 }
 
-func openCgroup2(path string) (*os.File, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("open cgroup root: %w", err)
-	}
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
-		return nil, errors.Join(fmt.Errorf("find the type of %s: %w", path, err), f.Close())
-	}
-	if int64(st.Type) != unix.CGROUP2_SUPER_MAGIC {
-		return nil, errors.Join(fmt.Errorf("%s is not in a cgroup2 filesystem", path), f.Close())
-	}
-	return f, nil
-}
-
 // openMaps collects maps by name from the programs of all hooks, as none uses
 // all of them. While a new process takes over, hooks differ in what they use;
 // the first program that has the meta map decides whose maps are read.
@@ -105,8 +86,8 @@ func (i *Inspector) openMaps() error {
 			return fmt.Errorf("no program on %s has the map tdm_meta, which tells about the others; without a program of ours: %s",
 				i.cgroup.Name(), strings.Join(i.missingHooks(), ", "))
 		}
-		closeMaps(i.maps)
-		i.maps = map[string]*ciliumebpf.Map{}
+		i.maps.Close()
+		i.maps = Maps{}
 	}
 	for _, a := range order {
 		if _, err := i.addMaps(a.program); err != nil {
@@ -258,7 +239,7 @@ func (i *Inspector) Close() error {
 		errs = append(errs, unix.Munmap(b))
 	}
 	i.memory, i.tables = nil, nil
-	closeMaps(i.maps)
+	i.maps.Close()
 	closeAttached(i.attached)
 	return errors.Join(append(errs, i.cgroup.Close())...)
 }

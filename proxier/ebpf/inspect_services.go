@@ -96,7 +96,7 @@ func (v *ServiceView) FullName() string {
 // Services reads every service port, sorted by name. Each is as it was at one
 // moment; two may be of different moments.
 func (i *Inspector) Services() ([]ServiceView, error) {
-	views, err := i.tables.view()
+	views, err := tableView{i.tables}.view()
 	if err != nil || i.maps["tdm_flow"] == nil {
 		return views, err
 	}
@@ -104,7 +104,7 @@ func (i *Inspector) Services() ([]ServiceView, error) {
 	if err != nil {
 		return nil, err
 	}
-	traffic, err := i.tables.traffic(i.maps["tdm_flow"], used)
+	traffic, err := TrafficByService(i.tables, i.maps["tdm_flow"], used)
 	if err != nil {
 		return nil, err
 	}
@@ -124,11 +124,14 @@ const (
 	setReads = 64
 )
 
+// tableView reads tables that a writer may be changing.
+type tableView struct{ *tables }
+
 // view reads the tables while a writer may be at work. What it relies on is
 // the order of the writer's stores, as the programs do: a set's word changes
 // when its slots do, a backend's generation when the backend does, and an id
 // does not get a new name while a frontend leads to it.
-func (t *tables) view() ([]ServiceView, error) {
+func (t tableView) view() ([]ServiceView, error) {
 	views := []ServiceView{}
 	var pending []uint32
 	for id := range t.services {
@@ -179,8 +182,7 @@ func (t *tables) view() ([]ServiceView, error) {
 
 // describe fills in what the entry of the service port says.
 func (v *ServiceView) describe(e *serviceEntry) {
-	v.Namespace, v.Name, _ = strings.Cut(string(e.Name[:min(int(e.NameLen), len(e.Name))]), "/")
-	v.Name, v.Port, _ = strings.Cut(v.Name, ":")
+	v.Namespace, v.Name, v.Port = e.SplitName()
 	v.Protocol = proxier.Protocol(e.Proto).String()
 	v.State = Programmed
 	if e.State == serviceUnplaced {
@@ -189,7 +191,7 @@ func (v *ServiceView) describe(e *serviceEntry) {
 	}
 }
 
-func (t *tables) frontendsByService() (map[uint32][]frontendEntry, error) {
+func (t tableView) frontendsByService() (map[uint32][]frontendEntry, error) {
 	seen := map[frontendKey]frontendValue{} // a dump may repeat itself
 	err := t.frontends.Dump(func(key frontendKey, value frontendValue) { seen[key] = value })
 	if err != nil {
@@ -205,7 +207,7 @@ func (t *tables) frontendsByService() (map[uint32][]frontendEntry, error) {
 	return by, nil
 }
 
-func (t *tables) backendsByService() map[uint32][]uint32 {
+func (t tableView) backendsByService() map[uint32][]uint32 {
 	by := map[uint32][]uint32{}
 	for id := range t.backends {
 		if service := atomic.LoadUint32(&t.backends[id].Service); service != 0 {
@@ -215,7 +217,7 @@ func (t *tables) backendsByService() map[uint32][]uint32 {
 	return by
 }
 
-func (t *tables) viewService(id uint32, frontends []frontendEntry, candidates []uint32) ServiceView {
+func (t tableView) viewService(id uint32, frontends []frontendEntry, candidates []uint32) ServiceView {
 	stats := &t.serviceStats[id]
 	v := ServiceView{
 		ID: id,
@@ -312,7 +314,7 @@ type setsRead struct {
 }
 
 // readSets reads sets and backends, and says whether they belong together.
-func (t *tables) readSets(service uint32, candidates []uint32) setsRead {
+func (t tableView) readSets(service uint32, candidates []uint32) setsRead {
 	r := setsRead{members: map[uint32][proxier.Sets]bool{}, entries: map[uint32]backendEntry{}, consistent: true}
 	at := t.sets[service*setsPerService:][:proxier.Sets]
 	for s := range proxier.Sets {
@@ -366,7 +368,7 @@ func (t *tables) readSets(service uint32, candidates []uint32) setsRead {
 }
 
 // readBackend returns a backend if it is the one that a slot means.
-func (t *tables) readBackend(id, generation, service uint32) (backendEntry, bool) {
+func (t tableView) readBackend(id, generation, service uint32) (backendEntry, bool) {
 	if int(id) >= len(t.backends) {
 		return backendEntry{}, false
 	}

@@ -23,6 +23,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -63,7 +64,7 @@ func textOf(views []ServiceView) string {
 
 func mustView(t testing.TB, tables *tables) []ServiceView {
 	t.Helper()
-	views, err := tables.view()
+	views, err := tableView{tables}.view()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,11 +299,11 @@ func TestInspect(t *testing.T) {
 	})
 
 	t.Run("opt-outs", func(t *testing.T) {
-		cookie, err := NetNSCookie(client.NetNSPath())
+		cookie, err := netns.CookieOf(client.NetNSPath())
 		if err != nil {
 			t.Fatal(err)
 		}
-		other, err := NetNSCookie(a.NetNSPath())
+		other, err := netns.CookieOf(a.NetNSPath())
 		if err != nil || other == cookie {
 			t.Fatalf("two namespaces with cookies %d and %d, %v", cookie, other, err)
 		}
@@ -561,14 +562,14 @@ func inspectBesideWriter(t *testing.T, n *node) {
 }
 
 func TestNetNSCookieErrors(t *testing.T) {
-	if _, err := NetNSCookie("/proc/self/nothing"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := netns.CookieOf("/proc/self/nothing"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of nothing: %v", err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NetNSCookie(file); err == nil {
+	if _, err := netns.CookieOf(file); err == nil {
 		t.Error("a plain file has a cookie")
 	}
 }

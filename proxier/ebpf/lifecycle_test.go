@@ -283,7 +283,7 @@ func TestNewMapsUnderTraffic(t *testing.T) {
 // runFlowsOnce does what Run would have done by now.
 func runFlowsOnce(t testing.TB, tier *Tier) {
 	t.Helper()
-	if _, err := tier.flows.closeNow(t.Context()); err != nil {
+	if _, err := tier.sockets.closeNow(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -328,7 +328,7 @@ func TestModelKernel(t *testing.T) {
 func TestRefusedBatch(t *testing.T) {
 	l := lab.NewT(t)
 	n := newNode(t, l.Node("node1"), l, Options{})
-	m, err := reopen(n.tier.maps.TdmFrontend, unix.BPF_F_RDONLY)
+	m, err := reopen(n.tier.maps["tdm_frontend"], unix.BPF_F_RDONLY)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func (w *writer) syncLocals() error {
 	}
 	defer func() { w.locals = have }()
 	for key := range maps.Clone(have) {
-		if has(want, key) {
+		if _, ok := want[key]; ok {
 			continue
 		}
 		if err := w.tables.locals.Delete(key); err != nil {
@@ -112,24 +112,4 @@ func (w *writer) syncPrefixes() error {
 	atomic.StoreUint32(&w.tables.meta.Node, 1-current)
 	w.writes++
 	return errors.Join(errs...)
-}
-
-func bpfPrefix(p netip.Prefix) nodePrefix {
-	bits := p.Bits()
-	if p.Addr().Is4() {
-		bits += 96
-	}
-	var mask [16]byte
-	for i := range bits {
-		mask[i/8] |= 0x80 >> (i % 8)
-	}
-	return nodePrefix{Addr: bpfAddr(p.Addr()), Mask: bpfAddr(netip.AddrFrom16(mask))}
-}
-
-// unspecifiedOf is the unspecified address of the same family.
-func unspecifiedOf(a [4]uint32) [4]uint32 {
-	if goAddr(a).Is4() {
-		return bpfAddr(netip.IPv4Unspecified())
-	}
-	return bpfAddr(netip.IPv6Unspecified())
 }

@@ -87,7 +87,7 @@ func TestCleanupOfDevices(t *testing.T) {
 // packetObjectsOf are the packet programs of a tier and the maps that they use.
 func packetObjectsOf(t testing.TB, tier *Tier) (list []object) {
 	t.Helper()
-	for _, programs := range tier.packets.loaded {
+	for _, programs := range tier.devices.loaded {
 		for _, p := range programs {
 			info, err := p.Info()
 			if err != nil {

@@ -195,7 +195,7 @@ func replug(t *testing.T, e *edge) {
 	var watching sync.WaitGroup
 	watching.Go(func() {
 		w.Watch(ctx, func(u devices.Uplinks) {
-			if err := e.tier.SetUplinks(u.Devices); err != nil {
+			if err := e.tier.SetUplinks(t.Context(), u.Devices); err != nil {
 				t.Error(err)
 			}
 			told <- u.Devices

@@ -5,8 +5,6 @@ package ebpf
 import (
 	"errors"
 	"fmt"
-	"os"
-	"runtime"
 	"slices"
 
 	ciliumebpf "github.com/cilium/ebpf"
@@ -73,53 +71,4 @@ func (i *Inspector) withOptOuts(fn func(*ciliumebpf.Map) error) error {
 	}
 	defer writable.Close()
 	return fn(writable)
-}
-
-// NetNSCookie is the number by which programs know a network namespace, given
-// by a path such as /proc/<pid>/ns/net. It needs CAP_SYS_ADMIN.
-func NetNSCookie(path string) (uint64, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return 0, fmt.Errorf("open network namespace: %w", err)
-	}
-	defer f.Close()
-	var cookie uint64
-	done := make(chan error)
-	go func() { done <- inNetNS(f, func() (err error) { cookie, err = ownNetNSCookie(); return err }) }()
-	if err := <-done; err != nil {
-		return 0, err
-	}
-	if cookie == 0 {
-		return 0, fmt.Errorf("read the cookie of %s: %w before Linux 5.14", path, ciliumebpf.ErrNotSupported)
-	}
-	return cookie, nil
-}
-
-// inNetNS runs fn in a network namespace, on a thread that nobody else uses
-// until it is back.
-func inNetNS(ns *os.File, fn func() error) error {
-	runtime.LockOSThread()
-	home, err := os.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		runtime.UnlockOSThread()
-		return fmt.Errorf("open own network namespace: %w", err)
-	}
-	defer home.Close()
-	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
-		runtime.UnlockOSThread()
-		return fmt.Errorf("enter network namespace %s: %w", ns.Name(), err)
-	}
-	err = fn()
-	if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
-		// Still locked: the thread ends with this goroutine.
-		return errors.Join(err, fmt.Errorf("leave network namespace %s: %w", ns.Name(), back))
-	}
-	runtime.UnlockOSThread()
-	return err
-}
-
-// readOptOuts reads the opt-outs of a map, as far as that is possible.
-func readOptOuts(m *ciliumebpf.Map) []uint64 {
-	cookies, _ := keysOf[uint64, uint8](m)
-	return cookies
 }

@@ -83,7 +83,7 @@ type path struct {
 	node2    *lab.Node
 	pod      *lab.Pod
 	tier     *Tier
-	maps     map[string]*ciliumebpf.Map
+	maps     Maps
 	programs *packetPrograms
 	variant  variant
 	uplink   int // its index
@@ -103,7 +103,7 @@ func newPodPath(t testing.TB, opts Options, fromPod bool) *path {
 	p := newPath(t, opts)
 	p.variant = variant{role: rolePod, pod: fromPod}
 	var err error
-	if p.programs, err = p.tier.packets.programs(p.variant); err != nil {
+	if p.programs, err = p.tier.devices.programs(t.Context(), p.variant); err != nil {
 		t.Fatal(err)
 	}
 	p.use(t, p.pod.HostLink)
@@ -134,14 +134,14 @@ func newPath(t testing.TB, opts Options) *path {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.tier, p.maps = tier, tier.mapsByName()
+	p.tier, p.maps = tier, tier.maps
 	t.Cleanup(func() {
 		tier.Close()
 		if err := cleanupOn(p.at); err != nil {
 			t.Error(err)
 		}
 	})
-	if p.programs, err = tier.packets.programs(variant{}); err != nil {
+	if p.programs, err = tier.devices.programs(t.Context(), variant{}); err != nil {
 		t.Fatal(err)
 	}
 	if p.Proxier, err = proxier.New(proxier.Options{
@@ -154,7 +154,7 @@ func newPath(t testing.TB, opts Options) *path {
 	if err := p.Sync(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if err := tier.SetUplinks(uplinksOf(t, p.at)); err != nil {
+	if err := tier.SetUplinks(t.Context(), uplinksOf(t, p.at)); err != nil {
 		t.Fatal(err)
 	}
 	// Frames in reports can be used again.

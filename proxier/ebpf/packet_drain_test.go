@@ -29,10 +29,11 @@ func drainingPrograms(t *testing.T, p *path) *packetPrograms {
 		t.Cleanup(func() { m.Close() })
 		all[name] = m
 	}
-	d := newPackets(all, &p.tier.opts, p.tier.packets.snat)
+	opts := deviceOptionsOf(t, p.tier)
+	opts.Draining = true
+	d := newPackets(all, opts)
 	t.Cleanup(d.close)
-	d.draining = true
-	programs, err := d.programs(variant{})
+	programs, err := d.programs(t.Context(), variant{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -53,7 +53,7 @@ func TestProgramSizes(t *testing.T) {
 		sizes = append(sizes, s)
 	}
 	for i, h := range hooks {
-		measure(h.program, p.tier.programs[i])
+		measure(h.program, p.tier.hooks.programs[i])
 	}
 	for _, v := range []struct {
 		name string
@@ -62,7 +62,7 @@ func TestProgramSizes(t *testing.T) {
 		{"uplink", variant{role: roleUplink}}, {"uplink/l3", variant{role: roleUplink, l3: true}},
 		{"pod", variant{role: rolePod}}, {"pod/l3", variant{role: rolePod, l3: true}},
 	} {
-		programs, err := p.tier.packets.programs(v.variant)
+		programs, err := p.tier.devices.programs(t.Context(), v.variant)
 		if err != nil {
 			t.Fatal(err)
 		}

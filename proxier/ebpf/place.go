@@ -95,7 +95,8 @@ func (w *writer) place(index uint32) error {
 
 	// Addresses that now lead to another set have to be written before the set
 	// they led to may go. Until then the backends of both are kept.
-	switched := has(w.retry, index) || switches(p.frontends, frontends)
+	_, again := w.retry[index]
+	switched := again || switches(p.frontends, frontends)
 	if switched {
 		p.backends = slices.SortedFunc(slices.Values(slices.Concat(ids, removed)), w.compareBackends)
 	}
@@ -112,7 +113,8 @@ func (w *writer) place(index uint32) error {
 	w.enqueue(index, p, frontends, fresh)
 	var flushed error // may be about the addresses of others
 	if switched {
-		if flushed = w.flush(); has(w.retry, index) {
+		flushed = w.flush()
+		if _, failed := w.retry[index]; failed {
 			return flushed
 		}
 	}
@@ -278,23 +280,6 @@ func (w *writer) writeBackends(service uint32, d *proxier.Decision, ids []uint32
 		w.writes++
 		ids[i] = id
 	}
-}
-
-// Bits of backendEntry.Flags.
-const (
-	backendLocal = 1 << iota
-	backendTerminating
-)
-
-func backendFlags(b *proxier.Backend) uint32 {
-	var f uint32
-	if b.Local {
-		f |= backendLocal
-	}
-	if b.Terminating {
-		f |= backendTerminating
-	}
-	return f
 }
 
 // narrow ends the memberships that the published sets no longer give.

@@ -11,6 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/packet"
@@ -21,7 +22,7 @@ import (
 func cookieOf(t testing.TB, s *lab.Sandbox) (cookie uint64) {
 	t.Helper()
 	err := s.Do(func() (err error) {
-		cookie, err = ownNetNSCookie()
+		cookie, err = netns.Cookie()
 		return err
 	})
 	if err != nil {
@@ -34,7 +35,7 @@ func cookieOf(t testing.TB, s *lab.Sandbox) (cookie uint64) {
 func newPodNode(t testing.TB, at *lab.Node, l *lab.Lab) *node {
 	t.Helper()
 	n := newNode(t, at, l, Options{})
-	if err := n.tier.SetUplinks(uplinksOf(t, at)); err != nil {
+	if err := n.tier.SetUplinks(t.Context(), uplinksOf(t, at)); err != nil {
 		t.Fatal(err)
 	}
 	n.UpdateFacts(func(f *proxier.Facts) {
@@ -57,7 +58,7 @@ func (n *node) optOut(t testing.TB, pods ...*lab.Pod) *Inspector {
 	if err := n.tier.syncPodDevices(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := len(n.tier.pods.on); got != len(pods) {
+	if got := len(n.tier.podDevices.on); got != len(pods) {
 		t.Fatalf("%d devices of pods are served", got)
 	}
 	return i
@@ -125,7 +126,7 @@ func TestOptedOutPods(t *testing.T) {
 	if err := n.tier.syncPodDevices(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if got := len(n.tier.pods.on); got != 0 {
+	if got := len(n.tier.podDevices.on); got != 0 {
 		t.Errorf("%d devices of pods are still served", got)
 	}
 	if r, err := client.Ask(t.Context(), "tcp", targets()["tcp4"]); err != nil {
@@ -176,14 +177,14 @@ func TestPodDevicesAreInherited(t *testing.T) {
 			ask()
 			n.close()
 			n.start(t, Options{Sizes: tt.sizes})
-			if err := n.tier.SetUplinks(uplinksOf(t, one)); err != nil {
+			if err := n.tier.SetUplinks(t.Context(), uplinksOf(t, one)); err != nil {
 				t.Fatal(err)
 			}
 			n.OnServiceAdd(dualService())
 			n.setPods(web)
 			n.sync(t)
 			ask()
-			if v, on := n.tier.packets.on[link.Attrs().Index]; !on || v.role != rolePod {
+			if v, on := n.tier.devices.on[link.Attrs().Index]; !on || v.role != rolePod {
 				t.Errorf("the device is served: %v, as %v", on, v)
 			}
 

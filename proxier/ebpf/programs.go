@@ -14,9 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namePrefix begins the name of every program and map of ours.
-const namePrefix = "tdm_"
-
 // hooks are where the programs of the socket layer are attached.
 var hooks = [...]struct {
 	program string
@@ -120,46 +117,13 @@ func isOurProgram(program *ciliumebpf.Program) bool {
 	if err != nil {
 		return false
 	}
-	defer closeMaps(maps)
+	defer maps.Close()
 	return maps["tdm_meta"] != nil
 }
 
 func closeAttached(list []attached) {
 	for _, a := range list {
 		a.program.Close()
-	}
-}
-
-// mapsOf opens the maps of ours that a program uses, by name.
-func mapsOf(program *ciliumebpf.Program) (map[string]*ciliumebpf.Map, error) {
-	info, err := program.Info()
-	if err != nil {
-		return nil, err
-	}
-	mapIDs, ok := info.MapIDs()
-	if !ok {
-		return nil, errors.New("the kernel does not tell which maps a program uses")
-	}
-	maps := map[string]*ciliumebpf.Map{}
-	for _, id := range mapIDs {
-		m, err := ciliumebpf.NewMapFromID(id)
-		if err != nil {
-			closeMaps(maps)
-			return nil, fmt.Errorf("open map %d: %w", id, err)
-		}
-		about, err := m.Info()
-		if err != nil || !strings.HasPrefix(about.Name, namePrefix) {
-			m.Close()
-			continue
-		}
-		maps[about.Name] = m
-	}
-	return maps, nil
-}
-
-func closeMaps(maps map[string]*ciliumebpf.Map) {
-	for _, m := range maps {
-		m.Close()
 	}
 }
 

@@ -91,15 +91,6 @@ func (w *writer) removeRanges(p *port, want []rangeKey) error {
 	return nil
 }
 
-func rangeText(key rangeKey) string {
-	bits := int(key.PrefixLen) - 32
-	a := goAddr(key.Addr)
-	if a.Is4() {
-		bits -= 96
-	}
-	return fmt.Sprintf("%s/%d", a, bits)
-}
-
 // loadRanges reads what a previous process wrote. What belongs to nobody goes.
 func (w *writer) loadRanges(left []adoptedService) error {
 	var lost []rangeKey

@@ -4,14 +4,13 @@ package ebpf
 
 import (
 	"fmt"
-	"slices"
 
 	ciliumebpf "github.com/cilium/ebpf"
 )
 
-// reasons are the words for enum reason of bpf/reasons.h: what became of a
-// packet of a Service, for /metrics and people.
-var reasons = [...]string{
+// Reasons are the words for enum reason of bpf/reasons.h: the verdicts on packets
+// of Services, as metrics and tandemctl show them.
+var Reasons = [...]string{
 	"forwarded_local", "forwarded_remote", "forwarded_reply", "forwarded_icmp",
 	"answered_echo",
 	"rejected_no_backend", "rejected_no_source_port", "error_ttl", "error_too_big",
@@ -19,10 +18,7 @@ var reasons = [...]string{
 	"passed_reset", "passed_netfilter", "passed_fragment", "passed_headers", "passed_martian", "pushed_out",
 }
 
-// PacketResults are all there can be in a PacketCount.
-func PacketResults() []string { return slices.Clone(reasons[:]) }
-
-// PacketCount says of how many packets something became.
+// PacketCount counts packets by verdict.
 type PacketCount struct {
 	Result string `json:"result"`
 	Count  uint64 `json:"count"`
@@ -30,9 +26,9 @@ type PacketCount struct {
 
 // readReasons sums up the counters of all CPUs.
 func readReasons(m *ciliumebpf.Map) ([]PacketCount, error) {
-	counts := make([]PacketCount, len(reasons))
+	counts := make([]PacketCount, len(Reasons))
 	var perCPU []uint64
-	for i, name := range reasons {
+	for i, name := range Reasons {
 		counts[i].Result = name
 		if i >= int(m.MaxEntries()) {
 			continue // programs of another version
@@ -46,7 +42,3 @@ func readReasons(m *ciliumebpf.Map) ([]PacketCount, error) {
 	}
 	return counts, nil
 }
-
-// Packets counts the packets of Services since the programs were attached, by
-// what became of them.
-func (t *Tier) Packets() ([]PacketCount, error) { return readReasons(t.flowMaps["tdm_reason"]) }

@@ -74,7 +74,8 @@ func (w *writer) wantedOf(leaving []port, todo []uint32) map[frontendKey]struct{
 			if f := &d.Frontends[i]; !served(f) {
 				continue
 			}
-			if key := keyOf(d, i); has(keys, key) {
+			key := keyOf(d, i)
+			if _, leaving := keys[key]; leaving {
 				if wanted == nil {
 					wanted = map[frontendKey]struct{}{}
 				}
@@ -84,8 +85,6 @@ func (w *writer) wantedOf(leaving []port, todo []uint32) map[frontendKey]struct{
 	}
 	return wanted
 }
-
-func has[K comparable, V any](m map[K]V, key K) bool { _, ok := m[key]; return ok }
 
 // settle deletes the addresses that service ports lost in this sync, but for
 // those that were overwritten because another one has them now. Where writing
@@ -108,7 +107,7 @@ func (w *writer) settle(todo []uint32) error {
 			if _, lost := waits[f.key]; !lost {
 				continue
 			}
-			if has(w.retry, index) {
+			if _, failed := w.retry[index]; failed {
 				waits[f.key] = true
 			} else {
 				delete(waits, f.key)

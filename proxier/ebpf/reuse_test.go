@@ -235,7 +235,7 @@ func TestForeignFrontendValue(t *testing.T) {
 		} {
 			v := value(network)
 			change(&v)
-			if err := n.tier.maps.TdmFrontend.Put(frontendKeyOf(network), v); err != nil {
+			if err := n.tier.maps["tdm_frontend"].Put(frontendKeyOf(network), v); err != nil {
 				t.Fatal(err)
 			}
 			if r, err := client.Ask(t.Context(), network[:3], to); !errors.Is(err, unix.ECONNREFUSED) {
@@ -309,7 +309,7 @@ func TestForeignAffinity(t *testing.T) {
 	}
 	var records []record
 	var r record
-	all := n.tier.maps.TdmAffinity.Iterate()
+	all := n.tier.maps["tdm_affinity"].Iterate()
 	for all.Next(&r.key, &r.value) {
 		records = append(records, r)
 	}
@@ -320,7 +320,7 @@ func TestForeignAffinity(t *testing.T) {
 	for _, x := range records {
 		for _, y := range records {
 			if x.key.Service == y.key.Service && x.key.FamilySet != y.key.FamilySet {
-				if err := n.tier.maps.TdmAffinity.Put(x.key, y.value); err != nil {
+				if err := n.tier.maps["tdm_affinity"].Put(x.key, y.value); err != nil {
 					t.Fatal(err)
 				}
 				swapped++
@@ -360,7 +360,7 @@ func TestForeignUDPPeer(t *testing.T) {
 	}
 	var key sockUdpPeerKey
 	var own sockUdpPeer
-	peers := n.tier.maps.TdmUdpPeer
+	peers := n.tier.maps["tdm_udp_peer"]
 	all := peers.Iterate()
 	if !all.Next(&key, &own) || goAddrPort(own.Vip, own.VipPort) != to["s2"] {
 		t.Fatalf("%+v %+v %v", key, own, all.Err())

@@ -5,11 +5,7 @@ package ebpf
 import (
 	"cmp"
 	"fmt"
-
-	"github.com/tandem-proxy/tandem/proxier"
 )
-
-const setsPerService = uint32(proxier.Sets)
 
 // Sizes are the capacities of the maps; zero is the default. A change of any takes effect with the
 // next start, which moves to new maps without a gap.
@@ -93,35 +89,4 @@ func (s Sizes) Validate() error {
 		}
 	}
 	return nil
-}
-
-// flowRecords is the length of the map of flows: those of all kinds. Id 0 is
-// none.
-func (s Sizes) flowRecords() uint32 {
-	return s.TCPFlows + s.UDPFlows + powerOfTwo(s.YoungFlows) + maxClosed + 1
-}
-
-// flowMaps are the sizes of the maps of flows, by name.
-func (s Sizes) flowMaps() map[string]uint32 {
-	return map[string]uint32{
-		"tdm_flow": s.flowRecords(), "tdm_flow_key": 2 * s.flowRecords(),
-		"tdm_flow_young": powerOfTwo(s.YoungFlows) + maxClosed,
-	}
-}
-
-// Usage is how full a table is.
-type Usage struct {
-	Used int `json:"used"`
-	Max  int `json:"max"`
-}
-
-// CapacityError says that something does not fit into a table.
-type CapacityError struct {
-	Table string // frontends, services, backends, slots or ranges
-	Need  int
-	Usage
-}
-
-func (e *CapacityError) Error() string {
-	return fmt.Sprintf("needs %d more %s, and %d of %d are in use; raise --ebpf-max-%s", e.Need, e.Table, e.Used, e.Max, e.Table)
 }

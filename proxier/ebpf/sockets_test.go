@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -355,12 +356,12 @@ func TestAffinityBesideNewerConnection(t *testing.T) {
 		}
 		var key sockAffinityKey
 		var record sockAffinity
-		all := n.tier.maps.TdmAffinity.Iterate()
+		all := n.tier.maps["tdm_affinity"].Iterate()
 		if !all.Next(&key, &record) {
 			t.Fatal("no record: ", all.Err())
 		}
 		record.LastNs += uint64(time.Minute)
-		if err := n.tier.maps.TdmAffinity.Put(key, record); err != nil {
+		if err := n.tier.maps["tdm_affinity"].Put(key, record); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -438,10 +439,10 @@ func TestOptOut(t *testing.T) {
 		t.Errorf("pod: %v", err)
 	}
 	var cookie uint64
-	if err := client.Do(func() (err error) { cookie, err = ownNetNSCookie(); return err }); err != nil {
+	if err := client.Do(func() (err error) { cookie, err = netns.Cookie(); return err }); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.tier.maps.TdmOptout.Put(cookie, uint8(1)); err != nil {
+	if err := n.tier.maps["tdm_optout"].Put(cookie, uint8(1)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := client.Ask(shortly(t), "tcp", to); err == nil {

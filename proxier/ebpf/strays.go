@@ -6,11 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	ciliumebpf "github.com/cilium/ebpf"
 
@@ -20,17 +21,17 @@ import (
 // SocketPair is what a connected socket is known by.
 type SocketPair struct{ Local, Remote netip.AddrPort }
 
-func (f *flows) addStrays(strays map[SocketPair]struct{}) {
+func (f *flows) addStrays(strays sets.Set[SocketPair]) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	maps.Copy(f.strays, strays)
+	f.strays = f.strays.Union(strays)
 }
 
-func (f *flows) takeStrays() map[SocketPair]struct{} {
+func (f *flows) takeStrays() sets.Set[SocketPair] {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	strays := f.strays
-	f.strays = map[SocketPair]struct{}{}
+	f.strays = sets.New[SocketPair]()
 	return strays
 }
 
@@ -47,13 +48,13 @@ type reach struct {
 type hooked struct {
 	host     uint64 // cookie
 	hostOnly bool
-	optedOut map[uint64]struct{} // cookies
-	cgroups  map[uint64]struct{} // ids; nil for all
+	optedOut sets.Set[uint64] // cookies
+	cgroups  sets.Set[uint64] // ids; nil for all
 }
 
 func (h *reach) find() (hooked, error) {
 	found := hooked{hostOnly: h.hostOnly}
-	err := h.netns.Do(func() (err error) { found.host, err = ownNetNSCookie(); return err })
+	err := h.netns.Do(func() (err error) { found.host, err = netns.Cookie(); return err })
 	if err != nil {
 		return found, err
 	}
@@ -61,7 +62,7 @@ func (h *reach) find() (hooked, error) {
 	if err != nil {
 		return found, fmt.Errorf("read the opt-outs: %w", err)
 	}
-	found.optedOut = setOf(cookies)
+	found.optedOut = sets.New(cookies...)
 	if found.cgroups, err = cgroupsBelow(h.cgroup.Name()); err != nil {
 		return found, fmt.Errorf("list the cgroups: %w", err)
 	}
@@ -70,19 +71,19 @@ func (h *reach) find() (hooked, error) {
 
 // here says whether any do in this network namespace.
 func (h *hooked) here() (bool, error) {
-	cookie, err := ownNetNSCookie()
-	return err == nil && !has(h.optedOut, cookie) && (!h.hostOnly || cookie == h.host), err
+	cookie, err := netns.Cookie()
+	return err == nil && !h.optedOut.Has(cookie) && (!h.hostOnly || cookie == h.host), err
 }
 
 // cgroup says whether those of a cgroup do.
-func (h *hooked) cgroup(id uint64) bool { return h.cgroups == nil || has(h.cgroups, id) }
+func (h *hooked) cgroup(id uint64) bool { return h.cgroups == nil || h.cgroups.Has(id) }
 
 // rootCgroup is the id of the cgroup that every other one is below.
 const rootCgroup = 1
 
 // cgroupsBelow are the ids of a cgroup and of all below it; nil for every one there is.
-func cgroupsBelow(root string) (map[uint64]struct{}, error) {
-	ids := map[uint64]struct{}{}
+func cgroupsBelow(root string) (sets.Set[uint64], error) {
+	ids := sets.New[uint64]()
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist) && path != root:
@@ -101,16 +102,8 @@ func cgroupsBelow(root string) (map[uint64]struct{}, error) {
 			ids = nil
 			return fs.SkipAll
 		}
-		ids[id] = struct{}{}
+		ids.Insert(id)
 		return nil
 	})
 	return ids, err
-}
-
-func setOf[K comparable](keys []K) map[K]struct{} {
-	set := make(map[K]struct{}, len(keys))
-	for _, k := range keys {
-		set[k] = struct{}{}
-	}
-	return set
 }

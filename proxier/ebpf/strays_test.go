@@ -78,7 +78,7 @@ func TestStrays(t *testing.T) {
 				}
 			}
 			n.tier.CloseStrays(pairs)
-			if closed, err := n.tier.flows.closeNow(t.Context()); closed != want || err != nil {
+			if closed, err := n.tier.sockets.closeNow(t.Context()); closed != want || err != nil {
 				t.Errorf("closed %d, want %d: %v", closed, want, err)
 			}
 			for _, s := range strays {
@@ -89,7 +89,7 @@ func TestStrays(t *testing.T) {
 					t.Errorf("%s: read says %v, want it closed: %v", s.name, err, s.closed)
 				}
 			}
-			if left := n.tier.flows.takeStrays(); len(left) > 0 {
+			if left := n.tier.sockets.takeStrays(); len(left) > 0 {
 				t.Errorf("still to be closed: %v", left)
 			}
 		})
@@ -101,7 +101,7 @@ func TestStraysWithoutStorage(t *testing.T) {
 	l := lab.NewT(t, lab.Options{Pause: true})
 	one := l.Node("node1")
 	n := newNode(t, one, l, Options{})
-	n.tier.flows.storage = n.tier.maps.TdmOptout // which is none
+	n.tier.sockets.storage = n.tier.maps["tdm_optout"] // which is none
 	to := netip.AddrPortFrom(vip4, 80)
 	c, err := one.Dial(t.Context(), "udp", to)
 	if err != nil {
@@ -109,7 +109,7 @@ func TestStraysWithoutStorage(t *testing.T) {
 	}
 	defer c.Close()
 	n.tier.CloseStrays([]SocketPair{{netip.MustParseAddrPort(c.LocalAddr().String()), to}})
-	if closed, err := n.tier.flows.closeNow(t.Context()); closed != 1 || err == nil {
+	if closed, err := n.tier.sockets.closeNow(t.Context()); closed != 1 || err == nil {
 		t.Errorf("closed %d, %v", closed, err)
 	}
 }
@@ -121,10 +121,10 @@ func TestStraysAreKept(t *testing.T) {
 	n := newNode(t, one, l, Options{ProcRoot: t.TempDir() + "/nowhere"})
 	pair := SocketPair{netip.AddrPortFrom(one.Addr4, 4000), netip.AddrPortFrom(vip4, 80)}
 	n.tier.CloseStrays([]SocketPair{pair})
-	if _, err := n.tier.flows.closeNow(t.Context()); err == nil {
+	if _, err := n.tier.sockets.closeNow(t.Context()); err == nil {
 		t.Error("no error")
 	}
-	if left := n.tier.flows.takeStrays(); !has(left, pair) {
+	if left := n.tier.sockets.takeStrays(); !left.Has(pair) {
 		t.Error("nothing is left to be closed")
 	}
 }
@@ -140,7 +140,7 @@ func TestCgroupsBelow(t *testing.T) {
 		return st.Ino
 	}
 	ids, err := cgroupsBelow(one.CgroupPath())
-	if err != nil || !has(ids, own(one)) || has(ids, own(two)) {
+	if err != nil || !ids.Has(own(one)) || ids.Has(own(two)) {
 		t.Errorf("%v lacks %d or has %d: %v", ids, own(one), own(two), err)
 	}
 	if _, err := cgroupsBelow("/nowhere"); err == nil {

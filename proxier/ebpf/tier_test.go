@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
+	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -50,8 +51,15 @@ func openOn(t testing.TB, n *lab.Node, opts Options) (tier *Tier, err error) {
 		opts.Sizes = Sizes{Frontends: 1 << 12, Services: 1 << 10, Backends: 1 << 12, Slots: 1 << 13, Affinity: 1 << 10, UDPPeers: 1 << 10, OptOuts: 16,
 			TCPFlows: 1 << 10, UDPFlows: 1 << 10, YoungFlows: 1 << 10}
 	}
-	report := kernel.Report()
-	opts.Suit(&report)
+	lacking := kernel.Report().Lacking()
+	opts.NoSetRetval = opts.NoSetRetval || lacking.SetRetval
+	opts.NoGetpeername = opts.NoGetpeername || lacking.Getpeername
+	opts.NoFIBSource = opts.NoFIBSource || lacking.FIBSource
+	opts.NoConntrack = opts.NoConntrack || lacking.Conntrack
+	opts.NoPackets = opts.NoPackets || lacking.Packets
+	if opts.TC == tc.TCX && lacking.TCX {
+		opts.TC = tc.Clsact
+	}
 	err = n.Do(func() error {
 		tier, err = Open(context.Background(), opts)
 		return err

@@ -22,39 +22,10 @@ func (t *Traffic) add(packets, bytes uint64) {
 	t.Bytes += bytes
 }
 
-// ServiceTraffic is the traffic of a service port.
-type ServiceTraffic struct {
-	Namespace, Name, Port, Protocol string
-	Connections                     uint64
-	Traffic
-}
-
-// Traffic of all service ports that had connections.
-func (t *Tier) Traffic() ([]ServiceTraffic, error) {
-	t.writer.mu.RLock()
-	defer t.writer.mu.RUnlock()
-	tables := t.writer.tables
-	live, err := tables.traffic(t.flowMaps["tdm_flow"], t.flowTable.used())
-	if err != nil {
-		return nil, err
-	}
-	var list []ServiceTraffic
-	for id := range tables.services {
-		connections := atomic.LoadUint64(&tables.serviceStats[id].Connections)
-		if connections == 0 || tables.services[id].State == serviceFree {
-			continue
-		}
-		var v ServiceView
-		v.describe(&tables.services[id])
-		list = append(list, ServiceTraffic{v.Namespace, v.Name, v.Port, v.Protocol, connections, live[uint32(id)]})
-	}
-	return list, nil
-}
-
-// traffic of each service id: of flows that ended, and of those there are. What
+// TrafficByService is the traffic of each service id: of flows that ended, and of those there are. What
 // ends in between may be counted twice or not at all, this once. used is how
 // many flows there are.
-func (t *tables) traffic(flows *ciliumebpf.Map, used int) (map[uint32]Traffic, error) {
+func TrafficByService(t *tables, flows *ciliumebpf.Map, used int) (map[uint32]Traffic, error) {
 	by := map[uint32]Traffic{}
 	count := func(id uint32, packets, bytes uint64) {
 		if packets > 0 {
@@ -71,14 +42,14 @@ func (t *tables) traffic(flows *ciliumebpf.Map, used int) (map[uint32]Traffic, e
 		return by, nil
 	}
 	err := eachFlow(flows, func(f *flowEntry) {
-		count(t.serviceOf(f), f.Packets[0]+f.Packets[1], f.Bytes[0]+f.Bytes[1])
+		count(serviceOf(t, f), f.Packets[0]+f.Packets[1], f.Bytes[0]+f.Bytes[1])
 	})
 	return by, err
 }
 
 // serviceOf is the id of a flow's service, or 0 where that may have become
 // another's.
-func (t *tables) serviceOf(f *flowEntry) uint32 {
+func serviceOf(t *tables, f *flowEntry) uint32 {
 	if int(f.Backend) < len(t.backends) && int(f.Service) < len(t.serviceStats) {
 		if b := &t.backends[f.Backend]; atomic.LoadUint32(&b.Generation) == f.BackendGeneration && atomic.LoadUint32(&b.Service) == f.Service {
 			return f.Service

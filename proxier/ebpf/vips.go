@@ -68,7 +68,8 @@ func (v *vips) use(addr [4]uint32, n int) {
 func (v *vips) settle() (writes int, err error) {
 	var errs []error
 	for addr := range v.dirty {
-		used, written := has(v.users, addr), has(v.written, addr)
+		_, used := v.users[addr]
+		_, written := v.written[addr]
 		var err error
 		switch {
 		case used && !written:

@@ -28,9 +28,7 @@ type writer struct {
 	report func(proxier.Problem)
 	clock  clock.PassiveClock
 	grace  grace
-	// guard is called before the first frontend is written that needs
-	// guardHook.
-	guard func() error
+	guard  func() error // see WriterOptions
 
 	// mu guards everything below and the stores to the tables against those
 	// who read them beside Sync.
@@ -78,9 +76,26 @@ type queue struct {
 // last ones of their batch.
 const queueLength = 4096
 
-func newWriter(t *tables, s Sizes, c clock.PassiveClock, g grace, report func(proxier.Problem)) *writer {
+// WriterOptions are what a writer works with.
+type WriterOptions struct {
+	Sizes Sizes
+	Clock clock.PassiveClock
+	// Wait returns when every program that runs at the call has come to its end.
+	Wait func()
+	// Guard is called before the first frontend is written that only the program at
+	// sockets' egress can check; nil for none.
+	Guard func() error
+	// Report is told what does not fit.
+	Report func(proxier.Problem)
+}
+
+func newWriter(t *tables, o WriterOptions) *writer {
+	if o.Guard == nil {
+		o.Guard = func() error { return nil }
+	}
+	s, c, g := o.Sizes, o.Clock, grace(o.Wait)
 	return &writer{
-		tables: t, report: report, clock: c, grace: g, guard: func() error { return nil },
+		tables: t, report: o.Report, clock: c, grace: g, guard: o.Guard,
 		services: newIDs(1, s.Services, c, g), // id 0 stands for none
 		backends: newIDs(1, s.Backends, c, g),
 		slots:    newExtents(s.Slots, c, g),
@@ -89,6 +104,17 @@ func newWriter(t *tables, s Sizes, c clock.PassiveClock, g grace, report func(pr
 		unplaced: map[uint32]refusalCode{},
 	}
 }
+
+// Format marks empty tables as those of this version. Generations of backends begin with
+// that one: it is not to be one that older tables gave out.
+func (w *writer) Format(generation uint32) {
+	w.tables.meta.Generation = generation
+	w.tables.meta.Layout = layoutVersion
+	w.tables.meta.Magic = metaMagic
+}
+
+// Close unmaps the tables. No method may be called afterwards.
+func (w *writer) Close() { w.tables.unmap() }
 
 // sync brings the update into the tables. It says whether UDP backends serve no
 // longer, so that flows to them have to be closed.
@@ -231,10 +257,6 @@ func (w *writer) flush() error {
 	}
 	q.keys, q.values, q.owners = q.keys[:0], q.values[:0], q.owners[:0]
 	return errors.Join(errs...)
-}
-
-func frontendText(key frontendKey) string {
-	return fmt.Sprintf("%s/%s", goAddrPort(key.Addr, key.Port), proxier.Protocol(key.Proto))
 }
 
 func sortedKeys[V any](m map[uint32]V) []uint32 {

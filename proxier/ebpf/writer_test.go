@@ -54,7 +54,9 @@ func newHarness(t testing.TB, tables *tables, s Sizes) *harness {
 	if tables.meta.Magic == 0 {
 		tables.meta.Magic, tables.meta.Layout, tables.meta.Generation = metaMagic, layoutVersion, 7
 	}
-	h.writer = newWriter(tables, s, clock, func() {}, func(p proxier.Problem) { h.problems = append(h.problems, p) })
+	h.writer = newWriter(tables, WriterOptions{
+		Sizes: s, Clock: clock, Wait: func() {}, Report: func(p proxier.Problem) { h.problems = append(h.problems, p) },
+	})
 	if err := h.writer.load(); err != nil {
 		t.Fatalf("load: %v", err)
 	}

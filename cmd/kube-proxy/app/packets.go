@@ -19,7 +19,7 @@ import (
 // leavesPackets says which clients programs do not serve, if there are such: rules have
 // to.
 func (p *proxy) leavesPackets() (whom string, leaves bool) {
-	missing := ebpf.MissingForPackets(&p.report)
+	missing := p.report.MissingForPackets()
 	switch {
 	case len(missing) > 0:
 		return "clients outside this node, since this kernel lacks " + strings.Join(missing, ", "), true
@@ -40,7 +40,7 @@ func (p *proxy) followUplinks(ctx context.Context, tier *ebpf.Tier) {
 		if len(u.Devices) == 0 {
 			logger.Info("No device is found by which traffic for this node comes in; --ebpf-devices can name them")
 		}
-		if err := tier.SetUplinks(u.Devices); err != nil {
+		if err := tier.SetUplinks(ctx, u.Devices); err != nil {
 			logger.Error(err, "Some devices are not served; trying again with the next full sync")
 			return
 		}

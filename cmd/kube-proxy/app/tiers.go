@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/kernel/nfacct"
+	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
@@ -199,7 +200,12 @@ func (p *proxy) openFast(ctx context.Context) (*ebpf.Tier, error) {
 	if opts.NodePortRange, err = config.ParsePortRange(e.NodePortRange); err != nil {
 		return nil, err // validated before
 	}
-	opts.Suit(&p.report)
+	lacking := p.report.Lacking()
+	opts.NoSetRetval, opts.NoGetpeername, opts.NoFIBSource = lacking.SetRetval, lacking.Getpeername, lacking.FIBSource
+	opts.NoConntrack, opts.NoPackets = lacking.Conntrack, lacking.Packets
+	if lacking.TCX {
+		opts.TC = tc.Clsact
+	}
 	if err := p.keepNodePorts(logger); err != nil {
 		logger.Error(err, "Cannot keep connections of this host from getting NodePorts as their source ports", "nodePortRange", opts.NodePortRange)
 	}

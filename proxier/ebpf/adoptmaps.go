@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"fmt"
+
+	"k8s.io/klog/v2"
+)
+
+// adopt loads the programs onto the maps of the earlier ones.
+func (t *Tier) adopt(s specs) error {
+	maps, err := mapsOf(t.earlier[0].program)
+	if err != nil {
+		return err
+	}
+	// Not every program uses every map.
+	for _, e := range t.earlier[1:] {
+		more, err := mapsOf(e.program)
+		if err != nil {
+			maps.Close()
+			return err
+		}
+		for name, m := range more {
+			if _, known := maps[name]; known {
+				m.Close()
+				continue
+			}
+			maps[name] = m
+		}
+	}
+	defer maps.Close()
+	replacements := Maps{}
+	for name, spec := range s.sockets.Maps {
+		if !isOurs(name) {
+			continue
+		}
+		m := maps[name]
+		if m == nil {
+			return fmt.Errorf("map %s is missing", name)
+		}
+		if err := spec.Compatible(m); err != nil {
+			return fmt.Errorf("map %s: %w", name, err)
+		}
+		replacements[name] = m
+	}
+	for name, m := range maps {
+		if replacements[name] == nil {
+			replacements[name] = m // openPacketMaps looks at them
+		}
+	}
+	if err := t.load(s, replacements); err != nil {
+		return err
+	}
+	if err := t.writer.load(); err != nil {
+		t.unload()
+		return err
+	}
+	return nil
+}
+
+// keptMaps are those maps of the earlier programs that hold what sockets and
+// clients remember. They stay while tables are built anew: what they say of
+// backends refers to generations that the new tables do not give out again.
+func (t *Tier) keptMaps(logger klog.Logger, s specs) (kept Maps, optOuts []uint64) {
+	kept = Maps{}
+	for _, e := range t.earlier {
+		maps, err := mapsOf(e.program)
+		if err != nil {
+			logger.Error(err, "Cannot open the maps of an earlier program")
+			continue
+		}
+		for _, name := range append([]string{"tdm_sock", "tdm_udp_peer", "tdm_optout"}, flowMapNames...) {
+			m := maps[name]
+			if m == nil || kept[name] != nil {
+				continue
+			}
+			// Of the maps of flows, openPacketMaps knows what fits.
+			if spec := s.sockets.Maps[name]; spec == nil || spec.Compatible(m) == nil {
+				kept[name] = m
+				delete(maps, name)
+			} else if name == "tdm_optout" {
+				optOuts, _ = keysOf[uint64, uint8](m) // as far as it can be read
+			}
+		}
+		maps.Close()
+	}
+	return kept, optOuts
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"sync/atomic"
+
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// ServiceTraffic is the traffic of a service port.
+type ServiceTraffic struct {
+	Namespace, Name, Port, Protocol string
+	Connections                     uint64
+	Traffic
+}
+
+// Traffic of all service ports that had connections.
+func (t *Tier) Traffic() (list []ServiceTraffic, err error) {
+	err = t.writer.Read(func(tables *tables) error {
+		live, err := TrafficByService(tables, t.maps["tdm_flow"], t.flowTable.used())
+		if err != nil {
+			return err
+		}
+		for id := range tables.services {
+			service := &tables.services[id]
+			connections := atomic.LoadUint64(&tables.serviceStats[id].Connections)
+			if connections == 0 || service.State == serviceFree {
+				continue
+			}
+			namespace, name, port := service.SplitName()
+			list = append(list, ServiceTraffic{namespace, name, port, proxier.Protocol(service.Proto).String(), connections, live[uint32(id)]})
+		}
+		return nil
+	})
+	return list, err
+}
+
+// Packets counts the packets of Services since the programs were attached, by verdict.
+func (t *Tier) Packets() ([]PacketCount, error) { return readReasons(t.maps["tdm_reason"]) }
+
+// Usage of the tables, by name.
+func (t *Tier) Usage() map[string]Usage {
+	all := t.writer.usage()
+	f := t.flowTable
+	all["flows"] = Usage{f.used(), f.limit()}
+	all["tcp_flows"] = Usage{int(f.count(flowKeptTCP)), int(t.opts.Sizes.TCPFlows)}
+	all["udp_flows"] = Usage{int(f.count(flowKeptUDP)), int(t.opts.Sizes.UDPFlows)}
+	return all
+}
+
+// Unplaced are the service ports that do not fit into the maps, by Decision.Index, and
+// why.
+func (t *Tier) Unplaced() map[uint32]error { return t.writer.Unplaced() }
+
+// ClosedSockets counts the UDP sockets that were closed because their backend
+// was gone.
+func (t *Tier) ClosedSockets() uint64 { return t.sockets.Closed() }

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	ciliumebpf "github.com/cilium/ebpf"
+)
+
+// Maps are maps of the programs, by name.
+type Maps map[string]*ciliumebpf.Map
+
+// namePrefix begins the name of every program and map of ours.
+const namePrefix = "tdm_"
+
+// mapsOf opens the maps of ours that a program uses, by name.
+func mapsOf(program *ciliumebpf.Program) (Maps, error) {
+	info, err := program.Info()
+	if err != nil {
+		return nil, err
+	}
+	mapIDs, ok := info.MapIDs()
+	if !ok {
+		return nil, errors.New("the kernel does not tell which maps a program uses")
+	}
+	maps := Maps{}
+	for _, id := range mapIDs {
+		m, err := ciliumebpf.NewMapFromID(id)
+		if err != nil {
+			maps.Close()
+			return nil, fmt.Errorf("open map %d: %w", id, err)
+		}
+		about, err := m.Info()
+		if err != nil || !strings.HasPrefix(about.Name, namePrefix) {
+			m.Close()
+			continue
+		}
+		maps[about.Name] = m
+	}
+	return maps, nil
+}
+
+// Close closes all of them.
+func (maps Maps) Close() {
+	for _, m := range maps {
+		m.Close()
+	}
+}
+
+// isOurs says whether a program or map of that name is the proxy's.
+func isOurs(name string) bool {
+	return len(name) > len(namePrefix) && name[:len(namePrefix)] == namePrefix
+}
+
+func sameMap(a, b *ciliumebpf.Map) (bool, error) {
+	infoA, err := a.Info()
+	if err != nil {
+		return false, fmt.Errorf("look at map %s: %w", a, err)
+	}
+	infoB, err := b.Info()
+	if err != nil {
+		return false, fmt.Errorf("look at map %s: %w", b, err)
+	}
+	idA, _ := infoA.ID()
+	idB, _ := infoB.ID()
+	return idA == idB, nil
+}
+
+// empty deletes all of a map, whatever its layout.
+func empty(m *ciliumebpf.Map) error {
+	if m == nil {
+		return nil
+	}
+	var keys [][]byte
+	for last := any(nil); ; {
+		key, err := m.NextKeyBytes(last)
+		if err != nil {
+			return fmt.Errorf("read the keys of %s: %w", m, err)
+		}
+		if key == nil {
+			break
+		}
+		keys, last = append(keys, key), key
+	}
+	for _, key := range keys {
+		if err := m.Delete(key); err != nil && !errors.Is(err, ciliumebpf.ErrKeyNotExist) {
+			return fmt.Errorf("empty %s: %w", m, err)
+		}
+	}
+	return nil
+}
