@@ -8,7 +8,10 @@
 
 #include "lb_types.h"
 
-/* Addresses of 16 bytes; IPv4 is ::ffff:a.b.c.d. */
+#define AF_INET 2
+#define AF_INET6 10
+
+/* Addresses have 16 bytes; IPv4 is ::ffff:a.b.c.d. */
 
 static const __be32 v4_prefix = bpf_htonl(0xffff);
 
@@ -17,8 +20,8 @@ static __always_inline bool is_v4(const __be32 *a)
 	return !a[0] && !a[1] && a[2] == v4_prefix;
 }
 
-/* No single host has it, so nobody is to be answered there (RFC 1122, 3.2.2).
- */
+/* An address that no single host can have, so no answer is sent to it (RFC
+ * 1122, 3.2.2). */
 static __always_inline bool is_martian(const __be32 *a)
 {
 	__u32 last = bpf_ntohl(a[3]);

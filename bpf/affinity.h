@@ -9,14 +9,14 @@
 #include "lb_maps.h"
 
 /*
- * The client's remembered backend, unless its time is up. The timeout counts
- * from the newest connection, not from the newest packet, and a change of it
- * applies to the next look: the frontend holds it, not the entry.
+ * The client's backend, until the affinity times out. The timeout counts from
+ * the newest connection, not from the newest packet. A change of the timeout
+ * applies at once, since it is stored in the frontend and not in the entry.
  *
- * The element may change hands while it is used, see check.h. It needs no
- * check: a backend counts only if it is of this service and in this set, and
- * such a one of another client is as good as any, now that ours is forgotten. A
- * time that lands in the record of another client lets it live a little longer.
+ * The element may be reused for another key meanwhile (see check.h), but it
+ * needs no check. A backend is used only if it belongs to this service and to
+ * this set; then another client's backend is as good as any, as this client's
+ * entry is gone. A time written to another client's entry only prolongs that.
  */
 static __always_inline struct affinity *
 affinity_lookup(const struct affinity_key *who, __u64 now, __u32 timeout)
@@ -26,7 +26,7 @@ affinity_lookup(const struct affinity_key *who, __u64 now, __u32 timeout)
 
 	if (!last)
 		return NULL;
-	/* Negative beside a connection that began later, on another CPU. */
+	/* Negative if another CPU stored a later time. */
 	age = now - last->last_ns;
 	if (age > (__s64)(timeout * NSEC_PER_SEC))
 		return NULL;

@@ -5,19 +5,24 @@
 #include <linux/types.h>
 #include <stddef.h>
 
+#include "btf_emit.h"
+
 /*
- * A lookup in a hash map returns the element itself. The kernel gives an
- * element that was deleted, replaced or evicted to the next key at once and
- * not after a grace period, so what a program reads there may have become the
- * value of another key, or be half written. Hence values carry a check of their
- * key and of what matters in them. A value that passes is whole and the key's
- * own, but for one in 2^32 of the reads that raced.
+ * A lookup in a hash map returns the element itself. The kernel reuses an
+ * element that was deleted, replaced or evicted for the next key at once,
+ * without a grace period. So a program may read the value of another key, or a
+ * value that is being written. Hence values carry a check of their key and of
+ * the fields that matter. A value that passes is complete and belongs to the
+ * key; of the reads that raced, one in 2^32 passes wrongly.
  *
  * The words are as they are in memory, so that user space gets the same on
- * either byte order (proxier/ebpf/check.go). It is no defence against somebody
- * who looks for collisions: that would also take winning the race.
+ * either byte order (proxier/ebpf/check.go). The check is no protection against
+ * an attacker who looks for collisions, who would also have to win the race.
  */
-#define CHECK_FACTOR 0x9e3779b97f4a7c15ULL /* odd, 2^64 / golden ratio */
+enum check_factor {
+	CHECK_FACTOR = 0x9e3779b97f4a7c15ULL, /* odd, 2^64 / golden ratio */
+};
+BTF_EMIT(check_factor);
 
 static __always_inline __u32 check_of(const __u32 *words, size_t n)
 {
@@ -26,7 +31,7 @@ static __always_inline __u32 check_of(const __u32 *words, size_t n)
 #pragma unroll
 	for (size_t i = 0; i < n; i++)
 		sum = (sum + words[i]) * CHECK_FACTOR;
-	return sum >> 32 ?: 1; /* 0 is memory that nobody wrote */
+	return sum >> 32 ?: 1; /* 0 stands for memory that was never written */
 }
 
 #endif

@@ -6,13 +6,15 @@
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
+#include "addr.h"
+#include "global.h"
 #include "packet.h"
 #include "tc_config.h"
 
 /*
- * The kernel's own conntrack (Linux 5.18): connections that netfilter
- * or IPVS translates, as another proxy, or ours in another mode, had them do.
- * They go on so after its rules are gone.
+ * The kernel's conntrack (Linux 5.18). It knows connections that netfilter or
+ * IPVS translates, for another proxy or for this one in another mode. They stay
+ * translated after the rules are removed.
  */
 
 union nf_inet_addr {
@@ -43,8 +45,7 @@ struct nf_conntrack_tuple_hash {
 } __attribute__((preserve_access_index));
 
 struct nf_conn {
-	struct nf_conntrack_tuple_hash
-		tuplehash[2]; /* of requests, of replies */
+	struct nf_conntrack_tuple_hash tuplehash[2]; /* original, reply */
 	unsigned long status;
 } __attribute__((preserve_access_index));
 
@@ -56,7 +57,7 @@ struct bpf_ct_opts {
 	__u8 reserved[2];
 };
 
-/* Sizes and order as in the kernel, of which this is a part. */
+/* Must match the kernel, whose structure begins like this one. */
 _Static_assert(sizeof(struct bpf_ct_opts) == 12, "bpf_ct_opts");
 
 #define CT_OWN_NETNS -1
@@ -70,8 +71,8 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb,
 					 __u32 opts__sz) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
 
-/* What conntrack has of the connection that packets with this key are of, as
- * they are on the wire; the caller has to release it. */
+/* Looks up a connection by its addresses and ports on the wire. The caller has
+ * to release it. */
 static __always_inline struct nf_conn *
 conntrack_find(struct __sk_buff *skb, const struct flow_key *key)
 {
@@ -110,8 +111,8 @@ static __always_inline bool conntrack_has(struct __sk_buff *skb,
 	return confirmed;
 }
 
-/* Whether replies come from elsewhere than requests go to. That IPVS has it so,
- * no bit of the status says. */
+/* Whether replies have another source than requests have as destination. No
+ * status bit tells this for IPVS. */
 static __always_inline bool is_translated(const struct nf_conn *ct)
 {
 	const struct nf_conntrack_tuple *requests = &ct->tuplehash[0].tuple;
@@ -125,7 +126,7 @@ static __always_inline bool is_translated(const struct nf_conn *ct)
 	       requests->dst.u3.ip6[3] != replies->src.u3.ip6[3];
 }
 
-/* Whether netfilter translates the destination of a packet. */
+/* Whether netfilter or IPVS translates the destination of a packet. */
 GLOBAL int netfilter_has(struct __sk_buff *skb, const struct packet *p)
 {
 	struct nf_conn *ct;

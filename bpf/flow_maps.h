@@ -7,9 +7,9 @@
 
 #include "flow_types.h"
 
-/* Layout and sizes as in lb_maps.h. */
+/* Layout and sizes: see lb_maps.h. */
 
-/* flow id -> the flow; id 0 is none */
+/* flow id -> flow; id 0 stands for none */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -18,7 +18,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_flow SEC(".maps");
 
-/* packet -> flow id and generation */
+/* addresses and ports of a packet -> flow id and generation */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct flow_key);
@@ -26,10 +26,8 @@ struct {
 	__uint(max_entries, 1 << 19);
 } tdm_flow_key SEC(".maps");
 
-/*
- * Two rings, of ids and generations: young flows in the order of their birth,
- * and the last MAX_CLOSED of those that are over.
- */
+/* Two rings of flow ids and generations: young flows in order of creation, and
+ * the last MAX_CLOSED closed flows. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -46,7 +44,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_flow_count SEC(".maps");
 
-/* address of a Service that answers an echo request -> 1 */
+/* address of a Service that answers echo requests -> 1 */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, __be32[4]);
@@ -54,7 +52,7 @@ struct {
 	__uint(max_entries, 16384);
 } tdm_vip SEC(".maps");
 
-/* index of a device that clients and other nodes are behind -> 1 */
+/* index of a device that connects to clients and other nodes -> 1 */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, __u32);

@@ -3,80 +3,48 @@
 #define TANDEM_FORWARD_H
 
 #include <linux/bpf.h>
-#include <stdbool.h>
-#include <bpf/bpf_endian.h>
+#include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
+#include "flow_index.h"
+#include "nat.h"
 #include "packet.h"
+#include "reasons.h"
+#include "redirect.h"
+#include "route.h"
+#include "verdict.h"
 
-#define FIB_SOURCE (1U << 4) /* BPF_FIB_LOOKUP_SRC */
-
-#define AF_INET 2
-#define AF_INET6 10
-
-/*
- * Asks the routing table where packets to an address go, and with which
- * source address this node would send them. Returns BPF_FIB_LKUP_RET_*.
- */
-static __always_inline long route(struct __sk_buff *skb,
-				  struct bpf_fib_lookup *fib,
-				  const struct flow_key *to, __u16 len,
-				  __u32 flags)
+/* Length on the wire of the longest packet that this one is sent as. */
+static __always_inline __u16 wire_len(const struct __sk_buff *skb,
+				      const struct packet *p)
 {
-	__builtin_memset(fib, 0, sizeof(*fib));
-	fib->ifindex = skb->ifindex;
-	fib->tot_len = len;
-	fib->l4_protocol = to->proto;
-	fib->sport = to->sport;
-	fib->dport = to->dport;
-	if (is_v4(to->dst)) {
-		fib->family = AF_INET;
-		fib->ipv4_src = to->src[3];
-		fib->ipv4_dst = to->dst[3];
-	} else {
-		fib->family = AF_INET6;
-		copy_addr(fib->ipv6_src, to->src);
-		copy_addr(fib->ipv6_dst, to->dst);
+	if (skb->gso_size)
+		return p->l4 - p->l3 + p->l4_len + skb->gso_size;
+	return p->l3_len;
+}
+
+/* Translates a packet and redirects it past the stack. */
+static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
+				   const struct flow_hit *hit)
+{
+	struct bpf_fib_lookup fib;
+	long found;
+
+	if (p->ttl <= 1)
+		return EXPIRED;
+	found = route(skb, &fib, &hit->to, wire_len(skb, p), 0);
+	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
+		p->mtu = fib.mtu_result;
+		return TOO_BIG;
 	}
-	return bpf_fib_lookup(skb, fib, sizeof(*fib), flags);
-}
-
-/* Sends a packet out by the way that was found; the kernel finds the
- * neighbour's address, and asks for it where it is unknown. */
-static __always_inline long send_out(const struct bpf_fib_lookup *fib)
-{
-	struct bpf_redir_neigh next = { .nh_family = fib->family };
-
-	/* The next hop may be of the other family; what is in ipv6_dst then is
-	 * longer. */
-	if (fib->family == AF_INET)
-		next.ipv4_nh = fib->ipv4_dst;
-	else
-		copy_addr(next.ipv6_nh, fib->ipv6_dst);
-	return bpf_redirect_neigh(fib->ifindex, &next, sizeof(next), 0);
-}
-
-/* One hop less, as a router does. */
-static __always_inline long decrement_ttl(struct __sk_buff *skb,
-					  const struct packet *p)
-{
-	__u8 ttl = p->ttl - 1;
-	__be16 old, new;
-	long err;
-
-	if (p->v6)
-		/* No other checksum makes up for it. */
-		return bpf_skb_store_bytes(
-			skb, p->l3 + offsetof(struct ipv6hdr, hop_limit), &ttl,
-			sizeof(ttl), BPF_F_RECOMPUTE_CSUM);
-	/* The protocol is the other byte of the word. */
-	old = bpf_htons(p->ttl << 8 | p->key.proto);
-	new = bpf_htons(ttl << 8 | p->key.proto);
-	err = bpf_l3_csum_replace(skb, p->l3 + offsetof(struct iphdr, check),
-				  old, new, sizeof(new));
-	return err |
-	       bpf_skb_store_bytes(skb, p->l3 + offsetof(struct iphdr, ttl),
-				   &ttl, sizeof(ttl), 0);
+	/* The route may come back; the stack would reset the connection. */
+	if (found != BPF_FIB_LKUP_RET_SUCCESS &&
+	    found != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return done(DROP_NO_ROUTE, TC_ACT_SHOT);
+	if (rewrite(skb, p, &hit->to) || decrement_ttl(skb, p))
+		return done(DROP_REWRITE, TC_ACT_SHOT);
+	count_reason(hit->reply ? FORWARD_REPLY : FORWARD_REMOTE);
+	return send_out(&fib);
 }
 
 #endif

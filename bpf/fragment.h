@@ -6,8 +6,9 @@
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
+#include "addr.h"
 #include "check.h"
-#include "flow.h"
+#include "global.h"
 #include "packet.h"
 
 struct fragment_key {
@@ -23,7 +24,7 @@ struct fragment_ports {
 	__u32 check; /* of the key and the ports, see check.h */
 };
 
-/* a fragmented packet -> its ports, which its first fragment alone has */
+/* a fragmented packet -> its ports, which are only in the first fragment */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct fragment_key);
@@ -42,9 +43,9 @@ static __always_inline __u32 fragment_check(const struct fragment_key *key,
 }
 
 /*
- * Has later fragments go the way of their first one; false for one whose first
- * has not been seen. Those go up the stack, as do those of packets that are
- * out of order.
+ * Stores the ports of a first fragment, or gives them to a later one. Returns
+ * false if the first one has not been seen; then the fragment passes to the
+ * stack, as do fragments that are out of order.
  */
 GLOBAL int follow_fragment(struct packet *p)
 {
@@ -69,7 +70,7 @@ GLOBAL int follow_fragment(struct packet *p)
 	if (!known)
 		return false;
 	ports = *known;
-	barrier(); /* what is checked is what is used */
+	barrier(); /* check and use the same copy */
 	if (ports.check != fragment_check(&key, &ports))
 		return false;
 	p->key.sport = ports.sport;

@@ -10,18 +10,18 @@
 #include "check.h"
 #include "lb_maps.h"
 
-/* What a frontend leads to: a copy, since the element may change hands. */
+/* The fields of a frontend, copied since the element may be reused. */
 struct frontend_ref {
 	__u32 service;
 	__u32 flags;
 	__u32 affinity;
-	__u32 set; /* of the route that was taken */
+	__u32 set; /* set by frontend_route() */
 };
 
 enum frontend_result {
 	FRONTEND_FOUND,
 	FRONTEND_NONE,
-	FRONTEND_RACED, /* there is one, but it was not whole: look again */
+	FRONTEND_RACED, /* inconsistent read: try again */
 };
 
 static __always_inline __u32 frontend_check(const struct frontend_key *key,
@@ -37,7 +37,7 @@ static __always_inline __u32 frontend_check(const struct frontend_key *key,
 	return check_of(words, sizeof(words) / sizeof(words[0]));
 }
 
-/* The key of a NodePort, of any address of the family that key has. */
+/* Turns a key into that of a NodePort, for any address of its family. */
 static __always_inline void frontend_key_node(struct frontend_key *key)
 {
 	key->scope = SCOPE_NODE;
@@ -48,13 +48,14 @@ static __always_inline void frontend_key_node(struct frontend_key *key)
 }
 
 /*
- * What is not found is not there, since user space overwrites in place
- * (BPF_F_LOCK). An ordinary update links a new element at the head of the
- * bucket and unlinks the old one: who is between the two meets neither.
+ * A miss is reliable, since user space updates in place (BPF_F_LOCK). An
+ * ordinary update links a new element at the head of the bucket and then
+ * unlinks the old one; a lookup in between may find neither.
  *
- * What is left are deleted elements that are used again, and values that are
- * just being copied. Against these is the check. The lock would be no help with
- * the former, and make all CPUs that dial one address write to one cache line.
+ * Two races remain: a deleted element that is reused, and a value that is just
+ * being copied. The check detects both. Taking the lock would not help against
+ * the first, and would make all CPUs that dial one address write to one cache
+ * line.
  */
 static __always_inline enum frontend_result
 frontend_lookup(const struct frontend_key *key, struct frontend_ref *ref)
@@ -73,7 +74,7 @@ frontend_lookup(const struct frontend_key *key, struct frontend_ref *ref)
 	return FRONTEND_FOUND;
 }
 
-/* Takes the route of that origin, and returns it. */
+/* Selects and returns the route for an origin. */
 static __always_inline __u32 frontend_route(struct frontend_ref *ref,
 					    const __be32 *vip,
 					    enum lb_origin origin)
@@ -88,7 +89,7 @@ static __always_inline __u32 frontend_route(struct frontend_ref *ref,
 	return route & ((1 << ROUTE_BITS) - 1);
 }
 
-/* Whether the source ranges let a client in whose address is known. */
+/* Whether the source ranges admit a client whose address is known. */
 static __always_inline bool frontend_admits(const struct frontend_ref *ref,
 					    const __be32 *vip,
 					    const __be32 *client)

@@ -2,22 +2,42 @@
 #ifndef TANDEM_ICMP_H
 #define TANDEM_ICMP_H
 
-#include <linux/bpf.h>
+#include <linux/types.h>
+#include <linux/in.h>
+#include <linux/in6.h>
 #include <stdbool.h>
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
 
-#include "flow.h"
-#include "nat.h"
 #include "packet.h"
-#include "reject.h"
+
+/* Types and codes, of ICMP and of ICMPv6. */
+#define ICMP_ECHOREPLY 0
+#define ICMP_DEST_UNREACH 3
+#define ICMP_ECHO 8
+#define ICMP_TIME_EXCEEDED 11
+#define ICMP_PARAMETERPROB 12
+#define ICMP_PORT_UNREACH 3
+#define ICMP_FRAG_NEEDED 4
+#define ICMPV6_DEST_UNREACH 1
+#define ICMPV6_PKT_TOOBIG 2
+#define ICMPV6_TIME_EXCEED 3
+#define ICMPV6_PARAMPROB 4
+#define ICMPV6_PORT_UNREACH 4
+#define ICMPV6_ECHO_REQUEST 128
+#define ICMPV6_ECHO_REPLY 129
+
+struct icmp_error {
+	__u8 type;
+	__u8 code;
+	__be16 check;
+	__be32 info;
+};
 
 static __always_inline bool is_icmp(const struct packet *p)
 {
 	return p->key.proto == IPPROTO_ICMP || p->key.proto == IPPROTO_ICMPV6;
 }
 
-/* Errors quote the packet they are about. */
+/* Errors quote the packet that caused them. */
 static __always_inline bool is_icmp_error(const struct packet *p)
 {
 	__u8 type = p->key.sport & 0xff;
@@ -28,137 +48,12 @@ static __always_inline bool is_icmp_error(const struct packet *p)
 	       type == ICMP_PARAMETERPROB;
 }
 
-/* The quoted packet, of which no more than 8 bytes behind IP may be there. */
-static __always_inline bool
-parse_quote(struct __sk_buff *skb, const struct packet *p, struct packet *inner)
-{
-	__be32 ports;
-
-	inner->l3 = p->l4 + sizeof(struct icmp_error);
-	if ((p->v6 ? parse_v6(skb, inner) : parse_v4(skb, inner)) != UNDERSTOOD)
-		return false;
-	if (inner->key.proto != IPPROTO_TCP && inner->key.proto != IPPROTO_UDP)
-		return false;
-	if (inner->fragment == LATER_FRAGMENT ||
-	    inner->l4 + sizeof(ports) > p->l3 + p->l3_len ||
-	    bpf_skb_load_bytes(skb, inner->l4, &ports, sizeof(ports)))
-		return false;
-	inner->key.sport = ((__be16 *)&ports)[0];
-	inner->key.dport = ((__be16 *)&ports)[1];
-	return true;
-}
-
-/*
- * Translates the quoted packet to what its sender sent. All that changes in it
- * changes the error's checksum, too, but for what cancels itself out: IPv4
- * addresses and the checksum of their header.
- */
-static __always_inline long rewrite_quote(struct __sk_buff *skb,
-					  const struct packet *p,
-					  const struct packet *inner,
-					  const struct flow_key *to)
-{
-	__be16 old_ports[2] = { inner->key.sport, inner->key.dport };
-	__be16 new_ports[2] = { to->sport, to->dport };
-	__u32 at = inner->l4 + csum_offset(inner->key.proto);
-	__u32 check = p->l4 + csum_offset(p->key.proto);
-	__be32 old4[2], new4[2];
-	__be16 old_sum, new_sum;
-	__s64 addrs, sum;
-	long err = 0;
-
-	if (inner->v6) {
-		addrs = bpf_csum_diff((__be32 *)inner->key.src, 32,
-				      (__be32 *)to->src, 32, 0);
-		err |= bpf_l4_csum_replace(skb, check, 0, addrs, 0);
-		err |= bpf_skb_store_bytes(
-			skb, inner->l3 + offsetof(struct ipv6hdr, saddr),
-			to->src, 32, 0);
-	} else {
-		old4[0] = inner->key.src[3];
-		old4[1] = inner->key.dst[3];
-		new4[0] = to->src[3];
-		new4[1] = to->dst[3];
-		addrs = bpf_csum_diff(old4, sizeof(old4), new4, sizeof(new4),
-				      0);
-		err |= bpf_l3_csum_replace(
-			skb, inner->l3 + offsetof(struct iphdr, check), 0,
-			addrs, 0);
-		err |= bpf_skb_store_bytes(
-			skb, inner->l3 + offsetof(struct iphdr, saddr), new4,
-			sizeof(new4), 0);
-	}
-	err |= bpf_l4_csum_replace(skb, check, *(__u32 *)old_ports,
-				   *(__u32 *)new_ports, 4);
-	err |= bpf_skb_store_bytes(skb, inner->l4, new_ports, sizeof(new_ports),
-				   0);
-	/* Its checksum may have been cut off, and UDP may have none. */
-	if (err || at + sizeof(old_sum) > p->l3 + p->l3_len ||
-	    bpf_skb_load_bytes(skb, at, &old_sum, sizeof(old_sum)) ||
-	    (!old_sum && inner->key.proto == IPPROTO_UDP))
-		return err;
-	sum = bpf_csum_diff((__be32 *)old_ports, sizeof(old_ports),
-			    (__be32 *)new_ports, sizeof(new_ports), addrs);
-	new_sum = ~fold((__u64)(__u16)~old_sum + fold(sum));
-	err |= bpf_l4_csum_replace(skb, check, old_sum, new_sum, 2);
-	return err | bpf_skb_store_bytes(skb, at, &new_sum, sizeof(new_sum), 0);
-}
-
-/*
- * Translates an error about a packet of a flow. It goes the way of the packets
- * that would answer the quoted one, and so does its address; it comes from
- * where those come from, if that is translated at all.
- */
-static __always_inline long rewrite_error(struct __sk_buff *skb,
-					  struct packet *p,
-					  const struct packet *inner,
-					  const struct flow_hit *hit)
-{
-	struct flow_key to;
-	long err;
-
-	turn_around(&to, &hit->to);
-	err = rewrite_quote(skb, p, inner, &to);
-	to = p->key;
-	copy_addr(to.dst, hit->to.dst);
-	if (!same_addr(hit->to.src, inner->key.dst))
-		copy_addr(to.src, hit->to.src);
-	err |= rewrite(skb, p, &to);
-	p->key = to;
-	return err;
-}
-
 static __always_inline bool is_echo_request(const struct packet *p)
 {
 	__u8 type = p->key.sport & 0xff;
 
 	return p->fragment == WHOLE &&
 	       type == (p->v6 ? ICMPV6_ECHO_REQUEST : ICMP_ECHO);
-}
-
-/* Answers in place of an address that no device has. */
-GLOBAL int answer_echo(struct __sk_buff *skb, struct packet *p)
-{
-	__be16 old, new;
-	struct flow_key to;
-	__u8 type;
-	long err;
-
-	if (!p)
-		return TC_ACT_SHOT;
-	/* Type and code are one word of the checksum. */
-	type = p->v6 ? ICMPV6_ECHO_REPLY : ICMP_ECHOREPLY;
-	old = bpf_htons((p->key.sport & 0xff) << 8 | (p->key.dport & 0xff));
-	new = bpf_htons(type << 8 | (p->key.dport & 0xff));
-	err = bpf_l4_csum_replace(skb, p->l4 + csum_offset(p->key.proto), old,
-				  new, sizeof(new));
-	err |= bpf_skb_store_bytes(skb, p->l4, &new, sizeof(new), 0);
-	turn_around(&to, &p->key);
-	to.sport = p->key.sport;
-	to.dport = p->key.dport;
-	err |= rewrite(skb, p, &to);
-	err |= set_ip(skb, p, p->l3_len);
-	return err ? TC_ACT_SHOT : bounce(skb);
 }
 
 #endif

@@ -8,14 +8,12 @@
 #include "lb_types.h"
 
 /*
- * All maps, described with owner and lifetime in docs/maps.md. max_entries are
- * the defaults; user space sets the real sizes before loading. The arrays are
- * mmap-able: user space changes a backend set by one aligned 8-byte store.
+ * The maps of both layers; docs/maps.md has owner and lifetime of each.
+ * max_entries are defaults; user space sets the sizes before loading. Arrays
+ * are mmap-able: user space updates a backend set by one aligned 8-byte store.
  */
-#define MAGIC 0x6d65646e6174ULL /* "tandem" */
-#define LAYOUT_VERSION 3
 
-/* Layout and gauges; also how our other maps and programs are recognised. */
+/* layout and gauges; also identifies maps and programs of this project */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -24,7 +22,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_meta SEC(".maps");
 
-/* address, port, protocol -> service, and how it is served to whom */
+/* address, port, protocol, scope -> service, and its routes */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct frontend_key);
@@ -32,7 +30,7 @@ struct {
 	__uint(max_entries, 131072);
 } tdm_frontend SEC(".maps");
 
-/* service and source -> 1: the source ranges let it in */
+/* service and source prefix -> 1: admitted */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__type(key, struct range_key);
@@ -49,7 +47,7 @@ struct {
 	__uint(max_entries, 4096);
 } tdm_local SEC(".maps");
 
-/* two of them: one is read, and the other is written next */
+/* two elements: one is read, the other is written next */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -85,7 +83,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_backend SEC(".maps");
 
-/* service id -> its name and state, for people and for the next process */
+/* service id -> name and state, for inspection and for the next process */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -94,7 +92,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_service SEC(".maps");
 
-/* service id -> what happened to its connections */
+/* service id -> connection and traffic counters */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -112,7 +110,7 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_be_stats SEC(".maps");
 
-/* client and service -> the backend it stays with */
+/* client and service -> its backend */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct affinity_key);
@@ -120,7 +118,7 @@ struct {
 	__uint(max_entries, 65536);
 } tdm_affinity SEC(".maps");
 
-/* socket -> the service address it believes to talk to */
+/* socket -> the service address that it dialled, and its backend */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__type(key, int);
@@ -128,7 +126,8 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } tdm_sock SEC(".maps");
 
-/* unconnected UDP socket and backend -> service address, from the second on */
+/* unconnected UDP socket and backend -> service address, from its second peer
+ * on */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct udp_peer_key);
@@ -136,7 +135,7 @@ struct {
 	__uint(max_entries, 65536);
 } tdm_udp_peer SEC(".maps");
 
-/* cookie of a network namespace whose sockets are left alone */
+/* cookie of a network namespace whose sockets are not translated -> 1 */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, __u64);

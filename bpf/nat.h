@@ -3,66 +3,15 @@
 #define TANDEM_NAT_H
 
 #include <linux/bpf.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <bpf/bpf_helpers.h>
 
+#include "csum.h"
 #include "packet.h"
-
-/*
- * bpf_l4_csum_replace(): IPv6 has no header checksum that would make up for
- * the change in what the device summed. Since Linux 6.16 and its stable
- * releases; others refuse the flag.
- */
-#define CSUM_IPV6 (1ULL << 7)
-
-static __always_inline int csum_offset(__u8 proto)
-{
-	switch (proto) {
-	case IPPROTO_TCP:
-		return offsetof(struct tcphdr, check);
-	case IPPROTO_UDP:
-		return offsetof(struct udphdr, check);
-	}
-	return 2; /* ICMP, ICMPv6 */
-}
-
-/* Corrects the checksum behind a changed pseudo header. */
-static __always_inline long csum_addrs(struct __sk_buff *skb, __u32 offset,
-				       __s64 diff, __u64 flags, bool v6)
-{
-	long err;
-
-	flags |= BPF_F_PSEUDO_HDR;
-	if (v6) {
-		err = bpf_l4_csum_replace(skb, offset, 0, diff,
-					  flags | CSUM_IPV6);
-		if (!err)
-			return 0;
-	}
-	return bpf_l4_csum_replace(skb, offset, 0, diff, flags);
-}
-
-static __always_inline __u16 fold(__u64 sum)
-{
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return sum;
-}
-
-/* What changing some words adds to a sum, for the helpers that correct one. */
-static __always_inline __s64 sum_diff(const __be32 *old, const __be32 *new,
-				      int words)
-{
-	__u64 sum = 0;
-
-	for (int i = 0; i < words; i++)
-		sum += (__u64)(__u32)~old[i] + new[i];
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	return (__u32)((sum & 0xffffffff) + (sum >> 32));
-}
 
 struct v4_tail {
 	__be16 check;
@@ -70,8 +19,9 @@ struct v4_tail {
 } __attribute__((packed));
 
 /*
- * Writes addresses and ports, and corrects the checksums, also those that are
- * left to the device and those of packets that are still to be cut to size.
+ * Rewrites addresses and ports, and corrects the checksums, including partial
+ * checksums that the device completes and those of packets that are still to be
+ * segmented.
  */
 static __always_inline long rewrite(struct __sk_buff *skb,
 				    const struct packet *p,
@@ -90,7 +40,7 @@ static __always_inline long rewrite(struct __sk_buff *skb,
 	long err = 0;
 
 	if (p->v6) {
-		/* Source and destination are one behind the other. */
+		/* Source and destination are adjacent. */
 		diff = sum_diff(p->key.src, to->src, 8);
 		err = bpf_skb_store_bytes(
 			skb, p->l3 + offsetof(struct ipv6hdr, saddr), to->src,

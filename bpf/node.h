@@ -9,7 +9,7 @@
 #include "addr.h"
 #include "lb_maps.h"
 
-/* What is known of this node now. */
+/* The facts about this node. */
 static __always_inline const struct node *this_node(void)
 {
 	const __u32 zero = 0;
@@ -22,7 +22,7 @@ static __always_inline const struct node *this_node(void)
 	return bpf_map_lookup_elem(&tdm_node, &index);
 }
 
-/* enum lb_local of an address, 0 for that of somebody else. */
+/* enum lb_local of an address; 0 if it is not on this node. */
 static __always_inline __u32 local_flags(const __be32 *addr)
 {
 	const __u32 *flags = bpf_map_lookup_elem(&tdm_local, addr);
@@ -41,7 +41,7 @@ static __always_inline bool is_pod(const struct node *node, const __be32 *a)
 	return false;
 }
 
-/* This node's own address; 0 for none. */
+/* This node's own address; zero if it has none. */
 static __always_inline void node_addr(bool v6, __be32 *addr)
 {
 	const struct node *node = this_node();
@@ -62,7 +62,7 @@ static __always_inline bool is_node_loopback(const struct node *node,
 	return false;
 }
 
-/* An address out of the Services' ranges: what is no frontend is rejected. */
+/* Whether an address is in a ServiceCIDR: without a frontend it is rejected. */
 static __always_inline bool is_unserved(const __be32 *a)
 {
 	const struct node *node = this_node();

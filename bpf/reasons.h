@@ -5,33 +5,36 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-/* What became of a packet; proxier/ebpf/reasons.go has the words. */
+#include "btf_emit.h"
+
+/* Packet verdict counters; proxier/ebpf/reasons.go has their names. */
 enum reason {
 	FORWARD_LOCAL,	/* to a backend on this node */
-	FORWARD_REMOTE, /* to a backend elsewhere */
+	FORWARD_REMOTE, /* to a backend on another node */
 	FORWARD_REPLY,
-	FORWARD_ICMP,	/* errors about packets of these */
-	ANSWER_ECHO,	/* in place of an address that no device has */
-	REJECT,		/* no backend, or nobody's address */
-	REJECT_NO_PORT, /* all source ports towards that backend are used */
-	ERROR_TTL,	/* told the sender */
-	ERROR_TOO_BIG,
-	DROP_POLICY,	   /* a Local policy, and nobody here */
+	FORWARD_ICMP,	/* an ICMP error about a translated packet */
+	ANSWER_ECHO,	/* an echo request to a Service address */
+	REJECT,		/* no backend, or an unallocated ClusterIP */
+	REJECT_NO_PORT, /* all source ports towards that backend are in use */
+	ERROR_TTL,	/* sent an ICMP error: TTL exceeded */
+	ERROR_TOO_BIG,	/* sent an ICMP error: MTU exceeded */
+	DROP_POLICY,	/* policy Local without local endpoints */
 	DROP_SOURCE_RANGE, /* loadBalancerSourceRanges */
-	DROP_NO_FLOW,	   /* no room for another flow */
-	DROP_RACED,	   /* tables changed faster than they could be read */
+	DROP_NO_FLOW,	   /* the flow table is full */
+	DROP_RACED,	   /* gave up after repeated inconsistent reads */
 	DROP_REWRITE,	   /* the kernel could not make the packet writable */
-	DROP_NO_ROUTE,	   /* of a flow, or an error about it */
-	PASS_RST,	   /* a reset of no known connection */
-	PASS_NETFILTER,	   /* it translates this connection */
-	PASS_FRAGMENT, /* its first one was not seen, or it is one of ICMP */
-	PASS_HEADERS,  /* broken, or more than are read */
-	PASS_MARTIAN,  /* for a Service, from an address that nobody has */
-	PUSHED_OUT,    /* besides: a young flow that was not over went for it */
+	DROP_NO_ROUTE,	   /* for a packet of a flow, or an error about it */
+	PASS_RST,	   /* a reset without a connection */
+	PASS_NETFILTER,	   /* netfilter translates the connection */
+	PASS_FRAGMENT,	   /* first fragment not seen, or a fragment of ICMP */
+	PASS_HEADERS,	   /* broken headers, or more than are parsed */
+	PASS_MARTIAN,	   /* to a Service, from an invalid source address */
+	PUSHED_OUT, /* counts evictions: young flows that were not closed */
 	REASONS,
 };
+BTF_EMIT(reason);
 
-/* reason -> packets */
+/* enum reason -> packets */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

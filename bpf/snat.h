@@ -3,29 +3,35 @@
 #define TANDEM_SNAT_H
 
 #include <linux/bpf.h>
+#include <linux/errno.h>
+#include <linux/in.h>
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
+#include "addr.h"
+#include "check.h"
+#include "clock.h"
 #include "conntrack.h"
-#include "flow.h"
-#include "packet.h"
+#include "flow_index.h"
+#include "flow_record.h"
+#include "global.h"
 #include "tc_config.h"
 
-/* Ports that are tried for every new connection, with leaps between them: next
- * to one that is used there are more. */
+/* Ports that are tried first, at a distance from each other: used ports are
+ * often adjacent. */
 #define SNAT_ATTEMPTS 32
 #define SNAT_LEAP 4241 /* a prime */
 
-/* Ports that are tried then, one after the other, from where the last search
+/* Ports that are tried next, one after the other, from where the last search
  * towards that backend ended. */
 #define SNAT_WALK 256
 
 struct snat_search {
-	__u32 next;   /* port to begin with */
-	__u32 second; /* in which all ports were tried last */
+	__u32 next;   /* port to start with */
+	__u32 second; /* in which all ports were last tried */
 };
 
-/* backend id -> searches for a free port */
+/* backend id -> the last search for a free port */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, __u32);
@@ -44,9 +50,9 @@ static __always_inline __u16 snat_port(__u32 index)
 }
 
 /*
- * Whether somebody else would get the replies: a socket of this host that is
- * connected to that backend from there, or that listens there, or a connection
- * that netfilter translates.
+ * Whether replies to a port would go elsewhere: a socket of this host is
+ * connected to that backend from there, or listens there, or netfilter
+ * translates a connection.
  */
 static __always_inline bool host_has_port(struct __sk_buff *skb,
 					  const struct flow_key *reply, bool v6)
@@ -81,7 +87,7 @@ static __always_inline bool host_has_port(struct __sk_buff *skb,
 	return conntrack_has(skb, reply);
 }
 
-/* Tries to have a flow's replies come to the port of that index. */
+/* Tries to reserve the port of an index for the replies of a flow. */
 GLOBAL int snat_try(struct __sk_buff *skb, __u32 id, __u32 generation,
 		    __u32 index)
 {
@@ -111,8 +117,11 @@ static long snat_next(__u32 i, struct snat_walk *w)
 	return w->err != -EEXIST;
 }
 
-/* Tries some ports in a row, and once a second all there are: nearly full takes
- * microseconds, and full no more than some milliseconds of a second. */
+/*
+ * Tries some ports in a row, and once a second all of them: a search takes
+ * microseconds if few ports are left, and some milliseconds per second if none
+ * is.
+ */
 static __always_inline int snat_walk(struct __sk_buff *skb, __u32 backend,
 				     __u32 id, __u32 generation)
 {
@@ -136,9 +145,9 @@ static __always_inline int snat_walk(struct __sk_buff *skb, __u32 backend,
 }
 
 /*
- * Gives a flow that nobody sees yet a reply key of its own, by way of another
- * source port. The first to be tried follows from the connection, so that one
- * that was forgotten may well get the same again.
+ * Gives a flow that is not yet indexed a reply key of its own, by another
+ * source port. The first port to be tried is a hash of the connection, so that
+ * a connection whose flow was evicted is likely to get the same again.
  */
 static __always_inline int snat(struct __sk_buff *skb, const struct flow *f,
 				__u32 id, __u32 generation)
@@ -147,7 +156,7 @@ static __always_inline int snat(struct __sk_buff *skb, const struct flow *f,
 			       sizeof(f->request) / sizeof(__u32));
 	int err;
 
-	/* Other bits of it than those that chose the backend. */
+	/* Other bits of the hash than those that chose the backend. */
 	index *= 0x9e3779b1;
 	index = ((__u64)index * snat_ports) >> 32;
 	for (int i = 0; i < SNAT_ATTEMPTS; i++) {

@@ -9,7 +9,7 @@
 #include "check.h"
 #include "lb_maps.h"
 
-/* A second read meets another element, or none. */
+/* A retry reads another element, or none. */
 #define UDP_PEER_ATTEMPTS 4
 
 static __always_inline __u32 udp_peer_check(const struct udp_peer_key *key,
@@ -34,7 +34,7 @@ static __always_inline bool udp_peer_lookup(const struct udp_peer_key *key,
 		if (!at)
 			return false;
 		*peer = *at;
-		barrier(); /* what is checked is what is used */
+		barrier(); /* check and use the same copy */
 		if (peer->check == udp_peer_check(key, peer))
 			return true;
 	}
@@ -42,9 +42,9 @@ static __always_inline bool udp_peer_lookup(const struct udp_peer_key *key,
 }
 
 /*
- * An entry that says the same already is left as it is: replacing it would
- * hide it for a moment from whoever receives the reply on another CPU (see
- * frontend_lookup()), and LRU maps cannot be written in place.
+ * An identical entry is left alone: replacing it would hide it for a moment
+ * from a CPU that receives a reply (see frontend_lookup()), and LRU maps cannot
+ * be updated in place.
  */
 static __always_inline void udp_peer_update(const struct udp_peer_key *key,
 					    struct udp_peer *peer)

@@ -18,7 +18,6 @@ import (
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/proxier/ebpf"
 )
 
 // Validate returns everything that is wrong with the values. Fields of the
@@ -224,19 +223,24 @@ func ParseClusterCIDR(text string) (list []netip.Prefix, err error) {
 	return list, nil
 }
 
+// PortRange is a range of ports, both ends included.
+type PortRange struct{ First, Last uint16 }
+
+func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
+
 // ParsePortRange reads a range of ports as the API server's flag
 // service-node-port-range has it: two numbers with a - between them.
-func ParsePortRange(text string) (ebpf.PortRange, error) {
+func ParsePortRange(text string) (PortRange, error) {
 	first, last, ok := strings.Cut(text, "-")
 	f, err1 := strconv.ParseUint(strings.TrimSpace(first), 10, 16)
 	l, err2 := strconv.ParseUint(strings.TrimSpace(last), 10, 16)
 	if !ok || err1 != nil || err2 != nil || f == 0 || l < f {
-		return ebpf.PortRange{}, errors.New("must be two ports with a - between them, the lower one first")
+		return PortRange{}, errors.New("must be two ports with a - between them, the lower one first")
 	}
-	return ebpf.PortRange{First: uint16(f), Last: uint16(l)}, nil
+	return PortRange{First: uint16(f), Last: uint16(l)}, nil
 }
 
-// The bounds of ebpf.Sizes, named here field by field.
+// The bounds of map sizes: those that the eBPF tier accepts.
 const (
 	minSize = 2
 	maxSize = 1 << 24

@@ -51,7 +51,7 @@ generated() {
 	diff <(echo "$before") <(echo "$after") >/dev/null ||
 		{ echo "generated files were stale; they are fresh now, commit them:" && diff <(echo "$before") <(echo "$after") | awk '/^>/ {print $3}'; }
 }
-checksums() { sources '*_bpfe[lb].go' '*_bpfe[lb].o' | xargs sha256sum; }
+checksums() { sources '*_bpfe[lb].go' '*_bpfe[lb].o' enums.go | xargs sha256sum; }
 
 # Generated files tell who made them in the first line instead.
 spdx() {

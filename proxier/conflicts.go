@@ -37,7 +37,7 @@ func (d *Decision) find(addr netip.AddrPort) int {
 		return slices.IndexFunc(d.Frontends, func(f Frontend) bool { return f.Addr == addr })
 	}
 	family := FamilyOf(addr.Addr())
-	for kind := ClusterIP; kind <= NodePort; kind++ {
+	for kind := ClusterIP; kind < kinds; kind++ {
 		if i, ok := slices.BinarySearchFunc(d.Frontends, addr, func(f Frontend, addr netip.AddrPort) int {
 			return f.compare(family, kind, addr)
 		}); ok {

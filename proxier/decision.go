@@ -11,51 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Set names one of the backend sets of a service port.
-type Set uint8
-
-// The sets of a service port. Frontends with the same eligible backends share
-// one.
-const (
-	V4Cluster Set = iota
-	V4Local
-	V6Cluster
-	V6Local
-	Sets
-)
-
-func setOf(f Family, onlyLocal bool) Set {
-	s := Set(f) * 2
-	if onlyLocal {
-		s++
-	}
-	return s
-}
-
-// Family of the backends in the set.
-func (s Set) Family() Family { return Family(s / 2) }
-
-// Member is the set's bit in Backend.Members.
-func (s Set) Member() Members { return 1 << (s & 1) }
-
-func (s Set) String() string {
-	kind := "cluster"
-	if s&1 != 0 {
-		kind = "local"
-	}
-	return strings.ToLower(s.Family().String()) + "/" + kind
-}
-
-// Members says in which sets of its family a backend is.
-type Members uint8
-
-// The sets a backend can be in. Without any, it is kept only because clients
-// that have it keep it.
-const (
-	InCluster Members = 1 << iota
-	InLocal
-)
-
 // Verdict says what happens to a connection to a set without backends.
 type Verdict uint8
 
@@ -78,6 +33,11 @@ type Backend struct {
 	Members     Members
 	Local       bool
 	Terminating bool
+}
+
+// In says whether the backend is in a set.
+func (b *Backend) In(s Set) bool {
+	return b.Members&s.Member() != 0 && FamilyOf(b.Addr.Addr()) == s.Family()
 }
 
 // Decision is everything a tier needs to know of one service port. It is
@@ -118,7 +78,7 @@ func (d *Decision) Index() uint32 { return d.index }
 func (d *Decision) Size(s Set) int {
 	n := 0
 	for i := range d.Backends {
-		if b := &d.Backends[i]; b.Members&s.Member() != 0 && FamilyOf(b.Addr.Addr()) == s.Family() {
+		if d.Backends[i].In(s) {
 			n++
 		}
 	}

@@ -68,7 +68,7 @@ type Judgement struct {
 func (j *Judgement) In(s Set) bool { return !j.Duplicate && j.why(s).In() }
 
 func (j *Judgement) why(s Set) Why {
-	if s.Member() == InLocal {
+	if s.Local() {
 		return j.Local
 	}
 	return j.Cluster
@@ -212,7 +212,7 @@ func (t *Table) Dump() string {
 		d.head(&b)
 		used := d.Uses()
 		for family := range Families {
-			cluster, local := used[setOf(family, false)], used[setOf(family, true)]
+			cluster, local := used[SetOf(family, false)], used[SetOf(family, true)]
 			if !cluster && !local {
 				continue
 			}

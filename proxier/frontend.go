@@ -9,33 +9,6 @@ import (
 	"strings"
 )
 
-// Kind says why an address is a frontend.
-type Kind uint8
-
-// The kinds of frontends. Where two want the same address, the lower one has
-// it: nobody takes a ClusterIP away by calling it an external IP, and nobody
-// gets around the source ranges of a load balancer IP that way.
-const (
-	ClusterIP Kind = iota + 1
-	LoadBalancer
-	ExternalIP
-	NodePort
-)
-
-func (k Kind) String() string {
-	switch k {
-	case ClusterIP:
-		return "ClusterIP"
-	case LoadBalancer:
-		return "LoadBalancer"
-	case ExternalIP:
-		return "ExternalIP"
-	case NodePort:
-		return "NodePort"
-	}
-	return fmt.Sprintf("kind %d", uint8(k))
-}
-
 // Source says whose address a backend sees.
 type Source uint8
 
@@ -55,6 +28,10 @@ const (
 	AnySource
 )
 
+// HidesClient says whether a tier that translates packets shows the backend this
+// node in place of the client.
+func (s Source) HidesClient() bool { return s != KeepSource }
+
 func (s Source) String() string { return [...]string{"keep", "masquerade", "any-source"}[s] }
 
 // Route is what a frontend does for one origin.
@@ -65,8 +42,8 @@ type Route struct {
 
 // Frontend is an address and port that clients dial.
 type Frontend struct {
-	// Addr of a NodePort has the unspecified address of its family: it is
-	// served at all addresses that NodeRules name.
+	// Addr of a wildcard (Kind.Wildcard) has the unspecified address of its
+	// family.
 	Addr netip.AddrPort
 	Kind Kind
 	// Routes by Origin.
@@ -85,12 +62,6 @@ type Frontend struct {
 	// not served while it does.
 	Conflict *ServicePortName
 }
-
-// AnswersEcho says that an ICMP echo request to the address is answered, where
-// no device of this node has it: by load balancer and external IPs. One to a
-// ClusterIP is rejected as what else is unserved there, and NodePorts are at
-// addresses that answer by themselves.
-func (f *Frontend) AnswersEcho() bool { return f.Kind == LoadBalancer || f.Kind == ExternalIP }
 
 // Admission is what source ranges say of many clients at once.
 type Admission uint8
@@ -203,7 +174,7 @@ var unspecified = [Families]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspec
 // a local pod is masqueraded, where pods are known.
 func (t *Table) clusterIPRoutes(s *Service, family Family) (routes [Origins]Route) {
 	for o := range Origins {
-		routes[o].Set = setOf(family, s.InternalLocal)
+		routes[o].Set = SetOf(family, s.InternalLocal)
 		if t.policy.MasqueradeAll || o != FromPod && t.facts.Pods.Knows(family) {
 			routes[o].Source = Masquerade
 		}
@@ -215,7 +186,7 @@ func (t *Table) clusterIPRoutes(s *Service, family Family) (routes [Origins]Rout
 // externalTrafficPolicy: Local, pods and this host take a short cut: they are
 // led to all endpoints, as no load balancer chose this node for them.
 func (t *Table) externalRoutes(s *Service, family Family) [Origins]Route {
-	cluster, local := setOf(family, false), setOf(family, true)
+	cluster, local := SetOf(family, false), SetOf(family, true)
 	if !s.ExternalLocal {
 		return [Origins]Route{
 			FromPod:     {cluster, AnySource},

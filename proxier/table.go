@@ -264,7 +264,7 @@ func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 		t.backends = nil
 	}
 	for family := range Families {
-		cluster, local := setOf(family, false), setOf(family, true)
+		cluster, local := SetOf(family, false), SetOf(family, true)
 		if !used[cluster] && !used[local] {
 			continue
 		}

@@ -3,14 +3,14 @@
 #
 # Usage: rootfs.sh <directory> [<architecture>]
 #
-# Makes what the image has besides our own programs: the tools that kube-proxy runs, and
-# what those need, out of Debian's packages. There is no shell and no package manager.
-# Packages are unpacked and nothing of them is run, so that any machine with apt makes
-# the file system of any architecture (amd64, arm64, …; Go's names). Package lists and
-# the state of apt are its own.
+# Builds the image's file system except for Tandem's own programs: the tools that kube-proxy
+# runs and their dependencies, from Debian's packages. It has no shell and no package manager.
+# Packages are unpacked and nothing of them is run. So any machine with apt can build the file
+# system of any architecture (amd64, arm64, …; Go's names). Package lists and apt's state are
+# separate from the machine's.
 #
-# DEBIAN_SUITE and DEBIAN_MIRROR choose what packages come from; with a mirror that keeps
-# old states and SOURCE_DATE_EPOCH the result is the same each time.
+# DEBIAN_SUITE and DEBIAN_MIRROR select the packages. With a mirror that keeps old versions, and
+# SOURCE_DATE_EPOCH, the result is reproducible.
 set -euo pipefail
 root=$1 arch=${2:-$(dpkg --print-architecture)}
 suite=${DEBIAN_SUITE:-trixie} mirror=${DEBIAN_MIRROR:-http://deb.debian.org}
@@ -44,8 +44,8 @@ Dir::Etc::preferencesparts "$work/none";
 EOF
 export APT_CONFIG=$work/apt.conf
 apt-get -qq update
-# kmod is modprobe, which the legacy iptables runs; nft removes what mode nftables of
-# another kube-proxy left; ipset is for whoever looks into a node of mode ipvs.
+# kmod has modprobe, which the legacy iptables runs. nft removes the table of upstream's mode
+# nftables. ipset is for operators who inspect a node in mode ipvs.
 apt-get -qq -y install --download-only iptables ipset nftables kmod ca-certificates base-files
 
 mkdir -p "$root" "$work/all"
@@ -76,7 +76,7 @@ mkdir -p -m 1777 tmp
 find "$work/all/usr/share/ca-certificates" -name '*.crt' -print0 | sort -z | xargs -0 cat >etc/ssl/certs/ca-certificates.crt
 echo 'root:x:0:0:root:/root:/sbin/nologin' >etc/passwd
 echo 'root:x:0:' >etc/group
-# The plain names run the variant that the node uses. They are not beside those with a
-# variant in their name, among which it is looked for.
+# The plain names run the variant that the node uses. They are in another directory than the
+# names with a variant, because the wrapper searches that directory.
 for tool in {ip,ip6}tables{,-save,-restore}; do ln -s ../bin/iptables-wrapper "usr/local/sbin/$tool"; done
 find . -newermt "@${SOURCE_DATE_EPOCH:-0}" -exec touch -h -d "@${SOURCE_DATE_EPOCH:-0}" {} +

@@ -78,9 +78,9 @@ func sizes(text []byte) (list []size) {
 func write(out io.Writer, reports []report) {
 	fmt.Fprint(out, `# Kernels
 
-Written by `+"`hack/features.sh`"+`, which asks each kernel in a virtual machine (docs/testing.md).
-A blank is what a kernel lacks; what it says is probed when the process starts, and never
-concluded from a version.
+`+"`hack/features.sh`"+` writes this page. It runs the proxy's probes on each kernel in a virtual machine
+([testing.md](testing.md#other-kernels)). An empty cell is a missing feature. On a node the proxy probes each feature when
+it starts, and never concludes one from a version. [kernel-requirements.md](kernel-requirements.md) says what they are for.
 
 `)
 	row := func(cells ...string) { fmt.Fprintf(out, "| %s |\n", strings.Join(cells, " | ")) }
@@ -114,14 +114,14 @@ concluded from a version.
 			everywhere = append(everywhere, "`"+f.Feature+"`")
 		}
 	}
-	fmt.Fprintf(out, "\nAll of them have %s.\n", strings.Join(everywhere, ", "))
+	fmt.Fprintf(out, "\nEvery kernel above has %s.\n", strings.Join(everywhere, ", "))
 
 	fmt.Fprint(out, `
 ## Programs
 
-Instructions that the verifier followed, and bytes of machine code, of each program with
-maps of their default sizes and everything the kernel has. Linux before 5.16 does not count
-the former. Of a blank program there is no size, as the set could not be loaded.
+Number of instructions that the verifier processed, and bytes of machine code, for each program, with default map sizes and
+every feature that the kernel has. Linux before 5.16 does not report the former. A cell is empty where the programs
+cannot be loaded.
 
 `)
 	head("Program")

@@ -40,7 +40,7 @@ func TestTable(t *testing.T) {
 	write(&b, reports)
 	var rows []string
 	for line := range strings.Lines(b.String()) {
-		if strings.HasPrefix(line, "|") || strings.HasPrefix(line, "All") {
+		if strings.HasPrefix(line, "|") || strings.HasPrefix(line, "Every kernel") {
 			rows = append(rows, strings.TrimSpace(line))
 		}
 	}
@@ -49,7 +49,7 @@ func TestTable(t *testing.T) {
 		"|---|---|---|---|",
 		"| `tcx`: tcx attachments | clsact is used |  | yes |",
 		"| `ipvs`: IPVS | no ipvs mode | ? | yes |",
-		"All of them have `btf`.",
+		"Every kernel above has `btf`.",
 		"| Program | 5.10.0-46 | 6.12.1+deb13 |",
 		"|---|---|---|",
 		"| `tdm_connect4` |  | 2911, 5306 B |",

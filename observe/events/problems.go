@@ -14,7 +14,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -29,7 +28,7 @@ type Options struct {
 	// NodeName is the node to whose object problems of the node itself go.
 	NodeName string
 	// Recorder takes Events; nil for none.
-	Recorder events.EventRecorder
+	Recorder Recorder
 	// Counter counts every problem, also those that are not told again; nil
 	// for nobody.
 	Counter Counter
@@ -207,7 +206,7 @@ func (r *Reporter) event(p proxier.Problem) {
 	if p.Field != "" {
 		note = p.Field + ": " + note
 	}
-	r.opts.Recorder.Eventf(regarding, nil, v1.EventTypeWarning, p.Reason, "Sync", "%s", note)
+	r.opts.Recorder.Eventf(regarding, v1.EventTypeWarning, p.Reason, "Sync", "%s", note)
 }
 
 // reference names the object for an Event; nil if it is none of the API's.

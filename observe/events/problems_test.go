@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
@@ -26,8 +25,7 @@ var begin = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 // recorder writes Events down.
 type recorder struct{ list []string }
 
-func (r *recorder) Eventf(regarding, _ runtime.Object, kind, reason, action, note string, args ...any) {
-	ref := regarding.(*v1.ObjectReference)
+func (r *recorder) Eventf(ref *v1.ObjectReference, kind, reason, action, note string, args ...any) {
 	r.list = append(r.list, fmt.Sprintf("%s %s %s/%s uid=%s: %s %s %s", ref.APIVersion, ref.Kind, ref.Namespace, ref.Name, ref.UID, kind, reason, fmt.Sprintf(note, args...)))
 }
 

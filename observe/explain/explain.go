@@ -176,7 +176,7 @@ func originReason(origin proxier.Origin, flow proxier.Flow, facts *proxier.Facts
 func (e *Explanation) frontend(from *proxier.Explanation) {
 	d, f, set := from.Decision, from.Frontend, from.Route.Set
 	match := "the address is a frontend"
-	if f.Kind == proxier.NodePort {
+	if f.Kind.Wildcard() {
 		match = "the port is a NodePort, and NodePorts are served at this address"
 	}
 	e.Frontend = &Frontend{
@@ -196,7 +196,7 @@ func (e *Explanation) frontend(from *proxier.Explanation) {
 	for i := range from.Endpoints {
 		j := &from.Endpoints[i]
 		why := j.Cluster
-		if set.Member() == proxier.InLocal {
+		if set.Local() {
 			why = j.Local
 		}
 		reason := why.String()

@@ -84,7 +84,7 @@ func noLocalOf(d *proxier.Decision) (found noLocal) {
 			continue
 		}
 		policy := 0
-		if f.Kind != proxier.ClusterIP {
+		if f.Kind.External() {
 			policy = 1
 		}
 		found |= 1 << noLocalBit(policy, set.Family())

@@ -25,14 +25,14 @@ type adoptedService struct {
 // process of this version writes, and nothing was changed.
 func (w *writer) load() error {
 	t := w.tables
-	if t.meta.Magic != metaMagic || t.meta.Layout != layoutVersion {
-		return fmt.Errorf("layout %d, not %d", t.meta.Layout, layoutVersion)
+	if t.meta.Magic != LayoutMagic || t.meta.Layout != LayoutVersion {
+		return fmt.Errorf("layout %d, not %d", t.meta.Layout, LayoutVersion)
 	}
 	left := make([]adoptedService, len(t.services))
 	w.adopted = map[string]adoptedService{}
 	var services, backends []uint32
 	for id := range t.services {
-		if t.services[id].State == serviceFree {
+		if t.services[id].State == ServiceFree {
 			continue
 		}
 		if id == 0 {
@@ -40,8 +40,8 @@ func (w *writer) load() error {
 		}
 		services = append(services, uint32(id))
 		left[id].id = uint32(id)
-		for s := range setsPerService {
-			base, size := splitSetWord(t.sets[uint32(id)*setsPerService+s])
+		for s := range uint32(SetsPerService) {
+			base, size := splitSetWord(t.sets[uint32(id)*SetsPerService+s])
 			if size > 0 && !w.slots.reserve(extent{base: base, order: orderOf(size)}) {
 				return fmt.Errorf("the slots %d–%d of service %d are not its own", base, int(base)+size-1, id)
 			}

@@ -4,19 +4,13 @@ package ebpf
 
 import "github.com/tandem-proxy/tandem/proxier"
 
-// Bits of backendEntry.Flags.
-const (
-	backendLocal = 1 << iota
-	backendTerminating
-)
-
 func backendFlags(b *proxier.Backend) uint32 {
 	var f uint32
 	if b.Local {
-		f |= backendLocal
+		f |= BackendLocal
 	}
 	if b.Terminating {
-		f |= backendTerminating
+		f |= BackendTerminating
 	}
 	return f
 }

@@ -184,7 +184,7 @@ func (n *node) words() map[string]*uint64 {
 	words := map[string]*uint64{}
 	for _, c := range n.Table().All() {
 		set := c.New.Frontends[0].Routes[proxier.FromPod].Set
-		words[c.New.Name.Name] = &w.tables.sets[w.ports[c.Index()].id*setsPerService+uint32(set)]
+		words[c.New.Name.Name] = &w.tables.sets[w.ports[c.Index()].id*SetsPerService+uint32(set)]
 	}
 	return words
 }

@@ -4,9 +4,6 @@ package ebpf
 
 import "unsafe"
 
-// checkFactor is CHECK_FACTOR of bpf/check.h.
-const checkFactor = 0x9e3779b97f4a7c15
-
 // keyWords are a frontend's key as the programs load it.
 const keyWords = unsafe.Sizeof(frontendKey{}) / 4
 
@@ -15,7 +12,7 @@ const keyWords = unsafe.Sizeof(frontendKey{}) / 4
 func checkOf(words []uint32) uint32 {
 	sum := uint64(0)
 	for _, word := range words {
-		sum = (sum + uint64(word)) * checkFactor
+		sum = (sum + uint64(word)) * CheckFactor
 	}
 	return max(uint32(sum>>32), 1)
 }

@@ -25,7 +25,7 @@ func (t *Tier) Traffic() (list []ServiceTraffic, err error) {
 		for id := range tables.services {
 			service := &tables.services[id]
 			connections := atomic.LoadUint64(&tables.serviceStats[id].Connections)
-			if connections == 0 || service.State == serviceFree {
+			if connections == 0 || service.State == ServiceFree {
 				continue
 			}
 			namespace, name, port := service.SplitName()
@@ -44,8 +44,8 @@ func (t *Tier) Usage() map[string]Usage {
 	all := t.writer.usage()
 	f := t.flowTable
 	all["flows"] = Usage{f.used(), f.limit()}
-	all["tcp_flows"] = Usage{int(f.count(flowKeptTCP)), int(t.opts.Sizes.TCPFlows)}
-	all["udp_flows"] = Usage{int(f.count(flowKeptUDP)), int(t.opts.Sizes.UDPFlows)}
+	all["tcp_flows"] = Usage{int(f.count(FlowKeptTCP)), int(t.opts.Sizes.TCPFlows)}
+	all["udp_flows"] = Usage{int(f.count(FlowKeptUDP)), int(t.opts.Sizes.UDPFlows)}
 	return all
 }
 

@@ -117,7 +117,7 @@ func (d *drain) packetsOn(maps Maps) (*packets, error) {
 		}
 	}
 	var meta metaEntry
-	if err := maps["tdm_meta"].Lookup(uint32(0), &meta); err != nil || meta.Magic != metaMagic || meta.Layout != layoutVersion {
+	if err := maps["tdm_meta"].Lookup(uint32(0), &meta); err != nil || meta.Magic != LayoutMagic || meta.Layout != LayoutVersion {
 		maps.Close()
 		return nil, nil
 	}

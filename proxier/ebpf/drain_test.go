@@ -81,7 +81,7 @@ func TestDrain(t *testing.T) {
 		{name: "other sizes of flows", change: func(s *Sizes) { s.TCPFlows, s.YoungFlows = 1<<9, 1<<7 }, adopts: true},
 		{name: "other sizes", change: func(s *Sizes) { s.Frontends, s.Backends = 1<<7, 1<<7 }},
 		{name: "other sizes of both", change: func(s *Sizes) { s.Frontends, s.UDPFlows = 1<<7, 1<<9 }},
-		{name: "another layout", layout: layoutVersion - 1},
+		{name: "another layout", layout: LayoutVersion - 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			opts := drainOptions()

@@ -69,7 +69,7 @@ func fakeTables(s Sizes) *tables {
 		vips:         fakeMap[[4]uint32, uint8]{map[[4]uint32]uint8{}, int(s.Frontends)},
 		meta:         &metaEntry{},
 		nodes:        make([]nodeEntry, 2),
-		sets:         make([]uint64, s.Services*setsPerService),
+		sets:         make([]uint64, s.Services*SetsPerService),
 		slots:        make([]uint64, s.Slots),
 		backends:     make([]backendEntry, s.Backends),
 		services:     make([]serviceEntry, s.Services),

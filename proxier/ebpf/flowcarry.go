@@ -106,7 +106,7 @@ func (c *carrier) close() {
 
 // all copies every flow.
 func (c *carrier) all() error {
-	born := c.from.count(flowBorn)
+	born := c.from.count(FlowBorn)
 	c.born = [2]uint64{born, born}
 	for id := range c.old {
 		if err := c.copy(uint32(id)); err != nil {
@@ -119,9 +119,9 @@ func (c *carrier) all() error {
 // fresh copies the flows that were born since the last look, and takes no longer
 // than those need.
 func (c *carrier) fresh() error {
-	since, now := c.born[0], c.from.count(flowBorn)
+	since, now := c.born[0], c.from.count(FlowBorn)
 	c.born = [2]uint64{c.born[1], now}
-	places := uint64(len(c.oldRing) - maxClosed)
+	places := uint64(len(c.oldRing) - MaxClosed)
 	for i := since; i < now; i++ {
 		word := atomic.LoadUint64(&c.oldRing[i&(places-1)])
 		id := uint32(word)
@@ -149,8 +149,8 @@ func (c *carrier) settle() error {
 		}
 		old := &c.old[id]
 		life := atomic.LoadUint64(&old.Life)
-		if uint32(life>>32) == at.generation && stageOf(life) >= flowYoung {
-			if err := c.learn(at.word, atomic.LoadUint32(&old.Flags)&^(flowIndexed|flowIngress|flowRemote)); err != nil {
+		if uint32(life>>32) == at.generation && stageOf(life) >= FlowYoung {
+			if err := c.learn(at.word, atomic.LoadUint32(&old.Flags)&^(FlowIndexed|FlowIngress|FlowRemote)); err != nil {
 				return err
 			}
 			continue
@@ -182,7 +182,7 @@ func (c *carrier) copy(from uint32) error {
 	old := &c.old[from]
 	life := atomic.LoadUint64(&old.Life)
 	e := *old
-	if stageOf(life) < flowYoung || e.Flags&flowIndexed == 0 || atomic.LoadUint64(&old.Life) != life {
+	if stageOf(life) < FlowYoung || e.Flags&FlowIndexed == 0 || atomic.LoadUint64(&old.Life) != life {
 		return nil
 	}
 	if at := c.copies[from]; at.word != 0 && at.generation != uint32(life>>32) {
@@ -199,7 +199,7 @@ func (c *carrier) copy(from uint32) error {
 		return nil
 	}
 	id := c.to.take(c.own)
-	for range 4 { // as ROOM_ATTEMPTS of bpf/tc.bpf.c
+	for range RoomAttempts {
 		if id != 0 {
 			break
 		}
@@ -214,7 +214,7 @@ func (c *carrier) copy(from uint32) error {
 	}
 	own := &c.own[id]
 	generation := max(1, uint32(own.Life>>32)+1)
-	made, err := c.write(id, generation, &e, stageOf(life) == flowKept)
+	made, err := c.write(id, generation, &e, stageOf(life) == FlowKept)
 	if made {
 		c.copies[from] = copied{uint32(life >> 32), uint64(generation)<<32 | uint64(id)}
 	}
@@ -224,11 +224,11 @@ func (c *carrier) copy(from uint32) error {
 // write makes a flow of a free id.
 func (c *carrier) write(id, generation uint32, e *flowEntry, kept bool) (made bool, err error) {
 	own := &c.own[id]
-	atomic.StoreUint64(&own.Life, lifeOf(generation, flowClaimed))
-	own.Seen, own.Flags, own.Request, own.Reply = e.Seen, e.Flags&^flowIndexed, e.Request, e.Reply
+	atomic.StoreUint64(&own.Life, lifeOf(generation, FlowClaimed))
+	own.Seen, own.Flags, own.Request, own.Reply = e.Seen, e.Flags&^FlowIndexed, e.Request, e.Reply
 	own.Service, own.Backend, own.BackendGeneration = e.Service, e.Backend, e.BackendGeneration
 	own.Packets, own.Bytes = e.Packets, e.Bytes
-	atomic.StoreUint64(&own.Life, lifeOf(generation, flowNew))
+	atomic.StoreUint64(&own.Life, lifeOf(generation, FlowNew))
 
 	word := uint64(generation)<<32 | uint64(id)
 	err = c.to.keys.Update(&e.Reply, &word, ciliumebpf.UpdateNoExist)
@@ -238,7 +238,7 @@ func (c *carrier) write(id, generation uint32, e *flowEntry, kept bool) (made bo
 		}
 	}
 	if err != nil {
-		atomic.StoreUint64(&own.Life, lifeOf(generation, flowFree))
+		atomic.StoreUint64(&own.Life, lifeOf(generation, FlowFree))
 		c.to.give(id, own)
 		// A packet was faster, or somebody else has the port.
 		if errors.Is(err, ciliumebpf.ErrKeyExist) || errors.Is(err, unix.E2BIG) {
@@ -248,13 +248,13 @@ func (c *carrier) write(id, generation uint32, e *flowEntry, kept bool) (made bo
 		return false, fmt.Errorf("write the keys of a flow: %w", err)
 	}
 	c.carried++
-	atomic.OrUint32(&own.Flags, flowIndexed)
+	atomic.OrUint32(&own.Flags, FlowIndexed)
 	if kept && c.keep(own) {
-		atomic.StoreUint64(&own.Life, lifeOf(generation, flowKept))
+		atomic.StoreUint64(&own.Life, lifeOf(generation, FlowKept))
 		return true, nil
 	}
-	atomic.StoreUint64(&own.Life, lifeOf(generation, flowYoung))
-	return true, c.makeRoom(word, e.Flags&flowClosed != 0)
+	atomic.StoreUint64(&own.Life, lifeOf(generation, FlowYoung))
+	return true, c.makeRoom(word, e.Flags&FlowClosed != 0)
 }
 
 // learn has a copy know what its flow saw, as flow_account() of bpf/flow.h does.
@@ -263,19 +263,19 @@ func (c *carrier) learn(word uint64, flags uint32) error {
 	if uint32(atomic.LoadUint64(&own.Life)>>32) != generation {
 		return nil
 	}
-	const fins = flowFinRequest | flowFinReply
+	const fins = FlowFINRequest | FlowFINReply
 	had := atomic.OrUint32(&own.Flags, flags)
 	all := had | flags
 	if all&fins == fins {
-		all |= flowClosed
-		atomic.OrUint32(&own.Flags, flowClosed)
+		all |= FlowClosed
+		atomic.OrUint32(&own.Flags, FlowClosed)
 	}
-	young, kept := lifeOf(generation, flowYoung), lifeOf(generation, flowKept)
+	young, kept := lifeOf(generation, FlowYoung), lifeOf(generation, FlowKept)
 	switch fresh := all &^ had; {
-	case fresh&flowClosed != 0 && atomic.CompareAndSwapUint64(&own.Life, kept, young):
+	case fresh&FlowClosed != 0 && atomic.CompareAndSwapUint64(&own.Life, kept, young):
 		c.unkeep(own)
 		return c.makeRoom(word, true)
-	case all&flowClosed == 0 && fresh&flowEstablished != 0 && c.keep(own):
+	case all&FlowClosed == 0 && fresh&FlowEstablished != 0 && c.keep(own):
 		if !atomic.CompareAndSwapUint64(&own.Life, young, kept) {
 			c.unkeep(own)
 		}
@@ -286,10 +286,10 @@ func (c *carrier) learn(word uint64, flags uint32) error {
 // end ends a copy, unless it is over already.
 func (c *carrier) end(word uint64) error {
 	own, generation := &c.own[uint32(word)], uint32(word>>32)
-	claimed := lifeOf(generation, flowClaimed)
-	if atomic.CompareAndSwapUint64(&own.Life, lifeOf(generation, flowKept), claimed) {
+	claimed := lifeOf(generation, FlowClaimed)
+	if atomic.CompareAndSwapUint64(&own.Life, lifeOf(generation, FlowKept), claimed) {
 		c.unkeep(own)
-	} else if !atomic.CompareAndSwapUint64(&own.Life, lifeOf(generation, flowYoung), claimed) {
+	} else if !atomic.CompareAndSwapUint64(&own.Life, lifeOf(generation, FlowYoung), claimed) {
 		return nil
 	}
 	return c.bury(uint32(word), generation)
@@ -299,7 +299,7 @@ func (c *carrier) end(word uint64) error {
 func (c *carrier) bury(id, generation uint32) error {
 	own := &c.own[id]
 	err := c.to.deleteKeys([]flowKey{own.Request, own.Reply})
-	atomic.StoreUint64(&own.Life, lifeOf(generation, flowFree))
+	atomic.StoreUint64(&own.Life, lifeOf(generation, FlowFree))
 	c.to.give(id, own)
 	return err
 }
@@ -322,20 +322,20 @@ func (c *carrier) unkeep(own *flowEntry) {
 // kept is the counter of those that are kept of a flow's kind, and how many may be.
 func (c *carrier) kept(own *flowEntry) (counter *uint64, most uint64) {
 	if proxier.Protocol(own.Request.Proto) == proxier.TCP {
-		return &c.to.counts[flowKeptTCP].Value, c.mostKept[0]
+		return &c.to.counts[FlowKeptTCP].Value, c.mostKept[0]
 	}
-	return &c.to.counts[flowKeptUDP].Value, c.mostKept[1]
+	return &c.to.counts[FlowKeptUDP].Value, c.mostKept[1]
 }
 
 // makeRoom gives a young flow a place in the ring, as flow_make_room() of
 // bpf/flow.h does, and ends whoever had it.
 func (c *carrier) makeRoom(word uint64, over bool) error {
-	young := uint64(len(c.ownRing) - maxClosed)
+	young := uint64(len(c.ownRing) - MaxClosed)
 	var place *uint64
 	if over {
-		place = &c.ownRing[young+(atomic.AddUint64(&c.to.counts[flowOver].Value, 1)-1)&(maxClosed-1)]
+		place = &c.ownRing[young+(atomic.AddUint64(&c.to.counts[FlowOver].Value, 1)-1)&(MaxClosed-1)]
 	} else {
-		place = &c.ownRing[(atomic.AddUint64(&c.to.counts[flowBorn].Value, 1)-1)&(young-1)]
+		place = &c.ownRing[(atomic.AddUint64(&c.to.counts[FlowBorn].Value, 1)-1)&(young-1)]
 	}
 	before := atomic.SwapUint64(place, word)
 	id, generation := uint32(before), uint32(before>>32)
@@ -343,7 +343,7 @@ func (c *carrier) makeRoom(word uint64, over bool) error {
 		return nil
 	}
 	own := &c.own[id]
-	if !atomic.CompareAndSwapUint64(&own.Life, lifeOf(generation, flowYoung), lifeOf(generation, flowClaimed)) {
+	if !atomic.CompareAndSwapUint64(&own.Life, lifeOf(generation, FlowYoung), lifeOf(generation, FlowClaimed)) {
 		return nil
 	}
 	c.lost++

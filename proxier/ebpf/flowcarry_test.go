@@ -68,9 +68,9 @@ func TestCarry(t *testing.T) {
 			for id := range own {
 				f := &own[id]
 				switch stageOf(f.Life) {
-				case flowKept:
+				case FlowKept:
 					kept++
-				case flowYoung:
+				case FlowYoung:
 					fresh++
 				default:
 					continue
@@ -85,10 +85,10 @@ func TestCarry(t *testing.T) {
 			if kept != tt.kept || fresh != tt.fresh {
 				t.Errorf("%d are kept and %d others are there, want %d and %d", kept, fresh, tt.kept, tt.fresh)
 			}
-			if n := int(table.count(flowUsed)); n != kept+fresh {
+			if n := int(table.count(FlowUsed)); n != kept+fresh {
 				t.Errorf("%d ids are in use by %d flows", n, kept+fresh)
 			}
-			if n := int(table.count(flowKeptTCP)); n != kept {
+			if n := int(table.count(FlowKeptTCP)); n != kept {
 				t.Errorf("%d are counted as kept", n)
 			}
 			if keys := keysIn(t, to["tdm_flow_key"]); keys != 2*(kept+fresh) {
@@ -205,27 +205,27 @@ func TestCarrySettles(t *testing.T) {
 	}{
 		{
 			name: "nothing happens", before: open, after: func() {},
-			stage: flowKept, flags: flowReplied | flowEstablished, kept: 1,
+			stage: FlowKept, flags: FlowReplied | FlowEstablished, kept: 1,
 		},
 		{
 			name: "a reset", before: open, after: func() { request(RST) },
-			stage: flowYoung, flags: flowReplied | flowEstablished | flowClosed,
+			stage: FlowYoung, flags: FlowReplied | FlowEstablished | FlowClosed,
 		},
 		{
 			name: "one FIN", before: open, after: func() { request(FIN | ACK) },
-			stage: flowKept, flags: flowReplied | flowEstablished | flowFinRequest, kept: 1,
+			stage: FlowKept, flags: FlowReplied | FlowEstablished | FlowFINRequest, kept: 1,
 		},
 		{
-			name: "one FIN here and one there", before: open, after: func() { request(FIN | ACK) }, again: flowFinReply,
-			stage: flowYoung, flags: flowReplied | flowEstablished | flowFinRequest | flowFinReply | flowClosed,
+			name: "one FIN here and one there", before: open, after: func() { request(FIN | ACK) }, again: FlowFINReply,
+			stage: FlowYoung, flags: FlowReplied | FlowEstablished | FlowFINRequest | FlowFINReply | FlowClosed,
 		},
 		{
 			name: "it is answered", before: func() { request(SYN) }, after: func() { reply(SYN | ACK) },
-			stage: flowYoung, flags: flowReplied,
+			stage: FlowYoung, flags: FlowReplied,
 		},
 		{
 			name: "it is established", before: func() { request(SYN) }, after: func() { reply(SYN | ACK); request(ACK) },
-			stage: flowKept, flags: flowReplied | flowEstablished, kept: 1,
+			stage: FlowKept, flags: FlowReplied | FlowEstablished, kept: 1,
 		},
 		{
 			name: "it is forgotten", before: func() { request(SYN) },
@@ -234,15 +234,15 @@ func TestCarrySettles(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			stage: flowFree,
+			stage: FlowFree,
 		},
 		{
 			name: "it begins anew", before: open, after: func() { request(RST); request(SYN) },
-			stage: flowYoung,
+			stage: FlowYoung,
 		},
 		{
 			name: "it begins anew, and is established", before: open, after: func() { request(RST); open() },
-			stage: flowKept, flags: flowReplied | flowEstablished, kept: 1,
+			stage: FlowKept, flags: FlowReplied | FlowEstablished, kept: 1,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -261,7 +261,7 @@ func TestCarrySettles(t *testing.T) {
 				t.Fatal(err)
 			}
 			for id := range own {
-				if stageOf(own[id].Life) >= flowYoung {
+				if stageOf(own[id].Life) >= FlowYoung {
 					own[id].Flags |= tt.again
 				}
 			}
@@ -273,12 +273,12 @@ func TestCarrySettles(t *testing.T) {
 			}
 			var there []flowEntry
 			for id := range own {
-				if stageOf(own[id].Life) != flowFree {
+				if stageOf(own[id].Life) != FlowFree {
 					there = append(there, own[id])
 				}
 			}
-			used, kept := int(table.count(flowUsed)), int(table.count(flowKeptTCP))
-			if tt.stage == flowFree {
+			used, kept := int(table.count(FlowUsed)), int(table.count(FlowKeptTCP))
+			if tt.stage == FlowFree {
 				if len(there)+used+kept+keysIn(t, to["tdm_flow_key"]) > 0 {
 					t.Errorf("there are %+v, %d in use, %d kept", there, used, kept)
 				}
@@ -288,8 +288,8 @@ func TestCarrySettles(t *testing.T) {
 				t.Fatalf("there are %+v, %d in use", there, used)
 			}
 			f := there[0]
-			if stageOf(f.Life) != tt.stage || f.Flags != tt.flags|flowIndexed || kept != tt.kept {
-				t.Errorf("it is in stage %d, with flags %#x, and %d are kept; want %d, %#x, %d", stageOf(f.Life), f.Flags, kept, tt.stage, tt.flags|flowIndexed, tt.kept)
+			if stageOf(f.Life) != tt.stage || f.Flags != tt.flags|FlowIndexed || kept != tt.kept {
+				t.Errorf("it is in stage %d, with flags %#x, and %d are kept; want %d, %#x, %d", stageOf(f.Life), f.Flags, kept, tt.stage, tt.flags|FlowIndexed, tt.kept)
 			}
 		})
 	}
@@ -318,7 +318,7 @@ func TestCarriesWithLoadedPrograms(t *testing.T) {
 	p := newPackets(tier.maps, opts)
 	defer p.close()
 	watched.copying = func() {
-		for _, v := range []variant{{role: roleUplink}, {role: rolePod}} {
+		for _, v := range []variant{{role: RoleUplink}, {role: RolePod}} {
 			if p.loaded[v] == nil {
 				t.Errorf("programs of %+v are to be loaded yet", v)
 			}

@@ -16,15 +16,15 @@ import (
 // of a flow with these flags.
 func (t *FlowTimeouts) of(protocol proxier.Protocol, flags uint32) time.Duration {
 	switch {
-	case protocol != proxier.TCP && flags&flowReplied != 0:
+	case protocol != proxier.TCP && flags&FlowReplied != 0:
 		return t.UDPStream
 	case protocol != proxier.TCP:
 		return t.UDP
-	case flags&flowClosed != 0:
+	case flags&FlowClosed != 0:
 		return t.Closed
-	case flags&(flowFinRequest|flowFinReply) != 0:
+	case flags&(FlowFINRequest|FlowFINReply) != 0:
 		return t.CloseWait
-	case flags&flowEstablished != 0:
+	case flags&FlowEstablished != 0:
 		return t.Established
 	}
 	return t.Opening
@@ -69,7 +69,7 @@ func (t *flowTable) sweep(ctx context.Context, timeouts *FlowTimeouts, now uint3
 			}
 			ids = append(ids, uint32(first+i))
 			t.countUp(f)
-			if f.Flags&flowIndexed != 0 {
+			if f.Flags&FlowIndexed != 0 {
 				keys = append(keys, f.Request, f.Reply)
 			}
 		}
@@ -102,10 +102,10 @@ func pause(ctx context.Context, d time.Duration) {
 // claim takes a flow whose time is up, so that nobody else ends it.
 func (t *flowTable) claim(f *flowEntry, timeouts *FlowTimeouts, now uint32) bool {
 	life := atomic.LoadUint64(&f.Life)
-	if stageOf(life) < flowYoung || !isUp(f, timeouts, now) {
+	if stageOf(life) < FlowYoung || !isUp(f, timeouts, now) {
 		return false
 	}
-	claimed := lifeOf(uint32(life>>32), flowClaimed)
+	claimed := lifeOf(uint32(life>>32), FlowClaimed)
 	if !atomic.CompareAndSwapUint64(&f.Life, life, claimed) {
 		return false
 	}
@@ -113,10 +113,10 @@ func (t *flowTable) claim(f *flowEntry, timeouts *FlowTimeouts, now uint32) bool
 		atomic.StoreUint64(&f.Life, life)
 		return false
 	}
-	if stageOf(life) == flowKept {
-		kept := flowKeptUDP
+	if stageOf(life) == FlowKept {
+		kept := FlowKeptUDP
 		if proxier.Protocol(f.Request.Proto) == proxier.TCP {
-			kept = flowKeptTCP
+			kept = FlowKeptTCP
 		}
 		atomic.AddUint64(&t.counts[kept].Value, ^uint64(0))
 	}

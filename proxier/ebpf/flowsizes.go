@@ -7,14 +7,14 @@ import "math/bits"
 // flowRecords is the length of the map of flows: those of all kinds. Id 0 is
 // none.
 func flowRecords(s Sizes) uint32 {
-	return s.TCPFlows + s.UDPFlows + powerOfTwo(s.YoungFlows) + maxClosed + 1
+	return s.TCPFlows + s.UDPFlows + powerOfTwo(s.YoungFlows) + MaxClosed + 1
 }
 
 // flowMaps are the sizes of the maps of flows, by name.
 func flowMaps(s Sizes) map[string]uint32 {
 	return map[string]uint32{
 		"tdm_flow": flowRecords(s), "tdm_flow_key": 2 * flowRecords(s),
-		"tdm_flow_young": powerOfTwo(s.YoungFlows) + maxClosed,
+		"tdm_flow_young": powerOfTwo(s.YoungFlows) + MaxClosed,
 	}
 }
 

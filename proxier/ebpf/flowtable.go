@@ -49,16 +49,16 @@ func (t *flowTable) count(which int) uint64 { return atomic.LoadUint64(&t.counts
 func (t *flowTable) limit() int { return int(t.flows.MaxEntries()) - 1 }
 
 // used counts the flows there are.
-func (t *flowTable) used() int { return min(int(t.count(flowUsed)), t.limit()) }
+func (t *flowTable) used() int { return min(int(t.count(FlowUsed)), t.limit()) }
 
 // give returns an id to the stack of free ones, as flow_give() of bpf/flow.h
 // does.
 func (t *flowTable) give(id uint32, f *flowEntry) {
-	for top := &t.counts[flowTop].Value; ; {
+	for top := &t.counts[FlowTop].Value; ; {
 		old := atomic.LoadUint64(top)
 		atomic.StoreUint32(&f.Next, uint32(old))
 		if atomic.CompareAndSwapUint64(top, old, (old>>32+1)<<32|uint64(id)) {
-			atomic.AddUint64(&t.counts[flowUsed].Value, ^uint64(0))
+			atomic.AddUint64(&t.counts[FlowUsed].Value, ^uint64(0))
 			return
 		}
 	}
@@ -66,8 +66,8 @@ func (t *flowTable) give(id uint32, f *flowEntry) {
 
 // take is a free id, or 0, as flow_take() of bpf/flow.h finds it.
 func (t *flowTable) take(list []flowEntry) uint32 {
-	used := &t.counts[flowUsed].Value
-	for top := &t.counts[flowTop].Value; ; {
+	used := &t.counts[FlowUsed].Value
+	for top := &t.counts[FlowTop].Value; ; {
 		old := atomic.LoadUint64(top)
 		id := uint32(old)
 		if id == 0 || int(id) >= len(list) {
@@ -79,7 +79,7 @@ func (t *flowTable) take(list []flowEntry) uint32 {
 			return id
 		}
 	}
-	fresh := &t.counts[flowFresh].Value
+	fresh := &t.counts[FlowFresh].Value
 	if atomic.LoadUint64(fresh) >= uint64(len(list)) {
 		return 0
 	}

@@ -10,22 +10,6 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// The flags of a frontendValue: enum lb_route and lb_frontend_flag of
-// bpf/lb_types.h.
-const (
-	routeLocal      = 1 << 0
-	routeMasquerade = 1 << 1
-	routeAnySource  = 1 << 2
-	routeBits       = 4
-
-	frontendFiltered  = 1 << 12
-	frontendSelf      = 1 << 13
-	frontendAllPods   = 1 << 14
-	frontendSomePods  = 1 << 15
-	frontendHost      = 1 << 16
-	frontendKindShift = 24
-)
-
 type frontendEntry struct {
 	key   frontendKey
 	value frontendValue
@@ -33,9 +17,9 @@ type frontendEntry struct {
 
 func keyOf(d *proxier.Decision, i int) frontendKey {
 	f := &d.Frontends[i]
-	key := frontendKey{Addr: bpfAddr(f.Addr.Addr()), Port: bpfPort(f.Addr.Port()), Proto: uint8(d.Name.Protocol), Scope: scopeAddress}
+	key := frontendKey{Addr: bpfAddr(f.Addr.Addr()), Port: bpfPort(f.Addr.Port()), Proto: uint8(d.Name.Protocol), Scope: ScopeAddress}
 	if f.Kind == proxier.NodePort {
-		key.Scope = scopeNode
+		key.Scope = ScopeNode
 	}
 	return key
 }
@@ -51,35 +35,35 @@ func newFrontend(d *proxier.Decision, i int, service uint32) frontendEntry {
 }
 
 func frontendFlags(f *proxier.Frontend) uint32 {
-	flags := uint32(f.Kind) << frontendKindShift
+	flags := uint32(f.Kind) << FrontendKindShift
 	for origin, r := range f.Routes {
 		route := uint32(0)
 		if r.Set.Member() == proxier.InLocal {
-			route |= routeLocal
+			route |= RouteLocal
 		}
 		switch r.Source {
 		case proxier.Masquerade:
-			route |= routeMasquerade
+			route |= RouteMasquerade
 		case proxier.AnySource:
-			route |= routeAnySource
+			route |= RouteAnySource
 		}
-		flags |= route << (origin * routeBits)
+		flags |= route << (origin * RouteBits)
 	}
 	if !f.Filtered {
 		return flags
 	}
-	flags |= frontendFiltered
+	flags |= FrontendFiltered
 	if slices.Contains(f.Ranges, ownPrefix(f)) {
-		flags |= frontendSelf
+		flags |= FrontendSelf
 	}
 	switch f.Pods {
 	case proxier.AdmitsAll:
-		flags |= frontendAllPods
+		flags |= FrontendAllPods
 	case proxier.AdmitsSome:
-		flags |= frontendSomePods
+		flags |= FrontendSomePods
 	}
 	if f.Host == proxier.AdmitsAll {
-		flags |= frontendHost
+		flags |= FrontendHost
 	}
 	return flags
 }
@@ -91,14 +75,14 @@ func ownPrefix(f *proxier.Frontend) netip.Prefix {
 // set is the id of the set that clients of that origin are led to.
 func (f *frontendEntry) set(origin proxier.Origin) uint32 {
 	family := proxier.FamilyOf(goAddr(f.key.Addr))
-	return f.value.Service*setsPerService + uint32(f.value.route(family, origin).Set)
+	return f.value.Service*SetsPerService + uint32(f.value.route(family, origin).Set)
 }
 
 // frontend is what an entry says, but for its ranges.
 func (f *frontendEntry) frontend() proxier.Frontend {
 	addr := goAddrPort(f.key.Addr, f.key.Port)
 	family := proxier.FamilyOf(addr.Addr())
-	out := proxier.Frontend{Addr: addr, Kind: proxier.Kind(f.value.Flags >> frontendKindShift), Filtered: f.value.Flags&frontendFiltered != 0}
+	out := proxier.Frontend{Addr: addr, Kind: proxier.Kind(f.value.Flags >> FrontendKindShift), Filtered: f.value.Flags&FrontendFiltered != 0}
 	for origin := range out.Routes {
 		out.Routes[origin] = f.value.route(family, proxier.Origin(origin))
 	}
@@ -106,18 +90,18 @@ func (f *frontendEntry) frontend() proxier.Frontend {
 }
 
 func (v *frontendValue) route(family proxier.Family, origin proxier.Origin) (r proxier.Route) {
-	bits := v.Flags >> (uint32(origin) * routeBits)
+	bits := v.Flags >> (uint32(origin) * RouteBits)
 	r.Set = proxier.V4Cluster
 	if family == proxier.IPv6 {
 		r.Set = proxier.V6Cluster
 	}
-	if bits&routeLocal != 0 {
+	if bits&RouteLocal != 0 {
 		r.Set++
 	}
 	switch {
-	case bits&routeMasquerade != 0:
+	case bits&RouteMasquerade != 0:
 		r.Source = proxier.Masquerade
-	case bits&routeAnySource != 0:
+	case bits&RouteAnySource != 0:
 		r.Source = proxier.AnySource
 	}
 	return r

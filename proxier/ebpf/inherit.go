@@ -49,7 +49,7 @@ func (p *packets) takeOver(ctx context.Context, want map[int]variant) error {
 // inheritedVariant is what a device is to a program that it has from an earlier process.
 // Whether that knows pods by their device matters to new connections alone.
 func inheritedVariant(device *netlink.LinkAttrs, program *ciliumebpf.Program) (variant, error) {
-	v := variant{role: roleUplink, l3: device.EncapType != "ether"}
+	v := variant{role: RoleUplink, l3: device.EncapType != "ether"}
 	maps, err := mapsOf(program)
 	if err != nil {
 		return v, err
@@ -62,7 +62,7 @@ func inheritedVariant(device *netlink.LinkAttrs, program *ciliumebpf.Program) (v
 	var one uint32
 	switch err := known.Lookup(uint32(device.Index), &one); {
 	case errors.Is(err, ciliumebpf.ErrKeyNotExist):
-		v.role = rolePod
+		v.role = RolePod
 	case err != nil:
 		return v, fmt.Errorf("look for uplink %s: %w", device.Name, err)
 	}

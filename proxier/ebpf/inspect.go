@@ -168,8 +168,8 @@ func (i *Inspector) checkLayout() error {
 		return fmt.Errorf("%w: %d bytes in tdm_meta", ErrLayout, len(value))
 	}
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&head)), end), value)
-	if head.Magic != metaMagic || head.Layout != layoutVersion {
-		return fmt.Errorf("%w: they have layout %d, this program reads %d", ErrLayout, head.Layout, layoutVersion)
+	if head.Magic != LayoutMagic || head.Layout != LayoutVersion {
+		return fmt.Errorf("%w: they have layout %d, this program reads %d", ErrLayout, head.Layout, LayoutVersion)
 	}
 	return nil
 }

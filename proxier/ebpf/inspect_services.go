@@ -135,7 +135,7 @@ func (t tableView) view() ([]ServiceView, error) {
 	views := []ServiceView{}
 	var pending []uint32
 	for id := range t.services {
-		if atomic.LoadUint32(&t.services[id].State) != serviceFree {
+		if atomic.LoadUint32(&t.services[id].State) != ServiceFree {
 			pending = append(pending, uint32(id))
 		}
 	}
@@ -156,7 +156,7 @@ func (t tableView) view() ([]ServiceView, error) {
 		for _, id := range pending {
 			v := t.viewService(id, frontends[id], candidates[id])
 			after := copyWords(&t.services[id])
-			if after.State == serviceFree {
+			if after.State == ServiceFree {
 				continue
 			}
 			name := before[id]
@@ -185,7 +185,7 @@ func (v *ServiceView) describe(e *serviceEntry) {
 	v.Namespace, v.Name, v.Port = e.SplitName()
 	v.Protocol = proxier.Protocol(e.Proto).String()
 	v.State = Programmed
-	if e.State == serviceUnplaced {
+	if e.State == ServiceNotProgrammed {
 		v.State = NotProgrammed
 		v.Reason = refusalCode(e.Reason).String()
 	}
@@ -266,7 +266,7 @@ func (t tableView) viewService(id uint32, frontends []frontendEntry, candidates 
 		e := sets.entries[backend]
 		b := BackendView{
 			Address: goAddrPort(e.Addr, e.Port), ID: backend, Generation: e.Generation, Sets: []string{},
-			Local: e.Flags&backendLocal != 0, Terminating: e.Flags&backendTerminating != 0,
+			Local: e.Flags&BackendLocal != 0, Terminating: e.Flags&BackendTerminating != 0,
 			Connections: atomic.LoadUint64(&t.backendStats[backend]),
 		}
 		for s := range proxier.Sets {
@@ -316,7 +316,7 @@ type setsRead struct {
 // readSets reads sets and backends, and says whether they belong together.
 func (t tableView) readSets(service uint32, candidates []uint32) setsRead {
 	r := setsRead{members: map[uint32][proxier.Sets]bool{}, entries: map[uint32]backendEntry{}, consistent: true}
-	at := t.sets[service*setsPerService:][:proxier.Sets]
+	at := t.sets[service*SetsPerService:][:proxier.Sets]
 	for s := range proxier.Sets {
 		r.words[s] = atomic.LoadUint64(&at[s])
 	}

@@ -229,7 +229,7 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *metaEntry) (
 	case "tdm_node":
 		used, s.Max = 1, 1 // the other one is for the next change
 	case "tdm_set":
-		used, s.Max = int(meta.ServicesUsed*setsPerService), s.Max-int(setsPerService)
+		used, s.Max = int(meta.ServicesUsed*SetsPerService), s.Max-int(SetsPerService)
 	case "tdm_slot":
 		used = int(meta.SlotsUsed)
 	case "tdm_backend", "tdm_be_stats":
@@ -277,6 +277,6 @@ func (i *Inspector) flowsUsed() (int, error) {
 		return 0, fmt.Errorf("%w: no program uses map tdm_flow_count", ErrLayout)
 	}
 	var used flowCounter
-	err := counts.Lookup(uint32(flowUsed), &used)
+	err := counts.Lookup(uint32(FlowUsed), &used)
 	return int(used.Value), err
 }

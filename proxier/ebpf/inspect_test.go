@@ -152,7 +152,7 @@ func TestViewShowsNoStranger(t *testing.T) {
 	}
 
 	// Nor does a torn or foreign word lead out of the tables.
-	tables.sets[views[0].ID*setsPerService] = setWord(uint32(len(tables.slots))-1, 5)
+	tables.sets[views[0].ID*SetsPerService] = setWord(uint32(len(tables.slots))-1, 5)
 	tables.services[views[0].ID].NameLen = 255
 	if views = mustView(t, tables); !views[0].Changing || len(views[0].Backends) != 0 {
 		t.Errorf("got %s", textOf(views))
@@ -224,7 +224,7 @@ func TestInspect(t *testing.T) {
 
 	i := inspectNode(t, one)
 	s := statusOf(t, i)
-	if !s.Running || s.Layout != layoutVersion || s.Unplaced != 0 || s.Cgroup != one.CgroupPath() || len(s.Programs) != guardHook || len(s.MissingHooks) != 0 {
+	if !s.Running || s.Layout != LayoutVersion || s.Unplaced != 0 || s.Cgroup != one.CgroupPath() || len(s.Programs) != guardHook || len(s.MissingHooks) != 0 {
 		t.Errorf("status %+v", s)
 	}
 	if s.LastChange == nil || s.LastChange.Before(start) || s.LastChange.After(time.Now()) {
@@ -348,7 +348,7 @@ func TestInspect(t *testing.T) {
 
 	t.Run("other layout", func(t *testing.T) {
 		n.tier.writer.tables.meta.Layout = 99
-		defer func() { n.tier.writer.tables.meta.Layout = layoutVersion }()
+		defer func() { n.tier.writer.tables.meta.Layout = LayoutVersion }()
 		_, err := Inspect(one.CgroupPath())
 		if !errors.Is(err, ErrLayout) || !strings.Contains(err.Error(), "99") {
 			t.Errorf("got %v", err)

@@ -257,7 +257,7 @@ func TestNewMapsUnderTraffic(t *testing.T) {
 	}
 	for i := range rounds {
 		if i%2 != 0 { // the size stays
-			n.tier.writer.tables.meta.Layout = layoutVersion - 1
+			n.tier.writer.tables.meta.Layout = LayoutVersion - 1
 		}
 		n.close()
 		n.start(t, Options{Sizes: Sizes{Frontends: 64 << (i / 2 % 3), Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 1 << 10, OptOuts: 16}})

@@ -36,12 +36,12 @@ func (w *writer) newJudge() *judge {
 // stale says that the socket's backend does not serve the address it dialled.
 // It goes by addresses, not ids: the tables may have been built anew since.
 func (j *judge) stale(dest *sockDest) bool {
-	key := frontendKey{Addr: dest.Vip, Port: dest.VipPort, Proto: uint8(proxier.UDP), Scope: scopeAddress}
+	key := frontendKey{Addr: dest.Vip, Port: dest.VipPort, Proto: uint8(proxier.UDP), Scope: ScopeAddress}
 	j.writer.mu.RLock() // or the element becomes that of another key
 	defer j.writer.mu.RUnlock()
 	value, found, err := j.writer.tables.frontends.Lookup(key)
 	if err == nil && !found {
-		key.Addr, key.Scope = unspecifiedOf(key.Addr), scopeNode
+		key.Addr, key.Scope = unspecifiedOf(key.Addr), ScopeNode
 		value, found, err = j.writer.tables.frontends.Lookup(key)
 	}
 	if err != nil {

@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/features"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"k8s.io/utils/clock"
 
@@ -142,8 +139,7 @@ func (t *Tier) deviceOptions() (DeviceOptions, error) {
 	o := &t.opts
 	return DeviceOptions{
 		Sizes: o.Sizes, TC: o.TC, SNAT: newSNATPool(o.NodePortRange, ephemeral), ResetRemoved: o.ResetRemoved,
-		NoFIBSource: o.NoFIBSource, NoConntrack: o.NoConntrack,
-		NoLoop: o.NoLoop || features.HaveProgramHelper(ciliumebpf.SchedCLS, asm.FnLoop) != nil,
+		NoFIBSource: o.NoFIBSource, NoLoop: o.NoLoop, NoConntrack: o.NoConntrack,
 	}, nil
 }
 

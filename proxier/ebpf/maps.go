@@ -16,21 +16,3 @@ type (
 	sockDest      = sockSockDest
 )
 
-// What bpf/lb_maps.h says of the layout.
-const (
-	metaMagic     = 0x6d65646e6174
-	layoutVersion = 3
-)
-
-// States and reasons of a serviceEntry.
-const (
-	serviceFree       = 0
-	serviceProgrammed = 1
-	serviceUnplaced   = 2
-)
-
-// Scopes of a frontendKey.
-const (
-	scopeAddress = 0
-	scopeNode    = 1
-)

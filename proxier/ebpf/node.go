@@ -12,12 +12,6 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Flags of the map of local addresses: enum lb_local of bpf/lb_types.h.
-const (
-	localAddress   = 1 << 0
-	localNodePorts = 1 << 1
-)
-
 // syncNode brings what all frontends have in common into the tables.
 func (w *writer) syncNode(u proxier.Update) error {
 	if u.NodeRules != nil {
@@ -43,10 +37,10 @@ func (w *writer) podDetector() proxier.Detector {
 func (w *writer) syncLocals() error {
 	want := map[[4]uint32]uint32{}
 	for _, a := range w.rules.LocalAddrs {
-		want[bpfAddr(a)] |= localAddress
+		want[bpfAddr(a)] |= LocalAddress
 	}
 	for _, a := range w.rules.NodePortAddrs {
-		want[bpfAddr(a)] |= localAddress | localNodePorts
+		want[bpfAddr(a)] |= LocalAddress | LocalNodePorts
 	}
 	have := map[[4]uint32]uint32{}
 	if err := w.tables.locals.Dump(func(key [4]uint32, value uint32) { have[key] = value }); err != nil {

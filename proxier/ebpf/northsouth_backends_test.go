@@ -171,7 +171,7 @@ func TestResetRemoved(t *testing.T) {
 		list = open
 	}
 	// What was reset is forgotten.
-	if n := e.tier.flowTable.count(flowKeptTCP); n != 0 {
+	if n := e.tier.flowTable.count(FlowKeptTCP); n != 0 {
 		t.Errorf("%d flows are kept", n)
 	}
 	// Its clients begin anew.

@@ -40,11 +40,11 @@ func TestFlood(t *testing.T) {
 		}
 	}
 	asked("before")
-	if kept := table.count(flowKeptTCP); kept != established {
+	if kept := table.count(FlowKeptTCP); kept != established {
 		t.Errorf("%d flows are kept", kept)
 	}
 
-	born, counts := table.count(flowBorn), counted{tier: e.tier}
+	born, counts := table.count(FlowBorn), counted{tier: e.tier}
 	counts.since(t)
 	pace := newPace(table)
 	var flooding sync.WaitGroup
@@ -53,7 +53,7 @@ func TestFlood(t *testing.T) {
 		f := newFlooder(t, e.client, netip.AddrPortFrom(to, port), uint64(i), pace)
 		flooding.Go(func() {
 			// The kernel may lose some before any program has seen them.
-			for enough := time.Now().Add(time.Minute); table.count(flowBorn)-born < flood && time.Now().Before(enough); {
+			for enough := time.Now().Add(time.Minute); table.count(FlowBorn)-born < flood && time.Now().Before(enough); {
 				if err := f.send(100); err != nil {
 					t.Error(err)
 					return
@@ -73,9 +73,9 @@ func TestFlood(t *testing.T) {
 		t.Logf("%d times asked meanwhile", rounds)
 		break
 	}
-	waitFor(t, "all of the flood to be seen", func() bool { return table.count(flowBorn)-born >= flood })
+	waitFor(t, "all of the flood to be seen", func() bool { return table.count(FlowBorn)-born >= flood })
 	asked("after")
-	if kept := table.count(flowKeptTCP); kept != established {
+	if kept := table.count(FlowKeptTCP); kept != established {
 		t.Errorf("%d flows are kept after the flood", kept)
 	}
 	if used := table.used(); used < established+young-2 || used > established+young {
@@ -86,7 +86,7 @@ func TestFlood(t *testing.T) {
 	if since["forwarded_local"]+since["forwarded_remote"] < flood || since["dropped_no_flow"]+since["dropped_raced"] > 0 {
 		t.Error("not every packet of the flood got a flow")
 	}
-	if n := since["pushed_out"]; n < flood-young || n > table.count(flowBorn)-born {
+	if n := since["pushed_out"]; n < flood-young || n > table.count(FlowBorn)-born {
 		t.Errorf("%d flows are counted as pushed out", n)
 	}
 	e.audit(t)
@@ -102,7 +102,7 @@ func TestFlood(t *testing.T) {
 			}
 			return table.used() <= left
 		})
-		if used, kept := table.used(), table.count(flowKeptTCP); used != left || kept != uint64(left) {
+		if used, kept := table.used(), table.count(FlowKeptTCP); used != left || kept != uint64(left) {
 			t.Errorf("%d flows are in use and %d kept, want %d", used, kept, left)
 		}
 		e.audit(t)
@@ -123,7 +123,7 @@ func (e *edge) settle(t testing.TB) {
 	table, since := e.tier.flowTable, time.Now()
 	var before [3]uint64
 	waitFor(t, "flows to stay as they are", func() bool {
-		now := [...]uint64{table.count(flowBorn), table.count(flowTop), table.count(flowOver)}
+		now := [...]uint64{table.count(FlowBorn), table.count(FlowTop), table.count(FlowOver)}
 		if now != before {
 			before, since = now, time.Now()
 		}
@@ -143,7 +143,7 @@ func (e *edge) audit(t testing.TB) {
 		}
 		seen[id] = what
 	}
-	for id := int(table.count(flowFresh)) + 1; id <= table.limit(); id++ {
+	for id := int(table.count(FlowFresh)) + 1; id <= table.limit(); id++ {
 		note(uint32(id), "fresh")
 	}
 	next := map[uint32]uint32{}
@@ -152,7 +152,7 @@ func (e *edge) audit(t testing.TB) {
 		for i := range list {
 			f, id := &list[i], uint32(first+i)
 			next[id] = f.Next
-			if stageOf(f.Life) == flowFree {
+			if stageOf(f.Life) == FlowFree {
 				continue
 			}
 			note(id, "in use")
@@ -169,7 +169,7 @@ func (e *edge) audit(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for id := uint32(table.count(flowTop)); id != 0 && seen[id] != "free"; id = next[id] {
+	for id := uint32(table.count(FlowTop)); id != 0 && seen[id] != "free"; id = next[id] {
 		note(id, "free")
 	}
 	if len(seen) != table.limit() || seen[0] != "" || used != table.used() {
@@ -207,14 +207,14 @@ type pace struct {
 	sent  atomic.Uint64
 }
 
-func newPace(table *flowTable) *pace { return &pace{table: table, born: table.count(flowBorn)} }
+func newPace(table *flowTable) *pace { return &pace{table: table, born: table.count(FlowBorn)} }
 
 // step waits, for a second at most: packets may get lost.
 func (p *pace) step() {
 	const ahead = 200
 	sent := p.sent.Add(1)
 	for range 10_000 {
-		if p.table.count(flowBorn)-p.born+ahead > sent {
+		if p.table.count(FlowBorn)-p.born+ahead > sent {
 			return
 		}
 		time.Sleep(100 * time.Microsecond)
@@ -262,7 +262,7 @@ func BenchmarkFlood(b *testing.B) {
 	}
 	e.useAddrs(b, nobody...)
 	table := e.tier.flowTable
-	born := table.count(flowBorn)
+	born := table.count(FlowBorn)
 	counts := counted{tier: e.tier}
 	counts.since(b)
 	var flooding sync.WaitGroup
@@ -295,11 +295,11 @@ func BenchmarkFlood(b *testing.B) {
 	b.StopTimer()
 	slices.Sort(took)
 	since := counts.since(b)
-	b.ReportMetric(float64(table.count(flowBorn)-born)/b.Elapsed().Seconds(), "flows/s")
+	b.ReportMetric(float64(table.count(FlowBorn)-born)/b.Elapsed().Seconds(), "flows/s")
 	b.ReportMetric(float64(since["dropped_no_flow"]+since["dropped_raced"]), "dropped")
 	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "median-µs")
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
-	if kept := table.count(flowKeptTCP); kept != established {
+	if kept := table.count(FlowKeptTCP); kept != established {
 		b.Errorf("%d flows are kept", kept)
 	}
 	e.audit(b)

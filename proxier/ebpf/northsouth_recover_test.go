@@ -40,8 +40,8 @@ func TestRecoverFlows(t *testing.T) {
 			}
 		})
 	}
-	born := table.count(flowBorn)
-	waitFor(t, "the young to push out each other", func() bool { return table.count(flowBorn)-born > 2*young })
+	born := table.count(FlowBorn)
+	waitFor(t, "the young to push out each other", func() bool { return table.count(FlowBorn)-born > 2*young })
 	// What these had lies free from now on, below what the flood takes and gives.
 	for _, v := range open {
 		if err := v.conn.Close(); err != nil {
@@ -69,8 +69,8 @@ func TestRecoverFlows(t *testing.T) {
 	err := table.each(func(_ int, list []flowEntry) error {
 		for i := range list {
 			life := &list[i].Life
-			if stageOf(*life) == flowYoung && claimed < 10 {
-				atomic.StoreUint64(life, lifeOf(uint32(*life>>32), flowClaimed))
+			if stageOf(*life) == FlowYoung && claimed < 10 {
+				atomic.StoreUint64(life, lifeOf(uint32(*life>>32), FlowClaimed))
 				claimed++
 			}
 		}

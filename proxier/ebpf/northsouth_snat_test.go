@@ -118,7 +118,7 @@ func (e *edge) forget(t testing.TB, v *visit) {
 		err := e.tier.flowTable.each(func(_ int, list []flowEntry) error {
 			for i := range list {
 				f := &list[i]
-				if stageOf(f.Life) >= flowYoung && goAddrPort(f.Request.Src, f.Request.Sport) == client {
+				if stageOf(f.Life) >= FlowYoung && goAddrPort(f.Request.Src, f.Request.Sport) == client {
 					atomic.StoreUint32(&f.Seen, monotonicSeconds()-25*60*60)
 				}
 			}
@@ -189,7 +189,7 @@ func TestSourcePorts(t *testing.T) {
 	used := map[netip.Addr][]uint16{}
 	err := e.tier.flowTable.each(func(_ int, list []flowEntry) error {
 		for i := range list {
-			if f := &list[i]; stageOf(f.Life) >= flowYoung {
+			if f := &list[i]; stageOf(f.Life) >= FlowYoung {
 				backend, port := goAddr(f.Reply.Src), goAddrPort(f.Reply.Dst, f.Reply.Dport).Port()
 				used[backend] = append(used[backend], port)
 				if one := (PortRange{port, port}); port < 1024 || one.Overlaps(nodePorts) || one.Overlaps(ephemeral) {

@@ -18,7 +18,7 @@ import (
 func TestPacketBare(t *testing.T) {
 	p := newPath(t, Options{NodePortRange: onePort})
 	p.endsCluster(t)
-	programs, err := p.tier.devices.programs(t.Context(), variant{role: roleUplink, l3: true})
+	programs, err := p.tier.devices.programs(t.Context(), variant{role: RoleUplink, l3: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -101,7 +101,7 @@ func BenchmarkPacketFlood(b *testing.B) {
 		p.establish(b, open[i])
 	}
 	table := p.tier.flowTable
-	born := table.count(flowBorn)
+	born := table.count(FlowBorn)
 	drivers := make([]*driver, runtime.NumCPU())
 	for cpu := range drivers {
 		var fresh []datapath.Tuple
@@ -131,7 +131,7 @@ func BenchmarkPacketFlood(b *testing.B) {
 	}
 	flooding.Wait()
 	b.StopTimer()
-	if kept := table.count(flowKeptTCP); kept != established {
+	if kept := table.count(FlowKeptTCP); kept != established {
 		b.Errorf("%d of %d established flows are left", kept, established)
 	}
 	lost := 0
@@ -145,7 +145,7 @@ func BenchmarkPacketFlood(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(lost), "lost")
-	b.ReportMetric(float64(table.count(flowBorn)-born)/b.Elapsed().Seconds(), "flows/s")
+	b.ReportMetric(float64(table.count(FlowBorn)-born)/b.Elapsed().Seconds(), "flows/s")
 	b.ReportMetric(0, "ns/op")
 }
 

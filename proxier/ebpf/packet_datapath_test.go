@@ -101,7 +101,7 @@ type path struct {
 func newPodPath(t testing.TB, opts Options, fromPod bool) *path {
 	t.Helper()
 	p := newPath(t, opts)
-	p.variant = variant{role: rolePod, pod: fromPod}
+	p.variant = variant{role: RolePod, pod: fromPod}
 	var err error
 	if p.programs, err = p.tier.devices.programs(t.Context(), p.variant); err != nil {
 		t.Fatal(err)
@@ -253,8 +253,8 @@ func (p *path) reset() error {
 func (p *path) node() datapath.Node {
 	s := p.tier.opts.Sizes
 	return datapath.Node{
-		L2: 14, MAC: p.mac, Route: p.route, Pod: p.variant.role == rolePod, FromPod: p.variant.pod,
-		KeptTCP: int(s.TCPFlows), KeptUDP: int(s.UDPFlows), Young: int(powerOfTwo(s.YoungFlows)), Over: maxClosed,
+		L2: 14, MAC: p.mac, Route: p.route, Pod: p.variant.role == RolePod, FromPod: p.variant.pod,
+		KeptTCP: int(s.TCPFlows), KeptUDP: int(s.UDPFlows), Young: int(powerOfTwo(s.YoungFlows)), Over: MaxClosed,
 		SourcePort: func(port uint16) bool {
 			return port >= 1024 && !p.tier.opts.NodePortRange.Overlaps(PortRange{port, port})
 		},
@@ -287,7 +287,7 @@ func (p *path) replyOf(request datapath.Tuple) (reply datapath.Tuple, ok bool) {
 		return reply, false
 	}
 	f := &p.flows[uint32(word)]
-	return tupleOf(f.Reply), stageOf(f.Life) >= flowYoung && uint32(f.Life>>32) == uint32(word>>32) && f.Request == key
+	return tupleOf(f.Reply), stageOf(f.Life) >= FlowYoung && uint32(f.Life>>32) == uint32(word>>32) && f.Request == key
 }
 
 func tupleOf(k flowKey) datapath.Tuple {
@@ -298,16 +298,16 @@ func tupleOf(k flowKey) datapath.Tuple {
 func (p *path) dump() (list []string) {
 	for i := range p.flows {
 		f := &p.flows[i]
-		if stageOf(f.Life) < flowYoung {
+		if stageOf(f.Life) < FlowYoung {
 			continue
 		}
 		m := datapath.Flow{
-			Request: tupleOf(f.Request), Reply: tupleOf(f.Reply), Remote: f.Flags&flowRemote != 0, Kept: stageOf(f.Life) == flowKept,
+			Request: tupleOf(f.Request), Reply: tupleOf(f.Reply), Remote: f.Flags&FlowRemote != 0, Kept: stageOf(f.Life) == FlowKept,
 			Packets: f.Packets, Bytes: f.Bytes,
 		}
 		for at, state := range map[uint32]datapath.State{
-			flowReplied: datapath.Replied, flowFinRequest: datapath.FinRequest, flowFinReply: datapath.FinReply,
-			flowClosed: datapath.Closed, flowEstablished: datapath.Established,
+			FlowReplied: datapath.Replied, FlowFINRequest: datapath.FinRequest, FlowFINReply: datapath.FinReply,
+			FlowClosed: datapath.Closed, FlowEstablished: datapath.Established,
 		} {
 			if f.Flags&at != 0 {
 				m.State |= state
@@ -346,7 +346,7 @@ func (p *path) checkKeys() error {
 	}
 	for i := range p.flows {
 		f := &p.flows[i]
-		if stageOf(f.Life) < flowYoung {
+		if stageOf(f.Life) < FlowYoung {
 			continue
 		}
 		for _, key := range []flowKey{f.Request, f.Reply} {

@@ -60,7 +60,7 @@ func TestPacketDraining(t *testing.T) {
 		return step{happens: func(p *path) error {
 			for i := range p.flows {
 				f := &p.flows[i]
-				if stageOf(f.Life) < flowYoung {
+				if stageOf(f.Life) < FlowYoung {
 					continue
 				}
 				if ago := monotonicSeconds() - f.Seen; (ago < age) != recently {

@@ -59,8 +59,8 @@ func TestProgramSizes(t *testing.T) {
 		name string
 		variant
 	}{
-		{"uplink", variant{role: roleUplink}}, {"uplink/l3", variant{role: roleUplink, l3: true}},
-		{"pod", variant{role: rolePod}}, {"pod/l3", variant{role: rolePod, l3: true}},
+		{"uplink", variant{role: RoleUplink}}, {"uplink/l3", variant{role: RoleUplink, l3: true}},
+		{"pod", variant{role: RolePod}}, {"pod/l3", variant{role: RolePod, l3: true}},
 	} {
 		programs, err := p.tier.devices.programs(t.Context(), v.variant)
 		if err != nil {

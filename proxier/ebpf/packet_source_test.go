@@ -193,8 +193,8 @@ func TestPacketManyPorts(t *testing.T) {
 func (p *path) endOf(t *testing.T, port uint16) {
 	t.Helper()
 	for i := range p.flows {
-		if f := &p.flows[i]; stageOf(f.Life) >= flowYoung && f.Reply.Dport == bpfPort(port) {
-			f.Flags, f.Seen = f.Flags|flowClosed, f.Seen-60
+		if f := &p.flows[i]; stageOf(f.Life) >= FlowYoung && f.Reply.Dport == bpfPort(port) {
+			f.Flags, f.Seen = f.Flags|FlowClosed, f.Seen-60
 		}
 	}
 	timeouts := DefaultFlowTimeouts()

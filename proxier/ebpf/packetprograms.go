@@ -16,11 +16,6 @@ import (
 // bpf/tc_config.h.
 type role uint8
 
-const (
-	roleUplink role = iota
-	rolePod
-)
-
 // variant is what programs are loaded for: all else is alike on all devices.
 type variant struct {
 	role role
@@ -90,7 +85,7 @@ func (p *packets) load(v variant) (*packetPrograms, error) {
 	}
 	for name, value := range map[string]any{
 		"role": uint8(v.role), "l2_len": l2, "from_pod": boolByte(v.pod),
-		"max_flows": p.maps["tdm_flow"].MaxEntries(), "max_young": p.maps["tdm_flow_young"].MaxEntries() - maxClosed,
+		"max_flows": p.maps["tdm_flow"].MaxEntries(), "max_young": p.maps["tdm_flow_young"].MaxEntries() - MaxClosed,
 		"max_kept_tcp": uint64(p.opts.Sizes.TCPFlows), "max_kept_udp": uint64(p.opts.Sizes.UDPFlows),
 		"snat_ranges": p.opts.SNAT.bpf(), "snat_ports": uint32(p.opts.SNAT.usual), "snat_all_ports": uint32(p.opts.SNAT.all),
 		"have_fib_source": boolByte(!p.opts.NoFIBSource), "have_loop": boolByte(!p.opts.NoLoop), "reset_removed": boolByte(p.opts.ResetRemoved),

@@ -87,7 +87,7 @@ func (noFlows) Close()                       {}
 // defaultLinger is how long devices are served that are not to be any more: a
 // route that comes and goes must not cost connections, and those of a pod that
 // ends its opt-out are still translated where they began.
-var defaultLinger = [2]time.Duration{roleUplink: time.Minute, rolePod: time.Hour}
+var defaultLinger = [2]time.Duration{RoleUplink: time.Minute, RolePod: time.Hour}
 
 func newPackets(maps Maps, opts DeviceOptions) *packets {
 	p := &packets{maps: maps, opts: opts, flows: opts.Flows, loaded: map[variant]*packetPrograms{}, on: map[int]variant{},
@@ -115,7 +115,7 @@ func (p *packets) serve(ctx context.Context, list []devices.Device, pods map[int
 		want = map[int]variant{}
 	}
 	for _, d := range list {
-		want[d.Index] = variant{role: roleUplink, l3: d.L3}
+		want[d.Index] = variant{role: RoleUplink, l3: d.L3}
 	}
 	if !p.looked {
 		err := p.takeOver(ctx, want)
@@ -143,7 +143,7 @@ func (p *packets) serve(ctx context.Context, list []devices.Device, pods map[int
 // begin has programs on a device.
 func (p *packets) begin(ctx context.Context, index int, v variant) error {
 	// Known before the programs ask.
-	err := p.setUplink(index, v.role == roleUplink)
+	err := p.setUplink(index, v.role == RoleUplink)
 	switch attachErr := p.attach(ctx, index, v); {
 	case attachErr == nil:
 		p.on[index] = v

@@ -69,7 +69,7 @@ func (w *writer) place(index uint32) error {
 	}
 
 	// From here on nothing can fail but the writing of frontends and ranges.
-	w.describe(p, serviceProgrammed, 0)
+	w.describe(p, ServiceProgrammed, 0)
 	w.writeBackends(p.id, d, ids)
 	used := d.Uses()
 	for s := range proxier.Sets {
@@ -231,7 +231,7 @@ func compareAddr(a, b netip.AddrPort) int { return a.Compare(b) }
 
 // compareSet counts a set's backends and says whether it is published so.
 func (w *writer) compareSet(id uint32, s proxier.Set, d *proxier.Decision, ids []uint32) (size int, same bool) {
-	word := w.tables.sets[id*setsPerService+uint32(s)]
+	word := w.tables.sets[id*SetsPerService+uint32(s)]
 	base, published := splitSetWord(word)
 	same = true
 	for i := range d.Backends {
@@ -294,7 +294,7 @@ func (w *writer) narrow(d *proxier.Decision, ids []uint32) {
 
 // publish makes a set what the programs read next.
 func (w *writer) publish(id uint32, s proxier.Set, word uint64) {
-	at := &w.tables.sets[id*setsPerService+uint32(s)]
+	at := &w.tables.sets[id*SetsPerService+uint32(s)]
 	old := *at
 	if old == word {
 		return

@@ -127,7 +127,7 @@ func (d *podDevices) variants(cookies []uint64, patterns []string, uplinks []dev
 		if _, ok := wanted[a.Index]; !ok {
 			continue
 		}
-		v := variant{role: rolePod, l3: a.EncapType != "ether"}
+		v := variant{role: RolePod, l3: a.EncapType != "ether"}
 		if pods.Interface != "" {
 			v.pod = pods.Local(netip.Addr{}, a.Name)
 		}

@@ -184,7 +184,7 @@ func TestPodDevicesAreInherited(t *testing.T) {
 			n.setPods(web)
 			n.sync(t)
 			ask()
-			if v, on := n.tier.devices.on[link.Attrs().Index]; !on || v.role != rolePod {
+			if v, on := n.tier.devices.on[link.Attrs().Index]; !on || v.role != RolePod {
 				t.Errorf("the device is served: %v, as %v", on, v)
 			}
 

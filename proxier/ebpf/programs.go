@@ -191,7 +191,7 @@ func loadSpec(s Sizes, c constants) (*ciliumebpf.CollectionSpec, error) {
 		return nil, fmt.Errorf("read the programs in this binary: %w", err)
 	}
 	for name, size := range map[string]uint32{
-		"tdm_frontend": s.Frontends, "tdm_set": s.Services * setsPerService, "tdm_slot": s.Slots,
+		"tdm_frontend": s.Frontends, "tdm_set": s.Services * SetsPerService, "tdm_slot": s.Slots,
 		"tdm_backend": s.Backends, "tdm_service": s.Services, "tdm_svc_stats": s.Services, "tdm_be_stats": s.Backends,
 		"tdm_range": s.Ranges, "tdm_local": s.Locals, "tdm_affinity": s.Affinity, "tdm_udp_peer": s.UDPPeers, "tdm_optout": s.OptOuts,
 	} {

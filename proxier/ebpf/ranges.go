@@ -118,7 +118,7 @@ func (w *writer) loadRanges(left []adoptedService) error {
 }
 
 // guarded says that packets have to be asked for their source, see guardHook.
-func guarded(f frontendEntry) bool { return f.value.Flags&frontendSomePods != 0 }
+func guarded(f frontendEntry) bool { return f.value.Flags&FrontendSomePods != 0 }
 
 // guarded says whether any frontend in the tables is.
 func (w *writer) guarded() bool {

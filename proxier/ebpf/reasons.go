@@ -8,14 +8,15 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 )
 
-// Reasons are the words for enum reason of bpf/reasons.h: the verdicts on packets
-// of Services, as metrics and tandemctl show them.
-var Reasons = [...]string{
-	"forwarded_local", "forwarded_remote", "forwarded_reply", "forwarded_icmp",
-	"answered_echo",
-	"rejected_no_backend", "rejected_no_source_port", "error_ttl", "error_too_big",
-	"dropped_policy", "dropped_source_range", "dropped_no_flow", "dropped_raced", "dropped_rewrite", "dropped_no_route",
-	"passed_reset", "passed_netfilter", "passed_fragment", "passed_headers", "passed_martian", "pushed_out",
+// ReasonNames are the verdicts on packets of Services as metrics and tandemctl show them.
+var ReasonNames = [Reasons]string{
+	ForwardLocal: "forwarded_local", ForwardRemote: "forwarded_remote", ForwardReply: "forwarded_reply", ForwardICMP: "forwarded_icmp",
+	AnswerEcho: "answered_echo",
+	Reject:     "rejected_no_backend", RejectNoPort: "rejected_no_source_port", ErrorTTL: "error_ttl", ErrorTooBig: "error_too_big",
+	DropPolicy: "dropped_policy", DropSourceRange: "dropped_source_range", DropNoFlow: "dropped_no_flow", DropRaced: "dropped_raced",
+	DropRewrite: "dropped_rewrite", DropNoRoute: "dropped_no_route",
+	PassRST: "passed_reset", PassNetfilter: "passed_netfilter", PassFragment: "passed_fragment", PassHeaders: "passed_headers", PassMartian: "passed_martian",
+	PushedOut: "pushed_out",
 }
 
 // PacketCount counts packets by verdict.
@@ -26,9 +27,9 @@ type PacketCount struct {
 
 // readReasons sums up the counters of all CPUs.
 func readReasons(m *ciliumebpf.Map) ([]PacketCount, error) {
-	counts := make([]PacketCount, len(Reasons))
+	counts := make([]PacketCount, Reasons)
 	var perCPU []uint64
-	for i, name := range Reasons {
+	for i, name := range ReasonNames {
 		counts[i].Result = name
 		if i >= int(m.MaxEntries()) {
 			continue // programs of another version

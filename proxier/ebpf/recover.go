@@ -47,7 +47,7 @@ func (t *flowTable) lost() (map[uint32]uint64, error) {
 	err := t.each(func(first int, list []flowEntry) error {
 		for i := range list {
 			life := atomic.LoadUint64(&list[i].Life)
-			if stage := stageOf(life); stage == flowClaimed || stage == flowNew {
+			if stage := stageOf(life); stage == FlowClaimed || stage == FlowNew {
 				idle[uint32(first+i)] = life
 			}
 		}
@@ -79,7 +79,7 @@ func (t *flowTable) bury(id uint32, life uint64) error {
 	}
 	return t.window(int(id)-int(id)%flowsPerWindow, func(list []flowEntry) {
 		f := &list[int(id)%flowsPerWindow]
-		atomic.StoreUint64(&f.Life, lifeOf(uint32(life>>32), flowFree))
+		atomic.StoreUint64(&f.Life, lifeOf(uint32(life>>32), FlowFree))
 		t.give(id, f)
 	})
 }

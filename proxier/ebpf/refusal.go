@@ -20,29 +20,19 @@ type refusal interface {
 // every process.
 type refusalCode uint16
 
-const (
-	_ refusalCode = iota
-	frontendsFull
-	servicesFull
-	backendsFull
-	slotsFull
-	noSCTP
-	rangesFull
-)
-
 func (c refusalCode) String() string {
 	switch c {
-	case frontendsFull:
+	case RefusalFrontendsFull:
 		return "frontends full"
-	case servicesFull:
+	case RefusalServicesFull:
 		return "services full"
-	case backendsFull:
+	case RefusalBackendsFull:
 		return "backends full"
-	case slotsFull:
+	case RefusalSlotsFull:
 		return "slots full"
-	case noSCTP:
+	case RefusalSCTP:
 		return "SCTP"
-	case rangesFull:
+	case RefusalRangesFull:
 		return "ranges full"
 	}
 	return fmt.Sprintf("reason %d", uint16(c))
@@ -51,15 +41,15 @@ func (c refusalCode) String() string {
 func (e *CapacityError) code() refusalCode {
 	switch e.Table {
 	case "frontends":
-		return frontendsFull
+		return RefusalFrontendsFull
 	case "services":
-		return servicesFull
+		return RefusalServicesFull
 	case "backends":
-		return backendsFull
+		return RefusalBackendsFull
 	case "ranges":
-		return rangesFull
+		return RefusalRangesFull
 	}
-	return slotsFull
+	return RefusalSlotsFull
 }
 
 // unsupportedError says that the tier cannot carry a service port at all.
@@ -69,7 +59,7 @@ func (e unsupportedError) Error() string {
 	return fmt.Sprintf("the socket hooks do not see %s; another tier has to carry it", e.protocol)
 }
 
-func (e unsupportedError) code() refusalCode { return noSCTP }
+func (e unsupportedError) code() refusalCode { return RefusalSCTP }
 
 func supports(d *proxier.Decision) error {
 	if d.Name.Protocol == proxier.SCTP {
@@ -85,7 +75,7 @@ func (w *writer) refused(index uint32, why refusal) {
 	if p.id != 0 {
 		w.retreat(p)
 		w.cede(p)
-		w.describe(p, serviceUnplaced, uint16(why.code()))
+		w.describe(p, ServiceNotProgrammed, uint16(why.code()))
 	}
 	if w.unplaced[index] == why.code() {
 		return

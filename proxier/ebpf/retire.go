@@ -209,7 +209,7 @@ func (w *writer) retreat(p *port) {
 	d := p.want
 	used := d.Uses()
 	for s := range proxier.Sets {
-		word := w.tables.sets[p.id*setsPerService+uint32(s)]
+		word := w.tables.sets[p.id*SetsPerService+uint32(s)]
 		base, size := splitSetWord(word)
 		if size == 0 {
 			continue

@@ -79,7 +79,7 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 		}
 		*keys = append(*keys, key)
 		for i := range uint32(2) {
-			// routeLocal for pods is the lowest bit.
+			// RouteLocal for pods is the lowest bit.
 			f := makeFrontend(key, frontendValue{Service: value.Service, Flags: value.Flags + i, Affinity: i * 600})
 			values[i] = append(values[i], f.value)
 		}
@@ -229,7 +229,7 @@ func TestForeignFrontendValue(t *testing.T) {
 		for name, change := range map[string]func(*frontendValue){
 			"another family": func(v *frontendValue) { *v = value(map[byte]string{'4': "tcp6", '6': "tcp4"}[network[3]]) },
 			"another port":   func(v *frontendValue) { *v = value(map[byte]string{'t': "udp4", 'u': "tcp4"}[network[0]]) },
-			"another set":    func(v *frontendValue) { v.Flags ^= routeLocal },
+			"another set":    func(v *frontendValue) { v.Flags ^= RouteLocal },
 			"affinity":       func(v *frontendValue) { v.Affinity++ },
 			"nothing":        func(v *frontendValue) { *v = frontendValue{} },
 		} {

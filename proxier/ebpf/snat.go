@@ -25,14 +25,10 @@ func without(list []PortRange, cut PortRange) (left []PortRange) {
 	return left
 }
 
-// snatRanges is how many ranges the programs know: SNAT_RANGES of
-// bpf/tc_config.h.
-const snatRanges = 6
-
 // snatPool is where connections to remote backends get their source ports
 // from.
 type snatPool struct {
-	ranges [snatRanges]PortRange
+	ranges [SNATRanges]PortRange
 	// usual ports come first; the others are those that the kernel gives to
 	// connections of this host, and are asked when the usual ones are used up.
 	usual, all int
@@ -62,12 +58,9 @@ func newSNATPool(nodePorts, ephemeral PortRange) snatPool {
 	return p
 }
 
-// bpfPortRange is struct port_range of bpf/tc_config.h.
-type bpfPortRange struct{ First, Count uint16 }
-
-func (p *snatPool) bpf() (list [snatRanges]bpfPortRange) {
+func (p *snatPool) bpf() (list [SNATRanges]tcPortRange) {
 	for i, r := range p.ranges {
-		list[i] = bpfPortRange{r.First, uint16(r.count())}
+		list[i] = tcPortRange{First: r.First, Count: uint16(r.count())}
 	}
 	return list
 }

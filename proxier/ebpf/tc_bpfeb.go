@@ -44,6 +44,12 @@ type tcFlowKey struct {
 	Pad   [3]uint8
 }
 
+type tcPortRange struct {
+	_     structs.HostLayout
+	First uint16
+	Count uint16
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.

@@ -9,10 +9,14 @@ import (
 	"testing"
 	"time"
 
+	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier"
@@ -51,20 +55,26 @@ func openOn(t testing.TB, n *lab.Node, opts Options) (tier *Tier, err error) {
 		opts.Sizes = Sizes{Frontends: 1 << 12, Services: 1 << 10, Backends: 1 << 12, Slots: 1 << 13, Affinity: 1 << 10, UDPPeers: 1 << 10, OptOuts: 16,
 			TCPFlows: 1 << 10, UDPFlows: 1 << 10, YoungFlows: 1 << 10}
 	}
-	lacking := kernel.Report().Lacking()
-	opts.NoSetRetval = opts.NoSetRetval || lacking.SetRetval
-	opts.NoGetpeername = opts.NoGetpeername || lacking.Getpeername
-	opts.NoFIBSource = opts.NoFIBSource || lacking.FIBSource
-	opts.NoConntrack = opts.NoConntrack || lacking.Conntrack
-	opts.NoPackets = opts.NoPackets || lacking.Packets
-	if opts.TC == tc.TCX && lacking.TCX {
-		opts.TC = tc.Clsact
-	}
+	disableMissing(&opts)
 	err = n.Do(func() error {
 		tier, err = Open(context.Background(), opts)
 		return err
 	})
 	return tier, err
+}
+
+// disableMissing turns off what this kernel lacks, as the process does by its probes.
+func disableMissing(opts *Options) {
+	report := kernel.Report()
+	opts.NoSetRetval = opts.NoSetRetval || !kernel.Has(capabilities.SetRetval)
+	opts.NoGetpeername = opts.NoGetpeername || !kernel.Has(capabilities.Getpeername4)
+	opts.NoFIBSource = opts.NoFIBSource || !kernel.Has(capabilities.FIBSource)
+	opts.NoConntrack = opts.NoConntrack || report.State(capabilities.ConntrackLookup) == capabilities.No
+	opts.NoLoop = opts.NoLoop || features.HaveProgramHelper(ciliumebpf.SchedCLS, asm.FnLoop) != nil
+	opts.NoPackets = opts.NoPackets || !kernel.Has(capabilities.KtimeCoarse) || !kernel.Has(capabilities.Atomics)
+	if !kernel.Has(capabilities.TCX) {
+		opts.TC = tc.Clsact
+	}
 }
 
 func cleanupOn(n *lab.Node) error {

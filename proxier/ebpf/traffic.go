@@ -69,7 +69,7 @@ func eachFlow(m *ciliumebpf.Map, fn func(*flowEntry)) error {
 			return fmt.Errorf("read the flows: %w", err)
 		}
 		for i := range values[:n] {
-			if f := &values[i]; stageOf(f.Life) >= flowYoung {
+			if f := &values[i]; stageOf(f.Life) >= FlowYoung {
 				fn(f)
 			}
 		}

@@ -24,8 +24,7 @@ func newVIPs(table smallMap[[4]uint32, uint8]) vips {
 }
 
 func answersEcho(f frontendEntry) bool {
-	view := proxier.Frontend{Kind: proxier.Kind(f.value.Flags >> frontendKindShift)}
-	return view.AnswersEcho()
+	return proxier.Kind(f.value.Flags >> FrontendKindShift).AnswersEcho()
 }
 
 // load reads what a previous process wrote.

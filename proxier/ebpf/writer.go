@@ -109,8 +109,8 @@ func newWriter(t *tables, o WriterOptions) *writer {
 // that one: it is not to be one that older tables gave out.
 func (w *writer) Format(generation uint32) {
 	w.tables.meta.Generation = generation
-	w.tables.meta.Layout = layoutVersion
-	w.tables.meta.Magic = metaMagic
+	w.tables.meta.Layout = LayoutVersion
+	w.tables.meta.Magic = LayoutMagic
 }
 
 // Close unmaps the tables. No method may be called afterwards.

@@ -52,7 +52,7 @@ func newHarness(t testing.TB, tables *tables, s Sizes) *harness {
 	h := &harness{}
 	clock := clocktesting.NewFakePassiveClock(time.Unix(1700000000, 0))
 	if tables.meta.Magic == 0 {
-		tables.meta.Magic, tables.meta.Layout, tables.meta.Generation = metaMagic, layoutVersion, 7
+		tables.meta.Magic, tables.meta.Layout, tables.meta.Generation = LayoutMagic, LayoutVersion, 7
 	}
 	h.writer = newWriter(tables, WriterOptions{
 		Sizes: s, Clock: clock, Wait: func() {}, Report: func(p proxier.Problem) { h.problems = append(h.problems, p) },
@@ -127,7 +127,7 @@ func (w *writer) text() string {
 
 // routeText is empty for frontends that serve all alike and keep the source.
 func routeText(flags uint32, origin proxier.Origin) string {
-	if flags == uint32(proxier.ClusterIP)<<frontendKindShift {
+	if flags == uint32(proxier.ClusterIP)<<FrontendKindShift {
 		return ""
 	}
 	return fmt.Sprintf(" flags=%x %s", flags, origin)
@@ -139,11 +139,11 @@ func (w *writer) setText(set uint32) string {
 	for i := range size {
 		slot := w.tables.slots[base+uint32(i)]
 		b := &w.tables.backends[uint32(slot)]
-		if b.Generation != uint32(slot>>32) || b.Service != set/setsPerService {
+		if b.Generation != uint32(slot>>32) || b.Service != set/SetsPerService {
 			to = append(to, "STALE")
 			continue
 		}
-		if b.Members&(1<<(set%setsPerService)) == 0 {
+		if b.Members&(1<<(set%SetsPerService)) == 0 {
 			to = append(to, "NO-MEMBER")
 		}
 		to = append(to, goAddrPort(b.Addr, b.Port).String())
@@ -169,7 +169,7 @@ func wanted(all []proxier.PortChange) string {
 			if f.Conflict != nil {
 				continue
 			}
-			if f.AnswersEcho() {
+			if f.Kind.AnswersEcho() {
 				lines = append(lines, "echo "+f.Addr.Addr().String())
 			}
 			for origin, r := range f.Routes {
@@ -205,12 +205,12 @@ func (w *writer) check(t testing.TB) {
 	services, backends, slots := 0, 0, 0
 	members := make([]uint8, len(w.tables.backends))
 	for id := range w.tables.services {
-		if w.tables.services[id].State == serviceFree {
+		if w.tables.services[id].State == ServiceFree {
 			continue
 		}
 		services++
-		for s := range setsPerService {
-			base, size := splitSetWord(w.tables.sets[uint32(id)*setsPerService+s])
+		for s := range uint32(SetsPerService) {
+			base, size := splitSetWord(w.tables.sets[uint32(id)*SetsPerService+s])
 			if size > 0 {
 				slots += 1 << orderOf(size)
 			}
@@ -488,7 +488,7 @@ func TestAuditRepairs(t *testing.T) {
 			key.Port++
 			entries[key] = value
 		case 2:
-			value.Flags ^= routeLocal
+			value.Flags ^= RouteLocal
 			entries[key] = value
 			changed = key
 		}

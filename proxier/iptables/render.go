@@ -359,7 +359,7 @@ func (p *portRenderer) external(list []*proxier.Frontend) {
 	var guarded []*proxier.Frontend
 	for _, f := range list {
 		p.refuse(f, externalServicesFilter)
-		if f.AnswersEcho() {
+		if f.Kind.AnswersEcho() {
 			p.share(servicesNAT, addrSlot(f.Addr.Addr()), p.echo(f.Addr.Addr()))
 		}
 		switch {

@@ -80,18 +80,16 @@ func (p *planner) isLocal(a netip.Addr) bool {
 func (p *planner) showsSource(f *proxier.Frontend) bool {
 	knows := p.rules.Pods.Knows(proxier.FamilyOf(f.Addr.Addr()))
 	pod, outside := true, true
-	if f.Kind == proxier.ClusterIP {
+	if !f.Kind.External() {
 		pod, outside = p.opts.MasqueradeAll, p.opts.MasqueradeAll || knows
 	}
-	return hides(f.Routes[proxier.FromOutside]) == outside && (!knows || hides(f.Routes[proxier.FromPod]) == pod)
+	return f.Routes[proxier.FromOutside].Source.HidesClient() == outside && (!knows || f.Routes[proxier.FromPod].Source.HidesClient() == pod)
 }
-
-func hides(r proxier.Route) bool { return r.Source != proxier.KeepSource }
 
 // byRules says whether rules are to have a frontend: also for NodePorts at loopback
 // addresses, from which no packet gets to LOCAL_IN.
 func (p *planner) byRules(d *proxier.Decision, f *proxier.Frontend) bool {
-	return p.refuses(d, f) != nil || f.Kind == proxier.NodePort && len(p.rules.Loopback[proxier.FamilyOf(f.Addr.Addr())]) > 0
+	return p.refuses(d, f) != nil || f.Kind.Wildcard() && len(p.rules.Loopback[proxier.FamilyOf(f.Addr.Addr())]) > 0
 }
 
 // plan is that of a decision; nil if there is nothing of it but rules.
@@ -107,12 +105,12 @@ func (p *planner) plan(d *proxier.Decision) *plan {
 		}
 		set := f.Routes[proxier.FromOutside].Set
 		if d.Size(set) == 0 {
-			set &^= 1 // all endpoints; but for upstream's semantics, there are none either
+			set = proxier.SetOf(set.Family(), false) // all endpoints; but for upstream's semantics, there are none either
 		}
 		if !used[set] {
 			used[set], to[set] = true, targets(d, set)
 		}
-		c := &claim{server: is, nodePort: f.Kind == proxier.NodePort, to: to[set]}
+		c := &claim{server: is, nodePort: f.Kind.Wildcard(), to: to[set]}
 		p.frontend(out, d, f, c)
 	}
 	p.admitHealthChecks(out, d)
@@ -121,8 +119,8 @@ func (p *planner) plan(d *proxier.Decision) *plan {
 	}
 	for i := range d.Backends {
 		b := &d.Backends[i]
-		cluster := 2 * proxier.Set(proxier.FamilyOf(b.Addr.Addr()))
-		if b.Local && (used[cluster] || used[cluster+1]) {
+		family := proxier.FamilyOf(b.Addr.Addr())
+		if b.Local && (used[proxier.SetOf(family, false)] || used[proxier.SetOf(family, true)]) {
 			m := memberOf(loopBack, b.Addr, d.Name.Protocol)
 			m.from = only(b.Addr.Addr())
 			out.members = append(out.members, m)
@@ -139,7 +137,7 @@ func targets(d *proxier.Decision, set proxier.Set) (list []target) {
 		b := &d.Backends[i]
 		switch {
 		case proxier.FamilyOf(b.Addr.Addr()) != set.Family():
-		case b.Members&set.Member() != 0:
+		case b.In(set):
 			list = append(list, target{b.Addr, 1})
 		case d.Name.Protocol == proxier.UDP:
 			list = append(list, target{b.Addr, 0})
@@ -165,8 +163,8 @@ func (p *planner) frontend(out *plan, d *proxier.Decision, f *proxier.Frontend, 
 			out.members = append(out.members, memberOf(name, to, protocol))
 		}
 	}
-	keeps := !hides(f.Routes[proxier.FromOutside])
-	if f.Kind == proxier.NodePort {
+	keeps := !f.Routes[proxier.FromOutside].Source.HidesClient()
+	if f.Kind.Wildcard() {
 		sets := nodePortSets[protocol]
 		for _, a := range p.rules.NodePortAddrs {
 			if proxier.FamilyOf(a) != family {
@@ -200,7 +198,7 @@ func (p *planner) frontend(out *plan, d *proxier.Decision, f *proxier.Frontend, 
 		is = externalIP
 	}
 	add(f.Addr, is)
-	if f.AnswersEcho() {
+	if f.Kind.AnswersEcho() {
 		out.members = append(out.members, echoOf(is, f.Addr.Addr()))
 	}
 }
@@ -213,7 +211,7 @@ func (p *planner) admitHealthChecks(out *plan, d *proxier.Decision) {
 	}
 	for i := range d.Frontends {
 		f := &d.Frontends[i]
-		if family := proxier.FamilyOf(f.Addr.Addr()); f.Kind == proxier.ClusterIP && p.unusable[family] == nil {
+		if family := proxier.FamilyOf(f.Addr.Addr()); !f.Kind.External() && p.unusable[family] == nil {
 			out.members = append(out.members, member{set: set{healthCheckNodePort, family}, port: d.HealthCheckNodePort})
 		}
 	}

@@ -72,7 +72,7 @@ func (t *Tier) count(p *port, by int) {
 		return
 	}
 	t.slow += by
-	if slices.ContainsFunc(d.Frontends, func(f proxier.Frontend) bool { return f.Kind == proxier.ClusterIP }) {
+	if slices.ContainsFunc(d.Frontends, func(f proxier.Frontend) bool { return !f.Kind.External() }) {
 		t.clusterIPs += by
 	}
 }

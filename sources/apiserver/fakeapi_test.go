@@ -19,7 +19,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 )
 
 // deadline bounds every wait; a test that passes never gets near it.
@@ -75,7 +74,7 @@ func newFakeAPI(t testing.TB) *fakeAPI {
 	return api
 }
 
-func (a *fakeAPI) client() kubernetes.Interface {
+func (a *fakeAPI) client() *Client {
 	client, err := NewClient(ClientConfig{Master: a.server.URL, QPS: -1})
 	if err != nil {
 		a.t.Fatal(err)

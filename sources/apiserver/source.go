@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -52,7 +51,7 @@ type Options struct {
 
 // Source is the API server as a source of objects.
 type Source struct {
-	client  kubernetes.Interface
+	client  *Client
 	handler proxier.Handler
 	opts    Options
 	trim    trimmer
@@ -62,7 +61,7 @@ type Source struct {
 }
 
 // New builds a Source that feeds handler once it runs.
-func New(client kubernetes.Interface, handler proxier.Handler, opts Options) *Source {
+func New(client *Client, handler proxier.Handler, opts Options) *Source {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
@@ -92,10 +91,8 @@ func (s *Source) Run(ctx context.Context) error {
 			tweak: func(o *metav1.ListOptions) {
 				o.LabelSelector, o.FieldSelector = serviceLabelSelector, serviceFieldSelector
 			},
-			list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return s.client.CoreV1().Services(metav1.NamespaceAll).List(ctx, o)
-			},
-			watch: s.client.CoreV1().Services(metav1.NamespaceAll).Watch,
+			list:  s.client.Services().List,
+			watch: s.client.Services().Watch,
 			handler: &kind[*v1.Service]{
 				resource: "services",
 				identity: func(m metav1.ObjectMeta, _ string) *v1.Service { return &v1.Service{ObjectMeta: m} },
@@ -109,10 +106,8 @@ func (s *Source) Run(ctx context.Context) error {
 			resource: "endpointslices",
 			object:   &discoveryv1.EndpointSlice{},
 			tweak:    func(o *metav1.ListOptions) { o.LabelSelector = sliceLabelSelector },
-			list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return s.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).List(ctx, o)
-			},
-			watch: s.client.DiscoveryV1().EndpointSlices(metav1.NamespaceAll).Watch,
+			list:     s.client.EndpointSlices().List,
+			watch:    s.client.EndpointSlices().Watch,
 			handler: &kind[*discoveryv1.EndpointSlice]{
 				resource: "endpointslices",
 				identity: func(m metav1.ObjectMeta, service string) *discoveryv1.EndpointSlice {
@@ -135,10 +130,8 @@ func (s *Source) Run(ctx context.Context) error {
 			tweak: func(o *metav1.ListOptions) {
 				o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, s.opts.NodeName).String()
 			},
-			list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return s.client.CoreV1().Nodes().List(ctx, o)
-			},
-			watch: s.client.CoreV1().Nodes().Watch,
+			list:  s.client.Nodes().List,
+			watch: s.client.Nodes().Watch,
 			handler: &kind[*v1.Node]{
 				resource: "nodes",
 				identity: func(m metav1.ObjectMeta, _ string) *v1.Node { return &v1.Node{ObjectMeta: m} },
@@ -156,10 +149,8 @@ func (s *Source) Run(ctx context.Context) error {
 			optional: "connections to unallocated addresses of Services are not rejected", absentInterval: s.absentInterval,
 			object: &networkingv1.ServiceCIDR{},
 			tweak:  func(*metav1.ListOptions) {},
-			list: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return s.client.NetworkingV1().ServiceCIDRs().List(ctx, o)
-			},
-			watch: s.client.NetworkingV1().ServiceCIDRs().Watch,
+			list:   s.client.ServiceCIDRs().List,
+			watch:  s.client.ServiceCIDRs().Watch,
 			handler: &kind[*networkingv1.ServiceCIDR]{
 				resource: "servicecidrs",
 				identity: func(m metav1.ObjectMeta, _ string) *networkingv1.ServiceCIDR {
@@ -268,7 +259,7 @@ func (s *Source) start(ctx context.Context, f *feed, running *sync.WaitGroup) er
 // listWatch wraps the requests so that conn hears of each. client-go decides
 // between a streamed list (WatchList, on by default since its 1.35) and a plain
 // one, and falls back by itself where the server does not serve the stream.
-func (f *feed) listWatch(client kubernetes.Interface, conn *connection) cache.ListerWatcher {
+func (f *feed) listWatch(client *Client, conn *connection) cache.ListerWatcher {
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			f.tweak(&o)

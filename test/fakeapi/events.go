@@ -13,8 +13,6 @@ import (
 
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/strategicpatch"
-	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // Events are those that clients wrote, oldest first. One that comes again is a series, not
@@ -58,7 +56,7 @@ func (a *API) write(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *API) add(body []byte) (*eventsv1.Event, error) {
-	object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil) // protobuf as well
+	object, _, err := codecs.UniversalDeserializer().Decode(body, nil, nil) // protobuf as well
 	if err != nil {
 		return nil, err
 	}
@@ -75,15 +73,10 @@ func (a *API) patch(name string, body []byte) (*eventsv1.Event, error) {
 	if i < 0 {
 		return nil, fmt.Errorf("no Event %s", name)
 	}
-	text, err := json.Marshal(&a.written[i])
-	if err == nil {
-		text, err = strategicpatch.StrategicMergePatch(text, body, eventsv1.Event{})
-	}
-	var event eventsv1.Event
-	if err == nil {
-		err = json.Unmarshal(text, &event)
-	}
-	if err != nil {
+	// Of what is patched in an Event, nothing is a list: whichever way of merging is asked for,
+	// each field replaces the one that was there.
+	event := *a.written[i].DeepCopy()
+	if err := json.Unmarshal(body, &event); err != nil {
 		return nil, err
 	}
 	a.written[i] = event

@@ -24,14 +24,31 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
-	"k8s.io/client-go/kubernetes/scheme"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 )
 
 // Object is what is served: a typed object, such as *v1.Service.
 type Object interface {
 	runtime.Object
 	metav1.Object
+}
+
+// scheme has the kinds that can be served; client-go's has all of Kubernetes, and takes a minute to
+// compile.
+var (
+	scheme = newScheme()
+	codecs = serializer.NewCodecFactory(scheme)
+)
+
+func newScheme() *runtime.Scheme {
+	s := runtime.NewScheme()
+	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
+	for _, add := range []func(*runtime.Scheme) error{v1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, eventsv1.AddToScheme} {
+		utilruntime.Must(add(s))
+	}
+	return s
 }
 
 // API is an http.Handler.
@@ -115,9 +132,9 @@ func (a *API) change(objects []Object, stay bool) {
 
 // resource of an object, made when it is the first of its kind.
 func (a *API) resource(o Object) *resource {
-	kinds, _, err := scheme.Scheme.ObjectKinds(o)
+	kinds, _, err := scheme.ObjectKinds(o)
 	if err != nil {
-		panic(fmt.Sprintf("fakeapi: %v", err)) // not a type of Kubernetes
+		panic(fmt.Sprintf("fakeapi: %v", err)) // not a type of the scheme
 	}
 	path := pathOf(kinds[0])
 	if a.resources[path] == nil {
@@ -148,7 +165,7 @@ func encode(o Object, kind schema.GroupVersionKind, version int) *object {
 func encodingsOf(o runtime.Object) (in encodings) {
 	var err error
 	if in[asJSON], err = json.Marshal(o); err == nil {
-		in[asProtobuf], err = runtime.Encode(protobuf.NewSerializer(scheme.Scheme, scheme.Scheme), o)
+		in[asProtobuf], err = runtime.Encode(protobuf.NewSerializer(scheme, scheme), o)
 	}
 	if err != nil {
 		panic(fmt.Sprintf("fakeapi: %v", err)) // types of Kubernetes can be encoded

@@ -13,27 +13,26 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/observe/events"
+	"github.com/tandem-proxy/tandem/sources/apiserver"
 )
 
 // deadline bounds every wait; a test that passes never gets near it.
 const deadline = 20 * time.Second
 
-func serve(t *testing.T, objects ...Object) (*API, kubernetes.Interface) {
+func serve(t *testing.T, objects ...Object) (*API, *apiserver.Client) {
 	t.Helper()
 	return serveAs(t, runtime.ContentTypeProtobuf, objects...)
 }
 
-func serveAs(t *testing.T, contentType string, objects ...Object) (*API, kubernetes.Interface) {
+func serveAs(t *testing.T, contentType string, objects ...Object) (*API, *apiserver.Client) {
 	t.Helper()
 	api := New(objects...)
 	server := httptest.NewServer(api)
@@ -41,7 +40,7 @@ func serveAs(t *testing.T, contentType string, objects ...Object) (*API, kuberne
 		server.CloseClientConnections() // of watches, which Close waits for
 		server.Close()
 	})
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: contentType}})
+	client, err := apiserver.NewClient(apiserver.ClientConfig{Master: server.URL, ContentType: contentType, AcceptContentTypes: contentType})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,19 +59,28 @@ func service(name string, labels map[string]string) *v1.Service {
 }
 
 // record writes down what an informer tells its handlers.
-func record(ctx context.Context, t *testing.T, client kubernetes.Interface, options ...informers.SharedInformerOption) <-chan string {
+func record(ctx context.Context, t *testing.T, client *apiserver.Client, labelSelector string) <-chan string {
 	t.Helper()
 	told := make(chan string, 100)
 	note := func(what string, o any) { told <- what + " " + o.(*v1.Service).Name }
-	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, options...)
-	informer := factory.Core().V1().Services().Informer()
+	services := client.Services()
+	informer := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = labelSelector
+			return services.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = labelSelector
+			return services.Watch(ctx, o)
+		},
+	}, client), &v1.Service{}, 0, nil)
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { note("add", o) }, UpdateFunc: func(_, o any) { note("update", o) }, DeleteFunc: func(o any) { note("delete", o) },
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	factory.Start(ctx.Done())
+	go informer.RunWithContext(ctx)
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
 		t.Fatal("the informer does not sync")
 	}
@@ -101,7 +109,7 @@ func testInformer(t *testing.T, contentType string) {
 	defer cancel()
 	hidden := map[string]string{"hidden": ""}
 	api, client := serveAs(t, contentType, service("a", nil), service("b", hidden))
-	told := record(ctx, t, client, informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = "!hidden" }))
+	told := record(ctx, t, client, "!hidden")
 	expect(t, told, "add a")
 
 	api.Put(service("b", hidden))
@@ -123,13 +131,14 @@ func testListAndWatch(t *testing.T, contentType string) {
 	ctx, cancel := context.WithTimeout(context.Background(), deadline)
 	defer cancel()
 	api, client := serveAs(t, contentType, service("a", nil), service("b", nil))
-	services := client.CoreV1().Services("")
+	services := client.Services()
 
 	one := metav1.ListOptions{FieldSelector: "metadata.name=b"}
-	list, err := services.List(ctx, one)
+	listed, err := services.List(ctx, one)
 	if err != nil {
 		t.Fatal(err)
 	}
+	list := listed.(*v1.ServiceList)
 	if len(list.Items) != 1 || list.Items[0].Name != "b" {
 		t.Fatalf("listed %v", list.Items)
 	}
@@ -154,7 +163,7 @@ func testStreamedList(t *testing.T, contentType string) {
 	ctx, cancel := context.WithTimeout(context.Background(), deadline)
 	defer cancel()
 	_, client := serveAs(t, contentType, service("a", nil), service("b", nil))
-	w, err := client.CoreV1().Services("").Watch(ctx, metav1.ListOptions{
+	w, err := client.Services().Watch(ctx, metav1.ListOptions{
 		SendInitialEvents: ptr.To(true), ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true,
 	})
 	if err != nil {
@@ -177,13 +186,15 @@ func testStreamedList(t *testing.T, contentType string) {
 
 // TestOtherRequests: kinds without objects are there, and what is not served is not found.
 func TestOtherRequests(t *testing.T) {
-	_, client := serve(t)
+	api, client := serve(t)
 	ctx := context.Background()
-	if list, err := client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
+	if list, err := client.ServiceCIDRs().List(ctx, metav1.ListOptions{}); err != nil || len(list.(*networkingv1.ServiceCIDRList).Items) != 0 {
 		t.Errorf("ServiceCIDRs: %v, %v", list, err)
 	}
-	if _, err := client.CoreV1().Secrets("").List(ctx, metav1.ListOptions{}); fmt.Sprint(err) != "/api/v1/secrets is not served" {
-		t.Errorf("list Secrets: %v", err)
+	answer := httptest.NewRecorder()
+	api.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/api/v1/secrets", nil))
+	if answer.Code != http.StatusNotFound || !strings.Contains(answer.Body.String(), "/api/v1/secrets is not served") {
+		t.Errorf("list Secrets: %d %s", answer.Code, answer.Body)
 	}
 }
 
@@ -192,12 +203,8 @@ func TestEvents(t *testing.T) {
 	api, client := serve(t)
 	ctx, cancel := context.WithTimeout(context.Background(), deadline)
 	defer cancel()
-	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
-	defer broadcaster.Shutdown()
-	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
-		t.Fatal(err)
-	}
-	recorder := broadcaster.NewRecorder(scheme.Scheme, "test")
+	recorder := events.NewWriter("test", client.Events())
+	go recorder.Run(ctx)
 	node := &v1.ObjectReference{Kind: "Node", Name: "node1"}
 	await := func(want string) {
 		t.Helper()
@@ -218,11 +225,11 @@ func TestEvents(t *testing.T) {
 			got = strings.Join(list, ", ")
 		}
 	}
-	recorder.Eventf(node, nil, v1.EventTypeNormal, "One", "Do", "said %d", 1)
+	recorder.Eventf(node, v1.EventTypeNormal, "One", "Do", "said %d", 1)
 	await("One node1 said 1")
-	recorder.Eventf(node, nil, v1.EventTypeNormal, "One", "Do", "said %d", 2)
+	recorder.Eventf(node, v1.EventTypeNormal, "One", "Do", "said %d", 2)
 	await("One node1 said 1 2")
-	recorder.Eventf(node, nil, v1.EventTypeNormal, "Two", "Do", "said %d", 3)
+	recorder.Eventf(node, v1.EventTypeNormal, "Two", "Do", "said %d", 3)
 	await("One node1 said 1 2, Two node1 said 3")
 }
 

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // ServeHTTP answers lists and watches of whole clusters.
@@ -155,7 +154,7 @@ func appendFrame(stream []byte, what string, object []byte) []byte {
 
 // bookmark says that all there was at a version has been sent.
 func (r *resource) bookmark(version int) encodings {
-	made, err := scheme.Scheme.New(r.kind)
+	made, err := scheme.New(r.kind)
 	o, ok := made.(Object)
 	if err != nil || !ok {
 		panic(fmt.Sprintf("fakeapi: %s: %v", r.kind, err)) // there are objects of it

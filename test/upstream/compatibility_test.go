@@ -76,29 +76,29 @@ func differenceOf(s *scenarios.Scenario, text string) (d difference, err error) 
 // with what is said of it. With chance, what upstream does is that, and not every time:
 // the calls of the scenario are not told apart then.
 var reasons = []struct{ scenario, call, chance, reason string }{
-	{scenario: "c43-localhost", reason: "for upstream, `localhost` of `nodePortAddresses` serves nothing without `localhostNodePorts`, and never `::1`"},
-	{scenario: "c43-localhost-node-ports", call: "::1", reason: "upstream serves no NodePorts at `::1`, and neither do our rules: IPv6 has no `route_localnet`"},
-	{scenario: "c43-localhost-node-ports", call: "127.0.0.2", reason: "upstream serves those of the range that a device has; all of 127.0.0.0/8 is this host's"},
-	{scenario: "c53-who-has-a-health-check|s01-hostile-service|s20-address-types", call: "nothing is programmed", reason: "an object that no API server takes: `iptables-restore` refuses the rules of all Services because of it"},
+	{scenario: "c43-localhost", reason: "upstream needs `localhostNodePorts` besides the word `localhost` of `nodePortAddresses`, and never serves `::1`"},
+	{scenario: "c43-localhost-node-ports", call: "::1", reason: "neither upstream's rules nor Tandem's serve NodePorts at `::1`: IPv6 has no `route_localnet`; Tandem's programs do"},
+	{scenario: "c43-localhost-node-ports", call: "127.0.0.2", reason: "upstream serves the selected loopback addresses that a device has; all of 127.0.0.0/8 is this host's"},
+	{scenario: "c53-who-has-a-health-check|s01-hostile-service|s20-address-types", call: "nothing is programmed", reason: "no API server accepts this object; because of it `iptables-restore` refuses the rules of all Services"},
 	{scenario: "s0[35]-conflict.*|s05-external-ip-cannot-steal|s06-load-balancer-ip-cannot-steal|s08-conflict-node-port|s09-ports-twice|s88-restart",
 		chance: "whose rule comes first has it", reason: "[two claims on one address](semantics.md#two-claims-on-one-address) are decided by kind, then age, then name"},
-	{scenario: "s05-unfit-addresses", call: "127.0.0.1", reason: "upstream serves loopback addresses as external IPs, and takes them away from this host"},
+	{scenario: "s05-unfit-addresses", call: "127.0.0.1", reason: "upstream serves loopback addresses as external IPs, so the host loses them"},
 	{scenario: "s05-unfit-addresses", call: "203.0.113.9", reason: "upstream reads the IPv4-mapped IPv6 address as the IPv4 address"},
-	{scenario: "s06-one-address-twice", reason: "for upstream an external IP comes before the same load balancer IP, past its source ranges"},
-	{scenario: "s10-ports-without-number", reason: "an API server names a port without a name `\"\"`"},
-	{scenario: "s20-slice-changes-service", reason: "upstream does not notice that a slice belongs to another Service now; controllers do not do that"},
+	{scenario: "s06-one-address-twice", reason: "in upstream an external IP precedes the same load balancer IP and bypasses its source ranges"},
+	{scenario: "s10-ports-without-number", reason: "an API server sets a missing port name to `\"\"`"},
+	{scenario: "s20-slice-changes-service", reason: "upstream ignores that a slice changes its Service; controllers do not do that"},
 	{scenario: "s22-copies-alike", chance: "any of the copies counts", reason: "the copy in the first slice by name counts"},
-	{scenario: "s27-node-without-zone", reason: "upstream takes no zone for one without a name; an API server takes no hint like that"},
+	{scenario: "s27-node-without-zone", reason: "upstream treats no zone as a zone with an empty name; no API server accepts such a hint"},
 	{scenario: "s41-no-endpoints", call: "host .* no answer", reason: "upstream has no rule for this host that refuses external IPs"},
-	{scenario: "s41-no-endpoints-udp", reason: "the kernel tells this host so of datagrams that rules reject, ours too; programs refuse at the socket"},
-	{scenario: "s48-ranges-before-endpoints", reason: "upstream does not ask source ranges where there is no endpoint"},
-	{scenario: "s48-ranges-invalid", reason: "upstream passes over what is no range, and is open if nothing else is there"},
-	{scenario: "s48-ranges-of-the-other-family", reason: "`strictSourceRanges` is ours; without it the answer is the same"},
-	{scenario: "s71-udp-nobody-serves", call: "flow outer", reason: "upstream leaves flows of a NodePort that nobody serves, or that is gone, in conntrack"},
-	{scenario: "s71-udp-nobody-serves", call: "flow inner", reason: "upstream leaves flows of a Service that is gone in conntrack"},
+	{scenario: "s41-no-endpoints-udp", reason: "for datagrams that rules reject the kernel returns `EPERM` to this host, with Tandem's rules too; programs refuse at the socket"},
+	{scenario: "s48-ranges-before-endpoints", reason: "upstream does not check source ranges where there is no endpoint"},
+	{scenario: "s48-ranges-invalid", reason: "upstream ignores invalid ranges, and admits every client if no other range is left"},
+	{scenario: "s48-ranges-of-the-other-family", reason: "`strictSourceRanges` is Tandem's; without it the answer is the same"},
+	{scenario: "s71-udp-nobody-serves", call: "flow outer", reason: "upstream keeps conntrack entries of a NodePort that has no endpoints or is gone"},
+	{scenario: "s71-udp-nobody-serves", call: "flow inner", reason: "upstream keeps conntrack entries of a Service that is gone"},
 	{scenario: "s22-duplicates-and-hints|s2[789]-.*|s30-.*",
-		chance: "now and then as on a node without a zone", reason: "upstream may miss the Node when it starts, as its handler is registered after events are; it knows the zone once that changes"},
-	{scenario: ".*", call: "(-> (10.9[67]|\\[fd00:10:96).*|unreachable) : refused$", reason: "[addresses of nobody](semantics.md#addresses-of-nobody) are rejected; upstream lets them go where routes lead"},
+		chance: "sometimes as on a node without a zone", reason: "upstream may miss the Node when it starts, since events can arrive before its handler is registered; it learns the zone when that changes"},
+	{scenario: ".*", call: "(-> (10.9[67]|\\[fd00:10:96).*|unreachable) : refused$", reason: "[unallocated ClusterIPs](semantics.md#unallocated-clusterips) are rejected; upstream lets the packets go where routes lead"},
 }
 
 // byChance stands for the calls of a scenario that upstream answers otherwise now and then.
@@ -122,18 +122,17 @@ func (d *difference) row() (text string, always bool) {
 
 const (
 	compatibilityFile = "../../docs/compatibility.md"
-	compatibilityHead = `# Beside upstream's kube-proxy
+	compatibilityHead = `# Compared with upstream's kube-proxy
 
-Flags, fields and messages that differ are in
-[configuration.md](configuration.md#differences-from-upstream), metrics, health checks and other
-answers in [metrics.md](metrics.md#differences-from-upstream). This page is about traffic.
+This page is about traffic. Differences in flags, fields and messages are in
+[configuration.md](configuration.md#differences-from-upstream), those in metrics, health checks and
+other answers in [metrics.md](metrics.md#differences-from-upstream).
 
-The scenarios of ` + "`test/scenarios`" + ` say what Services mean here
-([semantics.md](semantics.md)). They were played with upstream's kube-proxy %s in mode
-iptables as well, on the same real traffic. These calls it answers otherwise, and no
-others; those by SCTP were not made. Where it is an event that differs, what follows in
-the scenario was left out. Objects had the defaults of an API server, which would not
-take some of them.
+The scenarios of ` + "`test/scenarios`" + ` define what Services mean here ([semantics.md](semantics.md)).
+The same scenarios were played with upstream's kube-proxy %s in mode iptables, on the same real
+traffic. The table has every call with another result. Calls by SCTP were not made. If an event has
+another result, the rest of its scenario was left out. Objects had the defaults of an API server,
+which would reject some of them.
 
 ` + "`go test ./test/upstream -run TestCompatibility -update`" + ` writes this page, where
 ` + "`UPSTREAM_KUBE_PROXY`" + ` is set ([testing.md](testing.md#beside-upstreams-kube-proxy)).
@@ -175,7 +174,7 @@ func TestCompatibility(t *testing.T) {
 			}
 			row, always := d.row()
 			if row == "" {
-				t.Errorf("nobody knows why: %s", text)
+				t.Errorf("no reason is listed for: %s", text)
 			}
 			found[row] = always
 		}

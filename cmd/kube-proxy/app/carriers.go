@@ -35,7 +35,7 @@ func (p *proxy) refusal(d *proxier.Decision, f *proxier.Frontend, o proxier.Orig
 	switch {
 	case why != nil:
 		return why
-	case o == proxier.FromOutside && len(p.report.MissingForPackets()) > 0:
+	case o == proxier.FromOutside && len(missingForPackets(&p.report)) > 0:
 		return errNoPackets
 	case o == proxier.FromPod && p.opts.Config.Tandem.EBPF.SocketLB == config.SocketLBHost:
 		return errPodsLeftOut

@@ -14,9 +14,11 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 	cliflag "k8s.io/component-base/cli/flag"
-	_ "k8s.io/component-base/logs/json/register"          // --logging-format=json
-	_ "k8s.io/component-base/metrics/prometheus/clientgo" // rest_client_*
-	_ "k8s.io/component-base/metrics/prometheus/version"  // kubernetes_build_info
+	_ "k8s.io/component-base/logs/json/register" // --logging-format=json
+	_ "k8s.io/component-base/metrics/prometheus/clientgo/fifo"
+	_ "k8s.io/component-base/metrics/prometheus/restclient" // rest_client_*
+	_ "k8s.io/component-base/metrics/prometheus/version"    // kubernetes_build_info
+	_ "k8s.io/component-base/metrics/prometheus/workqueue"
 )
 
 const long = `kube-proxy runs on every node and makes Services work there: connections to

@@ -19,7 +19,7 @@ import (
 // leavesPackets says which clients programs do not serve, if there are such: rules have
 // to.
 func (p *proxy) leavesPackets() (whom string, leaves bool) {
-	missing := p.report.MissingForPackets()
+	missing := missingForPackets(&p.report)
 	switch {
 	case len(missing) > 0:
 		return "clients outside this node, since this kernel lacks " + strings.Join(missing, ", "), true
@@ -74,9 +74,9 @@ const reservedPorts = "/proc/sys/net/ipv4/ip_local_reserved_ports"
 
 // reserveNodePorts adds the range to the ports that the kernel does not give
 // out, if it would.
-func reserveNodePorts(logger klog.Logger, nodePorts ebpf.PortRange) error {
+func reserveNodePorts(logger klog.Logger, nodePorts config.PortRange) error {
 	ephemeral, err := ebpf.EphemeralPorts()
-	if err != nil || !ephemeral.Overlaps(nodePorts) {
+	if err != nil || !ephemeral.Overlaps(ebpf.PortRange(nodePorts)) {
 		return err
 	}
 	text, err := os.ReadFile(reservedPorts)

@@ -14,11 +14,11 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-var nodePorts = ebpf.PortRange{First: 30000, Last: 32767}
+var nodePorts = config.PortRange{First: 30000, Last: 32767}
 
 // set has the kernel give ports out of a range, except for some.
 func set(ephemeral, reserved string) error {

@@ -12,8 +12,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
-	k8sevents "k8s.io/client-go/tools/events"
 	"k8s.io/component-base/configz"
 	k8smetrics "k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -54,10 +52,9 @@ type proxy struct {
 	report   capabilities.Report
 	cgroup   string
 
-	client      kubernetes.Interface // nil with manifests
-	feed        *feed                // nil while it waits for another process to end
-	broadcaster k8sevents.EventBroadcaster
-	recorder    k8sevents.EventRecorder // nil with manifests
+	client   *apiserver.Client // nil with manifests
+	feed     *feed             // nil while it waits for another process to end
+	recorder *events.Writer    // nil with manifests
 
 	metrics  *metrics.Metrics
 	flows    *staleudp.Reconciler
@@ -191,13 +188,12 @@ func (p *proxy) connect(ctx context.Context) error {
 		return err
 	}
 	p.client = client
-	p.broadcaster = k8sevents.NewBroadcaster(&k8sevents.EventSinkImpl{Interface: client.EventsV1()})
-	p.recorder = p.broadcaster.NewRecorder(scheme(), component).WithLogger(klog.FromContext(ctx))
+	p.recorder = events.NewWriter(component, client.Events())
 	return nil
 }
 
 // newClient asks nobody yet.
-func newClient(o *Options) (kubernetes.Interface, error) {
+func newClient(o *Options) (*apiserver.Client, error) {
 	c := &o.Config.KubeProxy.ClientConnection
 	return apiserver.NewClient(apiserver.ClientConfig{
 		Kubeconfig: c.Kubeconfig, Master: o.Master,
@@ -229,11 +225,8 @@ func (p *proxy) run(ctx context.Context) error {
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
-	if p.broadcaster != nil {
-		if err := p.broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
-			return fmt.Errorf("record events: %w", err)
-		}
-		defer p.broadcaster.Shutdown()
+	if p.recorder != nil {
+		group.Go(func() error { p.recorder.Run(ctx); return nil })
 	}
 	for _, s := range p.servers() {
 		group.Go(func() error { return s.run(ctx) })
@@ -294,7 +287,7 @@ func (p *proxy) program(ctx context.Context) error {
 		p.health.Start()
 		p.metrics.Start(time.Now())
 		if p.recorder != nil {
-			p.recorder.Eventf(events.NodeReference(p.opts.nodeName), nil, v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
+			p.recorder.Eventf(events.NodeReference(p.opts.nodeName), v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
 			p.tellOfFallback()
 		}
 		px.Run(ctx)
@@ -309,7 +302,7 @@ func (p *proxy) tellOfFallback() {
 	if string(p.decision.Mode) == string(asked) {
 		return
 	}
-	p.recorder.Eventf(events.NodeReference(p.opts.nodeName), nil, v1.EventTypeWarning, "ProxyModeFallback", "StartKubeProxy",
+	p.recorder.Eventf(events.NodeReference(p.opts.nodeName), v1.EventTypeWarning, "ProxyModeFallback", "StartKubeProxy",
 		"mode %s runs instead of %s: %s", p.decision.Mode, asked, strings.Join(texts(p.decision.Reasons), "; "))
 }
 

@@ -16,7 +16,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	k8smetrics "k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
@@ -393,7 +392,6 @@ func TestReloadEvent(t *testing.T) {
 // eventRecorder writes Events down.
 type eventRecorder []string
 
-func (r *eventRecorder) Eventf(regarding, _ runtime.Object, kind, reason, _, note string, args ...any) {
-	ref := regarding.(*v1.ObjectReference)
+func (r *eventRecorder) Eventf(ref *v1.ObjectReference, kind, reason, _, note string, args ...any) {
 	*r = append(*r, fmt.Sprintf("%s %s %s %s %s", ref.Kind, ref.Name, kind, reason, fmt.Sprintf(note, args...)))
 }

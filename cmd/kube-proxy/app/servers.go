@@ -13,8 +13,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/component-base/configz"
 	"k8s.io/component-base/logs"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -70,7 +68,7 @@ func (p *proxy) servers() []*server {
 func (p *proxy) bindFailed(reason, action string) func(error) {
 	return func(err error) {
 		if p.recorder != nil {
-			p.recorder.Eventf(events.NodeReference(p.opts.nodeName), nil, v1.EventTypeWarning, reason, action, "%v", err)
+			p.recorder.Eventf(events.NodeReference(p.opts.nodeName), v1.EventTypeWarning, reason, action, "%v", err)
 		}
 	}
 }
@@ -188,6 +186,3 @@ func (s *server) serve(ctx context.Context, listener net.Listener) error {
 	}
 	return nil
 }
-
-// scheme names the kinds that Events can be about.
-func scheme() *runtime.Scheme { return clientgoscheme.Scheme }

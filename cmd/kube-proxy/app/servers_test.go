@@ -161,12 +161,9 @@ func TestEvents(t *testing.T) {
 	if err := p.connect(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
-		t.Fatal(err)
-	}
-	defer p.broadcaster.Shutdown()
+	go p.recorder.Run(ctx)
 
-	p.recorder.Eventf(events.NodeReference(o.nodeName), nil, v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
+	p.recorder.Eventf(events.NodeReference(o.nodeName), v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
 	p.bindFailed("FailedToStartMetricServer", "StartKubeProxy")(io.ErrUnexpectedEOF)
 	p.tellOfFallback() // which is none
 	o.Config.KubeProxy.Mode = "ebpf"

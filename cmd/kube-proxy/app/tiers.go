@@ -17,7 +17,6 @@ import (
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/kernel/nfacct"
-	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
@@ -190,22 +189,11 @@ func liberalConntrack() bool {
 // DaemonSet can overlap for a moment.
 func (p *proxy) openFast(ctx context.Context) (*ebpf.Tier, error) {
 	logger := klog.FromContext(ctx)
-	e := &p.opts.Config.Tandem.EBPF
-	opts := ebpf.Options{
-		CgroupRoot: p.cgroup, Sizes: e.Sizes(), HostNamespaceOnly: e.SocketLB == config.SocketLBHost,
-		ProcRoot: e.ProcRoot, Reporter: p.problems,
-		ResetRemoved: e.ResetRemovedBackends, PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, Timeouts: p.opts.Config.FlowTimeouts(),
+	opts, err := ebpfOptions(p.opts.Config, &p.report)
+	if err != nil {
+		return nil, err
 	}
-	var err error
-	if opts.NodePortRange, err = config.ParsePortRange(e.NodePortRange); err != nil {
-		return nil, err // validated before
-	}
-	lacking := p.report.Lacking()
-	opts.NoSetRetval, opts.NoGetpeername, opts.NoFIBSource = lacking.SetRetval, lacking.Getpeername, lacking.FIBSource
-	opts.NoConntrack, opts.NoPackets = lacking.Conntrack, lacking.Packets
-	if lacking.TCX {
-		opts.TC = tc.Clsact
-	}
+	opts.CgroupRoot, opts.Reporter = p.cgroup, p.problems
 	if err := p.keepNodePorts(logger); err != nil {
 		logger.Error(err, "Cannot keep connections of this host from getting NodePorts as their source ports", "nodePortRange", opts.NodePortRange)
 	}

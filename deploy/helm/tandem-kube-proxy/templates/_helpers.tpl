@@ -27,7 +27,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ required "image.repository has to be set: build the image (make image) and push it" .Values.image.repository }}:{{ required "image.tag has to be set" .Values.image.tag }}
 {{- end }}
 
-{{/* The file that upstream's kube-proxy would read as well, and behind it our own options. */}}
+{{/* A file that upstream's kube-proxy can read as well; the second document has Tandem's own options. */}}
 {{- define "tandem.config" -}}
 {{- if not (hasKey .Values.capabilities .Values.mode) }}{{ fail (printf "mode %q is none of %s" .Values.mode (keys .Values.capabilities | sortAlpha | join ", ")) }}{{ end }}
 {{- $kubeProxy := dict

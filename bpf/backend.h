@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-#ifndef TANDEM_SELECT_H
-#define TANDEM_SELECT_H
+#ifndef TANDEM_BACKEND_H
+#define TANDEM_BACKEND_H
 
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -14,7 +14,7 @@ enum select_result {
 	SELECT_OK,
 	SELECT_REJECT,
 	SELECT_DROP,
-	SELECT_RACED, /* what was read does not belong together */
+	SELECT_RACED, /* inconsistent read: try again */
 };
 
 static __always_inline struct backend *backend_of(__u32 id, __u32 generation,
@@ -27,20 +27,21 @@ static __always_inline struct backend *backend_of(__u32 id, __u32 generation,
 	return be;
 }
 
-/* The backend may still be picked for new connections of this set. */
+/* Whether new connections to this set may get the backend. */
 static __always_inline bool is_member(const struct backend *be, __u32 set)
 {
 	return be->members & (1 << (set % SETS_PER_SERVICE));
 }
 
 /*
- * Picks the backend for a new connection: client is who asks, for affinity,
- * and pick any number, evenly distributed, that selects one otherwise. With
- * one, which is on SELECT_OK, chosen holds its id and generation.
+ * Picks the backend for a new connection. client is the affinity key; pick is a
+ * uniformly distributed number that selects a backend if there is no affinity.
+ * On SELECT_OK, chosen holds the id and generation of the backend that is
+ * returned.
  *
- * User space may be writing all of this meanwhile. What it frees rests for a
- * grace period before it is used again, and carries a generation; and a set
- * that no frontend leads to any more says so. So what is stale shows.
+ * User space may update the tables meanwhile. An id that it frees is not reused
+ * for a grace period, and then with another generation; a set that no frontend
+ * leads to is marked as unused. So stale data is always detected.
  */
 static __always_inline struct backend *
 select_backend(const struct frontend_ref *fe, const __be32 *client, __u32 pick,
@@ -62,7 +63,7 @@ select_backend(const struct frontend_ref *fe, const __be32 *client, __u32 pick,
 		last = affinity_lookup(&who, now, fe->affinity);
 		if (last) {
 			*chosen = *last;
-			barrier(); /* what is checked is what is used */
+			barrier(); /* check and use the same copy */
 			be = backend_of(chosen->backend, chosen->generation,
 					fe->service);
 			if (be && is_member(be, fe->set)) {

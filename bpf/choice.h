@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef TANDEM_CHOICE_H
+#define TANDEM_CHOICE_H
+
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <linux/pkt_cls.h>
+#include <stdbool.h>
+#include <bpf/bpf_helpers.h>
+
+#include "addr.h"
+#include "backend.h"
+#include "check.h"
+#include "conntrack.h"
+#include "frontend.h"
+#include "global.h"
+#include "node.h"
+#include "packet.h"
+#include "reasons.h"
+#include "service_stats.h"
+#include "tc_config.h"
+#include "verdict.h"
+
+/* As PICK_ATTEMPTS in sock.bpf.c. */
+#define SELECT_ATTEMPTS 3
+
+/* The decision for a new connection. */
+struct choice {
+	__u32 backend;
+	__u32 generation; /* of the backend */
+	__u32 route;
+	__u64 flow; /* the word of the flow that was created */
+};
+
+/* Finds the frontend that a packet is sent to: that of its address, or a
+ * NodePort. */
+static __always_inline enum frontend_result
+packet_frontend(const struct flow_key *packet, struct frontend_ref *fe)
+{
+	struct frontend_key key = {
+		.port = packet->dport,
+		.proto = packet->proto,
+		.scope = SCOPE_ADDRESS,
+	};
+	enum frontend_result found;
+
+	copy_addr(key.addr, packet->dst);
+	found = frontend_lookup(&key, fe);
+	if (found != FRONTEND_NONE ||
+	    !(local_flags(key.addr) & LOCAL_NODE_PORTS))
+		return found;
+	frontend_key_node(&key);
+	return frontend_lookup(&key, fe);
+}
+
+static __always_inline enum lb_origin origin_of(const __be32 *client)
+{
+	const struct node *node = this_node();
+
+	if (from_pod || (node && is_pod(node, client)))
+		return FROM_POD;
+	return local_flags(client) ? FROM_HOST : FROM_OUTSIDE;
+}
+
+/* Whether netfilter translates this connection, which then began before the
+ * programs were attached. It is asked only where the answer matters, as it
+ * costs a lookup in conntrack. */
+static __always_inline bool netfilter_translates(struct __sk_buff *skb,
+						 const struct packet *p)
+{
+	return (p->key.proto != IPPROTO_TCP ||
+		(p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN) &&
+	       netfilter_has(skb, p);
+}
+
+/* Decides on a packet without a flow: picks its backend, if it is for a
+ * Service. */
+GLOBAL int choose(struct __sk_buff *skb, const struct packet *p,
+		  struct choice *c)
+{
+	enum select_result result = SELECT_RACED;
+	struct affinity chosen;
+	struct frontend_ref fe;
+	struct backend *be = NULL;
+	__u32 service = 0, pick;
+	__be32 src[4], dst[4];
+
+	if (!p || !c)
+		return NEXT;
+	/* Linux 6.1 takes map keys from the stack, but not from the caller of a
+	 * global function. */
+	copy_addr(src, p->key.src);
+	copy_addr(dst, p->key.dst);
+	for (int i = 0; i < SELECT_ATTEMPTS; i++) {
+		enum frontend_result found = packet_frontend(&p->key, &fe);
+
+		if (found == FRONTEND_NONE) {
+			if (!is_unserved(p->key.dst) || local_flags(dst))
+				return NEXT;
+			if (is_martian(p->key.src))
+				return done(PASS_MARTIAN, NEXT);
+			if (netfilter_translates(skb, p))
+				return done(PASS_NETFILTER, NEXT);
+			result = SELECT_REJECT;
+			break;
+		}
+		if (is_martian(p->key.src))
+			return done(PASS_MARTIAN, NEXT);
+		if (netfilter_translates(skb, p))
+			return done(PASS_NETFILTER, NEXT);
+		/* A reset for a connection that ended already. */
+		if (p->key.proto == IPPROTO_TCP && p->tcp_flags & TCP_RST)
+			return done(PASS_RST, NEXT);
+		if (found == FRONTEND_RACED)
+			continue;
+		service = fe.service;
+		if (!frontend_admits(&fe, p->key.dst, p->key.src)) {
+			count_connection(service, SELECT_DROP, 0);
+			return done(DROP_SOURCE_RANGE, TC_ACT_SHOT);
+		}
+		c->route = frontend_route(&fe, p->key.dst, origin_of(src));
+		/* A hash of the connection: the same backend again if its flow
+		 * was evicted. */
+		pick = check_of((const __u32 *)&p->key,
+				sizeof(p->key) / sizeof(__u32));
+		be = select_backend(&fe, src, pick, &chosen, &result);
+		if (result != SELECT_RACED)
+			break;
+	}
+	count_connection(service, result, be ? chosen.backend : 0);
+	if (!be) {
+		if (result == SELECT_REJECT)
+			return REFUSED;
+		return done(result == SELECT_DROP ? DROP_POLICY : DROP_RACED,
+			    TC_ACT_SHOT);
+	}
+	c->backend = chosen.backend;
+	c->generation = chosen.generation;
+	return CHOSEN;
+}
+
+#endif

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef TANDEM_FLOW_LIFE_H
+#define TANDEM_FLOW_LIFE_H
+
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <stdbool.h>
+#include <bpf/bpf_helpers.h>
+
+#include "backend.h"
+#include "flow_maps.h"
+#include "flow_pool.h"
+#include "flow_record.h"
+#include "global.h"
+#include "lb_maps.h"
+#include "reasons.h"
+#include "tc_config.h"
+
+/* Adds the traffic of a flow to its service, if the service id has not been
+ * given to another service. */
+static __always_inline void flow_count_traffic(const struct flow *f)
+{
+	__u32 service = f->service;
+	struct service_stats *s;
+
+	if (!f->packets[0])
+		return;
+	if (!backend_of(f->backend, f->backend_generation, service))
+		service = 0;
+	s = bpf_map_lookup_elem(&tdm_svc_stats, &service);
+	if (!s)
+		return;
+	__sync_fetch_and_add(&s->packets, f->packets[0] + f->packets[1]);
+	__sync_fetch_and_add(&s->bytes, f->bytes[0] + f->bytes[1]);
+}
+
+/* Frees a flow that this CPU has claimed. */
+static __always_inline void flow_free(__u32 id, struct flow *f,
+				      __u32 generation)
+{
+	if (f->flags & FLOW_INDEXED) {
+		bpf_map_delete_elem(&tdm_flow_key, &f->request);
+		bpf_map_delete_elem(&tdm_flow_key, &f->reply);
+	}
+	flow_count_traffic(f);
+	*(volatile __u64 *)&f->life = life_of(generation, FLOW_FREE);
+	flow_give(id, f);
+}
+
+/*
+ * Enters a flow into the ring of young flows, which is in order of creation,
+ * and evicts the young flow whose slot it takes. So flows that never get
+ * established evict each other, and no established flow. Closed flows have a
+ * ring of their own.
+ */
+GLOBAL int flow_make_room(__u64 word, bool over)
+{
+	__u64 *turn = flow_counter(over ? FLOW_OVER : FLOW_BORN);
+	__u32 index, id;
+	struct flow *f;
+	__u64 *place;
+	__u64 old;
+
+	if (!turn)
+		return 0;
+	index = __sync_fetch_and_add(turn, 1);
+	index = over ? max_young + (index & (MAX_CLOSED - 1)) :
+		       index & (max_young - 1);
+	place = bpf_map_lookup_elem(&tdm_flow_young, &index);
+	if (!place)
+		return 0;
+	old = __sync_lock_test_and_set(place, word);
+	id = old;
+	if (!id)
+		return 0;
+	f = flow_of(id);
+	if (!f || __sync_val_compare_and_swap(
+			  &f->life, life_of(old >> 32, FLOW_YOUNG),
+			  life_of(old >> 32, FLOW_CLAIMED)) !=
+			  life_of(old >> 32, FLOW_YOUNG))
+		return 0;
+	if (!over && !(f->flags & FLOW_CLOSED))
+		count_reason(PUSHED_OUT);
+	flow_free(id, f, old >> 32);
+	return 0;
+}
+
+static __always_inline __u64 *kept_counter(__u8 proto, __u64 *most)
+{
+	*most = proto == IPPROTO_TCP ? max_kept_tcp : max_kept_udp;
+	return flow_counter(proto == IPPROTO_TCP ? FLOW_KEPT_TCP :
+						   FLOW_KEPT_UDP);
+}
+
+/* Keeps a young flow from being evicted, if there is room for kept flows. */
+GLOBAL int flow_keep(__u32 id, __u64 life, __u8 proto)
+{
+	__u64 young = life_of(life >> 32, FLOW_YOUNG);
+	__u64 most, *kept = kept_counter(proto, &most);
+	struct flow *f = flow_of(id);
+
+	if (!kept || !f)
+		return 0;
+	if (__sync_fetch_and_add(kept, 1) >= most ||
+	    __sync_val_compare_and_swap(
+		    &f->life, young, life_of(life >> 32, FLOW_KEPT)) != young)
+		__sync_fetch_and_add(kept, -1);
+	return 0;
+}
+
+/* Lets a closed flow be evicted again. */
+GLOBAL int flow_release(__u32 id, __u64 life, __u8 proto)
+{
+	__u64 kept_life = life_of(life >> 32, FLOW_KEPT);
+	__u64 most, *kept = kept_counter(proto, &most);
+	struct flow *f = flow_of(id);
+
+	if (!f || __sync_val_compare_and_swap(
+			  &f->life, kept_life,
+			  life_of(life >> 32, FLOW_YOUNG)) != kept_life)
+		return 0;
+	if (kept)
+		__sync_fetch_and_add(kept, -1);
+	return flow_make_room(flow_word(id, life >> 32), true);
+}
+
+/* Frees a flow that is replaced, or whose backend is gone. */
+GLOBAL int flow_end(__u32 id, __u64 life)
+{
+	__u64 claimed = life_of(life >> 32, FLOW_CLAIMED);
+	__u64 young = life_of(life >> 32, FLOW_YOUNG);
+	__u64 kept_life = life_of(life >> 32, FLOW_KEPT);
+	struct flow *f = flow_of(id);
+	__u64 most, *kept;
+
+	if (!f)
+		return 0;
+	if (__sync_val_compare_and_swap(&f->life, young, claimed) == young) {
+		flow_free(id, f, life >> 32);
+	} else if (__sync_val_compare_and_swap(&f->life, kept_life, claimed) ==
+		   kept_life) {
+		kept = kept_counter(f->request.proto, &most);
+		if (kept)
+			__sync_fetch_and_add(kept, -1);
+		flow_free(id, f, life >> 32);
+	}
+	return 0;
+}
+
+#endif

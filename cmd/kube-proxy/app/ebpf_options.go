@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/kernel/tc"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
+)
+
+// ebpfOptions are what the configuration says, without what the kernel lacks.
+func ebpfOptions(c *config.Config, report *capabilities.Report) (opts ebpf.Options, err error) {
+	e := &c.Tandem.EBPF
+	opts = ebpf.Options{
+		Sizes: ebpfSizes(e), HostNamespaceOnly: e.SocketLB == config.SocketLBHost, ProcRoot: e.ProcRoot,
+		ResetRemoved: e.ResetRemovedBackends, PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, Timeouts: flowTimeouts(c),
+	}
+	nodePorts, err := config.ParsePortRange(e.NodePortRange)
+	if err != nil {
+		return opts, err // validated before
+	}
+	opts.NodePortRange = ebpf.PortRange(nodePorts)
+	disableMissing(&opts, report)
+	return opts, nil
+}
+
+// ebpfSizes are the capacities of the maps.
+func ebpfSizes(e *config.EBPFConfiguration) ebpf.Sizes {
+	return ebpf.Sizes{
+		Frontends: e.MaxFrontends, Services: e.MaxServices, Backends: e.MaxBackends, Slots: e.MaxSlots,
+		Ranges: e.MaxRanges, Locals: e.MaxLocals, Affinity: e.MaxAffinity, UDPPeers: e.MaxUDPPeers,
+		TCPFlows: e.MaxTCPFlows, UDPFlows: e.MaxUDPFlows, YoungFlows: e.MaxYoungFlows, OptOuts: e.MaxOptOuts,
+	}
+}
+
+// flowTimeouts are those of connections from outside the node. The conntrack section has
+// most of them, and the rest are of mode ebpf alone.
+func flowTimeouts(c *config.Config) ebpf.FlowTimeouts {
+	e, k := &c.Tandem.EBPF, &c.KubeProxy.Conntrack
+	t := ebpf.FlowTimeouts{
+		Opening: e.TCPOpeningTimeout.Duration, Closed: e.TCPClosedTimeout.Duration,
+		UDP: k.UDPTimeout.Duration, UDPStream: k.UDPStreamTimeout.Duration,
+	}
+	if d := k.TCPEstablishedTimeout; d != nil {
+		t.Established = d.Duration
+	}
+	if d := k.TCPCloseWaitTimeout; d != nil {
+		t.CloseWait = d.Duration
+	}
+	return t
+}
+
+// packetFeatures are what the packet programs cannot run without.
+var packetFeatures = []capabilities.Feature{capabilities.Atomics, capabilities.RedirectNeigh, capabilities.FIBLookup, capabilities.KtimeCoarse}
+
+// missingForPackets is what a kernel lacks to have programs translate packets.
+func missingForPackets(report *capabilities.Report) (missing []string) {
+	for _, f := range packetFeatures {
+		if !report.Has(f) {
+			missing = append(missing, string(f))
+		}
+	}
+	if !report.Has(capabilities.TCX) && isAbsent(report, capabilities.Clsact) {
+		missing = append(missing, string(capabilities.TCX)+" or "+string(capabilities.Clsact))
+	}
+	return missing
+}
+
+// isAbsent is for features in modules, which the kernel loads on first use: a probe that
+// got no answer does not count as absent.
+func isAbsent(report *capabilities.Report, f capabilities.Feature) bool {
+	result, known := report.Lookup(f)
+	return !known || result.State == capabilities.No
+}
+
+// disableMissing turns off what the kernel lacks, and what no probe could confirm: a
+// program that uses it might not load, and without it the program always does.
+func disableMissing(o *ebpf.Options, report *capabilities.Report) {
+	disable := func(off *bool, needs ...capabilities.Feature) {
+		for _, f := range needs {
+			*off = *off || !report.Has(f)
+		}
+	}
+	disable(&o.NoSetRetval, capabilities.SetRetval)
+	disable(&o.NoGetpeername, capabilities.Getpeername4, capabilities.Getpeername6)
+	disable(&o.NoFIBSource, capabilities.FIBSource)
+	o.NoConntrack = o.NoConntrack || isAbsent(report, capabilities.ConntrackLookup)
+	o.NoLoop = o.NoLoop || features.HaveProgramHelper(ciliumebpf.SchedCLS, asm.FnLoop) != nil
+	o.NoPackets = o.NoPackets || len(missingForPackets(report)) > 0
+	if o.TC == tc.TCX && !report.Has(capabilities.TCX) {
+		o.TC = tc.Clsact
+	}
+}

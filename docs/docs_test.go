@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package docs checks the pages: that their links lead somewhere, and that what the code
+// cites is on them.
+package docs
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+const root = ".."
+
+// pages are all Markdown files of the repository, by their path from its root.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	walk(t, func(path string, text []byte) { found[path] = string(text) }, ".md")
+	return found
+}
+
+// walk calls visit with the files of the repository that have one of the extensions.
+func walk(t *testing.T, visit func(path string, text []byte), extensions ...string) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if name := entry.Name(); entry.IsDir() {
+			if path != root && (strings.HasPrefix(name, ".") || name == "bin") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		for _, extension := range extensions {
+			if filepath.Ext(path) != extension {
+				continue
+			}
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			relative, err := filepath.Rel(root, path)
+			if err != nil {
+				return err
+			}
+			visit(relative, text)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var (
+	link    = regexp.MustCompile(`\]\(([^()\s]+)\)`)
+	fenced  = regexp.MustCompile("(?ms)^ *```.*?^ *```")
+	code    = regexp.MustCompile("`[^`\n]*`")
+	heading = regexp.MustCompile(`(?m)^#{1,6} +(.+?) *$`)
+	named   = regexp.MustCompile(`<a id="([^"]+)">`)
+	notSlug = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	// A table may say in a comment of code what it shows: `docs/maps.md`.
+	mention = regexp.MustCompile(`\bdocs/[a-z-]+\.md(?:#[a-z0-9-]+)?`)
+)
+
+// anchors are what links can point to on a page, as GitHub makes them.
+func anchors(text string) map[string]bool {
+	found := map[string]bool{"": true}
+	text = fenced.ReplaceAllString(text, "")
+	for _, m := range heading.FindAllStringSubmatch(text, -1) {
+		title := regexp.MustCompile(`\[([^]]*)\]\([^)]*\)`).ReplaceAllString(m[1], "$1")
+		slug := strings.ReplaceAll(notSlug.ReplaceAllString(strings.ToLower(title), ""), " ", "-")
+		found[slug] = true
+	}
+	for _, m := range named.FindAllStringSubmatch(text, -1) {
+		found[m[1]] = true
+	}
+	return found
+}
+
+// TestLinks: every link within the repository leads to a file, and to a heading of it.
+func TestLinks(t *testing.T) {
+	all := pages(t)
+	check := func(from, target string) {
+		path, anchor, _ := strings.Cut(target, "#")
+		to := from
+		if path != "" {
+			to = filepath.Join(filepath.Dir(from), path)
+		}
+		if text, isPage := all[to]; isPage {
+			if !anchors(text)[anchor] {
+				t.Errorf("%s: %s: there is no such heading", from, target)
+			}
+			return
+		}
+		if _, err := os.Stat(filepath.Join(root, to)); err != nil {
+			t.Errorf("%s: %s: there is no such file", from, target)
+		}
+	}
+	links := 0
+	for from, text := range all {
+		text = code.ReplaceAllString(fenced.ReplaceAllString(text, ""), "")
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if !strings.Contains(m[1], "://") {
+				links++
+				check(from, m[1])
+			}
+		}
+	}
+	if links < 100 {
+		t.Errorf("found only %d links", links)
+	}
+	// Code and charts name pages by their path from the root.
+	walk(t, func(path string, text []byte) {
+		for _, m := range mention.FindAllString(string(text), -1) {
+			page, anchor, _ := strings.Cut(m, "#")
+			if text, isPage := all[page]; !isPage || !anchors(text)[anchor] {
+				t.Errorf("%s: %s: there is no such page or heading", path, m)
+			}
+		}
+	}, ".go", ".c", ".h", ".sh", ".yaml", ".json", ".txtar")
+}
+
+// TestStatements: every number that code, tests or pages cite is defined on a page. S and C
+// are statements about Services and configuration, I are invariants.
+func TestStatements(t *testing.T) {
+	all := pages(t)
+	semantics, invariants := anchors(all["docs/semantics.md"]), anchors(all["docs/invariants.md"])
+	cited := regexp.MustCompile(`\b(?:[SCMU][0-9]{2}|I[0-9])\b`)
+	count := 0
+	check := func(path string, text []byte) {
+		for _, number := range cited.FindAllString(string(text), -1) {
+			count++
+			defined := semantics
+			if number[0] == 'I' {
+				defined = invariants
+			}
+			if !defined[strings.ToLower(number)] {
+				t.Errorf("%s cites %s, which no page defines", path, number)
+			}
+		}
+	}
+	walk(t, check, ".go", ".c", ".h", ".txtar", ".md")
+	if count < 100 {
+		t.Errorf("found only %d citations", count)
+	}
+}
+
+// TestPackages: docs/architecture.md names every package of the product.
+func TestPackages(t *testing.T) {
+	_, section, _ := strings.Cut(pages(t)["docs/architecture.md"], "\n## Packages\n")
+	section, _, found := strings.Cut(section, "\n## ")
+	if !found {
+		t.Fatal("docs/architecture.md has no section Packages")
+	}
+	folders := map[string]bool{}
+	walk(t, func(path string, _ []byte) {
+		folders[filepath.Dir(path)] = !strings.HasSuffix(path, "_test.go") || folders[filepath.Dir(path)]
+	}, ".go")
+	for folder, hasCode := range folders {
+		// By its path, by its name, or as kube-proxy/app.
+		named := regexp.MustCompile("`(" + folder + "/?|" + filepath.Base(folder) + "|" + strings.TrimPrefix(folder, "cmd/") + ")`")
+		if top, _, _ := strings.Cut(folder, "/"); hasCode && top != "deploy" && top != "hack" && top != "test" && !named.MatchString(section) {
+			t.Errorf("docs/architecture.md does not name package %s", folder)
+		}
+	}
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxier
+
+import "fmt"
+
+// Kind says why an address is a frontend.
+type Kind uint8
+
+// The kinds of frontends. Where two claim the same address, the lower kind has
+// it: calling a ClusterIP an external IP does not take it away, nor does that get
+// around the source ranges of a load balancer IP. The eBPF maps hold these
+// numbers.
+const (
+	ClusterIP Kind = iota + 1
+	LoadBalancer
+	ExternalIP
+	NodePort
+	kinds
+)
+
+// properties are what differs between kinds. A tier asks for a property, not for
+// a kind, so that a further kind is a row here.
+type properties struct {
+	name string
+	// external, wildcard and echo: see the methods of these names.
+	external, wildcard, echo bool
+}
+
+var kindProperties = [kinds]properties{
+	ClusterIP:    {name: "ClusterIP"},
+	LoadBalancer: {name: "LoadBalancer", external: true, echo: true},
+	ExternalIP:   {name: "ExternalIP", external: true, echo: true},
+	NodePort:     {name: "NodePort", external: true, wildcard: true},
+}
+
+// properties are the zero ones for a number that is no kind.
+func (k Kind) properties() *properties {
+	if k < kinds {
+		return &kindProperties[k]
+	}
+	return &kindProperties[0]
+}
+
+// External says that clients outside of the cluster dial the address, and that
+// externalTrafficPolicy applies. All other kinds are for clients in the cluster:
+// internalTrafficPolicy applies, and the address is from the ServiceCIDRs.
+func (k Kind) External() bool { return k.properties().external }
+
+// Wildcard says that the frontend has a port and no address of its own: it is
+// served at every address of the node that NodeRules select.
+func (k Kind) Wildcard() bool { return k.properties().wildcard }
+
+// AnswersEcho says that ICMP echo requests to the address are answered where no
+// device of this node has it. Those to a ClusterIP are rejected like anything
+// else that is not served there; a wildcard is at addresses of the node, which
+// answer by themselves.
+func (k Kind) AnswersEcho() bool { return k.properties().echo }
+
+func (k Kind) String() string {
+	if name := k.properties().name; name != "" {
+		return name
+	}
+	return fmt.Sprintf("kind %d", uint8(k))
+}
