@@ -133,7 +133,7 @@ func (w *writer) prune() error {
 			// Another service port may have taken the address over by now.
 			value, ok, err := w.tables.frontends.Lookup(f.key)
 			if err != nil {
-				return fmt.Errorf("read frontend %s: %w", frontendText(f.key), err)
+				return fmt.Errorf("read frontend %s: %w", f.key.String(), err)
 			}
 			if ok && value.Service == s.id {
 				p.frontends = append(p.frontends, f)

@@ -73,7 +73,7 @@ func BenchmarkControlPlane(b *testing.B) {
 		runtime.ReadMemStats(&after)
 		mallocs += after.Mallocs - before.Mallocs
 		bytes += after.TotalAlloc - before.TotalAlloc
-		if used := n.tier.writer.usedFrontends; used < services {
+		if used := n.tier.Usage()["frontends"].Used; used < services {
 			b.Fatalf("%d frontends", used)
 		}
 
@@ -88,7 +88,7 @@ func BenchmarkControlPlane(b *testing.B) {
 			b.Fatal(err)
 		}
 		remove += time.Since(start)
-		n.tier.writer.check(b)
+		Check(b, tablesOf(n.tier), n.tier.Usage())
 		n.close()
 	}
 	count := float64(services * b.N)
@@ -160,6 +160,7 @@ func BenchmarkColdStart(b *testing.B) {
 		start := time.Now()
 		feed()
 		cold += time.Since(start)
+		changed := tablesOf(n.tier).meta.ChangedUnixNs
 		n.close()
 		runtime.GC()
 
@@ -168,8 +169,8 @@ func BenchmarkColdStart(b *testing.B) {
 		n.UpdateFacts(func(f *proxier.Facts) { *f = benchFacts() })
 		feed()
 		restart += time.Since(start)
-		if n.tier.writer.writes != 0 {
-			b.Fatalf("the restart wrote %d times", n.tier.writer.writes)
+		if now := tablesOf(n.tier).meta.ChangedUnixNs; now != changed {
+			b.Fatalf("the restart wrote to the tables")
 		}
 		n.close()
 	}
@@ -180,11 +181,18 @@ func BenchmarkColdStart(b *testing.B) {
 
 // words is where the set is published that pods are led to, by Service.
 func (n *node) words() map[string]*uint64 {
-	w := n.tier.writer
+	tables := tablesOf(n.tier)
+	ids := map[string]uint32{}
+	for id := range tables.services {
+		if service := &tables.services[id]; service.State != ServiceFree {
+			_, name, _ := service.SplitName()
+			ids[name] = uint32(id)
+		}
+	}
 	words := map[string]*uint64{}
 	for _, c := range n.Table().All() {
 		set := c.New.Frontends[0].Routes[proxier.FromPod].Set
-		words[c.New.Name.Name] = &w.tables.sets[w.ports[c.Index()].id*SetsPerService+uint32(set)]
+		words[c.New.Name.Name] = &tables.sets[ids[c.New.Name.Name]*SetsPerService+uint32(set)]
 	}
 	return words
 }

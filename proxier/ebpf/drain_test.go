@@ -91,7 +91,7 @@ func TestDrain(t *testing.T) {
 			e.use(t, serve(t, e.here), serve(t, e.there))
 			open := e.visitBoth(t)
 			if tt.layout != 0 {
-				e.tier.writer.tables.meta.Layout = tt.layout
+				tablesOf(e.tier).meta.Layout = tt.layout
 			}
 			if tt.change != nil {
 				tt.change(&opts.Sizes)

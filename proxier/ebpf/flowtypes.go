@@ -12,4 +12,3 @@ type (
 func stageOf(life uint64) int { return int(life & 0xff) }
 
 func lifeOf(generation uint32, stage int) uint64 { return uint64(generation)<<32 | uint64(stage) }
-

@@ -24,9 +24,6 @@ func keyOf(d *proxier.Decision, i int) frontendKey {
 	return key
 }
 
-// served says whether a frontend is to be in the tables.
-func served(f *proxier.Frontend) bool { return f.Conflict == nil }
-
 // newFrontend is the entry of a frontend.
 func newFrontend(d *proxier.Decision, i int, service uint32) frontendEntry {
 	return makeFrontend(keyOf(d, i), frontendValue{

@@ -3,11 +3,9 @@
 package ebpf
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -20,158 +18,11 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
-
-// text is a view as lines, nothing of ids.
-func (v *ServiceView) text() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s/%s %s", v.FullName(), v.Protocol, v.State)
-	if v.Reason != "" {
-		fmt.Fprintf(&b, ": %s", v.Reason)
-	}
-	if v.AffinitySeconds > 0 {
-		fmt.Fprintf(&b, " affinity=%d", v.AffinitySeconds)
-	}
-	if v.Changing {
-		b.WriteString(" changing")
-	}
-	b.WriteByte('\n')
-	for _, f := range v.Frontends {
-		fmt.Fprintf(&b, "  frontend %s %s %s %s\n", f.Address, f.Kind, f.Clients, f.Set)
-	}
-	for _, s := range v.Sets {
-		fmt.Fprintf(&b, "  set %s %d %s\n", s.Name, s.Size, s.Verdict)
-	}
-	for _, e := range v.Backends {
-		fmt.Fprintf(&b, "  backend %s %v local=%v terminating=%v\n", e.Address, e.Sets, e.Local, e.Terminating)
-	}
-	return b.String()
-}
-
-func textOf(views []ServiceView) string {
-	var b strings.Builder
-	for i := range views {
-		b.WriteString(views[i].text())
-	}
-	return b.String()
-}
-
-func mustView(t testing.TB, tables *tables) []ServiceView {
-	t.Helper()
-	views, err := tableView{tables}.view()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return views
-}
-
-func TestViewOfTables(t *testing.T) {
-	// Five backends, and no more.
-	sizes := Sizes{Frontends: 16, Services: 16, Backends: 6, Slots: 16}
-	h := newHarness(t, fakeTables(sizes), sizes)
-	h.OnServiceAdd(makeService("a", "10.96.0.1", func(s *v1.Service) {
-		s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, "fd00:10:96::1")
-		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
-		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](600)}}
-	}))
-	mixed := makeSlice("a-1", "a", "10.244.0.2", "10.244.0.1")
-	mixed.Endpoints[0].NodeName = ptr.To("node1")
-	h.OnEndpointSliceAdd(mixed)
-	// A UDP backend that ends keeps its clients.
-	h.OnServiceAdd(makeService("dns", "10.96.0.2", func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }))
-	ending := makeSlice("dns-1", "dns", "10.244.1.1", "10.244.1.2")
-	ending.Ports[0].Protocol = ptr.To(v1.ProtocolUDP)
-	ending.Endpoints[0].Conditions.Ready = ptr.To(false)
-	ending.Endpoints[0].Conditions.Serving = ptr.To(true)
-	ending.Endpoints[0].Conditions.Terminating = ptr.To(true)
-	h.OnEndpointSliceAdd(ending)
-	// Backends elsewhere, and only local ones are allowed.
-	h.OnServiceAdd(makeService("local", "10.96.0.3", func(s *v1.Service) {
-		s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal)
-	}))
-	h.OnEndpointSliceAdd(makeSlice("local-1", "local", "10.244.1.1"))
-	h.OnServiceAdd(makeService("none", "10.96.0.4"))
-	h.sync(t)
-	// Too much.
-	h.OnServiceAdd(makeService("vast", "10.96.0.5", func(s *v1.Service) { s.Spec.Ports[0].Name = "" }))
-	vast := makeSlice("vast-1", "vast", "10.244.2.1", "10.244.2.2")
-	vast.Ports[0].Name = ptr.To("")
-	h.OnEndpointSliceAdd(vast)
-	h.sync(t)
-
-	want := `ns/a:p/TCP programmed affinity=600
-  frontend 10.96.0.1:80 ClusterIP all ipv4/cluster
-  frontend [fd00:10:96::1]:80 ClusterIP all ipv6/cluster
-  set ipv4/cluster 2 
-  set ipv6/cluster 0 reject
-  backend 10.244.0.1:8080 [ipv4/cluster] local=false terminating=false
-  backend 10.244.0.2:8080 [ipv4/cluster] local=true terminating=false
-ns/dns:p/UDP programmed
-  frontend 10.96.0.2:80 ClusterIP all ipv4/cluster
-  set ipv4/cluster 1 
-  backend 10.244.1.1:8080 [] local=false terminating=true
-  backend 10.244.1.2:8080 [ipv4/cluster] local=false terminating=false
-ns/local:p/TCP programmed
-  frontend 10.96.0.3:80 ClusterIP all ipv4/local
-  set ipv4/local 0 drop
-ns/none:p/TCP programmed
-  frontend 10.96.0.4:80 ClusterIP all ipv4/cluster
-  set ipv4/cluster 0 reject
-ns/vast/TCP not programmed: backends full
-`
-	if d := cmp.Diff(want, textOf(mustView(t, h.writer.tables))); d != "" {
-		t.Errorf("view (-want +got):\n%s", d)
-	}
-}
-
-// What a slot says of another generation or service is not shown, and said to
-// be incomplete.
-func TestViewShowsNoStranger(t *testing.T) {
-	h := newHarness(t, fakeTables(smallSizes), smallSizes)
-	h.OnServiceAdd(makeService("a", "10.96.0.1"))
-	h.OnEndpointSliceAdd(makeSlice("a-1", "a", "10.244.0.1", "10.244.0.2", "10.244.0.3"))
-	h.sync(t)
-	tables := h.writer.tables
-	for id := range tables.backends {
-		switch goAddr(tables.backends[id].Addr) {
-		case netip.MustParseAddr("10.244.0.1"):
-			tables.backends[id].Generation++
-		case netip.MustParseAddr("10.244.0.2"):
-			tables.backends[id].Service = 20
-		}
-	}
-	views := mustView(t, tables)
-	if len(views) != 1 || !views[0].Changing || len(views[0].Backends) != 1 || views[0].Backends[0].Address.String() != "10.244.0.3:8080" {
-		t.Errorf("got %s", textOf(views))
-	}
-
-	// Nor does a torn or foreign word lead out of the tables.
-	tables.sets[views[0].ID*SetsPerService] = setWord(uint32(len(tables.slots))-1, 5)
-	tables.services[views[0].ID].NameLen = 255
-	if views = mustView(t, tables); !views[0].Changing || len(views[0].Backends) != 0 {
-		t.Errorf("got %s", textOf(views))
-	}
-}
-
-func TestViewOfNothing(t *testing.T) {
-	views := mustView(t, fakeTables(smallSizes))
-	if text, err := json.Marshal(views); err != nil || string(text) != "[]" {
-		t.Errorf("got %s, %v", text, err)
-	}
-	h := newHarness(t, fakeTables(smallSizes), smallSizes)
-	h.OnServiceAdd(makeService("a", "10.96.0.1"))
-	h.sync(t)
-	text, err := json.Marshal(mustView(t, h.writer.tables))
-	if err != nil || strings.Contains(string(text), "null") {
-		t.Errorf("got %s, %v", text, err)
-	}
-}
 
 func inspectNode(t testing.TB, at *lab.Node) *Inspector {
 	t.Helper()
@@ -347,8 +198,8 @@ func TestInspect(t *testing.T) {
 	})
 
 	t.Run("other layout", func(t *testing.T) {
-		n.tier.writer.tables.meta.Layout = 99
-		defer func() { n.tier.writer.tables.meta.Layout = LayoutVersion }()
+		tablesOf(n.tier).meta.Layout = 99
+		defer func() { tablesOf(n.tier).meta.Layout = LayoutVersion }()
 		_, err := Inspect(one.CgroupPath())
 		if !errors.Is(err, ErrLayout) || !strings.Contains(err.Error(), "99") {
 			t.Errorf("got %v", err)
@@ -553,7 +404,7 @@ func inspectBesideWriter(t *testing.T, n *node) {
 			}
 			set := strings.Join(got, " ")
 			if !allowed[k][set] || len(v.Frontends) != 1 || v.Sets[0].Size != len(got) {
-				t.Fatalf("never wanted:\n%s", v.text())
+				t.Fatalf("never wanted:\n%s", viewText(&v))
 			}
 			seen[set]++
 		}
@@ -572,4 +423,38 @@ func TestNetNSCookieErrors(t *testing.T) {
 	if _, err := netns.CookieOf(file); err == nil {
 		t.Error("a plain file has a cookie")
 	}
+}
+
+// Text is for comparisons.
+func viewText(v *ServiceView) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s/%s %s", v.FullName(), v.Protocol, v.State)
+	if v.Reason != "" {
+		fmt.Fprintf(&b, ": %s", v.Reason)
+	}
+	if v.AffinitySeconds > 0 {
+		fmt.Fprintf(&b, " affinity=%d", v.AffinitySeconds)
+	}
+	if v.Changing {
+		b.WriteString(" changing")
+	}
+	b.WriteByte('\n')
+	for _, f := range v.Frontends {
+		fmt.Fprintf(&b, "  frontend %s %s %s %s\n", f.Address, f.Kind, f.Clients, f.Set)
+	}
+	for _, s := range v.Sets {
+		fmt.Fprintf(&b, "  set %s %d %s\n", s.Name, s.Size, s.Verdict)
+	}
+	for _, e := range v.Backends {
+		fmt.Fprintf(&b, "  backend %s %v local=%v terminating=%v\n", e.Address, e.Sets, e.Local, e.Terminating)
+	}
+	return b.String()
+}
+
+func textOf(views []ServiceView) string {
+	var b strings.Builder
+	for i := range views {
+		b.WriteString(viewText(&views[i]))
+	}
+	return b.String()
 }

@@ -124,7 +124,7 @@ func TestSetChangesUnderLoad(t *testing.T) {
 	if connects.Load() < changes/100 {
 		t.Errorf("only %d connects: no load", connects.Load())
 	}
-	n.tier.writer.check(t)
+	Check(t, tablesOf(n.tier), n.tier.Usage())
 }
 
 // listen starts a listener that says which one it is.
@@ -194,6 +194,7 @@ func TestRestartUnderTraffic(t *testing.T) {
 			}
 		})
 	}
+	changed := tablesOf(n.tier).meta.ChangedUnixNs
 	for i := range kernel.Rounds(100) {
 		n.close()
 		n.start(t, Options{})
@@ -202,8 +203,8 @@ func TestRestartUnderTraffic(t *testing.T) {
 		}
 		feed()
 		n.sync(t)
-		if n.tier.writer.writes != 0 {
-			t.Fatalf("restart %d wrote %d times", i, n.tier.writer.writes)
+		if tablesOf(n.tier).meta.ChangedUnixNs != changed {
+			t.Fatalf("restart %d wrote to the tables", i)
 		}
 		for _, c := range long {
 			if _, err := lab.AskConn(t.Context(), c); err != nil {
@@ -257,7 +258,7 @@ func TestNewMapsUnderTraffic(t *testing.T) {
 	}
 	for i := range rounds {
 		if i%2 != 0 { // the size stays
-			n.tier.writer.tables.meta.Layout = LayoutVersion - 1
+			tablesOf(n.tier).meta.Layout = LayoutVersion - 1
 		}
 		n.close()
 		n.start(t, Options{Sizes: Sizes{Frontends: 64 << (i / 2 % 3), Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 1 << 10, OptOuts: 16}})
@@ -310,10 +311,10 @@ func TestModelKernel(t *testing.T) {
 				}
 			}
 			n.sync(t)
-			if got, want := n.tier.writer.text(), wanted(c.decisions()); got != want {
+			if got, want := Text(tablesOf(n.tier)), Wanted(c.decisions()); got != want {
 				t.Fatalf("seed %d step %d:\ngot\n%s\nwant\n%s", seed, step, got, want)
 			}
-			n.tier.writer.check(t)
+			Check(t, tablesOf(n.tier), n.tier.Usage())
 		}
 		for _, s := range c.services {
 			n.OnServiceDelete(s)
@@ -403,5 +404,5 @@ func TestPolicyChangesUnderLoad(t *testing.T) {
 	stop()
 	wg.Wait()
 	t.Logf("%d requests", asked.Load())
-	n.tier.writer.check(t)
+	Check(t, tablesOf(n.tier), n.tier.Usage())
 }

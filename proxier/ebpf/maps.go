@@ -15,4 +15,3 @@ type (
 	metaEntry     = sockMeta
 	sockDest      = sockSockDest
 )
-

@@ -211,7 +211,7 @@ func TestResetsNobodyForNewTables(t *testing.T) {
 	e.use(t, pods...)
 	before := e.visitBoth(t)
 	for i, size := range []uint32{1 << 7, 1 << 8} {
-		generation := e.tier.writer.tables.meta.Generation
+		generation := tablesOf(e.tier).meta.Generation
 		// The next is told by its second, more or less.
 		waitFor(t, "another generation", func() bool { return uint32(time.Now().Unix()) > generation })
 		e.close()

@@ -56,7 +56,7 @@ func TestConnectionsSurvive(t *testing.T) {
 		}, nil},
 		{"another layout", func() {
 			for range 2 {
-				e.tier.writer.tables.meta.Layout = LayoutVersion - 1
+				tablesOf(e.tier).meta.Layout = LayoutVersion - 1
 				again(Options{}, false)
 			}
 		}, nil},

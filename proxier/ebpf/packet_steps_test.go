@@ -294,15 +294,19 @@ func (p *path) compare(t *testing.T, s *scene, before map[string]serviceStats) {
 
 // serviceStats are the statistics by Service.
 func (p *path) serviceStats() map[string]serviceStats {
-	w := p.tier.writer
+	tables := tablesOf(p.tier)
 	all := map[string]serviceStats{}
-	for _, c := range p.Table().All() {
-		s, sum := &w.tables.serviceStats[w.ports[c.Index()].id], all[c.New.Name.Name]
+	for id := range tables.services {
+		if tables.services[id].State == ServiceFree {
+			continue
+		}
+		_, name, _ := tables.services[id].SplitName()
+		s, sum := &tables.serviceStats[id], all[name]
 		sum.Connections += s.Connections
 		sum.Rejected += s.Rejected
 		sum.Dropped += s.Dropped
 		sum.Raced += s.Raced
-		all[c.New.Name.Name] = sum
+		all[name] = sum
 	}
 	return all
 }

@@ -144,18 +144,6 @@ func (w *writer) full(table string, need int, u Usage) error {
 	return &CapacityError{Table: table, Need: need, Usage: u}
 }
 
-func inSet(b *proxier.Backend, s proxier.Set) bool { return membersOf(b)&setBit(s) != 0 }
-
-// membersOf is what the programs have for b.Members: a bit per set.
-func membersOf(b *proxier.Backend) uint8 {
-	if b.Addr.Addr().Is4() {
-		return uint8(b.Members)
-	}
-	return uint8(b.Members) << proxier.V6Cluster
-}
-
-func setBit(s proxier.Set) uint8 { return 1 << s }
-
 // frontendsOf returns the entries that the port should have, and how many of
 // them are new. It returns the port's own list if that is what it should have.
 func (w *writer) frontendsOf(p *port) (list []frontendEntry, fresh int) {

@@ -67,7 +67,7 @@ func (w *writer) addRanges(p *port, want []rangeKey) error {
 			continue
 		}
 		if err := w.tables.ranges.Put(key, 1); err != nil {
-			return fmt.Errorf("write source range %s of %s: %w", rangeText(key), p.want.Name, err)
+			return fmt.Errorf("write source range %s of %s: %w", key.String(), p.want.Name, err)
 		}
 		added = append(added, key)
 		w.usedRanges++
@@ -81,7 +81,7 @@ func (w *writer) removeRanges(p *port, want []rangeKey) error {
 	for len(p.ranges) > len(want) {
 		i := slices.IndexFunc(p.ranges, func(key rangeKey) bool { return !hasRange(want, key) })
 		if err := w.tables.ranges.Delete(p.ranges[i]); err != nil {
-			return fmt.Errorf("delete source range %s: %w", rangeText(p.ranges[i]), err)
+			return fmt.Errorf("delete source range %s: %w", p.ranges[i].String(), err)
 		}
 		p.ranges = slices.Delete(slices.Clone(p.ranges), i, i+1)
 		w.usedRanges--
@@ -111,7 +111,7 @@ func (w *writer) loadRanges(left []adoptedService) error {
 	}
 	for _, key := range lost {
 		if err := w.tables.ranges.Delete(key); err != nil {
-			return fmt.Errorf("delete source range %s: %w", rangeText(key), err)
+			return fmt.Errorf("delete source range %s: %w", key.String(), err)
 		}
 	}
 	return nil

@@ -16,28 +16,6 @@ type refusal interface {
 	code() refusalCode
 }
 
-// refusalCode is what a serviceEntry says of a refusal: the same numbers in
-// every process.
-type refusalCode uint16
-
-func (c refusalCode) String() string {
-	switch c {
-	case RefusalFrontendsFull:
-		return "frontends full"
-	case RefusalServicesFull:
-		return "services full"
-	case RefusalBackendsFull:
-		return "backends full"
-	case RefusalSlotsFull:
-		return "slots full"
-	case RefusalSCTP:
-		return "SCTP"
-	case RefusalRangesFull:
-		return "ranges full"
-	}
-	return fmt.Sprintf("reason %d", uint16(c))
-}
-
 func (e *CapacityError) code() refusalCode {
 	switch e.Table {
 	case "frontends":
@@ -112,4 +90,15 @@ func (w *writer) cede(p *port) {
 	}
 	w.vips.replace(p.frontends, kept)
 	p.frontends = kept
+}
+
+// CapacityError says that something does not fit into a table.
+type CapacityError struct {
+	Table string // frontends, services, backends, slots or ranges
+	Need  int
+	Usage
+}
+
+func (e *CapacityError) Error() string {
+	return fmt.Sprintf("needs %d more %s, and %d of %d are in use; raise --ebpf-max-%s", e.Need, e.Table, e.Used, e.Max, e.Table)
 }

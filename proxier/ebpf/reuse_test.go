@@ -67,7 +67,7 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 	n.sync(t)
 
 	// Each has two values: the cluster set, and the local one with affinity.
-	tables := n.tier.writer.tables
+	tables := tablesOf(n.tier)
 	var stay, move []frontendKey
 	var stayValues, moveValues [2][]frontendValue
 	err := tables.frontends.Dump(func(key frontendKey, value frontendValue) {
@@ -218,7 +218,7 @@ func TestForeignFrontendValue(t *testing.T) {
 	n.sync(t)
 	value := func(network string) frontendValue {
 		t.Helper()
-		value, found, err := n.tier.writer.tables.frontends.Lookup(frontendKeyOf(network))
+		value, found, err := tablesOf(n.tier).frontends.Lookup(frontendKeyOf(network))
 		if err != nil || !found {
 			t.Fatal(found, err)
 		}
@@ -241,7 +241,7 @@ func TestForeignFrontendValue(t *testing.T) {
 			if r, err := client.Ask(t.Context(), network[:3], to); !errors.Is(err, unix.ECONNREFUSED) {
 				t.Errorf("%s with the value of %s: %v %v", network, name, r, err)
 			}
-			if now := n.tier.writer.tables.serviceStats[0].Raced; now == raced {
+			if now := tablesOf(n.tier).serviceStats[0].Raced; now == raced {
 				t.Errorf("%s with the value of %s: not counted", network, name)
 			} else {
 				raced = now
@@ -266,7 +266,7 @@ func TestUnusedSet(t *testing.T) {
 	n.OnServiceAdd(dualService())
 	n.setPods(a)
 	n.sync(t)
-	tables := n.tier.writer.tables
+	tables := tablesOf(n.tier)
 	value, found, err := tables.frontends.Lookup(frontendKeyOf("tcp4"))
 	if err != nil || !found {
 		t.Fatal(found, err)

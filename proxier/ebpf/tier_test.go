@@ -194,3 +194,9 @@ func shortly(t testing.TB) context.Context {
 	t.Cleanup(cancel)
 	return ctx
 }
+
+// tablesOf are the tables of a tier, which nothing else may be changing.
+func tablesOf(tier *Tier) (all *tables) {
+	_ = tier.writer.Read(func(t *tables) error { all = t; return nil })
+	return all
+}

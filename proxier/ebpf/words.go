@@ -22,4 +22,3 @@ func verdictOf(base uint32) (v proxier.Verdict, ok bool) {
 }
 
 func slotWord(id, generation uint32) uint64 { return uint64(id) | uint64(generation)<<32 }
-

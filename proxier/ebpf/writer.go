@@ -249,7 +249,7 @@ func (w *writer) flush() error {
 		w.writes += uint64(n)
 		if err != nil {
 			// One bad entry holds up no other: name it and go on behind it.
-			errs = append(errs, fmt.Errorf("write frontend %s of %s: %w", frontendText(keys[n]), w.ports[owners[n]].want.Name, err))
+			errs = append(errs, fmt.Errorf("write frontend %s of %s: %w", keys[n].String(), w.ports[owners[n]].want.Name, err))
 			w.retry[owners[n]] = struct{}{}
 			n++
 		}

@@ -7,14 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
@@ -77,188 +75,26 @@ func (h *harness) sync(t testing.TB) {
 	}
 }
 
-func makeService(name, ip string, mutate ...func(*v1.Service)) *v1.Service {
-	s := &v1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
-		Spec: v1.ServiceSpec{
-			ClusterIP: ip, ClusterIPs: []string{ip},
-			Ports: []v1.ServicePort{{Name: "p", Port: 80, Protocol: v1.ProtocolTCP}},
-		},
-	}
-	for _, m := range mutate {
-		m(s)
-	}
-	return s
-}
-
-func makeSlice(name, service string, addresses ...string) *discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
-		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("p"), Port: ptr.To[int32](8080), Protocol: ptr.To(v1.ProtocolTCP)}},
-	}
-	for _, a := range addresses {
-		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
-	}
-	return s
-}
-
-// text is what the tables say, as programs would read it: nothing of ids.
-func (w *writer) text() string {
-	var lines []string
-	err := w.tables.frontends.Dump(func(key frontendKey, value frontendValue) {
-		e := &w.tables.services[value.Service]
-		f := frontendEntry{key, value}
-		head := fmt.Sprintf("%s/%s %s affinity=%d", goAddrPort(key.Addr, key.Port), proxier.Protocol(key.Proto), e.Name[:e.NameLen], value.Affinity)
-		for origin := range proxier.Origins {
-			lines = append(lines, head+routeText(value.Flags, origin)+" -> "+w.setText(f.set(origin)))
-		}
-	})
-	err = errors.Join(err, w.tables.ranges.Dump(func(key rangeKey, _ uint8) {
-		e := &w.tables.services[key.Service]
-		lines = append(lines, fmt.Sprintf("%s/%s from %s", e.Name[:e.NameLen], proxier.Protocol(e.Proto), rangeText(key)))
-	}), w.tables.vips.Dump(func(addr [4]uint32, _ uint8) { lines = append(lines, "echo "+goAddr(addr).String()) }))
-	if err != nil {
-		return err.Error()
-	}
-	slices.Sort(lines)
-	return strings.Join(slices.Compact(lines), "\n")
-}
-
-// routeText is empty for frontends that serve all alike and keep the source.
-func routeText(flags uint32, origin proxier.Origin) string {
-	if flags == uint32(proxier.ClusterIP)<<FrontendKindShift {
-		return ""
-	}
-	return fmt.Sprintf(" flags=%x %s", flags, origin)
-}
-
-func (w *writer) setText(set uint32) string {
-	base, size := splitSetWord(w.tables.sets[set])
-	to := make([]string, 0, size)
-	for i := range size {
-		slot := w.tables.slots[base+uint32(i)]
-		b := &w.tables.backends[uint32(slot)]
-		if b.Generation != uint32(slot>>32) || b.Service != set/SetsPerService {
-			to = append(to, "STALE")
-			continue
-		}
-		if b.Members&(1<<(set%SetsPerService)) == 0 {
-			to = append(to, "NO-MEMBER")
-		}
-		to = append(to, goAddrPort(b.Addr, b.Port).String())
-	}
-	if size == 0 {
-		if verdict, ok := verdictOf(base); ok {
-			to = append(to, verdict.String())
-		} else {
-			to = append(to, "UNUSED")
-		}
-	}
-	return strings.Join(to, " ")
-}
-
-// wanted is what the tables should say of the decisions.
-func wanted(all []proxier.PortChange) string {
-	var lines []string
-	for _, c := range all {
-		d := c.New
-		ranges := map[string]struct{}{}
-		for i := range d.Frontends {
-			f := &d.Frontends[i]
-			if f.Conflict != nil {
-				continue
-			}
-			if f.Kind.AnswersEcho() {
-				lines = append(lines, "echo "+f.Addr.Addr().String())
-			}
-			for origin, r := range f.Routes {
-				var to []string
-				for i := range d.Backends {
-					if inSet(&d.Backends[i], r.Set) {
-						to = append(to, d.Backends[i].Addr.String())
-					}
-				}
-				if to == nil {
-					to = append(to, d.Empty[r.Set].String())
-				}
-				lines = append(lines, fmt.Sprintf("%s/%s %s affinity=%d%s -> %s", f.Addr, d.Name.Protocol, d.Name,
-					int(d.Affinity.Seconds()), routeText(frontendFlags(f), proxier.Origin(origin)), strings.Join(to, " ")))
-			}
-			for _, p := range f.Ranges {
-				if p.Addr() != f.Addr.Addr() || !p.IsSingleIP() {
-					ranges[fmt.Sprintf("%s/%s from %s", d.Name, d.Name.Protocol, p)] = struct{}{}
-				}
-			}
-		}
-		for line := range ranges {
-			lines = append(lines, line)
-		}
-	}
-	slices.Sort(lines)
-	return strings.Join(slices.Compact(lines), "\n")
-}
-
-// check compares the books of the writer with the tables.
-func (w *writer) check(t testing.TB) {
-	t.Helper()
-	services, backends, slots := 0, 0, 0
-	members := make([]uint8, len(w.tables.backends))
-	for id := range w.tables.services {
-		if w.tables.services[id].State == ServiceFree {
-			continue
-		}
-		services++
-		for s := range uint32(SetsPerService) {
-			base, size := splitSetWord(w.tables.sets[uint32(id)*SetsPerService+s])
-			if size > 0 {
-				slots += 1 << orderOf(size)
-			}
-			for i := range size {
-				members[uint32(w.tables.slots[base+uint32(i)])] |= 1 << s
-			}
-		}
-	}
-	for id := range w.tables.backends {
-		b := &w.tables.backends[id]
-		if b.Service != 0 {
-			backends++
-		}
-		if b.Members != members[id] {
-			t.Fatalf("backend %d %s: member of %b, in the sets %b", id, goAddrPort(b.Addr, b.Port), b.Members, members[id])
-		}
-	}
-	frontends := 0
-	if err := w.tables.frontends.Dump(func(frontendKey, frontendValue) { frontends++ }); err != nil {
-		t.Fatal(err)
-	}
-	got := []int{frontends, services, backends, slots}
-	want := []int{w.usedFrontends, w.services.used, w.backends.used, w.slots.used}
-	if !slices.Equal(got, want) {
-		t.Fatalf("frontends, services, backends, slots in the tables: %v, in the books: %v", got, want)
-	}
-}
-
 func TestWriterServesAndRemoves(t *testing.T) {
 	h := newHarness(t, fakeTables(smallSizes), smallSizes)
 	h.OnServiceAdd(makeService("a", "10.96.0.1"))
 	h.OnEndpointSliceAdd(makeSlice("a-1", "a", "10.244.0.2", "10.244.0.1"))
 	h.sync(t)
 	want := "10.96.0.1:80/TCP ns/a:p affinity=0 -> 10.244.0.1:8080 10.244.0.2:8080"
-	if got := h.writer.text(); got != want {
+	if got := Text(h.writer.tables); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	h.OnEndpointSliceDelete(makeSlice("a-1", "a"))
 	h.sync(t)
-	if got, want := h.writer.text(), "10.96.0.1:80/TCP ns/a:p affinity=0 -> reject"; got != want {
+	if got, want := Text(h.writer.tables), "10.96.0.1:80/TCP ns/a:p affinity=0 -> reject"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	h.OnServiceDelete(makeService("a", ""))
 	h.sync(t)
-	if got := h.writer.text(); got != "" {
+	if got := Text(h.writer.tables); got != "" {
 		t.Errorf("left: %s", got)
 	}
-	h.writer.check(t)
+	Check(t, h.writer.tables, h.writer.usage())
 }
 
 // An address that moves from one Service to another in one sync is overwritten,
@@ -272,10 +108,10 @@ func TestWriterOverwritesWhatIsTakenOver(t *testing.T) {
 	h.OnServiceDelete(makeService("old", ""))
 	h.OnServiceAdd(makeService("new", "10.96.0.1"))
 	h.sync(t)
-	if got, want := h.writer.text(), "10.96.0.1:80/TCP ns/new:p affinity=0 -> reject"; got != want {
+	if got, want := Text(h.writer.tables), "10.96.0.1:80/TCP ns/new:p affinity=0 -> reject"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	h.writer.check(t)
+	Check(t, h.writer.tables, h.writer.usage())
 }
 
 type noDelete struct {
@@ -285,7 +121,7 @@ type noDelete struct {
 
 func (n noDelete) Delete(keys []frontendKey) error {
 	for _, key := range keys {
-		n.t.Errorf("deleted %s", frontendText(key))
+		n.t.Errorf("deleted %s", key.String())
 	}
 	return n.fakeFrontends.Delete(keys)
 }
@@ -306,12 +142,12 @@ func TestWriterCapacity(t *testing.T) {
 			h.OnServiceAdd(makeService("a", "10.96.0.1"))
 			h.OnEndpointSliceAdd(makeSlice("a-1", "a", "10.244.0.1", "10.244.0.2"))
 			h.sync(t)
-			before := h.writer.text()
+			before := Text(h.writer.tables)
 			h.OnServiceAdd(makeService("b", "10.96.0.2"))
 			h.OnEndpointSliceAdd(makeSlice("b-1", "b", "10.244.1.1"))
 			h.sync(t)
 			h.sync(t)
-			if got := h.writer.text(); got != before {
+			if got := Text(h.writer.tables); got != before {
 				t.Errorf("what was there is now:\n%s\nwas:\n%s", got, before)
 			}
 			if len(h.problems) != 1 || h.problems[0].Reason != proxier.ReasonCapacity || h.problems[0].Object.Name != "b" ||
@@ -321,14 +157,14 @@ func TestWriterCapacity(t *testing.T) {
 			if h.writer.tables.meta.Unplaced != 1 {
 				t.Errorf("unplaced gauge: %d", h.writer.tables.meta.Unplaced)
 			}
-			h.writer.check(t)
+			Check(t, h.writer.tables, h.writer.usage())
 			h.OnServiceDelete(makeService("a", ""))
 			h.OnEndpointSliceDelete(makeSlice("a-1", "a"))
 			h.sync(t)
-			if got, want := h.writer.text(), "10.96.0.2:80/TCP ns/b:p affinity=0 -> 10.244.1.1:8080"; got != want {
+			if got, want := Text(h.writer.tables), "10.96.0.2:80/TCP ns/b:p affinity=0 -> 10.244.1.1:8080"; got != want {
 				t.Errorf("with room again: %s", got)
 			}
-			h.writer.check(t)
+			Check(t, h.writer.tables, h.writer.usage())
 		})
 	}
 }
@@ -341,7 +177,7 @@ func TestWriterRefusesSCTP(t *testing.T) {
 	}))
 	h.sync(t)
 	h.sync(t)
-	if got, want := h.writer.text(), "10.96.0.1:80/TCP ns/a:p affinity=0 -> reject"; got != want {
+	if got, want := Text(h.writer.tables), "10.96.0.1:80/TCP ns/a:p affinity=0 -> reject"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	if len(h.problems) != 1 || h.problems[0].Reason != proxier.ReasonUnsupported || !strings.Contains(h.problems[0].Message, "ns/a:s/SCTP") {
@@ -349,7 +185,7 @@ func TestWriterRefusesSCTP(t *testing.T) {
 	}
 	h.OnServiceDelete(makeService("a", ""))
 	h.sync(t)
-	h.writer.check(t)
+	Check(t, h.writer.tables, h.writer.usage())
 }
 
 // A set that has no room to change loses its removed backends all the same.
@@ -361,16 +197,16 @@ func TestWriterRetreats(t *testing.T) {
 	h.sync(t)
 	h.OnEndpointSliceUpdate(nil, makeSlice("a-1", "a", "10.244.0.2", "10.244.0.3", "10.244.0.4"))
 	h.sync(t)
-	if got, want := h.writer.text(), "10.96.0.1:80/TCP ns/a:p affinity=0 -> 10.244.0.2:8080 10.244.0.2:8080 10.244.0.3:8080"; got != want {
+	if got, want := Text(h.writer.tables), "10.96.0.1:80/TCP ns/a:p affinity=0 -> 10.244.0.2:8080 10.244.0.2:8080 10.244.0.3:8080"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	h.writer.check(t)
+	Check(t, h.writer.tables, h.writer.usage())
 	h.OnEndpointSliceDelete(makeSlice("a-1", "a"))
 	h.sync(t)
-	if got, want := h.writer.text(), "10.96.0.1:80/TCP ns/a:p affinity=0 -> reject"; got != want {
+	if got, want := Text(h.writer.tables), "10.96.0.1:80/TCP ns/a:p affinity=0 -> reject"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	h.writer.check(t)
+	Check(t, h.writer.tables, h.writer.usage())
 }
 
 // A map operation that fails costs its service port one sync and no other one
@@ -392,13 +228,13 @@ func TestWriterRetries(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "10.96.0.1:80/TCP of ns/a:p") {
 		t.Errorf("error: %v", err)
 	}
-	if got, want := h.writer.text(), "10.96.0.2:80/TCP ns/b:p affinity=0 -> reject"; got != want {
+	if got, want := Text(h.writer.tables), "10.96.0.2:80/TCP ns/b:p affinity=0 -> reject"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	broken = false
 	h.sync(t)
-	if !strings.Contains(h.writer.text(), "10.96.0.1:80") {
-		t.Errorf("not retried: %s", h.writer.text())
+	if !strings.Contains(Text(h.writer.tables), "10.96.0.1:80") {
+		t.Errorf("not retried: %s", Text(h.writer.tables))
 	}
 	broken = true
 	h.OnServiceDelete(makeService("a", ""))
@@ -407,15 +243,15 @@ func TestWriterRetries(t *testing.T) {
 	}
 	h.OnServiceAdd(makeService("c", "10.96.0.3"))
 	_ = h.Sync(context.Background())
-	if got := h.writer.text(); !strings.Contains(got, "10.96.0.1:80/TCP ns/a:p") {
+	if got := Text(h.writer.tables); !strings.Contains(got, "10.96.0.1:80/TCP ns/a:p") {
 		t.Errorf("the address that could not be deleted leads elsewhere:\n%s", got)
 	}
 	broken = false
 	h.sync(t)
-	if got := h.writer.text(); strings.Contains(got, "10.96.0.1:80") {
+	if got := Text(h.writer.tables); strings.Contains(got, "10.96.0.1:80") {
 		t.Errorf("not deleted: %s", got)
 	}
-	h.writer.check(t)
+	Check(t, h.writer.tables, h.writer.usage())
 }
 
 // While an address that changed hands could not be written, it leads to whom it
@@ -438,15 +274,15 @@ func TestWriterKeepsWhatLeadsSomewhere(t *testing.T) {
 	if err := h.Sync(context.Background()); err == nil {
 		t.Error("the failure is no error")
 	}
-	if got, want := h.writer.text(), "10.96.0.1:80/TCP ns/old:p affinity=0 -> reject"; got != want {
+	if got, want := Text(h.writer.tables), "10.96.0.1:80/TCP ns/old:p affinity=0 -> reject"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	broken = false
 	h.sync(t)
-	if got, want := h.writer.text(), "10.96.0.1:80/TCP ns/new:p affinity=0 -> reject"; got != want {
+	if got, want := Text(h.writer.tables), "10.96.0.1:80/TCP ns/new:p affinity=0 -> reject"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	h.writer.check(t)
+	Check(t, h.writer.tables, h.writer.usage())
 }
 
 // A program that read a slot before its backend was removed must notice.
@@ -476,7 +312,7 @@ func TestAuditRepairs(t *testing.T) {
 		h.OnServiceAdd(makeService(fmt.Sprintf("s%d", i), fmt.Sprintf("10.96.0.%d", i)))
 	}
 	h.sync(t)
-	want := h.writer.text()
+	want := Text(h.writer.tables)
 	fake := tables.frontends.(*fakeFrontends)
 	entries := fake.entries
 	var changed frontendKey
@@ -493,7 +329,7 @@ func TestAuditRepairs(t *testing.T) {
 			changed = key
 		}
 	}
-	if h.writer.text() == want {
+	if Text(h.writer.tables) == want {
 		t.Fatal("nothing was changed")
 	}
 	fake.fail = func(key frontendKey) error {
@@ -505,10 +341,10 @@ func TestAuditRepairs(t *testing.T) {
 	if _, err := h.writer.sync(proxier.Update{Full: true}); err != nil {
 		t.Fatal(err)
 	}
-	if got := h.writer.text(); got != want {
+	if got := Text(h.writer.tables); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	h.writer.check(t)
+	Check(t, h.writer.tables, h.writer.usage())
 }
 
 // Names that are too long for the table can still be told apart.
@@ -548,13 +384,13 @@ func TestMillionEndpoints(t *testing.T) {
 	h.OnServiceAdd(makeService("small", "10.96.0.2"))
 	h.OnEndpointSliceAdd(makeSlice("small-1", "small", "10.244.0.1"))
 	h.sync(t)
-	if got, want := h.writer.text(), "10.96.0.2:80/TCP ns/small:p affinity=0 -> 10.244.0.1:8080"; got != want {
+	if got, want := Text(h.writer.tables), "10.96.0.2:80/TCP ns/small:p affinity=0 -> 10.244.0.1:8080"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	if len(h.problems) != 1 || !strings.Contains(h.problems[0].Message, "needs 1000000 more backends") {
 		t.Errorf("problems: %+v", h.problems)
 	}
-	h.writer.check(t)
+	Check(t, h.writer.tables, h.writer.usage())
 }
 
 // watchedFrontends looks at the tables in the moment before frontends change.
@@ -585,7 +421,7 @@ func TestWriterMovesBetweenSetsWithoutGap(t *testing.T) {
 		t.Helper()
 		looks++
 		for _, bad := range []string{"reject", "drop", "STALE", "NO-MEMBER", "UNUSED"} {
-			if text := h.writer.text(); strings.Contains(text, bad) {
+			if text := Text(h.writer.tables); strings.Contains(text, bad) {
 				t.Errorf("a moment without a backend: %s", text)
 			}
 		}
@@ -618,9 +454,9 @@ func TestWriterMovesBetweenSetsWithoutGap(t *testing.T) {
 		}
 		h.sync(t)
 		served()
-		h.writer.check(t)
+		Check(t, h.writer.tables, h.writer.usage())
 	}
-	if want := "10.96.0.1:80/TCP ns/a:p affinity=0 -> 10.244.0.1:8080 10.244.0.2:8080 10.244.0.3:8080"; h.writer.text() != want {
-		t.Errorf("in the end: %s", h.writer.text())
+	if want := "10.96.0.1:80/TCP ns/a:p affinity=0 -> 10.244.0.1:8080 10.244.0.2:8080 10.244.0.3:8080"; Text(h.writer.tables) != want {
+		t.Errorf("in the end: %s", Text(h.writer.tables))
 	}
 }
