@@ -61,12 +61,21 @@ func newCarrier(from, to Maps, sizes *Sizes) (c *carrier, err error) {
 	if c.to, err = cloneFlowTable(to); err != nil {
 		return c, err
 	}
-	var memory tables
+	c.copies = make([]copied, from["tdm_flow"].MaxEntries())
 	err = errors.Join(
-		view(&memory, &c.old, from["tdm_flow"]), view(&memory, &c.own, to["tdm_flow"]),
-		view(&memory, &c.oldRing, from["tdm_flow_young"]), view(&memory, &c.ownRing, to["tdm_flow_young"]))
-	c.mapped, c.copies = memory.mapped, make([]copied, len(c.old))
+		mapTo(c, &c.old, from["tdm_flow"]), mapTo(c, &c.own, to["tdm_flow"]),
+		mapTo(c, &c.oldRing, from["tdm_flow_young"]), mapTo(c, &c.ownRing, to["tdm_flow_young"]))
 	return c, err
+}
+
+// mapTo maps the memory of a map for as long as the copies take.
+func mapTo[T any](c *carrier, list *[]T, m *ciliumebpf.Map) error {
+	mapped, memory, err := mapping[T](m)
+	if err != nil {
+		return err
+	}
+	*list, c.mapped = mapped, append(c.mapped, memory)
+	return nil
 }
 
 // cloneFlowTable opens a table that lives on when these maps are closed.

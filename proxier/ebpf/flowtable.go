@@ -20,24 +20,22 @@ type flowTable struct {
 	keys   *ciliumebpf.Map
 	counts []flowCounter
 	tables *tables // of the services that flows are of; nil if they are not known
-	mapped [][]byte
+	memory []byte  // of counts
 }
 
 func openFlowTable(maps Maps) (*flowTable, error) {
 	t := &flowTable{flows: maps["tdm_flow"], keys: maps["tdm_flow_key"]}
-	var memory tables
-	err := view(&memory, &t.counts, maps["tdm_flow_count"])
-	t.mapped = memory.mapped
+	var err error
+	t.counts, t.memory, err = mapping[flowCounter](maps["tdm_flow_count"])
 	if err != nil {
-		t.unmap()
 		return nil, err
 	}
 	return t, nil
 }
 
 func (t *flowTable) unmap() {
-	for _, b := range t.mapped {
-		_ = unix.Munmap(b) // fails only for what was never mapped
+	if t.memory != nil {
+		_ = unix.Munmap(t.memory) // fails only for what was never mapped
 	}
 	*t = flowTable{}
 }

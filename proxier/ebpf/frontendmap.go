@@ -25,6 +25,9 @@ type frontendMap interface {
 // (bpf/frontend.h).
 type kernelFrontends struct{ m *ciliumebpf.Map }
 
+// newKernelFrontends is the map of the programs.
+func newKernelFrontends(m *ciliumebpf.Map) *kernelFrontends { return &kernelFrontends{m} }
+
 var (
 	updateInPlace = &ciliumebpf.BatchOptions{ElemFlags: uint64(ciliumebpf.UpdateLock)}
 	lookupWhole   = &ciliumebpf.BatchOptions{ElemFlags: uint64(ciliumebpf.LookupLock)}

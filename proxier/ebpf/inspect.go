@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"unsafe"
@@ -129,33 +128,6 @@ func (i *Inspector) addMaps(program *ciliumebpf.Program) (names []string, err er
 	return names, nil
 }
 
-// openMapByID is ciliumebpf.NewMapFromID with flags. A descriptor that cannot
-// write keeps a mistake here from reaching the data path.
-func openMapByID(id ciliumebpf.MapID, flags uint32) (*ciliumebpf.Map, error) {
-	// The head of union bpf_attr for BPF_MAP_GET_FD_BY_ID.
-	attr := struct{ id, next, flags uint32 }{id: uint32(id), flags: flags}
-	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_MAP_GET_FD_BY_ID, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-	runtime.KeepAlive(&attr)
-	if errno != 0 {
-		return nil, errno
-	}
-	return ciliumebpf.NewMapFromFD(int(fd))
-}
-
-// reopen opens a map once more, with other flags.
-func reopen(m *ciliumebpf.Map, flags uint32) (*ciliumebpf.Map, error) {
-	info, err := m.Info()
-	if err != nil {
-		return nil, fmt.Errorf("inspect %s: %w", m, err)
-	}
-	id, _ := info.ID()
-	again, err := openMapByID(id, flags)
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", m, err)
-	}
-	return again, nil
-}
-
 // checkLayout reads no more of the meta map than every version has.
 func (i *Inspector) checkLayout() error {
 	value, err := i.maps["tdm_meta"].LookupBytes(uint32(0))
@@ -197,7 +169,7 @@ func (i *Inspector) openTables() error {
 	if frontends.KeySize() != uint32(unsafe.Sizeof(frontendKey{})) || frontends.ValueSize() != uint32(unsafe.Sizeof(frontendValue{})) {
 		return fmt.Errorf("%w: map tdm_frontend has keys of %d and values of %d bytes", ErrLayout, frontends.KeySize(), frontends.ValueSize())
 	}
-	t.meta, t.frontends = &meta[0], &kernelFrontends{m: frontends}
+	t.meta, t.frontends = &meta[0], newKernelFrontends(frontends)
 	i.tables = t
 	return nil
 }

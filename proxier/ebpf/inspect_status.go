@@ -253,9 +253,9 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *metaEntry) (
 	case "tdm_local":
 		used, err = count[[4]uint32, uint32](m)
 	case "tdm_affinity":
-		used, err = count[sockAffinityKey, sockAffinity](m)
+		used, err = count[affinityKey, affinity](m)
 	case "tdm_udp_peer":
-		used, err = count[sockUdpPeerKey, sockUdpPeer](m)
+		used, err = count[udpPeerKey, udpPeer](m)
 	case "tdm_optout":
 		used, err = count[uint64, uint8](m)
 	default:

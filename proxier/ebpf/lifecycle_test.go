@@ -334,7 +334,7 @@ func TestRefusedBatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	wrote, err := (&kernelFrontends{m: m}).Update(make([]frontendKey, 3), make([]frontendValue, 3))
+	wrote, err := (newKernelFrontends(m)).Update(make([]frontendKey, 3), make([]frontendValue, 3))
 	if wrote != 0 || !errors.Is(err, fs.ErrPermission) {
 		t.Errorf("wrote %d, %v", wrote, err)
 	}

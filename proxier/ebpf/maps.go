@@ -14,4 +14,10 @@ type (
 	nodePrefix    = sockPrefix
 	metaEntry     = sockMeta
 	sockDest      = sockSockDest
+	affinityKey   = sockAffinityKey
+	affinity      = sockAffinity
+	udpPeerKey    = sockUdpPeerKey
+	udpPeer       = sockUdpPeer
+	// portSpan is a range of source ports as the programs have it.
+	portSpan = tcPortRange
 )

@@ -5,9 +5,12 @@ package ebpf
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
+	"unsafe"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // Maps are maps of the programs, by name.
@@ -91,4 +94,31 @@ func empty(m *ciliumebpf.Map) error {
 		}
 	}
 	return nil
+}
+
+// openMapByID is ciliumebpf.NewMapFromID with flags. A descriptor that cannot
+// write keeps a mistake here from reaching the data path.
+func openMapByID(id ciliumebpf.MapID, flags uint32) (*ciliumebpf.Map, error) {
+	// The head of union bpf_attr for BPF_MAP_GET_FD_BY_ID.
+	attr := struct{ id, next, flags uint32 }{id: uint32(id), flags: flags}
+	fd, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_MAP_GET_FD_BY_ID, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	runtime.KeepAlive(&attr)
+	if errno != 0 {
+		return nil, errno
+	}
+	return ciliumebpf.NewMapFromFD(int(fd))
+}
+
+// reopen opens a map once more, with other flags.
+func reopen(m *ciliumebpf.Map, flags uint32) (*ciliumebpf.Map, error) {
+	info, err := m.Info()
+	if err != nil {
+		return nil, fmt.Errorf("inspect %s: %w", m, err)
+	}
+	id, _ := info.ID()
+	again, err := openMapByID(id, flags)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", m, err)
+	}
+	return again, nil
 }

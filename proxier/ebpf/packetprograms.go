@@ -3,7 +3,6 @@
 package ebpf
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -31,15 +30,6 @@ func (p *packetPrograms) close() {
 	for _, program := range p {
 		program.Close()
 	}
-}
-
-// packetSpec is the collection of the packet programs.
-func packetSpec() (*ciliumebpf.CollectionSpec, error) {
-	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_TcBytes))
-	if err != nil {
-		return nil, fmt.Errorf("read the packet programs in this binary: %w", err)
-	}
-	return spec, nil
 }
 
 // programs loads what a variant needs.

@@ -3,7 +3,6 @@
 package ebpf
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -186,9 +185,9 @@ type constants struct {
 
 // loadSpec is the collection, its maps sized and its constants set.
 func loadSpec(s Sizes, c constants) (*ciliumebpf.CollectionSpec, error) {
-	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_SockBytes))
+	spec, err := socketSpec()
 	if err != nil {
-		return nil, fmt.Errorf("read the programs in this binary: %w", err)
+		return nil, err
 	}
 	for name, size := range map[string]uint32{
 		"tdm_frontend": s.Frontends, "tdm_set": s.Services * SetsPerService, "tdm_slot": s.Slots,

@@ -304,8 +304,8 @@ func TestForeignAffinity(t *testing.T) {
 	}
 	ask()
 	type record struct {
-		key   sockAffinityKey
-		value sockAffinity
+		key   affinityKey
+		value affinity
 	}
 	var records []record
 	var r record
@@ -358,8 +358,8 @@ func TestForeignUDPPeer(t *testing.T) {
 	if from := exchange(t, c, to["s2"]); from != to["s2"] {
 		t.Fatalf("answered by %s", from)
 	}
-	var key sockUdpPeerKey
-	var own sockUdpPeer
+	var key udpPeerKey
+	var own udpPeer
 	peers := n.tier.maps["tdm_udp_peer"]
 	all := peers.Iterate()
 	if !all.Next(&key, &own) || goAddrPort(own.Vip, own.VipPort) != to["s2"] {
@@ -369,7 +369,7 @@ func TestForeignUDPPeer(t *testing.T) {
 	foreign.Vip = bpfAddr(to["s1"].Addr())
 
 	for _, test := range []struct {
-		value sockUdpPeer
+		value udpPeer
 		want  netip.AddrPort
 	}{{foreign, netip.AddrPortFrom(b.Addr4, targetPort)}, {own, to["s2"]}} {
 		if _, err := c.WriteToUDPAddrPort([]byte("hello\n"), to["s2"]); err != nil {

@@ -58,9 +58,9 @@ func newSNATPool(nodePorts, ephemeral PortRange) snatPool {
 	return p
 }
 
-func (p *snatPool) bpf() (list [SNATRanges]tcPortRange) {
+func (p *snatPool) bpf() (list [SNATRanges]portSpan) {
 	for i, r := range p.ranges {
-		list[i] = tcPortRange{First: r.First, Count: uint16(r.count())}
+		list[i] = portSpan{First: r.First, Count: uint16(r.count())}
 	}
 	return list
 }

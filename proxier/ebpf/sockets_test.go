@@ -354,8 +354,8 @@ func TestAffinityBesideNewerConnection(t *testing.T) {
 		if r.Server != first {
 			t.Fatalf("went from %s to %s", first, r.Server)
 		}
-		var key sockAffinityKey
-		var record sockAffinity
+		var key affinityKey
+		var record affinity
 		all := n.tier.maps["tdm_affinity"].Iterate()
 		if !all.Next(&key, &record) {
 			t.Fatal("no record: ", all.Err())

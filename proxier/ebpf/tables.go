@@ -71,7 +71,7 @@ func view[T any](t *tables, to *[]T, from *ciliumebpf.Map) error {
 // openTables maps the maps of the programs.
 func openTables(m Maps) (*tables, error) {
 	t := &tables{
-		frontends: &kernelFrontends{m: m["tdm_frontend"]},
+		frontends: newKernelFrontends(m["tdm_frontend"]),
 		ranges:    kernelMap[rangeKey, uint8]{m["tdm_range"]},
 		locals:    kernelMap[[4]uint32, uint32]{m["tdm_local"]},
 		vips:      kernelMap[[4]uint32, uint8]{m["tdm_vip"]},
