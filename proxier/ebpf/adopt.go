@@ -99,7 +99,7 @@ func (w *writer) load() error {
 // compareBackends is the order of proxier.Decision.Backends: by family, then
 // by address.
 func (w *writer) compareBackends(a, b uint32) int {
-	return cmp.Or(compareAddr(w.backendAddr(a), w.backendAddr(b)), cmp.Compare(a, b))
+	return cmp.Or(w.backendAddr(a).Compare(w.backendAddr(b)), cmp.Compare(a, b))
 }
 
 func adoptionKey(name string, protocol proxier.Protocol) string {

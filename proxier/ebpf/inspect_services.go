@@ -238,7 +238,7 @@ func (t tableView) viewService(id uint32, frontends []frontendEntry, candidates 
 		}
 	}
 	slices.SortFunc(v.Frontends, func(a, b FrontendView) int {
-		return cmp.Or(compareAddr(a.Address, b.Address), strings.Compare(a.Set, b.Set))
+		return cmp.Or(a.Address.Compare(b.Address), strings.Compare(a.Set, b.Set))
 	})
 
 	var sets setsRead
@@ -277,7 +277,7 @@ func (t tableView) viewService(id uint32, frontends []frontendEntry, candidates 
 		v.Backends = append(v.Backends, b)
 	}
 	slices.SortFunc(v.Backends, func(a, b BackendView) int {
-		return cmp.Or(compareAddr(a.Address, b.Address), cmp.Compare(a.ID, b.ID))
+		return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.ID, b.ID))
 	})
 	return v
 }

@@ -18,11 +18,13 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/tc"
 )
 
-// directions and their programs.
-var packetHooks = [...]struct {
+// packetHook is a direction on a device and its program.
+type packetHook struct {
 	direction tc.Direction
 	program   string
-}{
+}
+
+var packetHooks = [...]packetHook{
 	{tc.Ingress, "tdm_in"},
 	{tc.Egress, "tdm_out"},
 }

@@ -197,7 +197,7 @@ func (w *writer) matchBackends(p *port) (ids []uint32, missing int, removed []ui
 	have := p.backends
 	for i := range d.Backends {
 		want := d.Backends[i].Addr
-		for len(have) > 0 && compareAddr(w.backendAddr(have[0]), want) < 0 {
+		for len(have) > 0 && w.backendAddr(have[0]).Compare(want) < 0 {
 			removed, have = append(removed, have[0]), have[1:]
 		}
 		if len(have) > 0 && w.backendAddr(have[0]) == want {
@@ -213,9 +213,6 @@ func (w *writer) backendAddr(id uint32) netip.AddrPort {
 	b := &w.tables.backends[id]
 	return goAddrPort(b.Addr, b.Port)
 }
-
-// compareAddr is the order of proxier.Decision.Backends.
-func compareAddr(a, b netip.AddrPort) int { return a.Compare(b) }
 
 // compareSet counts a set's backends and says whether it is published so.
 func (w *writer) compareSet(id uint32, s proxier.Set, d *proxier.Decision, ids []uint32) (size int, same bool) {

@@ -13,11 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hooks are where the programs of the socket layer are attached.
-var hooks = [...]struct {
+// hook is where a program of the socket layer is attached.
+type hook struct {
 	program string
 	attach  ciliumebpf.AttachType
-}{
+}
+
+// hooks are where the programs of the socket layer are attached.
+var hooks = [...]hook{
 	{"tdm_connect4", ciliumebpf.AttachCGroupInet4Connect},
 	{"tdm_connect6", ciliumebpf.AttachCGroupInet6Connect},
 	{"tdm_sendmsg4", ciliumebpf.AttachCGroupUDP4Sendmsg},

@@ -15,7 +15,7 @@ import (
 // it died, which nobody will go on with. The programs may be running meanwhile: what
 // they are just working on is left alone, since it is looked for twice, a grace
 // period apart.
-func (t *flowTable) recover(wait grace) error {
+func (t *flowTable) recover(wait func()) error {
 	if t.used() == 0 {
 		return nil
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -101,7 +102,11 @@ func TestStraysWithoutStorage(t *testing.T) {
 	l := lab.NewT(t, lab.Options{Pause: true})
 	one := l.Node("node1")
 	n := newNode(t, one, l, Options{})
-	n.tier.sockets.storage = n.tier.maps["tdm_optout"] // which is none
+	n.tier.sockets = newFlows(CloserOptions{
+		Storage: n.tier.maps["tdm_optout"], // which is none
+		OptOuts: n.tier.maps["tdm_optout"], Judge: n.tier.writer.StaleSockets, Cgroup: n.tier.cgroup, Host: n.tier.netns,
+		ProcRoot: "/proc", Report: func(proxier.Problem) {},
+	})
 	to := netip.AddrPortFrom(vip4, 80)
 	c, err := one.Dial(t.Context(), "udp", to)
 	if err != nil {
@@ -126,24 +131,5 @@ func TestStraysAreKept(t *testing.T) {
 	}
 	if left := n.tier.sockets.takeStrays(); !left.Has(pair) {
 		t.Error("nothing is left to be closed")
-	}
-}
-
-func TestCgroupsBelow(t *testing.T) {
-	l := lab.NewT(t)
-	one, two := l.Node("node1"), l.Node("node2")
-	own := func(n *lab.Node) uint64 {
-		var st unix.Stat_t
-		if err := unix.Stat(n.CgroupPath(), &st); err != nil {
-			t.Fatal(err)
-		}
-		return st.Ino
-	}
-	ids, err := cgroupsBelow(one.CgroupPath())
-	if err != nil || !ids.Has(own(one)) || ids.Has(own(two)) {
-		t.Errorf("%v lacks %d or has %d: %v", ids, own(one), own(two), err)
-	}
-	if _, err := cgroupsBelow("/nowhere"); err == nil {
-		t.Error("no error")
 	}
 }
