@@ -11,7 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
+
 	v1 "k8s.io/api/core/v1"
+
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -35,7 +39,7 @@ func benchFacts() proxier.Facts {
 }
 
 // benchNode opens the tier on a cgroup of its own with maps of the given sizes.
-func benchNode(b *testing.B, s Sizes) *node {
+func benchNode(b *testing.B, s lbmap.Sizes) *node {
 	b.Helper()
 	l := lab.NewT(b)
 	n := newNode(b, l.Node("node1"), l, Options{Sizes: s})
@@ -43,7 +47,7 @@ func benchNode(b *testing.B, s Sizes) *node {
 	return n
 }
 
-var benchSizes = Sizes{Frontends: 1 << 17, Services: 1 << 16, Backends: 1 << 19, Slots: 1 << 20, Affinity: 1 << 10, UDPPeers: 1 << 10, OptOuts: 16}
+var benchSizes = lbmap.Sizes{Frontends: 1 << 17, Services: 1 << 16, Backends: 1 << 19, Slots: 1 << 20, Affinity: 1 << 10, UDPPeers: 1 << 10, OptOuts: 16}
 
 // BenchmarkControlPlane measures the way from Kubernetes objects to real BPF
 // maps: 50,000 Services of every kind with one endpoint, inserted and deleted.
@@ -88,7 +92,7 @@ func BenchmarkControlPlane(b *testing.B) {
 			b.Fatal(err)
 		}
 		remove += time.Since(start)
-		Check(b, tablesOf(n.tier), n.tier.Usage())
+		writertest.Check(b, tablesOf(n.tier), n.tier.Usage())
 		n.close()
 	}
 	count := float64(services * b.N)
@@ -160,7 +164,7 @@ func BenchmarkColdStart(b *testing.B) {
 		start := time.Now()
 		feed()
 		cold += time.Since(start)
-		changed := tablesOf(n.tier).meta.ChangedUnixNs
+		changed := tablesOf(n.tier).Meta.ChangedUnixNs
 		n.close()
 		runtime.GC()
 
@@ -169,7 +173,7 @@ func BenchmarkColdStart(b *testing.B) {
 		n.UpdateFacts(func(f *proxier.Facts) { *f = benchFacts() })
 		feed()
 		restart += time.Since(start)
-		if now := tablesOf(n.tier).meta.ChangedUnixNs; now != changed {
+		if now := tablesOf(n.tier).Meta.ChangedUnixNs; now != changed {
 			b.Fatalf("the restart wrote to the tables")
 		}
 		n.close()
@@ -183,8 +187,8 @@ func BenchmarkColdStart(b *testing.B) {
 func (n *node) words() map[string]*uint64 {
 	tables := tablesOf(n.tier)
 	ids := map[string]uint32{}
-	for id := range tables.services {
-		if service := &tables.services[id]; service.State != ServiceFree {
+	for id := range tables.Services {
+		if service := &tables.Services[id]; service.State != lbmap.ServiceFree {
 			_, name, _ := service.SplitName()
 			ids[name] = uint32(id)
 		}
@@ -192,7 +196,7 @@ func (n *node) words() map[string]*uint64 {
 	words := map[string]*uint64{}
 	for _, c := range n.Table().All() {
 		set := c.New.Frontends[0].Routes[proxier.FromPod].Set
-		words[c.New.Name.Name] = &tables.sets[ids[c.New.Name.Name]*SetsPerService+uint32(set)]
+		words[c.New.Name.Name] = &tables.Sets[ids[c.New.Name.Name]*lbmap.SetsPerService+uint32(set)]
 	}
 	return words
 }

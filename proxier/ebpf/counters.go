@@ -6,26 +6,28 @@ import (
 	"sync/atomic"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // ServiceTraffic is the traffic of a service port.
 type ServiceTraffic struct {
 	Namespace, Name, Port, Protocol string
 	Connections                     uint64
-	Traffic
+	flowtable.Traffic
 }
 
 // Traffic of all service ports that had connections.
 func (t *Tier) Traffic() (list []ServiceTraffic, err error) {
-	err = t.writer.Read(func(tables *tables) error {
-		live, err := TrafficByService(tables, t.maps["tdm_flow"], t.flowTable.used())
+	err = t.writer.Read(func(tables *lbmap.Tables) error {
+		live, err := flowtable.TrafficByService(tables, t.maps["tdm_flow"], t.flowTable.Used())
 		if err != nil {
 			return err
 		}
-		for id := range tables.services {
-			service := &tables.services[id]
-			connections := atomic.LoadUint64(&tables.serviceStats[id].Connections)
-			if connections == 0 || service.State == ServiceFree {
+		for id := range tables.Services {
+			service := &tables.Services[id]
+			connections := atomic.LoadUint64(&tables.ServiceStats[id].Connections)
+			if connections == 0 || service.State == lbmap.ServiceFree {
 				continue
 			}
 			namespace, name, port := service.SplitName()
@@ -37,15 +39,17 @@ func (t *Tier) Traffic() (list []ServiceTraffic, err error) {
 }
 
 // Packets counts the packets of Services since the programs were attached, by verdict.
-func (t *Tier) Packets() ([]PacketCount, error) { return readReasons(t.maps["tdm_reason"]) }
+func (t *Tier) Packets() ([]lbmap.PacketCount, error) {
+	return lbmap.ReadPacketCounts(t.maps["tdm_reason"])
+}
 
 // Usage of the tables, by name.
-func (t *Tier) Usage() map[string]Usage {
-	all := t.writer.usage()
+func (t *Tier) Usage() map[string]lbmap.Usage {
+	all := t.writer.Usage()
 	f := t.flowTable
-	all["flows"] = Usage{f.used(), f.limit()}
-	all["tcp_flows"] = Usage{int(f.count(FlowKeptTCP)), int(t.opts.Sizes.TCPFlows)}
-	all["udp_flows"] = Usage{int(f.count(FlowKeptUDP)), int(t.opts.Sizes.UDPFlows)}
+	all["flows"] = lbmap.Usage{f.Used(), f.Limit()}
+	all["tcp_flows"] = lbmap.Usage{int(f.Count(lbmap.FlowKeptTCP)), int(t.opts.Sizes.TCPFlows)}
+	all["udp_flows"] = lbmap.Usage{int(f.Count(lbmap.FlowKeptUDP)), int(t.opts.Sizes.UDPFlows)}
 	return all
 }
 

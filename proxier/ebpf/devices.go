@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // optOutInterval is the time between two looks at the opt-outs.
@@ -57,13 +58,13 @@ func (t *Tier) ensureDevices(ctx context.Context) error {
 		return nil
 	}
 	return t.netns.Do(func() error {
-		return errors.Join(t.devices.audit(ctx), t.devices.serve(ctx, t.uplinks, t.podDevices.on))
+		return errors.Join(t.devices.Reattach(ctx), t.devices.Serve(ctx, t.uplinks, t.podDevices.Served))
 	})
 }
 
 // serveDevices is called with mu held.
 func (t *Tier) serveDevices(ctx context.Context) error {
-	return t.netns.Do(func() error { return t.devices.serve(ctx, t.uplinks, t.podDevices.on) })
+	return t.netns.Do(func() error { return t.devices.Serve(ctx, t.uplinks, t.podDevices.Served) })
 }
 
 // followOptOuts serves the packets of pods that opt out, until ctx is done.
@@ -87,9 +88,9 @@ func (t *Tier) followOptOuts(ctx context.Context) {
 func (t *Tier) syncPodDevices(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	was := t.podDevices.on
+	was := t.podDevices.Served
 	err := t.findPodDevices(ctx)
-	if !t.attached || t.waiting || maps.Equal(was, t.podDevices.on) {
+	if !t.attached || t.waiting || maps.Equal(was, t.podDevices.Served) {
 		return err
 	}
 	return errors.Join(err, t.serveDevices(ctx))
@@ -97,12 +98,12 @@ func (t *Tier) syncPodDevices(ctx context.Context) error {
 
 // findPodDevices is called with mu held.
 func (t *Tier) findPodDevices(ctx context.Context) error {
-	cookies, err := keysOf[uint64, uint8](t.maps["tdm_optout"])
+	cookies, err := lbmap.Keys[uint64, uint8](t.maps["tdm_optout"])
 	if err != nil {
 		return fmt.Errorf("read the opt-outs: %w", err)
 	}
-	pods := t.writer.podDetector()
+	pods := t.writer.PodDetector()
 	return t.netns.Do(func() error {
-		return t.podDevices.update(ctx, cookies, t.opts.PodDevices, t.uplinks, pods, t.opts.ProcRoot)
+		return t.podDevices.Update(ctx, cookies, t.opts.PodDevices, t.uplinks, pods, t.opts.ProcRoot)
 	})
 }

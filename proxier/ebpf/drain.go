@@ -8,6 +8,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"k8s.io/klog/v2"
@@ -25,7 +29,7 @@ const tellAgain = 8
 // Adopted.
 //
 // It works on the maps of the programs that serve, whether Open took those over or not.
-func (t *Tier) Drain(ctx context.Context) error { return t.drain(ctx, gcInterval) }
+func (t *Tier) Drain(ctx context.Context) error { return t.drain(ctx, flowtable.CollectInterval) }
 
 func (t *Tier) drain(ctx context.Context, interval time.Duration) error {
 	d := &drain{tier: t}
@@ -42,7 +46,7 @@ func (t *Tier) drain(ctx context.Context, interval time.Duration) error {
 		// serving what is open.
 		if !told && tick%tellAgain == 0 {
 			err := t.netns.Do(func() error {
-				return eachServed(func(device *netlink.LinkAttrs, found []tc.Attachment) error { return d.tell(ctx, device, found) })
+				return datapath.EachServedDevice(func(device *netlink.LinkAttrs, found []tc.Attachment) error { return d.tell(ctx, device, found) })
 			})
 			if told = err == nil; !told {
 				logger.Error(err, "Not all programs know that another proxy serves; trying again")
@@ -70,8 +74,8 @@ func (t *Tier) drain(ctx context.Context, interval time.Duration) error {
 // drain is what Drain works with.
 type drain struct {
 	tier    *Tier
-	packets []*packets   // one for each set of maps that programs on devices have
-	tables  []*flowTable // that are in use
+	packets []*datapath.Devices // one for each set of maps that programs on devices have
+	tables  []*flowtable.Table  // that are in use
 }
 
 func (d *drain) begin() error {
@@ -89,7 +93,7 @@ func (d *drain) begin() error {
 // tell has a device's programs know that another proxy serves. Those of another layout
 // are left as they are: ours could not use their maps.
 func (d *drain) tell(ctx context.Context, device *netlink.LinkAttrs, found []tc.Attachment) error {
-	maps, err := mapsOf(found[0].Program)
+	maps, err := lbmap.MapsOf(found[0].Program)
 	if err != nil {
 		return err
 	}
@@ -97,11 +101,11 @@ func (d *drain) tell(ctx context.Context, device *netlink.LinkAttrs, found []tc.
 	if p == nil || err != nil {
 		return err
 	}
-	v, err := inheritedVariant(device, found[0].Program)
+	v, err := datapath.InheritedVariant(device, found[0].Program)
 	if err != nil {
 		return err
 	}
-	if err := p.attach(ctx, device.Index, v); err != nil {
+	if err := p.Attach(ctx, device.Index, v); err != nil {
 		return fmt.Errorf("device %s: %w", device.Name, err)
 	}
 	return nil
@@ -109,15 +113,15 @@ func (d *drain) tell(ctx context.Context, device *netlink.LinkAttrs, found []tc.
 
 // packetsOn are the programs on these maps, which become theirs; nil if ours cannot use
 // them.
-func (d *drain) packetsOn(maps Maps) (*packets, error) {
+func (d *drain) packetsOn(maps lbmap.Maps) (*datapath.Devices, error) {
 	for _, p := range d.packets {
-		if same, err := sameMap(p.maps["tdm_meta"], maps["tdm_meta"]); same || err != nil {
+		if same, err := lbmap.SameMap(p.Maps["tdm_meta"], maps["tdm_meta"]); same || err != nil {
 			maps.Close()
 			return p, err
 		}
 	}
-	var meta metaEntry
-	if err := maps["tdm_meta"].Lookup(uint32(0), &meta); err != nil || meta.Magic != LayoutMagic || meta.Layout != LayoutVersion {
+	var meta lbmap.Meta
+	if err := maps["tdm_meta"].Lookup(uint32(0), &meta); err != nil || meta.Magic != lbmap.LayoutMagic || meta.Layout != lbmap.LayoutVersion {
 		maps.Close()
 		return nil, nil
 	}
@@ -127,55 +131,55 @@ func (d *drain) packetsOn(maps Maps) (*packets, error) {
 		return nil, err
 	}
 	opts.Draining = true
-	p := newPackets(maps, opts)
+	p := datapath.NewDevices(maps, opts)
 	d.packets = append(d.packets, p)
 	return p, nil
 }
 
 // findFlows opens the flows of a program, unless they are known.
 func (d *drain) findFlows(program *ciliumebpf.Program) error {
-	maps, err := mapsOf(program)
+	maps, err := lbmap.MapsOf(program)
 	if err != nil {
 		return err
 	}
 	defer maps.Close()
-	for _, name := range flowMapNames {
+	for _, name := range flowtable.MapNames {
 		own := d.tier.maps[name]
 		if m := maps[name]; m == nil || m.KeySize() != own.KeySize() || m.ValueSize() != own.ValueSize() {
 			return fmt.Errorf("%s has another %s; its flows cannot be read", program, name)
 		}
 	}
 	for _, t := range d.tables {
-		if same, err := sameMap(t.flows, maps["tdm_flow"]); same || err != nil {
+		if same, err := lbmap.SameMap(t.Flows, maps["tdm_flow"]); same || err != nil {
 			return err
 		}
 	}
-	t, err := cloneFlowTable(maps)
+	t, err := flowtable.OpenClone(maps)
 	if err != nil {
 		return err
 	}
 	d.tables = append(d.tables, t)
-	return t.recover(waitForPrograms)
+	return t.Recover(datapath.WaitForPrograms)
 }
 
 // sweep ends flows whose time is up, and returns how many are left.
 func (d *drain) sweep(ctx context.Context) (left int, err error) {
 	for _, t := range d.tables {
-		if t.used() == 0 {
+		if t.Used() == 0 {
 			continue
 		}
-		_, sweepErr := t.sweep(ctx, &d.tier.opts.Timeouts, monotonicSeconds())
-		left, err = left+t.used(), errors.Join(err, sweepErr)
+		_, sweepErr := t.Sweep(ctx, &d.tier.opts.Timeouts, flowtable.MonotonicSeconds())
+		left, err = left+t.Used(), errors.Join(err, sweepErr)
 	}
 	return left, err
 }
 
 func (d *drain) close() {
 	for _, p := range d.packets {
-		p.close()
-		p.maps.Close()
+		p.Close()
+		p.Maps.Close()
 	}
 	for _, t := range d.tables {
-		t.release()
+		t.Release()
 	}
 }

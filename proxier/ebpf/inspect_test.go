@@ -15,6 +15,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
+
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -24,9 +29,9 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-func inspectNode(t testing.TB, at *lab.Node) *Inspector {
+func inspectNode(t testing.TB, at *lab.Node) *inspect.Inspector {
 	t.Helper()
-	i, err := Inspect(at.CgroupPath())
+	i, err := inspect.Open(at.CgroupPath())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +43,7 @@ func inspectNode(t testing.TB, at *lab.Node) *Inspector {
 	return i
 }
 
-func statusOf(t testing.TB, i *Inspector) Status {
+func statusOf(t testing.TB, i *inspect.Inspector) inspect.Status {
 	t.Helper()
 	s, err := i.Status()
 	if err != nil {
@@ -47,7 +52,7 @@ func statusOf(t testing.TB, i *Inspector) Status {
 	return s
 }
 
-func servicesOf(t testing.TB, i *Inspector) []ServiceView {
+func servicesOf(t testing.TB, i *inspect.Inspector) []inspect.ServiceView {
 	t.Helper()
 	views, err := i.Services()
 	if err != nil {
@@ -59,10 +64,10 @@ func servicesOf(t testing.TB, i *Inspector) []ServiceView {
 func TestInspect(t *testing.T) {
 	l := lab.NewT(t)
 	one, bare := l.Node("node1"), l.Node("bare")
-	if _, err := Inspect(one.CgroupPath()); !errors.Is(err, ErrNotRunning) {
+	if _, err := inspect.Open(one.CgroupPath()); !errors.Is(err, inspect.ErrNotRunning) {
 		t.Errorf("with nothing attached: %v", err)
 	}
-	if _, err := Inspect(t.TempDir()); err == nil || errors.Is(err, ErrNotRunning) {
+	if _, err := inspect.Open(t.TempDir()); err == nil || errors.Is(err, inspect.ErrNotRunning) {
 		t.Errorf("of no cgroup: %v", err)
 	}
 
@@ -75,7 +80,7 @@ func TestInspect(t *testing.T) {
 
 	i := inspectNode(t, one)
 	s := statusOf(t, i)
-	if !s.Running || s.Layout != LayoutVersion || s.Unplaced != 0 || s.Cgroup != one.CgroupPath() || len(s.Programs) != guardHook || len(s.MissingHooks) != 0 {
+	if !s.Running || s.Layout != lbmap.LayoutVersion || s.Unplaced != 0 || s.Cgroup != one.CgroupPath() || len(s.Programs) != datapath.GuardHook || len(s.MissingHooks) != 0 {
 		t.Errorf("status %+v", s)
 	}
 	if s.LastChange == nil || s.LastChange.Before(start) || s.LastChange.After(time.Now()) {
@@ -83,14 +88,14 @@ func TestInspect(t *testing.T) {
 	}
 	for k, p := range s.Programs {
 		// Load times are whole nanoseconds since boot, but two clocks differ.
-		if p.Name != hooks[k].program || p.ID == 0 || len(p.Tag) != 16 || p.LoadedAt.Before(start.Add(-2*time.Second)) || p.LoadedAt.After(time.Now().Add(2*time.Second)) {
+		if p.Name != datapath.Hooks[k].Program || p.ID == 0 || len(p.Tag) != 16 || p.LoadedAt.Before(start.Add(-2*time.Second)) || p.LoadedAt.After(time.Now().Add(2*time.Second)) {
 			t.Errorf("program %+v", p)
 		}
 	}
 	used := map[string]int{}
 	usage := n.tier.Usage()
 	for _, m := range s.Maps {
-		if u, ok := usage[strings.TrimPrefix(m.Name, "tdm_")+"s"]; ok && (Usage{*m.Used, m.Max}) != u {
+		if u, ok := usage[strings.TrimPrefix(m.Name, "tdm_")+"s"]; ok && (lbmap.Usage{*m.Used, m.Max}) != u {
 			t.Errorf("map %s: %d of %d; the writer has it as %+v", m.Name, *m.Used, m.Max, u)
 		}
 		// An LPM trie takes memory for what is in it, and this one is empty. So does storage
@@ -141,10 +146,10 @@ func TestInspect(t *testing.T) {
 		for _, b := range tcp.Backends {
 			sum += b.Connections
 		}
-		if want := (CountersView{Connections: asked}); tcp.Counters != want || sum != asked {
+		if want := (inspect.CountersView{Connections: asked}); tcp.Counters != want || sum != asked {
 			t.Errorf("counters %+v, of backends %d", tcp.Counters, sum)
 		}
-		if udp.Counters != (CountersView{}) {
+		if udp.Counters != (inspect.CountersView{}) {
 			t.Errorf("of UDP: %+v", udp.Counters)
 		}
 	})
@@ -186,7 +191,7 @@ func TestInspect(t *testing.T) {
 	})
 
 	t.Run("read only", func(t *testing.T) {
-		for name, m := range i.maps {
+		for name, m := range i.Maps {
 			var value any = make([]byte, m.ValueSize())
 			if m.Type() == ciliumebpf.PerCPUArray {
 				value = [][]byte{make([]byte, m.ValueSize())}
@@ -198,10 +203,10 @@ func TestInspect(t *testing.T) {
 	})
 
 	t.Run("other layout", func(t *testing.T) {
-		tablesOf(n.tier).meta.Layout = 99
-		defer func() { tablesOf(n.tier).meta.Layout = LayoutVersion }()
-		_, err := Inspect(one.CgroupPath())
-		if !errors.Is(err, ErrLayout) || !strings.Contains(err.Error(), "99") {
+		tablesOf(n.tier).Meta.Layout = 99
+		defer func() { tablesOf(n.tier).Meta.Layout = lbmap.LayoutVersion }()
+		_, err := inspect.Open(one.CgroupPath())
+		if !errors.Is(err, lbmap.ErrLayout) || !strings.Contains(err.Error(), "99") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -213,7 +218,7 @@ func TestInspect(t *testing.T) {
 			1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_DAC_OVERRIDE,
 		} {
 			err := withCapabilities(kept, func() error {
-				i, err := Inspect(one.CgroupPath())
+				i, err := inspect.Open(one.CgroupPath())
 				if err == nil {
 					err = errors.Join(errors.New("it went well"), i.Close())
 				}
@@ -245,7 +250,7 @@ func TestInspect(t *testing.T) {
 			kept |= 1 << unix.CAP_NET_ADMIN
 		}
 		err := withCapabilities(kept, func() error {
-			i, err := Inspect(one.CgroupPath())
+			i, err := inspect.Open(one.CgroupPath())
 			if err != nil {
 				return err
 			}
@@ -258,16 +263,16 @@ func TestInspect(t *testing.T) {
 	})
 
 	t.Run("missing hook", func(t *testing.T) {
-		found, err := findAttached(n.tier.cgroup)
+		found, err := datapath.FindAttached(n.tier.cgroup)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer closeAttached(found)
-		if err := detach(n.tier.cgroup, found[0]); err != nil {
+		defer datapath.CloseAttached(found)
+		if err := datapath.Detach(n.tier.cgroup, found[0]); err != nil {
 			t.Fatal(err)
 		}
 		// The map that tells about the others may go with this program.
-		if i, err := Inspect(one.CgroupPath()); err == nil {
+		if i, err := inspect.Open(one.CgroupPath()); err == nil {
 			if got := statusOf(t, i).MissingHooks; !slices.Equal(got, []string{"connect4"}) {
 				t.Errorf("missing %v", got)
 			}
@@ -278,7 +283,7 @@ func TestInspect(t *testing.T) {
 		if err := n.tier.ensureAttached(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if err := detach(n.tier.cgroup, found[1]); err != nil {
+		if err := datapath.Detach(n.tier.cgroup, found[1]); err != nil {
 			t.Fatal(err)
 		}
 		if got := statusOf(t, inspectNode(t, one)).MissingHooks; !slices.Equal(got, []string{"connect6"}) {
@@ -318,7 +323,7 @@ func withCapabilities(kept uint64, fn func() error) error {
 // wanted at some moment: all of one set or all of another, and no stranger.
 func TestInspectBesideWriter(t *testing.T) {
 	l := lab.NewT(t)
-	for name, sizes := range map[string]Sizes{
+	for name, sizes := range map[string]lbmap.Sizes{
 		// The writer waits for numbers to be used again.
 		"scarce": {Frontends: 8, Services: 4, Backends: 32, Slots: 64, Affinity: 2, UDPPeers: 2, OptOuts: 2},
 		// The writer never waits.
@@ -343,12 +348,12 @@ func inspectBesideWriter(t *testing.T, n *node) {
 	}
 	publish := func(round int) error {
 		for k, name := range []string{"a", "b"} {
-			n.OnEndpointSliceUpdate(nil, makeSlice(name+"-1", name, rounds[round][k]...))
+			n.OnEndpointSliceUpdate(nil, writertest.Slice(name+"-1", name, rounds[round][k]...))
 		}
 		return n.Sync(t.Context())
 	}
-	n.OnServiceAdd(makeService("a", "10.96.0.1"))
-	n.OnServiceAdd(makeService("b", "10.96.0.2"))
+	n.OnServiceAdd(writertest.Service("a", "10.96.0.1"))
+	n.OnServiceAdd(writertest.Service("b", "10.96.0.2"))
 	if err := publish(0); err != nil {
 		t.Fatal(err)
 	}
@@ -426,7 +431,7 @@ func TestNetNSCookieErrors(t *testing.T) {
 }
 
 // Text is for comparisons.
-func viewText(v *ServiceView) string {
+func viewText(v *inspect.ServiceView) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s/%s %s", v.FullName(), v.Protocol, v.State)
 	if v.Reason != "" {
@@ -451,7 +456,7 @@ func viewText(v *ServiceView) string {
 	return b.String()
 }
 
-func textOf(views []ServiceView) string {
+func textOf(views []inspect.ServiceView) string {
 	var b strings.Builder
 	for i := range views {
 		b.WriteString(viewText(&views[i]))

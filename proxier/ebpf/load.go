@@ -6,6 +6,12 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/sockets"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer"
+
 	ciliumebpf "github.com/cilium/ebpf"
 	"k8s.io/utils/clock"
 
@@ -16,10 +22,10 @@ import (
 type specs struct{ sockets, packets *ciliumebpf.CollectionSpec }
 
 func (t *Tier) loadSpecs(hostNetNSCookie uint64) (s specs, err error) {
-	s.sockets, err = loadSpec(t.opts.Sizes, constants{
-		hostNetNSCookie: hostNetNSCookie, hostNamespaceOnly: t.opts.HostNamespaceOnly,
-		protectNodePorts: t.opts.ProtectNodePorts,
-		haveSetRetval:    !t.opts.NoSetRetval,
+	s.sockets, err = datapath.LoadSocketSpec(t.opts.Sizes, datapath.SocketConstants{
+		HostNetNSCookie: hostNetNSCookie, HostNamespaceOnly: t.opts.HostNamespaceOnly,
+		ProtectNodePorts: t.opts.ProtectNodePorts,
+		HaveSetRetval:    !t.opts.NoSetRetval,
 	})
 	if err != nil {
 		return s, err
@@ -28,10 +34,10 @@ func (t *Tier) loadSpecs(hostNetNSCookie uint64) (s specs, err error) {
 		delete(s.sockets.Programs, "tdm_getpeer4")
 		delete(s.sockets.Programs, "tdm_getpeer6")
 	}
-	if s.packets, err = packetSpec(); err != nil {
+	if s.packets, err = lbmap.PacketSpec(); err != nil {
 		return s, err
 	}
-	for name, size := range flowMaps(t.opts.Sizes) {
+	for name, size := range flowtable.MapSizes(t.opts.Sizes) {
 		s.packets.Maps[name].MaxEntries = size
 	}
 	return s, nil
@@ -39,7 +45,7 @@ func (t *Tier) loadSpecs(hostNetNSCookie uint64) (s specs, err error) {
 
 // load loads the socket programs and those maps that are not given. Packet programs are
 // loaded when a device needs them.
-func (t *Tier) load(s specs, given Maps) (err error) {
+func (t *Tier) load(s specs, given lbmap.Maps) (err error) {
 	defer func() {
 		if err != nil {
 			t.unload()
@@ -54,7 +60,7 @@ func (t *Tier) load(s specs, given Maps) (err error) {
 	if err := t.hooks.Bind(t.maps); err != nil {
 		return err
 	}
-	tables, err := openTables(t.maps)
+	tables, err := lbmap.OpenTables(t.maps)
 	if err != nil {
 		return err
 	}
@@ -62,11 +68,11 @@ func (t *Tier) load(s specs, given Maps) (err error) {
 	if t.opts.Reporter != nil {
 		report = t.opts.Reporter.Report
 	}
-	t.writer = newWriter(tables, WriterOptions{
-		Sizes: t.opts.Sizes, Clock: clock.RealClock{}, Wait: waitForPrograms, Guard: t.hooks.Guard, Report: report,
+	t.writer = writer.New(tables, writer.Options{
+		Sizes: t.opts.Sizes, Clock: clock.RealClock{}, Wait: datapath.WaitForPrograms, Guard: t.hooks.Guard, Report: report,
 	})
 	t.flowTable.CountFor(tables)
-	t.sockets = newFlows(CloserOptions{
+	t.sockets = sockets.New(sockets.Options{
 		Storage: t.maps["tdm_sock"], OptOuts: t.maps["tdm_optout"], Judge: t.writer.StaleSockets,
 		Cgroup: t.cgroup, Host: t.netns, HostOnly: t.opts.HostNamespaceOnly, ProcRoot: t.opts.ProcRoot, Report: report,
 	})
@@ -74,13 +80,13 @@ func (t *Tier) load(s specs, given Maps) (err error) {
 	if err != nil {
 		return err
 	}
-	opts.Flows = NewMigration(t.maps, t.opts.Sizes, waitForPrograms)
-	t.devices = newPackets(t.maps, opts)
+	opts.Flows = flowtable.NewMigration(t.maps, t.opts.Sizes, datapath.WaitForPrograms)
+	t.devices = datapath.NewDevices(t.maps, opts)
 	return nil
 }
 
-func (t *Tier) loadSockets(spec *ciliumebpf.CollectionSpec, given Maps) error {
-	replacements := Maps{}
+func (t *Tier) loadSockets(spec *ciliumebpf.CollectionSpec, given lbmap.Maps) error {
+	replacements := lbmap.Maps{}
 	for name, m := range given {
 		if spec.Maps[name] != nil {
 			replacements[name] = m
@@ -91,28 +97,28 @@ func (t *Tier) loadSockets(spec *ciliumebpf.CollectionSpec, given Maps) error {
 		return fmt.Errorf("load the socket programs: %w", err)
 	}
 	defer collection.Close()
-	t.maps = Maps{}
+	t.maps = lbmap.Maps{}
 	for name := range spec.Maps {
-		if isOurs(name) {
+		if lbmap.HasOwnName(name) {
 			t.maps[name] = collection.DetachMap(name)
 		}
 	}
-	t.hooks = TakeCgroupHooks(t.cgroup, collection)
+	t.hooks = datapath.TakeCgroupHooks(t.cgroup, collection)
 	return nil
 }
 
 // openPacketMaps takes over the maps that only packet programs use, or makes them.
-func (t *Tier) openPacketMaps(s specs, given Maps) error {
+func (t *Tier) openPacketMaps(s specs, given lbmap.Maps) error {
 	spec := s.packets
 	// Flows are of use all together.
-	keep := !slices.ContainsFunc(flowMapNames, func(name string) bool {
+	keep := !slices.ContainsFunc(flowtable.MapNames, func(name string) bool {
 		return given[name] == nil || spec.Maps[name].Compatible(given[name]) != nil
 	})
 	for name, m := range spec.Maps {
-		if !isOurs(name) || s.sockets.Maps[name] != nil {
+		if !lbmap.HasOwnName(name) || s.sockets.Maps[name] != nil {
 			continue
 		}
-		isFlow := slices.Contains(flowMapNames, name)
+		isFlow := slices.Contains(flowtable.MapNames, name)
 		var err error
 		if g := given[name]; g != nil && (isFlow && keep || !isFlow && m.Compatible(g) == nil) {
 			t.maps[name], err = g.Clone()
@@ -124,37 +130,37 @@ func (t *Tier) openPacketMaps(s specs, given Maps) error {
 		}
 	}
 	var err error
-	if t.flowTable, err = openFlowTable(t.maps); err != nil {
+	if t.flowTable, err = flowtable.Open(t.maps); err != nil {
 		return err
 	}
-	return t.flowTable.recover(waitForPrograms)
+	return t.flowTable.Recover(datapath.WaitForPrograms)
 }
 
 // deviceOptions are those of programs on devices.
-func (t *Tier) deviceOptions() (DeviceOptions, error) {
-	var ephemeral PortRange
-	if err := t.netns.Do(func() (err error) { ephemeral, err = EphemeralPorts(); return err }); err != nil {
-		return DeviceOptions{}, err
+func (t *Tier) deviceOptions() (datapath.DeviceOptions, error) {
+	var ephemeral datapath.PortRange
+	if err := t.netns.Do(func() (err error) { ephemeral, err = datapath.EphemeralPorts(); return err }); err != nil {
+		return datapath.DeviceOptions{}, err
 	}
 	o := &t.opts
-	return DeviceOptions{
-		Sizes: o.Sizes, TC: o.TC, SNAT: newSNATPool(o.NodePortRange, ephemeral), ResetRemoved: o.ResetRemoved,
+	return datapath.DeviceOptions{
+		Sizes: o.Sizes, TC: o.TC, SNAT: datapath.NewSNATPool(o.NodePortRange, ephemeral), ResetRemoved: o.ResetRemoved,
 		NoFIBSource: o.NoFIBSource, NoLoop: o.NoLoop, NoConntrack: o.NoConntrack,
 	}, nil
 }
 
 func (t *Tier) unload() {
 	if t.sockets != nil {
-		t.sockets.free()
+		t.sockets.Close()
 	}
 	if t.hooks != nil {
 		t.hooks.Close()
 	}
 	if t.devices != nil {
-		t.devices.close()
+		t.devices.Close()
 	}
 	if t.flowTable != nil {
-		t.flowTable.unmap()
+		t.flowTable.Close()
 	}
 	if t.writer != nil {
 		t.writer.Close()

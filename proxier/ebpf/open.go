@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/netns"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 )
 
 // Open loads the programs and takes over from a process before this one, if
@@ -19,12 +20,12 @@ import (
 // the kernel opens programs and maps by id with no less, and CAP_NET_ADMIN;
 // before Linux 5.11 also CAP_SYS_RESOURCE, to lock memory.
 func Open(ctx context.Context, opts Options) (*Tier, error) {
-	opts.Sizes, opts.Timeouts = opts.Sizes.orDefaults(), opts.Timeouts.orDefaults()
+	opts.Sizes, opts.Timeouts = opts.Sizes.WithDefaults(), opts.Timeouts.WithDefaults()
 	opts.ProcRoot = cmp.Or(opts.ProcRoot, "/proc")
 	if err := opts.Sizes.Validate(); err != nil {
 		return nil, err
 	}
-	cgroup, err := openCgroup2(opts.CgroupRoot)
+	cgroup, err := datapath.OpenCgroup(opts.CgroupRoot)
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +37,7 @@ func Open(ctx context.Context, opts Options) (*Tier, error) {
 }
 
 func (t *Tier) open(ctx context.Context) error {
-	if err := lock(t.cgroup); err != nil {
+	if err := datapath.Lock(t.cgroup); err != nil {
 		return err
 	}
 	cookie, err := netns.Cookie()
@@ -50,7 +51,7 @@ func (t *Tier) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if t.earlier, err = findAttached(t.cgroup); err != nil {
+	if t.earlier, err = datapath.FindAttached(t.cgroup); err != nil {
 		return err
 	}
 	logger := klog.FromContext(ctx)

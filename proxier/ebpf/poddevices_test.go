@@ -9,6 +9,9 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-proxy/tandem/kernel/netns"
@@ -47,7 +50,7 @@ func newPodNode(t testing.TB, at *lab.Node, l *lab.Lab) *node {
 }
 
 // optOut has pods opt out, and the devices of just those served.
-func (n *node) optOut(t testing.TB, pods ...*lab.Pod) *Inspector {
+func (n *node) optOut(t testing.TB, pods ...*lab.Pod) *inspect.Inspector {
 	t.Helper()
 	i := inspectNode(t, n.at)
 	for _, pod := range pods {
@@ -58,7 +61,7 @@ func (n *node) optOut(t testing.TB, pods ...*lab.Pod) *Inspector {
 	if err := n.tier.syncPodDevices(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := len(n.tier.podDevices.on); got != len(pods) {
+	if got := len(n.tier.podDevices.Served); got != len(pods) {
 		t.Fatalf("%d devices of pods are served", got)
 	}
 	return i
@@ -112,7 +115,7 @@ func TestOptedOutPods(t *testing.T) {
 			}
 		}
 	}
-	flows := n.tier.flowTable.used()
+	flows := n.tier.flowTable.Used()
 	if flows == 0 {
 		t.Error("no packet was translated")
 	}
@@ -126,7 +129,7 @@ func TestOptedOutPods(t *testing.T) {
 	if err := n.tier.syncPodDevices(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if got := len(n.tier.podDevices.on); got != 0 {
+	if got := len(n.tier.podDevices.Served); got != 0 {
 		t.Errorf("%d devices of pods are still served", got)
 	}
 	if r, err := client.Ask(t.Context(), "tcp", targets()["tcp4"]); err != nil {
@@ -140,10 +143,10 @@ func TestOptedOutPods(t *testing.T) {
 func TestPodDevicesAreInherited(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
-		sizes Sizes
+		sizes lbmap.Sizes
 	}{
 		{name: "the same maps"},
-		{name: "other maps", sizes: Sizes{Frontends: 1 << 11, TCPFlows: 1 << 9}},
+		{name: "other maps", sizes: lbmap.Sizes{Frontends: 1 << 11, TCPFlows: 1 << 9}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := lab.NewT(t, lab.Options{Pause: true})
@@ -184,7 +187,7 @@ func TestPodDevicesAreInherited(t *testing.T) {
 			n.setPods(web)
 			n.sync(t)
 			ask()
-			if v, on := n.tier.devices.on[link.Attrs().Index]; !on || v.role != RolePod {
+			if v, on := n.tier.devices.Served[link.Attrs().Index]; !on || v.Role != lbmap.RolePod {
 				t.Errorf("the device is served: %v, as %v", on, v)
 			}
 
@@ -293,7 +296,7 @@ func TestTransfersOfOptedOutPods(t *testing.T) {
 					}
 				}
 			}
-			if n.tier.flowTable.used() == 0 {
+			if n.tier.flowTable.Used() == 0 {
 				t.Error("no packet was translated")
 			}
 		})

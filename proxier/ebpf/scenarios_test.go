@@ -103,7 +103,7 @@ func (s settled) Sync(ctx context.Context, u proxier.Update) error {
 	if err := s.Tier.Sync(ctx, u); err != nil {
 		return err
 	}
-	_, err := s.sockets.closeNow(ctx)
+	_, err := s.sockets.CloseNow(ctx)
 	return err
 }
 

@@ -8,6 +8,9 @@ import (
 	"os"
 	"unsafe"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
@@ -18,13 +21,13 @@ import (
 // they do not translate yet. It is for who cannot Open the tier, and so cannot Drain it:
 // the programs stay, and with them the connections there are.
 func Silence(cgroupRoot string) error {
-	cgroup, err := openCgroup2(cgroupRoot)
+	cgroup, err := datapath.OpenCgroup(cgroupRoot)
 	if err != nil {
 		return err
 	}
 	defer cgroup.Close()
 	// A process that still runs would write its frontends again.
-	if err := lock(cgroup); err != nil {
+	if err := datapath.Lock(cgroup); err != nil {
 		return err
 	}
 	return silence(cgroup)
@@ -34,13 +37,13 @@ func Silence(cgroupRoot string) error {
 // backends stay: flows ask for theirs.
 func silence(cgroup *os.File) error {
 	return eachInUse(cgroup, func(program *ciliumebpf.Program) error {
-		maps, err := mapsOf(program)
+		maps, err := lbmap.MapsOf(program)
 		if err != nil {
 			return err
 		}
 		defer maps.Close()
 		// Ranges first: what is no frontend any more would be rejected there.
-		return errors.Join(forgetPrefixes(maps["tdm_node"]), empty(maps["tdm_frontend"]), empty(maps["tdm_vip"]))
+		return errors.Join(forgetPrefixes(maps["tdm_node"]), lbmap.DeleteAll(maps["tdm_frontend"]), lbmap.DeleteAll(maps["tdm_vip"]))
 	})
 }
 
@@ -56,7 +59,7 @@ func forgetPrefixes(m *ciliumebpf.Map) error {
 		if err != nil {
 			return fmt.Errorf("read what is known of the node: %w", err)
 		}
-		clear(value[:unsafe.Offsetof(nodeEntry{}.Pods)])
+		clear(value[:unsafe.Offsetof(lbmap.Node{}.Pods)])
 		if err := m.Put(i, value); err != nil {
 			return fmt.Errorf("write what is known of the node: %w", err)
 		}
@@ -67,16 +70,16 @@ func forgetPrefixes(m *ciliumebpf.Map) error {
 // eachInUse calls fn with the programs of ours that are attached: to the cgroup, and to
 // what comes in by devices of this network namespace.
 func eachInUse(cgroup *os.File, fn func(*ciliumebpf.Program) error) error {
-	found, err := findAttached(cgroup)
+	found, err := datapath.FindAttached(cgroup)
 	if err != nil {
 		return err
 	}
-	defer closeAttached(found)
+	defer datapath.CloseAttached(found)
 	var errs []error
 	for _, a := range found {
-		errs = append(errs, fn(a.program))
+		errs = append(errs, fn(a.Program))
 	}
-	return errors.Join(append(errs, eachServed(func(_ *netlink.LinkAttrs, found []tc.Attachment) error {
+	return errors.Join(append(errs, datapath.EachServedDevice(func(_ *netlink.LinkAttrs, found []tc.Attachment) error {
 		var errs []error
 		for _, a := range found {
 			errs = append(errs, fn(a.Program))

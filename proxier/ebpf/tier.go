@@ -12,6 +12,11 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/sockets"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer"
 )
 
 // Options of the tier.
@@ -20,7 +25,7 @@ type Options struct {
 	// of the hierarchy on a node, a subtree in tests.
 	CgroupRoot string
 	// Sizes of the maps.
-	Sizes Sizes
+	Sizes lbmap.Sizes
 	// HostNamespaceOnly leaves the sockets of pods alone.
 	HostNamespaceOnly bool
 	// NoPackets leaves everything that does not pass a socket of this node
@@ -32,7 +37,7 @@ type Options struct {
 	PodDevices []string
 	// NodePortRange is where NodePorts are allocated from: no connection
 	// gets its source port from it.
-	NodePortRange PortRange
+	NodePortRange datapath.PortRange
 	// ProtectNodePorts keeps processes of the host from binding NodePorts.
 	ProtectNodePorts bool
 	// ResetRemoved answers clients of removed TCP backends by a reset, instead
@@ -41,7 +46,7 @@ type Options struct {
 	// TC is how programs get on devices.
 	TC tc.Method
 	// Timeouts of flows.
-	Timeouts FlowTimeouts
+	Timeouts flowtable.Timeouts
 	// These are for kernels that lack a feature (before Linux 6.1, 5.8, 6.7, 5.17 and
 	// 5.18), and for tests.
 	NoSetRetval, NoGetpeername, NoFIBSource, NoLoop, NoConntrack bool
@@ -58,16 +63,16 @@ type Tier struct {
 	cgroup *os.File
 	netns  netns.Namespace
 	// maps are those of all programs.
-	maps   Maps
-	hooks  *CgroupHooks
-	writer *writer
-	// flowTable is of connections that packet programs translate, sockets closes those
+	maps   lbmap.Maps
+	hooks  *datapath.CgroupHooks
+	writer *writer.Writer
+	// Table is of connections that packet programs translate, sockets closes those
 	// that socket programs translated and whose backends are gone.
-	flowTable *flowTable
-	sockets   *flows
+	flowTable *flowtable.Table
+	sockets   *sockets.Closer
 	// earlier are programs that still serve from other maps; they are
 	// replaced once the new maps hold everything.
-	earlier  []attached
+	earlier  []datapath.Attachment
 	attached bool
 	adopted  bool
 	// lookedAtSockets says that sockets of the time before this process were looked at.
@@ -75,9 +80,9 @@ type Tier struct {
 
 	// mu is held while devices are brought in line.
 	mu         sync.Mutex
-	devices    *packets
+	devices    *datapath.Devices
 	uplinks    []devices.Device
-	podDevices podDevices
+	podDevices datapath.PodDevices
 	waiting    bool // for the first sync, to serve devices
 
 	closing chan struct{}
@@ -104,11 +109,11 @@ func (t *Tier) Run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}()
-	t.runs.Go(func() { t.flowTable.collect(ctx, t.opts.Timeouts) })
+	t.runs.Go(func() { t.flowTable.Collect(ctx, t.opts.Timeouts) })
 	if !t.opts.NoPackets {
 		t.runs.Go(func() { t.followOptOuts(ctx) })
 	}
-	t.sockets.run(ctx)
+	t.sockets.Run(ctx)
 }
 
 // Sync implements proxier.Tier.
@@ -120,7 +125,7 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 			return err
 		}
 	}
-	stale, err := t.writer.sync(update)
+	stale, err := t.writer.Sync(update)
 	// New maps that lack something do not take over: what serves goes on.
 	if update.Full && (t.attached || err == nil) {
 		err = errors.Join(err, t.ensureAttached(ctx))
@@ -130,9 +135,9 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 	}
 	// The first time there may be what a process before this one could not
 	// close any more.
-	if stale || !t.lookedAtSockets || update.Full && t.sockets.unfinished() {
+	if stale || !t.lookedAtSockets || update.Full && t.sockets.Unfinished() {
 		t.lookedAtSockets = true
-		t.sockets.look()
+		t.sockets.Wake()
 	}
 	return err
 }
@@ -143,11 +148,11 @@ func (t *Tier) ensureAttached(ctx context.Context) error {
 	if !t.attached {
 		return t.attach()
 	}
-	return errors.Join(t.hooks.Ensure(ctx, t.writer.guarded()), t.ensureDevices(ctx))
+	return errors.Join(t.hooks.Ensure(ctx, t.writer.NeedsGuard()), t.ensureDevices(ctx))
 }
 
 // Supports implements proxier.Tier.
-func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error { return supports(d) }
+func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error { return writer.Supports(d) }
 
 // Close ends Run and lets go of everything in this process. What is in the
 // kernel stays. No other method may be running or be called afterwards.
@@ -158,16 +163,16 @@ func (t *Tier) Close() error {
 	t.closed = true
 	close(t.closing)
 	t.runs.Wait()
-	closeAttached(t.earlier)
+	datapath.CloseAttached(t.earlier)
 	t.earlier = nil
 	t.unload()
 	return errors.Join(t.netns.Close(), t.cgroup.Close())
 }
 
-// CloseStrays closes these UDP sockets soon, as far as the programs would serve them if
+// CloseUntranslated closes these UDP sockets soon, as far as the programs would serve them if
 // they were opened now. It is for those that are connected to a frontend itself since
 // before the programs were there, when nobody translates their packets any more.
-func (t *Tier) CloseStrays(pairs []SocketPair) {
+func (t *Tier) CloseUntranslated(pairs []sockets.SocketPair) {
 	t.sockets.CloseSoon(pairs)
 }
 
@@ -175,7 +180,7 @@ func (t *Tier) attach() error {
 	if err := t.hooks.Attach(t.earlier); err != nil {
 		return err
 	}
-	closeAttached(t.earlier)
+	datapath.CloseAttached(t.earlier)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.earlier, t.attached, t.waiting = nil, true, !t.opts.NoPackets
