@@ -48,7 +48,7 @@ build: ## Build bin/kube-proxy and bin/tandemctl
 .PHONY: generate
 generate: ## Compile the BPF programs and write their Go side
 	@hack/need.sh $(bpf_tools)
-	go generate ./proxier/ebpf
+	go generate ./proxier/ebpf/lbmap
 
 .PHONY: verify
 verify: ## Check format, vet, go.mod, generated files, licences

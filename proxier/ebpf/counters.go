@@ -47,9 +47,9 @@ func (t *Tier) Packets() ([]lbmap.PacketCount, error) {
 func (t *Tier) Usage() map[string]lbmap.Usage {
 	all := t.writer.Usage()
 	f := t.flowTable
-	all["flows"] = lbmap.Usage{f.Used(), f.Limit()}
-	all["tcp_flows"] = lbmap.Usage{int(f.Count(lbmap.FlowKeptTCP)), int(t.opts.Sizes.TCPFlows)}
-	all["udp_flows"] = lbmap.Usage{int(f.Count(lbmap.FlowKeptUDP)), int(t.opts.Sizes.UDPFlows)}
+	all["flows"] = lbmap.Usage{Used: f.Used(), Max: f.Limit()}
+	all["tcp_flows"] = lbmap.Usage{Used: int(f.Count(lbmap.FlowKeptTCP)), Max: int(t.opts.Sizes.TCPFlows)}
+	all["udp_flows"] = lbmap.Usage{Used: int(f.Count(lbmap.FlowKeptUDP)), Max: int(t.opts.Sizes.UDPFlows)}
 	return all
 }
 

@@ -95,7 +95,7 @@ func TestInspect(t *testing.T) {
 	used := map[string]int{}
 	usage := n.tier.Usage()
 	for _, m := range s.Maps {
-		if u, ok := usage[strings.TrimPrefix(m.Name, "tdm_")+"s"]; ok && (lbmap.Usage{*m.Used, m.Max}) != u {
+		if u, ok := usage[strings.TrimPrefix(m.Name, "tdm_")+"s"]; ok && (lbmap.Usage{Used: *m.Used, Max: m.Max}) != u {
 			t.Errorf("map %s: %d of %d; the writer has it as %+v", m.Name, *m.Used, m.Max, u)
 		}
 		// An LPM trie takes memory for what is in it, and this one is empty. So does storage

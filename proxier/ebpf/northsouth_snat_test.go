@@ -25,7 +25,7 @@ func TestSourcePortsRunOut(t *testing.T) {
 	// The host listens at one, and is connected from another one to that backend.
 	const listening = first + 7
 	for _, network := range []string{"tcp", "udp"} {
-		e := newEdge(t, Options{NodePortRange: datapath.PortRange{first + ports, 65535}})
+		e := newEdge(t, Options{NodePortRange: datapath.PortRange{First: first + ports, Last: 65535}})
 		serve(t, e.there)
 		other := serve(t, e.two.Pod("other"))
 		e.use(t, e.there)
@@ -141,7 +141,7 @@ func (e *edge) forget(t testing.TB, v *visit) {
 // Clients that have the same port go by different ones, where they come to the same
 // backend.
 func TestClientsWithTheSamePort(t *testing.T) {
-	e := newEdge(t, Options{NodePortRange: datapath.PortRange{1028, 65535}}) // no more than needed
+	e := newEdge(t, Options{NodePortRange: datapath.PortRange{First: 1028, Last: 65535}}) // no more than needed
 	serve(t, e.there)
 	e.use(t, e.there)
 	for i, n := range e.entries() {
@@ -169,7 +169,7 @@ func TestClientsWithTheSamePort(t *testing.T) {
 // all that there are, and none twice.
 func TestSourcePorts(t *testing.T) {
 	const flows, backends = 5000, 8
-	nodePorts := datapath.PortRange{30000, 32767}
+	nodePorts := datapath.PortRange{First: 30000, Last: 32767}
 	e := newEdge(t, Options{NodePortRange: nodePorts, Sizes: lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64,
 		Affinity: 64, UDPPeers: 16, OptOuts: 16, TCPFlows: 16, UDPFlows: 16, YoungFlows: flows}})
 	var nobody []netip.Addr
@@ -195,7 +195,7 @@ func TestSourcePorts(t *testing.T) {
 			if f := &list[i]; lbmap.FlowStage(f.Life) >= lbmap.FlowYoung {
 				backend, port := lbmap.ToAddr(f.Reply.Src), lbmap.ToAddrPort(f.Reply.Dst, f.Reply.Dport).Port()
 				used[backend] = append(used[backend], port)
-				if one := (datapath.PortRange{port, port}); port < 1024 || one.Overlaps(nodePorts) || one.Overlaps(ephemeral) {
+				if one := (datapath.PortRange{First: port, Last: port}); port < 1024 || one.Overlaps(nodePorts) || one.Overlaps(ephemeral) {
 					t.Errorf("port %d is used", port)
 				}
 			}

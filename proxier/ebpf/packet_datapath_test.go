@@ -54,7 +54,7 @@ const (
 )
 
 // nodePortRange is what source ports are not taken from.
-var nodePortRange = ebpfdatapath.PortRange{30000, 32767}
+var nodePortRange = ebpfdatapath.PortRange{First: 30000, Last: 32767}
 
 // pathSizes leave room for few flows, so that they push out each other.
 var pathSizes = lbmap.Sizes{
@@ -260,7 +260,7 @@ func (p *path) node() datapath.Node {
 		L2: 14, MAC: p.mac, Route: p.route, Pod: p.variant.Role == lbmap.RolePod, FromPod: p.variant.FromPod,
 		KeptTCP: int(s.TCPFlows), KeptUDP: int(s.UDPFlows), Young: int(flowtable.PowerOfTwo(s.YoungFlows)), Over: lbmap.MaxClosed,
 		SourcePort: func(port uint16) bool {
-			return port >= 1024 && !p.tier.opts.NodePortRange.Overlaps(ebpfdatapath.PortRange{port, port})
+			return port >= 1024 && !p.tier.opts.NodePortRange.Overlaps(ebpfdatapath.PortRange{First: port, Last: port})
 		},
 	}
 }

@@ -74,7 +74,7 @@ func TestPacketPorts(t *testing.T) {
 	const first, last = 1024, 1123 // more than are tried at once
 	sizes := pathSizes
 	sizes.YoungFlows = 512
-	p := newPath(t, Options{Sizes: sizes, NodePortRange: datapath.PortRange{last + 1, 65535}})
+	p := newPath(t, Options{Sizes: sizes, NodePortRange: datapath.PortRange{First: last + 1, Last: 65535}})
 	p.endsCluster(t)
 	held := []uint16{1030, 1031, 1100}
 	for _, at := range []netip.AddrPort{
@@ -132,7 +132,7 @@ func TestPacketManyPorts(t *testing.T) {
 	const first, ports, rounds = 1024, 400, 100 // 288 are tried
 	sizes := pathSizes
 	sizes.YoungFlows = 512
-	p := newPath(t, Options{Sizes: sizes, NodePortRange: datapath.PortRange{first + ports, 65535}})
+	p := newPath(t, Options{Sizes: sizes, NodePortRange: datapath.PortRange{First: first + ports, Last: 65535}})
 	p.endsCluster(t)
 	for _, e := range []ends{endsOf(proxier.IPv4), endsOf(proxier.IPv6)} {
 		t.Run(e.String(), func(t *testing.T) {

@@ -45,7 +45,7 @@ type ends struct {
 }
 
 // onePort leaves a single source port, so that there is no choice.
-var onePort = ebpfdatapath.PortRange{1025, 65535}
+var onePort = ebpfdatapath.PortRange{First: 1025, Last: 65535}
 
 func endsOf(f proxier.Family) ends {
 	at := func(four, six string, port uint16) netip.AddrPort {

@@ -78,7 +78,7 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 		keys, values := &stay, &stayValues
 		if addr := lbmap.ToAddr(key.Addr); addr == all[0].vips[0].Addr() || addr == all[0].vips[1].Addr() {
 			keys, values = &move, &moveValues
-			f := lbmap.FrontendEntry{key, value}
+			f := lbmap.FrontendEntry{Key: key, Value: value}
 			tables.Sets[f.SetID(proxier.FromPod)+1] = tables.Sets[f.SetID(proxier.FromPod)]
 		}
 		*keys = append(*keys, key)
@@ -95,7 +95,7 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 	switchTo := func(now int) error {
 		from, to := stayValues[1-now], stayValues[now]
 		set := func(i int, v lbmap.FrontendValue) *uint64 {
-			f := lbmap.FrontendEntry{stay[i], v}
+			f := lbmap.FrontendEntry{Key: stay[i], Value: v}
 			return &tables.Sets[f.SetID(proxier.FromPod)]
 		}
 		for i := range to {
@@ -275,7 +275,7 @@ func TestUnusedSet(t *testing.T) {
 	if err != nil || !found {
 		t.Fatal(found, err)
 	}
-	f := lbmap.FrontendEntry{frontendKeyOf("tcp4"), value}
+	f := lbmap.FrontendEntry{Key: frontendKeyOf("tcp4"), Value: value}
 	atomic.StoreUint64(&tables.Sets[f.SetID(proxier.FromPod)], lbmap.UnusedSet)
 	if r, err := client.Ask(t.Context(), "tcp", targets()["tcp4"]); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("%v %v", r, err)

@@ -66,7 +66,7 @@ func TestStrays(t *testing.T) {
 				defer c.Close()
 				strays = append(strays, stray{c, s.name, s.closed})
 				if local := netip.MustParseAddrPort(c.LocalAddr().String()); s.named {
-					pairs = append(pairs, sockets.SocketPair{netip.AddrPortFrom(local.Addr().Unmap(), local.Port()), netip.AddrPortFrom(s.to.Addr().Unmap(), s.to.Port())})
+					pairs = append(pairs, sockets.SocketPair{Local: netip.AddrPortFrom(local.Addr().Unmap(), local.Port()), Remote: netip.AddrPortFrom(s.to.Addr().Unmap(), s.to.Port())})
 				}
 			}
 			n.OnServiceAdd(dualService())
@@ -114,7 +114,7 @@ func TestStraysWithoutStorage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	n.tier.CloseUntranslated([]sockets.SocketPair{{netip.MustParseAddrPort(c.LocalAddr().String()), to}})
+	n.tier.CloseUntranslated([]sockets.SocketPair{{Local: netip.MustParseAddrPort(c.LocalAddr().String()), Remote: to}})
 	if closed, err := n.tier.sockets.CloseNow(t.Context()); closed != 1 || err == nil {
 		t.Errorf("closed %d, %v", closed, err)
 	}
@@ -125,7 +125,7 @@ func TestStraysAreKept(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
 	n := newNode(t, one, l, Options{ProcRoot: t.TempDir() + "/nowhere"})
-	pair := sockets.SocketPair{netip.AddrPortFrom(one.Addr4, 4000), netip.AddrPortFrom(vip4, 80)}
+	pair := sockets.SocketPair{Local: netip.AddrPortFrom(one.Addr4, 4000), Remote: netip.AddrPortFrom(vip4, 80)}
 	n.tier.CloseUntranslated([]sockets.SocketPair{pair})
 	if _, err := n.tier.sockets.CloseNow(t.Context()); err == nil {
 		t.Error("no error")

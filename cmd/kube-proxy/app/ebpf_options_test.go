@@ -3,9 +3,9 @@
 package app
 
 import (
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 import (

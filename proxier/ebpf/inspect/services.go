@@ -202,7 +202,7 @@ func (t tableReader) frontendsByService() (map[uint32][]lbmap.FrontendEntry, err
 	by := map[uint32][]lbmap.FrontendEntry{}
 	for key, value := range seen {
 		// Nobody is led by one that is not whole.
-		if f := (lbmap.FrontendEntry{key, value}); f.IsWhole() {
+		if f := (lbmap.FrontendEntry{Key: key, Value: value}); f.IsWhole() {
 			by[value.Service] = append(by[value.Service], f)
 		}
 	}

@@ -70,7 +70,7 @@ func (w *Writer) Load() error {
 			return
 		}
 		s := &left[service]
-		s.frontends = append(s.frontends, lbmap.FrontendEntry{key, value})
+		s.frontends = append(s.frontends, lbmap.FrontendEntry{Key: key, Value: value})
 		w.usedFrontends++
 	})
 	if err != nil {
@@ -166,7 +166,7 @@ func (w *Writer) audit() error {
 	err := w.tables.Frontends.Dump(func(key lbmap.FrontendKey, value lbmap.FrontendValue) {
 		if service := int(value.Service); service < len(owner) && owner[service] != 0 {
 			p := &w.ports[owner[service]-1]
-			if slices.Contains(p.frontends, lbmap.FrontendEntry{key, value}) {
+			if slices.Contains(p.frontends, lbmap.FrontendEntry{Key: key, Value: value}) {
 				found++
 				return
 			}

@@ -29,7 +29,7 @@ func (w *Writer) program(index uint32) error {
 		if !w.adopt(p) {
 			id, ok := w.services.alloc()
 			if !ok {
-				return w.full("services", 1, lbmap.Usage{w.services.used, int(w.services.limit) - 1})
+				return w.full("services", 1, lbmap.Usage{Used: w.services.used, Max: int(w.services.limit) - 1})
 			}
 			p.id = id
 		}
@@ -40,15 +40,15 @@ func (w *Writer) program(index uint32) error {
 
 	frontends, fresh := w.frontendsOf(p)
 	if max := w.tables.Frontends.MaxEntries(); fresh > 0 && w.usedFrontends+fresh > max {
-		return w.full("frontends", fresh, lbmap.Usage{w.usedFrontends, max})
+		return w.full("frontends", fresh, lbmap.Usage{Used: w.usedFrontends, Max: max})
 	}
 	ranges := rangesOf(d, p.id)
 	if fresh := w.freshRanges(p.ranges, ranges); fresh > 0 && w.usedRanges+fresh > w.tables.Ranges.MaxEntries() {
-		return w.full("ranges", fresh, lbmap.Usage{w.usedRanges, w.tables.Ranges.MaxEntries()})
+		return w.full("ranges", fresh, lbmap.Usage{Used: w.usedRanges, Max: w.tables.Ranges.MaxEntries()})
 	}
 	ids, missing, removed := w.matchBackends(p)
 	if missing > w.backends.room() {
-		return w.full("backends", missing, lbmap.Usage{w.backends.used, int(w.backends.limit) - 1})
+		return w.full("backends", missing, lbmap.Usage{Used: w.backends.used, Max: int(w.backends.limit) - 1})
 	}
 	var sets [proxier.Sets]setPlan
 	for s := range proxier.Sets {
@@ -64,7 +64,7 @@ func (w *Writer) program(index uint32) error {
 					w.slots.release(earlier.extent)
 				}
 			}
-			return w.full("slots", plan.size, lbmap.Usage{w.slots.used, int(w.slots.size)})
+			return w.full("slots", plan.size, lbmap.Usage{Used: w.slots.used, Max: int(w.slots.size)})
 		}
 		plan.extent = x
 	}

@@ -52,12 +52,12 @@ func (w *Writer) Usage() map[string]lbmap.Usage {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	return map[string]lbmap.Usage{
-		"frontends": {w.usedFrontends, w.tables.Frontends.MaxEntries()},
-		"services":  {w.services.used, int(w.services.limit) - 1},
-		"backends":  {w.backends.used, int(w.backends.limit) - 1},
-		"slots":     {w.slots.used, int(w.slots.size)},
-		"ranges":    {w.usedRanges, w.tables.Ranges.MaxEntries()},
-		"locals":    {len(w.locals), w.tables.Locals.MaxEntries()},
+		"frontends": {Used: w.usedFrontends, Max: w.tables.Frontends.MaxEntries()},
+		"services":  {Used: w.services.used, Max: int(w.services.limit) - 1},
+		"backends":  {Used: w.backends.used, Max: int(w.backends.limit) - 1},
+		"slots":     {Used: w.slots.used, Max: int(w.slots.size)},
+		"ranges":    {Used: w.usedRanges, Max: w.tables.Ranges.MaxEntries()},
+		"locals":    {Used: len(w.locals), Max: w.tables.Locals.MaxEntries()},
 	}
 }
 

@@ -19,7 +19,7 @@ func Text(tables *lbmap.Tables) string {
 	var lines []string
 	err := tables.Frontends.Dump(func(key lbmap.FrontendKey, value lbmap.FrontendValue) {
 		e := &tables.Services[value.Service]
-		f := lbmap.FrontendEntry{key, value}
+		f := lbmap.FrontendEntry{Key: key, Value: value}
 		head := fmt.Sprintf("%s/%s %s affinity=%d", lbmap.ToAddrPort(key.Addr, key.Port), proxier.Protocol(key.Proto), e.Name[:e.NameLen], value.Affinity)
 		for origin := range proxier.Origins {
 			lines = append(lines, head+routeText(value.Flags, origin)+" -> "+setText(tables, f.SetID(origin)))
