@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The image: kube-proxy where upstream's has it, tandemctl, and the tools that kube-proxy
-# runs; no shell, no package manager. 'make image' builds it. No stage runs a program of
-# the target's architecture, so that all are built anywhere, without emulation.
+# The image: kube-proxy at the same path as in upstream's image, tandemctl, and the tools that
+# kube-proxy runs; no shell, no package manager. 'make image' builds it. No stage runs a program
+# of the target architecture, so any machine can build every architecture without emulation.
 
 ARG GO=1.26
 ARG DEBIAN=trixie

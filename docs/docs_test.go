@@ -170,3 +170,67 @@ func TestPackages(t *testing.T) {
 		}
 	}
 }
+
+// quoted are texts of the programs that pages tell operators to look for.
+var quoted = []struct{ page, text string }{
+	{"docs/install.md", "Selected the proxy mode"},
+	{"docs/install.md", "no program of Tandem is attached"},
+	{"docs/install.md", "ProxyModeFallback"},
+	{"docs/processes.md", "ProxyModeFallback"},
+	{"docs/processes.md", "IncompleteNode"},
+	{"docs/configuration.md", "InvalidConfig"},
+	{"docs/semantics.md", "FailedToStartServiceHealthcheck"},
+	{"docs/semantics.md", "Unguarded"},
+	{"docs/ebpf.md", "tdm_connect4"},
+	{"docs/processes.md", "KUBE-PROXY-DRAIN"},
+	{"docs/troubleshooting.md", "FailedToStartMetricServer"},
+	{"docs/troubleshooting.md", "FailedToStartProxierHealthcheck"},
+	{"docs/troubleshooting.md", "VirtualServerRefused"},
+	{"docs/troubleshooting.md", "RulesRefused"},
+}
+
+// TestQuotedTexts: what pages quote is what the programs print.
+func TestQuotedTexts(t *testing.T) {
+	all, printed := pages(t), map[string]bool{}
+	walk(t, func(path string, text []byte) {
+		for _, q := range quoted {
+			if !strings.HasSuffix(path, "_test.go") && strings.Contains(string(text), q.text) {
+				printed[q.text] = true
+			}
+		}
+	}, ".go", ".c")
+	for _, q := range quoted {
+		if !strings.Contains(all[q.page], q.text) {
+			t.Errorf("%s does not quote %q", q.page, q.text)
+		}
+		if !printed[q.text] {
+			t.Errorf("%s quotes %q, which no program prints", q.page, q.text)
+		}
+	}
+	golden, err := os.ReadFile("../observe/explain/testdata/pod-text.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The command of the README names no source port.
+	if want := strings.Replace(string(golden), "10.244.1.7:40000", "10.244.1.7", 1); !strings.Contains(all["README.md"], want) {
+		t.Errorf("README.md does not show what tandemctl explain prints:\n%s", want)
+	}
+}
+
+// TestEvents: docs/troubleshooting.md explains every reason that an Event or a problem can have.
+func TestEvents(t *testing.T) {
+	page := pages(t)["docs/troubleshooting.md"]
+	handlers, err := os.ReadFile("../proxier/handlers.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`(?m)^\tReason\w+ += "(\w+)"`).FindAllStringSubmatch(string(handlers), -1)
+	if len(found) < 10 {
+		t.Errorf("found only %d reasons", len(found))
+	}
+	for _, m := range found {
+		if !strings.Contains(page, "`"+m[1]+"`") {
+			t.Errorf("docs/troubleshooting.md does not explain %s", m[1])
+		}
+	}
+}

@@ -46,7 +46,7 @@ kerneltest() {
 	local status=0
 	KERNEL=$kernel TESTFLAGS= hack/kernels.sh -json ./proxier/ipvs || status=1
 	KERNEL=$kernel TESTFLAGS='-test.run=^(TestMixed|TestSCTP|TestIPVS|TestPacketCounters|TestRulePackets|TestKernel)$|^TestScenarios$/^s80|^(TestHealthChecks|TestInitOnly|TestReady)$/^ipvs$' \
-		hack/kernels.sh -json ./proxier/iptables ./test/e2e ./test/lab ./kernel/nfacct || status=1
+		hack/kernels.sh -json ./proxier/iptables/integration ./test/e2e ./test/lab ./kernel/nfacct || status=1
 	return $status
 }
 

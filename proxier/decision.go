@@ -45,7 +45,7 @@ func (b *Backend) In(s Set) bool {
 // facts, but for Frontend.Conflict, which depends on the other Services.
 type Decision struct {
 	Name     ServicePortName
-	UID      types.UID // of the Service, for Events alone
+	UID      types.UID // of the Service, for Events
 	Created  time.Time
 	Affinity time.Duration
 	// OptedOut says that it is not to be carried by a fast tier where another one can.
@@ -178,7 +178,7 @@ func (d *Decision) Unserved() *Decision {
 }
 
 func (d *Decision) equal(o *Decision) bool {
-	if d.Name != o.Name || !d.Created.Equal(o.Created) || d.Affinity != o.Affinity || d.OptedOut != o.OptedOut ||
+	if d.Name != o.Name || d.UID != o.UID || !d.Created.Equal(o.Created) || d.Affinity != o.Affinity || d.OptedOut != o.OptedOut ||
 		d.HealthCheckNodePort != o.HealthCheckNodePort || d.Empty != o.Empty ||
 		len(d.Frontends) != len(o.Frontends) || len(d.Backends) != len(o.Backends) {
 		return false

@@ -37,20 +37,17 @@ func compares[T any](name string, equal func(a, b *T) bool, ignores map[string]s
 	}
 }
 
-const (
-	backing = "only the memory that a list of the value uses"
-	forText = "identifies the object in Events; nothing is decided by it"
-)
+const backing = "only the memory that a list of the value uses"
 
 var comparisons = []comparison{
 	compares("Service", (*Service).equal, map[string]string{
-		"Name": "the tracker compares Services of one name", "UID": forText, "onePort": backing,
+		"Name": "the tracker compares Services of one name", "onePort": backing,
 	}),
 	compares("ServiceExtras", (*ServiceExtras).equal, nil),
 	compares("EndpointSlice", (*EndpointSlice).equal, map[string]string{"onePort": backing}),
 	compares("Frontend", (*Frontend).equal, nil),
 	compares("Decision", (*Decision).equal, map[string]string{
-		"UID": forText, "index": "identifies the service port; two decisions that are compared have the same", "oneFrontend": backing,
+		"index": "identifies the service port; two decisions that are compared have the same", "oneFrontend": backing,
 	}),
 	compares("Detector", (*Detector).equal, nil),
 	compares("Facts", (*Facts).equal, nil),
@@ -59,7 +56,7 @@ var comparisons = []comparison{
 	}),
 	compares("NodeRules", (*NodeRules).Equal, nil),
 	compares("claimsAs", (*Decision).claimsAs, map[string]string{
-		"Name": "identifies the service port", "UID": forText, "index": "identifies the service port", "oneFrontend": backing,
+		"Name": "identifies the service port", "UID": "no claim", "index": "identifies the service port", "oneFrontend": backing,
 		"Affinity": "no claim", "OptedOut": "no claim", "HealthCheckNodePort": "no claim", "Backends": "no claim", "Empty": "no claim",
 		"Frontends[0].Routes": "no claim", "Frontends[0].Filtered": "no claim", "Frontends[0].Ranges": "no claim",
 		"Frontends[0].Pods": "no claim", "Frontends[0].Host": "no claim", "Frontends[0].Unguarded": "no claim",

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
@@ -105,3 +106,28 @@ type failingTier struct {
 }
 
 func (f *failingTier) Sync(context.Context, Update) error { return f.err }
+
+// TestRecreatedService: a Service that is deleted and made anew within a second, all else
+// alike, has another UID, by which kubectl finds its Events.
+func TestRecreatedService(t *testing.T) {
+	tracker, table := NewChangeTracker("node1", time.Time{}, nil), NewTable(Facts{}, Policy{})
+	web := makeService("web", func(s *v1.Service) {
+		s.UID = "one"
+		s.Spec.Type, s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = v1.ServiceTypeLoadBalancer, v1.ServiceExternalTrafficPolicyLocal, 32000
+	})
+	tracker.UpdateService(web)
+	table.Apply(tracker.Take())
+	tracker.DeleteService(types.NamespacedName{Namespace: web.Namespace, Name: web.Name})
+	again := web.DeepCopy()
+	again.UID = "two"
+	tracker.UpdateService(again)
+	changes := table.Apply(tracker.Take())
+	if len(changes) != 1 || changes[0].New.UID != "two" {
+		t.Errorf("changes %v", changes)
+	}
+	for _, h := range table.HealthChecks() {
+		if h.UID != "two" {
+			t.Errorf("the health check is that of UID %s", h.UID)
+		}
+	}
+}

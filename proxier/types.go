@@ -90,7 +90,7 @@ type ServicePort struct {
 // Service is what the decisions need of a v1.Service. It is immutable.
 type Service struct {
 	Name types.NamespacedName
-	// UID is for Events alone.
+	// UID is for Events: nothing is decided by it.
 	UID types.UID
 	// Created decides between two Services that claim the same address.
 	Created time.Time
@@ -143,7 +143,8 @@ func (s *Service) equal(o *Service) bool {
 	if s == nil || o == nil {
 		return false
 	}
-	return s.Created.Equal(o.Created) && s.ClusterIPs == o.ClusterIPs && s.InternalLocal == o.InternalLocal &&
+	// A Service may be deleted and made anew within a second, all else alike.
+	return s.UID == o.UID && s.Created.Equal(o.Created) && s.ClusterIPs == o.ClusterIPs && s.InternalLocal == o.InternalLocal &&
 		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
 }
 

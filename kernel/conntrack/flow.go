@@ -16,22 +16,22 @@ import (
 // from a dump.
 var ErrInterrupted = errors.New("dump was interrupted by changes")
 
-// Flow is what matters here of an entry of conntrack.
+// Flow is a conntrack entry, reduced to the fields that the proxy uses.
 type Flow struct {
 	Protocol inet.Protocol
-	// Zone is that of the entry, or of one of its directions. 0 is the zone of
-	// everybody; in others are connections that somebody keeps apart.
+	// Zone is the conntrack zone of the entry, or of one of its directions. The proxy
+	// works in zone 0, the default; other software uses the other zones.
 	Zone uint16
-	// ID tells the entry from a later one with the same addresses.
+	// ID distinguishes the entry from a later one with the same addresses.
 	ID uint32
-	// Source and Destination are what the client sends from and to.
+	// Source and Destination are the tuple of the original direction.
 	Source, Destination netip.AddrPort
-	// Replies is where replies come from: the backend, or the Destination if
-	// nobody translated it.
+	// Replies is the source of the reply direction: the backend, or the Destination
+	// if it was not translated.
 	Replies netip.AddrPort
 }
 
-// Translated says whether the destination became another.
+// Translated reports whether the destination was translated (DNAT).
 func (f *Flow) Translated() bool { return f.Replies != f.Destination }
 
 func (f Flow) String() string {
@@ -44,11 +44,11 @@ func (f Flow) String() string {
 
 // Table is a conntrack table.
 type Table interface {
-	// Flows lists the UDP flows of a family, and may list others. An error is the
-	// last thing it yields: ErrInterrupted if entries may be missing, in which case
-	// those listed are right nevertheless.
+	// Flows lists the UDP flows of a family. It may list flows of other protocols too.
+	// It yields an error last, if any. After ErrInterrupted, entries may be missing,
+	// but the listed ones are valid.
 	Flows(ctx context.Context, family inet.Family) iter.Seq2[Flow, error]
-	// Delete deletes exactly these entries of zone 0, and counts those that were
-	// still there. An error about one does not keep the others.
+	// Delete deletes exactly these entries of zone 0 and returns how many still
+	// existed. An error for one entry does not stop the others from being deleted.
 	Delete(ctx context.Context, flows []Flow) (deleted int, err error)
 }

@@ -17,13 +17,13 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/netlink"
 )
 
-// deleteBatch is how many requests go into one message; their answers must fit into the
-// socket's receive buffer.
+// deleteBatch is the number of requests per message. Their answers must fit into the
+// receive buffer of the socket.
 const deleteBatch = 64
 
-// Kernel is the conntrack of the calling thread's network namespace. The netlink
-// library has one as well, but deletes by a dump for each call, and without the ids
-// that keep a newer entry with the same addresses safe.
+// Kernel is the conntrack table of the calling thread's network namespace. The netlink
+// library can delete entries too, but it dumps the table for each call, and does not
+// compare ids, so it could delete a newer entry with the same addresses.
 type Kernel struct{}
 
 var _ Table = Kernel{}
@@ -57,14 +57,14 @@ func (Kernel) Flows(ctx context.Context, family inet.Family) iter.Seq2[Flow, err
 		if err == nil && interrupted {
 			err = ErrInterrupted
 		}
-		// A dump that is cut short ends with its socket.
+		// Closing the socket ends a dump that was not read to its end.
 		if err != nil && !stopped {
 			yield(Flow{}, err)
 		}
 	}
 }
 
-// Find returns the entry of what is sent from and to these addresses in zone 0; the error is
+// Find returns the entry in zone 0 whose original direction has these addresses. The error is
 // unix.ENOENT if there is none.
 func (Kernel) Find(ctx context.Context, protocol inet.Protocol, source, destination netip.AddrPort) (found Flow, err error) {
 	c, err := open()
@@ -104,9 +104,9 @@ func (Kernel) Delete(ctx context.Context, flows []Flow) (deleted int, err error)
 			case ferr == nil:
 				deleted++
 			case errors.Is(ferr, unix.ENOENT):
-				// Gone meanwhile.
+				// It expired in the meantime.
 			default:
-				// One is named; the others will mostly have the same.
+				// Report one; the others mostly fail for the same reason.
 				failed++
 				err = fmt.Errorf("%s: %w", f, ferr)
 			}
@@ -120,7 +120,7 @@ func (Kernel) Delete(ctx context.Context, flows []Flow) (deleted int, err error)
 	return deleted, err
 }
 
-// conn is a socket, and the memory for what is sent.
+// conn is a netlink socket with a buffer for requests.
 type conn struct {
 	*netlink.Conn
 	req []byte
@@ -134,8 +134,8 @@ func open() (*conn, error) {
 	return &conn{Conn: c}, nil
 }
 
-// delete deletes entries, and tells what became of each.
-func (c *conn) delete(ctx context.Context, flows []Flow, told func(*Flow, error)) error {
+// delete deletes entries and calls result for each of them.
+func (c *conn) delete(ctx context.Context, flows []Flow, result func(*Flow, error)) error {
 	c.req = c.req[:0]
 	for i := range flows {
 		c.req = deleteRequest(c.req, &flows[i], uint32(i))
@@ -151,7 +151,7 @@ func (c *conn) delete(ctx context.Context, flows []Flow, told func(*Flow, error)
 		if m.Seq >= uint32(len(flows)) {
 			return true, fmt.Errorf("receive: answer to request %d of %d", m.Seq, len(flows))
 		}
-		told(&flows[m.Seq], m.Errno())
+		result(&flows[m.Seq], m.Errno())
 		left--
 		return left == 0, nil
 	})

@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/sysctl"
 )
 
-// Where the kernel has its settings.
+// Paths of the settings.
 const (
 	settingsDir = "proc/sys/net/netfilter/"
 	limitName   = settingsDir + "nf_conntrack_max"
@@ -28,22 +28,22 @@ const (
 	onlineCPUs  = "sys/devices/system/cpu/online"
 )
 
-// mostFlows is upstream's bound for what it works out: a flow takes 320 bytes, and a
-// table of more than that is somebody's decision.
+// mostFlows is upstream's upper bound for a computed limit. An entry takes 320 bytes, so
+// a larger table must be configured explicitly.
 const mostFlows = 1 << 20
 
-// Settings are what a configuration says of the kernel's conntrack. Zero leaves a
-// setting as it is.
+// Settings are the configured conntrack sysctls. A zero value leaves a setting
+// unchanged.
 type Settings struct {
-	// MaxPerCPU times the CPUs, but at least Min, is how many flows there can be.
+	// The table holds MaxPerCPU entries for each CPU, but at least Min.
 	MaxPerCPU, Min int
-	// TCPEstablished and the others are how long flows are remembered.
+	// TCPEstablished and the others are timeouts of entries.
 	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
-	// TCPBeLiberal takes packets outside of a connection's window for valid.
+	// TCPBeLiberal accepts packets outside the TCP window as valid.
 	TCPBeLiberal bool
 }
 
-// limit is how many flows there can be, on a node with so many CPUs.
+// limit returns the size of the table for a number of CPUs, or 0 to leave it unchanged.
 func (s *Settings) limit(cpus int) int {
 	if s.MaxPerCPU <= 0 {
 		return 0
@@ -51,26 +51,26 @@ func (s *Settings) limit(cpus int) int {
 	return max(min(s.MaxPerCPU*cpus, mostFlows), s.Min)
 }
 
-// Ready has the kernel load its conntrack, which may be a module that comes with the
-// first rule that needs it: it has no settings before.
+// Ready makes the kernel load its conntrack module, if it is not loaded yet. The settings
+// do not exist before that.
 func Ready(ctx context.Context, root sysctl.Root) {
 	if _, err := root.Get(limitName); !errors.Is(err, fs.ErrNotExist) {
 		return
 	}
 	for range (Kernel{}).Flows(ctx, inet.IPv4) {
-		break // it is asked for them; there are none, or an error that Apply will have as well
+		break // the request loads the module; Apply reports an error, if any
 	}
 }
 
-// Apply changes the kernel's settings, as far as they are others, in the network
-// namespace of the calling thread. Of what could not be changed, skipped is what
-// upstream passes over or what belongs to the first network namespace alone.
+// Apply changes the settings that differ, in the network namespace of the calling thread.
+// Settings that could not be changed are in skipped if upstream ignores that failure too,
+// or if only the initial network namespace can change them. Others are in err.
 func (s *Settings) Apply(ctx context.Context, root sysctl.Root) (skipped []error, err error) {
 	logger := klog.FromContext(ctx)
 	set := func(name, value string) error {
 		changed, err := root.Ensure(name, value)
 		if changed {
-			logger.Info("Changed a setting of the kernel", "setting", name, "value", value)
+			logger.Info("Changed sysctl", "setting", name, "value", value)
 		}
 		return err
 	}
@@ -79,15 +79,15 @@ func (s *Settings) Apply(ctx context.Context, root sysctl.Root) (skipped []error
 		switch is, err := number(root, limitName); {
 		case err == nil && is != limit && root.Foreign(limitName):
 			if is < limit {
-				skipped = append(skipped, fmt.Errorf("%s is %d, and should be %d: it can be changed in the first network namespace alone", limitName, is, limit))
+				skipped = append(skipped, fmt.Errorf("%s is %d, want %d: only the initial network namespace can change it", limitName, is, limit))
 			}
 		default:
 			if err := set(limitName, strconv.Itoa(limit)); err != nil {
 				errs = append(errs, err)
 				break
 			}
-			// Buckets of four flows on average, as upstream has them. /sys is read-only in
-			// containers that are not privileged.
+			// Four entries per bucket on average, as in upstream. /sys is read-only in
+			// unprivileged containers.
 			if has, err := number(root, bucketsName); err != nil || has < limit/4 {
 				if err := set(bucketsName, strconv.Itoa(limit/4)); err != nil {
 					skipped = append(skipped, err)
@@ -103,7 +103,7 @@ func (s *Settings) Apply(ctx context.Context, root sysctl.Root) (skipped []error
 		{"nf_conntrack_udp_timeout", s.UDP}, {"nf_conntrack_udp_timeout_stream", s.UDPStream},
 	} {
 		if t.is > 0 {
-			// Not 0, which would have flows forgotten at once.
+			// Not 0, which would expire entries immediately.
 			errs = append(errs, set(settingsDir+t.name, strconv.Itoa(max(1, int(t.is/time.Second)))))
 		}
 	}
@@ -121,9 +121,10 @@ func number(root sysctl.Root, name string) (int, error) {
 	return strconv.Atoi(text)
 }
 
-// cpus are those of the node, not those that this process may run on.
+// cpus returns the number of online CPUs of the node, which may be more than this process
+// may use.
 func cpus(root sysctl.Root) (n int) {
-	text, err := root.Get(onlineCPUs) // as 0-3,6
+	text, err := root.Get(onlineCPUs) // for example 0-3,6
 	if err != nil {
 		return runtime.NumCPU()
 	}

@@ -136,7 +136,7 @@ func TestSettingsOfNamespace(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if before != "1048576" && (len(skipped) != 1 || !strings.Contains(skipped[0].Error(), "first network namespace")) {
+			if before != "1048576" && (len(skipped) != 1 || !strings.Contains(skipped[0].Error(), "initial network namespace")) {
 				t.Errorf("skipped %v", skipped)
 			}
 			for name, want := range map[string]string{

@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/netlink"
 )
 
-// What include/uapi/linux/netfilter/{nfnetlink,nfnetlink_conntrack}.h define and the
+// Constants of include/uapi/linux/netfilter/{nfnetlink,nfnetlink_conntrack}.h that the
 // netlink library lacks.
 const (
 	subsystem = 1 << 8 // NFNL_SUBSYS_CTNETLINK
@@ -48,8 +48,8 @@ func begin(b []byte, kind, flags uint16, seq uint32, family inet.Family) []byte 
 	return append(netlink.Begin(b, kind, flags, seq), addressFamily(family), nl.NFNETLINK_V0, 0, 0)
 }
 
-// listRequest asks for all UDP entries of a family. Kernels before 5.8 do not know
-// the filter, and list the others as well.
+// listRequest requests all UDP entries of a family. Kernels before 5.8 ignore the
+// filter and list all protocols.
 func listRequest(family inet.Family, seq uint32) []byte {
 	b := begin(nil, msgGet, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, seq, family)
 	b = netlink.Nest(b, nl.CTA_TUPLE_ORIG, func(b []byte) []byte {
@@ -63,8 +63,8 @@ func listRequest(family inet.Family, seq uint32) []byte {
 	return netlink.End(b, 0)
 }
 
-// deleteRequest appends a request to delete one entry. It must have the addresses:
-// without them, the kernel deletes all entries there are.
+// deleteRequest appends a request to delete one entry. The addresses are required:
+// without them, the kernel deletes all entries.
 func deleteRequest(b []byte, f *Flow, seq uint32) []byte {
 	start := len(b)
 	b = begin(b, msgDelete, unix.NLM_F_REQUEST|unix.NLM_F_ACK, seq, inet.FamilyOf(f.Destination.Addr()))
@@ -73,13 +73,13 @@ func deleteRequest(b []byte, f *Flow, seq uint32) []byte {
 	return netlink.End(b, start)
 }
 
-// getRequest is one for the entry of what is sent from and to these addresses.
+// getRequest requests the entry whose original direction has the flow's addresses.
 func getRequest(f *Flow, seq uint32) []byte {
 	b := begin(nil, msgGet, unix.NLM_F_REQUEST, seq, inet.FamilyOf(f.Destination.Addr()))
 	return netlink.End(original(b, f), 0)
 }
 
-// original appends what a client sends from and to.
+// original appends the tuple of the original direction.
 func original(b []byte, f *Flow) []byte {
 	src, dst := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
 	if inet.FamilyOf(f.Destination.Addr()) == inet.IPv6 {
@@ -106,7 +106,7 @@ type tuple struct {
 	zone             uint16
 }
 
-// parseFlow reads what comes after the header of a message about an entry.
+// parseFlow parses a message about an entry, without the netlink header.
 func parseFlow(b []byte) (Flow, error) {
 	var f Flow
 	if len(b) < genericLen {
@@ -133,7 +133,8 @@ func parseFlow(b []byte) (Flow, error) {
 	f.Source = netip.AddrPortFrom(orig.src, orig.srcPort)
 	f.Destination = netip.AddrPortFrom(orig.dst, orig.dstPort)
 	f.Replies = netip.AddrPortFrom(reply.src, reply.srcPort)
-	// Of two zones the kernel names one; any makes the entry somebody's own.
+	// The kernel reports the zone of the entry or of one direction. Any zone but 0
+	// belongs to other software.
 	f.Zone |= orig.zone | reply.zone
 	if err == nil && (!orig.src.IsValid() || !orig.dst.IsValid() || !reply.src.IsValid()) {
 		err = errors.New("parse entry: it has no addresses")
@@ -172,7 +173,7 @@ func (t *tuple) parseAddresses(b []byte) error {
 	})
 }
 
-// parsePorts reads the protocol, and ports where it has some.
+// parsePorts parses the protocol, and the ports if the protocol has any.
 func (t *tuple) parsePorts(b []byte) error {
 	return netlink.EachAttr(b, func(kind uint16, v []byte) (err error) {
 		switch kind {

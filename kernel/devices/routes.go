@@ -7,25 +7,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Routes is what the routes of all tables say of each device, by its index. That
-// much is kept of a million routes too.
+// Routes summarises the routes of all tables by device index. Its size depends on the
+// number of devices, not of routes.
 type Routes map[int]use
 
-// use is what is reached by a device.
+// use says which destinations are reached through a device.
 type use struct {
 	wide    bool // more than single addresses
 	all     bool // everything: a default route
-	gateway bool // something by way of another machine
+	gateway bool // at least one destination through a gateway
 }
 
-// Add takes a route into account.
+// Add adds a route to the summary.
 func (r Routes) Add(route netlink.Route) {
-	// Blackholes and their like lead nowhere. The table local is about the node's own
-	// addresses, and multicast on kernels that have no type for it.
+	// Blackhole, unreachable and similar routes use no device. The local table has the
+	// node's own addresses, and on some kernels multicast.
 	if route.Type != unix.RTN_UNICAST || route.Table == unix.RT_TABLE_LOCAL {
 		return
 	}
-	ones, bits := 0, 1 // no destination is any destination
+	ones, bits := 0, 1 // a route without destination is a default route
 	if route.Dst != nil {
 		// Every device that is up has fe80::/64.
 		if route.Dst.IP.IsLinkLocalUnicast() {

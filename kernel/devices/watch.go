@@ -18,52 +18,52 @@ import (
 )
 
 const (
-	// burstTime is how long changes are collected: a device that comes up gets
-	// addresses and routes.
+	// burstTime is how long changes are collected before the devices are listed: a
+	// device that comes up also gets addresses and routes.
 	burstTime = 20 * time.Millisecond
-	// restFactor is how many times as long as a look took changes are collected after
-	// it: on a router with a million routes a look is work for seconds.
+	// restFactor limits the share of time spent listing: after a list that took t,
+	// changes are collected for restFactor*t. With a million routes, a list takes seconds.
 	restFactor = 4
-	// relistTime is for what nobody told.
+	// relistTime is the interval of lists without a notification.
 	relistTime = time.Minute
-	// reopenTime is how long to wait after the first failure.
+	// reopenTime is the delay after the first failure.
 	reopenTime = time.Second
-	// maxDumps bounds how often a look is repeated because devices changed under it.
+	// maxDumps bounds how often a list is repeated because devices changed meanwhile.
 	maxDumps = 5
 )
 
-// events are the groups of messages after which the uplinks may be others.
+// events are the netlink groups whose notifications can change the uplinks.
 const events = unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR | unix.RTMGRP_IPV4_ROUTE | unix.RTMGRP_IPV6_ROUTE
 
 // Options of a Watcher.
 type Options struct {
-	// Names are patterns of the devices to take, instead of looking for them;
-	// see Named.
+	// Names are patterns of the devices to use, instead of searching for uplinks. See
+	// Named.
 	Names []string
-	// NodeIPs are the addresses of the node, as far as they are known yet.
+	// NodeIPs are the addresses of the node, if they are known already.
 	NodeIPs []netip.Addr
-	// In runs a function on a thread that is in the network namespace to look
-	// at; nil for the one of the process.
+	// In runs a function on a thread in the network namespace to watch; nil means that
+	// of the process.
 	In func(func() error) error
 }
 
-// Uplinks are the devices of a moment.
+// Uplinks is a list of the uplinks at one time.
 type Uplinks struct {
 	// Devices are sorted by index.
 	Devices []Device
-	// Unmatched are the patterns in Options.Names that no device has.
+	// Unmatched are the patterns in Options.Names without a matching device.
 	Unmatched []string
 }
 
-// Watcher follows the uplinks of a node.
+// Watcher watches the uplinks of a node.
 type Watcher struct {
 	names []string
 	run   func(func() error) error
 
 	mu      sync.Mutex
 	nodeIPs []netip.Addr
-	moved   chan struct{} // nodeIPs are others
-	// were are the indexes of uplinks that were told, by name.
+	moved   chan struct{} // signals that nodeIPs changed
+	// were has the indexes of the uplinks that were reported, by name.
 	were map[string]int
 }
 
@@ -76,7 +76,7 @@ func New(o Options) *Watcher {
 	return w
 }
 
-// SetNodeIPs says which addresses the node has from now on.
+// SetNodeIPs changes the addresses of the node.
 func (w *Watcher) SetNodeIPs(list []netip.Addr) {
 	w.mu.Lock()
 	w.nodeIPs = slices.Clone(list)
@@ -91,7 +91,7 @@ func wake(c chan<- struct{}) {
 	}
 }
 
-// List looks once.
+// List returns the current uplinks.
 func (w *Watcher) List() (u Uplinks, err error) {
 	for range maxDumps {
 		err = w.run(func() error {
@@ -108,8 +108,8 @@ func (w *Watcher) List() (u Uplinks, err error) {
 	return u, nil
 }
 
-// look asks for one thing after the other. What changes in between makes a message,
-// and so another look.
+// look lists links, addresses and routes one after the other. A change in between causes
+// a notification, and so another list.
 func (w *Watcher) look() (u Uplinks, err error) {
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -140,30 +140,30 @@ func (w *Watcher) look() (u Uplinks, err error) {
 	return u, nil
 }
 
-// again adds devices that have the name of an uplink that went: it was made anew
-// (a driver was loaded again, a machine got its network card back), and by the time
-// it has addresses and routes, packets of open connections have come by. One that
-// turns out to be something else is left out the next time.
+// again adds devices that have the name of a deleted uplink. Such a device was probably
+// recreated, for example by reloading a driver, and packets of established connections
+// can arrive before it has addresses and routes. If it does not become an uplink, the
+// next list omits it.
 func again(links []netlink.Link, found []Device, were map[string]int) []Device {
 	for _, l := range links {
 		a := l.Attrs()
 		index, was := were[a.Name]
 		if was && index != a.Index && a.MasterIndex == 0 && !slices.ContainsFunc(found, func(d Device) bool { return d.Index == a.Index }) {
-			found = append(found, device(l, "an uplink had this name"))
+			found = append(found, device(l, "recreated uplink"))
 		}
 	}
 	slices.SortFunc(found, func(a, b Device) int { return a.Index - b.Index })
 	return found
 }
 
-// Watch tells the uplinks, at first and whenever they are others, until ctx is
-// done. It cannot tell that a device left the namespace and came back at once, or
-// was made again with the index it had: whoever attaches something to devices has to
-// look now and then whether it is still there.
+// Watch calls tell with the uplinks, first and after each change, until ctx is done. It
+// cannot see that a device left the namespace and returned immediately, or was recreated
+// with its old index: callers that attach programs to devices must check now and then
+// that they are still attached.
 func (w *Watcher) Watch(ctx context.Context, tell func(Uplinks)) {
 	var last *Uplinks
 	changed := func(u Uplinks) {
-		// What is unmatched follows from the devices.
+		// Unmatched follows from the devices.
 		if last == nil || !slices.Equal(last.Devices, u.Devices) {
 			last = &u
 			w.remember(u.Devices)
@@ -175,7 +175,7 @@ func (w *Watcher) Watch(ctx context.Context, tell func(Uplinks)) {
 		if ctx.Err() != nil {
 			return
 		}
-		klog.FromContext(ctx).Error(err, "Cannot follow the network devices of this node; trying again", "after", pause)
+		klog.FromContext(ctx).Error(err, "Cannot watch network devices, retrying", "after", pause)
 		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
@@ -193,7 +193,7 @@ func (w *Watcher) remember(list []Device) {
 	}
 }
 
-// watch looks after it listens, so that nothing is missed.
+// watch subscribes before it lists, so that it misses no change.
 func (w *Watcher) watch(ctx context.Context, tell func(Uplinks)) error {
 	socket, err := w.open()
 	if err != nil {
@@ -207,7 +207,7 @@ func (w *Watcher) watch(ctx context.Context, tell func(Uplinks)) error {
 	}()
 	defer func() { socket.Close(); <-done }()
 
-	timer := time.NewTimer(0) // the first look
+	timer := time.NewTimer(0) // the first list
 	defer timer.Stop()
 	burst, rest := false, burstTime
 	var looked time.Time
@@ -220,7 +220,7 @@ func (w *Watcher) watch(ctx context.Context, tell func(Uplinks)) error {
 		case <-w.moved:
 			wake(changed)
 		case <-changed:
-			// The first one of a quiet time at once.
+			// The first change after a quiet period is handled immediately.
 			if !burst {
 				burst = true
 				timer.Reset(rest - time.Since(looked))
@@ -240,8 +240,8 @@ func (w *Watcher) watch(ctx context.Context, tell func(Uplinks)) error {
 	}
 }
 
-// open makes a socket that becomes readable when something changes. What it says
-// does not matter.
+// open returns a socket that becomes readable when something changes. The contents of
+// the messages are not used.
 func (w *Watcher) open() (socket *os.File, err error) {
 	err = w.run(func() error {
 		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
@@ -261,11 +261,11 @@ func (w *Watcher) open() (socket *os.File, err error) {
 	return socket, nil
 }
 
-// receive turns messages into one that something changed.
+// receive signals changed for each message.
 func receive(socket *os.File, changed chan<- struct{}) error {
 	var ignored [64]byte
 	for {
-		// An overflow loses messages, and the next look sees what they said.
+		// An overflow loses messages, but the next list shows their changes.
 		if _, err := socket.Read(ignored[:]); err != nil && !errors.Is(err, unix.ENOBUFS) {
 			return fmt.Errorf("receive changes of network devices: %w", err)
 		}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inet holds the two plain values that the model of Services and the kernel's
-// interfaces share: address families and transport protocols.
+// Package inet defines the two value types that the Service model and the kernel
+// packages share: address families and transport protocols.
 package inet
 
 import (

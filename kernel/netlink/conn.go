@@ -2,8 +2,9 @@
 
 //go:build linux
 
-// Package netlink exchanges messages with the kernel where a library does not do: for
-// dumps that are read as they come, and batches of requests that are answered one by one.
+// Package netlink exchanges netlink messages with the kernel. It covers what the netlink
+// library does not: dumps that are processed while they arrive, and batches of requests
+// with one answer each.
 package netlink
 
 import (
@@ -18,11 +19,11 @@ import (
 )
 
 const (
-	// receiveLen is more than the kernel puts into one message of a dump (32 KiB).
+	// receiveLen is larger than the largest message of a dump (32 KiB).
 	receiveLen = 64 << 10
-	// patience bounds a single wait for the kernel, which answers at once; the
-	// limit only keeps a lost answer from blocking for ever.
-	patience = 5 * time.Second
+	// receiveTimeout bounds a single wait. The kernel answers immediately; the timeout
+	// only prevents a lost answer from blocking forever.
+	receiveTimeout = 5 * time.Second
 )
 
 // Conn is a netlink socket. It belongs to the network namespace of the thread that
@@ -39,18 +40,18 @@ func Open(protocol int) (*Conn, error) {
 		return nil, os.NewSyscallError("socket", err)
 	}
 	c := &Conn{fd: fd, buf: make([]byte, receiveLen)}
-	tv := unix.NsecToTimeval(int64(patience))
+	tv := unix.NsecToTimeval(int64(receiveTimeout))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
 		c.Close()
 		return nil, os.NewSyscallError("setsockopt", err)
 	}
-	// Errors then come without a copy of the request. Old kernels have no such
-	// option, which only makes for longer answers.
+	// Error answers then omit the copy of the request (Linux 4.2). Without the option,
+	// answers are only longer.
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	return c, nil
 }
 
-// Close closes the socket. A dump that is not read to its end ends with it.
+// Close closes the socket, and ends a dump that was not read to its end.
 func (c *Conn) Close() { _ = unix.Close(c.fd) }
 
 // Send sends messages.
@@ -63,7 +64,7 @@ func (c *Conn) Send(b []byte) error {
 	}
 }
 
-// Receive passes on messages until fn is done.
+// Receive calls fn for each message until fn returns done or an error.
 func (c *Conn) Receive(ctx context.Context, fn func(Message) (done bool, err error)) error {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -76,7 +77,7 @@ func (c *Conn) Receive(ctx context.Context, fn func(Message) (done bool, err err
 		case err != nil:
 			return os.NewSyscallError("recvmsg", err)
 		case flags&unix.MSG_TRUNC != 0:
-			return fmt.Errorf("receive: a message is longer than %d bytes", len(c.buf))
+			return fmt.Errorf("receive: message longer than %d bytes", len(c.buf))
 		}
 		if done, err := each(c.buf[:n], fn); done || err != nil {
 			return err
@@ -84,12 +85,12 @@ func (c *Conn) Receive(ctx context.Context, fn func(Message) (done bool, err err
 	}
 }
 
-// each passes on the messages that were received at once.
+// each calls fn for each message of one datagram.
 func each(b []byte, fn func(Message) (done bool, err error)) (done bool, err error) {
 	for len(b) >= unix.SizeofNlMsghdr {
 		l := int(binary.NativeEndian.Uint32(b))
 		if l < unix.SizeofNlMsghdr || l > len(b) {
-			return false, errors.New("receive: broken message")
+			return false, errors.New("receive: malformed message")
 		}
 		m := Message{
 			Kind: binary.NativeEndian.Uint16(b[4:]), Flags: binary.NativeEndian.Uint16(b[6:]),

@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Message is one of the kernel's answers. Its body is valid until the next is received.
+// Message is a message from the kernel. Its body is valid until the next Receive.
 type Message struct {
 	Kind, Flags uint16
 	Seq         uint32
 	Body        []byte
 }
 
-// Errno reads the error number that NLMSG_ERROR and NLMSG_DONE start with.
+// Errno returns the error at the beginning of NLMSG_ERROR and NLMSG_DONE.
 func (m *Message) Errno() error {
 	if len(m.Body) < 4 {
 		return nil
@@ -29,7 +29,7 @@ func (m *Message) Errno() error {
 	return nil
 }
 
-// Begin appends the header of a message, whose length End writes.
+// Begin appends the header of a message. End fills in the length.
 func Begin(b []byte, kind, flags uint16, seq uint32) []byte {
 	b = binary.NativeEndian.AppendUint32(b, 0)
 	b = binary.NativeEndian.AppendUint16(b, kind)
@@ -38,7 +38,7 @@ func Begin(b []byte, kind, flags uint16, seq uint32) []byte {
 	return binary.NativeEndian.AppendUint32(b, 0)
 }
 
-// End writes the length of the message that starts at the offset.
+// End fills in the length of the message that starts at the offset.
 func End(b []byte, start int) []byte {
 	binary.NativeEndian.PutUint32(b[start:], uint32(len(b)-start))
 	return b
@@ -55,7 +55,7 @@ func Attr(b []byte, kind uint16, value []byte) []byte {
 	return append(b, make([]byte, align(len(value))-len(value))...)
 }
 
-// Nest appends an attribute that holds what fill appends.
+// Nest appends an attribute whose value fill appends.
 func Nest(b []byte, kind uint16, fill func([]byte) []byte) []byte {
 	start := len(b)
 	b = fill(Attr(b, kind|unix.NLA_F_NESTED, nil))
@@ -63,15 +63,15 @@ func Nest(b []byte, kind uint16, fill func([]byte) []byte) []byte {
 	return b
 }
 
-// kindMask is without NLA_F_NESTED and NLA_F_NET_BYTEORDER.
+// kindMask clears NLA_F_NESTED and NLA_F_NET_BYTEORDER.
 const kindMask = 0x3fff
 
-// EachAttr passes on attributes, until one is broken or fn returns an error.
+// EachAttr calls fn for each attribute, until one is malformed or fn returns an error.
 func EachAttr(b []byte, fn func(kind uint16, value []byte) error) error {
 	for len(b) >= unix.SizeofNlAttr {
 		n := int(binary.NativeEndian.Uint16(b))
 		if n < unix.SizeofNlAttr || n > len(b) {
-			return errors.New("parse attributes: one is broken")
+			return errors.New("parse attributes: malformed attribute")
 		}
 		if err := fn(binary.NativeEndian.Uint16(b[2:])&kindMask, b[unix.SizeofNlAttr:n]); err != nil {
 			return err

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netns runs code in the network namespace that something was begun in: the
-// host's, and that of the process, but in tests, where one process has several nodes.
+//go:build linux
+
+// Package netns runs code in a network namespace. In production that is the namespace of the
+// host and of the process. In tests, one process serves several nodes with a namespace each.
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -12,21 +15,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace. The zero value is none.
+// Namespace is an open network namespace. The zero value refers to none.
 type Namespace struct{ file *os.File }
 
 const ofThread = "/proc/thread-self/ns/net"
 
-// Own is that of the calling thread.
-func Own() (Namespace, error) {
-	f, err := os.Open(ofThread)
+// Own opens the network namespace of the calling thread.
+func Own() (Namespace, error) { return Open(ofThread) }
+
+// Open opens the network namespace at a path, such as /proc/1234/ns/net.
+func Open(path string) (Namespace, error) {
+	f, err := os.Open(path)
 	if err != nil {
-		return Namespace{}, fmt.Errorf("open the network namespace: %w", err)
+		return Namespace{}, fmt.Errorf("open network namespace: %w", err)
 	}
 	return Namespace{f}, nil
 }
 
-// Do calls f on a thread in the namespace; programs that f starts are in it too.
+// Do calls f on a thread in the namespace. Programs that f starts run in the namespace too.
 func (n Namespace) Do(f func() error) error {
 	runtime.LockOSThread()
 	here, err := n.here()
@@ -43,7 +49,7 @@ func (n Namespace) Do(f func() error) error {
 		// Never unlocked: the thread ends with the goroutine.
 		runtime.LockOSThread()
 		if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("enter the network namespace: %w", err)
+			done <- fmt.Errorf("enter network namespace %s: %w", n.file.Name(), err)
 			return
 		}
 		done <- f()
@@ -51,22 +57,54 @@ func (n Namespace) Do(f func() error) error {
 	return <-done
 }
 
-// here says whether the calling thread is in the namespace.
+// here reports whether the calling thread is in the namespace.
 func (n Namespace) here() (bool, error) {
 	var own, this unix.Stat_t
 	if err := unix.Fstat(int(n.file.Fd()), &own); err != nil {
-		return false, fmt.Errorf("inspect the network namespace: %w", err)
+		return false, fmt.Errorf("inspect network namespace: %w", err)
 	}
 	if err := unix.Stat(ofThread, &this); err != nil {
-		return false, fmt.Errorf("inspect the thread's network namespace: %w", err)
+		return false, fmt.Errorf("inspect network namespace of the thread: %w", err)
 	}
 	return own.Dev == this.Dev && own.Ino == this.Ino, nil
 }
 
-// Close lets go of the namespace.
+// Cookie returns the cookie of the namespace, by which eBPF programs know it; 0 before Linux
+// 5.14, which has no such option.
+func (n Namespace) Cookie() (cookie uint64, err error) {
+	err = n.Do(func() error {
+		cookie, err = Cookie()
+		return err
+	})
+	return cookie, err
+}
+
+// Close closes the handle of the namespace.
 func (n Namespace) Close() error {
 	if n.file == nil {
 		return nil
 	}
 	return n.file.Close()
+}
+
+// Cookie returns the cookie of the calling thread's network namespace; 0 before Linux 5.14.
+func Cookie() (uint64, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("open socket for the network namespace's cookie: %w", err)
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if errors.Is(err, unix.ENOPROTOOPT) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the network namespace's cookie: %w", err)
+	}
+	return cookie, nil
 }

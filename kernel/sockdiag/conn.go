@@ -17,11 +17,10 @@ import (
 // conn is a sock_diag socket.
 type conn struct {
 	*netlink.Conn
-	ctx context.Context // of the one Dump the conn lives for
 	seq uint32
 }
 
-func open(ctx context.Context) (*conn, error) {
+func open() (*conn, error) {
 	c, err := netlink.Open(unix.NETLINK_SOCK_DIAG)
 	if err != nil {
 		if errors.Is(err, unix.EPROTONOSUPPORT) {
@@ -29,15 +28,15 @@ func open(ctx context.Context) (*conn, error) {
 		}
 		return nil, fmt.Errorf("open sock_diag socket: %w", err)
 	}
-	return &conn{Conn: c, ctx: ctx}, nil
+	return &conn{Conn: c}, nil
 }
 
 // dump returns the matching sockets of one family.
-func (c *conn) dump(family uint8, f Filter) ([]Socket, error) {
+func (c *conn) dump(ctx context.Context, family uint8, f Filter) ([]Socket, error) {
 	match := f.matcher()
 	for range maxDumps {
 		var found []Socket
-		interrupted, err := c.exchange(dumpRequest(family, f, c.next()), func(body []byte) error {
+		interrupted, err := c.exchange(ctx, dumpRequest(family, f, c.next()), func(body []byte) error {
 			s, err := parseSocket(body)
 			if err == nil && (match == nil || match(s.Remote)) {
 				found = append(found, s)
@@ -46,7 +45,7 @@ func (c *conn) dump(family uint8, f Filter) ([]Socket, error) {
 		})
 		switch {
 		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EOPNOTSUPP):
-			// No handler: the kernel lacks, or cannot load, the protocol's part.
+			// No handler: the kernel cannot load the diag module of the protocol.
 			return nil, errors.Join(ErrNotSupported, err)
 		case err != nil || !interrupted:
 			return found, err
@@ -55,13 +54,13 @@ func (c *conn) dump(family uint8, f Filter) ([]Socket, error) {
 	return nil, ErrInterrupted
 }
 
-// exchange sends a dump request and passes on the body of each answer. Whatever fn
-// says, the dump is read to its end, so that the next one starts clean.
-func (c *conn) exchange(req []byte, fn func(body []byte) error) (interrupted bool, err error) {
+// exchange sends a dump request and calls fn with the body of each answer. It reads the
+// dump to its end even if fn fails, so that no answer is left for the next request.
+func (c *conn) exchange(ctx context.Context, req []byte, fn func(body []byte) error) (interrupted bool, err error) {
 	if err := c.Send(req); err != nil {
 		return false, err
 	}
-	rerr := c.Receive(c.ctx, func(m netlink.Message) (done bool, _ error) {
+	rerr := c.Receive(ctx, func(m netlink.Message) (done bool, _ error) {
 		interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
 		switch m.Kind {
 		case unix.NLMSG_DONE, unix.NLMSG_ERROR:
@@ -76,9 +75,9 @@ func (c *conn) exchange(req []byte, fn func(body []byte) error) (interrupted boo
 	return interrupted, errors.Join(err, rerr)
 }
 
-// destroy destroys sockets, and counts those that were still there. Each is named
-// by its cookie too: a new socket with the same addresses is safe.
-func (c *conn) destroy(protocol uint8, sockets []Socket) (destroyed int, err error) {
+// destroy destroys sockets and returns how many still existed. Requests include the
+// cookie, so a new socket with the same addresses is not destroyed.
+func (c *conn) destroy(ctx context.Context, protocol uint8, sockets []Socket) (destroyed int, err error) {
 	var req []byte
 	first := c.seq + 1
 	for i := range sockets {
@@ -92,7 +91,7 @@ func (c *conn) destroy(protocol uint8, sockets []Socket) (destroyed int, err err
 	}
 	var errs []error
 	left := len(sockets)
-	rerr := c.Receive(c.ctx, func(m netlink.Message) (done bool, _ error) {
+	rerr := c.Receive(ctx, func(m netlink.Message) (done bool, _ error) {
 		if m.Kind != unix.NLMSG_ERROR {
 			return false, nil
 		}
@@ -100,7 +99,7 @@ func (c *conn) destroy(protocol uint8, sockets []Socket) (destroyed int, err err
 		case err == nil:
 			destroyed++
 		case errors.Is(err, unix.ENOENT):
-			// Closed meanwhile.
+			// It was closed in the meantime.
 		case errors.Is(err, unix.EOPNOTSUPP):
 			errs = append(errs, errors.Join(ErrNotSupported, err))
 		default:
@@ -115,7 +114,7 @@ func (c *conn) destroy(protocol uint8, sockets []Socket) (destroyed int, err err
 	return destroyed, joinDistinct(errs)
 }
 
-// joinDistinct spares the reader sixty-four equal lines.
+// joinDistinct joins errors without repeating equal messages.
 func joinDistinct(errs []error) error {
 	seen := map[string]bool{}
 	var distinct []error

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package sockdiag finds sockets by the remote address they are connected to, and
-// destroys those its caller points at.
+// destroys those that its caller selects.
 //
 // It is a small client of the kernel's inet_diag netlink protocol. The filter runs
-// in the kernel, so that a handful of sockets among many thousands costs about
-// a millisecond. A socket that was connected through a Service address is told from
-// one that was connected to the same backend directly by the value that a BPF
-// program left on it (socket storage), which StorageReader reads.
+// in the kernel, so finding a few sockets among many thousands takes about a
+// millisecond. Sockets connected through a Service address have a value in the socket
+// storage of an eBPF program, and sockets connected to the backend directly have none.
+// StorageReader reads these values.
 //
-// inet_diag answers for the network namespace of the calling thread only;
-// ForEachNetNS visits all that can be found. Storage is read for all of them at
-// once:
+// inet_diag answers for the network namespace of the calling thread only. ForEachNetNS
+// visits all network namespaces that it can find. Storage is read once for all of them:
 //
 //	values, err := reader.Read(ctx)
 //	f := sockdiag.Filter{Protocol: unix.IPPROTO_UDP, Remote: gone, Storage: values}

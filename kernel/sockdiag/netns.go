@@ -24,16 +24,15 @@ type NetNS struct {
 	Path  string // where it was found
 }
 
-// ForEachNetNS runs fn inside every network namespace that can be found, once each:
-// those of the processes under procRoot (usually /proc), and those mounted by name,
-// as container runtimes and ip netns do. fn runs on a thread of its own that sits in
-// the namespace; that does not extend to goroutines fn starts.
+// ForEachNetNS runs fn once in every network namespace that it can find: those of the
+// processes under procRoot (usually /proc), and those bind-mounted by name, as by
+// container runtimes and ip netns. fn runs on a locked thread in the namespace.
+// Goroutines that fn starts do not.
 //
-// A namespace that fails does not keep the others; the errors are joined.
-// Processes that end meanwhile are no error; one that may not be examined is
-// reported (fs.ErrPermission), since nobody knows where it lives. Namespaces that exist only in
-// another pid namespace or behind another mount namespace than those of procRoot
-// are not found.
+// An error in one namespace does not stop the visit; the errors are joined. Processes
+// that end meanwhile are no error. A process whose namespace cannot be opened is
+// reported (fs.ErrPermission). Namespaces that exist only in another pid namespace, or
+// in another mount namespace than those of procRoot, are not found.
 func ForEachNetNS(ctx context.Context, procRoot string, fn func(NetNS) error) error {
 	var err error
 	var panicked any
@@ -60,8 +59,8 @@ func forEachNetNS(ctx context.Context, procRoot string, fn func(NetNS) error) (e
 	}
 	defer home.Close()
 	defer func() {
-		// A thread that cannot return stays locked, and so ends with this
-		// goroutine: nothing else ever runs on it.
+		// If the thread cannot return, it stays locked and ends with this
+		// goroutine.
 		if herr := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); herr != nil {
 			err = errors.Join(err, fmt.Errorf("return to own network namespace: %w", herr))
 			return
@@ -98,8 +97,8 @@ func (v *visitor) processes(ctx context.Context, procRoot string) error {
 			continue
 		}
 		path := filepath.Join(procRoot, p.Name(), "ns", "net")
-		// Most processes share a namespace; reading the link is much cheaper
-		// than opening it.
+		// Most processes share a namespace. Reading the link is much cheaper than
+		// opening it.
 		target, err := os.Readlink(path)
 		if ino, ok := nsInode(target); err == nil && ok && v.visited[ino] {
 			continue
@@ -126,21 +125,21 @@ func (v *visitor) mounts(ctx context.Context, procRoot string) {
 				errs = append(errs, err)
 			}
 		}
-		if !v.visited[ino] { // else one way in was enough
+		if !v.visited[ino] { // none of the paths worked
 			v.errs = append(v.errs, errs...)
 		}
 	}
 }
 
-// visit runs fn in the namespace the path leads to, unless that was done before. It
-// returns an error only if the path leads nowhere.
+// visit runs fn in the namespace at the path, unless it was visited before. It returns
+// an error only if the path cannot be opened.
 func (v *visitor) visit(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	// What was opened is what counts: the pid may be another process' by now.
+	// Use the inode of the open file: the pid may have been reused.
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return err
@@ -159,8 +158,8 @@ func (v *visitor) visit(path string) error {
 	return nil
 }
 
-// mounted finds the paths where namespaces are bind-mounted, by inode, in the mounts
-// of process 1 (the host's, if procRoot is) and in our own.
+// mounted returns the paths where namespaces are bind-mounted, by inode. It reads the
+// mounts of this process and of process 1, which are the host's if procRoot is.
 func mounted(procRoot string) map[uint64][]string {
 	paths := map[uint64][]string{}
 	for _, src := range []struct{ mountinfo, root string }{
@@ -169,7 +168,7 @@ func mounted(procRoot string) map[uint64][]string {
 	} {
 		text, err := os.ReadFile(src.mountinfo)
 		if err != nil {
-			continue // the processes' namespaces are still there
+			continue // the namespaces of processes are found without it
 		}
 		for line := range strings.Lines(string(text)) {
 			before, after, _ := strings.Cut(line, " - ")
@@ -185,7 +184,7 @@ func mounted(procRoot string) map[uint64][]string {
 	return paths
 }
 
-// nsInode reads "net:[4026531840]".
+// nsInode parses "net:[4026531840]".
 func nsInode(s string) (uint64, bool) {
 	s, ok := strings.CutPrefix(s, "net:[")
 	if !ok {
@@ -195,7 +194,7 @@ func nsInode(s string) (uint64, bool) {
 	return ino, err == nil
 }
 
-// unescape undoes mountinfo's octal escapes of blanks and backslashes.
+// unescape decodes the octal escapes of mountinfo.
 func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }

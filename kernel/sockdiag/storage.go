@@ -19,25 +19,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StorageValues are the values BPF programs keep on sockets, by socket cookie.
+// StorageValues are the values in a socket storage map, by socket cookie.
 type StorageValues map[uint64][]byte
 
-// StorageReader reads a BPF socket storage map (BPF_MAP_TYPE_SK_STORAGE) as a whole,
-// whatever network namespace the sockets are in.
+// StorageReader reads a whole socket storage map (BPF_MAP_TYPE_SK_STORAGE), for sockets
+// of all network namespaces.
 //
-// inet_diag could carry the values itself, but it does so for TCP only: for UDP the
-// kernel passes over the request in silence (up to 6.18 at least). So a BPF
-// iterator writes them out, which needs Linux 5.12 with BTF.
+// inet_diag can report the values too, but for TCP only: for UDP, kernels up to 6.18 at
+// least ignore the request. Therefore a BPF iterator writes them, which needs Linux
+// 5.12 with BTF.
 type StorageReader struct {
 	prog      *ciliumebpf.Program
 	iter      *link.Iter
 	valueSize int
 }
 
-// NewStorageReader prepares for reading the map, which is not closed with the reader.
-// Only bound sockets in one of the states, a set of 1<<state bits, are read; zero
-// means all states.
-// It returns ErrStorageNotSupported where the kernel has no suitable iterator.
+// NewStorageReader prepares to read a map. Closing the reader does not close the map.
+// It reads bound sockets in one of the states, a set of 1<<state bits; zero means all
+// states. It returns ErrStorageNotSupported if the kernel has no suitable iterator.
 func NewStorageReader(m *ciliumebpf.Map, states uint32) (_ *StorageReader, err error) {
 	defer func() {
 		if err != nil {
@@ -60,7 +59,7 @@ func NewStorageReader(m *ciliumebpf.Map, states uint32) (_ *StorageReader, err e
 		if errors.Is(err, unix.EPERM) {
 			return nil, err
 		}
-		// Unknown iterator, unknown helper, no BTF: all of them are the kernel.
+		// The kernel lacks the iterator, the helper or BTF.
 		return nil, fmt.Errorf("%w: %w", ErrStorageNotSupported, err)
 	}
 	if r.iter, err = link.AttachIter(link.IterOptions{Program: r.prog, Map: m}); err != nil {
@@ -72,9 +71,9 @@ func NewStorageReader(m *ciliumebpf.Map, states uint32) (_ *StorageReader, err e
 // Close frees the reader.
 func (r *StorageReader) Close() error { return errors.Join(r.iter.Close(), r.prog.Close()) }
 
-// Read returns the values of all sockets that have one. Read after the datapath
-// stopped choosing what is to be cleaned up: a socket marked while Read runs may
-// be missing.
+// Read returns the values of all sockets that have one. Call it after the datapath
+// stopped selecting the removed backends: a value that is written while Read runs may be
+// missing.
 func (r *StorageReader) Read(ctx context.Context) (StorageValues, error) {
 	f, err := r.iter.Open()
 	if err != nil {
@@ -97,11 +96,11 @@ func (r *StorageReader) Read(ctx context.Context) (StorageValues, error) {
 	return nil, ctx.Err()
 }
 
-// dumpStorage is run for every socket that has a value in the map, and writes the
-// socket's cookie and the value if it is in one of the states. A closed socket keeps
-// its value until a grace period is over; it shows by having lost its port. If the
-// output is full, the kernel drops what the program wrote this time, hands the rest
-// to the reader, and calls it again.
+// dumpStorage is a program that runs for every socket with a value in the map, and writes
+// the cookie of the socket and the value if the socket is in one of the states. A closed
+// socket keeps its value for an RCU grace period, but has no port. If the output buffer
+// is full, the kernel discards the output of this run, passes the rest to the reader, and
+// runs the program again.
 func dumpStorage(valueSize int, states uint32) asm.Instructions {
 	if states == 0 {
 		states = math.MaxUint32
@@ -117,7 +116,7 @@ func dumpStorage(valueSize int, states uint32) asm.Instructions {
 		asm.LoadMem(asm.R6, asm.R6, seq, asm.DWord),
 		asm.LoadMem(asm.R7, asm.R1, value, asm.DWord),
 		asm.LoadMem(asm.R1, asm.R1, sk, asm.DWord),
-		// Both are missing in the last call, which marks the end.
+		// Both are NULL in the last call, which marks the end.
 		asm.JEq.Imm(asm.R1, 0, "out"),
 		asm.JEq.Imm(asm.R7, 0, "out"),
 

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/netlink"
 )
 
-// What include/uapi/linux/{sock_diag,inet_diag}.h define and x/sys/unix lacks.
+// Constants of include/uapi/linux/{sock_diag,inet_diag}.h that x/sys/unix lacks.
 const (
 	msgByFamily = 20 // SOCK_DIAG_BY_FAMILY
 	msgDestroy  = 21 // SOCK_DESTROY
@@ -44,7 +44,7 @@ func (id *sockID) remote(family uint8) netip.AddrPort {
 	return addrPort(family, id[20:36], binary.BigEndian.Uint16(id[2:]))
 }
 
-// cookie is a 64-bit number that the kernel hands out in two halves, low one first.
+// cookie is a 64-bit number in two halves, the low one first.
 func (id *sockID) cookie() uint64 {
 	return uint64(binary.NativeEndian.Uint32(id[40:])) | uint64(binary.NativeEndian.Uint32(id[44:]))<<32
 }
@@ -73,19 +73,19 @@ func dumpRequest(family uint8, f Filter, seq uint32) []byte {
 	return netlink.End(b, 0)
 }
 
-// bytecode lets the kernel accept a socket if one of the remote addresses matches:
+// bytecode returns a filter that accepts a socket if one of the remote addresses matches:
 //
 //	cond r0   no: skip the jump
 //	jump end
 //	cond r1   no: skip the jump
 //	jump end
-//	cond rN   no: go beyond the end, which means reject
+//	cond rN   no: jump beyond the end, which means reject
 //	end
 //
-// Each operation can jump by its "yes" (8 bit) or its "no" (16 bit) distance. The
-// kernel insists that every target is also reached by following only the "yes"
-// distances, so a jump "takes" its "no" to the end and has a "yes" to the next
-// condition. An IPv4 condition also matches the mapped address on an IPv6 socket.
+// Each operation jumps by its "yes" (8 bit) or its "no" (16 bit) distance. The kernel
+// requires that every target is also reachable by "yes" distances alone, so a jump has
+// its "no" distance to the end and its "yes" distance to the next condition. An IPv4
+// condition also matches the mapped address on an IPv6 socket.
 func bytecode(remote []netip.AddrPort) []byte {
 	const opLen, hostLen = 4, 8
 	sizes, total := make([]int, len(remote)), 0
@@ -93,7 +93,7 @@ func bytecode(remote []netip.AddrPort) []byte {
 		sizes[i] = opLen + hostLen + r.Addr().Unmap().BitLen()/8
 		total += sizes[i] + opLen
 	}
-	total -= opLen // none after the last condition
+	total -= opLen // no jump after the last condition
 
 	b := make([]byte, 0, total)
 	for i, r := range remote {
@@ -119,7 +119,7 @@ func bytecode(remote []netip.AddrPort) []byte {
 	return b
 }
 
-// parseSocket reads struct inet_diag_msg and the attributes after it.
+// parseSocket parses struct inet_diag_msg and the attributes after it.
 func parseSocket(b []byte) (Socket, error) {
 	if len(b) < messageLen {
 		return Socket{}, fmt.Errorf("parse socket: %d bytes are too short", len(b))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sysctl changes settings of the kernel that are files of /proc/sys and /sys.
+// Package sysctl reads and changes kernel settings in /proc/sys and /sys.
 package sysctl
 
 import (
@@ -10,27 +10,27 @@ import (
 	"strings"
 )
 
-// Root is the directory that has proc and sys: "/", or one of a test. Settings of a
-// network namespace are those of the calling thread's.
+// Root is the directory that contains proc and sys: "/", or a directory of a test.
+// Settings of network namespaces refer to that of the calling thread.
 type Root string
 
-// Get is the value of a setting, named by its path below the root.
+// Get returns the value of a setting, named by its path below the root.
 func (r Root) Get(name string) (string, error) {
 	b, err := os.ReadFile(filepath.Join(string(r), name))
 	return strings.TrimSpace(string(b)), err
 }
 
-// Ensure gives a setting a value, and says whether it had another one. What has the
-// value already can be read-only.
+// Ensure sets a value and reports whether that changed the setting. A setting that has
+// the value already may be read-only.
 func (r Root) Ensure(name, value string) (changed bool, err error) {
 	is, err := r.Get(name)
 	if err != nil {
-		return false, fmt.Errorf("read a setting of the kernel: %w", err)
+		return false, fmt.Errorf("read sysctl: %w", err)
 	}
 	if is == value {
 		return false, nil
 	}
-	// Never made: what is not there is not a setting of this kernel.
+	// Without O_CREATE: a file that does not exist is not a setting of this kernel.
 	f, err := os.OpenFile(filepath.Join(string(r), name), os.O_WRONLY|os.O_TRUNC, 0)
 	if err == nil {
 		_, err = f.WriteString(value)
@@ -39,13 +39,13 @@ func (r Root) Ensure(name, value string) (changed bool, err error) {
 		}
 	}
 	if err != nil {
-		return false, fmt.Errorf("change a setting of the kernel from %s to %s: %w", is, value, err)
+		return false, fmt.Errorf("change sysctl from %s to %s: %w", is, value, err)
 	}
 	return true, nil
 }
 
-// Foreign says that nobody may write a setting, whatever its privileges: it is that of
-// another network namespace, which is shown here.
+// Foreign reports whether a setting belongs to another network namespace: the file shows
+// its value, but no process can write it.
 func (r Root) Foreign(name string) bool {
 	info, err := os.Stat(filepath.Join(string(r), name))
 	return err == nil && info.Mode().Perm()&0o222 == 0

@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// filterName begins the name of every filter of ours.
+	// filterName is the prefix of the names of the proxy's filters.
 	filterName = "tdm_"
-	// priority and handle are where a filter of ours goes: before nearly everybody
-	// else's, and not where they are known to be, at 1 or from 49152 down.
+	// priority and handle place the proxy's filters before nearly all foreign ones,
+	// and avoid the usual priorities of those: 1, and 49152 and below.
 	priority = 7
 	handle   = 0x74646d // "tdm"
 )
 
-// parent is the side of the qdisc, as filters name it.
+// parent returns the handle of the qdisc's side, to which filters refer.
 func (d Direction) parent() uint32 {
 	if d == Egress {
 		return netlink.HANDLE_MIN_EGRESS
@@ -58,7 +58,7 @@ func findFilters(device int, d Direction, ours func(*ciliumebpf.Program) bool) (
 		}
 	}
 	if len(found) > 0 && d == Egress {
-		// An ingress qdisc lists its filters whichever side is asked for.
+		// An ingress qdisc lists its filters for either side.
 		if kind, err := qdiscKind(device); err != nil || kind != "clsact" {
 			Close(found)
 			return nil, err
@@ -67,8 +67,8 @@ func findFilters(device int, d Direction, ours func(*ciliumebpf.Program) bool) (
 	return found, nil
 }
 
-// qdiscKind is the kind of the qdisc that holds the filters of a device: clsact,
-// ingress, or none.
+// qdiscKind returns the kind of the qdisc that has the filters of a device: clsact,
+// ingress, or empty if there is none.
 func qdiscKind(device int) (string, error) {
 	q, err := filterQdisc(device)
 	if q == nil {
@@ -90,8 +90,8 @@ func filterQdisc(device int) (netlink.Qdisc, error) {
 	return nil, nil
 }
 
-// attachFilter adds a filter, or replaces one. The kernel swaps the program of a filter
-// that has the same priority and handle under the packets that pass.
+// attachFilter adds or replaces a filter. The kernel swaps the program of a filter with
+// the same priority and handle atomically.
 func attachFilter(device int, d Direction, p *ciliumebpf.Program, replaced *Attachment) error {
 	filter := &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
@@ -106,10 +106,10 @@ func attachFilter(device int, d Direction, p *ciliumebpf.Program, replaced *Atta
 	if err := ensureQdisc(device, d); err != nil {
 		return err
 	}
-	// Adding never replaces: what has the same handle is not ours.
+	// Adding never replaces: a filter with the same handle is foreign.
 	err := netlink.FilterAdd(filter)
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) {
-		err = fmt.Errorf("%w: perhaps another filter has priority %d (see tc filter show)", err, priority)
+		err = fmt.Errorf("%w: another filter may have priority %d (see tc filter show)", err, priority)
 	}
 	if err != nil {
 		return errors.Join(err, removeIdleQdisc(device))
@@ -130,22 +130,22 @@ func ensureQdisc(device int, d Direction) error {
 		return err
 	}
 	if kind != "clsact" && d == Egress {
-		return fmt.Errorf("the device has a qdisc of kind %s, which has no place for filters on egress", kind)
+		return fmt.Errorf("the device has a qdisc of kind %s, which has no egress filters", kind)
 	}
 	return nil
 }
 
-// detachFilter deletes a filter. It names one completely: the kernel takes a zero
-// priority for all of them.
+// detachFilter deletes a filter. It requires priority and handle: with a priority of 0,
+// the kernel deletes all filters.
 func detachFilter(a Attachment) error {
 	if a.filter.Priority == 0 || a.filter.Handle == 0 {
-		return errors.New("it was not found by Find")
+		return errors.New("the attachment is not a result of Find")
 	}
 	err := netlink.FilterDel(&netlink.BpfFilter{FilterAttrs: a.filter, Fd: -1})
 	switch {
 	case errors.Is(err, unix.ENOENT):
 	case errors.Is(err, unix.EINVAL):
-		// Without a qdisc there is nothing to delete the filter from.
+		// Without a qdisc there are no filters.
 		if kind, kerr := qdiscKind(a.Device); kerr != nil || kind != "" {
 			return errors.Join(err, kerr)
 		}
@@ -156,12 +156,12 @@ func detachFilter(a Attachment) error {
 	return removeIdleQdisc(a.Device)
 }
 
-// removeIdleQdisc removes a clsact qdisc that has no filters, whose it may be. Nobody
-// can tell who made one, and ours must not stay for ever. Somebody else's without
-// filters does nothing, and who comes to use it has to expect that it is not there, as
-// on a new device: all known users add it before each filter, and try again when that
-// fails. A filter that is added between the look and the removal goes too, but that
-// moment comes only when ours leaves a device, and lasts microseconds.
+// removeIdleQdisc removes a clsact qdisc without filters, even if it is foreign. The
+// kernel does not record who created a qdisc, and the proxy's must not stay forever. A
+// foreign qdisc without filters does nothing, and its owner must expect that it is
+// missing, as on a new device: all known users add it before each filter, and retry if
+// that fails. A filter that is added between the check and the removal is lost, but that
+// window of microseconds exists only when the proxy's filter is removed.
 func removeIdleQdisc(device int) error {
 	q, err := filterQdisc(device)
 	if err != nil || q == nil || q.Type() != "clsact" || q.Attrs().IngressBlock != nil {
@@ -178,7 +178,7 @@ func removeIdleQdisc(device int) error {
 	}
 	err = netlink.QdiscDel(clsactOf(device))
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) {
-		return nil // somebody else removed it
+		return nil // removed in the meantime
 	}
 	return err
 }

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tc puts eBPF programs on network devices, by tcx (Linux 6.6) or as filters
-// of a clsact qdisc before that. What it attaches stays when the process ends: no
-// link and no pin holds it but the device itself. A later process finds it again
-// by looking, and replaces it in place, so that no packet passes unseen.
+// Package tc attaches eBPF programs to network devices: with tcx (Linux 6.6), or as
+// filters of a clsact qdisc on older kernels. Attachments belong to the device, without a
+// link or a pin, so they survive the process. A later process finds them on the device
+// and replaces them in place, so that no packet bypasses the programs.
 //
-// # Others on the same device
+// # Foreign programs on the same device
 //
-// Programs, filters and qdiscs of others are never changed. Ours come before them: a
-// new tcx program becomes the first, and a filter has a low priority number. A program
-// of ours says "next" (-1) of every packet that is not its own, so that the others
-// see it too; behind a program that ends the chain instead ours would see nothing.
-// All tcx programs run before all filters.
+// Foreign programs, filters and qdiscs are never changed. The proxy's programs run before
+// them: a new tcx program becomes the first one, and a filter gets a low priority number.
+// The proxy's programs return "next" (-1) for every packet that they do not handle, so
+// the foreign programs see it too. After a foreign program that ends the chain, they
+// would see nothing. All tcx programs run before all filters.
 //
 // # Changing the method
 //
-// Attach puts the program there by the new method before it takes the earlier one away
-// from the old. In between both see each packet, the one of tcx first. Programs have to
-// cope with that: a packet that one has translated is to mean nothing to the other.
+// Attach attaches the program by the new method before it detaches the old one. In
+// between, both see each packet, the tcx program first. Programs must cope with that: one
+// must ignore a packet that the other has translated.
 //
-// # Devices that vanish
+// # Deleted devices
 //
-// Everything returns ErrNoDevice for a device that is gone, and mostly that can be
-// ignored. A device that moves to another network namespace takes a tcx program
-// along, and loses its clsact qdisc.
+// All functions return ErrNoDevice for a device that does not exist, which callers can
+// mostly ignore. A device that moves to another network namespace keeps its tcx programs
+// and loses its clsact qdisc.
 //
-// Everything acts in the network namespace of the calling thread. Whoever changes that
-// of a thread has to lock it.
+// All functions act in the network namespace of the calling thread. Callers that change
+// the namespace of a thread must lock it.
 package tc

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Direction is that of packets, as the device sees it.
+// Direction is the direction of packets on a device.
 type Direction int
 
-// Ingress is what the device receives, Egress what is sent by it.
+// Ingress packets are received by the device, Egress packets are sent by it.
 const (
 	Ingress Direction = iota
 	Egress
@@ -31,7 +31,7 @@ func (d Direction) String() string {
 type Method int
 
 const (
-	// TCX attaches to the device itself, from Linux 6.6 on.
+	// TCX attaches to the device itself (Linux 6.6).
 	TCX Method = iota
 	// Clsact makes the program a filter of a clsact qdisc.
 	Clsact
@@ -44,7 +44,7 @@ func (m Method) String() string {
 	return "tcx"
 }
 
-// ErrNoDevice says that the network namespace has no such device, or no more.
+// ErrNoDevice means that the network namespace has no such device.
 var ErrNoDevice = errors.New("no such device")
 
 // Attachment is a program on a device.
@@ -54,7 +54,7 @@ type Attachment struct {
 	Method
 	Program *ciliumebpf.Program
 
-	filter netlink.FilterAttrs // of Clsact: what names the filter
+	filter netlink.FilterAttrs // identifies the filter, for Clsact
 }
 
 func (a Attachment) String() string { return where(a.Device, a.Direction, a.Method) }
@@ -70,9 +70,9 @@ func Close(list []Attachment) {
 	}
 }
 
-// Find returns the programs on a device that are ours, attached by either method. The
-// caller closes them. It needs CAP_SYS_ADMIN, since the kernel opens programs by id for
-// nobody else.
+// Find returns the programs on a device for which ours returns true, attached by either
+// method. The caller closes them. It needs CAP_SYS_ADMIN, which the kernel requires for
+// opening programs by id.
 func Find(device int, d Direction, ours func(*ciliumebpf.Program) bool) (found []Attachment, err error) {
 	defer func() {
 		if err != nil {
@@ -80,13 +80,12 @@ func Find(device int, d Direction, ours func(*ciliumebpf.Program) bool) (found [
 			found, err = nil, failed(fmt.Sprintf("find programs of device %d", device), err)
 		}
 	}()
-	// The library takes a missing privilege for a missing feature, and then
-	// nothing would look like nothing attached.
+	// The library reports a missing privilege as a missing feature, which would look as
+	// if nothing was attached.
 	if _, err := ciliumebpf.ProgramGetNextID(0); errors.Is(err, unix.EPERM) {
-		return nil, fmt.Errorf("%w: CAP_SYS_ADMIN is needed", err)
+		return nil, fmt.Errorf("%w: CAP_SYS_ADMIN is required", err)
 	}
-	// Where there is no tcx, and for filters, a device that is gone looks like one
-	// without programs.
+	// Without tcx, and for filters, a deleted device looks like one without programs.
 	if _, err := netlink.LinkByIndex(device); err != nil {
 		return nil, err
 	}
@@ -100,11 +99,10 @@ func Find(device int, d Direction, ours func(*ciliumebpf.Program) bool) (found [
 	return found, nil
 }
 
-// Attach puts a program on a device. It replaces one of the earlier ones in place if
-// that was attached by the same method, and takes the others off once it is there. A
-// program that is there already stays as it is. The earlier ones are what Find returned
-// just now: if one that is to be replaced went away since, that is an error, and
-// everything as it was.
+// Attach attaches a program to a device. It replaces one of the earlier programs in place
+// if that was attached by the same method, and then detaches the others. If the program
+// is attached already, it stays. Earlier is the result of a preceding Find: if the
+// program to replace was detached since, Attach fails and changes nothing.
 func Attach(device int, d Direction, m Method, p *ciliumebpf.Program, earlier []Attachment) error {
 	kept, there, err := choose(m, p, earlier)
 	if err != nil {
@@ -133,8 +131,8 @@ func Attach(device int, d Direction, m Method, p *ciliumebpf.Program, earlier []
 	return errors.Join(errs...)
 }
 
-// choose picks the earlier attachment whose place a program takes, -1 for none. There
-// says that it is that program already.
+// choose picks the earlier attachment to replace, or -1. There reports that the program
+// is attached already.
 func choose(m Method, p *ciliumebpf.Program, earlier []Attachment) (kept int, there bool, err error) {
 	kept = -1
 	for i, e := range earlier {
@@ -167,8 +165,9 @@ func sameProgram(a, b *ciliumebpf.Program) (bool, error) {
 	return ids[0] == ids[1], nil
 }
 
-// Detach takes a program off its device. One that is not there any more is no error,
-// unless the device is gone: a tcx program may be with it in another namespace.
+// Detach detaches a program from its device. A program that is detached already is no
+// error. A missing device is, since it may have moved to another namespace with its tcx
+// program.
 func Detach(a Attachment) error {
 	var err error
 	if a.Method == Clsact {
@@ -179,7 +178,8 @@ func Detach(a Attachment) error {
 	return failed("detach "+a.String(), err)
 }
 
-// failed adds the step to an error, and says in one way that the device is gone.
+// failed adds the step to an error, and maps the errors for a missing device to
+// ErrNoDevice.
 func failed(step string, err error) error {
 	_, notFound := errors.AsType[netlink.LinkNotFoundError](err)
 	switch {

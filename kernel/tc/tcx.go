@@ -25,12 +25,12 @@ func findTCX(device int, d Direction, ours func(*ciliumebpf.Program) bool) (foun
 	case errors.Is(err, unix.EINVAL), errors.Is(err, link.ErrNotSupported):
 		return nil, nil // a kernel without tcx
 	case errors.Is(err, unix.ENOENT):
-		return nil, nil // how some kernels say that nothing is attached
+		return nil, nil // some kernels return this if nothing is attached
 	case err != nil:
 		return nil, err
 	}
 	for _, at := range result.Programs {
-		// We never use links: whoever holds this one is not us.
+		// The proxy never uses links, so this program is foreign.
 		if _, held := at.LinkID(); held {
 			continue
 		}
@@ -45,11 +45,11 @@ func findTCX(device int, d Direction, ours func(*ciliumebpf.Program) bool) (foun
 	return found, nil
 }
 
-// openOurs opens a program, if it is ours.
+// openOurs opens a program if ours returns true for it.
 func openOurs(id ciliumebpf.ProgramID, ours func(*ciliumebpf.Program) bool) (*ciliumebpf.Program, error) {
 	program, err := ciliumebpf.NewProgramFromID(id)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil // detached this moment
+		return nil, nil // detached in the meantime
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open program %d: %w", id, err)
@@ -61,7 +61,7 @@ func openOurs(id ciliumebpf.ProgramID, ours func(*ciliumebpf.Program) bool) (*ci
 	return program, nil
 }
 
-// attachTCX attaches without a link, which would detach with the process.
+// attachTCX attaches without a link, since a link would detach when the process ends.
 func attachTCX(device int, d Direction, p *ciliumebpf.Program, replaced *Attachment) error {
 	opts := link.RawAttachProgramOptions{Target: device, Program: p, Attach: d.attachType(), Anchor: link.Head()}
 	if replaced != nil {
@@ -69,7 +69,7 @@ func attachTCX(device int, d Direction, p *ciliumebpf.Program, replaced *Attachm
 	}
 	err := link.RawAttachProgram(opts)
 	if errors.Is(err, unix.ERANGE) {
-		return fmt.Errorf("%w: as many programs are attached as a device can have", err)
+		return fmt.Errorf("%w: the device has the maximum number of programs", err)
 	}
 	return err
 }

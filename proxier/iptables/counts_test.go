@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 )
 
 // told is what an Observer was told last, by family and table.
@@ -27,16 +28,16 @@ func (o *told) Rules(family proxier.Family, table string, written, total int) {
 // TestCounts: what is told of rules is what is there, also after changes, and in both
 // shapes of the chains that all share.
 func TestCounts(t *testing.T) {
-	n := &node{t: t, tools: &watchedTools{Tools: newFakeTools()}}
+	n := unstartedNode(t, newSimulated())
 	seen := &told{}
 	opts := n.options()
 	opts.Observer = seen
-	n.start(newFakeTier(opts), testFacts, proxier.Policy{})
+	n.Start(newSimulatedTier(opts), iptablestest.Facts, proxier.Policy{})
 	check := func(what string) {
 		t.Helper()
 		for family := range proxier.Families {
 			there := map[string]int{}
-			for at, rules := range contents(t, n.tools, family) {
+			for at, rules := range contents(t, n.Tools, family) {
 				if table, chain, _ := strings.Cut(at, " "); strings.HasPrefix(chain, "KUBE-") {
 					there[table] += len(rules)
 				}
@@ -48,20 +49,20 @@ func TestCounts(t *testing.T) {
 			}
 		}
 	}
-	n.serve(0, 10, 2)
-	n.sync()
+	n.Serve(0, 10, 2)
+	n.MustSync()
 	check("first")
 	if wrote, total := seen.written[proxier.IPv4]["nat"], seen.total[proxier.IPv4]["nat"]; wrote != total {
 		t.Errorf("the first sync wrote %d rules of %d", wrote, total)
 	}
-	n.serve(10, 300, 3)
-	n.sync()
+	n.Serve(10, 300, 3)
+	n.MustSync()
 	check("many")
-	n.serve(4, 1, 1)
-	n.sync() // which looks at the shape before it writes
+	n.Serve(4, 1, 1)
+	n.MustSync() // which looks at the shape before it writes
 	check("a tree")
-	n.serve(5, 1, 1)
-	n.sync()
+	n.Serve(5, 1, 1)
+	n.MustSync()
 	check("an endpoint less")
 	if wrote := seen.written[proxier.IPv4]["nat"]; wrote == 0 || wrote > 10 {
 		t.Errorf("a change wrote %d rules", wrote)
@@ -69,8 +70,8 @@ func TestCounts(t *testing.T) {
 	for i := 20; i < 300; i++ {
 		n.OnServiceDelete(service(i))
 	}
-	n.sync() // which may leave rules that lead to empty chains
-	n.syncAll()
+	n.MustSync() // which may leave rules that lead to empty chains
+	n.MustFullSync()
 	check("after most went")
 	if len(seen.failed) > 0 {
 		t.Errorf("failures: %v", seen.failed)

@@ -37,13 +37,13 @@ func start(s string) uintptr { return uintptr(unsafe.Pointer(unsafe.StringData(s
 // TestReadIsNotKept: no string that a family remembers is part of what it read. It would
 // keep all of that, which may be 15 MB.
 func TestReadIsNotKept(t *testing.T) {
-	tools := &rememberingTools{newFakeTools(), map[uintptr]string{}}
+	tools := &rememberingTools{newSimulated(), map[uintptr]string{}}
 	n := newNode(t, tools)
-	n.serve(0, 160, 2)
-	n.sync()
-	n.restore(proxier.IPv4, "*nat\n:ADMIN - [0:0]\n-A ADMIN -j KUBE-SERVICES\nCOMMIT\n")
-	n.syncAll()
-	for _, family := range n.tier.(*fakeTier).families {
+	n.Serve(0, 160, 2)
+	n.MustSync()
+	n.Restore(proxier.IPv4, "*nat\n:ADMIN - [0:0]\n-A ADMIN -j KUBE-SERVICES\nCOMMIT\n")
+	n.MustFullSync()
+	for _, family := range n.Tier.(*simulatedTier).families {
 		remembered := 0
 		seen := map[uintptr]bool{}
 		var look func(path string, v reflect.Value)

@@ -24,7 +24,7 @@ import (
 // traced is a tier whose rules a traced packet passes. Processes end and begin, calls of
 // tools fail, and time goes by: all of that at random, but the same for the same seed.
 type traced struct {
-	*fakeTier
+	*simulatedTier
 	rng    *rand.Rand
 	tables [proxier.Families]*netfilter.Tables
 	now    time.Time
@@ -53,15 +53,15 @@ func newTraced(seed uint64, spoil func(input string) string) *traced {
 	t := &traced{
 		rng: rand.New(rand.NewPCG(seed, 3)), now: time.Unix(1e9, 0), there: map[uint32]*proxier.Decision{}, led: map[led]sighting{},
 	}
-	tools := newFakeTools()
-	tools.variant = variants[t.rng.IntN(len(variants))]
-	t.tables = tools.tables
+	tools := newSimulated()
+	tools.Simulates = variants[t.rng.IntN(len(variants))]
+	t.tables = tools.Tables
 	for _, tables := range t.tables {
 		tables.Now = func() time.Time { return t.now }
 		tables.Random = t.rng.Float64
 	}
 	failing := t.chance(0.3)
-	t.fakeTier = newFakeTier(Options{Tools: &spoiledTools{Tools: tools, spoil: spoil, fails: func() bool { return failing && t.chance(0.1) }}})
+	t.simulatedTier = newSimulatedTier(Options{Tools: &spoiledTools{Tools: tools, spoil: spoil, fails: func() bool { return failing && t.chance(0.1) }}})
 	return t
 }
 
@@ -107,15 +107,15 @@ func (t *traced) Sync(ctx context.Context, u proxier.Update) error {
 		all.Changes = append(all.Changes, proxier.PortChange{New: t.there[index]})
 	}
 	if t.chance(0.05) {
-		t.fakeTier = newFakeTier(t.opts)
+		t.simulatedTier = newSimulatedTier(t.opts)
 		u = all
 	}
-	err := t.fakeTier.Sync(ctx, u)
+	err := t.simulatedTier.Sync(ctx, u)
 	if err == nil && t.chance(0.2) {
-		err = t.fakeTier.Sync(ctx, all) // as now and then
+		err = t.simulatedTier.Sync(ctx, all) // as now and then
 	}
 	for errors.Is(err, errOutOfOrder) {
-		err = t.fakeTier.Sync(ctx, proxier.Update{})
+		err = t.simulatedTier.Sync(ctx, proxier.Update{})
 	}
 	t.now = t.now.Add([]time.Duration{0, time.Second, time.Minute, 2 * time.Hour, 25 * time.Hour}[t.rng.IntN(5)])
 	t.forget()

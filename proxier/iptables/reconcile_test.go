@@ -17,6 +17,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 	"github.com/tandem-proxy/tandem/proxier/staleudp"
 )
 
@@ -58,7 +59,7 @@ func (t *failingTools) Restore(ctx context.Context, f proxier.Family, input []by
 
 // newFlowNode has a tier whose conntrack is a fake one.
 func newFlowNode(t *testing.T, tools Tools, policy proxier.Policy) (*node, *Tier, *flowTable) {
-	n := &node{t: t, tools: &watchedTools{Tools: tools}}
+	n := unstartedNode(t, tools)
 	tier, err := Open(t.Context(), n.options())
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +67,7 @@ func newFlowNode(t *testing.T, tools Tools, policy proxier.Policy) (*node, *Tier
 	t.Cleanup(func() { _ = tier.Close() })
 	flows := &flowTable{left: []proxier.Family{proxier.IPv4, proxier.IPv6}}
 	tier.opts.Flows = staleudp.New(staleudp.Options{Table: flows})
-	n.start(tier, testFacts, policy)
+	n.Start(tier, iptablestest.Facts, policy)
 	n.OnServiceAdd(service(0, dualStack(0), func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }))
 	return n, tier, flows
 }
@@ -76,9 +77,9 @@ func newFlowNode(t *testing.T, tools Tools, policy proxier.Policy) (*node, *Tier
 func TestFlowsOfOneFamily(t *testing.T) {
 	for family := range proxier.Families {
 		t.Run(family.String(), func(t *testing.T) {
-			tools := &failingTools{newFakeTools(), proxier.Families}
+			tools := &failingTools{newSimulated(), proxier.Families}
 			n, _, flows := newFlowNode(t, tools, proxier.Policy{})
-			n.sync()
+			n.MustSync()
 			tools.family = family
 			flows.left = []proxier.Family{proxier.IPv4, proxier.IPv6}
 			n.OnServiceDelete(service(0))
@@ -89,7 +90,7 @@ func TestFlowsOfOneFamily(t *testing.T) {
 				t.Errorf("flows of %v are left, want %v", flows.left, want)
 			}
 			tools.family = proxier.Families
-			if err := n.tier.Sync(t.Context(), proxier.Update{}); err != nil || len(flows.left) > 0 {
+			if err := n.Tier.Sync(t.Context(), proxier.Update{}); err != nil || len(flows.left) > 0 {
 				t.Errorf("flows of %v are left, error %v", flows.left, err)
 			}
 		})
@@ -99,25 +100,25 @@ func TestFlowsOfOneFamily(t *testing.T) {
 // TestLoopbackClosed: where route_localnet cannot be set that is told once. Nothing else
 // waits for it, and it is set when it can be.
 func TestLoopbackClosed(t *testing.T) {
-	n, tier, flows := newFlowNode(t, newFakeTools(), proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}})
+	n, tier, flows := newFlowNode(t, newSimulated(), proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}})
 	dir := filepath.Join(t.TempDir(), "conf")
 	tier.routeLocalnet = filepath.Join(dir, "route_localnet")
-	n.sync()
+	n.MustSync()
 	n.OnServiceDelete(service(0))
-	n.sync()
-	n.syncAll()
+	n.MustSync()
+	n.MustFullSync()
 	if len(flows.left) > 0 {
 		t.Errorf("flows of %v are left", flows.left)
 	}
-	if len(n.told) != 1 || n.told[0].Kind != "Node" {
-		t.Errorf("told %+v", n.told)
+	if len(n.Problems) != 1 || n.Problems[0].Kind != "Node" {
+		t.Errorf("told %+v", n.Problems)
 	}
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	n.sync()
-	n.syncAll()
-	if b, err := os.ReadFile(tier.routeLocalnet); fmt.Sprint(string(b), err) != "1<nil>" || len(n.told) != 1 {
-		t.Errorf("%q, error %v, told %+v", b, err, n.told)
+	n.MustSync()
+	n.MustFullSync()
+	if b, err := os.ReadFile(tier.routeLocalnet); fmt.Sprint(string(b), err) != "1<nil>" || len(n.Problems) != 1 {
+		t.Errorf("%q, error %v, told %+v", b, err, n.Problems)
 	}
 }

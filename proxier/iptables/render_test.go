@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 	"github.com/tandem-proxy/tandem/test/golden"
 )
 
@@ -33,7 +34,7 @@ var renderCases = []struct {
 	{name: "external-ip", service: service(0, func(s *v1.Service) { s.Spec.ExternalIPs = []string{"192.0.2.7"} }), endpoints: []string{"10.244.1.5"}},
 	{name: "no-endpoints", service: service(0, balanced(0))},
 	{name: "internal-local-none-here", service: service(0, internalLocal), endpoints: []string{"10.244.2.5"}},
-	{name: "unserved", service: service(0), facts: func(f *proxier.Facts) { f.ServiceCIDRs = unservedRanges }},
+	{name: "unserved", service: service(0), facts: func(f *proxier.Facts) { f.ServiceCIDRs = iptablestest.ServiceCIDRs }},
 	{name: "detector-interface", service: service(0, nodePort(30080), externalLocal), endpoints: []string{"10.244.1.5"},
 		facts: func(f *proxier.Facts) { f.Pods = proxier.Detector{Interface: "cni", InterfacePrefix: true} }},
 	{name: "no-detector", service: service(0, nodePort(30080), externalLocal), endpoints: []string{"10.244.1.5"},
@@ -56,19 +57,19 @@ var renderCases = []struct {
 func TestRender(t *testing.T) {
 	for _, tc := range renderCases {
 		t.Run(tc.name, func(t *testing.T) {
-			facts := testFacts
+			facts := iptablestest.Facts
 			if tc.facts != nil {
 				tc.facts(&facts)
 			}
-			n := &node{t: t, tools: &watchedTools{Tools: newFakeTools()}}
-			n.start(newFakeTier(n.options()), facts, tc.policy)
+			n := unstartedNode(t, newSimulated())
+			n.Start(newSimulatedTier(n.options()), facts, tc.policy)
 			n.OnServiceAdd(tc.service)
 			if len(tc.endpoints) > 0 {
 				n.OnEndpointSliceAdd(endpoints(0, tc.endpoints...))
 			}
-			n.sync()
+			n.MustSync()
 			f := proxier.FamilyOf(netip.MustParseAddr(tc.service.Spec.ClusterIP))
-			golden.Compare(t, tc.name+".rules", withoutCommon(t, n.tools, f, strings.HasSuffix(tc.name, "node-ports")))
+			golden.Compare(t, tc.name+".rules", withoutCommon(t, n.Tools, f, strings.HasSuffix(tc.name, "node-ports")))
 		})
 	}
 }
@@ -98,9 +99,9 @@ func withoutCommon(t *testing.T, tools Tools, f proxier.Family, nodePorts bool) 
 
 // TestRenderCommon: the chains that all Services need, in full, in both families.
 func TestRenderCommon(t *testing.T) {
-	n := &node{t: t, tools: &watchedTools{Tools: newFakeTools()}}
-	n.start(newFakeTier(n.options()), testFacts, proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}})
-	n.sync()
-	golden.Compare(t, "common.rules", saved(t, n.tools, proxier.IPv4))
-	golden.Compare(t, "common-ipv6.rules", saved(t, n.tools, proxier.IPv6))
+	n := unstartedNode(t, newSimulated())
+	n.Start(newSimulatedTier(n.options()), iptablestest.Facts, proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}})
+	n.MustSync()
+	golden.Compare(t, "common.rules", saved(t, n.Tools, proxier.IPv4))
+	golden.Compare(t, "common-ipv6.rules", saved(t, n.Tools, proxier.IPv6))
 }

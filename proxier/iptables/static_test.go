@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 	"github.com/tandem-proxy/tandem/test/netfilter"
 )
 
@@ -20,13 +21,13 @@ func TestLoopbackNodePorts(t *testing.T) {
 		"prefix": {CIDRs: []netip.Prefix{netip.MustParsePrefix("172.18.0.0/16"), loopback}, Loopback: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tools := newFakeTools()
-			n := &node{t: t, tools: &watchedTools{Tools: tools}}
-			n.start(newFakeTier(n.options()), testFacts, proxier.Policy{NodePorts: selected})
+			tools := newSimulated()
+			n := unstartedNode(t, tools)
+			n.Start(newSimulatedTier(n.options()), iptablestest.Facts, proxier.Policy{NodePorts: selected})
 			n.OnServiceAdd(service(0, nodePort(30080)))
 			n.OnEndpointSliceAdd(endpoints(0, "10.244.2.5"))
 			n.OnServiceAdd(service(1, nodePort(30081)))
-			n.sync()
+			n.MustSync()
 			for who, tc := range map[string]struct {
 				source, device string
 				to             string // none if it is dropped
@@ -40,14 +41,14 @@ func TestLoopbackNodePorts(t *testing.T) {
 			} {
 				p := netfilter.Packet{
 					Src: netip.MustParseAddrPort(tc.source + ":40000"), Dst: netip.MustParseAddrPort("127.0.0.1:30080"), Protocol: proxier.TCP,
-					In: tc.device, Out: "eth0", Local: func(a netip.Addr) bool { return a == testFacts.NodeIPs[proxier.IPv4] },
+					In: tc.device, Out: "eth0", Local: func(a netip.Addr) bool { return a == iptablestest.Facts.NodeIPs[proxier.IPv4] },
 				}
-				r := tools.tables[proxier.IPv4].Trace(p)
+				r := tools.Tables[proxier.IPv4].Trace(p)
 				if tc.to == "" && r.Verdict != netfilter.Drop || tc.to != "" && (r.Verdict != netfilter.Accept || r.To.String() != tc.to) {
 					t.Errorf("%s: %s", who, r)
 				}
 				p.Dst = netip.MustParseAddrPort("127.0.0.1:30081")
-				if r := tools.tables[proxier.IPv4].Trace(p); r.Verdict != tc.unserved {
+				if r := tools.Tables[proxier.IPv4].Trace(p); r.Verdict != tc.unserved {
 					t.Errorf("%s, of nobody: %s", who, r)
 				}
 			}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 )
 
 // sizes of clusters: hubs of one chain, hubs that are trees, and rules without comments.
@@ -34,24 +35,24 @@ var sizes = []struct {
 func TestNothingToDo(t *testing.T) {
 	for _, size := range sizes {
 		t.Run(size.name, func(t *testing.T) {
-			n := newNode(t, newFakeTools())
-			n.serve(0, size.services, size.each)
-			n.sync()
-			n.syncAll() // the number of endpoints is known now
-			n.tools.take()
-			text := saved(t, n.tools, proxier.IPv4)
+			n := newNode(t, newSimulated())
+			n.Serve(0, size.services, size.each)
+			n.MustSync()
+			n.MustFullSync() // the number of endpoints is known now
+			n.Tools.Take()
+			text := saved(t, n.Tools, proxier.IPv4)
 			if split := strings.Contains(text, "nat KUBE-SVC-SLOT-05\n"); split != size.split {
 				t.Errorf("hubs are trees: %v", split)
 			}
 			if comments := strings.Contains(text, `"shop/s0:p cluster IP"`); comments != size.comments {
 				t.Errorf("rules have comments: %v", comments)
 			}
-			n.syncAll()
+			n.MustFullSync()
 			n.restart()
-			n.serve(0, size.services, size.each)
-			n.sync()
-			n.syncAll()
-			if wrote := n.tools.take(); len(wrote) > 0 {
+			n.Serve(0, size.services, size.each)
+			n.MustSync()
+			n.MustFullSync()
+			if wrote := n.Tools.Take(); len(wrote) > 0 {
 				t.Errorf("%d times written, first:\n%.2000s", len(wrote), wrote[0])
 			}
 		})
@@ -60,19 +61,19 @@ func TestNothingToDo(t *testing.T) {
 
 // TestSlotEmpties: a slot of a tree whose last rule goes with a full sync goes too.
 func TestSlotEmpties(t *testing.T) {
-	n := newNode(t, newFakeTools())
-	n.serve(0, 200, 1)
-	n.sync()
-	n.syncAll()
+	n := newNode(t, newSimulated())
+	n.Serve(0, 200, 1)
+	n.MustSync()
+	n.MustFullSync()
 	const slot = "KUBE-SVC-SLOT-65" // of s100 alone
 	rest := slices.DeleteFunc(n.Table().All(), func(c proxier.PortChange) bool { return c.New.Name.Name == "s100" })
-	if len(contents(t, n.tools, proxier.IPv4)["nat "+slot]) != 1 {
+	if len(contents(t, n.Tools, proxier.IPv4)["nat "+slot]) != 1 {
 		t.Fatalf("%s does not hold one rule", slot)
 	}
-	if err := n.tier.Sync(t.Context(), proxier.Update{Full: true, Changes: rest}); err != nil {
+	if err := n.Tier.Sync(t.Context(), proxier.Update{Full: true, Changes: rest}); err != nil {
 		t.Error(err)
 	}
-	if strings.Contains(saved(t, n.tools, proxier.IPv4), slot) {
+	if strings.Contains(saved(t, n.Tools, proxier.IPv4), slot) {
 		t.Errorf("%s is left", slot)
 	}
 }
@@ -87,13 +88,13 @@ func TestRefused(t *testing.T) {
 		for i := range 4 {
 			restart, tells := i%2 == 1, i > 1
 			t.Run(fmt.Sprintf("%d/restart=%v/tells=%v", size, restart, tells), func(t *testing.T) {
-				tools := newFakeTools()
-				tools.tells = tells
+				tools := newSimulated()
+				tools.HasGeneration = tells
 				n := newNode(t, tools)
-				n.serve(0, size, 2)
-				n.sync()
-				before := contents(t, n.tools, proxier.IPv4)
-				n.tools.before = refusing(bad)
+				n.Serve(0, size, 2)
+				n.MustSync()
+				before := contents(t, n.Tools, proxier.IPv4)
+				n.Tools.Before = iptablestest.Refusing(bad)
 				change := func() {
 					for i := range size {
 						if i%10 != 7 {
@@ -103,11 +104,11 @@ func TestRefused(t *testing.T) {
 				}
 				if restart {
 					n.restart()
-					n.serve(0, size, 2)
+					n.Serve(0, size, 2)
 				}
 				change()
-				n.sync()
-				got := contents(t, n.tools, proxier.IPv4)
+				n.MustSync()
+				got := contents(t, n.Tools, proxier.IPv4)
 				name := name
 				if diff := cmp.Diff(before["nat "+bad], got["nat "+bad]); diff != "" {
 					t.Errorf("the chain refused (-before +after):\n%s", diff)
@@ -117,7 +118,7 @@ func TestRefused(t *testing.T) {
 						t.Errorf("%s has rules %q", to, got["nat "+to])
 					}
 				}
-				if list, wrong := entries(t, n.tools, proxier.IPv4); len(wrong) > 0 || !slices.ContainsFunc(list, func(r string) bool { return strings.HasSuffix(r, "-j "+chainName(externalPrefix, &name, "")) }) {
+				if list, wrong := entries(t, n.Tools, proxier.IPv4); len(wrong) > 0 || !slices.ContainsFunc(list, func(r string) bool { return strings.HasSuffix(r, "-j "+chainName(externalPrefix, &name, "")) }) {
 					t.Errorf("nothing leads to it; wrong: %q", wrong)
 				}
 				for i := range size {
@@ -130,17 +131,17 @@ func TestRefused(t *testing.T) {
 					}
 				}
 				for range 2 {
-					n.syncAll()
+					n.MustFullSync()
 				}
-				if len(n.told) != 1 || n.told[0].Object.Name != "s31" || !strings.Contains(n.told[0].Message, "no chain like that one") {
-					t.Errorf("told %+v", n.told)
+				if len(n.Problems) != 1 || n.Problems[0].Object.Name != "s31" || !strings.Contains(n.Problems[0].Message, "no chain like that one") {
+					t.Errorf("told %+v", n.Problems)
 				}
-				n.tools.before = nil
-				n.syncAll()
-				n.tools.take()
-				n.syncAll()
-				got = contents(t, n.tools, proxier.IPv4)
-				if to := chainName(endpointPrefix, &name, pod(1031)+":8080"); len(got["nat "+to]) != 2 || len(n.tools.take()) > 0 {
+				n.Tools.Before = nil
+				n.MustFullSync()
+				n.Tools.Take()
+				n.MustFullSync()
+				got = contents(t, n.Tools, proxier.IPv4)
+				if to := chainName(endpointPrefix, &name, pod(1031)+":8080"); len(got["nat "+to]) != 2 || len(n.Tools.Take()) > 0 {
 					t.Error("it is not written when it could be")
 				}
 			})
@@ -160,24 +161,24 @@ func TestRefusedNew(t *testing.T) {
 	}
 	sctp := func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolSCTP }
 	for _, takeOver := range []bool{false, true} {
-		n := newNode(t, newFakeTools())
+		n := newNode(t, newSimulated())
 		if takeOver {
-			n.serve(0, 30, 2)
-			n.sync()
+			n.Serve(0, 30, 2)
+			n.MustSync()
 			n.restart()
 		}
-		n.tools.before = withoutSCTP
-		n.serve(5, 40, 1)
+		n.Tools.Before = withoutSCTP
+		n.Serve(5, 40, 1)
 		n.OnServiceAdd(service(45, sctp))
-		n.sync()
-		n.syncAll()
-		if len(n.told) != 1 || n.told[0].Object.Name != "s45" {
-			t.Errorf("take-over %v: told %+v", takeOver, n.told)
+		n.MustSync()
+		n.MustFullSync()
+		if len(n.Problems) != 1 || n.Problems[0].Object.Name != "s45" {
+			t.Errorf("take-over %v: told %+v", takeOver, n.Problems)
 		}
-		want := newNode(t, newFakeTools())
-		want.serve(5, 40, 1)
-		want.sync()
-		if diff := cmp.Diff(saved(t, want.tools, proxier.IPv4), saved(t, n.tools, proxier.IPv4)); diff != "" {
+		want := newNode(t, newSimulated())
+		want.Serve(5, 40, 1)
+		want.MustSync()
+		if diff := cmp.Diff(saved(t, want.Tools, proxier.IPv4), saved(t, n.Tools, proxier.IPv4)); diff != "" {
 			t.Errorf("take-over %v: (-want +got):\n%s", takeOver, diff)
 		}
 	}
@@ -186,29 +187,29 @@ func TestRefusedNew(t *testing.T) {
 // TestRefusedByHalf: tables are changed one after the other. When one is refused, what was
 // changed before it is put back.
 func TestRefusedByHalf(t *testing.T) {
-	n := newNode(t, newFakeTools())
-	n.serve(0, 20, 2)
+	n := newNode(t, newSimulated())
+	n.Serve(0, 20, 2)
 	n.OnServiceAdd(service(30, nodePort(30500)))
-	n.sync()
-	before := saved(t, n.tools, proxier.IPv4)
+	n.MustSync()
+	before := saved(t, n.Tools, proxier.IPv4)
 	refused := 0
-	n.tools.before = func(input string) error {
+	n.Tools.Before = func(input string) error {
 		filter, nat, both := strings.Cut(input, "*nat\n")
 		if !both || !strings.Contains(nat, "shop/s30:p") || !strings.Contains(nat, "DNAT") {
 			return nil
 		}
 		refused++
-		if err := n.tools.Tools.Restore(t.Context(), proxier.IPv4, []byte(filter)); err != nil {
+		if err := n.Tools.Tools.Restore(t.Context(), proxier.IPv4, []byte(filter)); err != nil {
 			t.Error(err)
 		}
 		return &xtables.RestoreError{Line: 2, Output: "not in nat"}
 	}
 	n.OnEndpointSliceAdd(endpoints(30, pod(1)))
-	n.sync()
-	if refused == 0 || len(n.told) != 1 {
-		t.Errorf("refused %d times, told %+v", refused, n.told)
+	n.MustSync()
+	if refused == 0 || len(n.Problems) != 1 {
+		t.Errorf("refused %d times, told %+v", refused, n.Problems)
 	}
-	if diff := cmp.Diff(before, saved(t, n.tools, proxier.IPv4)); diff != "" {
+	if diff := cmp.Diff(before, saved(t, n.Tools, proxier.IPv4)); diff != "" {
 		t.Errorf("(-before +after):\n%s", diff)
 	}
 }
@@ -216,30 +217,30 @@ func TestRefusedByHalf(t *testing.T) {
 // TestGoneAndRepaired: a Service goes while a hub has to be repaired, which its chains have
 // to outlive.
 func TestGoneAndRepaired(t *testing.T) {
-	n := newNode(t, newFakeTools())
-	n.serve(0, 20, 2)
-	n.sync()
-	n.tools.before = func(string) error { return xtables.ErrLocked }
+	n := newNode(t, newSimulated())
+	n.Serve(0, 20, 2)
+	n.MustSync()
+	n.Tools.Before = func(string) error { return xtables.ErrLocked }
 	n.OnServiceDelete(service(1))
 	if err := n.Sync(t.Context()); !errors.Is(err, xtables.ErrLocked) {
 		t.Fatalf("error %v", err)
 	}
-	n.tools.before = nil
-	if err := n.tools.Tools.Restore(t.Context(), proxier.IPv4, []byte("*nat\n-I KUBE-SERVICES 1 -j RETURN\nCOMMIT\n")); err != nil {
+	n.Tools.Before = nil
+	if err := n.Tools.Tools.Restore(t.Context(), proxier.IPv4, []byte("*nat\n-I KUBE-SERVICES 1 -j RETURN\nCOMMIT\n")); err != nil {
 		t.Fatal(err)
 	}
-	n.tools.take()
+	n.Tools.Take()
 	calls := 0
-	n.tools.before = func(string) error { calls++; return nil }
-	n.syncAll()
-	if wrote := n.tools.take(); len(wrote) != calls || len(n.told) > 0 {
-		t.Errorf("%d of %d calls succeeded, told %+v", len(wrote), calls, n.told)
+	n.Tools.Before = func(string) error { calls++; return nil }
+	n.MustFullSync()
+	if wrote := n.Tools.Take(); len(wrote) != calls || len(n.Problems) > 0 {
+		t.Errorf("%d of %d calls succeeded, told %+v", len(wrote), calls, n.Problems)
 	}
-	want := newNode(t, newFakeTools())
-	want.serve(0, 20, 2)
+	want := newNode(t, newSimulated())
+	want.Serve(0, 20, 2)
 	want.OnServiceDelete(service(1))
-	want.sync()
-	if diff := cmp.Diff(saved(t, want.tools, proxier.IPv4), saved(t, n.tools, proxier.IPv4)); diff != "" {
+	want.MustSync()
+	if diff := cmp.Diff(saved(t, want.Tools, proxier.IPv4), saved(t, n.Tools, proxier.IPv4)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -248,22 +249,22 @@ func TestGoneAndRepaired(t *testing.T) {
 // writes what is owed, whatever that one is about.
 func TestErrors(t *testing.T) {
 	steps := []func(n *node){
-		func(n *node) { n.serve(0, 60, 2) },
+		func(n *node) { n.Serve(0, 60, 2) },
 		func(n *node) { n.OnServiceDelete(service(3)); n.OnServiceDelete(service(8)) },
-		func(n *node) { n.serve(100, 1, 2); n.OnServiceAdd(service(3, kindOf(3)...)) },
-		func(n *node) { n.serve(100, 100, 1) },
+		func(n *node) { n.Serve(100, 1, 2); n.OnServiceAdd(service(3, kindOf(3)...)) },
+		func(n *node) { n.Serve(100, 100, 1) },
 	}
-	want := newNode(t, newFakeTools())
+	want := newNode(t, newSimulated())
 	for _, step := range steps {
 		step(want)
 	}
-	want.sync()
-	want.syncAll()
+	want.MustSync()
+	want.MustFullSync()
 	for _, full := range []bool{false, true} {
 		for at, more := 1, true; more; at += 1 + at/4 {
-			n := newNode(t, newFakeTools())
+			n := newNode(t, newSimulated())
 			call, failed := 0, 0
-			n.tools.before = func(string) error {
+			n.Tools.Before = func(string) error {
 				if call++; call%at == 0 && failed < 3 {
 					failed++
 					return xtables.ErrLocked
@@ -282,18 +283,18 @@ func TestErrors(t *testing.T) {
 				step(n)
 				sync(func() error { return n.Sync(t.Context()) })
 				if full {
-					sync(n.compare)
+					sync(n.FullSync)
 				}
 			}
 			for range 3 { // as often as it failed
-				sync(n.compare)
+				sync(n.FullSync)
 			}
 			more = failed > 0
-			if (errs > 0) != (failed > 0) || len(n.told) > 0 {
-				t.Fatalf("call %d: %d failures, %d errors; told %+v", at, failed, errs, n.told)
+			if (errs > 0) != (failed > 0) || len(n.Problems) > 0 {
+				t.Fatalf("call %d: %d failures, %d errors; told %+v", at, failed, errs, n.Problems)
 			}
 			for _, f := range []proxier.Family{proxier.IPv4, proxier.IPv6} {
-				if diff := cmp.Diff(saved(t, want.tools, f), saved(t, n.tools, f)); diff != "" {
+				if diff := cmp.Diff(saved(t, want.Tools, f), saved(t, n.Tools, f)); diff != "" {
 					t.Fatalf("every call %d fails (-want +got):\n%.3000s", at, diff)
 				}
 			}
@@ -303,44 +304,44 @@ func TestErrors(t *testing.T) {
 
 // TestOwed: after an error the next sync, which brings nothing, writes all that is owed.
 func TestOwed(t *testing.T) {
-	n := newNode(t, newFakeTools())
-	n.serve(0, 20, 2)
-	n.sync()
+	n := newNode(t, newSimulated())
+	n.Serve(0, 20, 2)
+	n.MustSync()
 	fail := true
-	n.tools.before = func(string) error {
+	n.Tools.Before = func(string) error {
 		if fail {
 			return errors.New("out of order")
 		}
 		return nil
 	}
 	n.OnServiceDelete(service(1, kindOf(1)...))
-	n.serve(20, 5, 1)
+	n.Serve(20, 5, 1)
 	if err := n.Sync(t.Context()); err == nil {
 		t.Fatal("no error")
 	}
 	// Another one gets the place of the one that is gone.
-	n.serve(30, 3, 1)
+	n.Serve(30, 3, 1)
 	n.OnServiceAdd(service(1, kindOf(1)...))
 	if err := n.Sync(t.Context()); err == nil {
 		t.Fatal("no error")
 	}
 	fail = false
-	n.tools.take()
-	if err := n.tier.Sync(t.Context(), proxier.Update{}); err != nil {
+	n.Tools.Take()
+	if err := n.Tier.Sync(t.Context(), proxier.Update{}); err != nil {
 		t.Fatal(err)
 	}
-	if wrote := n.tools.take(); len(wrote) != 2 || len(n.told) > 0 { // once in each family, so nothing was refused
-		t.Errorf("%d times written, told %+v", len(wrote), n.told)
+	if wrote := n.Tools.Take(); len(wrote) != 2 || len(n.Problems) > 0 { // once in each family, so nothing was refused
+		t.Errorf("%d times written, told %+v", len(wrote), n.Problems)
 	}
-	want := newNode(t, newFakeTools())
-	want.serve(0, 25, 2)
+	want := newNode(t, newSimulated())
+	want.Serve(0, 25, 2)
 	for i := 20; i < 25; i++ {
 		want.OnEndpointSliceUpdate(nil, endpoints(i, pod(i)))
 	}
-	want.serve(30, 3, 1)
+	want.Serve(30, 3, 1)
 	want.OnServiceAdd(service(1, kindOf(1)...))
-	want.sync()
-	if diff := cmp.Diff(saved(t, want.tools, proxier.IPv4), saved(t, n.tools, proxier.IPv4)); diff != "" {
+	want.MustSync()
+	if diff := cmp.Diff(saved(t, want.Tools, proxier.IPv4), saved(t, n.Tools, proxier.IPv4)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -356,39 +357,39 @@ func TestSlots(t *testing.T) {
 			_ = n.Sync(t.Context())
 			fail(false)
 			n.OnServiceDelete(lone)
-			n.sync()
+			n.MustSync()
 		},
 		"goes while all is read": func(n *node, fail func(bool)) {
 			n.OnServiceAdd(lone)
-			n.sync()
+			n.MustSync()
 			n.OnServiceDelete(lone)
 			fail(true)
 			_ = n.Sync(t.Context())
 			fail(false)
-			n.syncAll()
+			n.MustFullSync()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := newNode(t, newFakeTools())
+			n := newNode(t, newSimulated())
 			for i := 0; i < 300; i += 2 {
 				n.OnServiceAdd(service(i))
 				n.OnEndpointSliceAdd(endpoints(i, pod(i)))
 			}
 			n.OnEndpointSliceAdd(endpoints(1, pod(1)))
-			n.sync()
+			n.MustSync()
 			steps(n, func(yes bool) {
-				n.tools.before = nil
+				n.Tools.Before = nil
 				if yes {
-					n.tools.before = func(string) error { return xtables.ErrLocked }
+					n.Tools.Before = func(string) error { return xtables.ErrLocked }
 				}
 			})
-			f := n.tier.(*fakeTier).families[proxier.IPv4]
+			f := n.Tier.(*simulatedTier).families[proxier.IPv4]
 			if slot := f.hubs[servicesNAT].chainOf(addrSlot(netip.MustParseAddr(lone.Spec.ClusterIP))); has(f.bound, slot) {
 				t.Errorf("%s could not be deleted", slot)
 			}
 			n.OnServiceAdd(lone)
-			n.sync()
-			if _, wrong := entries(t, n.tools, proxier.IPv4); len(wrong) > 0 {
+			n.MustSync()
+			if _, wrong := entries(t, n.Tools, proxier.IPv4); len(wrong) > 0 {
 				t.Errorf("wrong: %q", wrong)
 			}
 		})
@@ -401,48 +402,48 @@ func TestFamiliesApart(t *testing.T) {
 	for _, tells := range []bool{false, true} {
 		for family := range proxier.Families {
 			t.Run(fmt.Sprintf("%s/tells=%v", family, tells), func(t *testing.T) {
-				fake := newFakeTools()
-				fake.tells = tells
+				fake := newSimulated()
+				fake.HasGeneration = tells
 				tools := &failingTools{fake, proxier.Families}
 				n := newNode(t, tools)
-				n.serve(0, 20, 2)
-				n.sync()
+				n.Serve(0, 20, 2)
+				n.MustSync()
 				reads := func(what string, want int) {
 					t.Helper()
-					if other := 1 - family; fake.reads[other] != want {
-						t.Errorf("%s: read %d times, want %d", what, fake.reads[other], want)
+					if other := 1 - family; fake.Reads[other] != want {
+						t.Errorf("%s: read %d times, want %d", what, fake.Reads[other], want)
 					}
-					fake.reads = [proxier.Families]int{}
+					fake.Reads = [proxier.Families]int{}
 				}
 				reads("at first", 1)
-				n.restore(family, "*nat\n-F KUBE-SERVICES\nCOMMIT\n")
+				n.Restore(family, "*nat\n-F KUBE-SERVICES\nCOMMIT\n")
 				tools.family = family
-				if err := n.compare(); err == nil {
+				if err := n.FullSync(); err == nil {
 					t.Error("no error")
 				}
 				reads("broken", 1)
 				for i := range 3 {
 					n.OnServiceAdd(service(30+i, dualStack(30+i)))
 					_ = n.Sync(t.Context())
-					if fake.reads[family] != 1 {
-						t.Errorf("event %d: read %d times, want 1", i, fake.reads[family])
+					if fake.Reads[family] != 1 {
+						t.Errorf("event %d: read %d times, want 1", i, fake.Reads[family])
 					}
 					reads(fmt.Sprint("event ", i), 0)
 				}
-				_ = n.compare()
+				_ = n.FullSync()
 				if reads("full sync", map[bool]int{false: 1, true: 0}[tells]); !tells {
 					return
 				}
 				tools.family = proxier.Families
-				n.syncAll()
+				n.MustFullSync()
 				reads("mended", 0)
-				n.syncAll()
-				if fake.reads[family] > 0 {
-					t.Errorf("in the end: read %d times", fake.reads[family])
+				n.MustFullSync()
+				if fake.Reads[family] > 0 {
+					t.Errorf("in the end: read %d times", fake.Reads[family])
 				}
 				reads("in the end", 0)
-				n.restore(family, "*filter\n-A FORWARD -j ACCEPT\nCOMMIT\n")
-				n.syncAll()
+				n.Restore(family, "*filter\n-A FORWARD -j ACCEPT\nCOMMIT\n")
+				n.MustFullSync()
 				reads("somebody else changed something", 1)
 			})
 		}
@@ -476,30 +477,30 @@ func TestNodeRules(t *testing.T) {
 		}, one},
 		{"devices of pods", primary, func(f *proxier.Facts, _ *proxier.Policy) { f.Pods = proxier.Detector{Interface: "cni0"} }, both},
 		{"loopback addresses", primary, func(_ *proxier.Facts, p *proxier.Policy) { p.NodePorts.Localhost = true }, one},
-		{"ranges of Services", primary, func(f *proxier.Facts, _ *proxier.Policy) { f.ServiceCIDRs = unservedRanges[:1] }, one},
+		{"ranges of Services", primary, func(f *proxier.Facts, _ *proxier.Policy) { f.ServiceCIDRs = iptablestest.ServiceCIDRs[:1] }, one},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			tools := newFakeTools()
-			n := &node{t: t, tools: &watchedTools{Tools: tools}}
-			facts, policy := testFacts, proxier.Policy{NodePorts: tc.nodePorts}
-			n.start(newFakeTier(n.options()), facts, policy)
-			n.serve(0, 20, 2)
-			n.sync()
-			tools.reads = none
+			tools := newSimulated()
+			n := unstartedNode(t, tools)
+			facts, policy := iptablestest.Facts, proxier.Policy{NodePorts: tc.nodePorts}
+			n.Start(newSimulatedTier(n.options()), facts, policy)
+			n.Serve(0, 20, 2)
+			n.MustSync()
+			tools.Reads = none
 			tc.change(&facts, &policy)
 			rules := policy.NodeRules(&facts)
-			if err := n.tier.Sync(t.Context(), proxier.Update{NodeRules: &rules}); err != nil {
+			if err := n.Tier.Sync(t.Context(), proxier.Update{NodeRules: &rules}); err != nil {
 				t.Fatal(err)
 			}
-			if tools.reads != tc.want {
-				t.Errorf("read %v times, want %v", tools.reads, tc.want)
+			if tools.Reads != tc.want {
+				t.Errorf("read %v times, want %v", tools.Reads, tc.want)
 			}
-			want := &node{t: t, tools: &watchedTools{Tools: newFakeTools()}}
-			want.start(newFakeTier(want.options()), facts, policy)
-			want.serve(0, 20, 2)
-			want.sync()
+			want := unstartedNode(t, newSimulated())
+			want.Start(newSimulatedTier(want.options()), facts, policy)
+			want.Serve(0, 20, 2)
+			want.MustSync()
 			for f := range proxier.Families {
-				if diff := cmp.Diff(saved(t, want.tools, f), saved(t, n.tools, f)); diff != "" {
+				if diff := cmp.Diff(saved(t, want.Tools, f), saved(t, n.Tools, f)); diff != "" {
 					t.Errorf("%s (-want +got):\n%s", f, diff)
 				}
 			}
@@ -535,13 +536,13 @@ func TestShapeIsSettled(t *testing.T) {
 			for i := range 20 {
 				serveFour(n, i)
 			}
-			n.sync()
+			n.MustSync()
 			for i := 7; i < 20; i++ {
 				n.OnServiceDelete(four(i))
 			}
 		},
 		"refused": func(n *node) {
-			n.tools.before = func(input string) error {
+			n.Tools.Before = func(input string) error {
 				if strings.Contains(input, "-m sctp") {
 					return &xtables.RestoreError{Line: 2, Output: "no match sctp"}
 				}
@@ -563,27 +564,27 @@ func TestShapeIsSettled(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tools := newFakeTools()
+			tools := newSimulated()
 			n := newNode(t, tools)
 			begin(n)
-			n.sync()
-			n.syncAll()
-			tools.reads = [proxier.Families]int{}
+			n.MustSync()
+			n.MustFullSync()
+			tools.Reads = [proxier.Families]int{}
 			for i := range 3 {
 				n.OnServiceAdd(service(200 + i))
 				n.OnEndpointSliceAdd(endpoints(200+i, pod(200+i)))
-				n.sync()
+				n.MustSync()
 				n.OnServiceDelete(service(200 + i))
-				n.sync()
+				n.MustSync()
 			}
-			if tools.reads != [proxier.Families]int{} {
-				t.Errorf("rules were read %v times", tools.reads)
+			if tools.Reads != [proxier.Families]int{} {
+				t.Errorf("rules were read %v times", tools.Reads)
 			}
-			n.serve(300, 200, 1)
-			n.sync()
-			n.serve(500, 1, 1)
-			n.sync()
-			if !strings.Contains(saved(t, n.tools, proxier.IPv4), "nat KUBE-SVC-SLOT-05\n") {
+			n.Serve(300, 200, 1)
+			n.MustSync()
+			n.Serve(500, 1, 1)
+			n.MustSync()
+			if !strings.Contains(saved(t, n.Tools, proxier.IPv4), "nat KUBE-SVC-SLOT-05\n") {
 				t.Error("hubs are no trees when they should be")
 			}
 		})
@@ -592,16 +593,16 @@ func TestShapeIsSettled(t *testing.T) {
 
 // TestSizeOfChanges: among 2,000 Services, what is written is what changed.
 func TestSizeOfChanges(t *testing.T) {
-	n := newNode(t, newFakeTools())
-	n.serve(0, 2000, 1)
-	n.sync()
-	n.syncAll() // hubs become trees
-	n.syncAll()
-	n.tools.take()
+	n := newNode(t, newSimulated())
+	n.Serve(0, 2000, 1)
+	n.MustSync()
+	n.MustFullSync() // hubs become trees
+	n.MustFullSync()
+	n.Tools.Take()
 	lines := func() (chains, inserts, rules int) {
 		t.Helper()
-		n.sync()
-		wrote := n.tools.take()
+		n.MustSync()
+		wrote := n.Tools.Take()
 		if len(wrote) != 1 {
 			t.Fatalf("%d times written", len(wrote))
 		}
@@ -651,20 +652,20 @@ func TestSizeOfDeletions(t *testing.T) {
 		"moved":    func(n *node, i int) { n.OnEndpointSliceUpdate(nil, endpoints(i, addrs(i+1)...)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := newNode(t, newFakeTools())
+			n := newNode(t, newSimulated())
 			for i := range services {
 				n.OnServiceAdd(service(i))
 				n.OnEndpointSliceAdd(endpoints(i, addrs(i)...))
 			}
-			n.sync()
-			n.tools.take()
+			n.MustSync()
+			n.Tools.Take()
 			for i := range services {
 				change(n, i)
 			}
-			n.sync()
-			most := n.tier.(*fakeTier).families[proxier.IPv4].batchSize()
+			n.MustSync()
+			most := n.Tier.(*simulatedTier).families[proxier.IPv4].batchSize()
 			all := 0
-			for _, wrote := range n.tools.take() {
+			for _, wrote := range n.Tools.Take() {
 				chains := strings.Count(wrote, "\n:")
 				all += chains
 				if chains > most+addrSlots+2*(each+2) { // a port more, and chains of the hub
@@ -685,43 +686,47 @@ var comments = regexp.MustCompile(`-m comment --comment "[^"]*" `)
 // moment, and in the end all is as it should be.
 func TestDeath(t *testing.T) {
 	changes := map[string]struct{ before, after func(n *node) }{
-		"start": {func(*node) {}, func(n *node) { n.serve(0, 60, 2) }},
-		"flat":  {func(n *node) { n.serve(0, 60, 2) }, func(n *node) { n.serve(5, 70, 3) }},
-		"split": {func(n *node) { n.serve(0, 90, 2) }, func(n *node) { n.serve(5, 160, 2) }},
-		"join":  {func(n *node) { n.serve(0, 160, 2) }, func(n *node) { n.serve(5, 30, 2) }},
-		"tree":  {func(n *node) { n.serve(0, 160, 2) }, func(n *node) { n.serve(0, 161, 1) }},
-		"one": {func(n *node) { n.serve(0, 140, 1) }, func(n *node) {
-			n.serve(0, 140, 1)
+		"start": {func(*node) {}, func(n *node) { n.Serve(0, 60, 2) }},
+		"flat":  {func(n *node) { n.Serve(0, 60, 2) }, func(n *node) { n.Serve(5, 70, 3) }},
+		"split": {func(n *node) { n.Serve(0, 90, 2) }, func(n *node) { n.Serve(5, 160, 2) }},
+		"join":  {func(n *node) { n.Serve(0, 160, 2) }, func(n *node) { n.Serve(5, 30, 2) }},
+		"tree":  {func(n *node) { n.Serve(0, 160, 2) }, func(n *node) { n.Serve(0, 161, 1) }},
+		"one": {func(n *node) { n.Serve(0, 140, 1) }, func(n *node) {
+			n.Serve(0, 140, 1)
 			n.OnEndpointSliceUpdate(nil, endpoints(1, pod(7))) // one of two in a chain of the tree
 		}},
-		"comments": {func(n *node) { n.serve(0, 70, 18) }, func(n *node) { n.serve(0, 70, 2) }},
+		"comments": {func(n *node) { n.Serve(0, 70, 18) }, func(n *node) { n.Serve(0, 70, 2) }},
+	}
+	step := 1
+	if testing.Short() {
+		step = 9 // odd, so that processes both end and go on
 	}
 	for name, change := range changes {
 		t.Run(name, func(t *testing.T) {
-			want := newNode(t, newFakeTools())
+			want := newNode(t, newSimulated())
 			change.after(want)
-			want.sync()
-			want.syncAll()
+			want.MustSync()
+			want.MustFullSync()
 			// Whether they have comments does not matter.
 			frontends := func(n *node) []string {
-				list, _ := entries(t, n.tools, proxier.IPv4)
+				list, _ := entries(t, n.Tools, proxier.IPv4)
 				for i := range list {
 					list[i] = comments.ReplaceAllString(list[i], "")
 				}
 				return list
 			}
 			wanted := frontends(want)
-			for i := 0; ; i++ {
+			for i := 0; ; i += step {
 				calls, goesOn := i, false
 				if name == "flat" || name == "comments" {
 					calls, goesOn = i/2, i%2 == 1
 				}
-				n := newNode(t, newFakeTools())
+				n := newNode(t, newSimulated())
 				change.before(n)
-				n.sync()
-				n.syncAll()
+				n.MustSync()
+				n.MustFullSync()
 				there := slices.DeleteFunc(frontends(n), func(r string) bool { return !slices.Contains(wanted, r) })
-				n.tools.after = func(f proxier.Family) {
+				n.Tools.After = func(f proxier.Family) {
 					if f != proxier.IPv4 {
 						return
 					}
@@ -732,7 +737,7 @@ func TestDeath(t *testing.T) {
 				n.restart()
 				change.after(n)
 				ended, call := false, 0
-				n.tools.before = func(string) error {
+				n.Tools.Before = func(string) error {
 					if call++; call == calls+1 || call > calls && !goesOn {
 						ended = true
 						return errors.New("ended")
@@ -740,14 +745,14 @@ func TestDeath(t *testing.T) {
 					return nil
 				}
 				_ = n.Sync(t.Context())
-				n.tools.before = nil
+				n.Tools.Before = nil
 				if !goesOn {
 					n.restart()
 					change.after(n)
 				}
-				n.sync()
+				n.MustSync()
 				for _, f := range []proxier.Family{proxier.IPv4, proxier.IPv6} {
-					if diff := cmp.Diff(saved(t, want.tools, f), saved(t, n.tools, f)); diff != "" {
+					if diff := cmp.Diff(saved(t, want.Tools, f), saved(t, n.Tools, f)); diff != "" {
 						t.Fatalf("after %d calls (-want +got):\n%.3000s", calls, diff)
 					}
 				}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deploy checks what is installed by: the chart, the kustomization, patches for
-// kubeadm, alerts and the dashboard. It is a module of its own, as the libraries of the
+// Package deploy checks everything for installation: the chart, the kustomization, the patch
+// for kubeadm, alerts and the dashboard. It is a module of its own, because the libraries of the
 // tools that read these are large.
 package deploy
 

@@ -105,7 +105,7 @@ func TestConntrackCannotBeSet(t *testing.T) {
 	flags := append([]string{"--manifests=" + s.dir, "--hostname-override=node1"}, settings...)
 
 	first := command(s.node, append(flags, "--proxy-mode=iptables")...).readOnly()
-	if err := first.Run(); err == nil || first.Says("set up conntrack: change a setting of the kernel")() != nil {
+	if err := first.Run(); err == nil || first.Says("set up conntrack: change sysctl")() != nil {
 		t.Errorf("error %v\n%s", err, first.Log)
 	}
 

@@ -422,6 +422,10 @@ func report(t testing.TB, w *world, o *Worlds) {
 	if err := os.WriteFile(file, text, 0o644); err != nil {
 		t.Fatal(err)
 	}
+	says := strings.Join(complaints, "\n")
+	if says == "" {
+		says = "nothing. A scenario cannot express what differs; the seed reproduces it."
+	}
 	t.Errorf("-run='^%s$' -oracle.seed=%d finds a disagreement, kept in %s:\n%s: %s\n\n%s\nThe runner of scenarios says: %s",
-		t.Name(), w.seed, file, found.what, found.text, text, strings.Join(complaints, "\n"))
+		t.Name(), w.seed, file, found.what, found.text, text, says)
 }

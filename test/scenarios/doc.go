@@ -26,7 +26,7 @@
 //	...
 //
 // The first comment line is the title, the last one of the same block the
-// statements that the scenario shows; see the coverage test for their list.
+// statements that the scenario shows, by their numbers in docs/semantics.md.
 // Files are kept as Format writes them.
 //
 // # The cluster

@@ -54,7 +54,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// statements are those that scenarios can show.
+// statements are those of docs/semantics.md that scenarios can show.
 var statements = []string{
 	// Which Services and addresses.
 	"S01", "S02", "S03", "S04", "S05", "S06", "S07", "S08", "S09", "S10", "S11", "S12", "S13",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Iptables-wrapper stands in the image for the commands of iptables without a variant in their
-// name, and runs those of the variant that the node uses, which package xtables tells
-// kube-proxy as well.
+// Iptables-wrapper replaces, in the image, the iptables commands whose names contain no
+// variant. It runs the variant that the node uses, which it detects with package xtables, as
+// kube-proxy does.
 package main
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 )
 
-// dir has the programs of both variants, and none without one in its name: where nothing
-// tells the variant, Find asks that, and it is this one.
+// dir has the programs of both variants, and none without a variant in its name: such a
+// program would be this one, and detection would run it where nothing else shows the variant.
 const dir = "/usr/sbin"
 
 func main() {
@@ -26,7 +26,7 @@ func main() {
 	os.Exit(1)
 }
 
-// run returns if it fails.
+// run only returns if it fails.
 func run() error {
 	tools, err := xtables.FindIn(context.Background(), dir)
 	if err != nil {

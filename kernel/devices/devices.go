@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package uplinks finds the network devices that carry the traffic of a node, and
-// follows them as they come and go. Such a device is one that
+// Package devices finds the uplinks of a node and watches for changes. An uplink is a
+// network device that node traffic uses: one that
 //
 //   - has an address of the node,
 //   - has a default route,
-//   - has any route by a gateway, as those to the pods of other nodes are, or
-//   - is a tunnel that a route leads into.
+//   - has a route through a gateway, such as routes to pods of other nodes, or
+//   - is a tunnel with a route.
 //
-// Routes count in whatever table they are, but for those that lead nowhere and
-// those of the kernel about its own addresses. What a device is called or made of
-// proves nothing: on a node that is a container, eth0 is a veth.
+// Routes of all tables count, except those without a device and the kernel's routes to
+// its own addresses. The name and type of a device do not count: on a node that is a
+// container, eth0 is a veth.
 //
-// The devices of pods are not among them. They have routes without a gateway, to
-// the pod or, for a bridge, to its subnet. A network in which pods of other
-// nodes are reached in the same way, by a bridge with a tunnel as one of its
-// ports, cannot be told from that: there the devices have to be named.
+// Devices of pods are not uplinks. They have routes without a gateway, to the pod or,
+// for a bridge, to its subnet. If pods of other nodes are reached through a bridge with
+// a tunnel as one of its ports, the bridge looks the same. Such devices must be
+// configured by name.
 //
-// Ports of a bridge and members of a bond hand their packets to it, so it stands for
-// them. Devices in a VRF keep their packets and stand for themselves.
+// Ports of a bridge and members of a bond pass their packets to it, so the bridge or
+// bond is the uplink. Devices in a VRF keep their packets and are uplinks themselves.
 package devices
 
 import (
@@ -33,14 +33,14 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Device is a network device that carries traffic of the node. One that was deleted
-// and made again under its old name has another index.
+// Device is an uplink. A device that was deleted and recreated under its old name has
+// another index.
 type Device struct {
 	Index int
 	Name  string
-	// L3 says that frames have no Ethernet header, as on most tunnels.
+	// L3 means that frames have no Ethernet header, as on most tunnels.
 	L3 bool
-	// Why it was chosen: the first reason found.
+	// Why is the first reason for which it was selected.
 	Why string
 }
 
@@ -52,14 +52,13 @@ func (d Device) String() string {
 	return fmt.Sprintf("%s (%d%s): %s", d.Name, d.Index, layer, d.Why)
 }
 
-// tunnels are kinds of devices that put packets into packets.
+// tunnels are the device types that encapsulate packets.
 var tunnels = []string{
 	"bareudp", "erspan", "geneve", "gre", "gretap", "ip6erspan", "ip6gre", "ip6gretap", "ip6tnl", "ipip", "sit",
 	"tuntap", "vti", "vti6", "vxlan", "wireguard", "xfrm",
 }
 
-// Find returns the devices that carry traffic of a node with these addresses,
-// sorted by index.
+// Find returns the uplinks of a node with these addresses, sorted by index.
 func Find(links []netlink.Link, addrs []netlink.Addr, routes Routes, nodeIPs []netip.Addr) []Device {
 	byIndex := map[int]netlink.Link{}
 	for _, l := range links {
@@ -67,7 +66,7 @@ func Find(links []netlink.Link, addrs []netlink.Addr, routes Routes, nodeIPs []n
 	}
 	chosen := map[int]Device{}
 	choose := func(index int, why string) {
-		l := carrier(byIndex, index)
+		l := topmost(byIndex, index)
 		if l == nil || l.Attrs().Flags&net.FlagUp == 0 || l.Attrs().Flags&net.FlagLoopback != 0 || l.Type() == "vrf" {
 			return
 		}
@@ -95,15 +94,15 @@ func Find(links []netlink.Link, addrs []netlink.Addr, routes Routes, nodeIPs []n
 		if l := byIndex[index]; l != nil && isTunnel(l) {
 			choose(index, l.Type()+" tunnel with routes")
 		} else if routes[index].gateway {
-			choose(index, "routes by a gateway")
+			choose(index, "routes through a gateway")
 		}
 	}
 	return sorted(chosen)
 }
 
-// carrier is the device that has the packets of one: itself, or whatever it is a
-// part of. A VRF is a table rather than a device.
-func carrier(byIndex map[int]netlink.Link, index int) netlink.Link {
+// topmost returns the device that handles the packets of a device: its bridge or bond,
+// or the device itself. A VRF is a routing table rather than a device.
+func topmost(byIndex map[int]netlink.Link, index int) netlink.Link {
 	l := byIndex[index]
 	for l != nil && l.Attrs().MasterIndex != 0 {
 		master := byIndex[l.Attrs().MasterIndex]
@@ -115,14 +114,14 @@ func carrier(byIndex map[int]netlink.Link, index int) netlink.Link {
 	return l
 }
 
-// leadsToPod says that a device has an address of the node only to be the other end
-// of a pod's: nothing but single addresses is reached by it.
+// leadsToPod reports whether a device has an address of the node only because it is the
+// peer of a pod's device: its routes have single addresses only.
 func leadsToPod(l netlink.Link, routes Routes) bool {
 	return (l.Type() == "veth" || l.Type() == "netkit") && !routes[l.Attrs().Index].wide
 }
 
-// isTunnel leaves tap devices out, which have Ethernet frames: behind those is a
-// virtual machine.
+// isTunnel excludes tap devices, which have Ethernet frames and belong to virtual
+// machines.
 func isTunnel(l netlink.Link) bool {
 	return slices.Contains(tunnels, l.Type()) && (l.Type() != "tuntap" || isL3(l))
 }
@@ -137,10 +136,9 @@ func sorted(chosen map[int]Device) []Device {
 	return slices.SortedFunc(maps.Values(chosen), func(a, b Device) int { return cmp.Compare(a.Index, b.Index) })
 }
 
-// Named returns the devices that patterns name, sorted by index, and the patterns
-// that name none. A pattern is a name, or the beginning of names if it ends in "+",
-// as in iptables. Who names a device means it: it may be down, or part of another
-// one. Only loopback devices are never taken.
+// Named returns the devices that match the patterns, sorted by index, and the patterns
+// without a match. A pattern is a name, or a prefix if it ends in "+", as in iptables.
+// A named device may be down or part of a bridge or bond, but not a loopback device.
 func Named(links []netlink.Link, patterns []string) (devices []Device, unmatched []string) {
 	chosen := map[int]Device{}
 	for _, p := range patterns {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package iptables
+package integration
 
 import (
 	"bytes"
@@ -14,6 +14,8 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 	"github.com/tandem-proxy/tandem/proxier/staleudp"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/synthetic"
@@ -24,7 +26,7 @@ var benchSizes = []struct{ services, endpoints int }{{10000, 2}, {5000, 10}}
 
 // timedTools take the time that the programs take.
 type timedTools struct {
-	Tools
+	iptablestest.Tools
 	restoring, saving time.Duration
 	restores          int
 	served            time.Time // when the first frontend led anywhere
@@ -35,7 +37,7 @@ func (t *timedTools) Restore(ctx context.Context, f proxier.Family, input []byte
 	err := t.Tools.Restore(ctx, f, input)
 	t.restoring += time.Since(start)
 	t.restores++
-	if t.served.IsZero() && bytes.Contains(input, []byte("-j "+clusterPrefix)) {
+	if t.served.IsZero() && bytes.Contains(input, []byte("-j KUBE-SVC-")) {
 		t.served = time.Now()
 	}
 	return err
@@ -112,17 +114,17 @@ func benchSync(b *testing.B, variant xtables.Variant, c *benchCluster, round int
 		lab.SkipOrFail(b, err)
 	}
 	tools := &timedTools{Tools: programs}
-	open := func() *Tier {
-		var t *Tier
+	open := func() *iptables.Tier {
+		var t *iptables.Tier
 		if err := node.Do(func() (err error) {
-			t, err = Open(context.Background(), Options{Tools: tools, Flows: staleudp.New(staleudp.Options{Table: conntrack.Kernel{}})})
+			t, err = iptables.Open(context.Background(), iptables.Options{Tools: tools, Flows: staleudp.New(staleudp.Options{Table: conntrack.Kernel{}})})
 			return err
 		}); err != nil {
 			b.Fatal(err)
 		}
 		return t
 	}
-	sync := func(t *Tier, u proxier.Update, name string) time.Duration {
+	sync := func(t *iptables.Tier, u proxier.Update, name string) time.Duration {
 		*tools = timedTools{Tools: programs}
 		start := time.Now()
 		if err := t.Sync(context.Background(), u); err != nil {

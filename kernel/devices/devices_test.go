@@ -150,14 +150,14 @@ func TestFind(t *testing.T) {
 			},
 			want: `
 				eth0 (2): node address 172.18.0.1
-				eth1 (3): routes by a gateway
-				eth2 (4): routes by a gateway
+				eth1 (3): routes through a gateway
+				eth2 (4): routes through a gateway
 			`,
 		},
 		{
 			name: "IPv4 by an IPv6 gateway",
 			host: host{links: eth0, routes: "10.244.2.0/24 via fe80::2 dev eth0"},
-			want: "eth0 (2): routes by a gateway",
+			want: "eth0 (2): routes through a gateway",
 		},
 		{
 			name: "kind",
@@ -305,7 +305,7 @@ func TestFind(t *testing.T) {
 			want: `
 				eth0 (2): default route
 				eth1 (3): default route
-				eth2 (4): routes by a gateway
+				eth2 (4): routes through a gateway
 			`,
 		},
 		{
@@ -328,7 +328,7 @@ func TestFind(t *testing.T) {
 			want: `
 				eth0 (2): node address 172.18.0.1
 				eth1 (3): default route
-				eth2 (4): routes by a gateway
+				eth2 (4): routes through a gateway
 			`,
 		},
 		{

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package iptables
+package integration
 
 import (
 	"context"
@@ -21,6 +21,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 	"github.com/tandem-proxy/tandem/test/fakeapi"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/upstream"
@@ -122,13 +123,13 @@ func TestAsUpstream(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	n := &node{t: t, tools: &watchedTools{Tools: newFakeTools()}}
-	n.start(newFakeTier(n.options()), testFacts, proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}})
+	n := newSimulatedNode(t, tools.at)
+	n.open(iptablestest.Facts, proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}})
 	n.tell(objects)
-	n.sync()
+	n.MustSync()
 	used := map[int]bool{}
 	for f := range proxier.Families {
-		all := differences(contents(t, n.tools, f), contents(t, tools, f))
+		all := differences(contents(t, n.Tools, f), contents(t, tools, f))
 		for _, d := range all {
 			i := slices.IndexFunc(meant, func(m struct{ difference, reason string }) bool {
 				return regexp.MustCompile(m.difference).MatchString(d)
@@ -145,7 +146,12 @@ func TestAsUpstream(t *testing.T) {
 	}
 }
 
-// differences between our chains and theirs. The order of rules in hubs is none.
+// without are the rules of a that are not in b.
+func without(a, b []string) []string {
+	return slices.DeleteFunc(slices.Clone(a), func(r string) bool { return slices.Contains(b, r) })
+}
+
+// differences between our chains and theirs. The order of rules in shared chains does not matter.
 func differences(ours, theirs map[string][]string) (list []string) {
 	for _, at := range slices.Sorted(maps.Keys(ours)) {
 		their, both := theirs[at]
@@ -159,7 +165,7 @@ func differences(ours, theirs map[string][]string) (list []string) {
 			list = append(list, "theirs "+at+" "+r)
 		}
 		common := func(r string) bool { return !slices.Contains(ours[at], r) || !slices.Contains(their, r) }
-		if both && hubOf(at) == nil && !slices.Equal(slices.DeleteFunc(slices.Clone(ours[at]), common), slices.DeleteFunc(slices.Clone(their), common)) {
+		if both && iptablestest.SharedChainOf(at) == nil && !slices.Equal(slices.DeleteFunc(slices.Clone(ours[at]), common), slices.DeleteFunc(slices.Clone(their), common)) {
 			list = append(list, "order "+at)
 		}
 	}
@@ -300,20 +306,20 @@ func takeOver(t *testing.T, services int) {
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	n := &node{t: t, tools: &watchedTools{Tools: tools}}
+	n := &node{iptablestest.NewNode(t, tools), t, at}
 	policy := proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}}
-	n.open(testFacts, policy)
+	n.open(iptablestest.Facts, policy)
 	n.tell(objects)
-	n.sync()
-	n.syncAll()
+	n.MustSync()
+	n.MustFullSync()
 	step("ours")
-	alone := &node{t: t, tools: &watchedTools{Tools: newFakeTools()}}
-	alone.start(newFakeTier(alone.options()), testFacts, policy)
+	alone := newSimulatedNode(t, at)
+	alone.open(iptablestest.Facts, policy)
 	alone.tell(objects)
-	alone.sync()
+	alone.MustSync()
 	for f := range proxier.Families {
 		mine[f] = contents(t, tools, f)
-		for _, at := range without(slices.Sorted(maps.Keys(mine[f])), slices.Collect(maps.Keys(contents(t, alone.tools, f)))) {
+		for _, at := range without(slices.Sorted(maps.Keys(mine[f])), slices.Collect(maps.Keys(contents(t, alone.Tools, f)))) {
 			if at != "filter KUBE-FIREWALL" { // it may be kubelet's
 				t.Errorf("%s: upstream's %s is left", f, at)
 			}
@@ -329,7 +335,7 @@ func takeOver(t *testing.T, services int) {
 		for _, at := range without(slices.Collect(maps.Keys(contents(t, tools, f))), slices.Collect(maps.Keys(theirs[f]))) {
 			// Of filter chains upstream knows only those that it writes. Nothing leads to ours,
 			// nor they anywhere.
-			if h := hubOf(at); h == nil || h.table() == "nat" {
+			if shared := iptablestest.SharedChainOf(at); shared == nil || shared.Table == "nat" {
 				t.Errorf("%s: our %s is left", f, at)
 			}
 		}

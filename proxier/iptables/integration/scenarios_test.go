@@ -1,28 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package iptables
+package integration
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"testing"
 
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/staleudp"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/scenarios"
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
-
-func TestMain(m *testing.M) {
-	lab.Main()
-	os.Exit(m.Run())
-}
 
 // TestScenarios plays the scenarios on real traffic, on both variants of the tools.
 func TestScenarios(t *testing.T) {
@@ -64,9 +59,9 @@ func (s *scenarioTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	var tier *Tier
+	var tier *iptables.Tier
 	err = n.Do(func() (err error) {
-		tier, err = Open(context.Background(), Options{Tools: tools, Flows: staleudp.New(staleudp.Options{Table: conntrack.Kernel{}}), Reporter: proxier.ReporterFunc(func(p proxier.Problem) { s.t.Errorf("%+v", p) })})
+		tier, err = iptables.Open(context.Background(), iptables.Options{Tools: tools, Flows: staleudp.New(staleudp.Options{Table: conntrack.Kernel{}}), Reporter: proxier.ReporterFunc(func(p proxier.Problem) { s.t.Errorf("%+v", p) })})
 		return err
 	})
 	if err != nil {

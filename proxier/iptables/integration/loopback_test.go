@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package iptables
+package integration
 
 import (
 	"net/netip"
 	"testing"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
@@ -16,16 +17,16 @@ import (
 func TestNeighboursAtLoopback(t *testing.T) {
 	for _, v := range variants {
 		t.Run(v.String(), func(t *testing.T) {
-			n := newLabNode(t, v)
-			at := n.tools.Tools.(*labTools).at
+			n, _ := newNode(t, v)
+			at := n.at
 			web, shell := at.Pod("web"), at.Pod("shell")
 			if _, err := web.ServeTCP(8080); err != nil {
 				t.Fatal(err)
 			}
-			n.open(testFacts, proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}})
+			n.open(iptablestest.Facts, proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}})
 			n.OnServiceAdd(service(0, nodePort(30080)))
 			n.OnEndpointSliceAdd(endpoints(0, web.Addr4.String()))
-			n.sync()
+			n.MustSync()
 			capture, err := web.Capture("eth0", func(c lab.Captured) bool { return c.TCP != nil && c.TCP.Dst == 8080 })
 			if err != nil {
 				t.Fatal(err)

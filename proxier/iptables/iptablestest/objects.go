@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package iptables
+package iptablestest
 
 import (
 	"fmt"
@@ -14,18 +14,18 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Addresses are those of package lab: node1 is 172.18.0.1 and has pods 10.244.1.x.
-var testFacts = proxier.Facts{
+// Facts are those of node1. Addresses are those of package lab: it is 172.18.0.1 and has pods 10.244.1.x.
+var Facts = proxier.Facts{
 	NodeIPs:    [proxier.Families]netip.Addr{netip.MustParseAddr("172.18.0.1"), netip.MustParseAddr("fd00:18::1")},
 	LocalAddrs: []netip.Addr{netip.MustParseAddr("172.18.0.1"), netip.MustParseAddr("fd00:18::1")},
 	Pods:       proxier.Detector{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}},
 }
 
-// unservedRanges are those of ClusterIPs.
-var unservedRanges = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
+// ServiceCIDRs contain all ClusterIPs.
+var ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
 
-// service i has 10.96.x.y, and serves TCP at port 80.
-func service(i int, change ...func(*v1.Service)) *v1.Service {
+// Service i has 10.96.x.y, and serves TCP at port 80.
+func Service(i int, change ...func(*v1.Service)) *v1.Service {
 	ip := fmt.Sprintf("10.96.%d.%d", i/250, 1+i%250)
 	s := &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprintf("s%d", i)},
@@ -40,8 +40,8 @@ func service(i int, change ...func(*v1.Service)) *v1.Service {
 	return s
 }
 
-// endpoints of service i; pods 10.244.1.x are on node1.
-func endpoints(i int, addrs ...string) *discoveryv1.EndpointSlice {
+// Endpoints of Service i; pods 10.244.1.x are on node1.
+func Endpoints(i int, addrs ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprintf("s%d", i), Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprintf("s%d", i)}},
 		AddressType: discoveryv1.AddressTypeIPv4,
@@ -64,17 +64,19 @@ func endpoints(i int, addrs ...string) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// pod is one of many.
-func pod(i int) string { return fmt.Sprintf("10.244.%d.%d", 1+i/200, 1+i%200) }
+// Pod is the IPv4 address of one of many.
+func Pod(i int) string { return fmt.Sprintf("10.244.%d.%d", 1+i/200, 1+i%200) }
 
-func dualStack(i int) func(*v1.Service) {
+// DualStack adds an IPv6 ClusterIP.
+func DualStack(i int) func(*v1.Service) {
 	return func(s *v1.Service) {
 		s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, fmt.Sprintf("fd00:10:96::%x", 1+i))
 		s.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}
 	}
 }
 
-func balanced(i int, ranges ...string) func(*v1.Service) {
+// Balanced makes it one of type LoadBalancer, with these source ranges.
+func Balanced(i int, ranges ...string) func(*v1.Service) {
 	return func(s *v1.Service) {
 		s.Spec.Type = v1.ServiceTypeLoadBalancer
 		s.Spec.Ports[0].NodePort = int32(30000 + i)
@@ -83,55 +85,31 @@ func balanced(i int, ranges ...string) func(*v1.Service) {
 	}
 }
 
-func healthCheck(port int32) func(*v1.Service) {
+// HealthCheck gives it a health check node port.
+func HealthCheck(port int32) func(*v1.Service) {
 	return func(s *v1.Service) { s.Spec.HealthCheckNodePort = port }
 }
 
-func externalLocal(s *v1.Service) {
+// ExternalLocal sets its external traffic policy.
+func ExternalLocal(s *v1.Service) {
 	s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
 }
-func internalLocal(s *v1.Service) {
+
+// InternalLocal sets its internal traffic policy.
+func InternalLocal(s *v1.Service) {
 	s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal)
 }
-func sticky(s *v1.Service) {
+
+// Sticky gives it session affinity.
+func Sticky(s *v1.Service) {
 	s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
 	s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](10800)}}
 }
 
-func nodePort(port int32) func(*v1.Service) {
+// NodePort makes it one of type NodePort.
+func NodePort(port int32) func(*v1.Service) {
 	return func(s *v1.Service) {
 		s.Spec.Type = v1.ServiceTypeNodePort
 		s.Spec.Ports[0].NodePort = port
 	}
-}
-
-// serve tells a node of services of many kinds, with so many endpoints each.
-func (n *node) serve(first, count, each int) {
-	for i := first; i < first+count; i++ {
-		n.OnServiceAdd(service(i, kindOf(i)...))
-		var addrs []string
-		for j := range each {
-			addrs = append(addrs, pod(i*each+j))
-		}
-		if i%10 != 7 { // nobody serves those
-			n.OnEndpointSliceAdd(endpoints(i, addrs...))
-			n.OnEndpointSliceAdd(endpoints(i, fmt.Sprintf("fd00:10:244:1::%x", 1+i), fmt.Sprintf("fd00:10:244:2::%x", 1+i)))
-		}
-	}
-}
-
-func kindOf(i int) []func(*v1.Service) {
-	switch i % 10 {
-	case 1:
-		return []func(*v1.Service){balanced(i)}
-	case 2:
-		return []func(*v1.Service){balanced(i, "198.51.100.0/24", "10.244.0.0/16"), externalLocal}
-	case 3:
-		return []func(*v1.Service){dualStack(i), nodePort(int32(30000 + i))}
-	case 4:
-		return []func(*v1.Service){sticky, dualStack(i)}
-	case 5:
-		return []func(*v1.Service){internalLocal}
-	}
-	return nil
 }

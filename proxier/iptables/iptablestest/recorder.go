@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptablestest
+
+import (
+	"context"
+	"strings"
+	"sync"
+
+	"github.com/tandem-proxy/tandem/kernel/xtables"
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// Recorder records what is restored, and lets tests step in.
+type Recorder struct {
+	Tools
+	// Before may refuse what is to be restored. After is called when it was.
+	Before func(input string) error
+	After  func(f proxier.Family)
+
+	mu       sync.Mutex
+	restored []string
+}
+
+func (r *Recorder) Restore(ctx context.Context, f proxier.Family, input []byte) error {
+	if r.Before != nil {
+		if err := r.Before(string(input)); err != nil {
+			return err
+		}
+	}
+	if err := r.Tools.Restore(ctx, f, input); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.restored = append(r.restored, string(input))
+	r.mu.Unlock()
+	if r.After != nil {
+		r.After(f)
+	}
+	return nil
+}
+
+// Take returns what was restored since the last call.
+func (r *Recorder) Take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := r.restored
+	r.restored = nil
+	return list
+}
+
+// Refusing fails input that writes a chain.
+func Refusing(chain string) func(string) error {
+	return func(input string) error {
+		if at := strings.Index(input, "\n:"+chain+" "); at >= 0 {
+			return &xtables.RestoreError{Line: 2 + strings.Count(input[:at], "\n"), Output: "no chain like that one"}
+		}
+		return nil
+	}
+}
