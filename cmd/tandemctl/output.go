@@ -14,7 +14,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/explain"
-	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 )
 
 func writeJSON(w io.Writer, v any) error {
@@ -47,7 +47,7 @@ func (t table) flush() error { return t.w.Flush() }
 
 func number[N int | uint32 | uint64](n N) string { return strconv.FormatUint(uint64(n), 10) }
 
-func writeStatus(w io.Writer, s ebpf.Status, now time.Time) error {
+func writeStatus(w io.Writer, s inspect.Status, now time.Time) error {
 	running := "not running"
 	if s.Running {
 		running = "running"
@@ -153,7 +153,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 		frontends := s.Frontends
 		if len(frontends) == 0 {
 			// All its addresses belong to others, or it is just coming or going.
-			frontends = []ebpf.FrontendView{{}}
+			frontends = []inspect.FrontendView{{}}
 		}
 		for j, f := range frontends {
 			row := []string{s.Namespace + "/" + s.Name, s.Port, s.Protocol, "", f.Kind, f.Clients, string(capabilities.ModeEBPF),
@@ -212,7 +212,7 @@ func writeCarried(t table, mode string, list []explain.Carried) {
 	}
 }
 
-func stateText(s *ebpf.ServiceView) string {
+func stateText(s *inspect.ServiceView) string {
 	text := s.State
 	if s.Reason != "" {
 		text += " (" + s.Reason + ")"
@@ -225,7 +225,7 @@ func stateText(s *ebpf.ServiceView) string {
 
 // backendsText counts the backends of one set, or says what becomes of
 // connections where there are none.
-func backendsText(s *ebpf.ServiceView, set string) string {
+func backendsText(s *inspect.ServiceView, set string) string {
 	if set == "" {
 		return ""
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/explain"
-	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 )
 
 func (a *app) servicesCommand() *cobra.Command {
@@ -66,7 +66,7 @@ without a set gets no new clients; it is kept for those it has.`,
 func (a *app) services(ctx context.Context, server string, f serviceFilter) (found serviceList, err error) {
 	inMaps := a.withInspector(func(i inspector) error {
 		services, err := i.Services()
-		found.Services = only(services, func(s *ebpf.ServiceView) bool { return f.selects(s.Namespace, s.Name, s.Port) })
+		found.Services = only(services, func(s *inspect.ServiceView) bool { return f.selects(s.Namespace, s.Name, s.Port) })
 		found.Unplaced = i.Unplaced()
 		return err
 	})
@@ -79,7 +79,7 @@ func (a *app) services(ctx context.Context, server string, f serviceFilter) (fou
 	switch {
 	case errors.As(asked, &usage):
 		return found, asked
-	case inMaps != nil && (asked != nil || !errors.Is(inMaps, ebpf.ErrNotRunning) && !errors.Is(inMaps, capabilities.ErrNoCgroup2)):
+	case inMaps != nil && (asked != nil || !errors.Is(inMaps, inspect.ErrNotRunning) && !errors.Is(inMaps, capabilities.ErrNoCgroup2)):
 		return found, inMaps
 	case asked != nil:
 		fmt.Fprintf(a.err, "tandemctl: what others than the programs carry is not known: %v\n", asked)
@@ -89,7 +89,7 @@ func (a *app) services(ctx context.Context, server string, f serviceFilter) (fou
 
 // serviceList is what the services command shows.
 type serviceList struct {
-	Services []ebpf.ServiceView `json:"services"`
+	Services []inspect.ServiceView `json:"services"`
 	// Unplaced counts all service ports that do not fit. Those for which there
 	// is not even a service id are not among Services.
 	Unplaced int `json:"unplaced"`

@@ -18,6 +18,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
+	"github.com/tandem-proxy/tandem/test/kernel"
 )
 
 var sequences = flag.Int("sequences", 24, "random event sequences in TestModel; -short plays a tenth")
@@ -216,7 +217,7 @@ func (w *world) own(n *node, f proxier.Family) map[string][]string {
 // nothing but how things are. Processes start anew, calls of tools fail, and somebody else
 // does harm, which is known by reading, or by the generation that calls for it.
 func TestModel(t *testing.T) {
-	for seed := range uint64(*sequences) {
+	for seed := range uint64(kernel.Rounds(*sequences)) {
 		if testing.Short() && seed%10 != 5 { // one of large clusters, one with failures
 			continue
 		}

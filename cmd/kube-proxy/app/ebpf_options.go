@@ -3,6 +3,12 @@
 package app
 
 import (
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+import (
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
@@ -24,14 +30,14 @@ func ebpfOptions(c *config.Config, report *capabilities.Report) (opts ebpf.Optio
 	if err != nil {
 		return opts, err // validated before
 	}
-	opts.NodePortRange = ebpf.PortRange(nodePorts)
+	opts.NodePortRange = datapath.PortRange(nodePorts)
 	disableMissing(&opts, report)
 	return opts, nil
 }
 
 // ebpfSizes are the capacities of the maps.
-func ebpfSizes(e *config.EBPFConfiguration) ebpf.Sizes {
-	return ebpf.Sizes{
+func ebpfSizes(e *config.EBPFConfiguration) lbmap.Sizes {
+	return lbmap.Sizes{
 		Frontends: e.MaxFrontends, Services: e.MaxServices, Backends: e.MaxBackends, Slots: e.MaxSlots,
 		Ranges: e.MaxRanges, Locals: e.MaxLocals, Affinity: e.MaxAffinity, UDPPeers: e.MaxUDPPeers,
 		TCPFlows: e.MaxTCPFlows, UDPFlows: e.MaxUDPFlows, YoungFlows: e.MaxYoungFlows, OptOuts: e.MaxOptOuts,
@@ -40,9 +46,9 @@ func ebpfSizes(e *config.EBPFConfiguration) ebpf.Sizes {
 
 // flowTimeouts are those of connections from outside the node. The conntrack section has
 // most of them, and the rest are of mode ebpf alone.
-func flowTimeouts(c *config.Config) ebpf.FlowTimeouts {
+func flowTimeouts(c *config.Config) flowtable.Timeouts {
 	e, k := &c.Tandem.EBPF, &c.KubeProxy.Conntrack
-	t := ebpf.FlowTimeouts{
+	t := flowtable.Timeouts{
 		Opening: e.TCPOpeningTimeout.Duration, Closed: e.TCPClosedTimeout.Duration,
 		UDP: k.UDPTimeout.Duration, UDPStream: k.UDPStreamTimeout.Duration,
 	}

@@ -3,6 +3,10 @@
 package app
 
 import (
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+)
+
+import (
 	"context"
 	"fmt"
 	"os"
@@ -40,7 +44,7 @@ func (p *proxy) followUplinks(ctx context.Context, tier *ebpf.Tier) {
 		if len(u.Devices) == 0 {
 			logger.Info("No device is found by which traffic for this node comes in; --ebpf-devices can name them")
 		}
-		if err := tier.SetUplinks(u.Devices); err != nil {
+		if err := tier.SetUplinks(ctx, u.Devices); err != nil {
 			logger.Error(err, "Some devices are not served; trying again with the next full sync")
 			return
 		}
@@ -75,8 +79,8 @@ const reservedPorts = "/proc/sys/net/ipv4/ip_local_reserved_ports"
 // reserveNodePorts adds the range to the ports that the kernel does not give
 // out, if it would.
 func reserveNodePorts(logger klog.Logger, nodePorts config.PortRange) error {
-	ephemeral, err := ebpf.EphemeralPorts()
-	if err != nil || !ephemeral.Overlaps(ebpf.PortRange(nodePorts)) {
+	ephemeral, err := datapath.EphemeralPorts()
+	if err != nil || !ephemeral.Overlaps(datapath.PortRange(nodePorts)) {
 		return err
 	}
 	text, err := os.ReadFile(reservedPorts)

@@ -3,6 +3,11 @@
 package app
 
 import (
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/sockets"
+)
+
+import (
 	"context"
 	"errors"
 	"fmt"
@@ -203,7 +208,7 @@ func (p *proxy) openFast(ctx context.Context) (*ebpf.Tier, error) {
 			logger.Info("Opened the fast path", "cgroupRoot", p.cgroup, "adopted", tier.Adopted())
 			return tier, nil
 		}
-		if !errors.Is(err, ebpf.ErrBusy) {
+		if !errors.Is(err, datapath.ErrBusy) {
 			return nil, fmt.Errorf("open the fast path: %w", err)
 		}
 		if !waited {
@@ -235,15 +240,15 @@ func (p *proxy) closeStrays(ended []conntrack.Flow) {
 	if p.tiers.placed != nil {
 		byRules = p.tiers.placed.FallbackHas(proxier.UDP)
 	}
-	var strays []ebpf.SocketPair
+	var strays []sockets.SocketPair
 	for i := range ended {
 		// Of what was not translated, it may be meant.
 		if f := &ended[i]; f.Translated() && !byRules(f.Destination) {
-			strays = append(strays, ebpf.SocketPair{Local: f.Source, Remote: f.Destination})
+			strays = append(strays, sockets.SocketPair{Local: f.Source, Remote: f.Destination})
 		}
 	}
 	if len(strays) > 0 {
-		p.tiers.fast.CloseStrays(strays)
+		p.tiers.fast.CloseUntranslated(strays)
 	}
 }
 
