@@ -131,9 +131,9 @@ func sample() *fakeInspector {
 }
 
 // sampleCarried are frontends that the maps do not have, or not for everybody.
-func sampleCarried() []explain.Carried {
+func sampleCarried() []explain.Placement {
 	at := netip.MustParseAddrPort
-	return []explain.Carried{
+	return []explain.Placement{
 		{
 			Namespace: "shop", Name: "kubernetes", Port: "http", Protocol: "TCP", Kind: "NodePort", Address: at("0.0.0.0:30080"), Clients: "outside",
 			Carrier: "iptables", Reason: "this kernel cannot have programs translate packets", Set: "ipv4/local", Verdict: "drop",
@@ -150,15 +150,15 @@ func sampleCarried() []explain.Carried {
 }
 
 // serveCarriers is a kube-proxy that answers who carries what is not in the maps.
-func serveCarriers(t *testing.T, list ...explain.Carried) (address string) {
+func serveCarriers(t *testing.T, list ...explain.Placement) (address string) {
 	t.Helper()
-	slices.SortFunc(list, func(a, b explain.Carried) int { return a.CompareService(b.Namespace, b.Name, b.Port, b.Protocol) })
+	slices.SortFunc(list, func(a, b explain.Placement) int { return a.CompareService(b.Namespace, b.Name, b.Port, b.Protocol) })
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != explain.CarriersPath {
+		if r.URL.Path != explain.PlacementsPath {
 			http.NotFound(w, r)
 			return
 		}
-		_ = json.NewEncoder(w).Encode(explain.Carriers{Node: "node1", Mode: "ebpf", Frontends: append([]explain.Carried{}, list...)})
+		_ = json.NewEncoder(w).Encode(explain.Placements{Node: "node1", Mode: "ebpf", Frontends: append([]explain.Placement{}, list...)})
 	}))
 	t.Cleanup(server.Close)
 	return server.Listener.Addr().String()
@@ -314,9 +314,9 @@ func TestErrors(t *testing.T) {
 		{command: "status --nonsense", code: exitUsage, want: []string{"--nonsense", "tandemctl status --help"}},
 		{command: "statsu", code: exitUsage, want: []string{"unknown command", "did you mean status?"}},
 		{command: "explain 10.0.0.1", code: exitUsage, want: []string{"accepts 2 arg(s)", "explain --help"}},
-		{command: "explain 10.0.0.1 10.96.0.1", code: exitUsage, want: []string{"want a port too: 10.96.0.10:80"}},
+		{command: "explain 10.0.0.1 10.96.0.1", code: exitUsage, want: []string{"want a port too, as in 10.96.0.10:80"}},
 		{command: "explain web 10.96.0.1:80", code: exitUsage, want: []string{`source "web": want an IP address`}},
-		{command: "explain fd00::1 10.96.0.1:80", code: exitUsage, want: []string{"not of one address family"}},
+		{command: "explain fd00::1 10.96.0.1:80", code: exitUsage, want: []string{"different address families"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80/http", code: exitUsage, want: []string{"want tcp, udp or sctp"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80/", code: exitUsage, want: []string{"after the slash"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 -o table", code: exitUsage, want: []string{"neither text nor json"}},

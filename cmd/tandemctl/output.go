@@ -144,7 +144,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 	elsewhere := list.Elsewhere
 	for i := range list.Services {
 		s := &list.Services[i]
-		n := slices.IndexFunc(elsewhere, func(c explain.Carried) bool { return c.CompareService(s.Namespace, s.Name, s.Port, s.Protocol) >= 0 })
+		n := slices.IndexFunc(elsewhere, func(c explain.Placement) bool { return c.CompareService(s.Namespace, s.Name, s.Port, s.Protocol) >= 0 })
 		if n < 0 {
 			n = len(elsewhere)
 		}
@@ -197,7 +197,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 }
 
 // writeCarried writes what programs do not count.
-func writeCarried(t table, mode string, list []explain.Carried) {
+func writeCarried(t table, mode string, list []explain.Placement) {
 	for i := range list {
 		c := &list[i]
 		state, count := "", number(c.Backends)

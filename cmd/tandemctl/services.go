@@ -70,10 +70,10 @@ func (a *app) services(ctx context.Context, server string, f serviceFilter) (fou
 		found.Unplaced = i.Unplaced()
 		return err
 	})
-	carriers, asked := askServer[explain.Carriers](ctx, a, server, explain.CarriersPath, nil)
+	carriers, asked := askServer[explain.Placements](ctx, a, server, explain.PlacementsPath, nil)
 	if asked == nil {
 		found.mode = carriers.Mode
-		found.Elsewhere = only(carriers.Frontends, func(c *explain.Carried) bool { return f.selects(c.Namespace, c.Name, c.Port) })
+		found.Elsewhere = only(carriers.Frontends, func(c *explain.Placement) bool { return f.selects(c.Namespace, c.Name, c.Port) })
 	}
 	var usage usageError
 	switch {
@@ -95,7 +95,7 @@ type serviceList struct {
 	Unplaced int `json:"unplaced"`
 	// Elsewhere are frontends that the maps do not have, or not for all clients; null if
 	// no kube-proxy answered.
-	Elsewhere []explain.Carried `json:"elsewhere"`
+	Elsewhere []explain.Placement `json:"elsewhere"`
 	// mode that runs, as that says.
 	mode string
 }

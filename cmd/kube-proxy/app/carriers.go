@@ -55,7 +55,7 @@ func (p *proxy) rulesInstead(d *proxier.Decision, f *proxier.Frontend) bool {
 	return t.rules.Supports(d, f) == nil
 }
 
-// carrier implements explain.Carrier.
+// carrier implements explain.PlacementFunc.
 func (p *proxy) carrier(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) (tier, reason string, shown bool) {
 	p.tierMu.Lock()
 	defer p.tierMu.Unlock()

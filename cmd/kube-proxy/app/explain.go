@@ -30,7 +30,7 @@ type explainer struct {
 	node, mode string
 	table      atomic.Pointer[proxier.Table]
 	tiers      explain.Tiers
-	carrier    explain.Carrier
+	carrier    explain.PlacementFunc
 	// one answer at a time: that about a large Service takes memory.
 	one sync.Mutex
 
@@ -55,7 +55,7 @@ func (x *explainer) flow(w http.ResponseWriter, r *http.Request) {
 
 // carriers answers who carries what is not in the maps.
 func (x *explainer) carriers(w http.ResponseWriter, r *http.Request) {
-	x.answer(w, r, func(table *proxier.Table) any { return explain.CarriersOf(x.node, x.mode, table, x.carrier) })
+	x.answer(w, r, func(table *proxier.Table) any { return explain.PlacementsOf(x.node, x.mode, table, x.carrier) })
 }
 
 func isLocal(r *http.Request) bool {
