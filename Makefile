@@ -48,7 +48,7 @@ build: ## Build bin/kube-proxy and bin/tandemctl (the first time 1 min)
 .PHONY: generate
 generate: ## Compile the BPF programs and write their Go side
 	@hack/need.sh $(bpf_tools)
-	go generate ./proxier/ebpf
+	go generate ./proxier/ebpf/lbmap
 
 .PHONY: verify
 verify: ## Check format, vet, go.mod, imports, generated files, licences

@@ -7,7 +7,7 @@
 
 #include "btf_emit.h"
 
-/* Packet verdict counters; proxier/ebpf/reasons.go has their names. */
+/* Packet verdict counters; proxier/ebpf/lbmap/reasons.go has their names. */
 enum reason {
 	FORWARD_LOCAL,	/* to a backend on this node */
 	FORWARD_REMOTE, /* to a backend on another node */

@@ -85,7 +85,7 @@ deploy() (cd test/deploy && GOWORK=off gotest -count=1 -timeout=10m ./...)
 kernels() {
 	hack/vmrun.sh "$scratch/vmrun" || echo "What needs another kernel will fail or be skipped." >&2
 	"$scratch/vmrun" -kernel 6.1 -- true || return 0 # why not, the tests of test/vm say
-	TESTFLAGS="-test.short ${TESTFLAGS:-}" hack/kernels.sh -json
+	COMMITS=${COMMITS:-2} TESTFLAGS="-test.short ${TESTFLAGS:-}" hack/kernels.sh -json
 }
 
 # The module is vetted here, as make verify does not need all of Kubernetes.

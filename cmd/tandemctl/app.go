@@ -15,7 +15,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tandem-proxy/tandem/capabilities"
-	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/kernel/netns"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // Exit codes.
@@ -27,8 +29,8 @@ const (
 
 // inspector is what the commands need of ebpf.Inspector.
 type inspector interface {
-	Status() (ebpf.Status, error)
-	Services() ([]ebpf.ServiceView, error)
+	Status() (inspect.Status, error)
+	Services() ([]inspect.ServiceView, error)
 	Unplaced() int
 	OptOuts() ([]uint64, error)
 	AddOptOut(cookie uint64) error
@@ -58,7 +60,7 @@ func newApp(out, err io.Writer) *app {
 		now:      time.Now,
 		findRoot: func() (string, error) { return capabilities.FindCgroup2Root("/proc") },
 		inspect: func(root string) (inspector, error) {
-			i, err := ebpf.Inspect(root)
+			i, err := inspect.Open(root)
 			if err != nil {
 				return nil, err // a nil *Inspector would be an inspector
 			}
@@ -67,8 +69,8 @@ func newApp(out, err io.Writer) *app {
 		probe: func(ctx context.Context, root string, devices []string) capabilities.Report {
 			return capabilities.Probe(ctx, capabilities.Options{CgroupRoot: root, Devices: devices})
 		},
-		cookie:  ebpf.NetNSCookie,
-		owners:  func() map[uint64][]int { return netNSOwners("/proc", ebpf.NetNSCookie) },
+		cookie:  netns.CookieOf,
+		owners:  func() map[uint64][]int { return netNSOwners("/proc", netns.CookieOf) },
 		version: buildVersion,
 		servers: defaultServers,
 	}
@@ -104,11 +106,11 @@ func (a *app) run(args []string) int {
 // advice says what to do about an error.
 func (a *app) advice(err error) string {
 	switch {
-	case errors.Is(err, ebpf.ErrNotRunning):
+	case errors.Is(err, inspect.ErrNotRunning):
 		return "Start kube-proxy in mode ebpf on this node. If it runs with --ebpf-cgroup-root, pass the same directory as --cgroup-root."
 	case errors.Is(err, errNoServer):
 		return "If kube-proxy runs on this node, pass its --metrics-bind-address as --server. Without a kube-proxy, explain from manifests: see --manifests."
-	case errors.Is(err, ebpf.ErrLayout):
+	case errors.Is(err, lbmap.ErrLayout):
 		return "Use the tandemctl of the same release as the kube-proxy of this node."
 	case errors.Is(err, capabilities.ErrNoCgroup2):
 		return "Pass --cgroup-root."

@@ -23,7 +23,9 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/explain"
-	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/golden"
 )
 
@@ -31,18 +33,18 @@ func ptr[T any](v T) *T { return &v }
 
 // fakeInspector has fixed answers.
 type fakeInspector struct {
-	status   ebpf.Status
-	services []ebpf.ServiceView
+	status   inspect.Status
+	services []inspect.ServiceView
 	optOuts  []uint64
 	err      error
 	closed   bool
 }
 
-func (f *fakeInspector) Status() (ebpf.Status, error)          { return f.status, f.err }
-func (f *fakeInspector) Services() ([]ebpf.ServiceView, error) { return f.services, f.err }
-func (f *fakeInspector) OptOuts() ([]uint64, error)            { return f.optOuts, f.err }
-func (f *fakeInspector) Unplaced() int                         { return f.status.Unplaced }
-func (f *fakeInspector) Close() error                          { f.closed = true; return nil }
+func (f *fakeInspector) Status() (inspect.Status, error)          { return f.status, f.err }
+func (f *fakeInspector) Services() ([]inspect.ServiceView, error) { return f.services, f.err }
+func (f *fakeInspector) OptOuts() ([]uint64, error)               { return f.optOuts, f.err }
+func (f *fakeInspector) Unplaced() int                            { return f.status.Unplaced }
+func (f *fakeInspector) Close() error                             { f.closed = true; return nil }
 
 func (f *fakeInspector) AddOptOut(cookie uint64) error {
 	if !slices.Contains(f.optOuts, cookie) {
@@ -66,62 +68,62 @@ func sample() *fakeInspector {
 	at := func(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 	loaded := time.Date(2026, 2, 28, 8, 0, 0, 0, time.UTC)
 	return &fakeInspector{
-		status: ebpf.Status{
+		status: inspect.Status{
 			Cgroup: "/sys/fs/cgroup", Layout: 1, Running: true, LastChange: ptr(now.Add(-123 * time.Second)), Unplaced: 3,
-			Programs: []ebpf.ProgramStatus{
+			Programs: []inspect.ProgramStatus{
 				{Hook: "connect4", Name: "tdm_connect4", ID: 41, Tag: "0011223344556677", LoadedAt: loaded},
 				{Hook: "sendmsg4", Name: "tdm_sendmsg4", ID: 43, Tag: "8899aabbccddeeff", LoadedAt: loaded},
 			},
 			MissingHooks: []string{"getpeer4", "getpeer6"},
-			Devices: []ebpf.DeviceStatus{
+			Devices: []inspect.DeviceStatus{
 				{Device: "eth0", Index: 2, Direction: "ingress", Method: "tcx", Program: "tdm_in", ID: 51},
 				{Device: "eth0", Index: 2, Direction: "egress", Method: "tcx", Program: "tdm_out", ID: 52},
 			},
-			Packets: []ebpf.PacketCount{{Result: "forwarded_local", Count: 4711}, {Result: "forwarded_reply", Count: 4710}, {Result: "rejected_no_backend", Count: 1}, {Result: "dropped_policy"}},
-			Maps: []ebpf.MapStatus{
+			Packets: []lbmap.PacketCount{{Result: "forwarded_local", Count: 4711}, {Result: "forwarded_reply", Count: 4710}, {Result: "rejected_no_backend", Count: 1}, {Result: "dropped_policy"}},
+			Maps: []inspect.MapStatus{
 				{Name: "tdm_frontend", ID: 7, Type: "Hash", Used: ptr(131072), Max: 131072, MemoryBytes: ptr(uint64(12 << 20))},
 				{Name: "tdm_meta", ID: 6, Type: "Array", Used: ptr(1), Max: 1, MemoryBytes: ptr(uint64(4096))},
 				{Name: "tdm_optout", ID: 9, Type: "Hash", Used: ptr(0), Max: 4096, MemoryBytes: ptr(uint64(512))},
 				{Name: "tdm_sock", ID: 8, Type: "SkStorage"},
 			},
 		},
-		services: []ebpf.ServiceView{
+		services: []inspect.ServiceView{
 			{
-				Namespace: "default", Name: "kubernetes", Port: "https", Protocol: "TCP", ID: 1, State: ebpf.Programmed,
-				AffinitySeconds: 10800, Counters: ebpf.CountersView{Connections: 17, Traffic: ebpf.Traffic{Packets: 120, Bytes: 34567}},
-				Frontends: []ebpf.FrontendView{
+				Namespace: "default", Name: "kubernetes", Port: "https", Protocol: "TCP", ID: 1, State: inspect.Programmed,
+				AffinitySeconds: 10800, Counters: inspect.CountersView{Connections: 17, Traffic: flowtable.Traffic{Packets: 120, Bytes: 34567}},
+				Frontends: []inspect.FrontendView{
 					{Address: at("10.96.0.1:443"), Kind: "ClusterIP", Clients: "all", Set: "ipv4/cluster"},
 					{Address: at("[fd00:10:96::1]:443"), Kind: "ClusterIP", Clients: "all", Set: "ipv6/cluster"},
 				},
-				Sets: []ebpf.SetView{{Name: "ipv4/cluster", Size: 1}, {Name: "ipv6/cluster", Verdict: "reject"}},
-				Backends: []ebpf.BackendView{
+				Sets: []inspect.SetView{{Name: "ipv4/cluster", Size: 1}, {Name: "ipv6/cluster", Verdict: "reject"}},
+				Backends: []inspect.BackendView{
 					{Address: at("172.18.0.2:6443"), ID: 1, Generation: 5, Sets: []string{"ipv4/cluster"}, Connections: 17},
 				},
 			},
 			{
-				Namespace: "kube-system", Name: "kube-dns", Port: "dns", Protocol: "UDP", ID: 2, State: ebpf.Programmed,
-				Counters:  ebpf.CountersView{Connections: 4000, Rejected: 2, Raced: 1},
-				Frontends: []ebpf.FrontendView{{Address: at("10.96.0.10:53"), Kind: "ClusterIP", Clients: "all", Set: "ipv4/cluster"}},
-				Sets:      []ebpf.SetView{{Name: "ipv4/cluster", Size: 2}},
-				Backends: []ebpf.BackendView{
+				Namespace: "kube-system", Name: "kube-dns", Port: "dns", Protocol: "UDP", ID: 2, State: inspect.Programmed,
+				Counters:  inspect.CountersView{Connections: 4000, Rejected: 2, Raced: 1},
+				Frontends: []inspect.FrontendView{{Address: at("10.96.0.10:53"), Kind: "ClusterIP", Clients: "all", Set: "ipv4/cluster"}},
+				Sets:      []inspect.SetView{{Name: "ipv4/cluster", Size: 2}},
+				Backends: []inspect.BackendView{
 					{Address: at("10.244.0.2:53"), ID: 2, Generation: 5, Sets: []string{"ipv4/cluster"}, Local: true, Connections: 2100},
 					{Address: at("10.244.1.2:53"), ID: 3, Generation: 6, Sets: []string{"ipv4/cluster"}, Connections: 1890},
 					{Address: at("10.244.2.2:53"), ID: 4, Generation: 5, Sets: []string{}, Terminating: true, Connections: 10},
 				},
 			},
 			{
-				Namespace: "shop", Name: "cart", Protocol: "TCP", ID: 3, State: ebpf.NotProgrammed, Reason: "backends full",
-				Frontends: []ebpf.FrontendView{}, Sets: []ebpf.SetView{}, Backends: []ebpf.BackendView{},
+				Namespace: "shop", Name: "cart", Protocol: "TCP", ID: 3, State: inspect.NotProgrammed, Reason: "backends full",
+				Frontends: []inspect.FrontendView{}, Sets: []inspect.SetView{}, Backends: []inspect.BackendView{},
 			},
 			{
-				Namespace: "shop", Name: "kubernetes", Port: "http", Protocol: "TCP", ID: 4, State: ebpf.Programmed, Changing: true,
-				Counters: ebpf.CountersView{Dropped: 9},
-				Frontends: []ebpf.FrontendView{
+				Namespace: "shop", Name: "kubernetes", Port: "http", Protocol: "TCP", ID: 4, State: inspect.Programmed, Changing: true,
+				Counters: inspect.CountersView{Dropped: 9},
+				Frontends: []inspect.FrontendView{
 					{Address: at("10.96.3.4:80"), Kind: "ClusterIP", Clients: "all", Set: "ipv4/local"},
 					{Address: at("203.0.113.4:80"), Kind: "LoadBalancer", Clients: "pod,host", Set: "ipv4/cluster", Filtered: true},
 					{Address: at("203.0.113.4:80"), Kind: "LoadBalancer", Clients: "outside", Set: "ipv4/local", Filtered: true},
 				},
-				Sets: []ebpf.SetView{{Name: "ipv4/local", Verdict: "drop"}}, Backends: []ebpf.BackendView{},
+				Sets: []inspect.SetView{{Name: "ipv4/local", Verdict: "drop"}}, Backends: []inspect.BackendView{},
 			},
 		},
 		optOuts: []uint64{4097, 8193},
@@ -129,9 +131,9 @@ func sample() *fakeInspector {
 }
 
 // sampleCarried are frontends that the maps do not have, or not for everybody.
-func sampleCarried() []explain.Carried {
+func sampleCarried() []explain.Placement {
 	at := netip.MustParseAddrPort
-	return []explain.Carried{
+	return []explain.Placement{
 		{
 			Namespace: "shop", Name: "kubernetes", Port: "http", Protocol: "TCP", Kind: "NodePort", Address: at("0.0.0.0:30080"), Clients: "outside",
 			Carrier: "iptables", Reason: "the kernel lacks features that eBPF programs need to translate packets", Set: "ipv4/local", Verdict: "drop",
@@ -148,15 +150,15 @@ func sampleCarried() []explain.Carried {
 }
 
 // serveCarriers is a kube-proxy that answers who carries what is not in the maps.
-func serveCarriers(t *testing.T, list ...explain.Carried) (address string) {
+func serveCarriers(t *testing.T, list ...explain.Placement) (address string) {
 	t.Helper()
-	slices.SortFunc(list, func(a, b explain.Carried) int { return a.CompareService(b.Namespace, b.Name, b.Port, b.Protocol) })
+	slices.SortFunc(list, func(a, b explain.Placement) int { return a.CompareService(b.Namespace, b.Name, b.Port, b.Protocol) })
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != explain.CarriersPath {
+		if r.URL.Path != explain.PlacementsPath {
 			http.NotFound(w, r)
 			return
 		}
-		_ = json.NewEncoder(w).Encode(explain.Carriers{Node: "node1", Mode: "ebpf", Frontends: append([]explain.Carried{}, list...)})
+		_ = json.NewEncoder(w).Encode(explain.Placements{Node: "node1", Mode: "ebpf", Frontends: append([]explain.Placement{}, list...)})
 	}))
 	t.Cleanup(server.Close)
 	return server.Listener.Addr().String()
@@ -169,7 +171,7 @@ func TestServicesOfOne(t *testing.T) {
 		t.Errorf("nobody answers: exit code %d\n%s%s", code, out, errs)
 	}
 	a, out, errs = newTestApp(nil)
-	a.inspect = func(string) (inspector, error) { return nil, ebpf.ErrNotRunning }
+	a.inspect = func(string) (inspector, error) { return nil, inspect.ErrNotRunning }
 	a.servers = []string{serveCarriers(t, sampleCarried()...)}
 	if code := a.run([]string{"services"}); code != exitOK || !strings.Contains(out.String(), "z/last") || errs.Len() > 0 {
 		t.Errorf("no programs: exit code %d\n%s%s", code, out, errs)
@@ -275,7 +277,7 @@ func checkJSON(t *testing.T, text []byte) {
 func TestOutputOfNothing(t *testing.T) {
 	for _, command := range []string{"status", "services", "services -w", "optout list"} {
 		for _, format := range []string{"table", "json"} {
-			i := &fakeInspector{status: ebpf.Status{Programs: []ebpf.ProgramStatus{}, MissingHooks: []string{}, Devices: []ebpf.DeviceStatus{}, Packets: []ebpf.PacketCount{}, Maps: []ebpf.MapStatus{}}}
+			i := &fakeInspector{status: inspect.Status{Programs: []inspect.ProgramStatus{}, MissingHooks: []string{}, Devices: []inspect.DeviceStatus{}, Packets: []lbmap.PacketCount{}, Maps: []inspect.MapStatus{}}}
 			a, out, errs := newTestApp(i)
 			a.servers = []string{serveCarriers(t)}
 			if code := a.run(append(strings.Fields(command), "-o", format)); code != exitOK {
@@ -296,8 +298,8 @@ func TestErrors(t *testing.T) {
 		code    int
 		want    []string
 	}{
-		{command: "status", err: fmt.Errorf("%w: /x", ebpf.ErrNotRunning), code: exitError, want: []string{"/x", "Start kube-proxy", "--cgroup-root"}},
-		{command: "status", err: fmt.Errorf("%w: 2", ebpf.ErrLayout), code: exitError, want: []string{"the tandemctl of the same release"}},
+		{command: "status", err: fmt.Errorf("%w: /x", inspect.ErrNotRunning), code: exitError, want: []string{"/x", "Start kube-proxy", "--cgroup-root"}},
+		{command: "status", err: fmt.Errorf("%w: 2", lbmap.ErrLayout), code: exitError, want: []string{"the tandemctl of the same release"}},
 		{command: "services", err: fmt.Errorf("open: %w", fs.ErrPermission), code: exitError, want: []string{"CAP_SYS_ADMIN", "root"}},
 		{command: "services -n kube-system", err: errors.New("broken"), code: exitError, want: []string{"tandemctl: broken"}},
 		{command: "services default/nothing", code: exitError, want: []string{"no Service default/nothing", "3 service ports"}},
@@ -312,9 +314,9 @@ func TestErrors(t *testing.T) {
 		{command: "status --nonsense", code: exitUsage, want: []string{"--nonsense", "tandemctl status --help"}},
 		{command: "statsu", code: exitUsage, want: []string{"unknown command", "did you mean status?"}},
 		{command: "explain 10.0.0.1", code: exitUsage, want: []string{"accepts 2 arg(s)", "explain --help"}},
-		{command: "explain 10.0.0.1 10.96.0.1", code: exitUsage, want: []string{"want a port too: 10.96.0.10:80"}},
+		{command: "explain 10.0.0.1 10.96.0.1", code: exitUsage, want: []string{"want a port too, as in 10.96.0.10:80"}},
 		{command: "explain web 10.96.0.1:80", code: exitUsage, want: []string{`source "web": want an IP address`}},
-		{command: "explain fd00::1 10.96.0.1:80", code: exitUsage, want: []string{"not of one address family"}},
+		{command: "explain fd00::1 10.96.0.1:80", code: exitUsage, want: []string{"different address families"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80/http", code: exitUsage, want: []string{"want tcp, udp or sctp"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80/", code: exitUsage, want: []string{"after the slash"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 -o table", code: exitUsage, want: []string{"want text or json"}},

@@ -14,7 +14,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/explain"
-	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 )
 
 func writeJSON(w io.Writer, v any) error {
@@ -47,7 +47,7 @@ func (t table) flush() error { return t.w.Flush() }
 
 func number[N int | uint32 | uint64](n N) string { return strconv.FormatUint(uint64(n), 10) }
 
-func writeStatus(w io.Writer, s ebpf.Status, now time.Time) error {
+func writeStatus(w io.Writer, s inspect.Status, now time.Time) error {
 	running := "not running"
 	if s.Running {
 		running = "running"
@@ -143,7 +143,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 	elsewhere := list.Elsewhere
 	for i := range list.Services {
 		s := &list.Services[i]
-		n := slices.IndexFunc(elsewhere, func(c explain.Carried) bool { return c.CompareService(s.Namespace, s.Name, s.Port, s.Protocol) >= 0 })
+		n := slices.IndexFunc(elsewhere, func(c explain.Placement) bool { return c.CompareService(s.Namespace, s.Name, s.Port, s.Protocol) >= 0 })
 		if n < 0 {
 			n = len(elsewhere)
 		}
@@ -152,7 +152,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 		frontends := s.Frontends
 		if len(frontends) == 0 {
 			// All its addresses belong to other Services, or it is being added or removed.
-			frontends = []ebpf.FrontendView{{}}
+			frontends = []inspect.FrontendView{{}}
 		}
 		for j, f := range frontends {
 			row := []string{s.Namespace + "/" + s.Name, s.Port, s.Protocol, "", f.Kind, f.Clients, string(capabilities.ModeEBPF),
@@ -196,7 +196,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 }
 
 // writeCarried writes what other datapaths serve. They have no counters.
-func writeCarried(t table, mode string, list []explain.Carried) {
+func writeCarried(t table, mode string, list []explain.Placement) {
 	for i := range list {
 		c := &list[i]
 		state, count := "", number(c.Backends)
@@ -211,7 +211,7 @@ func writeCarried(t table, mode string, list []explain.Carried) {
 	}
 }
 
-func stateText(s *ebpf.ServiceView) string {
+func stateText(s *inspect.ServiceView) string {
 	text := s.State
 	if s.Reason != "" {
 		text += " (" + s.Reason + ")"
@@ -224,7 +224,7 @@ func stateText(s *ebpf.ServiceView) string {
 
 // backendsText is the number of backends of one set, and the verdict on connections if
 // there are none.
-func backendsText(s *ebpf.ServiceView, set string) string {
+func backendsText(s *inspect.ServiceView, set string) string {
 	if set == "" {
 		return ""
 	}

@@ -15,8 +15,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
 	v1 "k8s.io/api/core/v1"
+
 	discoveryv1 "k8s.io/api/discovery/v1"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -148,7 +152,7 @@ func openTier(at *lab.Node) (tier *ebpf.Tier, err error) {
 	err = at.Do(func() error {
 		tier, err = ebpf.Open(context.Background(), ebpf.Options{
 			CgroupRoot: at.CgroupPath(),
-			Sizes:      ebpf.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 64, OptOuts: 64},
+			Sizes:      lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 64, OptOuts: 64},
 		})
 		return err
 	})

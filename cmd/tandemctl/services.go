@@ -12,7 +12,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/explain"
-	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 )
 
 func (a *app) servicesCommand() *cobra.Command {
@@ -66,20 +66,20 @@ gets no new connections; it is kept for existing ones.`,
 func (a *app) services(ctx context.Context, server string, f serviceFilter) (found serviceList, err error) {
 	inMaps := a.withInspector(func(i inspector) error {
 		services, err := i.Services()
-		found.Services = only(services, func(s *ebpf.ServiceView) bool { return f.selects(s.Namespace, s.Name, s.Port) })
+		found.Services = only(services, func(s *inspect.ServiceView) bool { return f.selects(s.Namespace, s.Name, s.Port) })
 		found.Unplaced = i.Unplaced()
 		return err
 	})
-	carriers, asked := askServer[explain.Carriers](ctx, a, server, explain.CarriersPath, nil)
+	carriers, asked := askServer[explain.Placements](ctx, a, server, explain.PlacementsPath, nil)
 	if asked == nil {
 		found.mode = carriers.Mode
-		found.Elsewhere = only(carriers.Frontends, func(c *explain.Carried) bool { return f.selects(c.Namespace, c.Name, c.Port) })
+		found.Elsewhere = only(carriers.Frontends, func(c *explain.Placement) bool { return f.selects(c.Namespace, c.Name, c.Port) })
 	}
 	var usage usageError
 	switch {
 	case errors.As(asked, &usage):
 		return found, asked
-	case inMaps != nil && (asked != nil || !errors.Is(inMaps, ebpf.ErrNotRunning) && !errors.Is(inMaps, capabilities.ErrNoCgroup2)):
+	case inMaps != nil && (asked != nil || !errors.Is(inMaps, inspect.ErrNotRunning) && !errors.Is(inMaps, capabilities.ErrNoCgroup2)):
 		return found, inMaps
 	case asked != nil:
 		fmt.Fprintf(a.err, "tandemctl: only frontends of the eBPF datapath are shown: %v\n", asked)
@@ -89,13 +89,13 @@ func (a *app) services(ctx context.Context, server string, f serviceFilter) (fou
 
 // serviceList is what the services command shows.
 type serviceList struct {
-	Services []ebpf.ServiceView `json:"services"`
+	Services []inspect.ServiceView `json:"services"`
 	// Unplaced counts all service ports over capacity. Those without a service id are not
 	// among Services.
 	Unplaced int `json:"unplaced"`
 	// Elsewhere are frontends that the maps do not have, or not for all clients; null if
 	// no kube-proxy answered.
-	Elsewhere []explain.Carried `json:"elsewhere"`
+	Elsewhere []explain.Placement `json:"elsewhere"`
 	// mode of the kube-proxy that answered.
 	mode string
 }

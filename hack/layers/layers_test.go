@@ -30,8 +30,7 @@ var table = []struct{ pkg, may string }{
 	{"proxier/placement/...", "proxier/placement/... proxier proxier/delta kernel/inet"},
 	{"proxier/ebpf/...", "proxier/ebpf/... proxier proxier/delta kernel/..."},
 	{"proxier/iptables/...", "proxier/iptables/... proxier proxier/delta proxier/staleudp kernel/..."},
-	// Rules do what virtual servers cannot.
-	{"proxier/ipvs/...", "proxier/ipvs/... proxier/iptables/... proxier proxier/delta proxier/staleudp kernel/..."},
+	{"proxier/ipvs/...", "proxier/ipvs/... proxier/placement proxier proxier/delta kernel/..."},
 	{"config", "proxier kernel/inet"},
 	// Where objects and facts come from, and what is told.
 	{"sources/...", "sources/... config proxier kernel/..."},
@@ -147,6 +146,7 @@ func TestWrong(t *testing.T) {
 		{"proxier/ebpf/writer", "proxier/iptables", false},
 		{"proxier/ebpf", "capabilities", false},
 		{"proxier/iptables", "proxier/ipvs", false},
+		{"proxier/ipvs", "proxier/iptables", false},
 		{"kernel/xtables", "kernel/inet", true},
 		{"kernel/xtables", "proxier", false},
 		{"capabilities", "proxier", false},

@@ -260,7 +260,9 @@ func (t *Delta[K, D, A]) Removed(k K) {
 	t.accept(k, i)
 	if !i.wanted {
 		t.forget(k, i)
+		return
 	}
+	t.enqueue(k, i)
 }
 
 // Failed says that a write or removal failed; it is to be tried again.

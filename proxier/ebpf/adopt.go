@@ -3,201 +3,90 @@
 package ebpf
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
-	"maps"
-	"slices"
 
-	"github.com/tandem-proxy/tandem/proxier"
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// adoptedService is a service port as the previous process left it.
-type adoptedService struct {
-	id        uint32
-	frontends []frontendEntry
-	backends  []uint32
-	ranges    []rangeKey
-}
-
-// load reads what a previous process left in the tables, so that the first
-// sync is a difference like any other. With an error the tables hold what no
-// process of this version writes, and nothing was changed.
-func (w *writer) load() error {
-	t := w.tables
-	if t.meta.Magic != metaMagic || t.meta.Layout != layoutVersion {
-		return fmt.Errorf("layout %d, not %d", t.meta.Layout, layoutVersion)
-	}
-	left := make([]adoptedService, len(t.services))
-	w.adopted = map[string]adoptedService{}
-	var services, backends []uint32
-	for id := range t.services {
-		if t.services[id].State == serviceFree {
-			continue
-		}
-		if id == 0 {
-			return errors.New("service 0 is in use")
-		}
-		services = append(services, uint32(id))
-		left[id].id = uint32(id)
-		for s := range setsPerService {
-			base, size := splitSetWord(t.sets[uint32(id)*setsPerService+s])
-			if size > 0 && !w.slots.reserve(extent{base: base, order: orderOf(size)}) {
-				return fmt.Errorf("the slots %d–%d of service %d are not its own", base, int(base)+size-1, id)
-			}
-		}
-	}
-	for id := range t.backends {
-		e := &t.backends[id]
-		if e.Service == 0 {
-			continue
-		}
-		if id == 0 || int(e.Service) >= len(left) || left[e.Service].id == 0 {
-			return fmt.Errorf("backend %d belongs to service %d, which is free", id, e.Service)
-		}
-		backends = append(backends, uint32(id))
-		left[e.Service].backends = append(left[e.Service].backends, uint32(id))
-	}
-	if err := errors.Join(w.loadRanges(left), w.vips.load()); err != nil {
+// adopt loads the programs onto the maps of the earlier ones.
+func (t *Tier) adopt(s specs) error {
+	maps, err := lbmap.MapsOf(t.earlier[0].Program)
+	if err != nil {
 		return err
 	}
-	var lost []frontendKey
-	err := t.frontends.Dump(func(key frontendKey, value frontendValue) {
-		service := int(value.Service)
-		if service >= len(left) || left[service].id == 0 {
-			lost = append(lost, key)
-			return
+	// Not every program uses every map.
+	for _, e := range t.earlier[1:] {
+		more, err := lbmap.MapsOf(e.Program)
+		if err != nil {
+			maps.Close()
+			return err
 		}
-		s := &left[service]
-		s.frontends = append(s.frontends, frontendEntry{key, value})
-		w.usedFrontends++
-	})
-	if err != nil {
-		return fmt.Errorf("read the frontends: %w", err)
+		for name, m := range more {
+			if _, known := maps[name]; known {
+				m.Close()
+				continue
+			}
+			maps[name] = m
+		}
 	}
-	for i := range left {
-		s := &left[i]
-		if s.id == 0 {
+	defer maps.Close()
+	replacements := lbmap.Maps{}
+	for name, spec := range s.sockets.Maps {
+		if !lbmap.HasOwnName(name) {
 			continue
 		}
-		slices.SortFunc(s.backends, func(a, b uint32) int { return w.compareBackends(a, b) })
-		e := &t.services[s.id]
-		key := adoptionKey(string(e.Name[:e.NameLen]), proxier.Protocol(e.Proto))
-		if _, twice := w.adopted[key]; twice {
-			w.gone = append(w.gone, port{id: s.id, frontends: s.frontends, backends: s.backends, ranges: s.ranges})
-			continue
+		m := maps[name]
+		if m == nil {
+			return fmt.Errorf("map %s is missing", name)
 		}
-		w.adopted[key] = *s
+		if err := spec.Compatible(m); err != nil {
+			return fmt.Errorf("map %s: %w", name, err)
+		}
+		replacements[name] = m
 	}
-	w.services.adopt(services)
-	w.backends.adopt(backends)
-	w.usedFrontends += len(lost)
-	w.orphans = lost
+	for name, m := range maps {
+		if replacements[name] == nil {
+			replacements[name] = m // openPacketMaps looks at them
+		}
+	}
+	if err := t.load(s, replacements); err != nil {
+		return err
+	}
+	if err := t.writer.Load(); err != nil {
+		t.unload()
+		return err
+	}
 	return nil
 }
 
-// compareBackends is the order of proxier.Decision.Backends: by family, then
-// by address.
-func (w *writer) compareBackends(a, b uint32) int {
-	return cmp.Or(compareAddr(w.backendAddr(a), w.backendAddr(b)), cmp.Compare(a, b))
-}
-
-func adoptionKey(name string, protocol proxier.Protocol) string {
-	return name + "/" + protocol.String()
-}
-
-// adopt makes p what a previous process left of the same service port.
-func (w *writer) adopt(p *port) bool {
-	if len(w.adopted) == 0 {
-		return false
-	}
-	var name serviceEntry
-	name.NameLen = putName(&name.Name, p.want.Name)
-	key := adoptionKey(string(name.Name[:name.NameLen]), p.want.Name.Protocol)
-	s, ok := w.adopted[key]
-	if !ok {
-		return false
-	}
-	delete(w.adopted, key)
-	p.id, p.backends, p.frontends, p.ranges = s.id, s.backends, s.frontends, s.ranges
-	w.vips.replace(nil, p.frontends)
-	return true
-}
-
-// prune ends a full sync: what a previous process left and nobody wants goes,
-// and the frontends in the kernel are compared with what they should be.
-func (w *writer) prune() error {
-	for name, s := range w.adopted {
-		p := port{id: s.id, backends: s.backends, ranges: s.ranges}
-		for _, f := range s.frontends {
-			// Another service port may have taken the address over by now.
-			value, ok, err := w.tables.frontends.Lookup(f.key)
-			if err != nil {
-				return fmt.Errorf("read frontend %s: %w", frontendText(f.key), err)
+// keptMaps are those maps of the earlier programs that hold what sockets and
+// clients remember. They stay while tables are built anew: what they say of
+// backends refers to generations that the new tables do not give out again.
+func (t *Tier) keptMaps(logger klog.Logger, s specs) (kept lbmap.Maps, optOuts []uint64) {
+	kept = lbmap.Maps{}
+	for _, e := range t.earlier {
+		maps, err := lbmap.MapsOf(e.Program)
+		if err != nil {
+			logger.Error(err, "Cannot open the maps of an earlier program")
+			continue
+		}
+		for _, name := range append([]string{"tdm_sock", "tdm_udp_peer", "tdm_optout"}, flowtable.MapNames...) {
+			m := maps[name]
+			if m == nil || kept[name] != nil {
+				continue
 			}
-			if ok && value.Service == s.id {
-				p.frontends = append(p.frontends, f)
-			} else {
-				w.usedFrontends--
+			// Of the maps of flows, openPacketMaps knows what fits.
+			if spec := s.sockets.Maps[name]; spec == nil || spec.Compatible(m) == nil {
+				kept[name] = m
+				delete(maps, name)
+			} else if name == "tdm_optout" {
+				optOuts, _ = lbmap.Keys[uint64, uint8](m) // as far as it can be read
 			}
 		}
-		w.gone = append(w.gone, p)
-		delete(w.adopted, name) // once, also if a later one fails
+		maps.Close()
 	}
-	if err := w.retire(nil); err != nil {
-		return err
-	}
-	return w.audit()
-}
-
-// audit compares the frontends in the kernel with what was written there.
-func (w *writer) audit() error {
-	owner := make([]uint32, len(w.tables.services)) // service id -> index + 1
-	expected := 0
-	for i := range w.ports {
-		if p := &w.ports[i]; p.id != 0 {
-			owner[p.id] = uint32(i) + 1
-			expected += len(p.frontends)
-		}
-	}
-	foreign := map[frontendKey]struct{}{}
-	found := 0
-	err := w.tables.frontends.Dump(func(key frontendKey, value frontendValue) {
-		if service := int(value.Service); service < len(owner) && owner[service] != 0 {
-			p := &w.ports[owner[service]-1]
-			if slices.Contains(p.frontends, frontendEntry{key, value}) {
-				found++
-				return
-			}
-		}
-		foreign[key] = struct{}{}
-	})
-	if err != nil {
-		return fmt.Errorf("read the frontends: %w", err)
-	}
-	w.usedFrontends = expected
-	if found == expected && len(foreign) == 0 {
-		return nil
-	}
-	// Addresses of ours with a wrong value are overwritten: they must not be
-	// missing for a moment.
-	for i := range w.ports {
-		for _, f := range w.ports[i].frontends {
-			delete(foreign, f.key)
-		}
-	}
-	if err := w.tables.frontends.Delete(slices.Collect(maps.Keys(foreign))); err != nil {
-		return fmt.Errorf("delete %d frontends that nobody wrote: %w", len(foreign), err)
-	}
-	w.writes += uint64(len(foreign))
-	// Somebody changed the map. Write everything anew: an entry that is right
-	// already is overwritten with itself.
-	for i := range w.ports {
-		if p := &w.ports[i]; p.id != 0 && p.want != nil {
-			w.retry[uint32(i)] = struct{}{}
-			list, fresh := w.frontendsOf(p)
-			w.enqueue(uint32(i), p, list, fresh)
-		}
-	}
-	return w.flush()
+	return kept, optOuts
 }

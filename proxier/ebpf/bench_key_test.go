@@ -9,6 +9,7 @@ import (
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 

@@ -11,7 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
+
 	v1 "k8s.io/api/core/v1"
+
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -35,7 +39,7 @@ func benchFacts() proxier.Facts {
 }
 
 // benchNode opens the tier on a cgroup of its own with maps of the given sizes.
-func benchNode(b *testing.B, s Sizes) *node {
+func benchNode(b *testing.B, s lbmap.Sizes) *node {
 	b.Helper()
 	l := lab.NewT(b)
 	n := newNode(b, l.Node("node1"), l, Options{Sizes: s})
@@ -43,7 +47,7 @@ func benchNode(b *testing.B, s Sizes) *node {
 	return n
 }
 
-var benchSizes = Sizes{Frontends: 1 << 17, Services: 1 << 16, Backends: 1 << 19, Slots: 1 << 20, Affinity: 1 << 10, UDPPeers: 1 << 10, OptOuts: 16}
+var benchSizes = lbmap.Sizes{Frontends: 1 << 17, Services: 1 << 16, Backends: 1 << 19, Slots: 1 << 20, Affinity: 1 << 10, UDPPeers: 1 << 10, OptOuts: 16}
 
 // BenchmarkControlPlane measures the way from Kubernetes objects to real BPF
 // maps: 50,000 Services of every kind with one endpoint, inserted and deleted.
@@ -73,7 +77,7 @@ func BenchmarkControlPlane(b *testing.B) {
 		runtime.ReadMemStats(&after)
 		mallocs += after.Mallocs - before.Mallocs
 		bytes += after.TotalAlloc - before.TotalAlloc
-		if used := n.tier.writer.usedFrontends; used < services {
+		if used := n.tier.Usage()["frontends"].Used; used < services {
 			b.Fatalf("%d frontends", used)
 		}
 
@@ -88,7 +92,7 @@ func BenchmarkControlPlane(b *testing.B) {
 			b.Fatal(err)
 		}
 		remove += time.Since(start)
-		n.tier.writer.check(b)
+		writertest.Check(b, tablesOf(n.tier), n.tier.Usage())
 		n.close()
 	}
 	count := float64(services * b.N)
@@ -160,6 +164,7 @@ func BenchmarkColdStart(b *testing.B) {
 		start := time.Now()
 		feed()
 		cold += time.Since(start)
+		changed := tablesOf(n.tier).Meta.ChangedUnixNs
 		n.close()
 		runtime.GC()
 
@@ -168,8 +173,8 @@ func BenchmarkColdStart(b *testing.B) {
 		n.UpdateFacts(func(f *proxier.Facts) { *f = benchFacts() })
 		feed()
 		restart += time.Since(start)
-		if n.tier.writer.writes != 0 {
-			b.Fatalf("the restart wrote %d times", n.tier.writer.writes)
+		if now := tablesOf(n.tier).Meta.ChangedUnixNs; now != changed {
+			b.Fatalf("the restart wrote to the tables")
 		}
 		n.close()
 	}
@@ -180,11 +185,18 @@ func BenchmarkColdStart(b *testing.B) {
 
 // words is where the set is published that pods are led to, by Service.
 func (n *node) words() map[string]*uint64 {
-	w := n.tier.writer
+	tables := tablesOf(n.tier)
+	ids := map[string]uint32{}
+	for id := range tables.Services {
+		if service := &tables.Services[id]; service.State != lbmap.ServiceFree {
+			_, name, _ := service.SplitName()
+			ids[name] = uint32(id)
+		}
+	}
 	words := map[string]*uint64{}
 	for _, c := range n.Table().All() {
 		set := c.New.Frontends[0].Routes[proxier.FromPod].Set
-		words[c.New.Name.Name] = &w.tables.sets[w.ports[c.Index()].id*setsPerService+uint32(set)]
+		words[c.New.Name.Name] = &tables.Sets[ids[c.New.Name.Name]*lbmap.SetsPerService+uint32(set)]
 	}
 	return words
 }

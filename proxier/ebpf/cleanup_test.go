@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
@@ -26,7 +28,7 @@ func TestCleanup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if found, err := findAttached(tier.cgroup); err != nil || len(found) != 0 {
+	if found, err := datapath.FindAttached(tier.cgroup); err != nil || len(found) != 0 {
 		t.Errorf("attached before the first sync: %v %v", found, err)
 	}
 	if err := tier.Sync(t.Context(), proxier.Update{Full: true}); err != nil {
@@ -36,7 +38,7 @@ func TestCleanup(t *testing.T) {
 	if left := existing(ours); len(left) != len(ours) {
 		t.Fatalf("the check sees %d of %d objects", len(left), len(ours))
 	}
-	if _, err := openOn(t, one, Options{}); !errors.Is(err, ErrBusy) {
+	if _, err := openOn(t, one, Options{}); !errors.Is(err, datapath.ErrBusy) {
 		t.Errorf("a second process: %v", err)
 	}
 	if err := tier.Cleanup(t.Context()); err != nil {
@@ -96,7 +98,7 @@ type object struct {
 func objectsOf(t testing.TB, tier *Tier) (list []object) {
 	t.Helper()
 	seen := map[object]bool{}
-	for _, p := range tier.programs {
+	for _, p := range tier.hooks.Programs {
 		info, err := p.Info()
 		if err != nil {
 			t.Fatal(err)

@@ -15,17 +15,19 @@ import (
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
 // drainSizes are those of the process that served.
-var drainSizes = Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
+var drainSizes = lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
 	TCPFlows: 1 << 8, UDPFlows: 1 << 8, YoungFlows: 1 << 8}
 
 // drainOptions are those of tests that wait for the end of flows.
 func drainOptions() Options {
-	return Options{Sizes: drainSizes, Timeouts: FlowTimeouts{Closed: time.Second, UDP: time.Second, UDPStream: time.Second}}
+	return Options{Sizes: drainSizes, Timeouts: flowtable.Timeouts{Closed: time.Second, UDP: time.Second, UDPStream: time.Second}}
 }
 
 // drainer is a process that drains.
@@ -73,15 +75,15 @@ func (d *drainer) wait(t testing.TB) {
 func TestDrain(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		change func(*Sizes)
+		change func(*lbmap.Sizes)
 		layout uint32
 		adopts bool
 	}{
 		{name: "the same tables", adopts: true},
-		{name: "other sizes of flows", change: func(s *Sizes) { s.TCPFlows, s.YoungFlows = 1<<9, 1<<7 }, adopts: true},
-		{name: "other sizes", change: func(s *Sizes) { s.Frontends, s.Backends = 1<<7, 1<<7 }},
-		{name: "other sizes of both", change: func(s *Sizes) { s.Frontends, s.UDPFlows = 1<<7, 1<<9 }},
-		{name: "another layout", layout: layoutVersion - 1},
+		{name: "other sizes of flows", change: func(s *lbmap.Sizes) { s.TCPFlows, s.YoungFlows = 1<<9, 1<<7 }, adopts: true},
+		{name: "other sizes", change: func(s *lbmap.Sizes) { s.Frontends, s.Backends = 1<<7, 1<<7 }},
+		{name: "other sizes of both", change: func(s *lbmap.Sizes) { s.Frontends, s.UDPFlows = 1<<7, 1<<9 }},
+		{name: "another layout", layout: lbmap.LayoutVersion - 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			opts := drainOptions()
@@ -91,7 +93,7 @@ func TestDrain(t *testing.T) {
 			e.use(t, serve(t, e.here), serve(t, e.there))
 			open := e.visitBoth(t)
 			if tt.layout != 0 {
-				e.tier.writer.tables.meta.Layout = tt.layout
+				tablesOf(e.tier).Meta.Layout = tt.layout
 			}
 			if tt.change != nil {
 				tt.change(&opts.Sizes)
@@ -166,7 +168,7 @@ func TestDrainBesideFailures(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	waitFor(t, "what has ended to be forgotten", func() bool { return d.tier.flowTable.used() == 1 })
+	waitFor(t, "what has ended to be forgotten", func() bool { return d.tier.flowTable.Used() == 1 })
 	open[0].want(t, open[0].server)
 
 	on := func(what string) bool {

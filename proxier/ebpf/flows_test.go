@@ -86,7 +86,7 @@ func TestStaleUDPSockets(t *testing.T) {
 	}
 	n.setPods(a)
 	n.sync(t)
-	if closed, err := n.tier.flows.closeNow(t.Context()); closed != 0 || err != nil {
+	if closed, err := n.tier.sockets.CloseNow(t.Context()); closed != 0 || err != nil {
 		t.Errorf("a disconnected socket: closed %d, %v", closed, err)
 	}
 	loose.Close()
@@ -132,7 +132,7 @@ func TestClosedSocketsAreNotStale(t *testing.T) {
 		}
 		n.setPods()
 		n.sync(t)
-		if closed, err := n.tier.flows.closeNow(t.Context()); closed != 0 || err != nil {
+		if closed, err := n.tier.sockets.CloseNow(t.Context()); closed != 0 || err != nil {
 			t.Fatalf("%d closed, %v", closed, err)
 		}
 	}

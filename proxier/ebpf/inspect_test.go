@@ -3,11 +3,9 @@
 package ebpf
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -17,164 +15,23 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
+
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
-	v1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 
+	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// text is a view as lines, nothing of ids.
-func (v *ServiceView) text() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s/%s %s", v.FullName(), v.Protocol, v.State)
-	if v.Reason != "" {
-		fmt.Fprintf(&b, ": %s", v.Reason)
-	}
-	if v.AffinitySeconds > 0 {
-		fmt.Fprintf(&b, " affinity=%d", v.AffinitySeconds)
-	}
-	if v.Changing {
-		b.WriteString(" changing")
-	}
-	b.WriteByte('\n')
-	for _, f := range v.Frontends {
-		fmt.Fprintf(&b, "  frontend %s %s %s %s\n", f.Address, f.Kind, f.Clients, f.Set)
-	}
-	for _, s := range v.Sets {
-		fmt.Fprintf(&b, "  set %s %d %s\n", s.Name, s.Size, s.Verdict)
-	}
-	for _, e := range v.Backends {
-		fmt.Fprintf(&b, "  backend %s %v local=%v terminating=%v\n", e.Address, e.Sets, e.Local, e.Terminating)
-	}
-	return b.String()
-}
-
-func textOf(views []ServiceView) string {
-	var b strings.Builder
-	for i := range views {
-		b.WriteString(views[i].text())
-	}
-	return b.String()
-}
-
-func mustView(t testing.TB, tables *tables) []ServiceView {
+func inspectNode(t testing.TB, at *lab.Node) *inspect.Inspector {
 	t.Helper()
-	views, err := tables.view()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return views
-}
-
-func TestViewOfTables(t *testing.T) {
-	// Five backends, and no more.
-	sizes := Sizes{Frontends: 16, Services: 16, Backends: 6, Slots: 16}
-	h := newHarness(t, fakeTables(sizes), sizes)
-	h.OnServiceAdd(makeService("a", "10.96.0.1", func(s *v1.Service) {
-		s.Spec.ClusterIPs = append(s.Spec.ClusterIPs, "fd00:10:96::1")
-		s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
-		s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](600)}}
-	}))
-	mixed := makeSlice("a-1", "a", "10.244.0.2", "10.244.0.1")
-	mixed.Endpoints[0].NodeName = ptr.To("node1")
-	h.OnEndpointSliceAdd(mixed)
-	// A UDP backend that ends keeps its clients.
-	h.OnServiceAdd(makeService("dns", "10.96.0.2", func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }))
-	ending := makeSlice("dns-1", "dns", "10.244.1.1", "10.244.1.2")
-	ending.Ports[0].Protocol = ptr.To(v1.ProtocolUDP)
-	ending.Endpoints[0].Conditions.Ready = ptr.To(false)
-	ending.Endpoints[0].Conditions.Serving = ptr.To(true)
-	ending.Endpoints[0].Conditions.Terminating = ptr.To(true)
-	h.OnEndpointSliceAdd(ending)
-	// Backends elsewhere, and only local ones are allowed.
-	h.OnServiceAdd(makeService("local", "10.96.0.3", func(s *v1.Service) {
-		s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal)
-	}))
-	h.OnEndpointSliceAdd(makeSlice("local-1", "local", "10.244.1.1"))
-	h.OnServiceAdd(makeService("none", "10.96.0.4"))
-	h.sync(t)
-	// Too much.
-	h.OnServiceAdd(makeService("vast", "10.96.0.5", func(s *v1.Service) { s.Spec.Ports[0].Name = "" }))
-	vast := makeSlice("vast-1", "vast", "10.244.2.1", "10.244.2.2")
-	vast.Ports[0].Name = ptr.To("")
-	h.OnEndpointSliceAdd(vast)
-	h.sync(t)
-
-	want := `ns/a:p/TCP programmed affinity=600
-  frontend 10.96.0.1:80 ClusterIP all ipv4/cluster
-  frontend [fd00:10:96::1]:80 ClusterIP all ipv6/cluster
-  set ipv4/cluster 2 
-  set ipv6/cluster 0 reject
-  backend 10.244.0.1:8080 [ipv4/cluster] local=false terminating=false
-  backend 10.244.0.2:8080 [ipv4/cluster] local=true terminating=false
-ns/dns:p/UDP programmed
-  frontend 10.96.0.2:80 ClusterIP all ipv4/cluster
-  set ipv4/cluster 1 
-  backend 10.244.1.1:8080 [] local=false terminating=true
-  backend 10.244.1.2:8080 [ipv4/cluster] local=false terminating=false
-ns/local:p/TCP programmed
-  frontend 10.96.0.3:80 ClusterIP all ipv4/local
-  set ipv4/local 0 drop
-ns/none:p/TCP programmed
-  frontend 10.96.0.4:80 ClusterIP all ipv4/cluster
-  set ipv4/cluster 0 reject
-ns/vast/TCP not programmed: backends full
-`
-	if d := cmp.Diff(want, textOf(mustView(t, h.writer.tables))); d != "" {
-		t.Errorf("view (-want +got):\n%s", d)
-	}
-}
-
-// What a slot says of another generation or service is not shown, and said to
-// be incomplete.
-func TestViewShowsNoStranger(t *testing.T) {
-	h := newHarness(t, fakeTables(smallSizes), smallSizes)
-	h.OnServiceAdd(makeService("a", "10.96.0.1"))
-	h.OnEndpointSliceAdd(makeSlice("a-1", "a", "10.244.0.1", "10.244.0.2", "10.244.0.3"))
-	h.sync(t)
-	tables := h.writer.tables
-	for id := range tables.backends {
-		switch goAddr(tables.backends[id].Addr) {
-		case netip.MustParseAddr("10.244.0.1"):
-			tables.backends[id].Generation++
-		case netip.MustParseAddr("10.244.0.2"):
-			tables.backends[id].Service = 20
-		}
-	}
-	views := mustView(t, tables)
-	if len(views) != 1 || !views[0].Changing || len(views[0].Backends) != 1 || views[0].Backends[0].Address.String() != "10.244.0.3:8080" {
-		t.Errorf("got %s", textOf(views))
-	}
-
-	// Nor does a torn or foreign word lead out of the tables.
-	tables.sets[views[0].ID*setsPerService] = setWord(uint32(len(tables.slots))-1, 5)
-	tables.services[views[0].ID].NameLen = 255
-	if views = mustView(t, tables); !views[0].Changing || len(views[0].Backends) != 0 {
-		t.Errorf("got %s", textOf(views))
-	}
-}
-
-func TestViewOfNothing(t *testing.T) {
-	views := mustView(t, fakeTables(smallSizes))
-	if text, err := json.Marshal(views); err != nil || string(text) != "[]" {
-		t.Errorf("got %s, %v", text, err)
-	}
-	h := newHarness(t, fakeTables(smallSizes), smallSizes)
-	h.OnServiceAdd(makeService("a", "10.96.0.1"))
-	h.sync(t)
-	text, err := json.Marshal(mustView(t, h.writer.tables))
-	if err != nil || strings.Contains(string(text), "null") {
-		t.Errorf("got %s, %v", text, err)
-	}
-}
-
-func inspectNode(t testing.TB, at *lab.Node) *Inspector {
-	t.Helper()
-	i, err := Inspect(at.CgroupPath())
+	i, err := inspect.Open(at.CgroupPath())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +43,7 @@ func inspectNode(t testing.TB, at *lab.Node) *Inspector {
 	return i
 }
 
-func statusOf(t testing.TB, i *Inspector) Status {
+func statusOf(t testing.TB, i *inspect.Inspector) inspect.Status {
 	t.Helper()
 	s, err := i.Status()
 	if err != nil {
@@ -195,7 +52,7 @@ func statusOf(t testing.TB, i *Inspector) Status {
 	return s
 }
 
-func servicesOf(t testing.TB, i *Inspector) []ServiceView {
+func servicesOf(t testing.TB, i *inspect.Inspector) []inspect.ServiceView {
 	t.Helper()
 	views, err := i.Services()
 	if err != nil {
@@ -207,10 +64,10 @@ func servicesOf(t testing.TB, i *Inspector) []ServiceView {
 func TestInspect(t *testing.T) {
 	l := lab.NewT(t)
 	one, bare := l.Node("node1"), l.Node("bare")
-	if _, err := Inspect(one.CgroupPath()); !errors.Is(err, ErrNotRunning) {
+	if _, err := inspect.Open(one.CgroupPath()); !errors.Is(err, inspect.ErrNotRunning) {
 		t.Errorf("with nothing attached: %v", err)
 	}
-	if _, err := Inspect(t.TempDir()); err == nil || errors.Is(err, ErrNotRunning) {
+	if _, err := inspect.Open(t.TempDir()); err == nil || errors.Is(err, inspect.ErrNotRunning) {
 		t.Errorf("of no cgroup: %v", err)
 	}
 
@@ -223,7 +80,7 @@ func TestInspect(t *testing.T) {
 
 	i := inspectNode(t, one)
 	s := statusOf(t, i)
-	if !s.Running || s.Layout != layoutVersion || s.Unplaced != 0 || s.Cgroup != one.CgroupPath() || len(s.Programs) != guardHook || len(s.MissingHooks) != 0 {
+	if !s.Running || s.Layout != lbmap.LayoutVersion || s.Unplaced != 0 || s.Cgroup != one.CgroupPath() || len(s.Programs) != datapath.GuardHook || len(s.MissingHooks) != 0 {
 		t.Errorf("status %+v", s)
 	}
 	if s.LastChange == nil || s.LastChange.Before(start) || s.LastChange.After(time.Now()) {
@@ -231,14 +88,14 @@ func TestInspect(t *testing.T) {
 	}
 	for k, p := range s.Programs {
 		// Load times are whole nanoseconds since boot, but two clocks differ.
-		if p.Name != hooks[k].program || p.ID == 0 || len(p.Tag) != 16 || p.LoadedAt.Before(start.Add(-2*time.Second)) || p.LoadedAt.After(time.Now().Add(2*time.Second)) {
+		if p.Name != datapath.Hooks[k].Program || p.ID == 0 || len(p.Tag) != 16 || p.LoadedAt.Before(start.Add(-2*time.Second)) || p.LoadedAt.After(time.Now().Add(2*time.Second)) {
 			t.Errorf("program %+v", p)
 		}
 	}
 	used := map[string]int{}
 	usage := n.tier.Usage()
 	for _, m := range s.Maps {
-		if u, ok := usage[strings.TrimPrefix(m.Name, "tdm_")+"s"]; ok && (Usage{*m.Used, m.Max}) != u {
+		if u, ok := usage[strings.TrimPrefix(m.Name, "tdm_")+"s"]; ok && (lbmap.Usage{Used: *m.Used, Max: m.Max}) != u {
 			t.Errorf("map %s: %d of %d; the writer has it as %+v", m.Name, *m.Used, m.Max, u)
 		}
 		// An LPM trie takes memory for what is in it, and this one is empty. So does storage
@@ -289,20 +146,20 @@ func TestInspect(t *testing.T) {
 		for _, b := range tcp.Backends {
 			sum += b.Connections
 		}
-		if want := (CountersView{Connections: asked}); tcp.Counters != want || sum != asked {
+		if want := (inspect.CountersView{Connections: asked}); tcp.Counters != want || sum != asked {
 			t.Errorf("counters %+v, of backends %d", tcp.Counters, sum)
 		}
-		if udp.Counters != (CountersView{}) {
+		if udp.Counters != (inspect.CountersView{}) {
 			t.Errorf("of UDP: %+v", udp.Counters)
 		}
 	})
 
 	t.Run("opt-outs", func(t *testing.T) {
-		cookie, err := NetNSCookie(client.NetNSPath())
+		cookie, err := netns.CookieOf(client.NetNSPath())
 		if err != nil {
 			t.Fatal(err)
 		}
-		other, err := NetNSCookie(a.NetNSPath())
+		other, err := netns.CookieOf(a.NetNSPath())
 		if err != nil || other == cookie {
 			t.Fatalf("two namespaces with cookies %d and %d, %v", cookie, other, err)
 		}
@@ -334,7 +191,7 @@ func TestInspect(t *testing.T) {
 	})
 
 	t.Run("read only", func(t *testing.T) {
-		for name, m := range i.maps {
+		for name, m := range i.Maps {
 			var value any = make([]byte, m.ValueSize())
 			if m.Type() == ciliumebpf.PerCPUArray {
 				value = [][]byte{make([]byte, m.ValueSize())}
@@ -346,10 +203,10 @@ func TestInspect(t *testing.T) {
 	})
 
 	t.Run("other layout", func(t *testing.T) {
-		n.tier.writer.tables.meta.Layout = 99
-		defer func() { n.tier.writer.tables.meta.Layout = layoutVersion }()
-		_, err := Inspect(one.CgroupPath())
-		if !errors.Is(err, ErrLayout) || !strings.Contains(err.Error(), "99") {
+		tablesOf(n.tier).Meta.Layout = 99
+		defer func() { tablesOf(n.tier).Meta.Layout = lbmap.LayoutVersion }()
+		_, err := inspect.Open(one.CgroupPath())
+		if !errors.Is(err, lbmap.ErrLayout) || !strings.Contains(err.Error(), "99") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -361,7 +218,7 @@ func TestInspect(t *testing.T) {
 			1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_DAC_OVERRIDE,
 		} {
 			err := withCapabilities(kept, func() error {
-				i, err := Inspect(one.CgroupPath())
+				i, err := inspect.Open(one.CgroupPath())
 				if err == nil {
 					err = errors.Join(errors.New("it went well"), i.Close())
 				}
@@ -393,7 +250,7 @@ func TestInspect(t *testing.T) {
 			kept |= 1 << unix.CAP_NET_ADMIN
 		}
 		err := withCapabilities(kept, func() error {
-			i, err := Inspect(one.CgroupPath())
+			i, err := inspect.Open(one.CgroupPath())
 			if err != nil {
 				return err
 			}
@@ -406,16 +263,16 @@ func TestInspect(t *testing.T) {
 	})
 
 	t.Run("missing hook", func(t *testing.T) {
-		found, err := findAttached(n.tier.cgroup)
+		found, err := datapath.FindAttached(n.tier.cgroup)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer closeAttached(found)
-		if err := detach(n.tier.cgroup, found[0]); err != nil {
+		defer datapath.CloseAttached(found)
+		if err := datapath.Detach(n.tier.cgroup, found[0]); err != nil {
 			t.Fatal(err)
 		}
 		// The map that tells about the others may go with this program.
-		if i, err := Inspect(one.CgroupPath()); err == nil {
+		if i, err := inspect.Open(one.CgroupPath()); err == nil {
 			if got := statusOf(t, i).MissingHooks; !slices.Equal(got, []string{"connect4"}) {
 				t.Errorf("missing %v", got)
 			}
@@ -426,7 +283,7 @@ func TestInspect(t *testing.T) {
 		if err := n.tier.ensureAttached(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if err := detach(n.tier.cgroup, found[1]); err != nil {
+		if err := datapath.Detach(n.tier.cgroup, found[1]); err != nil {
 			t.Fatal(err)
 		}
 		if got := statusOf(t, inspectNode(t, one)).MissingHooks; !slices.Equal(got, []string{"connect6"}) {
@@ -466,7 +323,7 @@ func withCapabilities(kept uint64, fn func() error) error {
 // wanted at some moment: all of one set or all of another, and no stranger.
 func TestInspectBesideWriter(t *testing.T) {
 	l := lab.NewT(t)
-	for name, sizes := range map[string]Sizes{
+	for name, sizes := range map[string]lbmap.Sizes{
 		// The writer waits for numbers to be used again.
 		"scarce": {Frontends: 8, Services: 4, Backends: 32, Slots: 64, Affinity: 2, UDPPeers: 2, OptOuts: 2},
 		// The writer never waits.
@@ -491,12 +348,12 @@ func inspectBesideWriter(t *testing.T, n *node) {
 	}
 	publish := func(round int) error {
 		for k, name := range []string{"a", "b"} {
-			n.OnEndpointSliceUpdate(nil, makeSlice(name+"-1", name, rounds[round][k]...))
+			n.OnEndpointSliceUpdate(nil, writertest.Slice(name+"-1", name, rounds[round][k]...))
 		}
 		return n.Sync(t.Context())
 	}
-	n.OnServiceAdd(makeService("a", "10.96.0.1"))
-	n.OnServiceAdd(makeService("b", "10.96.0.2"))
+	n.OnServiceAdd(writertest.Service("a", "10.96.0.1"))
+	n.OnServiceAdd(writertest.Service("b", "10.96.0.2"))
 	if err := publish(0); err != nil {
 		t.Fatal(err)
 	}
@@ -552,7 +409,7 @@ func inspectBesideWriter(t *testing.T, n *node) {
 			}
 			set := strings.Join(got, " ")
 			if !allowed[k][set] || len(v.Frontends) != 1 || v.Sets[0].Size != len(got) {
-				t.Fatalf("never wanted:\n%s", v.text())
+				t.Fatalf("never wanted:\n%s", viewText(&v))
 			}
 			seen[set]++
 		}
@@ -561,14 +418,48 @@ func inspectBesideWriter(t *testing.T, n *node) {
 }
 
 func TestNetNSCookieErrors(t *testing.T) {
-	if _, err := NetNSCookie("/proc/self/nothing"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := netns.CookieOf("/proc/self/nothing"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("of nothing: %v", err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NetNSCookie(file); err == nil {
+	if _, err := netns.CookieOf(file); err == nil {
 		t.Error("a plain file has a cookie")
 	}
+}
+
+// Text is for comparisons.
+func viewText(v *inspect.ServiceView) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s/%s %s", v.FullName(), v.Protocol, v.State)
+	if v.Reason != "" {
+		fmt.Fprintf(&b, ": %s", v.Reason)
+	}
+	if v.AffinitySeconds > 0 {
+		fmt.Fprintf(&b, " affinity=%d", v.AffinitySeconds)
+	}
+	if v.Changing {
+		b.WriteString(" changing")
+	}
+	b.WriteByte('\n')
+	for _, f := range v.Frontends {
+		fmt.Fprintf(&b, "  frontend %s %s %s %s\n", f.Address, f.Kind, f.Clients, f.Set)
+	}
+	for _, s := range v.Sets {
+		fmt.Fprintf(&b, "  set %s %d %s\n", s.Name, s.Size, s.Verdict)
+	}
+	for _, e := range v.Backends {
+		fmt.Fprintf(&b, "  backend %s %v local=%v terminating=%v\n", e.Address, e.Sets, e.Local, e.Terminating)
+	}
+	return b.String()
+}
+
+func textOf(views []inspect.ServiceView) string {
+	var b strings.Builder
+	for i := range views {
+		b.WriteString(viewText(&views[i]))
+	}
+	return b.String()
 }

@@ -15,6 +15,11 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
+
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
@@ -47,16 +52,16 @@ func TestSetChangesUnderLoad(t *testing.T) {
 	// Generation g has backends g, g+1, g+2 (mod 8).
 	set := func(g int) []int { return []int{g % backends, (g + 1) % backends, (g + 2) % backends} }
 	publish := func(g int) {
-		s := makeSlice("web-4", "web")
+		s := writertest.Slice("web-4", "web")
 		s.Ports = nil
 		for _, b := range set(g) {
-			s := makeSlice(fmt.Sprintf("web-%d", b), "web", pod.Addr4.String())
+			s := writertest.Slice(fmt.Sprintf("web-%d", b), "web", pod.Addr4.String())
 			s.Ports[0].Port = ptr.To(int32(9000 + b))
 			n.OnEndpointSliceUpdate(nil, s)
 		}
 		if g > 0 {
 			gone := (g - 1) % backends
-			n.OnEndpointSliceDelete(makeSlice(fmt.Sprintf("web-%d", gone), "web"))
+			n.OnEndpointSliceDelete(writertest.Slice(fmt.Sprintf("web-%d", gone), "web"))
 		}
 		n.sync(t)
 	}
@@ -124,7 +129,7 @@ func TestSetChangesUnderLoad(t *testing.T) {
 	if connects.Load() < changes/100 {
 		t.Errorf("only %d connects: no load", connects.Load())
 	}
-	n.tier.writer.check(t)
+	writertest.Check(t, tablesOf(n.tier), n.tier.Usage())
 }
 
 // listen starts a listener that says which one it is.
@@ -194,6 +199,7 @@ func TestRestartUnderTraffic(t *testing.T) {
 			}
 		})
 	}
+	changed := tablesOf(n.tier).Meta.ChangedUnixNs
 	for i := range kernel.Rounds(100) {
 		n.close()
 		n.start(t, Options{})
@@ -202,8 +208,8 @@ func TestRestartUnderTraffic(t *testing.T) {
 		}
 		feed()
 		n.sync(t)
-		if n.tier.writer.writes != 0 {
-			t.Fatalf("restart %d wrote %d times", i, n.tier.writer.writes)
+		if tablesOf(n.tier).Meta.ChangedUnixNs != changed {
+			t.Fatalf("restart %d wrote to the tables", i)
 		}
 		for _, c := range long {
 			if _, err := lab.AskConn(t.Context(), c); err != nil {
@@ -257,10 +263,10 @@ func TestNewMapsUnderTraffic(t *testing.T) {
 	}
 	for i := range rounds {
 		if i%2 != 0 { // the size stays
-			n.tier.writer.tables.meta.Layout = layoutVersion - 1
+			tablesOf(n.tier).Meta.Layout = lbmap.LayoutVersion - 1
 		}
 		n.close()
-		n.start(t, Options{Sizes: Sizes{Frontends: 64 << (i / 2 % 3), Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 1 << 10, OptOuts: 16}})
+		n.start(t, Options{Sizes: lbmap.Sizes{Frontends: 64 << (i / 2 % 3), Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 1 << 10, OptOuts: 16}})
 		if n.tier.Adopted() {
 			t.Fatal("tables of another size or layout were taken over")
 		}
@@ -283,7 +289,7 @@ func TestNewMapsUnderTraffic(t *testing.T) {
 // runFlowsOnce does what Run would have done by now.
 func runFlowsOnce(t testing.TB, tier *Tier) {
 	t.Helper()
-	if _, err := tier.flows.closeNow(t.Context()); err != nil {
+	if _, err := tier.sockets.CloseNow(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -294,31 +300,31 @@ func TestModelKernel(t *testing.T) {
 	at := l.Node("node1")
 	n := newNode(t, at, l, Options{})
 	for seed := range uint64(kernel.Rounds(20)) {
-		c := newCluster(seed)
+		c := writertest.NewCluster(seed)
 		for step := range 30 {
-			for range 1 + c.rand.IntN(6) {
-				c.event(n)
+			for range 1 + c.Rand.IntN(6) {
+				c.Event(n)
 			}
-			if c.rand.IntN(8) == 0 {
+			if c.Rand.IntN(8) == 0 {
 				n.close()
 				n.start(t, Options{})
-				for _, s := range c.services {
+				for _, s := range c.Services {
 					n.OnServiceAdd(s)
 				}
-				for _, s := range c.slices {
+				for _, s := range c.Slices {
 					n.OnEndpointSliceAdd(s)
 				}
 			}
 			n.sync(t)
-			if got, want := n.tier.writer.text(), wanted(c.decisions()); got != want {
+			if got, want := writertest.Text(tablesOf(n.tier)), writertest.Wanted(c.Decisions()); got != want {
 				t.Fatalf("seed %d step %d:\ngot\n%s\nwant\n%s", seed, step, got, want)
 			}
-			n.tier.writer.check(t)
+			writertest.Check(t, tablesOf(n.tier), n.tier.Usage())
 		}
-		for _, s := range c.services {
+		for _, s := range c.Services {
 			n.OnServiceDelete(s)
 		}
-		for _, s := range c.slices {
+		for _, s := range c.Slices {
 			n.OnEndpointSliceDelete(s)
 		}
 	}
@@ -328,12 +334,12 @@ func TestModelKernel(t *testing.T) {
 func TestRefusedBatch(t *testing.T) {
 	l := lab.NewT(t)
 	n := newNode(t, l.Node("node1"), l, Options{})
-	m, err := reopen(n.tier.maps.TdmFrontend, unix.BPF_F_RDONLY)
+	m, err := lbmap.Reopen(n.tier.maps["tdm_frontend"], unix.BPF_F_RDONLY)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	wrote, err := (&kernelFrontends{m: m}).Update(make([]frontendKey, 3), make([]frontendValue, 3))
+	wrote, err := (lbmap.NewFrontendMap(m)).Update(make([]lbmap.FrontendKey, 3), make([]lbmap.FrontendValue, 3))
 	if wrote != 0 || !errors.Is(err, fs.ErrPermission) {
 		t.Errorf("wrote %d, %v", wrote, err)
 	}
@@ -348,10 +354,10 @@ func TestReattaches(t *testing.T) {
 	n.OnServiceAdd(dualService())
 	n.setPods(a)
 	n.sync(t)
-	if _, err := Cleanup(one.CgroupPath()); !errors.Is(err, ErrBusy) {
+	if _, err := Cleanup(one.CgroupPath()); !errors.Is(err, datapath.ErrBusy) {
 		t.Errorf("cleaned up beside a running process: %v", err)
 	}
-	if removed, err := detachAll(n.tier.cgroup, func() ([]string, error) { return nil, nil }); err != nil || len(removed) != guardHook {
+	if removed, err := detachAll(n.tier.cgroup, func() ([]string, error) { return nil, nil }); err != nil || len(removed) != datapath.GuardHook {
 		t.Fatalf("%v %v", removed, err)
 	}
 	if err := n.tier.Sync(t.Context(), proxier.Update{Full: true}); err != nil {
@@ -403,5 +409,5 @@ func TestPolicyChangesUnderLoad(t *testing.T) {
 	stop()
 	wg.Wait()
 	t.Logf("%d requests", asked.Load())
-	n.tier.writer.check(t)
+	writertest.Check(t, tablesOf(n.tier), n.tier.Usage())
 }

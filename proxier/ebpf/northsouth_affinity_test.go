@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -21,7 +23,7 @@ import (
 // whatever becomes of other backends; until affinity is switched off.
 func TestAffinityOfManyClients(t *testing.T) {
 	clients := kernel.Rounds(10_000)
-	sizes := Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 1 << 16, UDPPeers: 16, OptOuts: 16,
+	sizes := lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 1 << 16, UDPPeers: 16, OptOuts: 16,
 		TCPFlows: 16, UDPFlows: 16, YoungFlows: 64} // flows are forgotten at once
 	e := newEdge(t, Options{Sizes: sizes})
 	sticky := func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }

@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
@@ -171,7 +174,7 @@ func TestResetRemoved(t *testing.T) {
 		list = open
 	}
 	// What was reset is forgotten.
-	if n := e.tier.flowTable.count(flowKeptTCP); n != 0 {
+	if n := e.tier.flowTable.Count(lbmap.FlowKeptTCP); n != 0 {
 		t.Errorf("%d flows are kept", n)
 	}
 	// Its clients begin anew.
@@ -211,7 +214,7 @@ func TestResetsNobodyForNewTables(t *testing.T) {
 	e.use(t, pods...)
 	before := e.visitBoth(t)
 	for i, size := range []uint32{1 << 7, 1 << 8} {
-		generation := e.tier.writer.tables.meta.Generation
+		generation := tablesOf(e.tier).Meta.Generation
 		// The next is told by its second, more or less.
 		waitFor(t, "another generation", func() bool { return uint32(time.Now().Unix()) > generation })
 		e.close()

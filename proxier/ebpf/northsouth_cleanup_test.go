@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
@@ -67,12 +69,12 @@ func TestCleanupOfDevices(t *testing.T) {
 				if got := e.onDevices(t); !slices.Equal(got, foreign) {
 					t.Errorf("left are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(foreign, "\n"))
 				}
-				cgroup, err := openCgroup2(e.at.CgroupPath())
+				cgroup, err := datapath.OpenCgroup(e.at.CgroupPath())
 				if err != nil {
 					t.Fatal(err)
 				}
 				defer cgroup.Close()
-				if found, err := findAttached(cgroup); err != nil || len(found) > 0 {
+				if found, err := datapath.FindAttached(cgroup); err != nil || len(found) > 0 {
 					t.Errorf("on the cgroup are %v, %v", found, err)
 				}
 				waitFor(t, "our programs and maps to go", func() bool {
@@ -87,7 +89,7 @@ func TestCleanupOfDevices(t *testing.T) {
 // packetObjectsOf are the packet programs of a tier and the maps that they use.
 func packetObjectsOf(t testing.TB, tier *Tier) (list []object) {
 	t.Helper()
-	for _, programs := range tier.packets.loaded {
+	for _, programs := range tier.devices.Loaded {
 		for _, p := range programs {
 			info, err := p.Info()
 			if err != nil {
@@ -225,7 +227,7 @@ func TestCleanupBesideFailures(t *testing.T) {
 	inside := e.at.Pod("inside")
 	e.use(t, serve(t, e.here), serve(t, e.there))
 	e.close()
-	cgroup, err := openCgroup2(e.at.CgroupPath())
+	cgroup, err := datapath.OpenCgroup(e.at.CgroupPath())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
@@ -20,7 +22,7 @@ import (
 // established. Afterwards all that they took is given back.
 func TestFlood(t *testing.T) {
 	const young, established, flood = 1 << 10, 200, 30_000
-	e := newEdge(t, Options{Sizes: Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
+	e := newEdge(t, Options{Sizes: lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
 		TCPFlows: established, UDPFlows: 16, YoungFlows: young}})
 	serve(t, e.here)
 	serve(t, e.there)
@@ -40,11 +42,11 @@ func TestFlood(t *testing.T) {
 		}
 	}
 	asked("before")
-	if kept := table.count(flowKeptTCP); kept != established {
+	if kept := table.Count(lbmap.FlowKeptTCP); kept != established {
 		t.Errorf("%d flows are kept", kept)
 	}
 
-	born, counts := table.count(flowBorn), counted{tier: e.tier}
+	born, counts := table.Count(lbmap.FlowBorn), counted{tier: e.tier}
 	counts.since(t)
 	pace := newPace(table)
 	var flooding sync.WaitGroup
@@ -53,7 +55,7 @@ func TestFlood(t *testing.T) {
 		f := newFlooder(t, e.client, netip.AddrPortFrom(to, port), uint64(i), pace)
 		flooding.Go(func() {
 			// The kernel may lose some before any program has seen them.
-			for enough := time.Now().Add(time.Minute); table.count(flowBorn)-born < flood && time.Now().Before(enough); {
+			for enough := time.Now().Add(time.Minute); table.Count(lbmap.FlowBorn)-born < flood && time.Now().Before(enough); {
 				if err := f.send(100); err != nil {
 					t.Error(err)
 					return
@@ -73,12 +75,12 @@ func TestFlood(t *testing.T) {
 		t.Logf("%d times asked meanwhile", rounds)
 		break
 	}
-	waitFor(t, "all of the flood to be seen", func() bool { return table.count(flowBorn)-born >= flood })
+	waitFor(t, "all of the flood to be seen", func() bool { return table.Count(lbmap.FlowBorn)-born >= flood })
 	asked("after")
-	if kept := table.count(flowKeptTCP); kept != established {
+	if kept := table.Count(lbmap.FlowKeptTCP); kept != established {
 		t.Errorf("%d flows are kept after the flood", kept)
 	}
-	if used := table.used(); used < established+young-2 || used > established+young {
+	if used := table.Used(); used < established+young-2 || used > established+young {
 		t.Errorf("%d flows are in use", used)
 	}
 	since := counts.since(t)
@@ -86,23 +88,23 @@ func TestFlood(t *testing.T) {
 	if since["forwarded_local"]+since["forwarded_remote"] < flood || since["dropped_no_flow"]+since["dropped_raced"] > 0 {
 		t.Error("not every packet of the flood got a flow")
 	}
-	if n := since["pushed_out"]; n < flood-young || n > table.count(flowBorn)-born {
+	if n := since["pushed_out"]; n < flood-young || n > table.Count(lbmap.FlowBorn)-born {
 		t.Errorf("%d flows are counted as pushed out", n)
 	}
 	e.audit(t)
 
-	timeouts := DefaultFlowTimeouts()
+	timeouts := flowtable.DefaultTimeouts()
 	sweep := func(after time.Duration, left int) {
 		t.Helper()
 		// What is on its way would begin a flow that has just been ended anew.
 		e.settle(t)
 		waitFor(t, "the flood to ebb", func() bool { // answers are still on their way
-			if _, err := table.sweep(t.Context(), &timeouts, monotonicSeconds()+uint32(after/time.Second)); err != nil {
+			if _, err := table.Sweep(t.Context(), &timeouts, flowtable.MonotonicSeconds()+uint32(after/time.Second)); err != nil {
 				t.Fatal(err)
 			}
-			return table.used() <= left
+			return table.Used() <= left
 		})
-		if used, kept := table.used(), table.count(flowKeptTCP); used != left || kept != uint64(left) {
+		if used, kept := table.Used(), table.Count(lbmap.FlowKeptTCP); used != left || kept != uint64(left) {
 			t.Errorf("%d flows are in use and %d kept, want %d", used, kept, left)
 		}
 		e.audit(t)
@@ -123,7 +125,7 @@ func (e *edge) settle(t testing.TB) {
 	table, since := e.tier.flowTable, time.Now()
 	var before [3]uint64
 	waitFor(t, "flows to stay as they are", func() bool {
-		now := [...]uint64{table.count(flowBorn), table.count(flowTop), table.count(flowOver)}
+		now := [...]uint64{table.Count(lbmap.FlowBorn), table.Count(lbmap.FlowTop), table.Count(lbmap.FlowOver)}
 		if now != before {
 			before, since = now, time.Now()
 		}
@@ -143,23 +145,23 @@ func (e *edge) audit(t testing.TB) {
 		}
 		seen[id] = what
 	}
-	for id := int(table.count(flowFresh)) + 1; id <= table.limit(); id++ {
+	for id := int(table.Count(lbmap.FlowFresh)) + 1; id <= table.Limit(); id++ {
 		note(uint32(id), "fresh")
 	}
 	next := map[uint32]uint32{}
 	keys, used := 0, 0
-	err := table.each(func(first int, list []flowEntry) error {
+	err := table.Each(func(first int, list []lbmap.Flow) error {
 		for i := range list {
 			f, id := &list[i], uint32(first+i)
 			next[id] = f.Next
-			if stageOf(f.Life) == flowFree {
+			if lbmap.FlowStage(f.Life) == lbmap.FlowFree {
 				continue
 			}
 			note(id, "in use")
 			used, keys = used+1, keys+2
-			for _, key := range []flowKey{f.Request, f.Reply} {
+			for _, key := range []lbmap.FlowKey{f.Request, f.Reply} {
 				var word uint64
-				if err := table.keys.Lookup(key, &word); err != nil || uint32(word) != id || word>>32 != f.Life>>32 {
+				if err := table.Keys.Lookup(key, &word); err != nil || uint32(word) != id || word>>32 != f.Life>>32 {
 					t.Errorf("a key of flow %d leads to %#x: %v", id, word, err)
 				}
 			}
@@ -169,16 +171,16 @@ func (e *edge) audit(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for id := uint32(table.count(flowTop)); id != 0 && seen[id] != "free"; id = next[id] {
+	for id := uint32(table.Count(lbmap.FlowTop)); id != 0 && seen[id] != "free"; id = next[id] {
 		note(id, "free")
 	}
-	if len(seen) != table.limit() || seen[0] != "" || used != table.used() {
-		t.Errorf("%d of %d ids are free or in use; %d are in use and %d are counted", len(seen), table.limit(), used, table.used())
+	if len(seen) != table.Limit() || seen[0] != "" || used != table.Used() {
+		t.Errorf("%d of %d ids are free or in use; %d are in use and %d are counted", len(seen), table.Limit(), used, table.Used())
 	}
-	var key flowKey
+	var key lbmap.FlowKey
 	var word uint64
 	all := 0
-	for list := table.keys.Iterate(); list.Next(&key, &word); {
+	for list := table.Keys.Iterate(); list.Next(&key, &word); {
 		all++
 	}
 	if all != keys {
@@ -202,19 +204,21 @@ func newFlooder(t testing.TB, from *lab.Client, to netip.AddrPort, seed uint64, 
 // net.core.netdev_max_backlog has no room for is lost before any program has seen it, and a
 // slow machine would lose the packets of others with it.
 type pace struct {
-	table *flowTable
+	table *flowtable.Table
 	born  uint64 // before the flood
 	sent  atomic.Uint64
 }
 
-func newPace(table *flowTable) *pace { return &pace{table: table, born: table.count(flowBorn)} }
+func newPace(table *flowtable.Table) *pace {
+	return &pace{table: table, born: table.Count(lbmap.FlowBorn)}
+}
 
 // step waits, for a second at most: packets may get lost.
 func (p *pace) step() {
 	const ahead = 200
 	sent := p.sent.Add(1)
 	for range 10_000 {
-		if p.table.count(flowBorn)-p.born+ahead > sent {
+		if p.table.Count(lbmap.FlowBorn)-p.born+ahead > sent {
 			return
 		}
 		time.Sleep(100 * time.Microsecond)
@@ -245,7 +249,7 @@ func (f *flooder) send(count int) error {
 // of again, while 200 connections are in use.
 func BenchmarkFlood(b *testing.B) {
 	const established = 200
-	e := newEdge(b, Options{Sizes: Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
+	e := newEdge(b, Options{Sizes: lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
 		TCPFlows: 1 << 16, UDPFlows: 1 << 10, YoungFlows: 1 << 16}})
 	serve(b, e.here)
 	serve(b, e.there)
@@ -262,7 +266,7 @@ func BenchmarkFlood(b *testing.B) {
 	}
 	e.useAddrs(b, nobody...)
 	table := e.tier.flowTable
-	born := table.count(flowBorn)
+	born := table.Count(lbmap.FlowBorn)
 	counts := counted{tier: e.tier}
 	counts.since(b)
 	var flooding sync.WaitGroup
@@ -295,11 +299,11 @@ func BenchmarkFlood(b *testing.B) {
 	b.StopTimer()
 	slices.Sort(took)
 	since := counts.since(b)
-	b.ReportMetric(float64(table.count(flowBorn)-born)/b.Elapsed().Seconds(), "flows/s")
+	b.ReportMetric(float64(table.Count(lbmap.FlowBorn)-born)/b.Elapsed().Seconds(), "flows/s")
 	b.ReportMetric(float64(since["dropped_no_flow"]+since["dropped_raced"]), "dropped")
 	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "median-µs")
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
-	if kept := table.count(flowKeptTCP); kept != established {
+	if kept := table.Count(lbmap.FlowKeptTCP); kept != established {
 		b.Errorf("%d flows are kept", kept)
 	}
 	e.audit(b)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -53,7 +54,7 @@ func TestConnectionsOfNetfilter(t *testing.T) {
 		}
 	}
 
-	if err := e.at.Do(func() error { _, err := detachDevices(); return err }); err != nil {
+	if err := e.at.Do(func() error { _, err := datapath.DetachDevices(); return err }); err != nil {
 		t.Fatal(err)
 	}
 	visits := map[target][]*visit{}

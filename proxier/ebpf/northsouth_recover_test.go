@@ -9,13 +9,17 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // A process that starts takes back the flows that one before it was ending when it was
 // killed, and no others, however fast the programs take and give meanwhile.
 func TestRecoverFlows(t *testing.T) {
 	const kept, young = 200, 1 << 10
-	e := newEdge(t, Options{Sizes: Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
+	e := newEdge(t, Options{Sizes: lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
 		TCPFlows: kept, UDPFlows: 16, YoungFlows: young}})
 	e.use(t, serve(t, e.here), serve(t, e.there))
 	table, entries := e.tier.flowTable, e.entries("tcp")
@@ -40,37 +44,37 @@ func TestRecoverFlows(t *testing.T) {
 			}
 		})
 	}
-	born := table.count(flowBorn)
-	waitFor(t, "the young to push out each other", func() bool { return table.count(flowBorn)-born > 2*young })
+	born := table.Count(lbmap.FlowBorn)
+	waitFor(t, "the young to push out each other", func() bool { return table.Count(lbmap.FlowBorn)-born > 2*young })
 	// What these had lies free from now on, below what the flood takes and gives.
 	for _, v := range open {
 		if err := v.conn.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	timeouts := DefaultFlowTimeouts()
+	timeouts := flowtable.DefaultTimeouts()
 	waitFor(t, "free flows", func() bool {
-		if _, err := table.sweep(t.Context(), &timeouts, monotonicSeconds()+uint32(2*timeouts.Closed/time.Second)); err != nil {
+		if _, err := table.Sweep(t.Context(), &timeouts, flowtable.MonotonicSeconds()+uint32(2*timeouts.Closed/time.Second)); err != nil {
 			t.Fatal(err)
 		}
-		return table.used() <= young
+		return table.Used() <= young
 	})
 	for range 50 {
-		if err := table.recover(waitForPrograms); err != nil {
+		if err := table.Recover(datapath.WaitForPrograms); err != nil {
 			t.Fatal(err)
 		}
 	}
 	stop()
 	flooding.Wait()
-	waitForPrograms()
+	datapath.WaitForPrograms()
 	e.audit(t)
 
 	var claimed int
-	err := table.each(func(_ int, list []flowEntry) error {
+	err := table.Each(func(_ int, list []lbmap.Flow) error {
 		for i := range list {
 			life := &list[i].Life
-			if stageOf(*life) == flowYoung && claimed < 10 {
-				atomic.StoreUint64(life, lifeOf(uint32(*life>>32), flowClaimed))
+			if lbmap.FlowStage(*life) == lbmap.FlowYoung && claimed < 10 {
+				atomic.StoreUint64(life, lbmap.FlowLife(uint32(*life>>32), lbmap.FlowClaimed))
 				claimed++
 			}
 		}
@@ -79,11 +83,11 @@ func TestRecoverFlows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	used := table.used()
-	if err := table.recover(waitForPrograms); err != nil {
+	used := table.Used()
+	if err := table.Recover(datapath.WaitForPrograms); err != nil {
 		t.Fatal(err)
 	}
-	if got := used - table.used(); claimed != 10 || got != claimed {
+	if got := used - table.Used(); claimed != 10 || got != claimed {
 		t.Errorf("%d of %d flows were taken back", got, claimed)
 	}
 	e.audit(t)

@@ -11,6 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
@@ -22,7 +25,7 @@ func TestSourcePortsRunOut(t *testing.T) {
 	// The host listens at one, and is connected from another one to that backend.
 	const listening = first + 7
 	for _, network := range []string{"tcp", "udp"} {
-		e := newEdge(t, Options{NodePortRange: PortRange{first + ports, 65535}})
+		e := newEdge(t, Options{NodePortRange: datapath.PortRange{First: first + ports, Last: 65535}})
 		serve(t, e.there)
 		other := serve(t, e.two.Pod("other"))
 		e.use(t, e.there)
@@ -113,13 +116,13 @@ func (v *visit) seen(t testing.TB) netip.AddrPort {
 func (e *edge) forget(t testing.TB, v *visit) {
 	t.Helper()
 	client := netip.MustParseAddrPort(v.conn.LocalAddr().String())
-	timeouts := DefaultFlowTimeouts()
+	timeouts := flowtable.DefaultTimeouts()
 	waitFor(t, "the end of a flow", func() bool { // its last packets may be on their way
-		err := e.tier.flowTable.each(func(_ int, list []flowEntry) error {
+		err := e.tier.flowTable.Each(func(_ int, list []lbmap.Flow) error {
 			for i := range list {
 				f := &list[i]
-				if stageOf(f.Life) >= flowYoung && goAddrPort(f.Request.Src, f.Request.Sport) == client {
-					atomic.StoreUint32(&f.Seen, monotonicSeconds()-25*60*60)
+				if lbmap.FlowStage(f.Life) >= lbmap.FlowYoung && lbmap.ToAddrPort(f.Request.Src, f.Request.Sport) == client {
+					atomic.StoreUint32(&f.Seen, flowtable.MonotonicSeconds()-25*60*60)
 				}
 			}
 			return nil
@@ -127,7 +130,7 @@ func (e *edge) forget(t testing.TB, v *visit) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ended, err := e.tier.flowTable.sweep(t.Context(), &timeouts, monotonicSeconds())
+		ended, err := e.tier.flowTable.Sweep(t.Context(), &timeouts, flowtable.MonotonicSeconds())
 		if err != nil || ended > 1 {
 			t.Fatalf("%d flows ended: %v", ended, err)
 		}
@@ -138,7 +141,7 @@ func (e *edge) forget(t testing.TB, v *visit) {
 // Clients that have the same port go by different ones, where they come to the same
 // backend.
 func TestClientsWithTheSamePort(t *testing.T) {
-	e := newEdge(t, Options{NodePortRange: PortRange{1028, 65535}}) // no more than needed
+	e := newEdge(t, Options{NodePortRange: datapath.PortRange{First: 1028, Last: 65535}}) // no more than needed
 	serve(t, e.there)
 	e.use(t, e.there)
 	for i, n := range e.entries() {
@@ -166,8 +169,8 @@ func TestClientsWithTheSamePort(t *testing.T) {
 // all that there are, and none twice.
 func TestSourcePorts(t *testing.T) {
 	const flows, backends = 5000, 8
-	nodePorts := PortRange{30000, 32767}
-	e := newEdge(t, Options{NodePortRange: nodePorts, Sizes: Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64,
+	nodePorts := datapath.PortRange{First: 30000, Last: 32767}
+	e := newEdge(t, Options{NodePortRange: nodePorts, Sizes: lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64,
 		Affinity: 64, UDPPeers: 16, OptOuts: 16, TCPFlows: 16, UDPFlows: 16, YoungFlows: flows}})
 	var nobody []netip.Addr
 	for i := range byte(backends) {
@@ -181,18 +184,18 @@ func TestSourcePorts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	waitFor(t, "all flows to be made", func() bool { return e.tier.flowTable.used() == flows })
-	var ephemeral PortRange
-	if err := e.at.Do(func() (err error) { ephemeral, err = EphemeralPorts(); return err }); err != nil {
+	waitFor(t, "all flows to be made", func() bool { return e.tier.flowTable.Used() == flows })
+	var ephemeral datapath.PortRange
+	if err := e.at.Do(func() (err error) { ephemeral, err = datapath.EphemeralPorts(); return err }); err != nil {
 		t.Fatal(err)
 	}
 	used := map[netip.Addr][]uint16{}
-	err := e.tier.flowTable.each(func(_ int, list []flowEntry) error {
+	err := e.tier.flowTable.Each(func(_ int, list []lbmap.Flow) error {
 		for i := range list {
-			if f := &list[i]; stageOf(f.Life) >= flowYoung {
-				backend, port := goAddr(f.Reply.Src), goAddrPort(f.Reply.Dst, f.Reply.Dport).Port()
+			if f := &list[i]; lbmap.FlowStage(f.Life) >= lbmap.FlowYoung {
+				backend, port := lbmap.ToAddr(f.Reply.Src), lbmap.ToAddrPort(f.Reply.Dst, f.Reply.Dport).Port()
 				used[backend] = append(used[backend], port)
-				if one := (PortRange{port, port}); port < 1024 || one.Overlaps(nodePorts) || one.Overlaps(ephemeral) {
+				if one := (datapath.PortRange{First: port, Last: port}); port < 1024 || one.Overlaps(nodePorts) || one.Overlaps(ephemeral) {
 					t.Errorf("port %d is used", port)
 				}
 			}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/kernel/tc"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
@@ -26,7 +27,7 @@ import (
 func TestConnectionsSurvive(t *testing.T) {
 	// With a small ring of young flows, one whose packet was lost would be forgotten
 	// until it is sent again.
-	sizes := Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
+	sizes := lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
 		TCPFlows: 1 << 10, UDPFlows: 1 << 10, YoungFlows: 1 << 14}
 	e := newEdge(t, Options{Sizes: sizes}, lab.Options{Nodes: live.Guarded})
 	pods := []*lab.Pod{serve(t, e.here), serve(t, e.there)}
@@ -56,7 +57,7 @@ func TestConnectionsSurvive(t *testing.T) {
 		}, nil},
 		{"another layout", func() {
 			for range 2 {
-				e.tier.writer.tables.meta.Layout = layoutVersion - 1
+				tablesOf(e.tier).Meta.Layout = lbmap.LayoutVersion - 1
 				again(Options{}, false)
 			}
 		}, nil},
@@ -195,7 +196,7 @@ func replug(t *testing.T, e *edge) {
 	var watching sync.WaitGroup
 	watching.Go(func() {
 		w.Watch(ctx, func(u devices.Uplinks) {
-			if err := e.tier.SetUplinks(u.Devices); err != nil {
+			if err := e.tier.SetUplinks(t.Context(), u.Devices); err != nil {
 				t.Error(err)
 			}
 			told <- u.Devices

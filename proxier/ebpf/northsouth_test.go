@@ -77,7 +77,7 @@ func (e *edge) begin(t testing.TB, opts Options, change func(*v1.Service)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := tier.SetUplinks(uplinksOf(t, e.at)); err != nil {
+	if err := tier.SetUplinks(t.Context(), uplinksOf(t, e.at)); err != nil {
 		t.Fatal(err)
 	}
 	e.OnServiceSynced()

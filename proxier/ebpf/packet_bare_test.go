@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
@@ -18,7 +20,7 @@ import (
 func TestPacketBare(t *testing.T) {
 	p := newPath(t, Options{NodePortRange: onePort})
 	p.endsCluster(t)
-	programs, err := p.tier.packets.programs(variant{role: roleUplink, l3: true})
+	programs, err := p.tier.devices.Programs(t.Context(), datapath.Variant{Role: lbmap.RoleUplink, L3: true})
 	if err != nil {
 		t.Fatal(err)
 	}

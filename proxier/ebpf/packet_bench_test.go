@@ -11,8 +11,12 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
+
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/tandem-proxy/tandem/test/datapath"
@@ -27,7 +31,7 @@ import (
 // takes with nothing behind it is subtracted.
 func BenchmarkPacket(b *testing.B) {
 	const services, clients = 50000, 1 << 20
-	p := newPath(b, Options{Sizes: DefaultSizes()})
+	p := newPath(b, Options{Sizes: lbmap.DefaultSizes()})
 	p.use(b, "lo") // where the kernel runs programs if it is not told of a device
 	var frontends [2][]netip.AddrPort
 	for i := range services {
@@ -59,7 +63,7 @@ func BenchmarkPacket(b *testing.B) {
 	}
 	for _, c := range []struct {
 		name  string
-		hook  datapath.Hook
+		Hook  datapath.Hook
 		flags packet.Flags
 		of    []datapath.Tuple
 	}{
@@ -75,7 +79,7 @@ func BenchmarkPacket(b *testing.B) {
 		{"new", in, packet.SYN, fresh(frontends[0])},
 		{"new/remote", in, packet.SYN, fresh(frontends[1])},
 	} {
-		b.Run(c.name, func(b *testing.B) { p.measure(b, p.programs[c.hook], c.flags, c.of) })
+		b.Run(c.name, func(b *testing.B) { p.measure(b, p.programs[c.Hook], c.flags, c.of) })
 	}
 }
 
@@ -83,7 +87,7 @@ func BenchmarkPacket(b *testing.B) {
 // which most are in use by established ones: none of those may be gone afterwards.
 func BenchmarkPacketFlood(b *testing.B) {
 	const established, clients = 60_000, 1 << 20
-	sizes := DefaultSizes()
+	sizes := lbmap.DefaultSizes()
 	sizes.TCPFlows, sizes.YoungFlows = 1<<16, 1<<16
 	p := newPath(b, Options{Sizes: sizes})
 	p.use(b, "lo")
@@ -101,7 +105,7 @@ func BenchmarkPacketFlood(b *testing.B) {
 		p.establish(b, open[i])
 	}
 	table := p.tier.flowTable
-	born := table.count(flowBorn)
+	born := table.Count(lbmap.FlowBorn)
 	drivers := make([]*driver, runtime.NumCPU())
 	for cpu := range drivers {
 		var fresh []datapath.Tuple
@@ -131,7 +135,7 @@ func BenchmarkPacketFlood(b *testing.B) {
 	}
 	flooding.Wait()
 	b.StopTimer()
-	if kept := table.count(flowKeptTCP); kept != established {
+	if kept := table.Count(lbmap.FlowKeptTCP); kept != established {
 		b.Errorf("%d of %d established flows are left", kept, established)
 	}
 	lost := 0
@@ -145,7 +149,7 @@ func BenchmarkPacketFlood(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(lost), "lost")
-	b.ReportMetric(float64(table.count(flowBorn)-born)/b.Elapsed().Seconds(), "flows/s")
+	b.ReportMetric(float64(table.Count(lbmap.FlowBorn)-born)/b.Elapsed().Seconds(), "flows/s")
 	b.ReportMetric(0, "ns/op")
 }
 
@@ -157,8 +161,8 @@ func (p *path) addBenchService(i int, addr netip.Addr) {
 	if i%2 == 1 {
 		backend, node = netip.AddrFrom4([4]byte{10, 244, 2, byte(1 + i%250)}), p.node2.Name
 	}
-	p.OnServiceAdd(makeService(name, addr.String()))
-	s := makeSlice(name+"-4", name)
+	p.OnServiceAdd(writertest.Service(name, addr.String()))
+	s := writertest.Slice(name+"-4", name)
 	s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{backend.String()}, NodeName: &node})
 	p.OnEndpointSliceAdd(s)
 }

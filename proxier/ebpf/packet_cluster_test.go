@@ -9,7 +9,10 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
+
 	v1 "k8s.io/api/core/v1"
+
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
@@ -78,7 +81,7 @@ func (c *randomCluster) change(r *rand.Rand, h proxier.Handler) string {
 
 func (c *randomCluster) setService(r *rand.Rand, h proxier.Handler, i int) {
 	one := func(n int) bool { return r.IntN(n) == 0 }
-	s := makeService(fmt.Sprintf("s%d", i), fmt.Sprintf("10.96.0.%d", i))
+	s := writertest.Service(fmt.Sprintf("s%d", i), fmt.Sprintf("10.96.0.%d", i))
 	s.Spec.ClusterIPs = []string{s.Spec.ClusterIP, fmt.Sprintf("fd00:10:96::%d", i)}
 	port := randomPorts[r.IntN(len(randomPorts))]
 	s.Spec.Ports = []v1.ServicePort{{Name: "p", Port: port, Protocol: v1.ProtocolTCP}, {Name: "u", Port: port, Protocol: v1.ProtocolUDP}}
@@ -132,7 +135,7 @@ func (c *randomCluster) open(r *rand.Rand, s *v1.Service) {
 // setSlices gives a Service other endpoints; now and then none.
 func (c *randomCluster) setSlices(r *rand.Rand, h proxier.Handler, i int) {
 	service := fmt.Sprintf("s%d", i)
-	four, six := makeSlice(service+"-4", service), makeSlice(service+"-6", service)
+	four, six := writertest.Slice(service+"-4", service), writertest.Slice(service+"-6", service)
 	six.AddressType = discoveryv1.AddressTypeIPv6
 	target := randomTargets[r.IntN(len(randomTargets))]
 	for _, s := range []*discoveryv1.EndpointSlice{four, six} {

@@ -17,6 +17,10 @@ import (
 	"testing"
 	"time"
 
+	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -50,10 +54,10 @@ const (
 )
 
 // nodePortRange is what source ports are not taken from.
-var nodePortRange = PortRange{30000, 32767}
+var nodePortRange = ebpfdatapath.PortRange{First: 30000, Last: 32767}
 
 // pathSizes leave room for few flows, so that they push out each other.
-var pathSizes = Sizes{
+var pathSizes = lbmap.Sizes{
 	Frontends: 1 << 10, Services: 1 << 8, Backends: 1 << 10, Slots: 1 << 11, Affinity: 1 << 12, UDPPeers: 1 << 4, OptOuts: 16,
 	TCPFlows: 12, UDPFlows: 3, YoungFlows: 16,
 }
@@ -83,16 +87,16 @@ type path struct {
 	node2    *lab.Node
 	pod      *lab.Pod
 	tier     *Tier
-	maps     map[string]*ciliumebpf.Map
-	programs *packetPrograms
-	variant  variant
+	maps     lbmap.Maps
+	programs *ebpfdatapath.PacketPrograms
+	variant  ebpfdatapath.Variant
 	uplink   int // its index
 	device   int // by which packets pass
 	mac      packet.MAC
 	routes   map[netip.Addr]datapath.Route // without MTU if there is none
 	context  []byte
 	out      []byte
-	flows    []flowEntry // as the programs have them
+	flows    []lbmap.Flow // as the programs have them
 	model    *datapath.Model
 	counted  map[string]uint64 // by reason, at the last reset
 }
@@ -101,9 +105,9 @@ type path struct {
 func newPodPath(t testing.TB, opts Options, fromPod bool) *path {
 	t.Helper()
 	p := newPath(t, opts)
-	p.variant = variant{role: rolePod, pod: fromPod}
+	p.variant = ebpfdatapath.Variant{Role: lbmap.RolePod, FromPod: fromPod}
 	var err error
-	if p.programs, err = p.tier.packets.programs(p.variant); err != nil {
+	if p.programs, err = p.tier.devices.Programs(t.Context(), p.variant); err != nil {
 		t.Fatal(err)
 	}
 	p.use(t, p.pod.HostLink)
@@ -124,24 +128,24 @@ func newPath(t testing.TB, opts Options) *path {
 		t.Fatal(err)
 	}
 	p.pod = p.at.Pod("pod")
-	if opts.Sizes == (Sizes{}) {
+	if opts.Sizes == (lbmap.Sizes{}) {
 		opts.Sizes = pathSizes
 	}
-	if opts.NodePortRange == (PortRange{}) {
+	if opts.NodePortRange == (ebpfdatapath.PortRange{}) {
 		opts.NodePortRange = nodePortRange
 	}
 	tier, err := openOn(t, p.at, opts)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.tier, p.maps = tier, tier.mapsByName()
+	p.tier, p.maps = tier, tier.maps
 	t.Cleanup(func() {
 		tier.Close()
 		if err := cleanupOn(p.at); err != nil {
 			t.Error(err)
 		}
 	})
-	if p.programs, err = tier.packets.programs(variant{}); err != nil {
+	if p.programs, err = tier.devices.Programs(t.Context(), ebpfdatapath.Variant{}); err != nil {
 		t.Fatal(err)
 	}
 	if p.Proxier, err = proxier.New(proxier.Options{
@@ -154,7 +158,7 @@ func newPath(t testing.TB, opts Options) *path {
 	if err := p.Sync(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if err := tier.SetUplinks(uplinksOf(t, p.at)); err != nil {
+	if err := tier.SetUplinks(t.Context(), uplinksOf(t, p.at)); err != nil {
 		t.Fatal(err)
 	}
 	// Frames in reports can be used again.
@@ -163,7 +167,7 @@ func newPath(t testing.TB, opts Options) *path {
 	p.use(t, lab.Uplink)
 	p.uplink = p.device
 	memory := []byte{}
-	if p.flows, memory, err = mapping[flowEntry](p.maps["tdm_flow"]); err != nil {
+	if p.flows, memory, err = lbmap.Memory[lbmap.Flow](p.maps["tdm_flow"]); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Munmap(memory) })
@@ -211,7 +215,7 @@ func (p *path) run(h datapath.Hook, frame []byte) (datapath.Result, error) {
 	opts := ciliumebpf.RunOptions{Data: frame, DataOut: p.out[:largestOut], Context: p.context}
 	verdict, err := p.programs[h].Run(&opts)
 	if err != nil {
-		return datapath.Result{}, fmt.Errorf("run program %s on %x: %w", packetHooks[h].program, frame, err)
+		return datapath.Result{}, fmt.Errorf("run program %s on %x: %w", ebpfdatapath.PacketHooks[h].Program, frame, err)
 	}
 	return datapath.Result{Verdict: int32(verdict), Frame: opts.DataOut}, nil
 }
@@ -224,16 +228,16 @@ func (p *path) ask(h datapath.Hook, q packet.Packet) (r datapath.Result, err err
 
 // reset forgets all flows, and everything else that packets left behind.
 func (p *path) reset() error {
-	var timeouts FlowTimeouts
-	if _, err := p.tier.flowTable.sweep(context.Background(), &timeouts, monotonicSeconds()+math.MaxInt32/2); err != nil {
+	var timeouts flowtable.Timeouts
+	if _, err := p.tier.flowTable.Sweep(context.Background(), &timeouts, flowtable.MonotonicSeconds()+math.MaxInt32/2); err != nil {
 		return err
 	}
-	if n := p.tier.flowTable.used(); n != 0 {
+	if n := p.tier.flowTable.Used(); n != 0 {
 		return fmt.Errorf("%d flows cannot be ended", n)
 	}
 	for _, name := range []string{"tdm_fragment", "tdm_affinity", "tdm_snat"} {
 		if m := p.maps[name]; m != nil {
-			if err := empty(m); err != nil {
+			if err := lbmap.DeleteAll(m); err != nil {
 				return err
 			}
 		}
@@ -253,10 +257,10 @@ func (p *path) reset() error {
 func (p *path) node() datapath.Node {
 	s := p.tier.opts.Sizes
 	return datapath.Node{
-		L2: 14, MAC: p.mac, Route: p.route, Pod: p.variant.role == rolePod, FromPod: p.variant.pod,
-		KeptTCP: int(s.TCPFlows), KeptUDP: int(s.UDPFlows), Young: int(powerOfTwo(s.YoungFlows)), Over: maxClosed,
+		L2: 14, MAC: p.mac, Route: p.route, Pod: p.variant.Role == lbmap.RolePod, FromPod: p.variant.FromPod,
+		KeptTCP: int(s.TCPFlows), KeptUDP: int(s.UDPFlows), Young: int(flowtable.PowerOfTwo(s.YoungFlows)), Over: lbmap.MaxClosed,
 		SourcePort: func(port uint16) bool {
-			return port >= 1024 && !p.tier.opts.NodePortRange.Overlaps(PortRange{port, port})
+			return port >= 1024 && !p.tier.opts.NodePortRange.Overlaps(ebpfdatapath.PortRange{First: port, Last: port})
 		},
 	}
 }
@@ -278,36 +282,36 @@ func (p *path) route(to netip.Addr) (datapath.Route, bool) {
 
 // replyOf looks for the flow of a request among those of the programs.
 func (p *path) replyOf(request datapath.Tuple) (reply datapath.Tuple, ok bool) {
-	key := flowKey{
-		Src: bpfAddr(request.Src.Addr()), Dst: bpfAddr(request.Dst.Addr()),
-		Sport: bpfPort(request.Src.Port()), Dport: bpfPort(request.Dst.Port()), Proto: request.Protocol,
+	key := lbmap.FlowKey{
+		Src: lbmap.FromAddr(request.Src.Addr()), Dst: lbmap.FromAddr(request.Dst.Addr()),
+		Sport: lbmap.NetworkPort(request.Src.Port()), Dport: lbmap.NetworkPort(request.Dst.Port()), Proto: request.Protocol,
 	}
 	var word uint64
 	if p.maps["tdm_flow_key"].Lookup(&key, &word) != nil {
 		return reply, false
 	}
 	f := &p.flows[uint32(word)]
-	return tupleOf(f.Reply), stageOf(f.Life) >= flowYoung && uint32(f.Life>>32) == uint32(word>>32) && f.Request == key
+	return tupleOf(f.Reply), lbmap.FlowStage(f.Life) >= lbmap.FlowYoung && uint32(f.Life>>32) == uint32(word>>32) && f.Request == key
 }
 
-func tupleOf(k flowKey) datapath.Tuple {
-	return datapath.Tuple{Src: goAddrPort(k.Src, k.Sport), Dst: goAddrPort(k.Dst, k.Dport), Protocol: k.Proto}
+func tupleOf(k lbmap.FlowKey) datapath.Tuple {
+	return datapath.Tuple{Src: lbmap.ToAddrPort(k.Src, k.Sport), Dst: lbmap.ToAddrPort(k.Dst, k.Dport), Protocol: k.Proto}
 }
 
 // dump is what the programs know of flows, as the model has it.
 func (p *path) dump() (list []string) {
 	for i := range p.flows {
 		f := &p.flows[i]
-		if stageOf(f.Life) < flowYoung {
+		if lbmap.FlowStage(f.Life) < lbmap.FlowYoung {
 			continue
 		}
 		m := datapath.Flow{
-			Request: tupleOf(f.Request), Reply: tupleOf(f.Reply), Remote: f.Flags&flowRemote != 0, Kept: stageOf(f.Life) == flowKept,
+			Request: tupleOf(f.Request), Reply: tupleOf(f.Reply), Remote: f.Flags&lbmap.FlowRemote != 0, Kept: lbmap.FlowStage(f.Life) == lbmap.FlowKept,
 			Packets: f.Packets, Bytes: f.Bytes,
 		}
 		for at, state := range map[uint32]datapath.State{
-			flowReplied: datapath.Replied, flowFinRequest: datapath.FinRequest, flowFinReply: datapath.FinReply,
-			flowClosed: datapath.Closed, flowEstablished: datapath.Established,
+			lbmap.FlowReplied: datapath.Replied, lbmap.FlowFINRequest: datapath.FinRequest, lbmap.FlowFINReply: datapath.FinReply,
+			lbmap.FlowClosed: datapath.Closed, lbmap.FlowEstablished: datapath.Established,
 		} {
 			if f.Flags&at != 0 {
 				m.State |= state
@@ -334,8 +338,8 @@ func (p *path) checkFlows() error {
 
 // checkKeys makes sure that two keys lead to every flow, and none to anything else.
 func (p *path) checkKeys() error {
-	keys := map[flowKey]uint64{}
-	var key flowKey
+	keys := map[lbmap.FlowKey]uint64{}
+	var key lbmap.FlowKey
 	var word uint64
 	all := p.maps["tdm_flow_key"].Iterate()
 	for all.Next(&key, &word) {
@@ -346,10 +350,10 @@ func (p *path) checkKeys() error {
 	}
 	for i := range p.flows {
 		f := &p.flows[i]
-		if stageOf(f.Life) < flowYoung {
+		if lbmap.FlowStage(f.Life) < lbmap.FlowYoung {
 			continue
 		}
-		for _, key := range []flowKey{f.Request, f.Reply} {
+		for _, key := range []lbmap.FlowKey{f.Request, f.Reply} {
 			if word := keys[key]; word != f.Life&^0xffffffff|uint64(i) {
 				return fmt.Errorf("the key %v of flow %d has %x", tupleOf(key), i, word)
 			}
@@ -411,8 +415,8 @@ func (p *path) sync() error {
 
 // expire ends flows as if so much time had passed, in the programs and the model.
 func (p *path) expire(silent time.Duration) error {
-	timeouts := DefaultFlowTimeouts()
-	if _, err := p.tier.flowTable.sweep(context.Background(), &timeouts, monotonicSeconds()+uint32(silent/time.Second)); err != nil {
+	timeouts := flowtable.DefaultTimeouts()
+	if _, err := p.tier.flowTable.Sweep(context.Background(), &timeouts, flowtable.MonotonicSeconds()+uint32(silent/time.Second)); err != nil {
 		return err
 	}
 	p.model.Expire(silent, func(protocol uint8, s datapath.State) time.Duration {

@@ -7,6 +7,10 @@ import (
 	"maps"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
 	ciliumebpf "github.com/cilium/ebpf"
 
 	"github.com/tandem-proxy/tandem/test/packet"
@@ -14,9 +18,9 @@ import (
 
 // drainingPrograms are on the maps of a path, but for frontends and prefixes: they have
 // none.
-func drainingPrograms(t *testing.T, p *path) *packetPrograms {
+func drainingPrograms(t *testing.T, p *path) *datapath.PacketPrograms {
 	t.Helper()
-	spec, err := packetSpec()
+	spec, err := lbmap.PacketSpec()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,10 +33,11 @@ func drainingPrograms(t *testing.T, p *path) *packetPrograms {
 		t.Cleanup(func() { m.Close() })
 		all[name] = m
 	}
-	d := newPackets(all, &p.tier.opts, p.tier.packets.snat)
-	t.Cleanup(d.close)
-	d.draining = true
-	programs, err := d.programs(variant{})
+	opts := deviceOptionsOf(t, p.tier)
+	opts.Draining = true
+	d := datapath.NewDevices(all, opts)
+	t.Cleanup(d.Close)
+	programs, err := d.Programs(t.Context(), datapath.Variant{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,10 +64,10 @@ func TestPacketDraining(t *testing.T) {
 		return step{happens: func(p *path) error {
 			for i := range p.flows {
 				f := &p.flows[i]
-				if stageOf(f.Life) < flowYoung {
+				if lbmap.FlowStage(f.Life) < lbmap.FlowYoung {
 					continue
 				}
-				if ago := monotonicSeconds() - f.Seen; (ago < age) != recently {
+				if ago := flowtable.MonotonicSeconds() - f.Seen; (ago < age) != recently {
 					return fmt.Errorf("seen %d s ago", ago)
 				}
 			}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/datapath"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
@@ -46,7 +47,7 @@ func flowScenes(p *path, e ends) []scene {
 			name:  "a SYN that is sent again goes the same way",
 			steps: []step{request(SYN), request(SYN), reply(SYN | ACK), request(SYN)},
 			flows: left("local young replied " + bytes(3, 1)),
-			stats: map[string]serviceStats{"local": {Connections: 1}},
+			stats: map[string]lbmap.ServiceStats{"local": {Connections: 1}},
 		},
 		{
 			name:  "a reply alone does not establish",
@@ -77,7 +78,7 @@ func flowScenes(p *path, e ends) []scene {
 			name:  "a SYN after the end begins anew",
 			steps: []step{request(SYN), reply(RST | ACK), request(SYN)},
 			flows: left("local young " + bytes(1, 0)),
-			stats: map[string]serviceStats{"local": {Connections: 2}},
+			stats: map[string]lbmap.ServiceStats{"local": {Connections: 2}},
 		},
 		{
 			name: "and may be led elsewhere",
@@ -85,7 +86,7 @@ func flowScenes(p *path, e ends) []scene {
 				request(SYN), reply(SYN | ACK), request(ACK), request(RST),
 				endpoints("local", "there"), moved(SYN, e.there), endpoints("local", "here"),
 			},
-			stats: map[string]serviceStats{"local": {Connections: 2}},
+			stats: map[string]lbmap.ServiceStats{"local": {Connections: 2}},
 		},
 		{
 			name: "an established connection outlives its endpoint",
@@ -93,14 +94,14 @@ func flowScenes(p *path, e ends) []scene {
 				request(SYN), reply(SYN | ACK), request(ACK),
 				endpoints("local", "there"), request(ACK), reply(ACK), request(SYN), endpoints("local", "here"),
 			},
-			stats: map[string]serviceStats{"local": {Connections: 1}},
+			stats: map[string]lbmap.ServiceStats{"local": {Connections: 1}},
 		},
 		{
 			name: "a SYN to an endpoint that is gone is led to another",
 			steps: []step{
 				request(SYN), endpoints("local", "there"), moved(SYN, e.there), endpoints("local", "here"),
 			},
-			stats: map[string]serviceStats{"local": {Connections: 2}},
+			stats: map[string]lbmap.ServiceStats{"local": {Connections: 2}},
 		},
 		{
 			name: "UDP is led to another endpoint when its own is gone",
@@ -114,7 +115,7 @@ func flowScenes(p *path, e ends) []scene {
 				{out, udp(e.here, e.client), next, same, "", nil},
 				endpoints("local", "here"),
 			},
-			stats: map[string]serviceStats{"local": {Connections: 2}},
+			stats: map[string]lbmap.ServiceStats{"local": {Connections: 2}},
 		},
 		{
 			name: "UDP without endpoints is rejected, and served again",
@@ -125,7 +126,7 @@ func flowScenes(p *path, e ends) []scene {
 				endpoints("local", "here"),
 				{in, udp(e.client, e.local), next, udp(e.client, e.here), "FORWARD_LOCAL", nil},
 			},
-			stats: map[string]serviceStats{"local": {Connections: 2, Rejected: 1}},
+			stats: map[string]lbmap.ServiceStats{"local": {Connections: 2, Rejected: 1}},
 		},
 		{
 			name: "who comes from the middle of a connection is led on, but for a reset",

@@ -5,6 +5,7 @@ package ebpf
 import (
 	"fmt"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
@@ -35,7 +36,7 @@ func forwardScenes(p *path, e ends) []scene {
 			},
 			flows: []string{flow(6, [2]any{e.client, e.local}, [2]any{e.here, e.client},
 				fmt.Sprintf("local kept replied,established packets 2/1 bytes %d/%d", 2*tcpLen+5, tcpLen))},
-			stats: map[string]serviceStats{"local": {Connections: 1}},
+			stats: map[string]lbmap.ServiceStats{"local": {Connections: 1}},
 		},
 		{
 			name: "TCP to a backend of another node, from this node's address",
@@ -46,7 +47,7 @@ func forwardScenes(p *path, e ends) []scene {
 			},
 			flows: []string{flow(6, [2]any{e.client, e.remote}, [2]any{e.there, e.nat},
 				fmt.Sprintf("remote kept replied,established packets 2/1 bytes %d/%d", 2*tcpLen, tcpLen))},
-			stats: map[string]serviceStats{"remote": {Connections: 1}},
+			stats: map[string]lbmap.ServiceStats{"remote": {Connections: 1}},
 		},
 		{
 			name: "UDP to a backend on this node",
@@ -57,7 +58,7 @@ func forwardScenes(p *path, e ends) []scene {
 			},
 			flows: []string{flow(17, [2]any{e.client, e.local}, [2]any{e.here, e.client},
 				fmt.Sprintf("local kept replied,established packets 2/1 bytes %d/%d", 2*udpLen, udpLen))},
-			stats: map[string]serviceStats{"local": {Connections: 1}},
+			stats: map[string]lbmap.ServiceStats{"local": {Connections: 1}},
 		},
 		{
 			name: "UDP to a backend of another node",
@@ -74,7 +75,7 @@ func forwardScenes(p *path, e ends) []scene {
 				{in, tcp(e.client, e.nodePort, SYN), next, tcp(e.client, e.here, SYN), "FORWARD_LOCAL", nil},
 				{in, tcp(e.podOfNode2, e.local, SYN), next, tcp(e.podOfNode2, e.here, SYN), "FORWARD_LOCAL", nil},
 			},
-			stats: map[string]serviceStats{"local": {Connections: 2}},
+			stats: map[string]lbmap.ServiceStats{"local": {Connections: 2}},
 		},
 		{
 			name: "the same packets in the wrong place",
@@ -97,7 +98,7 @@ func forwardScenes(p *path, e ends) []scene {
 				{in, tcp(e.client, e.local, packet.RST), next, same, "PASS_RST", nil},
 			},
 			flows: []string{},
-			stats: map[string]serviceStats{},
+			stats: map[string]lbmap.ServiceStats{},
 		},
 		{
 			name: "another port of a NodePort's address",

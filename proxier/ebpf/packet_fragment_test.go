@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"slices"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/datapath"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
@@ -43,12 +44,12 @@ func fragmentScenes(p *path, e ends) []scene {
 		{name: "UDP to a backend here, and its answer", steps: slices.Concat(
 			cut(in, next, long, arrived, "FORWARD_LOCAL"),
 			cut(out, next, answer, answered, "FORWARD_REPLY"),
-		), stats: map[string]serviceStats{"local": {Connections: 1}}},
+		), stats: map[string]lbmap.ServiceStats{"local": {Connections: 1}}},
 		{name: "UDP to a backend elsewhere, and its answer", steps: slices.Concat(
 			[]step{begun}, // so that its port is known
 			cut(in, redirect, far, forwards, "FORWARD_REMOTE"),
 			cut(in, redirect, farAnswer, farAnswered, "FORWARD_REPLY"),
-		), stats: map[string]serviceStats{"remote": {Connections: 1}}},
+		), stats: map[string]lbmap.ServiceStats{"remote": {Connections: 1}}},
 		{name: "UDP without checksum", steps: cut(in, next, noSum, noSumArrived, "FORWARD_LOCAL")},
 		{name: "TCP", steps: slices.Concat(
 			cut(in, next, segment(tcp(e.client, e.local, SYN)), segment(tcp(e.client, e.here, SYN)), "FORWARD_LOCAL"),

@@ -14,6 +14,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
@@ -38,7 +41,7 @@ func (s programSize) String() string {
 // this kernel and architecture. Smaller ones, and those that grow on purpose, are recorded
 // by -update.
 func TestProgramSizes(t *testing.T) {
-	p := newPath(t, Options{Sizes: DefaultSizes()})
+	p := newPath(t, Options{Sizes: lbmap.DefaultSizes()})
 	var sizes []programSize
 	measure := func(name string, program *ciliumebpf.Program) {
 		info, err := program.Info()
@@ -52,22 +55,22 @@ func TestProgramSizes(t *testing.T) {
 		}
 		sizes = append(sizes, s)
 	}
-	for i, h := range hooks {
-		measure(h.program, p.tier.programs[i])
+	for i, h := range datapath.Hooks {
+		measure(h.Program, p.tier.hooks.Programs[i])
 	}
 	for _, v := range []struct {
 		name string
-		variant
+		datapath.Variant
 	}{
-		{"uplink", variant{role: roleUplink}}, {"uplink/l3", variant{role: roleUplink, l3: true}},
-		{"pod", variant{role: rolePod}}, {"pod/l3", variant{role: rolePod, l3: true}},
+		{"uplink", datapath.Variant{Role: lbmap.RoleUplink}}, {"uplink/l3", datapath.Variant{Role: lbmap.RoleUplink, L3: true}},
+		{"pod", datapath.Variant{Role: lbmap.RolePod}}, {"pod/l3", datapath.Variant{Role: lbmap.RolePod, L3: true}},
 	} {
-		programs, err := p.tier.packets.programs(v.variant)
+		programs, err := p.tier.devices.Programs(t.Context(), v.Variant)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, h := range packetHooks {
-			measure(h.program+" "+v.name, programs[i])
+		for i, h := range datapath.PacketHooks {
+			measure(h.Program+" "+v.name, programs[i])
 		}
 	}
 

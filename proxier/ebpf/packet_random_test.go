@@ -125,7 +125,7 @@ func (p *player) pass(f passing) error {
 	if err != nil {
 		return disagreement{fmt.Errorf("%w\nof\n%s\n%x", err, packet.Parse(f.frame), f.frame[:min(len(f.frame), 160)])}
 	}
-	if have, want := p.tier.flowTable.used(), len(p.model.Flows()); have != want {
+	if have, want := p.tier.flowTable.Used(), len(p.model.Flows()); have != want {
 		return disagreement{fmt.Errorf("%d flows, want %d, after\n%s", have, want, packet.Parse(f.frame))}
 	}
 	return nil

@@ -7,6 +7,9 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
 	ciliumebpf "github.com/cilium/ebpf"
 
 	"github.com/tandem-proxy/tandem/test/packet"
@@ -76,7 +79,7 @@ func rejectScenes(p *path, e ends) []scene {
 				{in, segment(e.empty, 0, "odd"), redirect, carrying(p.resetOf(e.empty, e.client, RST|ACK, 0, 1003), "odd"), "REJECT", nil},
 			},
 			flows: []string{},
-			stats: map[string]serviceStats{"empty": {Rejected: 7}},
+			stats: map[string]lbmap.ServiceStats{"empty": {Rejected: 7}},
 		},
 		{
 			name: "TCP: a reset is not answered",
@@ -94,7 +97,7 @@ func rejectScenes(p *path, e ends) []scene {
 				{in, packet.NewUDP(e.client, e.empty, nil), redirect, p.portUnreachable(e.empty, packet.NewUDP(e.client, e.empty, nil)), "REJECT", nil},
 			},
 			flows: []string{},
-			stats: map[string]serviceStats{"empty": {Rejected: 4}},
+			stats: map[string]lbmap.ServiceStats{"empty": {Rejected: 4}},
 		},
 		{
 			name: "an address of nobody in a ServiceCIDR",
@@ -105,7 +108,7 @@ func rejectScenes(p *path, e ends) []scene {
 				{in, udp(e.client, e.inner), next, same, "", nil},
 				{in, packet.NewEcho(e.client.Addr(), e.inner.Addr(), 1, 1, nil), next, same, "", nil},
 			},
-			stats: map[string]serviceStats{},
+			stats: map[string]lbmap.ServiceStats{},
 		},
 		{
 			name: "a port of nobody at a ClusterIP, and at a load balancer IP",
@@ -114,7 +117,7 @@ func rejectScenes(p *path, e ends) []scene {
 					p.portUnreachable(e.local, udp(e.client, netip.AddrPortFrom(e.local.Addr(), 81))), "REJECT", nil},
 				{in, udp(e.client, netip.AddrPortFrom(e.balancer.Addr(), 81)), next, same, "", nil},
 			},
-			stats: map[string]serviceStats{},
+			stats: map[string]lbmap.ServiceStats{},
 		},
 		{
 			name: "a Local policy, and nobody here",
@@ -124,7 +127,7 @@ func rejectScenes(p *path, e ends) []scene {
 				{in, tcp(e.client, e.quietPort, SYN), shot, same, "DROP_POLICY", nil},
 			},
 			flows: []string{},
-			stats: map[string]serviceStats{"quiet": {Dropped: 3}},
+			stats: map[string]lbmap.ServiceStats{"quiet": {Dropped: 3}},
 		},
 		{
 			name: "but a pod, and this host, take a short cut",
@@ -132,7 +135,7 @@ func rejectScenes(p *path, e ends) []scene {
 				{in, tcp(e.podOfNode2, e.quietPort, SYN), redirect, forwarded(tcp(e.nat, e.there, SYN)), "FORWARD_REMOTE", nil},
 				{in, udp(e.elsewhere, e.quietPort), redirect, forwarded(udp(e.nat, e.there)), "FORWARD_REMOTE", nil},
 			},
-			stats: map[string]serviceStats{"quiet": {Connections: 2}},
+			stats: map[string]lbmap.ServiceStats{"quiet": {Connections: 2}},
 		},
 		{
 			name: "source ranges",
@@ -143,7 +146,7 @@ func rejectScenes(p *path, e ends) []scene {
 				// They guard load balancer IPs alone.
 				{in, tcp(e.stranger, e.local, SYN), next, tcp(e.stranger, e.here, SYN), "FORWARD_LOCAL", nil},
 			},
-			stats: map[string]serviceStats{"local": {Connections: 2, Dropped: 2}},
+			stats: map[string]lbmap.ServiceStats{"local": {Connections: 2, Dropped: 2}},
 		},
 		{
 			name: "a frame that is padded",
@@ -169,7 +172,7 @@ func TestPacketErrorBudget(t *testing.T) {
 	frame.Ethernet = &packet.Ethernet{Dst: p.mac, Src: gatewayMAC}
 	verdicts := map[int32]int{}
 	const packets, perSecond = 20000, 1000
-	seconds := monotonicSeconds()
+	seconds := flowtable.MonotonicSeconds()
 	if err := p.at.Do(func() error {
 		for range packets {
 			got, err := p.run(in, frame.Build())
@@ -183,7 +186,7 @@ func TestPacketErrorBudget(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Each CPU has a budget of its own.
-	seconds = monotonicSeconds() - seconds + 1
+	seconds = flowtable.MonotonicSeconds() - seconds + 1
 	most := perSecond * int(seconds) * ciliumebpf.MustPossibleCPU()
 	if answered := verdicts[redirect]; answered < perSecond || answered > most || answered+verdicts[shot] != packets {
 		t.Errorf("verdicts %v in %d seconds, want at most %d answers", verdicts, seconds, most)

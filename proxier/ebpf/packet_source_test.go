@@ -14,6 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
@@ -38,7 +41,7 @@ func sourceScenes(p *path, e ends) []scene {
 				{in, strangers(e.twin), next, tcp(e.stranger, e.here, SYN), "FORWARD_LOCAL", nil},
 				{in, udp(e.client, e.twin), next, udp(e.client, e.here), "FORWARD_LOCAL", nil},
 			},
-			stats: map[string]serviceStats{"local": {Connections: 2}, "twin": {Connections: 3}},
+			stats: map[string]lbmap.ServiceStats{"local": {Connections: 2}, "twin": {Connections: 3}},
 		},
 		{
 			name: "all source ports are used",
@@ -71,7 +74,7 @@ func TestPacketPorts(t *testing.T) {
 	const first, last = 1024, 1123 // more than are tried at once
 	sizes := pathSizes
 	sizes.YoungFlows = 512
-	p := newPath(t, Options{Sizes: sizes, NodePortRange: PortRange{last + 1, 65535}})
+	p := newPath(t, Options{Sizes: sizes, NodePortRange: datapath.PortRange{First: last + 1, Last: 65535}})
 	p.endsCluster(t)
 	held := []uint16{1030, 1031, 1100}
 	for _, at := range []netip.AddrPort{
@@ -129,7 +132,7 @@ func TestPacketManyPorts(t *testing.T) {
 	const first, ports, rounds = 1024, 400, 100 // 288 are tried
 	sizes := pathSizes
 	sizes.YoungFlows = 512
-	p := newPath(t, Options{Sizes: sizes, NodePortRange: PortRange{first + ports, 65535}})
+	p := newPath(t, Options{Sizes: sizes, NodePortRange: datapath.PortRange{First: first + ports, Last: 65535}})
 	p.endsCluster(t)
 	for _, e := range []ends{endsOf(proxier.IPv4), endsOf(proxier.IPv6)} {
 		t.Run(e.String(), func(t *testing.T) {
@@ -171,7 +174,7 @@ func TestPacketManyPorts(t *testing.T) {
 				}
 				missed++
 				// As if a second had begun.
-				if err := empty(p.maps["tdm_snat"]); err != nil {
+				if err := lbmap.DeleteAll(p.maps["tdm_snat"]); err != nil {
 					t.Fatal(err)
 				}
 				if !give() {
@@ -193,12 +196,12 @@ func TestPacketManyPorts(t *testing.T) {
 func (p *path) endOf(t *testing.T, port uint16) {
 	t.Helper()
 	for i := range p.flows {
-		if f := &p.flows[i]; stageOf(f.Life) >= flowYoung && f.Reply.Dport == bpfPort(port) {
-			f.Flags, f.Seen = f.Flags|flowClosed, f.Seen-60
+		if f := &p.flows[i]; lbmap.FlowStage(f.Life) >= lbmap.FlowYoung && f.Reply.Dport == lbmap.NetworkPort(port) {
+			f.Flags, f.Seen = f.Flags|lbmap.FlowClosed, f.Seen-60
 		}
 	}
-	timeouts := DefaultFlowTimeouts()
-	if n, err := p.tier.flowTable.sweep(t.Context(), &timeouts, monotonicSeconds()); err != nil || n != 1 {
+	timeouts := flowtable.DefaultTimeouts()
+	if n, err := p.tier.flowTable.Sweep(t.Context(), &timeouts, flowtable.MonotonicSeconds()); err != nil || n != 1 {
 		t.Fatalf("%d flows ended: %v", n, err)
 	}
 }

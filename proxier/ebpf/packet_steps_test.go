@@ -11,7 +11,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
+
 	v1 "k8s.io/api/core/v1"
+
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
@@ -39,7 +45,7 @@ type ends struct {
 }
 
 // onePort leaves a single source port, so that there is no choice.
-var onePort = PortRange{1025, 65535}
+var onePort = ebpfdatapath.PortRange{First: 1025, Last: 65535}
 
 func endsOf(f proxier.Family) ends {
 	at := func(four, six string, port uint16) netip.AddrPort {
@@ -94,7 +100,7 @@ func (p *path) endsCluster(t testing.TB) {
 		{name: "sticky", endpoints: "here there there2", mutate: func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }},
 		{name: "both", endpoints: "there there2"},
 	} {
-		service := makeService(s.name, fmt.Sprintf("10.96.0.%d", i+1))
+		service := writertest.Service(s.name, fmt.Sprintf("10.96.0.%d", i+1))
 		service.Spec.ClusterIPs = []string{service.Spec.ClusterIP, fmt.Sprintf("fd00:10:96::%d", i+1)}
 		service.Spec.Ports = []v1.ServicePort{{Name: "p", Port: 80, Protocol: v1.ProtocolTCP}, {Name: "u", Port: 80, Protocol: v1.ProtocolUDP}}
 		if s.mutate != nil {
@@ -112,7 +118,7 @@ func (p *path) endsCluster(t testing.TB) {
 func (p *path) setEndpoints(service, names string) {
 	four, six := endsOf(proxier.IPv4), endsOf(proxier.IPv6)
 	for _, e := range []ends{four, six} {
-		s := makeSlice(service+"-"+e.String(), service)
+		s := writertest.Slice(service+"-"+e.String(), service)
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: ptr.To("u"), Port: ptr.To[int32](8080), Protocol: ptr.To(v1.ProtocolUDP)})
 		if e.Family == proxier.IPv6 {
 			s.AddressType = discoveryv1.AddressTypeIPv6
@@ -150,7 +156,7 @@ type scene struct {
 	name  string
 	steps []step
 	flows []string
-	stats map[string]serviceStats // by Service, of TCP and UDP together
+	stats map[string]lbmap.ServiceStats // by Service, of TCP and UDP together
 }
 
 // sceneTables are all tables.
@@ -267,7 +273,7 @@ func compareFrames(s *step, send, got []byte) error {
 func isNothing(p packet.Packet) bool { return p.IPv4 == nil && p.IPv6 == nil && p.Ethernet == nil }
 
 // compare compares what a scene left behind.
-func (p *path) compare(t *testing.T, s *scene, before map[string]serviceStats) {
+func (p *path) compare(t *testing.T, s *scene, before map[string]lbmap.ServiceStats) {
 	t.Helper()
 	if s.flows != nil {
 		if diff := cmp.Diff(s.flows, append([]string{}, p.dump()...)); diff != "" {
@@ -282,7 +288,7 @@ func (p *path) compare(t *testing.T, s *scene, before map[string]serviceStats) {
 	}
 	for name, now := range p.serviceStats() {
 		was := before[name]
-		got := serviceStats{
+		got := lbmap.ServiceStats{
 			Connections: now.Connections - was.Connections, Rejected: now.Rejected - was.Rejected,
 			Dropped: now.Dropped - was.Dropped, Raced: now.Raced - was.Raced,
 		}
@@ -292,17 +298,21 @@ func (p *path) compare(t *testing.T, s *scene, before map[string]serviceStats) {
 	}
 }
 
-// serviceStats are the statistics by Service.
-func (p *path) serviceStats() map[string]serviceStats {
-	w := p.tier.writer
-	all := map[string]serviceStats{}
-	for _, c := range p.Table().All() {
-		s, sum := &w.tables.serviceStats[w.ports[c.Index()].id], all[c.New.Name.Name]
+// ServiceStats are the statistics by Service.
+func (p *path) serviceStats() map[string]lbmap.ServiceStats {
+	tables := tablesOf(p.tier)
+	all := map[string]lbmap.ServiceStats{}
+	for id := range tables.Services {
+		if tables.Services[id].State == lbmap.ServiceFree {
+			continue
+		}
+		_, name, _ := tables.Services[id].SplitName()
+		s, sum := &tables.ServiceStats[id], all[name]
 		sum.Connections += s.Connections
 		sum.Rejected += s.Rejected
 		sum.Dropped += s.Dropped
 		sum.Raced += s.Raced
-		all[c.New.Name.Name] = sum
+		all[name] = sum
 	}
 	return all
 }

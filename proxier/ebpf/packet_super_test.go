@@ -79,7 +79,7 @@ func TestPacketDeviceSum(t *testing.T) {
 		unreachable := e.message(packet.PortUnreachable, packet.PortUnreachable6)
 		for _, test := range []struct {
 			name string
-			hook datapath.Hook
+			Hook datapath.Hook
 			send packet.Packet
 		}{
 			{"TCP", in, tcp(e.client, e.local, SYN)},
@@ -97,7 +97,7 @@ func TestPacketDeviceSum(t *testing.T) {
 			t.Run(e.String()+"/"+test.name, func(t *testing.T) {
 				opts := ciliumebpf.RunOptions{Data: p.frame(test.send), DataOut: p.out[:largestOut], Context: p.context, Flags: checksumComplete}
 				err := p.at.Do(func() error {
-					_, err := p.programs[test.hook].Run(&opts)
+					_, err := p.programs[test.Hook].Run(&opts)
 					return err
 				})
 				if err != nil { // EBADMSG

@@ -5,20 +5,31 @@ package ebpf
 import (
 	"maps"
 	"testing"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 )
 
 // Programs do without the kernel's conntrack only if that is why they cannot be loaded.
 func TestProgramsKeepConntrack(t *testing.T) {
 	p := newPath(t, Options{})
 	all := maps.Clone(p.maps)
-	packets := newPackets(all, &p.tier.opts, p.tier.packets.snat)
-	defer packets.close()
+	packets := datapath.NewDevices(all, deviceOptionsOf(t, p.tier))
+	defer packets.Close()
 	delete(all, "tdm_backend")
-	if _, err := packets.programs(variant{}); err == nil {
+	if _, err := packets.Programs(t.Context(), datapath.Variant{}); err == nil {
 		t.Fatal("programs without a map that they use were loaded")
 	}
 	all["tdm_backend"] = p.maps["tdm_backend"]
-	if _, err := packets.programs(variant{}); err != nil || packets.noConntrack {
-		t.Errorf("without conntrack: %v, %v", packets.noConntrack, err)
+	if _, err := packets.Programs(t.Context(), datapath.Variant{}); err != nil || packets.NoConntrack {
+		t.Errorf("without conntrack: %v, %v", packets.NoConntrack, err)
 	}
+}
+
+func deviceOptionsOf(t *testing.T, tier *Tier) datapath.DeviceOptions {
+	t.Helper()
+	opts, err := tier.deviceOptions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return opts
 }

@@ -9,8 +9,12 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/packet"
@@ -21,7 +25,7 @@ import (
 func cookieOf(t testing.TB, s *lab.Sandbox) (cookie uint64) {
 	t.Helper()
 	err := s.Do(func() (err error) {
-		cookie, err = ownNetNSCookie()
+		cookie, err = netns.Cookie()
 		return err
 	})
 	if err != nil {
@@ -34,7 +38,7 @@ func cookieOf(t testing.TB, s *lab.Sandbox) (cookie uint64) {
 func newPodNode(t testing.TB, at *lab.Node, l *lab.Lab) *node {
 	t.Helper()
 	n := newNode(t, at, l, Options{})
-	if err := n.tier.SetUplinks(uplinksOf(t, at)); err != nil {
+	if err := n.tier.SetUplinks(t.Context(), uplinksOf(t, at)); err != nil {
 		t.Fatal(err)
 	}
 	n.UpdateFacts(func(f *proxier.Facts) {
@@ -46,7 +50,7 @@ func newPodNode(t testing.TB, at *lab.Node, l *lab.Lab) *node {
 }
 
 // optOut has pods opt out, and the devices of just those served.
-func (n *node) optOut(t testing.TB, pods ...*lab.Pod) *Inspector {
+func (n *node) optOut(t testing.TB, pods ...*lab.Pod) *inspect.Inspector {
 	t.Helper()
 	i := inspectNode(t, n.at)
 	for _, pod := range pods {
@@ -57,7 +61,7 @@ func (n *node) optOut(t testing.TB, pods ...*lab.Pod) *Inspector {
 	if err := n.tier.syncPodDevices(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if got := len(n.tier.pods.on); got != len(pods) {
+	if got := len(n.tier.podDevices.Served); got != len(pods) {
 		t.Fatalf("%d devices of pods are served", got)
 	}
 	return i
@@ -111,7 +115,7 @@ func TestOptedOutPods(t *testing.T) {
 			}
 		}
 	}
-	flows := n.tier.flowTable.used()
+	flows := n.tier.flowTable.Used()
 	if flows == 0 {
 		t.Error("no packet was translated")
 	}
@@ -125,7 +129,7 @@ func TestOptedOutPods(t *testing.T) {
 	if err := n.tier.syncPodDevices(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if got := len(n.tier.pods.on); got != 0 {
+	if got := len(n.tier.podDevices.Served); got != 0 {
 		t.Errorf("%d devices of pods are still served", got)
 	}
 	if r, err := client.Ask(t.Context(), "tcp", targets()["tcp4"]); err != nil {
@@ -139,10 +143,10 @@ func TestOptedOutPods(t *testing.T) {
 func TestPodDevicesAreInherited(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
-		sizes Sizes
+		sizes lbmap.Sizes
 	}{
 		{name: "the same maps"},
-		{name: "other maps", sizes: Sizes{Frontends: 1 << 11, TCPFlows: 1 << 9}},
+		{name: "other maps", sizes: lbmap.Sizes{Frontends: 1 << 11, TCPFlows: 1 << 9}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := lab.NewT(t, lab.Options{Pause: true})
@@ -176,14 +180,14 @@ func TestPodDevicesAreInherited(t *testing.T) {
 			ask()
 			n.close()
 			n.start(t, Options{Sizes: tt.sizes})
-			if err := n.tier.SetUplinks(uplinksOf(t, one)); err != nil {
+			if err := n.tier.SetUplinks(t.Context(), uplinksOf(t, one)); err != nil {
 				t.Fatal(err)
 			}
 			n.OnServiceAdd(dualService())
 			n.setPods(web)
 			n.sync(t)
 			ask()
-			if v, on := n.tier.packets.on[link.Attrs().Index]; !on || v.role != rolePod {
+			if v, on := n.tier.devices.Served[link.Attrs().Index]; !on || v.Role != lbmap.RolePod {
 				t.Errorf("the device is served: %v, as %v", on, v)
 			}
 
@@ -292,7 +296,7 @@ func TestTransfersOfOptedOutPods(t *testing.T) {
 					}
 				}
 			}
-			if n.tier.flowTable.used() == 0 {
+			if n.tier.flowTable.Used() == 0 {
 				t.Error("no packet was translated")
 			}
 		})

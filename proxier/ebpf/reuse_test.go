@@ -12,8 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
+
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
@@ -43,7 +47,7 @@ func rewrittenServices(n *node, count int) []rewritten {
 			s.vips[family] = netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf(format, 96, i)), 80)
 			s.backends[family] = netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf(format, 244, i)), targetPort)
 			service.Spec.ClusterIPs = append(service.Spec.ClusterIPs, s.vips[family].Addr().String())
-			slices[family].Endpoints = makeSlice("", "", s.backends[family].Addr().String()).Endpoints
+			slices[family].Endpoints = writertest.Slice("", "", s.backends[family].Addr().String()).Endpoints
 			n.OnEndpointSliceAdd(slices[family])
 		}
 		n.OnServiceAdd(service)
@@ -61,27 +65,27 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 	client := one.Pod("client")
 	// Without that hook, getpeername() tells whom the socket is connected to.
 	// A full map has the most elements in a bucket.
-	sizes := Sizes{Frontends: services * 4, Services: 32, Backends: 64, Slots: 64, Affinity: 16, UDPPeers: 16, OptOuts: 16}
+	sizes := lbmap.Sizes{Frontends: services * 4, Services: 32, Backends: 64, Slots: 64, Affinity: 16, UDPPeers: 16, OptOuts: 16}
 	n := newNode(t, one, l, Options{NoGetpeername: true, Sizes: sizes})
 	all := rewrittenServices(n, services)
 	n.sync(t)
 
 	// Each has two values: the cluster set, and the local one with affinity.
-	tables := n.tier.writer.tables
-	var stay, move []frontendKey
-	var stayValues, moveValues [2][]frontendValue
-	err := tables.frontends.Dump(func(key frontendKey, value frontendValue) {
+	tables := tablesOf(n.tier)
+	var stay, move []lbmap.FrontendKey
+	var stayValues, moveValues [2][]lbmap.FrontendValue
+	err := tables.Frontends.Dump(func(key lbmap.FrontendKey, value lbmap.FrontendValue) {
 		keys, values := &stay, &stayValues
-		if addr := goAddr(key.Addr); addr == all[0].vips[0].Addr() || addr == all[0].vips[1].Addr() {
+		if addr := lbmap.ToAddr(key.Addr); addr == all[0].vips[0].Addr() || addr == all[0].vips[1].Addr() {
 			keys, values = &move, &moveValues
-			f := frontendEntry{key, value}
-			tables.sets[f.set(proxier.FromPod)+1] = tables.sets[f.set(proxier.FromPod)]
+			f := lbmap.FrontendEntry{Key: key, Value: value}
+			tables.Sets[f.SetID(proxier.FromPod)+1] = tables.Sets[f.SetID(proxier.FromPod)]
 		}
 		*keys = append(*keys, key)
 		for i := range uint32(2) {
-			// routeLocal for pods is the lowest bit.
-			f := makeFrontend(key, frontendValue{Service: value.Service, Flags: value.Flags + i, Affinity: i * 600})
-			values[i] = append(values[i], f.value)
+			// RouteLocal for pods is the lowest bit.
+			f := lbmap.NewFrontendEntry(key, lbmap.FrontendValue{Service: value.Service, Flags: value.Flags + i, Affinity: i * 600})
+			values[i] = append(values[i], f.Value)
 		}
 	})
 	if err != nil || len(move) != 4 {
@@ -90,16 +94,16 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 	// As the writer does it: the set, what leads to it, and then the other set.
 	switchTo := func(now int) error {
 		from, to := stayValues[1-now], stayValues[now]
-		set := func(i int, v frontendValue) *uint64 {
-			f := frontendEntry{stay[i], v}
-			return &tables.sets[f.set(proxier.FromPod)]
+		set := func(i int, v lbmap.FrontendValue) *uint64 {
+			f := lbmap.FrontendEntry{Key: stay[i], Value: v}
+			return &tables.Sets[f.SetID(proxier.FromPod)]
 		}
 		for i := range to {
 			atomic.StoreUint64(set(i, to[i]), *set(i, from[i]))
 		}
-		_, err := tables.frontends.Update(stay, to)
+		_, err := tables.Frontends.Update(stay, to)
 		for i := range from {
-			atomic.StoreUint64(set(i, from[i]), unusedSet)
+			atomic.StoreUint64(set(i, from[i]), lbmap.UnusedSet)
 		}
 		return err
 	}
@@ -153,10 +157,10 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 		}
 		// The one that is added gets the element of the one that is deleted.
 		leaving := (absent + 1) % len(move)
-		if err := tables.frontends.Delete(move[leaving : leaving+1]); err != nil {
+		if err := tables.Frontends.Delete(move[leaving : leaving+1]); err != nil {
 			t.Error(err)
 		}
-		if _, err := tables.frontends.Update(move[absent:absent+1], moveValues[steps%2][absent:absent+1]); err != nil {
+		if _, err := tables.Frontends.Update(move[absent:absent+1], moveValues[steps%2][absent:absent+1]); err != nil {
 			t.Error(err)
 		}
 		absent = leaving
@@ -197,13 +201,13 @@ func connectedTo(fd int, to netip.AddrPort) (netip.AddrPort, error) {
 }
 
 // frontendKeyOf is the key of one of the targets.
-func frontendKeyOf(target string) frontendKey {
+func frontendKeyOf(target string) lbmap.FrontendKey {
 	to := targets()[target]
 	proto := proxier.TCP
 	if target[:3] == "udp" {
 		proto = proxier.UDP
 	}
-	return frontendKey{Addr: bpfAddr(to.Addr()), Port: bpfPort(to.Port()), Proto: uint8(proto)}
+	return lbmap.FrontendKey{Addr: lbmap.FromAddr(to.Addr()), Port: lbmap.NetworkPort(to.Port()), Proto: uint8(proto)}
 }
 
 // The value of another frontend, and one that is not whole, lead nowhere. The
@@ -216,9 +220,9 @@ func TestForeignFrontendValue(t *testing.T) {
 	n.OnServiceAdd(dualService())
 	n.setPods(a)
 	n.sync(t)
-	value := func(network string) frontendValue {
+	value := func(network string) lbmap.FrontendValue {
 		t.Helper()
-		value, found, err := n.tier.writer.tables.frontends.Lookup(frontendKeyOf(network))
+		value, found, err := tablesOf(n.tier).Frontends.Lookup(frontendKeyOf(network))
 		if err != nil || !found {
 			t.Fatal(found, err)
 		}
@@ -226,22 +230,22 @@ func TestForeignFrontendValue(t *testing.T) {
 	}
 	raced := uint64(0)
 	for network, to := range targets() {
-		for name, change := range map[string]func(*frontendValue){
-			"another family": func(v *frontendValue) { *v = value(map[byte]string{'4': "tcp6", '6': "tcp4"}[network[3]]) },
-			"another port":   func(v *frontendValue) { *v = value(map[byte]string{'t': "udp4", 'u': "tcp4"}[network[0]]) },
-			"another set":    func(v *frontendValue) { v.Flags ^= routeLocal },
-			"affinity":       func(v *frontendValue) { v.Affinity++ },
-			"nothing":        func(v *frontendValue) { *v = frontendValue{} },
+		for name, change := range map[string]func(*lbmap.FrontendValue){
+			"another family": func(v *lbmap.FrontendValue) { *v = value(map[byte]string{'4': "tcp6", '6': "tcp4"}[network[3]]) },
+			"another port":   func(v *lbmap.FrontendValue) { *v = value(map[byte]string{'t': "udp4", 'u': "tcp4"}[network[0]]) },
+			"another set":    func(v *lbmap.FrontendValue) { v.Flags ^= lbmap.RouteLocal },
+			"affinity":       func(v *lbmap.FrontendValue) { v.Affinity++ },
+			"nothing":        func(v *lbmap.FrontendValue) { *v = lbmap.FrontendValue{} },
 		} {
 			v := value(network)
 			change(&v)
-			if err := n.tier.maps.TdmFrontend.Put(frontendKeyOf(network), v); err != nil {
+			if err := n.tier.maps["tdm_frontend"].Put(frontendKeyOf(network), v); err != nil {
 				t.Fatal(err)
 			}
 			if r, err := client.Ask(t.Context(), network[:3], to); !errors.Is(err, unix.ECONNREFUSED) {
 				t.Errorf("%s with the value of %s: %v %v", network, name, r, err)
 			}
-			if now := n.tier.writer.tables.serviceStats[0].Raced; now == raced {
+			if now := tablesOf(n.tier).ServiceStats[0].Raced; now == raced {
 				t.Errorf("%s with the value of %s: not counted", network, name)
 			} else {
 				raced = now
@@ -266,17 +270,17 @@ func TestUnusedSet(t *testing.T) {
 	n.OnServiceAdd(dualService())
 	n.setPods(a)
 	n.sync(t)
-	tables := n.tier.writer.tables
-	value, found, err := tables.frontends.Lookup(frontendKeyOf("tcp4"))
+	tables := tablesOf(n.tier)
+	value, found, err := tables.Frontends.Lookup(frontendKeyOf("tcp4"))
 	if err != nil || !found {
 		t.Fatal(found, err)
 	}
-	f := frontendEntry{frontendKeyOf("tcp4"), value}
-	atomic.StoreUint64(&tables.sets[f.set(proxier.FromPod)], unusedSet)
+	f := lbmap.FrontendEntry{Key: frontendKeyOf("tcp4"), Value: value}
+	atomic.StoreUint64(&tables.Sets[f.SetID(proxier.FromPod)], lbmap.UnusedSet)
 	if r, err := client.Ask(t.Context(), "tcp", targets()["tcp4"]); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("%v %v", r, err)
 	}
-	if got, want := tables.serviceStats[value.Service], (serviceStats{Raced: 1}); got != want {
+	if got, want := tables.ServiceStats[value.Service], (lbmap.ServiceStats{Raced: 1}); got != want {
 		t.Errorf("counted %+v, want %+v", got, want)
 	}
 }
@@ -304,12 +308,12 @@ func TestForeignAffinity(t *testing.T) {
 	}
 	ask()
 	type record struct {
-		key   sockAffinityKey
-		value sockAffinity
+		key   lbmap.AffinityKey
+		value lbmap.Affinity
 	}
 	var records []record
 	var r record
-	all := n.tier.maps.TdmAffinity.Iterate()
+	all := n.tier.maps["tdm_affinity"].Iterate()
 	for all.Next(&r.key, &r.value) {
 		records = append(records, r)
 	}
@@ -320,7 +324,7 @@ func TestForeignAffinity(t *testing.T) {
 	for _, x := range records {
 		for _, y := range records {
 			if x.key.Service == y.key.Service && x.key.FamilySet != y.key.FamilySet {
-				if err := n.tier.maps.TdmAffinity.Put(x.key, y.value); err != nil {
+				if err := n.tier.maps["tdm_affinity"].Put(x.key, y.value); err != nil {
 					t.Fatal(err)
 				}
 				swapped++
@@ -358,18 +362,18 @@ func TestForeignUDPPeer(t *testing.T) {
 	if from := exchange(t, c, to["s2"]); from != to["s2"] {
 		t.Fatalf("answered by %s", from)
 	}
-	var key sockUdpPeerKey
-	var own sockUdpPeer
-	peers := n.tier.maps.TdmUdpPeer
+	var key lbmap.UDPPeerKey
+	var own lbmap.UDPPeer
+	peers := n.tier.maps["tdm_udp_peer"]
 	all := peers.Iterate()
-	if !all.Next(&key, &own) || goAddrPort(own.Vip, own.VipPort) != to["s2"] {
+	if !all.Next(&key, &own) || lbmap.ToAddrPort(own.Vip, own.VipPort) != to["s2"] {
 		t.Fatalf("%+v %+v %v", key, own, all.Err())
 	}
 	foreign := own
-	foreign.Vip = bpfAddr(to["s1"].Addr())
+	foreign.Vip = lbmap.FromAddr(to["s1"].Addr())
 
 	for _, test := range []struct {
-		value sockUdpPeer
+		value lbmap.UDPPeer
 		want  netip.AddrPort
 	}{{foreign, netip.AddrPortFrom(b.Addr4, targetPort)}, {own, to["s2"]}} {
 		if _, err := c.WriteToUDPAddrPort([]byte("hello\n"), to["s2"]); err != nil {
@@ -405,7 +409,7 @@ func TestCheckOf(t *testing.T) {
 		{[]uint32{0xffffffff}, 0xe113025b},
 		{[]uint32{0, 0, 0xffff0000, 0x0a00600a, 0x00065000, 4, 10800}, 0xfce29cf1},
 	} {
-		if got := checkOf(test.words); got != test.want {
+		if got := lbmap.CheckOf(test.words); got != test.want {
 			t.Errorf("%#x: %#x, want %#x", test.words, got, test.want)
 		}
 	}

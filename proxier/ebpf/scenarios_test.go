@@ -90,7 +90,7 @@ func (s *scenarioTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
 	}
 	end := func() { _ = tier.Close() } // twice is once
 	s.t.Cleanup(end)
-	if err := tier.SetUplinks(uplinksOf(s.t, n)); err != nil {
+	if err := tier.SetUplinks(s.t.Context(), uplinksOf(s.t, n)); err != nil {
 		return nil, nil, err
 	}
 	return settled{tier}, end, nil
@@ -103,7 +103,7 @@ func (s settled) Sync(ctx context.Context, u proxier.Update) error {
 	if err := s.Tier.Sync(ctx, u); err != nil {
 		return err
 	}
-	_, err := s.flows.closeNow(ctx)
+	_, err := s.sockets.CloseNow(ctx)
 	return err
 }
 

@@ -12,10 +12,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
+
 	v1 "k8s.io/api/core/v1"
+
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -214,7 +220,7 @@ func TestUnconnectedUDPIsSticky(t *testing.T) {
 		// A backend that still serves, but is to get no new client, gets none.
 		keep, rest := split(pods, first)
 		n.setPods(rest...)
-		leaving := makeSlice("web-leaving", "web", keep.Addr4.String())
+		leaving := writertest.Slice("web-leaving", "web", keep.Addr4.String())
 		leaving.Ports = []discoveryv1.EndpointPort{{Name: ptr.To("u"), Port: ptr.To[int32](targetPort), Protocol: ptr.To(v1.ProtocolUDP)}}
 		leaving.Endpoints[0].Conditions = discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(true), Terminating: ptr.To(true)}
 		n.OnEndpointSliceAdd(leaving)
@@ -353,14 +359,14 @@ func TestAffinityBesideNewerConnection(t *testing.T) {
 		if r.Server != first {
 			t.Fatalf("went from %s to %s", first, r.Server)
 		}
-		var key sockAffinityKey
-		var record sockAffinity
-		all := n.tier.maps.TdmAffinity.Iterate()
+		var key lbmap.AffinityKey
+		var record lbmap.Affinity
+		all := n.tier.maps["tdm_affinity"].Iterate()
 		if !all.Next(&key, &record) {
 			t.Fatal("no record: ", all.Err())
 		}
 		record.LastNs += uint64(time.Minute)
-		if err := n.tier.maps.TdmAffinity.Put(key, record); err != nil {
+		if err := n.tier.maps["tdm_affinity"].Put(key, record); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -438,10 +444,10 @@ func TestOptOut(t *testing.T) {
 		t.Errorf("pod: %v", err)
 	}
 	var cookie uint64
-	if err := client.Do(func() (err error) { cookie, err = ownNetNSCookie(); return err }); err != nil {
+	if err := client.Do(func() (err error) { cookie, err = netns.Cookie(); return err }); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.tier.maps.TdmOptout.Put(cookie, uint8(1)); err != nil {
+	if err := n.tier.maps["tdm_optout"].Put(cookie, uint8(1)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := client.Ask(shortly(t), "tcp", to); err == nil {
@@ -454,7 +460,7 @@ func TestOptOut(t *testing.T) {
 	// It lasts, also where the maps are built anew.
 	for _, optOuts := range []uint32{16, 32} {
 		n.close()
-		n.start(t, Options{Sizes: Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 64, OptOuts: optOuts}})
+		n.start(t, Options{Sizes: lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 64, OptOuts: optOuts}})
 		n.OnServiceAdd(dualService())
 		n.setPods(a)
 		n.sync(t)

@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/sockets"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -41,7 +43,7 @@ func TestStrays(t *testing.T) {
 				closed bool
 			}
 			var strays []stray
-			var pairs []SocketPair
+			var pairs []sockets.SocketPair
 			for _, s := range []struct {
 				name          string
 				from          *lab.Sandbox
@@ -64,7 +66,7 @@ func TestStrays(t *testing.T) {
 				defer c.Close()
 				strays = append(strays, stray{c, s.name, s.closed})
 				if local := netip.MustParseAddrPort(c.LocalAddr().String()); s.named {
-					pairs = append(pairs, SocketPair{netip.AddrPortFrom(local.Addr().Unmap(), local.Port()), netip.AddrPortFrom(s.to.Addr().Unmap(), s.to.Port())})
+					pairs = append(pairs, sockets.SocketPair{Local: netip.AddrPortFrom(local.Addr().Unmap(), local.Port()), Remote: netip.AddrPortFrom(s.to.Addr().Unmap(), s.to.Port())})
 				}
 			}
 			n.OnServiceAdd(dualService())
@@ -77,8 +79,8 @@ func TestStrays(t *testing.T) {
 					want++
 				}
 			}
-			n.tier.CloseStrays(pairs)
-			if closed, err := n.tier.flows.closeNow(t.Context()); closed != want || err != nil {
+			n.tier.CloseUntranslated(pairs)
+			if closed, err := n.tier.sockets.CloseNow(t.Context()); closed != want || err != nil {
 				t.Errorf("closed %d, want %d: %v", closed, want, err)
 			}
 			for _, s := range strays {
@@ -89,7 +91,7 @@ func TestStrays(t *testing.T) {
 					t.Errorf("%s: read says %v, want it closed: %v", s.name, err, s.closed)
 				}
 			}
-			if left := n.tier.flows.takeStrays(); len(left) > 0 {
+			if left := n.tier.sockets.TakeUntranslated(); len(left) > 0 {
 				t.Errorf("still to be closed: %v", left)
 			}
 		})
@@ -101,15 +103,19 @@ func TestStraysWithoutStorage(t *testing.T) {
 	l := lab.NewT(t, lab.Options{Pause: true})
 	one := l.Node("node1")
 	n := newNode(t, one, l, Options{})
-	n.tier.flows.storage = n.tier.maps.TdmOptout // which is none
+	n.tier.sockets = sockets.New(sockets.Options{
+		Storage: n.tier.maps["tdm_optout"], // which is none
+		OptOuts: n.tier.maps["tdm_optout"], Judge: n.tier.writer.StaleSockets, Cgroup: n.tier.cgroup, Host: n.tier.netns,
+		ProcRoot: "/proc", Report: func(proxier.Problem) {},
+	})
 	to := netip.AddrPortFrom(vip4, 80)
 	c, err := one.Dial(t.Context(), "udp", to)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	n.tier.CloseStrays([]SocketPair{{netip.MustParseAddrPort(c.LocalAddr().String()), to}})
-	if closed, err := n.tier.flows.closeNow(t.Context()); closed != 1 || err == nil {
+	n.tier.CloseUntranslated([]sockets.SocketPair{{Local: netip.MustParseAddrPort(c.LocalAddr().String()), Remote: to}})
+	if closed, err := n.tier.sockets.CloseNow(t.Context()); closed != 1 || err == nil {
 		t.Errorf("closed %d, %v", closed, err)
 	}
 }
@@ -119,31 +125,12 @@ func TestStraysAreKept(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
 	n := newNode(t, one, l, Options{ProcRoot: t.TempDir() + "/nowhere"})
-	pair := SocketPair{netip.AddrPortFrom(one.Addr4, 4000), netip.AddrPortFrom(vip4, 80)}
-	n.tier.CloseStrays([]SocketPair{pair})
-	if _, err := n.tier.flows.closeNow(t.Context()); err == nil {
+	pair := sockets.SocketPair{Local: netip.AddrPortFrom(one.Addr4, 4000), Remote: netip.AddrPortFrom(vip4, 80)}
+	n.tier.CloseUntranslated([]sockets.SocketPair{pair})
+	if _, err := n.tier.sockets.CloseNow(t.Context()); err == nil {
 		t.Error("no error")
 	}
-	if left := n.tier.flows.takeStrays(); !has(left, pair) {
+	if left := n.tier.sockets.TakeUntranslated(); !left.Has(pair) {
 		t.Error("nothing is left to be closed")
-	}
-}
-
-func TestCgroupsBelow(t *testing.T) {
-	l := lab.NewT(t)
-	one, two := l.Node("node1"), l.Node("node2")
-	own := func(n *lab.Node) uint64 {
-		var st unix.Stat_t
-		if err := unix.Stat(n.CgroupPath(), &st); err != nil {
-			t.Fatal(err)
-		}
-		return st.Ino
-	}
-	ids, err := cgroupsBelow(one.CgroupPath())
-	if err != nil || !has(ids, own(one)) || has(ids, own(two)) {
-		t.Errorf("%v lacks %d or has %d: %v", ids, own(one), own(two), err)
-	}
-	if _, err := cgroupsBelow("/nowhere"); err == nil {
-		t.Error("no error")
 	}
 }

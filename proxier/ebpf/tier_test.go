@@ -9,10 +9,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
+
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
+
 	v1 "k8s.io/api/core/v1"
+
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
@@ -51,8 +56,8 @@ func openOn(t testing.TB, n *lab.Node, opts Options) (tier *Tier, err error) {
 	t.Helper()
 	kernel.NeedsPrograms(t)
 	opts.CgroupRoot = n.CgroupPath()
-	if opts.Sizes == (Sizes{}) {
-		opts.Sizes = Sizes{Frontends: 1 << 12, Services: 1 << 10, Backends: 1 << 12, Slots: 1 << 13, Affinity: 1 << 10, UDPPeers: 1 << 10, OptOuts: 16,
+	if opts.Sizes == (lbmap.Sizes{}) {
+		opts.Sizes = lbmap.Sizes{Frontends: 1 << 12, Services: 1 << 10, Backends: 1 << 12, Slots: 1 << 13, Affinity: 1 << 10, UDPPeers: 1 << 10, OptOuts: 16,
 			TCPFlows: 1 << 10, UDPFlows: 1 << 10, YoungFlows: 1 << 10}
 	}
 	disableMissing(&opts)
@@ -141,7 +146,7 @@ func (n *node) sync(t testing.TB) {
 
 // dualService has port 80 over TCP and UDP on both addresses.
 func dualService(mutate ...func(*v1.Service)) *v1.Service {
-	s := makeService("web", vip4.String(), mutate...)
+	s := writertest.Service("web", vip4.String(), mutate...)
 	s.Spec.ClusterIPs = []string{vip4.String(), vip6.String()}
 	s.Spec.Ports = []v1.ServicePort{{Name: "p", Port: 80, Protocol: v1.ProtocolTCP}, {Name: "u", Port: 80, Protocol: v1.ProtocolUDP}}
 	return s
@@ -149,7 +154,7 @@ func dualService(mutate ...func(*v1.Service)) *v1.Service {
 
 // slicesOf are the dual-stack EndpointSlices of a Service with those pods.
 func slicesOf(service string, pods ...*lab.Pod) []*discoveryv1.EndpointSlice {
-	four, six := makeSlice(service+"-4", service), makeSlice(service+"-6", service)
+	four, six := writertest.Slice(service+"-4", service), writertest.Slice(service+"-6", service)
 	six.AddressType = discoveryv1.AddressTypeIPv6
 	for _, s := range []*discoveryv1.EndpointSlice{four, six} {
 		s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: ptr.To("u"), Port: ptr.To[int32](targetPort), Protocol: ptr.To(v1.ProtocolUDP)})
@@ -193,4 +198,10 @@ func shortly(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// tablesOf are the tables of a tier, which nothing else may be changing.
+func tablesOf(tier *Tier) (all *lbmap.Tables) {
+	_ = tier.writer.Read(func(t *lbmap.Tables) error { all = t; return nil })
+	return all
 }

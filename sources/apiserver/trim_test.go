@@ -49,10 +49,9 @@ func with[T any](object T, change func(*T)) *T {
 	return &object
 }
 
-// TestTransform holds, per kind, an object with every field that is ever set
-// and what must be left of it: all that the trackers read.
-func TestTransform(t *testing.T) {
-	fullService := v1.Service{
+// fullService, fullSlice and fullNode have every field set that can be.
+func fullService() v1.Service {
+	return v1.Service{
 		ObjectMeta: fullMeta("web"),
 		Spec: v1.ServiceSpec{
 			Ports: []v1.ServicePort{{
@@ -85,7 +84,10 @@ func TestTransform(t *testing.T) {
 			Conditions: []metav1.Condition{{Type: "x"}},
 		},
 	}
-	fullSlice := discoveryv1.EndpointSlice{
+}
+
+func fullSlice() discoveryv1.EndpointSlice {
+	return discoveryv1.EndpointSlice{
 		ObjectMeta:  fullMeta("web-1"),
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Protocol: ptr.To(v1.ProtocolTCP), Port: ptr.To[int32](8080), AppProtocol: ptr.To("h2c")}},
@@ -104,7 +106,10 @@ func TestTransform(t *testing.T) {
 			{},
 		},
 	}
-	fullNode := v1.Node{
+}
+
+func fullNode() v1.Node {
+	return v1.Node{
 		ObjectMeta: fullMeta("node1"),
 		Spec: v1.NodeSpec{
 			PodCIDR: "10.244.0.0/24", PodCIDRs: []string{"10.244.0.0/24", "fd01::/64"}, ProviderID: "p", Unschedulable: true,
@@ -117,7 +122,12 @@ func TestTransform(t *testing.T) {
 			NodeInfo:   v1.NodeSystemInfo{KernelVersion: "6.18"},
 		},
 	}
+}
 
+// TestTransform has, for each kind, a full object and what must remain of it: all fields that
+// the trackers read.
+func TestTransform(t *testing.T) {
+	fullService, fullSlice, fullNode := fullService(), fullSlice(), fullNode()
 	trigger := func(at time.Time) func(*discoveryv1.EndpointSlice) {
 		return func(s *discoveryv1.EndpointSlice) {
 			s.ObjectMeta = metav1.ObjectMeta{Name: "x", Annotations: map[string]string{

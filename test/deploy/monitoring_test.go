@@ -23,7 +23,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 const (
@@ -106,7 +106,7 @@ func checkQuery(t *testing.T, what, query string, series map[string][]string) {
 			if m.Name != labels.MetricName && !slices.Contains(slices.Concat(has, scraped), m.Name) {
 				t.Errorf("%s: %s has no label %s", what, selector.Name, m.Name)
 			}
-			if m.Name == "result" && !slices.ContainsFunc(ebpf.PacketResults(), m.Matches) {
+			if m.Name == "result" && !slices.ContainsFunc(lbmap.ReasonNames[:], m.Matches) {
 				t.Errorf("%s: no result matches %s", what, m)
 			}
 		}

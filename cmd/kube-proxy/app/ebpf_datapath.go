@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/sockets"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/placement"
 	"github.com/tandem-proxy/tandem/proxier/staleudp"
@@ -68,7 +69,7 @@ func (d *ebpfDatapath) followUplinks(ctx context.Context) {
 		if len(u.Devices) == 0 {
 			d.logger.Info("Found no device that receives traffic for this node; --ebpf-devices can name them")
 		}
-		if err := d.programs.SetUplinks(u.Devices); err != nil {
+		if err := d.programs.SetUplinks(ctx, u.Devices); err != nil {
 			d.logger.Error(err, "Cannot serve clients on some devices; retrying with the next full sync")
 			return
 		}
@@ -157,15 +158,15 @@ func (d *ebpfDatapath) flowsEnded(ended []conntrack.Flow) {
 	if d.placed != nil {
 		byRules = d.placed.FallbackHas(proxier.UDP)
 	}
-	var pairs []ebpf.SocketPair
+	var pairs []sockets.SocketPair
 	for i := range ended {
 		// A flow that was not translated may go where it is meant to.
 		if f := &ended[i]; f.Translated() && !byRules(f.Destination) {
-			pairs = append(pairs, ebpf.SocketPair{Local: f.Source, Remote: f.Destination})
+			pairs = append(pairs, sockets.SocketPair{Local: f.Source, Remote: f.Destination})
 		}
 	}
 	if len(pairs) > 0 {
-		d.programs.CloseStrays(pairs)
+		d.programs.CloseUntranslated(pairs)
 	}
 }
 

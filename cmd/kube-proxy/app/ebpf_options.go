@@ -11,6 +11,9 @@ import (
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // ebpfOptions are what the configuration says, without what the kernel lacks.
@@ -24,14 +27,14 @@ func ebpfOptions(c *config.Config, report *capabilities.Report) (opts ebpf.Optio
 	if err != nil {
 		return opts, err // validated before
 	}
-	opts.NodePortRange = ebpf.PortRange(nodePorts)
+	opts.NodePortRange = datapath.PortRange(nodePorts)
 	disableMissing(&opts, report)
 	return opts, nil
 }
 
 // ebpfSizes are the capacities of the maps.
-func ebpfSizes(e *config.EBPFConfiguration) ebpf.Sizes {
-	return ebpf.Sizes{
+func ebpfSizes(e *config.EBPFConfiguration) lbmap.Sizes {
+	return lbmap.Sizes{
 		Frontends: e.MaxFrontends, Services: e.MaxServices, Backends: e.MaxBackends, Slots: e.MaxSlots,
 		Ranges: e.MaxRanges, Locals: e.MaxLocals, Affinity: e.MaxAffinity, UDPPeers: e.MaxUDPPeers,
 		TCPFlows: e.MaxTCPFlows, UDPFlows: e.MaxUDPFlows, YoungFlows: e.MaxYoungFlows, OptOuts: e.MaxOptOuts,
@@ -40,9 +43,9 @@ func ebpfSizes(e *config.EBPFConfiguration) ebpf.Sizes {
 
 // flowTimeouts are those of connections from outside the node. The conntrack section has
 // most of them, and the rest are of mode ebpf alone.
-func flowTimeouts(c *config.Config) ebpf.FlowTimeouts {
+func flowTimeouts(c *config.Config) flowtable.Timeouts {
 	e, k := &c.Tandem.EBPF, &c.KubeProxy.Conntrack
-	t := ebpf.FlowTimeouts{
+	t := flowtable.Timeouts{
 		Opening: e.TCPOpeningTimeout.Duration, Closed: e.TCPClosedTimeout.Duration,
 		UDP: k.UDPTimeout.Duration, UDPStream: k.UDPStreamTimeout.Duration,
 	}

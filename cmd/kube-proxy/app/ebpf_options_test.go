@@ -11,6 +11,9 @@ import (
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // The defaults of the configuration are those of the eBPF tier, and every size and timeout
@@ -21,16 +24,16 @@ func TestEBPFDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := ebpf.DefaultSizes(); opts.Sizes != want {
+	if want := lbmap.DefaultSizes(); opts.Sizes != want {
 		t.Errorf("sizes %+v, want %+v", opts.Sizes, want)
 	}
 	// Timeouts that are 0 in the configuration leave the tier's default in force.
-	want := ebpf.DefaultFlowTimeouts()
+	want := flowtable.DefaultTimeouts()
 	want.UDP, want.UDPStream = 0, 0
 	if opts.Timeouts != want {
 		t.Errorf("timeouts %+v, want %+v", opts.Timeouts, want)
 	}
-	if want := (ebpf.PortRange{First: 30000, Last: 32767}); opts.NodePortRange != want {
+	if want := (datapath.PortRange{First: 30000, Last: 32767}); opts.NodePortRange != want {
 		t.Errorf("node port range %v, want %v", opts.NodePortRange, want)
 	}
 	sizes := reflect.ValueOf(opts.Sizes)

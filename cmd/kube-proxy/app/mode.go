@@ -43,7 +43,7 @@ type mode interface {
 	// (--init-only).
 	initialize(context.Context) error
 	// open prepares the datapath. What an earlier process left goes on serving.
-	open(context.Context, *parts) (datapath, error)
+	open(context.Context, *parts) (activeMode, error)
 
 	leftover
 }
@@ -59,8 +59,8 @@ type leftover interface {
 	cleanup(context.Context) error
 }
 
-// datapath is a mode that is open.
-type datapath interface {
+// activeMode is a mode that is open.
+type activeMode interface {
 	// tier programs decisions into the kernel.
 	tier() proxier.Tier
 	// run does what goes on beside syncs until ctx is done.

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/placement"
 )
@@ -48,7 +49,7 @@ func (m *ebpfMode) initialize(ctx context.Context) error {
 	return nil
 }
 
-func (m *ebpfMode) open(ctx context.Context, p *parts) (datapath, error) {
+func (m *ebpfMode) open(ctx context.Context, p *parts) (activeMode, error) {
 	programs, err := m.openPrograms(ctx, p)
 	if err != nil {
 		return nil, err
@@ -100,7 +101,7 @@ func (m *ebpfMode) openPrograms(ctx context.Context, p *parts) (*ebpf.Tier, erro
 			logger.Info("Opened the eBPF datapath", "cgroupRoot", m.cgroup, "adopted", tier.Adopted())
 			return tier, nil
 		}
-		if !errors.Is(err, ebpf.ErrBusy) {
+		if !errors.Is(err, datapath.ErrBusy) {
 			logVerifier(logger, err)
 			return nil, fmt.Errorf("open the eBPF datapath: %w", err)
 		}

@@ -94,7 +94,7 @@ func (p *proxy) metricsMux() *http.ServeMux {
 	configz.InstallHandler(mux)
 	p.installZPages(mux)
 	mux.HandleFunc("GET "+explain.Path, p.explain.flow)
-	mux.HandleFunc("GET "+explain.CarriersPath, p.explain.carriers)
+	mux.HandleFunc("GET "+explain.PlacementsPath, p.explain.carriers)
 	if p.opts.Config.KubeProxy.EnableProfiling {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)

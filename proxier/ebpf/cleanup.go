@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+)
+
+// Cleanup implements proxier.Tier: it detaches the programs, and with them
+// everything else of ours goes.
+func (t *Tier) Cleanup(context.Context) error {
+	t.attached = false
+	return t.netns.Do(func() error {
+		_, err := detachAll(t.cgroup, datapath.DetachDevices)
+		return err
+	})
+}
+
+// Cleanup removes what processes before left on a cgroup, and returns the
+// names of the programs it detached. Programs of others stay as they are.
+func Cleanup(cgroupRoot string) (removed []string, err error) {
+	cgroup, err := datapath.OpenCgroup(cgroupRoot)
+	if err != nil {
+		return nil, err
+	}
+	defer cgroup.Close()
+	// A process that still runs would attach its programs again.
+	if err := datapath.Lock(cgroup); err != nil {
+		return nil, err
+	}
+	return detachAll(cgroup, datapath.DetachDevices)
+}
+
+// detachAll takes our programs off all devices, by that function, and then off the cgroup.
+// Those on the cgroup are the mark by which the others are found, so they stay until those
+// have gone; but they lead to nobody any more.
+func detachAll(cgroup *os.File, devices func() (removed []string, err error)) (removed []string, err error) {
+	found, err := datapath.FindAttached(cgroup)
+	if err != nil {
+		return nil, err
+	}
+	defer datapath.CloseAttached(found)
+	if removed, err = devices(); err != nil {
+		return removed, errors.Join(err, silence(cgroup))
+	}
+	var errs []error
+	for _, a := range found {
+		if err := datapath.Detach(cgroup, a); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if info, err := a.Program.Info(); err == nil {
+			removed = append(removed, info.Name)
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// Attached says whether programs of ours serve a cgroup. Without CAP_SYS_ADMIN it can tell if
+// there are none at all, of anybody's.
+func Attached(cgroupRoot string) (bool, error) {
+	cgroup, err := datapath.OpenCgroup(cgroupRoot)
+	if err != nil {
+		return false, err
+	}
+	defer cgroup.Close()
+	found, err := datapath.FindAttached(cgroup)
+	datapath.CloseAttached(found)
+	if errors.Is(err, fs.ErrPermission) && datapath.IsBare(cgroup) {
+		return false, nil
+	}
+	return len(found) > 0, err
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"sync/atomic"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// ServiceTraffic is the traffic of a service port.
+type ServiceTraffic struct {
+	Namespace, Name, Port, Protocol string
+	Connections                     uint64
+	flowtable.Traffic
+}
+
+// Traffic of all service ports that had connections.
+func (t *Tier) Traffic() (list []ServiceTraffic, err error) {
+	err = t.writer.Read(func(tables *lbmap.Tables) error {
+		live, err := flowtable.TrafficByService(tables, t.maps["tdm_flow"], t.flowTable.Used())
+		if err != nil {
+			return err
+		}
+		for id := range tables.Services {
+			service := &tables.Services[id]
+			connections := atomic.LoadUint64(&tables.ServiceStats[id].Connections)
+			if connections == 0 || service.State == lbmap.ServiceFree {
+				continue
+			}
+			namespace, name, port := service.SplitName()
+			list = append(list, ServiceTraffic{namespace, name, port, proxier.Protocol(service.Proto).String(), connections, live[uint32(id)]})
+		}
+		return nil
+	})
+	return list, err
+}
+
+// Packets counts the packets of Services since the programs were attached, by verdict.
+func (t *Tier) Packets() ([]lbmap.PacketCount, error) {
+	return lbmap.ReadPacketCounts(t.maps["tdm_reason"])
+}
+
+// Usage of the tables, by name.
+func (t *Tier) Usage() map[string]lbmap.Usage {
+	all := t.writer.Usage()
+	f := t.flowTable
+	all["flows"] = lbmap.Usage{Used: f.Used(), Max: f.Limit()}
+	all["tcp_flows"] = lbmap.Usage{Used: int(f.Count(lbmap.FlowKeptTCP)), Max: int(t.opts.Sizes.TCPFlows)}
+	all["udp_flows"] = lbmap.Usage{Used: int(f.Count(lbmap.FlowKeptUDP)), Max: int(t.opts.Sizes.UDPFlows)}
+	return all
+}
+
+// Unplaced are the service ports that do not fit into the maps, by Decision.Index, and
+// why.
+func (t *Tier) Unplaced() map[uint32]error { return t.writer.Unplaced() }
+
+// ClosedSockets counts the UDP sockets that were closed because their backend
+// was gone.
+func (t *Tier) ClosedSockets() uint64 { return t.sockets.Closed() }

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/tandem-proxy/tandem/kernel/tc"
+)
+
+// EachServedDevice calls fn with the devices of this network namespace that have programs of
+// ours, and with those that see what comes in.
+func EachServedDevice(fn func(device *netlink.LinkAttrs, found []tc.Attachment) error) error {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	var errs []error
+	for _, l := range links {
+		found, err := tc.Find(l.Attrs().Index, tc.Ingress, IsOwnProgram)
+		if err != nil || len(found) == 0 {
+			continue // what cannot be looked at has been left by now
+		}
+		errs = append(errs, fn(l.Attrs(), found))
+		tc.Close(found)
+	}
+	return errors.Join(errs...)
+}
+
+// DetachDevice takes our programs off a device, and returns their names.
+func DetachDevice(device int) (removed []string, err error) {
+	var errs []error
+	for _, h := range PacketHooks {
+		found, err := tc.Find(device, h.Direction, IsOwnProgram)
+		if err != nil {
+			if !errors.Is(err, tc.ErrNoDevice) {
+				errs = append(errs, err)
+			}
+			continue
+		}
+		for _, a := range found {
+			if err := tc.Detach(a); err != nil && !errors.Is(err, tc.ErrNoDevice) {
+				errs = append(errs, err)
+				continue
+			}
+			if info, err := a.Program.Info(); err == nil {
+				removed = append(removed, info.Name)
+			}
+		}
+		tc.Close(found)
+	}
+	return removed, errors.Join(errs...)
+}
+
+// DetachDevices takes our programs off every device of this network namespace.
+func DetachDevices() (removed []string, err error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	var errs []error
+	for _, l := range links {
+		names, err := DetachDevice(l.Attrs().Index)
+		removed = append(removed, names...)
+		errs = append(errs, err)
+	}
+	return removed, errors.Join(errs...)
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/kernel/devices"
+	"github.com/tandem-proxy/tandem/kernel/tc"
+)
+
+// PacketHook is a direction on a device and its program.
+type PacketHook struct {
+	Direction tc.Direction
+	Program   string
+}
+
+var PacketHooks = [...]PacketHook{
+	{tc.Ingress, "tdm_in"},
+	{tc.Egress, "tdm_out"},
+}
+
+// Devices has the programs on devices.
+type Devices struct {
+	Maps   lbmap.Maps // of all programs, by name; not its own
+	opts   DeviceOptions
+	flows  FlowMigration
+	Loaded map[Variant]*PacketPrograms
+	// Served are the devices that have our programs, by index.
+	Served map[int]Variant
+	// leaving are those of them that are not to be served any more, and since
+	// when. Their connections go on for a while.
+	leaving map[int]time.Time
+	linger  [2]time.Duration // by role
+	looked  bool             // for what a process before this one left
+
+	NoConntrack bool
+}
+
+// DeviceOptions are those of the programs on devices.
+type DeviceOptions struct {
+	Sizes lbmap.Sizes
+	// TC is how programs get on devices.
+	TC tc.Method
+	// SNAT are the source ports of connections to remote backends.
+	SNAT SNATPool
+	// NoFIBSource, NoLoop and NoConntrack are for kernels without these.
+	NoFIBSource, NoLoop, NoConntrack bool
+	// ResetRemoved answers clients of removed TCP backends by a reset.
+	ResetRemoved bool
+	// Draining is for programs that accept no new connections.
+	Draining bool
+	// Flows copies the flows of earlier programs into these maps; nil for programs that
+	// replace no others.
+	Flows FlowMigration
+}
+
+// FlowMigration copies flows out of the maps of programs that are about to be replaced,
+// where those are not the maps of the new ones.
+type FlowMigration interface {
+	// Add opens the flows in the maps of an earlier program.
+	Add(earlier lbmap.Maps) error
+	CopyAll() error
+	// CopyNew copies the flows that began since.
+	CopyNew() error
+	// Finish is called when no program uses the earlier maps any more.
+	Finish(ctx context.Context) error
+	Close()
+}
+
+// noFlows is for programs that replace no others.
+type noFlows struct{}
+
+func (noFlows) Add(lbmap.Maps) error         { return nil }
+func (noFlows) CopyAll() error               { return nil }
+func (noFlows) CopyNew() error               { return nil }
+func (noFlows) Finish(context.Context) error { return nil }
+func (noFlows) Close()                       {}
+
+// defaultLinger is how long devices are served that are not to be any more: a
+// route that comes and goes must not cost connections, and those of a pod that
+// ends its opt-out are still translated where they began.
+var defaultLinger = [2]time.Duration{lbmap.RoleUplink: time.Minute, lbmap.RolePod: time.Hour}
+
+func NewDevices(maps lbmap.Maps, opts DeviceOptions) *Devices {
+	p := &Devices{Maps: maps, opts: opts, flows: opts.Flows, Loaded: map[Variant]*PacketPrograms{}, Served: map[int]Variant{},
+		leaving: map[int]time.Time{}, linger: defaultLinger, NoConntrack: opts.NoConntrack}
+	if p.flows == nil {
+		p.flows = noFlows{}
+	}
+	return p
+}
+
+func (p *Devices) Close() {
+	for _, programs := range p.Loaded {
+		programs.close()
+	}
+	p.Loaded = nil
+	p.flows.Close()
+}
+
+// Serve has programs on these devices: uplinks, and those of pods, by index.
+// One that cannot be attached to holds up no other.
+func (p *Devices) Serve(ctx context.Context, list []devices.Device, pods map[int]Variant) error {
+	var errs []error
+	want := maps.Clone(pods)
+	if want == nil {
+		want = map[int]Variant{}
+	}
+	for _, d := range list {
+		want[d.Index] = Variant{Role: lbmap.RoleUplink, L3: d.L3}
+	}
+	if !p.looked {
+		err := p.takeOver(ctx, want)
+		p.looked = err == nil
+		errs = append(errs, err)
+		defer p.flows.Close()
+	}
+	for index := range want {
+		delete(p.leaving, index)
+	}
+	for index, v := range want {
+		if there, ok := p.Served[index]; ok && there == v {
+			continue
+		}
+		errs = append(errs, p.startServing(ctx, index, v))
+	}
+	for index := range p.Served {
+		if _, wanted := want[index]; !wanted {
+			errs = append(errs, p.stopServing(index))
+		}
+	}
+	return errors.Join(append(errs, p.flows.Finish(ctx))...)
+}
+
+// startServing has programs on a device.
+func (p *Devices) startServing(ctx context.Context, index int, v Variant) error {
+	// Known before the programs ask.
+	err := p.setUplink(index, v.Role == lbmap.RoleUplink)
+	switch attachErr := p.Attach(ctx, index, v); {
+	case attachErr == nil:
+		p.Served[index] = v
+	case !errors.Is(attachErr, tc.ErrNoDevice):
+		err = errors.Join(err, fmt.Errorf("device %d: %w", index, attachErr))
+	}
+	return err
+}
+
+// setUplink has the programs know which devices are uplinks.
+func (p *Devices) setUplink(index int, is bool) error {
+	var err error
+	if is {
+		err = p.Maps["tdm_uplink"].Put(uint32(index), uint32(1))
+	} else if err = p.Maps["tdm_uplink"].Delete(uint32(index)); errors.Is(err, ciliumebpf.ErrKeyNotExist) {
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("write uplink %d: %w", index, err)
+	}
+	return nil
+}
+
+// stopServing takes the programs off a device, after a while.
+func (p *Devices) stopServing(index int) error {
+	if _, err := net.InterfaceByIndex(index); err == nil {
+		since, leaving := p.leaving[index]
+		if !leaving {
+			since = time.Now()
+			p.leaving[index] = since
+		}
+		if time.Since(since) < p.linger[p.Served[index].Role] {
+			return nil
+		}
+		if _, err := DetachDevice(index); err != nil {
+			return err
+		}
+	}
+	delete(p.leaving, index)
+	delete(p.Served, index)
+	return p.setUplink(index, false)
+}
+
+// Reattach puts back what somebody else took off a device.
+func (p *Devices) Reattach(ctx context.Context) error {
+	var errs []error
+	for index, v := range p.Served {
+		for _, h := range PacketHooks {
+			found, err := tc.Find(index, h.Direction, IsOwnProgram)
+			if err != nil || len(found) > 0 {
+				tc.Close(found)
+				if err != nil && !errors.Is(err, tc.ErrNoDevice) {
+					errs = append(errs, err)
+				}
+				continue
+			}
+			klog.FromContext(ctx).Info("eBPF programs were detached from a device by another process; attaching them again", "ifindex", index, "direction", h.Direction)
+			errs = append(errs, p.Attach(ctx, index, v))
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Attach puts programs on a device, in place of any earlier ones of ours.
+// Replies first: a request that gets through without its reply being translated
+// would be worse than one that does not.
+func (p *Devices) Attach(ctx context.Context, device int, v Variant) error {
+	programs, err := p.Programs(ctx, v)
+	if err != nil {
+		return err
+	}
+	for i, h := range slices.Backward(PacketHooks[:]) {
+		earlier, err := tc.Find(device, h.Direction, IsOwnProgram)
+		if err != nil {
+			return err
+		}
+		// What begins between the two looks is little.
+		err = errors.Join(
+			p.flows.CopyNew(),
+			tc.Attach(device, h.Direction, p.opts.TC, programs[i], earlier),
+			p.flows.CopyNew())
+		tc.Close(earlier)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addFlows begins to copy the flows of an earlier program, if they are in other maps.
+func (p *Devices) addFlows(program *ciliumebpf.Program) error {
+	earlier, err := lbmap.MapsOf(program)
+	if err != nil {
+		return err
+	}
+	defer earlier.Close()
+	return p.flows.Add(earlier)
+}

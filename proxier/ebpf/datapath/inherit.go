@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"github.com/tandem-proxy/tandem/kernel/tc"
+)
+
+// takeOver takes over what a process before this one left on devices: their
+// flows, and devices that are not wanted, as what is there serves from maps that
+// may be gone from use.
+func (p *Devices) takeOver(ctx context.Context, want map[int]Variant) error {
+	inherited := map[int]Variant{}
+	err := EachServedDevice(func(device *netlink.LinkAttrs, found []tc.Attachment) error {
+		var errs []error
+		for _, f := range found {
+			errs = append(errs, p.addFlows(f.Program))
+		}
+		if _, wanted := want[device.Index]; !wanted {
+			v, err := InheritedVariant(device, found[0].Program)
+			if err != nil {
+				return errors.Join(append(errs, err)...)
+			}
+			inherited[device.Index] = v
+		}
+		return errors.Join(errs...)
+	})
+	// While flows are in two places it has to be quick. What fails here does again where
+	// it is needed.
+	for _, devices := range []map[int]Variant{want, inherited} {
+		for _, v := range devices {
+			_, _ = p.Programs(ctx, v)
+		}
+	}
+	errs := []error{err, p.flows.CopyAll()}
+	for index, v := range inherited {
+		errs = append(errs, p.startServing(ctx, index, v))
+	}
+	return errors.Join(errs...)
+}
+
+// InheritedVariant is what a device is to a program that it has from an earlier process.
+// Whether that knows pods by their device matters to new connections alone.
+func InheritedVariant(device *netlink.LinkAttrs, program *ciliumebpf.Program) (Variant, error) {
+	v := Variant{Role: lbmap.RoleUplink, L3: device.EncapType != "ether"}
+	maps, err := lbmap.MapsOf(program)
+	if err != nil {
+		return v, err
+	}
+	defer maps.Close()
+	known := maps["tdm_uplink"]
+	if known == nil {
+		return v, nil // of another version
+	}
+	var one uint32
+	switch err := known.Lookup(uint32(device.Index), &one); {
+	case errors.Is(err, ciliumebpf.ErrKeyNotExist):
+		v.Role = lbmap.RolePod
+	case err != nil:
+		return v, fmt.Errorf("look for uplink %s: %w", device.Name, err)
+	}
+	return v, nil
+}

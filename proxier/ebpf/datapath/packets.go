@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"k8s.io/klog/v2"
+)
+
+// Role is which side of a device its clients are on: enum role of
+// bpf/tc_config.h.
+type Role uint8
+
+// Variant is what programs are loaded for: all else is alike on all devices.
+type Variant struct {
+	Role Role
+	L3   bool // no Ethernet header
+	// FromPod says that what comes in is of a pod, whatever its address.
+	FromPod bool
+}
+
+// PacketPrograms are loaded programs in the order of PacketHooks.
+type PacketPrograms [len(PacketHooks)]*ciliumebpf.Program
+
+func (p *PacketPrograms) close() {
+	for _, program := range p {
+		program.Close()
+	}
+}
+
+// Programs loads what a variant needs.
+func (p *Devices) Programs(ctx context.Context, v Variant) (*PacketPrograms, error) {
+	if programs := p.Loaded[v]; programs != nil {
+		return programs, nil
+	}
+	var noModule error
+	if !p.NoConntrack {
+		noModule = loadConntrack()
+	}
+	programs, err := p.load(v)
+	if err != nil && !p.NoConntrack {
+		// It may be a module that is not there, whatever the kernel could do.
+		p.NoConntrack = true
+		var without error
+		if programs, without = p.load(v); without == nil {
+			klog.FromContext(ctx).Info("Packet programs run without netfilter's conntrack: they take packets of its translated connections for new connections", "reason", errors.Join(err, noModule).Error())
+			err = nil
+		} else {
+			p.NoConntrack = false // it was something else, which may pass
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.Loaded[v] = programs
+	return programs, nil
+}
+
+func (p *Devices) load(v Variant) (*PacketPrograms, error) {
+	spec, err := lbmap.PacketSpec()
+	if err != nil {
+		return nil, err
+	}
+	var meta lbmap.Meta
+	if err := p.Maps["tdm_meta"].Lookup(uint32(0), &meta); err != nil {
+		return nil, fmt.Errorf("read the generation of the tables: %w", err)
+	}
+	l2 := uint8(14)
+	if v.L3 {
+		l2 = 0
+	}
+	for name, value := range map[string]any{
+		"role": uint8(v.Role), "l2_len": l2, "from_pod": boolByte(v.FromPod),
+		"max_flows": p.Maps["tdm_flow"].MaxEntries(), "max_young": p.Maps["tdm_flow_young"].MaxEntries() - lbmap.MaxClosed,
+		"max_kept_tcp": uint64(p.opts.Sizes.TCPFlows), "max_kept_udp": uint64(p.opts.Sizes.UDPFlows),
+		"snat_ranges": p.opts.SNAT.bpf(), "snat_ports": uint32(p.opts.SNAT.usual), "snat_all_ports": uint32(p.opts.SNAT.all),
+		"have_fib_source": boolByte(!p.opts.NoFIBSource), "have_loop": boolByte(!p.opts.NoLoop), "reset_removed": boolByte(p.opts.ResetRemoved),
+		"first_generation": meta.Generation,
+		"have_conntrack":   boolByte(!p.NoConntrack), "draining": boolByte(p.opts.Draining),
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	replacements := lbmap.Maps{}
+	for name := range spec.Maps {
+		if m := p.Maps[name]; m != nil {
+			replacements[name] = m
+			spec.Maps[name].MaxEntries = m.MaxEntries()
+		} else if lbmap.HasOwnName(name) {
+			delete(spec.Maps, name) // the load fails if a program uses it
+		}
+	}
+	opts := ciliumebpf.CollectionOptions{MapReplacements: replacements}
+	if p.NoConntrack {
+		// The one type of the kernel's that is needed, which may lack BTF.
+		opts.Programs.KernelTypes = spec.Types
+	}
+	collection, err := ciliumebpf.NewCollectionWithOptions(spec, opts)
+	if err != nil {
+		return nil, fmt.Errorf("load the packet programs: %w", err)
+	}
+	defer collection.Close()
+	programs := &PacketPrograms{}
+	for i, h := range PacketHooks {
+		programs[i] = collection.DetachProgram(h.Program)
+		// By this one they are recognised, and not all of them use it.
+		if err := programs[i].BindMap(p.Maps["tdm_meta"]); err != nil {
+			programs.close()
+			return nil, fmt.Errorf("bind tdm_meta to %s: %w", h.Program, err)
+		}
+	}
+	return programs, nil
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// without cuts a range out of the others.
+func without(list []PortRange, cut PortRange) (left []PortRange) {
+	for _, r := range list {
+		if !r.Overlaps(cut) {
+			left = append(left, r)
+			continue
+		}
+		if r.First < cut.First {
+			left = append(left, PortRange{r.First, cut.First - 1})
+		}
+		if r.Last > cut.Last {
+			left = append(left, PortRange{cut.Last + 1, r.Last})
+		}
+	}
+	return left
+}
+
+// SNATPool is where connections to remote backends get their source ports
+// from.
+type SNATPool struct {
+	ranges [lbmap.SNATRanges]PortRange
+	// usual ports come first; the others are those that the kernel gives to
+	// connections of this host, and are asked when the usual ones are used up.
+	usual, all int
+}
+
+// NewSNATPool has all ports from 1024 on but NodePorts.
+func NewSNATPool(nodePorts, ephemeral PortRange) SNATPool {
+	all := without([]PortRange{{1024, 65535}}, nodePorts)
+	usual := all
+	var spare []PortRange
+	if !ephemeral.none() {
+		usual = without(all, ephemeral)
+		spare = without([]PortRange{ephemeral}, nodePorts)
+		spare = slices.DeleteFunc(spare, func(r PortRange) bool { return r.First < 1024 })
+	}
+	if len(usual) == 0 {
+		usual, spare = spare, nil
+	}
+	var p SNATPool
+	copy(p.ranges[:], slices.Concat(usual, spare))
+	for i, r := range p.ranges {
+		p.all += r.count()
+		if i < len(usual) {
+			p.usual += r.count()
+		}
+	}
+	return p
+}
+
+func (p *SNATPool) bpf() (list [lbmap.SNATRanges]lbmap.PortSpan) {
+	for i, r := range p.ranges {
+		list[i] = lbmap.PortSpan{First: r.First, Count: uint16(r.count())}
+	}
+	return list
+}
+
+// EphemeralPorts is the range that the kernel gives out of, of the network
+// namespace of the calling thread.
+func EphemeralPorts() (r PortRange, err error) {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err != nil {
+		return r, fmt.Errorf("read the range of local ports: %w", err)
+	}
+	if _, err := fmt.Sscan(string(text), &r.First, &r.Last); err != nil {
+		return r, fmt.Errorf("read the range of local ports: %q: %w", text, err)
+	}
+	return r, nil
+}

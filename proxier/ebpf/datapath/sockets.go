@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// Hook is where a program of the socket layer is attached.
+type Hook struct {
+	Program string
+	Attach  ciliumebpf.AttachType
+}
+
+// Hooks are where the programs of the socket layer are attached.
+var Hooks = [...]Hook{
+	{"tdm_connect4", ciliumebpf.AttachCGroupInet4Connect},
+	{"tdm_connect6", ciliumebpf.AttachCGroupInet6Connect},
+	{"tdm_sendmsg4", ciliumebpf.AttachCGroupUDP4Sendmsg},
+	{"tdm_sendmsg6", ciliumebpf.AttachCGroupUDP6Sendmsg},
+	{"tdm_recvmsg4", ciliumebpf.AttachCGroupUDP4Recvmsg},
+	{"tdm_recvmsg6", ciliumebpf.AttachCGroupUDP6Recvmsg},
+	{"tdm_getpeer4", ciliumebpf.AttachCgroupInet4GetPeername},
+	{"tdm_getpeer6", ciliumebpf.AttachCgroupInet6GetPeername},
+	{"tdm_post_bind4", ciliumebpf.AttachCGroupInet4PostBind},
+	{"tdm_post_bind6", ciliumebpf.AttachCGroupInet6PostBind},
+	{"tdm_guard", ciliumebpf.AttachCGroupInetEgress},
+}
+
+// GuardHook is attached only while source ranges let some pods in and others
+// not, as it costs every packet that sockets send.
+const GuardHook = len(Hooks) - 1
+
+// SocketPrograms are loaded programs in the order of the hooks; nil where the kernel
+// has no such hook.
+type SocketPrograms [len(Hooks)]*ciliumebpf.Program
+
+func (p *SocketPrograms) close() {
+	for _, program := range p {
+		program.Close()
+	}
+}
+
+// Attachment is one program of ours on one hook.
+type Attachment struct {
+	Hook    ciliumebpf.AttachType
+	Program *ciliumebpf.Program
+}
+
+// FindAttached returns the programs of ours on a cgroup, in the order of the
+// hooks. They are recognised by name, and by having our meta map.
+func FindAttached(cgroup *os.File) (found []Attachment, err error) {
+	defer func() {
+		if err != nil {
+			CloseAttached(found)
+			found = nil
+		}
+	}()
+	// The library takes a missing privilege for a missing feature, and then
+	// nothing would look like nothing attached.
+	if _, err := ciliumebpf.ProgramGetNextID(0); errors.Is(err, unix.EPERM) {
+		return nil, fmt.Errorf("find the programs of %s: %w: CAP_SYS_ADMIN is needed", cgroup.Name(), err)
+	}
+	for _, h := range Hooks {
+		result, err := link.QueryPrograms(link.QueryOptions{Target: int(cgroup.Fd()), Attach: h.Attach})
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, link.ErrNotSupported) {
+			continue // a kernel without the hook
+		}
+		if err != nil {
+			return found, fmt.Errorf("query programs of %s on %s: %w", h.Attach, cgroup.Name(), err)
+		}
+		for _, at := range result.Programs {
+			program, err := ciliumebpf.NewProgramFromID(at.ID)
+			if errors.Is(err, os.ErrNotExist) {
+				continue // detached this moment
+			}
+			if err != nil {
+				return found, fmt.Errorf("open program %d of %s: %w", at.ID, h.Attach, err)
+			}
+			if !IsOwnProgram(program) {
+				program.Close()
+				continue
+			}
+			found = append(found, Attachment{h.Attach, program})
+		}
+	}
+	return found, nil
+}
+
+// IsBare says whether nobody has a program on the hooks of a cgroup, as far as this process may
+// ask, which takes CAP_NET_ADMIN.
+func IsBare(cgroup *os.File) bool {
+	for _, h := range Hooks {
+		result, err := link.QueryPrograms(link.QueryOptions{Target: int(cgroup.Fd()), Attach: h.Attach})
+		if errors.Is(err, unix.EINVAL) {
+			continue // a kernel without the hook
+		}
+		if err != nil || len(result.Programs) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// IsOwnProgram goes by the name, and by the maps: a name is anybody's.
+func IsOwnProgram(program *ciliumebpf.Program) bool {
+	info, err := program.Info()
+	if err != nil || !strings.HasPrefix(info.Name, lbmap.NamePrefix) {
+		return false
+	}
+	maps, err := lbmap.MapsOf(program)
+	if err != nil {
+		return false
+	}
+	defer maps.Close()
+	return maps["tdm_meta"] != nil
+}
+
+func CloseAttached(list []Attachment) {
+	for _, a := range list {
+		a.Program.Close()
+	}
+}
+
+// attach puts the programs on the cgroup. Where an earlier one of ours is, it
+// is replaced in place, so that there is no moment without one; nothing holds
+// the attachment but the cgroup itself, so it outlives this process.
+func attach(cgroup *os.File, list *SocketPrograms, earlier []Attachment) error {
+	for i, h := range Hooks {
+		if list[i] == nil {
+			continue
+		}
+		opts := link.RawAttachProgramOptions{Target: int(cgroup.Fd()), Program: list[i], Attach: h.Attach, Flags: unix.BPF_F_ALLOW_MULTI}
+		var surplus []Attachment // two processes that started at once leave two
+		for _, e := range earlier {
+			switch {
+			case e.Hook != h.Attach:
+			case opts.Anchor == nil:
+				opts.Anchor = link.ReplaceProgram(e.Program)
+			default:
+				surplus = append(surplus, e)
+			}
+		}
+		if err := link.RawAttachProgram(opts); err != nil {
+			return attachError(cgroup, h.Attach, err)
+		}
+		for _, e := range surplus {
+			if err := Detach(cgroup, e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func attachError(cgroup *os.File, hook ciliumebpf.AttachType, err error) error {
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("attach %s to %s: %w: CAP_NET_ADMIN and CAP_BPF are needed, and no program may be attached there exclusively (see bpftool cgroup show)", hook, cgroup.Name(), err)
+	case errors.Is(err, unix.E2BIG):
+		return fmt.Errorf("attach %s to %s: %w: 64 programs are attached already", hook, cgroup.Name(), err)
+	}
+	return fmt.Errorf("attach %s to %s: %w", hook, cgroup.Name(), err)
+}
+
+func Detach(cgroup *os.File, a Attachment) error {
+	err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(cgroup.Fd()), Program: a.Program, Attach: a.Hook})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("detach %s from %s: %w", a.Hook, cgroup.Name(), err)
+	}
+	return nil
+}
+
+// SocketConstants are the load-time constants of bpf/lb_config.h.
+type SocketConstants struct {
+	HostNetNSCookie   uint64
+	HostNamespaceOnly bool
+	ProtectNodePorts  bool
+	HaveSetRetval     bool
+}
+
+// LoadSocketSpec is the collection, its maps sized and its constants set.
+func LoadSocketSpec(s lbmap.Sizes, c SocketConstants) (*ciliumebpf.CollectionSpec, error) {
+	spec, err := lbmap.SocketSpec()
+	if err != nil {
+		return nil, err
+	}
+	for name, size := range map[string]uint32{
+		"tdm_frontend": s.Frontends, "tdm_set": s.Services * lbmap.SetsPerService, "tdm_slot": s.Slots,
+		"tdm_backend": s.Backends, "tdm_service": s.Services, "tdm_svc_stats": s.Services, "tdm_be_stats": s.Backends,
+		"tdm_range": s.Ranges, "tdm_local": s.Locals, "tdm_affinity": s.Affinity, "tdm_udp_peer": s.UDPPeers, "tdm_optout": s.OptOuts,
+	} {
+		spec.Maps[name].MaxEntries = size
+	}
+	for name, value := range map[string]any{
+		"host_netns_cookie":   c.HostNetNSCookie,
+		"host_namespace_only": boolByte(c.HostNamespaceOnly),
+		"protect_node_ports":  boolByte(c.ProtectNodePorts),
+		"have_set_retval":     boolByte(c.HaveSetRetval),
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	return spec, nil
+}
+
+func boolByte(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flowtable
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// of a flow with these flags.
+func (t *Timeouts) of(protocol proxier.Protocol, flags uint32) time.Duration {
+	switch {
+	case protocol != proxier.TCP && flags&lbmap.FlowReplied != 0:
+		return t.UDPStream
+	case protocol != proxier.TCP:
+		return t.UDP
+	case flags&lbmap.FlowClosed != 0:
+		return t.Closed
+	case flags&(lbmap.FlowFINRequest|lbmap.FlowFINReply) != 0:
+		return t.CloseWait
+	case flags&lbmap.FlowEstablished != 0:
+		return t.Established
+	}
+	return t.Opening
+}
+
+// CollectInterval is the time between two looks at all flows, gcPause that between
+// two windows: a look at 262,144 flows takes some milliseconds of a CPU.
+const (
+	CollectInterval = 5 * time.Second
+	gcPause         = time.Millisecond
+)
+
+// Collect ends flows whose time is up until ctx is done.
+func (t *Table) Collect(ctx context.Context, timeouts Timeouts) {
+	logger := klog.FromContext(ctx)
+	ticker := time.NewTicker(CollectInterval)
+	defer ticker.Stop()
+	for {
+		if t.Used() > 0 {
+			if _, err := t.Sweep(ctx, &timeouts, MonotonicSeconds()); err != nil && ctx.Err() == nil {
+				logger.Error(err, "Cannot end flows whose time is up; trying again", "interval", CollectInterval)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// Sweep looks at all flows once, and returns how many it ended.
+func (t *Table) Sweep(ctx context.Context, timeouts *Timeouts, now uint32) (ended int, err error) {
+	var ids []uint32
+	var keys []lbmap.FlowKey
+	err = t.Each(func(first int, list []lbmap.Flow) error {
+		ids, keys = ids[:0], keys[:0]
+		for i := range list {
+			f := &list[i]
+			if !t.claim(f, timeouts, now) {
+				continue
+			}
+			ids = append(ids, uint32(first+i))
+			t.countUp(f)
+			if f.Flags&lbmap.FlowIndexed != 0 {
+				keys = append(keys, f.Request, f.Reply)
+			}
+		}
+		if err := t.deleteKeys(keys); err != nil {
+			return err // what is claimed is found again as lost
+		}
+		for _, id := range ids {
+			f := &list[int(id)-first]
+			atomic.StoreUint64(&f.Life, f.Life&^0xff)
+			t.give(id, f)
+		}
+		ended += len(ids)
+		if first+len(list) < int(t.Flows.MaxEntries()) {
+			pause(ctx, gcPause)
+		}
+		return ctx.Err()
+	})
+	return ended, err
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// claim takes a flow whose time is up, so that nobody else ends it.
+func (t *Table) claim(f *lbmap.Flow, timeouts *Timeouts, now uint32) bool {
+	life := atomic.LoadUint64(&f.Life)
+	if lbmap.FlowStage(life) < lbmap.FlowYoung || !isUp(f, timeouts, now) {
+		return false
+	}
+	claimed := lbmap.FlowLife(uint32(life>>32), lbmap.FlowClaimed)
+	if !atomic.CompareAndSwapUint64(&f.Life, life, claimed) {
+		return false
+	}
+	if !isUp(f, timeouts, now) { // a packet came in between
+		atomic.StoreUint64(&f.Life, life)
+		return false
+	}
+	if lbmap.FlowStage(life) == lbmap.FlowKept {
+		kept := lbmap.FlowKeptUDP
+		if proxier.Protocol(f.Request.Proto) == proxier.TCP {
+			kept = lbmap.FlowKeptTCP
+		}
+		atomic.AddUint64(&t.counts[kept].Value, ^uint64(0))
+	}
+	return true
+}
+
+// countUp counts what a flow carried for its service, as flow_count_up() of
+// bpf/flow.h does. Of services that are not known, nobody asks.
+func (t *Table) countUp(f *lbmap.Flow) {
+	if t.tables == nil {
+		return
+	}
+	s := &t.tables.ServiceStats[serviceOf(t.tables, f)]
+	atomic.AddUint64(&s.Packets, f.Packets[0]+f.Packets[1])
+	atomic.AddUint64(&s.Bytes, f.Bytes[0]+f.Bytes[1])
+}
+
+func isUp(f *lbmap.Flow, timeouts *Timeouts, now uint32) bool {
+	limit := timeouts.of(proxier.Protocol(f.Request.Proto), atomic.LoadUint32(&f.Flags))
+	return int32(now-atomic.LoadUint32(&f.Seen)) > int32(limit/time.Second)
+}
+
+// MonotonicSeconds is the clock of flow.seen.
+func MonotonicSeconds() uint32 {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now) // there is one
+	return uint32(now.Sec)
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flowtable
+
+import (
+	"context"
+	"errors"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// Migration copies flows out of the maps of earlier programs into others.
+type Migration struct {
+	to      lbmap.Maps
+	sizes   lbmap.Sizes
+	wait    func()
+	copiers []*Copier
+}
+
+// NewMigration copies into these maps; wait returns when all programs that run at the call
+// have come to their end.
+func NewMigration(to lbmap.Maps, sizes lbmap.Sizes, wait func()) *Migration {
+	return &Migration{to: to, sizes: sizes, wait: wait}
+}
+
+// Add opens the flows of an earlier program, unless they are known, or in the same maps.
+func (m *Migration) Add(earlier lbmap.Maps) error {
+	for _, c := range m.copiers {
+		if same, err := lbmap.SameMap(c.from.Flows, earlier["tdm_flow"]); same || err != nil {
+			return err
+		}
+	}
+	c, err := NewCopier(earlier, m.to, &m.sizes)
+	if c != nil && err == nil {
+		m.copiers = append(m.copiers, c)
+	}
+	return err
+}
+
+// CopyAll copies every flow.
+func (m *Migration) CopyAll() error { return m.each((*Copier).CopyAll) }
+
+// CopyNew copies the flows that began since the last look.
+func (m *Migration) CopyNew() error { return m.each((*Copier).CopyNew) }
+
+// Finish copies what is new, and what flows have seen since they were copied, when no
+// program uses the earlier maps any more.
+func (m *Migration) Finish(ctx context.Context) error {
+	if len(m.copiers) == 0 {
+		return nil
+	}
+	m.wait()
+	err := errors.Join(m.CopyNew(), m.each((*Copier).Finish))
+	for _, c := range m.copiers {
+		klog.FromContext(ctx).Info("Copied connections into maps of other sizes", "connections", c.Copied, "lost", c.Lost)
+	}
+	return err
+}
+
+// Copied counts the flows that were copied.
+func (m *Migration) Copied() (n int) {
+	for _, c := range m.copiers {
+		n += c.Copied
+	}
+	return n
+}
+
+func (m *Migration) each(step func(*Copier) error) error {
+	var errs []error
+	for _, c := range m.copiers {
+		errs = append(errs, step(c))
+	}
+	return errors.Join(errs...)
+}
+
+// Close releases the earlier maps.
+func (m *Migration) Close() {
+	for _, c := range m.copiers {
+		c.Close()
+	}
+	m.copiers = nil
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flowtable
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
+	ciliumebpf "github.com/cilium/ebpf"
+)
+
+// Recover takes back the ids of flows that somebody was just making or ending when
+// it died, which nobody will go on with. The programs may be running meanwhile: what
+// they are just working on is left alone, since it is looked for twice, a grace
+// period apart.
+func (t *Table) Recover(wait func()) error {
+	if t.Used() == 0 {
+		return nil
+	}
+	lost, err := t.Unfinished()
+	if err != nil || len(lost) == 0 {
+		return err
+	}
+	wait()
+	again, err := t.Unfinished()
+	if err != nil {
+		return err
+	}
+	for id, life := range again {
+		if before, ok := lost[id]; !ok || before != life {
+			continue
+		}
+		if err := t.reclaim(id, life); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Unfinished returns the ids of flows that are neither in use nor free, and their lives. A
+// free id that is not on the stack cannot be told from one that was while the
+// programs take and give: it stays lost, rather than being given to two flows.
+func (t *Table) Unfinished() (map[uint32]uint64, error) {
+	idle := map[uint32]uint64{}
+	err := t.Each(func(first int, list []lbmap.Flow) error {
+		for i := range list {
+			life := atomic.LoadUint64(&list[i].Life)
+			if stage := lbmap.FlowStage(life); stage == lbmap.FlowClaimed || stage == lbmap.FlowNew {
+				idle[uint32(first+i)] = life
+			}
+		}
+		return nil
+	})
+	return idle, err
+}
+
+// reclaim ends the flow of an id that nobody else uses, and gives the id back.
+func (t *Table) reclaim(id uint32, life uint64) error {
+	var e lbmap.Flow
+	if err := t.Flows.Lookup(id, &e); err != nil {
+		return fmt.Errorf("read flow %d: %w", id, err)
+	}
+	// A client may have begun anew since, and these keys lead to that flow.
+	var own []lbmap.FlowKey
+	for _, key := range []lbmap.FlowKey{e.Request, e.Reply} {
+		var word uint64
+		err := t.Keys.Lookup(&key, &word)
+		if err != nil && !errors.Is(err, ciliumebpf.ErrKeyNotExist) {
+			return fmt.Errorf("read a key of flow %d: %w", id, err)
+		}
+		if err == nil && word == life&^math.MaxUint32|uint64(id) {
+			own = append(own, key)
+		}
+	}
+	if err := t.deleteKeys(own); err != nil {
+		return err
+	}
+	return t.window(int(id)-int(id)%flowsPerWindow, func(list []lbmap.Flow) {
+		f := &list[int(id)%flowsPerWindow]
+		atomic.StoreUint64(&f.Life, lbmap.FlowLife(uint32(life>>32), lbmap.FlowFree))
+		t.give(id, f)
+	})
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flowtable
+
+import "time"
+
+// Timeouts say how long a flow without packets is remembered. Zero is the
+// default.
+type Timeouts struct {
+	// TCP: established connections; those of which one side closed its half;
+	// those that never got as far; and those that are over.
+	Established, CloseWait, Opening, Closed time.Duration
+	// UDP: flows with packets both ways, and of one way alone.
+	UDPStream, UDP time.Duration
+}
+
+// DefaultTimeouts are those of netfilter's conntrack, as kube-proxy sets
+// them, but for connections that are over: what still arrives of them is
+// answered by either end.
+func DefaultTimeouts() Timeouts {
+	return Timeouts{
+		Established: 24 * time.Hour, CloseWait: time.Hour, Opening: time.Minute, Closed: 10 * time.Second,
+		UDPStream: 2 * time.Minute, UDP: 30 * time.Second,
+	}
+}
+
+func (t Timeouts) WithDefaults() Timeouts {
+	d := DefaultTimeouts()
+	for _, f := range []struct{ at, d *time.Duration }{
+		{&t.Established, &d.Established}, {&t.CloseWait, &d.CloseWait}, {&t.Opening, &d.Opening}, {&t.Closed, &d.Closed},
+		{&t.UDPStream, &d.UDPStream}, {&t.UDP, &d.UDP},
+	} {
+		if *f.at <= 0 {
+			*f.at = *f.d
+		}
+	}
+	return t
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// OptOuts lists the cookies of the network namespaces that are left alone.
+func (i *Inspector) OptOuts() ([]uint64, error) {
+	m := i.Maps["tdm_optout"]
+	if m == nil {
+		return nil, fmt.Errorf("%w: no program uses map tdm_optout", lbmap.ErrLayout)
+	}
+	cookies, err := lbmap.Keys[uint64, uint8](m)
+	if err != nil {
+		return nil, fmt.Errorf("read the opt-outs: %w", err)
+	}
+	slices.Sort(cookies)
+	return cookies, nil
+}
+
+// AddOptOut leaves the sockets of a network namespace alone from now on. Those
+// that are connected stay as they are. Adding it again succeeds.
+func (i *Inspector) AddOptOut(cookie uint64) error {
+	if cookie == 0 {
+		return errors.New("0 is not the cookie of a network namespace")
+	}
+	return i.withOptOuts(func(m *ciliumebpf.Map) error {
+		err := m.Put(cookie, uint8(1))
+		if errors.Is(err, unix.E2BIG) {
+			return fmt.Errorf("add opt-out %d: all %d places are taken; remove namespaces that are gone: %w", cookie, m.MaxEntries(), err)
+		}
+		if err != nil {
+			return fmt.Errorf("add opt-out %d: %w", cookie, err)
+		}
+		return nil
+	})
+}
+
+// RemoveOptOut ends an opt-out; it says whether there was one.
+func (i *Inspector) RemoveOptOut(cookie uint64) (existed bool, err error) {
+	err = i.withOptOuts(func(m *ciliumebpf.Map) error {
+		err := m.Delete(cookie)
+		if errors.Is(err, ciliumebpf.ErrKeyNotExist) {
+			return nil
+		}
+		existed = err == nil
+		if err != nil {
+			return fmt.Errorf("remove opt-out %d: %w", cookie, err)
+		}
+		return nil
+	})
+	return existed, err
+}
+
+// withOptOuts opens the one map that is not the running process's to write.
+func (i *Inspector) withOptOuts(fn func(*ciliumebpf.Map) error) error {
+	m := i.Maps["tdm_optout"]
+	if m == nil {
+		return fmt.Errorf("%w: no program uses map tdm_optout", lbmap.ErrLayout)
+	}
+	writable, err := lbmap.Reopen(m, 0)
+	if err != nil {
+		return err
+	}
+	defer writable.Close()
+	return fn(writable)
+}

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/kernel/tc"
+)
+
+// Status is the state of the data path as a whole.
+type Status struct {
+	Cgroup string `json:"cgroup"`
+	Layout uint32 `json:"layout"`
+	// Running says that a process holds the lock of the writer.
+	Running bool `json:"running"`
+	// LastChange of anything in the tables; null if there was none.
+	LastChange *time.Time `json:"lastChange"`
+	// Unplaced counts service ports that do not fit and are not, or not as
+	// they should be, programmed.
+	Unplaced int             `json:"unplaced"`
+	Programs []ProgramStatus `json:"programs"`
+	// MissingHooks have no program of ours: the kernel does not know them, or
+	// somebody detached it.
+	MissingHooks []string `json:"missingHooks"`
+	// Devices of this network namespace that have programs of ours.
+	Devices []DeviceStatus `json:"devices"`
+	// Packets that those saw for Services, by what became of them.
+	Packets []lbmap.PacketCount `json:"packets"`
+	Maps    []MapStatus         `json:"maps"`
+}
+
+// DeviceStatus is one program on one device.
+type DeviceStatus struct {
+	Device    string `json:"device"`
+	Index     int    `json:"index"`
+	Direction string `json:"direction"`
+	Method    string `json:"method"`
+	Program   string `json:"program"`
+	ID        uint32 `json:"id"`
+}
+
+// ProgramStatus is one attached program.
+type ProgramStatus struct {
+	Hook     string    `json:"hook"`
+	Name     string    `json:"name"`
+	ID       uint32    `json:"id"`
+	Tag      string    `json:"tag"`
+	LoadedAt time.Time `json:"loadedAt"`
+}
+
+// MapStatus is one map of the programs.
+type MapStatus struct {
+	Name string `json:"name"`
+	ID   uint32 `json:"id"`
+	Type string `json:"type"`
+	// Used entries; null where they cannot be counted from outside.
+	Used *int `json:"used"`
+	// Max is how many entries can be used: id 0 stands for none.
+	Max int `json:"max"`
+	// MemoryBytes is null where the kernel does not tell.
+	MemoryBytes *uint64 `json:"memoryBytes"`
+}
+
+// Status reads the state of programs and maps.
+func (i *Inspector) Status() (Status, error) {
+	meta := copyWords(i.tables.Meta)
+	s := Status{
+		Cgroup: i.cgroup.Name(), Layout: meta.Layout, Unplaced: i.Unplaced(),
+		Programs: []ProgramStatus{}, MissingHooks: i.missingHooks(), Maps: []MapStatus{},
+	}
+	if ns := int64(atomic.LoadUint64(&i.tables.Meta.ChangedUnixNs)); ns > 0 {
+		at := time.Unix(0, ns).UTC()
+		s.LastChange = &at
+	}
+	var err error
+	if s.Running, err = i.locked(); err != nil {
+		return s, err
+	}
+	boot, err := bootTime()
+	if err != nil {
+		return s, err
+	}
+	for _, h := range datapath.Hooks {
+		for _, a := range i.attached {
+			if a.Hook != h.Attach {
+				continue
+			}
+			p, err := programStatus(a, boot)
+			if err != nil {
+				return s, err
+			}
+			p.Hook = hookName(h.Program)
+			s.Programs = append(s.Programs, p)
+		}
+	}
+	if s.Devices, err = deviceStatus(); err != nil {
+		return s, err
+	}
+	s.Packets = []lbmap.PacketCount{}
+	if m := i.Maps["tdm_reason"]; m != nil {
+		if s.Packets, err = lbmap.ReadPacketCounts(m); err != nil {
+			return s, err
+		}
+	}
+	for name, m := range i.Maps {
+		about, err := i.mapStatus(name, m, &meta)
+		if err != nil {
+			return s, err
+		}
+		s.Maps = append(s.Maps, about)
+	}
+	slices.SortFunc(s.Maps, func(a, b MapStatus) int { return strings.Compare(a.Name, b.Name) })
+	return s, nil
+}
+
+// deviceStatus looks for programs of ours on all devices.
+func deviceStatus() ([]DeviceStatus, error) {
+	list := []DeviceStatus{}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		for _, h := range datapath.PacketHooks {
+			found, err := tc.Find(a.Index, h.Direction, datapath.IsOwnProgram)
+			if errors.Is(err, tc.ErrNoDevice) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			for _, at := range found {
+				d := DeviceStatus{Device: a.Name, Index: a.Index, Direction: h.Direction.String(), Method: at.Method.String()}
+				if info, err := at.Program.Info(); err == nil {
+					id, _ := info.ID()
+					d.Program, d.ID = info.Name, uint32(id)
+				}
+				list = append(list, d)
+			}
+			tc.Close(found)
+		}
+	}
+	return list, nil
+}
+
+// Unplaced counts service ports that do not fit, as Status.Unplaced does.
+func (i *Inspector) Unplaced() int { return int(atomic.LoadUint32(&i.tables.Meta.Unplaced)) }
+
+// locked says whether a process holds the lock that Open takes. A shared lock
+// is in the way of no other inspector, and of a process that is just starting
+// only between two system calls.
+func (i *Inspector) locked() (bool, error) {
+	fd := int(i.cgroup.Fd())
+	err := unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return true, nil
+	case err != nil:
+		return false, fmt.Errorf("try the lock of %s: %w", i.cgroup.Name(), err)
+	}
+	if err := unix.Flock(fd, unix.LOCK_UN); err != nil {
+		return false, fmt.Errorf("unlock %s: %w", i.cgroup.Name(), err)
+	}
+	return false, nil
+}
+
+// bootTime is the moment from which the kernel counts load times.
+func bootTime() (time.Time, error) {
+	var since unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &since); err != nil {
+		return time.Time{}, fmt.Errorf("read the boot time: %w", err)
+	}
+	return time.Now().Add(-time.Duration(since.Nano())), nil
+}
+
+// missingHooks are those without a program of ours, but for the one that is
+// not always needed.
+func (i *Inspector) missingHooks() []string {
+	missing := []string{}
+	for _, h := range datapath.Hooks[:datapath.GuardHook] {
+		if !slices.ContainsFunc(i.attached, func(a datapath.Attachment) bool { return a.Hook == h.Attach }) {
+			missing = append(missing, hookName(h.Program))
+		}
+	}
+	return missing
+}
+
+// hookName is what bpf/sock.bpf.c calls the hook.
+func hookName(program string) string { return strings.TrimPrefix(program, lbmap.NamePrefix) }
+
+func programStatus(a datapath.Attachment, boot time.Time) (ProgramStatus, error) {
+	info, err := a.Program.Info()
+	if err != nil {
+		return ProgramStatus{}, fmt.Errorf("inspect the program of %s: %w", a.Hook, err)
+	}
+	id, _ := info.ID()
+	p := ProgramStatus{Name: info.Name, ID: uint32(id), Tag: info.Tag}
+	if loaded, ok := info.LoadTime(); ok {
+		p.LoadedAt = boot.Add(loaded).UTC().Truncate(time.Second)
+	}
+	return p, nil
+}
+
+func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *lbmap.Meta) (MapStatus, error) {
+	info, err := m.Info()
+	if err != nil {
+		return MapStatus{}, fmt.Errorf("inspect map %s: %w", name, err)
+	}
+	id, _ := info.ID()
+	s := MapStatus{Name: name, ID: uint32(id), Type: info.Type.String(), Max: int(info.MaxEntries)}
+	if memory, ok := info.Memlock(); ok {
+		s.MemoryBytes = &memory
+	}
+	used, known := 0, true
+	switch name {
+	case "tdm_meta":
+		used = 1
+	case "tdm_node":
+		used, s.Max = 1, 1 // the other one is for the next change
+	case "tdm_set":
+		used, s.Max = int(meta.ServicesUsed*lbmap.SetsPerService), s.Max-int(lbmap.SetsPerService)
+	case "tdm_slot":
+		used = int(meta.SlotsUsed)
+	case "tdm_backend", "tdm_be_stats":
+		used, s.Max = int(meta.BackendsUsed), s.Max-1
+	case "tdm_service", "tdm_svc_stats":
+		used, s.Max = int(meta.ServicesUsed), s.Max-1
+	case "tdm_frontend":
+		used, err = lbmap.CountEntries[lbmap.FrontendKey, lbmap.FrontendValue](m)
+	case "tdm_flow", "tdm_flow_key":
+		used, err = i.flowsUsed()
+		s.Max--
+		if name == "tdm_flow_key" {
+			used, s.Max = 2*used, s.Max+1
+		}
+	case "tdm_vip":
+		used, err = lbmap.CountEntries[[4]uint32, uint8](m)
+	case "tdm_uplink":
+		used, err = lbmap.CountEntries[uint32, uint32](m)
+	case "tdm_range":
+		used, err = lbmap.CountEntries[lbmap.RangeKey, uint8](m)
+	case "tdm_local":
+		used, err = lbmap.CountEntries[[4]uint32, uint32](m)
+	case "tdm_affinity":
+		used, err = lbmap.CountEntries[lbmap.AffinityKey, lbmap.Affinity](m)
+	case "tdm_udp_peer":
+		used, err = lbmap.CountEntries[lbmap.UDPPeerKey, lbmap.UDPPeer](m)
+	case "tdm_optout":
+		used, err = lbmap.CountEntries[uint64, uint8](m)
+	default:
+		known = false // the sockets' storage hangs off the sockets
+	}
+	if err != nil {
+		return s, fmt.Errorf("count the entries of %s: %w", name, err)
+	}
+	if known {
+		s.Used = &used
+	}
+	return s, nil
+}
+
+// flowsUsed counts the flows there are.
+func (i *Inspector) flowsUsed() (int, error) {
+	counts := i.Maps["tdm_flow_count"]
+	if counts == nil {
+		return 0, fmt.Errorf("%w: no program uses map tdm_flow_count", lbmap.ErrLayout)
+	}
+	var used lbmap.FlowCounter
+	err := counts.Lookup(uint32(lbmap.FlowUsed), &used)
+	return int(used.Value), err
+}

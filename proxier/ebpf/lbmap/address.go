@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lbmap
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"unsafe"
+)
+
+// FromAddr is an address as the programs see it: 16 bytes in network order,
+// IPv4 mapped into IPv6.
+func FromAddr(a netip.Addr) [4]uint32 {
+	b := a.As16()
+	return *(*[4]uint32)(unsafe.Pointer(&b))
+}
+
+func ToAddr(a [4]uint32) netip.Addr {
+	return netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&a))).Unmap()
+}
+
+// NetworkPort is a port in network byte order.
+func NetworkPort(p uint16) uint16 {
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], p)
+	return binary.NativeEndian.Uint16(b[:])
+}
+
+func ToAddrPort(a [4]uint32, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(ToAddr(a), NetworkPort(port))
+}
+
+// Unspecified is the unspecified address of the same family.
+func Unspecified(a [4]uint32) [4]uint32 {
+	if ToAddr(a).Is4() {
+		return FromAddr(netip.IPv4Unspecified())
+	}
+	return FromAddr(netip.IPv6Unspecified())
+}
+
+func FromPrefix(p netip.Prefix) Prefix {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	var mask [16]byte
+	for i := range bits {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	return Prefix{Addr: FromAddr(p.Addr()), Mask: FromAddr(netip.AddrFrom16(mask))}
+}

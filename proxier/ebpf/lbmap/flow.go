@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lbmap
+
+// The structures of bpf/flow_types.h under their Go names.
+type (
+	Flow        = tcFlow
+	FlowKey     = tcFlowKey
+	FlowCounter = tcFlowCounter
+)
+
+func FlowStage(life uint64) int { return int(life & 0xff) }
+
+func FlowLife(generation uint32, stage int) uint64 { return uint64(generation)<<32 | uint64(stage) }

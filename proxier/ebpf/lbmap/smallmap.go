@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lbmap
+
+import (
+	"errors"
+
+	ciliumebpf "github.com/cilium/ebpf"
+)
+
+// SmallMap is a map that is written entry by entry. Deleting what is absent
+// succeeds.
+type SmallMap[K comparable, V any] interface {
+	Put(K, V) error
+	Delete(K) error
+	Dump(fn func(K, V)) error
+	MaxEntries() int
+}
+
+// KernelMap is a real SmallMap.
+type KernelMap[K comparable, V any] struct{ m *ciliumebpf.Map }
+
+func (k KernelMap[K, V]) MaxEntries() int { return int(k.m.MaxEntries()) }
+
+func (k KernelMap[K, V]) Put(key K, value V) error { return k.m.Put(&key, &value) }
+
+func (k KernelMap[K, V]) Delete(key K) error {
+	if err := k.m.Delete(&key); err != nil && !errors.Is(err, ciliumebpf.ErrKeyNotExist) {
+		return err
+	}
+	return nil
+}
+
+func (k KernelMap[K, V]) Dump(fn func(K, V)) error {
+	var key K
+	var value V
+	all := k.m.Iterate()
+	for all.Next(&key, &value) {
+		fn(key, value)
+	}
+	return all.Err()
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lbmap
+
+import (
+	"bytes"
+	"fmt"
+
+	ciliumebpf "github.com/cilium/ebpf"
+)
+
+// SocketSpec is the collection of the socket programs.
+func SocketSpec() (*ciliumebpf.CollectionSpec, error) {
+	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_SockBytes))
+	if err != nil {
+		return nil, fmt.Errorf("read the socket programs in this binary: %w", err)
+	}
+	return spec, nil
+}
+
+// PacketSpec is the collection of the packet programs.
+func PacketSpec() (*ciliumebpf.CollectionSpec, error) {
+	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_TcBytes))
+	if err != nil {
+		return nil, fmt.Errorf("read the packet programs in this binary: %w", err)
+	}
+	return spec, nil
+}

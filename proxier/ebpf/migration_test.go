@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
+	ciliumebpf "github.com/cilium/ebpf"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/datapath"
+	"github.com/tandem-proxy/tandem/test/packet"
+)
+
+// Flows move to maps of any size: what does not fit goes as if it had never fitted.
+func TestCarry(t *testing.T) {
+	const established, opening, over = 20, 12, 3
+	sizes := pathSizes
+	sizes.TCPFlows, sizes.YoungFlows = 64, 64
+	p := newPath(t, Options{Sizes: sizes})
+	p.endsCluster(t)
+	e := endsOf(proxier.IPv4)
+	client := func(i int) netip.AddrPort { return netip.AddrPortFrom(e.client.Addr(), uint16(2000+i)) }
+	for i := range established + opening + over {
+		request := datapath.Tuple{Src: client(i), Dst: e.local}
+		switch {
+		case i < established:
+			p.establish(t, request)
+		case i < established+opening:
+			p.send(t, in, tcp(request.Src, request.Dst, packet.SYN))
+		default:
+			p.establish(t, request)
+			p.send(t, in, tcp(request.Src, request.Dst, packet.RST))
+		}
+	}
+	for _, tt := range []struct {
+		name              string
+		tcp, young        uint32
+		kept, fresh, lost int
+	}{
+		{name: "room for all", tcp: 128, young: 128, kept: established, fresh: opening + over},
+		{name: "as much", tcp: 64, young: 64, kept: established, fresh: opening + over + 1},
+		{name: "fewer are kept", tcp: 8, young: 64, kept: 8, fresh: established - 8 + opening + over + 2},
+		{name: "fewer of both", tcp: 8, young: 8, kept: 8, fresh: 8 + over, lost: established - 8 + opening + 3 - 8},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			sizes := sizes
+			sizes.TCPFlows, sizes.YoungFlows = tt.tcp, tt.young
+			to := flowMapsOf(t, sizes)
+			c, err := flowtable.NewCopier(p.maps, to, &sizes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			table, own := openFlows(t, to)
+			if err := c.CopyAll(); err != nil {
+				t.Fatal(err)
+			}
+			if c.Lost != tt.lost {
+				t.Errorf("%d flows did not fit, want %d", c.Lost, tt.lost)
+			}
+			var kept, fresh int
+			for id := range own {
+				f := &own[id]
+				switch lbmap.FlowStage(f.Life) {
+				case lbmap.FlowKept:
+					kept++
+				case lbmap.FlowYoung:
+					fresh++
+				default:
+					continue
+				}
+				for _, key := range []lbmap.FlowKey{f.Request, f.Reply} {
+					var word uint64
+					if err := to["tdm_flow_key"].Lookup(&key, &word); err != nil || uint32(word) != uint32(id) || word>>32 != f.Life>>32 {
+						t.Errorf("flow %d: its key leads to %#x: %v", id, word, err)
+					}
+				}
+			}
+			if kept != tt.kept || fresh != tt.fresh {
+				t.Errorf("%d are kept and %d others are there, want %d and %d", kept, fresh, tt.kept, tt.fresh)
+			}
+			if n := int(table.Count(lbmap.FlowUsed)); n != kept+fresh {
+				t.Errorf("%d ids are in use by %d flows", n, kept+fresh)
+			}
+			if n := int(table.Count(lbmap.FlowKeptTCP)); n != kept {
+				t.Errorf("%d are counted as kept", n)
+			}
+			if keys := keysIn(t, to["tdm_flow_key"]); keys != 2*(kept+fresh) {
+				t.Errorf("%d keys lead to %d flows", keys, kept+fresh)
+			}
+			lost, err := table.Unfinished()
+			if err != nil || len(lost) > 0 {
+				t.Errorf("ids that are neither free nor in use: %v %v", lost, err)
+			}
+			if tt.lost > 0 {
+				return // they would come again
+			}
+			// What is there already stays; what begins meanwhile follows.
+			carried := c.Copied
+			p.send(t, in, tcp(client(1000+int(tt.tcp)), e.local, packet.SYN))
+			if err := c.CopyNew(); err != nil {
+				t.Fatal(err)
+			}
+			if c.Copied != carried+1 {
+				t.Errorf("%d flows came later, want 1", c.Copied-carried)
+			}
+			if err := c.CopyAll(); err != nil {
+				t.Fatal(err)
+			}
+			if c.Copied != carried+1 {
+				t.Errorf("%d flows came twice", c.Copied-carried-1)
+			}
+		})
+	}
+	if c, err := flowtable.NewCopier(p.maps, p.maps, &sizes); c != nil || err != nil {
+		t.Errorf("flows are to be carried to where they are: %v", err)
+	}
+}
+
+// flowMapsOf are empty maps of these sizes.
+func flowMapsOf(t *testing.T, s lbmap.Sizes) lbmap.Maps {
+	t.Helper()
+	spec, err := lbmap.PacketSpec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps := lbmap.Maps{}
+	t.Cleanup(func() { maps.Close() })
+	for _, name := range flowtable.MapNames {
+		if n, ok := flowtable.MapSizes(s)[name]; ok {
+			spec.Maps[name].MaxEntries = n
+		}
+		if maps[name], err = ciliumebpf.NewMap(spec.Maps[name]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return maps
+}
+
+// send has a program run on the node.
+func (p *path) send(t *testing.T, h datapath.Hook, q packet.Packet) {
+	t.Helper()
+	if _, err := p.ask(h, q); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// openFlows opens a table of flows, and their memory.
+func openFlows(t *testing.T, maps lbmap.Maps) (*flowtable.Table, []lbmap.Flow) {
+	t.Helper()
+	table, err := flowtable.Open(maps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(table.Close)
+	list, memory, err := lbmap.Memory[lbmap.Flow](maps["tdm_flow"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(memory) })
+	return table, list
+}
+
+func keysIn(t *testing.T, m *ciliumebpf.Map) (n int) {
+	t.Helper()
+	var key lbmap.FlowKey
+	var word uint64
+	entries := m.Iterate()
+	for entries.Next(&key, &word) {
+		n++
+	}
+	if err := entries.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// What flows see in the maps they came from, after they were copied, is known of their
+// copies in the end.
+func TestCarrySettles(t *testing.T) {
+	const SYN, ACK, FIN, RST = packet.SYN, packet.ACK, packet.FIN, packet.RST
+	sizes := pathSizes
+	sizes.TCPFlows, sizes.YoungFlows = 64, 64
+	p := newPath(t, Options{Sizes: sizes})
+	p.endsCluster(t)
+	e := endsOf(proxier.IPv4)
+	client := netip.AddrPortFrom(e.client.Addr(), 2000)
+	request := func(flags packet.Flags) { p.send(t, in, tcp(client, e.local, flags)) }
+	reply := func(flags packet.Flags) { p.send(t, out, tcp(e.here, client, flags)) }
+	open := func() { request(SYN); reply(SYN | ACK); request(ACK) }
+	for _, tt := range []struct {
+		name          string
+		before, after func()
+		// again is what the copy has seen by then.
+		again uint32
+		stage int // flowFree: there is none
+		flags uint32
+		kept  int
+	}{
+		{
+			name: "nothing happens", before: open, after: func() {},
+			stage: lbmap.FlowKept, flags: lbmap.FlowReplied | lbmap.FlowEstablished, kept: 1,
+		},
+		{
+			name: "a reset", before: open, after: func() { request(RST) },
+			stage: lbmap.FlowYoung, flags: lbmap.FlowReplied | lbmap.FlowEstablished | lbmap.FlowClosed,
+		},
+		{
+			name: "one FIN", before: open, after: func() { request(FIN | ACK) },
+			stage: lbmap.FlowKept, flags: lbmap.FlowReplied | lbmap.FlowEstablished | lbmap.FlowFINRequest, kept: 1,
+		},
+		{
+			name: "one FIN here and one there", before: open, after: func() { request(FIN | ACK) }, again: lbmap.FlowFINReply,
+			stage: lbmap.FlowYoung, flags: lbmap.FlowReplied | lbmap.FlowEstablished | lbmap.FlowFINRequest | lbmap.FlowFINReply | lbmap.FlowClosed,
+		},
+		{
+			name: "it is answered", before: func() { request(SYN) }, after: func() { reply(SYN | ACK) },
+			stage: lbmap.FlowYoung, flags: lbmap.FlowReplied,
+		},
+		{
+			name: "it is established", before: func() { request(SYN) }, after: func() { reply(SYN | ACK); request(ACK) },
+			stage: lbmap.FlowKept, flags: lbmap.FlowReplied | lbmap.FlowEstablished, kept: 1,
+		},
+		{
+			name: "it is forgotten", before: func() { request(SYN) },
+			after: func() {
+				if err := p.expire(2 * time.Minute); err != nil {
+					t.Fatal(err)
+				}
+			},
+			stage: lbmap.FlowFree,
+		},
+		{
+			name: "it begins anew", before: open, after: func() { request(RST); request(SYN) },
+			stage: lbmap.FlowYoung,
+		},
+		{
+			name: "it begins anew, and is established", before: open, after: func() { request(RST); open() },
+			stage: lbmap.FlowKept, flags: lbmap.FlowReplied | lbmap.FlowEstablished, kept: 1,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if err := p.reset(); err != nil {
+				t.Fatal(err)
+			}
+			tt.before()
+			to := flowMapsOf(t, sizes)
+			c, err := flowtable.NewCopier(p.maps, to, &sizes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			table, own := openFlows(t, to)
+			if err := c.CopyAll(); err != nil {
+				t.Fatal(err)
+			}
+			for id := range own {
+				if lbmap.FlowStage(own[id].Life) >= lbmap.FlowYoung {
+					own[id].Flags |= tt.again
+				}
+			}
+			tt.after()
+			for range 2 {
+				if err := errors.Join(c.CopyNew(), c.Finish()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var there []lbmap.Flow
+			for id := range own {
+				if lbmap.FlowStage(own[id].Life) != lbmap.FlowFree {
+					there = append(there, own[id])
+				}
+			}
+			used, kept := int(table.Count(lbmap.FlowUsed)), int(table.Count(lbmap.FlowKeptTCP))
+			if tt.stage == lbmap.FlowFree {
+				if len(there)+used+kept+keysIn(t, to["tdm_flow_key"]) > 0 {
+					t.Errorf("there are %+v, %d in use, %d kept", there, used, kept)
+				}
+				return
+			}
+			if len(there) != 1 || used != 1 || keysIn(t, to["tdm_flow_key"]) != 2 {
+				t.Fatalf("there are %+v, %d in use", there, used)
+			}
+			f := there[0]
+			if lbmap.FlowStage(f.Life) != tt.stage || f.Flags != tt.flags|lbmap.FlowIndexed || kept != tt.kept {
+				t.Errorf("it is in stage %d, with flags %#x, and %d are kept; want %d, %#x, %d", lbmap.FlowStage(f.Life), f.Flags, kept, tt.stage, tt.flags|lbmap.FlowIndexed, tt.kept)
+			}
+		})
+	}
+}
+
+// All programs are loaded before the first flow is copied: while flows are in two places,
+// packets may meet the wrong one.
+func TestCarriesWithLoadedPrograms(t *testing.T) {
+	e := newEdge(t, Options{Sizes: drainSizes, PodDevices: []string{"pod+"}})
+	e.use(t, serve(t, e.here), serve(t, e.there))
+	if err := e.tier.syncPodDevices(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	v := e.visit(t, e.entries("tcp")[0])
+	sizes := drainSizes
+	sizes.TCPFlows *= 2
+	e.close()
+	tier, err := openOn(t, e.at, Options{Sizes: sizes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.tier = tier
+	opts := deviceOptionsOf(t, tier)
+	watched := &watchedMigration{Migration: flowtable.NewMigration(tier.maps, sizes, ebpfdatapath.WaitForPrograms)}
+	opts.Flows = watched
+	p := ebpfdatapath.NewDevices(tier.maps, opts)
+	defer p.Close()
+	watched.copying = func() {
+		for _, v := range []ebpfdatapath.Variant{{Role: lbmap.RoleUplink}, {Role: lbmap.RolePod}} {
+			if p.Loaded[v] == nil {
+				t.Errorf("programs of %+v are to be loaded yet", v)
+			}
+		}
+	}
+	// The uplink is wanted still, the device of the pod is not.
+	if err := tier.netns.Do(func() error { return p.Serve(t.Context(), uplinksOf(t, e.at)[:1], nil) }); err != nil {
+		t.Fatal(err)
+	}
+	if watched.copied == 0 {
+		t.Fatalf("nothing was copied for %v", v.entry)
+	}
+}
+
+// watchedMigration calls a function before it copies.
+type watchedMigration struct {
+	*flowtable.Migration
+	copying func()
+	copied  int
+}
+
+func (w *watchedMigration) CopyAll() error {
+	w.copying()
+	err := w.Migration.CopyAll()
+	w.copied = w.Copied()
+	return err
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/kernel/netns"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+)
+
+// Open loads the programs and takes over from a process before this one, if
+// there was any: then everything goes on as it left it. Without a predecessor
+// nothing is attached before the first Sync. It needs CAP_SYS_ADMIN, since
+// the kernel opens programs and maps by id with no less, and CAP_NET_ADMIN;
+// before Linux 5.11 also CAP_SYS_RESOURCE, to lock memory.
+func Open(ctx context.Context, opts Options) (*Tier, error) {
+	opts.Sizes, opts.Timeouts = opts.Sizes.WithDefaults(), opts.Timeouts.WithDefaults()
+	opts.ProcRoot = cmp.Or(opts.ProcRoot, "/proc")
+	if err := opts.Sizes.Validate(); err != nil {
+		return nil, err
+	}
+	cgroup, err := datapath.OpenCgroup(opts.CgroupRoot)
+	if err != nil {
+		return nil, err
+	}
+	t := &Tier{opts: opts, cgroup: cgroup, closing: make(chan struct{})}
+	if err := t.open(ctx); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return t, nil
+}
+
+func (t *Tier) open(ctx context.Context) error {
+	if err := datapath.Lock(t.cgroup); err != nil {
+		return err
+	}
+	cookie, err := netns.Cookie()
+	if err != nil {
+		return err
+	}
+	if t.netns, err = netns.Own(); err != nil {
+		return err
+	}
+	specs, err := t.loadSpecs(cookie)
+	if err != nil {
+		return err
+	}
+	if t.earlier, err = datapath.FindAttached(t.cgroup); err != nil {
+		return err
+	}
+	logger := klog.FromContext(ctx)
+	if len(t.earlier) > 0 {
+		why := t.adopt(specs)
+		if why == nil {
+			t.adopted = true
+			return t.attach()
+		}
+		logger.Info("Cannot adopt the maps in the kernel; building new ones beside them", "reason", why)
+	}
+	kept, optOuts := t.keptMaps(logger, specs)
+	defer kept.Close() // the collection has its own
+	if err := t.load(specs, kept); err != nil {
+		return err
+	}
+	for _, cookie := range optOuts {
+		if err := t.maps["tdm_optout"].Put(cookie, uint8(1)); err != nil {
+			logger.Error(err, "An opt-out does not fit into the new map", "netNSCookie", cookie)
+		}
+	}
+	t.writer.Format(uint32(time.Now().Unix()) | 1)
+	return nil // attached by Sync
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sockets
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+	"unsafe"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/kernel/netns"
+	"github.com/tandem-proxy/tandem/kernel/sockdiag"
+	"github.com/tandem-proxy/tandem/proxier"
+)
+
+// secondLook is how long after closing flows we look again: a connect() that
+// had picked a backend when it was removed shows only when it has finished.
+const secondLook = 500 * time.Millisecond
+
+// Closer closes UDP sockets that are connected, through a service address, to a
+// backend that serves it no longer, and strays. Nothing else would tell their owners: a
+// connected socket never passes a hook again. A socket that dialled the
+// backend itself is left alone, and so is TCP, whose ends notice by themselves.
+type Closer struct {
+	storage  *ciliumebpf.Map
+	judge    Judge
+	procRoot string
+	report   func(proxier.Problem)
+	wake     chan struct{}
+	reader   *sockdiag.StorageReader // nil until first used
+	reach    scope
+
+	mu           sync.Mutex
+	untranslated sets.Set[SocketPair] // to be closed
+	closed       uint64
+	failing      bool
+}
+
+// Judge says of the stored destination of a socket whether its backend serves it no longer,
+// as of the call that returned it.
+type Judge func() (stale func(*lbmap.SocketDest) bool)
+
+// Options are what a Closer works with.
+type Options struct {
+	// Storage is what programs stored of each socket.
+	Storage *ciliumebpf.Map
+	// OptOuts are the network namespaces that the programs leave alone.
+	OptOuts *ciliumebpf.Map
+	Judge   Judge
+	Cgroup  *os.File
+	// Host is the network namespace of the node.
+	Host netns.Namespace
+	// HostOnly says that programs leave the sockets of pods alone.
+	HostOnly bool
+	// ProcRoot is where network namespaces are found.
+	ProcRoot string
+	Report   func(proxier.Problem)
+}
+
+func New(o Options) *Closer {
+	return &Closer{
+		storage: o.Storage, judge: o.Judge, procRoot: o.ProcRoot, report: o.Report,
+		reach: scope{cgroup: o.Cgroup, netns: o.Host, optOuts: o.OptOuts, hostOnly: o.HostOnly},
+		wake:  make(chan struct{}, 1), untranslated: sets.New[SocketPair](),
+	}
+}
+
+// Wake has the flows looked at.
+func (f *Closer) Wake() {
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Unfinished says that the last look could not do everything.
+func (f *Closer) Unfinished() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.failing
+}
+
+func (f *Closer) Run(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	var again <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.wake:
+			again = time.After(secondLook)
+		case <-again:
+			again = nil
+		}
+		start := time.Now()
+		closed, err := f.CloseNow(ctx)
+		f.mu.Lock()
+		f.closed += uint64(closed)
+		first := err != nil && !f.failing
+		f.failing = err != nil
+		f.mu.Unlock()
+		if closed > 0 {
+			logger.V(2).Info("Closed UDP sockets of removed backends", "sockets", closed, "duration", time.Since(start))
+		}
+		if first && ctx.Err() == nil {
+			f.report(proxier.Problem{
+				Kind: "Node", Reason: proxier.ReasonFlowsNotClosed,
+				Message: "UDP sockets connected to removed backends could not all be closed; their owners notice only by themselves: " + err.Error(),
+			})
+		}
+	}
+}
+
+// Close lets go of what CloseNow made.
+func (f *Closer) Close() {
+	if f.reader != nil {
+		_ = f.reader.Close()
+	}
+}
+
+// CloseNow closes the sockets that lead to backends which serve them no
+// longer, and the strays. Socket storage tells which the former are, for the whole
+// machine at once; mostly there are none, and then no namespace is visited. Only where
+// they are visible can they be closed.
+func (f *Closer) CloseNow(ctx context.Context) (closed int, err error) {
+	// Strays have no storage: they can be closed on a kernel that does not let it be read.
+	stale, remotes, unread := f.find(ctx)
+	strays := f.TakeUntranslated()
+	if len(stale) == 0 && len(strays) == 0 {
+		return 0, unread
+	}
+	var hooked served
+	if len(strays) > 0 {
+		if hooked, err = f.reach.find(); err != nil {
+			f.addUntranslated(strays)
+			return 0, errors.Join(unread, err)
+		}
+	}
+	for pair := range strays {
+		remotes.Insert(pair.Remote)
+	}
+
+	filter := sockdiag.Filter{Protocol: unix.IPPROTO_UDP, Remote: remotes.UnsortedList()}
+	err = sockdiag.ForEachNetNS(ctx, f.procRoot, func(sockdiag.NetNS) error {
+		here := false
+		switch {
+		case len(strays) > 0:
+			var err error
+			if here, err = hooked.here(); err != nil {
+				return err
+			}
+		case len(stale) == 0:
+			return nil
+		}
+		_, n, err := sockdiag.Dump(ctx, filter, func(s sockdiag.Socket) bool {
+			known := stale.Has(s.Cookie)
+			delete(stale, s.Cookie)
+			return known || here && strays.Has(SocketPair{s.Local, s.Remote}) && hooked.cgroup(s.CgroupID)
+		})
+		closed += n
+		return err
+	})
+	if err != nil && !errors.Is(err, fs.ErrPermission) {
+		f.addUntranslated(strays)
+	}
+	switch {
+	case len(stale) > 0:
+		// Or their owners closed them this moment: the next look will tell.
+		err = errors.Join(fmt.Errorf("%d sockets are in no network namespace that %s shows; it has to be the host's (hostPID)", len(stale), f.procRoot), err)
+	case errors.Is(err, fs.ErrPermission):
+		err = nil // what may not be looked at had nothing to close
+	}
+	return closed, errors.Join(unread, err)
+}
+
+// find lists the sockets that lead to backends which serve them no longer, by their
+// cookies, and those backends.
+func (f *Closer) find(ctx context.Context) (stale sets.Set[uint64], remotes sets.Set[netip.AddrPort], err error) {
+	stale, remotes = sets.New[uint64](), sets.New[netip.AddrPort]()
+	if f.reader == nil {
+		// Not those that their owners disconnected: they keep what is stored.
+		if f.reader, err = sockdiag.NewStorageReader(f.storage, 1<<sockdiag.Established); err != nil {
+			return stale, remotes, err
+		}
+	}
+	values, err := f.reader.Read(ctx)
+	if err != nil {
+		return stale, remotes, err
+	}
+	judge := f.judge()
+	for cookie, value := range values {
+		var dest lbmap.SocketDest
+		if len(value) != int(unsafe.Sizeof(dest)) {
+			continue
+		}
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(&dest)), unsafe.Sizeof(dest)), value)
+		if dest.Connected != 0 && proxier.Protocol(dest.Proto) == proxier.UDP && judge(&dest) {
+			stale.Insert(cookie)
+			remotes.Insert(lbmap.ToAddrPort(dest.Addr, dest.Port))
+		}
+	}
+	return stale, remotes, nil
+}
+
+// Closed counts the sockets that were closed.
+func (f *Closer) Closed() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.closed
+}
+
+// CloseSoon closes these sockets with the next look, as far as the programs would serve
+// them if they were opened at that time.
+func (f *Closer) CloseSoon(pairs []SocketPair) {
+	f.addUntranslated(sets.New(pairs...))
+	f.Wake()
+}

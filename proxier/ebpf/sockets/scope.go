@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sockets
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+
+	ciliumebpf "github.com/cilium/ebpf"
+
+	"github.com/tandem-proxy/tandem/kernel/netns"
+)
+
+// SocketPair is what a connected socket is known by.
+type SocketPair struct{ Local, Remote netip.AddrPort }
+
+func (f *Closer) addUntranslated(strays sets.Set[SocketPair]) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.untranslated = f.untranslated.Union(strays)
+}
+
+func (f *Closer) TakeUntranslated() sets.Set[SocketPair] {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	strays := f.untranslated
+	f.untranslated = sets.New[SocketPair]()
+	return strays
+}
+
+// scope is what it takes to tell sockets that pass the programs from others: those have
+// somebody else who translates their packets, or nobody has to.
+type scope struct {
+	cgroup   *os.File
+	netns    netns.Namespace
+	optOuts  *ciliumebpf.Map
+	hostOnly bool
+}
+
+// served says which sockets pass the programs, as of one moment.
+type served struct {
+	host     uint64 // cookie
+	hostOnly bool
+	optedOut sets.Set[uint64] // cookies
+	cgroups  sets.Set[uint64] // ids; nil for all
+}
+
+func (h *scope) find() (served, error) {
+	found := served{hostOnly: h.hostOnly}
+	err := h.netns.Do(func() (err error) { found.host, err = netns.Cookie(); return err })
+	if err != nil {
+		return found, err
+	}
+	cookies, err := lbmap.Keys[uint64, uint8](h.optOuts)
+	if err != nil {
+		return found, fmt.Errorf("read the opt-outs: %w", err)
+	}
+	found.optedOut = sets.New(cookies...)
+	if found.cgroups, err = cgroupsBelow(h.cgroup.Name()); err != nil {
+		return found, fmt.Errorf("list the cgroups: %w", err)
+	}
+	return found, nil
+}
+
+// here says whether any do in this network namespace.
+func (h *served) here() (bool, error) {
+	cookie, err := netns.Cookie()
+	return err == nil && !h.optedOut.Has(cookie) && (!h.hostOnly || cookie == h.host), err
+}
+
+// cgroup says whether those of a cgroup do.
+func (h *served) cgroup(id uint64) bool { return h.cgroups == nil || h.cgroups.Has(id) }
+
+// rootCgroup is the id of the cgroup that every other one is below.
+const rootCgroup = 1
+
+// cgroupsBelow are the ids of a cgroup and of all below it; nil for every one there is.
+func cgroupsBelow(root string) (sets.Set[uint64], error) {
+	ids := sets.New[uint64]()
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && path != root:
+			return nil // gone meanwhile
+		case err != nil:
+			return err
+		case !d.IsDir():
+			return nil
+		}
+		info, err := d.Info()
+		if err != nil {
+			return nil // likewise
+		}
+		id := info.Sys().(*syscall.Stat_t).Ino
+		if id == rootCgroup {
+			ids = nil
+			return fs.SkipAll
+		}
+		ids.Insert(id)
+		return nil
+	})
+	return ids, err
+}

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package writer
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// setPlan is what place found out about one set.
+type setPlan struct {
+	size   int
+	same   bool // as published already
+	extent extent
+}
+
+// program works out what a service port lacks, makes sure there is room for it,
+// and only then writes.
+func (w *Writer) program(index uint32) error {
+	p := &w.ports[index]
+	d := p.want
+
+	if p.id == 0 {
+		if !w.adopt(p) {
+			id, ok := w.services.alloc()
+			if !ok {
+				return w.full("services", 1, lbmap.Usage{Used: w.services.used, Max: int(w.services.limit) - 1})
+			}
+			p.id = id
+		}
+	}
+	if err := Supports(d); err != nil {
+		return err
+	}
+
+	frontends, fresh := w.frontendsOf(p)
+	if max := w.tables.Frontends.MaxEntries(); fresh > 0 && w.usedFrontends+fresh > max {
+		return w.full("frontends", fresh, lbmap.Usage{Used: w.usedFrontends, Max: max})
+	}
+	ranges := rangesOf(d, p.id)
+	if fresh := w.freshRanges(p.ranges, ranges); fresh > 0 && w.usedRanges+fresh > w.tables.Ranges.MaxEntries() {
+		return w.full("ranges", fresh, lbmap.Usage{Used: w.usedRanges, Max: w.tables.Ranges.MaxEntries()})
+	}
+	ids, missing, removed := w.matchBackends(p)
+	if missing > w.backends.room() {
+		return w.full("backends", missing, lbmap.Usage{Used: w.backends.used, Max: int(w.backends.limit) - 1})
+	}
+	var sets [proxier.Sets]setPlan
+	for s := range proxier.Sets {
+		plan := &sets[s]
+		plan.size, plan.same = w.compareSet(p.id, s, d, ids)
+		if plan.same || plan.size == 0 {
+			continue
+		}
+		x, ok := w.slots.alloc(plan.size)
+		if !ok {
+			for _, earlier := range sets[:s] {
+				if !earlier.same && earlier.size > 0 {
+					w.slots.release(earlier.extent)
+				}
+			}
+			return w.full("slots", plan.size, lbmap.Usage{Used: w.slots.used, Max: int(w.slots.size)})
+		}
+		plan.extent = x
+	}
+
+	// From here on nothing can fail but the writing of frontends and ranges.
+	w.describe(p, lbmap.ServiceProgrammed, 0)
+	w.writeBackends(p.id, d, ids)
+	used := d.Uses()
+	for s := range proxier.Sets {
+		plan := &sets[s]
+		if plan.same || plan.size == 0 {
+			continue
+		}
+		at := plan.extent.base
+		for i := range d.Backends {
+			if inSet(&d.Backends[i], s) {
+				w.tables.Slots[at] = lbmap.SlotWord(ids[i], w.tables.Backends[ids[i]].Generation)
+				at++
+			}
+		}
+		w.writes += uint64(plan.size)
+		w.publish(p.id, s, lbmap.SetWord(plan.extent.base, plan.size))
+	}
+	for s := range proxier.Sets {
+		if used[s] && sets[s].size == 0 {
+			w.publish(p.id, s, lbmap.EmptySet(d.Empty[s]))
+		}
+	}
+
+	// Addresses that now lead to another set have to be written before the set
+	// they led to may go. Until then the backends of both are kept.
+	_, again := w.retry[index]
+	switched := again || switches(p.frontends, frontends)
+	if switched {
+		p.backends = slices.SortedFunc(slices.Values(slices.Concat(ids, removed)), w.compareBackends)
+	}
+	if slices.ContainsFunc(frontends, needsGuard) {
+		if err := w.guard(); err != nil {
+			w.retry[index] = struct{}{}
+			return err
+		}
+	}
+	if err := w.addRanges(p, ranges); err != nil {
+		w.retry[index] = struct{}{}
+		return err
+	}
+	w.enqueue(index, p, frontends, fresh)
+	var flushed error // may be about the addresses of others
+	if switched {
+		flushed = w.flush()
+		if _, failed := w.retry[index]; failed {
+			return flushed
+		}
+	}
+	flushed = errors.Join(flushed, w.removeRanges(p, ranges))
+	for s := range proxier.Sets {
+		if !used[s] {
+			w.publish(p.id, s, lbmap.UnusedSet)
+		}
+	}
+	w.narrow(d, ids)
+	for _, id := range removed {
+		w.freeBackend(id)
+	}
+	p.backends = ids
+	return flushed
+}
+
+// switches says that an address is to be served in another way than before, so
+// that it may lead to another set, or ask other source ranges.
+func switches(before, after []lbmap.FrontendEntry) bool {
+	return slices.ContainsFunc(before, func(f lbmap.FrontendEntry) bool {
+		return slices.ContainsFunc(after, func(o lbmap.FrontendEntry) bool { return o.Key == f.Key && o.Value.Flags != f.Value.Flags })
+	})
+}
+
+func (w *Writer) full(table string, need int, u lbmap.Usage) error {
+	return &CapacityError{Table: table, Need: need, Usage: u}
+}
+
+// frontendsOf returns the entries that the port should have, and how many of
+// them are new. It returns the port's own list if that is what it should have.
+func (w *Writer) frontendsOf(p *port) (list []lbmap.FrontendEntry, fresh int) {
+	d := p.want
+	same := true
+	n := 0
+	for i := range d.Frontends {
+		if served(&d.Frontends[i]) {
+			same = same && n < len(p.frontends) && p.frontends[n] == lbmap.NewFrontend(d, i, p.id)
+			n++
+		}
+	}
+	if same && n == len(p.frontends) {
+		return p.frontends, 0
+	}
+	list = make([]lbmap.FrontendEntry, 0, n)
+	for i := range d.Frontends {
+		if !served(&d.Frontends[i]) {
+			continue
+		}
+		f := lbmap.NewFrontend(d, i, p.id)
+		list = append(list, f)
+		if !hasKey(p.frontends, f.Key) {
+			fresh++
+		}
+	}
+	return list, fresh
+}
+
+func hasKey(list []lbmap.FrontendEntry, key lbmap.FrontendKey) bool {
+	return slices.ContainsFunc(list, func(f lbmap.FrontendEntry) bool { return f.Key == key })
+}
+
+// matchBackends finds the ids of the backends that the port should have, 0 for
+// those that have none yet, and the ids it should not have any more.
+func (w *Writer) matchBackends(p *port) (ids []uint32, missing int, removed []uint32) {
+	d := p.want
+	if len(p.backends) == len(d.Backends) {
+		same := true
+		for i, id := range p.backends {
+			if w.backendAddr(id) != d.Backends[i].Addr {
+				same = false
+				break
+			}
+		}
+		if same {
+			return p.backends, 0, nil
+		}
+	}
+	ids = make([]uint32, len(d.Backends))
+	have := p.backends
+	for i := range d.Backends {
+		want := d.Backends[i].Addr
+		for len(have) > 0 && w.backendAddr(have[0]).Compare(want) < 0 {
+			removed, have = append(removed, have[0]), have[1:]
+		}
+		if len(have) > 0 && w.backendAddr(have[0]) == want {
+			ids[i], have = have[0], have[1:]
+			continue
+		}
+		missing++
+	}
+	return ids, missing, append(removed, have...)
+}
+
+func (w *Writer) backendAddr(id uint32) netip.AddrPort {
+	b := &w.tables.Backends[id]
+	return lbmap.ToAddrPort(b.Addr, b.Port)
+}
+
+// compareSet counts a set's backends and says whether it is published so.
+func (w *Writer) compareSet(id uint32, s proxier.Set, d *proxier.Decision, ids []uint32) (size int, same bool) {
+	word := w.tables.Sets[id*lbmap.SetsPerService+uint32(s)]
+	base, published := lbmap.SplitSetWord(word)
+	same = true
+	for i := range d.Backends {
+		if !inSet(&d.Backends[i], s) {
+			continue
+		}
+		if same {
+			same = ids[i] != 0 && size < published &&
+				w.tables.Slots[base+uint32(size)] == lbmap.SlotWord(ids[i], w.tables.Backends[ids[i]].Generation)
+		}
+		size++
+	}
+	if size == 0 {
+		return 0, word == lbmap.EmptySet(d.Empty[s])
+	}
+	return size, same && size == published
+}
+
+// writeBackends writes new backends and makes the others members of whatever
+// they are to be in next; they stay in what they were in until that is so.
+func (w *Writer) writeBackends(service uint32, d *proxier.Decision, ids []uint32) {
+	for i := range d.Backends {
+		b := &d.Backends[i]
+		if ids[i] != 0 {
+			e := &w.tables.Backends[ids[i]]
+			if members := e.Members | membersOf(b); e.Members != members {
+				e.Members = members
+				w.writes++
+			}
+			if flags := backendFlags(b); e.Flags != flags {
+				e.Flags = flags
+				w.writes++
+			}
+			continue
+		}
+		id, _ := w.backends.alloc() // place made sure of it
+		e := &w.tables.Backends[id]
+		generation := e.Generation
+		if generation == 0 {
+			generation = w.tables.Meta.Generation
+		}
+		*e = lbmap.Backend{
+			Addr: lbmap.FromAddr(b.Addr.Addr()), Port: lbmap.NetworkPort(b.Addr.Port()), Proto: uint8(d.Name.Protocol),
+			Members: membersOf(b), Service: service, Generation: generation, Flags: backendFlags(b),
+		}
+		w.writes++
+		ids[i] = id
+	}
+}
+
+// narrow ends the memberships that the published sets no longer give.
+func (w *Writer) narrow(d *proxier.Decision, ids []uint32) {
+	for i := range d.Backends {
+		if e, members := &w.tables.Backends[ids[i]], membersOf(&d.Backends[i]); e.Members != members {
+			e.Members = members
+			w.writes++
+		}
+	}
+}
+
+// publish makes a set what the programs read next.
+func (w *Writer) publish(id uint32, s proxier.Set, word uint64) {
+	at := &w.tables.Sets[id*lbmap.SetsPerService+uint32(s)]
+	old := *at
+	if old == word {
+		return
+	}
+	atomic.StoreUint64(at, word)
+	w.writes++
+	if base, size := lbmap.SplitSetWord(old); size > 0 {
+		w.slots.release(extent{base: base, order: orderOf(size)})
+		w.room = true
+	}
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package writer
+
+import (
+	"slices"
+	"time"
+
+	"k8s.io/utils/clock"
+)
+
+// ripeAfter is how long a number rests at most before it is given out again. A
+// program that still reads what it stood for runs for microseconds.
+const ripeAfter = time.Second
+
+// grace lets every program that is running now come to its end.
+type grace func()
+
+// resting holds numbers that were given back: programs may still be reading
+// what they stand for.
+type resting[T any] struct {
+	items []T
+	fresh bool // something came since the last look
+	last  time.Time
+	clock clock.PassiveClock
+	grace grace
+}
+
+func (r *resting[T]) add(item T) {
+	r.items = append(r.items, item)
+	r.fresh = true
+}
+
+// take returns what has rested long enough; with now, all of it, after having
+// waited for the programs that run.
+func (r *resting[T]) take(now bool) []T {
+	if len(r.items) == 0 {
+		return nil
+	}
+	if r.fresh { // giving back is frequent and looking is not: the look has the clock
+		r.fresh, r.last = false, r.clock.Now()
+	}
+	if r.clock.Since(r.last) < ripeAfter {
+		if !now {
+			return nil
+		}
+		r.grace()
+	}
+	ripe := r.items
+	r.items = nil
+	return ripe
+}
+
+// ids gives out numbers below a limit.
+type ids struct {
+	next, limit uint32 // never given out: [next, limit)
+	free        []uint32
+	resting     resting[uint32]
+	used        int
+}
+
+func newIDs(first, limit uint32, c clock.PassiveClock, g grace) *ids {
+	return &ids{next: first, limit: limit, resting: resting[uint32]{clock: c, grace: g}}
+}
+
+// adopt marks the numbers that are in use already. It may be called once,
+// before any other method.
+func (a *ids) adopt(used []uint32) {
+	slices.Sort(used)
+	for _, id := range used {
+		for ; a.next < id; a.next++ {
+			a.free = append(a.free, a.next)
+		}
+		a.next = id + 1
+	}
+	a.used = len(used)
+}
+
+// room counts the numbers that can still be given out.
+func (a *ids) room() int {
+	return int(a.limit-a.next) + len(a.free) + len(a.resting.items)
+}
+
+func (a *ids) alloc() (uint32, bool) {
+	if len(a.free) == 0 {
+		a.free = append(a.free, a.resting.take(a.next == a.limit)...)
+	}
+	switch n := len(a.free); {
+	case n > 0:
+		id := a.free[n-1]
+		a.free = a.free[:n-1]
+		a.used++
+		return id, true
+	case a.next < a.limit:
+		a.next++
+		a.used++
+		return a.next - 1, true
+	}
+	return 0, false
+}
+
+func (a *ids) release(id uint32) {
+	a.used--
+	a.resting.add(id)
+}

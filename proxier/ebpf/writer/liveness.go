@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package writer
+
+import (
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// liveness knows which backends serve which service, as of one moment.
+type liveness struct {
+	writer *Writer
+	live   map[liveBackend]struct{}
+}
+
+type liveBackend struct {
+	service uint32
+	addr    [4]uint32
+	port    uint16
+}
+
+// StaleSockets says of the destinations of sockets whether their backends serve them no
+// longer.
+func (w *Writer) StaleSockets() func(*lbmap.SocketDest) bool { return w.liveness().stale }
+
+func (w *Writer) liveness() *liveness {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	j := &liveness{writer: w, live: map[liveBackend]struct{}{}}
+	for id := range w.backends.next {
+		b := &w.tables.Backends[id]
+		if b.Service != 0 && proxier.Protocol(b.Proto) == proxier.UDP {
+			j.live[liveBackend{b.Service, b.Addr, b.Port}] = struct{}{}
+		}
+	}
+	return j
+}
+
+// stale says that the socket's backend does not serve the address it dialled.
+// It goes by addresses, not ids: the tables may have been built anew since.
+func (j *liveness) stale(dest *lbmap.SocketDest) bool {
+	key := lbmap.FrontendKey{Addr: dest.Vip, Port: dest.VipPort, Proto: uint8(proxier.UDP), Scope: lbmap.ScopeAddress}
+	j.writer.mu.RLock() // or the element becomes that of another key
+	defer j.writer.mu.RUnlock()
+	value, found, err := j.writer.tables.Frontends.Lookup(key)
+	if err == nil && !found {
+		key.Addr, key.Scope = lbmap.Unspecified(key.Addr), lbmap.ScopeNode
+		value, found, err = j.writer.tables.Frontends.Lookup(key)
+	}
+	if err != nil {
+		return false
+	}
+	_, serves := j.live[liveBackend{value.Service, dest.Addr, dest.Port}]
+	return !found || !serves
+}

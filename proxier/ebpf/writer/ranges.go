@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package writer
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// rangesOf are the source ranges of a service port, sorted: what all its
+// filtered frontends let in, but for each frontend's own address, which a flag
+// of the frontend stands for.
+func rangesOf(d *proxier.Decision, service uint32) []lbmap.RangeKey {
+	var list []lbmap.RangeKey
+	for i := range d.Frontends {
+		f := &d.Frontends[i]
+		if !served(f) || !f.Filtered {
+			continue
+		}
+		for _, p := range f.Ranges {
+			if p == lbmap.OwnPrefix(f) {
+				continue
+			}
+			bits := p.Bits()
+			if p.Addr().Is4() {
+				bits += 96
+			}
+			list = append(list, lbmap.RangeKey{PrefixLen: uint32(32 + bits), Service: service, Addr: lbmap.FromAddr(p.Addr())})
+		}
+	}
+	slices.SortFunc(list, compareRanges)
+	return slices.Compact(list)
+}
+
+func compareRanges(a, b lbmap.RangeKey) int {
+	return cmp.Or(cmp.Compare(a.Service, b.Service), slices.Compare(a.Addr[:], b.Addr[:]), cmp.Compare(a.PrefixLen, b.PrefixLen))
+}
+
+func hasRange(list []lbmap.RangeKey, key lbmap.RangeKey) bool {
+	_, found := slices.BinarySearchFunc(list, key, compareRanges)
+	return found
+}
+
+// freshRanges counts what is in want and not in have.
+func (w *Writer) freshRanges(have, want []lbmap.RangeKey) (n int) {
+	for _, key := range want {
+		if !hasRange(have, key) {
+			n++
+		}
+	}
+	return n
+}
+
+// addRanges writes what is new in want. p has both until removeRanges.
+func (w *Writer) addRanges(p *port, want []lbmap.RangeKey) error {
+	var added []lbmap.RangeKey
+	defer func() {
+		if len(added) > 0 {
+			p.ranges = slices.SortedFunc(slices.Values(slices.Concat(p.ranges, added)), compareRanges)
+		}
+	}()
+	for _, key := range want {
+		if hasRange(p.ranges, key) {
+			continue
+		}
+		if err := w.tables.Ranges.Put(key, 1); err != nil {
+			return fmt.Errorf("write source range %s of %s: %w", key.String(), p.want.Name, err)
+		}
+		added = append(added, key)
+		w.usedRanges++
+		w.writes++
+	}
+	return nil
+}
+
+// removeRanges deletes what p has and is not in want.
+func (w *Writer) removeRanges(p *port, want []lbmap.RangeKey) error {
+	for len(p.ranges) > len(want) {
+		i := slices.IndexFunc(p.ranges, func(key lbmap.RangeKey) bool { return !hasRange(want, key) })
+		if err := w.tables.Ranges.Delete(p.ranges[i]); err != nil {
+			return fmt.Errorf("delete source range %s: %w", p.ranges[i].String(), err)
+		}
+		p.ranges = slices.Delete(slices.Clone(p.ranges), i, i+1)
+		w.usedRanges--
+		w.writes++
+		w.room = true
+	}
+	return nil
+}
+
+// loadRanges reads what a previous process wrote. What belongs to nobody goes.
+func (w *Writer) loadRanges(left []adoptedService) error {
+	var lost []lbmap.RangeKey
+	err := w.tables.Ranges.Dump(func(key lbmap.RangeKey, _ uint8) {
+		if int(key.Service) >= len(left) || left[key.Service].id == 0 {
+			lost = append(lost, key)
+			return
+		}
+		s := &left[key.Service]
+		s.ranges = append(s.ranges, key)
+		w.usedRanges++
+	})
+	if err != nil {
+		return fmt.Errorf("read the source ranges: %w", err)
+	}
+	for i := range left {
+		slices.SortFunc(left[i].ranges, compareRanges)
+	}
+	for _, key := range lost {
+		if err := w.tables.Ranges.Delete(key); err != nil {
+			return fmt.Errorf("delete source range %s: %w", key.String(), err)
+		}
+	}
+	return nil
+}
+
+// needsGuard says that packets have to be asked for their source, see GuardHook.
+func needsGuard(f lbmap.FrontendEntry) bool { return f.Value.Flags&lbmap.FrontendSomePods != 0 }
+
+// NeedsGuard says whether any frontend in the tables is.
+func (w *Writer) NeedsGuard() bool {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return slices.ContainsFunc(w.ports, func(p port) bool { return slices.ContainsFunc(p.frontends, needsGuard) })
+}

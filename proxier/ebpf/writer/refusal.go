@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package writer
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// refusal is why a service port is not in the tables as it should be; trying
+// again would not help before something else changes.
+type refusal interface {
+	error
+	code() lbmap.Refusal
+}
+
+func (e *CapacityError) code() lbmap.Refusal {
+	switch e.Table {
+	case "frontends":
+		return lbmap.RefusalFrontendsFull
+	case "services":
+		return lbmap.RefusalServicesFull
+	case "backends":
+		return lbmap.RefusalBackendsFull
+	case "ranges":
+		return lbmap.RefusalRangesFull
+	}
+	return lbmap.RefusalSlotsFull
+}
+
+// unsupportedError says that the tier cannot carry a service port at all.
+type unsupportedError struct{ protocol proxier.Protocol }
+
+func (e unsupportedError) Error() string {
+	return fmt.Sprintf("the socket hooks do not see %s; another tier has to carry it", e.protocol)
+}
+
+func (e unsupportedError) code() lbmap.Refusal { return lbmap.RefusalSCTP }
+
+func Supports(d *proxier.Decision) error {
+	if d.Name.Protocol == proxier.SCTP {
+		return unsupportedError{d.Name.Protocol}
+	}
+	return nil
+}
+
+// refuse records and reports a refusal. What is in the tables of the service
+// port stays, but for backends that are gone.
+func (w *Writer) refuse(index uint32, why refusal) {
+	p := &w.ports[index]
+	if p.id != 0 {
+		w.withdrawBackends(p)
+		w.dropUnwanted(p)
+		w.describe(p, lbmap.ServiceNotProgrammed, uint16(why.code()))
+	}
+	if w.unplaced[index] == why.code() {
+		return
+	}
+	w.unplaced[index] = why.code()
+	reason := proxier.ReasonCapacity
+	if errors.As(why, &unsupportedError{}) {
+		reason = proxier.ReasonUnsupported
+	}
+	w.report(proxier.Problem{
+		Kind: "Service", Object: p.want.Name.NamespacedName, UID: p.want.UID, Field: "spec.ports", Reason: reason,
+		Message: fmt.Sprintf("%s/%s is not programmed as it should be: %v", p.want.Name, p.want.Name.Protocol, why),
+	})
+}
+
+// dropUnwanted gives up the addresses that the service port does not have any more:
+// another one may be about to get them.
+func (w *Writer) dropUnwanted(p *port) {
+	wants := func(f lbmap.FrontendEntry) bool {
+		for i := range p.want.Frontends {
+			if served(&p.want.Frontends[i]) && lbmap.KeyOf(p.want, i) == f.Key {
+				return true
+			}
+		}
+		return false
+	}
+	kept := make([]lbmap.FrontendEntry, 0, len(p.frontends))
+	for _, f := range p.frontends {
+		if wants(f) {
+			kept = append(kept, f)
+		} else {
+			w.orphans = append(w.orphans, f.Key)
+		}
+	}
+	w.echo.replace(p.frontends, kept)
+	p.frontends = kept
+}
+
+// CapacityError says that something does not fit into a table.
+type CapacityError struct {
+	Table string // frontends, services, backends, slots or ranges
+	Need  int
+	lbmap.Usage
+}
+
+func (e *CapacityError) Error() string {
+	return fmt.Sprintf("needs %d more %s, and %d of %d are in use; raise --ebpf-max-%s", e.Need, e.Table, e.Used, e.Max, e.Table)
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package writer
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// retire removes what is gone: frontends first, then what they led to. An
+// address that another service port is about to take over stays until it is
+// overwritten, so that there is no moment without it.
+func (w *Writer) retire(todo []uint32) error {
+	if len(w.gone) == 0 {
+		return nil
+	}
+	wanted := w.wantedOf(w.gone, todo)
+	keys := make([]lbmap.FrontendKey, 0, len(w.gone))
+	for i := range w.gone {
+		for _, f := range w.gone[i].frontends {
+			if _, ok := wanted[f.Key]; !ok {
+				keys = append(keys, f.Key)
+			}
+		}
+	}
+	// While a frontend cannot be deleted, nothing it leads to may be given to
+	// anybody else.
+	if err := w.delete(keys); err != nil {
+		return err
+	}
+	var errs []error
+	waiting := w.gone[:0]
+	for i := range w.gone {
+		p := &w.gone[i]
+		if wanted != nil {
+			p.frontends = slices.DeleteFunc(slices.Clone(p.frontends), func(f lbmap.FrontendEntry) bool {
+				_, ok := wanted[f.Key]
+				return !ok
+			})
+			if len(p.frontends) > 0 {
+				waiting = append(waiting, *p)
+				continue
+			}
+		}
+		if err := w.remove(p); err != nil {
+			errs = append(errs, err)
+			waiting = append(waiting, *p)
+		}
+	}
+	w.gone = waiting
+	return errors.Join(errs...)
+}
+
+// wantedOf returns those addresses of leaving ports that others want; nil for
+// none.
+func (w *Writer) wantedOf(leaving []port, todo []uint32) map[lbmap.FrontendKey]struct{} {
+	if len(todo) == 0 {
+		return nil
+	}
+	keys := map[lbmap.FrontendKey]struct{}{}
+	for i := range leaving {
+		for _, f := range leaving[i].frontends {
+			keys[f.Key] = struct{}{}
+		}
+	}
+	var wanted map[lbmap.FrontendKey]struct{}
+	for _, index := range todo {
+		d := w.ports[index].want
+		for i := range d.Frontends {
+			if f := &d.Frontends[i]; !served(f) {
+				continue
+			}
+			key := lbmap.KeyOf(d, i)
+			if _, leaving := keys[key]; leaving {
+				if wanted == nil {
+					wanted = map[lbmap.FrontendKey]struct{}{}
+				}
+				wanted[key] = struct{}{}
+			}
+		}
+	}
+	return wanted
+}
+
+// deleteOrphans deletes the addresses that service ports lost in this sync, but for
+// those that were overwritten because another one has them now. Where writing
+// them failed, they wait with all they lead to for the next try.
+func (w *Writer) deleteOrphans(todo []uint32) error {
+	if len(w.gone) == 0 && len(w.orphans) == 0 {
+		return nil
+	}
+	waits := map[lbmap.FrontendKey]bool{} // lost addresses: whether they have to wait
+	for _, key := range w.orphans {
+		waits[key] = false
+	}
+	for i := range w.gone {
+		for _, f := range w.gone[i].frontends {
+			waits[f.Key] = false
+		}
+	}
+	for _, index := range todo {
+		for _, f := range w.ports[index].frontends {
+			if _, lost := waits[f.Key]; !lost {
+				continue
+			}
+			if _, failed := w.retry[index]; failed {
+				waits[f.Key] = true
+			} else {
+				delete(waits, f.Key)
+				w.usedFrontends-- // counted for both owners until now
+			}
+		}
+	}
+	overwritten := func(key lbmap.FrontendKey) bool { _, lost := waits[key]; return !lost }
+	w.orphans = slices.DeleteFunc(w.orphans, overwritten)
+	for i := range w.gone {
+		p := &w.gone[i]
+		p.frontends = slices.DeleteFunc(p.frontends, func(f lbmap.FrontendEntry) bool { return overwritten(f.Key) })
+	}
+	var keys []lbmap.FrontendKey
+	for key, wait := range waits {
+		if !wait {
+			keys = append(keys, key)
+		}
+	}
+	if err := w.delete(keys); err != nil {
+		return err
+	}
+	deleted := func(key lbmap.FrontendKey) bool { return !waits[key] }
+	w.orphans = slices.DeleteFunc(w.orphans, deleted)
+	var errs []error
+	left := w.gone[:0]
+	for i := range w.gone {
+		p := &w.gone[i]
+		p.frontends = slices.DeleteFunc(p.frontends, func(f lbmap.FrontendEntry) bool { return deleted(f.Key) })
+		if len(p.frontends) > 0 {
+			left = append(left, *p)
+			continue
+		}
+		if err := w.remove(p); err != nil {
+			errs = append(errs, err)
+			left = append(left, *p)
+		}
+	}
+	w.gone = left
+	return errors.Join(errs...)
+}
+
+func (w *Writer) delete(keys []lbmap.FrontendKey) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	if err := w.tables.Frontends.Delete(keys); err != nil {
+		return fmt.Errorf("delete %d frontends: %w", len(keys), err)
+	}
+	w.writes += uint64(len(keys))
+	w.usedFrontends -= len(keys)
+	w.room = true
+	return nil
+}
+
+// remove gives back everything of a service port that has no frontend left.
+func (w *Writer) remove(p *port) error {
+	// Or who gets the id next would let in whom this one did.
+	if err := w.removeRanges(p, nil); err != nil {
+		return err
+	}
+	for s := range proxier.Sets {
+		w.publish(p.id, s, lbmap.UnusedSet)
+	}
+	for _, id := range p.backends {
+		w.freeBackend(id)
+	}
+	w.tables.ServiceStats[p.id] = lbmap.ServiceStats{}
+	w.tables.Services[p.id] = lbmap.Service{}
+	w.writes += 2
+	w.services.release(p.id)
+	w.room = true
+	return nil
+}
+
+// freeBackend ends a backend. A program that read its slot before sees another
+// generation and reads the set again.
+func (w *Writer) freeBackend(id uint32) {
+	e := &w.tables.Backends[id]
+	if proxier.Protocol(e.Proto) == proxier.UDP {
+		w.stale = true
+	}
+	generation := e.Generation + 1
+	if generation == 0 {
+		generation = 1
+	}
+	atomic.StoreUint32(&e.Generation, generation)
+	e.Service, e.Members = 0, 0
+	w.tables.BackendStats[id] = 0
+	w.writes++
+	w.backends.release(id)
+	w.room = true
+}
+
+// withdrawBackends takes removed backends out of the sets of a port whose new sets do
+// not fit: their places go to backends that remain.
+func (w *Writer) withdrawBackends(p *port) {
+	ids, _, removed := w.matchBackends(p)
+	d := p.want
+	used := d.Uses()
+	for s := range proxier.Sets {
+		word := w.tables.Sets[p.id*lbmap.SetsPerService+uint32(s)]
+		base, size := lbmap.SplitSetWord(word)
+		if size == 0 {
+			continue
+		}
+		var remain []uint32
+		for i := range d.Backends {
+			b := &d.Backends[i]
+			// Addresses may still lead to a set that is to be used no more.
+			eligible := inSet(b, s) || !used[s] && b.Members != 0 && b.Addr.Addr().Is4() == (s.Family() == proxier.IPv4)
+			if ids[i] != 0 && eligible && w.tables.Backends[ids[i]].Members&setBit(s) != 0 {
+				remain = append(remain, ids[i])
+			}
+		}
+		if len(remain) == 0 {
+			w.publish(p.id, s, lbmap.EmptySet(d.Empty[s]))
+			continue
+		}
+		stays := make(map[uint32]bool, len(remain))
+		for _, id := range remain {
+			stays[id] = true
+		}
+		next := 0
+		for i := range size {
+			at := &w.tables.Slots[base+uint32(i)]
+			if stays[uint32(*at)] {
+				continue
+			}
+			id := remain[next%len(remain)]
+			next++
+			atomic.StoreUint64(at, lbmap.SlotWord(id, w.tables.Backends[id].Generation))
+			w.writes++
+		}
+	}
+	kept := make([]uint32, 0, len(p.backends))
+	for i, id := range ids {
+		if id == 0 {
+			continue
+		}
+		kept = append(kept, id)
+		if e, members := &w.tables.Backends[id], membersOf(&d.Backends[i]); e.Members&^members != 0 {
+			e.Members &= members
+			w.writes++
+		}
+	}
+	for _, id := range removed {
+		w.freeBackend(id)
+	}
+	p.backends = kept
+}

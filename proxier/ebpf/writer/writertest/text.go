@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package writertest
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// Text is what the tables say, as programs would read it: nothing of ids.
+func Text(tables *lbmap.Tables) string {
+	var lines []string
+	err := tables.Frontends.Dump(func(key lbmap.FrontendKey, value lbmap.FrontendValue) {
+		e := &tables.Services[value.Service]
+		f := lbmap.FrontendEntry{Key: key, Value: value}
+		head := fmt.Sprintf("%s/%s %s affinity=%d", lbmap.ToAddrPort(key.Addr, key.Port), proxier.Protocol(key.Proto), e.Name[:e.NameLen], value.Affinity)
+		for origin := range proxier.Origins {
+			lines = append(lines, head+routeText(value.Flags, origin)+" -> "+setText(tables, f.SetID(origin)))
+		}
+	})
+	err = errors.Join(err, tables.Ranges.Dump(func(key lbmap.RangeKey, _ uint8) {
+		e := &tables.Services[key.Service]
+		lines = append(lines, fmt.Sprintf("%s/%s from %s", e.Name[:e.NameLen], proxier.Protocol(e.Proto), key.String()))
+	}), tables.Vips.Dump(func(addr [4]uint32, _ uint8) { lines = append(lines, "echo "+lbmap.ToAddr(addr).String()) }))
+	if err != nil {
+		return err.Error()
+	}
+	slices.Sort(lines)
+	return strings.Join(slices.Compact(lines), "\n")
+}
+
+// routeText is empty for frontends that serve all alike and keep the source.
+func routeText(flags uint32, origin proxier.Origin) string {
+	if flags == uint32(proxier.ClusterIP)<<lbmap.FrontendKindShift {
+		return ""
+	}
+	return fmt.Sprintf(" flags=%x %s", flags, origin)
+}
+
+func setText(tables *lbmap.Tables, set uint32) string {
+	base, size := lbmap.SplitSetWord(tables.Sets[set])
+	to := make([]string, 0, size)
+	for i := range size {
+		slot := tables.Slots[base+uint32(i)]
+		b := &tables.Backends[uint32(slot)]
+		if b.Generation != uint32(slot>>32) || b.Service != set/lbmap.SetsPerService {
+			to = append(to, "STALE")
+			continue
+		}
+		if b.Members&(1<<(set%lbmap.SetsPerService)) == 0 {
+			to = append(to, "NO-MEMBER")
+		}
+		to = append(to, lbmap.ToAddrPort(b.Addr, b.Port).String())
+	}
+	if size == 0 {
+		if verdict, ok := lbmap.VerdictOf(base); ok {
+			to = append(to, verdict.String())
+		} else {
+			to = append(to, "UNUSED")
+		}
+	}
+	return strings.Join(to, " ")
+}
+
+// Wanted is what the tables should say of the decisions.
+func Wanted(all []proxier.PortChange) string {
+	var lines []string
+	for _, c := range all {
+		d := c.New
+		ranges := map[string]struct{}{}
+		for i := range d.Frontends {
+			f := &d.Frontends[i]
+			if f.Conflict != nil {
+				continue
+			}
+			if f.Kind.AnswersEcho() {
+				lines = append(lines, "echo "+f.Addr.Addr().String())
+			}
+			for origin, r := range f.Routes {
+				var to []string
+				for i := range d.Backends {
+					if inSetOf(&d.Backends[i], r.Set) {
+						to = append(to, d.Backends[i].Addr.String())
+					}
+				}
+				if to == nil {
+					to = append(to, d.Empty[r.Set].String())
+				}
+				lines = append(lines, fmt.Sprintf("%s/%s %s affinity=%d%s -> %s", f.Addr, d.Name.Protocol, d.Name,
+					int(d.Affinity.Seconds()), routeText(lbmap.NewFrontend(d, i, 0).Value.Flags, proxier.Origin(origin)), strings.Join(to, " ")))
+			}
+			for _, p := range f.Ranges {
+				if p.Addr() != f.Addr.Addr() || !p.IsSingleIP() {
+					ranges[fmt.Sprintf("%s/%s from %s", d.Name, d.Name.Protocol, p)] = struct{}{}
+				}
+			}
+		}
+		for line := range ranges {
+			lines = append(lines, line)
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(slices.Compact(lines), "\n")
+}
+
+// Check compares what the writer says is used with the tables.
+func Check(t testing.TB, tables *lbmap.Tables, usage map[string]lbmap.Usage) {
+	t.Helper()
+	services, backends, slots := 0, 0, 0
+	members := make([]uint8, len(tables.Backends))
+	for id := range tables.Services {
+		if tables.Services[id].State == lbmap.ServiceFree {
+			continue
+		}
+		services++
+		for s := range uint32(lbmap.SetsPerService) {
+			base, size := lbmap.SplitSetWord(tables.Sets[uint32(id)*lbmap.SetsPerService+s])
+			if size > 0 {
+				slots += 1 << bits.Len(uint(size-1)) // rounded up to a power of two
+			}
+			for i := range size {
+				members[uint32(tables.Slots[base+uint32(i)])] |= 1 << s
+			}
+		}
+	}
+	for id := range tables.Backends {
+		b := &tables.Backends[id]
+		if b.Service != 0 {
+			backends++
+		}
+		if b.Members != members[id] {
+			t.Fatalf("backend %d %s: member of %b, in the sets %b", id, lbmap.ToAddrPort(b.Addr, b.Port), b.Members, members[id])
+		}
+	}
+	frontends := 0
+	if err := tables.Frontends.Dump(func(lbmap.FrontendKey, lbmap.FrontendValue) { frontends++ }); err != nil {
+		t.Fatal(err)
+	}
+	got := []int{frontends, services, backends, slots}
+	want := []int{usage["frontends"].Used, usage["services"].Used, usage["backends"].Used, usage["slots"].Used}
+	if !slices.Equal(got, want) {
+		t.Fatalf("frontends, services, backends, slots in the tables: %v, according to the writer: %v", got, want)
+	}
+}
+
+// inSetOf says whether a backend is in a set.
+func inSetOf(b *proxier.Backend, s proxier.Set) bool {
+	in := b.Members
+	if !b.Addr.Addr().Is4() {
+		in <<= proxier.V6Cluster
+	}
+	return in&(1<<s) != 0
+}
