@@ -47,7 +47,7 @@ func TestModes(t *testing.T) {
 			if mode == "ebpf" {
 				return holds(t, s.node, "KUBE-SERVICES", false)
 			}
-			return errors.Join(holds(t, s.node, "-j KUBE-SERVICES", true), s.Says("serve no new connections")())
+			return errors.Join(holds(t, s.node, "-j KUBE-SERVICES", true), s.Says("accept no new connections")())
 		})
 		if _, body, err := s.node.Get(t.Context(), 10249, "/proxyMode"); err != nil || body != mode {
 			t.Errorf("/proxyMode says %q in mode %s: %v", body, mode, err)
@@ -229,7 +229,7 @@ func testFallback(t *testing.T, fallback, why string, of func(n *lab.Node, dir, 
 	if !strings.Contains(p.Log.String(), why) {
 		t.Error("the log does not say why")
 	}
-	if strings.Contains(p.Log.String(), "Cannot remove what another mode left") {
+	if strings.Contains(p.Log.String(), "Cannot clean up after another mode") {
 		t.Error("the log complains of programs where there are none")
 	}
 

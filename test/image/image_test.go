@@ -335,7 +335,7 @@ func TestKubeadm(t *testing.T) {
 		c.serves(t)
 		c.runs(t, mode)
 		if mode == "iptables" && i > 0 {
-			says(t, p, `serve no new connections`)
+			says(t, p, `accept no new connections`)
 		}
 		_ = p.Close() // killed
 		c.serves(t)

@@ -88,7 +88,7 @@ func (p *proxy) metricsMux() *http.ServeMux {
 		// What upstream's only check there is called. It does not fail.
 		_ = slis.ObserveHealthcheck(ctx, "ping", "healthz", slis.Success)
 	})
-	text("/proxyMode", string(p.decision.Mode), func(context.Context) {})
+	text("/proxyMode", string(p.mode.name()), func(context.Context) {})
 	mux.Handle("/metrics", legacyregistry.Handler())
 	slis.SLIMetrics{}.Install(mux)
 	configz.InstallHandler(mux)
