@@ -189,7 +189,7 @@ func TestFallback(t *testing.T) {
 		"without CAP_SYS_ADMIN": {unix.CAP_SYS_ADMIN, nil, "iptables", "needs CAP_SYS_ADMIN"},
 		"after ipvs": {
 			0, []string{"--ebpf-capability-mask=connect4=no,ipvs=yes,ipvs_schedulers=yes", "--ipvs-scheduler=best"},
-			"ipvs,iptables", "mode ipvs was tried, and cannot run",
+			"ipvs,iptables", "mode ipvs failed a trial run",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
