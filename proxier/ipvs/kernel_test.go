@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/proxiertest"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -125,7 +126,7 @@ func (c *countingObjects[K]) Delete(k K) error {
 func (s *stage) service(pods ...*lab.Pod) *proxier.Decision {
 	name := proxier.ServicePortName{Protocol: proxier.TCP}
 	name.Namespace, name.Name = "default", "web"
-	d := proxier.NewDecision(name, 0)
+	d := proxiertest.Decision(name, 0)
 	d.Frontends = s.frontends
 	for _, p := range pods {
 		d.Backends = append(d.Backends, proxier.Backend{Addr: netip.AddrPortFrom(p.Addr4, 8080), Members: proxier.InCluster, Local: true})

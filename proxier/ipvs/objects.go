@@ -75,9 +75,3 @@ func (c *counted[K]) isThere(k K) bool {
 	item := c.Get(k)
 	return item != nil && item.There()
 }
-
-// isUnused says whether an object is there that is not wanted.
-func (c *counted[K]) isUnused(k K) bool {
-	item := c.Get(k)
-	return item != nil && !item.Wanted()
-}

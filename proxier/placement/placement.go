@@ -451,12 +451,8 @@ func (t *Tier) Wait() { t.cleaning.Wait() }
 
 // Supports implements proxier.Tier.
 func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {
-	why := t.Why(d, f)
-	if why == nil {
-		return nil
-	}
-	if err := t.fallback.Supports(d, f); err != nil {
-		return errors.Join(why, err)
+	if chosen, reasons := t.choose(d, f); chosen == tiers {
+		return errors.Join(reasons...)
 	}
 	return nil
 }
@@ -468,8 +464,23 @@ func (t *Tier) Overflow() int { return len(t.seen.Load().overflow) }
 
 // Why returns nil if the fast tier serves a frontend, and else why it does not.
 func (t *Tier) Why(d *proxier.Decision, f *proxier.Frontend) error {
+	if chosen, reasons := t.choose(d, f); chosen != onFast {
+		return reasons[onFast]
+	}
+	return nil
+}
+
+// choose says which tier serves a frontend, by what was known after the last Sync.
+func (t *Tier) choose(d *proxier.Decision, f *proxier.Frontend) (chosen tier, reasons []error) {
 	seen := t.seen.Load()
-	return t.fastRefuses(d, f, seen.overflow, seen.served)
+	list := [tiers]Candidate{
+		onFast: {Refuses: func(d *proxier.Decision, f *proxier.Frontend) error {
+			return t.fastRefuses(d, f, seen.overflow, seen.served)
+		}},
+		onFallback: {Refuses: t.fallback.Supports},
+	}
+	by, reasons := Choose(list[:], d, f)
+	return tier(by), reasons
 }
 
 // FallbackHas returns a function that says whether the fallback, as things are, translates

@@ -302,7 +302,7 @@ func (p *proxy) rulePackets() (r metrics.RulePackets, ok bool) {
 	return r, ok
 }
 
-// carrier implements explain.Carrier.
+// carrier implements explain.PlacementFunc.
 func (p *proxy) carrier(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) (by, reason string, shown bool) {
 	p.withActive(func(open activeMode) {
 		s := open.serves(d, f, o)
