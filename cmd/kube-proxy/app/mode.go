@@ -124,8 +124,9 @@ func modeNames() (names []string) {
 }
 
 // modeNamed returns a mode of this build.
-func modeNamed(h *host, name capabilities.Mode) mode {
-	all := modesOf(h)
+func modeNamed(h *host, name capabilities.Mode) mode { return named(modesOf(h), name) }
+
+func named(all []mode, name capabilities.Mode) mode {
 	return all[slices.IndexFunc(all, func(m mode) bool { return m.name() == name })]
 }
 
@@ -144,18 +145,22 @@ func fallbackModes(c *config.Config) (list []capabilities.Mode) {
 
 // selectMode chooses the first mode that can run, of the configured one and its fallbacks.
 func selectMode(ctx context.Context, h *host) (mode, capabilities.Decision, error) {
+	return selectModeOf(ctx, h, modesOf(h))
+}
+
+func selectModeOf(ctx context.Context, h *host, all []mode) (mode, capabilities.Decision, error) {
 	request := capabilities.Request{
 		Mode: capabilities.Mode(h.config.KubeProxy.Mode), Fallback: fallbackModes(h.config), Failed: map[capabilities.Mode]error{},
 	}
-	for _, name := range modeNames() {
-		request.Available = append(request.Available, capabilities.Mode(name))
+	for _, m := range all {
+		request.Available = append(request.Available, m.name())
 	}
 	for {
 		decision := capabilities.Select(h.report, request)
 		if decision.Err != nil {
 			return nil, decision, fmt.Errorf("kernel %s: %w", h.report.Kernel, decision.Err)
 		}
-		m := modeNamed(h, decision.Mode)
+		m := named(all, decision.Mode)
 		err := m.check(ctx)
 		if err == nil {
 			return m, decision, nil

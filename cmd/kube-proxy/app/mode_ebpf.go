@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"time"
 
-	ciliumebpf "github.com/cilium/ebpf"
 	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
 
@@ -102,7 +101,6 @@ func (m *ebpfMode) openPrograms(ctx context.Context, p *parts) (*ebpf.Tier, erro
 			return tier, nil
 		}
 		if !errors.Is(err, datapath.ErrBusy) {
-			logVerifier(logger, err)
 			return nil, fmt.Errorf("open the eBPF datapath: %w", err)
 		}
 		if !waited {
@@ -116,16 +114,6 @@ func (m *ebpfMode) openPrograms(ctx context.Context, p *parts) (*ebpf.Tier, erro
 			return nil, ctx.Err()
 		case <-timer.C:
 		}
-	}
-}
-
-// logVerifier logs why the verifier rejected a program, in full at -v=4: the error itself has
-// only the last lines.
-func logVerifier(logger klog.Logger, err error) {
-	var rejected *ciliumebpf.VerifierError
-	if errors.As(err, &rejected) {
-		logger.Info("The verifier rejected a program; -v=4 logs all that it says", "lines", len(rejected.Log))
-		logger.V(4).Info("Verifier log", "log", fmt.Sprintf("%+v", rejected))
 	}
 }
 

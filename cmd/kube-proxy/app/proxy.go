@@ -119,7 +119,7 @@ func (p *proxy) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	logMode(klog.FromContext(ctx), p.host, p.decision)
-	p.explain.node, p.explain.mode, p.explain.tiers, p.explain.carrier = p.opts.nodeName, string(p.mode.name()), p.explainTiers, p.carrier
+	p.explain.node, p.explain.mode, p.explain.tiers, p.explain.placement = p.opts.nodeName, string(p.mode.name()), p.explainTiers, p.placement
 	p.health = health.New(health.Options{
 		// Upstream's factor: one sync may fail and be repeated.
 		Timeout:  2 * p.mode.intervals().MaxInterval,
@@ -302,8 +302,8 @@ func (p *proxy) rulePackets() (r metrics.RulePackets, ok bool) {
 	return r, ok
 }
 
-// carrier implements explain.PlacementFunc.
-func (p *proxy) carrier(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) (by, reason string, shown bool) {
+// placement implements explain.PlacementFunc.
+func (p *proxy) placement(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) (by, reason string, shown bool) {
 	p.withActive(func(open activeMode) {
 		s := open.serves(d, f, o)
 		by, shown = string(s.by), s.refused != nil || !open.hasMaps()
