@@ -48,7 +48,7 @@ func Drain(ctx context.Context, opts Options) error {
 	}
 }
 
-// drain removes what nobody needs any more, and says whether that was all of it.
+// drain removes what no connection needs, and says whether that was everything.
 func (r *remains) drain(s *servers) (drained bool, err error) {
 	if r.servers == nil {
 		return true, r.remove()
