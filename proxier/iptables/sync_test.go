@@ -59,7 +59,7 @@ func TestNothingToDo(t *testing.T) {
 	}
 }
 
-// TestSlotEmpties: a slot of a tree whose last rule goes with a full sync goes too.
+// TestSlotEmpties: a slot whose last rule a full sync deletes is deleted, too.
 func TestSlotEmpties(t *testing.T) {
 	n := newNode(t, newSimulated())
 	n.Serve(0, 200, 1)
@@ -78,8 +78,8 @@ func TestSlotEmpties(t *testing.T) {
 	}
 }
 
-// TestRefused: what the kernel refuses of one Service is told once, costs no other one
-// anything, and nothing that was there. When it is no longer refused it is written.
+// TestRefused: rules of one Service that the kernel refuses are reported once. Other Services
+// and its previous rules are not affected. It is written as soon as it is not refused.
 func TestRefused(t *testing.T) {
 	name := proxier.ServicePortName{Port: "p", Protocol: proxier.TCP}
 	name.Namespace, name.Name = "shop", "s31"
@@ -87,7 +87,7 @@ func TestRefused(t *testing.T) {
 	for _, size := range []int{50, 200} {
 		for i := range 4 {
 			restart, tells := i%2 == 1, i > 1
-			t.Run(fmt.Sprintf("%d/restart=%v/tells=%v", size, restart, tells), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%d/restart=%v/generation=%v", size, restart, tells), func(t *testing.T) {
 				tools := newSimulated()
 				tools.HasGeneration = tells
 				n := newNode(t, tools)
@@ -134,7 +134,7 @@ func TestRefused(t *testing.T) {
 					n.MustFullSync()
 				}
 				if len(n.Problems) != 1 || n.Problems[0].Object.Name != "s31" || !strings.Contains(n.Problems[0].Message, "no chain like that one") {
-					t.Errorf("told %+v", n.Problems)
+					t.Errorf("reported %+v", n.Problems)
 				}
 				n.Tools.Before = nil
 				n.MustFullSync()
@@ -150,8 +150,8 @@ func TestRefused(t *testing.T) {
 }
 
 // TestRefusedNew: a kernel without SCTP's match refuses rules of such a Service, also
-// those of one that nobody serves, and also when all others are taken over from
-// somebody else.
+// those of one without endpoints, and also when all others are taken over from another
+// process.
 func TestRefusedNew(t *testing.T) {
 	withoutSCTP := func(input string) error {
 		if strings.Contains(input, "-m sctp") {
@@ -173,7 +173,7 @@ func TestRefusedNew(t *testing.T) {
 		n.MustSync()
 		n.MustFullSync()
 		if len(n.Problems) != 1 || n.Problems[0].Object.Name != "s45" {
-			t.Errorf("take-over %v: told %+v", takeOver, n.Problems)
+			t.Errorf("take-over %v: reported %+v", takeOver, n.Problems)
 		}
 		want := newNode(t, newSimulated())
 		want.Serve(5, 40, 1)
@@ -207,15 +207,15 @@ func TestRefusedByHalf(t *testing.T) {
 	n.OnEndpointSliceAdd(endpoints(30, pod(1)))
 	n.MustSync()
 	if refused == 0 || len(n.Problems) != 1 {
-		t.Errorf("refused %d times, told %+v", refused, n.Problems)
+		t.Errorf("refused %d times, reported %+v", refused, n.Problems)
 	}
 	if diff := cmp.Diff(before, saved(t, n.Tools, proxier.IPv4)); diff != "" {
 		t.Errorf("(-before +after):\n%s", diff)
 	}
 }
 
-// TestGoneAndRepaired: a Service goes while a shared chain has to be repaired, which its chains have
-// to outlive.
+// TestGoneAndRepaired: a Service is deleted while a shared chain that leads to it has to be
+// repaired. Its chains are deleted after that.
 func TestGoneAndRepaired(t *testing.T) {
 	n := newNode(t, newSimulated())
 	n.Serve(0, 20, 2)
@@ -234,7 +234,7 @@ func TestGoneAndRepaired(t *testing.T) {
 	n.Tools.Before = func(string) error { calls++; return nil }
 	n.MustFullSync()
 	if wrote := n.Tools.Take(); len(wrote) != calls || len(n.Problems) > 0 {
-		t.Errorf("%d of %d calls succeeded, told %+v", len(wrote), calls, n.Problems)
+		t.Errorf("%d of %d calls succeeded, reported %+v", len(wrote), calls, n.Problems)
 	}
 	want := newNode(t, newSimulated())
 	want.Serve(0, 20, 2)
@@ -245,8 +245,8 @@ func TestGoneAndRepaired(t *testing.T) {
 	}
 }
 
-// TestErrors: when the tools fail altogether, at any call, Sync says so, and the next one
-// writes what is owed, whatever that one is about.
+// TestErrors: when any call of the tools fails, Sync returns an error, and the next one writes
+// what is pending, whatever its update is.
 func TestErrors(t *testing.T) {
 	steps := []func(n *node){
 		func(n *node) { n.Serve(0, 60, 2) },
@@ -291,7 +291,7 @@ func TestErrors(t *testing.T) {
 			}
 			more = failed > 0
 			if (errs > 0) != (failed > 0) || len(n.Problems) > 0 {
-				t.Fatalf("call %d: %d failures, %d errors; told %+v", at, failed, errs, n.Problems)
+				t.Fatalf("call %d: %d failures, %d errors; reported %+v", at, failed, errs, n.Problems)
 			}
 			for _, f := range []proxier.Family{proxier.IPv4, proxier.IPv6} {
 				if diff := cmp.Diff(saved(t, want.Tools, f), saved(t, n.Tools, f)); diff != "" {
@@ -302,8 +302,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestOwed: after an error the next sync, which brings nothing, writes all that is owed.
-func TestOwed(t *testing.T) {
+// TestPending: after an error the next sync, with an empty update, writes all that is pending.
+func TestPending(t *testing.T) {
 	n := newNode(t, newSimulated())
 	n.Serve(0, 20, 2)
 	n.MustSync()
@@ -331,7 +331,7 @@ func TestOwed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if wrote := n.Tools.Take(); len(wrote) != 2 || len(n.Problems) > 0 { // once in each family, so nothing was refused
-		t.Errorf("%d times written, told %+v", len(wrote), n.Problems)
+		t.Errorf("%d times written, reported %+v", len(wrote), n.Problems)
 	}
 	want := newNode(t, newSimulated())
 	want.Serve(0, 25, 2)
@@ -401,7 +401,7 @@ func TestSlots(t *testing.T) {
 func TestFamiliesApart(t *testing.T) {
 	for _, tells := range []bool{false, true} {
 		for family := range proxier.Families {
-			t.Run(fmt.Sprintf("%s/tells=%v", family, tells), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s/generation=%v", family, tells), func(t *testing.T) {
 				fake := newSimulated()
 				fake.HasGeneration = tells
 				tools := &failingTools{fake, proxier.Families}
@@ -444,7 +444,7 @@ func TestFamiliesApart(t *testing.T) {
 				reads("in the end", 0)
 				n.Restore(family, "*filter\n-A FORWARD -j ACCEPT\nCOMMIT\n")
 				n.MustFullSync()
-				reads("somebody else changed something", 1)
+				reads("another program changed something", 1)
 			})
 		}
 	}
