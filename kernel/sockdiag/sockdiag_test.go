@@ -174,7 +174,7 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// A list of any length finds the same, whoever filters.
+// Lists of any length find the same sockets, filtered by the kernel or in user space.
 func TestManyRemotes(t *testing.T) {
 	s := netns(t)
 	var remotes []netip.AddrPort
@@ -343,8 +343,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// A socket that was closed between dump and destroy is nobody's error, and a
-// new one at its address nobody's victim.
+// A socket that was closed between dump and destroy is no error, and a
+// new one with its addresses is not destroyed.
 func TestClosedMeanwhile(t *testing.T) {
 	s := netns(t)
 	to := netip.AddrPortFrom(backend4, 1053)

@@ -166,7 +166,7 @@ func TestBadObjects(t *testing.T) {
 		want       []string
 	}{
 		{
-			"kinds nobody reads", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: z}\n" + service("a", 1),
+			"unsupported kinds", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: z}\n" + service("a", 1),
 			[]string{
 				"add service default/a 10.96.0.1",
 				"problem InvalidFile File /DIR/a.yaml [] a.yaml:1: kind Deployment of apps/v1 is ignored; supported are Service and Node of v1, EndpointSlice of discovery.k8s.io/v1 and ServiceCIDR of networking.k8s.io/v1",
@@ -292,7 +292,7 @@ func TestDuplicates(t *testing.T) {
 	h := newHarness(t)
 	h.write("b.yaml", service("a", 2))
 	h.pass("add service default/a 10.96.0.2")
-	// Whoever has it keeps it, though a.yaml comes first by name.
+	// The owner keeps the object, although a.yaml is first by name.
 	h.write("a.yaml", service("a", 1))
 	h.write("c.yaml", service("x", 7)+service("a", 3))
 	h.pass("add service default/x 10.96.0.7")
