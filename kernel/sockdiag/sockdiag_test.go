@@ -227,7 +227,7 @@ func mark(tb testing.TB, m *ciliumebpf.Map, c net.Conn, value uint64) {
 
 func mustReader(tb testing.TB, m *ciliumebpf.Map) *sockdiag.StorageReader {
 	tb.Helper()
-	r, err := sockdiag.NewStorageReader(m, 0)
+	r, err := sockdiag.NewStorageReader(m, 0, nil)
 	if errors.Is(err, sockdiag.ErrStorageNotSupported) {
 		kernel.Since(tb, 5, 12, "reading socket storage")
 		lab.SkipOrFail(tb, err)
@@ -326,7 +326,7 @@ func TestErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer array.Close()
-	if _, err := sockdiag.NewStorageReader(array, 0); err == nil || errors.Is(err, sockdiag.ErrStorageNotSupported) {
+	if _, err := sockdiag.NewStorageReader(array, 0, nil); err == nil || errors.Is(err, sockdiag.ErrStorageNotSupported) {
 		t.Errorf("map of another type: got %v", err)
 	}
 	if _, _, err := dump(s, sockdiag.Filter{Protocol: unix.IPPROTO_SCTP}, none); err == nil {
