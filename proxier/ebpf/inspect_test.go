@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -415,19 +413,6 @@ func inspectBesideWriter(t *testing.T, n *node) {
 		}
 	}
 	t.Logf("seen %v, gave up on %d", seen, changing)
-}
-
-func TestNetNSCookieErrors(t *testing.T) {
-	if _, err := netns.CookieOf("/proc/self/nothing"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of nothing: %v", err)
-	}
-	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := netns.CookieOf(file); err == nil {
-		t.Error("a plain file has a cookie")
-	}
 }
 
 // Text is for comparisons.
