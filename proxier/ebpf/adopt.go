@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"context"
 	"fmt"
 
 	"k8s.io/klog/v2"
@@ -12,7 +13,7 @@ import (
 )
 
 // adopt loads the programs onto the maps of the earlier ones.
-func (t *Tier) adopt(s specs) error {
+func (t *Tier) adopt(ctx context.Context, s specs) error {
 	maps, err := lbmap.MapsOf(t.earlier[0].Program)
 	if err != nil {
 		return err
@@ -52,7 +53,7 @@ func (t *Tier) adopt(s specs) error {
 			replacements[name] = m // openPacketMaps looks at them
 		}
 	}
-	if err := t.load(s, replacements); err != nil {
+	if err := t.load(ctx, s, replacements); err != nil {
 		return err
 	}
 	if err := t.writer.Load(); err != nil {

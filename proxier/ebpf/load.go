@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
@@ -45,13 +46,13 @@ func (t *Tier) loadSpecs(hostNetNSCookie uint64) (s specs, err error) {
 
 // load loads the socket programs and those maps that are not given. Packet programs are
 // loaded when a device needs them.
-func (t *Tier) load(s specs, given lbmap.Maps) (err error) {
+func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) {
 	defer func() {
 		if err != nil {
 			t.unload()
 		}
 	}()
-	if err := t.loadSockets(s.sockets, given); err != nil {
+	if err := t.loadSockets(ctx, s.sockets, given); err != nil {
 		return err
 	}
 	if err := t.openPacketMaps(s, given); err != nil {
@@ -85,16 +86,16 @@ func (t *Tier) load(s specs, given lbmap.Maps) (err error) {
 	return nil
 }
 
-func (t *Tier) loadSockets(spec *ciliumebpf.CollectionSpec, given lbmap.Maps) error {
+func (t *Tier) loadSockets(ctx context.Context, spec *ciliumebpf.CollectionSpec, given lbmap.Maps) error {
 	replacements := lbmap.Maps{}
 	for name, m := range given {
 		if spec.Maps[name] != nil {
 			replacements[name] = m
 		}
 	}
-	collection, err := ciliumebpf.NewCollectionWithOptions(spec, ciliumebpf.CollectionOptions{MapReplacements: replacements})
+	collection, err := datapath.Load(ctx, "socket programs", spec, ciliumebpf.CollectionOptions{MapReplacements: replacements})
 	if err != nil {
-		return fmt.Errorf("load the socket programs: %w", err)
+		return err
 	}
 	defer collection.Close()
 	t.maps = lbmap.Maps{}

@@ -56,7 +56,7 @@ func (t *Tier) open(ctx context.Context) error {
 	}
 	logger := klog.FromContext(ctx)
 	if len(t.earlier) > 0 {
-		why := t.adopt(specs)
+		why := t.adopt(ctx, specs)
 		if why == nil {
 			t.adopted = true
 			return t.attach()
@@ -65,7 +65,7 @@ func (t *Tier) open(ctx context.Context) error {
 	}
 	kept, optOuts := t.keptMaps(logger, specs)
 	defer kept.Close() // the collection has its own
-	if err := t.load(specs, kept); err != nil {
+	if err := t.load(ctx, specs, kept); err != nil {
 		return err
 	}
 	for _, cookie := range optOuts {

@@ -43,12 +43,12 @@ func (p *Devices) Programs(ctx context.Context, v Variant) (*PacketPrograms, err
 	if !p.NoConntrack {
 		noModule = loadConntrack()
 	}
-	programs, err := p.load(v)
+	programs, err := p.load(ctx, v)
 	if err != nil && !p.NoConntrack {
 		// It may be a module that is not there, whatever the kernel could do.
 		p.NoConntrack = true
 		var without error
-		if programs, without = p.load(v); without == nil {
+		if programs, without = p.load(ctx, v); without == nil {
 			klog.FromContext(ctx).Info("Packet programs run without netfilter's conntrack: they take packets of its translated connections for new connections", "reason", errors.Join(err, noModule).Error())
 			err = nil
 		} else {
@@ -62,7 +62,7 @@ func (p *Devices) Programs(ctx context.Context, v Variant) (*PacketPrograms, err
 	return programs, nil
 }
 
-func (p *Devices) load(v Variant) (*PacketPrograms, error) {
+func (p *Devices) load(ctx context.Context, v Variant) (*PacketPrograms, error) {
 	spec, err := lbmap.PacketSpec()
 	if err != nil {
 		return nil, err
@@ -102,9 +102,9 @@ func (p *Devices) load(v Variant) (*PacketPrograms, error) {
 		// The one type of the kernel's that is needed, which may lack BTF.
 		opts.Programs.KernelTypes = spec.Types
 	}
-	collection, err := ciliumebpf.NewCollectionWithOptions(spec, opts)
+	collection, err := Load(ctx, "packet programs", spec, opts)
 	if err != nil {
-		return nil, fmt.Errorf("load the packet programs: %w", err)
+		return nil, err
 	}
 	defer collection.Close()
 	programs := &PacketPrograms{}

@@ -7,21 +7,20 @@ import (
 	"fmt"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/delta"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// echoAddrs are the addresses at which echo requests are answered. An address is
-// usually that of several frontends.
+// echoAddrs are the addresses at which programs answer echo requests. An address usually has
+// several frontends.
 type echoAddrs struct {
 	table lbmap.SmallMap[[4]uint32, uint8]
-	users map[[4]uint32]int
-	// written are the addresses in the table, dirty those that may have to get
-	// into it, or out of it.
-	written, dirty map[[4]uint32]struct{}
+	users map[[4]uint32]int // frontends
+	delta *delta.Delta[[4]uint32, bool, struct{}]
 }
 
 func newEchoAddrs(table lbmap.SmallMap[[4]uint32, uint8]) echoAddrs {
-	return echoAddrs{table, map[[4]uint32]int{}, map[[4]uint32]struct{}{}, map[[4]uint32]struct{}{}}
+	return echoAddrs{table, map[[4]uint32]int{}, delta.New[[4]uint32, bool, struct{}](nil)}
 }
 
 func answersEcho(f lbmap.FrontendEntry) bool {
@@ -29,10 +28,8 @@ func answersEcho(f lbmap.FrontendEntry) bool {
 }
 
 // load reads what a previous process wrote.
-func (v *echoAddrs) load() error {
-	err := v.table.Dump(func(addr [4]uint32, _ uint8) {
-		v.written[addr], v.dirty[addr] = struct{}{}, struct{}{}
-	})
+func (e *echoAddrs) load() error {
+	err := e.table.Dump(func(addr [4]uint32, _ uint8) { e.delta.Adopt(addr, struct{}{}) })
 	if err != nil {
 		return fmt.Errorf("read the addresses that answer echo requests: %w", err)
 	}
@@ -40,57 +37,59 @@ func (v *echoAddrs) load() error {
 }
 
 // replace says that a service port has other frontends than before.
-func (v *echoAddrs) replace(before, after []lbmap.FrontendEntry) {
+func (e *echoAddrs) replace(before, after []lbmap.FrontendEntry) {
 	for _, f := range after {
 		if answersEcho(f) {
-			v.use(f.Key.Addr, 1)
+			e.use(f.Key.Addr, 1)
 		}
 	}
 	for _, f := range before {
 		if answersEcho(f) {
-			v.use(f.Key.Addr, -1)
+			e.use(f.Key.Addr, -1)
 		}
 	}
 }
 
-func (v *echoAddrs) use(addr [4]uint32, n int) {
-	before := v.users[addr]
-	if v.users[addr] = before + n; before+n == 0 {
-		delete(v.users, addr)
-	}
-	if before == 0 || before+n == 0 {
-		v.dirty[addr] = struct{}{}
+func (e *echoAddrs) use(addr [4]uint32, n int) {
+	before := e.users[addr]
+	switch after := before + n; {
+	case after == 0:
+		delete(e.users, addr)
+		e.delta.Drop(addr)
+	default:
+		e.users[addr] = after
+		if before == 0 {
+			e.delta.Want(addr, true)
+		}
 	}
 }
 
-// write brings the addresses into the table, and returns how many it wrote.
-// What fails is tried again the next time.
-func (v *echoAddrs) write() (writes int, err error) {
+// write brings the table in line, and returns the number of writes. What fails is tried again
+// by the next call.
+func (e *echoAddrs) write() (writes int, err error) {
 	var errs []error
-	for addr := range v.dirty {
-		_, used := v.users[addr]
-		_, written := v.written[addr]
+	for addr, item := range e.delta.Pending() {
 		var err error
 		switch {
-		case used && !written:
-			if err = v.table.Put(addr, 1); err == nil {
-				v.written[addr] = struct{}{}
+		case !item.Wanted():
+			if err = e.table.Delete(addr); err == nil {
+				e.delta.Removed(addr)
+				writes++
 			}
-		case written && !used:
-			if err = v.table.Delete(addr); err == nil {
-				delete(v.written, addr)
+		case item.There() && !item.Unsure(): // a previous process wrote it
+			e.delta.Done(addr, struct{}{})
+		default:
+			if err = e.table.Put(addr, 1); err == nil {
+				e.delta.Done(addr, struct{}{})
+				writes++
 			}
 		}
 		if err != nil {
+			e.delta.Failed(addr, err)
 			if len(errs) == 0 { // the others fail for the same reason
 				errs = append(errs, fmt.Errorf("have %s answer echo requests: %w", lbmap.ToAddr(addr), err))
 			}
-			continue
 		}
-		if used != written {
-			writes++
-		}
-		delete(v.dirty, addr)
 	}
 	return writes, errors.Join(errs...)
 }

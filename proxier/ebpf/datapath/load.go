@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"k8s.io/klog/v2"
+)
+
+// Load loads a collection with those of its maps that are given. Where the kernel's verifier
+// rejects a program, all that it says is logged: the error has its last lines alone.
+func Load(ctx context.Context, what string, spec *ciliumebpf.CollectionSpec, opts ciliumebpf.CollectionOptions) (*ciliumebpf.Collection, error) {
+	collection, err := ciliumebpf.NewCollectionWithOptions(spec, opts)
+	if err == nil {
+		return collection, nil
+	}
+	if rejected := (*ciliumebpf.VerifierError)(nil); errors.As(err, &rejected) {
+		klog.FromContext(ctx).V(2).Info("The kernel's verifier rejected a program", "programs", what, "log", fmt.Sprintf("%+v", rejected))
+	}
+	return nil, fmt.Errorf("load the %s: %w", what, err)
+}
