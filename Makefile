@@ -40,7 +40,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## Build bin/kube-proxy and bin/tandemctl
+build: ## Build bin/kube-proxy and bin/tandemctl (the first time 1 min)
 	@mkdir -p bin
 	@echo 'Building $(VERSION)'
 	@$(GOBUILD) -o bin/ ./cmd/...
@@ -51,33 +51,36 @@ generate: ## Compile the BPF programs and write their Go side
 	go generate ./proxier/ebpf/lbmap
 
 .PHONY: verify
-verify: ## Check format, vet, go.mod, generated files, licences
+verify: ## Check format, vet, go.mod, imports, generated files, licences
 	@hack/need.sh $(bpf_tools)
 	hack/verify.sh
 
+.PHONY: check
+check: build ## Vet, build and test what needs no root: after every edit (20 s; the first time 2 min)
+	hack/test.sh check
+
 .PHONY: test
-test: ## Run all tests; those in namespaces need root
-	hack/test.sh unit privileged kernel
+test: build ## Test everything once, with real traffic on this kernel: before a commit (root; 10 min)
+	hack/test.sh check namespaces demo
 
-.PHONY: test-unit
-test-unit: ## Run the packages whose tests need no root
-	hack/test.sh unit
+.PHONY: test-all
+test-all: test test-rest ## Test everything there is, under other kernels as well (root; 1 hour)
 
-.PHONY: test-privileged
-test-privileged: ## Run the packages whose tests use namespaces and BPF
-	hack/test.sh privileged
+.PHONY: test-rest
+test-rest: ## What test-all has beyond test: all rounds, race detector, kernels, control plane (50 min)
+	hack/test.sh full deploy kernels cluster
 
 .PHONY: test-cluster
-test-cluster: ## Run the proxy as kubeadm does, with a real control plane (built first: minutes)
+test-cluster: ## Run the proxy as kubeadm does, with a real control plane (5 min; built first: 10 min more)
 	hack/test.sh cluster
 
 .PHONY: test-kernels
-test-kernels: ## Run test-privileged under other kernels (KERNEL='5.10 6.1 6.12 newest'; FULL=1 takes hours)
+test-kernels: ## Test under other kernels (30 min; KERNEL='5.10 6.1 6.12 newest'; FULL=1 takes hours)
 	KERNEL='$(KERNEL)' FULL='$(FULL)' TESTFLAGS="$(if $(FULL),,-test.short) $$TESTFLAGS" hack/kernels.sh
 
 .PHONY: test-race
-test-race: ## Run all tests uncached and shuffled, to find what depends on timing
-	TESTFLAGS='-count=1 -shuffle=on' hack/test.sh unit privileged
+test-race: ## Test everything uncached and shuffled, to find what depends on timing (20 min)
+	TESTFLAGS='-count=1 -shuffle=on' hack/test.sh full
 
 .PHONY: bench
 bench: ## Run the benchmarks (BENCHTIME=1x for a smoke run)

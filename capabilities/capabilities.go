@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package capabilities finds out what this node's kernel and tools can do for
-// the proxy, and turns that into a choice of mode with reasons.
+// Package capabilities probes what this node's kernel and tools support, and
+// chooses a proxy mode by that, with reasons.
 //
 // Probe asks the kernel, Report holds the answers, Select decides. Every answer
 // is one of three: yes, no, or inconclusive with the error that prevented an
@@ -19,8 +19,8 @@ import (
 	"strings"
 )
 
-// State is the answer of one probe. The zero value is Inconclusive, so that a
-// result nobody filled in does not read as an answer.
+// State is the answer of one probe. The zero value is Inconclusive, so that an
+// empty result does not read as an answer.
 type State int
 
 const (

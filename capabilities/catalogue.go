@@ -2,12 +2,10 @@
 
 package capabilities
 
-import "slices"
-
 // Mode names a proxy mode, in the words of kube-proxy's --proxy-mode.
 type Mode string
 
-// The modes Select knows.
+// The modes that Select can choose.
 const (
 	ModeEBPF     Mode = "ebpf"
 	ModeIPVS     Mode = "ipvs"
@@ -16,12 +14,10 @@ const (
 
 // Every feature that can be probed.
 const (
-	BPFSyscall   Feature = "bpf_syscall"
-	OpenByID     Feature = "open_by_id"
-	BTF          Feature = "btf"
-	JIT          Feature = "jit"
-	BPFFS        Feature = "bpffs"
-	LockdownOpen Feature = "lockdown_open"
+	BPFSyscall Feature = "bpf_syscall"
+	OpenByID   Feature = "open_by_id"
+	BTF        Feature = "btf"
+	JIT        Feature = "jit"
 
 	Cgroup2Root     Feature = "cgroup2_root"
 	CgroupReplace   Feature = "cgroup_replace"
@@ -42,16 +38,13 @@ const (
 	KtimeCoarse     Feature = "ktime_coarse"
 	MmapArray       Feature = "mmap_array"
 	Batch           Feature = "batch"
-	RingBuf         Feature = "ringbuf"
 	TCX             Feature = "tcx"
 	Clsact          Feature = "clsact"
 	Atomics         Feature = "atomics"
 	RedirectNeigh   Feature = "redirect_neigh"
 	FIBLookup       Feature = "fib_lookup"
-	FIBSkipNeigh    Feature = "fib_skip_neigh"
 	FIBSource       Feature = "fib_source"
 	ConntrackLookup Feature = "ct_lookup"
-	ConntrackNAT    Feature = "ct_nat"
 	XDPGeneric      Feature = "xdp_generic"
 	XDPNative       Feature = "xdp_native" // always with a device
 
@@ -69,24 +62,24 @@ const (
 type Info struct {
 	Feature     Feature
 	Description string
-	// NeededBy names the tier and the part of it that uses the feature.
+	// NeededBy names the datapath and the part of it that uses the feature.
 	NeededBy string
-	// Since is the first kernel with the feature, or "-" when the kernel's
-	// version does not matter. It is a hint for people: probes never look at it.
+	// Since is the first Linux version with the feature, or "-" if the version does
+	// not matter. It is for people to read: probes never look at it.
 	Since string
-	// Without says what a node lacking the feature gives up.
+	// Without is the effect on a node that lacks the feature.
 	Without string
 	// RequiredBy lists the modes that cannot run without the feature.
 	RequiredBy []Mode
-	// OptionalFor lists the modes that run without it, but worse.
+	// OptionalFor lists the modes that run without it, with limitations.
 	OptionalFor []Mode
-	// Substitutes names a better feature this one stands in for: its absence
-	// costs nothing where the better one is there.
+	// Substitutes names a better feature that this one replaces: its absence
+	// has no effect where the better one is available.
 	Substitutes Feature
 	// Config is the kernel option behind the feature, for required features
-	// that a kernel of the right age can still lack.
+	// that a kernel of a sufficient version can still lack.
 	Config string
-	// Remedy says what an operator can do, when another kernel is not all.
+	// Remedy says what an operator can do other than running a newer kernel.
 	Remedy string
 }
 
@@ -102,108 +95,95 @@ var (
 // maps, packets, then netfilter.
 var catalogue = []Info{
 	{Feature: BPFSyscall, Description: "the bpf() system call, creating a map", NeededBy: "ebpf: everything", Since: "3.19",
-		Without: "no eBPF at all", RequiredBy: onlyEBPF,
+		Without: "eBPF is not available", RequiredBy: onlyEBPF,
 		Remedy: "use a kernel with CONFIG_BPF_SYSCALL and run with CAP_BPF and CAP_NET_ADMIN (a privileged container has both)"},
-	{Feature: OpenByID, Description: "opening maps and programs by their id", NeededBy: "ebpf: what the process before left", Since: "4.13",
-		Without: "a process could not find what the one before left", RequiredBy: onlyEBPF,
-		Remedy: "run kernel 4.13 or newer with CAP_SYS_ADMIN (a privileged container has it; CAP_BPF does not suffice)"},
-	{Feature: BTF, Description: "the kernel's own type information", NeededBy: "ebpf: kernel conntrack", Since: "5.4",
-		Without: "flows of a previous kube-proxy cannot be recognised", OptionalFor: onlyEBPF,
+	{Feature: OpenByID, Description: "opening maps and programs by id", NeededBy: "ebpf: restart and upgrade", Since: "4.13",
+		Without: "a restarted process cannot find the maps and programs of the one before", RequiredBy: onlyEBPF,
+		Remedy: "run Linux 4.13 or newer with CAP_SYS_ADMIN (a privileged container has it; CAP_BPF is not sufficient)"},
+	{Feature: BTF, Description: "type information of the kernel (BTF)", NeededBy: "ebpf: migration from another mode", Since: "5.4",
+		Without: "connections of a previous kube-proxy cannot be detected", OptionalFor: onlyEBPF,
 		Remedy: "use a kernel with CONFIG_DEBUG_INFO_BTF"},
-	{Feature: JIT, Description: "BPF programs compiled to machine code", NeededBy: "ebpf: everything", Since: "-",
-		Without: "programs are interpreted, several times slower", OptionalFor: onlyEBPF,
+	{Feature: JIT, Description: "JIT compilation of BPF programs", NeededBy: "ebpf: everything", Since: "-",
+		Without: "programs are interpreted, which is several times slower", OptionalFor: onlyEBPF,
 		Remedy: "sysctl net.core.bpf_jit_enable=1"},
-	{Feature: BPFFS, Description: "a bpf filesystem", NeededBy: "ebpf: pins for inspection", Since: "4.4",
-		Without: "maps are found by id instead of by path"},
-	{Feature: LockdownOpen, Description: "kernel lockdown not in confidentiality mode", NeededBy: "ebpf: tracing and inspection", Since: "-",
-		Without: "programs cannot read kernel memory; the datapath does not"},
 
-	{Feature: Cgroup2Root, Description: "a mounted cgroup v2 hierarchy", NeededBy: "ebpf: socket LB", Since: "4.5",
-		Without: "no socket LB", RequiredBy: onlyEBPF, Remedy: cgroupMount},
-	{Feature: CgroupReplace, Description: "swapping an attached cgroup program in place", NeededBy: "ebpf: upgrade", Since: "5.6",
-		Without: "for a moment old and new programs both run during an upgrade", OptionalFor: onlyEBPF},
-	{Feature: Connect4, Description: "cgroup hook at connect(), IPv4", NeededBy: "ebpf: socket LB", Since: "4.17",
-		Without: "no socket LB", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
-	{Feature: Connect6, Description: "cgroup hook at connect(), IPv6", NeededBy: "ebpf: socket LB", Since: "4.17",
-		Without: "no socket LB for AF_INET6 sockets", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
-	{Feature: Sendmsg4, Description: "cgroup hook at sendmsg() of unconnected UDP, IPv4", NeededBy: "ebpf: socket LB, UDP", Since: "4.18",
-		Without: "no socket LB for unconnected UDP (DNS)", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
-	{Feature: Sendmsg6, Description: "cgroup hook at sendmsg() of unconnected UDP, IPv6", NeededBy: "ebpf: socket LB, UDP", Since: "4.18",
-		Without: "no socket LB for unconnected UDP (DNS)", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
-	{Feature: Recvmsg4, Description: "cgroup hook at recvmsg() of unconnected UDP, IPv4", NeededBy: "ebpf: socket LB, UDP", Since: "5.2",
-		Without: "UDP replies show the backend's address", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
-	{Feature: Recvmsg6, Description: "cgroup hook at recvmsg() of unconnected UDP, IPv6", NeededBy: "ebpf: socket LB, UDP", Since: "5.2",
-		Without: "UDP replies show the backend's address", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
-	{Feature: Getpeername4, Description: "cgroup hook at getpeername(), IPv4", NeededBy: "ebpf: socket LB", Since: "5.8",
-		Without: "getpeername() shows the backend, not the service", OptionalFor: onlyEBPF},
-	{Feature: Getpeername6, Description: "cgroup hook at getpeername(), IPv6", NeededBy: "ebpf: socket LB", Since: "5.8",
-		Without: "getpeername() shows the backend, not the service", OptionalFor: onlyEBPF},
+	{Feature: Cgroup2Root, Description: "a mounted cgroup v2 hierarchy", NeededBy: "ebpf: socket load balancing", Since: "4.5",
+		Without: "no socket load balancing", RequiredBy: onlyEBPF, Remedy: cgroupMount},
+	{Feature: CgroupReplace, Description: "replacing an attached cgroup program atomically", NeededBy: "ebpf: upgrade", Since: "5.6",
+		Without: "during an upgrade, old and new programs both run for a moment", OptionalFor: onlyEBPF},
+	{Feature: Connect4, Description: "cgroup hook at connect(), IPv4", NeededBy: "ebpf: socket load balancing", Since: "4.17",
+		Without: "no socket load balancing", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
+	{Feature: Connect6, Description: "cgroup hook at connect(), IPv6", NeededBy: "ebpf: socket load balancing", Since: "4.17",
+		Without: "no socket load balancing for AF_INET6 sockets", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
+	{Feature: Sendmsg4, Description: "cgroup hook at sendmsg() of unconnected UDP, IPv4", NeededBy: "ebpf: socket load balancing, UDP", Since: "4.18",
+		Without: "no socket load balancing for unconnected UDP (DNS)", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
+	{Feature: Sendmsg6, Description: "cgroup hook at sendmsg() of unconnected UDP, IPv6", NeededBy: "ebpf: socket load balancing, UDP", Since: "4.18",
+		Without: "no socket load balancing for unconnected UDP (DNS)", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
+	{Feature: Recvmsg4, Description: "cgroup hook at recvmsg() of unconnected UDP, IPv4", NeededBy: "ebpf: socket load balancing, UDP", Since: "5.2",
+		Without: "UDP replies have the backend's address as their source", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
+	{Feature: Recvmsg6, Description: "cgroup hook at recvmsg() of unconnected UDP, IPv6", NeededBy: "ebpf: socket load balancing, UDP", Since: "5.2",
+		Without: "UDP replies have the backend's address as their source", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
+	{Feature: Getpeername4, Description: "cgroup hook at getpeername(), IPv4", NeededBy: "ebpf: socket load balancing", Since: "5.8",
+		Without: "getpeername() returns the backend's address, not the Service's", OptionalFor: onlyEBPF},
+	{Feature: Getpeername6, Description: "cgroup hook at getpeername(), IPv6", NeededBy: "ebpf: socket load balancing", Since: "5.8",
+		Without: "getpeername() returns the backend's address, not the Service's", OptionalFor: onlyEBPF},
 	{Feature: PostBind4, Description: "cgroup hook after bind(), IPv4", NeededBy: "ebpf: NodePort protection", Since: "4.17",
-		Without: "host processes can bind a NodePort", OptionalFor: onlyEBPF},
+		Without: "processes of the host can bind NodePorts", OptionalFor: onlyEBPF},
 	{Feature: PostBind6, Description: "cgroup hook after bind(), IPv6", NeededBy: "ebpf: NodePort protection", Since: "4.17",
-		Without: "host processes can bind a NodePort", OptionalFor: onlyEBPF},
-	{Feature: NetnsCookie, Description: "bpf_get_netns_cookie in sock_addr programs", NeededBy: "ebpf: socket LB", Since: "5.7",
-		Without: "host and pod sockets cannot be told apart", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
-	{Feature: SocketStorage, Description: "socket-local storage in sock_addr programs", NeededBy: "ebpf: socket LB, reverse mapping", Since: "5.3",
-		Without: "the reverse mapping would outlive its socket", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF and CONFIG_BPF_SYSCALL"},
+		Without: "processes of the host can bind NodePorts", OptionalFor: onlyEBPF},
+	{Feature: NetnsCookie, Description: "bpf_get_netns_cookie in sock_addr programs", NeededBy: "ebpf: socket load balancing", Since: "5.7",
+		Without: "sockets of the host and of pods cannot be distinguished", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF"},
+	{Feature: SocketStorage, Description: "socket-local storage in sock_addr programs", NeededBy: "ebpf: socket load balancing, reverse mapping", Since: "5.3",
+		Without: "the reverse mapping of addresses would outlive its socket", RequiredBy: onlyEBPF, Config: "CONFIG_CGROUP_BPF and CONFIG_BPF_SYSCALL"},
 	{Feature: GlobalPointers, Description: "pointers as arguments of global functions", NeededBy: "ebpf: everything", Since: "5.12",
-		Without: "no program could be verified", RequiredBy: onlyEBPF},
-	{Feature: SetRetval, Description: "bpf_set_retval in sock_addr programs", NeededBy: "ebpf: socket LB, services without backends", Since: "6.1",
-		Without: "connections to a service without backends are sent to a closed local port: still refused, but slower", OptionalFor: onlyEBPF},
+		Without: "the programs do not pass the verifier", RequiredBy: onlyEBPF},
+	{Feature: SetRetval, Description: "bpf_set_retval in sock_addr programs", NeededBy: "ebpf: socket load balancing, Services without endpoints", Since: "6.1",
+		Without: "connections to a Service without endpoints are redirected to a closed local port: they are still refused, but later", OptionalFor: onlyEBPF},
 	{Feature: KtimeCoarse, Description: "bpf_ktime_get_coarse_ns in sock_addr programs", NeededBy: "ebpf: NodePort and LoadBalancer traffic", Since: "5.11",
-		Without: "no packet is translated by programs: clients outside this node are left to rules", OptionalFor: onlyEBPF},
+		Without: "programs cannot translate packets: iptables rules serve clients outside this node", OptionalFor: onlyEBPF},
 
-	{Feature: MmapArray, Description: "array maps that user space can mmap", NeededBy: "ebpf: backend sets", Since: "5.5",
-		Without: "a backend set cannot be published with one store", RequiredBy: onlyEBPF, Config: "CONFIG_BPF_SYSCALL and CONFIG_MMU"},
+	{Feature: MmapArray, Description: "memory-mapped array maps", NeededBy: "ebpf: backend sets", Since: "5.5",
+		Without: "a backend set cannot be replaced atomically", RequiredBy: onlyEBPF, Config: "CONFIG_BPF_SYSCALL and CONFIG_MMU"},
 	{Feature: Batch, Description: "batched map operations", NeededBy: "ebpf: map updates", Since: "5.6",
-		Without: "large syncs are about three times slower", OptionalFor: onlyEBPF},
-	{Feature: RingBuf, Description: "ring buffer maps", NeededBy: "ebpf: monitor", Since: "5.8",
-		Without: "no live events for the monitor", OptionalFor: onlyEBPF},
+		Without: "large syncs take about three times as long", OptionalFor: onlyEBPF},
 
 	{Feature: TCX, Description: "tcx attachments", NeededBy: "ebpf: NodePort and LoadBalancer traffic", Since: "6.6",
-		Without: "clsact filters are used: lost when a device changes namespace, and ordered by priority with the CNI's", OptionalFor: onlyEBPF},
+		Without: "clsact filters are used: they are lost if a device changes its namespace, and share priorities with the CNI's filters", OptionalFor: onlyEBPF},
 	{Feature: Clsact, Description: "clsact qdisc with BPF filters", NeededBy: "ebpf: NodePort and LoadBalancer traffic", Since: "4.5",
-		Without: "without tcx either, traffic from outside the node needs another tier", OptionalFor: onlyEBPF, Substitutes: TCX},
+		Without: "if tcx is missing too, iptables rules serve clients outside this node", OptionalFor: onlyEBPF, Substitutes: TCX},
 	{Feature: Atomics, Description: "atomic compare and exchange in programs", NeededBy: "ebpf: NodePort and LoadBalancer traffic", Since: "5.12",
-		Without: "no packet is translated by programs: clients outside this node are left to rules", OptionalFor: onlyEBPF},
+		Without: "programs cannot translate packets: iptables rules serve clients outside this node", OptionalFor: onlyEBPF},
 	{Feature: RedirectNeigh, Description: "bpf_redirect_neigh in tc programs", NeededBy: "ebpf: remote backends", Since: "5.10",
-		Without: "no packet is translated by programs: clients outside this node are left to rules", OptionalFor: onlyEBPF},
+		Without: "programs cannot translate packets: iptables rules serve clients outside this node", OptionalFor: onlyEBPF},
 	{Feature: FIBLookup, Description: "bpf_fib_lookup in tc programs", NeededBy: "ebpf: remote backends", Since: "4.18",
-		Without: "no packet is translated by programs: clients outside this node are left to rules", OptionalFor: onlyEBPF},
-	{Feature: FIBSkipNeigh, Description: "BPF_FIB_LOOKUP_SKIP_NEIGH", NeededBy: "ebpf: remote backends", Since: "6.3",
-		Without: "first packets to a new neighbour take a second path", OptionalFor: onlyEBPF},
+		Without: "programs cannot translate packets: iptables rules serve clients outside this node", OptionalFor: onlyEBPF},
 	{Feature: FIBSource, Description: "BPF_FIB_LOOKUP_SRC", NeededBy: "ebpf: SNAT", Since: "6.7",
-		Without: "the node address is used as SNAT source on every route", OptionalFor: onlyEBPF},
-	{Feature: ConntrackLookup, Description: "kfunc bpf_skb_ct_lookup", NeededBy: "ebpf: take-over", Since: "5.18",
-		Without: "flows of a previous kube-proxy cannot be recognised", OptionalFor: onlyEBPF},
-	{Feature: ConntrackNAT, Description: "kfunc bpf_ct_set_nat_info", NeededBy: "ebpf: kernel conntrack mode", Since: "6.1",
-		Without: "the kernel's conntrack cannot do the NAT; the own flow table does"},
+		Without: "the node address is the SNAT source on every route", OptionalFor: onlyEBPF},
+	{Feature: ConntrackLookup, Description: "kfunc bpf_skb_ct_lookup", NeededBy: "ebpf: migration from another mode", Since: "5.18",
+		Without: "connections of a previous kube-proxy cannot be detected", OptionalFor: onlyEBPF},
 	{Feature: XDPGeneric, Description: "XDP programs", NeededBy: "ebpf: XDP", Since: "4.12",
 		Without: "no XDP acceleration"},
 	{Feature: XDPNative, Description: "XDP in the device's driver", NeededBy: "ebpf: XDP", Since: "4.8",
 		Without: "no XDP acceleration on this device"},
 
 	{Feature: IPVS, Description: "IP virtual server", NeededBy: "ipvs: everything", Since: "-",
-		Without: "no ipvs mode", RequiredBy: onlyIPVS, Remedy: "modprobe ip_vs, or use a kernel with CONFIG_IP_VS"},
+		Without: "mode ipvs is not available", RequiredBy: onlyIPVS, Remedy: "modprobe ip_vs, or use a kernel with CONFIG_IP_VS"},
 	{Feature: IPVSSchedulers, Description: "IPVS round robin scheduler", NeededBy: "ipvs: virtual servers", Since: "-",
-		Without: "no default scheduler", RequiredBy: onlyIPVS, Remedy: "modprobe ip_vs_rr, or use a kernel with CONFIG_IP_VS_RR"},
+		Without: "the default scheduler is not available", RequiredBy: onlyIPVS, Remedy: "modprobe ip_vs_rr, or use a kernel with CONFIG_IP_VS_RR"},
 	{Feature: IPSet, Description: "IP sets", NeededBy: "ipvs: masquerade and source ranges", Since: "-",
-		Without: "no ipvs mode", RequiredBy: onlyIPVS, Remedy: "modprobe ip_set, or use a kernel with CONFIG_IP_SET"},
-	{Feature: IPTables, Description: "a usable iptables, of either variant", NeededBy: "iptables, ipvs: rules", Since: "-",
-		Without: "no iptables or ipvs mode", RequiredBy: netfilters, Remedy: "install iptables, and a kernel with nf_tables or ip_tables"},
-	{Feature: IPTablesNFT, Description: "iptables on nf_tables", NeededBy: "iptables: rules", Since: "-",
+		Without: "mode ipvs is not available", RequiredBy: onlyIPVS, Remedy: "modprobe ip_set, or use a kernel with CONFIG_IP_SET"},
+	{Feature: IPTables, Description: "usable iptables tools (nft or legacy variant)", NeededBy: "iptables, ipvs: rules", Since: "-",
+		Without: "modes iptables and ipvs are not available", RequiredBy: netfilters, Remedy: "install iptables, and use a kernel with nf_tables or ip_tables"},
+	{Feature: IPTablesNFT, Description: "iptables (nf_tables)", NeededBy: "iptables: rules", Since: "-",
 		Without: "the legacy variant is used"},
-	{Feature: IPTablesLegacy, Description: "iptables on ip_tables", NeededBy: "iptables: rules", Since: "-",
+	{Feature: IPTablesLegacy, Description: "iptables (legacy)", NeededBy: "iptables: rules", Since: "-",
 		Without: "the nft variant is used"},
 	{Feature: Conntrack, Description: "connection tracking", NeededBy: "iptables, ipvs: NAT", Since: "-",
-		Without: "no NAT by netfilter", RequiredBy: netfilters, Remedy: "modprobe nf_conntrack"},
-	{Feature: InetDiagDestroy, Description: "destroying sockets through sock_diag", NeededBy: "all: stale UDP sockets", Since: "4.9",
-		Without: "connected UDP sockets keep sending to removed backends", OptionalFor: everyMode,
+		Without: "netfilter cannot translate addresses", RequiredBy: netfilters, Remedy: "modprobe nf_conntrack"},
+	{Feature: InetDiagDestroy, Description: "closing sockets through sock_diag", NeededBy: "all modes: stale UDP sockets", Since: "4.9",
+		Without: "connected UDP sockets keep sending to removed endpoints", OptionalFor: everyMode,
 		Remedy: "use a kernel with CONFIG_INET_DIAG_DESTROY"},
 }
-
-// Catalogue returns what is known about every feature, in report order.
-func Catalogue() []Info { return slices.Clone(catalogue) }
 
 // Describe returns what is known about f, which may carry a device.
 func Describe(f Feature) (Info, bool) {

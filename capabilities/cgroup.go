@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -180,4 +181,21 @@ func probeCgroupReplace(context.Context, *host, string) outcome {
 		return inconclusive(errors.New("the kernel accepted a target that is no cgroup"))
 	}
 	return fromKernel(err, capBPFNet)
+}
+
+// fromMagic answers whether a filesystem of one kind is mounted at path.
+func fromMagic(path string, magic int64, kind string) outcome {
+	var stat unix.Statfs_t
+	err := unix.Statfs(path, &stat)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		return no(&fs.PathError{Op: "statfs", Path: path, Err: err})
+	case err != nil:
+		return inconclusive(&fs.PathError{Op: "statfs", Path: path, Err: err})
+	// Statfs_t.Type is 32 bits wide on some architectures, where large magics
+	// turn negative: compare what the kernel compares.
+	case uint32(stat.Type) != uint32(magic):
+		return no(fmt.Errorf("%s is not a %s filesystem (magic %#x)", path, kind, uint32(stat.Type)))
+	}
+	return yes(path)
 }

@@ -38,7 +38,6 @@ func fakeHost(t *testing.T, files map[string]string) *host {
 		ProcRoot:    filepath.Join(root, "proc"),
 		SysRoot:     filepath.Join(root, "sys"),
 		ModulesRoot: filepath.Join(root, "modules"),
-		BPFFSRoot:   filepath.Join(root, "sys/fs/bpf"),
 	})
 }
 
@@ -119,7 +118,6 @@ func TestCgroup2RootState(t *testing.T) {
 }
 
 func TestHostFiles(t *testing.T) {
-	const lockdownFile, cmdline = "sys/kernel/security/lockdown", "proc/cmdline"
 	const jit = "proc/sys/net/core/bpf_jit_enable"
 	tests := []struct {
 		name  string
@@ -128,16 +126,6 @@ func TestHostFiles(t *testing.T) {
 		want  State
 		text  string // in the detail or the error
 	}{
-		{"lockdown none", probeLockdown, map[string]string{lockdownFile: "[none] integrity confidentiality\n"}, Yes, "mode none"},
-		{"lockdown integrity", probeLockdown, map[string]string{lockdownFile: "none [integrity] confidentiality\n"}, Yes, "mode integrity"},
-		{"lockdown confidentiality", probeLockdown, map[string]string{lockdownFile: "none integrity [confidentiality]\n"}, No, "confidentiality"},
-		{"lockdown without a mark", probeLockdown, map[string]string{lockdownFile: "none integrity\n"}, Inconclusive, "no mode is marked"},
-		{"lockdown of the future", probeLockdown, map[string]string{lockdownFile: "none [paranoia]\n"}, Inconclusive, "paranoia"},
-		{"lockdown by command line", probeLockdown, map[string]string{cmdline: "quiet lockdown=confidentiality -- lockdown=none\n"}, No, "confidentiality"},
-		{"lockdown file wins", probeLockdown, map[string]string{lockdownFile: "[none]", cmdline: "lockdown=confidentiality"}, Yes, "mode none"},
-		{"lockdown unknown", probeLockdown, map[string]string{cmdline: "quiet nolockdown=none\n"}, Inconclusive, "neither securityfs"},
-		{"lockdown unreadable", probeLockdown, nil, Inconclusive, "cmdline"},
-
 		{"jit on", probeJIT, map[string]string{jit: "1\n"}, Yes, "is 1"},
 		{"jit with debugging", probeJIT, map[string]string{jit: "2\n"}, Yes, "is 2"},
 		{"jit off", probeJIT, map[string]string{jit: "0\n"}, No, "is 0"},
@@ -147,9 +135,6 @@ func TestHostFiles(t *testing.T) {
 		{"btf absent", probeBTF, nil, No, "vmlinux"},
 		{"kfunc without btf", probes[ConntrackLookup], nil, No, "kfuncs need kernel BTF"},
 		{"kfunc with broken btf", probes[ConntrackLookup], map[string]string{"sys/kernel/btf/vmlinux": "x"}, Inconclusive, ""},
-
-		{"bpffs absent", probeBPFFS, nil, No, "no such file"},
-		{"bpffs not mounted", probeBPFFS, map[string]string{"sys/fs/bpf/file": ""}, No, "not a bpf filesystem"},
 
 		{"conntrack", probeConntrack, map[string]string{"proc/sys/net/netfilter/nf_conntrack_max": "262144\n"}, Yes, "262144"},
 		{"conntrack module on disk", probeConntrack, map[string]string{

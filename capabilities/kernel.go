@@ -13,7 +13,6 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
-	"golang.org/x/sys/unix"
 )
 
 // Before kernel 5.8 the two BPF capabilities were part of CAP_SYS_ADMIN.
@@ -112,85 +111,6 @@ func parseJITEnable(text string) outcome {
 	default:
 		return inconclusive(fmt.Errorf("net.core.bpf_jit_enable is %q", value))
 	}
-}
-
-func probeBPFFS(_ context.Context, h *host, _ string) outcome {
-	return fromMagic(h.opts.BPFFSRoot, unix.BPF_FS_MAGIC, "bpf")
-}
-
-// fromMagic answers whether a filesystem of one kind is mounted at path.
-func fromMagic(path string, magic int64, kind string) outcome {
-	var stat unix.Statfs_t
-	err := unix.Statfs(path, &stat)
-	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		return no(&fs.PathError{Op: "statfs", Path: path, Err: err})
-	case err != nil:
-		return inconclusive(&fs.PathError{Op: "statfs", Path: path, Err: err})
-	// Statfs_t.Type is 32 bits wide on some architectures, where large magics
-	// turn negative: compare what the kernel compares.
-	case uint32(stat.Type) != uint32(magic):
-		return no(fmt.Errorf("%s is not a %s filesystem (magic %#x)", path, kind, uint32(stat.Type)))
-	}
-	return yes(path)
-}
-
-// probeLockdown prefers securityfs. When that is not mounted, a lockdown= on
-// the command line still shows a mode the kernel was booted into, but its
-// absence shows nothing: secure boot sets the mode without it.
-func probeLockdown(_ context.Context, h *host, _ string) outcome {
-	text, err := os.ReadFile(h.sys("kernel/security/lockdown"))
-	if err == nil {
-		mode, err := parseLockdown(string(text))
-		if err != nil {
-			return inconclusive(err)
-		}
-		return fromLockdownMode(mode)
-	}
-	cmdline, cmdlineErr := os.ReadFile(h.proc("cmdline"))
-	if cmdlineErr == nil {
-		if mode := cmdlineValue(string(cmdline), "lockdown"); mode != "" {
-			return fromLockdownMode(mode)
-		}
-	}
-	return inconclusive(fmt.Errorf("neither securityfs nor the kernel command line tells: %w", errors.Join(err, cmdlineErr)))
-}
-
-func fromLockdownMode(mode string) outcome {
-	switch mode {
-	case "none", "integrity":
-		return yes("mode " + mode)
-	case "confidentiality":
-		return no(errors.New("kernel lockdown is in confidentiality mode"))
-	}
-	return inconclusive(fmt.Errorf("unknown lockdown mode %q", mode))
-}
-
-// parseLockdown picks the bracketed word out of "none [integrity] confidentiality".
-func parseLockdown(text string) (string, error) {
-	for word := range strings.FieldsSeq(text) {
-		inner, opened := strings.CutPrefix(word, "[")
-		inner, closed := strings.CutSuffix(inner, "]")
-		if opened && closed {
-			return inner, nil
-		}
-	}
-	return "", fmt.Errorf("no mode is marked in %q", strings.TrimSpace(text))
-}
-
-// cmdlineValue returns the last value of key on a kernel command line; what
-// follows "--" belongs to init.
-func cmdlineValue(cmdline, key string) string {
-	var value string
-	for word := range strings.FieldsSeq(cmdline) {
-		if word == "--" {
-			break
-		}
-		if v, found := strings.CutPrefix(word, key+"="); found {
-			value = v
-		}
-	}
-	return value
 }
 
 // kernelTypes is the kernel's BTF.

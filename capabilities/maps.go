@@ -56,7 +56,3 @@ func probeBatch(context.Context, *host, string) outcome {
 	_, err = m.BatchUpdate([]uint32{1, 2}, []uint32{1, 2}, nil)
 	return fromKernel(err, capBPF)
 }
-
-func probeRingBuf(context.Context, *host, string) outcome {
-	return fromKernel(tryMap(&ciliumebpf.MapSpec{Type: ciliumebpf.RingBuf, MaxEntries: uint32(os.Getpagesize())}), capBPF)
-}

@@ -16,11 +16,8 @@ import (
 // loopbackIndex is the interface index of lo in every network namespace.
 const loopbackIndex = 1
 
-// Flags of bpf_fib_lookup.
-const (
-	fibLookupSkipNeigh = 1 << 2
-	fibLookupSrc       = 1 << 4
-)
+// fibLookupSrc is a flag of bpf_fib_lookup.
+const fibLookupSrc = 1 << 4
 
 // fibParamsSize is the size of struct bpf_fib_lookup, whose first byte is the
 // address family.

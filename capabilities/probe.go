@@ -21,8 +21,6 @@ type Options struct {
 	// CgroupRoot is the cgroup v2 directory to use; found by FindCgroup2Root
 	// when empty.
 	CgroupRoot string
-	// BPFFSRoot is where a bpf filesystem is expected, /sys/fs/bpf when empty.
-	BPFFSRoot string
 	// ProcRoot is the proc filesystem, /proc when empty.
 	ProcRoot string
 	// SysRoot is the sysfs, /sys when empty.
@@ -49,7 +47,6 @@ func (o Options) withDefaults() Options {
 			*field = value
 		}
 	}
-	setDefault(&o.BPFFSRoot, "/sys/fs/bpf")
 	setDefault(&o.ProcRoot, "/proc")
 	setDefault(&o.SysRoot, "/sys")
 	setDefault(&o.ModulesRoot, "/lib/modules")
@@ -76,12 +73,10 @@ type probeFunc func(ctx context.Context, host *host, device string) outcome
 
 // probes has one entry per catalogue entry; a test holds the two together.
 var probes = map[Feature]probeFunc{
-	BPFSyscall:   probeBPFSyscall,
-	OpenByID:     probeOpenByID,
-	BTF:          probeBTF,
-	JIT:          probeJIT,
-	BPFFS:        probeBPFFS,
-	LockdownOpen: probeLockdown,
+	BPFSyscall: probeBPFSyscall,
+	OpenByID:   probeOpenByID,
+	BTF:        probeBTF,
+	JIT:        probeJIT,
 
 	Cgroup2Root:    probeCgroup2Root,
 	CgroupReplace:  probeCgroupReplace,
@@ -103,17 +98,14 @@ var probes = map[Feature]probeFunc{
 
 	MmapArray: probeMmapArray,
 	Batch:     probeBatch,
-	RingBuf:   probeRingBuf,
 
 	TCX:             probeTCX,
 	Clsact:          probeClsact,
 	Atomics:         probeAtomics,
 	RedirectNeigh:   probeRedirectNeigh,
 	FIBLookup:       probeFIB(0),
-	FIBSkipNeigh:    probeFIB(fibLookupSkipNeigh),
 	FIBSource:       probeFIB(fibLookupSrc),
 	ConntrackLookup: probeKfunc("bpf_skb_ct_lookup", "nf_conntrack"),
-	ConntrackNAT:    probeKfunc("bpf_ct_set_nat_info", "nf_nat"),
 	XDPGeneric:      probeXDPGeneric,
 	XDPNative:       probeXDPNative,
 

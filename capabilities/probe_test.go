@@ -20,7 +20,7 @@ import (
 
 func TestCatalogueAndProbesMatch(t *testing.T) {
 	seen := map[Feature]bool{}
-	for _, info := range Catalogue() {
+	for _, info := range catalogue {
 		if seen[info.Feature] {
 			t.Errorf("%s is listed twice", info.Feature)
 		}

@@ -10,19 +10,19 @@ import (
 	"strings"
 )
 
-// ErrNoMode is wrapped by Decision.Err: nothing that was asked for can run here.
+// ErrNoMode is wrapped by Decision.Err: neither the requested mode nor a fallback can run.
 var ErrNoMode = errors.New("no proxy mode can run on this node")
 
 // Request says what the operator wants and what this binary has.
 type Request struct {
 	// Mode is tried first.
 	Mode Mode
-	// Fallback is tried next, in order. Empty: the node fails rather than run
-	// in a mode nobody asked for.
+	// Fallback is tried next, in order. Empty: the process fails rather than run
+	// in a mode that was not configured.
 	Fallback []Mode
 	// Available lists the modes compiled into this binary.
 	Available []Mode
-	// Failed has what became of a mode that was tried, and cannot run.
+	// Failed has the errors of modes that failed a trial run.
 	Failed map[Mode]error
 }
 
@@ -41,11 +41,11 @@ type Decision struct {
 	Mode Mode
 	// Reasons say why Mode was chosen, and first why modes before it were not.
 	Reasons []Reason
-	// Degraded lists what Mode will do worse here, and required features whose
-	// presence could not be confirmed.
+	// Degraded lists the limitations of Mode here, and required features whose
+	// presence cannot be confirmed.
 	Degraded []Reason
 	// Err is set when no mode can run. It wraps ErrNoMode and says what is
-	// missing, since which kernel it exists, and what to do.
+	// missing, since which Linux version it exists, and what to do.
 	Err error
 }
 
@@ -53,10 +53,9 @@ type Decision struct {
 // run according to report. It is pure.
 //
 // A required feature that is absent rules its mode out. One that is inconclusive
-// does not, but is listed in Degraded with its error: a probe that failed for a
-// reason nobody foresaw should not take the fast path from a node where it would
-// have worked, and if the feature really is missing then loading the tier fails
-// with the true error. There is one exception: when the process was not
+// does not, but is listed in Degraded with its error: a probe that failed for an
+// unforeseen reason should not disable eBPF on a node where it would have worked, and
+// if the feature is in fact missing, loading the programs fails with the true error. There is one exception: when the process was not
 // permitted to ask, it will not be permitted to use the feature either, so that
 // the mode is ruled out and the error names the capability that is missing.
 func Select(report Report, request Request) Decision {
@@ -67,7 +66,7 @@ func Select(report Report, request Request) Decision {
 	for _, mode := range candidates(request) {
 		blockers, degraded := assess(report, mode, request.Available)
 		if err := request.Failed[mode]; err != nil {
-			blockers = append(blockers, Reason{Text: fmt.Sprintf("mode %s was tried, and cannot run: %v", mode, err)})
+			blockers = append(blockers, Reason{Text: fmt.Sprintf("mode %s failed a trial run: %v", mode, err)})
 		}
 		if len(blockers) > 0 {
 			rejected = append(rejected, blockers...)
@@ -95,9 +94,9 @@ func candidates(request Request) []Mode {
 
 func chosen(mode, requested Mode) Reason {
 	if mode == requested {
-		return Reason{Text: fmt.Sprintf("mode %s is requested, and nothing it requires was found missing", mode)}
+		return Reason{Text: fmt.Sprintf("mode %s is configured, and none of its requirements is known to be missing", mode)}
 	}
-	return Reason{Text: fmt.Sprintf("mode %s is the first fallback for %s whose requirements were not found missing", mode, requested)}
+	return Reason{Text: fmt.Sprintf("mode %s is the first fallback of %s with no requirement known to be missing", mode, requested)}
 }
 
 func noModeError(rejected []Reason, request Request) error {
@@ -111,10 +110,10 @@ func noModeError(rejected []Reason, request Request) error {
 	return fmt.Errorf("%w: %s", ErrNoMode, strings.Join(texts, "; "))
 }
 
-// assess says what keeps mode from running, and what it will do worse.
+// assess says what keeps mode from running, and its limitations.
 func assess(report Report, mode Mode, available []Mode) (blockers, degraded []Reason) {
 	if !slices.Contains(available, mode) {
-		return []Reason{{Text: fmt.Sprintf("mode %s is not in this binary", mode)}}, nil
+		return []Reason{{Text: fmt.Sprintf("this binary does not have mode %s", mode)}}, nil
 	}
 	for _, info := range catalogue {
 		result, _ := report.Lookup(info.Feature)
@@ -139,28 +138,28 @@ func assess(report Report, mode Mode, available []Mode) (blockers, degraded []Re
 func missingText(mode Mode, info Info, result Result) string {
 	state := "is missing"
 	if result.State == Inconclusive {
-		state = "may not be used"
+		state = "is not permitted"
 	}
 	return fmt.Sprintf("mode %s requires %s, which %s%s; %s", mode, named(info), state, because(result), remedy(info, result))
 }
 
 func unconfirmedText(mode Mode, info Info, result Result) string {
-	return fmt.Sprintf("mode %s requires %s, which could not be confirmed%s", mode, named(info), because(result))
+	return fmt.Sprintf("mode %s requires %s, which cannot be confirmed%s", mode, named(info), because(result))
 }
 
 func degradedText(info Info, result Result) string {
 	state := "is missing"
 	if result.State == Inconclusive {
-		state = "could not be confirmed"
+		state = "cannot be confirmed"
 	}
-	return fmt.Sprintf("%s %s%s; without it: %s", named(info), state, because(result), info.Without)
+	return fmt.Sprintf("%s %s%s; effect: %s", named(info), state, because(result), info.Without)
 }
 
-// named is "set_retval (bpf_set_retval in sock_addr programs, since kernel 6.1)".
+// named is "set_retval (bpf_set_retval in sock_addr programs, since Linux 6.1)".
 func named(info Info) string {
 	since := ""
 	if info.Since != "-" {
-		since = ", since kernel " + info.Since
+		since = ", since Linux " + info.Since
 	}
 	return fmt.Sprintf("%s (%s%s)", info.Feature, info.Description, since)
 }
@@ -180,7 +179,7 @@ func remedy(info Info, result Result) string {
 		return info.Remedy
 	}
 	if info.Config == "" {
-		return fmt.Sprintf("run kernel %s or newer", info.Since)
+		return fmt.Sprintf("run Linux %s or newer", info.Since)
 	}
-	return fmt.Sprintf("run kernel %s or newer with %s", info.Since, info.Config)
+	return fmt.Sprintf("run Linux %s or newer with %s", info.Since, info.Config)
 }

@@ -24,7 +24,7 @@ func maskedReport(t *testing.T, mask string) Report {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, info := range Catalogue() {
+	for _, info := range catalogue {
 		if _, given := parsed[info.Feature]; !given {
 			parsed[info.Feature] = Yes
 		}
@@ -108,7 +108,7 @@ func TestSelect(t *testing.T) {
 		{
 			name:   "mode not in the binary",
 			report: maskedReport(t, ""), req: Request{Mode: ModeIPVS, Available: []Mode{ModeEBPF}},
-			errText: []string{"ipvs is not in this binary", "no fallback is configured"},
+			errText: []string{"this binary does not have mode ipvs", "no fallback is configured"},
 		},
 		{
 			name:   "mode not in the binary, fallback is",
@@ -123,7 +123,7 @@ func TestSelect(t *testing.T) {
 		{
 			name:   "missing feature names kernel and remedy",
 			report: maskedReport(t, "cgroup2_root=no"), req: Request{Mode: ModeEBPF, Available: all},
-			errText: []string{"cgroup2_root", "since kernel 4.5", "mount -t cgroup2", "--ebpf-cgroup-root"},
+			errText: []string{"cgroup2_root", "since Linux 4.5", "mount -t cgroup2", "--ebpf-cgroup-root"},
 		},
 		{
 			name:   "a probe that failed oddly does not rule out",
@@ -185,7 +185,7 @@ func TestSelectEmptyReport(t *testing.T) {
 	for _, r := range got.Degraded {
 		reported[r.Feature] = true
 	}
-	for _, info := range Catalogue() {
+	for _, info := range catalogue {
 		if len(info.RequiredBy) > 0 && info.RequiredBy[0] == ModeEBPF && !reported[info.Feature] {
 			t.Errorf("%s is required, unknown and not reported", info.Feature)
 		}
@@ -194,7 +194,7 @@ func TestSelectEmptyReport(t *testing.T) {
 
 // Every required feature on its own rules its mode out, with a remedy.
 func TestSelectEachRequirement(t *testing.T) {
-	for _, info := range Catalogue() {
+	for _, info := range catalogue {
 		for _, mode := range info.RequiredBy {
 			t.Run(fmt.Sprintf("%s/%s", mode, info.Feature), func(t *testing.T) {
 				got := Select(maskedReport(t, string(info.Feature)+"=no"), Request{Mode: mode, Available: []Mode{mode}})

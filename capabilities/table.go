@@ -12,7 +12,7 @@ import (
 // WriteTable prints one aligned line per feature, for people.
 func (r Report) WriteTable(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "FEATURE\tSTATE\tNEEDED BY\tSINCE\tWITHOUT IT\tDETAIL")
+	fmt.Fprintln(tw, "FEATURE\tSTATE\tNEEDED BY\tSINCE LINUX\tEFFECT IF MISSING\tDETAIL")
 	for _, result := range r.Results {
 		info, _ := Describe(result.Feature)
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\n", result.Feature, result.State,

@@ -20,7 +20,7 @@ const (
 	flagsAPI     = "API server"
 	flagsServers = "health and metrics"
 	flagsTraffic = "traffic"
-	flagsEBPF    = "fast path (eBPF)"
+	flagsEBPF    = "eBPF"
 	flagsIPVS    = "IPVS"
 	flagsTrack   = "conntrack"
 	flagsLogs    = "logs"
@@ -94,103 +94,103 @@ var fieldOf = map[string]string{
 func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	k := &c.KubeProxy
 	fs := sets.FlagSet(flagsGeneral)
-	fs.StringVar((*string)(&k.Mode), "proxy-mode", string(k.Mode), "How Services are carried: 'ebpf', 'ipvs' or 'iptables', which is the default, as upstream. Given as a flag it wins over the file of --config, so that one ConfigMap serves this binary and upstream's.")
-	fs.StringVar(&k.HostnameOverride, "hostname-override", k.HostnameOverride, "The name of this node; the host's name if empty. It wins over the file of --config.")
-	fs.Var(cliflag.NewMapStringBool(&k.FeatureGates), "feature-gates", "A set of key=value pairs that turn features on and off.")
+	fs.StringVar((*string)(&k.Mode), "proxy-mode", string(k.Mode), "How Services are served: 'ebpf', 'ipvs' or 'iptables' (the default, as upstream). As a flag it takes precedence over the configuration file, so that one ConfigMap works for this binary and upstream's.")
+	fs.StringVar(&k.HostnameOverride, "hostname-override", k.HostnameOverride, "Name of this node. Empty means the name of the host. Takes precedence over the configuration file.")
+	fs.Var(cliflag.NewMapStringBool(&k.FeatureGates), "feature-gates", "Comma-separated key=value pairs that turn features on and off.")
 	fs.Int32Var(k.OOMScoreAdj, "oom-score-adj", *k.OOMScoreAdj, "The oom_score_adj of this process, from -1000 to 1000.")
 	fs.BoolVar(&k.EnableProfiling, "profiling", k.EnableProfiling, "Serve profiles at /debug/pprof of the metrics server.")
 
 	fs = sets.FlagSet(flagsAPI)
 	fs.StringVar(&k.ClientConnection.Kubeconfig, "kubeconfig", k.ClientConnection.Kubeconfig, "Path of a kubeconfig file. Without it, --master and --manifests, the service account of the pod is used.")
 	fs.Float32Var(&k.ClientConnection.QPS, "kube-api-qps", k.ClientConnection.QPS, "Requests per second to the API server.")
-	fs.Int32Var(&k.ClientConnection.Burst, "kube-api-burst", k.ClientConnection.Burst, "Requests to the API server that may exceed --kube-api-qps for a moment.")
+	fs.Int32Var(&k.ClientConnection.Burst, "kube-api-burst", k.ClientConnection.Burst, "Requests to the API server that may briefly exceed --kube-api-qps.")
 	fs.StringVar(&k.ClientConnection.ContentType, "kube-api-content-type", k.ClientConnection.ContentType, "Content type of requests to the API server.")
-	fs.DurationVar(&k.ConfigSyncPeriod.Duration, "config-sync-period", k.ConfigSyncPeriod.Duration, "How often everything that is cached from the API server is looked at again. Must be greater than 0.")
-	fs.StringVar(&c.Tandem.Manifests, "manifests", c.Tandem.Manifests, "A directory of YAML or JSON manifests (Services, EndpointSlices, ServiceCIDRs, the Node) that stands in for the API server and is watched for changes. It wins over the file of --config.")
+	fs.DurationVar(&k.ConfigSyncPeriod.Duration, "config-sync-period", k.ConfigSyncPeriod.Duration, "How often everything that is cached from the API server is processed again. Must be greater than 0.")
+	fs.StringVar(&c.Tandem.Manifests, "manifests", c.Tandem.Manifests, "Directory of YAML or JSON manifests (Services, EndpointSlices, ServiceCIDRs, the Node) to use instead of an API server. Changes are watched. Takes precedence over the configuration file.")
 
 	fs = sets.FlagSet(flagsServers)
-	fs.Var(&ipVar{&k.BindAddress}, "bind-address", "The address of this node, where the one that its Node object says is not right. '0.0.0.0' and '::' only name a family. Its family is that of the default addresses below.")
+	fs.Var(&ipVar{&k.BindAddress}, "bind-address", "IP address of this node, if the one in its Node object is wrong. '0.0.0.0' and '::' select the address family only. Determines the family of the default addresses below.")
 	fs.Var(&hostPortVar{&k.HealthzBindAddress}, "healthz-bind-address", "Address and port of the health server, with /healthz and /livez.")
-	fs.Var(&hostPortVar{&k.MetricsBindAddress}, "metrics-bind-address", "Address and port of the metrics server, with /metrics, /proxyMode and /configz, and with /debug/explain for this node alone.")
+	fs.Var(&hostPortVar{&k.MetricsBindAddress}, "metrics-bind-address", "Address and port of the metrics server, with /metrics, /proxyMode and /configz, and with /debug/explain for clients on this node.")
 	c.healthzPort, c.metricsPort = HealthzPort, MetricsPort
-	fs.Int32Var(&c.healthzPort, "healthz-port", c.healthzPort, "The port of --healthz-bind-address if that has none; 0 turns the health server off.")
-	fs.Int32Var(&c.metricsPort, "metrics-port", c.metricsPort, "The port of --metrics-bind-address if that has none.")
+	fs.Int32Var(&c.healthzPort, "healthz-port", c.healthzPort, "Port of --healthz-bind-address if that has none. 0 disables the health server.")
+	fs.Int32Var(&c.metricsPort, "metrics-port", c.metricsPort, "Port of --metrics-bind-address if that has none.")
 	// They cannot fail: the flags are there.
 	_ = fs.MarkDeprecated("healthz-port", "use --healthz-bind-address instead.")
 	_ = fs.MarkDeprecated("metrics-port", "use --metrics-bind-address instead.")
-	fs.BoolVar(&k.BindAddressHardFail, "bind-address-hard-fail", k.BindAddressHardFail, "Exit when an address cannot be bound, instead of trying again.")
-	fs.StringVar(&k.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", k.ShowHiddenMetricsForVersion, "The previous version, as <major>.<minor>, whose hidden metrics are to be shown.")
+	fs.BoolVar(&k.BindAddressHardFail, "bind-address-hard-fail", k.BindAddressHardFail, "Exit if a server cannot bind its address, instead of retrying.")
+	fs.StringVar(&k.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", k.ShowHiddenMetricsForVersion, "Previous version, as <major>.<minor>, whose hidden metrics are shown.")
 
 	fs = sets.FlagSet(flagsTraffic)
-	fs.StringVar((*string)(&k.DetectLocalMode), "detect-local-mode", string(k.DetectLocalMode), "How pods are told from others: 'ClusterCIDR' (also if empty) and 'NodeCIDR' by their address, 'BridgeInterface' and 'InterfaceNamePrefix' by the device that their packets come in by.")
-	fs.StringVar(&k.ClusterCIDR, "cluster-cidr", k.ClusterCIDR, "The addresses of pods, for --detect-local-mode=ClusterCIDR: a CIDR, or one of each family separated by a comma. Without it nobody is taken for a pod.")
-	fs.StringVar(&k.DetectLocal.BridgeInterface, "pod-bridge-interface", k.DetectLocal.BridgeInterface, "The device, for --detect-local-mode=BridgeInterface.")
-	fs.StringVar(&k.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", k.DetectLocal.InterfaceNamePrefix, "How the names of the devices begin, for --detect-local-mode=InterfaceNamePrefix.")
-	fs.StringSliceVar(&k.NodePortAddresses, "nodeport-addresses", k.NodePortAddresses, "The addresses of this node at which NodePorts are served: CIDRs, and the words 'primary' (those of the Node object), 'localhost' and 'all'. All, if empty.")
-	fs.Int32Var(k.IPTables.MasqueradeBit, "iptables-masquerade-bit", *k.IPTables.MasqueradeBit, "The bit of the packet mark that says that a packet is to be masqueraded, from 0 to 31.")
-	fs.DurationVar(&k.IPTables.SyncPeriod.Duration, "iptables-sync-period", k.IPTables.SyncPeriod.Duration, "In mode iptables: the time after which all rules are compared, whether or not anything changed. Must be greater than 0.")
-	fs.DurationVar(&k.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", k.IPTables.MinSyncPeriod.Duration, "In mode iptables: the least time from one sync to the next; the first change of a quiet period does not wait.")
-	fs.BoolVar(k.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *k.IPTables.LocalhostNodePorts, "Serve NodePorts to this host at loopback addresses too, where --nodeport-addresses covers those. In mode ebpf as well, and there for both address families.")
-	fs.BoolVar(&k.IPTables.MasqueradeAll, "masquerade-all", k.IPTables.MasqueradeAll, "Hide the source of everything that goes to a ClusterIP behind this node. In mode ebpf as well.")
-	fs.BoolVar(&c.Tandem.StrictSourceRanges, "strict-source-ranges", c.Tandem.StrictSourceRanges, "Let loadBalancerSourceRanges that name one address family alone keep everybody out of the other one, which upstream leaves open. It wins over the file of --config.")
+	fs.StringVar((*string)(&k.DetectLocalMode), "detect-local-mode", string(k.DetectLocalMode), "How traffic of pods is detected: 'ClusterCIDR' (also if empty) and 'NodeCIDR' by source address, 'BridgeInterface' and 'InterfaceNamePrefix' by the device that packets arrive on.")
+	fs.StringVar(&k.ClusterCIDR, "cluster-cidr", k.ClusterCIDR, "CIDR of pods for --detect-local-mode=ClusterCIDR, or one of each address family separated by a comma. If empty, no traffic is taken for that of pods.")
+	fs.StringVar(&k.DetectLocal.BridgeInterface, "pod-bridge-interface", k.DetectLocal.BridgeInterface, "Name of the bridge for --detect-local-mode=BridgeInterface.")
+	fs.StringVar(&k.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", k.DetectLocal.InterfaceNamePrefix, "Prefix of device names for --detect-local-mode=InterfaceNamePrefix.")
+	fs.StringSliceVar(&k.NodePortAddresses, "nodeport-addresses", k.NodePortAddresses, "Addresses of this node at which NodePorts are served: CIDRs, or the words 'primary' (addresses of the Node object), 'localhost' and 'all'. Empty means all.")
+	fs.Int32Var(k.IPTables.MasqueradeBit, "iptables-masquerade-bit", *k.IPTables.MasqueradeBit, "Bit of the packet mark that requests masquerading, from 0 to 31.")
+	fs.DurationVar(&k.IPTables.SyncPeriod.Duration, "iptables-sync-period", k.IPTables.SyncPeriod.Duration, "In mode iptables: how often all rules are compared with the kernel, even if nothing changed. Must be greater than 0.")
+	fs.DurationVar(&k.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", k.IPTables.MinSyncPeriod.Duration, "In mode iptables: minimum time between two syncs. The first change after a quiet period is applied at once.")
+	fs.BoolVar(k.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *k.IPTables.LocalhostNodePorts, "Serve NodePorts at loopback addresses too, for clients on this host, if --nodeport-addresses includes those. Also applies to mode ebpf, there for both address families.")
+	fs.BoolVar(&k.IPTables.MasqueradeAll, "masquerade-all", k.IPTables.MasqueradeAll, "Masquerade all traffic to ClusterIPs. Also applies to mode ebpf.")
+	fs.BoolVar(&c.Tandem.StrictSourceRanges, "strict-source-ranges", c.Tandem.StrictSourceRanges, "If loadBalancerSourceRanges name one address family only, deny all clients of the other one; upstream allows them. Takes precedence over the configuration file.")
 
 	fs = sets.FlagSet(flagsIPVS)
 	v := &k.IPVS
-	fs.StringVar(&v.Scheduler, "ipvs-scheduler", v.Scheduler, "How a virtual server chooses among endpoints: rr, which is the default, lc, sh, mh or another one that the kernel has.")
-	fs.StringSliceVar(&v.ExcludeCIDRs, "ipvs-exclude-cidrs", v.ExcludeCIDRs, "CIDRs with virtual servers of somebody else, which are left alone.")
-	fs.BoolVar(&v.StrictARP, "ipvs-strict-arp", v.StrictARP, "Answer ARP for an address only on the device that has it (arp_ignore, arp_announce).")
-	fs.DurationVar(&v.SyncPeriod.Duration, "ipvs-sync-period", v.SyncPeriod.Duration, "The time after which everything is compared, whether or not anything changed. Must be greater than 0.")
-	fs.DurationVar(&v.MinSyncPeriod.Duration, "ipvs-min-sync-period", v.MinSyncPeriod.Duration, "The least time from one sync to the next; the first change of a quiet period does not wait.")
-	fs.DurationVar(&v.TCPTimeout.Duration, "ipvs-tcp-timeout", v.TCPTimeout.Duration, "How long the kernel remembers an idle TCP connection; 0 leaves that as it is.")
-	fs.DurationVar(&v.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", v.TCPFinTimeout.Duration, "How long the kernel remembers a TCP connection that ends; 0 leaves that as it is.")
-	fs.DurationVar(&v.UDPTimeout.Duration, "ipvs-udp-timeout", v.UDPTimeout.Duration, "How long the kernel remembers an idle UDP flow; 0 leaves that as it is.")
-	fs.BoolVar(&c.Tandem.IPVS.UpstreamSemantics, "ipvs-upstream-semantics", c.Tandem.IPVS.UpstreamSemantics, "Do as upstream's mode ipvs where that differs from other modes: with a Local traffic policy, one set of endpoints for everybody, and all of them where it leaves none. It wins over the file of --config.")
-	fs.DurationVar(&c.Tandem.IPVS.DrainTimeout.Duration, "ipvs-drain-timeout", c.Tandem.IPVS.DrainTimeout.Duration, "How long a TCP endpoint that is gone keeps its connections at most. It wins over the file of --config.")
+	fs.StringVar(&v.Scheduler, "ipvs-scheduler", v.Scheduler, "IPVS scheduler: rr (the default), lc, sh, mh or any other that the kernel has.")
+	fs.StringSliceVar(&v.ExcludeCIDRs, "ipvs-exclude-cidrs", v.ExcludeCIDRs, "CIDRs whose virtual servers are managed by others and left alone.")
+	fs.BoolVar(&v.StrictARP, "ipvs-strict-arp", v.StrictARP, "Answer ARP requests for an address only on the device that has it (arp_ignore, arp_announce).")
+	fs.DurationVar(&v.SyncPeriod.Duration, "ipvs-sync-period", v.SyncPeriod.Duration, "How often everything is compared with the kernel, even if nothing changed. Must be greater than 0.")
+	fs.DurationVar(&v.MinSyncPeriod.Duration, "ipvs-min-sync-period", v.MinSyncPeriod.Duration, "Minimum time between two syncs. The first change after a quiet period is applied at once.")
+	fs.DurationVar(&v.TCPTimeout.Duration, "ipvs-tcp-timeout", v.TCPTimeout.Duration, "IPVS timeout of idle TCP connections. 0 keeps the kernel's value.")
+	fs.DurationVar(&v.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", v.TCPFinTimeout.Duration, "IPVS timeout of TCP connections after a FIN. 0 keeps the kernel's value.")
+	fs.DurationVar(&v.UDPTimeout.Duration, "ipvs-udp-timeout", v.UDPTimeout.Duration, "IPVS timeout of idle UDP flows. 0 keeps the kernel's value.")
+	fs.BoolVar(&c.Tandem.IPVS.UpstreamSemantics, "ipvs-upstream-semantics", c.Tandem.IPVS.UpstreamSemantics, "Behave as upstream's mode ipvs where it differs from other modes: with a Local traffic policy, all clients get the same endpoints, and if no endpoint is local, all of them. Takes precedence over the configuration file.")
+	fs.DurationVar(&c.Tandem.IPVS.DrainTimeout.Duration, "ipvs-drain-timeout", c.Tandem.IPVS.DrainTimeout.Duration, "How long a removed TCP endpoint keeps its connections at most. Takes precedence over the configuration file.")
 
 	fs = sets.FlagSet(flagsTrack)
 	ct := &k.Conntrack
-	fs.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "How many connections netfilter tracks at most, for each CPU; 0 leaves the limit as it is.")
-	fs.Int32Var(ct.Min, "conntrack-min", *ct.Min, "How many connections netfilter tracks at most, if --conntrack-max-per-core makes less.")
-	fs.BoolVar(&ct.TCPBeLiberal, "conntrack-tcp-be-liberal", ct.TCPBeLiberal, "Have netfilter take packets outside of TCP windows for valid (nf_conntrack_tcp_be_liberal), and do not drop invalid ones.")
-	fs.DurationVar(&ct.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", ct.TCPEstablishedTimeout.Duration, "How long an idle TCP connection is remembered; 0 leaves netfilter's as it is. In mode ebpf it is that of connections from outside as well, as the next three are.")
-	fs.DurationVar(&ct.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", ct.TCPCloseWaitTimeout.Duration, "How long a TCP connection is remembered that one side has closed; 0 leaves netfilter's as it is.")
-	fs.DurationVar(&ct.UDPTimeout.Duration, "conntrack-udp-timeout", ct.UDPTimeout.Duration, "How long an idle UDP flow is remembered that has packets of one way alone; 0 leaves netfilter's as it is.")
-	fs.DurationVar(&ct.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", ct.UDPStreamTimeout.Duration, "How long an idle UDP flow is remembered that has packets both ways; 0 leaves netfilter's as it is.")
+	fs.Int32Var(ct.MaxPerCore, "conntrack-max-per-core", *ct.MaxPerCore, "Maximum number of connections that netfilter tracks, per CPU. 0 keeps the kernel's limit.")
+	fs.Int32Var(ct.Min, "conntrack-min", *ct.Min, "Lower bound of the limit that --conntrack-max-per-core results in.")
+	fs.BoolVar(&ct.TCPBeLiberal, "conntrack-tcp-be-liberal", ct.TCPBeLiberal, "Have netfilter accept packets outside of TCP windows (nf_conntrack_tcp_be_liberal), and do not drop packets in state INVALID.")
+	fs.DurationVar(&ct.TCPEstablishedTimeout.Duration, "conntrack-tcp-timeout-established", ct.TCPEstablishedTimeout.Duration, "Timeout of idle TCP connections. 0 keeps netfilter's value. This and the next three also apply to connections from outside in mode ebpf.")
+	fs.DurationVar(&ct.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", ct.TCPCloseWaitTimeout.Duration, "Timeout of TCP connections in state CLOSE_WAIT, which one side has closed. 0 keeps netfilter's value.")
+	fs.DurationVar(&ct.UDPTimeout.Duration, "conntrack-udp-timeout", ct.UDPTimeout.Duration, "Timeout of idle UDP flows without replies. 0 keeps netfilter's value.")
+	fs.DurationVar(&ct.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", ct.UDPStreamTimeout.Duration, "Timeout of idle UDP flows with packets in both directions. 0 keeps netfilter's value.")
 
 	e := &c.Tandem.EBPF
 	fs = sets.FlagSet(flagsEBPF)
-	fs.StringVar(&e.CgroupRoot, "ebpf-cgroup-root", e.CgroupRoot, "The cgroup2 directory whose processes are served. Empty means the root of the hierarchy, found through the mount table.")
-	fs.StringVar(&e.ProcRoot, "ebpf-proc-root", e.ProcRoot, "The proc file system in which the network namespaces of pods are found.")
-	fs.DurationVar(&e.MinSyncPeriod.Duration, "ebpf-min-sync-period", e.MinSyncPeriod.Duration, "The least time from one sync to the next. Must be greater than 0.")
-	fs.DurationVar(&e.SyncPeriod.Duration, "ebpf-sync-period", e.SyncPeriod.Duration, "The time after which everything in the kernel is compared, whether or not anything changed. Must be greater than 0.")
-	fs.StringVar(&e.SocketLB, "ebpf-socket-lb", e.SocketLB, "Whose sockets are served: 'all', of the host and of pods, or 'host', of the host's network namespace only.")
-	fs.StringSliceVar(&e.Fallback, "ebpf-fallback", e.Fallback, "The modes that stand in where the kernel cannot carry mode ebpf, in the order to try: 'ipvs', 'iptables'. Unless it is 'none', rules carry beside it what it cannot (SCTP, what does not fit into its maps). With 'none' the process fails instead.")
-	fs.StringSliceVar(&e.Devices, "ebpf-devices", e.Devices, "The devices by which traffic for this node comes in: names, or beginnings of names with a + behind, as 'eth0,bond+'. Empty means those that have the node's address, a default route or another one with a gateway, and the tunnels of the CNI.")
-	fs.StringSliceVar(&e.PodDevices, "ebpf-pod-devices", e.PodDevices, "Devices of pods, named as in --ebpf-devices, whose packets are served, as no socket of theirs is seen: of virtual machines, for one. Those of pods that opted out ('tandemctl optout') are found without.")
-	fs.StringVar(&e.NodePortRange, "ebpf-node-port-range", e.NodePortRange, "The range that the API server allocates NodePorts from (its --service-node-port-range). Connections to backends on other nodes get no source port out of it.")
-	fs.BoolVar(e.ProtectNodePorts, "ebpf-protect-node-ports", *e.ProtectNodePorts, "Keep processes of the host from binding NodePorts, where they would not get anything.")
-	fs.BoolVar(e.ReserveNodePorts, "ebpf-reserve-node-ports", *e.ReserveNodePorts, "Add --ebpf-node-port-range to net.ipv4.ip_local_reserved_ports where the kernel would give out ports of it to connections of this host.")
-	fs.BoolVar(&e.ResetRemovedBackends, "ebpf-reset-removed-backends", e.ResetRemovedBackends, "Answer clients outside this node, whose TCP backend the API does not know any more, by a reset. Otherwise their connections are left alone, as upstream does.")
-	fs.DurationVar(&e.TCPOpeningTimeout.Duration, "ebpf-tcp-opening-timeout", e.TCPOpeningTimeout.Duration, "How long a connection from outside is remembered that is not established. Must be greater than 0.")
-	fs.DurationVar(&e.TCPClosedTimeout.Duration, "ebpf-tcp-closed-timeout", e.TCPClosedTimeout.Duration, "How long a connection from outside is remembered that is over. Must be greater than 0.")
-	fs.Uint32Var(&e.MaxFrontends, "ebpf-max-frontends", e.MaxFrontends, "Room for frontends: one for each address, port and protocol that clients dial.")
-	fs.Uint32Var(&e.MaxServices, "ebpf-max-services", e.MaxServices, "Room for service ports.")
-	fs.Uint32Var(&e.MaxBackends, "ebpf-max-backends", e.MaxBackends, "Room for backends: one for each endpoint that a service port uses.")
-	fs.Uint32Var(&e.MaxSlots, "ebpf-max-slots", e.MaxSlots, "Room for places in backend sets. A set takes its size rounded up to a power of two, twice while it changes.")
-	fs.Uint32Var(&e.MaxAffinity, "ebpf-max-affinity", e.MaxAffinity, "Clients that session affinity remembers; the longest unseen go first.")
-	fs.Uint32Var(&e.MaxUDPPeers, "ebpf-max-udp-peers", e.MaxUDPPeers, "Service addresses remembered for unconnected UDP sockets that use more than one.")
-	fs.Uint32Var(&e.MaxRanges, "ebpf-max-ranges", e.MaxRanges, "Room for source ranges of load balancer IPs.")
-	fs.Uint32Var(&e.MaxLocals, "ebpf-max-locals", e.MaxLocals, "Room for addresses of this node's devices.")
-	fs.Uint32Var(&e.MaxTCPFlows, "ebpf-max-tcp-flows", e.MaxTCPFlows, "Room for established TCP connections from outside, which no others push out.")
-	fs.Uint32Var(&e.MaxUDPFlows, "ebpf-max-udp-flows", e.MaxUDPFlows, "Room for UDP flows from outside with packets both ways.")
-	fs.Uint32Var(&e.MaxYoungFlows, "ebpf-max-young-flows", e.MaxYoungFlows, "Room for connections from outside that are not established, or are over; the oldest are forgotten first. Rounded up to a power of two.")
-	fs.Uint32Var(&e.MaxOptOuts, "ebpf-max-opt-outs", e.MaxOptOuts, "Room for network namespaces whose sockets are left alone.")
+	fs.StringVar(&e.CgroupRoot, "ebpf-cgroup-root", e.CgroupRoot, "cgroup2 directory whose processes are served. Empty means the root of the hierarchy, as found in the mount table.")
+	fs.StringVar(&e.ProcRoot, "ebpf-proc-root", e.ProcRoot, "proc file system in which the network namespaces of pods are found.")
+	fs.DurationVar(&e.MinSyncPeriod.Duration, "ebpf-min-sync-period", e.MinSyncPeriod.Duration, "Minimum time between two syncs. Must be greater than 0.")
+	fs.DurationVar(&e.SyncPeriod.Duration, "ebpf-sync-period", e.SyncPeriod.Duration, "How often everything is compared with the kernel, even if nothing changed. Must be greater than 0.")
+	fs.StringVar(&e.SocketLB, "ebpf-socket-lb", e.SocketLB, "Which sockets are load-balanced at connect(): 'all' for those of the host and of pods, 'host' for those in the host's network namespace only.")
+	fs.StringSliceVar(&e.Fallback, "ebpf-fallback", e.Fallback, "Modes to run if the kernel does not support mode ebpf, in order of preference: 'ipvs', 'iptables'. Unless it is 'none', iptables rules also serve what eBPF cannot (SCTP, Services that do not fit into its maps). With 'none' the process fails if mode ebpf cannot run.")
+	fs.StringSliceVar(&e.Devices, "ebpf-devices", e.Devices, "Devices that receive traffic for this node: names, or name prefixes followed by a +, such as 'eth0,bond+'. Empty means devices with the node's address, a default route or another route with a gateway, and tunnels of the CNI.")
+	fs.StringSliceVar(&e.PodDevices, "ebpf-pod-devices", e.PodDevices, "Devices of pods whose traffic is load-balanced by packet, because their sockets cannot be (virtual machines, for example). Same format as --ebpf-devices. Devices of pods that opted out ('tandemctl optout') are found automatically.")
+	fs.StringVar(&e.NodePortRange, "ebpf-node-port-range", e.NodePortRange, "Range that the API server allocates NodePorts from (its --service-node-port-range). It is not used for source ports of connections to backends on other nodes.")
+	fs.BoolVar(e.ProtectNodePorts, "ebpf-protect-node-ports", *e.ProtectNodePorts, "Keep processes of the host from binding NodePorts, at which they would receive no traffic.")
+	fs.BoolVar(e.ReserveNodePorts, "ebpf-reserve-node-ports", *e.ReserveNodePorts, "Add --ebpf-node-port-range to net.ipv4.ip_local_reserved_ports if it overlaps with the ephemeral ports of this host.")
+	fs.BoolVar(&e.ResetRemovedBackends, "ebpf-reset-removed-backends", e.ResetRemovedBackends, "Send a TCP reset to clients outside this node whose backend was removed from the API. Otherwise their connections are left alone, as upstream does.")
+	fs.DurationVar(&e.TCPOpeningTimeout.Duration, "ebpf-tcp-opening-timeout", e.TCPOpeningTimeout.Duration, "Timeout of TCP connections from outside that are not established yet. Must be greater than 0.")
+	fs.DurationVar(&e.TCPClosedTimeout.Duration, "ebpf-tcp-closed-timeout", e.TCPClosedTimeout.Duration, "Timeout of TCP connections from outside that are closed. Must be greater than 0.")
+	fs.Uint32Var(&e.MaxFrontends, "ebpf-max-frontends", e.MaxFrontends, "Maximum number of frontends: one for each address, port and protocol that clients connect to.")
+	fs.Uint32Var(&e.MaxServices, "ebpf-max-services", e.MaxServices, "Maximum number of service ports.")
+	fs.Uint32Var(&e.MaxBackends, "ebpf-max-backends", e.MaxBackends, "Maximum number of backends: one for each endpoint of a service port.")
+	fs.Uint32Var(&e.MaxSlots, "ebpf-max-slots", e.MaxSlots, "Maximum number of slots in backend sets. A set takes its size rounded up to a power of two, and twice that while it changes.")
+	fs.Uint32Var(&e.MaxAffinity, "ebpf-max-affinity", e.MaxAffinity, "Maximum number of clients with session affinity. The least recently seen are evicted.")
+	fs.Uint32Var(&e.MaxUDPPeers, "ebpf-max-udp-peers", e.MaxUDPPeers, "Maximum number of Service addresses that are remembered for unconnected UDP sockets with more than one.")
+	fs.Uint32Var(&e.MaxRanges, "ebpf-max-ranges", e.MaxRanges, "Maximum number of load balancer source ranges.")
+	fs.Uint32Var(&e.MaxLocals, "ebpf-max-locals", e.MaxLocals, "Maximum number of addresses on devices of this node.")
+	fs.Uint32Var(&e.MaxTCPFlows, "ebpf-max-tcp-flows", e.MaxTCPFlows, "Maximum number of established TCP connections from outside. They are never evicted.")
+	fs.Uint32Var(&e.MaxUDPFlows, "ebpf-max-udp-flows", e.MaxUDPFlows, "Maximum number of UDP flows from outside with packets in both directions.")
+	fs.Uint32Var(&e.MaxYoungFlows, "ebpf-max-young-flows", e.MaxYoungFlows, "Maximum number of connections from outside that are not established yet, or are closed. The oldest are evicted. Rounded up to a power of two.")
+	fs.Uint32Var(&e.MaxOptOuts, "ebpf-max-opt-outs", e.MaxOptOuts, "Maximum number of network namespaces that opted out of socket load balancing.")
 
 	logsapi.AddFlags(&k.Logging, sets.FlagSet(flagsLogs))
 }
 
-// OverrideWithFlags takes over those flags that were given and win over a
-// file, and returns the names of those that were given and do not.
+// OverrideWithFlags applies the given flags that take precedence over a file,
+// and returns the names of the others.
 func (c *Config) OverrideWithFlags(given *pflag.FlagSet) (ignored []string, err error) {
 	var sets cliflag.NamedFlagSets
 	c.AddFlags(&sets)
@@ -208,7 +208,7 @@ func (c *Config) OverrideWithFlags(given *pflag.FlagSet) (ignored []string, err 
 				return
 			}
 			if value := given.Lookup(f.Name).Value.String(); value == "" && (f.Name == "proxy-mode" || f.Name == "hostname-override") {
-				return // as a manifest says it that leaves it to the file
+				return // a manifest with an empty variable leaves it to the file
 			}
 			if err := copyFlag(fs, f, given.Lookup(f.Name).Value); err != nil {
 				errs = append(errs, err)
@@ -277,7 +277,7 @@ func (c *Config) setByFlag(name string) {
 	}
 }
 
-// winsOverFile says which flags count although --config is given: those that
+// winsOverFile says which flags take precedence over the file of --config: those that
 // do upstream, and those that upstream does not have.
 func winsOverFile(group, name string) bool {
 	switch name {

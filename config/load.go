@@ -18,12 +18,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Load reads a configuration file and fills in defaults. Warnings name what
-// was left out of account: fields that this build does not know, so that a
-// file written for a newer one still serves, and documents of others behind the
-// first, which upstream does not read either. Everything else that does not decode
-// is in the error, all of it; the configuration is that of the rest then, whose
-// values can be validated as well.
+// Load reads a configuration file and fills in defaults. Warnings name what was
+// ignored: fields that this build does not know, so that a file written for a newer
+// one still works, and foreign documents after the first, which upstream does not read
+// either. The error has everything else that does not decode; the configuration has
+// the rest then, whose values can be validated as well.
 func Load(path string) (c *Config, warnings []string, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -42,7 +41,7 @@ func parse(path string, data []byte) (*Config, []string, error) {
 			break
 		}
 		if err != nil {
-			// What follows a syntax error means nothing.
+			// Nothing after a syntax error can be read.
 			line, text := 0, strings.TrimPrefix(err.Error(), "yaml: ")
 			if n, _ := fmt.Sscanf(text, "line %d:", &line); n == 1 {
 				_, text, _ = strings.Cut(text, ": ")
@@ -56,7 +55,7 @@ func parse(path string, data []byte) (*Config, []string, error) {
 		}
 	}
 	if f.seen[KubeProxyKind] == 0 && f.seen[TandemKind] == 0 && len(f.errs) == 0 {
-		f.fail(0, "there is no %s in it", KubeProxyKind)
+		f.fail(0, "found no %s", KubeProxyKind)
 	}
 	f.config.SetDefaults()
 	return f.config, f.warned(), errors.Join(f.errs...)
@@ -128,24 +127,24 @@ func (f *file) decode(root *yamlv3.Node) {
 	}
 	if line, again := f.seen[kind]; again {
 		if kind == KubeProxyKind { // upstream reads the first, and no further
-			f.warn(root.Line, "a second %s is left out of account; the first is in line %d", kind, line)
+			f.warn(root.Line, "ignoring a second %s; the first is in line %d", kind, line)
 			return
 		}
-		f.fail(root.Line, "a second %s; the first is in line %d", kind, line)
+		f.fail(root.Line, "found a second %s; the first is in line %d", kind, line)
 		return
 	}
 	if f.seen == nil {
 		f.seen = map[string]int{}
 	}
 	if kind == KubeProxyKind && f.seen[TandemKind] != 0 {
-		f.warn(root.Line, "%s is not the first document; upstream's proxy would not read it", KubeProxyKind)
+		f.warn(root.Line, "%s is not the first document, so upstream's proxy would not read it", KubeProxyKind)
 	}
 	f.seen[kind] = root.Line
 
 	unknown, err := unmarshal(root, target())
 	if err != nil {
 		bad := f.diagnose(root, fresh, kind, err)
-		// The rest is to be looked at as well; if it cannot be, there is an error already.
+		// Decode the rest as well; if that fails, there is an error already.
 		if unknown, err = unmarshal(without(root, bad), target()); err != nil {
 			target()
 		}
@@ -158,15 +157,15 @@ func (f *file) decode(root *yamlv3.Node) {
 	})
 }
 
-// foreign is for a document that is none of ours. Behind the first, where upstream
-// does not look, it may be anybody's, but not one that only just misses ours.
+// foreign is for a document of another kind. After the first, where upstream does not
+// look, it is ignored, unless it looks like a misspelt document of this proxy.
 func (f *file) foreign(root *yamlv3.Node, format string, args ...any) {
 	group, _, _ := strings.Cut(TandemAPIVersion, "/")
 	if f.documents == 0 || scalar(root, "kind") == TandemKind || strings.HasPrefix(scalar(root, "apiVersion"), group) {
 		f.fail(root.Line, format, args...)
 		return
 	}
-	f.warn(root.Line, "a document is left out of account: "+format, args...)
+	f.warn(root.Line, "ignoring a document: "+format, args...)
 }
 
 // unmarshal decodes as the API machinery does: names are matched exactly, and
@@ -178,7 +177,7 @@ func unmarshal(root *yamlv3.Node, target any) (strict []error, err error) {
 	}
 	data, err := yaml.YAMLToJSONStrict(text)
 	if err != nil {
-		// A key that is there twice; the last one counts.
+		// A duplicate key; the last one is used.
 		data, err = yaml.YAMLToJSON(text)
 		if err != nil {
 			return nil, err
@@ -187,7 +186,7 @@ func unmarshal(root *yamlv3.Node, target any) (strict []error, err error) {
 	}
 	unknown, err := kjson.UnmarshalStrict(data, target)
 	for _, e := range unknown {
-		strict = append(strict, fmt.Errorf("%w; it is left out of account", e))
+		strict = append(strict, fmt.Errorf("%w (ignored)", e))
 	}
 	return strict, err
 }
@@ -210,7 +209,7 @@ func duplicates(root *yamlv3.Node) (errs []error) {
 		for i := 0; i+1 < len(n.Content); i += 2 {
 			name := n.Content[i].Value
 			if seen[name] {
-				errs = append(errs, &strictError{n.Content[i].Line, fmt.Sprintf("field %q is there twice; the last one counts", at.Child(name))})
+				errs = append(errs, &strictError{n.Content[i].Line, fmt.Sprintf("duplicate field %q; the last one is used", at.Child(name))})
 			}
 			seen[name] = true
 			visit(at.Child(name), n.Content[i+1])
@@ -275,22 +274,22 @@ func plain(err error) string {
 	value, rest, _ := strings.Cut(rest, " into Go ")
 	value = strings.NewReplacer("array", "list", "object", "mapping", "bool", "boolean").Replace(value)
 	_, goType, _ := strings.Cut(rest, "of type ")
-	belongs := ""
+	want := ""
 	switch goType {
 	case "bool":
-		belongs = "true or false"
+		want = "true or false"
 	case "string":
-		belongs = "a string"
+		want = "a string"
 	case "int32":
-		belongs = "a whole number"
+		want = "a whole number"
 	case "uint32":
-		belongs = "a whole number from 0"
+		want = "a whole number of 0 or more"
 	case "float32":
-		belongs = "a number"
+		want = "a number"
 	default:
-		return "a " + value + " does not belong here"
+		return "a " + value + " is not allowed here"
 	}
-	return "a " + value + " where " + belongs + " belongs"
+	return "got " + value + ", want " + want
 }
 
 // eachField visits the fields of a mapping.

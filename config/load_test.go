@@ -84,9 +84,9 @@ ebpf:
 			name: "unknown fields are left out",
 			text: kubeProxyHead + "iptables:\n  speed: fast\nMode: ebpf\n---\n" + tandemHead + "ebpf:\n  warp: 9\n",
 			warn: []string{
-				`f.yaml:4: KubeProxyConfiguration: unknown field "iptables.speed"; it is left out of account`,
-				`f.yaml:5: KubeProxyConfiguration: unknown field "Mode"; it is left out of account`,
-				`f.yaml:10: TandemConfiguration: unknown field "ebpf.warp"; it is left out of account`,
+				`f.yaml:4: KubeProxyConfiguration: unknown field "iptables.speed" (ignored)`,
+				`f.yaml:5: KubeProxyConfiguration: unknown field "Mode" (ignored)`,
+				`f.yaml:10: TandemConfiguration: unknown field "ebpf.warp" (ignored)`,
 			},
 		},
 		{
@@ -97,12 +97,12 @@ ebpf:
 					t.Errorf("mode %q", c.KubeProxy.Mode)
 				}
 			},
-			warn: []string{`f.yaml:4: KubeProxyConfiguration: field "mode" is there twice; the last one counts`},
+			warn: []string{`f.yaml:4: KubeProxyConfiguration: duplicate field "mode"; the last one is used`},
 		},
 		{
 			name: "the wrong order is no use to upstream",
 			text: tandemHead + "---\n" + kubeProxyHead,
-			warn: []string{`f.yaml:4: KubeProxyConfiguration is not the first document; upstream's proxy would not read it`},
+			warn: []string{`f.yaml:4: KubeProxyConfiguration is not the first document, so upstream's proxy would not read it`},
 		},
 		{
 			name: "all that does not decode is named",
@@ -127,16 +127,16 @@ conntrack:
 					t.Errorf("what does not decode does not have its default: %+v", c.KubeProxy)
 				}
 			},
-			warn: []string{`f.yaml:19: TandemConfiguration: unknown field "ebpf.warp"; it is left out of account`},
+			warn: []string{`f.yaml:19: TandemConfiguration: unknown field "ebpf.warp" (ignored)`},
 			fail: []string{
-				"f.yaml:3: KubeProxyConfiguration.oomScoreAdj: a string where a whole number belongs",
+				"f.yaml:3: KubeProxyConfiguration.oomScoreAdj: got string, want a whole number",
 				`f.yaml:5: KubeProxyConfiguration.iptables.syncPeriod: time: invalid duration "soon"`,
-				"f.yaml:6: KubeProxyConfiguration.iptables.masqueradeAll: a number where true or false belongs",
-				"f.yaml:7: KubeProxyConfiguration.mode: a list does not belong here",
-				"f.yaml:8: KubeProxyConfiguration.clientConnection: a string does not belong here",
-				"f.yaml:11: KubeProxyConfiguration.conntrack.min: a mapping where a whole number belongs",
-				"f.yaml:16: TandemConfiguration.ebpf.maxSlots: a number -1 where a whole number from 0 belongs",
-				"f.yaml:17: TandemConfiguration.ebpf.syncPeriod: a number where a string belongs",
+				"f.yaml:6: KubeProxyConfiguration.iptables.masqueradeAll: got number, want true or false",
+				"f.yaml:7: KubeProxyConfiguration.mode: a list is not allowed here",
+				"f.yaml:8: KubeProxyConfiguration.clientConnection: a string is not allowed here",
+				"f.yaml:11: KubeProxyConfiguration.conntrack.min: got mapping, want a whole number",
+				"f.yaml:16: TandemConfiguration.ebpf.maxSlots: got number -1, want a whole number of 0 or more",
+				"f.yaml:17: TandemConfiguration.ebpf.syncPeriod: got number, want a string",
 				`f.yaml:18: TandemConfiguration.ebpf.minSyncPeriod: time: invalid duration "99999999999999999999s"`,
 			},
 		},
@@ -146,7 +146,7 @@ conntrack:
 			fail: []string{
 				`f.yaml:1: apiVersion "v1", kind "ConfigMap": want kubeproxy.config.k8s.io/v1alpha1, kind KubeProxyConfiguration, or config.tandem-proxy.dev/v1alpha1, kind TandemConfiguration`,
 			},
-			warn: []string{"f.yaml:4: a document is left out of account: a document must be a mapping with apiVersion and kind"},
+			warn: []string{"f.yaml:4: ignoring a document: a document must be a mapping with apiVersion and kind"},
 		},
 		{
 			name: "documents of others behind, which upstream does not read either",
@@ -157,19 +157,19 @@ conntrack:
 				}
 			},
 			warn: []string{
-				"f.yaml:5: a second KubeProxyConfiguration is left out of account; the first is in line 1",
-				`f.yaml:9: a document is left out of account: apiVersion "v1", kind "ConfigMap": want kubeproxy.config.k8s.io/v1alpha1, kind KubeProxyConfiguration, or config.tandem-proxy.dev/v1alpha1, kind TandemConfiguration`,
+				"f.yaml:5: ignoring a second KubeProxyConfiguration; the first is in line 1",
+				`f.yaml:9: ignoring a document: apiVersion "v1", kind "ConfigMap": want kubeproxy.config.k8s.io/v1alpha1, kind KubeProxyConfiguration, or config.tandem-proxy.dev/v1alpha1, kind TandemConfiguration`,
 			},
 		},
 		{
 			name: "what only just misses ours, or is there twice",
 			text: kubeProxyHead + "---\n" + tandemHead + "---\n" + tandemHead + "---\napiVersion: config.tandem-proxy.dev/v1\nkind: TandemConfiguration\n",
 			fail: []string{
-				"f.yaml:7: a second TandemConfiguration; the first is in line 4",
+				"f.yaml:7: found a second TandemConfiguration; the first is in line 4",
 				`f.yaml:10: apiVersion "config.tandem-proxy.dev/v1", kind "TandemConfiguration": want kubeproxy.config.k8s.io/v1alpha1, kind KubeProxyConfiguration, or config.tandem-proxy.dev/v1alpha1, kind TandemConfiguration`,
 			},
 		},
-		{name: "nothing", text: "", fail: []string{"f.yaml: there is no KubeProxyConfiguration in it"}},
+		{name: "nothing", text: "", fail: []string{"f.yaml: found no KubeProxyConfiguration"}},
 		{name: "not YAML", text: kubeProxyHead + "mode: {\n", fail: []string{"f.yaml:3: did not find expected node content"}},
 	}
 	for _, tt := range tests {
@@ -270,11 +270,11 @@ func TestListsBesideFile(t *testing.T) {
 // What is wrong with a flag is said of the flag.
 func TestBadFlags(t *testing.T) {
 	for _, test := range []struct{ flag, want string }{
-		{"--ebpf-fallback=none,iptables", `--ebpf-fallback: Unsupported value: "none": supported values: "ipvs", "iptables", "none, alone"`},
-		{"--ebpf-fallback=nftables", `--ebpf-fallback: Unsupported value: "nftables": supported values: "ipvs", "iptables", "none, alone"`},
-		{"--ebpf-node-port-range=9-1", `--ebpf-node-port-range: Invalid value: "9-1": must be two ports with a - between them, the lower one first`},
-		{"--ebpf-node-port-range=30000", `--ebpf-node-port-range: Invalid value: "30000": must be two ports with a - between them, the lower one first`},
-		{"--ebpf-devices=+", `--ebpf-devices: Invalid value: "+": must be the name of a device, or the beginning of one with a + behind`},
+		{"--ebpf-fallback=none,iptables", `--ebpf-fallback: Unsupported value: "none": supported values: "ipvs", "iptables", "none (alone)"`},
+		{"--ebpf-fallback=nftables", `--ebpf-fallback: Unsupported value: "nftables": supported values: "ipvs", "iptables", "none (alone)"`},
+		{"--ebpf-node-port-range=9-1", `--ebpf-node-port-range: Invalid value: "9-1": must be two ports separated by a -, the lower one first`},
+		{"--ebpf-node-port-range=30000", `--ebpf-node-port-range: Invalid value: "30000": must be two ports separated by a -, the lower one first`},
+		{"--ebpf-devices=+", `--ebpf-devices: Invalid value: "+": must be the name of a device, or a name prefix followed by a +`},
 		{"--ebpf-tcp-opening-timeout=0s", `--ebpf-tcp-opening-timeout: Invalid value: "0s": must be greater than 0`},
 		{"--ebpf-tcp-closed-timeout=-1s", `--ebpf-tcp-closed-timeout: Invalid value: "-1s": must be greater than 0`},
 		{"--iptables-masquerade-bit=32", `--iptables-masquerade-bit: Invalid value: 32: must be within the range [0, 31]`},
@@ -328,7 +328,7 @@ ebpf: {socketLB: pods, syncPeriod: 1s, minSyncPeriod: 2s, maxSlots: 1}
 		`f.yaml:15: TandemConfiguration.ebpf.socketLB: Unsupported value: "pods": supported values: "all", "host"`,
 		"--ebpf-max-backends: Invalid value: 1: must be between 2 and 16777216",
 		"f.yaml:15: TandemConfiguration.ebpf.maxSlots: Invalid value: 1: must be between 2 and 16777216",
-		`f.yaml:14: TandemConfiguration.manifests: Invalid value: "/manifests": stands in for an API server, but clientConnection.kubeconfig names one: "/kubeconfig"`,
+		`f.yaml:14: TandemConfiguration.manifests: Invalid value: "/manifests": replaces the API server, but clientConnection.kubeconfig names one: "/kubeconfig"`,
 	}
 	if d := cmp.Diff(want, strings.Split(c.Explain(c.Validate()).Error(), "\n")); d != "" {
 		t.Errorf("errors (-want +got):\n%s", d)

@@ -23,10 +23,10 @@ const (
 	ModeNFTables = "nftables"
 )
 
-// FallbackNone says that no other mode may stand in.
+// FallbackNone disables the fallback to other modes.
 const FallbackNone = "none"
 
-// How pods are told from others, in the words of --detect-local-mode.
+// How traffic of pods is detected, in the words of --detect-local-mode.
 const (
 	LocalModeClusterCIDR         = "ClusterCIDR"
 	LocalModeNodeCIDR            = "NodeCIDR"
@@ -34,15 +34,15 @@ const (
 	LocalModeInterfaceNamePrefix = "InterfaceNamePrefix"
 )
 
-// Config is everything the proxy can be told.
+// Config is the whole configuration.
 type Config struct {
 	KubeProxy kubeproxyv1alpha1.KubeProxyConfiguration
 	Tandem    TandemConfiguration
 
-	// origin says where a field was set, by its path.
+	// origin is where a field was set, by its path.
 	origin map[string]string
-	// healthzPort and metricsPort are flags of old; noHealthz says that the first
-	// is 0, by which alone the health server can be turned off.
+	// healthzPort and metricsPort are deprecated flags. noHealthz says that the first
+	// is 0, which is the only way to turn the health server off.
 	healthzPort, metricsPort int32
 	noHealthz                bool
 }
@@ -51,11 +51,11 @@ type Config struct {
 type TandemConfiguration struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Manifests is a directory of YAML manifests that stands in for the API
+	// Manifests is a directory of YAML manifests to use instead of an API
 	// server.
 	Manifests string `json:"manifests,omitempty"`
-	// StrictSourceRanges has loadBalancerSourceRanges that name one address
-	// family alone keep everybody out of the other one. Upstream leaves it open.
+	// StrictSourceRanges has loadBalancerSourceRanges that name one address family
+	// only deny all clients of the other one. Upstream allows them.
 	StrictSourceRanges bool `json:"strictSourceRanges,omitempty"`
 	// EBPF are the options of mode ebpf.
 	EBPF EBPFConfiguration `json:"ebpf,omitempty"`
@@ -72,40 +72,39 @@ type EBPFConfiguration struct {
 	CgroupRoot string `json:"cgroupRoot,omitempty"`
 	// ProcRoot is where the network namespaces of pods are found.
 	ProcRoot string `json:"procRoot,omitempty"`
-	// MinSyncPeriod is the least time between two syncs.
+	// MinSyncPeriod is the minimum time between two syncs.
 	MinSyncPeriod metav1.Duration `json:"minSyncPeriod,omitempty"`
-	// SyncPeriod is the time after which the kernel is compared unasked.
+	// SyncPeriod is how often everything is compared with the kernel, even if
+	// nothing changed.
 	SyncPeriod metav1.Duration `json:"syncPeriod,omitempty"`
-	// SocketLB says whose sockets are served: SocketLBAll or SocketLBHost.
+	// SocketLB says which sockets are load-balanced: SocketLBAll or SocketLBHost.
 	SocketLB string `json:"socketLB,omitempty"`
-	// Fallback are modes that stand in where this one cannot run, in the order to
-	// try: ModeIPVS, ModeIPTables. Rules carry what it cannot where it does.
-	// FallbackNone alone has the process fail instead.
+	// Fallback are the modes to run if this one cannot, in order of preference:
+	// ModeIPVS, ModeIPTables. Unless it is FallbackNone, which has the process fail
+	// instead, rules also serve what programs cannot.
 	Fallback []string `json:"fallback,omitempty"`
-	// Devices are those by which node traffic comes in: names, or beginnings
-	// of names with a + behind. Empty means those that routes and addresses
-	// tell.
+	// Devices are those that receive traffic for this node: names, or name prefixes
+	// followed by a +. Empty means those that are found by routes and addresses.
 	Devices []string `json:"devices,omitempty"`
-	// PodDevices are devices of pods, named as Devices are, whose packets are
-	// to be served besides those of network namespaces that are opted out: of
-	// virtual machines, for one.
+	// PodDevices are devices of pods, in the format of Devices, whose traffic is
+	// load-balanced by packet, such as those of virtual machines. Those of network
+	// namespaces that opted out are found automatically.
 	PodDevices []string `json:"podDevices,omitempty"`
-	// NodePortRange is the range that the API server allocates NodePorts from:
-	// connections to remote backends get no source port out of it.
+	// NodePortRange is the range that the API server allocates NodePorts from. It
+	// is not used for source ports of connections to remote backends.
 	NodePortRange string `json:"nodePortRange,omitempty"`
 	// ProtectNodePorts keeps processes of the host from binding NodePorts.
 	ProtectNodePorts *bool `json:"protectNodePorts,omitempty"`
 	// ReserveNodePorts adds NodePortRange to net.ipv4.ip_local_reserved_ports
-	// where it overlaps with the range of ports that the kernel gives out.
+	// if it overlaps with the ephemeral ports.
 	ReserveNodePorts *bool `json:"reserveNodePorts,omitempty"`
-	// ResetRemovedBackends answers clients outside, whose TCP backend the API
-	// does not know any more, by a reset. Otherwise their connections are left
-	// to their ends, as upstream does.
+	// ResetRemovedBackends sends a reset to clients outside whose TCP backend was
+	// removed from the API. Otherwise their connections are left alone, as upstream
+	// does.
 	ResetRemovedBackends bool `json:"resetRemovedBackends,omitempty"`
-	// TCPOpeningTimeout is how long a connection from outside is remembered
-	// that is not established, and TCPClosedTimeout how long one that is over.
-	// The others are those of the conntrack section of the
-	// KubeProxyConfiguration.
+	// TCPOpeningTimeout is for connections from outside that are not established
+	// yet, and TCPClosedTimeout for closed ones. Other timeouts are in the conntrack
+	// section of the KubeProxyConfiguration.
 	TCPOpeningTimeout metav1.Duration `json:"tcpOpeningTimeout,omitempty"`
 	TCPClosedTimeout  metav1.Duration `json:"tcpClosedTimeout,omitempty"`
 
@@ -125,16 +124,15 @@ type EBPFConfiguration struct {
 
 // IPVSConfiguration holds the options of mode ipvs that upstream does not have.
 type IPVSConfiguration struct {
-	// UpstreamSemantics has virtual servers do what upstream's do where that
-	// differs from other modes: one set of endpoints for everybody, and all of
-	// them where a Local policy leaves none.
+	// UpstreamSemantics has virtual servers behave as upstream's where these differ
+	// from other modes: all clients get the same endpoints, and if a Local policy
+	// leaves none, all endpoints.
 	UpstreamSemantics bool `json:"upstreamSemantics,omitempty"`
-	// DrainTimeout is how long a TCP endpoint that is gone keeps its connections
-	// at most.
+	// DrainTimeout is how long a removed TCP endpoint keeps its connections at most.
 	DrainTimeout metav1.Duration `json:"drainTimeout,omitempty"`
 }
 
-// Whose sockets are served.
+// Which sockets are load-balanced.
 const (
 	SocketLBAll  = "all"  // of the host and of every pod
 	SocketLBHost = "host" // of the host's network namespace only

@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Validate returns everything that is wrong with the values. Fields of the
+// Validate returns all invalid values. Fields of the
 // TandemConfiguration have paths that begin with its kind.
 func (c *Config) Validate() field.ErrorList {
 	var all field.ErrorList
@@ -119,13 +119,13 @@ func (c *Config) Validate() field.ErrorList {
 	}{{"devices", e.Devices}, {"podDevices", e.PodDevices}} {
 		for i, name := range list.names {
 			if name == "" || name == "+" {
-				add(at.Child(list.name).Index(i), name, "must be the name of a device, or the beginning of one with a + behind")
+				add(at.Child(list.name).Index(i), name, "must be the name of a device, or a name prefix followed by a +")
 			}
 		}
 	}
 	for i, mode := range e.Fallback {
 		if mode != ModeIPVS && mode != ModeIPTables && (mode != FallbackNone || len(e.Fallback) > 1) {
-			all = append(all, field.NotSupported(at.Child("fallback").Index(i), mode, []string{ModeIPVS, ModeIPTables, FallbackNone + ", alone"}))
+			all = append(all, field.NotSupported(at.Child("fallback").Index(i), mode, []string{ModeIPVS, ModeIPTables, FallbackNone + " (alone)"}))
 		}
 	}
 	if e.SocketLB != SocketLBAll && e.SocketLB != SocketLBHost {
@@ -145,7 +145,7 @@ func (c *Config) Validate() field.ErrorList {
 	}
 
 	if c.Tandem.Manifests != "" && k.ClientConnection.Kubeconfig != "" {
-		add(t.Child("manifests"), c.Tandem.Manifests, "stands in for an API server, but clientConnection.kubeconfig names one: %q", k.ClientConnection.Kubeconfig)
+		add(t.Child("manifests"), c.Tandem.Manifests, "replaces the API server, but clientConnection.kubeconfig names one: %q", k.ClientConnection.Kubeconfig)
 	}
 	return all
 }
@@ -156,7 +156,7 @@ const (
 	greaterThan0 = "must be greater than 0"
 )
 
-// modes are those that may run.
+// modes are the configured one and its fallbacks.
 func (c *Config) modes() []string {
 	mode := string(c.KubeProxy.Mode)
 	if mode != ModeEBPF {
@@ -205,7 +205,7 @@ func (c *Config) validateConntrack() (all field.ErrorList) {
 
 var localModes = []kubeproxyv1alpha1.LocalMode{LocalModeClusterCIDR, LocalModeNodeCIDR, LocalModeBridgeInterface, LocalModeInterfaceNamePrefix}
 
-// ParseClusterCIDR reads clusterCIDR: nothing, a CIDR, or one of each family.
+// ParseClusterCIDR parses clusterCIDR: nothing, a CIDR, or one of each family.
 func ParseClusterCIDR(text string) (list []netip.Prefix, err error) {
 	if text == "" {
 		return nil, nil
@@ -228,14 +228,14 @@ type PortRange struct{ First, Last uint16 }
 
 func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
-// ParsePortRange reads a range of ports as the API server's flag
-// service-node-port-range has it: two numbers with a - between them.
+// ParsePortRange parses a range of ports as the API server's flag
+// service-node-port-range: two numbers separated by a -.
 func ParsePortRange(text string) (PortRange, error) {
 	first, last, ok := strings.Cut(text, "-")
 	f, err1 := strconv.ParseUint(strings.TrimSpace(first), 10, 16)
 	l, err2 := strconv.ParseUint(strings.TrimSpace(last), 10, 16)
 	if !ok || err1 != nil || err2 != nil || f == 0 || l < f {
-		return PortRange{}, errors.New("must be two ports with a - between them, the lower one first")
+		return PortRange{}, errors.New("must be two ports separated by a -, the lower one first")
 	}
 	return PortRange{First: uint16(f), Last: uint16(l)}, nil
 }
@@ -246,15 +246,15 @@ const (
 	maxSize = 1 << 24
 )
 
-// ValidateMode says whether this build has the mode.
+// ValidateMode checks that this build has the mode.
 func ValidateMode(mode string, available []string) error {
 	if slices.Contains(available, mode) {
 		return nil
 	}
 	have := "must be one of " + strings.Join(available, ", ")
 	if mode == ModeNFTables {
-		return errors.New("mode nftables is upstream's; this is Tandem, which has none of that name: " + have +
-			" (ebpf needs no rules, iptables carries the same Services by rules; --proxy-mode wins over the file)")
+		return errors.New("mode nftables is not supported by Tandem, only by upstream's kube-proxy: " + have +
+			" (iptables also serves by netfilter rules; --proxy-mode takes precedence over the file)")
 	}
 	return fmt.Errorf("unknown mode %q: %s", mode, have)
 }

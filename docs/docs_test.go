@@ -163,6 +163,9 @@ func TestPackages(t *testing.T) {
 		folders[filepath.Dir(path)] = !strings.HasSuffix(path, "_test.go") || folders[filepath.Dir(path)]
 	}, ".go")
 	for folder, hasCode := range folders {
+		if name := filepath.Base(folder); strings.HasSuffix(name, "test") || name == "integration" {
+			continue // what tests of the package above it share
+		}
 		// By its path, by its name, or as kube-proxy/app.
 		named := regexp.MustCompile("`(" + folder + "/?|" + filepath.Base(folder) + "|" + strings.TrimPrefix(folder, "cmd/") + ")`")
 		if top, _, _ := strings.Cut(folder, "/"); hasCode && top != "deploy" && top != "hack" && top != "test" && !named.MatchString(section) {
@@ -232,5 +235,23 @@ func TestEvents(t *testing.T) {
 		if !strings.Contains(page, "`"+m[1]+"`") {
 			t.Errorf("docs/troubleshooting.md does not explain %s", m[1])
 		}
+	}
+}
+
+// TestMaps: docs/maps.md has every map and every program.
+func TestMaps(t *testing.T) {
+	page := pages(t)["docs/maps.md"]
+	declared := regexp.MustCompile(`(?m)^} (tdm_\w+) SEC\("\.maps"\)|^int (tdm_\w+)\(`)
+	count := 0
+	walk(t, func(path string, text []byte) {
+		for _, m := range declared.FindAllStringSubmatch(string(text), -1) {
+			count++
+			if name := m[1] + m[2]; !strings.Contains(page, "`"+name+"`") {
+				t.Errorf("docs/maps.md does not have %s, of %s", name, path)
+			}
+		}
+	}, ".h", ".c")
+	if count < 30 {
+		t.Errorf("found only %d maps and programs", count)
 	}
 }

@@ -11,7 +11,8 @@
 #
 # Several kernels share the tests of packages that take long: each test runs under one of those
 # that can, and what asks most of a kernel under all. With each commit they are dealt anew; DEAL, a
-# number, says how. With packages given, or FULL=1, all tests run under all kernels.
+# number, says how. COMMITS spreads them over so many commits, each of which has its part of
+# them. With packages given, or FULL=1, all tests run under all kernels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -83,8 +84,9 @@ hand() {
 		number=$((number + 1))
 	done
 	set -- $players
+	local parts=$(($# * ${COMMITS:-1}))
 	(cd "$root/${p#"$module"}" && "$scratch/${p//\//_}.test" -test.list '^(Test|Fuzz)') |
-		awk -v part=$(((number + deal) % $#)) -v parts=$# -v everywhere="$everywhere" \
+		awk -v part=$(((number * ${COMMITS:-1} + deal) % parts)) -v parts=$parts -v everywhere="$everywhere" \
 			'/^(Test|Fuzz)/ && (NR % parts == part || $0 ~ everywhere) { list = list "|" $0 }
 			END { print "-test.run=^(" substr(list, 2) ")$ TANDEM_PART=" part "/" parts }'
 }

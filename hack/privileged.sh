@@ -1,12 +1,19 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Prints the packages whose tests need root: those that play in the lab or ask who
-# they are. A package is here with all its tests, so that each runs once.
+# Usage: privileged.sh [-only]
+#
+# Prints the packages some of whose tests need root: those that play in the lab or ask who
+# they are. With -only, those without any other test: they are not worth linking where nobody
+# is root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 module=$(go list -m)
 needs_root=$(grep -rlE '/test/lab"|Gete?uid\(\)|\bNewT\(' --include='*_test.go' . |
 	xargs -r dirname | sort -u | sed "s|^\.|$module|")
-comm -12 <(go list ./... | sort) <(sort <<<"$needs_root")
+list=$(comm -12 <(go list ./... | sort) <(sort <<<"$needs_root"))
+if [[ ${1:-} == -only ]]; then
+	list=$(grep -xE "$module/(observe/selfprobe|.*/integration|test/(container|crr|e2e|image|rules|scenarios/live|upstream))" <<<"$list")
+fi
+echo "$list"

@@ -1,85 +1,142 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: test.sh [unit] [privileged] [kernel] [cluster]
+# Usage: test.sh <stage>...
 #
-# Runs the packages whose tests need no root, those with tests that do, under another
-# kernel those that need IPVS or SCTP, and those of the module that has a control plane, and
-# summarises. TESTFLAGS goes to go test.
+#	check       vet of all packages, and the tests that need no root
+#	namespaces  the packages whose tests need root, one at a time
+#	demo        what make demo shows
+#	full        all packages, with all rounds and the race detector
+#	deploy      the chart and the manifests, a module of its own
+#	kernels     what needs root, under other kernels
+#	cluster     with a real control plane, a module of its own
+#
+# Runs the stages, shows how far they are, and summarises. check and namespaces are the short
+# ones: one scenario for each statement, and a tenth of the rounds of what is random. TESTFLAGS
+# goes to go test.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+has() { [[ " $stages " == *" $1 "* ]]; }
+stages=$*
+root=
+[[ $(id -u) != 0 ]] || root=1
+# As make build builds, so that no dependency is compiled twice. Only the race detector, whose
+# dependencies are compiled anew, needs cgo.
+export CGO_ENABLED=0 GOFLAGS="-trimpath -buildvcs=false ${GOFLAGS:-}"
+
+if has namespaces || has full; then
+	# Some tests look at the machine from outside, with the tools an operator has.
+	hack/need.sh ip=iproute2 iptables-restore=iptables || echo "The tests that run them will fail or be skipped." >&2
+fi
 race=-race
-if ! hack/need.sh gcc=gcc /usr/include/stdlib.h=libc6-dev; then
+if has full && ! hack/need.sh gcc=gcc /usr/include/stdlib.h=libc6-dev; then
 	echo "No C compiler, so the race detector stays off." >&2
 	race=
 fi
-# Some tests look at the machine from outside, with the tools an operator has.
-hack/need.sh ip=iproute2 iptables-restore=iptables || echo "The tests that run them will fail or be skipped." >&2
-# Others boot another kernel.
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-vmrun=$scratch/vmrun
-hack/vmrun.sh "$vmrun" || echo "What needs another kernel will fail or be skipped." >&2
-
-privileged=$(hack/privileged.sh)
-unit=$(comm -23 <(go list ./... | sort) <(sort <<<"$privileged"))
-# Modules of their own, whose libraries the product is not to depend on.
-modules=(test/deploy)
-
-if [[ $(id -u) == 0 ]]; then
+if [[ $root ]]; then
 	# Whoever is root should have everything: what is missing then is a failure.
 	export TANDEM_REQUIRE_PRIVILEGED=${TANDEM_REQUIRE_PRIVILEGED:-1}
-elif [[ " $* " == *" privileged "* || " $* " == *" cluster "* ]]; then
+elif has namespaces || has full || has cluster; then
 	echo "Not root: tests that need network namespaces, cgroups or BPF are skipped (sudo -E make test runs them)." >&2
 fi
 
-gotest() {
-	[[ -z $1 ]] || CGO_ENABLED=${race:+1} go test -json $race -timeout=30m ${TESTFLAGS:-} "${@:2}" $1
-}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+packages=$(go list ./...)
+privileged=$(hack/privileged.sh)
+unit=$(comm -23 <(sort <<<"$packages") <(sort <<<"$privileged"))
+only=$(hack/privileged.sh -only)
+some=$(comm -23 <(sort <<<"$packages") <(sort <<<"$only"))
 
-# What no test proves under a kernel without IPVS and SCTP. Why there is no such machine,
-# if there is none, the tests of test/vm say.
-kernel=6.1
-kerneltest() {
-	"$vmrun" -kernel "$kernel" -- true || return 0
+# Without debug information, which nobody reads there, the binaries of tests link in half the time.
+gotest() { go test -json -ldflags='-s -w' ${TESTFLAGS:-} "$@"; }
+
+# Tests that need root are skipped, whoever runs it: their packages come again with namespaces,
+# whole. Those with nothing else are only vetted.
+check() {
 	local status=0
-	KERNEL=$kernel TESTFLAGS= hack/kernels.sh -json ./proxier/ipvs || status=1
-	KERNEL=$kernel TESTFLAGS='-test.run=^(TestMixed|TestSCTP|TestIPVS|TestPacketCounters|TestRulePackets|TestKernel)$|^TestScenarios$/^s80|^(TestHealthChecks|TestInitOnly|TestReady)$/^ipvs$' \
-		hack/kernels.sh -json ./proxier/iptables/integration ./test/e2e ./test/lab ./kernel/nfacct || status=1
+	go vet $only >&2 || status=1
+	TANDEM_WITHOUT_ROOT=1 TANDEM_REQUIRE_PRIVILEGED= gotest -vet=all -short -timeout=5m $some || status=1
 	return $status
 }
 
-# The module is vetted here, as make verify does not need all of Kubernetes. It is built as
-# the control plane was, so that nothing is compiled twice: without the race detector.
+# One at a time: they load the kernel, and measure it.
+namespaces() { [[ ! $root ]] || gotest -short -timeout=10m -p=1 $privileged; }
+
+demo() {
+	[[ $root ]] || return 0
+	go build -o "$scratch/demo" ./test/demo
+	as_test "$(go list -m)/test/demo" Demo "$scratch/demo"
+}
+
+full() {
+	local status=0
+	[[ ! $race ]] || export CGO_ENABLED=1
+	gotest $race -timeout=30m $unit || status=1
+	gotest $race -timeout=30m -p=1 $privileged || status=1
+	export CGO_ENABLED=0
+	return $status
+}
+
+# Never from the cache, which knows no files of other modules.
+deploy() (cd test/deploy && GOWORK=off gotest -count=1 -timeout=10m ./...)
+
+kernels() {
+	hack/vmrun.sh "$scratch/vmrun" || echo "What needs another kernel will fail or be skipped." >&2
+	"$scratch/vmrun" -kernel 6.1 -- true || return 0 # why not, the tests of test/vm say
+	COMMITS=${COMMITS:-2} TESTFLAGS="-test.short ${TESTFLAGS:-}" hack/kernels.sh -json
+}
+
+# The module is vetted here, as make verify does not need all of Kubernetes.
 cluster() (
 	KUBEBUILDER_ASSETS=$(hack/controlplane.sh) || return
-	export KUBEBUILDER_ASSETS GOWORK=off CGO_ENABLED=0
+	export KUBEBUILDER_ASSETS GOWORK=off
 	cd test/cluster
-	go mod tidy -diff >&2 && go vet -trimpath ./... >&2 || return
-	go test -json -trimpath -timeout=20m ${TESTFLAGS:-} ./...
+	go mod tidy -diff >&2 && go vet ./... >&2 || return
+	go test -json -timeout=20m ${TESTFLAGS:-} ./...
 )
 
+# as_test runs a command as go test -json would show a test.
+as_test() { # <package> <test> <command>...
+	local package=$1 test=$2 status=0 start=$SECONDS
+	printf '{"Action":"run","Package":"%s","Test":"%s"}\n' "$package" "$test"
+	"${@:3}" >"$scratch/said" 2>&1 </dev/null || status=1
+	go tool test2json -p "$package" cat "$scratch/said" | sed -n "s/\"Action\":\"output\"/&,\"Test\":\"$test\"/p"
+	local ended=pass
+	[[ $status == 0 ]] || ended=fail
+	printf '{"Action":"%s","Package":"%s","Test":"%s"}\n' $ended "$package" "$test"
+	printf '{"Action":"%s","Package":"%s","Elapsed":%d}\n' $ended "$package" $((SECONDS - start))
+	return $status
+}
+
+# count says how many packages a stage has; those of kernels are counted as they come.
+count() {
+	case $1 in
+	check) wc -w <<<"$some" ;;
+	namespaces) if [[ $root ]]; then wc -w <<<"$privileged"; else echo 0; fi ;;
+	demo) if [[ $root ]]; then echo 1; else echo 0; fi ;;
+	full) wc -w <<<"$packages" ;;
+	*) echo 1 ;;
+	esac
+}
+
 run() {
-	local status=0 set
-	for set in "$@"; do
-		case $set in
-		unit)
-			gotest "$unit" || status=1
-			# Never from the cache, which knows no files of other modules.
-			for module in "${modules[@]}"; do (cd "$module" && race= && gotest ./... -count=1) || status=1; done
-			;;
-		# One at a time: they load the kernel, and measure it.
-		privileged) gotest "$privileged" -p=1 || status=1 ;;
-		kernel) kerneltest || status=1 ;;
-		cluster) cluster || status=1 ;;
-		*) echo "unknown set of tests: $set" >&2 && return 2 ;;
-		esac
+	local status=0 stage
+	for stage in $stages; do
+		echo "== $stage"
+		$stage || status=1
 	done
 	return $status
 }
 
-summary=$scratch/testsummary
-CGO_ENABLED=0 go build -trimpath -o "$summary" ./hack/testsummary
+total=0
+for stage in $stages; do
+	[[ $(type -t "$stage") == function ]] || { echo "unknown stage: $stage" >&2 && exit 2; }
+	total=$((total + $(count "$stage")))
+done
+brief=
+[[ $stages != check ]] || brief=-brief
+go build -o "$scratch/testsummary" ./hack/testsummary
 # With pipefail, so that tests that could not even be started are noticed as well.
-run "$@" | "$summary"
+run | "$scratch/testsummary" -packages $total $brief

@@ -39,6 +39,13 @@ clang_format() { sources '*.c' '*.h' | xargs clang-format-19 --dry-run -Werror; 
 
 tidy() { go mod tidy -diff; }
 
+# Run by its version, so that it is in nobody's go.mod.
+staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
+staticcheck() { CGO_ENABLED=0 GOFLAGS=-trimpath go run $staticcheck ./...; }
+
+# What may import what.
+layers() { CGO_ENABLED=0 go test -trimpath -count=1 ./hack/layers; }
+
 # A module of its own. That of test/cluster is looked at where it is built.
 deploy() (cd test/deploy && export CGO_ENABLED=0 GOWORK=off && go mod tidy -diff && go vet -trimpath ./...)
 
@@ -91,6 +98,8 @@ else
 fi
 # Built as make build does, so that what it compiled is not compiled again.
 check 'go vet' env CGO_ENABLED=0 go vet -trimpath ./...
+check 'staticcheck' staticcheck
+check 'imports between layers' layers
 check 'go mod tidy' tidy
 check 'test/deploy' deploy
 check 'generated files' generated

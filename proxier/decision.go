@@ -64,12 +64,6 @@ type Decision struct {
 	oneFrontend [1]Frontend
 }
 
-// NewDecision is one of nothing but a name and an index, for tests of tiers: a Table
-// makes the others.
-func NewDecision(name ServicePortName, index uint32) *Decision {
-	return &Decision{Name: name, index: index}
-}
-
 // Index is a small number that identifies the service port while it lives. It
 // is given anew when it is gone.
 func (d *Decision) Index() uint32 { return d.index }

@@ -315,8 +315,9 @@ func (p *Proxier) sync(ctx context.Context, reason RunReason) error {
 	if p.observer != nil {
 		p.observer.Synced(info)
 	}
-	if klog.V(2).Enabled() && (info.Ports > 0 || klog.V(3).Enabled()) {
-		klog.FromContext(ctx).V(2).Info("Synced", "reason", reason, "full", info.Full, "services", info.Services, "changedPorts", info.Ports,
+	logger := klog.FromContext(ctx)
+	if logger.V(2).Enabled() && (info.Ports > 0 || logger.V(3).Enabled()) {
+		logger.V(2).Info("Synced", "reason", reason, "full", info.Full, "services", info.Services, "changedPorts", info.Ports,
 			"servicePorts", info.ServicePorts, "duration", info.End.Sub(info.Start))
 	}
 	return err

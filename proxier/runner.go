@@ -13,33 +13,35 @@ import (
 
 // RunnerOptions are the intervals of a Runner.
 type RunnerOptions struct {
-	// MinInterval is the least time from the end of one run to the start of
-	// the next, unless that one was unasked. A request after a quiet period is
-	// served at once.
+	// MinInterval is the minimum time from the end of one run to the start of
+	// the next, unless the first was a periodic one. A request after a quiet
+	// period is served at once.
 	MinInterval time.Duration
-	// MaxInterval is the time after which a run starts unasked.
+	// MaxInterval is the time after which a run starts without a request.
 	MaxInterval time.Duration
-	// RetryInterval is the time from a failed run to the next try; it doubles
+	// RetryInterval is the time from a failed run to the next attempt; it doubles
 	// with every further failure, up to MaxInterval.
 	RetryInterval time.Duration
 	// Clock is for tests; nil is the real one.
 	Clock clock.Clock
 }
 
-// Runner runs one function, never twice at a time: when asked, again after a
-// failure, and now and then unasked. Requests that come while it runs or waits
-// collapse into one.
+// Runner runs one function, never twice at a time: on request, again after a
+// failure, and periodically. Requests that come while it runs or waits collapse
+// into one.
 type Runner struct {
 	fn      func(context.Context, RunReason) error
 	clock   clock.Clock
 	request chan struct{}
 	failed  chan error    // of a run in Now
-	reset   chan struct{} // other intervals are there
+	reset   chan struct{} // the intervals have changed
 
-	mu      sync.Mutex // held during a run
-	opts    RunnerOptions
-	ctx     context.Context // of Run; nil while that is not running
-	ended   time.Time       // of the last run, but for unasked ones
+	mu   sync.Mutex // held during a run
+	opts RunnerOptions
+	// now is a run on behalf of Run, for who is not to wait for its goroutine; nil while
+	// that is not running.
+	now     func() error
+	ended   time.Time // of the last run, but for periodic ones
 	failing bool
 }
 
@@ -71,8 +73,8 @@ func NewRunner(fn func(context.Context, RunReason) error, opts RunnerOptions) *R
 	return &Runner{fn: fn, clock: opts.Clock, opts: opts, request: make(chan struct{}, 1), failed: make(chan error, 1), reset: make(chan struct{}, 1)}
 }
 
-// SetIntervals takes over those of opts, once what runs at the moment is done. The time to
-// the next run that nobody asks for begins anew.
+// SetIntervals replaces the intervals by those of opts, after the current run if there is
+// one. The time to the next periodic run starts again.
 func (r *Runner) SetIntervals(opts RunnerOptions) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -89,7 +91,7 @@ func (r *Runner) intervals() RunnerOptions {
 	return r.opts
 }
 
-// Request asks for a run and returns at once.
+// Request requests a run and returns at once.
 func (r *Runner) Request() {
 	select {
 	case r.request <- struct{}{}:
@@ -106,14 +108,14 @@ func (r *Runner) Now() {
 		return
 	}
 	defer r.mu.Unlock()
-	if r.ctx == nil || r.ctx.Err() != nil || r.failing || r.wait() > 0 {
+	if r.now == nil || r.failing || r.wait() > 0 {
 		r.Request()
 		return
 	}
-	if err := r.run(r.ctx, Requested); err != nil {
+	if err := r.now(); err != nil {
 		select {
 		case r.failed <- err:
-		default: // Run knows of one already
+		default: // Run knows of a failure already
 		}
 	}
 }
@@ -146,7 +148,13 @@ func (r *Runner) runLocked(ctx context.Context, reason RunReason) error {
 func (r *Runner) Run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	r.mu.Lock()
-	r.ctx = ctx
+	r.now = func() error {
+		if ctx.Err() != nil {
+			r.Request()
+			return nil
+		}
+		return r.run(ctx, Requested)
+	}
 	opts := r.opts
 	r.mu.Unlock()
 	retry := opts.RetryInterval
@@ -186,7 +194,7 @@ func (r *Runner) Run(ctx context.Context) {
 					return
 				case <-timer.C():
 				}
-				// What was asked for meanwhile is served by this run.
+				// This run serves requests that came meanwhile.
 				select {
 				case <-r.request:
 				default:
@@ -201,7 +209,7 @@ func (r *Runner) Run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		logger.Error(err, "Sync failed; trying again", "in", retry)
+		logger.Error(err, "Sync failed; retrying", "in", retry)
 		next, why = retry, Retried
 		retry = min(2*retry, opts.MaxInterval)
 	}

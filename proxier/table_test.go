@@ -459,7 +459,11 @@ func (w *world) nameOf(s *v1.Service) types.NamespacedName {
 // A table fed with events in random batches says what one says that got only
 // the last state; what it reports as changed is what changed.
 func TestIncrementalEqualsFromScratch(t *testing.T) {
-	for seed := range uint64(300) {
+	seeds := uint64(300)
+	if testing.Short() {
+		seeds = 30
+	}
+	for seed := range seeds {
 		r := rand.New(rand.NewPCG(seed, 1))
 		services, slices := map[string]*v1.Service{}, map[string]*discoveryv1.EndpointSlice{}
 		w := newWorld()

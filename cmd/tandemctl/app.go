@@ -38,8 +38,7 @@ type inspector interface {
 	Close() error
 }
 
-// app is the tool with everything it touches, so that tests can give it
-// something else.
+// app is the tool with all its dependencies, so that tests can replace them.
 type app struct {
 	out, err io.Writer
 	now      func() time.Time
@@ -49,7 +48,7 @@ type app struct {
 	cookie   func(netns string) (uint64, error)
 	owners   func() map[uint64][]int
 	version  func() versionInfo
-	servers  []string // where kube-proxy is asked by default
+	servers  []string // default addresses of kube-proxy
 
 	cgroupRoot string
 	output     string
@@ -108,15 +107,15 @@ func (a *app) run(args []string) int {
 func (a *app) advice(err error) string {
 	switch {
 	case errors.Is(err, inspect.ErrNotRunning):
-		return "Start kube-proxy with mode ebpf on this node. If it runs with --ebpf-cgroup-root, pass the same directory as --cgroup-root."
-	case errors.Is(err, errNobodyAnswers):
-		return "If kube-proxy runs on this node, pass its --metrics-bind-address as --server. Without one, explain from manifests: see --manifests."
+		return "Start kube-proxy in mode ebpf on this node. If it runs with --ebpf-cgroup-root, pass the same directory as --cgroup-root."
+	case errors.Is(err, errNoServer):
+		return "If kube-proxy runs on this node, pass its --metrics-bind-address as --server. Without a kube-proxy, explain from manifests: see --manifests."
 	case errors.Is(err, lbmap.ErrLayout):
-		return "Use the tandemctl that comes with the kube-proxy of this node."
+		return "Use the tandemctl of the same release as the kube-proxy of this node."
 	case errors.Is(err, capabilities.ErrNoCgroup2):
 		return "Pass --cgroup-root."
 	case errors.Is(err, fs.ErrPermission):
-		return "Run it as root in the host's user namespace: opening BPF objects by id needs CAP_SYS_ADMIN, and older kernels ask for CAP_NET_ADMIN as well."
+		return "Run it as root in the host's user namespace: opening BPF objects by id needs CAP_SYS_ADMIN, and before Linux 6.12 CAP_NET_ADMIN as well."
 	}
 	return ""
 }
@@ -124,15 +123,14 @@ func (a *app) advice(err error) string {
 func (a *app) rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "tandemctl",
-		Short: "Show what Tandem does on this node, and why",
-		Long: `tandemctl reads the maps of the eBPF programs that are attached on this node.
-It needs no running kube-proxy, and shows what the kernel does, not what
-somebody believes it does. It has to run on the node itself (or in a pod that
-shares the node's cgroup hierarchy), with CAP_SYS_ADMIN, and before Linux 6.12
-with CAP_NET_ADMIN as well.
+		Short: "Inspect Tandem on this node",
+		Long: `tandemctl reads the maps of the eBPF programs that are attached on this node. It
+shows the state of the kernel, so kube-proxy need not be running. It must run on
+the node itself (or in a pod that shares the node's cgroup hierarchy), with
+CAP_SYS_ADMIN, and before Linux 6.12 with CAP_NET_ADMIN as well.
 
-Only explain is another matter: it tells what is decided, and why, and has that
-from a running kube-proxy or from a directory of manifests. It needs no
+The command explain is different: it shows how a connection is served, and why. It
+gets that from a running kube-proxy or from a directory of manifests, and needs no
 privileges.`,
 		Example: `  tandemctl status
   tandemctl services
@@ -149,7 +147,7 @@ privileges.`,
 		RunE:                       group,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
 			if a.output != "table" && a.output != "json" {
-				return usagef("output format %q is neither table nor json", a.output)
+				return usagef("unknown output format %q: want table or json", a.output)
 			}
 			return nil
 		},
@@ -157,7 +155,7 @@ privileges.`,
 	root.SetOut(a.out)
 	root.SetErr(a.err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.PersistentFlags().StringVar(&a.cgroupRoot, "cgroup-root", "", "cgroup2 directory that the programs are attached to (default: where the hierarchy is mounted)")
+	root.PersistentFlags().StringVar(&a.cgroupRoot, "cgroup-root", "", "cgroup2 directory that the programs are attached to (default: the root of the mounted hierarchy)")
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "output format: table or json")
 	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.explainCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.versionCommand())
 	return root
@@ -175,7 +173,7 @@ func group(c *cobra.Command, args []string) error {
 	return usageError{errors.New(text)}
 }
 
-// args makes complaints about arguments usage errors.
+// args turns errors about arguments into usage errors.
 func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, list []string) error {
 		if err := check(c, list); err != nil {
@@ -185,12 +183,12 @@ func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// withInspector opens the maps for the time of fn.
+// withInspector opens the maps while fn runs.
 func (a *app) withInspector(fn func(inspector) error) (err error) {
 	root := a.cgroupRoot
 	if root == "" {
 		if root, err = a.findRoot(); err != nil {
-			// That error names a flag of kube-proxy; ours comes as advice.
+			// That error names a flag of kube-proxy; advice names the one of this tool.
 			if errors.Is(err, capabilities.ErrNoCgroup2) {
 				return capabilities.ErrNoCgroup2
 			}
@@ -208,12 +206,12 @@ func (a *app) withInspector(fn func(inspector) error) (err error) {
 func (a *app) statusCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
-		Short: "Show programs, maps and how full they are",
-		Long: `Shows the attached programs, the maps they use and how full those are, whether
-a process holds the lock of the writer, and how many service ports do not fit.
+		Short: "Show programs, maps and their usage",
+		Long: `Shows the attached programs, the maps they use and the usage of these, whether a
+kube-proxy process is running, and how many service ports are over capacity.
 
-"Proxy: not running" is no outage: programs and maps go on without a process,
-but do not learn of changes.`,
+"Proxy: not running" is not an outage: the programs go on serving without a
+process, but changes in the cluster are not applied.`,
 		Example: `  tandemctl status
   tandemctl status -o json | jq '.maps[] | select(.used != null) | {name, used, max}'`,
 		Args: args(cobra.NoArgs),
@@ -237,10 +235,10 @@ func (a *app) capabilitiesCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "capabilities",
 		Aliases: []string{"caps"},
-		Short:   "Show what this machine's kernel can do for the proxy",
-		Long: `Asks the kernel and looks for tools, as kube-proxy does when it starts. Nothing
-is attached, created or left behind. An answer is inconclusive where this
-process was not allowed to ask.`,
+		Short:   "Show which features this node's kernel and tools have",
+		Long: `Probes the kernel and looks for tools, as kube-proxy does when it starts. Nothing
+is attached, and no kernel state is left. A result is inconclusive if this process
+was not permitted to probe the feature.`,
 		Example: `  tandemctl capabilities
   tandemctl capabilities --device eth0 -o json`,
 		Args: args(cobra.NoArgs),
@@ -252,14 +250,14 @@ process was not allowed to ask.`,
 			return report.WriteTable(a.out)
 		},
 	}
-	c.Flags().StringSliceVar(&devices, "device", nil, "probe this device for native XDP too (may be repeated)")
+	c.Flags().StringSliceVar(&devices, "device", nil, "also probe this device for native XDP (can be repeated)")
 	return c
 }
 
 func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Show the version of this tool",
+		Short: "Show the version of tandemctl",
 		Args:  args(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			v := a.version()

@@ -131,12 +131,12 @@ func sample() *fakeInspector {
 }
 
 // sampleCarried are frontends that the maps do not have, or not for everybody.
-func sampleCarried() []explain.Carried {
+func sampleCarried() []explain.Placement {
 	at := netip.MustParseAddrPort
-	return []explain.Carried{
+	return []explain.Placement{
 		{
 			Namespace: "shop", Name: "kubernetes", Port: "http", Protocol: "TCP", Kind: "NodePort", Address: at("0.0.0.0:30080"), Clients: "outside",
-			Carrier: "iptables", Reason: "this kernel cannot have programs translate packets", Set: "ipv4/local", Verdict: "drop",
+			Carrier: "iptables", Reason: "the kernel lacks features that eBPF programs need to translate packets", Set: "ipv4/local", Verdict: "drop",
 		},
 		{
 			Namespace: "shop", Name: "calls", Port: "sip", Protocol: "SCTP", Kind: "ClusterIP", Address: at("10.96.5.1:5060"), Clients: "all",
@@ -150,15 +150,15 @@ func sampleCarried() []explain.Carried {
 }
 
 // serveCarriers is a kube-proxy that answers who carries what is not in the maps.
-func serveCarriers(t *testing.T, list ...explain.Carried) (address string) {
+func serveCarriers(t *testing.T, list ...explain.Placement) (address string) {
 	t.Helper()
-	slices.SortFunc(list, func(a, b explain.Carried) int { return a.CompareService(b.Namespace, b.Name, b.Port, b.Protocol) })
+	slices.SortFunc(list, func(a, b explain.Placement) int { return a.CompareService(b.Namespace, b.Name, b.Port, b.Protocol) })
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != explain.CarriersPath {
+		if r.URL.Path != explain.PlacementsPath {
 			http.NotFound(w, r)
 			return
 		}
-		_ = json.NewEncoder(w).Encode(explain.Carriers{Node: "node1", Mode: "ebpf", Frontends: append([]explain.Carried{}, list...)})
+		_ = json.NewEncoder(w).Encode(explain.Placements{Node: "node1", Mode: "ebpf", Frontends: append([]explain.Placement{}, list...)})
 	}))
 	t.Cleanup(server.Close)
 	return server.Listener.Addr().String()
@@ -167,7 +167,7 @@ func serveCarriers(t *testing.T, list ...explain.Carried) (address string) {
 // Either of the maps and kube-proxy may be there without the other.
 func TestServicesOfOne(t *testing.T) {
 	a, out, errs := newTestApp(sample())
-	if code := a.run([]string{"services"}); code != exitOK || !strings.Contains(out.String(), "kube-dns") || !strings.Contains(errs.String(), "no kube-proxy answers") {
+	if code := a.run([]string{"services"}); code != exitOK || !strings.Contains(out.String(), "kube-dns") || !strings.Contains(errs.String(), "cannot connect to kube-proxy") {
 		t.Errorf("nobody answers: exit code %d\n%s%s", code, out, errs)
 	}
 	a, out, errs = newTestApp(nil)
@@ -299,7 +299,7 @@ func TestErrors(t *testing.T) {
 		want    []string
 	}{
 		{command: "status", err: fmt.Errorf("%w: /x", inspect.ErrNotRunning), code: exitError, want: []string{"/x", "Start kube-proxy", "--cgroup-root"}},
-		{command: "status", err: fmt.Errorf("%w: 2", lbmap.ErrLayout), code: exitError, want: []string{"the tandemctl that comes with"}},
+		{command: "status", err: fmt.Errorf("%w: 2", lbmap.ErrLayout), code: exitError, want: []string{"the tandemctl of the same release"}},
 		{command: "services", err: fmt.Errorf("open: %w", fs.ErrPermission), code: exitError, want: []string{"CAP_SYS_ADMIN", "root"}},
 		{command: "services -n kube-system", err: errors.New("broken"), code: exitError, want: []string{"tandemctl: broken"}},
 		{command: "services default/nothing", code: exitError, want: []string{"no Service default/nothing", "3 service ports"}},
@@ -314,18 +314,18 @@ func TestErrors(t *testing.T) {
 		{command: "status --nonsense", code: exitUsage, want: []string{"--nonsense", "tandemctl status --help"}},
 		{command: "statsu", code: exitUsage, want: []string{"unknown command", "did you mean status?"}},
 		{command: "explain 10.0.0.1", code: exitUsage, want: []string{"accepts 2 arg(s)", "explain --help"}},
-		{command: "explain 10.0.0.1 10.96.0.1", code: exitUsage, want: []string{"want a port too: 10.96.0.10:80"}},
+		{command: "explain 10.0.0.1 10.96.0.1", code: exitUsage, want: []string{"want a port too, as in 10.96.0.10:80"}},
 		{command: "explain web 10.96.0.1:80", code: exitUsage, want: []string{`source "web": want an IP address`}},
-		{command: "explain fd00::1 10.96.0.1:80", code: exitUsage, want: []string{"not of one address family"}},
+		{command: "explain fd00::1 10.96.0.1:80", code: exitUsage, want: []string{"different address families"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80/http", code: exitUsage, want: []string{"want tcp, udp or sctp"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80/", code: exitUsage, want: []string{"after the slash"}},
-		{command: "explain 10.0.0.1 10.96.0.1:80 -o table", code: exitUsage, want: []string{"neither text nor json"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 -o table", code: exitUsage, want: []string{"want text or json"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --in-interface a/b", code: exitUsage, want: []string{"network device"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --server https://x:1", code: exitUsage, want: []string{"want an address and port"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --server x:1/y", code: exitUsage},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --node a", code: exitUsage, want: []string{"--node needs --manifests"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests .", code: exitUsage, want: []string{"--manifests needs --node"}},
-		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --server b:1", code: exitUsage, want: []string{"asks nobody"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --server b:1", code: exitUsage, want: []string{"--server has no effect"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --local-address b", code: exitUsage, want: []string{"want an IP address"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --cluster-cidr b", code: exitUsage, want: []string{`"b" is no CIDR`}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests /nowhere --node a", code: exitError, want: []string{"/nowhere does not exist"}},

@@ -17,15 +17,15 @@ func (a *app) explainCommand() *cobra.Command {
 	var from offline
 	c := &cobra.Command{
 		Use:   "explain SOURCE[:PORT] DESTINATION:PORT[/PROTOCOL]",
-		Short: "Show what becomes of a connection, and why",
-		Long: `Shows what becomes of a new connection, or of the first datagram of a flow: which
-Service it is for, who the source counts as, whether it is let in, and every
-endpoint with the reason why it is eligible or is not. The protocol is tcp
-(unless given), udp or sctp. An IPv6 address with a port goes in brackets.
+		Short: "Show how a connection is served, and why",
+		Long: `Shows how a new connection, or the first datagram of a UDP flow, is served: the
+Service it is for, what kind of client the source is, whether it is admitted, and
+every endpoint with the reason why it is eligible or not. The protocol is tcp (the
+default), udp or sctp. An IPv6 address with a port is written in brackets.
 
-It asks the kube-proxy of this node, at the address where that serves metrics.
-With --manifests it asks nobody, and shows what a kube-proxy with those
-manifests would do; no privileges are needed for either.`,
+By default it asks the kube-proxy of this node, at the address of its metrics
+server. With --manifests it shows what a kube-proxy with those manifests would do.
+Neither needs privileges.`,
 		Example: `  tandemctl explain 10.244.1.7 10.96.0.10:53/udp
   tandemctl explain 198.51.100.1 203.0.113.9:443 --in-interface eth0
   tandemctl explain fd00:10:244:1::7 '[fd00:10:96::a]:80' -o json
@@ -33,7 +33,7 @@ manifests would do; no privileges are needed for either.`,
 		Args: args(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, list []string) error {
 			if format != "text" && format != "json" {
-				return usagef("output format %q is neither text nor json", format)
+				return usagef("unknown output format %q: want text or json", format)
 			}
 			flow, err := parseFlow(list[0], list[1], device)
 			if err != nil {
@@ -59,7 +59,7 @@ manifests would do; no privileges are needed for either.`,
 	}
 	fs := c.Flags()
 	fs.StringVarP(&format, "output", "o", "text", "output format: text or json")
-	fs.StringVar(&device, "in-interface", "", "device by which the flow comes in (default: this host sends it)")
+	fs.StringVar(&device, "in-interface", "", "device that the packets arrive on (default: this host sends them)")
 	addServerFlag(fs, &server)
 	from.addFlags(fs)
 	return c
@@ -73,7 +73,7 @@ func parseFlow(source, destination, device string) (proxier.Flow, error) {
 	return explain.ParseFlow(source, addrPort, protocol, device)
 }
 
-// flowQuery is a flow as kube-proxy is asked about it.
+// flowQuery is a flow as a query for kube-proxy.
 func flowQuery(flow proxier.Flow) url.Values {
 	query := url.Values{
 		explain.ParamSource: {sourceText(flow)}, explain.ParamDestination: {flow.Destination.String()},

@@ -119,7 +119,7 @@ func TestExplainOnNode(t *testing.T) {
 		return nil
 	}
 
-	if _, errs, err := tool(n.Sandbox, "10.244.1.1", "10.96.0.10:80"); err == nil || !strings.Contains(errs, "no kube-proxy answers") {
+	if _, errs, err := tool(n.Sandbox, "10.244.1.1", "10.96.0.10:80"); err == nil || !strings.Contains(errs, "cannot connect to kube-proxy") {
 		t.Errorf("before it runs: %v, %s", err, errs)
 	}
 	var log bytes.Buffer

@@ -40,21 +40,21 @@ strictSourceRanges: true
 	}{
 		{
 			args: []string{"10.244.1.7", "10.96.0.10:80", "--node=node1", "--cluster-cidr=10.244.0.0/16"},
-			want: []string{"forward: to one of 2 endpoints", "pod: its address is in 10.244.0.0/16", "10.244.2.10:8080  web-4a  no       no        other-zone"},
+			want: []string{"forward: to one of 2 endpoints", "pod: source address is in pod CIDR 10.244.0.0/16", "10.244.2.10:8080  web-4a  no       no        other-zone"},
 			warn: conflict,
 		},
 		{
 			args: []string{"172.18.0.1", "10.96.99.99:80", "--node=node1"},
-			want: []string{"reject: no Service has this port", "host: its address is one of this node's"},
+			want: []string{"reject: no Service has this port", "host: source address is one of this node's"},
 		},
 		{
 			args: []string{"172.18.0.1", "172.18.0.9:30053/udp", "--node=node2", "--local-address=172.18.0.9"},
 			want: []string{"outside", "UDP 172.18.0.1 -> 172.18.0.9:30053", "10.244.2.20:5353  near-1  yes"},
-			warn: "there is no Node node2 in the manifests",
+			warn: "the manifests have no Node node2",
 		},
 		{ // pods by the Node's own range
 			args: []string{"10.244.2.7", "10.96.0.10:80", "--node=node1", "--config=" + configFile},
-			want: []string{"outside: its address is not one of this node's, nor in a range of pods"},
+			want: []string{"outside: source address is not one of this node's, nor in a pod CIDR"},
 		},
 		{
 			args: []string{"2001:db8::7", "[2001:db8:203:113::9]:80", "--node=node1", "--config=" + configFile},
@@ -150,14 +150,14 @@ func TestExplainServer(t *testing.T) {
 		t.Errorf("exit code %d\n%s", c, out)
 	}
 
-	for wrong, want := range map[int]string{http.StatusServiceUnavailable: "not now", http.StatusNotFound: "not Tandem's"} {
+	for wrong, want := range map[int]string{http.StatusServiceUnavailable: "not now", http.StatusNotFound: "not Tandem"} {
 		code = wrong
 		if c, _, errs := run(nil, "--server", address, "10.0.0.1", "10.96.0.1:80"); c != exitError || !strings.Contains(errs, want) {
 			t.Errorf("with code %d: exit code %d: %s", wrong, c, errs)
 		}
 	}
 	c, _, errs := run([]string{nobody}, "10.0.0.1", "10.96.0.1:80")
-	if c != exitError || !strings.Contains(errs, "no kube-proxy answers") || !strings.Contains(errs, nobody) || !strings.Contains(errs, "--metrics-bind-address") {
+	if c != exitError || !strings.Contains(errs, "cannot connect to kube-proxy") || !strings.Contains(errs, nobody) || !strings.Contains(errs, "--metrics-bind-address") {
 		t.Errorf("with nobody there: exit code %d: %s", c, errs)
 	}
 }

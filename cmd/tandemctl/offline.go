@@ -19,7 +19,7 @@ import (
 	"github.com/tandem-proxy/tandem/sources/nodefacts"
 )
 
-// offline explains from files what a kube-proxy with them would do.
+// offline explains from files how a kube-proxy with these would serve.
 type offline struct {
 	manifests, node, config string
 	clusterCIDR             string
@@ -30,8 +30,8 @@ func (o *offline) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.manifests, "manifests", "", "directory of manifests to explain from, instead of asking kube-proxy")
 	fs.StringVar(&o.node, "node", "", "with --manifests: name of the node")
 	fs.StringVar(&o.config, "config", "", "with --manifests: configuration file of kube-proxy")
-	fs.StringVar(&o.clusterCIDR, "cluster-cidr", "", "with --manifests: addresses of pods, as kube-proxy's flag; it wins over the file")
-	fs.StringSliceVar(&o.localAddresses, "local-address", nil, "with --manifests: address of the node besides those of its Node object (may be repeated)")
+	fs.StringVar(&o.clusterCIDR, "cluster-cidr", "", "with --manifests: CIDR of pods, as kube-proxy's flag; takes precedence over the file")
+	fs.StringSliceVar(&o.localAddresses, "local-address", nil, "with --manifests: address of the node in addition to those of its Node object (can be repeated)")
 }
 
 func (o *offline) check(given *pflag.FlagSet) error {
@@ -44,15 +44,15 @@ func (o *offline) check(given *pflag.FlagSet) error {
 		return nil
 	}
 	if given.Changed("server") {
-		return usagef("--manifests asks nobody, so --server says nothing")
+		return usagef("--server has no effect with --manifests")
 	}
 	if o.node == "" {
-		return usagef("--manifests needs --node: which endpoints are local depends on it")
+		return usagef("--manifests needs --node, which decides which endpoints are local")
 	}
 	return nil
 }
 
-// noTier takes decisions and does nothing.
+// noTier accepts decisions and does nothing.
 type noTier struct{}
 
 func (noTier) Sync(context.Context, proxier.Update) error          { return nil }
@@ -94,7 +94,7 @@ func (o *offline) explain(ctx context.Context, flow proxier.Flow, warn func(stri
 		return nil, err
 	}
 	if !sawNode {
-		warn(fmt.Sprintf("there is no Node %s in the manifests, so its addresses and zone are unknown", o.node))
+		warn(fmt.Sprintf("the manifests have no Node %s, so its addresses and zone are unknown", o.node))
 	}
 	if err := px.Sync(ctx); err != nil {
 		return nil, err

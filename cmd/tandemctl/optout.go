@@ -15,7 +15,7 @@ import (
 // optOut is one line of the list.
 type optOut struct {
 	Cookie uint64 `json:"cookie"`
-	// PIDs of processes in the namespace, as far as this process sees them.
+	// PIDs of processes in the namespace that are visible to this process.
 	PIDs []int `json:"pids"`
 }
 
@@ -27,25 +27,25 @@ type optOutList struct {
 type optOutChange struct {
 	Cookie uint64 `json:"cookie"`
 	Action string `json:"action"`
-	// Changed is false where it was so already.
+	// Changed is false if there was nothing to do.
 	Changed bool `json:"changed"`
 }
 
 func (a *app) optOutCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "optout",
-		Short: "Leave the sockets of a network namespace alone",
-		Long: `Sockets of a network namespace that is opted out are not translated: their
-packets leave for the service address, for whoever wants to see them (a mesh,
-a virtual machine's network, a debugger). They are translated by programs on
-the host's end of the namespace's devices, which kube-proxy puts there about a
-second later, if it runs, finds the namespace in /proc, and the kernel can
-translate packets (see 'tandemctl status').
+		Short: "Exclude network namespaces from socket load balancing",
+		Long: `Connections of a network namespace that opted out are not load-balanced at the
+socket: packets leave the namespace with the Service address, so that a mesh, the
+network of a virtual machine or a debugger sees it. They are load-balanced by
+packet instead, by programs on the host's end of the namespace's devices. A running
+kube-proxy attaches these within about a second, if it finds the namespace in
+/proc and the kernel can translate packets (see 'tandemctl status').
 
-It takes effect with the next connect; connections that exist stay as they
-are. It lasts until it is removed or the programs are, and outlives the
-process, but not a reboot. When it is removed, connections that are
-translated on a device are for another hour.`,
+An opt-out applies to new connections; existing ones are not changed. It lasts
+until it is removed, or the programs are: it survives a restart of kube-proxy, but
+not a reboot. After its removal, connections that are load-balanced by packet are
+served for another hour.`,
 		Example: `  tandemctl optout add --pid 4711
   tandemctl optout list
   tandemctl optout remove --netns /run/netns/cni-0a1b2c`,
@@ -55,19 +55,19 @@ translated on a device are for another hour.`,
 	c.AddCommand(
 		&cobra.Command{
 			Use:     "list",
-			Short:   "List the network namespaces that are left alone",
+			Short:   "List the network namespaces that opted out",
 			Example: "  tandemctl optout list -o json",
 			Args:    args(cobra.NoArgs),
 			RunE:    func(*cobra.Command, []string) error { return a.listOptOuts() },
 		},
-		a.optOutChangeCommand("add", "Leave a network namespace alone", func(i inspector, cookie uint64) (bool, error) {
+		a.optOutChangeCommand("add", "Opt a network namespace out", func(i inspector, cookie uint64) (bool, error) {
 			before, err := i.OptOuts()
 			if err != nil {
 				return false, err
 			}
 			return !slices.Contains(before, cookie), i.AddOptOut(cookie)
 		}),
-		a.optOutChangeCommand("remove", "Serve a network namespace again", func(i inspector, cookie uint64) (bool, error) {
+		a.optOutChangeCommand("remove", "Remove an opt-out", func(i inspector, cookie uint64) (bool, error) {
 			return i.RemoveOptOut(cookie)
 		}),
 	)
@@ -93,9 +93,9 @@ func (a *app) optOutChangeCommand(action, short string, change func(inspector, u
 			}
 			switch {
 			case given != 1:
-				return usagef("name one network namespace, by --netns, --pid or --cookie")
+				return usagef("name one network namespace with --netns, --pid or --cookie")
 			case c.Flags().Changed("pid") && pid <= 0:
-				return usagef("%d is no process id", pid)
+				return usagef("%d is not a process id", pid)
 			case c.Flags().Changed("cookie") && cookie == 0:
 				return usagef("0 is not the cookie of a network namespace")
 			case c.Flags().Changed("pid"):
@@ -126,9 +126,9 @@ func (a *app) showChange(c optOutChange) error {
 	if a.output == "json" {
 		return writeJSON(a.out, c)
 	}
-	text := map[string]string{"add": "is left alone", "remove": "is served"}[c.Action]
+	text := map[string]string{"add": "opted out", "remove": "has no opt-out"}[c.Action]
 	if !c.Changed {
-		text += ", as before"
+		text += " (no change)"
 	}
 	_, err := fmt.Fprintf(a.out, "network namespace %d %s\n", c.Cookie, text)
 	return err
@@ -156,7 +156,7 @@ func (a *app) listOptOuts() error {
 }
 
 // netNSOwners finds the processes of each network namespace by its cookie. What
-// cannot be asked is left out: a process may end at any time.
+// cannot be read is left out: a process may end at any time.
 func netNSOwners(proc string, cookieOf func(path string) (uint64, error)) map[uint64][]int {
 	byLink := map[string][]int{}
 	for _, name := range readDirNames(proc) {

@@ -24,8 +24,8 @@ func writeJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// table aligns cells. An empty cell becomes a dash, so that the eye does not
-// take the next column's value for it.
+// table aligns cells. An empty cell becomes a dash, so that no value is read in the wrong
+// column.
 type table struct{ w *tabwriter.Writer }
 
 func newTable(w io.Writer, head ...string) table {
@@ -58,8 +58,8 @@ func writeStatus(w io.Writer, s inspect.Status, now time.Time) error {
 	}
 	facts := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, line := range [][2]string{
-		{"Proxy:", running}, {"Cgroup:", s.Cgroup}, {"Layout:", number(s.Layout)}, {"Last change:", changed},
-		{"Do not fit:", number(s.Unplaced) + " service ports"},
+		{"Proxy:", running}, {"Cgroup:", s.Cgroup}, {"Map layout:", number(s.Layout)}, {"Last change:", changed},
+		{"Over capacity:", number(s.Unplaced) + " service ports"},
 	} {
 		fmt.Fprintf(facts, "%s\t%s\n", line[0], line[1])
 	}
@@ -106,7 +106,7 @@ func writeStatus(w io.Writer, s inspect.Status, now time.Time) error {
 		if m.Used != nil {
 			used = number(*m.Used)
 		}
-		// A single entry is there to be used.
+		// A map of a single entry is always full.
 		if m.Used != nil && m.Max > 1 {
 			full = percent(*m.Used, m.Max)
 		}
@@ -118,8 +118,7 @@ func writeStatus(w io.Writer, s inspect.Status, now time.Time) error {
 	return tables.flush()
 }
 
-// percent rounds up: what holds something is not 0 % full. What is not full is
-// not 100 % full either.
+// percent rounds up, so that only an empty map shows 0 %, and only a full one 100 %.
 func percent(used, limit int) string {
 	p := (used*100 + limit - 1) / limit
 	if used < limit {
@@ -139,12 +138,12 @@ func bytesText(n uint64) string {
 }
 
 func writeServices(w io.Writer, list serviceList, backends bool) error {
-	t := newTable(w, "SERVICE", "PORT", "PROTO", "FRONTEND", "KIND", "CLIENTS", "CARRIER", "STATE", "BACKENDS", "AFFINITY",
+	t := newTable(w, "SERVICE", "PORT", "PROTO", "FRONTEND", "KIND", "CLIENTS", "DATAPATH", "STATE", "BACKENDS", "AFFINITY",
 		"CONNECTIONS", "REJECTED", "DROPPED", "RACED", "PACKETS", "BYTES")
 	elsewhere := list.Elsewhere
 	for i := range list.Services {
 		s := &list.Services[i]
-		n := slices.IndexFunc(elsewhere, func(c explain.Carried) bool { return c.CompareService(s.Namespace, s.Name, s.Port, s.Protocol) >= 0 })
+		n := slices.IndexFunc(elsewhere, func(c explain.Placement) bool { return c.CompareService(s.Namespace, s.Name, s.Port, s.Protocol) >= 0 })
 		if n < 0 {
 			n = len(elsewhere)
 		}
@@ -152,7 +151,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 		elsewhere = elsewhere[n:]
 		frontends := s.Frontends
 		if len(frontends) == 0 {
-			// All its addresses belong to others, or it is just coming or going.
+			// All its addresses belong to other Services, or it is being added or removed.
 			frontends = []inspect.FrontendView{{}}
 		}
 		for j, f := range frontends {
@@ -175,7 +174,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 		return err
 	}
 	if list.Unplaced > 0 {
-		fmt.Fprintf(w, "\nService ports of this node that do not fit: %d. See 'tandemctl status' for the map that is full.\n", list.Unplaced)
+		fmt.Fprintf(w, "\nService ports over capacity: %d. 'tandemctl status' shows which map is full.\n", list.Unplaced)
 	}
 	if !backends {
 		return nil
@@ -196,8 +195,8 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 	return t.flush()
 }
 
-// writeCarried writes what programs do not count.
-func writeCarried(t table, mode string, list []explain.Carried) {
+// writeCarried writes what other datapaths serve. They have no counters.
+func writeCarried(t table, mode string, list []explain.Placement) {
 	for i := range list {
 		c := &list[i]
 		state, count := "", number(c.Backends)
@@ -223,8 +222,8 @@ func stateText(s *inspect.ServiceView) string {
 	return text
 }
 
-// backendsText counts the backends of one set, or says what becomes of
-// connections where there are none.
+// backendsText is the number of backends of one set, and the verdict on connections if
+// there are none.
 func backendsText(s *inspect.ServiceView, set string) string {
 	if set == "" {
 		return ""
@@ -267,12 +266,11 @@ func writeOptOuts(w io.Writer, list optOutList) error {
 	return t.flush()
 }
 
-// pidsText shows the first few: a pod may have thousands, the first is enough
-// to find it.
+// pidsText shows the first few: a pod can have thousands, and one is enough to find it.
 func pidsText(pids []int) string {
 	const shown = 5
 	if len(pids) == 0 {
-		return "none (gone, or not visible from here)"
+		return "none visible"
 	}
 	var words []string
 	for _, pid := range pids[:min(shown, len(pids))] {

@@ -108,7 +108,7 @@ func TestOnNode(t *testing.T) {
 	if out := mustCtl(t, one, "services", "shop/web"); !strings.Contains(out, vip.String()) || !strings.Contains(out, web.Addr4.String()) {
 		t.Errorf("services:\n%s", out)
 	}
-	if out := mustCtl(t, one, "status"); !strings.Contains(out, "Proxy:        running\n") || !strings.Contains(out, "tdm_connect6") {
+	if out := mustCtl(t, one, "status"); !strings.Contains(out, "Proxy:          running\n") || !strings.Contains(out, "tdm_connect6") {
 		t.Errorf("status:\n%s", out)
 	}
 
@@ -140,7 +140,7 @@ func TestOnNode(t *testing.T) {
 	if err := closeTier(); err != nil {
 		t.Fatal(err)
 	}
-	if out := mustCtl(t, one, "status"); !strings.Contains(out, "Proxy:        not running\n") {
+	if out := mustCtl(t, one, "status"); !strings.Contains(out, "Proxy:          not running\n") {
 		t.Errorf("status after the end of the proxy:\n%s", out)
 	}
 	if out := mustCtl(t, one, "services"); !strings.Contains(out, "shop/web") {

@@ -17,23 +17,23 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// errNobodyAnswers says that there is no process to ask.
-var errNobodyAnswers = errors.New("no kube-proxy answers")
+// errNoServer says that no process accepts connections.
+var errNoServer = errors.New("cannot connect to kube-proxy")
 
-// errUnknownPath says that a process does not know the question.
-var errUnknownPath = errors.New("it does not know the question: it is not Tandem's, or an older one")
+// errUnknownPath says that a process has no such endpoint.
+var errUnknownPath = errors.New("it does not support this command: it is not Tandem, or an older version")
 
 // defaultServers are where kube-proxy serves metrics unless told otherwise.
 var defaultServers = []string{"127.0.0.1:10249", "[::1]:10249"}
 
-// answerLimit is for the largest of Services on a busy node.
+// answerLimit is enough for the largest Service on a busy node.
 const answerLimit = 30 * time.Second
 
 func addServerFlag(fs *pflag.FlagSet, server *string) {
-	fs.StringVar(server, "server", "", "address and port at which kube-proxy serves metrics (default: "+strings.Join(defaultServers, ", then ")+")")
+	fs.StringVar(server, "server", "", "address and port of kube-proxy's metrics server (default: "+strings.Join(defaultServers, ", then ")+")")
 }
 
-// askServer asks kube-proxy; without an address, wherever it is by default.
+// askServer queries kube-proxy, at its default addresses if none is given.
 func askServer[Answer any](ctx context.Context, a *app, server, path string, query url.Values) (*Answer, error) {
 	servers := a.servers
 	if server != "" {
@@ -53,7 +53,7 @@ func askServer[Answer any](ctx context.Context, a *app, server, path string, que
 		}
 		failed = append(failed, err.Error())
 	}
-	return nil, fmt.Errorf("%w (%s)", errNobodyAnswers, strings.Join(failed, "; "))
+	return nil, fmt.Errorf("%w (%s)", errNoServer, strings.Join(failed, "; "))
 }
 
 func ask[Answer any](ctx context.Context, server, path string, query url.Values) (*Answer, error) {
@@ -61,7 +61,7 @@ func ask[Answer any](ctx context.Context, server, path string, query url.Values)
 	if err != nil {
 		return nil, usagef("--server %q: want an address and port, 127.0.0.1:10249", server)
 	}
-	// Not the default transport: what is on this node is not behind a proxy.
+	// Not the default transport, which may use an HTTP proxy.
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Do(request)
 	if err != nil {
@@ -69,7 +69,7 @@ func ask[Answer any](ctx context.Context, server, path string, query url.Values)
 		if errors.As(err, &request) {
 			err = request.Err
 		}
-		return nil, fmt.Errorf("ask kube-proxy: %w", err)
+		return nil, fmt.Errorf("query kube-proxy: %w", err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode == http.StatusNotFound {

@@ -22,16 +22,16 @@ func (a *app) servicesCommand() *cobra.Command {
 		Use:     "services [NAMESPACE/NAME]",
 		Aliases: []string{"service", "svc"},
 		Short:   "Show frontends, their backends and counters",
-		Long: `Shows every frontend, one a line, with the service port it belongs to and who
-carries it. Those that the programs of mode ebpf carry are read from their maps,
-with what became of connections to them since they were programmed. Counters are
-of the whole service port, and shown once for each.
+		Long: `Shows one frontend per line, with its service port and the datapath that serves
+it. Frontends of the eBPF datapath are read from its maps, together with
+connection counters since they were programmed. Counters are per service port, and
+shown once for each.
 
-What others carry, and why, the kube-proxy of this node is asked, where that
-serves metrics.
+Frontends of other datapaths, and the reason why eBPF does not serve them, are
+requested from the kube-proxy of this node, at its metrics server.
 
-With a Service or --wide, backends follow in a table of their own. A backend
-without a set gets no new clients; it is kept for those it has.`,
+With a Service or --wide, a second table lists backends. A backend without a set
+gets no new connections; it is kept for existing ones.`,
 		Example: `  tandemctl services
   tandemctl services -n kube-system --wide
   tandemctl services kube-system/kube-dns
@@ -56,13 +56,13 @@ without a set gets no new clients; it is kept for those it has.`,
 		},
 	}
 	c.Flags().StringVarP(&namespace, "namespace", "n", "", "only Services of this namespace")
-	c.Flags().BoolVarP(&wide, "wide", "w", false, "show backends too")
+	c.Flags().BoolVarP(&wide, "wide", "w", false, "also show backends")
 	addServerFlag(c.Flags(), &server)
 	return c
 }
 
-// services reads the maps, and asks who carries what is not in them. One of both is
-// enough.
+// services reads the maps, and asks kube-proxy which datapath serves the rest. One of the
+// two is enough.
 func (a *app) services(ctx context.Context, server string, f serviceFilter) (found serviceList, err error) {
 	inMaps := a.withInspector(func(i inspector) error {
 		services, err := i.Services()
@@ -70,10 +70,10 @@ func (a *app) services(ctx context.Context, server string, f serviceFilter) (fou
 		found.Unplaced = i.Unplaced()
 		return err
 	})
-	carriers, asked := askServer[explain.Carriers](ctx, a, server, explain.CarriersPath, nil)
+	carriers, asked := askServer[explain.Placements](ctx, a, server, explain.PlacementsPath, nil)
 	if asked == nil {
 		found.mode = carriers.Mode
-		found.Elsewhere = only(carriers.Frontends, func(c *explain.Carried) bool { return f.selects(c.Namespace, c.Name, c.Port) })
+		found.Elsewhere = only(carriers.Frontends, func(c *explain.Placement) bool { return f.selects(c.Namespace, c.Name, c.Port) })
 	}
 	var usage usageError
 	switch {
@@ -82,7 +82,7 @@ func (a *app) services(ctx context.Context, server string, f serviceFilter) (fou
 	case inMaps != nil && (asked != nil || !errors.Is(inMaps, inspect.ErrNotRunning) && !errors.Is(inMaps, capabilities.ErrNoCgroup2)):
 		return found, inMaps
 	case asked != nil:
-		fmt.Fprintf(a.err, "tandemctl: what others than the programs carry is not known: %v\n", asked)
+		fmt.Fprintf(a.err, "tandemctl: only frontends of the eBPF datapath are shown: %v\n", asked)
 	}
 	return found, nil
 }
@@ -90,21 +90,21 @@ func (a *app) services(ctx context.Context, server string, f serviceFilter) (fou
 // serviceList is what the services command shows.
 type serviceList struct {
 	Services []inspect.ServiceView `json:"services"`
-	// Unplaced counts all service ports that do not fit. Those for which there
-	// is not even a service id are not among Services.
+	// Unplaced counts all service ports over capacity. Those without a service id are not
+	// among Services.
 	Unplaced int `json:"unplaced"`
 	// Elsewhere are frontends that the maps do not have, or not for all clients; null if
 	// no kube-proxy answered.
-	Elsewhere []explain.Carried `json:"elsewhere"`
-	// mode that runs, as that says.
+	Elsewhere []explain.Placement `json:"elsewhere"`
+	// mode of the kube-proxy that answered.
 	mode string
 }
 
 // serviceFilter selects by namespace, name and port; empty means any.
 type serviceFilter struct{ namespace, name, port string }
 
-// newServiceFilter reads the argument: NAMESPACE/NAME, with the namespace flag
-// also NAME, and either with :PORT, as logs spell service ports.
+// newServiceFilter parses the argument: NAMESPACE/NAME, with the namespace flag
+// also NAME, and either with :PORT, as logs write service ports.
 func newServiceFilter(args []string, namespace string) (serviceFilter, error) {
 	f := serviceFilter{namespace: namespace}
 	if len(args) == 0 {
@@ -119,7 +119,7 @@ func newServiceFilter(args []string, namespace string) (serviceFilter, error) {
 	}
 	f.name, f.port, _ = strings.Cut(name, ":")
 	if f.namespace == "" || f.name == "" || strings.Contains(f.name, "/") {
-		return f, usagef("%q is no NAMESPACE/NAME", args[0])
+		return f, usagef("%q is not NAMESPACE/NAME", args[0])
 	}
 	return f, nil
 }
@@ -128,7 +128,7 @@ func (f serviceFilter) selects(namespace, name, port string) bool {
 	return (f.namespace == "" || f.namespace == namespace) && (f.name == "" || f.name == name) && (f.port == "" || f.port == port)
 }
 
-// only are those that are to be kept; never nil.
+// only has the items to keep; it is never nil.
 func only[T any](list []T, keep func(*T) bool) []T {
 	kept := make([]T, 0, len(list))
 	for i := range list {
@@ -146,10 +146,10 @@ func (f serviceFilter) missing(found serviceList) error {
 	}
 	text := "it does not exist or is headless"
 	if found.Elsewhere == nil {
-		text += ", or another tier carries it"
+		text += ", or another datapath serves it"
 	}
 	if found.Unplaced > 0 {
-		text += fmt.Sprintf("; or it is one of the %d service ports that do not fit (see 'tandemctl status')", found.Unplaced)
+		text += fmt.Sprintf("; or it is one of the %d service ports over capacity (see 'tandemctl status')", found.Unplaced)
 	}
 	return fmt.Errorf("no Service %s: %s", name, text)
 }

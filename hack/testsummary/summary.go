@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 )
 
 // event is a line of go test -json; see go doc test2json.
@@ -54,7 +55,10 @@ type summary struct {
 	failed []string
 	// skipped holds the tests of each reason.
 	skipped map[string][]string
-	table   table
+	// brief leaves out their names.
+	brief    bool
+	table    table
+	progress progress
 }
 
 func newSummary(out io.Writer) *summary {
@@ -67,22 +71,45 @@ func newSummary(out io.Writer) *summary {
 }
 
 func (s *summary) read(r io.Reader) error {
-	lines := bufio.NewReader(r) // not a Scanner: a line of output has any length
+	lines, failed := make(chan []byte), make(chan error, 1)
+	go func() {
+		defer close(lines)
+		in := bufio.NewReader(r) // not a Scanner: a line of output has any length
+		for {
+			line, err := in.ReadBytes('\n')
+			if len(line) > 0 {
+				lines <- line
+			}
+			if err == io.EOF {
+				return
+			}
+			if err != nil {
+				failed <- fmt.Errorf("read events: %w", err)
+				return
+			}
+		}
+	}()
+	tick := time.NewTicker(heartbeat)
+	defer tick.Stop()
 	for {
-		line, err := lines.ReadBytes('\n')
-		if len(line) > 0 {
+		select {
+		case <-tick.C:
+			s.beat()
+		case line, more := <-lines:
+			if !more {
+				select {
+				case err := <-failed:
+					return err
+				default:
+					return nil
+				}
+			}
 			var e event
 			if json.Unmarshal(line, &e) == nil && e.Action != "" {
 				s.handle(e)
 			} else {
 				fmt.Fprintf(s.out, "%s", line) // the go command's own words
 			}
-		}
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("read events: %w", err)
 		}
 	}
 }
@@ -190,11 +217,12 @@ func (s *summary) endPackage(e event, p *pkg) {
 	}
 	s.total.add(p.counts)
 	s.table.add(name, p.counts, e.Elapsed)
+	fmt.Fprint(s.out, s.progress.ended())
 	switch {
-	case p.counts == counts{}:
-		fmt.Fprintf(s.out, "-     %-28s no tests\n", name)
 	case p.failed > 0:
 		fmt.Fprintf(s.out, "FAIL  %-28s %7.1f s  %s\n", name, e.Elapsed, p.counts)
+	case p.counts == counts{}:
+		fmt.Fprintf(s.out, "-     %-28s no tests\n", name)
 	case p.cached:
 		fmt.Fprintf(s.out, "ok    %-28s   cached   %s\n", name, p.counts)
 	default:
@@ -217,6 +245,10 @@ func (s *summary) finish() bool {
 		}
 		slices.Sort(reasons)
 		for _, r := range reasons {
+			if s.brief {
+				fmt.Fprintf(s.out, "  %5d  %s\n", len(s.skipped[r]), r)
+				continue
+			}
 			fmt.Fprintf(s.out, "  %s\n", r)
 			for _, name := range s.skipped[r] {
 				fmt.Fprintf(s.out, "      %s\n", name)
@@ -234,7 +266,7 @@ func (s *summary) finish() bool {
 	if s.total == (counts{}) {
 		fmt.Fprintln(s.out, "\nNo tests were run.")
 	}
-	fmt.Fprintf(s.out, "\n%s\n", s.total)
+	fmt.Fprintf(s.out, "\n%s%s\n", s.total, s.progress.total())
 	return s.total.failed == 0 && s.total != counts{}
 }
 

@@ -5,9 +5,41 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
+
+// TestProgress: who waits sees how far it is.
+func TestProgress(t *testing.T) {
+	var out strings.Builder
+	s := newSummary(&out)
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	s.brief = true
+	s.progress = progress{packages: 12, start: at, now: func() time.Time { return at.Add(90 * time.Second) }}
+	in := []string{
+		`{"Action":"run","Package":"a.com/a/b/web","Test":"TestA"}`,
+		`{"Action":"run","Package":"a.com/a/b/web","Test":"TestA/one"}`,
+		`{"Action":"output","Package":"a.com/a/b/web","Test":"TestA/one","Output":"    a_test.go:3: needs root\n"}`,
+		`{"Action":"skip","Package":"a.com/a/b/web","Test":"TestA/one"}`,
+	}
+	if err := s.read(strings.NewReader(strings.Join(in, "\n"))); err != nil {
+		t.Fatal(err)
+	}
+	s.beat()
+	in = []string{`{"Action":"pass","Package":"a.com/a/b/web","Test":"TestA"}`, `{"Action":"pass","Package":"a.com/a/b/web","Elapsed":1}`}
+	if err := s.read(strings.NewReader(strings.Join(in, "\n"))); err != nil {
+		t.Fatal(err)
+	}
+	s.beat() // nothing is running
+	s.finish()
+	want := "      90 s: web TestA (0 passed, 0 failed, 1 skipped)\n" +
+		"[ 1/12   90 s] ok    web                              1.0 s  0 passed, 0 failed, 1 skipped\n" +
+		"\nSkipped:\n      1  needs root\n\n0 passed, 0 failed, 1 skipped, in 90 s\n"
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
 
 func TestSummary(t *testing.T) {
 	const p = `"Package":"example.com/a/b/web"`

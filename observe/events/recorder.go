@@ -23,33 +23,33 @@ import (
 
 // Recorder records Events.
 type Recorder interface {
-	// Eventf records one about an object. It does not wait for the API server.
+	// Eventf records an Event about an object. It does not wait for the API server.
 	Eventf(regarding *v1.ObjectReference, eventType, reason, action, note string, args ...any)
 }
 
 // Client writes to the API server. Its errors are those of client-go.
 type Client interface {
 	Create(ctx context.Context, event *eventsv1.Event) error
-	// Patch changes one by a strategic merge patch.
+	// Patch changes an Event by a strategic merge patch.
 	Patch(ctx context.Context, event *eventsv1.Event, patch []byte) error
 }
 
 const (
-	// maxQueued Events wait while the API server is slow to take them; more are dropped.
+	// maxQueued is how many Events wait while the API server is slow; more are dropped.
 	maxQueued = 1000
-	// maxTries and retryAfter are how often, and how soon, an Event is written again that the
-	// API server could not be reached for.
+	// maxTries and retryAfter apply to Events that cannot be written because the API server
+	// cannot be reached.
 	maxTries   = 12
 	retryAfter = 10 * time.Second
-	// A series ends that nothing was added to for finishAfter. Until then, the API server is
-	// told of it again every refreshAfter.
+	// A series ends when no Event was added for finishAfter. Until then, it is written again
+	// every refreshAfter.
 	finishAfter  = 6 * time.Minute
 	refreshAfter = 30 * time.Minute
 )
 
-// Writer is a Recorder that writes Events to the API server: one that comes again becomes a
-// series. It does what client-go's tools/events does, whose package brings the types of all of
-// Kubernetes with it: to compile, to link and to keep in memory.
+// Writer is a Recorder that writes Events to the API server. Repeated Events become a series.
+// It behaves like client-go's tools/events, but without that package's dependencies: all API
+// types of Kubernetes, which take time to compile and memory at run time.
 type Writer struct {
 	client     Client
 	controller string
@@ -59,18 +59,18 @@ type Writer struct {
 	queue      chan *eventsv1.Event
 
 	mu     sync.Mutex
-	series map[seriesKey]*eventsv1.Event // as first told, and with how often since
+	series map[seriesKey]*eventsv1.Event // the first Event, with the count of repetitions
 }
 
 var _ Recorder = (*Writer)(nil)
 
-// seriesKey is what Events of one series have in common.
+// seriesKey has the fields that all Events of a series share.
 type seriesKey struct {
 	eventType, action, reason string
 	regarding                 v1.ObjectReference
 }
 
-// NewWriter makes a Writer for the component of that name. Nothing is written before Run.
+// NewWriter makes a Writer for a component. It writes nothing before Run.
 func NewWriter(controller string, client Client) *Writer {
 	hostname, _ := os.Hostname()
 	return &Writer{
@@ -103,7 +103,7 @@ func (w *Writer) Eventf(regarding *v1.ObjectReference, eventType, reason, action
 	}
 	select {
 	case w.queue <- event:
-	default: // Events are a help, and must not hold anything up
+	default: // never block the caller for an Event
 	}
 }
 
@@ -134,8 +134,8 @@ func (w *Writer) Run(ctx context.Context) {
 	}
 }
 
-// count says what is to be written of an Event: the first of its kind as it is, the second as
-// the beginning of a series. Later ones only count.
+// count returns what to write for an Event: the first of a series unchanged, the second as the
+// beginning of the series, and nil for later ones, which are only counted.
 func (w *Writer) count(event *eventsv1.Event) *eventsv1.Event {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -155,7 +155,8 @@ func (w *Writer) count(event *eventsv1.Event) *eventsv1.Event {
 	}
 }
 
-// eachSeries holds new Events up, as the last of a series must not be lost between two counts.
+// eachSeries calls f for each series with the lock held, so that no Event is lost between
+// reading a count and deleting its series.
 func (w *Writer) eachSeries(f func(seriesKey, *eventsv1.Event)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -164,7 +165,7 @@ func (w *Writer) eachSeries(f func(seriesKey, *eventsv1.Event)) {
 	}
 }
 
-// finish forgets the series that nothing was added to, with a last word on how many there were.
+// finish writes the final counts of series without new Events, and forgets these series.
 func (w *Writer) finish(ctx context.Context) {
 	before := w.clock.Now().Add(-finishAfter)
 	w.eachSeries(func(key seriesKey, event *eventsv1.Event) {
@@ -181,35 +182,37 @@ func (w *Writer) finish(ctx context.Context) {
 	})
 }
 
-// persist writes an Event, again and again while the API server cannot be reached.
+// persist writes an Event, and retries while the API server cannot be reached.
 func (w *Writer) persist(ctx context.Context, event *eventsv1.Event) {
 	for range maxTries {
 		if retry := w.write(ctx, event); !retry {
 			return
 		}
-		// Not all nodes at the same time, once the API server is back.
+		// The jitter keeps nodes from retrying at the same time once the API server is back.
 		select {
 		case <-ctx.Done():
 			return
 		case <-w.clock.After(wait.Jitter(w.retryAfter, 0.25)):
 		}
 	}
-	klog.FromContext(ctx).Error(nil, "Unable to write event (retry limit exceeded!)", "event", event)
+	klog.FromContext(ctx).Error(errRetries, "Cannot write Event, dropping it", "event", event)
 }
 
-// write makes one attempt and says whether another one makes sense.
+var errRetries = fmt.Errorf("%d attempts failed", maxTries)
+
+// write makes one attempt and reports whether to retry.
 func (w *Writer) write(ctx context.Context, event *eventsv1.Event) (retry bool) {
 	logger := klog.FromContext(ctx)
 	var err error
 	if event.Series != nil {
 		var patch []byte
 		if patch, err = json.Marshal(map[string]any{"series": event.Series}); err != nil {
-			logger.Error(err, "Unable to encode event (will not retry!)", "event", event)
+			logger.Error(err, "Cannot encode Event, dropping it", "event", event)
 			return false
 		}
 		err = w.client.Patch(ctx, event, patch)
 	}
-	// What a patch does not find has expired meanwhile.
+	// If the patch finds no Event, it has expired in the meantime.
 	if event.Series == nil || util.IsKeyNotFoundError(err) {
 		event.ResourceVersion = ""
 		err = w.client.Create(ctx, event)
@@ -218,22 +221,22 @@ func (w *Writer) write(ctx context.Context, event *eventsv1.Event) (retry bool) 
 	case nil:
 		return false
 	case *rest.RequestConstructionError:
-		logger.Error(err, "Unable to construct event (will not retry!)", "event", event)
+		logger.Error(err, "Cannot construct request for Event, dropping it", "event", event)
 		return false
 	case *apierrors.StatusError:
 		if apierrors.IsAlreadyExists(e) {
-			// The second of a series came before the first was written: its patch found nothing,
-			// and then the first was there.
+			// The second Event of a series was patched before the first was written, and the
+			// first was written before the second was created.
 			if event.Series != nil {
 				return true
 			}
-			logger.V(5).Info("Server rejected event (will not retry!)", "event", event, "err", err)
+			logger.V(5).Info("API server rejected Event, dropping it", "event", event, "err", err)
 		} else {
-			logger.Error(err, "Server rejected event (will not retry!)", "event", event)
+			logger.Error(err, "API server rejected Event, dropping it", "event", event)
 		}
 		return false
-	default: // the API server cannot be reached, or does not answer as one does
-		logger.Error(err, "Unable to write event (may retry after sleeping)")
+	default: // the API server cannot be reached, or another server answers
+		logger.Error(err, "Cannot write Event, retrying")
 		return true
 	}
 }

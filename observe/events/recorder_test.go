@@ -65,7 +65,7 @@ var (
 	absent   = apierrors.NewNotFound(events, "")
 	present  = apierrors.NewAlreadyExists(events, "")
 	rejected = apierrors.NewForbidden(events, "", nil)
-	away     = errors.New("connection refused")
+	errAway  = errors.New("connection refused")
 )
 
 func newTestWriter(answers ...error) (*Writer, *apiServer, *clocktesting.FakeClock) {
@@ -75,8 +75,8 @@ func newTestWriter(answers ...error) (*Writer, *apiServer, *clocktesting.FakeClo
 	return w, api, fake
 }
 
-// told is what a Writer writes of the Events that are queued.
-func (w *Writer) told(ctx context.Context) {
+// drain makes a Writer write the queued Events.
+func (w *Writer) drain(ctx context.Context) {
 	for len(w.queue) > 0 {
 		if event := w.count(<-w.queue); event != nil {
 			w.persist(ctx, event)
@@ -99,18 +99,18 @@ func TestSeries(t *testing.T) {
 		}
 	}
 	w.Eventf(node, v1.EventTypeNormal, "One", "Do", "said %d", 1)
-	w.told(ctx)
+	w.drain(ctx)
 	check(first)
 
 	clock.Step(time.Minute)
 	w.Eventf(node, v1.EventTypeNormal, "One", "Do", "said %d", 2)
-	w.told(ctx)
+	w.drain(ctx)
 	check(`patch default/node1.1886caf21c963200 {"series":{"count":2,"lastObservedTime":"2026-01-02T03:05:05.000000Z"}}`)
 
-	// Later ones are told of when the series ends.
+	// Later ones are written when the series ends.
 	clock.Step(time.Minute)
 	w.Eventf(node, v1.EventTypeNormal, "One", "Do", "said %d", 3)
-	w.told(ctx)
+	w.drain(ctx)
 	w.finish(ctx)
 	check()
 	clock.Step(finishAfter + 1)
@@ -120,12 +120,12 @@ func TestSeries(t *testing.T) {
 		t.Errorf("%d series are left", len(w.series))
 	}
 
-	// What is told of an object in a namespace is there too, and is no part of another series.
+	// An Event about an object in a namespace is written there, and is not part of another series.
 	w.Eventf(&v1.ObjectReference{Kind: "Service", Namespace: "shop", Name: "web"}, v1.EventTypeWarning, "Two", "Do", "said")
 	w.Eventf(&v1.ObjectReference{Kind: "Service", Namespace: "shop", Name: "db"}, v1.EventTypeWarning, "Two", "Do", "said")
-	w.told(ctx)
+	w.drain(ctx)
 	if got := api.took()[len(want):]; len(got) != 2 || !strings.HasPrefix(got[0], "create shop/web.") || !strings.HasPrefix(got[1], "create shop/db.") {
-		t.Errorf("told %q", got)
+		t.Errorf("wrote %q", got)
 	}
 }
 
@@ -146,14 +146,14 @@ func TestAnswers(t *testing.T) {
 		want    []string
 	}{
 		{"taken", false, nil, []string{create}},
-		{"away for a moment", false, []error{away, away}, []string{create, create, create}},
+		{"away for a moment", false, []error{errAway, errAway}, []string{create, create, create}},
 		{"rejected", false, []error{rejected}, []string{create}},
 		{"there already", false, []error{present}, []string{create}},
 		{"server error", false, []error{apierrors.NewGenericServerResponse(http.StatusInternalServerError, "post", events, "", "", 0, true)}, []string{create}},
 		{"series", true, nil, []string{patch}},
 		{"series of an Event that expired", true, []error{absent}, []string{patch, again}},
 		{"series that overtook its first", true, []error{absent, present}, []string{patch, again, patch}},
-		{"away for long", true, slices.Repeat([]error{away}, 20), slices.Repeat([]string{patch}, maxTries)},
+		{"away for long", true, slices.Repeat([]error{errAway}, 20), slices.Repeat([]string{patch}, maxTries)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w, api, _ := newTestWriter(test.answers...)
@@ -167,7 +167,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestFull: nobody waits for an API server that takes no Events.
+// TestFull: recording does not wait for an API server that takes no Events.
 func TestFull(t *testing.T) {
 	w, _, _ := newTestWriter()
 	for i := range 2 * maxQueued {
@@ -180,7 +180,7 @@ func TestFull(t *testing.T) {
 	none.Eventf(NodeReference("node1"), v1.EventTypeNormal, "R", "A", "")
 }
 
-// TestRun: what is told before Run is written, series are refreshed, and Run ends.
+// TestRun: Events recorded before Run are written, series are refreshed, and Run ends.
 func TestRun(t *testing.T) {
 	w, api, clock := newTestWriter()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package explain is the answer to "what becomes of this flow on this node, and
-// why": the form in which kube-proxy serves it and tandemctl prints it.
+// Package explain explains how this node treats a flow, and why: which Service it is for, which
+// endpoints are eligible, and which datapath serves it. kube-proxy answers with it as JSON, and
+// tandemctl prints it.
 package explain
 
 import (
@@ -13,7 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Path and the names of its parameters, at which kube-proxy answers.
+// The path of kube-proxy's answer, and its parameters.
 const (
 	Path             = "/debug/explain"
 	ParamSource      = "src"
@@ -22,47 +23,46 @@ const (
 	ParamDevice      = "device"
 )
 
-// Explanation is the answer, as JSON. Fields may be added; none changes its
-// name or its meaning.
+// Explanation is the answer, as JSON. Later versions may add fields. They do not rename fields
+// or change their meaning.
 type Explanation struct {
-	// Node on which the flow was looked at.
+	// Node whose view is explained.
 	Node string `json:"node"`
 	Flow Flow   `json:"flow"`
-	// Verdict is forward, reject (the client is told at once), drop (silence) or
-	// pass (it is for no Service and goes where it was going). Reason is why.
+	// Verdict is forward, reject (the client gets an immediate error), drop (no answer) or
+	// pass (the destination is no frontend, and the flow continues unchanged). Reason is why.
 	Verdict string `json:"verdict"`
 	Reason  string `json:"reason"`
 	Origin  Origin `json:"origin"`
-	// Frontend that the destination belongs to; null for none. Everything below
-	// is about it.
+	// Frontend of the destination, or null. The fields below are about it.
 	Frontend *Frontend `json:"frontend"`
 	// Endpoints that were considered, sorted by address.
 	Endpoints []Endpoint `json:"endpoints"`
-	// Tiers of this node and whether they carry the frontend; empty where no
-	// process was asked.
+	// Tiers are the datapaths of this node and whether they serve the frontend. It is empty
+	// if no process was asked.
 	Tiers []Tier `json:"tiers"`
-	// Notes are what one should know besides. Those that begin with "Warning:"
-	// are about something that is probably not meant so.
+	// Notes have additional information. Those that begin with "Warning:" are about a
+	// probable mistake in the configuration.
 	Notes []string `json:"notes"`
 }
 
-// Flow that was asked about.
+// Flow is the flow to explain.
 type Flow struct {
-	// Source is an address, with a port where one was given.
+	// Source is an address, with a port if one was given.
 	Source      string         `json:"source"`
 	Destination netip.AddrPort `json:"destination"`
 	Protocol    string         `json:"protocol"`
-	// Device by which it came in; empty for one that this host sends.
+	// Device is the ingress device; empty if this host sends the flow.
 	Device string `json:"device,omitempty"`
 }
 
-// Origin is who sends the flow, as far as Services make a difference.
+// Origin is where the client is. Services distinguish three origins.
 type Origin struct {
 	Kind   string `json:"kind"` // pod, host or outside
 	Reason string `json:"reason"`
 }
 
-// Frontend is an address of a service port, and what it does for the origin.
+// Frontend is a frontend of a service port, and how it treats clients of the origin.
 type Frontend struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
@@ -74,50 +74,48 @@ type Frontend struct {
 	Address netip.AddrPort `json:"address"`
 	Match   string         `json:"match"` // why the destination belongs to it
 
-	// Set of endpoints: ipv4/cluster, ipv4/local, ipv6/cluster or ipv6/local.
+	// Set is the backend set: ipv4/cluster, ipv4/local, ipv6/cluster or ipv6/local.
 	Set string `json:"set"`
-	// Source is whose address endpoints see: keep (the client's), masquerade
-	// (this node's) or any-source (either, as it suits the tier).
+	// Source is the source address that endpoints see: keep (the client's), masquerade
+	// (this node's) or any-source (either, depending on the datapath).
 	Source string `json:"source"`
-	// SourceRanges are in force if not null; Admitted says whether they, or
-	// their absence, let the source in.
+	// SourceRanges apply if not null. Admitted reports whether the source is allowed.
 	SourceRanges []netip.Prefix `json:"sourceRanges"`
 	Admitted     bool           `json:"admitted"`
-	// AffinitySeconds is how long a client stays with its endpoint; 0 for not
-	// at all.
+	// AffinitySeconds is the timeout of session affinity; 0 means no affinity.
 	AffinitySeconds int64 `json:"affinitySeconds"`
-	// Rivals are service ports that claim the same address and do not get it.
+	// Rivals are other service ports that claim the same address. They are not served
+	// there.
 	Rivals []string `json:"rivals"`
 }
 
-// Endpoint is one that was considered.
+// Endpoint is an endpoint that was considered.
 type Endpoint struct {
 	Address netip.AddrPort `json:"address"`
-	Slice   string         `json:"slice"` // EndpointSlice it stands in
+	Slice   string         `json:"slice"` // its EndpointSlice
 	OnNode  bool           `json:"onNode"`
-	// Eligible ones share the connections. Reason is why this one is, or is not:
-	// ready, still-serving; not-ready, not-serving, terminating, other-zone,
-	// other-node, remote, duplicate.
+	// Connections are balanced over the eligible endpoints. Reason is why this one is
+	// eligible (ready, still-serving) or not (not-ready, not-serving, terminating,
+	// other-zone, other-node, remote, duplicate).
 	Eligible    bool   `json:"eligible"`
 	Reason      string `json:"reason"`
 	Terminating bool   `json:"terminating"`
-	// Hairpin says that it is the client itself.
+	// Hairpin means that the endpoint is the client itself.
 	Hairpin bool `json:"hairpin"`
 }
 
-// Tier is one that could carry the frontend.
+// Tier is a datapath that could serve the frontend.
 type Tier struct {
 	Name    string `json:"name"`
 	Carries bool   `json:"carries"`
-	// Detail is why it does not, or what is to be known of it.
+	// Detail is why it does not, or additional information.
 	Detail string `json:"detail,omitempty"`
 }
 
-// Tiers asks those of a node about the frontend of an explanation.
+// Tiers returns the datapaths of a node and whether they serve the frontend of an explanation.
 type Tiers func(*proxier.Explanation) []Tier
 
-// Of explains a flow by the decision table of a node. Without a process to ask,
-// tiers is nil.
+// Of explains a flow with the decision table of a node. If no process is asked, tiers is nil.
 func Of(node string, table *proxier.Table, flow proxier.Flow, tiers Tiers) *Explanation {
 	from := table.Explain(flow)
 	e := &Explanation{
@@ -144,40 +142,40 @@ func Of(node string, table *proxier.Table, flow proxier.Flow, tiers Tiers) *Expl
 	return e
 }
 
-// originReason is why the source counts as what it does.
+// originReason explains the origin of a flow.
 func originReason(origin proxier.Origin, flow proxier.Flow, facts *proxier.Facts) string {
 	source, pods := flow.Source.Addr(), &facts.Pods
 	switch origin {
 	case proxier.FromPod:
 		for _, p := range pods.CIDRs {
 			if p.Contains(source) {
-				return fmt.Sprintf("its address is in %s, a range of pods", p)
+				return fmt.Sprintf("source address is in pod CIDR %s", p)
 			}
 		}
-		return fmt.Sprintf("it comes in by %s, as packets of pods do", flow.Device)
+		return fmt.Sprintf("ingress device %s is a device of pods", flow.Device)
 	case proxier.FromHost:
 		if source.IsLoopback() {
-			return "its address is a loopback address"
+			return "source address is a loopback address"
 		}
-		return "its address is one of this node's"
+		return "source address is one of this node's"
 	}
-	const neither = "its address is not one of this node's"
+	const neither = "source address is not one of this node's"
 	switch {
 	case !pods.Knows(proxier.FamilyOf(source)):
-		return fmt.Sprintf("%s, and nothing is configured that tells pods of %s from others", neither, proxier.FamilyOf(source))
+		return fmt.Sprintf("%s, and the configuration does not say which %s addresses are pods", neither, proxier.FamilyOf(source))
 	case pods.Interface == "":
-		return neither + ", nor in a range of pods"
+		return neither + ", nor in a pod CIDR"
 	case flow.Device == "":
-		return neither + ", and no device is given that it comes in by"
+		return neither + ", and no ingress device is given"
 	}
-	return fmt.Sprintf("%s, and packets of pods do not come in by %s", neither, flow.Device)
+	return fmt.Sprintf("%s, and ingress device %s is not a device of pods", neither, flow.Device)
 }
 
 func (e *Explanation) frontend(from *proxier.Explanation) {
 	d, f, set := from.Decision, from.Frontend, from.Route.Set
 	match := "the address is a frontend"
 	if f.Kind.Wildcard() {
-		match = "the port is a NodePort, and NodePorts are served at this address"
+		match = "the port is a NodePort, and this address serves NodePorts"
 	}
 	e.Frontend = &Frontend{
 		Namespace: d.Name.Namespace, Name: d.Name.Name, Port: d.Name.Port, Protocol: d.Name.Protocol.String(),
@@ -210,27 +208,27 @@ func (e *Explanation) frontend(from *proxier.Explanation) {
 	}
 }
 
-// note adds what one should know besides.
+// note adds notes and warnings.
 func (e *Explanation) note(from *proxier.Explanation) {
 	add := func(format string, args ...any) { e.Notes = append(e.Notes, fmt.Sprintf(format, args...)) }
 	family := proxier.FamilyOf(from.Flow.Destination.Addr())
 	if f := from.Frontend; f != nil {
 		if f.Unguarded {
-			add("Warning: loadBalancerSourceRanges of %s/%s has no %s range, so anybody is let in by %s. Add one, or set strictSourceRanges.",
+			add("Warning: loadBalancerSourceRanges of %s/%s has no %s range, so all %s sources are allowed. Add a range, or set strictSourceRanges.",
 				e.Frontend.Namespace, e.Frontend.Name, family, family)
 		}
 		if from.Outcome == proxier.Forward && from.Route.Source == proxier.AnySource {
-			add("any-source: where packets are translated the client is hidden behind this node, as with upstream's kube-proxy; balancing at its socket has nothing to hide.")
+			add("any-source: where packets are translated, they are masqueraded, as by upstream's kube-proxy. Connections that are balanced at the client's socket keep its address.")
 		}
 		if slices.ContainsFunc(e.Endpoints, func(p Endpoint) bool { return p.Hairpin }) {
-			add("The client is one of the endpoints. A connection that is led back to it may show any source.")
+			add("The client is one of the endpoints. A connection to itself may have any source address.")
 		}
 	}
 	if from.Outcome == proxier.Dropped && from.Flow.Device == "" {
-		add("To sockets of this node a drop is an error at once (EPERM), not silence.")
+		add("Sockets on this node get an immediate error (EPERM) for dropped connections.")
 	}
 	if d := &from.Facts.Pods; d.Interface != "" && from.Flow.Device == "" && from.Origin == proxier.FromOutside {
-		add("Pods are told by the device their packets come in by (%s). Name one to explain a flow of a pod.", deviceText(d))
+		add("Pods are recognised by their ingress device (%s). Give a device to explain a flow of a pod.", deviceText(d))
 	}
 }
 
@@ -241,7 +239,7 @@ func deviceText(d *proxier.Detector) string {
 	return d.Interface
 }
 
-// service is the name of the service port: namespace/name:port.
+// service returns the name of the service port: namespace/name:port.
 func (f *Frontend) service() string {
 	return strings.TrimSuffix(f.Namespace+"/"+f.Name+":"+f.Port, ":")
 }

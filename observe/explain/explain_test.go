@@ -58,7 +58,7 @@ func makeTable(t *testing.T, pods proxier.Detector) *proxier.Table {
 func TestGolden(t *testing.T) {
 	podCIDRs := proxier.Detector{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}}
 	bridge := proxier.Detector{Interface: "cni", InterfacePrefix: true}
-	carries := func(*proxier.Explanation) []Tier { return []Tier{{Name: "ebpf", Carries: true}} }
+	serves := func(*proxier.Explanation) []Tier { return []Tier{{Name: "ebpf", Carries: true}} }
 	refuses := func(e *proxier.Explanation) []Tier {
 		return []Tier{{Name: "ebpf", Detail: "no " + e.Frontend.Kind.String()}, {Name: "iptables", Carries: true, Detail: "slower"}}
 	}
@@ -67,12 +67,12 @@ func TestGolden(t *testing.T) {
 		pods                                        proxier.Detector
 		tiers                                       Tiers
 	}{
-		{"pod", "10.244.1.7:40000", "10.96.0.10:80", "", "", podCIDRs, carries}, // and an endpoint
+		{"pod", "10.244.1.7:40000", "10.96.0.10:80", "", "", podCIDRs, serves}, // and an endpoint
 		{"host", "127.0.0.1", "10.96.0.10:80", "TCP", "", podCIDRs, nil},
 		{"ipv6", "fd00:10:244:1::7", "[fd00:10:96::10]:80", "tcp", "", podCIDRs, nil},
 		{"any-source", "10.244.1.1", "172.18.0.1:30080", "", "", podCIDRs, refuses},
-		{"let-in", "198.51.100.7", "203.0.113.9:80", "", "eth0", podCIDRs, nil},
-		{"not-let-in", "198.51.101.7", "203.0.113.9:80", "", "eth0", podCIDRs, nil},
+		{"admitted", "198.51.100.7", "203.0.113.9:80", "", "eth0", podCIDRs, nil},
+		{"not-admitted", "198.51.101.7", "203.0.113.9:80", "", "eth0", podCIDRs, nil},
 		{"unguarded", "2001:db8:51:100::7", "[2001:db8:203:113::9]:80", "", "eth0", podCIDRs, nil},
 		{"rivals", "198.51.100.7", "203.0.113.20:80", "", "eth0", podCIDRs, nil},
 		{"local-drop", "198.51.100.7", "203.0.113.12:53", "udp", "eth0", podCIDRs, nil},
@@ -81,7 +81,7 @@ func TestGolden(t *testing.T) {
 		{"unserved", "172.18.0.1", "10.96.0.10:81", "", "", podCIDRs, nil},
 		{"pass", "172.18.0.1", "192.0.2.1:80", "sctp", "", proxier.Detector{}, nil},
 		{"no-nodeport-here", "172.18.0.1", "172.18.0.2:30080", "", "", proxier.Detector{}, nil},
-		{"nobody-is-a-pod", "10.244.1.7", "10.96.0.10:80", "", "", proxier.Detector{}, nil},
+		{"no-pod-detector", "10.244.1.7", "10.96.0.10:80", "", "", proxier.Detector{}, nil},
 		{"device-of-pods", "10.244.1.7", "10.96.0.10:80", "", "cni3", bridge, nil},
 		{"another-device", "10.244.1.7", "10.96.0.10:80", "", "eth0", bridge, nil},
 		{"no-device", "10.244.1.7", "10.96.0.10:80", "", "", bridge, nil},
@@ -125,14 +125,14 @@ func TestParseFlow(t *testing.T) {
 
 		{"", "10.96.0.1:80", "", "", `source "": want an IP address`},
 		{"pod", "10.96.0.1:80", "", "", `source "pod": want an IP address`},
-		{"10.0.0.1:99999", "10.96.0.1:80", "", "", "want an IP address, and perhaps a port"},
+		{"10.0.0.1:99999", "10.96.0.1:80", "", "", "want an IP address and optionally a port"},
 		{"fe80::1%eth0", "[fd00::2]:80", "", "", "without a zone"},
 		{"10.0.0.1", "10.96.0.1", "", "", `destination "10.96.0.1": want a port too`},
 		{"10.0.0.1", "10.96.0.1:0", "", "", "from 1 to 65535"},
-		{"fd00::1", "fd00::2", "", "", "want a port too: 10.96.0.10:80, [fd00::10]:80"},
+		{"fd00::1", "fd00::2", "", "", "want a port too, as in 10.96.0.10:80 or [fd00::10]:80"},
 		{"fd00::1", "fd00::2::80", "", "", "want an IP address and a port"},
 		{"10.0.0.1", "web:80", "", "", "want an IP address and a port"},
-		{"10.0.0.1", "[fd00::2]:80", "", "", "not of one address family"},
+		{"10.0.0.1", "[fd00::2]:80", "", "", "different address families"},
 		{"10.0.0.1", "10.96.0.1:80", "icmp", "", `unknown protocol "icmp": want tcp, udp or sctp`},
 		{"10.0.0.1", "10.96.0.1:80", "", "a name that is too long", "not the name of a network device"},
 		{"10.0.0.1", "10.96.0.1:80", "", "../x", "not the name of a network device"},

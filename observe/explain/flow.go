@@ -13,12 +13,11 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// maxDevice is the length of the longest name of a device.
+// maxDevice is the maximum length of a device name.
 const maxDevice = 15
 
-// ParseFlow reads a flow as people write it: the source is an address with or
-// without a port, the destination has both. An empty protocol is TCP, an empty
-// device means that this host sends.
+// ParseFlow parses a flow. The source is an address with an optional port, the destination
+// has both. An empty protocol means TCP. An empty device means that this host sends the flow.
 func ParseFlow(source, destination, protocol, device string) (flow proxier.Flow, err error) {
 	if flow.Source, err = parseSource(source); err != nil {
 		return flow, fmt.Errorf("source %q: %w", source, err)
@@ -30,7 +29,7 @@ func ParseFlow(source, destination, protocol, device string) (flow proxier.Flow,
 		return flow, fmt.Errorf("destination %q: want a port from 1 to 65535", destination)
 	}
 	if from, to := flow.Source.Addr(), flow.Destination.Addr(); from.Is4() != to.Is4() {
-		return flow, fmt.Errorf("source %s and destination %s are not of one address family", from, to)
+		return flow, fmt.Errorf("source %s and destination %s have different address families", from, to)
 	}
 	if flow.Protocol, err = proxier.ParseProtocol(v1.Protocol(strings.ToUpper(protocol))); err != nil {
 		return flow, fmt.Errorf("unknown protocol %q: want tcp, udp or sctp", protocol)
@@ -42,8 +41,7 @@ func ParseFlow(source, destination, protocol, device string) (flow proxier.Flow,
 	return flow, nil
 }
 
-// SplitDestination cuts ADDRESS:PORT/PROTOCOL in two; the protocol may be
-// missing.
+// SplitDestination splits ADDRESS:PORT/PROTOCOL; the protocol is optional.
 func SplitDestination(text string) (addrPort, protocol string, err error) {
 	addrPort, protocol, given := strings.Cut(text, "/")
 	if given && protocol == "" {
@@ -62,7 +60,7 @@ func parseSource(text string) (netip.AddrPort, error) {
 	}
 	a, err := parseAddrPort(text)
 	if err != nil {
-		return a, errors.New("want an IP address, and perhaps a port: 10.244.1.7, 10.244.1.7:40000, [fd00::7]:40000")
+		return a, errors.New("want an IP address and optionally a port: 10.244.1.7, 10.244.1.7:40000, [fd00::7]:40000")
 	}
 	return a, nil
 }
@@ -71,14 +69,14 @@ func parseAddrPort(text string) (netip.AddrPort, error) {
 	a, err := netip.ParseAddrPort(text)
 	if err != nil {
 		if _, err := netip.ParseAddr(text); err == nil {
-			return a, errors.New("want a port too: 10.96.0.10:80, [fd00::10]:80")
+			return a, errors.New("want a port too, as in 10.96.0.10:80 or [fd00::10]:80")
 		}
-		return a, errors.New("want an IP address and a port: 10.96.0.10:80, [fd00::10]:80")
+		return a, errors.New("want an IP address and a port, as in 10.96.0.10:80 or [fd00::10]:80")
 	}
 	return usable(a)
 }
 
-// usable takes an IPv4 address out of its IPv6 form, as sockets do.
+// usable unmaps IPv4-mapped addresses, as sockets do.
 func usable(a netip.AddrPort) (netip.AddrPort, error) {
 	if a.Addr().Zone() != "" {
 		return a, errors.New("want an address without a zone")

@@ -12,11 +12,11 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// WriteText writes the explanation for people.
+// WriteText writes the explanation as text.
 func (e *Explanation) WriteText(w io.Writer) error {
 	head := e.Reason
 	if e.Verdict == proxier.Forward.String() {
-		// The reason is told of the frontend.
+		// The lines about the frontend have the reason.
 		if head = fmt.Sprintf("to one of %d endpoints", e.eligible()); e.eligible() == 1 {
 			head = "to the only endpoint"
 		}
@@ -28,7 +28,7 @@ func (e *Explanation) WriteText(w io.Writer) error {
 	}
 	via := ""
 	if e.Flow.Device != "" {
-		via = " by " + e.Flow.Device
+		via = " from device " + e.Flow.Device
 	}
 	line("Flow", "%s %s -> %s%s", e.Flow.Protocol, e.Flow.Source, e.Flow.Destination, via)
 	line("Node", "%s", e.Node)
@@ -41,10 +41,10 @@ func (e *Explanation) WriteText(w io.Writer) error {
 		line("Source ranges", "%s", f.rangesText())
 		line("Affinity", "%s", f.affinityText())
 		if len(f.Rivals) > 0 {
-			line("Also claimed by", "%s; not served there for them", strings.Join(f.Rivals, ", "))
+			line("Also claimed by", "%s (not served at this address)", strings.Join(f.Rivals, ", "))
 		}
 		for _, tier := range e.Tiers {
-			line("Tier "+tier.Name, "%s", tier.text())
+			line("Datapath "+tier.Name, "%s", tier.text())
 		}
 	}
 	if err := t.Flush(); err != nil {
@@ -85,20 +85,20 @@ func (e *Explanation) eligible() (n int) {
 
 func setText(set string) string {
 	if strings.HasSuffix(set, "/local") {
-		return set + ", those on this node"
+		return set + ", endpoints on this node"
 	}
-	return set + ", those of the cluster"
+	return set + ", endpoints of the cluster"
 }
 
 var sourceTexts = map[string]string{
-	"keep":       "endpoints see the client",
-	"masquerade": "endpoints may see this node instead of the client",
-	"any-source": "endpoints see the client or this node",
+	"keep":       "endpoints see the client's address",
+	"masquerade": "endpoints may see this node's address instead of the client's",
+	"any-source": "endpoints see the client's or this node's address",
 }
 
 func (f *Frontend) rangesText() string {
 	if f.SourceRanges == nil {
-		return "none: anybody is let in"
+		return "none: all sources are allowed"
 	}
 	list := make([]string, 0, len(f.SourceRanges))
 	for _, p := range f.SourceRanges {
@@ -106,25 +106,25 @@ func (f *Frontend) rangesText() string {
 	}
 	text := strings.Join(list, ", ")
 	if text == "" {
-		text = "nobody"
+		text = "no range"
 	}
 	if f.Admitted {
-		return text + ": the source is let in"
+		return text + ": the source is allowed"
 	}
-	return text + ": the source is not let in"
+	return text + ": the source is not allowed"
 }
 
 func (f *Frontend) affinityText() string {
 	if f.AffinitySeconds == 0 {
 		return "none"
 	}
-	return fmt.Sprintf("by client, %s", time.Duration(f.AffinitySeconds)*time.Second)
+	return fmt.Sprintf("ClientIP, %s", time.Duration(f.AffinitySeconds)*time.Second)
 }
 
 func (t *Tier) text() string {
-	text := "carries it"
+	text := "serves it"
 	if !t.Carries {
-		text = "does not carry it"
+		text = "does not serve it"
 	}
 	if t.Detail != "" {
 		text += ": " + t.Detail

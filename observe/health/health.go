@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package health answers whether this proxy keeps up with the cluster, and
-// whether load balancers should send new traffic to this node.
+// Package health serves the health endpoints: whether the proxy programs changes in time
+// (/healthz, /livez), whether the node is ready (/readyz), and whether load balancers
+// should send traffic for a Service to this node (health check node ports).
 package health
 
 import (
@@ -24,15 +25,14 @@ type Counter func(code int)
 
 // Options of a Health.
 type Options struct {
-	// Timeout is how long a change may wait to be programmed before the proxy
-	// counts as unhealthy.
+	// Timeout is how long a change may be pending before the proxy is unhealthy.
 	Timeout time.Duration
-	// Families are the address families this node has; each is reported, and
-	// as all are programmed together they share one fate.
+	// Families are the address families of this node. Each is reported, with the same
+	// status, since one sync programs all of them.
 	Families []proxier.Family
-	// Healthz and Livez count answers; nil for not at all.
+	// Healthz and Livez count answers; nil counts none.
 	Healthz, Livez Counter
-	// Clock is for tests; nil is the real one.
+	// Clock is set by tests; nil means the real one.
 	Clock clock.PassiveClock
 }
 
@@ -43,9 +43,9 @@ type Health struct {
 
 	mu      sync.Mutex
 	started bool
-	updated time.Time // end of the last good sync
-	// What waits: since when the first, and since when the newest of it. A
-	// sync serves what was queued before it began.
+	updated time.Time // end of the last successful sync
+	// When the oldest and the newest pending change were queued. A sync applies all
+	// changes that were queued before it began.
 	oldest, newest time.Time
 	ineligible     bool
 }
@@ -55,7 +55,7 @@ var (
 	_ proxier.NodeHandler = (*Health)(nil)
 )
 
-// New makes a Health that is healthy: starting up is no failure.
+// New makes a Health. It is healthy at first, since starting is no failure.
 func New(opts Options) *Health {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
@@ -63,14 +63,14 @@ func New(opts Options) *Health {
 	return &Health{opts: opts}
 }
 
-// SetTimeout takes over another one while it runs.
+// SetTimeout changes the timeout.
 func (h *Health) SetTimeout(d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.opts.Timeout = d
 }
 
-// Start notes that the sync loop runs: from now on the families are reported.
+// Start records that the sync loop runs. From then on, the families are reported.
 func (h *Health) Start() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -90,7 +90,7 @@ func (h *Health) Queued(at time.Time) {
 // Synced implements proxier.Observer.
 func (h *Health) Synced(info proxier.SyncInfo) {
 	if info.Err != nil {
-		return // what waited still waits
+		return // the changes are still pending
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -126,7 +126,7 @@ func (h *Health) setIneligible(ineligible bool) {
 	h.ineligible = ineligible
 }
 
-// Healthy says whether the proxy keeps up.
+// Healthy reports whether no change is pending for longer than the timeout.
 func (h *Health) Healthy() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -137,7 +137,7 @@ func (h *Health) healthy(now time.Time) bool {
 	return h.oldest.IsZero() || now.Sub(h.oldest) < h.opts.Timeout
 }
 
-// familyStatus and status are what upstream's proxy answers, field by field.
+// familyStatus and status have the same fields as the answers of upstream's kube-proxy.
 type familyStatus struct {
 	LastUpdated time.Time `json:"lastUpdated"`
 	Healthy     bool      `json:"healthy"`
@@ -164,9 +164,8 @@ func (h *Health) status() (s status, eligible bool) {
 	return s, !h.ineligible
 }
 
-// Install adds /healthz, which also says whether the node should get traffic,
-// and /livez, which does not and so never restarts the proxy of a node that is
-// being drained.
+// Install adds /healthz and /livez. /healthz also reports whether the node should get
+// traffic. /livez does not, so that a node being drained does not restart its proxy.
 func (h *Health) Install(mux *http.ServeMux) {
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		s, eligible := h.status()
@@ -181,7 +180,7 @@ func (h *Health) Install(mux *http.ServeMux) {
 
 func answer(w http.ResponseWriter, s status, ok bool, count Counter) {
 	if ok {
-		// Whoever is well is up to date as of now, though nothing had to be done for long.
+		// A healthy proxy is up to date now, even if its last sync was long ago.
 		s.LastUpdated = s.CurrentTime
 	}
 	answerJSON(w, s, ok, count)

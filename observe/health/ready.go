@@ -15,14 +15,13 @@ import (
 )
 
 const (
-	// probeInterval is how long an answer stands: however often anybody asks, the kernel
-	// is not asked more often.
+	// probeInterval is how long a result is reused, which limits the rate of probes.
 	probeInterval = 5 * time.Second
-	// probeLimit is for a machine that is very busy.
+	// probeLimit is the timeout of a probe, long enough for a very busy machine.
 	probeLimit = 2 * time.Second
 )
 
-// Check is a condition of being ready.
+// Check is a condition of readiness.
 type Check struct {
 	Name   string `json:"name"`
 	OK     bool   `json:"ok"`
@@ -31,25 +30,25 @@ type Check struct {
 
 // ReadinessOptions are those of a Readiness.
 type ReadinessOptions struct {
-	// Healthy says whether the proxy keeps up.
+	// Healthy reports whether the proxy programs changes in time.
 	Healthy func() bool
-	// Probe asks the kernel.
+	// Probe checks the state of the kernel.
 	Probe func(context.Context) []Check
-	// Count counts answers; nil for not at all.
+	// Count counts answers; nil counts none.
 	Count Counter
-	// Clock is for tests; nil is the real one.
+	// Clock is set by tests; nil means the real one.
 	Clock clock.PassiveClock
 }
 
-// Readiness is the state behind /readyz: whether this node's kernel serves what the cluster
-// has. Unlike health, it begins with no. It is safe for concurrent use.
+// Readiness is the state behind /readyz: whether this node's kernel serves the Services of the
+// cluster. Unlike Health, it is negative at first. It is safe for concurrent use.
 type Readiness struct {
 	opts ReadinessOptions
 
 	syncMu sync.Mutex
-	synced bool // once
+	synced bool // at least one sync succeeded
 
-	mu     sync.Mutex // held while the kernel is asked
+	mu     sync.Mutex // held while the probe runs
 	asked  time.Time
 	probes []Check
 }
@@ -74,7 +73,7 @@ func (r *Readiness) Synced(info proxier.SyncInfo) {
 	r.synced = r.synced || info.Err == nil
 }
 
-// checks are all conditions. Nothing is probed before it is programmed.
+// checks returns all conditions. The probe runs only after the first successful sync.
 func (r *Readiness) checks(ctx context.Context) []Check {
 	r.syncMu.Lock()
 	synced := r.synced
@@ -93,10 +92,10 @@ func (r *Readiness) checks(ctx context.Context) []Check {
 	return append(list, r.probes...)
 }
 
-// Install adds /readyz, which upstream has not.
+// Install adds /readyz, which upstream does not have.
 func (r *Readiness) Install(mux *http.ServeMux) {
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, request *http.Request) {
-		// Who asks may be gone before the answer, which is for the next one, too.
+		// The probe is not cancelled with the request: its result is reused for others.
 		body := struct {
 			Ready  bool    `json:"ready"`
 			Checks []Check `json:"checks"`
@@ -122,8 +121,8 @@ func answerJSON(w http.ResponseWriter, body any, ok bool, count Counter) {
 	w.WriteHeader(code)
 	text, err := json.Marshal(body)
 	if err != nil {
-		return // not with these fields
+		return // impossible with these fields
 	}
-	// The client is gone if this fails, and nobody is left to be told.
+	// An error means that the client closed the connection.
 	_, _ = w.Write(text)
 }

@@ -22,33 +22,33 @@ import (
 )
 
 const (
-	// headerLimit is how long a client may take to ask.
+	// headerLimit is the timeout for reading a request's headers.
 	headerLimit = 10 * time.Second
-	// idleLimit is longer than load balancers wait between two questions.
+	// idleLimit is longer than the probe interval of load balancers.
 	idleLimit = 2 * time.Minute
 )
 
-// retryInterval is how soon a port is tried again that could not be bound, if no sync comes
-// before: the process before this one may be about to end.
+// retryInterval is the delay before another attempt to bind a port, if no sync comes first:
+// the previous process may be about to exit.
 const retryInterval = 5 * time.Second
 
-// weightHeader tells how many endpoints this node has, for those who balance by it.
+// weightHeader has the number of local endpoints, for load balancers that use weights.
 const weightHeader = "X-Load-Balancing-Endpoint-Weight"
 
 // ServicesOptions are those of Services.
 type ServicesOptions struct {
-	// Families this node has.
+	// Families are the address families of this node.
 	Families []proxier.Family
-	// Healthy says whether the proxy keeps up.
+	// Healthy reports whether the proxy programs changes in time.
 	Healthy func() bool
-	// Reporter is told of ports that cannot be bound; nil for nobody.
+	// Reporter gets the ports that cannot be bound; nil ignores them.
 	Reporter proxier.Reporter
-	// Clock is for tests; nil is the real one.
+	// Clock is set by tests; nil means the real one.
 	Clock clock.Clock
 }
 
-// Services answers load balancers how many endpoints of a Service are ready on this node,
-// at the healthCheckNodePort of each Service that has one.
+// Services serves the health check of each Service with a healthCheckNodePort: it reports how
+// many endpoints of the Service are ready on this node.
 type Services struct {
 	opts ServicesOptions
 	wake chan struct{}
@@ -56,13 +56,13 @@ type Services struct {
 	mu     sync.RWMutex // guards all fields below
 	checks map[types.NamespacedName]proxier.HealthCheck
 	addrs  [proxier.Families][]netip.Addr
-	// stale says that ports are to be bound or closed, or that some could not be.
+	// stale means that ports must be bound or closed, or that binding one failed.
 	stale bool
 }
 
 var _ proxier.Observer = (*Services)(nil)
 
-// NewServices makes Services that serve nobody until Run runs.
+// NewServices makes Services. It binds no port before Run.
 func NewServices(opts ServicesOptions) *Services {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
@@ -73,7 +73,7 @@ func NewServices(opts ServicesOptions) *Services {
 // Queued implements proxier.Observer.
 func (*Services) Queued(time.Time) {}
 
-// Synced implements proxier.Observer: from now on answers are as the sync left it.
+// Synced implements proxier.Observer: answers reflect the state after the sync.
 func (s *Services) Synced(info proxier.SyncInfo) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +103,7 @@ func (s *Services) Synced(info proxier.SyncInfo) {
 	}
 }
 
-// Run binds ports and answers until ctx is done. What cannot be bound is tried again.
+// Run binds ports and answers until ctx is done. It retries ports that cannot be bound.
 func (s *Services) Run(ctx context.Context) {
 	open := map[types.NamespacedName]*service{}
 	defer func() {
@@ -125,7 +125,7 @@ func (s *Services) Run(ctx context.Context) {
 	}
 }
 
-// wanted are the addresses and ports of each Service.
+// wanted returns the addresses and ports of each Service.
 func (s *Services) wanted() map[types.NamespacedName]wanted {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,13 +152,14 @@ type wanted struct {
 	at   []netip.AddrPort
 }
 
-// converge closes before it binds: a port may be another Service's now. Who still has a
-// connection to it is not to be told of this one.
+// converge closes ports before it binds others, since a port may have moved to another
+// Service. It also closes the connections of such a port, so that their clients do not get
+// answers about the wrong Service.
 func (s *Services) converge(ctx context.Context, open map[types.NamespacedName]*service) (complete bool) {
 	want := s.wanted()
 	for name, each := range open {
 		w := want[name]
-		if w.port != each.port { // or there is none
+		if w.port != each.port { // or the Service has none
 			each.close()
 			delete(open, name)
 			continue
@@ -189,7 +190,7 @@ func (s *Services) failed(ctx context.Context, name types.NamespacedName, uid ty
 	}
 	s.opts.Reporter.Report(proxier.Problem{
 		Kind: "Service", Object: name, UID: uid, Field: "spec.healthCheckNodePort", Reason: proxier.ReasonNoHealthCheck,
-		Message: fmt.Sprintf("load balancers are not answered at %s, which is tried again: %v", at, err),
+		Message: fmt.Sprintf("cannot listen on %s for health checks of load balancers, retrying: %v", at, err),
 	})
 }
 
@@ -214,7 +215,7 @@ func (s *Services) newService(name types.NamespacedName, port uint16) *service {
 
 var networks = [proxier.Families]string{"tcp4", "tcp6"}
 
-// listen binds an address, if it is not.
+// listen binds an address, unless it is bound already.
 func (s *service) listen(ctx context.Context, at netip.AddrPort) error {
 	if s.listeners[at] != nil {
 		return nil
@@ -227,29 +228,29 @@ func (s *service) listen(ctx context.Context, at netip.AddrPort) error {
 	s.listeners[at] = l
 	s.serving.Go(func() {
 		if err := s.server.Serve(l); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-			klog.FromContext(ctx).Error(err, "A health check is not answered any more", "address", at)
+			klog.FromContext(ctx).Error(err, "Health check server failed", "address", at)
 		}
 	})
 	return nil
 }
 
-// keep lets go of all other addresses.
+// keep closes the listeners of all other addresses.
 func (s *service) keep(list []netip.AddrPort) {
 	for at, l := range s.listeners {
 		if !slices.Contains(list, at) {
-			_ = l.Close() // Serve ends in any case
+			_ = l.Close() // Serve returns in any case
 			delete(s.listeners, at)
 		}
 	}
 }
 
-// close ends connections too: nobody is to be told of a Service that is gone.
+// close also closes connections, so that no client gets answers about a deleted Service.
 func (s *service) close() {
 	_ = s.server.Close()
 	s.serving.Wait()
 }
 
-// answer says what upstream's proxy says, byte by byte.
+// answer writes the same answer as upstream's kube-proxy, byte by byte.
 func (s *Services) answer(w http.ResponseWriter, r *http.Request, name types.NamespacedName) {
 	family := proxier.IPv4
 	if local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok {
@@ -267,7 +268,7 @@ func (s *Services) answer(w http.ResponseWriter, r *http.Request, name types.Nam
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set(weightHeader, strconv.Itoa(ready))
 	w.WriteHeader(code)
-	// The client is gone if this fails.
+	// An error means that the client closed the connection.
 	_, _ = fmt.Fprintf(w, "{\n\t\"service\": {\n\t\t\"namespace\": %q,\n\t\t\"name\": %q\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %t\n}",
 		name.Namespace, name.Name, ready, healthy)
 }

@@ -59,7 +59,7 @@ func (b *balancer) synced(changes ...proxier.HealthCheckChange) {
 	b.Synced(proxier.SyncInfo{HealthChecks: changes, NodeRules: &b.rules})
 }
 
-// freePort is one that nobody has at the moment.
+// freePort returns a port that is free at the moment.
 func freePort(t *testing.T) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -161,8 +161,8 @@ func TestServicePorts(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Ended by the other side, or not accepted before it was: there is no answer.
-	if n, err := fmt.Fprint(kept, "GET / HTTP/1.1\r\nHost: a\r\n\r\n"); err == nil {
-		if n, err = kept.Read(make([]byte, 1)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+	if _, err := fmt.Fprint(kept, "GET / HTTP/1.1\r\nHost: a\r\n\r\n"); err == nil {
+		if n, err := kept.Read(make([]byte, 1)); n > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("a connection to the former port is answered: %d bytes, %v", n, err)
 		}
 	}
@@ -202,7 +202,7 @@ func TestServicePortTaken(t *testing.T) {
 	b.mu.Lock()
 	want := proxier.Problem{
 		Kind: "Service", Object: web, UID: "uid", Field: "spec.healthCheckNodePort", Reason: "FailedToStartServiceHealthcheck",
-		Message: fmt.Sprintf("load balancers are not answered at 127.0.0.1:%d, which is tried again: listen tcp4 127.0.0.1:%[1]d: bind: address already in use", port),
+		Message: fmt.Sprintf("cannot listen on 127.0.0.1:%d for health checks of load balancers, retrying: listen tcp4 127.0.0.1:%[1]d: bind: address already in use", port),
 	}
 	if d := cmp.Diff(want, b.problems[0]); d != "" {
 		t.Errorf("problem (-want +got):\n%s", d)
@@ -211,7 +211,7 @@ func TestServicePortTaken(t *testing.T) {
 	held.Close()
 	for limit := time.Now().Add(10 * time.Second); !b.clock.HasWaiters(); time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {
-			t.Fatal("nobody waits to try again without a sync")
+			t.Fatal("no retry is scheduled without a sync")
 		}
 	}
 	b.clock.Step(retryInterval)

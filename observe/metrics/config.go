@@ -9,12 +9,12 @@ import (
 	k8smetrics "k8s.io/component-base/metrics"
 )
 
-// What became of a configuration file that changed. Where it takes a restart there is
-// nobody left to count.
+// Results of a change of the configuration file. A change that needs a restart is not counted,
+// since the counters end with the process.
 const (
 	ReloadApplied   = "applied"
-	ReloadUnchanged = "unchanged" // it says the same
-	ReloadFailed    = "failed"    // it is bad, or gone
+	ReloadUnchanged = "unchanged" // the settings are the same
+	ReloadFailed    = "failed"    // the file is invalid or missing
 )
 
 // configMetrics are about the file of --config.
@@ -28,15 +28,15 @@ func newConfigMetrics() configMetrics {
 	return configMetrics{
 		reloads: k8smetrics.NewCounterVec(&k8smetrics.CounterOpts{
 			Subsystem: tandem, Name: "config_reloads_total", StabilityLevel: k8smetrics.ALPHA,
-			Help: "Changes of the configuration file, by what became of them.",
+			Help: "Changes of the configuration file, by result.",
 		}, []string{"result"}),
 		good: k8smetrics.NewGauge(&k8smetrics.GaugeOpts{
 			Subsystem: tandem, Name: "config_last_reload_successful", StabilityLevel: k8smetrics.ALPHA,
-			Help: "1 if the configuration file is the one that is in force, 0 if it is bad or gone and what it said before is.",
+			Help: "1 if the configuration file is in force, 0 if it is invalid or missing and the previous configuration is in force.",
 		}),
 		hash: k8smetrics.NewGauge(&k8smetrics.GaugeOpts{
 			Subsystem: tandem, Name: "config_hash", StabilityLevel: k8smetrics.ALPHA,
-			Help: "A number that stands for the text of the configuration file in force: nodes with the same file have the same.",
+			Help: "Hash of the configuration file in force; equal on nodes with the same file.",
 		}),
 	}
 }
@@ -54,10 +54,10 @@ func (c *configMetrics) register(registry Registry) error {
 	return nil
 }
 
-// ConfigFile records the text of the file in force.
+// ConfigFile records the contents of the file in force.
 func (m *Metrics) ConfigFile(text string) {
 	sum := sha256.Sum256([]byte(text))
-	// A float holds that many bits exactly.
+	// A float64 represents integers of 48 bits exactly.
 	m.config.hash.Set(float64(binary.BigEndian.Uint64(sum[:]) >> (64 - 48)))
 }
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package metrics counts what the proxy does, under upstream's names where
-// upstream has one and under tandem_ where it has not.
+// Package metrics defines the proxy's metrics. Metrics that upstream has too use upstream's
+// names, others start with tandem_.
 //
-// Upstream runs one proxier per address family, and labels with ip_family.
-// Ours programs both families in one sync: such a metric is observed once for
-// each family this node has, so that dashboards and alerts made for upstream
-// find the series they expect.
+// Upstream runs one proxier per address family, with the label ip_family. This proxy
+// programs both families in one sync. Such a metric is observed once for each family of
+// the node, so that dashboards and alerts for upstream find the series they expect.
 package metrics
 
 import (
@@ -27,8 +26,7 @@ const (
 	ipFamily  = "ip_family"
 )
 
-// Registry is where metrics are registered: legacyregistry's functions, or a
-// registry of a test.
+// Registry registers metrics: the functions of legacyregistry, or a registry of a test.
 type Registry interface {
 	Register(k8smetrics.Registerable) error
 	CustomRegister(k8smetrics.StableCollector) error
@@ -39,7 +37,7 @@ type Metrics struct {
 	families []string
 	changes  func() (pending int, total uint64)
 
-	// As upstream's.
+	// Shared with upstream.
 	syncDuration       *k8smetrics.HistogramVec
 	fullDuration       *k8smetrics.HistogramVec
 	partialDuration    *k8smetrics.HistogramVec
@@ -59,7 +57,7 @@ type Metrics struct {
 	conntrackDuration  *k8smetrics.HistogramVec
 	conntrackDeleted   *k8smetrics.CounterVec
 
-	// Ours.
+	// Additional ones.
 	readyz     *k8smetrics.CounterVec
 	problems   *k8smetrics.CounterVec
 	syncErrors *k8smetrics.Counter
@@ -73,13 +71,13 @@ type Metrics struct {
 
 	mu            sync.Mutex
 	noLocal       map[uint32]noLocal // by index of the service port
-	noLocalCounts [noLocalBits]int   // of the ones in it
+	noLocalCounts [noLocalBits]int   // number of service ports with each bit
 }
 
 var _ proxier.Observer = (*Metrics)(nil)
 
-// New makes the metrics of a node with these address families. Until they are
-// registered they count nothing.
+// New makes the metrics of a node with these address families. They count nothing until
+// they are registered.
 func New(families []proxier.Family) *Metrics {
 	m := &Metrics{noLocal: map[uint32]noLocal{}}
 	for _, f := range families {
@@ -101,47 +99,47 @@ func New(families []proxier.Family) *Metrics {
 		return k8smetrics.NewHistogramVec(&k8smetrics.HistogramOpts{Subsystem: kubeproxy, Name: name, Help: help, Buckets: buckets, StabilityLevel: k8smetrics.ALPHA}, []string{ipFamily})
 	}
 
-	m.syncDuration = histograms("sync_proxy_rules_duration_seconds", "Time one sync took.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
-	m.fullDuration = histograms("sync_full_proxy_rules_duration_seconds", "Time one sync of everything took.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
-	m.partialDuration = histograms("sync_partial_proxy_rules_duration_seconds", "Time one sync of what had changed took.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
-	m.syncLast = gauges(kubeproxy, "sync_proxy_rules_last_timestamp_seconds", "When the last sync succeeded.", ipFamily)
-	m.syncLastQueued = gauges(kubeproxy, "sync_proxy_rules_last_queued_timestamp_seconds", "When the last sync was asked for.", ipFamily)
-	m.endpointPending = gauge(kubeproxy, "sync_proxy_rules_endpoint_changes_pending", "Services with changes of endpoints, or of themselves, that wait for a sync.")
-	m.endpointTotal = counter(kubeproxy, "sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices that were received.")
-	m.servicePending = gauge(kubeproxy, "sync_proxy_rules_service_changes_pending", "Services with changes of themselves, or of endpoints, that wait for a sync.")
-	m.serviceTotal = counter(kubeproxy, "sync_proxy_rules_service_changes_total", "Changes of Services that were received.")
+	m.syncDuration = histograms("sync_proxy_rules_duration_seconds", "Duration of a sync.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
+	m.fullDuration = histograms("sync_full_proxy_rules_duration_seconds", "Duration of a full sync.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
+	m.partialDuration = histograms("sync_partial_proxy_rules_duration_seconds", "Duration of a sync of changes.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
+	m.syncLast = gauges(kubeproxy, "sync_proxy_rules_last_timestamp_seconds", "Time of the last successful sync.", ipFamily)
+	m.syncLastQueued = gauges(kubeproxy, "sync_proxy_rules_last_queued_timestamp_seconds", "Time of the last request for a sync.", ipFamily)
+	m.endpointPending = gauge(kubeproxy, "sync_proxy_rules_endpoint_changes_pending", "Services with pending changes of their endpoints or of themselves.")
+	m.endpointTotal = counter(kubeproxy, "sync_proxy_rules_endpoint_changes_total", "Changes of EndpointSlices received.")
+	m.servicePending = gauge(kubeproxy, "sync_proxy_rules_service_changes_pending", "Services with pending changes of themselves or of their endpoints.")
+	m.serviceTotal = counter(kubeproxy, "sync_proxy_rules_service_changes_total", "Changes of Services received.")
 	m.healthz = counters(kubeproxy, "proxy_healthz_total", "Answers of /healthz by HTTP status.", "code")
 	m.livez = counters(kubeproxy, "proxy_livez_total", "Answers of /livez by HTTP status.", "code")
-	m.programmingLatency = histograms("network_programming_duration_seconds", "Time from a change in the cluster to its being in force on this node.",
-		// Close together where a healthy cluster is, up to five minutes; what
-		// the merge adds at 0 upstream has as well.
+	m.programmingLatency = histograms("network_programming_duration_seconds", "Time from a change in the cluster to the end of the sync that programmed it on this node.",
+		// Upstream's buckets: fine for the latencies of a healthy cluster, up to five
+		// minutes, and one at 0 from the merge.
 		k8smetrics.MergeBuckets(
 			k8smetrics.LinearBuckets(0.25, 0.25, 2),
 			k8smetrics.LinearBuckets(1, 1, 59),
 			k8smetrics.LinearBuckets(60, 5, 12),
 			k8smetrics.LinearBuckets(120, 30, 7),
 		))
-	m.noLocalEndpoints = gauges(kubeproxy, "sync_proxy_rules_no_local_endpoints_total", "Service ports whose traffic policy is Local and that have endpoints, but none on this node.", "traffic_policy", ipFamily)
+	m.noLocalEndpoints = gauges(kubeproxy, "sync_proxy_rules_no_local_endpoints_total", "Service ports with traffic policy Local that have endpoints, but none on this node.", "traffic_policy", ipFamily)
 
-	m.restoreFailures = counters(kubeproxy, "sync_proxy_rules_iptables_restore_failures_total", "Runs of iptables-restore that failed.", ipFamily)
-	m.partialFailures = counters(kubeproxy, "sync_proxy_rules_iptables_partial_restore_failures_total", "Runs of iptables-restore that failed to write what had changed.", ipFamily)
-	m.rulesTotal = gauges(kubeproxy, "sync_proxy_rules_iptables_total", "Rules of the proxy.", "table", ipFamily)
-	m.rulesLast = gauges(kubeproxy, "sync_proxy_rules_iptables_last", "Rules that the last sync wrote.", "table", ipFamily)
-	m.conntrackDuration = histograms("conntrack_reconciler_sync_duration_seconds", "Time it took to find and delete stale UDP entries of conntrack.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
-	m.conntrackDeleted = counters(kubeproxy, "conntrack_reconciler_deleted_entries_total", "Stale UDP entries of conntrack that were deleted.", ipFamily)
+	m.restoreFailures = counters(kubeproxy, "sync_proxy_rules_iptables_restore_failures_total", "Failed runs of iptables-restore.", ipFamily)
+	m.partialFailures = counters(kubeproxy, "sync_proxy_rules_iptables_partial_restore_failures_total", "Failed runs of iptables-restore in a sync of changes.", ipFamily)
+	m.rulesTotal = gauges(kubeproxy, "sync_proxy_rules_iptables_total", "Number of iptables rules of this proxy.", "table", ipFamily)
+	m.rulesLast = gauges(kubeproxy, "sync_proxy_rules_iptables_last", "Number of iptables rules written by the last sync.", "table", ipFamily)
+	m.conntrackDuration = histograms("conntrack_reconciler_sync_duration_seconds", "Time to find and delete stale UDP entries in conntrack.", k8smetrics.ExponentialBuckets(0.001, 2, 15))
+	m.conntrackDeleted = counters(kubeproxy, "conntrack_reconciler_deleted_entries_total", "Stale UDP entries deleted from conntrack.", ipFamily)
 
 	m.readyz = counters(tandem, "readyz_total", "Answers of /readyz by HTTP status.", "code")
 	m.problems = counters(tandem, "problems_total", "Problems with objects of the cluster, by kind of object and reason.", "kind", "reason")
-	m.syncErrors = counter(tandem, "sync_errors_total", "Syncs that failed, at least in part.")
-	m.ports = gauge(tandem, "service_ports", "Service ports there are.")
-	m.capability = gauges(tandem, "capability", "What this node's kernel can do: 1 for the state of each feature.", "feature", "state")
-	m.mode = gauges(tandem, "proxy_mode", "1 for the mode that runs, and whether it was requested or is a fallback.", "mode", "reason")
+	m.syncErrors = counter(tandem, "sync_errors_total", "Syncs that failed completely or in part.")
+	m.ports = gauge(tandem, "service_ports", "Number of service ports.")
+	m.capability = gauges(tandem, "capability", "1 for the state of each kernel feature on this node.", "feature", "state")
+	m.mode = gauges(tandem, "proxy_mode", "1 for the running mode; the reason is requested or fallback.", "mode", "reason")
 	m.build = gauges(tandem, "build_info", "1 for the build of this proxy.", "version", "go_version")
 	m.config = newConfigMetrics()
 	return m
 }
 
-// Register makes the metrics visible. Each of the sources may be nil for none.
+// Register registers the metrics. Each source may be nil.
 func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSource) error {
 	for _, metric := range []k8smetrics.Registerable{
 		m.syncDuration, m.fullDuration, m.partialDuration, m.syncLast, m.syncLastQueued, m.endpointPending, m.endpointTotal, m.servicePending, m.serviceTotal,
@@ -152,7 +150,7 @@ func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSour
 			return err
 		}
 	}
-	// An alert on a gauge must not wait for its first sync.
+	// Alerts need these series before the first sync.
 	for _, f := range m.families {
 		m.noLocalEndpoints.WithLabelValues("internal", f).Set(0)
 		m.noLocalEndpoints.WithLabelValues("external", f).Set(0)
@@ -175,7 +173,7 @@ func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSour
 	return registry.CustomRegister(&m.tables)
 }
 
-// SetChanges gives the metrics the tracker's counts.
+// SetChanges sets the source of the change tracker's counts.
 func (m *Metrics) SetChanges(counts func() (pending int, total uint64)) { m.changes = counts }
 
 // Healthz counts an answer of /healthz.
@@ -195,19 +193,19 @@ func (m *Metrics) RestoreFailed(family proxier.Family, partial bool) {
 	}
 }
 
-// Rules records how many there are in a table, and how many the last sync wrote.
+// Rules records the number of rules in a table, and how many the last sync wrote.
 func (m *Metrics) Rules(family proxier.Family, table string, written, total int) {
 	m.rulesLast.WithLabelValues(table, family.String()).Set(float64(written))
 	m.rulesTotal.WithLabelValues(table, family.String()).Set(float64(total))
 }
 
-// Reconciled counts a look at conntrack.
+// Reconciled counts a reconciliation of conntrack.
 func (m *Metrics) Reconciled(r staleudp.Result) {
 	m.conntrackDuration.WithLabelValues(r.Family.String()).Observe(r.Took.Seconds())
 	m.conntrackDeleted.WithLabelValues(r.Family.String()).Add(float64(r.Deleted))
 }
 
-// Problem counts a problem. Both words come from short lists.
+// Problem counts a problem. Both labels have few values.
 func (m *Metrics) Problem(kind, reason string) { m.problems.WithLabelValues(kind, reason).Inc() }
 
 // Capability records the state of a feature.
@@ -215,19 +213,19 @@ func (m *Metrics) Capability(feature, state string) {
 	m.capability.WithLabelValues(feature, state).Set(1)
 }
 
-// Why a mode runs.
+// Reasons of the running mode.
 const (
 	ModeRequested = "requested"
 	ModeFallback  = "fallback"
 )
 
-// Mode records the mode that runs.
+// Mode records the running mode.
 func (m *Metrics) Mode(mode, reason string) { m.mode.WithLabelValues(mode, reason).Set(1) }
 
 // Build records the build.
 func (m *Metrics) Build(version string) { m.build.WithLabelValues(version, runtime.Version()).Set(1) }
 
-// Start notes that the sync loop runs: the first sync is asked for by nobody.
+// Start records that the sync loop runs: the first sync runs without a request.
 func (m *Metrics) Start(at time.Time) {
 	for _, f := range m.families {
 		m.syncLastQueued.WithLabelValues(f).Set(seconds(at))

@@ -4,21 +4,21 @@ package metrics
 
 import k8smetrics "k8s.io/component-base/metrics"
 
-// RulePackets are packets that rules have counted.
+// RulePackets are packet counters of iptables rules.
 type RulePackets struct {
 	InvalidDropped, LoopbackNodePorts uint64
 }
 
-// RuleSource answers at each scrape. It returns false while no rules count: upstream, too, has
-// these metrics only where the kernel has the counters.
+// RuleSource is called for each scrape. It returns false if no rules count packets. As in
+// upstream, these metrics exist only where the kernel has the counters.
 type RuleSource func() (RulePackets, bool)
 
 var (
-	invalidDesc  = k8smetrics.NewDesc("kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "Packets that rules dropped because conntrack found them invalid.", nil, nil, k8smetrics.ALPHA, "")
-	loopbackDesc = k8smetrics.NewDesc("kubeproxy_iptables_localhost_nodeports_accepted_packets_total", "First packets of connections to NodePorts at loopback addresses that rules led on.", nil, nil, k8smetrics.ALPHA, "")
+	invalidDesc  = k8smetrics.NewDesc("kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "Packets dropped by rules because conntrack found them invalid.", nil, nil, k8smetrics.ALPHA, "")
+	loopbackDesc = k8smetrics.NewDesc("kubeproxy_iptables_localhost_nodeports_accepted_packets_total", "First packets of connections to NodePorts at loopback addresses that rules accepted.", nil, nil, k8smetrics.ALPHA, "")
 )
 
-// rulePackets is a collector: the kernel knows.
+// rulePackets is a collector that reads the counters from the kernel.
 type rulePackets struct {
 	k8smetrics.BaseStableCollector
 	source RuleSource

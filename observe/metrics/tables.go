@@ -8,53 +8,52 @@ import (
 	k8smetrics "k8s.io/component-base/metrics"
 )
 
-// Table is how full a table in the kernel is.
+// Table is the usage of an eBPF map.
 type Table struct {
 	Used, Max int
 }
 
-// Tables is what a tier knows of its tables when asked.
+// Tables are the counters and map sizes of a datapath.
 type Tables struct {
 	ByName map[string]Table
-	// Unplaced counts service ports that did not fit; negative if unknown.
+	// Unplaced is the number of service ports over capacity; negative if unknown.
 	Unplaced int
 	// ClosedSockets counts sockets closed since the start; negative if unknown.
 	ClosedSockets int64
-	// Packets that were translated, or not, by what became of them.
+	// Packets are the packet verdict counters.
 	Packets map[string]uint64
 	// Services are the service ports that had connections.
 	Services []Service
 }
 
-// Service is what a service port carried.
+// Service has the traffic counters of a service port.
 type Service struct {
 	Namespace, Name, Port, Protocol string
 	Connections, Packets, Bytes     uint64
 }
 
-// maxServices bounds how many service ports have series of their own: those
-// that were seen first. The others are added up in one without a name.
+// maxServices bounds how many service ports have series of their own. The first ones get
+// them, and all others share one series without a name.
 const maxServices = 256
 
-// TableSource answers at each scrape. It returns false while there is no tier.
+// TableSource is called for each scrape. It returns false while there is no datapath.
 type TableSource func() (Tables, bool)
 
 var (
-	entriesDesc  = k8smetrics.NewDesc("tandem_map_entries", "Entries in use in each table of the fast path.", []string{"map"}, nil, k8smetrics.ALPHA, "")
-	capacityDesc = k8smetrics.NewDesc("tandem_map_capacity", "Entries each table of the fast path has room for.", []string{"map"}, nil, k8smetrics.ALPHA, "")
-	unplacedDesc = k8smetrics.NewDesc("tandem_unplaced_service_ports", "Service ports that did not fit into the tables and are not served.", nil, nil, k8smetrics.ALPHA, "")
-	packetsDesc  = k8smetrics.NewDesc("tandem_packets_total", "Packets of Services that programs on devices saw, by what became of them.", []string{"result"}, nil, k8smetrics.ALPHA, "")
+	entriesDesc  = k8smetrics.NewDesc("tandem_map_entries", "Entries in use in each map of the eBPF datapath.", []string{"map"}, nil, k8smetrics.ALPHA, "")
+	capacityDesc = k8smetrics.NewDesc("tandem_map_capacity", "Capacity of each map of the eBPF datapath.", []string{"map"}, nil, k8smetrics.ALPHA, "")
+	unplacedDesc = k8smetrics.NewDesc("tandem_unplaced_service_ports", "Service ports over the capacity of the maps, which are not served.", nil, nil, k8smetrics.ALPHA, "")
+	packetsDesc  = k8smetrics.NewDesc("tandem_packets_total", "Packets of Services seen by the packet programs, by verdict.", []string{"result"}, nil, k8smetrics.ALPHA, "")
 
 	serviceLabels          = []string{"namespace", "service", "port", "protocol"}
-	serviceConnectionsDesc = k8smetrics.NewDesc("tandem_service_connections_total", "Connections and UDP flows of a service port that were balanced. Of 256 service ports; the others are added up without a name.", serviceLabels, nil, k8smetrics.ALPHA, "")
-	servicePacketsDesc     = k8smetrics.NewDesc("tandem_service_packets_total", "Packets of a service port that were translated, both ways; not those of connections balanced at their socket.", serviceLabels, nil, k8smetrics.ALPHA, "")
-	serviceBytesDesc       = k8smetrics.NewDesc("tandem_service_bytes_total", "Bytes of those packets, with IP headers.", serviceLabels, nil, k8smetrics.ALPHA, "")
+	serviceConnectionsDesc = k8smetrics.NewDesc("tandem_service_connections_total", "Connections and UDP flows of a service port. The first 256 service ports have series; the others share one without a name.", serviceLabels, nil, k8smetrics.ALPHA, "")
+	servicePacketsDesc     = k8smetrics.NewDesc("tandem_service_packets_total", "Translated packets of a service port, in both directions, without connections balanced at their socket.", serviceLabels, nil, k8smetrics.ALPHA, "")
+	serviceBytesDesc       = k8smetrics.NewDesc("tandem_service_bytes_total", "Bytes of the packets in tandem_service_packets_total, with IP headers.", serviceLabels, nil, k8smetrics.ALPHA, "")
 
 	closedDesc = k8smetrics.NewDesc("tandem_closed_udp_sockets_total", "UDP sockets closed because their backend was removed.", nil, nil, k8smetrics.ALPHA, "")
 )
 
-// tables is a collector: the tier knows, and copying it after each sync would
-// only make it late.
+// tables is a collector that asks the datapath for current values at each scrape.
 type tables struct {
 	k8smetrics.BaseStableCollector
 	source TableSource
@@ -104,8 +103,8 @@ func (t *tables) CollectWithStability(ch chan<- k8smetrics.Metric) {
 	}
 }
 
-// bounded gives names to no more service ports than maxServices. One keeps its
-// name while it is there, so that its counters do not jump.
+// bounded returns at most maxServices service ports by name, and the sum of the others. A
+// service port keeps its series while it exists, so that its counters do not jump.
 func (t *tables) bounded(list []Service) []Service {
 	t.mu.Lock()
 	defer t.mu.Unlock()

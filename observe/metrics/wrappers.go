@@ -50,7 +50,7 @@ func (h *handler) OnEndpointSliceDelete(slice *discoveryv1.EndpointSlice) {
 	h.Handler.OnEndpointSliceDelete(slice)
 }
 
-// Tier watches the decisions that pass through it, for metrics about them.
+// Tier observes the decisions that pass through it, for metrics about them.
 func (m *Metrics) Tier(next proxier.Tier) proxier.Tier { return &tier{next, m} }
 
 type tier struct {
@@ -63,15 +63,14 @@ func (t *tier) Sync(ctx context.Context, update proxier.Update) error {
 	return t.Tier.Sync(ctx, update)
 }
 
-// noLocal says in which families a service port that a traffic policy restricts
-// to this node has no endpoint on it, though it has some elsewhere: one bit per
-// policy and family.
+// noLocal has one bit per policy and family. A bit is set if the policy restricts the
+// service port to this node, and the service port has endpoints, but none on this node.
 type noLocal uint8
 
-// policies are the values of the label traffic_policy.
+// policies are the values of label traffic_policy.
 var policies = [...]string{"internal", "external"}
 
-// noLocalBits is one for each policy and family.
+// noLocalBits is the number of bits in noLocal.
 const noLocalBits = len(policies) * int(proxier.Families)
 
 func noLocalBit(policy int, f proxier.Family) int { return policy*int(proxier.Families) + int(f) }
@@ -92,9 +91,9 @@ func noLocalOf(d *proxier.Decision) (found noLocal) {
 	return found
 }
 
-// observe keeps what differs from the usual, by index, and how often it does. A
-// service port of which nothing is kept costs nothing, and a change costs the
-// same however many are kept.
+// observe records the service ports with a bit set, and the number of each bit. Service
+// ports without one cost no memory, and the cost of a change does not depend on their
+// number.
 func (m *Metrics) observe(update proxier.Update) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -2,11 +2,11 @@
 
 //go:build linux
 
-// Package selfprobe finds out whether this node's kernel leads a frontend to an endpoint, by
-// dialling it from this process and asking the kernel where the connection leads. Whether
-// the endpoint answers is not of interest, and nobody waits for it. But one that refuses a
-// TCP connection at once, as one on this node can, cannot be told from none: the kernel has
-// forgotten the connection before it can be asked.
+// Package selfprobe checks whether this node's kernel translates a frontend to an endpoint. It
+// dials the frontend and asks the kernel for the destination of the connection. It does not
+// wait for an answer of the endpoint. An endpoint on this node that refuses a TCP connection
+// immediately looks like a missing translation: the kernel has deleted the connection before
+// the probe can find it.
 package selfprobe
 
 import (
@@ -23,19 +23,19 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/sockdiag"
 )
 
-// Frontend is what to dial.
+// Frontend is the frontend to dial.
 type Frontend struct {
 	Protocol inet.Protocol
 	Addr     netip.AddrPort
-	// Backends that it may lead to.
+	// Backends are the expected destinations.
 	Backends []netip.AddrPort
 }
 
-// errNowhere is the usual failure: nobody translates.
-var errNowhere = errors.New("it leads to no endpoint, or to one that refuses at once")
+// errNotTranslated is the usual failure.
+var errNotTranslated = errors.New("not translated to an endpoint, or the endpoint refused immediately")
 
-// BySocket is for connections that are translated when the socket connects. The process has
-// to be in a cgroup that is served. A connected UDP socket has sent nothing.
+// BySocket probes connections that are translated when the socket connects. The process must
+// be in a cgroup with the eBPF programs. Connecting a UDP socket sends no packet.
 func BySocket(ctx context.Context, f Frontend) (to netip.AddrPort, err error) {
 	s, err := dial(f)
 	if err != nil {
@@ -49,13 +49,13 @@ func BySocket(ctx context.Context, f Frontend) (to netip.AddrPort, err error) {
 		return false
 	})
 	if err == nil && !to.IsValid() {
-		err = errNowhere
+		err = errNotTranslated
 	}
 	return to, err
 }
 
-// ByPackets is for connections whose packets are translated, with conntrack's knowledge. Of
-// a TCP connection, the endpoint sees a SYN and maybe a reset.
+// ByPackets probes connections whose packets are translated with conntrack. For TCP, the
+// endpoint gets a SYN and possibly a reset.
 func ByPackets(ctx context.Context, f Frontend) (to netip.AddrPort, err error) {
 	s, err := dial(f)
 	if err != nil {
@@ -65,23 +65,23 @@ func ByPackets(ctx context.Context, f Frontend) (to netip.AddrPort, err error) {
 	flow, err := conntrack.Kernel{}.Find(ctx, f.Protocol, s.local, f.Addr)
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return to, fmt.Errorf("%w: conntrack does not know the connection", errNowhere)
+		return to, fmt.Errorf("%w: no conntrack entry for the connection", errNotTranslated)
 	case err != nil:
-		return to, fmt.Errorf("ask conntrack: %w", err)
+		return to, fmt.Errorf("query conntrack: %w", err)
 	}
 	if !slices.Contains(f.Backends, flow.Replies) {
-		return to, errNowhere
+		return to, errNotTranslated
 	}
 	return flow.Replies, nil
 }
 
-// socket is one that connects.
+// socket is a connecting socket.
 type socket struct {
 	fd    int
 	local netip.AddrPort
 }
 
-// dial does not wait for an answer.
+// dial starts to connect and does not wait for an answer.
 func dial(f Frontend) (*socket, error) {
 	family, kind := unix.AF_INET, unix.SOCK_STREAM
 	if f.Addr.Addr().Is6() {
@@ -92,13 +92,13 @@ func dial(f Frontend) (*socket, error) {
 	}
 	fd, err := unix.Socket(family, kind|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(f.Protocol))
 	if err != nil {
-		return nil, fmt.Errorf("open a socket: %w", err)
+		return nil, fmt.Errorf("open socket: %w", err)
 	}
 	s := &socket{fd: fd}
-	// Closing is a reset, also of what was established meanwhile.
+	// Closing resets the connection, even if it is established by then.
 	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil && kind == unix.SOCK_STREAM {
 		s.close()
-		return nil, fmt.Errorf("set up a socket: %w", err)
+		return nil, fmt.Errorf("set up socket: %w", err)
 	}
 	if err := unix.Connect(fd, sockaddr(f.Addr)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		s.close()
@@ -107,7 +107,7 @@ func dial(f Frontend) (*socket, error) {
 	local, err := unix.Getsockname(fd)
 	if err != nil {
 		s.close()
-		return nil, fmt.Errorf("address of a socket: %w", err)
+		return nil, fmt.Errorf("get local address of socket: %w", err)
 	}
 	s.local = addrPort(local)
 	return s, nil

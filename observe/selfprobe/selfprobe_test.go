@@ -48,14 +48,14 @@ func TestProbes(t *testing.T) {
 			return leads, errors.Join(derr, err)
 		}
 		for _, protocol := range []inet.Protocol{inet.TCP, inet.UDP} {
-			if to, err := probe(BySocket, protocol, tt.vip); !errors.Is(err, errNowhere) {
+			if to, err := probe(BySocket, protocol, tt.vip); !errors.Is(err, errNotTranslated) {
 				t.Errorf("%s by socket: leads to %s, error %v", protocol, to, err)
 			}
 		}
 		if to, err := probe(BySocket, inet.UDP, tt.backend); err != nil || to != tt.backend {
 			t.Errorf("to the endpoint itself: leads to %s, error %v", to, err)
 		}
-		if to, err := probe(ByPackets, inet.TCP, tt.vip); !errors.Is(err, errNowhere) {
+		if to, err := probe(ByPackets, inet.TCP, tt.vip); !errors.Is(err, errNotTranslated) {
 			t.Errorf("without a rule: leads to %s, error %v", to, err)
 		}
 		out, err := n.Command(t.Context(), tt.iptables, "-w", "-t", "nat", "-A", "OUTPUT", "-d", tt.vip.Addr().String(), "-p", "tcp", "--dport", "80",

@@ -55,6 +55,7 @@ type Delta[K, D comparable, A any] struct {
 	items   map[K]*Item[D, A]
 	queue   []place[K]
 	places  uint64
+	walks   int // that go on
 	refused map[K]struct{}
 	errs    map[K]error
 	// round is the current one; see Begin.
@@ -213,6 +214,8 @@ func (t *Delta[K, D, A]) Retry() {
 func (t *Delta[K, D, A]) Pending() iter.Seq2[K, *Item[D, A]] {
 	return func(yield func(K, *Item[D, A]) bool) {
 		t.tidy()
+		t.walks++
+		defer func() { t.walks-- }()
 		for _, at := range t.queue {
 			if i := t.items[at.key]; t.counts(at, i) && !yield(at.key, i) {
 				return
@@ -257,7 +260,9 @@ func (t *Delta[K, D, A]) Removed(k K) {
 	t.accept(k, i)
 	if !i.wanted {
 		t.forget(k, i)
+		return
 	}
+	t.enqueue(k, i)
 }
 
 // Failed says that a write or removal failed; it is to be tried again.
@@ -363,7 +368,10 @@ func (t *Delta[K, D, A]) tidy() {
 	if first < 0 {
 		return
 	}
-	kept := slices.Clone(t.queue[:first])
+	kept := t.queue[:first]
+	if t.walks > 0 {
+		kept = slices.Clone(kept)
+	}
 	for _, at := range t.queue[first:] {
 		if i := t.items[at.key]; t.counts(at, i) {
 			kept = append(kept, at)

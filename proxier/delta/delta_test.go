@@ -217,6 +217,9 @@ func TestOrder(t *testing.T) {
 		d.Want(10-k, 2) // in the middle of a walk: comes with the next
 	}
 	expect(9, 8, 1)
+	d.Done(9, 2)
+	d.Removed(9) // it is wanted, and somebody took it away
+	expect(8, 1, 9)
 }
 
 // Several users of one key.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -57,37 +56,6 @@ func translates(family proxier.Family) bool {
 
 // asksConntrack is all that drainChain holds.
 const asksConntrack = "-m conntrack --ctstate RELATED,ESTABLISHED -j RETURN"
-
-// shared are the chains that are not of one service port.
-var shared = []string{
-	servicesChain, nodePortsChain, postroutingChain, markMasqChain, externalServicesChain, externalNodePortsChain,
-	proxyFirewallChain, forwardChain, canaryChain, drainChain,
-}
-
-// ofIPVS are those of mode ipvs alone.
-var ofIPVS = []string{"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"}
-
-// isOurs says whether a chain is of this mode.
-func isOurs(chain string) bool {
-	if isOwn(chain) || slices.Contains(shared, chain) || slices.Contains(ofIPVS, chain) {
-		return true
-	}
-	for h := range hubChains {
-		if strings.HasPrefix(chain, hubChains[h].slots) {
-			return true
-		}
-	}
-	return false
-}
-
-// jumpOf is the target that a rule ends with, if that has no options, as chains have none.
-func jumpOf(rule string) string {
-	words := strings.Fields(rule)
-	if n := len(words); n > 1 && (words[n-2] == "-j" || words[n-2] == "-g") {
-		return words[n-1]
-	}
-	return ""
-}
 
 // cleaning is held by who reads rules to delete them: a rule goes but once.
 var cleaning sync.Mutex

@@ -18,6 +18,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
+	"github.com/tandem-proxy/tandem/test/kernel"
 )
 
 var sequences = flag.Int("sequences", 24, "random event sequences in TestModel; -short plays a tenth")
@@ -136,8 +137,8 @@ func (w *world) fresh() *node {
 	for f := range proxier.Families {
 		old := w.node.Tier.(*simulatedTier).families[f]
 		tier.families[f].renderer.comments = old.renderer.comments
-		for h := range hubs {
-			tier.families[f].hubs[h].split = old.hubs[h].split
+		for i := range sharedCount {
+			tier.families[f].shared[i].split = old.shared[i].split
 		}
 	}
 	n.Start(tier, iptablestest.Facts, proxier.Policy{})
@@ -174,8 +175,8 @@ func (w *world) sync(do func() error) (ok bool) {
 		w.t.Fatalf("failed: %v, error: %v", w.failed, err)
 	}
 	for _, f := range w.node.Tier.(*simulatedTier).families {
-		for name := range f.bound {
-			if !slices.Contains(shared, name) { // the kernel's own chains lead to those
+		for name := range f.referenced {
+			if !slices.Contains(commonChains, name) { // the kernel's own chains lead to those
 				w.t.Fatalf("%s: chain %s could not be deleted", f.name, name)
 			}
 		}
@@ -184,7 +185,7 @@ func (w *world) sync(do func() error) (ok bool) {
 }
 
 // check compares rules with those of a fresh process: of a family that was read all of
-// them, else what packets meet, as hubs keep their shape then.
+// them, else what packets meet, as shared chains keep their shape then.
 func (w *world) check(read [proxier.Families]int) {
 	w.t.Helper()
 	want := w.fresh()
@@ -208,7 +209,7 @@ func (w *world) check(read [proxier.Families]int) {
 
 func (w *world) own(n *node, f proxier.Family) map[string][]string {
 	all := contents(w.t, n.Tools, f)
-	maps.DeleteFunc(all, func(at string, _ []string) bool { return !isOwn(at[len("nat "):]) || at[:4] != "nat " })
+	maps.DeleteFunc(all, func(at string, _ []string) bool { return !isOfServicePort(at[len("nat "):]) || at[:4] != "nat " })
 	return all
 }
 
@@ -216,7 +217,7 @@ func (w *world) own(n *node, f proxier.Family) map[string][]string {
 // nothing but how things are. Processes start anew, calls of tools fail, and somebody else
 // does harm, which is known by reading, or by the generation that calls for it.
 func TestModel(t *testing.T) {
-	for seed := range uint64(*sequences) {
+	for seed := range uint64(kernel.Rounds(*sequences)) {
 		if testing.Short() && seed%10 != 5 { // one of large clusters, one with failures
 			continue
 		}

@@ -54,11 +54,42 @@ func chainName(prefix string, port *proxier.ServicePortName, endpoint string) st
 
 const hashLength = 16
 
-// isOwn says whether a chain is one of a service port.
-func isOwn(name string) bool {
+// isOfServicePort says whether a chain is one of a service port.
+func isOfServicePort(name string) bool {
 	return slices.ContainsFunc(ownPrefixes, func(prefix string) bool {
 		return strings.HasPrefix(name, prefix) && len(name) == len(prefix)+hashLength
 	})
+}
+
+// commonChains do not belong to one service port.
+var commonChains = []string{
+	servicesChain, nodePortsChain, postroutingChain, markMasqChain, externalServicesChain, externalNodePortsChain,
+	proxyFirewallChain, forwardChain, canaryChain, drainChain,
+}
+
+// ofIPVS are those of mode ipvs alone.
+var ofIPVS = []string{"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"}
+
+// isOurs says whether a chain is of this mode.
+func isOurs(chain string) bool {
+	if isOfServicePort(chain) || slices.Contains(commonChains, chain) || slices.Contains(ofIPVS, chain) {
+		return true
+	}
+	for s := range sharedNames {
+		if strings.HasPrefix(chain, sharedNames[s].slots) {
+			return true
+		}
+	}
+	return false
+}
+
+// jumpOf is the target that a rule ends with, if that has no options, as chains have none.
+func jumpOf(rule string) string {
+	words := strings.Fields(rule)
+	if n := len(words); n > 1 && (words[n-2] == "-j" || words[n-2] == "-g") {
+		return words[n-1]
+	}
+	return ""
 }
 
 // protocolName is the protocol as the tools spell it, which is the name of the

@@ -19,7 +19,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 )
 
-// sizes of clusters: hubs of one chain, hubs that are trees, and rules without comments.
+// sizes of clusters: shared chains that are not split, that are split, and rules without comments.
 var sizes = []struct {
 	name            string
 	services, each  int
@@ -42,7 +42,7 @@ func TestNothingToDo(t *testing.T) {
 			n.Tools.Take()
 			text := saved(t, n.Tools, proxier.IPv4)
 			if split := strings.Contains(text, "nat KUBE-SVC-SLOT-05\n"); split != size.split {
-				t.Errorf("hubs are trees: %v", split)
+				t.Errorf("shared chains are split: %v", split)
 			}
 			if comments := strings.Contains(text, `"shop/s0:p cluster IP"`); comments != size.comments {
 				t.Errorf("rules have comments: %v", comments)
@@ -114,7 +114,7 @@ func TestRefused(t *testing.T) {
 					t.Errorf("the chain refused (-before +after):\n%s", diff)
 				}
 				for _, r := range before["nat "+bad] {
-					if to := jumpOf(r); isOwn(to) && len(got["nat "+to]) != 2 {
+					if to := jumpOf(r); isOfServicePort(to) && len(got["nat "+to]) != 2 {
 						t.Errorf("%s has rules %q", to, got["nat "+to])
 					}
 				}
@@ -214,7 +214,7 @@ func TestRefusedByHalf(t *testing.T) {
 	}
 }
 
-// TestGoneAndRepaired: a Service goes while a hub has to be repaired, which its chains have
+// TestGoneAndRepaired: a Service goes while a shared chain has to be repaired, which its chains have
 // to outlive.
 func TestGoneAndRepaired(t *testing.T) {
 	n := newNode(t, newSimulated())
@@ -384,7 +384,7 @@ func TestSlots(t *testing.T) {
 				}
 			})
 			f := n.Tier.(*simulatedTier).families[proxier.IPv4]
-			if slot := f.hubs[servicesNAT].chainOf(addrSlot(netip.MustParseAddr(lone.Spec.ClusterIP))); has(f.bound, slot) {
+			if slot := f.shared[servicesNAT].chainOf(addrSlot(netip.MustParseAddr(lone.Spec.ClusterIP))); has(f.referenced, slot) {
 				t.Errorf("%s could not be deleted", slot)
 			}
 			n.OnServiceAdd(lone)
@@ -508,7 +508,7 @@ func TestNodeRules(t *testing.T) {
 	}
 }
 
-// TestShapeIsSettled: the shape of hubs is chosen when everything is read, and events do
+// TestShapeIsSettled: the shape of shared chains is chosen when everything is read, and events do
 // not have that done again and again: not if service ports share rules, and not if many of
 // them were refused.
 func TestShapeIsSettled(t *testing.T) {
@@ -585,7 +585,7 @@ func TestShapeIsSettled(t *testing.T) {
 			n.Serve(500, 1, 1)
 			n.MustSync()
 			if !strings.Contains(saved(t, n.Tools, proxier.IPv4), "nat KUBE-SVC-SLOT-05\n") {
-				t.Error("hubs are no trees when they should be")
+				t.Error("shared chains are not split when they should be")
 			}
 		})
 	}
@@ -596,7 +596,7 @@ func TestSizeOfChanges(t *testing.T) {
 	n := newNode(t, newSimulated())
 	n.Serve(0, 2000, 1)
 	n.MustSync()
-	n.MustFullSync() // hubs become trees
+	n.MustFullSync() // shared chains are split
 	n.MustFullSync()
 	n.Tools.Take()
 	lines := func() (chains, inserts, rules int) {
@@ -668,7 +668,7 @@ func TestSizeOfDeletions(t *testing.T) {
 			for _, wrote := range n.Tools.Take() {
 				chains := strings.Count(wrote, "\n:")
 				all += chains
-				if chains > most+addrSlots+2*(each+2) { // a port more, and chains of the hub
+				if chains > most+addrSlots+2*(each+2) { // a port more, and parts of a shared chain
 					t.Errorf("%d chains at once, want %d", chains, most)
 				}
 			}

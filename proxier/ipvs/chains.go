@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/proxier/iptables"
 )
 
 // Chains, with upstream's names.
@@ -22,9 +21,28 @@ const isNew = "-m conntrack --ctstate NEW "
 
 func comment(text string) string { return `-m comment --comment "` + text + `" ` }
 
-// extra are the constant rules: a function of the configuration alone. What they have to
-// know of Services is in sets.
-func (o *Options) extra(f proxier.Family, rules *proxier.NodeRules) iptables.Extra {
+// ConstantRules are those that this tier needs whatever Services there are: what they have
+// to know of Services is in sets.
+type ConstantRules struct {
+	// Before are rules that stand before those of a chain that the tier of the rules has
+	// itself.
+	Before []Chain
+	// Chains are further ones, and Jumps lead to them, behind those to its own.
+	Chains []Chain
+	Jumps  []Jump
+}
+
+// Chain is a chain, or a part of it, with rules in the words of iptables-save.
+type Chain struct {
+	Table, Name string
+	Rules       []string
+}
+
+// Jump is a rule in a chain of the kernel's.
+type Jump struct{ Table, From, Rule string }
+
+// constantRules are a function of the configuration and of the node alone.
+func (o *Options) constantRules(f proxier.Family, rules *proxier.NodeRules) ConstantRules {
 	in := func(name setName, parts string) string { return set{name, f}.match(parts) }
 	const mark = " -j KUBE-MARK-MASQ"
 	services := []string{
@@ -40,7 +58,7 @@ func (o *Options) extra(f proxier.Family, rules *proxier.NodeRules) iptables.Ext
 	services = append(services, "! -d "+loopback+" -m addrtype --dst-type LOCAL -j "+nodePortChain)
 
 	masquerade := "MASQUERADE"
-	if o.Rules.Tools == nil || o.Rules.Tools.RandomFully() {
+	if o.Tools == nil || o.Tools.RandomFully() {
 		masquerade += " --random-fully"
 	}
 	reject := [proxier.Families]string{"icmp-port-unreachable", "icmp6-port-unreachable"}[f]
@@ -56,8 +74,8 @@ func (o *Options) extra(f proxier.Family, rules *proxier.NodeRules) iptables.Ext
 		"-j DROP",
 	}
 	guarded := comment("Kubernetes service load balancer ip + port for load balancer with sourceRange") + in(loadBalancerFW, "dst,dst") + " -j " + rangesChain
-	return iptables.Extra{
-		Before: []iptables.Chain{
+	return ConstantRules{
+		Before: []Chain{
 			{Table: "nat", Name: "KUBE-SERVICES", Rules: services},
 			{Table: "nat", Name: "KUBE-POSTROUTING", Rules: []string{
 				comment("Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose") + in(loopBack, "dst,dst,src") + " -j " + masquerade,
@@ -67,7 +85,7 @@ func (o *Options) extra(f proxier.Family, rules *proxier.NodeRules) iptables.Ext
 				"-p tcp " + comment("Kubernetes health check node port") + in(healthCheckNodePort, "dst") + " -j ACCEPT",
 			}},
 		},
-		Chains: []iptables.Chain{
+		Chains: []Chain{
 			{Table: "nat", Name: loadBalancerChain, Rules: []string{in(loadBalancerLocal, "dst,dst") + " -j RETURN", "-j KUBE-MARK-MASQ"}},
 			{Table: "nat", Name: nodePortChain, Rules: nodePorts(f)},
 			{Table: "filter", Name: rangesChain, Rules: ranges},
@@ -76,7 +94,7 @@ func (o *Options) extra(f proxier.Family, rules *proxier.NodeRules) iptables.Ext
 			{Table: "mangle", Name: rangesChain, Rules: ranges},
 			{Table: "mangle", Name: outFilterChain, Rules: []string{guarded}},
 		},
-		Jumps: []iptables.Jump{
+		Jumps: []Jump{
 			// What rules refuse is not for KUBE-IPVS-FILTER to reject. Elsewhere they
 			// come by themselves.
 			{Table: "filter", From: "INPUT", Rule: isNew + comment("kubernetes service portals") + "-j KUBE-SERVICES"},

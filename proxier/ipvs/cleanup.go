@@ -9,8 +9,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/tandem-proxy/tandem/proxier/iptables"
 )
 
 // Cleanup implements proxier.Tier. Connections through virtual servers end.
@@ -22,20 +20,17 @@ func (t *Tier) Cleanup(ctx context.Context) error {
 	return errors.Join(t.rules.Cleanup(ctx), t.system.cleanup(ctx))
 }
 
-// Cleanup removes everything of this mode, ours and upstream's, in the network namespace
-// of the calling thread: rules, if there are tools, virtual servers, kube-ipvs0 and sets. Virtual servers that
-// are neither at an address of kube-ipvs0 nor at a NodePort stay, as do excluded ones.
-func Cleanup(ctx context.Context, opts Options) error {
-	var err error
-	if opts.Rules.Tools != nil {
-		err = iptables.Cleanup(ctx, opts.Rules.Tools, true)
-	}
-	r, err2 := openRemains(&opts)
-	if err2 != nil {
-		return errors.Join(err, err2)
+// Cleanup removes what this mode leaves in the network namespace of the calling thread,
+// created by this proxy or by upstream's: virtual servers, kube-ipvs0 and sets. The rules
+// have to be gone: a set that a rule uses cannot be deleted. Virtual servers that are
+// neither at an address of kube-ipvs0 nor at a NodePort stay, as do excluded ones.
+func Cleanup(_ context.Context, opts Options) error {
+	r, err := openRemains(&opts)
+	if err != nil {
+		return err
 	}
 	defer r.close()
-	return errors.Join(err, r.remove())
+	return r.remove()
 }
 
 // Present says whether there is anything of this mode in the network namespace of the

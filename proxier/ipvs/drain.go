@@ -56,7 +56,7 @@ func (r *remains) drain(s *servers) (drained bool, err error) {
 	if err := s.read(); err != nil {
 		return false, err
 	}
-	if err := s.settle(); err != nil {
+	if err := s.removeUnused(); err != nil {
 		return false, err
 	}
 	needed := s.draining()

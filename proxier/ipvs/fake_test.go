@@ -231,6 +231,7 @@ func (r *fakeRules) Cleanup(context.Context) error {
 	return nil
 }
 func (r *fakeRules) Supports(*proxier.Decision, *proxier.Frontend) error { return nil }
+func (r *fakeRules) Usable(proxier.Family) error                         { return nil }
 func (r *fakeRules) Close() error                                        { return nil }
 
 // fakeSystem is that of a kernel that has everything.
@@ -248,7 +249,7 @@ func (fakeSystem) close() error                            { return nil }
 func (k *fakeKernel) process(opts Options, rules *fakeRules) *Tier {
 	t := newTier(opts)
 	t.rules = rules
-	t.servers, t.addrs, t.members = newServers(fakeServers{k}, t.opts), newLedger[netip.Addr](nil), newLedger[member](nil)
+	t.servers, t.addrs, t.members = newServers(fakeServers{k}, t.opts), newCounted[netip.Addr](nil), newCounted[member](nil)
 	t.use(fakeSystem{rules}, fakeServers{k}, fakeObjects[netip.Addr]{k, k.addrs}, fakeObjects[member]{k, k.members})
 	return t
 }

@@ -88,7 +88,7 @@ func BenchmarkKernel(b *testing.B) {
 func measure(b *testing.B, opts Options, services int) {
 	n := lab.NewT(b).Node("node1")
 	var rules, servers, addrs, members meter
-	opts.Rules.Tools = meteredTools{opts.Rules.Tools, &rules}
+	opts.Tools = meteredTools{opts.Tools.(iptables.Tools), &rules}
 	tier := onNode(b, n, opts)
 	defer tier.Close()
 	tier.servers.kernel = meteredServers{tier.servers.kernel, &servers}

@@ -4,6 +4,7 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"os"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/proxiertest"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -62,7 +64,7 @@ var hidden = [proxier.Origins]proxier.Route{{Source: proxier.AnySource}, {Source
 func (s *stage) begin() {
 	s.t.Helper()
 	opts := s.opts
-	opts.Rules.Tools = &countingTools{opts.Rules.Tools, &s.restores}
+	opts.Tools = &countingTools{opts.Tools.(iptables.Tools), &s.restores}
 	s.tier = onNode(s.t, s.node, opts)
 	s.t.Cleanup(func() { _ = s.tier.Close() })
 	s.tier.servers.kernel = &countingServers{s.tier.servers.kernel, &s.writes}
@@ -124,7 +126,7 @@ func (c *countingObjects[K]) Delete(k K) error {
 func (s *stage) service(pods ...*lab.Pod) *proxier.Decision {
 	name := proxier.ServicePortName{Protocol: proxier.TCP}
 	name.Namespace, name.Name = "default", "web"
-	d := proxier.NewDecision(name, 0)
+	d := proxiertest.Decision(name, 0)
 	d.Frontends = s.frontends
 	for _, p := range pods {
 		d.Backends = append(d.Backends, proxier.Backend{Addr: netip.AddrPortFrom(p.Addr4, 8080), Members: proxier.InCluster, Local: true})
@@ -335,7 +337,10 @@ func TestKernelCleanup(t *testing.T) {
 		t.Errorf("serving again: %v", err)
 	}
 	s.run("sh", "-c", "ipvsadm -A -t 198.51.100.7:80 2>&1 || true")
-	if err := s.node.Do(func() error { return Cleanup(t.Context(), s.opts) }); err != nil {
+	err := s.node.Do(func() error {
+		return errors.Join(iptables.Cleanup(t.Context(), s.opts.Tools.(iptables.Tools), true), Cleanup(t.Context(), s.opts))
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(strings.Split(before, "\n"), strings.Split(look(), "\n")); diff != "" {

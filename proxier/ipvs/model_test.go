@@ -201,17 +201,33 @@ func (k *fakeKernel) state(t *Tier) (list []string) {
 		list = append(list, fmt.Sprintf("server %s %+v %s", key, s.server, to))
 	}
 	for a := range k.addrs {
-		if !has(t.addrs.going, a) {
+		if !t.addrs.isUnused(a) {
 			list = append(list, "address "+a.String())
 		}
 	}
 	for m := range k.members {
-		if !has(t.members.going, m) {
+		if !t.members.isUnused(m) {
 			list = append(list, "member "+m.String())
 		}
 	}
 	slices.Sort(list)
 	return list
+}
+
+// isUnused says whether an object is there that is not wanted.
+func (c *counted[K]) isUnused(k K) bool {
+	item := c.Get(k)
+	return item != nil && !item.Wanted()
+}
+
+// refusesAny says whether the kernel has just not taken a service port.
+func (t *tested) refusesAny() bool {
+	for index := range t.ports.All() {
+		if t.ports.Err(index) != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // calm has all clients go. Then nothing is left to drain.
@@ -229,7 +245,18 @@ func (t *tested) calm(all proxier.Update) error {
 			return err
 		}
 	}
-	if n := len(t.Tier.servers.going) + len(t.addrs.going) + len(t.members.going); n > 0 {
+	n := len(t.Tier.servers.going)
+	for _, item := range t.addrs.All() {
+		if !item.Wanted() {
+			n++
+		}
+	}
+	for _, item := range t.members.All() {
+		if !item.Wanted() {
+			n++
+		}
+	}
+	if n > 0 {
 		return fmt.Errorf("%d objects drain without clients", n)
 	}
 	for k, s := range t.kernel.servers {
@@ -244,7 +271,7 @@ func (t *tested) calm(all proxier.Update) error {
 
 // compare compares with a kernel that was never anything else.
 func (t *tested) compare(all proxier.Update) error {
-	if slices.ContainsFunc(slices.Collect(maps.Values(t.ports)), func(p *port) bool { return p.refused != nil }) {
+	if t.refusesAny() {
 		return nil // rules carry that until the next full sync
 	}
 	other := newFakeKernel()
@@ -297,10 +324,8 @@ func (t *tested) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer
 	if t.unfinished {
 		return nil // it is to be tried again
 	}
-	for _, p := range t.ports {
-		if p.refused != nil {
-			return nil
-		}
+	if t.refusesAny() {
+		return nil
 	}
 	got := t.trace(flow, want.Origin, local)
 	outcome := want.Outcome
@@ -333,7 +358,7 @@ func (t *tested) ruledBy(to netip.AddrPort, p proxier.Protocol) bool {
 				continue
 			}
 			// NodePorts that virtual servers have as well are for loopback addresses.
-			if f.Addr == to || f.Kind == proxier.NodePort && f.Addr.Port() == to.Port() && t.byRules(d, f) && t.refuses(d, f) != nil {
+			if f.Addr == to || f.Kind == proxier.NodePort && f.Addr.Port() == to.Port() && t.refuses(d, f) != nil {
 				return true
 			}
 		}

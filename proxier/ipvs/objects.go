@@ -5,91 +5,73 @@ package ipvs
 import (
 	"errors"
 	"fmt"
+
+	"github.com/tandem-proxy/tandem/proxier/delta"
 )
 
-// objects are something in the kernel that is there or not. To add what is there
-// succeeds, and so does to delete what is not.
+// objects are something in the kernel that is there or not: addresses, set members.
+// Adding what is there succeeds, and so does deleting what is not.
 type objects[K comparable] interface {
-	// List is asked for in full syncs alone.
+	// List is called by full syncs alone.
 	List() ([]K, error)
 	Add(K) error
 	Delete(K) error
 }
 
-// ledger is what is wanted of objects, by how many, and what is there.
-type ledger[K comparable] struct {
+// counted are objects that several service ports may want.
+type counted[K comparable] struct {
+	*delta.Set[K]
 	kernel objects[K]
-	wanted map[K]int
-	// there is false of what may be there: a message about it has failed.
-	there map[K]bool
-	// going are those that nobody wants any more, but that are there.
-	going map[K]struct{}
 }
 
-func newLedger[K comparable](kernel objects[K]) *ledger[K] {
-	return &ledger[K]{kernel: kernel, wanted: map[K]int{}, there: map[K]bool{}, going: map[K]struct{}{}}
+func newCounted[K comparable](kernel objects[K]) *counted[K] {
+	return &counted[K]{delta.NewSet[K](), kernel}
 }
 
 // read compares with the kernel.
-func (l *ledger[K]) read() error {
-	list, err := l.kernel.List()
+func (c *counted[K]) read() error {
+	list, err := c.kernel.List()
 	if err != nil {
 		return err
 	}
-	clear(l.there)
-	clear(l.going)
-	for _, k := range list {
-		l.there[k] = true
-		if l.wanted[k] == 0 {
-			l.going[k] = struct{}{}
-		}
-	}
+	c.Found(list)
 	return nil
 }
 
-// count counts in or out.
-func (l *ledger[K]) count(list []K, by int) {
+// ensure adds those of a list that are not there; all of it is counted in.
+func (c *counted[K]) ensure(list []K) error {
 	for _, k := range list {
-		l.wanted[k] += by
-		if l.wanted[k] > 0 {
-			delete(l.going, k)
+		if !c.IsPending(k) {
 			continue
 		}
-		delete(l.wanted, k)
-		if has(l.there, k) {
-			l.going[k] = struct{}{}
-		}
-	}
-}
-
-// ensure adds what is not there; all of it is counted in.
-func (l *ledger[K]) ensure(list []K) error {
-	for _, k := range list {
-		if l.there[k] {
-			continue
-		}
-		err := l.kernel.Add(k)
-		if l.there[k] = err == nil; err != nil {
+		if err := c.kernel.Add(k); err != nil {
+			c.Failed(k, err)
 			return fmt.Errorf("add %v: %w", k, err)
 		}
+		c.Added(k)
 	}
 	return nil
 }
 
-// settle deletes what is going, but for what is kept.
-func (l *ledger[K]) settle(kept func(K) bool) error {
+// removeUnused deletes what is not wanted, but for what is kept.
+func (c *counted[K]) removeUnused(kept func(K) bool) error {
 	var errs []error
-	for k := range l.going {
-		if kept != nil && kept(k) {
+	for k, item := range c.Pending() {
+		if item.Wanted() || kept != nil && kept(k) {
 			continue
 		}
-		if err := l.kernel.Delete(k); err != nil {
+		if err := c.kernel.Delete(k); err != nil {
 			errs = append(errs, fmt.Errorf("delete %v: %w", k, err))
-			l.there[k] = false
+			c.Failed(k, err)
 			continue
 		}
-		delete(l.there, k)
-		delete(l.going, k)
+		c.Removed(k)
 	}
 	return errors.Join(errs...)
+}
+
+// isThere says whether an object is there, or may be.
+func (c *counted[K]) isThere(k K) bool {
+	item := c.Get(k)
+	return item != nil && item.There()
 }

@@ -4,21 +4,40 @@ package ipvs
 
 import (
 	"cmp"
+	"context"
 	"net/netip"
 	"slices"
 	"time"
 
 	"k8s.io/utils/clock"
 
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/proxier/iptables"
 )
 
-// Options of the tier. The zero value of all but Rules is what upstream does without flags.
+// Rules is a tier that serves by rules what virtual servers cannot, and writes the
+// constant rules.
+type Rules interface {
+	proxier.Tier
+	// Usable returns nil if it can serve a family, else the reason.
+	Usable(proxier.Family) error
+	Close() error
+}
+
+// Tools read and write rules.
+type Tools interface {
+	Usable(ctx context.Context, family proxier.Family) error
+	RandomFully() bool
+	Restore(ctx context.Context, family proxier.Family, input []byte) error
+	Save(ctx context.Context, family proxier.Family, table string) (*xtables.Table, error)
+}
+
+// Options of the tier. The zero value of all but Tools and OpenRules is what upstream does
+// without flags.
 type Options struct {
-	// Rules are the options of the tier that has the rules; its Extra is set here, and its
-	// Flows have to be nil.
-	Rules iptables.Options
+	Tools Tools
+	// OpenRules opens the tier that has the rules, among them the constant ones.
+	OpenRules func(ctx context.Context, constant func(proxier.Family, *proxier.NodeRules) ConstantRules) (Rules, error)
 	// MasqueradeAll is that of the policy by which decisions are made.
 	MasqueradeAll bool
 	// Scheduler of all virtual servers; empty is rr.

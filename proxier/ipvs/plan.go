@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/placement"
 )
 
 // plan is what a service port is in the kernel, but for rules.
@@ -35,6 +36,8 @@ type planner struct {
 	links []netip.Prefix
 	// unusable is why there are no virtual servers of a family.
 	unusable [proxier.Families]error
+
+	list [candidates]placement.Candidate // made when it is first used
 }
 
 // refuses says why virtual servers are not to carry a frontend.
@@ -86,10 +89,32 @@ func (p *planner) showsSource(f *proxier.Frontend) bool {
 	return f.Routes[proxier.FromOutside].Source.HidesClient() == outside && (!knows || f.Routes[proxier.FromPod].Source.HidesClient() == pod)
 }
 
-// byRules says whether rules are to have a frontend: also for NodePorts at loopback
-// addresses, from which no packet gets to LOCAL_IN.
-func (p *planner) byRules(d *proxier.Decision, f *proxier.Frontend) bool {
-	return p.refuses(d, f) != nil || f.Kind.Wildcard() && len(p.rules.Loopback[proxier.FamilyOf(f.Addr.Addr())]) > 0
+// The candidates for a frontend.
+const (
+	byServers = iota
+	byRules
+	candidates
+)
+
+// candidates are virtual servers, and rules for all that those refuse. Rules serve NodePorts
+// at loopback addresses also: no packet from there gets to LOCAL_IN.
+func (p *planner) candidates() [candidates]placement.Candidate {
+	return [candidates]placement.Candidate{
+		byServers: {Refuses: p.refuses},
+		byRules: {Also: func(_ *proxier.Decision, f *proxier.Frontend) bool {
+			return f.Kind.Wildcard() && len(p.rules.Loopback[proxier.FamilyOf(f.Addr.Addr())]) > 0
+		}},
+	}
+}
+
+// assign is the part of a decision that rules serve; nil for none.
+func (p *planner) assign(d *proxier.Decision) *proxier.Decision {
+	if p.list[byServers].Refuses == nil {
+		p.list = p.candidates()
+	}
+	var parts [candidates]*proxier.Decision
+	placement.Assign(p.list[:], d, parts[:])
+	return parts[byRules]
 }
 
 // plan is that of a decision; nil if there is nothing of it but rules.

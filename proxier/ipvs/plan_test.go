@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/proxiertest"
 )
 
 // text is a plan as text.
@@ -196,7 +197,7 @@ server 172.18.0.1:30080/TCP rr
 			if tt.protocol != 0 {
 				name.Protocol = tt.protocol
 			}
-			d := proxier.NewDecision(name, 0)
+			d := proxiertest.Decision(name, 0)
 			d.Frontends, d.Backends, d.Affinity, d.HealthCheckNodePort = tt.frontends, tt.backends, tt.affinity, tt.check
 			if tt.silent {
 				d.Empty = [proxier.Sets]proxier.Verdict{proxier.Drop, proxier.Drop, proxier.Drop, proxier.Drop}
@@ -205,9 +206,9 @@ server 172.18.0.1:30080/TCP rr
 				t.Error(diff)
 			}
 			var ruled []string
-			for i := range d.Frontends {
-				if f := &d.Frontends[i]; p.byRules(d, f) {
-					ruled = append(ruled, f.Addr.String())
+			if share := p.assign(d); share != nil {
+				for i := range share.Frontends {
+					ruled = append(ruled, share.Frontends[i].Addr.String())
 				}
 			}
 			if got := strings.Join(ruled, " "); got != tt.rules {

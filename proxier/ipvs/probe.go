@@ -13,7 +13,6 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/proxier/iptables"
 )
 
 // CanUse returns nil if this tier can serve in the network namespace of the calling
@@ -30,7 +29,7 @@ func CanUse(ctx context.Context, opts Options) error {
 	if err := probeDevice(nl); err != nil {
 		return err
 	}
-	return probeSets(ctx, &ipsets{nl: nl}, opts.Rules.Tools)
+	return probeSets(ctx, &ipsets{nl: nl}, opts.Tools)
 }
 
 // probes are addresses for documentation, as upstream's probe.
@@ -84,7 +83,7 @@ func probeDevice(nl *netlink.Handle) error {
 const probeSet = "KUBE-PROXY-PROBE"
 
 // probeSets makes a set of each type, and has a rule ask it.
-func probeSets(ctx context.Context, sets *ipsets, tools iptables.Tools) (err error) {
+func probeSets(ctx context.Context, sets *ipsets, tools Tools) (err error) {
 	if _, _, err := sets.nl.IpsetProtocol(); err != nil {
 		return fmt.Errorf("find ipset in the kernel (module ip_set): %w", err)
 	}
@@ -103,7 +102,7 @@ func probeSets(ctx context.Context, sets *ipsets, tools iptables.Tools) (err err
 }
 
 // probeRule writes a rule that asks the set, and takes it away again.
-func probeRule(ctx context.Context, tools iptables.Tools) error {
+func probeRule(ctx context.Context, tools Tools) error {
 	for f := range proxier.Families {
 		if tools.Usable(ctx, f) != nil {
 			continue

@@ -37,7 +37,7 @@ func needs(t testing.TB) Options {
 	if err != nil {
 		lab.SkipOrFail(t, err)
 	}
-	opts := Options{Rules: iptables.Options{Tools: found}, StrictARP: true}
+	opts := Options{Tools: found, StrictARP: true}
 	if err := lab.NewT(t).Node("node1").Do(func() error { return CanUse(t.Context(), opts) }); err != nil {
 		lab.SkipOrFailModule(t, err)
 	}
@@ -48,7 +48,12 @@ func needs(t testing.TB) Options {
 func onNode(t testing.TB, n *lab.Node, opts Options) *Tier {
 	t.Helper()
 	opts.Reporter = proxier.ReporterFunc(func(p proxier.Problem) { t.Errorf("%+v", p) })
-	opts.Rules.Reporter = opts.Reporter
+	opts.OpenRules = func(ctx context.Context, constant func(proxier.Family, *proxier.NodeRules) ConstantRules) (Rules, error) {
+		return iptables.Open(ctx, iptables.Options{
+			Tools: opts.Tools.(iptables.Tools), Reporter: opts.Reporter,
+			Extra: func(f proxier.Family, node *proxier.NodeRules) iptables.Extra { return extraRules(constant(f, node)) },
+		})
+	}
 	var tier *Tier
 	err := n.Do(func() (err error) {
 		tier, err = Open(context.Background(), opts)
@@ -180,4 +185,18 @@ func (s *scenarioTier) Carries(e *proxier.Explanation) error {
 		return errors.New("the kernel tells this host of datagrams that it rejects by EPERM")
 	}
 	return nil
+}
+
+// extraRules are the constant rules of mode ipvs, for the tier that writes them.
+func extraRules(c ConstantRules) (extra iptables.Extra) {
+	for _, chain := range c.Before {
+		extra.Before = append(extra.Before, iptables.Chain(chain))
+	}
+	for _, chain := range c.Chains {
+		extra.Chains = append(extra.Chains, iptables.Chain(chain))
+	}
+	for _, jump := range c.Jumps {
+		extra.Jumps = append(extra.Jumps, iptables.Jump(jump))
+	}
+	return extra
 }

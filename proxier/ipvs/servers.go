@@ -293,8 +293,8 @@ func (s *servers) retire(k serverKey, addr netip.AddrPort, d *destinationThere) 
 	return nil
 }
 
-// settle deletes what is going, but for what has open connections.
-func (s *servers) settle() error {
+// removeUnused deletes what is not wanted any more, but for what has open connections.
+func (s *servers) removeUnused() error {
 	var errs []error
 	for k := range s.going {
 		drains, err := s.drains(k)

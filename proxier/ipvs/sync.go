@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/delta"
 )
 
 // Sync implements proxier.Tier. What comes to virtual servers is there first, then what
@@ -23,16 +23,17 @@ func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	full := u.Full || !t.whole
-	t.take(&u, full)
+	t.record(&u, full)
 	if full {
 		var err error
 		if t.links, err = t.system.links(); err != nil {
 			return err
 		}
 	}
-	order := t.owed
-	for _, index := range order {
-		t.place(t.ports[index])
+	var order []uint32
+	for index, item := range t.ports.Pending() {
+		order = append(order, index)
+		t.divide(item)
 	}
 	fresh := false
 	if full {
@@ -44,30 +45,50 @@ func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 	}
 	var errs []error
 	if fresh {
-		// Nobody is served yet, and the first one is to be masqueraded.
+		// Nothing is served yet, and the first connection is to be masqueraded.
 		errs = append(errs, t.syncRules(ctx, true, order))
 	}
-	errs = append(errs, t.writeOwed())
+	errs = append(errs, t.writePending())
 	err := t.syncRules(ctx, full && !fresh, order)
 	errs = append(errs, err)
 	if err == nil { // else what has moved may be missing there
-		errs = append(errs, t.settle())
+		errs = append(errs, t.removeUnused())
 	}
 	err = errors.Join(errs...)
 	t.whole = t.whole || err == nil
-	for _, index := range order {
-		if p := t.ports[index]; p.decision == nil && p.plan == nil && p.rules == nil {
-			delete(t.ports, index)
-		}
-	}
 	return err
 }
 
-// place says what rules are to have of a service port, if the kernel takes the rest.
-func (t *Tier) place(p *port) {
-	p.refused, p.share = nil, nil
-	if d := p.decision; d != nil {
-		p.share = d.Only(func(f *proxier.Frontend) bool { return t.byRules(d, f) })
+// record takes over what is desired.
+func (t *Tier) record(u *proxier.Update, full bool) {
+	if u.NodeRules != nil {
+		t.planner.rules, t.rulesKnown = *u.NodeRules, false
+	}
+	t.ports.Begin()
+	for i := range u.Changes {
+		c := &u.Changes[i]
+		if c.New == nil {
+			t.ports.Drop(c.Index())
+			continue
+		}
+		if item := t.ports.Want(c.Index(), c.New); item.Applied == nil {
+			item.Applied = &port{}
+		}
+	}
+	if u.Full {
+		t.ports.DropOthers()
+	}
+	if full || u.NodeRules != nil {
+		t.ports.TouchAll()
+	}
+}
+
+// divide says what rules are to have of a service port, if the kernel takes the rest.
+func (t *Tier) divide(item *delta.Item[*proxier.Decision, *port]) {
+	p := item.Applied
+	p.share = nil
+	if d := item.Desired(); d != nil {
+		p.share = t.assign(d)
 		if p.share != nil && d.HealthCheckNodePort != 0 && t.unusable == [proxier.Families]error{} {
 			share := *p.share
 			share.HealthCheckNodePort = 0 // which is in the sets of both families
@@ -76,45 +97,7 @@ func (t *Tier) place(p *port) {
 	}
 }
 
-// take notes what is wanted.
-func (t *Tier) take(u *proxier.Update, full bool) {
-	if u.NodeRules != nil {
-		t.planner.rules, t.rulesKnown = *u.NodeRules, false
-	}
-	kept := make(map[uint32]struct{}, len(u.Changes))
-	for i := range u.Changes {
-		c := &u.Changes[i]
-		p := t.ports[c.Index()]
-		if p == nil {
-			p = &port{}
-			t.ports[c.Index()] = p
-		}
-		p.decision = c.New
-		kept[c.Index()] = struct{}{}
-		t.owe(c.Index())
-	}
-	if u.Full {
-		for index, p := range t.ports {
-			if _, ok := kept[index]; !ok {
-				p.decision = nil
-			}
-		}
-	}
-	if full || u.NodeRules != nil {
-		for _, index := range slices.Sorted(maps.Keys(t.ports)) {
-			t.owe(index)
-		}
-	}
-}
-
-func (t *Tier) owe(index uint32) {
-	if _, ok := t.owes[index]; !ok {
-		t.owes[index] = struct{}{}
-		t.owed = append(t.owed, index)
-	}
-}
-
-// read compares everything with the kernel, and says whether nobody is served yet.
+// read compares everything with the kernel, and says whether nothing is served yet.
 func (t *Tier) read(ctx context.Context) (fresh bool, err error) {
 	if err := t.system.prepare(ctx); err != nil {
 		return false, err
@@ -129,32 +112,32 @@ func (t *Tier) read(ctx context.Context) (fresh bool, err error) {
 	return !serving, err
 }
 
-// writeOwed writes the service ports that are owed. What the kernel refuses of one holds
-// up no other: rules carry it then.
-func (t *Tier) writeOwed() error {
+// writePending writes service ports. One that the kernel refuses holds up no other: rules
+// serve it then.
+func (t *Tier) writePending() error {
 	var errs []error
-	list := t.owed
-	t.owed = nil
-	clear(t.owes)
-	for _, index := range list {
-		p := t.ports[index]
-		var next *plan
-		if p.decision != nil {
-			next = t.plan(p.decision)
+	for index, item := range t.ports.Pending() {
+		p, d := item.Applied, item.Desired()
+		if !item.Wanted() {
+			t.swap(p, nil)
+			continue // the rules are still to be told
 		}
+		next := t.plan(d)
 		t.swap(p, next)
 		err := t.write(next)
 		if err == nil {
+			t.ports.Done(index, p)
 			continue
 		}
 		t.swap(p, nil)
-		p.refused, p.share = err, p.decision
+		p.share = d
+		t.ports.Failed(index, err)
 		if refuses(err) {
-			t.report(p)
+			t.ports.Refused(index, err)
+			t.report(p, d, err)
 			continue
 		}
-		errs = append(errs, fmt.Errorf("%s: %w", p.decision.Name.String(), err))
-		t.owe(index)
+		errs = append(errs, fmt.Errorf("%s: %w", d.Name.String(), err))
 	}
 	return errors.Join(errs...)
 }
@@ -163,13 +146,13 @@ func (t *Tier) writeOwed() error {
 func (t *Tier) swap(p *port, next *plan) {
 	if next != nil {
 		t.servers.claim(next.servers)
-		t.addrs.count(next.addrs, 1)
-		t.members.count(next.members, 1)
+		t.addrs.Use(next.addrs, 1)
+		t.members.Use(next.members, 1)
 	}
 	if p.plan != nil {
 		t.servers.release(p.plan.servers)
-		t.addrs.count(p.plan.addrs, -1)
-		t.members.count(p.plan.members, -1)
+		t.addrs.Use(p.plan.addrs, -1)
+		t.members.Use(p.plan.members, -1)
 	}
 	p.plan = next
 }
@@ -208,30 +191,41 @@ func refuses(err error) bool {
 	return true
 }
 
-// report tells, once, of a service port that virtual servers cannot carry.
-func (t *Tier) report(p *port) {
-	if t.opts.Reporter == nil || p.told == p.decision {
+// report tells, once, of a service port that virtual servers cannot serve.
+func (t *Tier) report(p *port, d *proxier.Decision, why error) {
+	if t.opts.Reporter == nil || p.reported == d {
 		return
 	}
-	p.told = p.decision
+	p.reported = d
 	t.opts.Reporter.Report(proxier.Problem{
-		Kind: "Service", Object: p.decision.Name.NamespacedName, UID: p.decision.UID, Reason: "VirtualServerRefused",
-		Message: fmt.Sprintf("port %s: %v; rules carry it, and others are not concerned", p.decision.Name.Port, p.refused),
+		Kind: "Service", Object: d.Name.NamespacedName, UID: d.UID, Reason: "VirtualServerRefused",
+		Message: fmt.Sprintf("port %s: %v; iptables rules serve it instead, other Services are not affected", d.Name.Port, why),
 	})
 }
 
-// syncRules gives the rules what is theirs.
+// syncRules gives the rules what they are to serve.
 func (t *Tier) syncRules(ctx context.Context, full bool, order []uint32) error {
 	u := proxier.Update{Full: full}
 	if full {
-		order = slices.Sorted(maps.Keys(t.ports))
+		order = order[:0:0]
+		for index := range t.ports.All() {
+			order = append(order, index)
+		}
+		slices.Sort(order)
 	}
 	for _, index := range order {
-		p := t.ports[index]
+		item := t.ports.Get(index)
+		if item == nil {
+			continue // gone
+		}
+		p := item.Applied
 		if full && p.share != nil || p.share != p.rules {
 			u.Changes = append(u.Changes, proxier.PortChange{Old: p.rules, New: p.share})
 		}
 		p.rules = p.share
+		if !item.Wanted() && p.plan == nil {
+			t.ports.Removed(index)
+		}
 	}
 	if !t.rulesKnown {
 		// One by one, or those of kube-ipvs0 would be among them.
@@ -239,25 +233,25 @@ func (t *Tier) syncRules(ctx context.Context, full bool, order []uint32) error {
 		own.AllNodePortAddrs = [proxier.Families]bool{}
 		u.NodeRules, t.rulesKnown = &own, true
 	}
-	if !full && !t.rulesOwe && u.NodeRules == nil && len(u.Changes) == 0 {
+	if !full && !t.rulesFailed && u.NodeRules == nil && len(u.Changes) == 0 {
 		return nil
 	}
 	t.rulesTold = t.rulesTold || full
 	err := t.rules.Sync(ctx, u)
-	t.rulesOwe = err != nil
+	t.rulesFailed = err != nil
 	return err
 }
 
-// settle removes what nobody wants any more, but for what has open connections.
-func (t *Tier) settle() error {
-	err := errors.Join(t.servers.ensureChanged(), t.servers.settle())
+// removeUnused removes what is not wanted any more, but for what has open connections.
+func (t *Tier) removeUnused() error {
+	err := errors.Join(t.servers.ensureChanged(), t.servers.removeUnused())
 	kept := t.servers.draining()
 	for _, a := range t.planner.rules.LocalAddrs {
 		delete(kept, a) // it is this node's without kube-ipvs0
 	}
 	return errors.Join(err,
-		t.addrs.settle(func(a netip.Addr) bool { return has(kept, a) }),
-		t.members.settle(func(m member) bool { return m.name == boundIPs && has(t.addrs.there, m.addr) }))
+		t.addrs.removeUnused(func(a netip.Addr) bool { return has(kept, a) }),
+		t.members.removeUnused(func(m member) bool { return m.name == boundIPs && t.addrs.isThere(m.addr) }))
 }
 
 func has[K comparable, V any](m map[K]V, key K) bool { _, ok := m[key]; return ok }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/proxiertest"
 )
 
 var (
@@ -22,7 +23,7 @@ var (
 func clusterIPOf(i, backends int) *proxier.Decision {
 	name := proxier.ServicePortName{Protocol: proxier.TCP}
 	name.Namespace, name.Name = "default", fmt.Sprintf("s%d", i)
-	d := proxier.NewDecision(name, uint32(i))
+	d := proxiertest.Decision(name, uint32(i))
 	addr := netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})
 	d.Frontends = []proxier.Frontend{{Addr: netip.AddrPortFrom(addr, 80), Kind: proxier.ClusterIP, Routes: everybody}}
 	for b := range backends {

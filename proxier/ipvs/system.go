@@ -75,7 +75,7 @@ func (s *kernelSystem) setTimeouts() error {
 func (s *kernelSystem) serving(ctx context.Context) (serving bool, err error) {
 	err = s.netns.Do(func() error {
 		for _, f := range s.sets.families {
-			table, err := s.opts.Rules.Tools.Save(ctx, f, "nat")
+			table, err := s.opts.Tools.Save(ctx, f, "nat")
 			if err != nil {
 				return err
 			}

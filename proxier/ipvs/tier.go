@@ -3,6 +3,7 @@
 package ipvs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/netip"
@@ -11,35 +12,28 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/delta"
 )
 
-// Tier carries frontends in virtual servers, and those it cannot in rules.
+// Tier serves frontends by virtual servers, and by rules those that virtual servers refuse.
 type Tier struct {
 	planner
 	servers *servers
-	addrs   *ledger[netip.Addr]
-	members *ledger[member]
-	rules   rules
+	addrs   *counted[netip.Addr]
+	members *counted[member]
+	rules   Rules
 	system  system
 
 	mu    sync.Mutex
-	ports map[uint32]*port // by Decision.Index
-	// owed are service ports that are to be written, in the order in which they should
-	// become visible; owes has the same.
-	owed  []uint32
-	owes  map[uint32]struct{}
-	whole bool // everything was compared with the kernel, and written
-	// Of the rules: they were told of everything once, they know the node's, and they try
+	ports *ports // by Decision.Index
+	whole bool   // everything was compared with the kernel, and written
+	// Of the rules: they were given everything once, they know the node's, and they try
 	// again with their next sync.
-	rulesTold, rulesKnown, rulesOwe bool
+	rulesTold, rulesKnown, rulesFailed bool
 }
 
-// rules is the tier that has the rules.
-type rules interface {
-	proxier.Tier
-	Close() error
-}
+// ports are the service ports. One is applied when the kernel has its plan.
+type ports = delta.Delta[uint32, *proxier.Decision, *port]
 
 // system is what has to be there besides.
 type system interface {
@@ -54,16 +48,13 @@ type system interface {
 	close() error
 }
 
-// port is a service port: what is wanted, and what each part has.
+// port is what each part of the tier has of a service port.
 type port struct {
-	decision *proxier.Decision // nil when it is gone
-	plan     *plan             // counted in
-	// share is what rules are to have, and rules what they were told.
+	plan *plan // counted in
+	// share is what rules are to have, and rules what they were given.
 	share, rules *proxier.Decision
-	// refused is why virtual servers have nothing of it, and told the decision about
-	// which that was reported.
-	refused error
-	told    *proxier.Decision
+	// reported is the decision about which a refusal was reported.
+	reported *proxier.Decision
 }
 
 var _ proxier.Tier = (*Tier)(nil)
@@ -77,8 +68,7 @@ func Open(ctx context.Context, opts Options) (*Tier, error) {
 	}
 	t := newTier(opts)
 	t.unusable = unusable
-	t.opts.Rules.Extra = t.opts.extra
-	rules, err := iptables.Open(ctx, t.opts.Rules)
+	rules, err := t.opts.OpenRules(ctx, t.opts.constantRules)
 	if err != nil {
 		return nil, err
 	}
@@ -108,15 +98,15 @@ func newTier(opts Options) *Tier {
 // use says what there is of a kernel.
 func (t *Tier) use(s system, servers virtualServers, device objects[netip.Addr], sets objects[member]) {
 	t.system = s
-	t.servers, t.addrs, t.members = newServers(servers, t.opts), newLedger(device), newLedger(sets)
+	t.servers, t.addrs, t.members = newServers(servers, t.opts), newCounted(device), newCounted(sets)
 	t.reset()
 }
 
 // reset forgets everything.
 func (t *Tier) reset() {
-	t.servers, t.addrs, t.members = newServers(t.servers.kernel, t.opts), newLedger(t.addrs.kernel), newLedger(t.members.kernel)
-	t.ports, t.owed, t.owes = map[uint32]*port{}, nil, map[uint32]struct{}{}
-	t.whole, t.rulesTold, t.rulesKnown, t.rulesOwe = false, false, false, false
+	t.servers, t.addrs, t.members = newServers(t.servers.kernel, t.opts), newCounted(t.addrs.kernel), newCounted(t.members.kernel)
+	t.ports = delta.New[uint32, *proxier.Decision, *port](cmp.Compare[uint32])
+	t.whole, t.rulesTold, t.rulesKnown, t.rulesFailed = false, false, false, false
 }
 
 // Supports implements proxier.Tier.
@@ -137,8 +127,10 @@ func (t *Tier) Why(d *proxier.Decision, f *proxier.Frontend) error {
 }
 
 func (t *Tier) why(d *proxier.Decision, f *proxier.Frontend) error {
-	if p := t.ports[d.Index()]; p != nil && p.refused != nil && p.decision == d {
-		return p.refused
+	if p := t.ports.Get(d.Index()); p != nil && p.Desired() == d {
+		if err := t.ports.Err(d.Index()); err != nil {
+			return err
+		}
 	}
 	return t.refuses(d, f)
 }

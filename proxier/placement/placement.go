@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package placement has two tiers carry the frontends of one node: each is carried by
-// the fast tier if that can, and else by the other one.
+// Package placement assigns the frontends of one node to tiers. Assign divides those of a
+// service port among an ordered list of candidates, without side effects. Tier has two
+// tiers serve by it, a fast one and a fallback, and moves service ports between them: what
+// moves is in its new place before it leaves the old one.
 package placement
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,53 +21,56 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/delta"
 )
 
 // Fast is a tier that may have no room for a service port.
 type Fast interface {
 	proxier.Tier
-	// Unplaced are the service ports that the last Sync had no room for, by index, and
-	// why.
+	// Unplaced are the service ports that the last Sync had no room for, by index, with
+	// the reason.
 	Unplaced() map[uint32]error
 }
 
-// Tier is both of them.
+// Tier is both of them. Package delta keeps, for each, what it is to have of every service
+// port and what it was given; a tier tries again by itself what it was given and failed at.
 type Tier struct {
 	fast     Fast
 	fallback proxier.Tier
-	// both says that the fast tier carries for some clients alone, and the fallback
-	// for all others: it has everything then.
-	both bool
+	// both says that the fast tier serves some clients alone, and the fallback all
+	// others: it has everything then.
+	both       bool
+	candidates [tiers]Candidate
 
 	mu    sync.Mutex
 	ports map[uint32]*port // by Decision.Index
+	round uint32           // counts updates
+	parts [tiers]*parts
+	// failed says that a tier failed, and tries again with its next sync.
+	failed [tiers]bool
 	// overflow are service ports that the fast tier has no room for, and why.
 	overflow map[uint32]error
 	// leaving are service ports that the fast tier has got, and since when: what was
 	// sent before it had them is still to be translated by the fallback.
 	leaving map[uint32]time.Time
-	// held are service ports that the fast tier still has in place of the fallback, which
-	// failed.
-	held     map[uint32]struct{}
-	cleaning cleaning
-	grace    time.Duration
-	rules    proxier.NodeRules
+	grace   time.Duration
+	rules   proxier.NodeRules
 	// slow counts the service ports that the fallback is to have something of, and
 	// clusterIPs those of them with a ClusterIP. While there are such, the fallback
-	// refuses what nobody serves, since the fast tier does not know what that serves:
-	// guards says that the fast tier refuses nothing. It does not before it is known
-	// what it has no room for.
+	// rejects connections to unallocated ClusterIPs, since the fast tier does not know
+	// what that serves: guards says that the fast tier rejects nothing. It does not
+	// before it is known what it has no room for.
 	slow, clusterIPs int
 	guards           bool
 	state            state
-	owes             [sides]bool // a tier tries again with its next sync
+	cleaning         cleaning
 	// served says that the fast tier has had everything once. Until then it is not known
 	// which tier serves what, and Services cannot opt out. If it fails at that, the
 	// fallback stands in: it has everything, too.
 	served, standsIn bool
 	// room says that the fast tier let go of something since it last had no room.
 	room bool
-	// seen is for who asks while a Sync goes on.
+	// seen is for readers while a Sync goes on.
 	seen atomic.Pointer[placed]
 }
 
@@ -94,26 +100,35 @@ const grace = time.Second
 func New(fast Fast, fallback proxier.Tier, both bool) *Tier {
 	t := &Tier{
 		fast: fast, fallback: fallback, both: both, grace: grace, guards: true,
-		ports: map[uint32]*port{}, overflow: map[uint32]error{}, leaving: map[uint32]time.Time{}, held: map[uint32]struct{}{},
+		ports: map[uint32]*port{}, overflow: map[uint32]error{}, leaving: map[uint32]time.Time{},
+	}
+	t.candidates = t.newCandidates()
+	for i := range t.parts {
+		t.parts[i] = delta.New[uint32, *proxier.Decision, *proxier.Decision](cmp.Compare[uint32])
 	}
 	t.publish()
 	return t
 }
 
 // Sync implements proxier.Tier. What moves is there before it goes: for a moment both
-// tiers have it, and both do the same.
+// tiers have it, and both do the same. In order:
+//
+//   - the fallback gets what the fast tier is about to let go of;
+//   - the fast tier gets, and lets go of, what is its own;
+//   - what turned out not to fit there moves to the fallback;
+//   - the fallback lets go of what the fast tier has had for a while.
 func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	defer t.publish()
-	order := t.take(&u)
+	order := t.record(&u)
 	refilled, prepared := t.prepare(ctx, order)
 	if prepared != nil {
-		t.hold(order)
+		t.hold(order, true)
 	}
 	served := t.syncFast(ctx, &u, order)
 	if prepared != nil {
-		t.release(order)
+		t.hold(order, false)
 	}
 	moved := t.overflowing(ctx)
 	if u.Full && !t.served {
@@ -125,60 +140,68 @@ func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 		errs = append(errs, err)
 		refilled = refilled || filled
 	}
-	errs = append(errs, t.unguard(ctx), t.settle(ctx, &u, order, refilled))
+	errs = append(errs, t.unguard(ctx), t.syncFallback(ctx, &u, refilled))
 	for _, index := range order {
-		if p := t.ports[index]; p != nil && p.decision == nil && p.has == [sides]*proxier.Decision{} {
+		if p := t.ports[index]; p != nil && p.decision == nil && t.has(onFast, index) == nil && t.has(onFallback, index) == nil {
 			delete(t.ports, index)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// take notes what is wanted, and returns the service ports in the order in which they
-// should become visible.
-func (t *Tier) take(u *proxier.Update) []uint32 {
+// record takes over what is desired, and returns the service ports in the order in which
+// they should become visible. Those that were held are among them.
+func (t *Tier) record(u *proxier.Update) []uint32 {
 	if u.NodeRules != nil {
 		t.rules = *u.NodeRules
 	}
-	order := make([]uint32, 0, len(u.Changes)+len(t.held))
-	known := make(map[uint32]struct{}, len(u.Changes)+len(t.held))
-	for i := range u.Changes {
-		c := &u.Changes[i]
-		p := t.ports[c.Index()]
-		if p == nil {
-			p = &port{}
-			t.ports[c.Index()] = p
-		}
-		p.decision = c.New
-		switch _, overflows := t.overflow[c.Index()]; {
-		case c.New == nil:
-			delete(t.overflow, c.Index())
-		case overflows && u.Full && t.room: // it may fit now
-			delete(t.overflow, c.Index())
-			p.has[onFast] = nil
-		}
-		t.place(p)
-		known[c.Index()] = struct{}{}
-		order = append(order, c.Index())
-	}
-	if u.Full {
-		t.room = false
-		for index, p := range t.ports {
-			if _, ok := known[index]; !ok {
-				p.decision = nil
-				delete(t.overflow, index)
-				t.place(p)
-				known[index] = struct{}{}
-				order = append(order, index)
-			}
-		}
-	}
-	for _, index := range slices.Sorted(maps.Keys(t.held)) {
-		if _, ok := known[index]; !ok && t.ports[index] != nil {
+	order := make([]uint32, 0, len(u.Changes))
+	t.round++
+	visit := func(index uint32, p *port) {
+		if p.round != t.round {
+			p.round = t.round
 			order = append(order, index)
 		}
 	}
-	clear(t.held)
+	for i := range u.Changes {
+		c := &u.Changes[i]
+		index := c.Index()
+		p := t.ports[index]
+		if p == nil {
+			p = &port{}
+			t.ports[index] = p
+		}
+		p.decision = c.New
+		switch _, overflows := t.overflow[index]; {
+		case c.New == nil:
+			delete(t.overflow, index)
+		case overflows && u.Full && t.room: // it may fit now
+			delete(t.overflow, index)
+			t.forget(onFast, index)
+		}
+		t.assign(index, p)
+		visit(index, p)
+	}
+	if u.Full {
+		t.room = false
+		var gone []uint32
+		for index, p := range t.ports {
+			if p.round != t.round {
+				gone = append(gone, index)
+			}
+		}
+		slices.Sort(gone)
+		for _, index := range gone {
+			p := t.ports[index]
+			p.decision = nil
+			delete(t.overflow, index)
+			t.assign(index, p)
+			visit(index, p)
+		}
+	}
+	for index := range t.parts[onFast].Pending() {
+		visit(index, t.ports[index])
+	}
 	return order
 }
 
@@ -194,29 +217,13 @@ func (t *Tier) prepare(ctx context.Context, order []uint32) (refilled bool, err 
 	return false, nil
 }
 
-// hold leaves with the fast tier what the fallback could not be given.
-func (t *Tier) hold(order []uint32) {
+// hold leaves with the fast tier what the fallback could not be given. When it ends, what
+// should have moved is pending, and moves with the next sync.
+func (t *Tier) hold(order []uint32, held bool) {
 	for _, index := range order {
-		p := t.ports[index]
-		if p.decision == nil {
-			continue
-		}
-		p.held = true
-		t.place(p)
-	}
-}
-
-// release has them move with the next sync.
-func (t *Tier) release(order []uint32) {
-	for _, index := range order {
-		p := t.ports[index]
-		if !p.held {
-			continue
-		}
-		p.held = false
-		t.place(p)
-		if p.want[onFast] != p.has[onFast] {
-			t.held[index] = struct{}{}
+		if p := t.ports[index]; p.held || p.decision != nil {
+			p.held = held
+			t.assign(index, p)
 		}
 	}
 }
@@ -231,7 +238,9 @@ func (t *Tier) begin(ctx context.Context, served error) (moved []uint32) {
 			klog.FromContext(ctx).Error(served, "The fast path cannot serve everything; the fallback does until it can")
 		}
 	}
-	t.placeAll()
+	for index, p := range t.ports {
+		t.assign(index, p)
+	}
 	for index, p := range t.ports {
 		if p.decision != nil && (t.standsIn || p.decision.OptedOut) {
 			moved = append(moved, index)
@@ -241,48 +250,43 @@ func (t *Tier) begin(ctx context.Context, served error) (moved []uint32) {
 	return moved
 }
 
-// move has the fallback carry what the fast tier does not, before that lets go of it.
+// move has the fallback serve what the fast tier does not, before that lets go of it. If
+// that fails, it is pending.
 func (t *Tier) move(ctx context.Context, moved []uint32) (refilled bool, err error) {
 	if refilled = t.state != active; refilled {
 		err = t.fill(ctx)
 	} else {
-		err = t.sync(ctx, onFallback, nil, t.diff(moved, onFallback, added))
+		err = t.sync(ctx, onFallback, nil, t.additions(moved))
 	}
 	if err != nil {
-		for _, index := range moved {
-			t.held[index] = struct{}{}
-		}
 		return refilled, err
 	}
 	// What is in the fast tier is old, and it alone would be seen.
-	if changes := t.diff(moved, onFast, added|removed); len(changes) > 0 {
+	if changes := t.changes(onFast, moved); len(changes) > 0 {
 		err = t.sync(ctx, onFast, t.fastRules(), changes)
 	}
 	return refilled, err
 }
 
-// sync gives a tier its changes. What it owes after an error it tries again by itself.
-func (t *Tier) sync(ctx context.Context, s side, rules *proxier.NodeRules, changes []proxier.PortChange) error {
-	if rules == nil && len(changes) == 0 && !t.owes[s] {
+// sync gives a tier its changes, if there are any, or if it is to try again.
+func (t *Tier) sync(ctx context.Context, to tier, rules *proxier.NodeRules, changes []proxier.PortChange) error {
+	if rules == nil && len(changes) == 0 && !t.failed[to] {
 		return nil
 	}
-	return t.give(ctx, s, proxier.Update{NodeRules: rules, Changes: changes})
+	return t.give(ctx, to, proxier.Update{NodeRules: rules, Changes: changes})
 }
 
-func (t *Tier) give(ctx context.Context, s side, u proxier.Update) error {
+func (t *Tier) give(ctx context.Context, to tier, u proxier.Update) error {
 	tier := t.fallback
-	if s == onFast {
+	if to == onFast {
 		tier = t.fast
 	}
 	err := tier.Sync(ctx, u)
-	t.owes[s] = err != nil
+	t.failed[to] = err != nil
 	for i := range u.Changes {
-		c := &u.Changes[i]
-		if p := t.ports[c.Index()]; p != nil {
-			p.has[s] = c.New
-		}
+		t.given(to, u.Changes[i].Index(), u.Changes[i].New)
 	}
-	if err != nil && s == onFallback {
+	if err != nil && to == onFallback {
 		return fmt.Errorf("fallback: %w", err)
 	}
 	return err
@@ -297,9 +301,10 @@ func (t *Tier) fastRules() *proxier.NodeRules {
 	return t.ownRules()
 }
 
-// unguard has the fast tier refuse what nobody serves, if that knows what is served.
+// unguard has the fast tier reject connections to unallocated ClusterIPs, if it serves all
+// ClusterIPs that there are.
 func (t *Tier) unguard(ctx context.Context) error {
-	if !t.guards || t.clusterIPs > 0 || !t.served || t.owes[onFast] {
+	if !t.guards || t.clusterIPs > 0 || !t.served || t.failed[onFast] {
 		return nil
 	}
 	t.guards = false
@@ -319,19 +324,22 @@ func (t *Tier) syncFast(ctx context.Context, u *proxier.Update, order []uint32) 
 	if u.NodeRules != nil {
 		rules = t.ownRules()
 	}
-	changes := t.diff(order, onFast, added|removed)
+	changes := t.changes(onFast, order)
 	for _, c := range changes {
 		t.room = t.room || c.Old != nil
 	}
 	if !u.Full {
 		return t.sync(ctx, onFast, rules, changes)
 	}
+	full := proxier.Update{Full: true, NodeRules: rules}
 	for _, index := range order {
-		if p := t.ports[index]; p.want[onFast] == nil {
-			p.has[onFast] = nil
+		if want := t.want(onFast, index); want != nil {
+			full.Changes = append(full.Changes, proxier.PortChange{Old: t.has(onFast, index), New: want})
+			continue
 		}
+		t.forget(onFast, index)
 	}
-	return t.give(ctx, onFast, proxier.Update{Full: true, NodeRules: rules, Changes: t.all(order, onFast)})
+	return t.give(ctx, onFast, full)
 }
 
 // overflowing are the service ports that the fast tier has just had no room for.
@@ -342,9 +350,9 @@ func (t *Tier) overflowing(ctx context.Context) (moved []uint32) {
 			continue
 		}
 		t.overflow[index] = why
-		t.place(p)
+		t.assign(index, p)
 		moved = append(moved, index)
-		klog.FromContext(ctx).Info("A service port does not fit into the fast path; the fallback carries it", "servicePort", p.decision.Name, "reason", why.Error())
+		klog.FromContext(ctx).Info("A service port does not fit into the fast path; the fallback serves it", "servicePort", p.decision.Name, "reason", why.Error())
 	}
 	slices.Sort(moved)
 	if len(moved) > 0 {
@@ -360,16 +368,15 @@ func (t *Tier) fill(ctx context.Context) error {
 	rules := t.rules
 	u := proxier.Update{Full: true, NodeRules: &rules}
 	for _, index := range slices.Sorted(maps.Keys(t.ports)) {
-		p := t.ports[index]
-		d := p.want[onFallback]
-		if d != p.decision && p.has[onFast] != p.want[onFast] {
-			d = p.decision
+		d := t.want(onFallback, index)
+		if decision := t.ports[index].decision; d != decision && t.has(onFast, index) != t.want(onFast, index) {
+			d = decision
 		}
 		if d == nil {
-			p.has[onFallback] = nil
+			t.forget(onFallback, index)
 			continue
 		}
-		u.Changes = append(u.Changes, proxier.PortChange{Old: p.has[onFallback], New: d})
+		u.Changes = append(u.Changes, proxier.PortChange{Old: t.has(onFallback, index), New: d})
 	}
 	t.state = unknown
 	if err := t.give(ctx, onFallback, u); err != nil {
@@ -379,15 +386,15 @@ func (t *Tier) fill(ctx context.Context) error {
 	return nil
 }
 
-// settle takes out of the fallback what the fast tier has had for a while. A fallback
-// that carries nothing leaves nothing in the kernel, also not what others of its kind left
+// syncFallback takes out of the fallback what the fast tier has had for a while. A fallback
+// that serves nothing leaves nothing in the kernel, also not what others of its kind left
 // there, once the fast tier serves.
-func (t *Tier) settle(ctx context.Context, u *proxier.Update, order []uint32, refilled bool) error {
+func (t *Tier) syncFallback(ctx context.Context, u *proxier.Update, refilled bool) error {
 	if t.cleaning.failed.Swap(false) {
 		t.state = unknown
 	}
 	if t.state == active {
-		if err := t.sync(ctx, onFallback, u.NodeRules, t.leave(order)); err != nil {
+		if err := t.sync(ctx, onFallback, u.NodeRules, t.losses()); err != nil {
 			return err
 		}
 	}
@@ -400,59 +407,52 @@ func (t *Tier) settle(ctx context.Context, u *proxier.Update, order []uint32, re
 		return nil
 	}
 	t.state = idle
-	for _, p := range t.ports {
-		p.has[onFallback] = nil
+	for index := range t.ports {
+		t.forget(onFallback, index)
 	}
 	t.cleaning.begin(ctx, t.grace, t.fallback)
 	return nil
 }
 
-// leave is what goes from the fallback: at once what nobody wants any more, and what the
-// fast tier has got after a while.
-func (t *Tier) leave(order []uint32) (list []proxier.PortChange) {
+// losses are what goes from the fallback: at once what is not desired any more, and what
+// the fast tier has got after a while.
+func (t *Tier) losses() (list []proxier.PortChange) {
 	now := time.Now()
-	for _, index := range order {
-		p := t.ports[index]
-		if p == nil || p.has[onFallback] == p.want[onFallback] {
+	for index := range t.leaving {
+		if !t.differs(onFallback, index) {
 			delete(t.leaving, index)
-			continue
-		}
-		if _, known := t.leaving[index]; !known && p.decision != nil {
-			t.leaving[index] = now
-		}
-		if p.decision == nil {
-			list = append(list, proxier.PortChange{Old: p.has[onFallback]})
 		}
 	}
-	for index, since := range t.leaving {
-		p := t.ports[index]
-		if p == nil || p.decision == nil || p.has[onFallback] == p.want[onFallback] {
+	for index := range t.parts[onFallback].Pending() {
+		if !t.differs(onFallback, index) {
+			continue
+		}
+		old, next := t.has(onFallback, index), t.want(onFallback, index)
+		if t.ports[index].decision == nil {
 			delete(t.leaving, index)
+			list = append(list, proxier.PortChange{Old: old})
 			continue
 		}
-		if t.owes[onFast] {
-			t.leaving[index] = now // it may not be there
-			continue
+		since, known := t.leaving[index]
+		if !known || t.failed[onFast] { // it may not be there
+			since = now
+			t.leaving[index] = now
 		}
-		if now.Sub(since) >= t.grace {
-			list = append(list, proxier.PortChange{Old: p.has[onFallback], New: p.want[onFallback]})
+		if now.Sub(since) >= t.grace && !t.failed[onFast] {
+			list = append(list, proxier.PortChange{Old: old, New: next})
 			delete(t.leaving, index)
 		}
 	}
 	return list
 }
 
-// Wait returns when what goes on in the background has ended. No Sync may follow.
+// Wait returns when the background clean-up has ended. No Sync may follow.
 func (t *Tier) Wait() { t.cleaning.Wait() }
 
 // Supports implements proxier.Tier.
 func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {
-	why := t.Why(d, f)
-	if why == nil {
-		return nil
-	}
-	if err := t.fallback.Supports(d, f); err != nil {
-		return errors.Join(why, err)
+	if chosen, reasons := t.choose(d, f); chosen == tiers {
+		return errors.Join(reasons...)
 	}
 	return nil
 }
@@ -462,16 +462,25 @@ func (t *Tier) publish() { t.seen.Store(&placed{maps.Clone(t.overflow), t.served
 // Overflow counts the service ports that the fast tier has no room for.
 func (t *Tier) Overflow() int { return len(t.seen.Load().overflow) }
 
-// Why returns nil if the fast tier carries a frontend, and else why it does not.
+// Why returns nil if the fast tier serves a frontend, and else why it does not.
 func (t *Tier) Why(d *proxier.Decision, f *proxier.Frontend) error {
+	if chosen, reasons := t.choose(d, f); chosen != onFast {
+		return reasons[onFast]
+	}
+	return nil
+}
+
+// choose says which tier serves a frontend, by what was known after the last Sync.
+func (t *Tier) choose(d *proxier.Decision, f *proxier.Frontend) (chosen tier, reasons []error) {
 	seen := t.seen.Load()
-	if why := seen.overflow[d.Index()]; why != nil {
-		return why
+	list := [tiers]Candidate{
+		onFast: {Refuses: func(d *proxier.Decision, f *proxier.Frontend) error {
+			return t.fastRefuses(d, f, seen.overflow, seen.served)
+		}},
+		onFallback: {Refuses: t.fallback.Supports},
 	}
-	if d.OptedOut && seen.served {
-		return errOptedOut
-	}
-	return t.fast.Supports(d, f)
+	by, reasons := Choose(list[:], d, f)
+	return tier(by), reasons
 }
 
 // FallbackHas returns a function that says whether the fallback, as things are, translates
@@ -480,8 +489,8 @@ func (t *Tier) FallbackHas(protocol proxier.Protocol) func(netip.AddrPort) bool 
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	has := map[netip.AddrPort]struct{}{}
-	for _, p := range t.ports {
-		d := p.has[onFallback]
+	for _, item := range t.parts[onFallback].All() {
+		d := item.Applied
 		if d == nil || d.Name.Protocol != protocol {
 			continue
 		}

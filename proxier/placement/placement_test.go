@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/proxiertest"
 )
 
 // fake is a tier with room for so many service ports. It tells what it carries whenever
@@ -250,7 +251,7 @@ func (b *bench) decide(random *rand.Rand, i int) proxier.PortChange {
 	if i == 7 {
 		protocol = proxier.UDP
 	}
-	d := proxier.NewDecision(proxier.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("s", i)}, Protocol: protocol}, uint32(i))
+	d := proxiertest.Decision(proxier.ServicePortName{NamespacedName: types.NamespacedName{Namespace: "ns", Name: fmt.Sprint("s", i)}, Protocol: protocol}, uint32(i))
 	d.Frontends = []proxier.Frontend{{Kind: proxier.ClusterIP, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(i)}), 80)}}
 	if i%3 == 0 {
 		d.Frontends = append(d.Frontends, proxier.Frontend{Kind: proxier.ExternalIP, Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), 80)})

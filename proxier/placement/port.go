@@ -7,67 +7,83 @@ import (
 	"slices"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/delta"
 )
 
-// port is a service port, what each tier is to have of it, and what it has.
-type port struct {
-	decision *proxier.Decision
-	want     [sides]*proxier.Decision
-	has      [sides]*proxier.Decision
-	// held says that the fast tier is to have what it can, whoever else should.
-	held bool
-}
-
-// side is one of the tiers.
-type side int
+// tier is one of the two, in the order of candidates.
+type tier int
 
 const (
-	onFast side = iota
+	onFast tier = iota
 	onFallback
-	sides
+	tiers
 )
 
-// errOptedOut is why the fast tier has nothing of a Service that wants it so.
+// parts are, of every service port, what one tier is to have and what it was given.
+type parts = delta.Delta[uint32, *proxier.Decision, *proxier.Decision]
+
+// port is a service port.
+type port struct {
+	decision *proxier.Decision // nil when it is gone
+	// held says that the fast tier is to have what it can, whoever else should.
+	held  bool
+	round uint32 // of the last update that it was in
+}
+
+// errOptedOut is why the fast tier has nothing of a Service that opts out.
 var errOptedOut = errors.New("the Service opts out: " + proxier.AnnotationFastPath + "=" + proxier.FastPathDisabled)
 
-// place says which tier is to have what of a service port.
-func (t *Tier) place(p *port) {
-	t.count(p, -1)
-	defer t.count(p, 1)
-	p.want = [sides]*proxier.Decision{}
-	d := p.decision
-	if d == nil {
-		return
-	}
-	fits := func(f *proxier.Frontend) bool { return t.fast.Supports(d, f) == nil }
-	p.want[onFast] = d.Only(fits)
-	overflows := t.overflow[d.Index()] != nil
-	leaves := overflows || d.OptedOut && t.served
-	switch {
-	case leaves || t.both || t.standsIn:
-		p.want[onFallback] = d
-	case p.want[onFast] != d:
-		p.want[onFallback] = d.Only(func(f *proxier.Frontend) bool { return !fits(f) })
-	}
-	switch {
-	case !leaves || p.held:
-	case !overflows && d.Name.Protocol == proxier.UDP:
-		// Sockets that are connected to its backends are to be told only of
-		// those that really go.
-		p.want[onFast] = d.Unserved()
-	default:
-		p.want[onFast] = nil
+// newCandidates are the fast tier, and the fallback for all that it refuses.
+func (t *Tier) newCandidates() [tiers]Candidate {
+	return [tiers]Candidate{
+		onFast: {Refuses: func(d *proxier.Decision, f *proxier.Frontend) error {
+			return t.fastRefuses(d, f, t.overflow, t.served)
+		}},
+		onFallback: {Also: func(*proxier.Decision, *proxier.Frontend) bool { return t.both || t.standsIn }},
 	}
 }
 
-func (t *Tier) placeAll() {
-	for _, p := range t.ports {
-		t.place(p)
+// fastRefuses says why the fast tier does not serve a frontend, given what it has no room
+// for, and whether Services can opt out yet.
+func (t *Tier) fastRefuses(d *proxier.Decision, f *proxier.Frontend, overflow map[uint32]error, served bool) error {
+	if why := overflow[d.Index()]; why != nil {
+		return why
+	}
+	if d.OptedOut && served {
+		return errOptedOut
+	}
+	return t.fast.Supports(d, f)
+}
+
+// assign works out what each tier is to have of a service port.
+func (t *Tier) assign(index uint32, p *port) {
+	t.count(index, -1)
+	defer t.count(index, 1)
+	var want [tiers]*proxier.Decision
+	if d := p.decision; d != nil {
+		Assign(t.candidates[:], d, want[:])
+		overflows := t.overflow[index] != nil
+		leaves := overflows || d.OptedOut && t.served
+		switch {
+		case leaves && p.held:
+			want[onFast] = d.Only(func(f *proxier.Frontend) bool { return t.fast.Supports(d, f) == nil })
+		case leaves && !overflows && d.Name.Protocol == proxier.UDP:
+			// Sockets that are connected to its backends are to be told only of
+			// those that really go.
+			want[onFast] = d.Unserved()
+		}
+	}
+	for i, d := range want {
+		if d == nil {
+			t.parts[i].Drop(index)
+		} else if item := t.parts[i].Want(index, d); item.There() && item.Applied == d {
+			t.parts[i].Done(index, d) // as before
+		}
 	}
 }
 
-func (t *Tier) count(p *port, by int) {
-	d := p.want[onFallback]
+func (t *Tier) count(index uint32, by int) {
+	d := t.want(onFallback, index)
 	if d == nil {
 		return
 	}
@@ -77,32 +93,63 @@ func (t *Tier) count(p *port, by int) {
 	}
 }
 
-// which changes of a tier.
-type which uint8
+// want is what a tier is to have of a service port.
+func (t *Tier) want(of tier, index uint32) *proxier.Decision {
+	if item := t.parts[of].Get(index); item != nil {
+		return item.Desired()
+	}
+	return nil
+}
 
-const (
-	added which = 1 << iota // or changed
-	removed
-)
+// has is what a tier was given of a service port.
+func (t *Tier) has(of tier, index uint32) *proxier.Decision {
+	if item := t.parts[of].Get(index); item != nil {
+		return item.Applied
+	}
+	return nil
+}
 
-// diff is what changes for a tier.
-func (t *Tier) diff(order []uint32, s side, w which) (list []proxier.PortChange) {
+func (t *Tier) differs(of tier, index uint32) bool {
+	item := t.parts[of].Get(index)
+	return item != nil && item.Applied != item.Desired()
+}
+
+// given notes that a tier was given a part; nil for none.
+func (t *Tier) given(to tier, index uint32, d *proxier.Decision) {
+	item := t.parts[to].Get(index)
+	switch {
+	case d == nil && item == nil:
+	case d == nil:
+		t.parts[to].Removed(index)
+	case item != nil && d == item.Desired():
+		t.parts[to].Done(index, d)
+	default: // more than it is to have in the end
+		t.parts[to].Adopt(index, d)
+	}
+}
+
+// forget notes that a tier has nothing of a service port.
+func (t *Tier) forget(of tier, index uint32) { t.given(of, index, nil) }
+
+// changes are those of service ports for a tier.
+func (t *Tier) changes(of tier, order []uint32) (list []proxier.PortChange) {
 	for _, index := range order {
-		p := t.ports[index]
-		if p == nil || p.has[s] == p.want[s] {
-			continue
-		}
-		if p.want[s] != nil && w&added != 0 || p.want[s] == nil && w&removed != 0 {
-			list = append(list, proxier.PortChange{Old: p.has[s], New: p.want[s]})
+		if t.differs(of, index) {
+			list = append(list, proxier.PortChange{Old: t.has(of, index), New: t.want(of, index)})
 		}
 	}
 	return list
 }
 
-// gains is what the fallback gets, along with what it has: whatever is leaving it is not
+// additions are the changes for the fallback, but for what goes from it as a whole.
+func (t *Tier) additions(order []uint32) []proxier.PortChange {
+	return slices.DeleteFunc(t.changes(onFallback, order), func(c proxier.PortChange) bool { return c.New == nil })
+}
+
+// gains are what the fallback gets, along with what it has: whatever is leaving it is not
 // in the fast tier yet.
 func (t *Tier) gains(order []uint32) []proxier.PortChange {
-	list := t.diff(order, onFallback, added)
+	list := t.additions(order)
 	for i := range list {
 		c := &list[i]
 		if c.Old == nil {
@@ -113,16 +160,6 @@ func (t *Tier) gains(order []uint32) []proxier.PortChange {
 		}
 		old, next := c.Old, c.New
 		c.New = t.ports[c.Index()].decision.Only(func(f *proxier.Frontend) bool { return has(old, f) || has(next, f) })
-	}
-	return list
-}
-
-// all is what a tier is to have.
-func (t *Tier) all(order []uint32, s side) (list []proxier.PortChange) {
-	for _, index := range order {
-		if p := t.ports[index]; p.want[s] != nil {
-			list = append(list, proxier.PortChange{Old: p.has[s], New: p.want[s]})
-		}
 	}
 	return list
 }

@@ -20,47 +20,47 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/component-base/version"
-	"k8s.io/klog/v2"
 )
 
 // Defaults of ClientConfig.
 const (
-	// DefaultQPS and DefaultBurst are kube-proxy's: a proxy opens four
-	// watches and then hardly ever speaks, so they only pace reconnects.
+	// DefaultQPS and DefaultBurst are kube-proxy's. A proxy opens four watches and
+	// sends few other requests, so they only limit reconnects.
 	DefaultQPS   = 5
 	DefaultBurst = 10
 
-	// defaultAccept lets a server (or an aggregating front) that has no
-	// protobuf answer in JSON instead of 406.
+	// defaultAccept lets a server or aggregator without protobuf answer in JSON
+	// instead of 406.
 	defaultAccept = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 )
 
-// ClientConfig says how to reach the API server. The zero value is a pod's own
-// service account with kube-proxy's rates, speaking protobuf.
+// ClientConfig says how to reach the API server. The zero value uses the pod's service account,
+// kube-proxy's rates and protobuf.
 type ClientConfig struct {
 	// Kubeconfig is the path of a kubeconfig file.
 	Kubeconfig string
-	// Master is the URL of the API server and wins over the kubeconfig's. When
-	// both are empty the client uses the pod's service account.
+	// Master is the URL of the API server and overrides that of the kubeconfig. If both
+	// are empty, the client uses the pod's service account.
 	Master string
 	// ContentType of requests; protobuf when empty.
 	ContentType string
 	// AcceptContentTypes of answers, comma separated, best first; protobuf and
 	// then JSON when empty.
 	AcceptContentTypes string
-	// QPS and Burst pace requests; DefaultQPS and DefaultBurst when zero. A
-	// negative QPS lifts the limit, as it does in client-go.
+	// QPS and Burst limit the rate of requests; DefaultQPS and DefaultBurst when zero.
+	// As in client-go, a negative QPS means no limit.
 	QPS   float32
 	Burst int
 }
 
-// Client speaks of the few kinds that a proxy has to do with. client-go's clientset would do the
-// same requests, and compile and link the types of all of Kubernetes with it.
+// Client requests the few kinds of objects that a proxy uses. client-go's clientset makes the same
+// requests, but needs the types of all API groups, which take time to compile and memory.
 type Client struct {
 	core, discovery, networking, events rest.Interface
+	inCluster                           bool // it uses the pod's service account
 }
 
-// scheme has the kinds that requests and answers are made of.
+// scheme has the kinds of requests and answers.
 var (
 	scheme         = newScheme()
 	codecs         = serializer.NewCodecFactory(scheme)
@@ -86,10 +86,11 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create API client: %w", err)
 	}
+	client.inCluster = cfg.inCluster()
 	return client, nil
 }
 
-// clientFor shares connections and the pace of requests between the groups, as a clientset does.
+// clientFor shares connections and the rate limit between the API groups, as a clientset does.
 func clientFor(restConfig *rest.Config) (*Client, error) {
 	transport, err := rest.HTTPClientFor(restConfig)
 	if err != nil {
@@ -123,41 +124,41 @@ func clientFor(restConfig *rest.Config) (*Client, error) {
 	return c, nil
 }
 
-// Services are those of all namespaces.
+// Services returns the Services of all namespaces.
 func (c *Client) Services() Resource {
 	return Resource{c.core, "services", func() runtime.Object { return &v1.ServiceList{} }}
 }
 
-// Nodes are those of the cluster.
+// Nodes returns the Nodes of the cluster.
 func (c *Client) Nodes() Resource {
 	return Resource{c.core, "nodes", func() runtime.Object { return &v1.NodeList{} }}
 }
 
-// EndpointSlices are those of all namespaces.
+// EndpointSlices returns the EndpointSlices of all namespaces.
 func (c *Client) EndpointSlices() Resource {
 	return Resource{c.discovery, "endpointslices", func() runtime.Object { return &discoveryv1.EndpointSliceList{} }}
 }
 
-// ServiceCIDRs are the ranges that the API server takes the addresses of Services from.
+// ServiceCIDRs returns the ServiceCIDRs, from which the API server allocates ClusterIPs.
 func (c *Client) ServiceCIDRs() Resource {
 	return Resource{c.networking, "servicecidrs", func() runtime.Object { return &networkingv1.ServiceCIDRList{} }}
 }
 
-// Events writes Events.
+// Events returns a writer of Events.
 func (c *Client) Events() Events { return Events{c.events} }
+
+func (cfg *ClientConfig) inCluster() bool { return cfg.Kubeconfig == "" && cfg.Master == "" }
 
 func restConfigFor(cfg ClientConfig) (*rest.Config, error) {
 	var restConfig *rest.Config
 	var err error
-	if cfg.Kubeconfig == "" && cfg.Master == "" {
-		// Its address is that of a Service, which this process is to make work.
-		klog.Background().Info("Neither a kubeconfig nor a master URL is set; reaching the API server by its Service address, which may not work on a new node")
+	if cfg.inCluster() {
 		if restConfig, err = rest.InClusterConfig(); err != nil {
 			return nil, fmt.Errorf("load in-cluster client config (neither a kubeconfig nor a master URL is set): %w", err)
 		}
 	} else {
-		// An explicit path instead of the default loading rules: a proxy must
-		// not pick up $KUBECONFIG or a home directory by accident.
+		// Use only the given path: the default loading rules would also read
+		// $KUBECONFIG and the home directory.
 		restConfig, err = clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
 			&clientcmd.ClientConfigLoadingRules{ExplicitPath: cfg.Kubeconfig},
 			&clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: cfg.Master}},
@@ -183,8 +184,8 @@ func restConfigFor(cfg ClientConfig) (*rest.Config, error) {
 	if restConfig.Burst == 0 {
 		restConfig.Burst = DefaultBurst
 	}
-	// Starts like upstream's, so that audit and API priority rules that match
-	// on the agent's name keep matching.
+	// It starts like upstream's, so that audit and API priority rules for kube-proxy
+	// match.
 	restConfig.UserAgent = fmt.Sprintf("kube-proxy/%s tandem", version.Get().GitVersion)
 	return restConfig, nil
 }

@@ -17,33 +17,31 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// absentInterval is how often the API server is asked whether it offers by now
-// what it did not: an upgrade, or a role that somebody adds.
+// absentInterval is how often a missing optional resource is requested again. It can appear with
+// an upgrade of the API server or a new role.
 const absentInterval = 10 * time.Minute
 
-// reminder is how often a failure that does not change is logged again: often
-// enough for whoever looks at the last minutes of a log, rarely enough for
-// whoever pays for it.
+// reminder is how often an unchanged failure is logged again: the last minutes of a log show
+// it, without filling the log.
 const reminder = 10 * time.Minute
 
-// connection logs what becomes of the list and watch requests for one
-// resource: a failure when it begins and when it turns into another one, and
-// the recovery. client-go alone is silent (at V(4)) about a watch it cannot
-// reopen because the server refuses connections.
+// connection logs failures of list and watch requests for one resource: when a failure begins,
+// when its kind changes, and when requests succeed again. client-go itself logs refused watches
+// at V(4) only.
 type connection struct {
 	resource string
-	optional string // see feed
+	optional string // see subscription
 	clock    clock.PassiveClock
 
 	mu     sync.Mutex
-	class  string // what is failing, empty while nothing is
+	class  string // kind of the current failure, or empty
 	since  time.Time
 	logged time.Time
 }
 
 func (c *connection) failed(ctx context.Context, err error) {
 	if ctx.Err() != nil {
-		return // the requests fail because this process ends
+		return // the requests fail because this process stops
 	}
 	logger := klog.FromContext(ctx)
 	class, now := errorClass(err), c.clock.Now()
@@ -53,20 +51,20 @@ func (c *connection) failed(ctx context.Context, err error) {
 	if c.class == "" {
 		c.since = now
 	}
-	tell := class != c.class || !without && now.Sub(c.logged) >= reminder
+	report := class != c.class || !without && now.Sub(c.logged) >= reminder
 	c.class = class
-	if tell {
+	if report {
 		c.logged = now
 	}
 	since := c.since
 	c.mu.Unlock()
 
-	if !tell {
+	if !report {
 		logger.V(4).Info("Still cannot list or watch", "resource", c.resource, "err", err)
 		return
 	}
 	if without {
-		logger.Info("The API server does not offer this; going on without", "resource", c.resource, "consequence", c.optional, "err", err)
+		logger.Info("API server lacks an optional resource, continuing without it", "resource", c.resource, "consequence", c.optional, "err", err)
 		return
 	}
 	logger.Error(err, "Cannot list or watch, keeping the last known state", "resource", c.resource,
@@ -79,19 +77,18 @@ func (c *connection) succeeded(ctx context.Context) {
 	c.class = ""
 	c.mu.Unlock()
 	if failing {
-		klog.FromContext(ctx).Info("Watching again", "resource", c.resource,
+		klog.FromContext(ctx).Info("Watch recovered", "resource", c.resource,
 			"failedFor", c.clock.Since(since).Round(time.Second))
 	}
 }
 
-// isAbsent says that the API server does not know the resource, or does not let
-// this proxy see it.
+// isAbsent reports whether the API server lacks the resource or denies access to it.
 func isAbsent(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err) || apierrors.IsForbidden(err)
 }
 
-// errorClass names the kind of a failure without what differs from one attempt
-// to the next: local ports, and the random timeout in the URL.
+// errorClass returns the kind of a failure, without the parts that differ between attempts:
+// local ports, and the random timeout in the URL.
 func errorClass(err error) string {
 	if reason := apierrors.ReasonForError(err); reason != metav1.StatusReasonUnknown {
 		return string(reason)

@@ -12,10 +12,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// entry is what an informer's store keeps of an object: enough to know it when
-// it comes again or goes. The object itself is there until the handler has
-// seen it; keeping 10,000 Services and their slices for nobody to read would
-// cost as much as the rest of the process.
+// entry is what an informer's store keeps of an object: enough to recognise it when it changes
+// or is deleted. The object itself is dropped once the handler has received it. Keeping 10,000
+// Services and their slices would take as much memory as the rest of the process.
 type entry[T runtime.Object] struct {
 	metav1.ObjectMeta
 	service string // of an EndpointSlice; a map of labels would be the largest part
@@ -23,24 +22,25 @@ type entry[T runtime.Object] struct {
 	fresh   bool
 }
 
-// kind is how one kind of object passes through an informer.
+// kind passes one kind of object from an informer to the handler.
 type kind[T interface {
 	runtime.Object
 	metav1.Object
 }] struct {
+	logger   klog.Logger
 	resource string
-	// identity makes an object that has only its name, and what a delete needs.
+	// identity makes an object with only its name and what a delete needs.
 	identity func(m metav1.ObjectMeta, service string) T
 	add      func(T)
 	update   func(old, new T)
 	delete   func(T)
 }
 
-// wrap makes an entry of a trimmed object.
+// wrap makes an entry for a trimmed object.
 func (k *kind[T]) wrap(obj any) any {
 	object, ok := obj.(T)
 	if !ok {
-		return obj // a tombstone, or what typed will complain about
+		return obj // a tombstone, or an unexpected type, which typed reports
 	}
 	e := &entry[T]{object: object, fresh: true}
 	e.Namespace, e.Name, e.ResourceVersion = object.GetNamespace(), object.GetName(), object.GetResourceVersion()
@@ -70,8 +70,8 @@ func (k *kind[T]) OnUpdate(oldObj, newObj any) {
 
 // OnDelete implements cache.ResourceEventHandler.
 func (k *kind[T]) OnDelete(obj any) {
-	// The delete itself was missed and a new list no longer has the object:
-	// what is left is its last known state.
+	// The watch missed the delete, but a new list lacks the object. The tombstone has
+	// its last known state.
 	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = tombstone.Obj
 	}
@@ -83,13 +83,13 @@ func (k *kind[T]) OnDelete(obj any) {
 func (k *kind[T]) typed(obj any) *entry[T] {
 	e, ok := obj.(*entry[T])
 	if !ok {
-		klog.Background().Error(nil, "Unexpected object from the informer", "resource", k.resource, "type", fmt.Sprintf("%T", obj))
+		k.logger.Error(fmt.Errorf("unexpected type %T", obj), "Ignoring an object from the informer", "resource", k.resource)
 		return nil
 	}
 	return e
 }
 
-// take hands the object over, once.
+// take returns the object, once.
 func (e *entry[T]) take() (object T, ok bool) {
 	var none T
 	object, ok = e.object, e.fresh

@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Resource is one kind of object in all namespaces. Its requests are those of client-go's typed
-// clients.
+// Resource lists and watches one kind of object in all namespaces, with the same requests as
+// client-go's typed clients.
 type Resource struct {
 	client rest.Interface
 	name   string
@@ -29,7 +29,7 @@ func (r Resource) List(ctx context.Context, opts metav1.ListOptions) (runtime.Ob
 	return list, err
 }
 
-// Watch watches them.
+// Watch watches the objects that the options select.
 func (r Resource) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	opts.Watch = true
 	return r.get(&opts).Watch(ctx)
@@ -51,7 +51,7 @@ func (e Events) Create(ctx context.Context, event *eventsv1.Event) error {
 	return e.to(e.client.Post(), event).Body(event).Do(ctx).Error()
 }
 
-// Patch changes an Event that was written before, by a strategic merge patch.
+// Patch changes an existing Event by a strategic merge patch.
 func (e Events) Patch(ctx context.Context, event *eventsv1.Event, patch []byte) error {
 	return e.to(e.client.Patch(types.StrategicMergePatchType), event).Name(event.Name).Body(patch).Do(ctx).Error()
 }

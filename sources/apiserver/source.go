@@ -27,8 +27,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// The server filters, so that what is not for this proxy is never sent. A
-// Service that starts to match arrives as added, one that stops as deleted.
+// The server filters by these selectors. A Service that starts to match arrives as added, one
+// that stops as deleted.
 const (
 	serviceLabelSelector = "!" + LabelServiceProxyName
 	serviceFieldSelector = "spec.clusterIP!=" + v1.ClusterIPNone
@@ -39,17 +39,17 @@ const (
 type Options struct {
 	// NodeName is the node whose Node object is watched. Empty means none.
 	NodeName string
-	// OnServiceCIDR is told of every ServiceCIDR with its ranges, and without
-	// any once it is gone; nil for nobody.
+	// OnServiceCIDR is called with every ServiceCIDR and its ranges, and without ranges
+	// when it is deleted. If nil, ServiceCIDRs are not watched.
 	OnServiceCIDR func(name string, cidrs []string)
-	// ServiceAnnotations are annotation keys to keep on Services; all others
-	// are dropped before caching.
+	// ServiceAnnotations are the annotation keys to keep on Services. Others are
+	// dropped.
 	ServiceAnnotations []string
 	// Clock defaults to the real one.
 	Clock clock.PassiveClock
 }
 
-// Source is the API server as a source of objects.
+// Source reads objects from the API server.
 type Source struct {
 	client  *Client
 	handler proxier.Handler
@@ -60,7 +60,7 @@ type Source struct {
 	absentInterval time.Duration
 }
 
-// New builds a Source that feeds handler once it runs.
+// New builds a Source that calls handler while it runs.
 func New(client *Client, handler proxier.Handler, opts Options) *Source {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
@@ -75,16 +75,20 @@ func New(client *Client, handler proxier.Handler, opts Options) *Source {
 	}
 }
 
-// Run lists and watches until ctx ends. Losing the API server is not an error:
-// Run goes on trying. A Source runs once.
+// Run lists and watches until ctx ends. If the API server is unavailable, Run retries. A Source
+// runs once.
 //
-// Calls for one kind of object come one after the other; calls for different
-// kinds come in any order and at the same time.
+// Calls for one kind of object are sequential. Calls for different kinds are concurrent.
 func (s *Source) Run(ctx context.Context) error {
 	if s.started.Swap(true) {
 		return errors.New("run API server source: it has run already")
 	}
-	feeds := []feed{
+	logger := klog.FromContext(ctx)
+	if s.client.inCluster {
+		// That address is a Service, which this process has to program first.
+		logger.Info("Neither a kubeconfig nor a master URL is set, connecting to the API server's Service address, which may not work on a new node")
+	}
+	subscriptions := []subscription{
 		{
 			resource: "services",
 			object:   &v1.Service{},
@@ -94,7 +98,7 @@ func (s *Source) Run(ctx context.Context) error {
 			list:  s.client.Services().List,
 			watch: s.client.Services().Watch,
 			handler: &kind[*v1.Service]{
-				resource: "services",
+				logger: logger, resource: "services",
 				identity: func(m metav1.ObjectMeta, _ string) *v1.Service { return &v1.Service{ObjectMeta: m} },
 				add:      s.handler.OnServiceAdd,
 				update:   s.handler.OnServiceUpdate,
@@ -109,7 +113,7 @@ func (s *Source) Run(ctx context.Context) error {
 			list:     s.client.EndpointSlices().List,
 			watch:    s.client.EndpointSlices().Watch,
 			handler: &kind[*discoveryv1.EndpointSlice]{
-				resource: "endpointslices",
+				logger: logger, resource: "endpointslices",
 				identity: func(m metav1.ObjectMeta, service string) *discoveryv1.EndpointSlice {
 					if service != "" {
 						m.Labels = map[string]string{discoveryv1.LabelServiceName: service}
@@ -124,7 +128,7 @@ func (s *Source) Run(ctx context.Context) error {
 		},
 	}
 	if s.opts.NodeName != "" {
-		feeds = append(feeds, feed{
+		subscriptions = append(subscriptions, subscription{
 			resource: "nodes",
 			object:   &v1.Node{},
 			tweak: func(o *metav1.ListOptions) {
@@ -133,7 +137,7 @@ func (s *Source) Run(ctx context.Context) error {
 			list:  s.client.Nodes().List,
 			watch: s.client.Nodes().Watch,
 			handler: &kind[*v1.Node]{
-				resource: "nodes",
+				logger: logger, resource: "nodes",
 				identity: func(m metav1.ObjectMeta, _ string) *v1.Node { return &v1.Node{ObjectMeta: m} },
 				add:      s.handler.OnNodeAdd,
 				update:   s.handler.OnNodeUpdate,
@@ -144,15 +148,15 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 
 	if on := s.opts.OnServiceCIDR; on != nil {
-		feeds = append(feeds, feed{
+		subscriptions = append(subscriptions, subscription{
 			resource: "servicecidrs",
-			optional: "connections to unallocated addresses of Services are not rejected", absentInterval: s.absentInterval,
+			optional: "connections to unallocated ClusterIPs are not rejected", absentInterval: s.absentInterval,
 			object: &networkingv1.ServiceCIDR{},
 			tweak:  func(*metav1.ListOptions) {},
 			list:   s.client.ServiceCIDRs().List,
 			watch:  s.client.ServiceCIDRs().Watch,
 			handler: &kind[*networkingv1.ServiceCIDR]{
-				resource: "servicecidrs",
+				logger: logger, resource: "servicecidrs",
 				identity: func(m metav1.ObjectMeta, _ string) *networkingv1.ServiceCIDR {
 					return &networkingv1.ServiceCIDR{ObjectMeta: m}
 				},
@@ -164,23 +168,23 @@ func (s *Source) Run(ctx context.Context) error {
 		})
 	}
 
-	// An error that stops one feed from starting must stop the others too.
+	// If one subscription cannot start, the others must stop.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var running sync.WaitGroup
 	defer running.Wait()
-	for i := range feeds {
-		if err := s.start(ctx, &feeds[i], &running); err != nil {
+	for i := range subscriptions {
+		if err := s.start(ctx, &subscriptions[i], &running); err != nil {
 			cancel()
-			return fmt.Errorf("watch %s: %w", feeds[i].resource, err)
+			return fmt.Errorf("watch %s: %w", subscriptions[i].resource, err)
 		}
 	}
 	<-ctx.Done()
 	return nil
 }
 
-// updateSlice splits the move of a slice to another Service: the receiver
-// files slices by Service, and an update only names the new one.
+// updateSlice turns the move of a slice to another Service into a delete and an add: the handler
+// stores slices by Service, and an update has only the new one.
 func (s *Source) updateSlice(oldSlice, slice *discoveryv1.EndpointSlice) {
 	if oldSlice.Labels[discoveryv1.LabelServiceName] != slice.Labels[discoveryv1.LabelServiceName] {
 		s.handler.OnEndpointSliceDelete(oldSlice)
@@ -190,11 +194,11 @@ func (s *Source) updateSlice(oldSlice, slice *discoveryv1.EndpointSlice) {
 	s.handler.OnEndpointSliceUpdate(oldSlice, slice)
 }
 
-// feed is one resource: where it comes from and where it goes.
-type feed struct {
+// subscription connects the requests for one resource with the handler.
+type subscription struct {
 	resource string
-	// optional resources may be unknown to the API server, or not for this
-	// proxy; it says what is lost then.
+	// optional is set if the API server may lack the resource or deny access to it. It
+	// describes the consequence.
 	optional       string
 	absentInterval time.Duration
 	object         runtime.Object
@@ -205,16 +209,16 @@ type feed struct {
 	synced         func()
 }
 
-// handler is a kind of object.
+// handler is a kind of any type.
 type handler interface {
 	cache.ResourceEventHandler
 	wrap(obj any) any
 }
 
-func (s *Source) start(ctx context.Context, f *feed, running *sync.WaitGroup) error {
+func (s *Source) start(ctx context.Context, f *subscription, running *sync.WaitGroup) error {
 	conn := &connection{resource: f.resource, optional: f.optional, clock: s.opts.Clock}
-	// Each resource has its own informer, not a factory's shared one: nobody
-	// else reads these stores, and an index would only cost memory.
+	// The informers are not shared through a factory: these stores have no other
+	// readers, and an index would only take memory.
 	informer := cache.NewSharedIndexInformerWithOptions(f.listWatch(s.client, conn), f.object,
 		cache.SharedIndexInformerOptions{ObjectDescription: f.resource})
 	if err := informer.SetTransform(func(obj any) (any, error) {
@@ -227,8 +231,8 @@ func (s *Source) start(ctx context.Context, f *feed, running *sync.WaitGroup) er
 		return fmt.Errorf("set transform: %w", err)
 	}
 	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
-		// A server ends watches regularly, and history expires while a
-		// connection is down; both lead to a new watch and are no failure.
+		// Servers end watches regularly, and history expires while a connection is
+		// down. Both lead to a new watch and are no failure.
 		if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 			klog.FromContext(ctx).V(4).Info("Watch closed", "resource", f.resource, "err", err)
 			return
@@ -244,11 +248,12 @@ func (s *Source) start(ctx context.Context, f *feed, running *sync.WaitGroup) er
 
 	running.Go(func() { informer.RunWithContext(ctx) })
 	running.Go(func() {
-		// The registration, not the informer: the informer has synced when its
-		// store is full, the registration when the handler saw all of it.
+		// Wait for the registration, not the informer: the informer has synced when
+		// its store is complete, the registration when the handler has received all
+		// of it.
 		select {
 		case <-registration.HasSyncedChecker().Done():
-			klog.FromContext(ctx).V(2).Info("Received the first full list", "resource", f.resource)
+			klog.FromContext(ctx).V(2).Info("Received the initial list", "resource", f.resource)
 			f.synced()
 		case <-ctx.Done():
 		}
@@ -256,10 +261,10 @@ func (s *Source) start(ctx context.Context, f *feed, running *sync.WaitGroup) er
 	return nil
 }
 
-// listWatch wraps the requests so that conn hears of each. client-go decides
-// between a streamed list (WatchList, on by default since its 1.35) and a plain
-// one, and falls back by itself where the server does not serve the stream.
-func (f *feed) listWatch(client *Client, conn *connection) cache.ListerWatcher {
+// listWatch reports the result of each request to conn. client-go chooses between a streamed
+// list (WatchList, by default since 1.35) and a plain one, and falls back to the latter if the
+// server does not support streams.
+func (f *subscription) listWatch(client *Client, conn *connection) cache.ListerWatcher {
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			f.tweak(&o)
@@ -267,7 +272,7 @@ func (f *feed) listWatch(client *Client, conn *connection) cache.ListerWatcher {
 			if err != nil {
 				conn.failed(ctx, err)
 				if f.optional != "" && isAbsent(err) {
-					// The informer would ask again within seconds.
+					// The informer would retry within seconds.
 					pause(ctx, f.absentInterval)
 				}
 			}
@@ -280,14 +285,14 @@ func (f *feed) listWatch(client *Client, conn *connection) cache.ListerWatcher {
 			case err == nil:
 				conn.succeeded(ctx)
 			case o.SendInitialEvents != nil && apierrors.IsInvalid(err):
-				klog.FromContext(ctx).V(2).Info("The API server does not stream lists, listing instead", "resource", f.resource)
+				klog.FromContext(ctx).V(2).Info("API server does not support streamed lists, using plain lists", "resource", f.resource)
 			default:
 				conn.failed(ctx, err)
 			}
 			if err != nil && o.SendInitialEvents != nil && utilnet.IsConnectionRefused(err) {
-				// While nothing listens, the reflector's streamed list sleeps up
-				// to 30 s without heeding ctx, and so would Run. Hidden from it,
-				// the refusal leads to a plain list, whose pause ends with ctx.
+				// For a refused connection, the reflector's streamed list sleeps up
+				// to 30 s even if ctx ends, which would block Run. Without the
+				// wrapped error it makes a plain list, whose pause ends with ctx.
 				err = fmt.Errorf("open streamed list: %v", err)
 			}
 			return w, err
@@ -295,7 +300,7 @@ func (f *feed) listWatch(client *Client, conn *connection) cache.ListerWatcher {
 	}, client)
 }
 
-// pause waits, but not beyond ctx.
+// pause waits for a time or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -204,7 +204,7 @@ func TestNoServiceCIDRs(t *testing.T) {
 				api.put(makeServiceCIDR("kubernetes", "10.96.0.0/16"))
 				rec.waitFor(t, "service CIDR kubernetes [10.96.0.0/16]")
 				text := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
-				if n := strings.Count(text, "going on without"); n != 1 || strings.Contains(text, "Cannot list") {
+				if n := strings.Count(text, "continuing without it"); n != 1 || strings.Contains(text, "Cannot list") {
 					t.Errorf("said %d times, want once:\n%s", n, text)
 				}
 			})
@@ -212,7 +212,7 @@ func TestNoServiceCIDRs(t *testing.T) {
 	}
 }
 
-// While the pause lasts, it is neither asked again nor does it hold up the end.
+// During the pause, there is no other request, and the end of Run does not wait for it.
 func TestNoServiceCIDRsPause(t *testing.T) {
 	api := newFakeAPI(t)
 	api.noCIDRs = http.StatusNotFound
@@ -348,7 +348,7 @@ func TestKind(t *testing.T) {
 
 func TestRefusedStreamedListFallsBack(t *testing.T) {
 	refused := &url.Error{Op: "Get", URL: "https://api", Err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}}
-	f := feed{resource: "services", tweak: func(*metav1.ListOptions) {}, watch: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
+	f := subscription{resource: "services", tweak: func(*metav1.ListOptions) {}, watch: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
 		return nil, refused
 	}}
 	lw := cache.ToListerWatcherWithContext(f.listWatch(nil, &connection{clock: clocktesting.NewFakePassiveClock(time.Time{})}))
@@ -391,7 +391,7 @@ func TestConnectionLogsChanges(t *testing.T) {
 	if n := strings.Count(text, "Cannot list or watch"); n != 3 {
 		t.Errorf("%d errors logged, want 3 (refused, forbidden, reminder):\n%s", n, text)
 	}
-	if n := strings.Count(text, "Watching again"); n != 1 {
+	if n := strings.Count(text, "Watch recovered"); n != 1 {
 		t.Errorf("%d recoveries logged, want 1:\n%s", n, text)
 	}
 	if !strings.Contains(text, "failedFor=\"11m0s\"") {

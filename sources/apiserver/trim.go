@@ -13,17 +13,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// LabelServiceProxyName hands a Service to another proxy.
+// LabelServiceProxyName marks a Service that another proxy serves.
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// poolLimit bounds what a pool remembers. It is above the node count of the
-// largest clusters; a pool that reaches it starts afresh, which costs sharing
-// with older objects and nothing else.
+// poolLimit bounds the size of a pool. It exceeds the number of nodes of the largest clusters. A
+// pool that reaches it is emptied, so later objects do not share values with older ones.
 const poolLimit = 32768
 
-// pool hands out one pointer per distinct value, so that the thousands of
-// objects that say "node-17" or "TCP" share one copy. The pointers go to
-// receivers that must not write through them.
+// pool returns one pointer per distinct value, so that thousands of objects with "node-17" or
+// "TCP" share one copy. Receivers must not write through the pointers.
 type pool[T comparable] struct {
 	mu     sync.Mutex
 	values map[T]*T
@@ -51,7 +49,7 @@ func (p *pool[T]) share(value *T) *T {
 	return p.ptr(*value)
 }
 
-// hint is the usual shape of EndpointHints: at most one zone and one node.
+// hint has the usual EndpointHints: at most one zone and one node.
 type hint struct {
 	zone, node       string
 	hasZone, hasNode bool
@@ -72,11 +70,11 @@ func sharedBool(b *bool) *bool {
 	}
 }
 
-// trimmer cuts objects down to what a proxy reads before they are cached. A
-// trimmer may see an object twice and must then leave it as it is.
+// trimmer drops the fields that a proxy does not read, before objects are cached. It must not
+// change an object that it has trimmed already.
 type trimmer struct {
-	// start drops trigger times of changes from before this process: nobody
-	// measures how long those took, and the annotation costs a map per slice.
+	// start is the start of this process. Trigger times of earlier changes are dropped:
+	// their latency is not measured, and the annotation takes a map per slice.
 	start time.Time
 	// serviceAnnotations are the keys kept on Services.
 	serviceAnnotations []string
@@ -91,8 +89,7 @@ type trimmer struct {
 	hintsCache map[hint]*discoveryv1.EndpointHints
 }
 
-// transform is a cache.TransformFunc. What it does not know, tombstones among
-// it, passes unchanged.
+// transform is a cache.TransformFunc. It does not change tombstones and objects of other types.
 func (t *trimmer) transform(obj any) (any, error) {
 	switch obj := obj.(type) {
 	case *v1.Service:
@@ -114,8 +111,7 @@ func (t *trimmer) string(s string) string {
 	return *t.text.ptr(s)
 }
 
-// meta keeps identity, version and life span, and of labels and annotations
-// the named keys.
+// meta keeps identity, version and timestamps, and the named labels and annotations.
 func (t *trimmer) meta(m *metav1.ObjectMeta, labels, annotations []string) {
 	*m = metav1.ObjectMeta{
 		Name:              m.Name,
@@ -129,9 +125,8 @@ func (t *trimmer) meta(m *metav1.ObjectMeta, labels, annotations []string) {
 	}
 }
 
-// only returns the named entries of m, nil when there are none: an empty map
-// costs as much as one with an entry. The keys are those of the caller, so
-// that the decoded ones can go.
+// only returns the named entries of m, or nil if there are none: an empty map takes as much
+// memory as one with an entry. It uses the caller's keys, so that the decoded ones are freed.
 func only(m map[string]string, keys []string) map[string]string {
 	var kept map[string]string
 	for _, key := range keys {
@@ -184,7 +179,7 @@ func (t *trimmer) service(service *v1.Service) {
 		port.Name = t.string(port.Name)
 		port.Protocol = v1.Protocol(t.string(string(port.Protocol)))
 		port.AppProtocol = nil
-		// An EndpointSlice carries the resolved port; this is only its name.
+		// EndpointSlices have the resolved port.
 		port.TargetPort.StrVal = ""
 		port.TargetPort.IntVal = 0
 		port.TargetPort.Type = 0
@@ -222,7 +217,7 @@ func (t *trimmer) endpointSlice(slice *discoveryv1.EndpointSlice) {
 		endpoint.Hostname = nil
 		endpoint.TargetRef = nil
 		endpoint.DeprecatedTopology = nil
-		endpoint.Zone = nil // topology goes by the hints
+		endpoint.Zone = nil // topology uses the hints
 		endpoint.NodeName = t.text.share(endpoint.NodeName)
 		endpoint.Conditions.Ready = sharedBool(endpoint.Conditions.Ready)
 		endpoint.Conditions.Serving = sharedBool(endpoint.Conditions.Serving)
@@ -231,19 +226,18 @@ func (t *trimmer) endpointSlice(slice *discoveryv1.EndpointSlice) {
 	}
 }
 
-// measurable tells whether a trigger time is one whose latency will be
-// observed. What does not parse is not.
+// measurable reports whether a trigger time is valid and its latency will be observed.
 func (t *trimmer) measurable(trigger string) bool {
 	if trigger == "" {
 		return false
 	}
 	at, err := time.Parse(time.RFC3339Nano, trigger)
-	// The annotation of some writers has whole seconds; do not lose a change
-	// that happened in the second this process started.
+	// Some writers use whole seconds. Keep changes of the second in which this process
+	// started.
 	return err == nil && !at.Before(t.start.Truncate(time.Second))
 }
 
-// hints shares hints of the usual shape as a whole.
+// hints returns a shared copy of the usual hints.
 func (t *trimmer) hints(hints *discoveryv1.EndpointHints) *discoveryv1.EndpointHints {
 	if hints == nil || len(hints.ForZones) > 1 || len(hints.ForNodes) > 1 {
 		return hints
@@ -267,8 +261,8 @@ func (t *trimmer) hints(hints *discoveryv1.EndpointHints) *discoveryv1.EndpointH
 	return hints
 }
 
-// packAddresses moves the addresses of all endpoints into one string and one
-// array: two allocations instead of two per endpoint.
+// packAddresses moves the addresses of all endpoints into one string and one array, which are two
+// allocations instead of two per endpoint.
 func packAddresses(endpoints []discoveryv1.Endpoint) {
 	count, length := 0, 0
 	for i := range endpoints {
@@ -307,7 +301,7 @@ func (t *trimmer) node(node *v1.Node) {
 	node.Status = v1.NodeStatus{Addresses: node.Status.Addresses}
 }
 
-// clip copies a slice that has spare capacity: decoders grow them by doubling.
+// clip copies a slice with spare capacity, which decoders leave.
 func clip[E any](s []E) []E {
 	if len(s) == 0 {
 		return nil

@@ -5,6 +5,7 @@ package apiserver
 import (
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -26,6 +27,7 @@ var (
 // fullMeta has every field set.
 func fullMeta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
+		//lint:ignore SA1019 old servers send it, and it has to go
 		Name: name, GenerateName: "gen-", Namespace: "ns1", SelfLink: "/x", UID: "uid-" + "1", ResourceVersion: "42", Generation: 3,
 		CreationTimestamp: created, DeletionTimestamp: &deleted, DeletionGracePeriodSeconds: ptr.To[int64](5),
 		Labels:          map[string]string{"app": "web"},
@@ -47,10 +49,9 @@ func with[T any](object T, change func(*T)) *T {
 	return &object
 }
 
-// TestTransform holds, per kind, an object with every field that is ever set
-// and what must be left of it: all that the trackers read.
-func TestTransform(t *testing.T) {
-	fullService := v1.Service{
+// fullService, fullSlice and fullNode have every field set that can be.
+func fullService() v1.Service {
+	return v1.Service{
 		ObjectMeta: fullMeta("web"),
 		Spec: v1.ServiceSpec{
 			Ports: []v1.ServicePort{{
@@ -83,7 +84,10 @@ func TestTransform(t *testing.T) {
 			Conditions: []metav1.Condition{{Type: "x"}},
 		},
 	}
-	fullSlice := discoveryv1.EndpointSlice{
+}
+
+func fullSlice() discoveryv1.EndpointSlice {
+	return discoveryv1.EndpointSlice{
 		ObjectMeta:  fullMeta("web-1"),
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Protocol: ptr.To(v1.ProtocolTCP), Port: ptr.To[int32](8080), AppProtocol: ptr.To("h2c")}},
@@ -102,7 +106,10 @@ func TestTransform(t *testing.T) {
 			{},
 		},
 	}
-	fullNode := v1.Node{
+}
+
+func fullNode() v1.Node {
+	return v1.Node{
 		ObjectMeta: fullMeta("node1"),
 		Spec: v1.NodeSpec{
 			PodCIDR: "10.244.0.0/24", PodCIDRs: []string{"10.244.0.0/24", "fd01::/64"}, ProviderID: "p", Unschedulable: true,
@@ -115,7 +122,12 @@ func TestTransform(t *testing.T) {
 			NodeInfo:   v1.NodeSystemInfo{KernelVersion: "6.18"},
 		},
 	}
+}
 
+// TestTransform has, for each kind, a full object and what must remain of it: all fields that
+// the trackers read.
+func TestTransform(t *testing.T) {
+	fullService, fullSlice, fullNode := fullService(), fullSlice(), fullNode()
 	trigger := func(at time.Time) func(*discoveryv1.EndpointSlice) {
 		return func(s *discoveryv1.EndpointSlice) {
 			s.ObjectMeta = metav1.ObjectMeta{Name: "x", Annotations: map[string]string{
@@ -291,7 +303,7 @@ func decodedSlice(t testing.TB, i int) *discoveryv1.EndpointSlice {
 			},
 			Annotations:     map[string]string{v1.EndpointsLastChangeTriggerTime: "2026-01-01T00:00:00Z"},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Service", Name: fmt.Sprintf("service-%05d", i), UID: "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f1"}},
-			ManagedFields:   []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 800)}}},
+			ManagedFields:   []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(strings.Repeat("x", 800))}},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Protocol: ptr.To(v1.ProtocolTCP), Port: ptr.To[int32](8080)}},
@@ -316,7 +328,7 @@ func decodedService(t testing.TB, i int) *v1.Service {
 			UID: "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0", ResourceVersion: "1234567", CreationTimestamp: created,
 			Labels:        map[string]string{"app": "web"},
 			Annotations:   map[string]string{"kubectl.kubernetes.io/last-applied-configuration": string(make([]byte, 500))},
-			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 800)}}},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(strings.Repeat("x", 800))}},
 		},
 		Spec: v1.ServiceSpec{
 			Ports:    []v1.ServicePort{{Name: "http", Protocol: v1.ProtocolTCP, Port: 80, TargetPort: intstr.FromString("http")}},

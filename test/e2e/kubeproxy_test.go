@@ -70,7 +70,7 @@ func (p *process) synced(t testing.TB) {
 func (p *process) serves(t testing.TB) {
 	t.Helper()
 	p.synced(t)
-	p.await(t, "the uplinks", p.Says(`"Clients outside come in`))
+	p.await(t, "the uplinks", p.Says(`"Serving clients outside the node`))
 }
 
 const patience = 30 * time.Second

@@ -79,7 +79,7 @@ func BenchmarkMemory(b *testing.B) {
 
 // clusterObjects are Services and slices with everything an API server sends.
 func clusterObjects(services, endpoints int) (ss []v1.Service, es []discoveryv1.EndpointSlice) {
-	managed := []metav1.ManagedFieldsEntry{{Manager: "kubectl", Operation: "Apply", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:ports":{}}}`)}}}
+	managed := []metav1.ManagedFieldsEntry{{Manager: "kubectl", Operation: "Apply", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:ports":{}}}`)}}
 	for i := range services {
 		name, ip := fmt.Sprintf("service-%d", i), fmt.Sprintf("10.100.%d.%d", i>>8, i&255)
 		ss = append(ss, v1.Service{

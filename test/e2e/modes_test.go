@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/kernel/xtables"
-	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -48,7 +47,7 @@ func TestModes(t *testing.T) {
 			if mode == "ebpf" {
 				return holds(t, s.node, "KUBE-SERVICES", false)
 			}
-			return errors.Join(holds(t, s.node, "-j KUBE-SERVICES", true), s.Says("serve no new connections")())
+			return errors.Join(holds(t, s.node, "-j KUBE-SERVICES", true), s.Says("accept no new connections")())
 		})
 		if _, body, err := s.node.Get(t.Context(), 10249, "/proxyMode"); err != nil || body != mode {
 			t.Errorf("/proxyMode says %q in mode %s: %v", body, mode, err)
@@ -190,7 +189,7 @@ func TestFallback(t *testing.T) {
 		"without CAP_SYS_ADMIN": {unix.CAP_SYS_ADMIN, nil, "iptables", "needs CAP_SYS_ADMIN"},
 		"after ipvs": {
 			0, []string{"--ebpf-capability-mask=connect4=no,ipvs=yes,ipvs_schedulers=yes", "--ipvs-scheduler=best"},
-			"ipvs,iptables", "mode ipvs was tried, and cannot run",
+			"ipvs,iptables", "mode ipvs failed a trial run",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -230,7 +229,7 @@ func testFallback(t *testing.T, fallback, why string, of func(n *lab.Node, dir, 
 	if !strings.Contains(p.Log.String(), why) {
 		t.Error("the log does not say why")
 	}
-	if strings.Contains(p.Log.String(), "Cannot remove what another mode left") {
+	if strings.Contains(p.Log.String(), "Cannot clean up after another mode") {
 		t.Error("the log complains of programs where there are none")
 	}
 
@@ -293,7 +292,7 @@ func needsIPVS(t *testing.T, n *lab.Node) {
 	if err != nil {
 		lab.SkipOrFail(t, err)
 	}
-	if err := n.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Rules: iptables.Options{Tools: tools}}) }); err != nil {
+	if err := n.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Tools: tools}) }); err != nil {
 		lab.SkipOrFailModule(t, err)
 	}
 }

@@ -113,7 +113,7 @@ func TestNodeFacts(t *testing.T) {
 	// No Node: Services are served all the same.
 	p.synced(t)
 	await(t, "without a Node", reaches(client.Sandbox, vip, there.Name))
-	p.await(t, "what is not known", p.Says("Cannot tell this node's own address"))
+	p.await(t, "what is not known", p.Says("Cannot find the address of this node"))
 	explains("without a Node", client.Addr4.String(), `"kind":"outside"`)
 	answers("without a Node", n.Addr4, false)
 
@@ -171,7 +171,7 @@ func TestNodeFacts(t *testing.T) {
 	}
 	answers("without the Node", other, true)
 	explains("without the Node", "10.99.0.7", `"kind":"pod"`)
-	if err := p.Says("The Node is gone")(); err != nil {
+	if err := p.Says("The Node object was deleted")(); err != nil {
 		t.Error(err)
 	}
 	api.Put(node)

@@ -134,7 +134,7 @@ func TestOneFamily(t *testing.T) {
 		if _, body, err := n.Get(t.Context(), 10256, "/livez"); err != nil || !strings.Contains(body, `"IPv4":{`) || strings.Contains(body, "IPv6") {
 			t.Errorf("mode %s: /livez answers %s, error %v", mode, body, err)
 		}
-		if err := p.Says("IPv6 is off on this host")(); err != nil {
+		if err := p.Says("IPv6 is disabled on this host")(); err != nil {
 			t.Error(err)
 		}
 		p.Terminate(t)

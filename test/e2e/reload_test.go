@@ -152,7 +152,7 @@ func testReload(t *testing.T, mode string) {
 	if err := s.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("a change that takes a restart: %v, want exit code 1", err)
 	}
-	if err := s.Says(`has changed in TandemConfiguration.ebpf.devices, which takes a restart`)(); err != nil {
+	if err := s.Says(`has changed, and these fields need a restart: TandemConfiguration.ebpf.devices`)(); err != nil {
 		t.Error(err)
 	}
 	w.More(200)

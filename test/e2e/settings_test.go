@@ -113,7 +113,7 @@ func TestConntrackCannotBeSet(t *testing.T) {
 	defer cleanup(t, s.node)
 	defer second.Close()
 	second.synced(t)
-	if err := second.Says("Settings of conntrack are not what the configuration says")(); err != nil {
+	if err := second.Says("conntrack settings differ from the configuration")(); err != nil {
 		t.Error(err)
 	}
 }
@@ -132,7 +132,7 @@ func TestOOMScore(t *testing.T) {
 	p.Path, p.Args = "/bin/sh", append([]string{"sh", "-c", `exec unshare --mount sh -c 'mount --bind /proc/version /proc/$$/oom_score_adj && mount -o remount,bind,ro /proc/$$/oom_score_adj && exec "$0" "$@"' "$0" "$@"`}, p.Args...)
 	s.process = begin(t, p)
 	p.synced(t)
-	if err := p.Says("Cannot set the OOM score; going on without")(); err != nil {
+	if err := p.Says("Cannot set the OOM score; continuing without it")(); err != nil {
 		t.Error(err)
 	}
 }
@@ -145,8 +145,8 @@ func TestValidateOnly(t *testing.T) {
 		text, want string
 		fails      bool
 	}{
-		{text: "mode: ebpf\nwarp: 9\n", want: "warning: " + file + ":4: KubeProxyConfiguration: unknown field \"warp\"; it is left out of account\nThe configuration is valid: mode ebpf\n"},
-		{text: "mode: nftables\noomScoreAdj: low\nbindAddress: here\n", fails: true, want: "error: " + file + ":4: KubeProxyConfiguration.oomScoreAdj: a string where a whole number belongs\nerror: " + file + ":5: bindAddress: "},
+		{text: "mode: ebpf\nwarp: 9\n", want: "warning: " + file + ":4: KubeProxyConfiguration: unknown field \"warp\" (ignored)\nThe configuration is valid: mode ebpf\n"},
+		{text: "mode: nftables\noomScoreAdj: low\nbindAddress: here\n", fails: true, want: "error: " + file + ":4: KubeProxyConfiguration.oomScoreAdj: got string, want a whole number\nerror: " + file + ":5: bindAddress: "},
 	} {
 		if err := os.WriteFile(file, []byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"+test.text), 0o600); err != nil {
 			t.Fatal(err)

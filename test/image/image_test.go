@@ -120,6 +120,9 @@ var (
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
+	if err := lab.Available(); err != nil {
+		lab.SkipOrFail(t, err) // before the image is made
+	}
 	image := layers(t)
 	l := lab.NewT(t, lab.Options{Pause: true})
 	n := l.Node("node1")
@@ -332,7 +335,7 @@ func TestKubeadm(t *testing.T) {
 		c.serves(t)
 		c.runs(t, mode)
 		if mode == "iptables" && i > 0 {
-			says(t, p, `serve no new connections`)
+			says(t, p, `accept no new connections`)
 		}
 		_ = p.Close() // killed
 		c.serves(t)

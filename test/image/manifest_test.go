@@ -25,7 +25,6 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/nfacct"
 	"github.com/tandem-proxy/tandem/kernel/xtables"
-	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
 	"github.com/tandem-proxy/tandem/test/container"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -198,7 +197,7 @@ func (c *cluster) needsIPVS(t *testing.T) {
 	t.Helper()
 	tools, err := xtables.New(xtables.NFT)
 	if err == nil {
-		err = c.node.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Rules: iptables.Options{Tools: tools}}) })
+		err = c.node.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Tools: tools}) })
 	}
 	if err != nil {
 		lab.SkipOrFailModule(t, err)

@@ -33,6 +33,9 @@ func Has(f capabilities.Feature) bool { return probed().Has(f) }
 // what is found against the versions that have it.
 func Needs(tb lab.TB, features ...capabilities.Feature) {
 	tb.Helper()
+	if err := lab.Root(); err != nil {
+		lab.SkipOrFail(tb, err) // nobody else is told what the kernel can do
+	}
 	for _, f := range features {
 		result, _ := probed().Lookup(f)
 		switch info, _ := capabilities.Describe(f); result.State {

@@ -97,6 +97,9 @@ func TestTools(t *testing.T) {
 // TestToolsRefuse: what the stand-in refuses the tools refuse, and where it is
 // stricter, it is said so.
 func TestToolsRefuse(t *testing.T) {
+	if err := lab.Available(); err != nil {
+		lab.SkipOrFail(t, err)
+	}
 	taken := map[string]bool{}
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {

@@ -122,6 +122,9 @@ func (o Worlds) Find(worlds int) error {
 func (o Worlds) Run(t testing.TB) {
 	t.Helper()
 	seed, flows := *seedFlag, *flowsFlag/o.Share
+	if testing.Short() {
+		flows /= 10
+	}
 	if seed == 0 {
 		seed = rand.Uint64()
 	}

@@ -3,12 +3,10 @@
 package app
 
 import (
-	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-)
 
-import (
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
@@ -30,7 +28,7 @@ func ebpfOptions(c *config.Config, report *capabilities.Report) (opts ebpf.Optio
 	if err != nil {
 		return opts, err // validated before
 	}
-	opts.NodePortRange = datapath.PortRange(nodePorts)
+	opts.NodePortRange = ebpfdatapath.PortRange(nodePorts)
 	disableMissing(&opts, report)
 	return opts, nil
 }

@@ -29,8 +29,8 @@ const (
 type explainer struct {
 	node, mode string
 	table      atomic.Pointer[proxier.Table]
-	tiers      explain.Tiers
-	carrier    explain.Carrier
+	tiers      explain.Tiers         // whether datapaths serve a frontend
+	carrier    explain.PlacementFunc // which datapath does
 	// one answer at a time: that about a large Service takes memory.
 	one sync.Mutex
 
@@ -43,7 +43,7 @@ func (x *explainer) Queued(time.Time) {}
 // Synced implements proxier.Observer.
 func (x *explainer) Synced(proxier.SyncInfo) { x.table.Store(x.next) }
 
-// flow answers what becomes of one.
+// flow answers how a connection is served.
 func (x *explainer) flow(w http.ResponseWriter, r *http.Request) {
 	flow, err := flowOf(r.URL)
 	if err != nil && isLocal(r) {
@@ -53,9 +53,9 @@ func (x *explainer) flow(w http.ResponseWriter, r *http.Request) {
 	x.answer(w, r, func(table *proxier.Table) any { return explain.Of(x.node, table, flow, x.tiers) })
 }
 
-// carriers answers who carries what is not in the maps.
+// carriers answers which datapath serves what is not in the maps.
 func (x *explainer) carriers(w http.ResponseWriter, r *http.Request) {
-	x.answer(w, r, func(table *proxier.Table) any { return explain.CarriersOf(x.node, x.mode, table, x.carrier) })
+	x.answer(w, r, func(table *proxier.Table) any { return explain.PlacementsOf(x.node, x.mode, table, x.carrier) })
 }
 
 func isLocal(r *http.Request) bool {
@@ -65,12 +65,12 @@ func isLocal(r *http.Request) bool {
 
 func (x *explainer) answer(w http.ResponseWriter, r *http.Request, of func(*proxier.Table) any) {
 	if !isLocal(r) {
-		http.Error(w, "this is answered on the node itself, to loopback addresses", http.StatusForbidden)
+		http.Error(w, "only answered on the node itself, to loopback addresses", http.StatusForbidden)
 		return
 	}
 	table := x.table.Load()
 	if table == nil {
-		http.Error(w, "kube-proxy has not programmed anything yet: it waits for its source of Services, or for another process to end", http.StatusServiceUnavailable)
+		http.Error(w, "kube-proxy has not programmed anything yet: it is waiting for its source of Services, or for another process to end", http.StatusServiceUnavailable)
 		return
 	}
 	x.one.Lock()
@@ -85,8 +85,21 @@ func (x *explainer) answer(w http.ResponseWriter, r *http.Request, of func(*prox
 
 func flowOf(u *url.URL) (flow proxier.Flow, err error) {
 	if len(u.RawQuery) > maxQuery {
-		return flow, fmt.Errorf("a query of %d bytes; %d are enough", len(u.RawQuery), maxQuery)
+		return flow, fmt.Errorf("the query has %d bytes; the limit is %d", len(u.RawQuery), maxQuery)
 	}
 	q := u.Query()
 	return explain.ParseFlow(q.Get(explain.ParamSource), q.Get(explain.ParamDestination), q.Get(explain.ParamProtocol), q.Get(explain.ParamDevice))
+}
+
+// explainTiers says whether the datapaths serve the frontend of an explanation.
+func explainTiers(m mode, open datapath, e *proxier.Explanation) []explain.Tier {
+	s := open.serves(e.Decision, e.Frontend, e.Origin)
+	if s.refused == nil {
+		return []explain.Tier{{Name: string(m.name()), Carries: true, Detail: open.detail(e)}}
+	}
+	list := []explain.Tier{{Name: string(m.name()), Detail: s.refused.Error()}}
+	if s.by != "" {
+		list = append(list, explain.Tier{Name: string(s.by), Carries: true})
+	}
+	return list
 }

@@ -17,13 +17,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/explain"
 	"github.com/tandem-proxy/tandem/observe/health"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// noTier takes decisions and does nothing.
+// noTier accepts decisions and does nothing.
 type noTier struct{}
 
 func (noTier) Sync(context.Context, proxier.Update) error          { return nil }
@@ -35,7 +34,7 @@ func TestExplain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{opts: o, decision: capabilities.Decision{Mode: capabilities.ModeEBPF}, health: health.New(health.Options{})}
+	p := &proxy{opts: o, mode: &ebpfMode{}, health: health.New(health.Options{})}
 	p.explain.node, p.explain.tiers = "node1", p.explainTiers
 	px, err := proxier.New(proxier.Options{
 		NodeName: "node1", Tier: noTier{}, Observer: &p.explain, Runner: proxier.DefaultRunnerOptions(),
@@ -98,7 +97,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// steps writes down when Services and the Node are known.
+// steps records when Services and the Node are known.
 type steps struct {
 	proxier.Handler
 	list []string
@@ -107,7 +106,7 @@ type steps struct {
 func (s *steps) OnServiceSynced() { s.list = append(s.list, "services") }
 func (s *steps) OnNodeSynced()    { s.list = append(s.list, "node") }
 
-func TestNodeFirst(t *testing.T) {
+func TestNodeBeforeServices(t *testing.T) {
 	for _, test := range []struct {
 		name, calls, want string
 	}{
@@ -119,7 +118,7 @@ func TestNodeFirst(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			clock, to := clocktesting.NewFakeClock(time.Now()), &steps{}
-			f := &nodeFirst{Handler: to, clock: clock, released: func() { to.list = append(to.list, "released") }}
+			f := &nodeBeforeServices{Handler: to, clock: clock, released: func() { to.list = append(to.list, "released") }}
 			for call := range strings.FieldsSeq(test.calls) {
 				switch call {
 				case "node":

@@ -20,8 +20,8 @@ import (
 
 // facts is what this process finds out about its node.
 type facts struct {
-	// settings may be replaced, and node is what they are completed with; nil while there
-	// is none. Both are used while the proxier has its facts changed, one at a time.
+	// settings are what the configuration says, and node completes them; nil while there
+	// is none. Both are used only while the proxier updates its facts, one update at a time.
 	settings     *nodefacts.Settings
 	node         *v1.Node
 	addresses    nodefacts.Addresses
@@ -33,9 +33,9 @@ type facts struct {
 	logger       klog.Logger
 }
 
-// podCIDRLimit is how long a Node may be without the podCIDRs that are asked for before
-// that is a problem. Nothing waits for them: meanwhile nobody is taken for a pod. Upstream
-// programs nothing for up to 5 minutes, and ends then.
+// podCIDRLimit is how long detectLocalMode NodeCIDR waits for the Node's podCIDRs before it
+// reports that they are missing. Services are served meanwhile, with no client taken for a
+// pod. Upstream programs nothing for up to 5 minutes, and then ends.
 const podCIDRLimit = 30 * time.Second
 
 // start collects what is known before the Node is.
@@ -47,20 +47,20 @@ func (f *facts) start(ctx context.Context) {
 	f.uplinks.SetNodeIPs(f.known.NodeIPs[:])
 	var err error
 	if f.known.LocalAddrs, err = f.addresses.List(); err != nil {
-		f.logger.Error(err, "Cannot list the addresses of this node; NodePorts are not served until that works")
+		f.logger.Error(err, "Cannot list the addresses of this node; NodePorts are not served until this works")
 	}
 }
 
-// warn says what of the settings may surprise.
+// warn logs settings that may surprise.
 func (f *facts) warn(s *nodefacts.Settings) {
 	for _, warning := range s.Warnings {
-		f.logger.Info("The configuration may not be what is meant", "what", warning)
+		f.logger.Info("Check the configuration", "what", warning)
 	}
 	if s.Policy.MasqueradeAll {
-		f.logger.Info("masqueradeAll does nothing for connections that are balanced at their socket: no packet is translated, and backends see the client")
+		f.logger.Info("masqueradeAll has no effect on connections that are balanced at the socket: backends see the client's address")
 	}
 	if n := &s.Policy.NodePorts; len(n.CIDRs) == 0 && !n.Primary && !n.Localhost && !n.All {
-		f.logger.Info("NodePorts are served at all addresses of this node; --nodeport-addresses=primary keeps to those of its Node object")
+		f.logger.Info("NodePorts are served at all addresses of this node; --nodeport-addresses=primary limits them to those of its Node object")
 	}
 }
 
@@ -82,7 +82,7 @@ func (f *facts) fromNode(node *v1.Node, known *proxier.Facts) {
 	f.note(known)
 	f.uplinks.SetNodeIPs(known.NodeIPs[:])
 	if known.Zone != before.Zone || known.NodeIPs != before.NodeIPs || !slices.Equal(known.Pods.CIDRs, before.Pods.CIDRs) {
-		f.logger.Info("The Node says something else than what was known", "nodeIPs", known.NodeIPs, "zone", known.Zone, "podRanges", known.Pods.CIDRs)
+		f.logger.Info("Node addresses, zone or pod CIDRs changed", "nodeIPs", known.NodeIPs, "zone", known.Zone, "podRanges", known.Pods.CIDRs)
 	}
 }
 
@@ -91,7 +91,7 @@ func (f *facts) note(known *proxier.Facts) {
 	f.pods.Store(!f.settings.NeedsPodCIDRs() || len(known.Pods.CIDRs) > 0)
 }
 
-// awaitPodCIDRs reports podCIDRs that do not come.
+// awaitPodCIDRs reports podCIDRs that are missing.
 func (f *facts) awaitPodCIDRs(ctx context.Context, clock clock.Clock, reporter proxier.Reporter) {
 	if f.pods.Load() {
 		return
@@ -106,7 +106,7 @@ func (f *facts) awaitPodCIDRs(ctx context.Context, clock clock.Clock, reporter p
 	if !f.pods.Load() {
 		reporter.Report(proxier.Problem{
 			Kind: "Node", Field: "spec.podCIDRs", Reason: proxier.ReasonIncompleteNode,
-			Message: "detectLocalMode is NodeCIDR, but the Node has no podCIDRs: nobody is taken for a pod until it has",
+			Message: "detectLocalMode is NodeCIDR, but the Node has no podCIDRs: until it has, no client is taken for a pod",
 		})
 	}
 }
@@ -114,7 +114,7 @@ func (f *facts) awaitPodCIDRs(ctx context.Context, clock clock.Clock, reporter p
 // check is called when the Node is known, or took too long.
 func (f *facts) check(logger klog.Logger) {
 	if !f.nodeIP.Load() {
-		logger.Info("Cannot tell this node's own address, assuming loopback. Its Node object has none or does not exist; --bind-address can name it")
+		logger.Info("Cannot find the address of this node, assuming loopback: its Node object has none or does not exist. --bind-address sets it")
 	}
 }
 

@@ -11,43 +11,28 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
-	"github.com/tandem-proxy/tandem/capabilities"
-	"github.com/tandem-proxy/tandem/kernel/nfacct"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/proxier/ebpf"
-	"github.com/tandem-proxy/tandem/proxier/iptables"
-	"github.com/tandem-proxy/tandem/proxier/ipvs"
 )
 
-// leftovers are what other modes left in the kernel. They go once this one carries
-// everything: until then they serve.
+// leftovers are what other modes left in the kernel. They are removed once this mode serves
+// everything; until then they do.
 type leftovers struct {
-	once    sync.Once
-	carried chan struct{} // closed when this mode carries everything
-	kinds   []leftover
+	once   sync.Once
+	synced chan struct{} // closed when this mode serves everything
+	list   []leftover
+	parts  parts
 }
 
-// leftover is what one other mode left.
-type leftover struct {
-	what   string
-	remove func(context.Context) error
-}
-
-func (p *proxy) leftovers() *leftovers {
-	l := &leftovers{carried: make(chan struct{}), kinds: []leftover{{"table of mode nftables", removeNFTables}}}
-	if p.decision.Mode != capabilities.ModeIPVS {
-		l.kinds = append(l.kinds, leftover{"virtual servers of mode ipvs", func(ctx context.Context) error {
-			return removeIPVS(ctx, p.opts.Config, ipvs.Drain)
-		}})
-	} else {
-		l.kinds = append(l.kinds, leftover{"counters of mode iptables", func(ctx context.Context) error {
-			return iptables.RemoveCounters(ctx, nfacct.Kernel{})
-		}})
+// leftoversOf are those of all modes that a mode does not manage itself.
+func leftoversOf(m mode, h *host, p *parts) *leftovers {
+	l := &leftovers{synced: make(chan struct{}), list: []leftover{nftables{}}, parts: *p}
+	for _, other := range modesOf(h) {
+		if other.name() != m.name() && !m.uses(other.name()) {
+			l.list = append(l.list, other)
+		}
 	}
-	// In mode ebpf, the fallback sees to rules.
-	if p.decision.Mode != capabilities.ModeEBPF && p.cgroup != "" {
-		l.kinds = append(l.kinds, leftover{"programs of mode ebpf", p.drainFast})
-	}
+	// This process serves already: it does not give up its source for another one.
+	l.parts.waiting = func() {}
 	return l
 }
 
@@ -57,7 +42,7 @@ func (l *leftovers) Queued(time.Time) {}
 // Synced implements proxier.Observer.
 func (l *leftovers) Synced(info proxier.SyncInfo) {
 	if info.Full && info.Err == nil {
-		l.once.Do(func() { close(l.carried) })
+		l.once.Do(func() { close(l.synced) })
 	}
 }
 
@@ -70,16 +55,16 @@ func (l *leftovers) run(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 		return
-	case <-l.carried:
+	case <-l.synced:
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for _, k := range l.kinds {
+	for _, each := range l.list {
 		wg.Go(func() {
 			_ = removal.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) { // ends with ctx
-				err := k.remove(ctx)
+				err := each.retire(ctx, &l.parts)
 				if err != nil && ctx.Err() == nil {
-					klog.FromContext(ctx).Error(err, "Cannot remove what another mode left; trying again", "what", k.what)
+					klog.FromContext(ctx).Error(err, "Cannot clean up after another mode; retrying", "what", each.what())
 				}
 				return err == nil, nil
 			})
@@ -87,21 +72,12 @@ func (l *leftovers) run(ctx context.Context) {
 	}
 }
 
-// drainFast has programs of mode ebpf serve nobody new, and go when nobody needs them.
-func (p *proxy) drainFast(ctx context.Context) error {
-	logger := klog.FromContext(ctx)
-	if there, err := ebpf.Attached(p.cgroup); !there || err != nil {
-		return err
+// cleanup removes what any process left in the kernel, in any mode: this proxy's state and
+// upstream's.
+func cleanup(ctx context.Context, h *host) error {
+	errs := []error{nftables{}.cleanup(ctx)}
+	for _, m := range modesOf(h) {
+		errs = append(errs, m.cleanup(ctx))
 	}
-	tier, err := p.openFast(ctx)
-	if err != nil {
-		return errors.Join(err, ebpf.Silence(p.cgroup))
-	}
-	defer tier.Close()
-	logger.Info("The programs of mode ebpf serve no new connections, and go when the last of theirs from outside has ended")
-	if err := tier.Drain(ctx); err != nil || ctx.Err() != nil {
-		return err
-	}
-	logger.Info("Removed the programs of mode ebpf")
-	return nil
+	return errors.Join(errs...)
 }

@@ -13,9 +13,15 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// removeNFTables removes the tables of upstream's mode nftables. Where there is no nft,
-// nothing made any.
-func removeNFTables(ctx context.Context) error {
+// nftables is upstream's mode of that name, which this proxy does not have. It may have run
+// on this node before.
+type nftables struct{}
+
+func (nftables) what() string                                 { return "table of mode nftables" }
+func (n nftables) retire(ctx context.Context, _ *parts) error { return n.cleanup(ctx) }
+
+// cleanup removes the tables. Without nft on this host, nothing made any.
+func (nftables) cleanup(ctx context.Context) error {
 	nft, err := exec.LookPath("nft")
 	if err != nil {
 		return nil
@@ -24,7 +30,7 @@ func removeNFTables(ctx context.Context) error {
 	for _, family := range []string{"ip", "ip6"} {
 		out, err := exec.CommandContext(ctx, nft, "list", "tables", family).CombinedOutput()
 		if err != nil {
-			errs = append(errs, fmt.Errorf("list tables of nftables: %w: %s", err, bytes.TrimSpace(out)))
+			errs = append(errs, fmt.Errorf("list nftables tables: %w: %s", err, bytes.TrimSpace(out)))
 			continue
 		}
 		if !strings.Contains(string(out)+"\n", "table "+family+" kube-proxy\n") {

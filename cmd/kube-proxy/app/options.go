@@ -24,24 +24,21 @@ import (
 	"github.com/tandem-proxy/tandem/config"
 )
 
-// availableModes are the modes of this build.
-var availableModes = []string{config.ModeEBPF, config.ModeIPVS, config.ModeIPTables}
-
 // Options are the command line, and with Complete all that it leads to.
 type Options struct {
 	// ConfigFile holds most options; see package config for what wins.
 	ConfigFile string
 	// Master is the URL of the API server and wins over the kubeconfig's.
 	Master string
-	// Cleanup has the kernel state removed, and nothing else done.
+	// Cleanup removes the kernel state, and does nothing else.
 	Cleanup bool
-	// WriteConfigTo is a file that the configuration is written to, and InitOnly has
-	// that done which takes more privileges than the rest; nothing else is done then.
+	// WriteConfigTo is a file that the configuration is written to, and InitOnly changes
+	// the settings that take more privileges than the rest; nothing else is done then.
 	WriteConfigTo string
 	InitOnly      bool
-	// ValidateOnly has the configuration looked at, and nothing done at all.
+	// ValidateOnly validates the configuration, and does nothing else.
 	ValidateOnly bool
-	// CapabilityMask pretends answers of the kernel, for tests.
+	// CapabilityMask overrides results of capability probes, for tests.
 	CapabilityMask string
 
 	// Config is bound to flags first; Complete replaces it by the file's.
@@ -53,7 +50,7 @@ type Options struct {
 	gate     featuregate.MutableVersionedFeatureGate
 	mask     map[capabilities.Feature]capabilities.State
 	warnings []string
-	errs     []error // which Validate tells of
+	errs     []error // for Validate
 }
 
 // NewOptions has the defaults.
@@ -62,32 +59,32 @@ func NewOptions() *Options { return &Options{Config: config.New()} }
 // AddFlags adds every flag, in groups.
 func (o *Options) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs := sets.FlagSet("general")
-	fs.StringVar(&o.ConfigFile, "config", o.ConfigFile, "Path of a file with a KubeProxyConfiguration and, as a second YAML document, a TandemConfiguration. With it, only these flags count besides: --proxy-mode, --hostname-override, --master, --manifests, --strict-source-ranges, --ipvs-upstream-semantics, --ipvs-drain-timeout, --ebpf-*, --cleanup, --init-only, --write-config-to, --validate-only, and those for logs.")
-	fs.BoolVar(&o.Cleanup, "cleanup", o.Cleanup, "Remove what this proxy, or upstream's, left in the kernel in any mode, and exit.")
-	fs.StringVar(&o.WriteConfigTo, "write-config-to", o.WriteConfigTo, "Write the configuration that file, flags and defaults make to this file, and exit.")
-	fs.BoolVar(&o.ValidateOnly, "validate-only", o.ValidateOnly, "Say all that is wrong with the configuration, with file, line and field, and exit. Nothing else is done.")
-	fs.BoolVar(&o.InitOnly, "init-only", o.InitOnly, "Change the settings of the kernel that take more privileges than CAP_NET_ADMIN, and exit: those of conntrack, and of the mode. Modes iptables and ipvs can run without those privileges then; mode ebpf needs CAP_SYS_ADMIN for as long as it runs.")
-	// Of libraries that upstream links. Nobody reads them here.
-	fs.String("boot-id-file", "/proc/sys/kernel/random/boot_id", "Is taken, as upstream did, and has no effect.")
-	fs.String("machine-id-file", "/etc/machine-id,/var/lib/dbus/machine-id", "Is taken, as upstream did, and has no effect.")
+	fs.StringVar(&o.ConfigFile, "config", o.ConfigFile, "Path of a file with a KubeProxyConfiguration and, as a second YAML document, a TandemConfiguration. With a file, only these flags have an effect: --proxy-mode, --hostname-override, --master, --manifests, --strict-source-ranges, --ipvs-upstream-semantics, --ipvs-drain-timeout, --ebpf-*, --cleanup, --init-only, --write-config-to, --validate-only, and the flags for logs.")
+	fs.BoolVar(&o.Cleanup, "cleanup", o.Cleanup, "Remove all kernel state created by this proxy or by upstream's, in any mode, and exit.")
+	fs.StringVar(&o.WriteConfigTo, "write-config-to", o.WriteConfigTo, "Write the configuration that results from file, flags and defaults to this file, and exit.")
+	fs.BoolVar(&o.ValidateOnly, "validate-only", o.ValidateOnly, "Print all errors in the configuration, with file, line and field, and exit. Nothing else is done.")
+	fs.BoolVar(&o.InitOnly, "init-only", o.InitOnly, "Apply the kernel settings that need more privileges than CAP_NET_ADMIN (those of conntrack and of the mode), and exit. Afterwards, modes iptables and ipvs can run without those privileges; mode ebpf needs CAP_SYS_ADMIN as long as it runs.")
+	// Flags of libraries that upstream links. They are not used here.
+	fs.String("boot-id-file", "/proc/sys/kernel/random/boot_id", "Accepted, as upstream does, and has no effect.")
+	fs.String("machine-id-file", "/etc/machine-id,/var/lib/dbus/machine-id", "Accepted, as upstream does, and has no effect.")
 	// They cannot fail: the flags are there.
 	_ = fs.MarkHidden("boot-id-file")
 	_ = fs.MarkHidden("machine-id-file")
 	o.Config.AddFlags(sets)
-	if gate, err := config.NewFeatureGate(); err == nil { // Complete tells of an error
+	if gate, err := config.NewFeatureGate(); err == nil { // Complete returns the error
 		f := fs.Lookup("feature-gates")
-		f.Usage += " Known are:\n" + strings.Join(gate.KnownFeatures(), "\n")
+		f.Usage += " Known features:\n" + strings.Join(gate.KnownFeatures(), "\n")
 	}
 	fs = sets.FlagSet("API server")
-	fs.StringVar(&o.Master, "master", o.Master, "URL of the API server; it wins over the kubeconfig's.")
-	fs.StringVar(&o.CapabilityMask, "ebpf-capability-mask", o.CapabilityMask, "Answers to assume instead of asking the kernel, for tests: set_retval=no,batch=no")
+	fs.StringVar(&o.Master, "master", o.Master, "URL of the API server. Takes precedence over the kubeconfig.")
+	fs.StringVar(&o.CapabilityMask, "ebpf-capability-mask", o.CapabilityMask, "Results of capability probes to assume, for tests: set_retval=no,batch=no")
 	// It cannot fail: the flag is there.
 	_ = fs.MarkHidden("ebpf-capability-mask")
 }
 
 // Complete reads the file, if one is given, and works out what follows from
-// the options. What is wrong with either is told by Validate, with all else that is;
-// an error means that there is nothing to validate.
+// the options. Errors in either are reported by Validate, with all others; an error
+// that is returned means that there is nothing to validate.
 func (o *Options) Complete(fs *pflag.FlagSet) error {
 	o.flags, o.warnings, o.errs = fs, nil, nil
 	if o.ConfigFile == "" {
@@ -102,7 +99,7 @@ func (o *Options) Complete(fs *pflag.FlagSet) error {
 		}
 		ignored, flagErr := loaded.OverrideWithFlags(fs)
 		if len(ignored) > 0 {
-			warnings = append(warnings, fmt.Sprintf("--config is given, so these flags do not count: %s", strings.Join(ignored, ", ")))
+			warnings = append(warnings, fmt.Sprintf("--config is given, so these flags have no effect: %s", strings.Join(ignored, ", ")))
 		}
 		o.Config, o.warnings = loaded, warnings
 		o.wrong("", err, flagErr)
@@ -124,8 +121,7 @@ func (o *Options) Complete(fs *pflag.FlagSet) error {
 	return nil
 }
 
-// setGates tells of all gates that are wrong, in one order: the library ends with the
-// first that nobody knows.
+// setGates reports all invalid gates, sorted: the library stops at the first unknown one.
 func (o *Options) setGates(wanted map[string]bool) {
 	where := func(name string) string {
 		from := o.Config.Origin("featureGates." + name)
@@ -180,10 +176,10 @@ func nodeName(override string) (string, error) {
 	}
 	host, err := os.Hostname()
 	if err != nil {
-		return "", fmt.Errorf("name of this node: %w; set --hostname-override", err)
+		return "", fmt.Errorf("find the name of this node: %w; set --hostname-override", err)
 	}
 	if name = strings.ToLower(strings.TrimSpace(host)); name == "" {
-		return "", errors.New("name of this node: the host has none; set --hostname-override")
+		return "", errors.New("find the name of this node: the host has no name; set --hostname-override")
 	}
 	return name, nil
 }
@@ -195,7 +191,7 @@ func (o *Options) Validate() error {
 		logErrs := logsapi.Validate(&o.Config.KubeProxy.Logging, o.gate, field.NewPath("logging"))
 		errs = append(errs, o.Config.Explain(logErrs))
 	}
-	// Whatever mode ran before, its remains can be removed.
+	// Kernel state of any mode can be cleaned up.
 	if !o.Cleanup {
 		if err := o.validateMode(); err != nil {
 			from := o.Config.Origin("mode")
@@ -206,18 +202,20 @@ func (o *Options) Validate() error {
 		}
 	}
 	if o.Config.Tandem.Manifests != "" && o.Master != "" {
-		errs = append(errs, fmt.Errorf("--manifests stands in for an API server, but --master names one: %q", o.Master))
+		errs = append(errs, fmt.Errorf("--manifests replaces the API server, but --master names one: %q", o.Master))
 	}
 	return errors.Join(errs...)
 }
 
 func (o *Options) validateMode() error {
-	mode := string(o.Config.KubeProxy.Mode)
-	ipvs := mode == config.ModeIPVS || mode == config.ModeEBPF && slices.Contains(o.Config.Tandem.EBPF.Fallback, config.ModeIPVS)
-	if ipvs && o.gate != nil && !o.gate.Enabled(config.IPVSMode) {
-		return fmt.Errorf("mode %s is turned off by the feature gate %s", config.ModeIPVS, config.IPVSMode)
+	wanted := append(fallbackModes(o.Config), capabilities.Mode(o.Config.KubeProxy.Mode))
+	for _, m := range modesOf(nil) {
+		gate := m.featureGate()
+		if gate != "" && slices.Contains(wanted, m.name()) && o.gate != nil && !o.gate.Enabled(gate) {
+			return fmt.Errorf("mode %s is turned off by the feature gate %s", m.name(), gate)
+		}
 	}
-	return config.ValidateMode(mode, availableModes)
+	return config.ValidateMode(string(o.Config.KubeProxy.Mode), modeNames())
 }
 
 // writeConfig writes the configuration to a file.
@@ -246,14 +244,14 @@ func (o *Options) Run(ctx context.Context) error {
 	o.warn(logger)
 	switch {
 	case o.Cleanup:
-		return cleanup(ctx, o.Config)
+		return cleanup(ctx, &host{config: o.Config})
 	case o.InitOnly:
 		return initialize(ctx, o)
 	}
 	logger.Info("Starting Tandem", "version", buildVersion(), "node", o.nodeName)
 	err := runProxy(ctx, o)
 	if err == nil || errors.Is(err, context.Canceled) && ctx.Err() != nil {
-		logger.Info("Stopped; what is in the kernel goes on working")
+		logger.Info("Stopped; Services are still served by the kernel state")
 		return nil
 	}
 	return err
@@ -261,6 +259,6 @@ func (o *Options) Run(ctx context.Context) error {
 
 func (o *Options) warn(logger klog.Logger) {
 	for _, warning := range o.warnings {
-		logger.Info("A part of the configuration is not used", "what", warning)
+		logger.Info("Part of the configuration is ignored", "what", warning)
 	}
 }

@@ -84,7 +84,7 @@ func TestOptions(t *testing.T) {
 		warn  string
 	}{
 		{
-			name: "the mode flag wins over the file", file: kubeProxyHead + "mode: iptables\n", args: []string{"--proxy-mode=ebpf"},
+			name: "the mode flag takes precedence over the file", file: kubeProxyHead + "mode: iptables\n", args: []string{"--proxy-mode=ebpf"},
 			check: func(o *Options) (any, any) { return string(o.Config.KubeProxy.Mode), "ebpf" },
 		},
 		{
@@ -93,10 +93,10 @@ func TestOptions(t *testing.T) {
 		},
 		{
 			name: "a mode of the file that this build lacks", file: kubeProxyHead + "mode: nftables\n",
-			fail: []string{"config.yaml:3: mode: mode nftables is upstream's; this is Tandem, which has none of that name: must be one of ebpf, ipvs, iptables"},
+			fail: []string{"config.yaml:3: mode: mode nftables is not supported by Tandem, only by upstream's kube-proxy: must be one of ebpf, ipvs, iptables"},
 		},
 		{name: "iptables", args: []string{"--proxy-mode=iptables"}},
-		{name: "nftables", args: []string{"--proxy-mode=nftables"}, fail: []string{"--proxy-mode: mode nftables is upstream's"}},
+		{name: "nftables", args: []string{"--proxy-mode=nftables"}, fail: []string{"--proxy-mode: mode nftables is not supported by Tandem"}},
 		{name: "ipvs", args: []string{"--proxy-mode=ipvs", "--ipvs-scheduler=mh"}, check: func(o *Options) (any, any) { return o.Config.KubeProxy.IPVS.Scheduler, "mh" }},
 		{name: "no mode is iptables", check: func(o *Options) (any, any) { return string(o.Config.KubeProxy.Mode), "iptables" }},
 		{name: "unknown mode", args: []string{"--proxy-mode=bpf"}, fail: []string{`unknown mode "bpf": must be one of ebpf, ipvs, iptables`}},
@@ -105,7 +105,7 @@ func TestOptions(t *testing.T) {
 			name: "other flags do not count with a file", file: kubeProxyHead + "mode: ebpf\nbindAddress: 10.0.0.1\n",
 			args:  []string{"--bind-address=10.0.0.2", "--profiling"},
 			check: func(o *Options) (any, any) { return o.Config.KubeProxy.BindAddress, "10.0.0.1" },
-			warn:  "--config is given, so these flags do not count: --bind-address, --profiling",
+			warn:  "--config is given, so these flags have no effect: --bind-address, --profiling",
 		},
 		{
 			name: "flags upstream does not have win over the file", file: kubeProxyHead + "mode: ebpf\n" + tandem + "ebpf: {maxSlots: 100, maxBackends: 200}\n",
@@ -173,7 +173,7 @@ func TestOptions(t *testing.T) {
 			},
 			fail: []string{
 				"--oom-score-adj: Invalid value: 2000", "--ebpf-socket-lb: Unsupported value", "--ebpf-sync-period: Invalid value", "--bind-address: Invalid value",
-				"--manifests stands in for an API server, but --master", "--manifests: Invalid value", "--logging-format: Invalid value",
+				"--manifests replaces the API server, but --master", "--manifests: Invalid value", "--logging-format: Invalid value",
 			},
 		},
 		{

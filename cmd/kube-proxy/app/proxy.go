@@ -4,25 +4,22 @@ package app
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/component-base/configz"
 	k8smetrics "k8s.io/component-base/metrics"
-	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/tandem-proxy/tandem/capabilities"
-	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/observe/events"
+	"github.com/tandem-proxy/tandem/observe/explain"
 	"github.com/tandem-proxy/tandem/observe/health"
 	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
@@ -31,12 +28,6 @@ import (
 	"github.com/tandem-proxy/tandem/sources/manifests"
 	"github.com/tandem-proxy/tandem/sources/nodefacts"
 )
-
-// component names this process in Events, as upstream's does.
-const component = "kube-proxy"
-
-// busyInterval is how often a proxy asks whether the one before it is gone.
-const busyInterval = time.Second
 
 // source is where objects come from.
 type source interface {
@@ -48,12 +39,14 @@ type proxy struct {
 	opts     *Options
 	started  time.Time
 	families []proxier.Family
+
+	// What the kernel can do, and the mode that was chosen by that.
+	host     *host
+	mode     mode
 	decision capabilities.Decision
-	report   capabilities.Report
-	cgroup   string
 
 	client   *apiserver.Client // nil with manifests
-	feed     *feed             // nil while it waits for another process to end
+	source   *sourceRunner     // nil while it waits for another process to end
 	recorder *events.Writer    // nil with manifests
 
 	metrics  *metrics.Metrics
@@ -67,110 +60,95 @@ type proxy struct {
 	facts    facts
 	configz  *configz.Config
 
-	// tierMu is held while a server asks the tiers, so that they are not closed
-	// meanwhile.
-	tierMu sync.Mutex
-	tiers  tiers // none before they are open and once they are closed
+	// mu is held while a server uses the datapath, so that it is not closed meanwhile.
+	mu       sync.Mutex
+	datapath datapath // nil before it is open and once it is closed
 }
 
 // runProxy runs the proxy until ctx is done. The kernel state stays.
 func runProxy(ctx context.Context, o *Options) error {
-	ctx, cancel := context.WithCancel(ctx)
 	p, err := newProxy(ctx, o)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
 	defer func() {
 		cancel()
-		if p.feed != nil {
-			p.feed.stop()
+		if p.source != nil {
+			p.source.stop()
 		}
 	}()
-	if err != nil {
+	// The source lists while the kernel is probed.
+	p.startSource(ctx)
+	if err := p.prepare(ctx); err != nil {
 		return err
 	}
 	return p.run(ctx)
 }
 
-// newProxy has the source list, asks the kernel what it can do meanwhile, and builds what
-// does not need the kernel. After an error too, the source may run.
+// newProxy builds what depends neither on the kernel nor on the mode. It starts nothing.
 func newProxy(ctx context.Context, o *Options) (*proxy, error) {
-	c := o.Config
 	p := &proxy{opts: o, started: time.Now(), families: families()}
-	if err := checkFamilies(c, p.families); err != nil {
-		return p, err
+	if err := checkFamilies(o.Config, p.families); err != nil {
+		return nil, err
 	}
 	p.metrics = metrics.New(p.families)
-	if c.Tandem.Manifests != "" {
-		if err := manifests.Check(c.Tandem.Manifests); err != nil {
-			return p, err
+	if dir := o.Config.Tandem.Manifests; dir != "" {
+		if err := manifests.Check(dir); err != nil {
+			return nil, err
 		}
-	} else if err := p.connect(ctx); err != nil {
-		return p, err
+	} else if err := p.connect(); err != nil {
+		return nil, err
 	}
 	p.problems = events.New(ctx, events.Options{NodeName: o.nodeName, Recorder: p.recorder, Counter: p.metrics.Problem})
-	p.feed = startFeed(ctx, p.source)
-	if err := p.selectMode(ctx); err != nil {
-		return p, err
-	}
-	p.explain.node, p.explain.mode, p.explain.tiers, p.explain.carrier = o.nodeName, string(p.decision.Mode), p.explainTiers, p.carrier
 	var err error
-	if p.facts.settings, err = nodefacts.New(c, o.gate); err != nil {
-		return p, err
+	if p.facts.settings, err = nodefacts.New(o.Config, o.gate); err != nil {
+		return nil, err
 	}
-	p.facts.uplinks = devices.New(devices.Options{Names: c.Tandem.EBPF.Devices})
-	p.flows = staleudp.New(staleudp.Options{Table: conntrack.Kernel{}, Exclusive: true, Observer: p.metrics.Reconciled, Ended: p.closeStrays})
+	p.facts.uplinks = devices.New(devices.Options{Names: o.Config.Tandem.EBPF.Devices})
+	p.flows = staleudp.New(staleudp.Options{Table: conntrack.Kernel{}, Exclusive: true, Observer: p.metrics.Reconciled, Ended: p.flowsEnded})
+	return p, nil
+}
+
+// prepare probes the kernel, selects the mode, and builds what depends on it.
+func (p *proxy) prepare(ctx context.Context) (err error) {
+	if p.host, err = probeHost(ctx, p.opts); err != nil {
+		return err
+	}
+	if p.mode, p.decision, err = selectMode(ctx, p.host); err != nil {
+		return err
+	}
+	logMode(klog.FromContext(ctx), p.host, p.decision)
+	p.explain.node, p.explain.mode, p.explain.tiers, p.explain.carrier = p.opts.nodeName, string(p.mode.name()), p.explainTiers, p.carrier
 	p.health = health.New(health.Options{
 		// Upstream's factor: one sync may fail and be repeated.
-		Timeout:  2 * p.runner(c).MaxInterval,
+		Timeout:  2 * p.mode.intervals().MaxInterval,
 		Families: p.families, Healthz: p.metrics.Healthz, Livez: p.metrics.Livez,
 	})
 	p.ready = health.NewReadiness(health.ReadinessOptions{Healthy: p.health.Healthy, Probe: p.probe, Count: p.metrics.Readyz})
 	p.services = health.NewServices(health.ServicesOptions{Families: p.families, Healthy: p.health.Healthy, Reporter: p.problems})
-	return p, p.tuneConntrack(ctx)
+	return tuneConntrack(ctx, p.host, func(err error) {
+		p.problems.Report(proxier.Problem{
+			Kind: "Node", Reason: proxier.ReasonUnsupported,
+			Message: "conntrack settings differ from the configuration: " + strings.ReplaceAll(err.Error(), "\n", "; "),
+		})
+	})
 }
 
-// selectMode probes and decides, and logs the decision once.
-func (p *proxy) selectMode(ctx context.Context) error {
-	logger := klog.FromContext(ctx)
-	p.cgroup = p.opts.Config.Tandem.EBPF.CgroupRoot
-	var noRoot error
-	if p.cgroup == "" {
-		p.cgroup, noRoot = capabilities.FindCgroup2Root(ownProc)
+// probeHost finds out what the kernel can do.
+func probeHost(ctx context.Context, o *Options) (*host, error) {
+	h := &host{config: o.Config, gate: o.gate, cgroup: o.Config.Tandem.EBPF.CgroupRoot}
+	if h.cgroup == "" {
+		h.cgroup, h.cgroupErr = capabilities.FindCgroup2Root(ownProc)
 	}
-	p.report = capabilities.Probe(ctx, capabilities.Options{CgroupRoot: p.cgroup, Mask: p.opts.mask})
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := p.decide(ctx); err != nil {
-		return err
-	}
-	if noRoot != nil && p.decision.Mode == capabilities.ModeEBPF {
-		return noRoot
-	}
-	logger.Info("Selected the proxy mode", "mode", p.decision.Mode, "reasons", texts(p.decision.Reasons),
-		"degraded", texts(p.decision.Degraded), "kernel", p.report.Kernel, "cgroupRoot", p.cgroup)
-	return nil
+	h.report = capabilities.Probe(ctx, capabilities.Options{CgroupRoot: h.cgroup, Mask: o.mask})
+	return h, ctx.Err()
 }
 
-// decide chooses the mode by what the kernel can do.
-func (p *proxy) decide(ctx context.Context) error {
-	available := make([]capabilities.Mode, 0, len(availableModes))
-	for _, m := range availableModes {
-		available = append(available, capabilities.Mode(m))
-	}
-	request := capabilities.Request{
-		Mode: capabilities.Mode(p.opts.Config.KubeProxy.Mode), Fallback: p.fallbackModes(), Available: available,
-	}
-	p.decision = capabilities.Select(p.report, request)
-	if p.decision.Mode == capabilities.ModeIPVS {
-		// What it needs of modules, and of the tools, is only found out so.
-		if err := tryIPVS(ctx, p.opts.Config); err != nil {
-			request.Failed = map[capabilities.Mode]error{capabilities.ModeIPVS: err}
-			p.decision = capabilities.Select(p.report, request)
-		}
-	}
-	if p.decision.Err != nil {
-		return fmt.Errorf("kernel %s: %w", p.report.Kernel, p.decision.Err)
-	}
-	return nil
+// logMode logs the decision once.
+func logMode(logger klog.Logger, h *host, d capabilities.Decision) {
+	logger.Info("Selected the proxy mode", "mode", d.Mode, "reasons", texts(d.Reasons),
+		"degraded", texts(d.Degraded), "kernel", h.report.Kernel, "cgroupRoot", h.cgroup)
 }
 
 func texts(reasons []capabilities.Reason) []string {
@@ -181,33 +159,12 @@ func texts(reasons []capabilities.Reason) []string {
 	return all
 }
 
-// connect builds the client of the API server and the recorder of Events.
-func (p *proxy) connect(ctx context.Context) error {
-	client, err := newClient(p.opts)
-	if err != nil {
-		return err
-	}
-	p.client = client
-	p.recorder = events.NewWriter(component, client.Events())
-	return nil
-}
-
-// newClient asks nobody yet.
-func newClient(o *Options) (*apiserver.Client, error) {
-	c := &o.Config.KubeProxy.ClientConnection
-	return apiserver.NewClient(apiserver.ClientConfig{
-		Kubeconfig: c.Kubeconfig, Master: o.Master,
-		ContentType: c.ContentType, AcceptContentTypes: c.AcceptContentTypes,
-		QPS: c.QPS, Burst: int(c.Burst),
-	})
-}
-
 // run starts the parts and waits for the end of ctx, or of a part that must
 // not end.
 func (p *proxy) run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	if !slices.Contains(p.families, proxier.IPv6) {
-		logger.Info("IPv6 is off on this host; this is a node of IPv4 alone")
+		logger.Info("IPv6 is disabled on this host; serving IPv4 only")
 	}
 	k := &p.opts.Config.KubeProxy
 	if k.ShowHiddenMetricsForVersion != "" {
@@ -221,7 +178,7 @@ func (p *proxy) run(ctx context.Context) error {
 		return err
 	}
 	if err := setOOMScore(*k.OOMScoreAdj); err != nil {
-		logger.Error(err, "Cannot set the OOM score; going on without", "oomScoreAdj", *k.OOMScoreAdj)
+		logger.Error(err, "Cannot set the OOM score; continuing without it", "oomScoreAdj", *k.OOMScoreAdj)
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
@@ -235,27 +192,34 @@ func (p *proxy) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// program brings what the source tells into the kernel.
+// program brings what the source delivers into the kernel.
 func (p *proxy) program(ctx context.Context) error {
-	open, err := p.openTiers(ctx)
+	logger := klog.FromContext(ctx)
+	parts := &parts{
+		reporter: p.problems, rules: p.metrics, flows: p.flows, uplinks: p.facts.uplinks,
+		waiting: func() { // objects would pile up
+			p.source.stop()
+			p.source = nil
+		},
+	}
+	open, err := p.mode.open(ctx, parts)
 	if err != nil {
 		return err
 	}
-	p.setTiers(open)
+	p.setDatapath(open)
 	defer func() {
-		p.setTiers(tiers{})
+		p.setDatapath(nil)
 		if err := open.close(); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot close the tiers")
+			logger.Error(err, "Cannot close the datapath")
 		}
 	}()
 
-	runner := p.runner(p.opts.Config)
 	p.facts.start(ctx)
-	left := p.leftovers()
+	left := leftoversOf(p.mode, p.host, parts)
 	px, err := proxier.New(proxier.Options{
-		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(p.carrierOf(&open)), Reporter: p.problems,
+		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(open.tier()), Reporter: p.problems,
 		Facts: p.facts.known, Policy: p.facts.settings.Policy, NodeFacts: p.facts.fromNode,
-		Observer: observers{p.metrics, p.health, p.services, &p.memory, &p.explain, p.ready, left}, Runner: runner,
+		Observer: observers{p.metrics, p.health, p.services, &p.memory, &p.explain, p.ready, left}, Runner: p.mode.intervals(),
 	})
 	if err != nil {
 		return err
@@ -264,14 +228,14 @@ func (p *proxy) program(ctx context.Context) error {
 	p.explain.next = px.Table()
 
 	group, ctx := errgroup.WithContext(ctx)
-	to := p.metrics.Handler(&nodeFan{
-		Handler: &nodeFirst{Handler: px, clock: clock.RealClock{}, released: func() { p.facts.check(klog.FromContext(ctx)) }},
-		also:    p.health,
+	handler := p.metrics.Handler(&nodeToBoth{
+		Handler: &nodeBeforeServices{Handler: px, clock: clock.RealClock{}, released: func() { p.facts.check(logger) }},
+		also:    p.health, logger: logger,
 	})
-	if p.feed == nil {
-		p.feed = startFeed(ctx, p.source)
+	if p.source == nil {
+		p.startSource(ctx)
 	}
-	group.Go(func() error { return p.feed.deliver(ctx, to, p.facts.serviceCIDRs.FeedTo(px.UpdateFacts)) })
+	group.Go(func() error { return p.source.deliver(ctx, handler, p.facts.serviceCIDRs.FeedTo(px.UpdateFacts)) })
 	if p.opts.ConfigFile != "" {
 		group.Go(func() error { return p.reloader(px).run(ctx) })
 	}
@@ -279,34 +243,24 @@ func (p *proxy) program(ctx context.Context) error {
 	group.Go(func() error { p.facts.awaitPodCIDRs(ctx, clock.RealClock{}, p.problems); return nil })
 	group.Go(func() error { p.facts.follow(ctx, px); return nil })
 	group.Go(func() error { left.run(ctx); return nil })
-	if open.fast != nil {
-		group.Go(func() error { p.followUplinks(ctx, open.fast); return nil })
-		group.Go(func() error { open.fast.Run(ctx); return nil })
-	}
+	group.Go(func() error { open.run(ctx); return nil })
 	group.Go(func() error {
 		p.health.Start()
 		p.metrics.Start(time.Now())
-		if p.recorder != nil {
-			p.recorder.Eventf(events.NodeReference(p.opts.nodeName), v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
-			p.tellOfFallback()
-		}
+		p.recordStart()
 		px.Run(ctx)
 		return nil
 	})
 	return group.Wait()
 }
 
-// tellOfFallback records an Event on the Node if another mode runs than was asked for.
-func (p *proxy) tellOfFallback() {
-	asked := p.opts.Config.KubeProxy.Mode
-	if string(p.decision.Mode) == string(asked) {
-		return
-	}
-	p.recorder.Eventf(events.NodeReference(p.opts.nodeName), v1.EventTypeWarning, "ProxyModeFallback", "StartKubeProxy",
-		"mode %s runs instead of %s: %s", p.decision.Mode, asked, strings.Join(texts(p.decision.Reasons), "; "))
+// startSource runs the source. It is held back until a handler is attached.
+func (p *proxy) startSource(ctx context.Context) {
+	p.source = newSourceRunner(p.newSource)
+	p.source.start(ctx)
 }
 
-func (p *proxy) source(handler proxier.Handler, onServiceCIDR func(string, []string)) source {
+func (p *proxy) newSource(handler proxier.Handler, onServiceCIDR func(string, []string)) source {
 	c := p.opts.Config
 	if p.client == nil {
 		return manifests.New(c.Tandem.Manifests, handler, p.problems, manifests.Options{NodeName: p.opts.nodeName, OnServiceCIDR: onServiceCIDR})
@@ -316,38 +270,52 @@ func (p *proxy) source(handler proxier.Handler, onServiceCIDR func(string, []str
 	})
 }
 
-func (p *proxy) registerMetrics() error {
-	if err := p.metrics.Register(registry{}, p.tables, p.counted); err != nil {
-		return fmt.Errorf("register metrics: %w", err)
-	}
-	reason := metrics.ModeRequested
-	if string(p.decision.Mode) != string(p.opts.Config.KubeProxy.Mode) {
-		reason = metrics.ModeFallback
-	}
-	p.opts.gate.AddMetrics()
-	p.metrics.Build(buildVersion())
-	p.metrics.Mode(string(p.decision.Mode), reason)
-	for _, r := range p.report.Results {
-		p.metrics.Capability(string(r.Feature), r.State.String())
-	}
-	return nil
+func (p *proxy) setDatapath(open datapath) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.datapath = open
 }
 
-// registry is the one of the process.
-type registry struct{}
-
-func (registry) Register(m k8smetrics.Registerable) error { return legacyregistry.Register(m) }
-func (registry) CustomRegister(c k8smetrics.StableCollector) error {
-	return legacyregistry.CustomRegister(c)
-}
-
-// publishConfig shows the configuration at /configz.
-func publishConfig(c *config.Config) (*configz.Config, error) {
-	entry, err := configz.New("kubeproxy.config.k8s.io")
-	if err != nil {
-		return nil, fmt.Errorf("publish configuration: %w", err)
+// withDatapath calls do if the datapath is open, which stays open until then.
+func (p *proxy) withDatapath(do func(datapath)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.datapath != nil {
+		do(p.datapath)
 	}
-	return entry, show(entry, c)
 }
 
-func show(entry *configz.Config, c *config.Config) error { return entry.Set(c.Upstream()) }
+// flowsEnded is staleudp.Options.Ended.
+func (p *proxy) flowsEnded(ended []conntrack.Flow) {
+	p.withDatapath(func(open datapath) { open.flowsEnded(ended) })
+}
+
+// tables is a metrics.TableSource.
+func (p *proxy) tables() (t metrics.Tables, ok bool) {
+	p.withDatapath(func(open datapath) { t, ok = open.tables() })
+	return t, ok
+}
+
+// rulePackets is a metrics.RuleSource.
+func (p *proxy) rulePackets() (r metrics.RulePackets, ok bool) {
+	p.withDatapath(func(open datapath) { r, ok = open.rulePackets() })
+	return r, ok
+}
+
+// carrier implements explain.PlacementFunc.
+func (p *proxy) carrier(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) (by, reason string, shown bool) {
+	p.withDatapath(func(open datapath) {
+		s := open.serves(d, f, o)
+		by, shown = string(s.by), s.refused != nil || !open.hasMaps()
+		if s.refused != nil {
+			reason = s.refused.Error()
+		}
+	})
+	return by, reason, shown
+}
+
+// explainTiers implements explain.Tiers.
+func (p *proxy) explainTiers(e *proxier.Explanation) (list []explain.Tier) {
+	p.withDatapath(func(open datapath) { list = explainTiers(p.mode, open, e) })
+	return list
+}

@@ -17,19 +17,20 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// probed is who carries a frontend, and in which family: each is asked for itself.
+// probed is a datapath in one address family. Each is probed on its own.
 type probed struct {
-	tier   string
-	family proxier.Family
+	by       capabilities.Mode
+	bySocket bool
+	family   proxier.Family
 }
 
-func (p probed) String() string { return fmt.Sprintf("%s-%s", p.tier, p.family) }
+func (p probed) String() string { return fmt.Sprintf("%s-%s", p.by, p.family) }
 
 // candidate is a frontend to dial.
 type candidate struct {
 	name     string
 	frontend selfprobe.Frontend
-	// cost is what others notice of it, and lot chooses among equals.
+	// cost ranks what others notice of it; lot chooses among equals.
 	cost int
 	lot  uint32
 }
@@ -42,13 +43,13 @@ func (c *candidate) compare(o *candidate) int {
 // at once says nothing about the kernel.
 const maxTries = 3
 
-// candidates are the frontends that cost least, some for each tier and family that has any
-// with an endpoint, the best first.
-func (p *proxy) candidates(table *proxier.Table) map[probed][]candidate {
+// candidates are the frontends that cost least, some for each datapath and family that has
+// any with an endpoint, the best first.
+func candidates(open datapath, node string, table *proxier.Table) map[probed][]candidate {
 	chosen := map[probed][]candidate{}
 	for _, c := range table.All() {
 		d := c.New
-		if d.Name.Protocol != proxier.TCP && d.Name.Protocol != proxier.UDP || p.unplaced(d) {
+		if d.Name.Protocol != proxier.TCP && d.Name.Protocol != proxier.UDP || open.isUnplaced(d) {
 			continue
 		}
 		for i := range d.Frontends {
@@ -57,12 +58,12 @@ func (p *proxy) candidates(table *proxier.Table) map[probed][]candidate {
 			if f.Kind != proxier.ClusterIP || f.Conflict != nil || d.Size(set) == 0 {
 				continue
 			}
-			tier, _, _ := p.carrier(d, f, proxier.FromHost)
-			if tier == "" || tier != string(capabilities.ModeEBPF) && d.Name.Protocol != proxier.TCP {
-				continue // nobody else is sent datagrams that mean nothing
+			s := open.serves(d, f, proxier.FromHost)
+			if s.by == "" || !s.bySocket && d.Name.Protocol != proxier.TCP {
+				continue // a probe of UDP by packets would send endpoints datagrams they do not expect
 			}
-			next := candidate{name: d.Name.String(), cost: costOf(d, tier), lot: lotOf(p.opts.nodeName, d)}
-			is := probed{tier, proxier.FamilyOf(f.Addr.Addr())}
+			next := candidate{name: d.Name.String(), cost: costOf(d, s.bySocket), lot: lotOf(node, d)}
+			is := probed{s.by, s.bySocket, proxier.FamilyOf(f.Addr.Addr())}
 			at, _ := slices.BinarySearchFunc(chosen[is], next, func(a, b candidate) int { return a.compare(&b) })
 			if at == maxTries {
 				continue
@@ -75,21 +76,11 @@ func (p *proxy) candidates(table *proxier.Table) map[probed][]candidate {
 	return chosen
 }
 
-// unplaced says that there is no room for a service port, and nobody else to carry it.
-func (p *proxy) unplaced(d *proxier.Decision) bool {
-	p.tierMu.Lock()
-	defer p.tierMu.Unlock()
-	if p.tiers.fast == nil || p.tiers.placed != nil {
-		return false
-	}
-	_, unplaced := p.tiers.fast.Unplaced()[d.Index()]
-	return unplaced
-}
-
-// costOf ranks frontends: where sockets are translated, one of UDP costs no packet. All
-// nodes together would be a load for the API server, and affinity would remember this node.
-func costOf(d *proxier.Decision, tier string) (cost int) {
-	if tier == string(capabilities.ModeEBPF) && d.Name.Protocol != proxier.UDP {
+// costOf ranks frontends. Where sockets are translated, a probe of UDP sends no packet. The
+// API server comes last, as all nodes together would be a load for it, and affinity before it,
+// as it would remember this node.
+func costOf(d *proxier.Decision, bySocket bool) (cost int) {
+	if bySocket && d.Name.Protocol != proxier.UDP {
 		cost++
 	}
 	if d.Affinity > 0 {
@@ -120,25 +111,31 @@ func backendsOf(d *proxier.Decision, set proxier.Set) (list []netip.AddrPort) {
 // probe is health.ReadinessOptions.Probe.
 func (p *proxy) probe(ctx context.Context) (list []health.Check) {
 	table := p.explain.table.Load()
+	var all map[probed][]candidate
+	p.withDatapath(func(open datapath) {
+		if table != nil {
+			all = candidates(open, p.opts.nodeName, table)
+		}
+	})
 	if table == nil {
 		return []health.Check{{Name: "probe", Detail: "nothing is programmed yet"}}
 	}
-	all := p.candidates(table)
 	for _, is := range slices.SortedFunc(maps.Keys(all), func(a, b probed) int { return cmp.Compare(a.String(), b.String()) }) {
 		list = append(list, check(ctx, is, all[is]))
 	}
 	return list
 }
 
-// check dials until a frontend leads to an endpoint; it tells of the first if none does.
+// check dials until a frontend leads to an endpoint. If none does, it returns the first
+// failure.
 func check(ctx context.Context, is probed, candidates []candidate) (first health.Check) {
-	by := selfprobe.ByPackets
-	if is.tier == string(capabilities.ModeEBPF) {
-		by = selfprobe.BySocket
+	dial := selfprobe.ByPackets
+	if is.bySocket {
+		dial = selfprobe.BySocket
 	}
 	for i, c := range candidates {
 		check := health.Check{Name: is.String(), Detail: fmt.Sprintf("%s %s of %s", c.frontend.Protocol, c.frontend.Addr, c.name)}
-		to, err := by(ctx, c.frontend)
+		to, err := dial(ctx, c.frontend)
 		if err == nil {
 			check.OK = true
 			check.Detail += " leads to " + to.String()

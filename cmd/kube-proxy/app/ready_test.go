@@ -13,12 +13,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 )
 
-// TestCandidates: what costs others least is dialled, and what nobody could answer is not.
+// TestCandidates: the frontends that cost least are dialled, of those with an endpoint.
 func TestCandidates(t *testing.T) {
 	type options struct {
 		protocol v1.Protocol
@@ -36,9 +35,6 @@ func TestCandidates(t *testing.T) {
 		{"without affinity", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}}, "shop/web:p shop/sticky:p default/kubernetes:p"},
 		{"three are enough", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}, "a/b": {}}, "shop/web:p a/b:p shop/sticky:p"},
 	} {
-		p := &proxy{
-			opts: &Options{nodeName: "node1"}, decision: capabilities.Decision{Mode: capabilities.ModeIPTables}, tiers: tiers{rules: &iptables.Tier{}},
-		}
 		tracker, table := proxier.NewChangeTracker("node1", time.Time{}, nil), proxier.NewTable(proxier.Facts{}, proxier.Policy{})
 		i := 0
 		for name, is := range tt.services {
@@ -67,7 +63,7 @@ func TestCandidates(t *testing.T) {
 		}
 		table.Apply(tracker.Take())
 		var got []string
-		for _, c := range p.candidates(table)[probed{"iptables", proxier.IPv4}] {
+		for _, c := range candidates(&iptablesDatapath{rules: &iptables.Tier{}}, "node1", table)[probed{"iptables", false, proxier.IPv4}] {
 			got = append(got, c.name)
 			if len(c.frontend.Backends) != 1 {
 				t.Errorf("%s: %+v", tt.name, c)

@@ -17,7 +17,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
@@ -34,16 +33,16 @@ const (
 	reloadRescan = 30 * time.Second
 )
 
-// A running process takes over decisive fields, by which Services are decided anew, others
-// that are about when and about itself, and those that nothing depends on. With any other
-// one it ends to be started again: what is in the kernel goes on working, and what such a
-// field decides is decided at the start.
+// Fields that a running process applies. reloadedPolicy decides how Services are served, and
+// reloadedRest is about timing, the process itself, or nothing at all. A change of any other
+// field ends the process, so that it is started again: the kernel state goes on working, and
+// what depends on the field is decided at the start.
 var (
-	decisive = []string{
+	reloadedPolicy = []string{
 		"clusterCIDR", "detectLocalMode", "detectLocal", "nodePortAddresses",
 		"iptables.masqueradeAll", "iptables.localhostNodePorts", config.TandemKind + ".strictSourceRanges",
 	}
-	others = []string{
+	reloadedRest = []string{
 		"iptables.syncPeriod", "iptables.minSyncPeriod", "ipvs.syncPeriod", "ipvs.minSyncPeriod",
 		config.TandemKind + ".ebpf.syncPeriod", config.TandemKind + ".ebpf.minSyncPeriod",
 		"logging.verbosity", "logging.flushFrequency", "oomScoreAdj",
@@ -56,22 +55,19 @@ func among(fields []string, path string) bool {
 	return slices.ContainsFunc(fields, func(at string) bool { return path == at || strings.HasPrefix(path, at+".") })
 }
 
-// takesOver says whether a process in that mode takes over a field.
-func takesOver(mode capabilities.Mode, path string) bool {
-	if mode == capabilities.ModeIPVS && path == "iptables.masqueradeAll" {
-		return false // a virtual server is told by constant rules
-	}
-	return among(decisive, path) || among(others, path)
+// needsRestart says whether a field can only be applied at the start.
+func needsRestart(m mode, path string) bool {
+	return m.needsRestart(path) || !among(reloadedPolicy, path) && !among(reloadedRest, path)
 }
 
 // reloader follows the file of --config while the process runs.
 type reloader struct {
-	// start are the options of the process, running what is in force of its file.
+	// start are the options of the process, and running is the configuration in force.
 	start   *Options
 	running *config.Config
-	mode    capabilities.Mode
-	// check says whether a process could run with these options, apply takes the fields
-	// over that can be.
+	mode    mode
+	// check says whether a process could run with these options, and apply applies the
+	// changed fields.
 	check    func(context.Context, *Options) error
 	apply    func(*Options, []config.Difference) error
 	reporter proxier.Reporter
@@ -79,8 +75,8 @@ type reloader struct {
 	settle   time.Duration
 	clock    clock.Clock
 
-	// seen is the file as it was at the last look, and when it counts if it stays so;
-	// done as it was when it last did.
+	// seen is the file at the last look, which counts from that time on if it stays so;
+	// done is the file when it last counted.
 	seen, done fileState
 	counts     time.Time
 }
@@ -101,17 +97,17 @@ func stateOf(path string) fileState {
 
 func (p *proxy) reloader(px *proxier.Proxier) *reloader {
 	return &reloader{
-		start: p.opts, running: p.opts.Config, mode: p.decision.Mode, check: p.couldRun, reporter: p.problems, metrics: p.metrics, settle: reloadSettle, clock: clock.RealClock{},
+		start: p.opts, running: p.opts.Config, mode: p.mode, check: p.couldRun, reporter: p.problems, metrics: p.metrics, settle: reloadSettle, clock: clock.RealClock{},
 		apply: func(next *Options, changed []config.Difference) error {
 			c := next.Config
-			if slices.ContainsFunc(changed, func(d config.Difference) bool { return among(decisive, d.Path) }) {
+			if slices.ContainsFunc(changed, func(d config.Difference) bool { return among(reloadedPolicy, d.Path) }) {
 				settings, err := nodefacts.New(c, next.gate)
 				if err != nil {
 					return err
 				}
 				p.facts.revise(settings, px)
 			}
-			intervals := p.runner(c)
+			intervals := modeNamed(&host{config: c}, p.mode.name()).intervals()
 			px.SetIntervals(intervals)
 			p.health.SetTimeout(2 * intervals.MaxInterval)
 			return errors.Join(applyToProcess(c, changed), show(p.configz, c))
@@ -119,7 +115,7 @@ func (p *proxy) reloader(px *proxier.Proxier) *reloader {
 	}
 }
 
-// applyToProcess takes over what is not about Services. What did not change is left alone:
+// applyToProcess applies what is not about Services. What did not change is left alone:
 // the verbosity may have been set at /debug/flags/v meanwhile.
 func applyToProcess(c *config.Config, changed []config.Difference) error {
 	var errs []error
@@ -137,13 +133,12 @@ func applyToProcess(c *config.Config, changed []config.Difference) error {
 	return errors.Join(errs...)
 }
 
-// couldRun says what would end a process with these options as it starts.
+// couldRun returns the error that a process with these options would end with as it starts.
 func (p *proxy) couldRun(ctx context.Context, o *Options) error {
 	if err := checkFamilies(o.Config, p.families); err != nil {
 		return err
 	}
-	next := &proxy{opts: o, report: p.report}
-	if err := next.decide(ctx); err != nil {
+	if _, _, err := selectMode(ctx, &host{config: o.Config, gate: o.gate, report: p.host.report}); err != nil {
 		return err
 	}
 	if _, err := nodefacts.New(o.Config, o.gate); err != nil {
@@ -163,7 +158,7 @@ func (r *reloader) run(ctx context.Context) error {
 	watcher := dirwatch.Open(dir, dirwatch.Options{
 		Wanted: func(name string) bool { return name == filepath.Base(path) },
 		Unwatched: func(err error) {
-			klog.FromContext(ctx).Error(err, "Cannot watch the directory of the configuration file; reading the file now and then", "directory", dir, "every", reloadRescan)
+			klog.FromContext(ctx).Error(err, "Cannot watch the directory of the configuration file; reading the file at intervals", "directory", dir, "every", reloadRescan)
 		},
 		Debounce: min(50*time.Millisecond, r.settle), Rescan: reloadRescan, Clock: r.clock,
 	})
@@ -204,7 +199,7 @@ func (r *reloader) look(ctx context.Context) (again time.Time, err error) {
 		err = r.check(ctx, &next)
 	}
 	if stateOf(r.start.ConfigFile) != r.seen {
-		return now, nil // it may be something else that was read
+		return now, nil // the file changed while it was read
 	}
 	first := !r.done.read
 	r.done = r.seen
@@ -212,21 +207,21 @@ func (r *reloader) look(ctx context.Context) (again time.Time, err error) {
 		r.failed(err)
 		return time.Time{}, nil
 	}
-	return time.Time{}, r.takeOver(ctx, &next, first)
+	return time.Time{}, r.update(ctx, &next, first)
 }
 
-// failed reports a file that is no use; what was in force still is.
+// failed reports an invalid file. The previous configuration stays in force.
 func (r *reloader) failed(err error) {
 	r.metrics.ConfigReloaded(metrics.ReloadFailed)
 	r.reporter.Report(proxier.Problem{
 		Kind: "Node", Reason: proxier.ReasonInvalidConfig,
-		Message: fmt.Sprintf("the configuration file %s is no use as it is now; this proxy goes on with what it said before, but cannot be started again: %s",
+		Message: fmt.Sprintf("invalid configuration file %s; keeping the previous configuration, but a restart would fail: %s",
 			r.start.ConfigFile, strings.ReplaceAll(err.Error(), "\n", "; ")),
 	})
 }
 
-// takeOver takes over what the file says by now. An error says that it needs a restart.
-func (r *reloader) takeOver(ctx context.Context, next *Options, first bool) error {
+// update applies what has changed in the file. An error says that it needs a restart.
+func (r *reloader) update(ctx context.Context, next *Options, first bool) error {
 	logger := klog.FromContext(ctx).WithValues("file", r.start.ConfigFile)
 	changed, err := config.Differences(r.running, next.Config)
 	if err != nil {
@@ -234,30 +229,30 @@ func (r *reloader) takeOver(ctx context.Context, next *Options, first bool) erro
 	}
 	if len(changed) == 0 {
 		r.metrics.ConfigFile(r.seen.text)
-		if first { // it is as it was when the process was started
+		if first { // unchanged since the start of the process
 			return nil
 		}
 		next.warn(logger)
-		logger.Info("The configuration file has changed, and says the same as before")
+		logger.Info("The configuration file has changed, without a change of any value")
 		r.metrics.ConfigReloaded(metrics.ReloadUnchanged)
 		return nil
 	}
 	var list, restart []string
 	for _, d := range changed {
 		list = append(list, d.String())
-		if !takesOver(r.mode, d.Path) {
+		if needsRestart(r.mode, d.Path) {
 			restart = append(restart, d.Path)
 		}
 	}
 	if len(restart) > 0 {
-		logger.Info("The configuration file has changed; ending, to be started again with it. What is in the kernel goes on working", "changed", list, "needRestart", restart)
-		return fmt.Errorf("the configuration file %s has changed in %s, which takes a restart", r.start.ConfigFile, strings.Join(restart, ", "))
+		logger.Info("The configuration file has changed; exiting, since some fields need a restart. Services are still served", "changed", list, "needRestart", restart)
+		return fmt.Errorf("the configuration file %s has changed, and these fields need a restart: %s", r.start.ConfigFile, strings.Join(restart, ", "))
 	}
 	if err := r.apply(next, changed); err != nil {
-		logger.Error(err, "Cannot take over all of the configuration file", "changed", list)
+		logger.Error(err, "Cannot apply all changes of the configuration file", "changed", list)
 	}
 	next.warn(logger)
-	logger.Info("Took over the configuration file", "changed", list)
+	logger.Info("Applied the changed configuration file", "changed", list)
 	r.running = next.Config
 	r.metrics.ConfigFile(r.seen.text)
 	r.metrics.ConfigReloaded(metrics.ReloadApplied)

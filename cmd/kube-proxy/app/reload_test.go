@@ -48,7 +48,7 @@ func newReloading(t *testing.T, text string, args ...string) *reloading {
 		t.Fatal(err)
 	}
 	f.reloader = &reloader{
-		start: o, running: o.Config, metrics: metrics.New(nil), settle: 20 * time.Millisecond, clock: clocktesting.NewFakeClock(time.Now()),
+		start: o, running: o.Config, mode: &ebpfMode{}, metrics: metrics.New(nil), settle: 20 * time.Millisecond, clock: clocktesting.NewFakeClock(time.Now()),
 		check: func(context.Context, *Options) error { return nil },
 		apply: func(_ *Options, changed []config.Difference) error {
 			f.lines <- fmt.Sprint("applied ", changed)
@@ -110,11 +110,11 @@ func TestReload(t *testing.T) {
 
 	// Bad in each of the ways: what it is and where is told, and no more comes of it.
 	f.volume("kind: [\n")
-	f.expect("Node InvalidConfig the configuration file DIR/config.conf is no use as it is now; this proxy goes on with what it said before, but cannot be started again: DIR/config.conf:")
+	f.expect("Node InvalidConfig invalid configuration file DIR/config.conf; keeping the previous configuration, but a restart would fail: DIR/config.conf:")
 	f.volume(reloadText + "logging: {verbosity: 5}\niptables:\n  masqueradeBit: 99\noomScoreAdj: 5000\n")
 	f.expect("DIR/config.conf:7: iptables.masqueradeBit: Invalid value: 99: must be within the range [0, 31]")
 	f.volume(reloadText + "logging: {verbosity: much}\n")
-	f.expect("DIR/config.conf:5: KubeProxyConfiguration.logging.verbosity: a string does not belong here")
+	f.expect("DIR/config.conf:5: KubeProxyConfiguration.logging.verbosity: a string is not allowed here")
 	f.volume(reloadText + "featureGates: {Warp: true}\n")
 	f.expect("DIR/config.conf:5: featureGates: unrecognized feature gate: Warp")
 	if err := configmap.Update(f.dir, map[string]string{"kubeconfig.conf": ""}); err != nil { // the key is gone
@@ -130,7 +130,7 @@ func TestReload(t *testing.T) {
 	f.volume(strings.Replace(reloadText, "mode: ebpf", "mode: iptables", 1) + "logging: {verbosity: 7}\niptables: {syncPeriod: 45s}\n")
 	select {
 	case err := <-done:
-		if want := "the configuration file " + f.dir + "/config.conf has changed in mode, which takes a restart"; err == nil || err.Error() != want {
+		if want := "the configuration file " + f.dir + "/config.conf has changed, and these fields need a restart: mode"; err == nil || err.Error() != want {
 			t.Errorf("error %v, want %s", err, want)
 		}
 	case <-time.After(20 * time.Second):
@@ -191,7 +191,7 @@ func TestReloadSettles(t *testing.T) {
 	look(true)
 	clock.Step(time.Second)
 	look(false)
-	f.expect("cannot be started again: no such kubeconfig")
+	f.expect("a restart would fail: no such kubeconfig")
 	// A file that cannot take effect is no reason to end, and one that can is. What changes
 	// while it is read counts later.
 	f.check = func(context.Context, *Options) error {
@@ -259,9 +259,9 @@ func TestReloadMetrics(t *testing.T) {
 
 type kubeRegistry struct{ k8smetrics.KubeRegistry }
 
-// Every field that is taken over in place exists, or a name that changed upstream would go
+// Every field that is applied at runtime exists, or a name that changed upstream would go
 // unnoticed.
-func TestFieldsTakenOverExist(t *testing.T) {
+func TestReloadedFieldsExist(t *testing.T) {
 	changed, err := complete(t, kubeProxyHead+`mode: ebpf
 logging: {verbosity: 1, flushFrequency: 1s}
 oomScoreAdj: 1
@@ -293,7 +293,7 @@ ebpf: {syncPeriod: 1h, minSyncPeriod: 2s}
 	if err != nil {
 		t.Fatal(err)
 	}
-	left := slices.Concat(decisive, others)
+	left := slices.Concat(reloadedPolicy, reloadedRest)
 	for _, d := range differences {
 		left = slices.DeleteFunc(left, func(at string) bool { return among([]string{at}, d.Path) })
 	}
@@ -301,15 +301,15 @@ ebpf: {syncPeriod: 1h, minSyncPeriod: 2s}
 		t.Errorf("no such fields: %q", left)
 	}
 	for _, test := range []struct {
-		mode capabilities.Mode
+		mode mode
 		path string
 		want bool
 	}{
-		{capabilities.ModeEBPF, "iptables.masqueradeAll", true}, {capabilities.ModeIPVS, "iptables.masqueradeAll", false},
-		{capabilities.ModeEBPF, "detectLocal.bridgeInterface", true}, {capabilities.ModeEBPF, "detectLocalModes", false},
+		{&ebpfMode{}, "iptables.masqueradeAll", false}, {&ipvsMode{}, "iptables.masqueradeAll", true},
+		{&ebpfMode{}, "detectLocal.bridgeInterface", false}, {&ebpfMode{}, "detectLocalModes", true},
 	} {
-		if takesOver(test.mode, test.path) != test.want {
-			t.Errorf("mode %s takes over %s: %v", test.mode, test.path, !test.want)
+		if needsRestart(test.mode, test.path) != test.want {
+			t.Errorf("mode %s needs a restart for %s: %v", test.mode.name(), test.path, !test.want)
 		}
 	}
 }
@@ -354,10 +354,11 @@ func TestApplyToProcess(t *testing.T) {
 
 // What a process could not start with is no reason to end one that runs.
 func TestCouldRun(t *testing.T) {
-	p := &proxy{report: capabilities.Probe(t.Context(), capabilities.Options{CgroupRoot: "/nowhere", Mask: map[capabilities.Feature]capabilities.State{capabilities.BPFSyscall: capabilities.No}})}
+	noBPF := map[capabilities.Feature]capabilities.State{capabilities.BPFSyscall: capabilities.No}
+	p := &proxy{host: &host{report: capabilities.Probe(t.Context(), capabilities.Options{CgroupRoot: "/nowhere", Mask: noBPF})}}
 	for _, test := range []struct{ name, text, want string }{
-		{"a mode that the kernel cannot carry", "mode: ebpf\n---\n" + tandemHead + "manifests: /\nebpf: {fallback: [none]}\n", "no fallback is configured"},
-		{"one that another stands in for", "mode: ebpf\n---\n" + tandemHead + "manifests: /\n", ""},
+		{"a mode that the kernel does not support", "mode: ebpf\n---\n" + tandemHead + "manifests: /\nebpf: {fallback: [none]}\n", "no fallback is configured"},
+		{"one with a fallback", "mode: ebpf\n---\n" + tandemHead + "manifests: /\n", ""},
 		{"no manifests", "mode: iptables\n---\n" + tandemHead + "manifests: /nowhere\n", "/nowhere does not exist"},
 		{"a family that this host does not have", "mode: iptables\nbindAddress: fd00::1\n---\n" + tandemHead + "manifests: /\n", "bindAddress is fd00::1, but this host has no IPv6"},
 		{"no kubeconfig", "mode: iptables\nclientConnection: {kubeconfig: /nowhere}\n", "/nowhere"},
@@ -382,8 +383,8 @@ func TestReloadEvent(t *testing.T) {
 	f := newReloading(t, reloadText)
 	f.reporter = events.New(ctx, events.Options{NodeName: "node1", Recorder: &recorded})
 	f.failed(fmt.Errorf("%s:3: mode: %w\nmore", f.start.ConfigFile, io.ErrUnexpectedEOF))
-	want := eventRecorder{"Node node1 Warning InvalidConfig the configuration file " + f.start.ConfigFile + " is no use as it is now; this proxy goes on with what it said before, " +
-		"but cannot be started again: " + f.start.ConfigFile + ":3: mode: unexpected EOF; more"}
+	want := eventRecorder{"Node node1 Warning InvalidConfig invalid configuration file " + f.start.ConfigFile + "; keeping the previous configuration, but a restart would fail: " +
+		f.start.ConfigFile + ":3: mode: unexpected EOF; more"}
 	if d := cmp.Diff(want, recorded); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}

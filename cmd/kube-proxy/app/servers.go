@@ -88,13 +88,13 @@ func (p *proxy) metricsMux() *http.ServeMux {
 		// What upstream's only check there is called. It does not fail.
 		_ = slis.ObserveHealthcheck(ctx, "ping", "healthz", slis.Success)
 	})
-	text("/proxyMode", string(p.decision.Mode), func(context.Context) {})
+	text("/proxyMode", string(p.mode.name()), func(context.Context) {})
 	mux.Handle("/metrics", legacyregistry.Handler())
 	slis.SLIMetrics{}.Install(mux)
 	configz.InstallHandler(mux)
 	p.installZPages(mux)
 	mux.HandleFunc("GET "+explain.Path, p.explain.flow)
-	mux.HandleFunc("GET "+explain.CarriersPath, p.explain.carriers)
+	mux.HandleFunc("GET "+explain.PlacementsPath, p.explain.carriers)
 	if p.opts.Config.KubeProxy.EnableProfiling {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)

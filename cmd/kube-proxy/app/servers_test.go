@@ -16,13 +16,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	v1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
-	"github.com/tandem-proxy/tandem/observe/events"
 	"github.com/tandem-proxy/tandem/observe/health"
 )
 
@@ -108,7 +106,7 @@ func TestMetricsServer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := &proxy{opts: o, decision: capabilities.Decision{Mode: capabilities.ModeEBPF}, health: health.New(health.Options{})}
+		p := &proxy{opts: o, mode: &ebpfMode{}, health: health.New(health.Options{})}
 		mux := p.metricsMux()
 		want := map[string]string{
 			"GET /healthz": "200 text/plain; charset=utf-8 ok", "GET /proxyMode": "200 text/plain; charset=utf-8 ebpf",
@@ -157,18 +155,18 @@ func TestEvents(t *testing.T) {
 	o.Config.KubeProxy.ClientConnection.ContentType = "application/json"
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	p := &proxy{opts: o, decision: capabilities.Decision{Mode: capabilities.Mode(o.Config.KubeProxy.Mode)}}
-	if err := p.connect(ctx); err != nil {
+	p := &proxy{opts: o, mode: &iptablesMode{}, decision: capabilities.Decision{Reasons: []capabilities.Reason{{Text: "no hooks"}, {Text: "no maps"}}}}
+	if err := p.connect(); err != nil {
 		t.Fatal(err)
 	}
 	go p.recorder.Run(ctx)
 
-	p.recorder.Eventf(events.NodeReference(o.nodeName), v1.EventTypeNormal, "Starting", "StartKubeProxy", "")
 	p.bindFailed("FailedToStartMetricServer", "StartKubeProxy")(io.ErrUnexpectedEOF)
-	p.tellOfFallback() // which is none
+	if p.isFallback() {
+		t.Error("the configured mode counts as a fallback")
+	}
 	o.Config.KubeProxy.Mode = "ebpf"
-	p.decision = capabilities.Decision{Mode: "iptables", Reasons: []capabilities.Reason{{Text: "no hooks"}, {Text: "no maps"}}}
-	p.tellOfFallback()
+	p.recordStart()
 	got := map[string]string{}
 	for range 3 {
 		select {

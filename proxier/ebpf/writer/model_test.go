@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
+	"github.com/tandem-proxy/tandem/test/kernel"
 )
 
 var sequences = flag.Int("sequences", 300, "random event sequences in TestModel")
@@ -19,7 +20,7 @@ var sequences = flag.Int("sequences", 300, "random event sequences in TestModel"
 // them, and compares the tables with a computation from scratch.
 func TestModel(t *testing.T) {
 	roomy := lbmap.Sizes{Frontends: 256, Services: 64, Backends: 512, Slots: 1024, Ranges: 256, Locals: 16}
-	for seed := range uint64(*sequences) {
+	for seed := range uint64(kernel.Rounds(*sequences)) {
 		c := writertest.NewCluster(seed)
 		tables := lbmap.NewFakeTables(roomy)
 		h := newHarness(t, tables, roomy)
@@ -60,7 +61,7 @@ func TestModel(t *testing.T) {
 // TestModelFull does the same where not everything fits: what is there must be
 // right, and everything must come once there is room.
 func TestModelFull(t *testing.T) {
-	for seed := range uint64(*sequences) {
+	for seed := range uint64(kernel.Rounds(*sequences)) {
 		c := writertest.NewCluster(seed)
 		h := newHarness(t, lbmap.NewFakeTables(smallSizes), smallSizes)
 		for range 30 {

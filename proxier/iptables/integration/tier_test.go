@@ -171,7 +171,7 @@ func TestRepair(t *testing.T) {
 				n.Restore(f, foreign)
 			}
 			n.open(iptablestest.Facts, proxier.Policy{})
-			for i := range 130 { // hubs are trees in both families
+			for i := range 130 { // shared chains are split in both families
 				change := []func(*v1.Service){dualStack(i)}
 				if i < 10 {
 					change = append(change, kindOf(i)...)
@@ -258,7 +258,7 @@ func TestCleanup(t *testing.T) {
 			n.MustSync()
 			n.MustFullSync()
 			if text := saved(t, n.Tools, proxier.IPv4); !strings.Contains(text, "KUBE-SVC-SLOT-05") {
-				t.Error("hubs are no trees")
+				t.Error("shared chains are not split")
 			}
 			// For connections that may have begun; the next time there are none.
 			clean("filter KUBE-PROXY-DRAIN\n  -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN\n")

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package problems takes what is wrong with objects to where people look: the
-// log, a metric and Events, without letting a hostile object flood any of
-// them.
+// Package events reports problems with objects in the log, in a metric and as Events. It
+// limits the rate, so that a hostile object cannot flood any of them. It also has a small
+// client that writes Events to the API server.
 package events
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -25,43 +26,43 @@ type Counter func(kind, reason string)
 
 // Options of a Reporter.
 type Options struct {
-	// NodeName is the node to whose object problems of the node itself go.
+	// NodeName is the node whose object gets the Events about the node itself.
 	NodeName string
-	// Recorder takes Events; nil for none.
+	// Recorder records Events; nil records none.
 	Recorder Recorder
-	// Counter counts every problem, also those that are not told again; nil
-	// for nobody.
+	// Counter counts every problem, including repetitions that are not logged; nil
+	// counts none.
 	Counter Counter
-	// Clock is for tests; nil is the real one.
+	// Clock is set by tests; nil means the real one.
 	Clock clock.PassiveClock
 }
 
 const (
-	// repeatAfter is when the same problem is told again: an hour's log has
-	// it, and six lines an hour hurt nobody.
+	// repeatAfter is how long a problem is not reported again. The log of the last
+	// hour still shows it, with at most six lines.
 	repeatAfter = 10 * time.Minute
-	// objectBurst and objectRefill bound what one object can have told,
-	// whatever it changes about itself.
+	// objectBurst and objectRefill limit the reports about one object, however often
+	// it changes.
 	objectBurst  = 5
 	objectRefill = time.Minute
-	// allBurst and allRefill bound what all objects together can have told:
-	// a bad day of a big cluster, but not a flood.
+	// allBurst and allRefill limit the reports about all objects together. They are
+	// enough for many broken objects in a large cluster.
 	allBurst  = 100
 	allRefill = time.Second
-	// maxRemembered bounds the memory for objects and problems, each.
+	// maxRemembered bounds the number of remembered objects, and that of problems.
 	maxRemembered = 4096
 )
 
-// Reporter implements proxier.Reporter.
+// Reporter implements proxier.Reporter with a log, a counter and Events.
 type Reporter struct {
 	opts   Options
 	logger klog.Logger
 
-	mu      sync.Mutex
-	told    map[proxier.Problem]time.Time
-	objects map[object]*bucket
-	all     bucket
-	silent  int // problems not told since the last that was
+	mu         sync.Mutex
+	reported   map[proxier.Problem]time.Time // when it was last reported
+	objects    map[object]*bucket
+	all        bucket
+	suppressed int // by the rate limits, since the last report
 }
 
 var _ proxier.Reporter = (*Reporter)(nil)
@@ -71,7 +72,7 @@ type object struct {
 	name types.NamespacedName
 }
 
-// bucket holds what may be told at once; one more comes back with every refill.
+// bucket is a token bucket: each report takes a token, and each refill interval adds one.
 type bucket struct {
 	left     int
 	refilled time.Time
@@ -100,7 +101,7 @@ func New(ctx context.Context, opts Options) *Reporter {
 	}
 	return &Reporter{
 		opts: opts, logger: klog.FromContext(ctx),
-		told: map[proxier.Problem]time.Time{}, objects: map[object]*bucket{},
+		reported: map[proxier.Problem]time.Time{}, objects: map[object]*bucket{},
 	}
 }
 
@@ -109,10 +110,10 @@ func (r *Reporter) Report(p proxier.Problem) {
 	if r.opts.Counter != nil {
 		r.opts.Counter(known(kinds, p.Kind), known(reasons, p.Reason))
 	}
-	// What an object says of itself may be in there, at any length.
+	// Both can contain text of the object, of any length.
 	p.Field, p.Message = shorten(p.Field, maxField-len(": ")), shorten(p.Message, maxNote-maxField)
-	tell, silent := r.admit(p)
-	if !tell {
+	report, suppressed := r.admit(p)
+	if !report {
 		return
 	}
 	args := []any{"kind", p.Kind}
@@ -125,20 +126,21 @@ func (r *Reporter) Report(p proxier.Problem) {
 	if p.Field != "" {
 		args = append(args, "field", p.Field)
 	}
-	args = append(args, "reason", p.Reason, "message", p.Message)
-	if silent > 0 {
-		args = append(args, "notTold", silent)
+	args = append(args, "reason", p.Reason)
+	if suppressed > 0 {
+		args = append(args, "suppressed", suppressed)
 	}
-	r.logger.Error(nil, "Problem with an object", args...)
+	r.logger.Error(errors.New(p.Message), "Problem with an object", args...)
 	r.event(p)
 }
 
-// admit says whether a problem is to be told, and how many were not since.
-func (r *Reporter) admit(p proxier.Problem) (tell bool, silent int) {
+// admit decides whether to report a problem. It also returns how many problems the rate
+// limits suppressed since the last report.
+func (r *Reporter) admit(p proxier.Problem) (report bool, suppressed int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.opts.Clock.Now()
-	if at, again := r.told[p]; again && now.Sub(at) < repeatAfter {
+	if at, again := r.reported[p]; again && now.Sub(at) < repeatAfter {
 		return false, 0
 	}
 	who := object{p.Kind, p.Object}
@@ -151,19 +153,19 @@ func (r *Reporter) admit(p proxier.Problem) (tell bool, silent int) {
 		r.objects[who] = b
 	}
 	if !b.take(now, objectBurst, objectRefill) || !r.all.take(now, allBurst, allRefill) {
-		r.silent++
+		r.suppressed++
 		return false, 0
 	}
-	if len(r.told) >= maxRemembered {
-		forget(r.told, func(at time.Time) bool { return now.Sub(at) >= repeatAfter })
+	if len(r.reported) >= maxRemembered {
+		forget(r.reported, func(at time.Time) bool { return now.Sub(at) >= repeatAfter })
 	}
-	r.told[p] = now
-	silent, r.silent = r.silent, 0
-	return true, silent
+	r.reported[p] = now
+	suppressed, r.suppressed = r.suppressed, 0
+	return true, suppressed
 }
 
-// forget makes room: what does not matter any more goes, or, where all of it
-// does, an arbitrary half. The bound on everything together still holds then.
+// forget removes stale entries and, if too many remain, an arbitrary half. The rate limit
+// for all objects together holds in any case.
 func forget[K comparable, V any](m map[K]V, stale func(V) bool) {
 	for k, v := range m {
 		if stale(v) {
@@ -179,13 +181,13 @@ func forget[K comparable, V any](m map[K]V, stale func(V) bool) {
 }
 
 const (
-	// maxNote is the limit of the API for the text of an Event.
+	// maxNote is the API's limit for the note of an Event.
 	maxNote = 1024
-	// maxField is what of it a field path may take, with its separator.
+	// maxField is the part of it for a field path with its separator.
 	maxField = 128
 )
 
-// shorten cuts between characters.
+// shorten truncates text between characters.
 func shorten(text string, limit int) string {
 	if len(text) <= limit {
 		return text
@@ -209,7 +211,8 @@ func (r *Reporter) event(p proxier.Problem) {
 	r.opts.Recorder.Eventf(regarding, v1.EventTypeWarning, p.Reason, "Sync", "%s", note)
 }
 
-// reference names the object for an Event; nil if it is none of the API's.
+// reference returns a reference to the object for an Event, or nil if it is not an API
+// object.
 func reference(p proxier.Problem, node string) *v1.ObjectReference {
 	switch p.Kind {
 	case "Service":
@@ -222,8 +225,8 @@ func reference(p proxier.Problem, node string) *v1.ObjectReference {
 	return nil
 }
 
-// NodeReference names a Node for an Event, as kubelet and kube-proxy do: with
-// the name for its UID, by which kubectl finds it.
+// NodeReference returns a reference to a Node for an Event. As in kubelet and kube-proxy,
+// the UID is the name: kubectl finds the Event by it.
 func NodeReference(name string) *v1.ObjectReference {
 	return &v1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}
 }
@@ -237,7 +240,7 @@ var (
 	}
 )
 
-// known keeps the number of time series within what this package lists.
+// known maps other words to Other, which bounds the number of time series.
 func known(list []string, word string) string {
 	if slices.Contains(list, word) {
 		return word

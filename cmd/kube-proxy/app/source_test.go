@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// everything is a source that tells one of each, from several goroutines, and waits.
+// everything is a source with one call of each kind, from several goroutines, that then waits.
 type everything struct {
 	to   proxier.Handler
 	cidr func(string, []string)
@@ -24,30 +24,30 @@ type everything struct {
 }
 
 func (s *everything) Run(ctx context.Context) error {
-	var telling sync.WaitGroup
-	telling.Go(func() {
+	var calls sync.WaitGroup
+	calls.Go(func() {
 		service := &v1.Service{}
 		s.to.OnServiceAdd(service)
 		s.to.OnServiceUpdate(service, service)
 		s.to.OnServiceDelete(service)
 		s.to.OnServiceSynced()
 	})
-	telling.Go(func() {
+	calls.Go(func() {
 		slice := &discoveryv1.EndpointSlice{}
 		s.to.OnEndpointSliceAdd(slice)
 		s.to.OnEndpointSliceUpdate(slice, slice)
 		s.to.OnEndpointSliceDelete(slice)
 		s.to.OnEndpointSlicesSynced()
 	})
-	telling.Go(func() {
+	calls.Go(func() {
 		node := &v1.Node{}
 		s.to.OnNodeAdd(node)
 		s.to.OnNodeUpdate(node, node)
 		s.to.OnNodeDelete(node)
 		s.to.OnNodeSynced()
 	})
-	telling.Go(func() { s.cidr("kubernetes", nil) })
-	telling.Wait()
+	calls.Go(func() { s.cidr("kubernetes", nil) })
+	calls.Wait()
 	if s.err == nil {
 		<-ctx.Done()
 	}
@@ -80,18 +80,19 @@ func (h *heard) OnNodeDelete(*v1.Node)                                 { h.add("
 func (h *heard) OnNodeSynced()                                         { h.add("nodes") }
 func (h *heard) onServiceCIDR(name string, _ []string)                 { h.add("cidr " + name) }
 
-// A feed tells nothing before it is taken, all of it then, and ends with its source.
-func TestFeed(t *testing.T) {
+// A source delivers nothing before a handler is attached, then everything.
+func TestSourceRunner(t *testing.T) {
 	broken := errors.New("broken")
 	for name, end := range map[string]error{"until its end": nil, "until the source fails": broken} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := startFeed(t.Context(), func(to proxier.Handler, cidr func(string, []string)) source { return &everything{to, cidr, end} })
+				r := newSourceRunner(func(to proxier.Handler, cidr func(string, []string)) source { return &everything{to, cidr, end} })
+				r.start(t.Context())
 				h := &heard{}
 				synctest.Wait()
 				ctx, cancel := context.WithCancel(t.Context())
 				result := make(chan error, 1)
-				go func() { result <- f.deliver(ctx, h, h.onServiceCIDR) }()
+				go func() { result <- r.deliver(ctx, h, h.onServiceCIDR) }()
 				synctest.Wait()
 				slices.Sort(h.list)
 				if want := []string{
@@ -104,17 +105,18 @@ func TestFeed(t *testing.T) {
 				if err := <-result; err != end {
 					t.Errorf("it ended with %v", err)
 				}
-				f.stop() // which may come later
+				r.stop() // which may come later
 			})
 		})
 	}
 }
 
-// One that nobody takes ends, with all that waits.
-func TestFeedThatNobodyTakes(t *testing.T) {
+// A source that is stopped before a handler is attached ends.
+func TestSourceRunnerWithoutHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := startFeed(t.Context(), func(to proxier.Handler, cidr func(string, []string)) source { return &everything{to, cidr, nil} })
+		r := newSourceRunner(func(to proxier.Handler, cidr func(string, []string)) source { return &everything{to, cidr, nil} })
+		r.start(t.Context())
 		synctest.Wait()
-		f.stop()
+		r.stop()
 	})
 }

@@ -2,18 +2,30 @@
 
 package iptables
 
-// stamp is what is remembered of a chain's rules.
+import "hash/maphash"
+
+// stamp identifies the rules of a chain, which are not kept.
 type stamp struct {
 	hash  uint64
 	rules int
 }
 
-func stampOf(rules []string) stamp { return stamp{hashOf(rules), len(rules)} }
+var seed = maphash.MakeSeed()
 
-// chainStamps are the chains that are there of service ports, and count their rules.
+func stampOf(rules []string) stamp {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	for _, r := range rules {
+		_, _ = h.WriteString(r) // never fails
+		_ = h.WriteByte('\n')
+	}
+	return stamp{h.Sum64(), len(rules)}
+}
+
+// chainStamps are the chains of service ports that are in the kernel.
 type chainStamps struct {
 	chains map[string]stamp
-	rules  int
+	rules  int // of all of them
 }
 
 func newChainStamps() chainStamps { return chainStamps{chains: map[string]stamp{}} }
@@ -33,8 +45,8 @@ func (c *chainStamps) clear() {
 	c.rules = 0
 }
 
-// is says whether a chain is there with just these rules.
+// is says whether a chain is in the kernel with exactly these rules.
 func (c *chainStamps) is(name string, s stamp) bool {
-	now, there := c.chains[name]
-	return there && now == s
+	current, there := c.chains[name]
+	return there && current == s
 }

@@ -73,9 +73,9 @@ func TestOneProblemIsToldEverywhere(t *testing.T) {
 		t.Errorf("events (-want +got):\n%s", d)
 	}
 	for _, text := range []string{
-		`kind="Service" object="ns/a" field="spec.ports[0]" reason="InvalidObject" message="0 is no port"`,
-		`kind="Node" reason="FlowsNotClosed" message="m"`,
-		`kind="File" file="/m/a.yaml" reason="InvalidFile" message="line 1"`,
+		`err="0 is no port" kind="Service" object="ns/a" field="spec.ports[0]" reason="InvalidObject"`,
+		`err="m" kind="Node" reason="FlowsNotClosed"`,
+		`err="line 1" kind="File" file="/m/a.yaml" reason="InvalidFile"`,
 	} {
 		if !strings.Contains(f.log.String(), text) {
 			t.Errorf("the log has no %s:\n%s", text, f.log)
@@ -91,12 +91,12 @@ func TestRepeatsAreCountedOnly(t *testing.T) {
 	f.after(repeatAfter - 1)
 	f.Report(problem("a", "m"))
 	if f.logged() != 1 || len(f.events.list) != 1 {
-		t.Errorf("told %d times and in %d events, want once", f.logged(), len(f.events.list))
+		t.Errorf("logged %d times and in %d Events, want once", f.logged(), len(f.events.list))
 	}
 	f.after(repeatAfter)
 	f.Report(problem("a", "m"))
 	if f.logged() != 2 {
-		t.Errorf("told %d times, want twice after %v", f.logged(), repeatAfter)
+		t.Errorf("logged %d times, want twice after %v", f.logged(), repeatAfter)
 	}
 	if d := cmp.Diff(map[string]int{"Service/InvalidObject": 5}, f.counts); d != "" {
 		t.Errorf("counts (-want +got):\n%s", d)
@@ -109,13 +109,13 @@ func TestOneObjectCannotFlood(t *testing.T) {
 		f.Report(problem("hostile", fmt.Sprint(i)))
 	}
 	if f.logged() != objectBurst {
-		t.Errorf("told %d, want %d", f.logged(), objectBurst)
+		t.Errorf("logged %d, want %d", f.logged(), objectBurst)
 	}
 	f.Report(problem("other", "m"))
 	if f.logged() != objectBurst+1 {
-		t.Error("another object's problem was not told")
+		t.Error("another object's problem was not reported")
 	}
-	if want := fmt.Sprintf("notTold=%d", 1000-objectBurst); !strings.Contains(f.log.String(), want) {
+	if want := fmt.Sprintf("suppressed=%d", 1000-objectBurst); !strings.Contains(f.log.String(), want) {
 		t.Errorf("the log does not say %s", want)
 	}
 	f.after(2 * objectRefill)
@@ -123,7 +123,7 @@ func TestOneObjectCannotFlood(t *testing.T) {
 		f.Report(problem("hostile", fmt.Sprint("again ", i)))
 	}
 	if want := objectBurst + 1 + 2; f.logged() != want {
-		t.Errorf("told %d after two refills, want %d", f.logged(), want)
+		t.Errorf("logged %d after two refills, want %d", f.logged(), want)
 	}
 }
 
@@ -133,15 +133,15 @@ func TestAllObjectsCannotFlood(t *testing.T) {
 		f.Report(problem(fmt.Sprint(i), "m"))
 	}
 	if f.logged() != allBurst {
-		t.Errorf("told %d, want %d", f.logged(), allBurst)
+		t.Errorf("logged %d, want %d", f.logged(), allBurst)
 	}
-	// Each told problem is a new one, long after the others.
+	// Each reported problem is a new one, long after the others.
 	for i := range 3 * maxRemembered {
 		f.after(time.Duration(i) * allRefill)
 		f.Report(problem(fmt.Sprint("b", i), "m"))
 	}
-	if len(f.objects) > maxRemembered || len(f.told) > maxRemembered {
-		t.Errorf("remembers %d objects and %d problems, want at most %d", len(f.objects), len(f.told), maxRemembered)
+	if len(f.objects) > maxRemembered || len(f.reported) > maxRemembered {
+		t.Errorf("remembers %d objects and %d problems, want at most %d", len(f.objects), len(f.reported), maxRemembered)
 	}
 }
 

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/kernel/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/devices"
+	"github.com/tandem-proxy/tandem/observe/metrics"
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/sockets"
+	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/placement"
+	"github.com/tandem-proxy/tandem/proxier/staleudp"
+)
+
+// ebpfDatapath is mode ebpf, open.
+type ebpfDatapath struct {
+	*host
+	*parts
+	programs *ebpf.Tier
+	rules    *iptables.Tier  // nil without a fallback
+	placed   *placement.Tier // assigns frontends to the two; nil without a fallback
+	logger   klog.Logger
+}
+
+func (d *ebpfDatapath) hasMaps() bool { return true }
+
+func (d *ebpfDatapath) tier() proxier.Tier {
+	if d.placed == nil {
+		return staleudp.Beside(d.programs, d.flows)
+	}
+	return staleudp.Beside(d.placed, d.flows)
+}
+
+func (d *ebpfDatapath) close() error {
+	if d.placed == nil {
+		return d.programs.Close()
+	}
+	d.placed.Wait()
+	return errors.Join(d.programs.Close(), d.rules.Close())
+}
+
+func (d *ebpfDatapath) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { d.followUplinks(ctx) })
+	wg.Go(func() { d.programs.Run(ctx) })
+	wg.Wait()
+}
+
+// followUplinks serves clients on the devices by which node traffic comes in, until ctx is
+// done.
+func (d *ebpfDatapath) followUplinks(ctx context.Context) {
+	d.uplinks.Watch(ctx, func(u devices.Uplinks) {
+		if len(u.Unmatched) > 0 {
+			d.logger.Info("No device matches --ebpf-devices", "names", u.Unmatched)
+		}
+		if len(u.Devices) == 0 {
+			d.logger.Info("Found no device that receives traffic for this node; --ebpf-devices can name them")
+		}
+		if err := d.programs.SetUplinks(ctx, u.Devices); err != nil {
+			d.logger.Error(err, "Cannot serve clients on some devices; retrying with the next full sync")
+			return
+		}
+		d.logger.Info("Serving clients outside the node on these devices", "devices", deviceTexts(u.Devices))
+	})
+}
+
+func deviceTexts(list []devices.Device) []string {
+	texts := make([]string, len(list))
+	for i, d := range list {
+		texts[i] = d.String()
+	}
+	return texts
+}
+
+// unservedClients are those that programs do not serve, if there are any.
+func (d *ebpfDatapath) unservedClients() (clients string, some bool) {
+	missing := missingForPackets(&d.report)
+	switch {
+	case len(missing) > 0:
+		return "clients outside this node, since this kernel lacks " + strings.Join(missing, ", "), true
+	case d.config.Tandem.EBPF.SocketLB == config.SocketLBHost:
+		return "pods (ebpf.socketLB: host)", true
+	}
+	return "", false
+}
+
+var (
+	errNoPackets   = errors.New("the kernel lacks features that eBPF programs need to translate packets")
+	errPodsLeftOut = errors.New("sockets of pods are not served (ebpf.socketLB: host)")
+)
+
+// refused is why programs do not serve a frontend for clients of an origin; nil if they do.
+func (d *ebpfDatapath) refused(decision *proxier.Decision, f *proxier.Frontend, o proxier.Origin) error {
+	why := d.programs.Supports
+	if d.placed != nil {
+		why = d.placed.Why
+	}
+	switch err := why(decision, f); {
+	case err != nil:
+		return err
+	case o == proxier.FromOutside && len(missingForPackets(&d.report)) > 0:
+		return errNoPackets
+	case o == proxier.FromPod && d.config.Tandem.EBPF.SocketLB == config.SocketLBHost:
+		return errPodsLeftOut
+	}
+	return nil
+}
+
+func (d *ebpfDatapath) serves(decision *proxier.Decision, f *proxier.Frontend, o proxier.Origin) serving {
+	switch refused := d.refused(decision, f, o); {
+	case refused == nil:
+		return serving{by: capabilities.ModeEBPF, bySocket: o != proxier.FromOutside}
+	case d.rules != nil && d.rules.Supports(decision, f) == nil:
+		return serving{by: capabilities.ModeIPTables, refused: refused}
+	default:
+		return serving{refused: refused}
+	}
+}
+
+func (d *ebpfDatapath) isUnplaced(decision *proxier.Decision) bool {
+	if d.placed != nil {
+		return false
+	}
+	_, unplaced := d.programs.Unplaced()[decision.Index()]
+	return unplaced
+}
+
+func (d *ebpfDatapath) detail(e *proxier.Explanation) string {
+	switch unplaced := len(d.programs.Unplaced()); {
+	case unplaced > 0 && d.placed == nil:
+		return fmt.Sprintf("if it fits: %d service ports are over capacity, which 'tandemctl services' lists", unplaced)
+	case e.Origin == proxier.FromOutside:
+		return "by packets: an endpoint on this node sees the client's address, one elsewhere sees this node's"
+	case e.Origin == proxier.FromPod && e.Route.Source == proxier.Masquerade:
+		return "at the pod's socket, without masquerading: endpoints see the client's address"
+	}
+	return ""
+}
+
+// flowsEnded closes the sockets of this node that netfilter translated for, where programs
+// serve: a socket that is connected to a frontend bypasses them, and what it sends would be
+// lost.
+func (d *ebpfDatapath) flowsEnded(ended []conntrack.Flow) {
+	byRules := func(netip.AddrPort) bool { return false }
+	if d.placed != nil {
+		byRules = d.placed.FallbackHas(proxier.UDP)
+	}
+	var pairs []sockets.SocketPair
+	for i := range ended {
+		// A flow that was not translated may go where it is meant to.
+		if f := &ended[i]; f.Translated() && !byRules(f.Destination) {
+			pairs = append(pairs, sockets.SocketPair{Local: f.Source, Remote: f.Destination})
+		}
+	}
+	if len(pairs) > 0 {
+		d.programs.CloseUntranslated(pairs)
+	}
+}
+
+func (d *ebpfDatapath) rulePackets() (metrics.RulePackets, bool) {
+	if d.rules == nil {
+		return metrics.RulePackets{}, false
+	}
+	return rulePackets(d.rules, d.logger)
+}
+
+func (d *ebpfDatapath) tables() (metrics.Tables, bool) {
+	t := metrics.Tables{ByName: map[string]metrics.Table{}, ClosedSockets: int64(d.programs.ClosedSockets()), Packets: map[string]uint64{}}
+	t.Unplaced = len(d.programs.Unplaced())
+	if d.placed != nil {
+		t.Unplaced = d.placed.Overflow()
+	}
+	for name, u := range d.programs.Usage() {
+		t.ByName[name] = metrics.Table(u)
+	}
+	packets, err := d.programs.Packets()
+	if err != nil {
+		d.logger.Error(err, "Cannot read the packet verdict counters; metrics lack them")
+	}
+	for _, c := range packets {
+		t.Packets[c.Result] = c.Count
+	}
+	traffic, err := d.programs.Traffic()
+	if err != nil {
+		d.logger.Error(err, "Cannot read the counters of Services; metrics lack them")
+	}
+	for _, s := range traffic {
+		t.Services = append(t.Services, metrics.Service{
+			Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol,
+			Connections: s.Connections, Packets: s.Packets, Bytes: s.Bytes,
+		})
+	}
+	return t, true
+}

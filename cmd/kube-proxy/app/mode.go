@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"k8s.io/component-base/featuregate"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/kernel/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/devices"
+	"github.com/tandem-proxy/tandem/observe/metrics"
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/staleudp"
+)
+
+// mode is one way to serve Services. The process runs one, chosen at the start. The rest of
+// this package knows modes, and what they open, by these interfaces alone: another mode is
+// another file mode_*.go and an entry in modesOf.
+type mode interface {
+	name() capabilities.Mode
+	// featureGate can turn the mode off; empty for none.
+	featureGate() featuregate.Feature
+	// needsConntrack says that the process ends if it cannot set up conntrack.
+	needsConntrack() bool
+	// intervals are those between syncs.
+	intervals() proxier.RunnerOptions
+	// needsRestart says that a change of this field takes a restart in this mode, though
+	// other modes apply it at runtime.
+	needsRestart(field string) bool
+	// uses says that this mode manages the kernel state of another one, which then does
+	// not count as left over.
+	uses(other capabilities.Mode) bool
+
+	// check tries what capability probes cannot tell. It leaves nothing in the kernel.
+	check(context.Context) error
+	// initialize changes the kernel settings that take more privileges than the rest
+	// (--init-only).
+	initialize(context.Context) error
+	// open prepares the datapath. What an earlier process left goes on serving.
+	open(context.Context, *parts) (datapath, error)
+
+	leftover
+}
+
+// leftover is kernel state that a mode leaves when its process ends.
+type leftover interface {
+	// what names it in logs.
+	what() string
+	// retire removes it while another mode serves. Where connections depend on it, it is
+	// drained first.
+	retire(context.Context, *parts) error
+	// cleanup removes it at once, whether this proxy or upstream's left it (--cleanup).
+	cleanup(context.Context) error
+}
+
+// datapath is a mode that is open.
+type datapath interface {
+	// tier programs decisions into the kernel.
+	tier() proxier.Tier
+	// run does what goes on beside syncs until ctx is done.
+	run(context.Context)
+	// serves says what serves a frontend for clients of an origin.
+	serves(*proxier.Decision, *proxier.Frontend, proxier.Origin) serving
+	// isUnplaced says that nothing serves a service port, since tables are full.
+	isUnplaced(*proxier.Decision) bool
+	// detail is what an explanation adds about a frontend that this datapath serves.
+	detail(*proxier.Explanation) string
+	// hasMaps says that tandemctl reads from the kernel what this datapath serves.
+	hasMaps() bool
+	// tables and rulePackets are for /metrics; false where there are none.
+	tables() (metrics.Tables, bool)
+	rulePackets() (metrics.RulePackets, bool)
+	// flowsEnded is told of the UDP flows that were removed from conntrack.
+	flowsEnded([]conntrack.Flow)
+	// close releases what this process holds. The kernel state stays.
+	close() error
+}
+
+// serving is what serves a frontend.
+type serving struct {
+	by       capabilities.Mode // empty for nothing
+	refused  error             // why the datapath of the mode does not; nil if it does
+	bySocket bool              // connections are translated at connect()
+}
+
+// host is what modes know before they are opened.
+type host struct {
+	config *config.Config
+	gate   featuregate.FeatureGate
+	report capabilities.Report
+	// cgroup is the root of the cgroup2 hierarchy. It is empty if that was not found, for the
+	// reason cgroupErr.
+	cgroup    string
+	cgroupErr error
+}
+
+// parts are those of the process that datapaths work with.
+type parts struct {
+	reporter proxier.Reporter
+	rules    iptables.Observer
+	flows    *staleudp.Reconciler
+	uplinks  *devices.Watcher
+	// waiting is called once if another process has to end first.
+	waiting func()
+}
+
+// modesOf has all modes of this build, in the order in which errors name them.
+func modesOf(h *host) []mode {
+	return []mode{&ebpfMode{h}, &ipvsMode{h}, &iptablesMode{h}}
+}
+
+// modeNames are those of all modes of this build.
+func modeNames() (names []string) {
+	for _, m := range modesOf(nil) {
+		names = append(names, string(m.name()))
+	}
+	return names
+}
+
+// modeNamed returns a mode of this build.
+func modeNamed(h *host, name capabilities.Mode) mode {
+	all := modesOf(h)
+	return all[slices.IndexFunc(all, func(m mode) bool { return m.name() == name })]
+}
+
+// fallbackModes may run instead of the one that is configured, in this order.
+func fallbackModes(c *config.Config) (list []capabilities.Mode) {
+	if c.KubeProxy.Mode != config.ModeEBPF {
+		return nil
+	}
+	for _, m := range c.Tandem.EBPF.Fallback {
+		if m != config.FallbackNone {
+			list = append(list, capabilities.Mode(m))
+		}
+	}
+	return list
+}
+
+// selectMode chooses the first mode that can run, of the configured one and its fallbacks.
+func selectMode(ctx context.Context, h *host) (mode, capabilities.Decision, error) {
+	request := capabilities.Request{
+		Mode: capabilities.Mode(h.config.KubeProxy.Mode), Fallback: fallbackModes(h.config), Failed: map[capabilities.Mode]error{},
+	}
+	for _, name := range modeNames() {
+		request.Available = append(request.Available, capabilities.Mode(name))
+	}
+	for {
+		decision := capabilities.Select(h.report, request)
+		if decision.Err != nil {
+			return nil, decision, fmt.Errorf("kernel %s: %w", h.report.Kernel, decision.Err)
+		}
+		m := modeNamed(h, decision.Mode)
+		err := m.check(ctx)
+		if err == nil {
+			return m, decision, nil
+		}
+		request.Failed[decision.Mode] = err // Select does not choose it again
+	}
+}
+
+// plain is the part of a datapath that most do not need.
+type plain struct{}
+
+func (plain) run(context.Context)                      {}
+func (plain) isUnplaced(*proxier.Decision) bool        { return false }
+func (plain) detail(*proxier.Explanation) string       { return "" }
+func (plain) hasMaps() bool                            { return false }
+func (plain) tables() (metrics.Tables, bool)           { return metrics.Tables{}, false }
+func (plain) rulePackets() (metrics.RulePackets, bool) { return metrics.RulePackets{}, false }
+func (plain) flowsEnded([]conntrack.Flow)              {}

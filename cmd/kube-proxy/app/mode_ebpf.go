@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"k8s.io/component-base/featuregate"
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/placement"
+)
+
+// ebpfMode serves by eBPF programs, and by rules what those cannot.
+type ebpfMode struct{ *host }
+
+func (*ebpfMode) name() capabilities.Mode          { return capabilities.ModeEBPF }
+func (*ebpfMode) featureGate() featuregate.Feature { return "" }
+func (*ebpfMode) needsRestart(string) bool         { return false }
+func (*ebpfMode) check(context.Context) error      { return nil }
+
+// needsConntrack is false: programs track connections themselves.
+func (*ebpfMode) needsConntrack() bool { return false }
+
+// uses is true for rules, which are the fallback.
+func (*ebpfMode) uses(other capabilities.Mode) bool { return other == capabilities.ModeIPTables }
+
+func (m *ebpfMode) intervals() proxier.RunnerOptions {
+	r, e := proxier.DefaultRunnerOptions(), &m.config.Tandem.EBPF
+	r.MinInterval, r.MaxInterval = e.MinSyncPeriod.Duration, e.SyncPeriod.Duration
+	r.RetryInterval = min(r.RetryInterval, r.MaxInterval)
+	return r
+}
+
+func (m *ebpfMode) initialize(ctx context.Context) error {
+	if err := reserveNodePortRange(ctx, m.config); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Mode ebpf needs CAP_SYS_ADMIN while it runs, to load programs and to find their maps; --init-only cannot replace that")
+	return nil
+}
+
+func (m *ebpfMode) open(ctx context.Context, p *parts) (datapath, error) {
+	programs, err := m.openPrograms(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	d := &ebpfDatapath{host: m.host, parts: p, programs: programs, logger: klog.FromContext(ctx)}
+	var rules *iptables.Tier
+	err = errNoFallback
+	if len(fallbackModes(m.config)) > 0 {
+		rules, err = openRules(ctx, m.host, p, nil)
+	}
+	clients, some := d.unservedClients()
+	if err != nil {
+		d.logger.Info("No fallback: SCTP, and Services that do not fit into the eBPF maps, are not served", "reason", err.Error())
+		if some {
+			d.logger.Info("Some clients are not served", "clients", clients)
+		}
+		return d, nil
+	}
+	if some {
+		d.logger.Info("Rules serve some clients", "clients", clients)
+	}
+	d.rules, d.placed = rules, placement.New(programs, rules, some)
+	return d, nil
+}
+
+var errNoFallback = errors.New("--ebpf-fallback=none")
+
+// busyInterval is how often a process checks whether the one before it has ended.
+const busyInterval = time.Second
+
+// openPrograms opens the eBPF datapath. It waits until a process before this one has ended:
+// during an update of a DaemonSet, two pods can overlap.
+func (m *ebpfMode) openPrograms(ctx context.Context, p *parts) (*ebpf.Tier, error) {
+	logger := klog.FromContext(ctx)
+	if m.cgroup == "" {
+		return nil, m.cgroupErr
+	}
+	opts, err := ebpfOptions(m.config, &m.report)
+	if err != nil {
+		return nil, err
+	}
+	opts.CgroupRoot, opts.Reporter = m.cgroup, p.reporter
+	if err := reserveNodePortRange(ctx, m.config); err != nil {
+		logger.Error(err, "Cannot reserve the NodePort range; outgoing connections of this host may get source ports in it", "nodePortRange", opts.NodePortRange)
+	}
+	for waited := false; ; waited = true {
+		tier, err := ebpf.Open(ctx, opts)
+		if err == nil {
+			logger.Info("Opened the eBPF datapath", "cgroupRoot", m.cgroup, "adopted", tier.Adopted())
+			return tier, nil
+		}
+		if !errors.Is(err, ebpfdatapath.ErrBusy) {
+			logVerifier(logger, err)
+			return nil, fmt.Errorf("open the eBPF datapath: %w", err)
+		}
+		if !waited {
+			logger.Info("Another process serves this cgroup; waiting for it to end", "cgroupRoot", m.cgroup)
+			p.waiting()
+		}
+		timer := time.NewTimer(busyInterval)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, ctx.Err()
+		case <-timer.C:
+		}
+	}
+}
+
+// logVerifier logs why the verifier rejected a program, in full at -v=4: the error itself has
+// only the last lines.
+func logVerifier(logger klog.Logger, err error) {
+	var rejected *ciliumebpf.VerifierError
+	if errors.As(err, &rejected) {
+		logger.Info("The verifier rejected a program; -v=4 logs all that it says", "lines", len(rejected.Log))
+		logger.V(4).Info("Verifier log", "log", fmt.Sprintf("%+v", rejected))
+	}
+}
+
+func (*ebpfMode) what() string { return "programs of mode ebpf" }
+
+// retire has the programs accept no new connections, and removes them once the connections
+// that they serve have ended.
+func (m *ebpfMode) retire(ctx context.Context, p *parts) error {
+	if m.cgroup == "" {
+		return nil
+	}
+	logger := klog.FromContext(ctx)
+	if there, err := ebpf.Attached(m.cgroup); !there || err != nil {
+		return err
+	}
+	tier, err := m.openPrograms(ctx, p)
+	if err != nil {
+		return errors.Join(err, ebpf.Silence(m.cgroup))
+	}
+	defer tier.Close()
+	logger.Info("eBPF programs accept no new connections (draining); they are removed when the last connection from outside has ended")
+	if err := tier.Drain(ctx); err != nil || ctx.Err() != nil {
+		return err
+	}
+	logger.Info("Removed the programs of mode ebpf")
+	return nil
+}
+
+func (m *ebpfMode) cleanup(ctx context.Context) error {
+	logger := klog.FromContext(ctx)
+	root := m.config.Tandem.EBPF.CgroupRoot
+	if root == "" {
+		var err error
+		root, err = capabilities.FindCgroup2Root(ownProc)
+		if errors.Is(err, capabilities.ErrNoCgroup2) {
+			logger.Info("Found no cgroup2 hierarchy, so there are no programs to remove")
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	removed, err := ebpf.Cleanup(root)
+	if err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
+	if len(removed) == 0 {
+		logger.Info("Found no programs to remove", "cgroupRoot", root)
+		return nil
+	}
+	logger.Info("Removed eBPF programs and their maps", "cgroupRoot", root, "programs", removed)
+	return nil
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/config"
+	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+)
+
+// reserveNodePortRange keeps outgoing connections of this host from using NodePorts as source
+// ports, where that is configured.
+func reserveNodePortRange(ctx context.Context, c *config.Config) error {
+	e := &c.Tandem.EBPF
+	if !*e.ReserveNodePorts {
+		return nil
+	}
+	nodePorts, err := config.ParsePortRange(e.NodePortRange)
+	if err != nil {
+		return err // validated before
+	}
+	return reserveNodePorts(klog.FromContext(ctx), nodePorts)
+}
+
+// reservedPorts is a sysctl of the network namespace.
+const reservedPorts = "/proc/sys/net/ipv4/ip_local_reserved_ports"
+
+// reserveNodePorts adds the range to the reserved ports if it overlaps with the ephemeral
+// ports.
+func reserveNodePorts(logger klog.Logger, nodePorts config.PortRange) error {
+	ephemeral, err := ebpfdatapath.EphemeralPorts()
+	if err != nil || !ephemeral.Overlaps(ebpfdatapath.PortRange(nodePorts)) {
+		return err
+	}
+	text, err := os.ReadFile(reservedPorts)
+	if err != nil {
+		return fmt.Errorf("read reserved ports: %w", err)
+	}
+	list := strings.FieldsFunc(string(text), func(r rune) bool { return r == ',' || r == '\n' })
+	// The kernel shows neighbouring ranges as one.
+	if slices.ContainsFunc(list, func(s string) bool {
+		r, err := config.ParsePortRange(s)
+		return err == nil && r.First <= nodePorts.First && nodePorts.Last <= r.Last
+	}) {
+		return nil
+	}
+	if err := os.WriteFile(reservedPorts, []byte(strings.Join(append(list, nodePorts.String()), ",")), 0o644); err != nil {
+		return fmt.Errorf("write reserved ports: %w", err)
+	}
+	logger.Info("Reserved the NodePort range, which overlaps with the ephemeral ports (--ebpf-reserve-node-ports)", "nodePortRange", nodePorts, "ephemeral", ephemeral)
+	return nil
+}
