@@ -49,7 +49,7 @@ func (t *Tier) drain(ctx context.Context, interval time.Duration) error {
 				return datapath.EachServedDevice(func(device *netlink.LinkAttrs, found []tc.Attachment) error { return d.tell(ctx, device, found) })
 			})
 			if told = err == nil; !told {
-				logger.Error(err, "Not all programs know that another proxy serves; trying again")
+				logger.Error(err, "Cannot switch all packet programs to draining; trying again")
 			}
 		}
 		left, err := d.sweep(ctx)
@@ -57,7 +57,7 @@ func (t *Tier) drain(ctx context.Context, interval time.Duration) error {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
-			logger.Error(err, "Cannot end flows whose time is up; trying again", "interval", interval)
+			logger.Error(err, "Cannot remove flows that timed out; trying again", "interval", interval)
 		case left == 0:
 			return t.Cleanup(ctx)
 		}
@@ -80,7 +80,7 @@ type drain struct {
 
 func (d *drain) begin() error {
 	if err := silence(d.tier.cgroup); err != nil {
-		return fmt.Errorf("take the frontends away: %w", err)
+		return fmt.Errorf("remove the frontends: %w", err)
 	}
 	// Those on devices may have others than those on the cgroup, if a process died
 	// between the two.
@@ -146,7 +146,7 @@ func (d *drain) findFlows(program *ciliumebpf.Program) error {
 	for _, name := range flowtable.MapNames {
 		own := d.tier.maps[name]
 		if m := maps[name]; m == nil || m.KeySize() != own.KeySize() || m.ValueSize() != own.ValueSize() {
-			return fmt.Errorf("%s has another %s; its flows cannot be read", program, name)
+			return fmt.Errorf("%s uses a map %s of another layout: its flows cannot be read", program, name)
 		}
 	}
 	for _, t := range d.tables {

@@ -74,7 +74,7 @@ func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) 
 	})
 	t.flowTable.CountFor(tables)
 	t.sockets = sockets.New(sockets.Options{
-		Storage: t.maps["tdm_sock"], OptOuts: t.maps["tdm_optout"], Judge: t.writer.StaleSockets,
+		Storage: t.maps["tdm_sock"], OptOuts: t.maps["tdm_optout"], Stale: t.writer.StaleSockets,
 		Cgroup: t.cgroup, Host: t.netns, HostOnly: t.opts.HostNamespaceOnly, ProcRoot: t.opts.ProcRoot, Report: report,
 	})
 	opts, err := t.deviceOptions()

@@ -70,7 +70,7 @@ func (t *Tier) open(ctx context.Context) error {
 	}
 	for _, cookie := range optOuts {
 		if err := t.maps["tdm_optout"].Put(cookie, uint8(1)); err != nil {
-			logger.Error(err, "An opt-out does not fit into the new map", "netNSCookie", cookie)
+			logger.Error(err, "The new map has no room for an opt-out", "netNSCookie", cookie)
 		}
 	}
 	t.writer.Format(uint32(time.Now().Unix()) | 1)

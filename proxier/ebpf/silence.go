@@ -57,17 +57,17 @@ func forgetPrefixes(m *ciliumebpf.Map) error {
 	for i := range m.MaxEntries() {
 		value, err := m.LookupBytes(i)
 		if err != nil {
-			return fmt.Errorf("read what is known of the node: %w", err)
+			return fmt.Errorf("read the node's prefixes: %w", err)
 		}
 		clear(value[:unsafe.Offsetof(lbmap.Node{}.Pods)])
 		if err := m.Put(i, value); err != nil {
-			return fmt.Errorf("write what is known of the node: %w", err)
+			return fmt.Errorf("write the node's prefixes: %w", err)
 		}
 	}
 	return nil
 }
 
-// eachInUse calls fn with the programs of ours that are attached: to the cgroup, and to
+// eachInUse calls fn with the programs of the proxy that are attached: to the cgroup, and to
 // what comes in by devices of this network namespace.
 func eachInUse(cgroup *os.File, fn func(*ciliumebpf.Program) error) error {
 	found, err := datapath.FindAttached(cgroup)

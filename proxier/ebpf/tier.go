@@ -95,8 +95,8 @@ var _ proxier.Tier = (*Tier)(nil)
 // Adopted says whether the tables of an earlier process were taken over.
 func (t *Tier) Adopted() bool { return t.adopted }
 
-// Run closes flows of removed backends, and strays, until ctx is done. Without it they stay
-// open.
+// Run ends flows that timed out, closes sockets of removed backends, and follows opt-outs,
+// until ctx is done.
 func (t *Tier) Run(ctx context.Context) {
 	t.runs.Add(1)
 	defer t.runs.Done()
@@ -118,8 +118,8 @@ func (t *Tier) Run(ctx context.Context) {
 
 // Sync implements proxier.Tier.
 func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
-	// Nobody serves yet: what is written first serves first. Where programs
-	// of other maps serve, they do until ours hold everything.
+	// Without a predecessor, what is written first is served first. Programs of
+	// other maps serve until these hold everything.
 	if !t.attached && len(t.earlier) == 0 {
 		if err := t.attach(); err != nil {
 			return err
@@ -171,7 +171,7 @@ func (t *Tier) Close() error {
 
 // CloseUntranslated closes these UDP sockets soon, as far as the programs would serve them if
 // they were opened now. It is for those that are connected to a frontend itself since
-// before the programs were there, when nobody translates their packets any more.
+// before the programs were there, and whose packets nothing translates any more.
 func (t *Tier) CloseUntranslated(pairs []sockets.SocketPair) {
 	t.sockets.CloseSoon(pairs)
 }

@@ -18,7 +18,7 @@ func loadConntrack() error {
 	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|stats, unix.NLM_F_ACK)
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	if _, err := request.Execute(unix.NETLINK_NETFILTER, 0); err != nil {
-		return fmt.Errorf("ask for the kernel's conntrack: %w", err)
+		return fmt.Errorf("load the kernel's conntrack module: %w", err)
 	}
 	return nil
 }

@@ -191,7 +191,7 @@ func (p *Devices) stopServing(index int) error {
 	return p.setUplink(index, false)
 }
 
-// Reattach puts back what somebody else took off a device.
+// Reattach attaches again what another process detached from a device.
 func (p *Devices) Reattach(ctx context.Context) error {
 	var errs []error
 	for index, v := range p.Served {
@@ -212,7 +212,7 @@ func (p *Devices) Reattach(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Attach puts programs on a device, in place of any earlier ones of ours.
+// Attach puts programs on a device, in place of those of an earlier process.
 // Replies first: a request that gets through without its reply being translated
 // would be worse than one that does not.
 func (p *Devices) Attach(ctx context.Context, device int, v Variant) error {

@@ -50,13 +50,13 @@ func (p *SocketPrograms) close() {
 	}
 }
 
-// Attachment is one program of ours on one hook.
+// Attachment is one program of the proxy on one hook.
 type Attachment struct {
 	Hook    ciliumebpf.AttachType
 	Program *ciliumebpf.Program
 }
 
-// FindAttached returns the programs of ours on a cgroup, in the order of the
+// FindAttached returns the programs of the proxy on a cgroup, in the order of the
 // hooks. They are recognised by name, and by having our meta map.
 func FindAttached(cgroup *os.File) (found []Attachment, err error) {
 	defer func() {
@@ -96,8 +96,8 @@ func FindAttached(cgroup *os.File) (found []Attachment, err error) {
 	return found, nil
 }
 
-// IsBare says whether nobody has a program on the hooks of a cgroup, as far as this process may
-// ask, which takes CAP_NET_ADMIN.
+// IsBare says whether the hooks of a cgroup have no program at all. It needs CAP_NET_ADMIN, and
+// returns false without.
 func IsBare(cgroup *os.File) bool {
 	for _, h := range Hooks {
 		result, err := link.QueryPrograms(link.QueryOptions{Target: int(cgroup.Fd()), Attach: h.Attach})
@@ -111,7 +111,8 @@ func IsBare(cgroup *os.File) bool {
 	return true
 }
 
-// IsOwnProgram goes by the name, and by the maps: a name is anybody's.
+// IsOwnProgram says whether a program is the proxy's, by its name and its maps: others may use
+// the name.
 func IsOwnProgram(program *ciliumebpf.Program) bool {
 	info, err := program.Info()
 	if err != nil || !strings.HasPrefix(info.Name, lbmap.NamePrefix) {
@@ -131,7 +132,7 @@ func CloseAttached(list []Attachment) {
 	}
 }
 
-// attach puts the programs on the cgroup. Where an earlier one of ours is, it
+// attach puts the programs on the cgroup. An earlier one of the proxy
 // is replaced in place, so that there is no moment without one; nothing holds
 // the attachment but the cgroup itself, so it outlives this process.
 func attach(cgroup *os.File, list *SocketPrograms, earlier []Attachment) error {

@@ -32,7 +32,7 @@ type Copier struct {
 	Copied, Lost int
 }
 
-// flowCopy is what became of a flow.
+// flowCopy is the copy of a flow.
 type flowCopy struct {
 	generation uint32 // of the flow
 	word       uint64 // id and generation of its copy; 0 for none
@@ -251,7 +251,7 @@ func (c *Copier) write(id, generation uint32, e *lbmap.Flow, kept bool) (made bo
 	if err != nil {
 		atomic.StoreUint64(&own.Life, lbmap.FlowLife(generation, lbmap.FlowFree))
 		c.to.give(id, own)
-		// A packet was faster, or somebody else has the port.
+		// A packet was faster, or another flow has the port.
 		if errors.Is(err, ciliumebpf.ErrKeyExist) || errors.Is(err, unix.E2BIG) {
 			c.Lost++
 			return false, nil

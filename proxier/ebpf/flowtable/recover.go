@@ -13,10 +13,9 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 )
 
-// Recover takes back the ids of flows that somebody was just making or ending when
-// it died, which nobody will go on with. The programs may be running meanwhile: what
-// they are just working on is left alone, since it is looked for twice, a grace
-// period apart.
+// Recover takes back the ids of flows that a process was creating or ending when it died.
+// Programs may run meanwhile. What they are working on is left alone: only ids that are
+// found twice, a grace period apart, are taken back.
 func (t *Table) Recover(wait func()) error {
 	if t.Used() == 0 {
 		return nil
@@ -58,7 +57,7 @@ func (t *Table) Unfinished() (map[uint32]uint64, error) {
 	return idle, err
 }
 
-// reclaim ends the flow of an id that nobody else uses, and gives the id back.
+// reclaim ends the flow of an unused id, and frees the id.
 func (t *Table) reclaim(id uint32, life uint64) error {
 	var e lbmap.Flow
 	if err := t.Flows.Lookup(id, &e); err != nil {

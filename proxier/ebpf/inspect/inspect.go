@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotRunning says that no program of Tandem is attached to the cgroup.
-var ErrNotRunning = errors.New("no program of Tandem is attached to the cgroup")
+// ErrNotRunning says that no Tandem program is attached to the cgroup.
+var ErrNotRunning = errors.New("no Tandem program is attached to the cgroup")
 
 // Inspector reads what the attached programs work with, for people. It takes
 // no part in what the writing process does: it holds no lock and opens the maps
@@ -85,7 +85,7 @@ func (i *Inspector) openMaps() error {
 			break
 		}
 		if at == len(order)-1 {
-			return fmt.Errorf("no program on %s has the map tdm_meta, which tells about the others; without a program of ours: %s",
+			return fmt.Errorf("no program on %s has the map tdm_meta, which leads to the others; hooks without a program of the proxy: %s",
 				i.cgroup.Name(), strings.Join(i.missingHooks(), ", "))
 		}
 		i.Maps.Close()
@@ -107,7 +107,7 @@ func (i *Inspector) addMaps(program *ciliumebpf.Program) (names []string, err er
 	}
 	ids, ok := info.MapIDs()
 	if !ok {
-		return nil, errors.New("the kernel does not tell which maps a program uses")
+		return nil, errors.New("the kernel does not report the maps of a program")
 	}
 	for _, id := range ids {
 		m, err := lbmap.OpenMapByID(id, unix.BPF_F_RDONLY)

@@ -7,8 +7,8 @@ import "unsafe"
 // keyWords are a frontend's key as the programs load it.
 const keyWords = unsafe.Sizeof(FrontendKey{}) / 4
 
-// CheckOf is check_of() of bpf/check.h: what a value has to carry for the
-// programs to believe that it is whole, and its key's own.
+// CheckOf is check_of() of bpf/check.h: the checksum by which programs
+// know that a value is complete, and belongs to its key.
 func CheckOf(words []uint32) uint32 {
 	sum := uint64(0)
 	for _, word := range words {

@@ -19,7 +19,7 @@ import (
 //
 //   - a frontend is written when everything it leads to is, and removed before
 //     any of that is;
-//   - a backend set is written to slots nobody reads, then published by one
+//   - a backend set is written to slots that no program reads, then published by one
 //     store; what it replaces rests before it is written again;
 //   - a service's name is written before its first frontend and cleared after
 //     its last, so that a process that died anywhere between leaves nothing
