@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// OpenCgroup opens a directory of a cgroup2 filesystem.
 func OpenCgroup(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -93,6 +93,7 @@ func (noFlows) Close()                       {}
 // ends its opt-out are still translated where they began.
 var defaultLinger = [2]time.Duration{lbmap.RoleUplink: time.Minute, lbmap.RolePod: time.Hour}
 
+// NewDevices manages programs on devices that use these maps, which stay the caller's.
 func NewDevices(maps lbmap.Maps, opts DeviceOptions) *Devices {
 	p := &Devices{Maps: maps, opts: opts, flows: opts.Flows, Loaded: map[Variant]*PacketPrograms{}, Served: map[int]Variant{},
 		leaving: map[int]time.Time{}, linger: defaultLinger, NoConntrack: opts.NoConntrack}
@@ -102,6 +103,7 @@ func NewDevices(maps lbmap.Maps, opts DeviceOptions) *Devices {
 	return p
 }
 
+// Close releases the programs; those that are attached stay so.
 func (p *Devices) Close() {
 	for _, programs := range p.Loaded {
 		programs.close()

@@ -126,6 +126,7 @@ func IsOwnProgram(program *ciliumebpf.Program) bool {
 	return maps["tdm_meta"] != nil
 }
 
+// CloseAttached closes what FindAttached opened.
 func CloseAttached(list []Attachment) {
 	for _, a := range list {
 		a.Program.Close()
@@ -173,6 +174,7 @@ func attachError(cgroup *os.File, hook ciliumebpf.AttachType, err error) error {
 	return fmt.Errorf("attach %s to %s: %w", hook, cgroup.Name(), err)
 }
 
+// Detach takes a program off the cgroup. It succeeds if the program is off already.
 func Detach(cgroup *os.File, a Attachment) error {
 	err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(cgroup.Fd()), Program: a.Program, Attach: a.Hook})
 	if err != nil && !errors.Is(err, unix.ENOENT) {

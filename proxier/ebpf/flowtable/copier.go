@@ -103,6 +103,7 @@ func (t *Table) Release() {
 	t.Close()
 }
 
+// Close unmaps the memory of both tables.
 func (c *Copier) Close() {
 	for _, b := range c.mapped {
 		_ = unix.Munmap(b) // fails only for what was never mapped

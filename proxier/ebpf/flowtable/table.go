@@ -25,6 +25,7 @@ type Table struct {
 	memory []byte        // of counts
 }
 
+// Open opens the flows in these maps, which stay the caller's.
 func Open(maps lbmap.Maps) (*Table, error) {
 	t := &Table{Flows: maps["tdm_flow"], Keys: maps["tdm_flow_key"]}
 	var err error
@@ -35,6 +36,7 @@ func Open(maps lbmap.Maps) (*Table, error) {
 	return t, nil
 }
 
+// Close unmaps memory; the maps stay open.
 func (t *Table) Close() {
 	if t.memory != nil {
 		_ = unix.Munmap(t.memory) // fails only for what was never mapped

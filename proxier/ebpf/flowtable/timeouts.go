@@ -24,6 +24,7 @@ func DefaultTimeouts() Timeouts {
 	}
 }
 
+// WithDefaults fills in what is zero.
 func (t Timeouts) WithDefaults() Timeouts {
 	d := DefaultTimeouts()
 	for _, f := range []struct{ at, d *time.Duration }{

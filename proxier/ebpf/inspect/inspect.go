@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotRunning says that no Tandem program is attached to the cgroup.
-var ErrNotRunning = errors.New("no Tandem program is attached to the cgroup")
+// ErrNotRunning says that no program of Tandem is attached to the cgroup.
+var ErrNotRunning = errors.New("no program of Tandem is attached to the cgroup")
 
 // Inspector reads what the attached programs work with, for people. It takes
 // no part in what the writing process does: it holds no lock and opens the maps

@@ -58,6 +58,7 @@ func HasOwnName(name string) bool {
 	return len(name) > len(NamePrefix) && name[:len(NamePrefix)] == NamePrefix
 }
 
+// SameMap says whether both are handles of one map.
 func SameMap(a, b *ciliumebpf.Map) (bool, error) {
 	infoA, err := a.Info()
 	if err != nil {

@@ -95,6 +95,7 @@ func (f *Closer) Unfinished() bool {
 	return f.failing
 }
 
+// Run closes sockets, when Wake asks for a look, until ctx is done.
 func (f *Closer) Run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	var again <-chan time.Time

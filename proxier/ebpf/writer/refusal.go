@@ -40,6 +40,7 @@ func (e unsupportedError) Error() string {
 
 func (e unsupportedError) code() lbmap.Refusal { return lbmap.RefusalSCTP }
 
+// Supports says why the datapath cannot serve a service port; nil if it can.
 func Supports(d *proxier.Decision) error {
 	if d.Name.Protocol == proxier.SCTP {
 		return unsupportedError{d.Name.Protocol}

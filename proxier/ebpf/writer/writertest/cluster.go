@@ -25,6 +25,7 @@ type Cluster struct {
 	Slices   map[string]*discoveryv1.EndpointSlice
 }
 
+// NewCluster makes an empty cluster; a seed always yields the same events.
 func NewCluster(seed uint64) *Cluster {
 	return &Cluster{Rand: rand.New(rand.NewPCG(seed, seed)), Services: map[string]*v1.Service{}, Slices: map[string]*discoveryv1.EndpointSlice{}}
 }
@@ -101,6 +102,7 @@ func (c *Cluster) slice() *discoveryv1.EndpointSlice {
 	return s
 }
 
+// Event changes a random object and tells the handler.
 func (c *Cluster) Event(h proxier.Handler) {
 	switch c.Rand.IntN(8) {
 	case 0:
