@@ -21,8 +21,8 @@ func (t *Tier) Cleanup(context.Context) error {
 	})
 }
 
-// Cleanup removes what processes before left on a cgroup, and returns the
-// names of the programs it detached. Programs of others stay as they are.
+// Cleanup removes what earlier processes left on a cgroup, and returns the
+// names of the programs it detached. Foreign programs stay.
 func Cleanup(cgroupRoot string) (removed []string, err error) {
 	cgroup, err := datapath.OpenCgroup(cgroupRoot)
 	if err != nil {
@@ -36,9 +36,9 @@ func Cleanup(cgroupRoot string) (removed []string, err error) {
 	return detachAll(cgroup, datapath.DetachDevices)
 }
 
-// detachAll takes our programs off all devices, by that function, and then off the cgroup.
-// Those on the cgroup are the mark by which the others are found, so they stay until those
-// have gone; but they no longer find a frontend.
+// detachAll takes the programs of the proxy off all devices, by that function, and then off the
+// cgroup. A later cleanup finds programs on devices by those on the cgroup. Where devices fail,
+// the latter stay, without frontends.
 func detachAll(cgroup *os.File, devices func() (removed []string, err error)) (removed []string, err error) {
 	found, err := datapath.FindAttached(cgroup)
 	if err != nil {

@@ -12,23 +12,21 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
-
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
 // The kernel gives elements of hash maps to other keys while programs hold
 // them. These tests are about what programs make of that.
 
-// rewritten is a dual-stack service whose frontends the test rewrites. Nobody
+// rewritten is a dual-stack service whose frontends the test rewrites. Nothing
 // listens at its backends: connect() of UDP sends nothing.
 type rewritten struct {
 	vips, backends [2]netip.AddrPort // IPv4, IPv6

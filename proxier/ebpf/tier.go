@@ -28,12 +28,10 @@ type Options struct {
 	Sizes lbmap.Sizes
 	// HostNamespaceOnly leaves the sockets of pods alone.
 	HostNamespaceOnly bool
-	// NoPackets leaves everything that does not pass a socket of this node
-	// alone.
+	// NoPackets attaches no programs to devices: only sockets of this node are served.
 	NoPackets bool
-	// PodDevices are patterns, as in devices.Named, of devices of pods whose
-	// packets are to be looked at besides those of network namespaces that are
-	// opted out: of virtual machines, for one.
+	// PodDevices are name patterns, as in devices.Named, of pod devices that get programs
+	// besides those of network namespaces that opted out. Virtual machines need it.
 	PodDevices []string
 	// NodePortRange is where NodePorts are allocated from: no connection
 	// gets its source port from it.
@@ -43,7 +41,7 @@ type Options struct {
 	// ResetRemoved answers clients of removed TCP backends by a reset, instead
 	// of leaving their connections alone.
 	ResetRemoved bool
-	// TC is how programs get on devices.
+	// TC is how programs are attached to devices.
 	TC tc.Method
 	// Timeouts of flows.
 	Timeouts flowtable.Timeouts
@@ -66,7 +64,7 @@ type Tier struct {
 	maps   lbmap.Maps
 	hooks  *datapath.CgroupHooks
 	writer *writer.Writer
-	// Table is of connections that packet programs translate, sockets closes those
+	// flowTable has the connections that packet programs translate; sockets closes those
 	// that socket programs translated and whose backends are gone.
 	flowTable *flowtable.Table
 	sockets   *sockets.Closer
@@ -126,14 +124,14 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 		}
 	}
 	stale, err := t.writer.Sync(update)
-	// New maps that lack something do not take over: what serves goes on.
+	// New maps that are incomplete do not take over: the earlier programs go on.
 	if update.Full && (t.attached || err == nil) {
 		err = errors.Join(err, t.ensureAttached(ctx))
 	}
 	if t.attached {
 		err = errors.Join(err, t.startDevices(ctx))
 	}
-	// The first time there may be what a process before this one could not
+	// Before the first look, there may be sockets that an earlier process could not
 	// close any more.
 	if stale || !t.lookedAtSockets || update.Full && t.sockets.Unfinished() {
 		t.lookedAtSockets = true
@@ -154,8 +152,7 @@ func (t *Tier) ensureAttached(ctx context.Context) error {
 // Supports implements proxier.Tier.
 func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error { return writer.Supports(d) }
 
-// Close ends Run and lets go of everything in this process. What is in the
-// kernel stays. No other method may be running or be called afterwards.
+// Close ends Run and releases everything in this process. Kernel state stays. No other method may be running or be called afterwards.
 func (t *Tier) Close() error {
 	if t.closed {
 		return nil

@@ -11,13 +11,12 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/kernel/tc"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // PacketHook is a direction on a device and its program.

@@ -7,12 +7,11 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"github.com/tandem-proxy/tandem/kernel/tc"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // takeOver takes over what a process before this one left on devices: their

@@ -7,10 +7,10 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // Role is which side of a device its clients are on: enum role of

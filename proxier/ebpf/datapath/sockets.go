@@ -8,11 +8,11 @@ import (
 	"os"
 	"strings"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // Hook is where a program of the socket layer is attached.

@@ -7,12 +7,11 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // Copier copies flows out of the maps of programs that are about to be replaced,

@@ -8,9 +8,9 @@ import (
 	"math"
 	"sync/atomic"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // Recover takes back the ids of flows that a process was creating or ending when it died.

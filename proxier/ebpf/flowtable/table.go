@@ -9,10 +9,10 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // Table are the maps of flows. The programs make flows, and end those that

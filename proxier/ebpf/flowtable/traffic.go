@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // Traffic is what packets a service port had, seen by the programs at tc: those

@@ -11,11 +11,11 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // ErrNotRunning says that no program of Tandem is attached to the cgroup.

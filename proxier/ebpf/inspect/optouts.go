@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // OptOuts lists the cookies of the network namespaces that are left alone.

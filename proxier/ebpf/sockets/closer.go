@@ -13,17 +13,15 @@ import (
 	"time"
 	"unsafe"
 
-	"k8s.io/apimachinery/pkg/util/sets"
-
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/kernel/sockdiag"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // secondLook is how long after closing flows we look again: a connect() that

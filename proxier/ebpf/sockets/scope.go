@@ -11,13 +11,11 @@ import (
 	"path/filepath"
 	"syscall"
 
+	ciliumebpf "github.com/cilium/ebpf"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
-	ciliumebpf "github.com/cilium/ebpf"
-
 	"github.com/tandem-proxy/tandem/kernel/netns"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // SocketPair is what a connected socket is known by.

@@ -3,9 +3,6 @@
 package writertest
 
 import (
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -13,6 +10,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/proxier"

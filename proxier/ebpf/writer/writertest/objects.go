@@ -3,10 +3,9 @@
 package writertest
 
 import (
+	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 )
 
