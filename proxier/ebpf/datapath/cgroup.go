@@ -30,8 +30,8 @@ func OpenCgroup(path string) (*os.File, error) {
 // ErrBusy says that another process serves this cgroup.
 var ErrBusy = errors.New("another process serves this cgroup")
 
-// Lock keeps two processes from writing the same maps. It goes with the
-// process, however it ends.
+// Lock keeps two processes from writing the same maps. The kernel releases it when the
+// process ends.
 func Lock(cgroup *os.File) error {
 	// An inspector that tests the lock holds it for a moment.
 	for deadline := time.Now().Add(100 * time.Millisecond); ; time.Sleep(5 * time.Millisecond) {

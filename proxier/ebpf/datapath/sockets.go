@@ -36,8 +36,8 @@ var Hooks = [...]Hook{
 	{"tdm_guard", ciliumebpf.AttachCGroupInetEgress},
 }
 
-// GuardHook is attached only while source ranges let some pods in and others
-// not, as it costs every packet that sockets send.
+// GuardHook is the index of the program that checks each packet that sockets send. That is
+// costly, so it is attached only while source ranges admit some pods and not others.
 const GuardHook = len(Hooks) - 1
 
 // SocketPrograms are loaded programs in the order of the hooks; nil where the kernel
@@ -57,7 +57,7 @@ type Attachment struct {
 }
 
 // FindAttached returns the programs of the proxy on a cgroup, in the order of the
-// hooks. They are recognised by name, and by having our meta map.
+// hooks. They are recognised by name, and by map tdm_meta.
 func FindAttached(cgroup *os.File) (found []Attachment, err error) {
 	defer func() {
 		if err != nil {
@@ -65,8 +65,8 @@ func FindAttached(cgroup *os.File) (found []Attachment, err error) {
 			found = nil
 		}
 	}()
-	// The library takes a missing privilege for a missing feature, and then
-	// nothing would look like nothing attached.
+	// The library reports a missing privilege as a missing feature, and hooks would look
+	// empty.
 	if _, err := ciliumebpf.ProgramGetNextID(0); errors.Is(err, unix.EPERM) {
 		return nil, fmt.Errorf("find the programs of %s: %w: CAP_SYS_ADMIN is needed", cgroup.Name(), err)
 	}
@@ -134,8 +134,8 @@ func CloseAttached(list []Attachment) {
 }
 
 // attach puts the programs on the cgroup. An earlier one of the proxy
-// is replaced in place, so that there is no moment without one; nothing holds
-// the attachment but the cgroup itself, so it outlives this process.
+// is replaced in place, so that there is no moment without one. The cgroup alone holds the
+// attachment, so it outlives this process.
 func attach(cgroup *os.File, list *SocketPrograms, earlier []Attachment) error {
 	for i, h := range Hooks {
 		if list[i] == nil {
@@ -191,7 +191,7 @@ type SocketConstants struct {
 	HaveSetRetval     bool
 }
 
-// LoadSocketSpec is the collection, its maps sized and its constants set.
+// LoadSocketSpec is the collection of socket programs, with sizes and constants set.
 func LoadSocketSpec(s lbmap.Sizes, c SocketConstants) (*ciliumebpf.CollectionSpec, error) {
 	spec, err := lbmap.SocketSpec()
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// of a flow with these flags.
+// of is the timeout of a flow with these flags.
 func (t *Timeouts) of(protocol proxier.Protocol, flags uint32) time.Duration {
 	switch {
 	case protocol != proxier.TCP && flags&lbmap.FlowReplied != 0:
@@ -38,7 +38,7 @@ const (
 	gcPause         = time.Millisecond
 )
 
-// Collect ends flows whose time is up until ctx is done.
+// Collect removes flows that timed out, until ctx is done.
 func (t *Table) Collect(ctx context.Context, timeouts Timeouts) {
 	logger := klog.FromContext(ctx)
 	ticker := time.NewTicker(CollectInterval)
@@ -57,7 +57,7 @@ func (t *Table) Collect(ctx context.Context, timeouts Timeouts) {
 	}
 }
 
-// Sweep looks at all flows once, and returns how many it ended.
+// Sweep looks at all flows once, and returns how many it removed.
 func (t *Table) Sweep(ctx context.Context, timeouts *Timeouts, now uint32) (ended int, err error) {
 	var ids []uint32
 	var keys []lbmap.FlowKey

@@ -41,8 +41,8 @@ func (t *Table) Recover(wait func()) error {
 }
 
 // Unfinished returns the ids of flows that are neither in use nor free, and their lives. A
-// free id that is not on the stack cannot be told from one that was while the
-// programs take and give: it stays lost, rather than being given to two flows.
+// free id that is not on the stack cannot be told from one that programs take or give at that
+// moment: it stays lost, rather than being given to two flows.
 func (t *Table) Unfinished() (map[uint32]uint64, error) {
 	idle := map[uint32]uint64{}
 	err := t.Each(func(first int, list []lbmap.Flow) error {
@@ -63,7 +63,7 @@ func (t *Table) reclaim(id uint32, life uint64) error {
 	if err := t.Flows.Lookup(id, &e); err != nil {
 		return fmt.Errorf("read flow %d: %w", id, err)
 	}
-	// A client may have begun anew since, and these keys lead to that flow.
+	// A client may have opened a new connection since, to which these keys lead.
 	var own []lbmap.FlowKey
 	for _, key := range []lbmap.FlowKey{e.Request, e.Reply} {
 		var word uint64

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package datapath
+package ebpf
 
 import (
 	"bytes"
@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -36,7 +37,7 @@ func TestLoadLogsVerifier(t *testing.T) {
 	var log bytes.Buffer
 	config := textlogger.NewConfig(textlogger.Output(&log), textlogger.Verbosity(2))
 	ctx := klog.NewContext(context.Background(), textlogger.NewLogger(config))
-	_, err := Load(ctx, "test programs", spec, ciliumebpf.CollectionOptions{})
+	_, err := datapath.Load(ctx, "test programs", spec, ciliumebpf.CollectionOptions{})
 	var rejected *ciliumebpf.VerifierError
 	if !errors.As(err, &rejected) || len(rejected.Log) < steps {
 		t.Fatalf("%v: the verifier's log has %d lines", err, len(rejected.Log))
