@@ -45,7 +45,9 @@ func (t *Tier) drain(ctx context.Context, interval time.Duration) error {
 		// serving the established connections.
 		if !draining && tick%retrySwitch == 0 {
 			err := t.netns.Do(func() error {
-				return datapath.EachServedDevice(func(device *netlink.LinkAttrs, found []tc.Attachment) error { return d.switchPrograms(ctx, device, found) })
+				return datapath.EachServedDevice(func(device *netlink.LinkAttrs, found []tc.Attachment) error {
+					return d.switchPrograms(ctx, device, found)
+				})
 			})
 			if draining = err == nil; !draining {
 				logger.Error(err, "Cannot switch all packet programs to draining; trying again")
