@@ -7,16 +7,15 @@ import (
 	"fmt"
 	"slices"
 
+	ciliumebpf "github.com/cilium/ebpf"
+	"k8s.io/utils/clock"
+
+	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/sockets"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer"
-
-	ciliumebpf "github.com/cilium/ebpf"
-	"k8s.io/utils/clock"
-
-	"github.com/tandem-proxy/tandem/proxier"
 )
 
 // specs are the collections of programs that are not loaded yet.
@@ -74,7 +73,7 @@ func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) 
 	})
 	t.flowTable.CountFor(tables)
 	t.sockets = sockets.New(sockets.Options{
-		Storage: t.maps["tdm_sock"], OptOuts: t.maps["tdm_optout"], Judge: t.writer.StaleSockets,
+		Storage: t.maps["tdm_sock"], OptOuts: t.maps["tdm_optout"], Stale: t.writer.StaleSockets,
 		Cgroup: t.cgroup, Host: t.netns, HostOnly: t.opts.HostNamespaceOnly, ProcRoot: t.opts.ProcRoot, Report: report, KernelTypes: t.opts.KernelTypes,
 	})
 	opts, err := t.deviceOptions()
@@ -111,7 +110,7 @@ func (t *Tier) loadSockets(ctx context.Context, spec *ciliumebpf.CollectionSpec,
 // openPacketMaps takes over the maps that only packet programs use, or makes them.
 func (t *Tier) openPacketMaps(s specs, given lbmap.Maps) error {
 	spec := s.packets
-	// Flows are of use all together.
+	// The maps of flows are kept together or not at all.
 	keep := !slices.ContainsFunc(flowtable.MapNames, func(name string) bool {
 		return given[name] == nil || spec.Maps[name].Compatible(given[name]) != nil
 	})
@@ -137,7 +136,7 @@ func (t *Tier) openPacketMaps(s specs, given lbmap.Maps) error {
 	return t.flowTable.Recover(datapath.WaitForPrograms)
 }
 
-// deviceOptions are those of programs on devices.
+// deviceOptions are the options of programs on devices.
 func (t *Tier) deviceOptions() (datapath.DeviceOptions, error) {
 	var ephemeral datapath.PortRange
 	if err := t.netns.Do(func() (err error) { ephemeral, err = datapath.EphemeralPorts(); return err }); err != nil {
@@ -150,6 +149,7 @@ func (t *Tier) deviceOptions() (datapath.DeviceOptions, error) {
 	}, nil
 }
 
+// unload closes what load opened.
 func (t *Tier) unload() {
 	if t.sockets != nil {
 		t.sockets.Close()

@@ -3,10 +3,6 @@
 package app
 
 import (
-	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
@@ -15,6 +11,9 @@ import (
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // ebpfOptions are what the configuration says, without what the kernel lacks.
