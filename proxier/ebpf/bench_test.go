@@ -11,14 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
-
 	v1 "k8s.io/api/core/v1"
-
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/synthetic"
 )

@@ -12,7 +12,7 @@ import (
 )
 
 // Cleanup implements proxier.Tier: it detaches the programs, and with them
-// everything else of ours goes.
+// all other kernel state of the proxy goes.
 func (t *Tier) Cleanup(context.Context) error {
 	t.attached = false
 	return t.netns.Do(func() error {
@@ -21,8 +21,8 @@ func (t *Tier) Cleanup(context.Context) error {
 	})
 }
 
-// Cleanup removes what processes before left on a cgroup, and returns the
-// names of the programs it detached. Programs of others stay as they are.
+// Cleanup removes what earlier processes left on a cgroup, and returns the
+// names of the programs it detached. Foreign programs stay.
 func Cleanup(cgroupRoot string) (removed []string, err error) {
 	cgroup, err := datapath.OpenCgroup(cgroupRoot)
 	if err != nil {
@@ -36,9 +36,9 @@ func Cleanup(cgroupRoot string) (removed []string, err error) {
 	return detachAll(cgroup, datapath.DetachDevices)
 }
 
-// detachAll takes our programs off all devices, by that function, and then off the cgroup.
-// Those on the cgroup are the mark by which the others are found, so they stay until those
-// have gone; but they lead to nobody any more.
+// detachAll takes the programs of the proxy off all devices, by that function, and then off the
+// cgroup. A later cleanup finds programs on devices by those on the cgroup. Where devices fail,
+// the latter stay, without frontends.
 func detachAll(cgroup *os.File, devices func() (removed []string, err error)) (removed []string, err error) {
 	found, err := datapath.FindAttached(cgroup)
 	if err != nil {
@@ -61,8 +61,8 @@ func detachAll(cgroup *os.File, devices func() (removed []string, err error)) (r
 	return removed, errors.Join(errs...)
 }
 
-// Attached says whether programs of ours serve a cgroup. Without CAP_SYS_ADMIN it can tell if
-// there are none at all, of anybody's.
+// Attached says whether programs of the proxy are attached to a cgroup. Without CAP_SYS_ADMIN
+// it can only tell that there are no programs at all.
 func Attached(cgroupRoot string) (bool, error) {
 	cgroup, err := datapath.OpenCgroup(cgroupRoot)
 	if err != nil {

@@ -9,17 +9,16 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// I5: Cleanup removes all of ours and nothing else.
+// I5: Cleanup removes all state of the proxy and nothing else.
 func TestCleanup(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -62,7 +61,7 @@ func TestCleanup(t *testing.T) {
 	}
 }
 
-// attachForeign attaches a program of somebody else.
+// attachForeign attaches a foreign program.
 func attachForeign(t *testing.T, path string) ciliumebpf.ProgramID {
 	t.Helper()
 	program, err := ciliumebpf.NewProgram(&ciliumebpf.ProgramSpec{

@@ -18,7 +18,7 @@ import (
 // optOutInterval is the time between two looks at the opt-outs.
 const optOutInterval = time.Second
 
-// SetUplinks says by which devices node traffic comes in; all others are left
+// SetUplinks sets the devices by which node traffic comes in; all others are left
 // alone. It may be called at any time before Close.
 func (t *Tier) SetUplinks(ctx context.Context, list []devices.Device) error {
 	if t.opts.NoPackets {
@@ -27,15 +27,15 @@ func (t *Tier) SetUplinks(ctx context.Context, list []devices.Device) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.uplinks = list
-	// Programs of an earlier process serve until our maps hold everything.
+	// Programs of an earlier process serve until these maps hold everything.
 	if !t.attached || t.waiting {
 		return nil
 	}
 	return t.serveDevices(ctx)
 }
 
-// startDevices has programs on devices for the first time. They take longer to
-// load than sockets can wait for their frontends.
+// startDevices attaches programs to devices for the first time. It is called after the first
+// sync, since they take longer to load than sockets can wait for their frontends.
 func (t *Tier) startDevices(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -43,11 +43,12 @@ func (t *Tier) startDevices(ctx context.Context) error {
 		return nil
 	}
 	t.waiting = false
-	// What is not found now is looked for again soon.
+	// followOptOuts tries again soon.
 	_ = t.findPodDevices(ctx)
 	return t.serveDevices(ctx)
 }
 
+// ensureDevices attaches again what another process detached from devices.
 func (t *Tier) ensureDevices(ctx context.Context) error {
 	if t.opts.NoPackets {
 		return nil
@@ -84,7 +85,7 @@ func (t *Tier) followOptOuts(ctx context.Context) {
 	}
 }
 
-// syncPodDevices finds the devices and has programs on them.
+// syncPodDevices finds the devices of pods that opted out, and attaches programs.
 func (t *Tier) syncPodDevices(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -96,7 +97,7 @@ func (t *Tier) syncPodDevices(ctx context.Context) error {
 	return errors.Join(err, t.serveDevices(ctx))
 }
 
-// findPodDevices is called with mu held.
+// findPodDevices looks for them; it is called with mu held.
 func (t *Tier) findPodDevices(ctx context.Context) error {
 	cookies, err := lbmap.Keys[uint64, uint8](t.maps["tdm_optout"])
 	if err != nil {

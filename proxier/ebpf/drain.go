@@ -8,27 +8,26 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/tc"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// tellAgain is after how many looks at the flows programs are replaced that could not be.
-const tellAgain = 8
+// retrySwitch is the number of looks at the flows before programs that could not be switched
+// to draining are tried again.
+const retrySwitch = 8
 
-// Drain hands over to a proxy that serves already: from now on no connection is
-// translated that is not translated yet. Those from outside that are go on, and when
-// the last one has ended, all kernel state of the proxy goes. It returns then, or when ctx
-// is done; another process may then go on. No other method may have been called but
-// Adopted.
+// Drain hands over to a proxy that serves already. The programs accept no new connections.
+// Those from outside that are translated go on, and when the last one has ended, all kernel
+// state of the proxy is removed. Drain returns then, or when ctx is done: another process may
+// go on. Only Adopted may have been called before.
 //
-// It works on the maps of the programs that serve, whether Open took those over or not.
+// It works on the maps of the attached programs, whether Open adopted those or not.
 func (t *Tier) Drain(ctx context.Context) error { return t.drain(ctx, flowtable.CollectInterval) }
 
 func (t *Tier) drain(ctx context.Context, interval time.Duration) error {
@@ -40,16 +39,18 @@ func (t *Tier) drain(ctx context.Context, interval time.Duration) error {
 	logger := klog.FromContext(ctx)
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
-	told := false
+	draining := false
 	for tick := 0; ; tick++ {
-		// A device that does not take them now may never do, and what it has goes on
-		// serving what is open.
-		if !told && tick%tellAgain == 0 {
+		// A device that refuses them now may always refuse them. Its programs then go on
+		// serving the established connections.
+		if !draining && tick%retrySwitch == 0 {
 			err := t.netns.Do(func() error {
-				return datapath.EachServedDevice(func(device *netlink.LinkAttrs, found []tc.Attachment) error { return d.tell(ctx, device, found) })
+				return datapath.EachServedDevice(func(device *netlink.LinkAttrs, found []tc.Attachment) error {
+					return d.switchPrograms(ctx, device, found)
+				})
 			})
-			if told = err == nil; !told {
-				logger.Error(err, "Not all programs know that another proxy serves; trying again")
+			if draining = err == nil; !draining {
+				logger.Error(err, "Cannot switch all packet programs to draining; trying again")
 			}
 		}
 		left, err := d.sweep(ctx)
@@ -57,7 +58,7 @@ func (t *Tier) drain(ctx context.Context, interval time.Duration) error {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
-			logger.Error(err, "Cannot end flows whose time is up; trying again", "interval", interval)
+			logger.Error(err, "Cannot remove flows that timed out; trying again", "interval", interval)
 		case left == 0:
 			return t.Cleanup(ctx)
 		}
@@ -71,33 +72,33 @@ func (t *Tier) drain(ctx context.Context, interval time.Duration) error {
 	}
 }
 
-// drain is what Drain works with.
+// drain is the state of a Drain.
 type drain struct {
 	tier    *Tier
-	packets []*datapath.Devices // one for each set of maps that programs on devices have
-	tables  []*flowtable.Table  // that are in use
+	devices []*datapath.Devices // one for each set of maps of programs on devices
+	tables  []*flowtable.Table  // of attached programs
 }
 
 func (d *drain) begin() error {
 	if err := silence(d.tier.cgroup); err != nil {
-		return fmt.Errorf("take the frontends away: %w", err)
+		return fmt.Errorf("remove the frontends: %w", err)
 	}
-	// Those on devices may have others than those on the cgroup, if a process died
-	// between the two.
+	// Programs on devices have other maps than those on the cgroup if a process died
+	// while it replaced them.
 	if err := eachInUse(d.tier.cgroup, d.findFlows); err != nil {
 		return fmt.Errorf("find the flows: %w", err)
 	}
 	return nil
 }
 
-// tell has a device's programs know that another proxy serves. Those of another layout
-// are left as they are: ours could not use their maps.
-func (d *drain) tell(ctx context.Context, device *netlink.LinkAttrs, found []tc.Attachment) error {
+// switchPrograms replaces a device's programs by draining ones on the same maps. Programs of
+// another layout stay: the new ones could not use their maps.
+func (d *drain) switchPrograms(ctx context.Context, device *netlink.LinkAttrs, found []tc.Attachment) error {
 	maps, err := lbmap.MapsOf(found[0].Program)
 	if err != nil {
 		return err
 	}
-	p, err := d.packetsOn(maps)
+	p, err := d.devicesOn(maps)
 	if p == nil || err != nil {
 		return err
 	}
@@ -111,10 +112,10 @@ func (d *drain) tell(ctx context.Context, device *netlink.LinkAttrs, found []tc.
 	return nil
 }
 
-// packetsOn are the programs on these maps, which become theirs; nil if ours cannot use
-// them.
-func (d *drain) packetsOn(maps lbmap.Maps) (*datapath.Devices, error) {
-	for _, p := range d.packets {
+// devicesOn has the programs on these maps, and closes the maps with them; nil if the maps
+// have another layout.
+func (d *drain) devicesOn(maps lbmap.Maps) (*datapath.Devices, error) {
+	for _, p := range d.devices {
 		if same, err := lbmap.SameMap(p.Maps["tdm_meta"], maps["tdm_meta"]); same || err != nil {
 			maps.Close()
 			return p, err
@@ -132,7 +133,7 @@ func (d *drain) packetsOn(maps lbmap.Maps) (*datapath.Devices, error) {
 	}
 	opts.Draining = true
 	p := datapath.NewDevices(maps, opts)
-	d.packets = append(d.packets, p)
+	d.devices = append(d.devices, p)
 	return p, nil
 }
 
@@ -146,7 +147,7 @@ func (d *drain) findFlows(program *ciliumebpf.Program) error {
 	for _, name := range flowtable.MapNames {
 		own := d.tier.maps[name]
 		if m := maps[name]; m == nil || m.KeySize() != own.KeySize() || m.ValueSize() != own.ValueSize() {
-			return fmt.Errorf("%s has another %s; its flows cannot be read", program, name)
+			return fmt.Errorf("%s uses a map %s of another layout: its flows cannot be read", program, name)
 		}
 	}
 	for _, t := range d.tables {
@@ -162,7 +163,7 @@ func (d *drain) findFlows(program *ciliumebpf.Program) error {
 	return t.Recover(datapath.WaitForPrograms)
 }
 
-// sweep ends flows whose time is up, and returns how many are left.
+// sweep removes flows that timed out, and returns how many are left.
 func (d *drain) sweep(ctx context.Context) (left int, err error) {
 	for _, t := range d.tables {
 		if t.Used() == 0 {
@@ -175,7 +176,7 @@ func (d *drain) sweep(ctx context.Context) (left int, err error) {
 }
 
 func (d *drain) close() {
-	for _, p := range d.packets {
+	for _, p := range d.devices {
 		p.Close()
 		p.Maps.Close()
 	}

@@ -70,8 +70,8 @@ func (d *drainer) wait(t testing.TB) {
 	}
 }
 
-// Whatever tables the process has that drains: nobody new is served, what is open from
-// outside goes on, and then everything of ours goes.
+// Whatever tables the draining process has: no new connection is served, established ones from
+// outside go on, and then all kernel state of the proxy is removed.
 func TestDrain(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -103,7 +103,7 @@ func TestDrain(t *testing.T) {
 				t.Fatalf("the maps were taken over: %v", !tt.adopts)
 			}
 
-			// Nobody answers for addresses that nobody has.
+			// Connections to unallocated ClusterIPs are not rejected.
 			for _, unserved := range []netip.AddrPort{netip.AddrPortFrom(vip4, 80), netip.MustParseAddrPort("10.96.7.7:80"), netip.MustParseAddrPort("[fd00:10:96::7777]:80")} {
 				waitFor(t, "a pod's connection to "+unserved.String()+" to go out as it is", func() bool {
 					ctx := shortly(t)
@@ -191,7 +191,8 @@ func TestDrainBesideFailures(t *testing.T) {
 	}
 }
 
-// Who cannot open the tier can silence it: nobody new is served, and what is open goes on.
+// A process that cannot open the tier can silence it: no new connection is served, and
+// established ones go on.
 func TestSilence(t *testing.T) {
 	e := newEdge(t, drainOptions())
 	e.use(t, serve(t, e.here), serve(t, e.there))
@@ -216,6 +217,6 @@ func TestSilence(t *testing.T) {
 		v.want(t, v.server)
 	}
 	if there, err := Attached(e.at.CgroupPath()); !there || err != nil {
-		t.Errorf("nobody would find the programs: %v", err)
+		t.Errorf("no process would find the programs: %v", err)
 	}
 }

@@ -69,7 +69,7 @@ func TestStaleUDPSockets(t *testing.T) {
 		}
 	}
 
-	// A socket that its owner disconnected is nobody's concern, though its
+	// A socket that its owner disconnected is left alone, though its
 	// storage still says where it was connected.
 	loose := dial("udp", netip.AddrPortFrom(vip4, 80))
 	raw, err := loose.(syscall.Conn).SyscallConn()
@@ -114,7 +114,7 @@ func TestStaleUDPSockets(t *testing.T) {
 	}
 }
 
-// Sockets that their owners closed are nobody's problem, though the kernel keeps
+// Sockets that their owners closed are left alone, though the kernel keeps
 // what is stored of them for a moment.
 func TestClosedSocketsAreNotStale(t *testing.T) {
 	l := lab.NewT(t, lab.Options{Pause: true})

@@ -13,16 +13,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/kernel/netns"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -244,7 +243,7 @@ func TestInspect(t *testing.T) {
 
 	t.Run("with CAP_SYS_ADMIN alone", func(t *testing.T) {
 		kept := uint64(1 << unix.CAP_SYS_ADMIN)
-		if !kernel.AtLeast(t, 6, 12) { // Linux 6.1 tells nobody else what is attached
+		if !kernel.AtLeast(t, 6, 12) { // Linux 6.1 needs it to tell what is attached
 			kept |= 1 << unix.CAP_NET_ADMIN
 		}
 		err := withCapabilities(kept, func() error {

@@ -7,16 +7,15 @@ import (
 	"fmt"
 	"slices"
 
+	ciliumebpf "github.com/cilium/ebpf"
+	"k8s.io/utils/clock"
+
+	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/sockets"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer"
-
-	ciliumebpf "github.com/cilium/ebpf"
-	"k8s.io/utils/clock"
-
-	"github.com/tandem-proxy/tandem/proxier"
 )
 
 // specs are the collections of programs that are not loaded yet.
@@ -74,8 +73,8 @@ func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) 
 	})
 	t.flowTable.CountFor(tables)
 	t.sockets = sockets.New(sockets.Options{
-		Storage: t.maps["tdm_sock"], OptOuts: t.maps["tdm_optout"], Judge: t.writer.StaleSockets,
-		Cgroup: t.cgroup, Host: t.netns, HostOnly: t.opts.HostNamespaceOnly, ProcRoot: t.opts.ProcRoot, Report: report,
+		Storage: t.maps["tdm_sock"], OptOuts: t.maps["tdm_optout"], Stale: t.writer.StaleSockets,
+		Cgroup: t.cgroup, Host: t.netns, HostOnly: t.opts.HostNamespaceOnly, ProcRoot: t.opts.ProcRoot, Report: report, KernelTypes: t.opts.KernelTypes,
 	})
 	opts, err := t.deviceOptions()
 	if err != nil {
@@ -93,7 +92,7 @@ func (t *Tier) loadSockets(ctx context.Context, spec *ciliumebpf.CollectionSpec,
 			replacements[name] = m
 		}
 	}
-	collection, err := datapath.Load(ctx, "socket programs", spec, ciliumebpf.CollectionOptions{MapReplacements: replacements})
+	collection, err := datapath.Load(ctx, "socket programs", spec, ciliumebpf.CollectionOptions{MapReplacements: replacements, Cache: t.opts.KernelTypes})
 	if err != nil {
 		return err
 	}
@@ -111,7 +110,7 @@ func (t *Tier) loadSockets(ctx context.Context, spec *ciliumebpf.CollectionSpec,
 // openPacketMaps takes over the maps that only packet programs use, or makes them.
 func (t *Tier) openPacketMaps(s specs, given lbmap.Maps) error {
 	spec := s.packets
-	// Flows are of use all together.
+	// The maps of flows are kept together or not at all.
 	keep := !slices.ContainsFunc(flowtable.MapNames, func(name string) bool {
 		return given[name] == nil || spec.Maps[name].Compatible(given[name]) != nil
 	})
@@ -137,7 +136,7 @@ func (t *Tier) openPacketMaps(s specs, given lbmap.Maps) error {
 	return t.flowTable.Recover(datapath.WaitForPrograms)
 }
 
-// deviceOptions are those of programs on devices.
+// deviceOptions are the options of programs on devices.
 func (t *Tier) deviceOptions() (datapath.DeviceOptions, error) {
 	var ephemeral datapath.PortRange
 	if err := t.netns.Do(func() (err error) { ephemeral, err = datapath.EphemeralPorts(); return err }); err != nil {
@@ -146,10 +145,11 @@ func (t *Tier) deviceOptions() (datapath.DeviceOptions, error) {
 	o := &t.opts
 	return datapath.DeviceOptions{
 		Sizes: o.Sizes, TC: o.TC, SNAT: datapath.NewSNATPool(o.NodePortRange, ephemeral), ResetRemoved: o.ResetRemoved,
-		NoFIBSource: o.NoFIBSource, NoLoop: o.NoLoop, NoConntrack: o.NoConntrack,
+		NoFIBSource: o.NoFIBSource, NoLoop: o.NoLoop, NoConntrack: o.NoConntrack, KernelTypes: o.KernelTypes,
 	}, nil
 }
 
+// unload closes what load opened.
 func (t *Tier) unload() {
 	if t.sockets != nil {
 		t.sockets.Close()

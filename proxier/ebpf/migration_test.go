@@ -8,21 +8,19 @@ import (
 	"testing"
 	"time"
 
+	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/proxier"
 	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
-	ciliumebpf "github.com/cilium/ebpf"
-
-	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/datapath"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
 // Flows move to maps of any size: what does not fit goes as if it had never fitted.
-func TestCarry(t *testing.T) {
+func TestMigration(t *testing.T) {
 	const established, opening, over = 20, 12, 3
 	sizes := pathSizes
 	sizes.TCPFlows, sizes.YoungFlows = 64, 64
@@ -123,7 +121,7 @@ func TestCarry(t *testing.T) {
 		})
 	}
 	if c, err := flowtable.NewCopier(p.maps, p.maps, &sizes); c != nil || err != nil {
-		t.Errorf("flows are to be carried to where they are: %v", err)
+		t.Errorf("flows are to be copied to where they are: %v", err)
 	}
 }
 
@@ -187,7 +185,7 @@ func keysIn(t *testing.T, m *ciliumebpf.Map) (n int) {
 
 // What flows see in the maps they came from, after they were copied, is known of their
 // copies in the end.
-func TestCarrySettles(t *testing.T) {
+func TestMigrationFinishes(t *testing.T) {
 	const SYN, ACK, FIN, RST = packet.SYN, packet.ACK, packet.FIN, packet.RST
 	sizes := pathSizes
 	sizes.TCPFlows, sizes.YoungFlows = 64, 64
@@ -301,7 +299,7 @@ func TestCarrySettles(t *testing.T) {
 
 // All programs are loaded before the first flow is copied: while flows are in two places,
 // packets may meet the wrong one.
-func TestCarriesWithLoadedPrograms(t *testing.T) {
+func TestMigratesWithLoadedPrograms(t *testing.T) {
 	e := newEdge(t, Options{Sizes: drainSizes, PodDevices: []string{"pod+"}})
 	e.use(t, serve(t, e.here), serve(t, e.there))
 	if err := e.tier.syncPodDevices(t.Context()); err != nil {

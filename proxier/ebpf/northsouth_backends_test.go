@@ -11,12 +11,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -135,8 +133,8 @@ func (v *visit) want(t testing.TB, server string) {
 	}
 }
 
-// Clients of a removed backend are told with their next packet, if that is asked for, and
-// nobody else is.
+// Clients of a removed backend get a reset for their next packet, if that is configured, and
+// no other client does.
 func TestResetRemoved(t *testing.T) {
 	e := newEdge(t, Options{ResetRemoved: true})
 	e.use(t, serve(t, e.here), serve(t, e.there))
@@ -207,7 +205,7 @@ func (e *edge) visitBoth(t testing.TB) (list []*visit) {
 
 // Clients of removed backends are reset only if the tables know that those were removed:
 // when tables are built anew, nothing is known of backends before.
-func TestResetsNobodyForNewTables(t *testing.T) {
+func TestNoResetsForNewTables(t *testing.T) {
 	sizes := drainSizes
 	e := newEdge(t, Options{Sizes: sizes, ResetRemoved: true})
 	pods := []*lab.Pod{serve(t, e.here), serve(t, e.there)}

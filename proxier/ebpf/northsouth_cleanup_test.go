@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
@@ -20,16 +18,17 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/kernel/tc"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// I5: Cleanup takes all of ours off every device, whether this process put it there or
-// one before; what others have there stays, and goes on.
+// I5: Cleanup takes the programs of the proxy off every device, whoever attached them; foreign
+// programs and qdiscs stay, and work.
 func TestCleanupOfDevices(t *testing.T) {
 	others := len(tcxHooks()) + 3 // two filters and their qdisc
 	for _, method := range []tc.Method{tc.TCX, tc.Clsact} {
-		for name, shared := range map[string]bool{"by the process, ours alone": false, "by another process, beside others": true} {
+		for name, shared := range map[string]bool{"by the process, alone": false, "by another process, beside others": true} {
 			t.Run(method.String()+" "+name, func(t *testing.T) {
 				if method == tc.TCX {
 					kernel.Needs(t, capabilities.TCX)
@@ -178,7 +177,7 @@ func programName(id ciliumebpf.ProgramID) (string, error) {
 	return fmt.Sprintf("%s %d", info.Name, id), nil
 }
 
-// addForeign puts programs of somebody else on the uplink, by all methods.
+// addForeign puts foreign programs on the uplink, by all methods.
 func (e *edge) addForeign(t testing.TB) {
 	t.Helper()
 	p, err := ciliumebpf.NewProgram(&ciliumebpf.ProgramSpec{
@@ -221,7 +220,7 @@ func (e *edge) addForeign(t testing.TB) {
 }
 
 // While programs cannot be taken off a device, those on the cgroup stay, by which a later
-// cleanup knows that something is left. Nobody is served by either.
+// cleanup knows that something is left. Neither serves a connection.
 func TestCleanupBesideFailures(t *testing.T) {
 	e := newEdge(t, Options{})
 	inside := e.at.Pod("inside")

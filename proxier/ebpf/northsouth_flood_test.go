@@ -18,8 +18,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// Those who never get beyond their first packet push out each other, and nobody who is
-// established. Afterwards all that they took is given back.
+// Clients that never get beyond their first packet evict each other, and no established
+// connection. Afterwards all records that they took are free again.
 func TestFlood(t *testing.T) {
 	const young, established, flood = 1 << 10, 200, 30_000
 	e := newEdge(t, Options{Sizes: lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
@@ -259,12 +259,12 @@ func BenchmarkFlood(b *testing.B) {
 	for i := range established {
 		open = append(open, e.visit(b, entries[i%len(entries)]))
 	}
-	// Addresses that nobody has, so that this is about the node alone.
-	var nobody []netip.Addr
+	// Addresses without a pod, so that this measures the node alone.
+	var unused []netip.Addr
 	for i := range byte(4) {
-		nobody = append(nobody, netip.AddrFrom4([4]byte{10, 244, 1, 200 + i}), netip.AddrFrom4([4]byte{10, 244, 2, 200 + i}))
+		unused = append(unused, netip.AddrFrom4([4]byte{10, 244, 1, 200 + i}), netip.AddrFrom4([4]byte{10, 244, 2, 200 + i}))
 	}
-	e.useAddrs(b, nobody...)
+	e.useAddrs(b, unused...)
 	table := e.tier.flowTable
 	born := table.Count(lbmap.FlowBorn)
 	counts := counted{tier: e.tier}

@@ -92,7 +92,7 @@ func TestErrorsReachTheClient(t *testing.T) {
 				hop(4)
 				expectError(t, c, unreachable, n.to.Addr(), client, n.to)
 				if _, err := e.client.Ask(t.Context(), n.network, n.to); !errors.Is(err, unix.ECONNREFUSED) {
-					t.Errorf("%s to %s, where nobody listens: %v", n, pod.Name, err)
+					t.Errorf("%s to %s, where nothing listens: %v", n, pod.Name, err)
 				}
 			}
 			if t.Failed() {

@@ -160,7 +160,7 @@ func newWay(t testing.TB, e *edge, remote bool) *way {
 }
 
 // announceWide has a machine announce the segment size of a wide link, whatever its
-// own is: otherwise nobody would ever send it too much.
+// own is: otherwise no peer would ever send it too much.
 func announceWide(s *lab.Sandbox) error {
 	for family, mss := range map[int]int{netlink.FAMILY_V4: 1460, netlink.FAMILY_V6: 1440} {
 		routes, err := s.Netlink().RouteList(nil, family)

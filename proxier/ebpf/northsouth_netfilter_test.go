@@ -15,8 +15,8 @@ import (
 )
 
 // Connections that netfilter translates go on when the programs serve, at addresses of
-// Services and at those that would be refused; and where somebody else has it translate
-// others, that is none of our business.
+// Services and at those that would be refused; and connections
+// that foreign rules translate are left alone.
 func TestConnectionsOfNetfilter(t *testing.T) {
 	e := newEdge(t, Options{})
 	serve(t, e.here)
@@ -36,8 +36,8 @@ func TestConnectionsOfNetfilter(t *testing.T) {
 	for i, own := range e.addrs() {
 		targets = append(targets,
 			target{"a NodePort", netip.AddrPortFrom(own, nodePort), true},
-			target{"a ClusterIP of nobody", unserved[i], true},
-			target{"a port of somebody else", netip.AddrPortFrom(own, 8088), false})
+			target{"an unallocated ClusterIP", unserved[i], true},
+			target{"a foreign port", netip.AddrPortFrom(own, 8088), false})
 	}
 	var rules [proxier.Families]strings.Builder
 	for _, n := range targets {

@@ -18,8 +18,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// Towards one backend there are as many connections as ports that nobody on the node
-// uses. The next one is refused and counted, and served when one of them has ended.
+// Towards one backend there are as many connections as unused ports on the
+// node. The next one is refused and counted, and served when one of them has ended.
 func TestSourcePortsRunOut(t *testing.T) {
 	const first, ports = 1024, 50
 	// The host listens at one, and is connected from another one to that backend.
@@ -172,11 +172,11 @@ func TestSourcePorts(t *testing.T) {
 	nodePorts := datapath.PortRange{First: 30000, Last: 32767}
 	e := newEdge(t, Options{NodePortRange: nodePorts, Sizes: lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64,
 		Affinity: 64, UDPPeers: 16, OptOuts: 16, TCPFlows: 16, UDPFlows: 16, YoungFlows: flows}})
-	var nobody []netip.Addr
+	var unused []netip.Addr
 	for i := range byte(backends) {
-		nobody = append(nobody, netip.AddrFrom4([4]byte{10, 244, 2, 200 + i}))
+		unused = append(unused, netip.AddrFrom4([4]byte{10, 244, 2, 200 + i}))
 	}
-	e.useAddrs(t, nobody...)
+	e.useAddrs(t, unused...)
 	w := newWire(t, e.client, lb4)
 	for i := range uint16(flows) {
 		from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i % 7), 1}), 1024+i)

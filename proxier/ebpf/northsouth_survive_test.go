@@ -84,7 +84,7 @@ func TestConnectionsSurvive(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, []use{newTCP, newUDP}},
-		// Before anybody can know of it, the kernel refuses what comes in by it.
+		// Before the proxy can know of it, the kernel refuses what comes in by it.
 		{"another uplink", func() { allAcknowledged(t, pods...); replug(t, e) }, []use{open, newTCP, newUDP}},
 	} {
 		start := load.counts()
@@ -219,7 +219,7 @@ func replug(t *testing.T, e *edge) {
 				return
 			}
 		case <-deadline:
-			t.Fatal("nobody told of the new uplink")
+			t.Fatal("the new uplink was not reported")
 		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 //	203.0.113.10:80   [2001:db8:203:113::10]:80  a load balancer IP, led to node1
 //
 // and reach port 8080 of "here", a pod of node1, or of "there", a pod of node2,
-// where nothing of ours runs.
+// where no tier runs.
 const (
 	nodePort = 30080
 	lbPort   = 80

@@ -14,11 +14,11 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 )
 
-// Open loads the programs and takes over from a process before this one, if
-// there was any: then everything goes on as it left it. Without a predecessor
-// nothing is attached before the first Sync. It needs CAP_SYS_ADMIN, since
-// the kernel opens programs and maps by id with no less, and CAP_NET_ADMIN;
-// before Linux 5.11 also CAP_SYS_RESOURCE, to lock memory.
+// Open loads the programs. If an earlier process left maps of the same layout and sizes, it
+// adopts them: connections and frontends stay as they are. Without a predecessor, nothing is
+// attached before the first Sync. It needs CAP_NET_ADMIN, and CAP_SYS_ADMIN, without which the
+// kernel opens no programs and maps by id; before Linux 5.11 also CAP_SYS_RESOURCE, to lock
+// memory.
 func Open(ctx context.Context, opts Options) (*Tier, error) {
 	opts.Sizes, opts.Timeouts = opts.Sizes.WithDefaults(), opts.Timeouts.WithDefaults()
 	opts.ProcRoot = cmp.Or(opts.ProcRoot, "/proc")
@@ -70,7 +70,7 @@ func (t *Tier) open(ctx context.Context) error {
 	}
 	for _, cookie := range optOuts {
 		if err := t.maps["tdm_optout"].Put(cookie, uint8(1)); err != nil {
-			logger.Error(err, "An opt-out does not fit into the new map", "netNSCookie", cookie)
+			logger.Error(err, "The new map has no room for an opt-out", "netNSCookie", cookie)
 		}
 	}
 	t.writer.Format(uint32(time.Now().Unix()) | 1)

@@ -11,14 +11,12 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-
 	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/datapath"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
@@ -57,9 +55,9 @@ func BenchmarkPacket(b *testing.B) {
 		}
 		return list
 	}
-	var nobody []datapath.Tuple
+	var unserved []datapath.Tuple
 	for _, r := range requests[0] {
-		nobody = append(nobody, datapath.Tuple{Src: r.Dst, Dst: r.Src})
+		unserved = append(unserved, datapath.Tuple{Src: r.Dst, Dst: r.Src})
 	}
 	for _, c := range []struct {
 		name  string
@@ -67,8 +65,8 @@ func BenchmarkPacket(b *testing.B) {
 		flags packet.Flags
 		of    []datapath.Tuple
 	}{
-		{"no-service/flows=1", in, packet.ACK, nobody[:1]},
-		{"no-service", in, packet.ACK, nobody},
+		{"no-service/flows=1", in, packet.ACK, unserved[:1]},
+		{"no-service", in, packet.ACK, unserved},
 		{"established/flows=1", in, packet.ACK, requests[0][:1]},
 		{"established/flows=1000", in, packet.ACK, requests[0][:1000]},
 		{"established", in, packet.ACK, requests[0]},

@@ -9,14 +9,12 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
-
 	v1 "k8s.io/api/core/v1"
-
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 )
 
 // Ports of the Services of random clusters, of their endpoints, and NodePorts.
@@ -174,7 +172,7 @@ var (
 		"198.51.100.1", "198.51.100.2", "10.244.2.1", "172.18.0.2", "172.18.0.1", "192.168.7.1", "10.244.1.1",
 		"2001:db8:51:100::1", "2001:db8:51:100::2", "fd00:10:244:2::1", "fd00:18::2", "fd00:18::1", "fd00:7::1", "fd00:10:244:1::1",
 	}
-	// Nobody is to be answered there.
+	// Packets from there are not to be answered.
 	martians           = []string{"127.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "::1", "::", "ff02::1"}
 	randomSourcePorts  = []uint16{1000, 1001, 8080}
 	randomDestinations = []string{

@@ -7,12 +7,11 @@ import (
 	"maps"
 	"testing"
 
+	ciliumebpf "github.com/cilium/ebpf"
+
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
-	ciliumebpf "github.com/cilium/ebpf"
-
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
@@ -99,7 +98,7 @@ func TestPacketDraining(t *testing.T) {
 				steps: []step{serve, request(SYN), drain, reply(SYN | ACK), request(ACK)},
 			},
 			{
-				name:  "nobody new is served, and nobody rejected",
+				name:  "no new connection is served, and none is rejected",
 				steps: []step{serve, drain, pass(tcp(e.client, e.local, SYN)), pass(udp(e.client, e.remote)), pass(tcp(e.client, e.unserved, SYN))},
 				flows: []string{},
 			},

@@ -77,7 +77,7 @@ func hopScenes(p *path, e ends) []scene {
 	}
 }
 
-// quoting is an ICMP error from somebody about a packet, of which so many bytes behind
+// quoting is an ICMP error about a packet, of which so many bytes behind
 // the IP header are quoted; all for 0.
 func quoting(from netip.Addr, message uint16, rest uint32, about packet.Packet, keep int) packet.Packet {
 	q := packet.NewError(from, message, rest, about)
@@ -163,7 +163,7 @@ func icmpScenes(p *path, e ends) []scene {
 	begun := step{in, tcp(e.client, e.local, SYN), next, tcp(e.client, e.here, SYN), "FORWARD_LOCAL", nil}
 	redirected := quoting(e.router, e.message(5<<8, 137<<8), 0, tcp(e.local, e.client, ACK), 8)
 	return append(scenes,
-		scene{name: "about nobody we know, or in the wrong place", steps: []step{
+		scene{name: "about an unknown connection, or in the wrong place", steps: []step{
 			{in, quoting(e.router, unreachable, 0, tcp(e.local, e.client, ACK), 0), next, same, "", nil},
 			begun,
 			{out, quoting(e.router, tooBig, 1300, tcp(e.local, e.client, ACK), 0), next, same, "", nil},
@@ -172,11 +172,11 @@ func icmpScenes(p *path, e ends) []scene {
 			{in, quoting(e.router, unreachable, 0, tcp(e.local, e.client, ACK), 3), next, same, "", nil},
 			{in, redirected, next, same, "", nil},
 		}},
-		scene{name: "errors do not live for ever, and nobody is told", steps: []step{
+		scene{name: "errors do not live for ever, and that is not reported", steps: []step{
 			{in, tcp(e.client, e.remote, SYN), redirect, forwarded(tcp(e.nat, e.there, SYN)), "FORWARD_REMOTE", nil},
 			{in, withTTL(quoting(e.there.Addr(), unreachable, 0, tcp(e.nat, e.there, SYN), 0), 1), shot, same, "ERROR_TTL", nil},
 		}},
-		scene{name: "in fragments, which nobody can put together here", steps: append([]step{begun}, untouchedFor("PASS_FRAGMENT",
+		scene{name: "in fragments, which cannot be put together here", steps: append([]step{begun}, untouchedFor("PASS_FRAGMENT",
 			quoting(e.router, tooBig, 1300, sized(udp(e.local, e.client), 500), 0).Fragments(200, 7)...)...)},
 		scene{name: "echo", steps: []step{
 			{in, packet.NewEcho(e.client.Addr(), e.balancer.Addr(), 7, 1, []byte("hello")), redirect,
@@ -200,7 +200,7 @@ func echoReply(src, dst netip.Addr, id, seq uint16, payload []byte) packet.Packe
 	return q
 }
 
-// untouched are packets that come in, and are none of ours.
+// untouched are packets that come in, and pass unchanged.
 func untouched(list ...packet.Packet) []step { return untouchedFor("", list...) }
 
 func untouchedFor(reason string, list ...packet.Packet) (steps []step) {

@@ -89,7 +89,7 @@ func forwardScenes(p *path, e ends) []scene {
 			},
 		},
 		{
-			name: "what is none of ours",
+			name: "what the programs do not serve",
 			steps: []step{
 				{in, tcp(e.client, e.here, SYN), next, same, "", nil},
 				{out, tcp(e.here, e.stranger, ACK), next, same, "", nil},

@@ -37,7 +37,7 @@ func fragmentScenes(p *path, e ends) []scene {
 		return q
 	}
 	parts, after := long.Fragments(400, 9), arrived.Fragments(400, 9)
-	nobody := sized(udp(e.client, e.empty), 1200).Fragments(400, 9)
+	unserved := sized(udp(e.client, e.empty), 1200).Fragments(400, 9)
 	short := tcp(e.client, e.local, SYN).Fragments(len(tcp(e.client, e.local, SYN).Build())-4, 9)
 	begins := segment(tcp(e.client, e.empty, SYN)).Fragments(400, 9)
 	return []scene{
@@ -65,9 +65,9 @@ func fragmentScenes(p *path, e ends) []scene {
 			{in, parts[0], next, after[0], "FORWARD_LOCAL", nil},
 			{in, long.Fragments(400, 10)[1], next, same, "PASS_FRAGMENT", nil},
 		}},
-		{name: "that nobody serves", steps: []step{
-			{in, nobody[0], redirect, p.portUnreachable(e.empty, nobody[0]), "REJECT", nil},
-			{in, nobody[1], next, same, "", nil},
+		{name: "without a backend", steps: []step{
+			{in, unserved[0], redirect, p.portUnreachable(e.empty, unserved[0]), "REJECT", nil},
+			{in, unserved[1], next, same, "", nil},
 			{in, begins[0], shot, same, "REJECT", nil},
 			{in, begins[1], next, same, "", nil},
 		}},

@@ -27,7 +27,7 @@ func (p *path) raw(b []byte) packet.Packet {
 }
 
 // headerScenes are about headers that are longer than usual, and about frames that
-// are none of ours or make no sense.
+// are not for the programs or make no sense.
 func headerScenes(p *path, e ends) []scene {
 	const SYN = packet.SYN
 	send, want := tcp(e.client, e.local, SYN), tcp(e.client, e.here, SYN)
@@ -147,7 +147,7 @@ func (p *path) absurd(e ends) (list []packet.Packet) {
 	return list
 }
 
-// fromMartians have sources that nobody is to be answered at.
+// fromMartians have sources to which nothing may be sent.
 func fromMartians(e ends) (steps []step) {
 	for _, text := range martians {
 		a := netip.MustParseAddr(text)

@@ -55,7 +55,7 @@ type player struct {
 	randomCluster
 	packets int
 	seen    map[string]uint64 // packets by reason, of all sequences
-	log     *strings.Builder  // what happened, for people; nil for nobody
+	log     *strings.Builder  // what happened, for people; may be nil
 }
 
 func (p *player) note(format string, args ...any) {

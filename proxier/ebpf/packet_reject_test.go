@@ -7,11 +7,10 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
@@ -44,7 +43,7 @@ func (p *path) resetOf(src, dst netip.AddrPort, flags packet.Flags, seq, ack uin
 	return p.back(q)
 }
 
-// rejectScenes are about what clients are told whom nobody serves.
+// rejectScenes are about rejected clients.
 func rejectScenes(p *path, e ends) []scene {
 	const SYN, ACK, FIN, RST, PSH = packet.SYN, packet.ACK, packet.FIN, packet.RST, packet.PSH
 	// segment has the numbers 1000 and 5000.
@@ -100,7 +99,7 @@ func rejectScenes(p *path, e ends) []scene {
 			stats: map[string]lbmap.ServiceStats{"empty": {Rejected: 4}},
 		},
 		{
-			name: "an address of nobody in a ServiceCIDR",
+			name: "an unallocated address in a ServiceCIDR",
 			steps: []step{
 				{in, segment(e.unserved, SYN, ""), redirect, p.resetOf(e.unserved, e.client, RST|ACK, 0, 1001), "REJECT", nil},
 				{in, udp(e.client, e.unserved), redirect, p.portUnreachable(e.unserved, udp(e.client, e.unserved)), "REJECT", nil},
@@ -111,7 +110,7 @@ func rejectScenes(p *path, e ends) []scene {
 			stats: map[string]lbmap.ServiceStats{},
 		},
 		{
-			name: "a port of nobody at a ClusterIP, and at a load balancer IP",
+			name: "an unused port at a ClusterIP, and at a load balancer IP",
 			steps: []step{
 				{in, udp(e.client, netip.AddrPortFrom(e.local.Addr(), 81)), redirect,
 					p.portUnreachable(e.local, udp(e.client, netip.AddrPortFrom(e.local.Addr(), 81))), "REJECT", nil},
@@ -120,7 +119,7 @@ func rejectScenes(p *path, e ends) []scene {
 			stats: map[string]lbmap.ServiceStats{},
 		},
 		{
-			name: "a Local policy, and nobody here",
+			name: "a Local policy without a local endpoint",
 			steps: []step{
 				{in, segment(e.quiet, SYN, ""), shot, same, "DROP_POLICY", nil},
 				{in, udp(e.client, e.quiet), shot, same, "DROP_POLICY", nil},

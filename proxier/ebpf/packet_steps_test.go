@@ -11,17 +11,14 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
-
 	v1 "k8s.io/api/core/v1"
-
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/datapath"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
@@ -39,7 +36,7 @@ type ends struct {
 	balancer                                        netip.AddrPort // leads here, for client alone
 	nodePort, quietPort                             netip.AddrPort // lead here, and there where policy allows
 	elsewhere                                       netip.AddrPort // the same at an address without NodePorts
-	unserved, inner                                 netip.AddrPort // addresses of nobody, and of this node, among ClusterIPs
+	unserved, inner                                 netip.AddrPort // an unallocated address, and one of this node, among ClusterIPs
 	router                                          netip.Addr
 	nat                                             netip.AddrPort // as which other nodes see clients
 }
@@ -168,8 +165,7 @@ var sceneTables = []struct {
 	{"ICMP", icmpScenes}, {"Fragment", fragmentScenes}, {"Header", headerScenes},
 }
 
-// TestPacketScenes has packets pass that were thought of by somebody. TestPackets has
-// others.
+// TestPacketScenes plays packets written by hand. TestPackets has random ones.
 func TestPacketScenes(t *testing.T) {
 	p := newPath(t, Options{NodePortRange: onePort})
 	p.endsCluster(t)

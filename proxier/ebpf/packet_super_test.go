@@ -33,7 +33,7 @@ func TestPacketSuper(t *testing.T) {
 			{"that fits", node2MTU - headers, e.remote, redirect, forwarded(sized(tcp(e.nat, e.there, packet.ACK), 3000))},
 			{"that is too long", node2MTU - headers + 1, e.remote, redirect, p.icmp(e.remote, e.message(packet.FragNeeded, packet.PacketTooBig6),
 				node2MTU, sized(tcp(e.client, e.remote, packet.ACK), 3000))},
-			{"that nobody serves", 1000, e.empty, shot, same},
+			{"without a backend", 1000, e.empty, shot, same},
 		} {
 			t.Run(e.String()+"/"+test.name, func(t *testing.T) {
 				if err := p.reset(); err != nil {

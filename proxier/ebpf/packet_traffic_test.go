@@ -82,7 +82,7 @@ func (g traffic) ofFlow() (datapath.Hook, packet.Packet) {
 	return g.hook(h), g.transport(t, flags)
 }
 
-// echo is for an address that may be anybody's.
+// echo is for an address of any kind.
 func (g traffic) echo() (datapath.Hook, packet.Packet) {
 	four := g.one(2)
 	from := randomSources
@@ -164,7 +164,7 @@ func isRunnable(frame []byte) bool {
 	return len(frame) > 14
 }
 
-// noise is a frame that is none of ours.
+// noise is a frame that the programs do not serve.
 func (g traffic) noise() passing {
 	b := make([]byte, 14+g.IntN(100))
 	for i := range b {
@@ -179,7 +179,7 @@ func (g traffic) noise() passing {
 func (g traffic) frames(h datapath.Hook, p packet.Packet) []passing {
 	p.Ethernet = &packet.Ethernet{Dst: g.mac, Src: packet.MAC{2, 0, 0, 0, 0, 1}}
 	if g.one(50) {
-		p.Ethernet.Dst[5]++ // for somebody else
+		p.Ethernet.Dst[5]++ // for another machine
 	}
 	g.dress(&p)
 	parts := []packet.Packet{p}

@@ -9,13 +9,12 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/packet"
 	"github.com/tandem-proxy/tandem/test/scenarios/live"

@@ -12,23 +12,21 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
-
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
 // The kernel gives elements of hash maps to other keys while programs hold
 // them. These tests are about what programs make of that.
 
-// rewritten is a dual-stack service whose frontends the test rewrites. Nobody
+// rewritten is a dual-stack service whose frontends the test rewrites. Nothing
 // listens at its backends: connect() of UDP sends nothing.
 type rewritten struct {
 	vips, backends [2]netip.AddrPort // IPv4, IPv6
@@ -392,25 +390,5 @@ func TestForeignUDPPeer(t *testing.T) {
 	}
 	if from := exchange(t, c, to["s2"]); from != to["s2"] {
 		t.Errorf("answered by %s", from)
-	}
-}
-
-// The same words give the same check in the programs, on either byte order.
-func TestCheckOf(t *testing.T) {
-	for _, test := range []struct {
-		words []uint32
-		want  uint32
-	}{
-		{nil, 1}, // 0 is no check
-		{[]uint32{0, 0, 0}, 1},
-		{[]uint32{1}, 0x9e3779b9},
-		{[]uint32{0, 1}, 0x9e3779b9},
-		{[]uint32{1, 0}, 0xdf442d22},
-		{[]uint32{0xffffffff}, 0xe113025b},
-		{[]uint32{0, 0, 0xffff0000, 0x0a00600a, 0x00065000, 4, 10800}, 0xfce29cf1},
-	} {
-		if got := lbmap.CheckOf(test.words); got != test.want {
-			t.Errorf("%#x: %#x, want %#x", test.words, got, test.want)
-		}
 	}
 }

@@ -8,18 +8,17 @@ import (
 	"os"
 	"unsafe"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"github.com/tandem-proxy/tandem/kernel/tc"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// Silence has the programs that an earlier process left translate no connection that
-// they do not translate yet. It is for who cannot Open the tier, and so cannot Drain it:
-// the programs stay, and with them the connections there are.
+// Silence has the programs of an earlier process accept no new connections. It is for a process
+// that cannot Open the tier, and so cannot Drain it: the programs stay, and with them the
+// established connections.
 func Silence(cgroupRoot string) error {
 	cgroup, err := datapath.OpenCgroup(cgroupRoot)
 	if err != nil {
@@ -33,8 +32,8 @@ func Silence(cgroupRoot string) error {
 	return silence(cgroup)
 }
 
-// silence takes away what leads to backends from all programs that are attached. The
-// backends stay: flows ask for theirs.
+// silence removes frontends and prefixes from the maps of all attached programs. The backends
+// stay: flows refer to them.
 func silence(cgroup *os.File) error {
 	return eachInUse(cgroup, func(program *ciliumebpf.Program) error {
 		maps, err := lbmap.MapsOf(program)
@@ -42,13 +41,13 @@ func silence(cgroup *os.File) error {
 			return err
 		}
 		defer maps.Close()
-		// Ranges first: what is no frontend any more would be rejected there.
+		// Prefixes first: packets to removed frontends in a ServiceCIDR would be rejected.
 		return errors.Join(forgetPrefixes(maps["tdm_node"]), lbmap.DeleteAll(maps["tdm_frontend"]), lbmap.DeleteAll(maps["tdm_vip"]))
 	})
 }
 
-// forgetPrefixes has programs find none in either element of the node map. The prefixes
-// themselves stay: who is just reading them would find that a cleared one has every
+// forgetPrefixes sets the numbers of prefixes to 0 in both elements of the node map. The
+// prefixes themselves stay: to a program that is reading them, a cleared one would match every
 // address.
 func forgetPrefixes(m *ciliumebpf.Map) error {
 	if m == nil {
@@ -57,18 +56,18 @@ func forgetPrefixes(m *ciliumebpf.Map) error {
 	for i := range m.MaxEntries() {
 		value, err := m.LookupBytes(i)
 		if err != nil {
-			return fmt.Errorf("read what is known of the node: %w", err)
+			return fmt.Errorf("read the node's prefixes: %w", err)
 		}
 		clear(value[:unsafe.Offsetof(lbmap.Node{}.Pods)])
 		if err := m.Put(i, value); err != nil {
-			return fmt.Errorf("write what is known of the node: %w", err)
+			return fmt.Errorf("write the node's prefixes: %w", err)
 		}
 	}
 	return nil
 }
 
-// eachInUse calls fn with the programs of ours that are attached: to the cgroup, and to
-// what comes in by devices of this network namespace.
+// eachInUse calls fn with the programs of the proxy that are attached: to the cgroup, and to
+// the ingress of devices of this network namespace.
 func eachInUse(cgroup *os.File, fn func(*ciliumebpf.Program) error) error {
 	found, err := datapath.FindAttached(cgroup)
 	if err != nil {

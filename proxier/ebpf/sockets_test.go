@@ -12,16 +12,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
-
 	v1 "k8s.io/api/core/v1"
-
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/kernel/netns"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -59,7 +56,7 @@ func TestClusterIP(t *testing.T) {
 
 // The program sees the address it dialled: getpeername on a connected socket,
 // the source of datagrams on an unconnected one; also where an IPv6 socket
-// carries IPv4.
+// is used for IPv4.
 func TestPeerAddresses(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")

@@ -105,7 +105,7 @@ func TestStraysWithoutStorage(t *testing.T) {
 	n := newNode(t, one, l, Options{})
 	n.tier.sockets = sockets.New(sockets.Options{
 		Storage: n.tier.maps["tdm_optout"], // which is none
-		OptOuts: n.tier.maps["tdm_optout"], Judge: n.tier.writer.StaleSockets, Cgroup: n.tier.cgroup, Host: n.tier.netns,
+		OptOuts: n.tier.maps["tdm_optout"], Stale: n.tier.writer.StaleSockets, Cgroup: n.tier.cgroup, Host: n.tier.netns,
 		ProcRoot: "/proc", Report: func(proxier.Problem) {},
 	})
 	to := netip.AddrPortFrom(vip4, 80)

@@ -8,6 +8,8 @@ import (
 	"os"
 	"sync"
 
+	"github.com/cilium/ebpf/btf"
+
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/kernel/tc"
@@ -28,12 +30,10 @@ type Options struct {
 	Sizes lbmap.Sizes
 	// HostNamespaceOnly leaves the sockets of pods alone.
 	HostNamespaceOnly bool
-	// NoPackets leaves everything that does not pass a socket of this node
-	// alone.
+	// NoPackets attaches no programs to devices: only sockets of this node are served.
 	NoPackets bool
-	// PodDevices are patterns, as in devices.Named, of devices of pods whose
-	// packets are to be looked at besides those of network namespaces that are
-	// opted out: of virtual machines, for one.
+	// PodDevices are name patterns, as in devices.Named, of pod devices that get programs
+	// besides those of network namespaces that opted out. Virtual machines need it.
 	PodDevices []string
 	// NodePortRange is where NodePorts are allocated from: no connection
 	// gets its source port from it.
@@ -43,7 +43,7 @@ type Options struct {
 	// ResetRemoved answers clients of removed TCP backends by a reset, instead
 	// of leaving their connections alone.
 	ResetRemoved bool
-	// TC is how programs get on devices.
+	// TC is how programs are attached to devices.
 	TC tc.Method
 	// Timeouts of flows.
 	Timeouts flowtable.Timeouts
@@ -55,6 +55,9 @@ type Options struct {
 	ProcRoot string
 	// Reporter is told what does not fit; it may be nil.
 	Reporter proxier.Reporter
+	// KernelTypes are shared by tiers of one process, as tests have them: to read them takes as
+	// long as to verify a program. Nil reads them for each load, and keeps none.
+	KernelTypes *btf.Cache
 }
 
 // Tier serves frontends by eBPF programs: at sockets of this node, and on devices.
@@ -66,7 +69,7 @@ type Tier struct {
 	maps   lbmap.Maps
 	hooks  *datapath.CgroupHooks
 	writer *writer.Writer
-	// Table is of connections that packet programs translate, sockets closes those
+	// flowTable has the connections that packet programs translate; sockets closes those
 	// that socket programs translated and whose backends are gone.
 	flowTable *flowtable.Table
 	sockets   *sockets.Closer
@@ -95,8 +98,8 @@ var _ proxier.Tier = (*Tier)(nil)
 // Adopted says whether the tables of an earlier process were taken over.
 func (t *Tier) Adopted() bool { return t.adopted }
 
-// Run closes flows of removed backends, and strays, until ctx is done. Without it they stay
-// open.
+// Run ends flows that timed out, closes sockets of removed backends, and follows opt-outs,
+// until ctx is done.
 func (t *Tier) Run(ctx context.Context) {
 	t.runs.Add(1)
 	defer t.runs.Done()
@@ -118,22 +121,22 @@ func (t *Tier) Run(ctx context.Context) {
 
 // Sync implements proxier.Tier.
 func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
-	// Nobody serves yet: what is written first serves first. Where programs
-	// of other maps serve, they do until ours hold everything.
+	// Without a predecessor, what is written first is served first. Programs of
+	// other maps serve until these hold everything.
 	if !t.attached && len(t.earlier) == 0 {
 		if err := t.attach(); err != nil {
 			return err
 		}
 	}
 	stale, err := t.writer.Sync(update)
-	// New maps that lack something do not take over: what serves goes on.
+	// New maps that are incomplete do not take over: the earlier programs go on.
 	if update.Full && (t.attached || err == nil) {
 		err = errors.Join(err, t.ensureAttached(ctx))
 	}
 	if t.attached {
 		err = errors.Join(err, t.startDevices(ctx))
 	}
-	// The first time there may be what a process before this one could not
+	// Before the first look, there may be sockets that an earlier process could not
 	// close any more.
 	if stale || !t.lookedAtSockets || update.Full && t.sockets.Unfinished() {
 		t.lookedAtSockets = true
@@ -154,8 +157,7 @@ func (t *Tier) ensureAttached(ctx context.Context) error {
 // Supports implements proxier.Tier.
 func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error { return writer.Supports(d) }
 
-// Close ends Run and lets go of everything in this process. What is in the
-// kernel stays. No other method may be running or be called afterwards.
+// Close ends Run and releases everything in this process. Kernel state stays. No other method may be running or be called afterwards.
 func (t *Tier) Close() error {
 	if t.closed {
 		return nil
@@ -171,7 +173,7 @@ func (t *Tier) Close() error {
 
 // CloseUntranslated closes these UDP sockets soon, as far as the programs would serve them if
 // they were opened now. It is for those that are connected to a frontend itself since
-// before the programs were there, when nobody translates their packets any more.
+// before the programs were there, and whose packets nothing translates any more.
 func (t *Tier) CloseUntranslated(pairs []sockets.SocketPair) {
 	t.sockets.CloseSoon(pairs)
 }

@@ -9,15 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/features"
-
 	v1 "k8s.io/api/core/v1"
-
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
@@ -25,6 +21,8 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -50,6 +48,9 @@ type node struct {
 	tier *Tier
 }
 
+// kernelTypes are read once for all tiers.
+var kernelTypes = btf.NewCache()
+
 // openOn opens the tier in the node's network namespace, as a process there
 // would.
 func openOn(t testing.TB, n *lab.Node, opts Options) (tier *Tier, err error) {
@@ -61,6 +62,7 @@ func openOn(t testing.TB, n *lab.Node, opts Options) (tier *Tier, err error) {
 			TCPFlows: 1 << 10, UDPFlows: 1 << 10, YoungFlows: 1 << 10}
 	}
 	disableMissing(&opts)
+	opts.KernelTypes = kernelTypes
 	err = n.Do(func() error {
 		tier, err = Open(context.Background(), opts)
 		return err

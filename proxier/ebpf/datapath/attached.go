@@ -12,7 +12,7 @@ import (
 )
 
 // EachServedDevice calls fn with the devices of this network namespace that have programs of
-// ours, and with those that see what comes in.
+// the proxy, and with their programs at ingress.
 func EachServedDevice(fn func(device *netlink.LinkAttrs, found []tc.Attachment) error) error {
 	links, err := netlink.LinkList()
 	if err != nil {
@@ -30,7 +30,7 @@ func EachServedDevice(fn func(device *netlink.LinkAttrs, found []tc.Attachment) 
 	return errors.Join(errs...)
 }
 
-// DetachDevice takes our programs off a device, and returns their names.
+// DetachDevice takes the programs of the proxy off a device, and returns their names.
 func DetachDevice(device int) (removed []string, err error) {
 	var errs []error
 	for _, h := range PacketHooks {
@@ -55,7 +55,7 @@ func DetachDevice(device int) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// DetachDevices takes our programs off every device of this network namespace.
+// DetachDevices takes the programs of the proxy off every device of this network namespace.
 func DetachDevices() (removed []string, err error) {
 	links, err := netlink.LinkList()
 	if err != nil {

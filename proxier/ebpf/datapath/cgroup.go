@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// OpenCgroup opens a directory of a cgroup2 filesystem.
 func OpenCgroup(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -26,13 +27,13 @@ func OpenCgroup(path string) (*os.File, error) {
 	return f, nil
 }
 
-// ErrBusy says that another process carries this cgroup.
+// ErrBusy says that another process serves this cgroup.
 var ErrBusy = errors.New("another process serves this cgroup")
 
-// Lock keeps two processes from writing the same maps. It goes with the
-// process, however it ends.
+// Lock keeps two processes from writing the same maps. The kernel releases it when the
+// process ends.
 func Lock(cgroup *os.File) error {
-	// Somebody who only wants to know whether it is taken holds it for a moment.
+	// An inspector that tests the lock holds it for a moment.
 	for deadline := time.Now().Add(100 * time.Millisecond); ; time.Sleep(5 * time.Millisecond) {
 		switch err := unix.Flock(int(cgroup.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 		case err == nil:

@@ -11,13 +11,13 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/kernel/tc"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // PacketHook is a direction on a device and its program.
@@ -31,16 +31,16 @@ var PacketHooks = [...]PacketHook{
 	{tc.Egress, "tdm_out"},
 }
 
-// Devices has the programs on devices.
+// Devices keeps packet programs attached to devices.
 type Devices struct {
 	Maps   lbmap.Maps // of all programs, by name; not its own
 	opts   DeviceOptions
 	flows  FlowMigration
 	Loaded map[Variant]*PacketPrograms
-	// Served are the devices that have our programs, by index.
+	// Served are the devices that have programs, by index.
 	Served map[int]Variant
-	// leaving are those of them that are not to be served any more, and since
-	// when. Their connections go on for a while.
+	// leaving are those of them that are no longer wanted, and since when. Their
+	// connections are served for a while.
 	leaving map[int]time.Time
 	linger  [2]time.Duration // by role
 	looked  bool             // for what a process before this one left
@@ -48,15 +48,17 @@ type Devices struct {
 	NoConntrack bool
 }
 
-// DeviceOptions are those of the programs on devices.
+// DeviceOptions are the options of programs on devices.
 type DeviceOptions struct {
 	Sizes lbmap.Sizes
-	// TC is how programs get on devices.
+	// TC is how programs are attached to devices.
 	TC tc.Method
 	// SNAT are the source ports of connections to remote backends.
 	SNAT SNATPool
 	// NoFIBSource, NoLoop and NoConntrack are for kernels without these.
 	NoFIBSource, NoLoop, NoConntrack bool
+	// KernelTypes are those of whoever loads more; nil reads them for each load.
+	KernelTypes *btf.Cache
 	// ResetRemoved answers clients of removed TCP backends by a reset.
 	ResetRemoved bool
 	// Draining is for programs that accept no new connections.
@@ -88,11 +90,12 @@ func (noFlows) CopyNew() error               { return nil }
 func (noFlows) Finish(context.Context) error { return nil }
 func (noFlows) Close()                       {}
 
-// defaultLinger is how long devices are served that are not to be any more: a
-// route that comes and goes must not cost connections, and those of a pod that
-// ends its opt-out are still translated where they began.
+// defaultLinger is how long devices are served that are no longer wanted. A route that comes
+// and goes must not break connections, and those of a pod that ends its opt-out are still
+// translated on its device.
 var defaultLinger = [2]time.Duration{lbmap.RoleUplink: time.Minute, lbmap.RolePod: time.Hour}
 
+// NewDevices manages programs on devices that use these maps, which stay the caller's.
 func NewDevices(maps lbmap.Maps, opts DeviceOptions) *Devices {
 	p := &Devices{Maps: maps, opts: opts, flows: opts.Flows, Loaded: map[Variant]*PacketPrograms{}, Served: map[int]Variant{},
 		leaving: map[int]time.Time{}, linger: defaultLinger, NoConntrack: opts.NoConntrack}
@@ -102,6 +105,7 @@ func NewDevices(maps lbmap.Maps, opts DeviceOptions) *Devices {
 	return p
 }
 
+// Close releases the programs; those that are attached stay so.
 func (p *Devices) Close() {
 	for _, programs := range p.Loaded {
 		programs.close()
@@ -110,8 +114,8 @@ func (p *Devices) Close() {
 	p.flows.Close()
 }
 
-// Serve has programs on these devices: uplinks, and those of pods, by index.
-// One that cannot be attached to holds up no other.
+// Serve attaches programs to these devices, uplinks and those of pods by index, and detaches
+// them from others. A device that fails does not keep the others waiting.
 func (p *Devices) Serve(ctx context.Context, list []devices.Device, pods map[int]Variant) error {
 	var errs []error
 	want := maps.Clone(pods)
@@ -144,9 +148,9 @@ func (p *Devices) Serve(ctx context.Context, list []devices.Device, pods map[int
 	return errors.Join(append(errs, p.flows.Finish(ctx))...)
 }
 
-// startServing has programs on a device.
+// startServing attaches programs to a device.
 func (p *Devices) startServing(ctx context.Context, index int, v Variant) error {
-	// Known before the programs ask.
+	// Before the programs look it up.
 	err := p.setUplink(index, v.Role == lbmap.RoleUplink)
 	switch attachErr := p.Attach(ctx, index, v); {
 	case attachErr == nil:
@@ -157,7 +161,7 @@ func (p *Devices) startServing(ctx context.Context, index int, v Variant) error 
 	return err
 }
 
-// setUplink has the programs know which devices are uplinks.
+// setUplink tells the programs whether a device is an uplink.
 func (p *Devices) setUplink(index int, is bool) error {
 	var err error
 	if is {
@@ -171,7 +175,7 @@ func (p *Devices) setUplink(index int, is bool) error {
 	return nil
 }
 
-// stopServing takes the programs off a device, after a while.
+// stopServing detaches the programs of a device after a while.
 func (p *Devices) stopServing(index int) error {
 	if _, err := net.InterfaceByIndex(index); err == nil {
 		since, leaving := p.leaving[index]
@@ -191,7 +195,7 @@ func (p *Devices) stopServing(index int) error {
 	return p.setUplink(index, false)
 }
 
-// Reattach puts back what somebody else took off a device.
+// Reattach attaches again what another process detached from a device.
 func (p *Devices) Reattach(ctx context.Context) error {
 	var errs []error
 	for index, v := range p.Served {
@@ -212,9 +216,9 @@ func (p *Devices) Reattach(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Attach puts programs on a device, in place of any earlier ones of ours.
-// Replies first: a request that gets through without its reply being translated
-// would be worse than one that does not.
+// Attach attaches programs to a device, in place of those of an earlier process. Egress comes
+// first: a request that is translated and whose reply is not would be worse than one that is
+// not translated.
 func (p *Devices) Attach(ctx context.Context, device int, v Variant) error {
 	programs, err := p.Programs(ctx, v)
 	if err != nil {
@@ -225,7 +229,7 @@ func (p *Devices) Attach(ctx context.Context, device int, v Variant) error {
 		if err != nil {
 			return err
 		}
-		// What begins between the two looks is little.
+		// Few flows begin between the two copies.
 		err = errors.Join(
 			p.flows.CopyNew(),
 			tc.Attach(device, h.Direction, p.opts.TC, programs[i], earlier),
@@ -238,7 +242,7 @@ func (p *Devices) Attach(ctx context.Context, device int, v Variant) error {
 	return nil
 }
 
-// addFlows begins to copy the flows of an earlier program, if they are in other maps.
+// addFlows adds the flows of an earlier program to those to be copied.
 func (p *Devices) addFlows(program *ciliumebpf.Program) error {
 	earlier, err := lbmap.MapsOf(program)
 	if err != nil {

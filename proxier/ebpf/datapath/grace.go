@@ -9,11 +9,11 @@ import (
 )
 
 // WaitForPrograms returns when every BPF program that was running at the call
-// has come to its end: an RCU grace period. Where one CPU is all there is, the kernel
-// does not wait: no program of packets is under way there while user space runs, and
-// what programs of sockets may read rests for longer (ripeAfter).
+// has ended: an RCU grace period. With a single CPU the kernel does not wait: no packet
+// program runs there while user space does, and what socket programs may read is not reused
+// for a second (package writer).
 func WaitForPrograms() {
-	// The kernel has no membarrier for us on nohz_full machines. Programs run
+	// nohz_full machines have no such membarrier. Programs run
 	// for microseconds.
 	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
 		time.Sleep(50 * time.Millisecond)

@@ -9,10 +9,10 @@ import (
 	"os"
 	"slices"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // CgroupHooks keeps the socket programs attached to a cgroup.

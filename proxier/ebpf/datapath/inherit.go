@@ -7,17 +7,15 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"github.com/tandem-proxy/tandem/kernel/tc"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// takeOver takes over what a process before this one left on devices: their
-// flows, and devices that are not wanted, as what is there serves from maps that
-// may be gone from use.
+// takeOver takes over what an earlier process left on devices: the flows, and devices that are
+// no longer wanted, whose programs may serve from maps that are no longer written.
 func (p *Devices) takeOver(ctx context.Context, want map[int]Variant) error {
 	inherited := map[int]Variant{}
 	err := EachServedDevice(func(device *netlink.LinkAttrs, found []tc.Attachment) error {
@@ -34,8 +32,8 @@ func (p *Devices) takeOver(ctx context.Context, want map[int]Variant) error {
 		}
 		return errors.Join(errs...)
 	})
-	// While flows are in two places it has to be quick. What fails here does again where
-	// it is needed.
+	// Loading takes long, and while flows are in two places that must not be. An error comes
+	// again where the programs are needed.
 	for _, devices := range []map[int]Variant{want, inherited} {
 		for _, v := range devices {
 			_, _ = p.Programs(ctx, v)
@@ -48,8 +46,8 @@ func (p *Devices) takeOver(ctx context.Context, want map[int]Variant) error {
 	return errors.Join(errs...)
 }
 
-// InheritedVariant is what a device is to a program that it has from an earlier process.
-// Whether that knows pods by their device matters to new connections alone.
+// InheritedVariant is the variant of a program that an earlier process attached to a device.
+// FromPod is left out: it matters to new connections alone.
 func InheritedVariant(device *netlink.LinkAttrs, program *ciliumebpf.Program) (Variant, error) {
 	v := Variant{Role: lbmap.RoleUplink, L3: device.EncapType != "ether"}
 	maps, err := lbmap.MapsOf(program)

@@ -7,21 +7,21 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // Role is which side of a device its clients are on: enum role of
 // bpf/tc_config.h.
 type Role uint8
 
-// Variant is what programs are loaded for: all else is alike on all devices.
+// Variant is what differs between devices; programs are loaded once for each.
 type Variant struct {
 	Role Role
 	L3   bool // no Ethernet header
-	// FromPod says that what comes in is of a pod, whatever its address.
+	// FromPod says that all that comes in is from a pod, whatever its address.
 	FromPod bool
 }
 
@@ -34,7 +34,7 @@ func (p *PacketPrograms) close() {
 	}
 }
 
-// Programs loads what a variant needs.
+// Programs loads the programs of a variant, once.
 func (p *Devices) Programs(ctx context.Context, v Variant) (*PacketPrograms, error) {
 	if programs := p.Loaded[v]; programs != nil {
 		return programs, nil
@@ -45,7 +45,7 @@ func (p *Devices) Programs(ctx context.Context, v Variant) (*PacketPrograms, err
 	}
 	programs, err := p.load(ctx, v)
 	if err != nil && !p.NoConntrack {
-		// It may be a module that is not there, whatever the kernel could do.
+		// The kernel supports it, but its module may be missing.
 		p.NoConntrack = true
 		var without error
 		if programs, without = p.load(ctx, v); without == nil {
@@ -97,9 +97,9 @@ func (p *Devices) load(ctx context.Context, v Variant) (*PacketPrograms, error) 
 			delete(spec.Maps, name) // the load fails if a program uses it
 		}
 	}
-	opts := ciliumebpf.CollectionOptions{MapReplacements: replacements}
+	opts := ciliumebpf.CollectionOptions{MapReplacements: replacements, Cache: p.opts.KernelTypes}
 	if p.NoConntrack {
-		// The one type of the kernel's that is needed, which may lack BTF.
+		// The one kernel type that the programs need; the kernel may lack BTF.
 		opts.Programs.KernelTypes = spec.Types
 	}
 	collection, err := Load(ctx, "packet programs", spec, opts)
@@ -110,7 +110,7 @@ func (p *Devices) load(ctx context.Context, v Variant) (*PacketPrograms, error) 
 	programs := &PacketPrograms{}
 	for i, h := range PacketHooks {
 		programs[i] = collection.DetachProgram(h.Program)
-		// By this one they are recognised, and not all of them use it.
+		// Programs are recognised by this map, which not all of them use.
 		if err := programs[i].BindMap(p.Maps["tdm_meta"]); err != nil {
 			programs.close()
 			return nil, fmt.Errorf("bind tdm_meta to %s: %w", h.Program, err)

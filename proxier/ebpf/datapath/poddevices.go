@@ -19,12 +19,12 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// PodDevices are the devices of pods whose sockets are not served: programs
-// there serve their packets.
+// PodDevices are the devices of pods whose sockets are not served. Programs on the devices
+// serve them instead.
 type PodDevices struct {
 	Served map[int]Variant // by index
-	// known are the devices of network namespaces by their cookies; none is
-	// known of one that was looked for in vain.
+	// known are the devices of network namespaces by their cookies; empty where none
+	// was found.
 	known  map[uint64][]veth
 	looked time.Time
 }
@@ -107,7 +107,7 @@ func (d *PodDevices) variants(cookies []uint64, patterns []string, uplinks []dev
 	wanted := map[int]struct{}{}
 	for _, cookie := range cookies {
 		for _, pair := range d.known[cookie] {
-			// Its peer may be in a third namespace, and this one another.
+			// The peer may be in a third namespace, and this index another device.
 			if slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Index == pair.host && l.Attrs().ParentIndex == pair.pod }) {
 				wanted[pair.host] = struct{}{}
 			}

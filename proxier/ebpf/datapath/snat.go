@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// without cuts a range out of the others.
+// without removes a range from the others.
 func without(list []PortRange, cut PortRange) (left []PortRange) {
 	for _, r := range list {
 		if !r.Overlaps(cut) {
@@ -31,12 +31,12 @@ func without(list []PortRange, cut PortRange) (left []PortRange) {
 // from.
 type SNATPool struct {
 	ranges [lbmap.SNATRanges]PortRange
-	// usual ports come first; the others are those that the kernel gives to
-	// connections of this host, and are asked when the usual ones are used up.
+	// usual counts the ports that come first; the others are ephemeral ports of this host,
+	// for when the usual ones are used up.
 	usual, all int
 }
 
-// NewSNATPool has all ports from 1024 on but NodePorts.
+// NewSNATPool has all ports from 1024 on except NodePorts.
 func NewSNATPool(nodePorts, ephemeral PortRange) SNATPool {
 	all := without([]PortRange{{1024, 65535}}, nodePorts)
 	usual := all
@@ -67,8 +67,8 @@ func (p *SNATPool) bpf() (list [lbmap.SNATRanges]lbmap.PortSpan) {
 	return list
 }
 
-// EphemeralPorts is the range that the kernel gives out of, of the network
-// namespace of the calling thread.
+// EphemeralPorts is the range of source ports that the kernel uses in the network namespace of
+// the calling thread.
 func EphemeralPorts() (r PortRange, err error) {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
 	if err != nil {
@@ -78,4 +78,24 @@ func EphemeralPorts() (r PortRange, err error) {
 		return r, fmt.Errorf("read the range of local ports: %q: %w", text, err)
 	}
 	return r, nil
+}
+
+// PortRange is a range of ports, its ends included. The zero value is none.
+type PortRange struct{ First, Last uint16 }
+
+// String has a - between the ports.
+func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
+
+func (r PortRange) none() bool { return r.First == 0 }
+
+func (r PortRange) count() int {
+	if r.none() {
+		return 0
+	}
+	return int(r.Last) - int(r.First) + 1
+}
+
+// Overlaps says whether the ranges have a port in common.
+func (r PortRange) Overlaps(o PortRange) bool {
+	return !r.none() && !o.none() && r.First <= o.Last && o.First <= r.Last
 }

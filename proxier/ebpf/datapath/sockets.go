@@ -8,11 +8,11 @@ import (
 	"os"
 	"strings"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // Hook is where a program of the socket layer is attached.
@@ -36,8 +36,8 @@ var Hooks = [...]Hook{
 	{"tdm_guard", ciliumebpf.AttachCGroupInetEgress},
 }
 
-// GuardHook is attached only while source ranges let some pods in and others
-// not, as it costs every packet that sockets send.
+// GuardHook is the index of the program that checks each packet that sockets send. That is
+// costly, so it is attached only while source ranges admit some pods and not others.
 const GuardHook = len(Hooks) - 1
 
 // SocketPrograms are loaded programs in the order of the hooks; nil where the kernel
@@ -50,14 +50,14 @@ func (p *SocketPrograms) close() {
 	}
 }
 
-// Attachment is one program of ours on one hook.
+// Attachment is one program of the proxy on one hook.
 type Attachment struct {
 	Hook    ciliumebpf.AttachType
 	Program *ciliumebpf.Program
 }
 
-// FindAttached returns the programs of ours on a cgroup, in the order of the
-// hooks. They are recognised by name, and by having our meta map.
+// FindAttached returns the programs of the proxy on a cgroup, in the order of the
+// hooks. They are recognised by name, and by map tdm_meta.
 func FindAttached(cgroup *os.File) (found []Attachment, err error) {
 	defer func() {
 		if err != nil {
@@ -65,8 +65,8 @@ func FindAttached(cgroup *os.File) (found []Attachment, err error) {
 			found = nil
 		}
 	}()
-	// The library takes a missing privilege for a missing feature, and then
-	// nothing would look like nothing attached.
+	// The library reports a missing privilege as a missing feature, and hooks would look
+	// empty.
 	if _, err := ciliumebpf.ProgramGetNextID(0); errors.Is(err, unix.EPERM) {
 		return nil, fmt.Errorf("find the programs of %s: %w: CAP_SYS_ADMIN is needed", cgroup.Name(), err)
 	}
@@ -96,8 +96,8 @@ func FindAttached(cgroup *os.File) (found []Attachment, err error) {
 	return found, nil
 }
 
-// IsBare says whether nobody has a program on the hooks of a cgroup, as far as this process may
-// ask, which takes CAP_NET_ADMIN.
+// IsBare says whether the hooks of a cgroup have no program at all. It needs CAP_NET_ADMIN, and
+// returns false without.
 func IsBare(cgroup *os.File) bool {
 	for _, h := range Hooks {
 		result, err := link.QueryPrograms(link.QueryOptions{Target: int(cgroup.Fd()), Attach: h.Attach})
@@ -111,7 +111,8 @@ func IsBare(cgroup *os.File) bool {
 	return true
 }
 
-// IsOwnProgram goes by the name, and by the maps: a name is anybody's.
+// IsOwnProgram says whether a program is the proxy's, by its name and its maps: others may use
+// the name.
 func IsOwnProgram(program *ciliumebpf.Program) bool {
 	info, err := program.Info()
 	if err != nil || !strings.HasPrefix(info.Name, lbmap.NamePrefix) {
@@ -125,15 +126,16 @@ func IsOwnProgram(program *ciliumebpf.Program) bool {
 	return maps["tdm_meta"] != nil
 }
 
+// CloseAttached closes what FindAttached opened.
 func CloseAttached(list []Attachment) {
 	for _, a := range list {
 		a.Program.Close()
 	}
 }
 
-// attach puts the programs on the cgroup. Where an earlier one of ours is, it
-// is replaced in place, so that there is no moment without one; nothing holds
-// the attachment but the cgroup itself, so it outlives this process.
+// attach puts the programs on the cgroup. An earlier one of the proxy
+// is replaced in place, so that there is no moment without one. The cgroup alone holds the
+// attachment, so it outlives this process.
 func attach(cgroup *os.File, list *SocketPrograms, earlier []Attachment) error {
 	for i, h := range Hooks {
 		if list[i] == nil {
@@ -172,6 +174,7 @@ func attachError(cgroup *os.File, hook ciliumebpf.AttachType, err error) error {
 	return fmt.Errorf("attach %s to %s: %w", hook, cgroup.Name(), err)
 }
 
+// Detach takes a program off the cgroup. It succeeds if the program is off already.
 func Detach(cgroup *os.File, a Attachment) error {
 	err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(cgroup.Fd()), Program: a.Program, Attach: a.Hook})
 	if err != nil && !errors.Is(err, unix.ENOENT) {
@@ -188,7 +191,7 @@ type SocketConstants struct {
 	HaveSetRetval     bool
 }
 
-// LoadSocketSpec is the collection, its maps sized and its constants set.
+// LoadSocketSpec is the collection of socket programs, with sizes and constants set.
 func LoadSocketSpec(s lbmap.Sizes, c SocketConstants) (*ciliumebpf.CollectionSpec, error) {
 	spec, err := lbmap.SocketSpec()
 	if err != nil {

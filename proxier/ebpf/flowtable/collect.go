@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// of a flow with these flags.
+// of is the timeout of a flow with these flags.
 func (t *Timeouts) of(protocol proxier.Protocol, flags uint32) time.Duration {
 	switch {
 	case protocol != proxier.TCP && flags&lbmap.FlowReplied != 0:
@@ -38,7 +38,7 @@ const (
 	gcPause         = time.Millisecond
 )
 
-// Collect ends flows whose time is up until ctx is done.
+// Collect removes flows that timed out, until ctx is done.
 func (t *Table) Collect(ctx context.Context, timeouts Timeouts) {
 	logger := klog.FromContext(ctx)
 	ticker := time.NewTicker(CollectInterval)
@@ -46,7 +46,7 @@ func (t *Table) Collect(ctx context.Context, timeouts Timeouts) {
 	for {
 		if t.Used() > 0 {
 			if _, err := t.Sweep(ctx, &timeouts, MonotonicSeconds()); err != nil && ctx.Err() == nil {
-				logger.Error(err, "Cannot end flows whose time is up; trying again", "interval", CollectInterval)
+				logger.Error(err, "Cannot remove flows that timed out; trying again", "interval", CollectInterval)
 			}
 		}
 		select {
@@ -57,7 +57,7 @@ func (t *Table) Collect(ctx context.Context, timeouts Timeouts) {
 	}
 }
 
-// Sweep looks at all flows once, and returns how many it ended.
+// Sweep looks at all flows once, and returns how many it removed.
 func (t *Table) Sweep(ctx context.Context, timeouts *Timeouts, now uint32) (ended int, err error) {
 	var ids []uint32
 	var keys []lbmap.FlowKey
@@ -100,7 +100,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// claim takes a flow whose time is up, so that nobody else ends it.
+// claim takes a flow that timed out, so that no program ends it too.
 func (t *Table) claim(f *lbmap.Flow, timeouts *Timeouts, now uint32) bool {
 	life := atomic.LoadUint64(&f.Life)
 	if lbmap.FlowStage(life) < lbmap.FlowYoung || !isUp(f, timeouts, now) {
@@ -124,8 +124,8 @@ func (t *Table) claim(f *lbmap.Flow, timeouts *Timeouts, now uint32) bool {
 	return true
 }
 
-// countUp counts what a flow carried for its service, as flow_count_up() of
-// bpf/flow.h does. Of services that are not known, nobody asks.
+// countUp adds the traffic of a flow to that of its service, as flow_count_up() of
+// bpf/flow.h does. A table without services counts nothing.
 func (t *Table) countUp(f *lbmap.Flow) {
 	if t.tables == nil {
 		return

@@ -7,39 +7,37 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// Copier copies flows out of the maps of programs that are about to be replaced,
-// and that have other sizes than ours. Both may be in use meanwhile: ours is
-// written as programs write it.
+// Copier copies flows from one set of maps to another of other sizes. Programs may use both
+// meanwhile, so the copier writes as programs do.
 type Copier struct {
 	from, to *Table
-	// Their memory, all of it, for as long as it takes.
+	// The memory of both, for as long as it takes.
 	old, own         []lbmap.Flow
 	oldRing, ownRing []uint64
 	mapped           [][]byte
 	copies           []flowCopy // by the id of the flow
 	mostKept         [2]uint64  // of TCP, and of anything else
-	// born is how many flows from had had when it was looked at for the last
-	// time, and the time before: what was just being born is looked at twice.
+	// born are the numbers of flows that began in from until the last look, and the one
+	// before: flows that were just beginning are looked at twice.
 	born         [2]uint64
 	Copied, Lost int
 }
 
-// flowCopy is what became of a flow.
+// flowCopy is the copy of a flow.
 type flowCopy struct {
 	generation uint32 // of the flow
 	word       uint64 // id and generation of its copy; 0 for none
 }
 
-// NewCopier returns nil if both are the same maps, or not of one kind. It needs
-// the maps only now.
+// NewCopier returns nil if both are the same maps, or have different layouts. The maps may be
+// closed afterwards.
 func NewCopier(from, to lbmap.Maps, sizes *lbmap.Sizes) (c *Copier, err error) {
 	for _, name := range MapNames {
 		f := from[name]
@@ -103,6 +101,7 @@ func (t *Table) Release() {
 	t.Close()
 }
 
+// Close unmaps the memory of both tables.
 func (c *Copier) Close() {
 	for _, b := range c.mapped {
 		_ = unix.Munmap(b) // fails only for what was never mapped
@@ -127,8 +126,7 @@ func (c *Copier) CopyAll() error {
 	return nil
 }
 
-// CopyNew copies the flows that were born since the last look, and takes no longer
-// than those need.
+// CopyNew copies the flows that began since the last look. It takes time for those alone.
 func (c *Copier) CopyNew() error {
 	since, now := c.born[0], c.from.Count(lbmap.FlowBorn)
 	c.born = [2]uint64{c.born[1], now}
@@ -149,9 +147,9 @@ func (c *Copier) CopyNew() error {
 	return nil
 }
 
-// Finish has the copies know what their flows have come to since they were copied, now
-// that no program uses those any more: one that was closed there would be taken for
-// established here, for a day.
+// Finish updates the copies by what their flows have seen since they were copied. It is called
+// when no program uses the earlier maps any more. Without it, a connection that was closed
+// there would count as established here, for a day.
 func (c *Copier) Finish() error {
 	for id := range c.old {
 		at := c.copies[id]
@@ -166,7 +164,7 @@ func (c *Copier) Finish() error {
 			}
 			continue
 		}
-		// Its client may have begun anew there.
+		// Its client may have opened a new connection there.
 		request := c.own[uint32(at.word)].Request
 		if err := c.end(at.word); err != nil {
 			return err
@@ -232,7 +230,7 @@ func (c *Copier) copy(from uint32) error {
 	return err
 }
 
-// write makes a flow of a free id.
+// write creates a flow with a free id.
 func (c *Copier) write(id, generation uint32, e *lbmap.Flow, kept bool) (made bool, err error) {
 	own := &c.own[id]
 	atomic.StoreUint64(&own.Life, lbmap.FlowLife(generation, lbmap.FlowClaimed))
@@ -251,7 +249,7 @@ func (c *Copier) write(id, generation uint32, e *lbmap.Flow, kept bool) (made bo
 	if err != nil {
 		atomic.StoreUint64(&own.Life, lbmap.FlowLife(generation, lbmap.FlowFree))
 		c.to.give(id, own)
-		// A packet was faster, or somebody else has the port.
+		// A packet was faster, or another flow has the port.
 		if errors.Is(err, ciliumebpf.ErrKeyExist) || errors.Is(err, unix.E2BIG) {
 			c.Lost++
 			return false, nil
@@ -268,7 +266,7 @@ func (c *Copier) write(id, generation uint32, e *lbmap.Flow, kept bool) (made bo
 	return true, c.makeRoom(word, e.Flags&lbmap.FlowClosed != 0)
 }
 
-// update has a copy know what its flow saw, as flow_account() of bpf/flow.h does.
+// update adds to a copy what its flow saw, as flow_account() of bpf/flow.h does.
 func (c *Copier) update(word uint64, flags uint32) error {
 	own, generation := &c.own[uint32(word)], uint32(word>>32)
 	if uint32(atomic.LoadUint64(&own.Life)>>32) != generation {
@@ -315,7 +313,7 @@ func (c *Copier) reclaim(id, generation uint32) error {
 	return err
 }
 
-// keep says whether one more flow may be kept, and counts it.
+// keep counts one more established flow; false if there are too many.
 func (c *Copier) keep(own *lbmap.Flow) bool {
 	counter, most := c.kept(own)
 	if atomic.AddUint64(counter, 1) <= most {
@@ -330,7 +328,7 @@ func (c *Copier) unkeep(own *lbmap.Flow) {
 	atomic.AddUint64(counter, ^uint64(0))
 }
 
-// kept is the counter of those that are kept of a flow's kind, and how many may be.
+// kept is the counter of established flows of a flow's protocol, and their limit.
 func (c *Copier) kept(own *lbmap.Flow) (counter *uint64, most uint64) {
 	if proxier.Protocol(own.Request.Proto) == proxier.TCP {
 		return &c.to.counts[lbmap.FlowKeptTCP].Value, c.mostKept[0]
@@ -338,8 +336,8 @@ func (c *Copier) kept(own *lbmap.Flow) (counter *uint64, most uint64) {
 	return &c.to.counts[lbmap.FlowKeptUDP].Value, c.mostKept[1]
 }
 
-// makeRoom gives a young flow a place in the ring, as flow_make_room() of
-// bpf/flow.h does, and ends whoever had it.
+// makeRoom inserts a young flow into the ring, as flow_make_room() of bpf/flow.h does. That
+// evicts the flow in its slot.
 func (c *Copier) makeRoom(word uint64, over bool) error {
 	young := uint64(len(c.ownRing) - lbmap.MaxClosed)
 	var place *uint64

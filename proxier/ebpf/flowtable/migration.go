@@ -20,7 +20,7 @@ type Migration struct {
 }
 
 // NewMigration copies into these maps; wait returns when all programs that run at the call
-// have come to their end.
+// have ended.
 func NewMigration(to lbmap.Maps, sizes lbmap.Sizes, wait func()) *Migration {
 	return &Migration{to: to, sizes: sizes, wait: wait}
 }

@@ -8,15 +8,14 @@ import (
 	"math"
 	"sync/atomic"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// Recover takes back the ids of flows that somebody was just making or ending when
-// it died, which nobody will go on with. The programs may be running meanwhile: what
-// they are just working on is left alone, since it is looked for twice, a grace
-// period apart.
+// Recover takes back the ids of flows that a process was creating or ending when it died.
+// Programs may run meanwhile. What they are working on is left alone: only ids that are
+// found twice, a grace period apart, are taken back.
 func (t *Table) Recover(wait func()) error {
 	if t.Used() == 0 {
 		return nil
@@ -42,8 +41,8 @@ func (t *Table) Recover(wait func()) error {
 }
 
 // Unfinished returns the ids of flows that are neither in use nor free, and their lives. A
-// free id that is not on the stack cannot be told from one that was while the
-// programs take and give: it stays lost, rather than being given to two flows.
+// free id that is not on the stack cannot be told from one that programs take or give at that
+// moment: it stays lost, rather than being given to two flows.
 func (t *Table) Unfinished() (map[uint32]uint64, error) {
 	idle := map[uint32]uint64{}
 	err := t.Each(func(first int, list []lbmap.Flow) error {
@@ -58,13 +57,13 @@ func (t *Table) Unfinished() (map[uint32]uint64, error) {
 	return idle, err
 }
 
-// reclaim ends the flow of an id that nobody else uses, and gives the id back.
+// reclaim ends the flow of an unused id, and frees the id.
 func (t *Table) reclaim(id uint32, life uint64) error {
 	var e lbmap.Flow
 	if err := t.Flows.Lookup(id, &e); err != nil {
 		return fmt.Errorf("read flow %d: %w", id, err)
 	}
-	// A client may have begun anew since, and these keys lead to that flow.
+	// A client may have opened a new connection since, to which these keys lead.
 	var own []lbmap.FlowKey
 	for _, key := range []lbmap.FlowKey{e.Request, e.Reply} {
 		var word uint64

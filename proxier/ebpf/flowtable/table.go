@@ -9,14 +9,14 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// Table are the maps of flows. The programs make flows, and end those that
-// are young when they need room; user space ends what is over.
+// Table are the maps of flows. The programs create flows, and evict young ones when they need
+// room; user space removes those that timed out.
 type Table struct {
 	Flows  *ciliumebpf.Map
 	Keys   *ciliumebpf.Map
@@ -25,6 +25,7 @@ type Table struct {
 	memory []byte        // of counts
 }
 
+// Open opens the flows in these maps, which stay the caller's.
 func Open(maps lbmap.Maps) (*Table, error) {
 	t := &Table{Flows: maps["tdm_flow"], Keys: maps["tdm_flow_key"]}
 	var err error
@@ -35,6 +36,7 @@ func Open(maps lbmap.Maps) (*Table, error) {
 	return t, nil
 }
 
+// Close unmaps memory; the maps stay open.
 func (t *Table) Close() {
 	if t.memory != nil {
 		_ = unix.Munmap(t.memory) // fails only for what was never mapped
@@ -42,10 +44,10 @@ func (t *Table) Close() {
 	*t = Table{}
 }
 
-// Count of the programs' counters.
+// Count is one of the programs' counters.
 func (t *Table) Count(which int) uint64 { return atomic.LoadUint64(&t.counts[which].Value) }
 
-// Limit counts the flows there can be. Id 0 is none.
+// Limit is the number of flows that fit. Id 0 is none.
 func (t *Table) Limit() int { return int(t.Flows.MaxEntries()) - 1 }
 
 // Used counts the flows there are.
@@ -98,7 +100,7 @@ var flowsPerWindow = 16 * os.Getpagesize() / pageShare
 // pageShare is the largest power of two that divides the size of a flow.
 const pageShare = int(unsafe.Sizeof(lbmap.Flow{})) & -int(unsafe.Sizeof(lbmap.Flow{}))
 
-// window calls fn with flows that begin with that id. They are gone afterwards.
+// window calls fn with the flows from that id on. Their memory is unmapped afterwards.
 func (t *Table) window(first int, fn func(list []lbmap.Flow)) error {
 	const size = int(unsafe.Sizeof(lbmap.Flow{}))
 	n := min(flowsPerWindow, int(t.Flows.MaxEntries())-first)
@@ -149,5 +151,5 @@ func (t *Table) deleteKeys(keys []lbmap.FlowKey) error {
 	return nil
 }
 
-// CountFor adds what flows have counted when they end to the statistics of their services.
+// CountFor has the traffic of removed flows added to the statistics in these tables.
 func (t *Table) CountFor(tables *lbmap.Tables) { t.tables = tables }

@@ -15,8 +15,7 @@ type Timeouts struct {
 }
 
 // DefaultTimeouts are those of netfilter's conntrack, as kube-proxy sets
-// them, but for connections that are over: what still arrives of them is
-// answered by either end.
+// them, except for closed connections: either end answers what still arrives.
 func DefaultTimeouts() Timeouts {
 	return Timeouts{
 		Established: 24 * time.Hour, CloseWait: time.Hour, Opening: time.Minute, Closed: 10 * time.Second,
@@ -24,6 +23,7 @@ func DefaultTimeouts() Timeouts {
 	}
 }
 
+// WithDefaults fills in what is zero.
 func (t Timeouts) WithDefaults() Timeouts {
 	d := DefaultTimeouts()
 	for _, f := range []struct{ at, d *time.Duration }{

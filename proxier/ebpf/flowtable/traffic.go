@@ -7,13 +7,13 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// Traffic is what packets a service port had, seen by the programs at tc: those
-// of connections that were translated at their socket pass unseen.
+// Traffic is the traffic of a service port on devices. Connections that were translated at
+// their sockets are not included.
 type Traffic struct {
 	Packets uint64 `json:"packets"`
 	Bytes   uint64 `json:"bytes"`
@@ -24,9 +24,9 @@ func (t *Traffic) add(packets, bytes uint64) {
 	t.Bytes += bytes
 }
 
-// TrafficByService is the traffic of each service id: of flows that ended, and of those there are. What
-// ends in between may be counted twice or not at all, this once. used is how
-// many flows there are.
+// TrafficByService is the traffic of each service id: of flows that ended, and of current ones.
+// A flow that ends meanwhile may be counted twice or not at all, this once. used is the number
+// of flows.
 func TrafficByService(t *lbmap.Tables, flows *ciliumebpf.Map, used int) (map[uint32]Traffic, error) {
 	by := map[uint32]Traffic{}
 	count := func(id uint32, packets, bytes uint64) {
@@ -60,7 +60,7 @@ func serviceOf(t *lbmap.Tables, f *lbmap.Flow) uint32 {
 	return 0
 }
 
-// eachFlow calls fn with copies of the flows there are.
+// eachFlow calls fn with a copy of each flow.
 func eachFlow(m *ciliumebpf.Map, fn func(*lbmap.Flow)) error {
 	const chunk = 4096
 	keys, values := make([]uint32, chunk), make([]lbmap.Flow, chunk)

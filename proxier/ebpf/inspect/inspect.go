@@ -11,11 +11,11 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // ErrNotRunning says that no program of Tandem is attached to the cgroup.
@@ -85,7 +85,7 @@ func (i *Inspector) openMaps() error {
 			break
 		}
 		if at == len(order)-1 {
-			return fmt.Errorf("no program on %s has the map tdm_meta, which tells about the others; without a program of ours: %s",
+			return fmt.Errorf("no program on %s has the map tdm_meta, which leads to the others; hooks without a program of the proxy: %s",
 				i.cgroup.Name(), strings.Join(i.missingHooks(), ", "))
 		}
 		i.Maps.Close()
@@ -107,7 +107,7 @@ func (i *Inspector) addMaps(program *ciliumebpf.Program) (names []string, err er
 	}
 	ids, ok := info.MapIDs()
 	if !ok {
-		return nil, errors.New("the kernel does not tell which maps a program uses")
+		return nil, errors.New("the kernel does not report the maps of a program")
 	}
 	for _, id := range ids {
 		m, err := lbmap.OpenMapByID(id, unix.BPF_F_RDONLY)

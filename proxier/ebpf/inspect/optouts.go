@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // OptOuts lists the cookies of the network namespaces that are left alone.
@@ -36,7 +36,7 @@ func (i *Inspector) AddOptOut(cookie uint64) error {
 	return i.withOptOuts(func(m *ciliumebpf.Map) error {
 		err := m.Put(cookie, uint8(1))
 		if errors.Is(err, unix.E2BIG) {
-			return fmt.Errorf("add opt-out %d: all %d places are taken; remove namespaces that are gone: %w", cookie, m.MaxEntries(), err)
+			return fmt.Errorf("add opt-out %d: all %d entries are in use; remove those of deleted network namespaces: %w", cookie, m.MaxEntries(), err)
 		}
 		if err != nil {
 			return fmt.Errorf("add opt-out %d: %w", cookie, err)

@@ -167,7 +167,7 @@ func (t tableReader) view() ([]ServiceView, error) {
 				if pass < viewPasses-1 {
 					continue
 				}
-				// Somebody else's frontends may be among them.
+				// Frontends of another service port may be among them.
 				v.Frontends, v.Changing = []FrontendView{}, true
 			}
 			v.describe(&after)
@@ -201,7 +201,7 @@ func (t tableReader) frontendsByService() (map[uint32][]lbmap.FrontendEntry, err
 	}
 	by := map[uint32][]lbmap.FrontendEntry{}
 	for key, value := range seen {
-		// Nobody is led by one that is not whole.
+		// Programs ignore one whose checksum is wrong.
 		if f := (lbmap.FrontendEntry{Key: key, Value: value}); f.IsWhole() {
 			by[value.Service] = append(by[value.Service], f)
 		}

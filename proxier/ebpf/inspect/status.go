@@ -10,14 +10,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/kernel/tc"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // Status is the state of the data path as a whole.
@@ -32,12 +31,12 @@ type Status struct {
 	// they should be, programmed.
 	Unplaced int             `json:"unplaced"`
 	Programs []ProgramStatus `json:"programs"`
-	// MissingHooks have no program of ours: the kernel does not know them, or
-	// somebody detached it.
+	// MissingHooks have no program of the proxy: the kernel lacks the hook, or the
+	// program was detached.
 	MissingHooks []string `json:"missingHooks"`
-	// Devices of this network namespace that have programs of ours.
+	// Devices of this network namespace with programs of the proxy.
 	Devices []DeviceStatus `json:"devices"`
-	// Packets that those saw for Services, by what became of them.
+	// Packets of Services on devices, by verdict.
 	Packets []lbmap.PacketCount `json:"packets"`
 	Maps    []MapStatus         `json:"maps"`
 }
@@ -126,7 +125,7 @@ func (i *Inspector) Status() (Status, error) {
 	return s, nil
 }
 
-// deviceStatus looks for programs of ours on all devices.
+// deviceStatus looks for programs of the proxy on all devices.
 func deviceStatus() ([]DeviceStatus, error) {
 	list := []DeviceStatus{}
 	links, err := netlink.LinkList()
@@ -187,7 +186,7 @@ func bootTime() (time.Time, error) {
 	return time.Now().Add(-time.Duration(since.Nano())), nil
 }
 
-// missingHooks are those without a program of ours, but for the one that is
+// missingHooks are those without a program of the proxy, except the one that is
 // not always needed.
 func (i *Inspector) missingHooks() []string {
 	missing := []string{}

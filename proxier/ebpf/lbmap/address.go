@@ -15,6 +15,7 @@ func FromAddr(a netip.Addr) [4]uint32 {
 	return *(*[4]uint32)(unsafe.Pointer(&b))
 }
 
+// ToAddr is the address that FromAddr was given.
 func ToAddr(a [4]uint32) netip.Addr {
 	return netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&a))).Unmap()
 }
@@ -26,6 +27,7 @@ func NetworkPort(p uint16) uint16 {
 	return binary.NativeEndian.Uint16(b[:])
 }
 
+// ToAddrPort is an address and port as the programs have them.
 func ToAddrPort(a [4]uint32, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(ToAddr(a), NetworkPort(port))
 }
@@ -38,6 +40,7 @@ func Unspecified(a [4]uint32) [4]uint32 {
 	return FromAddr(netip.IPv6Unspecified())
 }
 
+// FromPrefix is a prefix as the programs have it: an address and a mask.
 func FromPrefix(p netip.Prefix) Prefix {
 	bits := p.Bits()
 	if p.Addr().Is4() {

@@ -66,7 +66,7 @@ func NewFakeTables(s Sizes) *Tables {
 		Frontends:    &FakeFrontends{Entries: map[FrontendKey]FrontendValue{}, max: int(s.Frontends)},
 		Ranges:       FakeMap[RangeKey, uint8]{map[RangeKey]uint8{}, int(s.Ranges)},
 		Locals:       FakeMap[[4]uint32, uint32]{map[[4]uint32]uint32{}, int(s.Locals)},
-		Vips:         FakeMap[[4]uint32, uint8]{map[[4]uint32]uint8{}, int(s.Frontends)},
+		VIPs:         FakeMap[[4]uint32, uint8]{map[[4]uint32]uint8{}, int(s.Frontends)},
 		Meta:         &Meta{},
 		Nodes:        make([]Node, 2),
 		Sets:         make([]uint64, s.Services*SetsPerService),

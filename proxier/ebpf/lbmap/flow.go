@@ -9,6 +9,8 @@ type (
 	FlowCounter = tcFlowCounter
 )
 
+// FlowStage is the stage of a flow: the low byte of its life.
 func FlowStage(life uint64) int { return int(life & 0xff) }
 
+// FlowLife is the word of a flow for its generation and stage.
 func FlowLife(generation uint32, stage int) uint64 { return uint64(generation)<<32 | uint64(stage) }

@@ -6,15 +6,18 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+	"unsafe"
 
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
+// FrontendEntry is an entry of the frontend map.
 type FrontendEntry struct {
 	Key   FrontendKey
 	Value FrontendValue
 }
 
+// KeyOf is the key of a frontend of a decision.
 func KeyOf(d *proxier.Decision, i int) FrontendKey {
 	f := &d.Frontends[i]
 	key := FrontendKey{Addr: FromAddr(f.Addr.Addr()), Port: NetworkPort(f.Addr.Port()), Proto: uint8(d.Name.Protocol), Scope: ScopeAddress}
@@ -65,17 +68,18 @@ func frontendFlags(f *proxier.Frontend) uint32 {
 	return flags
 }
 
+// OwnPrefix is the prefix of nothing but the frontend's own address.
 func OwnPrefix(f *proxier.Frontend) netip.Prefix {
 	return netip.PrefixFrom(f.Addr.Addr(), f.Addr.Addr().BitLen())
 }
 
-// SetID is the id of the set that clients of that origin are led to.
+// SetID is the id of the backend set for clients of that origin.
 func (f *FrontendEntry) SetID(origin proxier.Origin) uint32 {
 	family := proxier.FamilyOf(ToAddr(f.Key.Addr))
 	return f.Value.Service*SetsPerService + uint32(f.Value.route(family, origin).Set)
 }
 
-// Decode is what an entry says, but for its ranges.
+// Decode is the frontend of an entry, without its source ranges.
 func (f *FrontendEntry) Decode() proxier.Frontend {
 	addr := ToAddrPort(f.Key.Addr, f.Key.Port)
 	family := proxier.FamilyOf(addr.Addr())
@@ -103,3 +107,33 @@ func (v *FrontendValue) route(family proxier.Family, origin proxier.Origin) (r p
 	}
 	return r
 }
+
+// keyWords are a frontend's key as the programs load it.
+const keyWords = unsafe.Sizeof(FrontendKey{}) / 4
+
+// checkOf is check_of() of bpf/check.h: the checksum by which programs
+// know that a value is complete, and belongs to its key.
+func checkOf(words []uint32) uint32 {
+	sum := uint64(0)
+	for _, word := range words {
+		sum = (sum + uint64(word)) * CheckFactor
+	}
+	return max(uint32(sum>>32), 1)
+}
+
+// frontendCheck is frontend_check() of bpf/frontend.h.
+func frontendCheck(key *FrontendKey, value *FrontendValue) uint32 {
+	var words [keyWords + 3]uint32
+	*(*[keyWords]uint32)(words[:]) = *(*[keyWords]uint32)(unsafe.Pointer(key))
+	words[keyWords], words[keyWords+1], words[keyWords+2] = value.Service, value.Flags, value.Affinity
+	return checkOf(words[:])
+}
+
+// NewFrontendEntry adds the checksum to the value.
+func NewFrontendEntry(key FrontendKey, value FrontendValue) FrontendEntry {
+	value.Check = frontendCheck(&key, &value)
+	return FrontendEntry{Key: key, Value: value}
+}
+
+// IsWhole says that the checksum is right, without which programs ignore the entry.
+func (f *FrontendEntry) IsWhole() bool { return f.Value.Check == frontendCheck(&f.Key, &f.Value) }

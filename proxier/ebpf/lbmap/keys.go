@@ -10,6 +10,7 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 )
 
+// CountEntries counts the entries of a hash map that may change meanwhile.
 func CountEntries[K comparable, V any](m *ciliumebpf.Map) (int, error) {
 	keys, err := Keys[K, V](m)
 	return len(keys), err

@@ -16,10 +16,10 @@ import (
 // Maps are maps of the programs, by name.
 type Maps map[string]*ciliumebpf.Map
 
-// NamePrefix begins the name of every program and map of ours.
+// NamePrefix begins the names of all programs and maps of the proxy.
 const NamePrefix = "tdm_"
 
-// MapsOf opens the maps of ours that a program uses, by name.
+// MapsOf opens the maps of the proxy that a program uses, by name.
 func MapsOf(program *ciliumebpf.Program) (Maps, error) {
 	info, err := program.Info()
 	if err != nil {
@@ -27,7 +27,7 @@ func MapsOf(program *ciliumebpf.Program) (Maps, error) {
 	}
 	mapIDs, ok := info.MapIDs()
 	if !ok {
-		return nil, errors.New("the kernel does not tell which maps a program uses")
+		return nil, errors.New("the kernel does not report the maps of a program")
 	}
 	maps := Maps{}
 	for _, id := range mapIDs {
@@ -58,14 +58,15 @@ func HasOwnName(name string) bool {
 	return len(name) > len(NamePrefix) && name[:len(NamePrefix)] == NamePrefix
 }
 
+// SameMap says whether both are handles of one map.
 func SameMap(a, b *ciliumebpf.Map) (bool, error) {
 	infoA, err := a.Info()
 	if err != nil {
-		return false, fmt.Errorf("look at map %s: %w", a, err)
+		return false, fmt.Errorf("inspect map %s: %w", a, err)
 	}
 	infoB, err := b.Info()
 	if err != nil {
-		return false, fmt.Errorf("look at map %s: %w", b, err)
+		return false, fmt.Errorf("inspect map %s: %w", b, err)
 	}
 	idA, _ := infoA.ID()
 	idB, _ := infoB.ID()

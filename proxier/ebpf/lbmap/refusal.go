@@ -8,6 +8,7 @@ import "fmt"
 // every process.
 type Refusal uint16
 
+// String is the reason that tandemctl and explain show.
 func (c Refusal) String() string {
 	switch c {
 	case RefusalFrontendsFull:

@@ -90,3 +90,9 @@ func (s Sizes) Validate() error {
 	}
 	return nil
 }
+
+// Usage is how full a table is.
+type Usage struct {
+	Used int `json:"used"`
+	Max  int `json:"max"`
+}

@@ -18,7 +18,7 @@ type Tables struct {
 	Frontends    FrontendMap
 	Ranges       SmallMap[RangeKey, uint8]
 	Locals       SmallMap[[4]uint32, uint32]
-	Vips         SmallMap[[4]uint32, uint8]
+	VIPs         SmallMap[[4]uint32, uint8]
 	Meta         *Meta
 	Nodes        []Node
 	Sets         []uint64
@@ -74,7 +74,7 @@ func OpenTables(m Maps) (*Tables, error) {
 		Frontends: NewFrontendMap(m["tdm_frontend"]),
 		Ranges:    KernelMap[RangeKey, uint8]{m["tdm_range"]},
 		Locals:    KernelMap[[4]uint32, uint32]{m["tdm_local"]},
-		Vips:      KernelMap[[4]uint32, uint8]{m["tdm_vip"]},
+		VIPs:      KernelMap[[4]uint32, uint8]{m["tdm_vip"]},
 	}
 	var meta []Meta
 	err := errors.Join(

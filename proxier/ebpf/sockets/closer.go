@@ -13,35 +13,36 @@ import (
 	"time"
 	"unsafe"
 
-	"k8s.io/apimachinery/pkg/util/sets"
-
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
 	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/kernel/sockdiag"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // secondLook is how long after closing flows we look again: a connect() that
 // had picked a backend when it was removed shows only when it has finished.
 const secondLook = 500 * time.Millisecond
 
-// Closer closes UDP sockets that are connected, through a service address, to a
-// backend that serves it no longer, and strays. Nothing else would tell their owners: a
-// connected socket never passes a hook again. A socket that dialled the
-// backend itself is left alone, and so is TCP, whose ends notice by themselves.
+// Closer closes UDP sockets that are connected, through a service address, to a backend that
+// serves it no longer, and untranslated ones: those that were connected to a frontend before
+// the programs were there. Nothing else would tell their owners, since a connected socket
+// never passes a hook again. A socket that dialled the backend itself is left alone, and so is
+// TCP, whose ends notice by themselves.
 type Closer struct {
 	storage  *ciliumebpf.Map
-	judge    Judge
+	isStale  StaleFunc
 	procRoot string
 	report   func(proxier.Problem)
+	types    *btf.Cache
 	wake     chan struct{}
 	reader   *sockdiag.StorageReader // nil until first used
-	reach    scope
+	scope    scope
 
 	mu           sync.Mutex
 	untranslated sets.Set[SocketPair] // to be closed
@@ -49,17 +50,17 @@ type Closer struct {
 	failing      bool
 }
 
-// Judge says of the stored destination of a socket whether its backend serves it no longer,
-// as of the call that returned it.
-type Judge func() (stale func(*lbmap.SocketDest) bool)
+// StaleFunc returns a function that says whether the backend of a socket, by its stored
+// destination, no longer serves it at the time of the call.
+type StaleFunc func() (stale func(*lbmap.SocketDest) bool)
 
-// Options are what a Closer works with.
+// Options of a Closer.
 type Options struct {
 	// Storage is what programs stored of each socket.
 	Storage *ciliumebpf.Map
 	// OptOuts are the network namespaces that the programs leave alone.
 	OptOuts *ciliumebpf.Map
-	Judge   Judge
+	Stale   StaleFunc
 	Cgroup  *os.File
 	// Host is the network namespace of the node.
 	Host netns.Namespace
@@ -68,17 +69,20 @@ type Options struct {
 	// ProcRoot is where network namespaces are found.
 	ProcRoot string
 	Report   func(proxier.Problem)
+	// KernelTypes are those of whoever loads more programs; nil reads them anew.
+	KernelTypes *btf.Cache
 }
 
+// New makes a Closer, which does nothing before Run or CloseNow.
 func New(o Options) *Closer {
 	return &Closer{
-		storage: o.Storage, judge: o.Judge, procRoot: o.ProcRoot, report: o.Report,
-		reach: scope{cgroup: o.Cgroup, netns: o.Host, optOuts: o.OptOuts, hostOnly: o.HostOnly},
+		storage: o.Storage, isStale: o.Stale, procRoot: o.ProcRoot, report: o.Report, types: o.KernelTypes,
+		scope: scope{cgroup: o.Cgroup, netns: o.Host, optOuts: o.OptOuts, hostOnly: o.HostOnly},
 		wake:  make(chan struct{}, 1), untranslated: sets.New[SocketPair](),
 	}
 }
 
-// Wake has the flows looked at.
+// Wake starts a look at the sockets.
 func (f *Closer) Wake() {
 	select {
 	case f.wake <- struct{}{}:
@@ -93,6 +97,7 @@ func (f *Closer) Unfinished() bool {
 	return f.failing
 }
 
+// Run closes sockets, when Wake asks for a look, until ctx is done.
 func (f *Closer) Run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	var again <-chan time.Time
@@ -118,7 +123,7 @@ func (f *Closer) Run(ctx context.Context) {
 		if first && ctx.Err() == nil {
 			f.report(proxier.Problem{
 				Kind: "Node", Reason: proxier.ReasonFlowsNotClosed,
-				Message: "UDP sockets connected to removed backends could not all be closed; their owners notice only by themselves: " + err.Error(),
+				Message: "Cannot close all UDP sockets that are connected to removed backends; their applications are not told: " + err.Error(),
 			})
 		}
 	}
@@ -132,24 +137,24 @@ func (f *Closer) Close() {
 }
 
 // CloseNow closes the sockets that lead to backends which serve them no
-// longer, and the strays. Socket storage tells which the former are, for the whole
+// longer, and untranslated ones. Socket storage tells which the former are, for the whole
 // machine at once; mostly there are none, and then no namespace is visited. Only where
 // they are visible can they be closed.
 func (f *Closer) CloseNow(ctx context.Context) (closed int, err error) {
-	// Strays have no storage: they can be closed on a kernel that does not let it be read.
+	// Untranslated sockets have no storage: they can be closed on a kernel that does not let it be read.
 	stale, remotes, unread := f.find(ctx)
-	strays := f.TakeUntranslated()
-	if len(stale) == 0 && len(strays) == 0 {
+	untranslated := f.TakeUntranslated()
+	if len(stale) == 0 && len(untranslated) == 0 {
 		return 0, unread
 	}
-	var hooked served
-	if len(strays) > 0 {
-		if hooked, err = f.reach.find(); err != nil {
-			f.addUntranslated(strays)
+	var served servedSockets
+	if len(untranslated) > 0 {
+		if served, err = f.scope.find(); err != nil {
+			f.addUntranslated(untranslated)
 			return 0, errors.Join(unread, err)
 		}
 	}
-	for pair := range strays {
+	for pair := range untranslated {
 		remotes.Insert(pair.Remote)
 	}
 
@@ -157,9 +162,9 @@ func (f *Closer) CloseNow(ctx context.Context) (closed int, err error) {
 	err = sockdiag.ForEachNetNS(ctx, f.procRoot, func(sockdiag.NetNS) error {
 		here := false
 		switch {
-		case len(strays) > 0:
+		case len(untranslated) > 0:
 			var err error
-			if here, err = hooked.here(); err != nil {
+			if here, err = served.here(); err != nil {
 				return err
 			}
 		case len(stale) == 0:
@@ -168,18 +173,18 @@ func (f *Closer) CloseNow(ctx context.Context) (closed int, err error) {
 		_, n, err := sockdiag.Dump(ctx, filter, func(s sockdiag.Socket) bool {
 			known := stale.Has(s.Cookie)
 			delete(stale, s.Cookie)
-			return known || here && strays.Has(SocketPair{s.Local, s.Remote}) && hooked.cgroup(s.CgroupID)
+			return known || here && untranslated.Has(SocketPair{s.Local, s.Remote}) && served.cgroup(s.CgroupID)
 		})
 		closed += n
 		return err
 	})
 	if err != nil && !errors.Is(err, fs.ErrPermission) {
-		f.addUntranslated(strays)
+		f.addUntranslated(untranslated)
 	}
 	switch {
 	case len(stale) > 0:
 		// Or their owners closed them this moment: the next look will tell.
-		err = errors.Join(fmt.Errorf("%d sockets are in no network namespace that %s shows; it has to be the host's (hostPID)", len(stale), f.procRoot), err)
+		err = errors.Join(fmt.Errorf("%d sockets are in network namespaces that %s does not show: it must be the host's /proc (hostPID)", len(stale), f.procRoot), err)
 	case errors.Is(err, fs.ErrPermission):
 		err = nil // what may not be looked at had nothing to close
 	}
@@ -192,7 +197,7 @@ func (f *Closer) find(ctx context.Context) (stale sets.Set[uint64], remotes sets
 	stale, remotes = sets.New[uint64](), sets.New[netip.AddrPort]()
 	if f.reader == nil {
 		// Not those that their owners disconnected: they keep what is stored.
-		if f.reader, err = sockdiag.NewStorageReader(f.storage, 1<<sockdiag.Established); err != nil {
+		if f.reader, err = sockdiag.NewStorageReader(f.storage, 1<<sockdiag.Established, f.types); err != nil {
 			return stale, remotes, err
 		}
 	}
@@ -200,14 +205,14 @@ func (f *Closer) find(ctx context.Context) (stale sets.Set[uint64], remotes sets
 	if err != nil {
 		return stale, remotes, err
 	}
-	judge := f.judge()
+	isStale := f.isStale()
 	for cookie, value := range values {
 		var dest lbmap.SocketDest
 		if len(value) != int(unsafe.Sizeof(dest)) {
 			continue
 		}
 		copy(unsafe.Slice((*byte)(unsafe.Pointer(&dest)), unsafe.Sizeof(dest)), value)
-		if dest.Connected != 0 && proxier.Protocol(dest.Proto) == proxier.UDP && judge(&dest) {
+		if dest.Connected != 0 && proxier.Protocol(dest.Proto) == proxier.UDP && isStale(&dest) {
 			stale.Insert(cookie)
 			remotes.Insert(lbmap.ToAddrPort(dest.Addr, dest.Port))
 		}

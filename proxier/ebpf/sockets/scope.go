@@ -11,34 +11,33 @@ import (
 	"path/filepath"
 	"syscall"
 
+	ciliumebpf "github.com/cilium/ebpf"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-
-	ciliumebpf "github.com/cilium/ebpf"
-
 	"github.com/tandem-proxy/tandem/kernel/netns"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // SocketPair is what a connected socket is known by.
 type SocketPair struct{ Local, Remote netip.AddrPort }
 
-func (f *Closer) addUntranslated(strays sets.Set[SocketPair]) {
+func (f *Closer) addUntranslated(pairs sets.Set[SocketPair]) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.untranslated = f.untranslated.Union(strays)
+	f.untranslated = f.untranslated.Union(pairs)
 }
 
+// TakeUntranslated returns the untranslated sockets to be closed, and clears them.
 func (f *Closer) TakeUntranslated() sets.Set[SocketPair] {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	strays := f.untranslated
+	pairs := f.untranslated
 	f.untranslated = sets.New[SocketPair]()
-	return strays
+	return pairs
 }
 
-// scope is what it takes to tell sockets that pass the programs from others: those have
-// somebody else who translates their packets, or nobody has to.
+// scope finds out which sockets pass the programs. Packets of the others are translated
+// otherwise, or not at all.
 type scope struct {
 	cgroup   *os.File
 	netns    netns.Namespace
@@ -46,16 +45,16 @@ type scope struct {
 	hostOnly bool
 }
 
-// served says which sockets pass the programs, as of one moment.
-type served struct {
+// servedSockets says which sockets pass the programs, as of one moment.
+type servedSockets struct {
 	host     uint64 // cookie
 	hostOnly bool
 	optedOut sets.Set[uint64] // cookies
 	cgroups  sets.Set[uint64] // ids; nil for all
 }
 
-func (h *scope) find() (served, error) {
-	found := served{hostOnly: h.hostOnly}
+func (h *scope) find() (servedSockets, error) {
+	found := servedSockets{hostOnly: h.hostOnly}
 	err := h.netns.Do(func() (err error) { found.host, err = netns.Cookie(); return err })
 	if err != nil {
 		return found, err
@@ -72,13 +71,13 @@ func (h *scope) find() (served, error) {
 }
 
 // here says whether any do in this network namespace.
-func (h *served) here() (bool, error) {
+func (h *servedSockets) here() (bool, error) {
 	cookie, err := netns.Cookie()
 	return err == nil && !h.optedOut.Has(cookie) && (!h.hostOnly || cookie == h.host), err
 }
 
 // cgroup says whether those of a cgroup do.
-func (h *served) cgroup(id uint64) bool { return h.cgroups == nil || h.cgroups.Has(id) }
+func (h *servedSockets) cgroup(id uint64) bool { return h.cgroups == nil || h.cgroups.Has(id) }
 
 // rootCgroup is the id of the cgroup that every other one is below.
 const rootCgroup = 1

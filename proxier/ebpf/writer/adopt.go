@@ -27,7 +27,7 @@ type adoptedService struct {
 func (w *Writer) Load() error {
 	t := w.tables
 	if t.Meta.Magic != lbmap.LayoutMagic || t.Meta.Layout != lbmap.LayoutVersion {
-		return fmt.Errorf("layout %d, not %d", t.Meta.Layout, lbmap.LayoutVersion)
+		return fmt.Errorf("map layout %d instead of %d", t.Meta.Layout, lbmap.LayoutVersion)
 	}
 	left := make([]adoptedService, len(t.Services))
 	w.adopted = map[string]adoptedService{}
@@ -125,7 +125,7 @@ func (w *Writer) adopt(p *port) bool {
 	return true
 }
 
-// prune ends a full sync: what a previous process left and nobody wants goes,
+// prune ends a full sync: what a previous process left and is not desired goes,
 // and the frontends in the kernel are compared with what they should be.
 func (w *Writer) prune() error {
 	for name, s := range w.adopted {
@@ -180,7 +180,7 @@ func (w *Writer) audit() error {
 	if found == expected && len(foreign) == 0 {
 		return nil
 	}
-	// Addresses of ours with a wrong value are overwritten: they must not be
+	// Desired addresses with a wrong value are overwritten: they must not be
 	// missing for a moment.
 	for i := range w.ports {
 		for _, f := range w.ports[i].frontends {
@@ -188,10 +188,10 @@ func (w *Writer) audit() error {
 		}
 	}
 	if err := w.tables.Frontends.Delete(slices.Collect(maps.Keys(foreign))); err != nil {
-		return fmt.Errorf("delete %d frontends that nobody wrote: %w", len(foreign), err)
+		return fmt.Errorf("delete %d unknown frontends: %w", len(foreign), err)
 	}
 	w.writes += uint64(len(foreign))
-	// Somebody changed the map. Write everything anew: an entry that is right
+	// Another process changed the map. Write everything anew: an entry that is right
 	// already is overwritten with itself.
 	for i := range w.ports {
 		if p := &w.ports[i]; p.id != 0 && p.want != nil {

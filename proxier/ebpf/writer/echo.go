@@ -87,7 +87,7 @@ func (e *echoAddrs) write() (writes int, err error) {
 		if err != nil {
 			e.delta.Failed(addr, err)
 			if len(errs) == 0 { // the others fail for the same reason
-				errs = append(errs, fmt.Errorf("have %s answer echo requests: %w", lbmap.ToAddr(addr), err))
+				errs = append(errs, fmt.Errorf("enable echo replies of %s: %w", lbmap.ToAddr(addr), err))
 			}
 		}
 	}

@@ -21,9 +21,9 @@ type liveBackend struct {
 
 // StaleSockets says of the destinations of sockets whether their backends serve them no
 // longer.
-func (w *Writer) StaleSockets() func(*lbmap.SocketDest) bool { return w.liveness().stale }
+func (w *Writer) StaleSockets() func(*lbmap.SocketDest) bool { return w.newLiveness().stale }
 
-func (w *Writer) liveness() *liveness {
+func (w *Writer) newLiveness() *liveness {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	j := &liveness{writer: w, live: map[liveBackend]struct{}{}}

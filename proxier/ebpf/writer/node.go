@@ -77,7 +77,7 @@ func (w *Writer) syncPrefixes() error {
 	var errs []error
 	fill := func(name string, to []lbmap.Prefix, n *uint32, from []netip.Prefix) {
 		if len(from) > len(to) {
-			errs = append(errs, fmt.Errorf("%d %s, and only %d have room", len(from), name, len(to)))
+			errs = append(errs, fmt.Errorf("%d %s do not fit into the %d entries of the map", len(from), name, len(to)))
 			from = from[:len(to)]
 		}
 		for i, p := range from {

@@ -92,7 +92,7 @@ func (w *Writer) removeRanges(p *port, want []lbmap.RangeKey) error {
 	return nil
 }
 
-// loadRanges reads what a previous process wrote. What belongs to nobody goes.
+// loadRanges reads what a previous process wrote. Ranges without a service port are deleted.
 func (w *Writer) loadRanges(left []adoptedService) error {
 	var lost []lbmap.RangeKey
 	err := w.tables.Ranges.Dump(func(key lbmap.RangeKey, _ uint8) {

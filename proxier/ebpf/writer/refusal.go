@@ -31,15 +31,16 @@ func (e *CapacityError) code() lbmap.Refusal {
 	return lbmap.RefusalSlotsFull
 }
 
-// unsupportedError says that the tier cannot carry a service port at all.
+// unsupportedError says that the tier cannot serve a service port at all.
 type unsupportedError struct{ protocol proxier.Protocol }
 
 func (e unsupportedError) Error() string {
-	return fmt.Sprintf("the socket hooks do not see %s; another tier has to carry it", e.protocol)
+	return fmt.Sprintf("the socket hooks do not see %s; another tier has to serve it", e.protocol)
 }
 
 func (e unsupportedError) code() lbmap.Refusal { return lbmap.RefusalSCTP }
 
+// Supports says why the datapath cannot serve a service port; nil if it can.
 func Supports(d *proxier.Decision) error {
 	if d.Name.Protocol == proxier.SCTP {
 		return unsupportedError{d.Name.Protocol}
@@ -66,7 +67,7 @@ func (w *Writer) refuse(index uint32, why refusal) {
 	}
 	w.report(proxier.Problem{
 		Kind: "Service", Object: p.want.Name.NamespacedName, UID: p.want.UID, Field: "spec.ports", Reason: reason,
-		Message: fmt.Sprintf("%s/%s is not programmed as it should be: %v", p.want.Name, p.want.Name.Protocol, why),
+		Message: fmt.Sprintf("%s/%s is not fully programmed: %v", p.want.Name, p.want.Name.Protocol, why),
 	})
 }
 
@@ -101,5 +102,5 @@ type CapacityError struct {
 }
 
 func (e *CapacityError) Error() string {
-	return fmt.Sprintf("needs %d more %s, and %d of %d are in use; raise --ebpf-max-%s", e.Need, e.Table, e.Used, e.Max, e.Table)
+	return fmt.Sprintf("needs %d more %s, with %d of %d in use; raise --ebpf-max-%s", e.Need, e.Table, e.Used, e.Max, e.Table)
 }

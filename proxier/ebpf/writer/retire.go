@@ -29,7 +29,7 @@ func (w *Writer) retire(todo []uint32) error {
 		}
 	}
 	// While a frontend cannot be deleted, nothing it leads to may be given to
-	// anybody else.
+	// another service port.
 	if err := w.delete(keys); err != nil {
 		return err
 	}

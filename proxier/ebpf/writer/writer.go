@@ -19,7 +19,7 @@ import (
 //
 //   - a frontend is written when everything it leads to is, and removed before
 //     any of that is;
-//   - a backend set is written to slots nobody reads, then published by one
+//   - a backend set is written to slots that no program reads, then published by one
 //     store; what it replaces rests before it is written again;
 //   - a service's name is written before its first frontend and cleared after
 //     its last, so that a process that died anywhere between leaves nothing
@@ -90,6 +90,7 @@ type Options struct {
 	Report func(proxier.Problem)
 }
 
+// New makes a Writer for tables that are new (see Format) or were left by a process (see Load).
 func New(t *lbmap.Tables, o Options) *Writer {
 	if o.Guard == nil {
 		o.Guard = func() error { return nil }
@@ -100,7 +101,7 @@ func New(t *lbmap.Tables, o Options) *Writer {
 		services: newIDs(1, s.Services, c, g), // id 0 stands for none
 		backends: newIDs(1, s.Backends, c, g),
 		slots:    newExtents(s.Slots, c, g),
-		echo:     newEchoAddrs(t.Vips),
+		echo:     newEchoAddrs(t.VIPs),
 		retry:    map[uint32]struct{}{},
 		unplaced: map[uint32]lbmap.Refusal{},
 	}

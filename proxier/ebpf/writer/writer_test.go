@@ -11,18 +11,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
-
 	v1 "k8s.io/api/core/v1"
-
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
-
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 )
 
 // Addresses in these tests: Services 10.96.0.0/16 and fd00:10:96::/112,
@@ -308,8 +305,8 @@ func TestRemovedBackendIsAnotherGeneration(t *testing.T) {
 	}
 }
 
-// Entries that somebody else wrote into the map, changed or removed are put
-// right by the next full sync.
+// Entries that another process wrote, changed or removed are corrected by the next
+// full sync.
 func TestAuditRepairs(t *testing.T) {
 	tables := lbmap.NewFakeTables(smallSizes)
 	h := newHarness(t, tables, smallSizes)

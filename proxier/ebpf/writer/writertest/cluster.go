@@ -3,9 +3,6 @@
 package writertest
 
 import (
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -13,6 +10,8 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/proxier"
@@ -25,6 +24,7 @@ type Cluster struct {
 	Slices   map[string]*discoveryv1.EndpointSlice
 }
 
+// NewCluster makes an empty cluster; a seed always yields the same events.
 func NewCluster(seed uint64) *Cluster {
 	return &Cluster{Rand: rand.New(rand.NewPCG(seed, seed)), Services: map[string]*v1.Service{}, Slices: map[string]*discoveryv1.EndpointSlice{}}
 }
@@ -101,6 +101,7 @@ func (c *Cluster) slice() *discoveryv1.EndpointSlice {
 	return s
 }
 
+// Event changes a random object and tells the handler.
 func (c *Cluster) Event(h proxier.Handler) {
 	switch c.Rand.IntN(8) {
 	case 0:

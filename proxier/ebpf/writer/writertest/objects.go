@@ -3,13 +3,13 @@
 package writertest
 
 import (
+	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 )
 
+// Service has one TCP port, 80, named p.
 func Service(name, ip string, mutate ...func(*v1.Service)) *v1.Service {
 	s := &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
@@ -24,6 +24,7 @@ func Service(name, ip string, mutate ...func(*v1.Service)) *v1.Service {
 	return s
 }
 
+// Slice is an EndpointSlice of a Service, with TCP port 8080 named p.
 func Slice(name, service string, addresses ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service}},

@@ -28,7 +28,7 @@ func Text(tables *lbmap.Tables) string {
 	err = errors.Join(err, tables.Ranges.Dump(func(key lbmap.RangeKey, _ uint8) {
 		e := &tables.Services[key.Service]
 		lines = append(lines, fmt.Sprintf("%s/%s from %s", e.Name[:e.NameLen], proxier.Protocol(e.Proto), key.String()))
-	}), tables.Vips.Dump(func(addr [4]uint32, _ uint8) { lines = append(lines, "echo "+lbmap.ToAddr(addr).String()) }))
+	}), tables.VIPs.Dump(func(addr [4]uint32, _ uint8) { lines = append(lines, "echo "+lbmap.ToAddr(addr).String()) }))
 	if err != nil {
 		return err.Error()
 	}

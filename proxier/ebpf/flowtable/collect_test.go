@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flowtable
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// A flow times out by its protocol and by what it has seen.
+func TestTimeouts(t *testing.T) {
+	timeouts := Timeouts{Established: 6 * time.Second, CloseWait: 5 * time.Second, Opening: 4 * time.Second, Closed: 3 * time.Second, UDPStream: 2 * time.Second, UDP: time.Second}
+	const established = lbmap.FlowReplied | lbmap.FlowEstablished
+	for _, test := range []struct {
+		name     string
+		protocol proxier.Protocol
+		flags    uint32
+		want     time.Duration
+	}{
+		{"opening", proxier.TCP, 0, timeouts.Opening},
+		{"answered", proxier.TCP, lbmap.FlowReplied, timeouts.Opening},
+		{"established", proxier.TCP, established, timeouts.Established},
+		{"client closed its half", proxier.TCP, established | lbmap.FlowFINRequest, timeouts.CloseWait},
+		{"server closed its half", proxier.TCP, established | lbmap.FlowFINReply, timeouts.CloseWait},
+		{"closed", proxier.TCP, established | lbmap.FlowFINRequest | lbmap.FlowFINReply | lbmap.FlowClosed, timeouts.Closed},
+		{"reset while opening", proxier.TCP, lbmap.FlowClosed, timeouts.Closed},
+		{"one way", proxier.UDP, 0, timeouts.UDP},
+		{"both ways", proxier.UDP, lbmap.FlowReplied, timeouts.UDPStream},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if got := timeouts.of(test.protocol, test.flags); got != test.want {
+				t.Errorf("got %s, want %s", got, test.want)
+			}
+			f := lbmap.Flow{Flags: test.flags, Seen: 1000}
+			f.Request.Proto = uint8(test.protocol)
+			limit := uint32(test.want / time.Second)
+			if isUp(&f, &timeouts, 1000+limit) || !isUp(&f, &timeouts, 1001+limit) {
+				t.Errorf("it does not time out after %s", test.want)
+			}
+		})
+	}
+	if got := (Timeouts{UDP: time.Hour}).WithDefaults(); got.UDP != time.Hour || got.Established != DefaultTimeouts().Established {
+		t.Errorf("defaults: %+v", got)
+	}
+}
+
+// The maps have room for all that their sizes say, and the rings are powers of two, as the
+// programs need it.
+func TestMapSizes(t *testing.T) {
+	for _, s := range []lbmap.Sizes{lbmap.DefaultSizes(), {TCPFlows: 5, UDPFlows: 3, YoungFlows: 9}} {
+		m := MapSizes(s)
+		young := m["tdm_flow_young"] - lbmap.MaxClosed
+		if young&(young-1) != 0 || young < s.YoungFlows {
+			t.Errorf("%d places for %d young flows", young, s.YoungFlows)
+		}
+		if records := m["tdm_flow"]; records != s.TCPFlows+s.UDPFlows+m["tdm_flow_young"]+1 || m["tdm_flow_key"] != 2*records {
+			t.Errorf("sizes %v of %+v", m, s)
+		}
+	}
+}
