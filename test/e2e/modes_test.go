@@ -98,7 +98,7 @@ func TestFallbackStandsIn(t *testing.T) {
 	}
 	s.Terminate(t)
 	s.process = start(t, s.node, s.dir, "--ebpf-capability-mask=tcx=no", "--ebpf-sync-period=1s") // no sync succeeds
-	s.await(t, "the fallback", s.Says("the fallback does until it can"))
+	s.await(t, "the fallback", s.Says("the fallback serves all Services until one succeeds"))
 	more()
 	writeManifests(t, s.dir, loadBalancer, s.there)
 	s.await(t, "the change in rules", func() error {
