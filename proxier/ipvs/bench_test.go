@@ -14,7 +14,7 @@ func BenchmarkChange(b *testing.B) {
 	for _, services := range []int{100, 10_000} {
 		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
 			k := newFakeKernel()
-			tier := k.process(Options{}, newFakeRules(k))
+			tier := process(k, Options{}, newFakeRules(k))
 			all := proxier.Update{Full: true, NodeRules: nodeRules}
 			for i := range services {
 				all.Changes = append(all.Changes, proxier.PortChange{New: clusterIPOf(i, 2)})

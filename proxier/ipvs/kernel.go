@@ -43,10 +43,10 @@ func (s *kernelServers) Close() { s.handle.Close() }
 var netmasks = [proxier.Families]uint32{proxier.IPv4: 0xffffffff, proxier.IPv6: 128}
 
 func service(k serverKey, is server) *mobyipvs.Service {
-	family := proxier.FamilyOf(k.addr.Addr())
+	family := proxier.FamilyOf(k.Addr.Addr())
 	return &mobyipvs.Service{
-		AddressFamily: addressFamilies[family], Address: k.addr.Addr().AsSlice(), Port: k.addr.Port(), Protocol: uint16(k.protocol),
-		SchedName: is.scheduler, Flags: is.flags, Timeout: is.timeout, Netmask: netmasks[family],
+		AddressFamily: addressFamilies[family], Address: k.Addr.Addr().AsSlice(), Port: k.Addr.Port(), Protocol: uint16(k.Protocol),
+		SchedName: is.Scheduler, Flags: is.Flags, Timeout: is.Timeout, Netmask: netmasks[family],
 	}
 }
 
@@ -63,8 +63,8 @@ func (s *kernelServers) List() (map[serverKey]server, error) {
 		if !ok || is.FWMark != 0 {
 			continue // by mark: never ours
 		}
-		out[serverKey{netip.AddrPortFrom(addr, is.Port), proxier.Protocol(is.Protocol)}] = server{
-			scheduler: is.SchedName, flags: is.Flags &^ flagHashed, timeout: is.Timeout,
+		out[keyOf(netip.AddrPortFrom(addr, is.Port), proxier.Protocol(is.Protocol))] = server{
+			Scheduler: is.SchedName, Flags: is.Flags &^ flagHashed, Timeout: is.Timeout,
 		}
 	}
 	return out, nil
@@ -80,7 +80,7 @@ func (s *kernelServers) Destinations(k serverKey) (map[netip.AddrPort]destinatio
 	out := make(map[netip.AddrPort]destination, len(list))
 	for _, d := range list {
 		if addr, ok := addrOf(d.Address); ok {
-			out[netip.AddrPortFrom(addr, d.Port)] = destination{weight: d.Weight, active: d.ActiveConnections, inactive: d.InactiveConnections}
+			out[netip.AddrPortFrom(addr, d.Port)] = destination{Weight: d.Weight, Active: d.ActiveConnections, Inactive: d.InactiveConnections}
 		}
 	}
 	return out, nil

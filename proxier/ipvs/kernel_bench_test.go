@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/ipvs/vserver"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -30,24 +31,24 @@ func (m *meter) of(change func() error) error {
 }
 
 type meteredServers struct {
-	virtualServers
+	vserver.Kernel
 	*meter
 }
 
 func (m meteredServers) Add(k serverKey, is server) error {
-	return m.of(func() error { return m.virtualServers.Add(k, is) })
+	return m.of(func() error { return m.Kernel.Add(k, is) })
 }
 
 func (m meteredServers) AddDestination(k serverKey, to netip.AddrPort, weight int) error {
-	return m.of(func() error { return m.virtualServers.AddDestination(k, to, weight) })
+	return m.of(func() error { return m.Kernel.AddDestination(k, to, weight) })
 }
 
 func (m meteredServers) ChangeDestination(k serverKey, to netip.AddrPort, weight int) error {
-	return m.of(func() error { return m.virtualServers.ChangeDestination(k, to, weight) })
+	return m.of(func() error { return m.Kernel.ChangeDestination(k, to, weight) })
 }
 
 func (m meteredServers) DeleteDestination(k serverKey, to netip.AddrPort) error {
-	return m.of(func() error { return m.virtualServers.DeleteDestination(k, to) })
+	return m.of(func() error { return m.Kernel.DeleteDestination(k, to) })
 }
 
 type meteredObjects[K comparable] struct {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/proxier/ipvs/vserver"
 	"github.com/tandem-proxy/tandem/proxier/proxiertest"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -83,28 +84,28 @@ func (c *countingTools) Restore(ctx context.Context, f proxier.Family, input []b
 }
 
 type countingServers struct {
-	virtualServers
+	vserver.Kernel
 	n *int
 }
 
 func (c *countingServers) Add(k serverKey, is server) error {
 	*c.n++
-	return c.virtualServers.Add(k, is)
+	return c.Kernel.Add(k, is)
 }
 
 func (c *countingServers) Change(k serverKey, is server) error {
 	*c.n++
-	return c.virtualServers.Change(k, is)
+	return c.Kernel.Change(k, is)
 }
 
 func (c *countingServers) AddDestination(k serverKey, to netip.AddrPort, weight int) error {
 	*c.n++
-	return c.virtualServers.AddDestination(k, to, weight)
+	return c.Kernel.AddDestination(k, to, weight)
 }
 
 func (c *countingServers) ChangeDestination(k serverKey, to netip.AddrPort, weight int) error {
 	*c.n++
-	return c.virtualServers.ChangeDestination(k, to, weight)
+	return c.Kernel.ChangeDestination(k, to, weight)
 }
 
 type countingObjects[K comparable] struct {

@@ -90,7 +90,7 @@ func (r *leftovers) list() (map[serverKey]server, error) {
 		}
 	}
 	for k := range list {
-		if r.opts.excludes(k.addr.Addr()) || !has(ours, k.addr.Addr()) && !has(ports, memberOf(nodePortSets[k.protocol][0], k.addr, k.protocol)) {
+		if r.opts.excludes(k.Addr.Addr()) || !has(ours, k.Addr.Addr()) && !has(ports, memberOf(nodePortSets[k.Protocol][0], k.Addr, k.Protocol)) {
 			delete(list, k)
 		}
 	}

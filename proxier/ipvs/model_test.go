@@ -53,8 +53,8 @@ func newTested(seed uint64) *tested {
 	}
 	t.ruled = newFakeRules(t.kernel)
 	t.opts = Options{Clock: t.clock}
-	t.Tier = t.kernel.process(t.opts, t.ruled)
-	t.kernel.weighed = func(k serverKey, to netip.AddrPort, weight int) {
+	t.Tier = process(t.kernel, t.opts, t.ruled)
+	t.kernel.Weighed = func(k serverKey, to netip.AddrPort, weight int) {
 		_, drains := t.drains[drain{k, to}]
 		switch {
 		case weight > 0:
@@ -64,7 +64,7 @@ func newTested(seed uint64) *tested {
 		}
 	}
 	failing, times := t.chance(0.5), map[string]uint64{}
-	t.kernel.fails = func(what string) (before, after error) {
+	t.kernel.Fails = func(what string) (before, after error) {
 		times[what]++
 		hash := fnv.New64a()
 		_, _ = hash.Write([]byte(what))
@@ -105,16 +105,16 @@ func (t *tested) Sync(ctx context.Context, u proxier.Update) error {
 		all.Changes = append(all.Changes, proxier.PortChange{New: t.there[index]})
 	}
 	if t.chance(0.05) {
-		t.Tier = t.kernel.process(t.opts, t.ruled)
+		t.Tier = process(t.kernel, t.opts, t.ruled)
 		u = all
 	}
 	t.connect()
-	t.kernel.gone = func() {
+	t.kernel.Gone = func() {
 		if t.err == nil && u.NodeRules == nil {
 			t.err = t.missing(before)
 		}
 	}
-	t.kernel.cut = func(k serverKey, to netip.AddrPort, d *destination) {
+	t.kernel.Cut = func(k serverKey, to netip.AddrPort, d *destination) {
 		since, drains := t.drains[drain{k, to}]
 		if t.err == nil && (!drains || t.clock.Now().Sub(since) < t.opts.drain()) {
 			t.err = fmt.Errorf("connections of %s to %s are cut off, %+v", k, to, *d)
@@ -130,7 +130,7 @@ func (t *tested) Sync(ctx context.Context, u proxier.Update) error {
 		}
 		err = t.Tier.Sync(ctx, proxier.Update{})
 	}
-	t.kernel.gone, t.unfinished = nil, false
+	t.kernel.Gone, t.unfinished = nil, false
 	t.clock.Step([]time.Duration{0, time.Second, time.Minute, time.Hour}[t.rng.IntN(4)])
 	if err == nil && t.err == nil {
 		t.err = t.compare(all)
@@ -140,17 +140,17 @@ func (t *tested) Sync(ctx context.Context, u proxier.Update) error {
 
 // connect has clients come and go.
 func (t *tested) connect() {
-	for _, k := range slices.SortedFunc(maps.Keys(t.kernel.servers), func(a, b serverKey) int { return strings.Compare(a.String(), b.String()) }) {
-		to := t.kernel.servers[k].to
+	for _, k := range slices.SortedFunc(maps.Keys(t.kernel.Servers), func(a, b serverKey) int { return strings.Compare(a.String(), b.String()) }) {
+		to := t.kernel.Servers[k].To
 		for _, a := range slices.SortedFunc(maps.Keys(to), netip.AddrPort.Compare) {
-			if to[a].weight == 0 {
+			if to[a].Weight == 0 {
 				if t.chance(0.2) {
-					to[a].active = 0
+					to[a].Active = 0
 				}
 				continue
 			}
-			if to[a].active = 0; t.chance(0.3) {
-				to[a].active = 1
+			if to[a].Active = 0; t.chance(0.3) {
+				to[a].Active = 1
 			}
 		}
 	}
@@ -170,14 +170,14 @@ func (t *tested) missing(before map[uint32]*proxier.Decision) error {
 			if f.Conflict != nil || f.Kind == proxier.NodePort || !slices.ContainsFunc(old.Frontends, same) || d.Size(set) == 0 || old.Size(set) == 0 {
 				continue
 			}
-			if r := t.ruled.there[index]; r != nil && slices.ContainsFunc(r.Frontends, same) {
+			if r := t.ruled.There[index]; r != nil && slices.ContainsFunc(r.Frontends, same) {
 				continue
 			}
-			s := t.kernel.servers[serverKey{f.Addr, d.Name.Protocol}]
-			if s == nil || !has(t.kernel.addrs, f.Addr.Addr()) && !slices.Contains(t.node.LocalAddrs, f.Addr.Addr()) {
+			s := t.kernel.Servers[keyOf(f.Addr, d.Name.Protocol)]
+			if s == nil || !has(t.kernel.Addrs, f.Addr.Addr()) && !slices.Contains(t.node.LocalAddrs, f.Addr.Addr()) {
 				return fmt.Errorf("nobody serves %s of %s for a moment", f, d.Name)
 			}
-			if !slices.ContainsFunc(slices.Collect(maps.Values(s.to)), func(d *destination) bool { return d.weight > 0 }) {
+			if !slices.ContainsFunc(slices.Collect(maps.Values(s.To)), func(d *destination) bool { return d.Weight > 0 }) {
 				return fmt.Errorf("%s of %s has no destination for a moment", f, d.Name)
 			}
 		}
@@ -186,26 +186,26 @@ func (t *tested) missing(before map[uint32]*proxier.Decision) error {
 }
 
 // state is what there is to see of a kernel, but for what is draining.
-func (k *fakeKernel) state(t *Tier) (list []string) {
-	for key, s := range k.servers {
+func state(k *fakeKernel, t *Tier) (list []string) {
+	for key, s := range k.Servers {
 		if has(t.servers.going, key) {
 			continue
 		}
 		var to []string
-		for a, d := range s.to {
-			if d.weight > 0 {
-				to = append(to, fmt.Sprintf("%s weight %d", a, d.weight))
+		for a, d := range s.To {
+			if d.Weight > 0 {
+				to = append(to, fmt.Sprintf("%s weight %d", a, d.Weight))
 			}
 		}
 		slices.Sort(to)
-		list = append(list, fmt.Sprintf("server %s %+v %s", key, s.server, to))
+		list = append(list, fmt.Sprintf("server %s %+v %s", key, s.Server, to))
 	}
-	for a := range k.addrs {
+	for a := range k.Addrs {
 		if !t.addrs.isUnused(a) {
 			list = append(list, "address "+a.String())
 		}
 	}
-	for m := range k.members {
+	for m := range k.Members {
 		if !t.members.isUnused(m) {
 			list = append(list, "member "+m.String())
 		}
@@ -232,13 +232,13 @@ func (t *tested) refusesAny() bool {
 
 // calm has all clients go. Then nothing is left to drain.
 func (t *tested) calm(all proxier.Update) error {
-	fails := t.kernel.fails
-	t.kernel.fails, t.kernel.cut = nil, nil
-	defer func() { t.kernel.fails = fails }()
+	fails := t.kernel.Fails
+	t.kernel.Fails, t.kernel.Cut = nil, nil
+	defer func() { t.kernel.Fails = fails }()
 	for range 2 {
-		for _, s := range t.kernel.servers {
-			for _, d := range s.to {
-				d.active = 0
+		for _, s := range t.kernel.Servers {
+			for _, d := range s.To {
+				d.Active = 0
 			}
 		}
 		if err := t.Tier.Sync(context.Background(), all); err != nil {
@@ -259,9 +259,9 @@ func (t *tested) calm(all proxier.Update) error {
 	if n > 0 {
 		return fmt.Errorf("%d objects drain without clients", n)
 	}
-	for k, s := range t.kernel.servers {
-		for a, d := range s.to {
-			if k.protocol != proxier.UDP && d.weight == 0 {
+	for k, s := range t.kernel.Servers {
+		for a, d := range s.To {
+			if k.Protocol != proxier.UDP && d.Weight == 0 {
 				return fmt.Errorf("%s of %s drains without clients", a, k)
 			}
 		}
@@ -276,7 +276,7 @@ func (t *tested) compare(all proxier.Update) error {
 	}
 	other := newFakeKernel()
 	rules := newFakeRules(other)
-	fresh := other.process(t.opts, rules)
+	fresh := process(other, t.opts, rules)
 	if err := fresh.Sync(context.Background(), all); err != nil {
 		return err
 	}
@@ -285,18 +285,18 @@ func (t *tested) compare(all proxier.Update) error {
 			return err
 		}
 	}
-	if diff := cmp.Diff(other.state(fresh), t.kernel.state(t.Tier)); diff != "" {
+	if diff := cmp.Diff(state(other, fresh), state(t.kernel, t.Tier)); diff != "" {
 		return fmt.Errorf("the kernel is not as it should be:\n%s", diff)
 	}
-	for k, s := range t.kernel.servers {
+	for k, s := range t.kernel.Servers {
 		want := t.Tier.servers.wanted(k)
-		for a := range s.to {
-			if k.protocol != proxier.TCP && want != nil && !slices.ContainsFunc(want.to, func(t target) bool { return t.addr == a }) {
+		for a := range s.To {
+			if k.Protocol != proxier.TCP && want != nil && !slices.ContainsFunc(want.to, func(t target) bool { return t.addr == a }) {
 				return fmt.Errorf("%s of %s is gone, and still there", a, k)
 			}
 		}
 	}
-	if diff := cmp.Diff(texts(rules.there), texts(t.ruled.there)); diff != "" {
+	if diff := cmp.Diff(texts(rules.There), texts(t.ruled.There)); diff != "" {
 		return fmt.Errorf("rules are not as they should be:\n%s", diff)
 	}
 	return nil
@@ -329,8 +329,8 @@ func (t *tested) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer
 	}
 	got := t.trace(flow, want.Origin, local)
 	outcome := want.Outcome
-	bound := has(t.kernel.addrs, to.Addr())
-	drains := has(t.Tier.servers.going, serverKey{to, flow.Protocol})
+	bound := has(t.kernel.Addrs, to.Addr())
+	drains := has(t.Tier.servers.going, keyOf(to, flow.Protocol))
 	if (bound || drains) && outcome == proxier.Pass {
 		outcome = proxier.Rejected // it is this node's
 	}
@@ -351,7 +351,7 @@ func (t *tested) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer
 }
 
 func (t *tested) ruledBy(to netip.AddrPort, p proxier.Protocol) bool {
-	for _, d := range t.ruled.there {
+	for _, d := range t.ruled.There {
 		for i := range d.Frontends {
 			f := &d.Frontends[i]
 			if d.Name.Protocol != p || f.Conflict != nil {
@@ -376,7 +376,7 @@ type traced struct {
 func (t *tested) trace(flow proxier.Flow, origin proxier.Origin, local func(netip.Addr) bool) (out traced) {
 	to, source := flow.Destination, flow.Source.Addr()
 	family := proxier.FamilyOf(to.Addr())
-	in := func(name setName) bool { return has(t.kernel.members, memberOf(name, to, flow.Protocol)) }
+	in := func(name setName) bool { return has(t.kernel.Members, memberOf(name, to, flow.Protocol)) }
 	switch {
 	case in(loadBalancer) && !in(loadBalancerLocal), in(externalIP):
 		out.hidden = true
@@ -386,22 +386,22 @@ func (t *tested) trace(flow proxier.Flow, origin proxier.Origin, local func(neti
 		sets := nodePortSets[flow.Protocol]
 		out.hidden = in(sets[0]) && !in(sets[1])
 	}
-	if in(loadBalancerFW) && !slices.ContainsFunc(slices.Collect(maps.Keys(t.kernel.members)), func(m member) bool {
+	if in(loadBalancerFW) && !slices.ContainsFunc(slices.Collect(maps.Keys(t.kernel.Members)), func(m member) bool {
 		m2 := memberOf(m.name, to, flow.Protocol)
 		return (m.name == loadBalancerSourceCIDR || m.name == loadBalancerSourceIP) && m.addr == m2.addr && m.port == m2.port && m.protocol == m2.protocol && m.from.Contains(source)
 	}) {
 		return traced{outcome: proxier.Dropped}
 	}
-	bound := has(t.kernel.addrs, to.Addr())
-	if bound && !in(loadBalancer) && !in(clusterIP) && !in(externalIP) && !in(externalIPLocal) && has(t.kernel.members, member{set: set{boundIPs, family}, addr: to.Addr()}) {
+	bound := has(t.kernel.Addrs, to.Addr())
+	if bound && !in(loadBalancer) && !in(clusterIP) && !in(externalIP) && !in(externalIPLocal) && has(t.kernel.Members, member{set: set{boundIPs, family}, addr: to.Addr()}) {
 		return traced{outcome: proxier.Rejected}
 	}
-	s := t.kernel.servers[serverKey{to, flow.Protocol}]
+	s := t.kernel.Servers[keyOf(to, flow.Protocol)]
 	if s == nil || !bound && !local(to.Addr()) {
 		return traced{outcome: proxier.Pass}
 	}
-	for a, d := range s.to {
-		if d.weight > 0 {
+	for a, d := range s.To {
+		if d.Weight > 0 {
 			out.to = append(out.to, a)
 		}
 	}

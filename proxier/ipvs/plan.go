@@ -196,7 +196,7 @@ func (p *planner) frontend(out *plan, d *proxier.Decision, f *proxier.Frontend, 
 				continue
 			}
 			at := netip.AddrPortFrom(a, f.Addr.Port())
-			out.servers = append(out.servers, claimed{serverKey{at, protocol}, c})
+			out.servers = append(out.servers, claimed{keyOf(at, protocol), c})
 			add(at, sets[0])
 			if keeps {
 				add(at, sets[1])
@@ -204,7 +204,7 @@ func (p *planner) frontend(out *plan, d *proxier.Decision, f *proxier.Frontend, 
 		}
 		return
 	}
-	out.servers = append(out.servers, claimed{serverKey{f.Addr, protocol}, c})
+	out.servers = append(out.servers, claimed{keyOf(f.Addr, protocol), c})
 	if !p.isLocal(f.Addr.Addr()) {
 		out.addrs = append(out.addrs, f.Addr.Addr())
 		out.members = append(out.members, member{set: set{boundIPs, family}, addr: f.Addr.Addr()})

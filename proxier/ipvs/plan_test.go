@@ -23,9 +23,9 @@ func (p *plan) text() string {
 	}
 	var lines []string
 	for _, s := range p.servers {
-		line := fmt.Sprintf("server %s %s", s.key, s.scheduler)
-		if s.flags != 0 || s.timeout != 0 {
-			line += fmt.Sprintf(" flags %#x timeout %d", s.flags, s.timeout)
+		line := fmt.Sprintf("server %s %s", s.key, s.Scheduler)
+		if s.Flags != 0 || s.Timeout != 0 {
+			line += fmt.Sprintf(" flags %#x timeout %d", s.Flags, s.Timeout)
 		}
 		for _, t := range s.to {
 			line += fmt.Sprintf(" %s=%d", t.addr, t.weight)

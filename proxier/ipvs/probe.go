@@ -46,7 +46,7 @@ func probeServers(opts *Options) (unusable [proxier.Families]error, err error) {
 	}
 	defer servers.Close()
 	for f, at := range probes {
-		k := serverKey{at, proxier.TCP}
+		k := keyOf(at, proxier.TCP)
 		err := servers.Add(k, opts.newServer(&proxier.Decision{}))
 		switch {
 		case errors.Is(err, unix.ENOENT):

@@ -3,25 +3,21 @@
 package ipvs
 
 import (
-	"fmt"
 	"net/netip"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ipvs/vserver"
 )
 
-// serverKey is what the kernel finds a virtual server by.
-type serverKey struct {
-	addr     netip.AddrPort
-	protocol proxier.Protocol
-}
+// The objects of the kernel's, by short names.
+type (
+	serverKey   = vserver.Key
+	server      = vserver.Server
+	destination = vserver.Destination
+)
 
-func (k serverKey) String() string { return fmt.Sprintf("%s/%s", k.addr, k.protocol) }
-
-// server is what a virtual server is besides.
-type server struct {
-	scheduler string
-	flags     uint32
-	timeout   uint32 // of affinity, in seconds
+func keyOf(addr netip.AddrPort, protocol proxier.Protocol) serverKey {
+	return serverKey{Addr: addr, Protocol: protocol}
 }
 
 // Flags of a virtual server (linux/ip_vs.h).
@@ -34,24 +30,18 @@ const (
 	flagHashPort     = 0x10
 )
 
-// destination is one of a virtual server.
-type destination struct {
-	weight           int
-	active, inactive int // connections
-}
-
 // newServer is the virtual server of a frontend.
 func (o *Options) newServer(d *proxier.Decision) server {
-	s := server{scheduler: o.scheduler()}
-	switch s.scheduler {
+	s := server{Scheduler: o.scheduler()}
+	switch s.Scheduler {
 	case "mh":
-		s.flags = flagHashPort | flagHashFallback
+		s.Flags = flagHashPort | flagHashFallback
 	case "sh":
-		s.flags = flagHashFallback
+		s.Flags = flagHashFallback
 	}
 	if d.Affinity > 0 {
-		s.flags |= flagPersistent
-		s.timeout = uint32(d.Affinity.Seconds())
+		s.Flags |= flagPersistent
+		s.Timeout = uint32(d.Affinity.Seconds())
 	}
 	return s
 }

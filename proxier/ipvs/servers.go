@@ -12,21 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ipvs/vserver"
 )
-
-// virtualServers are those of a kernel. To add what is there changes it, and to delete
-// what is not there succeeds.
-type virtualServers interface {
-	// List is asked for in full syncs alone.
-	List() (map[serverKey]server, error)
-	Destinations(serverKey) (map[netip.AddrPort]destination, error)
-	Add(serverKey, server) error
-	Change(serverKey, server) error
-	Delete(serverKey) error
-	AddDestination(k serverKey, to netip.AddrPort, weight int) error
-	ChangeDestination(k serverKey, to netip.AddrPort, weight int) error
-	DeleteDestination(k serverKey, to netip.AddrPort) error
-}
 
 // claim is what a service port wants of a virtual server.
 type claim struct {
@@ -50,7 +37,7 @@ type target struct {
 
 // servers are the virtual servers that are wanted, and those that are there.
 type servers struct {
-	kernel virtualServers
+	kernel vserver.Kernel
 	opts   *Options
 	// keeps says that flows of every protocol are waited for, not connections of TCP alone.
 	keeps  bool
@@ -77,7 +64,7 @@ type destinationThere struct {
 
 const unsure = -1
 
-func newServers(kernel virtualServers, opts *Options) *servers {
+func newServers(kernel vserver.Kernel, opts *Options) *servers {
 	return &servers{
 		kernel: kernel, opts: opts, claims: map[serverKey][]*claim{}, there: map[serverKey]*serverThere{},
 		going: map[serverKey]struct{}{}, changed: map[serverKey]struct{}{},
@@ -95,7 +82,7 @@ func (s *servers) read() error {
 	clear(s.going)
 	for k, is := range list {
 		old := before[k]
-		if old == nil && len(s.claims[k]) == 0 && s.opts.excludes(k.addr.Addr()) {
+		if old == nil && len(s.claims[k]) == 0 && s.opts.excludes(k.Addr.Addr()) {
 			continue
 		}
 		if err := s.readOne(k, is, old); err != nil {
@@ -114,7 +101,7 @@ func (s *servers) readOne(k serverKey, is server, old *serverThere) error {
 	t := &serverThere{server: is, to: make(map[netip.AddrPort]*destinationThere, len(to))}
 	for addr, d := range to {
 		t.active += open(k, d)
-		t.to[addr] = &destinationThere{weight: d.weight, idle: d.weight == 0 && d.active+d.inactive == 0}
+		t.to[addr] = &destinationThere{weight: d.Weight, idle: d.Weight == 0 && d.Active+d.Inactive == 0}
 		if old != nil && old.to[addr] != nil {
 			t.to[addr].until = old.to[addr].until
 		}
@@ -277,7 +264,7 @@ func (s *servers) retire(k serverKey, addr netip.AddrPort, d *destinationThere) 
 	if d.until.IsZero() {
 		d.until = now.Add(s.opts.drain())
 	}
-	if k.protocol == proxier.TCP && !d.idle && now.Before(d.until) {
+	if k.Protocol == proxier.TCP && !d.idle && now.Before(d.until) {
 		err := s.weigh(k, addr, d, 0)
 		if errors.Is(err, unix.ESRCH) {
 			delete(s.there[k].to, addr) // it was never there
@@ -316,7 +303,7 @@ func (s *servers) removeUnused() error {
 // seen with full syncs.
 func (s *servers) drains(k serverKey) (bool, error) {
 	is := s.there[k]
-	if k.protocol != proxier.TCP && !s.keeps {
+	if k.Protocol != proxier.TCP && !s.keeps {
 		return false, nil
 	}
 	if is.until.IsZero() || is.unsure {
@@ -328,7 +315,7 @@ func (s *servers) drains(k serverKey) (bool, error) {
 		for addr, d := range to {
 			is.active += open(k, d)
 			if is.to[addr] == nil {
-				is.to[addr] = &destinationThere{weight: d.weight}
+				is.to[addr] = &destinationThere{weight: d.Weight}
 			}
 		}
 		if is.until.IsZero() {
@@ -348,17 +335,17 @@ func (s *servers) drains(k serverKey) (bool, error) {
 
 // open counts what goes on. The kernel counts no flow of UDP as active.
 func open(k serverKey, d destination) int {
-	if k.protocol == proxier.TCP {
-		return d.active
+	if k.Protocol == proxier.TCP {
+		return d.Active
 	}
-	return d.active + d.inactive
+	return d.Active + d.Inactive
 }
 
 // draining are the addresses of those that stay for their connections.
 func (s *servers) draining() map[netip.Addr]struct{} {
 	list := map[netip.Addr]struct{}{}
 	for k := range s.going {
-		list[k.addr.Addr()] = struct{}{}
+		list[k.Addr.Addr()] = struct{}{}
 	}
 	return list
 }

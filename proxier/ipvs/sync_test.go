@@ -39,7 +39,7 @@ func clusterIPOf(i, backends int) *proxier.Decision {
 func TestOneChange(t *testing.T) {
 	for _, services := range []int{10, 1000} {
 		k := newFakeKernel()
-		tier := k.process(Options{}, newFakeRules(k))
+		tier := process(k, Options{}, newFakeRules(k))
 		all := proxier.Update{Full: true, NodeRules: nodeRules}
 		for i := range services {
 			all.Changes = append(all.Changes, proxier.PortChange{New: clusterIPOf(i, 4)})
@@ -60,17 +60,17 @@ func TestOneChange(t *testing.T) {
 			{"a service port comes", nil, clusterIPOf(services, 1), 6},
 		}
 		for _, s := range steps {
-			k.messages, k.lists, rules.syncs = 0, 0, 0
+			k.Messages, k.Lists, rules.Syncs = 0, 0, 0
 			if err := tier.Sync(t.Context(), proxier.Update{Changes: []proxier.PortChange{{Old: s.old, New: s.new}}}); err != nil {
 				t.Fatal(err)
 			}
-			if k.messages > s.most || k.lists > 0 || rules.syncs > 0 {
-				t.Errorf("%d services: %s: %d messages, %d lists, %d syncs of rules; want at most %d messages", services, s.what, k.messages, k.lists, rules.syncs, s.most)
+			if k.Messages > s.most || k.Lists > 0 || rules.Syncs > 0 {
+				t.Errorf("%d services: %s: %d messages, %d lists, %d syncs of rules; want at most %d messages", services, s.what, k.Messages, k.Lists, rules.Syncs, s.most)
 			}
 		}
-		k.messages = 0
-		if err := tier.Sync(t.Context(), proxier.Update{}); err != nil || k.messages > 0 {
-			t.Errorf("%d services: nothing to do: %d messages, %v", services, k.messages, err)
+		k.Messages = 0
+		if err := tier.Sync(t.Context(), proxier.Update{}); err != nil || k.Messages > 0 {
+			t.Errorf("%d services: nothing to do: %d messages, %v", services, k.Messages, err)
 		}
 	}
 }
@@ -81,8 +81,8 @@ func TestRefusal(t *testing.T) {
 	k := newFakeKernel()
 	rules := newFakeRules(k)
 	var told []proxier.Problem
-	tier := k.process(Options{Reporter: proxier.ReporterFunc(func(p proxier.Problem) { told = append(told, p) })}, rules)
-	refusing := refusingServers{fakeServers{k}, netip.MustParseAddrPort("10.96.0.1:80"), unix.EINVAL}
+	tier := process(k, Options{Reporter: proxier.ReporterFunc(func(p proxier.Problem) { told = append(told, p) })}, rules)
+	refusing := refusingServers{serversOf(k), netip.MustParseAddrPort("10.96.0.1:80"), unix.EINVAL}
 	tier.servers.kernel = &refusing
 	all := proxier.Update{Full: true, NodeRules: nodeRules}
 	for i := range 3 {
@@ -93,8 +93,8 @@ func TestRefusal(t *testing.T) {
 		if err := tier.Sync(t.Context(), u); err != nil {
 			t.Fatal(err)
 		}
-		if len(k.servers) != servers || len(k.addrs) != servers || len(rules.there) != ruled || len(told) != problems {
-			t.Errorf("%d virtual servers, %d addresses, %d carried by rules, told %+v; want %d, %d and %d", len(k.servers), len(k.addrs), len(rules.there), told, servers, ruled, problems)
+		if len(k.Servers) != servers || len(k.Addrs) != servers || len(rules.There) != ruled || len(told) != problems {
+			t.Errorf("%d virtual servers, %d addresses, %d carried by rules, told %+v; want %d, %d and %d", len(k.Servers), len(k.Addrs), len(rules.There), told, servers, ruled, problems)
 		}
 	}
 	d := all.Changes[1].New
@@ -120,7 +120,7 @@ type refusingServers struct {
 }
 
 func (r *refusingServers) Add(k serverKey, is server) error {
-	if k.addr == r.at && r.err != nil {
+	if k.Addr == r.at && r.err != nil {
 		return r.err
 	}
 	return r.fakeServers.Add(k, is)
@@ -130,11 +130,11 @@ func (r *refusingServers) Add(k serverKey, is server) error {
 // NodePort has it again when the frontend is gone.
 func TestClaims(t *testing.T) {
 	k := newFakeKernel()
-	tier := k.process(Options{}, newFakeRules(k))
-	at := serverKey{netip.MustParseAddrPort("172.18.0.1:30080"), proxier.TCP}
+	tier := process(k, Options{}, newFakeRules(k))
+	at := keyOf(netip.MustParseAddrPort("172.18.0.1:30080"), proxier.TCP)
 	nodePort, external := clusterIPOf(1, 1), clusterIPOf(2, 1)
 	nodePort.Frontends = []proxier.Frontend{{Addr: netip.MustParseAddrPort("0.0.0.0:30080"), Kind: proxier.NodePort, Routes: hidden}}
-	external.Frontends = []proxier.Frontend{{Addr: at.addr, Kind: proxier.ExternalIP, Routes: hidden}}
+	external.Frontends = []proxier.Frontend{{Addr: at.Addr, Kind: proxier.ExternalIP, Routes: hidden}}
 	for _, step := range []struct {
 		what string
 		u    proxier.Update
@@ -148,9 +148,9 @@ func TestClaims(t *testing.T) {
 		if err := tier.Sync(t.Context(), step.u); err != nil {
 			t.Fatal(err)
 		}
-		for a, d := range k.servers[at].to {
-			if is := a == step.to.Backends[0].Addr; is != (d.weight > 0) {
-				t.Errorf("%s: %s has weight %d", step.what, a, d.weight)
+		for a, d := range k.Servers[at].To {
+			if is := a == step.to.Backends[0].Addr; is != (d.Weight > 0) {
+				t.Errorf("%s: %s has weight %d", step.what, a, d.Weight)
 			}
 		}
 	}
@@ -160,15 +160,15 @@ func TestClaims(t *testing.T) {
 // may have been done.
 func TestUnansweredChange(t *testing.T) {
 	k := newFakeKernel()
-	tier := k.process(Options{}, newFakeRules(k))
+	tier := process(k, Options{}, newFakeRules(k))
 	both, one := clusterIPOf(1, 2), clusterIPOf(1, 1)
 	if err := tier.Sync(t.Context(), proxier.Update{Full: true, NodeRules: nodeRules, Changes: []proxier.PortChange{{New: both}}}); err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range k.servers[serverKey{both.Frontends[0].Addr, proxier.TCP}].to {
-		d.active = 1 // or it goes as a whole, while rules carry it
+	for _, d := range k.Servers[keyOf(both.Frontends[0].Addr, proxier.TCP)].To {
+		d.Active = 1 // or it goes as a whole, while rules carry it
 	}
-	k.fails = func(what string) (before, after error) {
+	k.Fails = func(what string) (before, after error) {
 		if strings.HasPrefix(what, "change") {
 			return nil, errLost
 		}
@@ -177,13 +177,13 @@ func TestUnansweredChange(t *testing.T) {
 	if err := tier.Sync(t.Context(), proxier.Update{Changes: []proxier.PortChange{{Old: both, New: one}}}); err == nil {
 		t.Fatal("nothing was lost")
 	}
-	k.fails = nil
+	k.Fails = nil
 	if err := tier.Sync(t.Context(), proxier.Update{Changes: []proxier.PortChange{{Old: one, New: both}}}); err != nil {
 		t.Fatal(err)
 	}
-	for a, d := range k.servers[serverKey{both.Frontends[0].Addr, proxier.TCP}].to {
-		if d.weight != 1 {
-			t.Errorf("%s has weight %d", a, d.weight)
+	for a, d := range k.Servers[keyOf(both.Frontends[0].Addr, proxier.TCP)].To {
+		if d.Weight != 1 {
+			t.Errorf("%s has weight %d", a, d.Weight)
 		}
 	}
 }
@@ -192,18 +192,18 @@ func TestUnansweredChange(t *testing.T) {
 // connections, nor among those where all else is refused.
 func TestDrainingAddress(t *testing.T) {
 	k := newFakeKernel()
-	tier := k.process(Options{}, newFakeRules(k))
+	tier := process(k, Options{}, newFakeRules(k))
 	d := clusterIPOf(1, 1)
 	addr := d.Frontends[0].Addr
 	if err := tier.Sync(t.Context(), proxier.Update{Full: true, NodeRules: nodeRules, Changes: []proxier.PortChange{{New: d}}}); err != nil {
 		t.Fatal(err)
 	}
-	k.servers[serverKey{addr, proxier.TCP}].to[d.Backends[0].Addr].active = 1
+	k.Servers[keyOf(addr, proxier.TCP)].To[d.Backends[0].Addr].Active = 1
 	if err := tier.Sync(t.Context(), proxier.Update{Changes: []proxier.PortChange{{Old: d}}}); err != nil {
 		t.Fatal(err)
 	}
 	bound := member{set: set{boundIPs, proxier.IPv4}, addr: addr.Addr()}
-	if !has(k.addrs, addr.Addr()) || !has(k.members, bound) {
+	if !has(k.Addrs, addr.Addr()) || !has(k.Members, bound) {
 		t.Error("the address of a connection is gone")
 	}
 	rules := *nodeRules
@@ -211,8 +211,8 @@ func TestDrainingAddress(t *testing.T) {
 	if err := tier.Sync(t.Context(), proxier.Update{NodeRules: &rules}); err != nil {
 		t.Fatal(err)
 	}
-	if has(k.addrs, addr.Addr()) || has(k.members, bound) || len(k.servers) != 1 {
-		t.Errorf("the address is still there, or the connection is not: %v", k.servers)
+	if has(k.Addrs, addr.Addr()) || has(k.Members, bound) || len(k.Servers) != 1 {
+		t.Errorf("the address is still there, or the connection is not: %v", k.Servers)
 	}
 }
 
@@ -221,20 +221,20 @@ func TestDrainingAddress(t *testing.T) {
 func TestDeletedByOthers(t *testing.T) {
 	k := newFakeKernel()
 	rules := newFakeRules(k)
-	tier := k.process(Options{}, rules)
+	tier := process(k, Options{}, rules)
 	two, three := clusterIPOf(1, 2), clusterIPOf(1, 3)
 	if err := tier.Sync(t.Context(), proxier.Update{Full: true, NodeRules: nodeRules, Changes: []proxier.PortChange{{New: two}}}); err != nil {
 		t.Fatal(err)
 	}
-	at := serverKey{two.Frontends[0].Addr, proxier.TCP}
-	delete(k.servers, at)
-	if err := tier.Sync(t.Context(), proxier.Update{Changes: []proxier.PortChange{{Old: two, New: three}}}); err == nil || len(rules.there) != 1 {
+	at := keyOf(two.Frontends[0].Addr, proxier.TCP)
+	delete(k.Servers, at)
+	if err := tier.Sync(t.Context(), proxier.Update{Changes: []proxier.PortChange{{Old: two, New: three}}}); err == nil || len(rules.There) != 1 {
 		t.Errorf("nobody notices: %v", err)
 	}
 	if err := tier.Sync(t.Context(), proxier.Update{}); err != nil {
 		t.Fatal(err)
 	}
-	if s := k.servers[at]; s == nil || len(s.to) != 3 || len(rules.there) != 0 {
-		t.Errorf("it has %+v, and rules have %v", s, rules.there)
+	if s := k.Servers[at]; s == nil || len(s.To) != 3 || len(rules.There) != 0 {
+		t.Errorf("it has %+v, and rules have %v", s, rules.There)
 	}
 }

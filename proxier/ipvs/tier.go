@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/delta"
+	"github.com/tandem-proxy/tandem/proxier/ipvs/vserver"
 )
 
 // Tier serves frontends by virtual servers, and by rules those that virtual servers refuse.
@@ -96,7 +97,7 @@ func newTier(opts Options) *Tier {
 }
 
 // use says what there is of a kernel.
-func (t *Tier) use(s system, servers virtualServers, device objects[netip.Addr], sets objects[member]) {
+func (t *Tier) use(s system, servers vserver.Kernel, device objects[netip.Addr], sets objects[member]) {
 	t.system = s
 	t.servers, t.addrs, t.members = newServers(servers, t.opts), newCounted(device), newCounted(sets)
 	t.reset()
