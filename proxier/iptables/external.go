@@ -36,7 +36,7 @@ func (p *portRenderer) external(list []*proxier.Frontend) {
 			p.serve(f, externalNames[f.Kind], p.chain(externalPrefix))
 		case served && len(f.Ranges) > 0:
 			p.serve(f, externalNames[f.Kind], p.chain(rangesPrefix))
-		case f.Kind != proxier.NodePort:
+		case !f.Kind.Wildcard():
 			p.serve(f, externalNames[f.Kind], untranslated)
 		}
 		if !f.Filtered {
@@ -73,7 +73,7 @@ func (p *portRenderer) routes(f *proxier.Frontend) (rules []rule) {
 			masquerade.comment, masquerade.target = p.comment("masquerade "+who+about), markMasqChain
 			rules = append(rules, masquerade)
 		}
-		of.comment, of.target = p.comment(leads+about), p.chain(setPrefixes[route.Set&1])
+		of.comment, of.target = p.comment(leads+about), p.chain(setPrefixes[setIndex(route.Set)])
 		rules = append(rules, of)
 	}
 	if p.knowsPods() && !same(proxier.FromPod) {
@@ -88,7 +88,7 @@ func (p *portRenderer) routes(f *proxier.Frontend) (rules []rule) {
 	if masquerades(whole) {
 		rules = append(rules, rule{comment: p.comment("masquerade traffic" + about), target: markMasqChain})
 	}
-	return append(rules, rule{target: p.chain(setPrefixes[whole.Set&1])})
+	return append(rules, rule{target: p.chain(setPrefixes[setIndex(whole.Set)])})
 }
 
 // ranges writes the chain that accepts source ranges only.

@@ -40,7 +40,7 @@ func (r *renderer) from(of rule, some, others origins) (list []rule) {
 }
 
 // empty says whether a route has no endpoints.
-func (p *portRenderer) empty(r proxier.Route) bool { return len(p.members[r.Set&1]) == 0 }
+func (p *portRenderer) empty(r proxier.Route) bool { return len(p.members[setIndex(r.Set)]) == 0 }
 
 // masquerades says whether a connection gets this node's address. Where the route leaves
 // that open (AnySource) it does.

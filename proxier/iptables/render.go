@@ -87,6 +87,14 @@ type endpoint struct {
 // setPrefixes begin the names of the chains of the cluster and of the local set.
 var setPrefixes = [2]string{clusterPrefix, localPrefix}
 
+// setIndex is the index of a set of the family: 0 for that of the cluster, 1 for the local one.
+func setIndex(s proxier.Set) int {
+	if s.Local() {
+		return 1
+	}
+	return 0
+}
+
 // render returns the rules of a decision in this family.
 func (r *renderer) render(d *proxier.Decision) portRules {
 	p := &portRenderer{renderer: r, d: d, name: d.Name.String()}
@@ -108,7 +116,7 @@ func (r *renderer) render(d *proxier.Decision) portRules {
 		f := &d.Frontends[i]
 		switch {
 		case f.Conflict != nil || proxier.FamilyOf(f.Addr.Addr()) != r.family:
-		case f.Kind == proxier.ClusterIP:
+		case !f.Kind.External():
 			internal = append(internal, f)
 		default:
 			external = append(external, f)
@@ -117,7 +125,7 @@ func (r *renderer) render(d *proxier.Decision) portRules {
 	var used [2]bool
 	for _, f := range slices.Concat(internal, external) {
 		for _, route := range f.Routes {
-			used[route.Set&1] = true
+			used[setIndex(route.Set)] = true
 		}
 	}
 	for s := range p.members {
@@ -128,7 +136,7 @@ func (r *renderer) render(d *proxier.Decision) portRules {
 	p.translate(used)
 	for _, f := range internal {
 		if which(f, p.empty) != allOrigins {
-			p.serve(f, " cluster IP", p.chain(setPrefixes[f.Routes[0].Set&1]))
+			p.serve(f, " cluster IP", p.chain(setPrefixes[setIndex(f.Routes[0].Set)]))
 		}
 		p.refuse(f, servicesFilter)
 	}
@@ -166,7 +174,7 @@ func (p *portRenderer) set(s int, internal []*proxier.Frontend) {
 	for _, f := range internal {
 		masquerade := p.dialled(f, " cluster IP")
 		masquerade.target = markMasqChain
-		here := which(f, func(r proxier.Route) bool { return int(r.Set&1) == s && !p.empty(r) })
+		here := which(f, func(r proxier.Route) bool { return setIndex(r.Set) == s && !p.empty(r) })
 		rules = append(rules, p.from(masquerade, which(f, masquerades)&here, allOrigins&^here)...)
 	}
 	members := p.members[s]
@@ -216,7 +224,7 @@ func (p *portRenderer) translate(used [2]bool) {
 // dialled matches what is sent to a frontend.
 func (p *portRenderer) dialled(f *proxier.Frontend, what string) rule {
 	r := rule{protocol: p.d.Name.Protocol, comment: p.comment(p.name + what), port: portText(f.Addr.Port())}
-	if f.Kind != proxier.NodePort {
+	if !f.Kind.Wildcard() {
 		r.dest = only(f.Addr.Addr())
 	}
 	return r
@@ -226,7 +234,7 @@ func (p *portRenderer) dialled(f *proxier.Frontend, what string) rule {
 func (p *portRenderer) serve(f *proxier.Frontend, what, target string) {
 	r := p.dialled(f, what)
 	r.target = target
-	if f.Kind == proxier.NodePort {
+	if f.Kind.Wildcard() {
 		p.share(nodePortsNAT, portSlot(p.d.Name.Protocol, f.Addr.Port()), r)
 		return
 	}
@@ -245,7 +253,7 @@ func (p *portRenderer) refuse(f *proxier.Frontend, shared sharedName) {
 		return
 	}
 	at := addrSlot(f.Addr.Addr())
-	if f.Kind == proxier.NodePort {
+	if f.Kind.Wildcard() {
 		shared, at = nodePortsFilter, portSlot(p.d.Name.Protocol, f.Addr.Port())
 	}
 	for _, verdict := range []proxier.Verdict{proxier.Reject, proxier.Drop} {

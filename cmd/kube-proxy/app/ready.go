@@ -55,7 +55,7 @@ func candidates(open activeMode, node string, table *proxier.Table) map[probed][
 		for i := range d.Frontends {
 			f := &d.Frontends[i]
 			set := f.Routes[proxier.FromHost].Set
-			if f.Kind != proxier.ClusterIP || f.Conflict != nil || d.Size(set) == 0 {
+			if f.Kind.External() || f.Conflict != nil || d.Size(set) == 0 {
 				continue
 			}
 			s := open.serves(d, f, proxier.FromHost)
@@ -101,7 +101,7 @@ func lotOf(node string, d *proxier.Decision) uint32 {
 
 func backendsOf(d *proxier.Decision, set proxier.Set) (list []netip.AddrPort) {
 	for i := range d.Backends {
-		if b := &d.Backends[i]; b.Members&set.Member() != 0 && proxier.FamilyOf(b.Addr.Addr()) == set.Family() {
+		if b := &d.Backends[i]; b.In(set) {
 			list = append(list, b.Addr)
 		}
 	}

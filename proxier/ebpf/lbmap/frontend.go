@@ -21,7 +21,7 @@ type FrontendEntry struct {
 func KeyOf(d *proxier.Decision, i int) FrontendKey {
 	f := &d.Frontends[i]
 	key := FrontendKey{Addr: FromAddr(f.Addr.Addr()), Port: NetworkPort(f.Addr.Port()), Proto: uint8(d.Name.Protocol), Scope: ScopeAddress}
-	if f.Kind == proxier.NodePort {
+	if f.Kind.Wildcard() {
 		key.Scope = ScopeNode
 	}
 	return key
@@ -38,7 +38,7 @@ func frontendFlags(f *proxier.Frontend) uint32 {
 	flags := uint32(f.Kind) << FrontendKindShift
 	for origin, r := range f.Routes {
 		route := uint32(0)
-		if r.Set.Member() == proxier.InLocal {
+		if r.Set.Local() {
 			route |= RouteLocal
 		}
 		switch r.Source {
@@ -92,13 +92,7 @@ func (f *FrontendEntry) Decode() proxier.Frontend {
 
 func (v *FrontendValue) route(family proxier.Family, origin proxier.Origin) (r proxier.Route) {
 	bits := v.Flags >> (uint32(origin) * RouteBits)
-	r.Set = proxier.V4Cluster
-	if family == proxier.IPv6 {
-		r.Set = proxier.V6Cluster
-	}
-	if bits&RouteLocal != 0 {
-		r.Set++
-	}
+	r.Set = proxier.SetOf(family, bits&RouteLocal != 0)
 	switch {
 	case bits&RouteMasquerade != 0:
 		r.Source = proxier.Masquerade
