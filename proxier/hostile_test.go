@@ -68,7 +68,7 @@ func FuzzJSON(f *testing.F) {
 				to := c.New.Frontends[i].Addr
 				x := w.table.Explain(Flow{Source: netip.AddrPortFrom(to.Addr(), 1), Destination: to, Protocol: c.New.Name.Protocol})
 				if c.New.Frontends[i].Kind != NodePort && x.Decision == nil {
-					t.Fatalf("%s is found by nobody:\n%s", to, dump)
+					t.Fatalf("%s is not found:\n%s", to, dump)
 				}
 			}
 		}

@@ -353,8 +353,8 @@ func (p *Proxier) unchanged(changed []PortChange) []PortChange {
 	return rest
 }
 
-// reportProblems tells of what is new among the changes and not as somebody
-// may think it is.
+// reportProblems reports, of what is new among the changes, frontends that are not
+// served and load balancer IPs that source ranges leave open.
 func (p *Proxier) reportProblems(changes []PortChange) {
 	for _, c := range changes {
 		if c.New == nil {

@@ -29,7 +29,7 @@ func startRunner(t *testing.T) (*Runner, *clocktesting.FakeClock, <-chan run, ch
 	r := NewRunner(func(ctx context.Context, reason RunReason) error {
 		select {
 		case runs <- run{clock.Since(began), reason}:
-		case <-ctx.Done(): // nobody asks after a failure
+		case <-ctx.Done(): // no request follows a failure
 			return ctx.Err()
 		}
 		select {
@@ -126,7 +126,7 @@ func TestRunner(t *testing.T) {
 	}
 	results <- nil
 
-	// What comes during a run that nobody asked for follows it at once.
+	// A request during a periodic run is served right after it.
 	waiting(t, clock)
 	clock.Step(time.Minute)
 	if got := next(t, runs); got != (run{166 * time.Second, Periodic}) {

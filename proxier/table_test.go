@@ -398,7 +398,7 @@ func TestKeepTCP(t *testing.T) {
 	}
 }
 
-func TestFQDNSliceIsNobodysProblem(t *testing.T) {
+func TestFQDNSliceIsNoProblem(t *testing.T) {
 	w := newWorld()
 	s := makeSlice("1", "10.244.0.1")
 	s.AddressType = discoveryv1.AddressTypeFQDN

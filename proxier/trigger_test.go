@@ -20,7 +20,7 @@ func (*triggers) Queued(time.Time) {}
 
 func (r *triggers) Synced(info SyncInfo) { r.last = info.Triggers }
 
-// TestTriggers: what the cluster saw before the process began counts for nobody, and of several
+// TestTriggers: what the cluster saw before the process began does not count, and of several
 // changes of a Service the oldest does, in the family of its slice.
 func TestTriggers(t *testing.T) {
 	began := time.Unix(1700000000, 0)

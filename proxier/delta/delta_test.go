@@ -63,8 +63,8 @@ func walk(t *testing.T, d *Delta[int, int, int], k *kernel) {
 	}
 }
 
-// Random histories, with writes that fail, values that are refused, and somebody else
-// who changes the kernel's: when nothing fails any more, the kernel has what is
+// Random histories, with writes that fail, values that are refused, and other programs
+// that change the kernel's: when nothing fails any more, the kernel has what is
 // desired and nothing else.
 func TestConverges(t *testing.T) {
 	for seed := range uint64(500) {
@@ -218,7 +218,7 @@ func TestOrder(t *testing.T) {
 	}
 	expect(9, 8, 1)
 	d.Done(9, 2)
-	d.Removed(9) // it is wanted, and somebody took it away
+	d.Removed(9) // it is wanted, and another program removed it
 	expect(8, 1, 9)
 }
 

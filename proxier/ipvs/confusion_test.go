@@ -179,7 +179,7 @@ func TestKernelConfusion(t *testing.T) {
 	if with := confused(); with != "" {
 		t.Errorf("confused with %q again", with)
 	}
-	// Nobody answers, for another reason.
+	// No answer, for another reason.
 	hideBehind(port + 2)
 	s.run("iptables", "-I", "FORWARD", "-p", "tcp", "--sport", "8080", "-j", "DROP")
 	if _, err := shell.Ask(t.Context(), "tcp", there); !timedOut(err) || confused() != "" {

@@ -83,7 +83,7 @@ func (s *kernelSystem) links() (links []netip.Prefix, err error) {
 	return links, nil
 }
 
-// address is one that nobody else on the link is asked about.
+// address is one for which no other machine on the link answers ARP.
 func address(a netip.Addr) *netlink.Addr {
 	mask := net.CIDRMask(a.BitLen(), a.BitLen())
 	return &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: mask}, Flags: unix.IFA_F_NODAD}

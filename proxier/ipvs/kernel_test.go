@@ -210,7 +210,7 @@ func TestKernelWalk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Nobody is there: the client is told at once.
+	// No endpoint: the connection is refused at once.
 	s.sync(false, s.service())
 	began := time.Now()
 	if _, err := s.asks(s.vip); err == nil || time.Since(began) > 5*time.Second {
@@ -269,7 +269,7 @@ func TestKernelDrain(t *testing.T) {
 	}
 }
 
-// TestKernelRepair: what somebody does is undone, and remnants of an earlier process are
+// TestKernelRepair: what another program does is undone, and remnants of an earlier process are
 // neither obeyed nor left. Excluded virtual servers stay.
 func TestKernelRepair(t *testing.T) {
 	s := newStage(t)
@@ -312,7 +312,7 @@ func TestKernelRepair(t *testing.T) {
 	}
 }
 
-// TestKernelCleanup: nothing of ours is left, and nothing of others is touched.
+// TestKernelCleanup: nothing of this proxy is left, and nothing foreign is touched.
 func TestKernelCleanup(t *testing.T) {
 	s := newStage(t)
 	s.opts.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}

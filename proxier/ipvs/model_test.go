@@ -175,7 +175,7 @@ func (t *tested) missing(before map[uint32]*proxier.Decision) error {
 			}
 			s := t.kernel.Servers[keyOf(f.Addr, d.Name.Protocol)]
 			if s == nil || !has(t.kernel.Addrs, f.Addr.Addr()) && !slices.Contains(t.node.LocalAddrs, f.Addr.Addr()) {
-				return fmt.Errorf("nobody serves %s of %s for a moment", f, d.Name)
+				return fmt.Errorf("nothing serves %s of %s for a moment", f, d.Name)
 			}
 			if !slices.ContainsFunc(slices.Collect(maps.Values(s.To)), func(d *destination) bool { return d.Weight > 0 }) {
 				return fmt.Errorf("%s of %s has no destination for a moment", f, d.Name)

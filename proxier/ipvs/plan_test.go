@@ -171,7 +171,7 @@ KUBE-EXTERNAL-IP 172.18.0.1 1:2048
 KUBE-EXTERNAL-IP 172.18.0.1 6:80
 server 172.18.0.1:80/TCP rr
 `, rules: "172.18.0.9:80 172.18.0.9:81"},
-		{name: "addresses of the link, which nobody else answers for", opts: Options{StrictARP: true}, frontends: []proxier.Frontend{elsewhere, announced}, want: `
+		{name: "addresses of the link, for which no other machine answers", opts: Options{StrictARP: true}, frontends: []proxier.Frontend{elsewhere, announced}, want: `
 KUBE-IPVS-IPS 172.18.0.9
 KUBE-LOAD-BALANCER 172.18.0.9 1:2048
 KUBE-LOAD-BALANCER 172.18.0.9 6:81

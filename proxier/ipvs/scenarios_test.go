@@ -126,7 +126,7 @@ type scenarioTier struct {
 }
 
 // refused are calls to other ports of an address that a virtual server has. As it is this
-// node's then, they cannot pass on, and nobody here is meant either.
+// node's then, they cannot pass on, and no listener here is meant either.
 var refused = map[string][]string{
 	"s05-external-ip":               {"203.0.113.10:81"},
 	"s06-shared-load-balancer-ip":   {"203.0.113.10:80"},

@@ -216,7 +216,7 @@ func TestDrainingAddress(t *testing.T) {
 	}
 }
 
-// TestDeletedByOthers: a virtual server that somebody deletes is whole again with the
+// TestDeletedByOthers: a virtual server that another program deletes is whole again with the
 // second sync that has to do with it, and rules carry it meanwhile.
 func TestDeletedByOthers(t *testing.T) {
 	k := newFakeKernel()
@@ -229,7 +229,7 @@ func TestDeletedByOthers(t *testing.T) {
 	at := keyOf(two.Frontends[0].Addr, proxier.TCP)
 	delete(k.Servers, at)
 	if err := tier.Sync(t.Context(), proxier.Update{Changes: []proxier.PortChange{{Old: two, New: three}}}); err == nil || len(rules.There) != 1 {
-		t.Errorf("nobody notices: %v", err)
+		t.Errorf("it is not noticed: %v", err)
 	}
 	if err := tier.Sync(t.Context(), proxier.Update{}); err != nil {
 		t.Fatal(err)

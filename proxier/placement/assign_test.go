@@ -46,7 +46,7 @@ func TestAssign(t *testing.T) {
 		{"three share, in order", []Candidate{internal, only("no", proxier.NodePort), anything}, "ClusterIP; NodePort; ExternalIP", "0 [], 2 [not internal no], 1 [not internal]"},
 		{"a service port opts out of the first", []Candidate{nothing, internal, anything}, "-; ClusterIP; ExternalIP NodePort", "1 [full], 2 [full not internal], 2 [full not internal]"},
 		{"another proxy serves what is external", []Candidate{external, anything}, "ExternalIP NodePort; ClusterIP", "1 [not external], 0 [], 0 []"},
-		{"nobody takes one kind", []Candidate{internal, only("no", proxier.ExternalIP)}, "ClusterIP; ExternalIP", "0 [], 1 [not internal], 2 [not internal no]"},
+		{"no candidate takes one kind", []Candidate{internal, only("no", proxier.ExternalIP)}, "ClusterIP; ExternalIP", "0 [], 1 [not internal], 2 [not internal no]"},
 		{"the second has wildcards also", []Candidate{anything, also}, "all; NodePort", "0 [], 0 [], 0 []"},
 		{"the second has everything also", []Candidate{anything, everything}, "all; all", "0 [], 0 [], 0 []"},
 		{"the second has the rest, and wildcards also", []Candidate{only("x", proxier.ClusterIP, proxier.NodePort), also}, "ClusterIP NodePort; ExternalIP NodePort", "0 [], 1 [x], 0 []"},
@@ -88,6 +88,6 @@ func TestAssign(t *testing.T) {
 	empty := &proxier.Decision{}
 	parts := []*proxier.Decision{d, d}
 	if Assign([]Candidate{anything, everything}, empty, parts); parts[0] != nil || parts[1] != nil {
-		t.Errorf("somebody serves a decision without frontends: %v", parts)
+		t.Errorf("a part of a decision without frontends: %v", parts)
 	}
 }

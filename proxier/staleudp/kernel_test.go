@@ -222,7 +222,7 @@ func (c *cluster) kept(conn net.Conn, entry conntrack.Flow) {
 }
 
 // TestRemovedBackend: a client that keeps sending from one port comes to the backend
-// that is left, with its next datagram; nobody else loses an entry.
+// that is left, with its next datagram; no other client loses an entry.
 func TestRemovedBackend(t *testing.T) {
 	eachFamily(t, func(t *testing.T, c *cluster) {
 		to := []netip.AddrPort{c.vip(1), c.atNode(nodePort), c.atNode(8053), c.vip(9)}
@@ -358,7 +358,7 @@ func conntracker(tb testing.TB, s *lab.Sandbox) (h *netlink.Handle) {
 	return h
 }
 
-// TestOtherZone: connections that somebody keeps apart are not ours, even where they
+// TestOtherZone: connections in another conntrack zone are not touched, even where they
 // look like it.
 func TestOtherZone(t *testing.T) {
 	eachFamily(t, func(t *testing.T, c *cluster) {

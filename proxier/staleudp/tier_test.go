@@ -43,6 +43,6 @@ func TestBeside(t *testing.T) {
 	table.flows = makeTable(stale).flows
 	next.err = nil
 	sync(&proxier.Update{}, 0)
-	table.flows = makeTable(stale).flows // of somebody else by now
+	table.flows = makeTable(stale).flows // of another flow by now
 	sync(&proxier.Update{}, 1)
 }

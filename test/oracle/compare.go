@@ -58,7 +58,7 @@ func (a *Answer) reasons(client netip.Addr) string {
 		if a.UsesLocal && e.Local.In() {
 			members |= proxier.InLocal
 		}
-		// UDP flows stay as long as somebody answers (S71).
+		// UDP flows stay as long as their endpoint serves (S71).
 		kept := members != 0 || a.Owner.Protocol == proxier.UDP && e.Serving
 		hairpin := client == at.Addr() && slices.Contains(a.Backends, at)
 		reason(&b, at, e.Cluster, e.Local, e.Slice, e.Copies, e.OnNode, e.Terminating, hairpin, kept, members)

@@ -87,7 +87,7 @@ func (c *Cluster) Ask(flow proxier.Flow) Answer {
 	dst := flow.Destination
 	answer := Answer{Origin: c.origin(flow)}
 
-	// A NodePort is what nobody wants under exactly that address.
+	// A NodePort is served where no frontend has exactly that address.
 	var found *claim
 	if !dst.Addr().IsUnspecified() {
 		found = c.winner(dst, flow.Protocol)
@@ -232,7 +232,7 @@ func (c *Cluster) knowsPods(f proxier.Family) bool {
 		slices.ContainsFunc(c.Facts.Pods.CIDRs, func(p netip.Prefix) bool { return family(p.Addr()) == f })
 }
 
-// nodePortsAt says whether NodePorts are served at an address, to somebody from
+// nodePortsAt says whether NodePorts are served at an address, to clients from
 // there.
 func (c *Cluster) nodePortsAt(addr netip.Addr, from proxier.Origin) bool {
 	s := c.Policy.NodePorts

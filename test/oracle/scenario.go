@@ -34,7 +34,7 @@ type writer struct {
 // scenario tells a defect as far as scenarios can, with what the oracle expects.
 // What they cannot tell is in the notes.
 func (d *defect) scenario() *scenarios.Scenario {
-	w := writer{Scenario: &scenarios.Scenario{Name: "disagreement", Title: "Somebody disagrees with the oracle: " + d.what + "."}}
+	w := writer{Scenario: &scenarios.Scenario{Name: "disagreement", Title: "A disagreement with the oracle: " + d.what + "."}}
 	w.declare(d)
 	w.config(d)
 	w.facts = plainFacts(d.h.facts)
@@ -302,7 +302,7 @@ func (w *writer) expect(d *defect, p *player) {
 func reach(f proxier.Flow, localAddrs []netip.Addr, a *Answer) (r scenarios.Reach, why string) {
 	who := slices.Index(simplerFlows(f, localAddrs)[:3], f)
 	if who < 0 || f.Destination.Addr().IsUnspecified() {
-		return r, "nobody calls like that"
+		return r, "no client of a scenario calls like that"
 	}
 	r.Call = scenarios.Call{
 		From: []string{"client1", "pod1-1", ownNode}[who],
@@ -329,7 +329,7 @@ func reach(f proxier.Flow, localAddrs []netip.Addr, a *Answer) (r scenarios.Reac
 	for _, b := range a.Backends {
 		name := nameByPlan(b.Addr())
 		if name == "" {
-			return r, fmt.Sprintf("nobody is %s", b.Addr())
+			return r, fmt.Sprintf("no pod or node has the address %s", b.Addr())
 		}
 		if who == 0 && a.Source == proxier.KeepSource && nodeOf(b.Addr().String()) != ownNode {
 			return r, "the answer does not come back this way"

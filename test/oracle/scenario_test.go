@@ -60,7 +60,7 @@ func TestShrink(t *testing.T) {
 				a.Outcome = proxier.Dropped
 			}
 		}, 1, 1, 2},
-		{"an address that two want and nobody gets", func(a *Answer) {
+		{"an address that two claim and none gets", func(a *Answer) {
 			if len(a.Rivals) > 0 && a.Rivals[0].NamespacedName != a.Owner.NamespacedName {
 				*a = Answer{Origin: a.Origin}
 			}

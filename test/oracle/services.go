@@ -82,7 +82,7 @@ func (c *Cluster) claimsOf(s *v1.Service) []claim {
 	return claims
 }
 
-// winner is whose address it is of those that want it; nil if nobody does.
+// winner is the claim that an address belongs to; nil for none.
 func (c *Cluster) winner(addr netip.AddrPort, protocol proxier.Protocol) *claim {
 	var best *claim
 	claims := c.read()

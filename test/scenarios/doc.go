@@ -84,14 +84,14 @@
 // home. Expectations are
 //
 //	backends NAME[,NAME]... [source WHO] [sticky[=LABEL]]
-//	    all of these answer, and nobody else. They see WHO as their client:
+//	    all of these answer, and no others. They see WHO as their client:
 //	    client is whoever dials, a node any address of that node, or of the
 //	    client where the backend is on that node, and any, or nothing,
 //	    whatever it may be. A backend that dials itself may see any
 //	    address in any case. Sticky: one of these answers, the same every time,
 //	    and with a label the same as everywhere with that label.
 //	refused
-//	    the client is told at once that nobody listens.
+//	    the connection is refused at once.
 //	no-answer
 //	    the client is told nothing. A tier at the client's socket cannot keep
 //	    silent: there the call may fail at once, but not as refused.

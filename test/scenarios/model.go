@@ -360,7 +360,7 @@ func (m *Model) towards(p Probe, home string) []string {
 	return nil
 }
 
-// nameOf is who has an address now; empty for nobody.
+// nameOf is the name of what has an address now; empty for none.
 func (m *Model) nameOf(a netip.Addr) string {
 	for _, n := range m.nodes {
 		if slices.Contains(n.extra, a) {
@@ -424,7 +424,7 @@ func (m *Model) deliver(p Probe, a arrival, backend netip.AddrPort) (Answer, err
 	source := a.Flow.Source.Addr()
 	switch {
 	case answer.Server == "":
-		return answer, fmt.Errorf("endpoint %s is nobody's: no tier can reach it", backend)
+		return answer, fmt.Errorf("endpoint %s belongs to no pod or node: no tier can reach it", backend)
 	case backend.Addr() == source, a.route.Source == proxier.AnySource:
 	case a.route.Source == proxier.Masquerade && answer.Server == a.node:
 		// What is delivered on the spot need not pass where masquerading happens.

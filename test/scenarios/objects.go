@@ -194,7 +194,7 @@ func (s *Scenario) owner(addr string) string {
 	return ""
 }
 
-// ObjectChange is what became of one object: Old is nil for a new one, New for
+// ObjectChange is a change of one object: Old is nil for a new one, New for
 // one that is gone. All changes of a step take effect together.
 type ObjectChange struct{ Old, New metav1.Object }
 

@@ -398,7 +398,7 @@ func (p *parser) call(args []string) (*Call, []string, error) {
 			return nil, nil, errors.New("via is for clients")
 		}
 		if c.To.Name != "" {
-			return nil, nil, errors.New("via is for addresses that are nobody's")
+			return nil, nil, errors.New("via is for addresses that no node or pod has")
 		}
 		if err := p.knownNode(c.Via); err != nil {
 			return nil, nil, err
@@ -440,7 +440,7 @@ func (p *parser) target(text string) (t Target, err error) {
 	}
 	t.Port = uint16(port)
 	if p.kindOf(t.Name) == "" {
-		return t, fmt.Errorf("there is nobody of name %s", t.Name)
+		return t, fmt.Errorf("nothing has the name %s", t.Name)
 	}
 	return t, nil
 }

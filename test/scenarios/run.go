@@ -92,7 +92,7 @@ func run(t testing.TB, s *Scenario, c Cluster, update func(file, text string)) {
 	for _, p := range r.tables.Problems() {
 		if !r.expected[problemOf(p)] {
 			r.expected[problemOf(p)] = true // the same one of several nodes
-			t.Errorf("%s.txtar: problem nobody expects: %s %s %q %s: %s", s.Name, p.Kind, p.Object, p.Field, p.Reason, p.Message)
+			t.Errorf("%s.txtar: unexpected problem: %s %s %q %s: %s", s.Name, p.Kind, p.Object, p.Field, p.Reason, p.Message)
 		}
 	}
 }
@@ -370,7 +370,7 @@ func (r *player) judge(call Call, e *Expectation, o Observation) string {
 		owner := r.holder(call, r.Resolve(call.To).Addr())
 		for _, a := range o.Answers {
 			if a.Server != owner {
-				return "somebody else answered"
+				return "another endpoint answered"
 			}
 		}
 		if owner == "" {
@@ -407,7 +407,7 @@ func (r *player) isSource(call Call, e *Expectation, a Answer) bool {
 	return slices.Contains(r.addresses(who), a.Source) || near && slices.Contains(r.addresses(call.From), a.Source)
 }
 
-// addresses that somebody may be seen with.
+// addresses that a client may be seen with.
 func (r *player) addresses(name string) (list []netip.Addr) {
 	for family := range proxier.Families {
 		list = append(list, r.Addr(name, family))
@@ -423,7 +423,7 @@ func (r *player) addresses(name string) (list []netip.Addr) {
 	return list
 }
 
-// holder is who has the address that somebody calls; empty for nobody.
+// holder is the name of what has the address that is called; empty for none.
 func (r *player) holder(call Call, a netip.Addr) string {
 	if a.IsLoopback() {
 		return call.From

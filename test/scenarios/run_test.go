@@ -87,11 +87,11 @@ func TestRunCompares(t *testing.T) {
 		{"silence", "reach client c -> node1:80 : no-answer", []Observation{failed(TimedOut)}, ""},
 		{"silence at the socket", "reach client c -> node1:80 : no-answer", []Observation{failed(NotPermitted)}, ""},
 		{"silence that refuses", "reach client c -> node1:80 : no-answer", []Observation{failed(ConnectionRefused)}, "a call failed otherwise"},
-		{"passes to nobody", "reach client c -> 203.0.113.10:80 : passes", []Observation{failed(TimedOut)}, ""},
-		{"passes to nobody, who refuses", "reach client c -> 203.0.113.10:80 : passes", []Observation{failed(ConnectionRefused)}, "a call failed otherwise"},
+		{"passes to no node", "reach client c -> 203.0.113.10:80 : passes", []Observation{failed(TimedOut)}, ""},
+		{"passes to no node, and is refused", "reach client c -> 203.0.113.10:80 : passes", []Observation{failed(ConnectionRefused)}, "a call failed otherwise"},
 		{"passes to who has it", "reach client c -> node1:80 : passes", []Observation{failed(ConnectionRefused)}, ""},
 		{"passes to who listens there", "reach client c -> node1:80 : passes", []Observation{answers(saw("node1", c))}, ""},
-		{"passes to a backend", "reach client c -> node1:80 : passes", []Observation{answers(saw("web1", c))}, "somebody else answered"},
+		{"passes to a backend", "reach client c -> node1:80 : passes", []Observation{answers(saw("web1", c))}, "another endpoint answered"},
 		{"passes to a loopback", "reach pod web1 -> 127.0.0.1:80 : passes", []Observation{failed(ConnectionRefused)}, ""},
 		{"nothing observed", "reach client c -> node1:80 : refused", []Observation{{}}, "nothing was observed"},
 		{"known to pass", "reach client c -> node1:80 : refused", []Observation{{Failures: []Failure{ConnectionRefused}, Path: Passed}}, "no proxy has to do with it"},
@@ -165,7 +165,7 @@ metadata: {name: web}
 spec: {clusterIPs: [10.96.0.300]}
 `
 	for script, want := range map[string]string{
-		text: "problem nobody expects: Service default/web",
+		text: "unexpected problem: Service default/web",
 		strings.Replace(text, "apply a.yaml\n", "apply a.yaml\nproblem Service default/web spec.clusterIPs[0] InvalidObject\n", 1): "",
 		strings.Replace(text, "apply a.yaml\n", "apply a.yaml\nproblem Service default/web spec.clusterIPs[0] Conflict\n", 1):      "it was not reported",
 	} {
@@ -199,7 +199,7 @@ ports: [{name: http, port: 8080}]
 endpoints: [{addresses: [ADDRESS]}]
 `
 	for _, test := range []struct{ address, script, want string }{
-		{"10.244.9.9", "apply a.yaml\nreach pod web1 -> 10.96.0.10:80 : backends web1", "endpoint 10.244.9.9:8080 is nobody's"},
+		{"10.244.9.9", "apply a.yaml\nreach pod web1 -> 10.96.0.10:80 : backends web1", "endpoint 10.244.9.9:8080 belongs to no pod or node"},
 		{"10.244.1.1", "config detectLocal=none\napply a.yaml\nreach client c -> 10.96.0.10:80 via node2 : backends web1", "web1 answers c past node2"},
 	} {
 		s, err := Parse("x.txtar", []byte(head+test.script+strings.Replace(objects, "ADDRESS", test.address, 1)))

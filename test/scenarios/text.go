@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// changesText is what became of service ports as text.
+// changesText is the changes of service ports as text.
 func changesText(list []proxier.PortChange) string {
 	texts := make([]string, len(list))
 	for i, c := range list {
