@@ -3,6 +3,7 @@
 package netfilter
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -91,3 +92,33 @@ func (t *Tables) find(name string) error {
 	_, err := t.counters.Packets(name)
 	return err
 }
+
+// counter is of -m nfacct: it counts packets and is always true.
+type counter struct{ name string }
+
+func (m *counter) option(name string, not bool, w *words) (err error) {
+	if name != "--nfacct-name" {
+		return errNotMine
+	}
+	if m.name, err = w.value(name); len(m.name) > nfacct.MaxNameLen {
+		err = fmt.Errorf("name %q is longer than %d characters", m.name, nfacct.MaxNameLen)
+	}
+	return errors.Join(noNot(not), err)
+}
+
+func (m *counter) finish(*rule) error {
+	if m.name == "" {
+		return errors.New("nfacct without --nfacct-name")
+	}
+	return nil
+}
+
+func (m *counter) matches(w *walk) bool {
+	if !w.rehearsal {
+		w.tables.counters.count(m.name)
+	}
+	return true
+}
+
+// String has the space that the tools print at the end.
+func (m *counter) String() string { return "-m nfacct --nfacct-name  " + m.name }

@@ -2,7 +2,7 @@
 
 // Package netfilter is a stand-in for iptables and the kernel behind it, for tests
 // of what writes rules: it takes the text that iptables-restore takes, prints what
-// iptables-save prints, and tells what becomes of a packet.
+// iptables-save prints, and traces packets through the rules.
 //
 //	t := netfilter.New(proxier.IPv4)
 //	err := t.Restore(rules)
@@ -25,5 +25,5 @@
 //   - quotes that are not closed
 //   - loops of chains that no packet reaches
 //   - chains nested deeper than nftables allows
-//   - -F and -X without a chain, which would change everybody's
+//   - -F and -X without a chain, which would change foreign chains
 package netfilter

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tandem-proxy/tandem/kernel/nfacct"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
@@ -138,71 +137,13 @@ func (p *ports) matches(w *walk) bool {
 }
 
 func (p *ports) String() string {
-	// SCTP tells a range of all from none.
+	// SCTP distinguishes a range of all ports from no range.
 	if !p.given || p.low == 0 && p.high == math.MaxUint16 && p.protocol != proxier.SCTP {
 		return "-m " + p.name
 	}
 	text := fmt.Sprintf("-m %s %s--dport %d", p.name, negated(p.not), p.low)
 	if p.high != p.low {
 		text += fmt.Sprintf(":%d", p.high)
-	}
-	return text
-}
-
-// icmp is the type of an ICMP message.
-type icmp struct {
-	name, flag string
-	protocol   proxier.Protocol
-	echo       uint8 // echo-request
-	kind, code int
-	not        bool
-}
-
-func (m *icmp) option(name string, not bool, w *words) error {
-	if name != m.flag {
-		return errNotMine
-	}
-	value, err := w.value(name)
-	if err != nil {
-		return err
-	}
-	m.not, m.code = not, unset
-	if value == "echo-request" {
-		m.kind = int(m.echo)
-		return nil
-	}
-	kind, code, both := strings.Cut(value, "/")
-	n, err := strconv.ParseUint(kind, 10, 8)
-	m.kind = int(n)
-	if err == nil && both {
-		n, err = strconv.ParseUint(code, 10, 8)
-		m.code = int(n)
-	}
-	if err != nil {
-		return fmt.Errorf("type %q", value)
-	}
-	return nil
-}
-
-func (m *icmp) finish(r *rule) error {
-	switch {
-	case !r.protocol.exactly(m.protocol):
-		return fmt.Errorf("-m %s without its protocol", m.name)
-	case m.kind == unset:
-		return fmt.Errorf("-m %s without %s", m.name, m.flag)
-	}
-	return nil
-}
-
-func (m *icmp) matches(w *walk) bool {
-	// The messages that are traced all have code 0.
-	return (int(w.packet.ICMPType) == m.kind && m.code <= 0) != m.not
-}
-
-func (m *icmp) String() string {
-	text := fmt.Sprintf("-m %s %s%s %d", m.name, negated(m.not), m.flag, m.kind)
-	if m.code != unset {
-		text += fmt.Sprintf("/%d", m.code)
 	}
 	return text
 }
@@ -430,33 +371,3 @@ func (m *statistic) matches(w *walk) bool {
 func (m *statistic) String() string {
 	return fmt.Sprintf("-m statistic --mode random %s--probability %.11f", negated(m.not), float64(m.threshold)/one)
 }
-
-// counter is of -m nfacct: it counts packets and is always true.
-type counter struct{ name string }
-
-func (m *counter) option(name string, not bool, w *words) (err error) {
-	if name != "--nfacct-name" {
-		return errNotMine
-	}
-	if m.name, err = w.value(name); len(m.name) > nfacct.MaxNameLen {
-		err = fmt.Errorf("name %q is longer than %d characters", m.name, nfacct.MaxNameLen)
-	}
-	return errors.Join(noNot(not), err)
-}
-
-func (m *counter) finish(*rule) error {
-	if m.name == "" {
-		return errors.New("nfacct without --nfacct-name")
-	}
-	return nil
-}
-
-func (m *counter) matches(w *walk) bool {
-	if !w.rehearsal {
-		w.tables.counters.count(m.name)
-	}
-	return true
-}
-
-// String has the space that the tools print at the end.
-func (m *counter) String() string { return "-m nfacct --nfacct-name  " + m.name }

@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Error tells the line that could not be restored. Nothing of its table has
+// Error is a line that could not be restored. Nothing of its table has
 // changed; tables whose COMMIT came before it have.
 type Error struct {
 	Line int // from 1

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
@@ -78,73 +77,12 @@ func TestSave(t *testing.T) {
 	}
 }
 
-// base is what refused input meets.
-const base = `*nat
-:KUBE-A - [0:0]
-:KUBE-B - [0:0]
-:KUBE-C - [0:0]
-:KUBE-D - [0:0]
--A KUBE-A -j KUBE-B
--A KUBE-A -p udp -j KUBE-D
--A KUBE-B -p tcp -j DNAT --to-destination 10.0.0.1:80
--A KUBE-C -j MASQUERADE
--A PREROUTING -j KUBE-A
-COMMIT
-*filter
-:KUBE-R - [0:0]
--A KUBE-R -j REJECT
-COMMIT
-`
-
-// refused by the tools as well, each in the line that has it: "filter" before a line
-// puts it there instead of nat.
-var refused = []string{
-	"-A KUBE-A -j KUBE-NONE", "-A KUBE-A -j INPUT", "-A KUBE-NONE -j ACCEPT", "-I KUBE-NONE -j ACCEPT", "-D KUBE-NONE -j ACCEPT",
-	"-F KUBE-NONE", "-X KUBE-NONE", "-X KUBE-B", "-X KUBE-C", "-X KUBE-D", "-X PREROUTING", "-X KUBE-A KUBE-B",
-	"-D KUBE-A -j KUBE-C", "-D KUBE-A 3", "-I KUBE-A 0 -j KUBE-B", "-I KUBE-A 4 -j KUBE-B",
-	":KUBE-SERVICES-456789012345678 - [0:0]",
-	":PREROUTING REJECT [0:0]", ":PREROUTING",
-	"-Q KUBE-A -j ACCEPT", "-A", "A KUBE-A",
-	"-A KUBE-B -j KUBE-A", "-A PREROUTING -j KUBE-C", "-A KUBE-B -j KUBE-C", "-A POSTROUTING -j KUBE-A", "-A INPUT -j KUBE-B",
-	"-A OUTPUT -i eth0 -j ACCEPT", "-A POSTROUTING -i eth0 -j ACCEPT", "-A PREROUTING -o eth0 -j ACCEPT", "-A INPUT -o eth0 -j ACCEPT",
-	"-A KUBE-A -j DROP", "-A KUBE-A -j REJECT",
-	"filter -A KUBE-R -j MASQUERADE", "filter -A KUBE-R -j DNAT --to-destination 10.0.0.1", "filter -A KUBE-R -j REDIRECT",
-	"-A KUBE-A stray", "-A KUBE-A --stray", "-A KUBE-A -m stray", "-A KUBE-A -j KUBE-B --stray", "-A KUBE-A -j ACCEPT stray",
-	"-A KUBE-A -j KUBE-B -j KUBE-C", "-A KUBE-A -s 10.0.0.1 -s 10.0.0.2", "-A KUBE-A -j", "-A KUBE-A -s", "-A KUBE-A !",
-	"-A KUBE-A ! -m tcp", "-A KUBE-A ! -j KUBE-B",
-	"-A KUBE-A -s fd00::1", "-A KUBE-A -s 10.0.0.0/33", "-A KUBE-A -s 10.0.0.0/-1", "-A KUBE-A -s 10.0.0.0/fd00::",
-	"-A KUBE-A -i abcdefghijklmnop", "-A KUBE-A -p stray", "-A KUBE-A ! -p all",
-	"-A KUBE-A -m comment", "-A KUBE-A -m comment --comment", "-A KUBE-A -m comment ! --comment x", "-A KUBE-A -m comment --comment 1 --comment 2",
-	"-A KUBE-A -m tcp --dport 5", "-A KUBE-A -p tcp -m udp --dport 5", "-A KUBE-A --dport 5",
-	"-A KUBE-A -p tcp --dport 65536", "-A KUBE-A -p tcp --dport x", "-A KUBE-A -p tcp --dport", "-A KUBE-A -p tcp --dport 5 --dport 6",
-	"-A KUBE-A -p udp -m icmp --icmp-type 8", "-A KUBE-A -p icmp -m icmp --icmp-type 256", "-A KUBE-A -p icmp -m icmp --icmp-type 8/x",
-	"-A KUBE-A -m mark", "-A KUBE-A -m mark --mark x", "-A KUBE-A -m mark --mark 0x100000000", "-A KUBE-A -m mark --mark 1/x",
-	"-A KUBE-A -m conntrack", "-A KUBE-A -m conntrack --ctstate STRAY", "-A KUBE-A -m conntrack --ctstate NEW,,INVALID",
-	"-A KUBE-A -m addrtype", "-A KUBE-A -m addrtype --dst-type STRAY",
-	"-A KUBE-A -m statistic", "-A KUBE-A -m statistic --mode random", "-A KUBE-A -m statistic --probability 0.5",
-	"-A KUBE-A -m statistic --mode random --probability 1.5", "-A KUBE-A -m statistic --mode random --probability -0.5",
-	"-A KUBE-A -m recent", "-A KUBE-A -m recent --name x", "-A KUBE-A -m recent --set --rcheck", "-A KUBE-A -m recent --rcheck --update", "-A KUBE-A -m recent --rcheck --reap",
-	"-A KUBE-A -m recent --rcheck --seconds 0", "-A KUBE-A -m recent --rcheck --mask x", "-A KUBE-A -m recent --rcheck --mask ffff::",
-	"-A KUBE-A -m recent --set --seconds 10",
-	"-A KUBE-A -m nfacct", "-A KUBE-A -m nfacct --nfacct-name a2345678901234567890123456789012", "-A KUBE-A -m nfacct --nfacct-name nobodys_pkts",
-	"-A KUBE-A -j MARK", "-A KUBE-A -j MARK --set-xmark x", "-A KUBE-A -j MARK --set-xmark 1 --or-mark 1", "-A KUBE-A -j MARK ! --set-xmark 1",
-	"-A KUBE-A -j DNAT", "-A KUBE-A -j DNAT --to-destination x", "-A KUBE-A -j DNAT --to-destination 10.0.0.1:80", "-A KUBE-A -j DNAT --to-destination fd00::1",
-	"-A KUBE-A -p tcp -j DNAT --to-destination 10.0.0.1:65536",
-	"-A KUBE-A -j REDIRECT --to-ports 80", "-A KUBE-A -p tcp -j REDIRECT --to-ports 65536", "-A KUBE-A -p tcp -j REDIRECT --to-ports x",
-	"filter -A KUBE-R -j REJECT --reject-with stray", "filter -A KUBE-R -j REJECT --reject-with tcp-reset", "filter -A KUBE-R -j REJECT --reject-with icmp6-no-route",
-}
-
-// stricter is what at least one of the tools takes.
-var stricter = []string{
-	":KUBE-D ACCEPT [0:0]", ":OUTPUT DROP [0:0]", ":-KUBE - [0:0]", ":!KUBE - [0:0]",
-	"-A KUBE-A ! -p tcp -m tcp --dport 5", "-A KUBE-A ! -p tcp -j DNAT --to-destination 10.0.0.1:80",
-	"-A KUBE-A ! -s 0.0.0.0/0 -j KUBE-B", "-A KUBE-A ! -i +", "-A KUBE-A -p udp -m udp ! --dport 0:65535", "-A KUBE-A -p udp --dport 9:7",
-	"-A KUBE-A -m comment --comment " + strings.Repeat("x", 256), `-A KUBE-A -m comment --comment "open`,
-	"-A KUBE-C -j KUBE-C", "-F",
-	"-A KUBE-A -m addrtype --limit-iface-in --dst-type LOCAL", "-A KUBE-A -m addrtype --dst-type UNICAST", "-A KUBE-A -g KUBE-B",
-	"-A KUBE-A -m recent --set --rdest", "-A KUBE-A -p tcp --sport 5", "-A KUBE-A -p gre",
-	"-A KUBE-C -j MASQUERADE --random", "-A KUBE-A -m conntrack --ctstate NEW,NEW",
-	"-A KUBE-A -p tcp -j DNAT --to-destination 10.0.0.1-10.0.0.2:80", "-A KUBE-A -j MARK --and-mark 1",
+// lines are those of a file in testdata. refused.txt has what the tools refuse as well, each in
+// the line that has it: "filter" before a line puts it there instead of nat. stricter.txt has
+// what at least one of the tools accepts. base.rules are the rules that such lines change.
+func lines(t *testing.T, name string) []string {
+	t.Helper()
+	return strings.Split(strings.TrimSuffix(read(t, name), "\n"), "\n")
 }
 
 // refusal is input whose third line is refused, followed and preceded by others that
@@ -160,7 +98,7 @@ func refusal(line string) string {
 // TestRefuseKeeps: what came before the line at fault has not happened either.
 func TestRefuseKeeps(t *testing.T) {
 	for _, change := range []string{"-D KUBE-A 1", "-I KUBE-A -p udp", "-A KUBE-A -p udp", "-F KUBE-A", ":KUBE-A - [0:0]", ":POSTROUTING ACCEPT [0:0]\n-F KUBE-C\n-X KUBE-C"} {
-		tables := restored(t, proxier.IPv4, base)
+		tables := restored(t, proxier.IPv4, read(t, "base.rules"))
 		before := saveAll(tables)
 		if err := tables.Restore([]byte("*nat\n" + change + "\n-A KUBE-A -p tcp\n-A KUBE-A -j KUBE-NONE\nCOMMIT\n")); err == nil {
 			t.Errorf("%s: no error", change)
@@ -173,8 +111,8 @@ func TestRefuseKeeps(t *testing.T) {
 
 // TestRefuse: an error names the line, and nothing has changed.
 func TestRefuse(t *testing.T) {
-	for _, line := range slices.Concat(refused, stricter) {
-		tables := restored(t, proxier.IPv4, base)
+	for _, line := range append(lines(t, "refused.txt"), lines(t, "stricter.txt")...) {
+		tables := restored(t, proxier.IPv4, read(t, "base.rules"))
 		before := saveAll(tables)
 		err := tables.Restore([]byte(refusal(line)))
 		var at *Error

@@ -65,7 +65,7 @@ func (v verdict) act(*walk) outcome {
 	return returned
 }
 
-// tcpReset answers TCP as if nobody listened.
+// tcpReset answers TCP as if no socket listened.
 const tcpReset = "tcp-reset"
 
 // rejections are the answers that can be had; the first is the usual one.

@@ -31,7 +31,7 @@ type Packet struct {
 	// Out is the device it leaves by if it does. Where it leads does not count:
 	// translated or not, it is the same one. A packet that stays has lo.
 	Out string
-	// Local tells the addresses of this host. Those of loopback always are.
+	// Local says whether an address is this host's. Loopback addresses always are.
 	Local func(netip.Addr) bool
 	// Own is the address of the device In, to which REDIRECT leads; if it is missing
 	// the packet keeps its destination.
@@ -60,7 +60,7 @@ func (v Verdict) String() string {
 	return "reject"
 }
 
-// Result tells what becomes of a packet.
+// Result is what happens to a packet.
 type Result struct {
 	Verdict Verdict
 	// Kind is how the packet is rejected, in the words of --reject-with.

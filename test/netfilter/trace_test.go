@@ -333,7 +333,7 @@ func TestLoopback(t *testing.T) {
 	}
 }
 
-// TestSteps: the steps tell the way.
+// TestSteps: the steps are the rules that a packet matched.
 func TestSteps(t *testing.T) {
 	r := restored(t, proxier.IPv4, "*nat\n:KUBE-A - [0:0]\n-A PREROUTING -p udp -j KUBE-A\n-A PREROUTING -j KUBE-A\n"+
 		"-A KUBE-A -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.0.0.3:81\nCOMMIT\n*filter\n:FORWARD DROP [0:0]\nCOMMIT\n").Trace(incoming(proxier.IPv4, nil))
@@ -428,7 +428,7 @@ func TestRecent(t *testing.T) {
 	pass("10.0.1.198", Accept)
 }
 
-// TestRehearsal: what can become of a packet is told without it having been there.
+// TestRehearsal: working out what can happen to a packet does not count as one.
 func TestRehearsal(t *testing.T) {
 	tables := restored(t, proxier.IPv4, "*filter\n-A FORWARD -m recent --rcheck --name x -j DROP\n-A FORWARD -m recent --set --name x\nCOMMIT\n")
 	packet := incoming(proxier.IPv4, nil)

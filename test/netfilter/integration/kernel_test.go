@@ -2,7 +2,7 @@
 
 //go:build linux
 
-package netfilter
+package integration
 
 import (
 	"fmt"
@@ -17,6 +17,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/netfilter"
 )
 
 // counted is a rule that has seen packets, as iptables-save -c prints it.
@@ -45,6 +46,13 @@ func (r tools) counts(t *testing.T, port uint16) map[string]int {
 	return counts
 }
 
+// builtin are the chains of each table.
+var builtin = map[string][]string{
+	"nat":    {"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"},
+	"filter": {"INPUT", "FORWARD", "OUTPUT"},
+	"mangle": {"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"},
+}
+
 // everyChain has rules for a port in all built-in chains: one for any packet, and those
 // for loopback where the device is known.
 func everyChain(port uint16) string {
@@ -54,10 +62,10 @@ func everyChain(port uint16) string {
 		for _, chain := range builtin[table] {
 			match := fmt.Sprintf("-A %s %%s-p udp -m udp --dport %d\n", chain, port)
 			fmt.Fprintf(&text, match, "")
-			if hook := hookNames[chain]; hook&(output|postrouting) == 0 {
+			if chain != "OUTPUT" && chain != "POSTROUTING" {
 				fmt.Fprintf(&text, match, "-i lo ")
 			}
-			if hook := hookNames[chain]; hook&(input|prerouting) == 0 {
+			if chain != "INPUT" && chain != "PREROUTING" {
 				fmt.Fprintf(&text, match, "-o lo ")
 			}
 		}
@@ -75,7 +83,7 @@ func TestKernel(t *testing.T) {
 			l := lab.NewT(t)
 			n, client := l.Node("node1"), l.Client("client")
 			shell, web := n.Pod("shell"), n.Pod("web")
-			r, tables := newTools(t, proxier.IPv4, variant, n.Sandbox), New(proxier.IPv4)
+			r, tables := newTools(t, proxier.IPv4, variant, n.Sandbox), netfilter.New(proxier.IPv4)
 			// Without a translation in the table, nothing follows connections.
 			if output, err := r.restore("*nat\n-A POSTROUTING -p sctp -j MASQUERADE\nCOMMIT\n"); err != nil {
 				t.Fatalf("%v: %s", err, output)
@@ -117,7 +125,7 @@ func TestKernel(t *testing.T) {
 				if err := tables.Restore([]byte(rules)); err != nil {
 					t.Fatal(err)
 				}
-				p := Packet{
+				p := netfilter.Packet{
 					Src: netip.AddrPortFrom(test.from.Addr4, 40000), Dst: netip.AddrPortFrom(test.to, port), Protocol: proxier.UDP,
 					In: "eth0", Out: "eth0", Own: n.Addr4, Local: func(a netip.Addr) bool { return a == n.Addr4 },
 				}

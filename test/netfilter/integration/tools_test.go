@@ -2,7 +2,7 @@
 
 //go:build linux
 
-package netfilter
+package integration
 
 import (
 	"context"
@@ -82,7 +82,7 @@ func TestTools(t *testing.T) {
 				}
 				saved := r.save(t)
 				if *update && variant == "nft" {
-					if err := os.WriteFile("testdata/"+name+".saved", []byte(saved), 0o644); err != nil {
+					if err := os.WriteFile("../testdata/"+name+".saved", []byte(saved), 0o644); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -104,11 +104,11 @@ func TestToolsRefuse(t *testing.T) {
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
 			r := newTools(t, proxier.IPv4, variant, lab.NewT(t).Client("client").Sandbox)
-			if output, err := r.restore(base); err != nil {
+			if output, err := r.restore(read(t, "base.rules")); err != nil {
 				t.Fatalf("%v: %s", err, output)
 			}
 			before := r.save(t)
-			for _, line := range refused {
+			for _, line := range lines(t, "refused.txt") {
 				if _, err := r.restore(refusal(line)); err == nil {
 					t.Errorf("%s is taken", line)
 				}
@@ -116,17 +116,17 @@ func TestToolsRefuse(t *testing.T) {
 			if diff := cmp.Diff(before, r.save(t)); diff != "" {
 				t.Errorf("something has changed (-before +after):\n%s", diff)
 			}
-			for _, line := range stricter {
+			for _, line := range lines(t, "stricter.txt") {
 				if _, err := r.restore(refusal(line)); err == nil {
 					taken[line] = true
 				}
-				if output, err := r.restore("*nat\n:OUTPUT ACCEPT [0:0]\n-F\nCOMMIT\n" + base); err != nil {
+				if output, err := r.restore("*nat\n:OUTPUT ACCEPT [0:0]\n-F\nCOMMIT\n" + read(t, "base.rules")); err != nil {
 					t.Fatalf("%v: %s", err, output)
 				}
 			}
 		})
 	}
-	for _, line := range stricter {
+	for _, line := range lines(t, "stricter.txt") {
 		if !taken[line] {
 			t.Errorf("%s is refused by both", line)
 		}
