@@ -18,8 +18,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestKernel: a counter is made once, counts while a rule names it, and goes when none does.
-// Those of others stay.
+// TestKernel: a counter is created once, counts while a rule names it, and can be deleted when
+// none does. Foreign ones stay.
 func TestKernel(t *testing.T) {
 	const name, others = "test_pkts", "others_pkts"
 	n := lab.NewT(t).Node("node1")
@@ -52,7 +52,7 @@ func TestKernel(t *testing.T) {
 	do("make", nil, ensure)
 	packets(0)
 
-	// The legacy variant lets go of the counter with the rule.
+	// The legacy variant releases the counter with the rule.
 	if out, err := n.Command(t.Context(), "iptables-legacy", "-A", "OUTPUT", "-p", "icmp", "-m", "nfacct", "--nfacct-name", name).CombinedOutput(); err != nil {
 		lab.SkipOrFailModule(t, errors.Join(err, errors.New(string(out))))
 	}
@@ -70,10 +70,10 @@ func TestKernel(t *testing.T) {
 	}
 	do("delete", nil, remove)
 	do("read one that is gone", ErrNotFound, func() error { _, err := Kernel{}.Packets(name); return err })
-	do("read that of somebody else", nil, func() error { _, err := Kernel{}.Packets(others); return err })
+	do("read a foreign one", nil, func() error { _, err := Kernel{}.Packets(others); return err })
 }
 
-// TestNames: what would be about all counters, or another one, is not asked.
+// TestNames: a request that would concern all counters, or another one, is not sent.
 func TestNames(t *testing.T) {
 	for _, name := range []string{"", strings.Repeat("x", MaxNameLen+1)} {
 		if err := (Kernel{}).Delete(name); err == nil || !strings.Contains(err.Error(), "bytes") {

@@ -199,7 +199,7 @@ func TestOneFamilyMissing(t *testing.T) {
 	n.do(func() error { return tools.Usable(bg, inet.IPv4) })
 }
 
-// Whoever is no longer asked finds nothing, and says so.
+// With a cancelled context, Find returns an error.
 func TestFindCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(bg)
 	cancel()

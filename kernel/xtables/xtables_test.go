@@ -49,65 +49,65 @@ func TestRestoreAndSave(t *testing.T) {
 }
 
 func TestRestoreErrors(t *testing.T) {
-	type told struct {
+	type refusal struct {
 		line int
 		text string // of the error
 	}
 	for _, tc := range []struct {
 		name, input string
-		nft, legacy told
+		nft, legacy refusal
 	}{
 		{
 			"a chain that does not exist", "*nat\n:A - [0:0]\n-A A -j RETURN\n-A A -j NONE\n-A A -j RETURN\nCOMMIT\n",
-			told{4, "Chain 'NONE' does not exist"}, told{4, "Couldn't load target `NONE'"},
+			refusal{4, "Chain 'NONE' does not exist"}, refusal{4, "Couldn't load target `NONE'"},
 		},
 		{
 			"the same in the second table", "*filter\n:NONE - [0:0]\n:A - [0:0]\n-A A -j NONE\nCOMMIT\n*nat\n:A - [0:0]\n-A A -g NONE\nCOMMIT\n",
-			told{8, "Chain 'NONE' does not exist"}, told{8, "goto 'NONE' is not a chain"},
+			refusal{8, "Chain 'NONE' does not exist"}, refusal{8, "goto 'NONE' is not a chain"},
 		},
 		{
 			"a bad option", "*nat\n:A - [0:0]\n-A A --nonsense 1\nCOMMIT\n",
-			told{3, `unknown option "--nonsense"`}, told{3, `unknown option "--nonsense"`},
+			refusal{3, `unknown option "--nonsense"`}, refusal{3, `unknown option "--nonsense"`},
 		},
 		{
 			"a match that does not exist", "*nat\n:A - [0:0]\n-A A -m nonsense\nCOMMIT\n",
-			told{3, "the extension is missing"}, told{3, "the extension is missing"},
+			refusal{3, "the extension is missing"}, refusal{3, "the extension is missing"},
 		},
 		{
 			"a chain in use", "*nat\n:A - [0:0]\n:B - [0:0]\n-A A -j B\n-X B\nCOMMIT\n",
-			told{5, "CHAIN_DEL failed"}, told{5, "line 5 failed"},
+			refusal{5, "CHAIN_DEL failed"}, refusal{5, "line 5 failed"},
 		},
 		{
 			"an unknown chain deleted", "*nat\n-X A\nCOMMIT\n",
-			told{2, "No chain/target/match by that name"}, told{2, "line 2 failed"},
+			refusal{2, "No chain/target/match by that name"}, refusal{2, "line 2 failed"},
 		},
 		{
 			"an unknown chain filled", "*nat\n-A A -j RETURN\nCOMMIT\n",
-			told{2, "No chain/target/match by that name"}, told{2, "line 2 failed"},
+			refusal{2, "No chain/target/match by that name"}, refusal{2, "line 2 failed"},
 		},
 		{
 			"refused by the kernel", "*nat\n:A - [0:0]\n-A A -j RETURN\n-A OUTPUT -j MASQUERADE\n-A A -j RETURN\nCOMMIT\n",
-			told{4, "RULE_APPEND failed (Invalid argument)"}, told{6, "line 6 failed"},
+			refusal{4, "RULE_APPEND failed (Invalid argument)"}, refusal{6, "line 6 failed"},
 		},
 		{
 			"a loop", "*nat\n:A - [0:0]\n:B - [0:0]\n-A OUTPUT -j A\n-A A -j B\n-A B -j A\nCOMMIT\n",
-			told{6, "RULE_APPEND failed (Too many links)"}, told{7, "line 7 failed"},
+			refusal{6, "RULE_APPEND failed (Too many links)"}, refusal{7, "line 7 failed"},
 		},
 		{
 			"no end", "*nat\n:A - [0:0]\n",
-			told{3, "COMMIT expected"}, told{3, "COMMIT expected"},
+			refusal{3, "COMMIT expected"}, refusal{3, "COMMIT expected"},
 		},
 		{
 			"no table", ":A - [0:0]\nCOMMIT\n",
-			told{1, "line 1 failed"}, told{1, "line 1 failed"},
+			refusal{1, "line 1 failed"}, refusal{1, "line 1 failed"},
 		},
 		{
 			"a long name", "*nat\n:" + strings.Repeat("A", 40) + " - [0:0]\nCOMMIT\n",
-			told{2, "too long"}, told{2, "Invalid chain name"},
+			refusal{2, "too long"}, refusal{2, "Invalid chain name"},
 		},
 		{
 			"no command", "*nat\nnonsense\nCOMMIT\n",
-			told{2, "Bad argument"}, told{2, "Bad argument"},
+			refusal{2, "Bad argument"}, refusal{2, "Bad argument"},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -300,7 +300,7 @@ func TestUnwrittenTable(t *testing.T) {
 	})
 }
 
-// TestSaveAll: all at once are what they are one by one, and one that nobody has
+// TestSaveAll: tables read by one call are the same as those read one by one, and one that has not been
 // written to is there.
 func TestSaveAll(t *testing.T) {
 	forAll(t, func(t *testing.T, n *node) {
