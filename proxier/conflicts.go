@@ -60,7 +60,7 @@ func (d *Decision) claimsAs(was *Decision) bool {
 	return true
 }
 
-// claim takes the decision's addresses where nobody has them.
+// claim takes the decision's addresses that have no owner.
 func (t *Table) claim(d *Decision, disputes []frontendKey) []frontendKey {
 	for i := range d.Frontends {
 		key := d.key(i)
@@ -93,7 +93,7 @@ func (t *Table) release(old, successor *Decision, disputes []frontendKey) []fron
 		}
 		key := old.key(i)
 		claimants := t.contested[key]
-		if claimants == nil { // nobody else wants it, so it is old's
+		if claimants == nil { // no other claimant, so it is old's
 			delete(t.owner, key)
 			continue
 		}
@@ -107,22 +107,22 @@ func (t *Table) release(old, successor *Decision, disputes []frontendKey) []fron
 	return disputes
 }
 
-// settle finds out who serves each disputed address: of the claims of the
+// resolve chooses who serves each disputed address: of the claims of the
 // first kind the oldest, as the API server would have had it.
-func (t *Table) settle(disputes []frontendKey, out []PortChange) []PortChange {
+func (t *Table) resolve(disputes []frontendKey, out []PortChange) []PortChange {
 	at := make(map[uint32]int, len(out)) // index -> its place in out
 	for i, c := range out {
 		if c.New != nil {
 			at[c.New.index] = i
 		}
 	}
-	copied := map[uint32]bool{} // decisions that nobody else has seen
-	settled := make(map[frontendKey]bool, len(disputes))
+	copied := map[uint32]bool{} // decisions that were not handed over yet
+	resolved := make(map[frontendKey]bool, len(disputes))
 	for _, key := range disputes {
-		if settled[key] {
+		if resolved[key] {
 			continue
 		}
-		settled[key] = true
+		resolved[key] = true
 		claimants := t.contested[key]
 		if len(claimants) == 0 {
 			delete(t.contested, key)
@@ -180,8 +180,7 @@ func (d *Decision) precedes(o *Decision, addr netip.AddrPort) bool {
 	return cmp.Or(d.Name.compare(o.Name), cmp.Compare(d.index, o.index)) < 0
 }
 
-// inheritConflicts keeps what was settled about addresses nobody newly
-// disputes.
+// inheritConflicts keeps the outcome of disputes that this change does not touch.
 func (d *Decision) inheritConflicts(was *Decision) {
 	for i := range was.Frontends {
 		if was.Frontends[i].Conflict == nil {

@@ -16,8 +16,8 @@ type Verdict uint8
 
 // The verdicts.
 const (
-	Reject Verdict = iota // the client is told at once
-	Drop                  // silence
+	Reject Verdict = iota // the client gets an error at once
+	Drop                  // packets are dropped silently
 )
 
 func (v Verdict) String() string {
@@ -48,7 +48,7 @@ type Decision struct {
 	UID      types.UID // of the Service, for Events
 	Created  time.Time
 	Affinity time.Duration
-	// OptedOut says that it is not to be carried by a fast tier where another one can.
+	// OptedOut says that a fast tier is not to serve it where another one can.
 	OptedOut bool
 	// HealthCheckNodePort is where this process answers load balancers about the Service; 0
 	// for nowhere. A tier that has rules lets the packets in.

@@ -19,20 +19,20 @@ type Flow struct {
 	Device string
 }
 
-// Outcome is what becomes of a flow on this node.
+// Outcome is what happens to a flow on this node.
 type Outcome uint8
 
 // The outcomes.
 const (
-	Pass     Outcome = iota // nothing of ours: it goes where it was going
+	Pass     Outcome = iota // no frontend matches: the packet continues unchanged
 	Forward                 // to one of the eligible backends
-	Rejected                // the client is told at once
-	Dropped                 // silence
+	Rejected                // the client gets an error at once
+	Dropped                 // packets are dropped silently
 )
 
 func (o Outcome) String() string { return [...]string{"pass", "forward", "reject", "drop"}[o] }
 
-// Explanation is what becomes of a flow, and why.
+// Explanation is what happens to a flow, and why.
 type Explanation struct {
 	Flow    Flow
 	Facts   Facts // it was decided by
@@ -47,7 +47,7 @@ type Explanation struct {
 	Route Route
 	// Endpoints are all that were considered for it, sorted by address.
 	Endpoints []Judgement
-	// Rivals are service ports that want the same address and do not get it.
+	// Rivals are service ports that claim the same address and do not get it.
 	Rivals []ServicePortName
 }
 
@@ -74,7 +74,7 @@ func (j *Judgement) why(s Set) Why {
 	return j.Cluster
 }
 
-// Explain says what becomes of a flow.
+// Explain says what happens to a flow.
 func (t *Table) Explain(flow Flow) Explanation {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

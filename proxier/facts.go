@@ -18,7 +18,7 @@ type Facts struct {
 	// LocalAddrs are the addresses of this node's devices, sorted, without
 	// those that a proxy put there to receive Services (kube-ipvs0).
 	LocalAddrs []netip.Addr
-	// Pods tells local pods from everybody else.
+	// Pods distinguishes local pods from other sources.
 	Pods Detector
 	// ServiceCIDRs are what ClusterIPs are allocated from; empty if unknown.
 	ServiceCIDRs []netip.Prefix
@@ -33,14 +33,14 @@ type Policy struct {
 	// IgnoreExternalIPs is the feature gate AllowServiceExternalIPs=false.
 	IgnoreExternalIPs bool
 	// StrictSourceRanges closes the hole that upstream leaves: ranges of one
-	// family alone leave load balancer IPs of the other one open to everybody.
+	// family alone leave load balancer IPs of the other one open to all sources.
 	StrictSourceRanges bool
 	// KeepTCP has decisions keep every TCP endpoint that the API knows, also those that no
 	// new client gets: for tiers that end connections to all others.
 	KeepTCP bool
 }
 
-// Detector tells packets of this node's pods from others
+// Detector distinguishes packets of this node's pods from others
 // (detectLocalMode). The zero Detector knows none.
 type Detector struct {
 	// CIDRs of the pods (ClusterCIDR, NodeCIDR); one family or both.
@@ -52,7 +52,7 @@ type Detector struct {
 	InterfacePrefix bool
 }
 
-// Knows says whether pods of that family can be told from others at all.
+// Knows says whether pods of that family can be distinguished at all.
 func (d *Detector) Knows(family Family) bool {
 	return d.Interface != "" || slices.ContainsFunc(d.CIDRs, func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == family })
 }
@@ -73,14 +73,14 @@ func (d *Detector) equal(o *Detector) bool {
 	return d.Interface == o.Interface && d.InterfacePrefix == o.InterfacePrefix && slices.Equal(d.CIDRs, o.CIDRs)
 }
 
-// Origin is who dials a frontend, as far as Services make a difference.
+// Origin is where a client is, as far as Services make a difference.
 type Origin uint8
 
 // The origins, fit to index an array.
 const (
 	FromPod     Origin = iota // a local pod, by the detector
 	FromHost                  // this node, by its source address
-	FromOutside               // anybody else
+	FromOutside               // any other source
 	Origins
 )
 

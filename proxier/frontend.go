@@ -56,7 +56,7 @@ type Frontend struct {
 	// for a tier that has to know before there is a packet.
 	Pods, Host Admission
 	// Unguarded says that the Service has source ranges, but of the other
-	// family alone, and that anybody is let in here.
+	// family alone, so that all sources are let in here.
 	Unguarded bool
 	// Conflict names the service port that has this address; the frontend is
 	// not served while it does.
@@ -170,8 +170,8 @@ func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, famil
 
 var unspecified = [Families]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 
-// clusterIPRoutes: one set for everybody, by internalTrafficPolicy; who is not
-// a local pod is masqueraded, where pods are known.
+// clusterIPRoutes: one set for all clients, by internalTrafficPolicy; clients other
+// than local pods are masqueraded, where pods are known.
 func (t *Table) clusterIPRoutes(s *Service, family Family) (routes [Origins]Route) {
 	for o := range Origins {
 		routes[o].Set = SetOf(family, s.InternalLocal)

@@ -83,10 +83,10 @@ const (
 	ReasonConflict       = "Conflict"                        // two objects claim the same thing
 	ReasonCapacity       = "Capacity"                        // does not fit into a kernel table
 	ReasonInvalidFile    = "InvalidFile"                     // a manifest cannot be read or parsed
-	ReasonInvalidConfig  = "InvalidConfig"                   // the configuration file is no use any more
+	ReasonInvalidConfig  = "InvalidConfig"                   // the configuration file is invalid
 	ReasonIncompleteNode = "IncompleteNode"                  // the Node lacks what the configuration needs of it
 	ReasonDuplicateName  = "DuplicateName"                   // two manifests hold the same object
-	ReasonUnsupported    = "Unsupported"                     // no tier on this node can carry it
+	ReasonUnsupported    = "Unsupported"                     // no tier on this node can serve it
 	ReasonUnguarded      = "Unguarded"                       // source ranges leave an address family open
 	ReasonFlowsNotClosed = "FlowsNotClosed"                  // sockets of a removed backend could not be closed
 	ReasonNoHealthCheck  = "FailedToStartServiceHealthcheck" // the port cannot be bound; upstream's word

@@ -24,8 +24,8 @@ type HealthCheck struct {
 	Ready [Families]int
 }
 
-// HealthCheckChange is what became of the health check of one Service. Check is nil where
-// there is none any more.
+// HealthCheckChange is a change of the health check of one Service. Check is nil if it was
+// removed.
 type HealthCheckChange struct {
 	Service types.NamespacedName
 	Check   *HealthCheck

@@ -19,8 +19,8 @@ const (
 	kinds
 )
 
-// properties are what differs between kinds. A tier asks for a property, not for
-// a kind, so that a further kind is a row here.
+// properties are what differs between kinds. Tiers use properties, not kinds, so
+// that a further kind is a row here.
 type properties struct {
 	name string
 	// external, wildcard and echo: see the methods of these names.
@@ -34,7 +34,7 @@ var kindProperties = [kinds]properties{
 	NodePort:     {name: "NodePort", external: true, wildcard: true},
 }
 
-// properties are the zero ones for a number that is no kind.
+// properties are all false for a number that is not a kind.
 func (k Kind) properties() *properties {
 	if k < kinds {
 		return &kindProperties[k]

@@ -36,7 +36,7 @@ func ParseNodePortSelector(list []string, loopback bool) (s NodePortSelector, wa
 		default:
 			p, err := ParseCIDR(text)
 			if err != nil {
-				return s, nil, fmt.Errorf("nodePortAddresses[%d]: %w, and none of the words primary, localhost, all", i, err)
+				return s, nil, fmt.Errorf("nodePortAddresses[%d]: %w, nor one of primary, localhost, all", i, err)
 			}
 			s.CIDRs = append(s.CIDRs, p)
 		}
@@ -79,7 +79,7 @@ type NodeRules struct {
 	NodePortAddrs []netip.Addr
 	// AllNodePortAddrs says that these are all local addresses of the family.
 	AllNodePortAddrs [Families]bool
-	// Loopback are the loopback addresses at which this host, and nobody else,
+	// Loopback are the loopback addresses at which this host alone
 	// reaches NodePorts.
 	Loopback [Families][]netip.Prefix
 	// Pods tells where FromPod applies.
@@ -129,7 +129,7 @@ func (s *NodePortSelector) loopback(family Family) []netip.Prefix {
 	return some
 }
 
-// servesNodePort says whether NodePorts are served at an address, and to whom.
+// servesNodePort says whether NodePorts are served at an address to clients of an origin.
 func (r *NodeRules) servesNodePort(a netip.Addr, from Origin) bool {
 	if a.IsLoopback() {
 		return from == FromHost && slices.ContainsFunc(r.Loopback[FamilyOf(a)], func(p netip.Prefix) bool { return p.Contains(a) })

@@ -19,7 +19,7 @@ import (
 
 // Options of a Proxier.
 type Options struct {
-	// NodeName tells local endpoints from remote ones.
+	// NodeName distinguishes local endpoints from remote ones.
 	NodeName string
 	// Facts known from the start, and the Policy by which all is decided.
 	Facts  Facts
@@ -27,11 +27,11 @@ type Options struct {
 	// NodeFacts takes from the Node what is to be known of it, replacing lists;
 	// nil takes the zone alone.
 	NodeFacts func(*v1.Node, *Facts)
-	// Tier carries the frontends.
+	// Tier programs the decisions into the kernel.
 	Tier Tier
-	// Reporter is told of problems with objects; nil for nobody.
+	// Reporter receives problems with objects; optional.
 	Reporter Reporter
-	// Observer is told of syncs; nil for nobody.
+	// Observer receives the outcome of syncs; optional.
 	Observer Observer
 	// Runner has the intervals of syncs; see DefaultRunnerOptions.
 	Runner RunnerOptions
@@ -80,7 +80,7 @@ type SyncInfo struct {
 }
 
 // Proxier connects the sources of objects with a tier: handlers record, a
-// runner takes what changed, has it decided, and gives it to the tier. The
+// runner takes what changed, applies it to the decision table, and syncs the tier. The
 // first change of a quiet period is programmed before its handler returns, all
 // others are when it is their time. Nothing is programmed before both Services
 // and EndpointSlices have synced.
@@ -143,7 +143,7 @@ func (p *Proxier) Run(ctx context.Context) {
 // SetIntervals takes over other intervals of syncs while it runs.
 func (p *Proxier) SetIntervals(opts RunnerOptions) { p.runner.SetIntervals(opts) }
 
-// Table of this proxier, for what it lets readers ask.
+// Table of this proxier, for its read-only methods.
 func (p *Proxier) Table() *Table { return p.table }
 
 // Tracker of this proxier, for its counts.
@@ -236,8 +236,8 @@ func (p *Proxier) OnNodeSynced() {}
 
 func (p *Proxier) gateOpen() bool { return p.servicesSynced.Load() && p.slicesSynced.Load() }
 
-// request asks for a sync, unless that would do nothing: the first one is not to wait until
-// the least interval after such a one is over.
+// request requests a sync once both sources have synced. An earlier one would do nothing,
+// and delay the first real one by the minimum interval.
 func (p *Proxier) request() {
 	if p.gateOpen() {
 		p.runner.Request()
@@ -298,8 +298,8 @@ func (p *Proxier) sync(ctx context.Context, reason RunReason) error {
 	info.Services, info.Ports = len(changes), len(update.Changes)
 	info.HealthChecks, info.NodeRules = p.table.takeHealthChecks(), update.NodeRules
 	p.reportProblems(update.Changes)
-	// The first time, after a failure and now and then the tier compares all
-	// it should carry with what the kernel holds.
+	// The first time, after a failure and periodically the tier compares all that
+	// it should serve with what the kernel holds.
 	if !p.synced || reason != Requested {
 		update.Full, update.Changes = true, append(update.Changes, p.unchanged(update.Changes)...)
 	}
@@ -382,7 +382,7 @@ func (p *Proxier) reportProblems(changes []PortChange) {
 			if f.Unguarded && !was.Unguarded && !warned {
 				warned = true
 				problem.Field, problem.Reason = "spec.loadBalancerSourceRanges", ReasonUnguarded
-				problem.Message = fmt.Sprintf("no %s range: %s is open to everybody, as with other proxies; name a range of that family or set strictSourceRanges",
+				problem.Message = fmt.Sprintf("no %s range: %s is open to all sources, as in upstream kube-proxy; add a range of that family or set strictSourceRanges",
 					FamilyOf(f.Addr.Addr()), f.Addr)
 				p.reporter.Report(problem)
 			}

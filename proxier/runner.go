@@ -38,8 +38,8 @@ type Runner struct {
 
 	mu   sync.Mutex // held during a run
 	opts RunnerOptions
-	// now is a run on behalf of Run, for who is not to wait for its goroutine; nil while
-	// that is not running.
+	// now runs the function on behalf of Run, in another goroutine; nil while Run is not
+	// running.
 	now     func() error
 	ended   time.Time // of the last run, but for periodic ones
 	failing bool

@@ -71,7 +71,7 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 		case reported > maxReported+1:
 			return
 		case reported == maxReported+1:
-			field, format, args = "spec", "more is wrong than is named here one by one", nil
+			field, format, args = "spec", "further invalid fields are not listed", nil
 		}
 		report(Problem{Kind: "Service", Object: name, UID: service.UID, Field: field, Reason: ReasonInvalidObject, Message: fmt.Sprintf(format, args...)})
 	}
@@ -166,7 +166,7 @@ type portName struct {
 }
 
 // hasPort says whether the Service has a port of that name already: names
-// identify ports. Of many ports, it keeps who was asked for in seen.
+// identify ports. For many ports, seen replaces the search.
 func (s *Service) hasPort(name string, protocol Protocol, seen map[portName]struct{}) bool {
 	if seen == nil {
 		return slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return p.Name == name && p.Protocol == protocol })
@@ -218,7 +218,7 @@ func parseExtras(s *Service, service *v1.Service, invalid func(field, format str
 	for i, text := range service.Spec.LoadBalancerSourceRanges {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))
 		if err != nil || p.Addr().Is4In6() {
-			invalid(fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), "%q is not a CIDR; it lets nobody in", text)
+			invalid(fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), "%q is not a CIDR; it matches no client", text)
 			x.InvalidRanges = true
 			continue
 		}

@@ -26,10 +26,10 @@ type Table struct {
 	// service port.
 	freed []uint32
 
-	owner     map[frontendKey]uint32   // who serves an address
-	contested map[frontendKey][]uint32 // all who want it, where several do
+	owner     map[frontendKey]uint32   // which service port serves an address
+	contested map[frontendKey][]uint32 // all claimants, where there are several
 	health    map[types.NamespacedName]HealthCheck
-	checked   map[types.NamespacedName]struct{} // those whose health check is another than was told
+	checked   map[types.NamespacedName]struct{} // those whose health check changed since it was last handed over
 
 	candidates []candidate // scratch
 	frontends  []Frontend  // scratch
@@ -45,7 +45,7 @@ type row struct {
 	merged *[Families]merged
 }
 
-// PortChange is what became of one service port. Old is nil for a new one, New
+// PortChange is a change of one service port. Old is nil for a new one, New
 // for one that is gone.
 type PortChange struct {
 	Old, New *Decision
@@ -148,7 +148,7 @@ func (t *Table) Apply(changes []Change) []PortChange {
 		out, disputes = t.apply(&changes[i], out, disputes)
 	}
 	if len(disputes) > 0 {
-		out = t.settle(disputes, out)
+		out = t.resolve(disputes, out)
 	}
 	t.free, t.freed = append(t.free, t.freed...), t.freed[:0]
 	return out
@@ -177,7 +177,7 @@ func (t *Table) apply(c *Change, out []PortChange, disputes []frontendKey) ([]Po
 			}
 			d := t.decide(c, port, &r)
 			if at < 0 {
-				t.place(r)
+				t.insert(r)
 				disputes = t.claim(d, disputes)
 				out = append(out, PortChange{New: d})
 			} else {
@@ -282,7 +282,7 @@ func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 	return d
 }
 
-// decideBackends appends the backends of one family, and says whether anybody
+// decideBackends appends the backends of one family, and says whether clients
 // could be served by any.
 func (t *Table) decideBackends(from []*EndpointSlice, r *row, to target, cluster, local bool) (reachable bool) {
 	var used Members
@@ -317,7 +317,7 @@ func (t *Table) keeps(protocol Protocol, c *candidate) bool {
 	return protocol == UDP && c.is(serving) || protocol == TCP && t.policy.KeepTCP
 }
 
-func (t *Table) place(r row) {
+func (t *Table) insert(r row) {
 	if n := len(t.free); n > 0 {
 		r.decision.index, t.free = t.free[n-1], t.free[:n-1]
 		t.rows[r.decision.index] = r

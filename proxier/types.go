@@ -100,7 +100,7 @@ type Service struct {
 	// InternalLocal is internalTrafficPolicy: Local, ExternalLocal the same for
 	// externalTrafficPolicy.
 	InternalLocal, ExternalLocal bool
-	// OptedOut says that it is not to be carried by a fast tier where another one can.
+	// OptedOut says that a fast tier is not to serve it where another one can.
 	OptedOut bool
 	// Affinity is how long a client stays with its backend; 0 for not at all.
 	Affinity time.Duration
@@ -121,7 +121,7 @@ type ServiceExtras struct {
 	// SourceRanges are masked, of both families.
 	SourceRanges []netip.Prefix
 	// InvalidRanges says that an entry of loadBalancerSourceRanges was no CIDR:
-	// it allows nobody, and does not leave the addresses open to all.
+	// it matches no client, and does not leave the addresses open to all.
 	InvalidRanges bool
 	// HealthCheckNodePort is 0 for none.
 	HealthCheckNodePort uint16

@@ -83,7 +83,7 @@ func (n *node) becomes(want string) (u Uplinks) {
 // link adds a device that is up.
 func (n *node) link(link netlink.Link) netlink.Link {
 	n.t.Helper()
-	// A tun device belongs to the namespace of whoever opens /dev/net/tun.
+	// A tun device belongs to the namespace of the process that opens /dev/net/tun.
 	err := n.at.Do(func() error { return netlink.LinkAdd(link) })
 	if err == nil {
 		link, err = n.nl.LinkByName(link.Attrs().Name)
@@ -196,7 +196,7 @@ func TestWatch(t *testing.T) {
 	}
 	n.becomes("eth0 up0")
 
-	// A device that is down carries nothing.
+	// A device that is down is no uplink.
 	if err := n.nl.LinkSetDown(up); err != nil {
 		t.Fatal(err)
 	}

@@ -61,10 +61,10 @@ func TestMessages(t *testing.T) {
 		{"all", b, 0, []string{"20/1:1=:2=a:3=abcd:4=abcde", "21/2", nested}, ""},
 		{"the first", b, 1, []string{"20/1:1=:2=a:3=abcd:4=abcde"}, ""},
 		{"half a header", b[:start+8], 0, []string{"20/1:1=:2=a:3=abcd:4=abcde", "21/2"}, ""},
-		{"half a message", b[:len(b)-4], 0, []string{"20/1:1=:2=a:3=abcd:4=abcde", "21/2"}, "broken message"},
-		{"no length", make([]byte, 20), 0, nil, "broken message"},
-		{"an attribute beyond the end", End(append(Begin(nil, 20, 0, 1), 5, 0, 1, 0), 0), 0, []string{"20/1"}, "one is broken"},
-		{"an attribute of no length", End(append(Begin(nil, 20, 0, 1), 0, 0, 1, 0), 0), 0, []string{"20/1"}, "one is broken"},
+		{"half a message", b[:len(b)-4], 0, []string{"20/1:1=:2=a:3=abcd:4=abcde", "21/2"}, "malformed message"},
+		{"no length", make([]byte, 20), 0, nil, "malformed message"},
+		{"an attribute beyond the end", End(append(Begin(nil, 20, 0, 1), 5, 0, 1, 0), 0), 0, []string{"20/1"}, "malformed attribute"},
+		{"an attribute of no length", End(append(Begin(nil, 20, 0, 1), 0, 0, 1, 0), 0), 0, []string{"20/1"}, "malformed attribute"},
 	} {
 		got, err := describe(tc.b, tc.most)
 		if !slices.Equal(got, tc.want) {

@@ -9,15 +9,15 @@ import (
 	"fmt"
 )
 
-// CookieOf returns the cookie of the network namespace at a path such as
-// /proc/<pid>/ns/net. It needs CAP_SYS_ADMIN, and Linux 5.14.
+// CookieOf returns the cookie of the network namespace at a path, such as /proc/1234/ns/net.
+// It needs CAP_SYS_ADMIN, and Linux 5.14.
 func CookieOf(path string) (uint64, error) {
-	n, err := Open(path)
+	ns, err := Open(path)
 	if err != nil {
 		return 0, err
 	}
-	defer n.Close()
-	cookie, err := n.Cookie()
+	defer ns.Close()
+	cookie, err := ns.Cookie()
 	if err != nil {
 		return 0, err
 	}

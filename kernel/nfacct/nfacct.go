@@ -2,8 +2,8 @@
 
 //go:build linux
 
-// Package nfacct makes, reads and deletes the kernel's named counters of packets, which rules
-// name by "-m nfacct".
+// Package nfacct creates, reads and deletes the kernel's named packet counters, which rules
+// reference by "-m nfacct".
 package nfacct
 
 import (
@@ -20,12 +20,12 @@ import (
 type Kernel struct{}
 
 var (
-	// ErrNotFound says that there is no counter of the name.
-	ErrNotFound = errors.New("there is no such counter")
-	// ErrInUse says that rules name the counter.
-	ErrInUse = errors.New("rules name the counter")
-	// ErrNotSupported says that the kernel has no counters.
-	ErrNotSupported = errors.New("the kernel has no counters for rules (module nfnetlink_acct)")
+	// ErrNotFound says that no counter has the name.
+	ErrNotFound = errors.New("counter does not exist")
+	// ErrInUse says that rules reference the counter.
+	ErrInUse = errors.New("counter is in use by rules")
+	// ErrNotSupported says that the kernel does not support counters.
+	ErrNotSupported = errors.New("the kernel does not support packet counters (module nfnetlink_acct)")
 )
 
 // MaxNameLen is the longest name in bytes; the kernel has one more, for the end.
@@ -41,44 +41,43 @@ const (
 	attrPackets = 2
 )
 
-// Ensure makes a counter, which begins with zero, unless there is one of the name.
+// Ensure creates a counter, which starts at zero, unless one has the name.
 func (Kernel) Ensure(name string) error {
 	_, err := request(messageNew, unix.NLM_F_CREATE, name)
-	if errors.Is(err, unix.EBUSY) { // which it says of one that is there
+	if errors.Is(err, unix.EBUSY) { // it exists
 		err = nil
 	}
-	return told("make", name, err)
+	return wrap("create", name, err)
 }
 
-// Packets are those that a counter has counted.
+// Packets returns the value of a counter.
 func (Kernel) Packets(name string) (uint64, error) {
 	messages, err := request(messageGet, 0, name)
 	if err != nil {
-		return 0, told("read", name, err)
+		return 0, wrap("read", name, err)
 	}
 	for _, m := range messages {
 		if n, ok := packetsOf(m); ok {
 			return n, nil
 		}
 	}
-	return 0, told("read", name, errors.New("the answer has no number of packets"))
+	return 0, wrap("read", name, errors.New("the kernel's answer lacks the number of packets"))
 }
 
-// Delete deletes a counter, if there is one of the name. It fails with ErrInUse while rules
-// name it.
+// Delete deletes a counter, if it exists. It fails with ErrInUse while rules reference it.
 func (Kernel) Delete(name string) error {
 	_, err := request(messageDelete, 0, name)
 	if errors.Is(err, unix.ENOENT) {
 		err = nil
 	}
-	return told("delete", name, err)
+	return wrap("delete", name, err)
 }
 
-// request asks for something about one counter. Without a name it would be about all, of others
-// as well.
+// request sends a request about one counter. Without a name it would concern all counters,
+// foreign ones too.
 func request(message int, flags int, name string) ([][]byte, error) {
 	if name == "" || len(name) > MaxNameLen {
-		return nil, fmt.Errorf("its name does not have 1 to %d bytes", MaxNameLen)
+		return nil, fmt.Errorf("name must have 1 to %d bytes", MaxNameLen)
 	}
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_ACCT<<8|message, flags|unix.NLM_F_ACK)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
@@ -102,8 +101,8 @@ func packetsOf(message []byte) (n uint64, ok bool) {
 	return binary.BigEndian.Uint64(value), true
 }
 
-// told says what was tried, and means what the kernel says.
-func told(verb, name string, err error) error {
+// wrap adds the step, and translates the kernel's errors.
+func wrap(verb, name string, err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -111,7 +110,7 @@ func told(verb, name string, err error) error {
 		err = ErrNotFound
 	case errors.Is(err, unix.EBUSY):
 		err = ErrInUse
-	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP): // there is no such part of nfnetlink
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP): // nfnetlink lacks the subsystem
 		err = fmt.Errorf("%w: %w", ErrNotSupported, err)
 	}
 	return fmt.Errorf("%s counter %s: %w", verb, name, err)

@@ -174,7 +174,7 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// A list of any length finds the same, whoever filters.
+// Lists of any length find the same sockets, filtered by the kernel or in user space.
 func TestManyRemotes(t *testing.T) {
 	s := netns(t)
 	var remotes []netip.AddrPort
@@ -227,7 +227,7 @@ func mark(tb testing.TB, m *ciliumebpf.Map, c net.Conn, value uint64) {
 
 func mustReader(tb testing.TB, m *ciliumebpf.Map) *sockdiag.StorageReader {
 	tb.Helper()
-	r, err := sockdiag.NewStorageReader(m, 0)
+	r, err := sockdiag.NewStorageReader(m, 0, nil)
 	if errors.Is(err, sockdiag.ErrStorageNotSupported) {
 		kernel.Since(tb, 5, 12, "reading socket storage")
 		lab.SkipOrFail(tb, err)
@@ -326,7 +326,7 @@ func TestErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer array.Close()
-	if _, err := sockdiag.NewStorageReader(array, 0); err == nil || errors.Is(err, sockdiag.ErrStorageNotSupported) {
+	if _, err := sockdiag.NewStorageReader(array, 0, nil); err == nil || errors.Is(err, sockdiag.ErrStorageNotSupported) {
 		t.Errorf("map of another type: got %v", err)
 	}
 	if _, _, err := dump(s, sockdiag.Filter{Protocol: unix.IPPROTO_SCTP}, none); err == nil {
@@ -343,8 +343,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// A socket that was closed between dump and destroy is nobody's error, and a
-// new one at its address nobody's victim.
+// A socket that was closed between dump and destroy is no error, and a
+// new one with its addresses is not destroyed.
 func TestClosedMeanwhile(t *testing.T) {
 	s := netns(t)
 	to := netip.AddrPortFrom(backend4, 1053)

@@ -15,6 +15,7 @@ import (
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 )
@@ -36,8 +37,9 @@ type StorageReader struct {
 
 // NewStorageReader prepares to read a map. Closing the reader does not close the map.
 // It reads bound sockets in one of the states, a set of 1<<state bits; zero means all
-// states. It returns ErrStorageNotSupported if the kernel has no suitable iterator.
-func NewStorageReader(m *ciliumebpf.Map, states uint32) (_ *StorageReader, err error) {
+// states. The kernel's types are taken from a cache if there is one. It returns
+// ErrStorageNotSupported if the kernel has no suitable iterator.
+func NewStorageReader(m *ciliumebpf.Map, states uint32, types *btf.Cache) (_ *StorageReader, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("read socket storage: %w", err)
@@ -47,14 +49,15 @@ func NewStorageReader(m *ciliumebpf.Map, states uint32) (_ *StorageReader, err e
 		return nil, fmt.Errorf("map is of type %s, not %s", m.Type(), ciliumebpf.SkStorage)
 	}
 	r := &StorageReader{valueSize: int(m.ValueSize())}
-	r.prog, err = ciliumebpf.NewProgram(&ciliumebpf.ProgramSpec{
-		Name:         "sk_storage_dump",
+	const name = "sk_storage_dump"
+	collection, err := ciliumebpf.NewCollectionWithOptions(&ciliumebpf.CollectionSpec{Programs: map[string]*ciliumebpf.ProgramSpec{name: {
+		Name:         name,
 		Type:         ciliumebpf.Tracing,
 		AttachType:   ciliumebpf.AttachTraceIter,
 		AttachTo:     "bpf_sk_storage_map",
 		License:      "GPL", // bpf_seq_write is GPL-only
 		Instructions: dumpStorage(r.valueSize, states),
-	})
+	}}}, ciliumebpf.CollectionOptions{Cache: types})
 	if err != nil {
 		if errors.Is(err, unix.EPERM) {
 			return nil, err
@@ -62,6 +65,8 @@ func NewStorageReader(m *ciliumebpf.Map, states uint32) (_ *StorageReader, err e
 		// The kernel lacks the iterator, the helper or BTF.
 		return nil, fmt.Errorf("%w: %w", ErrStorageNotSupported, err)
 	}
+	defer collection.Close()
+	r.prog = collection.DetachProgram(name)
 	if r.iter, err = link.AttachIter(link.IterOptions{Program: r.prog, Map: m}); err != nil {
 		return nil, errors.Join(err, r.prog.Close())
 	}

@@ -47,7 +47,7 @@ type node struct {
 
 // Slots of the map that programs count into.
 const (
-	first, second      = 0, 1 // programs of ours
+	first, second      = 0, 1 // the proxy's programs
 	foreign1           = 2
 	foreign2           = 3
 	covered, uncovered = 4, 5 // packets that ours have or have not seen, see witness
@@ -211,7 +211,7 @@ func (n *node) qdisc() (kind string) {
 	return kind
 }
 
-// foreignFilter is what somebody else attaches by clsact.
+// foreignFilter attaches a foreign filter by clsact.
 func (n *node) foreignFilter(d Direction, p *ciliumebpf.Program, priority uint16, name string) *netlink.BpfFilter {
 	n.t.Helper()
 	f := &netlink.BpfFilter{
@@ -313,7 +313,7 @@ func (n *node) traffic(d Direction) (stop func()) {
 	return stop
 }
 
-// awaitMore waits until packets were counted in a slot while somebody else sends.
+// awaitMore waits until packets were counted in a slot while another goroutine sends.
 func (n *node) awaitMore(slot uint32) {
 	n.t.Helper()
 	before, end := n.count(slot), time.Now().Add(deadline)

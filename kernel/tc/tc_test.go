@@ -111,7 +111,7 @@ func TestOutlivesProcess(t *testing.T) {
 	})
 }
 
-// No packet passes without a program of ours while they are replaced, by the same
+// No packet bypasses the programs while they are replaced, by the same
 // method and by another.
 func TestReplaceUnderTraffic(t *testing.T) {
 	for _, test := range []struct {
@@ -201,7 +201,7 @@ func TestForeign(t *testing.T) {
 	})
 }
 
-// Ours comes before what is there already, which may end the chain.
+// A new program runs before existing foreign ones, which may end the chain.
 func TestOrder(t *testing.T) {
 	forAll(t, func(t *testing.T, m Method, d Direction) {
 		n := newNode(t)
@@ -271,7 +271,7 @@ func TestDeviceGone(t *testing.T) {
 	})
 }
 
-// An ingress qdisc is somebody else's. It has room for filters on one side only, and
+// An ingress qdisc is foreign. It has room for filters on one side only, and
 // stays.
 func TestIngressQdisc(t *testing.T) {
 	n := newNode(t)

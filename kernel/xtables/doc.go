@@ -7,8 +7,8 @@
 //
 // There are two sets of programs under nearly the same names. That of nf_tables keeps
 // rules in tables of nf_tables, the legacy one in tables of its own, and the kernel
-// applies both to every packet. Everybody on a node has to use the same: a verdict in
-// one says nothing to the other. Find tells which it is.
+// applies both to every packet. All programs on a node have to use the same: a verdict in
+// one has no effect on the other. Find returns the one that others use.
 //
 // # The lock
 //
@@ -18,14 +18,14 @@
 // have transactions instead; they take -w and neither wait nor open the file. Reading
 // takes no lock in either.
 //
-// # What takes long
+// # Performance
 //
 // Save of the nft variant (1.8.9) sorts chains in time that is quadratic when they
-// were made in the order of their names: 1.1 s for 12,000 chains instead of 0.1 s. Let
-// those who make thousands at once not sort them.
+// were created in the order of their names: 1.1 s for 12,000 chains instead of 0.1 s.
+// Callers that create thousands at once should not sort them.
 //
-// # Where it acts
+// # Network namespaces
 //
-// Everything acts in the network namespace of the calling thread. Whoever changes that
-// of a thread has to lock it. Nothing is kept between calls but where the programs are.
+// Everything acts in the network namespace of the calling thread. A caller that changes that
+// of a thread has to lock it. Only the paths of the programs are kept between calls.
 package xtables

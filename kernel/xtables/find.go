@@ -16,9 +16,9 @@ import (
 // hints are chains of the table mangle that kubelet makes to show the variant it uses.
 var hints = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 
-// Find returns the programs of the variant that others on this node use: that which
-// kubelet has left a hint in, else that with more rules of others, else that of the
-// plain command.
+// Find returns the programs of the variant that other programs on this node use: the one in
+// which kubelet has left a hint, else the one with more foreign rules, else that of the plain
+// command.
 func Find(ctx context.Context) (*Tools, error) { return find(ctx, searchPath()) }
 
 // FindIn does so among the programs of one directory.
@@ -42,7 +42,7 @@ func find(ctx context.Context, dirs []string) (*Tools, error) {
 	for _, t := range all {
 		n, err := t.survey(ctx)
 		if err := ctx.Err(); err != nil {
-			return nil, err // whatever came of what was under way
+			return nil, err // survey may have been cut short
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -60,11 +60,11 @@ func find(ctx context.Context, dirs []string) (*Tools, error) {
 	case rules[0] < rules[1]:
 		return found[1], nil
 	}
-	return found[preferred(dirs)], nil // both are there, in order
+	return found[preferred(dirs)], nil // both exist, in order
 }
 
-// hinted looks for hints, and for nothing else: to read all rules that a proxy has left
-// may take seconds. Where that fails, survey will, too.
+// hinted looks for hints only: reading all rules that a proxy has left may take seconds.
+// Where this fails, survey fails, too.
 func (t *Tools) hinted() bool {
 	for f := range inet.Families {
 		p := t.families[f]
@@ -80,15 +80,14 @@ func (t *Tools) hinted() bool {
 	return false
 }
 
-// hasLegacyTable says whether a table is there: asking the legacy programs for it would
-// create it.
+// hasLegacyTable says whether a table exists. Asking the legacy programs would create it.
 func hasLegacyTable(f inet.Family, table string) bool {
 	names := [inet.Families]string{"ip_tables_names", "ip6_tables_names"}
 	text, err := os.ReadFile("/proc/thread-self/net/" + names[f])
 	return err == nil && slices.Contains(strings.Fields(string(text)), table)
 }
 
-// survey counts rules of others. It reads all tables there are, and none by name.
+// survey counts foreign rules. It reads all existing tables, and none by name.
 func (t *Tools) survey(ctx context.Context) (rules int, err error) {
 	var errs []error
 	read := false
@@ -113,8 +112,8 @@ func (t *Tools) survey(ctx context.Context) (rules int, err error) {
 	return rules, nil
 }
 
-// foreign counts rules that are neither in chains of Kubernetes nor lead there. Those
-// may be what a kube-proxy left in the variant it used before.
+// foreign counts rules that are neither in chains of Kubernetes nor lead there. Such chains
+// may be leftovers of a kube-proxy in the variant it used before.
 func foreign(t *Table) (n int) {
 	for _, c := range t.Chains {
 		if strings.HasPrefix(c.Name, "KUBE-") {

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Generation is a number that changes with every change of rules in the network
-// namespace, whoever makes it: by one for each table of a restore. The legacy variant has
-// none (ok is false).
+// Generation is a number that increases with every change of rules in the network namespace,
+// by any program: by one for each table of a restore. The legacy variant has none (ok is
+// false).
 func (t *Tools) Generation() (n uint32, ok bool, err error) {
 	if t.variant != NFT {
 		return 0, false, nil
@@ -38,5 +38,5 @@ func (t *Tools) Generation() (n uint32, ok bool, err error) {
 			}
 		}
 	}
-	return 0, false, fmt.Errorf("the kernel does not tell the generation of nf_tables")
+	return 0, false, fmt.Errorf("the kernel's answer lacks the generation of nf_tables")
 }

@@ -13,16 +13,16 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/inet"
 )
 
-// ErrLocked is returned when somebody else had the lock all the time.
+// ErrLocked is returned when another program held the lock until the timeout.
 var ErrLocked = errors.New("another program holds the lock /run/xtables.lock")
 
-// RestoreError tells what of the input was refused. The table it was for is unchanged;
-// tables before it in the input are not.
+// RestoreError says what part of the input was refused. Its table is unchanged; tables before
+// it in the input are written.
 type RestoreError struct {
-	// Line of the input, from 1. What the kernel refuses is known by its line in the
-	// nft variant alone, in the other the line is that of COMMIT.
+	// Line of the input, from 1. For what the kernel refuses, only the nft variant knows the
+	// line; with the legacy variant it is that of COMMIT.
 	Line int
-	// Output is the beginning of what the program said.
+	// Output is the beginning of the program's output.
 	Output string
 }
 
@@ -30,10 +30,10 @@ func (e *RestoreError) Error() string {
 	return fmt.Sprintf("restore: line %d: %s%s", e.Line, oneLine(e.Output), advice(e.Output))
 }
 
-// Restore writes what iptables-restore reads, and leaves alone what the input does not
-// name. Each table of the input is written at once, one after the other. A *RestoreError
-// means that the input is at fault; any other says nothing about it, as that of a program
-// that was killed, may not write, or finds no such table.
+// Restore passes input to iptables-restore, and does not change what the input does not name.
+// The tables of the input are written one after the other, each atomically. A *RestoreError
+// means that the input is at fault. Any other error says nothing about the input: the program
+// was killed, may not write, or finds no such table.
 func (t *Tools) Restore(ctx context.Context, f inet.Family, input []byte) error {
 	p := t.families[f]
 	if p.missing != nil {
@@ -57,7 +57,7 @@ func (t *Tools) Restore(ctx context.Context, f inet.Family, input []byte) error 
 func locked(output string) bool { return strings.Contains(output, "holding the xtables lock") }
 
 var (
-	// lineNumber is what programs call a line:
+	// lineNumber finds the line that programs name:
 	//
 	//	Error occurred at line: 12
 	//	iptables-restore: line 12 failed
@@ -65,11 +65,11 @@ var (
 	//	line 12: RULE_APPEND failed (Invalid argument): rule in chain OUTPUT
 	//	iptables-restore: COMMIT expected at line 12
 	lineNumber = regexp.MustCompile(`(?m)^(?:Error occurred at |[\w-]+: (?:COMMIT expected at )?)?line:? (\d+)\b`)
-	// noChain is found out by the nft variant no sooner than at COMMIT.
+	// noChain is an error that the nft variant reports at COMMIT.
 	noChain = regexp.MustCompile(`Chain '([^']+)' does not exist`)
 )
 
-// failedLine is 0 if the program named none.
+// failedLine is the line that the program named; 0 for none.
 func failedLine(output, input string) int {
 	m := lineNumber.FindStringSubmatch(output)
 	if m == nil {
@@ -85,7 +85,7 @@ func failedLine(output, input string) int {
 	return number
 }
 
-// namesTable says whether a line of the input begins a table.
+// namesTable says whether a line of the input starts a table.
 func namesTable(input string, line int) bool {
 	number := 0
 	for text := range strings.Lines(input) {
@@ -96,8 +96,8 @@ func namesTable(input string, line int) bool {
 	return false
 }
 
-// jumpLine is the first line that leads to a chain, in the table that ends with the
-// line given, which is the answer if there is none.
+// jumpLine is the first line that jumps to a chain in the table that ends with the given
+// line, or that line if none does.
 func jumpLine(input, chain string, end int) int {
 	number, found := 0, end
 	for line := range strings.Lines(input) {

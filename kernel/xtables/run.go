@@ -13,16 +13,16 @@ import (
 	"time"
 )
 
-// maxOutput is how many bytes of what a program complains about are kept: the first
-// complaint is in it, and a table of bad rules makes thousands.
+// maxOutput is how many bytes of a program's errors are kept. The first error fits; a table
+// of bad rules causes thousands.
 const maxOutput = 2 << 10
 
-// environment is all that programs get: their words are read. Variables of the caller
-// could name another lock file, or directories with other extensions. PATH is for
-// images in which the programs are scripts.
+// environment is all that programs get, as their output is parsed. Variables of the caller
+// could name another lock file, or directories with other extensions. PATH is for images in
+// which the programs are scripts.
 var environment = []string{"LC_ALL=C", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
-// failure is a program that ended by itself, without success.
+// failure is a program that exited unsuccessfully, and was not killed.
 type failure struct {
 	program string
 	output  string
@@ -30,7 +30,7 @@ type failure struct {
 
 func (e *failure) Error() string { return e.program + ": " + oneLine(e.output) + advice(e.output) }
 
-// oneLine is what programs say, for messages.
+// oneLine is a program's output as one line, for messages.
 func oneLine(output string) string {
 	output, _, _ = strings.Cut(output, "\nTry `") // "… --help for more information."
 	lines := strings.FieldsFunc(output, func(r rune) bool { return r == '\n' })
@@ -45,7 +45,7 @@ func run(ctx context.Context, path string, input []byte, args ...string) (string
 	c.Env = environment
 	c.Stdin = bytes.NewReader(input)
 	c.Stdout, c.Stderr = &out, &complaints
-	// Scripts may leave children behind that hold the pipes.
+	// Children of scripts may keep the pipes open.
 	c.WaitDelay = time.Second
 	err := c.Run()
 	var exit *exec.ExitError
@@ -60,7 +60,7 @@ func run(ctx context.Context, path string, input []byte, args ...string) (string
 	return "", &failure{program: filepath.Base(path), output: complaints.describe(exit)}
 }
 
-// head keeps the beginning of what is written to it.
+// head keeps the beginning of its input.
 type head struct {
 	kept []byte
 	more bool
@@ -84,7 +84,7 @@ func (h *head) describe(exit *exec.ExitError) string {
 	return text
 }
 
-// advice is what to do about some complaints, to be put behind them.
+// advice says what to do about some errors, and follows them.
 func advice(output string) string {
 	for _, a := range []struct{ complaint, advice string }{
 		{"can't open lock file", "in a container, mount the host's /run/xtables.lock"},

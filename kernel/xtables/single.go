@@ -13,11 +13,11 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/inet"
 )
 
-// The functions for single rules are for chains of others, where Restore would have to
-// know what is there. They heed a context before they start a program, not while it
-// runs, which is not for long, and the program has the environment of the caller.
+// The functions for single rules are for foreign chains, where Restore would have to know the
+// existing rules. They check the context before they start a program, not while it runs,
+// which is short. The program has the environment of the caller.
 
-// Insert makes a rule the first of a chain, unless it is anywhere in it.
+// Insert inserts a rule at the front of a chain, unless the chain has it.
 func (t *Tools) Insert(ctx context.Context, f inet.Family, table, chain string, rule ...string) error {
 	exists, err := t.Exists(ctx, f, table, chain, rule...)
 	if err != nil || exists {
@@ -26,8 +26,8 @@ func (t *Tools) Insert(ctx context.Context, f inet.Family, table, chain string, 
 	return describe(t.families[f].single.Insert(table, chain, 1, rule...), "insert into", table, chain, rule)
 }
 
-// Exists tells whether a chain has a rule. There is none in a chain that does not exist,
-// and none that leads to such a chain.
+// Exists says whether a chain has a rule. It is false if the chain, or the one that the rule
+// leads to, does not exist.
 func (t *Tools) Exists(ctx context.Context, f inet.Family, table, chain string, rule ...string) (bool, error) {
 	if err := errors.Join(t.families[f].missing, ctx.Err()); err != nil {
 		return false, err
@@ -47,7 +47,7 @@ func (t *Tools) DeleteRule(ctx context.Context, f inet.Family, table, chain stri
 			return err
 		}
 		if err := t.families[f].single.Delete(table, chain, rule...); err != nil {
-			// Somebody else may have been faster.
+			// Another program may have deleted it first.
 			if exists, again := t.Exists(ctx, f, table, chain, rule...); again == nil && !exists {
 				return nil
 			}
@@ -56,8 +56,9 @@ func (t *Tools) DeleteRule(ctx context.Context, f inet.Family, table, chain stri
 	}
 }
 
-// absent tells whether a command failed because the chain that the rule leads to does
-// not exist. The legacy one takes it for an extension then; a match is always one.
+// absent says whether a command failed because the chain that the rule leads to does not
+// exist. The legacy command takes its name for an extension then; that of a match always is
+// one.
 func absent(err error) bool {
 	failed := (*goiptables.Error)(nil)
 	return errors.As(err, &failed) && failed.IsNotExist() &&

@@ -20,12 +20,12 @@ type Table struct {
 // Chain is a chain of a table.
 type Chain struct {
 	Name   string
-	Policy string // "-" for all but the kernel's own
+	Policy string // "-" for all but built-in chains
 	// Rules are as printed, without counters and "-A NAME ".
 	Rules []string
 }
 
-// Chain returns the chain of a name, or nil.
+// Chain returns the chain with a name, or nil.
 func (t *Table) Chain(name string) *Chain {
 	i, ok := t.index[name]
 	if !ok || i >= len(t.Chains) || t.Chains[i].Name != name {
@@ -37,8 +37,8 @@ func (t *Table) Chain(name string) *Chain {
 	return &t.Chains[i]
 }
 
-// parser reads what iptables-save prints. All names and rules are parts of the text, and
-// all rules are in one slice of which chains have parts: a table may have 100,000.
+// parser reads the output of iptables-save. All names and rules are substrings of the text,
+// and all rules are in one slice of which chains have parts: a table may have 100,000.
 type parser struct {
 	rest   string
 	number int // of the line
@@ -67,8 +67,8 @@ func parse(text string) ([]*Table, error) {
 	return p.tables, nil
 }
 
-// line cuts off the next line. Comments of rules may have line breaks, which are
-// printed as they are.
+// line returns the next line, which continues after line breaks in comments of rules: these
+// are printed unescaped.
 func (p *parser) line() (string, error) {
 	p.number++
 	line, rest, _ := strings.Cut(p.rest, "\n")
@@ -143,12 +143,12 @@ func (p *parser) define(line string) error {
 	policy, _, _ := strings.Cut(rest, " ")
 	p.table.index[name] = len(p.table.Chains)
 	p.table.Chains = append(p.table.Chains, Chain{Name: name, Policy: policy})
-	p.chain = nil // it may have moved
+	p.chain = nil // appending may have moved it
 	return nil
 }
 
-// add reads "KUBE-SERVICES -d 10.96.0.1/32 -j …". The rules of a chain are printed in
-// a row.
+// add reads "KUBE-SERVICES -d 10.96.0.1/32 -j …". The rules of a chain usually follow each
+// other.
 func (p *parser) add(line string) error {
 	name, rule, _ := strings.Cut(line, " ")
 	if p.chain == nil || p.chain.Name != name {

@@ -33,7 +33,7 @@ func (v Variant) String() string {
 	return "legacy"
 }
 
-// lockWait is how many seconds a program waits for the lock, as upstream's do.
+// lockWait is how many seconds a program waits for the lock, as with upstream.
 const lockWait = 5
 
 // Tools are the programs of a variant.
@@ -42,7 +42,7 @@ type Tools struct {
 	families [inet.Families]programs
 }
 
-// programs are those of a family, or what is missing of them.
+// programs are those of a family, or the reason why they are missing.
 type programs struct {
 	restore, save string
 	wait          string
@@ -50,8 +50,8 @@ type programs struct {
 	missing       error
 }
 
-// New finds the programs of a variant in PATH and where they usually are. It succeeds
-// if one family has them; Usable tells of which.
+// New finds the programs of a variant in PATH and in the usual directories. It succeeds if
+// one family has them; see Usable.
 func New(v Variant) (*Tools, error) { return newTools(v, searchPath(), lockWait) }
 
 func newTools(v Variant, dirs []string, wait int) (*Tools, error) {
@@ -67,8 +67,8 @@ func newTools(v Variant, dirs []string, wait int) (*Tools, error) {
 	return t, nil
 }
 
-// searchPath is where programs are looked for. Services are often started without the
-// directories of administrators' programs in PATH.
+// searchPath is where programs are searched. The PATH of services often lacks the sbin
+// directories.
 func searchPath() (dirs []string) {
 	all := append(filepath.SplitList(os.Getenv("PATH")), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin")
 	for _, dir := range all {
@@ -88,7 +88,7 @@ func lookUp(dirs []string, name string) (string, error) {
 	return "", fmt.Errorf("no %s", name)
 }
 
-// plain is the name of a family's command when the system has chosen the variant.
+// plain is the name of a family's command that does not name the variant.
 func plain(f inet.Family) string {
 	if f == inet.IPv4 {
 		return "iptables"
@@ -96,8 +96,8 @@ func plain(f inet.Family) string {
 	return "ip6tables"
 }
 
-// findPrograms takes those with the variant in their name, else those without if
-// they turn out to be of the variant.
+// findPrograms prefers programs with the variant in their name. Those without are used if they
+// are of the variant.
 func findPrograms(v Variant, f inet.Family, dirs []string, wait int) programs {
 	p, err := openPrograms(v, plain(f)+"-"+v.String(), dirs, wait)
 	if err == nil {
@@ -133,8 +133,7 @@ func openPrograms(v Variant, name string, dirs []string, wait int) (p programs, 
 	if err != nil {
 		return programs{}, fmt.Errorf("open %s: %w", command, err)
 	}
-	// Before 1.6.2 restore neither waits for the lock nor takes it. That release
-	// brought --random-fully, too.
+	// Before 1.6.2 restore ignores the lock. That release also added --random-fully.
 	if !p.single.HasRandomFully() {
 		a, b, c := p.single.GetIptablesVersion()
 		return programs{}, fmt.Errorf("%s is version %d.%d.%d: install 1.6.2 or later", command, a, b, c)
@@ -142,7 +141,7 @@ func openPrograms(v Variant, name string, dirs []string, wait int) (p programs, 
 	return p, nil
 }
 
-// variantOf asks a command. Releases before 1.8 name no variant and were all legacy.
+// variantOf asks a command. Releases before 1.8 do not name a variant, and are all legacy.
 func variantOf(command string) (Variant, error) {
 	out, err := run(context.Background(), command, nil, "--version")
 	if err != nil {
@@ -154,11 +153,11 @@ func variantOf(command string) (Variant, error) {
 	return Legacy, nil
 }
 
-// Variant tells which programs these are.
+// Variant returns the variant of the programs.
 func (t *Tools) Variant() Variant { return t.variant }
 
-// RandomFully tells whether the target MASQUERADE has --random-fully. Kernels have it
-// since 3.14.
+// RandomFully says whether the target MASQUERADE has --random-fully. Kernels have it since
+// 3.14.
 func (t *Tools) RandomFully() bool {
 	for _, p := range t.families {
 		if p.missing == nil && !p.single.HasRandomFully() {
@@ -168,8 +167,8 @@ func (t *Tools) RandomFully() bool {
 	return true
 }
 
-// Probe is a text for Restore that is refused where rules may not have these matches. It makes
-// a chain in each of the tables, and deletes it again.
+// Probe is an input for Restore that is refused where rules cannot have these matches. It
+// creates a chain in each of the tables, and deletes it.
 func Probe(matches string, tables ...string) []byte {
 	const chain = "KUBE-PROXY-PROBE"
 	var text []byte
@@ -179,8 +178,8 @@ func Probe(matches string, tables ...string) []byte {
 	return text
 }
 
-// Usable returns nil if rules of a family can be written, or what is missing. It tries,
-// which leaves nothing behind but the tables' own, empty chains.
+// Usable returns nil if rules of a family can be written, else the reason. It tries, which
+// leaves nothing behind but the empty built-in chains of the tables.
 func (t *Tools) Usable(ctx context.Context, f inet.Family) error {
 	if err := t.families[f].missing; err != nil {
 		return err
@@ -188,16 +187,16 @@ func (t *Tools) Usable(ctx context.Context, f inet.Family) error {
 	if f == inet.IPv6 {
 		// Not /proc/net, which shows the namespace of the main thread.
 		if _, err := os.Stat("/proc/thread-self/net/if_inet6"); err != nil {
-			return fmt.Errorf("the kernel has IPv6 switched off: %w", err)
+			return fmt.Errorf("IPv6 is disabled in the kernel: %w", err)
 		}
 	}
 	tables := []string{"filter"}
-	// The legacy variant writes all of a table that may be large: whoever may write to one
-	// may write to the other, if that is there.
+	// The legacy variant writes whole tables, which may be large: one that can be written
+	// implies that the other can, if it exists.
 	if t.variant == NFT || !hasLegacyTable(f, "nat") {
 		tables = append(tables, "nat")
 	}
-	// A match, as it needs what nf_tables has for those of iptables.
+	// A match needs nft_compat with nf_tables.
 	if err := t.Restore(ctx, f, Probe("-m addrtype --dst-type LOCAL", tables...)); err != nil {
 		return fmt.Errorf("write to the filter and nat tables: %w", err)
 	}

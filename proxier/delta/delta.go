@@ -30,8 +30,8 @@
 //     the old value, the new one, or a part of either. The owner may widen
 //     Item.Applied to all that may be there.
 //   - Refused takes it out of the queue until Want brings another value, Retry is
-//     called, or the key is touched. What was applied counts as it did: an owner who
-//     does not know calls Failed first.
+//     called, or the key is touched. What was applied keeps its state: an owner
+//     that is unsure of it calls Failed first.
 //   - Touch makes a key pending though its desired value is as it was: what it is
 //     written as depends on something else that changed.
 //   - Forget begins a comparison with the kernel: nothing counts as applied until
@@ -151,7 +151,7 @@ func (t *Delta[K, D, A]) Want(k K, d D) *Item[D, A] {
 	return i
 }
 
-// Drop records that nothing is desired any more.
+// Drop records that nothing is desired.
 func (t *Delta[K, D, A]) Drop(k K) {
 	if i := t.items[k]; i != nil && i.wanted {
 		t.drop(k, i)
@@ -253,7 +253,7 @@ func (t *Delta[K, D, A]) Done(k K, applied A) {
 	}
 }
 
-// Removed says that nothing is in the kernel any more.
+// Removed says that nothing is in the kernel.
 func (t *Delta[K, D, A]) Removed(k K) {
 	i := t.items[k]
 	i.Applied, i.there, i.unsure = *new(A), false, false
@@ -361,7 +361,7 @@ func (t *Delta[K, D, A]) forget(k K, i *Item[D, A]) {
 	delete(t.items, k)
 }
 
-// tidy takes places out of the queue that do not count any more. A walk that goes on
+// tidy takes outdated places out of the queue. A walk that goes on
 // keeps the queue that it began with.
 func (t *Delta[K, D, A]) tidy() {
 	first := slices.IndexFunc(t.queue, func(at place[K]) bool { return !t.counts(at, t.items[at.key]) })

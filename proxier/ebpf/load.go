@@ -74,7 +74,7 @@ func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) 
 	t.flowTable.CountFor(tables)
 	t.sockets = sockets.New(sockets.Options{
 		Storage: t.maps["tdm_sock"], OptOuts: t.maps["tdm_optout"], Stale: t.writer.StaleSockets,
-		Cgroup: t.cgroup, Host: t.netns, HostOnly: t.opts.HostNamespaceOnly, ProcRoot: t.opts.ProcRoot, Report: report,
+		Cgroup: t.cgroup, Host: t.netns, HostOnly: t.opts.HostNamespaceOnly, ProcRoot: t.opts.ProcRoot, Report: report, KernelTypes: t.opts.KernelTypes,
 	})
 	opts, err := t.deviceOptions()
 	if err != nil {
@@ -92,7 +92,7 @@ func (t *Tier) loadSockets(ctx context.Context, spec *ciliumebpf.CollectionSpec,
 			replacements[name] = m
 		}
 	}
-	collection, err := datapath.Load(ctx, "socket programs", spec, ciliumebpf.CollectionOptions{MapReplacements: replacements})
+	collection, err := datapath.Load(ctx, "socket programs", spec, ciliumebpf.CollectionOptions{MapReplacements: replacements, Cache: t.opts.KernelTypes})
 	if err != nil {
 		return err
 	}
@@ -145,7 +145,7 @@ func (t *Tier) deviceOptions() (datapath.DeviceOptions, error) {
 	o := &t.opts
 	return datapath.DeviceOptions{
 		Sizes: o.Sizes, TC: o.TC, SNAT: datapath.NewSNATPool(o.NodePortRange, ephemeral), ResetRemoved: o.ResetRemoved,
-		NoFIBSource: o.NoFIBSource, NoLoop: o.NoLoop, NoConntrack: o.NoConntrack,
+		NoFIBSource: o.NoFIBSource, NoLoop: o.NoLoop, NoConntrack: o.NoConntrack, KernelTypes: o.KernelTypes,
 	}, nil
 }
 

@@ -8,6 +8,8 @@ import (
 	"os"
 	"sync"
 
+	"github.com/cilium/ebpf/btf"
+
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/kernel/tc"
@@ -53,6 +55,9 @@ type Options struct {
 	ProcRoot string
 	// Reporter is told what does not fit; it may be nil.
 	Reporter proxier.Reporter
+	// KernelTypes are shared by tiers of one process, as tests have them: to read them takes as
+	// long as to verify a program. Nil reads them for each load, and keeps none.
+	KernelTypes *btf.Cache
 }
 
 // Tier serves frontends by eBPF programs: at sockets of this node, and on devices.

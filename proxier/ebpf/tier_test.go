@@ -11,6 +11,7 @@ import (
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/features"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -47,6 +48,9 @@ type node struct {
 	tier *Tier
 }
 
+// kernelTypes are read once for all tiers.
+var kernelTypes = btf.NewCache()
+
 // openOn opens the tier in the node's network namespace, as a process there
 // would.
 func openOn(t testing.TB, n *lab.Node, opts Options) (tier *Tier, err error) {
@@ -58,6 +62,7 @@ func openOn(t testing.TB, n *lab.Node, opts Options) (tier *Tier, err error) {
 			TCPFlows: 1 << 10, UDPFlows: 1 << 10, YoungFlows: 1 << 10}
 	}
 	disableMissing(&opts)
+	opts.KernelTypes = kernelTypes
 	err = n.Do(func() error {
 		tier, err = Open(context.Background(), opts)
 		return err

@@ -14,20 +14,21 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// recentClients is how many clients the kernel remembers for each endpoint of a Service
-// with session affinity. It is a parameter of the module, set when that is loaded.
+// recentClients has the number of clients that the kernel remembers for each endpoint of a
+// Service with session affinity. It is a parameter of the module, set when that is loaded.
 const recentClients = "/sys/module/xt_recent/parameters/ip_list_tot"
 
-// manyClients is where nobody notices that the longest unseen are forgotten.
+// manyClients is a number at which LRU eviction of clients hardly matters.
 const manyClients = 10_000
 
-var tellOfAffinity sync.Once
+var warnOfAffinity sync.Once
 
-// checkAffinity says, once, what the kernel does to session affinity.
+// checkAffinity logs, once, that the kernel may forget clients of Services with session
+// affinity.
 func checkAffinity(ctx context.Context, u *proxier.Update) {
 	for i := range u.Changes {
 		if d := u.Changes[i].New; d != nil && d.Affinity > 0 {
-			tellOfAffinity.Do(func() { logAffinity(klog.FromContext(ctx), d.Name) })
+			warnOfAffinity.Do(func() { logAffinity(klog.FromContext(ctx), d.Name) })
 			return
 		}
 	}
@@ -39,7 +40,7 @@ func logAffinity(logger klog.Logger, example proxier.ServicePortName) {
 		return // the module comes with the first rule
 	}
 	if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && n < manyClients {
-		logger.Info("The kernel remembers few clients of Services with session affinity, for each endpoint; 'options xt_recent ip_list_tot=N' in /etc/modprobe.d has it remember more",
+		logger.Info("Session affinity remembers few clients for each endpoint; raise the limit by 'options xt_recent ip_list_tot=N' in /etc/modprobe.d",
 			"clients", n, "servicePort", example)
 	}
 }

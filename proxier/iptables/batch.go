@@ -97,7 +97,7 @@ func (f *family) refused(ctx context.Context, index uint32, err error) {
 	if f.opts.Reporter != nil && p.Applied.reported != d {
 		f.opts.Reporter.Report(proxier.Problem{
 			Kind: "Service", Object: d.Name.NamespacedName, UID: d.UID, Reason: "RulesRefused",
-			Message: fmt.Sprintf("port %s over %s: %v; rules that were there stay, and others are not concerned", d.Name.Port, f.name, err),
+			Message: fmt.Sprintf("port %s over %s: %v; its previous rules stay, other Services are not affected", d.Name.Port, f.name, err),
 		})
 	}
 	p.Applied.reported = d

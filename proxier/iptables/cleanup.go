@@ -15,26 +15,25 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Cleanup removes every chain of this mode and of mode ipvs, ours and upstream's, and the jumps to them.
-// KUBE-FIREWALL stays: kubelet has one of that name. Where connections are to go on that
-// are translated already, so does a chain that nothing leads to, for as long as there are
-// such: without a rule that asks it, the kernel does without conntrack, and translates
-// nothing any more.
-func Cleanup(ctx context.Context, tools Tools, goOn bool) error {
+// Cleanup removes every chain of modes iptables and ipvs, whether this proxy or upstream's
+// wrote it, and the jumps to them. KUBE-FIREWALL stays: kubelet has one of that name. With
+// keepEstablished, translated connections survive: while there are any, a chain stays that
+// nothing leads to but whose rule matches by conntrack. Without such a rule the kernel stops
+// conntrack, and with it all translation.
+func Cleanup(ctx context.Context, tools Tools, keepEstablished bool) error {
 	var errs []error
 	for family := range proxier.Families {
 		if tools.Usable(ctx, family) != nil {
-			continue // nothing can be there
+			continue // nothing can exist
 		}
-		if err := cleanupFamily(ctx, tools, family, goOn, isOurs); err != nil {
+		if err := cleanupFamily(ctx, tools, family, keepEstablished, isOurs); err != nil {
 			errs = append(errs, fmt.Errorf("remove %s rules: %w", family, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// CleanupIPVS removes the chains that mode ipvs has and this one has not, and the jumps to
-// them.
+// CleanupIPVS removes the chains that only mode ipvs has, and the jumps to them.
 func CleanupIPVS(ctx context.Context, tools Tools) error {
 	var errs []error
 	for family := range proxier.Families {
@@ -48,19 +47,20 @@ func CleanupIPVS(ctx context.Context, tools Tools) error {
 	return errors.Join(errs...)
 }
 
-// translates says whether conntrack changes the destination of a connection, or may.
+// translates says whether conntrack translates the destination of any connection. Where that
+// is unknown, it says so.
 func translates(family proxier.Family) bool {
 	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, [proxier.Families]netlink.InetFamily{unix.AF_INET, unix.AF_INET6}[family])
 	return err != nil || slices.ContainsFunc(flows, func(f *netlink.ConntrackFlow) bool { return !f.Forward.DstIP.Equal(f.Reverse.SrcIP) })
 }
 
-// asksConntrack is all that drainChain holds.
+// asksConntrack is the rule of drainChain.
 const asksConntrack = "-m conntrack --ctstate RELATED,ESTABLISHED -j RETURN"
 
-// cleaning is held by who reads rules to delete them: a rule goes but once.
+// cleaning serialises reading rules and deleting them: a rule can be deleted only once.
 var cleaning sync.Mutex
 
-func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, goOn bool, mine func(chain string) bool) error {
+func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, keepEstablished bool, mine func(chain string) bool) error {
 	cleaning.Lock()
 	defer cleaning.Unlock()
 	found := false
@@ -73,7 +73,7 @@ func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, goOn
 		part := t.table(name)
 		for _, c := range table.Chains {
 			if c.Name == drainChain && mine(drainChain) {
-				if !goOn || !found && !translates(family) {
+				if !keepEstablished || !found && !translates(family) {
 					part.drop(c.Name)
 				}
 				continue
@@ -89,8 +89,8 @@ func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, goOn
 				}
 			}
 		}
-		// A connection may have begun just now.
-		if found && goOn && name == "filter" && table.Chain(drainChain) == nil {
+		// A connection may have been established meanwhile.
+		if found && keepEstablished && name == "filter" && table.Chain(drainChain) == nil {
 			part.write(drainChain, []string{asksConntrack})
 		}
 		if input := t.bytes(); len(input) > 0 {

@@ -16,16 +16,16 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Counters are counters of packets in the kernel, by name; nfacct.Kernel has them.
+// Counters are packet counters of the kernel, by name; nfacct.Kernel has them.
 type Counters interface {
-	// Ensure makes one unless it is there.
+	// Ensure creates one unless it exists.
 	Ensure(name string) error
 	Packets(name string) (uint64, error)
-	// Delete deletes one, if it is there; nfacct.ErrInUse says that rules name it.
+	// Delete deletes one, if it exists; nfacct.ErrInUse says that rules name it.
 	Delete(name string) error
 }
 
-// Upstream's counters. Whoever takes over from whom goes on counting where the other one was.
+// Upstream's counters, so that a take-over in either direction continues their values.
 const (
 	invalidCounter  = "ct_state_invalid_dropped_pkts"
 	loopbackCounter = "localhost_nps_accepted_pkts"
@@ -33,22 +33,22 @@ const (
 
 var counterNames = []string{invalidCounter, loopbackCounter}
 
-// countIn has a rule count the packets that get to this match.
+// countIn is the match that counts packets.
 func countIn(name string) string {
 	return "-m nfacct --nfacct-name  " + name // iptables-save prints both spaces
 }
 
-// Counted are packets that rules have counted.
+// Counted are numbers of packets.
 type Counted struct {
-	// InvalidDropped were dropped as conntrack found them invalid.
+	// InvalidDropped were dropped because conntrack found them invalid.
 	InvalidDropped uint64
-	// LoopbackNodePorts began connections to NodePorts at loopback addresses.
+	// LoopbackNodePorts opened connections to NodePorts at loopback addresses.
 	LoopbackNodePorts uint64
 }
 
-var errNoCounters = errors.New("counters are not wanted")
+var errNoCounters = errors.New("packet counters are not configured")
 
-// ensureCounters makes what is missing.
+// ensureCounters creates the missing ones.
 func ensureCounters(c Counters) error {
 	for _, name := range counterNames {
 		if err := c.Ensure(name); err != nil {
@@ -58,8 +58,8 @@ func ensureCounters(c Counters) error {
 	return nil
 }
 
-// tryCounters says what keeps rules of a family from counting: an object of the kernel's, or
-// the match that names it. A text with a match that is not there would be refused as a whole.
+// tryCounters returns why rules of a family cannot count: the kernel lacks the counters, or
+// the match that names them. A text with an unknown match would be refused as a whole.
 func tryCounters(ctx context.Context, opts *Options, family proxier.Family) error {
 	if opts.Counters == nil {
 		return errNoCounters
@@ -68,12 +68,12 @@ func tryCounters(ctx context.Context, opts *Options, family proxier.Family) erro
 		return err
 	}
 	if err := opts.Tools.Restore(ctx, family, xtables.Probe(countIn(invalidCounter), "filter")); err != nil {
-		return fmt.Errorf("write a rule that counts (module xt_nfacct): %w", err)
+		return fmt.Errorf("write a rule that counts packets (module xt_nfacct): %w", err)
 	}
 	return nil
 }
 
-// Counted are the packets that rules have counted; ok is false where none can.
+// Counted returns the packets that rules have counted; ok is false where none can.
 func (t *Tier) Counted() (c Counted, ok bool, err error) {
 	if t.uncounted[proxier.IPv4] != nil && t.uncounted[proxier.IPv6] != nil {
 		return Counted{}, false, nil
@@ -88,25 +88,25 @@ func (t *Tier) Counted() (c Counted, ok bool, err error) {
 	return c, err == nil, err
 }
 
-// The nft variant lets go of what rules named a moment after they are gone.
+// The nft variant releases counters a moment after the rules that name them are deleted.
 const (
-	letGoInterval = 10 * time.Millisecond
-	letGoPatience = time.Second
+	releaseInterval = 10 * time.Millisecond
+	releaseTimeout  = time.Second
 )
 
-// RemoveCounters deletes those that no rule names any more, upstream's as well, as they are the
-// same. It is for when the rules are gone; what others' rules name stays.
+// RemoveCounters deletes the counters after the rules are deleted. They are upstream's, too. A
+// counter that a foreign rule names stays.
 func RemoveCounters(ctx context.Context, c Counters) error {
 	for _, name := range counterNames {
 		var err error
-		_ = wait.PollUntilContextTimeout(ctx, letGoInterval, letGoPatience, true, func(context.Context) (bool, error) {
+		_ = wait.PollUntilContextTimeout(ctx, releaseInterval, releaseTimeout, true, func(context.Context) (bool, error) {
 			err = c.Delete(name)
 			return !errors.Is(err, nfacct.ErrInUse), nil
 		})
 		switch {
 		case errors.Is(err, nfacct.ErrInUse):
-			klog.FromContext(ctx).Info("Left a counter that rules of somebody else name", "counter", name)
-		case errors.Is(err, nfacct.ErrNotSupported): // then there is none
+			klog.FromContext(ctx).Info("Cannot delete counter: a foreign rule still references it", "counter", name)
+		case errors.Is(err, nfacct.ErrNotSupported): // so that none exists
 		case err != nil:
 			return err
 		}

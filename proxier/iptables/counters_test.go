@@ -66,8 +66,8 @@ func (noCounters) Ensure(string) error { return nfacct.ErrNotSupported }
 // simulatedTierOf writes what a Tier would, and leaves this host's settings alone.
 func simulatedTierOf(t *Tier) *simulatedTier { return &simulatedTier{t.opts, t.rules} }
 
-// TestCountersComeBack: counters that somebody deleted with all rules are there again after a
-// full sync, which would be refused without them.
+// TestCountersComeBack: a full sync creates counters that another program has deleted together
+// with the rules. Without them it would be refused.
 func TestCountersComeBack(t *testing.T) {
 	fake := newSimulated()
 	n := newNode(t, fake)

@@ -10,26 +10,28 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 )
 
-// told is what an Observer was told last, by family and table.
-type told struct {
+// observed is what an Observer was called with last, by family and table.
+type observed struct {
 	written, total [proxier.Families]map[string]int
 	failed         []bool // whether each was partial
 }
 
-func (o *told) RestoreFailed(_ proxier.Family, partial bool) { o.failed = append(o.failed, partial) }
+func (o *observed) RestoreFailed(_ proxier.Family, partial bool) {
+	o.failed = append(o.failed, partial)
+}
 
-func (o *told) Rules(family proxier.Family, table string, written, total int) {
+func (o *observed) Rules(family proxier.Family, table string, written, total int) {
 	if o.total[family] == nil {
 		o.written[family], o.total[family] = map[string]int{}, map[string]int{}
 	}
 	o.written[family][table], o.total[family][table] = written, total
 }
 
-// TestCounts: what is told of rules is what is there, also after changes, and in both
+// TestCounts: an Observer gets the numbers of rules that exist, also after changes, and in both
 // shapes of the chains that all share.
 func TestCounts(t *testing.T) {
 	n := unstartedNode(t, newSimulated())
-	seen := &told{}
+	seen := &observed{}
 	opts := n.options()
 	opts.Observer = seen
 	n.Start(newSimulatedTier(opts), iptablestest.Facts, proxier.Policy{})
@@ -44,7 +46,7 @@ func TestCounts(t *testing.T) {
 			}
 			for _, table := range []string{"nat", "filter"} {
 				if got := seen.total[family][table]; got != there[table] || got == 0 {
-					t.Errorf("%s: told of %d rules of %s in %s, there are %d", what, got, table, family, there[table])
+					t.Errorf("%s: observed %d rules of %s in %s, there are %d", what, got, table, family, there[table])
 				}
 			}
 		}

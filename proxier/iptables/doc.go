@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package iptables is the tier that every kernel has: decisions as netfilter rules, with
+// Package iptables is the datapath that every kernel has: decisions as netfilter rules, with
 // the chain names and shapes of upstream's mode of that name.
 //
 //	PREROUTING, OUTPUT -> KUBE-SERVICES -> KUBE-SVC-…, KUBE-SVL-… -> KUBE-SEP-… (DNAT)
@@ -9,8 +9,8 @@
 //	POSTROUTING -> KUBE-POSTROUTING (masquerade)
 //	INPUT, FORWARD, OUTPUT -> KUBE-SERVICES, KUBE-EXTERNAL-SERVICES, KUBE-PROXY-FIREWALL (refuse)
 //
-// Rules are a pure function of decisions, in the very words of iptables-save, so that
-// what is in the kernel is compared as text. A sync writes the chains that differ.
-// Where many service ports share a chain it is a tree, so that neither a packet nor a
-// change has to do with all of them.
+// Rules are a pure function of decisions, as iptables-save prints them, so that they can be
+// compared with those in the kernel as text. A sync writes the chains that differ. Long
+// shared chains are split into trees, so lookup and update cost does not grow with the
+// number of Services.
 package iptables

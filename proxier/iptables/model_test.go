@@ -18,7 +18,6 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
-	"github.com/tandem-proxy/tandem/test/kernel"
 )
 
 var sequences = flag.Int("sequences", 24, "random event sequences in TestModel; -short plays a tenth")
@@ -40,7 +39,7 @@ func (w *world) chance(p float64) bool { return w.Float64() < p }
 
 func (w *world) service(i int) *v1.Service {
 	s := service(i)
-	if w.chance(0.3) { // somebody else's address, or soon
+	if w.chance(0.3) { // an address that another Service has, or will have
 		s = service(w.IntN(w.size))
 		s.Name = fmt.Sprintf("s%d", i)
 	}
@@ -149,7 +148,7 @@ func (w *world) fresh() *node {
 	return n
 }
 
-// damage has somebody else empty a chain of ours, which the next sync that compares
+// damage empties a chain of the proxy, as another program might. The next sync that compares
 // everything has to notice.
 func (w *world) damage() {
 	f := proxier.Family(w.IntN(int(proxier.Families)))
@@ -213,11 +212,11 @@ func (w *world) own(n *node, f proxier.Family) map[string][]string {
 	return all
 }
 
-// TestModel: whatever came before, rules are those that a process writes that knows
-// nothing but how things are. Processes start anew, calls of tools fail, and somebody else
-// does harm, which is known by reading, or by the generation that calls for it.
+// TestModel: after any history, rules are those that a new process writes for the same objects.
+// Processes restart, calls of tools fail, and another program damages rules, which a full sync
+// notices by reading them, or by the generation that makes it read.
 func TestModel(t *testing.T) {
-	for seed := range uint64(kernel.Rounds(*sequences)) {
+	for seed := range uint64(*sequences) {
 		if testing.Short() && seed%10 != 5 { // one of large clusters, one with failures
 			continue
 		}
@@ -268,7 +267,7 @@ func TestModel(t *testing.T) {
 				}
 			}
 			if len(w.node.Problems) > 0 {
-				t.Errorf("told %+v", w.node.Problems)
+				t.Errorf("reported %+v", w.node.Problems)
 			}
 		})
 	}

@@ -24,10 +24,11 @@ const (
 	firewallChain         = "KUBE-FIREWALL" // kubelet has one of this name too
 	canaryChain           = "KUBE-PROXY-CANARY"
 
-	// externalNodePortsChain is ours: what KUBE-PROXY-FIREWALL says of NodePorts. The
-	// name leaves room for a protocol and a port within 28 bytes.
+	// externalNodePortsChain, which upstream does not have, is the part of
+	// KUBE-PROXY-FIREWALL for NodePorts. The name leaves room for a protocol and a port
+	// within 28 bytes.
 	externalNodePortsChain = "KUBE-REFUSED-PORTS"
-	// drainChain is what Cleanup leaves.
+	// drainChain stays after Cleanup while established connections need it.
 	drainChain = "KUBE-PROXY-DRAIN"
 )
 
@@ -38,8 +39,8 @@ const (
 	externalPrefix = "KUBE-EXT-"
 	rangesPrefix   = "KUBE-FW-"
 	endpointPrefix = "KUBE-SEP-"
-	// oldExternalPrefix is of what upstream had before 1.24 in the place of
-	// externalPrefix, and leads to chains with the other names. We write none.
+	// oldExternalPrefix is what upstream had before 1.24 instead of externalPrefix. Such
+	// chains lead to others. They are deleted, never written.
 	oldExternalPrefix = "KUBE-XLB-"
 )
 
@@ -54,7 +55,7 @@ func chainName(prefix string, port *proxier.ServicePortName, endpoint string) st
 
 const hashLength = 16
 
-// isOfServicePort says whether a chain is one of a service port.
+// isOfServicePort says whether a chain belongs to one service port.
 func isOfServicePort(name string) bool {
 	return slices.ContainsFunc(ownPrefixes, func(prefix string) bool {
 		return strings.HasPrefix(name, prefix) && len(name) == len(prefix)+hashLength
@@ -67,10 +68,10 @@ var commonChains = []string{
 	proxyFirewallChain, forwardChain, canaryChain, drainChain,
 }
 
-// ofIPVS are those of mode ipvs alone.
+// ofIPVS are the chains of mode ipvs alone.
 var ofIPVS = []string{"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"}
 
-// isOurs says whether a chain is of this mode.
+// isOurs says whether a chain is one of modes iptables and ipvs.
 func isOurs(chain string) bool {
 	if isOfServicePort(chain) || slices.Contains(commonChains, chain) || slices.Contains(ofIPVS, chain) {
 		return true
@@ -92,6 +93,6 @@ func jumpOf(rule string) string {
 	return ""
 }
 
-// protocolName is the protocol as the tools spell it, which is the name of the
-// match for its ports too.
+// protocolName is the protocol as the tools spell it, which also names the match for its
+// ports.
 func protocolName(p proxier.Protocol) string { return strings.ToLower(p.String()) }

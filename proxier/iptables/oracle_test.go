@@ -21,8 +21,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/oracle"
 )
 
-// traced is a tier whose rules a traced packet passes. Processes end and begin, calls of
-// tools fail, and time goes by: all of that at random, but the same for the same seed.
+// traced is a tier whose rules are applied to traced packets. Processes restart, calls of tools
+// fail, and time passes, at random but reproducibly by the seed.
 type traced struct {
 	*simulatedTier
 	rng    *rand.Rand
@@ -295,7 +295,7 @@ func TestOracleFinds(t *testing.T) {
 		{"no masquerading of who dials itself", "-A KUBE-SEP-.* -j KUBE-MARK-MASQ\n", ""},
 		{"local endpoints for all", "-j KUBE-SVL-", "-j KUBE-SVC-"},
 		{"no drop by source", "-[AI] KUBE-PROXY-FIREWALL.* -j DROP\n", ""},
-		{"everybody is let in", "(-A KUBE-FW-[A-Z0-9]+) -s [^ ]+", "$1"},
+		{"source ranges ignored", "(-A KUBE-FW-[A-Z0-9]+) -s [^ ]+", "$1"},
 		{"reject instead of drop", "(KUBE-(?:EXTERNAL-)?SERVICES .*) -j DROP", "$1 -j REJECT"},
 		{"drop instead of reject", "-j REJECT .*", "-j DROP"},
 		{"silence about NodePorts", "-[AI] KUBE-REFUSED-PORTS .*\n", ""},
@@ -306,7 +306,7 @@ func TestOracleFinds(t *testing.T) {
 		{"NodePorts everywhere", "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS", "-j KUBE-NODEPORTS"},
 		{"NodePorts of one protocol", "-[AI] KUBE-NODEPORTS .*-p sctp.*\n", ""},
 		{"all are pods", "! -s 10.244.1.0/24", "-s 10.244.1.0/24"},
-		{"nobody refuses for others", "-A KUBE-PROXY-FIREWALL .*addresses of nobody.*\n", ""},
+		{"unallocated addresses not rejected", "-A KUBE-PROXY-FIREWALL .*addresses of nobody.*\n", ""},
 	} {
 		t.Run(spoiled.name, func(t *testing.T) {
 			t.Parallel()

@@ -97,8 +97,8 @@ func TestFlowsOfOneFamily(t *testing.T) {
 	}
 }
 
-// TestLoopbackClosed: where route_localnet cannot be set that is told once. Nothing else
-// waits for it, and it is set when it can be.
+// TestLoopbackClosed: where route_localnet cannot be set, that is reported once and blocks
+// nothing else. It is set as soon as it can be.
 func TestLoopbackClosed(t *testing.T) {
 	n, tier, flows := newFlowNode(t, newSimulated(), proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}})
 	dir := filepath.Join(t.TempDir(), "conf")
@@ -111,7 +111,7 @@ func TestLoopbackClosed(t *testing.T) {
 		t.Errorf("flows of %v are left", flows.left)
 	}
 	if len(n.Problems) != 1 || n.Problems[0].Kind != "Node" {
-		t.Errorf("told %+v", n.Problems)
+		t.Errorf("reported %+v", n.Problems)
 	}
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -119,6 +119,6 @@ func TestLoopbackClosed(t *testing.T) {
 	n.MustSync()
 	n.MustFullSync()
 	if b, err := os.ReadFile(tier.routeLocalnet); fmt.Sprint(string(b), err) != "1<nil>" || len(n.Problems) != 1 {
-		t.Errorf("%q, error %v, told %+v", b, err, n.Problems)
+		t.Errorf("%q, error %v, reported %+v", b, err, n.Problems)
 	}
 }

@@ -20,7 +20,7 @@ type rule struct {
 	comment      string
 	matches      string // further ones
 	port         string // the destination's, or a range first:last
-	target       string // none if the rule only counts
+	target       string // empty if the rule only counts
 }
 
 func (r rule) String() string {
@@ -67,7 +67,7 @@ func (r rule) String() string {
 	return strings.TrimSuffix(b.String(), " ")
 }
 
-// maxComment is what the kernel takes, without the byte that ends it
+// maxComment is the longest comment in bytes, without the terminating one
 // (XT_MAX_COMMENT_LEN).
 const maxComment = 255
 
@@ -83,11 +83,11 @@ func quote(s string) string {
 
 func portText(port uint16) string { return strconv.Itoa(int(port)) }
 
-// only is an address as a network of its own.
+// only is the prefix of one address.
 func only(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
 
-// probability is the match for one in so many. The kernel counts in parts of 2³¹, and
-// the tools print what it made of the number.
+// probability matches one in so many packets. The kernel counts in units of 1/2³¹, and the
+// tools print the rounded value.
 func probability(of int) string {
 	const one = 1 << 31
 	parts := float64((int64(one)*2/int64(of) + 1) / 2) // rounded

@@ -12,9 +12,8 @@ import (
 
 const isNew = "-m conntrack --ctstate NEW"
 
-// jumps are upstream's, in the order in which they have to stand in each chain: what is
-// rejected for those who are let in, before what is silent to all others. Those that
-// refuse see new connections alone.
+// jumps are upstream's, in the order that they need in each chain: chains that reject come
+// before those that drop. Both see new connections only.
 func jumps(loopback bool) (list []Jump) {
 	add := func(table, from, matches, comment, target string) {
 		list = append(list, Jump{table, from, strings.TrimSpace(matches + " " + rule{comment: comment, target: target}.String())})
@@ -43,7 +42,7 @@ func jumps(loopback bool) (list []Jump) {
 	return list
 }
 
-// inOrder says whether rules stand in a chain in this order, whatever is between them.
+// inOrder says whether a chain has rules in this order, whatever is between them.
 func inOrder(there, rules []string) bool {
 	for _, r := range rules {
 		at := slices.Index(there, r)
@@ -55,7 +54,7 @@ func inOrder(there, rules []string) bool {
 	return true
 }
 
-// static are the chains whose rules depend on options alone, and on whether NodePorts are
+// static are the chains whose rules depend only on options, and on whether NodePorts are
 // served at loopback addresses.
 func (f *family) static() (nat, filter []chain) {
 	o := f.opts
@@ -66,15 +65,15 @@ func (f *family) static() (nat, filter []chain) {
 	}
 	marks := []string{"-j MARK --set-xmark " + mark}
 	if f.loopback && f.counting {
-		// What is sent to a loopback address and led on from there has to be masqueraded, and
-		// is by this chain alone. Upstream has a rule like this for each NodePort.
+		// All connections from a loopback address to an endpoint pass this chain, as they have
+		// to be masqueraded. Upstream has a rule like this for each NodePort.
 		marks = append(marks, rule{dest: loopbackRange[f.name], comment: "kubernetes NodePorts at loopback addresses", matches: countIn(loopbackCounter)}.String())
 	}
 	nat = []chain{
 		{name: markMasqChain, rules: marks},
 		{name: postroutingChain, rules: []string{
 			"-m mark ! --mark " + mark + " -j RETURN",
-			// A second pass, through a tunnel for one, is not masqueraded again.
+			// In a second pass, such as through a tunnel, it is not masqueraded again.
 			fmt.Sprintf("-j MARK --set-xmark %#x/0x0", o.mark()),
 			rule{comment: "kubernetes service traffic requiring SNAT", target: masquerade}.String(),
 		}},
@@ -93,8 +92,8 @@ func (f *family) static() (nat, filter []chain) {
 	return nat, []chain{{name: forwardChain, rules: forward}}
 }
 
-// martians keeps neighbours from the loopback addresses that route_localnet opens to
-// them (CVE-2020-8558).
+// martians drops packets of neighbours to loopback addresses, which route_localnet would
+// accept (CVE-2020-8558).
 var martians = rule{
 	source: "! 127.0.0.0/8", dest: "127.0.0.0/8", comment: "block incoming localnet connections",
 	matches: "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT", target: "DROP",
@@ -102,12 +101,12 @@ var martians = rule{
 
 var loopbackRange = [proxier.Families]string{"127.0.0.0/8", "::1/128"}
 
-// notTranslated is for filters, which see endpoints on this host as well as what was sent
-// there.
+// notTranslated is for filters, which see translated packets to local endpoints as well as
+// packets that clients sent to such addresses.
 const notTranslated = "-m conntrack ! --ctstate DNAT"
 
-// nodePorts are the rules that lead to a chain of NodePorts what is sent to where
-// those are served, and matches.
+// nodePorts are the rules that lead to a chain of NodePorts from the addresses at which those
+// are served. matches narrows them.
 func nodePorts(family proxier.Family, rules *proxier.NodeRules, target, matches string) (list []string) {
 	const comment = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 	if rules.AllNodePortAddrs[family] {
@@ -123,13 +122,13 @@ func nodePorts(family proxier.Family, rules *proxier.NodeRules, target, matches 
 		return list // it has no route_localnet
 	}
 	for _, p := range rules.Loopback[family] {
-		// For this host alone: what martians drops is not yet translated.
+		// From this host only: martians drops packets that are not translated yet.
 		list = append(list, rule{dest: p.String(), comment: comment, matches: strings.TrimSpace(fromLocal + " " + matches), target: target}.String())
 	}
 	return list
 }
 
-// unserved rejects what is sent to addresses of Services that nobody has.
+// unserved rejects packets to unallocated addresses of Services.
 func (r *renderer) unserved(rules *proxier.NodeRules) (list []string) {
 	for _, p := range rules.Unserved {
 		if proxier.FamilyOf(p.Addr()) == r.family {

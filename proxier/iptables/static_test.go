@@ -13,7 +13,7 @@ import (
 
 // TestLoopbackNodePorts: with route_localnet the kernel takes packets of neighbours and
 // pods for loopback addresses. NodePorts there are for this host alone, whichever other
-// addresses have them, and a port that nobody serves does not tell that it is there.
+// addresses have them, and a port without endpoints is not revealed.
 func TestLoopbackNodePorts(t *testing.T) {
 	loopback := netip.MustParsePrefix("127.0.0.0/8")
 	for name, selected := range map[string]proxier.NodePortSelector{
@@ -49,7 +49,7 @@ func TestLoopbackNodePorts(t *testing.T) {
 				}
 				p.Dst = netip.MustParseAddrPort("127.0.0.1:30081")
 				if r := tools.Tables[proxier.IPv4].Trace(p); r.Verdict != tc.unserved {
-					t.Errorf("%s, of nobody: %s", who, r)
+					t.Errorf("%s, without endpoints: %s", who, r)
 				}
 			}
 		})

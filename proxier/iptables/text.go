@@ -11,15 +11,15 @@ import (
 	"sync"
 )
 
-// text is input for iptables-restore: parts of two or three tables. Each table is
-// changed at once or not at all.
+// text is input for iptables-restore: parts of up to three tables. Each table is changed
+// atomically.
 type text struct{ tables map[string]*tableText }
 
 // tableText is that of one table.
 type tableText struct {
-	declared []string // chains that are made, or emptied
+	declared []string // chains that are created, or emptied
 	blocks   []block
-	dropped  []string // chains that go, after everything else
+	dropped  []string // chains that are deleted, after everything else
 }
 
 // block is what is done to a chain: a command with each of some rules.
@@ -41,10 +41,10 @@ func (t *text) table(name string) *tableText {
 	return t.tables[name]
 }
 
-// declare makes a chain, or empties it.
+// declare creates a chain, or empties it.
 func (t *tableText) declare(chain string) { t.declared = append(t.declared, chain) }
 
-// write has a chain hold these rules, which are not copied.
+// write replaces the rules of a chain. They are not copied.
 func (t *tableText) write(chain string, rules []string) {
 	t.declare(chain)
 	t.add(chain, "-A", rules...)
@@ -53,18 +53,18 @@ func (t *tableText) write(chain string, rules []string) {
 // insert puts a rule in front of a chain.
 func (t *tableText) insert(chain, rule string) { t.add(chain, "-I", "1 "+rule) }
 
-// delete takes a rule out of a chain.
+// delete deletes a rule of a chain.
 func (t *tableText) delete(chain, rule string) { t.add(chain, "-D", rule) }
 
-// flush empties a chain after all that stands before.
+// flush empties a chain after its preceding commands.
 func (t *tableText) flush(chain string) { t.add(chain, "-F", "") }
 
-// grow has room for that many chains more.
+// grow makes room for more chains.
 func (t *tableText) grow(chains int) {
 	t.declared, t.blocks = slices.Grow(t.declared, chains), slices.Grow(t.blocks, chains)
 }
 
-// rules counts those that are added to chains of ours.
+// rules counts those that are added to the proxy's chains.
 func (t *tableText) rules() (n int) {
 	for _, b := range t.blocks {
 		if strings.HasPrefix(b.chain, "KUBE-") && (b.command == "-A" || b.command == "-I") {
@@ -74,13 +74,14 @@ func (t *tableText) rules() (n int) {
 	return n
 }
 
-// drop deletes a chain, whether or not it is there.
+// drop deletes a chain, whether or not it exists.
 func (t *tableText) drop(chain string) {
 	t.declare(chain)
 	t.dropped = append(t.dropped, chain)
 }
 
-// tableOrder is that of texts: what refuses is there before what leads ends.
+// tableOrder is the order of tables: packets are rejected before they are no longer
+// translated.
 var tableOrder = []string{"mangle", "filter", "nat"}
 
 // count is how many tables are changed.
@@ -95,7 +96,7 @@ func (t *text) count() (n int) {
 
 func (t *tableText) empty() bool { return t == nil || len(t.declared)+len(t.blocks) == 0 }
 
-// size is how long the text is, or a bit less.
+// size is the length of the text, or slightly less.
 func (t *text) size() (n int) {
 	for _, part := range t.tables {
 		for _, c := range part.declared {
@@ -110,8 +111,8 @@ func (t *text) size() (n int) {
 	return n
 }
 
-// bytes has chains in the order of their names: the legacy variant keeps them so, and looks
-// for chains from their neighbours on, which takes three quarters of the time then.
+// bytes sorts chains by name: the legacy variant keeps them sorted, and searches from the
+// neighbour of the last chain, which saves a quarter of the time.
 func (t *text) bytes() []byte {
 	var b bytes.Buffer
 	b.Grow(t.size())
@@ -150,8 +151,8 @@ func (t *text) bytes() []byte {
 	return b.Bytes()
 }
 
-// order has the blocks of a chain in the order in which they came. To sort places is twice as
-// fast as a stable sort of blocks.
+// order sorts blocks by chain, and those of a chain as they were added. Sorting positions is
+// twice as fast as a stable sort of blocks.
 func (t *tableText) order() []int {
 	order := make([]int, len(t.blocks))
 	for i := range order {
@@ -176,7 +177,8 @@ func (t *text) droppedAt(line int) string {
 	return chain
 }
 
-// inParts cuts a text that only empties and drops chains. All are emptied before any goes.
+// inParts splits a text that only empties and deletes chains. All are emptied before any is
+// deleted.
 func (t *text) inParts(most int) iter.Seq[*text] {
 	return func(yield func(*text) bool) {
 		for _, name := range tableOrder {

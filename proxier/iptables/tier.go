@@ -15,24 +15,25 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Tier carries frontends in netfilter rules.
+// Tier serves frontends by netfilter rules.
 type Tier struct {
 	opts     Options
 	netns    netns.Namespace
 	mu       sync.Mutex
 	rules    *writer
 	unusable [proxier.Families]error
-	// uncounted says why rules do not count.
+	// uncounted is why rules of a family do not count packets.
 	uncounted [proxier.Families]error
-	// routeLocalnet is the kernel's switch, and closed says that it does not move.
+	// routeLocalnet is the file of the kernel's setting. closed says that it could not be
+	// written.
 	routeLocalnet string
 	closed        bool
 }
 
 var _ proxier.Tier = (*Tier)(nil)
 
-// Open finds out which families can be carried in the network namespace of the calling
-// thread; it needs CAP_NET_ADMIN. It writes no rules, but makes the counters that they name.
+// Open finds out which families can be served in the network namespace of the calling
+// thread; it needs CAP_NET_ADMIN. It writes no rules, but creates the counters that they name.
 func Open(ctx context.Context, opts Options) (*Tier, error) {
 	t := &Tier{opts: opts, routeLocalnet: routeLocalnet}
 	for f := range proxier.Families {
@@ -46,7 +47,7 @@ func Open(ctx context.Context, opts Options) (*Tier, error) {
 			t.uncounted[f] = tryCounters(ctx, &t.opts, f)
 		}
 		if err := t.uncounted[f]; err != nil && opts.Counters != nil && t.unusable[f] == nil {
-			klog.FromContext(ctx).Info("Rules do not count packets, so that metrics lack those that were dropped as invalid, and those to NodePorts at loopback addresses", "family", f, "reason", err.Error())
+			klog.FromContext(ctx).Info("Rules do not count packets; the metrics of dropped invalid packets and of NodePorts at loopback addresses are missing", "family", f, "reason", err.Error())
 		}
 	}
 	t.rules = t.newWriter()
@@ -78,7 +79,7 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 		}
 		t.opts.Flows.Observe(&update)
 		for f := range proxier.Families {
-			if errs[f] == nil { // else old rules would make the same flows again
+			if errs[f] == nil { // else old rules would create the same flows again
 				_, errs[f] = t.opts.Flows.Reconcile(ctx, f)
 			}
 		}
@@ -88,9 +89,9 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 
 const routeLocalnet = "/proc/sys/net/ipv4/conf/all/route_localnet"
 
-// openLoopback lets translated packets leave that come from a loopback address, once
-// the rule is there that keeps neighbours from such addresses. Where /proc/sys is read-only
-// that fails for ever: it is told once, and nothing else waits for it.
+// openLoopback sets route_localnet, so that translated packets with a loopback source are
+// sent. The rule that protects loopback addresses from neighbours has to exist before. Where
+// /proc/sys is read-only this keeps failing: that is reported once, and blocks nothing else.
 func (t *Tier) openLoopback() {
 	f := t.rules.families[proxier.IPv4]
 	if f == nil || !f.whole || !f.loopback {
@@ -104,13 +105,13 @@ func (t *Tier) openLoopback() {
 	if err != nil && !t.closed && t.opts.Reporter != nil {
 		t.opts.Reporter.Report(proxier.Problem{
 			Kind: "Node", Reason: proxier.ReasonUnsupported,
-			Message: fmt.Sprintf("NodePorts are not reached at loopback addresses: %v; set net.ipv4.conf.all.route_localnet to 1, or serve none there (localhostNodePorts, nodePortAddresses)", err),
+			Message: fmt.Sprintf("NodePorts cannot be reached at loopback addresses: %v; set net.ipv4.conf.all.route_localnet to 1, or disable them there (localhostNodePorts, nodePortAddresses)", err),
 		})
 	}
 	t.closed = err != nil
 }
 
-// Usable returns nil if a family can be carried, and else why not.
+// Usable returns nil if a family can be served, else the reason.
 func (t *Tier) Usable(f proxier.Family) error { return t.unusable[f] }
 
 // Supports implements proxier.Tier.
@@ -118,8 +119,8 @@ func (t *Tier) Supports(_ *proxier.Decision, f *proxier.Frontend) error {
 	return t.unusable[proxier.FamilyOf(f.Addr.Addr())]
 }
 
-// Cleanup implements proxier.Tier. Connections that are translated already go on. Counters stay,
-// for who asks for them, and for rules to come.
+// Cleanup implements proxier.Tier. Established connections survive. Counters stay, for
+// Counted and for later rules.
 func (t *Tier) Cleanup(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -127,5 +128,5 @@ func (t *Tier) Cleanup(ctx context.Context) error {
 	return t.netns.Do(func() error { return Cleanup(ctx, t.opts.Tools, true) })
 }
 
-// Close lets go of what this process has. The rules stay.
+// Close releases what this process has open. The rules stay.
 func (t *Tier) Close() error { return t.netns.Close() }

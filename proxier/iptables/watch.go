@@ -4,14 +4,14 @@ package iptables
 
 import "github.com/tandem-proxy/tandem/proxier"
 
-// watch knows whether the rules of a family are as they were when they were read last, but
-// for what was written since. Then they need not be read again, which takes seconds where
-// there are many. The kernel counts the changes of both families together, and does not
-// tell whose one was; not every variant can tell at all.
+// watch finds out whether other programs have changed the rules of a family since they were
+// read. If not they need not be read again, which takes seconds where there are many. The
+// kernel counts the changes of both families together, without their origin. The legacy
+// variant counts nothing.
 type watch struct {
 	tools Tools
 	at    uint32
-	own   [proxier.Families]bool // nobody else has changed anything since it was read
+	own   [proxier.Families]bool // all changes since it was read are this process's
 }
 
 // begin is called before the rules of a family are read.
@@ -26,7 +26,7 @@ func (w *watch) generation() (uint32, bool) {
 	return n, ok && err == nil
 }
 
-// expect notes that somebody else changed something, if the generation is another.
+// expect notes that another program has changed something, if the generation is unexpected.
 func (w *watch) expect(n uint32, ok bool, want uint32) {
 	if !ok || n != want {
 		w.own = [proxier.Families]bool{}
@@ -39,8 +39,8 @@ func (w *watch) before() {
 	w.expect(n, ok, w.at)
 }
 
-// after is called when so many tables were written, or when something was refused: then
-// none were, or some, which is not known.
+// after is called when some tables were written, or refused. How many were written before
+// one was refused is not known.
 func (w *watch) after(tables int, err error) {
 	if err != nil {
 		tables = 0
@@ -50,7 +50,7 @@ func (w *watch) after(tables int, err error) {
 	w.at = n
 }
 
-// unchanged says that all changes since the family was read were ours, as of now.
+// unchanged says that other programs have changed nothing since the family was read.
 func (w *watch) unchanged(f proxier.Family) bool {
 	w.before()
 	return w.own[f]

@@ -25,7 +25,8 @@ func newWriter(opts *Options, usable func(proxier.Family) bool) *writer {
 	return w
 }
 
-// write writes an update. A family that fails holds up no other; the errors are theirs.
+// write writes an update, and returns the error of each family. One that fails does not hold
+// up the other.
 func (w *writer) write(ctx context.Context, u proxier.Update) (errs [proxier.Families]error) {
 	for name, f := range w.families {
 		if f == nil {

@@ -25,7 +25,7 @@ func (t *Tier) Cleanup(ctx context.Context) error {
 // have to be gone: a set that a rule uses cannot be deleted. Virtual servers that are
 // neither at an address of kube-ipvs0 nor at a NodePort stay, as do excluded ones.
 func Cleanup(_ context.Context, opts Options) error {
-	r, err := openRemains(&opts)
+	r, err := openLeftovers(&opts)
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func Present() (bool, error) {
 
 func (s *kernelSystem) cleanup(context.Context) error {
 	return s.netns.Do(func() error {
-		r, err := openRemains(s.opts)
+		r, err := openLeftovers(s.opts)
 		if err != nil {
 			return err
 		}

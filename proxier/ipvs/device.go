@@ -31,7 +31,7 @@ func (d *device) ensure() error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("make device %s (module dummy): %w", Device, err)
+		return fmt.Errorf("create device %s (module dummy): %w", Device, err)
 	}
 	d.index = link.Attrs().Index
 	return nil
@@ -41,7 +41,7 @@ func (d *device) link() netlink.Link {
 	return &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: Device, Index: d.index}}
 }
 
-// maxDumps bounds the attempts at a list that nobody changes meanwhile.
+// maxDumps bounds the attempts at a consistent list.
 const maxDumps = 5
 
 func (d *device) List() ([]netip.Addr, error) {

@@ -27,12 +27,12 @@ func Drain(ctx context.Context, opts Options) error {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
-	r, err := openRemains(&opts)
+	r, err := openLeftovers(&opts)
 	if err != nil {
 		return err
 	}
 	defer r.close()
-	s := newServers(&remaining{r.servers, r}, &opts)
+	s := newServers(&leftServers{r.servers, r}, &opts)
 	s.keeps = true
 	every := time.NewTicker(drainInterval)
 	defer every.Stop()
@@ -48,8 +48,8 @@ func Drain(ctx context.Context, opts Options) error {
 	}
 }
 
-// drain removes what nobody needs any more, and says whether that was all of it.
-func (r *remains) drain(s *servers) (drained bool, err error) {
+// drain removes what no connection needs, and says whether that was everything.
+func (r *leftovers) drain(s *servers) (drained bool, err error) {
 	if r.servers == nil {
 		return true, r.remove()
 	}
@@ -76,11 +76,11 @@ func (r *remains) drain(s *servers) (drained bool, err error) {
 	return false, errors.Join(errs...)
 }
 
-// remaining are the virtual servers that this mode left.
-type remaining struct {
+// leftServers are the virtual servers that this mode left.
+type leftServers struct {
 	*kernelServers
-	*remains
+	*leftovers
 }
 
 // List implements virtualServers.
-func (r *remaining) List() (map[serverKey]server, error) { return r.remains.list() }
+func (r *leftServers) List() (map[serverKey]server, error) { return r.leftovers.list() }

@@ -40,7 +40,7 @@ func (s *ipsets) ensure() error {
 	for _, f := range s.families {
 		for name := range setNames {
 			if err := s.create(set{name, f}.String(), allSets[name].is, f); err != nil {
-				return fmt.Errorf("make set %s (%s): %w", set{name, f}, allSets[name].is, err)
+				return fmt.Errorf("create ipset %s (%s): %w", set{name, f}, allSets[name].is, err)
 			}
 		}
 	}
@@ -69,7 +69,7 @@ func (s *ipsets) List() (all []member, err error) {
 func (s *ipsets) list(of set) ([]member, error) {
 	found, err := s.nl.IpsetList(of.String())
 	if err != nil {
-		return nil, fmt.Errorf("list set %s: %w", of, err)
+		return nil, fmt.Errorf("list ipset %s: %w", of, err)
 	}
 	list := make([]member, len(found.Entries))
 	for i := range found.Entries {
@@ -149,7 +149,7 @@ func (s *ipsets) remove() error {
 	for _, f := range s.families {
 		for name := range setNames {
 			if err := unless(s.nl.IpsetDestroy(set{name, f}.String()), unix.ENOENT, nl.IPSetError(nl.IPSET_ERR_PROTOCOL)); err != nil {
-				errs = append(errs, fmt.Errorf("destroy set %s: %w", set{name, f}, err))
+				errs = append(errs, fmt.Errorf("destroy ipset %s: %w", set{name, f}, err))
 			}
 		}
 	}

@@ -42,7 +42,7 @@ type Options struct {
 	MasqueradeAll bool
 	// Scheduler of all virtual servers; empty is rr.
 	Scheduler string
-	// ExcludeCIDRs have virtual servers of somebody else.
+	// ExcludeCIDRs are those of virtual servers that others manage.
 	ExcludeCIDRs []netip.Prefix
 	// StrictARP has this node answer ARP for the addresses of a device on that device
 	// alone.
@@ -52,11 +52,11 @@ type Options struct {
 	// Drain is how long a TCP destination that is gone keeps its connections at most; 0 is
 	// 15 minutes.
 	Drain time.Duration
-	// UpstreamSemantics has virtual servers carry what upstream's do, in upstream's way,
+	// UpstreamSemantics has virtual servers serve what upstream's do, in upstream's way,
 	// where that differs from the decision: one set of endpoints for everybody, and all of
 	// them where a Local policy leaves none.
 	UpstreamSemantics bool
-	// Reporter is told of what could not be written; nil for nobody.
+	// Reporter receives what could not be written; optional.
 	Reporter proxier.Reporter
 	// Clock is for tests.
 	Clock clock.PassiveClock
@@ -73,7 +73,7 @@ func (o *Options) scheduler() string { return cmp.Or(o.Scheduler, defaultSchedul
 
 func (o *Options) drain() time.Duration { return cmp.Or(o.Drain, defaultDrain) }
 
-// excludes says whether virtual servers at an address are somebody else's.
+// excludes says whether others manage the virtual servers at an address.
 func (o *Options) excludes(a netip.Addr) bool {
 	return slices.ContainsFunc(o.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
 }

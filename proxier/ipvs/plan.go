@@ -18,14 +18,14 @@ type plan struct {
 	members []member
 }
 
-// Why rules carry a frontend. A virtual server asks neither who the client is nor what
-// another virtual server remembers.
+// Why rules serve a frontend. A virtual server treats all clients alike, and shares no
+// session affinity with another.
 var (
-	errOrigins  = errors.New("not everybody is led to the same endpoints")
-	errSilence  = errors.New("what finds no endpoint is to be dropped, and a virtual server rejects it")
-	errAffinity = errors.New("its addresses are to share what they remember of clients")
-	errSources  = errors.New("the constant rules would not show the source that was decided")
-	errOnLink   = errors.New("the address may be another machine's on one of this node's links, and that would be cut off")
+	errOrigins  = errors.New("clients from pods, from this host and from outside get different endpoints")
+	errSilence  = errors.New("packets without a local endpoint are to be dropped, and a virtual server rejects them")
+	errAffinity = errors.New("session affinity spans several addresses, and a virtual server has its own")
+	errSources  = errors.New("whether to masquerade depends on the client in a way that the constant rules do not cover")
+	errOnLink   = errors.New("the address is in a subnet of this node and may belong to another machine, which this node could not reach then")
 )
 
 // planner works out plans.
@@ -40,7 +40,7 @@ type planner struct {
 	list [candidates]placement.Candidate // made when it is first used
 }
 
-// refuses says why virtual servers are not to carry a frontend.
+// refuses says why virtual servers are not to serve a frontend.
 func (p *planner) refuses(d *proxier.Decision, f *proxier.Frontend) error {
 	if err := p.unusable[proxier.FamilyOf(f.Addr.Addr())]; err != nil || p.opts.UpstreamSemantics {
 		return err
@@ -229,7 +229,7 @@ func (p *planner) frontend(out *plan, d *proxier.Decision, f *proxier.Frontend, 
 }
 
 // admitHealthChecks has the constant rules let in what load balancers ask this process,
-// whoever carries the frontends.
+// whichever part of the tier serves the frontends.
 func (p *planner) admitHealthChecks(out *plan, d *proxier.Decision) {
 	if d.HealthCheckNodePort == 0 {
 		return

@@ -38,7 +38,7 @@ var probes = [proxier.Families]netip.AddrPort{
 }
 
 // probeServers makes virtual servers. It says of which families there are none: rules
-// carry those.
+// serve those.
 func probeServers(opts *Options) (unusable [proxier.Families]error, err error) {
 	servers, err := openServers()
 	if err != nil {
@@ -52,7 +52,7 @@ func probeServers(opts *Options) (unusable [proxier.Families]error, err error) {
 		case errors.Is(err, unix.ENOENT):
 			return unusable, fmt.Errorf("find scheduler %s in the kernel (module ip_vs_%[1]s)", opts.scheduler())
 		case err != nil:
-			unusable[f] = fmt.Errorf("make a virtual server of %s: %w", proxier.Family(f), err)
+			unusable[f] = fmt.Errorf("create an %s virtual server: %w", proxier.Family(f), err)
 			continue
 		}
 		if err := servers.Delete(k); err != nil {
@@ -72,10 +72,10 @@ func probeDevice(nl *netlink.Handle) error {
 	}
 	link := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "kube-ipvs-probe"}}
 	if err := nl.LinkAdd(link); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("make a device (module dummy): %w", err)
+		return fmt.Errorf("create a dummy device (module dummy): %w", err)
 	}
 	if err := nl.LinkDel(link); err != nil {
-		return fmt.Errorf("delete a device: %w", err)
+		return fmt.Errorf("delete a dummy device: %w", err)
 	}
 	return nil
 }
@@ -89,7 +89,7 @@ func probeSets(ctx context.Context, sets *ipsets, tools Tools) (err error) {
 	}
 	for _, is := range []setType{hashIP, hashIPPort, hashIPPortIP, hashIPPortNet, bitmapPort} {
 		if err := sets.create(probeSet, is, proxier.IPv4); err != nil {
-			return fmt.Errorf("make a set of type %s: %w", is, err)
+			return fmt.Errorf("create an ipset of type %s: %w", is, err)
 		}
 		if is == bitmapPort {
 			err = probeRule(ctx, tools)
@@ -108,7 +108,7 @@ func probeRule(ctx context.Context, tools Tools) error {
 			continue
 		}
 		if err := tools.Restore(ctx, f, xtables.Probe("-p tcp -m set --match-set "+probeSet+" dst", "nat")); err != nil {
-			return fmt.Errorf("write a rule that asks a set (module xt_set): %w", err)
+			return fmt.Errorf("write a rule that matches an ipset (module xt_set): %w", err)
 		}
 	}
 	return nil

@@ -36,7 +36,7 @@ type claim struct {
 	to       []target
 }
 
-// claimed is a virtual server that somebody wants.
+// claimed is a virtual server that a service port wants.
 type claimed struct {
 	key serverKey
 	*claim
@@ -56,8 +56,8 @@ type servers struct {
 	keeps  bool
 	claims map[serverKey][]*claim // the newest last
 	there  map[serverKey]*serverThere
-	// going are those that nobody wants any more, but that are there; changed are those
-	// that somebody else has now.
+	// going are those that are there and not wanted; changed are those whose owner has
+	// changed.
 	going, changed map[serverKey]struct{}
 }
 
@@ -165,11 +165,11 @@ func (s *servers) wanted(k serverKey) *claim {
 }
 
 // ensure writes what differs of one virtual server: destinations that get new clients
-// before those that do not any more.
+// before those that get no more.
 func (s *servers) ensure(k serverKey) error {
 	err := s.write(k)
 	if errors.Is(err, unix.ESRCH) && s.there[k] != nil {
-		s.there[k].unsure = true // somebody deleted it
+		s.there[k].unsure = true // another program deleted it
 	}
 	if err != nil {
 		return fmt.Errorf("write virtual server %s: %w", k, err)
@@ -226,7 +226,7 @@ func (s *servers) write(k serverKey) error {
 		}
 	}
 	for _, t := range want.to {
-		if t.weight == 0 && is.to[t.addr] != nil { // else nobody has it
+		if t.weight == 0 && is.to[t.addr] != nil { // else no client has it
 			if err := s.target(k, is, t); err != nil {
 				return err
 			}
@@ -293,7 +293,7 @@ func (s *servers) retire(k serverKey, addr netip.AddrPort, d *destinationThere) 
 	return nil
 }
 
-// removeUnused deletes what is not wanted any more, but for what has open connections.
+// removeUnused deletes what is not wanted, except what has open connections.
 func (s *servers) removeUnused() error {
 	var errs []error
 	for k := range s.going {

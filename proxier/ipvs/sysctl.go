@@ -49,7 +49,7 @@ func (s *kernelSystem) configure(ctx context.Context) {
 	for _, x := range s.opts.settings(release()) {
 		if _, err := sysctl.Root("/").Ensure("proc/sys/"+x.name, x.value); err != nil && !s.told[x.name] {
 			s.told[x.name] = true
-			klog.FromContext(ctx).Error(err, "Cannot change a setting of the kernel that virtual servers need", "setting", x.name, "want", x.value, "otherwise", x.why)
+			klog.FromContext(ctx).Error(err, "Cannot set a sysctl that IPVS needs", "setting", x.name, "want", x.value, "otherwise", x.why)
 		}
 	}
 }

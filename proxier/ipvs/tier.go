@@ -59,7 +59,7 @@ type port struct {
 
 var _ proxier.Tier = (*Tier)(nil)
 
-// Open finds out what can be carried in the network namespace of the calling thread; it
+// Open finds out what can be served in the network namespace of the calling thread; it
 // needs CAP_NET_ADMIN. It leaves nothing in the kernel.
 func Open(ctx context.Context, opts Options) (*Tier, error) {
 	unusable, err := probeServers(&opts)
@@ -119,7 +119,7 @@ func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {
 	return t.rules.Supports(d, f)
 }
 
-// Why returns nil if a virtual server carries a frontend, and else why rules do.
+// Why returns nil if a virtual server serves a frontend, and else why rules do.
 func (t *Tier) Why(d *proxier.Decision, f *proxier.Frontend) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -135,5 +135,5 @@ func (t *Tier) why(d *proxier.Decision, f *proxier.Frontend) error {
 	return t.refuses(d, f)
 }
 
-// Close lets go of what this process has. What is in the kernel stays.
+// Close closes handles. Kernel state stays.
 func (t *Tier) Close() error { return errors.Join(t.rules.Close(), t.system.close()) }

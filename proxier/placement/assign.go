@@ -4,9 +4,9 @@ package placement
 
 import "github.com/tandem-proxy/tandem/proxier"
 
-// Candidate is an entry of the ordered list of those who may serve a frontend:
-// usually a tier, the fastest first. One that serves nothing itself, as another
-// proxy does (or nobody), is an entry like any other.
+// Candidate is an entry of the ordered list of those that may serve a frontend:
+// usually a tier, the fastest first. Another proxy on this node is an entry like any
+// other.
 type Candidate struct {
 	// Refuses says why it does not serve a frontend; nil if it does. Nil refuses
 	// nothing.

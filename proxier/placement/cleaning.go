@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// cleaning is that of a fallback that carries nothing; nobody waits for it.
+// cleaning is the background clean-up of a fallback that serves nothing.
 type cleaning struct {
 	sync.WaitGroup
 	stop   context.CancelFunc
@@ -33,12 +33,12 @@ func (c *cleaning) begin(ctx context.Context, after time.Duration, tier proxier.
 		}
 		if err := tier.Cleanup(ctx); err != nil && ctx.Err() == nil {
 			c.failed.Store(true)
-			klog.FromContext(ctx).Error(err, "Cannot remove the rules of the fallback, which carries nothing; trying again with the next full sync")
+			klog.FromContext(ctx).Error(err, "Cannot clean up the unused fallback; retrying with the next full sync")
 		}
 	})
 }
 
-// end returns when nothing is cleaned any more. What is left is for who comes next.
+// end stops the clean-up and waits for it. What is left is for the next sync of the fallback.
 func (c *cleaning) end() {
 	if c.stop != nil {
 		c.stop()

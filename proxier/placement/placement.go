@@ -235,7 +235,7 @@ func (t *Tier) begin(ctx context.Context, served error) (moved []uint32) {
 	if stands := !t.served; stands != t.standsIn {
 		t.standsIn = stands
 		if stands {
-			klog.FromContext(ctx).Error(served, "The fast path cannot serve everything; the fallback does until it can")
+			klog.FromContext(ctx).Error(served, "First sync of the fast path failed; the fallback serves all Services until one succeeds")
 		}
 	}
 	for index, p := range t.ports {
@@ -352,7 +352,7 @@ func (t *Tier) overflowing(ctx context.Context) (moved []uint32) {
 		t.overflow[index] = why
 		t.assign(index, p)
 		moved = append(moved, index)
-		klog.FromContext(ctx).Info("A service port does not fit into the fast path; the fallback serves it", "servicePort", p.decision.Name, "reason", why.Error())
+		klog.FromContext(ctx).Info("Over capacity: the fallback serves a service port that does not fit into the fast path", "servicePort", p.decision.Name, "reason", why.Error())
 	}
 	slices.Sort(moved)
 	if len(moved) > 0 {
@@ -414,7 +414,7 @@ func (t *Tier) syncFallback(ctx context.Context, u *proxier.Update, refilled boo
 	return nil
 }
 
-// losses are what goes from the fallback: at once what is not desired any more, and what
+// losses are what goes from the fallback: at once what is not desired, and what
 // the fast tier has got after a while.
 func (t *Tier) losses() (list []proxier.PortChange) {
 	now := time.Now()
@@ -483,7 +483,7 @@ func (t *Tier) choose(d *proxier.Decision, f *proxier.Frontend) (chosen tier, re
 	return tier(by), reasons
 }
 
-// FallbackHas returns a function that says whether the fallback, as things are, translates
+// FallbackHas returns a function that says whether the fallback currently translates
 // what comes to an address: that of a frontend, or one with the number of a NodePort.
 func (t *Tier) FallbackHas(protocol proxier.Protocol) func(netip.AddrPort) bool {
 	t.mu.Lock()

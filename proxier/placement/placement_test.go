@@ -19,7 +19,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/proxiertest"
 )
 
-// fake is a tier with room for so many service ports. It tells what it carries whenever
+// fake is a tier with room for so many service ports. It tells what it serves whenever
 // that changes.
 type fake struct {
 	t        *testing.T
@@ -31,7 +31,7 @@ type fake struct {
 	cleaned  int
 	synced   int
 	fails    bool
-	owed     []proxier.Update
+	pending  []proxier.Update
 	changed  func()
 }
 
@@ -39,16 +39,16 @@ var errFull, errFails = errors.New("full"), errors.New("fails")
 
 func (f *fake) Sync(_ context.Context, u proxier.Update) error {
 	f.synced++
-	f.owed = append(f.owed, u)
+	f.pending = append(f.pending, u)
 	if f.fails {
 		some := slices.DeleteFunc(slices.Clone(u.Changes), func(c proxier.PortChange) bool { return c.New == nil })
 		f.apply(proxier.Update{NodeRules: u.NodeRules, Changes: some[:len(some)/2]})
 		return errFails
 	}
-	for _, u := range f.owed {
+	for _, u := range f.pending {
 		f.apply(u)
 	}
-	f.owed = nil
+	f.pending = nil
 	f.changed()
 	return nil
 }
@@ -133,7 +133,7 @@ func keyOf(d *proxier.Decision, f *proxier.Frontend) string {
 	return fmt.Sprintf("%s %s %s", d.Name, d.Name.Protocol, f.Addr)
 }
 
-func carried(f *fake) map[string]*proxier.Decision {
+func served(f *fake) map[string]*proxier.Decision {
 	all := map[string]*proxier.Decision{}
 	for _, d := range f.has {
 		for i := range d.Frontends {
@@ -143,18 +143,24 @@ func carried(f *fake) map[string]*proxier.Decision {
 	return all
 }
 
-// check is called whenever a tier changed: what stays is carried at every moment.
+// check is called whenever a tier changed: what stays is served at every moment.
 func (b *bench) check() {
-	fast, fallback := carried(b.fast), carried(b.fallback)
+	fast, fallback := served(b.fast), served(b.fallback)
 	for key := range b.kept {
 		if fast[key] == nil && fallback[key] == nil {
-			b.t.Errorf("%s is carried by nobody for a moment", key)
+			b.t.Errorf("no tier serves %s for a moment", key)
 		}
-		if d := fallback[key]; d != nil && fast[key] == nil && b.fast.rules != nil && len(b.fast.rules.Unserved) > 0 &&
-			slices.ContainsFunc(d.Frontends, func(f proxier.Frontend) bool { return f.Kind == proxier.ClusterIP && keyOf(d, &f) == key }) {
-			b.t.Errorf("%s is refused by the fast tier for a moment", key)
+		if fast[key] == nil && b.rejects(key, fallback[key]) {
+			b.t.Errorf("the fast tier rejects %s for a moment", key)
 		}
 	}
+}
+
+// rejects says whether the fast tier rejects connections to a frontend that the fallback
+// has, as it does not know of it.
+func (b *bench) rejects(key string, d *proxier.Decision) bool {
+	return d != nil && b.fast.rules != nil && len(b.fast.rules.Unserved) > 0 &&
+		slices.ContainsFunc(d.Frontends, func(f proxier.Frontend) bool { return f.Kind == proxier.ClusterIP && keyOf(d, &f) == key })
 }
 
 func (b *bench) frontends() map[string]bool {
@@ -167,11 +173,14 @@ func (b *bench) frontends() map[string]bool {
 	return all
 }
 
-// sync gives the placement some changes, and compares what is carried afterwards.
+// sync gives the placement some changes, and compares what is served afterwards.
 func (b *bench) sync(full bool, changes ...proxier.PortChange) {
 	b.t.Helper()
-	before, fast, fallback := b.frontends(), carried(b.fast), carried(b.fallback)
-	maps.DeleteFunc(before, func(key string, _ bool) bool { return fast[key] == nil && fallback[key] == nil })
+	before, fast, fallback := b.frontends(), served(b.fast), served(b.fallback)
+	// One that is new, and that a fallback that failed got nevertheless, is not served yet.
+	maps.DeleteFunc(before, func(key string, _ bool) bool {
+		return fast[key] == nil && (fallback[key] == nil || b.rejects(key, fallback[key]))
+	})
 	for _, c := range changes {
 		if c.New == nil {
 			delete(b.wanted, c.Index())
@@ -204,11 +213,11 @@ func (b *bench) sync(full bool, changes ...proxier.PortChange) {
 	}
 }
 
-// compare says whether each frontend is carried by one tier, as of now, and by the fast
+// compare says whether each frontend is served by one tier, as of now, and by the fast
 // one if it can.
 func (b *bench) compare() {
 	b.t.Helper()
-	fast, fallback := carried(b.fast), carried(b.fallback)
+	fast, fallback := served(b.fast), served(b.fallback)
 	clusterIPs := false
 	for _, d := range b.wanted {
 		overflow := b.tier.overflow[d.Index()] != nil
@@ -234,10 +243,10 @@ func (b *bench) compare() {
 		}
 	}
 	if len(fast)+len(fallback) > 0 {
-		b.t.Errorf("nobody wants %v %v", slices.Collect(maps.Keys(fast)), slices.Collect(maps.Keys(fallback)))
+		b.t.Errorf("served, and not desired: %v %v", slices.Collect(maps.Keys(fast)), slices.Collect(maps.Keys(fallback)))
 	}
 	if rules := b.fast.rules; rules != nil && (len(rules.Unserved) == 0) != clusterIPs {
-		b.t.Errorf("the fast tier refuses what nobody serves: %v, while the fallback serves ClusterIPs: %v", len(rules.Unserved) > 0, clusterIPs)
+		b.t.Errorf("the fast tier rejects unallocated ClusterIPs: %v, while the fallback serves ClusterIPs: %v", len(rules.Unserved) > 0, clusterIPs)
 	}
 }
 
@@ -261,7 +270,7 @@ func (b *bench) decide(random *rand.Rand, i int) proxier.PortChange {
 	return proxier.PortChange{Old: b.wanted[uint32(i)], New: d}
 }
 
-// Random histories: each frontend is carried by exactly one tier, or also by the fallback
+// Random histories: each frontend is served by exactly one tier, or also by the fallback
 // if that is to have everything, and at every moment.
 func TestPlacement(t *testing.T) {
 	for seed := range uint64(200) {
@@ -297,13 +306,13 @@ func TestPlacement(t *testing.T) {
 	}
 }
 
-// Tiers that fail now and then: what was carried still is, by one of them.
+// Tiers that fail at random: what was served still is, by one of them.
 func TestFailures(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 2))
 		b := newBench(t, 1+random.IntN(12))
 		b.moving = true
-		// Others carried everything before.
+		// Others served everything before.
 		var all []proxier.PortChange
 		for _, i := range []int{1, 2, 3, 4, 7, 14} {
 			c := b.decide(random, i)
@@ -344,7 +353,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// A fallback that carries nothing is not there, and costs nothing; it is cleaned up once
+// A fallback that serves nothing is not there, and costs nothing; it is cleaned up once
 // the fast tier has everything, since others may have left rules of its kind.
 func TestIdleFallback(t *testing.T) {
 	b := newBench(t, 0)
@@ -361,17 +370,17 @@ func TestIdleFallback(t *testing.T) {
 	}
 	b.sync(false, sctp)
 	if b.fallback.synced == 0 {
-		t.Error("the fallback does not carry what the fast tier cannot")
+		t.Error("the fallback does not serve what the fast tier cannot")
 	}
 	b.sync(false, proxier.PortChange{Old: sctp.New})
 	if b.fallback.cleaned != 2 {
-		t.Error("the fallback carries nothing any more and is still there")
+		t.Error("the fallback serves nothing and is still there")
 	}
 	if err := b.tier.Supports(sctp.New, &sctp.New.Frontends[0]); err != nil {
 		t.Error(err)
 	}
 	if b.tier.Why(sctp.New, &sctp.New.Frontends[0]) == nil {
-		t.Error("nobody says why the fallback carries it")
+		t.Error("no reason why the fallback serves it")
 	}
 }
 
@@ -425,7 +434,7 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-// A fallback that fails holds up nothing that the fast tier carries.
+// A fallback that fails holds up nothing that the fast tier serves.
 func TestFailingFallback(t *testing.T) {
 	b := newBench(t, 0)
 	random := rand.New(rand.NewPCG(1, 1))
@@ -435,14 +444,14 @@ func TestFailingFallback(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if len(b.fast.has) != 1 {
-		t.Error("the fast tier does not carry its own")
+		t.Error("the fast tier does not serve its own")
 	}
 	b.fallback.fails = false
 	if err := b.tier.Sync(t.Context(), proxier.Update{}); err != nil {
 		t.Fatal(err)
 	}
 	if len(b.fallback.has) != 1 {
-		t.Error("the fallback was not given what it owes")
+		t.Error("the fallback was not given what is pending")
 	}
 	for _, tier := range []*fake{b.fast, b.fallback} {
 		tier.fails = true
@@ -454,7 +463,7 @@ func TestFailingFallback(t *testing.T) {
 		tier.fails = false
 		before := tier.synced
 		if err := b.tier.Sync(t.Context(), proxier.Update{}); err != nil || tier.synced == before {
-			t.Errorf("a tier that owes something is not asked again: %v", err)
+			t.Errorf("a tier that failed is not synced again: %v", err)
 		}
 	}
 }

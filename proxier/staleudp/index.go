@@ -17,7 +17,7 @@ type index struct {
 	// are served.
 	ports     map[proxier.ServicePortName]*proxier.Decision
 	frontends map[netip.AddrPort]*proxier.Decision
-	// gone are frontends that somebody had, while there may be entries of them.
+	// gone are frontends that were served before, while there may be entries of them.
 	gone [proxier.Families]map[netip.AddrPort]struct{}
 	// dirty says that there may be entries of the family to delete. Another
 	// backend beside those there are is no reason: it makes no entry wrong.
@@ -114,14 +114,14 @@ func (x *index) add(frontend netip.AddrPort, d *proxier.Decision) {
 	x.frontends[frontend] = d
 }
 
-// retire remembers a frontend as gone, which it is unless somebody has it again.
+// retire records a frontend as gone, unless a service port has it again.
 func (x *index) retire(frontend netip.AddrPort) {
 	family := proxier.FamilyOf(frontend.Addr())
 	x.gone[family][frontend] = struct{}{}
 	x.dirty[family] = true
 }
 
-// clean says that the family has no entry any more that has to go.
+// clean says that no entry of the family has to be deleted.
 func (x *index) clean(family proxier.Family) {
 	x.dirty[family] = false
 	clear(x.gone[family])
@@ -154,8 +154,8 @@ func serving(d *proxier.Decision, family proxier.Family) bool {
 
 var unspecified = [proxier.Families]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 
-// stale says whether the rules of now would not have made an entry, and somebody's
-// packets suffer from it. With exclusive, nobody else has ClusterIPs here.
+// stale says whether the current rules would not have created an entry, so that packets
+// suffer from it. With exclusive, no other proxy serves ClusterIPs here.
 func (x *index) stale(f *conntrack.Flow, exclusive bool) bool {
 	if f.Protocol != proxier.UDP || f.Zone != 0 {
 		return false

@@ -22,19 +22,19 @@ const maxDumps = 5
 type Options struct {
 	// Table is the conntrack to keep right.
 	Table conntrack.Table
-	// Exclusive says that nobody else translates ClusterIPs on this node. Entries
+	// Exclusive says that no other proxy translates ClusterIPs on this node. Entries
 	// of ClusterIPs that no Service has are then left over from the time before
 	// this process, and go. It must not be set beside a proxy that has Services
 	// of its own, or while its connections are to be kept.
 	Exclusive bool
-	// Observer is told of each family that was reconciled; nil for nobody.
+	// Observer is called after each reconciliation of a family; optional.
 	Observer func(Result)
-	// Ended is told of the flows whose entries had to go, when they have; nil for
-	// nobody. What is sent on such a flow now is translated anew, or not at all.
+	// Ended is called with the flows whose entries were deleted, afterwards; optional.
+	// What is sent on such a flow now is translated anew, or not at all.
 	Ended func([]conntrack.Flow)
 }
 
-// Result is what became of one family.
+// Result is the outcome for one family.
 type Result struct {
 	Family  proxier.Family
 	Took    time.Duration
@@ -64,8 +64,8 @@ func New(opts Options) *Reconciler {
 	return r
 }
 
-// Observe takes over an update of the decisions that are carried. It costs what the
-// changes cost, and asks the kernel nothing.
+// Observe takes over an update of the decisions that are served. It costs what the
+// changes cost, and does no I/O.
 func (r *Reconciler) Observe(u *proxier.Update) {
 	first := u.Full && !r.index.whole
 	r.index.observe(u)
@@ -78,7 +78,7 @@ func (r *Reconciler) Observe(u *proxier.Update) {
 }
 
 // Retire says that these UDP frontends were served by an earlier process; a NodePort
-// is one at the unspecified address. Those that nobody serves now are treated as if
+// is one at the unspecified address. Those that are not served now are treated as if
 // they were gone just now.
 func (r *Reconciler) Retire(frontends ...netip.AddrPort) {
 	for _, f := range frontends {

@@ -20,7 +20,7 @@ type tier struct {
 
 // Beside keeps conntrack right beside a tier that does not need it: flows that rules
 // translated once go on while their backends are there, and no longer. Where conntrack
-// cannot be asked that is logged, and holds up nothing.
+// cannot be read that is logged, and does not fail the sync.
 func Beside(next proxier.Tier, flows *Reconciler) proxier.Tier {
 	return &tier{Tier: next, flows: flows}
 }
@@ -41,7 +41,7 @@ func (t *tier) Sync(ctx context.Context, update proxier.Update) error {
 	}
 	err := errors.Join(errs...)
 	if err != nil && !t.failed {
-		klog.FromContext(ctx).Error(err, "UDP flows that netfilter translates may go on to endpoints that are gone; trying again with each sync")
+		klog.FromContext(ctx).Error(err, "Cannot clean up stale UDP conntrack entries: flows may keep going to removed endpoints; retrying with each sync")
 	}
 	t.failed = err != nil
 	return failed

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dirwatch says when something in a directory may have changed: soon where the
-// kernel tells, also of ConfigMap volumes that are switched, and now and then anyway.
+// Package dirwatch watches a directory for changes. It uses inotify, including for updates of
+// ConfigMap volumes, and also reports a possible change at regular intervals.
 package dirwatch
 
 import (
@@ -18,19 +18,19 @@ import (
 
 // Options of a Watcher.
 type Options struct {
-	// Wanted tells the names of files that matter.
+	// Wanted reports whether changes of a file matter, by its name.
 	Wanted func(name string) bool
-	// Unwatched is told, once for each reason, why changes are only found by looking again.
+	// Unwatched is called once for each reason why the directory cannot be watched.
 	Unwatched func(error)
-	// Debounce is how long it must be quiet after a change, so that one burst is told
-	// once. A burst that does not end is told every ten times as long.
+	// Debounce is how long no change may occur before a change is reported, so that a
+	// burst is reported once. A longer burst is reported every ten times Debounce.
 	Debounce time.Duration
-	// Rescan is how often to look without a sign of change: for links to elsewhere,
-	// network file systems, and hosts that are out of inotify watches.
+	// Rescan is the interval of reports without a notification: for links to other
+	// directories, network file systems, and hosts without free inotify watches.
 	Rescan time.Duration
 	// Clock defaults to the real one.
 	Clock clock.Clock
-	// New makes a watcher; for tests that do without.
+	// New makes a watcher; it is set by tests.
 	New func() (*fsnotify.Watcher, error)
 }
 
@@ -38,15 +38,15 @@ type Options struct {
 type Watcher struct {
 	dir     string
 	opts    Options
-	watcher *fsnotify.Watcher // nil where there is none
-	// watched is the directory as it was when the watch was set; nil when there is none.
+	watcher *fsnotify.Watcher // nil if inotify is not available
+	// watched identifies the directory that has the watch; nil if none has.
 	watched os.FileInfo
-	problem string // told last
+	problem string // the last one passed to Unwatched
 	rescan  time.Time
 }
 
-// Open makes a Watcher, which has to be closed. The directory need not exist. Where nothing
-// can be watched, it goes by the clock.
+// Open makes a Watcher. The caller closes it. The directory need not exist. If it cannot be
+// watched, the Watcher reports possible changes at regular intervals only.
 func Open(dir string, opts Options) *Watcher {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
@@ -61,28 +61,28 @@ func Open(dir string, opts Options) *Watcher {
 		return w
 	}
 	w.watcher = watcher
-	// The parent tells when the directory comes back or a link to it is switched. Where
-	// that is not allowed, the next rescan finds out.
+	// Watching the parent shows when the directory is recreated or a link to it changes.
+	// If that is not allowed, the next rescan shows it.
 	if parent := filepath.Dir(w.dir); parent != w.dir {
 		_ = w.watcher.Add(parent)
 	}
 	return w
 }
 
-// Close ends it.
+// Close stops watching.
 func (w *Watcher) Close() {
 	if w.watcher != nil {
 		_ = w.watcher.Close()
 	}
 }
 
-// Follow sets the watch, again if it is not on the directory any more. Who looks at the
-// directory calls it first, with what stat says of it: what changes later is told.
+// Follow sets the watch, if the directory is not the watched one already. Callers call it with the
+// result of stat before they read the directory, so that no later change is missed.
 func (w *Watcher) Follow(info os.FileInfo) {
 	if w.watcher == nil || w.watched != nil && os.SameFile(w.watched, info) {
 		return
 	}
-	_ = w.watcher.Remove(w.dir) // a watch that went with the old directory
+	_ = w.watcher.Remove(w.dir) // the watch of a previous directory
 	if err := w.watcher.Add(w.dir); err != nil {
 		w.unwatched(err)
 		return
@@ -97,17 +97,16 @@ func (w *Watcher) unwatched(err error) {
 	}
 }
 
-// Change is what may be another.
+// Change lists the files that may have changed.
 type Change struct {
-	// Names of files that were told of.
+	// Names are the files with notifications.
 	Names map[string]struct{}
-	// All says that it may be any file.
+	// All means that any file may have changed.
 	All bool
 }
 
-// Next waits until it is time to look at the directory: after a burst of changes, for a
-// rescan, or at a moment of the caller's, unless that is zero. It returns false once ctx is
-// done.
+// Next waits until the directory should be read: after a burst of changes, for a rescan, or at the
+// given time, unless that is zero. It returns false once ctx is done.
 func (w *Watcher) Next(ctx context.Context, at time.Time) (Change, bool) {
 	var events chan fsnotify.Event
 	var failures chan error
@@ -115,7 +114,7 @@ func (w *Watcher) Next(ctx context.Context, at time.Time) (Change, bool) {
 		events, failures = w.watcher.Events, w.watcher.Errors
 	}
 	change := Change{Names: map[string]struct{}{}}
-	var burst, burstEnd time.Time // when to look after a change
+	var burst, burstEnd time.Time // when to return after a change
 	timer := w.opts.Clock.NewTimer(w.opts.Rescan)
 	defer timer.Stop()
 	for {
@@ -129,8 +128,8 @@ func (w *Watcher) Next(ctx context.Context, at time.Time) (Change, bool) {
 		case event := <-events:
 			changed = w.note(event, &change)
 		case err := <-failures:
-			// Most likely an overflow of the kernel's queue: any file may have changed.
-			klog.FromContext(ctx).V(2).Info("Lost track of a directory, looking at all of it", "directory", w.dir, "err", err)
+			// Probably an overflow of the kernel's queue: any file may have changed.
+			klog.FromContext(ctx).V(2).Info("Lost notifications about a directory, reading all of it", "directory", w.dir, "err", err)
 			w.watched, change.All, changed = nil, true, true
 		}
 		now := w.opts.Clock.Now()
@@ -142,7 +141,7 @@ func (w *Watcher) Next(ctx context.Context, at time.Time) (Change, bool) {
 			continue
 		}
 		if now.Before(next) {
-			continue // an event that is none of ours
+			continue // an irrelevant event
 		}
 		if !now.Before(w.rescan) {
 			w.rescan = now.Add(w.opts.Rescan)
@@ -151,19 +150,19 @@ func (w *Watcher) Next(ctx context.Context, at time.Time) (Change, bool) {
 	}
 }
 
-// note takes an event and tells whether it asks for a look.
+// note records an event and reports whether it is relevant.
 func (w *Watcher) note(event fsnotify.Event, change *Change) bool {
 	path := filepath.Clean(event.Name)
 	if path == w.dir {
-		// The directory itself, seen from its parent or by itself.
+		// The directory itself, reported by its parent's watch or its own.
 		w.watched = nil
 		return true
 	}
 	if filepath.Dir(path) != w.dir {
-		return false // a neighbour of the directory
+		return false // another file in the parent directory
 	}
 	name := filepath.Base(path)
-	// "..data" is the link that the kubelet switches to update a volume.
+	// The kubelet updates a volume by changing the link "..data".
 	if !w.opts.Wanted(name) && !strings.HasPrefix(name, "..") {
 		return false
 	}
@@ -171,7 +170,7 @@ func (w *Watcher) note(event fsnotify.Event, change *Change) bool {
 	return true
 }
 
-// Earlier is the earlier of two times, of which a zero one does not count.
+// Earlier returns the earlier of two times. It ignores zero times.
 func Earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

@@ -26,11 +26,11 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// labelServiceProxyName hands a Service to another proxy.
+// labelServiceProxyName marks a Service that another proxy serves.
 const labelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
-// digest stands for a text or an object. Half a SHA-256 is far more than
-// chance needs, and two differing objects taken for one would go unnoticed.
+// digest identifies a text or an object. With half a SHA-256, collisions are practically
+// impossible; one would hide a change.
 type digest [16]byte
 
 func digestOf(data []byte) digest {
@@ -51,7 +51,7 @@ func (k kind) String() string {
 	return [...]string{"Service", "EndpointSlice", "Node", "ServiceCIDR"}[k]
 }
 
-// ofCluster says that objects of the kind are in no namespace.
+// ofCluster reports whether objects of the kind have no namespace.
 func (k kind) ofCluster() bool { return k == kindNode || k == kindServiceCIDR }
 
 var kinds = map[typeMeta]kind{
@@ -75,13 +75,13 @@ func (k key) namespacedName() types.NamespacedName {
 type object struct {
 	key  key
 	line int
-	// One of these is set, by the kind; none when the object does not decode:
-	// its key then only says which one is to stay as it was.
+	// The field of the object's kind is set. If the object does not decode, none is set,
+	// and the key identifies the object that stays unchanged.
 	service *v1.Service
 	slice   *discoveryv1.EndpointSlice
 	node    *v1.Node
 	cidr    *networkingv1.ServiceCIDR
-	// absent objects are known and not for this proxy.
+	// absent objects are valid, but not for this proxy.
 	absent bool
 	digest digest
 }
@@ -90,20 +90,20 @@ func (o *object) valid() bool {
 	return o.service != nil || o.slice != nil || o.node != nil || o.cidr != nil
 }
 
-// finding is a problem before it is known in which file.
+// finding is a problem in a line of a file.
 type finding struct {
 	line    int
 	problem proxier.Problem
 }
 
-// decoded is what a document holds.
+// decoded is the contents of a document.
 type decoded struct {
 	objects  []object
 	findings []finding
-	// foreign counts objects of kinds a proxy does not read.
+	// foreign has the types of objects that a proxy does not read.
 	foreign []typeMeta
-	// unknown means that the document may hold anything: nothing that its file
-	// used to provide may be taken for deleted.
+	// unknown means that the document cannot be read and may contain any object. No
+	// object of its file may be treated as deleted.
 	unknown bool
 }
 
@@ -121,7 +121,7 @@ func (d *decoded) object(o *object, field, format string, args ...any) {
 	}})
 }
 
-// decode decodes a document. It is pure, and safe on any input.
+// decode decodes a document. It is a pure function, and safe for any input.
 func decode(doc document) decoded {
 	var d decoded
 	if doc.err != nil {
@@ -129,7 +129,7 @@ func decode(doc document) decoded {
 		return d
 	}
 	if len(doc.text) > maxDocument {
-		d.fail(doc.line, "document of %d bytes, an object may have %d; split it, an EndpointSlice holds up to 1000 endpoints", len(doc.text), maxDocument)
+		d.fail(doc.line, "document of %d bytes exceeds the limit of %d; split it: an EndpointSlice holds up to 1000 endpoints", len(doc.text), maxDocument)
 		return d
 	}
 	text := doc.text
@@ -151,12 +151,12 @@ func decode(doc document) decoded {
 		line, message := yamlError(doc.line, lenient)
 		o := d.objects[0]
 		o.line = line
-		d.object(&o, "", "%s; the last one counts", message)
+		d.object(&o, "", "%s; the last one is used", message)
 	}
 	return d
 }
 
-// value takes one JSON value: an object or a list of objects.
+// value decodes a JSON value: an object or a list of objects.
 func (d *decoded) value(text []byte, line int, list typeMeta) {
 	if bytes.Equal(bytes.TrimSpace(text), []byte("null")) {
 		return
@@ -187,7 +187,7 @@ func (d *decoded) value(text []byte, line int, list typeMeta) {
 		return
 	case meta.isList():
 		if list != (typeMeta{}) {
-			d.fail(line, "a list inside a list is not read")
+			d.fail(line, "a list inside a list is not supported")
 			return
 		}
 		var items struct {
@@ -247,7 +247,7 @@ func (d *decoded) typed(o *object, text []byte) {
 	strict, err := kjson.UnmarshalStrict(text, into)
 	if err != nil {
 		field, message := jsonError(err)
-		d.object(o, field, "%s; the object stays as it was", message)
+		d.object(o, field, "%s; the previous version of the object stays in use", message)
 		return
 	}
 	for _, err := range strict {
@@ -265,7 +265,7 @@ func (d *decoded) typed(o *object, text []byte) {
 		_, other := into.Labels[labelServiceProxyName]
 		o.absent = other || into.Spec.ClusterIP == v1.ClusterIPNone
 		if !o.absent && into.Spec.ClusterIP == "" && into.Spec.Type != v1.ServiceTypeExternalName {
-			d.object(o, "spec.clusterIP", "required, there is no API server here to allocate one")
+			d.object(o, "spec.clusterIP", "required, since there is no API server to allocate one")
 		}
 	case *discoveryv1.EndpointSlice:
 		into.Namespace = o.key.namespace
@@ -273,11 +273,11 @@ func (d *decoded) typed(o *object, text []byte) {
 		o.slice = into
 		_, o.absent = into.Labels[v1.IsHeadlessService]
 		if !o.absent && into.Labels[discoveryv1.LabelServiceName] == "" {
-			d.object(o, "metadata.labels["+discoveryv1.LabelServiceName+"]", "required, it names the Service; the slice is not used")
+			d.object(o, "metadata.labels["+discoveryv1.LabelServiceName+"]", "required for the name of the Service; the slice is not used")
 			o.absent = true
 		}
 		if !o.absent && into.AddressType != discoveryv1.AddressTypeIPv4 && into.AddressType != discoveryv1.AddressTypeIPv6 {
-			d.object(o, "addressType", "%q is not one of IPv4, IPv6; the slice is not used", into.AddressType)
+			d.object(o, "addressType", "%q is neither IPv4 nor IPv6; the slice is not used", into.AddressType)
 			o.absent = true
 		}
 	case *v1.Node:
@@ -289,14 +289,14 @@ func (d *decoded) typed(o *object, text []byte) {
 		o.cidr = into
 		for i, text := range into.Spec.CIDRs {
 			if _, err := netip.ParsePrefix(text); err != nil {
-				d.object(o, fmt.Sprintf("spec.cidrs[%d]", i), "%q is no CIDR; ignored", text)
+				d.object(o, fmt.Sprintf("spec.cidrs[%d]", i), "%q is not a CIDR; ignored", text)
 			}
 		}
 	}
-	// The text is no measure of change: it may differ in comments only.
+	// The digest is of the object, since texts can differ in comments only.
 	data, err := into.Marshal()
 	if err != nil {
-		// An object that decodes encodes; this is for the compiler.
+		// Impossible: an object that decodes can be encoded.
 		d.object(o, "", "encode: %v", err)
 	}
 	o.digest = digestOf(data)
@@ -307,8 +307,8 @@ var (
 	quoted   = regexp.MustCompile(`"([^"]*)"`)
 )
 
-// yamlError turns the line of the document that an error names into one of the
-// file, and leaves the rest as the message.
+// yamlError converts the line number in an error to a line of the file, and returns the rest of
+// the message.
 func yamlError(first int, err error) (int, string) {
 	message := err.Error()
 	line := first
@@ -324,7 +324,7 @@ func yamlError(first int, err error) (int, string) {
 	return line, strings.Join(strings.Fields(message), " ")
 }
 
-// jsonError finds the field an error is about.
+// jsonError returns the field and the message of an error.
 func jsonError(err error) (field, message string) {
 	if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		expected := mismatch.Type.String()

@@ -73,10 +73,10 @@ metadata:
 		{"indented list", "a.yaml", "kind: ServiceList\napiVersion: v1\nitems:\n  - metadata: {name: a}\n  - metadata:\n      name: b\n",
 			[]string{"4 Service default/a", "5 Service default/b"}},
 		{"flow list", "a.yaml", "kind: EndpointSliceList\napiVersion: discovery.k8s.io/v1\nitems: [{metadata: {name: a}}]\n",
-			[]string{"1 EndpointSlice default/a", "1 required, it names the Service; the slice is not used", `1 "" is not one of IPv4, IPv6; the slice is not used`}[:2]},
+			[]string{"1 EndpointSlice default/a", "1 required for the name of the Service; the slice is not used", `1 "" is neither IPv4 nor IPv6; the slice is not used`}[:2]},
 		{"empty lists", "a.yaml", "kind: List\napiVersion: v1\nitems: []\n---\nkind: List\napiVersion: v1\nitems:\n---\nkind: List\napiVersion: v1\n", nil},
 		{"list in a list", "a.yaml", "kind: List\napiVersion: v1\nitems:\n- kind: List\n  apiVersion: v1\n  items: []\n",
-			[]string{"4 a list inside a list is not read"}},
+			[]string{"4 a list inside a list is not supported"}},
 		{"items that are none of a list", "a.yaml", "kind: Menu\napiVersion: x/v1\nitems:\n- apiVersion: v1\n  kind: Service\n  metadata: {name: a}\n",
 			[]string{"1 foreign Menu"}},
 		{"JSON", "a.json", `{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"},"spec":{"clusterIP":"10.96.0.1"}}` + "\n\n" + `{"apiVersion":"v1","kind":"Node","metadata":{"name":"n"}} {"apiVersion":"v1","kind":"Node","metadata":{"name":"m"}}`,
@@ -93,15 +93,15 @@ metadata:
 		{"aliases", "a.yaml", "apiVersion: v1\nkind: Service\nmetadata: &m {name: a, labels: {}}\nspec: {clusterIP: &ip 10.96.0.1, clusterIPs: [*ip]}\n", []string{"1 Service default/a"}},
 		{"not text", "a.yaml", "\x00\x01\xff", []string{"1 not valid YAML: control characters are not allowed"}},
 		{"number too large", "a.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: 99999999999}]}\n",
-			[]string{"1 Service default/a", "1 number 99999999999 where int32 is expected; the object stays as it was"}},
+			[]string{"1 Service default/a", "1 number 99999999999 where int32 is expected; the previous version of the object stays in use"}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			got := decodeText(test.file, test.text)
-			// What a Service without an address gets told is not of interest here.
+			// The finding about a missing clusterIP is not tested here.
 			var lines []string
 			for _, line := range got {
-				if !strings.Contains(line, "no API server here") {
+				if !strings.Contains(line, "no API server to allocate one") {
 					lines = append(lines, line)
 				}
 			}
@@ -189,7 +189,7 @@ func TestMillionEndpoints(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	got := decodeText("a.yaml", text.String())
 	runtime.ReadMemStats(&after)
-	if len(got) != 2 || !strings.Contains(got[0], "an object may have") || !strings.Contains(got[1], "Service default/a") {
+	if len(got) != 2 || !strings.Contains(got[0], "exceeds the limit") || !strings.Contains(got[1], "Service default/a") {
 		t.Errorf("got %q", got)
 	}
 	if allocated := after.TotalAlloc - before.TotalAlloc; allocated > 256<<20 {

@@ -10,8 +10,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// What the API server fills in on create and a proxy relies on. A hand-written
-// manifest that kubectl would accept has to mean the same here.
+// These functions set the API server's defaults on which a proxy relies. A manifest that kubectl
+// accepts must mean the same here.
 
 func defaultService(service *v1.Service) {
 	spec := &service.Spec
@@ -56,7 +56,7 @@ func defaultService(service *v1.Service) {
 	}
 	if len(spec.IPFamilies) == 0 {
 		for _, ip := range spec.ClusterIPs {
-			// What is no address is for the tracker to judge.
+			// The change tracker reports invalid addresses.
 			if addr, err := netip.ParseAddr(ip); err == nil && addr.Is4() {
 				spec.IPFamilies = append(spec.IPFamilies, v1.IPv4Protocol)
 			} else if err == nil {

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package manifests feeds the change trackers from a directory of manifests in
-// place of an API server: Services, EndpointSlices, ServiceCIDRs and the node's
-// own Node, as YAML or JSON, watched for changes.
+// Package manifests reads objects from a directory of manifests, instead of an API server:
+// Services, EndpointSlices, ServiceCIDRs and the node's own Node, as YAML or JSON. It watches
+// the directory for changes.
 //
-// Objects get the defaults the API server would give them, and those upstream's
-// selectors would keep from a proxy are kept from it here. What is wrong with
-// a file is reported and costs nothing else: its other documents are used, and
-// what it provided before stays until the file is in order again. A file is
-// best replaced by renaming a finished one over it.
+// Objects get the defaults of the API server, and the selectors that upstream's kube-proxy
+// uses apply. An invalid document is reported. The other documents of its file are used, and
+// the objects that the file provided before stay until the file is valid again. To replace a
+// file, rename a complete one over it.
 //
-// What is retained of an object is its name, the file it came from and a
-// digest, never the object.
+// The package keeps the name, file and digest of each object, but not the object.
 package manifests

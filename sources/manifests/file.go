@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// maxFile bounds what is read at once. A hundred thousand objects fit.
+// maxFile is the maximum size of a file, enough for a hundred thousand objects.
 const maxFile = 256 << 20
 
-// isManifest tells the names that are read: editors' and ConfigMap volumes'
-// own files begin with a dot or a hash, or end otherwise.
+// isManifest reports whether a file is read, by its name. Temporary files of editors and of
+// ConfigMap volumes begin with a dot or a hash, or have other extensions.
 func isManifest(name string) bool {
 	if strings.HasPrefix(name, ".") || strings.HasPrefix(name, "#") {
 		return false
@@ -30,7 +30,7 @@ func isManifest(name string) bool {
 	return false
 }
 
-// fingerprint tells whether a file may have changed since it was read.
+// fingerprint shows whether a file may have changed since it was read.
 type fingerprint struct {
 	size     int64
 	modified time.Time
@@ -47,13 +47,13 @@ func fingerprintOf(info fs.FileInfo) fingerprint {
 	return print
 }
 
-// errMoving says that a file changed while it was read.
-var errMoving = errors.New("file changes while it is read")
+// errMoving means that a file changed while it was read.
+var errMoving = errors.New("file changed while it was read")
 
-// readFile reads a regular file, following links. A directory counts as
-// absent: the source does not descend.
+// readFile reads a regular file, following links. It returns fs.ErrNotExist for a directory,
+// since subdirectories are not read.
 func readFile(path string) ([]byte, fingerprint, error) {
-	// Without O_NONBLOCK the open of a pipe waits for its writer.
+	// Without O_NONBLOCK, opening a pipe waits for a writer.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fingerprint{}, err
@@ -69,13 +69,13 @@ func readFile(path string) ([]byte, fingerprint, error) {
 	case !info.Mode().IsRegular():
 		return nil, fingerprint{}, errors.New("not a regular file")
 	case info.Size() > maxFile:
-		return nil, fingerprint{}, fmt.Errorf("file of %d bytes, at most %d are read; split it", info.Size(), maxFile)
+		return nil, fingerprint{}, fmt.Errorf("file of %d bytes exceeds the limit of %d; split it", info.Size(), maxFile)
 	}
 	before := fingerprintOf(info)
 	data := make([]byte, info.Size())
 	if _, err := io.ReadFull(f, data); err != nil {
 		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
-			return nil, fingerprint{}, errMoving // cut short meanwhile
+			return nil, fingerprint{}, errMoving // truncated in the meantime
 		}
 		return nil, fingerprint{}, err
 	}
@@ -88,42 +88,42 @@ func readFile(path string) ([]byte, fingerprint, error) {
 	return data, before, nil
 }
 
-// file is what is known of one manifest.
+// file is the state of one manifest file.
 type file struct {
 	name string
-	// print is of the last read; dirty asks for a read whatever print says.
+	// print is the fingerprint of the last read. dirty forces a read.
 	print fingerprint
 	dirty bool
-	// missing files had been there before.
+	// missing means that the file was deleted.
 	missing bool
-	// failure is why the last read came to nothing.
+	// failure is the error of the last read.
 	failure string
-	// read is set once content and all below tell of a read.
+	// read means that content and the fields below are valid.
 	read    bool
 	content digest
-	// documents by their text: what is in here need not be decoded again.
+	// documents has the decoded documents by digest. They need not be decoded again.
 	documents map[digest][]key
-	// holds has the line of every object the file claims, owns those of them
-	// (and, until they are deleted, those it no longer claims) that were
-	// delivered from it, contested those another file owns, and which.
+	// holds has the line of every object in the file. owns has the objects that were
+	// delivered from this file, including removed ones until they are deleted. contested
+	// has the objects in the file that another file owns, and that file.
 	holds     map[key]int
 	owns      map[key]struct{}
 	contested map[key]*file
-	// taken are the objects to decode from it whether known or not: their
-	// previous owner is gone.
+	// taken has the objects that must be decoded again, since their previous owner
+	// dropped them.
 	taken map[key]struct{}
-	// unknown means that a part of it cannot be read, so nothing it owns may
-	// be deleted.
+	// unknown means that a part of the file cannot be read, so no object of it may be
+	// deleted.
 	unknown  bool
 	problems []finding
-	// settles is when its problems are reported and its deletes delivered,
-	// unless it changes before; zero when that has been done.
-	settles  time.Time
+	// stableAt is when the problems are reported and the deletes are delivered, unless
+	// the file changes first. It is zero after that.
+	stableAt time.Time
 	reported map[string]struct{}
 }
 
-// leaving are the objects it owns and no longer claims.
-func (f *file) leaving() []key {
+// removed returns the objects that the file owns and no longer contains.
+func (f *file) removed() []key {
 	var gone []key
 	for k := range f.owns {
 		if _, ok := f.holds[k]; !ok {

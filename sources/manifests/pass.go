@@ -10,16 +10,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -27,26 +21,18 @@ import (
 )
 
 const (
-	// racy is the age below which a file's times do not prove that it is
-	// unchanged: file systems stamp with a granularity of up to this.
+	// racy is the granularity of timestamps in file systems. If a file is younger, its
+	// timestamps do not prove that it is unchanged.
 	racy = 2 * time.Second
-	// window is how many documents are decoded before they are delivered, so
-	// that not all of a large file is in memory at once.
+	// window is how many documents are decoded before they are delivered. It bounds the
+	// memory for large files.
 	window = 512
-	// maxReported bounds the problems told of one file.
+	// maxReported bounds the reported problems per file.
 	maxReported = 50
 )
 
-// entry is an object that some file owns.
-type entry struct {
-	file      *file
-	delivered bool
-	digest    digest
-	service   string // of an EndpointSlice
-}
-
-// pass looks at every file of the directory. It adds and updates at once;
-// deletes and problems wait until a file has settled.
+// pass checks every file of the directory. It delivers adds and updates immediately. Deletes and
+// problems wait until the file is stable.
 func (s *Source) pass(ctx context.Context) error {
 	names, err := s.list()
 	if err != nil {
@@ -61,8 +47,7 @@ func (s *Source) pass(ctx context.Context) error {
 	for _, f := range s.files {
 		files = append(files, f)
 	}
-	// In the order of names, so that it does not depend on chance which file
-	// an object is taken from.
+	// The order by name decides which file owns an object that several files have.
 	slices.SortFunc(files, func(a, b *file) int { return cmp.Compare(a.name, b.name) })
 	for _, f := range files {
 		if ctx.Err() != nil {
@@ -73,15 +58,15 @@ func (s *Source) pass(ctx context.Context) error {
 	s.handOver(ctx, files)
 	now := s.clock.Now()
 	for _, f := range files {
-		if !f.settles.IsZero() && !f.dirty && (!s.synced || !now.Before(f.settles)) {
+		if !f.stableAt.IsZero() && !f.dirty && (!s.synced || !now.Before(f.stableAt)) {
 			s.conclude(f)
 		}
 	}
 	return nil
 }
 
-// list returns the names of the manifests. The watch comes first: what changes
-// after it is set is seen, before or by the next pass.
+// list returns the names of the manifests. It sets the watch first, so that no later change is
+// missed.
 func (s *Source) list() ([]string, error) {
 	info, err := os.Stat(s.dir)
 	if err != nil {
@@ -120,23 +105,23 @@ func (s *Source) look(ctx context.Context, f *file) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		if len(f.owns) == 0 {
-			// Nothing to delete: it came and went, or is a link to nowhere.
+			// Nothing to delete: a short-lived file or a dangling link.
 			delete(s.files, f.name)
 			f.forget()
-			f.settles = time.Time{}
+			f.stableAt = time.Time{}
 		} else if !f.missing {
 			f.missing = true
 			f.forget()
-			s.settle(f)
+			s.delay(f)
 		}
 		return
 	case errors.Is(err, errMoving):
-		// Its writer is not done. Another look when it may be.
+		// The file is still being written. Try again later.
 		f.dirty = true
-		s.settle(f)
+		s.delay(f)
 		return
 	case err != nil:
-		// The state stays, and every pass tries again.
+		// The state stays, and every pass retries.
 		f.read, f.missing = false, false
 		if f.failure == err.Error() {
 			return
@@ -144,7 +129,7 @@ func (s *Source) look(ctx context.Context, f *file) {
 		f.failure = err.Error()
 		f.problems = []finding{{0, proxier.Problem{Kind: "File", Reason: proxier.ReasonInvalidFile, Message: err.Error()}}}
 		f.unknown = true
-		s.settle(f)
+		s.delay(f)
 		return
 	}
 	f.print, f.failure = print, ""
@@ -155,15 +140,16 @@ func (s *Source) look(ctx context.Context, f *file) {
 	f.read, f.missing = true, false
 }
 
-// forget drops what a file said; what it owns stays its own for now.
+// forget drops the contents of a file. It keeps owning its objects until they are deleted.
 func (f *file) forget() {
 	f.read, f.unknown, f.taken, f.failure = false, false, nil, ""
 	f.documents, f.holds, f.contested, f.problems = nil, nil, nil, nil
 }
 
-func (s *Source) settle(f *file) { f.settles = s.clock.Now().Add(s.opts.Settle) }
+// delay postpones deletes and reports of a file until it is stable.
+func (s *Source) delay(f *file) { f.stableAt = s.clock.Now().Add(s.opts.Settle) }
 
-// load takes the documents of a file in.
+// load processes the documents of a file.
 func (s *Source) load(ctx context.Context, f *file, data []byte) {
 	docs := split(f.name, data)
 	old, oldHolds := f.documents, f.holds
@@ -195,9 +181,8 @@ func (s *Source) load(ctx context.Context, f *file, data []byte) {
 				used = s.claim(f, &doc.objects[o], false) && used
 				keys = append(keys, doc.objects[o].key)
 			}
-			// Only a text that is in order, and whose objects are the ones in
-			// use, need not be looked at again: what it says is what the
-			// handler was told last.
+			// A document need not be decoded again only if it has no problems and
+			// all of its objects are in use: the handler has its contents then.
 			if used {
 				f.documents[text] = keys
 			}
@@ -206,7 +191,7 @@ func (s *Source) load(ctx context.Context, f *file, data []byte) {
 			for _, meta := range doc.foreign {
 				if foreign[meta] == nil {
 					foreign[meta] = &finding{docs[i].line, proxier.Problem{Kind: "File", Reason: proxier.ReasonInvalidFile, Message: fmt.Sprintf(
-						"kind %s of %s is not read; Service and Node of v1, EndpointSlice of discovery.k8s.io/v1 and ServiceCIDR of networking.k8s.io/v1 are", meta.Kind, meta.APIVersion)}}
+						"kind %s of %s is ignored; supported are Service and Node of v1, EndpointSlice of discovery.k8s.io/v1 and ServiceCIDR of networking.k8s.io/v1", meta.Kind, meta.APIVersion)}}
 				}
 			}
 		}
@@ -222,8 +207,8 @@ func (s *Source) load(ctx context.Context, f *file, data []byte) {
 		return cmp.Or(cmp.Compare(a.line, b.line), strings.Compare(a.problem.Message, b.problem.Message))
 	})
 	if f.unknown {
-		// What cannot be read may be any of what was there: it goes on
-		// claiming all of it.
+		// The unreadable part may contain any of the previous objects, so the file
+		// keeps all of them.
 		for k, line := range oldHolds {
 			if _, ok := f.holds[k]; !ok {
 				f.holds[k] = line
@@ -231,158 +216,15 @@ func (s *Source) load(ctx context.Context, f *file, data []byte) {
 		}
 	}
 	f.taken = nil
-	s.settle(f)
+	s.delay(f)
 	klog.FromContext(ctx).V(4).Info("Read a manifest", "file", f.name, "objects", len(f.holds), "problems", len(f.problems))
 }
 
-type decodedDocument struct {
-	decoded
-	digest digest
-	known  bool
-}
-
-// decodeAll decodes documents on all processors: parsing is nearly all of what
-// a file costs.
-func decodeAll(docs []document, known func(digest) bool) []decodedDocument {
-	out := make([]decodedDocument, len(docs))
-	var next atomic.Int64
-	work := func() {
-		for {
-			i := int(next.Add(1)) - 1
-			if i >= len(docs) {
-				return
-			}
-			out[i].digest = docs[i].digest()
-			if out[i].known = docs[i].err == nil && known(out[i].digest); !out[i].known {
-				out[i].decoded = decode(docs[i])
-			}
-		}
-	}
-	var workers sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(docs)) - 1 {
-		workers.Go(work)
-	}
-	work()
-	workers.Wait()
-	return out
-}
-
-// digest of a document, with what it inherits.
-func (d document) digest() digest {
-	sum := digestOf(d.text)
-	if d.list != (typeMeta{}) {
-		inherited := digestOf([]byte(d.list.APIVersion + "\x00" + d.list.Kind))
-		for i := range sum {
-			sum[i] ^= inherited[i]
-		}
-	}
-	return sum
-}
-
-// claim takes an object of a file: as the file's own, or as one that another
-// file, or an earlier document of this one, has already. It tells whether the
-// object is the one in use. One that is known has not changed since the file
-// was last read, and was in use then.
-func (s *Source) claim(f *file, o *object, known bool) bool {
-	if o.key.kind == kindNode && o.key.name != s.opts.NodeName {
-		return true // in use, if by nobody
-	}
-	if line, twice := f.holds[o.key]; twice {
-		f.problems = append(f.problems, duplicate(o.key, o.line, fmt.Sprintf("already in line %d of this file, which is used", line)))
-		return false
-	}
-	e := s.entries[o.key]
-	if !known && !o.valid() {
-		// It stays as it was, if it was this file's.
-		if e != nil && e.file == f {
-			f.holds[o.key] = o.line
-		}
-		return false
-	}
-	f.holds[o.key] = o.line
-	switch {
-	case e == nil:
-		e = &entry{file: f}
-		s.entries[o.key] = e
-		f.owns[o.key] = struct{}{}
-	case e.file != f:
-		if _, held := e.file.holds[o.key]; held {
-			if f.contested == nil {
-				f.contested = map[key]*file{}
-			}
-			f.contested[o.key] = e.file
-			return false
-		}
-		s.transfer(o.key, e, f)
-	}
-	if !known {
-		s.deliver(e, o)
-	}
-	return true
-}
-
-func (s *Source) transfer(k key, e *entry, to *file) {
-	delete(e.file.owns, k)
-	e.file = to
-	to.owns[k] = struct{}{}
-}
-
-func duplicate(k key, line int, message string) finding {
-	return finding{line, proxier.Problem{
-		Kind: k.kind.String(), Object: k.namespacedName(), Field: "metadata.name", Reason: proxier.ReasonDuplicateName, Message: message,
-	}}
-}
-
-// handOver gives objects that their file dropped to the first other file that
-// has them, without a delete between.
-func (s *Source) handOver(ctx context.Context, files []*file) {
-	for {
-		again := false
-		for _, f := range files {
-			for k := range f.contested {
-				e := s.entries[k]
-				if e != nil {
-					if _, held := e.file.holds[k]; held {
-						continue
-					}
-				}
-				if f.taken == nil {
-					f.taken = map[key]struct{}{}
-				}
-				f.taken[k] = struct{}{}
-			}
-			if len(f.taken) > 0 {
-				// The digest of the content does not count: what was not its
-				// own was not kept.
-				f.read = false
-				f.contested = nil
-				s.look(ctx, f)
-				again = again || f.read
-			}
-			if ctx.Err() != nil {
-				return
-			}
-		}
-		if !again {
-			break
-		}
-	}
-	for _, f := range files {
-		for k, owner := range f.contested {
-			if e := s.entries[k]; e != nil && e.file != owner {
-				// What was reported names the wrong file now.
-				f.contested[k] = e.file
-				s.settle(f)
-			}
-		}
-	}
-}
-
-// conclude draws the consequences from a file that has settled.
+// conclude delivers the deletes of a stable file and reports its problems.
 func (s *Source) conclude(f *file) {
-	f.settles = time.Time{}
+	f.stableAt = time.Time{}
 	if !f.unknown {
-		for _, k := range f.leaving() {
+		for _, k := range f.removed() {
 			e := s.entries[k]
 			delete(s.entries, k)
 			delete(f.owns, k)
@@ -408,7 +250,7 @@ func (s *Source) conclude(f *file) {
 	reported := make(map[string]struct{}, len(findings))
 	for i, finding := range findings {
 		if i == maxReported {
-			finding.problem = proxier.Problem{Kind: "File", Reason: proxier.ReasonInvalidFile, Message: fmt.Sprintf("and %d more problems from here on", len(findings)-i)}
+			finding.problem = proxier.Problem{Kind: "File", Reason: proxier.ReasonInvalidFile, Message: fmt.Sprintf("and %d more problems", len(findings)-i)}
 		}
 		p := finding.problem
 		if p.Kind == "File" {
@@ -429,77 +271,4 @@ func (s *Source) conclude(f *file) {
 		}
 	}
 	f.reported = reported
-}
-
-// deliver tells the handler of an object, if there is news.
-func (s *Source) deliver(e *entry, o *object) {
-	if o.absent {
-		s.withdraw(o.key, e)
-		return
-	}
-	if e.delivered && e.digest == o.digest {
-		return
-	}
-	update := e.delivered
-	old := *e
-	e.delivered, e.digest = true, o.digest
-	switch {
-	case o.service != nil && update:
-		s.handler.OnServiceUpdate(serviceStub(o.key), o.service)
-	case o.service != nil:
-		s.handler.OnServiceAdd(o.service)
-	case o.slice != nil:
-		e.service = strings.Clone(o.slice.Labels[discoveryv1.LabelServiceName])
-		if update && old.service != e.service {
-			// The receiver files slices by Service, and an update only names
-			// the new one.
-			s.handler.OnEndpointSliceDelete(sliceStub(o.key, &old))
-			update = false
-		}
-		if update {
-			s.handler.OnEndpointSliceUpdate(sliceStub(o.key, &old), o.slice)
-		} else {
-			s.handler.OnEndpointSliceAdd(o.slice)
-		}
-	case o.cidr != nil:
-		s.opts.OnServiceCIDR(o.key.name, o.cidr.Spec.CIDRs)
-	case update:
-		s.handler.OnNodeUpdate(nodeStub(o.key), o.node)
-	default:
-		s.handler.OnNodeAdd(o.node)
-	}
-}
-
-// withdraw tells the handler that an object is gone.
-func (s *Source) withdraw(k key, e *entry) {
-	if !e.delivered {
-		return
-	}
-	e.delivered = false
-	switch k.kind {
-	case kindService:
-		s.handler.OnServiceDelete(serviceStub(k))
-	case kindEndpointSlice:
-		s.handler.OnEndpointSliceDelete(sliceStub(k, e))
-	case kindNode:
-		s.handler.OnNodeDelete(nodeStub(k))
-	case kindServiceCIDR:
-		s.opts.OnServiceCIDR(k.name, nil)
-	}
-}
-
-// These stand for former states, which are not retained.
-
-func serviceStub(k key) *v1.Service {
-	return &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: k.namespace, Name: k.name}}
-}
-
-func sliceStub(k key, e *entry) *discoveryv1.EndpointSlice {
-	return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
-		Namespace: k.namespace, Name: k.name, Labels: map[string]string{discoveryv1.LabelServiceName: e.service},
-	}}
-}
-
-func nodeStub(k key) *v1.Node {
-	return &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: k.name}}
 }

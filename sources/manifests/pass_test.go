@@ -57,7 +57,7 @@ func TestServiceCIDRs(t *testing.T) {
 	h.pass("service CIDR kubernetes [10.96.0.0/16 fd00:10:96::/112]")
 	h.write("a.yaml", fmt.Sprintf(text, "ten"))
 	h.pass("service CIDR kubernetes [10.96.0.0/16 ten]")
-	h.settled(`problem InvalidObject ServiceCIDR /kubernetes [spec.cidrs[1]] a.yaml:1: "ten" is no CIDR; ignored`)
+	h.settled(`problem InvalidObject ServiceCIDR /kubernetes [spec.cidrs[1]] a.yaml:1: "ten" is not a CIDR; ignored`)
 	h.remove("a.yaml")
 	h.pass()
 	h.settled("service CIDR kubernetes []")
@@ -166,15 +166,15 @@ func TestBadObjects(t *testing.T) {
 		want       []string
 	}{
 		{
-			"kinds nobody reads", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: z}\n" + service("a", 1),
+			"unsupported kinds", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: z}\n" + service("a", 1),
 			[]string{
 				"add service default/a 10.96.0.1",
-				"problem InvalidFile File /DIR/a.yaml [] a.yaml:1: kind Deployment of apps/v1 is not read; Service and Node of v1, EndpointSlice of discovery.k8s.io/v1 and ServiceCIDR of networking.k8s.io/v1 are",
+				"problem InvalidFile File /DIR/a.yaml [] a.yaml:1: kind Deployment of apps/v1 is ignored; supported are Service and Node of v1, EndpointSlice of discovery.k8s.io/v1 and ServiceCIDR of networking.k8s.io/v1",
 			},
 		},
 		{
 			"old version", "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: x}\n",
-			[]string{"problem InvalidFile File /DIR/a.yaml [] a.yaml:1: kind EndpointSlice of discovery.k8s.io/v1beta1 is not read; Service and Node of v1, EndpointSlice of discovery.k8s.io/v1 and ServiceCIDR of networking.k8s.io/v1 are"},
+			[]string{"problem InvalidFile File /DIR/a.yaml [] a.yaml:1: kind EndpointSlice of discovery.k8s.io/v1beta1 is ignored; supported are Service and Node of v1, EndpointSlice of discovery.k8s.io/v1 and ServiceCIDR of networking.k8s.io/v1"},
 		},
 		{
 			"no kind", "metadata: {name: x}\n",
@@ -196,7 +196,7 @@ func TestBadObjects(t *testing.T) {
 			"wrong type of a field", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {clusterIP: 10.96.0.1, ports: [{port: http}]}\n" + service("b", 2),
 			[]string{
 				"add service default/b 10.96.0.2",
-				"problem InvalidObject Service default/a [spec.ports.port] a.yaml:1: string where int32 is expected; the object stays as it was",
+				"problem InvalidObject Service default/a [spec.ports.port] a.yaml:1: string where int32 is expected; the previous version of the object stays in use",
 			},
 		},
 		{
@@ -210,14 +210,14 @@ func TestBadObjects(t *testing.T) {
 			"field twice", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  clusterIP: 10.96.0.1\n  clusterIP: 10.96.0.2\n",
 			[]string{
 				"add service default/a 10.96.0.2",
-				`problem InvalidObject Service default/a [] a.yaml:6: key "clusterIP" already set in map; the last one counts`,
+				`problem InvalidObject Service default/a [] a.yaml:6: key "clusterIP" already set in map; the last one is used`,
 			},
 		},
 		{
 			"no ClusterIP", "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n",
 			[]string{
 				"add service default/a ",
-				"problem InvalidObject Service default/a [spec.clusterIP] a.yaml:1: required, there is no API server here to allocate one",
+				"problem InvalidObject Service default/a [spec.clusterIP] a.yaml:1: required, since there is no API server to allocate one",
 			},
 		},
 		{
@@ -226,11 +226,11 @@ func TestBadObjects(t *testing.T) {
 		},
 		{
 			"slice of no Service", strings.Replace(slice("x", "a"), "kubernetes.io/service-name: a", "app: a", 1),
-			[]string{"problem InvalidObject EndpointSlice default/x [metadata.labels[kubernetes.io/service-name]] a.yaml:1: required, it names the Service; the slice is not used"},
+			[]string{"problem InvalidObject EndpointSlice default/x [metadata.labels[kubernetes.io/service-name]] a.yaml:1: required for the name of the Service; the slice is not used"},
 		},
 		{
 			"FQDN", strings.Replace(slice("x", "a"), "IPv4", "FQDN", 1),
-			[]string{`problem InvalidObject EndpointSlice default/x [addressType] a.yaml:1: "FQDN" is not one of IPv4, IPv6; the slice is not used`},
+			[]string{`problem InvalidObject EndpointSlice default/x [addressType] a.yaml:1: "FQDN" is neither IPv4 nor IPv6; the slice is not used`},
 		},
 		{
 			// The trackers judge values; they get the object as it is.
@@ -248,7 +248,7 @@ func TestBadObjects(t *testing.T) {
 			"too large", "apiVersion: v1\n" + long + service("b", 2),
 			[]string{
 				"add service default/b 10.96.0.2",
-				"problem InvalidFile File /DIR/a.yaml [] a.yaml:1: document of 4194315 bytes, an object may have 4194304; split it, an EndpointSlice holds up to 1000 endpoints",
+				"problem InvalidFile File /DIR/a.yaml [] a.yaml:1: document of 4194315 bytes exceeds the limit of 4194304; split it: an EndpointSlice holds up to 1000 endpoints",
 			},
 		},
 		{"nothing", "# just a comment\n---\n---\n\n...\n", nil},
@@ -270,7 +270,7 @@ func TestManyProblems(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := h.news()
-	if len(got) != maxReported+1 || !strings.HasSuffix(got[maxReported], "and 950 more problems from here on") {
+	if len(got) != maxReported+1 || !strings.HasSuffix(got[maxReported], "and 950 more problems") {
 		t.Errorf("%d problems, the last is %q", len(got), got[len(got)-1])
 	}
 }
@@ -283,7 +283,7 @@ func TestBrokenObjectStays(t *testing.T) {
 	h.write("a.yaml", strings.Replace(service("a", 1), "port: 80", "port: x", 1))
 	h.pass()
 	h.settled("delete service default/b",
-		"problem InvalidObject Service default/a [spec.ports.port] a.yaml:1: string where int32 is expected; the object stays as it was")
+		"problem InvalidObject Service default/a [spec.ports.port] a.yaml:1: string where int32 is expected; the previous version of the object stays in use")
 	h.write("a.yaml", service("a", 3))
 	h.pass("update service default/a 10.96.0.3")
 }
@@ -292,7 +292,7 @@ func TestDuplicates(t *testing.T) {
 	h := newHarness(t)
 	h.write("b.yaml", service("a", 2))
 	h.pass("add service default/a 10.96.0.2")
-	// Whoever has it keeps it, though a.yaml comes first by name.
+	// The owner keeps the object, although a.yaml is first by name.
 	h.write("a.yaml", service("a", 1))
 	h.write("c.yaml", service("x", 7)+service("a", 3))
 	h.pass("add service default/x 10.96.0.7")
@@ -387,7 +387,7 @@ func TestIgnoredNames(t *testing.T) {
 		"problem InvalidFile File /DIR/loop.yaml [] loop.yaml: open DIR/loop.yaml: too many levels of symbolic links")
 	h.settled()
 	for _, f := range h.source.files {
-		if !f.settles.IsZero() {
+		if !f.stableAt.IsZero() {
 			t.Errorf("%s will never settle", f.name)
 		}
 	}

@@ -24,27 +24,26 @@ import (
 type Options struct {
 	// NodeName is the node whose Node object is delivered. Empty means none.
 	NodeName string
-	// OnServiceCIDR is told of every ServiceCIDR with its ranges, and without
-	// any once it is gone; nil for nobody.
+	// OnServiceCIDR is called with every ServiceCIDR and its ranges, and without ranges
+	// when it is deleted. It may be nil.
 	OnServiceCIDR func(name string, cidrs []string)
-	// Debounce is how long it must be quiet after a change before the
-	// directory is read, so that one burst is one pass. It is what a change
-	// costs at least, hence short: 5 ms unless set. A burst that does not end
-	// is read every ten times as long.
+	// Debounce is how long no change may occur before the directory is read, so that a
+	// burst causes one pass. It delays every change, so it is short: 5 ms unless set. In
+	// a longer burst, the directory is read every ten times Debounce.
 	Debounce time.Duration
-	// Settle is how long a file must stay as it is before an object missing
-	// from it is deleted and what is wrong with it is reported. It covers
-	// editors that write in place or move the old file away first. 50 ms unless set.
+	// Settle is how long a file must be unchanged before objects missing from it are
+	// deleted and its problems are reported. It covers editors that write in place or
+	// move the old file away first. 50 ms unless set.
 	Settle time.Duration
-	// Rescan is how often the directory is read without a sign of change: for
-	// links to elsewhere, network file systems, and hosts that are out of
-	// inotify watches. 30 s unless set.
+	// Rescan is how often the directory is read without a notification: for links to
+	// other directories, network file systems, and hosts without free inotify watches.
+	// 30 s unless set.
 	Rescan time.Duration
 	// Clock defaults to the real one.
 	Clock clock.Clock
 }
 
-// Source is a directory as a source of objects.
+// Source reads objects from a directory.
 type Source struct {
 	dir      string
 	handler  proxier.Handler
@@ -52,19 +51,19 @@ type Source struct {
 	opts     Options
 	clock    clock.Clock
 
-	// newWatcher is replaced by tests that do without.
+	// newWatcher is set by tests.
 	newWatcher func() (*fsnotify.Watcher, error)
 	watcher    *dirwatch.Watcher // nil until it runs
 
 	files   map[string]*file
 	entries map[key]*entry
-	// dirProblem is what was last reported of the directory.
+	// dirProblem is the last reported problem of the directory.
 	dirProblem string
 	synced     bool
 }
 
-// New builds a Source that feeds handler from dir once it runs, and takes what
-// is wrong with the files to reporter.
+// New builds a Source that calls handler with the objects in dir while it runs, and reports
+// problems of the files to reporter.
 func New(dir string, handler proxier.Handler, reporter proxier.Reporter, opts Options) *Source {
 	if opts.Debounce == 0 {
 		opts.Debounce = 5 * time.Millisecond
@@ -92,22 +91,21 @@ func New(dir string, handler proxier.Handler, reporter proxier.Reporter, opts Op
 	}
 }
 
-// Check says what is wrong with a directory that is to be read.
+// Check returns an error if dir is not a readable directory.
 func Check(dir string) error {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("manifest directory %s does not exist: create it (it may be empty) or name another one", dir)
+		return fmt.Errorf("manifest directory %s does not exist: create it (it may be empty) or choose another one", dir)
 	case err != nil:
 		return fmt.Errorf("open manifest directory: %w", err)
 	case !info.IsDir():
-		return fmt.Errorf("manifest directory %s is not a directory: name the directory the manifests are in", dir)
+		return fmt.Errorf("manifest directory %s is not a directory: choose the directory with the manifests", dir)
 	}
 	return nil
 }
 
-// Load reads the directory once, tells the handler all that is in it, and that
-// it is synced.
+// Load reads the directory once and passes all objects to the handler, which is synced then.
 func (s *Source) Load(ctx context.Context) error {
 	if err := Check(s.dir); err != nil {
 		return err
@@ -139,10 +137,9 @@ func (s *Source) read(ctx context.Context) error {
 	return nil
 }
 
-// Run reads the directory, tells the handler that it is synced, and follows
-// changes until ctx ends. It fails only when there is no directory to begin
-// with; what happens later is reported. All calls to the handler come from it.
-// A Source runs once.
+// Run reads the directory, calls the handler's synced methods, and watches for changes until ctx
+// ends. It fails only if the directory does not exist at the start. Later problems are reported.
+// It makes all calls to the handler. A Source runs once.
 func (s *Source) Run(ctx context.Context) error {
 	if s.synced {
 		return errors.New("run manifest source: it has run already")
@@ -164,31 +161,31 @@ func (s *Source) Run(ctx context.Context) error {
 	}
 
 	for {
-		var settles time.Time
+		var stableAt time.Time
 		for _, f := range s.files {
-			settles = dirwatch.Earlier(settles, f.settles)
+			stableAt = dirwatch.Earlier(stableAt, f.stableAt)
 		}
-		change, ok := s.watcher.Next(ctx, settles)
+		change, ok := s.watcher.Next(ctx, stableAt)
 		if !ok {
 			return nil
 		}
 		for name, f := range s.files {
-			_, told := change.Names[name]
-			f.dirty = f.dirty || told || change.All
+			_, changed := change.Names[name]
+			f.dirty = f.dirty || changed || change.All
 		}
 		s.directory(s.pass(ctx))
 	}
 }
 
-// unwatched reports that changes are only found by reading again.
+// unwatched reports that the directory cannot be watched.
 func (s *Source) unwatched(err error) {
 	s.report(proxier.Problem{
 		Kind: "File", Object: types.NamespacedName{Name: s.dir}, Reason: proxier.ReasonInvalidFile,
-		Message: fmt.Sprintf("cannot watch the manifest directory (%v), reading it every %s instead; the limits of inotify are in /proc/sys/fs/inotify", err, s.opts.Rescan),
+		Message: fmt.Sprintf("cannot watch the manifest directory (%v), reading it every %s instead; see /proc/sys/fs/inotify for the limits of inotify", err, s.opts.Rescan),
 	})
 }
 
-// directory reports what is wrong with the directory, once.
+// directory reports a problem of the directory, once.
 func (s *Source) directory(err error) {
 	message := ""
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// maxDocument bounds one object, or one list that cannot be taken apart before
-// it is parsed: parsed YAML takes some fifty times the memory of its text. The
-// API server takes 3 MiB, a slice of its largest size has a tenth of that.
+// maxDocument is the maximum size of an object, or of a list that cannot be split before it is
+// parsed: parsed YAML takes about fifty times the memory of its text. The API server accepts
+// 3 MiB, and the largest EndpointSlice has a tenth of that.
 const maxDocument = 4 << 20
 
 // document is the text of one object, or of one list.
@@ -23,10 +23,10 @@ type document struct {
 	line int // of the file, from 1
 	text []byte
 	json bool
-	// list is the type of the list it is an item of; items of typed lists may
-	// leave out their own.
+	// list is the type of the list that contains it. Items of typed lists may omit their
+	// own type.
 	list typeMeta
-	err  error // it cannot be cut out of the file; text is empty then
+	err  error // it cannot be separated from the file; text is empty then
 }
 
 type typeMeta struct {
@@ -36,7 +36,7 @@ type typeMeta struct {
 
 func (t typeMeta) isList() bool { return strings.HasSuffix(t.Kind, "List") }
 
-// item is the type of an item that does not say its own.
+// item returns the type of items without a type of their own.
 func (t typeMeta) item() typeMeta {
 	if t.Kind == "List" {
 		return typeMeta{}
@@ -44,8 +44,8 @@ func (t typeMeta) item() typeMeta {
 	return typeMeta{APIVersion: t.APIVersion, Kind: strings.TrimSuffix(t.Kind, "List")}
 }
 
-// split cuts a file into documents. They alias data, which must be the
-// caller's own: the dash that begins a list item is overwritten.
+// split splits a file into documents. They alias data, which the caller must own: split
+// overwrites the dash at the beginning of list items.
 func split(name string, data []byte) []document {
 	data = bytes.TrimPrefix(data, []byte("\xef\xbb\xbf"))
 	if strings.HasSuffix(strings.ToLower(name), ".json") {
@@ -59,7 +59,7 @@ func split(name string, data []byte) []document {
 		if trimmed := bytes.TrimSpace(afterMarker(text)); len(trimmed) > 0 && trimmed[0] == '{' {
 			offset := bytes.IndexByte(text, '{')
 			inner := splitJSON(text[offset:], line+bytes.Count(text[:offset], []byte{'\n'}))
-			// A flow mapping is YAML that only begins like JSON.
+			// A flow mapping of YAML can begin like JSON.
 			if len(inner) == 0 || inner[len(inner)-1].err == nil {
 				docs = append(docs, inner...)
 				return
@@ -89,7 +89,7 @@ func split(name string, data []byte) []document {
 	return docs
 }
 
-// lineEnd is the offset after the line that begins at.
+// lineEnd returns the offset after the line that begins at an offset.
 func lineEnd(data []byte, at int) int {
 	if i := bytes.IndexByte(data[at:], '\n'); i >= 0 {
 		return at + i + 1
@@ -97,7 +97,7 @@ func lineEnd(data []byte, at int) int {
 	return len(data)
 }
 
-// isMarker tells a document marker from text that only begins like one.
+// isMarker reports whether a line is a document marker.
 func isMarker(line []byte, marker string) bool {
 	return bytes.HasPrefix(line, []byte(marker)) && (len(line) == 3 || bytes.IndexByte([]byte(" \t\r\n"), line[3]) >= 0)
 }
@@ -109,7 +109,7 @@ func afterMarker(text []byte) []byte {
 	return text
 }
 
-// hasContent tells whether there is anything but comments and directives.
+// hasContent reports whether there is anything but comments and directives.
 func hasContent(text []byte) bool {
 	text = afterMarker(text)
 	for at := 0; at < len(text); {
@@ -122,10 +122,9 @@ func hasContent(text []byte) bool {
 	return false
 }
 
-// splitYAMLList takes a list in block style, as kubectl prints it, apart into
-// its items. That keeps the memory for parsing to one item, gives every item
-// its own line, and confines an error to it. The price: an alias does not
-// reach the anchor of another item.
+// splitYAMLList splits a list in block style, as kubectl prints it, into its items. Each item is
+// then parsed separately, which limits the memory, gives every item a line number, and limits
+// errors to one item. The disadvantage is that an alias cannot refer to another item.
 func splitYAMLList(text []byte, line int) ([]document, bool) {
 	var head []byte
 	var items []document
@@ -187,7 +186,7 @@ func splitYAMLList(text []byte, line int) ([]document, bool) {
 	return items, true
 }
 
-// splitJSON cuts a stream of JSON values, and the lists among them, apart.
+// splitJSON splits a stream of JSON values, and the lists in it.
 func splitJSON(data []byte, line int) []document {
 	var docs []document
 	decoder := json.NewDecoder(bytes.NewReader(data))
@@ -216,9 +215,9 @@ func splitJSON(data []byte, line int) []document {
 	}
 }
 
-// splitJSONList takes a list, which must be valid JSON, apart into its items.
+// splitJSONList splits a list, which must be valid JSON, into its items.
 func splitJSONList(text []byte, line int) ([]document, bool) {
-	// Looking for the word first spares every single object a second scan.
+	// Searching for the word first avoids a second scan of objects that are no lists.
 	if !bytes.Contains(text, []byte(`"items"`)) {
 		return nil, false
 	}
@@ -263,8 +262,8 @@ func splitJSONList(text []byte, line int) ([]document, bool) {
 	return items, true
 }
 
-// skipSpace is the offset of the next value: a decoder's offset is before the
-// white space and the comma that precede it.
+// skipSpace returns the offset of the next value: a decoder's offset is before white space and
+// commas.
 func skipSpace(data []byte, at int) int {
 	for at < len(data) && bytes.IndexByte([]byte(" \t\r\n,"), data[at]) >= 0 {
 		at++
@@ -272,7 +271,7 @@ func skipSpace(data []byte, at int) int {
 	return at
 }
 
-// lineCounter finds the lines of ascending offsets in one walk.
+// lineCounter returns the lines of ascending offsets in one scan.
 type lineCounter struct {
 	data   []byte
 	offset int

@@ -16,24 +16,23 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// ipvsDevice holds the addresses of Services while kube-proxy is in mode ipvs:
-// they are not this node's.
+// ipvsDevice has the addresses of Services in mode ipvs. They are not addresses of the node.
 const ipvsDevice = "kube-ipvs0"
 
 const (
-	// burstTime is how long changes are collected: a device that comes up gets
-	// several addresses.
+	// burstTime is how long changes are collected: a device that comes up gets several
+	// addresses.
 	burstTime = 20 * time.Millisecond
-	// relistTime is for what nobody told.
+	// relistTime is the interval of lists without a notification.
 	relistTime = time.Minute
-	// reopenTime is how long to wait after the first failure.
+	// reopenTime is the delay after the first failure.
 	reopenTime = time.Second
 )
 
-// Addresses are those of this node's devices.
+// Addresses lists and watches the addresses of this node's devices.
 type Addresses struct {
-	// In runs a function on a thread that is in the network namespace to look
-	// at; nil for the one of the process.
+	// In runs a function on a thread in the network namespace to watch; nil means that
+	// of the process.
 	In func(func() error) error
 }
 
@@ -71,15 +70,15 @@ func (w *Addresses) List() (list []netip.Addr, err error) {
 	return slices.Compact(list), nil
 }
 
-// Watch tells the addresses, at first and whenever they may have changed, until
-// ctx is done.
+// Watch calls tell with the addresses, first and whenever they may have changed, until ctx is
+// done.
 func (w *Addresses) Watch(ctx context.Context, tell func([]netip.Addr)) {
 	for pause := reopenTime; ; pause = min(2*pause, relistTime) {
 		err := w.watch(ctx, tell)
 		if ctx.Err() != nil {
 			return
 		}
-		klog.FromContext(ctx).Error(err, "Cannot follow the addresses of this node; trying again", "after", pause)
+		klog.FromContext(ctx).Error(err, "Cannot watch the node's addresses, retrying", "after", pause)
 		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
@@ -89,7 +88,7 @@ func (w *Addresses) Watch(ctx context.Context, tell func([]netip.Addr)) {
 	}
 }
 
-// watch lists after it listens, so that nothing is missed.
+// watch subscribes before it lists, so that it misses no change.
 func (w *Addresses) watch(ctx context.Context, tell func([]netip.Addr)) error {
 	events, err := w.open()
 	if err != nil {
@@ -129,10 +128,9 @@ func (w *Addresses) watch(ctx context.Context, tell func([]netip.Addr)) error {
 	}
 }
 
-// open makes a socket that becomes readable when an address comes or goes, which
-// includes those of a device that goes. What it says does not matter:
-// the netlink library's own subscription would parse it, in a goroutine with a
-// buffer of 64 KiB.
+// open returns a socket that becomes readable when an address is added or deleted, also with its
+// device. The contents of the messages are not used. The netlink library's subscription would
+// parse them, in a goroutine with a buffer of 64 KiB.
 func (w *Addresses) open() (events *os.File, err error) {
 	err = w.in(func() error {
 		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
@@ -152,11 +150,11 @@ func (w *Addresses) open() (events *os.File, err error) {
 	return events, nil
 }
 
-// receive turns messages into one that something changed.
+// receive signals changed for each message.
 func receive(events *os.File, changed chan<- struct{}) error {
 	var ignored [64]byte
 	for {
-		// An overflow loses messages, and the list tells what they said.
+		// An overflow loses messages, but the next list shows their changes.
 		if _, err := events.Read(ignored[:]); err != nil && !errors.Is(err, unix.ENOBUFS) {
 			return fmt.Errorf("receive changes of addresses: %w", err)
 		}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodefacts finds out what decisions need to know of this node: what
-// the configuration, the Node object and the kernel say of it.
+// Package nodefacts collects the facts about this node that decisions depend on: from the
+// configuration, the Node object and the kernel.
 package nodefacts
 
 import (
@@ -16,18 +16,18 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Settings are what a configuration says of the facts and the policy.
+// Settings are the facts and the policy from a configuration.
 type Settings struct {
 	Policy proxier.Policy
-	// Warnings are for an operator who may not have meant it.
+	// Warnings are about settings that may be mistakes.
 	Warnings []string
 
-	pods     proxier.Detector // without what the Node has to say
-	nodeCIDR bool             // the Node says which addresses pods have
-	bind     netip.Addr       // the node's address whatever its Node says; none if invalid
+	pods     proxier.Detector // without the Node's pod CIDRs
+	nodeCIDR bool             // the Node's pod CIDRs identify pods
+	bind     netip.Addr       // overrides the addresses of the Node, if valid
 }
 
-// New reads a configuration that validates.
+// New makes Settings from a valid configuration.
 func New(c *config.Config, gate featuregate.FeatureGate) (*Settings, error) {
 	k, t := &c.KubeProxy, &c.Tandem
 	nodePorts, warnings, err := proxier.ParseNodePortSelector(k.NodePortAddresses, *k.IPTables.LocalhostNodePorts)
@@ -60,18 +60,18 @@ func New(c *config.Config, gate featuregate.FeatureGate) (*Settings, error) {
 	return s, nil
 }
 
-// NeedsPodCIDRs says whether only the Node's podCIDRs tell pods from others.
+// NeedsPodCIDRs reports whether the Node's podCIDRs are required to recognise pods.
 func (s *Settings) NeedsPodCIDRs() bool { return s.nodeCIDR }
 
-// Facts before the Node is known.
+// Facts returns the facts before the Node is known.
 func (s *Settings) Facts() proxier.Facts {
 	var f proxier.Facts
 	s.Revise(nil, &f)
 	return f
 }
 
-// Revise takes over facts of other settings, with what the Node says, if it is known. The
-// other facts are left alone.
+// Revise updates the facts after a change of settings, with the Node if it is known. It does not
+// change other facts.
 func (s *Settings) Revise(node *v1.Node, f *proxier.Facts) {
 	f.Pods, f.NodeIPs = s.pods, s.nodeIPs(nil)
 	if node != nil {
@@ -79,7 +79,7 @@ func (s *Settings) Revise(node *v1.Node, f *proxier.Facts) {
 	}
 }
 
-// FromNode takes over what the Node says, and leaves the other facts alone.
+// FromNode updates the facts that depend on the Node. It does not change other facts.
 func (s *Settings) FromNode(node *v1.Node, f *proxier.Facts) {
 	f.Zone = node.Labels[v1.LabelTopologyZone]
 	f.NodeIPs = s.nodeIPs(node)
@@ -90,8 +90,8 @@ func (s *Settings) FromNode(node *v1.Node, f *proxier.Facts) {
 
 var loopback = [proxier.Families]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}
 
-// nodeIPs are the configured address, else the first of the Node's, internal
-// ones first, else loopback.
+// nodeIPs returns for each family the configured address, or the first address of the Node
+// (internal before external), or loopback.
 func (s *Settings) nodeIPs(node *v1.Node) [proxier.Families]netip.Addr {
 	var ips [proxier.Families]netip.Addr
 	orElse := func(a netip.Addr) {
@@ -115,7 +115,7 @@ func (s *Settings) nodeIPs(node *v1.Node) [proxier.Families]netip.Addr {
 	return ips
 }
 
-// KnowsNodeIP says whether the node has an address of its own by the facts.
+// KnowsNodeIP reports whether the facts have an address of the node.
 func KnowsNodeIP(f *proxier.Facts) bool { return f.NodeIPs != loopback }
 
 func firstOfEachFamily(cidrs []string) (list []netip.Prefix) {

@@ -222,7 +222,7 @@ func TestServiceCIDRs(t *testing.T) {
 		{"more", []string{"10.90.0.1/16", "10.96.0.0/16", "x"}, "[10.90.0.0/16 10.96.0.0/16 fd00:10:96::/112]"},
 		{"kubernetes", nil, "[10.90.0.0/16 10.96.0.0/16]"}, // another object still has one of them
 		{"more", nil, "[]"},
-		{"nobody", nil, "[]"},
+		{"unknown", nil, "[]"},
 	} {
 		feed(step.name, step.cidrs)
 		if got := fmt.Sprint(facts.ServiceCIDRs); got != step.want {

@@ -10,15 +10,15 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// ServiceCIDRs collects the ranges of all ServiceCIDR objects. A range counts
-// before its object is ready, and until it is gone, as it does upstream.
+// ServiceCIDRs collects the ranges of all ServiceCIDR objects. As in upstream, a range counts
+// before its object is ready, and until the object is deleted.
 type ServiceCIDRs struct {
 	mu      sync.Mutex
 	objects map[string][]netip.Prefix
 }
 
-// Set takes an object over, without ranges for one that is gone, and returns
-// the ranges of all, sorted.
+// Set records the ranges of an object, or its deletion if there are none. It returns the ranges of
+// all objects, sorted.
 func (s *ServiceCIDRs) Set(name string, cidrs []string) []netip.Prefix {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -44,7 +44,7 @@ func (s *ServiceCIDRs) Set(name string, cidrs []string) []netip.Prefix {
 	return slices.Compact(all)
 }
 
-// FeedTo makes what a source calls for each ServiceCIDR a change of the facts.
+// FeedTo returns a function for OnServiceCIDR of a source. It updates the facts with each change.
 func (s *ServiceCIDRs) FeedTo(update func(func(*proxier.Facts))) func(name string, cidrs []string) {
 	return func(name string, cidrs []string) {
 		all := s.Set(name, cidrs)

@@ -2,9 +2,9 @@
 
 //go:build linux
 
-// Package container runs processes on nodes of the lab as a container runtime does for pods
-// of the host's network: on the file system of an image, with the mounts and capabilities
-// that they are given, and nothing else of the node.
+// Package container runs processes on nodes of the lab like a container runtime runs pods with
+// host networking: with the file system of an image, the given mounts and capabilities, and
+// nothing else of the node.
 package container
 
 import (
@@ -124,7 +124,7 @@ func (c *Container) become() error {
 // enterImage makes the layers the root, before anything is mounted there: links in an image
 // lead to what is in it.
 func (c *Container) enterImage() error {
-	// What is mounted here is nobody else's business.
+	// Mounts in this namespace must not propagate.
 	if err := mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
 	}

@@ -54,7 +54,7 @@ const (
 // loadBalancers holds the load balancer IPs; the range is meant for benchmarks.
 var loadBalancers = netip.MustParsePrefix("198.18.0.0/16")
 
-// Cluster is the ground for one variant: two nodes, clients and servers.
+// Cluster is the cluster of one variant: two nodes, clients and servers.
 type Cluster struct {
 	Lab *lab.Lab
 	// Nodes, of which each needs a proxy: rules also see what other nodes send.
@@ -163,7 +163,7 @@ func nth(p netip.Prefix, i int) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// Close lets go of what the lab does not know of.
+// Close releases the resources that the lab does not manage.
 func (c *Cluster) Close() {
 	for _, h := range c.conntrack {
 		if h != nil {
@@ -172,9 +172,9 @@ func (c *Cluster) Close() {
 	}
 }
 
-// forget empties the nodes' tables of tracked connections. They would fill up for two
-// minutes, so that results depended on how long it is measured; and the kernel
-// keeps those of all namespaces in one, where variants would slow each other down.
+// forget deletes the nodes' conntrack entries. They would accumulate for two minutes, so
+// results would depend on the duration of the measurement. The kernel also keeps the entries
+// of all namespaces in one table, so variants would slow each other down.
 func (c *Cluster) forget() error {
 	for i, h := range c.conntrack {
 		if err := h.ConntrackTableFlush(netlink.ConntrackTable); err != nil {

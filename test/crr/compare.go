@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// slice is how many connections are made between two looks at the clock.
+// slice is the number of connections between two measurements.
 const slice = 200
 
 // Comparison is a set of variants, each with its cluster ready. The first one is
@@ -94,8 +94,8 @@ type Result struct {
 	Ratio, Spread float64
 }
 
-// Path measures so many turns on a path, with the variants that carry it. Every
-// address of a Service is tried beforehand.
+// Path measures a number of turns on a path, with the variants that support it. It first
+// connects to every address of a Service.
 func (c *Comparison) Path(p Path, turns int) ([]Result, error) {
 	var runners []*runner
 	for _, e := range c.entries {
@@ -111,7 +111,7 @@ func (c *Comparison) Path(p Path, turns int) ([]Result, error) {
 	}
 	for turn := range turns {
 		for at := range runners {
-			r := runners[(at+turn)%len(runners)] // nobody is always the first
+			r := runners[(at+turn)%len(runners)] // so that no variant is always the first
 			if err := r.slice(c.on); err != nil {
 				return nil, fmt.Errorf("%s of %s: %w", p, r.Name(), err)
 			}

@@ -38,7 +38,7 @@ func TestQuantile(t *testing.T) {
 	}
 }
 
-// TestCompare measures what nobody has to build anything for: that two clusters without
+// TestCompare measures what needs no other binary: that two clusters without
 // a proxy cost the same, and that ours reaches its Services.
 func TestCompare(t *testing.T) {
 	kernel.NeedsPrograms(t)

@@ -44,7 +44,7 @@ func openCPU() (*cpu, error) {
 		return nil, err
 	}
 	for _, path := range names {
-		// A process may be gone by now.
+		// The process may have ended in the meantime.
 		if name, _ := os.ReadFile(path); string(name) == want {
 			c.softirqs = filepath.Join(filepath.Dir(path), "schedstat")
 			return c, nil
@@ -87,8 +87,8 @@ func (c *cpu) used(threads ...int) (sum time.Duration, err error) {
 	return sum + time.Duration(ns), nil
 }
 
-// threadTime is the CPU time of a thread of this process, to the nanosecond: other
-// sources know ticks.
+// threadTime returns the CPU time of a thread of this process in nanoseconds. Other sources
+// have the resolution of ticks.
 func threadTime(tid int) (time.Duration, error) {
 	// The clock of any thread, as pthread_getcpuclockid makes it: CPUCLOCK_SCHED
 	// and CPUCLOCK_PERTHREAD_MASK below the inverted id.

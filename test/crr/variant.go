@@ -20,8 +20,8 @@ type Variant interface {
 	// Prepare gets a cluster ready. What it starts and leaves behind must not use
 	// the CPU afterwards.
 	Prepare(ctx context.Context, c *Cluster) error
-	// Targets are what clients dial on a path; none if the variant does not
-	// carry it.
+	// Targets are the addresses that clients dial on a path; none if the variant does
+	// not support it.
 	Targets(c *Cluster, p Path) []netip.AddrPort
 }
 
@@ -52,9 +52,8 @@ type Proxy struct {
 // Name is the title, or the mode.
 func (v *Proxy) Name() string { return cmp.Or(v.Title, v.Mode) }
 
-// Prepare has everything programmed on all nodes. The processes are ended then, so
-// that their periodic syncs do not fall into somebody's slice: the kernel does
-// without them.
+// Prepare programs all nodes. It stops the processes then, so that their periodic syncs do
+// not use CPU time during a slice. The kernel state works without them.
 func (v *Proxy) Prepare(ctx context.Context, c *Cluster) error {
 	for _, n := range c.Nodes {
 		opts := upstream.Options{Binary: v.Binary, Mode: v.Mode, Objects: c.Objects, Env: v.Env}

@@ -19,7 +19,7 @@ const (
 	quotedTCP = 20
 )
 
-// reject tells a client that nobody answers.
+// reject answers a client with a reset or an ICMP error.
 func (m *Model) reject(h *header) outcome { return m.rejectFor("REJECT", h) }
 
 func (m *Model) rejectFor(reason string, h *header) outcome {

@@ -144,7 +144,7 @@ func (h *header) parseIPv6(limit int) parsed {
 	h.v6 = true
 	h.src, h.dst = netip.AddrFrom16([16]byte(b[8:])), netip.AddrFrom16([16]byte(b[24:]))
 	if h.src.Is4In6() || h.dst.Is4In6() {
-		return broken // nobody's on the wire
+		return broken // not valid on the wire
 	}
 	h.ttl = b[7]
 	h.l4, h.end = h.l3+40, h.l3+40+int(be.Uint16(b[4:]))

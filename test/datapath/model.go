@@ -81,7 +81,7 @@ type Model struct {
 	fragments map[fragment]Tuple
 	affinity  map[affinityKey]backend
 	draining  bool
-	// Counted are packets by reason; those that are none of ours have none.
+	// Counted are packets by reason; foreign packets have none.
 	Counted map[string]uint64
 
 	made func(request Tuple) (reply Tuple, ok bool)
@@ -125,7 +125,7 @@ func (m *Model) Check(hook Hook, frame []byte, got Result) error {
 	if got.Verdict != want.verdict {
 		return fmt.Errorf("verdict %d, want %d (%s)", got.Verdict, want.verdict, want.reason)
 	}
-	if want.verdict == Shot { // nobody sees it
+	if want.verdict == Shot { // the packet is not visible
 		return nil
 	}
 	result := got.Frame
@@ -147,7 +147,7 @@ func (m *Model) text(frame []byte) string {
 	return fmt.Sprintf("%v\n%x", p, frame[:min(len(frame), 160)])
 }
 
-// pass is for what is none of ours.
+// pass is the answer for foreign packets.
 func pass(frame []byte) outcome { return outcome{verdict: Next, editor: &editor{frame: frame}} }
 
 func passFor(reason string, frame []byte) outcome {

@@ -107,7 +107,7 @@ func (m *Model) followError(hook Hook, h *header) outcome {
 	out := outcome{verdict: Next, reason: "FORWARD_ICMP", editor: edit(h.frame)}
 	if f.Remote {
 		if h.ttl <= 1 {
-			return drop("ERROR_TTL") // errors are not told of
+			return drop("ERROR_TTL") // no ICMP error about an ICMP error
 		}
 		if _, ok := m.node.Route(answer.Dst.Addr()); !ok {
 			return drop("DROP_NO_ROUTE")

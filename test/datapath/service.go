@@ -14,7 +14,7 @@ import (
 type backend struct {
 	service proxier.ServicePortName
 	addr    netip.AddrPort
-	born    int
+	added   int // sequence number
 }
 
 // affinityKey is whom a backend is remembered for.
@@ -39,15 +39,15 @@ func (m *Model) Decide(list []proxier.PortChange, rules proxier.NodeRules) {
 				b = before[at]
 			} else {
 				m.added++
-				b.born = m.added
+				b.added = m.added
 			}
 			m.backends = append(m.backends, b)
 		}
 	}
 }
 
-// Drain has the model know that another proxy serves now. Its backends are what they are
-// now, since nobody knows more.
+// Drain tells the model that another proxy took over. The backends stay as they are, since
+// no later changes are known.
 func (m *Model) Drain() { m.services, m.rules.Unserved, m.draining = nil, nil, true }
 
 // serves says whether a backend is still there.
@@ -96,8 +96,8 @@ func (m *Model) origin(client netip.Addr) proxier.Origin {
 
 func (m *Model) isLocal(a netip.Addr) bool { return slices.Contains(m.rules.LocalAddrs, a) }
 
-// isMartian says that no single host has that address, so that nobody is to be
-// answered there (RFC 1122, 3.2.2).
+// isMartian reports whether no single host can have the address, so that it must not get
+// answers (RFC 1122, 3.2.2).
 func isMartian(a netip.Addr) bool {
 	return a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() ||
 		a.Is4() && (a.As4()[0] == 0 || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}))

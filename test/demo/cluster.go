@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// cluster is the stage: nodes, pods and what runs on them. It may be half made.
+// cluster has the nodes, pods and processes. It may be incomplete.
 type cluster struct {
 	out *screen
 	bin string
@@ -28,13 +28,13 @@ type cluster struct {
 	nodes     []*lab.Node
 	pods      []*lab.Pod
 	ready     []*lab.Pod // the endpoints of the Service
-	spare     *lab.Pod   // becomes one
+	spare     *lab.Pod   // becomes an endpoint later
 	clients   []client
 	proxies   []*proxy
 	load      *load // while it runs
 }
 
-// open lays the nodes and pods.
+// open creates the nodes and pods.
 func (c *cluster) open() (err error) {
 	if c.dir, err = os.MkdirTemp("", "tandem-demo-"); err != nil {
 		return err
@@ -43,7 +43,7 @@ func (c *cluster) open() (err error) {
 	if err := os.Mkdir(c.manifests, 0o755); err != nil {
 		return err
 	}
-	// The pause processes are how kube-proxy finds the namespaces of pods.
+	// kube-proxy finds the namespaces of pods by their pause processes.
 	if c.lab, err = lab.New(lab.Options{Pause: true}); err != nil {
 		return err
 	}
@@ -111,8 +111,16 @@ func (c *cluster) podsOf(n *lab.Node) []*lab.Pod {
 	return pods
 }
 
-// sample asks each target in turn, shows who answered, and fails unless all the
-// ready endpoints and nobody else did.
+// allAddresses labels a sample of all targets.
+const allAddresses = "all addresses"
+
+// sampleAll samples all targets from the first client.
+func (c *cluster) sampleAll(ctx context.Context) error {
+	return c.sample(ctx, fmt.Sprintf("%-9s %s", c.clients[0].label, allAddresses), c.clients[0], targets...)
+}
+
+// sample sends requests to each target in turn and shows which pods answered. It fails
+// unless all ready endpoints answered, and no other pod.
 func (c *cluster) sample(ctx context.Context, label string, from client, to ...target) error {
 	answers := map[string]int{}
 	for i := range sampleSize {
@@ -130,26 +138,26 @@ func (c *cluster) sample(ctx context.Context, label string, from client, to ...t
 	total := 0
 	for _, p := range c.ready {
 		total += answers[p.Name]
-		// Chance alone does not leave a pod with a third of its share.
+		// A third of an even share is far below random variation.
 		if answers[p.Name] < sampleSize/len(c.ready)/3 {
 			return fmt.Errorf("%s: %s got %d of %d requests", label, p.Name, answers[p.Name], sampleSize)
 		}
 	}
 	if total < sampleSize {
-		return fmt.Errorf("%s: a pod answered that is no endpoint: %v", label, answers)
+		return fmt.Errorf("%s: a pod answered that is not an endpoint: %v", label, answers)
 	}
 	return nil
 }
 
-// nobody fails if a request is answered. No answer takes its time, so they are all
-// waited for at once.
-func (c *cluster) nobody() error {
+// unanswered fails if a request is answered. It sends all requests at once, since each
+// waits until its timeout.
+func (c *cluster) unanswered() error {
 	var group errgroup.Group
 	for _, from := range c.clients {
 		for _, to := range targets {
 			group.Go(func() error {
 				if reply, err := from.ask(to); err == nil {
-					return fmt.Errorf("%s answers at %s, with no kube-proxy there", reply.Server, to)
+					return fmt.Errorf("%s answers at %s without kube-proxy", reply.Server, to)
 				}
 				return nil
 			})
@@ -158,21 +166,21 @@ func (c *cluster) nobody() error {
 	return group.Wait()
 }
 
-// judge shows what the load saw since an earlier tally.
+// judge reports the results of the load since an earlier tally.
 func (c *cluster) judge(when string, before tally) error {
 	return c.report(when, c.load.tally().since(before))
 }
 
 func (c *cluster) report(when string, t tally) error {
 	if t.failed == 0 && t.asked > 0 && t.steady > 0 {
-		c.out.good("%s: %d requests and %d over a connection kept open, 0 failed", when, t.asked, t.steady)
+		c.out.good("%s: %d requests, and %d on an established connection, 0 failed", when, t.asked, t.steady)
 		return nil
 	}
-	c.out.bad("%s: %d requests and %d over a connection kept open, %d failed", when, t.asked, t.steady, t.failed)
+	c.out.bad("%s: %d requests, and %d on an established connection, %d failed", when, t.asked, t.steady, t.failed)
 	return fmt.Errorf("%d requests failed, the last with: %w", t.failed, t.failure)
 }
 
-// tandemctl runs the operator's tool on the first node and shows what it prints.
+// tandemctl runs tandemctl on the first node and shows its output.
 func (c *cluster) tandemctl(ctx context.Context, args ...string) error {
 	args = append(args, "--cgroup-root", c.nodes[0].CgroupPath())
 	c.out.command(append([]string{"tandemctl"}, args...))
@@ -187,14 +195,14 @@ func (c *cluster) tandemctl(ctx context.Context, args ...string) error {
 func (c *cluster) showLogs() {
 	for _, p := range c.proxies {
 		if tail := p.logTail(); tail != "" {
-			c.out.heading("The end of kube-proxy's log on %s", p.node.Name)
+			c.out.heading("Last lines of kube-proxy's log on %s", p.node.Name)
 			c.out.block(tail)
 		}
 	}
 }
 
-// close removes everything, in any state. It works without the context of the
-// steps, which may be over.
+// close removes everything, in any state. It does not use the context of the steps, which
+// may be cancelled.
 func (c *cluster) close() error {
 	var errs []error
 	if c.load != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// askLimit is far above what an answer takes, and below what a lost SYN costs.
+// askLimit is far above the time for an answer, and below the delay after a lost SYN.
 const askLimit = 800 * time.Millisecond
 
 // client is where requests come from.
@@ -52,17 +52,17 @@ func (c client) ask(to target) (lab.Reply, error) {
 	defer cancel()
 	reply, err := c.Ask(ctx, to.network, to.addr)
 	if to.network == "udp" && errors.Is(err, syscall.ECONNABORTED) {
-		// The socket was ended on purpose: its endpoint was taken away between
-		// question and answer. As any client of UDP would, ask again.
+		// The proxy closed the socket, since its endpoint was removed before the
+		// answer. Retry, as UDP clients do.
 		reply, err = c.Ask(ctx, to.network, to.addr)
 	}
 	return reply, err
 }
 
-// tally is what the load saw so far.
+// tally counts the results of the load.
 type tally struct {
 	asked   int // requests with a connection or socket of their own
-	steady  int // requests over the connection that stays open
+	steady  int // requests on the established connection
 	failed  int
 	failure error // the last
 }
@@ -71,19 +71,19 @@ func (t tally) since(before tally) tally {
 	return tally{t.asked - before.asked, t.steady - before.steady, t.failed - before.failed, t.failure}
 }
 
-// load asks all the time, from everywhere to everything.
+// load sends requests continuously, from each client to each target.
 type load struct {
 	done    chan struct{}
 	workers sync.WaitGroup
 
 	mu    sync.Mutex
 	count tally
-	// first is when a pod first answered, last when a request was sent that it
-	// answered.
+	// first is when a pod first answered. last is when the last request that it answered
+	// was sent.
 	first, last map[string]time.Time
 }
 
-// pace leaves the processors something for the rest of the machine.
+// pace is the interval of requests; it leaves CPU time for the rest of the machine.
 const pace = 2 * time.Millisecond
 
 func startLoad(from []client, to []target) *load {
@@ -128,7 +128,7 @@ func (l *load) once(c client, t target) {
 	}
 }
 
-// stay holds one connection open and keeps asking over it.
+// stay keeps one connection open and sends requests on it.
 func (l *load) stay(c client, t target) {
 	conn, err := c.Dial(context.Background(), t.network, t.addr)
 	if err != nil {
@@ -141,7 +141,7 @@ func (l *load) stay(c client, t target) {
 	broken := false
 	l.every(func() {
 		if broken {
-			return // counted once, and no more answers to expect
+			return // counted already, and no more answers will come
 		}
 		_, err := lab.AskConn(context.Background(), conn)
 		l.mu.Lock()
@@ -149,12 +149,12 @@ func (l *load) stay(c client, t target) {
 		l.count.steady++
 		if err != nil {
 			broken = true
-			l.fail(fmt.Errorf("on the connection kept open: %w", err))
+			l.fail(fmt.Errorf("on the established connection: %w", err))
 		}
 	})
 }
 
-// fail needs the lock.
+// fail counts a failure. The caller holds the lock.
 func (l *load) fail(err error) {
 	l.count.failed++
 	l.count.failure = err
@@ -166,7 +166,7 @@ func (l *load) tally() tally {
 	return l.count
 }
 
-// stop lets requests that are under way finish.
+// stop waits for pending requests to finish.
 func (l *load) stop() tally {
 	close(l.done)
 	l.workers.Wait()

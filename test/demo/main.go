@@ -20,7 +20,7 @@ import (
 
 func main() {
 	self, _ := os.Executable()
-	bin := flag.String("bin", filepath.Dir(self), "the directory with kube-proxy and tandemctl")
+	bin := flag.String("bin", filepath.Dir(self), "directory with kube-proxy and tandemctl")
 	flag.Parse()
 
 	if err := available(*bin); err != nil {
@@ -29,7 +29,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// Cleaning up takes a moment; a second Ctrl-C ends even that.
+	// A second Ctrl-C interrupts the clean-up too.
 	context.AfterFunc(ctx, stop)
 
 	start := time.Now()
@@ -44,39 +44,39 @@ func main() {
 	out.blank()
 	switch {
 	case left != nil:
-		out.bad("The demo could not clean up: %v", errors.Join(err, left))
+		out.bad("The demo failed to clean up: %v", errors.Join(err, left))
 		os.Exit(1)
 	case ctx.Err() != nil:
-		out.say("Interrupted, everything was removed again.")
+		out.say("Interrupted. Everything that the demo created is removed.")
 		os.Exit(130)
 	case err != nil:
 		out.bad("The demo failed: %v", err)
 		os.Exit(1)
 	}
-	out.good("Everything worked, and everything was removed again, in %.0f s.", time.Since(start).Seconds())
+	out.good("All steps succeeded in %.0f s. Everything that the demo created is removed.", time.Since(start).Seconds())
 }
 
-// available tells plainly what is missing, before anything is made.
+// available returns what is missing, before anything is created.
 func available(bin string) error {
 	if os.Geteuid() != 0 {
 		self, _ := os.Executable()
-		return fmt.Errorf("network namespaces, cgroups and eBPF need root; try: sudo %s", self)
+		return fmt.Errorf("network namespaces, cgroups and eBPF require root. Try: sudo %s", self)
 	}
 	if err := lab.Available(); err != nil {
-		return fmt.Errorf("%w (the demo needs cgroup version 2 mounted writable: mount -t cgroup2 none /sys/fs/cgroup)", err)
+		return fmt.Errorf("%w (the demo requires a writable cgroup2 mount: mount -t cgroup2 none /sys/fs/cgroup)", err)
 	}
 	for _, name := range []string{"kube-proxy", "tandemctl"} {
 		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
-			return fmt.Errorf("%w; make build makes it", err)
+			return fmt.Errorf("%w (run: make build)", err)
 		}
 	}
 	return nil
 }
 
-// play goes through the steps in order, up to the first that fails.
+// play runs the steps in order, up to the first that fails.
 func play(ctx context.Context, c *cluster) error {
 	for _, step := range []func(context.Context, *cluster) error{
-		layCluster,
+		createCluster,
 		startProxies,
 		showDistribution,
 		showTools,

@@ -20,7 +20,7 @@ const (
 	podPortUDP     = 5353
 )
 
-// The Service has addresses of both families, from the lab's range for Services.
+// The Service has ClusterIPs of both families, from the lab's range.
 var (
 	serviceIP4 = netip.MustParseAddr("10.96.0.10")
 	serviceIP6 = netip.MustParseAddr("fd00:10:96::10")
@@ -41,8 +41,8 @@ spec:
 `, serviceIP4, serviceIP6, servicePortTCP, podPortTCP, servicePortUDP, podPortUDP))
 }
 
-// writeEndpoints writes the ready pods as slices of both families, and returns when
-// the file was in place.
+// writeEndpoints writes EndpointSlices of both families with the ready pods, and returns when
+// the file was replaced.
 func (c *cluster) writeEndpoints() (time.Time, error) {
 	var text strings.Builder
 	for _, family := range []string{"IPv4", "IPv6"} {
@@ -71,8 +71,7 @@ endpoints:
 	return time.Now(), err
 }
 
-// replace puts a finished file in place of the old one, so that no half of it is
-// ever read.
+// replace replaces a file by renaming a complete one, so that no incomplete file is read.
 func (c *cluster) replace(name, text string) error {
 	draft := filepath.Join(c.dir, name)
 	if err := os.WriteFile(draft, []byte(text), 0o644); err != nil {

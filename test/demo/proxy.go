@@ -35,7 +35,7 @@ type proxy struct {
 
 	cmd     *lab.Cmd // nil unless it runs
 	ended   chan struct{}
-	started bool // there may be something to clean up
+	started bool // it may need a clean-up
 }
 
 func (p *proxy) args() []string {
@@ -51,15 +51,14 @@ func (p *proxy) cleanupArgs() []string {
 	return []string{p.bin, "--cleanup", "--ebpf-cgroup-root=" + p.node.CgroupPath()}
 }
 
-// start runs the binary and waits until it serves, which it does once it has
-// written everything to the kernel.
+// start runs the binary and waits until it has programmed the kernel.
 func (p *proxy) start(ctx context.Context) error {
 	log, err := os.OpenFile(p.logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	// Not bound to ctx: that would end in a kill without a clean-up.
+	// Not bound to ctx, which would kill it without a clean-up.
 	p.cmd = p.command(context.Background(), p.args())
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	if err := p.cmd.Start(); err != nil {
@@ -90,16 +89,16 @@ func (p *proxy) start(ctx context.Context) error {
 	}
 }
 
-// command prepares one on the node. It has a process group of its own, since a
-// Ctrl-C at the terminal is for the demo alone.
+// command prepares a command on the node. It has a process group of its own, so that only
+// the demo gets a Ctrl-C at the terminal.
 func (p *proxy) command(ctx context.Context, args []string) *lab.Cmd {
 	c := p.node.Command(ctx, args[0], args[1:]...)
 	c.SysProcAttr.Setpgid = true
 	return c
 }
 
-// serves returns nil once the process has programmed everything: like upstream's, it
-// calls itself healthy before, as there is nothing late yet.
+// serves returns nil once the process has programmed everything. /healthz is not enough:
+// like upstream's, it is healthy before the first sync.
 func (p *proxy) serves(ctx context.Context) error {
 	if _, err := p.node.Fetch(ctx, 10256, "/healthz"); err != nil {
 		return err
@@ -109,14 +108,14 @@ func (p *proxy) serves(ctx context.Context) error {
 		return err
 	}
 	if !firstSync.MatchString(body) {
-		return errors.New("nothing is programmed yet")
+		return errors.New("no sync has succeeded yet")
 	}
 	return nil
 }
 
 var firstSync = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds\{.*\} [1-9]`)
 
-// kill ends the process as a crash would.
+// kill kills the process, like a crash.
 func (p *proxy) kill() error {
 	if err := p.cmd.Process.Kill(); err != nil {
 		return fmt.Errorf("kill kube-proxy on %s: %w", p.node.Name, err)
@@ -126,7 +125,7 @@ func (p *proxy) kill() error {
 	return nil
 }
 
-// stop asks the process to end, and sees to it that it does.
+// stop terminates the process, and kills it after a timeout.
 func (p *proxy) stop() error {
 	if p.cmd == nil {
 		return nil
@@ -153,7 +152,7 @@ func (p *proxy) cleanup(ctx context.Context) error {
 	return nil
 }
 
-// logTail is the end of what the process wrote.
+// logTail returns the last lines of the log.
 func (p *proxy) logTail() string {
 	text, err := os.ReadFile(filepath.Clean(p.logPath))
 	if err != nil {

@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// screen is where the demo says what it does. It is plain text, with a little
-// colour on terminals that want it.
+// screen writes the demo's output: plain text, with some colour on terminals.
 type screen struct {
 	w      io.Writer
 	colour bool
@@ -72,7 +71,7 @@ func (s *screen) bad(format string, args ...any) {
 	fmt.Fprintln(s.w, s.paint(red, "BAD")+" "+fmt.Sprintf(format, args...))
 }
 
-// command shows what is run, as one would type it.
+// command shows a command as typed in a shell.
 func (s *screen) command(args []string) {
 	s.say("%s", s.paint(bold, "$ "+s.short.Replace(strings.Join(args, " "))))
 }
@@ -84,7 +83,7 @@ func (s *screen) block(text string) {
 	}
 }
 
-// bars shows how many of the answers came from each pod, on one line.
+// bars shows the share of answers of each pod, on one line.
 func (s *screen) bars(label string, pods podNames, answers map[string]int, total int) {
 	const full = 18 // of all answers
 	var line strings.Builder
@@ -96,7 +95,7 @@ func (s *screen) bars(label string, pods podNames, answers map[string]int, total
 	fmt.Fprintf(s.w, "%s%-34s%s\n", indent, label, line.String())
 }
 
-// round drops the digits nobody reads.
+// round drops insignificant digits.
 func round(d time.Duration) time.Duration {
 	if d < 10*time.Millisecond {
 		return d.Round(100 * time.Microsecond)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package exposition reads what /metrics answers, as far as tests compare it: names, types,
-// labels and buckets, not values.
+// Package exposition parses the text of /metrics as far as tests compare it: names, types,
+// labels and buckets, but not values.
 package exposition
 
 import (
@@ -14,8 +14,7 @@ import (
 // Family is a metric.
 type Family struct {
 	Type string
-	// Labels are the names of all labels that a series of it has, sorted, but for those
-	// that make a histogram or a summary.
+	// Labels are the names of all labels of its series, sorted, except le and quantile.
 	Labels []string
 	// Buckets of a histogram, in their order.
 	Buckets []string

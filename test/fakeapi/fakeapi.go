@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fakeapi is an API server for programs that watch one: it lists objects in JSON and
-// streams them in what the client asks for, JSON or protobuf, as far as client-go's informers
-// need it. It validates nothing. Events that clients write are kept; all else is accepted and
-// forgotten.
+// Package fakeapi is an API server for programs that watch one. It lists objects in JSON and
+// streams them in the requested format, JSON or protobuf, as far as client-go's informers need
+// it. It validates nothing. It keeps Events that clients write, and accepts and ignores all
+// other writes.
 package fakeapi
 
 import (
@@ -60,7 +60,7 @@ type API struct {
 	written   []eventsv1.Event     // by clients
 }
 
-// resource is a kind of objects, and all that happened to them.
+// resource is a kind of objects with the history of their changes.
 type resource struct {
 	kind    schema.GroupVersionKind
 	objects map[string]*object // by namespace and name
@@ -194,7 +194,8 @@ func (s selector) matches(o *object) bool {
 	return o != nil && s.labels.Matches(o.labels) && s.fields.Matches(o.fields)
 }
 
-// seenBy is how an event looks to somebody with a selector; empty for not at all.
+// seenBy returns the type of an event for a client with a selector, or empty if the client does
+// not see it.
 func (e event) seenBy(s selector) string {
 	was, is := s.matches(e.before), s.matches(e.after)
 	switch {

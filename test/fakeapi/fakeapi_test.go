@@ -101,7 +101,7 @@ func expect(t *testing.T, told <-chan string, want ...string) {
 	}
 }
 
-// TestInformer: an informer is told what happens, and only of what it selects.
+// TestInformer: an informer gets the changes of the objects that it selects, and no others.
 func TestInformer(t *testing.T) { inEachFormat(t, testInformer) }
 
 func testInformer(t *testing.T, contentType string) {

@@ -127,8 +127,8 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request, from *resource, want
 	}
 }
 
-// preferred is the format that is named first of those there are. As from an API server, a watch
-// is in protobuf for whoever accepts that, whether or not as a stream.
+// preferred returns the first supported format of an Accept header. Like an API server, it uses
+// protobuf for watches if the client accepts it, whether or not as a stream.
 func preferred(accept string) string {
 	for clause := range strings.SplitSeq(accept, ",") {
 		name, _, _ := mime.ParseMediaType(clause)
@@ -152,7 +152,7 @@ func appendFrame(stream []byte, what string, object []byte) []byte {
 	return append(binary.BigEndian.AppendUint32(stream, uint32(len(message))), message...)
 }
 
-// bookmark says that all there was at a version has been sent.
+// bookmark marks the end of the initial objects at a version.
 func (r *resource) bookmark(version int) encodings {
 	made, err := scheme.New(r.kind)
 	o, ok := made.(Object)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package golden compares what tests get with files of their testdata, which -update
-// rewrites.
+// Package golden compares results of tests with files of their testdata. -update rewrites
+// these.
 package golden
 
 import (

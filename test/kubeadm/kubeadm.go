@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubeadm has what kubeadm gives a kube-proxy, for tests of what does with that
-// alone. Package test/cluster, which runs kubeadm's own code, compares.
+// Package kubeadm has the configuration and permissions that kubeadm gives kube-proxy, for tests
+// that must work with nothing else. Package test/cluster compares them with kubeadm's own code.
 package kubeadm
 
 import (
@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// PodSubnet is that of the clusters in tests, which kubeadm is told.
+// PodSubnet is the pod subnet of the clusters in tests.
 const PodSubnet = "10.244.0.0/16,fd00:10:244::/48"
 
 // ConfigFile and KubeconfigFile are the keys of the ConfigMap, and the files of its volume.
@@ -19,8 +19,7 @@ const (
 	KubeconfigFile = "kubeconfig.conf"
 )
 
-// Config is the configuration, with the mode that somebody has chosen. The empty one is
-// kubeadm's.
+// Config returns the configuration with a mode. The empty mode is kubeadm's default.
 func Config(mode string) string {
 	if mode == "" {
 		return config

@@ -63,7 +63,7 @@ func (p Packet) Fragments(mtu int, id uint32) []Packet {
 
 func (p Packet) size() int { return len(p.ip()) }
 
-// fragment is one that carries a part of the packet.
+// fragment returns a fragment with a part of the packet.
 func (p Packet) fragment(f Fragment, part []byte) Packet {
 	q := Packet{Ethernet: p.Ethernet, Payload: part}
 	switch {

@@ -172,7 +172,7 @@ func (r *running) Apply(ctx context.Context, changes []scenarios.ObjectChange) e
 
 func (r *running) Learn(ctx context.Context) error { return r.await(ctx) }
 
-// mark changes a Service that nobody calls.
+// mark changes a Service without clients.
 func (r *running) mark() {
 	const address4, address6 = "10.96.254.254", "fd00:10:96::fefe"
 	meta := metav1.ObjectMeta{Namespace: "last", Name: "last", Labels: map[string]string{discoveryv1.LabelServiceName: "last"}}

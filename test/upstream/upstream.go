@@ -2,10 +2,9 @@
 
 //go:build linux
 
-// Package upstream runs Kubernetes' own kube-proxy on nodes of the lab, to compare
-// with: how a Service behaves, and what it costs. It runs as in a cluster, with
-// an API server, which is a fake one; hack/upstream.sh builds the binary. A binary
-// that takes the same flags can be run the same way.
+// Package upstream runs Kubernetes' own kube-proxy on nodes of the lab, to compare the
+// behaviour and the cost of Services. It runs as in a cluster, with a fake API server.
+// hack/upstream.sh builds the binary. Other binaries with the same flags can be run too.
 package upstream
 
 import (
@@ -61,8 +60,8 @@ type Options struct {
 	// Mode is iptables, nftables or ipvs, or another that the binary has; empty for what Args
 	// say.
 	Mode string
-	// ClusterCIDR holds the pods of the cluster; those of the lab if empty, and nobody
-	// with NoPods.
+	// ClusterCIDR is the range of the cluster's pods: the lab's if empty, none with
+	// NoPods.
 	ClusterCIDR string
 	// Objects of the cluster. The Node is made here.
 	Objects []fakeapi.Object
@@ -70,7 +69,7 @@ type Options struct {
 	Args, Env []string
 }
 
-// NoPods has no ClusterCIDR be told.
+// NoPods omits the ClusterCIDR.
 const NoPods = "none"
 
 // Proxy is a kube-proxy that runs on a node.
@@ -86,7 +85,7 @@ type Proxy struct {
 }
 
 const (
-	// patience is for contexts without a deadline, and enough for a large cluster.
+	// patience is the timeout for contexts without a deadline, enough for a large cluster.
 	patience = 10 * time.Minute
 	interval = 100 * time.Millisecond
 )
@@ -110,7 +109,7 @@ func Start(ctx context.Context, node *lab.Node, opts Options) (_ *Proxy, err err
 	}
 	args := []string{
 		"--master=" + url, "--hostname-override=" + node.Name,
-		// Nothing of this machine is to be changed.
+		// It must not change this machine.
 		"--oom-score-adj=0",
 	}
 	if opts.Mode != "" {
@@ -196,10 +195,10 @@ func ProgrammedAt(ctx context.Context, node *lab.Node) (at time.Time, err error)
 	return at, nil
 }
 
-// Log is what the process has said.
+// Log returns the output of the process.
 func (p *Proxy) Log() string { return p.process.Log.String() }
 
-// Close kills the process. What it programmed goes on working.
+// Close kills the process. The kernel state stays.
 func (p *Proxy) Close() error {
 	_ = p.process.Close()
 	return p.server.Close()

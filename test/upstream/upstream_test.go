@@ -90,7 +90,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestStartFails: what goes wrong is told with the log.
+// TestStartFails: the error includes the log.
 func TestStartFails(t *testing.T) {
 	binary := BinaryT(t)
 	n := lab.NewT(t).Node("node1")

@@ -19,14 +19,14 @@ import (
 	"strings"
 )
 
-// MirrorEnv names another mirror than Debian's own, which has the suites below
-// debian and debian-security.
+// MirrorEnv sets another mirror than Debian's own, with the suites below debian and
+// debian-security.
 const MirrorEnv = "DEBIAN_MIRROR"
 
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-// apt fetches packages of one suite. Its state is its own: nothing that the machine has
-// installed, or trusts, counts, and nothing of the machine changes.
+// apt downloads packages of one suite. It has its own state: it ignores what is installed or
+// trusted on the machine, and changes nothing there.
 type apt struct {
 	dir string
 	env []string
@@ -99,10 +99,10 @@ func aptConfig(dir string) string {
 		{"Dir::Etc::preferencesparts", "/dev/null"},
 		{"APT::Architecture", "amd64"},
 		{"APT::Architectures", "amd64"},
-		{"APT::Sandbox::User", ""}, // whoever runs this is who writes here
+		{"APT::Sandbox::User", ""}, // the directories belong to the current user
 		{"Acquire::Languages", "none"},
 		{"Acquire::Retries", "3"},
-		// Lists of old suites are not signed anew any more.
+		// Lists of archived suites have expired signatures.
 		{"Acquire::Check-Valid-Until", "false"},
 	} {
 		fmt.Fprintf(&b, "%s \"%s\";\n", kv[0], kv[1])
@@ -110,7 +110,7 @@ func aptConfig(dir string) string {
 	return b.String()
 }
 
-// proxies are what the machine's own apt would reach its mirror by.
+// proxies returns the HTTP proxies of the machine's apt configuration.
 func proxies(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "apt-config", "dump").Output()
 	var b strings.Builder

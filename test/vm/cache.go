@@ -23,7 +23,7 @@ import (
 // layout changes with what is in the cache, so that nothing older is used.
 const layout = "1"
 
-// Cache is what machines are made of, in a directory that outlives checkouts.
+// Cache has the parts of virtual machines, in a directory outside of checkouts.
 type Cache struct{ dir string }
 
 // OpenCache returns the user's.
@@ -72,8 +72,8 @@ func (c *Cache) Fetch(ctx context.Context, k Kernel, update bool) error {
 	return err
 }
 
-// made returns a directory of the cache, which is made if it is not there. Whoever comes
-// meanwhile waits, and whoever is killed leaves nothing that looks complete.
+// made returns a directory of the cache, and makes it if it is missing. Concurrent callers wait,
+// and a killed process leaves no directory that looks complete.
 func (c *Cache) made(ctx context.Context, name string, update bool, build func(ctx context.Context, dir string) error) (_ string, err error) {
 	dir := filepath.Join(c.dir, name)
 	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o644)

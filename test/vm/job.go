@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// Names that the two sides agree on.
+// Names that host and guest share.
 const (
 	jobFile    = "/job.json"
 	endEntry   = "end" // of what comes back
@@ -24,7 +24,7 @@ const (
 	resultLine = "/dev/ttyS2"
 )
 
-// job is what the guest is asked to do.
+// job describes what the guest runs.
 type job struct {
 	Args []string
 	Dir  string
@@ -34,7 +34,7 @@ type job struct {
 	Now     time.Time
 }
 
-// end is what became of it. Without one the guest died.
+// end is the result of a job. If there is none, the guest died.
 type end struct {
 	Code int
 	// Release of the kernel, as uname -r.
@@ -103,7 +103,7 @@ func receive(r io.Reader, wanted []string) (*end, error) {
 			asked = asked || name == w || strings.HasPrefix(name, w+"/")
 		}
 		if !asked || h.Typeflag != tar.TypeReg {
-			return nil, fmt.Errorf("%s came back, which nobody asked for", h.Name)
+			return nil, fmt.Errorf("received the file %s, which was not requested", h.Name)
 		}
 		if err := write(name, in); err != nil {
 			return nil, err

@@ -29,15 +29,15 @@ type Options struct {
 	Kernel Kernel
 	// Init is a static binary whose main calls Main.
 	Init string
-	// Args are the command. A path is taken into the guest, a mere name is one of
-	// the guest's programs.
+	// Args are the command. A path is copied into the guest; a name without a slash is
+	// one of the guest's programs.
 	Args []string
 	// Dir is where it runs. The module around it is in the guest at its place, as tests
 	// read files of their packages.
 	Dir string
-	// Env are variables besides those every program has.
+	// Env are additional environment variables.
 	Env []string
-	// Files are others to have there, at the same paths.
+	// Files are additional files to copy, at the same paths.
 	Files []string
 	// Output is where standard output and error go.
 	Output io.Writer
@@ -116,8 +116,8 @@ func (c *Cache) Run(ctx context.Context, o Options) (_ *Result, err error) {
 	return &Result{Code: e.Code, Release: e.Release, Boot: e.Boot, Run: e.Run}, nil
 }
 
-// scratch makes a directory for a machine, and removes those of processes that were
-// killed: an initramfs is large. Whoever lives holds a lock on its own.
+// scratch makes a directory for a machine, and removes those of killed processes, since an
+// initramfs is large. A running process holds a lock on its directory.
 func (c *Cache) scratch() (dir string, done func() error, err error) {
 	all, err := os.OpenFile(filepath.Join(c.dir, "machines.lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
@@ -133,7 +133,7 @@ func (c *Cache) scratch() (dir string, done func() error, err error) {
 		return "", nil, err
 	}
 	for _, dir := range old {
-		// Somebody else's cannot be opened, or not be removed, and is not ours to judge.
+		// Directories of other users cannot be opened or removed; ignore them.
 		if held, err := lockDir(dir); err == nil {
 			_ = os.RemoveAll(dir)
 			_ = held.Close()
@@ -179,8 +179,8 @@ func (o Options) emulate(ctx context.Context, vmlinuz, initrd, consoleFile, resu
 	var errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = o.Output, &errs
 	cmd.WaitDelay = 5 * time.Second
-	// Whoever is killed leaves no machine behind. The signal comes when the thread
-	// that forked ends, so it must not before.
+	// If this process is killed, QEMU must end too. The kernel sends that signal when
+	// the thread that forked ends, so it is locked until then.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -281,7 +281,7 @@ func readResult(name string, wanted []string) (*end, error) {
 	return receive(f, wanted)
 }
 
-// tail is the end of what the kernel said.
+// tail returns the last lines of the kernel's log.
 func tail(name string) string {
 	const lines = 60
 	data, _ := os.ReadFile(name)

@@ -18,7 +18,7 @@ import (
 // the proxy's image and not with the node.
 const userlandSuite = "bookworm"
 
-// userlandPackages are what tests run, and what somebody who looks at a machine would.
+// userlandPackages are the programs of tests, and of people who inspect a machine.
 var userlandPackages = []string{
 	"iptables", "ipset", "ipvsadm", "nftables", "conntrack", "iproute2", "ethtool", "iputils-ping",
 	// For what no other brings, and modprobe. Its shell prefers its own commands to those

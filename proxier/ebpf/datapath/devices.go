@@ -12,6 +12,7 @@ import (
 	"time"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
@@ -56,6 +57,8 @@ type DeviceOptions struct {
 	SNAT SNATPool
 	// NoFIBSource, NoLoop and NoConntrack are for kernels without these.
 	NoFIBSource, NoLoop, NoConntrack bool
+	// KernelTypes are those of whoever loads more; nil reads them for each load.
+	KernelTypes *btf.Cache
 	// ResetRemoved answers clients of removed TCP backends by a reset.
 	ResetRemoved bool
 	// Draining is for programs that accept no new connections.

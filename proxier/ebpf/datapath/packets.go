@@ -97,7 +97,7 @@ func (p *Devices) load(ctx context.Context, v Variant) (*PacketPrograms, error) 
 			delete(spec.Maps, name) // the load fails if a program uses it
 		}
 	}
-	opts := ciliumebpf.CollectionOptions{MapReplacements: replacements}
+	opts := ciliumebpf.CollectionOptions{MapReplacements: replacements, Cache: p.opts.KernelTypes}
 	if p.NoConntrack {
 		// The one kernel type that the programs need; the kernel may lack BTF.
 		opts.Programs.KernelTypes = spec.Types

@@ -14,6 +14,7 @@ import (
 	"unsafe"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
@@ -38,6 +39,7 @@ type Closer struct {
 	isStale  StaleFunc
 	procRoot string
 	report   func(proxier.Problem)
+	types    *btf.Cache
 	wake     chan struct{}
 	reader   *sockdiag.StorageReader // nil until first used
 	scope    scope
@@ -67,12 +69,14 @@ type Options struct {
 	// ProcRoot is where network namespaces are found.
 	ProcRoot string
 	Report   func(proxier.Problem)
+	// KernelTypes are those of whoever loads more programs; nil reads them anew.
+	KernelTypes *btf.Cache
 }
 
 // New makes a Closer, which does nothing before Run or CloseNow.
 func New(o Options) *Closer {
 	return &Closer{
-		storage: o.Storage, isStale: o.Stale, procRoot: o.ProcRoot, report: o.Report,
+		storage: o.Storage, isStale: o.Stale, procRoot: o.ProcRoot, report: o.Report, types: o.KernelTypes,
 		scope: scope{cgroup: o.Cgroup, netns: o.Host, optOuts: o.OptOuts, hostOnly: o.HostOnly},
 		wake:  make(chan struct{}, 1), untranslated: sets.New[SocketPair](),
 	}
@@ -193,7 +197,7 @@ func (f *Closer) find(ctx context.Context) (stale sets.Set[uint64], remotes sets
 	stale, remotes = sets.New[uint64](), sets.New[netip.AddrPort]()
 	if f.reader == nil {
 		// Not those that their owners disconnected: they keep what is stored.
-		if f.reader, err = sockdiag.NewStorageReader(f.storage, 1<<sockdiag.Established); err != nil {
+		if f.reader, err = sockdiag.NewStorageReader(f.storage, 1<<sockdiag.Established, f.types); err != nil {
 			return stale, remotes, err
 		}
 	}

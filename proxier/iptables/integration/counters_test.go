@@ -95,7 +95,7 @@ func TestPacketCounters(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// A reset of a connection that nobody knows.
+			// A reset of an unknown connection.
 			reset := func(src, dst netip.Addr) {
 				t.Helper()
 				p := packet.NewTCP(netip.AddrPortFrom(src, 40000), netip.AddrPortFrom(dst, 8080), packet.RST, nil)
@@ -126,23 +126,23 @@ func TestPacketCounters(t *testing.T) {
 			}
 			remove()
 			check("removed while rules name them")
-			const theirs = "*filter\n-A FORWARD -m nfacct --nfacct-name " + loopbackCounter + "\nCOMMIT\n"
-			n.Restore(proxier.IPv6, theirs)
+			const foreign = "*filter\n-A FORWARD -m nfacct --nfacct-name " + loopbackCounter + "\nCOMMIT\n"
+			n.Restore(proxier.IPv6, foreign)
 			if err := n.Tier.Cleanup(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			check("without rules of ours")
+			check("without rules of the proxy")
 			remove()
 			if _, err := tools.Packets(invalidCounter); !errors.Is(err, nfacct.ErrNotFound) {
 				t.Errorf("after it was removed: %v", err)
 			}
 			if _, err := tools.Packets(loopbackCounter); err != nil {
-				t.Errorf("what a rule of somebody else names: %v", err)
+				t.Errorf("a counter that a foreign rule references: %v", err)
 			}
-			n.Restore(proxier.IPv6, strings.Replace(theirs, "-A", "-D", 1))
+			n.Restore(proxier.IPv6, strings.Replace(foreign, "-A", "-D", 1))
 			remove()
 			if _, err := tools.Packets(loopbackCounter); !errors.Is(err, nfacct.ErrNotFound) {
-				t.Errorf("after nobody names it: %v", err)
+				t.Errorf("after the last rule that references it: %v", err)
 			}
 		})
 	}

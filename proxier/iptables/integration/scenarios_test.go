@@ -26,14 +26,14 @@ func TestScenarios(t *testing.T) {
 		t.Fatal(err)
 	}
 	var plays []live.Staging
-	carried, all := 0, 0
+	served, all := 0, 0
 	for _, v := range variants {
 		if _, err := xtables.New(v); err != nil {
 			lab.SkipOrFail(t, err)
 		}
 		for _, s := range list {
 			here, calls := live.Carried(t, s, &scenarioTier{t: t})
-			carried, all = carried+here, all+calls
+			served, all = served+here, all+calls
 			if here > 0 {
 				tier := func(t *testing.T) live.Tier { return &scenarioTier{t: t, variant: v} }
 				plays = append(plays, live.Staging{Name: fmt.Sprintf("%s/%s", s.Name, v), Scenario: s, Tier: tier})
@@ -41,9 +41,9 @@ func TestScenarios(t *testing.T) {
 		}
 	}
 	live.PlayAll(t, plays)
-	t.Logf("%d of %d calls in %d scenarios, played %d times", carried, all, len(list), len(plays))
-	// What rules cannot carry is few, and known.
-	if left := all - carried; left > 4*len(variants) {
+	t.Logf("%d of %d calls in %d scenarios, played %d times", served, all, len(list), len(plays))
+	// Rules cannot serve a few known calls.
+	if left := all - served; left > 4*len(variants) {
 		t.Errorf("%d calls were not made", left)
 	}
 }

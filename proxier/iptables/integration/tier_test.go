@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 )
 
-// foreign are rules and chains of others, some with names much like ours.
+// foreign are rules and chains of other programs, some with names similar to the proxy's.
 const foreign = `*mangle
 :KUBE-IPTABLES-HINT - [0:0]
 :KUBE-KUBELET-CANARY - [0:0]
@@ -46,7 +46,7 @@ func branch(f proxier.Family, slot byte) string {
 	return fmt.Sprintf("-d "+match+" -j KUBE-SVC-SLOT-%02X", slot, slot)
 }
 
-// TestUnread: what nobody else has changed is not read again. Only the nft variant can
+// TestUnread: rules are not read again unless another program has changed some. Only the nft variant can
 // tell.
 func TestUnread(t *testing.T) {
 	n, tools := newNode(t, xtables.NFT)
@@ -68,12 +68,12 @@ func TestUnread(t *testing.T) {
 	n.Serve(4, 1, 2)
 	reads(0, "we change something with the full sync")
 	n.Restore(proxier.IPv6, "*filter\n-A FORWARD -j ACCEPT\nCOMMIT\n")
-	reads(2, "somebody else changed something")
+	reads(2, "another program changed something")
 	reads(0, "that was read")
 	n.Restore(proxier.IPv4, "*nat\n-F KUBE-SERVICES\nCOMMIT\n")
 	n.Serve(5, 1, 2)
 	n.MustSync()
-	reads(2, "somebody else changed something before we did")
+	reads(2, "another program changed something before we did")
 	if c, err := tools.Save(t.Context(), proxier.IPv4, "nat"); err != nil || len(c.Chain("KUBE-SERVICES").Rules) < 6 {
 		t.Errorf("the rules were not restored: %v", err)
 	}
@@ -108,14 +108,14 @@ func TestKernelNothingToDo(t *testing.T) {
 				n.MustSync()
 				n.MustFullSync()
 				if wrote := n.Tools.Take(); len(wrote) > 0 || len(n.Problems) > 0 {
-					t.Errorf("told %+v, and %d times written, first:\n%.2000s", n.Problems, len(wrote), append(wrote, "nothing")[0])
+					t.Errorf("reported %+v, and %d times written, first:\n%.2000s", n.Problems, len(wrote), append(wrote, "nothing")[0])
 				}
 			})
 		}
 	}
 }
 
-// TestRepair: whatever somebody does to the rules, the next sync that compares
+// TestRepair: whatever another program does to the rules, the next sync that compares
 // everything restores them exactly, and leaves those of others alone. If it fails, the
 // next one does it.
 func TestRepair(t *testing.T) {
@@ -131,7 +131,7 @@ func TestRepair(t *testing.T) {
 	}{
 		{"table flushed", func(proxier.Family) string {
 			_, nat, _ := strings.Cut(foreign, "*nat\n")
-			return "*nat\n-F\n" + nat // whose owners write theirs again
+			return "*nat\n-F\n" + nat // whose owners write them again
 		}},
 		{"jump gone", func(proxier.Family) string {
 			return "*nat\n-D PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\nCOMMIT\n"
@@ -226,8 +226,8 @@ func TestReferencedChains(t *testing.T) {
 	}
 }
 
-// TestCleanup: nothing of ours stays, neither a chain nor a jump, and everything of
-// others; twice does no harm, and neither does it where nothing was.
+// TestCleanup: no chain of the proxy and no jump to one stays, and everything foreign does.
+// Cleaning up twice, or where nothing was, does no harm.
 func TestCleanup(t *testing.T) {
 	for _, v := range variants {
 		t.Run(v.String(), func(t *testing.T) {

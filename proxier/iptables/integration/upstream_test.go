@@ -101,14 +101,14 @@ func (n *node) tell(objects []fakeapi.Object) {
 var meant = []struct{ difference, reason string }{
 	{"^theirs nat KUBE-FW-.* -m comment --comment \"other traffic to .* will be dropped by KUBE-PROXY-FIREWALL\"$",
 		"a rule without target is a comment"},
-	{"^theirs nat KUBE-NODEPORTS -d 127.0.0.0/8 .* -m nfacct ", "one rule for each counts who uses loopback addresses"},
+	{"^theirs nat KUBE-NODEPORTS -d 127.0.0.0/8 .* -m nfacct ", "one rule for each counts connections to loopback addresses"},
 	{"^ours nat KUBE-MARK-MASQ -d 127.0.0.0/8 .* -m nfacct ", "one rule counts for all of them"},
 	{"^ours nat KUBE-SERVICES -d .* -p (icmp|ipv6-icmp) .* -j REDIRECT$", "load balancer IPs answer echo requests"},
 	{"^ours filter KUBE-PROXY-FIREWALL .* -j KUBE-REFUSED-PORTS$", "NodePorts have a chain of their own there too"},
 	{"^ours chain filter KUBE-REFUSED-PORTS$", "NodePorts have a chain of their own there too"},
 	{"^order filter (INPUT|FORWARD|OUTPUT)$", "rejecting comes before dropping"},
-	{"^ours filter OUTPUT .* -j KUBE-EXTERNAL-SERVICES$", "this host is told as well that nobody serves an external IP"},
-	{"^ours nat KUBE-FW-.* -j ACCEPT$", "who is not let in does not come to a NodePort of the same number"},
+	{"^ours filter OUTPUT .* -j KUBE-EXTERNAL-SERVICES$", "connections of this host to an external IP without endpoints are rejected, too"},
+	{"^ours nat KUBE-FW-.* -j ACCEPT$", "clients outside the source ranges do not reach a NodePort of the same number"},
 	{"^(theirs nat KUBE-SERVICES|ours nat KUBE-SERVICES ! -d 127.0.0.0/8) -m comment .* --dst-type LOCAL -j KUBE-NODEPORTS$", "loopback addresses have a rule of their own"},
 	{"^ours nat KUBE-SERVICES -d 127.0.0.0/8 .* --src-type LOCAL -j KUBE-NODEPORTS$", "neighbours do not reach NodePorts at loopback addresses"},
 	{"^order nat KUBE-FW-", "source ranges are sorted"},
@@ -245,8 +245,8 @@ func (l *load) await(ctx context.Context, n int) error {
 }
 
 // TestTakeOver: upstream serves, is killed, and we go on with its rules; then upstream does
-// with ours. No connection fails meanwhile, none breaks, and nothing is left that nobody
-// wants.
+// with ours. No connection fails or breaks meanwhile, and no unused chain
+// is left.
 func TestTakeOver(t *testing.T) {
 	for name, services := range map[string]int{"flat": 20, "tree": 150} {
 		t.Run(name, func(t *testing.T) { takeOver(t, services) })

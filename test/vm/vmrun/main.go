@@ -5,9 +5,9 @@
 // Command vmrun runs a command under another kernel, in a virtual machine:
 //
 //	vmrun -kernel 6.1 -- uname -r
-//	go test -p 1 -exec "vmrun -kernel 6.1 --" ./tc
+//	go test -p 1 -exec "vmrun -kernel 6.1 --" ./kernel/tc
 //
-// It ends as the command does; with 125 if that did not come to its end.
+// Its exit code is the command's, or 125 if the command did not finish.
 package main
 
 import (
@@ -35,7 +35,7 @@ func main() {
 	os.Exit(code)
 }
 
-// passedOn are variables of ours that tests read.
+// passedOn are prefixes of the environment variables that tests read.
 var passedOn = []string{"TANDEM_", "GOCOVERDIR=", "GODEBUG=", "GOTRACEBACK=", "GORACE="}
 
 func run(ctx context.Context) (int, error) {

@@ -14,8 +14,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// remains are what processes of this mode left in a network namespace, but for rules.
-type remains struct {
+// leftovers are what processes of this mode left in a network namespace, but for rules.
+type leftovers struct {
 	nl     *netlink.Handle
 	opts   *Options
 	device *device
@@ -27,13 +27,13 @@ type remains struct {
 // loaded is there when the module is. To ask in any other way would load it.
 const loaded = "/proc/thread-self/net/ip_vs"
 
-// openRemains opens those of the network namespace of the calling thread.
-func openRemains(opts *Options) (*remains, error) {
+// openLeftovers opens those of the network namespace of the calling thread.
+func openLeftovers(opts *Options) (*leftovers, error) {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
-	r := &remains{nl: nl, opts: opts, device: &device{nl: nl}, sets: &ipsets{nl: nl, families: []proxier.Family{proxier.IPv4, proxier.IPv6}}}
+	r := &leftovers{nl: nl, opts: opts, device: &device{nl: nl}, sets: &ipsets{nl: nl, families: []proxier.Family{proxier.IPv4, proxier.IPv6}}}
 	if _, err := os.Stat(loaded); err == nil {
 		if r.servers, err = openServers(); err != nil {
 			nl.Close()
@@ -43,7 +43,7 @@ func openRemains(opts *Options) (*remains, error) {
 	return r, nil
 }
 
-func (r *remains) close() {
+func (r *leftovers) close() {
 	if r.servers != nil {
 		r.servers.Close()
 	}
@@ -51,7 +51,7 @@ func (r *remains) close() {
 }
 
 // addrs are the addresses of kube-ipvs0; none if that is not there.
-func (r *remains) addrs() ([]netip.Addr, error) {
+func (r *leftovers) addrs() ([]netip.Addr, error) {
 	link, err := r.nl.LinkByName(Device)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return nil, nil
@@ -64,7 +64,7 @@ func (r *remains) addrs() ([]netip.Addr, error) {
 }
 
 // list lists the virtual servers at addresses of kube-ipvs0, and at NodePorts.
-func (r *remains) list() (map[serverKey]server, error) {
+func (r *leftovers) list() (map[serverKey]server, error) {
 	list, err := r.servers.List()
 	if err != nil {
 		return nil, fmt.Errorf("list virtual servers: %w", err)
@@ -98,7 +98,7 @@ func (r *remains) list() (map[serverKey]server, error) {
 }
 
 // remove removes them all. Connections through virtual servers end.
-func (r *remains) remove() error {
+func (r *leftovers) remove() error {
 	var errs []error
 	if r.servers != nil {
 		list, err := r.list()
