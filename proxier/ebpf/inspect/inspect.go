@@ -21,11 +21,9 @@ import (
 // ErrNotRunning says that no program of Tandem is attached to the cgroup.
 var ErrNotRunning = errors.New("no program of Tandem is attached to the cgroup")
 
-// Inspector reads what the attached programs work with, for people. It takes
-// no part in what the writing process does: it holds no lock and opens the maps
-// for reading only, so it works beside that process as well as after its end.
-// It shows the maps that were in use when it was opened: when another process
-// moves to new ones, open another.
+// Inspector reads the maps of the attached programs. It holds no lock and opens the maps for
+// reading only, so it works beside the process that writes them, and after its end. It shows
+// the maps that were in use when it was opened.
 type Inspector struct {
 	cgroup   *os.File
 	attached []datapath.Attachment
@@ -34,12 +32,11 @@ type Inspector struct {
 	memory   [][]byte
 }
 
-// Open opens the maps of the programs attached to a cgroup. Objects can be
-// opened by their id with CAP_SYS_ADMIN alone; CAP_BPF does not suffice. What is
-// attached, Linux 6.1 tells with CAP_NET_ADMIN, and 6.12 with either.
+// Open opens the maps of the programs attached to a cgroup. To open
+// objects by their id, CAP_SYS_ADMIN is needed; CAP_BPF does not suffice. To ask what is
+// attached, Linux 6.1 needs CAP_NET_ADMIN, and 6.12 either of the two.
 func Open(cgroupRoot string) (_ *Inspector, err error) {
-	// Asked first, because a lack of privilege makes the queries of the hooks
-	// look like hooks that the kernel does not have.
+	// Asked first: without the privilege, hooks look as if the kernel lacked them.
 	if _, err := ciliumebpf.ProgramGetNextID(0); errors.Is(err, fs.ErrPermission) {
 		return nil, fmt.Errorf("find the attached programs: %w", err)
 	}
@@ -131,7 +128,7 @@ func (i *Inspector) addMaps(program *ciliumebpf.Program) (names []string, err er
 	return names, nil
 }
 
-// checkLayout reads no more of the meta map than every version has.
+// checkLayout reads only the part of map tdm_meta that every version has.
 func (i *Inspector) checkLayout() error {
 	value, err := i.Maps["tdm_meta"].LookupBytes(uint32(0))
 	if err != nil {
@@ -207,7 +204,7 @@ func readOnlyMapping[T any](i *Inspector, name string, to *[]T) error {
 	return nil
 }
 
-// Close lets go of the maps. What the other methods returned stays valid.
+// Close closes the maps. Values that other methods returned stay valid.
 func (i *Inspector) Close() error {
 	var errs []error
 	for _, b := range i.memory {

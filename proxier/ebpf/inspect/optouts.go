@@ -27,8 +27,8 @@ func (i *Inspector) OptOuts() ([]uint64, error) {
 	return cookies, nil
 }
 
-// AddOptOut leaves the sockets of a network namespace alone from now on. Those
-// that are connected stay as they are. Adding it again succeeds.
+// AddOptOut has the programs leave the sockets of a network namespace alone. Connected ones
+// stay as they are. Adding it again succeeds.
 func (i *Inspector) AddOptOut(cookie uint64) error {
 	if cookie == 0 {
 		return errors.New("0 is not the cookie of a network namespace")
@@ -61,7 +61,7 @@ func (i *Inspector) RemoveOptOut(cookie uint64) (existed bool, err error) {
 	return existed, err
 }
 
-// withOptOuts opens the one map that is not the running process's to write.
+// withOptOuts opens the one map that others than the running process may write.
 func (i *Inspector) withOptOuts(fn func(*ciliumebpf.Map) error) error {
 	m := i.Maps["tdm_optout"]
 	if m == nil {

@@ -25,7 +25,7 @@ type ServiceView struct {
 	Protocol  string `json:"protocol"`
 	ID        uint32 `json:"id"`
 	State     string `json:"state"`
-	// Reason says why, in a word or two, where State is NotProgrammed.
+	// Reason is why State is NotProgrammed.
 	Reason          string         `json:"reason"`
 	AffinitySeconds uint32         `json:"affinitySeconds"`
 	Counters        CountersView   `json:"counters"`
@@ -37,14 +37,14 @@ type ServiceView struct {
 	Changing bool `json:"changing"`
 }
 
-// States of a service port. One that is not programmed as it should be still
-// serves what fitted.
+// States of a service port. One that is not fully programmed still serves what
+// fitted.
 const (
 	Programmed    = "programmed"
 	NotProgrammed = "not programmed"
 )
 
-// CountersView says what happened to connections to a service port.
+// CountersView counts connections to a service port.
 type CountersView struct {
 	Connections uint64 `json:"connections"`
 	Rejected    uint64 `json:"rejected"`
@@ -57,8 +57,8 @@ type CountersView struct {
 type FrontendView struct {
 	Address netip.AddrPort `json:"address"`
 	Kind    string         `json:"kind"`
-	// Clients that it is served to in this way: all, or some of pod, host and
-	// outside. There is a FrontendView for each way.
+	// Clients are all, or some of pod, host and outside: those whose connections go to
+	// this set. A frontend has a FrontendView for each set.
 	Clients string `json:"clients"`
 	// Set names the backend set that their connections go to.
 	Set string `json:"set"`
@@ -75,8 +75,8 @@ type SetView struct {
 	Verdict string `json:"verdict"`
 }
 
-// BackendView is an endpoint. Without Sets it gets no new clients, but those
-// it has keep it.
+// BackendView is an endpoint. Without Sets it gets no new connections, and keeps
+// established ones.
 type BackendView struct {
 	Address     netip.AddrPort `json:"address"`
 	ID          uint32         `json:"id"`
@@ -95,8 +95,8 @@ func (v *ServiceView) FullName() string {
 	return v.Namespace + "/" + v.Name + ":" + v.Port
 }
 
-// Services reads every service port, sorted by name. Each is as it was at one
-// moment; two may be of different moments.
+// Services reads every service port, sorted by name. Each is
+// consistent in itself; two may be of different moments.
 func (i *Inspector) Services() ([]ServiceView, error) {
 	views, err := tableReader{i.tables}.view()
 	if err != nil || i.Maps["tdm_flow"] == nil {
@@ -121,8 +121,8 @@ const (
 	// to another one while they were read.
 	viewPasses = 4
 	// setReads bounds how often sets are read again that were published
-	// while they were read. A read takes microseconds; a writer that needs
-	// one for every publication as well does not keep ahead for long.
+	// while they were read. A read takes microseconds, as a publication does, so
+	// a few are enough.
 	setReads = 64
 )
 
@@ -289,7 +289,7 @@ type setView struct {
 	set proxier.Set
 }
 
-// viewFrontend has a view for each set that the frontend leads to.
+// viewFrontend has a view for each set of the frontend.
 func viewFrontend(entry lbmap.FrontendEntry) []setView {
 	f := entry.Decode()
 	var views []setView
@@ -344,8 +344,8 @@ func (t tableReader) readSets(service uint32, candidates []uint32) setsRead {
 			r.members[id], r.entries[id] = in, e
 		}
 	}
-	// Those that only keep their clients are in no set. Any other backend
-	// that is in none is about to get into one, or about to go.
+	// Backends that only keep established connections are in no set. Any other backend
+	// in no set is about to get into one, or about to be removed.
 	for _, id := range candidates {
 		if _, known := r.members[id]; known {
 			continue
@@ -369,7 +369,7 @@ func (t tableReader) readSets(service uint32, candidates []uint32) setsRead {
 	return r
 }
 
-// readBackend returns a backend if it is the one that a slot means.
+// readBackend returns a backend if its generation is that of the slot.
 func (t tableReader) readBackend(id, generation, service uint32) (lbmap.Backend, bool) {
 	if int(id) >= len(t.Backends) {
 		return lbmap.Backend{}, false

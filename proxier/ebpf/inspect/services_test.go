@@ -62,8 +62,7 @@ func (h *viewHarness) sync(t testing.TB) {
 	}
 }
 
-// text is a view as lines, nothing of ids.
-// Text is for comparisons.
+// textOfView is a view as lines, without ids.
 func textOfView(v *ServiceView) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s/%s %s", v.FullName(), v.Protocol, v.State)

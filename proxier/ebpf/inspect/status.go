@@ -19,7 +19,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// Status is the state of the data path as a whole.
+// Status is the state of the datapath as a whole.
 type Status struct {
 	Cgroup string `json:"cgroup"`
 	Layout uint32 `json:"layout"`
@@ -27,8 +27,7 @@ type Status struct {
 	Running bool `json:"running"`
 	// LastChange of anything in the tables; null if there was none.
 	LastChange *time.Time `json:"lastChange"`
-	// Unplaced counts service ports that do not fit and are not, or not as
-	// they should be, programmed.
+	// Unplaced counts service ports that do not fit and are not fully programmed.
 	Unplaced int             `json:"unplaced"`
 	Programs []ProgramStatus `json:"programs"`
 	// MissingHooks have no program of the proxy: the kernel lacks the hook, or the
@@ -69,7 +68,7 @@ type MapStatus struct {
 	Used *int `json:"used"`
 	// Max is how many entries can be used: id 0 stands for none.
 	Max int `json:"max"`
-	// MemoryBytes is null where the kernel does not tell.
+	// MemoryBytes is null where the kernel does not report it.
 	MemoryBytes *uint64 `json:"memoryBytes"`
 }
 
@@ -159,9 +158,8 @@ func deviceStatus() ([]DeviceStatus, error) {
 // Unplaced counts service ports that do not fit, as Status.Unplaced does.
 func (i *Inspector) Unplaced() int { return int(atomic.LoadUint32(&i.tables.Meta.Unplaced)) }
 
-// locked says whether a process holds the lock that Open takes. A shared lock
-// is in the way of no other inspector, and of a process that is just starting
-// only between two system calls.
+// locked says whether a process holds the writer's lock. The test takes a shared lock: it does
+// not disturb other inspectors, and a starting process only between two system calls.
 func (i *Inspector) locked() (bool, error) {
 	fd := int(i.cgroup.Fd())
 	err := unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB)
@@ -198,7 +196,7 @@ func (i *Inspector) missingHooks() []string {
 	return missing
 }
 
-// hookName is what bpf/sock.bpf.c calls the hook.
+// hookName is the name of the hook in bpf/sock.bpf.c.
 func hookName(program string) string { return strings.TrimPrefix(program, lbmap.NamePrefix) }
 
 func programStatus(a datapath.Attachment, boot time.Time) (ProgramStatus, error) {

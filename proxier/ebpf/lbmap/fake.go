@@ -6,7 +6,7 @@ import (
 	"errors"
 )
 
-// FakeFrontends behaves as the kernel's map does, full map included.
+// FakeFrontends behaves as the kernel's map does, also when it is full.
 type FakeFrontends struct {
 	Entries map[FrontendKey]FrontendValue
 	max     int

@@ -8,7 +8,7 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 )
 
-// FrontendMap is the one table that is not an array. Deleting what is absent
+// FrontendMap is the map of frontends, which is large. Deleting what is absent
 // succeeds.
 type FrontendMap interface {
 	// Update writes all or, with an error, the first n.
@@ -21,7 +21,7 @@ type FrontendMap interface {
 
 // KernelFrontends is the real frontend map. Entries that exist are written in
 // place, under their lock: an update without it replaces the element, and a
-// program that is just walking the bucket may then find neither
+// program that walks the bucket may then find neither
 // (bpf/frontend.h).
 type KernelFrontends struct{ m *ciliumebpf.Map }
 

@@ -40,9 +40,8 @@ func Keys[K comparable, V any](m *ciliumebpf.Map) ([]K, error) {
 	}
 }
 
-// keysOneByOne is for kernels before 5.6. A key that is deleted under the
-// iterator makes it start again, so keys may come twice, and a busy map may
-// end it early; the latter costs completeness, not truth.
+// keysOneByOne is for kernels before 5.6. The iterator starts again when its key is deleted, so
+// keys may come twice. In a busy map it may end early and miss keys.
 func keysOneByOne[K comparable, V any](m *ciliumebpf.Map) ([]K, error) {
 	seen := map[K]struct{}{}
 	var key K

@@ -73,7 +73,7 @@ func SameMap(a, b *ciliumebpf.Map) (bool, error) {
 	return idA == idB, nil
 }
 
-// DeleteAll deletes all of a map, whatever its layout.
+// DeleteAll deletes all entries of a map of any layout.
 func DeleteAll(m *ciliumebpf.Map) error {
 	if m == nil {
 		return nil
@@ -97,8 +97,8 @@ func DeleteAll(m *ciliumebpf.Map) error {
 	return nil
 }
 
-// OpenMapByID is ciliumebpf.NewMapFromID with flags. A descriptor that cannot
-// write keeps a mistake here from reaching the data path.
+// OpenMapByID is ciliumebpf.NewMapFromID with flags. A read-only
+// descriptor keeps a mistake from reaching the datapath.
 func OpenMapByID(id ciliumebpf.MapID, flags uint32) (*ciliumebpf.Map, error) {
 	// The head of union bpf_attr for BPF_MAP_GET_FD_BY_ID.
 	attr := struct{ id, next, flags uint32 }{id: uint32(id), flags: flags}

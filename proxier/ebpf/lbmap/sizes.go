@@ -7,8 +7,8 @@ import (
 	"fmt"
 )
 
-// Sizes are the capacities of the maps; zero is the default. A change of any takes effect with the
-// next start, which moves to new maps without a gap.
+// Sizes are the capacities of the maps; zero is the default. A change takes
+// effect with the next start, which moves to new maps without a gap.
 type Sizes struct {
 	// Frontends: one for each address, port and protocol clients can dial.
 	Frontends uint32
@@ -23,23 +23,22 @@ type Sizes struct {
 	Ranges uint32
 	// Locals: addresses of this node's devices.
 	Locals uint32
-	// Affinity: clients that are remembered; the longest unseen go first.
+	// Affinity: remembered clients; LRU-evicted.
 	Affinity uint32
 	// UDPPeers: further service addresses of unconnected UDP sockets.
 	UDPPeers uint32
-	// TCPFlows and UDPFlows: connections from outside that are established, and
-	// that nothing but their end or their timeout ends.
+	// TCPFlows and UDPFlows: established connections from outside. These are never
+	// evicted.
 	TCPFlows, UDPFlows uint32
-	// YoungFlows: connections that are not established yet, or are over; the
-	// oldest go first.
+	// YoungFlows: connections that are not established yet, or are closed; new
+	// ones evict the oldest.
 	YoungFlows uint32
 	// OptOuts: network namespaces whose sockets are left alone.
 	OptOuts uint32
 }
 
-// DefaultSizes fit what clusters are tested up to upstream (10,000 Services,
-// 150,000 Pods) with room to spare, in 110 MiB of kernel
-// memory, half of it for connections from outside.
+// DefaultSizes fit the largest clusters that upstream is tested with (10,000 Services,
+// 150,000 pods) with room to spare, in 110 MiB of kernel memory; half of that is flows.
 func DefaultSizes() Sizes {
 	return Sizes{
 		Frontends:  1 << 17,
@@ -70,7 +69,7 @@ func (s Sizes) WithDefaults() Sizes {
 	}
 }
 
-// Validate names the first size that cannot be.
+// Validate names the first size that is out of range.
 func (s Sizes) Validate() error {
 	// The kernel refuses arrays of 4 GiB and more; the mapping's length and
 	// the ids are 32 bit.

@@ -17,7 +17,7 @@ type SmallMap[K comparable, V any] interface {
 	MaxEntries() int
 }
 
-// KernelMap is a real SmallMap.
+// KernelMap is a SmallMap of the programs.
 type KernelMap[K comparable, V any] struct{ m *ciliumebpf.Map }
 
 func (k KernelMap[K, V]) MaxEntries() int { return int(k.m.MaxEntries()) }

@@ -31,8 +31,7 @@ type Tables struct {
 	mapped [][]byte
 }
 
-// Unmap gives the memory back; the maps themselves live on in the kernel. Any
-// later access is a crash.
+// Unmap unmaps the memory; the maps stay in the kernel. Any later access crashes.
 func (t *Tables) Unmap() {
 	for _, b := range t.mapped {
 		_ = unix.Munmap(b) // fails only for what was never mapped
@@ -57,7 +56,7 @@ func Memory[T any](m *ciliumebpf.Map) ([]T, []byte, error) {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), m.MaxEntries()), b, nil
 }
 
-// view appends the mapping of from to those of t.
+// view maps the memory of a map until Unmap.
 func view[T any](t *Tables, to *[]T, from *ciliumebpf.Map) error {
 	list, b, err := Memory[T](from)
 	if err != nil {

@@ -12,15 +12,14 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// setPlan is what place found out about one set.
+// setPlan is what is to be done about one set.
 type setPlan struct {
 	size   int
 	same   bool // as published already
 	extent extent
 }
 
-// program works out what a service port lacks, makes sure there is room for it,
-// and only then writes.
+// program finds out what a service port lacks, makes sure that it fits, and only then writes.
 func (w *Writer) program(index uint32) error {
 	p := &w.ports[index]
 	d := p.want
@@ -69,7 +68,7 @@ func (w *Writer) program(index uint32) error {
 		plan.extent = x
 	}
 
-	// From here on nothing can fail but the writing of frontends and ranges.
+	// From here on only writing frontends and ranges can fail.
 	w.describe(p, lbmap.ServiceProgrammed, 0)
 	w.writeBackends(p.id, d, ids)
 	used := d.Uses()
@@ -94,8 +93,8 @@ func (w *Writer) program(index uint32) error {
 		}
 	}
 
-	// Addresses that now lead to another set have to be written before the set
-	// they led to may go. Until then the backends of both are kept.
+	// Addresses that change their set are written before the earlier set is removed.
+	// Until then the backends of both are kept.
 	_, again := w.retry[index]
 	switched := again || switches(p.frontends, frontends)
 	if switched {
@@ -133,8 +132,8 @@ func (w *Writer) program(index uint32) error {
 	return flushed
 }
 
-// switches says that an address is to be served in another way than before, so
-// that it may lead to another set, or ask other source ranges.
+// switches says that the flags of an address change, so that it may use another set or other
+// source ranges.
 func switches(before, after []lbmap.FrontendEntry) bool {
 	return slices.ContainsFunc(before, func(f lbmap.FrontendEntry) bool {
 		return slices.ContainsFunc(after, func(o lbmap.FrontendEntry) bool { return o.Key == f.Key && o.Value.Flags != f.Value.Flags })
@@ -268,7 +267,7 @@ func (w *Writer) writeBackends(service uint32, d *proxier.Decision, ids []uint32
 	}
 }
 
-// narrow ends the memberships that the published sets no longer give.
+// narrow removes backends from sets that they are no longer in.
 func (w *Writer) narrow(d *proxier.Decision, ids []uint32) {
 	for i := range d.Backends {
 		if e, members := &w.tables.Backends[ids[i]], membersOf(&d.Backends[i]); e.Members != members {
@@ -278,7 +277,7 @@ func (w *Writer) narrow(d *proxier.Decision, ids []uint32) {
 	}
 }
 
-// publish makes a set what the programs read next.
+// publish stores the word of a set, which programs read from then on.
 func (w *Writer) publish(id uint32, s proxier.Set, word uint64) {
 	at := &w.tables.Sets[id*lbmap.SetsPerService+uint32(s)]
 	old := *at

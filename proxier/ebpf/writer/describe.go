@@ -8,15 +8,14 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// description is what describe wrote last; looking it up in the table costs a
-// page of memory that nothing else needs.
+// description is what describe wrote last. Reading it from the table would touch a page of
+// memory that nothing else needs.
 type description struct {
 	state  uint32
 	reason uint16
 }
 
-// describe writes the entry of the service port that people and the next
-// process read.
+// describe writes the entry of the service port, for tandemctl and the next process.
 func (w *Writer) describe(p *port, state uint32, reason uint16) {
 	e := &w.tables.Services[p.id]
 	now := description{state, reason}
@@ -33,7 +32,7 @@ func (w *Writer) describe(p *port, state uint32, reason uint16) {
 	w.writes++
 }
 
-// gauges writes what the tables' readers cannot count cheaply.
+// gauges writes counts for readers of the tables.
 func (w *Writer) gauges(changed bool) {
 	m := w.tables.Meta
 	if !changed && m.Unplaced == uint32(len(w.unplaced)) {

@@ -9,15 +9,14 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// ripeAfter is how long a number rests at most before it is given out again. A
-// program that still reads what it stood for runs for microseconds.
+// ripeAfter is the time before a released number is used again. A program that still reads
+// what it stood for runs for microseconds.
 const ripeAfter = time.Second
 
-// grace lets every program that is running now come to its end.
+// grace returns when every program that runs at the call has ended.
 type grace func()
 
-// resting holds numbers that were given back: programs may still be reading
-// what they stand for.
+// resting holds released numbers that programs may still be using.
 type resting[T any] struct {
 	items []T
 	fresh bool // something came since the last look
@@ -31,8 +30,7 @@ func (r *resting[T]) add(item T) {
 	r.fresh = true
 }
 
-// take returns what has rested long enough; with now, all of it, after having
-// waited for the programs that run.
+// take returns the numbers that may be used again; with now, all of them, after a grace period.
 func (r *resting[T]) take(now bool) []T {
 	if len(r.items) == 0 {
 		return nil
@@ -51,7 +49,7 @@ func (r *resting[T]) take(now bool) []T {
 	return ripe
 }
 
-// ids gives out numbers below a limit.
+// ids allocates numbers below a limit.
 type ids struct {
 	next, limit uint32 // never given out: [next, limit)
 	free        []uint32

@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// syncNode brings what all frontends have in common into the tables.
+// syncNode writes what all frontends have in common.
 func (w *Writer) syncNode(u proxier.Update) error {
 	if u.NodeRules != nil {
 		w.rules = u.NodeRules
@@ -71,7 +71,7 @@ func (w *Writer) syncLocals() error {
 	return nil
 }
 
-// syncPrefixes writes the element that is not read, and then has it read.
+// syncPrefixes writes the element that programs do not read, and then switches to it.
 func (w *Writer) syncPrefixes() error {
 	var want lbmap.Node
 	var errs []error

@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// refusal is why a service port is not in the tables as it should be; trying
-// again would not help before something else changes.
+// refusal is why a service port is not fully programmed. Trying again does not help before
+// something else changes.
 type refusal interface {
 	error
 	code() lbmap.Refusal
@@ -48,8 +48,8 @@ func Supports(d *proxier.Decision) error {
 	return nil
 }
 
-// refuse records and reports a refusal. What is in the tables of the service
-// port stays, but for backends that are gone.
+// refuse records and reports a refusal. What the tables have of the service port stays, except
+// for removed backends.
 func (w *Writer) refuse(index uint32, why refusal) {
 	p := &w.ports[index]
 	if p.id != 0 {
@@ -71,8 +71,8 @@ func (w *Writer) refuse(index uint32, why refusal) {
 	})
 }
 
-// dropUnwanted gives up the addresses that the service port does not have any more:
-// another one may be about to get them.
+// dropUnwanted gives up the addresses that the service port no longer has: another one may be
+// about to get them.
 func (w *Writer) dropUnwanted(p *port) {
 	wants := func(f lbmap.FrontendEntry) bool {
 		for i := range p.want.Frontends {

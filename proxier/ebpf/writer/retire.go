@@ -164,9 +164,9 @@ func (w *Writer) delete(keys []lbmap.FrontendKey) error {
 	return nil
 }
 
-// remove gives back everything of a service port that has no frontend left.
+// remove releases everything of a service port that has no frontend left.
 func (w *Writer) remove(p *port) error {
-	// Or who gets the id next would let in whom this one did.
+	// Or the next service port with the id would inherit them.
 	if err := w.removeRanges(p, nil); err != nil {
 		return err
 	}
@@ -184,8 +184,8 @@ func (w *Writer) remove(p *port) error {
 	return nil
 }
 
-// freeBackend ends a backend. A program that read its slot before sees another
-// generation and reads the set again.
+// freeBackend removes a backend. A program that has read its slot sees another generation, and
+// reads the set again.
 func (w *Writer) freeBackend(id uint32) {
 	e := &w.tables.Backends[id]
 	if proxier.Protocol(e.Proto) == proxier.UDP {
@@ -203,8 +203,8 @@ func (w *Writer) freeBackend(id uint32) {
 	w.room = true
 }
 
-// withdrawBackends takes removed backends out of the sets of a port whose new sets do
-// not fit: their places go to backends that remain.
+// withdrawBackends takes removed backends out of the sets of a port whose new sets do not fit.
+// Backends that remain get their slots.
 func (w *Writer) withdrawBackends(p *port) {
 	ids, _, removed := w.matchBackends(p)
 	d := p.want

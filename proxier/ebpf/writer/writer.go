@@ -14,16 +14,16 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// Writer brings decisions into the tables. The order of its stores is what the
-// programs rely on:
+// Writer writes decisions into the tables. Programs rely on the order of its writes:
 //
-//   - a frontend is written when everything it leads to is, and removed before
-//     any of that is;
+//   - a frontend is written after all that it refers to, and removed before that;
 //   - a backend set is written to slots that no program reads, then published by one
-//     store; what it replaces rests before it is written again;
-//   - a service's name is written before its first frontend and cleared after
-//     its last, so that a process that died anywhere between leaves nothing
-//     its successor cannot attribute.
+//     store; the slots that it replaces are not reused while programs may read them;
+//   - a service's name is written before its first frontend and cleared after its last, so
+//     that the successor of a process that died can tell what belongs to which service.
+//
+// Service ports are kept densely, by Decision.Index: with tens of thousands of them, a record
+// per key as in package delta would cost memory and time in each sync.
 type Writer struct {
 	tables *lbmap.Tables
 	report func(proxier.Problem)
@@ -40,10 +40,10 @@ type Writer struct {
 	ports    []port                   // by proxier.Decision.Index
 	gone     []port                   // to be removed from the tables
 	retry    map[uint32]struct{}      // indexes whose frontends could not be written
-	unplaced map[uint32]lbmap.Refusal // indexes that are not as they should be
+	unplaced map[uint32]lbmap.Refusal // indexes that are not fully programmed
 	orphans  []lbmap.FrontendKey      // frontends that could not be deleted
 	adopted  map[string]adoptedService
-	// room says that something was released since the unplaced were tried.
+	// room says that capacity was released since the unplaced were tried.
 	room          bool
 	usedFrontends int
 	usedRanges    int
@@ -118,7 +118,7 @@ func (w *Writer) Format(generation uint32) {
 // Close unmaps the tables. No method may be called afterwards.
 func (w *Writer) Close() { w.tables.Unmap() }
 
-// Sync brings the update into the tables. It says whether UDP backends serve no
+// Sync writes the update into the tables. It says whether UDP backends serve no
 // longer, so that flows to them have to be closed.
 func (w *Writer) Sync(u proxier.Update) (stale bool, err error) {
 	w.mu.Lock()
