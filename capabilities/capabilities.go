@@ -60,7 +60,7 @@ func (s *State) UnmarshalText(text []byte) error {
 }
 
 // Feature is the stable id of one capability, such as "set_retval". A feature
-// probed once per device carries the device after a colon: "xdp_native:eth0".
+// probed once per device has the device after a colon: "xdp_native:eth0".
 type Feature string
 
 // ForDevice returns the per-device form of f.

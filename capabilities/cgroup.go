@@ -133,7 +133,7 @@ func probeCgroup2Root(_ context.Context, h *host, _ string) outcome {
 
 // cgroupScope says which processes a hook at root reaches. In a pod with a
 // cgroup namespace of its own, a freshly mounted cgroup2 shows only the pod,
-// and hooks there would serve nobody else: worth a word in every report.
+// and hooks there would serve no process outside of it: every report mentions that.
 func cgroupScope(root, namespaceLink string) string {
 	var stat unix.Stat_t
 	scope := "extent unknown"

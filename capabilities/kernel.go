@@ -71,8 +71,8 @@ func fromClose(err error, detail string) outcome {
 	return yes(detail)
 }
 
-// probeJIT reads the sysctl where it can, and otherwise looks at what became of
-// a program: net.core.bpf_jit_enable exists in the first network namespace only.
+// probeJIT reads the sysctl if it can, and otherwise inspects a program that it
+// loads: net.core.bpf_jit_enable exists in the first network namespace only.
 func probeJIT(_ context.Context, h *host, _ string) outcome {
 	text, err := os.ReadFile(h.proc("sys/net/core/bpf_jit_enable"))
 	if err == nil {

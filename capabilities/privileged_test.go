@@ -217,7 +217,7 @@ func probeWith(t *testing.T, capabilities ...int) (report Report) {
 	onDoomedThread(func() {
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		if err = unix.Capset(&header, &data[0]); err == nil {
-			// Without a module, nobody is asked who could refuse.
+			// Without its module, a feature is not probed, so that nothing could refuse.
 			report = Probe(context.Background(), Options{LoadModules: true})
 		}
 	})
@@ -295,7 +295,7 @@ func TestProbeInNetworkNamespace(t *testing.T) {
 }
 
 // onDoomedThread runs fn on a thread that ends with it, so that what fn changes
-// about the thread is seen by nobody else.
+// about the thread affects no other code.
 func onDoomedThread(fn func()) {
 	done := make(chan struct{})
 	go func() {
@@ -306,7 +306,7 @@ func onDoomedThread(fn func()) {
 	<-done
 }
 
-// nothingNew waits until no program or map of ours is left that was not there
+// nothingNew waits until no program or map of these tests is left that was not there
 // before: the kernel frees what a program refers to only after a grace period.
 // Tests of other packages may be probing at the same time, so that objects come
 // and go; what a probe leaves behind stays.

@@ -189,7 +189,7 @@ func maskedState(mask map[Feature]State, f Feature) (State, bool) {
 }
 
 // ParseMask reads "set_retval=no,batch=no,xdp_native:eth0=inconclusive". Empty
-// text is an empty mask. A feature nobody knows is an error: a typing mistake
+// text is an empty mask. An unknown feature is an error: a typing mistake
 // would otherwise leave a test testing nothing.
 func ParseMask(text string) (map[Feature]State, error) {
 	mask := map[Feature]State{}

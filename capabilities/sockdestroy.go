@@ -31,7 +31,7 @@ func probeInetDiagDestroy(_ context.Context, h *host, _ string) outcome {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return no(fmt.Errorf("destroy a socket: %w", err))
 	case errors.Is(err, unix.ENOENT) && o.state != Yes:
-		// Nobody handles UDP, not even after the kernel tried to load a module.
+		// No module handles UDP, not even after the kernel tried to load a module.
 		return o
 	case err != nil:
 		return inconclusive(fmt.Errorf("destroy a socket: %w", err))

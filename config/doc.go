@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package config reads what the proxy is told: a KubeProxyConfiguration as
+// Package config reads the configuration: a KubeProxyConfiguration as
 // upstream knows it, and a TandemConfiguration with what upstream does not
 // have, as two YAML documents of one file. It fills in defaults and finds all
 // that is wrong at once, with file, line and field.

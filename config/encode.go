@@ -12,8 +12,8 @@ import (
 
 // Upstream is the KubeProxyConfiguration as upstream writes and publishes it, which
 // keeps one period for all modes: in modes that upstream has, the others' sections
-// say 0, which is read as their default. Mode ebpf can have them stand in for it,
-// and keeps them.
+// say 0, which is read as their default. Mode ebpf can fall back to them, and
+// keeps them.
 func (c *Config) Upstream() *kubeproxyv1alpha1.KubeProxyConfiguration {
 	k := c.KubeProxy.DeepCopy()
 	k.PortRange = "" // which means nothing any more

@@ -240,7 +240,7 @@ func ParsePortRange(text string) (PortRange, error) {
 	return PortRange{First: uint16(f), Last: uint16(l)}, nil
 }
 
-// The bounds of map sizes: those that the eBPF tier accepts.
+// The bounds of map sizes: those that the eBPF datapath accepts.
 const (
 	minSize = 2
 	maxSize = 1 << 24

@@ -149,8 +149,8 @@ func sampleCarried() []explain.Placement {
 	}
 }
 
-// serveCarriers is a kube-proxy that answers who carries what is not in the maps.
-func serveCarriers(t *testing.T, list ...explain.Placement) (address string) {
+// servePlacements is a kube-proxy that answers which datapath serves what is not in the maps.
+func servePlacements(t *testing.T, list ...explain.Placement) (address string) {
 	t.Helper()
 	slices.SortFunc(list, func(a, b explain.Placement) int { return a.CompareService(b.Namespace, b.Name, b.Port, b.Protocol) })
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -168,11 +168,11 @@ func serveCarriers(t *testing.T, list ...explain.Placement) (address string) {
 func TestServicesOfOne(t *testing.T) {
 	a, out, errs := newTestApp(sample())
 	if code := a.run([]string{"services"}); code != exitOK || !strings.Contains(out.String(), "kube-dns") || !strings.Contains(errs.String(), "cannot connect to kube-proxy") {
-		t.Errorf("nobody answers: exit code %d\n%s%s", code, out, errs)
+		t.Errorf("no server: exit code %d\n%s%s", code, out, errs)
 	}
 	a, out, errs = newTestApp(nil)
 	a.inspect = func(string) (inspector, error) { return nil, inspect.ErrNotRunning }
-	a.servers = []string{serveCarriers(t, sampleCarried()...)}
+	a.servers = []string{servePlacements(t, sampleCarried()...)}
 	if code := a.run([]string{"services"}); code != exitOK || !strings.Contains(out.String(), "z/last") || errs.Len() > 0 {
 		t.Errorf("no programs: exit code %d\n%s%s", code, out, errs)
 	}
@@ -231,7 +231,7 @@ func TestOutput(t *testing.T) {
 			t.Run(name+"-"+format, func(t *testing.T) {
 				i := sample()
 				a, out, errs := newTestApp(i)
-				a.servers = []string{serveCarriers(t, sampleCarried()...)}
+				a.servers = []string{servePlacements(t, sampleCarried()...)}
 				if code := a.run(append(strings.Fields(command), "-o", format)); code != exitOK || errs.Len() > 0 {
 					t.Fatalf("exit code %d, %s", code, errs)
 				}
@@ -279,7 +279,7 @@ func TestOutputOfNothing(t *testing.T) {
 		for _, format := range []string{"table", "json"} {
 			i := &fakeInspector{status: inspect.Status{Programs: []inspect.ProgramStatus{}, MissingHooks: []string{}, Devices: []inspect.DeviceStatus{}, Packets: []lbmap.PacketCount{}, Maps: []inspect.MapStatus{}}}
 			a, out, errs := newTestApp(i)
-			a.servers = []string{serveCarriers(t)}
+			a.servers = []string{servePlacements(t)}
 			if code := a.run(append(strings.Fields(command), "-o", format)); code != exitOK {
 				t.Errorf("%s: exit code %d, %s", command, code, errs)
 			}

@@ -121,7 +121,7 @@ func TestExplainServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nobody := free.Addr().String()
+	unused := free.Addr().String()
 	free.Close()
 
 	run := func(servers []string, args ...string) (int, string, string) {
@@ -134,7 +134,7 @@ func TestExplainServer(t *testing.T) {
 		servers []string
 		args    []string
 	}{
-		{servers: []string{nobody, address}}, // the second address
+		{servers: []string{unused, address}}, // the second address
 		{args: []string{"--server", address}},
 		{args: []string{"--server", "http://" + address + "/"}},
 	} {
@@ -156,8 +156,8 @@ func TestExplainServer(t *testing.T) {
 			t.Errorf("with code %d: exit code %d: %s", wrong, c, errs)
 		}
 	}
-	c, _, errs := run([]string{nobody}, "10.0.0.1", "10.96.0.1:80")
-	if c != exitError || !strings.Contains(errs, "cannot connect to kube-proxy") || !strings.Contains(errs, nobody) || !strings.Contains(errs, "--metrics-bind-address") {
-		t.Errorf("with nobody there: exit code %d: %s", c, errs)
+	c, _, errs := run([]string{unused}, "10.0.0.1", "10.96.0.1:80")
+	if c != exitError || !strings.Contains(errs, "cannot connect to kube-proxy") || !strings.Contains(errs, unused) || !strings.Contains(errs, "--metrics-bind-address") {
+		t.Errorf("with no server: exit code %d: %s", c, errs)
 	}
 }

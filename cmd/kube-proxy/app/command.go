@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package app is the kube-proxy binary: its command line, and the wiring of
-// sources, proxier, tier and servers into one process.
+// sources, proxier, mode and servers into one process.
 package app
 
 import (
@@ -21,13 +21,12 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/workqueue"
 )
 
-const long = `kube-proxy runs on every node and makes Services work there: connections to
-the addresses of a Service reach its endpoints.
+const long = `kube-proxy runs on every node and load-balances connections to the addresses of
+Services among their endpoints.
 
-This is Tandem, a drop-in for the kube-proxy of Kubernetes with an eBPF fast
-path: same flags, same configuration file, same ports and metrics. What it has
-programmed stays in the kernel and goes on working while it is not running;
---cleanup removes it.`
+This is Tandem, a drop-in replacement for the kube-proxy of Kubernetes with an
+eBPF datapath: same flags, configuration file, ports and metrics. The kernel
+state that it creates serves on while it is not running; --cleanup removes it.`
 
 // NewCommand makes the command of the binary.
 func NewCommand() *cobra.Command {

@@ -19,7 +19,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/upstream"
 )
 
-// given is what somebody may give a kube-proxy: fields of a KubeProxyConfiguration, a
+// given is what a kube-proxy may be given: fields of a KubeProxyConfiguration, a
 // whole file, or flags alone.
 type given struct {
 	flags  string

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
-	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
@@ -27,7 +27,7 @@ func ebpfOptions(c *config.Config, report *capabilities.Report) (opts ebpf.Optio
 	if err != nil {
 		return opts, err // validated before
 	}
-	opts.NodePortRange = ebpfdatapath.PortRange(nodePorts)
+	opts.NodePortRange = datapath.PortRange(nodePorts)
 	disableMissing(&opts, report)
 	return opts, nil
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
-	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
@@ -33,7 +33,7 @@ func TestEBPFDefaults(t *testing.T) {
 	if opts.Timeouts != want {
 		t.Errorf("timeouts %+v, want %+v", opts.Timeouts, want)
 	}
-	if want := (ebpfdatapath.PortRange{First: 30000, Last: 32767}); opts.NodePortRange != want {
+	if want := (datapath.PortRange{First: 30000, Last: 32767}); opts.NodePortRange != want {
 		t.Errorf("node port range %v, want %v", opts.NodePortRange, want)
 	}
 	sizes := reflect.ValueOf(opts.Sizes)

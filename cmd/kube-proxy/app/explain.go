@@ -30,7 +30,7 @@ type explainer struct {
 	node, mode string
 	table      atomic.Pointer[proxier.Table]
 	tiers      explain.Tiers         // whether datapaths serve a frontend
-	carrier    explain.PlacementFunc // which datapath does
+	placement  explain.PlacementFunc // which datapath does
 	// one answer at a time: that about a large Service takes memory.
 	one sync.Mutex
 
@@ -53,9 +53,9 @@ func (x *explainer) flow(w http.ResponseWriter, r *http.Request) {
 	x.answer(w, r, func(table *proxier.Table) any { return explain.Of(x.node, table, flow, x.tiers) })
 }
 
-// carriers answers which datapath serves what is not in the maps.
-func (x *explainer) carriers(w http.ResponseWriter, r *http.Request) {
-	x.answer(w, r, func(table *proxier.Table) any { return explain.PlacementsOf(x.node, x.mode, table, x.carrier) })
+// placements answers which datapath serves what is not in the maps.
+func (x *explainer) placements(w http.ResponseWriter, r *http.Request) {
+	x.answer(w, r, func(table *proxier.Table) any { return explain.PlacementsOf(x.node, x.mode, table, x.placement) })
 }
 
 func isLocal(r *http.Request) bool {
@@ -92,7 +92,7 @@ func flowOf(u *url.URL) (flow proxier.Flow, err error) {
 }
 
 // explainTiers says whether the datapaths serve the frontend of an explanation.
-func explainTiers(m mode, open datapath, e *proxier.Explanation) []explain.Tier {
+func explainTiers(m mode, open activeMode, e *proxier.Explanation) []explain.Tier {
 	s := open.serves(e.Decision, e.Frontend, e.Origin)
 	if s.refused == nil {
 		return []explain.Tier{{Name: string(m.name()), Carries: true, Detail: open.detail(e)}}

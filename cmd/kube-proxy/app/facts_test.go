@@ -25,7 +25,7 @@ func TestAwaitPodCIDRs(t *testing.T) {
 	}{
 		{name: "none", mode: "NodeCIDR", waits: true, want: 1},
 		{name: "in time", mode: "NodeCIDR", waits: true, cidrs: []string{"10.244.1.0/24"}},
-		{name: "nobody asks", mode: "ClusterCIDR"},
+		{name: "not needed", mode: "ClusterCIDR"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			o, err := complete(t, "", "--detect-local-mode="+test.mode)

@@ -18,8 +18,8 @@ import (
 // can be another's, in which processes of the host are found.
 const ownProc = "/proc"
 
-// families are those this host can speak. The file is there only with IPv6, which can
-// be turned off besides.
+// families are the address families that this host supports. The file exists only with
+// IPv6, which can be disabled as well.
 func families() []proxier.Family {
 	all := []proxier.Family{proxier.IPv4}
 	off, _ := kernelSettings.Get("proc/sys/net/ipv6/conf/all/disable_ipv6")
@@ -29,8 +29,8 @@ func families() []proxier.Family {
 	return all
 }
 
-// checkFamilies says what is said of a family alone that this host does not speak, where
-// upstream ends for it.
+// checkFamilies returns an error if the configuration needs an address family that this host
+// does not support, where upstream ends as well.
 func checkFamilies(c *config.Config, have []proxier.Family) error {
 	k := &c.KubeProxy
 	lacks := func(a netip.Addr) bool { return !slices.Contains(have, proxier.FamilyOf(a)) }
@@ -50,7 +50,7 @@ func checkFamilies(c *config.Config, have []proxier.Family) error {
 	return nil
 }
 
-// setOOMScore tells the kernel how willingly this process dies for memory.
+// setOOMScore sets the oom_score_adj of this process.
 func setOOMScore(score int32) error {
 	return os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(score))), 0)
 }

@@ -43,7 +43,7 @@ type mode interface {
 	// (--init-only).
 	initialize(context.Context) error
 	// open prepares the datapath. What an earlier process left goes on serving.
-	open(context.Context, *parts) (datapath, error)
+	open(context.Context, *parts) (activeMode, error)
 
 	leftover
 }
@@ -59,8 +59,8 @@ type leftover interface {
 	cleanup(context.Context) error
 }
 
-// datapath is a mode that is open.
-type datapath interface {
+// activeMode is a mode that is open.
+type activeMode interface {
 	// tier programs decisions into the kernel.
 	tier() proxier.Tier
 	// run does what goes on beside syncs until ctx is done.
@@ -124,8 +124,9 @@ func modeNames() (names []string) {
 }
 
 // modeNamed returns a mode of this build.
-func modeNamed(h *host, name capabilities.Mode) mode {
-	all := modesOf(h)
+func modeNamed(h *host, name capabilities.Mode) mode { return named(modesOf(h), name) }
+
+func named(all []mode, name capabilities.Mode) mode {
 	return all[slices.IndexFunc(all, func(m mode) bool { return m.name() == name })]
 }
 
@@ -144,18 +145,22 @@ func fallbackModes(c *config.Config) (list []capabilities.Mode) {
 
 // selectMode chooses the first mode that can run, of the configured one and its fallbacks.
 func selectMode(ctx context.Context, h *host) (mode, capabilities.Decision, error) {
+	return selectModeOf(ctx, h, modesOf(h))
+}
+
+func selectModeOf(ctx context.Context, h *host, all []mode) (mode, capabilities.Decision, error) {
 	request := capabilities.Request{
 		Mode: capabilities.Mode(h.config.KubeProxy.Mode), Fallback: fallbackModes(h.config), Failed: map[capabilities.Mode]error{},
 	}
-	for _, name := range modeNames() {
-		request.Available = append(request.Available, capabilities.Mode(name))
+	for _, m := range all {
+		request.Available = append(request.Available, m.name())
 	}
 	for {
 		decision := capabilities.Select(h.report, request)
 		if decision.Err != nil {
 			return nil, decision, fmt.Errorf("kernel %s: %w", h.report.Kernel, decision.Err)
 		}
-		m := modeNamed(h, decision.Mode)
+		m := named(all, decision.Mode)
 		err := m.check(ctx)
 		if err == nil {
 			return m, decision, nil

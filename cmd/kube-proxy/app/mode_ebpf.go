@@ -8,14 +8,13 @@ import (
 	"fmt"
 	"time"
 
-	ciliumebpf "github.com/cilium/ebpf"
 	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
-	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/placement"
 )
@@ -49,7 +48,7 @@ func (m *ebpfMode) initialize(ctx context.Context) error {
 	return nil
 }
 
-func (m *ebpfMode) open(ctx context.Context, p *parts) (datapath, error) {
+func (m *ebpfMode) open(ctx context.Context, p *parts) (activeMode, error) {
 	programs, err := m.openPrograms(ctx, p)
 	if err != nil {
 		return nil, err
@@ -101,8 +100,7 @@ func (m *ebpfMode) openPrograms(ctx context.Context, p *parts) (*ebpf.Tier, erro
 			logger.Info("Opened the eBPF datapath", "cgroupRoot", m.cgroup, "adopted", tier.Adopted())
 			return tier, nil
 		}
-		if !errors.Is(err, ebpfdatapath.ErrBusy) {
-			logVerifier(logger, err)
+		if !errors.Is(err, datapath.ErrBusy) {
 			return nil, fmt.Errorf("open the eBPF datapath: %w", err)
 		}
 		if !waited {
@@ -116,16 +114,6 @@ func (m *ebpfMode) openPrograms(ctx context.Context, p *parts) (*ebpf.Tier, erro
 			return nil, ctx.Err()
 		case <-timer.C:
 		}
-	}
-}
-
-// logVerifier logs why the verifier rejected a program, in full at -v=4: the error itself has
-// only the last lines.
-func logVerifier(logger klog.Logger, err error) {
-	var rejected *ciliumebpf.VerifierError
-	if errors.As(err, &rejected) {
-		logger.Info("The verifier rejected a program; -v=4 logs all that it says", "lines", len(rejected.Log))
-		logger.V(4).Info("Verifier log", "log", fmt.Sprintf("%+v", rejected))
 	}
 }
 

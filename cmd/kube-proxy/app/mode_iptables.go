@@ -56,7 +56,7 @@ func allowLoopbackNodePorts(h *host) error {
 	return err
 }
 
-func (m *iptablesMode) open(ctx context.Context, p *parts) (datapath, error) {
+func (m *iptablesMode) open(ctx context.Context, p *parts) (activeMode, error) {
 	rules, err := openRules(ctx, m.host, p, p.flows)
 	if err != nil {
 		return nil, err

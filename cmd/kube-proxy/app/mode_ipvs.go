@@ -57,7 +57,7 @@ func (m *ipvsMode) initialize(context.Context) error {
 	return allowLoopbackNodePorts(m.host) // which rules serve in this mode, too
 }
 
-func (m *ipvsMode) open(ctx context.Context, p *parts) (datapath, error) {
+func (m *ipvsMode) open(ctx context.Context, p *parts) (activeMode, error) {
 	rules, err := ruleOptions(ctx, m.host, p)
 	if err != nil {
 		return nil, err

@@ -3,14 +3,14 @@
 package app
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
-	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/klog/v2/ktesting"
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
@@ -65,38 +65,65 @@ func TestLeftoversOf(t *testing.T) {
 	}
 }
 
-// A program that the verifier rejects is logged in full, but at -v=4 only.
-func TestLogVerifier(t *testing.T) {
-	rejected := &ciliumebpf.VerifierError{Cause: fmt.Errorf("load program: permission denied")}
-	for i := range 50 {
-		rejected.Log = append(rejected.Log, fmt.Sprintf("%d: (85) call bpf_no_such_helper", i))
-	}
-	err := fmt.Errorf("load programs: %w", rejected)
+// failingMode is one whose trial run fails.
+type failingMode struct {
+	mode
+	err error
+}
+
+func (m failingMode) check(context.Context) error { return m.err }
+
+// A mode that this node can run by its capabilities, and whose trial run fails, gives way to
+// the next one.
+func TestSelectMode(t *testing.T) {
+	everything := capabilities.Probe(t.Context(), capabilities.Options{Mask: allYes(t)})
 	for _, test := range []struct {
-		verbosity int
-		err       error
-		want      []string
-		not       []string
+		name, fallback string
+		failing        []capabilities.Mode
+		want, wantErr  string
 	}{
-		{2, err, []string{"The verifier rejected a program", "lines=50"}, []string{"7: (85) call"}},
-		{4, err, []string{"The verifier rejected a program", "7: (85) call bpf_no_such_helper", "49: (85) call bpf_no_such_helper"}, nil},
-		{4, fmt.Errorf("no memory"), nil, []string{"erifier"}},
+		{name: "the configured one", fallback: "ipvs,iptables", want: "ebpf"},
+		{name: "the first fallback", fallback: "ipvs,iptables", failing: []capabilities.Mode{capabilities.ModeEBPF}, want: "ipvs"},
+		{name: "the second fallback", fallback: "ipvs,iptables", failing: []capabilities.Mode{capabilities.ModeEBPF, capabilities.ModeIPVS}, want: "iptables"},
+		{name: "no fallback", fallback: "none", failing: []capabilities.Mode{capabilities.ModeEBPF}, wantErr: "mode ebpf failed a trial run: no luck"},
 	} {
-		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(test.verbosity)))
-		logVerifier(logger, test.err)
-		text := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
-		for _, want := range test.want {
-			if !strings.Contains(text, want) {
-				t.Errorf("-v=%d: no %q in %s", test.verbosity, want, text)
-			}
+		o, err := complete(t, "", "--proxy-mode=ebpf", "--ebpf-fallback="+test.fallback)
+		if err != nil {
+			t.Fatal(err)
 		}
-		for _, not := range test.not {
-			if strings.Contains(text, not) {
-				t.Errorf("-v=%d: %q in %s", test.verbosity, not, text)
+		var all []mode
+		for _, m := range modesOf(&host{config: o.Config, report: everything}) {
+			var err error
+			if slices.Contains(test.failing, m.name()) {
+				err = errors.New("no luck")
 			}
+			all = append(all, failingMode{m, err})
+		}
+		m, _, err := selectModeOf(t.Context(), &host{config: o.Config, report: everything}, all)
+		switch {
+		case test.wantErr != "":
+			if err == nil || !strings.Contains(err.Error(), test.wantErr) {
+				t.Errorf("%s: error %v, want %s", test.name, err, test.wantErr)
+			}
+		case err != nil || string(m.name()) != test.want:
+			t.Errorf("%s: mode %v, error %v, want %s", test.name, m, err, test.want)
 		}
 	}
-	if text := err.Error(); strings.Contains(text, "7: (85)") && strings.Contains(text, "1: (85)") {
-		t.Errorf("the error has the whole log: %s", text)
+}
+
+// allYes masks every capability as present.
+func allYes(t *testing.T) map[capabilities.Feature]capabilities.State {
+	t.Helper()
+	mask := map[capabilities.Feature]capabilities.State{}
+	for _, r := range capabilities.Probe(canceled(t), capabilities.Options{}).Results {
+		mask[r.Feature] = capabilities.Yes
 	}
+	return mask
+}
+
+// canceled is a context in which nothing is probed.
+func canceled(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
 }

@@ -12,7 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/config"
-	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 )
 
 // reserveNodePortRange keeps outgoing connections of this host from using NodePorts as source
@@ -35,8 +35,8 @@ const reservedPorts = "/proc/sys/net/ipv4/ip_local_reserved_ports"
 // reserveNodePorts adds the range to the reserved ports if it overlaps with the ephemeral
 // ports.
 func reserveNodePorts(logger klog.Logger, nodePorts config.PortRange) error {
-	ephemeral, err := ebpfdatapath.EphemeralPorts()
-	if err != nil || !ephemeral.Overlaps(ebpfdatapath.PortRange(nodePorts)) {
+	ephemeral, err := datapath.EphemeralPorts()
+	if err != nil || !ephemeral.Overlaps(datapath.PortRange(nodePorts)) {
 		return err
 	}
 	text, err := os.ReadFile(reservedPorts)

@@ -28,7 +28,7 @@ import (
 type Options struct {
 	// ConfigFile holds most options; see package config for what wins.
 	ConfigFile string
-	// Master is the URL of the API server and wins over the kubeconfig's.
+	// Master is the URL of the API server and takes precedence over the kubeconfig's.
 	Master string
 	// Cleanup removes the kernel state, and does nothing else.
 	Cleanup bool

@@ -61,8 +61,8 @@ type proxy struct {
 	configz  *configz.Config
 
 	// mu is held while a server uses the datapath, so that it is not closed meanwhile.
-	mu       sync.Mutex
-	datapath datapath // nil before it is open and once it is closed
+	mu     sync.Mutex
+	active activeMode // nil before it is open and once it is closed
 }
 
 // runProxy runs the proxy until ctx is done. The kernel state stays.
@@ -119,7 +119,7 @@ func (p *proxy) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	logMode(klog.FromContext(ctx), p.host, p.decision)
-	p.explain.node, p.explain.mode, p.explain.tiers, p.explain.carrier = p.opts.nodeName, string(p.mode.name()), p.explainTiers, p.carrier
+	p.explain.node, p.explain.mode, p.explain.tiers, p.explain.placement = p.opts.nodeName, string(p.mode.name()), p.explainTiers, p.placement
 	p.health = health.New(health.Options{
 		// Upstream's factor: one sync may fail and be repeated.
 		Timeout:  2 * p.mode.intervals().MaxInterval,
@@ -206,9 +206,9 @@ func (p *proxy) program(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.setDatapath(open)
+	p.setActive(open)
 	defer func() {
-		p.setDatapath(nil)
+		p.setActive(nil)
 		if err := open.close(); err != nil {
 			logger.Error(err, "Cannot close the datapath")
 		}
@@ -270,41 +270,41 @@ func (p *proxy) newSource(handler proxier.Handler, onServiceCIDR func(string, []
 	})
 }
 
-func (p *proxy) setDatapath(open datapath) {
+func (p *proxy) setActive(open activeMode) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.datapath = open
+	p.active = open
 }
 
-// withDatapath calls do if the datapath is open, which stays open until then.
-func (p *proxy) withDatapath(do func(datapath)) {
+// withActive calls do if the datapath is open, which stays open until then.
+func (p *proxy) withActive(do func(activeMode)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.datapath != nil {
-		do(p.datapath)
+	if p.active != nil {
+		do(p.active)
 	}
 }
 
 // flowsEnded is staleudp.Options.Ended.
 func (p *proxy) flowsEnded(ended []conntrack.Flow) {
-	p.withDatapath(func(open datapath) { open.flowsEnded(ended) })
+	p.withActive(func(open activeMode) { open.flowsEnded(ended) })
 }
 
 // tables is a metrics.TableSource.
 func (p *proxy) tables() (t metrics.Tables, ok bool) {
-	p.withDatapath(func(open datapath) { t, ok = open.tables() })
+	p.withActive(func(open activeMode) { t, ok = open.tables() })
 	return t, ok
 }
 
 // rulePackets is a metrics.RuleSource.
 func (p *proxy) rulePackets() (r metrics.RulePackets, ok bool) {
-	p.withDatapath(func(open datapath) { r, ok = open.rulePackets() })
+	p.withActive(func(open activeMode) { r, ok = open.rulePackets() })
 	return r, ok
 }
 
-// carrier implements explain.PlacementFunc.
-func (p *proxy) carrier(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) (by, reason string, shown bool) {
-	p.withDatapath(func(open datapath) {
+// placement implements explain.PlacementFunc.
+func (p *proxy) placement(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) (by, reason string, shown bool) {
+	p.withActive(func(open activeMode) {
 		s := open.serves(d, f, o)
 		by, shown = string(s.by), s.refused != nil || !open.hasMaps()
 		if s.refused != nil {
@@ -316,6 +316,6 @@ func (p *proxy) carrier(d *proxier.Decision, f *proxier.Frontend, o proxier.Orig
 
 // explainTiers implements explain.Tiers.
 func (p *proxy) explainTiers(e *proxier.Explanation) (list []explain.Tier) {
-	p.withDatapath(func(open datapath) { list = explainTiers(p.mode, open, e) })
+	p.withActive(func(open activeMode) { list = explainTiers(p.mode, open, e) })
 	return list
 }

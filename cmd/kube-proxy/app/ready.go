@@ -45,7 +45,7 @@ const maxTries = 3
 
 // candidates are the frontends that cost least, some for each datapath and family that has
 // any with an endpoint, the best first.
-func candidates(open datapath, node string, table *proxier.Table) map[probed][]candidate {
+func candidates(open activeMode, node string, table *proxier.Table) map[probed][]candidate {
 	chosen := map[probed][]candidate{}
 	for _, c := range table.All() {
 		d := c.New
@@ -112,7 +112,7 @@ func backendsOf(d *proxier.Decision, set proxier.Set) (list []netip.AddrPort) {
 func (p *proxy) probe(ctx context.Context) (list []health.Check) {
 	table := p.explain.table.Load()
 	var all map[probed][]candidate
-	p.withDatapath(func(open datapath) {
+	p.withActive(func(open activeMode) {
 		if table != nil {
 			all = candidates(open, p.opts.nodeName, table)
 		}

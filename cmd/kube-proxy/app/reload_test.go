@@ -342,7 +342,7 @@ func TestApplyToProcess(t *testing.T) {
 	if !klog.V(7).Enabled() || klog.V(8).Enabled() {
 		t.Error("the verbosity is not 7")
 	}
-	// Somebody asked for another verbosity meanwhile.
+	// The verbosity was changed at /debug/flags/v meanwhile.
 	c.KubeProxy.OOMScoreAdj = new(int32(18))
 	if err := applyToProcess(before, []config.Difference{{Path: "logging.verbosity"}}); err != nil {
 		t.Fatal(err)

@@ -38,7 +38,7 @@ type server struct {
 	address  string
 	handler  http.Handler
 	hardFail bool
-	// failed is told each time the address cannot be bound.
+	// failed is called each time the address cannot be bound.
 	failed func(error)
 	clock  clock.Clock
 }
@@ -94,7 +94,7 @@ func (p *proxy) metricsMux() *http.ServeMux {
 	configz.InstallHandler(mux)
 	p.installZPages(mux)
 	mux.HandleFunc("GET "+explain.Path, p.explain.flow)
-	mux.HandleFunc("GET "+explain.PlacementsPath, p.explain.carriers)
+	mux.HandleFunc("GET "+explain.PlacementsPath, p.explain.placements)
 	if p.opts.Config.KubeProxy.EnableProfiling {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
@@ -154,7 +154,7 @@ func (s *server) run(ctx context.Context) error {
 			return err
 		}
 		if failures == 0 {
-			logger.Error(err, "Cannot serve; trying again", "every", listenInterval)
+			logger.Error(err, "Cannot serve; retrying", "every", listenInterval)
 		}
 		timer := s.clock.NewTimer(listenInterval)
 		select {

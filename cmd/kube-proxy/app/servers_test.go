@@ -77,7 +77,7 @@ func TestServerTriesAgain(t *testing.T) {
 	}
 }
 
-// step lets the interval pass once somebody waits for it.
+// step lets the interval pass once something waits for it.
 func step(t *testing.T, fake *clocktesting.FakeClock) {
 	t.Helper()
 	limit := time.After(10 * time.Second)
@@ -87,7 +87,7 @@ func step(t *testing.T, fake *clocktesting.FakeClock) {
 		select {
 		case <-tick.C:
 		case <-limit:
-			t.Fatal("nobody waits")
+			t.Fatal("nothing waits")
 		}
 	}
 	fake.Step(listenInterval)

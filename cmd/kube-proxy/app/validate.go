@@ -23,5 +23,5 @@ func (o *Options) report(out, errOut io.Writer) error {
 	for _, line := range lines {
 		fmt.Fprintln(errOut, "error:", line)
 	}
-	return fmt.Errorf("the configuration is not valid; errors: %d", len(lines))
+	return fmt.Errorf("invalid configuration; errors: %d", len(lines))
 }

@@ -29,7 +29,7 @@ func printVersion(w io.Writer, fs *pflag.FlagSet) (printed bool, err error) {
 	return false, nil
 }
 
-// buildVersion is what the linker was told, or else what the Go tool recorded.
+// buildVersion is what the linker set, or else what the Go tool recorded.
 func buildVersion() string {
 	text := version.Get().GitVersion
 	if !strings.Contains(text, "$Format") {
