@@ -19,7 +19,7 @@ import (
 
 // Sockets that were connected to a frontend before there were programs are closed when
 // they are named, and are ones that the programs would serve now.
-func TestStrays(t *testing.T) {
+func TestUntranslated(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		opts Options
@@ -37,12 +37,12 @@ func TestStrays(t *testing.T) {
 			v4, v6 := netip.AddrPortFrom(vip4, 80), netip.AddrPortFrom(vip6, 80)
 			mapped := netip.AddrPortFrom(netip.AddrFrom16(vip4.As16()), 80)
 
-			type stray struct {
+			type untranslatedSocket struct {
 				net.Conn
 				name   string
 				closed bool
 			}
-			var strays []stray
+			var untranslated []untranslatedSocket
 			var pairs []sockets.SocketPair
 			for _, s := range []struct {
 				name          string
@@ -64,7 +64,7 @@ func TestStrays(t *testing.T) {
 					t.Fatalf("%s: %v", s.name, err)
 				}
 				defer c.Close()
-				strays = append(strays, stray{c, s.name, s.closed})
+				untranslated = append(untranslated, untranslatedSocket{c, s.name, s.closed})
 				if local := netip.MustParseAddrPort(c.LocalAddr().String()); s.named {
 					pairs = append(pairs, sockets.SocketPair{Local: netip.AddrPortFrom(local.Addr().Unmap(), local.Port()), Remote: netip.AddrPortFrom(s.to.Addr().Unmap(), s.to.Port())})
 				}
@@ -74,7 +74,7 @@ func TestStrays(t *testing.T) {
 			n.optOut(t, aside)
 
 			want := 0
-			for _, s := range strays {
+			for _, s := range untranslated {
 				if s.closed {
 					want++
 				}
@@ -83,7 +83,7 @@ func TestStrays(t *testing.T) {
 			if closed, err := n.tier.sockets.CloseNow(t.Context()); closed != want || err != nil {
 				t.Errorf("closed %d, want %d: %v", closed, want, err)
 			}
-			for _, s := range strays {
+			for _, s := range untranslated {
 				if err := s.SetReadDeadline(time.Now().Add(10 * time.Millisecond)); err != nil {
 					t.Fatal(err)
 				}
@@ -98,8 +98,8 @@ func TestStrays(t *testing.T) {
 	}
 }
 
-// Strays are closed also where the storage of sockets cannot be read.
-func TestStraysWithoutStorage(t *testing.T) {
+// Untranslated sockets are closed also where the storage of sockets cannot be read.
+func TestUntranslatedWithoutStorage(t *testing.T) {
 	l := lab.NewT(t, lab.Options{Pause: true})
 	one := l.Node("node1")
 	n := newNode(t, one, l, Options{})
@@ -121,7 +121,7 @@ func TestStraysWithoutStorage(t *testing.T) {
 }
 
 // What could not be looked for is looked for again.
-func TestStraysAreKept(t *testing.T) {
+func TestUntranslatedAreKept(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
 	n := newNode(t, one, l, Options{ProcRoot: t.TempDir() + "/nowhere"})
