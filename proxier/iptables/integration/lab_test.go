@@ -26,11 +26,11 @@ var variants = []xtables.Variant{xtables.NFT, xtables.Legacy}
 
 // The builders of objects, and the views of rules.
 var (
-	service, endpoints, pod, kindOf    = iptablestest.Service, iptablestest.Endpoints, iptablestest.Pod, iptablestest.KindOf
-	dualStack, balanced, nodePort      = iptablestest.DualStack, iptablestest.Balanced, iptablestest.NodePort
-	externalLocal, internalLocal       = iptablestest.ExternalLocal, iptablestest.InternalLocal
-	sticky, healthCheck                = iptablestest.Sticky, iptablestest.HealthCheck
-	contents, saved, chainName, target = iptablestest.Contents, iptablestest.Saved, iptablestest.ChainName, iptablestest.Target
+	service, endpoints, pod, kindOf = iptablestest.Service, iptablestest.Endpoints, iptablestest.Pod, iptablestest.KindOf
+	dualStack, balanced, nodePort   = iptablestest.DualStack, iptablestest.Balanced, iptablestest.NodePort
+	externalLocal, internalLocal    = iptablestest.ExternalLocal, iptablestest.InternalLocal
+	sticky, healthCheck             = iptablestest.Sticky, iptablestest.HealthCheck
+	contents, saved, chainName      = iptablestest.Contents, iptablestest.Saved, iptablestest.ChainName
 )
 
 // labTools run in the network namespace of a node.
