@@ -66,8 +66,7 @@ namespaces() { [[ ! $root ]] || gotest -short -timeout=10m -p=1 $privileged; }
 
 demo() {
 	[[ $root ]] || return 0
-	go build -o "$scratch/demo" ./test/demo
-	as_test "$(go list -m)/test/demo" Demo "$scratch/demo"
+	as_test "$(go list -m)/test/demo" Demo make --silent --no-print-directory demo
 }
 
 full() {
