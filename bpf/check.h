@@ -16,8 +16,9 @@
  * key; of the reads that raced, one in 2^32 passes wrongly.
  *
  * The words are as they are in memory, so that user space gets the same on
- * either byte order (proxier/ebpf/lbmap/frontend.go). The check is no protection against
- * an attacker who looks for collisions, who would also have to win the race.
+ * either byte order (proxier/ebpf/lbmap/frontend.go). The check is no
+ * protection against an attacker who looks for collisions, who would also have
+ * to win the race.
  */
 enum check_factor {
 	CHECK_FACTOR = 0x9e3779b97f4a7c15ULL, /* odd, 2^64 / golden ratio */
