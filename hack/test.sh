@@ -84,7 +84,14 @@ deploy() (cd test/deploy && GOWORK=off gotest -count=1 -timeout=10m ./...)
 kernels() {
 	hack/vmrun.sh "$scratch/vmrun" || echo "What needs another kernel will fail or be skipped." >&2
 	"$scratch/vmrun" -kernel 6.1 -- true || return 0 # why not, the tests of test/vm say
-	COMMITS=${COMMITS:-2} TESTFLAGS="-test.short ${TESTFLAGS:-}" hack/kernels.sh -json
+	local status=0
+	# What nothing else proves: IPVS and SCTP, with all rounds.
+	KERNEL=6.1 TESTFLAGS= hack/kernels.sh -json ./proxier/ipvs || status=1
+	KERNEL=6.1 TESTFLAGS='-test.run=^(TestMixed|TestSCTP|TestIPVS|TestPacketCounters|TestRulePackets|TestKernel)$|^TestScenarios$/^s80|^(TestHealthChecks|TestInitOnly|TestReady)$/^ipvs$' \
+		hack/kernels.sh -json ./proxier/iptables/integration ./test/e2e ./test/lab ./kernel/nfacct || status=1
+	# What this kernel proves as well is spread over four commits.
+	COMMITS=${COMMITS:-4} TESTFLAGS="-test.short ${TESTFLAGS:-}" hack/kernels.sh -json || status=1
+	return $status
 }
 
 # The module is vetted here, as make verify does not need all of Kubernetes.
