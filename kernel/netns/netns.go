@@ -45,16 +45,26 @@ func (n Namespace) Do(f func() error) error {
 		return err
 	}
 	done := make(chan error)
-	go func() {
-		// Never unlocked: the thread ends with the goroutine.
-		runtime.LockOSThread()
-		if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("enter network namespace %s: %w", n.file.Name(), err)
-			return
-		}
-		done <- f()
-	}()
+	go n.enter(f, done)
 	return <-done
+}
+
+// enter calls f in the namespace, on a thread that ends with this goroutine. That is never the
+// main thread: it would not end, and /proc/<pid>/ns/net would show this namespace for good.
+func (n Namespace) enter(f func() error, done chan<- error) {
+	runtime.LockOSThread() // and never unlocked
+	if unix.Gettid() == unix.Getpid() {
+		defer runtime.UnlockOSThread()
+		other := make(chan error)
+		go n.enter(f, other) // on another thread, as this one is taken
+		done <- <-other
+		return
+	}
+	if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
+		done <- fmt.Errorf("enter network namespace %s: %w", n.file.Name(), err)
+		return
+	}
+	done <- f()
 }
 
 // here reports whether the calling thread is in the namespace.

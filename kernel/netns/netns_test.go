@@ -6,10 +6,13 @@ package netns_test
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -85,5 +88,37 @@ func TestOther(t *testing.T) {
 	}
 	if own != 0 && of == own {
 		t.Errorf("two namespaces have the cookie %d", own)
+	}
+}
+
+// TestMainThread: /proc/<pid>/ns/net is that of the main thread, which never enters a namespace.
+func TestMainThread(t *testing.T) {
+	node := lab.NewT(t).Node("node1")
+	n, err := netns.Open(node.NetNSPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	const ofProcess = "/proc/self/ns/net"
+	want, err := os.Readlink(ofProcess)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var group errgroup.Group
+	for range 200 {
+		group.Go(func() error {
+			return n.Do(func() error {
+				if got, err := os.Readlink(ofProcess); err != nil || got != want {
+					return fmt.Errorf("the process is in %s, error %v, want %s", got, err, want)
+				}
+				return nil
+			})
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Error(err)
+	}
+	if got, err := os.Readlink(ofProcess); err != nil || got != want {
+		t.Errorf("afterwards the process is in %s, error %v, want %s", got, err, want)
 	}
 }
