@@ -43,6 +43,9 @@ fi
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+if has full || has kernels; then
+	hack/vmrun.sh "$scratch/vmrun" || echo "Tests that need another kernel will fail or be skipped." >&2
+fi
 packages=$(go list ./...)
 privileged=$(hack/privileged.sh)
 unit=$(comm -23 <(sort <<<"$packages") <(sort <<<"$privileged"))
@@ -82,7 +85,6 @@ full() {
 deploy() (cd test/deploy && GOWORK=off gotest -count=1 -timeout=10m ./...)
 
 kernels() {
-	hack/vmrun.sh "$scratch/vmrun" || echo "What needs another kernel will fail or be skipped." >&2
 	"$scratch/vmrun" -kernel 6.1 -- true || return 0 # why not, the tests of test/vm say
 	local status=0
 	# What nothing else proves: IPVS and SCTP, with all rounds.

@@ -23,6 +23,9 @@ import (
 // TestMachine is what the rest stands on, with one kernel: a command, a guest that dies, one
 // that does not end, and go test.
 func TestMachine(t *testing.T) {
+	if testing.Short() {
+		t.Skip("boots virtual machines, which make test-all does")
+	}
 	if runtime.GOARCH != "amd64" {
 		t.Skipf("missing: a machine of amd64, this is %s", runtime.GOARCH)
 	}
