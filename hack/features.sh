@@ -17,7 +17,7 @@ go build -trimpath -o "$scratch/featuretable" ./hack/featuretable
 go test -c -trimpath -o "$scratch/ebpf.test" ./proxier/ebpf
 
 for k in $kernels; do
-	# What a module brings is not there before somebody asks for it.
+	# Features of a module are missing until it is loaded.
 	"$scratch/vmrun" -kernel "$k" -file "$scratch/tandemctl" -- sh -c "
 		modprobe -a sch_ingress cls_bpf udp_diag nf_conntrack nf_nat nf_tables nft_compat nft_chain_nat ip_tables ip6_tables iptable_nat ip6table_nat ip_vs_rr ip_set
 		exec '$scratch/tandemctl' capabilities -o json" >"$scratch/$k.json"

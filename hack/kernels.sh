@@ -54,7 +54,7 @@ for p in "${packages[@]}"; do
 	go test -c -trimpath -o "$scratch/${p//\//_}.test" "$p"
 done
 
-# Whoever is root should have everything, as elsewhere.
+# As root, everything must be available, as in other stages.
 export TANDEM_REQUIRE_PRIVILEGED=1
 # The kernels have all modules.
 export TANDEM_REQUIRE_MODULES=1

@@ -3,9 +3,9 @@
 #
 # Usage: privileged.sh [-only]
 #
-# Prints the packages some of whose tests need root: those that play in the lab or ask who
-# they are. With -only, those without any other test: they are not worth linking where nobody
-# is root.
+# Prints the packages that have tests which need root: those that use the lab or check the user
+# ID. With -only, prints the packages in which all tests need root, so that runs without root
+# need not link them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -52,11 +52,11 @@ unit=$(comm -23 <(sort <<<"$packages") <(sort <<<"$privileged"))
 only=$(hack/privileged.sh -only)
 some=$(comm -23 <(sort <<<"$packages") <(sort <<<"$only"))
 
-# Without debug information, which nobody reads there, the binaries of tests link in half the time.
+# Test binaries link in half the time without debug information, which these runs do not use.
 gotest() { go test -json -ldflags='-s -w' ${TESTFLAGS:-} "$@"; }
 
-# Tests that need root are skipped, whoever runs it: their packages come again with namespaces,
-# whole. Those with nothing else are only vetted.
+# Skips tests that need root, even for root: the namespaces stage runs their packages in full.
+# Packages in which all tests need root are only vetted.
 check() {
 	local status=0
 	go vet $only >&2 || status=1

@@ -25,8 +25,8 @@ silent() {
 	[[ -z $out ]] || { echo "$out" && return 1; }
 }
 
-# Sources are what is not build output; not asked of git, which may not be there or
-# may not trust whoever owns the checkout.
+# Lists source files without build output. It does not use git, which may be missing or
+# may not trust the owner of the checkout.
 sources() { # <pattern>...
 	local args=() p
 	for p in "$@"; do args+=(-o -name "$p"); done
@@ -39,7 +39,7 @@ clang_format() { sources '*.c' '*.h' | xargs clang-format-19 --dry-run -Werror; 
 
 tidy() { go mod tidy -diff; }
 
-# Run by its version, so that it is in nobody's go.mod.
+# Run at a fixed version, so that it is in no go.mod.
 staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
 staticcheck() { CGO_ENABLED=0 GOFLAGS=-trimpath go run $staticcheck ./...; }
 

@@ -106,7 +106,7 @@ func (f *Frontend) String() string {
 			b.WriteString(p.String())
 		}
 		if len(f.Ranges) == 0 {
-			b.WriteString("nobody")
+			b.WriteString("none")
 		}
 	}
 	if f.Unguarded {

@@ -306,7 +306,7 @@ func TestOracleFinds(t *testing.T) {
 		{"NodePorts everywhere", "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS", "-j KUBE-NODEPORTS"},
 		{"NodePorts of one protocol", "-[AI] KUBE-NODEPORTS .*-p sctp.*\n", ""},
 		{"all are pods", "! -s 10.244.1.0/24", "-s 10.244.1.0/24"},
-		{"unallocated addresses not rejected", "-A KUBE-PROXY-FIREWALL .*addresses of nobody.*\n", ""},
+		{"unallocated addresses not rejected", "-A KUBE-PROXY-FIREWALL .*unallocated ClusterIPs.*\n", ""},
 	} {
 		t.Run(spoiled.name, func(t *testing.T) {
 			t.Parallel()

@@ -133,7 +133,7 @@ func (r *renderer) unserved(rules *proxier.NodeRules) (list []string) {
 	for _, p := range rules.Unserved {
 		if proxier.FamilyOf(p.Addr()) == r.family {
 			list = append(list, rule{
-				dest: p.String(), comment: "kubernetes service addresses of nobody", matches: "-m addrtype ! --dst-type LOCAL", target: r.rejects(),
+				dest: p.String(), comment: "kubernetes unallocated ClusterIPs", matches: "-m addrtype ! --dst-type LOCAL", target: r.rejects(),
 			}.String())
 		}
 	}

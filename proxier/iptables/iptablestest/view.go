@@ -113,7 +113,7 @@ func Saved(t *testing.T, tools Tools, f proxier.Family) string {
 }
 
 func isTail(rule string) bool {
-	return strings.Contains(rule, "this must be the last rule") || strings.Contains(rule, "addresses of nobody")
+	return strings.Contains(rule, "this must be the last rule") || strings.Contains(rule, "unallocated ClusterIPs")
 }
 
 // Entries are the rules that packets meet in shared chains, whatever the shape of those, and
