@@ -96,7 +96,7 @@ func expect(t *testing.T, told <-chan string, want ...string) {
 				t.Fatalf("told %q, want %q", got, line)
 			}
 		case <-time.After(deadline):
-			t.Fatalf("waited in vain for %q", line)
+			t.Fatalf("timeout while waiting for %q", line)
 		}
 	}
 }

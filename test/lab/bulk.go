@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// Either end knows what it must receive, and compares: that tells the first byte
-// that differs, as comparing checksums of the whole would not.
+// Both ends compare what they receive with the expected bytes, not just checksums, so that
+// errors name the first byte that differs.
 
 // BulkSize is enough for windows to open and for super-packets to arise.
 const BulkSize = 4 << 20
@@ -28,8 +28,8 @@ const BulkSize = 4 << 20
 // bulkTimeout applies to contexts without a deadline.
 const bulkTimeout = 10 * time.Second
 
-// bulkWrite is how much is written at once. The kernel makes of it segments of up
-// to 64 KiB, which are cut for the device as late as possible.
+// bulkWrite is how much is written at once. The kernel builds super-packets of up to
+// 64 KiB from it, and segments them as late as possible.
 const bulkWrite = 256 << 10
 
 // direction tells the stream from client to server from the one back.
@@ -40,7 +40,7 @@ const (
 	toClient
 )
 
-// stream is what goes in a direction, without an end.
+// stream is the endless sequence of bytes of one direction.
 func (d direction) stream() io.Reader { return rand.NewChaCha8([32]byte{byte(d)}) }
 
 // ServeBulk starts a TCP server for Bulk, like ServeTCP.
@@ -48,7 +48,7 @@ func (s *Sandbox) ServeBulk(port uint16) (*Server, error) {
 	return s.serveStreams("tcp", port, (*Server).bulk)
 }
 
-// bulk takes the size of a transfer, and says after it what was wrong with it.
+// bulk reads the size of a transfer, performs it, and sends its result.
 func (s *Server) bulk(c net.Conn) {
 	for {
 		var size uint32
@@ -66,9 +66,9 @@ func (s *Server) bulk(c net.Conn) {
 	}
 }
 
-// Bulk sends so many bytes to a server started by ServeBulk, which sends as many
-// back at the same time. An error tells the direction and the byte that is wrong or
-// missing. Without a deadline in ctx it gives up after ten seconds.
+// Bulk sends the given number of bytes to a server started by ServeBulk, which sends as many
+// back at the same time. Errors name the direction and the byte that is wrong or
+// missing. Without a deadline in ctx it times out after ten seconds.
 func (s *Sandbox) Bulk(ctx context.Context, to netip.AddrPort, size int) error {
 	ctx, cancel := withDeadline(ctx, bulkTimeout)
 	defer cancel()
@@ -93,7 +93,7 @@ func BulkConn(ctx context.Context, c net.Conn, size int) error {
 	}
 	verdict, err := bufio.NewReader(c).ReadString('\n')
 	if err != nil {
-		return fmt.Errorf("wait for the server's verdict: %w", err)
+		return fmt.Errorf("wait for the server's result: %w", err)
 	}
 	if verdict = strings.TrimSuffix(verdict, "\n"); verdict != "" {
 		return fmt.Errorf("at the server: %s", verdict)
@@ -123,7 +123,7 @@ func (d direction) send(c net.Conn, size int) error {
 	return nil
 }
 
-// receive takes all of a stream even if it is wrong, so that the sender finishes.
+// receive reads all of a stream even if it is wrong, so that the sender finishes.
 func (d direction) receive(c net.Conn, size int) (differs error) {
 	stream, buf, want := d.stream(), make([]byte, bulkWrite), make([]byte, bulkWrite)
 	for done := 0; done < size; {
@@ -140,7 +140,7 @@ func (d direction) receive(c net.Conn, size int) (differs error) {
 	return differs
 }
 
-// compare reports the first byte that differs, of data that begins at an offset.
+// compare reports the first byte that differs; the data begins at an offset.
 func compare(got, want []byte, offset int) error {
 	if bytes.Equal(got, want) {
 		return nil
@@ -156,14 +156,14 @@ func compare(got, want []byte, offset int) error {
 	return fmt.Errorf("from byte %d on received %x…, want %x…", offset+i, got[i:end], want[i:end])
 }
 
-// ServeEcho starts a UDP server for Echo, like ServeUDP: what comes goes back.
+// ServeEcho starts a UDP server for Echo, like ServeUDP. It returns each datagram.
 func (s *Sandbox) ServeEcho(port uint16) (*Server, error) {
 	return s.serveUDP(port, func(_ *Server, _ netip.AddrPort, datagram []byte) []byte { return datagram })
 }
 
-// Echo sends one datagram of a size to a server started by ServeEcho, and compares
-// what comes back. Sizes beyond the MTU travel in fragments. Without a deadline in
-// ctx it gives up after two seconds.
+// Echo sends one datagram of the given size to a server started by ServeEcho, and compares
+// the reply. Sizes beyond the MTU need fragmentation. Without a deadline in ctx it
+// times out after two seconds.
 func (s *Sandbox) Echo(ctx context.Context, to netip.AddrPort, size int) error {
 	ctx, cancel := withDeadline(ctx, dialTimeout)
 	defer cancel()

@@ -48,7 +48,7 @@ func TestBulk(t *testing.T) {
 	}
 }
 
-// tampered changes one byte of what passes.
+// tampered is a connection that changes one byte.
 type tampered struct {
 	net.Conn
 	written, read int // the byte to change, counted from 1
@@ -110,7 +110,7 @@ func TestBulkTellsWhatDiffers(t *testing.T) {
 			}
 		})
 	}
-	// A transfer that comes to a halt tells how far it got.
+	// The error of a transfer that stops says how much was transferred.
 	ctx, cancel := context.WithTimeout(bg, 100*time.Millisecond)
 	defer cancel()
 	other, err := p.ServeTCP(81)
@@ -146,12 +146,12 @@ func TestEcho(t *testing.T) {
 			}
 		}
 		if err := p.Echo(bg, port(a[1], 54), 100); !errors.Is(err, unix.ECONNREFUSED) {
-			t.Errorf("nobody there: got %v", err)
+			t.Errorf("no server: got %v", err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(bg, 50*time.Millisecond)
 	defer cancel()
 	if err := p.Echo(ctx, netip.MustParseAddrPort("10.96.0.10:53"), 8_000); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("silence: got %v", err)
+		t.Errorf("no answer: got %v", err)
 	}
 }

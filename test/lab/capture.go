@@ -27,14 +27,14 @@ type Captured struct {
 	Frame    []byte
 	Time     time.Time // when the kernel saw it
 	Outgoing bool      // out of the device
-	// Partial says that its transport checksum is left to the device to fill in.
-	// Veth pairs hand that on to the receiver, who does without.
+	// Partial says that the device must fill in the transport checksum. A veth pair does
+	// not, and its receiver does not check it.
 	Partial bool
 }
 
-// Verify checks all checksums, a partial one for what it must be by now. What ICMP
-// errors quote can have a partial one as well, which nothing tells: Options.NoOffload
-// avoids it.
+// Verify checks all checksums. A partial one must be that of the pseudo header. Packets
+// quoted in ICMP errors may have partial checksums as well, without any sign of it;
+// Options.NoOffload avoids that.
 func (c Captured) Verify() error {
 	if c.Partial {
 		return c.Packet.VerifyPartial()
@@ -62,17 +62,16 @@ type Capture struct {
 
 	mu      sync.Mutex
 	packets []Captured
-	next    int           // what Expect looks at first
+	next    int           // index of the first packet for Expect
 	more    chan struct{} // closed when packets grow
 }
 
 // captureBuffer has room for what arrives while the reader is not scheduled.
 const captureBuffer = 64 << 20
 
-// Capture starts collecting the packets that keep wants, all of them if it is nil. It
-// sees what is on the wire: incoming packets before tc programs, outgoing ones after
-// them. A packet that segments are still to be cut from counts as one. The capture
-// ends with the sandbox at the latest.
+// Capture starts collecting the packets that keep accepts, all of them if it is nil. It
+// sees incoming packets before tc programs, and outgoing ones after them. A super-packet
+// (GSO) counts as one packet. The capture ends with the sandbox at the latest.
 func (s *Sandbox) Capture(device string, keep func(Captured) bool) (*Capture, error) {
 	c := &Capture{
 		where: device + " of " + s.Name, keep: keep, sandbox: s,
@@ -142,7 +141,7 @@ func (c *Capture) read() {
 	}
 }
 
-// read takes what the kernel says of a packet beside its bytes.
+// read returns a packet with its metadata.
 func (c *Captured) read(oob []byte) {
 	messages, _ := unix.ParseSocketControlMessage(oob)
 	for _, m := range messages {
@@ -164,16 +163,16 @@ func (c *Capture) add(p Captured) {
 	c.more = make(chan struct{})
 }
 
-// Packets returns what was collected up to now. That a packet did not come is shown
-// by sending another one behind it, and expecting that first.
+// Packets returns the packets collected so far. To prove that a packet did not arrive,
+// send another one after it, and call Expect for that one first.
 func (c *Capture) Packets() []Captured {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.packets)
 }
 
-// Expect waits for a packet that matches, and returns the first one behind what the
-// last Expect returned. Without a deadline in ctx it gives up after two seconds.
+// Expect waits for a packet that matches, and returns the first one after the packet that
+// the last Expect returned. Without a deadline in ctx it times out after two seconds.
 func (c *Capture) Expect(ctx context.Context, match func(Captured) bool) (Captured, error) {
 	ctx, cancel := withDeadline(ctx, dialTimeout)
 	defer cancel()
@@ -209,8 +208,8 @@ func (c *Capture) text() string {
 	return b.String()
 }
 
-// Close ends the capture. It is an error if packets were lost, as nothing can be said
-// about what is missing then.
+// Close ends the capture. It returns an error if packets were lost, as the absence of a
+// packet then proves nothing.
 func (c *Capture) Close() error {
 	c.closing.Do(func() {
 		c.sandbox.forget(c)

@@ -64,7 +64,7 @@ func families(a, b *lab.Sandbox) [][2]netip.Addr {
 	return [][2]netip.Addr{{a.Addr4, b.Addr4}, {a.Addr6, b.Addr6}}
 }
 
-// The kernel decides whether packets are right: a server answers them.
+// A server's answers prove that the kernel accepts the packets.
 func TestSend(t *testing.T) {
 	l := lab.NewT(t)
 	p, c := l.Node("node1").Pod("p"), l.Client("outside")
@@ -92,7 +92,7 @@ func TestSend(t *testing.T) {
 		send(t, c.Sandbox, optional)
 		expect(t, replies, from(there))
 
-		// What is wrong gets no answer: the first one is that to what came behind.
+		// Wrong packets get no answer: the first answer is that to a later packet.
 		wrong := packet.NewUDP(port(a[0], 40001), there, nil)
 		wrong.UDP.Checksum = new(uint16(1))
 		send(t, c.Sandbox, wrong, plain)
@@ -115,7 +115,7 @@ func TestSend(t *testing.T) {
 	}
 }
 
-// A frame goes out as it is, whatever the sandbox would do with it.
+// SendFrame does not change a frame.
 func TestSendFrame(t *testing.T) {
 	l := lab.NewT(t)
 	n := l.Node("node1")
@@ -147,7 +147,7 @@ func TestExpect(t *testing.T) {
 	for i := range 3 {
 		send(t, p.Sandbox, packet.NewUDP(port(p.Addr4, uint16(i)), port(n.Addr4, 9), nil))
 	}
-	// Each packet is found once, and those before it no more.
+	// Expect finds each packet once, and none before the last one found.
 	expect(t, all, from(port(p.Addr4, 1)))
 	for _, match := range []func(lab.Captured) bool{from(port(p.Addr4, 0)), from(port(p.Addr4, 1))} {
 		ctx, cancel := context.WithTimeout(bg, 50*time.Millisecond)
@@ -170,8 +170,7 @@ func TestExpect(t *testing.T) {
 	}
 }
 
-// Segments and checksums that are left to devices show, and are right for what they
-// are.
+// Captures show super-packets and partial checksums, and Verify accepts them.
 func TestOffload(t *testing.T) {
 	for name, opts := range map[string]lab.Options{"on": {}, "off": {NoOffload: true}} {
 		t.Run(name, func(t *testing.T) {
@@ -220,7 +219,7 @@ func TestPing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(bg, 50*time.Millisecond)
 	defer cancel()
 	if err := c.Ping(ctx, netip.MustParseAddr("203.0.113.5")); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("address of nobody: got %v, want a timeout", err)
+		t.Errorf("unused address: got %v, want a timeout", err)
 	}
 	for _, route := range []string{"203.0.113.0/24", "2001:db8:203:113::/64"} {
 		ip(t, l.Fabric(), "route", "add", "unreachable", route)

@@ -23,11 +23,11 @@ import (
 const cgroupPrefix = "tandem-lab-"
 
 // removeLimit bounds the wait for ended threads and processes to leave a cgroup:
-// the kernel takes them out of it a little after they are gone for everybody else.
+// the kernel removes them from it a little after they have ended.
 const removeLimit = 5 * time.Second
 
 // processRoot is the cgroup that holds this process while it has labs open. Labs of
-// one process share it: a process can be in one domain only.
+// one process share it, as a process can be in one domain only.
 var processRoot struct {
 	mu       sync.Mutex
 	labs     int
@@ -52,7 +52,7 @@ func cgroupMount() (dir, hostPath string, err error) {
 		if !slices.Contains(strings.Split(f[5], ","), "rw") {
 			continue
 		}
-		// The mount that shows most is the one nearest to the root.
+		// Prefer the mount that is nearest to the root of the hierarchy.
 		if dir == "" || len(f[3]) < len(hostPath) {
 			hostPath, dir = f[3], f[4]
 		}
@@ -136,8 +136,8 @@ func enterProcessRoot() error {
 	if err := writePID(r.path, "cgroup.procs", os.Getpid()); err != nil {
 		return errors.Join(fmt.Errorf("move own process: %w", err), os.Remove(r.path))
 	}
-	// Adopt what commands leave behind: in containers process 1 often does not
-	// care for orphans, which stay as zombies then.
+	// Adopt orphans of commands: in containers, process 1 often does not wait for them,
+	// so that they remain as zombies.
 	if err := adoptOrphans(true); err != nil {
 		return errors.Join(err, leaveProcessRoot())
 	}
@@ -184,7 +184,7 @@ func removeTree(path string) error {
 		if err == nil && d.IsDir() {
 			dirs = append(dirs, p)
 		}
-		return nil // gone meanwhile, or a file nobody cares about
+		return nil // removed in the meantime, or a file
 	})
 	slices.Reverse(dirs)
 	for _, dir := range dirs {
@@ -228,8 +228,8 @@ func killTree(path string) error {
 		}
 		time.Sleep(wait)
 	}
-	// Orphans among them became ours (see enterProcessRoot), and nobody else waits
-	// for them. For all others there is nothing to wait for.
+	// Orphans became children of this process (see enterProcessRoot), which must wait for
+	// them. For other processes, Wait4 returns an error at once.
 	for pid := range killed {
 		for {
 			if _, err := unix.Wait4(pid, nil, 0, nil); !errors.Is(err, unix.EINTR) {
@@ -278,8 +278,8 @@ func threadGroup(tid string) int {
 	return 0
 }
 
-// ownerName names this process for good: pids are reused, so the start time goes
-// with it, and a pid means nothing outside its pid namespace.
+// ownerName identifies this process uniquely. Pids are reused, so it includes the start
+// time; they are valid only within a pid namespace, so it includes that as well.
 func ownerName() (string, error) {
 	ns, err := pidNamespace()
 	if err != nil {
@@ -315,8 +315,8 @@ func startTime(pid int) (string, error) {
 }
 
 // Sweep removes what labs of dead processes left behind: their cgroups, and
-// processes in them. Labs of other pid namespaces are left alone, as nothing can
-// be said about their owners from here.
+// processes in them. It skips labs of other pid namespaces, as it cannot tell whether
+// their owners run.
 func Sweep() error {
 	mount, _, err := cgroupMount()
 	if err != nil {
@@ -335,7 +335,7 @@ func Sweep() error {
 		pid, start, ok := strings.Cut(strings.TrimPrefix(filepath.Base(path), cgroupPrefix+ns+"-"), "-")
 		owner, err := strconv.Atoi(pid)
 		if !ok || err != nil {
-			continue // not one of ours after all
+			continue // not made by a lab
 		}
 		if s, err := startTime(owner); err == nil && s == start {
 			continue

@@ -20,8 +20,8 @@ type Dials struct {
 	Err error
 }
 
-// DialOften connects so often a second until the context ends, whatever becomes of it: each
-// attempt has a second.
+// DialOften connects at the given rate per second until the context ends, even if attempts
+// fail. Each attempt times out after a second.
 func (s *Sandbox) DialOften(ctx context.Context, network string, to netip.AddrPort, rate int) (d Dials) {
 	var mu sync.Mutex
 	var running sync.WaitGroup

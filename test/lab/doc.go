@@ -31,37 +31,37 @@
 //
 // # Untranslated Service traffic
 //
-// Pods and nodes send what they have no route for towards the fabric, whose default
-// route is a blackhole in both families. A packet to a Service address that nobody
-// translated is therefore dropped there without an ICMP error: the client times
-// out, and can mistake it neither for a refusal nor for an answer. The same
-// happens on a node for addresses of its pod range that no pod holds.
+// Pods and nodes have a default route to the fabric, whose own default route is a
+// blackhole in both families. The fabric therefore drops untranslated packets to Service
+// addresses without an ICMP error: the client times out, which differs from both
+// a refusal and an answer. A node likewise drops packets to unused addresses of its
+// pod range.
 //
 // # Nodes of real clusters
 //
-// A node of the lab has routes and nothing else. NodeSettings, in Options for all
-// nodes or by Node.Set for one, give it what clusters have in the way of packets:
+// By default, a node of the lab has only routes. NodeSettings, set in Options for all
+// nodes or with Node.Set for one, add what filters packets in real clusters:
 // conntrack, a FORWARD policy, rules about invalid packets, masquerading, and the
-// reverse path filter. All but the last are written by iptables.
+// reverse path filter. All but the last are iptables rules.
 //
 // # Packets
 //
-// Ask makes a call, Bulk moves megabytes both ways and Echo datagrams that travel
-// in fragments, each compared with what it has to be; Ping needs no server. Send puts
-// any packet of package packet on a link, and Capture shows what passes a device:
+// Ask sends a request, Bulk transfers megabytes in both directions, and Echo sends
+// datagrams that need fragmentation. All of them check the received data. Ping needs no
+// server. Send transmits any packet of package packet, and Capture records the packets
+// of a device:
 //
 //	seen, err := web.Capture(lab.Uplink, nil)
 //	err = client.Send(ctx, packet.NewTCP(from, to, packet.SYN, nil))
 //	syn, err := seen.Expect(ctx, func(c lab.Captured) bool { return c.Destination() == to })
 //
-// SetMTU, Down and Unplug change links while all of this goes on.
+// SetMTU, Down and Unplug change links under traffic.
 //
 // # Processes
 //
-// Command runs a program in a sandbox. A test that wants to know what becomes of it
-// watches it: what it prints is kept and shown where the test fails, and a test that
-// awaits something of a process which has ended fails at once. Get and Fetch ask its HTTP
-// servers.
+// Command runs a program in a sandbox. Watch keeps its output and shows it if the test
+// fails. Await fails at once if the process has exited. Get and Fetch send requests to
+// its HTTP servers.
 //
 //	p := lab.Watch(n.Command(ctx, binary))
 //	p.Begin(t)

@@ -20,11 +20,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Server answers requests with who it is and whom it sees:
+// Server answers requests with its name and the address of its peer:
 //
 //	<sandbox name> <peer address:port>\n
 //
-// per line on TCP and SCTP, where connections stay open for more, per datagram on UDP.
+// once per line on TCP and SCTP, where connections stay open, and once per datagram on UDP.
 type Server struct {
 	Name string
 	Port uint16
@@ -51,8 +51,8 @@ func (s *Sandbox) ServeSCTP(port uint16) (*Server, error) {
 	return s.serveStreams("sctp", port, (*Server).talk)
 }
 
-// ServeUDP starts a UDP server like ServeTCP. Answers come from the address that
-// was asked, also on nodes, which have several.
+// ServeUDP starts a UDP server like ServeTCP. Replies have the destination address of the
+// request as their source, even on nodes, which have several addresses.
 func (s *Sandbox) ServeUDP(port uint16) (*Server, error) {
 	return s.serveUDP(port, func(srv *Server, peer netip.AddrPort, _ []byte) []byte { return srv.answer(peer) })
 }
@@ -108,7 +108,7 @@ func (s *Server) accept(l net.Listener, handle func(*Server, net.Conn)) {
 				return
 			}
 			if err != nil {
-				continue // the connection went away while it was accepted
+				continue // the client closed the connection before it was accepted
 			}
 			if s.add(c) {
 				s.Conns.Add(1)
@@ -169,14 +169,14 @@ func (s *Server) receive(c *net.UDPConn, answer func(*Server, netip.AddrPort, []
 				continue // an ICMP error about an earlier answer
 			}
 			s.Requests.Add(1)
-			// A peer that is gone is no concern of the server.
+			// Ignore peers that are gone.
 			_, _, _ = c.WriteMsgUDPAddrPort(answer(s, peer, buf[:n]), unpin(oob[:nOOB]), peer)
 		}
 	})
 }
 
-// unpin makes received packet info fit for sending: the source address is to be
-// kept, the way out is for routing to find.
+// unpin prepares received packet info for sending: it keeps the source address, and leaves
+// the device to routing.
 func unpin(oob []byte) []byte {
 	const header = int(unsafe.Sizeof(unix.Cmsghdr{}))
 	if len(oob) >= header+unix.SizeofInet6Pktinfo {
@@ -195,8 +195,8 @@ type Reply struct {
 	Peer   netip.AddrPort // the client, as the server sees it
 }
 
-// Ask connects to a server from inside the sandbox, asks once and disconnects. See
-// Dial for networks and addresses. Without a deadline in ctx it gives up after two
+// Ask connects to a server from inside the sandbox, sends one request and disconnects. See
+// Dial for networks and addresses. Without a deadline in ctx it times out after two
 // seconds.
 func (s *Sandbox) Ask(ctx context.Context, network string, to netip.AddrPort) (Reply, error) {
 	ctx, cancel := withDeadline(ctx, dialTimeout)
@@ -213,9 +213,9 @@ func (s *Sandbox) Ask(ctx context.Context, network string, to netip.AddrPort) (R
 	return r, wrap(err, "ask %s %s from %s", network, to, s.Name)
 }
 
-// HangUp ends a connection, if it is one, and waits for the other end to do so, so that the
-// network between knows: to close it does neither while a process that was forked meanwhile has
-// a copy of it, until that runs its program. It is still to be closed.
+// HangUp shuts a TCP connection down, and waits until the peer has done so as well, so that
+// conntrack sees the end. Close alone guarantees neither: a process that is being forked has a
+// copy of the socket until it executes its program. The caller must still call Close.
 func HangUp(ctx context.Context, c net.Conn) {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok || setDeadline(ctx, c, dialTimeout) != nil {

@@ -15,14 +15,14 @@ import (
 	"strings"
 )
 
-// helperEnv tells a copy of the running program to be a helper.
+// helperEnv makes a copy of the running program a helper.
 const helperEnv = "TANDEM_LAB_HELPER"
 
 var mainCalled bool
 
-// Main turns a copy of the program into a server process, if it was started as one,
-// and does not return then. Programs that use SpawnServer call it first thing in
-// main, tests in TestMain.
+// Main runs the server if this process was started as a server process, and then does
+// not return. Programs that use SpawnServer call it at the start of main, tests call it in
+// TestMain.
 func Main() {
 	mainCalled = true
 	role := os.Getenv(helperEnv)
@@ -72,8 +72,8 @@ func (s *Sandbox) SpawnServer(port uint16) (_ *ServerProcess, err error) {
 	return &ServerProcess{Cmd: c, Port: uint16(got)}, nil
 }
 
-// serveUntilKilled is the helper process. It is in the right namespace and cgroup
-// already, so its sandbox is whatever thread it happens to run on.
+// serveUntilKilled is the helper process. It starts in the right namespace and cgroup, so
+// its sandbox can use any thread.
 func serveUntilKilled(role string) error {
 	name, number, _ := strings.Cut(role, " ")
 	port, err := strconv.ParseUint(number, 10, 16)

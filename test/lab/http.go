@@ -17,7 +17,7 @@ import (
 // getTimeout applies to contexts without a deadline.
 const getTimeout = 5 * time.Second
 
-// DialContext is Dial to an address as text, for libraries that want a function like this.
+// DialContext is Dial to an address as text, for libraries that need this signature.
 func (s *Sandbox) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -26,12 +26,12 @@ func (s *Sandbox) DialContext(ctx context.Context, network, address string) (net
 	return s.Dial(ctx, network, to)
 }
 
-// HTTPClient asks from inside the sandbox, by a new connection each time. Hosts in URLs
-// are addresses: nobody resolves names there. A request takes no longer than the timeout, which
-// is not 0.
+// HTTPClient sends requests from inside the sandbox, each over a new connection. Hosts in URLs
+// must be addresses, as names are not resolved. The timeout limits each request, and must
+// not be 0.
 func (s *Sandbox) HTTPClient(timeout time.Duration) *http.Client {
-	// A transport goes on to dial for a request that was given up, with a context
-	// that has no deadline.
+	// After a request is cancelled, a transport continues to dial with a context that has
+	// no deadline.
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 		ctx, cancel := withDeadline(ctx, timeout)
 		defer cancel()
@@ -40,7 +40,7 @@ func (s *Sandbox) HTTPClient(timeout time.Duration) *http.Client {
 	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}, Timeout: timeout}
 }
 
-// Get asks a server at the sandbox's loopback address.
+// Get sends a request to a server at the sandbox's loopback address.
 func (s *Sandbox) Get(ctx context.Context, port uint16, path string) (code int, body string, err error) {
 	ctx, cancel := withDeadline(ctx, getTimeout)
 	defer cancel()
@@ -58,7 +58,7 @@ func (s *Sandbox) Get(ctx context.Context, port uint16, path string) (code int, 
 	return response.StatusCode, string(text), err
 }
 
-// Fetch is Get for what has to be there: any other answer than 200 OK is an error.
+// Fetch is Get, but any other status than 200 OK is an error.
 func (s *Sandbox) Fetch(ctx context.Context, port uint16, path string) (string, error) {
 	code, body, err := s.Get(ctx, port, path)
 	if err == nil && code != http.StatusOK {
@@ -67,7 +67,7 @@ func (s *Sandbox) Fetch(ctx context.Context, port uint16, path string) (string, 
 	return body, err
 }
 
-// Listen opens a TCP socket in the sandbox, as net.Listen does; addresses are of IPv4.
+// Listen opens a TCP socket in the sandbox, as net.Listen does, for IPv4 addresses.
 func (s *Sandbox) Listen(address string) (l net.Listener, err error) {
 	err = s.Do(func() error {
 		l, err = net.Listen("tcp4", address)
@@ -76,8 +76,8 @@ func (s *Sandbox) Listen(address string) (l net.Listener, err error) {
 	return l, wrap(err, "listen at %s in %s", address, s.Name)
 }
 
-// ServeHTTP serves at the sandbox's loopback address, and says at which URL. The server ends
-// with the sandbox at the latest.
+// ServeHTTP starts a server at the sandbox's loopback address and returns its URL. The server
+// ends with the sandbox at the latest.
 func (s *Sandbox) ServeHTTP(h http.Handler) (server *http.Server, url string, err error) {
 	l, err := s.Listen("127.0.0.1:0")
 	if err != nil {

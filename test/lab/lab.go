@@ -24,19 +24,18 @@ type Options struct {
 	// MTU of every link; 1500 if zero.
 	MTU int
 	// Pause starts a process that only sleeps in every node and pod, like the
-	// pause container of a real pod. Code that looks for namespaces under /proc
-	// finds the lab's only with it: Sandbox threads show up below
-	// /proc/<pid>/task alone.
+	// pause container of a real pod. Code that searches /proc for namespaces needs it:
+	// sandbox threads appear only in /proc/<pid>/task.
 	Pause bool
-	// Nodes is how nodes are set up; Node.Set changes it for one.
+	// Nodes are the settings of all nodes; Node.Set changes those of one node.
 	Nodes NodeSettings
-	// NoOffload has senders compute checksums and cut segments, as behind devices
-	// that cannot. Otherwise a packet crosses the lab without either, and nobody
-	// notices a wrong checksum.
+	// NoOffload turns off checksum and segmentation offload. With offload, packets cross
+	// the lab without valid checksums, and wrong checksums remain undetected.
 	NoOffload bool
-	// PortsInTurn has clients take one source port after the other, each at first for one
-	// connection alone. The kernel takes one for several that go to different addresses,
-	// and virtual servers mix up the replies of those to one endpoint.
+	// PortsInTurn makes clients use consecutive source ports, without reuse until the
+	// range ends. The kernel may use one source port for connections to different
+	// addresses; if virtual servers send these to the same endpoint, IPVS mixes up the
+	// replies.
 	PortsInTurn bool
 }
 
@@ -57,13 +56,12 @@ type Lab struct {
 	announced map[netip.Prefix][]*Node
 }
 
-// New opens a lab. It needs root and a writable cgroup2 mount; Available tells
-// beforehand. Close removes everything; on an interrupt the caller has to see to
-// it that Close runs.
+// New opens a lab. It needs root and a writable cgroup2 mount; Available checks for
+// both. Close removes everything; the caller must also call it on an interrupt.
 func New(opts Options) (*Lab, error) {
 	if os.Getenv(helperEnv) != "" {
-		// A helper that comes here runs the whole program again, and would
-		// go on to start helpers of its own.
+		// A helper process must not run the program itself: it would start more
+		// helpers.
 		return nil, errors.New("open lab: this is a helper process whose main function did not call lab.Main")
 	}
 	if err := errors.Join(Available(), opts.Nodes.Available()); err != nil {
@@ -72,7 +70,7 @@ func New(opts Options) (*Lab, error) {
 	if opts.MTU == 0 {
 		opts.MTU = 1500
 	}
-	// Best effort: somebody else's leftovers are no reason not to start.
+	// Best effort: leftovers of other processes do not prevent a new lab.
 	_ = Sweep()
 
 	cgroup, err := openLabCgroup()
@@ -89,11 +87,11 @@ func New(opts Options) (*Lab, error) {
 	return l, nil
 }
 
-// WithoutRootEnv makes tests that need root behave as for somebody else: they are skipped. Runs of
-// what needs no root say the same on every machine so.
+// WithoutRootEnv, if 1, skips tests that need root even for root, so that results do not depend
+// on the user.
 const WithoutRootEnv = "TANDEM_WITHOUT_ROOT"
 
-// Root says why tests cannot do what takes root; nil if they can.
+// Root returns nil if tests may use root privileges, or the reason why not.
 func Root() error {
 	if os.Getenv(WithoutRootEnv) == "1" || os.Geteuid() != 0 {
 		return errors.New("root (for network namespaces, cgroups and BPF)")

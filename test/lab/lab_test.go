@@ -74,7 +74,7 @@ func TestConnectivity(t *testing.T) {
 					if addr.Unmap().Is4() {
 						want = from.Addr4
 					}
-					// A host talks to itself from whatever address it asks.
+					// A host's connections to itself have the same source and destination address.
 					if got.Server != to.Name || got.Peer.Addr() != want {
 						t.Errorf("%s -> %s over %s %s: answer %+v, want from %s, seen as %s",
 							from.Name, to.Name, network, addr, got, to.Name, want)
@@ -105,7 +105,7 @@ func TestAddressPlan(t *testing.T) {
 	}
 }
 
-// What nobody translates must end in silence, and only there.
+// Untranslated packets are dropped without an ICMP error, and only those.
 func TestServiceAddressesAreDropped(t *testing.T) {
 	l := lab.NewT(t)
 	n := l.Node("node1")
@@ -133,7 +133,7 @@ func TestAnnounce(t *testing.T) {
 		addr := netip.MustParseAddr(vip)
 		prefix := netip.PrefixFrom(addr, addr.BitLen())
 		for _, n := range []*lab.Node{n1, n2} {
-			// The node accepts the address as if something translated it.
+			// The node accepts the address as if a proxy translated it.
 			ip(t, n.Sandbox, "addr", "add", prefix.String(), "dev", "lo", "nodad")
 			if _, err := n.ServeTCP(8000 + uint16(len(vip))); err != nil {
 				t.Fatal(err)
@@ -455,7 +455,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	if _, err := n.Ask(bg, "tcp", netip.AddrPortFrom(p.Addr4, tcp.Port)); err != nil {
 		t.Error(err)
 	}
-	// A grandchild that nobody waits for, in a session of its own.
+	// An orphaned grandchild, in a session of its own.
 	out, err := p.Command(bg, "bash", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo $!").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -495,7 +495,7 @@ func eventually(tb testing.TB, what string, cond func() bool) {
 	tb.Helper()
 	for deadline := time.Now().Add(5 * time.Second); !cond(); runtime.Gosched() {
 		if time.Now().After(deadline) {
-			tb.Errorf("waited in vain for %s", what)
+			tb.Errorf("timeout while waiting for %s", what)
 			return
 		}
 	}

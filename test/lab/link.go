@@ -26,16 +26,16 @@ func (c *Client) SetMTU(mtu int) error {
 	return errors.Join(c.setMTU(Uplink, mtu), c.lab.fabric.setMTU(c.FabricLink, mtu))
 }
 
-// SetMTU lowers the MTU of the node's link, at both ends. Whoever has routes to the
-// node or its pods learns of it: nobody in between could tell, as nodes share a
-// subnet. Below 1280 the kernel takes IPv6 off the link.
+// SetMTU lowers the MTU of the node's link, at both ends, and of all routes to the
+// node or its pods. Nodes share a subnet, so no router in between could report the lower
+// MTU. Below 1280 the kernel disables IPv6 on the link.
 func (n *Node) SetMTU(mtu int) error {
 	l := n.lab
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n.mtu = mtu
 	f := l.fabric
-	// A bridge takes the lowest MTU of its ports until it is told one.
+	// A bridge has the lowest MTU of its ports unless its own is set.
 	err := errors.Join(n.setMTU(Uplink, mtu), f.setMTU(n.FabricLink, mtu), f.setMTU("br0", l.opts.MTU), n.limit(f, "br0"))
 	for _, other := range l.nodes {
 		if other != n {
@@ -50,7 +50,7 @@ func (n *Node) SetMTU(mtu int) error {
 	return err
 }
 
-// limit tells a machine on the nodes' subnet how much fits through the node's link.
+// limit sets the MTU of a machine's routes to the node; the machine is on the nodes' subnet.
 func (n *Node) limit(s *Sandbox, device string) error {
 	link, err := s.nl.LinkByName(device)
 	if err != nil {
@@ -65,7 +65,7 @@ func (n *Node) limit(s *Sandbox, device string) error {
 	return n.reachableFrom(s)
 }
 
-// limited adds to a route over the node that its link takes less than others.
+// limited adds the MTU of the node's link to a route over the node, if it is lower than the lab's.
 func (n *Node) limited(r netlink.Route) netlink.Route {
 	if n.mtu < n.lab.opts.MTU && (r.MTU == 0 || n.mtu < r.MTU) {
 		// bpf_fib_lookup looks at locked values only.
@@ -83,8 +83,8 @@ func (s *Sandbox) setMTU(device string, mtu int) error {
 }
 
 // Down sets a device down. The returned function sets it up again, with the addresses
-// and routes that it had, and waits until it carries packets. Neighbours that asked
-// for it meanwhile notice when they ask again, up to a second later.
+// and routes that it had, and waits until it is operational. Neighbours whose resolution
+// failed in the meantime try again up to a second later.
 func (s *Sandbox) Down(device string) (up func() error, err error) {
 	was, err := s.remember(device)
 	if err != nil {
@@ -119,7 +119,7 @@ func (n *Node) Unplug() (plug func() error, err error) {
 		if err != nil {
 			return fmt.Errorf("find link %s: %w", Uplink, err)
 		}
-		// With another one neighbours would have to notice first.
+		// With another address, neighbours would have stale entries.
 		if err := n.nl.LinkSetHardwareAddr(link, was.link.Attrs().HardwareAddr); err != nil {
 			return fmt.Errorf("set hardware address of %s: %w", Uplink, err)
 		}
@@ -127,7 +127,7 @@ func (n *Node) Unplug() (plug func() error, err error) {
 	}, nil
 }
 
-// device is what goes with a device, and does not come back by itself.
+// device holds what is lost when a device goes down, and is not restored by the kernel.
 type device struct {
 	link   netlink.Link
 	addrs  []netlink.Addr
@@ -153,7 +153,7 @@ func (s *Sandbox) remember(name string) (d device, err error) {
 		}
 	}
 	for _, r := range routes {
-		// Those of other devices go with the source address that they name.
+		// Routes of other devices are lost together with their source address.
 		source := slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.Equal(r.Src) })
 		if r.Protocol != unix.RTPROT_KERNEL && (source || r.LinkIndex == d.link.Attrs().Index) {
 			d.routes = append(d.routes, r)
@@ -176,7 +176,7 @@ func (d device) restore(s *Sandbox) error {
 	}
 	for _, a := range d.addrs {
 		if err := s.nl.AddrReplace(link, &a); err != nil {
-			return fmt.Errorf("give %s back %s: %w", name, a.IPNet, err)
+			return fmt.Errorf("restore address %s of %s: %w", a.IPNet, name, err)
 		}
 	}
 	if err := s.awaitLink(name); err != nil {
@@ -193,8 +193,8 @@ func (d device) restore(s *Sandbox) error {
 	return nil
 }
 
-// withoutOffload has checksums computed before packets leave by a device. What is to
-// be cut into segments then has to be cut as well.
+// withoutOffload turns off checksum offload of a device. This also turns off segmentation
+// offload.
 func (s *Sandbox) withoutOffload(device string) error {
 	request := struct {
 		name  [unix.IFNAMSIZ]byte

@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// A packet too big for one link is turned down in front of it, and nowhere else.
+// A packet that is too big for a link is rejected in front of that link, and nowhere else.
 func TestSetMTU(t *testing.T) {
 	const low = 1400
 	l := lab.NewT(t)
@@ -82,7 +82,7 @@ func TestSetMTU(t *testing.T) {
 
 type flow struct{ from, to, router *lab.Sandbox }
 
-// datagrams are some of 1500 bytes that must not be fragmented.
+// datagrams are 1500 bytes long and must not be fragmented.
 func (f flow) datagrams() []packet.Packet {
 	var list []packet.Packet
 	for _, a := range families(f.from, f.to) {
@@ -186,7 +186,7 @@ func TestDownAndUnplug(t *testing.T) {
 			}
 			for _, a := range families(c.Sandbox, q.Sandbox) {
 				if err := c.Ping(bg, a[1]); err != nil {
-					t.Errorf("others are cut off as well: %v", err)
+					t.Errorf("other sandboxes are unreachable as well: %v", err)
 				}
 			}
 			if err := repair(); err != nil {

@@ -13,41 +13,41 @@ import (
 	"time"
 )
 
-// Load is clients that make one connection after the other. One that fails is an error
-// of the test, and the end of its client.
+// Load runs clients that make one connection after the other. A failed connection fails the
+// test and ends its client.
 type Load struct {
 	tb   TB
 	ctx  context.Context
 	stop context.CancelFunc
 	all  sync.WaitGroup
 
-	// Asked counts requests, Failed those that failed, and Again those that were made a
-	// second time.
+	// Asked counts requests, Failed those that failed, and Again those that were
+	// repeated.
 	Asked, Failed, Again atomic.Int64
 }
 
-// NewLoad has no clients yet. The caller has to end it before the lab goes.
+// NewLoad makes a Load without clients. The caller must end it before the lab is closed.
 func NewLoad(tb TB) *Load {
 	w := &Load{tb: tb}
 	w.ctx, w.stop = context.WithCancel(tb.Context())
 	return w
 }
 
-// End waits until no client asks any more.
+// End stops all clients and waits for them.
 func (w *Load) End() {
 	w.stop()
 	w.all.Wait()
 }
 
-// Pace is how a client asks.
+// Pace is how often a client sends requests.
 type Pace struct {
-	// Every is the time between two connections; 0 for as fast as one can.
+	// Every is the time between two connections; 0 means without a pause.
 	Every time.Duration
-	// Tries is how often a request is made at most, as who uses datagrams does; 0 for 1.
+	// Tries is how often a request is sent at most, as clients of UDP repeat theirs; 0 means once.
 	Tries int
 }
 
-// Use adds a client for each of the ways, whose names begin with the protocol.
+// Use adds a client for each target. The names of targets begin with the protocol.
 func (w *Load) Use(from *Sandbox, ways map[string]netip.AddrPort, p Pace) {
 	for name, to := range ways {
 		w.all.Go(func() {
@@ -82,13 +82,13 @@ func (w *Load) ask(from *Sandbox, network string, to netip.AddrPort, tries int) 
 // moreLimit is for clients on a busy machine.
 const moreLimit = 30 * time.Second
 
-// More waits until so many more connections were made, or one failed.
+// More waits until the given number of further connections were made, or one failed.
 func (w *Load) More(n int64) {
 	w.tb.Helper()
 	enough := w.Asked.Load() + n
 	Await(w.tb, moreLimit, "connections", func() error {
 		if w.Asked.Load() < enough && w.Failed.Load() == 0 {
-			return errors.New("too few")
+			return errors.New("too few connections")
 		}
 		return nil
 	})

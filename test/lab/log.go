@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// Log keeps what a process says, while others read it.
+// Log keeps the output of a process. It is safe for concurrent use.
 type Log struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -20,7 +20,7 @@ func (l *Log) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// String is all of it.
+// String returns all output so far.
 func (l *Log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -20,8 +20,8 @@ import (
 // pings numbers the echo requests of this process.
 var pings atomic.Uint32
 
-// Ping sends an ICMP echo request and waits for the reply. An ICMP error about it
-// is returned as the errno it means. Without a deadline in ctx Ping gives up after
+// Ping sends an ICMP echo request and waits for the reply. It returns an ICMP error about
+// the request as the corresponding errno. Without a deadline in ctx it times out after
 // two seconds.
 func (s *Sandbox) Ping(ctx context.Context, to netip.Addr) error {
 	c, err := s.dialICMP(to)
@@ -32,7 +32,7 @@ func (s *Sandbox) Ping(ctx context.Context, to netip.Addr) error {
 	return wrap(ping(ctx, c, to.Is4()), "ping %s from %s", to, s.Name)
 }
 
-// dialICMP opens a raw socket. Being connected it receives from the peer alone.
+// dialICMP opens a raw socket. It is connected, and so receives only from the peer.
 func (s *Sandbox) dialICMP(to netip.Addr) (net.Conn, error) {
 	var c net.Conn
 	err := s.Do(func() error {
@@ -48,7 +48,7 @@ func (s *Sandbox) dialICMP(to netip.Addr) (net.Conn, error) {
 		}
 		f := os.NewFile(uintptr(fd), "icmp")
 		defer f.Close()
-		// Without it the kernel keeps errors to itself that may pass.
+		// Without it, the kernel does not report transient errors.
 		if err := unix.SetsockoptInt(fd, level, errorsToo, 1); err != nil {
 			return os.NewSyscallError("setsockopt", err)
 		}
@@ -81,7 +81,7 @@ func ping(ctx context.Context, c net.Conn, v4 bool) error {
 			return err
 		}
 		got := buf[:n]
-		if v4 { // comes with its IP header
+		if v4 { // includes the IP header
 			got = packet.ParseIP(got).Transport()
 		}
 		if len(got) >= 8 && got[0] == reply && binary.BigEndian.Uint32(got[4:]) == id {

@@ -73,7 +73,7 @@ func newSandbox(name string, cgroups ...string) (_ *Sandbox, err error) {
 	return s, s.pool.do(s.prepare)
 }
 
-// prepare sets the new namespace up; it runs inside.
+// prepare configures the new namespace. It runs inside it.
 func (s *Sandbox) prepare() error {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -85,10 +85,10 @@ func (s *Sandbox) prepare() error {
 		{"ipv6/conf/all/accept_dad", "0"},
 		{"ipv6/conf/default/accept_dad", "0"},
 		{"ipv6/conf/default/router_solicitations", "0"},
-		// The initial namespace hands its own setting down; be the same everywhere.
+		// A new namespace inherits the setting of the initial one.
 		{"ipv4/conf/all/rp_filter", "0"},
 		{"ipv4/conf/default/rp_filter", "0"},
-		// ICMP errors come when they are due, not only so many a second.
+		// Turn off rate limits for ICMP errors.
 		{"ipv4/icmp_ratelimit", "0"},
 		{"ipv6/icmp/ratelimit", "0"},
 		// Short connections in loops to one address would use up the ports.
@@ -105,16 +105,16 @@ func (s *Sandbox) prepare() error {
 	return wrap(nl.LinkSetUp(lo), "set lo up")
 }
 
-// sysctl writes one below /proc/sys/net, which shows the namespace of the thread
-// that looks.
+// sysctl writes a sysctl of /proc/sys/net, which belongs to the namespace of the calling
+// thread.
 func sysctl(name, value string) error {
 	return wrap(os.WriteFile("/proc/sys/net/"+name, []byte(value), 0), "set sysctl net/%s", name)
 }
 
 // Do runs fn on an OS thread inside the sandbox: sockets it creates belong to the
-// sandbox's namespace and cgroup, wherever they are used later. That holds for fn
-// itself, not for goroutines it starts. fn must leave the thread as it is, and
-// has to return errors instead of failing a test.
+// sandbox's namespace and cgroup, wherever they are used later. This does not apply to
+// goroutines that fn starts. fn must not change the state of the thread, and must return
+// errors instead of failing a test.
 func (s *Sandbox) Do(fn func() error) error { return s.pool.do(fn) }
 
 // CgroupPath is the directory of the cgroup that covers the sandbox; for a node
@@ -130,8 +130,8 @@ func (s *Sandbox) CgroupPath() string {
 func (s *Sandbox) NetNS() *os.File { return s.ns }
 
 // NetNSPath names the namespace for other programs while the lab is open, as in
-// nsenter --net=<path>. (ip netns exec is not suited: it remounts /sys and so
-// hides the cgroups.)
+// nsenter --net=<path>. (Do not use ip netns exec: it remounts /sys, which hides the
+// cgroups.)
 func (s *Sandbox) NetNSPath() string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.ns.Fd())
 }
@@ -153,7 +153,7 @@ func (s *Sandbox) addr(v4 bool) netip.Addr {
 	return s.Addr6
 }
 
-// keep has c closed with the sandbox.
+// keep registers c to be closed together with the sandbox.
 func (s *Sandbox) keep(c io.Closer) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,7 +170,7 @@ func (s *Sandbox) forget(c io.Closer) {
 	delete(s.open, c)
 }
 
-// shut removes the sandbox, which may be half made.
+// shut removes the sandbox, which may be incomplete.
 func (s *Sandbox) shut() error {
 	s.mu.Lock()
 	s.stopped = true
@@ -219,12 +219,12 @@ func (s *Sandbox) Command(ctx context.Context, name string, args ...string) *Cmd
 		// the sandbox or, if that is killed, as the process.
 		Pdeathsig: syscall.SIGKILL,
 	}
-	// Output pipes inherited by grandchildren must not hold up Wait for ever.
+	// Output pipes inherited by grandchildren must not block Wait for ever.
 	c.WaitDelay = time.Second
 	return c
 }
 
-// Start forks on a thread of the sandbox: that is what puts the child there.
+// Start forks on a thread of the sandbox, so that the child inherits its namespace and cgroup.
 func (c *Cmd) Start() error {
 	if err := c.sandbox.Do(c.Cmd.Start); err != nil {
 		return err
@@ -265,7 +265,7 @@ func (c *Cmd) CombinedOutput() ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// Close kills the process. How it ended is not an error here.
+// Close kills the process. Its exit status is not an error.
 func (c *Cmd) Close() error {
 	if c.Process == nil {
 		return nil

@@ -34,7 +34,7 @@ func TestSCTP(t *testing.T) {
 		if err != nil || got.Server != "web" || got.Peer.Addr() != want {
 			t.Errorf("%s: answer %+v, %v, want from web, seen as %s", to, got, err, want)
 		}
-		// Nobody listens there, and a TCP client of the port finds no server.
+		// Ports without a server are refused, and so are TCP connections to the SCTP port.
 		if _, err := client.Ask(bg, "sctp", netip.AddrPortFrom(to, 8081)); !errors.Is(err, unix.ECONNREFUSED) {
 			t.Errorf("%s: port without a server: %v, want a refusal", to, err)
 		}
@@ -45,7 +45,7 @@ func TestSCTP(t *testing.T) {
 	if got := srv.Conns.Load(); got != 3 {
 		t.Errorf("%d connections, want 3", got)
 	}
-	// A refusal of the network's is heard as well.
+	// A refusal by the network (ICMP) ends the attempt as well.
 	reject := func(tables, with string) {
 		if out, err := n.Command(bg, tables, "-I", "FORWARD", "-p", "sctp", "-j", "REJECT", "--reject-with", with).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)

@@ -18,9 +18,9 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// SendFrame sends a frame out of a device exactly as it is. Neither the sandbox's
-// routes nor its netfilter see it, tc programs at the device's egress do. Frames
-// arrive in the order in which they were sent, of several sandboxes as well.
+// SendFrame sends an unmodified frame through a device. It bypasses the sandbox's routes
+// and netfilter, but not tc programs at the device's egress. Frames arrive in the order in
+// which they were sent, even frames of several sandboxes.
 func (s *Sandbox) SendFrame(device string, frame []byte) error {
 	err := s.Do(func() error { return onFirstCPU(func() error { return s.sendFrame(device, frame) }) })
 	return wrap(err, "send frame out of %s of %s", device, s.Name)
@@ -39,9 +39,9 @@ func (s *Sandbox) sendFrame(device string, frame []byte) error {
 	return os.NewSyscallError("sendto", unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index}))
 }
 
-// onFirstCPU runs fn, and what the kernel does with packets that fn sends, on a CPU
-// that is always the same: packets overtake each other on the way through links and
-// routers only if they are on different ones.
+// onFirstCPU runs fn, and the kernel's processing of packets that fn sends, on always the
+// same CPU. Packets can overtake each other on links and routers only if they are
+// processed by different CPUs.
 func onFirstCPU(fn func() error) error {
 	var was, first unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &was); err != nil {
@@ -58,9 +58,8 @@ func onFirstCPU(fn func() error) error {
 	return errors.Join(fn(), os.NewSyscallError("sched_setaffinity", unix.SchedSetaffinity(0, &was)))
 }
 
-// Send sends packets, which have no Ethernet header, where the sandbox's routes lead
-// to the destination of each. Otherwise they go out like those of SendFrame: from any
-// source, and with the checksums that they have.
+// Send sends packets without Ethernet headers according to the sandbox's routes. Otherwise
+// it is like SendFrame: the source can be any address, and checksums are not changed.
 func (s *Sandbox) Send(ctx context.Context, packets ...packet.Packet) error {
 	for _, p := range packets {
 		device, header, err := s.nextHop(ctx, p.Destination().Addr())
@@ -75,7 +74,7 @@ func (s *Sandbox) Send(ctx context.Context, packets ...packet.Packet) error {
 	return nil
 }
 
-// nextHop is the device and the frame header that lead to an address.
+// nextHop returns the device and the frame header for packets to an address.
 func (s *Sandbox) nextHop(ctx context.Context, to netip.Addr) (device string, header packet.Ethernet, err error) {
 	routes, err := s.nl.RouteGet(to.AsSlice())
 	if err != nil {
@@ -97,7 +96,7 @@ func (s *Sandbox) nextHop(ctx context.Context, to netip.Addr) (device string, he
 	return device, header, wrap(err, "resolve %s on %s", to, device)
 }
 
-// neighbour has the kernel resolve an address, if it has not yet.
+// neighbour resolves an address by the kernel, if it is not resolved yet.
 func (s *Sandbox) neighbour(ctx context.Context, link netlink.Link, addr netip.Addr) (mac packet.MAC, err error) {
 	const valid = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY | netlink.NUD_PROBE | netlink.NUD_PERMANENT
 	ctx, cancel := withDeadline(ctx, dialTimeout)

@@ -14,34 +14,34 @@ import (
 	"strings"
 )
 
-// NodeSettings are what nodes of real clusters have in the way of packets. The zero
-// value is a node of the lab as it comes, which has nothing but routes.
+// NodeSettings are what filters packets on nodes of real clusters. The zero value is
+// a node that has only routes.
 //
-// The rules are written by iptables, in the chains where others expect them: what a
-// proxy accepts in FORWARD then counts there, as it would not against a policy in
+// The rules are in the usual chains of iptables. A proxy's ACCEPT rules in FORWARD
+// therefore take precedence over the policy; they would not if the policy were in
 // a table of its own.
 type NodeSettings struct {
-	// Conntrack has netfilter follow every connection, as any rule about the state
-	// of connections does.
+	// Conntrack enables connection tracking, as any rule about the state of connections
+	// does.
 	Conntrack bool
-	// ForwardDrop forwards nothing but what comes from the node's pods or goes to
-	// them: a container runtime sets the policy, the CNI adds the exceptions.
+	// ForwardDrop forwards only packets from or to the node's pods. In real clusters, a
+	// container runtime sets the policy, and the CNI adds the exceptions.
 	ForwardDrop bool
-	// DropInvalid drops, forwarded or for the node, what conntrack cannot
-	// attribute to a connection. It includes Conntrack.
+	// DropInvalid drops packets in state INVALID, both forwarded ones and those for the
+	// node. It includes Conntrack.
 	DropInvalid bool
-	// Masquerade has pods appear as their node to everything but pods. It includes
+	// Masquerade masquerades packets from pods to everything but pods. It includes
 	// Conntrack.
 	Masquerade bool
-	// StrictSource drops what comes in by another device than the way back to its
-	// source: rp_filter=1. IPv6 has no such setting.
+	// StrictSource sets rp_filter=1: packets are dropped if the route to their source
+	// uses another device. IPv6 has no such setting.
 	StrictSource bool
 }
 
 // restorers are the commands that write rules.
 var restorers = [2]string{"iptables-restore", "ip6tables-restore"}
 
-// Available returns nil if nodes can have the settings here, or what is missing.
+// Available returns nil if the settings can be used here, or what is missing.
 func (s NodeSettings) Available() error {
 	if s.netfilter() == (NodeSettings{}) {
 		return nil
@@ -54,14 +54,13 @@ func (s NodeSettings) Available() error {
 	return nil
 }
 
-// netfilter is those of the settings that take rules.
+// netfilter returns the settings that need rules.
 func (s NodeSettings) netfilter() NodeSettings {
 	s.StrictSource = false
 	return s
 }
 
-// Set gives the node other settings. The rules of the filter and nat tables are
-// replaced, whoever wrote them.
+// Set changes the node's settings. It replaces all rules of the filter and nat tables.
 func (n *Node) Set(s NodeSettings) error {
 	l := n.lab
 	l.mu.Lock()
@@ -89,7 +88,7 @@ func (s NodeSettings) filterSources(n *Node) error {
 	if s.StrictSource {
 		value = "1"
 	}
-	// Devices have the strictest of "all" and their own.
+	// For each device, the stricter one of "all" and its own setting applies.
 	return n.Do(func() error { return sysctl("ipv4/conf/all/rp_filter", value) })
 }
 
@@ -107,8 +106,8 @@ func (s NodeSettings) writeRules(n *Node) error {
 	return nil
 }
 
-// rules is what iptables-restore reads, for pods of the node among those of the
-// cluster.
+// rules returns the input of iptables-restore, given the prefixes of the node's and of the
+// cluster's pods.
 func (s NodeSettings) rules(pods, cluster netip.Prefix) string {
 	var b strings.Builder
 	line := func(wanted bool, format string, args ...any) {

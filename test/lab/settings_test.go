@@ -24,7 +24,7 @@ func withSettings(t *testing.T, s lab.NodeSettings, test func(t *testing.T, l *l
 	t.Run("on", func(t *testing.T) { test(t, lab.NewT(t, lab.Options{Nodes: s}), true) })
 }
 
-// reaches tells whether a request is answered soon.
+// reaches reports whether a request is answered soon.
 func reaches(from *lab.Sandbox, to netip.AddrPort) (lab.Reply, bool) {
 	ctx, cancel := context.WithTimeout(bg, 200*time.Millisecond)
 	defer cancel()
@@ -48,7 +48,7 @@ func TestConntrack(t *testing.T) {
 	})
 }
 
-// connections counts what conntrack of a node knows.
+// connections counts the conntrack entries of a node.
 func connections(tb testing.TB, n *lab.Node) (count int) {
 	tb.Helper()
 	err := n.Do(func() error {
@@ -73,7 +73,7 @@ func TestForwardDrop(t *testing.T) {
 		mustServe(t, p.Sandbox, 80)
 		mustServe(t, n.Sandbox, 80)
 		for _, vip := range []string{"203.0.113.5", "2001:db8:203:113::5"} {
-			// An address of the pod's that is not of the node's pod range.
+			// An address of the pod that is outside the node's pod range.
 			addr := netip.MustParseAddr(vip)
 			prefix := netip.PrefixFrom(addr, addr.BitLen())
 			ip(t, p.Sandbox, "addr", "add", prefix.String(), "dev", "lo", "nodad")
@@ -107,7 +107,7 @@ func TestDropInvalid(t *testing.T) {
 		replies := capture(t, c.Sandbox, lab.Uplink, func(p lab.Captured) bool { return !p.Outgoing && p.TCP != nil })
 		for _, to := range []*lab.Sandbox{p.Sandbox, n.Sandbox} {
 			for _, a := range families(c.Sandbox, to) {
-				// An answer that nobody asked for is answered by a reset.
+				// An unsolicited SYN/ACK is answered by a reset.
 				stray := packet.NewTCP(port(a[0], 40000), port(a[1], 80), packet.SYN|packet.ACK, nil)
 				syn := packet.NewTCP(port(a[0], 40001), port(a[1], 81), packet.SYN, nil)
 				send(t, c.Sandbox, stray, syn)
@@ -116,8 +116,8 @@ func TestDropInvalid(t *testing.T) {
 		}
 		header := packet.Ethernet{Dst: mac(t, p.Sandbox, lab.Uplink), Src: mac(t, n.Sandbox, p.HostLink)}
 		for _, a := range families(c.Sandbox, p.Sandbox) {
-			// If conntrack does not see how a connection begins, it takes the pod's
-			// answer for one that nobody asked for.
+			// If conntrack did not see the SYN of a connection, the pod's SYN/ACK is
+			// invalid.
 			unseen := packet.NewTCP(port(a[0], 40002), port(a[1], 80), packet.SYN, nil)
 			unseen.Ethernet = &header
 			if err := n.SendFrame(p.HostLink, unseen.Build()); err != nil {
@@ -129,8 +129,8 @@ func TestDropInvalid(t *testing.T) {
 	})
 }
 
-// expectFirst waits for two packets, or for the second one only if the first is
-// expected to be dropped.
+// expectFirst waits for two packets, or only for the second one if the first must
+// be dropped.
 func expectFirst(tb testing.TB, c *lab.Capture, first, second func(lab.Captured) bool, dropped bool) {
 	tb.Helper()
 	either := func(p lab.Captured) bool { return first(p) || second(p) }
@@ -227,6 +227,6 @@ func TestSettingsWithoutTools(t *testing.T) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	if _, err := lab.New(lab.Options{Nodes: lab.NodeSettings{Conntrack: true}}); err == nil {
-		t.Error("a lab opened without what its nodes need")
+		t.Error("a lab opened although a tool that its nodes need is missing")
 	}
 }

@@ -20,16 +20,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The sockets here are made by hand rather than by package net, for three reasons:
-// the system calls must happen on the sandbox's thread; net finds out once per
-// process whether IPv6 works, in whichever namespace it is asked first; and clients
-// must be able to choose an IPv6 socket for an IPv4 address.
+// This file makes sockets by system calls instead of package net, for three reasons:
+// the calls must happen on the sandbox's thread; net checks only once per process, in
+// the first namespace, whether IPv6 works; and clients must be able to choose an IPv6
+// socket for an IPv4 address.
 
-// dialTimeout applies to contexts without a deadline. A machine that is emulated says by
-// TANDEM_SLOWER how many times slower it is: the verifier may have its only CPU for seconds.
+// dialTimeout applies to contexts without a deadline. TANDEM_SLOWER is its factor on an emulated
+// machine, where the verifier may use the only CPU for seconds.
 var dialTimeout = 2 * time.Second * slower()
 
-// RequestTimeout is how long a request waits whose context has no deadline.
+// RequestTimeout applies to requests whose context has no deadline.
 func RequestTimeout() time.Duration { return dialTimeout }
 
 func slower() time.Duration {
@@ -47,7 +47,7 @@ func withDeadline(ctx context.Context, timeout time.Duration) (context.Context, 
 	return context.WithTimeout(ctx, timeout)
 }
 
-// setDeadline gives a connection the deadline of a context, or one of its own.
+// setDeadline gives a connection the deadline of a context, or a default one.
 func setDeadline(ctx context.Context, c net.Conn, timeout time.Duration) error {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -63,7 +63,7 @@ func (s *Sandbox) Dial(ctx context.Context, network string, to netip.AddrPort) (
 	return s.DialFrom(ctx, network, 0, to)
 }
 
-// DialFrom is Dial from a port of the client's own; 0 takes a free one.
+// DialFrom is Dial from the given port of the client; 0 takes a free one.
 func (s *Sandbox) DialFrom(ctx context.Context, network string, port uint16, to netip.AddrPort) (net.Conn, error) {
 	var conn net.Conn
 	if port == 0 && (s.portsInTurn || network == "sctp") {
@@ -118,8 +118,8 @@ func dial(ctx context.Context, network string, port uint16, to netip.AddrPort) (
 	return net.FileConn(f)
 }
 
-// connected waits for a connect to finish. It looks at the context now and then,
-// as it must not leave the thread.
+// connected waits for a connect to finish. It polls the context, as it must stay on the
+// thread.
 func connected(ctx context.Context, fd int) error {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -146,10 +146,10 @@ func connected(ctx context.Context, fd int) error {
 	}
 }
 
-// hearRefusals has a client's socket of SCTP end its attempt when an ICMP error comes,
-// as those of TCP do by themselves. An error that comes while connect holds the socket
-// is not heard, and in the lab the first does: so the second attempt is soon, and not
-// after three seconds.
+// hearRefusals makes an SCTP client's socket fail on ICMP errors, as TCP sockets do by
+// default. The kernel ignores an error that arrives while connect holds the socket. In the
+// lab, this happens to the first one, so the second attempt comes soon instead of after
+// three seconds.
 func hearRefusals(fd, family int) error {
 	level, option := unix.IPPROTO_IP, unix.IP_RECVERR
 	if family == unix.AF_INET6 {
@@ -158,18 +158,17 @@ func hearRefusals(fd, family int) error {
 	if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
 		return os.NewSyscallError("setsockopt", err)
 	}
-	const rtoInfo = 0 // SCTP_RTOINFO: the association, the first wait, the longest, the shortest
+	const rtoInfo = 0 // SCTP_RTOINFO: association, initial, maximum and minimum timeout
 	wait := slices.Concat(native(0), native(500), native(60_000), native(100))
 	return os.NewSyscallError("setsockopt", unix.SetsockoptString(fd, unix.IPPROTO_SCTP, rtoInfo, string(wait)))
 }
 
 var ports atomic.Uint32
 
-// nextPort is the port of the next client that takes one port after the other. The kernel's
-// choice for SCTP is random, and a port that it takes again soon leads where the last
-// client's led: conntrack has an association for ten seconds after its end, and, unlike
-// TCP's, does not begin anew with the first packet of another (Linux 6.1,
-// nf_conntrack_proto_sctp.c).
+// nextPort returns consecutive source ports. The kernel chooses random ports for SCTP. If it
+// reuses a port soon, the packets go to the previous backend: conntrack keeps an association for
+// ten seconds after its end and, unlike for TCP, does not replace it when a new one begins
+// (Linux 6.1, nf_conntrack_proto_sctp.c).
 func nextPort() uint16 {
 	const first, last = 32768, 60999 // net.ipv4.ip_local_port_range
 	return uint16(first + ports.Add(1)%(last-first+1))
@@ -177,9 +176,9 @@ func nextPort() uint16 {
 
 func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
-// listen and listenUDP bind a port on all addresses, of both families, by one
-// IPv6 socket; port 0 takes a free one. What net takes for a TCP connection may be one
-// of SCTP: it asks for streams, and never for the protocol.
+// listen and listenUDP bind a port on all addresses of both families with one IPv6
+// socket; port 0 takes a free one. Package net treats SCTP connections as TCP ones, as it
+// checks only the socket type, not the protocol.
 func (s *Sandbox) listen(network string, port uint16) (net.Listener, error) {
 	var l net.Listener
 	err := s.bound(network, port, func(f *os.File) (err error) {
@@ -194,7 +193,7 @@ func (s *Sandbox) listen(network string, port uint16) (net.Listener, error) {
 func (s *Sandbox) listenUDP(port uint16) (*net.UDPConn, error) {
 	var c *net.UDPConn
 	err := s.bound("udp", port, func(f *os.File) error {
-		// Answers have to leave from the address that was asked.
+		// Replies must have the destination address of the request as their source.
 		if err := unix.SetsockoptInt(int(f.Fd()), unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1); err != nil {
 			return err
 		}
@@ -249,7 +248,7 @@ func (s *Sandbox) bound(network string, port uint16, use func(*os.File) error) e
 			return os.NewSyscallError("setsockopt", err)
 		}
 		if kind == unix.SOCK_STREAM {
-			// Connections of an earlier server on this port may linger.
+			// Connections of an earlier server on this port may still exist.
 			if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
 				return os.NewSyscallError("setsockopt", err)
 			}
@@ -274,7 +273,7 @@ func socketType(network string) (kind, protocol int, err error) {
 	return 0, 0, fmt.Errorf("unknown network %q", network)
 }
 
-// SCTPAvailable returns nil if the kernel has SCTP, or can load it.
+// SCTPAvailable returns nil if the kernel has SCTP or can load it, or the reason why not.
 func SCTPAvailable() error {
 	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
 	if err != nil {

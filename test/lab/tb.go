@@ -11,8 +11,8 @@ import (
 	"os"
 )
 
-// RequireEnv makes tests fail instead of skip when something they need is missing,
-// for machines where everything ought to be there.
+// RequireEnv, if 1, makes tests fail instead of skip when something they need is missing,
+// for machines that should have everything.
 const RequireEnv = "TANDEM_REQUIRE_PRIVILEGED"
 
 // TB is the part of testing.TB the lab uses. It is spelled out so that a demo
@@ -62,21 +62,21 @@ func SkipOrFail(tb TB, missing error) {
 	skipOrFail(tb, RequireEnv, missing)
 }
 
-// RequireModulesEnv says that the kernel has every module that distributions have, IPVS and
-// SCTP among them, as those of test/vm do.
+// RequireModulesEnv, if 1, says that the kernel has all modules of a distribution, including
+// IPVS and SCTP, as the kernels of test/vm do.
 const RequireModulesEnv = "TANDEM_REQUIRE_MODULES"
 
-// SkipOrFailModule ends a test that lacks what is in a module of the kernel: skipped, or
-// failed if RequireModulesEnv is set to 1.
+// SkipOrFailModule ends a test that lacks a kernel module: skipped, or failed if
+// RequireModulesEnv is set to 1.
 func SkipOrFailModule(tb TB, missing error) {
 	tb.Helper()
 	skipOrFail(tb, RequireModulesEnv, missing)
 }
 
-// SkipUnnamed ends a test that lacks a program which a variable of the environment names. It
-// is skipped, and says so on standard error as well, as nothing else is printed of a
-// benchmark, where nobody named one; where one was named that does not run, it fails if
-// everything ought to be there.
+// SkipUnnamed ends a test that lacks a program which an environment variable names. If the
+// variable is empty, the test is skipped, with a message on standard error, as go test prints
+// nothing of skipped benchmarks. If the variable is set, but the program does not run,
+// SkipOrFail decides.
 func SkipUnnamed(tb TB, env string, missing error) {
 	tb.Helper()
 	if os.Getenv(env) != "" {

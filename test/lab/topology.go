@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Uplink is the device of a node, pod or client that leads out of it.
+// Uplink is the device that connects a node, pod or client to the network.
 const Uplink = "eth0"
 
 // The address plan, see the package comment.
@@ -96,7 +96,7 @@ func must[T any](l *Lab, name string, add func(string) (T, error)) T {
 }
 
 func (l *Lab) openFabric() (err error) {
-	// No cgroup: nothing but its own set-up runs there.
+	// No cgroup: it runs no processes.
 	if l.fabric, err = newSandbox("fabric"); err != nil {
 		return err
 	}
@@ -112,8 +112,8 @@ func (l *Lab) openFabric() (err error) {
 	br := &netlink.Bridge{
 		LinkAttrs: netlink.LinkAttrs{
 			Name: "br0", MTU: l.opts.MTU,
-			// Otherwise it changes with the links that come and go, and nodes
-			// would send to one that is gone.
+			// Otherwise the address changes when ports come and go, and nodes
+			// send to an address that does not exist any more.
 			HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 0xfe},
 		},
 		MulticastSnooping: &snooping,
@@ -124,7 +124,7 @@ func (l *Lab) openFabric() (err error) {
 	if err := f.configure("br0", fabric4, fabric6); err != nil {
 		return err
 	}
-	// Silence for whatever nobody translated; see the package comment.
+	// Drop untranslated packets without an ICMP error; see the package comment.
 	for _, p := range []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)} {
 		if err := f.route(netlink.Route{Dst: ipNet(p), Type: unix.RTN_BLACKHOLE}); err != nil {
 			return err
@@ -192,7 +192,7 @@ func (n *Node) wire() error {
 	for _, r := range []netlink.Route{
 		{Gw: fabric4.Addr().AsSlice()},
 		{Gw: fabric6.Addr().AsSlice(), Dst: ipNet(netip.PrefixFrom(netip.IPv6Unspecified(), 0))},
-		// An address no pod holds must not travel between node and fabric.
+		// Packets to unused pod addresses must not loop between node and fabric.
 		{Dst: ipNet(n.PodPrefix4), Type: unix.RTN_BLACKHOLE},
 		{Dst: ipNet(n.PodPrefix6), Type: unix.RTN_BLACKHOLE},
 	} {
@@ -240,7 +240,7 @@ func (n *Node) awaitUplink() error {
 	return errors.Join(f.awaitLink("br0"), f.awaitLink(n.FabricLink), n.awaitLink(Uplink))
 }
 
-// reachableFrom tells a machine on the nodes' subnet where the node's pods are.
+// reachableFrom adds routes to the node's pods to a machine on the nodes' subnet.
 func (n *Node) reachableFrom(s *Sandbox) error {
 	return errors.Join(
 		s.route(n.limited(netlink.Route{Dst: ipNet(n.PodPrefix4), Gw: n.Addr4.AsSlice()})),
@@ -421,7 +421,7 @@ func (s *Sandbox) veth(name string, child *Sandbox, opts Options) error {
 	return wrap(err, "create link %s", name)
 }
 
-// configure gives a device its addresses and sets it up.
+// configure adds addresses to a device and sets it up.
 func (s *Sandbox) configure(name string, addrs ...netip.Prefix) error {
 	link, err := s.nl.LinkByName(name)
 	if err != nil {
@@ -439,9 +439,9 @@ func (s *Sandbox) configure(name string, addrs ...netip.Prefix) error {
 	return wrap(s.nl.LinkSetUp(link), "set %s up", name)
 }
 
-// awaitLink waits until a device carries packets and its IPv6 addresses work. The
-// kernel gets there in the background after both ends were set up; packets sent
-// before are lost, and a lost SYN costs a test a whole second.
+// awaitLink waits until a device is operational and its IPv6 addresses work. The
+// kernel does this in the background after both ends were set up. Earlier packets
+// are lost, and a lost SYN costs a test a whole second.
 func (s *Sandbox) awaitLink(name string) error {
 	deadline := time.Now().Add(removeLimit)
 	for wait := 50 * time.Microsecond; ; wait = min(2*wait, 10*time.Millisecond) {
@@ -452,7 +452,7 @@ func (s *Sandbox) awaitLink(name string) error {
 		ready := link.Attrs().OperState == netlink.OperUp
 		if ready {
 			if ready, err = s.addressed(link); err != nil {
-				return fmt.Errorf("look at addresses of %s: %w", name, err)
+				return fmt.Errorf("check addresses of %s: %w", name, err)
 			}
 		}
 		if ready {
@@ -465,12 +465,12 @@ func (s *Sandbox) awaitLink(name string) error {
 	}
 }
 
-// addressed tells whether the IPv6 addresses of a device are in use: each has a route
-// then that delivers packets to it.
+// addressed reports whether the IPv6 addresses of a device are usable: each of them has
+// a local route.
 func (s *Sandbox) addressed(link netlink.Link) (bool, error) {
 	addrs, err := s.nl.AddrList(link, netlink.FAMILY_V6)
 	if errors.Is(err, netlink.ErrDumpInterrupted) {
-		return false, nil // one has just come
+		return false, nil // the list changed during the dump
 	}
 	if err != nil {
 		return false, err
@@ -483,8 +483,8 @@ func (s *Sandbox) addressed(link netlink.Link) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	// Neighbour discovery for forwarded packets needs a link-local address; the port
-	// of a bridge leaves that to the bridge.
+	// Neighbour discovery for forwarded packets needs a link-local address. For ports
+	// of a bridge, the bridge has it.
 	ready := link.Attrs().MasterIndex != 0 || slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
 		return a.IP.IsLinkLocalUnicast()
 	})
@@ -527,7 +527,7 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// newSandbox is one that has clients.
+// newSandbox makes a sandbox with the lab's options for clients.
 func (l *Lab) newSandbox(name string, cgroups ...string) (*Sandbox, error) {
 	s, err := newSandbox(name, cgroups...)
 	if err == nil {

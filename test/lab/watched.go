@@ -16,20 +16,20 @@ import (
 	"time"
 )
 
-// Watched is a command that a test watches: what it prints is kept.
+// Watched is a command whose output is kept.
 type Watched struct {
 	*Cmd
 	Log *Log
 }
 
-// Watch keeps what a command prints once it runs.
+// Watch makes a command keep its output.
 func Watch(c *Cmd) *Watched {
 	p := &Watched{Cmd: c, Log: &Log{}}
 	p.Stdout, p.Stderr = p.Log, p.Log
 	return p
 }
 
-// Begin has the process run up to the end of the test. If that fails, it shows the log.
+// Begin starts the process, which ends with the test. If the test fails, its log is printed.
 func (p *Watched) Begin(tb TB) {
 	tb.Helper()
 	if err := p.Start(); err != nil {
@@ -43,7 +43,7 @@ func (p *Watched) Begin(tb TB) {
 	})
 }
 
-// Terminate asks the process to end, as kubelet does, and expects that it does so in order.
+// Terminate sends SIGTERM, as kubelet does, and expects that the process exits with status 0.
 func (p *Watched) Terminate(tb TB) {
 	tb.Helper()
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
@@ -54,7 +54,7 @@ func (p *Watched) Terminate(tb TB) {
 	}
 }
 
-// Says is the condition that the log has a text.
+// Says is the condition that the log contains a text.
 func (p *Watched) Says(text string) func() error {
 	return func() error {
 		if !strings.Contains(p.Log.String(), text) {
@@ -64,17 +64,17 @@ func (p *Watched) Says(text string) func() error {
 	}
 }
 
-// Ended says whether the process waits for nothing but being waited for.
+// Ended reports whether the process has exited, even if nothing has waited for it yet.
 func (p *Watched) Ended() bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Process.Pid))
 	_, state, _ := bytes.Cut(stat, []byte(") ")) // after the name, which may hold anything
 	return err != nil || bytes.HasPrefix(state, []byte("Z"))
 }
 
-// errEnded is that of a process that cannot do what is awaited any more.
+// errEnded ends Await early: the process cannot fulfil a condition any more.
 var errEnded = errors.New("the process has ended")
 
-// Await is the function of that name while the process lives.
+// Await is the function Await, but fails at once when the process has ended.
 func (p *Watched) Await(tb TB, limit time.Duration, what string, condition func() error) {
 	tb.Helper()
 	Await(tb, limit, what, func() error {
@@ -87,11 +87,11 @@ func (p *Watched) Await(tb TB, limit time.Duration, what string, condition func(
 	})
 }
 
-// awaitInterval is short, as most of what is awaited is there within milliseconds.
+// awaitInterval is short, as most conditions are met within milliseconds.
 const awaitInterval = 5 * time.Millisecond
 
-// Await asks again and again until a condition holds. A test where that takes longer than
-// the limit ends, and says why it does not hold.
+// Await polls until a condition holds. After the limit, it fails the test with the last
+// error.
 func Await(tb TB, limit time.Duration, what string, condition func() error) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(tb.Context(), limit)
@@ -114,7 +114,7 @@ func Await(tb TB, limit time.Duration, what string, condition func() error) {
 	}
 }
 
-// Memory is what the kernel says of the process's in a field of /proc/PID/status, in MiB.
+// Memory returns a field of /proc/PID/status about memory, in MiB.
 func (p *Watched) Memory(tb TB, field string) float64 {
 	tb.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Process.Pid))

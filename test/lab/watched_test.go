@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// recorder is a test that may fail.
+// recorder is a TB that records failures.
 type recorder struct {
 	testing.TB
 	said     []string
@@ -44,7 +44,7 @@ func (r *recorder) Fatalf(format string, args ...any) {
 func (r *recorder) Failed() bool     { return r.failed }
 func (r *recorder) Cleanup(f func()) { r.cleanups = append(r.cleanups, f) }
 
-// record runs a test to its end, and returns what is said of its failure.
+// record runs a test to its end, and returns its messages.
 func record(t *testing.T, test func(lab.TB)) string {
 	r := &recorder{TB: t}
 	done := make(chan struct{})
@@ -63,7 +63,7 @@ func shell(n *lab.Node, script string) *lab.Watched {
 	return lab.Watch(n.Command(bg, "sh", "-c", script))
 }
 
-// TestWatched: a process does what is awaited of it, and ends when it is asked to.
+// TestWatched checks that Await sees the output of a process, and that Terminate ends it.
 func TestWatched(t *testing.T) {
 	n := lab.NewT(t).Node("node1")
 	var p *lab.Watched
@@ -83,8 +83,8 @@ func TestWatched(t *testing.T) {
 	}
 }
 
-// TestWatchedFails: whatever goes wrong is told with the log, and a process that has ended
-// is waited for no longer.
+// TestWatchedFails checks that failures show the log, and that Await fails at once when the
+// process has ended.
 func TestWatchedFails(t *testing.T) {
 	n := lab.NewT(t).Node("node1")
 	never := func() error { return errors.New("not yet") }
@@ -121,7 +121,7 @@ func TestWatchedFails(t *testing.T) {
 	}
 }
 
-// TestGet asks a server that only the node's loopback address has.
+// TestGet sends requests to a server that listens only at the node's loopback address.
 func TestGet(t *testing.T) {
 	n := lab.NewT(t).Node("node1")
 	server, url, err := n.ServeHTTP(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -146,12 +146,12 @@ func TestGet(t *testing.T) {
 	}
 	server.Close()
 	if _, err := n.Fetch(bg, port, "/"); err == nil {
-		t.Error("nobody serves this port, and there is no error")
+		t.Error("no error although no server listens on this port")
 	}
 }
 
-// TestHTTPClientGivesUp: where nobody answers, nothing is left of a request once its time is
-// over, and the sandbox can go.
+// TestHTTPClientGivesUp checks that a request without an answer ends at its timeout, and does
+// not prevent the sandbox from being closed.
 func TestHTTPClientGivesUp(t *testing.T) {
 	n := lab.NewT(t).Node("node1")
 	p := n.Pod("p")
@@ -162,15 +162,15 @@ func TestHTTPClientGivesUp(t *testing.T) {
 	}
 	if response, err := p.HTTPClient(50 * time.Millisecond).Get("http://192.0.2.1"); err == nil {
 		response.Body.Close()
-		t.Error("somebody answers")
+		t.Error("got an answer, want a timeout")
 	}
 	if err := p.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestLoad: clients go on for as long as they are answered; who is not asks again, if it may,
-// and then it is an error.
+// TestLoad checks that clients continue while they are answered, repeat unanswered requests as
+// often as allowed, and then report an error.
 func TestLoad(t *testing.T) {
 	n := lab.NewT(t).Node("node1")
 	web, client := n.Pod("web"), n.Pod("client")

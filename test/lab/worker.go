@@ -19,10 +19,10 @@ import (
 // ErrClosed is returned for work handed to a sandbox that was closed.
 var ErrClosed = errors.New("lab: sandbox is closed")
 
-// pool runs functions on OS threads which were prepared once, by enter. Moving a
-// thread into a namespace and a cgroup costs far more than handing a function to a
-// thread that is there already, and tests do it in loops. A pool only grows: a
-// command forked by a thread gets its death signal when that thread ends.
+// pool runs functions on OS threads that enter prepared. Moving a thread into a namespace
+// and a cgroup costs far more than passing a function to an existing thread, and tests do
+// it in loops. A pool only grows: commands get a death signal when the thread that forked
+// them ends.
 type pool struct {
 	enter func() error
 
@@ -56,7 +56,7 @@ func (p *pool) do(fn func() error) error {
 	case out.exited:
 		return errors.New("lab: the function called runtime.Goexit; return an error instead of failing the test inside Do")
 	case out.panicked != nil:
-		// The caller's deferred calls are what removes the lab.
+		// Panic in the caller, whose deferred calls remove the lab.
 		p.give(w)
 		panic(fmt.Sprintf("%v\n\nin a sandbox thread:\n%s", out.panicked, out.stack))
 	}
@@ -99,7 +99,7 @@ func (p *pool) give(w *worker) {
 }
 
 // loop never unlocks its thread: the runtime ends the thread with the goroutine, so
-// no other goroutine can ever be scheduled onto a thread that sits elsewhere.
+// no other goroutine runs on a thread in another namespace.
 func (p *pool) loop(w *worker, ready chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == os.Getpid() {
@@ -165,6 +165,6 @@ func (p *pool) close(limit time.Duration) error {
 	case <-ended:
 		return nil
 	case <-time.After(limit):
-		return fmt.Errorf("a function handed to Do still runs after %v", limit)
+		return fmt.Errorf("a function passed to Do still runs after %v", limit)
 	}
 }
