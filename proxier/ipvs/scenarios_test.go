@@ -73,10 +73,10 @@ func TestScenarios(t *testing.T) {
 		t.Fatal(err)
 	}
 	var plays []live.Staging
-	carried, all := 0, 0
+	served, all := 0, 0
 	for _, s := range list {
-		here, calls := live.Carried(t, s, &scenarioTier{t: t, name: s.Name})
-		carried, all = carried+here, all+calls
+		here, calls := live.CountServed(t, s, &scenarioTier{t: t, name: s.Name})
+		served, all = served+here, all+calls
 		if here > 0 {
 			plays = append(plays, live.Staging{
 				Name: s.Name, Scenario: s, Network: lab.Options{PortsInTurn: true},
@@ -85,14 +85,14 @@ func TestScenarios(t *testing.T) {
 		}
 	}
 	live.PlayAll(t, plays)
-	t.Logf("%d of %d calls in %d scenarios", carried, all, len(list))
-	// What the kernel does otherwise is few, and known.
-	if left := all - carried; left != 9 && lab.SCTPAvailable() == nil {
+	t.Logf("%d of %d calls in %d scenarios", served, all, len(list))
+	// The kernel treats a few known calls differently.
+	if left := all - served; left != 9 && lab.SCTPAvailable() == nil {
 		t.Errorf("%d calls were not made", left)
 	}
 }
 
-// TestGuarded plays some of them on nodes that let pass no more than they have to.
+// TestGuarded plays some scenarios on nodes with strict settings.
 func TestGuarded(t *testing.T) {
 	opts := needs(t)
 	if err := live.Guarded.Available(); err != nil {
@@ -120,13 +120,13 @@ type scenarioTier struct {
 	t    *testing.T
 	name string // of the scenario
 	opts Options
-	// nodes that the tier was started on, and what of their connections was confused.
+	// nodes on which the tier was started, and their known collisions.
 	nodes    []*lab.Node
-	confused map[half]bool
+	collided map[half]bool
 }
 
-// refused are calls to other ports of an address that a virtual server has. As it is this
-// node's then, they cannot pass on, and no listener here is meant either.
+// refused are calls to other ports of a virtual server's address. The address is local on each
+// node, so the node refuses such calls instead of forwarding them.
 var refused = map[string][]string{
 	"s05-external-ip":               {"203.0.113.10:81"},
 	"s06-shared-load-balancer-ip":   {"203.0.113.10:80"},
@@ -169,20 +169,20 @@ func (t nodeTable) Delete(ctx context.Context, flows []conntrack.Flow) (n int, e
 	return n, err
 }
 
-// Captures implements live.Captor.
-func (s *scenarioTier) Captures(p scenarios.Probe) error {
+// Intercepts implements live.Interceptor.
+func (s *scenarioTier) Intercepts(p scenarios.Probe) error {
 	if slices.Contains(refused[s.name], p.To.String()) {
-		return errors.New("the address is a node's, and other ports there are refused")
+		return errors.New("the address is local on the node, which refuses other ports")
 	}
 	return nil
 }
 
-func (s *scenarioTier) Carries(e *proxier.Explanation) error {
+func (s *scenarioTier) Serves(e *proxier.Explanation) error {
 	switch {
 	case e.Flow.Destination.Addr() == netip.IPv6Loopback() && e.Frontend != nil:
 		return errors.New("IPv6 has no route_localnet")
 	case e.Flow.Protocol == proxier.UDP && e.Flow.Device == "" && e.Outcome == proxier.Rejected:
-		return errors.New("the kernel tells this host of datagrams that it rejects by EPERM")
+		return errors.New("the kernel returns EPERM to this host if it rejects a datagram")
 	}
 	return nil
 }

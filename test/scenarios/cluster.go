@@ -14,13 +14,13 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Cluster plays a scenario: Model does it on decision tables, a lab on real
-// traffic. An event is over when every proxy has taken it in. What a cluster
-// cannot do is an error that wraps errors.ErrUnsupported: a call like that is
-// left out, after an event the rest of the scenario is skipped.
+// Cluster plays a scenario: Model does it on decision tables, a lab with real
+// traffic. Methods for events return when every proxy has processed them. An error
+// that wraps errors.ErrUnsupported says what a cluster cannot do: it skips a call,
+// or, for an event, the rest of the scenario.
 type Cluster interface {
-	// Configure comes first of all, and once for every change. Proxies are
-	// replaced unless Config.SameProcess.
+	// Configure is called first, and once for every change. It restarts the proxies
+	// unless Config.SameProcess.
 	Configure(ctx context.Context, c Config) error
 	Apply(ctx context.Context, changes []ObjectChange) error
 	Announce(ctx context.Context, prefix netip.Prefix, nodes []string) error
@@ -29,16 +29,16 @@ type Cluster interface {
 	Reach(ctx context.Context, p Probe) (Observation, error)
 }
 
-// Tables is what a Cluster has besides if it can tell what was decided.
+// Tables is implemented by Clusters with access to the decision tables.
 type Tables interface {
-	// Table of a node as text.
+	// Table returns the table of a node as text.
 	Table(node string) string
-	// Changes of a node's table since the last call; a proxy that started
-	// meanwhile begins anew.
+	// Changes returns the changes of a node's table since the last call, or since the
+	// proxy's last start.
 	Changes(node string) []proxier.PortChange
-	// HealthChecks that the node answers.
+	// HealthChecks returns the health checks that the node answers.
 	HealthChecks(node string) map[types.NamespacedName]proxier.HealthCheck
-	// Problems reported by any node so far.
+	// Problems returns the problems that any node has reported so far.
 	Problems() []proxier.Problem
 }
 
@@ -47,31 +47,31 @@ type Probe struct {
 	From     string // node, pod or client
 	To       netip.AddrPort
 	Protocol proxier.Protocol
-	// Via is the node to which the network leads the target for a client;
-	// empty for the usual way.
+	// Via is the node to which the network routes a client's packets for the target;
+	// empty for the usual route.
 	Via string
 	// Tries is how many connections to make, one after the other and each from
-	// a port of its own: enough to see every backend, as good as certainly.
+	// another port: enough to see every backend almost certainly.
 	Tries int
-	// Silent says that no answer is expected: one try will do, and a short one.
+	// Silent says that no answer is expected: one try with a short timeout suffices.
 	Silent bool
-	// Flow is the label of a connection that is kept, or gone on with; empty
-	// for none. Tries is 1 then.
+	// Flow is the label of a long-lived connection, which is opened or continued; empty
+	// for none. Tries is then 1.
 	Flow string
 }
 
-// Observation is what came of a probe.
+// Observation is the result of a probe.
 type Observation struct {
 	Answers  []Answer
 	Failures []Failure
-	// Path is for those who know; an observer of traffic does not.
+	// Path is unknown to an observer of real traffic.
 	Path Path
 }
 
 // Answer of a backend.
 type Answer struct {
 	Server string // name of the node or pod
-	// Source that it saw; the zero Addr if it may be any.
+	// Source is the client's address as the backend saw it; the zero Addr if unknown.
 	Source netip.Addr
 }
 
@@ -80,7 +80,7 @@ type Failure uint8
 
 // The failures.
 const (
-	ConnectionRefused Failure = iota // ECONNREFUSED, however it came about
+	ConnectionRefused Failure = iota // ECONNREFUSED, for any reason
 	TimedOut
 	NotPermitted // EPERM, at once
 	Unreachable  // a router or the host itself has no route
@@ -90,7 +90,7 @@ func (f Failure) String() string {
 	return [...]string{"refused", "timed out", "not permitted", "unreachable"}[f]
 }
 
-// Path says whether a proxy had to do with a call.
+// Path says whether a proxy handled a call.
 type Path uint8
 
 // The paths.
@@ -110,7 +110,7 @@ func serversOf(o Observation) (list []string) {
 	return list
 }
 
-// String is an observation in short.
+// String summarises an observation.
 func (o Observation) String() string {
 	counts := map[string]int{}
 	for _, a := range o.Answers {

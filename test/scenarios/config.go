@@ -23,7 +23,7 @@ type Config struct {
 	StrictSourceRanges      bool
 }
 
-// Detect is how local pods are told from others.
+// Detect is how the proxy detects local pods.
 type Detect struct {
 	Mode      string // of kube-proxy's detectLocalMode, or none
 	CIDRs     []netip.Prefix
@@ -39,7 +39,7 @@ const (
 	DetectInterfaceNamePrefix = "InterfaceNamePrefix"
 )
 
-// DefaultConfig is that of a scenario that says nothing else.
+// DefaultConfig is the configuration of scenarios without config commands.
 func DefaultConfig() Config {
 	return Config{
 		Detect:                  Detect{Mode: DetectClusterCIDR, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}},
@@ -112,7 +112,7 @@ func parseDetect(text string) (d Detect, err error) {
 	switch mode {
 	case DetectNone, DetectNodeCIDR:
 		if has {
-			err = fmt.Errorf("%s takes nothing", mode)
+			err = fmt.Errorf("%s takes no value", mode)
 		}
 	case DetectClusterCIDR:
 		d.CIDRs, err = parsePrefixes(arg)
@@ -136,7 +136,7 @@ func (d *Detect) String() string {
 	return d.Mode
 }
 
-// Settings are what differs from the default.
+// Settings returns the settings that differ from the default.
 func (c *Config) Settings() (list []Setting) {
 	was := DefaultConfig()
 	add := func(differs bool, key, value string) {
@@ -158,14 +158,14 @@ func (c *Config) Settings() (list []Setting) {
 	return list
 }
 
-// SameProcess says whether what differs from another configuration reaches
-// running proxies: it is not an option of theirs.
+// SameProcess reports whether running proxies learn the difference to another
+// configuration, as it is not about their options.
 func (c Config) SameProcess(o Config) bool {
 	c.ServiceCIDRs, o.ServiceCIDRs = nil, nil
 	return reflect.DeepEqual(c, o)
 }
 
-// Policy as the decision table takes it.
+// Policy returns the policy of decision tables.
 func (c *Config) Policy() (proxier.Policy, error) {
 	s, _, err := proxier.ParseNodePortSelector(c.NodePortAddresses, c.LocalhostNodePorts)
 	return proxier.Policy{

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package scenarios holds the semantics of Services as scripts: a small
-// cluster, objects in YAML, a sequence of events, and what is to be seen. The
-// scripts know nothing of how Services are carried, so the same files are
-// replayed on the decision table alone, by Model, and on real traffic by every
-// tier.
+// cluster, objects in YAML, a sequence of events, and expectations. The
+// scripts do not depend on a datapath: Model replays them on the decision
+// table alone, and each tier replays the same files with real traffic.
 //
 // A scenario is a txtar file. Its comment is the script, one command per line;
-// its files are objects and expected texts. This is one:
+// its files are objects and expected texts. An example:
 //
 //	# externalTrafficPolicy: Local keeps clients to the node they came to.
 //	# Statements: S42 S45
@@ -25,9 +24,9 @@
 //	apiVersion: v1
 //	...
 //
-// The first comment line is the title, the last one of the same block the
-// statements that the scenario shows, by their numbers in docs/semantics.md.
-// Files are kept as Format writes them.
+// The first comment line is the title. The last line of the same block lists the
+// numbers of the statements of docs/semantics.md that the scenario tests.
+// Files must be formatted as Format does it.
 //
 // # The cluster
 //
@@ -35,23 +34,23 @@
 //	pod NAME NODE
 //	client NAME
 //
-// declare it, in this order and before everything else. Addresses follow the
-// plan of package lab: node N is 172.18.0.N and fd00:18::N, pod M of it
-// 10.244.N.M and fd00:10:244:N::M, client K 198.51.100.K and 2001:db8:51:100::K,
-// each numbered from 1 as declared. ClusterIPs are out of 10.96.0.0/16 and
-// fd00:10:96::/112, addresses of load balancers and external IPs out of
-// 203.0.113.0/24 and 2001:db8:203:113::/64. A pod that uses the network of its
-// host is an endpoint with an address of the node: it answers under the node's
-// name. Pods and nodes answer on every address and port that an EndpointSlice
-// of the scenario ever names; see Listeners.
+// declare it, in this order and before all other commands. Addresses follow the
+// plan of package lab: node N has 172.18.0.N and fd00:18::N, its pod M has
+// 10.244.N.M and fd00:10:244:N::M, client K has 198.51.100.K and
+// 2001:db8:51:100::K. Numbers start at 1, in the order of declaration. ClusterIPs
+// are in 10.96.0.0/16 and fd00:10:96::/112, addresses of load balancers and
+// external IPs in 203.0.113.0/24 and 2001:db8:203:113::/64. An endpoint in the
+// host network has an address of the node, and answers under the node's name.
+// Pods and nodes answer on every address and port of all EndpointSlices of the
+// scenario; see Listeners.
 //
 // # Events
 //
-//	config KEY=VALUE...           of every proxy; what is not named stays
+//	config KEY=VALUE...           of all proxies; other keys are unchanged
 //	apply FILE                    Services, EndpointSlices and Nodes, at once
 //	delete service NS/NAME
 //	delete endpointslice NS/NAME
-//	announce PREFIX [NODE]...     the network leads a prefix to these nodes
+//	announce PREFIX [NODE]...     the network routes a prefix to these nodes
 //	address add|del NODE ADDR     of a device of the node
 //	restart NODE                  its proxy ends, and another one starts
 //
@@ -59,19 +58,19 @@
 //
 //	detectLocal=ClusterCIDR:10.244.0.0/16,fd00:10:244::/48
 //	    or NodeCIDR, BridgeInterface:DEVICE, InterfaceNamePrefix:PREFIX, none;
-//	    pod M is behind the device podM of its node, all else comes by eth0
+//	    pod M uses the device podM of its node, all other packets eth0
 //	serviceCIDRs=10.96.0.0/16,fd00:10:96::/112
-//	    or none, if they are not known; objects of the cluster, not an option
+//	    or none if unknown; objects of the cluster, not an option
 //	nodePortAddresses=default     all, or a list of CIDRs and keywords
-//	localhostNodePorts=false      where the selection allows it
+//	localhostNodePorts=false      if nodePortAddresses includes loopback
 //	masqueradeAll=false
 //	allowServiceExternalIPs=true
 //	strictSourceRanges=false
 //
-// Objects are used as they are written: no field gets a default but the
-// namespace, which is default, and clusterIP, which is the first of clusterIPs.
-// What an applied Node leaves out of addresses and podCIDRs is as it was
-// declared; its labels are those applied, so that the zone has to be repeated.
+// Objects are not defaulted, except for two fields: namespace is default, and
+// clusterIP is the first of clusterIPs. An applied Node without addresses or
+// podCIDRs keeps the declared ones. Its labels are replaced, so the zone must be
+// repeated.
 //
 // # Reachability
 //
@@ -79,52 +78,50 @@
 //
 // A target is an address and port, or NAME:PORT for the IPv4 address of a
 // node, pod or client and [NAME]:PORT for the IPv6 one, then /udp or /sctp
-// if it is not TCP. Via names the node to which the network leads a client's
-// packets for the target; else it is where the address is announced or at
-// home. Expectations are
+// if it is not TCP. Via names the node to which the network routes a client's
+// packets for the target; by default, these are the nodes that announce or own
+// the address. Expectations are
 //
 //	backends NAME[,NAME]... [source WHO] [sticky[=LABEL]]
 //	    all of these answer, and no others. They see WHO as their client:
-//	    client is whoever dials, a node any address of that node, or of the
-//	    client where the backend is on that node, and any, or nothing,
-//	    whatever it may be. A backend that dials itself may see any
-//	    address in any case. Sticky: one of these answers, the same every time,
-//	    and with a label the same as everywhere with that label.
+//	    "client" is the caller; a node is any address of that node, or of the
+//	    caller if the backend is on that node; "any", the default, allows any
+//	    address. A backend that calls itself may always see any address.
+//	    Sticky: one of these answers, the same every time. Expectations with
+//	    the same label expect the same backend.
 //	refused
 //	    the connection is refused at once.
 //	no-answer
-//	    the client is told nothing. A tier at the client's socket cannot keep
-//	    silent: there the call may fail at once, but not as refused.
+//	    the client gets no packet. A tier that acts at the client's socket
+//	    cannot do that: there the call may fail at once, but not as refused.
 //	passes
-//	    no proxy has to do with it. Who has the address refuses or answers; if
-//	    nobody has it, there is no answer.
+//	    no proxy handles the call. The owner of the address refuses or
+//	    answers; without an owner, there is no answer.
 //
-// Every call is a new connection from another port. One that lasts is
+// Every call is a new connection from another port. A long-lived connection is
 //
 //	flow LABEL pod|client|host NAME -> TARGET [via NODE] : EXPECTATION
 //	flow LABEL : EXPECTATION
 //
-// where the first form opens a connection, or sends a first datagram, and the
-// second one speaks again over the same one. Of its backends one answers; same
-// is the one that answered last time. If the socket of a datagram flow was
-// broken, its client opens another one at the same port.
+// The first form opens a connection, or sends a first datagram. The second form
+// sends another request over it. One of the backends answers; "same" is the one
+// that answered last time. If the socket of a datagram flow has an error, its
+// client opens another one at the same port.
 //
 // # Text
 //
 //	table NODE FILE               Table.Dump of that node
-//	changes NODE FILE             service ports about which the last event
-//	                              brought another decision
+//	changes NODE FILE             service ports whose decision the last event
+//	                              changed
 //	healthcheck NODE NS/NAME [ipv4=N] [ipv6=N] | none
 //	problem KIND NS/NAME FIELD REASON
 //
-// Changes are in the order of names: "added" and "removed" with the whole
-// decision, "changed" with the lines that went, after a minus, and those that
-// came, after a plus. Problems are the ones reported up to then, with - for no
-// field; one that no line names is a failure at the end. A runner that cannot
-// tell leaves all of these out: they are about the table. So it does with calls
-// that it cannot make, and says why.
+// Changes are sorted by name: "added" and "removed" show the whole decision,
+// "changed" shows removed lines after a minus and added ones after a plus. Problems
+// are those reported so far, with - for no field. Reported problems without
+// a line fail the scenario at its end. Runners without access to tables skip all of
+// these commands. They also skip calls that they cannot make, and log the reason.
 //
-// go test ./test/scenarios -update rewrites the expected texts. Read what came
-// out against the statements: an expectation that repeats the code proves
-// nothing.
+// go test ./test/scenarios -update rewrites the expected texts. Compare the result
+// with the statements: an expectation that repeats the code proves nothing.
 package scenarios

@@ -17,8 +17,8 @@ import (
 )
 
 // Model is a Cluster of decision tables: every node has a proxier whose tier
-// only keeps what it is told, and the way of a packet is played from node to
-// node. What the tables explain is compared at each of them.
+// only stores decisions, and Model simulates the path of a packet from node to
+// node. At each node, it compares the tier's verdict with the table's explanation.
 type Model struct {
 	scenario  *Scenario
 	config    Config
@@ -35,10 +35,10 @@ type modelNode struct {
 	object  *v1.Node
 	extra   []netip.Addr // added by Address
 	proxier *proxier.Proxier
-	tier    *carrier
+	tier    *modelTier
 }
 
-// affinityKey: a client is remembered per service port and node.
+// affinityKey identifies an affinity entry: one per client, service port and node.
 type affinityKey struct {
 	node   string
 	port   proxier.ServicePortName
@@ -64,7 +64,7 @@ func NewModel(s *Scenario) *Model {
 	}
 }
 
-// Configure starts the proxies, or tells them what changed.
+// Configure starts the proxies, or updates their configuration.
 func (m *Model) Configure(ctx context.Context, c Config) error {
 	same := m.nodes != nil && m.config.SameProcess(c)
 	m.config = c
@@ -91,14 +91,13 @@ func (m *Model) Configure(ctx context.Context, c Config) error {
 	return nil
 }
 
-// start a node's proxy. It gets the objects in another order than the first
-// one did.
+// start starts a node's proxy. After a restart, objects arrive in another order.
 func (m *Model) start(ctx context.Context, n *modelNode) error {
 	policy, err := m.config.Policy()
 	if err != nil {
 		return err
 	}
-	n.tier = &carrier{}
+	n.tier = &modelTier{}
 	n.proxier, err = proxier.New(proxier.Options{
 		NodeName: n.name, Facts: m.facts(n), Policy: policy, Tier: n.tier, Reporter: m,
 		NodeFacts: func(object *v1.Node, f *proxier.Facts) {
@@ -119,7 +118,7 @@ func (m *Model) start(ctx context.Context, n *modelNode) error {
 	return err
 }
 
-// learn hands the facts of a node to its proxy.
+// learn updates the proxy's facts about its node.
 func (m *Model) learn(ctx context.Context, n *modelNode) error {
 	n.proxier.UpdateFacts(func(f *proxier.Facts) { *f = m.facts(n) })
 	return n.proxier.Sync(ctx)
@@ -162,10 +161,10 @@ func (m *Model) localAddrs(n *modelNode) []netip.Addr {
 	return slices.Compact(list)
 }
 
-// Report takes what a proxier has to say.
+// Report implements proxier.Reporter.
 func (m *Model) Report(p proxier.Problem) { m.problems = append(m.problems, p) }
 
-// Apply hands objects to all proxies.
+// Apply passes changed objects to all proxies.
 func (m *Model) Apply(ctx context.Context, changes []ObjectChange) error {
 	for _, c := range changes {
 		if c.New != nil {
@@ -185,18 +184,18 @@ func (m *Model) Apply(ctx context.Context, changes []ObjectChange) error {
 	return nil
 }
 
-// Announce leads a prefix to nodes.
+// Announce routes a prefix to nodes.
 func (m *Model) Announce(_ context.Context, prefix netip.Prefix, nodes []string) error {
 	m.announced = slices.DeleteFunc(m.announced, func(a Announce) bool { return a.Prefix == prefix })
 	if len(nodes) > 0 {
 		m.announced = append(m.announced, Announce{prefix, nodes})
 	}
-	// The longest prefix counts.
+	// The longest prefix wins.
 	slices.SortFunc(m.announced, func(a, b Announce) int { return b.Prefix.Bits() - a.Prefix.Bits() })
 	return nil
 }
 
-// Address gives a node an address, or takes it away.
+// Address adds an address to a node, or removes it.
 func (m *Model) Address(ctx context.Context, node string, addr netip.Addr, gone bool) error {
 	n := m.node(node)
 	n.extra = slices.DeleteFunc(n.extra, func(a netip.Addr) bool { return a == addr })
@@ -206,30 +205,30 @@ func (m *Model) Address(ctx context.Context, node string, addr netip.Addr, gone 
 	return m.learn(ctx, n)
 }
 
-// Restart a node's proxy.
+// Restart restarts a node's proxy.
 func (m *Model) Restart(ctx context.Context, node string) error { return m.start(ctx, m.node(node)) }
 
 func (m *Model) node(name string) *modelNode { return m.nodes[m.scenario.node(name)] }
 
-// Table of a node as text.
+// Table returns the table of a node as text.
 func (m *Model) Table(node string) string { return m.node(node).proxier.Table().Dump() }
 
-// Changes of a node's table since the last call.
+// Changes returns the changes of a node's table since the last call.
 func (m *Model) Changes(node string) []proxier.PortChange {
 	t := m.node(node).tier
 	defer func() { t.changes = nil }()
 	return t.changes
 }
 
-// HealthChecks of a node.
+// HealthChecks returns the health checks of a node.
 func (m *Model) HealthChecks(node string) map[types.NamespacedName]proxier.HealthCheck {
 	return m.node(node).proxier.Table().HealthChecks()
 }
 
-// Problems reported so far.
+// Problems returns the problems reported so far.
 func (m *Model) Problems() []proxier.Problem { return m.problems }
 
-// Reach plays a call.
+// Reach simulates a call.
 func (m *Model) Reach(_ context.Context, p Probe) (Observation, error) {
 	if p.Flow != "" {
 		return m.flow(p)
@@ -238,7 +237,7 @@ func (m *Model) Reach(_ context.Context, p Probe) (Observation, error) {
 	return o, err
 }
 
-// flow goes on with a connection, as long as that has a backend.
+// flow continues a connection as long as its backend exists.
 func (m *Model) flow(p Probe) (Observation, error) {
 	f, open := m.flows[p.Flow]
 	if open && p.Protocol != proxier.UDP {
@@ -249,7 +248,7 @@ func (m *Model) flow(p Probe) (Observation, error) {
 		return o, err
 	}
 	if open && len(arrivals) > 0 {
-		// Clients keep what their Service still knows, selected or not.
+		// Clients keep a backend that their Service still has, even if it is not eligible any more.
 		d := arrivals[0].decision
 		if d != nil && d.Name == f.port && slices.ContainsFunc(d.Backends, func(b proxier.Backend) bool { return b.Addr == f.backend }) {
 			return Observation{Answers: []Answer{f.answer}, Path: Proxied}, nil
@@ -270,20 +269,20 @@ func (m *Model) flow(p Probe) (Observation, error) {
 	return o, nil
 }
 
-// arrival is a packet at a node: what its tier makes of it, and its table.
+// arrival is a packet at a node: the tier's verdict and the table's explanation.
 type arrival struct {
-	fate
+	verdict
 	proxier.Explanation
 	node string
 }
 
-// call plays a call that may be the first of its kind. Where the network
-// chooses among several nodes, there is an arrival for each.
+// call simulates the first packet of a call. If the network chooses among several
+// nodes, it returns an arrival for each of them.
 func (m *Model) call(p Probe) (Observation, []arrival, error) {
 	s := m.scenario
 	home := s.NodeOf(p.From)
 	if s.kindOf(p.From) == "pod" && p.To.Addr().IsLoopback() {
-		// A pod's loopback is its own: no node ever sees this.
+		// Packets to a pod's loopback address never reach the node.
 		return Observation{Failures: []Failure{ConnectionRefused}, Path: Passed}, nil, nil
 	}
 	flow := proxier.Flow{Source: netip.AddrPortFrom(m.source(p.From, p.To.Addr()), 0), Destination: p.To, Protocol: p.Protocol}
@@ -326,21 +325,21 @@ func (m *Model) call(p Probe) (Observation, []arrival, error) {
 	case len(arrivals) == 0:
 		return m.passed(p.To.Addr())
 	case len(arrivals) < len(nodes):
-		return o, nil, fmt.Errorf("of the nodes to which %s is led, only some serve it", p.To.Addr())
+		return o, nil, fmt.Errorf("%s is routed to several nodes, but only some serve it", p.To.Addr())
 	}
 	return o, arrivals, nil
 }
 
-// source that a call begins with.
+// source returns the source address of a call.
 func (m *Model) source(from string, to netip.Addr) netip.Addr {
 	if m.scenario.kindOf(from) == "host" && (to.IsLoopback() || slices.Contains(m.localAddrs(m.node(from)), to)) {
-		return to // a host talks to itself as the one it talks to
+		return to // a host's connections to itself have equal source and destination addresses
 	}
 	return m.scenario.Addr(from, proxier.FamilyOf(to))
 }
 
-// towards which nodes the network leads packets that leave home, a node or
-// nowhere in the cluster.
+// towards returns the nodes to which the network routes packets that leave home. Home is
+// a node, or empty for clients.
 func (m *Model) towards(p Probe, home string) []string {
 	s, to := m.scenario, p.To.Addr()
 	if p.Via != "" {
@@ -360,7 +359,7 @@ func (m *Model) towards(p Probe, home string) []string {
 	return nil
 }
 
-// nameOf is the name of what has an address now; empty for none.
+// nameOf returns the name of the current owner of an address; empty for none.
 func (m *Model) nameOf(a netip.Addr) string {
 	for _, n := range m.nodes {
 		if slices.Contains(n.extra, a) {
@@ -372,7 +371,7 @@ func (m *Model) nameOf(a netip.Addr) string {
 
 func (m *Model) arrive(node string, f proxier.Flow) (arrival, error) {
 	n := m.node(node)
-	a := arrival{n.tier.carry(f, m.localAddrs(n)), n.proxier.Table().Explain(f), node}
+	a := arrival{n.tier.decide(f, m.localAddrs(n)), n.proxier.Table().Explain(f), node}
 	if err := a.agrees(&a.Explanation); err != nil {
 		return a, fmt.Errorf("at %s: %w", node, err)
 	}
@@ -387,7 +386,7 @@ func (m *Model) passed(to netip.Addr) (Observation, []arrival, error) {
 	return Observation{Failures: []Failure{f}, Path: Passed}, nil, nil
 }
 
-// outcome is what the client sees of what a table says.
+// outcome returns what the client observes if a tier acts as the table says.
 func (m *Model) outcome(p Probe, a arrival) (Observation, error) {
 	o := Observation{Path: Proxied}
 	switch a.outcome {
@@ -418,23 +417,23 @@ func (m *Model) outcome(p Probe, a arrival) (Observation, error) {
 	return o, nil
 }
 
-// deliver says who answers at a backend's address, and whom it sees.
+// deliver returns who answers at a backend's address, and which source it sees.
 func (m *Model) deliver(p Probe, a arrival, backend netip.AddrPort) (Answer, error) {
 	answer := Answer{Server: m.nameOf(backend.Addr())}
 	source := a.Flow.Source.Addr()
 	switch {
 	case answer.Server == "":
-		return answer, fmt.Errorf("endpoint %s belongs to no pod or node: no tier can reach it", backend)
+		return answer, fmt.Errorf("endpoint %s belongs to no pod or node", backend)
 	case backend.Addr() == source, a.route.Source == proxier.AnySource:
 	case a.route.Source == proxier.Masquerade && answer.Server == a.node:
-		// What is delivered on the spot need not pass where masquerading happens.
+		// Packets to a backend of the same node may be delivered without masquerading.
 	case a.route.Source == proxier.Masquerade:
 		answer.Source = m.scenario.Addr(a.node, proxier.FamilyOf(source))
 	default:
 		answer.Source = source
-		// The reply has to come by the node that translated.
+		// The reply must pass the node that translated the request.
 		if a.node != m.scenario.NodeOf(p.From) && a.node != m.scenario.NodeOf(answer.Server) {
-			return answer, fmt.Errorf("%s answers %s past %s, which alone can translate it back: no tier can get through", answer.Server, p.From, a.node)
+			return answer, fmt.Errorf("the reply of %s to %s bypasses %s, which alone can translate it back: no tier can serve this", answer.Server, p.From, a.node)
 		}
 	}
 	return answer, nil

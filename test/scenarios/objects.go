@@ -72,7 +72,7 @@ func (s *Scenario) object(doc []byte) (metav1.Object, error) {
 	return o, nil
 }
 
-// NodeObject is the Node as which a node of the scenario begins.
+// NodeObject returns the Node object of a node at the start of the scenario.
 func (s *Scenario) NodeObject(name string) (*v1.Node, error) {
 	n := &v1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
 	if i := s.node(name); i >= 0 && s.Nodes[i].Zone != "" {
@@ -96,7 +96,7 @@ func (s *Scenario) completeNode(n *v1.Node) error {
 	return nil
 }
 
-// AddObjects adds a file of objects that Apply can name.
+// AddObjects adds a file of objects for Apply.
 func (s *Scenario) AddObjects(file string, objects ...metav1.Object) error {
 	var b strings.Builder
 	for i, o := range objects {
@@ -113,14 +113,14 @@ func (s *Scenario) AddObjects(file string, objects ...metav1.Object) error {
 	return nil
 }
 
-// Listener is a port on which a node or pod has to answer.
+// Listener is a port on which a node or pod must answer.
 type Listener struct {
 	Name     string // of the node or pod
 	Protocol proxier.Protocol
 	Port     uint16
 }
 
-// Listeners are those that the EndpointSlices of all steps name, in the order
+// Listeners returns the listeners for the EndpointSlices of all steps, in the order
 // of the script, each once.
 func (s *Scenario) Listeners() ([]Listener, error) {
 	var list []Listener
@@ -171,8 +171,8 @@ func (s *Scenario) appliedFiles() (list []string) {
 	return list
 }
 
-// owner is the node, pod or client that has the address by the plan; empty for
-// none.
+// owner returns the node, pod or client that owns the address by the address plan; empty
+// for none.
 func (s *Scenario) owner(addr string) string {
 	for family := range proxier.Families {
 		for _, n := range s.Nodes {
@@ -195,10 +195,10 @@ func (s *Scenario) owner(addr string) string {
 }
 
 // ObjectChange is a change of one object: Old is nil for a new one, New for
-// one that is gone. All changes of a step take effect together.
+// a deleted one. All changes of a step take effect together.
 type ObjectChange struct{ Old, New metav1.Object }
 
-// Feed hands a change to the handler of one node's proxy.
+// Feed passes a change to the event handler of one node's proxy.
 func Feed(h proxier.Handler, node string, c ObjectChange) {
 	object := c.New
 	if object == nil {

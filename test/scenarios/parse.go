@@ -25,7 +25,7 @@ var (
 	labelSyntax     = regexp.MustCompile(`^[a-z0-9-]+$`)
 )
 
-// reserved names would be read as something else.
+// reserved words cannot be names.
 var reserved = []string{SourceClient, SourceAny, "host", "pod", "none"}
 
 type parser struct {
@@ -36,8 +36,7 @@ type parser struct {
 	used   map[string]bool // files
 }
 
-// Parse reads a scenario. Whatever it does not know is an error, which names
-// file and line.
+// Parse reads a scenario. Unknown input is an error, which names file and line.
 func Parse(file string, text []byte) (*Scenario, error) {
 	p := &parser{
 		Scenario: &Scenario{Name: strings.TrimSuffix(file, ".txtar")},
@@ -129,7 +128,7 @@ func (p *parser) head(lines []string) (rest []string, err error) {
 			return nil, fmt.Errorf("%q is not the number of a statement", s)
 		}
 		if slices.Contains(p.Statements[:i], s) {
-			return nil, fmt.Errorf("statement %s is there twice", s)
+			return nil, fmt.Errorf("statement %s is listed twice", s)
 		}
 	}
 	return lines[p.line:], nil
@@ -152,7 +151,7 @@ func (p *parser) declare(words []string) (bool, error) {
 		return false, fmt.Errorf("%q cannot be a name", name)
 	}
 	if p.kindOf(name) != "" {
-		return false, fmt.Errorf("%s is there twice", name)
+		return false, fmt.Errorf("%s is declared twice", name)
 	}
 	number := 0
 	switch {
@@ -239,7 +238,7 @@ func (p *parser) command(name string, args []string) (Command, error) {
 			return nil, fmt.Errorf("%s: there is no file %s", name, args[1])
 		}
 		if p.used[args[1]] {
-			return nil, fmt.Errorf("%s: file %s is used before", name, args[1])
+			return nil, fmt.Errorf("%s: file %s is already used", name, args[1])
 		}
 		p.used[args[1]] = true
 		if name == "table" {
@@ -341,7 +340,7 @@ func (p *parser) reach(args []string) (Command, error) {
 		return nil, fmt.Errorf("reach: %w", err)
 	}
 	if e.Outcome == Same {
-		return nil, errors.New("reach: same is for flows")
+		return nil, errors.New("reach: same is only for flows")
 	}
 	return Reach{Call: *call, Expect: e}, nil
 }
@@ -358,21 +357,21 @@ func (p *parser) flow(args []string) (Command, error) {
 			return nil, fmt.Errorf("flow: %w", err)
 		}
 		if known {
-			return nil, fmt.Errorf("flow: there is already one of label %s", c.Label)
+			return nil, fmt.Errorf("flow: label %s is already used", c.Label)
 		}
 		c.Call, rest = call, r
 		p.flows[c.Label] = true
 	} else if !known {
-		return nil, fmt.Errorf("flow: there is none of label %s", c.Label)
+		return nil, fmt.Errorf("flow: there is no label %s", c.Label)
 	}
 	e, err := p.expectation(rest)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("flow: %w", err)
 	case e.Sticky:
-		return nil, errors.New("flow: sticky is for reach")
+		return nil, errors.New("flow: sticky is only for reach")
 	case c.Call != nil && e.Outcome != Backends:
-		return nil, errors.New("flow: the first time needs backends")
+		return nil, errors.New("flow: its first call needs backends")
 	}
 	c.Expect = e
 	return c, nil
@@ -395,10 +394,10 @@ func (p *parser) call(args []string) (*Call, []string, error) {
 	if len(rest) >= 2 && rest[0] == "via" {
 		c.Via, rest = rest[1], rest[2:]
 		if args[0] != "client" {
-			return nil, nil, errors.New("via is for clients")
+			return nil, nil, errors.New("via is only for clients")
 		}
 		if c.To.Name != "" {
-			return nil, nil, errors.New("via is for addresses that no node or pod has")
+			return nil, nil, errors.New("via is only for addresses that no node or pod has")
 		}
 		if err := p.knownNode(c.Via); err != nil {
 			return nil, nil, err
@@ -466,7 +465,7 @@ func (p *parser) expectation(args []string) (e Expectation, err error) {
 				return e, fmt.Errorf("backends: there is no pod or node %q", name)
 			}
 			if slices.Contains(e.Backends[:i], name) {
-				return e, fmt.Errorf("backends: %s is there twice", name)
+				return e, fmt.Errorf("backends: %s is listed twice", name)
 			}
 		}
 	}

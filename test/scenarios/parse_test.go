@@ -71,16 +71,16 @@ func TestParseErrors(t *testing.T) {
 		{"announced to a stranger", "announce 203.0.113.0/24 node3", ":9: there is no node node3"},
 		{"address how", "address put node1 203.0.113.10", ":9: address: "},
 		{"no address", "address add node1 203.0.113", ":9: "},
-		{"table of nobody", "table node3 want.txt", ":9: there is no node node3"},
+		{"table of an unknown node", "table node3 want.txt", ":9: there is no node node3"},
 		{"table without a file", "table node1 other.txt", ":9: table: there is no file other.txt"},
-		{"text used twice", "table node1 want.txt\nchanges node1 want.txt", ":10: changes: file want.txt is used before"},
+		{"text used twice", "table node1 want.txt\nchanges node1 want.txt", ":10: changes: file want.txt is already used"},
 		{"health check without a count", "healthcheck node1 default/web", ":9: healthcheck: "},
 		{"health check of another family", "healthcheck node1 default/web ipv5=1", `:9: healthcheck: unknown word "ipv5=1"`},
 		{"problem without a reason", "problem Service default/web spec", ":9: problem: "},
-		{"nobody dials", "reach pod web2 -> 10.96.0.10:80 : refused", ":9: reach: there is no pod web2"},
+		{"unknown caller", "reach pod web2 -> 10.96.0.10:80 : refused", ":9: reach: there is no pod web2"},
 		{"a client is no pod", "reach pod c -> 10.96.0.10:80 : refused", ":9: reach: there is no pod c"},
 		{"target without a port", "reach pod web1 -> 10.96.0.10 : refused", ":9: reach: "},
-		{"target of nobody", "reach pod web1 -> web2:80 : refused", ":9: reach: nothing has the name web2"},
+		{"unknown target", "reach pod web1 -> web2:80 : refused", ":9: reach: nothing has the name web2"},
 		{"port 0", "reach pod web1 -> node1:0 : refused", ":9: reach: "},
 		{"mapped target", "reach pod web1 -> [::ffff:10.96.0.10]:80 : refused", ":9: reach: "},
 		{"unknown protocol", "reach pod web1 -> 10.96.0.10:80/quic : refused", ":9: reach: unknown protocol"},
@@ -89,16 +89,16 @@ func TestParseErrors(t *testing.T) {
 		{"backends without names", "reach pod web1 -> 10.96.0.10:80 : backends", ":9: reach: backends: want names"},
 		{"unknown backend", "reach pod web1 -> 10.96.0.10:80 : backends web2", `:9: reach: backends: there is no pod or node "web2"`},
 		{"client as a backend", "reach pod web1 -> 10.96.0.10:80 : backends c", `:9: reach: backends: there is no pod or node "c"`},
-		{"backend twice", "reach pod web1 -> 10.96.0.10:80 : backends web1,web1", ":9: reach: backends: web1 is there twice"},
+		{"backend twice", "reach pod web1 -> 10.96.0.10:80 : backends web1,web1", ":9: reach: backends: web1 is listed twice"},
 		{"unknown source", "reach pod web1 -> 10.96.0.10:80 : backends web1 source web1", ":9: reach: source: there is no node web1"},
 		{"source of a refusal", "reach pod web1 -> 10.96.0.10:80 : refused source client", `:9: reach: cannot read "source client"`},
 		{"trailing words", "reach pod web1 -> 10.96.0.10:80 : backends web1 sticky please", `:9: reach: cannot read "please"`},
-		{"via for a pod", "reach pod web1 -> 10.96.0.10:80 via node1 : refused", ":9: reach: via is for clients"},
-		{"via for a node", "reach client c -> node1:80 via node2 : refused", ":9: reach: via is for addresses that no node or pod has"},
-		{"same without a flow", "reach pod web1 -> 10.96.0.10:80 : same", ":9: reach: same is for flows"},
-		{"flow that never began", "flow f : same", ":9: flow: there is none of label f"},
-		{"flow that begins in vain", "flow f pod web1 -> 10.96.0.10:80 : refused", ":9: flow: the first time needs backends"},
-		{"flow that begins twice", "flow f pod web1 -> 10.96.0.10:80 : backends web1\nflow f pod web1 -> 10.96.0.10:80 : backends web1", ":10: flow: there is already one of label f"},
+		{"via for a pod", "reach pod web1 -> 10.96.0.10:80 via node1 : refused", ":9: reach: via is only for clients"},
+		{"via for a node", "reach client c -> node1:80 via node2 : refused", ":9: reach: via is only for addresses that no node or pod has"},
+		{"same without a flow", "reach pod web1 -> 10.96.0.10:80 : same", ":9: reach: same is only for flows"},
+		{"flow that never began", "flow f : same", ":9: flow: there is no label f"},
+		{"flow without a first answer", "flow f pod web1 -> 10.96.0.10:80 : refused", ":9: flow: its first call needs backends"},
+		{"flow that begins twice", "flow f pod web1 -> 10.96.0.10:80 : backends web1\nflow f pod web1 -> 10.96.0.10:80 : backends web1", ":10: flow: label f is already used"},
 		{"comment at the end", "restart node1\n# And then?", ":10: comment without a command"},
 		{"file that is not used", "restart node1", "file a.yaml is not used"},
 	} {
@@ -117,8 +117,8 @@ func TestParseErrors(t *testing.T) {
 		{"bad statement", "# Title.\n# Statements: X1\n\n", `x.txtar:2: "X1" is not the number of a statement`},
 		{"bad name", "# Title.\n# Statements: S01\n\nnode Node_1\n", `x.txtar:4: "Node_1" cannot be a name`},
 		{"reserved name", "# Title.\n# Statements: S01\n\nnode any\n", `x.txtar:4: "any" cannot be a name`},
-		{"name twice", "# Title.\n# Statements: S01\n\nnode a\npod a a\n", "x.txtar:5: a is there twice"},
-		{"pod of nobody", "# Title.\n# Statements: S01\n\npod a b\n", "x.txtar:4: pod a: want its node"},
+		{"name twice", "# Title.\n# Statements: S01\n\nnode a\npod a a\n", "x.txtar:5: a is declared twice"},
+		{"pod on an unknown node", "# Title.\n# Statements: S01\n\npod a b\n", "x.txtar:4: pod a: want its node"},
 		{"node after a pod", "# Title.\n# Statements: S01\n\nnode a\npod b a\nnode c\n", "x.txtar:6: nodes come before pods"},
 		{"too many words", "# Title.\n# Statements: S01\n\nnode a zone=b c\n", `x.txtar:4: node a: cannot read "zone=b c"`},
 		{"another kind", head + "apply a.yaml\n\n-- a.yaml --\napiVersion: v1\nkind: Pod\n", `x.txtar:9: a.yaml, object 1: "v1 Pod" is not`},
@@ -136,7 +136,7 @@ func TestParseErrors(t *testing.T) {
 	}
 }
 
-// A scenario that a program makes is written, read back and played.
+// A generated scenario can be written, read back and played.
 func TestFormatOfMadeScenario(t *testing.T) {
 	config := DefaultConfig()
 	config.Detect = Detect{Mode: DetectNodeCIDR}

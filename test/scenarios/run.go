@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Run plays a scenario and compares.
+// Run plays a scenario and compares the results with its expectations.
 func Run(t testing.TB, s *Scenario, c Cluster) {
 	t.Helper()
 	run(t, s, c, nil)
@@ -30,24 +30,24 @@ type player struct {
 	t testing.TB
 	*Scenario
 	cluster  Cluster
-	tables   Tables                  // nil if it cannot tell
-	update   func(file, text string) // takes texts instead of comparing; nil for none
+	tables   Tables                  // nil if the cluster has none
+	update   func(file, text string) // gets texts instead of comparing them; nil for none
 	config   Config
 	objects  map[string]metav1.Object
 	sticky   map[string]string   // servers by label
 	flows    map[string]flowSeen // by label
 	expected map[Problem]bool
-	extra    map[netip.Addr]string // nodes that have an address besides
+	extra    map[netip.Addr]string // additional addresses of nodes
 	line     int
 
-	calls  int      // that were made
-	beyond []string // why others were not
+	calls       int      // number of calls made
+	unsupported []string // reasons for calls that were not made
 }
 
 type flowSeen struct {
-	call   Call
-	last   string // server
-	beyond error  // it could not even begin
+	call        Call
+	last        string // server
+	unsupported error  // why it could not be opened; nil if it could
 }
 
 func run(t testing.TB, s *Scenario, c Cluster, update func(file, text string)) {
@@ -58,7 +58,7 @@ func run(t testing.TB, s *Scenario, c Cluster, update func(file, text string)) {
 	}
 	r.tables, _ = c.(Tables)
 	ctx := t.Context()
-	// What comes first is how the proxies start.
+	// The first config command is the configuration with which the proxies start.
 	steps := s.Steps
 	if len(steps) > 0 {
 		if first, ok := steps[0].Command.(Configure); ok {
@@ -81,17 +81,17 @@ func run(t testing.TB, s *Scenario, c Cluster, update func(file, text string)) {
 		}
 	}
 	switch {
-	case len(r.beyond) > 0 && r.calls == 0:
-		t.Skipf("no call can be made: %s", strings.Join(r.beyond, "; "))
-	case len(r.beyond) > 0:
-		t.Logf("some calls cannot be made: %s", strings.Join(r.beyond, "; "))
+	case len(r.unsupported) > 0 && r.calls == 0:
+		t.Skipf("no call can be made: %s", strings.Join(r.unsupported, "; "))
+	case len(r.unsupported) > 0:
+		t.Logf("some calls cannot be made: %s", strings.Join(r.unsupported, "; "))
 	}
 	if r.tables == nil {
 		return
 	}
 	for _, p := range r.tables.Problems() {
 		if !r.expected[problemOf(p)] {
-			r.expected[problemOf(p)] = true // the same one of several nodes
+			r.expected[problemOf(p)] = true // several nodes may report the same one
 			t.Errorf("%s.txtar: unexpected problem: %s %s %q %s: %s", s.Name, p.Kind, p.Object, p.Field, p.Reason, p.Message)
 		}
 	}
@@ -102,7 +102,7 @@ func (r *player) errorf(format string, args ...any) {
 	r.t.Errorf("%s.txtar:%d: %s", r.Name, r.line, fmt.Sprintf(format, args...))
 }
 
-// failed says that there is no point in going on.
+// failed reports whether the scenario must end because of an error.
 func (r *player) failed(err error) bool {
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
@@ -113,14 +113,14 @@ func (r *player) failed(err error) bool {
 	return err != nil
 }
 
-// call takes what came of a call: one that cannot be made here costs no other.
+// call handles the error of a call. If it cannot be made here, the scenario continues.
 func (r *player) call(err error) error {
 	if !errors.Is(err, errors.ErrUnsupported) {
 		r.calls++
 		return err
 	}
-	if text := err.Error(); !slices.Contains(r.beyond, text) {
-		r.beyond = append(r.beyond, text)
+	if text := err.Error(); !slices.Contains(r.unsupported, text) {
+		r.unsupported = append(r.unsupported, text)
 	}
 	return nil
 }
@@ -176,7 +176,7 @@ func (r *player) step(ctx context.Context, command Command) error {
 				list = append(list, strings.Join(problemOf(p).words(nil), " "))
 			}
 			slices.Sort(list)
-			r.errorf("it was not reported; what was:\n%s", strings.Join(slices.Compact(list), "\n"))
+			r.errorf("it was not reported; reported problems:\n%s", strings.Join(slices.Compact(list), "\n"))
 		}
 	default:
 		return fmt.Errorf("unknown command %T", command)
@@ -212,7 +212,7 @@ func (r *player) apply(ctx context.Context, c Apply) error {
 	for _, o := range objects {
 		old := r.objects[key(o)]
 		if n, ok := o.(*v1.Node); ok && old == nil {
-			// Nodes are there from the start.
+			// Nodes exist from the start.
 			if old, err = r.NodeObject(n.Name); err != nil {
 				return err
 			}
@@ -258,7 +258,7 @@ func (r *player) probe(call Call, e *Expectation) Probe {
 	p := Probe{From: call.From, To: r.Resolve(call.To), Protocol: call.To.Protocol, Via: call.Via, Tries: 1}
 	switch e.Outcome {
 	case Backends:
-		// Of n backends the chance to miss one is n(1-1/n)^tries.
+		// With n backends, the probability to miss one is n(1-1/n)^tries.
 		p.Tries = 16 + 16*len(e.Backends)
 	case NoAnswer:
 		p.Silent = true
@@ -279,7 +279,7 @@ func (r *player) reach(ctx context.Context, c Reach) error {
 		if c.Expect.Sticky {
 			wrong = r.stuck(&c.Expect, servers)
 		} else if len(servers) != len(c.Expect.Backends) {
-			wrong = "not all of them"
+			wrong = "not all backends answered"
 		}
 	}
 	if wrong != "" {
@@ -305,8 +305,8 @@ func (r *player) stuck(e *Expectation, servers []string) string {
 
 func (r *player) flow(ctx context.Context, c Flow) error {
 	seen := r.flows[c.Label]
-	if seen.beyond != nil {
-		return seen.beyond
+	if seen.unsupported != nil {
+		return seen.unsupported
 	}
 	if c.Call != nil {
 		seen.call = *c.Call
@@ -320,7 +320,7 @@ func (r *player) flow(ctx context.Context, c Flow) error {
 	o, err := r.cluster.Reach(ctx, p)
 	if err != nil {
 		if errors.Is(err, errors.ErrUnsupported) {
-			r.flows[c.Label] = flowSeen{beyond: err}
+			r.flows[c.Label] = flowSeen{unsupported: err}
 		}
 		return err
 	}
@@ -335,16 +335,16 @@ func (r *player) flow(ctx context.Context, c Flow) error {
 	return nil
 }
 
-// judge says what is wrong with an observation; it leaves open whether all
-// backends have been seen.
+// judge returns what is wrong with an observation. It does not check whether all
+// backends answered.
 func (r *player) judge(call Call, e *Expectation, o Observation) string {
 	if (o.Path == Passed) != (e.Outcome == Passes) && o.Path != PathUnknown {
-		return map[bool]string{true: "no proxy has to do with it", false: "it does not pass"}[o.Path == Passed]
+		return map[bool]string{true: "no proxy handled the call", false: "a proxy handled the call"}[o.Path == Passed]
 	}
 	only := func(allowed ...Failure) string {
 		for _, f := range o.Failures {
 			if !slices.Contains(allowed, f) {
-				return "a call failed otherwise"
+				return "a call failed in another way"
 			}
 		}
 		return ""
@@ -359,7 +359,7 @@ func (r *player) judge(call Call, e *Expectation, o Observation) string {
 		}
 		for _, a := range o.Answers {
 			if !slices.Contains(e.Backends, a.Server) {
-				return a.Server + " is none of them"
+				return a.Server + " is not an expected backend"
 			}
 			if !r.isSource(call, e, a) {
 				return fmt.Sprintf("%s saw source %s", a.Server, sourceText(a.Source))
@@ -390,7 +390,7 @@ func (r *player) judge(call Call, e *Expectation, o Observation) string {
 	return only(TimedOut, NotPermitted)
 }
 
-// isSource says whether a backend saw whom it should.
+// isSource reports whether a backend saw the expected source.
 func (r *player) isSource(call Call, e *Expectation, a Answer) bool {
 	who := e.Source
 	switch {
@@ -402,12 +402,12 @@ func (r *player) isSource(call Call, e *Expectation, a Answer) bool {
 	if !a.Source.IsValid() {
 		return false
 	}
-	// Replies of a node's own backends come by it in any case.
+	// Replies of a node's own backends pass the node in any case.
 	near := r.node(who) >= 0 && r.NodeOf(a.Server) == who
 	return slices.Contains(r.addresses(who), a.Source) || near && slices.Contains(r.addresses(call.From), a.Source)
 }
 
-// addresses that a client may be seen with.
+// addresses returns all addresses of a node, pod or client.
 func (r *player) addresses(name string) (list []netip.Addr) {
 	for family := range proxier.Families {
 		list = append(list, r.Addr(name, family))
@@ -423,7 +423,7 @@ func (r *player) addresses(name string) (list []netip.Addr) {
 	return list
 }
 
-// holder is the name of what has the address that is called; empty for none.
+// holder returns the name of the owner of the called address; empty for none.
 func (r *player) holder(call Call, a netip.Addr) string {
 	if a.IsLoopback() {
 		return call.From

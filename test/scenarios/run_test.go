@@ -14,8 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// observer is a Cluster of which nothing is known but what calls come to, as
-// if they were made on a real network.
+// observer is a Cluster that knows only the results of calls, like on a real network.
 type observer struct {
 	list []Observation
 }
@@ -30,7 +29,7 @@ func (o *observer) Reach(context.Context, Probe) (next Observation, err error) {
 	return next, nil
 }
 
-// failures is a testing.TB that takes notes.
+// failures is a testing.TB that records failures.
 type failures struct {
 	testing.TB
 	list    []string
@@ -64,15 +63,15 @@ func TestRunCompares(t *testing.T) {
 		want         string // empty for a pass
 	}{
 		{"backends", "reach client c -> node1:80 : backends web1,web2 source client", []Observation{answers(saw("web1", c), saw("web2", c), saw("web1", c))}, ""},
-		{"one of them silent", "reach client c -> node1:80 : backends web1,web2", []Observation{answers(saw("web1", c), saw("web1", c))}, "not all of them"},
-		{"one too many", "reach client c -> node1:80 : backends web1", []Observation{answers(saw("web1", c), saw("web2", c))}, "web2 is none of them"},
+		{"one does not answer", "reach client c -> node1:80 : backends web1,web2", []Observation{answers(saw("web1", c), saw("web1", c))}, "not all backends answered"},
+		{"one too many", "reach client c -> node1:80 : backends web1", []Observation{answers(saw("web1", c), saw("web2", c))}, "web2 is not an expected backend"},
 		{"a call that failed", "reach client c -> node1:80 : backends web1", []Observation{{Answers: []Answer{saw("web1", c)}, Failures: []Failure{TimedOut}}}, "a call failed"},
-		{"hidden where it should not be", "reach client c -> node1:80 : backends web1 source client", []Observation{answers(saw("web1", node1))}, "web1 saw source 172.18.0.1"},
-		{"shown where it should not be", "reach client c -> node2:80 : backends web1 source node2", []Observation{answers(saw("web1", c))}, "web1 saw source 198.51.100.1"},
-		{"shown to a backend on that node", "reach client c -> node1:80 : backends web1 source node1", []Observation{answers(saw("web1", c))}, ""},
-		{"hidden behind another node", "reach client c -> node1:80 : backends web1 source node1", []Observation{answers(saw("web1", node2))}, "web1 saw source"},
-		{"hidden behind another address of the node", "reach client c -> node1:80 : backends web1 source node1", []Observation{answers(saw("web1", "10.244.1.254"))}, ""},
-		{"hidden behind an address it got", "address add node1 203.0.113.1\nreach client c -> node1:80 : backends web1 source node1", []Observation{answers(saw("web1", "203.0.113.1"))}, ""},
+		{"wrongly masqueraded", "reach client c -> node1:80 : backends web1 source client", []Observation{answers(saw("web1", node1))}, "web1 saw source 172.18.0.1"},
+		{"wrongly not masqueraded", "reach client c -> node2:80 : backends web1 source node2", []Observation{answers(saw("web1", c))}, "web1 saw source 198.51.100.1"},
+		{"not masqueraded to a backend on that node", "reach client c -> node1:80 : backends web1 source node1", []Observation{answers(saw("web1", c))}, ""},
+		{"masqueraded as another node", "reach client c -> node1:80 : backends web1 source node1", []Observation{answers(saw("web1", node2))}, "web1 saw source"},
+		{"masqueraded as another address of the node", "reach client c -> node1:80 : backends web1 source node1", []Observation{answers(saw("web1", "10.244.1.254"))}, ""},
+		{"masqueraded as an added address", "address add node1 203.0.113.1\nreach client c -> node1:80 : backends web1 source node1", []Observation{answers(saw("web1", "203.0.113.1"))}, ""},
 		{"any source", "reach client c -> node1:80 : backends web1 source any", []Observation{answers(saw("web1", node2))}, ""},
 		{"a source that may be any", "reach client c -> node1:80 : backends web1 source client", []Observation{answers(Answer{Server: "web1"})}, "web1 saw source anything"},
 		{"hairpin", "reach pod web1 -> node1:80 : backends web1,web2 source client", []Observation{answers(saw("web1", node1), saw("web2", web1))}, ""},
@@ -81,25 +80,25 @@ func TestRunCompares(t *testing.T) {
 		{"sticky to another one", "reach client c -> node1:80 : backends web1,web2 sticky=x\nreach client c -> node1:80 : backends web1,web2 sticky=x",
 			[]Observation{answers(saw("web2", c)), answers(saw("web1", c))}, "x.txtar:11: it was web2 before"},
 		{"refused", "reach client c -> node1:80 : refused", []Observation{failed(ConnectionRefused, ConnectionRefused)}, ""},
-		{"refused by silence", "reach client c -> node1:80 : refused", []Observation{failed(TimedOut)}, "a call failed otherwise"},
-		{"refused without permission", "reach client c -> node1:80 : refused", []Observation{failed(NotPermitted)}, "a call failed otherwise"},
-		{"refused at times", "reach client c -> node1:80 : refused", []Observation{{Answers: []Answer{saw("web1", c)}, Failures: []Failure{ConnectionRefused}}}, "there was an answer"},
-		{"silence", "reach client c -> node1:80 : no-answer", []Observation{failed(TimedOut)}, ""},
-		{"silence at the socket", "reach client c -> node1:80 : no-answer", []Observation{failed(NotPermitted)}, ""},
-		{"silence that refuses", "reach client c -> node1:80 : no-answer", []Observation{failed(ConnectionRefused)}, "a call failed otherwise"},
+		{"timeout instead of refused", "reach client c -> node1:80 : refused", []Observation{failed(TimedOut)}, "a call failed in another way"},
+		{"not permitted instead of refused", "reach client c -> node1:80 : refused", []Observation{failed(NotPermitted)}, "a call failed in another way"},
+		{"sometimes refused", "reach client c -> node1:80 : refused", []Observation{{Answers: []Answer{saw("web1", c)}, Failures: []Failure{ConnectionRefused}}}, "there was an answer"},
+		{"no answer", "reach client c -> node1:80 : no-answer", []Observation{failed(TimedOut)}, ""},
+		{"no answer at the socket", "reach client c -> node1:80 : no-answer", []Observation{failed(NotPermitted)}, ""},
+		{"refused instead of no answer", "reach client c -> node1:80 : no-answer", []Observation{failed(ConnectionRefused)}, "a call failed in another way"},
 		{"passes to no node", "reach client c -> 203.0.113.10:80 : passes", []Observation{failed(TimedOut)}, ""},
-		{"passes to no node, and is refused", "reach client c -> 203.0.113.10:80 : passes", []Observation{failed(ConnectionRefused)}, "a call failed otherwise"},
-		{"passes to who has it", "reach client c -> node1:80 : passes", []Observation{failed(ConnectionRefused)}, ""},
-		{"passes to who listens there", "reach client c -> node1:80 : passes", []Observation{answers(saw("node1", c))}, ""},
+		{"passes to no node, and is refused", "reach client c -> 203.0.113.10:80 : passes", []Observation{failed(ConnectionRefused)}, "a call failed in another way"},
+		{"passes to the owner", "reach client c -> node1:80 : passes", []Observation{failed(ConnectionRefused)}, ""},
+		{"passes to a listener of the owner", "reach client c -> node1:80 : passes", []Observation{answers(saw("node1", c))}, ""},
 		{"passes to a backend", "reach client c -> node1:80 : passes", []Observation{answers(saw("web1", c))}, "another endpoint answered"},
 		{"passes to a loopback", "reach pod web1 -> 127.0.0.1:80 : passes", []Observation{failed(ConnectionRefused)}, ""},
 		{"nothing observed", "reach client c -> node1:80 : refused", []Observation{{}}, "nothing was observed"},
-		{"known to pass", "reach client c -> node1:80 : refused", []Observation{{Failures: []Failure{ConnectionRefused}, Path: Passed}}, "no proxy has to do with it"},
-		{"known not to pass", "reach client c -> node1:80 : passes", []Observation{{Failures: []Failure{ConnectionRefused}, Path: Proxied}}, "it does not pass"},
+		{"known to pass", "reach client c -> node1:80 : refused", []Observation{{Failures: []Failure{ConnectionRefused}, Path: Passed}}, "no proxy handled the call"},
+		{"known not to pass", "reach client c -> node1:80 : passes", []Observation{{Failures: []Failure{ConnectionRefused}, Path: Proxied}}, "a proxy handled the call"},
 		{"flow", "flow f client c -> node1:80 : backends web1,web2\nflow f : same", []Observation{answers(saw("web2", c)), answers(saw("web2", c))}, ""},
-		{"flow astray", "flow f client c -> node1:80 : backends web1,web2\nflow f : same", []Observation{answers(saw("web2", c)), answers(saw("web1", c))}, "x.txtar:11: web1 is none of them"},
+		{"flow changes its backend", "flow f client c -> node1:80 : backends web1,web2\nflow f : same", []Observation{answers(saw("web2", c)), answers(saw("web1", c))}, "x.txtar:11: web1 is not an expected backend"},
 		{"flow that ends", "flow f client c -> node1:80 : backends web1\nflow f : refused", []Observation{answers(saw("web1", c)), failed(ConnectionRefused)}, ""},
-		{"texts of who cannot tell", "healthcheck node1 default/web none\nproblem Service default/web - Conflict\nreach client c -> node1:80 : refused", []Observation{failed(ConnectionRefused)}, ""},
+		{"texts without tables", "healthcheck node1 default/web none\nproblem Service default/web - Conflict\nreach client c -> node1:80 : refused", []Observation{failed(ConnectionRefused)}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s, err := Parse("x.txtar", []byte(strings.Replace(head, "client c\n", "pod web2 node2\nclient c\n", 1)+test.script))
@@ -118,7 +117,7 @@ func TestRunCompares(t *testing.T) {
 	}
 }
 
-// sctpless makes all calls but those over SCTP.
+// sctpless supports all calls except those over SCTP.
 type sctpless struct {
 	observer
 	calls int
@@ -181,7 +180,7 @@ spec: {clusterIPs: [10.96.0.300]}
 	}
 }
 
-// What no tier can do is no expectation to have.
+// The Model rejects scenarios that no tier can fulfil.
 func TestModelRefusesTheImpossible(t *testing.T) {
 	const objects = `
 
@@ -200,7 +199,7 @@ endpoints: [{addresses: [ADDRESS]}]
 `
 	for _, test := range []struct{ address, script, want string }{
 		{"10.244.9.9", "apply a.yaml\nreach pod web1 -> 10.96.0.10:80 : backends web1", "endpoint 10.244.9.9:8080 belongs to no pod or node"},
-		{"10.244.1.1", "config detectLocal=none\napply a.yaml\nreach client c -> 10.96.0.10:80 via node2 : backends web1", "web1 answers c past node2"},
+		{"10.244.1.1", "config detectLocal=none\napply a.yaml\nreach client c -> 10.96.0.10:80 via node2 : backends web1", "the reply of web1 to c bypasses node2"},
 	} {
 		s, err := Parse("x.txtar", []byte(head+test.script+strings.Replace(objects, "ADDRESS", test.address, 1)))
 		if err != nil {

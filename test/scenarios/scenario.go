@@ -42,9 +42,9 @@ type Scenario struct {
 	Name       string // of the file, without .txtar
 	Title      string
 	Notes      []string // further lines below the title
-	Statements []string // that it shows
+	Statements []string // numbers of the statements that it tests
 
-	// The cluster, in the order that gives addresses.
+	// The cluster, in the order of the address plan.
 	Nodes   []Node
 	Pods    []Pod
 	Clients []string
@@ -67,7 +67,7 @@ type File struct {
 
 // Step is one line of the script.
 type Step struct {
-	Line int // in the file; 0 if it never was in one
+	Line int // in the file; 0 if it is not from a file
 	// Above are the comments and empty lines before it.
 	Above   []string
 	Command Command
@@ -81,44 +81,44 @@ type Command interface {
 type (
 	// Configure changes settings of all proxies.
 	Configure struct{ Settings []Setting }
-	// Apply brings the objects of a file about.
+	// Apply creates or updates the objects of a file.
 	Apply struct{ File string }
 	// Delete removes a Service or an EndpointSlice.
 	Delete struct{ Kind, Namespace, Name string }
-	// Announce leads a prefix to nodes, or nowhere.
+	// Announce routes a prefix to nodes, or to none.
 	Announce struct {
 		Prefix netip.Prefix
 		Nodes  []string
 	}
-	// Address gives a node an address, or takes it away.
+	// Address adds an address to a node, or removes it.
 	Address struct {
 		Node string
 		Addr netip.Addr
 		Gone bool
 	}
-	// Restart of a node's proxy.
+	// Restart restarts a node's proxy.
 	Restart struct{ Node string }
 	// Table compares a node's table with a file.
 	Table struct{ Node, File string }
 	// Changes compares what changed in a node's table with a file.
 	Changes struct{ Node, File string }
-	// HealthCheck compares what is told to load balancers.
+	// HealthCheck compares the answer to health checks of load balancers.
 	HealthCheck struct {
 		Node, Namespace, Name string
 		None                  bool
 		Ready                 [proxier.Families]int
 	}
-	// Problem expects something to have been reported.
+	// Problem expects that a problem was reported.
 	Problem struct{ Kind, Namespace, Name, Field, Reason string }
-	// Reach dials.
+	// Reach makes calls.
 	Reach struct {
 		Call
 		Expect Expectation
 	}
-	// Flow is a connection that lasts.
+	// Flow is a long-lived connection.
 	Flow struct {
 		Label  string
-		Call   *Call // nil: speak again
+		Call   *Call // nil: send another request
 		Expect Expectation
 	}
 )
@@ -126,11 +126,11 @@ type (
 // Setting of Configure.
 type Setting struct{ Key, Value string }
 
-// Call is who dials what.
+// Call has the caller and the target of a call.
 type Call struct {
 	From string // node, pod or client
 	To   Target
-	Via  string // node; empty for the usual way
+	Via  string // node; empty for the usual route
 }
 
 // Target of a call.
@@ -143,7 +143,7 @@ type Target struct {
 	Protocol proxier.Protocol
 }
 
-// Outcome that is expected of a call.
+// Outcome is the expected outcome of a call.
 type Outcome uint8
 
 // The outcomes.
@@ -152,7 +152,7 @@ const (
 	Refused
 	NoAnswer
 	Passes
-	Same // of a Flow that goes on
+	Same // the backend that answered last; only for a Flow
 )
 
 var outcomes = [...]string{"backends", "refused", "no-answer", "passes", "same"}
@@ -204,7 +204,7 @@ func (s *Scenario) NodeOf(name string) string {
 	return ""
 }
 
-// kindOf is the word for what has that name; empty for nothing.
+// kindOf returns "node", "pod" or "client" for a name; empty if there is none.
 func (s *Scenario) kindOf(name string) string {
 	switch {
 	case s.pod(name) >= 0:
@@ -267,7 +267,7 @@ func (s *Scenario) gateway(node string, family proxier.Family) netip.Addr {
 	return netip.MustParseAddr(fmt.Sprintf("fd00:10:244:%x::ffff", i))
 }
 
-// Resolve the address of a target.
+// Resolve returns the address of a target.
 func (s *Scenario) Resolve(t Target) netip.AddrPort {
 	if t.Name != "" {
 		return netip.AddrPortFrom(s.Addr(t.Name, t.Family), t.Port)
@@ -279,7 +279,7 @@ func (s *Scenario) errorf(line int, format string, args ...any) error {
 	return fmt.Errorf("%s.txtar:%d: %w", s.Name, line, fmt.Errorf(format, args...))
 }
 
-// String is the target as a script has it.
+// String returns the target as in a script.
 func (t Target) String() string {
 	var b strings.Builder
 	switch {

@@ -26,7 +26,7 @@ func all(t testing.TB) []*Scenario {
 func TestModel(t *testing.T) {
 	for _, s := range all(t) {
 		t.Run(s.Name, func(t *testing.T) {
-			defer func() { // so that one scenario costs no other its result
+			defer func() { // a panic must not hide the results of other scenarios
 				if p := recover(); p != nil {
 					t.Errorf("%s.txtar: panic: %v\n%s", s.Name, p, debug.Stack())
 				}
@@ -54,35 +54,35 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// statements are those of docs/semantics.md that scenarios can show.
+// statements are the statements of docs/semantics.md.
 var statements = []string{
-	// Which Services and addresses.
+	// Services and addresses.
 	"S01", "S02", "S03", "S04", "S05", "S06", "S07", "S08", "S09", "S10", "S11", "S12", "S13",
-	// Which endpoints.
+	// Endpoint selection.
 	"S20", "S21", "S22", "S23", "S24", "S25", "S26", "S27", "S28", "S29", "S30",
-	// Policies, short cuts, refusal and silence, source ranges, masquerading.
+	// Policies, short cuts, rejecting and dropping, source ranges, masquerading.
 	"S40", "S41", "S42", "S43", "S44", "S45", "S46", "S47", "S48", "S49", "S50", "S51", "S52", "S53",
 	// Affinity.
 	"S60", "S61", "S62", "S63", "S64",
-	// Flows that last.
+	// Long-lived flows.
 	"S70", "S71", "S72", "S73", "S74", "S75",
-	// Protocols, ports, the way back.
+	// Protocols, ports, replies.
 	"S80", "S81", "S82", "S83", "S84", "S85", "S86", "S87", "S88",
-	// Configuration that decides, health checks, feature gates.
+	// Configuration that affects decisions, health checks, feature gates.
 	"C40", "C41", "C42", "C43", "C53", "C65",
 }
 
-// undecided are statements that no decision depends on, and why.
+// undecided are statements that do not affect decisions, with the reason.
 var undecided = map[string]string{
-	"S13": "ICMP echo: tiers see no port, and tables know none",
-	"S52": "source ports of masqueraded traffic: each tier's own NAT chooses them",
-	"S64": "how many clients an affinity remembers: a size of each tier's memory",
-	"S74": "packets out of state: a matter of packet filters",
-	"S75": "what conntrack has to see: a contract of the host's kernel",
-	"S82": "the path of replies: each tier's, and without it nothing here gets an answer",
-	"S83": "large datagrams and fragments: content of calls, all of which are small here",
+	"S13": "ICMP echo: has no ports, while tables contain only frontends with ports",
+	"S52": "source ports of masqueraded traffic: each tier's NAT chooses them",
+	"S64": "number of clients with affinity: depends on the capacity of each tier",
+	"S74": "invalid packets: handled by packet filters",
+	"S75": "packets that conntrack must see: depends on the host's kernel",
+	"S82": "the path of replies: depends on the tier; every answer here tests it",
+	"S83": "large datagrams and fragments: all requests of scenarios are small",
 	"S84": "ICMP errors of translated flows: each tier's NAT translates them",
-	"S87": "what is programmed first: the order of a sync, which ends in the same table",
+	"S87": "the order of programming: the final table does not depend on it",
 }
 
 func TestStatements(t *testing.T) {
@@ -95,13 +95,13 @@ func TestStatements(t *testing.T) {
 			}
 		}
 		if len(s.Statements) == 0 {
-			t.Errorf("%s.txtar: shows no statement", s.Name)
+			t.Errorf("%s.txtar: no statement listed", s.Name)
 		}
 	}
 	for _, n := range statements {
 		switch why, not := undecided[n]; {
 		case shown[n] && not:
-			t.Errorf("statement %s has a scenario, and a reason to have none: %s", n, why)
+			t.Errorf("statement %s has a scenario, but is in undecided: %s", n, why)
 		case !shown[n] && !not:
 			t.Errorf("statement %s has no scenario", n)
 		}
@@ -113,7 +113,7 @@ func TestStatements(t *testing.T) {
 	}
 }
 
-// What a runner has to serve, and what is worth being served.
+// Every expected backend has a listener.
 func TestListeners(t *testing.T) {
 	for _, s := range all(t) {
 		listeners, err := s.Listeners()
@@ -132,7 +132,7 @@ func TestListeners(t *testing.T) {
 			}
 			for _, b := range e.Backends {
 				if !slices.ContainsFunc(listeners, func(l Listener) bool { return l.Name == b }) {
-					t.Errorf("%s.txtar:%d: %s is expected, and listens nowhere", s.Name, s.Steps[i].Line, b)
+					t.Errorf("%s.txtar:%d: expected backend %s has no listener", s.Name, s.Steps[i].Line, b)
 				}
 			}
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// changesText is the changes of service ports as text.
+// changesText formats the changes of service ports.
 func changesText(list []proxier.PortChange) string {
 	texts := make([]string, len(list))
 	for i, c := range list {
@@ -39,8 +39,7 @@ func changesText(list []proxier.PortChange) string {
 	return strings.Join(texts, "")
 }
 
-// diffLines are the lines that went, after a minus, and those that came, after
-// a plus.
+// diffLines returns removed lines after a minus and added ones after a plus.
 func diffLines(before, after string) string {
 	a, b := strings.Split(strings.TrimSuffix(before, "\n"), "\n"), strings.Split(strings.TrimSuffix(after, "\n"), "\n")
 	var out strings.Builder

@@ -32,7 +32,7 @@ func TestScenarios(t *testing.T) {
 			lab.SkipOrFail(t, err)
 		}
 		for _, s := range list {
-			here, calls := live.Carried(t, s, &scenarioTier{t: t})
+			here, calls := live.CountServed(t, s, &scenarioTier{t: t})
 			served, all = served+here, all+calls
 			if here > 0 {
 				tier := func(t *testing.T) live.Tier { return &scenarioTier{t: t, variant: v} }
@@ -70,12 +70,12 @@ func (s *scenarioTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
 	return tier, func() { tier.Close() }, nil
 }
 
-func (s *scenarioTier) Carries(e *proxier.Explanation) error {
+func (s *scenarioTier) Serves(e *proxier.Explanation) error {
 	switch {
 	case e.Flow.Destination.Addr() == netip.IPv6Loopback() && e.Frontend != nil:
 		return errors.New("IPv6 has no route_localnet")
 	case e.Flow.Protocol == proxier.UDP && e.Flow.Device == "" && e.Outcome == proxier.Rejected:
-		return errors.New("the kernel tells this host of datagrams that it rejects by EPERM")
+		return errors.New("the kernel returns EPERM to this host if it rejects a datagram")
 	}
 	return nil
 }

@@ -30,64 +30,66 @@ import (
 
 // Tier is what a scenario tests.
 type Tier interface {
-	// Start begins the life of a process on a node. The end of it leaves what
-	// is in the kernel.
+	// Start starts the tier on a node, as in a new process. Its end leaves the kernel
+	// state in place.
 	Start(node *lab.Node) (tier proxier.Tier, end func(), err error)
-	// Carries says why the tier cannot do with a flow what was decided; nil if
-	// it can.
-	Carries(e *proxier.Explanation) error
+	// Serves returns nil if the tier can serve a flow as decided, or the reason why
+	// not.
+	Serves(e *proxier.Explanation) error
 }
 
-// Program is a kube-proxy of its own in place of tiers.
+// Program is another kube-proxy, which is tested instead of a tier.
 type Program interface {
-	// Start returns when it serves all objects that there are.
+	// Start returns when it serves all given objects.
 	Start(ctx context.Context, node *lab.Node, config *scenarios.Config, objects []metav1.Object) (Proxy, error)
 }
 
-// Proxy is what runs on a node.
+// Proxy is a running proxy on a node.
 type Proxy interface {
-	// Apply returns when it has taken changes in.
+	// Apply returns when the proxy serves the changed objects.
 	Apply(ctx context.Context, changes []scenarios.ObjectChange) error
-	// Learn tells it of another address of the node, or of ServiceCIDRs.
+	// Learn returns when the proxy knows the node's current addresses and the ServiceCIDRs.
 	Learn(ctx context.Context) error
-	// End leaves what is in the kernel.
+	// End ends the proxy and leaves its kernel state in place.
 	End()
 }
 
-// Captor is a Tier that does something to calls that no node should have to do with.
-type Captor interface {
-	// Captures says what; nil if it lets the call pass.
-	Captures(p scenarios.Probe) error
+// Interceptor is a Tier that affects calls which no proxy should handle.
+type Interceptor interface {
+	// Intercepts returns how the tier affects a call; nil if it lets the call pass.
+	Intercepts(p scenarios.Probe) error
 }
 
-// Confuser is a Tier whose kernel may take the replies to one connection for another's.
-type Confuser interface {
-	// Confused says with which a call that nobody answered was confused; nothing if it was
-	// not, or if it is known.
-	Confused(p scenarios.Probe) (with string, err error)
+// CollisionFinder is a Tier whose kernel may mistake the replies of one connection for those of
+// another one.
+type CollisionFinder interface {
+	// Collision returns the connection that collides with a call without an answer; empty if
+	// there is none, or if it was returned before.
+	Collision(p scenarios.Probe) (with string, err error)
 }
 
-// Guarded are nodes that let pass no more than clusters have to: whatever a tier does
-// with packets beside the kernel's own ways, these notice.
+// Guarded are strict node settings: they drop packets that a tier forwards in ways which
+// netfilter or routing do not expect.
 var Guarded = lab.NodeSettings{Conntrack: true, ForwardDrop: true, DropInvalid: true, StrictSource: true}
 
-// Play plays a scenario, as far as the tier carries it. Options shape the lab.
+// Play plays a scenario, except for calls that the tier does not serve. Options are those of the
+// lab.
 func Play(t *testing.T, s *scenarios.Scenario, tier Tier, opts ...lab.Options) {
 	t.Helper()
 	c := newCluster(t, s, opts)
 	c.opts.Pause = true // pods show in /proc
-	c.carrier = tier
+	c.scope = tier
 	c.start = func(ctx context.Context, n *lab.Node) (Proxy, error) { return c.startTier(ctx, n, tier) }
 	scenarios.Run(t, s, c)
 }
 
-// PlayProgram plays a scenario with a program. Calls that are answered are repeated until
-// all who answer are known, whatever the scenario expects.
+// PlayProgram plays a scenario with a program. It repeats answered calls until all backends
+// are known, even if the scenario does not expect any.
 func PlayProgram(t testing.TB, s *scenarios.Scenario, p Program) {
 	t.Helper()
 	c := newCluster(t, s, nil)
-	c.curious = true
-	c.carrier = everything{}
+	c.exhaustive = true
+	c.scope = everything{}
 	c.start = func(ctx context.Context, n *lab.Node) (Proxy, error) { return c.startProgram(ctx, n, p) }
 	scenarios.Run(t, s, c)
 }
@@ -111,9 +113,9 @@ type Staging struct {
 	Network  lab.Options
 }
 
-// PlayAll plays several at a time: what takes long is that the kernel waits for its
-// own, and tests for silence. In short mode it plays one for each statement, and of those
-// what the kernel was dealt.
+// PlayAll plays several scenarios at a time, as most of their time is waiting: for the kernel,
+// and for timeouts. In short mode it plays one for each statement, and of those only the
+// kernel's share (see package kernel).
 func PlayAll(t *testing.T, list []Staging) {
 	t.Helper()
 	if testing.Short() {
@@ -138,8 +140,9 @@ func PlayAll(t *testing.T, list []Staging) {
 	wg.Wait()
 }
 
-// oneOfEach has one staging of those whose names begin with the same statement: of the first
-// statement the first, of the second the second, so that each way of staging is among them.
+// oneOfEach selects one staging per statement, which is the beginning of the name: the first one
+// for the first statement, the second one for the second, and so on, so that each kind of
+// staging is included.
 func oneOfEach(list []Staging) (some []Staging) {
 	statements, by := []string{}, map[string][]Staging{}
 	for _, s := range list {
@@ -155,32 +158,30 @@ func oneOfEach(list []Staging) (some []Staging) {
 	return some
 }
 
-// silence is how long a call waits where nobody is expected to answer, patience
-// where somebody is.
+// silence is the timeout of calls if no answer is expected, patience if one is.
 const silence = 300 * time.Millisecond
 
 var patience = max(5*time.Second, lab.RequestTimeout())
 
-// manyTries meet all of the few endpoints that a scenario has, as good as certainly.
+// manyTries suffice to reach all of a scenario's few endpoints almost certainly.
 const manyTries = 48
 
-// cluster is a scenarios.Cluster. The model beside it tells the facts of nodes
-// and the way that packets take, and what the tables say is as well known
-// there.
+// cluster is a scenarios.Cluster. It plays all events on a model as well, which knows
+// the facts of nodes and the paths of packets. Only the model checks tables.
 type cluster struct {
-	t        testing.TB
-	scenario *scenarios.Scenario
-	start    func(context.Context, *lab.Node) (Proxy, error)
-	carrier  carrier
-	curious  bool
-	model    *scenarios.Model
-	opts     lab.Options
-	lab      *lab.Lab
-	config   scenarios.Config
-	nodes    map[string]*node
-	boxes    map[string]*lab.Sandbox // of nodes, pods and clients
-	flows    map[string]net.Conn
-	// announced are the prefixes that the network leads to nodes.
+	t          testing.TB
+	scenario   *scenarios.Scenario
+	start      func(context.Context, *lab.Node) (Proxy, error)
+	scope      scope
+	exhaustive bool
+	model      *scenarios.Model
+	opts       lab.Options
+	lab        *lab.Lab
+	config     scenarios.Config
+	nodes      map[string]*node
+	boxes      map[string]*lab.Sandbox // of nodes, pods and clients
+	flows      map[string]net.Conn
+	// announced are the prefixes that the network routes to nodes.
 	announced map[netip.Prefix][]*lab.Node
 }
 
@@ -240,7 +241,7 @@ func (c *cluster) startProgram(ctx context.Context, at *lab.Node, p Program) (Pr
 	if err != nil {
 		return nil, err
 	}
-	// One that was applied comes later, and counts.
+	// An applied Node follows it and replaces it.
 	return p.Start(ctx, at, &c.config, append([]metav1.Object{declared}, c.model.Objects()...))
 }
 
@@ -295,7 +296,7 @@ func (c *cluster) build() error {
 		case proxier.UDP:
 			_, err = box.ServeUDP(l.Port)
 		case proxier.SCTP:
-			// Without it, calls say what is missing.
+			// Without SCTP, calls return what is missing.
 			if lab.SCTPAvailable() == nil {
 				_, err = box.ServeSCTP(l.Port)
 			}
@@ -321,7 +322,7 @@ func (c *cluster) Restart(ctx context.Context, name string) error {
 	return err
 }
 
-// Apply hands objects to all proxies.
+// Apply passes changed objects to all proxies.
 func (c *cluster) Apply(ctx context.Context, changes []scenarios.ObjectChange) error {
 	if err := c.model.Apply(ctx, changes); err != nil {
 		return err
@@ -334,7 +335,7 @@ func (c *cluster) Apply(ctx context.Context, changes []scenarios.ObjectChange) e
 	return nil
 }
 
-// Announce leads a prefix to nodes.
+// Announce routes a prefix to nodes.
 func (c *cluster) Announce(ctx context.Context, prefix netip.Prefix, nodes []string) error {
 	if err := c.model.Announce(ctx, prefix, nodes); err != nil {
 		return err
@@ -347,14 +348,14 @@ func (c *cluster) Announce(ctx context.Context, prefix netip.Prefix, nodes []str
 	return c.lab.Announce(prefix, to...)
 }
 
-// lead has the network lead an address to a node until undo is called.
+// lead routes an address to a node until undo is called.
 func (c *cluster) lead(to netip.Addr, node string) (undo func() error, err error) {
 	only := netip.PrefixFrom(to, to.BitLen())
 	undo = func() error { return c.lab.Announce(only, c.announced[only]...) }
 	return undo, c.lab.Announce(only, c.nodes[node].at)
 }
 
-// Address gives a node's device an address, or takes it away.
+// Address adds an address to a node's device, or removes it.
 func (c *cluster) Address(ctx context.Context, name string, addr netip.Addr, gone bool) error {
 	if err := c.model.Address(ctx, name, addr, gone); err != nil {
 		return err
@@ -373,9 +374,9 @@ func (c *cluster) Address(ctx context.Context, name string, addr netip.Addr, gon
 	return errors.Join(err, c.nodes[name].proxy.Learn(ctx))
 }
 
-// Reach calls.
+// Reach makes the calls of a probe.
 func (c *cluster) Reach(ctx context.Context, p scenarios.Probe) (o scenarios.Observation, err error) {
-	if err := carries(c.model, c.carrier, p); err != nil {
+	if err := check(c.model, c.scope, p); err != nil {
 		return o, err
 	}
 	if p.Via != "" {
@@ -390,7 +391,7 @@ func (c *cluster) Reach(ctx context.Context, p scenarios.Probe) (o scenarios.Obs
 		reply, err := c.ask(ctx, p)
 		if err == nil {
 			o.Answers = append(o.Answers, scenarios.Answer{Server: reply.Server, Source: reply.Peer.Addr()})
-			if c.curious && p.Flow == "" {
+			if c.exhaustive && p.Flow == "" {
 				tries = max(tries, manyTries)
 			}
 			continue
@@ -399,7 +400,7 @@ func (c *cluster) Reach(ctx context.Context, p scenarios.Probe) (o scenarios.Obs
 		if !known {
 			return o, err
 		}
-		if again, err := c.confused(p, f); err != nil {
+		if again, err := c.collided(p, f); err != nil {
 			return o, err
 		} else if again {
 			tries++
@@ -407,21 +408,21 @@ func (c *cluster) Reach(ctx context.Context, p scenarios.Probe) (o scenarios.Obs
 		}
 		o.Failures = append(o.Failures, f)
 		if f == scenarios.TimedOut && !p.Silent {
-			break // it is wrong already, and the others would take as long
+			break // the scenario has failed already, and other calls may also time out
 		}
 	}
 	return o, nil
 }
 
-// confused says whether a call is to be repeated, as the kernel confused it with another.
-func (c *cluster) confused(p scenarios.Probe, f scenarios.Failure) (bool, error) {
-	tier, ok := c.carrier.(Confuser)
+// collided reports whether a call must be repeated because it collided with another connection.
+func (c *cluster) collided(p scenarios.Probe, f scenarios.Failure) (bool, error) {
+	tier, ok := c.scope.(CollisionFinder)
 	if !ok || f != scenarios.TimedOut || p.Silent || p.Flow != "" {
 		return false, nil
 	}
-	with, err := tier.Confused(p)
+	with, err := tier.Collision(p)
 	if with != "" {
-		c.t.Logf("a call of %s to %s was confused with %s", p.From, p.To, with)
+		c.t.Logf("a call of %s to %s collided with %s", p.From, p.To, with)
 	}
 	return with != "", err
 }
@@ -459,8 +460,8 @@ func (c *cluster) ask(ctx context.Context, p scenarios.Probe) (reply lab.Reply, 
 		_ = conn.Close()
 	}
 	err = within(func(ctx context.Context) error {
-		// A process that was forked when the last one was closed has a copy of that
-		// until it runs another program.
+		// A process that is being forked has a copy of the closed socket until it
+		// executes its program.
 		for conn, err = box.DialFrom(ctx, network, port, p.To); errors.Is(err, unix.EADDRINUSE) && ctx.Err() == nil; {
 			conn, err = box.DialFrom(ctx, network, port, p.To)
 		}
@@ -489,19 +490,19 @@ func failureOf(err error) (f scenarios.Failure, known bool) {
 	return 0, false
 }
 
-// Carried counts the calls of a scenario that this kernel can make, and those of them
-// that the tier carries.
-func Carried(t *testing.T, s *scenarios.Scenario, tier Tier) (carried, all int) {
+// CountServed counts the calls of a scenario that this kernel can make, and those of them
+// that the tier serves.
+func CountServed(t *testing.T, s *scenarios.Scenario, tier Tier) (served, all int) {
 	t.Helper()
 	c := &counter{Model: scenarios.NewModel(s), tier: tier}
 	scenarios.Run(t, s, c)
-	return c.carried, c.all
+	return c.served, c.all
 }
 
 type counter struct {
 	*scenarios.Model
-	tier         Tier
-	carried, all int
+	tier        Tier
+	served, all int
 }
 
 func (c *counter) Reach(ctx context.Context, p scenarios.Probe) (scenarios.Observation, error) {
@@ -509,13 +510,13 @@ func (c *counter) Reach(ctx context.Context, p scenarios.Probe) (scenarios.Obser
 		return c.Model.Reach(ctx, p)
 	}
 	c.all++
-	if err := carries(c.Model, c.tier, p); err == nil {
-		c.carried++
+	if err := check(c.Model, c.tier, p); err == nil {
+		c.served++
 	}
 	return c.Model.Reach(ctx, p)
 }
 
-// missing says what the kernel lacks for a call.
+// missing returns what the kernel lacks for a call; nil for nothing.
 func missing(p scenarios.Probe) error {
 	if p.Protocol == proxier.SCTP {
 		return lab.SCTPAvailable()
@@ -523,18 +524,18 @@ func missing(p scenarios.Probe) error {
 	return nil
 }
 
-// carrier says why it does not carry a call; nil if it does.
-type carrier interface {
-	Carries(*proxier.Explanation) error
+// scope decides which calls are made; see Tier.
+type scope interface {
+	Serves(*proxier.Explanation) error
 }
 
-// everything is what a proxy of its own has to carry.
+// everything is the scope of a Program.
 type everything struct{}
 
-func (everything) Carries(*proxier.Explanation) error { return nil }
+func (everything) Serves(*proxier.Explanation) error { return nil }
 
-// carries says why a call cannot be made.
-func carries(m *scenarios.Model, by carrier, p scenarios.Probe) error {
+// check returns why a call cannot be made; nil if it can.
+func check(m *scenarios.Model, by scope, p scenarios.Probe) error {
 	if err := missing(p); err != nil {
 		if os.Getenv(lab.RequireModulesEnv) == "1" {
 			return fmt.Errorf("missing, although %s=1: %w", lab.RequireModulesEnv, err)
@@ -545,13 +546,13 @@ func carries(m *scenarios.Model, by carrier, p scenarios.Probe) error {
 	if err != nil {
 		return err
 	}
-	if c, ok := by.(Captor); ok && len(explained) == 0 {
-		if err := c.Captures(p); err != nil {
+	if c, ok := by.(Interceptor); ok && len(explained) == 0 {
+		if err := c.Intercepts(p); err != nil {
 			return fmt.Errorf("%w: %w", err, errors.ErrUnsupported)
 		}
 	}
 	for i := range explained {
-		if err := by.Carries(&explained[i]); err != nil {
+		if err := by.Serves(&explained[i]); err != nil {
 			return fmt.Errorf("%w: %w", err, errors.ErrUnsupported)
 		}
 	}

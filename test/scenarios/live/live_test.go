@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
 
-// Calls that no tier has to do with are made, others only if it carries them.
+// Play makes calls that pass, and others only if the tier serves them.
 const script = `# Pods answer.
 # Statements: S01
 
@@ -50,7 +50,7 @@ endpoints:
 
 var bg = context.Background()
 
-// bystander carries nothing, and looks at the nodes.
+// bystander serves nothing, and records the rules of the nodes.
 type bystander struct {
 	t     *testing.T
 	rules map[string]string // by node
@@ -62,9 +62,9 @@ func (b *bystander) Start(n *lab.Node) (proxier.Tier, func(), error) {
 	return nothing{}, func() {}, err
 }
 
-func (b *bystander) Carries(e *proxier.Explanation) error {
+func (b *bystander) Serves(e *proxier.Explanation) error {
 	if e.Outcome != proxier.Pass {
-		return errors.New("nothing is carried")
+		return errors.New("not served")
 	}
 	return nil
 }
@@ -80,8 +80,8 @@ func TestPlay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if carried, all := live.Carried(t, s, &bystander{t: t}); carried != 2 || all != 3 {
-		t.Errorf("%d of %d calls are carried, want 2 of 3", carried, all)
+	if served, all := live.CountServed(t, s, &bystander{t: t}); served != 2 || all != 3 {
+		t.Errorf("%d of %d calls are served, want 2 of 3", served, all)
 	}
 	if err := live.Guarded.Available(); err != nil {
 		lab.SkipOrFail(t, err)

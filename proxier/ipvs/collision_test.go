@@ -24,18 +24,18 @@ import (
 	"github.com/tandem-proxy/tandem/test/scenarios"
 )
 
-// IPVS knows a reply by the endpoint and the client's address and port alone, whatever
-// conntrack knows of it. So a connection gets no answer if one that IPVS of any node on the
-// way remembers, through another virtual server, had the same client and endpoint. Clients that
-// take ports in turn do not meet that; where a node hides clients behind itself, netfilter takes
-// a random port, which may be that of a connection of the node's own.
+// IPVS identifies replies only by the endpoint and the client's address and port. So two
+// connections collide if they have the same client and endpoint, but different virtual servers:
+// if IPVS of any node on the path still has the first one, the second one gets no answer.
+// Clients that take ports in turn avoid that. But a node that masquerades chooses random source
+// ports, and may choose that of one of the node's own connections.
 
-// half is one way of a connection, as both the kernel's tables have it.
+// half is the part of a connection that IPVS and conntrack have in common.
 type half struct{ endpoint, client netip.AddrPort }
 
-// confusion says with which connection of IPVS an unanswered one to an address is confused; nothing
-// if with none that is not in seen, where it adds what it finds.
-func confusion(nodes []*lab.Node, protocol proxier.Protocol, to netip.AddrPort, seen map[half]bool) (with string, err error) {
+// collision returns the IPVS connection that collides with an unanswered one to an address; empty
+// if there is none. It ignores connections in seen, and adds the returned one.
+func collision(nodes []*lab.Node, protocol proxier.Protocol, to netip.AddrPort, seen map[half]bool) (with string, err error) {
 	unanswered := map[half]bool{}
 	for _, n := range nodes {
 		err = errors.Join(err, n.Do(func() error { return addUnanswered(unanswered, protocol, to) }))
@@ -58,8 +58,8 @@ func confusion(nodes []*lab.Node, protocol proxier.Protocol, to netip.AddrPort, 
 	return with, err
 }
 
-// addUnanswered adds what conntrack knows of the flows to an address that got no reply, which it tells of
-// TCP alone: how the client shows behind this node, and before it.
+// addUnanswered adds the conntrack entries of unanswered flows to an address (of all flows if the
+// protocol is not TCP), each with the client before and after masquerading.
 func addUnanswered(to map[half]bool, protocol proxier.Protocol, target netip.AddrPort) error {
 	family := netlink.InetFamily(unix.AF_INET)
 	if target.Addr().Is6() {
@@ -122,17 +122,17 @@ func parseConnections(text []byte) (all []connection, err error) {
 	return all, lines.Err()
 }
 
-// Confused implements live.Confuser.
-func (s *scenarioTier) Confused(p scenarios.Probe) (with string, err error) {
-	if s.confused == nil {
-		s.confused = map[half]bool{}
+// Collision implements live.CollisionFinder.
+func (s *scenarioTier) Collision(p scenarios.Probe) (with string, err error) {
+	if s.collided == nil {
+		s.collided = map[half]bool{}
 	}
-	return confusion(s.nodes, p.Protocol, p.To, s.confused)
+	return collision(s.nodes, p.Protocol, p.To, s.collided)
 }
 
-// TestKernelConfusion: a client that another node hides behind itself, by the port of one of its own
-// connections, gets no answer, and is known for it; others are answered, or fail for something else.
-func TestKernelConfusion(t *testing.T) {
+// TestKernelCollision: a client that another node masquerades with the source port of one of its own
+// connections gets no answer, and collision finds the reason. It finds none for other clients.
+func TestKernelCollision(t *testing.T) {
 	s := newStage(t)
 	s.begin()
 	s.sync(true, s.service(s.web1))
@@ -157,33 +157,33 @@ func TestKernelConfusion(t *testing.T) {
 		onOther(fmt.Sprintf("iptables -t nat -F POSTROUTING; iptables -t nat -A POSTROUTING -p tcp --dport 8080 -j MASQUERADE --to-ports %d", port))
 	}
 	seen := map[half]bool{}
-	confused := func() string {
+	collided := func() string {
 		t.Helper()
-		with, err := confusion([]*lab.Node{s.node, other}, proxier.TCP, there, seen)
+		with, err := collision([]*lab.Node{s.node, other}, proxier.TCP, there, seen)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return with
 	}
 	hideBehind(port + 1)
-	if _, err := shell.Ask(t.Context(), "tcp", there); err != nil || confused() != "" {
-		t.Errorf("behind another port: %v; confused with %q", err, confused())
+	if _, err := shell.Ask(t.Context(), "tcp", there); err != nil || collided() != "" {
+		t.Errorf("another source port: %v; collided with %q", err, collided())
 	}
 	hideBehind(port)
 	if _, err := shell.Ask(t.Context(), "tcp", there); !timedOut(err) {
-		t.Errorf("the kernel tells the connections apart: %v\n%s", err, s.run("ipvsadm", "-Lnc"))
+		t.Errorf("the connections do not collide: %v\n%s", err, s.run("ipvsadm", "-Lnc"))
 	}
-	if with := confused(); !strings.Contains(with, fmt.Sprintf(" %04X ", port)) {
-		t.Errorf("confused with %q\n%s", with, s.run("ipvsadm", "-Lnc"))
+	if with := collided(); !strings.Contains(with, fmt.Sprintf(" %04X ", port)) {
+		t.Errorf("collided with %q\n%s", with, s.run("ipvsadm", "-Lnc"))
 	}
-	if with := confused(); with != "" {
-		t.Errorf("confused with %q again", with)
+	if with := collided(); with != "" {
+		t.Errorf("collided with %q again", with)
 	}
 	// No answer, for another reason.
 	hideBehind(port + 2)
 	s.run("iptables", "-I", "FORWARD", "-p", "tcp", "--sport", "8080", "-j", "DROP")
-	if _, err := shell.Ask(t.Context(), "tcp", there); !timedOut(err) || confused() != "" {
-		t.Errorf("replies are dropped: %v; confused with %q", err, confused())
+	if _, err := shell.Ask(t.Context(), "tcp", there); !timedOut(err) || collided() != "" {
+		t.Errorf("replies are dropped: %v; collided with %q", err, collided())
 	}
 }
 

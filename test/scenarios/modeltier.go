@@ -11,18 +11,18 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// carrier is a Tier without a kernel: it knows what it was told, change by
-// change, and nothing of the table.
-type carrier struct {
+// modelTier is a Tier without a kernel. It applies the changes of each sync, and has no
+// access to the table.
+type modelTier struct {
 	decisions map[uint32]*proxier.Decision
 	rules     proxier.NodeRules
 	changes   []proxier.PortChange
 }
 
-var _ proxier.Tier = (*carrier)(nil)
+var _ proxier.Tier = (*modelTier)(nil)
 
-// Sync takes what changed.
-func (t *carrier) Sync(_ context.Context, u proxier.Update) error {
+// Sync applies changes.
+func (t *modelTier) Sync(_ context.Context, u proxier.Update) error {
 	if u.Full || t.decisions == nil {
 		t.decisions = map[uint32]*proxier.Decision{}
 	}
@@ -40,26 +40,26 @@ func (t *carrier) Sync(_ context.Context, u proxier.Update) error {
 	return nil
 }
 
-// Cleanup forgets.
-func (t *carrier) Cleanup(context.Context) error {
-	*t = carrier{}
+// Cleanup removes everything.
+func (t *modelTier) Cleanup(context.Context) error {
+	*t = modelTier{}
 	return nil
 }
 
-// Supports everything.
-func (t *carrier) Supports(*proxier.Decision, *proxier.Frontend) error { return nil }
+// Supports implements proxier.Tier: all frontends are supported.
+func (t *modelTier) Supports(*proxier.Decision, *proxier.Frontend) error { return nil }
 
-// fate of a packet at a node.
-type fate struct {
+// verdict is what a tier does with a packet at a node.
+type verdict struct {
 	outcome  proxier.Outcome
 	decision *proxier.Decision // nil for none
 	route    proxier.Route
 	backends []netip.AddrPort // eligible
 }
 
-// carry says what becomes of a packet, given the addresses of the node's
+// decide returns the verdict about a packet, given the addresses of the node's
 // devices.
-func (t *carrier) carry(f proxier.Flow, local []netip.Addr) fate {
+func (t *modelTier) decide(f proxier.Flow, local []netip.Addr) verdict {
 	origin := proxier.FromOutside
 	switch {
 	case t.rules.Pods.Local(f.Source.Addr(), f.Device):
@@ -75,11 +75,11 @@ func (t *carrier) carry(f proxier.Flow, local []netip.Addr) fate {
 	switch {
 	case d != nil:
 	case !slices.Contains(local, to.Addr()) && slices.ContainsFunc(t.rules.Unserved, func(p netip.Prefix) bool { return p.Contains(to.Addr()) }):
-		return fate{outcome: proxier.Rejected}
+		return verdict{outcome: proxier.Rejected}
 	default:
-		return fate{outcome: proxier.Pass}
+		return verdict{outcome: proxier.Pass}
 	}
-	x := fate{decision: d, route: d.Frontends[i].Routes[origin]}
+	x := verdict{decision: d, route: d.Frontends[i].Routes[origin]}
 	for _, b := range d.Backends {
 		if proxier.FamilyOf(b.Addr.Addr()) == x.route.Set.Family() && b.Members&x.route.Set.Member() != 0 {
 			x.backends = append(x.backends, b.Addr)
@@ -98,8 +98,8 @@ func (t *carrier) carry(f proxier.Flow, local []netip.Addr) fate {
 	return x
 }
 
-// find who serves exactly that address.
-func (t *carrier) find(addr netip.AddrPort, protocol proxier.Protocol) (*proxier.Decision, int) {
+// find returns the decision and the frontend with exactly that address.
+func (t *modelTier) find(addr netip.AddrPort, protocol proxier.Protocol) (*proxier.Decision, int) {
 	for _, d := range t.decisions {
 		if d.Name.Protocol != protocol {
 			continue
@@ -113,14 +113,14 @@ func (t *carrier) find(addr netip.AddrPort, protocol proxier.Protocol) (*proxier
 	return nil, 0
 }
 
-func (t *carrier) servesNodePorts(a netip.Addr, origin proxier.Origin, local []netip.Addr) bool {
+func (t *modelTier) servesNodePorts(a netip.Addr, origin proxier.Origin, local []netip.Addr) bool {
 	return slices.Contains(t.rules.NodePortAddrs, a) ||
 		t.rules.AllNodePortAddrs[proxier.FamilyOf(a)] && slices.Contains(local, a) && !a.IsLoopback() ||
 		origin == proxier.FromHost && slices.ContainsFunc(t.rules.Loopback[proxier.FamilyOf(a)], func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// agrees compares with what the table says of the same packet.
-func (x *fate) agrees(e *proxier.Explanation) error {
+// agrees compares the verdict with the table's explanation of the same packet.
+func (x *verdict) agrees(e *proxier.Explanation) error {
 	var backends []netip.AddrPort
 	for i := range e.Endpoints {
 		if e.Endpoints[i].In(e.Route.Set) {
@@ -128,7 +128,7 @@ func (x *fate) agrees(e *proxier.Explanation) error {
 		}
 	}
 	if x.outcome != e.Outcome || x.decision != e.Decision || x.route != e.Route || !slices.Equal(x.backends, backends) {
-		return fmt.Errorf("%s -> %s: a tier was told %s, %s %v, the table explains %s, %s %v",
+		return fmt.Errorf("%s -> %s: the tier decides %s, %s %v, but the table explains %s, %s %v",
 			e.Flow.Source.Addr(), e.Flow.Destination, x.outcome, x.route, x.backends, e.Outcome, e.Route, backends)
 	}
 	return nil

@@ -12,12 +12,12 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// What a Model knows beforehand is of use to clusters that are fed alike.
+// These methods serve other Clusters that play the same scenario beside a Model.
 
-// Facts of a node at this moment.
+// Facts returns the current facts of a node.
 func (m *Model) Facts(node string) proxier.Facts { return m.facts(m.node(node)) }
 
-// NodeFacts is proxier.Options.NodeFacts of a node.
+// NodeFacts returns proxier.Options.NodeFacts for a node.
 func (m *Model) NodeFacts(node string) func(*v1.Node, *proxier.Facts) {
 	n := m.node(node)
 	return func(object *v1.Node, f *proxier.Facts) {
@@ -26,7 +26,7 @@ func (m *Model) NodeFacts(node string) func(*v1.Node, *proxier.Facts) {
 	}
 }
 
-// Objects that are there at this moment, in the order of kinds and names.
+// Objects returns all current objects, sorted by kind and name.
 func (m *Model) Objects() (list []metav1.Object) {
 	for _, k := range slices.Sorted(maps.Keys(m.objects)) {
 		list = append(list, m.objects[k])
@@ -34,8 +34,8 @@ func (m *Model) Objects() (list []metav1.Object) {
 	return list
 }
 
-// Explain says what each node that has to do with a call makes of it: none
-// where the call passes.
+// Explain returns the explanation of each node that handles a call; none if the call
+// passes.
 func (m *Model) Explain(p Probe) ([]proxier.Explanation, error) {
 	_, arrivals, err := m.call(p)
 	list := make([]proxier.Explanation, len(arrivals))
