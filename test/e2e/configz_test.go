@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/upstream"
 )
 
-// kubeconfigFile is what the files name KUBECONFIG in; --master says where the API server is.
+// kubeconfigFile is the file that replaces KUBECONFIG; --master has the API server's address.
 const kubeconfigFile = `apiVersion: v1
 kind: Config
 clusters: [{name: c, cluster: {server: "https://nowhere.invalid"}}]
@@ -31,8 +31,8 @@ users: [{name: u, user: {}}]
 
 const configHead = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 
-// shownConfigs are files, or flags. No file leaves conntrack.maxPerCore to its default: upstream
-// ends where a network namespace is not the first, as its limit cannot be set there.
+// shownConfigs are files, or flags. All files set conntrack.maxPerCore: with the default, upstream
+// exits in network namespaces other than the initial one, where it cannot set the limit.
 var shownConfigs = []struct {
 	name, file string
 	flags      []string
@@ -71,7 +71,7 @@ windowsRunAsService: true
 winkernel: {enableDSR: true, forwardHealthCheckVip: true, networkName: net, rootHnsEndpointName: endpoint, sourceVip: 10.0.0.9}`},
 }
 
-// configz is the configuration that a kube-proxy shows, as it was asked for and by its fields.
+// configz is the configuration at /configz, as text and by its fields.
 func configz(t *testing.T, n *lab.Node) (answer string, fields any) {
 	t.Helper()
 	answer = (request{http.MethodGet, netip.MustParseAddrPort("127.0.0.1:10249"), "/configz", ""}).ask(t, n)
@@ -86,7 +86,7 @@ func configz(t *testing.T, n *lab.Node) (answer string, fields any) {
 	return answer, fields
 }
 
-// TestConfigz: /configz says of files and flags what upstream's does, to the letter.
+// TestConfigz checks that /configz is identical to upstream's, for files and flags.
 func TestConfigz(t *testing.T) {
 	binary := upstream.BinaryT(t)
 	for _, c := range shownConfigs {

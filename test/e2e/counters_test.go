@@ -21,7 +21,7 @@ const (
 	loopbackNodePorts = "kubeproxy_iptables_localhost_nodeports_accepted_packets_total"
 )
 
-// shows says whether /metrics has lines.
+// shows is the condition that /metrics has these lines.
 func shows(n *lab.Node, lines ...string) func() error {
 	return func() error {
 		body, err := n.Fetch(context.Background(), 10249, "/metrics")
@@ -34,7 +34,7 @@ func shows(n *lab.Node, lines ...string) func() error {
 	}
 }
 
-// counterThere says whether the kernel has the counter of loopback NodePorts.
+// counterThere reports whether the kernel has the counter of loopback NodePorts.
 func counterThere(n *lab.Node) (there bool, err error) {
 	err = n.Do(func() error { _, err := nfacct.Kernel{}.Packets("localhost_nps_accepted_pkts"); return err })
 	if errors.Is(err, nfacct.ErrNotFound) {
@@ -43,8 +43,8 @@ func counterThere(n *lab.Node) (there bool, err error) {
 	return err == nil, err
 }
 
-// What rules count is shown, by each process that comes after another one, until
-// --cleanup. What programs serve they do not see.
+// Counters of rules survive restarts of the process, until --cleanup. They do not count what
+// programs serve.
 func TestRulePackets(t *testing.T) {
 	s := newStage(t)
 	if _, err := counterThere(s.node); errors.Is(err, nfacct.ErrNotSupported) {

@@ -23,11 +23,11 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// asProxy makes a copy of the test program the real one: tests also run on
-// machines that have no compiler.
+// asProxy makes a copy of the test program run as kube-proxy, so that tests also run on
+// machines without a compiler.
 const asProxy = "TANDEM_TEST_AS_KUBE_PROXY"
 
-// lacking has the copy go without a capability, whose number it is.
+// lacking is the number of a capability that the copy must not have.
 const lacking = "TANDEM_TEST_LACKS_CAPABILITY"
 
 func TestMain(m *testing.M) {
@@ -42,8 +42,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// goWithout begins the program anew without a capability. What root runs has those that are in
-// the thread's bounding set.
+// goWithout executes the program again without a capability. Programs that root executes get
+// the capabilities of the thread's bounding set.
 func goWithout(number string) error {
 	n, err := strconv.Atoi(number)
 	if err != nil {
@@ -67,8 +67,8 @@ var (
 
 const targetPort = 8080
 
-// targets are the ways to the Service from inside; the names of all ways begin with the
-// protocol.
+// targets are the addresses of the Service for clients in the cluster. The names of all targets
+// begin with the protocol.
 func targets() map[string]netip.AddrPort {
 	return map[string]netip.AddrPort{"tcp4": vip4, "udp4": vip4, "tcp6": vip6, "udp6": vip6}
 }
@@ -115,7 +115,7 @@ endpoints:
 	writeManifest(t, dir, "web.yaml", b.String())
 }
 
-// writeManifest does it as kubelet and editors do: nobody reads half a file.
+// writeManifest replaces a file atomically, as kubelet and editors do.
 func writeManifest(t testing.TB, dir, name, text string) {
 	t.Helper()
 	temp := filepath.Join(dir, "."+name)
@@ -127,7 +127,7 @@ func writeManifest(t testing.TB, dir, name, text string) {
 	}
 }
 
-// serviceCIDR has whoever serves ClusterIPs refuse those of nobody.
+// serviceCIDR makes the proxy reject unallocated ClusterIPs.
 const serviceCIDR = `apiVersion: networking.k8s.io/v1
 kind: ServiceCIDR
 metadata: {name: kubernetes}
@@ -152,8 +152,7 @@ type flow struct {
 	first lab.Reply
 }
 
-// openFlows opens some flows each way, and as many more as it takes until they lead to all
-// of the pods.
+// openFlows opens several flows per target, and more until all of the pods have one.
 func openFlows(t testing.TB, from *lab.Sandbox, ways map[string]netip.AddrPort, pods ...*lab.Pod) (list []flow) {
 	t.Helper()
 	const each, most = 4, 40
@@ -177,12 +176,12 @@ func openFlows(t testing.TB, from *lab.Sandbox, ways map[string]netip.AddrPort, 
 		}
 	}
 	if len(missing) > 0 {
-		t.Fatalf("no flow leads to %v", missing)
+		t.Fatalf("no flow goes to %v", missing)
 	}
 	return list
 }
 
-// check asks once more over the flow, which the same server has to know as the same
+// check sends another request over the flow: the same server must answer, and see the same
 // client.
 func (f flow) check(t testing.TB) {
 	t.Helper()

@@ -37,7 +37,7 @@ func clusterIPService(number int, protocol v1.Protocol, change func(*v1.Service)
 	return s
 }
 
-// allEvents are those of an API, sorted; one that came again says so.
+// allEvents returns the Events of an API, sorted. Repeated ones are marked.
 func allEvents(api *fakeapi.API) (lines []string) {
 	for _, e := range api.Events() {
 		uid := ""
@@ -54,9 +54,9 @@ func allEvents(api *fakeapi.API) (lines []string) {
 	return lines
 }
 
-// Everything that people are told by Events is told, of the right object, and once.
+// All kinds of Events are written once, about the right object.
 func TestEvents(t *testing.T) {
-	const tiny = 8 // frontends that fit
+	const tiny = 8 // capacity for frontends
 	l := lab.NewT(t)
 	n := l.Node("node1")
 	volume := t.TempDir()
@@ -76,7 +76,7 @@ func TestEvents(t *testing.T) {
 		}),
 	)
 
-	// Somebody else has the ports.
+	// Another process has the ports.
 	var others []net.Listener
 	for _, address := range []string{"0.0.0.0:10256", "127.0.0.1:10249"} {
 		other, err := n.Listen(address)
@@ -95,7 +95,7 @@ func TestEvents(t *testing.T) {
 		_ = p.Close()
 		cleanup(t, n)
 	}()
-	// becomes awaits these Events, and no others.
+	// becomes waits for exactly these Events.
 	becomes := func(what string, want ...string) {
 		t.Helper()
 		slices.Sort(want)
@@ -124,7 +124,7 @@ func TestEvents(t *testing.T) {
 	}
 	p.await(t, "the ports", healthy(n))
 
-	// More than fits, and a file that is no use.
+	// Exceed the capacity, and write an invalid file.
 	api.Put(clusterIPService(4, v1.ProtocolTCP, nil), clusterIPService(5, v1.ProtocolTCP, nil))
 	told = append(told, "Warning Capacity Service/s5 uid-of-s5 by kube-proxy, Sync")
 	becomes("that of the Service that does not fit", told...)
@@ -134,21 +134,21 @@ func TestEvents(t *testing.T) {
 	told = append(told, "Warning InvalidConfig Node/node1 by kube-proxy, Sync")
 	becomes("that of the file", told...)
 	if note := eventsOf(api, "InvalidConfig"); !strings.Contains(note[0], volume+"/config.conf:6: bindAddress: Invalid value") {
-		t.Errorf("of the file it says %q", note)
+		t.Errorf("the Event about the file says %q", note)
 	}
 
-	// All is compared again, many times, and nothing is told again.
+	// Periodic full syncs write no further Events.
 	periodic := func() int { return strings.Count(p.Log.String(), `reason="periodic"`) }
 	p.await(t, "further syncs", func() error {
 		if periodic() < 3 {
-			return errors.New("too few")
+			return errors.New("too few periodic syncs")
 		}
 		return nil
 	})
 	becomes("nothing else", told...)
 }
 
-// A process that runs in another mode than it was asked to says so on the Node.
+// A process that runs in another mode than requested writes an Event about the Node.
 func TestFallbackEvent(t *testing.T) {
 	for name, c := range map[string]struct {
 		lacks func(*process) *process
@@ -175,7 +175,7 @@ func TestFallbackEvent(t *testing.T) {
 				return nil
 			})
 			if note := eventsOf(api, "ProxyModeFallback"); !strings.Contains(note[0], "mode iptables runs instead of ebpf") || !strings.Contains(note[0], c.why) {
-				t.Errorf("it says %q", note)
+				t.Errorf("the Event says %q", note)
 			}
 		})
 	}

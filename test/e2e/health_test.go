@@ -18,11 +18,11 @@ import (
 
 const healthCheckNodePort = 32000
 
-// checked is the Service of which load balancers ask each node whether it has endpoints.
+// checked is a Service whose health checks load balancers query on each node.
 var checked = strings.Replace(loadBalancer, "externalTrafficPolicy: Cluster",
 	fmt.Sprintf("externalTrafficPolicy: Local\n  healthCheckNodePort: %d", healthCheckNodePort), 1)
 
-// probe asks as a load balancer does, and fails unless the answer is that.
+// probe queries a health check as a load balancer does, and fails unless it gets this answer.
 func probe(from *lab.Sandbox, node netip.Addr, want string) func() error {
 	client, url := from.HTTPClient(time.Second), "http://"+netip.AddrPortFrom(node, healthCheckNodePort).String()
 	return func() error {
@@ -38,8 +38,8 @@ func probe(from *lab.Sandbox, node netip.Addr, want string) func() error {
 	}
 }
 
-// TestHealthChecks: a load balancer is told which endpoints this node has, in every mode,
-// and though the host's own rules keep everybody out where the mode has rules.
+// TestHealthChecks checks that health checks report the node's endpoints in every mode. In modes
+// with rules, they do so even if the host's own rules drop all incoming packets.
 func TestHealthChecks(t *testing.T) {
 	for _, mode := range []string{"ebpf", "iptables", "ipvs"} {
 		t.Run(mode, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestHealthChecks(t *testing.T) {
 	}
 }
 
-// TestHealthCheckPortTaken: another process has the port for a while, in one family.
+// TestHealthCheckPortTaken: another process holds the port for a while, in one family.
 func TestHealthCheckPortTaken(t *testing.T) {
 	s := newStage(t)
 	writeManifests(t, s.dir, checked, s.here)
@@ -93,7 +93,7 @@ func TestHealthCheckPortTaken(t *testing.T) {
 	s.await(t, "the port is free", probe(s.far.Sandbox, s.node.Addr4, "200, weight 1"))
 }
 
-// keepOut has the host's own rules drop what comes by its uplink.
+// keepOut adds rules of the host that drop all packets from its uplink.
 func keepOut(t *testing.T, n *lab.Node) {
 	t.Helper()
 	if _, err := xtables.New(xtables.NFT); err != nil {

@@ -31,7 +31,7 @@ func start(t testing.TB, n *lab.Node, manifests string, more ...string) *process
 	return begin(t, of(n, manifests, more...))
 }
 
-// needs skips a test in mode ebpf, which is that of no flag, where the kernel cannot carry it.
+// needs skips a test in mode ebpf, the default without flags, if the kernel does not support it.
 func needs(t testing.TB, flags []string) {
 	t.Helper()
 	for _, flag := range flags {
@@ -42,18 +42,18 @@ func needs(t testing.TB, flags []string) {
 	kernel.NeedsPrograms(t)
 }
 
-// of is a command whose Services are manifests.
+// of is a command that reads Services from manifests.
 func of(n *lab.Node, manifests string, more ...string) *process {
 	return command(n, append([]string{"--proxy-mode=ebpf", "--manifests=" + manifests, "--hostname-override=" + n.Name, "-v=2"}, more...)...)
 }
 
-// without has a command go without a capability.
+// without removes a capability of a command.
 func (p *process) without(capability uintptr) *process {
 	p.Env = append(p.Env, fmt.Sprintf("%s=%d", lacking, capability))
 	return p
 }
 
-// begin has a command run up to the end of the test.
+// begin runs a command until the end of the test.
 func begin(t testing.TB, p *process) *process {
 	t.Helper()
 	p.Begin(t)
@@ -66,7 +66,7 @@ func (p *process) synced(t testing.TB) {
 	p.await(t, "the first sync", p.Says(`"Synced"`))
 }
 
-// serves waits until the process also serves clients outside.
+// serves waits until the process also serves clients outside the cluster.
 func (p *process) serves(t testing.TB) {
 	t.Helper()
 	p.synced(t)
@@ -80,7 +80,7 @@ func await(t testing.TB, what string, condition func() error) {
 	lab.Await(t, patience, what, condition)
 }
 
-// await is the function while the process lives.
+// await is lab.Await, but fails at once when the process has ended.
 func (p *process) await(t testing.TB, what string, condition func() error) {
 	t.Helper()
 	p.Await(t, patience, what, condition)

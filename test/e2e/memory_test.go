@@ -24,13 +24,13 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// BenchmarkMemory starts the process on 10,000 Services of 10 endpoints and
+// BenchmarkMemory starts the process with 10,000 Services of 10 endpoints and
 // reports its resident memory once it has programmed them: from manifests, and
-// from an API server (which speaks JSON here, so that decoding costs more than
-// it would with protobuf).
+// from an API server (which uses JSON here, so that decoding costs more than
+// with protobuf).
 func BenchmarkMemory(b *testing.B) {
 	const services, endpoints = 10000, 10
-	// The binary as it is shipped: the test program is larger.
+	// The released binary: the test program is larger.
 	shipped, err := binary.KubeProxy(b.TempDir())
 	if err != nil {
 		b.Fatal(err)
@@ -53,7 +53,7 @@ func BenchmarkMemory(b *testing.B) {
 				}
 				p.Await(b, 2*time.Minute, "all Services", p.Says(fmt.Sprintf(`servicePorts=%d`, services)))
 				seconds += time.Since(began).Seconds()
-				// The garbage of the start is given back in the background.
+				// The Go runtime returns unused memory in the background.
 				p.Await(b, 2*time.Minute, "the memory to settle", func() error {
 					before := p.Memory(b, "VmRSS")
 					<-time.After(5 * time.Second)
@@ -77,7 +77,7 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// clusterObjects are Services and slices with everything an API server sends.
+// clusterObjects are Services and slices with all fields that an API server sends.
 func clusterObjects(services, endpoints int) (ss []v1.Service, es []discoveryv1.EndpointSlice) {
 	managed := []metav1.ManagedFieldsEntry{{Manager: "kubectl", Operation: "Apply", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:ports":{}}}`)}}
 	for i := range services {
@@ -132,8 +132,8 @@ func run(b *testing.B, node *lab.Node, binary, source string, more ...string) *p
 		"--ebpf-cgroup-root="+node.CgroupPath(), "-v=2")...))})
 }
 
-// serveAPI serves an API that has the cluster and where nothing ever happens,
-// and returns its URL in the node's namespace; it runs in this process.
+// serveAPI runs an API server with the cluster's objects, without any changes, in this
+// process. It returns its URL in the node's namespace.
 func serveAPI(b *testing.B, node *lab.Node, services, endpoints int) string {
 	b.Helper()
 	ss, es := clusterObjects(services, endpoints)

@@ -23,8 +23,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// The mode changes under traffic, there and back: what is open goes on, and new
-// connections are made all the time. What the mode before left is removed.
+// The mode changes under traffic and back: established connections survive, and new
+// connections succeed all the time. Leftovers of the previous mode are removed.
 func TestModes(t *testing.T) {
 	s := newStage(t)
 	s.start("--proxy-mode=iptables")
@@ -66,8 +66,8 @@ func TestModes(t *testing.T) {
 	few(t, w)
 }
 
-// Where programs cannot serve on a device, rules that are there stay, and are kept right,
-// until they can.
+// If programs cannot serve a device, existing rules remain and are kept up to date until they
+// can.
 func TestFallbackStandsIn(t *testing.T) {
 	s := newStage(t)
 	s.start("--proxy-mode=iptables")
@@ -82,12 +82,12 @@ func TestFallbackStandsIn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Somebody else's, which leaves no place.
+	// A foreign program, which prevents attachment.
 	foreign := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: uplink.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
 	if err := s.node.Netlink().QdiscAdd(foreign); err != nil {
 		t.Fatal(err)
 	}
-	// While a qdisc comes or goes, the kernel drops what is sent, and nobody sends a datagram again.
+	// While a qdisc is added or removed, the kernel drops packets, and clients do not repeat datagrams.
 	udp := lab.NewLoad(t)
 	defer udp.End()
 	udp.Use(s.far.Sandbox, over("udp", ways), gently)
@@ -121,9 +121,9 @@ func TestFallbackStandsIn(t *testing.T) {
 	}
 }
 
-// UDP flows that rules translated go on when programs serve, for as long as their
-// endpoints are there. Then they get others; sockets of this node are closed, as nothing
-// but their owners can have them pass the programs.
+// UDP flows that rules translated survive the change to programs as long as their endpoints
+// exist. Then they get other endpoints. Sockets of this node are closed instead: socket
+// programs handle only new sockets.
 func TestFlowsTakenOver(t *testing.T) {
 	s := newStage(t, lab.Options{Pause: true}) // pods show in /proc
 	s.start("--proxy-mode=iptables")
@@ -150,7 +150,7 @@ func TestFlowsTakenOver(t *testing.T) {
 		}
 	}
 	if lost == 0 {
-		t.Error("no socket of this node has lost its endpoint")
+		t.Error("no socket of this node used the removed endpoint")
 	}
 	for name, to := range targets() {
 		for _, from := range []*lab.Sandbox{s.client.Sandbox, s.node.Sandbox} {
@@ -176,8 +176,8 @@ func TestFlowsTakenOver(t *testing.T) {
 	}
 }
 
-// A kernel that cannot carry mode ebpf, as far as the process is told; nor mode ipvs, as it
-// finds out itself; a process that may not do what mode ebpf takes.
+// Fallbacks: the capability mask says that the kernel does not support mode ebpf; the kernel
+// does not support mode ipvs; the process lacks a capability for mode ebpf.
 func TestFallback(t *testing.T) {
 	for name, c := range map[string]struct {
 		lacks    uintptr // a capability
@@ -227,10 +227,10 @@ func testFallback(t *testing.T, fallback, why string, of func(n *lab.Node, dir, 
 		}
 	}
 	if !strings.Contains(p.Log.String(), why) {
-		t.Error("the log does not say why")
+		t.Error("the log does not give the reason")
 	}
 	if strings.Contains(p.Log.String(), "Cannot clean up after another mode") {
-		t.Error("the log complains of programs where there are none")
+		t.Error("the log complains about programs although there are none")
 	}
 
 	refuses := of(n, dir, "none")
@@ -239,8 +239,8 @@ func testFallback(t *testing.T, fallback, why string, of func(n *lab.Node, dir, 
 	}
 }
 
-// Where programs cannot translate packets, sockets of this node still do without, and
-// rules serve everybody else.
+// If programs cannot translate packets, socket programs still serve this node, and rules
+// serve all other clients.
 func TestRulesForPackets(t *testing.T) {
 	s := newStage(t)
 	s.start("--ebpf-capability-mask=redirect_neigh=no")
@@ -259,8 +259,8 @@ func TestRulesForPackets(t *testing.T) {
 	}
 }
 
-// rules are those of both variants and families, without kubelet's: whoever writes
-// those first, they stay.
+// rules returns the rules of both variants and families, without kubelet's, which are never
+// removed.
 func rules(t testing.TB, n *lab.Node) string {
 	t.Helper()
 	var all strings.Builder
@@ -285,7 +285,7 @@ func holds(t testing.TB, n *lab.Node, text string, want bool) error {
 	return nil
 }
 
-// needsIPVS skips where the kernel has no virtual servers.
+// needsIPVS skips a test if the kernel has no IPVS.
 func needsIPVS(t *testing.T, n *lab.Node) {
 	t.Helper()
 	tools, err := xtables.New(xtables.NFT)
@@ -297,12 +297,12 @@ func needsIPVS(t *testing.T, n *lab.Node) {
 	}
 }
 
-// Mode ipvs, between others and killed, under traffic: what is open goes on, and new
-// connections are made all the time. What the mode before left goes when nobody needs it.
+// Changes to and from mode ipvs, and kills, under traffic: established connections survive, and
+// new connections succeed all the time. Leftovers of the previous mode are removed once unused.
 func TestIPVS(t *testing.T) {
 	s := newStage(t, lab.Options{PortsInTurn: true})
 	needsIPVS(t, s.node)
-	// Flows of one request are forgotten after half a minute, which is short here.
+	// UDP flows with one request expire after half a minute, which is too short here.
 	idle := func() error {
 		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", []byte("600"), 0)
 	}
@@ -333,7 +333,7 @@ func TestIPVS(t *testing.T) {
 		before = mode
 		s.start("--proxy-mode=" + mode)
 		s.await(t, "mode "+mode, func() error {
-			there, err := counterThere(s.node) // which mode ipvs has not, as upstream
+			there, err := counterThere(s.node) // mode ipvs has none, like upstream
 			if err == nil && there == (mode == "ipvs") {
 				err = fmt.Errorf("counters of rules are there: %v", there)
 			}

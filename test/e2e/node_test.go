@@ -23,14 +23,14 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// startWith has a process watch an API.
+// startWith starts a process that watches an API.
 func startWith(t *testing.T, n *lab.Node, api *fakeapi.API, flags ...string) *process {
 	t.Helper()
 	needs(t, flags)
 	return begin(t, with(t, n, api, flags...))
 }
 
-// with is a command whose Services are of an API server.
+// with is a command that reads Services from an API server.
 func with(t *testing.T, n *lab.Node, api *fakeapi.API, flags ...string) *process {
 	t.Helper()
 	_, url, err := n.ServeHTTP(api)
@@ -40,8 +40,8 @@ func with(t *testing.T, n *lab.Node, api *fakeapi.API, flags ...string) *process
 	return command(n, append([]string{"--proxy-mode=ebpf", "--master=" + url, "--hostname-override=" + n.Name, "-v=3", "--oom-score-adj=0"}, flags...)...)
 }
 
-// nodePortService is one for whom the node's facts matter: where it is served by NodePort, and
-// which endpoints are near.
+// nodePortService is a Service that depends on the facts of the node: which addresses serve its
+// NodePort, and which endpoints are local.
 func nodePortService(name, clusterIP string, nodePort int32) *v1.Service {
 	return &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: "uid-of-it"},
@@ -53,7 +53,7 @@ func nodePortService(name, clusterIP string, nodePort int32) *v1.Service {
 	}
 }
 
-// zoned are endpoints, the zones of whom are hints as well.
+// zoned are endpoints with topology hints for their own zones.
 func zoned(service string, pods map[string]*lab.Pod) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: service + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: service}},
@@ -69,8 +69,8 @@ func zoned(service string, pods map[string]*lab.Pod) *discoveryv1.EndpointSlice 
 	return s
 }
 
-// The Node comes late, in pieces, changes, goes and comes back. All of it takes effect while
-// the process runs, and a Service that is served stays so.
+// The Node is created late and incomplete, changes, is deleted and created again. All of this
+// takes effect while the process runs, and Services are served all the time.
 func TestNodeFacts(t *testing.T) {
 	l := lab.NewT(t)
 	n := l.Node("node1")
@@ -84,7 +84,7 @@ func TestNodeFacts(t *testing.T) {
 	}()
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
 
-	// explains awaits what becomes of a connection of the client, in words of its explanation.
+	// explains waits until the explanation of a client's connection contains these words.
 	explains := func(what, source string, words ...string) {
 		t.Helper()
 		p.await(t, what, func() error {
@@ -97,7 +97,7 @@ func TestNodeFacts(t *testing.T) {
 			return err
 		})
 	}
-	// answers awaits that a NodePort is served, or not, at an address.
+	// answers waits until a NodePort is served, or not, at an address.
 	answers := func(what string, at netip.Addr, want bool) {
 		t.Helper()
 		p.await(t, what, func() error {
@@ -110,14 +110,14 @@ func TestNodeFacts(t *testing.T) {
 		})
 	}
 
-	// No Node: Services are served all the same.
+	// No Node: Services are served nevertheless.
 	p.synced(t)
 	await(t, "without a Node", reaches(client.Sandbox, vip, there.Name))
 	p.await(t, "what is not known", p.Says("Cannot find the address of this node"))
 	explains("without a Node", client.Addr4.String(), `"kind":"outside"`)
 	answers("without a Node", n.Addr4, false)
 
-	// It comes without podCIDRs and zone, as one whose cloud is slow.
+	// It is created without podCIDRs and zone, as with a slow cloud provider.
 	w := lab.NewLoad(t)
 	defer w.End()
 	w.Use(client.Sandbox, map[string]netip.AddrPort{"tcp4": vip}, gently)
@@ -158,7 +158,7 @@ func TestNodeFacts(t *testing.T) {
 	explains("with other podCIDRs", "10.99.0.7", `"kind":"pod"`)
 	p.await(t, "the kernel in zone z2", onlyAnswers(client.Sandbox, vip, there.Name))
 
-	// It goes: the last that was known stays, and load balancers are told to go elsewhere.
+	// It is deleted: the last facts remain, and /healthz tells load balancers to use other nodes.
 	api.Delete(node)
 	p.await(t, "the Node's end", func() error {
 		if code, body, err := n.Get(t.Context(), 10256, "/healthz"); err != nil || code != http.StatusServiceUnavailable || !strings.Contains(body, `"nodeEligible":false`) {
@@ -184,7 +184,7 @@ func TestNodeFacts(t *testing.T) {
 	}
 }
 
-// onlyAnswers asks some times.
+// onlyAnswers sends several requests.
 func onlyAnswers(from *lab.Sandbox, to netip.AddrPort, pod string) func() error {
 	return func() error {
 		for range 20 {
@@ -196,7 +196,7 @@ func onlyAnswers(from *lab.Sandbox, to netip.AddrPort, pod string) func() error 
 	}
 }
 
-// eventsOf are the Events with that reason.
+// eventsOf returns the Events with this reason.
 func eventsOf(api *fakeapi.API, reason string) (list []string) {
 	for _, e := range api.Events() {
 		if e.Reason == reason {

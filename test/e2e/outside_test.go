@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// loadBalancer is the Service as clients outside know it.
+// loadBalancer is the Service for clients outside the cluster.
 const loadBalancer = `apiVersion: v1
 kind: Service
 metadata: {namespace: shop, name: web}
@@ -34,7 +34,7 @@ status:
   loadBalancer: {ingress: [{ip: 203.0.113.10}, {ip: "2001:db8:203:113::10"}]}
 `
 
-// outside are the ways to that Service by a node.
+// outside are the targets of that Service through a node.
 func outside(n *lab.Node) map[string]netip.AddrPort {
 	ways := map[string]netip.AddrPort{}
 	for _, protocol := range []string{"tcp", "udp"} {
@@ -46,14 +46,14 @@ func outside(n *lab.Node) map[string]netip.AddrPort {
 	return ways
 }
 
-// over are those ways that take a protocol.
+// over returns the targets of a protocol.
 func over(protocol string, ways map[string]netip.AddrPort) map[string]netip.AddrPort {
 	some := maps.Clone(ways)
 	maps.DeleteFunc(some, func(name string, _ netip.AddrPort) bool { return !strings.HasPrefix(name, protocol) })
 	return some
 }
 
-// announce has the network lead to the node what goes to addresses that no device has.
+// announce routes external and load-balancer addresses to the node.
 func announce(t *testing.T, l *lab.Lab, n *lab.Node, ways map[string]netip.AddrPort) {
 	t.Helper()
 	for _, to := range ways {
@@ -65,9 +65,9 @@ func announce(t *testing.T, l *lab.Lab, n *lab.Node, ways map[string]netip.AddrP
 	}
 }
 
-// TestKillFromOutside is TestKill for a client outside, whose packets the programs on
-// devices carry, to the node's own pod and to that of another node. In the end the
-// cleanup takes those programs off as well.
+// TestKillFromOutside is TestKill for a client outside the cluster. Programs on devices forward
+// its packets to the node's own pod and to a pod of another node. In the end, --cleanup
+// detaches those programs as well.
 func TestKillFromOutside(t *testing.T) {
 	l := lab.NewT(t)
 	node, other := l.Node("node1"), l.Node("node2")
@@ -87,7 +87,7 @@ func TestKillFromOutside(t *testing.T) {
 	}
 }
 
-// devicesWithPrograms are the devices of the node that have programs of anybody.
+// devicesWithPrograms returns the devices of the node that have any programs attached.
 func devicesWithPrograms(t *testing.T, n *lab.Node) (names []string) {
 	t.Helper()
 	err := n.Do(func() error {

@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// overflowing is the i-th of Services that do not all fit into the maps.
+// overflowing is the i-th of many Services that exceed the capacity of the maps.
 func overflowing(i int) (manifest string, to netip.AddrPort) {
 	to = netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 1, byte(1 + i)}), 80)
 	return fmt.Sprintf(`apiVersion: v1
@@ -35,8 +35,8 @@ endpoints:
 `, i, to.Addr(), targetPort), to
 }
 
-// A Service that opts out of the fast path is carried by rules, for as long as it does.
-// Nobody notices, and nothing else is.
+// While a Service opts out of the fast path, rules serve it, and only it. No connection
+// fails.
 func TestServiceOptsOut(t *testing.T) {
 	s := newStage(t)
 	writeManifest(t, s.dir, "cidr.yaml", serviceCIDR)
@@ -49,18 +49,18 @@ func TestServiceOptsOut(t *testing.T) {
 	long := s.open()
 	for range 2 {
 		for _, optedOut := range []bool{true, false} {
-			service, carrier := loadBalancer, `"name":"ebpf","carries":true`
+			service, server := loadBalancer, `"name":"ebpf","carries":true`
 			if optedOut {
-				service, carrier = inRules(service), `"name":"iptables","carries":true`
+				service, server = inRules(service), `"name":"iptables","carries":true`
 			}
 			writeManifests(t, s.dir, service, s.here, s.there)
 			s.await(t, fmt.Sprintf("rules, opted out %v", optedOut), func() error { return holds(t, s.node, ":KUBE-SVC-", optedOut) })
-			if _, body, err := s.node.Get(t.Context(), 10249, "/debug/explain?src=127.0.0.1&dst=10.96.0.10:80"); err != nil || !strings.Contains(body, carrier) {
-				t.Errorf("opted out %v: explain does not say %s: %v %s", optedOut, carrier, err, body)
+			if _, body, err := s.node.Get(t.Context(), 10249, "/debug/explain?src=127.0.0.1&dst=10.96.0.10:80"); err != nil || !strings.Contains(body, server) {
+				t.Errorf("opted out %v: explain does not say %s: %v %s", optedOut, server, err, body)
 			}
 			const says = `"carrier":"iptables","reason":"the Service opts out`
 			if _, body, err := s.node.Get(t.Context(), 10249, "/debug/carriers"); err != nil || strings.Contains(body, says) != optedOut {
-				t.Errorf("opted out %v: the carriers are %s, error %v", optedOut, body, err)
+				t.Errorf("opted out %v: the datapaths are %s, error %v", optedOut, body, err)
 			}
 			w.More(100)
 			checkAll(t, long)
@@ -70,13 +70,13 @@ func TestServiceOptsOut(t *testing.T) {
 	few(t, w)
 }
 
-// inRules has a Service opt out.
+// inRules makes a Service opt out.
 func inRules(service string) string {
 	annotated := fmt.Sprintf("name: web, annotations: {%s: %s}}", proxier.AnnotationFastPath, proxier.FastPathDisabled)
 	return strings.Replace(service, "name: web}", annotated, 1)
 }
 
-// Sockets that rules serve get another endpoint when theirs is gone, and are not closed.
+// Sockets served by rules get another endpoint when theirs is removed, and are not closed.
 func TestServiceInRulesLosesEndpoint(t *testing.T) {
 	s := newStage(t, lab.Options{Pause: true}) // pods show in /proc
 	writeManifests(t, s.dir, inRules(clusterIPs), s.here, s.there)
@@ -97,12 +97,12 @@ func TestServiceInRulesLosesEndpoint(t *testing.T) {
 		})
 	}
 	if log := s.Log.String(); strings.Contains(log, "Closed UDP sockets") {
-		t.Error("sockets are closed")
+		t.Error("sockets were closed")
 	}
 }
 
-// What does not fit into the maps is carried by rules, and moves back when there is
-// room. Nobody notices.
+// Rules serve Services that exceed the capacity of the maps, until there is room again. No
+// connection fails.
 func TestOverflow(t *testing.T) {
 	const services, room = 7, 4
 	l := lab.NewT(t)
@@ -165,7 +165,7 @@ func TestOverflow(t *testing.T) {
 	})
 	last := use(services - 1)
 	loads[services-1] = last
-	// Another process finds it so, and changes of others are none of its business.
+	// Another process adopts this placement, and changes of other Services do not affect it.
 	p.Terminate(t)
 	p = start(t, node, dir, flags...)
 	p.synced(t)
@@ -173,7 +173,7 @@ func TestOverflow(t *testing.T) {
 		write(0, pods[i%2])
 		last.More(100)
 	}
-	// These moved into rules; when others go, they move back.
+	// These moved to rules. They move back when others are deleted.
 	for i := room; i < services-1; i++ {
 		remove(i)
 	}
@@ -183,7 +183,7 @@ func TestOverflow(t *testing.T) {
 		}
 		return nil
 	})
-	// The load on what goes has to end before it does.
+	// End the load on Services before they are deleted.
 	loads[1].End()
 	remove(1)
 	await(t, "no rules any more", func() error { return holds(t, node, "KUBE-SERVICES", false) })
@@ -196,8 +196,8 @@ func TestOverflow(t *testing.T) {
 	t.Logf("%d connections", asked)
 }
 
-// The ports of one Service by two carriers: TCP at sockets, and SCTP, which no socket hook
-// sees, in rules.
+// Two datapaths serve the ports of one Service: socket programs TCP, and rules SCTP, for which
+// there are no socket hooks.
 func TestMixed(t *testing.T) {
 	if err := lab.SCTPAvailable(); err != nil {
 		lab.SkipOrFailModule(t, err)

@@ -25,7 +25,7 @@ func healthy(n *lab.Node) func() error {
 	}
 }
 
-// reaches says whether connections to the Service end in the pod.
+// reaches is the condition that connections to the Service reach the pod.
 func reaches(from *lab.Sandbox, to netip.AddrPort, pod string) func() error {
 	return func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
@@ -96,7 +96,7 @@ func TestProcess(t *testing.T) {
 	second.await(t, "second start", second.Says(`adopted=true`))
 	served("second start")
 
-	// A third starts too early, and takes over when the second is killed.
+	// A third process starts early, and takes over when the second one is killed.
 	third := start(t, n, dir)
 	third.await(t, "third start", third.Says("Another process serves this cgroup"))
 	served("two processes")
@@ -114,7 +114,7 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// TestOneFamily: a host where IPv6 is off is a node of one family, and says so.
+// TestOneFamily: a host without IPv6 is a single-stack node, and the log says so.
 func TestOneFamily(t *testing.T) {
 	l := lab.NewT(t)
 	n := l.Node("node1")
@@ -142,7 +142,7 @@ func TestOneFamily(t *testing.T) {
 	cleanup(t, n)
 }
 
-// TestRefusals: what cannot work ends at once, and the message says why.
+// TestRefusals: configurations that cannot work end the process at once, with the reason.
 func TestRefusals(t *testing.T) {
 	l := lab.NewT(t)
 	n := l.Node("node1")

@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// ready fails unless /readyz answers with that status, and says all of that.
+// ready fails unless /readyz answers with this status and all of these texts.
 func ready(n *lab.Node, want int, says ...string) func() error {
 	return func() error {
 		code, body, err := n.Get(context.Background(), 10256, "/readyz")
@@ -27,7 +27,7 @@ func ready(n *lab.Node, want int, says ...string) func() error {
 		}
 		for _, text := range says {
 			if !strings.Contains(body, text) {
-				return fmt.Errorf("/readyz answers %d %s, and does not say %s", code, body, text)
+				return fmt.Errorf("/readyz answers %d %s, without %s", code, body, text)
 			}
 		}
 		if code != want {
@@ -37,8 +37,8 @@ func ready(n *lab.Node, want int, says ...string) func() error {
 	}
 }
 
-// TestReady: a node is ready when its kernel leads a frontend of each family to an endpoint,
-// and not any more when somebody has taken away what does it.
+// TestReady: a node is ready when its kernel translates a frontend of each family. It is
+// not ready any more if the kernel state for that is removed.
 func TestReady(t *testing.T) {
 	for _, mode := range []string{"ebpf", "iptables", "ipvs"} {
 		t.Run(mode, func(t *testing.T) {
@@ -57,7 +57,7 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// TestReadyWithoutServices: there is nothing to ask the kernel for.
+// TestReadyWithoutServices: without Services, there is nothing to probe.
 func TestReadyWithoutServices(t *testing.T) {
 	n := lab.NewT(t).Node("node1")
 	p := start(t, n, t.TempDir(), "-v=3")
@@ -71,7 +71,7 @@ func TestReadyWithoutServices(t *testing.T) {
 	cleanup(t, n)
 }
 
-// spoil takes away what translates connections of this host over IPv4.
+// spoil removes what translates IPv4 connections of this host.
 func spoil(t *testing.T, n *lab.Node, mode string) {
 	t.Helper()
 	switch mode {

@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// configFile is one as kubeadm writes it, with what is to be changed.
+// configFile is a configuration file as kubeadm writes it, with placeholders.
 func configFile(verbosity int, syncPeriod, clusterCIDR string, localhost bool) string {
 	return fmt.Sprintf(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
@@ -56,8 +56,8 @@ endpoints:
 - {addresses: [%q]}
 `
 
-// The ConfigMap changes under traffic: what can be is taken over, what is bad is reported
-// and does nothing, and for the rest the process ends. No connection is lost.
+// The ConfigMap changes under traffic: changes that can be applied are, invalid ones are
+// reported and ignored, and the others end the process for a restart. No connection is lost.
 func TestReload(t *testing.T) {
 	for _, mode := range []string{"ebpf", "iptables"} {
 		t.Run(mode, func(t *testing.T) { testReload(t, mode) })
@@ -106,7 +106,7 @@ func testReload(t *testing.T, mode string) {
 	loopback := netip.MustParseAddrPort("127.0.0.1:30080")
 	s.await(t, "NodePorts at loopback addresses", reaches(s.node.Sandbox, loopback, s.here.Name))
 	if strings.Contains(s.Log.String(), `reason="periodic"`) {
-		t.Error("syncs that nobody asked for show already")
+		t.Error("there was a periodic sync before the configuration changed")
 	}
 
 	update(configFile(3, "1s", pods, true))

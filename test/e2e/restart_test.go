@@ -31,8 +31,8 @@ func TestKill(t *testing.T) {
 	cleanup(t, node)
 }
 
-// killAgain kills the process of a node so many times, if -kills does not say
-// otherwise, in short mode a tenth of them, while a client uses the Service. The last one is
+// killAgain kills the process of a node the given number of times, unless -kills is set, while
+// a client uses the Service. In short mode, it kills a tenth of them. The last process is
 // killed as well.
 func killAgain(t *testing.T, times int, node *lab.Node, dir string, client *lab.Sandbox, ways map[string]netip.AddrPort, pods ...*lab.Pod) {
 	t.Helper()
@@ -65,7 +65,7 @@ func killAgain(t *testing.T, times int, node *lab.Node, dir string, client *lab.
 			p.serves(t)
 			takes = time.Since(began)
 		} else {
-			// Wherever it is by then: loading, adopting, replacing, syncing.
+			// At any moment: loading, adopting, replacing, syncing.
 			<-time.After(time.Duration(random.Int64N(int64(takes))))
 		}
 		check()
@@ -85,7 +85,7 @@ func cleanup(t testing.TB, n *lab.Node) {
 	}
 }
 
-// What changed while no process ran is applied by the next.
+// Changes while no process runs are applied by the next one.
 func TestChangesWhileDown(t *testing.T) {
 	l := lab.NewT(t)
 	node := l.Node("node1")

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// setting is one of the kernel's on a node.
+// setting reads a kernel setting of a node.
 func setting(t testing.TB, n *lab.Node, name string) (value string) {
 	t.Helper()
 	if err := n.Do(func() error {
@@ -27,7 +27,7 @@ func setting(t testing.TB, n *lab.Node, name string) (value string) {
 	return value
 }
 
-// readOnly is the command with /proc/sys as in a container without privileges.
+// readOnly makes /proc/sys read-only for a command, as in an unprivileged container.
 func (p *process) readOnly() *process {
 	p.Path, p.Args = "/bin/sh", append([]string{
 		"sh", "-c", `exec unshare --mount sh -c 'mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec "$0" "$@"' "$0" "$@"`,
@@ -35,7 +35,7 @@ func (p *process) readOnly() *process {
 	return p
 }
 
-// settings are flags by which a node has other settings than the kernel's.
+// settings are flags that change the kernel settings of a node.
 var settings = []string{"--conntrack-tcp-timeout-established=1234s", "--conntrack-tcp-timeout-close-wait=56s", "--conntrack-udp-timeout=7s", "--conntrack-udp-timeout-stream=89s", "--conntrack-tcp-be-liberal"}
 
 func checkConntrack(t *testing.T, n *lab.Node) {
@@ -47,8 +47,8 @@ func checkConntrack(t *testing.T, n *lab.Node) {
 	}
 }
 
-// TestInitOnly: a process with privileges changes the settings of the kernel and nothing
-// else, and one where they cannot be changed runs then.
+// TestInitOnly: a privileged process with --init-only changes only kernel settings. Then
+// a process runs that cannot change them.
 func TestInitOnly(t *testing.T) {
 	for _, test := range []struct {
 		mode string
@@ -92,14 +92,14 @@ func TestInitOnly(t *testing.T) {
 			defer second.Close()
 			second.synced(t)
 			if strings.Contains(second.Log.String(), "read-only file system") {
-				t.Error("there was something to change")
+				t.Error("a setting had to be changed")
 			}
 		})
 	}
 }
 
-// Where settings of conntrack cannot be changed, modes that upstream has end, and mode
-// ebpf says so.
+// If conntrack settings cannot be changed, modes that upstream has exit, and mode ebpf
+// logs it.
 func TestConntrackCannotBeSet(t *testing.T) {
 	s := newStage(t)
 	flags := append([]string{"--manifests=" + s.dir, "--hostname-override=node1"}, settings...)
@@ -118,7 +118,7 @@ func TestConntrackCannotBeSet(t *testing.T) {
 	}
 }
 
-// TestOOMScore: one that cannot be set is told, and nothing more.
+// TestOOMScore: a score that cannot be set is only logged.
 func TestOOMScore(t *testing.T) {
 	s := newStage(t)
 	s.start("--oom-score-adj=123")
@@ -137,7 +137,7 @@ func TestOOMScore(t *testing.T) {
 	}
 }
 
-// TestValidateOnly: it is told what is wrong, and nothing is done.
+// TestValidateOnly: it prints what is wrong, and changes nothing.
 func TestValidateOnly(t *testing.T) {
 	n := lab.NewT(t).Node("node1")
 	file := t.TempDir() + "/config.yaml"
@@ -157,6 +157,6 @@ func TestValidateOnly(t *testing.T) {
 		}
 	}
 	if n := setting(t, n, "ipv4/conf/all/route_localnet"); n != "0" {
-		t.Error("a setting of the kernel is changed")
+		t.Error("a kernel setting was changed")
 	}
 }

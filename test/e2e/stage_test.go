@@ -11,8 +11,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// stage is a Service with an endpoint on this node and one on another, a client in a pod
-// of this node and one outside, and the process of this node.
+// stage has a Service with an endpoint on this node and one on another node, a client in a pod
+// of this node and one outside the cluster, and the process of this node.
 type stage struct {
 	*process
 	t                   *testing.T
@@ -22,7 +22,7 @@ type stage struct {
 	dir                 string // of the manifests
 }
 
-// newStage has no process yet.
+// newStage makes a stage without a process.
 func newStage(t *testing.T, opts ...lab.Options) *stage {
 	t.Helper()
 	l := lab.NewT(t, opts...)
@@ -36,7 +36,7 @@ func newStage(t *testing.T, opts ...lab.Options) *stage {
 	return s
 }
 
-// start has a process with these flags take the place of the one there is.
+// start replaces the current process by one with these flags.
 func (s *stage) start(flags ...string) {
 	s.t.Helper()
 	if s.process != nil {
@@ -46,38 +46,37 @@ func (s *stage) start(flags ...string) {
 	s.synced(s.t)
 }
 
-// end leaves nothing in the kernel.
+// end removes everything from the kernel.
 func (s *stage) end() {
 	_ = s.Close()
 	cleanup(s.t, s.node)
 }
 
-// open opens flows by all ways from both clients.
+// open opens flows to all targets from both clients.
 func (s *stage) open() []flow {
 	s.t.Helper()
 	return append(openFlows(s.t, s.client.Sandbox, targets(), s.here, s.there), openFlows(s.t, s.far.Sandbox, outside(s.node), s.here, s.there)...)
 }
 
-// gently is not as fast as one can, and asks twice: for some seconds after a change of
-// mode, both have source ports of this node that the other does not know of, and at an
-// endpoint there can be but one connection from such a port. few says how often that may
-// show.
+// gently limits the rate, and repeats a request once. For some seconds after a change of mode,
+// both modes use source ports of this node without knowing those of the other, and a port can
+// have only one connection to an endpoint. few limits how often such collisions may happen.
 var gently = lab.Pace{Every: 10 * time.Millisecond, Tries: 2}
 
-// slowly is for machines that are emulated.
+// slowly is for emulated machines.
 var slowly = lab.Pace{Every: 200 * time.Millisecond, Tries: 2}
 
-// few reports requests that had to be made again, if those were many.
+// few fails if many requests had to be repeated.
 func few(t *testing.T, w *lab.Load) {
 	t.Helper()
 	asked, again := w.Asked.Load(), w.Again.Load()
 	if again > 1+asked/1000 {
-		t.Errorf("%d of %d requests had to be made again", again, asked)
+		t.Errorf("%d of %d requests had to be repeated", again, asked)
 	}
-	t.Logf("%d requests, %d of them made again", asked, again)
+	t.Logf("%d requests, %d of them repeated", asked, again)
 }
 
-// ask adds both clients, by all ways, to a load.
+// ask adds both clients, with all targets, to a load.
 func (s *stage) ask(w *lab.Load, p lab.Pace) {
 	w.Use(s.client.Sandbox, targets(), p)
 	w.Use(s.far.Sandbox, outside(s.node), p)

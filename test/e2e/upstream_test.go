@@ -29,10 +29,10 @@ import (
 	"github.com/tandem-proxy/tandem/test/upstream"
 )
 
-// watched is what those who watch a kube-proxy see: answers by what was asked.
+// watched is what monitoring sees of a kube-proxy: responses by request.
 type watched map[string]string
 
-// request is what is asked, on the node itself.
+// request is an HTTP request from the node itself.
 type request struct {
 	method string
 	to     netip.AddrPort
@@ -44,7 +44,7 @@ func (r request) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s %s%s %s", r.method, r.to, r.path, r.accept))
 }
 
-// ask returns status, headers and body as text.
+// ask sends a request and returns status, headers and body as text.
 func (r request) ask(t *testing.T, n *lab.Node) string {
 	t.Helper()
 	asked, err := http.NewRequestWithContext(t.Context(), r.method, "http://"+r.to.String()+r.path, strings.NewReader("2"))
@@ -64,7 +64,7 @@ func (r request) ask(t *testing.T, n *lab.Node) string {
 	text := response.Status + "\n"
 	for _, name := range slices.Sorted(maps.Keys(response.Header)) {
 		switch name {
-		case "Date", "Content-Length", "Transfer-Encoding", "Process-Start-Time-Unix": // as the body is, or the clock
+		case "Date", "Content-Length", "Transfer-Encoding", "Process-Start-Time-Unix": // depend on the body or the clock
 		default:
 			text += name + ": " + strings.Join(response.Header[name], ", ") + "\n"
 		}
@@ -72,7 +72,7 @@ func (r request) ask(t *testing.T, n *lab.Node) string {
 	return text + string(body)
 }
 
-// varying are parts of answers that are other ones for every process.
+// varying are parts of responses that differ between processes.
 var varying = []struct{ text, name string }{
 	{`(Started|Go version|Binary version)\W+[^\n]+`, "$1"},
 	{`(Up|Emulation version|Paths)[:= ]+`, "$1: "},
@@ -86,7 +86,7 @@ var varying = []struct{ text, name string }{
 
 var timestamps = regexp.MustCompile(`"(lastUpdated|currentTime)":"([^"]*)"`)
 
-// settled has timestamps say how they relate: what is older than a second was before.
+// settled replaces timestamps by their relation to the current time: older than a second or not.
 func settled(answer string) string {
 	var now time.Time
 	for _, m := range timestamps.FindAllStringSubmatch(answer, -1) {
@@ -111,7 +111,7 @@ func settled(answer string) string {
 	return answer
 }
 
-// watch runs a kube-proxy on a node of its own and asks all there is to ask.
+// watch runs a kube-proxy on its own node and sends all requests.
 func watch(t *testing.T, l *lab.Lab, name string, opts upstream.Options) watched {
 	t.Helper()
 	n := l.Node(name)
@@ -165,7 +165,7 @@ func watch(t *testing.T, l *lab.Lab, name string, opts upstream.Options) watched
 	metrics := request{http.MethodGet, at(10249), "/metrics", ""}
 	await(t, name+": metrics", func() error {
 		if !strings.Contains(metrics.ask(t, n), "kubeproxy_network_programming_duration_seconds_count") {
-			return fmt.Errorf("no trigger is counted yet")
+			return fmt.Errorf("the metrics count no trigger yet")
 		}
 		return nil
 	})
@@ -217,7 +217,7 @@ func watch(t *testing.T, l *lab.Lab, name string, opts upstream.Options) watched
 	return saw
 }
 
-// differences are those that docs/metrics.md lists, as expressions for names.
+// differences returns those that docs/metrics.md lists, as expressions for names.
 func differences(t *testing.T) (list []string) {
 	t.Helper()
 	page, err := os.ReadFile("../../docs/metrics.md")
@@ -231,8 +231,8 @@ func differences(t *testing.T) (list []string) {
 	return list
 }
 
-// TestAsUpstream: who watches a kube-proxy sees with ours what upstream's shows, but for
-// the metrics that docs/metrics.md lists. TestConfigz has /configz.
+// TestAsUpstream: monitoring sees the same as with upstream's kube-proxy, except for the metrics
+// that docs/metrics.md lists. TestConfigz compares /configz.
 func TestAsUpstream(t *testing.T) {
 	binary := upstream.BinaryT(t)
 	l := lab.NewT(t)
@@ -253,7 +253,7 @@ func TestAsUpstream(t *testing.T) {
 	}
 	for _, pattern := range meant {
 		if !used[pattern] {
-			t.Errorf("docs/metrics.md lists %s, and there is no such difference", pattern)
+			t.Errorf("docs/metrics.md lists %s, but there is no such difference", pattern)
 		}
 	}
 	if len(theirs) < 150 {
