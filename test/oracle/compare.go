@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// The same text of all who answer.
+// Tables and the oracle format their answers as the same text.
 
 func head(origin proxier.Origin, outcome proxier.Outcome) string {
 	return "from " + origin.String() + ": " + outcome.String() + "\n"
@@ -45,12 +45,12 @@ func (a *Answer) String() string {
 	return head(a.Origin, a.Outcome) + body(a.Owner, a.Kind, a.Affinity, a.Outcome, a.Source, backends)
 }
 
-// reasons is everything about the endpoints.
+// reasons formats all facts about the endpoints.
 func (a *Answer) reasons(client netip.Addr) string {
 	var b strings.Builder
 	for _, at := range slices.SortedFunc(maps.Keys(a.Endpoints), netip.AddrPort.Compare) {
 		e := a.Endpoints[at]
-		// Sets that no frontend leads to are nothing to a tier.
+		// Sets that no frontend uses do not matter to a tier.
 		var members proxier.Members
 		if a.UsesCluster && e.Cluster.In() {
 			members |= proxier.InCluster
@@ -167,10 +167,10 @@ func disagree(what string, flow proxier.Flow, got, want string) *failure {
 	return &failure{what, flow, text}
 }
 
-// wrongAnswer, if set, spoils the oracle's answers, to test what follows.
+// wrongAnswer, if set, falsifies the oracle's answers, to test how disagreements are handled.
 type wrongAnswer func(*Answer)
 
-// checkFlow compares all answers about a flow.
+// checkFlow compares the answers about a flow.
 func checkFlow(s subject, c *Cluster, flow proxier.Flow, spoil wrongAnswer) *failure {
 	want := c.Ask(flow)
 	if spoil != nil {
@@ -195,7 +195,7 @@ func checkFlow(s subject, c *Cluster, flow proxier.Flow, spoil wrongAnswer) *fai
 	if e.Flow != flow || e.Reason == "" {
 		return &failure{"answer", flow, fmt.Sprintf("flow %v is explained as %v: %q", flow, e.Flow, e.Reason)}
 	}
-	if t := s.carrier(); t != nil {
+	if t := s.testedTier(); t != nil {
 		if err := t.Check(c, flow, &want); err != nil {
 			return &failure{"tier", flow, fmt.Sprintf("%s -> %s %s by %q: %v\nwant:\n%s", flow.Source, flow.Destination, flow.Protocol, flow.Device, err, &want)}
 		}
@@ -203,7 +203,7 @@ func checkFlow(s subject, c *Cluster, flow proxier.Flow, spoil wrongAnswer) *fai
 	return nil
 }
 
-// checkState compares what does not depend on a flow.
+// checkState compares state that does not depend on a flow.
 func checkState(s subject, c *Cluster) *failure {
 	if err := s.mirror().check(s.table()); err != nil {
 		return &failure{what: "changes", text: err.Error()}
@@ -222,8 +222,7 @@ func healthText(checks map[types.NamespacedName]proxier.HealthCheck) string {
 	return b.String()
 }
 
-// checkDump compares with a table that is told the final state alone, in
-// another order.
+// checkDump compares with a table that gets only the final state, in another order.
 func checkDump(s subject, c *Cluster, seed uint64) *failure {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	var events []event

@@ -14,14 +14,14 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// The crowd are plain Services with addresses of their own, 10.97.0.0/24 and
-// fd00:10:97::/112: what all Services share is large with them, and small without.
+// The crowd is a set of plain Services with separate addresses, 10.97.0.0/24 and
+// fd00:10:97::/112. It makes structures that all Services share large.
 const (
 	crowdNamespace = "crowd"
 	crowdSize      = 140
 )
 
-// crowdedEvents has the crowd there at first, or most of it, and go and come.
+// crowdedEvents adds the crowd, or most of it, at first, and later removes and adds it.
 func (g *generator) crowdedEvents(there *objects, first bool) []event {
 	events := g.events(there, first)
 	switch {

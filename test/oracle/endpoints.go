@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// copyOf is an endpoint as one slice has it.
+// copyOf is an endpoint of one slice.
 type copyOf struct {
 	discoveryv1.Endpoint
 	slice string
@@ -21,7 +21,7 @@ type copyOf struct {
 
 // endpoints are those of a service port in a family.
 func (c *Cluster) endpoints(owner proxier.ServicePortName, f proxier.Family) map[netip.AddrPort]Endpoint {
-	// Each address and port counts once (S22).
+	// Duplicates of an address and port count once (S22).
 	counts := map[netip.AddrPort]copyOf{}
 	copies := map[netip.AddrPort]int{}
 	for _, slice := range c.slicesOf(owner.NamespacedName, f) {
@@ -43,7 +43,7 @@ func (c *Cluster) endpoints(owner proxier.ServicePortName, f proxier.Family) map
 		}
 	}
 
-	// Topology looks at ready endpoints alone (S27).
+	// Topology considers only ready endpoints (S27).
 	ready := 0
 	byNode, byZone := true, c.Facts.Zone != ""
 	thisNode, thisZone := false, false
@@ -91,7 +91,7 @@ func (c *Cluster) endpoints(owner proxier.ServicePortName, f proxier.Family) map
 	return judged
 }
 
-// condition says what an endpoint is by its conditions, where so many are ready.
+// condition returns the role of an endpoint by its conditions and the number of ready endpoints.
 func condition(e copyOf, ready int) proxier.Why {
 	switch {
 	case isReady(e.Endpoint):
@@ -106,8 +106,8 @@ func condition(e copyOf, ready int) proxier.Why {
 	return proxier.StillServing
 }
 
-// better says whether a copy of an endpoint counts rather than another one:
-// what is not terminating does, else the first one by the name of its slice.
+// better reports whether a copy of an endpoint takes precedence over another one: the copy
+// that is not terminating does, otherwise the first one by the name of its slice.
 func better(e, o copyOf) bool {
 	if t := isTerminating(e.Endpoint); t != isTerminating(o.Endpoint) {
 		return !t
@@ -115,7 +115,7 @@ func better(e, o copyOf) bool {
 	return e.slice < o.slice
 }
 
-// slicesOf are the slices of a Service in a family (S02, S20).
+// slicesOf returns the slices of a Service in a family (S02, S20).
 func (c *Cluster) slicesOf(service types.NamespacedName, f proxier.Family) []*discoveryv1.EndpointSlice {
 	want := discoveryv1.AddressTypeIPv4
 	if f == proxier.IPv6 {
@@ -132,7 +132,7 @@ func (c *Cluster) slicesOf(service types.NamespacedName, f proxier.Family) []*di
 	return list
 }
 
-// endpointAddr is the one address of an endpoint that counts (S20).
+// endpointAddr returns the only address of an endpoint that is used (S20).
 func endpointAddr(e discoveryv1.Endpoint, f proxier.Family) (netip.Addr, bool) {
 	if len(e.Addresses) == 0 {
 		return netip.Addr{}, false
@@ -141,7 +141,7 @@ func endpointAddr(e discoveryv1.Endpoint, f proxier.Family) (netip.Addr, bool) {
 	return addr, err == nil && plain(addr) && family(addr) == f
 }
 
-// usable says whether a port of a slice can be dialled (S10).
+// usable reports whether a port of a slice can be served (S10).
 func usable(p discoveryv1.EndpointPort) bool {
 	if p.Name == nil || p.Port == nil {
 		return false
@@ -158,12 +158,12 @@ func protocolOf(p discoveryv1.EndpointPort) proxier.Protocol {
 	return protocol
 }
 
-// The conditions, and what they are if they are not there (S21).
+// The conditions with their defaults (S21).
 func isReady(e discoveryv1.Endpoint) bool       { return ptr.Deref(e.Conditions.Ready, true) }
 func isServing(e discoveryv1.Endpoint) bool     { return ptr.Deref(e.Conditions.Serving, true) }
 func isTerminating(e discoveryv1.Endpoint) bool { return ptr.Deref(e.Conditions.Terminating, false) }
 
-// onNode says whether an endpoint is on this node (S23).
+// onNode reports whether an endpoint is on this node (S23).
 func (c *Cluster) onNode(e discoveryv1.Endpoint) bool {
 	return e.NodeName != nil && *e.NodeName == c.NodeName
 }

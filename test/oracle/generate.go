@@ -16,10 +16,10 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// The universe is small, so that everything collides with everything. Its
-// addresses follow the plan of package lab, so that a scenario can tell what
-// happened: node N is 172.18.0.N and fd00:18::N, pod M of it 10.244.N.M and
-// fd00:10:244:N::M, client K 198.51.100.K and 2001:db8:51:100::K. Services have
+// The set of names and addresses is small, so that collisions are frequent. The
+// addresses follow the plan of package lab, so that a scenario can reproduce the
+// history: node N is 172.18.0.N and fd00:18::N, its pod M is 10.244.N.M and
+// fd00:10:244:N::M, client K is 198.51.100.K and 2001:db8:51:100::K. Services have
 // 10.96.0.0/24 and fd00:10:96::/112, load balancers and external IPs
 // 203.0.113.0/24 and 2001:db8:203:113::/64.
 const ownNode = "node1"
@@ -33,8 +33,8 @@ var (
 		{"203.0.113.1", "203.0.113.2", "172.18.0.1", "172.18.0.77", "10.96.0.1", "10.96.0.9", "198.51.100.1"},
 		{"2001:db8:203:113::1", "2001:db8:203:113::2", "fd00:18::1", "fd00:18::77", "fd00:10:96::1", "fd00:10:96::9", "2001:db8:51:100::1"},
 	}
-	// The first two are those that a node has by the plan; the last is like that of a DNS
-	// cache on each node.
+	// The first two belong to a node by the plan. The last one is like the address of a
+	// node-local DNS cache.
 	localPool = [proxier.Families][]string{
 		{"172.18.0.1", "10.244.1.254", "172.18.0.77", "203.0.113.1", "169.254.7.7", "10.96.0.9"},
 		{"fd00:18::1", "fd00:10:244:1::ffff", "fd00:18::77", "2001:db8:203:113::1", "fe80::7", "fd00:10:96::9"},
@@ -47,7 +47,7 @@ var (
 		{"198.51.100.1", "198.51.100.2", "198.51.100.200"},
 		{"2001:db8:51:100::1", "2001:db8:51:100::2", "2001:db8:51:100::c8"},
 	}
-	// Addresses that are no addresses for a Service, or only for some things.
+	// Addresses that are invalid for a Service, or valid only in some fields.
 	oddAddrs = []string{
 		"", "bogus", "0.0.0.0", "::", "127.0.0.1", "127.9.9.9", "::1", "224.0.0.1", "ff02::1", "169.254.1.1", "fe80::1", "fe80::1%eth0",
 		"::ffff:203.0.113.1", "203.0.113.1:80", "10.96.0.1/32", "255.255.255.255",
@@ -74,8 +74,8 @@ var (
 	}
 )
 
-// generator makes random objects. What a world has much or little of is its
-// character, drawn once: rare things are frequent somewhere.
+// generator makes random objects. The probabilities of features are drawn once per
+// world, so that rare features are frequent in some worlds.
 type generator struct {
 	*rand.Rand
 	services []types.NamespacedName
@@ -85,16 +85,16 @@ type generator struct {
 	numbers          []int32
 	sourceRanges     []string
 
-	families  []proxier.Family // most Services have these
-	ports     []v1.ServicePort // name and protocol that most ports have
+	families  []proxier.Family // of most Services
+	ports     []v1.ServicePort // name and protocol of most ports
 	hints     string           // "", zone, node, both, mixed
-	odd       float64          // invalid values
+	odd       float64          // probability of invalid values
 	unready   float64
 	local     float64 // traffic policies Local
 	ranges    float64 // source ranges
 	nodePorts float64
 	external  float64 // external and load balancer IPs
-	duplicate float64 // endpoints that another slice has, too
+	duplicate float64 // endpoints that are also in another slice
 }
 
 func newGenerator(seed uint64) *generator {
@@ -113,7 +113,7 @@ func newGenerator(seed uint64) *generator {
 	}
 	g.clusterIPs, g.vips, g.numbers = clusterPool, vipPool, numbers
 	if g.chance(0.3) {
-		// Everybody wants the same.
+		// All Services have the same.
 		g.numbers = g.numbers[:1]
 		for f := range proxier.Families {
 			a := pick(g, vipPool[f]...)
@@ -123,7 +123,7 @@ func newGenerator(seed uint64) *generator {
 	for range 5 {
 		g.sourceRanges = append(g.sourceRanges, pick(g, rangePool...))
 	}
-	if g.chance(0.5) { // the node among others
+	if g.chance(0.5) { // include the node
 		g.sourceRanges = append(g.sourceRanges, "172.18.0.1/32", "fd00:18::1/128", "172.18.0.1/32", "fd00:18::1/128")
 	}
 	for range 1 + g.IntN(3) {
@@ -146,7 +146,7 @@ func pick[T any](g *generator, of ...T) T { return of[g.IntN(len(of))] }
 
 func (g *generator) chance(p float64) bool { return g.Float64() < p }
 
-// port has a name and protocol.
+// port returns a port with name and protocol.
 func (g *generator) port() v1.ServicePort {
 	if len(g.ports) > 0 && g.chance(0.9) {
 		return pick(g, g.ports...)
@@ -156,7 +156,7 @@ func (g *generator) port() v1.ServicePort {
 
 func (g *generator) family() proxier.Family { return proxier.Family(g.IntN(int(proxier.Families))) }
 
-// some returns up to n of a list, maybe one twice.
+// some returns up to n random elements of a list, possibly with duplicates.
 func some[T any](g *generator, n int, of ...T) []T {
 	var list []T
 	for range g.IntN(n + 1) {
@@ -243,19 +243,19 @@ func (g *generator) policy() (proxier.Policy, settings) {
 
 // Events.
 
-// Events make what happens to objects at once.
+// Events are the kinds of changes of objects in a step.
 type Events func(g *generator, there *objects, first bool) []event
 
 var (
-	// Small has a few Services and slices that collide everywhere.
+	// Small has a few Services and slices with many collisions.
 	Small Events = (*generator).events
-	// Large has one Service of around 2048 endpoints and more.
+	// Large has one Service with about 2048 endpoints or more.
 	Large Events = (*generator).largeEvents
-	// Crowded is Small with a crowd of other Services that comes and goes.
+	// Crowded is Small plus a crowd of other Services that are added and removed.
 	Crowded Events = (*generator).crowdedEvents
 )
 
-// next makes a step: events, or other facts, or both.
+// next makes a step: events, changed facts, or both.
 func (g *generator) next(make Events, p *player, first bool) step {
 	if first || g.chance(0.7) {
 		return step{events: make(g, &p.there, first)}
@@ -329,7 +329,7 @@ func (g *generator) events(there *objects, first bool) []event {
 	return events
 }
 
-// largeEvents does the same to one large Service.
+// largeEvents makes events for one large Service.
 func (g *generator) largeEvents(there *objects, first bool) []event {
 	name := types.NamespacedName{Namespace: "a", Name: "s0"}
 	if first {
@@ -371,7 +371,7 @@ func (g *generator) largeSlice(name types.NamespacedName) *discoveryv1.EndpointS
 	for i := range 100 {
 		e := g.endpoint(s)
 		if len(e.Addresses) > 0 && g.chance(0.95) {
-			n := base*95 + i // some are in the next slice, too
+			n := base*95 + i // some are also in the next slice
 			e.Addresses[0] = fmt.Sprintf([]string{"10.244.%d.%d", "fd00:10:244:%x::%x"}[g.sliceFamily(s)], 1+n/200, 1+n%200)
 		}
 		s.Endpoints = append(s.Endpoints, e)
@@ -381,7 +381,7 @@ func (g *generator) largeSlice(name types.NamespacedName) *discoveryv1.EndpointS
 
 // Flows.
 
-// flow asks for something near what there is.
+// flow returns a random flow to an existing destination, or a similar one.
 func (g *generator) flow(frontends []Frontend, c *Cluster) proxier.Flow {
 	f := g.family()
 	protocol := pick(g, proxier.TCP, proxier.TCP, proxier.UDP, proxier.UDP, proxier.SCTP)

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// history is what a table is told.
+// history is the input of a table: facts, policy, and steps.
 type history struct {
 	facts    proxier.Facts
 	policy   proxier.Policy
@@ -22,7 +22,7 @@ type history struct {
 	steps    []step
 }
 
-// now returns the facts at the end.
+// now returns the facts after the last step.
 func (h *history) now() proxier.Facts {
 	f := h.facts
 	for _, st := range h.steps {
@@ -33,20 +33,20 @@ func (h *history) now() proxier.Facts {
 	return f
 }
 
-// step is what is told at once.
+// step is a set of changes that take effect together.
 type step struct {
-	facts  *proxier.Facts // nil: as they were
+	facts  *proxier.Facts // nil if unchanged
 	events []event
 }
 
-// event is one object's new state, or its end.
+// event is the new state of one object, or its deletion.
 type event struct {
 	service *v1.Service
 	slice   *discoveryv1.EndpointSlice
 	gone    bool
 }
 
-// objects are what there is.
+// objects are the existing objects.
 type objects struct {
 	services map[types.NamespacedName]*v1.Service
 	slices   map[types.NamespacedName]*discoveryv1.EndpointSlice
@@ -77,14 +77,14 @@ func sorted[V any](m map[types.NamespacedName]V) []types.NamespacedName {
 	})
 }
 
-// handler is how objects are told.
+// handler receives events of objects.
 type handler interface {
 	proxier.ServiceHandler
 	proxier.EndpointSliceHandler
 }
 
-// tell passes an event on, and remembers it. The end of what is not there is
-// nothing.
+// tell records an event and passes it to the handler. It ignores deletions of objects that
+// do not exist.
 func (o *objects) tell(h handler, e event) {
 	switch {
 	case e.service != nil:
@@ -122,7 +122,7 @@ func (o *objects) tell(h handler, e event) {
 	}
 }
 
-// player tells a subject a history.
+// player plays a history on a subject.
 type player struct {
 	h     history
 	s     subject

@@ -286,7 +286,7 @@ var sliceFields = []func(*generator, *discoveryv1.EndpointSlice){
 	},
 }
 
-// nodeOf is the node that has a pod by the plan; for everything else this node.
+// nodeOf returns the node of a pod's address by the plan; this node for other addresses.
 func nodeOf(text string) string {
 	n := byte(1)
 	switch a, _ := netip.ParseAddr(text); {
@@ -309,7 +309,7 @@ func (g *generator) endpoint(s *discoveryv1.EndpointSlice) discoveryv1.Endpoint 
 	f := g.sliceFamily(s)
 	pool := podPool[f]
 	if !g.chance(g.duplicate) {
-		// Few copies: each slice has its own few addresses.
+		// Few duplicates: each slice has its own few addresses.
 		pool = nil
 		for i := range 4 {
 			pool = append(pool, fmt.Sprintf([]string{"10.244.%d.%d", "fd00:10:244:%x::%x"}[f], 1+i/2, 3+2*int(s.Name[2]-'0')+i%2))

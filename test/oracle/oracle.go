@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oracle answers what becomes of one connection, straight from the
-// Kubernetes objects. It is a second opinion on package proxier: written from
-// the statements about Service semantics instead of from the code, and as plain
-// as possible. It looks at everything anew for every question, shares nothing
-// and remembers nothing but the parsed Services.
+// Package oracle computes how a single connection must be handled, directly from the
+// Kubernetes objects. It is an independent implementation of package proxier, written from
+// the statements about Service semantics instead of from the code, and as simple
+// as possible. It evaluates all objects for every question, shares no code, and caches
+// only the parsed Services.
 //
-// Worlds put it beside the decision table, and beside a tier: random clusters, changes
-// and flows. What disagrees is shrunk to a scenario.
+// Worlds compare it with the decision table, and with a tier: random clusters, changes
+// and flows. Disagreements are reduced to a scenario.
 package oracle
 
 import (
@@ -24,8 +24,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Cluster is all that answers depend on. It must not change after the first
-// question.
+// Cluster is the input of all answers. It must not change after the first question.
 type Cluster struct {
 	Services []*v1.Service
 	Slices   []*discoveryv1.EndpointSlice
@@ -36,58 +35,59 @@ type Cluster struct {
 	claims []claim // nil: not read yet
 }
 
-// Answer is what becomes of a flow. What comes after Outcome is empty where it
-// passes, and Backends where it is not forwarded.
+// Answer is how a flow must be handled. All fields after Outcome are empty if it passes.
+// Backends is empty if it is not forwarded.
 type Answer struct {
 	Origin  proxier.Origin
 	Outcome proxier.Outcome
-	// Owner is the service port that it is for.
+	// Owner is the service port of the destination.
 	Owner proxier.ServicePortName
 	Kind  proxier.Kind
-	// Rivals want the same address and port; they come after it.
+	// Rivals are other service ports that claim the same address and port, with lower
+	// precedence.
 	Rivals []proxier.ServicePortName
-	// Backends it can be forwarded to, sorted.
+	// Backends are the eligible backends, sorted.
 	Backends []netip.AddrPort
 	Source   proxier.Source
 	Affinity time.Duration
-	// UsesCluster and UsesLocal say which sets frontends of the service port and
-	// family lead to at all.
+	// UsesCluster and UsesLocal say which sets any frontends of the service port and
+	// family use.
 	UsesCluster, UsesLocal bool
-	// Endpoints of the service port and family, whatever set the flow leads to.
+	// Endpoints are all endpoints of the service port and family, in any set.
 	Endpoints map[netip.AddrPort]Endpoint
 }
 
-// Endpoint is one address and port, and why it is in the sets or is not.
+// Endpoint is one address and port, and why it is in the sets or not.
 type Endpoint struct {
 	Cluster, Local proxier.Why
-	// Slice that it counts from, if several have it.
+	// Slice is the slice whose copy is used.
 	Slice string
-	// Copies of it, in all slices.
+	// Copies is the number of copies in all slices.
 	Copies int
-	// OnNode, Serving and Terminating are as the copy that counts says.
+	// OnNode, Serving and Terminating are those of the copy that is used.
 	OnNode, Serving, Terminating bool
 }
 
-// Frontend is an address and port that a service port wants.
+// Frontend is an address and port that a service port claims.
 type Frontend struct {
-	// Addr has the unspecified address for a NodePort.
+	// Addr has the unspecified address if it is a NodePort.
 	Addr  netip.AddrPort
 	Kind  proxier.Kind
 	Owner proxier.ServicePortName
-	// Winner is who has it instead; zero if it is Owner's.
+	// Winner is the service port that has it instead; zero if Owner has it.
 	Winner proxier.ServicePortName
-	// Unguarded says that source ranges are there, but of the other family.
+	// Unguarded says that there are source ranges, but only of the other family.
 	Unguarded bool
-	// AdmitsItself says that the address is let in as a source.
+	// AdmitsItself says that the source ranges include the address itself.
 	AdmitsItself bool
 }
 
-// Ask says what becomes of a flow.
+// Ask returns how a flow must be handled.
 func (c *Cluster) Ask(flow proxier.Flow) Answer {
 	dst := flow.Destination
 	answer := Answer{Origin: c.origin(flow)}
 
-	// A NodePort is served where no frontend has exactly that address.
+	// A NodePort is served if no frontend has exactly that address.
 	var found *claim
 	if !dst.Addr().IsUnspecified() {
 		found = c.winner(dst, flow.Protocol)
@@ -96,8 +96,8 @@ func (c *Cluster) Ask(flow proxier.Flow) Answer {
 		found = c.winner(netip.AddrPortFrom(unspecified(family(dst.Addr())), dst.Port()), flow.Protocol)
 	}
 	if found == nil {
-		// Addresses that ClusterIPs are made of lead nowhere else (S12), but
-		// where a device has them.
+		// Unallocated ClusterIPs are rejected (S12), unless a device has the
+		// address.
 		if !slices.Contains(c.Facts.LocalAddrs, dst.Addr()) && slices.ContainsFunc(c.Facts.ServiceCIDRs, func(p netip.Prefix) bool { return p.Contains(dst.Addr()) }) {
 			answer.Outcome = proxier.Rejected
 		}
@@ -123,7 +123,7 @@ func (c *Cluster) Ask(flow proxier.Flow) Answer {
 	onlyLocal, source := c.route(found, answer.Origin)
 	answer.Source = source
 
-	// Source ranges come before all else, also before asking for endpoints.
+	// Source ranges are checked first, even before endpoints.
 	if found.kind == proxier.LoadBalancer && !c.admits(found, flow.Source.Addr()) {
 		answer.Outcome = proxier.Dropped
 		return answer
@@ -150,7 +150,7 @@ func (c *Cluster) Ask(flow proxier.Flow) Answer {
 	return answer
 }
 
-// Frontends are all that is wanted, sorted, and who has it.
+// Frontends returns all claimed frontends with their winners, sorted.
 func (c *Cluster) Frontends() []Frontend {
 	var list []Frontend
 	for _, cl := range c.read() {
@@ -173,7 +173,7 @@ func (f Frontend) compare(o Frontend) int {
 	return cmp.Or(f.Addr.Compare(o.Addr), cmp.Compare(f.Kind, o.Kind), comparePorts(f.Owner, o.Owner))
 }
 
-// HealthChecks are what load balancers ask of this node (C53).
+// HealthChecks returns the health checks that this node answers (C53).
 func (c *Cluster) HealthChecks() map[types.NamespacedName]proxier.HealthCheck {
 	checks := map[types.NamespacedName]proxier.HealthCheck{}
 	for _, s := range c.Services {
@@ -226,14 +226,14 @@ func (c *Cluster) origin(flow proxier.Flow) proxier.Origin {
 	return proxier.FromOutside
 }
 
-// knowsPods says whether there is a detector for a family.
+// knowsPods reports whether a family has a detector of local pods.
 func (c *Cluster) knowsPods(f proxier.Family) bool {
 	return c.Facts.Pods.Interface != "" ||
 		slices.ContainsFunc(c.Facts.Pods.CIDRs, func(p netip.Prefix) bool { return family(p.Addr()) == f })
 }
 
-// nodePortsAt says whether NodePorts are served at an address, to clients from
-// there.
+// nodePortsAt reports whether NodePorts are served at an address, for clients of that
+// origin.
 func (c *Cluster) nodePortsAt(addr netip.Addr, from proxier.Origin) bool {
 	s := c.Policy.NodePorts
 	keyword := s.Primary || s.Localhost || s.All
@@ -265,7 +265,7 @@ func unspecified(f proxier.Family) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// plain says that an address is nothing but an address of its family.
+// plain reports whether an address has neither a zone nor is IPv4-mapped.
 func plain(a netip.Addr) bool { return !a.Is4In6() && a.Zone() == "" }
 
 func portNumber(n int32) (uint16, bool) { return uint16(n), n >= 1 && n <= 65535 }

@@ -21,18 +21,18 @@ import (
 	"github.com/tandem-proxy/tandem/test/scenarios"
 )
 
-// writer makes a scenario of a defect.
+// writer writes a defect as a scenario.
 type writer struct {
 	*scenarios.Scenario
-	facts   proxier.Facts // as told so far
+	facts   proxier.Facts // as of the commands written so far
 	pods    [256]int      // by node
 	clients int
 	notes   []string
 	files   int
 }
 
-// scenario tells a defect as far as scenarios can, with what the oracle expects.
-// What they cannot tell is in the notes.
+// scenario writes a defect as a scenario that expects the oracle's answers. What scenarios
+// cannot express is in the notes.
 func (d *defect) scenario() *scenarios.Scenario {
 	w := writer{Scenario: &scenarios.Scenario{Name: "disagreement", Title: "A disagreement with the oracle: " + d.what + "."}}
 	w.declare(d)
@@ -63,7 +63,7 @@ func (w *writer) note(format string, args ...any) {
 	}
 }
 
-// declare has everybody whose address is named anywhere.
+// declare declares the owners of all addresses that occur.
 func (w *writer) declare(d *defect) {
 	nodes := 1
 	see := func(text string) {
@@ -111,7 +111,7 @@ func (w *writer) declare(d *defect) {
 	}
 }
 
-// byPlan says whose address it is: pod m of node n, node n, or client m.
+// byPlan returns the owner of an address: pod m of node n, node n, or client m.
 func byPlan(a netip.Addr) (kind string, n, m int) {
 	if a.Is4() {
 		switch b := a.As4(); {
@@ -163,7 +163,7 @@ func detect(p *proxier.Detector) scenarios.Detect {
 	return scenarios.Detect{Mode: scenarios.DetectNone}
 }
 
-// config is what the proxy starts with.
+// config returns the initial configuration of the proxy.
 func (w *writer) config(d *defect) {
 	c := scenarios.Config{
 		Detect: detect(&d.h.facts.Pods), ServiceCIDRs: d.h.facts.ServiceCIDRs,
@@ -175,13 +175,13 @@ func (w *writer) config(d *defect) {
 	}
 }
 
-// plainFacts are those that a scenario begins with.
+// plainFacts are the facts at the start of a scenario.
 func plainFacts(f proxier.Facts) proxier.Facts {
 	f.NodeIPs, f.LocalAddrs = plainNodeIPs, plainLocalAddrs
 	return f
 }
 
-// learn tells what changes about the node.
+// learn writes changes of the node's facts.
 func (w *writer) learn(f proxier.Facts) {
 	d := detect(&f.Pods)
 	if !slices.Equal(f.ServiceCIDRs, w.facts.ServiceCIDRs) || !reflect.DeepEqual(f.Pods, w.facts.Pods) {
@@ -198,7 +198,7 @@ func (w *writer) learn(f proxier.Facts) {
 			n.Labels = map[string]string{v1.LabelTopologyZone: f.Zone}
 		}
 		for _, a := range f.NodeIPs {
-			address := v1.NodeAddress{Type: v1.NodeHostName, Address: ownNode} // nothing in its place
+			address := v1.NodeAddress{Type: v1.NodeHostName, Address: ownNode} // a placeholder without an IP
 			if a.IsValid() {
 				address = v1.NodeAddress{Type: v1.NodeInternalIP, Address: a.String()}
 			}
@@ -221,11 +221,11 @@ func (w *writer) learn(f proxier.Facts) {
 		}
 	}
 	w.facts = f
-	// They cannot go.
+	// These addresses cannot be removed.
 	w.facts.LocalAddrs = slices.Concat(f.LocalAddrs, plainLocalAddrs)
 }
 
-// apply tells objects at once.
+// apply writes objects that change together.
 func (w *writer) apply(name string, list ...metav1.Object) {
 	if w.files++; w.files > 1 {
 		name += fmt.Sprint(w.files)
@@ -237,7 +237,7 @@ func (w *writer) apply(name string, list ...metav1.Object) {
 	w.step(scenarios.Apply{File: name + ".yaml"})
 }
 
-// events of a step: what ends does so first, one by one.
+// events writes the events of a step: first deletions, one by one.
 func (w *writer) events(there *objects, events []event) {
 	var list []metav1.Object
 	for _, e := range events {
@@ -268,7 +268,7 @@ func (w *writer) events(there *objects, events []event) {
 	}
 }
 
-// expect is what the oracle says.
+// expect returns the expectation by the oracle's answer.
 func (w *writer) expect(d *defect, p *player) {
 	c := p.cluster()
 	if d.flow.Destination.IsValid() {
@@ -298,7 +298,7 @@ func (w *writer) expect(d *defect, p *player) {
 	w.step(scenarios.Table{Node: ownNode, File: "table.txt"})
 }
 
-// reach is the command for a flow, or why there is none.
+// reach returns the command for a flow, or why there is none.
 func reach(f proxier.Flow, localAddrs []netip.Addr, a *Answer) (r scenarios.Reach, why string) {
 	who := slices.Index(simplerFlows(f, localAddrs)[:3], f)
 	if who < 0 || f.Destination.Addr().IsUnspecified() {
@@ -342,7 +342,7 @@ func reach(f proxier.Flow, localAddrs []netip.Addr, a *Answer) (r scenarios.Reac
 	case proxier.KeepSource:
 		r.Expect.Source = scenarios.SourceClient
 	case proxier.Masquerade:
-		// What the node sends to itself may keep any of its addresses.
+		// The node's connections to itself may keep any of its addresses as their source.
 		if !slices.Contains(r.Expect.Backends, ownNode) {
 			r.Expect.Source = ownNode
 		}
@@ -350,7 +350,7 @@ func reach(f proxier.Flow, localAddrs []netip.Addr, a *Answer) (r scenarios.Reac
 	return r, ""
 }
 
-// recorder takes the errors of a scenario.
+// recorder records the errors of a scenario.
 type recorder struct {
 	testing.TB
 	errors []string
@@ -362,9 +362,9 @@ func (r *recorder) Errorf(format string, args ...any) {
 }
 func (r *recorder) Skipf(format string, args ...any) { r.Errorf("skipped: "+format, args...) }
 
-// rehearse writes a scenario, reads it back, and plays it on the model. It
-// returns the text and what the runner has against it; problems of objects are
-// made part of what is expected.
+// rehearse writes a scenario, reads it back, and plays it on the model. It returns the
+// text and the runner's errors. Reported problems of objects are added to the
+// expectations.
 func rehearse(t testing.TB, s *scenarios.Scenario) (text []byte, complaints []string) {
 	play := func() (m *scenarios.Model, complaints []string) {
 		text = scenarios.Format(s)
@@ -400,15 +400,15 @@ func rehearse(t testing.TB, s *scenarios.Scenario) (text []byte, complaints []st
 	return text, complaints
 }
 
-// report shrinks what a world found and fails with a scenario of it.
+// report reduces a world's disagreement and fails with a scenario of it.
 func report(t testing.TB, w *world, o *Worlds) {
 	t.Helper()
 	d := w.defect(o)
 	if d.what == "panic" && d.flow.Destination.IsValid() && d.reproduce() == nil {
-		d.flow = proxier.Flow{} // it does not take a question
+		d.flow = proxier.Flow{} // the defect does not depend on a flow
 	}
 	if d.reproduce() == nil {
-		t.Errorf("seed %d, and it cannot be reproduced: %s: %s", w.seed, w.found.what, w.found.text)
+		t.Errorf("seed %d, cannot be reproduced: %s: %s", w.seed, w.found.what, w.found.text)
 		return
 	}
 	d.shrink(time.Now().Add(30 * time.Second))
@@ -426,6 +426,6 @@ func report(t testing.TB, w *world, o *Worlds) {
 	if says == "" {
 		says = "nothing. A scenario cannot express what differs; the seed reproduces it."
 	}
-	t.Errorf("-run='^%s$' -oracle.seed=%d finds a disagreement, kept in %s:\n%s: %s\n\n%s\nThe runner of scenarios says: %s",
+	t.Errorf("-run='^%s$' -oracle.seed=%d finds a disagreement, written to %s:\n%s: %s\n\n%s\nErrors of the scenario runner: %s",
 		t.Name(), w.seed, file, found.what, found.text, text, says)
 }

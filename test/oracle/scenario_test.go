@@ -11,8 +11,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// TestScenarios writes what tables and oracle agree on as scenarios, which the
-// runner of scenarios has to agree with, too.
+// TestScenarios writes scenarios about which table and oracle agree. They must pass.
 func TestScenarios(t *testing.T) {
 	told := 0
 	for seed := range uint64(60) {
@@ -34,16 +33,16 @@ func TestScenarios(t *testing.T) {
 		}
 		told++
 		if len(complaints) > 0 {
-			t.Fatalf("seed %d:\n%s\nThe runner says: %s", seed, text, strings.Join(complaints, "\n"))
+			t.Fatalf("seed %d:\n%s\nErrors of the scenario runner: %s", seed, text, strings.Join(complaints, "\n"))
 		}
 	}
-	t.Logf("%d scenarios told everything", told)
+	t.Logf("%d scenarios are complete", told)
 	if told < 10 {
-		t.Errorf("only %d scenarios told everything", told)
+		t.Errorf("only %d scenarios are complete", told)
 	}
 }
 
-// TestShrink spoils the oracle and looks at what is left of a large history.
+// TestShrink falsifies the oracle and checks how far a large history is reduced.
 func TestShrink(t *testing.T) {
 	for _, tt := range []struct {
 		name                       string
@@ -74,7 +73,7 @@ func TestShrink(t *testing.T) {
 			d := w.defect(&o)
 			d.shrink(time.Now().Add(time.Minute))
 			if len(d.h.steps) != 1 || d.proxied {
-				t.Errorf("it takes %d steps, and a proxier: %t; want one and none", len(d.h.steps), d.proxied)
+				t.Errorf("%d steps, with a proxier: %t; want one step without", len(d.h.steps), d.proxied)
 			}
 			services, slices, backends := 0, 0, 0
 			for _, st := range d.h.steps {
@@ -95,9 +94,9 @@ func TestShrink(t *testing.T) {
 			if services != tt.services || slices != tt.slices || backends != tt.backends {
 				t.Errorf("%d Services, %d slices, %d backends are left; want %d, %d, %d", services, slices, backends, tt.services, tt.slices, tt.backends)
 			}
-			// The runner believes the table, not the spoiled oracle.
+			// The runner agrees with the table, not with the falsified oracle.
 			if n := bytes.Count(text, []byte("\n")); n > 70 || len(s.Notes) > 0 || len(complaints) != 1 {
-				t.Errorf("%d lines, %q, the runner says %q", n, s.Notes, complaints)
+				t.Errorf("%d lines, notes %q, errors %q", n, s.Notes, complaints)
 			}
 			if t.Failed() {
 				t.Logf("%s", text)

@@ -15,15 +15,15 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// claim is one address and port that a service port wants to be served at.
+// claim is one address and port that a service port claims.
 type claim struct {
-	addr    netip.AddrPort // of a NodePort the unspecified address
+	addr    netip.AddrPort // has the unspecified address for a NodePort
 	kind    proxier.Kind
 	owner   proxier.ServicePortName
 	service *v1.Service
 }
 
-// read returns what all service ports want.
+// read returns the claims of all service ports.
 func (c *Cluster) read() []claim {
 	if c.claims != nil {
 		return c.claims
@@ -49,13 +49,13 @@ func (c *Cluster) claimsOf(s *v1.Service) []claim {
 		}
 		owner := proxier.ServicePortName{NamespacedName: nameOf(s), Port: p.Name, Protocol: protocol}
 		if seen[owner] {
-			continue // no two ports of a Service have one name
+			continue // names of ports are unique within a Service
 		}
 		seen[owner] = true
 		for f := range proxier.Families {
 			ip := clusterIP(s, f)
 			if !ip.IsValid() {
-				continue // nothing in this family, then (S03)
+				continue // no frontends in this family (S03)
 			}
 			taken := map[netip.Addr]bool{}
 			claim := func(kind proxier.Kind, addr netip.Addr, port uint16) claim {
@@ -82,7 +82,7 @@ func (c *Cluster) claimsOf(s *v1.Service) []claim {
 	return claims
 }
 
-// winner is the claim that an address belongs to; nil for none.
+// winner returns the claim that gets an address; nil for none.
 func (c *Cluster) winner(addr netip.AddrPort, protocol proxier.Protocol) *claim {
 	var best *claim
 	claims := c.read()
@@ -111,13 +111,13 @@ func comparePorts(a, b proxier.ServicePortName) int {
 	)
 }
 
-// proxied says whether a Service is ours to serve at all (S01).
+// proxied reports whether this proxy must serve a Service (S01).
 func proxied(s *v1.Service) bool {
 	_, anothers := s.Labels[proxier.LabelServiceProxyName]
 	return !anothers && s.Spec.Type != v1.ServiceTypeExternalName && s.Spec.ClusterIP != v1.ClusterIPNone
 }
 
-// clusterIP of that family; the zero Addr for none.
+// clusterIP returns the ClusterIP of a family; the zero Addr for none.
 func clusterIP(s *v1.Service, f proxier.Family) netip.Addr {
 	list := s.Spec.ClusterIPs
 	if len(list) == 0 {
@@ -131,7 +131,7 @@ func clusterIP(s *v1.Service, f proxier.Family) netip.Addr {
 	return netip.Addr{}
 }
 
-// serviceAddr reads an address at which a Service can be served.
+// serviceAddr parses an address at which a Service can be served.
 func serviceAddr(text string, f proxier.Family) (netip.Addr, bool) {
 	addr, err := netip.ParseAddr(text)
 	if err != nil || !plain(addr) || family(addr) != f {
@@ -140,7 +140,7 @@ func serviceAddr(text string, f proxier.Family) (netip.Addr, bool) {
 	return addr, !addr.IsUnspecified() && !addr.IsLoopback() && !addr.IsMulticast()
 }
 
-// externalAddr reads an external IP or a load balancer IP.
+// externalAddr parses an external IP or a load balancer IP.
 func externalAddr(text string, f proxier.Family) (netip.Addr, bool) {
 	addr, ok := serviceAddr(text, f)
 	return addr, ok && !addr.IsLinkLocalUnicast()
@@ -167,7 +167,7 @@ func externalLocal(s *v1.Service) bool {
 	return s.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal
 }
 
-// route says which set a frontend leads to from there, and whose address the
+// route returns which set a frontend uses for clients of that origin, and which source the
 // backend sees.
 func (c *Cluster) route(found *claim, from proxier.Origin) (onlyLocal bool, source proxier.Source) {
 	if found.kind == proxier.ClusterIP {
@@ -192,7 +192,7 @@ func (c *Cluster) route(found *claim, from proxier.Origin) (onlyLocal bool, sour
 	return false, proxier.Masquerade // S46
 }
 
-// admits says whether the source ranges let a client of a load balancer IP in.
+// admits reports whether the source ranges admit a client of a load balancer IP.
 func (c *Cluster) admits(found *claim, client netip.Addr) bool {
 	vip := found.addr.Addr()
 	mine, others, invalid := ranges(found.service, family(vip))
@@ -202,7 +202,7 @@ func (c *Cluster) admits(found *claim, client netip.Addr) bool {
 	if slices.ContainsFunc(mine, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
 		return true
 	}
-	if len(mine) == 0 && invalid == 0 { // of the other family alone
+	if len(mine) == 0 && invalid == 0 { // only ranges of the other family
 		return !c.Policy.StrictSourceRanges
 	}
 	in := func(addr netip.Addr) bool {
@@ -212,8 +212,8 @@ func (c *Cluster) admits(found *claim, client netip.Addr) bool {
 	return in(client) || client == vip && node.IsValid() && in(node) // S49
 }
 
-// ranges returns the source ranges of a family, and counts those of the other
-// one and what is none.
+// ranges returns the source ranges of a family, and the number of ranges of the other
+// family and of invalid ones.
 func ranges(s *v1.Service, f proxier.Family) (mine []netip.Prefix, others, invalid int) {
 	for _, text := range s.Spec.LoadBalancerSourceRanges {
 		p, err := netip.ParsePrefix(strings.TrimSpace(text))

@@ -18,18 +18,18 @@ import (
 	"github.com/tandem-proxy/tandem/test/scenarios"
 )
 
-// defect is a history after which something is wrong.
+// defect is a history that leads to a disagreement.
 type defect struct {
 	h       history
 	proxied bool
-	seed    uint64 // of checkDump, and of the tier
+	seed    uint64 // for checkDump and the tier
 	spoil   wrongAnswer
 	tier    func(seed uint64) Tier
 	what    string
 	flow    proxier.Flow
 }
 
-// player is one of what was put to the test; the table alone needs no proxier.
+// player returns a player for the subject of the defect; the table alone needs no proxier.
 func (d *defect) player() *player {
 	var t Tier
 	if d.tier != nil {
@@ -38,7 +38,7 @@ func (d *defect) player() *player {
 	return newPlayer(d.h, d.proxied, t)
 }
 
-// reproduce plays it and returns what is wrong, if it is what is looked for.
+// reproduce plays the history and returns the disagreement, if it is of the same kind.
 func (d *defect) reproduce() (found *failure) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -50,7 +50,7 @@ func (d *defect) reproduce() (found *failure) {
 	}()
 	p := d.player()
 	if len(d.h.steps) == 0 {
-		return nil // nothing was told yet
+		return nil // the history is empty
 	}
 	for _, st := range d.h.steps {
 		p.play(st)
@@ -71,16 +71,16 @@ func (d *defect) reproduce() (found *failure) {
 	return checkFlow(p.s, c, d.flow, d.spoil)
 }
 
-// quietly goes on after a panic: that may be the defect.
+// quietly recovers from a panic, which may be the defect.
 func quietly(f func()) {
 	defer func() { _ = recover() }()
 	f()
 }
 
-// shrink takes away whatever is not needed to see the defect, greedily, until
-// nothing more can go.
+// shrink greedily removes what is not needed to reproduce the defect, until nothing more
+// can be removed.
 func (d *defect) shrink(deadline time.Time) {
-	// The final state alone is best, told at once and to the table directly.
+	// Best is only the final state, in one step, and directly on the table.
 	p := newPlayer(d.h, false, nil)
 	for _, st := range d.h.steps {
 		quietly(func() { p.play(st) })
@@ -105,7 +105,7 @@ func (d *defect) shrink(deadline time.Time) {
 	}
 }
 
-// round tries everything once and says whether anything went.
+// round tries all simplifications once and reports whether any succeeded.
 func (d *defect) round(deadline time.Time) (smaller bool) {
 	try := func(change func(*history)) bool {
 		if d.try(change) {
@@ -114,7 +114,7 @@ func (d *defect) round(deadline time.Time) (smaller bool) {
 		}
 		return false
 	}
-	// Steps, then events, in ever smaller pieces.
+	// Steps, then events, in decreasing pieces.
 	for n := len(d.h.steps); n > 0; n /= 2 {
 		for i := len(d.h.steps) - n; i >= 0; i -= n {
 			try(func(h *history) { h.steps = slices.Delete(h.steps, i, i+n) })
@@ -130,7 +130,7 @@ func (d *defect) round(deadline time.Time) (smaller bool) {
 			try(func(h *history) { h.steps[s].facts = nil })
 		}
 	}
-	// What is left of the objects.
+	// Simplify the remaining objects.
 	for s := range d.h.steps {
 		for e := range d.h.steps[s].events {
 			for i := 0; time.Now().Before(deadline); {
@@ -144,7 +144,7 @@ func (d *defect) round(deadline time.Time) (smaller bool) {
 			}
 		}
 	}
-	// The node: as in a scenario that says nothing of it.
+	// The node: as in a scenario without commands about it.
 	for s := -1; s < len(d.h.steps); s++ {
 		if s >= 0 && d.h.steps[s].facts == nil {
 			continue
@@ -163,11 +163,11 @@ func (d *defect) round(deadline time.Time) (smaller bool) {
 	for i := range simplerPolicy {
 		d.tryIf(func(h *history) bool { return simplerPolicy[i](&h.policy, &h.settings) }, &smaller)
 	}
-	// A flow that a scenario can tell.
+	// A flow that a scenario can express.
 	for _, f := range simplerFlows(d.flow, d.h.now().LocalAddrs) {
 		was := d.flow
 		if f == was {
-			break // the best one that works
+			break // the first one that works is the best
 		}
 		d.flow = f
 		if d.reproduce() != nil {
@@ -179,7 +179,7 @@ func (d *defect) round(deadline time.Time) (smaller bool) {
 	return smaller
 }
 
-// try keeps a change if the defect is still to be seen.
+// try keeps a change if the defect can still be reproduced.
 func (d *defect) try(change func(*history)) bool {
 	was := d.h
 	d.h.steps = slices.Clone(was.steps)
@@ -194,7 +194,7 @@ func (d *defect) try(change func(*history)) bool {
 	return false
 }
 
-// tryIf is try for a change that may find nothing to do.
+// tryIf is try for a change that may have no effect.
 func (d *defect) tryIf(change func(*history) bool, smaller *bool) {
 	did := false
 	if d.try(func(h *history) { did = change(h) }) && did {
@@ -233,7 +233,7 @@ func changed[O any](was, is *O, changes []func(*O), i int) (*O, bool) {
 	return is, true
 }
 
-// without returns changes that take pieces out of a list: halves first.
+// without returns changes that remove parts of a list: halves first.
 func without[O, E any](n int, list func(*O) *[]E) (changes []func(*O)) {
 	for size := (n + 1) / 2; size > 0; size /= 2 {
 		for i := 0; i < n; i += size {
@@ -307,7 +307,7 @@ func sliceChanges(s *discoveryv1.EndpointSlice) (changes []func(*discoveryv1.End
 	return changes
 }
 
-// What a scenario has that says nothing of it.
+// The defaults of a scenario.
 var (
 	plainNodeIPs    = [proxier.Families]netip.Addr{netip.MustParseAddr("172.18.0.1"), netip.MustParseAddr("fd00:18::1")}
 	plainLocalAddrs = []netip.Addr{
@@ -316,7 +316,7 @@ var (
 	}
 )
 
-// The changes of facts and policy say whether there was anything to do.
+// Changes of facts and policy return whether they had an effect.
 var simplerFacts = []func(*proxier.Facts) bool{
 	func(f *proxier.Facts) bool { return become(&f.Zone, "") },
 	func(f *proxier.Facts) bool { return become(&f.NodeIPs, plainNodeIPs) },
@@ -355,7 +355,7 @@ func become[T any](v *T, to T) bool {
 	return true
 }
 
-// simplerFlows come from those who can call in a scenario, best first.
+// simplerFlows come from sources that a scenario can have, best first.
 func simplerFlows(f proxier.Flow, localAddrs []netip.Addr) []proxier.Flow {
 	if !f.Destination.IsValid() {
 		return nil
@@ -366,7 +366,7 @@ func simplerFlows(f proxier.Flow, localAddrs []netip.Addr) []proxier.Flow {
 	}
 	host := plainNodeIPs[family]
 	if dst := f.Destination.Addr(); dst.IsLoopback() || slices.Contains(localAddrs, dst) || slices.Contains(plainLocalAddrs, dst) {
-		host = dst // a host talks to itself as the one it talks to
+		host = dst // a host's connections to itself have equal source and destination addresses
 	}
 	return []proxier.Flow{
 		from(netip.MustParseAddr(clientPool[family][0]), "eth0"),

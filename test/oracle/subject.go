@@ -17,15 +17,14 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// subject is what is put to the test: a tracker and a table, and who keeps
-// what they say.
+// subject is what is tested: a tracker and a table, and a mirror that stores their changes.
 type subject interface {
 	handler
 	setFacts(proxier.Facts)
 	sync()
 	table() *proxier.Table
 	mirror() *mirror
-	carrier() Tier // nil for none
+	testedTier() Tier // nil for none
 }
 
 // direct drives tracker and table as the proxier does.
@@ -61,7 +60,7 @@ func (d *direct) OnEndpointSlicesSynced() {}
 func (d *direct) setFacts(f proxier.Facts) { d.facts = f }
 func (d *direct) table() *proxier.Table    { return d.t }
 func (d *direct) mirror() *mirror          { return &d.m }
-func (d *direct) carrier() Tier            { return nil }
+func (d *direct) testedTier() Tier         { return nil }
 
 func (d *direct) sync() {
 	rules, services := d.t.SetFacts(d.facts)
@@ -74,12 +73,12 @@ func (d *direct) sync() {
 		d.m.rules = d.t.NodeRules()
 	}
 	if d.tracker.Pending() {
-		d.m.wrong = append(d.m.wrong, errors.New("work is pending after all was taken"))
+		d.m.wrong = append(d.m.wrong, errors.New("changes are pending after all were taken"))
 	}
 }
 
-// whole is a proxier. Its tier is the mirror, with another one behind it if that is
-// put to the test.
+// whole is a proxier. Its tier is the mirror, which passes updates on to a tested tier if
+// there is one.
 type whole struct {
 	*proxier.Proxier
 	m    mirror
@@ -88,8 +87,8 @@ type whole struct {
 
 var _, _ subject = (*direct)(nil), (*whole)(nil)
 
-func newWhole(h *history, carrier Tier) *whole {
-	w := &whole{m: mirror{decisions: map[uint32]*proxier.Decision{}}, tier: carrier}
+func newWhole(h *history, tested Tier) *whole {
+	w := &whole{m: mirror{decisions: map[uint32]*proxier.Decision{}}, tier: tested}
 	p, err := proxier.New(proxier.Options{NodeName: ownNode, Facts: h.facts, Policy: h.policy, Tier: tier{w}})
 	if err != nil {
 		panic(err)
@@ -101,7 +100,7 @@ func newWhole(h *history, carrier Tier) *whole {
 func (w *whole) setFacts(f proxier.Facts) { w.UpdateFacts(func(have *proxier.Facts) { *have = f }) }
 func (w *whole) table() *proxier.Table    { return w.Table() }
 func (w *whole) mirror() *mirror          { return &w.m }
-func (w *whole) carrier() Tier            { return w.tier }
+func (w *whole) testedTier() Tier         { return w.tier }
 
 func (w *whole) sync() {
 	w.OnServiceSynced()
@@ -111,7 +110,7 @@ func (w *whole) sync() {
 	}
 }
 
-// tier feeds the mirror, and passes on.
+// tier applies updates to the mirror, and passes them on.
 type tier struct{ w *whole }
 
 func (t tier) Sync(ctx context.Context, u proxier.Update) error {
@@ -131,7 +130,7 @@ func (t tier) Sync(ctx context.Context, u proxier.Update) error {
 func (t tier) Cleanup(context.Context) error                       { return nil }
 func (t tier) Supports(*proxier.Decision, *proxier.Frontend) error { return nil }
 
-// mirror keeps what a table says that changed, as a tier does.
+// mirror stores the changes that a table reports, as a tier does.
 type mirror struct {
 	decisions map[uint32]*proxier.Decision
 	rules     proxier.NodeRules
@@ -142,7 +141,7 @@ func (m *mirror) apply(changes []proxier.PortChange) {
 	for _, c := range changes {
 		i := c.Index()
 		if have := m.decisions[i]; have != c.Old {
-			m.wrong = append(m.wrong, fmt.Errorf("change of %d: was\n%v\nas a change says, but\n%v\nas changes before it said", i, c.Old, have))
+			m.wrong = append(m.wrong, fmt.Errorf("change of %d: the old decision is\n%v\nbut earlier changes led to\n%v", i, c.Old, have))
 		}
 		switch {
 		case c.New == nil && c.Old == nil:
@@ -151,19 +150,19 @@ func (m *mirror) apply(changes []proxier.PortChange) {
 			delete(m.decisions, i)
 			continue
 		case c.Old != nil && sameDecision(c.Old, c.New):
-			m.wrong = append(m.wrong, fmt.Errorf("a change to what it was:\n%v", c.New))
+			m.wrong = append(m.wrong, fmt.Errorf("a change without a difference:\n%v", c.New))
 		case c.New.Index() != i:
-			m.wrong = append(m.wrong, fmt.Errorf("change of %d brings %d", i, c.New.Index()))
+			m.wrong = append(m.wrong, fmt.Errorf("change of %d has a new decision with index %d", i, c.New.Index()))
 		}
 		m.decisions[i] = c.New
 	}
 }
 
-// check compares with everything the table holds.
+// check compares with the whole table.
 func (m *mirror) check(table *proxier.Table) error {
 	all := table.All()
 	if len(all) != len(m.decisions) || table.Len() != len(all) {
-		m.wrong = append(m.wrong, fmt.Errorf("%d service ports by the changes, %d in the table, which counts %d", len(m.decisions), len(all), table.Len()))
+		m.wrong = append(m.wrong, fmt.Errorf("%d service ports by the changes, %d in the table, whose length is %d", len(m.decisions), len(all), table.Len()))
 	}
 	for _, c := range all {
 		have := m.decisions[c.New.Index()]
@@ -182,7 +181,7 @@ func sameDecision(a, b *proxier.Decision) bool {
 		reflect.DeepEqual(a.Frontends, b.Frontends) && slices.Equal(a.Backends, b.Backends)
 }
 
-// ask answers from the decisions alone, as a kernel would.
+// ask answers only from the decisions, as a kernel does.
 func (m *mirror) ask(flow proxier.Flow, localAddrs []netip.Addr) string {
 	src, dst := flow.Source.Addr(), flow.Destination
 	f := family(dst.Addr())

@@ -21,41 +21,41 @@ var (
 	countFlag = flag.Bool("oracle.count", false, "count all disagreements instead of stopping at the first one")
 )
 
-// Worlds are random histories and random questions about them. Whatever disagrees with
-// the oracle is shrunk to a scenario.
+// Worlds are random histories and random questions about them. Disagreements with the
+// oracle are reduced to a scenario.
 type Worlds struct {
-	// Share is for how many of -oracle.flows there is one flow.
+	// Share divides -oracle.flows: this many of them count as one flow.
 	Share int
 	// Steps of each history, and Flows after each of them.
 	Steps, Flows int
 	Events       Events
-	// Tier, if set, is put to the test as well, behind a proxier. Of a seed it has to
-	// make the same each time.
+	// Tier, if set, makes a tier to be tested as well, behind a proxier. It must be
+	// deterministic for a seed.
 	Tier func(seed uint64) Tier
 
 	spoil wrongAnswer
-	// count goes on after a disagreement and tells it.
+	// count, if set, is called for disagreements, which then do not end the run.
 	count func(*failure)
 }
 
-// Tier is a tier that can be asked what becomes of a flow.
+// Tier is a tier that can check how it handles a flow.
 type Tier interface {
 	proxier.Tier
-	// Check says what it does otherwise with a flow than the answer says.
+	// Check returns how the tier's handling of a flow differs from the answer.
 	Check(c *Cluster, flow proxier.Flow, want *Answer) error
 }
 
-// world is one of them.
+// world is one random history.
 type world struct {
 	seed    uint64
 	proxied bool // driven through a proxier
 	h       history
 	flows   int
-	asked   proxier.Flow // last
+	asked   proxier.Flow // the last question
 	found   *failure
 }
 
-// play plays a world until it is through or a disagreement is found.
+// play plays a world until its end or a disagreement.
 func (o *Worlds) play(seed uint64) (w *world) {
 	g := newGenerator(seed)
 	w = &world{seed: seed, proxied: g.chance(0.25) || o.Tier != nil}
@@ -99,7 +99,7 @@ func (o *Worlds) play(seed uint64) (w *world) {
 	return w
 }
 
-// defect is what the world has found.
+// defect returns the disagreement of the world as a defect.
 func (w *world) defect(o *Worlds) defect {
 	d := defect{h: w.h, proxied: w.proxied, seed: w.seed, spoil: o.spoil, tier: o.Tier}
 	if w.found != nil {
@@ -108,7 +108,7 @@ func (w *world) defect(o *Worlds) defect {
 	return d
 }
 
-// Find plays worlds until something disagrees, at most so many, and says what does.
+// Find plays at most the given number of worlds, and returns the first disagreement.
 func (o Worlds) Find(worlds int) error {
 	for seed := range uint64(worlds) {
 		if w := o.play(seed); w.found != nil {
@@ -118,7 +118,7 @@ func (o Worlds) Find(worlds int) error {
 	return nil
 }
 
-// Run plays worlds, and reports what disagrees.
+// Run plays worlds, and reports disagreements.
 func (o Worlds) Run(t testing.TB) {
 	t.Helper()
 	seed, flows := *seedFlag, *flowsFlag/o.Share
