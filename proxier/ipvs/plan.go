@@ -31,7 +31,7 @@ var (
 // planner works out plans.
 type planner struct {
 	opts  *Options
-	rules proxier.NodeRules
+	node  proxier.NodeRules
 	// links are the prefixes of this node's devices.
 	links []netip.Prefix
 	// unusable is why there are no virtual servers of a family.

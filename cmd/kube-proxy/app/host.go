@@ -3,6 +3,7 @@
 package app
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"os"
@@ -10,6 +11,9 @@ import (
 	"slices"
 	"strconv"
 
+	"k8s.io/component-base/featuregate"
+
+	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/proxier"
 )
@@ -17,6 +21,27 @@ import (
 // ownProc is the proc file system that knows this process. --ebpf-proc-root
 // can be another's, in which processes of the host are found.
 const ownProc = "/proc"
+
+// host is what modes know before they are opened.
+type host struct {
+	config *config.Config
+	gate   featuregate.FeatureGate
+	report capabilities.Report
+	// cgroup is the root of the cgroup2 hierarchy. It is empty if that was not found, for the
+	// reason cgroupErr.
+	cgroup    string
+	cgroupErr error
+}
+
+// probeHost finds out what the kernel can do.
+func probeHost(ctx context.Context, o *Options) (*host, error) {
+	h := &host{config: o.Config, gate: o.gate, cgroup: o.Config.Tandem.EBPF.CgroupRoot}
+	if h.cgroup == "" {
+		h.cgroup, h.cgroupErr = capabilities.FindCgroup2Root(ownProc)
+	}
+	h.report = capabilities.Probe(ctx, capabilities.Options{CgroupRoot: h.cgroup, Mask: o.mask})
+	return h, ctx.Err()
+}
 
 // families are the address families that this host supports. The file exists only with
 // IPv6, which can be disabled as well.

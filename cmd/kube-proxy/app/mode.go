@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"k8s.io/component-base/featuregate"
+	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
@@ -89,17 +90,6 @@ type serving struct {
 	bySocket bool              // connections are translated at connect()
 }
 
-// host is what modes know before they are opened.
-type host struct {
-	config *config.Config
-	gate   featuregate.FeatureGate
-	report capabilities.Report
-	// cgroup is the root of the cgroup2 hierarchy. It is empty if that was not found, for the
-	// reason cgroupErr.
-	cgroup    string
-	cgroupErr error
-}
-
 // parts are those of the process that datapaths work with.
 type parts struct {
 	reporter proxier.Reporter
@@ -167,6 +157,20 @@ func selectModeOf(ctx context.Context, h *host, all []mode) (mode, capabilities.
 		}
 		request.Failed[decision.Mode] = err // Select does not choose it again
 	}
+}
+
+// logMode logs the decision once.
+func logMode(logger klog.Logger, h *host, d capabilities.Decision) {
+	logger.Info("Selected the proxy mode", "mode", d.Mode, "reasons", texts(d.Reasons),
+		"degraded", texts(d.Degraded), "kernel", h.report.Kernel, "cgroupRoot", h.cgroup)
+}
+
+func texts(reasons []capabilities.Reason) []string {
+	all := make([]string, 0, len(reasons))
+	for _, r := range reasons {
+		all = append(all, r.String())
+	}
+	return all
 }
 
 // plain is the part of a datapath that most do not need.

@@ -135,30 +135,6 @@ func (p *proxy) prepare(ctx context.Context) (err error) {
 	})
 }
 
-// probeHost finds out what the kernel can do.
-func probeHost(ctx context.Context, o *Options) (*host, error) {
-	h := &host{config: o.Config, gate: o.gate, cgroup: o.Config.Tandem.EBPF.CgroupRoot}
-	if h.cgroup == "" {
-		h.cgroup, h.cgroupErr = capabilities.FindCgroup2Root(ownProc)
-	}
-	h.report = capabilities.Probe(ctx, capabilities.Options{CgroupRoot: h.cgroup, Mask: o.mask})
-	return h, ctx.Err()
-}
-
-// logMode logs the decision once.
-func logMode(logger klog.Logger, h *host, d capabilities.Decision) {
-	logger.Info("Selected the proxy mode", "mode", d.Mode, "reasons", texts(d.Reasons),
-		"degraded", texts(d.Degraded), "kernel", h.report.Kernel, "cgroupRoot", h.cgroup)
-}
-
-func texts(reasons []capabilities.Reason) []string {
-	all := make([]string, 0, len(reasons))
-	for _, r := range reasons {
-		all = append(all, r.String())
-	}
-	return all
-}
-
 // run starts the parts and waits for the end of ctx, or of a part that must
 // not end.
 func (p *proxy) run(ctx context.Context) error {
