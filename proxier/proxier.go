@@ -166,7 +166,8 @@ func (p *Proxier) OnServiceDelete(service *v1.Service) {
 	p.changed(p.tracker.DeleteService(types.NamespacedName{Namespace: service.Namespace, Name: service.Name}))
 }
 
-// OnServiceSynced opens one half of the gate.
+// OnServiceSynced notes that all Services of the first list were handed over. Nothing is
+// programmed before this and OnEndpointSlicesSynced.
 func (p *Proxier) OnServiceSynced() {
 	p.servicesSynced.Store(true)
 	p.request()
@@ -191,7 +192,7 @@ func (p *Proxier) OnEndpointSliceDelete(slice *discoveryv1.EndpointSlice) {
 	p.changed(p.tracker.DeleteEndpointSlice(slice))
 }
 
-// OnEndpointSlicesSynced opens the other half of the gate.
+// OnEndpointSlicesSynced is the same for EndpointSlices.
 func (p *Proxier) OnEndpointSlicesSynced() {
 	p.slicesSynced.Store(true)
 	p.request()

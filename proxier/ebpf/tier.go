@@ -157,7 +157,8 @@ func (t *Tier) ensureAttached(ctx context.Context) error {
 // Supports implements proxier.Tier.
 func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error { return writer.Supports(d) }
 
-// Close ends Run and releases everything in this process. Kernel state stays. No other method may be running or be called afterwards.
+// Close ends Run and releases everything in this process. Kernel state stays. No other method
+// may be running or be called afterwards.
 func (t *Tier) Close() error {
 	if t.closed {
 		return nil

@@ -24,10 +24,10 @@ type Tier struct {
 	unusable [proxier.Families]error
 	// uncounted is why rules of a family do not count packets.
 	uncounted [proxier.Families]error
-	// routeLocalnet is the file of the kernel's setting. closed says that it could not be
+	// routeLocalnet is the file of the kernel's setting. noLoopback says that it could not be
 	// written.
 	routeLocalnet string
-	closed        bool
+	noLoopback    bool
 }
 
 var _ proxier.Tier = (*Tier)(nil)
@@ -98,17 +98,17 @@ func (t *Tier) openLoopback() {
 		return
 	}
 	if b, err := os.ReadFile(t.routeLocalnet); err == nil && len(b) > 0 && b[0] == '1' {
-		t.closed = false
+		t.noLoopback = false
 		return
 	}
 	err := os.WriteFile(t.routeLocalnet, []byte("1"), 0o644)
-	if err != nil && !t.closed && t.opts.Reporter != nil {
+	if err != nil && !t.noLoopback && t.opts.Reporter != nil {
 		t.opts.Reporter.Report(proxier.Problem{
 			Kind: "Node", Reason: proxier.ReasonUnsupported,
 			Message: fmt.Sprintf("NodePorts cannot be reached at loopback addresses: %v; set net.ipv4.conf.all.route_localnet to 1, or disable them there (localhostNodePorts, nodePortAddresses)", err),
 		})
 	}
-	t.closed = err != nil
+	t.noLoopback = err != nil
 }
 
 // Usable returns nil if a family can be served, else the reason.

@@ -381,7 +381,7 @@ func (t *tested) trace(flow proxier.Flow, origin proxier.Origin, local func(neti
 	case in(loadBalancer) && !in(loadBalancerLocal), in(externalIP):
 		out.hidden = true
 	case in(clusterIP):
-		out.hidden = t.opts.MasqueradeAll || t.planner.rules.Pods.Knows(family) && origin != proxier.FromPod
+		out.hidden = t.opts.MasqueradeAll || t.nodeRules.Pods.Knows(family) && origin != proxier.FromPod
 	case local(to.Addr()):
 		sets := nodePortSets[flow.Protocol]
 		out.hidden = in(sets[0]) && !in(sets[1])

@@ -30,8 +30,8 @@ var (
 
 // planner works out plans.
 type planner struct {
-	opts  *Options
-	node  proxier.NodeRules
+	opts      *Options
+	nodeRules proxier.NodeRules
 	// links are the prefixes of this node's devices.
 	links []netip.Prefix
 	// unusable is why there are no virtual servers of a family.
@@ -74,14 +74,14 @@ func (p *planner) onLink(f *proxier.Frontend) bool {
 }
 
 func (p *planner) isLocal(a netip.Addr) bool {
-	_, local := slices.BinarySearchFunc(p.rules.LocalAddrs, a, netip.Addr.Compare)
+	_, local := slices.BinarySearchFunc(p.nodeRules.LocalAddrs, a, netip.Addr.Compare)
 	return local
 }
 
 // showsSource says whether the constant rules do what was decided about the source. This
 // host shows itself in any case: its source is the address that it dials.
 func (p *planner) showsSource(f *proxier.Frontend) bool {
-	knows := p.rules.Pods.Knows(proxier.FamilyOf(f.Addr.Addr()))
+	knows := p.nodeRules.Pods.Knows(proxier.FamilyOf(f.Addr.Addr()))
 	pod, outside := true, true
 	if !f.Kind.External() {
 		pod, outside = p.opts.MasqueradeAll, p.opts.MasqueradeAll || knows
@@ -102,7 +102,7 @@ func (p *planner) candidates() [candidates]placement.Candidate {
 	return [candidates]placement.Candidate{
 		byServers: {Refuses: p.refuses},
 		byRules: {Also: func(_ *proxier.Decision, f *proxier.Frontend) bool {
-			return f.Kind.Wildcard() && len(p.rules.Loopback[proxier.FamilyOf(f.Addr.Addr())]) > 0
+			return f.Kind.Wildcard() && len(p.nodeRules.Loopback[proxier.FamilyOf(f.Addr.Addr())]) > 0
 		}},
 	}
 }
@@ -191,7 +191,7 @@ func (p *planner) frontend(out *plan, d *proxier.Decision, f *proxier.Frontend, 
 	keeps := !f.Routes[proxier.FromOutside].Source.HidesClient()
 	if f.Kind.Wildcard() {
 		sets := nodePortSets[protocol]
-		for _, a := range p.rules.NodePortAddrs {
+		for _, a := range p.nodeRules.NodePortAddrs {
 			if proxier.FamilyOf(a) != family {
 				continue
 			}

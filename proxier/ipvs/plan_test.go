@@ -189,9 +189,9 @@ server 172.18.0.1:30080/TCP rr
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := planner{opts: &tt.opts, rules: rules, links: []netip.Prefix{netip.MustParsePrefix("172.18.0.0/16")}}
+			p := planner{opts: &tt.opts, nodeRules: rules, links: []netip.Prefix{netip.MustParsePrefix("172.18.0.0/16")}}
 			if tt.loopback {
-				p.rules.Loopback[proxier.IPv4] = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+				p.nodeRules.Loopback[proxier.IPv4] = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 			}
 			name := proxier.ServicePortName{Protocol: proxier.TCP}
 			if tt.protocol != 0 {

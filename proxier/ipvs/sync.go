@@ -62,7 +62,7 @@ func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 // record takes over what is desired.
 func (t *Tier) record(u *proxier.Update, full bool) {
 	if u.NodeRules != nil {
-		t.planner.rules, t.rulesKnown = *u.NodeRules, false
+		t.nodeRules, t.rulesKnown = *u.NodeRules, false
 	}
 	t.ports.Begin()
 	for i := range u.Changes {
@@ -229,7 +229,7 @@ func (t *Tier) syncRules(ctx context.Context, full bool, order []uint32) error {
 	}
 	if !t.rulesKnown {
 		// One by one, or those of kube-ipvs0 would be among them.
-		own := t.planner.rules
+		own := t.nodeRules
 		own.AllNodePortAddrs = [proxier.Families]bool{}
 		u.NodeRules, t.rulesKnown = &own, true
 	}
@@ -246,7 +246,7 @@ func (t *Tier) syncRules(ctx context.Context, full bool, order []uint32) error {
 func (t *Tier) removeUnused() error {
 	err := errors.Join(t.servers.ensureChanged(), t.servers.removeUnused())
 	kept := t.servers.draining()
-	for _, a := range t.planner.rules.LocalAddrs {
+	for _, a := range t.nodeRules.LocalAddrs {
 		delete(kept, a) // it is this node's without kube-ipvs0
 	}
 	return errors.Join(err,

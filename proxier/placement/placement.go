@@ -211,11 +211,11 @@ func (t *Tier) sync(ctx context.Context, to tier, rules *proxier.NodeRules, chan
 }
 
 func (t *Tier) give(ctx context.Context, to tier, u proxier.Update) error {
-	tier := t.fallback
+	receiver := t.fallback
 	if to == onFast {
-		tier = t.fast
+		receiver = t.fast
 	}
-	err := tier.Sync(ctx, u)
+	err := receiver.Sync(ctx, u)
 	t.failed[to] = err != nil
 	for i := range u.Changes {
 		t.given(to, u.Changes[i].Index(), u.Changes[i].New)
