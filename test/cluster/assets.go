@@ -13,14 +13,14 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// AssetsEnv names the directory of the programs of a control plane, as others do who test
-// against one.
+// AssetsEnv names the directory with the programs of a control plane. It is the usual variable
+// for this purpose (envtest).
 const AssetsEnv = "KUBEBUILDER_ASSETS"
 
-// assets are the programs in it.
+// assets are the paths of these programs.
 type assets struct{ etcd, apiServer, controllerManager string }
 
-// findAssets returns the programs, or says what to do to have them.
+// findAssets returns the programs, or an error that says how to get them.
 func findAssets() (a assets, err error) {
 	dir := os.Getenv(AssetsEnv)
 	if dir == "" {
@@ -35,7 +35,7 @@ func findAssets() (a assets, err error) {
 	return a, nil
 }
 
-// assetsT is findAssets for a test, which ends without them.
+// assetsT is findAssets for a test, which is skipped or fails without them.
 func assetsT(tb lab.TB) assets {
 	tb.Helper()
 	a, err := findAssets()

@@ -15,15 +15,15 @@ import (
 	"github.com/tandem-proxy/tandem/test/kubeadm"
 )
 
-// requests are what the API server wrote down of a user's.
+// requests summarise the audit log of a user's requests.
 type requests struct {
-	// Granted are permissions, each once, sorted.
+	// Granted are the permissions used, without duplicates, sorted.
 	Granted []string
-	// Refused says it of each request that authentication or authorization refused.
+	// Refused describes each request that authentication or authorization refused.
 	Refused []string
 }
 
-// auditEvent is the part of an audit.k8s.io/v1 Event that is read here.
+// auditEvent has the fields of an audit.k8s.io/v1 Event that are read here.
 type auditEvent struct {
 	Verb, RequestURI string
 	User             struct{ Username string }
@@ -35,7 +35,7 @@ type auditEvent struct {
 	Annotations map[string]string
 }
 
-// requestsOf reads an audit log. Its last line may be half written.
+// requestsOf reads an audit log. Its last line may be incomplete.
 func requestsOf(log, user string) (r requests, err error) {
 	f, err := os.Open(log)
 	if err != nil {
@@ -66,7 +66,7 @@ func (r *requests) add(e *auditEvent, user string) {
 	code := e.ResponseStatus.Code
 	refused := code == http.StatusUnauthorized || code == http.StatusForbidden || e.Annotations["authorization.k8s.io/decision"] == "forbid"
 	switch {
-	// Who could not be authenticated has no name.
+	// Requests without authentication have no user name.
 	case refused && (e.User.Username == user || code == http.StatusUnauthorized):
 		r.Refused = append(r.Refused, fmt.Sprintf("%s %s by %q: %d %s", e.Verb, e.RequestURI, e.User.Username, code, e.ResponseStatus.Message))
 	case e.User.Username == user && code < http.StatusBadRequest:

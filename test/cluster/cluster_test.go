@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// built is the kube-proxy of this repository, of its own module.
+// built is the kube-proxy of this repository, built from its own module.
 var built struct {
 	once      sync.Once
 	dir, path string
@@ -53,7 +53,7 @@ func ourBinary(tb testing.TB) string {
 	return built.path
 }
 
-// cluster is a control plane, and nodes that do not run anything yet.
+// cluster is a control plane, and nodes without running processes.
 type cluster struct {
 	tb     testing.TB
 	lab    *lab.Lab
@@ -63,14 +63,14 @@ type cluster struct {
 	hosts  map[string]*host
 }
 
-// namespace is that of everything that tests make.
+// namespace is the namespace of all objects that tests create.
 const namespace = "shop"
 
-// inMode is the line of kubeadm's configuration that a user edits.
+// inMode edits the mode in kubeadm's configuration.
 func inMode(mode string) map[string]string { return map[string]string{`mode: ""`: "mode: " + mode} }
 
-// newCluster has nodes node1, node2 and so on, in zones a and b by turns, and kube-proxy's
-// objects with edits of its configuration.
+// newCluster makes a cluster with nodes node1, node2 and so on, alternating between zones a and
+// b, and with kube-proxy's objects, after edits of its configuration.
 func newCluster(tb testing.TB, nodes int, edits map[string]string) *cluster {
 	tb.Helper()
 	a := assetsT(tb)
@@ -94,8 +94,8 @@ func newCluster(tb testing.TB, nodes int, edits map[string]string) *cluster {
 	if err := addProxy(ctx, c.plane); err != nil {
 		tb.Fatal(err)
 	}
-	// The limit of conntrack is the whole kernel's: no network namespace but the first may
-	// change it, and for upstream's kube-proxy failing to is fatal.
+	// The limit of conntrack is global: only the initial network namespace may change it, and
+	// upstream's kube-proxy exits if it cannot.
 	if err := editConfig(ctx, c.client, map[string]string{"  maxPerCore: null": "  maxPerCore: 0"}); err != nil {
 		tb.Fatal(err)
 	}
@@ -146,7 +146,8 @@ func (c *cluster) addNode(n *lab.Node, zone string) {
 	}
 }
 
-// patience is for watches after an outage: client-go waits for up to a minute.
+// patience includes the time until watches resume after an outage: client-go waits up to a
+// minute.
 const patience = 2 * time.Minute
 
 func (c *cluster) await(what string, condition func() error) {

@@ -28,24 +28,24 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// apiPort is that of kubeadm's API servers.
+// apiPort is the port of kubeadm's API servers.
 const apiPort = 6443
 
-// controlPlane is the processes of one, on a machine of their own. Nodes reach the API
-// server at the machine's address, everything else is for its loopback device alone.
+// controlPlane has the processes of a control plane, on a separate machine. Nodes reach the API
+// server at the machine's address; all other servers listen only at loopback addresses.
 type controlPlane struct {
 	assets
 	node   *lab.Node
-	dir    string // of everything that is written
+	dir    string // for all files
 	ca     *authority
-	client kubernetes.Interface // who may do anything
+	client kubernetes.Interface // with all permissions
 
-	servers []*lab.Cmd // that run
+	servers []*lab.Cmd // running processes
 	logs    map[string]*lab.Log
 }
 
-// auditPolicy has the API server write down who asked what, and what the answer was. Reads
-// of those who may do anything, and of leases, would be most of it.
+// auditPolicy makes the API server log requests with user and response status. It omits reads by
+// administrators and of leases, which would be most of the log.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -70,7 +70,7 @@ func startControlPlane(ctx context.Context, a assets, node *lab.Node, dir string
 		"--data-dir="+p.path("etcd"), "--log-level=warn",
 		"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
 		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380", "--initial-cluster=default=http://127.0.0.1:2380",
-		// A machine that loses power loses the test as well.
+		// The test does not need its data after a power loss.
 		"--unsafe-no-fsync")
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func startControlPlane(ctx context.Context, a assets, node *lab.Node, dir string
 
 func (p *controlPlane) path(name string) string { return filepath.Join(p.dir, name) }
 
-// writeFiles writes what the processes read, and makes the client.
+// writeFiles writes the files of the processes, and makes the client.
 func (p *controlPlane) writeFiles() (err error) {
 	if p.ca, err = newAuthority(); err != nil {
 		return err
@@ -93,7 +93,7 @@ func (p *controlPlane) writeFiles() (err error) {
 	if _, _, err := serving.write(p.dir, "apiserver"); err != nil {
 		return err
 	}
-	// Nothing of what the key signs is verified by anybody but the API server.
+	// Only the API server verifies what this key signs.
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return err
@@ -158,7 +158,7 @@ func (p *controlPlane) startServers(ctx context.Context) (err error) {
 	}
 	return p.serve("kube-controller-manager", p.controllerManager,
 		"--kubeconfig="+p.path("controllers.conf"), "--use-service-account-credentials", "--leader-elect=false",
-		// EndpointSlices are the point; a Pod needs its namespace's ServiceAccount.
+		// Tests need EndpointSlices; Pods need the ServiceAccount of their namespace.
 		"--controllers=endpointslice-controller,serviceaccount-controller",
 		"--secure-port=0", "--cert-dir="+p.path("certs"), "--kube-api-qps=1000", "--kube-api-burst=1000")
 }
@@ -171,8 +171,8 @@ func (p *controlPlane) serve(name, path string, args ...string) error {
 	return err
 }
 
-// stopServers ends them as a machine does that dies: nobody is told. Controllers that
-// outlive an API server would not look for the next one for up to a minute.
+// stopServers kills all processes, as if the machine died. Controllers must end as well: if they
+// outlived the API server, they would not connect to the next one for up to a minute.
 func (p *controlPlane) stopServers() {
 	for _, c := range p.servers {
 		_ = c.Close()
@@ -189,14 +189,14 @@ func (p *controlPlane) start(name, path string, args ...string) (*lab.Cmd, error
 	return c, c.Start()
 }
 
-// readyLimit is for a busy machine: an API server alone takes ten seconds of CPU time.
+// readyLimit suffices for a busy machine: an API server needs ten seconds of CPU time.
 const readyLimit = 3 * time.Minute
 
-// ready waits until the API server says that it is.
+// ready waits until the API server is ready.
 func (p *controlPlane) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyLimit)
 	defer cancel()
-	last := errors.New("not asked")
+	last := errors.New("no request was made")
 	err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		var code int
 		result := p.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).StatusCode(&code)
@@ -209,7 +209,7 @@ func (p *controlPlane) ready(ctx context.Context) error {
 	return nil
 }
 
-// tails is the end of what each process has said.
+// tails returns the end of the log of each process.
 func (p *controlPlane) tails() string {
 	var b strings.Builder
 	for name, log := range p.logs {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster runs a real control plane over the lab of package lab, and kube-proxy on
-// the lab's nodes as kubeadm has it run: the ServiceAccount, what it may do, the ConfigMap
-// and the DaemonSet are those that kubeadm's own code writes into the API, and the
-// DaemonSet's container is started from what the API says of it: its command, its
-// environment, its mounts and no others. Only kubelet is played.
+// Package cluster runs a real control plane in the lab of package lab, and kube-proxy on
+// the lab's nodes as kubeadm deploys it. kubeadm's own code writes the ServiceAccount, its
+// permissions, the ConfigMap and the DaemonSet into the API. The DaemonSet's container is
+// started as the API specifies it: with its command, its environment, and exactly its
+// mounts. Only kubelet is simulated.
 //
-// It is a module of its own because kube-apiserver, kube-controller-manager and etcd are
-// its tools: Kubernetes must not get into the requirements of the proxy. It has one release
-// of Kubernetes for everything; the proxy it runs is built from its own module, with the
-// versions of that one.
+// It is a separate module because its tools are kube-apiserver, kube-controller-manager and
+// etcd: Kubernetes must not become a dependency of the proxy. It uses one release of
+// Kubernetes for everything. The proxy is built from the main module, with the versions of
+// that one.
 package cluster

@@ -18,13 +18,13 @@ import (
 	"time"
 )
 
-// authority signs what the parts of a control plane know each other by.
+// authority signs the certificates of a control plane.
 type authority struct {
 	certificate *x509.Certificate
 	key         crypto.Signer
 }
 
-// lifetime is longer than any test, and hides clocks that differ.
+// lifetime is longer than any test, and tolerates clock skew.
 const lifetime = 24 * time.Hour
 
 func newAuthority() (*authority, error) {
@@ -43,7 +43,7 @@ func newAuthority() (*authority, error) {
 	return a, err
 }
 
-// sign completes a certificate; the authority's first is its own.
+// sign completes a certificate. The first one is the authority's own.
 func (a *authority) sign(c *x509.Certificate, public crypto.PublicKey) ([]byte, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
@@ -61,7 +61,7 @@ func (a *authority) sign(c *x509.Certificate, public crypto.PublicKey) ([]byte, 
 // pair is a certificate with its key, both in PEM.
 type pair struct{ certificate, key []byte }
 
-// client names somebody to the API server, by user and group.
+// client returns a client certificate for a user and a group.
 func (a *authority) client(user, group string) (pair, error) {
 	c := &x509.Certificate{
 		Subject: pkix.Name{CommonName: user}, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
@@ -72,7 +72,7 @@ func (a *authority) client(user, group string) (pair, error) {
 	return a.issue(c)
 }
 
-// server is who answers at these addresses.
+// server returns a server certificate for these addresses.
 func (a *authority) server(addresses ...net.IP) (pair, error) {
 	return a.issue(&x509.Certificate{
 		Subject: pkix.Name{CommonName: "kube-apiserver"}, IPAddresses: addresses,

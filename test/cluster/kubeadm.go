@@ -25,10 +25,10 @@ import (
 	"github.com/tandem-proxy/tandem/test/kubeadm"
 )
 
-// ProxyUser is kube-proxy to the API server.
+// ProxyUser is kube-proxy's user name at the API server.
 const ProxyUser = "system:serviceaccount:" + metav1.NamespaceSystem + ":" + proxy.KubeProxyServiceAccountName
 
-// addProxy has kubeadm's code write all that belongs to kube-proxy, as kubeadm init does.
+// addProxy makes kubeadm's code write all objects of kube-proxy, as kubeadm init does.
 func addProxy(ctx context.Context, p *controlPlane) error {
 	c, err := config.DefaultedStaticInitConfiguration()
 	if err != nil {
@@ -43,13 +43,13 @@ func addProxy(ctx context.Context, p *controlPlane) error {
 	return nil
 }
 
-// proxyConfigMap is that of kube-proxy.
+// proxyConfigMap returns the ConfigMap of kube-proxy.
 func proxyConfigMap(ctx context.Context, client kubernetes.Interface) (*v1.ConfigMap, error) {
 	return client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, constants.KubeProxyConfigMap, metav1.GetOptions{})
 }
 
-// editConfig replaces lines of kube-proxy's configuration, as somebody with an editor does.
-// Each has to be there.
+// editConfig replaces lines of kube-proxy's configuration, as a user does with an editor. Each
+// line must exist.
 func editConfig(ctx context.Context, client kubernetes.Interface, edits map[string]string) error {
 	m, err := proxyConfigMap(ctx, client)
 	if err != nil {
@@ -68,7 +68,7 @@ func editConfig(ctx context.Context, client kubernetes.Interface, edits map[stri
 	return err
 }
 
-// proxyPod is the template of kube-proxy's Pods.
+// proxyPod returns the template of kube-proxy's Pods.
 func proxyPod(ctx context.Context, client kubernetes.Interface) (*v1.PodSpec, error) {
 	d, err := client.AppsV1().DaemonSets(metav1.NamespaceSystem).Get(ctx, constants.KubeProxy, metav1.GetOptions{})
 	if err != nil {
@@ -80,7 +80,7 @@ func proxyPod(ctx context.Context, client kubernetes.Interface) (*v1.PodSpec, er
 	return &d.Spec.Template.Spec, nil
 }
 
-// volumes are the files of kube-proxy's Pod that come from the API.
+// volumes returns the files of kube-proxy's Pod that come from the API.
 func volumes(ctx context.Context, p *controlPlane) (configuration, token map[string]string, err error) {
 	m, err := proxyConfigMap(ctx, p.client)
 	if err != nil {
@@ -92,7 +92,7 @@ func volumes(ctx context.Context, p *controlPlane) (configuration, token map[str
 		return nil, nil, err
 	}
 	if left := time.Until(request.Status.ExpirationTimestamp.Time); left < 10*time.Minute {
-		return nil, nil, errors.New("the token does not last as long as a test")
+		return nil, nil, errors.New("the token expires during the test")
 	}
 	return m.Data, map[string]string{"token": request.Status.Token, "ca.crt": string(p.ca.pem()), "namespace": metav1.NamespaceSystem}, nil
 }

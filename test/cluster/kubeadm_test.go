@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/kubeadm"
 )
 
-// TestKubeadm: package kubeadm, which other tests trust, has what kubeadm's own code writes.
+// TestKubeadm: package kubeadm, which other tests use, matches what kubeadm's own code writes.
 func TestKubeadm(t *testing.T) {
 	c := newCluster(t, 0, nil)
 	m, err := proxyConfigMap(t.Context(), c.client)
@@ -23,7 +23,7 @@ func TestKubeadm(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]string{
-		kubeadm.ConfigFile:     strings.Replace(kubeadm.Config(""), "maxPerCore: null", "maxPerCore: 0", 1), // as newCluster has it
+		kubeadm.ConfigFile:     strings.Replace(kubeadm.Config(""), "maxPerCore: null", "maxPerCore: 0", 1), // the edit of newCluster
 		kubeadm.KubeconfigFile: kubeadm.Kubeconfig(c.plane.url()),
 	}
 	for name := range want {
@@ -49,7 +49,7 @@ func TestKubeadm(t *testing.T) {
 	}
 	for _, permission := range kubeadm.Allowed {
 		if !slices.Contains(allowed, permission) {
-			t.Errorf("%s has no permission to %s, but %q", role.Name, permission, allowed)
+			t.Errorf("%s has no permission to %s, only %q", role.Name, permission, allowed)
 		}
 	}
 }

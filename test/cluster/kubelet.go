@@ -17,12 +17,12 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// host is the directories of a node that are not the machine's: /run, and kubelet's.
+// host has the directories that each node has separately: /run, and kubelet's.
 type host struct {
 	node *lab.Node
 	dir  string
 	pod  *v1.PodSpec // of kube-proxy
-	// tools is a directory of programs that come before those of the image.
+	// tools is a directory of programs that precede those of the image in the PATH.
 	tools string
 }
 
@@ -38,8 +38,8 @@ func newHost(node *lab.Node, dir string) (*host, error) {
 
 func (h *host) path(name string) string { return filepath.Join(h.dir, name) }
 
-// project writes files into a volume as kubelet does: all of them change at once, by a
-// symbolic link that is replaced.
+// project writes files into a volume as kubelet does: all of them change atomically, by
+// replacing a symbolic link.
 func (h *host) project(volume string, files map[string]string) error {
 	w, err := util.NewAtomicWriter(h.path(volume), volume)
 	if err != nil {
@@ -52,8 +52,8 @@ func (h *host) project(volume string, files map[string]string) error {
 	return w.Write(payload, nil)
 }
 
-// container has the mounts that the Pod has, and the one that every Pod gets. Its image is
-// this machine's file system, with a binary in place of the Pod's.
+// container returns a container with the Pod's mounts, and the default one of every Pod. Its
+// image is this machine's file system, with a binary in place of the Pod's.
 func (h *host) container(binary string) (c container.Container, err error) {
 	spec := &h.pod.Containers[0]
 	if c, err = container.Of(h.pod, spec, h.node, h.path("token"), h.source); err != nil {
@@ -71,7 +71,7 @@ func (h *host) container(binary string) (c container.Container, err error) {
 	return c, nil
 }
 
-// source is where a volume is on the host.
+// source returns the path of a volume on the host.
 func (h *host) source(v *v1.Volume) (string, error) {
 	switch {
 	case v.ConfigMap != nil:
@@ -81,10 +81,10 @@ func (h *host) source(v *v1.Volume) (string, error) {
 	case v.HostPath != nil && v.HostPath.Path == "/lib/modules":
 		return h.path("modules"), nil // tests do not load any
 	}
-	return "", fmt.Errorf("kubeadm's Pod has a volume %s, which is new", v.Name)
+	return "", fmt.Errorf("kubeadm's Pod has an unknown volume %s", v.Name)
 }
 
-// sync asks the API what the node's kube-proxy is to be.
+// sync reads the specification of the node's kube-proxy from the API.
 func (h *host) sync(ctx context.Context, p *controlPlane) error {
 	configuration, token, err := volumes(ctx, p)
 	if err != nil {

@@ -24,19 +24,20 @@ import (
 )
 
 const (
-	// settle is how long a process has to give back what its start took.
+	// settle is how long a process may take to return the memory of its start.
 	settle = 15 * time.Second
-	// quiet is longer than any side waits between syncs.
+	// quiet is longer than the minimum interval between syncs of all sides.
 	quiet = 1200 * time.Millisecond
-	// rate is how many connections a second are made while endpoints change.
+	// rate is the number of connections per second while endpoints change.
 	rate = 500
 )
 
-// BenchmarkProxy puts a node's life among 5,000 Services of ten endpoints beside
-// upstream's, all with one API server: the start, from exec; memory, when that is over; an
-// endpoint that changes after a quiet period, from before it is written until connections
-// to the VIP end at the new one; connections that fail while endpoints change; and a change that nobody was there to see, from the exec
-// of the process after kill -9. CPU time has that of tools which a process runs.
+// BenchmarkProxy compares this proxy with upstream's on a node with 5,000 Services of ten
+// endpoints, with the same API server. It measures the start, from exec; memory after the start;
+// the latency of an endpoint change after a quiet period, from before its write until connections
+// to the VIP reach the new endpoint; failed connections while endpoints change; and the latency of
+// a change that was made while no process ran, from the exec of the process after kill -9. CPU
+// time includes tools that a process runs.
 func BenchmarkProxy(b *testing.B) {
 	theirs := upstream.BinaryT(b)
 	c := newCluster(b, 3, nil)
@@ -50,7 +51,7 @@ func BenchmarkProxy(b *testing.B) {
 		}
 		mode = "mode: " + s.mode
 		n := c.nodes[i]
-		// Upstream's mode iptables is to run the variant that is quick with many rules.
+		// Make upstream's mode iptables use the variant that is fast with many rules.
 		tools := b.TempDir()
 		upstream.ToolsT(b, tools, "legacy")
 		c.hosts[n.Name].tools = tools
@@ -94,7 +95,7 @@ func (c *cluster) measure(b *testing.B, n *lab.Node, shell *lab.Sandbox, binary,
 	b.ReportMetric(p.Memory(b, "VmRSS"), "RSS-MiB")
 	b.ReportMetric(p.Memory(b, "VmHWM"), "peak-MiB")
 
-	const changes, counted = 100, 30 // CPU time, and connections that fail, are those of as many
+	const changes, counted = 100, 30 // CPU time and failed connections are those of the counted changes
 	var took []time.Duration
 	cpu := p.cpu(b)
 	for i := range changes {
@@ -126,7 +127,7 @@ func (c *cluster) measure(b *testing.B, n *lab.Node, shell *lab.Sandbox, binary,
 	if d.Err != nil {
 		b.Logf("the first of %d failures: %v", d.Failed, d.Err)
 	}
-	c.leads(b, shell, to, pods[counted%2]) // some sides are late
+	c.leads(b, shell, to, pods[counted%2]) // some sides are slow
 
 	_ = p.Close()
 	c.lead(web, pods[1])
@@ -137,7 +138,7 @@ func (c *cluster) measure(b *testing.B, n *lab.Node, shell *lab.Sandbox, binary,
 	_ = p.Close()
 }
 
-// connects waits until a connection can be made.
+// connects waits until a connection succeeds.
 func (c *cluster) connects(b *testing.B, from *lab.Sandbox, to netip.AddrPort) {
 	for began := time.Now(); time.Since(began) < patience; <-time.After(5 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(b.Context(), 50*time.Millisecond)
@@ -151,7 +152,7 @@ func (c *cluster) connects(b *testing.B, from *lab.Sandbox, to netip.AddrPort) {
 	b.Errorf("no connection to %s", to)
 }
 
-// leads waits until connections end at the Pod.
+// leads waits until connections reach the Pod.
 func (c *cluster) leads(b *testing.B, from *lab.Sandbox, to netip.AddrPort, pod *lab.Pod) {
 	b.Helper()
 	for began := time.Now(); time.Since(began) < patience; <-time.After(time.Millisecond / 2) {
@@ -162,10 +163,10 @@ func (c *cluster) leads(b *testing.B, from *lab.Sandbox, to netip.AddrPort, pod 
 			return
 		}
 	}
-	b.Fatalf("%s does not lead to %s", to, pod.Name)
+	b.Fatalf("connections to %s do not reach %s", to, pod.Name)
 }
 
-// lead writes the only endpoint of a Service.
+// lead sets the only endpoint of a Service.
 func (c *cluster) lead(name string, pod *lab.Pod) {
 	c.tb.Helper()
 	slices := c.client.DiscoveryV1().EndpointSlices(namespace)
@@ -179,7 +180,7 @@ func (c *cluster) lead(name string, pod *lab.Pod) {
 	}
 }
 
-// cpu is the time that the process, and those it waited for, had.
+// cpu returns the CPU time of the process and of children that it waited for.
 func (p *process) cpu(b *testing.B) (total time.Duration) {
 	b.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Process.Pid))

@@ -22,14 +22,14 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// targetPort is where Pods serve.
+// targetPort is the port of the servers in Pods.
 const targetPort = 8080
 
 // labels select the Pods of an application.
 func labels(app string) map[string]string { return map[string]string{"app": app} }
 
-// run has a Pod of an application serve on a node: one in the API, and one in the lab, of the
-// same name.
+// run starts a Pod of an application on a node: an object in the API, and a pod of the lab with
+// the same name.
 func (c *cluster) run(n *lab.Node, app, name string) *lab.Pod {
 	c.tb.Helper()
 	p := n.Pod(name)
@@ -57,7 +57,7 @@ func (c *cluster) run(n *lab.Node, app, name string) *lab.Pod {
 	return p
 }
 
-// ready says of a Pod whether its probe succeeds.
+// ready sets the readiness of a Pod.
 func (c *cluster) ready(p *lab.Pod, is bool) {
 	c.tb.Helper()
 	status := v1.ConditionFalse
@@ -75,10 +75,10 @@ func (c *cluster) ready(p *lab.Pod, is bool) {
 	}
 }
 
-// terminate asks a Pod to end, which it does in its own time.
+// terminate deletes a Pod gracefully: it terminates until remove.
 func (c *cluster) terminate(p *lab.Pod) { c.tb.Helper(); c.deletePod(p, 600) }
 
-// remove is kubelet's word that a Pod has ended.
+// remove completes the deletion of a Pod, as kubelet does after its end.
 func (c *cluster) remove(p *lab.Pod) { c.tb.Helper(); c.deletePod(p, 0) }
 
 func (c *cluster) deletePod(p *lab.Pod, grace int64) {
@@ -88,7 +88,7 @@ func (c *cluster) deletePod(p *lab.Pod, grace int64) {
 	}
 }
 
-// expose makes a Service of an application, which has its name.
+// expose makes a Service of an application with the same name.
 func (c *cluster) expose(app string, edits ...func(*v1.Service)) *v1.Service {
 	c.tb.Helper()
 	s := &v1.Service{
@@ -126,7 +126,7 @@ func (c *cluster) edit(name string, edit func(*v1.Service)) (s *v1.Service) {
 	return s
 }
 
-// balance is the word of a load balancer, which has these addresses for a Service.
+// balance sets the load balancer's addresses in the status of a Service.
 func (c *cluster) balance(s *v1.Service, addresses ...netip.Addr) {
 	c.tb.Helper()
 	s.Status.LoadBalancer.Ingress = nil
@@ -138,15 +138,15 @@ func (c *cluster) balance(s *v1.Service, addresses ...netip.Addr) {
 	}
 }
 
-// vip is the first port's address at a Service's ClusterIP of that number.
+// vip returns a Service's ClusterIP with that index, and its first port.
 func vip(s *v1.Service, i int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(s.Spec.ClusterIPs[i]), uint16(s.Spec.Ports[0].Port))
 }
 
-// askLimit is long enough for an answer, and short enough to wait for none.
+// askLimit is long enough for an answer, and short enough if none is expected.
 const askLimit = 300 * time.Millisecond
 
-// answers asks some times, by TCP and UDP, and says who answered and what went wrong.
+// answers sends several requests over TCP and UDP, and returns who answered, and the errors.
 func answers(from *lab.Sandbox, to netip.AddrPort) (servers, errs []string) {
 	const times = 8
 	who, what := map[string]bool{}, map[string]bool{}
@@ -161,15 +161,14 @@ func answers(from *lab.Sandbox, to netip.AddrPort) (servers, errs []string) {
 				who[reply.Server] = true
 			}
 			if err != nil && ctx.Err() != nil {
-				return slices.Sorted(maps.Keys(who)), slices.Sorted(maps.Keys(what)) // the rest would be silence as well
+				return slices.Sorted(maps.Keys(who)), slices.Sorted(maps.Keys(what)) // the others would time out as well
 			}
 		}
 	}
 	return slices.Sorted(maps.Keys(who)), slices.Sorted(maps.Keys(what))
 }
 
-// answer waits until, from each of these, all requests are answered and those Pods, and no
-// others, answer.
+// answer waits until each of the clients gets answers to all requests, from exactly those Pods.
 func (c *cluster) answer(what string, to netip.AddrPort, from []*lab.Sandbox, want ...*lab.Pod) {
 	c.tb.Helper()
 	var names []string
@@ -178,7 +177,7 @@ func (c *cluster) answer(what string, to netip.AddrPort, from []*lab.Sandbox, wa
 	}
 	slices.Sort(names)
 	for _, client := range from {
-		seen := map[string]bool{} // of rounds that were as they should be
+		seen := map[string]bool{} // in rounds without errors
 		c.await(fmt.Sprintf("%s: %s from %s", what, to, client.Name), func() error {
 			who, errs := answers(client, to)
 			stranger := slices.ContainsFunc(who, func(name string) bool { return !slices.Contains(names, name) })

@@ -15,9 +15,8 @@ import (
 // outage is how long the control plane is away.
 const outage = time.Minute
 
-// TestOutage: without an API server everything goes on as it is, for kube-proxies that were
-// there before and, from the first packet on, after a restart of one; what changes with
-// the API server's return is served soon after.
+// TestOutage: without an API server, running kube-proxies continue to serve, and a restarted one
+// serves from the first packet on. Changes made after the API server's return are served soon.
 func TestOutage(t *testing.T) {
 	c := newCluster(t, 2, inMode("ebpf"))
 	one, two := c.nodes[0], c.nodes[1]
@@ -26,7 +25,7 @@ func TestOutage(t *testing.T) {
 	all := c.startAll()
 	to := vip(c.expose("web"), 0)
 	c.answer("before", to, inside, web1, web2)
-	// Not later: an API server refuses everybody until it knows who may do what.
+	// Not later: a starting API server refuses all requests until it has loaded its RBAC rules.
 	c.nothingRefused()
 	l := lab.NewLoad(t)
 	defer l.End()
@@ -45,7 +44,7 @@ func TestOutage(t *testing.T) {
 	case <-t.Context().Done():
 	}
 	if l.Asked.Load() == before {
-		t.Error("nobody asked while the API server was away")
+		t.Error("no requests were sent while the API server was away")
 	}
 	if _, err := all[0].get(10256, "/healthz"); err != nil {
 		t.Errorf("health without an API server: %v", err)

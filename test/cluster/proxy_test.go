@@ -21,7 +21,7 @@ type process struct {
 	node *lab.Node
 }
 
-// start runs a binary on a node, with flags beside those that the DaemonSet has.
+// start runs a binary on a node, with flags in addition to those of the DaemonSet.
 func (c *cluster) start(n *lab.Node, binary string, flags ...string) *process {
 	c.tb.Helper()
 	if err := c.hosts[n.Name].sync(c.tb.Context(), c.plane); err != nil {
@@ -30,7 +30,7 @@ func (c *cluster) start(n *lab.Node, binary string, flags ...string) *process {
 	return c.restart(n, binary, flags...)
 }
 
-// restart is start with what the node's kubelet knows, which need not be news.
+// restart is start with the specification that the node's kubelet has already read.
 func (c *cluster) restart(n *lab.Node, binary string, flags ...string) *process {
 	c.tb.Helper()
 	cmd, err := c.hosts[n.Name].proxy(binary, flags...)
@@ -42,7 +42,7 @@ func (c *cluster) restart(n *lab.Node, binary string, flags ...string) *process 
 	return p
 }
 
-// startAll runs ours on every node, until each has programmed what there is.
+// startAll runs this proxy on every node, and waits until each has programmed all Services.
 func (c *cluster) startAll(flags ...string) (all []*process) {
 	c.tb.Helper()
 	for _, n := range c.nodes {
@@ -62,7 +62,7 @@ func (p *process) programmed() {
 
 func (p *process) unprogrammed() error { return upstream.Programmed(p.c.tb.Context(), p.node) }
 
-// await is the cluster's while the process lives.
+// await is the cluster's await, but fails at once when the process has ended.
 func (p *process) await(what string, condition func() error) {
 	p.c.tb.Helper()
 	p.Await(p.c.tb, patience, what, condition)
@@ -74,12 +74,12 @@ func (p *process) terminate() {
 	p.Terminate(p.c.tb)
 }
 
-// get asks one of the process's servers on its node.
+// get sends a request to one of the process's servers on its node.
 func (p *process) get(port uint16, path string) (string, error) {
 	return p.node.Fetch(p.c.tb.Context(), port, path)
 }
 
-// mode checks what the process says it runs in.
+// mode checks the mode that the process reports.
 func (p *process) mode(want string) {
 	p.c.tb.Helper()
 	if mode, err := p.get(10249, "/proxyMode"); err != nil || mode != want {
@@ -87,7 +87,7 @@ func (p *process) mode(want string) {
 	}
 }
 
-// TestControlPlane: what kubeadm sets up is enough to reach the API server by its Service.
+// TestControlPlane: what kubeadm sets up suffices to reach the API server through its Service.
 func TestControlPlane(t *testing.T) {
 	c := newCluster(t, 1, inMode("ebpf"))
 	p := c.startAll()[0]

@@ -13,9 +13,9 @@ import (
 	"github.com/tandem-proxy/tandem/test/upstream"
 )
 
-// TestRollBack: one ConfigMap, whose mode is iptables, serves both binaries. A flag of the
-// DaemonSet has ours use eBPF all the same; upstream's takes no notice of it, so that going
-// back is a change of the image, after --cleanup by ours.
+// TestRollBack: one ConfigMap, whose mode is iptables, works for both binaries. A flag of the
+// DaemonSet makes ours use eBPF nevertheless; upstream's ignores it. So a rollback only changes
+// the image, after --cleanup by ours.
 func TestRollBack(t *testing.T) {
 	binary := upstream.BinaryT(t)
 	c := newCluster(t, 1, inMode("iptables"))
@@ -43,12 +43,12 @@ func TestRollBack(t *testing.T) {
 		return err
 	})
 	ours.terminate()
-	// Programs would go on serving what they know.
+	// Programs would continue to serve without the process.
 	cleanup := c.start(n, ourBinary(t), flag, "--cleanup")
 	if err := cleanup.Wait(); err != nil {
 		t.Fatalf("%s --cleanup: %v", flag, err)
 	}
-	c.silent("nobody serves", to, inside...)
+	c.silent("no proxy serves", to, inside...)
 
 	theirs = c.start(n, binary, flag)
 	theirs.programmed()

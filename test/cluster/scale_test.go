@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// crowd makes Services of so many endpoints each, which nobody asks for.
+// crowd makes Services without traffic, with the given number of endpoints each.
 func (c *cluster) crowd(services, endpoints int) {
 	c.tb.Helper()
 	began := time.Now()
@@ -31,7 +31,7 @@ func (c *cluster) crowd(services, endpoints int) {
 			name := fmt.Sprintf("crowd-%d", i)
 			_, err := c.client.CoreV1().Services(namespace).Create(ctx, &v1.Service{
 				ObjectMeta: metav1.ObjectMeta{Name: name},
-				Spec:       v1.ServiceSpec{Ports: []v1.ServicePort{{Name: "tcp", Port: 80}}}, // no selector: the slice is ours
+				Spec:       v1.ServiceSpec{Ports: []v1.ServicePort{{Name: "tcp", Port: 80}}}, // no selector: this test writes the slice
 			}, metav1.CreateOptions{})
 			if err != nil {
 				return err
@@ -63,8 +63,8 @@ func sliceOf(service string, endpoints ...discoveryv1.Endpoint) *discoveryv1.End
 	}
 }
 
-// TestManyServices: 5,000 Services are there when kube-proxy starts; all of them are
-// served, and changes are when there are so many.
+// TestManyServices: 5,000 Services exist when kube-proxy starts. It serves all of them, and
+// applies changes.
 func TestManyServices(t *testing.T) {
 	const services = 5000
 	c := newCluster(t, 1, inMode("ebpf"))
@@ -90,7 +90,7 @@ func TestManyServices(t *testing.T) {
 	c.nothingRefused()
 }
 
-// sample is the value of one.
+// sample returns the value of a metric.
 func sample(tb testing.TB, metrics, name string) (value float64) {
 	tb.Helper()
 	for line := range strings.Lines(metrics) {

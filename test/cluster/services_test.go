@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// nothingRefused checks what kube-proxy asked the API server so far.
+// nothingRefused checks kube-proxy's requests to the API server so far.
 func (c *cluster) nothingRefused() {
 	c.tb.Helper()
 	r, err := requestsOf(c.plane.path("audit.log"), ProxyUser)
@@ -37,7 +37,7 @@ func (c *cluster) nothingRefused() {
 	}
 	for _, must := range []string{"watch services", "watch endpointslices.discovery.k8s.io", "watch nodes", "watch servicecidrs.networking.k8s.io", "create events.events.k8s.io"} {
 		if !slices.Contains(r.Granted, must) {
-			c.tb.Errorf("the audit log has no %s, but %v", must, r.Granted)
+			c.tb.Errorf("the audit log has no %s, only %v", must, r.Granted)
 		}
 	}
 }
@@ -148,7 +148,7 @@ func TestServices(t *testing.T) {
 
 	c.edit("web", func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP })
 	c.await("affinity", func() error {
-		who := map[string]bool{} // of one port: each has its own
+		who := map[string]bool{} // for one port: affinity is per port
 		for range 8 {
 			reply, err := pods[0].Ask(t.Context(), "tcp", to)
 			if err != nil {

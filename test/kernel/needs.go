@@ -2,8 +2,8 @@
 
 //go:build linux
 
-// Package kernel tells tests what the kernel they run under can do, so that they can
-// be run under any.
+// Package kernel tells tests which features the running kernel has, so that they can run under
+// any kernel.
 package kernel
 
 import (
@@ -23,18 +23,18 @@ var probed = sync.OnceValue(func() capabilities.Report {
 	return capabilities.Probe(context.Background(), capabilities.Options{})
 })
 
-// Report is all that is known of it.
+// Report returns all known features of the kernel.
 func Report() capabilities.Report { return probed() }
 
-// Has tells whether the kernel has a feature.
+// Has reports whether the kernel has a feature.
 func Has(f capabilities.Feature) bool { return probed().Has(f) }
 
-// Needs skips a test on a kernel that lacks a feature. Tests of package capabilities hold
-// what is found against the versions that have it.
+// Needs skips a test on a kernel that lacks a feature. Tests of package capabilities compare
+// the detected features with kernel versions.
 func Needs(tb lab.TB, features ...capabilities.Feature) {
 	tb.Helper()
 	if err := lab.Root(); err != nil {
-		lab.SkipOrFail(tb, err) // nobody else is told what the kernel can do
+		lab.SkipOrFail(tb, err) // probing features needs root
 	}
 	for _, f := range features {
 		result, _ := probed().Lookup(f)
@@ -47,20 +47,19 @@ func Needs(tb lab.TB, features ...capabilities.Feature) {
 	}
 }
 
-// programs is what they need that came last.
+// programs is the newest feature that the programs need.
 const programs = capabilities.GlobalPointers
 
-// HasPrograms tells whether the kernel can carry them, and with them mode ebpf.
+// HasPrograms reports whether the kernel supports the eBPF programs, and so mode ebpf.
 func HasPrograms() bool { return Has(programs) }
 
-// NeedsPrograms skips a test of what only programs do where the kernel cannot carry them.
+// NeedsPrograms skips a test of the eBPF programs if the kernel does not support them.
 func NeedsPrograms(tb lab.TB) {
 	tb.Helper()
 	Needs(tb, programs)
 }
 
-// Rounds is how often a test should do something that proves more the more often it is done: a
-// tenth in short mode.
+// Rounds scales the number of rounds of a random or repeated test: a tenth in short mode.
 func Rounds(n int) int {
 	if testing.Short() {
 		return max(1, n/10)
@@ -68,8 +67,8 @@ func Rounds(n int) int {
 	return n
 }
 
-// Dealt says whether the part of tests that this kernel was dealt has a play, counted from 0. All
-// have all of them but where hack/kernels.sh has several kernels share them: TANDEM_PART=1/4.
+// Dealt reports whether this kernel runs a play, given its number from 0. Each kernel runs all of
+// them, unless hack/kernels.sh divides them among several kernels: TANDEM_PART=1/4.
 func Dealt(play int) bool {
 	part, parts := 0, 1
 	if text := os.Getenv("TANDEM_PART"); text != "" {
@@ -80,7 +79,7 @@ func Dealt(play int) bool {
 	return (play+play/parts)%parts == part // not every fourth, where plays alternate
 }
 
-// AtLeast compares its version. What capabilities knows as a feature is asked for as that.
+// AtLeast compares the kernel's version. Use Has for features that package capabilities knows.
 func AtLeast(tb lab.TB, major, minor int) bool {
 	tb.Helper()
 	var u unix.Utsname
@@ -95,7 +94,7 @@ func AtLeast(tb lab.TB, major, minor int) bool {
 	return haveMajor > major || haveMajor == major && haveMinor >= minor
 }
 
-// Since skips a test of what came with a version.
+// Since skips a test on kernels older than a version.
 func Since(tb lab.TB, major, minor int, what string) {
 	tb.Helper()
 	if !AtLeast(tb, major, minor) {

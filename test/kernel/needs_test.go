@@ -9,12 +9,12 @@ import (
 	"testing"
 )
 
-// TestDealt: every play is in one part, parts are as large as each other, and each has plays with
-// even and odd numbers.
+// TestDealt: every play is in exactly one part, all parts have the same size, and each has plays
+// with even and odd numbers.
 func TestDealt(t *testing.T) {
 	const plays = 48
 	if t.Setenv("TANDEM_PART", ""); !Dealt(0) || !Dealt(7) {
-		t.Error("without parts, something is left out")
+		t.Error("without parts, a play is missing")
 	}
 	for _, parts := range []int{1, 2, 3, 4} {
 		times := map[int]int{}

@@ -135,7 +135,7 @@ var (
 	kernelPackage = regexp.MustCompile(`^linux-(image|binary|modules)-[0-9].*-cloud-amd64$`)
 )
 
-// kernel fetches what the suite's kernel is made of, and nothing that would install it.
+// kernel downloads the packages of the suite's kernel, without their installation tools.
 func (a *apt) kernel(ctx context.Context) ([]string, error) {
 	out, err := a.run(ctx, "apt-cache", "depends", "--recurse", "--no-recommends", "--no-suggests",
 		"--no-conflicts", "--no-breaks", "--no-replaces", "--no-enhances", metapackage)
@@ -171,7 +171,7 @@ func (a *apt) fetched() ([]string, error) {
 	return filepath.Glob(filepath.Join(a.dir, "cache/archives/*.deb"))
 }
 
-// unpack hands a package's files to read, as a tar archive.
+// unpack passes a package's files to read, as a tar archive.
 func unpack(ctx context.Context, deb string, read func(io.Reader) error) (err error) {
 	defer func() { err = wrap(err, "unpack %s", filepath.Base(deb)) }()
 	c := exec.CommandContext(ctx, "dpkg-deb", "--fsys-tarfile", deb)

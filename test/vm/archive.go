@@ -30,7 +30,7 @@ func newArchive(w io.Writer) *archive {
 	return &archive{out: bufio.NewWriterSize(w, 1<<20), dirs: map[string]bool{".": true, "/": true}}
 }
 
-// entry is written with the directories above it, which the kernel does not make.
+// entry writes an entry and its parent directories, which the kernel does not create.
 func (a *archive) entry(name string, mode uint32, rdev uint64, size int64, data io.Reader) error {
 	name = strings.TrimPrefix(path.Clean(name), "/")
 	if dir := path.Dir(name); !a.dirs[dir] {
@@ -116,7 +116,7 @@ func (a *archive) copy(name, from string) error {
 	return a.file(name, info.Mode().Perm(), info.Size(), f)
 }
 
-// tree writes a directory of this machine below the same path, but for what skip names.
+// tree writes a directory of this machine to the same path, without what skip selects.
 func (a *archive) tree(root string, skip func(rel string) bool) error {
 	return filepath.WalkDir(root, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -146,7 +146,7 @@ func (a *archive) tree(root string, skip func(rel string) bool) error {
 	})
 }
 
-// close ends the archive. Padded, another one can follow.
+// close ends the archive, with padding, so that another one can follow.
 func (a *archive) close() error {
 	if err := a.entry("TRAILER!!!", 0, 0, 0, nil); err != nil {
 		return err

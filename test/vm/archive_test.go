@@ -71,6 +71,6 @@ func TestArchive(t *testing.T) {
 		t.Errorf("no archive can follow after %d bytes", b.Len())
 	}
 	if err := newArchive(&b).file("short", 0o644, 5, strings.NewReader("1234")); err == nil {
-		t.Error("a file that is shorter than said was written")
+		t.Error("no error for a file that is shorter than its size")
 	}
 }

@@ -20,13 +20,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// layout changes with what is in the cache, so that nothing older is used.
+// layout must be changed with the format of the cache, so that no older files are used.
 const layout = "1"
 
-// Cache has the parts of virtual machines, in a directory outside of checkouts.
+// Cache holds the parts of virtual machines, in a directory outside of checkouts.
 type Cache struct{ dir string }
 
-// OpenCache returns the user's.
+// OpenCache returns the user's cache.
 func OpenCache() (*Cache, error) {
 	base, err := os.UserCacheDir()
 	if err != nil {
@@ -42,7 +42,7 @@ type parts struct {
 	vmlinuz, modules, userland string
 }
 
-// parts are fetched if they are not there, or anyway to get what is newest.
+// parts downloads parts that are missing, or all of them to update them.
 func (c *Cache) parts(ctx context.Context, k Kernel, update bool) (p parts, err error) {
 	userland, err := c.made(ctx, "userland", update, func(ctx context.Context, dir string) error {
 		f, err := os.Create(filepath.Join(dir, "userland.cpio"))
@@ -65,14 +65,14 @@ func (c *Cache) parts(ctx context.Context, k Kernel, update bool) (p parts, err 
 	}, err
 }
 
-// Fetch sees to it that a kernel and the guest's programs are there, and that they are
-// the newest if update is set.
+// Fetch makes sure that a kernel and the guest's programs are in the cache. With update, it
+// downloads the newest ones.
 func (c *Cache) Fetch(ctx context.Context, k Kernel, update bool) error {
 	_, err := c.parts(ctx, k, update)
 	return err
 }
 
-// made returns a directory of the cache, and makes it if it is missing. Concurrent callers wait,
+// made returns a directory of the cache, and creates it if it is missing. Concurrent callers wait,
 // and a killed process leaves no directory that looks complete.
 func (c *Cache) made(ctx context.Context, name string, update bool, build func(ctx context.Context, dir string) error) (_ string, err error) {
 	dir := filepath.Join(c.dir, name)
@@ -138,8 +138,8 @@ type kernelTree struct {
 	files     []string // of modules, below the tree
 }
 
-// read keeps the kernel and wanted modules. Where packages have those differs from one
-// release of Debian to another.
+// read keeps the kernel and wanted modules. Their paths in packages differ between releases
+// of Debian.
 func (t *kernelTree) read(r io.Reader) error {
 	for in := tar.NewReader(r); ; {
 		h, err := in.Next()
@@ -182,7 +182,7 @@ func (t *kernelTree) read(r io.Reader) error {
 	}
 }
 
-// inflate unpacks modules here, once: the guest would take long, each time.
+// inflate decompresses modules once here: it would take the guest long each time.
 func (t *kernelTree) inflate(ctx context.Context) error {
 	var packed []string
 	for i, f := range t.files {
@@ -207,7 +207,7 @@ func (t *kernelTree) pack() (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	a := newArchive(f)
-	// By the real path, as a link is in the way of directories.
+	// Use the real path, as a link cannot contain directories.
 	root := path.Join("usr/lib/modules", t.release)
 	var modules []module
 	for _, file := range t.files {

@@ -18,8 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Main is the guest's side, if the program runs as process 1 there: it does not return
-// then.
+// Main is the guest's side. If the program is process 1, Main does not return.
 func Main() {
 	if os.Getpid() != 1 || os.Args[0] != "/init" {
 		return
@@ -29,10 +28,10 @@ func Main() {
 	}
 	unix.Sync()
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
-	os.Exit(1) // which is a panic
+	os.Exit(1) // makes the kernel panic
 }
 
-// mounts are what tests and tools expect of a machine.
+// mounts are the mounts that tests and tools expect.
 var mounts = []struct{ target, fs, options string }{
 	{"/proc", "proc", ""},
 	{"/sys", "sysfs", ""},
@@ -116,7 +115,7 @@ func prepare() error {
 			return err
 		}
 	}
-	// As udev does, so that it is there to be opened, which loads the module.
+	// As udev does: opening the device loads its module.
 	if err := unix.Mknod("/dev/net/tun", unix.S_IFCHR|0o666, int(unix.Mkdev(10, 200))); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("make /dev/net/tun: %w", err)
 	}
@@ -140,7 +139,7 @@ func prepare() error {
 			return err
 		}
 	}
-	// Whatever a package brought stays.
+	// Programs of packages are kept.
 	if err := exec.Command("busybox", "--install", "-s").Run(); err != nil {
 		return fmt.Errorf("install commands of busybox: %w", err)
 	}
@@ -161,7 +160,7 @@ func loopbackUp() error {
 	return wrap(unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo), "set lo up")
 }
 
-// openLine opens a serial line that passes bytes on as they are.
+// openLine opens a serial line in raw mode.
 func openLine(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -172,12 +171,12 @@ func openLine(name string) (*os.File, error) {
 	return f, wrap(unix.IoctlSetTermios(int(f.Fd()), unix.TCSETS, raw), "set %s up", name)
 }
 
-// drain waits until everything was sent.
+// drain waits until all bytes are sent.
 func drain(line *os.File) error {
 	return wrap(unix.IoctlSetInt(int(line.Fd()), unix.TCSBRK, 1), "drain %s", line.Name())
 }
 
-// run runs the command, and waits for orphans on the way.
+// run runs the command, and also waits for orphans.
 func (j *job) run(out io.Writer) (code int, err error) {
 	program, err := exec.LookPath(j.Args[0])
 	if err != nil {
@@ -220,7 +219,7 @@ func (j *job) run(out io.Writer) (code int, err error) {
 		}
 		break
 	}
-	// Processes that it left behind may hold the pipe.
+	// Remaining processes may hold the pipe.
 	select {
 	case <-copied:
 	case <-time.After(500 * time.Millisecond):
@@ -228,7 +227,7 @@ func (j *job) run(out io.Writer) (code int, err error) {
 	return code, nil
 }
 
-// uptime of the kernel. The clock may have been set meanwhile.
+// uptime returns the kernel's uptime, which does not depend on changes of the clock.
 func uptime() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t)

@@ -18,7 +18,7 @@ import (
 // Names that host and guest share.
 const (
 	jobFile    = "/job.json"
-	endEntry   = "end" // of what comes back
+	endEntry   = "end" // last entry of the result
 	console    = "ttyS0"
 	outputLine = "/dev/ttyS1"
 	resultLine = "/dev/ttyS2"
@@ -29,12 +29,12 @@ type job struct {
 	Args []string
 	Dir  string
 	Env  []string
-	// Outputs are files, and directories with all below, that come back.
+	// Outputs are files, and directories with their contents, that the guest sends back.
 	Outputs []string
 	Now     time.Time
 }
 
-// end is the result of a job. If there is none, the guest died.
+// end is the result of a job. If it is missing, the guest died.
 type end struct {
 	Code int
 	// Release of the kernel, as uname -r.
@@ -42,7 +42,7 @@ type end struct {
 	Boot, Run time.Duration
 }
 
-// outputs are the files that a test binary is asked to write, as absolute paths.
+// outputs returns the files that a test binary must write, as absolute paths.
 func outputs(args []string, dir string) []string {
 	var list []string
 	below := dir
@@ -74,7 +74,7 @@ func absolute(name, dir string) string {
 	return filepath.Join(dir, name)
 }
 
-// testTimeout is after how long a test binary ends by itself; zero if it does not.
+// testTimeout returns the timeout of a test binary; zero for none.
 func testTimeout(args []string) time.Duration {
 	for _, a := range args {
 		if v, ok := strings.CutPrefix(a, "-test.timeout="); ok {
@@ -86,12 +86,12 @@ func testTimeout(args []string) time.Duration {
 	return 0
 }
 
-// receive writes files that came back, and only those that were asked for.
+// receive writes the files that the guest sent, and only requested ones.
 func receive(r io.Reader, wanted []string) (*end, error) {
 	for in := tar.NewReader(r); ; {
 		h, err := in.Next()
 		if err != nil {
-			return nil, fmt.Errorf("read what came back: %w", err)
+			return nil, fmt.Errorf("read results of the guest: %w", err)
 		}
 		if h.Name == endEntry {
 			e := &end{}
@@ -111,13 +111,13 @@ func receive(r io.Reader, wanted []string) (*end, error) {
 	}
 }
 
-// send writes the files that are there of those that were asked for, and the end.
+// send sends the requested files that exist, and the end.
 func send(w io.Writer, wanted []string, e end) error {
 	out := tar.NewWriter(w)
 	for _, root := range wanted {
 		err := filepath.WalkDir(root, func(name string, d os.DirEntry, err error) error {
 			if err != nil || !d.Type().IsRegular() {
-				return nil // not written, then
+				return nil // the job did not write it
 			}
 			data, err := os.ReadFile(name)
 			if err != nil {

@@ -42,7 +42,7 @@ func TestMerged(t *testing.T) {
 	}
 }
 
-// Only what was asked for is written, wherever the guest says it belongs.
+// receive writes only requested files, even if the guest sends others.
 func TestReceive(t *testing.T) {
 	from, to := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(from, "a"), []byte("text"), 0o644); err != nil {
@@ -70,12 +70,12 @@ func TestReceive(t *testing.T) {
 	}
 	for _, wanted := range [][]string{nil, {to}, {from + "b"}, {filepath.Join(from, "b")}} {
 		if _, err := receive(bytes.NewReader(b.Bytes()), wanted); err == nil {
-			t.Errorf("accepted where only %v were asked for", wanted)
+			t.Errorf("accepted, although only %v were requested", wanted)
 		}
 	}
-	// A guest that died in the middle has not ended.
+	// A guest that died has no end.
 	if _, err := receive(bytes.NewReader(b.Bytes()[:1024]), []string{from}); err == nil {
-		t.Error("an end was made up")
+		t.Error("got an end, want an error")
 	}
 }
 

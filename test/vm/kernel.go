@@ -9,29 +9,29 @@ import (
 	"strings"
 )
 
-// Kernel is one that tests can run under.
+// Kernel is a kernel that tests can run under.
 type Kernel struct {
-	// Name is what users say: a version, or Newest.
+	// Name is a version, or Newest.
 	Name string
-	// Suite of Debian whose newest cloud kernel it is. Point releases come and go
-	// there, so that none can be pinned.
+	// Suite is the suite of Debian whose newest cloud kernel it is. Suites keep only the
+	// latest point releases, so none can be pinned.
 	Suite string
 	// CPU is the model that QEMU emulates for it.
 	CPU string
 }
 
-// cpu is all that QEMU emulates but for page tables of five levels, which only take time.
+// cpu has all features that QEMU emulates, except five-level page tables, which are slow.
 const cpu = "max,la57=off"
 
-// oldCPU is for kernels that have another way. With cmpxchg16b, which their allocators use,
-// QEMU 7 loses track of EFLAGS: rarely, an exception right behind it has a kernel go on with random
-// flags, and die. Newer kernels have no kmalloc_nolock() without it, and so no socket storage.
+// oldCPU has no cmpxchg16b, for kernels whose allocators do not require it. With cmpxchg16b, QEMU 7
+// may lose EFLAGS: rarely, after an exception right behind it, the kernel continues with random
+// flags and crashes. Newer kernels need it for kmalloc_nolock(), and so for socket storage.
 const oldCPU = cpu + ",cx16=off"
 
 // Newest is the name of the newest kernel there is.
 const Newest = "newest"
 
-// Kernels are those that can be fetched, oldest first.
+// Kernels are all kernels that can be downloaded, oldest first.
 var Kernels = []Kernel{
 	{"5.10", "bullseye", oldCPU},
 	{"6.1", "bookworm", oldCPU},
@@ -43,7 +43,7 @@ var Kernels = []Kernel{
 // need, and boot faster than those with drivers for hardware.
 const metapackage = "linux-image-cloud-amd64"
 
-// Find returns the kernel of a name.
+// Find returns the kernel with a name.
 func Find(name string) (Kernel, error) {
 	var names []string
 	for _, k := range Kernels {

@@ -12,18 +12,18 @@ import (
 	"strings"
 )
 
-// module is one that the kernel or a tool may ask for.
+// module is a kernel module that the kernel or a tool may request.
 type module struct {
 	// File is its path below the kernel's directory of modules.
 	Name, File string
-	// Deps have to be loaded before.
+	// Deps are modules to be loaded before it.
 	Deps []string
 	// Aliases are patterns of other names.
 	Aliases []string
 }
 
 // wantedModules are the parts of the kernel's tree that tests and their tools may
-// ask for: protocols, virtual devices, and what those are made of.
+// need: protocols, virtual devices, and their dependencies.
 var wantedModules = []string{
 	"net/", "lib/", "crypto/", "arch/x86/crypto/", "fs/overlayfs/",
 	"drivers/net/bonding/", "drivers/net/dummy", "drivers/net/geneve", "drivers/net/ifb", "drivers/net/ipvlan/",
@@ -31,19 +31,19 @@ var wantedModules = []string{
 	"drivers/net/vrf", "drivers/net/vxlan", "drivers/net/wireguard/", "drivers/net/bareudp",
 }
 
-// unwantedModules are below them, and large.
+// unwantedModules are large subtrees that are not needed.
 var unwantedModules = []string{
 	"net/bluetooth/", "net/wireless/", "net/mac80211/", "net/9p/", "net/ceph/", "net/sunrpc/", "net/rxrpc/", "net/smc/", "net/tipc/",
 	"net/batman-adv/", "net/can/", "net/nfc/", "net/rds/", "net/ieee802154/", "net/mac802154/", "net/6lowpan/", "net/dccp/", "net/atm/",
 }
 
-// wantedModule tells of a path below the kernel's tree of modules.
+// wantedModule reports whether a path in the kernel's tree of modules is wanted.
 func wantedModule(file string) bool {
 	has := func(prefix string) bool { return strings.HasPrefix(file, prefix) }
 	return slices.ContainsFunc(wantedModules, has) && !slices.ContainsFunc(unwantedModules, has)
 }
 
-// readModule reads what a module says of itself.
+// readModule reads the metadata of a module.
 func readModule(object, file string) (module, error) {
 	m := module{Name: moduleName(file), File: file}
 	f, err := elf.Open(object)
@@ -82,8 +82,8 @@ func readModule(object, file string) (module, error) {
 	return m, nil
 }
 
-// moduleName is what the kernel calls the module of a file, or of a name: both
-// dashes and underscores are used.
+// moduleName returns the kernel's name of a module, given its file or name, which may
+// contain dashes or underscores.
 func moduleName(file string) string {
 	name, _, _ := strings.Cut(path.Base(file), ".ko")
 	return strings.ReplaceAll(name, "-", "_")
@@ -104,7 +104,7 @@ func dependencies(modules []module) string {
 		var add func(deps []string)
 		add = func(deps []string) {
 			for _, name := range deps {
-				// What is not there is built in.
+				// Missing modules are built in.
 				if dep, ok := byName[name]; ok && !seen[name] {
 					seen[name] = true
 					add(dep.Deps)

@@ -24,7 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options say what to run, and where.
+// Options are the command and the machine to run it in.
 type Options struct {
 	Kernel Kernel
 	// Init is a static binary whose main calls Main.
@@ -32,8 +32,8 @@ type Options struct {
 	// Args are the command. A path is copied into the guest; a name without a slash is
 	// one of the guest's programs.
 	Args []string
-	// Dir is where it runs. The module around it is in the guest at its place, as tests
-	// read files of their packages.
+	// Dir is its working directory. The guest has the surrounding Go module at the same path,
+	// as tests read files of their packages.
 	Dir string
 	// Env are additional environment variables.
 	Env []string
@@ -43,18 +43,18 @@ type Options struct {
 	Output io.Writer
 	// Memory of the machine in MiB, half of which files may fill; 1024 if zero.
 	Memory int
-	// CPUs it has; one if zero, as more do not make it faster.
+	// CPUs is their number; one if zero, as more do not make it faster.
 	CPUs int
-	// Timeout is when it is killed: what a test binary says and a minute more, or ten
-	// minutes, if zero.
+	// Timeout is when it is killed. The default is a minute after the timeout of a test
+	// binary, or ten minutes for other commands.
 	Timeout time.Duration
 }
 
-// Result of a command.
+// Result is the result of a command.
 type Result struct {
-	// Code it ended with.
+	// Code is its exit code.
 	Code int
-	// Release of the kernel it ran under.
+	// Release is the release of the kernel.
 	Release string
 	// Boot and Run are how long the kernel and the command took.
 	Boot, Run time.Duration
@@ -70,8 +70,8 @@ func Available() error {
 
 const qemu = "qemu-system-x86_64"
 
-// Run boots a machine, runs a command in it and returns when both have ended. An
-// error means that the command's end is not known.
+// Run boots a machine, runs a command in it, and returns when both have ended. An error
+// means that the command's result is unknown.
 func (c *Cache) Run(ctx context.Context, o Options) (_ *Result, err error) {
 	if err := Available(); err != nil {
 		return nil, err
@@ -105,7 +105,7 @@ func (c *Cache) Run(ctx context.Context, o Options) (_ *Result, err error) {
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
-	// Its own status says little: QEMU ends well when the guest panics.
+	// Ignore QEMU's exit status: it is 0 even if the guest panics.
 	var e *end
 	if err == nil {
 		e, err = readResult(resultFile, j.Outputs)
@@ -169,8 +169,8 @@ func (o Options) emulate(ctx context.Context, vmlinuz, initrd, consoleFile, resu
 	}
 	cmd := exec.CommandContext(ctx, qemu,
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		// KVM inside of a virtual machine is there more often than it works. One thread:
-		// with several, QEMU 7 executes code that a kernel is just patching.
+		// No KVM: inside a virtual machine it often exists, but does not work. One thread:
+		// with several, QEMU 7 executes code while the kernel is patching it.
 		"-accel", "tcg,thread=single", "-cpu", o.Kernel.CPU, "-smp", strconv.Itoa(cpus), "-m", strconv.Itoa(memory),
 		"-kernel", vmlinuz, "-initrd", initrd,
 		// Without norandmaps QEMU translates each program anew.
@@ -188,7 +188,7 @@ func (o Options) emulate(ctx context.Context, vmlinuz, initrd, consoleFile, resu
 	return errs.String(), err
 }
 
-// writeInitrd joins what is cached and the job.
+// writeInitrd joins the cached archives and the job.
 func writeInitrd(name string, p parts, o Options, j job) (err error) {
 	f, err := os.Create(name)
 	if err != nil {
@@ -241,7 +241,7 @@ func writeInitrd(name string, p parts, o Options, j job) (err error) {
 	return a.close()
 }
 
-// notSource tells what of a module no test reads.
+// notSource reports whether no test reads a path of the Go module.
 func notSource(rel string) bool {
 	switch rel {
 	case ".git", ".cache", "bin":
@@ -250,7 +250,7 @@ func notSource(rel string) bool {
 	return strings.HasSuffix(rel, ".test")
 }
 
-// moduleRoot is the directory around dir with a go.mod, if there is one.
+// moduleRoot returns the closest directory above dir with a go.mod, if there is one.
 func moduleRoot(dir string) string {
 	for ; ; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {

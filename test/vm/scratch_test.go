@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// What a killed process left goes, and what a living one uses stays.
+// Directories of killed processes are removed, those of running ones are kept.
 func TestScratch(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	c := &Cache{dir: t.TempDir()}

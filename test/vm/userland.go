@@ -14,29 +14,29 @@ import (
 	"strings"
 )
 
-// userlandSuite is the one whose tools the guest has, under each kernel: tools come with
-// the proxy's image and not with the node.
+// userlandSuite is the suite of the guest's tools, for all kernels: tools are part of the
+// proxy's image, not of the node.
 const userlandSuite = "bookworm"
 
 // userlandPackages are the programs of tests, and of people who inspect a machine.
 var userlandPackages = []string{
 	"iptables", "ipset", "ipvsadm", "nftables", "conntrack", "iproute2", "ethtool", "iputils-ping",
-	// For what no other brings, and modprobe. Its shell prefers its own commands to those
-	// above, so there are others.
+	// busybox is for modprobe and commands that no other package has. Its shell prefers its own
+	// commands to those above, so there is another shell.
 	"busybox-static", "dash", "bash", "procps",
 	// For test binaries with the race detector.
 	"libc6", "libgcc-s1",
 }
 
-// userlandWithout are paths of no use to programs.
+// userlandWithout are paths that programs do not need.
 var userlandWithout = []string{
 	"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "usr/share/lintian", "usr/share/bug", "usr/share/perl",
 	"usr/share/zoneinfo", "usr/share/bash-completion", "usr/lib/x86_64-linux-gnu/gconv", "usr/lib/x86_64-linux-gnu/perl", "usr/lib/locale",
 	"usr/lib/systemd", "var",
 }
 
-// userlandLinks are what scripts of packages would make. Both variants of iptables are
-// there by their own names as well.
+// userlandLinks are links that scripts of packages would create. Both variants of iptables
+// are also available by their own names.
 var userlandLinks = [][2]string{
 	{"bin", "usr/bin"}, {"sbin", "usr/sbin"}, {"lib", "usr/lib"}, {"lib64", "usr/lib64"},
 	{"usr/bin/sh", "dash"},

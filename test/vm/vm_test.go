@@ -20,8 +20,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/vm"
 )
 
-// TestMachine is what the rest stands on, with one kernel: a command, a guest that dies, one
-// that does not end, and go test.
+// TestMachine tests one kernel with a command, a guest that crashes, one that does not end, and
+// go test.
 func TestMachine(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots virtual machines, which make test-all does")
