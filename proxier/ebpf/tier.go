@@ -175,7 +175,7 @@ func (t *Tier) Close() error {
 // CloseUntranslated closes these UDP sockets soon, as far as the programs would serve them if
 // they were opened now. It is for those that are connected to a frontend itself since
 // before the programs were there, and whose packets nothing translates any more.
-func (t *Tier) CloseUntranslated(pairs []sockets.SocketPair) {
+func (t *Tier) CloseUntranslated(pairs []sockets.Pair) {
 	t.sockets.CloseSoon(pairs)
 }
 

@@ -43,7 +43,7 @@ func TestUntranslated(t *testing.T) {
 				closed bool
 			}
 			var untranslated []untranslatedSocket
-			var pairs []sockets.SocketPair
+			var pairs []sockets.Pair
 			for _, s := range []struct {
 				name          string
 				from          *lab.Sandbox
@@ -66,7 +66,7 @@ func TestUntranslated(t *testing.T) {
 				defer c.Close()
 				untranslated = append(untranslated, untranslatedSocket{c, s.name, s.closed})
 				if local := netip.MustParseAddrPort(c.LocalAddr().String()); s.named {
-					pairs = append(pairs, sockets.SocketPair{Local: netip.AddrPortFrom(local.Addr().Unmap(), local.Port()), Remote: netip.AddrPortFrom(s.to.Addr().Unmap(), s.to.Port())})
+					pairs = append(pairs, sockets.Pair{Local: netip.AddrPortFrom(local.Addr().Unmap(), local.Port()), Remote: netip.AddrPortFrom(s.to.Addr().Unmap(), s.to.Port())})
 				}
 			}
 			n.OnServiceAdd(dualService())
@@ -114,7 +114,7 @@ func TestUntranslatedWithoutStorage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	n.tier.CloseUntranslated([]sockets.SocketPair{{Local: netip.MustParseAddrPort(c.LocalAddr().String()), Remote: to}})
+	n.tier.CloseUntranslated([]sockets.Pair{{Local: netip.MustParseAddrPort(c.LocalAddr().String()), Remote: to}})
 	if closed, err := n.tier.sockets.CloseNow(t.Context()); closed != 1 || err == nil {
 		t.Errorf("closed %d, %v", closed, err)
 	}
@@ -125,8 +125,8 @@ func TestUntranslatedAreKept(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
 	n := newNode(t, one, l, Options{ProcRoot: t.TempDir() + "/nowhere"})
-	pair := sockets.SocketPair{Local: netip.AddrPortFrom(one.Addr4, 4000), Remote: netip.AddrPortFrom(vip4, 80)}
-	n.tier.CloseUntranslated([]sockets.SocketPair{pair})
+	pair := sockets.Pair{Local: netip.AddrPortFrom(one.Addr4, 4000), Remote: netip.AddrPortFrom(vip4, 80)}
+	n.tier.CloseUntranslated([]sockets.Pair{pair})
 	if _, err := n.tier.sockets.CloseNow(t.Context()); err == nil {
 		t.Error("no error")
 	}

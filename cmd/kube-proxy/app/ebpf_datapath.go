@@ -158,11 +158,11 @@ func (d *ebpfDatapath) flowsEnded(ended []conntrack.Flow) {
 	if d.placed != nil {
 		byRules = d.placed.FallbackHas(proxier.UDP)
 	}
-	var pairs []sockets.SocketPair
+	var pairs []sockets.Pair
 	for i := range ended {
 		// A flow that was not translated may go where it is meant to.
 		if f := &ended[i]; f.Translated() && !byRules(f.Destination) {
-			pairs = append(pairs, sockets.SocketPair{Local: f.Source, Remote: f.Destination})
+			pairs = append(pairs, sockets.Pair{Local: f.Source, Remote: f.Destination})
 		}
 	}
 	if len(pairs) > 0 {

@@ -45,7 +45,7 @@ type Closer struct {
 	scope    scope
 
 	mu           sync.Mutex
-	untranslated sets.Set[SocketPair] // to be closed
+	untranslated sets.Set[Pair] // to be closed
 	closed       uint64
 	failing      bool
 }
@@ -78,7 +78,7 @@ func New(o Options) *Closer {
 	return &Closer{
 		storage: o.Storage, isStale: o.Stale, procRoot: o.ProcRoot, report: o.Report, types: o.KernelTypes,
 		scope: scope{cgroup: o.Cgroup, netns: o.Host, optOuts: o.OptOuts, hostOnly: o.HostOnly},
-		wake:  make(chan struct{}, 1), untranslated: sets.New[SocketPair](),
+		wake:  make(chan struct{}, 1), untranslated: sets.New[Pair](),
 	}
 }
 
@@ -173,7 +173,7 @@ func (f *Closer) CloseNow(ctx context.Context) (closed int, err error) {
 		_, n, err := sockdiag.Dump(ctx, filter, func(s sockdiag.Socket) bool {
 			known := stale.Has(s.Cookie)
 			delete(stale, s.Cookie)
-			return known || here && untranslated.Has(SocketPair{s.Local, s.Remote}) && served.cgroup(s.CgroupID)
+			return known || here && untranslated.Has(Pair{s.Local, s.Remote}) && served.cgroup(s.CgroupID)
 		})
 		closed += n
 		return err
@@ -229,7 +229,7 @@ func (f *Closer) Closed() uint64 {
 
 // CloseSoon closes these sockets with the next look, as far as the programs would serve
 // them if they were opened at that time.
-func (f *Closer) CloseSoon(pairs []SocketPair) {
+func (f *Closer) CloseSoon(pairs []Pair) {
 	f.addUntranslated(sets.New(pairs...))
 	f.Wake()
 }

@@ -18,21 +18,21 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// SocketPair is what a connected socket is known by.
-type SocketPair struct{ Local, Remote netip.AddrPort }
+// Pair has the addresses of a connected socket, by which it is found.
+type Pair struct{ Local, Remote netip.AddrPort }
 
-func (f *Closer) addUntranslated(pairs sets.Set[SocketPair]) {
+func (f *Closer) addUntranslated(pairs sets.Set[Pair]) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.untranslated = f.untranslated.Union(pairs)
 }
 
 // TakeUntranslated returns the untranslated sockets to be closed, and clears them.
-func (f *Closer) TakeUntranslated() sets.Set[SocketPair] {
+func (f *Closer) TakeUntranslated() sets.Set[Pair] {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	pairs := f.untranslated
-	f.untranslated = sets.New[SocketPair]()
+	f.untranslated = sets.New[Pair]()
 	return pairs
 }
 
