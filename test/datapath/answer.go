@@ -12,8 +12,8 @@ import (
 
 const answerTTL = 64
 
-// Bytes of a packet behind its IP header that errors quote: at least 8, and of TCP
-// all that has a fixed place.
+// Number of bytes after the IP header that errors must quote: 8, or the fixed part of
+// a TCP header.
 const (
 	quoted    = 8
 	quotedTCP = 20
@@ -32,7 +32,7 @@ func (m *Model) rejectFor(reason string, h *header) outcome {
 	return m.sendError(h, reason, packet.PortUnreachable, 0)
 }
 
-// answerEcho answers for load balancer and external IPs that no device has.
+// answerEcho replies to echo requests for load balancer and external IPs that no device has.
 func (m *Model) answerEcho(h *header) outcome {
 	_, f := m.frontendWith(func(_ *proxier.Decision, f *proxier.Frontend) bool {
 		return (f.Kind == proxier.LoadBalancer || f.Kind == proxier.ExternalIP) && f.Addr.Addr() == h.dst
@@ -62,7 +62,7 @@ func (m *Model) answerEcho(h *header) outcome {
 	return outcome{verdict: Redirect, reason: "ANSWER_ECHO", editor: e}
 }
 
-// turnFrame has a frame go back.
+// turnFrame swaps the addresses of a frame, to send it back.
 func (e *editor) turnFrame(h *header) {
 	if h.l3 > 0 {
 		copy(e.frame, h.frame[6:12])
@@ -93,7 +93,7 @@ func (m *Model) sendError(h *header, reason string, message uint16, rest uint32)
 	if h.protocol == packet.ProtoTCP {
 		length = h.l4 - h.l3 + quotedTCP
 	}
-	if length > 96 { // more than there is room for
+	if length > 96 { // limit of the programs
 		return drop(reason)
 	}
 	q := packet.ParseIP(h.frame[h.l3 : h.l3+length])
@@ -107,7 +107,7 @@ func (m *Model) sendError(h *header, reason string, message uint16, rest uint32)
 	return outcome{verdict: Redirect, reason: reason, editor: e, trailerMayGo: true}
 }
 
-// turned is the header of a frame that goes back.
+// turned returns the header of a frame that is sent back.
 func turned(frame []byte, l2 int) *packet.Ethernet {
 	if l2 == 0 {
 		return nil
@@ -115,9 +115,10 @@ func turned(frame []byte, l2 int) *packet.Ethernet {
 	return &packet.Ethernet{Dst: packet.MAC(frame[6:12]), Src: packet.MAC(frame[0:6])}
 }
 
-// reset answers a segment (RFC 9293, 3.10.7.1). It may carry what the segment did.
+// reset answers a segment with a reset (RFC 9293, 3.10.7.1). The reset may have the segment's
+// payload.
 func reset(h *header, reason string) outcome {
-	// What a fragment is part of is not known, and a reset of it would be one.
+	// Fragments are dropped: the rest of the segment is unknown.
 	if h.flags()&packet.RST != 0 || h.place != whole {
 		return drop(reason)
 	}
@@ -125,7 +126,7 @@ func reset(h *header, reason string) outcome {
 	payload := h.end - h.l4 - size
 	end := h.end
 	if payload == 0 {
-		end = h.l4 + 20 // options are of no use
+		end = h.l4 + 20 // without options
 	}
 	b := slices.Clone(h.frame[:end])
 	if h.v6 {
@@ -165,7 +166,7 @@ func reset(h *header, reason string) outcome {
 	return outcome{verdict: Redirect, reason: reason, editor: e, trailerMayGo: true}
 }
 
-// fixChecksums makes those of a changed segment as right or wrong as they were.
+// fixChecksums corrects the checksums of a changed segment, but keeps wrong ones wrong.
 func (e *editor) fixChecksums(h *header) {
 	end := len(e.frame)
 	was := transportSum(h.frame[h.l4:h.end], h.src, h.dst)
@@ -177,13 +178,13 @@ func (e *editor) fixChecksums(h *header) {
 	}
 }
 
-// transportSum is 0xffff for a segment whose checksum is right.
+// transportSum returns 0xffff for a segment whose checksum is correct.
 func transportSum(b []byte, src, dst netip.Addr) uint16 {
 	length := be.AppendUint32(nil, uint32(len(b)))
 	return sum(src.AsSlice(), dst.AsSlice(), length, []byte{0, packet.ProtoTCP}, b)
 }
 
-// shift changes a checksum so that what it is in adds up to what it did.
+// shift changes a checksum so that the total sum is unchanged.
 func (e *editor) shift(at int, was, is uint16) {
 	e.correct(at, be.AppendUint16(nil, was), be.AppendUint16(nil, is))
 }

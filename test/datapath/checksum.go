@@ -20,19 +20,19 @@ func sum(parts ...[]byte) uint16 {
 	return uint16(s>>16 + s&0xffff)
 }
 
-// editor overwrites parts of a frame, and corrects checksums as it goes (RFC 1624):
-// what was wrong stays as wrong as it was.
+// editor overwrites parts of a frame, and updates checksums incrementally (RFC 1624): wrong
+// checksums remain wrong by the same difference.
 type editor struct {
 	frame []byte
-	// checksums are where zero can be written in two ways, but for one of UDP: its 0
-	// says that there is none.
+	// checksums are offsets of checksums that allow both representations of zero. UDP's do
+	// not: 0 means no checksum.
 	checksums []int
 	udp       int
 }
 
 func edit(frame []byte) *editor { return &editor{frame: slices.Clone(frame)} }
 
-// set overwrites bytes, which the checksums at those places cover.
+// set overwrites bytes, and updates the checksums at the given offsets, which cover them.
 func (e *editor) set(at int, value []byte, checksums ...int) {
 	old := slices.Clone(e.frame[at : at+len(value)])
 	copy(e.frame[at:], value)
@@ -41,7 +41,7 @@ func (e *editor) set(at int, value []byte, checksums ...int) {
 	}
 }
 
-// correct changes a checksum for what changed elsewhere.
+// correct updates a checksum for changed bytes elsewhere.
 func (e *editor) correct(at int, old, value []byte) {
 	inverse := make([]byte, len(old))
 	for i := range old {
@@ -54,7 +54,7 @@ func (e *editor) correct(at int, old, value []byte) {
 	}
 }
 
-// equal compares with a frame. Zero of checksums can be written in two ways.
+// equal compares with a frame, and accepts both representations of zero in checksums.
 func (e *editor) equal(frame []byte) bool {
 	want, got := slices.Clone(e.frame), slices.Clone(frame)
 	if len(want) != len(got) || e.udp > 0 && be.Uint16(got[e.udp:]) == 0 {

@@ -11,16 +11,16 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// State is what is known of a connection.
+// State is the state of a connection.
 type State uint8
 
-// The states, of which several can hold.
+// The states, several of which can be set.
 const (
 	Replied State = 1 << iota
 	FinRequest
 	FinReply
 	Closed      // both FINs, or a reset
-	Established // both sides are known to be there
+	Established // both sides have sent packets
 )
 
 func (s State) String() string {
@@ -35,14 +35,14 @@ func (s State) String() string {
 
 // Flow is a connection whose packets are translated.
 type Flow struct {
-	// Request is a packet of the client as it arrives, Reply one of the backend.
+	// Request is the tuple of the client's packets as they arrive, Reply that of the backend's.
 	Request, Reply Tuple
 	// Remote says that packets are forwarded past the stack.
 	Remote bool
 	State  State
-	// Kept flows are not pushed out by others.
+	// Kept flows are not evicted.
 	Kept bool
-	// Packets and Bytes of requests, and of replies.
+	// Packets and Bytes count requests and replies.
 	Packets, Bytes [2]uint64
 
 	backend backend
@@ -64,7 +64,7 @@ func (f *Flow) String() string {
 		f.Reply.Src, f.Reply.Dst, strings.Join(words, " "), f.Packets[0], f.Packets[1], f.Bytes[0], f.Bytes[1])
 }
 
-// Flows that there are.
+// Flows returns the existing flows.
 func (m *Model) Flows() (list []*Flow) {
 	for _, f := range m.flows {
 		if !f.over {
@@ -88,15 +88,15 @@ func (m *Model) find(t Tuple) (f *Flow, reply bool) {
 	return nil, false
 }
 
-// ring are flows that push out each other.
+// ring holds flows that evict each other.
 type ring struct {
 	places []*Flow
 	turn   int
 }
 
-// add gives a flow the next place, and has the one whose place it was go, unless that
-// is kept. It says whether that was not over yet.
-func (r *ring) add(f *Flow) (pushedOut bool) {
+// add stores a flow in the next slot, and evicts the older flow there unless that is kept. It
+// reports whether the evicted flow was still active.
+func (r *ring) add(f *Flow) (evicted bool) {
 	at := r.turn % len(r.places)
 	r.turn++
 	old := r.places[at]
@@ -104,9 +104,9 @@ func (r *ring) add(f *Flow) (pushedOut bool) {
 	if old == nil || old.Kept {
 		return false
 	}
-	pushedOut = !old.over && old.State&Closed == 0
+	evicted = !old.over && old.State&Closed == 0
 	old.over = true
-	return pushedOut
+	return evicted
 }
 
 func (m *Model) kept(protocol uint8) (n int) {
@@ -118,8 +118,8 @@ func (m *Model) kept(protocol uint8) (n int) {
 	return n
 }
 
-// isOver says whether a request ends the flow it belongs to: the client begins anew,
-// or the backend serves no longer.
+// isOver reports whether a request ends its current flow: the client opens a new connection,
+// or the backend does not serve any more.
 func (m *Model) isOver(f *Flow, h *header) bool {
 	if f.Request.Protocol == packet.ProtoTCP {
 		switch {
@@ -134,7 +134,7 @@ func (m *Model) isOver(f *Flow, h *header) bool {
 	return !m.serves(f.backend)
 }
 
-// account has a flow know of a packet.
+// account updates a flow for a packet.
 func (m *Model) account(f *Flow, reply bool, h *header) {
 	way := 0
 	if reply {
@@ -171,8 +171,7 @@ func (m *Model) account(f *Flow, reply bool, h *header) {
 	}
 }
 
-// Expire ends the flows that had no packet for so long; limit is how long a flow in
-// that state may be silent.
+// Expire ends idle flows. limit returns the idle timeout of flows in a state.
 func (m *Model) Expire(silent time.Duration, limit func(protocol uint8, s State) time.Duration) {
 	for _, f := range m.Flows() {
 		if silent > limit(f.Request.Protocol, f.State) {

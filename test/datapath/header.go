@@ -14,17 +14,17 @@ var be = binary.BigEndian
 // Protocols that have ports, and AH, which package packet does not know.
 const (
 	protoAH = 51
-	// maxExtensions is how many extension headers of IPv6 are walked.
+	// maxExtensions is how many extension headers of IPv6 are parsed.
 	maxExtensions = 6
 )
 
-// Tuple is source and destination of a packet.
+// Tuple has source and destination of a packet.
 type Tuple struct {
 	Src, Dst netip.AddrPort
 	Protocol uint8
 }
 
-// Reversed is the tuple of what answers.
+// Reversed returns the tuple of replies.
 func (t Tuple) Reversed() Tuple { return Tuple{t.Dst, t.Src, t.Protocol} }
 
 type place int
@@ -35,11 +35,11 @@ const (
 	laterFragment
 )
 
-// header is where things are in a frame.
+// header has the offsets of headers in a frame.
 type header struct {
 	frame      []byte
 	l3, l4     int // offsets
-	end        int // of the IP packet; what follows pads the frame
+	end        int // of the IP packet; padding may follow
 	v6         bool
 	src, dst   netip.Addr
 	protocol   uint8
@@ -61,7 +61,7 @@ func (h *header) isICMP() bool {
 	return h.protocol == packet.ProtoICMP || h.protocol == packet.ProtoICMPv6
 }
 
-// isError says whether it is an ICMP message that quotes a packet.
+// isError reports whether it is an ICMP message that quotes a packet.
 func (h *header) isError() bool {
 	kind := h.frame[h.l4]
 	if h.v6 {
@@ -72,13 +72,13 @@ func (h *header) isError() bool {
 
 func (h *header) isEcho() bool { return h.frame[h.l4] == 8 && !h.v6 || h.frame[h.l4] == 128 && h.v6 }
 
-// parsed says how far the headers of a packet can be read.
+// parsed is how far the headers of a packet can be parsed.
 type parsed int
 
 const (
 	understood parsed = iota
 	foreign           // another protocol
-	broken            // not all there, wrong lengths, or more than are read
+	broken            // truncated, wrong lengths, or too many headers
 )
 
 // parse reads the headers of a frame.
@@ -180,13 +180,13 @@ func (h *header) parseIPv6(limit int) parsed {
 		h.protocol = x[0]
 		h.l4 += size
 		if h.place == laterFragment {
-			return understood // what follows is in the first one
+			return understood // the next header is only in the first fragment
 		}
 	}
 }
 
-// parseTransport wants the header inside the packet; options of TCP may go on in the
-// next fragment.
+// parseTransport requires a complete header; TCP options may continue in the next
+// fragment.
 func (h *header) parseTransport() bool {
 	b := h.frame[h.l4:h.end]
 	switch h.protocol {
@@ -212,9 +212,8 @@ func (h *header) setPorts(src, dst uint16) {
 	h.tuple = Tuple{netip.AddrPortFrom(h.src, src), netip.AddrPortFrom(h.dst, dst), h.protocol}
 }
 
-// parseQuote reads the packet that an ICMP error is about. The ports have to be there;
-// whatever follows may have been cut off, and some hosts quote other lengths than
-// they got.
+// parseQuote parses the packet that an ICMP error is about. It needs the ports; the rest
+// may be truncated, and some hosts quote wrong lengths.
 func (h *header) parseQuote() (*header, bool) {
 	q := &header{frame: h.frame, l3: h.l4 + 8}
 	result := broken

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// Hook is which of the programs has a packet.
+// Hook is the program that handles a packet.
 type Hook int
 
 // The hooks of a device.
@@ -22,41 +22,40 @@ const (
 
 func (h Hook) String() string { return [...]string{"in", "out"}[h] }
 
-// What programs return.
+// Return values of programs.
 const (
 	Next     = -1
 	Shot     = 2
 	Redirect = 7
 )
 
-// Result is what becomes of a packet.
+// Result is the result of a program for a packet.
 type Result struct {
 	Verdict int32
 	Frame   []byte
 }
 
-// Node is what the programs know of their node besides Services.
+// Node is the programs' configuration of their node.
 type Node struct {
-	// L2 is the length of the header in front of IP, and MAC the device's address in
-	// it.
+	// L2 is the length of the link-layer header, and MAC the device's address in it.
 	L2  int
 	MAC packet.MAC
-	// Pod says that the clients are behind the device, which is a pod's, and FromPod
-	// that they are pods whatever their address.
+	// Pod says that the device belongs to a pod, with clients behind it. FromPod says that
+	// these are pods, regardless of their addresses.
 	Pod, FromPod bool
-	// Route is where the node sends what is for an address; false for nowhere.
+	// Route returns the node's route to an address; false for none.
 	Route func(to netip.Addr) (Route, bool)
-	// KeptTCP and KeptUDP flows are not pushed out by others. Young ones are by those
-	// that are younger, and those that are over by others that are.
+	// The oldest KeptTCP and KeptUDP flows are not evicted. Young flows are evicted by
+	// younger ones, and closed flows by other closed ones.
 	KeptTCP, KeptUDP, Young, Over int
-	// SourcePort says whether a connection can get that source port.
+	// SourcePort reports whether a connection can get that source port.
 	SourcePort func(port uint16) bool
 }
 
-// Route is the way to an address.
+// Route is a route to an address.
 type Route struct {
-	Uplink bool       // by a device that other nodes are behind
-	Source netip.Addr // that the node has for it
+	Uplink bool       // through a device to other nodes
+	Source netip.Addr // source address of the node
 	MTU    int
 }
 
@@ -67,7 +66,7 @@ func (n *Node) limit(protocol uint8) int {
 	return n.KeptUDP
 }
 
-// Model is what the programs remember, and what they are to do.
+// Model has the programs' state, and predicts what they must do.
 type Model struct {
 	node     Node
 	rules    proxier.NodeRules
@@ -76,8 +75,8 @@ type Model struct {
 	added    int
 
 	flows     []*Flow
-	young     ring // in the order of their birth
-	over      ring // in the order of their end
+	young     ring // in the order of creation
+	over      ring // in the order of closing
 	fragments map[fragment]Tuple
 	affinity  map[affinityKey]backend
 	draining  bool
@@ -87,15 +86,15 @@ type Model struct {
 	made func(request Tuple) (reply Tuple, ok bool)
 }
 
-// fragment is what the parts of a packet have in common.
+// fragment has the fields that all fragments of a packet share.
 type fragment struct {
 	src, dst netip.Addr
 	protocol uint8
 	id       uint32
 }
 
-// New makes a model without Services. made tells which reply belongs to the flow that
-// the programs just made for a request.
+// New makes a model without Services. made returns the reply tuple of the flow that the
+// programs have just created for a request.
 func New(node Node, made func(request Tuple) (reply Tuple, ok bool)) *Model {
 	return &Model{
 		node: node, made: made, young: ring{places: make([]*Flow, node.Young)}, over: ring{places: make([]*Flow, node.Over)},
@@ -103,17 +102,17 @@ func New(node Node, made func(request Tuple) (reply Tuple, ok bool)) *Model {
 	}
 }
 
-// outcome is what has to become of a packet.
+// outcome is the expected result for a packet.
 type outcome struct {
 	verdict int32
 	reason  string
 	*editor
-	// trailerMayGo: what padded the frame need not be there.
+	// trailerMayGo: the frame's padding may be removed.
 	trailerMayGo bool
 }
 
-// Check says what is wrong with what a program did with a frame, and has the model
-// know of the frame.
+// Check returns what is wrong with a program's result for a frame, and updates the model's
+// state.
 func (m *Model) Check(hook Hook, frame []byte, got Result) error {
 	want, err := m.run(hook, frame)
 	if err != nil {
@@ -133,12 +132,12 @@ func (m *Model) Check(hook Hook, frame []byte, got Result) error {
 		result = result[:len(want.frame)]
 	}
 	if !want.equal(result) {
-		return fmt.Errorf("it becomes\n%s\nwant\n%s", m.text(result), m.text(want.frame))
+		return fmt.Errorf("the result is\n%s\nwant\n%s", m.text(result), m.text(want.frame))
 	}
 	return nil
 }
 
-// text is a frame for people: its layers, and its beginning as it is.
+// text formats a frame: its layers, and its first bytes.
 func (m *Model) text(frame []byte) string {
 	p := packet.Parse(frame)
 	if m.node.L2 == 0 {
@@ -147,7 +146,7 @@ func (m *Model) text(frame []byte) string {
 	return fmt.Sprintf("%v\n%x", p, frame[:min(len(frame), 160)])
 }
 
-// pass is the answer for foreign packets.
+// pass is the outcome for foreign packets.
 func pass(frame []byte) outcome { return outcome{verdict: Next, editor: &editor{frame: frame}} }
 
 func passFor(reason string, frame []byte) outcome {
@@ -158,7 +157,7 @@ func drop(reason string) outcome {
 	return outcome{verdict: Shot, reason: reason}
 }
 
-// run is the way of a packet.
+// run handles a packet.
 func (m *Model) run(hook Hook, frame []byte) (outcome, error) {
 	h, result := parse(frame, m.node.L2)
 	if result == foreign || hook == In && h.l3 > 0 && !m.isForUs(packet.MAC(frame[:6])) {
@@ -210,19 +209,19 @@ func (m *Model) run(hook Hook, frame []byte) (outcome, error) {
 	return m.follow(f, reply, h), nil
 }
 
-// isForUs says whether a frame that comes in is looked at. A pod may send to a bridge
+// isForUs reports whether the programs handle an incoming frame. A pod may send to the bridge
 // that its device is a port of.
 func (m *Model) isForUs(to packet.MAC) bool {
 	return to == m.node.MAC || m.node.Pod && to[0]&1 == 0
 }
 
-// here says whether that direction of a flow is translated at that hook: replies
-// come in from other nodes, and go out from this one.
+// here reports whether a direction of a flow is translated at a hook: replies of backends on
+// other nodes are incoming packets, those of this node are outgoing ones.
 func (m *Model) here(hook Hook, f *Flow, reply bool) bool {
 	return (hook == In) == (!reply || f.Remote)
 }
 
-// begin finds a backend for the first packet of a connection.
+// begin selects a backend for the first packet of a connection.
 func (m *Model) begin(h *header) (*Flow, outcome, error) {
 	client, vip := h.src, h.dst
 	d, frontend := m.frontend(h.tuple)
@@ -260,7 +259,7 @@ func (m *Model) begin(h *header) (*Flow, outcome, error) {
 	return f, outcome{}, err
 }
 
-// isFull says whether there is no source port left towards one of the backends.
+// isFull reports whether one of the backends has no free source port.
 func (m *Model) isFull(h *header, route proxier.Route, list []proxier.Backend) bool {
 	return slices.ContainsFunc(list, func(b proxier.Backend) bool {
 		reply, free := m.replyTo(h, route, b)
@@ -272,8 +271,8 @@ func (m *Model) isFull(h *header, route proxier.Route, list []proxier.Backend) b
 	})
 }
 
-// replyTo is what a backend sends to a client, as it arrives; false if its destination
-// has to get another port.
+// replyTo returns the tuple of a backend's reply to a client; false if its destination must
+// get another port.
 func (m *Model) replyTo(h *header, route proxier.Route, b proxier.Backend) (reply Tuple, ok bool) {
 	reply = Tuple{b.Addr, h.tuple.Src, h.protocol}
 	if source, own := m.ownSource(h, route, b); own {
@@ -283,9 +282,9 @@ func (m *Model) replyTo(h *header, route proxier.Route, b proxier.Backend) (repl
 	return reply, !m.isUsed(reply)
 }
 
-// ownSource is the address of this node as which a backend sees the client, if it does:
-// where replies would not come by otherwise, where the client is the backend itself, and
-// where a pod is to be masqueraded.
+// ownSource returns the node's address that a backend sees as the client, if masquerading is
+// necessary: replies would bypass the node, the client is the backend itself, or a pod must
+// be masqueraded.
 func (m *Model) ownSource(h *header, route proxier.Route, b proxier.Backend) (source netip.Addr, own bool) {
 	way, remote := m.remote(b)
 	switch {
@@ -297,13 +296,13 @@ func (m *Model) ownSource(h *header, route proxier.Route, b proxier.Backend) (so
 	return way.Source, remote && route.Source == proxier.Masquerade
 }
 
-// remote says whether a backend is behind an uplink, and the way to it.
+// remote reports whether a backend is behind an uplink, and returns the route to it.
 func (m *Model) remote(b proxier.Backend) (Route, bool) {
 	way, routed := m.node.Route(b.Addr.Addr())
 	return way, !b.Local && !m.isLocal(b.Addr.Addr()) && routed && way.Uplink
 }
 
-// make accepts the flow that the programs made, if it leads to one of the backends.
+// make accepts the flow that the programs made, if its backend is eligible.
 func (m *Model) make(h *header, d *proxier.Decision, route proxier.Route, list []proxier.Backend) (*Flow, error) {
 	reply, ok := m.made(h.tuple)
 	if !ok {
@@ -312,7 +311,7 @@ func (m *Model) make(h *header, d *proxier.Decision, route proxier.Route, list [
 	f := &Flow{Request: h.tuple, Reply: reply}
 	at := slices.IndexFunc(list, func(b proxier.Backend) bool { return b.Addr == reply.Src })
 	if at < 0 {
-		return nil, fmt.Errorf("%s is no backend of %v, those are %v", reply.Src, h.tuple, list)
+		return nil, fmt.Errorf("%s is no backend of %v, want one of %v", reply.Src, h.tuple, list)
 	}
 	chosen := list[at]
 	at = slices.IndexFunc(m.backends, func(b backend) bool { return b.service == d.Name && b.addr == chosen.Addr })
@@ -326,7 +325,7 @@ func (m *Model) make(h *header, d *proxier.Decision, route proxier.Route, list [
 	if !ok {
 		port := reply.Dst.Port()
 		if want.Dst = netip.AddrPortFrom(want.Dst.Addr(), port); !m.node.SourcePort(port) {
-			return nil, fmt.Errorf("source port %d", port)
+			return nil, fmt.Errorf("invalid source port %d", port)
 		}
 	}
 	if reply != want {
@@ -342,7 +341,7 @@ func (m *Model) make(h *header, d *proxier.Decision, route proxier.Route, list [
 	return f, nil
 }
 
-// checkAffinity has a client stay with its backend while that is eligible.
+// checkAffinity checks that a client keeps its backend while that is eligible.
 func (m *Model) checkAffinity(h *header, d *proxier.Decision, list []proxier.Backend, chosen backend) error {
 	if d.Affinity == 0 {
 		return nil
@@ -357,7 +356,7 @@ func (m *Model) checkAffinity(h *header, d *proxier.Decision, list []proxier.Bac
 	return nil
 }
 
-// isUsed says whether a packet like that belongs to a flow.
+// isUsed reports whether a tuple belongs to a flow.
 func (m *Model) isUsed(t Tuple) bool {
 	f, _ := m.find(t)
 	return f != nil

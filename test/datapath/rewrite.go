@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// follow does with a packet what its flow says.
+// follow handles a packet of a flow.
 func (m *Model) follow(f *Flow, reply bool, h *header) outcome {
 	to, reason := f.Reply.Reversed(), "FORWARD_LOCAL"
 	if f.Remote {
@@ -39,7 +39,7 @@ func (m *Model) follow(f *Flow, reply bool, h *header) outcome {
 	return out
 }
 
-// hop is one hop less, as a router has it.
+// hop decrements the hop limit, as a router does.
 func (e *editor) hop(h *header) {
 	if h.v6 {
 		e.set(h.l3+7, []byte{h.ttl - 1})
@@ -48,7 +48,7 @@ func (e *editor) hop(h *header) {
 	e.set(h.l3+8, []byte{h.ttl - 1, h.protocol}, h.l3+10)
 }
 
-// rewrite gives a packet other addresses, and ports if it has some.
+// rewrite changes the addresses of a packet, and its ports if it has any.
 func (e *editor) rewrite(h *header, to Tuple) {
 	covered := e.transportChecksum(h)
 	e.setAddrs(h, to.Src.Addr(), to.Dst.Addr(), covered)
@@ -61,7 +61,7 @@ func (e *editor) rewrite(h *header, to Tuple) {
 	}
 }
 
-// transportChecksum is where the checksum is that covers addresses and ports, if
+// transportChecksum returns the offset of the checksum that covers addresses and ports, if
 // there is one.
 func (e *editor) transportChecksum(h *header) []int {
 	switch {
@@ -77,8 +77,8 @@ func (e *editor) transportChecksum(h *header) []int {
 	return []int{h.l4 + 6}
 }
 
-// setAddrs overwrites the addresses, with the checksums that cover them besides that
-// of the header of IPv4.
+// setAddrs overwrites the addresses, and updates the given checksums and that of the IPv4
+// header.
 func (e *editor) setAddrs(h *header, src, dst netip.Addr, covered []int) {
 	addrs := append(src.AsSlice(), dst.AsSlice()...)
 	if h.v6 {
@@ -88,9 +88,9 @@ func (e *editor) setAddrs(h *header, src, dst netip.Addr, covered []int) {
 	e.set(h.l3+12, addrs, append(covered, h.l3+10)...)
 }
 
-// followError translates an ICMP error about a packet of a flow: what it quotes to
-// what the receiver of the error sent, and its addresses to those of the way that
-// packets go which answer the quoted one.
+// followError translates an ICMP error about a packet of a flow. The quoted packet becomes
+// the one that the receiver of the error sent. The addresses are translated like those of
+// replies to the quoted packet.
 func (m *Model) followError(hook Hook, h *header) outcome {
 	q, ok := h.parseQuote()
 	if !ok {
@@ -100,7 +100,7 @@ func (m *Model) followError(hook Hook, h *header) outcome {
 	if f == nil || !m.here(hook, f, reply) {
 		return pass(h.frame)
 	}
-	answer := f.Reply.Reversed() // what answers become that go this way
+	answer := f.Reply.Reversed() // tuple of packets in this direction after translation
 	if reply {
 		answer = f.Request.Reversed()
 	}
@@ -124,7 +124,7 @@ func (m *Model) followError(hook Hook, h *header) outcome {
 	return out
 }
 
-// rewriteQuote translates the quoted packet, of which the checksum may be missing.
+// rewriteQuote translates the quoted packet, whose checksum may be missing.
 func (e *editor) rewriteQuote(h, q *header, to Tuple) {
 	outer := h.l4 + 2
 	covered := []int{outer}
@@ -142,7 +142,7 @@ func (e *editor) rewriteQuote(h, q *header, to Tuple) {
 	if q.v6 {
 		e.set(q.l3+8, addrs, covered...)
 	} else {
-		// The checksum of that header is in the message, too.
+		// The checksum of that header is also part of the message.
 		headerSum := [2]byte(e.frame[q.l3+10:])
 		e.set(q.l3+12, addrs, append(covered, q.l3+10)...)
 		e.correct(outer, headerSum[:], e.frame[q.l3+10:q.l3+12])

@@ -9,22 +9,21 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// backend is an endpoint of a service port, from when it was added to when it was
-// removed.
+// backend is an endpoint of a service port, between its addition and its removal.
 type backend struct {
 	service proxier.ServicePortName
 	addr    netip.AddrPort
 	added   int // sequence number
 }
 
-// affinityKey is whom a backend is remembered for.
+// affinityKey identifies an affinity entry.
 type affinityKey struct {
 	service proxier.ServicePortName
 	family  proxier.Family
 	client  netip.Addr
 }
 
-// Decide has the model know of the Services as they are now.
+// Decide updates the model's Services.
 func (m *Model) Decide(list []proxier.PortChange, rules proxier.NodeRules) {
 	m.rules = rules
 	m.services = nil
@@ -50,10 +49,10 @@ func (m *Model) Decide(list []proxier.PortChange, rules proxier.NodeRules) {
 // no later changes are known.
 func (m *Model) Drain() { m.services, m.rules.Unserved, m.draining = nil, nil, true }
 
-// serves says whether a backend is still there.
+// serves reports whether a backend still exists.
 func (m *Model) serves(b backend) bool { return slices.Contains(m.backends, b) }
 
-// frontend of a destination: that of its address, or a NodePort.
+// frontend returns the frontend of a destination: that of its address, or a NodePort.
 func (m *Model) frontend(t Tuple) (*proxier.Decision, *proxier.Frontend) {
 	d, f := m.frontendWith(func(d *proxier.Decision, f *proxier.Frontend) bool {
 		return uint8(d.Name.Protocol) == t.Protocol && f.Kind != proxier.NodePort && f.Addr == t.Dst
@@ -67,7 +66,7 @@ func (m *Model) frontend(t Tuple) (*proxier.Decision, *proxier.Frontend) {
 	})
 }
 
-// frontendWith looks for one among those that are served.
+// frontendWith returns the served frontend with that address.
 func (m *Model) frontendWith(is func(*proxier.Decision, *proxier.Frontend) bool) (*proxier.Decision, *proxier.Frontend) {
 	for _, d := range m.services {
 		for i := range d.Frontends {
@@ -83,7 +82,7 @@ func contains(list []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// origin is who dials.
+// origin returns the origin of a client.
 func (m *Model) origin(client netip.Addr) proxier.Origin {
 	switch {
 	case m.node.FromPod || contains(m.rules.Pods.CIDRs, client):
@@ -103,7 +102,7 @@ func isMartian(a netip.Addr) bool {
 		a.Is4() && (a.As4()[0] == 0 || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}))
 }
 
-// eligible are the backends of a set.
+// eligible returns the backends of a set.
 func eligible(d *proxier.Decision, set proxier.Set) (list []proxier.Backend) {
 	for _, b := range d.Backends {
 		if b.Members&set.Member() != 0 && proxier.FamilyOf(b.Addr.Addr()) == set.Family() {

@@ -39,7 +39,7 @@ import (
 
 const chart = "../../deploy/helm/tandem-kube-proxy"
 
-// required are the values that have no default.
+// required are the values without a default.
 func required(more map[string]any) map[string]any {
 	values := map[string]any{
 		"image":     map[string]any{"repository": "registry.example/kube-proxy", "tag": "unset"},
@@ -49,7 +49,7 @@ func required(more map[string]any) map[string]any {
 	return values
 }
 
-// render is what helm template prints, without comments of its own.
+// render returns the output of helm template, without its own comments.
 func render(values map[string]any) (string, error) {
 	loaded, err := loader.Load(chart)
 	if err != nil {
@@ -83,7 +83,7 @@ func mustRender(t *testing.T, more map[string]any) string {
 	return text
 }
 
-// decode reads objects as the API server does that validates fields strictly.
+// decode decodes objects like an API server with strict field validation.
 func decode(t *testing.T, text string) (objects []runtime.Object) {
 	t.Helper()
 	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
@@ -107,7 +107,7 @@ func decode(t *testing.T, text string) (objects []runtime.Object) {
 	}
 }
 
-// find is the one object of a type.
+// find returns the only object of a type.
 func find[T runtime.Object](t *testing.T, objects []runtime.Object) T {
 	t.Helper()
 	var found []T
@@ -152,7 +152,7 @@ func TestPrivileged(t *testing.T) {
 	}
 }
 
-// check looks at what no schema says, and returns the pods.
+// check checks rules that no schema contains, and returns the pods.
 func check(t *testing.T, text, mode string) v1.PodSpec {
 	t.Helper()
 	objects := decode(t, text)
@@ -196,7 +196,7 @@ func check(t *testing.T, text, mode string) v1.PodSpec {
 	return pod
 }
 
-// What is missing or wrong is refused, with the name of the value.
+// Missing or invalid values are rejected, with their name.
 func TestRefused(t *testing.T) {
 	for name, values := range map[string]map[string]any{
 		"image.repository":    {"apiServer": "https://api-server.example:6443"},
@@ -225,7 +225,7 @@ func TestValues(t *testing.T) {
 		}
 	}
 	if pod.HostPID {
-		t.Error("the host's pids are asked for")
+		t.Error("hostPID is set")
 	}
 }
 

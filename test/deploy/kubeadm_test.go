@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// kubeadmDaemonSet is what kubeadm makes, as far as a patch can meet it.
+// kubeadmDaemonSet is the DaemonSet of kubeadm, with the fields that matter to a patch.
 func kubeadmDaemonSet() *appsv1.DaemonSet {
 	privileged := true
 	return &appsv1.DaemonSet{

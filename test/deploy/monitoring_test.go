@@ -31,13 +31,13 @@ const (
 	dashboardFile = chart + "/files/dashboard.json"
 )
 
-// elsewhere are metrics that every process has.
+// elsewhere are metrics that every Go process has.
 var elsewhere = map[string]bool{"process_cpu_seconds_total": true, "process_resident_memory_bytes": true}
 
 // scraped are labels that a scrape adds.
 var scraped = []string{"instance", "job", "le"}
 
-// exposed are the labels of every metric of ours, by the series' names.
+// exposed are the labels of all metrics of this proxy, by the names of the series.
 func exposed(t *testing.T) map[string][]string {
 	t.Helper()
 	m, registry := metrics.New([]proxier.Family{proxier.IPv4, proxier.IPv6}), k8smetrics.NewKubeRegistry()
@@ -49,7 +49,7 @@ func exposed(t *testing.T) map[string][]string {
 	}, func() (metrics.RulePackets, bool) { return metrics.RulePackets{}, true }); err != nil {
 		t.Fatal(err)
 	}
-	// What has labels shows once it was counted.
+	// Metrics with labels appear only after their first count.
 	m.Healthz(200)
 	m.Livez(200)
 	m.Problem("Service", "Conflict")
@@ -79,8 +79,8 @@ func exposed(t *testing.T) map[string][]string {
 	return all
 }
 
-// checkQuery parses a query and looks for its metrics, their labels, and the values that
-// labels of ours can have.
+// checkQuery parses a query and checks its metrics, their labels, and the values of this
+// proxy's labels.
 func checkQuery(t *testing.T, what, query string, series map[string][]string) {
 	t.Helper()
 	for variable, example := range map[string]string{"$__rate_interval": "5m", "$instance": ".+"} {

@@ -4,17 +4,17 @@ package netfilter
 
 import "net/netip"
 
-// Branch is one thing that can become of a packet.
+// Branch is one possible result for a packet.
 type Branch struct {
 	Result
 	Probability float64
 }
 
-// Branches is everything that can become of a packet, with its probability: wherever
-// a rule leaves it to chance, both ways are gone. The lists of -m recent are read
-// and not written.
+// Branches returns all possible results for a packet, with their probabilities: at random
+// matches, both branches are followed. The lists of -m recent are read, but not
+// written.
 //
-// The kernel has 31 bits for a probability, so 1/3 is one only to nine digits.
+// The kernel has 31 bits for a probability, so 1/3 is accurate to nine digits.
 func (t *Tables) Branches(p Packet) []Branch {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -43,14 +43,14 @@ func (t *Tables) Branches(p Packet) []Branch {
 	}
 }
 
-// turn is where a rule left it to chance.
+// turn is the decision of a random match.
 type turn struct {
 	taken       bool    // the rule matched
-	probability float64 // of this way
+	probability float64 // of this branch
 }
 
-// Targets is where a packet can go, with probabilities. They sum up to one unless it can be
-// dropped or rejected.
+// Targets returns the possible destinations of a packet, with their probabilities. The sum is
+// one unless the packet can be dropped or rejected.
 func (t *Tables) Targets(p Packet) map[netip.AddrPort]float64 {
 	targets := map[netip.AddrPort]float64{}
 	for _, b := range t.Branches(p) {

@@ -9,21 +9,21 @@ import (
 	"slices"
 )
 
-// maxDepth is how deep chains may be nested below a built-in one: nftables refuses the
+// maxDepth is how deep chains may be nested below a built-in one: nftables rejects the
 // sixteenth jump. Legacy iptables has no such limit.
 const maxDepth = 15
 
-// reach is what follows for who jumps to a chain.
+// reach has the limits of a chain that apply to jumps to it.
 type reach struct {
 	depth int   // of the jumps below it
 	hooks hooks // from which a packet may come
 	rule  *rule // the last that limited the hooks
-	line  int   // of that rule, or of the jump to it; zero if both were there before
-	busy  bool  // being worked out: who meets it has gone in a circle
+	line  int   // of that rule, or of the jump to it; zero if both existed before
+	busy  bool  // being computed; meeting it again means a loop
 }
 
-// check finds what the kernel refuses only when it sees the whole table. With an error
-// comes the line of a rule at fault.
+// check finds errors that the kernel detects only in a complete table. It returns an error
+// with the line of a wrong rule.
 func (c *change) check() (line int, err error) {
 	known := map[string]*reach{}
 	for _, name := range slices.Sorted(maps.Keys(c.table.chains)) {
@@ -34,7 +34,7 @@ func (c *change) check() (line int, err error) {
 		chain := c.table.chains[name]
 		switch {
 		case chain.hook&^r.hooks != 0:
-			return r.line, fmt.Errorf("a packet of %s gets to %q, where it may not be", name, r.rule.text)
+			return r.line, fmt.Errorf("a packet of %s reaches %q, which is not valid there", name, r.rule.text)
 		case chain.hook != 0 && r.depth > maxDepth:
 			return c.line, fmt.Errorf("more than %d jumps below %s", maxDepth, name)
 		}
@@ -42,7 +42,7 @@ func (c *change) check() (line int, err error) {
 	return 0, nil
 }
 
-// reach works a chain out, and all below it.
+// reach computes the limits of a chain, and of all chains below it.
 func (c *change) reach(name string, known map[string]*reach) (_ *reach, line int, err error) {
 	if r := known[name]; r != nil {
 		return r, 0, nil

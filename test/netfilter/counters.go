@@ -11,17 +11,16 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/nfacct"
 )
 
-// Counters are the named counters of packets of a network namespace, as nfacct.Kernel has
-// them.
+// Counters are the named packet counters of a network namespace, like those of nfacct.Kernel.
 type Counters struct {
 	tables []*Tables
 
-	mu      sync.Mutex // taken after that of tables
+	mu      sync.Mutex // locked after that of tables
 	packets map[string]uint64
 }
 
-// NewCounters makes those that rules of these tables may name, none yet. Tables without them
-// refuse such rules, as a kernel does.
+// NewCounters makes an empty set of counters for rules of these tables. Tables without counters
+// reject such rules, as a kernel does.
 func NewCounters(tables ...*Tables) *Counters {
 	c := &Counters{tables: tables, packets: map[string]uint64{}}
 	for _, t := range tables {
@@ -32,7 +31,7 @@ func NewCounters(tables ...*Tables) *Counters {
 	return c
 }
 
-// Ensure makes a counter unless it is there.
+// Ensure creates a counter unless it exists.
 func (c *Counters) Ensure(name string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -40,7 +39,7 @@ func (c *Counters) Ensure(name string) error {
 	return nil
 }
 
-// Packets are those that a counter has counted.
+// Packets returns the number of packets of a counter.
 func (c *Counters) Packets(name string) (uint64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -51,7 +50,7 @@ func (c *Counters) Packets(name string) (uint64, error) {
 	return n, nil
 }
 
-// Delete deletes a counter that no rule names.
+// Delete deletes a counter that no rule uses.
 func (c *Counters) Delete(name string) error {
 	if slices.ContainsFunc(c.tables, func(t *Tables) bool { return t.counts(name) }) {
 		return fmt.Errorf("delete counter %s: %w", name, nfacct.ErrInUse)
@@ -68,7 +67,7 @@ func (c *Counters) count(name string) {
 	c.packets[name]++
 }
 
-// counts says whether a rule names a counter.
+// counts reports whether a rule uses a counter.
 func (t *Tables) counts(name string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -84,7 +83,7 @@ func (t *Tables) counts(name string) bool {
 	return false
 }
 
-// find says what keeps a rule from naming a counter.
+// find returns why a rule cannot use a counter; nil if it can.
 func (t *Tables) find(name string) error {
 	if t.counters == nil {
 		return nfacct.ErrNotSupported
@@ -93,7 +92,7 @@ func (t *Tables) find(name string) error {
 	return err
 }
 
-// counter is of -m nfacct: it counts packets and is always true.
+// counter is -m nfacct: it counts packets and always matches.
 type counter struct{ name string }
 
 func (m *counter) option(name string, not bool, w *words) (err error) {
@@ -120,5 +119,5 @@ func (m *counter) matches(w *walk) bool {
 	return true
 }
 
-// String has the space that the tools print at the end.
+// String includes the trailing space that the tools print.
 func (m *counter) String() string { return "-m nfacct --nfacct-name  " + m.name }

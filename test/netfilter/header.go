@@ -30,11 +30,11 @@ func (w bits128) addr() netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// and is the mask's part of an address.
+// and returns the masked address.
 func (w bits128) and(mask bits128) bits128 { return bits128{w[0] & mask[0], w[1] & mask[1]} }
 
-// addresses are those that equal one under a mask, whose bits need not be
-// contiguous; the zero value are all.
+// addresses matches addresses that equal one under a mask, whose bits need not be
+// contiguous. The zero value matches all.
 type addresses struct {
 	addr, mask bits128
 	not        bool
@@ -42,7 +42,7 @@ type addresses struct {
 
 func (a addresses) contain(w bits128) bool { return (w.and(a.mask) == a.addr) != a.not }
 
-// parseAddresses reads ADDRESS, ADDRESS/BITS or ADDRESS/MASK.
+// parseAddresses parses ADDRESS, ADDRESS/BITS or ADDRESS/MASK.
 func parseAddresses(f proxier.Family, s string, not bool) (addresses, error) {
 	fail := func() (addresses, error) { return addresses{}, fmt.Errorf("%s address %q", f, s) }
 	base, mask, masked := strings.Cut(s, "/")
@@ -66,8 +66,8 @@ func parseAddresses(f proxier.Family, s string, not bool) (addresses, error) {
 	return addresses{addr: wordsOf(addr).and(m), mask: m, not: not}, nil
 }
 
-// ones is the mask with that many leading bits. IPv4 leaves the first 96 bits out:
-// they are alike in all its addresses.
+// ones returns the mask with that many leading bits. For IPv4, it excludes the first 96
+// bits, which are equal in all addresses.
 func ones(f proxier.Family, n int) bits128 {
 	if f == proxier.IPv4 {
 		return bits128{0, uint64(^uint32(0)) &^ (1<<(32-n) - 1)}
@@ -76,7 +76,7 @@ func ones(f proxier.Family, n int) bits128 {
 	return bits128{left(min(n, 64)), left(max(n-64, 0))}
 }
 
-// option is the option as saved.
+// option returns the option as saved.
 func (a addresses) option(name string, f proxier.Family) string {
 	if a.mask == (bits128{}) {
 		return ""
@@ -89,8 +89,8 @@ func (a addresses) option(name string, f proxier.Family) string {
 	return negated(a.not) + name + " " + addrText(a.addr, f) + "/" + mask
 }
 
-// addrText prints an address as inet_ntop does. Where all but the last 32 bits are
-// zero that is the old way to embed IPv4, dots and all.
+// addrText formats an address as inet_ntop does: if all but the last 32 bits are zero, it
+// uses dotted notation for these (IPv4-compatible addresses).
 func addrText(w bits128, f proxier.Family) string {
 	low := netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, uint32(w[1]))))
 	switch {
@@ -109,14 +109,13 @@ func negated(not bool) string {
 	return ""
 }
 
-// device is a device by its name, or those whose names begin with it; the zero
-// value are all.
+// device matches a device by its name or a prefix of it. The zero value matches all.
 type device struct {
 	name        string
 	prefix, not bool
 }
 
-// deviceLength is the longest name of a device.
+// deviceLength is the maximum length of a device name.
 const deviceLength = 15
 
 func parseDevice(s string, not bool) (device, error) {
@@ -153,7 +152,7 @@ const (
 	ICMPv6 proxier.Protocol = 58
 )
 
-// protocols are their names as saved, and the matches that know their headers.
+// protocols have their names as saved, and the matches for their headers.
 var protocols = []struct {
 	number      proxier.Protocol
 	name, match string
@@ -162,7 +161,7 @@ var protocols = []struct {
 	{ICMP, "icmp", "icmp"}, {ICMPv6, "ipv6-icmp", "icmp6"}, {ICMPv6, "icmpv6", "icmp6"},
 }
 
-// protocol is one; the zero value are all.
+// protocol matches a protocol. The zero value matches all.
 type protocol struct {
 	number proxier.Protocol
 	not    bool
@@ -185,15 +184,15 @@ func (p protocol) is(number proxier.Protocol) bool {
 	return p.number == 0 || (number == p.number) != p.not
 }
 
-// exactly says that no other protocol matches.
+// exactly reports whether only this protocol matches.
 func (p protocol) exactly(number proxier.Protocol) bool { return p.number == number && !p.not }
 
-// ports says that whatever matches has ports.
+// ports reports whether all matching packets have ports.
 func (p protocol) ports() bool {
 	return !p.not && (p.number == proxier.TCP || p.number == proxier.UDP || p.number == proxier.SCTP)
 }
 
-// match is the one that need not be named.
+// match returns the protocol's match, which rules need not load with -m.
 func (p protocol) match() string {
 	for _, q := range protocols {
 		if p.exactly(q.number) {

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// icmp is the type of an ICMP message.
+// icmp matches the type of an ICMP message.
 type icmp struct {
 	name, flag string
 	protocol   proxier.Protocol
@@ -56,7 +56,7 @@ func (m *icmp) finish(r *rule) error {
 }
 
 func (m *icmp) matches(w *walk) bool {
-	// The messages that are traced all have code 0.
+	// All messages that can be traced have code 0.
 	return (int(w.packet.ICMPType) == m.kind && m.code <= 0) != m.not
 }
 

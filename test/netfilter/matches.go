@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// newMatch is the match of that name, or nil.
+// newMatch returns the match with that name, or nil.
 func newMatch(name string, f proxier.Family) match {
 	switch name {
 	case "comment":
@@ -48,16 +48,16 @@ func newMatch(name string, f proxier.Family) match {
 	return nil
 }
 
-// unset is a number that was not given.
+// unset is a number that is not specified.
 const unset = -1
 
-// comment says something to who reads the rules.
+// comment is -m comment, which always matches.
 type comment struct {
 	text  string
 	given bool
 }
 
-// commentLength is how much of a comment the tools keep.
+// commentLength is the length to which the tools truncate a comment.
 const commentLength = 255
 
 func (c *comment) option(name string, not bool, w *words) (err error) {
@@ -81,7 +81,7 @@ func (c *comment) finish(*rule) error {
 func (c *comment) matches(*walk) bool { return true }
 func (c *comment) String() string     { return "-m comment --comment " + quote(c.text) }
 
-// ports is the destination port of TCP, UDP or SCTP.
+// ports matches the destination port of TCP, UDP or SCTP.
 type ports struct {
 	name     string
 	protocol proxier.Protocol
@@ -148,7 +148,7 @@ func (p *ports) String() string {
 	return text
 }
 
-// parseMark reads VALUE or VALUE/MASK.
+// parseMark parses VALUE or VALUE/MASK.
 func parseMark(s string) (value, mask uint32, err error) {
 	v, m, masked := strings.Cut(s, "/")
 	n, err1 := strconv.ParseUint(v, 0, 32)
@@ -164,7 +164,7 @@ func parseMark(s string) (value, mask uint32, err error) {
 	return value, mask, nil
 }
 
-// markMatch is the packet's mark.
+// markMatch matches the packet's mark.
 type markMatch struct {
 	value, mask uint32
 	given, not  bool
@@ -200,7 +200,7 @@ func (m *markMatch) String() string {
 	return text
 }
 
-// states are those of conntrack in the order they are saved.
+// states are those of conntrack in the order of iptables-save.
 var states = []struct {
 	name string
 	is   func(*walk) bool
@@ -214,8 +214,7 @@ var states = []struct {
 	{"DNAT", func(w *walk) bool { return w.translated }},
 }
 
-// ctstate is what conntrack knows of the packet: its state, and how it is
-// translated.
+// ctstate matches conntrack's state of the packet, including its translation.
 type ctstate struct {
 	states uint8 // bits by index of states
 	not    bool
@@ -238,7 +237,7 @@ func (m *ctstate) option(name string, not bool, w *words) error {
 			}
 		}
 		if m.states == before {
-			return fmt.Errorf("state %q, unknown or there twice", s)
+			return fmt.Errorf("state %q is unknown or listed twice", s)
 		}
 	}
 	return nil
@@ -270,10 +269,10 @@ func (m *ctstate) String() string {
 	return "-m conntrack " + negated(m.not) + "--ctstate " + strings.Join(names, ",")
 }
 
-// addrtype is whether addresses are local.
+// addrtype matches local addresses.
 type addrtype struct{ src, dst kindOf }
 
-// kindOf is one address's part.
+// kindOf is the condition for one of the addresses.
 type kindOf struct{ given, not bool }
 
 func (k kindOf) is(w *walk, a netip.Addr) bool { return !k.given || w.local(a) != k.not }
@@ -318,14 +317,14 @@ func (m *addrtype) String() string {
 	return text
 }
 
-// statistic is true at random.
+// statistic matches randomly.
 type statistic struct {
 	random    bool
-	threshold int64 // of one
+	threshold int64 // probability, as a part of one
 	not       bool
 }
 
-// one is certainty: the kernel has 31 bits for a probability.
+// one is probability 1: the kernel has 31 bits for a probability.
 const one = 1 << 31
 
 func (m *statistic) option(name string, not bool, w *words) error {
@@ -363,7 +362,7 @@ func (m *statistic) matches(w *walk) bool {
 		p = 1 - p
 	}
 	if p == 0 || p == 1 {
-		return p == 1 // nothing is left to chance
+		return p == 1 // not random
 	}
 	return w.roll(p)
 }

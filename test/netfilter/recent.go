@@ -16,11 +16,11 @@ import (
 // hostBits are the bits of an address.
 var hostBits = [proxier.Families]int{32, 128}
 
-// listLength is how many addresses the kernel keeps in a list, unless its module was
-// loaded with another number; the one that was seen longest ago makes room.
+// listLength is how many addresses the kernel keeps in a list by default. When it is full, the
+// least recently seen address is evicted.
 const listLength = 100
 
-// recentList is a list of -m recent, in the order the addresses were set last.
+// recentList is a list of -m recent, in the order in which addresses were last set.
 type recentList []sighting
 
 type sighting struct {
@@ -28,7 +28,7 @@ type sighting struct {
 	at   time.Time
 }
 
-// recent asks whether the source was seen, or notes that it was.
+// recent is -m recent: it checks whether the source was seen, or records it.
 type recent struct {
 	name       string
 	mask       bits128
@@ -76,7 +76,7 @@ func (m *recent) option(name string, not bool, w *words) error {
 	return errors.Join(noNot(not), err)
 }
 
-// listNameLength is the longest name of a list.
+// listNameLength is the maximum length of a list's name.
 const listNameLength = 199
 
 func checkListName(name string) error {
@@ -129,14 +129,14 @@ func (m *recent) matches(w *walk) bool {
 	}
 	limit := now.Add(-time.Duration(m.seconds) * time.Second)
 	seen := m.seconds == 0 || !list[i].at.Before(limit)
-	// The kernel takes one address at a time out as well.
+	// The kernel also removes one address at a time.
 	if m.reap && !w.rehearsal && list[0].at.Before(limit) {
 		w.tables.recent[m.name] = list[1:]
 	}
 	return seen != m.not
 }
 
-// find is the address's place, or negative.
+// find returns the index of the address, or a negative number.
 func (l recentList) find(addr bits128) int {
 	return slices.IndexFunc(l, func(s sighting) bool { return s.addr == addr })
 }
@@ -150,7 +150,7 @@ func (l recentList) note(addr bits128, now time.Time) recentList {
 	return append(l, sighting{addr, now})
 }
 
-// forgetLists drops the lists that no rule names any more, as the kernel does.
+// forgetLists deletes lists that no rule uses any more, as the kernel does.
 func (t *Tables) forgetLists() {
 	if len(t.recent) == 0 {
 		return

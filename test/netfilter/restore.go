@@ -13,8 +13,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Error is a line that could not be restored. Nothing of its table has
-// changed; tables whose COMMIT came before it have.
+// Error is a line that could not be restored. Its table is unchanged; tables whose COMMIT
+// precedes it are changed.
 type Error struct {
 	Line int // from 1
 	Err  error
@@ -22,11 +22,10 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("restore line %d: %v", e.Line, e.Err) }
 
-// Unwrap is what is wrong with the line.
+// Unwrap returns what is wrong with the line.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Restore does what iptables-restore --noflush does with the input. A failure is an
-// *Error.
+// Restore applies the input as iptables-restore --noflush does. A failure is an *Error.
 func (t *Tables) Restore(input []byte) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -68,14 +67,14 @@ func (t *Tables) Restore(input []byte) error {
 	return nil
 }
 
-// change is a table in the making. It shares the chains it does not change with the
-// table it came from.
+// change is a table under construction. It shares unchanged chains with the table that
+// it is based on.
 type change struct {
 	tables *Tables
 	table  *table
 	own    map[*chain]bool
-	refs   map[string]int // rules that jump to a chain
-	lines  map[*rule]int  // where a rule of this change was read
+	refs   map[string]int // number of jumps to a chain
+	lines  map[*rule]int  // line of a rule of this change
 	line   int
 }
 
@@ -95,7 +94,7 @@ func (c *change) refer(rules []*rule, by int) {
 	}
 }
 
-// chain is a chain that may be changed.
+// chain returns a chain that may be changed.
 func (c *change) chain(name string) (*chain, error) {
 	old := c.table.chains[name]
 	switch {
@@ -111,7 +110,7 @@ func (c *change) chain(name string) (*chain, error) {
 	return &copied, nil
 }
 
-// apply does what one line says.
+// apply executes one line.
 func (c *change) apply(line string) error {
 	if strings.HasPrefix(line, ":") {
 		return c.declare(strings.Fields(line[1:]))
@@ -137,7 +136,7 @@ func (c *change) apply(line string) error {
 			return err
 		}
 		if at < 1 || at > len(chain.rules)+1 {
-			return fmt.Errorf("chain %s has no place %d", name, at)
+			return fmt.Errorf("chain %s has no position %d", name, at)
 		}
 		return c.insert(chain, at-1, w)
 	case "-D":
@@ -165,10 +164,10 @@ func (c *change) apply(line string) error {
 	return fmt.Errorf("unknown command %q", command)
 }
 
-// declare reads ":CHAIN POLICY [0:0]".
+// declare parses ":CHAIN POLICY [0:0]".
 func (c *change) declare(fields []string) error {
 	if len(fields) < 2 || len(fields) > 3 {
-		return errors.New("a chain is declared by its name, policy and counters")
+		return errors.New("want name, policy and counters of a chain")
 	}
 	name, policy := fields[0], fields[1]
 	old := c.table.chains[name]
@@ -202,8 +201,8 @@ func (c *change) declare(fields []string) error {
 	return err
 }
 
-// nameLength is the longest name of a chain: the kernel has 29 bytes for the name of
-// a target and its end.
+// nameLength is the maximum length of a chain's name: the kernel has 29 bytes for the name
+// of a target, including the terminating zero.
 const nameLength = 28
 
 func checkName(name string) error {
@@ -252,7 +251,7 @@ func (c *change) remove(chain *chain, w *words) error {
 	return nil
 }
 
-// parse reads a rule for a chain of this table.
+// parse parses a rule for a chain of this table.
 func (c *change) parse(chain *chain, w *words) (*rule, error) {
 	r, err := parseRule(c.tables.family, w)
 	if err != nil {
@@ -279,20 +278,20 @@ func (c *change) parse(chain *chain, w *words) (*rule, error) {
 			return nil, fmt.Errorf("%s belongs into table %s", r.target, only)
 		}
 		if c.table.name == "nat" && r.target == verdict("DROP") {
-			return nil, errors.New("table nat is not there to drop packets")
+			return nil, errors.New("table nat must not drop packets")
 		}
 	}
 	return r, nil
 }
 
-// number takes a number from the front, if there is one.
+// number consumes a number, if the next word is one.
 func number(w *words, without int) (int, error) {
 	if len(w.list) == 0 || w.list[0] == "" || w.list[0][0] < '0' || w.list[0][0] > '9' {
 		return without, nil
 	}
 	n, err := strconv.Atoi(w.next())
 	if err == nil && n < 1 {
-		err = errors.New("places count from 1")
+		err = errors.New("positions start at 1")
 	}
 	return n, err
 }

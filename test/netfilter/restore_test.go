@@ -14,10 +14,10 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// families are those of the files in testdata.
+// families are the families of the files in testdata.
 var families = map[string]proxier.Family{"ipv4": proxier.IPv4, "ipv6": proxier.IPv6}
 
-// tableNames are in the order iptables-save has.
+// tableNames are in the order of iptables-save.
 var tableNames = []string{"filter", "mangle", "nat"}
 
 func read(t *testing.T, name string) string {
@@ -37,7 +37,7 @@ func saveAll(t *Tables) string {
 	return text.String()
 }
 
-// named are the counters that rules in testdata name, theirs and upstream's.
+// named are the counters that rules in testdata use, including those of upstream.
 var named = []string{"test_pkts", "ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"}
 
 // restored are tables with rules.
@@ -56,7 +56,7 @@ func restored(t *testing.T, f proxier.Family, rules string) *Tables {
 	return tables
 }
 
-// TestSave: every kind of rule is printed as the tools print it, who wrote the golden files
+// TestSave: every kind of rule is printed as the tools print it. They wrote the golden files
 // (TestTools).
 func TestSave(t *testing.T) {
 	for name, f := range families {
@@ -68,7 +68,7 @@ func TestSave(t *testing.T) {
 			}
 			again := restored(t, f, saved)
 			if diff := cmp.Diff(saved, saveAll(again)); diff != "" {
-				t.Errorf("what was saved is saved otherwise when it is restored (-first +second):\n%s", diff)
+				t.Errorf("restoring and saving again differs (-first +second):\n%s", diff)
 			}
 		})
 	}
@@ -77,9 +77,9 @@ func TestSave(t *testing.T) {
 	}
 }
 
-// lines are those of a file in testdata. refused.txt has what the tools refuse as well, each in
-// the line that has it: "filter" before a line puts it there instead of nat. stricter.txt has
-// what at least one of the tools accepts. base.rules are the rules that such lines change.
+// lines returns the lines of a file in testdata. refused.txt has lines that the tools also refuse:
+// "filter" before a line puts it in that table instead of nat. stricter.txt has lines that at
+// least one of the tools accepts. base.rules are the rules that such lines change.
 func lines(t *testing.T, name string) []string {
 	t.Helper()
 	return strings.Split(strings.TrimSuffix(read(t, name), "\n"), "\n")
@@ -95,7 +95,7 @@ func refusal(line string) string {
 	return fmt.Sprintf("*%s\n:KUBE-X - [0:0]\n%s\n-A KUBE-X -p tcp\nCOMMIT\n", table, line)
 }
 
-// TestRefuseKeeps: what came before the line at fault has not happened either.
+// TestRefuseKeeps: lines before the wrong line have no effect either.
 func TestRefuseKeeps(t *testing.T) {
 	for _, change := range []string{"-D KUBE-A 1", "-I KUBE-A -p udp", "-A KUBE-A -p udp", "-F KUBE-A", ":KUBE-A - [0:0]", ":POSTROUTING ACCEPT [0:0]\n-F KUBE-C\n-X KUBE-C"} {
 		tables := restored(t, proxier.IPv4, read(t, "base.rules"))
@@ -104,12 +104,12 @@ func TestRefuseKeeps(t *testing.T) {
 			t.Errorf("%s: no error", change)
 		}
 		if diff := cmp.Diff(before, saveAll(tables)); diff != "" {
-			t.Errorf("%s has happened (-before +after):\n%s", change, diff)
+			t.Errorf("%s had an effect (-before +after):\n%s", change, diff)
 		}
 	}
 }
 
-// TestRefuse: an error names the line, and nothing has changed.
+// TestRefuse: an error names the line, and nothing is changed.
 func TestRefuse(t *testing.T) {
 	for _, line := range append(lines(t, "refused.txt"), lines(t, "stricter.txt")...) {
 		tables := restored(t, proxier.IPv4, read(t, "base.rules"))
@@ -125,7 +125,7 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
-// TestRefuseInput: input that is wrong as a whole.
+// TestRefuseInput: errors about the structure of the input.
 func TestRefuseInput(t *testing.T) {
 	deep := "*nat\n"
 	for i := range maxDepth + 1 {
@@ -159,7 +159,7 @@ func TestRefuseInput(t *testing.T) {
 	}
 }
 
-// TestRestoreByTable: a table stays although the next one is refused.
+// TestRestoreByTable: a table is restored although the next one is refused.
 func TestRestoreByTable(t *testing.T) {
 	tables := New(proxier.IPv4)
 	err := tables.Restore([]byte("*nat\n:KUBE-A - [0:0]\nCOMMIT\n*filter\n:KUBE-A - [0:0]\n-A KUBE-A -j KUBE-B\nCOMMIT\n"))

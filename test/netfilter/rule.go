@@ -11,28 +11,28 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// rule is a rule as it is traced, and the text iptables-save prints for it.
+// rule is a parsed rule with its text in iptables-save.
 //
-// What the kernel's own part of a rule holds, addresses, devices and the protocol, is
-// compared in place: in long chains nearly all rules fail there.
+// Addresses, devices and the protocol are fields instead of matches, as in the kernel, for
+// speed: in long chains, nearly all rules differ in these.
 type rule struct {
 	text     string // without "-A CHAIN "
 	src, dst addresses
 	in, out  device
 	protocol protocol
 	matches  []match
-	target   target // nil if there is none, and in a rule that jumps
+	target   target // nil for none and for jumps
 	jump     string // the chain
 }
 
 // part is a match or a target that is being read: -m name or -j name, and the
 // options that follow.
 type part interface {
-	// option reads an option of this part; others are errNotMine.
+	// option parses an option of this part; it returns errNotMine for others.
 	option(name string, not bool, w *words) error
-	// finish is called when the whole rule was read.
+	// finish is called after the whole rule is parsed.
 	finish(r *rule) error
-	// String is the part as it is saved.
+	// String returns the part as saved.
 	String() string
 }
 
@@ -42,12 +42,12 @@ type match interface {
 	matches(*walk) bool
 }
 
-// target is what becomes of packets that match.
+// target is the action for matching packets.
 type target interface {
 	part
-	// table is the only one that the target is for, if there is only one.
+	// table is the only table for the target; empty for any.
 	table() string
-	// hooks are those from which packets may get there.
+	// hooks are the hooks from which the target may be reached.
 	hooks() hooks
 	act(*walk) outcome
 }
@@ -71,12 +71,12 @@ func (r *rule) matchesPacket(w *walk) bool {
 type parser struct {
 	family proxier.Family
 	rule   *rule
-	parts  []part // in the order they were named
+	parts  []part // in the order of the rule
 	names  []string
-	seen   []string // options that may not come again
+	seen   []string // options that may not be repeated
 }
 
-// parseRule reads all that follows the name of the chain.
+// parseRule parses a rule after the name of the chain.
 func parseRule(f proxier.Family, w *words) (*rule, error) {
 	p := &parser{family: f, rule: &rule{}}
 	for len(w.list) > 0 {
@@ -84,7 +84,7 @@ func parseRule(f proxier.Family, w *words) (*rule, error) {
 		not := name == "!"
 		if not {
 			if len(w.list) == 0 {
-				return nil, errors.New("a ! is the end of the rule")
+				return nil, errors.New("the rule ends with a !")
 			}
 			name = w.next()
 		}
@@ -95,10 +95,10 @@ func parseRule(f proxier.Family, w *words) (*rule, error) {
 	return p.rule, p.finish()
 }
 
-// once refuses an option that was there already.
+// once rejects repeated options.
 func (p *parser) once(option string) error {
 	if slices.Contains(p.seen, option) {
-		return fmt.Errorf("%s is there twice", option)
+		return fmt.Errorf("%s is repeated", option)
 	}
 	p.seen = append(p.seen, option)
 	return nil
@@ -143,10 +143,10 @@ func (p *parser) option(name string, not bool, w *words) error {
 	return err
 }
 
-// noNot is for what cannot be negated.
+// noNot rejects a ! before an option that cannot be negated.
 func noNot(not bool) error {
 	if not {
-		return errors.New("! where it cannot be")
+		return errors.New("unexpected !")
 	}
 	return nil
 }
@@ -160,8 +160,8 @@ func (p *parser) load(name string) error {
 	return nil
 }
 
-// ofParts has a target or match read its option. An option of the protocol's match
-// loads it.
+// ofParts passes an option to its target or match. An option of the protocol's match loads
+// that match.
 func (p *parser) ofParts(name string, not bool, w *words) error {
 	for i, part := range slices.Backward(p.parts) {
 		err := part.option(name, not, w)
@@ -176,8 +176,8 @@ func (p *parser) ofParts(name string, not bool, w *words) error {
 	return fmt.Errorf("unknown option %q", name)
 }
 
-// finish checks the parts against the whole and writes the text: what the kernel itself
-// compares, then the matches in the order they were named, then the target.
+// finish validates the parts and writes the text: addresses, devices and the protocol, then
+// the matches in the order of the rule, then the target.
 func (p *parser) finish() error {
 	r := p.rule
 	text := []string{

@@ -14,8 +14,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// The built-in chains, as the kernel calls the hooks. Hooks are told apart by
-// bits, since a target can be good for several.
+// The built-in chains, by the kernel's names of the hooks. They are bits, since a target can
+// be valid for several hooks.
 type hooks uint8
 
 const (
@@ -37,25 +37,25 @@ var builtin = map[string][]string{
 	"mangle": {"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"},
 }
 
-// Tables are the tables of one family. They may be used by several goroutines.
+// Tables are the tables of one family. They are safe for concurrent use.
 type Tables struct {
-	// Random decides -m statistic: numbers from 0 to below 1.
+	// Random returns numbers from 0 to below 1, for -m statistic.
 	Random func() float64
 	// Now is the clock of -m recent.
 	Now func() time.Time
 
 	family proxier.Family
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	tables map[string]*table
 	recent map[string]recentList
-	// counters are those that rules may name, or nil.
+	// counters are those that rules may use, or nil.
 	counters *Counters
-	// generation counts the tables that were changed.
+	// generation counts changes of tables.
 	generation uint32
 }
 
-// New makes tables without rules, whose built-in chains accept.
+// New makes tables without rules. The policy of built-in chains is ACCEPT.
 func New(f proxier.Family) *Tables {
 	t := &Tables{Random: rand.Float64, Now: time.Now, family: f, tables: map[string]*table{}, recent: map[string]recentList{}}
 	for name, chains := range builtin {
@@ -64,8 +64,8 @@ func New(f proxier.Family) *Tables {
 	return t
 }
 
-// table is one table. Once it is part of Tables neither it nor its chains change:
-// restoring puts another one in its place.
+// table is one table. Tables replaces it when it is restored: neither it nor its chains are
+// changed.
 type table struct {
 	name   string
 	chains map[string]*chain
@@ -86,15 +86,15 @@ func newTable(name string, chains []string) *table {
 	return t
 }
 
-// Generation changes with every change, by one for each table of a restore.
+// Generation increases by one for each restored table.
 func (t *Tables) Generation() uint32 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.generation
 }
 
-// Save prints a table as iptables-save does, without its comments about program and
-// date; the counters are zero. Chains that are not built in come by name.
+// Save prints a table as iptables-save does, without comments about program and date, and
+// with zero counters. Chains that are not built in are sorted by name.
 func (t *Tables) Save(name string) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -14,11 +14,11 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// outcome is what a rule, or a whole chain, says of a packet.
+// outcome is the decision of a rule or a whole chain about a packet.
 type outcome uint8
 
 const (
-	goOn outcome = iota // with the next rule
+	goOn outcome = iota // continue with the next rule
 	returned
 	accepted
 	dropped
@@ -27,7 +27,7 @@ const (
 
 const anyHook = prerouting | input | forward | output | postrouting
 
-// newTarget is the target of that name, or nil: then it is a chain's.
+// newTarget returns the target with that name, or nil if it is the name of a chain.
 func newTarget(name string, f proxier.Family) target {
 	switch name {
 	case "ACCEPT", "DROP", "RETURN":
@@ -65,10 +65,10 @@ func (v verdict) act(*walk) outcome {
 	return returned
 }
 
-// tcpReset answers TCP as if no socket listened.
+// tcpReset rejects TCP as if no socket listened.
 const tcpReset = "tcp-reset"
 
-// rejections are the answers that can be had; the first is the usual one.
+// rejections are the possible values of --reject-with; the first one is the default.
 var rejections = [proxier.Families][]string{
 	{
 		"icmp-port-unreachable", "icmp-net-unreachable", "icmp-host-unreachable", "icmp-proto-unreachable",
@@ -80,7 +80,7 @@ var rejections = [proxier.Families][]string{
 	},
 }
 
-// reject refuses the packet with an answer.
+// reject rejects the packet with an ICMP error or a reset.
 type reject struct {
 	kind   string
 	family proxier.Family
@@ -158,7 +158,7 @@ func (t *markTarget) act(w *walk) outcome {
 	return goOn
 }
 
-// masquerade hides the source behind the node's address.
+// masquerade replaces the source by the node's address.
 type masquerade struct{ randomFully bool }
 
 func (t *masquerade) option(name string, not bool, _ *words) error {
@@ -185,7 +185,7 @@ func (t *masquerade) act(w *walk) outcome {
 	return accepted
 }
 
-// dnat leads the packet to an address, and to a port if there is one.
+// dnat changes the destination to an address, and optionally a port.
 type dnat struct {
 	addr   netip.Addr
 	port   uint16
@@ -240,7 +240,7 @@ func (t *dnat) act(w *walk) outcome {
 	return accepted
 }
 
-// redirect leads the packet to this node itself.
+// redirect changes the destination to this node itself.
 type redirect struct {
 	port   uint16
 	family proxier.Family

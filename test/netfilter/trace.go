@@ -10,10 +10,10 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// State is how conntrack knows a packet.
+// State is conntrack's state of a packet.
 type State uint8
 
-// The states. Only first packets of connections meet the nat table.
+// The states. Only the first packets of connections traverse the nat table.
 const (
 	StateNew State = iota
 	StateInvalid
@@ -26,21 +26,21 @@ type Packet struct {
 	Src, Dst netip.AddrPort
 	Protocol proxier.Protocol
 	ICMPType uint8
-	// In is the device it comes in by; empty if this host sends it.
+	// In is the incoming device; empty if this host sends it.
 	In string
-	// Out is the device it leaves by if it does. Where it leads does not count:
-	// translated or not, it is the same one. A packet that stays has lo.
+	// Out is the outgoing device, if the packet leaves the host. It is the same before and
+	// after translation. Packets to this host have lo.
 	Out string
-	// Local says whether an address is this host's. Loopback addresses always are.
+	// Local reports whether an address belongs to this host. Loopback addresses always do.
 	Local func(netip.Addr) bool
-	// Own is the address of the device In, to which REDIRECT leads; if it is missing
+	// Own is the address of the device In, the destination of REDIRECT; if it is missing,
 	// the packet keeps its destination.
 	Own   netip.Addr
 	State State
 	Mark  uint32
 }
 
-// Verdict is what becomes of a packet.
+// Verdict is the final decision about a packet.
 type Verdict uint8
 
 // The verdicts.
@@ -60,23 +60,23 @@ func (v Verdict) String() string {
 	return "reject"
 }
 
-// Result is what happens to a packet.
+// Result is the result of a trace.
 type Result struct {
 	Verdict Verdict
-	// Kind is how the packet is rejected, in the words of --reject-with.
+	// Kind is how the packet is rejected, as a value of --reject-with.
 	Kind string
-	// To is where the packet goes, after any translation.
+	// To is the destination of the packet, after any translation.
 	To netip.AddrPort
-	// Masqueraded says that it goes there with an address of this host as source.
+	// Masqueraded says that its source becomes an address of this host.
 	Masqueraded bool
-	// Mark is the mark it ends with.
+	// Mark is its final mark.
 	Mark uint32
-	// Steps are the rules that matched, as iptables-save prints them behind the name of
-	// their table, and the policy that decided, if one did.
+	// Steps are the rules that matched, as printed by iptables-save, after the name of their
+	// table. The last one may be the policy that decided.
 	Steps []string
 }
 
-// String is the result in a line, and the steps in one each.
+// String returns the result in a line, and then each step in a line.
 func (r Result) String() string {
 	text := r.Verdict.String()
 	if r.Kind != "" {
@@ -89,12 +89,12 @@ func (r Result) String() string {
 	return strings.Join(append([]string{text}, r.Steps...), "\n\t")
 }
 
-// walk is a packet on its way.
+// walk is the state of a trace.
 type walk struct {
 	tables *Tables
 	packet *Packet
 	roll   func(probability float64) bool
-	// rehearsal leaves the lists of -m recent as they are.
+	// rehearsal does not change the lists of -m recent.
 	rehearsal bool
 
 	in, out    string
@@ -106,7 +106,7 @@ type walk struct {
 	result     Result
 }
 
-// Trace sends a packet through the hooks.
+// Trace traces a packet through the hooks.
 func (t *Tables) Trace(p Packet) Result {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -123,7 +123,7 @@ func (t *Tables) trace(p *Packet, roll func(float64) bool, rehearsal bool) Resul
 	return w.result
 }
 
-// route leads the packet from hook to hook.
+// route traces the packet from hook to hook.
 func (w *walk) route() {
 	if w.in == "" {
 		w.send()
@@ -142,10 +142,10 @@ func (w *walk) route() {
 	}
 }
 
-// send is for a packet of this host. It is routed before its destination is translated
-// and again after; to the rules of OUTPUT the device stays that of the first route. A
-// packet that stays comes in again by the loopback device; the nat table does not see
-// it a second time.
+// send traces a packet of this host. It is routed before and after the translation of its
+// destination. Rules of OUTPUT see the device of the first route. A packet to this host
+// then enters through the loopback device, where it does not traverse the nat table
+// again.
 func (w *walk) send() {
 	w.out = w.outDevice()
 	if !w.through("OUTPUT", "mangle", "nat", "filter") {
@@ -176,8 +176,8 @@ func (w *walk) local(a netip.Addr) bool {
 	return a.IsLoopback() || w.packet.Local != nil && w.packet.Local(a)
 }
 
-// through sends the packet through a hook's chain in some tables, and says
-// whether it goes on.
+// through traces the packet through a hook's chain in the given tables, and reports whether
+// it continues.
 func (w *walk) through(hook string, tables ...string) bool {
 	for _, name := range tables {
 		if name == "nat" && !w.natted() {
@@ -204,8 +204,8 @@ func (w *walk) through(hook string, tables ...string) bool {
 	return true
 }
 
-// natted says whether the nat table sees the packet: the first of a connection, related
-// to another one or not. An error message belongs to the connection it is about.
+// natted reports whether the packet traverses the nat table: the first packet of a connection
+// does, even of a related one. An ICMP error belongs to the connection it is about.
 func (w *walk) natted() bool {
 	switch w.packet.State {
 	case StateNew:
@@ -238,8 +238,8 @@ func (w *walk) chain(t *table, c *chain) outcome {
 	return goOn
 }
 
-// translate gives the packet another destination; a port of zero, or an address that
-// is missing, leaves what is there.
+// translate changes the packet's destination. A zero port or address keeps the current
+// one.
 func (w *walk) translate(to netip.Addr, port uint16) {
 	if !to.IsValid() {
 		to = w.to.Addr()

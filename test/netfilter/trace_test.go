@@ -22,7 +22,7 @@ var (
 	local6 = netip.MustParseAddr("fd00:18::1")
 )
 
-// incoming is a packet that comes in by eth0 and is to be forwarded to eth1.
+// incoming returns a packet that enters through eth0 and is forwarded to eth1.
 func incoming(f proxier.Family, change func(*Packet)) Packet {
 	p := Packet{
 		Src: netip.MustParseAddrPort("10.0.0.1:40000"), Dst: netip.MustParseAddrPort("10.0.0.2:80"),
@@ -56,7 +56,7 @@ func inState(s State) func(*Packet) { return func(p *Packet) { p.State = s } }
 
 func by(in, out string) func(*Packet) { return func(p *Packet) { p.In, p.Out = in, out } }
 
-// TestMatches: a rule with the match drops those packets, and not the others. The packets
+// TestMatches: a rule with the match drops these packets, and not the others. The packets
 // are forwarded ones with one change.
 func TestMatches(t *testing.T) {
 	type packets []func(*Packet)
@@ -128,7 +128,7 @@ func TestMatches(t *testing.T) {
 		{match: "-s 10.0.0.1 -p tcp --dport 80 -m mark --mark 1", yes: packets{marked(1)}, not: packets{same}},
 	} {
 		t.Run(test.match, func(t *testing.T) {
-			// Packets to 10.0.0.9 are translated, and go where the others go.
+			// Packets to 10.0.0.9 are translated to the destination of the others.
 			rules := "*filter\n:KUBE-A - [0:0]\n-A KUBE-A " + test.match + " -j DROP\n-A INPUT -j KUBE-A\n-A FORWARD -j KUBE-A\nCOMMIT\n"
 			if test.family == proxier.IPv4 {
 				rules += "*nat\n-A PREROUTING -d 10.0.0.9 -j DNAT --to-destination 10.0.0.2\nCOMMIT\n"
@@ -146,8 +146,8 @@ func TestMatches(t *testing.T) {
 	}
 }
 
-// TestCounters: a counter counts the packets that come to it, stays while a rule names it, and
-// is no other table's business.
+// TestCounters: a counter counts packets, cannot be deleted while a rule uses it, and does not
+// affect other tables.
 func TestCounters(t *testing.T) {
 	const name = "test_pkts"
 	v4, v6 := New(proxier.IPv4), New(proxier.IPv6)
@@ -176,7 +176,7 @@ func TestCounters(t *testing.T) {
 	}
 	for _, tables := range []*Tables{v4, v6} {
 		if err := counters.Delete(name); !errors.Is(err, nfacct.ErrInUse) {
-			t.Errorf("deleted while a rule names it: %v", err)
+			t.Errorf("deleted while a rule uses it: %v", err)
 		}
 		if err := tables.Restore([]byte("*filter\n-D INPUT 1\n-D INPUT 1\nCOMMIT\n")); err != nil {
 			t.Fatal(err)
@@ -190,7 +190,7 @@ func TestCounters(t *testing.T) {
 	}
 }
 
-// TestTargets: what the targets do. Results are given without their steps.
+// TestTargets: the effects of targets. Results are compared without their steps.
 func TestTargets(t *testing.T) {
 	sent := func(p *Packet) { p.In = "" }
 	to := netip.MustParseAddrPort
@@ -253,7 +253,7 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// everywhere marks the way: every built-in chain has a rule.
+// everywhere has a rule in every built-in chain, which shows the path of a packet.
 const everywhere = `*mangle
 -A PREROUTING
 -A INPUT
@@ -276,8 +276,7 @@ COMMIT
 COMMIT
 `
 
-// TestRoute: packets pass the hooks they pass in the kernel, by the devices they have
-// there.
+// TestRoute: packets traverse the same hooks as in the kernel, with the same devices.
 func TestRoute(t *testing.T) {
 	const forwarded = "mangle PREROUTING, nat PREROUTING, mangle FORWARD, filter FORWARD, mangle POSTROUTING, nat POSTROUTING"
 	for _, test := range []struct {
@@ -312,8 +311,8 @@ func TestRoute(t *testing.T) {
 	}
 }
 
-// TestLoopback: what the host sends to itself leaves and comes in by lo. In OUTPUT a device
-// is that of the destination before its translation.
+// TestLoopback: packets of the host to itself leave and enter through lo. In OUTPUT, the
+// device is that of the destination before its translation.
 func TestLoopback(t *testing.T) {
 	output := "*filter\n-A OUTPUT -o lo -j ACCEPT\n:OUTPUT DROP [0:0]\n"
 	later := "*filter\n-A INPUT -i lo -j ACCEPT\n:INPUT DROP [0:0]\nCOMMIT\n*mangle\n-A POSTROUTING -o lo -j ACCEPT\n:POSTROUTING DROP [0:0]\n"
@@ -346,7 +345,7 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// TestBranches: both ways are gone wherever it is left to chance.
+// TestBranches: both branches of random matches are followed.
 func TestBranches(t *testing.T) {
 	to := netip.MustParseAddrPort
 	tables := restored(t, proxier.IPv4, `*nat
@@ -373,7 +372,7 @@ COMMIT
 	if sum != 1 {
 		t.Errorf("the branches' probabilities add up to %v", sum)
 	}
-	// Dice are rolled for what is left to chance: the first rule and the third.
+	// Random is used only for random matches: the first and the third rule.
 	dice := []float64{0.25, 0.49}
 	tables.Random = func() float64 {
 		d := dice[0]
@@ -385,8 +384,8 @@ COMMIT
 	}
 }
 
-// TestRecent: lists note who was there, under a mask, forget who was there longest ago and
-// end with the last rule that names them.
+// TestRecent: lists record masked addresses, evict the least recently seen one, and are deleted
+// with the last rule that uses them.
 func TestRecent(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	const check = "-A FORWARD -m recent --rcheck --seconds 10 --reap --name x --mask 255.255.255.254 -j DROP\n"
@@ -411,7 +410,7 @@ func TestRecent(t *testing.T) {
 	for i := range listLength {
 		pass(fmt.Sprintf("10.0.1.%d", 2*i), Accept)
 	}
-	pass("10.0.0.2", Accept) // had to make room
+	pass("10.0.0.2", Accept) // was evicted
 	pass("10.0.1.198", Drop)
 
 	for _, change := range []string{"*filter\n-F FORWARD\n" + check + "COMMIT\n", "*mangle\n-F POSTROUTING\nCOMMIT\n"} {
@@ -428,7 +427,7 @@ func TestRecent(t *testing.T) {
 	pass("10.0.1.198", Accept)
 }
 
-// TestRehearsal: working out what can happen to a packet does not count as one.
+// TestRehearsal: computing the branches of a packet does not change lists.
 func TestRehearsal(t *testing.T) {
 	tables := restored(t, proxier.IPv4, "*filter\n-A FORWARD -m recent --rcheck --name x -j DROP\n-A FORWARD -m recent --set --name x\nCOMMIT\n")
 	packet := incoming(proxier.IPv4, nil)
@@ -440,11 +439,11 @@ func TestRehearsal(t *testing.T) {
 	}
 	tables.Trace(packet)
 	if diff := cmp.Diff(map[netip.AddrPort]float64{}, tables.Targets(packet)); diff != "" {
-		t.Errorf("targets of one that was there (-want +got):\n%s", diff)
+		t.Errorf("targets of a known address (-want +got):\n%s", diff)
 	}
 }
 
-// many are the rules of so many Services with two endpoints each, in one long chain.
+// many returns rules for many Services with two endpoints each, in one long chain.
 func many(n int) []byte {
 	var chains, rules strings.Builder
 	for i := range n {

@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// The cluster of testdata/upstream.saved, whose Services package integration has. The
-// node is the first; pods N are local if their third octet is 1.
+// The cluster of testdata/upstream.saved; its Services are in package integration. The
+// node is the first one; pods are local if their third octet is 1.
 var (
 	nodeAddr = netip.MustParseAddr("172.18.0.1")
 	lbAddr   = netip.MustParseAddr("203.0.113.10")
@@ -41,7 +41,7 @@ func upstreamTables(t *testing.T) *Tables {
 
 func isNode(a netip.Addr) bool { return a == nodeAddr }
 
-// from is a packet of one of the addresses above.
+// from returns a packet from one of the addresses above.
 func from(src netip.Addr, to netip.AddrPort) Packet {
 	p := Packet{Src: netip.AddrPortFrom(src, 40000), Dst: to, Protocol: proxier.TCP, Local: isNode, Out: "eth0"}
 	switch src {
@@ -54,7 +54,7 @@ func from(src netip.Addr, to netip.AddrPort) Packet {
 	return p
 }
 
-// TestUpstream: upstream's rules treat all kinds of packets as Services promise.
+// TestUpstream: upstream's rules handle all kinds of packets correctly.
 func TestUpstream(t *testing.T) {
 	tables := upstreamTables(t)
 	stranger := netip.MustParseAddr("192.0.2.7") // in no source range
@@ -66,7 +66,7 @@ func TestUpstream(t *testing.T) {
 		// verdict, and where it goes if that is accept
 		verdict    Verdict
 		kind       string
-		to         []netip.Addr // evenly spread, port 8080; without any it is not translated
+		to         []netip.Addr // with equal probabilities, port 8080; not translated if empty
 		masquerade bool         // a hairpin is always masqueraded
 	}{
 		{name: "ClusterIP from a pod", packet: from(shell, clusterIP(1)), to: all},
@@ -113,8 +113,8 @@ func TestUpstream(t *testing.T) {
 // nearly is for probabilities, of which the kernel knows 31 bits.
 var nearly = cmp.Comparer(func(a, b float64) bool { return a-b < 1e-8 && b-a < 1e-8 })
 
-// TestUpstreamAffinity: a client stays with its endpoint as long as it comes back in time;
-// the spread is that of new clients otherwise.
+// TestUpstreamAffinity: a client keeps its endpoint until the affinity times out. Then it is
+// treated as a new client.
 func TestUpstreamAffinity(t *testing.T) {
 	tables := upstreamTables(t)
 	now := time.Unix(1e9, 0)
@@ -143,6 +143,6 @@ func TestUpstreamAffinity(t *testing.T) {
 	now = now.Add(3*time.Hour + time.Second)
 	want("after the timeout", packet, even)
 	if to := tables.Trace(packet).To; to == first {
-		t.Errorf("led to %s, which chance did not choose", to)
+		t.Errorf("led to %s, which was not chosen randomly", to)
 	}
 }

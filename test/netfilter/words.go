@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// words are the arguments of a line that are not yet read.
+// words are the remaining arguments of a line.
 type words struct{ list []string }
 
-// next takes a word; there has to be one.
+// next consumes a word; there must be one.
 func (w *words) next() string {
 	word := w.list[0]
 	w.list = w.list[1:]
 	return word
 }
 
-// value takes the value of an option.
+// value consumes the value of an option.
 func (w *words) value(option string) (string, error) {
 	if len(w.list) == 0 {
 		return "", fmt.Errorf("%s lacks its value", option)
@@ -26,8 +26,8 @@ func (w *words) value(option string) (string, error) {
 	return w.next(), nil
 }
 
-// split takes a line apart as iptables-restore does: at spaces, except between double
-// quotes, where a backslash takes the next character as it is.
+// split splits a line as iptables-restore does: at spaces, except between double quotes,
+// where a backslash escapes the next character.
 func split(line string) ([]string, error) {
 	var list []string
 	var word strings.Builder
@@ -67,7 +67,7 @@ func split(line string) ([]string, error) {
 	return list, nil
 }
 
-// plain are the characters of which a word may consist without being quoted.
+// plain are the characters of words that need no quotes.
 const plain = "_-0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 var escapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, `'`, `\'`)

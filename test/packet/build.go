@@ -9,7 +9,7 @@ import (
 
 var be = binary.BigEndian
 
-// Build writes the packet down.
+// Build returns the bytes of the packet.
 func (p Packet) Build() []byte {
 	var b []byte
 	if e := p.Ethernet; e != nil {
@@ -29,7 +29,7 @@ func (p Packet) etherType() uint16 {
 	return p.Ethernet.Type
 }
 
-// ip is the packet from its IP header to the end of its payload.
+// ip returns the packet from its IP header to the end of its payload.
 func (p Packet) ip() []byte {
 	rest := p.Transport()
 	switch {
@@ -41,7 +41,7 @@ func (p Packet) ip() []byte {
 	return rest
 }
 
-// header is the header in front of so many bytes.
+// header returns the header, given the length of the payload.
 func (h *IPv4) header(protocol uint8, rest int) []byte {
 	b := append(make([]byte, 20), padded(h.Options, 4, 0)...)
 	b[0] = 4<<4 | uint8(len(b)/4)
@@ -70,7 +70,7 @@ func (h *IPv6) header(protocol uint8, rest int) []byte {
 	src, dst := h.Src.As16(), h.Dst.As16()
 	copy(b[8:], src[:])
 	copy(b[24:], dst[:])
-	next := 6 // where the protocol that follows is written
+	next := 6 // offset of the next header's protocol
 	for _, x := range h.Extensions {
 		b[next], next = x.Type, len(b)
 		data := padded(x.Data, 8, 2)
@@ -82,7 +82,7 @@ func (h *IPv6) header(protocol uint8, rest int) []byte {
 	return b
 }
 
-// Transport is what follows the IP header.
+// Transport returns the bytes after the IP header.
 func (p Packet) Transport() []byte {
 	b := p.unsummed()
 	if at, given := p.checksum(); at > 0 {
@@ -91,7 +91,7 @@ func (p Packet) Transport() []byte {
 	return b
 }
 
-// unsummed is the transport with a checksum of zero.
+// unsummed returns the transport with a checksum of zero.
 func (p Packet) unsummed() []byte {
 	var b []byte
 	switch {
@@ -128,8 +128,8 @@ func or(given *uint16, right uint16) uint16 {
 	return right
 }
 
-// padded returns data with zeros up to where, so many bytes before it included, a
-// multiple of unit is reached.
+// padded returns data padded with zeros, so that its length plus the bytes before it is
+// a multiple of unit.
 func padded(data []byte, unit, before int) []byte {
 	length := (before + len(data) + unit - 1) / unit * unit
 	return append(slices.Clone(data), make([]byte, length-before-len(data))...)

@@ -18,7 +18,7 @@ func sum(b []byte) (s uint64) {
 	return s
 }
 
-// fold makes 16 bits of a sum, the carries added.
+// fold reduces a sum to 16 bits by adding the carries.
 func fold(s uint64) uint16 {
 	for s > 0xffff {
 		s = s>>16 + s&0xffff
@@ -26,14 +26,14 @@ func fold(s uint64) uint16 {
 	return uint16(s)
 }
 
-// pseudo is the sum of what a transport checksum covers of the IP header.
+// pseudo returns the sum of the pseudo header.
 func (p Packet) pseudo(length int) uint64 {
 	src, dst := p.addrs()
 	return sum(src.AsSlice()) + sum(dst.AsSlice()) + uint64(p.Protocol()) + uint64(length)
 }
 
-// checksum tells where the transport has its checksum, if anywhere, and which one
-// was given.
+// checksum returns the offset of the transport's checksum, if it has one, and the given
+// checksum.
 func (p Packet) checksum() (at int, given *uint16) {
 	switch {
 	case p.TCP != nil:
@@ -46,7 +46,7 @@ func (p Packet) checksum() (at int, given *uint16) {
 	return 0, nil
 }
 
-// rightChecksum is the checksum of a transport that has none yet.
+// rightChecksum returns the checksum of a transport whose checksum is zero.
 func (p Packet) rightChecksum(unsummed []byte) uint16 {
 	s := sum(unsummed)
 	if p.ICMP == nil || p.IPv6 != nil {
@@ -54,17 +54,17 @@ func (p Packet) rightChecksum(unsummed []byte) uint16 {
 	}
 	c := ^fold(s)
 	if p.UDP != nil && c == 0 {
-		return 0xffff // 0 says that there is none
+		return 0xffff // 0 means no checksum
 	}
 	return c
 }
 
-// Verify checks the lengths and checksums of the frame that the packet makes, and those
-// of what an ICMP error in it quotes, as far as they can be.
+// Verify checks the lengths and checksums of the packet's frame, and as far as possible those
+// of a packet quoted in an ICMP error.
 func (p Packet) Verify() error { return p.verify(false, false) }
 
-// VerifyPartial is Verify for a packet whose transport checksum is left to a device
-// further on: until then its place holds the sum of the pseudo header.
+// VerifyPartial is Verify for a packet whose transport checksum a device will fill in: until
+// then, it is the sum of the pseudo header.
 func (p Packet) VerifyPartial() error { return p.verify(true, false) }
 
 func (p Packet) verify(partial, quoted bool) error {
@@ -81,7 +81,7 @@ func (p Packet) verify(partial, quoted bool) error {
 	return err
 }
 
-// verifyIP tells also whether the transport is all there.
+// verifyIP also returns whether the transport is complete.
 func (p Packet) verifyIP(quoted bool) (whole bool, err error) {
 	rest := len(p.Transport())
 	var length *uint16
@@ -98,7 +98,7 @@ func (p Packet) verifyIP(quoted bool) (whole bool, err error) {
 	case p.Ethernet != nil && (p.Ethernet.Type == EtherIPv4 || p.Ethernet.Type == EtherIPv6):
 		return false, errors.New("malformed IP header")
 	}
-	if !quoted { // quotes are cut short
+	if !quoted { // quoted packets are truncated
 		err = errors.Join(err, compare("ip length", length, uint16(right)))
 	}
 	f, _ := p.Fragment()
@@ -126,7 +126,7 @@ func (p Packet) verifyTransport(partial bool) error {
 	return compare("transport checksum", given, p.rightChecksum(p.unsummed()))
 }
 
-// malformed complains of a transport that should have had a layer.
+// malformed returns an error for a transport without a layer although its protocol has one.
 func (p Packet) malformed() error {
 	switch proto, v6 := p.Protocol(), p.IPv6 != nil; {
 	case proto == ProtoTCP, proto == ProtoUDP, proto == ProtoICMP && !v6, proto == ProtoICMPv6 && v6:
@@ -135,8 +135,8 @@ func (p Packet) malformed() error {
 	return nil
 }
 
-// compare takes two ways to write zero for one, as receivers do: incremental updates
-// end with either. (UDP's zero is none.)
+// compare treats both representations of zero as equal, as receivers do: incremental updates
+// result in either. (UDP's 0 means no checksum.)
 func compare(what string, got *uint16, want uint16) error {
 	if got == nil || *got == want || *got^want == 0xffff && (*got == 0 || want == 0) {
 		return nil

@@ -4,18 +4,18 @@ package packet
 
 import "slices"
 
-// Fragment is the place of a fragment in its packet.
+// Fragment is the position of a fragment in its packet.
 type Fragment struct {
 	ID     uint32
 	Offset int // in bytes
 	More   bool
 }
 
-// whole tells whether it is all of its packet.
+// whole reports whether the fragment is the whole packet.
 func (f Fragment) whole() bool { return f.Offset == 0 && !f.More }
 
-// Fragment returns which fragment the packet is. The fragment header of IPv6 can
-// stand in front of a whole packet as well.
+// Fragment returns which fragment the packet is. A whole IPv6 packet may have a fragment
+// header as well.
 func (p Packet) Fragment() (f Fragment, ok bool) {
 	if h := p.IPv4; h != nil {
 		f = Fragment{uint32(h.ID), h.FragmentOffset, h.MoreFragments}
@@ -47,7 +47,7 @@ func (f Fragment) Extension() Extension {
 	return Extension{ProtoFragment, be.AppendUint32(be.AppendUint16(nil, place), f.ID)}
 }
 
-// Fragments cuts a packet into fragments no longer than the MTU.
+// Fragments splits a packet into fragments no longer than the MTU.
 func (p Packet) Fragments(mtu int, id uint32) []Packet {
 	rest := p.Transport()
 	room := (mtu - p.fragment(Fragment{}, nil).size()) &^ 7

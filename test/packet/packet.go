@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package packet builds and takes apart packets for tests.
+// Package packet builds and parses packets for tests.
 //
-// A Packet is a struct of layers. Build writes it down and Parse reads it back;
-// Parse and then Build gives the same bytes, whatever they were, since what does
-// not parse is payload. Lengths and checksums are nil where they are right: a
-// literal needs none, a wrong one can be asked for, and one that was read stands
-// out in a diff.
+// A Packet is a struct of layers. Build encodes it, and Parse decodes it. Parse and then
+// Build returns the same bytes for any input, since Parse keeps unparseable bytes as
+// payload. Lengths and checksums are nil if they are correct: literals need not
+// specify them, wrong ones can be set, and wrong ones of parsed packets stand out in a
+// diff.
 //
 //	syn := packet.NewTCP(client, vip, packet.SYN, nil)
 //	syn.IPv4.Options = []byte{0x94, 4, 0, 0}
@@ -15,7 +15,7 @@
 //
 // Layers are pointers: Clone a packet before changing a copy of it.
 //
-// What tunnels carry stays payload, for ParseIP to take apart.
+// Inner packets of tunnels are payload; parse them with ParseIP.
 package packet
 
 import (
@@ -31,7 +31,7 @@ const (
 	EtherIPv6 = 0x86dd
 )
 
-// Protocols that can follow an IP header, extension headers of IPv6 among them.
+// Protocols that can follow an IP header, including extension headers of IPv6.
 const (
 	ProtoHopByHop    = 0
 	ProtoICMP        = 1
@@ -44,16 +44,16 @@ const (
 	ProtoSCTP        = 132
 )
 
-// Packet is a packet by its layers, of which any can be missing.
+// Packet is a packet by its layers, any of which can be nil.
 type Packet struct {
-	Ethernet *Ethernet // without it the packet begins with its IP header
+	Ethernet *Ethernet // if nil, the packet begins with its IP header
 	IPv4     *IPv4
 	IPv6     *IPv6 // not together with IPv4
 	TCP      *TCP
 	UDP      *UDP
 	ICMP     *ICMP // ICMPv6 over IPv6
 	Payload  []byte
-	// Trailer follows the end that the IP header tells: short frames are padded.
+	// Trailer is the padding after the IP packet, for short frames.
 	Trailer []byte
 }
 
@@ -67,7 +67,7 @@ func (m MAC) String() string {
 // Ethernet is the header of a frame.
 type Ethernet struct {
 	Dst, Src MAC
-	Type     uint16 // follows from the IP header where there is one
+	Type     uint16 // derived from the IP header if there is one
 }
 
 // IPv4 is an IPv4 header.
@@ -78,7 +78,7 @@ type IPv4 struct {
 	Reserved, DontFragment, MoreFragments bool
 	FragmentOffset                        int    // in bytes
 	Options                               []byte // padded to a multiple of 4
-	Protocol                              uint8  // follows from the next layer where there is one
+	Protocol                              uint8  // derived from the next layer if there is one
 	Length, Checksum                      *uint16
 }
 
@@ -89,18 +89,18 @@ type IPv6 struct {
 	FlowLabel    uint32
 	HopLimit     uint8
 	Extensions   []Extension
-	NextHeader   uint8   // after the extensions; follows from the next layer where there is one
+	NextHeader   uint8   // after the extensions; derived from the next layer if there is one
 	Length       *uint16 // of the payload
 }
 
-// Extension is an extension header. Data begins after the header's length, and is
-// padded to what that can express.
+// Extension is an extension header. Data begins after the length field, and is padded to a
+// multiple of its unit.
 type Extension struct {
 	Type uint8
 	Data []byte
 }
 
-// Flags are the flags of a TCP header, the reserved ones among them.
+// Flags are the flags of a TCP header, including the reserved ones.
 type Flags uint16
 
 // TCP flags.
@@ -125,7 +125,7 @@ type TCP struct {
 	Checksum       *uint16
 }
 
-// UDP is a UDP header. A checksum of 0 is none.
+// UDP is a UDP header. A checksum of 0 means no checksum.
 type UDP struct {
 	Src, Dst         uint16
 	Length, Checksum *uint16
@@ -135,7 +135,7 @@ type UDP struct {
 type ICMP struct {
 	Type, Code uint8
 	Rest       uint32 // identifier and sequence number of an echo; the MTU of errors about it
-	// Quoted is the packet that an error is about, often cut short.
+	// Quoted is the packet that an error is about, often truncated.
 	Quoted   *Packet
 	Checksum *uint16
 }
@@ -159,7 +159,7 @@ const (
 	EchoReply6       = 129 << 8
 )
 
-// Is tells whether it is that message.
+// Is reports whether it is the given message.
 func (i *ICMP) Is(message uint16) bool {
 	return i != nil && i.Type == uint8(message>>8) && i.Code == uint8(message)
 }
@@ -199,7 +199,7 @@ func NewEcho(src, dst netip.Addr, id, seq uint16, payload []byte) Packet {
 	return p
 }
 
-// NewProtocol returns a packet of a protocol that has no layer here.
+// NewProtocol returns a packet of a protocol without a layer in this package.
 func NewProtocol(src, dst netip.Addr, protocol uint8, payload []byte) Packet {
 	p := newIP(src, dst)
 	if p.IPv4 != nil {
@@ -271,8 +271,8 @@ func (p Packet) Protocol() uint8 {
 	return 0
 }
 
-// Source and Destination are addresses and, where there are any, ports; those also
-// of a header too short to parse, as ICMP errors may quote it.
+// Source and Destination are addresses and, if there are any, ports. They include ports of a
+// truncated header, as ICMP errors may quote it.
 func (p Packet) Source() netip.AddrPort {
 	src, _ := p.addrs()
 	port, _ := p.ports()

@@ -33,7 +33,7 @@ func with(p packet.Packet, change func(*packet.Packet)) packet.Packet {
 
 func framed(p *packet.Packet) { p.Ethernet = &eth }
 
-// Packets that are right, with what is shown of them.
+// Correct packets and their texts.
 var packets = []struct {
 	name   string
 	packet packet.Packet
@@ -194,7 +194,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// There are two ways to write zero, of which UDP takes one for none.
+// Zero has two representations, one of which means no checksum in UDP.
 func TestZeroChecksum(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -206,14 +206,14 @@ func TestZeroChecksum(t *testing.T) {
 		{"udp", packet.NewUDP(client4, vip4, make([]byte, 2)), 26, 0xffff},
 	} {
 		p := tc.packet
-		// What sums up to zero with all the rest is the checksum.
+		// The checksum is the value that makes the total sum zero.
 		p.Payload = p.Build()[tc.at : tc.at+2]
 		b := p.Build()
 		if got := binary.BigEndian.Uint16(b[tc.at:]); got != tc.want {
 			t.Errorf("%s: got %#04x, want %#04x", tc.name, got, tc.want)
 		}
 		if tc.name == "udp" {
-			continue // the other zero is none
+			continue // the other zero means no checksum
 		}
 		binary.BigEndian.PutUint16(b[tc.at:], ^tc.want)
 		if err := packet.ParseIP(b).Verify(); err != nil {
@@ -227,7 +227,7 @@ func TestFragments(t *testing.T) {
 	payload := bytes.Repeat([]byte("0123456789"), 200)
 	for _, tc := range []struct {
 		whole  packet.Packet
-		header int // of fragments, up to the part they carry
+		header int // length of a fragment's headers
 	}{
 		{with(packet.NewUDP(client4, vip4, payload), func(p *packet.Packet) { p.IPv4.DontFragment = true }), 20},
 		{packet.NewUDP(client6, vip6, payload), 48},
@@ -272,7 +272,7 @@ func TestErrorsAreShort(t *testing.T) {
 	}
 }
 
-// Routers quote no more than eight bytes of the transport, if they are old enough.
+// Old routers quote only eight bytes of the transport.
 func TestPortsOfShortQuote(t *testing.T) {
 	about := packet.NewTCP(client4, vip4, packet.ACK, nil)
 	p := packet.NewError(vip4.Addr(), packet.HostUnreachable, 0, about)

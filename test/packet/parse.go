@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Parse takes a frame apart. What does not parse is payload of the layers that do.
+// Parse decodes a frame. Unparseable bytes are payload of the layers before them.
 func Parse(frame []byte) Packet {
 	if len(frame) < 14 {
 		return Packet{Payload: clone(frame)}
@@ -27,7 +27,7 @@ func Parse(frame []byte) Packet {
 	return p
 }
 
-// ParseIP takes a packet apart that begins with its IP header.
+// ParseIP decodes a packet that begins with its IP header.
 func ParseIP(b []byte) Packet {
 	if len(b) > 0 && b[0]>>4 == 6 {
 		return parseIPv6(b)
@@ -93,7 +93,7 @@ func parseIPv6(b []byte) Packet {
 	return p
 }
 
-// extensionSize is how many bytes of b an extension header takes, 0 if it is none.
+// extensionSize returns the length of an extension header in b, 0 if it is none.
 func extensionSize(protocol uint8, b []byte) int {
 	size := 0
 	switch protocol {
@@ -112,8 +112,8 @@ func extensionSize(protocol uint8, b []byte) int {
 	return size
 }
 
-// parseTransport fills in the layers above the IP header, and takes the protocol out
-// of that where a layer says it.
+// parseTransport fills in the layers above the IP header, and clears the protocol of that
+// header if a layer implies it.
 func (p *Packet) parseTransport(b []byte) {
 	p.Payload = clone(b)
 	if f, _ := p.Fragment(); f.Offset > 0 {
@@ -166,7 +166,7 @@ func (i *ICMP) isError(v6 bool) bool {
 	return false
 }
 
-// wrong is nil for what is right.
+// wrong returns nil for a correct value.
 func wrong(got, right uint16) *uint16 {
 	if got == right {
 		return nil
@@ -174,7 +174,7 @@ func wrong(got, right uint16) *uint16 {
 	return &got
 }
 
-// clone is nil for nothing, so that packets compare.
+// clone returns nil for an empty slice, so that packets can be compared.
 func clone(b []byte) []byte {
 	if len(b) == 0 {
 		return nil

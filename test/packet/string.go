@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// String has a line for every layer, and no word of what is as usual.
+// String returns a line for every layer, without fields that have their usual values.
 func (p Packet) String() string {
 	var s text
 	if e := p.Ethernet; e != nil {
@@ -67,7 +67,7 @@ func (p Packet) String() string {
 	return s.String()
 }
 
-// text is written line by line.
+// text is a text that is written line by line.
 type text struct{ strings.Builder }
 
 func (s *text) line(format string, args ...any) {
@@ -77,22 +77,21 @@ func (s *text) line(format string, args ...any) {
 	fmt.Fprintf(s, format, args...)
 }
 
-// unless adds to the line what is not as usual.
+// unless adds a field to the line if its value is unusual.
 func (s *text) unless(usual bool, format string, args ...any) {
 	if !usual {
 		fmt.Fprintf(s, " "+format, args...)
 	}
 }
 
-// given adds a length or checksum, which is one that is not right.
+// given adds an explicit length or checksum, which is a wrong one.
 func (s *text) given(what string, value *uint16) {
 	if value != nil {
 		fmt.Fprintf(s, " %s %#04x", what, *value)
 	}
 }
 
-// bytes shows the beginning, which is where a packet is looked at, and something
-// that differs if the rest does.
+// bytes formats the beginning of data, and a hash of the rest.
 func (s *text) bytes(what string, b []byte) {
 	const shown = 16
 	if len(b) > 0 {
@@ -101,7 +100,7 @@ func (s *text) bytes(what string, b []byte) {
 	}
 }
 
-// String has a letter for every flag, as tcpdump has.
+// String returns a letter for every flag, like tcpdump.
 func (f Flags) String() string {
 	var s strings.Builder
 	for i, letter := range "FSRPAUEC" {

@@ -45,7 +45,7 @@ func Parse(file string, text []byte) (*Scenario, error) {
 	a := txtar.Parse(text)
 	for _, f := range a.Files {
 		if _, twice := p.File(f.Name); twice {
-			return nil, p.errorf(1, "file %s is there twice", f.Name)
+			return nil, p.errorf(1, "file %s is listed twice", f.Name)
 		}
 		p.Files = append(p.Files, File{f.Name, string(f.Data)})
 	}

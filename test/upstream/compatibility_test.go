@@ -22,7 +22,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
 
-// recorder takes what a scenario finds wrong.
+// recorder records the failures of a scenario.
 type recorder struct {
 	testing.TB
 	mu     sync.Mutex
@@ -39,7 +39,7 @@ func (r *recorder) Errorf(format string, args ...any) {
 
 func (r *recorder) Skipf(string, ...any) {}
 
-// difference is a call that upstream answers otherwise.
+// difference is a call that upstream handles differently.
 type difference struct{ scenario, call, theirs, ours string }
 
 var (
@@ -48,7 +48,7 @@ var (
 	count      = regexp.MustCompile(` \(\d+\)`)
 )
 
-// differenceOf reads what a scenario said of a call.
+// differenceOf parses the failure message of a call.
 func differenceOf(s *scenarios.Scenario, text string) (d difference, err error) {
 	said := failedCall.FindStringSubmatch(text)
 	m := said

@@ -26,7 +26,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
 
-// noSync is what waiting in vain is called.
+// noSync is the error if a change was not synced in time.
 const noSync = "wait for kube-proxy"
 
 // program is upstream's kube-proxy in mode iptables, as a scenario starts it.
@@ -125,7 +125,7 @@ type running struct {
 	turn    int32
 }
 
-// keep has an object for the next start as well.
+// keep stores an object for the next start.
 func (r *running) keep(o fakeapi.Object) {
 	r.drop(o)
 	r.objects = append(r.objects, o)
@@ -152,7 +152,7 @@ func (r *running) Apply(ctx context.Context, changes []scenarios.ObjectChange) e
 	for _, c := range changes {
 		o := defaulted(cmp.Or(c.New, c.Old))
 		if _, ok := o.(*v1.Node); ok {
-			turns = 6 // Nodes come by another way than what is looked for
+			turns = 6 // Nodes arrive through another watch than the marks
 		}
 		if c.New == nil {
 			r.drop(o)

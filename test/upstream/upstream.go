@@ -150,7 +150,7 @@ func NodeObject(n *lab.Node) *v1.Node {
 func (p *Proxy) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	last := errors.New("not asked")
+	last := errors.New("no request was made")
 	err := wait.PollUntilContextCancel(ctx, interval, true, func(ctx context.Context) (bool, error) {
 		if p.process.Ended() {
 			return false, errors.New("it has ended")

@@ -74,8 +74,8 @@ func everyChain(port uint16) string {
 	return text.String()
 }
 
-// TestKernel: real packets match those rules that the trace says, in every built-in
-// chain, translated or not.
+// TestKernel: real packets match the same rules as in the trace, in every built-in chain,
+// translated or not.
 func TestKernel(t *testing.T) {
 	vip := netip.MustParseAddr("10.96.0.9")
 	for _, variant := range []string{"nft", "legacy"} {
@@ -84,7 +84,7 @@ func TestKernel(t *testing.T) {
 			n, client := l.Node("node1"), l.Client("client")
 			shell, web := n.Pod("shell"), n.Pod("web")
 			r, tables := newTools(t, proxier.IPv4, variant, n.Sandbox), netfilter.New(proxier.IPv4)
-			// Without a translation in the table, nothing follows connections.
+			// Without a translation in the table, connections are not tracked.
 			if output, err := r.restore("*nat\n-A POSTROUTING -p sctp -j MASQUERADE\nCOMMIT\n"); err != nil {
 				t.Fatalf("%v: %s", err, output)
 			}

@@ -67,8 +67,7 @@ func (r tools) save(t *testing.T) string {
 	return text.String()
 }
 
-// TestTools: both variants of the real tools print what the golden files have, and
-// refuse what is said to be refused.
+// TestTools: both variants of the real tools print the golden files.
 func TestTools(t *testing.T) {
 	for name, f := range families {
 		for _, variant := range []string{"nft", "legacy"} {
@@ -94,8 +93,8 @@ func TestTools(t *testing.T) {
 	}
 }
 
-// TestToolsRefuse: what the stand-in refuses the tools refuse, and where it is
-// stricter, it is said so.
+// TestToolsRefuse: the tools reject what the fake rejects, except for the lines in
+// stricter.txt.
 func TestToolsRefuse(t *testing.T) {
 	if err := lab.Available(); err != nil {
 		lab.SkipOrFail(t, err)
@@ -110,7 +109,7 @@ func TestToolsRefuse(t *testing.T) {
 			before := r.save(t)
 			for _, line := range lines(t, "refused.txt") {
 				if _, err := r.restore(refusal(line)); err == nil {
-					t.Errorf("%s is taken", line)
+					t.Errorf("%s is accepted", line)
 				}
 			}
 			if diff := cmp.Diff(before, r.save(t)); diff != "" {
@@ -128,7 +127,7 @@ func TestToolsRefuse(t *testing.T) {
 	}
 	for _, line := range lines(t, "stricter.txt") {
 		if !taken[line] {
-			t.Errorf("%s is refused by both", line)
+			t.Errorf("%s is rejected by both", line)
 		}
 	}
 }
