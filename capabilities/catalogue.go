@@ -185,7 +185,7 @@ var catalogue = []Info{
 		Remedy: "use a kernel with CONFIG_INET_DIAG_DESTROY"},
 }
 
-// Describe returns what is known about f, which may carry a device.
+// Describe returns the description of f, which may include a device.
 func Describe(f Feature) (Info, bool) {
 	base := f.Base()
 	for _, info := range catalogue {

@@ -76,7 +76,7 @@ deal=${DEAL:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
 hand() {
 	local kernel=$1 p=$2 players=$kernels number=0 k
 	[[ -n $dealt && $p =~ $dealt ]] || return 0
-	# 5.10 cannot carry the fast path: it skips most of these, and who had its place would not play.
+	# 5.10 does not support the fast path and skips most of these: its share would not run anywhere.
 	[[ ! $p =~ /(ebpf|e2e)$ ]] || players=${kernels//5.10/}
 	[[ " $players " == *" $kernel "* ]] || return 0
 	for k in $players; do

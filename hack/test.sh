@@ -35,7 +35,7 @@ if has full && ! hack/need.sh gcc=gcc /usr/include/stdlib.h=libc6-dev; then
 	race=
 fi
 if [[ $root ]]; then
-	# Whoever is root should have everything: what is missing then is a failure.
+	# As root, everything must be available: missing tools are failures.
 	export TANDEM_REQUIRE_PRIVILEGED=${TANDEM_REQUIRE_PRIVILEGED:-1}
 elif has namespaces || has full || has cluster; then
 	echo "Not root: tests that need network namespaces, cgroups or BPF are skipped (sudo -E make test runs them)." >&2

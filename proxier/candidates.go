@@ -116,8 +116,8 @@ type merged struct {
 	duplicates bool
 }
 
-// update brings the list up to date. It swaps its memory with scratch and
-// returns what is now free.
+// update updates the list. It swaps its memory with scratch and returns the memory that
+// becomes free.
 func (m *merged) update(now []*EndpointSlice, to target, scratch []candidate) []candidate {
 	gone, fresh := differences(m.slices, now)
 	m.slices = now

@@ -12,8 +12,8 @@ import (
 )
 
 // ChangeTracker keeps, for each Service, the newest state of it and of its
-// EndpointSlices, and which Services changed since they were last handed over.
-// Repeated changes collapse, a change back to what was handed over vanishes.
+// EndpointSlices, and which Services changed since the table last took them.
+// Repeated changes collapse, and a change back to the taken state vanishes.
 // It is safe for concurrent use.
 type ChangeTracker struct {
 	nodeName string
@@ -134,7 +134,7 @@ func (t *ChangeTracker) take(from []*entry, all bool) []Change {
 	return changes
 }
 
-// asDecided says whether the entry is as it was when the table saw it last.
+// asDecided reports whether the entry is unchanged since the table last took it.
 func (e *entry) asDecided() bool {
 	if !e.service.equal(e.decided.service) || len(e.slices) != len(e.decided.slices) {
 		return false

@@ -47,7 +47,7 @@ func (d *Decision) find(addr netip.AddrPort) int {
 	return -1
 }
 
-// claimsAs says whether d claims what was claimed, and as well as that.
+// claimsAs reports whether d claims the same addresses as before, with the same precedence.
 func (d *Decision) claimsAs(was *Decision) bool {
 	if len(d.Frontends) != len(was.Frontends) || !d.Created.Equal(was.Created) {
 		return false
@@ -107,8 +107,8 @@ func (t *Table) release(old, successor *Decision, disputes []frontendKey) []fron
 	return disputes
 }
 
-// resolve chooses who serves each disputed address: of the claims of the
-// first kind the oldest, as the API server would have had it.
+// resolve chooses the winner of each disputed address: the oldest of the claims of the
+// first kind, since the API server would have rejected the later ones.
 func (t *Table) resolve(disputes []frontendKey, out []PortChange) []PortChange {
 	at := make(map[uint32]int, len(out)) // index -> its place in out
 	for i, c := range out {

@@ -48,7 +48,7 @@ type Decision struct {
 	UID      types.UID // of the Service, for Events
 	Created  time.Time
 	Affinity time.Duration
-	// OptedOut says that a fast tier is not to serve it where another one can.
+	// OptedOut says that a fast tier must not serve it if another one can.
 	OptedOut bool
 	// HealthCheckNodePort is where this process answers load balancers about the Service; 0
 	// for nowhere. A tier that has rules lets the packets in.
@@ -144,8 +144,8 @@ func (e *Backend) String() string {
 	return strings.Join(words, " ")
 }
 
-// Only is the decision with those of its frontends alone that keep is true of; nil
-// without any.
+// Only returns the decision with only those frontends for which keep returns true; nil if
+// there are none.
 func (d *Decision) Only(keep func(*Frontend) bool) *Decision {
 	var kept []Frontend
 	for i := range d.Frontends {

@@ -180,8 +180,8 @@ func fill(v reflect.Value) {
 	}
 }
 
-// mutate changes one thing at a time about a value that was filled in, and calls changed
-// with its path meanwhile.
+// mutate changes one field of a value at a time, calls changed with the field's path, and
+// restores the field.
 func mutate(v reflect.Value, path string, changed func(path string)) {
 	before := reflect.New(v.Type()).Elem()
 	before.Set(v)

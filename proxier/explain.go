@@ -55,12 +55,12 @@ type Explanation struct {
 type Judgement struct {
 	Backend
 	Slice string
-	// Cluster and Local are why it is in those sets, or is not.
+	// Cluster and Local say why it is in these sets, or why not.
 	Cluster, Local Why
-	// Duplicate says that another copy of the same address and port counts.
+	// Duplicate says that another copy of the same address and port is used.
 	Duplicate bool
-	// Hairpin says that it is the client itself: its connection is masqueraded
-	// where it passes through the network.
+	// Hairpin says that it is the client itself: its connection is masqueraded if it passes
+	// through the network.
 	Hairpin bool
 }
 
@@ -143,7 +143,7 @@ func (t *Table) lookup(to netip.AddrPort, protocol Protocol, from Origin) (index
 	return int(index32), "the port is a NodePort and the address is one of this node's at which NodePorts are served"
 }
 
-// judge says of each endpoint of a service port why it is in which set.
+// judge returns for each endpoint of a service port why it is in which set.
 func (t *Table) judge(r *row, family Family) []Judgement {
 	d := r.decision
 	all := collect(nil, r.of.decided.slices, target{d.Name.Port, d.Name.Protocol, family})

@@ -35,8 +35,8 @@ type Policy struct {
 	// StrictSourceRanges closes the hole that upstream leaves: ranges of one
 	// family alone leave load balancer IPs of the other one open to all sources.
 	StrictSourceRanges bool
-	// KeepTCP has decisions keep every TCP endpoint that the API knows, also those that no
-	// new client gets: for tiers that end connections to all others.
+	// KeepTCP makes decisions include every TCP endpoint of the API, even those that get no
+	// new connections. It is for tiers that end connections to all other endpoints.
 	KeepTCP bool
 }
 

@@ -9,12 +9,11 @@ import (
 	"strings"
 )
 
-// Source says whose address a backend sees.
+// Source is the source address that a backend sees.
 type Source uint8
 
-// What can become of the source address. A connection that is led back to
-// where it came from is masqueraded in any case, where it passes through the
-// network at all.
+// Source addresses. A connection of a backend to itself is masqueraded in any case, if it
+// passes through the network.
 const (
 	// KeepSource shows the client.
 	KeepSource Source = iota
@@ -48,18 +47,18 @@ type Frontend struct {
 	Kind Kind
 	// Routes by Origin.
 	Routes [Origins]Route
-	// Filtered says that only sources in Ranges are let in; all others are
-	// dropped, whether or not there is a backend.
+	// Filtered says that only sources in Ranges are admitted. Packets of others are
+	// dropped, even if there is no backend.
 	Filtered bool
 	Ranges   []netip.Prefix
-	// Pods and Host are what the ranges say of local pods and of this host,
-	// for a tier that has to know before there is a packet.
+	// Pods and Host say whether the ranges admit local pods and this host, for tiers that
+	// decide before there is a packet.
 	Pods, Host Admission
-	// Unguarded says that the Service has source ranges, but of the other
-	// family alone, so that all sources are let in here.
+	// Unguarded says that the Service has source ranges, but only of the other
+	// family, so that all sources are admitted here.
 	Unguarded bool
-	// Conflict names the service port that has this address; the frontend is
-	// not served while it does.
+	// Conflict names another service port that has this address. Until it releases the
+	// address, this frontend is not served.
 	Conflict *ServicePortName
 }
 
@@ -125,8 +124,8 @@ func (r Route) String() string {
 	return r.Set.String() + "," + r.Source.String()
 }
 
-// frontendsOf appends those of one service port in one family to out, in the
-// order of kinds and then addresses.
+// frontendsOf appends the frontends of one service port in one family to out, sorted by
+// kind and then address.
 func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, family Family) []Frontend {
 	vip := s.ClusterIPs[family]
 	if !vip.IsValid() {
@@ -182,9 +181,9 @@ func (t *Table) clusterIPRoutes(s *Service, family Family) (routes [Origins]Rout
 	return routes
 }
 
-// externalRoutes are those of everything but ClusterIPs. With
-// externalTrafficPolicy: Local, pods and this host take a short cut: they are
-// led to all endpoints, as no load balancer chose this node for them.
+// externalRoutes returns the routes of all kinds but ClusterIPs. With
+// externalTrafficPolicy: Local, pods and this host take a short cut: they use
+// all endpoints, as no load balancer chose this node for them.
 func (t *Table) externalRoutes(s *Service, family Family) [Origins]Route {
 	cluster, local := SetOf(family, false), SetOf(family, true)
 	if !s.ExternalLocal {

@@ -22,8 +22,8 @@ type ServiceHandler interface {
 	OnServiceSynced()
 }
 
-// EndpointSliceHandler is ServiceHandler for EndpointSlices. Old objects and
-// those of deletes need the kubernetes.io/service-name label besides.
+// EndpointSliceHandler is ServiceHandler for EndpointSlices. Old and deleted objects also
+// need the kubernetes.io/service-name label.
 type EndpointSliceHandler interface {
 	OnEndpointSliceAdd(slice *discoveryv1.EndpointSlice)
 	OnEndpointSliceUpdate(oldSlice, slice *discoveryv1.EndpointSlice)
@@ -47,8 +47,8 @@ type Handler interface {
 	NodeHandler
 }
 
-// Problem is something about one object that keeps it, or a part of it, from
-// being served. Everything else goes on as before.
+// Problem is why one object, or a part of it, cannot be served. Other objects are not
+// affected.
 type Problem struct {
 	// Kind of the object: Service, EndpointSlice, Node, or File for a
 	// manifest that does not parse.
@@ -57,15 +57,15 @@ type Problem struct {
 	Object types.NamespacedName
 	// UID of the object if known: kubectl finds Events by it.
 	UID types.UID
-	// Field path inside the object, empty where it is the whole of it.
+	// Field is the path inside the object; empty for the whole object.
 	Field string
 	// Reason is a short CamelCase word, fit for an Event and a metric label.
 	Reason string
-	// Message says what is wrong and what was done about it.
+	// Message says what is wrong, and how the proxy handles it.
 	Message string
 }
 
-// Reporter takes problems to where people look: log, metrics, Events. It must
+// Reporter reports problems to users: in the log, metrics, and Events. It must
 // not block and may be called from any goroutine.
 type Reporter interface {
 	Report(Problem)

@@ -31,7 +31,7 @@ type HealthCheckChange struct {
 	Check   *HealthCheck
 }
 
-// HealthChecks are those of all Services that have one.
+// HealthChecks returns the health checks of all Services that have one.
 func (t *Table) HealthChecks() map[types.NamespacedName]HealthCheck {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -42,7 +42,7 @@ func (t *Table) HealthChecks() map[types.NamespacedName]HealthCheck {
 	return all
 }
 
-// takeHealthChecks hands over what changed since it was called last.
+// takeHealthChecks returns the changes since its last call.
 func (t *Table) takeHealthChecks() (changes []HealthCheckChange) {
 	for _, name := range sortedNames(t.checked) {
 		c := HealthCheckChange{Service: name}

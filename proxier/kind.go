@@ -42,19 +42,18 @@ func (k Kind) properties() *properties {
 	return &kindProperties[0]
 }
 
-// External says that clients outside of the cluster dial the address, and that
+// External says that clients outside of the cluster use the address, and that
 // externalTrafficPolicy applies. All other kinds are for clients in the cluster:
 // internalTrafficPolicy applies, and the address is from the ServiceCIDRs.
 func (k Kind) External() bool { return k.properties().external }
 
-// Wildcard says that the frontend has a port and no address of its own: it is
-// served at every address of the node that NodeRules select.
+// Wildcard says that the frontend has only a port: it is served at every address of the
+// node that NodeRules select.
 func (k Kind) Wildcard() bool { return k.properties().wildcard }
 
-// AnswersEcho says that ICMP echo requests to the address are answered where no
-// device of this node has it. Those to a ClusterIP are rejected like anything
-// else that is not served there; a wildcard is at addresses of the node, which
-// answer by themselves.
+// AnswersEcho says that the proxy answers ICMP echo requests to the address if no
+// device of this node has it. For ClusterIPs, they are rejected like all packets to
+// ports that are not served. For wildcards, the node answers itself.
 func (k Kind) AnswersEcho() bool { return k.properties().echo }
 
 func (k Kind) String() string {

@@ -49,7 +49,7 @@ func ParseNodePortSelector(list []string, loopback bool) (s NodePortSelector, wa
 	return s, warnings, nil
 }
 
-// unset says that nothing was said about the family.
+// unset reports whether the selector does not mention the family.
 func (s *NodePortSelector) unset(family Family) bool {
 	return !s.Primary && !s.Localhost && !s.All &&
 		!slices.ContainsFunc(s.CIDRs, func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == family })

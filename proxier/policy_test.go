@@ -10,8 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A policy that changes leads to what it would have led to from the start, whichever there
-// was before.
+// A changed policy has the same result as if it had been set from the start.
 func TestPolicyChange(t *testing.T) {
 	local := []netip.Addr{netip.MustParseAddr("172.18.0.1"), netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("fd00:18::1")}
 	nodeIPs := [Families]netip.Addr{local[0], local[2]}

@@ -24,8 +24,8 @@ type Options struct {
 	// Facts known from the start, and the Policy by which all is decided.
 	Facts  Facts
 	Policy Policy
-	// NodeFacts takes from the Node what is to be known of it, replacing lists;
-	// nil takes the zone alone.
+	// NodeFacts updates the facts from the Node, replacing lists; nil updates only the
+	// zone.
 	NodeFacts func(*v1.Node, *Facts)
 	// Tier programs the decisions into the kernel.
 	Tier Tier
@@ -37,8 +37,8 @@ type Options struct {
 	Runner RunnerOptions
 }
 
-// DefaultRunnerOptions are the intervals for a tier whose syncs cost as much
-// as what changed.
+// DefaultRunnerOptions are the intervals for a tier whose sync cost is proportional to the
+// changes.
 func DefaultRunnerOptions() RunnerOptions {
 	return RunnerOptions{
 		// Long enough for the two halves of a change (a slice that shrinks
@@ -53,13 +53,13 @@ func DefaultRunnerOptions() RunnerOptions {
 
 // Observer watches syncs, for metrics and health.
 type Observer interface {
-	// Queued is called when work begins to wait.
+	// Queued is called when the first change of the next sync is queued.
 	Queued(at time.Time)
 	// Synced is called after every sync.
 	Synced(SyncInfo)
 }
 
-// SyncInfo is what is worth knowing of one sync.
+// SyncInfo describes one sync.
 type SyncInfo struct {
 	Start, End time.Time
 	Reason     RunReason
@@ -67,7 +67,7 @@ type SyncInfo struct {
 	Full bool
 	// Services and Ports count what changed.
 	Services, Ports int
-	// ServicePorts counts what there is.
+	// ServicePorts counts all service ports.
 	ServicePorts int
 	// Triggers are the moments at which the cluster saw what this sync made
 	// visible, by family.
@@ -134,8 +134,8 @@ func New(opts Options) (*Proxier, error) {
 	return p, nil
 }
 
-// Run programs what the handlers record until ctx is done. The kernel state
-// stays as it is then.
+// Run programs the changes that the handlers record, until ctx is done. It leaves the kernel
+// state in place.
 func (p *Proxier) Run(ctx context.Context) {
 	p.runner.Run(ctx)
 }
@@ -149,8 +149,8 @@ func (p *Proxier) Table() *Table { return p.table }
 // Tracker of this proxier, for its counts.
 func (p *Proxier) Tracker() *ChangeTracker { return p.tracker }
 
-// Sync programs what is recorded, now and in the caller's goroutine. It must
-// not be called while Run runs; it is there for benchmarks and tests.
+// Sync programs the recorded changes at once, in the caller's goroutine. It must not be
+// called while Run runs. It is for benchmarks and tests.
 func (p *Proxier) Sync(ctx context.Context) error { return p.sync(ctx, Requested) }
 
 // OnServiceAdd records a new Service.

@@ -288,8 +288,8 @@ func TestProxierGateAndOrder(t *testing.T) {
 	}
 }
 
-// What comes before both lists are there asks for no run: one that did nothing would have the
-// first sync wait for the least interval.
+// Events before both lists are complete request no run: it would do nothing, and delay the
+// first sync by the minimum interval.
 func TestFirstSyncWaitsForNothing(t *testing.T) {
 	p, err := New(Options{NodeName: "node1", Tier: &recordingTier{}, Runner: DefaultRunnerOptions()})
 	if err != nil {
@@ -310,7 +310,7 @@ func TestFirstSyncWaitsForNothing(t *testing.T) {
 	}
 }
 
-// A change of the node's zone is a change of what its hints mean.
+// A change of the node's zone changes which hints apply.
 func TestZoneChange(t *testing.T) {
 	tier := &recordingTier{}
 	p, err := New(Options{NodeName: "node1", Tier: tier, Runner: DefaultRunnerOptions()})

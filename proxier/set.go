@@ -20,8 +20,8 @@ const (
 	Sets
 )
 
-// SetOf is the set of a family that a traffic policy Cluster leads to, or with
-// local the one of policy Local.
+// SetOf returns the set of a family for traffic policy Cluster, or with local for policy
+// Local.
 func SetOf(f Family, local bool) Set {
 	s := Set(f) * 2
 	if local {
@@ -55,8 +55,8 @@ func (s Set) String() string {
 // Members says in which sets of its family a backend is.
 type Members uint8
 
-// The sets a backend can be in. Without any, it is kept only because clients
-// that have it keep it.
+// The sets a backend can be in. A backend in no set is kept only for its current
+// clients.
 const (
 	InCluster Members = 1 << iota
 	InLocal

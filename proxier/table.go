@@ -9,11 +9,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Table is the decision table: it holds what was decided about every service
-// port and works out what a change of the cluster changes about it. It does no
-// I/O and knows no clock; the same Services, slices, facts and policy give the
-// same decisions in whatever order they came. One goroutine at a time may
-// change it; any number may read meanwhile what Explain, Dump and Facts say.
+// Table is the decision table: it holds the decision about every service port, and
+// computes how a change of the cluster changes decisions. It does no I/O and uses no
+// clock. Decisions depend only on Services, slices, facts and policy, not on the order in
+// which they arrived. Only one goroutine at a time may change it; Explain, Dump and Facts
+// may be called concurrently.
 type Table struct {
 	policy Policy
 
@@ -37,7 +37,7 @@ type Table struct {
 	previous   []row       // scratch
 }
 
-// row is a service port: what was decided, and of what.
+// row is a service port: the decision, and its input.
 type row struct {
 	decision *Decision // nil where the index is free
 	of       *entry
@@ -310,9 +310,9 @@ func (t *Table) decideBackends(from []*EndpointSlice, r *row, to target, cluster
 	return reachable
 }
 
-// keeps says whether clients keep a backend that no new client would get: those of UDP do
-// while it serves. Connections of TCP end by themselves, and backends with their sets,
-// unless a tier ends connections.
+// keeps reports whether current clients keep a backend that gets no new ones. UDP clients do
+// while it serves. TCP backends need not be kept, as their connections continue without a
+// decision, unless a tier ends connections to unknown backends.
 func (t *Table) keeps(protocol Protocol, c *candidate) bool {
 	return protocol == UDP && c.is(serving) || protocol == TCP && t.policy.KeepTCP
 }

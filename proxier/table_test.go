@@ -456,8 +456,8 @@ func (w *world) nameOf(s *v1.Service) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 }
 
-// A table fed with events in random batches says what one says that got only
-// the last state; what it reports as changed is what changed.
+// A table that gets events in random batches is equal to one that gets only the final
+// state, and it reports exactly the changes.
 func TestIncrementalEqualsFromScratch(t *testing.T) {
 	seeds := uint64(300)
 	if testing.Short() {

@@ -4,14 +4,12 @@ package proxier
 
 import "context"
 
-// Update is what a tier has to bring into the kernel.
+// Update is what a tier must program into the kernel.
 type Update struct {
-	// Full says that Changes hold every service port there is: what the tier
-	// serves besides is to be removed, and what it should serve is to be
-	// compared with what the kernel really holds.
+	// Full says that Changes contain all service ports. The tier must remove everything
+	// else, and compare its desired state with the actual kernel state.
 	Full bool
-	// NodeRules are what all frontends of this node have in common; nil if they
-	// are as they were.
+	// NodeRules apply to all frontends of this node; nil if they are unchanged.
 	NodeRules *NodeRules
 	// Changes are in the order in which they should become visible.
 	Changes []PortChange
@@ -19,9 +17,8 @@ type Update struct {
 
 // Tier writes decisions into a kernel. It decides nothing itself.
 type Tier interface {
-	// Sync converges. After an error the tier keeps what is pending and retries
-	// it with the next call, whatever that call brings. One service port that
-	// fails does not delay the others.
+	// Sync converges. After an error, the tier keeps pending changes and retries them with
+	// the next call. A service port that fails does not delay others.
 	Sync(ctx context.Context, update Update) error
 	// Cleanup removes all kernel state created by the tier, and nothing else.
 	Cleanup(ctx context.Context) error

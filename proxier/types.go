@@ -100,28 +100,28 @@ type Service struct {
 	// InternalLocal is internalTrafficPolicy: Local, ExternalLocal the same for
 	// externalTrafficPolicy.
 	InternalLocal, ExternalLocal bool
-	// OptedOut says that a fast tier is not to serve it where another one can.
+	// OptedOut says that a fast tier must not serve it if another one can.
 	OptedOut bool
 	// Affinity is how long a client stays with its backend; 0 for not at all.
 	Affinity time.Duration
 	Ports    []ServicePort
-	// More is what few Services have; nil for none of it.
+	// More has rarely used fields; nil if none is set.
 	More *ServiceExtras
 
 	// The usual Service has one port; this saves it an allocation.
 	onePort [1]ServicePort
 }
 
-// ServiceExtras are further addresses of a Service, each list sorted and
-// without duplicates, and what comes with them.
+// ServiceExtras are further addresses of a Service and related fields. Lists are sorted and
+// have no duplicates.
 type ServiceExtras struct {
 	ExternalIPs []netip.Addr
 	// LoadBalancerIPs are those of status.loadBalancer with ipMode VIP.
 	LoadBalancerIPs []netip.Addr
 	// SourceRanges are masked, of both families.
 	SourceRanges []netip.Prefix
-	// InvalidRanges says that an entry of loadBalancerSourceRanges was no CIDR:
-	// it matches no client, and does not leave the addresses open to all.
+	// InvalidRanges says that an entry of loadBalancerSourceRanges is not a CIDR. It
+	// matches no client, and even alone does not admit all clients.
 	InvalidRanges bool
 	// HealthCheckNodePort is 0 for none.
 	HealthCheckNodePort uint16

@@ -232,7 +232,7 @@ func (s *summary) endPackage(e event, p *pkg) {
 
 // finish prints the end of the report and tells whether all is well.
 func (s *summary) finish() bool {
-	// The stream broke off: whoever wrote it was killed.
+	// The stream is incomplete: its writer was killed.
 	for name := range s.pkgs {
 		s.total.failed++
 		s.failed = append(s.failed, short(name)+" (did not end)")

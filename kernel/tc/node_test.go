@@ -102,7 +102,7 @@ func (n *node) load(name string, slot int32) *ciliumebpf.Program {
 	})
 }
 
-// witness loads a program that counts which of the packets carry the mark: behind
+// witness loads a program that counts packets with the mark: behind
 // everything else it tells whether one passed unseen.
 func (n *node) witness() *ciliumebpf.Program {
 	n.t.Helper()

@@ -63,9 +63,9 @@ func (t *Tier) adopt(ctx context.Context, s specs) error {
 	return nil
 }
 
-// keptMaps are those maps of the earlier programs that hold what sockets and
-// clients remember. They stay while tables are built anew: what they say of
-// backends refers to generations that the new tables do not give out again.
+// keptMaps returns the maps of the earlier programs with the state of sockets and clients. They
+// are kept when tables are rebuilt: their backends have generations that new tables do not
+// reuse.
 func (t *Tier) keptMaps(logger klog.Logger, s specs) (kept lbmap.Maps, optOuts []uint64) {
 	kept = lbmap.Maps{}
 	for _, e := range t.earlier {

@@ -97,7 +97,7 @@ func (t *Tier) syncPodDevices(ctx context.Context) error {
 	return errors.Join(err, t.serveDevices(ctx))
 }
 
-// findPodDevices looks for them; it is called with mu held.
+// findPodDevices finds the devices of pods. It is called with mu held.
 func (t *Tier) findPodDevices(ctx context.Context) error {
 	cookies, err := lbmap.Keys[uint64, uint8](t.maps["tdm_optout"])
 	if err != nil {

@@ -22,10 +22,10 @@ import (
 // to draining are tried again.
 const retrySwitch = 8
 
-// Drain hands over to a proxy that serves already. The programs accept no new connections.
-// Those from outside that are translated go on, and when the last one has ended, all kernel
-// state of the proxy is removed. Drain returns then, or when ctx is done: another process may
-// go on. Only Adopted may have been called before.
+// Drain hands over to a proxy that serves already. The programs accept no new connections, but
+// still translate established ones from outside. When the last one has ended, Drain removes all
+// kernel state of the proxy and returns. It also returns when ctx is done, and another process
+// may continue. Only Adopted may have been called before.
 //
 // It works on the maps of the attached programs, whether Open adopted those or not.
 func (t *Tier) Drain(ctx context.Context) error { return t.drain(ctx, flowtable.CollectInterval) }
@@ -41,8 +41,8 @@ func (t *Tier) drain(ctx context.Context, interval time.Duration) error {
 	defer ticker.Stop()
 	draining := false
 	for tick := 0; ; tick++ {
-		// A device that refuses them now may always refuse them. Its programs then go on
-		// serving the established connections.
+		// A device that rejects the draining programs may always do so. Its current programs
+		// then continue to serve the established connections.
 		if !draining && tick%retrySwitch == 0 {
 			err := t.netns.Do(func() error {
 				return datapath.EachServedDevice(func(device *netlink.LinkAttrs, found []tc.Attachment) error {

@@ -23,7 +23,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// I5: Cleanup takes the programs of the proxy off every device, whoever attached them; foreign
+// I5: Cleanup detaches the programs of the proxy from every device, even those of other processes; foreign
 // programs and qdiscs stay, and work.
 func TestCleanupOfDevices(t *testing.T) {
 	others := len(tcxHooks()) + 3 // two filters and their qdisc

@@ -219,7 +219,7 @@ func (p *path) run(h datapath.Hook, frame []byte) (datapath.Result, error) {
 	return datapath.Result{Verdict: int32(verdict), Frame: opts.DataOut}, nil
 }
 
-// ask runs a program on the node, whoever calls.
+// ask runs a program on the node, from any goroutine.
 func (p *path) ask(h datapath.Hook, q packet.Packet) (r datapath.Result, err error) {
 	err = p.at.Do(func() (err error) { r, err = p.run(h, p.frame(q)); return err })
 	return r, err

@@ -91,7 +91,7 @@ func cleanupOn(n *lab.Node) error {
 	})
 }
 
-// uplinksOf are the devices that carry a node's traffic.
+// uplinksOf returns the uplinks of a node.
 func uplinksOf(t testing.TB, n *lab.Node) []devices.Device {
 	t.Helper()
 	found, err := devices.New(devices.Options{NodeIPs: []netip.Addr{n.Addr4, n.Addr6}, In: n.Do}).List()

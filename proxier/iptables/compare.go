@@ -44,9 +44,9 @@ func (f *family) findReferenced(tables map[string]*xtables.Table) {
 }
 
 // comparePorts finds out which service ports are in the kernel as desired. All others are
-// pending; what the kernel has of their chains and rules counts as applied, whoever wrote
-// it. It counts the rules that shared chains will have in the end: one that several service
-// ports share once.
+// pending; their existing chains and rules count as applied, even those of other processes. It
+// also counts the rules that shared chains will have; a rule that several service ports share
+// counts once.
 func (f *family) comparePorts(tables map[string]*xtables.Table) (desired [sharedCount]int) {
 	f.ports.Retry()
 	clear(f.uses)

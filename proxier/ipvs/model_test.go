@@ -272,7 +272,7 @@ func (t *tested) calm(all proxier.Update) error {
 // compare compares with a kernel that was never anything else.
 func (t *tested) compare(all proxier.Update) error {
 	if t.refusesAny() {
-		return nil // rules carry that until the next full sync
+		return nil // rules serve it until the next full sync
 	}
 	other := newFakeKernel()
 	rules := newFakeRules(other)

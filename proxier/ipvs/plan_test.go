@@ -212,7 +212,7 @@ server 172.18.0.1:30080/TCP rr
 				}
 			}
 			if got := strings.Join(ruled, " "); got != tt.rules {
-				t.Errorf("rules carry %q, want %q", got, tt.rules)
+				t.Errorf("rules serve %q, want %q", got, tt.rules)
 			}
 		})
 	}

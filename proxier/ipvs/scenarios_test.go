@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 // tools of this machine. To find them takes longer than most of the rest.
 var tools = sync.OnceValues(func() (*xtables.Tools, error) { return xtables.New(xtables.NFT) })
 
-// needs skips a test on a kernel that cannot carry the tier, and tells what is missing.
+// needs skips a test on a kernel that does not support the tier, and says what is missing.
 func needs(t testing.TB) Options {
 	t.Helper()
 	found, err := tools()

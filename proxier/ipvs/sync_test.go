@@ -100,7 +100,7 @@ func TestRefusal(t *testing.T) {
 	d := all.Changes[1].New
 	sync(all, 2, 1, 1)
 	if tier.Why(d, &d.Frontends[0]) == nil || tier.Supports(d, &d.Frontends[0]) != nil {
-		t.Error("it is not told that rules carry it")
+		t.Error("it is not reported that rules serve it")
 	}
 	sync(proxier.Update{}, 2, 1, 1)
 	sync(all, 2, 1, 1)

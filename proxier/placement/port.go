@@ -25,7 +25,8 @@ type parts = delta.Delta[uint32, *proxier.Decision, *proxier.Decision]
 // port is a service port.
 type port struct {
 	decision *proxier.Decision // nil when it is gone
-	// held says that the fast tier is to have what it can, whoever else should.
+	// held says that the fast tier keeps all frontends that it supports, even if another tier
+	// should serve them.
 	held  bool
 	round uint32 // of the last update that it was in
 }

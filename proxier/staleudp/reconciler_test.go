@@ -523,7 +523,7 @@ func TestOneFamily(t *testing.T) {
 	}
 }
 
-// TestGoneOnce: whoever has the address of a deleted Service next is left alone.
+// TestGoneOnce: flows of a later owner of a deleted Service's address are not touched.
 func TestGoneOnce(t *testing.T) {
 	c := makeTable()
 	r := staleudp.New(staleudp.Options{Table: c})

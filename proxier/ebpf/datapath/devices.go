@@ -57,7 +57,7 @@ type DeviceOptions struct {
 	SNAT SNATPool
 	// NoFIBSource, NoLoop and NoConntrack are for kernels without these.
 	NoFIBSource, NoLoop, NoConntrack bool
-	// KernelTypes are those of whoever loads more; nil reads them for each load.
+	// KernelTypes is a cache shared by several loads; nil reads the types for each load.
 	KernelTypes *btf.Cache
 	// ResetRemoved answers clients of removed TCP backends by a reset.
 	ResetRemoved bool

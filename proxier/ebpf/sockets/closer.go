@@ -69,7 +69,7 @@ type Options struct {
 	// ProcRoot is where network namespaces are found.
 	ProcRoot string
 	Report   func(proxier.Problem)
-	// KernelTypes are those of whoever loads more programs; nil reads them anew.
+	// KernelTypes is a cache shared by several loads; nil reads the types again.
 	KernelTypes *btf.Cache
 }
 
