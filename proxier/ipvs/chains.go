@@ -21,8 +21,8 @@ const isNew = "-m conntrack --ctstate NEW "
 
 func comment(text string) string { return `-m comment --comment "` + text + `" ` }
 
-// ConstantRules are those that this tier needs whatever Services there are: what they have
-// to know of Services is in sets.
+// ConstantRules are the rules that this tier needs. They do not depend on Services, whose
+// addresses are in sets.
 type ConstantRules struct {
 	// Before are rules that stand before those of a chain that the tier of the rules has
 	// itself.
@@ -104,7 +104,7 @@ func (o *Options) constantRules(f proxier.Family, rules *proxier.NodeRules) Cons
 	}
 }
 
-// clusterIPs matches what is sent to a ClusterIP and is to be masqueraded.
+// clusterIPs matches packets to ClusterIPs that must be masqueraded.
 func (o *Options) clusterIPs(f proxier.Family, rules *proxier.NodeRules) string {
 	to := comment("Kubernetes service cluster ip + port for masquerade purpose")
 	dialled := to + set{clusterIP, f}.match("dst,dst")
@@ -128,7 +128,7 @@ func (o *Options) clusterIPs(f proxier.Family, rules *proxier.NodeRules) string 
 	return dialled
 }
 
-// nodePorts are the rules of what is sent to an address of this node.
+// nodePorts returns the rules for packets to an address of this node.
 func nodePorts(f proxier.Family) (list []string) {
 	for _, p := range []proxier.Protocol{proxier.TCP, proxier.UDP, proxier.SCTP} {
 		sets := nodePortSets[p]

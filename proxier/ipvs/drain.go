@@ -17,11 +17,12 @@ const drainInterval = 10 * time.Second
 // forever is a deadline that does not come.
 const forever = time.Duration(math.MaxInt64)
 
-// Drain removes what processes of this mode left in the network namespace of the calling
-// thread, ours and upstream's, but for rules. Another mode has to serve already: a virtual
-// server with connections, or flows of UDP, gets no new ones, and goes, with its address of
-// kube-ipvs0, when they have. Flows whose endpoint goes meanwhile end as conntrack forgets
-// them: other rules than IPVS' decide then. It returns when nothing is left, or ctx is done.
+// Drain removes the kernel state, except rules, that processes of this mode (ours and upstream's)
+// left in the network namespace of the calling thread. Another mode must serve already. Virtual
+// servers with connections or UDP flows get no new ones, and are removed, with their addresses
+// of kube-ipvs0, when the last one has ended. Flows whose endpoint is removed in the meantime end
+// when their conntrack entries expire, as IPVS does not decide about them any more. Drain returns
+// when nothing is left, or ctx is done.
 func Drain(ctx context.Context, opts Options) error {
 	opts.Drain = forever
 	if opts.Clock == nil {

@@ -9,10 +9,10 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/delta"
 )
 
-// objects are something in the kernel that is there or not: addresses, set members.
-// Adding what is there succeeds, and so does deleting what is not.
+// objects are kernel objects without further state: addresses, set members. Add and delete
+// are idempotent.
 type objects[K comparable] interface {
-	// List is called by full syncs alone.
+	// List is called only by full syncs.
 	List() ([]K, error)
 	Add(K) error
 	Delete(K) error
@@ -53,7 +53,7 @@ func (c *counted[K]) ensure(list []K) error {
 	return nil
 }
 
-// removeUnused deletes what is not wanted, but for what is kept.
+// removeUnused deletes objects that are not desired, except those that kept selects.
 func (c *counted[K]) removeUnused(kept func(K) bool) error {
 	var errs []error
 	for k, item := range c.Pending() {

@@ -42,12 +42,11 @@ type Options struct {
 	MasqueradeAll bool
 	// Scheduler of all virtual servers; empty is rr.
 	Scheduler string
-	// ExcludeCIDRs are those of virtual servers that others manage.
+	// ExcludeCIDRs have virtual servers that other programs manage.
 	ExcludeCIDRs []netip.Prefix
-	// StrictARP has this node answer ARP for the addresses of a device on that device
-	// alone.
+	// StrictARP makes this node answer ARP for an address only on the device that has it.
 	StrictARP bool
-	// The kernel's timeouts are left as they are where these are 0.
+	// The kernel's timeouts are not changed if these are 0.
 	TCPTimeout, TCPFinTimeout, UDPTimeout time.Duration
 	// Drain is how long a TCP destination that is gone keeps its connections at most; 0 is
 	// 15 minutes.

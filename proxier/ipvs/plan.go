@@ -78,8 +78,8 @@ func (p *planner) isLocal(a netip.Addr) bool {
 	return local
 }
 
-// showsSource says whether the constant rules do what was decided about the source. This
-// host shows itself in any case: its source is the address that it dials.
+// showsSource reports whether the constant rules treat the source as decided. Connections of
+// this host need no masquerading: their source is the address of the frontend.
 func (p *planner) showsSource(f *proxier.Frontend) bool {
 	knows := p.nodeRules.Pods.Knows(proxier.FamilyOf(f.Addr.Addr()))
 	pod, outside := true, true
@@ -173,7 +173,7 @@ func targets(d *proxier.Decision, set proxier.Set) (list []target) {
 
 func only(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// nodePortSets are those of a protocol, and with the client's source kept.
+// nodePortSets are the sets of a protocol: all NodePorts, and those that keep the client's source.
 var nodePortSets = map[proxier.Protocol][2]setName{
 	proxier.TCP:  {nodePortTCP, nodePortLocalTCP},
 	proxier.UDP:  {nodePortUDP, nodePortLocalUDP},

@@ -16,7 +16,7 @@ import (
 )
 
 // CanUse returns nil if this tier can serve in the network namespace of the calling
-// thread, or what is missing. It tries, and leaves nothing.
+// thread, or what is missing. It creates and removes kernel objects to find out.
 func CanUse(ctx context.Context, opts Options) error {
 	if _, err := probeServers(&opts); err != nil {
 		return err
@@ -37,7 +37,7 @@ var probes = [proxier.Families]netip.AddrPort{
 	netip.MustParseAddrPort("198.51.100.0:20000"), netip.MustParseAddrPort("[2001:db8::]:20000"),
 }
 
-// probeServers makes virtual servers. It says of which families there are none: rules
+// probeServers creates virtual servers. It returns the families for which that fails; rules
 // serve those.
 func probeServers(opts *Options) (unusable [proxier.Families]error, err error) {
 	servers, err := openServers()

@@ -43,8 +43,8 @@ type servers struct {
 	keeps  bool
 	claims map[serverKey][]*claim // the newest last
 	there  map[serverKey]*serverThere
-	// going are those that are there and not wanted; changed are those whose owner has
-	// changed.
+	// going are virtual servers that exist, but are not desired. changed are those whose owner
+	// has changed.
 	going, changed map[serverKey]struct{}
 }
 
@@ -71,7 +71,7 @@ func newServers(kernel vserver.Kernel, opts *Options) *servers {
 	}
 }
 
-// read compares with the kernel. What is draining goes on doing so.
+// read compares with the kernel. Draining destinations continue to drain.
 func (s *servers) read() error {
 	list, err := s.kernel.List()
 	if err != nil {
@@ -257,8 +257,9 @@ func (s *servers) weigh(k serverKey, addr netip.AddrPort, d *destinationThere, w
 	return nil
 }
 
-// retire has a destination get no new connections, and removes it when it has none any
-// more. Flows of UDP are to find another one at once, and SCTP has other ways to go on.
+// retire makes a destination accept no new connections, and removes it when it has none any
+// more. Only TCP destinations drain: UDP flows must get another destination at once, and
+// SCTP associations can continue over other paths.
 func (s *servers) retire(k serverKey, addr netip.AddrPort, d *destinationThere) error {
 	now := s.opts.Clock.Now()
 	if d.until.IsZero() {
@@ -280,7 +281,7 @@ func (s *servers) retire(k serverKey, addr netip.AddrPort, d *destinationThere) 
 	return nil
 }
 
-// removeUnused deletes what is not wanted, except what has open connections.
+// removeUnused deletes virtual servers that are not desired and have no open connections.
 func (s *servers) removeUnused() error {
 	var errs []error
 	for k := range s.going {
@@ -333,7 +334,7 @@ func (s *servers) drains(k serverKey) (bool, error) {
 	return true, nil
 }
 
-// open counts what goes on. The kernel counts no flow of UDP as active.
+// open returns the number of open connections. The kernel never counts UDP flows as active.
 func open(k serverKey, d destination) int {
 	if k.Protocol == proxier.TCP {
 		return d.Active

@@ -16,9 +16,9 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/delta"
 )
 
-// Sync implements proxier.Tier. What comes to virtual servers is there first, then what
-// comes to rules and goes from them, and what goes from virtual servers last: as rules
-// translate before IPVS, nothing is missing in between.
+// Sync implements proxier.Tier. It first adds to virtual servers, then changes rules, and finally
+// removes from virtual servers. Rules translate before IPVS, so frontends that move between them
+// are served all the time.
 func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -59,7 +59,7 @@ func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 	return err
 }
 
-// record takes over what is desired.
+// record stores the desired state.
 func (t *Tier) record(u *proxier.Update, full bool) {
 	if u.NodeRules != nil {
 		t.nodeRules, t.rulesKnown = *u.NodeRules, false
@@ -157,7 +157,7 @@ func (t *Tier) swap(p *port, next *plan) {
 	p.plan = next
 }
 
-// write has the kernel hold what is in a plan: addresses last, by which it is seen.
+// write programs a plan into the kernel: addresses last, as they make it visible.
 func (t *Tier) write(p *plan) error {
 	if p == nil {
 		return nil
@@ -203,7 +203,7 @@ func (t *Tier) report(p *port, d *proxier.Decision, why error) {
 	})
 }
 
-// syncRules gives the rules what they are to serve.
+// syncRules passes to the rules what they must serve.
 func (t *Tier) syncRules(ctx context.Context, full bool, order []uint32) error {
 	u := proxier.Update{Full: full}
 	if full {
@@ -242,7 +242,8 @@ func (t *Tier) syncRules(ctx context.Context, full bool, order []uint32) error {
 	return err
 }
 
-// removeUnused removes what is not wanted any more, but for what has open connections.
+// removeUnused removes kernel objects that are not desired any more, except those with open
+// connections.
 func (t *Tier) removeUnused() error {
 	err := errors.Join(t.servers.ensureChanged(), t.servers.removeUnused())
 	kept := t.servers.draining()

@@ -16,7 +16,7 @@ import (
 // setting is one of the kernel's, below /proc/sys.
 type setting struct{ name, value, why string }
 
-// settings are those that virtual servers need.
+// settings returns the kernel settings that virtual servers need.
 func (o *Options) settings(kernel string) []setting {
 	list := []setting{
 		{"net/ipv4/vs/conntrack", "1", "connections are not masqueraded"},
@@ -43,8 +43,8 @@ func reuseWaits(kernel string) bool {
 	return err == nil && (major < 5 || major == 5 && minor < 9)
 }
 
-// configure sets what is not set, in the network namespace of the calling thread. Where
-// /proc/sys is read-only that fails for ever: it is told once, and holds up nothing.
+// configure changes the settings in the network namespace of the calling thread. If /proc/sys is
+// read-only, that always fails: it logs each failure once, and syncs continue.
 func (s *kernelSystem) configure(ctx context.Context) {
 	for _, x := range s.opts.settings(release()) {
 		if _, err := sysctl.Root("/").Ensure("proc/sys/"+x.name, x.value); err != nil && !s.told[x.name] {

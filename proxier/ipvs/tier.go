@@ -36,7 +36,7 @@ type Tier struct {
 // ports are the service ports. One is applied when the kernel has its plan.
 type ports = delta.Delta[uint32, *proxier.Decision, *port]
 
-// system is what has to be there besides.
+// system is the kernel state that does not depend on Services.
 type system interface {
 	// prepare makes the device, the sets and the settings of the kernel. It repairs, too.
 	prepare(context.Context) error
@@ -52,7 +52,7 @@ type system interface {
 // port is what each part of the tier has of a service port.
 type port struct {
 	plan *plan // counted in
-	// share is what rules are to have, and rules what they were given.
+	// share is what rules must serve, and rules what was last passed to them.
 	share, rules *proxier.Decision
 	// reported is the decision about which a refusal was reported.
 	reported *proxier.Decision
@@ -96,7 +96,7 @@ func newTier(opts Options) *Tier {
 	return &Tier{planner: planner{opts: &opts}}
 }
 
-// use says what there is of a kernel.
+// use sets the kernel adapters.
 func (t *Tier) use(s system, servers vserver.Kernel, device objects[netip.Addr], sets objects[member]) {
 	t.system = s
 	t.servers, t.addrs, t.members = newServers(servers, t.opts), newCounted(device), newCounted(sets)

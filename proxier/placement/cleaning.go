@@ -38,7 +38,7 @@ func (c *cleaning) begin(ctx context.Context, after time.Duration, tier proxier.
 	})
 }
 
-// end stops the clean-up and waits for it. What is left is for the next sync of the fallback.
+// end stops the clean-up and waits for it. The next sync of the fallback removes the rest.
 func (c *cleaning) end() {
 	if c.stop != nil {
 		c.stop()

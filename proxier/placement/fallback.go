@@ -45,7 +45,7 @@ func (t *Tier) move(ctx context.Context, moved []uint32) (refilled bool, err err
 	if err != nil {
 		return refilled, err
 	}
-	// What is in the fast tier is old, and it alone would be seen.
+	// Remove outdated state from the fast tier: it takes precedence over the fallback.
 	if changes := t.changes(onFast, moved); len(changes) > 0 {
 		err = t.sync(ctx, onFast, t.fastRules(), changes)
 	}

@@ -80,8 +80,8 @@ func (t *Tier) ownRules() *proxier.NodeRules {
 	return &own
 }
 
-// begin is told how it went when the fast tier was given everything for the first time.
-// It returns the service ports that are to be in the fallback now.
+// begin handles the result of the fast tier's first sync of all service ports. It returns the
+// service ports that must move to the fallback.
 func (t *Tier) begin(ctx context.Context, served error) (moved []uint32) {
 	t.served = served == nil
 	if stands := !t.served; stands != t.standsIn {

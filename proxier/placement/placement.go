@@ -29,13 +29,13 @@ type Fast interface {
 	Unplaced() map[uint32]error
 }
 
-// Tier is both of them. Package delta keeps, for each, what it is to have of every service
-// port and what it was given; a tier tries again by itself what it was given and failed at.
+// Tier combines both tiers. For each tier, package delta stores the desired part of every service
+// port and the part that was passed to it. A tier retries its own failures.
 type Tier struct {
 	fast     Fast
 	fallback proxier.Tier
-	// both says that the fast tier serves some clients alone, and the fallback all
-	// others: it has everything then.
+	// both says that the fast tier serves only some clients, and the fallback all
+	// others. The fallback then gets all service ports.
 	both       bool
 	candidates [tiers]Candidate
 
@@ -43,35 +43,35 @@ type Tier struct {
 	ports map[uint32]*port // by Decision.Index
 	round uint32           // counts updates
 	parts [tiers]*parts
-	// failed says that a tier failed, and tries again with its next sync.
+	// failed says that a tier failed and retries with its next sync.
 	failed [tiers]bool
 	// overflow are service ports that the fast tier has no room for, and why.
 	overflow map[uint32]error
-	// leaving are service ports that the fast tier has got, and since when: what was
-	// sent before it had them is still to be translated by the fallback.
+	// leaving are service ports that moved to the fast tier, and when. The fallback must
+	// still translate packets that were sent before that.
 	leaving map[uint32]time.Time
 	grace   time.Duration
 	rules   proxier.NodeRules
-	// slow counts the service ports that the fallback is to have something of, and
-	// clusterIPs those of them with a ClusterIP. While there are such, the fallback
-	// rejects connections to unallocated ClusterIPs, since the fast tier does not know
-	// what that serves: guards says that the fast tier rejects nothing. It does not
-	// before it is known what it has no room for.
+	// slow counts the service ports that the fallback must serve in part or whole, and
+	// clusterIPs those of them with a ClusterIP. If there are any, the fallback rejects
+	// connections to unallocated ClusterIPs instead of the fast tier, which does not know
+	// the ClusterIPs that the fallback serves; guards says so. It is also set until
+	// it is known what the fast tier has no room for.
 	slow, clusterIPs int
 	guards           bool
 	state            state
 	cleaning         cleaning
-	// served says that the fast tier has had everything once. Until then it is not known
-	// which tier serves what, and Services cannot opt out. If it fails at that, the
-	// fallback stands in: it has everything, too.
+	// served says that the fast tier has once completed a sync of all service ports. Before
+	// that, the placement is unknown, and Services cannot opt out. If that sync fails,
+	// the fallback stands in: it also gets all service ports.
 	served, standsIn bool
-	// room says that the fast tier let go of something since it last had no room.
+	// room says that the fast tier has released something since it last had no room.
 	room bool
-	// seen is for readers while a Sync goes on.
+	// seen is for readers during a Sync.
 	seen atomic.Pointer[placed]
 }
 
-// placed is what was known after a Sync.
+// placed is the placement after a Sync.
 type placed struct {
 	overflow map[uint32]error // by Decision.Index
 	served   bool
@@ -107,13 +107,13 @@ func New(fast Fast, fallback proxier.Tier, both bool) *Tier {
 	return t
 }
 
-// Sync implements proxier.Tier. What moves is there before it goes: for a moment both
-// tiers have it, and both do the same. In order:
+// Sync implements proxier.Tier. Frontends that move are added before they are removed: for
+// a moment, both tiers serve them in the same way. In order:
 //
-//   - the fallback gets what the fast tier is about to let go of;
-//   - the fast tier gets, and lets go of, what is its own;
-//   - what turned out not to fit there moves to the fallback;
-//   - the fallback lets go of what the fast tier has had for a while.
+//   - the fallback gets what the fast tier is about to release;
+//   - the fast tier gets its own changes, including removals;
+//   - what exceeds its capacity moves to the fallback;
+//   - the fallback releases what the fast tier has served for a while.
 func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -146,8 +146,8 @@ func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 	return errors.Join(errs...)
 }
 
-// record takes over what is desired, and returns the service ports in the order in which
-// they should become visible. Those that were held are among them.
+// record stores the desired state, and returns the service ports in the order in which
+// they should become visible, including those that were held.
 func (t *Tier) record(u *proxier.Update) []uint32 {
 	if u.NodeRules != nil {
 		t.rules = *u.NodeRules

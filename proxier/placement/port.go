@@ -132,7 +132,7 @@ func (t *Tier) given(to tier, index uint32, d *proxier.Decision) {
 // forget notes that a tier has nothing of a service port.
 func (t *Tier) forget(of tier, index uint32) { t.given(of, index, nil) }
 
-// changes are those of service ports for a tier.
+// changes returns the changes of service ports for a tier.
 func (t *Tier) changes(of tier, order []uint32) (list []proxier.PortChange) {
 	for _, index := range order {
 		if t.differs(of, index) {
