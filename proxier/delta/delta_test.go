@@ -252,7 +252,9 @@ func TestSet(t *testing.T) {
 	s.Found([]string{"c"})
 	expect("[a true c false]")
 	s.Use([]string{"c"}, 1)
-	expect("[a true c true]")
+	expect("[a true]") // the kernel has c
+	s.Use([]string{"c"}, -1)
+	expect("[a true c false]")
 }
 
 func BenchmarkFull(b *testing.B) {

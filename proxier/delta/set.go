@@ -21,7 +21,10 @@ func (s *Set[K]) Use(list []K, by int) {
 		n := s.users[k] + by
 		if n > 0 {
 			s.users[k] = n
-			s.Want(k, struct{}{})
+			// A key that the kernel has is as desired: there is nothing to write.
+			if item := s.Want(k, struct{}{}); item.There() && !item.Unsure() {
+				s.Added(k)
+			}
 			continue
 		}
 		delete(s.users, k)

@@ -75,6 +75,25 @@ func TestOneChange(t *testing.T) {
 	}
 }
 
+// TestRestart: a process that finds everything in the kernel writes nothing.
+func TestRestart(t *testing.T) {
+	k := newFakeKernel()
+	rules := newFakeRules(k)
+	all := proxier.Update{Full: true, NodeRules: nodeRules}
+	for i := range 10 {
+		all.Changes = append(all.Changes, proxier.PortChange{New: clusterIPOf(i, 4)})
+	}
+	for range 2 {
+		k.Messages, k.Lists, rules.Syncs = 0, 0, 0
+		if err := process(k, Options{}, rules).Sync(t.Context(), all); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if writes := k.Messages - k.Lists - rules.Syncs; writes > 0 {
+		t.Errorf("the second process sends %d messages besides lists and rules", writes)
+	}
+}
+
 // TestRefusal: what the kernel refuses is carried by rules, and told once. All others are
 // served. With the next full sync it is tried again.
 func TestRefusal(t *testing.T) {
