@@ -44,43 +44,47 @@
 package delta
 
 import (
+	"cmp"
 	"iter"
 	"maps"
 	"slices"
 )
 
-// Delta is for one goroutine at a time. Use New.
+// Delta is for one goroutine at a time. Use New or NewIndexed.
 type Delta[K, D comparable, A any] struct {
 	compare func(a, b K) int
-	items   map[K]*Item[D, A]
+	items   store[K, D, A]
 	queue   []place[K]
-	places  uint64
-	walks   int // that go on
+	places  uint32 // ever given
+	waiting int    // items with a place
+	walks   int    // that go on
 	refused map[K]struct{}
 	errs    map[K]error
 	// round is the current one; see Begin.
 	round uint32
 }
 
-// place is one in the queue. It counts while the item of the key says the same.
+// place is one in the queue. It counts while the item of the key says the same. Each walk
+// takes out those that do not count, long before numbers come again.
 type place[K comparable] struct {
 	key    K
-	number uint64
+	number uint32
 }
 
 // Item is what is known of one key.
 type Item[D comparable, A any] struct {
 	desired D
-	// Applied is what the last Done or Adopt left. It is the owner's.
-	Applied A
-
-	place   uint64 // in the queue; 0 for none
+	place   uint32 // in the queue; 0 for none
 	round   uint32 // in which it was wanted last
+	known   bool   // for a dense store
 	wanted  bool
 	there   bool // Applied is in the kernel, or may be
 	unsure  bool // a write failed: it may be there in part, or not at all
 	touched bool // to be written, whatever is there
 	refused bool
+
+	// Applied is what the last Done or Adopt left. It is the owner's.
+	Applied A
 }
 
 // Wanted says that something is desired; else what was applied is to be removed.
@@ -106,34 +110,35 @@ func (i *Item[D, A]) dirty() bool {
 // New makes a Delta of which nothing is known. compare orders keys where nothing
 // else does; nil where no order matters.
 func New[K, D comparable, A any](compare func(a, b K) int) *Delta[K, D, A] {
-	return &Delta[K, D, A]{compare: compare, items: map[K]*Item[D, A]{}, refused: map[K]struct{}{}, errs: map[K]error{}}
+	return &Delta[K, D, A]{compare: compare, items: anyKey[K, D, A]{}, refused: map[K]struct{}{}, errs: map[K]error{}}
 }
 
+// NewIndexed is New for keys that are small numbers and densely used. It takes less memory
+// and time: what the largest key ever needed, and no more.
+func NewIndexed[D comparable, A any]() *Delta[uint32, D, A] {
+	t := New[uint32, D, A](cmp.Compare[uint32])
+	t.items = &dense[D, A]{}
+	return t
+}
+
+// Grow makes room for that many more keys to become pending at once.
+func (t *Delta[K, D, A]) Grow(n int) { t.queue = slices.Grow(t.queue, n) }
+
 func (t *Delta[K, D, A]) item(k K) *Item[D, A] {
-	i := t.items[k]
-	if i == nil {
-		i = &Item[D, A]{}
-		t.items[k] = i
+	if i := t.items.get(k); i != nil {
+		return i
 	}
-	return i
+	return t.items.add(k)
 }
 
 // Get returns the item of a key; nil if nothing is known of it.
-func (t *Delta[K, D, A]) Get(k K) *Item[D, A] { return t.items[k] }
+func (t *Delta[K, D, A]) Get(k K) *Item[D, A] { return t.items.get(k) }
 
 // Len counts the keys that are wanted or applied.
-func (t *Delta[K, D, A]) Len() int { return len(t.items) }
+func (t *Delta[K, D, A]) Len() int { return t.items.len() }
 
-// All yields every item, in no order.
-func (t *Delta[K, D, A]) All() iter.Seq2[K, *Item[D, A]] {
-	return func(yield func(K, *Item[D, A]) bool) {
-		for k, i := range t.items {
-			if !yield(k, i) {
-				return
-			}
-		}
-	}
-}
+// All yields every item: in the order of keys with NewIndexed, else in no order.
+func (t *Delta[K, D, A]) All() iter.Seq2[K, *Item[D, A]] { return t.items.all() }
 
 // Begin begins to record an update; see DropOthers.
 func (t *Delta[K, D, A]) Begin() { t.round++ }
@@ -153,7 +158,7 @@ func (t *Delta[K, D, A]) Want(k K, d D) *Item[D, A] {
 
 // Drop records that nothing is desired.
 func (t *Delta[K, D, A]) Drop(k K) {
-	if i := t.items[k]; i != nil && i.wanted {
+	if i := t.items.get(k); i != nil && i.wanted {
 		t.drop(k, i)
 	}
 }
@@ -171,19 +176,19 @@ func (t *Delta[K, D, A]) drop(k K, i *Item[D, A]) {
 // DropOthers drops all that was not wanted since Begin.
 func (t *Delta[K, D, A]) DropOthers() {
 	var others []K
-	for k, i := range t.items {
+	for k, i := range t.items.all() {
 		if i.wanted && i.round != t.round {
 			others = append(others, k)
 		}
 	}
 	for _, k := range t.sorted(others) {
-		t.drop(k, t.items[k])
+		t.drop(k, t.items.get(k))
 	}
 }
 
 // Touch makes a wanted key pending.
 func (t *Delta[K, D, A]) Touch(k K) {
-	if i := t.items[k]; i != nil && i.wanted {
+	if i := t.items.get(k); i != nil && i.wanted {
 		i.touched = true
 		t.accept(k, i)
 		t.enqueue(k, i)
@@ -203,7 +208,7 @@ func (t *Delta[K, D, A]) Retry() {
 		return
 	}
 	for _, k := range t.sorted(slices.Collect(maps.Keys(t.refused))) {
-		i := t.items[k]
+		i := t.items.get(k)
 		t.accept(k, i)
 		t.enqueue(k, i)
 	}
@@ -213,11 +218,13 @@ func (t *Delta[K, D, A]) Retry() {
 // meanwhile; what becomes pending comes with the next walk.
 func (t *Delta[K, D, A]) Pending() iter.Seq2[K, *Item[D, A]] {
 	return func(yield func(K, *Item[D, A]) bool) {
-		t.tidy()
+		if len(t.queue) > t.waiting {
+			t.tidy()
+		}
 		t.walks++
 		defer func() { t.walks-- }()
 		for _, at := range t.queue {
-			if i := t.items[at.key]; t.counts(at, i) && !yield(at.key, i) {
+			if i := t.items.get(at.key); t.counts(at, i) && !yield(at.key, i) {
 				return
 			}
 		}
@@ -226,7 +233,7 @@ func (t *Delta[K, D, A]) Pending() iter.Seq2[K, *Item[D, A]] {
 
 // IsPending says whether something is to be done about a key.
 func (t *Delta[K, D, A]) IsPending(k K) bool {
-	i := t.items[k]
+	i := t.items.get(k)
 	return i != nil && i.place != 0 && !i.refused && i.dirty()
 }
 
@@ -243,11 +250,11 @@ func (t *Delta[K, D, A]) AnyPending() bool {
 
 // Done says that the desired value is in the kernel, as applied.
 func (t *Delta[K, D, A]) Done(k K, applied A) {
-	i := t.items[k]
+	i := t.items.get(k)
 	i.Applied, i.there, i.unsure, i.touched = applied, true, false, false
 	t.accept(k, i)
 	if i.wanted {
-		i.place = 0
+		t.leave(i)
 	} else {
 		t.enqueue(k, i) // to be removed
 	}
@@ -255,7 +262,7 @@ func (t *Delta[K, D, A]) Done(k K, applied A) {
 
 // Removed says that nothing is in the kernel.
 func (t *Delta[K, D, A]) Removed(k K) {
-	i := t.items[k]
+	i := t.items.get(k)
 	i.Applied, i.there, i.unsure = *new(A), false, false
 	t.accept(k, i)
 	if !i.wanted {
@@ -267,7 +274,7 @@ func (t *Delta[K, D, A]) Removed(k K) {
 
 // Failed says that a write or removal failed; it is to be tried again.
 func (t *Delta[K, D, A]) Failed(k K, err error) {
-	i := t.items[k]
+	i := t.items.get(k)
 	i.there, i.unsure = true, true
 	t.errs[k] = err
 	t.enqueue(k, i)
@@ -275,20 +282,27 @@ func (t *Delta[K, D, A]) Failed(k K, err error) {
 
 // Refused says that a write or removal would fail again.
 func (t *Delta[K, D, A]) Refused(k K, err error) {
-	i := t.items[k]
+	i := t.items.get(k)
 	t.errs[k] = err
-	i.refused, i.place = true, 0
+	i.refused = true
+	t.leave(i)
 	t.refused[k] = struct{}{}
 }
 
 // Err is why the last write or removal of a key did not succeed; nil if it did.
 func (t *Delta[K, D, A]) Err(k K) error { return t.errs[k] }
 
+// CountRefused counts the keys that were refused.
+func (t *Delta[K, D, A]) CountRefused() int { return len(t.refused) }
+
 // AllRefused yields the keys that were refused, in order.
 func (t *Delta[K, D, A]) AllRefused() iter.Seq2[K, *Item[D, A]] {
 	return func(yield func(K, *Item[D, A]) bool) {
+		if len(t.refused) == 0 {
+			return
+		}
 		for _, k := range t.sorted(slices.Collect(maps.Keys(t.refused))) {
-			if !yield(k, t.items[k]) {
+			if !yield(k, t.items.get(k)) {
 				return
 			}
 		}
@@ -298,7 +312,7 @@ func (t *Delta[K, D, A]) AllRefused() iter.Seq2[K, *Item[D, A]] {
 // Forget has nothing count as applied until Adopt or Done says so.
 func (t *Delta[K, D, A]) Forget() {
 	for _, k := range t.keys() {
-		i := t.items[k]
+		i := t.items.get(k)
 		i.Applied, i.there, i.unsure = *new(A), false, false
 		t.accept(k, i)
 		if !i.wanted {
@@ -322,8 +336,8 @@ func (t *Delta[K, D, A]) Adopt(k K, applied A) *Item[D, A] {
 }
 
 func (t *Delta[K, D, A]) keys() []K {
-	keys := make([]K, 0, len(t.items))
-	for k := range t.items {
+	keys := make([]K, 0, t.items.len())
+	for k := range t.items.all() {
 		keys = append(keys, k)
 	}
 	return t.sorted(keys)
@@ -338,9 +352,21 @@ func (t *Delta[K, D, A]) sorted(keys []K) []K {
 
 func (t *Delta[K, D, A]) enqueue(k K, i *Item[D, A]) {
 	if i.place == 0 {
-		t.places++
+		t.places = max(t.places+1, 1)
 		i.place = t.places
+		t.waiting++
 		t.queue = append(t.queue, place[K]{k, i.place})
+	}
+}
+
+// leave takes an item out of the queue. Its place goes with the last one, or is tidied up.
+func (t *Delta[K, D, A]) leave(i *Item[D, A]) {
+	if i.place == 0 {
+		return
+	}
+	i.place = 0
+	if t.waiting--; t.waiting == 0 && t.walks == 0 {
+		t.queue = t.queue[:0]
 	}
 }
 
@@ -358,13 +384,14 @@ func (t *Delta[K, D, A]) accept(k K, i *Item[D, A]) {
 // forget drops all that is known of a key.
 func (t *Delta[K, D, A]) forget(k K, i *Item[D, A]) {
 	t.accept(k, i)
-	delete(t.items, k)
+	t.leave(i)
+	t.items.remove(k)
 }
 
 // tidy takes outdated places out of the queue. A walk that goes on
 // keeps the queue that it began with.
 func (t *Delta[K, D, A]) tidy() {
-	first := slices.IndexFunc(t.queue, func(at place[K]) bool { return !t.counts(at, t.items[at.key]) })
+	first := slices.IndexFunc(t.queue, func(at place[K]) bool { return !t.counts(at, t.items.get(at.key)) })
 	if first < 0 {
 		return
 	}
@@ -373,10 +400,11 @@ func (t *Delta[K, D, A]) tidy() {
 		kept = slices.Clone(kept)
 	}
 	for _, at := range t.queue[first:] {
-		if i := t.items[at.key]; t.counts(at, i) {
+		if i := t.items.get(at.key); t.counts(at, i) {
 			kept = append(kept, at)
 		} else if i != nil && i.place == at.number {
 			i.place = 0
+			t.waiting--
 		}
 	}
 	t.queue = kept

@@ -19,10 +19,13 @@ var errFails = errors.New("fails")
 type kernel struct {
 	random *rand.Rand
 	fails  bool
-	has    map[int]int
+	has    map[uint32]int
 }
 
 const refusedValue = 3
+
+// spread has keys lie in several chunks of a dense store.
+const spread = chunkLength / 4
 
 func (k *kernel) write(change func()) error {
 	switch {
@@ -36,9 +39,9 @@ func (k *kernel) write(change func()) error {
 }
 
 // walk writes what is pending, and checks what a walk promises.
-func walk(t *testing.T, d *Delta[int, int, int], k *kernel) {
+func walk(t *testing.T, d *Delta[uint32, int, int], k *kernel) {
 	t.Helper()
-	seen := map[int]bool{}
+	seen := map[uint32]bool{}
 	for key, item := range d.Pending() {
 		if seen[key] {
 			t.Errorf("key %d is pending twice", key)
@@ -69,9 +72,13 @@ func walk(t *testing.T, d *Delta[int, int, int], k *kernel) {
 func TestConverges(t *testing.T) {
 	for seed := range uint64(500) {
 		random := rand.New(rand.NewPCG(seed, 0))
-		k := &kernel{random: random, has: map[int]int{}}
-		d := New[int, int, int](cmp.Compare[int])
-		desired := map[int]int{}
+		k := &kernel{random: random, has: map[uint32]int{}}
+		d := New[uint32, int, int](cmp.Compare[uint32])
+		if seed%2 != 0 {
+			d = NewIndexed[int, int]()
+		}
+		desired := map[uint32]int{}
+		anyKey := func() uint32 { return random.Uint32N(10) * spread }
 		read := func() {
 			d.Forget()
 			for key, value := range k.has {
@@ -86,7 +93,7 @@ func TestConverges(t *testing.T) {
 			k.fails = random.IntN(2) == 0
 			d.Begin()
 			for range random.IntN(5) {
-				key, value := random.IntN(10), random.IntN(5)
+				key, value := anyKey(), random.IntN(5)
 				if random.IntN(3) == 0 {
 					delete(desired, key)
 					d.Drop(key)
@@ -98,15 +105,15 @@ func TestConverges(t *testing.T) {
 			switch random.IntN(6) {
 			case 0: // full, without what was dropped silently
 				d.Begin()
-				delete(desired, random.IntN(10))
+				delete(desired, anyKey())
 				for _, key := range slices.Sorted(maps.Keys(desired)) {
 					d.Want(key, desired[key])
 				}
 				d.DropOthers()
 				d.Retry()
 			case 1:
-				k.has[random.IntN(10)] = random.IntN(refusedValue)
-				delete(k.has, random.IntN(10))
+				k.has[anyKey()] = random.IntN(refusedValue)
+				delete(k.has, anyKey())
 				read()
 			case 2:
 				d.TouchAll()
@@ -151,13 +158,13 @@ func TestConverges(t *testing.T) {
 
 // check says whether the difference between what is desired and what is in the kernel
 // is pending, refused, or at least uncertain: nothing is lost.
-func check(t *testing.T, d *Delta[int, int, int], k *kernel, desired map[int]int) {
+func check(t *testing.T, d *Delta[uint32, int, int], k *kernel, desired map[uint32]int) {
 	t.Helper()
-	refused := map[int]bool{}
+	refused := map[uint32]bool{}
 	for key := range d.AllRefused() {
 		refused[key] = true
 	}
-	for key := range 10 {
+	for key := range uint32(10 * spread) {
 		want, wanted := desired[key]
 		has, there := k.has[key]
 		item := d.Get(key)
