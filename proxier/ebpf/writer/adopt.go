@@ -13,14 +13,6 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// adoptedService is a service port as the previous process left it.
-type adoptedService struct {
-	id        uint32
-	frontends []lbmap.FrontendEntry
-	backends  []uint32
-	ranges    []lbmap.RangeKey
-}
-
 // Load reads what a previous process left in the tables, so that the first
 // sync is a difference like any other. With an error the tables hold what no
 // process of this version writes, and nothing was changed.
@@ -29,8 +21,8 @@ func (w *Writer) Load() error {
 	if t.Meta.Magic != lbmap.LayoutMagic || t.Meta.Layout != lbmap.LayoutVersion {
 		return fmt.Errorf("map layout %d instead of %d", t.Meta.Layout, lbmap.LayoutVersion)
 	}
-	left := make([]adoptedService, len(t.Services))
-	w.adopted = map[string]adoptedService{}
+	left := make([]port, len(t.Services))
+	w.adopted = map[string]port{}
 	var services, backends []uint32
 	for id := range t.Services {
 		if t.Services[id].State == lbmap.ServiceFree {
@@ -85,7 +77,7 @@ func (w *Writer) Load() error {
 		e := &t.Services[s.id]
 		key := adoptionKey(string(e.Name[:e.NameLen]), proxier.Protocol(e.Proto))
 		if _, twice := w.adopted[key]; twice {
-			w.gone = append(w.gone, port{id: s.id, frontends: s.frontends, backends: s.backends, ranges: s.ranges})
+			w.gone = append(w.gone, *s)
 			continue
 		}
 		w.adopted[key] = *s
@@ -108,19 +100,19 @@ func adoptionKey(name string, protocol proxier.Protocol) string {
 }
 
 // adopt makes p what a previous process left of the same service port.
-func (w *Writer) adopt(p *port) bool {
+func (w *Writer) adopt(d *proxier.Decision, p *port) bool {
 	if len(w.adopted) == 0 {
 		return false
 	}
 	var name lbmap.Service
-	name.NameLen = lbmap.PutName(&name.Name, p.want.Name)
-	key := adoptionKey(string(name.Name[:name.NameLen]), p.want.Name.Protocol)
-	s, ok := w.adopted[key]
+	name.NameLen = lbmap.PutName(&name.Name, d.Name)
+	key := adoptionKey(string(name.Name[:name.NameLen]), d.Name.Protocol)
+	left, ok := w.adopted[key]
 	if !ok {
 		return false
 	}
 	delete(w.adopted, key)
-	p.id, p.backends, p.frontends, p.ranges = s.id, s.backends, s.frontends, s.ranges
+	w.ports.Adopt(d.Index(), left)
 	w.echo.replace(nil, p.frontends)
 	return true
 }
@@ -155,9 +147,9 @@ func (w *Writer) prune() error {
 func (w *Writer) audit() error {
 	owner := make([]uint32, len(w.tables.Services)) // service id -> index + 1
 	expected := 0
-	for i := range w.ports {
-		if p := &w.ports[i]; p.id != 0 {
-			owner[p.id] = uint32(i) + 1
+	for index, item := range w.ports.All() {
+		if p := &item.Applied; p.id != 0 {
+			owner[p.id] = index + 1
 			expected += len(p.frontends)
 		}
 	}
@@ -165,7 +157,7 @@ func (w *Writer) audit() error {
 	found := 0
 	err := w.tables.Frontends.Dump(func(key lbmap.FrontendKey, value lbmap.FrontendValue) {
 		if service := int(value.Service); service < len(owner) && owner[service] != 0 {
-			p := &w.ports[owner[service]-1]
+			p := &w.ports.Get(owner[service] - 1).Applied
 			if slices.Contains(p.frontends, lbmap.FrontendEntry{Key: key, Value: value}) {
 				found++
 				return
@@ -182,8 +174,8 @@ func (w *Writer) audit() error {
 	}
 	// Desired addresses with a wrong value are overwritten: they must not be
 	// missing for a moment.
-	for i := range w.ports {
-		for _, f := range w.ports[i].frontends {
+	for _, item := range w.ports.All() {
+		for _, f := range item.Applied.frontends {
 			delete(foreign, f.Key)
 		}
 	}
@@ -193,11 +185,10 @@ func (w *Writer) audit() error {
 	w.writes += uint64(len(foreign))
 	// Another process changed the map. Write everything anew: an entry that is right
 	// already is overwritten with itself.
-	for i := range w.ports {
-		if p := &w.ports[i]; p.id != 0 && p.want != nil {
-			w.retry[uint32(i)] = struct{}{}
-			list, fresh := w.frontendsOf(p)
-			w.enqueue(uint32(i), p, list, fresh)
+	for index, item := range w.ports.All() {
+		if p := &item.Applied; p.id != 0 {
+			list, fresh := w.frontendsOf(item.Desired(), p)
+			w.enqueue(index, p, list, fresh, true)
 		}
 	}
 	return w.flush()

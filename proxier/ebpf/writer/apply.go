@@ -21,11 +21,11 @@ type setPlan struct {
 
 // program finds out what a service port lacks, makes sure that it fits, and only then writes.
 func (w *Writer) program(index uint32) error {
-	p := &w.ports[index]
-	d := p.want
+	item := w.ports.Get(index)
+	d, p := item.Desired(), &item.Applied
 
 	if p.id == 0 {
-		if !w.adopt(p) {
+		if !w.adopt(d, p) {
 			id, ok := w.services.alloc()
 			if !ok {
 				return w.full("services", 1, lbmap.Usage{Used: w.services.used, Max: int(w.services.limit) - 1})
@@ -37,7 +37,7 @@ func (w *Writer) program(index uint32) error {
 		return err
 	}
 
-	frontends, fresh := w.frontendsOf(p)
+	frontends, fresh := w.frontendsOf(d, p)
 	if max := w.tables.Frontends.MaxEntries(); fresh > 0 && w.usedFrontends+fresh > max {
 		return w.full("frontends", fresh, lbmap.Usage{Used: w.usedFrontends, Max: max})
 	}
@@ -45,7 +45,7 @@ func (w *Writer) program(index uint32) error {
 	if fresh := w.freshRanges(p.ranges, ranges); fresh > 0 && w.usedRanges+fresh > w.tables.Ranges.MaxEntries() {
 		return w.full("ranges", fresh, lbmap.Usage{Used: w.usedRanges, Max: w.tables.Ranges.MaxEntries()})
 	}
-	ids, missing, removed := w.matchBackends(p)
+	ids, missing, removed := w.matchBackends(d, p)
 	if missing > w.backends.room() {
 		return w.full("backends", missing, lbmap.Usage{Used: w.backends.used, Max: int(w.backends.limit) - 1})
 	}
@@ -69,7 +69,7 @@ func (w *Writer) program(index uint32) error {
 	}
 
 	// From here on only writing frontends and ranges can fail.
-	w.describe(p, lbmap.ServiceProgrammed, 0)
+	w.describe(d, p, lbmap.ServiceProgrammed, 0)
 	w.writeBackends(p.id, d, ids)
 	used := d.Uses()
 	for s := range proxier.Sets {
@@ -95,26 +95,27 @@ func (w *Writer) program(index uint32) error {
 
 	// Addresses that change their set are written before the earlier set is removed.
 	// Until then the backends of both are kept.
-	_, again := w.retry[index]
+	again := item.Unsure()
 	switched := again || switches(p.frontends, frontends)
 	if switched {
 		p.backends = slices.SortedFunc(slices.Values(slices.Concat(ids, removed)), w.compareBackends)
 	}
 	if slices.ContainsFunc(frontends, needsGuard) {
 		if err := w.guard(); err != nil {
-			w.retry[index] = struct{}{}
+			w.ports.Failed(index, err)
 			return err
 		}
 	}
-	if err := w.addRanges(p, ranges); err != nil {
-		w.retry[index] = struct{}{}
+	if err := w.addRanges(d, p, ranges); err != nil {
+		w.ports.Failed(index, err)
 		return err
 	}
-	w.enqueue(index, p, frontends, fresh)
-	var flushed error // may be about the addresses of others
+	w.enqueue(index, p, frontends, fresh, again)
+	w.ports.Done(index, *p) // unless the flush says otherwise
+	var flushed error       // may be about the addresses of others
 	if switched {
 		flushed = w.flush()
-		if _, failed := w.retry[index]; failed {
+		if item.Unsure() {
 			return flushed
 		}
 	}
@@ -146,8 +147,7 @@ func (w *Writer) full(table string, need int, u lbmap.Usage) error {
 
 // frontendsOf returns the entries that the port should have, and how many of
 // them are new. It returns the port's own list if that is what it should have.
-func (w *Writer) frontendsOf(p *port) (list []lbmap.FrontendEntry, fresh int) {
-	d := p.want
+func (w *Writer) frontendsOf(d *proxier.Decision, p *port) (list []lbmap.FrontendEntry, fresh int) {
 	same := true
 	n := 0
 	for i := range d.Frontends {
@@ -179,8 +179,7 @@ func hasKey(list []lbmap.FrontendEntry, key lbmap.FrontendKey) bool {
 
 // matchBackends finds the ids of the backends that the port should have, 0 for
 // those that have none yet, and the ids it should not have any more.
-func (w *Writer) matchBackends(p *port) (ids []uint32, missing int, removed []uint32) {
-	d := p.want
+func (w *Writer) matchBackends(d *proxier.Decision, p *port) (ids []uint32, missing int, removed []uint32) {
 	if len(p.backends) == len(d.Backends) {
 		same := true
 		for i, id := range p.backends {

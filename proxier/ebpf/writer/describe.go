@@ -5,44 +5,47 @@ package writer
 import (
 	"errors"
 
+	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // description is what describe wrote last. Reading it from the table would touch a page of
 // memory that nothing else needs.
-type description struct {
-	state  uint32
-	reason uint16
-}
+type description struct{ state, reason uint16 }
 
-// describe writes the entry of the service port, for tandemctl and the next process.
-func (w *Writer) describe(p *port, state uint32, reason uint16) {
-	e := &w.tables.Services[p.id]
+// describe writes the entry of the service port, if it has one, for tandemctl and the next
+// process. It says whether that is news.
+func (w *Writer) describe(d *proxier.Decision, p *port, state, reason uint16) bool {
 	now := description{state, reason}
 	if p.described == now {
-		return
+		return false
 	}
 	p.described = now
-	fresh := lbmap.Service{State: state, Reason: reason, Proto: uint8(p.want.Name.Protocol)}
-	fresh.NameLen = lbmap.PutName(&fresh.Name, p.want.Name)
-	if *e == fresh {
-		return
+	if p.id == 0 {
+		return true
 	}
-	*e = fresh
-	w.writes++
+	e := &w.tables.Services[p.id]
+	fresh := lbmap.Service{State: uint32(state), Reason: reason, Proto: uint8(d.Name.Protocol)}
+	fresh.NameLen = lbmap.PutName(&fresh.Name, d.Name)
+	if *e != fresh {
+		*e = fresh
+		w.writes++
+	}
+	return true
 }
 
 // gauges writes counts for readers of the tables.
 func (w *Writer) gauges(changed bool) {
 	m := w.tables.Meta
-	if !changed && m.Unplaced == uint32(len(w.unplaced)) {
+	unplaced := uint32(w.ports.CountRefused())
+	if !changed && m.Unplaced == unplaced {
 		return
 	}
 	m.SlotsUsed = uint32(w.slots.used)
 	m.BackendsUsed = uint32(w.backends.used)
 	m.ServicesUsed = uint32(w.services.used)
 	m.FrontendsUsed = uint32(w.usedFrontends)
-	m.Unplaced = uint32(len(w.unplaced))
+	m.Unplaced = unplaced
 	m.ChangedUnixNs = uint64(w.clock.Now().UnixNano())
 }
 
@@ -72,12 +75,14 @@ func (w *Writer) Read(fn func(*lbmap.Tables) error) error {
 func (w *Writer) Unplaced() map[uint32]error {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	if len(w.unplaced) == 0 {
+	if w.ports.CountRefused() == 0 {
 		return nil
 	}
-	all := make(map[uint32]error, len(w.unplaced))
-	for index, code := range w.unplaced {
-		all[index] = errors.New(code.String())
+	all := make(map[uint32]error, w.ports.CountRefused())
+	for index := range w.ports.AllRefused() {
+		if why := refusal(nil); errors.As(w.ports.Err(index), &why) {
+			all[index] = errors.New(why.code().String())
+		}
 	}
 	return all
 }

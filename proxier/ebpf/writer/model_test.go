@@ -80,8 +80,8 @@ func TestModelFull(t *testing.T) {
 		h.sync(t)
 		clear(c.Slices)
 		h.sync(t)
-		if len(h.writer.unplaced) > 0 && len(c.Services) < 10 {
-			t.Fatalf("seed %d: %d unplaced though there is room", seed, len(h.writer.unplaced))
+		if len(h.writer.Unplaced()) > 0 && len(c.Services) < 10 {
+			t.Fatalf("seed %d: %d unplaced though there is room", seed, len(h.writer.Unplaced()))
 		}
 	}
 }

@@ -56,7 +56,7 @@ func (w *Writer) freshRanges(have, want []lbmap.RangeKey) (n int) {
 }
 
 // addRanges writes what is new in want. p has both until removeRanges.
-func (w *Writer) addRanges(p *port, want []lbmap.RangeKey) error {
+func (w *Writer) addRanges(d *proxier.Decision, p *port, want []lbmap.RangeKey) error {
 	var added []lbmap.RangeKey
 	defer func() {
 		if len(added) > 0 {
@@ -68,7 +68,7 @@ func (w *Writer) addRanges(p *port, want []lbmap.RangeKey) error {
 			continue
 		}
 		if err := w.tables.Ranges.Put(key, 1); err != nil {
-			return fmt.Errorf("write source range %s of %s: %w", key.String(), p.want.Name, err)
+			return fmt.Errorf("write source range %s of %s: %w", key.String(), d.Name, err)
 		}
 		added = append(added, key)
 		w.usedRanges++
@@ -93,7 +93,7 @@ func (w *Writer) removeRanges(p *port, want []lbmap.RangeKey) error {
 }
 
 // loadRanges reads what a previous process wrote. Ranges without a service port are deleted.
-func (w *Writer) loadRanges(left []adoptedService) error {
+func (w *Writer) loadRanges(left []port) error {
 	var lost []lbmap.RangeKey
 	err := w.tables.Ranges.Dump(func(key lbmap.RangeKey, _ uint8) {
 		if int(key.Service) >= len(left) || left[key.Service].id == 0 {
@@ -125,5 +125,10 @@ func needsGuard(f lbmap.FrontendEntry) bool { return f.Value.Flags&lbmap.Fronten
 func (w *Writer) NeedsGuard() bool {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	return slices.ContainsFunc(w.ports, func(p port) bool { return slices.ContainsFunc(p.frontends, needsGuard) })
+	for _, item := range w.ports.All() {
+		if slices.ContainsFunc(item.Applied.frontends, needsGuard) {
+			return true
+		}
+	}
+	return false
 }

@@ -51,32 +51,32 @@ func Supports(d *proxier.Decision) error {
 // refuse records and reports a refusal. What the tables have of the service port stays, except
 // for removed backends.
 func (w *Writer) refuse(index uint32, why refusal) {
-	p := &w.ports[index]
+	item := w.ports.Get(index)
+	d, p := item.Desired(), &item.Applied
 	if p.id != 0 {
-		w.withdrawBackends(p)
-		w.dropUnwanted(p)
-		w.describe(p, lbmap.ServiceNotProgrammed, uint16(why.code()))
+		w.withdrawBackends(d, p)
+		w.dropUnwanted(d, p)
 	}
-	if w.unplaced[index] == why.code() {
-		return
+	w.ports.Refused(index, why)
+	if !w.describe(d, p, lbmap.ServiceNotProgrammed, uint16(why.code())) {
+		return // as it was
 	}
-	w.unplaced[index] = why.code()
 	reason := proxier.ReasonCapacity
 	if errors.As(why, &unsupportedError{}) {
 		reason = proxier.ReasonUnsupported
 	}
 	w.report(proxier.Problem{
-		Kind: "Service", Object: p.want.Name.NamespacedName, UID: p.want.UID, Field: "spec.ports", Reason: reason,
-		Message: fmt.Sprintf("%s/%s is not fully programmed: %v", p.want.Name, p.want.Name.Protocol, why),
+		Kind: "Service", Object: d.Name.NamespacedName, UID: d.UID, Field: "spec.ports", Reason: reason,
+		Message: fmt.Sprintf("%s/%s is not fully programmed: %v", d.Name, d.Name.Protocol, why),
 	})
 }
 
 // dropUnwanted gives up the addresses that the service port no longer has: another one may be
 // about to get them.
-func (w *Writer) dropUnwanted(p *port) {
+func (w *Writer) dropUnwanted(d *proxier.Decision, p *port) {
 	wants := func(f lbmap.FrontendEntry) bool {
-		for i := range p.want.Frontends {
-			if served(&p.want.Frontends[i]) && lbmap.KeyOf(p.want, i) == f.Key {
+		for i := range d.Frontends {
+			if served(&d.Frontends[i]) && lbmap.KeyOf(d, i) == f.Key {
 				return true
 			}
 		}

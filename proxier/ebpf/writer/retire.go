@@ -70,7 +70,7 @@ func (w *Writer) wantedOf(leaving []port, todo []uint32) map[lbmap.FrontendKey]s
 	}
 	var wanted map[lbmap.FrontendKey]struct{}
 	for _, index := range todo {
-		d := w.ports[index].want
+		d := w.ports.Get(index).Desired()
 		for i := range d.Frontends {
 			if f := &d.Frontends[i]; !served(f) {
 				continue
@@ -104,11 +104,12 @@ func (w *Writer) deleteOrphans(todo []uint32) error {
 		}
 	}
 	for _, index := range todo {
-		for _, f := range w.ports[index].frontends {
+		item := w.ports.Get(index)
+		for _, f := range item.Applied.frontends {
 			if _, lost := waits[f.Key]; !lost {
 				continue
 			}
-			if _, failed := w.retry[index]; failed {
+			if item.Unsure() {
 				waits[f.Key] = true
 			} else {
 				delete(waits, f.Key)
@@ -205,9 +206,8 @@ func (w *Writer) freeBackend(id uint32) {
 
 // withdrawBackends takes removed backends out of the sets of a port whose new sets do not fit.
 // Backends that remain get their slots.
-func (w *Writer) withdrawBackends(p *port) {
-	ids, _, removed := w.matchBackends(p)
-	d := p.want
+func (w *Writer) withdrawBackends(d *proxier.Decision, p *port) {
+	ids, _, removed := w.matchBackends(d, p)
 	used := d.Uses()
 	for s := range proxier.Sets {
 		word := w.tables.Sets[p.id*lbmap.SetsPerService+uint32(s)]

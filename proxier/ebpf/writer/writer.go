@@ -5,12 +5,14 @@ package writer
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"sync"
 
 	"k8s.io/utils/clock"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/delta"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
@@ -22,8 +24,8 @@ import (
 //   - a service's name is written before its first frontend and cleared after its last, so
 //     that the successor of a process that died can tell what belongs to which service.
 //
-// Service ports are kept densely, by Decision.Index: with tens of thousands of them, a record
-// per key as in package delta would cost memory and time in each sync.
+// What is desired of service ports and what the tables have of them is in ports. A service
+// port whose frontends could not be written has failed there; one that does not fit is refused.
 type Writer struct {
 	tables *lbmap.Tables
 	report func(proxier.Problem)
@@ -37,13 +39,11 @@ type Writer struct {
 	services *ids
 	backends *ids
 	slots    *extents
-	ports    []port                   // by proxier.Decision.Index
-	gone     []port                   // to be removed from the tables
-	retry    map[uint32]struct{}      // indexes whose frontends could not be written
-	unplaced map[uint32]lbmap.Refusal // indexes that are not fully programmed
-	orphans  []lbmap.FrontendKey      // frontends that could not be deleted
-	adopted  map[string]adoptedService
-	// room says that capacity was released since the unplaced were tried.
+	ports    *delta.Delta[uint32, *proxier.Decision, port] // by proxier.Decision.Index
+	gone     []port                                        // to be removed; others may have their indexes
+	orphans  []lbmap.FrontendKey                           // frontends that could not be deleted
+	adopted  map[string]port                               // as the previous process left them
+	// room says that capacity was released since the refused were tried.
 	room          bool
 	usedFrontends int
 	usedRanges    int
@@ -59,11 +59,10 @@ type Writer struct {
 // port is one service port in the tables.
 type port struct {
 	id        uint32 // service id; 0 for none
-	want      *proxier.Decision
+	described description
 	frontends []lbmap.FrontendEntry
 	backends  []uint32 // ids, sorted by address
 	ranges    []lbmap.RangeKey
-	described description
 }
 
 // queue collects frontends to be written in one call.
@@ -102,8 +101,7 @@ func New(t *lbmap.Tables, o Options) *Writer {
 		backends: newIDs(1, s.Backends, c, g),
 		slots:    newExtents(s.Slots, c, g),
 		echo:     newEchoAddrs(t.VIPs),
-		retry:    map[uint32]struct{}{},
-		unplaced: map[uint32]lbmap.Refusal{},
+		ports:    delta.NewIndexed[*proxier.Decision, port](),
 	}
 }
 
@@ -140,8 +138,9 @@ func (w *Writer) Sync(u proxier.Update) (stale bool, err error) {
 	if u.Full {
 		err = errors.Join(err, w.prune())
 	}
-	if w.room && len(w.unplaced) > 0 {
-		again := sortedKeys(w.unplaced)
+	if w.room && w.ports.CountRefused() > 0 {
+		again := keysOf(w.ports.AllRefused())
+		w.ports.Retry()
 		for _, index := range again {
 			err = errors.Join(err, w.apply(index))
 		}
@@ -159,47 +158,52 @@ func (w *Writer) Sync(u proxier.Update) (stale bool, err error) {
 
 // plan records what is wanted and returns the indexes to bring about.
 func (w *Writer) plan(u proxier.Update) []uint32 {
-	most, going := uint32(0), 0
+	going := 0
 	for i := range u.Changes {
-		most = max(most, u.Changes[i].Index()+1)
 		if u.Changes[i].New == nil {
 			going++
 		}
 	}
-	if n := int(most) - len(w.ports); n > 0 {
-		w.ports = append(w.ports, make([]port, n)...)
-	}
 	w.gone = slices.Grow(w.gone, going)
-	todo := make([]uint32, 0, len(u.Changes)-going)
+	w.ports.Grow(len(u.Changes))
 	for i := range u.Changes {
 		c := &u.Changes[i]
-		index := c.Index()
-		p := &w.ports[index]
 		if c.New == nil {
-			if p.id != 0 {
-				w.gone = append(w.gone, *p)
-				w.echo.replace(p.frontends, nil)
-			}
-			*p = port{}
-			delete(w.retry, index)
-			delete(w.unplaced, index)
+			w.drop(c.Index())
 			continue
 		}
-		p.want = c.New
-		todo = append(todo, index)
-	}
-	if len(w.retry) > 0 {
-		planned := make(map[uint32]struct{}, len(todo))
-		for _, index := range todo {
-			planned[index] = struct{}{}
+		w.ports.Want(c.Index(), c.New)
+		if u.Full {
+			w.ports.Touch(c.Index()) // to be compared with the tables
 		}
-		for _, index := range sortedKeys(w.retry) {
-			if _, ok := planned[index]; !ok {
-				todo = append(todo, index)
+	}
+	if w.ports.CountRefused() > 0 {
+		for index, item := range w.ports.AllRefused() {
+			if item.Unsure() { // addresses of others wait for it
+				w.ports.Touch(index)
 			}
 		}
 	}
+	todo := make([]uint32, 0, len(u.Changes)-going)
+	for index := range w.ports.Pending() {
+		todo = append(todo, index)
+	}
 	return todo
+}
+
+// drop makes a service port one of those that are gone: its index may be given anew before
+// nothing is left of it.
+func (w *Writer) drop(index uint32) {
+	item := w.ports.Get(index)
+	if item == nil {
+		return
+	}
+	if p := &item.Applied; p.id != 0 {
+		w.gone = append(w.gone, *p)
+		w.echo.replace(p.frontends, nil)
+	}
+	w.ports.Removed(index)
+	w.ports.Drop(index)
 }
 
 // apply brings one service port about. What does not fit is reported and kept
@@ -210,16 +214,12 @@ func (w *Writer) apply(index uint32) error {
 		w.refuse(index, why)
 		return nil
 	}
-	if err == nil && len(w.unplaced) > 0 {
-		delete(w.unplaced, index)
-	}
 	return err
 }
 
 // enqueue has the port's frontends written with the next flush, and those it no
-// longer has deleted when all are written.
-func (w *Writer) enqueue(index uint32, p *port, list []lbmap.FrontendEntry, fresh int) {
-	_, again := w.retry[index]
+// longer has deleted when all are written. With again, those it has are written, too.
+func (w *Writer) enqueue(index uint32, p *port, list []lbmap.FrontendEntry, fresh int, again bool) {
 	if !again && len(list) == len(p.frontends) && (len(list) == 0 || &list[0] == &p.frontends[0]) {
 		return
 	}
@@ -239,7 +239,6 @@ func (w *Writer) enqueue(index uint32, p *port, list []lbmap.FrontendEntry, fres
 	w.usedFrontends += fresh
 	w.echo.replace(p.frontends, list)
 	p.frontends = list
-	delete(w.retry, index)
 }
 
 // flush writes the queued frontends.
@@ -251,8 +250,9 @@ func (w *Writer) flush() error {
 		w.writes += uint64(n)
 		if err != nil {
 			// One bad entry holds up no other: name it and go on behind it.
-			errs = append(errs, fmt.Errorf("write frontend %s of %s: %w", keys[n].String(), w.ports[owners[n]].want.Name, err))
-			w.retry[owners[n]] = struct{}{}
+			err = fmt.Errorf("write frontend %s of %s: %w", keys[n].String(), w.ports.Get(owners[n]).Desired().Name, err)
+			errs = append(errs, err)
+			w.ports.Failed(owners[n], err)
 			n++
 		}
 		keys, values, owners = keys[n:], values[n:], owners[n:]
@@ -261,11 +261,9 @@ func (w *Writer) flush() error {
 	return errors.Join(errs...)
 }
 
-func sortedKeys[V any](m map[uint32]V) []uint32 {
-	keys := make([]uint32, 0, len(m))
-	for k := range m {
+func keysOf[V any](all iter.Seq2[uint32, V]) (keys []uint32) {
+	for k := range all {
 		keys = append(keys, k)
 	}
-	slices.Sort(keys)
 	return keys
 }
