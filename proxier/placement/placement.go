@@ -7,7 +7,6 @@
 package placement
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -101,7 +100,7 @@ func New(fast Fast, fallback proxier.Tier, both bool) *Tier {
 	}
 	t.candidates = t.newCandidates()
 	for i := range t.parts {
-		t.parts[i] = delta.New[uint32, *proxier.Decision, *proxier.Decision](cmp.Compare[uint32])
+		t.parts[i] = delta.NewIndexed[*proxier.Decision, *proxier.Decision]()
 	}
 	t.publish()
 	return t
