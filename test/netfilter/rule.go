@@ -84,7 +84,7 @@ func parseRule(f proxier.Family, w *words) (*rule, error) {
 		not := name == "!"
 		if not {
 			if len(w.list) == 0 {
-				return nil, errors.New("the rule ends with a !")
+				return nil, errors.New("the rule ends with a ! without an option")
 			}
 			name = w.next()
 		}
@@ -146,7 +146,7 @@ func (p *parser) option(name string, not bool, w *words) error {
 // noNot rejects a ! before an option that cannot be negated.
 func noNot(not bool) error {
 	if not {
-		return errors.New("unexpected !")
+		return errors.New("unexpected ! before this option")
 	}
 	return nil
 }
