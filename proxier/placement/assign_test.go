@@ -37,7 +37,7 @@ func TestAssign(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		list []Candidate
-		// parts by candidate, as kinds; and of each frontend who serves it and why others do not.
+		// parts by candidate, as kinds; and for each frontend, which candidate serves it and why others do not.
 		parts, chosen string
 	}{
 		{"the first takes everything", []Candidate{anything, anything}, "all; -", "0 [], 0 [], 0 []"},

@@ -67,7 +67,7 @@ func (s *Source) withdraw(k key, e *entry) {
 	}
 }
 
-// The stubs represent previous versions of objects, which are not kept.
+// These placeholders stand for previous versions of objects, which are not kept.
 
 func serviceStub(k key) *v1.Service {
 	return &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: k.namespace, Name: k.name}}
