@@ -87,6 +87,8 @@ deploy() (cd test/deploy && GOWORK=off gotest -count=1 -timeout=10m ./...)
 kernels() {
 	"$scratch/vmrun" -kernel 6.1 -- true || return 0 # why not, the tests of test/vm say
 	local status=0
+	# Beside upstream's kube-proxy the full stage plays, under this kernel.
+	local -x UPSTREAM_KUBE_PROXY=
 	# What nothing else proves: IPVS and SCTP, with all rounds.
 	KERNEL=6.1 TESTFLAGS= hack/kernels.sh -json ./proxier/ipvs || status=1
 	KERNEL=6.1 TESTFLAGS='-test.run=^(TestMixed|TestSCTP|TestIPVS|TestPacketCounters|TestRulePackets|TestKernel)$|^TestScenarios$/^s80|^(TestHealthChecks|TestInitOnly|TestReady)$/^ipvs$' \

@@ -90,6 +90,19 @@ const (
 	interval = 100 * time.Millisecond
 )
 
+// loadConntrack loads the kernel's connection tracking, as on any node whose CNI has rules:
+// upstream's kube-proxy ends if its sysctls do not exist.
+func loadConntrack() error {
+	const sysctl = "/proc/sys/net/netfilter/nf_conntrack_max"
+	if _, err := os.Stat(sysctl); err == nil {
+		return nil
+	}
+	if out, err := exec.Command("modprobe", "nf_conntrack").CombinedOutput(); err != nil {
+		return fmt.Errorf("%s does not exist, and modprobe nf_conntrack fails: %w: %s", sysctl, err, out)
+	}
+	return nil
+}
+
 // Start runs a kube-proxy and returns once it has programmed all Services. Without
 // a deadline in ctx it gives up after ten minutes. The process ends with Close, with ctx
 // or with the node; what it programmed stays until the node is closed.
@@ -101,6 +114,9 @@ func Start(ctx context.Context, node *lab.Node, opts Options) (_ *Proxy, err err
 	}()
 	if opts.ClusterCIDR == "" {
 		opts.ClusterCIDR = "10.244.0.0/16,fd00:10:244::/48"
+	}
+	if err := loadConntrack(); err != nil {
+		return nil, err
 	}
 	p := &Proxy{API: fakeapi.New(append([]fakeapi.Object{NodeObject(node)}, opts.Objects...)...), node: node}
 	url := ""
