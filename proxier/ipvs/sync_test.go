@@ -4,6 +4,7 @@ package ipvs
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -255,5 +256,31 @@ func TestDeletedByOthers(t *testing.T) {
 	}
 	if s := k.Servers[at]; s == nil || len(s.To) != 3 || len(rules.There) != 0 {
 		t.Errorf("it has %+v, and rules have %v", s, rules.There)
+	}
+}
+
+// TestNoWeight: a UDP endpoint that accepts no new clients keeps those it has. One that never had
+// any through a virtual server is not added to it.
+func TestNoWeight(t *testing.T) {
+	k := newFakeKernel()
+	tier := process(k, Options{}, newFakeRules(k))
+	both, leaving := clusterIPOf(1, 2), clusterIPOf(1, 3)
+	both.Name.Protocol, leaving.Name.Protocol = proxier.UDP, proxier.UDP
+	for i := range leaving.Backends[1:] {
+		leaving.Backends[1+i].Members = 0
+	}
+	if err := tier.Sync(t.Context(), proxier.Update{Full: true, NodeRules: nodeRules, Changes: []proxier.PortChange{{New: both}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := tier.Sync(t.Context(), proxier.Update{Changes: []proxier.PortChange{{Old: both, New: leaving}}}); err != nil {
+		t.Fatal(err)
+	}
+	weights := map[netip.AddrPort]int{}
+	for a, d := range k.Servers[keyOf(both.Frontends[0].Addr, proxier.UDP)].To {
+		weights[a] = d.Weight
+	}
+	want := map[netip.AddrPort]int{both.Backends[0].Addr: 1, both.Backends[1].Addr: 0}
+	if !maps.Equal(weights, want) {
+		t.Errorf("weights are %v, want %v", weights, want)
 	}
 }
