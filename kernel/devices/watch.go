@@ -7,30 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
+
+	rtnl "github.com/tandem-proxy/tandem/kernel/netlink"
 )
 
-const (
-	// burstTime is how long changes are collected before the devices are listed: a
-	// device that comes up also gets addresses and routes.
-	burstTime = 20 * time.Millisecond
-	// restFactor limits the share of time spent listing: after a list that took t,
-	// changes are collected for restFactor*t. With a million routes, a list takes seconds.
-	restFactor = 4
-	// relistTime is the interval of lists without a notification.
-	relistTime = time.Minute
-	// reopenTime is the delay after the first failure.
-	reopenTime = time.Second
-	// maxDumps bounds how often a list is repeated because devices changed meanwhile.
-	maxDumps = 5
-)
+// maxDumps bounds how often a list is repeated because devices changed meanwhile.
+const maxDumps = 5
 
 // events are the netlink groups whose notifications can change the uplinks.
 const events = unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR | unix.RTMGRP_IPV4_ROUTE | unix.RTMGRP_IPV6_ROUTE
@@ -81,12 +68,8 @@ func (w *Watcher) SetNodeIPs(list []netip.Addr) {
 	w.mu.Lock()
 	w.nodeIPs = slices.Clone(list)
 	w.mu.Unlock()
-	wake(w.moved)
-}
-
-func wake(c chan<- struct{}) {
 	select {
-	case c <- struct{}{}:
+	case w.moved <- struct{}{}:
 	default:
 	}
 }
@@ -170,19 +153,17 @@ func (w *Watcher) Watch(ctx context.Context, tell func(Uplinks)) {
 			tell(u)
 		}
 	}
-	for pause := reopenTime; ; pause = min(2*pause, relistTime) {
-		err := w.watch(ctx, changed)
-		if ctx.Err() != nil {
-			return
-		}
-		klog.FromContext(ctx).Error(err, "Cannot watch network devices, retrying", "after", pause)
-		timer := time.NewTimer(pause)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-		case <-timer.C:
-		}
+	follower := rtnl.Follower{
+		What: "network devices", Groups: events, Run: w.run, Wake: w.moved,
+		List: func() error {
+			u, err := w.List()
+			if err == nil {
+				changed(u)
+			}
+			return err
+		},
 	}
+	follower.Follow(ctx)
 }
 
 func (w *Watcher) remember(list []Device) {
@@ -190,85 +171,5 @@ func (w *Watcher) remember(list []Device) {
 	defer w.mu.Unlock()
 	for _, d := range list {
 		w.were[d.Name] = d.Index
-	}
-}
-
-// watch subscribes before it lists, so that it misses no change.
-func (w *Watcher) watch(ctx context.Context, tell func(Uplinks)) error {
-	socket, err := w.open()
-	if err != nil {
-		return err
-	}
-	changed, lost := make(chan struct{}, 1), make(chan error, 1)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		lost <- receive(socket, changed)
-	}()
-	defer func() { socket.Close(); <-done }()
-
-	timer := time.NewTimer(0) // the first list
-	defer timer.Stop()
-	burst, rest := false, burstTime
-	var looked time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case err := <-lost:
-			return err
-		case <-w.moved:
-			wake(changed)
-		case <-changed:
-			// The first change after a quiet period is handled immediately.
-			if !burst {
-				burst = true
-				timer.Reset(rest - time.Since(looked))
-			}
-		case <-timer.C:
-			burst = false
-			start := time.Now()
-			u, err := w.List()
-			if err != nil {
-				return err
-			}
-			looked = time.Now()
-			rest = max(burstTime, restFactor*looked.Sub(start))
-			tell(u)
-			timer.Reset(relistTime)
-		}
-	}
-}
-
-// open returns a socket that becomes readable when something changes. The contents of
-// the messages are not used.
-func (w *Watcher) open() (socket *os.File, err error) {
-	err = w.run(func() error {
-		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: events}); err != nil {
-			unix.Close(fd)
-			return err
-		}
-		socket = os.NewFile(uintptr(fd), "rtnetlink")
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("subscribe to network devices: %w", err)
-	}
-	return socket, nil
-}
-
-// receive signals changed for each message.
-func receive(socket *os.File, changed chan<- struct{}) error {
-	var ignored [64]byte
-	for {
-		// An overflow loses messages, but the next list shows their changes.
-		if _, err := socket.Read(ignored[:]); err != nil && !errors.Is(err, unix.ENOBUFS) {
-			return fmt.Errorf("receive changes of network devices: %w", err)
-		}
-		wake(changed)
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -282,45 +281,6 @@ func TestWatchBurst(t *testing.T) {
 	n.becomes("eth0 up0")
 	n.routes(n.nl.RouteDel, list...)
 	n.becomes("eth0")
-}
-
-// Messages that did not fit into the socket count as a change, and are no error.
-func TestReceiveOverflow(t *testing.T) {
-	at := lab.NewT(t).Node("node1")
-	w := New(Options{In: at.Do})
-	var sockets [2]*os.File
-	for i := range sockets {
-		var err error
-		if sockets[i], err = w.open(); err != nil {
-			t.Fatal(err)
-		}
-		defer sockets[i].Close()
-	}
-	up, err := at.Netlink().LinkByName(lab.Uplink)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range manyRoutes(up) {
-		if err := at.Netlink().RouteAdd(r); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := sockets[0].Read(make([]byte, 64)); !errors.Is(err, unix.ENOBUFS) {
-		t.Fatalf("the socket did not overflow: %v", err)
-	}
-
-	changed, lost := make(chan struct{}, 1), make(chan error, 1)
-	go func() { lost <- receive(sockets[1], changed) }()
-	select {
-	case <-changed:
-	case <-time.After(deadline):
-		t.Error("the overflow is no change")
-	}
-	// What ends it is not the overflow.
-	sockets[1].Close()
-	if err := <-lost; !errors.Is(err, os.ErrClosed) {
-		t.Error(err)
-	}
 }
 
 // What fails is tried again.
