@@ -53,8 +53,9 @@ type summary struct {
 	pkgs   map[string]*pkg
 	builds map[string]*strings.Builder // output of the compiler by import path
 	failed []string
-	// skipped holds the tests of each reason.
-	skipped map[string][]string
+	// skipped has the reason of each test that was skipped, in order. One that a later
+	// stage plays is not skipped.
+	skipped skips
 	// brief leaves out their names.
 	brief    bool
 	table    table
@@ -63,10 +64,9 @@ type summary struct {
 
 func newSummary(out io.Writer) *summary {
 	return &summary{
-		out:     out,
-		pkgs:    map[string]*pkg{},
-		builds:  map[string]*strings.Builder{},
-		skipped: map[string][]string{},
+		out:    out,
+		pkgs:   map[string]*pkg{},
+		builds: map[string]*strings.Builder{},
 	}
 }
 
@@ -171,6 +171,9 @@ func (p *pkg) said(test string) string {
 func (s *summary) endTest(e event, p *pkg) {
 	delete(p.open, e.Test)
 	name := short(e.Package) + " " + e.Test
+	if s.skipped.remove(name) {
+		s.total.skipped--
+	}
 	switch e.Action {
 	case "pass":
 		if !p.group[e.Test] {
@@ -178,8 +181,7 @@ func (s *summary) endTest(e event, p *pkg) {
 		}
 	case "skip":
 		p.skipped++
-		reason := reason(p.said(e.Test))
-		s.skipped[reason] = append(s.skipped[reason], name)
+		s.skipped = append(s.skipped, skip{name, reason(p.said(e.Test))})
 	case "fail":
 		s.show(p.said(e.Test))
 		if p.broken[e.Test] {
@@ -237,24 +239,7 @@ func (s *summary) finish() bool {
 		s.total.failed++
 		s.failed = append(s.failed, short(name)+" (did not end)")
 	}
-	if len(s.skipped) > 0 {
-		fmt.Fprintln(s.out, "\nSkipped:")
-		reasons := make([]string, 0, len(s.skipped))
-		for r := range s.skipped {
-			reasons = append(reasons, r)
-		}
-		slices.Sort(reasons)
-		for _, r := range reasons {
-			if s.brief {
-				fmt.Fprintf(s.out, "  %5d  %s\n", len(s.skipped[r]), r)
-				continue
-			}
-			fmt.Fprintf(s.out, "  %s\n", r)
-			for _, name := range s.skipped[r] {
-				fmt.Fprintf(s.out, "      %s\n", name)
-			}
-		}
-	}
+	s.skipped.print(s.out, s.brief)
 	if len(s.failed) > 0 {
 		slices.Sort(s.failed)
 		fmt.Fprintln(s.out, "\nFailed:")
@@ -274,25 +259,6 @@ func (s *summary) show(output string) {
 	for line := range strings.Lines(output) {
 		fmt.Fprintf(s.out, "      %s\n", strings.TrimRight(line, "\n"))
 	}
-}
-
-// reason is what a skipped test said, without the place in the source.
-func reason(output string) string {
-	var said []string
-	for line := range strings.Lines(output) {
-		line = strings.TrimSpace(line)
-		if line == "" || strings.HasPrefix(line, "--- SKIP") {
-			continue
-		}
-		if place, rest, ok := strings.Cut(line, ": "); ok && strings.Contains(place, ".go:") {
-			line = rest
-		}
-		said = append(said, line)
-	}
-	if len(said) == 0 {
-		return "no reason given"
-	}
-	return strings.Join(said, " ")
 }
 
 // parents yields the tests a subtest is part of.

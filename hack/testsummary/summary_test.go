@@ -92,6 +92,28 @@ func TestSummary(t *testing.T) {
 			ok: true,
 		},
 		{
+			name: "a test that is played later was not skipped",
+			in: []string{
+				`{"Action":"run",` + p + `,"Test":"TestA"}`,
+				`{"Action":"skip",` + p + `,"Test":"TestA"}`,
+				`{"Action":"run",` + p + `,"Test":"TestB"}`,
+				`{"Action":"skip",` + p + `,"Test":"TestB"}`,
+				`{"Action":"pass",` + p + `,"Elapsed":1}`,
+				`{"Action":"run",` + p + `,"Test":"TestA"}`,
+				`{"Action":"run",` + p + `,"Test":"TestA/one"}`,
+				`{"Action":"pass",` + p + `,"Test":"TestA/one"}`,
+				`{"Action":"pass",` + p + `,"Test":"TestA"}`,
+				`{"Action":"run",` + p + `,"Test":"TestB"}`,
+				`{"Action":"output",` + p + `,"Test":"TestB","Output":"    a_test.go:3: missing: IPVS\n"}`,
+				`{"Action":"skip",` + p + `,"Test":"TestB"}`,
+				`{"Action":"pass",` + p + `,"Elapsed":1}`,
+			},
+			want: "ok    web                              1.0 s  0 passed, 0 failed, 2 skipped\n" +
+				"ok    web                              1.0 s  1 passed, 0 failed, 1 skipped\n" +
+				"\nSkipped:\n  missing: IPVS\n      web TestB\n\n1 passed, 0 failed, 1 skipped\n",
+			ok: true,
+		},
+		{
 			name: "packages in several places",
 			in: []string{
 				`{"Action":"run","Package":"a.com/a/b/web@6.1","Test":"TestA"}`,
