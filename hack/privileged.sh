@@ -14,6 +14,6 @@ needs_root=$(grep -rlE '/test/lab"|Gete?uid\(\)|\bNewT\(' --include='*_test.go' 
 	xargs -r dirname | sort -u | sed "s|^\.|$module|")
 list=$(comm -12 <(go list ./... | sort) <(sort <<<"$needs_root"))
 if [[ ${1:-} == -only ]]; then
-	list=$(grep -xE "$module/(observe/selfprobe|.*/integration|test/(container|crr|e2e|image|rules|scenarios/live|upstream))" <<<"$list")
+	list=$(grep -xE "$module/(kernel/tc|observe/selfprobe|proxier/ebpf(/sockets)?|.*/integration|test/(container|crr|e2e|image|lab|rules|scenarios/live|upstream))" <<<"$list")
 fi
 echo "$list"

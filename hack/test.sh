@@ -56,7 +56,7 @@ some=$(comm -23 <(sort <<<"$packages") <(sort <<<"$only"))
 gotest() { go test -json -ldflags='-s -w' ${TESTFLAGS:-} "$@"; }
 
 # Skips tests that need root, even for root: the namespaces stage runs their packages in full.
-# Packages in which all tests need root are only vetted.
+# Packages in which nearly all tests need root are only vetted.
 check() {
 	local status=0
 	go vet $only >&2 || status=1
