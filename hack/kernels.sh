@@ -7,7 +7,8 @@
 # package in a virtual machine of its own, and prints a table, or what go test -json
 # would. KERNEL says which kernels, all that there are if empty; TESTFLAGS goes to the tests
 # (-test.run=TestScenarios), TIMEOUT is how long those of one package may take (40m).
-# MACHINES run at a time, one for each CPU by default: each is emulated by one thread.
+# MACHINES run at a time, one for each CPU by default: each is emulated by one thread. Several
+# of these scripts share them, and mix no lines of -json, if SLOTS names one directory.
 #
 # Several kernels share the tests of packages that take long: each test runs under one of those
 # that can, and what asks most of a kernel under all. With each commit they are dealt anew; DEAL, a
@@ -91,6 +92,20 @@ hand() {
 			END { print "-test.run=^(" substr(list, 2) ")$ TANDEM_PART=" part "/" parts }'
 }
 
+slots=${SLOTS:-$scratch}
+# acquire waits until another machine may run. It may while the descriptor $slot is open.
+acquire() {
+	local i
+	while :; do
+		for ((i = 1; i <= ${MACHINES:-$(nproc)}; i++)); do
+			exec {slot}>"$slots/slot$i"
+			! flock -n "$slot" || return 0
+			exec {slot}>&-
+		done
+		sleep 1
+	done
+}
+
 # What one prints comes when it has ended, as lines of two would mix.
 machine() {
 	local kernel=$1 p=$2 out run part
@@ -99,17 +114,18 @@ machine() {
 	cd "$root/${p#"$module"}"
 	"$test2json" -t -p "$p@$kernel" "$scratch/vmrun" -kernel "$kernel" "${options[@]}" ${part:+-env "$part"} -- \
 		"$scratch/${p//\//_}.test" -test.v=test2json -test.timeout="${TIMEOUT:-40m}" -test.skip="$simulated" $run ${TESTFLAGS:-} >"$out" || touch "$scratch/failed"
-	flock "$scratch" cat "$out"
+	flock "$slots" cat "$out"
 	rm "$out"
 }
 run() {
 	local kernel p
 	for p in "${packages[@]}"; do
 		for kernel in $kernels; do
-			while (($(jobs -rp | wc -l) >= ${MACHINES:-$(nproc)})); do wait -n || true; done
+			acquire
 			set -m # a process group of its own
 			machine "$kernel" "$p" &
 			set +m
+			exec {slot}>&-
 		done
 	done
 	while [[ $(jobs -rp) ]]; do wait -n || true; done
