@@ -68,7 +68,7 @@ test-all: test test-rest ## Test everything there is, under other kernels as wel
 
 .PHONY: test-rest
 test-rest: ## What test-all has beyond test: all rounds, race detector, kernels, control plane (50 min)
-	hack/test.sh full deploy kernels cluster
+	hack/test.sh full race deploy kernels cluster
 
 .PHONY: test-cluster
 test-cluster: ## Run the proxy as kubeadm does, with a real control plane (5 min; built first: 10 min more)
@@ -79,8 +79,8 @@ test-kernels: ## Test under other kernels (30 min; KERNEL='5.10 6.1 6.12 newest'
 	KERNEL='$(KERNEL)' FULL='$(FULL)' TESTFLAGS="$(if $(FULL),,-test.short) $$TESTFLAGS" hack/kernels.sh
 
 .PHONY: test-race
-test-race: ## Test everything uncached and shuffled, to find what depends on timing (20 min)
-	TESTFLAGS='-count=1 -shuffle=on' hack/test.sh full
+test-race: ## Test with the race detector, uncached and shuffled, to find what depends on timing (20 min)
+	TESTFLAGS='-count=1 -shuffle=on' hack/test.sh race
 
 .PHONY: bench
 bench: ## Run the benchmarks (BENCHTIME=1x for a smoke run)
