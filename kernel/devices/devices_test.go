@@ -167,7 +167,7 @@ func TestFind(t *testing.T) {
 					3 veth3b veth
 					9 eth0 veth
 				`,
-				// Each pod has the same gateway, at the node's end.
+				// All pods have the same gateway address, on the node's end of the link.
 				addrs: `
 					veth3a 10.244.1.1/32
 					veth3b 10.244.1.1/32

@@ -14,10 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is what the kernel would tell, written almost as ip(8) shows it.
+// host is the state that the kernel reports, written almost as ip(8) shows it.
 type host struct {
-	// links: "<index> <name> <kind> [down] [master <name>] [encap <type>]"; lo is
-	// always there.
+	// links: "<index> <name> <kind> [down] [master <name>] [encap <type>]". lo always exists.
 	links string
 	// addrs: "<device> <prefix>"
 	addrs string

@@ -21,7 +21,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// deadline bounds every wait; a test that passes never gets near it.
+// deadline bounds every wait. Passing tests need far less.
 const deadline = 20 * time.Second
 
 // node is a lab node with a watcher.
@@ -54,7 +54,7 @@ func watchNode(t *testing.T, at *lab.Node, o Options) *node {
 	return n
 }
 
-// becomes waits until these are the names told, and logs how long that took.
+// becomes waits until these devices are reported, and logs how long that took.
 func (n *node) becomes(want string) (u Uplinks) {
 	n.t.Helper()
 	start, timeout := time.Now(), time.After(deadline)
@@ -74,7 +74,7 @@ func (n *node) becomes(want string) (u Uplinks) {
 				return u
 			}
 		case <-timeout:
-			n.t.Fatalf("waited in vain for %q, told was %q", want, last)
+			n.t.Fatalf("timeout while waiting for %q, last report was %q", want, last)
 		}
 	}
 }
@@ -124,7 +124,7 @@ func (n *node) addr(link netlink.Link, address string) {
 	}
 }
 
-// route describes one out of a device; a gateway is taken to be there.
+// route returns a route through a device. A gateway need not be reachable.
 func route(link netlink.Link, dst, gateway string, table int) *netlink.Route {
 	r := &netlink.Route{LinkIndex: link.Attrs().Index, Table: table}
 	_, r.Dst, _ = net.ParseCIDR(dst)
@@ -150,15 +150,15 @@ func TestWatch(t *testing.T) {
 	n := watchNode(t, at, Options{NodeIPs: nodeIPs(at)})
 	u := n.becomes("eth0")
 	if why := u.Devices[0].Why; why != "node address "+at.Addr4.String() {
-		t.Errorf("eth0 was chosen for its %s", why)
+		t.Errorf("eth0 was selected because of its %s", why)
 	}
 
-	// Devices without a reason.
+	// Devices that do not qualify as uplinks.
 	up, side := n.bridge("up0"), n.veth("side0")
 	n.addr(up, "192.0.2.1/24")
 	n.routes(n.nl.RouteAdd, route(side, "192.0.2.129/32", "", 0), route(side, "2001:db8:2::9/128", "", 0))
 
-	// A route by a gateway, of either family, and of another table.
+	// A route through a gateway, in either family, and in another table.
 	for _, r := range []*netlink.Route{
 		route(up, "10.244.9.0/24", "192.0.2.2", 0),
 		route(up, "fd00:10:244:9::/64", "fe80::2", 0),
@@ -178,7 +178,7 @@ func TestWatch(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 
-	// A device that is made again is another one.
+	// A device that is recreated has another index.
 	index := u.Devices[1].Index
 	n.remove(up)
 	up = n.bridge("up0")
@@ -186,7 +186,7 @@ func TestWatch(t *testing.T) {
 	for u = n.becomes("eth0 up0"); u.Devices[1].Index == index; u = n.becomes("eth0 up0") {
 	}
 
-	// As a port it leaves the packets to its bridge.
+	// The bridge handles the packets of its ports, so a port is no uplink.
 	port := n.veth("port0")
 	n.routes(n.nl.RouteAdd, route(port, "10.244.9.0/24", "192.0.2.2", 0))
 	n.becomes("eth0 up0 port0")
@@ -233,13 +233,14 @@ func TestWatchNamed(t *testing.T) {
 	n.veth("side0")
 	u := n.becomes("up0 side0 !lo")
 
-	// One look sees the same.
+	// List returns the same.
 	if list, err := n.w.List(); err != nil || !reflect.DeepEqual(list, u) {
-		t.Errorf("listed %v, error %v", list, err)
+		t.Errorf("List returned %v, error %v", list, err)
 	}
 }
 
-// Devices of pods come and go and are never told, and what is told is not told twice.
+// TestWatchPods: devices of pods are not reported when they come and go, and an unchanged list is
+// not reported again.
 func TestWatchPods(t *testing.T) {
 	at := lab.NewT(t).Node("node1")
 	n := watchNode(t, at, Options{NodeIPs: nodeIPs(at)})
@@ -256,14 +257,14 @@ func TestWatchPods(t *testing.T) {
 	select {
 	case u := <-n.got:
 		if len(u.Devices) != 2 {
-			t.Errorf("told %v", u)
+			t.Errorf("reported %v", u)
 		}
 	case <-time.After(deadline):
-		t.Error("told nothing")
+		t.Error("nothing was reported")
 	}
 }
 
-// manyRoutes are more than a socket holds messages of.
+// manyRoutes returns more routes than a socket buffer holds notifications.
 func manyRoutes(link netlink.Link) (list []*netlink.Route) {
 	for i := range 3000 {
 		list = append(list, route(link, fmt.Sprintf("10.%d.%d.0/24", i/250, i%250), "192.0.2.2", 0))
@@ -271,7 +272,7 @@ func manyRoutes(link netlink.Link) (list []*netlink.Route) {
 	return list
 }
 
-// The end of a burst is not missed.
+// TestWatchBurst: the state after a burst of changes is reported.
 func TestWatchBurst(t *testing.T) {
 	at := lab.NewT(t).Node("node1")
 	n := watchNode(t, at, Options{NodeIPs: nodeIPs(at)})
@@ -283,10 +284,10 @@ func TestWatchBurst(t *testing.T) {
 	n.becomes("eth0")
 }
 
-// What fails is tried again.
+// TestWatchAgain: after a failure, the watcher tries again.
 func TestWatchAgain(t *testing.T) {
 	at := lab.NewT(t).Node("node1")
-	failures := 1 // touched by the watcher alone
+	failures := 1 // used by the watcher only
 	n := watchNode(t, at, Options{NodeIPs: nodeIPs(at), In: func(fn func() error) error {
 		if failures > 0 {
 			failures--
@@ -299,8 +300,8 @@ func TestWatchAgain(t *testing.T) {
 	n.becomes("eth0 up0")
 }
 
-// A device that is made anew under an uplink's name is one before it is up or has an
-// address; one that only lost what made it an uplink is none.
+// TestAgain: a device that was recreated under the name of an uplink is an uplink before it is up
+// or has an address. An existing device that lost what made it an uplink is none.
 func TestAgain(t *testing.T) {
 	link := func(index int, name string) netlink.Link {
 		return &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index, Name: name, EncapType: "ether"}}

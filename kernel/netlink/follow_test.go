@@ -18,7 +18,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// Messages that did not fit into the socket count as a change, and are no error.
+// TestFollowOverflow: an overflow of the socket's buffer, which loses messages, counts as a change,
+// and is no error.
 func TestFollowOverflow(t *testing.T) {
 	at := lab.NewT(t).Node("node1")
 	f := rtnl.Follower{What: "routes", Groups: unix.RTMGRP_IPV4_ROUTE, Run: at.Do}
@@ -52,9 +53,9 @@ func TestFollowOverflow(t *testing.T) {
 	select {
 	case <-changed:
 	case <-time.After(10 * time.Second):
-		t.Error("the overflow is no change")
+		t.Error("the overflow did not signal a change")
 	}
-	// What ends it is not the overflow.
+	// Closing the socket ends receive, the overflow did not.
 	sockets[1].Close()
 	if err := <-lost; !errors.Is(err, os.ErrClosed) {
 		t.Error(err)

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// message is one with attributes of these values; attribute i has kind 1+i.
+// message appends a message with attributes of these values. Attribute i has kind 1+i.
 func message(b []byte, kind uint16, seq uint32, values ...string) []byte {
 	start := len(b)
 	b = Begin(b, kind, unix.NLM_F_MULTI, seq)
@@ -26,7 +26,7 @@ func message(b []byte, kind uint16, seq uint32, values ...string) []byte {
 	return End(b, start)
 }
 
-// describe is what was received, a word for each message.
+// describe returns the received messages, one word for each.
 func describe(b []byte, most int) (words []string, err error) {
 	_, err = each(b, func(m Message) (bool, error) {
 		word := fmt.Sprintf("%d/%d", m.Kind, m.Seq)
@@ -84,12 +84,12 @@ func TestErrno(t *testing.T) {
 		}
 	}
 	if err := (&Message{Body: []byte{1}}).Errno(); err != nil {
-		t.Errorf("of one byte: %v", err)
+		t.Errorf("body of one byte: %v", err)
 	}
 }
 
-// TestConn: the kernel answers, dumps to the end, and says what it does not know; who is
-// not asked any more stops.
+// TestConn: Receive returns a dump to its end, and the kernel's error for an unknown request. It
+// stops when its context ends.
 func TestConn(t *testing.T) {
 	c, err := Open(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -102,7 +102,7 @@ func TestConn(t *testing.T) {
 		}
 		err = c.Receive(ctx, func(m Message) (bool, error) {
 			if m.Seq != 9 {
-				t.Errorf("an answer to %d", m.Seq)
+				t.Errorf("an answer to request %d", m.Seq)
 			}
 			if m.Kind == unix.RTM_NEWLINK {
 				links++
@@ -116,11 +116,11 @@ func TestConn(t *testing.T) {
 		t.Errorf("%d links, error %v", links, err)
 	}
 	if _, err := ask(t.Context(), 9999, unix.NLM_F_ACK); !errors.Is(err, unix.EOPNOTSUPP) {
-		t.Errorf("error %v of a request that is none", err)
+		t.Errorf("error %v for an unknown request", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := ask(ctx, unix.RTM_GETLINK, unix.NLM_F_DUMP); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v, want the end of the context", err)
+		t.Errorf("error %v, want context.Canceled", err)
 	}
 }

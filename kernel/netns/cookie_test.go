@@ -14,13 +14,13 @@ import (
 
 func TestCookieOfErrors(t *testing.T) {
 	if _, err := CookieOf("/proc/self/nothing"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("of nothing: %v", err)
+		t.Errorf("missing path: %v", err)
 	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := CookieOf(file); err == nil {
-		t.Error("a plain file has a cookie")
+		t.Error("an ordinary file has a cookie")
 	}
 }

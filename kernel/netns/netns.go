@@ -52,11 +52,11 @@ func (n Namespace) Do(f func() error) error {
 // enter calls f in the namespace, on a thread that ends with this goroutine. That is never the
 // main thread: it would not end, and /proc/<pid>/ns/net would show this namespace for good.
 func (n Namespace) enter(f func() error, done chan<- error) {
-	runtime.LockOSThread() // and never unlocked
+	runtime.LockOSThread() // never unlocked, so the thread ends
 	if unix.Gettid() == unix.Getpid() {
 		defer runtime.UnlockOSThread()
 		other := make(chan error)
-		go n.enter(f, other) // on another thread, as this one is taken
+		go n.enter(f, other) // on another thread, as this goroutine occupies the main thread
 		done <- <-other
 		return
 	}
@@ -79,8 +79,8 @@ func (n Namespace) here() (bool, error) {
 	return own.Dev == this.Dev && own.Ino == this.Ino, nil
 }
 
-// Cookie returns the cookie of the namespace, by which eBPF programs know it; 0 before Linux
-// 5.14, which has no such option.
+// Cookie returns the cookie that identifies the namespace in eBPF programs, or 0 before Linux 5.14,
+// which has no such option.
 func (n Namespace) Cookie() (cookie uint64, err error) {
 	err = n.Do(func() error {
 		cookie, err = Cookie()

@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// TestOwn: the namespace of the thread has the cookie that the thread reads, and Do stays in it.
+// TestOwn: the thread's namespace has the cookie that the thread reads, and Do stays in it.
 func TestOwn(t *testing.T) {
 	own, err := netns.Own()
 	if err != nil {
@@ -53,7 +53,7 @@ func TestOpenErrors(t *testing.T) {
 	}
 	defer n.Close()
 	if _, err := n.Cookie(); err == nil {
-		t.Error("a file that is no namespace has a cookie")
+		t.Error("an ordinary file has a cookie")
 	}
 	if err := (netns.Namespace{}).Close(); err != nil {
 		t.Errorf("close the zero value: %v", err)
@@ -91,7 +91,8 @@ func TestOther(t *testing.T) {
 	}
 }
 
-// TestMainThread: /proc/<pid>/ns/net is that of the main thread, which never enters a namespace.
+// TestMainThread: the main thread never enters another namespace, because /proc/<pid>/ns/net shows
+// the main thread's.
 func TestMainThread(t *testing.T) {
 	node := lab.NewT(t).Node("node1")
 	n, err := netns.Open(node.NetNSPath())

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kernel has the counters of the calling thread's network namespace. All of it needs
+// Kernel accesses the counters of the calling thread's network namespace. All methods need
 // CAP_NET_ADMIN.
 type Kernel struct{}
 
@@ -28,7 +28,7 @@ var (
 	ErrNotSupported = errors.New("the kernel does not support packet counters (module nfnetlink_acct)")
 )
 
-// MaxNameLen is the longest name in bytes; the kernel has one more, for the end.
+// MaxNameLen is the longest name in bytes, without the terminating zero.
 const MaxNameLen = 31
 
 // enum nfnl_acct_msg_types and enum nfnl_acct_type of linux/netfilter/nfnetlink_acct.h.

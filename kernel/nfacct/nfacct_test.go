@@ -18,8 +18,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestKernel: a counter is created once, counts while a rule names it, and can be deleted when
-// none does. Foreign ones stay.
+// TestKernel: a counter is created once, counts while a rule references it, and can be deleted when
+// no rule does. Foreign counters stay.
 func TestKernel(t *testing.T) {
 	const name, others = "test_pkts", "others_pkts"
 	n := lab.NewT(t).Node("node1")
@@ -39,7 +39,7 @@ func TestKernel(t *testing.T) {
 		do("read", nil, func() error {
 			got, err := Kernel{}.Packets(name)
 			if err == nil && got != want {
-				t.Errorf("it has counted %d packets, want %d", got, want)
+				t.Errorf("the counter has %d packets, want %d", got, want)
 			}
 			return err
 		})
@@ -73,7 +73,7 @@ func TestKernel(t *testing.T) {
 	do("read a foreign one", nil, func() error { _, err := Kernel{}.Packets(others); return err })
 }
 
-// TestNames: a request that would concern all counters, or another one, is not sent.
+// TestNames: names that would address all counters, or another one, are refused.
 func TestNames(t *testing.T) {
 	for _, name := range []string{"", strings.Repeat("x", MaxNameLen+1)} {
 		if err := (Kernel{}).Delete(name); err == nil || !strings.Contains(err.Error(), "bytes") {

@@ -28,8 +28,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// Address plan: every test has a namespace of its own, where only loopback is used.
-// 127.0.1.1 and ::1 play backends; each kind of socket has its port there.
+// Address plan: every test has its own network namespace, and uses only loopback. Backends have the
+// addresses 127.0.1.1 and ::1, with a port for each kind of socket.
 var (
 	backend4 = netip.MustParseAddr("127.0.1.1")
 	backend6 = netip.MustParseAddr("::1")
@@ -69,7 +69,7 @@ func dump(s *lab.Sandbox, f sockdiag.Filter, fn func(sockdiag.Socket) bool) (see
 func all(sockdiag.Socket) bool  { return true }
 func none(sockdiag.Socket) bool { return false }
 
-// pending returns the error waiting on a socket, if any.
+// pending returns the pending error of a socket, or nil.
 func pending(tb testing.TB, c net.Conn) error {
 	tb.Helper()
 	rc, err := c.(syscall.Conn).SyscallConn()
@@ -174,7 +174,8 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// Lists of any length find the same sockets, filtered by the kernel or in user space.
+// TestManyRemotes: lists of any length find the same sockets, whether the kernel or user space
+// filters.
 func TestManyRemotes(t *testing.T) {
 	s := netns(t)
 	var remotes []netip.AddrPort
@@ -199,7 +200,7 @@ func TestManyRemotes(t *testing.T) {
 
 func newStorage(tb testing.TB) *ciliumebpf.Map {
 	tb.Helper()
-	// The kernel wants BTF for key (int) and value.
+	// The kernel requires BTF for key (int) and value.
 	u32 := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
 	u64 := &btf.Int{Name: "unsigned long long", Size: 8}
 	m, err := ciliumebpf.NewMap(&ciliumebpf.MapSpec{
@@ -243,7 +244,8 @@ func mustReader(tb testing.TB, m *ciliumebpf.Map) *sockdiag.StorageReader {
 	return r
 }
 
-// Only what came through a Service may be destroyed: storage tells.
+// TestStorageTellsWhoIsWho: socket storage distinguishes sockets that were connected through a
+// Service, which may be destroyed, from others.
 func TestStorageTellsWhoIsWho(t *testing.T) {
 	for _, network := range []string{"udp", "tcp"} {
 		for _, a := range []netip.Addr{backend4, backend6, mapped} {
@@ -294,7 +296,8 @@ func TestStorageTellsWhoIsWho(t *testing.T) {
 	}
 }
 
-// One read covers all namespaces, and more than one buffer of the kernel.
+// TestStorageOfAllNamespaces: one Read returns the values of all namespaces, even if they exceed
+// the kernel's buffer.
 func TestStorageOfAllNamespaces(t *testing.T) {
 	l := lab.NewT(t)
 	m := newStorage(t)
@@ -330,7 +333,7 @@ func TestErrors(t *testing.T) {
 		t.Errorf("map of another type: got %v", err)
 	}
 	if _, _, err := dump(s, sockdiag.Filter{Protocol: unix.IPPROTO_SCTP}, none); err == nil {
-		t.Error("SCTP was accepted")
+		t.Error("Dump accepted SCTP")
 	}
 	ctx, cancel := context.WithCancel(bg)
 	cancel()
@@ -343,8 +346,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// A socket that was closed between dump and destroy is no error, and a
-// new one with its addresses is not destroyed.
+// TestClosedMeanwhile: a socket that is closed between dump and destroy is no error, and a new
+// socket with the same addresses is not destroyed.
 func TestClosedMeanwhile(t *testing.T) {
 	s := netns(t)
 	to := netip.AddrPortFrom(backend4, 1053)
@@ -381,7 +384,7 @@ func TestForEachNetNS(t *testing.T) {
 	l := lab.NewT(t, lab.Options{Pause: true})
 	n := l.Node("node1")
 	a, b := n.Pod("a"), n.Pod("b")
-	byName := l.Client("by-name") // has no process: only its mount is found
+	byName := l.Client("by-name") // has no process: found by its mount only
 	mount := filepath.Join(t.TempDir(), "net ns")
 	if err := os.WriteFile(mount, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -416,10 +419,10 @@ func TestForEachNetNS(t *testing.T) {
 		}
 		return nil
 	})
-	// Other processes of the machine may be off limits.
+	// Processes that do not belong to the test may be inaccessible.
 	if !errors.Is(err, sentinel) || strings.Count(err.Error(), "\n") > 1 ||
 		strings.Count(err.Error(), "\n") == 1 && !errors.Is(err, fs.ErrPermission) {
-		t.Errorf("error: got %v, want just the one of fn", err)
+		t.Errorf("error: got %v, want only the error of fn", err)
 	}
 	for ino, name := range want {
 		if count[ino] == 0 {
@@ -436,7 +439,7 @@ func TestForEachNetNS(t *testing.T) {
 		}
 	}
 	if now := ownNetNS(t); now != own {
-		t.Errorf("caller ended up in %s, was in %s", now, own)
+		t.Errorf("the caller is in %s afterwards, was in %s", now, own)
 	}
 }
 

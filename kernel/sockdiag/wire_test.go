@@ -16,8 +16,8 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/netlink"
 )
 
-// run interprets bytecode as the kernel does, including its check that targets lie
-// on the path of "yes" distances.
+// run interprets bytecode as the kernel does. This includes its check that every jump target is
+// reachable by "yes" distances alone.
 func run(code []byte, family byte, dst netip.AddrPort) (accept bool, err error) {
 	onPath := map[int]bool{}
 	pc := 0
@@ -26,7 +26,7 @@ func run(code []byte, family byte, dst netip.AddrPort) (accept bool, err error) 
 		pc += int(code[pc+1])
 	}
 	if pc != len(code) {
-		return false, fmt.Errorf("the path of yes ends at %d of %d", pc, len(code))
+		return false, fmt.Errorf("the path of yes distances ends at %d of %d", pc, len(code))
 	}
 	onPath[len(code)], onPath[len(code)+4] = true, true
 	for pc = 0; pc < len(code); {
@@ -40,7 +40,7 @@ func run(code []byte, family byte, dst netip.AddrPort) (accept bool, err error) 
 		}
 		no := int(binary.NativeEndian.Uint16(code[pc+2:]))
 		if !onPath[pc+no] {
-			return false, fmt.Errorf("jump from %d to %d is not on the path", pc, pc+no)
+			return false, fmt.Errorf("jump from %d to %d is not on the path of yes distances", pc, pc+no)
 		}
 		if yes {
 			pc += int(code[pc+1])
@@ -101,7 +101,7 @@ func TestBytecodeAtItsLimit(t *testing.T) {
 		}
 	}
 	if f := (Filter{Remote: remote}); f.matcher() != nil {
-		t.Error("filtered twice")
+		t.Error("both the kernel and user space filter")
 	}
 }
 
@@ -135,7 +135,7 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-// message builds what the kernel sends for a mapped socket.
+// message builds the kernel's message about a socket with IPv4-mapped addresses.
 func message() []byte {
 	b := []byte{unix.AF_INET6, Established, 0, 0}
 	var id sockID
@@ -148,7 +148,7 @@ func message() []byte {
 	b = append(b, id[:]...)
 	b = append(b, make([]byte, 16)...)
 	b = binary.NativeEndian.AppendUint32(b, 4711)
-	b = netlink.Attr(b, 8, []byte{3}) // INET_DIAG_SHUTDOWN: passed over
+	b = netlink.Attr(b, 8, []byte{3}) // INET_DIAG_SHUTDOWN: ignored
 	return netlink.Attr(b, attrCgroupID, binary.NativeEndian.AppendUint64(nil, 99))
 }
 
@@ -175,7 +175,7 @@ func FuzzParseSocket(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := parseSocket(b)
 		if err == nil && len(b) < messageLen {
-			t.Errorf("made %+v of %d bytes", s, len(b))
+			t.Errorf("parsed %+v from %d bytes", s, len(b))
 		}
 	})
 }

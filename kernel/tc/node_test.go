@@ -27,7 +27,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// deadline bounds every wait; a test that passes never gets near it.
+// deadline bounds every wait. Passing tests need far less.
 const deadline = 20 * time.Second
 
 func TestMain(m *testing.M) {
@@ -45,12 +45,12 @@ type node struct {
 	counts *ciliumebpf.Map
 }
 
-// Slots of the map that programs count into.
+// Slots of the map in which programs count packets.
 const (
 	first, second      = 0, 1 // the proxy's programs
 	foreign1           = 2
 	foreign2           = 3
-	covered, uncovered = 4, 5 // packets that ours have or have not seen, see witness
+	covered, uncovered = 4, 5 // packets with and without the mark, see witness
 	slots              = 6
 )
 
@@ -71,7 +71,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// do runs in the node's network namespace.
+// do runs fn in the node's network namespace.
 func (n *node) do(fn func() error) {
 	n.t.Helper()
 	if err := n.at.Do(fn); err != nil {
@@ -80,7 +80,7 @@ func (n *node) do(fn func() error) {
 }
 
 const (
-	payloadLen = 777 // of the packets that count
+	payloadLen = 777 // of the packets that are counted
 	packetLen  = payloadLen + 14 + 20 + 8
 	seenMark   = 0x7d
 )
@@ -91,8 +91,8 @@ const skbLen, skbMark = 0, 8
 // Verdicts: let the next program see the packet, or accept it for all of them.
 const next, ok = -1, 0
 
-// load makes a program that passes every packet on, and marks and counts those that
-// count.
+// load loads a program that marks the test's packets, counts them in a slot, and lets the next
+// program see them.
 func (n *node) load(name string, slot int32) *ciliumebpf.Program {
 	n.t.Helper()
 	return n.program(name, next, asm.Instructions{
@@ -102,8 +102,8 @@ func (n *node) load(name string, slot int32) *ciliumebpf.Program {
 	})
 }
 
-// witness loads a program that counts packets with the mark: behind
-// everything else it tells whether one passed unseen.
+// witness loads a program that counts packets with and without the mark. It runs last, so that
+// packets without the mark have bypassed the proxy's programs.
 func (n *node) witness() *ciliumebpf.Program {
 	n.t.Helper()
 	return n.program("witness", next, asm.Instructions{
@@ -114,8 +114,8 @@ func (n *node) witness() *ciliumebpf.Program {
 	})
 }
 
-// program has one verdict on every packet, and counts those that count into the slot
-// that choose puts on the stack.
+// program loads a program that returns one verdict for every packet. choose puts the number of the
+// slot on the stack in which the test's packets are counted.
 func (n *node) program(name string, verdict int32, choose asm.Instructions) *ciliumebpf.Program {
 	n.t.Helper()
 	program, err := ciliumebpf.NewProgram(countingProgram(name, n.counts, verdict, choose))
@@ -157,7 +157,7 @@ func nameOf(p *ciliumebpf.Program) string {
 	return info.Name
 }
 
-// find returns what is ours, and names it: "tcx:tdm_a".
+// find returns the proxy's attachments, and their names, such as "tcx:tdm_a".
 func (n *node) find(d Direction) (list []Attachment, text string) {
 	n.t.Helper()
 	n.do(func() (err error) {
@@ -201,7 +201,7 @@ func (n *node) count(slot uint32) (count uint64) {
 	return count
 }
 
-// qdisc is the kind of the qdisc for filters, "" for none.
+// qdisc returns the kind of the qdisc for filters, or "" if there is none.
 func (n *node) qdisc() (kind string) {
 	n.t.Helper()
 	n.do(func() (err error) {
@@ -211,7 +211,7 @@ func (n *node) qdisc() (kind string) {
 	return kind
 }
 
-// foreignFilter attaches a foreign filter by clsact.
+// foreignFilter attaches a foreign filter to a clsact qdisc.
 func (n *node) foreignFilter(d Direction, p *ciliumebpf.Program, priority uint16, name string) *netlink.BpfFilter {
 	n.t.Helper()
 	f := &netlink.BpfFilter{
@@ -230,15 +230,15 @@ func (n *node) foreignFilter(d Direction, p *ciliumebpf.Program, priority uint16
 	return f
 }
 
-// sender sends packets that count over the device, in one direction.
+// sender sends the test's packets through the device, in one direction.
 type sender struct {
 	t    *testing.T
 	conn *net.UDPConn
 	to   netip.AddrPort
 }
 
-// sender of ingress packets is the pod, and sends to an address that the node does
-// not forward to; the one of egress packets is the node.
+// sender returns a sender. For ingress it is in the pod, and sends to an address that the node does
+// not forward to. For egress it is on the node.
 func (n *node) sender(d Direction) *sender {
 	n.t.Helper()
 	from, to := n.pod.Sandbox, n.at.PodPrefix4.Addr()
@@ -261,7 +261,7 @@ func (s *sender) send() error {
 	return err
 }
 
-// counted sends until a slot counts: packets flow, and through that program.
+// counted sends packets until the program of each slot has counted one.
 func (n *node) counted(s *sender, slots ...uint32) {
 	n.t.Helper()
 	for _, slot := range slots {
@@ -277,8 +277,8 @@ func (n *node) counted(s *sender, slots ...uint32) {
 	}
 }
 
-// notCounted sends, until the witness of another slot has seen packets, and none may
-// be counted in this one.
+// notCounted sends packets until the slot of another program has counted them, and expects that this
+// slot has not.
 func (n *node) notCounted(s *sender, slot, witness uint32) {
 	n.t.Helper()
 	before := n.count(slot)
@@ -313,7 +313,7 @@ func (n *node) traffic(d Direction) (stop func()) {
 	return stop
 }
 
-// awaitMore waits until packets were counted in a slot while another goroutine sends.
+// awaitMore waits until a slot has counted packets that another goroutine sends.
 func (n *node) awaitMore(slot uint32) {
 	n.t.Helper()
 	before, end := n.count(slot), time.Now().Add(deadline)
@@ -337,7 +337,7 @@ func forAll(t *testing.T, test func(t *testing.T, m Method, d Direction)) {
 	}
 }
 
-// needs skips a test on a kernel that lacks one of the methods.
+// needs skips the test if the kernel lacks one of the methods.
 func needs(t *testing.T, methods ...Method) {
 	t.Helper()
 	if slices.Contains(methods, TCX) {
@@ -345,7 +345,7 @@ func needs(t *testing.T, methods ...Method) {
 	}
 }
 
-// heldByLink attaches a program by a link, as others do.
+// heldByLink attaches a program through a link, as other software does.
 func (n *node) heldByLink(d Direction) (held link.Link) {
 	n.t.Helper()
 	n.do(func() (err error) {
@@ -356,7 +356,7 @@ func (n *node) heldByLink(d Direction) (held link.Link) {
 	return held
 }
 
-// everything is all programs and filters there are on the device, in order.
+// everything lists all programs and filters of the device, in order.
 func (n *node) everything(d Direction) string {
 	n.t.Helper()
 	var b strings.Builder

@@ -31,7 +31,7 @@ func TestAttach(t *testing.T) {
 		n.attach(d, m, one, nil)
 		n.counted(s, first)
 
-		// Nothing of this process holds it.
+		// The attachment does not depend on a file descriptor of this process.
 		one.Close()
 		runtime.GC()
 		runtime.GC()
@@ -44,7 +44,7 @@ func TestAttach(t *testing.T) {
 		n.notCounted(s, first, second)
 		list = n.wantFound(d, m.String()+":tdm_two")
 
-		// What is there already stays.
+		// A program that is attached already stays.
 		n.attach(d, m, two, list)
 		list = n.wantFound(d, m.String()+":tdm_two")
 
@@ -52,7 +52,7 @@ func TestAttach(t *testing.T) {
 		n.wantFound(d, "")
 		n.detach(list...)
 		if q := n.qdisc(); q != "" {
-			t.Errorf("a qdisc %s is left", q)
+			t.Errorf("a qdisc of kind %s is left", q)
 		}
 	})
 }
@@ -111,8 +111,8 @@ func TestOutlivesProcess(t *testing.T) {
 	})
 }
 
-// No packet bypasses the programs while they are replaced, by the same
-// method and by another.
+// TestReplaceUnderTraffic: no packet bypasses the programs while they are replaced, by the same
+// method or by the other one.
 func TestReplaceUnderTraffic(t *testing.T) {
 	for _, test := range []struct {
 		name         string
@@ -134,7 +134,7 @@ func TestReplaceUnderTraffic(t *testing.T) {
 				for i := 1; i <= test.replacements; i++ {
 					list, _ := n.find(d)
 					if len(list) != 1 {
-						t.Errorf("found %v", list)
+						t.Errorf("found %v, want one", list)
 					}
 					n.attach(d, test.methods[i%2], programs[i%2], list)
 					Close(list)
@@ -144,13 +144,13 @@ func TestReplaceUnderTraffic(t *testing.T) {
 				t.Logf("%d packets during %d replacements; %d and %d seen by each program",
 					n.count(covered), test.replacements, n.count(first), n.count(second))
 				if n.count(uncovered) != 0 || n.count(covered) < uint64(test.replacements) {
-					t.Errorf("%d packets were seen, %d were not", n.count(covered), n.count(uncovered))
+					t.Errorf("%d packets passed the programs, %d bypassed them", n.count(covered), n.count(uncovered))
 				}
-				// In place, each was seen once; the last ones may still be on their way.
+				// A replacement in place handles each packet once. The counts of the last packets may lag.
 				once := func() bool { return n.count(first)+n.count(second) == n.count(covered) }
 				for end := time.Now().Add(deadline); test.methods[0] == test.methods[1] && !once(); time.Sleep(time.Millisecond) {
 					if time.Now().After(end) {
-						t.Fatal("packets were seen twice")
+						t.Fatal("packets were handled twice")
 					}
 				}
 			})
@@ -158,7 +158,8 @@ func TestReplaceUnderTraffic(t *testing.T) {
 	}
 }
 
-// What others have on the device stays, in its place, and goes on working.
+// TestForeign: foreign programs and filters stay on the device, in the same order, and continue to
+// work.
 func TestForeign(t *testing.T) {
 	forAll(t, func(t *testing.T, m Method, d Direction) {
 		n := newNode(t)
@@ -190,7 +191,7 @@ func TestForeign(t *testing.T) {
 			})
 			defer Close(list)
 			if len(list) != 1 {
-				t.Fatalf("found %v", list)
+				t.Fatalf("found %v, want one", list)
 			}
 		}
 		n.detach(list...)
@@ -201,7 +202,7 @@ func TestForeign(t *testing.T) {
 	})
 }
 
-// A new program runs before existing foreign ones, which may end the chain.
+// TestOrder: a new program runs before existing foreign ones, which may end the chain.
 func TestOrder(t *testing.T) {
 	forAll(t, func(t *testing.T, m Method, d Direction) {
 		n := newNode(t)
@@ -218,7 +219,7 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// Two processes that started at once leave two programs; one stays.
+// TestSurplus: two processes that start at the same time attach two programs. Attach leaves one.
 func TestSurplus(t *testing.T) {
 	needs(t, TCX)
 	for _, test := range []struct {
@@ -271,8 +272,8 @@ func TestDeviceGone(t *testing.T) {
 	})
 }
 
-// An ingress qdisc is foreign. It has room for filters on one side only, and
-// stays.
+// TestIngressQdisc: an ingress qdisc is foreign, and stays. It supports filters in one direction
+// only.
 func TestIngressQdisc(t *testing.T) {
 	n := newNode(t)
 	qdisc := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: n.device, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
@@ -284,7 +285,7 @@ func TestIngressQdisc(t *testing.T) {
 	n.wantFound(Egress, "")
 	err := n.at.Do(func() error { return Attach(n.device, Egress, Clsact, n.load("tdm_two", second), nil) })
 	if err == nil || !strings.Contains(err.Error(), "qdisc of kind ingress") {
-		t.Errorf("attached on egress: %v", err)
+		t.Errorf("attach to egress: %v", err)
 	}
 	n.detach(n.wantFound(Ingress, "clsact:tdm_one")...)
 	if q := n.qdisc(); q != "ingress" {
@@ -292,7 +293,7 @@ func TestIngressQdisc(t *testing.T) {
 	}
 }
 
-// The clsact qdisc stays while there are filters on either side.
+// TestQdiscStays: the clsact qdisc stays while there are filters in either direction.
 func TestQdiscStays(t *testing.T) {
 	n := newNode(t)
 	f := n.foreignFilter(Egress, n.load("other", foreign1), 1, "other")
@@ -313,11 +314,11 @@ func TestQdiscStays(t *testing.T) {
 	if q := n.qdisc(); q != "" {
 		t.Errorf("the qdisc is %q", q)
 	}
-	// Without it the filter is gone, too.
+	// Detaching succeeds without the qdisc.
 	n.detach(in...)
 }
 
-// A clsact qdisc that shares its filters with other devices stays.
+// TestSharedBlock: a clsact qdisc that shares its filters with other devices stays.
 func TestSharedBlock(t *testing.T) {
 	n := newNode(t)
 	qdisc, block := clsactOf(n.device), uint32(22)
@@ -336,16 +337,17 @@ func TestSharedBlock(t *testing.T) {
 	}
 }
 
-// A place that is taken is refused, and nothing of an attempt is left.
+// TestRefused: a refused program, or a foreign filter with the same priority and handle, is an
+// error. A failed attempt leaves nothing behind.
 func TestRefused(t *testing.T) {
 	n := newNode(t)
 	closed, other := n.load("tdm_closed", first), n.load("other", foreign1)
 	closed.Close()
 	if err := n.at.Do(func() error { return Attach(n.device, Ingress, Clsact, closed, nil) }); err == nil {
-		t.Error("attached a closed program")
+		t.Error("a closed program was attached")
 	}
 	if q := n.qdisc(); q != "" {
-		t.Errorf("a qdisc %s is left", q)
+		t.Errorf("a qdisc of kind %s is left", q)
 	}
 
 	f := n.foreignFilter(Ingress, other, priority, "other")
@@ -360,12 +362,12 @@ func TestRefused(t *testing.T) {
 	before := n.everything(Ingress)
 	err := n.at.Do(func() error { return Attach(n.device, Ingress, Clsact, n.load("tdm_one", first), nil) })
 	if !errors.Is(err, unix.EEXIST) || !strings.Contains(err.Error(), "priority 7") {
-		t.Errorf("attached: %v", err)
+		t.Errorf("attach beside a filter of the same handle: %v", err)
 	}
 	if after := n.everything(Ingress); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 	if err := Detach(Attachment{Device: n.device, Method: Clsact, Program: other}); err == nil {
-		t.Error("detached a filter that has no name")
+		t.Error("a filter without priority and handle was detached")
 	}
 }

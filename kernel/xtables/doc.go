@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package xtables runs the programs of iptables: restore to write rules, save to read
-// them, and the plain command for single rules of others' chains.
+// Package xtables runs the iptables programs: restore writes rules, save reads them, and the plain
+// command changes single rules in foreign chains.
 //
 // # Two variants
 //

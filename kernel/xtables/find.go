@@ -21,7 +21,7 @@ var hints = []string{"KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"}
 // command.
 func Find(ctx context.Context) (*Tools, error) { return find(ctx, searchPath()) }
 
-// FindIn does so among the programs of one directory.
+// FindIn is Find for the programs in one directory.
 func FindIn(ctx context.Context, dir string) (*Tools, error) { return find(ctx, []string{dir}) }
 
 func find(ctx context.Context, dirs []string) (*Tools, error) {
@@ -80,7 +80,7 @@ func (t *Tools) hinted() bool {
 	return false
 }
 
-// hasLegacyTable says whether a table exists. Asking the legacy programs would create it.
+// hasLegacyTable reports whether a table exists. The legacy programs would create it.
 func hasLegacyTable(f inet.Family, table string) bool {
 	names := [inet.Families]string{"ip_tables_names", "ip6_tables_names"}
 	text, err := os.ReadFile("/proc/thread-self/net/" + names[f])
@@ -112,8 +112,8 @@ func (t *Tools) survey(ctx context.Context) (rules int, err error) {
 	return rules, nil
 }
 
-// foreign counts rules that are neither in chains of Kubernetes nor lead there. Such chains
-// may be leftovers of a kube-proxy in the variant it used before.
+// foreign counts rules, except those in chains of Kubernetes and those that jump to them: such
+// chains may be leftovers of a kube-proxy that used this variant before.
 func foreign(t *Table) (n int) {
 	for _, c := range t.Chains {
 		if strings.HasPrefix(c.Name, "KUBE-") {
@@ -128,8 +128,8 @@ func foreign(t *Table) (n int) {
 	return n
 }
 
-// preferred is the variant the system has chosen. Systems without the plain command
-// are new, and those have nf_tables.
+// preferred returns the variant of the plain command. Systems without that command are new, and
+// those use nf_tables.
 func preferred(dirs []string) Variant {
 	for f := range inet.Families {
 		path, err := lookUp(dirs, plain(f))

@@ -56,7 +56,7 @@ func TestFind(t *testing.T) {
 					}
 				}
 			}
-			// The programs of the system, but for the plain ones.
+			// The programs of the system, except for the plain names.
 			dirs := append([]string{plainPrograms(t, tc.plain)}, searchPath()...)
 			n.do(func() error {
 				got, err := find(bg, dirs)
@@ -69,7 +69,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// plainPrograms is a directory of programs without a variant in their names.
+// plainPrograms makes a directory with programs whose names do not contain the variant.
 func plainPrograms(t *testing.T, v Variant) string {
 	dir := t.TempDir()
 	for f := range inet.Families {
@@ -86,8 +86,8 @@ func plainPrograms(t *testing.T, v Variant) string {
 	return dir
 }
 
-// Asking the legacy programs for a table by name creates it, and every packet passes it
-// from then on.
+// TestFindCreatesNothing: Find does not create legacy tables. The legacy programs create a table
+// that they are asked about, and then every packet traverses it.
 func TestFindCreatesNothing(t *testing.T) {
 	n := &node{tb: t, at: lab.NewT(t).Node("node1")}
 	n.do(func() error {
@@ -114,7 +114,7 @@ func TestPlainPrograms(t *testing.T) {
 		}
 		_, err = newTools(1-v, dirs, 1)
 		if err == nil || !strings.Contains(err.Error(), "/iptables is of the "+v.String()+" variant") {
-			t.Errorf("the other variant than %s: got %v", v, err)
+			t.Errorf("the variant other than %s: got %v", v, err)
 		}
 		n.do(func() error {
 			found, err := find(bg, dirs)
@@ -129,8 +129,8 @@ func TestPlainPrograms(t *testing.T) {
 func TestMissingPrograms(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
-		version string // of iptables-nft and what belongs to it; none if empty
-		without string // of the programs
+		version string // of iptables-nft, -save and -restore; empty: none exist
+		without string // the program that is missing
 		want    string
 	}{
 		{"none", "", "", "install package iptables: no programs for IPv4 in the nft variant: no iptables-nft; no iptables\n"},
@@ -161,8 +161,8 @@ func TestMissingPrograms(t *testing.T) {
 	}
 }
 
-// scripts is a directory of programs of the nft variant that say which version they are;
-// that for restoring does what a script says.
+// scripts makes a directory with programs of the nft variant that print a version. The one for
+// restore runs the given script.
 func scripts(t *testing.T, version, restore string) string {
 	dir := t.TempDir()
 	for program, script := range map[string]string{
@@ -199,7 +199,7 @@ func TestOneFamilyMissing(t *testing.T) {
 	n.do(func() error { return tools.Usable(bg, inet.IPv4) })
 }
 
-// With a cancelled context, Find returns an error.
+// TestFindCancelled: with a cancelled context, Find returns an error.
 func TestFindCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(bg)
 	cancel()

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/inet"
 )
 
-// Each table of a restore counts as one change, and reading as none.
+// TestGeneration: each table of a restore counts as one change, and reading counts as none.
 func TestGeneration(t *testing.T) {
 	n := newNode(t, NFT)
 	tools := n.tools
@@ -19,7 +19,7 @@ func TestGeneration(t *testing.T) {
 			var ok bool
 			var err error
 			if g, ok, err = tools.Generation(); !ok {
-				t.Error("there is none")
+				t.Error("the nft variant has no generation")
 			}
 			return err
 		})
@@ -53,6 +53,6 @@ func TestGeneration(t *testing.T) {
 		before = after
 	}
 	if _, ok, err := n.open(Legacy).Generation(); ok || err != nil {
-		t.Errorf("the legacy variant has one: %v", err)
+		t.Errorf("the legacy variant has a generation, or an error: %v", err)
 	}
 }

@@ -25,7 +25,7 @@ var (
 	families = []inet.Family{inet.IPv4, inet.IPv6}
 )
 
-// node is a node of the lab, whose tables are empty, with the programs of a variant.
+// node is a lab node with empty tables, and the programs of a variant.
 type node struct {
 	tb    testing.TB
 	at    *lab.Node
@@ -53,7 +53,7 @@ func (n *node) open(v Variant) *Tools {
 	return t
 }
 
-// do runs in the node's network namespace.
+// do runs fn in the node's network namespace.
 func (n *node) do(fn func() error) {
 	n.tb.Helper()
 	if err := n.at.Do(fn); err != nil {
@@ -75,7 +75,7 @@ func (n *node) save(f inet.Family, table string) (t *Table) {
 	return t
 }
 
-// forAll runs a test with either variant.
+// forAll runs a test with each variant.
 func forAll(t *testing.T, fn func(*testing.T, *node)) {
 	for _, v := range variants {
 		t.Run(v.String(), func(t *testing.T) { fn(t, newNode(t, v)) })

@@ -96,7 +96,7 @@ func TestChain(t *testing.T) {
 	}
 }
 
-// Chains share memory, which those who add rules must not notice.
+// TestRulesCanBeAppended: chains share memory, but appending a rule to one does not change another.
 func TestRulesCanBeAppended(t *testing.T) {
 	tables, err := parse("*nat\n:A - [0:0]\n:B - [0:0]\n-A A 1\n-A B 1\nCOMMIT\n")
 	if err != nil {
@@ -109,7 +109,7 @@ func TestRulesCanBeAppended(t *testing.T) {
 	}
 }
 
-// format is what was parsed, without comments and counters.
+// format prints parsed tables, without comments and counters.
 func format(tables []*Table) string {
 	var b strings.Builder
 	for _, t := range tables {
@@ -146,9 +146,9 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// saved is the nat table of many Services with two endpoints each. Names are hashes, as
-// in life: for chains that were made in the order of their names, save of the nft variant
-// takes time quadratic in their number.
+// saved returns the nat table for many Services with two endpoints each. Chain names are hashes, as
+// in real tables: if chains are created in the order of their names, save of the nft variant takes
+// quadratic time.
 func saved(services int) string {
 	hash := func(kind string, n int) string {
 		sum := sha256.Sum256(fmt.Append(nil, kind, n))

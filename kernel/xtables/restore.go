@@ -16,11 +16,11 @@ import (
 // ErrLocked is returned when another program held the lock until the timeout.
 var ErrLocked = errors.New("another program holds the lock /run/xtables.lock")
 
-// RestoreError says what part of the input was refused. Its table is unchanged; tables before
-// it in the input are written.
+// RestoreError is about input that was refused. The table with the wrong line is unchanged; tables
+// before it in the input are written.
 type RestoreError struct {
-	// Line of the input, from 1. For what the kernel refuses, only the nft variant knows the
-	// line; with the legacy variant it is that of COMMIT.
+	// Line of the input, from 1. If the kernel refuses the input, only the nft variant knows the
+	// line. With the legacy variant, it is the line of COMMIT.
 	Line int
 	// Output is the beginning of the program's output.
 	Output string
@@ -30,10 +30,10 @@ func (e *RestoreError) Error() string {
 	return fmt.Sprintf("restore: line %d: %s%s", e.Line, oneLine(e.Output), advice(e.Output))
 }
 
-// Restore passes input to iptables-restore, and does not change what the input does not name.
-// The tables of the input are written one after the other, each atomically. A *RestoreError
-// means that the input is at fault. Any other error says nothing about the input: the program
-// was killed, may not write, or finds no such table.
+// Restore passes input to iptables-restore. Chains and tables that the input does not name stay
+// unchanged. The tables of the input are written one after the other, each atomically. A
+// *RestoreError means that the input is wrong. Any other error says nothing about the input: the
+// program was killed, lacks a privilege, or finds no such table.
 func (t *Tools) Restore(ctx context.Context, f inet.Family, input []byte) error {
 	p := t.families[f]
 	if p.missing != nil {
@@ -69,7 +69,7 @@ var (
 	noChain = regexp.MustCompile(`Chain '([^']+)' does not exist`)
 )
 
-// failedLine is the line that the program named; 0 for none.
+// failedLine returns the line that the program's output names, or 0.
 func failedLine(output, input string) int {
 	m := lineNumber.FindStringSubmatch(output)
 	if m == nil {
@@ -85,7 +85,7 @@ func failedLine(output, input string) int {
 	return number
 }
 
-// namesTable says whether a line of the input starts a table.
+// namesTable reports whether a line of the input starts a table.
 func namesTable(input string, line int) bool {
 	number := 0
 	for text := range strings.Lines(input) {
@@ -96,8 +96,8 @@ func namesTable(input string, line int) bool {
 	return false
 }
 
-// jumpLine is the first line that jumps to a chain in the table that ends with the given
-// line, or that line if none does.
+// jumpLine returns the first line that jumps to the chain, in the table that ends with the given
+// line. It returns the given line if there is no such jump.
 func jumpLine(input, chain string, end int) int {
 	number, found := 0, end
 	for line := range strings.Lines(input) {

@@ -13,13 +13,13 @@ import (
 	"time"
 )
 
-// maxOutput is how many bytes of a program's errors are kept. The first error fits; a table
-// of bad rules causes thousands.
+// maxOutput is how many bytes of a program's error output are kept. The first error fits; a table
+// of wrong rules causes thousands.
 const maxOutput = 2 << 10
 
-// environment is all that programs get, as their output is parsed. Variables of the caller
-// could name another lock file, or directories with other extensions. PATH is for images in
-// which the programs are scripts.
+// environment is the complete environment of programs, because their output is parsed. Variables of
+// the caller could name another lock file, or directories with other extensions. PATH is for images
+// in which the programs are scripts.
 var environment = []string{"LC_ALL=C", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
 // failure is a program that exited unsuccessfully, and was not killed.
@@ -30,14 +30,14 @@ type failure struct {
 
 func (e *failure) Error() string { return e.program + ": " + oneLine(e.output) + advice(e.output) }
 
-// oneLine is a program's output as one line, for messages.
+// oneLine returns a program's output as one line, for messages.
 func oneLine(output string) string {
 	output, _, _ = strings.Cut(output, "\nTry `") // "… --help for more information."
 	lines := strings.FieldsFunc(output, func(r rune) bool { return r == '\n' })
 	return strings.Join(lines, "; ")
 }
 
-// run returns what a program prints. It is killed when the context ends.
+// run returns the standard output of a program. The program is killed when the context ends.
 func run(ctx context.Context, path string, input []byte, args ...string) (string, error) {
 	var out strings.Builder
 	var complaints head
@@ -84,7 +84,7 @@ func (h *head) describe(exit *exec.ExitError) string {
 	return text
 }
 
-// advice says what to do about some errors, and follows them.
+// advice returns a hint for some errors, to be appended to the message.
 func advice(output string) string {
 	for _, a := range []struct{ complaint, advice string }{
 		{"can't open lock file", "in a container, mount the host's /run/xtables.lock"},

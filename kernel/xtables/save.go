@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/inet"
 )
 
-// Save reads a table. One that has not been written to yet has its built-in chains, or none.
+// Save reads a table. A table that nobody has written to has its built-in chains, or none.
 func (t *Tools) Save(ctx context.Context, f inet.Family, table string) (*Table, error) {
 	tables, err := t.save(ctx, f, "-t", table)
 	if err != nil {
@@ -23,8 +23,8 @@ func (t *Tools) Save(ctx context.Context, f inet.Family, table string) (*Table, 
 	return &Table{Name: table}, nil
 }
 
-// SaveAll reads some tables by one call. The programs of the nft variant read all tables even
-// to print one.
+// SaveAll reads several tables at once. The programs of the nft variant read all tables even to
+// print one.
 func (t *Tools) SaveAll(ctx context.Context, f inet.Family, tables ...string) (map[string]*Table, error) {
 	all := map[string]*Table{}
 	if t.variant == NFT {

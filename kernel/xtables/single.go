@@ -13,9 +13,9 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/inet"
 )
 
-// The functions for single rules are for foreign chains, where Restore would have to know the
-// existing rules. They check the context before they start a program, not while it runs,
-// which is short. The program has the environment of the caller.
+// The functions for single rules are for foreign chains, for which Restore would need the existing
+// rules. They check the context before they start a program, but not while it runs, which is short.
+// The program has the environment of the caller.
 
 // Insert inserts a rule at the front of a chain, unless the chain has it.
 func (t *Tools) Insert(ctx context.Context, f inet.Family, table, chain string, rule ...string) error {
@@ -26,8 +26,8 @@ func (t *Tools) Insert(ctx context.Context, f inet.Family, table, chain string, 
 	return describe(t.families[f].single.Insert(table, chain, 1, rule...), "insert into", table, chain, rule)
 }
 
-// Exists says whether a chain has a rule. It is false if the chain, or the one that the rule
-// leads to, does not exist.
+// Exists reports whether a chain has a rule. It returns false if the chain, or the target chain of
+// the rule, does not exist.
 func (t *Tools) Exists(ctx context.Context, f inet.Family, table, chain string, rule ...string) (bool, error) {
 	if err := errors.Join(t.families[f].missing, ctx.Err()); err != nil {
 		return false, err
@@ -39,7 +39,7 @@ func (t *Tools) Exists(ctx context.Context, f inet.Family, table, chain string, 
 	return exists, describe(err, "look into", table, chain, rule)
 }
 
-// DeleteRule deletes a rule as often as a chain has it.
+// DeleteRule deletes a rule, including duplicates.
 func (t *Tools) DeleteRule(ctx context.Context, f inet.Family, table, chain string, rule ...string) error {
 	for {
 		exists, err := t.Exists(ctx, f, table, chain, rule...)
@@ -56,9 +56,9 @@ func (t *Tools) DeleteRule(ctx context.Context, f inet.Family, table, chain stri
 	}
 }
 
-// absent says whether a command failed because the chain that the rule leads to does not
-// exist. The legacy command takes its name for an extension then; that of a match always is
-// one.
+// absent reports whether a command failed because the target chain of the rule does not exist. The
+// legacy command then takes the chain's name for a missing target extension. A missing match
+// extension is a real error.
 func absent(err error) bool {
 	failed := (*goiptables.Error)(nil)
 	return errors.As(err, &failed) && failed.IsNotExist() &&

@@ -37,8 +37,8 @@ func (t *Table) Chain(name string) *Chain {
 	return &t.Chains[i]
 }
 
-// parser reads the output of iptables-save. All names and rules are substrings of the text,
-// and all rules are in one slice of which chains have parts: a table may have 100,000.
+// parser reads the output of iptables-save. A table may have 100,000 rules, so all names and rules
+// are substrings of the text, and chains have parts of one slice of rules.
 type parser struct {
 	rest   string
 	number int // of the line

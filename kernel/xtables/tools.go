@@ -33,7 +33,7 @@ func (v Variant) String() string {
 	return "legacy"
 }
 
-// lockWait is how many seconds a program waits for the lock, as with upstream.
+// lockWait is how many seconds a program waits for the lock, as in upstream.
 const lockWait = 5
 
 // Tools are the programs of a variant.
@@ -42,7 +42,7 @@ type Tools struct {
 	families [inet.Families]programs
 }
 
-// programs are those of a family, or the reason why they are missing.
+// programs are the programs of a family, or the reason why they are missing.
 type programs struct {
 	restore, save string
 	wait          string
@@ -67,8 +67,8 @@ func newTools(v Variant, dirs []string, wait int) (*Tools, error) {
 	return t, nil
 }
 
-// searchPath is where programs are searched. The PATH of services often lacks the sbin
-// directories.
+// searchPath returns the directories to search for programs. The PATH of services often lacks the
+// sbin directories.
 func searchPath() (dirs []string) {
 	all := append(filepath.SplitList(os.Getenv("PATH")), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin")
 	for _, dir := range all {
@@ -88,7 +88,7 @@ func lookUp(dirs []string, name string) (string, error) {
 	return "", fmt.Errorf("no %s", name)
 }
 
-// plain is the name of a family's command that does not name the variant.
+// plain returns the name of a family's command, without the variant.
 func plain(f inet.Family) string {
 	if f == inet.IPv4 {
 		return "iptables"
@@ -96,8 +96,8 @@ func plain(f inet.Family) string {
 	return "ip6tables"
 }
 
-// findPrograms prefers programs with the variant in their name. Those without are used if they
-// are of the variant.
+// findPrograms prefers programs with the variant in their name. Programs with plain names are used
+// if they are of the variant.
 func findPrograms(v Variant, f inet.Family, dirs []string, wait int) programs {
 	p, err := openPrograms(v, plain(f)+"-"+v.String(), dirs, wait)
 	if err == nil {
@@ -156,8 +156,7 @@ func variantOf(command string) (Variant, error) {
 // Variant returns the variant of the programs.
 func (t *Tools) Variant() Variant { return t.variant }
 
-// RandomFully says whether the target MASQUERADE has --random-fully. Kernels have it since
-// 3.14.
+// RandomFully reports whether the target MASQUERADE supports --random-fully. Kernels do since 3.14.
 func (t *Tools) RandomFully() bool {
 	for _, p := range t.families {
 		if p.missing == nil && !p.single.HasRandomFully() {
@@ -167,8 +166,8 @@ func (t *Tools) RandomFully() bool {
 	return true
 }
 
-// Probe is an input for Restore that is refused where rules cannot have these matches. It
-// creates a chain in each of the tables, and deletes it.
+// Probe returns input for Restore that is refused if rules cannot have these matches. It creates
+// and deletes a chain in each of the tables.
 func Probe(matches string, tables ...string) []byte {
 	const chain = "KUBE-PROXY-PROBE"
 	var text []byte
@@ -178,8 +177,8 @@ func Probe(matches string, tables ...string) []byte {
 	return text
 }
 
-// Usable returns nil if rules of a family can be written, else the reason. It tries, which
-// leaves nothing behind but the empty built-in chains of the tables.
+// Usable returns nil if rules of a family can be written, else the reason. It writes and deletes a
+// chain, which leaves nothing behind but the empty built-in chains of the tables.
 func (t *Tools) Usable(ctx context.Context, f inet.Family) error {
 	if err := t.families[f].missing; err != nil {
 		return err

@@ -38,7 +38,7 @@ func TestRestoreAndSave(t *testing.T) {
 				if n.save(f, "filter").Chain("OURS") == nil {
 					t.Error("the second table was not written")
 				}
-				// What the first input says of a chain replaces it.
+				// Defining a chain again replaces its rules.
 				n.restore(f, "*nat\n:OURS - [0:0]\nCOMMIT\n")
 				if got := n.save(f, "nat").Chain("OURS").Rules; len(got) != 0 {
 					t.Errorf("got %q, want an empty chain", got)
@@ -132,7 +132,7 @@ func TestRestoreErrors(t *testing.T) {
 	}
 }
 
-// What says nothing about the input is no refusal of it.
+// TestRestoreFailures: errors that are not about the input are no RestoreError.
 func TestRestoreFailures(t *testing.T) {
 	for _, tc := range []struct{ name, script, want string }{
 		{"killed", "echo 'line 3: RULE_APPEND failed' >&2; kill -9 $$", "signal: killed"},
@@ -161,7 +161,7 @@ func TestRestoreFailures(t *testing.T) {
 	})
 }
 
-// A table of the input is written even if a later one is refused.
+// TestTablesAreWrittenOneByOne: a table of the input is written even if a later one is refused.
 func TestTablesAreWrittenOneByOne(t *testing.T) {
 	forAll(t, func(t *testing.T, n *node) {
 		err := n.at.Do(func() error {
@@ -199,11 +199,11 @@ func TestOutputIsBounded(t *testing.T) {
 	_, err := run(bg, "/bin/sh", []byte("yes complaint | head -c 100000 >&2; exit 1"))
 	failed, ok := err.(*failure)
 	if !ok || len(failed.output) != maxOutput+len(" …") || !strings.HasPrefix(failed.output, "complaint\n") {
-		t.Errorf("got %v, want the first %d bytes of complaints", err, maxOutput)
+		t.Errorf("got %v, want the first %d bytes of the output", err, maxOutput)
 	}
 }
 
-// The kernel refuses 1,000 rules, and the first one counts.
+// TestFirstOfManyErrors: if the kernel refuses 1,000 rules, the error is about the first one.
 func TestFirstOfManyErrors(t *testing.T) {
 	n := newNode(t, NFT)
 	input := "*nat\n" + strings.Repeat("-A OUTPUT -j MASQUERADE\n", 1000) + "COMMIT\n"
@@ -213,7 +213,7 @@ func TestFirstOfManyErrors(t *testing.T) {
 	}
 }
 
-// holdLock takes the lock of the legacy programs until the test ends.
+// holdLock holds the lock of the legacy programs until the test ends.
 func holdLock(t *testing.T) {
 	t.Helper()
 	file, err := os.OpenFile("/run/xtables.lock", os.O_CREATE|os.O_RDONLY, 0o600)
@@ -243,9 +243,9 @@ func TestLock(t *testing.T) {
 		}
 		want("restore", n.at.Do(func() error { return n.tools.Restore(bg, inet.IPv4, []byte(harmless)) }))
 		want("insert", n.at.Do(func() error { return n.tools.Insert(bg, inet.IPv4, "nat", "OUTPUT", "-j", "RETURN") }))
-		n.save(inet.IPv4, "nat") // needs no lock
+		n.save(inet.IPv4, "nat") // takes no lock
 
-		// Another lock would be none.
+		// A lock file named in the environment would not exclude other programs.
 		t.Setenv("XTABLES_LOCKFILE", t.TempDir()+"/lock")
 		want("restore with a lock of the environment", n.at.Do(func() error { return n.tools.Restore(bg, inet.IPv4, []byte(harmless)) }))
 	})
@@ -259,7 +259,7 @@ func TestContext(t *testing.T) {
 	start := time.Now()
 	err := n.at.Do(func() error { return n.tools.Restore(ctx, inet.IPv4, []byte(harmless)) })
 	if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > lockWait*time.Second/2 {
-		t.Errorf("got %v after %v, want the end of the context", err, time.Since(start))
+		t.Errorf("got %v after %v, want context.DeadlineExceeded", err, time.Since(start))
 	}
 	for step, call := range map[string]func() error{
 		"save":   func() error { _, err := n.tools.Save(ctx, inet.IPv4, "nat"); return err },
@@ -268,7 +268,7 @@ func TestContext(t *testing.T) {
 		"find":   func() error { _, err := Find(ctx); return err },
 	} {
 		if err := n.at.Do(call); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%s: got %v, want the end of the context", step, err)
+			t.Errorf("%s: got %v, want context.DeadlineExceeded", step, err)
 		}
 	}
 }
@@ -300,8 +300,8 @@ func TestUnwrittenTable(t *testing.T) {
 	})
 }
 
-// TestSaveAll: tables read by one call are the same as those read one by one, and one that has not been
-// written to is there.
+// TestSaveAll: tables that are read together are the same as those that are read separately. A
+// table without rules is included.
 func TestSaveAll(t *testing.T) {
 	forAll(t, func(t *testing.T, n *node) {
 		for f := range inet.Families {
@@ -354,14 +354,14 @@ func TestSingleRules(t *testing.T) {
 			if !exists(rule...) {
 				t.Errorf("%s: the rule does not exist after it was inserted", f)
 			}
-			// Others may have it twice.
+			// Another program may have added a duplicate.
 			n.restore(f, "*nat\n-A OUTPUT -m comment --comment \"to A\" -j A\nCOMMIT\n")
 			for range 2 {
 				n.do(func() error { return n.tools.DeleteRule(bg, f, "nat", "OUTPUT", rule...) })
 				want("deleted", "-j RETURN")
 			}
 			if exists("-j", "NONE") {
-				t.Errorf("%s: a rule leads to a chain that does not exist", f)
+				t.Errorf("%s: a rule exists whose target chain does not", f)
 			}
 			n.do(func() error { return n.tools.DeleteRule(bg, f, "nat", "OUTPUT", "-j", "NONE") })
 			n.do(func() error { return n.tools.DeleteRule(bg, f, "nat", "NONE", "-j", "RETURN") })
@@ -379,7 +379,7 @@ func TestSingleRules(t *testing.T) {
 	})
 }
 
-// BenchmarkSave reads a table of so many lines.
+// BenchmarkSave reads the nat table of 1,000 Services.
 func BenchmarkSave(b *testing.B) {
 	for _, v := range variants {
 		b.Run(v.String(), func(b *testing.B) {

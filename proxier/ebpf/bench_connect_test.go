@@ -14,9 +14,9 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// BenchmarkConnect measures what a connection costs in CPU time, client and
-// server and the kernel's work for both, through a VIP and to the pod itself,
-// in interleaved slices. bare is the same on a node without any program.
+// BenchmarkConnect measures the CPU time of a connection: client, server, and the kernel's work
+// for both. It compares connections to a VIP ("vip"), to the pod itself ("direct"), and on a node
+// without any program ("bare"), in interleaved slices.
 func BenchmarkConnect(b *testing.B) {
 	for _, services := range []int{10, 50000} {
 		for _, network := range []string{"tcp", "udp"} {
@@ -58,11 +58,11 @@ func benchmarkConnect(b *testing.B, services int, network string) {
 		{"direct", client, netip.AddrPortFrom(server.Addr4, targetPort)},
 		{"bare", bareClient, netip.AddrPortFrom(bareServer.Addr4, targetPort)},
 	}
-	const slice = 500 // connections between two looks at the clock
+	const slice = 500 // connections per measurement of CPU time
 	costs := make([][]time.Duration, len(ways))
 	for round := range b.N + 1 {
 		for at := range ways {
-			way := (at + round) % len(ways) // no way is always the first
+			way := (at + round) % len(ways) // no way is always measured first
 			took, err := connectCost(ways[way].from, network, ways[way].to, slice)
 			if err != nil {
 				b.Fatalf("%s: %v", ways[way].name, err)
@@ -72,7 +72,7 @@ func benchmarkConnect(b *testing.B, services int, network string) {
 			}
 		}
 	}
-	// Ratios within a round, whose slices saw the same machine.
+	// The medians are of ratios within a round: its slices ran under the same load of the machine.
 	ratio := func(way, to int) float64 {
 		ratios := make([]float64, len(costs[way]))
 		for i := range ratios {
@@ -100,8 +100,8 @@ func median(list []float64) float64 {
 	return list[len(list)/2]
 }
 
-// connectCost connects and closes n times and returns the CPU time of this
-// process, which both ends live in.
+// connectCost opens and closes n connections, and returns the CPU time of this process, which
+// has both ends.
 func connectCost(from *lab.Pod, network string, to netip.AddrPort, n int) (took time.Duration, err error) {
 	kind := unix.SOCK_STREAM
 	if network == "udp" {
@@ -132,7 +132,7 @@ func connectCost(from *lab.Pod, network string, to netip.AddrPort, n int) (took 
 	return took, err
 }
 
-// cpuTime is user and system time of the process.
+// cpuTime returns user plus system time of the process.
 func cpuTime() time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

@@ -13,10 +13,9 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// BenchmarkFrontendKey measures what one key for both families costs: a lookup
-// of the 20-byte key that has IPv4 mapped into IPv6, beside the 8-byte key an
-// IPv4-only map would have. Keys are picked at random; none is the same
-// program without the lookup.
+// BenchmarkFrontendKey measures the cost of one key for both families: a lookup of the 20-byte
+// key, which has IPv4 mapped into IPv6, compared with the 8-byte key of an IPv4-only map. Keys
+// are picked at random. key=0 is the same program without the lookup.
 func BenchmarkFrontendKey(b *testing.B) {
 	for _, entries := range []int{1000, 50000} {
 		for _, size := range []int{0, 8, 20} {
@@ -35,8 +34,8 @@ func benchmarkKey(b *testing.B, entries, size int) {
 	defer m.Close()
 	keys, values := make([]byte, entries*keySize), make([]byte, entries*16)
 	for i := range entries {
-		// The word that varies is the last of the address: the first of the
-		// short key, the fourth of the long one.
+		// Only the last word of the address varies: word 0 of the short key, word 3 of the
+		// long one.
 		at := i * keySize
 		if keySize == 20 {
 			at += 12

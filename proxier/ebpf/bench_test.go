@@ -21,7 +21,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/synthetic"
 )
 
-// benchCluster is a cluster as sources hand it over.
+// benchCluster returns the objects of a cluster, as sources deliver them.
 func benchCluster(services, endpoints int) ([]*v1.Service, []*discoveryv1.EndpointSlice) {
 	ss := make([]*v1.Service, services)
 	es := make([]*discoveryv1.EndpointSlice, services)
@@ -31,12 +31,12 @@ func benchCluster(services, endpoints int) ([]*v1.Service, []*discoveryv1.Endpoi
 	return ss, es
 }
 
-// benchFacts are those of a node in the middle of such a cluster.
+// benchFacts returns the facts of a node in such a cluster.
 func benchFacts() proxier.Facts {
 	return proxier.Facts{Zone: "z1", Pods: proxier.Detector{CIDRs: []netip.Prefix{netip.MustParsePrefix("172.16.0.0/12")}}}
 }
 
-// benchNode opens the tier on a cgroup of its own with maps of the given sizes.
+// benchNode opens the tier on its own cgroup, with maps of the given sizes.
 func benchNode(b *testing.B, s lbmap.Sizes) *node {
 	b.Helper()
 	l := lab.NewT(b)
@@ -47,8 +47,8 @@ func benchNode(b *testing.B, s lbmap.Sizes) *node {
 
 var benchSizes = lbmap.Sizes{Frontends: 1 << 17, Services: 1 << 16, Backends: 1 << 19, Slots: 1 << 20, Affinity: 1 << 10, UDPPeers: 1 << 10, OptOuts: 16}
 
-// BenchmarkControlPlane measures the way from Kubernetes objects to real BPF
-// maps: 50,000 Services of every kind with one endpoint, inserted and deleted.
+// BenchmarkControlPlane measures the path from Kubernetes objects to real BPF maps: 50,000
+// Services of every kind with one endpoint each are inserted and deleted.
 func BenchmarkControlPlane(b *testing.B) {
 	const services = 50000
 	ss, es := benchCluster(services, 1)
@@ -101,9 +101,9 @@ func BenchmarkControlPlane(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkEndpointChange measures one changed endpoint among 50,000 Services
-// and 250,000 endpoints: from the handler's call to the store that the next
-// connection reads.
+// BenchmarkEndpointChange measures the latency of one changed endpoint among 50,000 Services
+// and 250,000 endpoints: from the call of the event handler to the map write that the next
+// connection sees.
 func BenchmarkEndpointChange(b *testing.B) {
 	const services, endpoints = 50000, 5
 	n := benchNode(b, benchSizes)
@@ -126,8 +126,8 @@ func BenchmarkEndpointChange(b *testing.B) {
 		service := i * 7919 % services
 		word := words[ss[service].Name]
 		before := *word
-		idle(b, opts.MinInterval+2*time.Millisecond) // a quiet period
-		// The event is decoded just before its handler is called.
+		idle(b, opts.MinInterval+2*time.Millisecond) // the next change follows a quiet period
+		// Decoding the event is not measured.
 		slice := synthetic.Slice(service, 0, service*8+1+i/services%2, endpoints)
 		start := time.Now()
 		n.OnEndpointSliceUpdate(nil, slice)
@@ -142,8 +142,8 @@ func BenchmarkEndpointChange(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkColdStart measures 50,000 Services with 250,000 endpoints from
-// memory into empty maps, and the restart of a process that finds them there.
+// BenchmarkColdStart measures how long 50,000 Services with 250,000 endpoints take from memory
+// into empty maps, and how long a restarted process takes that finds them in the maps.
 func BenchmarkColdStart(b *testing.B) {
 	const services, endpoints = 50000, 5
 	ss, es := benchCluster(services, endpoints)
@@ -181,7 +181,7 @@ func BenchmarkColdStart(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// words is where the set is published that pods are led to, by Service.
+// words returns, by Service, the word of the backend set that pods are routed to.
 func (n *node) words() map[string]*uint64 {
 	tables := tablesOf(n.tier)
 	ids := map[string]uint32{}

@@ -18,7 +18,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// I5: Cleanup removes all state of the proxy and nothing else.
+// TestCleanup (I5): Cleanup removes all state of the proxy and nothing else.
 func TestCleanup(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -35,18 +35,18 @@ func TestCleanup(t *testing.T) {
 	}
 	ours := objectsOf(t, tier)
 	if left := existing(ours); len(left) != len(ours) {
-		t.Fatalf("the check sees %d of %d objects", len(left), len(ours))
+		t.Fatalf("the check finds only %d of %d objects", len(left), len(ours))
 	}
 	if _, err := openOn(t, one, Options{}); !errors.Is(err, datapath.ErrBusy) {
-		t.Errorf("a second process: %v", err)
+		t.Errorf("opening while another process runs: %v", err)
 	}
 	if err := tier.Cleanup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	tier.Close()
-	waitFor(t, "our programs and maps to go", func() bool {
-		// The library maps the programs' constants into memory until their
-		// owner is collected; with the process it is gone anyway.
+	waitFor(t, "the proxy's programs and maps to be freed", func() bool {
+		// The library maps the programs' constants into memory until their owner is garbage
+		// collected. When a process ends, that memory is freed anyway.
 		runtime.GC()
 		return len(existing(ours)) == 0
 	})
@@ -93,7 +93,7 @@ type object struct {
 	m       ciliumebpf.MapID
 }
 
-// objectsOf are the programs of a tier and the maps they use.
+// objectsOf returns the programs of a tier, and the maps they use.
 func objectsOf(t testing.TB, tier *Tier) (list []object) {
 	t.Helper()
 	seen := map[object]bool{}
@@ -115,7 +115,7 @@ func objectsOf(t testing.TB, tier *Tier) (list []object) {
 	return list
 }
 
-// existing are those of the objects that the kernel still has.
+// existing returns those objects that the kernel still has.
 func existing(list []object) (left []object) {
 	for _, o := range list {
 		if o.m != 0 {
@@ -136,7 +136,7 @@ func waitFor(t testing.TB, what string, ok func() bool) {
 	deadline := time.Now().Add(10 * time.Second)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
+			t.Fatalf("timeout while waiting for %s", what)
 		}
 		runtime.Gosched()
 		time.Sleep(time.Millisecond)

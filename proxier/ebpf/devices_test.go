@@ -9,7 +9,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 )
 
-// Programs do without the kernel's conntrack only if that is why they cannot be loaded.
+// TestProgramsKeepConntrack: programs are loaded without calls to the kernel's conntrack only if
+// those calls are why they cannot be loaded.
 func TestProgramsKeepConntrack(t *testing.T) {
 	p := newPath(t, Options{})
 	all := maps.Clone(p.maps)
@@ -21,7 +22,7 @@ func TestProgramsKeepConntrack(t *testing.T) {
 	}
 	all["tdm_backend"] = p.maps["tdm_backend"]
 	if _, err := packets.Programs(t.Context(), datapath.Variant{}); err != nil || packets.NoConntrack {
-		t.Errorf("without conntrack: %v, %v", packets.NoConntrack, err)
+		t.Errorf("conntrack not used: %v, error %v", packets.NoConntrack, err)
 	}
 }
 

@@ -21,11 +21,11 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// drainSizes are those of the process that served.
+// drainSizes are the map sizes of the process before the drain.
 var drainSizes = lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
 	TCPFlows: 1 << 8, UDPFlows: 1 << 8, YoungFlows: 1 << 8}
 
-// drainOptions are those of tests that wait for the end of flows.
+// drainOptions are the options of tests that wait until flows have ended.
 func drainOptions() Options {
 	return Options{Sizes: drainSizes, Timeouts: flowtable.Timeouts{Closed: time.Second, UDP: time.Second, UDPStream: time.Second}}
 }
@@ -37,7 +37,7 @@ type drainer struct {
 	ended chan error
 }
 
-// drain has a process take over from the one that serves, which drains at once.
+// drain ends the serving process, and starts another one that drains at once.
 func (e *edge) drain(t testing.TB, opts Options) *drainer {
 	t.Helper()
 	e.close()
@@ -50,14 +50,14 @@ func (e *edge) drain(t testing.TB, opts Options) *drainer {
 	go func() { d.ended <- tier.drain(ctx, 100*time.Millisecond) }()
 	t.Cleanup(func() {
 		stop()
-		if err := tier.Close(); err != nil { // ends it
+		if err := tier.Close(); err != nil { // ends the drain
 			t.Error(err)
 		}
 	})
 	return d
 }
 
-// wait waits for the end.
+// wait waits until the drain has ended.
 func (d *drainer) wait(t testing.TB) {
 	t.Helper()
 	select {
@@ -70,8 +70,9 @@ func (d *drainer) wait(t testing.TB) {
 	}
 }
 
-// Whatever tables the draining process has: no new connection is served, established ones from
-// outside go on, and then all kernel state of the proxy is removed.
+// TestDrain: with every combination of map sizes and layouts, a draining process serves no new
+// connections. Established connections from outside continue. When they have ended, all kernel
+// state of the proxy is removed.
 func TestDrain(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -100,12 +101,12 @@ func TestDrain(t *testing.T) {
 			}
 			d := e.drain(t, opts)
 			if d.tier.Adopted() != tt.adopts {
-				t.Fatalf("the maps were taken over: %v", !tt.adopts)
+				t.Fatalf("the maps were adopted: %v", !tt.adopts)
 			}
 
 			// Connections to unallocated ClusterIPs are not rejected.
 			for _, unserved := range []netip.AddrPort{netip.AddrPortFrom(vip4, 80), netip.MustParseAddrPort("10.96.7.7:80"), netip.MustParseAddrPort("[fd00:10:96::7777]:80")} {
-				waitFor(t, "a pod's connection to "+unserved.String()+" to go out as it is", func() bool {
+				waitFor(t, "a pod's connection to "+unserved.String()+" to be sent untranslated", func() bool {
 					ctx := shortly(t)
 					_, err := inside.Ask(ctx, "tcp", unserved)
 					return err != nil && ctx.Err() != nil
@@ -121,7 +122,7 @@ func TestDrain(t *testing.T) {
 			}
 			select {
 			case err := <-d.ended:
-				t.Fatalf("ended while there are connections: %v", err)
+				t.Fatalf("the drain ended while there are connections: %v", err)
 			default:
 			}
 			for _, v := range open {
@@ -131,19 +132,20 @@ func TestDrain(t *testing.T) {
 			}
 			d.wait(t)
 			if there, err := Attached(e.at.CgroupPath()); there || err != nil {
-				t.Errorf("programs are on the cgroup: %v %v", there, err)
+				t.Errorf("programs are attached to the cgroup: %v %v", there, err)
 			}
 			if left := e.onDevices(t); len(left) > 0 {
-				t.Errorf("on devices are %v", left)
+				t.Errorf("still attached to devices: %v", left)
 			}
 		})
 	}
 }
 
-// A device that takes no other programs holds up nothing: what is open by it goes on, ends,
-// and is forgotten. It gets them when it takes them again.
+// TestDrainBesideFailures: a device that refuses the draining programs does not block the drain.
+// Its established connections continue, and their records are freed when they end. It gets the
+// programs as soon as it accepts them.
 func TestDrainBesideFailures(t *testing.T) {
-	kernel.Needs(t, capabilities.TCX) // what is there already leaves room for that qdisc
+	kernel.Needs(t, capabilities.TCX) // otherwise the clsact qdisc of the serving programs conflicts with the one below
 	opts := drainOptions()
 	e := newEdge(t, opts)
 	e.use(t, serve(t, e.here), serve(t, e.there))
@@ -155,7 +157,7 @@ func TestDrainBesideFailures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It has no place for filters on egress.
+	// An ingress qdisc has no hook for filters on egress.
 	foreign := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: uplink.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
 	if err := e.at.Netlink().QdiscAdd(foreign); err != nil {
 		t.Fatal(err)
@@ -168,31 +170,31 @@ func TestDrainBesideFailures(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	waitFor(t, "what has ended to be forgotten", func() bool { return d.tier.flowTable.Used() == 1 })
+	waitFor(t, "the records of closed connections to be freed", func() bool { return d.tier.flowTable.Used() == 1 })
 	open[0].want(t, open[0].server)
 
 	on := func(what string) bool {
 		return slices.ContainsFunc(e.onDevices(t), func(s string) bool { return strings.HasPrefix(s, lab.Uplink+" "+what) })
 	}
 	if on("filter") {
-		t.Fatal("the device took other programs")
+		t.Fatal("the device accepted the draining programs")
 	}
 	if err := e.at.Netlink().QdiscDel(foreign); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the device to get other programs", func() bool { return on("filter ingress") && on("filter egress") && !on("tcx") })
+	waitFor(t, "the device to get the draining programs", func() bool { return on("filter ingress") && on("filter egress") && !on("tcx") })
 	open[0].want(t, open[0].server)
 	if err := open[0].conn.Close(); err != nil {
 		t.Fatal(err)
 	}
 	d.wait(t)
 	if left := e.onDevices(t); len(left) > 0 {
-		t.Errorf("on devices are %v", left)
+		t.Errorf("still attached to devices: %v", left)
 	}
 }
 
-// A process that cannot open the tier can silence it: no new connection is served, and
-// established ones go on.
+// TestSilence: a process that cannot open the tier can silence it. Then new connections are not
+// served, and established ones continue.
 func TestSilence(t *testing.T) {
 	e := newEdge(t, drainOptions())
 	e.use(t, serve(t, e.here), serve(t, e.there))
@@ -202,7 +204,7 @@ func TestSilence(t *testing.T) {
 	}
 	silence := func() error { return e.at.Do(func() error { return Silence(e.at.CgroupPath()) }) }
 	if err := silence(); err == nil {
-		t.Error("a process that serves was silenced")
+		t.Error("a running process was silenced")
 	}
 	e.close()
 	if err := silence(); err != nil {
@@ -217,6 +219,6 @@ func TestSilence(t *testing.T) {
 		v.want(t, v.server)
 	}
 	if there, err := Attached(e.at.CgroupPath()); !there || err != nil {
-		t.Errorf("no process would find the programs: %v", err)
+		t.Errorf("later processes cannot find the programs: %v", err)
 	}
 }

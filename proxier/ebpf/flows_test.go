@@ -17,8 +17,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// A UDP socket connected through a VIP to a backend that is gone is closed,
-// within 100 ms; others are left alone.
+// TestStaleUDPSockets: a UDP socket that is connected through a VIP to a removed backend is
+// closed. Other sockets are left alone.
 func TestStaleUDPSockets(t *testing.T) {
 	l := lab.NewT(t, lab.Options{Pause: true})
 	one := l.Node("node1")
@@ -58,7 +58,7 @@ func TestStaleUDPSockets(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := c.Read(make([]byte, 16)); !errors.Is(err, unix.ECONNABORTED) {
-			t.Errorf("%s: read says %v", c.RemoteAddr(), err)
+			t.Errorf("%s: read returned %v", c.RemoteAddr(), err)
 		}
 	}
 	took := time.Since(start)
@@ -69,8 +69,8 @@ func TestStaleUDPSockets(t *testing.T) {
 		}
 	}
 
-	// A socket that its owner disconnected is left alone, though its
-	// storage still says where it was connected.
+	// A socket that its owner disconnected is left alone, although its storage still has the
+	// backend.
 	loose := dial("udp", netip.AddrPortFrom(vip4, 80))
 	raw, err := loose.(syscall.Conn).SyscallConn()
 	if err != nil {
@@ -87,13 +87,13 @@ func TestStaleUDPSockets(t *testing.T) {
 	n.setPods(a)
 	n.sync(t)
 	if closed, err := n.tier.sockets.CloseNow(t.Context()); closed != 0 || err != nil {
-		t.Errorf("a disconnected socket: closed %d, %v", closed, err)
+		t.Errorf("a disconnected socket: %d closed, error %v", closed, err)
 	}
 	loose.Close()
 	n.setPods(b)
 	n.sync(t)
 
-	// What was missed because no process ran is made good by the next.
+	// The next process closes sockets whose backend was removed while no process ran.
 	late := dial("udp", netip.AddrPortFrom(vip4, 80))
 	stop()
 	n.setPods(a)
@@ -110,12 +110,12 @@ func TestStaleUDPSockets(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := late.Read(make([]byte, 16)); !errors.Is(err, unix.ECONNABORTED) {
-		t.Errorf("after a restart: read says %v", err)
+		t.Errorf("after a restart: read returned %v", err)
 	}
 }
 
-// Sockets that their owners closed are left alone, though the kernel keeps
-// what is stored of them for a moment.
+// TestClosedSocketsAreNotStale: sockets that their owners closed are not counted as closed by
+// the proxy, although the kernel keeps their storage for a moment.
 func TestClosedSocketsAreNotStale(t *testing.T) {
 	l := lab.NewT(t, lab.Options{Pause: true})
 	one := l.Node("node1")
@@ -133,7 +133,7 @@ func TestClosedSocketsAreNotStale(t *testing.T) {
 		n.setPods()
 		n.sync(t)
 		if closed, err := n.tier.sockets.CloseNow(t.Context()); closed != 0 || err != nil {
-			t.Fatalf("%d closed, %v", closed, err)
+			t.Fatalf("%d sockets were closed, error %v", closed, err)
 		}
 	}
 }

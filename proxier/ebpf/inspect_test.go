@@ -62,10 +62,10 @@ func TestInspect(t *testing.T) {
 	l := lab.NewT(t)
 	one, bare := l.Node("node1"), l.Node("bare")
 	if _, err := inspect.Open(one.CgroupPath()); !errors.Is(err, inspect.ErrNotRunning) {
-		t.Errorf("with nothing attached: %v", err)
+		t.Errorf("open without attached programs: %v", err)
 	}
 	if _, err := inspect.Open(t.TempDir()); err == nil || errors.Is(err, inspect.ErrNotRunning) {
-		t.Errorf("of no cgroup: %v", err)
+		t.Errorf("open of a directory that is no cgroup: %v", err)
 	}
 
 	a, b, client := serve(t, one.Pod("a")), serve(t, one.Pod("b")), one.Pod("client")
@@ -84,7 +84,7 @@ func TestInspect(t *testing.T) {
 		t.Errorf("last change %v", s.LastChange)
 	}
 	for k, p := range s.Programs {
-		// Load times are whole nanoseconds since boot, but two clocks differ.
+		// Load times have nanoseconds, but are of another clock.
 		if p.Name != datapath.Hooks[k].Program || p.ID == 0 || len(p.Tag) != 16 || p.LoadedAt.Before(start.Add(-2*time.Second)) || p.LoadedAt.After(time.Now().Add(2*time.Second)) {
 			t.Errorf("program %+v", p)
 		}
@@ -93,10 +93,10 @@ func TestInspect(t *testing.T) {
 	usage := n.tier.Usage()
 	for _, m := range s.Maps {
 		if u, ok := usage[strings.TrimPrefix(m.Name, "tdm_")+"s"]; ok && (lbmap.Usage{Used: *m.Used, Max: m.Max}) != u {
-			t.Errorf("map %s: %d of %d; the writer has it as %+v", m.Name, *m.Used, m.Max, u)
+			t.Errorf("map %s: %d of %d entries; the writer reports %+v", m.Name, *m.Used, m.Max, u)
 		}
-		// An LPM trie takes memory for what is in it, and this one is empty. So does storage
-		// of sockets, which before Linux 6.4 is not told (map_mem_usage).
+		// An empty LPM trie uses no memory. Empty socket storage reports none before Linux 6.4
+		// (map_mem_usage).
 		told := m.Type != "LPMTrie" && (m.Type != "SkStorage" || kernel.AtLeast(t, 6, 4))
 		if m.ID == 0 || told && (m.MemoryBytes == nil || *m.MemoryBytes == 0) {
 			t.Errorf("map %+v", m)
@@ -105,7 +105,7 @@ func TestInspect(t *testing.T) {
 			used[m.Name] = *m.Used
 		}
 	}
-	// Two ports with two addresses each, two pods with two addresses each.
+	// Two ports with two VIPs each; two pods with two addresses each, for both ports.
 	want := map[string]int{
 		"tdm_meta": 1, "tdm_node": 1, "tdm_local": 0, "tdm_range": 0, "tdm_vip": 0, "tdm_uplink": 0, "tdm_flow": 0, "tdm_flow_key": 0, "tdm_frontend": 4, "tdm_service": 2, "tdm_svc_stats": 2, "tdm_set": 8, "tdm_slot": 8,
 		"tdm_backend": 8, "tdm_be_stats": 8, "tdm_affinity": 0, "tdm_udp_peer": 0, "tdm_optout": 0,
@@ -144,10 +144,10 @@ func TestInspect(t *testing.T) {
 			sum += b.Connections
 		}
 		if want := (inspect.CountersView{Connections: asked}); tcp.Counters != want || sum != asked {
-			t.Errorf("counters %+v, of backends %d", tcp.Counters, sum)
+			t.Errorf("counters of the service port %+v, sum of its backends %d", tcp.Counters, sum)
 		}
 		if udp.Counters != (inspect.CountersView{}) {
-			t.Errorf("of UDP: %+v", udp.Counters)
+			t.Errorf("counters of the UDP port: %+v", udp.Counters)
 		}
 	})
 
@@ -158,9 +158,9 @@ func TestInspect(t *testing.T) {
 		}
 		other, err := netns.CookieOf(a.NetNSPath())
 		if err != nil || other == cookie {
-			t.Fatalf("two namespaces with cookies %d and %d, %v", cookie, other, err)
+			t.Fatalf("cookies %d and %d of two namespaces, error %v", cookie, other, err)
 		}
-		for range 2 { // adding again is no error
+		for range 2 { // adding twice is no error
 			if err := i.AddOptOut(cookie); err != nil {
 				t.Fatal(err)
 			}
@@ -169,10 +169,10 @@ func TestInspect(t *testing.T) {
 			t.Errorf("list %v, %v; want %d", list, err, cookie)
 		}
 		if r, err := client.Ask(shortly(t), "tcp", targets()["tcp4"]); err == nil {
-			t.Errorf("a pod that opted out reached %s", r.Server)
+			t.Errorf("a pod that has opted out reached %s", r.Server)
 		}
 		if _, err := a.Ask(t.Context(), "tcp", targets()["tcp4"]); err != nil {
-			t.Errorf("another pod: %v", err)
+			t.Errorf("a pod that has not opted out: %v", err)
 		}
 		for _, want := range []bool{true, false} {
 			if existed, err := i.RemoveOptOut(cookie); err != nil || existed != want {
@@ -180,7 +180,7 @@ func TestInspect(t *testing.T) {
 			}
 		}
 		if _, err := client.Ask(t.Context(), "tcp", targets()["tcp4"]); err != nil {
-			t.Errorf("after the end of the opt-out: %v", err)
+			t.Errorf("after the opt-out was removed: %v", err)
 		}
 		if err := i.AddOptOut(0); err == nil {
 			t.Error("cookie 0 was accepted")
@@ -224,7 +224,7 @@ func TestInspect(t *testing.T) {
 			if !errors.Is(err, fs.ErrPermission) {
 				t.Errorf("with capabilities %#x: %v", kept, err)
 			}
-			// Where there is nothing, that can be said.
+			// With CAP_NET_ADMIN, Attached can report that there are no programs.
 			for _, at := range []*lab.Node{one, bare} {
 				unknown := at == one || kept&(1<<unix.CAP_NET_ADMIN) == 0
 				err := withCapabilities(kept, func() error {
@@ -243,7 +243,7 @@ func TestInspect(t *testing.T) {
 
 	t.Run("with CAP_SYS_ADMIN alone", func(t *testing.T) {
 		kept := uint64(1 << unix.CAP_SYS_ADMIN)
-		if !kernel.AtLeast(t, 6, 12) { // Linux 6.1 needs it to tell what is attached
+		if !kernel.AtLeast(t, 6, 12) { // Linux 6.1 requires it to list attached programs
 			kept |= 1 << unix.CAP_NET_ADMIN
 		}
 		err := withCapabilities(kept, func() error {
@@ -268,7 +268,7 @@ func TestInspect(t *testing.T) {
 		if err := datapath.Detach(n.tier.cgroup, found[0]); err != nil {
 			t.Fatal(err)
 		}
-		// The map that tells about the others may go with this program.
+		// Open fails if a map that it needs was freed with this program.
 		if i, err := inspect.Open(one.CgroupPath()); err == nil {
 			if got := statusOf(t, i).MissingHooks; !slices.Equal(got, []string{"connect4"}) {
 				t.Errorf("missing %v", got)
@@ -291,15 +291,15 @@ func TestInspect(t *testing.T) {
 	n.close()
 	i = inspectNode(t, one)
 	if s := statusOf(t, i); s.Running {
-		t.Error("running after its end")
+		t.Error("Running is true after the process has ended")
 	}
 	if d := cmp.Diff(text, textOf(servicesOf(t, i))); d != "" {
 		t.Errorf("services after the end of the process (-want +got):\n%s", d)
 	}
 }
 
-// withCapabilities runs fn on a thread that has no other capabilities, and
-// that ends with it.
+// withCapabilities runs fn on a thread that has only these capabilities. The thread ends with
+// fn.
 func withCapabilities(kept uint64, fn func() error) error {
 	done := make(chan error)
 	go func() {
@@ -316,14 +316,15 @@ func withCapabilities(kept uint64, fn func() error) error {
 	return <-done
 }
 
-// Beside a writer that publishes without pause, what is shown is what was
-// wanted at some moment: all of one set or all of another, and no stranger.
+// TestInspectBesideWriter: while a writer publishes changes without pause, Services returns
+// complete sets: one that was published at some moment, not parts of two, and no backend of
+// another Service.
 func TestInspectBesideWriter(t *testing.T) {
 	l := lab.NewT(t)
 	for name, sizes := range map[string]lbmap.Sizes{
-		// The writer waits for numbers to be used again.
+		// The writer must wait until ids can be reused.
 		"scarce": {Frontends: 8, Services: 4, Backends: 32, Slots: 64, Affinity: 2, UDPPeers: 2, OptOuts: 2},
-		// The writer never waits.
+		// The writer never has to wait.
 		"roomy": {Frontends: 8, Services: 4, Backends: 1 << 14, Slots: 1 << 14, Affinity: 2, UDPPeers: 2, OptOuts: 2},
 	} {
 		t.Run(name, func(t *testing.T) { inspectBesideWriter(t, newNode(t, l.Node(name), l, Options{Sizes: sizes})) })
@@ -331,7 +332,7 @@ func TestInspectBesideWriter(t *testing.T) {
 }
 
 func inspectBesideWriter(t *testing.T, n *node) {
-	// Sets of two services trade addresses, so that reused ids would show.
+	// The sets of two Services exchange addresses, so that mix-ups by reused ids are visible.
 	rounds := [][2][]string{
 		{{"10.244.1.1", "10.244.1.2", "10.244.1.3"}, {"10.244.2.1", "10.244.2.2"}},
 		{{"10.244.1.3", "10.244.1.4"}, {"10.244.2.3", "10.244.2.4", "10.244.2.5"}},
@@ -385,10 +386,10 @@ func inspectBesideWriter(t *testing.T, n *node) {
 	seen := map[string]int{}
 	changing := 0
 	deadline := time.Now().Add(20 * time.Second)
-	// Until every set was seen, and often enough.
+	// Read until every set was seen, and at least 1000 times.
 	for reads := 0; reads < 1000 || len(seen) < len(allowed[0])+len(allowed[1]); reads++ {
 		if time.Now().After(deadline) {
-			t.Errorf("after %d reads only these were seen: %v", reads, seen)
+			t.Errorf("after %d reads, only these sets were seen: %v", reads, seen)
 			break
 		}
 		views := servicesOf(t, i)
@@ -406,7 +407,7 @@ func inspectBesideWriter(t *testing.T, n *node) {
 			}
 			set := strings.Join(got, " ")
 			if !allowed[k][set] || len(v.Frontends) != 1 || v.Sets[0].Size != len(got) {
-				t.Fatalf("never wanted:\n%s", viewText(&v))
+				t.Fatalf("a set that was never published:\n%s", viewText(&v))
 			}
 			seen[set]++
 		}
@@ -414,7 +415,7 @@ func inspectBesideWriter(t *testing.T, n *node) {
 	t.Logf("seen %v, gave up on %d", seen, changing)
 }
 
-// Text is for comparisons.
+// viewText formats a Service for comparisons.
 func viewText(v *inspect.ServiceView) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s/%s %s", v.FullName(), v.Protocol, v.State)

@@ -26,9 +26,9 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// I2: while a set changes under load no connect fails and none reaches a
-// backend that is in neither set; after a change has returned, none reaches a
-// removed one.
+// TestSetChangesUnderLoad (I2): while a set changes under load, no connect fails, and none reaches
+// a backend that is in neither the old nor the new set. After a change has returned, none reaches
+// a removed backend.
 func TestSetChangesUnderLoad(t *testing.T) {
 	const threads, changes = 20, 10000
 	l := lab.NewT(t)
@@ -36,8 +36,8 @@ func TestSetChangesUnderLoad(t *testing.T) {
 	n := newNode(t, one, l, Options{})
 	n.OnServiceAdd(dualService())
 
-	// Listeners on many ports of one pod stand for backends: what counts is
-	// which address connect() was given.
+	// Listeners on many ports of one pod act as backends: the test is about the address that
+	// connect() gets.
 	pod := one.Pod("backends")
 	const backends = 8
 	for i := range backends {
@@ -65,7 +65,7 @@ func TestSetChangesUnderLoad(t *testing.T) {
 	}
 	publish(0)
 
-	var current atomic.Int64 // newest generation that was published completely
+	var current atomic.Int64 // newest generation that is completely published
 	var starting atomic.Int64
 	var connects atomic.Int64
 	ctx, stop := context.WithCancel(context.Background())
@@ -94,7 +94,7 @@ func TestSetChangesUnderLoad(t *testing.T) {
 						return fmt.Errorf("connect: %w", err)
 					}
 					to := starting.Load()
-					// Each backend says which one it is.
+					// Each backend sends its number.
 					var b [1]byte
 					if _, err := unix.Read(fd, b[:]); err != nil {
 						return fmt.Errorf("read: %w", err)
@@ -125,12 +125,12 @@ func TestSetChangesUnderLoad(t *testing.T) {
 	}
 	t.Logf("%d connects during %d changes", connects.Load(), changes)
 	if connects.Load() < changes/100 {
-		t.Errorf("only %d connects: no load", connects.Load())
+		t.Errorf("only %d connects: too little load", connects.Load())
 	}
 	writertest.Check(t, tablesOf(n.tier), n.tier.Usage())
 }
 
-// listen starts a listener that says which one it is.
+// listen starts a listener that sends its number to every client.
 func listen(in *lab.Pod, at netip.AddrPort, name byte) (fd int, err error) {
 	err = in.Do(func() error {
 		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
@@ -160,7 +160,8 @@ func listen(in *lab.Pod, at netip.AddrPort, name byte) (fd int, err error) {
 	return fd, nil
 }
 
-// I3: a restart and an upgrade of the programs disturb nothing.
+// TestRestartUnderTraffic (I3): traffic is not disturbed by restarts, nor by upgrades of the
+// programs.
 func TestRestartUnderTraffic(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -202,12 +203,12 @@ func TestRestartUnderTraffic(t *testing.T) {
 		n.close()
 		n.start(t, Options{})
 		if !n.tier.Adopted() {
-			t.Fatal("the tables were not taken over")
+			t.Fatal("the maps were not adopted")
 		}
 		feed()
 		n.sync(t)
 		if tablesOf(n.tier).Meta.ChangedUnixNs != changed {
-			t.Fatalf("restart %d wrote to the tables", i)
+			t.Fatalf("restart %d wrote to the maps", i)
 		}
 		for _, c := range long {
 			if _, err := lab.AskConn(t.Context(), c); err != nil {
@@ -220,8 +221,8 @@ func TestRestartUnderTraffic(t *testing.T) {
 	t.Logf("%d requests during 100 restarts, %d failed", asked.Load(), failed.Load())
 }
 
-// Other sizes, in both directions, and another layout move to new maps without
-// a gap.
+// TestNewMapsUnderTraffic: when sizes grow or shrink, or the layout changes, a process moves to
+// new maps without a gap for traffic.
 func TestNewMapsUnderTraffic(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -260,31 +261,31 @@ func TestNewMapsUnderTraffic(t *testing.T) {
 		rounds = 4
 	}
 	for i := range rounds {
-		if i%2 != 0 { // the size stays
+		if i%2 != 0 { // odd rounds change the layout, and keep the size
 			tablesOf(n.tier).Meta.Layout = lbmap.LayoutVersion - 1
 		}
 		n.close()
 		n.start(t, Options{Sizes: lbmap.Sizes{Frontends: 64 << (i / 2 % 3), Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 1 << 10, OptOuts: 16}})
 		if n.tier.Adopted() {
-			t.Fatal("tables of another size or layout were taken over")
+			t.Fatal("maps of another size or layout were adopted")
 		}
 		feed()
 		runFlowsOnce(t, n.tier)
 		if peer := peerOf(t, udp); peer != netip.AddrPortFrom(vip4, 80) {
-			t.Errorf("the connected socket's peer became %s", peer)
+			t.Errorf("the peer of the connected socket changed to %s", peer)
 		}
 		if _, err := lab.AskConn(t.Context(), udp); err != nil {
 			t.Fatalf("connected UDP: %v", err)
 		}
 		if from := exchange(t, loose, netip.AddrPortFrom(vip4, 80)); from.Addr() != vip4 {
-			t.Errorf("unconnected UDP answered by %s", from)
+			t.Errorf("unconnected UDP: the reply comes from %s", from)
 		}
 	}
 	stop()
 	wg.Wait()
 }
 
-// runFlowsOnce does what Run would have done by now.
+// runFlowsOnce does the work of the tier's Run once.
 func runFlowsOnce(t testing.TB, tier *Tier) {
 	t.Helper()
 	if _, err := tier.sockets.CloseNow(t.Context()); err != nil {
@@ -292,7 +293,7 @@ func runFlowsOnce(t testing.TB, tier *Tier) {
 	}
 }
 
-// TestModelKernel is TestModel on the kernel's maps.
+// TestModelKernel is TestModel with the kernel's maps.
 func TestModelKernel(t *testing.T) {
 	l := lab.NewT(t)
 	at := l.Node("node1")
@@ -328,7 +329,7 @@ func TestModelKernel(t *testing.T) {
 	}
 }
 
-// A batch that the kernel refuses as a whole wrote nothing.
+// TestRefusedBatch: if the kernel refuses a batch, Update reports that nothing was written.
 func TestRefusedBatch(t *testing.T) {
 	l := lab.NewT(t)
 	n := newNode(t, l.Node("node1"), l, Options{})
@@ -343,7 +344,7 @@ func TestRefusedBatch(t *testing.T) {
 	}
 }
 
-// What others detach is put back by the next full sync.
+// TestReattaches: a full sync attaches programs again that others detached.
 func TestReattaches(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -353,7 +354,7 @@ func TestReattaches(t *testing.T) {
 	n.setPods(a)
 	n.sync(t)
 	if _, err := Cleanup(one.CgroupPath()); !errors.Is(err, datapath.ErrBusy) {
-		t.Errorf("cleaned up beside a running process: %v", err)
+		t.Errorf("cleanup while a process runs: %v", err)
 	}
 	if removed, err := detachAll(n.tier.cgroup, func() ([]string, error) { return nil, nil }); err != nil || len(removed) != datapath.GuardHook {
 		t.Fatalf("%v %v", removed, err)
@@ -366,8 +367,8 @@ func TestReattaches(t *testing.T) {
 	}
 }
 
-// A Service that switches between Cluster and Local, which are two sets, serves
-// all the while.
+// TestPolicyChangesUnderLoad: a Service whose traffic policy changes between Cluster and Local,
+// which have different sets, is served without a gap.
 func TestPolicyChangesUnderLoad(t *testing.T) {
 	l := lab.NewT(t)
 	one, two := l.Node("node1"), l.Node("node2")

@@ -19,7 +19,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// Flows move to maps of any size: what does not fit goes as if it had never fitted.
+// TestMigration: flows move to maps of any size. Flows that do not fit are lost, as if the maps
+// had always had the new size.
 func TestMigration(t *testing.T) {
 	const established, opening, over = 20, 12, 3
 	sizes := pathSizes
@@ -64,7 +65,7 @@ func TestMigration(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.Lost != tt.lost {
-				t.Errorf("%d flows did not fit, want %d", c.Lost, tt.lost)
+				t.Errorf("%d flows were lost, want %d", c.Lost, tt.lost)
 			}
 			var kept, fresh int
 			for id := range own {
@@ -80,52 +81,52 @@ func TestMigration(t *testing.T) {
 				for _, key := range []lbmap.FlowKey{f.Request, f.Reply} {
 					var word uint64
 					if err := to["tdm_flow_key"].Lookup(&key, &word); err != nil || uint32(word) != uint32(id) || word>>32 != f.Life>>32 {
-						t.Errorf("flow %d: its key leads to %#x: %v", id, word, err)
+						t.Errorf("flow %d: the value of its key is %#x: %v", id, word, err)
 					}
 				}
 			}
 			if kept != tt.kept || fresh != tt.fresh {
-				t.Errorf("%d are kept and %d others are there, want %d and %d", kept, fresh, tt.kept, tt.fresh)
+				t.Errorf("%d flows are kept and %d young, want %d and %d", kept, fresh, tt.kept, tt.fresh)
 			}
 			if n := int(table.Count(lbmap.FlowUsed)); n != kept+fresh {
-				t.Errorf("%d ids are in use by %d flows", n, kept+fresh)
+				t.Errorf("%d ids are in use, want %d, the number of flows", n, kept+fresh)
 			}
 			if n := int(table.Count(lbmap.FlowKeptTCP)); n != kept {
-				t.Errorf("%d are counted as kept", n)
+				t.Errorf("%d flows are counted as kept", n)
 			}
 			if keys := keysIn(t, to["tdm_flow_key"]); keys != 2*(kept+fresh) {
-				t.Errorf("%d keys lead to %d flows", keys, kept+fresh)
+				t.Errorf("%d keys of %d flows", keys, kept+fresh)
 			}
 			lost, err := table.Unfinished()
 			if err != nil || len(lost) > 0 {
 				t.Errorf("ids that are neither free nor in use: %v %v", lost, err)
 			}
 			if tt.lost > 0 {
-				return // they would come again
+				return // lost flows would be copied again
 			}
-			// What is there already stays; what begins meanwhile follows.
+			// Another copy leaves existing flows alone, and adds flows that were created since.
 			carried := c.Copied
 			p.send(t, in, tcp(client(1000+int(tt.tcp)), e.local, packet.SYN))
 			if err := c.CopyNew(); err != nil {
 				t.Fatal(err)
 			}
 			if c.Copied != carried+1 {
-				t.Errorf("%d flows came later, want 1", c.Copied-carried)
+				t.Errorf("%d new flows were copied, want 1", c.Copied-carried)
 			}
 			if err := c.CopyAll(); err != nil {
 				t.Fatal(err)
 			}
 			if c.Copied != carried+1 {
-				t.Errorf("%d flows came twice", c.Copied-carried-1)
+				t.Errorf("%d flows were copied twice", c.Copied-carried-1)
 			}
 		})
 	}
 	if c, err := flowtable.NewCopier(p.maps, p.maps, &sizes); c != nil || err != nil {
-		t.Errorf("flows are to be copied to where they are: %v", err)
+		t.Errorf("a copier between the same maps was made: %v", err)
 	}
 }
 
-// flowMapsOf are empty maps of these sizes.
+// flowMapsOf creates empty maps of these sizes.
 func flowMapsOf(t *testing.T, s lbmap.Sizes) lbmap.Maps {
 	t.Helper()
 	spec, err := lbmap.PacketSpec()
@@ -145,7 +146,7 @@ func flowMapsOf(t *testing.T, s lbmap.Sizes) lbmap.Maps {
 	return maps
 }
 
-// send has a program run on the node.
+// send runs a program on a packet, in the namespace of the node.
 func (p *path) send(t *testing.T, h datapath.Hook, q packet.Packet) {
 	t.Helper()
 	if _, err := p.ask(h, q); err != nil {
@@ -153,7 +154,7 @@ func (p *path) send(t *testing.T, h datapath.Hook, q packet.Packet) {
 	}
 }
 
-// openFlows opens a table of flows, and their memory.
+// openFlows opens a flow table, and maps its records into memory.
 func openFlows(t *testing.T, maps lbmap.Maps) (*flowtable.Table, []lbmap.Flow) {
 	t.Helper()
 	table, err := flowtable.Open(maps)
@@ -183,8 +184,8 @@ func keysIn(t *testing.T, m *ciliumebpf.Map) (n int) {
 	return n
 }
 
-// What flows see in the maps they came from, after they were copied, is known of their
-// copies in the end.
+// TestMigrationFinishes: state that programs still write to the old maps after the copy is
+// merged into the new records at the end.
 func TestMigrationFinishes(t *testing.T) {
 	const SYN, ACK, FIN, RST = packet.SYN, packet.ACK, packet.FIN, packet.RST
 	sizes := pathSizes
@@ -199,9 +200,9 @@ func TestMigrationFinishes(t *testing.T) {
 	for _, tt := range []struct {
 		name          string
 		before, after func()
-		// again is what the copy has seen by then.
+		// again are flags that the copy has got by then.
 		again uint32
-		stage int // flowFree: there is none
+		stage int // flowFree: the flow is gone
 		flags uint32
 		kept  int
 	}{
@@ -282,23 +283,23 @@ func TestMigrationFinishes(t *testing.T) {
 			used, kept := int(table.Count(lbmap.FlowUsed)), int(table.Count(lbmap.FlowKeptTCP))
 			if tt.stage == lbmap.FlowFree {
 				if len(there)+used+kept+keysIn(t, to["tdm_flow_key"]) > 0 {
-					t.Errorf("there are %+v, %d in use, %d kept", there, used, kept)
+					t.Errorf("flows %+v, %d in use, %d kept; want none", there, used, kept)
 				}
 				return
 			}
 			if len(there) != 1 || used != 1 || keysIn(t, to["tdm_flow_key"]) != 2 {
-				t.Fatalf("there are %+v, %d in use", there, used)
+				t.Fatalf("flows %+v, %d in use; want one", there, used)
 			}
 			f := there[0]
 			if lbmap.FlowStage(f.Life) != tt.stage || f.Flags != tt.flags|lbmap.FlowIndexed || kept != tt.kept {
-				t.Errorf("it is in stage %d, with flags %#x, and %d are kept; want %d, %#x, %d", lbmap.FlowStage(f.Life), f.Flags, kept, tt.stage, tt.flags|lbmap.FlowIndexed, tt.kept)
+				t.Errorf("stage %d, flags %#x, %d kept; want %d, %#x, %d", lbmap.FlowStage(f.Life), f.Flags, kept, tt.stage, tt.flags|lbmap.FlowIndexed, tt.kept)
 			}
 		})
 	}
 }
 
-// All programs are loaded before the first flow is copied: while flows are in two places,
-// packets may meet the wrong one.
+// TestMigratesWithLoadedPrograms: all programs are loaded before the first flow is copied. While
+// flows are in two sets of maps, programs may see the outdated copy, so that time must be short.
 func TestMigratesWithLoadedPrograms(t *testing.T) {
 	e := newEdge(t, Options{Sizes: drainSizes, PodDevices: []string{"pod+"}})
 	e.use(t, serve(t, e.here), serve(t, e.there))
@@ -322,16 +323,16 @@ func TestMigratesWithLoadedPrograms(t *testing.T) {
 	watched.copying = func() {
 		for _, v := range []ebpfdatapath.Variant{{Role: lbmap.RoleUplink}, {Role: lbmap.RolePod}} {
 			if p.Loaded[v] == nil {
-				t.Errorf("programs of %+v are to be loaded yet", v)
+				t.Errorf("programs of %+v are not loaded yet", v)
 			}
 		}
 	}
-	// The uplink is wanted still, the device of the pod is not.
+	// The uplink is still configured, the pod's device is not.
 	if err := tier.netns.Do(func() error { return p.Serve(t.Context(), uplinksOf(t, e.at)[:1], nil) }); err != nil {
 		t.Fatal(err)
 	}
 	if watched.copied == 0 {
-		t.Fatalf("nothing was copied for %v", v.entry)
+		t.Fatalf("no flow was copied; there is one of %v", v.entry)
 	}
 }
 

@@ -18,12 +18,12 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// Ten thousand clients stay with their backends, by whichever frontend they come, and
-// whatever becomes of other backends; until affinity is switched off.
+// TestAffinityOfManyClients: ten thousand clients stay with their backends, through any frontend,
+// while other backends come and go. They are spread again when affinity is turned off.
 func TestAffinityOfManyClients(t *testing.T) {
 	clients := kernel.Rounds(10_000)
 	sizes := lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 1 << 16, UDPPeers: 16, OptOuts: 16,
-		TCPFlows: 16, UDPFlows: 16, YoungFlows: 64} // flows are forgotten at once
+		TCPFlows: 16, UDPFlows: 16, YoungFlows: 64} // flows are evicted soon, so that only affinity keeps backends
 	e := newEdge(t, Options{Sizes: sizes})
 	sticky := func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }
 	pods := []*lab.Pod{e.here, e.there, e.at.Pod("gone"), e.two.Pod("new")}
@@ -38,9 +38,9 @@ func TestAffinityOfManyClients(t *testing.T) {
 		loads[pod]++
 	}
 	if len(loads) != 3 || loads[0] < clients/4 || loads[1] < clients/4 || loads[gone] < clients/4 {
-		t.Errorf("the pods have %v clients", loads)
+		t.Errorf("clients per pod: %v", loads)
 	}
-	// moved counts the clients that are not where they were, of those who could stay.
+	// moved counts clients that changed their backend although it still exists.
 	moved := func(now []int) (n int) {
 		for i := range first {
 			if now[i] != first[i] && first[i] != gone {
@@ -52,10 +52,10 @@ func TestAffinityOfManyClients(t *testing.T) {
 	stayed := func(when string, now []int, noLonger bool) {
 		t.Helper()
 		if n := moved(now); n > 0 {
-			t.Errorf("%s: %d clients were moved", when, n)
+			t.Errorf("%s: %d clients changed their backend", when, n)
 		}
 		if slices.Contains(now, gone) == noLonger {
-			t.Errorf("%s: do clients come to the pod that goes: %v", when, !noLonger)
+			t.Errorf("%s: want clients at the pod that is removed: %v", when, !noLonger)
 		}
 	}
 	stayed("by the load balancer IP", s.callAll(t, lb4, lb6, lbPort), false)
@@ -67,18 +67,18 @@ func TestAffinityOfManyClients(t *testing.T) {
 	e.OnServiceUpdate(nil, edgeService(nil))
 	e.sync(t)
 	if n := moved(s.callAll(t, lb4, lb6, lbPort)); n < clients/4 {
-		t.Errorf("without affinity only %d clients were moved", n)
+		t.Errorf("without affinity, only %d clients changed their backend", n)
 	}
 }
 
-// affinityClients are many addresses behind one link, half of each family.
+// affinityClients are many client addresses behind one link, half of them in each family.
 type affinityClients struct {
 	e     *edge
 	wires [proxier.Families]*wire
-	// arrived are packets at each pod.
+	// arrived captures the packets that reach each pod.
 	arrived []*lab.Capture
 	count   int
-	port    uint16 // of the newest calls
+	port    uint16 // of the latest calls
 }
 
 func newAffinityClients(t testing.TB, e *edge, pods []*lab.Pod, count int) *affinityClients {
@@ -95,7 +95,7 @@ func newAffinityClients(t testing.TB, e *edge, pods []*lab.Pod, count int) *affi
 	return s
 }
 
-// addr of a client, from ranges that are for tests alone.
+// addr returns the address of a client, in ranges reserved for tests.
 func (s *affinityClients) addr(i int) netip.Addr {
 	if i%2 == 0 {
 		return netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)})
@@ -105,7 +105,8 @@ func (s *affinityClients) addr(i int) netip.Addr {
 	return netip.AddrFrom16(a)
 }
 
-// callAll has all clients call from a new port, and tells which pod each came to.
+// callAll sends a datagram from each client, all from a new port, and returns the pod that each
+// one reached.
 func (s *affinityClients) callAll(t testing.TB, four, six netip.Addr, port uint16) []int {
 	t.Helper()
 	s.port++

@@ -18,13 +18,13 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// What becomes of open connections and of new ones when endpoints terminate, go away
-// one by one, and with them the Service.
+// TestBackendsComeAndGo: what happens to established and new connections while endpoints
+// terminate and are removed one by one, and when the Service is deleted.
 func TestBackendsComeAndGo(t *testing.T) {
 	e := newEdge(t, Options{})
 	pods := map[string]*lab.Pod{"here": serve(t, e.here), "there": serve(t, e.there)}
 	e.use(t, e.here, e.there)
-	// At least one connection by each entry to each pod.
+	// At least one connection through each entry to each pod.
 	var list []*visit
 	for _, n := range e.entries() {
 		for missing := map[string]bool{"here": true, "there": true}; len(missing) > 0; {
@@ -39,13 +39,14 @@ func TestBackendsComeAndGo(t *testing.T) {
 		v.want(t, v.server)
 	}
 
-	// Who terminates serves what is open.
+	// Terminating endpoints keep their established connections.
 	e.terminate(t, e.here, e.there)
 	for _, v := range list {
 		v.want(t, v.server)
 		e.visit(t, v.entry).want(t, "there")
 	}
-	// TCP stays even with a backend that is gone; UDP moves with the next packet.
+	// TCP connections stay even with a removed backend. UDP changes the backend with the next
+	// packet.
 	for _, left := range []string{"here", "there"} {
 		e.use(t, pods[left])
 		for _, v := range list {
@@ -77,7 +78,7 @@ func TestBackendsComeAndGo(t *testing.T) {
 	}
 	e.OnServiceDelete(edgeService(nil))
 	e.sync(t)
-	// Nothing is left of it but what is open.
+	// Only established TCP connections remain.
 	for _, v := range list {
 		if v.entry.network == "tcp" {
 			v.want(t, v.server)
@@ -90,7 +91,7 @@ func TestBackendsComeAndGo(t *testing.T) {
 	}
 }
 
-// terminate makes the pods endpoints of which the first one is about to go.
+// terminate makes the pods endpoints, the first one terminating.
 func (e *edge) terminate(t testing.TB, leaving *lab.Pod, staying ...*lab.Pod) {
 	t.Helper()
 	for _, s := range slicesOf("web", append([]*lab.Pod{leaving}, staying...)...) {
@@ -105,7 +106,7 @@ func (e *edge) terminate(t testing.TB, leaving *lab.Pod, staying ...*lab.Pod) {
 type visit struct {
 	entry  entry
 	conn   net.Conn
-	server string // that answered first
+	server string // the server that sent the first reply
 }
 
 func (e *edge) visit(t testing.TB, n entry) *visit {
@@ -124,24 +125,24 @@ func (e *edge) visit(t testing.TB, n entry) *visit {
 	return &visit{n, c, r.Server}
 }
 
-// want asks once more.
+// want sends a request, and expects a reply from this server.
 func (v *visit) want(t testing.TB, server string) {
 	t.Helper()
 	r, err := lab.AskConn(t.Context(), v.conn)
 	if err != nil || r.Server != server {
-		t.Errorf("%s: answered by %q, %v; want %s", v.entry, r.Server, err, server)
+		t.Errorf("%s: reply from %q, %v; want %s", v.entry, r.Server, err, server)
 	}
 }
 
-// Clients of a removed backend get a reset for their next packet, if that is configured, and
-// no other client does.
+// TestResetRemoved: if configured, clients of a removed backend get a reset for their next packet.
+// Other clients do not.
 func TestResetRemoved(t *testing.T) {
 	e := newEdge(t, Options{ResetRemoved: true})
 	e.use(t, serve(t, e.here), serve(t, e.there))
 	list := e.visitBoth(t)
 	counts := counted{tier: e.tier}
 	counts.since(t)
-	// One that is only ending, or not ready, is there.
+	// Backends that are terminating, or not ready, are not removed.
 	for _, c := range []discoveryv1.EndpointConditions{
 		{Ready: ptr.To(false), Serving: ptr.To(true), Terminating: ptr.To(true)}, {Ready: ptr.To(false), Serving: ptr.To(false)},
 	} {
@@ -167,30 +168,30 @@ func TestResetRemoved(t *testing.T) {
 		}
 		gone := len(list) - len(open)
 		if n := counts.since(t)["rejected_no_backend"]; gone == 0 || n < uint64(gone) {
-			t.Errorf("%d of %d connections were reset, and %d packets rejected", gone, len(list), n)
+			t.Errorf("%d of %d connections were reset, and %d packets counted as rejected", gone, len(list), n)
 		}
 		list = open
 	}
-	// What was reset is forgotten.
+	// The flows of reset connections are freed.
 	if n := e.tier.flowTable.Count(lbmap.FlowKeptTCP); n != 0 {
 		t.Errorf("%d flows are kept", n)
 	}
-	// Its clients begin anew.
+	// Their clients can connect again.
 	e.use(t, e.here)
 	for _, n := range e.entries("tcp") {
 		e.visit(t, n).want(t, "here")
 	}
 }
 
-// wantReset asks once more.
+// wantReset sends a request, and expects a reset.
 func (v *visit) wantReset(t testing.TB) {
 	t.Helper()
 	if r, err := lab.AskConn(t.Context(), v.conn); !errors.Is(err, unix.ECONNRESET) {
-		t.Errorf("%s to %s, which is gone: %v %v", v.entry, v.server, r, err)
+		t.Errorf("%s to %s, which was removed: %v %v", v.entry, v.server, r, err)
 	}
 }
 
-// visitBoth has at least one TCP connection by each entry, and to each pod.
+// visitBoth opens at least one TCP connection through each entry, and to each pod.
 func (e *edge) visitBoth(t testing.TB) (list []*visit) {
 	t.Helper()
 	for missing := map[string]bool{"here": true, "there": true}; len(missing) > 0; {
@@ -203,8 +204,8 @@ func (e *edge) visitBoth(t testing.TB) (list []*visit) {
 	return list
 }
 
-// Clients of removed backends are reset only if the tables know that those were removed:
-// when tables are built anew, nothing is known of backends before.
+// TestNoResetsForNewTables: clients of removed backends are reset only if the maps show that the
+// backends were removed. New maps know nothing of earlier backends.
 func TestNoResetsForNewTables(t *testing.T) {
 	sizes := drainSizes
 	e := newEdge(t, Options{Sizes: sizes, ResetRemoved: true})
@@ -213,16 +214,16 @@ func TestNoResetsForNewTables(t *testing.T) {
 	before := e.visitBoth(t)
 	for i, size := range []uint32{1 << 7, 1 << 8} {
 		generation := tablesOf(e.tier).Meta.Generation
-		// The next is told by its second, more or less.
+		// The generation is derived from the time in seconds.
 		waitFor(t, "another generation", func() bool { return uint32(time.Now().Unix()) > generation })
 		e.close()
 		sizes.Backends = size
-		if i == 1 { // and flows that are copied
+		if i == 1 { // flows are copied to new maps as well
 			sizes.TCPFlows *= 2
 		}
 		e.begin(t, Options{Sizes: sizes, ResetRemoved: true}, nil)
 		if e.tier.Adopted() {
-			t.Fatal("the tables were taken over")
+			t.Fatal("the maps were adopted")
 		}
 		e.use(t, pods...)
 		for _, v := range before {

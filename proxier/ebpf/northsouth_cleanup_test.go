@@ -23,8 +23,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// I5: Cleanup detaches the programs of the proxy from every device, even those of other processes; foreign
-// programs and qdiscs stay, and work.
+// TestCleanupOfDevices (I5): Cleanup detaches the proxy's programs from every device, including
+// those of other processes. Foreign programs and qdiscs stay, and continue to work.
 func TestCleanupOfDevices(t *testing.T) {
 	others := len(tcxHooks()) + 3 // two filters and their qdisc
 	for _, method := range []tc.Method{tc.TCX, tc.Clsact} {
@@ -49,9 +49,9 @@ func TestCleanupOfDevices(t *testing.T) {
 				foreign := slices.DeleteFunc(slices.Clone(before), func(s string) bool {
 					return !strings.Contains(s, "foreign") && !(shared && s == lab.Uplink+" qdisc clsact")
 				})
-				// On two devices, in both directions.
+				// The proxy has programs on two devices, in both directions.
 				if len(before)-len(foreign) < 4 || shared != (len(foreign) == others) {
-					t.Fatalf("on devices are\n%s", strings.Join(before, "\n"))
+					t.Fatalf("attached to devices:\n%s", strings.Join(before, "\n"))
 				}
 
 				var err error
@@ -66,7 +66,7 @@ func TestCleanupOfDevices(t *testing.T) {
 					t.Fatal(err)
 				}
 				if got := e.onDevices(t); !slices.Equal(got, foreign) {
-					t.Errorf("left are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(foreign, "\n"))
+					t.Errorf("still attached:\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(foreign, "\n"))
 				}
 				cgroup, err := datapath.OpenCgroup(e.at.CgroupPath())
 				if err != nil {
@@ -74,9 +74,9 @@ func TestCleanupOfDevices(t *testing.T) {
 				}
 				defer cgroup.Close()
 				if found, err := datapath.FindAttached(cgroup); err != nil || len(found) > 0 {
-					t.Errorf("on the cgroup are %v, %v", found, err)
+					t.Errorf("still attached to the cgroup: %v, %v", found, err)
 				}
-				waitFor(t, "our programs and maps to go", func() bool {
+				waitFor(t, "the proxy's programs and maps to be freed", func() bool {
 					runtime.GC() // see TestCleanup
 					return len(existing(ours)) == 0
 				})
@@ -85,7 +85,7 @@ func TestCleanupOfDevices(t *testing.T) {
 	}
 }
 
-// packetObjectsOf are the packet programs of a tier and the maps that they use.
+// packetObjectsOf returns the packet programs of a tier, and the maps that they use.
 func packetObjectsOf(t testing.TB, tier *Tier) (list []object) {
 	t.Helper()
 	for _, programs := range tier.devices.Loaded {
@@ -105,7 +105,7 @@ func packetObjectsOf(t testing.TB, tier *Tier) (list []object) {
 	return list
 }
 
-// tcxHooks are where a device has programs of that method, if the kernel has it.
+// tcxHooks returns the TCX hooks of a device, or none if the kernel lacks TCX.
 func tcxHooks() []ciliumebpf.AttachType {
 	if !kernel.Has(capabilities.TCX) {
 		return nil
@@ -113,7 +113,7 @@ func tcxHooks() []ciliumebpf.AttachType {
 	return []ciliumebpf.AttachType{ciliumebpf.AttachTCXIngress, ciliumebpf.AttachTCXEgress}
 }
 
-// onDevices lists what is attached to the devices of the node: programs and qdiscs.
+// onDevices lists the programs and qdiscs that are attached to devices of the node.
 func (e *edge) onDevices(t testing.TB) (list []string) {
 	t.Helper()
 	err := e.at.Do(func() error {
@@ -177,7 +177,7 @@ func programName(id ciliumebpf.ProgramID) (string, error) {
 	return fmt.Sprintf("%s %d", info.Name, id), nil
 }
 
-// addForeign puts foreign programs on the uplink, by all methods.
+// addForeign attaches foreign programs to the uplink, by TCX and by clsact.
 func (e *edge) addForeign(t testing.TB) {
 	t.Helper()
 	p, err := ciliumebpf.NewProgram(&ciliumebpf.ProgramSpec{
@@ -219,8 +219,8 @@ func (e *edge) addForeign(t testing.TB) {
 	}
 }
 
-// While programs cannot be taken off a device, those on the cgroup stay, by which a later
-// cleanup knows that something is left. Neither serves a connection.
+// TestCleanupBesideFailures: while programs cannot be detached from a device, those on the cgroup
+// stay, which tells a later cleanup that something is left. No connection is served.
 func TestCleanupBesideFailures(t *testing.T) {
 	e := newEdge(t, Options{})
 	inside := e.at.Pod("inside")
@@ -237,10 +237,10 @@ func TestCleanupBesideFailures(t *testing.T) {
 		return err
 	})
 	if !errors.Is(err, refused) {
-		t.Errorf("it failed by %v", err)
+		t.Errorf("cleanup: %v", err)
 	}
 	if there, err := Attached(e.at.CgroupPath()); !there || err != nil {
-		t.Errorf("nothing says that programs are left: %v", err)
+		t.Errorf("Attached does not report the remaining programs: %v", err)
 	}
 	for network, to := range targets() {
 		if r, err := inside.Ask(shortly(t), network[:3], to); err == nil {
@@ -256,9 +256,9 @@ func TestCleanupBesideFailures(t *testing.T) {
 		t.Error(err)
 	}
 	if there, err := Attached(e.at.CgroupPath()); there || err != nil {
-		t.Errorf("programs are on the cgroup: %v %v", there, err)
+		t.Errorf("programs are attached to the cgroup: %v %v", there, err)
 	}
 	if left := e.onDevices(t); len(left) > 0 {
-		t.Errorf("on devices are %v", left)
+		t.Errorf("still attached to devices: %v", left)
 	}
 }

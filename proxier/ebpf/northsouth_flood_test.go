@@ -18,8 +18,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// Clients that never get beyond their first packet evict each other, and no established
-// connection. Afterwards all records that they took are free again.
+// TestFlood: clients that send only a first packet evict each other, and no established
+// connection. Afterwards all records that they used are free again.
 func TestFlood(t *testing.T) {
 	const young, established, flood = 1 << 10, 200, 30_000
 	e := newEdge(t, Options{Sizes: lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
@@ -43,7 +43,7 @@ func TestFlood(t *testing.T) {
 	}
 	asked("before")
 	if kept := table.Count(lbmap.FlowKeptTCP); kept != established {
-		t.Errorf("%d flows are kept", kept)
+		t.Errorf("%d flows are kept before the flood", kept)
 	}
 
 	born, counts := table.Count(lbmap.FlowBorn), counted{tier: e.tier}
@@ -54,7 +54,7 @@ func TestFlood(t *testing.T) {
 		port := []uint16{nodePort, lbPort}[i]
 		f := newFlooder(t, e.client, netip.AddrPortFrom(to, port), uint64(i), pace)
 		flooding.Go(func() {
-			// The kernel may lose some before any program has seen them.
+			// The kernel may drop packets before any program sees them.
 			for enough := time.Now().Add(time.Minute); table.Count(lbmap.FlowBorn)-born < flood && time.Now().Before(enough); {
 				if err := f.send(100); err != nil {
 					t.Error(err)
@@ -75,7 +75,7 @@ func TestFlood(t *testing.T) {
 		t.Logf("%d times asked meanwhile", rounds)
 		break
 	}
-	waitFor(t, "all of the flood to be seen", func() bool { return table.Count(lbmap.FlowBorn)-born >= flood })
+	waitFor(t, "the programs to have seen the whole flood", func() bool { return table.Count(lbmap.FlowBorn)-born >= flood })
 	asked("after")
 	if kept := table.Count(lbmap.FlowKeptTCP); kept != established {
 		t.Errorf("%d flows are kept after the flood", kept)
@@ -89,16 +89,16 @@ func TestFlood(t *testing.T) {
 		t.Error("not every packet of the flood got a flow")
 	}
 	if n := since["pushed_out"]; n < flood-young || n > table.Count(lbmap.FlowBorn)-born {
-		t.Errorf("%d flows are counted as pushed out", n)
+		t.Errorf("%d flows are counted as evicted", n)
 	}
 	e.audit(t)
 
 	timeouts := flowtable.DefaultTimeouts()
 	sweep := func(after time.Duration, left int) {
 		t.Helper()
-		// What is on its way would begin a flow that has just been ended anew.
+		// Packets that are still queued could create a flow again that has just been ended.
 		e.settle(t)
-		waitFor(t, "the flood to ebb", func() bool { // answers are still on their way
+		waitFor(t, "the flows of the flood to be freed", func() bool { // replies are still queued
 			if _, err := table.Sweep(t.Context(), &timeouts, flowtable.MonotonicSeconds()+uint32(after/time.Second)); err != nil {
 				t.Fatal(err)
 			}
@@ -110,7 +110,7 @@ func TestFlood(t *testing.T) {
 		e.audit(t)
 	}
 	sweep(timeouts.Opening+2*time.Second, established)
-	asked("after the young were ended")
+	asked("after young flows were ended")
 	for _, v := range open {
 		if err := v.conn.Close(); err != nil {
 			t.Fatal(err)
@@ -119,12 +119,12 @@ func TestFlood(t *testing.T) {
 	sweep(timeouts.Closed+2*time.Second, 0)
 }
 
-// settle waits until no packet that is on its way makes or ends a flow.
+// settle waits until no queued packet creates or ends a flow.
 func (e *edge) settle(t testing.TB) {
 	t.Helper()
 	table, since := e.tier.flowTable, time.Now()
 	var before [3]uint64
-	waitFor(t, "flows to stay as they are", func() bool {
+	waitFor(t, "flows to stop changing", func() bool {
 		now := [...]uint64{table.Count(lbmap.FlowBorn), table.Count(lbmap.FlowTop), table.Count(lbmap.FlowOver)}
 		if now != before {
 			before, since = now, time.Now()
@@ -133,7 +133,7 @@ func (e *edge) settle(t testing.TB) {
 	})
 }
 
-// audit checks the books: each id is free or in use, and each flow has its two keys.
+// audit checks the flow table: each id is either free or in use, and each flow has its two keys.
 func (e *edge) audit(t testing.TB) {
 	t.Helper()
 	e.settle(t)
@@ -162,7 +162,7 @@ func (e *edge) audit(t testing.TB) {
 			for _, key := range []lbmap.FlowKey{f.Request, f.Reply} {
 				var word uint64
 				if err := table.Keys.Lookup(key, &word); err != nil || uint32(word) != id || word>>32 != f.Life>>32 {
-					t.Errorf("a key of flow %d leads to %#x: %v", id, word, err)
+					t.Errorf("the value of a key of flow %d is %#x: %v", id, word, err)
 				}
 			}
 		}
@@ -184,7 +184,7 @@ func (e *edge) audit(t testing.TB) {
 		all++
 	}
 	if all != keys {
-		t.Errorf("there are %d keys, and flows have %d", all, keys)
+		t.Errorf("%d keys, want %d for the flows", all, keys)
 	}
 }
 
@@ -200,9 +200,9 @@ func newFlooder(t testing.TB, from *lab.Client, to netip.AddrPort, seed uint64, 
 	return &flooder{wire: newWire(t, from, to.Addr()), to: to, rand: rand.New(rand.NewPCG(1, seed)), pace: pace}
 }
 
-// pace is how far flooders may be ahead of the flows that are made of their packets. What
-// net.core.netdev_max_backlog has no room for is lost before any program has seen it, and a
-// slow machine would lose the packets of others with it.
+// pace limits how many packets flooders may send ahead of the flows created for them. Packets
+// beyond net.core.netdev_max_backlog are lost before any program sees them, and on a slow machine
+// packets of other connections would be lost, too.
 type pace struct {
 	table *flowtable.Table
 	born  uint64 // before the flood
@@ -213,7 +213,7 @@ func newPace(table *flowtable.Table) *pace {
 	return &pace{table: table, born: table.Count(lbmap.FlowBorn)}
 }
 
-// step waits, for a second at most: packets may get lost.
+// step waits for at most a second, because packets may get lost.
 func (p *pace) step() {
 	const ahead = 200
 	sent := p.sent.Add(1)
@@ -228,7 +228,7 @@ func (p *pace) step() {
 func (f *flooder) send(count int) error {
 	for range count {
 		f.pace.step()
-		// Ranges that are for tests alone, and lead nowhere.
+		// Ranges reserved for benchmarks, without a route.
 		from := netip.AddrFrom4([4]byte{198, 18 + byte(f.rand.IntN(2)), byte(f.rand.Uint32()), byte(f.rand.Uint32())})
 		if f.to.Addr().Is6() {
 			b := netip.MustParseAddr("2001:2::").As16()
@@ -245,8 +245,8 @@ func (f *flooder) send(count int) error {
 	return nil
 }
 
-// BenchmarkFlood makes flows as fast as packets come, of clients that are never heard
-// of again, while 200 connections are in use.
+// BenchmarkFlood creates flows as fast as packets arrive, of clients that send nothing else,
+// while 200 connections are in use.
 func BenchmarkFlood(b *testing.B) {
 	const established = 200
 	e := newEdge(b, Options{Sizes: lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
@@ -259,7 +259,7 @@ func BenchmarkFlood(b *testing.B) {
 	for i := range established {
 		open = append(open, e.visit(b, entries[i%len(entries)]))
 	}
-	// Addresses without a pod, so that this measures the node alone.
+	// Addresses without a pod, so that only the node's work is measured.
 	var unused []netip.Addr
 	for i := range byte(4) {
 		unused = append(unused, netip.AddrFrom4([4]byte{10, 244, 1, 200 + i}), netip.AddrFrom4([4]byte{10, 244, 2, 200 + i}))
@@ -309,10 +309,10 @@ func BenchmarkFlood(b *testing.B) {
 	e.audit(b)
 }
 
-// flood sends SYNs of many clients. What is added to the address is taken from the
-// port and from the id of the IP header, so that the checksums stay as they are.
+// flood sends SYNs of many clients. It adds a number to the address, and subtracts it from the
+// port and from the id of the IP header, so that all checksums stay correct.
 func (w *wire) flood(to netip.AddrPort, which byte, count int) error {
-	const id, address, port = 14 + 4, 14 + 14, 14 + 20 // of the halves that change
+	const id, address, port = 14 + 4, 14 + 14, 14 + 20 // offsets of the 16-bit words that change
 	var templates [128][]byte
 	for i := range templates {
 		from := netip.AddrPortFrom(netip.AddrFrom4([4]byte{18 + which, byte(i), 0, 0}), 0xffff)

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
 
-// errorsAt collects the ICMP errors that come to a machine.
+// errorsAt captures the ICMP errors that a machine receives.
 func errorsAt(t testing.TB, s *lab.Sandbox) *lab.Capture {
 	t.Helper()
 	c, err := s.Capture(lab.Uplink, func(c lab.Captured) bool { return !c.Outgoing && c.ICMP != nil && c.ICMP.Quoted != nil })
@@ -24,7 +24,7 @@ func errorsAt(t testing.TB, s *lab.Sandbox) *lab.Capture {
 	return c
 }
 
-// either is a message of both versions of ICMP.
+// either is a message in both versions of ICMP.
 type either struct{ four, six uint16 }
 
 func (m either) is(i *packet.ICMP, of netip.Addr) bool {
@@ -39,8 +39,8 @@ var (
 	exceeded    = either{packet.TimeExceeded, packet.TimeExceeded6}
 )
 
-// expectError waits for an error from an address about a packet between two others,
-// with all checksums right.
+// expectError waits for an ICMP error from an address about a packet from src to dst, with
+// correct checksums.
 func expectError(t testing.TB, c *lab.Capture, m either, from netip.Addr, src, dst netip.AddrPort) {
 	t.Helper()
 	got, err := c.Expect(t.Context(), func(c lab.Captured) bool {
@@ -51,15 +51,15 @@ func expectError(t testing.TB, c *lab.Capture, m either, from netip.Addr, src, d
 		return
 	}
 	if got.Source().Addr() != from {
-		t.Errorf("it comes from %s, want %s", got.Source().Addr(), from)
+		t.Errorf("the error comes from %s, want %s", got.Source().Addr(), from)
 	}
 	if err := got.Verify(); err != nil {
 		t.Errorf("%v in\n%s", err, got)
 	}
 }
 
-// Errors of whoever is on the way come from the frontend, and speak of what the client
-// sent to it.
+// TestErrorsReachTheClient: ICMP errors of routers and backends come from the frontend, and quote
+// the packet that the client sent to it.
 func TestErrorsReachTheClient(t *testing.T) {
 	e := newEdge(t, Options{}, lab.Options{NoOffload: true, Nodes: live.Guarded})
 	c := errorsAt(t, e.client.Sandbox)
@@ -102,7 +102,7 @@ func TestErrorsReachTheClient(t *testing.T) {
 	}
 }
 
-// An error of the client's speaks to the backend of what that sent.
+// TestErrorsReachTheBackend: an ICMP error of the client quotes the packet that the backend sent.
 func TestErrorsReachTheBackend(t *testing.T) {
 	e := newEdge(t, Options{}, lab.Options{NoOffload: true, Nodes: live.Guarded})
 	for _, pod := range []*lab.Pod{e.here, e.there} {
@@ -112,7 +112,7 @@ func TestErrorsReachTheBackend(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, n := range e.entries("udp") {
-			// No socket of the client's waits for the answer.
+			// The client has no socket for the reply, so its kernel sends an error.
 			client := netip.AddrPortFrom(addrOf(e.client.Sandbox, n.to.Addr()), uint16(7000+i))
 			if err := e.client.Send(t.Context(), packet.NewUDP(client, n.to, []byte("?"))); err != nil {
 				t.Fatal(err)

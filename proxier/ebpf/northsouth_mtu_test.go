@@ -19,18 +19,18 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// narrow is the MTU of one link of those tests, where all others have 1500.
+// narrow is the MTU of one link in these tests. All others have 1500.
 const narrow = 1400
 
-// Wherever on the way a link takes less than either end knows, the sender learns of
-// it by an ICMP error that speaks of its own packet, and the transfer goes on.
+// TestPathMTU: wherever a link has a smaller MTU than both ends know, the sender gets an ICMP
+// error that quotes its own packet, and the transfer continues.
 func TestPathMTU(t *testing.T) {
 	for name, network := range map[string]lab.Options{"offload": {}, "on wires": {NoOffload: true}} {
 		e := newEdge(t, Options{}, network)
 		for _, test := range []struct {
 			name   string
-			remote bool // the backend is
-			// squeeze makes a link narrow, of which these are told then.
+			remote bool // the backend is on the other node
+			// squeeze reduces the MTU of a link. Then client or backend, or both, must get errors.
 			squeeze         func(w *way) error
 			client, backend bool
 		}{
@@ -42,10 +42,10 @@ func TestPathMTU(t *testing.T) {
 				squeeze: func(w *way) error { return w.client.SetMTU(narrow) }},
 			{name: "before the client, local backend", backend: true,
 				squeeze: func(w *way) error { return w.client.SetMTU(narrow) }},
-			// The program routes these, so it has to tell.
+			// The program forwards these packets, so it has to send the errors.
 			{name: "from the node to the client", remote: true, backend: true,
 				squeeze: func(w *way) error { return w.limitTo(w.client.Sandbox) }},
-			// The backend is told by its own node.
+			// The backend gets errors from its own node.
 			{name: "between the nodes", remote: true, client: true, backend: true,
 				squeeze: func(w *way) error { return w.two.SetMTU(narrow) }},
 		} {
@@ -65,7 +65,7 @@ func TestPathMTU(t *testing.T) {
 						expectTooLong(t, toClient, network, packet.ProtoTCP, client, to)
 					}
 					if test.backend && test.remote {
-						client = netip.AddrPortFrom(own, 0) // as the backend sees it
+						client = netip.AddrPortFrom(own, 0) // the address that the backend sees
 					}
 					if test.backend {
 						expectTooLong(t, toBackend, network, packet.ProtoTCP, backend, client)
@@ -73,7 +73,7 @@ func TestPathMTU(t *testing.T) {
 				}
 				for who, c := range map[string]*lab.Capture{"client": toClient, "backend": toBackend} {
 					if got := len(c.Packets()); (got > 0) != (who == "client" && test.client || who == "backend" && test.backend) {
-						t.Errorf("the %s was sent %d errors", who, got)
+						t.Errorf("the %s got %d errors", who, got)
 					}
 				}
 			})
@@ -81,7 +81,8 @@ func TestPathMTU(t *testing.T) {
 	}
 }
 
-// A datagram that must not be cut is refused to its sender, in either direction.
+// TestPathMTUOfDatagrams: the sender of a datagram that is too long and must not be fragmented
+// gets an error, in both directions.
 func TestPathMTUOfDatagrams(t *testing.T) {
 	network := lab.Options{NoOffload: true}
 	e := newEdge(t, Options{}, network)
@@ -105,7 +106,7 @@ func TestPathMTUOfDatagrams(t *testing.T) {
 					t.Errorf("%s: %v", n, err)
 				}
 				if err := lab.EchoConn(t.Context(), c, narrow); !errors.Is(err, unix.EMSGSIZE) {
-					t.Errorf("%s: %d bytes were sent: %v", n, narrow, err)
+					t.Errorf("%s: sending %d bytes: %v", n, narrow, err)
 				}
 				expectTooLong(t, toClient, network, packet.ProtoUDP, netip.AddrPortFrom(addrOf(w.client.Sandbox, n.to.Addr()), 0), n.to)
 			}
@@ -128,8 +129,8 @@ func dontFragment(c syscall.Conn, family netip.Addr) error {
 	return errors.Join(raw.Control(control), os.NewSyscallError("setsockopt", err))
 }
 
-// way is one from a client to a backend by the edge. Both are new, so that neither
-// has learnt of any way before.
+// way has a client and a backend that communicate through the edge. Both are new, so that neither
+// has learnt a path MTU.
 type way struct {
 	*edge
 	client *lab.Client
@@ -159,8 +160,8 @@ func newWay(t testing.TB, e *edge, remote bool) *way {
 	return w
 }
 
-// announceWide has a machine announce the segment size of a wide link, whatever its
-// own is: otherwise no peer would ever send it too much.
+// announceWide makes a machine announce the segment size of a link with MTU 1500, whatever its own
+// is. Otherwise no peer would ever send it segments that are too long.
 func announceWide(s *lab.Sandbox) error {
 	for family, mss := range map[int]int{netlink.FAMILY_V4: 1460, netlink.FAMILY_V6: 1440} {
 		routes, err := s.Netlink().RouteList(nil, family)
@@ -180,7 +181,7 @@ func announceWide(s *lab.Sandbox) error {
 	return nil
 }
 
-// limitTo gives this node a route that takes less.
+// limitTo gives this node a route with a small MTU.
 func (w *way) limitTo(s *lab.Sandbox) error {
 	nl := w.at.Netlink()
 	for _, a := range []netip.Addr{s.Addr4, s.Addr6} {
@@ -196,8 +197,7 @@ func (w *way) limitTo(s *lab.Sandbox) error {
 	return nil
 }
 
-// errors collects the ICMP errors that a machine receives about packets that were
-// too long.
+// errors captures the ICMP errors about packets that were too long, which a machine receives.
 func (w *way) errors(t testing.TB, s *lab.Sandbox) *lab.Capture {
 	t.Helper()
 	c, err := s.Capture(lab.Uplink, func(c lab.Captured) bool {
@@ -209,8 +209,8 @@ func (w *way) errors(t testing.TB, s *lab.Sandbox) *lab.Capture {
 	return c
 }
 
-// expectTooLong waits for an error about a packet between these, of which port 0 is
-// any.
+// expectTooLong waits for an error about a packet between these addresses. Port 0 matches any
+// port.
 func expectTooLong(t testing.TB, c *lab.Capture, network lab.Options, protocol uint8, from, to netip.AddrPort) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
@@ -223,11 +223,11 @@ func expectTooLong(t testing.TB, c *lab.Capture, network lab.Options, protocol u
 		return q != nil && q.Protocol() == protocol && same(q.Source(), from) && same(q.Destination(), to)
 	})
 	if err != nil {
-		t.Errorf("an error about a packet from %s to %s: %v", from, to, err)
+		t.Errorf("ICMP error about a packet from %s to %s: %v", from, to, err)
 		return
 	}
 	if got.ICMP.Rest&0xffff != narrow {
-		t.Errorf("it says that %d bytes fit", got.ICMP.Rest&0xffff)
+		t.Errorf("the error reports an MTU of %d bytes", got.ICMP.Rest&0xffff)
 	}
 	if network.NoOffload {
 		if err := got.Verify(); err != nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// Connections that netfilter translates go on when the programs serve, at addresses of
-// Services and at those that would be refused; and connections
-// that foreign rules translate are left alone.
+// TestConnectionsOfNetfilter: connections that netfilter translates continue when the programs
+// begin to serve, both to addresses of Services and to those that the programs would reject. The
+// programs ignore connections that foreign rules translate.
 func TestConnectionsOfNetfilter(t *testing.T) {
 	e := newEdge(t, Options{})
 	serve(t, e.here)
@@ -30,7 +30,7 @@ func TestConnectionsOfNetfilter(t *testing.T) {
 	type target struct {
 		what string
 		to   netip.AddrPort
-		ours bool // to answer
+		ours bool // to an address that the programs serve or reject
 	}
 	var targets []target
 	for i, own := range e.addrs() {
@@ -76,10 +76,10 @@ func TestConnectionsOfNetfilter(t *testing.T) {
 			v.want(t, "here")
 		}
 		if got := counts.since(t)["passed_netfilter"]; (got > 0) != n.ours {
-			t.Errorf("%s: %d packets of %s are counted", n.to, got, n.what)
+			t.Errorf("%s: %d packets to %s are counted as passed to netfilter", n.to, got, n.what)
 		}
 	}
-	// Those that begin now are ours.
+	// New connections are translated by the programs.
 	for _, network := range []string{"tcp", "udp"} {
 		for _, own := range e.addrs() {
 			e.visit(t, entry{network, "node port", netip.AddrPortFrom(own, nodePort)}).want(t, "there")

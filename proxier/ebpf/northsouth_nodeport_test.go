@@ -18,8 +18,9 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// A process of the host that bound a NodePort would never be asked. It is told so where
-// NodePorts are served, for the protocol that they have; pods may bind what they like.
+// TestNodePortsAreProtected: a host process cannot bind a NodePort, where it would never get a
+// connection. This covers only the addresses that serve NodePorts, and the NodePort's protocol.
+// Pods may bind any port.
 func TestNodePortsAreProtected(t *testing.T) {
 	four, six := netip.IPv4Unspecified(), netip.IPv6Unspecified()
 	for name, protect := range map[string]bool{"protected": true, "not protected": false} {
@@ -66,8 +67,8 @@ func TestNodePortsAreProtected(t *testing.T) {
 	}
 }
 
-// A client may use one port of its own for several frontends, also where they lead to
-// the same backend.
+// TestOneClientPort: a client may use the same source port for several frontends, even if they
+// lead to the same backend.
 func TestOneClientPort(t *testing.T) {
 	e := newEdge(t, Options{})
 	serve(t, e.here)
@@ -101,7 +102,7 @@ func TestOneClientPort(t *testing.T) {
 	}
 }
 
-// dialShared dials from a port that other sockets use, too.
+// dialShared dials from a port that other sockets may use, too.
 func dialShared(ctx context.Context, from *lab.Sandbox, n entry, port uint16) (c net.Conn, err error) {
 	share := func(_, _ string, raw syscall.RawConn) error {
 		return errors.Join(raw.Control(func(fd uintptr) {
@@ -120,10 +121,10 @@ func dialShared(ctx context.Context, from *lab.Sandbox, n entry, port uint16) (c
 	return c, doErr
 }
 
-// listenAt listens in the namespace of the thread that it is called on.
+// listenAt listens in the network namespace of the current thread.
 func listenAt(network string, at netip.AddrPort) (io.Closer, error) {
 	if at.Addr().Is4() {
-		network += "4" // or it would be both families where any address is meant
+		network += "4" // otherwise an unspecified address means both families
 	}
 	if network[:3] == "udp" {
 		return net.ListenPacket(network, at.String())
@@ -131,8 +132,8 @@ func listenAt(network string, at netip.AddrPort) (io.Closer, error) {
 	return net.Listen(network, at.String())
 }
 
-// A backend reaches its own Service from where it is, also by the node's frontends, and
-// from another node.
+// TestHairpin: a backend reaches itself through its own Service, from its own node also through
+// the node's frontends, and from another node.
 func TestHairpin(t *testing.T) {
 	e := newEdge(t, Options{})
 	serve(t, e.here)
@@ -144,9 +145,9 @@ func TestHairpin(t *testing.T) {
 			if err != nil || r.Server != pod.Name {
 				t.Errorf("%s from %s: %v %v", n, pod.Name, r, err)
 			}
-			// On its way by this node it cannot come from itself.
+			// Through this node, the request is masqueraded.
 			if own := addrOf(pod.Sandbox, n.to.Addr()); pod == e.there && r.Peer.Addr() == own {
-				t.Errorf("%s: %s saw itself", n, pod.Name)
+				t.Errorf("%s: %s saw its own address as the client", n, pod.Name)
 			}
 		}
 	}

@@ -15,14 +15,14 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// wire sends many frames out of a client, faster than lab.Sandbox.Send, which finds
-// out anew each time where they have to go.
+// wire sends many frames from a client. It is faster than lab.Sandbox.Send, which looks up the
+// next hop for each packet.
 type wire struct {
 	fd     int
 	header packet.Ethernet
 }
 
-// newWire leads to where the client's packets to an address go.
+// newWire returns a wire to the next hop of the client's packets to an address.
 func newWire(t testing.TB, from *lab.Client, to netip.Addr) *wire {
 	t.Helper()
 	c, err := from.Capture(lab.Uplink, func(c lab.Captured) bool { return c.Outgoing && c.Destination().Addr() == to })
@@ -30,7 +30,7 @@ func newWire(t testing.TB, from *lab.Client, to netip.Addr) *wire {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	// Whatever this is, its header is the right one.
+	// The probe is sent only to learn its Ethernet header.
 	probe := packet.NewUDP(netip.AddrPortFrom(addrOf(from.Sandbox, to), 9), netip.AddrPortFrom(to, 9), nil)
 	if err := from.Send(t.Context(), probe); err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func newWire(t testing.TB, from *lab.Client, to netip.Addr) *wire {
 	return w
 }
 
-// frame is the packet as it leaves the client.
+// frame returns the packet as it leaves the client.
 func (w *wire) frame(p packet.Packet) []byte {
 	p.Ethernet = &w.header
 	return p.Build()

@@ -15,8 +15,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// A process that starts takes back the flows that one before it was ending when it was
-// killed, and no others, however fast the programs take and give meanwhile.
+// TestRecoverFlows: a process that starts frees the records that an earlier process was ending
+// when it was killed, and no others, even while programs allocate and free records at a high rate.
 func TestRecoverFlows(t *testing.T) {
 	const kept, young = 200, 1 << 10
 	e := newEdge(t, Options{Sizes: lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
@@ -45,8 +45,9 @@ func TestRecoverFlows(t *testing.T) {
 		})
 	}
 	born := table.Count(lbmap.FlowBorn)
-	waitFor(t, "the young to push out each other", func() bool { return table.Count(lbmap.FlowBorn)-born > 2*young })
-	// What these had lies free from now on, below what the flood takes and gives.
+	waitFor(t, "young flows to evict each other", func() bool { return table.Count(lbmap.FlowBorn)-born > 2*young })
+	// The records of these connections are freed. In the stack of free records they are below those
+	// that the flood uses.
 	for _, v := range open {
 		if err := v.conn.Close(); err != nil {
 			t.Fatal(err)
@@ -88,7 +89,7 @@ func TestRecoverFlows(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := used - table.Used(); claimed != 10 || got != claimed {
-		t.Errorf("%d of %d flows were taken back", got, claimed)
+		t.Errorf("%d of %d records were freed", got, claimed)
 	}
 	e.audit(t)
 }

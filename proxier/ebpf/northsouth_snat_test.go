@@ -18,11 +18,11 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// Towards one backend there are as many connections as unused ports on the
-// node. The next one is refused and counted, and served when one of them has ended.
+// TestSourcePortsRunOut: a backend can have as many connections as the node has unused ports. The
+// next one is refused and counted. It is served when one of the others has ended.
 func TestSourcePortsRunOut(t *testing.T) {
 	const first, ports = 1024, 50
-	// The host listens at one, and is connected from another one to that backend.
+	// The host listens on this port, and connects to that backend from another one.
 	const listening = first + 7
 	for _, network := range []string{"tcp", "udp"} {
 		e := newEdge(t, Options{NodePortRange: datapath.PortRange{First: first + ports, Last: 65535}})
@@ -52,7 +52,7 @@ func TestSourcePortsRunOut(t *testing.T) {
 					v := e.visit(t, n)
 					peer := v.seen(t)
 					if peer.Addr() != own || peer.Port() < first || peer.Port() >= first+ports || peer.Port() == listening || peer.Port() == connected {
-						t.Errorf("the backend sees %s", peer)
+						t.Errorf("the backend sees %s, which must not be used", peer)
 					}
 					if used[peer.Port()] != nil {
 						t.Fatalf("port %d is used twice", peer.Port())
@@ -60,14 +60,14 @@ func TestSourcePortsRunOut(t *testing.T) {
 					used[peer.Port()] = v
 				}
 				if _, err := e.client.Ask(t.Context(), n.network, n.to); !errors.Is(err, unix.ECONNREFUSED) {
-					t.Errorf("one too many: %v", err)
+					t.Errorf("connection without a free port: %v", err)
 				}
 				if got := counts.since(t)["rejected_no_source_port"]; got != 1 {
-					t.Errorf("%d packets were rejected for want of a port", got)
+					t.Errorf("%d packets were rejected without a free port", got)
 				}
-				// Another backend is another matter.
+				// Other backends have ports of their own.
 				e.use(t, e.there, other)
-				waitFor(t, "an answer of the other backend", func() bool {
+				waitFor(t, "a reply of the other backend", func() bool {
 					r, err := e.client.Ask(t.Context(), n.network, n.to)
 					if err != nil && !errors.Is(err, unix.ECONNREFUSED) {
 						t.Error(err)
@@ -77,7 +77,7 @@ func TestSourcePortsRunOut(t *testing.T) {
 				e.use(t, e.there)
 
 				ended := used[first]
-				lab.HangUp(t.Context(), ended.conn) // who does not know that it ended would ask again, for a port
+				lab.HangUp(t.Context(), ended.conn) // otherwise a retransmission would get a new flow, and with it a port
 				if err := ended.conn.Close(); err != nil {
 					t.Fatal(err)
 				}
@@ -102,7 +102,7 @@ func TestSourcePortsRunOut(t *testing.T) {
 	}
 }
 
-// seen asks once more, for whom the backend sees.
+// seen sends another request, and returns the client's address as the backend sees it.
 func (v *visit) seen(t testing.TB) netip.AddrPort {
 	t.Helper()
 	r, err := lab.AskConn(t.Context(), v.conn)
@@ -112,12 +112,12 @@ func (v *visit) seen(t testing.TB) netip.AddrPort {
 	return r.Peer
 }
 
-// forget has the flow of a connection end, as it would after a day without packets.
+// forget ends the flow of a connection, as after a day without packets.
 func (e *edge) forget(t testing.TB, v *visit) {
 	t.Helper()
 	client := netip.MustParseAddrPort(v.conn.LocalAddr().String())
 	timeouts := flowtable.DefaultTimeouts()
-	waitFor(t, "the end of a flow", func() bool { // its last packets may be on their way
+	waitFor(t, "the end of a flow", func() bool { // its last packets may still be queued
 		err := e.tier.flowTable.Each(func(_ int, list []lbmap.Flow) error {
 			for i := range list {
 				f := &list[i]
@@ -138,10 +138,10 @@ func (e *edge) forget(t testing.TB, v *visit) {
 	})
 }
 
-// Clients that have the same port go by different ones, where they come to the same
-// backend.
+// TestClientsWithTheSamePort: clients with the same source port get different ones towards the
+// same backend.
 func TestClientsWithTheSamePort(t *testing.T) {
-	e := newEdge(t, Options{NodePortRange: datapath.PortRange{First: 1028, Last: 65535}}) // no more than needed
+	e := newEdge(t, Options{NodePortRange: datapath.PortRange{First: 1028, Last: 65535}}) // just enough ports
 	serve(t, e.there)
 	e.use(t, e.there)
 	for i, n := range e.entries() {
@@ -159,14 +159,14 @@ func TestClientsWithTheSamePort(t *testing.T) {
 			peers = append(peers, r.Peer)
 		}
 		if peers[0] == peers[1] {
-			t.Errorf("%s: both are %s", n, peers[0])
+			t.Errorf("%s: the backend sees %s for both clients", n, peers[0])
 		}
 	}
 }
 
-// Source ports are no privileged ones, no NodePorts, and none that the kernel gives to
-// connections of the host, as long as there are others; each backend has ports out of
-// all that there are, and none twice.
+// TestSourcePorts: no source port is privileged, a NodePort, or one that the kernel assigns to
+// the host's own connections, as long as there are others. Ports towards each backend are
+// distributed over the whole pool, and none is used twice.
 func TestSourcePorts(t *testing.T) {
 	const flows, backends = 5000, 8
 	nodePorts := datapath.PortRange{First: 30000, Last: 32767}
@@ -184,7 +184,7 @@ func TestSourcePorts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	waitFor(t, "all flows to be made", func() bool { return e.tier.flowTable.Used() == flows })
+	waitFor(t, "all flows to be created", func() bool { return e.tier.flowTable.Used() == flows })
 	var ephemeral datapath.PortRange
 	if err := e.at.Do(func() (err error) { ephemeral, err = datapath.EphemeralPorts(); return err }); err != nil {
 		t.Fatal(err)
@@ -196,7 +196,7 @@ func TestSourcePorts(t *testing.T) {
 				backend, port := lbmap.ToAddr(f.Reply.Src), lbmap.ToAddrPort(f.Reply.Dst, f.Reply.Dport).Port()
 				used[backend] = append(used[backend], port)
 				if one := (datapath.PortRange{First: port, Last: port}); port < 1024 || one.Overlaps(nodePorts) || one.Overlaps(ephemeral) {
-					t.Errorf("port %d is used", port)
+					t.Errorf("port %d is used, which is reserved", port)
 				}
 			}
 		}
@@ -210,10 +210,10 @@ func TestSourcePorts(t *testing.T) {
 		if all := len(ports); len(slices.Compact(ports)) != all {
 			t.Errorf("%s: a port is used twice", backend)
 		}
-		// Of blocks of 4096, these are wholly in the pool.
+		// These blocks of 4096 ports are entirely in the pool.
 		for _, block := range []uint16{1, 2, 3, 4, 5, 6} {
 			if !slices.ContainsFunc(ports, func(p uint16) bool { return p/4096 == block }) {
-				t.Errorf("%s: of %d ports, none is out of %d-%d", backend, len(ports), block*4096, block*4096+4095)
+				t.Errorf("%s: of %d ports, none is in %d-%d", backend, len(ports), block*4096, block*4096+4095)
 			}
 		}
 	}

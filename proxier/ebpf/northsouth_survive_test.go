@@ -21,12 +21,12 @@ import (
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
 
-// I3: connections from outside go on and new ones are made, whatever becomes of the
-// process, of its maps and of the way in which its programs are attached. When the
-// device itself goes away and comes back, what is open goes on.
+// TestConnectionsSurvive (I3): established connections from outside continue, and new ones are
+// served, through restarts, new maps and other attach methods. When the device itself is removed
+// and comes back, established connections continue.
 func TestConnectionsSurvive(t *testing.T) {
-	// With a small ring of young flows, one whose packet was lost would be forgotten
-	// until it is sent again.
+	// In a small ring, young flows whose packet was lost would be evicted before the packet is
+	// retransmitted.
 	sizes := lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
 		TCPFlows: 1 << 10, UDPFlows: 1 << 10, YoungFlows: 1 << 14}
 	e := newEdge(t, Options{Sizes: sizes}, lab.Options{Nodes: live.Guarded})
@@ -40,14 +40,14 @@ func TestConnectionsSurvive(t *testing.T) {
 		opts.Sizes = sizes
 		e.begin(t, opts, nil)
 		if e.tier.Adopted() != adopted {
-			t.Fatalf("the maps were taken over: %v", !adopted)
+			t.Fatalf("the maps were adopted: %v", !adopted)
 		}
 		e.use(t, pods...)
 	}
 	for _, step := range []struct {
 		name string
 		do   func()
-		// rest are those that cannot do without the way that is missing meanwhile.
+		// rest are the kinds of traffic that pause during the step, because they cannot bear it.
 		rest []use
 	}{
 		{"restarts", func() {
@@ -67,10 +67,10 @@ func TestConnectionsSurvive(t *testing.T) {
 			again(Options{}, true)
 			sizes = usual
 			again(Options{}, true)
-			// The packets of a flow that begins this very moment may not find it.
+			// A packet may miss a flow that is created during the copy.
 		}, []use{newUDP}},
 		{"no route to a backend", func() { withoutRoute(t, e.at, e.two) }, []use{newTCP, newUDP}},
-		// While a clsact qdisc comes or goes, the kernel drops what is sent.
+		// While a clsact qdisc is added or removed, the kernel drops outgoing packets.
 		{"another method", func() {
 			again(Options{TC: tc.Clsact}, true)
 			again(Options{TC: tc.TCX}, true)
@@ -84,7 +84,7 @@ func TestConnectionsSurvive(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, []use{newTCP, newUDP}},
-		// Before the proxy can know of it, the kernel refuses what comes in by it.
+		// Until the proxy knows the new device, the kernel answers its packets with resets.
 		{"another uplink", func() { allAcknowledged(t, pods...); replug(t, e) }, []use{open, newTCP, newUDP}},
 	} {
 		start := load.counts()
@@ -105,8 +105,8 @@ func TestConnectionsSurvive(t *testing.T) {
 	}
 }
 
-// withoutRoute has a node know of no way to another one's pods, for as long as a client
-// needs to send again.
+// withoutRoute removes a node's routes to the pods of another one, for long enough that clients
+// retransmit.
 func withoutRoute(t *testing.T, at, to *lab.Node) {
 	t.Helper()
 	replies, err := at.Capture(lab.Uplink, func(c lab.Captured) bool { return !c.Outgoing && c.TCP != nil })
@@ -138,7 +138,7 @@ func withoutRoute(t *testing.T, at, to *lab.Node) {
 			t.Fatal(err)
 		}
 	}
-	// Every segment that gets no answer is sent again, and others follow.
+	// Each unanswered segment is retransmitted.
 	for range 200 {
 		if _, err := replies.Expect(t.Context(), func(lab.Captured) bool { return true }); err != nil {
 			t.Fatal(err)
@@ -154,8 +154,8 @@ func withoutRoute(t *testing.T, at, to *lab.Node) {
 	}
 }
 
-// allAcknowledged waits until nothing that these pods sent is unanswered: otherwise
-// clients, whose acknowledgements take their time, send even at rest.
+// allAcknowledged waits until everything that these pods sent is acknowledged: otherwise clients,
+// which delay acknowledgements, would send packets even while their traffic pauses.
 func allAcknowledged(t *testing.T, pods ...*lab.Pod) {
 	t.Helper()
 	waiting := func(p *lab.Pod) (n int) {
@@ -180,13 +180,14 @@ func allAcknowledged(t *testing.T, pods ...*lab.Pod) {
 	}
 	for deadline := time.Now().Add(patience); slices.ContainsFunc(pods, func(p *lab.Pod) bool { return waiting(p) > 0 }); {
 		if time.Now().After(deadline) {
-			t.Fatal("clients do not acknowledge what they got")
+			t.Fatal("clients do not acknowledge all they received")
 		}
 		lull(t.Context())
 	}
 }
 
-// replug gives the node another uplink, which the tier learns of as a process does.
+// replug gives the node another uplink. The tier learns of it through the watcher, as in a real
+// process.
 func replug(t *testing.T, e *edge) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -228,13 +229,13 @@ func replug(t *testing.T, e *edge) {
 type use int
 
 const (
-	open use = iota // one request after the other over the same
+	open use = iota // requests one after another over the same connection
 	newTCP
 	newUDP
 	uses
 )
 
-// load is many connections that are used all the time, and new ones beside them.
+// load is many connections in permanent use, and new ones beside them.
 type load struct {
 	e    *edge
 	open []*connection
@@ -242,21 +243,21 @@ type load struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	workers sync.WaitGroup
-	rests   [uses]sync.RWMutex // held for writing while those are to rest
+	rests   [uses]sync.RWMutex // locked for writing while that traffic pauses
 
 	openAnswers, freshAnswers, failures atomic.Int64
 }
 
-// connection is one of them.
+// connection is an established connection of the load.
 type connection struct {
 	net.Conn
 	entry   entry
-	server  string // that answered first
+	server  string // the server that sent the first reply
 	answers atomic.Int64
 	broken  atomic.Bool
 }
 
-// newLoad opens so many connections by each entry.
+// newLoad opens that many connections to each entry.
 func newLoad(t *testing.T, e *edge, each int) *load {
 	t.Helper()
 	l := &load{e: e}
@@ -289,8 +290,8 @@ func newLoad(t *testing.T, e *edge, each int) *load {
 	return l
 }
 
-// patience is how long a request may take: what is lost while there is no way is sent
-// again after ever longer pauses.
+// patience limits the time of a request: packets that are lost are retransmitted at growing
+// intervals.
 const patience = 20 * time.Second
 
 func (l *load) use(t *testing.T, c *connection) {
@@ -312,7 +313,7 @@ func (l *load) use(t *testing.T, c *connection) {
 	}
 }
 
-// dial makes one connection after the other.
+// dial opens one connection after another.
 func (l *load) dial(t *testing.T, n entry) {
 	rest := &l.rests[newTCP]
 	if n.network == "udp" {
@@ -334,7 +335,7 @@ func (l *load) dial(t *testing.T, n entry) {
 	}
 }
 
-// lull leaves some of the CPU to others.
+// lull pauses, to leave CPU time to others.
 func lull(ctx context.Context) {
 	timer := time.NewTimer(10 * time.Millisecond)
 	defer timer.Stop()
@@ -344,8 +345,8 @@ func lull(ctx context.Context) {
 	}
 }
 
-// allAnswered waits until every connection was answered twice more: the first request
-// may have been under way.
+// allAnswered waits until every connection got two more replies: the first request may have been
+// sent before.
 func (l *load) allAnswered(t *testing.T, when string) {
 	t.Helper()
 	want := make([]int64, len(l.open))
@@ -358,7 +359,7 @@ func (l *load) allAnswered(t *testing.T, when string) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: connection %s to %s is not answered any more", when, l.open[waiting].entry, l.open[waiting].server)
+			t.Fatalf("%s: connection %s to %s does not get replies any more", when, l.open[waiting].entry, l.open[waiting].server)
 		}
 		lull(l.ctx)
 	}
@@ -369,7 +370,7 @@ func (l *load) stop() {
 	l.workers.Wait()
 }
 
-// loadCounts are answers over open and over new connections, and what went wrong.
+// loadCounts are the replies over open and over new connections, and the failures.
 type loadCounts struct{ open, fresh, broken, failed int64 }
 
 func (l *load) counts() loadCounts {

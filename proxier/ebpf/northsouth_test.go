@@ -13,14 +13,14 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// The tests in northsouth_*_test.go have clients outside the cluster, whose packets
-// no socket program sees. They dial the Service "web" at
+// The tests in northsouth_*_test.go have clients outside the cluster, whose packets do not pass
+// any socket program. They dial the Service "web" at
 //
-//	172.18.0.1:30080  [fd00:18::1]:30080         node1, where the tier is
-//	203.0.113.10:80   [2001:db8:203:113::10]:80  a load balancer IP, led to node1
+//	172.18.0.1:30080  [fd00:18::1]:30080         node1, where the tier runs
+//	203.0.113.10:80   [2001:db8:203:113::10]:80  a load balancer IP, routed to node1
 //
-// and reach port 8080 of "here", a pod of node1, or of "there", a pod of node2,
-// where no tier runs.
+// and reach port 8080 of "here", a pod of node1, or of "there", a pod of node2, where no tier
+// runs.
 const (
 	nodePort = 30080
 	lbPort   = 80
@@ -31,7 +31,7 @@ var (
 	lb6 = netip.MustParseAddr("2001:db8:203:113::10")
 )
 
-// edge is the node that clients come to, and who takes part.
+// edge is the node that clients connect to, with the other participants.
 type edge struct {
 	*node
 	two         *lab.Node
@@ -39,7 +39,7 @@ type edge struct {
 	here, there *lab.Pod
 }
 
-// newEdge serves the Service without endpoints. Nothing listens in the pods.
+// newEdge starts a tier that serves the Service without endpoints. The pods have no listeners.
 func newEdge(t testing.TB, opts Options, network ...lab.Options) *edge {
 	t.Helper()
 	l := lab.NewT(t, network...)
@@ -61,8 +61,8 @@ func newEdge(t testing.TB, opts Options, network ...lab.Options) *edge {
 	return e
 }
 
-// begin starts a process that knows the node and the Service; change, if not nil,
-// makes another Service of it. NodePorts are served at the node's own addresses alone.
+// begin starts a process that knows the node and the Service. change may modify the Service; nil
+// leaves it alone. NodePorts are served only at the node's primary addresses.
 func (e *edge) begin(t testing.TB, opts Options, change func(*v1.Service)) {
 	t.Helper()
 	tier, err := openOn(t, e.at, opts)
@@ -85,7 +85,7 @@ func (e *edge) begin(t testing.TB, opts Options, change func(*v1.Service)) {
 	e.OnServiceAdd(edgeService(change))
 }
 
-// besides is an address of no use to NodePorts, if the node has it.
+// besides is an address of the node at which NodePorts are not served.
 var besides = netip.MustParseAddr("172.18.0.77")
 
 func edgeFacts(at *lab.Node) proxier.Facts {
@@ -111,7 +111,7 @@ func edgeService(change func(*v1.Service)) *v1.Service {
 	return s
 }
 
-// use makes these pods the endpoints.
+// use makes the pods the endpoints.
 func (e *edge) use(t testing.TB, pods ...*lab.Pod) {
 	t.Helper()
 	e.setPods(pods...)
@@ -133,7 +133,7 @@ func (n entry) String() string {
 	return n.network + family + " by " + n.kind
 }
 
-// entries are all of them, of one protocol or of both.
+// entries returns the entries of the given protocols, by default of both.
 func (e *edge) entries(networks ...string) (list []entry) {
 	if len(networks) == 0 {
 		networks = []string{"tcp", "udp"}
@@ -149,10 +149,10 @@ func (e *edge) entries(networks ...string) (list []entry) {
 	return list
 }
 
-// addrs are those of the node.
+// addrs returns the addresses of the node.
 func (e *edge) addrs() []netip.Addr { return []netip.Addr{e.at.Addr4, e.at.Addr6} }
 
-// addrOf is the sandbox's address of the same family.
+// addrOf returns the sandbox's address of the same family.
 func addrOf(s *lab.Sandbox, family netip.Addr) netip.Addr {
 	if family.Is4() {
 		return s.Addr4
@@ -160,7 +160,7 @@ func addrOf(s *lab.Sandbox, family netip.Addr) netip.Addr {
 	return s.Addr6
 }
 
-// counted tells how many packets had which outcome since it was asked last.
+// counted reads packet counters by result, as differences since the last call.
 type counted struct {
 	tier *Tier
 	last map[string]uint64

@@ -12,9 +12,9 @@ import (
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
 
-// Megabytes both ways, and datagrams in fragments, arrive as they were sent: where
-// super-packets without checksums cross the node, and where all is on the wire as
-// real devices have it, past a netfilter that drops what it cannot attribute.
+// TestTransfers: megabytes in both directions, and fragmented datagrams, arrive unchanged. This
+// is tested with offloads, where super-packets without checksums cross the node, and with packets
+// as on a real wire, on nodes whose netfilter drops packets of unknown connections.
 func TestTransfers(t *testing.T) {
 	for name, network := range map[string]lab.Options{
 		"offload":  {},
@@ -55,7 +55,7 @@ func TestTransfers(t *testing.T) {
 	}
 }
 
-// useAddrs makes addresses the endpoints, of either family.
+// useAddrs makes addresses of both families the endpoints.
 func (e *edge) useAddrs(t testing.TB, addrs ...netip.Addr) {
 	t.Helper()
 	for _, s := range slicesOf("web") {

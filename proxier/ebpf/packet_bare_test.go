@@ -11,12 +11,12 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// TestPacketBare has packets pass the programs for devices without Ethernet headers.
+// TestPacketBare runs the programs for devices without Ethernet headers.
 //
-// The kernel takes the first 14 bytes for such a header wherever it runs a program on
-// request. So it is made to look like one: the device gets the address that the packet
-// begins with, and sources are such that their bytes read as the type of the frame. A
-// header of IPv4 begins like a multicast address, unless it has one word of options.
+// In test runs, the kernel takes the first 14 bytes of a packet for an Ethernet header. So the
+// packet must begin like one: the device gets the address that the packet begins with, and
+// source addresses have bytes that read as the EtherType. An IPv4 header begins like a multicast
+// address, unless it has one word of options.
 func TestPacketBare(t *testing.T) {
 	p := newPath(t, Options{NodePortRange: onePort})
 	p.endsCluster(t)
@@ -48,7 +48,7 @@ func TestPacketBare(t *testing.T) {
 					return err
 				}
 				if got.Verdict != test.verdict {
-					t.Errorf("verdict %d, want %d, of\n%s", got.Verdict, test.verdict, send)
+					t.Errorf("verdict %d, want %d, for\n%s", got.Verdict, test.verdict, send)
 				}
 				expected := frame
 				if !isNothing(want) {

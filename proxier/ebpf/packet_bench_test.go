@@ -21,16 +21,16 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// BenchmarkPacket measures what a program takes for a packet on a node with 50,000
-// frontends and as many established flows, half of them to other nodes.
+// BenchmarkPacket measures the time of a program for one packet, on a node with 50,000 frontends
+// and as many established flows, half of them to other nodes.
 //
-// The kernel runs a program in a loop, on one packet. So a small program runs first,
-// which makes it one of some flow, picked at random, and calls the other. What that
-// takes with nothing behind it is subtracted.
+// The kernel's test run repeats a program with the same packet. So a small program runs first: it
+// rewrites the packet to that of a random flow, and tail-calls the measured program. The time of
+// the small program alone is subtracted.
 func BenchmarkPacket(b *testing.B) {
 	const services, clients = 50000, 1 << 20
 	p := newPath(b, Options{Sizes: lbmap.DefaultSizes()})
-	p.use(b, "lo") // where the kernel runs programs if it is not told of a device
+	p.use(b, "lo") // the device of test runs that name none
 	var frontends [2][]netip.AddrPort
 	for i := range services {
 		addr := netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)})
@@ -43,8 +43,8 @@ func BenchmarkPacket(b *testing.B) {
 	client := func(i int) netip.AddrPort {
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{8, byte(i >> 16), byte(i >> 8), byte(i)}), 1000)
 	}
-	// All flows are there before any is measured.
-	var requests, replies [2][]datapath.Tuple // by whether they lead elsewhere
+	// All flows are created before the measurements.
+	var requests, replies [2][]datapath.Tuple // index 1: backends on other nodes
 	for i := range services {
 		request := datapath.Tuple{Src: client(i), Dst: frontends[i%2][i/2]}
 		requests[i%2], replies[i%2] = append(requests[i%2], request), append(replies[i%2], p.establish(b, request))
@@ -73,7 +73,7 @@ func BenchmarkPacket(b *testing.B) {
 		{"established/reply", out, packet.ACK, replies[0]},
 		{"established/remote", in, packet.ACK, requests[1]},
 		{"established/remote/reply", in, packet.ACK, replies[1]},
-		// More than there is room for push out each other, as in a flood.
+		// More flows than the ring has slots evict each other, as in a flood.
 		{"new", in, packet.SYN, fresh(frontends[0])},
 		{"new/remote", in, packet.SYN, fresh(frontends[1])},
 	} {
@@ -81,8 +81,8 @@ func BenchmarkPacket(b *testing.B) {
 	}
 }
 
-// BenchmarkPacketFlood begins flows as fast as all CPUs can, with tables of 65,536 of
-// which most are in use by established ones: none of those may be gone afterwards.
+// BenchmarkPacketFlood creates flows as fast as all CPUs can. Most of 65,536 records are in use by
+// established flows, and none of those may be lost.
 func BenchmarkPacketFlood(b *testing.B) {
 	const established, clients = 60_000, 1 << 20
 	sizes := lbmap.DefaultSizes()
@@ -134,7 +134,7 @@ func BenchmarkPacketFlood(b *testing.B) {
 	flooding.Wait()
 	b.StopTimer()
 	if kept := table.Count(lbmap.FlowKeptTCP); kept != established {
-		b.Errorf("%d of %d established flows are left", kept, established)
+		b.Errorf("%d of %d established flows remain", kept, established)
 	}
 	lost := 0
 	for _, o := range open {
@@ -151,8 +151,8 @@ func BenchmarkPacketFlood(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// addBenchService adds the i-th Service. Every other one has an endpoint here, the
-// others one of many elsewhere, so that there are source ports for all.
+// addBenchService adds the i-th Service. Those with even numbers have a local endpoint. The others
+// have one of many remote endpoints, so that there are enough source ports.
 func (p *path) addBenchService(i int, addr netip.Addr) {
 	name := fmt.Sprintf("s%d", i)
 	backend, node := p.pod.Addr4, p.at.Name
@@ -165,7 +165,7 @@ func (p *path) addBenchService(i int, addr netip.Addr) {
 	p.OnEndpointSliceAdd(s)
 }
 
-// establish has a flow established, and returns what the backend sends then.
+// establish establishes a flow, and returns the tuple of the backend's packets.
 func (p *path) establish(b testing.TB, request datapath.Tuple) (reply datapath.Tuple) {
 	b.Helper()
 	err := p.at.Do(func() error {
@@ -219,13 +219,13 @@ func (p *path) measure(b *testing.B, program *ciliumebpf.Program, flags packet.F
 	b.ReportMetric(0, "ns/op")
 }
 
-// driver makes a packet one of many, and calls another program.
+// driver rewrites a packet to that of a random flow, and calls another program.
 type driver struct {
 	program, nothing *ciliumebpf.Program
 	tuples, next     *ciliumebpf.Map
 }
 
-// Places in a frame of IPv4 without options.
+// Offsets in a frame with an IPv4 header without options.
 const (
 	frameTTL   = 14 + 8
 	frameAddrs = 14 + 12
@@ -285,5 +285,5 @@ func newDriver(of []datapath.Tuple) (d *driver, err error) {
 }
 
 func (d *driver) close() {
-	_ = errors.Join(d.program.Close(), d.nothing.Close(), d.tuples.Close(), d.next.Close()) // nil is closed
+	_ = errors.Join(d.program.Close(), d.nothing.Close(), d.tuples.Close(), d.next.Close()) // Close accepts nil
 }

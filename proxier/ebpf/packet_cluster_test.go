@@ -17,15 +17,15 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 )
 
-// Ports of the Services of random clusters, of their endpoints, and NodePorts.
+// Ports of the Services of random clusters and of their endpoints, and NodePorts.
 var (
 	randomPorts     = []int32{80, 53}
 	randomTargets   = []int32{8080, 80}
 	randomNodePorts = []int32{30001, 30002, 30003}
 )
 
-// randomEndpoints are endpoints by the node they are on, each in both families:
-// pods, pods that are not there, host network, and one that no pod network has.
+// randomEndpoints are endpoints by node, each in both families: pods, pods that do not exist, the
+// host network, and one outside any pod network.
 var randomEndpoints = []struct{ node, four, six string }{
 	{"node1", "10.244.1.1", "fd00:10:244:1::1"},
 	{"node1", "10.244.1.9", "fd00:10:244:1::9"},
@@ -39,13 +39,13 @@ var randomEndpoints = []struct{ node, four, six string }{
 
 const randomServices = 6
 
-// randomCluster has Services and slices by name.
+// randomCluster has Services and slices, by name.
 type randomCluster struct {
 	services map[string]*v1.Service
 	slices   map[string]*discoveryv1.EndpointSlice
 }
 
-// fill replaces all objects by random ones.
+// fill replaces all objects with random ones.
 func (c *randomCluster) fill(r *rand.Rand, h proxier.Handler) {
 	for _, name := range slices.Sorted(maps.Keys(c.slices)) {
 		h.OnEndpointSliceDelete(c.slices[name])
@@ -60,7 +60,7 @@ func (c *randomCluster) fill(r *rand.Rand, h proxier.Handler) {
 	}
 }
 
-// change is an event of one Service.
+// change makes a random change of one Service.
 func (c *randomCluster) change(r *rand.Rand, h proxier.Handler) string {
 	i := r.IntN(randomServices)
 	if r.IntN(4) > 0 {
@@ -100,7 +100,7 @@ func (c *randomCluster) setService(r *rand.Rand, h proxier.Handler, i int) {
 	c.services[s.Name] = s
 }
 
-// open gives a Service addresses for clients outside.
+// open gives a Service addresses for outside clients.
 func (c *randomCluster) open(r *rand.Rand, s *v1.Service) {
 	one := func(n int) bool { return r.IntN(n) == 0 }
 	s.Spec.Type = v1.ServiceTypeLoadBalancer
@@ -130,7 +130,7 @@ func (c *randomCluster) open(r *rand.Rand, s *v1.Service) {
 	}
 }
 
-// setSlices gives a Service other endpoints; now and then none.
+// setSlices gives a Service random endpoints, sometimes none.
 func (c *randomCluster) setSlices(r *rand.Rand, h proxier.Handler, i int) {
 	service := fmt.Sprintf("s%d", i)
 	four, six := writertest.Slice(service+"-4", service), writertest.Slice(service+"-6", service)
@@ -142,7 +142,7 @@ func (c *randomCluster) setSlices(r *rand.Rand, h proxier.Handler, i int) {
 			{Name: ptr.To("u"), Port: ptr.To(target), Protocol: ptr.To(v1.ProtocolUDP)},
 		}
 	}
-	share := r.IntN(4) // how many of the endpoints are there
+	share := r.IntN(4) // how many of the endpoints exist
 	for _, x := range randomEndpoints {
 		if r.IntN(6) >= share {
 			continue
@@ -166,13 +166,13 @@ func (c *randomCluster) setSlices(r *rand.Rand, h proxier.Handler, i int) {
 	}
 }
 
-// Addresses and ports that random packets are from, and for.
+// Addresses and ports of random packets.
 var (
 	randomSources = []string{
 		"198.51.100.1", "198.51.100.2", "10.244.2.1", "172.18.0.2", "172.18.0.1", "192.168.7.1", "10.244.1.1",
 		"2001:db8:51:100::1", "2001:db8:51:100::2", "fd00:10:244:2::1", "fd00:18::2", "fd00:18::1", "fd00:7::1", "fd00:10:244:1::1",
 	}
-	// Packets from there are not to be answered.
+	// Packets from these addresses must not be answered.
 	martians           = []string{"127.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "::1", "::", "ff02::1"}
 	randomSourcePorts  = []uint16{1000, 1001, 8080}
 	randomDestinations = []string{
@@ -186,7 +186,7 @@ var (
 
 func pick[T any](r *rand.Rand, list []T) T { return list[r.IntN(len(list))] }
 
-// pickAddr is one of a family.
+// pickAddr picks an address of a family.
 func pickAddr(r *rand.Rand, list []string, four bool) netip.Addr {
 	for {
 		if a := netip.MustParseAddr(pick(r, list)); a.Is4() == four {

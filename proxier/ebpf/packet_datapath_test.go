@@ -30,15 +30,15 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// The node whose packet programs these tests run, and what is around it:
+// The node whose packet programs these tests run, and its neighbourhood:
 //
-//	172.18.0.1     fd00:18::1            node1, this one: serves NodePorts there
-//	192.168.7.1    fd00:7::1             another address of it, without NodePorts
-//	10.96.0.250    fd00:10:96::250       and one out of the range of ClusterIPs
-//	10.244.1.1     fd00:10:244:1::1      pod of this node
-//	10.244.1.0/24  fd00:10:244:1::/64    pods of this node that are not there
-//	10.244.2.0/24  fd00:10:244:2::/64    pods of node2, by way of the uplink
-//	198.51.100.0/24 2001:db8:51:100::/64 clients, and whatever else: by way of it, too
+//	172.18.0.1     fd00:18::1            node1, the tested node: serves NodePorts at this address
+//	192.168.7.1    fd00:7::1             another address of node1, without NodePorts
+//	10.96.0.250    fd00:10:96::250       an address of node1 in the range of ClusterIPs
+//	10.244.1.1     fd00:10:244:1::1      pod of node1
+//	10.244.1.0/24  fd00:10:244:1::/64    pods of node1 that do not exist
+//	10.244.2.0/24  fd00:10:244:2::/64    pods of node2, through the uplink
+//	198.51.100.0/24 2001:db8:51:100::/64 clients, through the uplink, as all other addresses
 var (
 	other4 = netip.MustParseAddr("192.168.7.1")
 	other6 = netip.MustParseAddr("fd00:7::1")
@@ -47,21 +47,21 @@ var (
 )
 
 const (
-	// node2MTU is what fits through the link of node2.
+	// node2MTU is the MTU of node2's link.
 	node2MTU   = 1400
 	largestOut = 1 << 12
 )
 
-// nodePortRange is what source ports are not taken from.
+// nodePortRange is excluded from source ports.
 var nodePortRange = ebpfdatapath.PortRange{First: 30000, Last: 32767}
 
-// pathSizes leave room for few flows, so that they push out each other.
+// pathSizes have space for few flows, so that they evict each other.
 var pathSizes = lbmap.Sizes{
 	Frontends: 1 << 10, Services: 1 << 8, Backends: 1 << 10, Slots: 1 << 11, Affinity: 1 << 12, UDPPeers: 1 << 4, OptOuts: 16,
 	TCPFlows: 12, UDPFlows: 3, YoungFlows: 16,
 }
 
-// pathFacts are those of the node.
+// pathFacts returns the facts of the node.
 func pathFacts(at *lab.Node) proxier.Facts {
 	locals := []netip.Addr{at.Addr4, at.Addr6, other4, other6, inner4, inner6}
 	slices.SortFunc(locals, netip.Addr.Compare)
@@ -72,13 +72,13 @@ func pathFacts(at *lab.Node) proxier.Facts {
 	}
 }
 
-// pathPolicy serves NodePorts at the node's own addresses alone.
+// pathPolicy serves NodePorts only at the node's primary addresses.
 func pathPolicy(at *lab.Node) proxier.Policy {
 	return proxier.Policy{NodePorts: proxier.NodePortSelector{Primary: true}}
 }
 
-// path is a node whose packet programs run on one packet at a time, as if that had
-// come in by the node's uplink, or were about to leave by it.
+// path is a node whose packet programs run on one packet at a time, as if it had arrived through
+// the node's uplink, or were about to leave through it.
 type path struct {
 	*proxier.Proxier
 	lab      *lab.Lab
@@ -90,12 +90,12 @@ type path struct {
 	programs *ebpfdatapath.PacketPrograms
 	variant  ebpfdatapath.Variant
 	uplink   int // its index
-	device   int // by which packets pass
+	device   int // index of the device that packets pass
 	mac      packet.MAC
-	routes   map[netip.Addr]datapath.Route // without MTU if there is none
+	routes   map[netip.Addr]datapath.Route // MTU is 0 if there is none
 	context  []byte
 	out      []byte
-	flows    []lbmap.Flow // as the programs have them
+	flows    []lbmap.Flow // the programs' records
 	model    *datapath.Model
 	counted  map[string]uint64 // by reason, at the last reset
 }
@@ -118,7 +118,7 @@ func newPodPath(t testing.TB, opts Options, fromPod bool) *path {
 	return p
 }
 
-// newPath opens the tier on a node. Options that are zero are those of the tests.
+// newPath opens the tier on a node. Options that are zero get the defaults of these tests.
 func newPath(t testing.TB, opts Options) *path {
 	t.Helper()
 	l := lab.NewT(t)
@@ -160,7 +160,7 @@ func newPath(t testing.TB, opts Options) *path {
 	if err := tier.SetUplinks(t.Context(), uplinksOf(t, p.at)); err != nil {
 		t.Fatal(err)
 	}
-	// Frames in reports can be used again.
+	// With a fixed MAC address, frames in failure reports can be replayed.
 	p.use(t, lab.Uplink)
 	p.rename(t, []byte{2, 0, 0, 0, 0, 2})
 	p.use(t, lab.Uplink)
@@ -176,7 +176,7 @@ func newPath(t testing.TB, opts Options) *path {
 	return p
 }
 
-// use has packets pass another device.
+// use makes packets pass another device.
 func (p *path) use(t testing.TB, device string) {
 	t.Helper()
 	link, err := p.at.Netlink().LinkByName(device)
@@ -189,7 +189,7 @@ func (p *path) use(t testing.TB, device string) {
 	binary.NativeEndian.PutUint32(p.context[skbIfindex:], uint32(p.device))
 }
 
-// rename gives the device another address.
+// rename gives the device another MAC address.
 func (p *path) rename(t testing.TB, mac []byte) {
 	t.Helper()
 	link, err := p.at.Netlink().LinkByIndex(p.device)
@@ -201,7 +201,7 @@ func (p *path) rename(t testing.TB, mac []byte) {
 	}
 }
 
-// Places in struct __sk_buff of linux/bpf.h.
+// Offsets in struct __sk_buff of linux/bpf.h.
 const (
 	sizeofSkBuff = 192
 	skbIfindex   = 40
@@ -209,7 +209,7 @@ const (
 	skbGSOSize   = 176
 )
 
-// run has a program look at a frame; only on a thread of the node.
+// run runs a program on a frame. Call it only on a thread of the node.
 func (p *path) run(h datapath.Hook, frame []byte) (datapath.Result, error) {
 	opts := ciliumebpf.RunOptions{Data: frame, DataOut: p.out[:largestOut], Context: p.context}
 	verdict, err := p.programs[h].Run(&opts)
@@ -219,13 +219,13 @@ func (p *path) run(h datapath.Hook, frame []byte) (datapath.Result, error) {
 	return datapath.Result{Verdict: int32(verdict), Frame: opts.DataOut}, nil
 }
 
-// ask runs a program on the node, from any goroutine.
+// ask runs a program on a packet. It may be called from any goroutine.
 func (p *path) ask(h datapath.Hook, q packet.Packet) (r datapath.Result, err error) {
 	err = p.at.Do(func() (err error) { r, err = p.run(h, p.frame(q)); return err })
 	return r, err
 }
 
-// reset forgets all flows, and everything else that packets left behind.
+// reset removes all flows, and all other state that packets left.
 func (p *path) reset() error {
 	var timeouts flowtable.Timeouts
 	if _, err := p.tier.flowTable.Sweep(context.Background(), &timeouts, flowtable.MonotonicSeconds()+math.MaxInt32/2); err != nil {
@@ -252,7 +252,7 @@ func (p *path) reset() error {
 	return err
 }
 
-// node is what the model is told of the node.
+// node returns the node as the model needs it.
 func (p *path) node() datapath.Node {
 	s := p.tier.opts.Sizes
 	return datapath.Node{
@@ -264,7 +264,7 @@ func (p *path) node() datapath.Node {
 	}
 }
 
-// route is what the kernel says of a way. Asking for it costs more than a packet.
+// route returns the kernel's route. Results are cached, because a lookup costs more than a packet.
 func (p *path) route(to netip.Addr) (datapath.Route, bool) {
 	if r, known := p.routes[to]; known {
 		return r, r.MTU > 0
@@ -279,7 +279,7 @@ func (p *path) route(to netip.Addr) (datapath.Route, bool) {
 	return r, r.MTU > 0
 }
 
-// replyOf looks for the flow of a request among those of the programs.
+// replyOf returns the reply tuple of the programs' flow for a request.
 func (p *path) replyOf(request datapath.Tuple) (reply datapath.Tuple, ok bool) {
 	key := lbmap.FlowKey{
 		Src: lbmap.FromAddr(request.Src.Addr()), Dst: lbmap.FromAddr(request.Dst.Addr()),
@@ -297,7 +297,7 @@ func tupleOf(k lbmap.FlowKey) datapath.Tuple {
 	return datapath.Tuple{Src: lbmap.ToAddrPort(k.Src, k.Sport), Dst: lbmap.ToAddrPort(k.Dst, k.Dport), Protocol: k.Proto}
 }
 
-// dump is what the programs know of flows, as the model has it.
+// dump returns the programs' flows in the format of the model.
 func (p *path) dump() (list []string) {
 	for i := range p.flows {
 		f := &p.flows[i]
@@ -322,7 +322,7 @@ func (p *path) dump() (list []string) {
 	return list
 }
 
-// checkFlows compares them with those of the model.
+// checkFlows compares the programs' flows with those of the model.
 func (p *path) checkFlows() error {
 	var want []string
 	for _, f := range p.model.Flows() {
@@ -335,7 +335,7 @@ func (p *path) checkFlows() error {
 	return nil
 }
 
-// checkKeys makes sure that two keys lead to every flow, and none to anything else.
+// checkKeys checks that each flow has its two keys, and that there are no others.
 func (p *path) checkKeys() error {
 	keys := map[lbmap.FlowKey]uint64{}
 	var key lbmap.FlowKey
@@ -365,7 +365,7 @@ func (p *path) checkKeys() error {
 	return nil
 }
 
-// reasonNames are those of enum reason, in its order.
+// reasonNames are the names of enum reason, in its order.
 var reasonNames = func() (names []string) {
 	header, err := os.ReadFile("../../bpf/reasons.h")
 	if err != nil {
@@ -374,10 +374,10 @@ var reasonNames = func() (names []string) {
 	for _, m := range regexp.MustCompile(`(?m)^\t([A-Z_]+),`).FindAllSubmatch(header, -1) {
 		names = append(names, string(m[1]))
 	}
-	return slices.Clip(names[:len(names)-1]) // the last one counts them
+	return slices.Clip(names[:len(names)-1]) // the last one is the number of reasons
 }()
 
-// reasons are the packets counted, by reason.
+// reasons returns the packet counters by reason.
 func (p *path) reasons() (map[string]uint64, error) {
 	list := map[string]uint64{}
 	for i, name := range reasonNames {
@@ -392,7 +392,7 @@ func (p *path) reasons() (map[string]uint64, error) {
 	return list, nil
 }
 
-// counts are the packets counted since the last reset, by reason.
+// counts returns the packets by reason since the last reset.
 func (p *path) counts() (map[string]uint64, error) {
 	list, err := p.reasons()
 	for name, n := range list {
@@ -403,7 +403,7 @@ func (p *path) counts() (map[string]uint64, error) {
 	return list, err
 }
 
-// sync brings what handlers recorded to the programs, and to the model.
+// sync applies the recorded changes to the programs and to the model.
 func (p *path) sync() error {
 	if err := p.Sync(context.Background()); err != nil {
 		return err
@@ -412,7 +412,7 @@ func (p *path) sync() error {
 	return nil
 }
 
-// expire ends flows as if so much time had passed, in the programs and the model.
+// expire ends idle flows as after this time of silence, in the programs and in the model.
 func (p *path) expire(silent time.Duration) error {
 	timeouts := flowtable.DefaultTimeouts()
 	if _, err := p.tier.flowTable.Sweep(context.Background(), &timeouts, flowtable.MonotonicSeconds()+uint32(silent/time.Second)); err != nil {
@@ -436,8 +436,8 @@ func (p *path) expire(silent time.Duration) error {
 	return nil
 }
 
-// resolve has the kernel know everybody that the node has links to. Without it, the
-// programs are told of a route only that there is no neighbour yet.
+// resolve gives the kernel the link-layer addresses of all neighbours. Without them, the programs'
+// route lookups report only that there is no neighbour yet.
 func (p *path) resolve(t testing.TB) {
 	t.Helper()
 	link, err := p.at.Netlink().LinkByName(p.pod.HostLink)

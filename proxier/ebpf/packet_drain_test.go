@@ -15,8 +15,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// drainingPrograms are on the maps of a path, but for frontends and prefixes: they have
-// none.
+// drainingPrograms loads draining programs with the maps of a path, except that the maps of
+// frontends and prefixes are empty.
 func drainingPrograms(t *testing.T, p *path) *datapath.PacketPrograms {
 	t.Helper()
 	spec, err := lbmap.PacketSpec()
@@ -43,15 +43,15 @@ func drainingPrograms(t *testing.T, p *path) *datapath.PacketPrograms {
 	return programs
 }
 
-// While draining, a SYN is of a new connection, whatever there was with its ports, and a
-// flow of UDP is forgotten unless its backend answers.
+// TestPacketDraining: while draining, every SYN belongs to a new connection, even with the ports
+// of an existing flow. A UDP flow expires unless its backend replies.
 func TestPacketDraining(t *testing.T) {
 	const SYN, ACK = packet.SYN, packet.ACK
 	p := newPath(t, Options{NodePortRange: onePort})
 	p.endsCluster(t)
 	serving, draining := p.programs, drainingPrograms(t, p)
 	drain := step{happens: func(p *path) error { p.programs = draining; p.model.Drain(); return nil }}
-	// As if so much time had passed.
+	// silence makes flows look idle for this time.
 	const age = 10
 	silence := step{happens: func(p *path) error {
 		for i := range p.flows {

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// message is one of ICMP and its like of ICMPv6.
+// message returns the ICMP or the ICMPv6 message, by family.
 func (e ends) message(four, six uint16) uint16 {
 	if e.client.Addr().Is4() {
 		return four
@@ -22,7 +22,7 @@ func sized(p packet.Packet, length int) packet.Packet {
 	return p
 }
 
-// hopScenes are about packets that have come too far, or are too long.
+// hopScenes are about expired hop limits, and packets longer than the MTU.
 func hopScenes(p *path, e ends) []scene {
 	const SYN, ACK = packet.SYN, packet.ACK
 	expired := e.message(packet.TimeExceeded, packet.TimeExceeded6)
@@ -77,8 +77,8 @@ func hopScenes(p *path, e ends) []scene {
 	}
 }
 
-// quoting is an ICMP error about a packet, of which so many bytes behind
-// the IP header are quoted; all for 0.
+// quoting returns an ICMP error about a packet. It quotes keep bytes after the IP header, or the
+// whole packet if keep is 0.
 func quoting(from netip.Addr, message uint16, rest uint32, about packet.Packet, keep int) packet.Packet {
 	q := packet.NewError(from, message, rest, about)
 	b := about.Build()
@@ -90,7 +90,7 @@ func quoting(from netip.Addr, message uint16, rest uint32, about packet.Packet, 
 	return q
 }
 
-// to gives a packet another destination.
+// to returns the packet with another destination.
 func to(addr netip.Addr, p packet.Packet) packet.Packet {
 	p = p.Clone()
 	if p.IPv4 != nil {
@@ -101,15 +101,14 @@ func to(addr netip.Addr, p packet.Packet) packet.Packet {
 	return p
 }
 
-// icmpScenes are about ICMP errors, which have to find their way back, and about echo
-// requests.
+// icmpScenes are about ICMP errors, which must be translated back, and about echo requests.
 func icmpScenes(p *path, e ends) []scene {
 	const SYN, ACK = packet.SYN, packet.ACK
 	unreachable := e.message(packet.PortUnreachable, packet.PortUnreachable6)
 	tooBig := e.message(packet.FragNeeded, packet.PacketTooBig6)
 	expired := e.message(packet.TimeExceeded, packet.TimeExceeded6)
 
-	// Both ways of a connection, by protocol.
+	// Both directions of a connection, by protocol.
 	type packets struct{ toLocal, toHere, fromHere, fromLocal, toRemote, toThere, fromThere, fromRemote packet.Packet }
 	ways := func(of func(src, dst netip.AddrPort) packet.Packet) packets {
 		return packets{
@@ -200,7 +199,7 @@ func echoReply(src, dst netip.Addr, id, seq uint16, payload []byte) packet.Packe
 	return q
 }
 
-// untouched are packets that come in, and pass unchanged.
+// untouched are incoming packets that pass unchanged.
 func untouched(list ...packet.Packet) []step { return untouchedFor("", list...) }
 
 func untouchedFor(reason string, list ...packet.Packet) (steps []step) {

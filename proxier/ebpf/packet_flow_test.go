@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// endpoints is a step that changes those of a Service.
+// endpoints is a step that changes the endpoints of a Service.
 func endpoints(service, names string) step {
 	return step{happens: func(p *path) error {
 		p.setEndpoints(service, names)
@@ -20,7 +20,7 @@ func endpoints(service, names string) step {
 	}}
 }
 
-// flowScenes are connections that begin, end, and begin anew.
+// flowScenes are connections that are opened, closed, and opened again.
 func flowScenes(p *path, e ends) []scene {
 	const SYN, ACK, FIN, RST = packet.SYN, packet.ACK, packet.FIN, packet.RST
 	request := func(flags packet.Flags) step {
@@ -111,7 +111,7 @@ func flowScenes(p *path, e ends) []scene {
 				{in, udp(e.client, e.local), next, udp(e.client, e.here), "FORWARD_LOCAL", nil},
 				endpoints("local", "there"),
 				{in, udp(e.client, e.local), redirect, forwarded(udp(e.nat, e.there)), "FORWARD_REMOTE", nil},
-				// What the old one still says is not for the client any more.
+				// Packets of the old backend are not translated any more.
 				{out, udp(e.here, e.client), next, same, "", nil},
 				endpoints("local", "here"),
 			},
@@ -138,7 +138,7 @@ func flowScenes(p *path, e ends) []scene {
 	}
 }
 
-// TestPacketAffinity has a client come back by many ports.
+// TestPacketAffinity: a client with affinity gets the same backend for all its ports.
 func TestPacketAffinity(t *testing.T) {
 	p := newPath(t, Options{})
 	p.endsCluster(t)
@@ -146,7 +146,7 @@ func TestPacketAffinity(t *testing.T) {
 		if err := p.reset(); err != nil {
 			t.Fatal(err)
 		}
-		// backends that clients get, by client.
+		// seen counts the visits to backends, by client.
 		seen := map[netip.Addr]map[netip.Addr]int{}
 		visit := func(client netip.Addr, to netip.AddrPort, port uint16) {
 			t.Helper()
@@ -186,7 +186,7 @@ func TestPacketAffinity(t *testing.T) {
 		if len(backends) != 3 {
 			t.Errorf("all clients were led to %v", backends)
 		}
-		// Without affinity, ports are spread.
+		// Without affinity, a client's connections are spread by port.
 		clear(seen)
 		for port := range uint16(40) {
 			visit(e.client.Addr(), e.both, 3000+port)

@@ -14,8 +14,8 @@ func flow(protocol int, request, reply [2]any, state string) string {
 	return fmt.Sprintf("%d %v > %v, %v > %v %s", protocol, request[0], request[1], reply[0], reply[1], state)
 }
 
-// forwardScenes have the packets of connections pass, both ways, and look at what the
-// programs know of them.
+// forwardScenes send the packets of connections in both directions, and compare the resulting
+// flows.
 func forwardScenes(p *path, e ends) []scene {
 	const SYN, ACK, FIN = packet.SYN, packet.ACK, packet.FIN
 	// The lengths of a TCP segment and of a datagram of udp().

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// cut sends a packet in fragments, and has what comes out be those of another.
+// cut sends a packet in fragments, and expects the fragments of another one.
 func cut(h datapath.Hook, verdict int32, send, want packet.Packet, reason string) (steps []step) {
 	const mtu, id = 400, 7
 	after := want.Fragments(mtu, id)
@@ -21,7 +21,7 @@ func cut(h datapath.Hook, verdict int32, send, want packet.Packet, reason string
 	return steps
 }
 
-// fragmentScenes are about packets in parts, of which the first one alone has ports.
+// fragmentScenes are about fragmented packets. Only the first fragment has ports.
 func fragmentScenes(p *path, e ends) []scene {
 	const SYN, ACK = packet.SYN, packet.ACK
 	long := sized(udp(e.client, e.local), 1200)
@@ -46,7 +46,7 @@ func fragmentScenes(p *path, e ends) []scene {
 			cut(out, next, answer, answered, "FORWARD_REPLY"),
 		), stats: map[string]lbmap.ServiceStats{"local": {Connections: 1}}},
 		{name: "UDP to a backend elsewhere, and its answer", steps: slices.Concat(
-			[]step{begun}, // so that its port is known
+			[]step{begun}, // so that its source port is allocated
 			cut(in, redirect, far, forwards, "FORWARD_REMOTE"),
 			cut(in, redirect, farAnswer, farAnswered, "FORWARD_REPLY"),
 		), stats: map[string]lbmap.ServiceStats{"remote": {Connections: 1}}},

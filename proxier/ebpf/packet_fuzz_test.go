@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// FuzzPacket has any frame pass while there are a few flows, and compares with the
-// model what becomes of it and of them. It begins with the frames of the scenes.
+// FuzzPacket sends an arbitrary frame while there are a few flows, and compares the result and the
+// flows with the model. Its seeds are the frames of the scenes.
 func FuzzPacket(f *testing.F) {
 	p := &player{path: newPath(f, Options{NodePortRange: onePort}), seen: map[string]uint64{}}
 	p.endsCluster(f)
@@ -35,7 +35,7 @@ func FuzzPacket(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, leaves bool, frame []byte) {
 		if len(frame) < 14 || len(frame) > largestOut-1000 || !isRunnable(frame) {
-			return // the kernel runs no programs on such a frame
+			return // the kernel refuses to run programs on such a frame
 		}
 		if err := p.reset(); err != nil {
 			t.Fatal(err)

@@ -10,14 +10,14 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// with has an IPv6 packet have extension headers.
+// with returns an IPv6 packet with extension headers.
 func with(p packet.Packet, list ...packet.Extension) packet.Packet {
 	p = p.Clone()
 	p.IPv6.Extensions = list
 	return p
 }
 
-// raw is a packet of bytes in a frame, which need not make sense.
+// raw returns a frame with arbitrary bytes as its payload.
 func (p *path) raw(b []byte) packet.Packet {
 	f := packet.Packet{Ethernet: &packet.Ethernet{Dst: p.mac, Src: gatewayMAC, Type: packet.EtherIPv4}, Payload: b}
 	if b[0]>>4 == 6 {
@@ -26,8 +26,8 @@ func (p *path) raw(b []byte) packet.Packet {
 	return f
 }
 
-// headerScenes are about headers that are longer than usual, and about frames that
-// are not for the programs or make no sense.
+// headerScenes are about headers with options and extensions, and about frames that the programs
+// do not handle or that are malformed.
 func headerScenes(p *path, e ends) []scene {
 	const SYN = packet.SYN
 	send, want := tcp(e.client, e.local, SYN), tcp(e.client, e.here, SYN)
@@ -76,7 +76,7 @@ func headerScenes(p *path, e ends) []scene {
 	mapped.IPv6.Dst = netip.MustParseAddr("::ffff:10.96.0.1")
 	fragmentish := send.Build()
 	fragmentish[6] = packet.ProtoFragment
-	// 12 bytes of authentication, whose length counts words beyond the second.
+	// The ICV has 12 bytes. The length field counts 4-byte words, without the first two.
 	authentication := slices.Concat([]byte{packet.ProtoTCP, 4 - 2}, make([]byte, 14))
 	authenticated := func(q packet.Packet) packet.Packet {
 		return packet.NewProtocol(q.IPv6.Src, q.IPv6.Dst, protoAH, slices.Concat(authentication, q.Transport()))
@@ -98,7 +98,7 @@ func headerScenes(p *path, e ends) []scene {
 		scene{name: "another extension header", steps: untouched(with(send, packet.Extension{Type: 135, Data: make([]byte, 6)})), flows: []string{}})
 }
 
-// protocolOfTheOther family for ICMP, which is none in this one.
+// protocolOfTheOther returns the ICMP protocol of the other family, which is unknown in this one.
 func (e ends) protocolOfTheOther() uint8 {
 	if e.client.Addr().Is4() {
 		return packet.ProtoICMPv6
@@ -106,8 +106,8 @@ func (e ends) protocolOfTheOther() uint8 {
 	return packet.ProtoICMP
 }
 
-// absurd are packets for a Service that do not add up. A header cut short by the end
-// of the frame is not among them: the kernel does not run programs on those.
+// absurd returns malformed packets to a Service. Frames that end within the IP header are not
+// among them: the kernel does not run programs on those.
 func (p *path) absurd(e ends) (list []packet.Packet) {
 	tcp, udp := tcp(e.client, e.local, packet.SYN).Build(), udp(e.client, e.local).Build()
 	broken := func(b []byte, change func(b []byte)) {
@@ -116,7 +116,7 @@ func (p *path) absurd(e ends) (list []packet.Packet) {
 		list = append(list, p.raw(b))
 	}
 	put := func(at int, value ...byte) func([]byte) { return func(b []byte) { copy(b[at:], value) } }
-	l4, length := 20, 2 // places of the transport and of the length
+	l4, length := 20, 2 // offsets of the transport header and of the length
 	if e.client.Addr().Is6() {
 		l4, length = 40, 4
 	}
@@ -132,12 +132,12 @@ func (p *path) absurd(e ends) (list []packet.Packet) {
 	broken(tcp, size(l4))                   // no transport
 	broken(udp, size(l4+7))                 // less than a header
 	broken(tcp, put(l4+12, 0x40))           // TCP header of 16 bytes
-	broken(tcp, put(l4+12, 0x60))           // and one longer than the packet
-	list = append(list, p.raw(tcp[:l4+19])) // cut short, and so
-	list = append(list, p.raw(udp[:l4+4]))  // is this
+	broken(tcp, put(l4+12, 0x60))           // TCP header longer than the packet
+	list = append(list, p.raw(tcp[:l4+19])) // truncated TCP header
+	list = append(list, p.raw(udp[:l4+4]))  // truncated UDP header
 	if length == 2 {
 		broken(tcp, put(0, 0x44)) // IP header of 16 bytes
-		broken(tcp, put(0, 0x4f)) // and of 60
+		broken(tcp, put(0, 0x4f)) // IP header of 60 bytes
 		broken(tcp, size(19))     // less than an IP header
 		return list
 	}
@@ -147,7 +147,7 @@ func (p *path) absurd(e ends) (list []packet.Packet) {
 	return list
 }
 
-// fromMartians have sources to which nothing may be sent.
+// fromMartians are packets whose source addresses must not get replies.
 func fromMartians(e ends) (steps []step) {
 	for _, text := range martians {
 		a := netip.MustParseAddr(text)

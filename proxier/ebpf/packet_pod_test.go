@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// TestPacketScenesOfPods has packets pass the device of a pod that opted out.
+// TestPacketScenesOfPods plays packets on the device of a pod that opted out.
 func TestPacketScenesOfPods(t *testing.T) {
 	p := newPodPath(t, Options{NodePortRange: onePort}, false)
 	p.endsCluster(t)

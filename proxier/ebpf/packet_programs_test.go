@@ -23,10 +23,10 @@ import (
 
 var updatePrograms = flag.Bool("update", false, "rewrite what testdata knows of the programs' sizes on this kernel")
 
-// growth is by how much a program may grow unnoticed, in percent.
+// growth is the tolerated growth of a program, in percent.
 const growth = 10
 
-// programSize is how much work a program is to the verifier, and to the processor's
+// programSize is the size of a program: for the verifier, and in the processor's instruction
 // cache.
 type programSize struct {
 	name            string
@@ -37,9 +37,9 @@ func (s programSize) String() string {
 	return fmt.Sprintf("%-24s %8d instructions verified %8d bytes", s.name, s.verified, s.jited)
 }
 
-// TestProgramSizes compares the size of every program with the one that is recorded for
-// this kernel and architecture. Smaller ones, and those that grow on purpose, are recorded
-// by -update.
+// TestProgramSizes compares the size of every program with the recorded one for this kernel
+// version and architecture. After a program became smaller, or grew intentionally, record the new
+// size with -update.
 func TestProgramSizes(t *testing.T) {
 	p := newPath(t, Options{Sizes: lbmap.DefaultSizes()})
 	var sizes []programSize
@@ -109,7 +109,7 @@ func TestProgramSizes(t *testing.T) {
 		}
 	}
 	for _, r := range recorded {
-		t.Errorf("%s records %s, which is none of the programs", file, r.name)
+		t.Errorf("%s records %s, which does not exist", file, r.name)
 	}
 }
 
@@ -130,7 +130,7 @@ func parseSizes(text string) (sizes []programSize) {
 	return sizes
 }
 
-// kernelVersion is major.minor: within those, the verifier stays as it is.
+// kernelVersion returns major.minor. Within a minor version, the verifier does not change.
 func kernelVersion(t *testing.T) string {
 	t.Helper()
 	var u unix.Utsname

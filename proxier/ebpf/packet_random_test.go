@@ -22,11 +22,11 @@ var (
 	packetSeed  = flag.Uint64("packets.seed", 0, "the first sequence of TestPackets")
 )
 
-// perSequence is how many events a sequence has.
+// perSequence is the number of events in a sequence.
 const perSequence = 800
 
-// sequence is a cluster, and what then happens, each by its seed: events do not depend
-// on one another, so that those that do not matter for a disagreement can be left out.
+// sequence has the seeds of a cluster and of the events that follow. Events do not depend on each
+// other, so that shrink can drop those that do not contribute to a failure.
 type sequence struct {
 	cluster uint64
 	events  []uint64
@@ -41,7 +41,8 @@ func newSequence(seed uint64) sequence {
 	return s
 }
 
-// disagreement is between program and model; other errors are those of the test.
+// disagreement is a difference between program and model. Other errors are failures of the test
+// itself.
 type disagreement struct{ error }
 
 func isDisagreement(err error) bool {
@@ -49,13 +50,13 @@ func isDisagreement(err error) bool {
 	return is
 }
 
-// player plays sequences on the node, and beside it on the model.
+// player plays sequences on the node and on the model.
 type player struct {
 	*path
 	randomCluster
 	packets int
-	seen    map[string]uint64 // packets by reason, of all sequences
-	log     *strings.Builder  // what happened, for people; may be nil
+	seen    map[string]uint64 // counters by reason, over all sequences
+	log     *strings.Builder  // readable log of events; may be nil
 }
 
 func (p *player) note(format string, args ...any) {
@@ -64,7 +65,7 @@ func (p *player) note(format string, args ...any) {
 	}
 }
 
-// play returns the first disagreement; only on a thread of the node.
+// play returns the first disagreement. Call it only on a thread of the node.
 func (p *player) play(s sequence) error {
 	p.fill(rand.New(rand.NewPCG(s.cluster, 2)), p)
 	if err := p.sync(); err != nil {
@@ -110,7 +111,7 @@ func (p *player) event(r *rand.Rand) error {
 	return nil
 }
 
-// pass has a frame pass program and model.
+// pass runs program and model on a frame, and compares them.
 func (p *player) pass(f passing) error {
 	if !isRunnable(f.frame) {
 		return nil
@@ -131,7 +132,7 @@ func (p *player) pass(f passing) error {
 	return nil
 }
 
-// compare compares what is left behind.
+// compare compares counters and flows after a sequence.
 func (p *player) compare() error {
 	counted, err := p.counts()
 	if err != nil {
@@ -149,7 +150,7 @@ func (p *player) compare() error {
 	return nil
 }
 
-// shrink leaves out events as long as there is a disagreement.
+// shrink drops events while the sequence still fails.
 func (p *player) shrink(s sequence) sequence {
 	fails := func(events []uint64) bool { return p.play(sequence{s.cluster, events}) != nil }
 	for step := len(s.events) / 2; step > 0; step /= 2 {
@@ -164,19 +165,19 @@ func (p *player) shrink(s sequence) sequence {
 	return s
 }
 
-// TestPackets compares the programs with a model of them: random clusters that
-// change, and random packets, sensible and absurd ones.
+// TestPackets compares the programs with a model of them, in random clusters that change, with
+// random packets, both valid and malformed.
 func TestPackets(t *testing.T) {
 	compareRandomly(t, newPath(t, Options{}), kernel.Rounds(*packetCount))
 }
 
-// TestPacketsOfPods does so with the programs of a pod's device.
+// TestPacketsOfPods is TestPackets with the programs of a pod's device.
 func TestPacketsOfPods(t *testing.T) {
 	compareRandomly(t, newPodPath(t, Options{}, false), kernel.Rounds(*packetCount/4))
 	compareRandomly(t, newPodPath(t, Options{}, true), kernel.Rounds(*packetCount/10))
 }
 
-// isTame says which packets there were none of, of those that need no luck.
+// isTame fails the test for reasons that no packet had, except for rare ones.
 func (p *player) isTame(t *testing.T) {
 	t.Helper()
 	t.Logf("%d packets: %v", p.packets, p.seen)
@@ -184,15 +185,15 @@ func (p *player) isTame(t *testing.T) {
 		return
 	}
 	for _, reason := range reasonNames {
-		// What takes a full table, CPUs that race, or another proxy.
+		// These need a full table, a race between CPUs, or another proxy.
 		rare := []string{"REJECT_NO_PORT", "DROP_NO_FLOW", "DROP_RACED", "DROP_REWRITE", "PASS_NETFILTER"}
 		if p.seen[reason] == 0 && !slices.Contains(rare, reason) {
-			t.Errorf("no packet was counted as %s: the traffic is too tame", reason)
+			t.Errorf("no packet was counted as %s: the traffic is too uniform", reason)
 		}
 	}
 }
 
-// TestPacketsOldKernel does so with what programs have to do without on some.
+// TestPacketsOldKernel is TestPackets with the features turned off that older kernels lack.
 func TestPacketsOldKernel(t *testing.T) {
 	compareRandomly(t, newPath(t, Options{NoFIBSource: true, NoLoop: true, NoConntrack: true}), kernel.Rounds(*packetCount/10))
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// icmp is an ICMP error that this node makes of a packet.
+// icmp returns the ICMP error that this node sends about a packet.
 func (p *path) icmp(from netip.AddrPort, message uint16, rest uint32, about packet.Packet) packet.Packet {
-	// 8 bytes behind the IP header, and of TCP all that has a fixed place.
+	// Errors quote 8 bytes after the IP header, or the fixed part of a TCP header.
 	keep := 8
 	if about.TCP != nil {
 		keep = 20
@@ -36,17 +36,17 @@ func (p *path) portUnreachable(from netip.AddrPort, about packet.Packet) packet.
 	return p.icmp(from, packet.PortUnreachable6, 0, about)
 }
 
-// reset is one with these numbers.
+// resetOf returns a TCP reset with these sequence numbers.
 func (p *path) resetOf(src, dst netip.AddrPort, flags packet.Flags, seq, ack uint32) packet.Packet {
 	q := tcp(src, dst, flags)
 	q.TCP.Seq, q.TCP.Ack, q.TCP.Window = seq, ack, 0
 	return p.back(q)
 }
 
-// rejectScenes are about rejected clients.
+// rejectScenes are about rejected packets.
 func rejectScenes(p *path, e ends) []scene {
 	const SYN, ACK, FIN, RST, PSH = packet.SYN, packet.ACK, packet.FIN, packet.RST, packet.PSH
-	// segment has the numbers 1000 and 5000.
+	// segment has sequence number 1000 and acknowledges 5000.
 	segment := func(to netip.AddrPort, flags packet.Flags, payload string) packet.Packet {
 		q := packet.NewTCP(e.client, to, flags, []byte(payload))
 		q.TCP.Seq, q.TCP.Ack = 1000, 5000
@@ -142,7 +142,7 @@ func rejectScenes(p *path, e ends) []scene {
 				{in, tcp(e.client, e.balancer, SYN), next, tcp(e.client, e.here, SYN), "FORWARD_LOCAL", nil},
 				{in, tcp(e.stranger, e.balancer, SYN), shot, same, "DROP_SOURCE_RANGE", nil},
 				{in, udp(e.stranger, e.balancer), shot, same, "DROP_SOURCE_RANGE", nil},
-				// They guard load balancer IPs alone.
+				// Source ranges apply to load balancer IPs only.
 				{in, tcp(e.stranger, e.local, SYN), next, tcp(e.stranger, e.here, SYN), "FORWARD_LOCAL", nil},
 			},
 			stats: map[string]lbmap.ServiceStats{"local": {Connections: 2, Dropped: 2}},
@@ -161,8 +161,7 @@ func carryingTrailer(q packet.Packet, trailer []byte) packet.Packet {
 	return q
 }
 
-// TestPacketErrorBudget sends more packets that deserve an ICMP error than are
-// answered in a second.
+// TestPacketErrorBudget: the number of ICMP errors per second is limited.
 func TestPacketErrorBudget(t *testing.T) {
 	p := newPath(t, Options{})
 	p.endsCluster(t)
@@ -184,10 +183,10 @@ func TestPacketErrorBudget(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	// Each CPU has a budget of its own.
+	// Each CPU has its own budget.
 	seconds = flowtable.MonotonicSeconds() - seconds + 1
 	most := perSecond * int(seconds) * ciliumebpf.MustPossibleCPU()
 	if answered := verdicts[redirect]; answered < perSecond || answered > most || answered+verdicts[shot] != packets {
-		t.Errorf("verdicts %v in %d seconds, want at most %d answers", verdicts, seconds, most)
+		t.Errorf("verdicts %v in %d seconds, want at most %d errors sent", verdicts, seconds, most)
 	}
 }

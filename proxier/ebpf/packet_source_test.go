@@ -20,8 +20,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// sourceScenes are about who else has the source port that a backend would see. There
-// is but one to be given.
+// sourceScenes are about conflicts over the source port that a backend would see. Only one source
+// port can be allocated.
 func sourceScenes(p *path, e ends) []scene {
 	const SYN, ACK, RST = packet.SYN, packet.ACK, packet.RST
 	given := netip.AddrPortFrom(e.client.Addr(), e.nat.Port())
@@ -37,7 +37,7 @@ func sourceScenes(p *path, e ends) []scene {
 				{out, tcp(e.here, given, SYN|ACK), next, tcp(e.twin, e.client, SYN|ACK), "FORWARD_REPLY", nil},
 				{in, tcp(e.client, e.twin, ACK), next, tcp(given, e.here, ACK), "FORWARD_LOCAL", nil},
 				{in, third(SYN), redirect, p.resetOf(e.nodePort, e.client, RST|ACK, 0, 1), "REJECT_NO_PORT", nil},
-				// Other clients, and UDP, have nothing to do with it.
+				// Other clients, and UDP, do not conflict.
 				{in, strangers(e.twin), next, tcp(e.stranger, e.here, SYN), "FORWARD_LOCAL", nil},
 				{in, udp(e.client, e.twin), next, udp(e.client, e.here), "FORWARD_LOCAL", nil},
 			},
@@ -50,7 +50,7 @@ func sourceScenes(p *path, e ends) []scene {
 				{in, strangers(e.remote), redirect, p.resetOf(e.remote, e.stranger, RST|ACK, 0, 1), "REJECT_NO_PORT", nil},
 				{in, udp(e.client, e.remote), redirect, forwarded(udp(e.nat, e.there)), "FORWARD_REMOTE", nil},
 				{in, udp(e.stranger, e.remote), redirect, p.portUnreachable(e.remote, udp(e.stranger, e.remote)), "REJECT_NO_PORT", nil},
-				// The first has it still, until it is over.
+				// The first connection keeps its port until its flow has expired.
 				{in, tcp(e.there, e.nat, SYN|ACK), redirect, forwarded(tcp(e.remote, e.client, SYN|ACK)), "FORWARD_REPLY", nil},
 				{happens: func(p *path) error { return p.expire(90 * time.Second) }},
 				{in, strangers(e.remote), redirect, forwarded(tcp(e.nat, e.there, SYN)), "FORWARD_REMOTE", nil},
@@ -69,9 +69,9 @@ func sourceScenes(p *path, e ends) []scene {
 	}
 }
 
-// TestPacketPorts uses up the ports there are, of which sockets of the node hold some.
+// TestPacketPorts allocates all source ports. Sockets of the node hold some ports.
 func TestPacketPorts(t *testing.T) {
-	const first, last = 1024, 1123 // more than are tried at once
+	const first, last = 1024, 1123 // more ports than are tried at intervals
 	sizes := pathSizes
 	sizes.YoungFlows = 512
 	p := newPath(t, Options{Sizes: sizes, NodePortRange: datapath.PortRange{First: last + 1, Last: 65535}})
@@ -102,10 +102,10 @@ func TestPacketPorts(t *testing.T) {
 						t.Fatal(err)
 					}
 					if to.Destination().Addr() != e.there.Addr() {
-						break // it was rejected
+						break // rejected
 					}
 					if given[to.Source().Port()] {
-						t.Fatalf("port %d was given twice", to.Source().Port())
+						t.Fatalf("port %d was allocated twice", to.Source().Port())
 					}
 					given[to.Source().Port()] = true
 				}
@@ -116,7 +116,7 @@ func TestPacketPorts(t *testing.T) {
 					}
 				}
 				if got := slices.Sorted(maps.Keys(given)); !slices.Equal(got, want) {
-					t.Errorf("%d ports were given, %v, want %d", len(got), got, len(want))
+					t.Errorf("%d ports were allocated, %v, want %d", len(got), got, len(want))
 				}
 				if err := p.reset(); err != nil {
 					t.Fatal(err)
@@ -126,10 +126,10 @@ func TestPacketPorts(t *testing.T) {
 	}
 }
 
-// TestPacketManyPorts uses up more ports than one search tries. The first of a second tries
-// all there are; a later one may miss what has become free.
+// TestPacketManyPorts allocates more ports than one search tries. The first search of a second
+// tries all ports. Later searches may miss a port that has become free.
 func TestPacketManyPorts(t *testing.T) {
-	const first, ports, rounds = 1024, 400, 100 // 288 are tried
+	const first, ports, rounds = 1024, 400, 100 // a search tries 288
 	sizes := pathSizes
 	sizes.YoungFlows = 512
 	p := newPath(t, Options{Sizes: sizes, NodePortRange: datapath.PortRange{First: first + ports, Last: 65535}})
@@ -140,7 +140,7 @@ func TestPacketManyPorts(t *testing.T) {
 				t.Fatal(err)
 			}
 			given, client := map[uint16]bool{}, uint16(2000)
-			// give says whether another connection gets a port.
+			// give opens another connection, and reports whether it got a port.
 			give := func() bool {
 				client++
 				got, err := p.ask(in, tcp(netip.AddrPortFrom(e.client.Addr(), client), e.remote, packet.SYN))
@@ -153,14 +153,14 @@ func TestPacketManyPorts(t *testing.T) {
 				}
 				port := to.Source().Port()
 				if given[port] || port < first || port >= first+ports {
-					t.Fatalf("port %d was given, as the %dth", port, len(given)+1)
+					t.Fatalf("port %d was allocated, as number %d", port, len(given)+1)
 				}
 				given[port] = true
 				return true
 			}
 			for len(given) < ports {
 				if !give() {
-					t.Fatalf("refused after %d of %d ports", len(given), ports)
+					t.Fatalf("no port was allocated after %d of %d ports", len(given), ports)
 				}
 			}
 			r := rand.New(rand.NewPCG(1, uint64(e.Family)))
@@ -173,18 +173,18 @@ func TestPacketManyPorts(t *testing.T) {
 					continue
 				}
 				missed++
-				// As if a second had begun.
+				// As at the start of another second.
 				if err := lbmap.DeleteAll(p.maps["tdm_snat"]); err != nil {
 					t.Fatal(err)
 				}
 				if !give() {
-					t.Fatalf("port %d is free, and not found though all were to be tried", port)
+					t.Fatalf("port %d is free, but a search of all ports did not find it", port)
 				}
 			}
 			if give() {
-				t.Error("there was one more port")
+				t.Error("a port was allocated although none is free")
 			}
-			// Of the 288, some are tried twice.
+			// Some of the 288 tries are duplicates.
 			if missed == 0 || missed > rounds/2 {
 				t.Errorf("the only free port was missed in %d of %d searches", missed, rounds)
 			}
@@ -192,7 +192,7 @@ func TestPacketManyPorts(t *testing.T) {
 	}
 }
 
-// endOf ends the flow whose replies come to a port.
+// endOf ends the flow that uses a source port.
 func (p *path) endOf(t *testing.T, port uint16) {
 	t.Helper()
 	for i := range p.flows {
@@ -206,7 +206,7 @@ func (p *path) endOf(t *testing.T, port uint16) {
 	}
 }
 
-// hold has sockets of the node hold a port, one of TCP that listens and one of UDP.
+// hold binds a port with two sockets of the node: a TCP listener, and a UDP socket.
 func (p *path) hold(t *testing.T, at netip.AddrPort) {
 	t.Helper()
 	err := p.at.Do(func() error {

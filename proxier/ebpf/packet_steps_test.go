@@ -23,25 +23,25 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// ends are who talks in the tables of packets, in one family. Ports of Services are
-// 80, those of backends 8080.
+// ends are the addresses in tables of packets, in one family. Services have port 80, backends
+// 8080.
 type ends struct {
 	proxier.Family
 	client, stranger netip.AddrPort // outside
 	podOfNode2       netip.AddrPort
 	here, there      netip.AddrPort // backends on this node and on node2
 	there2           netip.AddrPort
-	// Services by what they lead to.
+	// Services, named after their endpoints or purpose.
 	local, remote, twin, empty, quiet, sticky, both netip.AddrPort
-	balancer                                        netip.AddrPort // leads here, for client alone
-	nodePort, quietPort                             netip.AddrPort // lead here, and there where policy allows
-	elsewhere                                       netip.AddrPort // the same at an address without NodePorts
-	unserved, inner                                 netip.AddrPort // an unallocated address, and one of this node, among ClusterIPs
+	balancer                                        netip.AddrPort // load balancer IP of local, for client only
+	nodePort, quietPort                             netip.AddrPort // NodePorts of local, and of quiet, which has policy Local
+	elsewhere                                       netip.AddrPort // nodePort's port, at an address without NodePorts
+	unserved, inner                                 netip.AddrPort // addresses in the range of ClusterIPs: an unallocated one, and one of this node
 	router                                          netip.Addr
-	nat                                             netip.AddrPort // as which other nodes see clients
+	nat                                             netip.AddrPort // the client's address and port towards other nodes
 }
 
-// onePort leaves a single source port, so that there is no choice.
+// onePort leaves a single source port, so that results are predictable.
 var onePort = ebpfdatapath.PortRange{First: 1025, Last: 65535}
 
 func endsOf(f proxier.Family) ends {
@@ -66,8 +66,7 @@ func endsOf(f proxier.Family) ends {
 	}
 }
 
-// endsCluster has the Services of the tables. All are dual stack, and have TCP and
-// UDP.
+// endsCluster creates the Services of the tables. All are dual-stack, with TCP and UDP.
 func (p *path) endsCluster(t testing.TB) {
 	t.Helper()
 	for i, s := range []struct {
@@ -111,7 +110,7 @@ func (p *path) endsCluster(t testing.TB) {
 	}
 }
 
-// setEndpoints gives a Service endpoints by their names in ends.
+// setEndpoints gives a Service endpoints, by their names in ends.
 func (p *path) setEndpoints(service, names string) {
 	four, six := endsOf(proxier.IPv4), endsOf(proxier.IPv6)
 	for _, e := range []ends{four, six} {
@@ -129,13 +128,13 @@ func (p *path) setEndpoints(service, names string) {
 	}
 }
 
-// step is a packet at a hook, and what becomes of it; or something else that happens.
+// step sends a packet at a hook, and compares the result; or makes something else happen.
 type step struct {
 	hook    datapath.Hook
 	send    packet.Packet
 	verdict int32
-	want    packet.Packet // nothing: as it was sent
-	reason  string        // by which it is counted
+	want    packet.Packet // nothing: unchanged
+	reason  string        // the counter that increases
 	happens func(*path) error
 }
 
@@ -147,16 +146,16 @@ const (
 
 var same packet.Packet
 
-// scene is a table's entry: steps, and what is left behind, which is compared if it is
-// not nil.
+// scene is an entry of a table: steps, and the resulting flows and statistics, which are compared
+// unless they are nil.
 type scene struct {
 	name  string
 	steps []step
 	flows []string
-	stats map[string]lbmap.ServiceStats // by Service, of TCP and UDP together
+	stats map[string]lbmap.ServiceStats // by Service, sum of TCP and UDP
 }
 
-// sceneTables are all tables.
+// sceneTables lists all tables.
 var sceneTables = []struct {
 	name   string
 	scenes func(*path, ends) []scene
@@ -165,7 +164,7 @@ var sceneTables = []struct {
 	{"ICMP", icmpScenes}, {"Fragment", fragmentScenes}, {"Header", headerScenes},
 }
 
-// TestPacketScenes plays packets written by hand. TestPackets has random ones.
+// TestPacketScenes plays hand-written packets. TestPackets has random ones.
 func TestPacketScenes(t *testing.T) {
 	p := newPath(t, Options{NodePortRange: onePort})
 	p.endsCluster(t)
@@ -228,7 +227,7 @@ func (p *path) step(s *step) error {
 	return nil
 }
 
-// frame is a packet on its way to this node.
+// frame returns a packet as it arrives at this node.
 func (p *path) frame(q packet.Packet) []byte {
 	if q.Ethernet == nil {
 		q.Ethernet = &packet.Ethernet{Dst: p.mac, Src: gatewayMAC}
@@ -238,7 +237,7 @@ func (p *path) frame(q packet.Packet) []byte {
 
 var gatewayMAC = packet.MAC{2, 0, 0, 0, 0, 1}
 
-// compareFrames compares what came out with what should have.
+// compareFrames compares the resulting frame with the expected one.
 func compareFrames(s *step, send, got []byte) error {
 	if s.verdict == shot {
 		return nil
@@ -253,7 +252,7 @@ func compareFrames(s *step, send, got []byte) error {
 	if want.Ethernet == nil {
 		want.Ethernet = packet.Parse(send).Ethernet
 	}
-	// As it is on the wire: quotes have lengths of their own.
+	// want is encoded first, because packets in ICMP errors have their own lengths.
 	if diff := cmp.Diff(packet.Parse(want.Build()).String(), result.String()); diff != "" {
 		return fmt.Errorf("(-want +got)\n%s", diff)
 	}
@@ -268,7 +267,7 @@ func compareFrames(s *step, send, got []byte) error {
 
 func isNothing(p packet.Packet) bool { return p.IPv4 == nil && p.IPv6 == nil && p.Ethernet == nil }
 
-// compare compares what a scene left behind.
+// compare compares the flows and statistics after a scene.
 func (p *path) compare(t *testing.T, s *scene, before map[string]lbmap.ServiceStats) {
 	t.Helper()
 	if s.flows != nil {
@@ -294,7 +293,7 @@ func (p *path) compare(t *testing.T, s *scene, before map[string]lbmap.ServiceSt
 	}
 }
 
-// ServiceStats are the statistics by Service.
+// serviceStats returns the statistics by Service.
 func (p *path) serviceStats() map[string]lbmap.ServiceStats {
 	tables := tablesOf(p.tier)
 	all := map[string]lbmap.ServiceStats{}
@@ -313,7 +312,7 @@ func (p *path) serviceStats() map[string]lbmap.ServiceStats {
 	return all
 }
 
-// Packets of the tables.
+// Packets of the tables:
 
 func tcp(src, dst netip.AddrPort, flags packet.Flags) packet.Packet {
 	return packet.NewTCP(src, dst, flags, nil)
@@ -323,7 +322,7 @@ func udp(src, dst netip.AddrPort) packet.Packet {
 	return packet.NewUDP(src, dst, []byte("hello"))
 }
 
-// forwarded is a packet after a hop.
+// forwarded returns a packet after one hop.
 func forwarded(p packet.Packet) packet.Packet { return withTTL(p, 63) }
 
 func withTTL(p packet.Packet, ttl uint8) packet.Packet {
@@ -336,7 +335,7 @@ func withTTL(p packet.Packet, ttl uint8) packet.Packet {
 	return p
 }
 
-// back has a packet in a frame that goes to where another came from.
+// back returns a packet in a frame to the sender of the original one.
 func (p *path) back(q packet.Packet) packet.Packet {
 	q.Ethernet = &packet.Ethernet{Dst: gatewayMAC, Src: p.mac}
 	return q

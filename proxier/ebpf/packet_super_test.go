@@ -15,8 +15,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// TestPacketSuper has segments pass that the kernel put together, or has yet to cut:
-// what counts for the MTU is the length of those.
+// TestPacketSuper: segments that the kernel merged, or will split later, are compared with the MTU
+// by the length of the single segments.
 func TestPacketSuper(t *testing.T) {
 	p := newPath(t, Options{NodePortRange: onePort})
 	p.endsCluster(t)
@@ -64,13 +64,13 @@ func TestPacketSuper(t *testing.T) {
 	}
 }
 
-// checksumComplete has the kernel give programs a packet that the device summed, and
-// look whether that is still the sum of the packet afterwards:
-// BPF_F_TEST_SKB_CHECKSUM_COMPLETE of linux/bpf.h.
+// checksumComplete makes a test run pass a packet with a checksum computed by the device, and
+// verify afterwards that it still matches the packet: BPF_F_TEST_SKB_CHECKSUM_COMPLETE of
+// linux/bpf.h.
 const checksumComplete = 1 << 2
 
-// TestPacketDeviceSum has packets pass that the device summed. If the sum is not kept
-// up with what changes, the stack drops them.
+// TestPacketDeviceSum: programs update the checksum that the device has computed. Otherwise the
+// stack would drop the packets.
 func TestPacketDeviceSum(t *testing.T) {
 	p := newPath(t, Options{NodePortRange: onePort})
 	p.endsCluster(t)
@@ -104,7 +104,7 @@ func TestPacketDeviceSum(t *testing.T) {
 					t.Fatal(err)
 				}
 				if slices.Equal(opts.DataOut, opts.Data) {
-					t.Error("it was not translated")
+					t.Error("the packet was not translated")
 				}
 			})
 		}

@@ -18,8 +18,7 @@ type passing struct {
 	frame []byte
 }
 
-// traffic makes random packets, mostly sensible ones, of flows that are there or are
-// to begin.
+// traffic generates random packets, most of them valid, of existing or new flows.
 type traffic struct {
 	*rand.Rand
 	mac   packet.MAC
@@ -28,7 +27,7 @@ type traffic struct {
 
 func (g traffic) one(n int) bool { return g.IntN(n) == 0 }
 
-// next is a packet, or its fragments.
+// next returns a packet, or its fragments.
 func (g traffic) next() []passing {
 	switch n := g.IntN(100); {
 	case n < 2:
@@ -43,7 +42,7 @@ func (g traffic) next() []passing {
 	return g.frames(g.request())
 }
 
-// request is a packet of a client.
+// request returns a packet of a client.
 func (g traffic) request() (datapath.Hook, packet.Packet) {
 	four := g.one(2)
 	from := randomSources
@@ -59,7 +58,7 @@ func (g traffic) request() (datapath.Hook, packet.Packet) {
 	return g.hook(datapath.In), g.transport(t, flags)
 }
 
-// hook is now and then the other one.
+// hook sometimes returns the other hook.
 func (g traffic) hook(h datapath.Hook) datapath.Hook {
 	if g.one(20) {
 		return 1 - h
@@ -67,7 +66,7 @@ func (g traffic) hook(h datapath.Hook) datapath.Hook {
 	return h
 }
 
-// ofFlow is a packet of a flow that is there, either way.
+// ofFlow returns a packet of an existing flow, in either direction.
 func (g traffic) ofFlow() (datapath.Hook, packet.Packet) {
 	f := pick(g.Rand, g.flows)
 	t, h := f.Request, datapath.In
@@ -82,7 +81,7 @@ func (g traffic) ofFlow() (datapath.Hook, packet.Packet) {
 	return g.hook(h), g.transport(t, flags)
 }
 
-// echo is for an address of any kind.
+// echo returns an echo request to any kind of address.
 func (g traffic) echo() (datapath.Hook, packet.Packet) {
 	four := g.one(2)
 	from := randomSources
@@ -93,7 +92,7 @@ func (g traffic) echo() (datapath.Hook, packet.Packet) {
 	return g.hook(datapath.In), packet.NewEcho(pickAddr(g.Rand, from, four), pickAddr(g.Rand, randomDestinations, four), uint16(g.Uint32()), 1, payload)
 }
 
-// transport is a packet from and to there.
+// transport returns a packet with these addresses and ports.
 func (g traffic) transport(t datapath.Tuple, flags packet.Flags) packet.Packet {
 	payload := make([]byte, pick(g.Rand, []int{0, 0, 0, 1, 7, 32, 33, 1300, 1321 + g.IntN(50), 1421 + g.IntN(50), 1600}))
 	for i := range payload {
@@ -115,8 +114,7 @@ func (g traffic) transport(t datapath.Tuple, flags packet.Flags) packet.Packet {
 	return p
 }
 
-// icmpError is about a packet of a flow that was translated, and comes from the far
-// side of it.
+// icmpError returns an ICMP error about a translated packet of a flow, from its receiver or beyond.
 func (g traffic) icmpError() (datapath.Hook, packet.Packet) {
 	f := pick(g.Rand, g.flows)
 	about, h := f.Request.Reversed(), datapath.In
@@ -129,7 +127,7 @@ func (g traffic) icmpError() (datapath.Hook, packet.Packet) {
 	q := g.transport(about, packet.ACK)
 	g.dress(&q)
 	quote := q.Build()
-	most := len(quote) - len(q.Transport()) + 8 // what RFC 792 asks for
+	most := len(quote) - len(q.Transport()) + 8 // the minimum of RFC 792
 	switch g.IntN(4) {
 	case 0:
 	case 1:
@@ -152,8 +150,8 @@ func (g traffic) icmpError() (datapath.Hook, packet.Packet) {
 	return g.hook(h), p
 }
 
-// isRunnable says whether the kernel lets programs see a frame: BPF_PROG_TEST_RUN
-// wants the fixed part of an IP header.
+// isRunnable reports whether the kernel runs programs on a frame: BPF_PROG_TEST_RUN requires the
+// fixed part of an IP header.
 func isRunnable(frame []byte) bool {
 	switch binary.BigEndian.Uint16(frame[12:]) {
 	case packet.EtherIPv4:
@@ -164,7 +162,7 @@ func isRunnable(frame []byte) bool {
 	return len(frame) > 14
 }
 
-// noise is a frame that the programs do not serve.
+// noise returns a frame that the programs do not handle.
 func (g traffic) noise() passing {
 	b := make([]byte, 14+g.IntN(100))
 	for i := range b {
@@ -175,11 +173,11 @@ func (g traffic) noise() passing {
 	return passing{g.hook(datapath.In), b}
 }
 
-// frames sends a packet, whole or in parts, which need not be in order.
+// frames returns a packet as a frame, or as fragments, not always in order.
 func (g traffic) frames(h datapath.Hook, p packet.Packet) []passing {
 	p.Ethernet = &packet.Ethernet{Dst: g.mac, Src: packet.MAC{2, 0, 0, 0, 0, 1}}
 	if g.one(50) {
-		p.Ethernet.Dst[5]++ // for another machine
+		p.Ethernet.Dst[5]++ // another machine's address
 	}
 	g.dress(&p)
 	parts := []packet.Packet{p}
@@ -206,7 +204,8 @@ func (g traffic) frames(h datapath.Hook, p packet.Packet) []passing {
 	return out
 }
 
-// dress gives a packet what packets can have.
+// dress gives a packet random header fields, options and extension headers, and sometimes wrong
+// checksums and padding.
 func (g traffic) dress(p *packet.Packet) {
 	ttl := pick(g.Rand, []uint8{64, 64, 64, 64, 64, 64, 255, 2, 1, 0})
 	if h := p.IPv4; h != nil {
@@ -224,7 +223,7 @@ func (g traffic) dress(p *packet.Packet) {
 			kind := pick(g.Rand, []uint8{packet.ProtoHopByHop, packet.ProtoRouting, packet.ProtoDestOptions, protoAH, packet.ProtoFragment})
 			data := make([]byte, 6+8*g.IntN(3))
 			if kind == packet.ProtoFragment {
-				data = make([]byte, 6) // of a packet that is whole
+				data = make([]byte, 6) // an atomic fragment
 			}
 			h.Extensions = append(h.Extensions, packet.Extension{Type: kind, Data: data})
 		}
@@ -250,9 +249,8 @@ func (g traffic) dress(p *packet.Packet) {
 
 const protoAH = 51
 
-// repairAH corrects the lengths of authentication headers, which count otherwise than
-// those of other extension headers. Only the first ones are: not to be sent are
-// others as well.
+// repairAH corrects the lengths of authentication headers: they count 4-byte words, other
+// extension headers 8-byte words. It stops at the first header that is no extension header.
 func repairAH(frame []byte) {
 	if len(frame) < 54 || binary.BigEndian.Uint16(frame[12:]) != packet.EtherIPv6 {
 		return
@@ -267,7 +265,7 @@ func repairAH(frame []byte) {
 	}
 }
 
-// damage is what bad hardware and bad people do.
+// damage truncates a frame, or changes some of its bytes.
 func (g traffic) damage(b []byte) []byte {
 	b = slices.Clone(b)
 	switch g.IntN(3) {

@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
 
-// cookieOf is the cookie of a sandbox's network namespace.
+// cookieOf returns the cookie of a sandbox's network namespace.
 func cookieOf(t testing.TB, s *lab.Sandbox) (cookie uint64) {
 	t.Helper()
 	err := s.Do(func() (err error) {
@@ -33,7 +33,7 @@ func cookieOf(t testing.TB, s *lab.Sandbox) (cookie uint64) {
 	return cookie
 }
 
-// newPodNode is a node that knows its uplinks, itself and its pods.
+// newPodNode returns a node that knows its uplinks, addresses and pod CIDRs.
 func newPodNode(t testing.TB, at *lab.Node, l *lab.Lab) *node {
 	t.Helper()
 	n := newNode(t, at, l, Options{})
@@ -48,7 +48,7 @@ func newPodNode(t testing.TB, at *lab.Node, l *lab.Lab) *node {
 	return n
 }
 
-// optOut has pods opt out, and the devices of just those served.
+// optOut opts out pods, and expects that just their devices are served.
 func (n *node) optOut(t testing.TB, pods ...*lab.Pod) *inspect.Inspector {
 	t.Helper()
 	i := inspectNode(t, n.at)
@@ -66,11 +66,11 @@ func (n *node) optOut(t testing.TB, pods ...*lab.Pod) *inspect.Inspector {
 	return i
 }
 
-// Pods that opted out reach every kind of frontend by packets, as what their
-// sockets send is not translated before it leaves them; also the pod that is
-// the backend itself.
+// TestOptedOutPods: pods that opted out reach every kind of frontend. Their packets leave the
+// sockets untranslated, and are translated on the pod's device. This includes the pod that is the
+// backend itself.
 func TestOptedOutPods(t *testing.T) {
-	l := lab.NewT(t, lab.Options{Pause: true}) // pods show in /proc
+	l := lab.NewT(t, lab.Options{Pause: true}) // makes pods visible in /proc
 	one, two := l.Node("node1"), l.Node("node2")
 	a, b, client := serve(t, one.Pod("a")), serve(t, two.Pod("b")), one.Pod("client")
 	n := newPodNode(t, one, l)
@@ -105,7 +105,7 @@ func TestOptedOutPods(t *testing.T) {
 					}
 					got[r.Server]++
 					if own := r.Peer.Addr(); own != from.Addr4 && own != from.Addr6 && r.Server != from.Name {
-						t.Fatalf("%s of %s from %s: %s saw %s", kind, network, from.Name, r.Server, own)
+						t.Fatalf("%s of %s from %s: %s sees %s", kind, network, from.Name, r.Server, own)
 					}
 				}
 				if got["a"] == 0 || got["b"] == 0 {
@@ -119,7 +119,7 @@ func TestOptedOutPods(t *testing.T) {
 		t.Error("no packet was translated")
 	}
 
-	// Back at the socket, no device of a pod is looked at.
+	// When the opt-out ends, sockets are translated again, and no pod device is served.
 	for _, pod := range []*lab.Pod{client, a} {
 		if _, err := i.RemoveOptOut(cookieOf(t, pod.Sandbox)); err != nil {
 			t.Fatal(err)
@@ -136,9 +136,9 @@ func TestOptedOutPods(t *testing.T) {
 	}
 }
 
-// The device of a pod that opts out no more is a pod's for as long as it is served, whoever
-// serves it: its open connections go on, also where the pod is behind a bridge, so that
-// what it sends is for another address than the device's.
+// TestPodDevicesAreInherited: a device whose pod does not opt out any more stays a pod's device
+// while it is served, also by the next process. Its established connections continue, even if the
+// pod is behind a bridge, so that its frames are not addressed to the device.
 func TestPodDevicesAreInherited(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -187,7 +187,7 @@ func TestPodDevicesAreInherited(t *testing.T) {
 			n.sync(t)
 			ask()
 			if v, on := n.tier.devices.Served[link.Attrs().Index]; !on || v.Role != lbmap.RolePod {
-				t.Errorf("the device is served: %v, as %v", on, v)
+				t.Errorf("the device is served: %v, with variant %v; want a pod's", on, v)
 			}
 
 			counts := counted{tier: n.tier}
@@ -198,14 +198,14 @@ func TestPodDevicesAreInherited(t *testing.T) {
 			if err := client.SendFrame(lab.Uplink, frame.Build()); err != nil {
 				t.Fatal(err)
 			}
-			waitFor(t, "the programs to translate it", func() bool { return counts.since(t)["forwarded_local"] > 0 })
+			waitFor(t, "the programs to translate the frame", func() bool { return counts.since(t)["forwarded_local"] > 0 })
 		})
 	}
 }
 
-// What a pod that opted out sends past its sockets is translated as well, where it leaves
-// the pod, and the answer where it comes in: from a pod of this node, from one of another
-// node, and from itself, as a client that has the node's address then.
+// TestFramesOfOptedOutPods: frames that a pod sends without a socket are translated where they
+// leave the pod, and replies where they enter it. Backends are a pod of this node, one of another
+// node, and the client itself, which then sees the node's address.
 func TestFramesOfOptedOutPods(t *testing.T) {
 	l := lab.NewT(t, lab.Options{Pause: true})
 	one, two := l.Node("node1"), l.Node("node2")
@@ -241,14 +241,14 @@ func TestFramesOfOptedOutPods(t *testing.T) {
 				t.Fatalf("%s: %v", what, err)
 			}
 			if request.Source().Addr() != seen || request.Verify() != nil {
-				t.Errorf("%s: there arrives\n%s\n%v; want it from %s", what, request, request.Verify(), seen)
+				t.Errorf("%s: the backend gets\n%s\n%v; want it from %s", what, request, request.Verify(), seen)
 			}
 			answer, err := answers.Expect(t.Context(), func(c lab.Captured) bool { return c.Destination() == from })
 			if err != nil {
 				t.Fatalf("%s: %v", what, err)
 			}
 			if answer.Source() != vip || answer.Verify() != nil || answer.TCP != nil && answer.TCP.Flags != packet.SYN|packet.ACK {
-				t.Errorf("%s: the answer is\n%s\n%v", what, answer, answer.Verify())
+				t.Errorf("%s: the reply is\n%s\n%v", what, answer, answer.Verify())
 			}
 			if err := errors.Join(requests.Close(), answers.Close()); err != nil {
 				t.Error(err)
@@ -257,8 +257,8 @@ func TestFramesOfOptedOutPods(t *testing.T) {
 	}
 }
 
-// Megabytes both ways, and datagrams in fragments, as TestTransfers has them come from
-// outside.
+// TestTransfersOfOptedOutPods: megabytes in both directions, and fragmented datagrams, arrive
+// unchanged, as in TestTransfers for outside clients.
 func TestTransfersOfOptedOutPods(t *testing.T) {
 	for name, network := range map[string]lab.Options{
 		"offload":  {Pause: true},
@@ -302,7 +302,7 @@ func TestTransfersOfOptedOutPods(t *testing.T) {
 	}
 }
 
-// arrivals collects what comes to a pod.
+// arrivals captures the packets that reach a pod.
 func arrivals(t testing.TB, p *lab.Pod) *lab.Capture {
 	t.Helper()
 	c, err := p.Capture(lab.Uplink, func(c lab.Captured) bool { return !c.Outgoing })

@@ -23,11 +23,11 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// The kernel gives elements of hash maps to other keys while programs hold
-// them. These tests are about what programs make of that.
+// The kernel reuses elements of hash maps for other keys while programs still hold pointers to
+// them. These tests check that programs notice it.
 
-// rewritten is a dual-stack service whose frontends the test rewrites. Nothing
-// listens at its backends: connect() of UDP sends nothing.
+// rewritten is a dual-stack Service whose frontends the test rewrites. Its backends have no
+// listeners: connect() of a UDP socket sends nothing.
 type rewritten struct {
 	vips, backends [2]netip.AddrPort // IPv4, IPv6
 }
@@ -53,22 +53,22 @@ func rewrittenServices(n *node, count int) []rewritten {
 	return all
 }
 
-// Frontends are moved between the sets of their service, and those of the first
-// service deleted and added, as fast as that goes. Who dials one gets a backend
-// of its service and family; who dials one that is always there always does.
+// TestFrontendsRewrittenUnderLoad: frontends change between the sets of their Service, and those
+// of the first Service are deleted and added, as fast as possible. Clients get only backends of
+// the right Service and family. Clients of a frontend that is never deleted always get one.
 func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 	const services, duration = 8, 3 * time.Second
 	l := lab.NewT(t)
 	one := l.Node("node1")
 	client := one.Pod("client")
-	// Without that hook, getpeername() tells whom the socket is connected to.
-	// A full map has the most elements in a bucket.
+	// Without the getpeername hook, getpeername() returns the backend. The map is full, so that
+	// its buckets have as many elements as possible.
 	sizes := lbmap.Sizes{Frontends: services * 4, Services: 32, Backends: 64, Slots: 64, Affinity: 16, UDPPeers: 16, OptOuts: 16}
 	n := newNode(t, one, l, Options{NoGetpeername: true, Sizes: sizes})
 	all := rewrittenServices(n, services)
 	n.sync(t)
 
-	// Each has two values: the cluster set, and the local one with affinity.
+	// Each frontend has two values: for the cluster set, and for the local set with affinity.
 	tables := tablesOf(n.tier)
 	var stay, move []lbmap.FrontendKey
 	var stayValues, moveValues [2][]lbmap.FrontendValue
@@ -89,7 +89,7 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 	if err != nil || len(move) != 4 {
 		t.Fatal(len(move), err)
 	}
-	// As the writer does it: the set, what leads to it, and then the other set.
+	// The order of the writer: first the new set, then the frontends, then the old set.
 	switchTo := func(now int) error {
 		from, to := stayValues[1-now], stayValues[now]
 		set := func(i int, v lbmap.FrontendValue) *uint64 {
@@ -119,7 +119,7 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 				}
 				defer unix.Close(fd)
 				for i := 0; ctx.Err() == nil; i++ {
-					s := &all[0] // every other time
+					s := &all[0] // every other connection
 					if i%2 != 0 {
 						s = &all[1+i/2%(services-1)]
 					}
@@ -153,7 +153,7 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		// The one that is added gets the element of the one that is deleted.
+		// The added frontend gets the element of the deleted one.
 		leaving := (absent + 1) % len(move)
 		if err := tables.Frontends.Delete(move[leaving : leaving+1]); err != nil {
 			t.Error(err)
@@ -167,19 +167,18 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 	wg.Wait()
 	t.Logf("%d connects, %d steps: %d strangers, %d missed, %d refused", connects.Load(), steps, strangers.Load(), missed.Load(), refused.Load())
 	if missed.Load() > 0 {
-		t.Errorf("%d connects did not find a frontend that was there", missed.Load())
+		t.Errorf("%d connects did not find an existing frontend", missed.Load())
 	}
-	// What could not be read whole in the end is refused, so this may be.
+	// If a program cannot read a consistent value, it refuses the connection. A few may happen.
 	if refused.Load() > connects.Load()/100_000 {
 		t.Errorf("%d of %d connects were refused", refused.Load(), connects.Load())
 	}
 	if !t.Failed() && (connects.Load() < 10000 || steps < 1000) {
-		t.Error("no load")
+		t.Error("too little load")
 	}
 }
 
-// connectedTo connects a UDP socket, which may be connected already, and says
-// to what.
+// connectedTo connects a UDP socket, which may be connected already, and returns its peer.
 func connectedTo(fd int, to netip.AddrPort) (netip.AddrPort, error) {
 	var at unix.Sockaddr = &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
 	if to.Addr().Is4() {
@@ -198,7 +197,7 @@ func connectedTo(fd int, to netip.AddrPort) (netip.AddrPort, error) {
 	}
 }
 
-// frontendKeyOf is the key of one of the targets.
+// frontendKeyOf returns the key of one of the targets.
 func frontendKeyOf(target string) lbmap.FrontendKey {
 	to := targets()[target]
 	proto := proxier.TCP
@@ -208,8 +207,8 @@ func frontendKeyOf(target string) lbmap.FrontendKey {
 	return lbmap.FrontendKey{Addr: lbmap.FromAddr(to.Addr()), Port: lbmap.NetworkPort(to.Port()), Proto: uint8(proto)}
 }
 
-// The value of another frontend, and one that is not whole, lead nowhere. The
-// next full sync puts it right.
+// TestForeignFrontendValue: connections are refused if a frontend has the value of another
+// frontend, or an inconsistent one. The next full sync repairs it.
 func TestForeignFrontendValue(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -252,14 +251,14 @@ func TestForeignFrontendValue(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := client.Ask(t.Context(), network[:3], to); err != nil {
-				t.Errorf("%s after %s was put right: %v", network, name, err)
+				t.Errorf("%s after the repair of %s: %v", network, name, err)
 			}
 		}
 	}
 }
 
-// A set that no frontend leads to any more is no set without backends: who came
-// there looks at the frontend again.
+// TestUnusedSet: a set that no frontend refers to any more is not treated as a set without
+// backends: the program looks up the frontend again.
 func TestUnusedSet(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -283,8 +282,8 @@ func TestUnusedSet(t *testing.T) {
 	}
 }
 
-// An affinity record that names a backend of the service's other family, as one
-// that changes hands may, is none.
+// TestForeignAffinity: an affinity record with a backend of the Service's other family is ignored.
+// A program may see one when the kernel reuses the element.
 func TestForeignAffinity(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -335,7 +334,7 @@ func TestForeignAffinity(t *testing.T) {
 	ask()
 }
 
-// A record of another peer is not taken for the one that is looked up.
+// TestForeignUDPPeer: a program ignores the record of another peer than the one it looks up.
 func TestForeignUDPPeer(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -356,9 +355,9 @@ func TestForeignUDPPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	exchange(t, c, to["s1"]) // in the socket's storage
+	exchange(t, c, to["s1"]) // stored in the socket's storage
 	if from := exchange(t, c, to["s2"]); from != to["s2"] {
-		t.Fatalf("answered by %s", from)
+		t.Fatalf("reply from %s", from)
 	}
 	var key lbmap.UDPPeerKey
 	var own lbmap.UDPPeer
@@ -381,14 +380,14 @@ func TestForeignUDPPeer(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, from, err := c.ReadFromUDPAddrPort(make([]byte, 256)); err != nil || from != test.want {
-			t.Errorf("answered by %s, %v; want %s", from, err, test.want)
+			t.Errorf("reply from %s, %v; want %s", from, err, test.want)
 		}
 	}
-	// The next request writes it anew.
+	// The next request overwrites the record.
 	if err := peers.Update(key, foreign, ciliumebpf.UpdateExist); err != nil {
 		t.Fatal(err)
 	}
 	if from := exchange(t, c, to["s2"]); from != to["s2"] {
-		t.Errorf("answered by %s", from)
+		t.Errorf("reply from %s", from)
 	}
 }

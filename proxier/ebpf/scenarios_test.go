@@ -16,10 +16,9 @@ import (
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
 
-// TestScenarios plays the scenarios on real traffic. What no socket hook can do is
-// left out, and logged. What comes in by an uplink is played once more where packets
-// are as on real devices and nodes drop what they cannot attribute, and some of it with
-// programs attached in the other way.
+// TestScenarios plays the scenarios with real traffic. Calls that the tier does not serve are left
+// out, and logged. Scenarios with clients behind an uplink are played again with packets as on
+// real devices and strict netfilter rules on the nodes, and some with programs attached by clsact.
 func TestScenarios(t *testing.T) {
 	kernel.NeedsPrograms(t)
 	list, err := scenarios.All()
@@ -68,7 +67,7 @@ type scenarioTier struct {
 	t    *testing.T
 	opts Options
 	seen map[string]bool
-	// outside counts the calls that come in by an uplink.
+	// outside counts the calls that arrive through an uplink.
 	outside int
 }
 

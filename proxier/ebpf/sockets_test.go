@@ -22,8 +22,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// TestClusterIP is the main job: pods and the host reach a Service over both
-// protocols and families, on pods of this node and of another.
+// TestClusterIP: pods and the host reach a Service over both protocols and families, with backends
+// on this node and on another one.
 func TestClusterIP(t *testing.T) {
 	l := lab.NewT(t)
 	one, two := l.Node("node1"), l.Node("node2")
@@ -47,16 +47,16 @@ func TestClusterIP(t *testing.T) {
 				t.Errorf("%s from %s: distribution %v", network, name, got)
 			}
 		}
-		// Another node is another world.
+		// node2 has no programs, so its clients reach nothing.
 		if r, err := two.Ask(shortly(t), network[:3], to); err == nil {
 			t.Errorf("%s: node2 reached %s", network, r.Server)
 		}
 	}
 }
 
-// The program sees the address it dialled: getpeername on a connected socket,
-// the source of datagrams on an unconnected one; also where an IPv6 socket
-// is used for IPv4.
+// TestPeerAddresses: applications see the address that they dialled: by getpeername on a connected
+// socket, and as the source of datagrams on an unconnected one. This holds for IPv6 sockets with
+// IPv4-mapped addresses, too.
 func TestPeerAddresses(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -73,7 +73,7 @@ func TestPeerAddresses(t *testing.T) {
 				t.Fatalf("%s %s: %v", network, to, err)
 			}
 			if got := peerOf(t, c); got != to {
-				t.Errorf("%s: dialled %s, getpeername says %s", network, to, got)
+				t.Errorf("%s: dialled %s, getpeername returns %s", network, to, got)
 			}
 			if r, err := lab.AskConn(t.Context(), c); err != nil || r.Server != "a" {
 				t.Errorf("%s %s: %v %v", network, to, r, err)
@@ -93,13 +93,13 @@ func TestPeerAddresses(t *testing.T) {
 		to := netip.AddrPortFrom(test.to, 80)
 		from := exchange(t, c, to)
 		if from != to {
-			t.Errorf("sent to %s, answered by %s", to, from)
+			t.Errorf("sent to %s, reply from %s", to, from)
 		}
 		c.Close()
 	}
 }
 
-// peerOf calls getpeername: Go's RemoteAddr remembers what was dialled.
+// peerOf calls getpeername. RemoteAddr would return the address that Go stored when dialling.
 func peerOf(t testing.TB, c net.Conn) netip.AddrPort {
 	t.Helper()
 	raw, err := c.(syscall.Conn).SyscallConn()
@@ -124,14 +124,14 @@ func peerOf(t testing.TB, c net.Conn) netip.AddrPort {
 	return peer
 }
 
-// exchange sends a datagram and returns which address answered.
+// exchange sends a datagram, and returns the source address of the reply.
 func exchange(t testing.TB, c *net.UDPConn, to netip.AddrPort) netip.AddrPort {
 	t.Helper()
 	_, from := ask(t, c, to)
 	return from
 }
 
-// ask sends a datagram and returns who answered.
+// ask sends a datagram, and returns the server and the source address of the reply.
 func ask(t testing.TB, c *net.UDPConn, to netip.AddrPort) (server string, from netip.AddrPort) {
 	t.Helper()
 	if err := c.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
@@ -143,7 +143,7 @@ func ask(t testing.TB, c *net.UDPConn, to netip.AddrPort) (server string, from n
 	b := make([]byte, 256)
 	n, from, err := c.ReadFromUDPAddrPort(b)
 	if err != nil {
-		t.Fatalf("answer of %s: %v", to, err)
+		t.Fatalf("reply of %s: %v", to, err)
 	}
 	r, err := lab.ParseReply(string(b[:n]))
 	if err != nil {
@@ -152,8 +152,8 @@ func ask(t testing.TB, c *net.UDPConn, to netip.AddrPort) (server string, from n
 	return r.Server, from
 }
 
-// An unconnected UDP socket that talks to several Services sees each answer
-// come from the address it sent to, and stays with one backend each.
+// TestUnconnectedUDPWithManyPeers: an unconnected UDP socket that sends to several Services sees
+// each reply come from the address it sent to.
 func TestUnconnectedUDPWithManyPeers(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -180,14 +180,14 @@ func TestUnconnectedUDPWithManyPeers(t *testing.T) {
 		for i := range services {
 			to := netip.MustParseAddrPort(fmt.Sprintf("10.96.1.%d:80", i))
 			if from := exchange(t, c, to); from != to {
-				t.Fatalf("sent to %s, answered by %s", to, from)
+				t.Fatalf("sent to %s, reply from %s", to, from)
 			}
 		}
 	}
 }
 
-// An unconnected UDP socket stays with its backend, as it would under
-// conntrack, until that one is gone; affinity or not.
+// TestUnconnectedUDPIsSticky: an unconnected UDP socket stays with its backend, as it would with
+// conntrack, until the backend leaves the set; with and without session affinity.
 func TestUnconnectedUDPIsSticky(t *testing.T) {
 	for _, affinity := range []v1.ServiceAffinity{v1.ServiceAffinityNone, v1.ServiceAffinityClientIP} {
 		l := lab.NewT(t)
@@ -211,10 +211,10 @@ func TestUnconnectedUDPIsSticky(t *testing.T) {
 		first := ask()
 		for range 30 {
 			if got := ask(); got != first {
-				t.Fatalf("went from %s to %s", first, got)
+				t.Fatalf("backend changed from %s to %s", first, got)
 			}
 		}
-		// A backend that still serves, but is to get no new client, gets none.
+		// A terminating backend gets no datagrams of new or existing clients.
 		keep, rest := split(pods, first)
 		n.setPods(rest...)
 		leaving := writertest.Slice("web-leaving", "web", keep.Addr4.String())
@@ -223,7 +223,7 @@ func TestUnconnectedUDPIsSticky(t *testing.T) {
 		n.OnEndpointSliceAdd(leaving)
 		n.sync(t)
 		if got := ask(); got == first {
-			t.Errorf("affinity %s: still sent to %s", affinity, first)
+			t.Errorf("affinity %s: datagrams still go to %s", affinity, first)
 		}
 		if r, err := client.Ask(t.Context(), "udp", netip.AddrPortFrom(vip4, 80)); err != nil || r.Server == first {
 			t.Errorf("affinity %s: a new socket: %v %v", affinity, r, err)
@@ -231,8 +231,8 @@ func TestUnconnectedUDPIsSticky(t *testing.T) {
 	}
 }
 
-// Without a backend the caller is told at once: refused where there is no
-// endpoint, EPERM where internalTrafficPolicy: Local rules out those there are.
+// TestNoBackend: without a backend, callers fail at once. The error is ECONNREFUSED if there is no
+// endpoint, and EPERM if internalTrafficPolicy: Local excludes the existing ones.
 func TestNoBackend(t *testing.T) {
 	for _, noSetRetval := range []bool{false, true} {
 		t.Run(fmt.Sprintf("noSetRetval=%v", noSetRetval), func(t *testing.T) {
@@ -261,7 +261,7 @@ func TestNoBackend(t *testing.T) {
 			}
 			for network, to := range targets() {
 				if noSetRetval && network[:3] == "udp" {
-					continue // a datagram to port 0 has no such answer
+					continue // datagrams to port 0 do not fail this way
 				}
 				if _, err := client.Ask(t.Context(), network[:3], to); !errors.Is(err, unix.ECONNREFUSED) {
 					t.Errorf("%s without endpoints: %v", network, err)
@@ -282,7 +282,7 @@ func TestNoBackend(t *testing.T) {
 	}
 }
 
-// A client stays with its backend; who it is, is its network namespace.
+// TestAffinity: a client stays with its backend. Clients are identified by network namespace.
 func TestAffinity(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -306,35 +306,35 @@ func TestAffinity(t *testing.T) {
 	first := ask()
 	for range 30 {
 		if got := ask(); got != first {
-			t.Fatalf("went from %s to %s", first, got)
+			t.Fatalf("backend changed from %s to %s", first, got)
 		}
 	}
-	// It survives a change that keeps the backend, and ends with the backend.
+	// Affinity survives a change that keeps the backend, and ends when the backend is removed.
 	keep, rest := split(pods, first)
 	n.setPods(rest[0], keep)
 	n.sync(t)
 	if got := ask(); got != first {
-		t.Errorf("a change elsewhere moved the client from %s to %s", first, got)
+		t.Errorf("a change of other backends moved the client from %s to %s", first, got)
 	}
 	n.setPods(rest...)
 	n.sync(t)
 	second := ask()
 	if second == first {
-		t.Errorf("still on %s, which is gone", first)
+		t.Errorf("still on %s, which was removed", first)
 	}
-	// It ends a while after the newest connection.
+	// Affinity expires some time after the latest connection.
 	deadline := time.Now().Add(20 * time.Second)
 	for moved := false; !moved; {
 		if time.Now().After(deadline) {
-			t.Fatal("never moved although affinity lasts one second")
+			t.Fatal("the backend never changed, although affinity lasts one second")
 		}
 		idle(t, 1100*time.Millisecond)
 		moved = ask() != second
 	}
 }
 
-// A connection of the same client that began a moment later, and stored its time
-// first, does not end the affinity.
+// TestAffinityBesideNewerConnection: affinity is not ended by a newer connection of the same client
+// that stored its time first.
 func TestAffinityBesideNewerConnection(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -354,7 +354,7 @@ func TestAffinityBesideNewerConnection(t *testing.T) {
 			first = r.Server
 		}
 		if r.Server != first {
-			t.Fatalf("went from %s to %s", first, r.Server)
+			t.Fatalf("backend changed from %s to %s", first, r.Server)
 		}
 		var key lbmap.AffinityKey
 		var record lbmap.Affinity
@@ -380,8 +380,7 @@ func split(pods []*lab.Pod, name string) (one *lab.Pod, rest []*lab.Pod) {
 	return one, rest
 }
 
-// idle lets a timeout of the kernel's clock run out: there is nothing to wait
-// for but time.
+// idle waits until a timeout by the kernel's clock has passed. There is no condition to wait for.
 func idle(t testing.TB, d time.Duration) {
 	t.Helper()
 	select {
@@ -390,7 +389,7 @@ func idle(t testing.TB, d time.Duration) {
 	}
 }
 
-// Two nodes with the same VIP and other backends never mix.
+// TestTwoNodes: nodes with the same VIP and different backends do not affect each other.
 func TestTwoNodes(t *testing.T) {
 	l := lab.NewT(t)
 	for _, name := range []string{"node1", "node2"} {
@@ -415,7 +414,7 @@ func TestTwoNodes(t *testing.T) {
 	}
 }
 
-// Sockets that opted out see their packets go to the VIP.
+// TestOptOut: packets of sockets that opted out go to the VIP.
 func TestOptOut(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -448,13 +447,13 @@ func TestOptOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := client.Ask(shortly(t), "tcp", to); err == nil {
-		t.Error("a pod was translated that opted out")
+		t.Error("a pod that has opted out was translated")
 	}
 	if _, err := a.Ask(t.Context(), "tcp", to); err != nil {
-		t.Errorf("another pod: %v", err)
+		t.Errorf("a pod that has not opted out: %v", err)
 	}
 
-	// It lasts, also where the maps are built anew.
+	// Opt-outs survive restarts, also into new maps.
 	for _, optOuts := range []uint32{16, 32} {
 		n.close()
 		n.start(t, Options{Sizes: lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 64, OptOuts: optOuts}})
@@ -462,7 +461,7 @@ func TestOptOut(t *testing.T) {
 		n.setPods(a)
 		n.sync(t)
 		if _, err := client.Ask(shortly(t), "tcp", to); err == nil {
-			t.Errorf("opt-outs=%d: the opt-out was forgotten", optOuts)
+			t.Errorf("opt-outs=%d: the opt-out was lost", optOuts)
 		}
 	}
 }

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Service addresses of these tests; endpoints are pods of the lab.
+// Service addresses of these tests. Endpoints are pods of the lab.
 var (
 	vip4 = netip.MustParseAddr("10.96.0.10")
 	vip6 = netip.MustParseAddr("fd00:10:96::10")
@@ -40,7 +40,7 @@ var (
 
 const targetPort = 8080
 
-// node is a lab node with the tier on it.
+// node is a lab node on which the tier runs.
 type node struct {
 	*proxier.Proxier
 	lab  *lab.Lab
@@ -48,11 +48,10 @@ type node struct {
 	tier *Tier
 }
 
-// kernelTypes are read once for all tiers.
+// kernelTypes is the kernel's BTF, read once for all tiers.
 var kernelTypes = btf.NewCache()
 
-// openOn opens the tier in the node's network namespace, as a process there
-// would.
+// openOn opens the tier in the node's network namespace, as a process there would.
 func openOn(t testing.TB, n *lab.Node, opts Options) (tier *Tier, err error) {
 	t.Helper()
 	kernel.NeedsPrograms(t)
@@ -70,7 +69,7 @@ func openOn(t testing.TB, n *lab.Node, opts Options) (tier *Tier, err error) {
 	return tier, err
 }
 
-// disableMissing turns off what this kernel lacks, as the process does by its probes.
+// disableMissing turns off features that this kernel lacks, as the process does after its probes.
 func disableMissing(opts *Options) {
 	report := kernel.Report()
 	opts.NoSetRetval = opts.NoSetRetval || !kernel.Has(capabilities.SetRetval)
@@ -114,7 +113,7 @@ func newNode(t testing.TB, at *lab.Node, l *lab.Lab, opts Options) *node {
 	return n
 }
 
-// start begins a process's life on the node.
+// start starts a process on the node.
 func (n *node) start(t testing.TB, opts Options) {
 	t.Helper()
 	tier, err := openOn(t, n.at, opts)
@@ -131,7 +130,7 @@ func (n *node) start(t testing.TB, opts Options) {
 	p.OnEndpointSlicesSynced()
 }
 
-// close ends it; the kernel's state stays.
+// close ends the process. Its kernel state stays.
 func (n *node) close() {
 	if n.tier != nil {
 		n.tier.Close()
@@ -146,7 +145,7 @@ func (n *node) sync(t testing.TB) {
 	}
 }
 
-// dualService has port 80 over TCP and UDP on both addresses.
+// dualService returns a dual-stack Service with port 80 over TCP and UDP.
 func dualService(mutate ...func(*v1.Service)) *v1.Service {
 	s := writertest.Service("web", vip4.String(), mutate...)
 	s.Spec.ClusterIPs = []string{vip4.String(), vip6.String()}
@@ -154,7 +153,7 @@ func dualService(mutate ...func(*v1.Service)) *v1.Service {
 	return s
 }
 
-// slicesOf are the dual-stack EndpointSlices of a Service with those pods.
+// slicesOf returns the dual-stack EndpointSlices of a Service with these pods.
 func slicesOf(service string, pods ...*lab.Pod) []*discoveryv1.EndpointSlice {
 	four, six := writertest.Slice(service+"-4", service), writertest.Slice(service+"-6", service)
 	six.AddressType = discoveryv1.AddressTypeIPv6
@@ -202,7 +201,7 @@ func shortly(t testing.TB) context.Context {
 	return ctx
 }
 
-// tablesOf are the tables of a tier, which nothing else may be changing.
+// tablesOf returns the tables of a tier. Nothing else may change them meanwhile.
 func tablesOf(tier *Tier) (all *lbmap.Tables) {
 	_ = tier.writer.Read(func(t *lbmap.Tables) error { all = t; return nil })
 	return all

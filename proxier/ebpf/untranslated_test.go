@@ -17,20 +17,20 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// Sockets that were connected to a frontend before there were programs are closed when
-// they are named, and are ones that the programs would serve now.
+// TestUntranslated: sockets that were connected to a frontend before the programs ran are closed
+// if they are listed, and if the programs would serve them now.
 func TestUntranslated(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		opts Options
-		pods bool // are served
+		pods bool // pods are served
 	}{
 		{"all", Options{}, true},
 		{"host alone", Options{HostNamespaceOnly: true}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			kernel.Since(t, 5, 14, "SO_NETNS_COOKIE, by which namespaces are told apart")
-			l := lab.NewT(t, lab.Options{Pause: true}) // pods show in /proc
+			l := lab.NewT(t, lab.Options{Pause: true}) // makes pods visible in /proc
 			one := l.Node("node1")
 			client, aside, elsewhere := one.Pod("client"), one.Pod("aside"), l.Node("node2").Pod("elsewhere")
 			n := newNode(t, one, l, test.opts)
@@ -81,30 +81,30 @@ func TestUntranslated(t *testing.T) {
 			}
 			n.tier.CloseUntranslated(pairs)
 			if closed, err := n.tier.sockets.CloseNow(t.Context()); closed != want || err != nil {
-				t.Errorf("closed %d, want %d: %v", closed, want, err)
+				t.Errorf("%d sockets were closed, want %d: %v", closed, want, err)
 			}
 			for _, s := range untranslated {
 				if err := s.SetReadDeadline(time.Now().Add(10 * time.Millisecond)); err != nil {
 					t.Fatal(err)
 				}
 				if _, err := s.Read(make([]byte, 16)); errors.Is(err, unix.ECONNABORTED) != s.closed {
-					t.Errorf("%s: read says %v, want it closed: %v", s.name, err, s.closed)
+					t.Errorf("%s: read returned %v, want it closed: %v", s.name, err, s.closed)
 				}
 			}
 			if left := n.tier.sockets.TakeUntranslated(); len(left) > 0 {
-				t.Errorf("still to be closed: %v", left)
+				t.Errorf("not closed yet: %v", left)
 			}
 		})
 	}
 }
 
-// Untranslated sockets are closed also where the storage of sockets cannot be read.
+// TestUntranslatedWithoutStorage: listed sockets are closed even if socket storage cannot be read.
 func TestUntranslatedWithoutStorage(t *testing.T) {
 	l := lab.NewT(t, lab.Options{Pause: true})
 	one := l.Node("node1")
 	n := newNode(t, one, l, Options{})
 	n.tier.sockets = sockets.New(sockets.Options{
-		Storage: n.tier.maps["tdm_optout"], // which is none
+		Storage: n.tier.maps["tdm_optout"], // not a map of socket storage
 		OptOuts: n.tier.maps["tdm_optout"], Stale: n.tier.writer.StaleSockets, Cgroup: n.tier.cgroup, Host: n.tier.netns,
 		ProcRoot: "/proc", Report: func(proxier.Problem) {},
 	})
@@ -116,11 +116,11 @@ func TestUntranslatedWithoutStorage(t *testing.T) {
 	defer c.Close()
 	n.tier.CloseUntranslated([]sockets.Pair{{Local: netip.MustParseAddrPort(c.LocalAddr().String()), Remote: to}})
 	if closed, err := n.tier.sockets.CloseNow(t.Context()); closed != 1 || err == nil {
-		t.Errorf("closed %d, %v", closed, err)
+		t.Errorf("%d sockets were closed, error %v", closed, err)
 	}
 }
 
-// What could not be looked for is looked for again.
+// TestUntranslatedAreKept: after an error, sockets stay listed, and are looked for again.
 func TestUntranslatedAreKept(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -131,6 +131,6 @@ func TestUntranslatedAreKept(t *testing.T) {
 		t.Error("no error")
 	}
 	if left := n.tier.sockets.TakeUntranslated(); !left.Has(pair) {
-		t.Error("nothing is left to be closed")
+		t.Error("the socket is not listed any more")
 	}
 }

@@ -19,7 +19,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// All that the verifier says of a program is in the log, and in what errors.As finds.
+// TestLoadLogsVerifier: the complete output of the verifier is logged, and is part of the error
+// that errors.As finds.
 func TestLoadLogsVerifier(t *testing.T) {
 	if os.Geteuid() != 0 {
 		lab.SkipOrFail(t, errors.New("root"))
@@ -40,10 +41,10 @@ func TestLoadLogsVerifier(t *testing.T) {
 	_, err := datapath.Load(ctx, "test programs", spec, ciliumebpf.CollectionOptions{})
 	var rejected *ciliumebpf.VerifierError
 	if !errors.As(err, &rejected) || len(rejected.Log) < steps {
-		t.Fatalf("%v: the verifier's log has %d lines", err, len(rejected.Log))
+		t.Fatalf("%v: the error has %d lines of the verifier's output", err, len(rejected.Log))
 	}
 	if strings.Contains(err.Error(), rejected.Log[0]) {
-		t.Errorf("the error has the whole log: %v", err)
+		t.Errorf("the error text has the whole verifier output: %v", err)
 	}
 	for _, line := range []string{rejected.Log[0], rejected.Log[len(rejected.Log)-1]} {
 		if !strings.Contains(log.String(), strings.TrimSpace(line)) {

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 )
 
-// base are the missing ones of the chains and jumps that do not depend on service ports.
+// base writes the missing chains and jumps that do not depend on service ports.
 func (f *family) base(tables map[string]*xtables.Table) *text {
 	t := newText()
 	nat, filter := f.static()

@@ -27,8 +27,8 @@ func (f *family) batchSize() int {
 // starts serves something soon.
 const firstBatch = 50
 
-// writePending writes the pending service ports. hold has shared chains wait, while those in
-// the kernel serve.
+// writePending writes the pending service ports. With hold, shared chains are written later; those
+// in the kernel serve meanwhile.
 func (f *family) writePending(ctx context.Context, hold bool) error {
 	var pending []uint32
 	for index := range f.ports.Pending() {
@@ -57,8 +57,8 @@ func (f *family) writePending(ctx context.Context, hold bool) error {
 	return nil
 }
 
-// writePorts writes some service ports at once. If the kernel refuses that, it writes each
-// half, down to the one that is at fault, so that no other one is affected.
+// writePorts writes some service ports at once. If the kernel refuses that, it tries each half, until
+// it has found the service port at fault. All others are written.
 func (f *family) writePorts(ctx context.Context, list []uint32, hold bool) error {
 	c := f.change(list, hold)
 	err := f.restore(ctx, c.text)

@@ -8,13 +8,13 @@ import (
 	"slices"
 )
 
-// change is what writing some service ports changes.
+// change is what has to be written for some service ports.
 type change struct {
 	f     *family
 	text  *text
 	ports []portChange
-	// written are chains by what is written to them. deleted and emptied ones are not used
-	// any more; the latter cannot be deleted.
+	// written has the new content of chains. Chains in deleted and emptied are not used any more;
+	// the latter cannot be deleted.
 	written          map[string]stamp
 	deleted, emptied map[string]struct{}
 	// slots are the changes of shared chains. held says that these are written later.
@@ -38,7 +38,7 @@ type slotChange struct {
 	removed bool
 }
 
-// change works out a change, and counts it in: commit or undo has to follow.
+// change computes a change, and updates the counts. commit or undo must follow.
 func (f *family) change(list []uint32, hold bool) *change {
 	ports, chains := make([]portChange, len(list)), 0
 	for i, index := range list {
@@ -85,7 +85,7 @@ func (f *family) change(list []uint32, hold bool) *change {
 	return c
 }
 
-// use counts chains of a service port in and out.
+// use updates the use counts of chains after a change of those of a service port.
 func (c *change) use(before, after []string) {
 	for _, name := range without(before, after) {
 		c.f.uses[name]--
@@ -95,11 +95,11 @@ func (c *change) use(before, after []string) {
 	}
 }
 
-// trialChain exists within a restore alone.
+// trialChain exists only within a restore.
 const trialChain = servicesChain + "-TRIAL"
 
-// try writes the rules that are held to a chain that nothing leads to: one that the kernel
-// refuses must not hold up those of other service ports later.
+// try writes the rules that are held to a chain that no rule jumps to. So the kernel refuses them
+// now, and not later together with those of other service ports.
 func (c *change) try() {
 	rules := map[string][]string{}
 	for i := range c.ports {
@@ -117,7 +117,7 @@ func (c *change) try() {
 	}
 }
 
-// count counts rules of shared chains in or out.
+// count adds rules of shared chains, or removes them.
 func (c *change) count(entries []entry, by int) {
 	for _, e := range entries {
 		if !c.f.shared[e.shared].change(e.slot, e.rule, by) {
@@ -176,7 +176,7 @@ func (c *change) removesFrom(s *sharedChain, name string) bool {
 	return false
 }
 
-// commit notes that the kernel has it.
+// commit records that the change is in the kernel.
 func (c *change) commit() {
 	f := c.f
 	for name, s := range c.written {
@@ -211,7 +211,7 @@ func (c *change) commit() {
 	}
 }
 
-// undo counts it out again. What the kernel has of it is not known: a table may have been
+// undo reverts the counts. How much of the change the kernel has is unknown: a table may have been
 // changed before another one was refused.
 func (c *change) undo(err error) {
 	f := c.f

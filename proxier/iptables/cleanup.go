@@ -17,8 +17,8 @@ import (
 
 // Cleanup removes every chain of modes iptables and ipvs, whether this proxy or upstream's
 // wrote it, and the jumps to them. KUBE-FIREWALL stays: kubelet has one of that name. With
-// keepEstablished, translated connections survive: while there are any, a chain stays that
-// nothing leads to but whose rule matches by conntrack. Without such a rule the kernel stops
+// keepEstablished, translated connections survive: while there are any, one chain stays, which no
+// rule jumps to, with a rule that matches by conntrack. Without such a rule the kernel stops
 // conntrack, and with it all translation.
 func Cleanup(ctx context.Context, tools Tools, keepEstablished bool) error {
 	var errs []error
@@ -47,8 +47,8 @@ func CleanupIPVS(ctx context.Context, tools Tools) error {
 	return errors.Join(errs...)
 }
 
-// translates says whether conntrack translates the destination of any connection. Where that
-// is unknown, it says so.
+// translates reports whether conntrack translates the destination of any connection. It returns true
+// if that is unknown.
 func translates(family proxier.Family) bool {
 	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, [proxier.Families]netlink.InetFamily{unix.AF_INET, unix.AF_INET6}[family])
 	return err != nil || slices.ContainsFunc(flows, func(f *netlink.ConntrackFlow) bool { return !f.Forward.DstIP.Equal(f.Reverse.SrcIP) })

@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 )
 
-// TestNoCounters: where a kernel has no counters, or no match that names them, rules are
-// written without, and nothing is said to have been counted.
+// TestNoCounters: if a kernel lacks counters, or the match that uses them, rules are written
+// without them, and Counted reports that it has no numbers.
 func TestNoCounters(t *testing.T) {
 	for name, tc := range map[string]struct {
 		refuse func(input string) error
@@ -32,7 +32,7 @@ func TestNoCounters(t *testing.T) {
 			n := unstartedNode(t, newSimulated())
 			n.Tools.Before = tc.refuse
 			opts := n.options()
-			opts.Flows = nil // there is no kernel that has any
+			opts.Flows = nil // the simulated kernel has no flows
 			if tc.lack != nil {
 				tc.lack(&opts)
 			}
@@ -58,16 +58,16 @@ func TestNoCounters(t *testing.T) {
 	}
 }
 
-// noCounters are those of a kernel without.
+// noCounters are the counters of a kernel that does not support any.
 type noCounters struct{ Counters }
 
 func (noCounters) Ensure(string) error { return nfacct.ErrNotSupported }
 
-// simulatedTierOf writes what a Tier would, and leaves this host's settings alone.
+// simulatedTierOf writes the rules that a Tier would, without changing the settings of this host.
 func simulatedTierOf(t *Tier) *simulatedTier { return &simulatedTier{t.opts, t.rules} }
 
-// TestCountersComeBack: a full sync creates counters that another program has deleted together
-// with the rules. Without them it would be refused.
+// TestCountersComeBack: a full sync restores counters that another program deleted together with
+// the rules. The kernel would refuse rules whose counters do not exist.
 func TestCountersComeBack(t *testing.T) {
 	fake := newSimulated()
 	n := newNode(t, fake)
@@ -84,6 +84,6 @@ func TestCountersComeBack(t *testing.T) {
 	}
 	n.MustFullSync()
 	if after := saved(t, n.Tools, proxier.IPv4); after != before {
-		t.Errorf("it was\n%s\nand is\n%s", before, after)
+		t.Errorf("before\n%s\nafter\n%s", before, after)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 )
 
-// observed is what an Observer was called with last, by family and table.
+// observed has the arguments of the last calls of an Observer, by family and table.
 type observed struct {
 	written, total [proxier.Families]map[string]int
 	failed         []bool // whether each was partial
@@ -27,8 +27,8 @@ func (o *observed) Rules(family proxier.Family, table string, written, total int
 	o.written[family][table], o.total[family][table] = written, total
 }
 
-// TestCounts: an Observer gets the numbers of rules that exist, also after changes, and in both
-// shapes of the chains that all share.
+// TestCounts: an Observer gets the number of existing rules, also after changes, whether shared
+// chains are split or not.
 func TestCounts(t *testing.T) {
 	n := unstartedNode(t, newSimulated())
 	seen := &observed{}
@@ -46,7 +46,7 @@ func TestCounts(t *testing.T) {
 			}
 			for _, table := range []string{"nat", "filter"} {
 				if got := seen.total[family][table]; got != there[table] || got == 0 {
-					t.Errorf("%s: observed %d rules of %s in %s, there are %d", what, got, table, family, there[table])
+					t.Errorf("%s: the Observer got %d rules of %s in %s, want %d", what, got, table, family, there[table])
 				}
 			}
 		}
@@ -61,7 +61,7 @@ func TestCounts(t *testing.T) {
 	n.MustSync()
 	check("many")
 	n.Serve(4, 1, 1)
-	n.MustSync() // which looks at the shape before it writes
+	n.MustSync() // decides whether to split chains before it writes
 	check("a tree")
 	n.Serve(5, 1, 1)
 	n.MustSync()
@@ -72,7 +72,7 @@ func TestCounts(t *testing.T) {
 	for i := 20; i < 300; i++ {
 		n.OnServiceDelete(service(i))
 	}
-	n.MustSync() // which may leave rules that lead to empty chains
+	n.MustSync() // which may leave rules that jump to empty chains
 	n.MustFullSync()
 	check("after most went")
 	if len(seen.failed) > 0 {

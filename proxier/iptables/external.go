@@ -14,8 +14,8 @@ var externalNames = map[proxier.Kind]string{
 	proxier.LoadBalancer: " loadbalancer IP", proxier.ExternalIP: " external IP", proxier.NodePort: "",
 }
 
-// untranslated ends the way of a packet that will be refused. Where a device of this node has
-// the address, a NodePort of the same number would match next.
+// untranslated is the target of packets that a filter will refuse. They must leave the nat table:
+// if a device of this node has the address, a NodePort of the same number would match next.
 const untranslated = "ACCEPT"
 
 // external writes the rules of load balancer IPs, external IPs and the NodePort, whose routes

@@ -14,8 +14,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// TestGoneAndRepaired: a Service is deleted while a shared chain that leads to it has to be
-// repaired. Its chains are deleted after that.
+// TestGoneAndRepaired: if a Service is deleted while a shared chain that jumps to its chains must be
+// repaired, its chains are deleted after the repair.
 func TestGoneAndRepaired(t *testing.T) {
 	n := newNode(t, newSimulated())
 	n.Serve(0, 20, 2)
@@ -34,7 +34,7 @@ func TestGoneAndRepaired(t *testing.T) {
 	n.Tools.Before = func(string) error { calls++; return nil }
 	n.MustFullSync()
 	if wrote := n.Tools.Take(); len(wrote) != calls || len(n.Problems) > 0 {
-		t.Errorf("%d of %d calls succeeded, reported %+v", len(wrote), calls, n.Problems)
+		t.Errorf("%d of %d restores succeeded, reported %+v", len(wrote), calls, n.Problems)
 	}
 	want := newNode(t, newSimulated())
 	want.Serve(0, 20, 2)
@@ -45,8 +45,8 @@ func TestGoneAndRepaired(t *testing.T) {
 	}
 }
 
-// TestErrors: when any call of the tools fails, Sync returns an error, and the next one writes
-// what is pending, whatever its update is.
+// TestErrors: if any call of the tools fails, Sync returns an error. The next sync writes what is
+// pending, whatever its update contains.
 func TestErrors(t *testing.T) {
 	steps := []func(n *node){
 		func(n *node) { n.Serve(0, 60, 2) },
@@ -86,7 +86,7 @@ func TestErrors(t *testing.T) {
 					sync(n.FullSync)
 				}
 			}
-			for range 3 { // as often as it failed
+			for range 3 { // the maximum number of failures
 				sync(n.FullSync)
 			}
 			more = failed > 0
@@ -102,7 +102,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestPending: after an error the next sync, with an empty update, writes all that is pending.
+// TestPending: after errors, a sync with an empty update writes everything that is pending.
 func TestPending(t *testing.T) {
 	n := newNode(t, newSimulated())
 	n.Serve(0, 20, 2)
@@ -119,7 +119,7 @@ func TestPending(t *testing.T) {
 	if err := n.Sync(t.Context()); err == nil {
 		t.Fatal("no error")
 	}
-	// Another one gets the place of the one that is gone.
+	// Another Service is created with the address of the deleted one.
 	n.Serve(30, 3, 1)
 	n.OnServiceAdd(service(1, kindOf(1)...))
 	if err := n.Sync(t.Context()); err == nil {
@@ -148,9 +148,9 @@ func TestPending(t *testing.T) {
 
 var comments = regexp.MustCompile(`-m comment --comment "[^"]*" `)
 
-// TestDeath: a process can end between any two calls of the tools, or one of them fails and
-// it goes on. What frontends there were before and are still wanted are there at any
-// moment, and in the end all is as it should be.
+// TestDeath: a process can end between any two calls of the tools, or a call fails and the process
+// continues. Frontends that exist before and after a change are served at every moment, and in the
+// end all rules are correct.
 func TestDeath(t *testing.T) {
 	changes := map[string]struct{ before, after func(n *node) }{
 		"start": {func(*node) {}, func(n *node) { n.Serve(0, 60, 2) }},
@@ -160,13 +160,13 @@ func TestDeath(t *testing.T) {
 		"tree":  {func(n *node) { n.Serve(0, 160, 2) }, func(n *node) { n.Serve(0, 161, 1) }},
 		"one": {func(n *node) { n.Serve(0, 140, 1) }, func(n *node) {
 			n.Serve(0, 140, 1)
-			n.OnEndpointSliceUpdate(nil, endpoints(1, pod(7))) // one of two in a chain of the tree
+			n.OnEndpointSliceUpdate(nil, endpoints(1, pod(7))) // one of two Services in a chain of the tree
 		}},
 		"comments": {func(n *node) { n.Serve(0, 70, 18) }, func(n *node) { n.Serve(0, 70, 2) }},
 	}
 	step := 1
 	if testing.Short() {
-		step = 9 // odd, so that processes both end and go on
+		step = 9 // odd, so that some processes end and others continue
 	}
 	for name, change := range changes {
 		t.Run(name, func(t *testing.T) {
@@ -174,7 +174,7 @@ func TestDeath(t *testing.T) {
 			change.after(want)
 			want.MustSync()
 			want.MustFullSync()
-			// Whether they have comments does not matter.
+			// Comments of rules do not matter.
 			frontends := func(n *node) []string {
 				list, _ := entries(t, n.Tools, proxier.IPv4)
 				for i := range list {

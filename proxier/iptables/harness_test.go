@@ -16,7 +16,7 @@ import (
 
 var variants = []xtables.Variant{xtables.NFT, xtables.Legacy}
 
-// The builders of objects, and the views of rules.
+// Builders of objects, and views of rules.
 var (
 	service, endpoints, pod, kindOf            = iptablestest.Service, iptablestest.Endpoints, iptablestest.Pod, iptablestest.KindOf
 	dualStack, balanced, nodePort, healthCheck = iptablestest.DualStack, iptablestest.Balanced, iptablestest.NodePort, iptablestest.HealthCheck
@@ -52,7 +52,7 @@ func (t *simulatedTier) Supports(_ *proxier.Decision, _ *proxier.Frontend) error
 // node is a node with simulated tools.
 type node struct{ *iptablestest.Node }
 
-// newNode has a process that knows of no object yet.
+// newNode starts a process that knows no objects yet.
 func newNode(t *testing.T, tools Tools) *node {
 	t.Helper()
 	n := unstartedNode(t, tools)
@@ -67,7 +67,7 @@ func (n *node) options() Options {
 	return Options{Tools: n.Tools, Counters: counters, Flows: staleudp.New(staleudp.Options{Table: conntrack.Kernel{}}), Reporter: n.Reporter()}
 }
 
-// restart has another process go on that knows nothing.
+// restart starts another process, which knows no objects.
 func (n *node) restart() {
 	n.Start(newSimulatedTier(n.options()), iptablestest.Facts, proxier.Policy{})
 }

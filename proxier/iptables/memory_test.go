@@ -12,10 +12,10 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// rememberingTools remember where in memory that is which they read.
+// rememberingTools record which memory holds the text that they read.
 type rememberingTools struct {
 	Tools
-	read map[uintptr]string // by each of its bytes
+	read map[uintptr]string // by address of each byte
 }
 
 func (t *rememberingTools) SaveAll(ctx context.Context, f proxier.Family, names ...string) (map[string]*xtables.Table, error) {
@@ -34,8 +34,8 @@ func (t *rememberingTools) SaveAll(ctx context.Context, f proxier.Family, names 
 
 func start(s string) uintptr { return uintptr(unsafe.Pointer(unsafe.StringData(s))) }
 
-// TestReadIsNotKept: no string that a family remembers is part of what it read. It would
-// keep all of that, which may be 15 MB.
+// TestReadIsNotKept: no string that a family keeps is a part of the text that was read. It would
+// keep all of that text in memory, which may be 15 MB.
 func TestReadIsNotKept(t *testing.T) {
 	tools := &rememberingTools{newSimulated(), map[uintptr]string{}}
 	n := newNode(t, tools)
@@ -52,7 +52,7 @@ func TestReadIsNotKept(t *testing.T) {
 			case reflect.String:
 				remembered++
 				if text := tools.read[start(v.String())]; text != "" && v.Len() > 0 {
-					t.Errorf("%s%s: %q is part of %q", family.name, path, v, text)
+					t.Errorf("%s%s: %q is part of the text %q that was read", family.name, path, v, text)
 				}
 			case reflect.Pointer:
 				if !v.IsNil() && !seen[v.Pointer()] {
@@ -78,7 +78,7 @@ func TestReadIsNotKept(t *testing.T) {
 		}
 		look("", reflect.ValueOf(family))
 		if remembered < 100 {
-			t.Errorf("%s: %d strings are remembered", family.name, remembered)
+			t.Errorf("%s: only %d strings were checked", family.name, remembered)
 		}
 	}
 }

@@ -22,8 +22,8 @@ import (
 
 var sequences = flag.Int("sequences", 24, "random event sequences in TestModel; -short plays a tenth")
 
-// world makes random events and remembers what is there. It is small, so that
-// everything collides, but for how many Services there are.
+// world makes random events, and has the resulting objects. Names and addresses come from small
+// ranges, so that they collide often.
 type world struct {
 	*rand.Rand
 	t        *testing.T
@@ -39,7 +39,7 @@ func (w *world) chance(p float64) bool { return w.Float64() < p }
 
 func (w *world) service(i int) *v1.Service {
 	s := service(i)
-	if w.chance(0.3) { // an address that another Service has, or will have
+	if w.chance(0.3) { // an address that another Service has, or may get
 		s = service(w.IntN(w.size))
 		s.Name = fmt.Sprintf("s%d", i)
 	}
@@ -118,7 +118,7 @@ func (w *world) put(s *v1.Service) {
 	w.node.OnServiceUpdate(nil, s)
 }
 
-// tell has a node know what is there.
+// tell calls a node's event handlers with all objects.
 func (w *world) tell(n *node) {
 	for _, name := range slices.Sorted(maps.Keys(w.services)) {
 		n.OnServiceAdd(w.services[name])
@@ -128,8 +128,8 @@ func (w *world) tell(n *node) {
 	}
 }
 
-// fresh are the rules that a process writes that decides as this one does and finds
-// nothing.
+// fresh returns a new node, with the rules that a process writes that starts on an empty node with the
+// same shape of shared chains.
 func (w *world) fresh() *node {
 	n := unstartedNode(w.t, newSimulated())
 	tier := newSimulatedTier(n.options())
@@ -148,8 +148,7 @@ func (w *world) fresh() *node {
 	return n
 }
 
-// damage empties a chain of the proxy, as another program might. The next sync that compares
-// everything has to notice.
+// damage flushes a chain of the proxy, as another program might. The next full sync must repair it.
 func (w *world) damage() {
 	f := proxier.Family(w.IntN(int(proxier.Families)))
 	var chains []string
@@ -165,8 +164,8 @@ func (w *world) damage() {
 	w.node.Restore(f, "*nat\n-F "+chains[w.IntN(len(chains))]+"\nCOMMIT\n")
 }
 
-// sync has the node do something. If no tool failed it succeeds, and each chain that is to
-// go could go.
+// sync calls do, and expects an error exactly if a tool failed. All chains to be deleted could be
+// deleted.
 func (w *world) sync(do func() error) (ok bool) {
 	w.t.Helper()
 	w.failed = false
@@ -175,7 +174,7 @@ func (w *world) sync(do func() error) (ok bool) {
 	}
 	for _, f := range w.node.Tier.(*simulatedTier).families {
 		for name := range f.referenced {
-			if !slices.Contains(commonChains, name) { // the kernel's own chains lead to those
+			if !slices.Contains(commonChains, name) { // chains of the kernel jump to those
 				w.t.Fatalf("%s: chain %s could not be deleted", f.name, name)
 			}
 		}
@@ -183,8 +182,8 @@ func (w *world) sync(do func() error) (ok bool) {
 	return !w.failed
 }
 
-// check compares rules with those of a fresh process: of a family that was read all of
-// them, else what packets meet, as shared chains keep their shape then.
+// check compares the rules with those of a fresh process. Of a family whose rules were read, it
+// compares all rules. Otherwise it compares entries, because shared chains keep their shape then.
 func (w *world) check(read [proxier.Families]int) {
 	w.t.Helper()
 	want := w.fresh()
@@ -213,8 +212,8 @@ func (w *world) own(n *node, f proxier.Family) map[string][]string {
 }
 
 // TestModel: after any history, rules are those that a new process writes for the same objects.
-// Processes restart, calls of tools fail, and another program damages rules, which a full sync
-// notices by reading them, or by the generation that makes it read.
+// Processes restart, calls of tools fail, and another program damages rules. A full sync notices that
+// by reading the rules, or by their generation.
 func TestModel(t *testing.T) {
 	for seed := range uint64(*sequences) {
 		if testing.Short() && seed%10 != 5 { // one of large clusters, one with failures
@@ -239,7 +238,7 @@ func TestModel(t *testing.T) {
 
 			for range 20 {
 				switch {
-				case w.chance(0.1): // most of it comes or goes
+				case w.chance(0.1): // most Services are created or deleted
 					for range w.size * 2 {
 						w.event()
 					}

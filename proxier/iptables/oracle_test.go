@@ -21,17 +21,17 @@ import (
 	"github.com/tandem-proxy/tandem/test/oracle"
 )
 
-// traced is a tier whose rules are applied to traced packets. Processes restart, calls of tools
-// fail, and time passes, at random but reproducibly by the seed.
+// traced is a tier whose rules are applied to traced packets. At random, reproducible by the seed,
+// processes restart, calls of tools fail, and time passes.
 type traced struct {
 	*simulatedTier
 	rng    *rand.Rand
 	tables [proxier.Families]*netfilter.Tables
 	now    time.Time
-	// rules and there are what a process learns that begins.
+	// rules and there are what a new process learns at its start.
 	rules *proxier.NodeRules
 	there map[uint32]*proxier.Decision
-	// led is when clients were last led to backends that remember them.
+	// led is when clients were last sent to backends with affinity.
 	led map[led]sighting
 }
 
@@ -41,14 +41,14 @@ type led struct {
 	to     netip.AddrPort
 }
 
-// sighting of a client. Once it was out of time the kernel may have dropped it, though
-// with a longer time it would count again.
+// sighting is the last connection of a client. If its affinity timeout has passed once, the kernel may
+// have dropped the record, even if a longer timeout is configured later.
 type sighting struct {
 	at      time.Time
 	expired bool
 }
 
-// newTraced makes one; spoil may change what is restored.
+// newTraced returns such a tier. spoil may change the input of restores.
 func newTraced(seed uint64, spoil func(input string) string) *traced {
 	t := &traced{
 		rng: rand.New(rand.NewPCG(seed, 3)), now: time.Unix(1e9, 0), there: map[uint32]*proxier.Decision{}, led: map[led]sighting{},
@@ -67,7 +67,7 @@ func newTraced(seed uint64, spoil func(input string) string) *traced {
 
 func (t *traced) chance(p float64) bool { return t.rng.Float64() < p }
 
-// spoiledTools fail, or restore something else.
+// spoiledTools fail at random, or write a changed input.
 type spoiledTools struct {
 	Tools
 	fails func() bool
@@ -86,7 +86,7 @@ func (t *spoiledTools) Restore(ctx context.Context, f proxier.Family, input []by
 	}
 	err := t.Tools.Restore(ctx, f, input)
 	if fails {
-		return errOutOfOrder // though it was restored
+		return errOutOfOrder // although it was written
 	}
 	return err
 }
@@ -112,7 +112,7 @@ func (t *traced) Sync(ctx context.Context, u proxier.Update) error {
 	}
 	err := t.simulatedTier.Sync(ctx, u)
 	if err == nil && t.chance(0.2) {
-		err = t.simulatedTier.Sync(ctx, all) // as now and then
+		err = t.simulatedTier.Sync(ctx, all) // the periodic sync
 	}
 	for errors.Is(err, errOutOfOrder) {
 		err = t.simulatedTier.Sync(ctx, proxier.Update{})
@@ -122,8 +122,8 @@ func (t *traced) Sync(ctx context.Context, u proxier.Update) error {
 	return err
 }
 
-// forget drops what no rule remembers: with its last frontend or the affinity of its
-// service port, a backend forgets its clients.
+// forget deletes records that no rule has any more: without its last frontend, or without the
+// affinity of its service port, a backend has no records of clients.
 func (t *traced) forget() {
 	remembers, affinity := map[proxier.ServicePortName]map[netip.AddrPort]bool{}, map[proxier.ServicePortName]time.Duration{}
 	for _, d := range t.there {
@@ -154,14 +154,14 @@ func (t *traced) forget() {
 	}
 }
 
-// Check implements oracle.Tier: the rules lead a packet to each backend as often as to
-// the others, or refuse it, and hide its source where they have to.
+// Check implements oracle.Tier: the rules send packets to all backends with the same probability, or
+// refuse them, and masquerade where required.
 func (t *traced) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer) error {
 	to := flow.Destination.Addr()
 	outcome := want.Outcome
 	switch {
 	case to.IsUnspecified():
-		return nil // no packet goes there
+		return nil // no packet goes to such an address
 	case to == netip.IPv6Loopback():
 		outcome = proxier.Pass // IPv6 has no route_localnet
 	}
@@ -169,11 +169,11 @@ func (t *traced) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer
 	device := flow.Device
 	if local(flow.Source.Addr()) {
 		if device = ""; want.Origin != proxier.FromHost {
-			return nil // no packet of this host comes in by a device of pods
+			return nil // no packet of this host enters through a pod's device
 		}
 	}
 	if want.Kind == proxier.ClusterIP && outcome != proxier.Forward && local(to) {
-		return nil // it is the device's then
+		return nil // the address belongs to the device then
 	}
 	p := netfilter.Packet{
 		Src: flow.Source, Dst: flow.Destination, Protocol: flow.Protocol, In: device, Out: "eth0", Local: local,
@@ -183,7 +183,7 @@ func (t *traced) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer
 	if err != nil && outcome == proxier.Forward && slices.ContainsFunc(c.Frontends(), func(f oracle.Frontend) bool {
 		return f.Owner.Protocol == flow.Protocol && slices.Contains(want.Backends, f.Addr)
 	}) {
-		return nil // filters take what is led there for what was sent there
+		return nil // filter rules cannot distinguish translated packets from direct ones
 	}
 	if err != nil {
 		return err
@@ -191,13 +191,13 @@ func (t *traced) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer
 	if outcome != proxier.Forward || want.Affinity == 0 {
 		return nil
 	}
-	// The next ones follow the first.
+	// Further connections follow the first.
 	first := tables.Trace(p)
 	t.led[led{want.Owner, flow.Source.Addr(), first.To}] = sighting{at: t.now}
 	return t.branches(tables, p, outcome, want)
 }
 
-// branches compares all that can become of a packet.
+// branches compares all possible results for a packet.
 func (t *traced) branches(tables *netfilter.Tables, p netfilter.Packet, outcome proxier.Outcome, want *oracle.Answer) error {
 	all := tables.Branches(p)
 	wrong := func(format string, args ...any) error {
@@ -216,21 +216,21 @@ func (t *traced) branches(tables *netfilter.Tables, p netfilter.Packet, outcome 
 		case proxier.Dropped:
 			verdict = netfilter.Drop
 		case proxier.Forward:
-			// What comes in and stays needs no other source: its replies are sent from here.
+			// Packets that enter and stay on this host need no masquerading: replies are sent from here.
 			hidden = (want.Source != proxier.KeepSource || p.Src.Addr() == b.To.Addr()) && (p.In == "" || !p.Local(b.To.Addr()))
 		case proxier.Pass:
 			if b.To != p.Dst {
-				return wrong("it does not go where it was going")
+				return wrong("the packet's destination was changed")
 			}
 			if p.Dst.Addr().IsLoopback() && !p.Src.Addr().IsLoopback() {
-				continue // the kernel itself may drop it
+				continue // the kernel may drop it
 			}
 		}
 		if b.Verdict != verdict {
-			return wrong("the packet is not to be %sed", b.Verdict)
+			return wrong("the packet must not be %sed", b.Verdict)
 		}
 		if verdict == netfilter.Accept && b.Masqueraded != hidden {
-			return wrong("masqueraded: %t", b.Masqueraded)
+			return wrong("wrong source address: masqueraded is %t", b.Masqueraded)
 		}
 		targets[b.To] += b.Probability
 	}
@@ -242,11 +242,11 @@ func (t *traced) branches(tables *netfilter.Tables, p netfilter.Packet, outcome 
 	case len(targets) == 1 && slices.Contains(append(surely, maybe...), only):
 		return nil
 	case len(surely) > 0:
-		return wrong("the client was led to %s before", surely)
+		return wrong("the client has affinity to %s", surely)
 	}
 	share := 1 / float64(len(want.Backends))
 	for _, a := range want.Backends {
-		if math.Abs(targets[a]-share) > 1e-6 { // the kernel's numbers have 31 bits
+		if math.Abs(targets[a]-share) > 1e-6 { // the kernel stores probabilities with 31 bits
 			return wrong("%s gets %.9f of the connections", a, targets[a])
 		}
 	}
@@ -256,7 +256,7 @@ func (t *traced) branches(tables *netfilter.Tables, p netfilter.Packet, outcome 
 	return nil
 }
 
-// remembered are the backends that a client is led to again.
+// remembered returns the backends to which a client has affinity, surely or maybe.
 func (t *traced) remembered(client netip.Addr, want *oracle.Answer) (surely, maybe []netip.AddrPort) {
 	for _, to := range want.Backends {
 		s, ok := t.led[led{want.Owner, client, to}]
@@ -278,8 +278,8 @@ func oracleWorlds(events oracle.Events, share int, spoil func(string) string) or
 	}
 }
 
-// TestOracle: after any history, rules do with packets what the oracle says. For a night
-// of it:
+// TestOracle: after any history, rules do with packets what the oracle expects. For a run of a
+// night:
 //
 //	go test ./proxier/iptables -run=TestOracle$ -timeout=0 -oracle.flows=1000000000
 func TestOracle(t *testing.T) {
@@ -287,7 +287,7 @@ func TestOracle(t *testing.T) {
 	t.Run("crowded", func(t *testing.T) { oracleWorlds(oracle.Crowded, 150, nil).Run(t) })
 }
 
-// TestOracleFinds: it notices rules that are missing, or say something else.
+// TestOracleFinds: the comparison finds rules that are missing or wrong.
 func TestOracleFinds(t *testing.T) {
 	for _, spoiled := range []struct{ name, rules, become string }{
 		{"no masquerading of ClusterIPs", "-A KUBE-SV[CL]-.* -j KUBE-MARK-MASQ\n", ""},
@@ -317,7 +317,7 @@ func TestOracleFinds(t *testing.T) {
 			}
 			err := oracleWorlds(oracle.Small, 1, spoil).Find(100)
 			if err == nil || !strings.Contains(err.Error(), "tier: ") {
-				t.Errorf("%d rules changed, and %v", changed, err)
+				t.Errorf("%d rules were changed, but the comparison found: %v", changed, err)
 			}
 		})
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/staleudp"
 )
 
-// flowTable has one UDP flow in each family, of a Service that is gone.
+// flowTable has one conntrack entry in each family, of a removed UDP Service.
 type flowTable struct{ left []proxier.Family }
 
 var staleFlows = [proxier.Families]conntrack.Flow{
@@ -44,10 +44,10 @@ func (t *flowTable) Delete(_ context.Context, flows []conntrack.Flow) (int, erro
 	return len(flows), nil
 }
 
-// failingTools restore nothing in a family.
+// failingTools fail all restores of a family.
 type failingTools struct {
 	Tools
-	family proxier.Family // Families for none
+	family proxier.Family // Families: of none
 }
 
 func (t *failingTools) Restore(ctx context.Context, f proxier.Family, input []byte) error {
@@ -57,7 +57,7 @@ func (t *failingTools) Restore(ctx context.Context, f proxier.Family, input []by
 	return t.Tools.Restore(ctx, f, input)
 }
 
-// newFlowNode has a tier whose conntrack is a fake one.
+// newFlowNode returns a node with a tier that has a fake conntrack table.
 func newFlowNode(t *testing.T, tools Tools, policy proxier.Policy) (*node, *Tier, *flowTable) {
 	n := unstartedNode(t, tools)
 	tier, err := Open(t.Context(), n.options())
@@ -72,8 +72,8 @@ func newFlowNode(t *testing.T, tools Tools, policy proxier.Policy) (*node, *Tier
 	return n, tier, flows
 }
 
-// TestFlowsOfOneFamily: when rules of one family cannot be written, flows of the other are
-// deleted all the same, and those of the first when they can.
+// TestFlowsOfOneFamily: if rules of one family cannot be written, stale conntrack entries of the
+// other family are deleted all the same. Those of the first are deleted after its rules are written.
 func TestFlowsOfOneFamily(t *testing.T) {
 	for family := range proxier.Families {
 		t.Run(family.String(), func(t *testing.T) {
@@ -87,18 +87,18 @@ func TestFlowsOfOneFamily(t *testing.T) {
 				t.Error("no error")
 			}
 			if want := []proxier.Family{family}; !slices.Equal(flows.left, want) {
-				t.Errorf("flows of %v are left, want %v", flows.left, want)
+				t.Errorf("conntrack entries of %v are left, want %v", flows.left, want)
 			}
 			tools.family = proxier.Families
 			if err := n.Tier.Sync(t.Context(), proxier.Update{}); err != nil || len(flows.left) > 0 {
-				t.Errorf("flows of %v are left, error %v", flows.left, err)
+				t.Errorf("conntrack entries of %v are left, error %v", flows.left, err)
 			}
 		})
 	}
 }
 
-// TestLoopbackClosed: where route_localnet cannot be set, that is reported once and blocks
-// nothing else. It is set as soon as it can be.
+// TestLoopbackClosed: if route_localnet cannot be set, that is reported once, and blocks nothing else.
+// It is set as soon as possible.
 func TestLoopbackClosed(t *testing.T) {
 	n, tier, flows := newFlowNode(t, newSimulated(), proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}})
 	dir := filepath.Join(t.TempDir(), "conf")
@@ -108,7 +108,7 @@ func TestLoopbackClosed(t *testing.T) {
 	n.MustSync()
 	n.MustFullSync()
 	if len(flows.left) > 0 {
-		t.Errorf("flows of %v are left", flows.left)
+		t.Errorf("conntrack entries of %v are left", flows.left)
 	}
 	if len(n.Problems) != 1 || n.Problems[0].Kind != "Node" {
 		t.Errorf("reported %+v", n.Problems)

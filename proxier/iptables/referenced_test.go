@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 )
 
-// hidingTools do not show a foreign chain, as those of iptables do not show what was written
-// by nft.
+// hidingTools do not show a foreign chain, as the iptables programs do not show chains that were
+// written by nft.
 type hidingTools struct {
 	Tools
 	chain string

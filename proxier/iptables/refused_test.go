@@ -16,8 +16,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 )
 
-// TestRefused: rules of one Service that the kernel refuses are reported once. Other Services
-// and its previous rules are not affected. It is written as soon as it is not refused.
+// TestRefused: if the kernel refuses rules of one Service, that is reported once. Its previous rules
+// and other Services are not affected. The rules are written as soon as the kernel accepts them.
 func TestRefused(t *testing.T) {
 	name := proxier.ServicePortName{Port: "p", Protocol: proxier.TCP}
 	name.Namespace, name.Name = "shop", "s31"
@@ -49,7 +49,7 @@ func TestRefused(t *testing.T) {
 				got := contents(t, n.Tools, proxier.IPv4)
 				name := name
 				if diff := cmp.Diff(before["nat "+bad], got["nat "+bad]); diff != "" {
-					t.Errorf("the chain refused (-before +after):\n%s", diff)
+					t.Errorf("the refused chain has changed (-before +after):\n%s", diff)
 				}
 				for _, r := range before["nat "+bad] {
 					if to := jumpOf(r); isOfServicePort(to) && len(got["nat "+to]) != 2 {
@@ -57,7 +57,7 @@ func TestRefused(t *testing.T) {
 					}
 				}
 				if list, wrong := entries(t, n.Tools, proxier.IPv4); len(wrong) > 0 || !slices.ContainsFunc(list, func(r string) bool { return strings.HasSuffix(r, "-j "+chainName(externalPrefix, &name, "")) }) {
-					t.Errorf("nothing leads to it; wrong: %q", wrong)
+					t.Errorf("no rule jumps to the Service's chains; wrong: %q", wrong)
 				}
 				for i := range size {
 					other := name
@@ -80,16 +80,15 @@ func TestRefused(t *testing.T) {
 				n.MustFullSync()
 				got = contents(t, n.Tools, proxier.IPv4)
 				if to := chainName(endpointPrefix, &name, pod(1031)+":8080"); len(got["nat "+to]) != 2 || len(n.Tools.Take()) > 0 {
-					t.Error("it is not written when it could be")
+					t.Error("the rules are not written although they are accepted now")
 				}
 			})
 		}
 	}
 }
 
-// TestRefusedNew: a kernel without SCTP's match refuses rules of such a Service, also
-// those of one without endpoints, and also when all others are taken over from another
-// process.
+// TestRefusedNew: a kernel without the match for SCTP refuses the rules of such a Service, even
+// without endpoints, and even if all others are adopted from another process.
 func TestRefusedNew(t *testing.T) {
 	withoutSCTP := func(input string) error {
 		if strings.Contains(input, "-m sctp") {
@@ -122,8 +121,8 @@ func TestRefusedNew(t *testing.T) {
 	}
 }
 
-// TestRefusedByHalf: tables are changed one after the other. When one is refused, what was
-// changed before it is put back.
+// TestRefusedByHalf: tables are written one after the other. If one is refused, changes of earlier
+// ones are reverted.
 func TestRefusedByHalf(t *testing.T) {
 	n := newNode(t, newSimulated())
 	n.Serve(0, 20, 2)

@@ -23,7 +23,7 @@ type entry struct {
 	rule   string
 }
 
-// portRules is what a decision is in one family.
+// portRules are the rules of a decision in one family.
 type portRules struct {
 	chains  []chain
 	names   []string // of the chains
@@ -37,7 +37,8 @@ type renderer struct {
 	// The source, or the device, of packets of local pods. Where both are empty, no packet
 	// counts as one of a pod.
 	podSource, podDevice string
-	// comments are for people, who do not read thousands of rules.
+	// comments says whether rules have comments. They are for people, who do not read thousands
+	// of rules.
 	comments bool
 }
 

@@ -53,7 +53,7 @@ var renderCases = []struct {
 		policy: proxier.Policy{NodePorts: proxier.NodePortSelector{Primary: true}}},
 }
 
-// TestRender: the rules of typical Services, whole.
+// TestRender compares all rules of typical Services with golden files.
 func TestRender(t *testing.T) {
 	for _, tc := range renderCases {
 		t.Run(tc.name, func(t *testing.T) {
@@ -74,13 +74,13 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// common are the chains that are the same for all Services; one file has them.
+// common are the chains that are the same for all Services. They have their own golden file.
 var common = []string{
 	"nat PREROUTING", "nat INPUT", "nat OUTPUT", "nat POSTROUTING", "nat KUBE-POSTROUTING", "nat KUBE-MARK-MASQ",
 	"filter KUBE-FORWARD", "filter KUBE-FIREWALL", "filter INPUT", "filter FORWARD", "filter OUTPUT",
 }
 
-// withoutCommon are the rules of one Service, if wanted with those that lead to chains of
+// withoutCommon returns the rules of one Service; with nodePorts, also those that jump to chains of
 // NodePorts.
 func withoutCommon(t *testing.T, tools Tools, f proxier.Family, nodePorts bool) string {
 	var b strings.Builder
@@ -97,7 +97,7 @@ func withoutCommon(t *testing.T, tools Tools, f proxier.Family, nodePorts bool) 
 	return b.String()
 }
 
-// TestRenderCommon: the chains that all Services need, in full, in both families.
+// TestRenderCommon compares the chains that all Services share with golden files, in both families.
 func TestRenderCommon(t *testing.T) {
 	n := unstartedNode(t, newSimulated())
 	n.Start(newSimulatedTier(n.options()), iptablestest.Facts, proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}})

@@ -103,7 +103,7 @@ func (s *sharedChain) rules() int {
 	return n
 }
 
-// change counts a rule in or out, and says whether that changes the content.
+// change adds or removes one user of a rule, and reports whether that changes the content.
 func (s *sharedChain) change(at slot, rule string, by int) bool {
 	rules := s.slots[at]
 	if rules == nil {
@@ -127,7 +127,7 @@ func (s *sharedChain) change(at slot, rule string, by int) bool {
 	return false
 }
 
-// unlinkEmpty makes the root stale if it leads to chains that have no rules any more.
+// unlinkEmpty makes the root stale if it jumps to chains that have no rules any more.
 func (s *sharedChain) unlinkEmpty() {
 	chains := s.chains()
 	for name := range s.reached {

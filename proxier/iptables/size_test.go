@@ -11,12 +11,12 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// TestSizeOfChanges: among 2,000 Services, what is written is what changed.
+// TestSizeOfChanges: among 2,000 Services, only what changed is written.
 func TestSizeOfChanges(t *testing.T) {
 	n := newNode(t, newSimulated())
 	n.Serve(0, 2000, 1)
 	n.MustSync()
-	n.MustFullSync() // shared chains are split
+	n.MustFullSync() // splits shared chains
 	n.MustFullSync()
 	n.Tools.Take()
 	lines := func() (chains, inserts, rules int) {
@@ -24,7 +24,7 @@ func TestSizeOfChanges(t *testing.T) {
 		n.MustSync()
 		wrote := n.Tools.Take()
 		if len(wrote) != 1 {
-			t.Fatalf("%d times written", len(wrote))
+			t.Fatalf("%d restores, want 1", len(wrote))
 		}
 		for line := range strings.Lines(wrote[0]) {
 			switch line[0] {
@@ -41,23 +41,23 @@ func TestSizeOfChanges(t *testing.T) {
 	}
 	n.OnEndpointSliceUpdate(nil, endpoints(10, "10.244.9.9"))
 	if chains, inserts, rules := lines(); chains != 3 || inserts != 0 || rules > 6 {
-		t.Errorf("an endpoint: %d chains, %d inserted, %d lines", chains, inserts, rules)
+		t.Errorf("a changed endpoint: %d chains, %d inserted, %d lines", chains, inserts, rules)
 	}
 	n.OnServiceAdd(service(2001, balanced(2001), func(s *v1.Service) { s.Spec.Ports[0].NodePort = 31999 }))
 	n.OnEndpointSliceAdd(endpoints(2001, "10.244.9.10"))
-	// Its ClusterIP, load balancer IP, the latter's echo, and NodePort.
+	// Rules for its ClusterIP, load balancer IP, echo replies of the latter, and NodePort.
 	if chains, inserts, rules := lines(); chains != 3 || inserts != 4 || rules > 12 {
-		t.Errorf("a Service: %d chains, %d inserted, %d lines", chains, inserts, rules)
+		t.Errorf("a new Service: %d chains, %d inserted, %d lines", chains, inserts, rules)
 	}
 	n.OnServiceDelete(service(2001))
 	if chains, inserts, rules := lines(); chains > 7 || inserts != 0 || rules > 150 {
-		t.Errorf("a Service that goes: %d chains, %d inserted, %d lines", chains, inserts, rules)
+		t.Errorf("a deleted Service: %d chains, %d inserted, %d lines", chains, inserts, rules)
 	}
 }
 
-// TestSizeOfDeletions: when thousands of Services go at once, or lose all their endpoints,
-// no restore of the nft variant is longer than one that makes them, as its time grows with
-// the square of that.
+// TestSizeOfDeletions: if thousands of Services are deleted at once, or lose all endpoints, restores
+// are not larger than those that create Services. The time of a restore of the nft variant grows with
+// the square of its size.
 func TestSizeOfDeletions(t *testing.T) {
 	const services, each = 1000, 10
 	addrs := func(i int) (list []string) {
@@ -88,12 +88,12 @@ func TestSizeOfDeletions(t *testing.T) {
 			for _, wrote := range n.Tools.Take() {
 				chains := strings.Count(wrote, "\n:")
 				all += chains
-				if chains > most+addrSlots+2*(each+2) { // a port more, and parts of a shared chain
-					t.Errorf("%d chains at once, want %d", chains, most)
+				if chains > most+addrSlots+2*(each+2) { // one more service port, and parts of a shared chain
+					t.Errorf("%d chains in one restore, want at most %d", chains, most)
 				}
 			}
 			if all < services*each {
-				t.Errorf("%d chains were written", all)
+				t.Errorf("only %d chains were written", all)
 			}
 		})
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/tandem-proxy/tandem/test/netfilter"
 )
 
-// TestLoopbackNodePorts: with route_localnet the kernel takes packets of neighbours and
-// pods for loopback addresses. NodePorts there are for this host alone, whichever other
-// addresses have them, and a port without endpoints is not revealed.
+// TestLoopbackNodePorts: with route_localnet, the kernel accepts packets of neighbours and pods to
+// loopback addresses. NodePorts at these are served to this host only, whichever other addresses
+// have NodePorts, and ports without endpoints are not revealed to others.
 func TestLoopbackNodePorts(t *testing.T) {
 	loopback := netip.MustParsePrefix("127.0.0.0/8")
 	for name, selected := range map[string]proxier.NodePortSelector{
@@ -30,7 +30,7 @@ func TestLoopbackNodePorts(t *testing.T) {
 			n.MustSync()
 			for who, tc := range map[string]struct {
 				source, device string
-				to             string // none if it is dropped
+				to             string // empty: dropped
 				unserved       netfilter.Verdict
 			}{
 				"host":      {"127.0.0.1", "", "10.244.2.5:8080", netfilter.Reject},

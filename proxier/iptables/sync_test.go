@@ -17,7 +17,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
 )
 
-// sizes of clusters: shared chains that are not split, that are split, and rules without comments.
+// sizes are clusters: with shared chains that are not split; that are split; with rules without
+// comments.
 var sizes = []struct {
 	name            string
 	services, each  int
@@ -28,15 +29,15 @@ var sizes = []struct {
 	{"endpoints", 150, 8, true, false},
 }
 
-// TestNothingToDo: a sync that compares everything writes nothing if nothing changed, and
-// so does the first one of another process.
+// TestNothingToDo: a full sync writes nothing if nothing changed, and neither does the first sync of
+// another process.
 func TestNothingToDo(t *testing.T) {
 	for _, size := range sizes {
 		t.Run(size.name, func(t *testing.T) {
 			n := newNode(t, newSimulated())
 			n.Serve(0, size.services, size.each)
 			n.MustSync()
-			n.MustFullSync() // the number of endpoints is known now
+			n.MustFullSync() // knows the number of endpoints
 			n.Tools.Take()
 			text := saved(t, n.Tools, proxier.IPv4)
 			if split := strings.Contains(text, "nat KUBE-SVC-SLOT-05\n"); split != size.split {
@@ -51,22 +52,22 @@ func TestNothingToDo(t *testing.T) {
 			n.MustSync()
 			n.MustFullSync()
 			if wrote := n.Tools.Take(); len(wrote) > 0 {
-				t.Errorf("%d times written, first:\n%.2000s", len(wrote), wrote[0])
+				t.Errorf("%d restores, first:\n%.2000s", len(wrote), wrote[0])
 			}
 		})
 	}
 }
 
-// TestSlotEmpties: a slot whose last rule a full sync deletes is deleted, too.
+// TestSlotEmpties: a slot is deleted when a full sync deletes its last rule.
 func TestSlotEmpties(t *testing.T) {
 	n := newNode(t, newSimulated())
 	n.Serve(0, 200, 1)
 	n.MustSync()
 	n.MustFullSync()
-	const slot = "KUBE-SVC-SLOT-65" // of s100 alone
+	const slot = "KUBE-SVC-SLOT-65" // has only the rule of s100
 	rest := slices.DeleteFunc(n.Table().All(), func(c proxier.PortChange) bool { return c.New.Name.Name == "s100" })
 	if len(contents(t, n.Tools, proxier.IPv4)["nat "+slot]) != 1 {
-		t.Fatalf("%s does not hold one rule", slot)
+		t.Fatalf("%s does not have one rule", slot)
 	}
 	if err := n.Tier.Sync(t.Context(), proxier.Update{Full: true, Changes: rest}); err != nil {
 		t.Error(err)
@@ -76,10 +77,10 @@ func TestSlotEmpties(t *testing.T) {
 	}
 }
 
-// TestSlots: chains of a tree come and go with the Services in them, whatever fails in
-// between, and all that hold something are reached.
+// TestSlots: slots of a split chain are created and deleted with the Services in them, whatever fails
+// in between, and all slots with rules are referenced.
 func TestSlots(t *testing.T) {
-	lone := service(1) // whose slot has no other
+	lone := service(1) // the only Service of its slot
 	for name, steps := range map[string]func(n *node, fail func(bool)){
 		"comes, which fails, and goes": func(n *node, fail func(bool)) {
 			fail(true)
@@ -126,8 +127,8 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// TestFamiliesApart: a family whose rules cannot be written reads again and again, the
-// other does not.
+// TestFamiliesApart: a family whose rules cannot be written is read again with each sync. The other
+// family is not.
 func TestFamiliesApart(t *testing.T) {
 	for _, tells := range []bool{false, true} {
 		for family := range proxier.Families {
@@ -180,7 +181,7 @@ func TestFamiliesApart(t *testing.T) {
 	}
 }
 
-// TestNodeRules: what is known of the node has rules read only where it changes some.
+// TestNodeRules: a change of node facts causes rules to be read only if it changes some.
 func TestNodeRules(t *testing.T) {
 	primary := proxier.NodePortSelector{Primary: true}
 	addr := func(text string) func(*proxier.Facts, *proxier.Policy) {
@@ -238,11 +239,10 @@ func TestNodeRules(t *testing.T) {
 	}
 }
 
-// TestShapeIsSettled: the shape of shared chains is chosen when everything is read, and events do
-// not have that done again and again: not if service ports share rules, and not if many of
-// them were refused.
+// TestShapeIsSettled: whether to split shared chains is decided when all rules are read. Events do not
+// cause this again and again, even if service ports share rules, or many were refused.
 func TestShapeIsSettled(t *testing.T) {
-	four := func(i int) *v1.Service { // ports, of which each has the load balancer IP answer echo requests
+	four := func(i int) *v1.Service { // service ports whose load balancer IP answers echo requests
 		s := service(i, balanced(i))
 		s.Spec.Ports = nil
 		for port := range 4 {

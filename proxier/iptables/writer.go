@@ -25,8 +25,8 @@ func newWriter(opts *Options, usable func(proxier.Family) bool) *writer {
 	return w
 }
 
-// write writes an update, and returns the error of each family. One that fails does not hold
-// up the other.
+// write writes an update, and returns the error of each family. A failing family does not block the
+// other.
 func (w *writer) write(ctx context.Context, u proxier.Update) (errs [proxier.Families]error) {
 	for name, f := range w.families {
 		if f == nil {

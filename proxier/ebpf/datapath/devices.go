@@ -43,7 +43,7 @@ type Devices struct {
 	// connections are served for a while.
 	leaving map[int]time.Time
 	linger  [2]time.Duration // by role
-	looked  bool             // for what a process before this one left
+	looked  bool             // whether takeOver has succeeded
 
 	NoConntrack bool
 }

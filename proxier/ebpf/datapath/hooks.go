@@ -31,9 +31,9 @@ func TakeCgroupHooks(cgroup *os.File, collection *ciliumebpf.Collection) *Cgroup
 	return h
 }
 
-// Bind has the programs hold maps that they do not use: nothing else would keep those
-// once this process is gone, or tell the next one where they are (BPF_PROG_BIND_MAP,
-// Linux 5.10). Any program that stays does.
+// Bind adds references to maps that the programs do not use (BPF_PROG_BIND_MAP, Linux 5.10). Without
+// them, the kernel would free these maps when the process ends, and the next process could not find
+// them. One program that stays attached is enough.
 func (h *CgroupHooks) Bind(maps lbmap.Maps) error {
 	for _, program := range h.Programs {
 		if program == nil {
@@ -48,15 +48,14 @@ func (h *CgroupHooks) Bind(maps lbmap.Maps) error {
 	return nil
 }
 
-// Attach attaches the programs in place of earlier ones, but for the one that is not
-// always needed.
+// Attach attaches the programs in place of earlier ones, except for the one of GuardHook.
 func (h *CgroupHooks) Attach(earlier []Attachment) error {
 	always := h.Programs
 	always[GuardHook] = nil
 	return attach(h.cgroup, &always, earlier)
 }
 
-// Guard has the packets that sockets send checked against source ranges.
+// Guard attaches the program that checks packets of sockets against source ranges.
 func (h *CgroupHooks) Guard() error {
 	if h.guarded {
 		return nil

@@ -32,8 +32,8 @@ func (p *Devices) takeOver(ctx context.Context, want map[int]Variant) error {
 		}
 		return errors.Join(errs...)
 	})
-	// Loading takes long, and while flows are in two places that must not be. An error comes
-	// again where the programs are needed.
+	// Load all programs before flows are copied: loading takes long, and flows should be in two
+	// places only briefly. An error is returned again when the programs are needed.
 	for _, devices := range []map[int]Variant{want, inherited} {
 		for _, v := range devices {
 			_, _ = p.Programs(ctx, v)

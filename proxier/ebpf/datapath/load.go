@@ -11,8 +11,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Load loads a collection with those of its maps that are given. Where the kernel's verifier
-// rejects a program, all that it says is logged: the error has its last lines alone.
+// Load loads a collection. If the kernel's verifier rejects a program, its complete output is logged:
+// the error has only the last lines.
 func Load(ctx context.Context, what string, spec *ciliumebpf.CollectionSpec, opts ciliumebpf.CollectionOptions) (*ciliumebpf.Collection, error) {
 	collection, err := ciliumebpf.NewCollectionWithOptions(spec, opts)
 	if err == nil {

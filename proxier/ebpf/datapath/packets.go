@@ -52,7 +52,7 @@ func (p *Devices) Programs(ctx context.Context, v Variant) (*PacketPrograms, err
 			klog.FromContext(ctx).Info("Packet programs run without netfilter's conntrack: they take packets of its translated connections for new connections", "reason", errors.Join(err, noModule).Error())
 			err = nil
 		} else {
-			p.NoConntrack = false // it was something else, which may pass
+			p.NoConntrack = false // the cause was another one, which may be temporary
 		}
 	}
 	if err != nil {

@@ -22,7 +22,7 @@ func EachServedDevice(fn func(device *netlink.LinkAttrs, found []tc.Attachment) 
 	for _, l := range links {
 		found, err := tc.Find(l.Attrs().Index, tc.Ingress, IsOwnProgram)
 		if err != nil || len(found) == 0 {
-			continue // what cannot be looked at has been left by now
+			continue // a device that cannot be inspected has been deleted meanwhile
 		}
 		errs = append(errs, fn(l.Attrs(), found))
 		tc.Close(found)

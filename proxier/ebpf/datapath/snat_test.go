@@ -7,14 +7,14 @@ import (
 	"testing"
 )
 
-// Source ports are those from 1024 on that are no NodePorts; ephemeral ones come last.
+// TestSNATPool: source ports start at 1024, and exclude NodePorts. Ephemeral ports come last.
 func TestSNATPool(t *testing.T) {
 	nodePorts := PortRange{30000, 32767}
 	for _, test := range []struct {
 		name                 string
 		nodePorts, ephemeral PortRange
 		want                 []PortRange
-		usual                int // ports
+		usual                int // number of ports that are not ephemeral
 	}{
 		{"defaults", nodePorts, PortRange{32768, 60999}, []PortRange{{1024, 29999}, {61000, 65535}, {32768, 60999}}, 28976 + 4536},
 		{"ephemeral ports around NodePorts", nodePorts, PortRange{20000, 40000}, []PortRange{{1024, 19999}, {40001, 65535}, {20000, 29999}, {32768, 40000}}, 18976 + 25535},

@@ -75,7 +75,7 @@ func (t *Table) Sweep(ctx context.Context, timeouts *Timeouts, now uint32) (ende
 			}
 		}
 		if err := t.deleteKeys(keys); err != nil {
-			return err // what is claimed is found again as lost
+			return err // Recover frees claimed flows later
 		}
 		for _, id := range ids {
 			f := &list[int(id)-first]

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// A flow times out by its protocol and by what it has seen.
+// TestTimeouts: the timeout of a flow depends on its protocol and state.
 func TestTimeouts(t *testing.T) {
 	timeouts := Timeouts{Established: 6 * time.Second, CloseWait: 5 * time.Second, Opening: 4 * time.Second, Closed: 3 * time.Second, UDPStream: 2 * time.Second, UDP: time.Second}
 	const established = lbmap.FlowReplied | lbmap.FlowEstablished
@@ -38,7 +38,7 @@ func TestTimeouts(t *testing.T) {
 			f.Request.Proto = uint8(test.protocol)
 			limit := uint32(test.want / time.Second)
 			if isUp(&f, &timeouts, 1000+limit) || !isUp(&f, &timeouts, 1001+limit) {
-				t.Errorf("it does not time out after %s", test.want)
+				t.Errorf("the flow does not time out after %s", test.want)
 			}
 		})
 	}
@@ -47,17 +47,17 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// The maps have room for all that their sizes say, and the rings are powers of two, as the
-// programs need it.
+// TestMapSizes: the maps have space for the configured number of flows, and the lengths of rings are
+// powers of two, as the programs require.
 func TestMapSizes(t *testing.T) {
 	for _, s := range []lbmap.Sizes{lbmap.DefaultSizes(), {TCPFlows: 5, UDPFlows: 3, YoungFlows: 9}} {
 		m := MapSizes(s)
 		young := m["tdm_flow_young"] - lbmap.MaxClosed
 		if young&(young-1) != 0 || young < s.YoungFlows {
-			t.Errorf("%d places for %d young flows", young, s.YoungFlows)
+			t.Errorf("%d slots for %d young flows", young, s.YoungFlows)
 		}
 		if records := m["tdm_flow"]; records != s.TCPFlows+s.UDPFlows+m["tdm_flow_young"]+1 || m["tdm_flow_key"] != 2*records {
-			t.Errorf("sizes %v of %+v", m, s)
+			t.Errorf("map sizes %v for %+v", m, s)
 		}
 	}
 }

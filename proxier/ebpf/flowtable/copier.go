@@ -18,14 +18,14 @@ import (
 // meanwhile, so the copier writes as programs do.
 type Copier struct {
 	from, to *Table
-	// The memory of both, for as long as it takes.
+	// Records and rings of both, mapped until Close.
 	old, own         []lbmap.Flow
 	oldRing, ownRing []uint64
 	mapped           [][]byte
 	copies           []flowCopy // by the id of the flow
 	mostKept         [2]uint64  // of TCP, and of anything else
-	// born are the numbers of flows that began in from until the last look, and the one
-	// before: flows that were just beginning are looked at twice.
+	// born are the numbers of flows that were created in from until the last copy, and until the
+	// one before. Flows since the one before are copied again, as they may have been incomplete.
 	born         [2]uint64
 	Copied, Lost int
 }
@@ -126,7 +126,7 @@ func (c *Copier) CopyAll() error {
 	return nil
 }
 
-// CopyNew copies the flows that began since the last look. It takes time for those alone.
+// CopyNew copies the flows created since the last copy. It takes time for those only.
 func (c *Copier) CopyNew() error {
 	since, now := c.born[0], c.from.Count(lbmap.FlowBorn)
 	c.born = [2]uint64{c.born[1], now}
@@ -147,9 +147,9 @@ func (c *Copier) CopyNew() error {
 	return nil
 }
 
-// Finish updates the copies by what their flows have seen since they were copied. It is called
-// when no program uses the earlier maps any more. Without it, a connection that was closed
-// there would count as established here, for a day.
+// Finish updates the copies with the state that their flows have got since they were copied. It is
+// called when no program uses the earlier maps any more. Without it, a connection that was closed
+// meanwhile would count as established here, for a day.
 func (c *Copier) Finish() error {
 	for id := range c.old {
 		at := c.copies[id]
@@ -266,7 +266,7 @@ func (c *Copier) write(id, generation uint32, e *lbmap.Flow, kept bool) (made bo
 	return true, c.makeRoom(word, e.Flags&lbmap.FlowClosed != 0)
 }
 
-// update adds to a copy what its flow saw, as flow_account() of bpf/flow.h does.
+// update merges flags of the flow into its copy, as flow_account() of bpf/flow.h does.
 func (c *Copier) update(word uint64, flags uint32) error {
 	own, generation := &c.own[uint32(word)], uint32(word>>32)
 	if uint32(atomic.LoadUint64(&own.Life)>>32) != generation {

@@ -42,11 +42,11 @@ func (m *Migration) Add(earlier lbmap.Maps) error {
 // CopyAll copies every flow.
 func (m *Migration) CopyAll() error { return m.each((*Copier).CopyAll) }
 
-// CopyNew copies the flows that began since the last look.
+// CopyNew copies the flows created since the last copy.
 func (m *Migration) CopyNew() error { return m.each((*Copier).CopyNew) }
 
-// Finish copies what is new, and what flows have seen since they were copied, when no
-// program uses the earlier maps any more.
+// Finish copies new flows, and updates copies with the state that their flows have got since. It waits
+// until no program uses the earlier maps any more.
 func (m *Migration) Finish(ctx context.Context) error {
 	if len(m.copiers) == 0 {
 		return nil

@@ -13,9 +13,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// Recover takes back the ids of flows that a process was creating or ending when it died.
-// Programs may run meanwhile. What they are working on is left alone: only ids that are
-// found twice, a grace period apart, are taken back.
+// Recover frees the ids of flows that a process was creating or ending when it died. Programs may run
+// meanwhile, and are not disturbed: only ids that are found twice, a grace period apart, are freed.
 func (t *Table) Recover(wait func()) error {
 	if t.Used() == 0 {
 		return nil

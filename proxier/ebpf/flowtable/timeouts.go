@@ -7,8 +7,8 @@ import "time"
 // Timeouts say how long a flow without packets is remembered. Zero is the
 // default.
 type Timeouts struct {
-	// TCP: established connections; those of which one side closed its half;
-	// those that never got as far; and those that are over.
+	// TCP: established connections; half-closed ones; those that are not established yet; closed
+	// ones.
 	Established, CloseWait, Opening, Closed time.Duration
 	// UDP: flows with packets both ways, and of one way alone.
 	UDPStream, UDP time.Duration

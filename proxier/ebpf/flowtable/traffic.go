@@ -49,8 +49,7 @@ func TrafficByService(t *lbmap.Tables, flows *ciliumebpf.Map, used int) (map[uin
 	return by, err
 }
 
-// serviceOf is the id of a flow's service, or 0 where that may have become
-// another's.
+// serviceOf returns the id of a flow's service, or 0 if that may have been reused for another one.
 func serviceOf(t *lbmap.Tables, f *lbmap.Flow) uint32 {
 	if int(f.Backend) < len(t.Backends) && int(f.Service) < len(t.ServiceStats) {
 		if b := &t.Backends[f.Backend]; atomic.LoadUint32(&b.Generation) == f.BackendGeneration && atomic.LoadUint32(&b.Service) == f.Service {

@@ -27,8 +27,8 @@ func (i *Inspector) OptOuts() ([]uint64, error) {
 	return cookies, nil
 }
 
-// AddOptOut has the programs leave the sockets of a network namespace alone. Connected ones
-// stay as they are. Adding it again succeeds.
+// AddOptOut opts out a network namespace: the programs do not translate its sockets any more. Connected
+// sockets stay as they are. Adding a namespace again succeeds.
 func (i *Inspector) AddOptOut(cookie uint64) error {
 	if cookie == 0 {
 		return errors.New("0 is not the cookie of a network namespace")
@@ -45,7 +45,7 @@ func (i *Inspector) AddOptOut(cookie uint64) error {
 	})
 }
 
-// RemoveOptOut ends an opt-out; it says whether there was one.
+// RemoveOptOut ends an opt-out, and reports whether there was one.
 func (i *Inspector) RemoveOptOut(cookie uint64) (existed bool, err error) {
 	err = i.withOptOuts(func(m *ciliumebpf.Map) error {
 		err := m.Delete(cookie)

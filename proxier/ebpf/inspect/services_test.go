@@ -23,7 +23,7 @@ import (
 
 var smallViewSizes = lbmap.Sizes{Frontends: 40, Services: 24, Backends: 48, Slots: 64, Ranges: 10, Locals: 16}
 
-// viewHarness is a proxier on tables in ordinary memory.
+// viewHarness is a proxier with tables in ordinary memory.
 type viewHarness struct {
 	*proxier.Proxier
 	tables *lbmap.Tables
@@ -62,7 +62,7 @@ func (h *viewHarness) sync(t testing.TB) {
 	}
 }
 
-// textOfView is a view as lines, without ids.
+// textOfView formats a view for comparisons, without ids.
 func textOfView(v *ServiceView) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s/%s %s", v.FullName(), v.Protocol, v.State)
@@ -106,7 +106,7 @@ func mustView(t testing.TB, tables *lbmap.Tables) []ServiceView {
 }
 
 func TestViewOfTables(t *testing.T) {
-	// Five backends, and no more.
+	// The backends below fit, but no more.
 	sizes := lbmap.Sizes{Frontends: 16, Services: 16, Backends: 6, Slots: 16}
 	h := newViewHarness(t, sizes)
 	h.OnServiceAdd(writertest.Service("a", "10.96.0.1", func(s *v1.Service) {
@@ -117,7 +117,7 @@ func TestViewOfTables(t *testing.T) {
 	mixed := writertest.Slice("a-1", "a", "10.244.0.2", "10.244.0.1")
 	mixed.Endpoints[0].NodeName = ptr.To("node1")
 	h.OnEndpointSliceAdd(mixed)
-	// A UDP backend that ends keeps its clients.
+	// A terminating UDP backend keeps its clients.
 	h.OnServiceAdd(writertest.Service("dns", "10.96.0.2", func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP }))
 	ending := writertest.Slice("dns-1", "dns", "10.244.1.1", "10.244.1.2")
 	ending.Ports[0].Protocol = ptr.To(v1.ProtocolUDP)
@@ -125,14 +125,14 @@ func TestViewOfTables(t *testing.T) {
 	ending.Endpoints[0].Conditions.Serving = ptr.To(true)
 	ending.Endpoints[0].Conditions.Terminating = ptr.To(true)
 	h.OnEndpointSliceAdd(ending)
-	// Backends elsewhere, and only local ones are allowed.
+	// The policy allows local backends only, and there is none.
 	h.OnServiceAdd(writertest.Service("local", "10.96.0.3", func(s *v1.Service) {
 		s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal)
 	}))
 	h.OnEndpointSliceAdd(writertest.Slice("local-1", "local", "10.244.1.1"))
 	h.OnServiceAdd(writertest.Service("none", "10.96.0.4"))
 	h.sync(t)
-	// Too much.
+	// A Service that does not fit.
 	h.OnServiceAdd(writertest.Service("vast", "10.96.0.5", func(s *v1.Service) { s.Spec.Ports[0].Name = "" }))
 	vast := writertest.Slice("vast-1", "vast", "10.244.2.1", "10.244.2.2")
 	vast.Ports[0].Name = ptr.To("")
@@ -164,8 +164,8 @@ ns/vast/TCP not programmed: backends full
 	}
 }
 
-// What a slot says of another generation or service is not shown, and said to
-// be incomplete.
+// TestViewShowsNoStranger: a backend of another generation or Service than the slot's is not shown,
+// and the view is marked as incomplete.
 func TestViewShowsNoStranger(t *testing.T) {
 	h := newViewHarness(t, smallViewSizes)
 	h.OnServiceAdd(writertest.Service("a", "10.96.0.1"))
@@ -185,7 +185,7 @@ func TestViewShowsNoStranger(t *testing.T) {
 		t.Errorf("got %s", textOfViews(views))
 	}
 
-	// Nor does a torn or foreign word lead out of the tables.
+	// Inconsistent values do not cause reads outside of the tables.
 	tables.Sets[views[0].ID*lbmap.SetsPerService] = lbmap.SetWord(uint32(len(tables.Slots))-1, 5)
 	tables.Services[views[0].ID].NameLen = 255
 	if views = mustView(t, tables); !views[0].Changing || len(views[0].Backends) != 0 {

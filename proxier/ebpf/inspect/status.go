@@ -259,7 +259,7 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *lbmap.Meta) 
 	case "tdm_optout":
 		used, err = lbmap.CountEntries[uint64, uint8](m)
 	default:
-		known = false // the sockets' storage hangs off the sockets
+		known = false // entries belong to the sockets, and cannot be counted
 	}
 	if err != nil {
 		return s, fmt.Errorf("count the entries of %s: %w", name, err)

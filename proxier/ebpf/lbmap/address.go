@@ -8,26 +8,26 @@ import (
 	"unsafe"
 )
 
-// FromAddr is an address as the programs see it: 16 bytes in network order,
-// IPv4 mapped into IPv6.
+// FromAddr returns an address in the format of the programs: 16 bytes in network order, IPv4 mapped
+// into IPv6.
 func FromAddr(a netip.Addr) [4]uint32 {
 	b := a.As16()
 	return *(*[4]uint32)(unsafe.Pointer(&b))
 }
 
-// ToAddr is the address that FromAddr was given.
+// ToAddr is the inverse of FromAddr.
 func ToAddr(a [4]uint32) netip.Addr {
 	return netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&a))).Unmap()
 }
 
-// NetworkPort is a port in network byte order.
+// NetworkPort converts a port to network byte order, and back.
 func NetworkPort(p uint16) uint16 {
 	var b [2]byte
 	binary.BigEndian.PutUint16(b[:], p)
 	return binary.NativeEndian.Uint16(b[:])
 }
 
-// ToAddrPort is an address and port as the programs have them.
+// ToAddrPort converts an address and port from the format of the programs.
 func ToAddrPort(a [4]uint32, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(ToAddr(a), NetworkPort(port))
 }
@@ -40,7 +40,7 @@ func Unspecified(a [4]uint32) [4]uint32 {
 	return FromAddr(netip.IPv6Unspecified())
 }
 
-// FromPrefix is a prefix as the programs have it: an address and a mask.
+// FromPrefix returns a prefix in the format of the programs: an address and a mask.
 func FromPrefix(p netip.Prefix) Prefix {
 	bits := p.Bits()
 	if p.Addr().Is4() {

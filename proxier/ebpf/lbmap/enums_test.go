@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// The model's enums that are written into maps as numbers have the numbers of the C headers.
+// TestEnumsOfModel: enums of the model that are stored in maps have the same values as in C.
 func TestEnumsOfModel(t *testing.T) {
 	for _, e := range []struct {
 		name     string
@@ -32,7 +32,7 @@ func TestEnumsOfModel(t *testing.T) {
 		{"reasons with a name", len(ReasonNames), Reasons},
 	} {
 		if e.model != e.c {
-			t.Errorf("%s: %d, and %d in C", e.name, e.model, e.c)
+			t.Errorf("%s: %d in Go, %d in C", e.name, e.model, e.c)
 		}
 	}
 	for i, name := range ReasonNames {
@@ -47,20 +47,20 @@ func TestEnumsOfModel(t *testing.T) {
 	}
 }
 
-// A set word holds what it was made of.
+// TestWords: a word contains the values that it was made of.
 func TestWords(t *testing.T) {
 	for _, w := range []struct {
 		base uint32
 		size int
 	}{{0, 1}, {1, 1 << 20}, {1<<32 - 1, 7}} {
 		if base, size := SplitSetWord(SetWord(w.base, w.size)); base != w.base || size != w.size {
-			t.Errorf("%+v became %d, %d", w, base, size)
+			t.Errorf("%+v was decoded as %d, %d", w, base, size)
 		}
 	}
 	for _, v := range []proxier.Verdict{proxier.Reject, proxier.Drop} {
 		base, size := SplitSetWord(EmptySet(v))
 		if got, ok := VerdictOf(base); size != 0 || !ok || got != v {
-			t.Errorf("%v became %v, %v, size %d", v, got, ok, size)
+			t.Errorf("%v was decoded as %v, %v, size %d", v, got, ok, size)
 		}
 	}
 	if _, ok := VerdictOf(UnusedSet); ok {

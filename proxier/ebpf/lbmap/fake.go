@@ -11,7 +11,7 @@ type FakeFrontends struct {
 	Entries map[FrontendKey]FrontendValue
 	max     int
 	Writes  int
-	// fail, if set, may refuse an update or delete of a key.
+	// Fail, if set, may refuse an update or delete of a key.
 	Fail func(FrontendKey) error
 }
 

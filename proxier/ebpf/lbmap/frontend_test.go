@@ -4,13 +4,13 @@ package lbmap
 
 import "testing"
 
-// The same words give the same check in the programs, on either byte order.
+// TestCheckOf: the checksum of these words is the same as in the programs, in both byte orders.
 func TestCheckOf(t *testing.T) {
 	for _, test := range []struct {
 		words []uint32
 		want  uint32
 	}{
-		{nil, 1}, // 0 is no check
+		{nil, 1}, // 0 is never a checksum
 		{[]uint32{0, 0, 0}, 1},
 		{[]uint32{1}, 0x9e3779b9},
 		{[]uint32{0, 1}, 0x9e3779b9},

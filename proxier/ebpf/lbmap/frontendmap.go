@@ -44,7 +44,7 @@ func (k *KernelFrontends) Update(keys []FrontendKey, values []FrontendValue) (in
 	}
 	n, err := k.m.BatchUpdate(keys, values, updateInPlace)
 	if err != nil && n == len(keys) {
-		n = 0 // refused as a whole, and the count left as it was
+		n = 0 // the kernel refused the whole batch, and did not update the count
 	}
 	if err != nil && errors.Is(err, ciliumebpf.ErrNotSupported) {
 		for n = range keys {

@@ -4,8 +4,8 @@ package lbmap
 
 import "fmt"
 
-// Refusal is what a Service says of a refusal: the same numbers in
-// every process.
+// Refusal is the code in a service's entry for the reason of a refusal. All processes use the same
+// codes.
 type Refusal uint16
 
 // String is the reason that tandemctl and explain show.

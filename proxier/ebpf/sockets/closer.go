@@ -25,8 +25,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// secondLook is how long after closing flows we look again: a connect() that
-// had picked a backend when it was removed shows only when it has finished.
+// secondLook is the delay of another search after backends were removed. A connect() that had picked
+// the backend before becomes visible only when it has finished.
 const secondLook = 500 * time.Millisecond
 
 // Closer closes UDP sockets that are connected, through a service address, to a backend that
@@ -82,7 +82,7 @@ func New(o Options) *Closer {
 	}
 }
 
-// Wake starts a look at the sockets.
+// Wake makes Run search for sockets to close.
 func (f *Closer) Wake() {
 	select {
 	case f.wake <- struct{}{}:
@@ -90,14 +90,14 @@ func (f *Closer) Wake() {
 	}
 }
 
-// Unfinished says that the last look could not do everything.
+// Unfinished reports whether the last search was incomplete.
 func (f *Closer) Unfinished() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.failing
 }
 
-// Run closes sockets, when Wake asks for a look, until ctx is done.
+// Run searches and closes sockets after each Wake, until ctx is done.
 func (f *Closer) Run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	var again <-chan time.Time
@@ -129,19 +129,18 @@ func (f *Closer) Run(ctx context.Context) {
 	}
 }
 
-// Close lets go of what CloseNow made.
+// Close frees the reader that CloseNow created.
 func (f *Closer) Close() {
 	if f.reader != nil {
 		_ = f.reader.Close()
 	}
 }
 
-// CloseNow closes the sockets that lead to backends which serve them no
-// longer, and untranslated ones. Socket storage tells which the former are, for the whole
-// machine at once; mostly there are none, and then no namespace is visited. Only where
-// they are visible can they be closed.
+// CloseNow closes the sockets that are connected to removed backends, and untranslated ones. Socket
+// storage lists the former for all network namespaces at once. Mostly there are none, and then no
+// namespace is visited. Only sockets in namespaces below procRoot can be closed.
 func (f *Closer) CloseNow(ctx context.Context) (closed int, err error) {
-	// Untranslated sockets have no storage: they can be closed on a kernel that does not let it be read.
+	// Untranslated sockets have no storage, so they can be closed even if it cannot be read.
 	stale, remotes, unread := f.find(ctx)
 	untranslated := f.TakeUntranslated()
 	if len(stale) == 0 && len(untranslated) == 0 {
@@ -183,20 +182,20 @@ func (f *Closer) CloseNow(ctx context.Context) (closed int, err error) {
 	}
 	switch {
 	case len(stale) > 0:
-		// Or their owners closed them this moment: the next look will tell.
+		// Or their owners have just closed them. The next search tells.
 		err = errors.Join(fmt.Errorf("%d sockets are in network namespaces that %s does not show: it must be the host's /proc (hostPID)", len(stale), f.procRoot), err)
 	case errors.Is(err, fs.ErrPermission):
-		err = nil // what may not be looked at had nothing to close
+		err = nil // namespaces that cannot be opened had none of the sockets
 	}
 	return closed, errors.Join(unread, err)
 }
 
-// find lists the sockets that lead to backends which serve them no longer, by their
-// cookies, and those backends.
+// find lists the sockets that are connected to removed backends, by their cookies, and the addresses of
+// these backends.
 func (f *Closer) find(ctx context.Context) (stale sets.Set[uint64], remotes sets.Set[netip.AddrPort], err error) {
 	stale, remotes = sets.New[uint64](), sets.New[netip.AddrPort]()
 	if f.reader == nil {
-		// Not those that their owners disconnected: they keep what is stored.
+		// Without sockets that their owners disconnected: they keep their storage.
 		if f.reader, err = sockdiag.NewStorageReader(f.storage, 1<<sockdiag.Established, f.types); err != nil {
 			return stale, remotes, err
 		}
@@ -227,8 +226,8 @@ func (f *Closer) Closed() uint64 {
 	return f.closed
 }
 
-// CloseSoon closes these sockets with the next look, as far as the programs would serve
-// them if they were opened at that time.
+// CloseSoon closes these sockets with the next search, unless the programs would not translate them if
+// they were connected at that time.
 func (f *Closer) CloseSoon(pairs []Pair) {
 	f.addUntranslated(sets.New(pairs...))
 	f.Wake()

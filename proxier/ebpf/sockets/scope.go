@@ -36,8 +36,8 @@ func (f *Closer) TakeUntranslated() sets.Set[Pair] {
 	return pairs
 }
 
-// scope finds out which sockets pass the programs. Packets of the others are translated
-// otherwise, or not at all.
+// scope finds out which sockets the programs translate. Packets of other sockets are translated by
+// rules or packet programs, or not at all.
 type scope struct {
 	cgroup   *os.File
 	netns    netns.Namespace
@@ -45,7 +45,7 @@ type scope struct {
 	hostOnly bool
 }
 
-// servedSockets says which sockets pass the programs, as of one moment.
+// servedSockets is a snapshot of which sockets the programs translate.
 type servedSockets struct {
 	host     uint64 // cookie
 	hostOnly bool
@@ -70,19 +70,19 @@ func (h *scope) find() (servedSockets, error) {
 	return found, nil
 }
 
-// here says whether any do in this network namespace.
+// here reports whether they translate sockets of the current network namespace.
 func (h *servedSockets) here() (bool, error) {
 	cookie, err := netns.Cookie()
 	return err == nil && !h.optedOut.Has(cookie) && (!h.hostOnly || cookie == h.host), err
 }
 
-// cgroup says whether those of a cgroup do.
+// cgroup reports whether they translate sockets of a cgroup.
 func (h *servedSockets) cgroup(id uint64) bool { return h.cgroups == nil || h.cgroups.Has(id) }
 
 // rootCgroup is the id of the cgroup that every other one is below.
 const rootCgroup = 1
 
-// cgroupsBelow are the ids of a cgroup and of all below it; nil for every one there is.
+// cgroupsBelow returns the ids of a cgroup and of all below it, or nil if that is all of them.
 func cgroupsBelow(root string) (sets.Set[uint64], error) {
 	ids := sets.New[uint64]()
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

@@ -13,9 +13,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// Load reads what a previous process left in the tables, so that the first
-// sync is a difference like any other. With an error the tables hold what no
-// process of this version writes, and nothing was changed.
+// Load reads what a previous process left in the tables, so that the first sync only writes
+// differences. An error means that this version never writes such tables. Then nothing was changed.
 func (w *Writer) Load() error {
 	t := w.tables
 	if t.Meta.Magic != lbmap.LayoutMagic || t.Meta.Layout != lbmap.LayoutVersion {
@@ -99,7 +98,7 @@ func adoptionKey(name string, protocol proxier.Protocol) string {
 	return name + "/" + protocol.String()
 }
 
-// adopt makes p what a previous process left of the same service port.
+// adopt sets p to the state of the service port that a previous process left.
 func (w *Writer) adopt(d *proxier.Decision, p *port) bool {
 	if len(w.adopted) == 0 {
 		return false
@@ -117,8 +116,8 @@ func (w *Writer) adopt(d *proxier.Decision, p *port) bool {
 	return true
 }
 
-// prune ends a full sync: what a previous process left and is not desired goes,
-// and the frontends in the kernel are compared with what they should be.
+// prune ends a full sync: it removes what a previous process left and is not desired, and compares
+// the frontends in the kernel with the desired ones.
 func (w *Writer) prune() error {
 	for name, s := range w.adopted {
 		p := port{id: s.id, backends: s.backends, ranges: s.ranges}

@@ -12,14 +12,14 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// setPlan is what is to be done about one set.
+// setPlan is the planned change of one set.
 type setPlan struct {
 	size   int
-	same   bool // as published already
+	same   bool // the published set is right
 	extent extent
 }
 
-// program finds out what a service port lacks, makes sure that it fits, and only then writes.
+// program computes what must be written for a service port, checks that it fits, and only then writes.
 func (w *Writer) program(index uint32) error {
 	item := w.ports.Get(index)
 	d, p := item.Desired(), &item.Applied
@@ -111,8 +111,8 @@ func (w *Writer) program(index uint32) error {
 		return err
 	}
 	w.enqueue(index, p, frontends, fresh, again)
-	w.ports.Done(index, *p) // unless the flush says otherwise
-	var flushed error       // may be about the addresses of others
+	w.ports.Done(index, *p) // flush may mark it as failed
+	var flushed error       // may contain errors of other service ports
 	if switched {
 		flushed = w.flush()
 		if item.Unsure() {
@@ -213,7 +213,7 @@ func (w *Writer) backendAddr(id uint32) netip.AddrPort {
 	return lbmap.ToAddrPort(b.Addr, b.Port)
 }
 
-// compareSet counts a set's backends and says whether it is published so.
+// compareSet counts a set's backends, and reports whether exactly these are published.
 func (w *Writer) compareSet(id uint32, s proxier.Set, d *proxier.Decision, ids []uint32) (size int, same bool) {
 	word := w.tables.Sets[id*lbmap.SetsPerService+uint32(s)]
 	base, published := lbmap.SplitSetWord(word)
@@ -234,8 +234,8 @@ func (w *Writer) compareSet(id uint32, s proxier.Set, d *proxier.Decision, ids [
 	return size, same && size == published
 }
 
-// writeBackends writes new backends and makes the others members of whatever
-// they are to be in next; they stay in what they were in until that is so.
+// writeBackends writes new backends, and adds all backends to their new sets. Until narrow, they also
+// stay in their previous sets.
 func (w *Writer) writeBackends(service uint32, d *proxier.Decision, ids []uint32) {
 	for i := range d.Backends {
 		b := &d.Backends[i]
@@ -251,7 +251,7 @@ func (w *Writer) writeBackends(service uint32, d *proxier.Decision, ids []uint32
 			}
 			continue
 		}
-		id, _ := w.backends.alloc() // place made sure of it
+		id, _ := w.backends.alloc() // program has checked that there is one
 		e := &w.tables.Backends[id]
 		generation := e.Generation
 		if generation == 0 {

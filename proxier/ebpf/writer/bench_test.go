@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/synthetic"
 )
 
-// recorder is a tier that keeps the updates that it is given.
+// recorder is a tier that records its updates.
 type recorder struct{ updates []proxier.Update }
 
 func (r *recorder) Sync(_ context.Context, u proxier.Update) error {
@@ -27,7 +27,7 @@ func (*recorder) Cleanup(context.Context) error { return nil }
 
 func (*recorder) Supports(*proxier.Decision, *proxier.Frontend) error { return nil }
 
-// noFrontends is a map that costs nothing.
+// noFrontends is a map whose writes cost nothing.
 type noFrontends struct{ *lbmap.FakeFrontends }
 
 func (noFrontends) Update(keys []lbmap.FrontendKey, _ []lbmap.FrontendValue) (int, error) {
@@ -36,8 +36,8 @@ func (noFrontends) Update(keys []lbmap.FrontendKey, _ []lbmap.FrontendValue) (in
 
 func (noFrontends) Delete([]lbmap.FrontendKey) error { return nil }
 
-// BenchmarkSync measures the writer alone, without maps of the kernel: 50,000 Services
-// that come, change their endpoint one at a time, change it all at once, and go.
+// BenchmarkSync measures the writer alone, without maps of the kernel: 50,000 Services are added,
+// their endpoints are changed one at a time and all at once, and the Services are deleted.
 func BenchmarkSync(b *testing.B) {
 	const services, single = 50000, 2000
 	r := &recorder{}
@@ -83,7 +83,7 @@ func BenchmarkSync(b *testing.B) {
 		w.Format(7)
 		runtime.GC()
 		for i, u := range r.updates {
-			u.Full = false // nothing reads the map of frontends back
+			u.Full = false // a full sync would compare the map of frontends, which is empty
 			phase := 0
 			switch i {
 			case 0:

@@ -13,8 +13,8 @@ import (
 // memory that nothing else needs.
 type description struct{ state, reason uint16 }
 
-// describe writes the entry of the service port, if it has one, for tandemctl and the next
-// process. It says whether that is news.
+// describe writes the entry of the service port, if it has one, for tandemctl and the next process. It
+// reports whether state or reason have changed.
 func (w *Writer) describe(d *proxier.Decision, p *port, state, reason uint16) bool {
 	now := description{state, reason}
 	if p.described == now {

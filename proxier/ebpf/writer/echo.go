@@ -36,7 +36,7 @@ func (e *echoAddrs) load() error {
 	return nil
 }
 
-// replace says that a service port has other frontends than before.
+// replace updates the number of frontends per address, after those of a service port changed.
 func (e *echoAddrs) replace(before, after []lbmap.FrontendEntry) {
 	for _, f := range after {
 		if answersEcho(f) {
@@ -64,8 +64,8 @@ func (e *echoAddrs) use(addr [4]uint32, n int) {
 	}
 }
 
-// write brings the table in line, and returns the number of writes. What fails is tried again
-// by the next call.
+// write applies pending changes to the table, and returns the number of writes. Failed changes are
+// tried again by the next call.
 func (e *echoAddrs) write() (writes int, err error) {
 	var errs []error
 	for addr, item := range e.delta.Pending() {

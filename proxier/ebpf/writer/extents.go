@@ -17,8 +17,8 @@ type extent struct {
 // orderOf is the smallest order whose extents hold n slots; n is at least 1.
 func orderOf(n int) uint8 { return uint8(bits.Len(uint(n - 1))) }
 
-// extents divides the slots among backend sets: a buddy allocator, since sets
-// come in all sizes and freed neighbours have to grow together again.
+// extents divides the slots among backend sets. It is a buddy allocator: sets have all sizes, and
+// freed neighbours must be merged again.
 type extents struct {
 	size   uint32
 	levels []level
@@ -26,8 +26,8 @@ type extents struct {
 	used   int // slots
 }
 
-// level has the free extents of one order. The stack may name extents that
-// were merged away since; the bit decides.
+// level has the free extents of one order. The stack may contain extents that were merged since; the
+// bits in free decide.
 type level struct {
 	free  []uint64
 	stack []uint32

@@ -9,8 +9,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// ripeAfter is the time before a released number is used again. A program that still reads
-// what it stood for runs for microseconds.
+// ripeAfter is the time before a released number is used again. Programs that may still use it run for
+// microseconds.
 const ripeAfter = time.Second
 
 // grace returns when every program that runs at the call has ended.
@@ -19,7 +19,7 @@ type grace func()
 // resting holds released numbers that programs may still be using.
 type resting[T any] struct {
 	items []T
-	fresh bool // something came since the last look
+	fresh bool // items were added since the last call of take
 	last  time.Time
 	clock clock.PassiveClock
 	grace grace
@@ -35,7 +35,7 @@ func (r *resting[T]) take(now bool) []T {
 	if len(r.items) == 0 {
 		return nil
 	}
-	if r.fresh { // giving back is frequent and looking is not: the look has the clock
+	if r.fresh { // releases are frequent, so only take reads the clock
 		r.fresh, r.last = false, r.clock.Now()
 	}
 	if r.clock.Since(r.last) < ripeAfter {

@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// liveness knows which backends serve which service, as of one moment.
+// liveness is a snapshot of the backends that serve each service.
 type liveness struct {
 	writer *Writer
 	live   map[liveBackend]struct{}
@@ -19,8 +19,8 @@ type liveBackend struct {
 	port    uint16
 }
 
-// StaleSockets says of the destinations of sockets whether their backends serve them no
-// longer.
+// StaleSockets returns a function that reports whether the backend of a socket, by its stored
+// destination, has been removed.
 func (w *Writer) StaleSockets() func(*lbmap.SocketDest) bool { return w.newLiveness().stale }
 
 func (w *Writer) newLiveness() *liveness {
@@ -36,11 +36,11 @@ func (w *Writer) newLiveness() *liveness {
 	return j
 }
 
-// stale says that the socket's backend does not serve the address it dialled.
-// It goes by addresses, not ids: the tables may have been built anew since.
+// stale reports whether the socket's backend does not serve the address that it dialled. It compares
+// addresses, not ids, because the tables may have been rebuilt since.
 func (j *liveness) stale(dest *lbmap.SocketDest) bool {
 	key := lbmap.FrontendKey{Addr: dest.Vip, Port: dest.VipPort, Proto: uint8(proxier.UDP), Scope: lbmap.ScopeAddress}
-	j.writer.mu.RLock() // or the element becomes that of another key
+	j.writer.mu.RLock() // otherwise the kernel may reuse the element for another key
 	defer j.writer.mu.RUnlock()
 	value, found, err := j.writer.tables.Frontends.Lookup(key)
 	if err == nil && !found {

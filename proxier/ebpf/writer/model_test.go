@@ -16,8 +16,8 @@ import (
 
 var sequences = flag.Int("sequences", 300, "random event sequences in TestModel")
 
-// TestModel applies random events, with syncs, failures and restarts between
-// them, and compares the tables with a computation from scratch.
+// TestModel applies random events, with syncs, failures and restarts in between, and compares the
+// tables with decisions computed from scratch.
 func TestModel(t *testing.T) {
 	roomy := lbmap.Sizes{Frontends: 256, Services: 64, Backends: 512, Slots: 1024, Ranges: 256, Locals: 16}
 	for seed := range uint64(kernel.Rounds(*sequences)) {
@@ -41,7 +41,7 @@ func TestModel(t *testing.T) {
 				failing = false
 			}
 			if c.Rand.IntN(8) == 0 {
-				h = newHarness(t, tables, roomy) // the process died
+				h = newHarness(t, tables, roomy) // a new process
 				for _, s := range c.Services {
 					h.OnServiceAdd(s)
 				}
@@ -58,8 +58,8 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// TestModelFull does the same where not everything fits: what is there must be
-// right, and everything must come once there is room.
+// TestModelFull is TestModel with tables that are too small: what is in them must be right, and the
+// rest must be written when there is capacity.
 func TestModelFull(t *testing.T) {
 	for seed := range uint64(kernel.Rounds(*sequences)) {
 		c := writertest.NewCluster(seed)
@@ -81,12 +81,12 @@ func TestModelFull(t *testing.T) {
 		clear(c.Slices)
 		h.sync(t)
 		if len(h.writer.Unplaced()) > 0 && len(c.Services) < 10 {
-			t.Fatalf("seed %d: %d unplaced though there is room", seed, len(h.writer.Unplaced()))
+			t.Fatalf("seed %d: %d service ports are not placed, although there is capacity", seed, len(h.writer.Unplaced()))
 		}
 	}
 }
 
-// A restart that finds everything as it should be writes nothing.
+// TestRestartWritesNothing: a restart writes nothing if all tables are right.
 func TestRestartWritesNothing(t *testing.T) {
 	c := writertest.NewCluster(1)
 	sizes := lbmap.Sizes{Frontends: 256, Services: 64, Backends: 512, Slots: 1024, Ranges: 256, Locals: 16}
@@ -107,7 +107,7 @@ func TestRestartWritesNothing(t *testing.T) {
 	writes := tables.Frontends.(*lbmap.FakeFrontends).Writes
 	h.sync(t)
 	if h.writer.writes != 0 || tables.Frontends.(*lbmap.FakeFrontends).Writes != writes {
-		t.Errorf("%d stores, %d frontends written", h.writer.writes, tables.Frontends.(*lbmap.FakeFrontends).Writes-writes)
+		t.Errorf("%d writes, %d of them frontends", h.writer.writes, tables.Frontends.(*lbmap.FakeFrontends).Writes-writes)
 	}
 	if got := writertest.Text(h.writer.tables); got != before {
 		t.Errorf("got\n%s\nwant\n%s", got, before)

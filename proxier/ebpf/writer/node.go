@@ -102,7 +102,7 @@ func (w *Writer) syncPrefixes() error {
 	if w.tables.Nodes[current] == want {
 		return errors.Join(errs...)
 	}
-	w.grace() // who reads the other one began before it was left
+	w.grace() // programs that still read the other element must end first
 	w.tables.Nodes[1-current] = want
 	atomic.StoreUint32(&w.tables.Meta.Node, 1-current)
 	w.writes++

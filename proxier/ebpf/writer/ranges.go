@@ -11,9 +11,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// rangesOf are the source ranges of a service port, sorted: what all its
-// filtered frontends let in, but for each frontend's own address, which a flag
-// of the frontend stands for.
+// rangesOf returns the source ranges of a service port, sorted: those of all its filtered frontends,
+// except for each frontend's own address, which is a flag of the frontend.
 func rangesOf(d *proxier.Decision, service uint32) []lbmap.RangeKey {
 	var list []lbmap.RangeKey
 	for i := range d.Frontends {
@@ -118,10 +117,10 @@ func (w *Writer) loadRanges(left []port) error {
 	return nil
 }
 
-// needsGuard says that packets have to be asked for their source, see GuardHook.
+// needsGuard reports whether the sources of packets must be checked, see GuardHook.
 func needsGuard(f lbmap.FrontendEntry) bool { return f.Value.Flags&lbmap.FrontendSomePods != 0 }
 
-// NeedsGuard says whether any frontend in the tables is.
+// NeedsGuard reports whether any frontend in the tables needs that check.
 func (w *Writer) NeedsGuard() bool {
 	w.mu.RLock()
 	defer w.mu.RUnlock()

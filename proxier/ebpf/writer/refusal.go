@@ -71,7 +71,7 @@ func (w *Writer) refuse(index uint32, why refusal) {
 	})
 }
 
-// dropUnwanted gives up the addresses that the service port no longer has: another one may be
+// dropUnwanted deletes the addresses that the service port no longer has, because another one may be
 // about to get them.
 func (w *Writer) dropUnwanted(d *proxier.Decision, p *port) {
 	wants := func(f lbmap.FrontendEntry) bool {

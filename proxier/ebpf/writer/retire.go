@@ -12,9 +12,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// retire removes what is gone: frontends first, then what they led to. An
-// address that another service port is about to take over stays until it is
-// overwritten, so that there is no moment without it.
+// retire removes deleted service ports: frontends first, then what they refer to. An address that
+// another service port is about to get stays until it is overwritten, so that it is always there.
 func (w *Writer) retire(todo []uint32) error {
 	if len(w.gone) == 0 {
 		return nil
@@ -56,8 +55,8 @@ func (w *Writer) retire(todo []uint32) error {
 	return errors.Join(errs...)
 }
 
-// wantedOf returns those addresses of leaving ports that others want; nil for
-// none.
+// wantedOf returns those addresses of removed ports that other service ports are about to get, or nil
+// if there are none.
 func (w *Writer) wantedOf(leaving []port, todo []uint32) map[lbmap.FrontendKey]struct{} {
 	if len(todo) == 0 {
 		return nil
@@ -87,9 +86,9 @@ func (w *Writer) wantedOf(leaving []port, todo []uint32) map[lbmap.FrontendKey]s
 	return wanted
 }
 
-// deleteOrphans deletes the addresses that service ports lost in this sync, but for
-// those that were overwritten because another one has them now. Where writing
-// them failed, they wait with all they lead to for the next try.
+// deleteOrphans deletes the addresses that service ports lost in this sync, except those that were
+// overwritten for another one. If that write failed, the address and all that it refers to stay until
+// the next try.
 func (w *Writer) deleteOrphans(todo []uint32) error {
 	if len(w.gone) == 0 && len(w.orphans) == 0 {
 		return nil
@@ -167,7 +166,7 @@ func (w *Writer) delete(keys []lbmap.FrontendKey) error {
 
 // remove releases everything of a service port that has no frontend left.
 func (w *Writer) remove(p *port) error {
-	// Or the next service port with the id would inherit them.
+	// Otherwise, the next service port with this id would inherit them.
 	if err := w.removeRanges(p, nil); err != nil {
 		return err
 	}

@@ -105,8 +105,8 @@ func New(t *lbmap.Tables, o Options) *Writer {
 	}
 }
 
-// Format marks empty tables as those of this version. Generations of backends begin with
-// that one: it is not to be one that older tables gave out.
+// Format marks empty tables as those of this version. Generations of backends start with the given
+// one, which must not have been used in older tables.
 func (w *Writer) Format(generation uint32) {
 	w.tables.Meta.Generation = generation
 	w.tables.Meta.Layout = lbmap.LayoutVersion
@@ -116,8 +116,8 @@ func (w *Writer) Format(generation uint32) {
 // Close unmaps the tables. No method may be called afterwards.
 func (w *Writer) Close() { w.tables.Unmap() }
 
-// Sync writes the update into the tables. It says whether UDP backends serve no
-// longer, so that flows to them have to be closed.
+// Sync writes the update into the tables. It reports whether UDP backends were removed, whose sockets
+// must be closed.
 func (w *Writer) Sync(u proxier.Update) (stale bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -129,7 +129,7 @@ func (w *Writer) Sync(u proxier.Update) (stale bool, err error) {
 	err = errors.Join(err, w.retire(todo))
 	for i, index := range todo {
 		err = errors.Join(err, w.apply(index))
-		// The first one is what nodes start by: it does not wait.
+		// The first service port is written at once: a starting node waits for it.
 		if i == 0 || len(w.queue.keys) >= queueLength {
 			err = errors.Join(err, w.flush())
 		}
@@ -156,7 +156,7 @@ func (w *Writer) Sync(u proxier.Update) (stale bool, err error) {
 	return w.stale, err
 }
 
-// plan records what is wanted and returns the indexes to bring about.
+// plan records the desired state, and returns the indexes of the service ports to write.
 func (w *Writer) plan(u proxier.Update) []uint32 {
 	going := 0
 	for i := range u.Changes {
@@ -191,8 +191,8 @@ func (w *Writer) plan(u proxier.Update) []uint32 {
 	return todo
 }
 
-// drop makes a service port one of those that are gone: its index may be given anew before
-// nothing is left of it.
+// drop moves a service port to those that are gone. Its index may be reused before all of its state is
+// removed.
 func (w *Writer) drop(index uint32) {
 	item := w.ports.Get(index)
 	if item == nil {
@@ -206,8 +206,8 @@ func (w *Writer) drop(index uint32) {
 	w.ports.Drop(index)
 }
 
-// apply brings one service port about. What does not fit is reported and kept
-// waiting, and is no error: trying again would not help.
+// apply writes one service port. If it does not fit, it is reported and waits for capacity, and that is
+// no error: trying again would not help.
 func (w *Writer) apply(index uint32) error {
 	err := w.program(index)
 	if why := refusal(nil); errors.As(err, &why) {
@@ -217,8 +217,8 @@ func (w *Writer) apply(index uint32) error {
 	return err
 }
 
-// enqueue has the port's frontends written with the next flush, and those it no
-// longer has deleted when all are written. With again, those it has are written, too.
+// enqueue queues the port's frontends for the next flush. Those it no longer has are deleted after all
+// writes. With again, frontends that exist already are written, too.
 func (w *Writer) enqueue(index uint32, p *port, list []lbmap.FrontendEntry, fresh int, again bool) {
 	if !again && len(list) == len(p.frontends) && (len(list) == 0 || &list[0] == &p.frontends[0]) {
 		return

@@ -25,10 +25,10 @@ import (
 // Addresses in these tests: Services 10.96.0.0/16 and fd00:10:96::/112,
 // endpoints 10.244.0.0/16 and fd00:10:244::/48.
 
-// smallSizes make every table overflow now and then.
+// smallSizes are so small that every table overflows at times.
 var smallSizes = lbmap.Sizes{Frontends: 40, Services: 24, Backends: 48, Slots: 64, Ranges: 10, Locals: 16, Affinity: 2, UDPPeers: 2, OptOuts: 2}
 
-// harness is a proxier on tables in ordinary memory.
+// harness is a proxier with tables in ordinary memory.
 type harness struct {
 	*proxier.Proxier
 	writer   *Writer
@@ -39,7 +39,7 @@ func (h *harness) Cleanup(context.Context) error { return nil }
 
 func (h *harness) Supports(*proxier.Decision, *proxier.Frontend) error { return nil }
 
-// harnessTier keeps the method names of a tier apart from those of a proxier.
+// harnessTier separates the method names of the tier from those of the proxier.
 type harnessTier struct{ *harness }
 
 func (h harnessTier) Sync(_ context.Context, u proxier.Update) error {
@@ -94,13 +94,13 @@ func TestWriterServesAndRemoves(t *testing.T) {
 	h.OnServiceDelete(writertest.Service("a", ""))
 	h.sync(t)
 	if got := writertest.Text(h.writer.tables); got != "" {
-		t.Errorf("left: %s", got)
+		t.Errorf("still in the tables: %s", got)
 	}
 	writertest.Check(t, h.writer.tables, h.writer.Usage())
 }
 
-// An address that moves from one Service to another in one sync is overwritten,
-// never deleted.
+// TestWriterOverwritesWhatIsTakenOver: an address that moves from one Service to another in the same
+// sync is overwritten, never deleted.
 func TestWriterOverwritesWhatIsTakenOver(t *testing.T) {
 	tables := lbmap.NewFakeTables(smallSizes)
 	h := newHarness(t, tables, smallSizes)
@@ -123,12 +123,13 @@ type noDelete struct {
 
 func (n noDelete) Delete(keys []lbmap.FrontendKey) error {
 	for _, key := range keys {
-		n.t.Errorf("deleted %s", key.String())
+		n.t.Errorf("%s was deleted", key.String())
 	}
 	return n.FakeFrontends.Delete(keys)
 }
 
-// What does not fit is named, disturbs nothing, and comes when there is room.
+// TestWriterCapacity: a Service that does not fit is reported, affects no others, and is written when
+// there is capacity.
 func TestWriterCapacity(t *testing.T) {
 	for _, test := range []struct {
 		table string
@@ -150,7 +151,7 @@ func TestWriterCapacity(t *testing.T) {
 			h.sync(t)
 			h.sync(t)
 			if got := writertest.Text(h.writer.tables); got != before {
-				t.Errorf("what was there is now:\n%s\nwas:\n%s", got, before)
+				t.Errorf("existing entries are now:\n%s\nwere:\n%s", got, before)
 			}
 			if len(h.problems) != 1 || h.problems[0].Reason != proxier.ReasonCapacity || h.problems[0].Object.Name != "b" ||
 				!strings.Contains(h.problems[0].Message, test.table) {
@@ -164,14 +165,15 @@ func TestWriterCapacity(t *testing.T) {
 			h.OnEndpointSliceDelete(writertest.Slice("a-1", "a"))
 			h.sync(t)
 			if got, want := writertest.Text(h.writer.tables), "10.96.0.2:80/TCP ns/b:p affinity=0 -> 10.244.1.1:8080"; got != want {
-				t.Errorf("with room again: %s", got)
+				t.Errorf("with capacity again: %s", got)
 			}
 			writertest.Check(t, h.writer.tables, h.writer.Usage())
 		})
 	}
 }
 
-// What no program can carry is named, and is no error of anything else.
+// TestWriterRefusesSCTP: a service port that programs cannot serve is reported, and affects no
+// others.
 func TestWriterRefusesSCTP(t *testing.T) {
 	h := newHarness(t, lbmap.NewFakeTables(smallSizes), smallSizes)
 	h.OnServiceAdd(writertest.Service("a", "10.96.0.1", func(s *v1.Service) {
@@ -190,7 +192,8 @@ func TestWriterRefusesSCTP(t *testing.T) {
 	writertest.Check(t, h.writer.tables, h.writer.Usage())
 }
 
-// A set that has no room to change loses its removed backends all the same.
+// TestWriterRetreats: if the new set of backends does not fit, removed backends leave the old set all
+// the same.
 func TestWriterRetreats(t *testing.T) {
 	sizes := lbmap.Sizes{Frontends: 8, Services: 8, Backends: 16, Slots: 4}
 	h := newHarness(t, lbmap.NewFakeTables(sizes), sizes)
@@ -211,8 +214,8 @@ func TestWriterRetreats(t *testing.T) {
 	writertest.Check(t, h.writer.tables, h.writer.Usage())
 }
 
-// A map operation that fails costs its service port one sync and no other one
-// anything; nothing leads to a stranger meanwhile.
+// TestWriterRetries: a failed map operation delays its service port until the next sync, and affects no
+// others. Meanwhile no frontend leads to a backend of another Service.
 func TestWriterRetries(t *testing.T) {
 	tables := lbmap.NewFakeTables(smallSizes)
 	h := newHarness(t, tables, smallSizes)
@@ -241,12 +244,12 @@ func TestWriterRetries(t *testing.T) {
 	broken = true
 	h.OnServiceDelete(writertest.Service("a", ""))
 	if err := h.Sync(context.Background()); err == nil {
-		t.Error("a failed delete is no error")
+		t.Error("a failed delete returned no error")
 	}
 	h.OnServiceAdd(writertest.Service("c", "10.96.0.3"))
 	_ = h.Sync(context.Background())
 	if got := writertest.Text(h.writer.tables); !strings.Contains(got, "10.96.0.1:80/TCP ns/a:p") {
-		t.Errorf("the address that could not be deleted leads elsewhere:\n%s", got)
+		t.Errorf("the address that could not be deleted changed:\n%s", got)
 	}
 	broken = false
 	h.sync(t)
@@ -256,8 +259,8 @@ func TestWriterRetries(t *testing.T) {
 	writertest.Check(t, h.writer.tables, h.writer.Usage())
 }
 
-// While an address that changed hands could not be written, it leads to whom it
-// led, and not to whoever got the numbers of that one.
+// TestWriterKeepsWhatLeadsSomewhere: while an address that moves to another Service cannot be written,
+// it keeps its old backends, whose ids are not reused.
 func TestWriterKeepsWhatLeadsSomewhere(t *testing.T) {
 	tables := lbmap.NewFakeTables(smallSizes)
 	h := newHarness(t, tables, smallSizes)
@@ -274,7 +277,7 @@ func TestWriterKeepsWhatLeadsSomewhere(t *testing.T) {
 	h.OnServiceDelete(writertest.Service("old", ""))
 	h.OnServiceAdd(writertest.Service("new", "10.96.0.1"))
 	if err := h.Sync(context.Background()); err == nil {
-		t.Error("the failure is no error")
+		t.Error("a failed write returned no error")
 	}
 	if got, want := writertest.Text(h.writer.tables), "10.96.0.1:80/TCP ns/old:p affinity=0 -> reject"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -287,7 +290,8 @@ func TestWriterKeepsWhatLeadsSomewhere(t *testing.T) {
 	writertest.Check(t, h.writer.tables, h.writer.Usage())
 }
 
-// A program that read a slot before its backend was removed must notice.
+// TestRemovedBackendIsAnotherGeneration: a program that read a slot before its backend was removed can
+// notice that.
 func TestRemovedBackendIsAnotherGeneration(t *testing.T) {
 	h := newHarness(t, lbmap.NewFakeTables(smallSizes), smallSizes)
 	h.OnServiceAdd(writertest.Service("a", "10.96.0.1"))
@@ -301,11 +305,11 @@ func TestRemovedBackendIsAnotherGeneration(t *testing.T) {
 	h.OnEndpointSliceUpdate(nil, writertest.Slice("a-1", "a", "10.244.0.2"))
 	h.sync(t)
 	if b.Generation == uint32(slot>>32) {
-		t.Error("the same generation")
+		t.Error("the generation has not changed")
 	}
 }
 
-// Entries that another process wrote, changed or removed are corrected by the next
+// TestAuditRepairs: entries that another process wrote, changed or removed are repaired by the next
 // full sync.
 func TestAuditRepairs(t *testing.T) {
 	tables := lbmap.NewFakeTables(smallSizes)
@@ -336,7 +340,7 @@ func TestAuditRepairs(t *testing.T) {
 	}
 	fake.Fail = func(key lbmap.FrontendKey) error {
 		if _, there := entries[key]; !there && key == changed {
-			t.Error("an address is missing until it is written anew")
+			t.Error("an address is missing until it is written again")
 		}
 		return nil
 	}
@@ -349,7 +353,7 @@ func TestAuditRepairs(t *testing.T) {
 	writertest.Check(t, h.writer.tables, h.writer.Usage())
 }
 
-// Names that are too long for the table can still be told apart.
+// TestPutName: names that are too long for the table are shortened to distinct ones.
 func TestPutName(t *testing.T) {
 	long := strings.Repeat("x", 63)
 	names := []proxier.ServicePortName{
@@ -366,14 +370,14 @@ func TestPutName(t *testing.T) {
 		e.NameLen = lbmap.PutName(&e.Name, n)
 		got := string(e.Name[:e.NameLen])
 		if i < 3 && got != n.String() || seen[got] {
-			t.Errorf("%s becomes %s", n, got)
+			t.Errorf("%s is shortened to %s", n, got)
 		}
 		seen[got] = true
 	}
 }
 
-// A slice of a million endpoints is refused for what it needs, and costs no
-// other Service anything.
+// TestMillionEndpoints: a Service with a million endpoints is refused, and the report says what it
+// needs. Others are not affected.
 func TestMillionEndpoints(t *testing.T) {
 	h := newHarness(t, lbmap.NewFakeTables(smallSizes), smallSizes)
 	huge := writertest.Slice("huge-1", "huge")
@@ -395,7 +399,7 @@ func TestMillionEndpoints(t *testing.T) {
 	writertest.Check(t, h.writer.tables, h.writer.Usage())
 }
 
-// watchedFrontends looks at the tables in the moment before frontends change.
+// watchedFrontends calls a function before frontends change.
 type watchedFrontends struct {
 	*lbmap.FakeFrontends
 	look func()
@@ -406,8 +410,8 @@ func (f watchedFrontends) Update(keys []lbmap.FrontendKey, values []lbmap.Fronte
 	return f.FakeFrontends.Update(keys, values)
 }
 
-// An address that comes to lead to another set leads to backends all the time,
-// also while it cannot be written.
+// TestWriterMovesBetweenSetsWithoutGap: an address that changes its set always has backends, even
+// while it cannot be written.
 func TestWriterMovesBetweenSetsWithoutGap(t *testing.T) {
 	tables := lbmap.NewFakeTables(smallSizes)
 	h := newHarness(t, tables, smallSizes)
@@ -424,7 +428,7 @@ func TestWriterMovesBetweenSetsWithoutGap(t *testing.T) {
 		looks++
 		for _, bad := range []string{"reject", "drop", "STALE", "NO-MEMBER", "UNUSED"} {
 			if text := writertest.Text(h.writer.tables); strings.Contains(text, bad) {
-				t.Errorf("a moment without a backend: %s", text)
+				t.Errorf("no backend for a moment: %s", text)
 			}
 		}
 	}
@@ -459,6 +463,6 @@ func TestWriterMovesBetweenSetsWithoutGap(t *testing.T) {
 		writertest.Check(t, h.writer.tables, h.writer.Usage())
 	}
 	if want := "10.96.0.1:80/TCP ns/a:p affinity=0 -> 10.244.0.1:8080 10.244.0.2:8080 10.244.0.3:8080"; writertest.Text(h.writer.tables) != want {
-		t.Errorf("in the end: %s", writertest.Text(h.writer.tables))
+		t.Errorf("after all changes: %s", writertest.Text(h.writer.tables))
 	}
 }

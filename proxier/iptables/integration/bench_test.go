@@ -24,12 +24,12 @@ import (
 // benchSizes are clusters: many Services, and large ones.
 var benchSizes = []struct{ services, endpoints int }{{10000, 2}, {5000, 10}}
 
-// timedTools take the time that the programs take.
+// timedTools measure the time of the programs.
 type timedTools struct {
 	iptablestest.Tools
 	restoring, saving time.Duration
 	restores          int
-	served            time.Time // when the first frontend led anywhere
+	served            time.Time // when the first frontend was served
 }
 
 func (t *timedTools) Restore(ctx context.Context, f proxier.Family, input []byte) error {
@@ -50,7 +50,7 @@ func (t *timedTools) SaveAll(ctx context.Context, f proxier.Family, tables ...st
 	return saved, err
 }
 
-// benchCluster is what a tier is fed with.
+// benchCluster has the objects for a tier.
 type benchCluster struct {
 	tracker   *proxier.ChangeTracker
 	table     *proxier.Table
@@ -81,9 +81,9 @@ func (c *benchCluster) change(service, round int) proxier.Update {
 	return proxier.Update{Changes: c.table.Apply(c.tracker.Take())}
 }
 
-// BenchmarkSync measures the tier alone, on real tables: an iteration is everything
-// into an empty node, changes of one endpoint, nothing that changed, and a new process
-// that finds everything as it should be.
+// BenchmarkSync measures the tier alone, on real tables. An iteration writes all rules on an empty
+// node, then changes of one endpoint each, then syncs without a change, and restarts the process
+// with all rules in place.
 func BenchmarkSync(b *testing.B) {
 	for _, variant := range []xtables.Variant{xtables.NFT, xtables.Legacy} {
 		for _, size := range benchSizes {
@@ -146,7 +146,7 @@ func benchSync(b *testing.B, variant xtables.Variant, c *benchCluster, round int
 	}
 	sync(t, c.all(), "unchanged")
 	if tools.restores > 0 {
-		b.Errorf("a sync of what is there wrote %d times", tools.restores)
+		b.Errorf("a sync without a change wrote %d times", tools.restores)
 	}
 	if err := t.Close(); err != nil {
 		b.Error(err)
@@ -155,7 +155,7 @@ func benchSync(b *testing.B, variant xtables.Variant, c *benchCluster, round int
 	defer t.Close()
 	sync(t, c.all(), "restart")
 	if tools.restores > 0 {
-		b.Errorf("a restart that finds everything wrote %d times", tools.restores)
+		b.Errorf("a restart without a change wrote %d times", tools.restores)
 	}
 	return changes
 }

@@ -24,7 +24,7 @@ const (
 	loopbackCounter = "localhost_nps_accepted_pkts"
 )
 
-// canCount says what keeps the rules of this kernel from counting.
+// canCount returns why rules of this kernel cannot use counters, or nil.
 func canCount(t *testing.T, tools *labTools) error {
 	if err := tools.Ensure(invalidCounter); err != nil {
 		return err
@@ -32,10 +32,10 @@ func canCount(t *testing.T, tools *labTools) error {
 	return tools.Restore(t.Context(), proxier.IPv4, xtables.Probe("-m nfacct --nfacct-name  "+invalidCounter, "filter"))
 }
 
-// TestPacketCounters: rules count real packets, those that conntrack finds invalid and are
-// dropped, in both families, and connections to NodePorts at loopback addresses, and no others.
-// The numbers go on with the next process, and --cleanup takes the counters away unless others
-// use them.
+// TestPacketCounters: rules count real packets: those that conntrack finds invalid and that are
+// dropped, in both families, and connections to NodePorts at loopback addresses; and no others. The
+// next process continues to count, and --cleanup deletes the counters unless foreign rules reference
+// them.
 func TestPacketCounters(t *testing.T) {
 	for _, v := range variants {
 		t.Run(v.String(), func(t *testing.T) {
@@ -60,10 +60,10 @@ func TestPacketCounters(t *testing.T) {
 			check := func(when string) {
 				t.Helper()
 				deadline := time.Now().Add(5 * time.Second)
-				for { // what was sent takes its time
+				for { // packets may still be queued
 					got, ok, err := tier.Counted()
 					if err != nil || !ok {
-						t.Fatalf("%s: %v, %v", when, ok, err)
+						t.Fatalf("%s: counters available: %v, error %v", when, ok, err)
 					}
 					if got == want {
 						return
@@ -95,7 +95,7 @@ func TestPacketCounters(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// A reset of an unknown connection.
+			// reset sends a reset of an unknown connection.
 			reset := func(src, dst netip.Addr) {
 				t.Helper()
 				p := packet.NewTCP(netip.AddrPortFrom(src, 40000), netip.AddrPortFrom(dst, 8080), packet.RST, nil)
@@ -134,15 +134,15 @@ func TestPacketCounters(t *testing.T) {
 			check("without rules of the proxy")
 			remove()
 			if _, err := tools.Packets(invalidCounter); !errors.Is(err, nfacct.ErrNotFound) {
-				t.Errorf("after it was removed: %v", err)
+				t.Errorf("a deleted counter: %v", err)
 			}
 			if _, err := tools.Packets(loopbackCounter); err != nil {
-				t.Errorf("a counter that a foreign rule references: %v", err)
+				t.Errorf("a counter that a foreign rule references was deleted: %v", err)
 			}
 			n.Restore(proxier.IPv6, strings.Replace(foreign, "-A", "-D", 1))
 			remove()
 			if _, err := tools.Packets(loopbackCounter); !errors.Is(err, nfacct.ErrNotFound) {
-				t.Errorf("after the last rule that references it: %v", err)
+				t.Errorf("after the last rule that references it was deleted: %v", err)
 			}
 		})
 	}

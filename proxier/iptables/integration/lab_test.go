@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 
 var variants = []xtables.Variant{xtables.NFT, xtables.Legacy}
 
-// The builders of objects, and the views of rules.
+// Builders of objects, and views of rules.
 var (
 	service, endpoints, pod, kindOf = iptablestest.Service, iptablestest.Endpoints, iptablestest.Pod, iptablestest.KindOf
 	dualStack, balanced, nodePort   = iptablestest.DualStack, iptablestest.Balanced, iptablestest.NodePort
@@ -33,7 +33,7 @@ var (
 	contents, saved, chainName      = iptablestest.Contents, iptablestest.Saved, iptablestest.ChainName
 )
 
-// labTools run in the network namespace of a node.
+// labTools run the programs in the network namespace of a node.
 type labTools struct {
 	reads int // calls of SaveAll
 	*xtables.Tools
@@ -74,7 +74,7 @@ func (l *labTools) Usable(ctx context.Context, f proxier.Family) error {
 	return l.at.Do(func() error { return l.Tools.Usable(ctx, f) })
 }
 
-// Ensure, Packets and Delete make labTools iptables.Counters.
+// Ensure, Packets and Delete implement iptables.Counters.
 func (l *labTools) Ensure(name string) error {
 	return l.at.Do(func() error { return nfacct.Kernel{}.Ensure(name) })
 }
@@ -91,7 +91,7 @@ func (l *labTools) Delete(name string) error {
 	return l.at.Do(func() error { return nfacct.Kernel{}.Delete(name) })
 }
 
-// node is a node of the lab whose rules a tier writes.
+// node is a lab node whose rules a tier writes.
 type node struct {
 	*iptablestest.Node
 	t  *testing.T
@@ -104,12 +104,12 @@ func newNode(t *testing.T, v xtables.Variant) (*node, *labTools) {
 	return &node{iptablestest.NewNode(t, tools), t, tools.at}, tools
 }
 
-// newSimulatedNode has simulated tools, and the settings of a node of the lab.
+// newSimulatedNode returns a node with simulated tools, and the settings of a lab node.
 func newSimulatedNode(t *testing.T, at *lab.Node) *node {
 	return &node{iptablestest.NewNode(t, iptablestest.NewSimulated()), t, at}
 }
 
-// open starts a process that knows of no object yet.
+// open starts a process that knows no objects yet.
 func (n *node) open(facts proxier.Facts, policy proxier.Policy) *iptables.Tier {
 	n.t.Helper()
 	opts := iptables.Options{Tools: n.Tools, Reporter: n.Reporter()}
@@ -124,7 +124,7 @@ func (n *node) open(facts proxier.Facts, policy proxier.Policy) *iptables.Tier {
 		n.t.Fatal(err)
 	}
 	n.t.Cleanup(func() { _ = tier.Close() })
-	n.Tools.Take() // with which it found out what can be written
+	n.Tools.Take() // inputs of the probes
 	n.Start(tier, facts, policy)
 	return tier
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-// TestNeighboursAtLoopback: a NodePort at a loopback address is for this host. What
-// others send there by hand is not led on.
+// TestNeighboursAtLoopback: a NodePort at a loopback address is served to this host only. Crafted
+// packets of neighbours to that address are not forwarded.
 func TestNeighboursAtLoopback(t *testing.T) {
 	for _, v := range variants {
 		t.Run(v.String(), func(t *testing.T) {
@@ -45,7 +45,7 @@ func TestNeighboursAtLoopback(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// The second one gets there, and the host does by loopback.
+			// The second packet arrives, and the host is served at the loopback address.
 			if _, err := capture.Expect(t.Context(), func(c lab.Captured) bool { return true }); err != nil {
 				t.Fatal(err)
 			}
@@ -54,7 +54,7 @@ func TestNeighboursAtLoopback(t *testing.T) {
 			}
 			for _, p := range capture.Packets() {
 				if p.TCP.Seq == 1 {
-					t.Errorf("led on: %s", p)
+					t.Errorf("forwarded: %s", p)
 				}
 			}
 		})

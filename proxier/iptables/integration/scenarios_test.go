@@ -19,7 +19,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
 
-// TestScenarios plays the scenarios on real traffic, on both variants of the tools.
+// TestScenarios plays the scenarios with real traffic, on both variants of the tools.
 func TestScenarios(t *testing.T) {
 	list, err := scenarios.All()
 	if err != nil {

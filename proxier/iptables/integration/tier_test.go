@@ -40,14 +40,14 @@ COMMIT
 COMMIT
 `
 
-// branch is the rule of KUBE-SERVICES that leads to a slot of its tree.
+// branch returns the rule of KUBE-SERVICES that jumps to a slot of its tree.
 func branch(f proxier.Family, slot byte) string {
 	match := [proxier.Families]string{"0.0.0.%d/0.0.0.127", "::%x/::7f"}[f]
 	return fmt.Sprintf("-d "+match+" -j KUBE-SVC-SLOT-%02X", slot, slot)
 }
 
-// TestUnread: rules are not read again unless another program has changed some. Only the nft variant can
-// tell.
+// TestUnread: rules are not read again unless another program changed some. Only the nft variant
+// can tell.
 func TestUnread(t *testing.T) {
 	n, tools := newNode(t, xtables.NFT)
 	n.open(iptablestest.Facts, proxier.Policy{})
@@ -80,8 +80,8 @@ func TestUnread(t *testing.T) {
 	reads(0, "in the end")
 }
 
-// TestKernelNothingToDo: rules are in the very words of the tools. A sync that compares
-// everything writes nothing if nothing changed, and neither does another process.
+// TestKernelNothingToDo: rules are written exactly as the tools print them. So a full sync writes
+// nothing if nothing changed, and neither does another process.
 func TestKernelNothingToDo(t *testing.T) {
 	for _, v := range variants {
 		for _, size := range []struct {
@@ -108,16 +108,15 @@ func TestKernelNothingToDo(t *testing.T) {
 				n.MustSync()
 				n.MustFullSync()
 				if wrote := n.Tools.Take(); len(wrote) > 0 || len(n.Problems) > 0 {
-					t.Errorf("reported %+v, and %d times written, first:\n%.2000s", n.Problems, len(wrote), append(wrote, "nothing")[0])
+					t.Errorf("reported %+v, and %d restores, first:\n%.2000s", n.Problems, len(wrote), append(wrote, "nothing")[0])
 				}
 			})
 		}
 	}
 }
 
-// TestRepair: whatever another program does to the rules, the next sync that compares
-// everything restores them exactly, and leaves those of others alone. If it fails, the
-// next one does it.
+// TestRepair: whatever another program does to the rules, the next full sync restores them exactly,
+// and leaves foreign rules alone. If it fails, the next sync repairs them.
 func TestRepair(t *testing.T) {
 	name := proxier.ServicePortName{Port: "p", Protocol: proxier.TCP}
 	name.Namespace, name.Name = "shop", "s3"
@@ -131,7 +130,7 @@ func TestRepair(t *testing.T) {
 	}{
 		{"table flushed", func(proxier.Family) string {
 			_, nat, _ := strings.Cut(foreign, "*nat\n")
-			return "*nat\n-F\n" + nat // whose owners write them again
+			return "*nat\n-F\n" + nat // the owners of foreign rules write them again
 		}},
 		{"jump gone", func(proxier.Family) string {
 			return "*nat\n-D PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES\nCOMMIT\n"
@@ -190,10 +189,10 @@ func TestRepair(t *testing.T) {
 				for f := range proxier.Families {
 					n.Restore(f, damage.do(f))
 				}
-				if i%2 == 1 { // it does not succeed at once
+				if i%2 == 1 { // the first attempt fails
 					n.Tools.Before = func(string) error { return errors.New("out of order") }
 					if err := n.FullSync(); err == nil {
-						t.Errorf("%s: it was not repaired", damage.name)
+						t.Errorf("%s: the sync did not fail", damage.name)
 					}
 					n.Tools.Before = nil
 					n.MustSync()
@@ -208,7 +207,7 @@ func TestRepair(t *testing.T) {
 				n.Tools.Take()
 				n.MustFullSync()
 				if wrote := n.Tools.Take(); len(wrote) > 0 {
-					t.Errorf("%s: written once more:\n%s", damage.name, wrote[0])
+					t.Errorf("%s: written again:\n%s", damage.name, wrote[0])
 				}
 			}
 		})
@@ -226,8 +225,8 @@ func TestReferencedChains(t *testing.T) {
 	}
 }
 
-// TestCleanup: no chain of the proxy and no jump to one stays, and everything foreign does.
-// Cleaning up twice, or where nothing was, does no harm.
+// TestCleanup: all chains of the proxy and all jumps to them are removed, and everything foreign
+// stays. Cleaning up twice, or an empty node, does no harm.
 func TestCleanup(t *testing.T) {
 	for _, v := range variants {
 		t.Run(v.String(), func(t *testing.T) {
@@ -246,7 +245,7 @@ func TestCleanup(t *testing.T) {
 				for f := range proxier.Families {
 					text := saved(t, n.Tools, f)
 					if !strings.Contains(text, left) {
-						t.Errorf("%s: not left behind:\n%s", f, left)
+						t.Errorf("%s: missing after the cleanup:\n%s", f, left)
 					}
 					if diff := cmp.Diff(before[f], strings.Replace(text, left, "", 1)); diff != "" {
 						t.Errorf("%s (-want +got):\n%s", f, diff)
@@ -260,13 +259,13 @@ func TestCleanup(t *testing.T) {
 			if text := saved(t, n.Tools, proxier.IPv4); !strings.Contains(text, "KUBE-SVC-SLOT-05") {
 				t.Error("shared chains are not split")
 			}
-			// For connections that may have begun; the next time there are none.
+			// A rule stays for connections that may be established. The next cleanup removes it.
 			clean("filter KUBE-PROXY-DRAIN\n  -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN\n")
 			clean("")
 			n.Tools.Take()
 			clean("")
 			if wrote := n.Tools.Take(); len(wrote) > 0 {
-				t.Errorf("written again:\n%s", wrote[0])
+				t.Errorf("an empty cleanup wrote:\n%s", wrote[0])
 			}
 		})
 	}

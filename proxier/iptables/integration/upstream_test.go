@@ -27,7 +27,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/upstream"
 )
 
-// withUpstream are tools of the variant that upstream uses, on a node of a lab.
+// withUpstream returns upstream's binary, and tools of the variant that it uses, on a lab node.
 func withUpstream(t *testing.T) (binary string, tools *labTools) {
 	t.Helper()
 	binary = upstream.BinaryT(t)
@@ -48,7 +48,7 @@ func withUpstream(t *testing.T) (binary string, tools *labTools) {
 func startUpstream(t *testing.T, binary string, tools *labTools, objects []fakeapi.Object) *upstream.Proxy {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	t.Cleanup(cancel) // which ends the process
+	t.Cleanup(cancel) // ends the process
 	p, err := upstream.Start(ctx, tools.at, upstream.Options{Binary: binary, Mode: "iptables", Objects: objects, Args: upstream.Flags})
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func startUpstream(t *testing.T, binary string, tools *labTools, objects []fakea
 	return p
 }
 
-// objectsOf so many Services of many kinds.
+// objectsOf returns that many Services of many kinds, and their EndpointSlices.
 func objectsOf(services int) (list []fakeapi.Object) {
 	for i := range services {
 		list = append(list, service(i, kindOf(i)...))
@@ -84,7 +84,7 @@ func objectsOf(services int) (list []fakeapi.Object) {
 	return list
 }
 
-// tell has a node know objects.
+// tell calls the node's event handlers with the objects.
 func (n *node) tell(objects []fakeapi.Object) {
 	for _, o := range objects {
 		switch o := o.(type) {
@@ -96,8 +96,8 @@ func (n *node) tell(objects []fakeapi.Object) {
 	}
 }
 
-// meant are the differences from upstream, as expressions for what TestAsUpstream says of
-// them, with the reason.
+// meant are the intended differences from upstream: a regular expression for the lines of
+// TestAsUpstream, and the reason.
 var meant = []struct{ difference, reason string }{
 	{"^theirs nat KUBE-FW-.* -m comment --comment \"other traffic to .* will be dropped by KUBE-PROXY-FIREWALL\"$",
 		"a rule without target is a comment"},
@@ -115,7 +115,7 @@ var meant = []struct{ difference, reason string }{
 	{"^theirs (chain filter KUBE-FIREWALL|filter (INPUT|OUTPUT) -j KUBE-FIREWALL)$", "IPv6 has no route_localnet"},
 }
 
-// TestAsUpstream: rules are upstream's, chain by chain, but for what is meant to differ.
+// TestAsUpstream: rules are the same as upstream's, chain by chain, except for intended differences.
 func TestAsUpstream(t *testing.T) {
 	binary, tools := withUpstream(t)
 	objects := objectsOf(20)
@@ -141,17 +141,18 @@ func TestAsUpstream(t *testing.T) {
 	}
 	for i, m := range meant {
 		if !used[i] {
-			t.Errorf("not found: %s", m.difference)
+			t.Errorf("an intended difference does not exist: %s", m.difference)
 		}
 	}
 }
 
-// without are the rules of a that are not in b.
+// without returns the elements of a that are not in b.
 func without(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(r string) bool { return slices.Contains(b, r) })
 }
 
-// differences between our chains and theirs. The order of rules in shared chains does not matter.
+// differences lists those between the proxy's chains and upstream's. The order of rules in shared
+// chains is ignored.
 func differences(ours, theirs map[string][]string) (list []string) {
 	for _, at := range slices.Sorted(maps.Keys(ours)) {
 		their, both := theirs[at]
@@ -177,7 +178,7 @@ func differences(ours, theirs map[string][]string) (list []string) {
 	return list
 }
 
-// load is clients that connect all the time.
+// load is clients that open connections all the time.
 type load struct {
 	mu       sync.Mutex
 	answered int
@@ -186,7 +187,7 @@ type load struct {
 	stop     func()
 }
 
-// perSecond is how many connections each client opens.
+// perSecond is the number of connections that each client opens.
 const perSecond = 200
 
 func startLoad(ctx context.Context, ask ...func(context.Context) error) *load {
@@ -226,7 +227,7 @@ func (l *load) count(err error) {
 	l.more = make(chan struct{})
 }
 
-// await waits for so many further connections.
+// await waits for n more connections.
 func (l *load) await(ctx context.Context, n int) error {
 	l.mu.Lock()
 	n += l.answered
@@ -244,9 +245,8 @@ func (l *load) await(ctx context.Context, n int) error {
 	return errors.Join(l.failed...)
 }
 
-// TestTakeOver: upstream serves, is killed, and we go on with its rules; then upstream does
-// with ours. No connection fails or breaks meanwhile, and no unused chain
-// is left.
+// TestTakeOver: upstream serves, is killed, and the proxy takes over its rules. Then upstream takes
+// over the proxy's. Meanwhile no connection fails or breaks, and no unused chain is left.
 func TestTakeOver(t *testing.T) {
 	for name, services := range map[string]int{"flat": 20, "tree": 150} {
 		t.Run(name, func(t *testing.T) { takeOver(t, services) })
@@ -294,7 +294,7 @@ func takeOver(t *testing.T, services int) {
 		}
 		for _, c := range conns {
 			if _, err := lab.AskConn(ctx, c); err != nil {
-				t.Fatalf("%s: a connection to %s: %v", what, c.RemoteAddr(), err)
+				t.Fatalf("%s: an established connection to %s: %v", what, c.RemoteAddr(), err)
 			}
 		}
 	}
@@ -333,10 +333,10 @@ func takeOver(t *testing.T, services int) {
 	}
 	for f := range proxier.Families {
 		for _, at := range without(slices.Collect(maps.Keys(contents(t, tools, f))), slices.Collect(maps.Keys(theirs[f]))) {
-			// Of filter chains upstream knows only those that it writes. Nothing leads to ours,
-			// nor they anywhere.
+			// Upstream deletes only those filter chains that it writes itself. The others have no
+			// rules, and no rule jumps to them.
 			if shared := iptablestest.SharedChainOf(at); shared == nil || shared.Table == "nat" {
-				t.Errorf("%s: our %s is left", f, at)
+				t.Errorf("%s: the proxy's %s is left", f, at)
 			}
 		}
 	}

@@ -16,23 +16,23 @@ type Node struct {
 	*proxier.Proxier
 	Tools *Recorder
 	Tier  proxier.Tier
-	// Problems were reported.
+	// Problems are those that were reported.
 	Problems []proxier.Problem
 
 	t *testing.T
 }
 
-// NewNode has no tier yet.
+// NewNode returns a node without a tier.
 func NewNode(t *testing.T, tools Tools) *Node {
 	return &Node{t: t, Tools: &Recorder{Tools: tools}}
 }
 
-// Reporter adds to Problems.
+// Reporter returns a reporter that adds to Problems.
 func (n *Node) Reporter() proxier.Reporter {
 	return proxier.ReporterFunc(func(p proxier.Problem) { n.Problems = append(n.Problems, p) })
 }
 
-// Start begins a process that knows of no object yet, and writes rules with a tier.
+// Start starts a process that knows no objects yet, and writes rules with this tier.
 func (n *Node) Start(tier proxier.Tier, facts proxier.Facts, policy proxier.Policy) {
 	n.t.Helper()
 	n.Tier = tier
@@ -45,7 +45,7 @@ func (n *Node) Start(tier proxier.Tier, facts proxier.Facts, policy proxier.Poli
 	n.OnEndpointSlicesSynced()
 }
 
-// MustSync writes what has changed.
+// MustSync writes pending changes. It fails the test on an error.
 func (n *Node) MustSync() {
 	n.t.Helper()
 	if err := n.Sync(n.t.Context()); err != nil {
@@ -53,12 +53,12 @@ func (n *Node) MustSync() {
 	}
 }
 
-// FullSync does what the periodic sync does: it compares everything.
+// FullSync is the periodic sync, which compares all rules.
 func (n *Node) FullSync() error {
 	return n.Tier.Sync(n.t.Context(), proxier.Update{Full: true, Changes: n.Table().All()})
 }
 
-// MustFullSync fails the test where FullSync fails.
+// MustFullSync is FullSync, and fails the test on an error.
 func (n *Node) MustFullSync() {
 	n.t.Helper()
 	if err := n.FullSync(); err != nil {
@@ -74,7 +74,7 @@ func (n *Node) Restore(f proxier.Family, input string) {
 	}
 }
 
-// Serve adds Services of many kinds, with so many IPv4 endpoints each.
+// Serve adds Services of many kinds, with the given number of IPv4 endpoints each.
 func (n *Node) Serve(first, count, each int) {
 	for i := first; i < first+count; i++ {
 		n.OnServiceAdd(Service(i, KindOf(i)...))
@@ -82,14 +82,14 @@ func (n *Node) Serve(first, count, each int) {
 		for j := range each {
 			addrs = append(addrs, Pod(i*each+j))
 		}
-		if i%10 != 7 { // those have no endpoints
+		if i%10 != 7 { // Services with 7 have no endpoints
 			n.OnEndpointSliceAdd(Endpoints(i, addrs...))
 			n.OnEndpointSliceAdd(Endpoints(i, fmt.Sprintf("fd00:10:244:1::%x", 1+i), fmt.Sprintf("fd00:10:244:2::%x", 1+i)))
 		}
 	}
 }
 
-// KindOf is one of ten kinds of Services.
+// KindOf returns the changes for one of ten kinds of Services.
 func KindOf(i int) []func(*v1.Service) {
 	switch i % 10 {
 	case 1:

@@ -14,7 +14,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Facts are those of node1. Addresses are those of package lab: it is 172.18.0.1 and has pods 10.244.1.x.
+// Facts are those of node1. Addresses are those of package lab: node1 is 172.18.0.1, with pods
+// 10.244.1.x.
 var Facts = proxier.Facts{
 	NodeIPs:    [proxier.Families]netip.Addr{netip.MustParseAddr("172.18.0.1"), netip.MustParseAddr("fd00:18::1")},
 	LocalAddrs: []netip.Addr{netip.MustParseAddr("172.18.0.1"), netip.MustParseAddr("fd00:18::1")},
@@ -24,7 +25,7 @@ var Facts = proxier.Facts{
 // ServiceCIDRs contain all ClusterIPs.
 var ServiceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd00:10:96::/112")}
 
-// Service i has 10.96.x.y, and serves TCP at port 80.
+// Service returns Service i, with ClusterIP 10.96.x.y and TCP port 80.
 func Service(i int, change ...func(*v1.Service)) *v1.Service {
 	ip := fmt.Sprintf("10.96.%d.%d", i/250, 1+i%250)
 	s := &v1.Service{
@@ -40,7 +41,7 @@ func Service(i int, change ...func(*v1.Service)) *v1.Service {
 	return s
 }
 
-// Endpoints of Service i; pods 10.244.1.x are on node1.
+// Endpoints returns a slice of Service i. Pods 10.244.1.x are on node1.
 func Endpoints(i int, addrs ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprintf("s%d", i), Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprintf("s%d", i)}},
@@ -64,7 +65,7 @@ func Endpoints(i int, addrs ...string) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// Pod is the IPv4 address of one of many.
+// Pod returns the IPv4 address of pod i.
 func Pod(i int) string { return fmt.Sprintf("10.244.%d.%d", 1+i/200, 1+i%200) }
 
 // DualStack adds an IPv6 ClusterIP.
@@ -75,7 +76,7 @@ func DualStack(i int) func(*v1.Service) {
 	}
 }
 
-// Balanced makes it one of type LoadBalancer, with these source ranges.
+// Balanced makes a Service one of type LoadBalancer, with these source ranges.
 func Balanced(i int, ranges ...string) func(*v1.Service) {
 	return func(s *v1.Service) {
 		s.Spec.Type = v1.ServiceTypeLoadBalancer
@@ -85,28 +86,28 @@ func Balanced(i int, ranges ...string) func(*v1.Service) {
 	}
 }
 
-// HealthCheck gives it a health check node port.
+// HealthCheck sets the Service's health check node port.
 func HealthCheck(port int32) func(*v1.Service) {
 	return func(s *v1.Service) { s.Spec.HealthCheckNodePort = port }
 }
 
-// ExternalLocal sets its external traffic policy.
+// ExternalLocal sets externalTrafficPolicy: Local.
 func ExternalLocal(s *v1.Service) {
 	s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
 }
 
-// InternalLocal sets its internal traffic policy.
+// InternalLocal sets internalTrafficPolicy: Local.
 func InternalLocal(s *v1.Service) {
 	s.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyLocal)
 }
 
-// Sticky gives it session affinity.
+// Sticky sets session affinity.
 func Sticky(s *v1.Service) {
 	s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
 	s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](10800)}}
 }
 
-// NodePort makes it one of type NodePort.
+// NodePort makes a Service one of type NodePort.
 func NodePort(port int32) func(*v1.Service) {
 	return func(s *v1.Service) {
 		s.Spec.Type = v1.ServiceTypeNodePort

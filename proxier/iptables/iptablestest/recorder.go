@@ -11,10 +11,10 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Recorder records what is restored, and lets tests step in.
+// Recorder records the inputs of Restore, and lets tests intervene.
 type Recorder struct {
 	Tools
-	// Before may refuse what is to be restored. After is called when it was.
+	// Before may refuse an input. After is called when the input was written.
 	Before func(input string) error
 	After  func(f proxier.Family)
 
@@ -40,7 +40,7 @@ func (r *Recorder) Restore(ctx context.Context, f proxier.Family, input []byte) 
 	return nil
 }
 
-// Take returns what was restored since the last call.
+// Take returns the inputs written since the last call.
 func (r *Recorder) Take() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,7 +49,7 @@ func (r *Recorder) Take() []string {
 	return list
 }
 
-// Refusing fails input that writes a chain.
+// Refusing returns a Recorder.Before that refuses input that writes a chain.
 func Refusing(chain string) func(string) error {
 	return func(input string) error {
 		if at := strings.Index(input, "\n:"+chain+" "); at >= 0 {

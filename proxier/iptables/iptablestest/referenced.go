@@ -10,11 +10,11 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// ReferencedChains checks that chains which foreign rules lead to, and which therefore cannot
-// be deleted, are empty while these rules are there and are deleted afterwards. Neither such
-// chains nor a restart hold up anything else that is to be deleted or written. start begins
-// a process; restart has another one go on halfway. hidden says that the tools do not show
-// the foreign rules, so that each full sync tries again.
+// ReferencedChains checks chains that foreign rules reference, and that therefore cannot be deleted:
+// they are empty while these rules exist, and are deleted afterwards. Neither such chains nor a
+// restart block other deletions or writes. start starts a process; with restart, another process
+// continues halfway. hidden means that the tools do not show the foreign rules, so that each full
+// sync tries to delete the chains again.
 func ReferencedChains(t *testing.T, n *Node, start func(), restart, hidden bool) {
 	t.Helper()
 	name := proxier.ServicePortName{Port: "p", Protocol: proxier.TCP}
@@ -33,7 +33,7 @@ func ReferencedChains(t *testing.T, n *Node, start func(), restart, hidden bool)
 				t.Errorf("%s: %s exists", when, at)
 			}
 		}
-		if list, wrong := Entries(t, n.Tools, proxier.IPv4); len(list) != 2 || len(wrong) > 0 { // to NodePorts
+		if list, wrong := Entries(t, n.Tools, proxier.IPv4); len(list) != 2 || len(wrong) > 0 { // for NodePorts
 			t.Errorf("%s: entries %q, wrong %q", when, list, wrong)
 		}
 		n.Tools.Take()
@@ -57,7 +57,7 @@ func ReferencedChains(t *testing.T, n *Node, start func(), restart, hidden bool)
 		n.OnServiceDelete(Service(i))
 	}
 	n.MustSync()
-	n.MustFullSync() // finds the chain of upstream's
+	n.MustFullSync() // finds the leftover chain of upstream
 	expect("two chains referenced", set, external)
 	n.Restore(proxier.IPv4, "*nat\n-F ADMIN\n-A ADMIN -j "+set+"\nCOMMIT\n")
 	n.MustFullSync()

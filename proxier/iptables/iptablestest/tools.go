@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/netfilter"
 )
 
-// Tools are what a tier writes rules with: simulated, or real ones (see iptables.Tools).
+// Tools are the programs with which a tier writes rules, simulated or real (see iptables.Tools).
 type Tools interface {
 	Variant() xtables.Variant
 	Usable(ctx context.Context, family proxier.Family) error
@@ -24,10 +24,10 @@ type Tools interface {
 	SaveAll(ctx context.Context, family proxier.Family, tables ...string) (map[string]*xtables.Table, error)
 }
 
-// Simulated stands in for the programs of iptables and the kernel.
+// Simulated simulates the iptables programs and the kernel.
 type Simulated struct {
 	Simulates xtables.Variant
-	// HasGeneration says whether the kernel has a generation of its rules.
+	// HasGeneration says whether the simulated kernel has a generation of its rules.
 	HasGeneration bool
 	Tables        [proxier.Families]*netfilter.Tables
 	// Reads counts calls of SaveAll.
@@ -37,7 +37,7 @@ type Simulated struct {
 
 var _ Tools = (*Simulated)(nil)
 
-// NewSimulated has empty tables of both families, and no generation.
+// NewSimulated returns tools with empty tables in both families, and without a generation.
 func NewSimulated() *Simulated {
 	t := &Simulated{}
 	for f := range proxier.Families {

@@ -14,11 +14,11 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// SharedChain is a chain that all service ports share. Long ones are trees: the chain itself
-// leads to its slots.
+// SharedChain is a chain that all service ports share. Long ones are split into trees: the chain
+// itself jumps to its slots.
 type SharedChain struct {
 	Table, Name string
-	// slots begins the names of the chains that it is split into.
+	// slots is the prefix of the names of the slots.
 	slots string
 }
 
@@ -36,7 +36,7 @@ func (s *SharedChain) owns(chain string) bool {
 	return chain == s.Name || strings.HasPrefix(chain, s.slots)
 }
 
-// SharedChainOf is the shared chain that "table chain" is part of, or nil.
+// SharedChainOf returns the shared chain that "table chain" is part of, or nil.
 func SharedChainOf(at string) *SharedChain {
 	table, chain, _ := strings.Cut(at, " ")
 	for i := range sharedChains {
@@ -47,24 +47,24 @@ func SharedChainOf(at string) *SharedChain {
 	return nil
 }
 
-// ChainName is the name of a chain of a service port, or of one of its endpoints, which is
-// upstream's: a prefix and the beginning of a hash.
+// ChainName returns the name of a chain of a service port, or of one of its endpoints. As
+// upstream's, it is a prefix and the beginning of a hash.
 func ChainName(prefix string, port proxier.ServicePortName, endpoint string) string {
 	hash := sha256.Sum256([]byte(port.String() + strings.ToLower(port.Protocol.String()) + endpoint))
 	return prefix + base32.StdEncoding.EncodeToString(hash[:])[:16]
 }
 
-// servicePortPrefixes begin the names of chains of one service port.
+// servicePortPrefixes are the prefixes of chains that belong to one service port.
 var servicePortPrefixes = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-", "KUBE-XLB-"}
 
-// OfServicePort says whether a chain is one of a service port.
+// OfServicePort reports whether a chain belongs to one service port.
 func OfServicePort(chain string) bool {
 	return slices.ContainsFunc(servicePortPrefixes, func(prefix string) bool {
 		return strings.HasPrefix(chain, prefix) && len(chain) == len(prefix)+16
 	})
 }
 
-// Target is the chain, or the target without options, that a rule leads to.
+// Target returns the target of a rule: a chain, or a target without options.
 func Target(rule string) string {
 	words := strings.Fields(rule)
 	if n := len(words); n > 1 && (words[n-2] == "-j" || words[n-2] == "-g") {
@@ -73,7 +73,7 @@ func Target(rule string) string {
 	return ""
 }
 
-// Contents are the rules that tools save, by "table chain".
+// Contents returns the rules that tools save, by "table chain".
 func Contents(t *testing.T, tools Tools, f proxier.Family) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
@@ -89,8 +89,8 @@ func Contents(t *testing.T, tools Tools, f proxier.Family) map[string][]string {
 	return all
 }
 
-// Saved is what tools save, one line for each rule. Where the order of rules in a shared
-// chain does not matter, they are sorted.
+// Saved returns the rules that tools save, one per line. Rules of shared chains are sorted where
+// their order does not matter.
 func Saved(t *testing.T, tools Tools, f proxier.Family) string {
 	t.Helper()
 	all := Contents(t, tools, f)
@@ -116,8 +116,8 @@ func isTail(rule string) bool {
 	return strings.Contains(rule, "this must be the last rule") || strings.Contains(rule, "unallocated ClusterIPs")
 }
 
-// Entries are the rules that packets meet in shared chains, whatever the shape of those, and
-// what is wrong with the shape.
+// Entries returns the rules of shared chains, whether the chains are split or not, and errors in the
+// structure of split chains.
 func Entries(t *testing.T, tools Tools, f proxier.Family) (list, wrong []string) {
 	t.Helper()
 	all := Contents(t, tools, f)

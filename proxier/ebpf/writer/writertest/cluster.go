@@ -17,14 +17,14 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Cluster makes random events and remembers what is there.
+// Cluster makes random events, and has the resulting objects.
 type Cluster struct {
 	Rand     *rand.Rand
 	Services map[string]*v1.Service
 	Slices   map[string]*discoveryv1.EndpointSlice
 }
 
-// NewCluster makes an empty cluster; a seed always yields the same events.
+// NewCluster makes an empty cluster. The events are determined by the seed.
 func NewCluster(seed uint64) *Cluster {
 	return &Cluster{Rand: rand.New(rand.NewPCG(seed, seed)), Services: map[string]*v1.Service{}, Slices: map[string]*discoveryv1.EndpointSlice{}}
 }
@@ -57,7 +57,7 @@ func (c *Cluster) service() *v1.Service {
 	return s
 }
 
-// external gives a Service addresses for clients from elsewhere.
+// external gives a Service addresses for outside clients.
 func (c *Cluster) external(s *v1.Service, n int) {
 	s.Spec.Type = v1.ServiceTypeLoadBalancer
 	if c.Rand.IntN(2) == 0 {
@@ -101,7 +101,7 @@ func (c *Cluster) slice() *discoveryv1.EndpointSlice {
 	return s
 }
 
-// Event changes a random object and tells the handler.
+// Event changes a random object, and calls the handler.
 func (c *Cluster) Event(h proxier.Handler) {
 	switch c.Rand.IntN(8) {
 	case 0:
@@ -137,7 +137,7 @@ func (c *Cluster) Event(h proxier.Handler) {
 	}
 }
 
-// Decisions computes what is right from scratch.
+// Decisions computes the decisions about all objects from scratch.
 func (c *Cluster) Decisions() []proxier.PortChange {
 	tracker := proxier.NewChangeTracker("node1", time.Time{}, nil)
 	for _, name := range slices.Sorted(maps.Keys(c.Services)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package writertest helps tests of what is written into the maps: random Services and
-// EndpointSlices, the tables as text, and what they should say.
+// Package writertest helps tests of the writer: it has random Services and EndpointSlices, prints
+// tables as text, and computes the expected text.
 package writertest

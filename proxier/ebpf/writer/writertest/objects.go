@@ -9,7 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Service has one TCP port, 80, named p.
+// Service returns a Service with TCP port 80, named p.
 func Service(name, ip string, mutate ...func(*v1.Service)) *v1.Service {
 	s := &v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
@@ -24,7 +24,7 @@ func Service(name, ip string, mutate ...func(*v1.Service)) *v1.Service {
 	return s
 }
 
-// Slice is an EndpointSlice of a Service, with TCP port 8080 named p.
+// Slice returns an EndpointSlice of a Service, with TCP port 8080, named p.
 func Slice(name, service string, addresses ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service}},

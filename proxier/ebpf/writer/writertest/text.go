@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// Text is what the tables say, as programs would read it: nothing of ids.
+// Text prints the tables as programs read them, without ids.
 func Text(tables *lbmap.Tables) string {
 	var lines []string
 	err := tables.Frontends.Dump(func(key lbmap.FrontendKey, value lbmap.FrontendValue) {
@@ -36,7 +36,8 @@ func Text(tables *lbmap.Tables) string {
 	return strings.Join(slices.Compact(lines), "\n")
 }
 
-// routeText is empty for frontends that serve all alike and keep the source.
+// routeText returns a route's flags, or nothing for frontends that serve all origins alike and keep
+// the source.
 func routeText(flags uint32, origin proxier.Origin) string {
 	if flags == uint32(proxier.ClusterIP)<<lbmap.FrontendKindShift {
 		return ""
@@ -69,7 +70,7 @@ func setText(tables *lbmap.Tables, set uint32) string {
 	return strings.Join(to, " ")
 }
 
-// Wanted is what the tables should say of the decisions.
+// Wanted returns the text of tables with these decisions.
 func Wanted(all []proxier.PortChange) string {
 	var lines []string
 	for _, c := range all {
@@ -110,7 +111,7 @@ func Wanted(all []proxier.PortChange) string {
 	return strings.Join(slices.Compact(lines), "\n")
 }
 
-// Check compares what the writer says is used with the tables.
+// Check compares the usage that the writer reports with the tables.
 func Check(t testing.TB, tables *lbmap.Tables, usage map[string]lbmap.Usage) {
 	t.Helper()
 	services, backends, slots := 0, 0, 0
@@ -150,7 +151,7 @@ func Check(t testing.TB, tables *lbmap.Tables, usage map[string]lbmap.Usage) {
 	}
 }
 
-// inSetOf says whether a backend is in a set.
+// inSetOf reports whether a backend is in a set.
 func inSetOf(b *proxier.Backend, s proxier.Set) bool {
 	in := b.Members
 	if !b.Addr.Addr().Is4() {
