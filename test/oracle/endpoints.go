@@ -137,7 +137,7 @@ func endpointAddr(e discoveryv1.Endpoint, f proxier.Family) (netip.Addr, bool) {
 	if len(e.Addresses) == 0 {
 		return netip.Addr{}, false
 	}
-	addr, err := netip.ParseAddr(e.Addresses[0])
+	addr, err := parseAddr(e.Addresses[0])
 	return addr, err == nil && plain(addr) && family(addr) == f
 }
 

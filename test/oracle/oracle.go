@@ -13,6 +13,7 @@ package oracle
 import (
 	"cmp"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -263,6 +264,19 @@ func unspecified(f proxier.Family) netip.Addr {
 		return netip.IPv4Unspecified()
 	}
 	return netip.IPv6Unspecified()
+}
+
+// leadingZeros are digits without a meaning, at the start of a number.
+var leadingZeros = regexp.MustCompile(`(^|[.:/])0+([0-9a-fA-F])`)
+
+// parseAddr parses an address of an object.
+func parseAddr(text string) (netip.Addr, error) {
+	return netip.ParseAddr(leadingZeros.ReplaceAllString(text, "$1$2"))
+}
+
+// parsePrefix parses a range of an object.
+func parsePrefix(text string) (netip.Prefix, error) {
+	return netip.ParsePrefix(leadingZeros.ReplaceAllString(text, "$1$2"))
 }
 
 // plain reports whether an address has neither a zone nor is IPv4-mapped.
