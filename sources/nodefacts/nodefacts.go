@@ -29,14 +29,14 @@ type Settings struct {
 
 // New makes Settings from a valid configuration.
 func New(c *config.Config, gate featuregate.FeatureGate) (*Settings, error) {
-	k, t := &c.KubeProxy, &c.Tandem
-	nodePorts, warnings, err := proxier.ParseNodePortSelector(k.NodePortAddresses, *k.IPTables.LocalhostNodePorts)
+	k, t, rules := &c.KubeProxy, &c.Tandem, c.Rules()
+	nodePorts, warnings, err := proxier.ParseNodePortSelector(rules.NodePortAddresses, rules.LocalhostNodePorts)
 	if err != nil {
 		return nil, err
 	}
 	s := &Settings{
 		Policy: proxier.Policy{
-			MasqueradeAll: k.IPTables.MasqueradeAll, NodePorts: nodePorts,
+			MasqueradeAll: rules.MasqueradeAll, NodePorts: nodePorts,
 			IgnoreExternalIPs: !gate.Enabled(config.AllowServiceExternalIPs), StrictSourceRanges: t.StrictSourceRanges,
 			KeepTCP: t.EBPF.ResetRemovedBackends,
 		},
