@@ -185,18 +185,21 @@ func (c *Cluster) HealthChecks() map[types.NamespacedName]proxier.HealthCheck {
 		}
 		check := proxier.HealthCheck{UID: s.UID, Port: number}
 		for f := range proxier.Families {
-			if check.Families[f] = clusterIP(s, f).IsValid(); !check.Families[f] {
-				continue
+			counted := f // a load balancer asks nodes of both families about any Service
+			if !clusterIP(s, f).IsValid() {
+				counted = 1 - f
 			}
 			ready := map[netip.Addr]bool{}
-			for _, slice := range c.slicesOf(nameOf(s), f) {
-				if !slices.ContainsFunc(slice.Ports, usable) {
-					continue
-				}
-				for _, e := range slice.Endpoints {
-					addr, ok := endpointAddr(e, f)
-					if ok && isReady(e) && !isTerminating(e) && c.onNode(e) {
-						ready[addr] = true
+			for _, slice := range c.slicesOf(nameOf(s), counted) {
+				for _, p := range slice.Ports {
+					if !usable(p) {
+						continue
+					}
+					owner := proxier.ServicePortName{NamespacedName: nameOf(s), Port: *p.Name, Protocol: protocolOf(p)}
+					for at, e := range c.endpoints(owner, counted) {
+						if e.Local == proxier.Ready {
+							ready[at.Addr()] = true
+						}
 					}
 				}
 			}
