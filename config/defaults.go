@@ -53,7 +53,6 @@ func (c *Config) SetDefaults() {
 		k.IPTables.LocalhostNodePorts = new(true)
 	}
 	orDefault(&k.IPVS.SyncPeriod.Duration, 30*time.Second)
-	// Mode nftables is not ours; a file that has its section serves upstream's, too.
 	orDefault(&k.NFTables.SyncPeriod.Duration, 30*time.Second)
 	orDefault(&k.NFTables.MinSyncPeriod.Duration, time.Second)
 	if k.NFTables.MasqueradeBit == nil {

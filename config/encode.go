@@ -23,6 +23,11 @@ func (c *Config) Upstream() *kubeproxyv1alpha1.KubeProxyConfiguration {
 		k.IPTables.SyncPeriod, k.IPTables.MinSyncPeriod = none, none
 	case ModeIPTables:
 		k.IPVS.SyncPeriod, k.IPVS.MinSyncPeriod = none, none
+	case ModeNFTables:
+		k.IPVS.SyncPeriod, k.IPVS.MinSyncPeriod = none, none
+		k.IPTables.SyncPeriod, k.IPTables.MinSyncPeriod, k.IPTables.MasqueradeAll = none, none, false
+		k.NodePortAddresses = c.Rules().NodePortAddresses
+		return k
 	default:
 		return k
 	}

@@ -94,7 +94,7 @@ var fieldOf = map[string]string{
 func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	k := &c.KubeProxy
 	fs := sets.FlagSet(flagsGeneral)
-	fs.StringVar((*string)(&k.Mode), "proxy-mode", string(k.Mode), "How Services are served: 'ebpf', 'ipvs' or 'iptables' (the default, as upstream). As a flag it takes precedence over the configuration file, so that one ConfigMap works for this binary and upstream's.")
+	fs.StringVar((*string)(&k.Mode), "proxy-mode", string(k.Mode), "How Services are served: 'ebpf', 'ipvs' or 'iptables' (the default, as upstream). 'nftables' means 'iptables' with the nft variant of iptables. As a flag it takes precedence over the configuration file, so that one ConfigMap works for this binary and upstream's.")
 	fs.StringVar(&k.HostnameOverride, "hostname-override", k.HostnameOverride, "Name of this node. Empty means the name of the host. Takes precedence over the configuration file.")
 	fs.Var(cliflag.NewMapStringBool(&k.FeatureGates), "feature-gates", "Comma-separated key=value pairs that turn features on and off.")
 	fs.Int32Var(k.OOMScoreAdj, "oom-score-adj", *k.OOMScoreAdj, "The oom_score_adj of this process, from -1000 to 1000.")
@@ -255,6 +255,10 @@ func (c *Config) CompleteFromFlags(given *pflag.FlagSet) {
 	}
 	c.setAddressDefaults()
 	c.setModeDefaults()
+	if k.Mode == ModeNFTables { // there are no flags for its section
+		k.NFTables.MasqueradeAll = k.IPTables.MasqueradeAll
+		k.NFTables.SyncPeriod, k.NFTables.MinSyncPeriod = k.IPTables.SyncPeriod, k.IPTables.MinSyncPeriod
+	}
 }
 
 // DropServers turns the servers off whose deprecated flag for the port is 0. That

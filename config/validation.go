@@ -90,6 +90,12 @@ func (c *Config) Validate() field.ErrorList {
 	if slices.Contains(c.modes(), ModeIPTables) {
 		all = append(all, validatePeriods("iptables", k.IPTables.SyncPeriod.Duration, k.IPTables.MinSyncPeriod.Duration)...)
 	}
+	if k.Mode == ModeNFTables {
+		if bit := *k.NFTables.MasqueradeBit; bit < 0 || bit > 31 {
+			add(path("nftables", "masqueradeBit"), bit, "must be within the range [0, 31]")
+		}
+		all = append(all, validatePeriods("nftables", k.NFTables.SyncPeriod.Duration, k.NFTables.MinSyncPeriod.Duration)...)
+	}
 	all = append(all, c.validateConntrack()...)
 
 	if slices.Contains(c.modes(), ModeIPVS) {
@@ -246,17 +252,12 @@ const (
 	maxSize = 1 << 24
 )
 
-// ValidateMode checks that this build has the mode.
+// ValidateMode checks that this build has the mode, or serves it by another one.
 func ValidateMode(mode string, available []string) error {
-	if slices.Contains(available, mode) {
+	if slices.Contains(available, mode) || mode == ModeNFTables {
 		return nil
 	}
-	have := "must be one of " + strings.Join(available, ", ")
-	if mode == ModeNFTables {
-		return errors.New("mode nftables is not supported by Tandem, only by upstream's kube-proxy: " + have +
-			" (iptables also serves by netfilter rules; --proxy-mode takes precedence over the file)")
-	}
-	return fmt.Errorf("unknown mode %q: %s", mode, have)
+	return fmt.Errorf("unknown mode %q: must be one of %s, %s", mode, strings.Join(available, ", "), ModeNFTables)
 }
 
 // previousMinor is the version before the one of the metrics library.

@@ -55,8 +55,7 @@ func collect(out []candidate, from []*EndpointSlice, to target) []candidate {
 }
 
 // collapse keeps one candidate of each address. An endpoint may stand in two
-// slices while it moves between them: the copy that is not terminating wins,
-// else the one of the first slice.
+// slices while it moves between them.
 func collapse(list []candidate) []candidate {
 	first := 1
 	for first < len(list) && list[first].addr != list[first-1].addr {
@@ -70,11 +69,24 @@ func collapse(list []candidate) []candidate {
 		last := &kept[len(kept)-1]
 		if last.addr != c.addr {
 			kept = append(kept, c)
-		} else if last.is(terminating) && !c.is(terminating) {
+		} else if c.flags.better(last.flags) {
 			*last = c
 		}
 	}
 	return kept
+}
+
+// better says whether a copy of an endpoint counts rather than one in an earlier slice: a pod
+// that runs has taken over the address of one that terminates, and a copy that is not ready yet
+// may be of an older state.
+func (f endpointFlags) better(than endpointFlags) bool {
+	switch {
+	case f&terminating != than&terminating:
+		return f&terminating == 0
+	case f&ready != than&ready:
+		return f&ready != 0
+	}
+	return f&serving > than&serving
 }
 
 // candidatesOf returns the endpoints of a target, sorted by address, each

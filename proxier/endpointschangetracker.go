@@ -4,7 +4,6 @@ package proxier
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -167,16 +166,20 @@ func (t *ChangeTracker) parseEndpointSlice(slice *discoveryv1.EndpointSlice) *En
 
 	parsed.endpoints = make([]Endpoint, 0, len(slice.Endpoints))
 	sorted := true
+	var zeros leadingZeros
 	for i := range slice.Endpoints {
 		e := &slice.Endpoints[i]
 		if len(e.Addresses) == 0 {
 			invalid("has no address; the endpoint is ignored", "endpoints[%d].addresses", i)
 			continue
 		}
-		addr, err := netip.ParseAddr(e.Addresses[0])
+		addr, nonStandard, err := parseStoredAddr(e.Addresses[0])
 		if err != nil || addr.Zone() != "" || addr.Is4In6() || FamilyOf(addr) != parsed.family {
 			invalid(fmt.Sprintf("%q is not an %s address; the endpoint is ignored", e.Addresses[0], slice.AddressType), "endpoints[%d].addresses[0]", i)
 			continue
+		}
+		if nonStandard {
+			zeros.add(e.Addresses[0], addr, "endpoints[%d].addresses[0]", i)
 		}
 		endpoint := Endpoint{Addr: addr, flags: t.endpointFlags(e), zones: t.zoneHints(e)}
 		if n := len(parsed.endpoints); n > 0 && addr.Less(parsed.endpoints[n-1].Addr) {
@@ -187,6 +190,10 @@ func (t *ChangeTracker) parseEndpointSlice(slice *discoveryv1.EndpointSlice) *En
 	if more := reported - maxReported; more > 0 {
 		reported = 0
 		invalid(fmt.Sprintf("and %d more endpoints or ports are ignored", more), "endpoints")
+	}
+	if message := zeros.message(); message != "" {
+		reported = 0
+		invalid(message, "%s", zeros.field)
 	}
 	if !sorted {
 		slices.SortStableFunc(parsed.endpoints, func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) })

@@ -17,10 +17,9 @@ import (
 type HealthCheck struct {
 	UID  types.UID
 	Port uint16
-	// Families in which the Service has an address.
-	Families [Families]bool
-	// Ready counts the distinct addresses of ready endpoints on this node; what
-	// terminates is not counted.
+	// Ready counts the distinct addresses of ready endpoints on this node, by the family of
+	// the address that is asked. Where the Service has one family, that counts for both:
+	// load balancers ask the addresses of nodes, not of Services.
 	Ready [Families]int
 }
 
@@ -75,22 +74,13 @@ func (t *Table) checkHealth(c *Change) {
 	}
 	h := HealthCheck{UID: s.UID, Port: s.More.HealthCheckNodePort}
 	for f := range Families {
-		h.Families[f] = s.ClusterIPs[f].IsValid()
-	}
-	seen := map[netip.Addr]struct{}{}
-	for _, slice := range c.Slices {
-		if len(slice.ports) == 0 || !h.Families[slice.family] {
-			continue
+		if s.ClusterIPs[f].IsValid() {
+			h.Ready[f] = t.readyHere(c.Slices, f)
 		}
-		for i := range slice.endpoints {
-			e := &slice.endpoints[i]
-			if e.flags&(ready|onNode|terminating) != ready|onNode {
-				continue
-			}
-			if _, counted := seen[e.Addr]; !counted {
-				seen[e.Addr] = struct{}{}
-				h.Ready[slice.family]++
-			}
+	}
+	for f := range Families {
+		if !s.ClusterIPs[f].IsValid() {
+			h.Ready[f] = h.Ready[1-f]
 		}
 	}
 	if was, had := t.health[name]; !had || was != h {
@@ -99,19 +89,52 @@ func (t *Table) checkHealth(c *Change) {
 	}
 }
 
-// HealthCheckAddrs are where health checks of a family are answered: at the addresses at
-// which NodePorts are served, or at the unspecified one if that is all of them.
-func (r *NodeRules) HealthCheckAddrs(f Family) (list []netip.Addr) {
-	if r.AllNodePortAddrs[f] {
-		return []netip.Addr{unspecified[f]}
-	}
-	for _, a := range r.LocalAddrs {
-		// A link-local address means nothing without its device.
-		if FamilyOf(a) == f && !a.IsLinkLocalUnicast() && r.servesNodePort(a, FromHost) {
-			list = append(list, a)
+// readyHere counts the addresses of a family on this node at which some port of an endpoint is
+// ready. Endpoints that terminate are ready where publishNotReadyAddresses says so.
+func (t *Table) readyHere(from []*EndpointSlice, family Family) int {
+	const here = ready | onNode
+	local := map[netip.Addr]struct{}{}
+	for _, slice := range from {
+		if slice.family != family || len(slice.ports) == 0 {
+			continue
+		}
+		for i := range slice.endpoints {
+			if e := &slice.endpoints[i]; e.flags&here == here {
+				local[e.Addr] = struct{}{}
+			}
 		}
 	}
-	return list
+	count := 0
+	for addr := range local {
+		if slices.ContainsFunc(copiesThatCount(from, family, addr), func(f endpointFlags) bool { return f&here == here }) {
+			count++
+		}
+	}
+	return count
+}
+
+// copiesThatCount returns the flags of an address for each of its ports, after a choice among
+// copies in several slices.
+func copiesThatCount(from []*EndpointSlice, family Family, addr netip.Addr) []endpointFlags {
+	var ports []endpointPort
+	var flags []endpointFlags
+	for _, slice := range from {
+		if slice.family != family {
+			continue
+		}
+		at, found := slices.BinarySearchFunc(slice.endpoints, addr, func(e Endpoint, a netip.Addr) int { return e.Addr.Compare(a) })
+		for ; found && at < len(slice.endpoints) && slice.endpoints[at].Addr == addr; at++ {
+			f := slice.endpoints[at].flags
+			for _, port := range slice.ports {
+				if i := slices.Index(ports, port); i < 0 {
+					ports, flags = append(ports, port), append(flags, f)
+				} else if f.better(flags[i]) {
+					flags[i] = f
+				}
+			}
+		}
+	}
+	return flags
 }
 
 func sortedNames[V any](m map[types.NamespacedName]V) []types.NamespacedName {

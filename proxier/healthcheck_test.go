@@ -27,7 +27,7 @@ func (h *healthChecks) Synced(info SyncInfo) {
 			fmt.Fprintf(h, "%s none\n", c.Service)
 			continue
 		}
-		fmt.Fprintf(h, "%s port %d families %v ready %v\n", c.Service, c.Check.Port, c.Check.Families, c.Check.Ready)
+		fmt.Fprintf(h, "%s port %d ready %v\n", c.Service, c.Check.Port, c.Check.Ready)
 	}
 }
 
@@ -54,12 +54,12 @@ func TestHealthCheckChanges(t *testing.T) {
 	p.OnServiceAdd(checked)
 	p.OnServiceAdd(makeService("b"))
 	tier.err = errors.New("failed")
-	sync("ns/a port 32000 families [true true] ready [0 0]\n")
+	sync("ns/a port 32000 ready [0 0]\n")
 	tier.err = nil
 	sync("")
 	slice := makeSlice("a-1", "10.244.0.1 node=node1", "10.244.0.2 node=node2")
 	p.OnEndpointSliceAdd(slice)
-	sync("ns/a port 32000 families [true true] ready [1 0]\n")
+	sync("ns/a port 32000 ready [1 0]\n")
 	p.OnEndpointSliceUpdate(slice, makeSlice("a-1", "10.244.0.1 node=node1", "10.244.0.3 node=node2"))
 	sync("")
 	p.OnServiceDelete(checked)
@@ -86,6 +86,9 @@ func TestHealthCheckAddrs(t *testing.T) {
 		{[]string{"10.0.0.0/8", "::/0"}, false, "[10.0.0.1] [::]"},
 		{[]string{"172.0.0.0/8", "fd00::/8", "fe80::/10"}, false, "[172.18.0.1] [fd00:172:18::1]"},
 		{[]string{"127.0.0.0/8", "::1/128"}, true, "[127.0.0.1] [::1]"},
+		{[]string{"127.0.0.0/8"}, false, "[127.0.0.1] [::]"},
+		{[]string{"127.0.0.0/8", "::1/128"}, false, "[127.0.0.1] [::1]"},
+		{[]string{"localhost", "primary"}, false, "[127.0.0.1 172.18.0.1] [::1]"},
 	} {
 		selector, _, err := ParseNodePortSelector(tt.list, tt.loopback)
 		if err != nil {
@@ -93,7 +96,7 @@ func TestHealthCheckAddrs(t *testing.T) {
 		}
 		policy := Policy{NodePorts: selector}
 		rules := policy.NodeRules(&facts)
-		if got := fmt.Sprint(rules.HealthCheckAddrs(IPv4), rules.HealthCheckAddrs(IPv6)); got != tt.want {
+		if got := fmt.Sprint(rules.HealthCheckAddrs[IPv4], rules.HealthCheckAddrs[IPv6]); got != tt.want {
 			t.Errorf("nodePortAddresses %v: %s, want %s", tt.list, got, tt.want)
 		}
 	}

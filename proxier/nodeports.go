@@ -79,6 +79,10 @@ type NodeRules struct {
 	NodePortAddrs []netip.Addr
 	// AllNodePortAddrs says that these are all local addresses of the family.
 	AllNodePortAddrs [Families]bool
+	// HealthCheckAddrs are where health checks of Services are answered: at the unspecified
+	// address of the family, or at the selected addresses of this node. Loopback addresses are
+	// among them if they are selected, even if NodePorts are not served there.
+	HealthCheckAddrs [Families][]netip.Addr
 	// Loopback are the loopback addresses at which this host alone
 	// reaches NodePorts.
 	Loopback [Families][]netip.Prefix
@@ -101,8 +105,22 @@ func (p *Policy) NodeRules(f *Facts) NodeRules {
 	for family := range Families {
 		r.AllNodePortAddrs[family] = p.NodePorts.all(family)
 		r.Loopback[family] = p.NodePorts.loopback(family)
+		r.HealthCheckAddrs[family] = p.NodePorts.healthCheckAddrs(f, family)
 	}
 	return r
+}
+
+func (s *NodePortSelector) healthCheckAddrs(f *Facts, family Family) (list []netip.Addr) {
+	if s.all(family) {
+		return []netip.Addr{unspecified[family]}
+	}
+	for _, a := range f.LocalAddrs {
+		// A link-local address means nothing without its device.
+		if FamilyOf(a) == family && !a.IsLinkLocalUnicast() && (s.Selects(a, f.NodeIPs) || s.Localhost && a.IsLoopback()) {
+			list = append(list, a)
+		}
+	}
+	return list
 }
 
 var loopbacks = [Families]netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
@@ -141,7 +159,7 @@ func (r *NodeRules) servesNodePort(a netip.Addr, from Origin) bool {
 // Equal compares two NodeRules.
 func (r *NodeRules) Equal(o *NodeRules) bool {
 	for family := range Families {
-		if !slices.Equal(r.Loopback[family], o.Loopback[family]) {
+		if !slices.Equal(r.Loopback[family], o.Loopback[family]) || !slices.Equal(r.HealthCheckAddrs[family], o.HealthCheckAddrs[family]) {
 			return false
 		}
 	}

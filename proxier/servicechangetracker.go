@@ -76,6 +76,7 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 		report(Problem{Kind: "Service", Object: name, UID: service.UID, Field: field, Reason: ReasonInvalidObject, Message: fmt.Sprintf(format, args...)})
 	}
 
+	var zeros leadingZeros
 	s := &Service{Name: name, UID: service.UID, Created: service.CreationTimestamp.Time}
 	s.InternalLocal = service.Spec.InternalTrafficPolicy != nil && *service.Spec.InternalTrafficPolicy == v1.ServiceInternalTrafficPolicyLocal
 	if service.Spec.SessionAffinity == v1.ServiceAffinityClientIP {
@@ -99,10 +100,13 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 	s.ExternalLocal = service.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal
 
 	clusterIP := func(field, text string) {
-		addr, err := parseVIP(text)
+		addr, nonStandard, err := parseVIP(text)
 		if err != nil {
 			invalid(field, "%v; it is not served", err)
 			return
+		}
+		if nonStandard {
+			zeros.add(text, addr, "%s", field)
 		}
 		if f := FamilyOf(addr); !s.ClusterIPs[f].IsValid() {
 			s.ClusterIPs[f] = addr
@@ -156,7 +160,10 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 		}
 		s.Ports = append(s.Ports, port)
 	}
-	s.More = parseExtras(s, service, invalid)
+	s.More = parseExtras(s, service, &zeros, invalid)
+	if message := zeros.message(); message != "" {
+		invalid(zeros.field, "%s", message)
+	}
 	return s
 }
 
@@ -178,7 +185,7 @@ func (s *Service) hasPort(name string, protocol Protocol, seen map[portName]stru
 }
 
 // parseExtras returns nil for a Service that has none.
-func parseExtras(s *Service, service *v1.Service, invalid func(field, format string, args ...any)) *ServiceExtras {
+func parseExtras(s *Service, service *v1.Service, zeros *leadingZeros, invalid func(field, format string, args ...any)) *ServiceExtras {
 	healthCheck := s.ExternalLocal && service.Spec.Type == v1.ServiceTypeLoadBalancer && service.Spec.HealthCheckNodePort != 0
 	if len(service.Status.LoadBalancer.Ingress)+len(service.Spec.ExternalIPs)+len(service.Spec.LoadBalancerSourceRanges) == 0 && !healthCheck {
 		return nil
@@ -186,7 +193,7 @@ func parseExtras(s *Service, service *v1.Service, invalid func(field, format str
 	x := &ServiceExtras{}
 	room := max(0, maxFrontends/max(1, len(s.Ports)))
 	add := func(to *[]netip.Addr, field string, i int, text string) {
-		addr, err := parseVIP(text)
+		addr, nonStandard, err := parseVIP(text)
 		switch {
 		case err == nil && addr.IsLinkLocalUnicast():
 			err = fmt.Errorf("%q is a link-local address", text)
@@ -198,6 +205,9 @@ func parseExtras(s *Service, service *v1.Service, invalid func(field, format str
 		if err != nil {
 			invalid(fmt.Sprintf(field, i), "%v; it is not served", err)
 			return
+		}
+		if nonStandard {
+			zeros.add(text, addr, field, i)
 		}
 		room--
 		*to = append(*to, addr)
@@ -216,13 +226,17 @@ func parseExtras(s *Service, service *v1.Service, invalid func(field, format str
 		*list = slices.Compact(*list)
 	}
 	for i, text := range service.Spec.LoadBalancerSourceRanges {
-		p, err := netip.ParsePrefix(strings.TrimSpace(text))
-		if err != nil || p.Addr().Is4In6() {
-			invalid(fmt.Sprintf("spec.loadBalancerSourceRanges[%d]", i), "%q is not a CIDR; it matches no client", text)
+		const field = "spec.loadBalancerSourceRanges[%d]"
+		p, nonStandard, err := parseStoredCIDR(strings.TrimSpace(text))
+		if err != nil {
+			invalid(fmt.Sprintf(field, i), "%v; it matches no client", err)
 			x.InvalidRanges = true
 			continue
 		}
-		x.SourceRanges = append(x.SourceRanges, p.Masked())
+		if nonStandard {
+			zeros.add(text, p, field, i)
+		}
+		x.SourceRanges = append(x.SourceRanges, p)
 	}
 	slices.SortFunc(x.SourceRanges, comparePrefix)
 	x.SourceRanges = slices.Compact(x.SourceRanges)
@@ -241,15 +255,15 @@ func parseExtras(s *Service, service *v1.Service, invalid func(field, format str
 const maxFrontends = 1 << 16
 
 // parseVIP reads an address that packets from elsewhere can have as theirs.
-func parseVIP(text string) (netip.Addr, error) {
-	addr, err := netip.ParseAddr(text)
+func parseVIP(text string) (addr netip.Addr, zeros bool, err error) {
+	addr, zeros, err = parseStoredAddr(text)
 	if err != nil || addr.Is4In6() || addr.Zone() != "" {
-		return netip.Addr{}, fmt.Errorf("%q is not an IP address", text)
+		return netip.Addr{}, false, fmt.Errorf("%q is not an IP address", text)
 	}
 	if addr.IsUnspecified() || addr.IsLoopback() || addr.IsMulticast() {
-		return netip.Addr{}, fmt.Errorf("%q is an unspecified, loopback or multicast address", text)
+		return netip.Addr{}, false, fmt.Errorf("%q is an unspecified, loopback or multicast address", text)
 	}
-	return addr, nil
+	return addr, zeros, nil
 }
 
 var clusterIPField = [2]string{"spec.clusterIPs[0]", "spec.clusterIPs[1]"}

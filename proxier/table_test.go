@@ -315,6 +315,13 @@ func TestBadInput(t *testing.T) {
 	}{
 		{name: "address", field: "spec.clusterIPs[1]", service: makeService("a", clusterIPs("10.96.0.1", "10.96.0.300")), want: "frontend 10.96.0.1:80"},
 		{name: "mapped address", field: "spec.clusterIPs[1]", service: makeService("a", clusterIPs("10.96.0.1", "::ffff:1.2.3.4")), want: "frontend 10.96.0.1:80"},
+		{name: "leading zeros", field: "spec.clusterIPs[0]", service: makeService("a", clusterIPs("10.96.0.041", "fd00:10:00096::0"), func(s *v1.Service) {
+			s.Spec.ExternalIPs = []string{"192.168.099.022"}
+			s.Spec.LoadBalancerSourceRanges = []string{"203.0.113.000/025"}
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "1.2.3.004"}}
+		}), want: "frontend 10.96.0.41:80 ClusterIP all=ipv4/cluster\n" +
+			"  frontend 1.2.3.4:80 LoadBalancer pod=ipv4/cluster,any-source host=ipv4/cluster,masquerade outside=ipv4/cluster,masquerade ranges=203.0.113.0/25\n" +
+			"  frontend 192.168.99.22:80 ExternalIP"},
 		{name: "two of a family", field: "spec.clusterIPs[1]", service: makeService("a", clusterIPs("10.96.0.1", "10.96.0.2")), want: "frontend 10.96.0.1:80"},
 		{name: "port 0", field: "spec.ports[0].port", service: makeService("a", ports(v1.ServicePort{Name: "z"}, v1.ServicePort{Name: "p", Port: 80})), want: "frontend 10.96.0.1:80"},
 		{name: "port 65536", field: "spec.ports[0].port", service: makeService("a", ports(v1.ServicePort{Name: "z", Port: 65536}, v1.ServicePort{Name: "p", Port: 80})), want: "frontend 10.96.0.1:80"},
@@ -334,6 +341,7 @@ func TestBadInput(t *testing.T) {
 			s.Annotations = map[string]string{AnnotationFastPath: "no"}
 		})},
 		{name: "endpoint address", field: "endpoints[0].addresses[0]", slice: makeSlice("1", "10.244.0.x", "10.244.0.1"), want: "backend 10.244.0.1:8080"},
+		{name: "endpoint with leading zeros", field: "endpoints[1].addresses[0]", slice: makeSlice("1", "10.244.0.2", "10.244.00.001", "10.244.0.03"), want: "backend 10.244.0.1:8080"},
 		{name: "endpoint of another family", field: "endpoints[1].addresses[0]", want: "backend 10.244.0.1:8080", slice: func() *discoveryv1.EndpointSlice {
 			s := makeSlice("1", "10.244.0.1", "fd00:10:244::1")
 			s.AddressType = discoveryv1.AddressTypeIPv4

@@ -85,11 +85,11 @@ func (s *Services) Synced(info proxier.SyncInfo) {
 			continue
 		}
 		s.checks[c.Service] = *c.Check
-		s.stale = s.stale || was.Port != c.Check.Port || was.Families != c.Check.Families
+		s.stale = s.stale || was.Port != c.Check.Port
 	}
 	if info.NodeRules != nil {
 		for _, f := range s.opts.Families {
-			addrs := info.NodeRules.HealthCheckAddrs(f)
+			addrs := info.NodeRules.HealthCheckAddrs[f]
 			s.stale = s.stale || !slices.Equal(addrs, s.addrs[f])
 			s.addrs[f] = addrs
 		}
@@ -134,9 +134,6 @@ func (s *Services) wanted() map[types.NamespacedName]wanted {
 	for name, c := range s.checks {
 		w := wanted{uid: c.UID, port: c.Port}
 		for _, f := range s.opts.Families {
-			if !c.Families[f] {
-				continue
-			}
 			for _, a := range s.addrs[f] {
 				w.at = append(w.at, netip.AddrPortFrom(a, c.Port))
 			}

@@ -45,8 +45,7 @@ func newBalancer(t *testing.T) *balancer {
 			b.problems = append(b.problems, p)
 		}),
 	})
-	b.rules.LocalAddrs = []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1")}
-	b.rules.Loopback = [proxier.Families][]netip.Prefix{{netip.MustParsePrefix("127.0.0.0/8")}, {netip.MustParsePrefix("::1/128")}}
+	b.rules.HealthCheckAddrs = [proxier.Families][]netip.Addr{{netip.MustParseAddr("127.0.0.1")}, {netip.MustParseAddr("::1")}}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { b.Run(ctx); close(done) }()
@@ -111,7 +110,7 @@ var (
 
 func check(name types.NamespacedName, port uint16, ready ...int) proxier.HealthCheckChange {
 	return proxier.HealthCheckChange{Service: name, Check: &proxier.HealthCheck{
-		UID: "uid", Port: port, Families: [proxier.Families]bool{true, len(ready) > 1}, Ready: [proxier.Families]int(append(ready, 0)[:2]),
+		UID: "uid", Port: port, Ready: [proxier.Families]int(append(ready, 0)[:2]),
 	}}
 }
 
@@ -149,7 +148,6 @@ func TestServicePorts(t *testing.T) {
 	one, two := freePort(t), freePort(t)
 	b.synced(check(web, one, 1))
 	b.want("127.0.0.1", one, "200 weight=1 ")
-	b.want("::1", one, "error") // it has no address of that family
 	kept, err := net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", one))
 	if err != nil {
 		t.Fatal(err)
@@ -170,10 +168,10 @@ func TestServicePorts(t *testing.T) {
 	b.synced(proxier.HealthCheckChange{Service: web}, check(blog, two, 5))
 	b.want("127.0.0.1", two, "200 weight=5 ")
 	b.want("127.0.0.1", one, "error")
-	b.rules.Loopback[proxier.IPv4] = nil
+	b.rules.HealthCheckAddrs[proxier.IPv4] = nil
 	b.synced()
 	b.want("127.0.0.1", two, "error")
-	b.rules.Loopback[proxier.IPv4] = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+	b.rules.HealthCheckAddrs[proxier.IPv4] = []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 	b.synced()
 	b.want("127.0.0.1", two, "200 weight=5 ")
 	if len(b.problems) > 0 {

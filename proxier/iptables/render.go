@@ -144,7 +144,7 @@ func (r *renderer) render(d *proxier.Decision) portRules {
 	if len(external) > 0 {
 		p.external(external)
 	}
-	if d.HealthCheckNodePort != 0 && len(internal)+len(external) > 0 {
+	if d.HealthCheckNodePort != 0 {
 		p.admitHealthChecks()
 	}
 	return p.out

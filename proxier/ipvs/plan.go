@@ -234,9 +234,8 @@ func (p *planner) admitHealthChecks(out *plan, d *proxier.Decision) {
 	if d.HealthCheckNodePort == 0 {
 		return
 	}
-	for i := range d.Frontends {
-		f := &d.Frontends[i]
-		if family := proxier.FamilyOf(f.Addr.Addr()); !f.Kind.External() && p.unusable[family] == nil {
+	for family := range proxier.Families {
+		if p.unusable[family] == nil {
 			out.members = append(out.members, member{set: set{healthCheckNodePort, family}, port: d.HealthCheckNodePort})
 		}
 	}

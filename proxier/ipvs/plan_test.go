@@ -180,6 +180,7 @@ server 172.18.0.9:81/TCP rr
 `, rules: "172.18.0.9:80"},
 		{name: "silence", frontends: []proxier.Frontend{clusterIP}, silent: true, want: "nothing\n", rules: "10.96.0.10:80"},
 		{name: "a health check, though rules carry the frontends", check: 32000, frontends: []proxier.Frontend{clusterIP, balancedLocal}, silent: true, want: `
+KUBE-6-HEALTH-CHECK-NODE-PORT 0:32000
 KUBE-HEALTH-CHECK-NODE-PORT 0:32000
 `, rules: "10.96.0.10:80 203.0.113.10:80"},
 		{name: "a source that the rules would not show", opts: Options{MasqueradeAll: true}, frontends: []proxier.Frontend{clusterIP, nodePort}, want: `

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"reflect"
 	"regexp"
 	"strconv"
@@ -288,7 +287,7 @@ func (d *decoded) typed(o *object, text []byte) {
 		into.Namespace = ""
 		o.cidr = into
 		for i, text := range into.Spec.CIDRs {
-			if _, err := netip.ParsePrefix(text); err != nil {
+			if _, err := proxier.ParseCIDR(text); err != nil {
 				d.object(o, fmt.Sprintf("spec.cidrs[%d]", i), "%q is not a CIDR; ignored", text)
 			}
 		}

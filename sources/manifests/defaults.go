@@ -3,11 +3,11 @@
 package manifests
 
 import (
-	"net/netip"
-
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/tandem-proxy/tandem/proxier"
 )
 
 // These functions set the API server's defaults on which a proxy relies. A manifest that kubectl
@@ -57,7 +57,7 @@ func defaultService(service *v1.Service) {
 	if len(spec.IPFamilies) == 0 {
 		for _, ip := range spec.ClusterIPs {
 			// The change tracker reports invalid addresses.
-			if addr, err := netip.ParseAddr(ip); err == nil && addr.Is4() {
+			if addr, err := proxier.ParseAddr(ip); err == nil && addr.Is4() {
 				spec.IPFamilies = append(spec.IPFamilies, v1.IPv4Protocol)
 			} else if err == nil {
 				spec.IPFamilies = append(spec.IPFamilies, v1.IPv6Protocol)

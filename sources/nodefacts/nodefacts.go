@@ -29,14 +29,14 @@ type Settings struct {
 
 // New makes Settings from a valid configuration.
 func New(c *config.Config, gate featuregate.FeatureGate) (*Settings, error) {
-	k, t := &c.KubeProxy, &c.Tandem
-	nodePorts, warnings, err := proxier.ParseNodePortSelector(k.NodePortAddresses, *k.IPTables.LocalhostNodePorts)
+	k, t, rules := &c.KubeProxy, &c.Tandem, c.Rules()
+	nodePorts, warnings, err := proxier.ParseNodePortSelector(rules.NodePortAddresses, rules.LocalhostNodePorts)
 	if err != nil {
 		return nil, err
 	}
 	s := &Settings{
 		Policy: proxier.Policy{
-			MasqueradeAll: k.IPTables.MasqueradeAll, NodePorts: nodePorts,
+			MasqueradeAll: rules.MasqueradeAll, NodePorts: nodePorts,
 			IgnoreExternalIPs: !gate.Enabled(config.AllowServiceExternalIPs), StrictSourceRanges: t.StrictSourceRanges,
 			KeepTCP: t.EBPF.ResetRemovedBackends,
 		},
@@ -103,8 +103,8 @@ func (s *Settings) nodeIPs(node *v1.Node) [proxier.Families]netip.Addr {
 	if node != nil {
 		for _, kind := range []v1.NodeAddressType{v1.NodeInternalIP, v1.NodeExternalIP} {
 			for _, address := range node.Status.Addresses {
-				if a, err := netip.ParseAddr(address.Address); err == nil && address.Type == kind {
-					orElse(a.Unmap())
+				if a, err := proxier.ParseAddr(address.Address); err == nil && address.Type == kind {
+					orElse(a)
 				}
 			}
 		}
@@ -120,12 +120,12 @@ func KnowsNodeIP(f *proxier.Facts) bool { return f.NodeIPs != loopback }
 
 func firstOfEachFamily(cidrs []string) (list []netip.Prefix) {
 	for _, text := range cidrs {
-		p, err := netip.ParsePrefix(text)
-		if err != nil || p.Addr().Is4In6() {
+		p, err := proxier.ParseCIDR(text)
+		if err != nil {
 			continue // the API server validates them
 		}
 		if !slices.ContainsFunc(list, func(o netip.Prefix) bool { return o.Addr().Is4() == p.Addr().Is4() }) {
-			list = append(list, p.Masked())
+			list = append(list, p)
 		}
 	}
 	return list

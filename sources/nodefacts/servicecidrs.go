@@ -24,8 +24,8 @@ func (s *ServiceCIDRs) Set(name string, cidrs []string) []netip.Prefix {
 	defer s.mu.Unlock()
 	var list []netip.Prefix
 	for _, text := range cidrs {
-		if p, err := netip.ParsePrefix(text); err == nil && !p.Addr().Is4In6() { // the API server validates them
-			list = append(list, p.Masked())
+		if p, err := proxier.ParseCIDR(text); err == nil { // the API server validates them
+			list = append(list, p)
 		}
 	}
 	if s.objects == nil {

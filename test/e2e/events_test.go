@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -150,19 +151,31 @@ func TestEvents(t *testing.T) {
 
 // A process that runs in another mode than requested writes an Event about the Node.
 func TestFallbackEvent(t *testing.T) {
+	all := func(p *process) *process { return p }
 	for name, c := range map[string]struct {
 		lacks func(*process) *process
 		flags []string
+		file  string
 		why   string
 	}{
-		"a feature":    {func(p *process) *process { return p }, []string{"--ebpf-capability-mask=connect4=no"}, "connect4"},
-		"a capability": {func(p *process) *process { return p.without(unix.CAP_SYS_ADMIN) }, nil, "needs CAP_SYS_ADMIN"},
+		"a feature":    {all, []string{"--ebpf-capability-mask=connect4=no"}, "", "instead of ebpf: mode ebpf requires connect4"},
+		"a capability": {func(p *process) *process { return p.without(unix.CAP_SYS_ADMIN) }, nil, "", "needs CAP_SYS_ADMIN"},
+		"mode nftables": {all, []string{"--proxy-mode="}, "mode: nftables\nconntrack: {maxPerCore: 0}\n",
+			"instead of nftables: Tandem has no mode nftables of its own; mode iptables serves with the nft variant of iptables"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := lab.NewT(t)
 			n := l.Node("node1")
 			api := fakeapi.New(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}})
-			p := begin(t, c.lacks(with(t, n, api, c.flags...)))
+			flags := c.flags
+			if c.file != "" {
+				file := filepath.Join(t.TempDir(), "config.yaml")
+				if err := os.WriteFile(file, []byte(configHead+c.file), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				flags = append(flags, "--config="+file)
+			}
+			p := begin(t, c.lacks(with(t, n, api, flags...)))
 			defer func() {
 				_ = p.Close()
 				cleanup(t, n)
@@ -174,8 +187,17 @@ func TestFallbackEvent(t *testing.T) {
 				}
 				return nil
 			})
-			if note := eventsOf(api, "ProxyModeFallback"); !strings.Contains(note[0], "mode iptables runs instead of ebpf") || !strings.Contains(note[0], c.why) {
+			if note := eventsOf(api, "ProxyModeFallback"); !strings.Contains(note[0], "mode iptables runs instead of ") || !strings.Contains(note[0], c.why) {
 				t.Errorf("the Event says %q", note)
+			}
+			p.await(t, "the mode", func() error {
+				if _, body, err := n.Get(t.Context(), 10249, "/proxyMode"); err != nil || body != "iptables" {
+					return fmt.Errorf("/proxyMode says %q: %w", body, err)
+				}
+				return nil
+			})
+			if c.file != "" {
+				p.await(t, "the log", p.Says(`"Opened the iptables datapath" variant="nft"`))
 			}
 		})
 	}

@@ -106,11 +106,17 @@ func condition(e copyOf, ready int) proxier.Why {
 	return proxier.StillServing
 }
 
-// better reports whether a copy of an endpoint takes precedence over another one: the copy
-// that is not terminating does, otherwise the first one by the name of its slice.
+// better reports whether a copy of an endpoint takes precedence over another one: one that is
+// not terminating, then a ready one, then a serving one, then the first one by the name of its
+// slice.
 func better(e, o copyOf) bool {
-	if t := isTerminating(e.Endpoint); t != isTerminating(o.Endpoint) {
-		return !t
+	switch {
+	case isTerminating(e.Endpoint) != isTerminating(o.Endpoint):
+		return isTerminating(o.Endpoint)
+	case isReady(e.Endpoint) != isReady(o.Endpoint):
+		return isReady(e.Endpoint)
+	case isServing(e.Endpoint) != isServing(o.Endpoint):
+		return isServing(e.Endpoint)
 	}
 	return e.slice < o.slice
 }
@@ -137,7 +143,7 @@ func endpointAddr(e discoveryv1.Endpoint, f proxier.Family) (netip.Addr, bool) {
 	if len(e.Addresses) == 0 {
 		return netip.Addr{}, false
 	}
-	addr, err := netip.ParseAddr(e.Addresses[0])
+	addr, err := parseAddr(e.Addresses[0])
 	return addr, err == nil && plain(addr) && family(addr) == f
 }
 

@@ -289,7 +289,7 @@ var sliceFields = []func(*generator, *discoveryv1.EndpointSlice){
 // nodeOf returns the node of a pod's address by the plan; this node for other addresses.
 func nodeOf(text string) string {
 	n := byte(1)
-	switch a, _ := netip.ParseAddr(text); {
+	switch a, _ := parseAddr(text); {
 	case netip.MustParsePrefix("10.244.0.0/16").Contains(a):
 		n = a.As4()[2]
 	case netip.MustParsePrefix("fd00:10:244::/48").Contains(a):
@@ -318,7 +318,7 @@ func (g *generator) endpoint(s *discoveryv1.EndpointSlice) discoveryv1.Endpoint 
 	e := discoveryv1.Endpoint{Addresses: []string{pick(g, pool...)}}
 	switch {
 	case g.chance(g.odd):
-		e.Addresses[0] = pick(g, "", "bogus", "fe80::1%eth0", "::ffff:10.244.1.1", podPool[1-f][0])
+		e.Addresses[0] = pick(g, "", "bogus", "fe80::1%eth0", "::ffff:10.244.1.1", "10.244.1.01", podPool[1-f][0])
 	case g.chance(g.odd):
 		e.Addresses = nil
 	case g.chance(0.05):

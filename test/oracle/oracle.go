@@ -13,6 +13,7 @@ package oracle
 import (
 	"cmp"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -184,18 +185,21 @@ func (c *Cluster) HealthChecks() map[types.NamespacedName]proxier.HealthCheck {
 		}
 		check := proxier.HealthCheck{UID: s.UID, Port: number}
 		for f := range proxier.Families {
-			if check.Families[f] = clusterIP(s, f).IsValid(); !check.Families[f] {
-				continue
+			counted := f // a load balancer asks nodes of both families about any Service
+			if !clusterIP(s, f).IsValid() {
+				counted = 1 - f
 			}
 			ready := map[netip.Addr]bool{}
-			for _, slice := range c.slicesOf(nameOf(s), f) {
-				if !slices.ContainsFunc(slice.Ports, usable) {
-					continue
-				}
-				for _, e := range slice.Endpoints {
-					addr, ok := endpointAddr(e, f)
-					if ok && isReady(e) && !isTerminating(e) && c.onNode(e) {
-						ready[addr] = true
+			for _, slice := range c.slicesOf(nameOf(s), counted) {
+				for _, p := range slice.Ports {
+					if !usable(p) {
+						continue
+					}
+					owner := proxier.ServicePortName{NamespacedName: nameOf(s), Port: *p.Name, Protocol: protocolOf(p)}
+					for at, e := range c.endpoints(owner, counted) {
+						if e.Local == proxier.Ready {
+							ready[at.Addr()] = true
+						}
 					}
 				}
 			}
@@ -263,6 +267,19 @@ func unspecified(f proxier.Family) netip.Addr {
 		return netip.IPv4Unspecified()
 	}
 	return netip.IPv6Unspecified()
+}
+
+// leadingZeros are digits without a meaning, at the start of a number.
+var leadingZeros = regexp.MustCompile(`(^|[.:/])0+([0-9a-fA-F])`)
+
+// parseAddr parses an address of an object.
+func parseAddr(text string) (netip.Addr, error) {
+	return netip.ParseAddr(leadingZeros.ReplaceAllString(text, "$1$2"))
+}
+
+// parsePrefix parses a range of an object.
+func parsePrefix(text string) (netip.Prefix, error) {
+	return netip.ParsePrefix(leadingZeros.ReplaceAllString(text, "$1$2"))
 }
 
 // plain reports whether an address has neither a zone nor is IPv4-mapped.

@@ -67,7 +67,7 @@ func (w *writer) note(format string, args ...any) {
 func (w *writer) declare(d *defect) {
 	nodes := 1
 	see := func(text string) {
-		addr, err := netip.ParseAddr(text)
+		addr, err := parseAddr(text)
 		if err != nil {
 			return
 		}

@@ -133,7 +133,7 @@ func clusterIP(s *v1.Service, f proxier.Family) netip.Addr {
 
 // serviceAddr parses an address at which a Service can be served.
 func serviceAddr(text string, f proxier.Family) (netip.Addr, bool) {
-	addr, err := netip.ParseAddr(text)
+	addr, err := parseAddr(text)
 	if err != nil || !plain(addr) || family(addr) != f {
 		return netip.Addr{}, false
 	}
@@ -216,7 +216,7 @@ func (c *Cluster) admits(found *claim, client netip.Addr) bool {
 // family and of invalid ones.
 func ranges(s *v1.Service, f proxier.Family) (mine []netip.Prefix, others, invalid int) {
 	for _, text := range s.Spec.LoadBalancerSourceRanges {
-		p, err := netip.ParsePrefix(strings.TrimSpace(text))
+		p, err := parsePrefix(strings.TrimSpace(text))
 		switch {
 		case err != nil || !plain(p.Addr()):
 			invalid++

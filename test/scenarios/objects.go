@@ -174,6 +174,9 @@ func (s *Scenario) appliedFiles() (list []string) {
 // owner returns the node, pod or client that owns the address by the address plan; empty
 // for none.
 func (s *Scenario) owner(addr string) string {
+	if a, err := proxier.ParseAddr(addr); err == nil {
+		addr = a.String()
+	}
 	for family := range proxier.Families {
 		for _, n := range s.Nodes {
 			if s.Addr(n.Name, family).String() == addr || s.gateway(n.Name, family).String() == addr {

@@ -88,6 +88,7 @@ var reasons = []struct{ scenario, call, chance, reason string }{
 	{scenario: "s10-ports-without-number", reason: "an API server sets a missing port name to `\"\"`"},
 	{scenario: "s20-slice-changes-service", reason: "upstream ignores that a slice changes its Service; controllers do not do that"},
 	{scenario: "s22-copies-alike", chance: "any of the copies counts", reason: "the copy in the first slice by name counts"},
+	{scenario: "s22-ready-copy", chance: "any of the copies counts", reason: "the ready copy counts"},
 	{scenario: "s27-node-without-zone", reason: "upstream treats no zone as a zone with an empty name; no API server accepts such a hint"},
 	{scenario: "s41-no-endpoints", call: "host .* no answer", reason: "upstream has no rule for this host that refuses external IPs"},
 	{scenario: "s41-no-endpoints-udp", reason: "for datagrams that rules reject the kernel returns `EPERM` to this host, with Tandem's rules too; programs refuse at the socket"},

@@ -64,6 +64,13 @@ var configs = []given{
 	{fields: "mode: iptables\nmode: ipvs\nwarp: 9\niptables: {warp: 9}"},
 	{fields: "clientConnection: {qps: -1, burst: 100, contentType: application/json, acceptContentTypes: a, kubeconfig: /nowhere}"},
 	{fields: "iptables: &a {syncPeriod: 20s}\nnftables: *a"},
+	{fields: "mode: nftables"},
+	{fields: "mode: nftables\nnftables: {masqueradeAll: true, masqueradeBit: 3, syncPeriod: 20s, minSyncPeriod: 0s}\niptables: {masqueradeAll: true, syncPeriod: 10s, localhostNodePorts: false}"},
+	{fields: "mode: nftables\nnodePortAddresses: [10.0.0.0/8]"},
+	{fields: "mode: nftables\nnftables: {masqueradeBit: 32, syncPeriod: 1s, minSyncPeriod: 2s}"},
+	{fields: "mode: nftables\nnftables: {syncPeriod: -1s, minSyncPeriod: -2s}\niptables: {syncPeriod: -1s}"},
+	{flags: "--proxy-mode=nftables"},
+	{flags: "--proxy-mode=nftables --masquerade-all --iptables-sync-period=20s --iptables-min-sync-period=2s --iptables-masquerade-bit=3 --ipvs-sync-period=9s"},
 	{fields: "mode: ipvs\niptables: {syncPeriod: -1s, minSyncPeriod: 1h}"},
 	{fields: "mode: iptables\nipvs: {syncPeriod: -1s, minSyncPeriod: 1h, excludeCIDRs: [x], udpTimeout: -1s}"},
 	{fields: "nftables: {masqueradeBit: 99, syncPeriod: -1s}"},
@@ -202,8 +209,6 @@ var configs = []given{
 	{flags: "--ebpf-max-slots=1"},
 
 	// Upstream takes these.
-	{fields: "mode: nftables", other: upstreamOnly},
-	{flags: "--proxy-mode=nftables", other: upstreamOnly},
 	{fields: "mode: iptables\n" + tandemDocument + "ebpf: {socketLB: some, maxSlots: -1, syncPeriod: soon}", other: upstreamOnly},
 	{fields: "mode: iptables\n" + tandemDocument + "ebpf: {fallback: [none, ipvs], devices: [+], nodePortRange: 9-1}\nmanifests: /m", other: upstreamOnly},
 	{fields: "mode: iptables\n" + tandemDocument + tandemDocument, other: upstreamOnly},

@@ -120,9 +120,14 @@ func named(all []mode, name capabilities.Mode) mode {
 	return all[slices.IndexFunc(all, func(m mode) bool { return m.name() == name })]
 }
 
-// fallbackModes may run instead of the one that is configured, in this order.
+// fallbackModes may run instead of the one that is configured, in this order. Mode nftables is
+// upstream's alone: a configuration that names it is served by rules all the same.
 func fallbackModes(c *config.Config) (list []capabilities.Mode) {
-	if c.KubeProxy.Mode != config.ModeEBPF {
+	switch c.KubeProxy.Mode {
+	case config.ModeNFTables:
+		return []capabilities.Mode{capabilities.ModeIPTables}
+	case config.ModeEBPF:
+	default:
 		return nil
 	}
 	for _, m := range c.Tandem.EBPF.Fallback {
@@ -153,6 +158,10 @@ func selectModeOf(ctx context.Context, h *host, all []mode) (mode, capabilities.
 		m := named(all, decision.Mode)
 		err := m.check(ctx)
 		if err == nil {
+			if request.Mode == config.ModeNFTables {
+				decision.Reasons = []capabilities.Reason{{Text: "Tandem has no mode nftables of its own; " +
+					"mode iptables serves with the nft variant of iptables and the settings of the section nftables"}}
+			}
 			return m, decision, nil
 		}
 		request.Failed[decision.Mode] = err // Select does not choose it again

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/nfacct"
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/observe/metrics"
@@ -29,13 +30,18 @@ type iptablesMode struct{ *host }
 func (*iptablesMode) name() capabilities.Mode          { return capabilities.ModeIPTables }
 func (*iptablesMode) featureGate() featuregate.Feature { return "" }
 func (*iptablesMode) needsConntrack() bool             { return true }
-func (*iptablesMode) needsRestart(string) bool         { return false }
 func (*iptablesMode) uses(capabilities.Mode) bool      { return false }
-func (*iptablesMode) check(context.Context) error      { return nil }
+
+// needsRestart is about mode nftables: in other modes nothing depends on its section.
+func (m *iptablesMode) needsRestart(field string) bool {
+	return field == "nftables.masqueradeBit" && m.config.KubeProxy.Mode == config.ModeNFTables
+}
+
+func (*iptablesMode) check(context.Context) error { return nil }
 
 func (m *iptablesMode) intervals() proxier.RunnerOptions {
-	r, k := proxier.DefaultRunnerOptions(), &m.config.KubeProxy.IPTables
-	r.MinInterval, r.MaxInterval = k.MinSyncPeriod.Duration, k.SyncPeriod.Duration
+	r, rules := proxier.DefaultRunnerOptions(), m.config.Rules()
+	r.MinInterval, r.MaxInterval = rules.MinSyncPeriod, rules.SyncPeriod
 	r.RetryInterval = min(time.Second, r.MaxInterval) // each try runs programs
 	return r
 }
@@ -82,19 +88,30 @@ func openRules(ctx context.Context, h *host, p *parts, flows *staleudp.Reconcile
 
 // ruleOptions are those of rules in every mode.
 func ruleOptions(ctx context.Context, h *host, p *parts) (iptables.Options, error) {
-	tools, err := xtables.Find(ctx)
+	tools, err := findTools(ctx, h.config)
 	if err != nil {
-		return iptables.Options{}, fmt.Errorf("find the iptables of this node: %w", err)
+		return iptables.Options{}, err
 	}
-	k := &h.config.KubeProxy
-	opts := iptables.Options{
-		Tools: tools, Reporter: p.reporter, Observer: p.rules, KeepInvalid: k.Conntrack.TCPBeLiberal || liberalConntrack(),
+	bit := h.config.Rules().MasqueradeBit
+	return iptables.Options{
+		Tools: tools, Reporter: p.reporter, Observer: p.rules, MasqueradeBit: &bit,
+		KeepInvalid: h.config.KubeProxy.Conntrack.TCPBeLiberal || liberalConntrack(),
+	}, nil
+}
+
+// findTools finds the iptables that rules are written with: the variant that this node uses, or
+// the nft variant where mode nftables is configured.
+func findTools(ctx context.Context, c *config.Config) (tools *xtables.Tools, err error) {
+	if c.KubeProxy.Mode == config.ModeNFTables {
+		if tools, err = xtables.New(xtables.NFT); err != nil {
+			return nil, fmt.Errorf("find the nft variant of iptables for mode nftables: %w", err)
+		}
+		return tools, nil
 	}
-	if bit := k.IPTables.MasqueradeBit; bit != nil {
-		n := int(*bit)
-		opts.MasqueradeBit = &n
+	if tools, err = xtables.Find(ctx); err != nil {
+		return nil, fmt.Errorf("find the iptables of this node: %w", err)
 	}
-	return opts, nil
+	return tools, nil
 }
 
 // liberalConntrack says whether conntrack marks only out-of-window resets as invalid.

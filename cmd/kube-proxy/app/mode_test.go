@@ -41,7 +41,13 @@ func TestIntervals(t *testing.T) {
 		r := m.intervals()
 		got = append(got, fmt.Sprint(m.name(), " ", r.MinInterval, " ", r.MaxInterval))
 	}
-	if d := cmp.Diff([]string{"ebpf 4s 1m3s", "ipvs 3s 1m2s", "iptables 2s 1m1s"}, got); d != "" {
+	c, err = complete(t, kubeProxyHead+"mode: nftables\niptables: {syncPeriod: 61s, minSyncPeriod: 2s}\nnftables: {syncPeriod: 64s, minSyncPeriod: 5s}\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := (&iptablesMode{&host{config: c.Config}}).intervals()
+	got = append(got, fmt.Sprint("nftables ", r.MinInterval, " ", r.MaxInterval))
+	if d := cmp.Diff([]string{"ebpf 4s 1m3s", "ipvs 3s 1m2s", "iptables 2s 1m1s", "nftables 5s 1m4s"}, got); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }
@@ -78,16 +84,24 @@ func (m failingMode) check(context.Context) error { return m.err }
 func TestSelectMode(t *testing.T) {
 	everything := capabilities.Probe(t.Context(), capabilities.Options{Mask: allYes(t)})
 	for _, test := range []struct {
-		name, fallback string
-		failing        []capabilities.Mode
-		want, wantErr  string
+		name, fallback, configured string
+		failing                    []capabilities.Mode
+		want, wantErr, reason      string
 	}{
 		{name: "the configured one", fallback: "ipvs,iptables", want: "ebpf"},
 		{name: "the first fallback", fallback: "ipvs,iptables", failing: []capabilities.Mode{capabilities.ModeEBPF}, want: "ipvs"},
 		{name: "the second fallback", fallback: "ipvs,iptables", failing: []capabilities.Mode{capabilities.ModeEBPF, capabilities.ModeIPVS}, want: "iptables"},
 		{name: "no fallback", fallback: "none", failing: []capabilities.Mode{capabilities.ModeEBPF}, wantErr: "mode ebpf failed a trial run: no luck"},
+		{name: "mode nftables", configured: "nftables", fallback: "none", want: "iptables", reason: "mode iptables serves with the nft variant of iptables"},
+		{
+			name: "mode nftables without iptables", configured: "nftables", fallback: "none", failing: []capabilities.Mode{capabilities.ModeIPTables},
+			wantErr: "mode iptables failed a trial run: no luck",
+		},
 	} {
-		o, err := complete(t, "", "--proxy-mode=ebpf", "--ebpf-fallback="+test.fallback)
+		if test.configured == "" {
+			test.configured = "ebpf"
+		}
+		o, err := complete(t, "", "--proxy-mode="+test.configured, "--ebpf-fallback="+test.fallback)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,7 +113,7 @@ func TestSelectMode(t *testing.T) {
 			}
 			all = append(all, failingMode{m, err})
 		}
-		m, _, err := selectModeOf(t.Context(), &host{config: o.Config, report: everything}, all)
+		m, decision, err := selectModeOf(t.Context(), &host{config: o.Config, report: everything}, all)
 		switch {
 		case test.wantErr != "":
 			if err == nil || !strings.Contains(err.Error(), test.wantErr) {
@@ -107,6 +121,8 @@ func TestSelectMode(t *testing.T) {
 			}
 		case err != nil || string(m.name()) != test.want:
 			t.Errorf("%s: mode %v, error %v, want %s", test.name, m, err, test.want)
+		case !strings.Contains(fmt.Sprint(texts(decision.Reasons)), test.reason):
+			t.Errorf("%s: %q, want %q", test.name, texts(decision.Reasons), test.reason)
 		}
 	}
 }

@@ -92,14 +92,31 @@ func TestOptions(t *testing.T) {
 			check: func(o *Options) (any, any) { return string(o.Config.KubeProxy.Mode), "ebpf" },
 		},
 		{
-			name: "a mode of the file that this build lacks", file: kubeProxyHead + "mode: nftables\n",
-			fail: []string{"config.yaml:3: mode: mode nftables is not supported by Tandem, only by upstream's kube-proxy: must be one of ebpf, ipvs, iptables"},
+			name: "mode nftables has a section and defaults of its own", file: kubeProxyHead + "mode: nftables\nnftables: {masqueradeBit: 5, masqueradeAll: true, syncPeriod: 9s, minSyncPeriod: 2s}\niptables: {masqueradeBit: 6}\n",
+			check: func(o *Options) (any, any) {
+				return o.Config.Rules(), config.Rules{MasqueradeBit: 5, MasqueradeAll: true, SyncPeriod: 9 * time.Second, MinSyncPeriod: 2 * time.Second, NodePortAddresses: []string{"primary"}}
+			},
+		},
+		{
+			name: "the mode flag takes precedence over mode nftables", file: kubeProxyHead + "mode: nftables\nnftables: {masqueradeBit: 5}\n", args: []string{"--proxy-mode=ebpf"},
+			check: func(o *Options) (any, any) {
+				return o.Config.Rules(), config.Rules{MasqueradeBit: 14, SyncPeriod: 30 * time.Second, MinSyncPeriod: time.Second, LocalhostNodePorts: true}
+			},
+		},
+		{
+			name: "invalid values of mode nftables", file: kubeProxyHead + "mode: nftables\nnftables: {masqueradeBit: 32, syncPeriod: 1s, minSyncPeriod: 2s}\n",
+			fail: []string{"config.yaml:4: nftables.masqueradeBit: Invalid value: 32", "config.yaml:4: nftables.minSyncPeriod: Invalid value"},
 		},
 		{name: "iptables", args: []string{"--proxy-mode=iptables"}},
-		{name: "nftables", args: []string{"--proxy-mode=nftables"}, fail: []string{"--proxy-mode: mode nftables is not supported by Tandem"}},
+		{
+			name: "nftables", args: []string{"--proxy-mode=nftables", "--iptables-sync-period=9s", "--masquerade-all", "--iptables-masquerade-bit=5", "--nodeport-addresses=10.0.0.0/8"},
+			check: func(o *Options) (any, any) {
+				return o.Config.Rules(), config.Rules{MasqueradeBit: 14, MasqueradeAll: true, SyncPeriod: 9 * time.Second, MinSyncPeriod: time.Second, NodePortAddresses: []string{"10.0.0.0/8"}}
+			},
+		},
 		{name: "ipvs", args: []string{"--proxy-mode=ipvs", "--ipvs-scheduler=mh"}, check: func(o *Options) (any, any) { return o.Config.KubeProxy.IPVS.Scheduler, "mh" }},
 		{name: "no mode is iptables", check: func(o *Options) (any, any) { return string(o.Config.KubeProxy.Mode), "iptables" }},
-		{name: "unknown mode", args: []string{"--proxy-mode=bpf"}, fail: []string{`unknown mode "bpf": must be one of ebpf, ipvs, iptables`}},
+		{name: "unknown mode", args: []string{"--proxy-mode=bpf"}, fail: []string{`unknown mode "bpf": must be one of ebpf, ipvs, iptables, nftables`}},
 		{name: "cleanup asks for no mode", args: []string{"--cleanup"}},
 		{
 			name: "other flags do not count with a file", file: kubeProxyHead + "mode: ebpf\nbindAddress: 10.0.0.1\n",

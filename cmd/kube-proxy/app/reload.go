@@ -40,7 +40,7 @@ const (
 var (
 	reloadedPolicy = []string{
 		"clusterCIDR", "detectLocalMode", "detectLocal", "nodePortAddresses",
-		"iptables.masqueradeAll", "iptables.localhostNodePorts", config.TandemKind + ".strictSourceRanges",
+		"iptables.masqueradeAll", "iptables.localhostNodePorts", "nftables.masqueradeAll", config.TandemKind + ".strictSourceRanges",
 	}
 	reloadedRest = []string{
 		"iptables.syncPeriod", "iptables.minSyncPeriod", "ipvs.syncPeriod", "ipvs.minSyncPeriod",

@@ -272,7 +272,7 @@ nodePortAddresses: [primary]
 iptables: {syncPeriod: 1h, minSyncPeriod: 2s, masqueradeAll: true, localhostNodePorts: false}
 ipvs: {syncPeriod: 1h, minSyncPeriod: 2s}
 configSyncPeriod: 1h
-nftables: {syncPeriod: 1h}
+nftables: {syncPeriod: 1h, masqueradeAll: true}
 portRange: 1-2
 windowsRunAsService: true
 winkernel: {sourceVip: 10.0.0.1}
@@ -286,6 +286,10 @@ ebpf: {syncPeriod: 1h, minSyncPeriod: 2s}
 		t.Fatal(err)
 	}
 	before, err := complete(t, kubeProxyHead+"mode: ebpf\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nftables, err := complete(t, kubeProxyHead+"mode: nftables\n")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,6 +310,8 @@ ebpf: {syncPeriod: 1h, minSyncPeriod: 2s}
 		want bool
 	}{
 		{&ebpfMode{}, "iptables.masqueradeAll", false}, {&ipvsMode{}, "iptables.masqueradeAll", true},
+		{&iptablesMode{&host{config: before.Config}}, "nftables.masqueradeBit", false},
+		{&iptablesMode{&host{config: nftables.Config}}, "nftables.masqueradeBit", true}, {&iptablesMode{&host{config: nftables.Config}}, "nftables.syncPeriod", false},
 		{&ebpfMode{}, "detectLocal.bridgeInterface", false}, {&ebpfMode{}, "detectLocalModes", true},
 	} {
 		if needsRestart(test.mode, test.path) != test.want {
