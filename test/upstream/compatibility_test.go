@@ -18,6 +18,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/scenarios"
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
@@ -100,6 +101,13 @@ var reasons = []struct{ scenario, call, chance, reason string }{
 	{scenario: "s22-duplicates-and-hints|s2[789]-.*|s30-.*",
 		chance: "sometimes as on a node without a zone", reason: "upstream may miss the Node when it starts, since events can arrive before its handler is registered; it learns the zone when that changes"},
 	{scenario: ".*", call: "(-> (10.9[67]|\\[fd00:10:96).*|unreachable) : refused$", reason: "[unallocated ClusterIPs](semantics.md#unallocated-clusterips) are rejected; upstream lets the packets go where routes lead"},
+}
+
+// scenarioOf is the name of the scenario in a row.
+func scenarioOf(row string) string {
+	_, rest, _ := strings.Cut(row, "`")
+	name, _, _ := strings.Cut(rest, "`")
+	return name
 }
 
 // byChance stands for the calls of a scenario that upstream answers otherwise now and then.
@@ -191,8 +199,12 @@ func TestCompatibility(t *testing.T) {
 			}
 		})
 	}
-	for _, s := range list {
-		next <- s
+	played := map[string]bool{}
+	for i, s := range list {
+		if kernel.Dealt(i) {
+			played[s.Name] = true
+			next <- s
+		}
 	}
 	close(next)
 	wg.Wait()
@@ -201,6 +213,9 @@ func TestCompatibility(t *testing.T) {
 	}
 	release := strings.TrimPrefix(strings.TrimSpace(string(version)), "Kubernetes ")
 	if *update {
+		if len(played) < len(list) {
+			t.Fatalf("only %d of %d scenarios were played: unset TANDEM_PART", len(played), len(list))
+		}
 		if was, err := os.ReadFile(compatibilityFile); err == nil {
 			for row := range strings.Lines(string(was)) {
 				if strings.Contains(row, byChance) {
@@ -228,7 +243,7 @@ func TestCompatibility(t *testing.T) {
 		t.Errorf("%s does not begin with\n%s", compatibilityFile, head)
 	}
 	for row := range strings.Lines(body) {
-		if _, there := found[row]; !there && !strings.Contains(row, byChance) {
+		if _, there := found[row]; !there && played[scenarioOf(row)] && !strings.Contains(row, byChance) {
 			t.Errorf("upstream does not differ any more:\n%s", row)
 		}
 		delete(found, row)
@@ -238,5 +253,5 @@ func TestCompatibility(t *testing.T) {
 			t.Errorf("not in %s:\n%s", compatibilityFile, row)
 		}
 	}
-	t.Logf("%d scenarios", len(list))
+	t.Logf("%d of %d scenarios", len(played), len(list))
 }
