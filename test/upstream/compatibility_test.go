@@ -92,6 +92,7 @@ var reasons = []struct{ scenario, call, chance, reason string }{
 	{scenario: "s27-node-without-zone", reason: "upstream treats no zone as a zone with an empty name; no API server accepts such a hint"},
 	{scenario: "s41-no-endpoints", call: "host .* no answer", reason: "upstream has no rule for this host that refuses external IPs"},
 	{scenario: "s41-no-endpoints-udp", reason: "for datagrams that rules reject the kernel returns `EPERM` to this host, with Tandem's rules too; programs refuse at the socket"},
+	{scenario: "s45-pods-of-other-nodes", chance: "sometimes no answer", reason: "upstream takes pods of other nodes for its own; replies of endpoints on other nodes pass the node by"},
 	{scenario: "s48-ranges-before-endpoints", reason: "upstream does not check source ranges where there is no endpoint"},
 	{scenario: "s48-ranges-invalid", reason: "upstream ignores invalid ranges, and admits every client if no other range is left"},
 	{scenario: "s48-ranges-of-the-other-family", reason: "`strictSourceRanges` is Tandem's; without it the answer is the same"},
