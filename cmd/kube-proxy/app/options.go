@@ -234,6 +234,7 @@ func (o *Options) writeConfig(logger klog.Logger) error {
 // Run does what the options ask for until ctx is done.
 func (o *Options) Run(ctx context.Context) error {
 	if o.WriteConfigTo != "" {
+		o.warn(klog.FromContext(ctx))
 		return o.writeConfig(klog.FromContext(ctx))
 	}
 	metricsfeatures.ApplyFeatureGates(o.gate)
