@@ -219,6 +219,8 @@ var configs = []given{
 
 	// Upstream does not take these.
 	{fields: "mode: ebpf", other: tandemOnly},
+	{fields: "featureGates: {SidecarContainers: true, GangScheduling: false}", other: tandemOnly},
+	{flags: "--feature-gates=KubeletPSI=false", other: tandemOnly},
 	{flags: "--cluster-cidr=", other: tandemOnly},
 	{flags: "--healthz-bind-address=10.0.0.1", other: tandemOnly},
 	{file: strings.TrimPrefix(tandemDocument, "---\n") + "manifests: /m\n", other: tandemOnly},
