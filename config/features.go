@@ -26,10 +26,33 @@ const (
 
 // upstreamGates are those of upstream's proxy, which links the gates of all of
 // Kubernetes: a cluster that gives its components one list of gates gives it to
-// the proxy as well.
+// the proxy as well. Gates of older minor versions are among them.
 //
 //go:embed gates.txt
 var upstreamGates string
+
+// stageRemoved stands in place of the stage of a gate that this version does not have.
+const stageRemoved = "REMOVED"
+
+// DropRemovedGates separates the gates that only older minor versions have. They can have no
+// effect here; there is a warning for each.
+func DropRemovedGates(wanted map[string]bool) (rest map[string]bool, warnings map[string]string) {
+	last := map[string]string{}
+	for line := range strings.Lines(upstreamGates) {
+		if words := strings.Fields(line); len(words) == 3 && words[1] == stageRemoved {
+			last[words[0]] = words[2]
+		}
+	}
+	rest, warnings = map[string]bool{}, map[string]string{}
+	for name, on := range wanted {
+		if version, removed := last[name]; removed {
+			warnings[name] = fmt.Sprintf("feature gate %s has no effect: Kubernetes %s was the last version that had it", name, version)
+		} else {
+			rest[name] = on
+		}
+	}
+	return rest, warnings
+}
 
 // NewFeatureGate knows the gates that a configuration may set.
 func NewFeatureGate() (featuregate.MutableVersionedFeatureGate, error) {
@@ -50,6 +73,9 @@ func NewFeatureGate() (featuregate.MutableVersionedFeatureGate, error) {
 		words := strings.Fields(line)
 		if len(words) < 3 {
 			return nil, fmt.Errorf("table of feature gates: %q", line)
+		}
+		if words[1] == stageRemoved {
+			continue
 		}
 		name, spec := featuregate.Feature(words[0]), featuregate.FeatureSpec{Version: version.MajorMinor(1, 0), Default: words[2] == "true"}
 		switch words[1] {

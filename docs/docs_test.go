@@ -255,3 +255,38 @@ func TestMaps(t *testing.T) {
 		t.Errorf("found only %d maps and programs", count)
 	}
 }
+
+// TestVersions compares the versions of Kubernetes in compatibility.md with the releases whose
+// feature gates are known, and with the control plane of test/cluster.
+func TestVersions(t *testing.T) {
+	read := func(path string) string {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	page, gates, cluster := read("compatibility.md"), read("../config/gates.txt"), read("../test/cluster/go.mod")
+	releases := regexp.MustCompile(`v1\.\d+\.\d+`)
+	var known []string
+	for line := range strings.Lines(gates) {
+		if strings.HasPrefix(line, "# From ") {
+			known = releases.FindAllString(line, -1)
+		}
+	}
+	if len(known) != 4 {
+		t.Fatalf("config/gates.txt is from %v, want four releases", known)
+	}
+	controlPlane := regexp.MustCompile(`k8s\.io/kubernetes (v\S+)`).FindStringSubmatch(cluster)[1]
+	for _, release := range known {
+		minor := release[1:strings.LastIndexByte(release, '.')]
+		row := regexp.MustCompile(`(?m)^\| ` + regexp.QuoteMeta(minor) + ` \| those of (\S+) \|.*\| (.*) \|$`).FindStringSubmatch(page)
+		if row == nil || row[1] != release {
+			t.Errorf("compatibility.md does not say that gates of %s are those of %s", minor, release)
+			continue
+		}
+		if tested := strings.HasPrefix(controlPlane, "v"+minor+"."); tested != (row[2] == controlPlane) {
+			t.Errorf("compatibility.md says %q of a control plane of %s; test/cluster has %s", row[2], minor, controlPlane)
+		}
+	}
+}

@@ -52,7 +52,7 @@ var comparisons = []comparison{
 	compares("Detector", (*Detector).equal, nil),
 	compares("Facts", (*Facts).equal, nil),
 	compares("Facts.decidesAlike", (*Facts).decidesAlike, map[string]string{
-		"LocalAddrs": "part of NodeRules", "ServiceCIDRs": "part of NodeRules",
+		"LocalAddrs": "part of NodeRules", "ServiceCIDRs": "part of NodeRules", "Uplinks": "part of NodeRules",
 	}),
 	compares("NodeRules", (*NodeRules).Equal, nil),
 	compares("claimsAs", (*Decision).claimsAs, map[string]string{

@@ -96,6 +96,9 @@ func (t *Table) Explain(flow Flow) Explanation {
 		i = r.decision.find(nodePortAddr(to))
 	}
 	f := &r.decision.Frontends[i]
+	if f.Kind.External() {
+		e.Origin = t.facts.ExternalOrigin(source, flow.Device)
+	}
 	e.Frontend, e.Route = f, f.Routes[e.Origin]
 	for _, other := range t.contested[keyOf(f.Addr, flow.Protocol)] {
 		if other != uint32(index) {

@@ -20,6 +20,9 @@ type Facts struct {
 	LocalAddrs []netip.Addr
 	// Pods distinguishes local pods from other sources.
 	Pods Detector
+	// Uplinks are the names of the devices by which traffic of other machines comes in,
+	// sorted.
+	Uplinks []string
 	// ServiceCIDRs are what ClusterIPs are allocated from; empty if unknown.
 	ServiceCIDRs []netip.Prefix
 }
@@ -99,6 +102,20 @@ func (f *Facts) Origin(source netip.Addr, device string) Origin {
 	return FromOutside
 }
 
+// ExternalOrigin is Origin at a frontend that is dialled from outside the cluster as well, where
+// traffic policies tell apart who came to this node. What came in by an uplink is from another
+// machine: a cluster's CIDR has the pods of all nodes.
+func (f *Facts) ExternalOrigin(source netip.Addr, device string) Origin {
+	origin := f.Origin(source, device)
+	if origin != FromPod || f.Pods.Interface != "" || !slices.Contains(f.Uplinks, device) {
+		return origin
+	}
+	if f.isLocal(source) {
+		return FromHost
+	}
+	return FromOutside
+}
+
 func (f *Facts) isLocal(a netip.Addr) bool {
 	if a.IsLoopback() {
 		return true
@@ -115,5 +132,5 @@ func (f *Facts) decidesAlike(o *Facts) bool {
 
 func (f *Facts) equal(o *Facts) bool {
 	return f.Zone == o.Zone && f.NodeIPs == o.NodeIPs && slices.Equal(f.LocalAddrs, o.LocalAddrs) &&
-		f.Pods.equal(&o.Pods) && slices.Equal(f.ServiceCIDRs, o.ServiceCIDRs)
+		f.Pods.equal(&o.Pods) && slices.Equal(f.Uplinks, o.Uplinks) && slices.Equal(f.ServiceCIDRs, o.ServiceCIDRs)
 }

@@ -86,8 +86,10 @@ type NodeRules struct {
 	// Loopback are the loopback addresses at which this host alone
 	// reaches NodePorts.
 	Loopback [Families][]netip.Prefix
-	// Pods tells where FromPod applies.
-	Pods Detector
+	// Pods tells where FromPod applies; at external frontends it does not to what comes in
+	// by Uplinks, unless the detector goes by devices itself (Facts.ExternalOrigin).
+	Pods    Detector
+	Uplinks []string
 	// Unserved are the ranges of ClusterIPs: a new connection to an address and
 	// port in them that is no frontend is rejected, also on a live ClusterIP, but
 	// for addresses that one of this node's devices has.
@@ -96,7 +98,7 @@ type NodeRules struct {
 
 // NodeRules are worked out from facts and policy alone.
 func (p *Policy) NodeRules(f *Facts) NodeRules {
-	r := NodeRules{NodeIPs: f.NodeIPs, LocalAddrs: f.LocalAddrs, Pods: f.Pods, Unserved: f.ServiceCIDRs}
+	r := NodeRules{NodeIPs: f.NodeIPs, LocalAddrs: f.LocalAddrs, Pods: f.Pods, Uplinks: f.Uplinks, Unserved: f.ServiceCIDRs}
 	for _, a := range f.LocalAddrs {
 		if !a.IsLoopback() && p.NodePorts.Selects(a, f.NodeIPs) {
 			r.NodePortAddrs = append(r.NodePortAddrs, a)
@@ -164,5 +166,5 @@ func (r *NodeRules) Equal(o *NodeRules) bool {
 		}
 	}
 	return r.NodeIPs == o.NodeIPs && slices.Equal(r.LocalAddrs, o.LocalAddrs) && slices.Equal(r.NodePortAddrs, o.NodePortAddrs) && r.AllNodePortAddrs == o.AllNodePortAddrs &&
-		r.Pods.equal(&o.Pods) && slices.Equal(r.Unserved, o.Unserved)
+		r.Pods.equal(&o.Pods) && slices.Equal(r.Uplinks, o.Uplinks) && slices.Equal(r.Unserved, o.Unserved)
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -125,7 +126,11 @@ func (o *offline) settings(warn func(string)) (*nodefacts.Settings, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(c.Explain(c.Validate()), gate.SetFromMap(c.KubeProxy.FeatureGates)); err != nil {
+	gates, removed := config.DropRemovedGates(c.KubeProxy.FeatureGates)
+	for _, name := range slices.Sorted(maps.Keys(removed)) {
+		warn(removed[name])
+	}
+	if err := errors.Join(c.Explain(c.Validate()), gate.SetFromMap(gates)); err != nil {
 		return nil, err
 	}
 	settings, err := nodefacts.New(c, gate)

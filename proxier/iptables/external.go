@@ -5,6 +5,7 @@ package iptables
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/tandem-proxy/tandem/proxier"
 )
@@ -77,6 +78,9 @@ func (p *portRenderer) routes(f *proxier.Frontend) (rules []rule) {
 		rules = append(rules, of)
 	}
 	if p.knowsPods() && !same(proxier.FromPod) {
+		for uplink := range strings.FieldsSeq(p.uplinks) {
+			lead(rule{source: p.podSource, device: uplink}, proxier.FromOutside, "traffic of pods of other nodes", "traffic of pods of other nodes")
+		}
 		lead(rule{source: p.podSource, device: p.podDevice}, proxier.FromPod, "pod traffic", "pod traffic")
 	}
 	if !same(proxier.FromHost) {

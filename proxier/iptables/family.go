@@ -58,7 +58,7 @@ func newFamily(name proxier.Family, opts *Options, w *watch) *family {
 		name: name, opts: opts, watch: w, ports: delta.New[uint32, *proxier.Decision, portState](cmp.Compare[uint32]),
 		kernel: newChainStamps(), referenced: map[string]struct{}{}, uses: map[string]int{}, wrote: map[string]int{},
 	}
-	f.renderer = newRenderer(name, &proxier.Detector{}, true)
+	f.renderer = newRenderer(name, &proxier.NodeRules{}, true)
 	for s := range sharedCount {
 		f.shared[s] = newSharedChain(s, name)
 	}
@@ -133,7 +133,7 @@ func (f *family) setNodeRules(rules *proxier.NodeRules) (changed bool) {
 	}
 	// IPv6 has no route_localnet.
 	loopback := f.name == proxier.IPv4 && len(rules.Loopback[f.name]) > 0
-	renderer := newRenderer(f.name, &rules.Pods, f.renderer.comments)
+	renderer := newRenderer(f.name, rules, f.renderer.comments)
 	changed = loopback != f.loopback || *renderer != *f.renderer
 	f.loopback, f.renderer = loopback, renderer
 	if f.opts.Extra != nil {

@@ -5,6 +5,7 @@ package iptables
 import (
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/tandem-proxy/tandem/proxier"
 )
@@ -37,13 +38,16 @@ type renderer struct {
 	// The source, or the device, of packets of local pods. Where both are empty, no packet
 	// counts as one of a pod.
 	podSource, podDevice string
+	// uplinks are the names of the devices by which pods of other nodes come in, separated
+	// by spaces. They matter with podSource.
+	uplinks string
 	// comments says whether rules have comments. They are for people, who do not read thousands
 	// of rules.
 	comments bool
 }
 
-func newRenderer(family proxier.Family, pods *proxier.Detector, comments bool) *renderer {
-	r := &renderer{family: family, comments: comments}
+func newRenderer(family proxier.Family, rules *proxier.NodeRules, comments bool) *renderer {
+	r, pods := &renderer{family: family, comments: comments}, &rules.Pods
 	if pods.Interface != "" {
 		r.podDevice = pods.Interface
 		if pods.InterfacePrefix {
@@ -54,6 +58,7 @@ func newRenderer(family proxier.Family, pods *proxier.Detector, comments bool) *
 	for _, p := range pods.CIDRs {
 		if proxier.FamilyOf(p.Addr()) == family {
 			r.podSource = p.String() // there is at most one of a family
+			r.uplinks = strings.Join(rules.Uplinks, " ")
 		}
 	}
 	return r

@@ -85,7 +85,7 @@ func contains(list []netip.Prefix, a netip.Addr) bool {
 // origin returns the origin of a client.
 func (m *Model) origin(client netip.Addr) proxier.Origin {
 	switch {
-	case m.node.FromPod || contains(m.rules.Pods.CIDRs, client):
+	case m.node.FromPod || m.node.Pod && contains(m.rules.Pods.CIDRs, client):
 		return proxier.FromPod
 	case client.IsLoopback() || m.isLocal(client):
 		return proxier.FromHost

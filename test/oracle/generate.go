@@ -220,6 +220,11 @@ var factFields = []func(*generator, *proxier.Facts){
 		)
 	},
 	func(g *generator, f *proxier.Facts) {
+		if f.Uplinks = plainUplinks; g.chance(0.2) {
+			f.Uplinks = pick(g, nil, []string{"eth0", "pod2"})
+		}
+	},
+	func(g *generator, f *proxier.Facts) {
 		v4, v6 := netip.MustParsePrefix("10.96.0.0/24"), netip.MustParsePrefix("fd00:10:96::/112")
 		f.ServiceCIDRs = pick(g, nil, []netip.Prefix{v4}, []netip.Prefix{v6}, []netip.Prefix{v4, v6}, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/30"), v6})
 	},

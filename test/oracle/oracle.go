@@ -86,7 +86,7 @@ type Frontend struct {
 // Ask returns how a flow must be handled.
 func (c *Cluster) Ask(flow proxier.Flow) Answer {
 	dst := flow.Destination
-	answer := Answer{Origin: c.origin(flow)}
+	answer := Answer{Origin: c.origin(flow, false)}
 
 	// A NodePort is served if no frontend has exactly that address.
 	var found *claim
@@ -106,6 +106,7 @@ func (c *Cluster) Ask(flow proxier.Flow) Answer {
 	}
 
 	answer.Owner, answer.Kind = found.owner, found.kind
+	answer.Origin = c.origin(flow, found.kind != proxier.ClusterIP)
 	for _, cl := range c.read() {
 		if cl.owner == found.owner && family(cl.addr.Addr()) == family(dst.Addr()) {
 			for from := range proxier.Origins {
@@ -210,12 +211,15 @@ func (c *Cluster) HealthChecks() map[types.NamespacedName]proxier.HealthCheck {
 	return checks
 }
 
-func (c *Cluster) origin(flow proxier.Flow) proxier.Origin {
+// origin of a flow to a ClusterIP, or to an external frontend: what comes in by an uplink is no
+// pod of this node there (S43).
+func (c *Cluster) origin(flow proxier.Flow, external bool) proxier.Origin {
 	src, pods := flow.Source.Addr(), c.Facts.Pods
 	var pod bool
 	switch {
 	case pods.Interface == "":
-		pod = slices.ContainsFunc(pods.CIDRs, func(p netip.Prefix) bool { return p.Contains(src) })
+		pod = slices.ContainsFunc(pods.CIDRs, func(p netip.Prefix) bool { return p.Contains(src) }) &&
+			!(external && slices.Contains(c.Facts.Uplinks, flow.Device))
 	case pods.InterfacePrefix:
 		pod = strings.HasPrefix(flow.Device, pods.Interface)
 	default:

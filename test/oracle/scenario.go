@@ -177,12 +177,16 @@ func (w *writer) config(d *defect) {
 
 // plainFacts are the facts at the start of a scenario.
 func plainFacts(f proxier.Facts) proxier.Facts {
-	f.NodeIPs, f.LocalAddrs = plainNodeIPs, plainLocalAddrs
+	f.NodeIPs, f.LocalAddrs, f.Uplinks = plainNodeIPs, plainLocalAddrs, plainUplinks
 	return f
 }
 
 // learn writes changes of the node's facts.
 func (w *writer) learn(f proxier.Facts) {
+	if !slices.Equal(f.Uplinks, w.facts.Uplinks) {
+		w.note("the node's uplinks are %v", f.Uplinks)
+		w.facts.Uplinks = f.Uplinks
+	}
 	d := detect(&f.Pods)
 	if !slices.Equal(f.ServiceCIDRs, w.facts.ServiceCIDRs) || !reflect.DeepEqual(f.Pods, w.facts.Pods) {
 		var cidrs []string

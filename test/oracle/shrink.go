@@ -316,6 +316,8 @@ var (
 	}
 )
 
+var plainUplinks = []string{"eth0"}
+
 // Changes of facts and policy return whether they had an effect.
 var simplerFacts = []func(*proxier.Facts) bool{
 	func(f *proxier.Facts) bool { return become(&f.Zone, "") },
@@ -329,6 +331,7 @@ var simplerFacts = []func(*proxier.Facts) bool{
 	func(f *proxier.Facts) bool {
 		return become(&f.Pods, proxier.Detector{CIDRs: scenarios.DefaultConfig().Detect.CIDRs})
 	},
+	func(f *proxier.Facts) bool { return become(&f.Uplinks, plainUplinks) },
 	func(f *proxier.Facts) bool { return len(f.Pods.CIDRs) < 2 && become(&f.Pods, proxier.Detector{}) },
 	func(f *proxier.Facts) bool { return become(&f.ServiceCIDRs, scenarios.DefaultConfig().ServiceCIDRs) },
 }

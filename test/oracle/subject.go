@@ -186,11 +186,15 @@ func (m *mirror) ask(flow proxier.Flow, localAddrs []netip.Addr) string {
 	src, dst := flow.Source.Addr(), flow.Destination
 	f := family(dst.Addr())
 	origin := proxier.FromOutside
-	switch {
-	case m.rules.Pods.Local(src, flow.Device):
-		origin = proxier.FromPod
-	case src.IsLoopback() || slices.Contains(localAddrs, src):
+	if src.IsLoopback() || slices.Contains(localAddrs, src) {
 		origin = proxier.FromHost
+	}
+	external := origin
+	if m.rules.Pods.Local(src, flow.Device) {
+		origin = proxier.FromPod
+		if m.rules.Pods.Interface != "" || !slices.Contains(m.rules.Uplinks, flow.Device) {
+			external = origin
+		}
 	}
 	find := func(addr netip.AddrPort) (*proxier.Decision, *proxier.Frontend) {
 		for _, d := range m.decisions {
@@ -224,6 +228,9 @@ func (m *mirror) ask(flow proxier.Flow, localAddrs []netip.Addr) string {
 			return head(origin, proxier.Rejected)
 		}
 		return head(origin, proxier.Pass)
+	}
+	if fe.Kind != proxier.ClusterIP {
+		origin = external
 	}
 	route, outcome := fe.Routes[origin], proxier.Forward
 	var backends []netip.AddrPort

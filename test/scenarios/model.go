@@ -124,8 +124,11 @@ func (m *Model) learn(ctx context.Context, n *modelNode) error {
 	return n.proxier.Sync(ctx)
 }
 
+// uplink is the device of a node by which all but its pods come in.
+const uplink = "eth0"
+
 func (m *Model) facts(n *modelNode) proxier.Facts {
-	f := proxier.Facts{Zone: n.object.Labels[v1.LabelTopologyZone], ServiceCIDRs: m.config.ServiceCIDRs}
+	f := proxier.Facts{Zone: n.object.Labels[v1.LabelTopologyZone], ServiceCIDRs: m.config.ServiceCIDRs, Uplinks: []string{uplink}}
 	for _, kind := range []v1.NodeAddressType{v1.NodeInternalIP, v1.NodeExternalIP} {
 		for _, a := range n.object.Status.Addresses {
 			addr, err := netip.ParseAddr(a.Address)
@@ -302,7 +305,7 @@ func (m *Model) call(p Probe) (Observation, []arrival, error) {
 			return m.passed(p.To.Addr())
 		}
 	}
-	flow.Device = "eth0"
+	flow.Device = uplink
 	var o Observation
 	var arrivals []arrival
 	nodes := m.towards(p, home)

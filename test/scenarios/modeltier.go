@@ -61,11 +61,15 @@ type verdict struct {
 // devices.
 func (t *modelTier) decide(f proxier.Flow, local []netip.Addr) verdict {
 	origin := proxier.FromOutside
-	switch {
-	case t.rules.Pods.Local(f.Source.Addr(), f.Device):
-		origin = proxier.FromPod
-	case slices.Contains(local, f.Source.Addr()) || f.Source.Addr().IsLoopback():
+	if slices.Contains(local, f.Source.Addr()) || f.Source.Addr().IsLoopback() {
 		origin = proxier.FromHost
+	}
+	external := origin
+	if t.rules.Pods.Local(f.Source.Addr(), f.Device) {
+		origin = proxier.FromPod
+		if t.rules.Pods.Interface != "" || !slices.Contains(t.rules.Uplinks, f.Device) {
+			external = origin
+		}
 	}
 	to := f.Destination
 	d, i := t.find(to, f.Protocol)
@@ -78,6 +82,9 @@ func (t *modelTier) decide(f proxier.Flow, local []netip.Addr) verdict {
 		return verdict{outcome: proxier.Rejected}
 	default:
 		return verdict{outcome: proxier.Pass}
+	}
+	if d.Frontends[i].Kind.External() {
+		origin = external
 	}
 	x := verdict{decision: d, route: d.Frontends[i].Routes[origin]}
 	for _, b := range d.Backends {

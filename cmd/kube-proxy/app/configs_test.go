@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 	"sigs.k8s.io/yaml"
 
 	"github.com/tandem-proxy/tandem/test/golden"
@@ -217,6 +219,8 @@ var configs = []given{
 
 	// Upstream does not take these.
 	{fields: "mode: ebpf", other: tandemOnly},
+	{fields: "featureGates: {SidecarContainers: true, GangScheduling: false}", other: tandemOnly},
+	{flags: "--feature-gates=KubeletPSI=false", other: tandemOnly},
 	{flags: "--cluster-cidr=", other: tandemOnly},
 	{flags: "--healthz-bind-address=10.0.0.1", other: tandemOnly},
 	{file: strings.TrimPrefix(tandemDocument, "---\n") + "manifests: /m\n", other: tandemOnly},
@@ -312,6 +316,49 @@ func TestConfigs(t *testing.T) {
 		t.Errorf("%d are wrong, want at least 100", wrong)
 	}
 	golden.Compare(t, "configs.golden", text.String())
+}
+
+// What is ignored is logged, also where the configuration is only written; upstream logs the same
+// files, once for all fields.
+func TestIgnoredFieldsAreLogged(t *testing.T) {
+	for _, test := range []struct {
+		fields string
+		want   []string
+	}{
+		{fields: "mode: iptables"},
+		{fields: "warp: 9\nmode: iptables", want: []string{`unknown field "warp"`}},
+		{fields: "mode: ipvs\nmode: iptables\niptables: {warp: 9}", want: []string{`duplicate field "mode"`, `unknown field "iptables.warp"`}},
+	} {
+		dir := t.TempDir()
+		path, out := filepath.Join(dir, "f.yaml"), filepath.Join(dir, "written.yaml")
+		if err := os.WriteFile(path, []byte(kubeProxyHead+test.fields+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		o, err := complete(t, "", "--config="+path, "--write-config-to="+out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var logged strings.Builder
+		logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&logged)))
+		if err := o.Run(klog.NewContext(t.Context(), logger)); err != nil {
+			t.Fatal(err)
+		}
+		text := strings.ReplaceAll(logged.String(), `\"`, `"`)
+		if n := strings.Count(text, "Part of the configuration is ignored"); n != len(test.want) {
+			t.Errorf("%s: %d messages, want %d:\n%s", test.fields, n, len(test.want), text)
+		}
+		for _, want := range test.want {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s: not logged: %s\n%s", test.fields, want, text)
+			}
+		}
+		if binary := os.Getenv("UPSTREAM_KUBE_PROXY"); binary != "" {
+			said, err := exec.Command(binary, "--config="+path, "--write-config-to="+out).CombinedOutput()
+			if theirs := strings.Contains(string(said), "Using lenient decoding"); err != nil || theirs != (len(test.want) > 0) {
+				t.Errorf("%s: upstream ends with %v and says\n%s", test.fields, err, said)
+			}
+		}
+	}
 }
 
 func printable(line string) string {

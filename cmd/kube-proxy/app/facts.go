@@ -26,10 +26,11 @@ type facts struct {
 	node         *v1.Node
 	addresses    nodefacts.Addresses
 	serviceCIDRs nodefacts.ServiceCIDRs
-	uplinks      *devices.Watcher
-	known        proxier.Facts // when the proxier starts
-	nodeIP       atomic.Bool   // the node has an address of its own
-	pods         atomic.Bool   // pods can be told from others as the configuration has it
+	uplinks      *devices.Watcher // for the programs on them
+	origins      *devices.Watcher // of the same, for the facts
+	known        proxier.Facts    // when the proxier starts
+	nodeIP       atomic.Bool      // the node has an address of its own
+	pods         atomic.Bool      // pods can be told from others as the configuration has it
 	logger       klog.Logger
 }
 
@@ -44,7 +45,10 @@ func (f *facts) start(ctx context.Context) {
 	f.warn(f.settings)
 	f.known = f.settings.Facts()
 	f.note(&f.known)
-	f.uplinks.SetNodeIPs(f.known.NodeIPs[:])
+	f.setNodeIPs(&f.known)
+	if u, err := f.origins.List(); err == nil { // otherwise, followUplinks tries again
+		f.known.Uplinks = deviceNames(u.Devices)
+	}
 	var err error
 	if f.known.LocalAddrs, err = f.addresses.List(); err != nil {
 		f.logger.Error(err, "Cannot list the addresses of this node; NodePorts are not served until this works")
@@ -80,7 +84,7 @@ func (f *facts) fromNode(node *v1.Node, known *proxier.Facts) {
 	f.node = node
 	f.settings.FromNode(node, known)
 	f.note(known)
-	f.uplinks.SetNodeIPs(known.NodeIPs[:])
+	f.setNodeIPs(known)
 	if known.Zone != before.Zone || known.NodeIPs != before.NodeIPs || !slices.Equal(known.Pods.CIDRs, before.Pods.CIDRs) {
 		f.logger.Info("Node addresses, zone or pod CIDRs changed", "nodeIPs", known.NodeIPs, "zone", known.Zone, "podRanges", known.Pods.CIDRs)
 	}
@@ -123,4 +127,26 @@ func (f *facts) follow(ctx context.Context, px *proxier.Proxier) {
 	f.addresses.Watch(ctx, func(list []netip.Addr) {
 		px.UpdateFacts(func(known *proxier.Facts) { known.LocalAddrs = list })
 	})
+}
+
+// followUplinks keeps the names of the uplinks up to date until ctx is done.
+func (f *facts) followUplinks(ctx context.Context, px *proxier.Proxier) {
+	f.origins.Watch(ctx, func(u devices.Uplinks) {
+		names := deviceNames(u.Devices)
+		px.UpdateFacts(func(known *proxier.Facts) { known.Uplinks = names })
+	})
+}
+
+func (f *facts) setNodeIPs(known *proxier.Facts) {
+	f.uplinks.SetNodeIPs(known.NodeIPs[:])
+	f.origins.SetNodeIPs(known.NodeIPs[:])
+}
+
+// deviceNames are sorted.
+func deviceNames(list []devices.Device) (names []string) {
+	for _, d := range list {
+		names = append(names, d.Name)
+	}
+	slices.Sort(names)
+	return names
 }

@@ -133,6 +133,10 @@ func (o *Options) setGates(wanted map[string]bool) {
 		}
 		return from
 	}
+	wanted, removed := config.DropRemovedGates(wanted)
+	for _, name := range slices.Sorted(maps.Keys(removed)) {
+		o.warnings = append(o.warnings, where(name)+": "+removed[name])
+	}
 	known, all := o.gate.GetAll(), map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		if _, ok := known[featuregate.Feature(name)]; !ok {
@@ -234,6 +238,7 @@ func (o *Options) writeConfig(logger klog.Logger) error {
 // Run does what the options ask for until ctx is done.
 func (o *Options) Run(ctx context.Context) error {
 	if o.WriteConfigTo != "" {
+		o.warn(klog.FromContext(ctx))
 		return o.writeConfig(klog.FromContext(ctx))
 	}
 	metricsfeatures.ApplyFeatureGates(o.gate)

@@ -214,6 +214,12 @@ func TestOptions(t *testing.T) {
 			},
 		},
 		{name: "mode ipvs turned off", args: []string{"--proxy-mode=ebpf", "--ebpf-fallback=ipvs,iptables", "--feature-gates=KubeProxyIPVS=false"}, fail: []string{"mode ipvs is turned off by the feature gate KubeProxyIPVS"}},
+		{
+			name: "feature gates of older versions", args: []string{"--proxy-mode=ebpf", "--feature-gates=SidecarContainers=true"},
+			warn: "--feature-gates: feature gate SidecarContainers has no effect: Kubernetes 1.36 was the last version that had it",
+		},
+		{name: "feature gates that an older version did not lock", args: []string{"--proxy-mode=ebpf", "--feature-gates=KubeletPSI=false"}},
+		{name: "feature gates that every version locks", args: []string{"--proxy-mode=ebpf", "--feature-gates=NFTablesProxyMode=false"}, fail: []string{"cannot set feature gate NFTablesProxyMode to false"}},
 		{name: "unknown feature gate", args: []string{"--proxy-mode=ebpf", "--feature-gates=Warp=true"}, fail: []string{"--feature-gates: unrecognized feature gate: Warp"}},
 		{name: "unknown feature of the kernel", args: []string{"--proxy-mode=ebpf", "--ebpf-capability-mask=warp=no"}, fail: []string{"--ebpf-capability-mask", "warp"}},
 		{name: "unknown flag", args: []string{"--port-range=1-2"}, fail: []string{"unknown flag: --port-range"}},

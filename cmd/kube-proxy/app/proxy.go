@@ -105,7 +105,8 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	if p.facts.settings, err = nodefacts.New(o.Config, o.gate); err != nil {
 		return nil, err
 	}
-	p.facts.uplinks = devices.New(devices.Options{Names: o.Config.Tandem.EBPF.Devices})
+	uplinks := devices.Options{Names: o.Config.Tandem.EBPF.Devices}
+	p.facts.uplinks, p.facts.origins = devices.New(uplinks), devices.New(uplinks)
 	p.flows = staleudp.New(staleudp.Options{Table: conntrack.Kernel{}, Exclusive: true, Observer: p.metrics.Reconciled, Ended: p.flowsEnded})
 	return p, nil
 }
@@ -218,6 +219,7 @@ func (p *proxy) program(ctx context.Context) error {
 	group.Go(func() error { p.services.Run(ctx); return nil })
 	group.Go(func() error { p.facts.awaitPodCIDRs(ctx, clock.RealClock{}, p.problems); return nil })
 	group.Go(func() error { p.facts.follow(ctx, px); return nil })
+	group.Go(func() error { p.facts.followUplinks(ctx, px); return nil })
 	group.Go(func() error { left.run(ctx); return nil })
 	group.Go(func() error { open.run(ctx); return nil })
 	group.Go(func() error {
