@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package differential
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/netfilter"
+	"github.com/tandem-proxy/tandem/test/oracle"
+)
+
+// Node is a node that upstream serves. It is for one goroutine.
+type Node struct {
+	upstream *Upstream
+	cluster  *oracle.Cluster
+	invalid  bool // no API server stores these objects
+	world    world
+	tables   [proxier.Families]*netfilter.Tables
+	now      time.Time
+}
+
+// Node returns another node.
+func (u *Upstream) Node() *Node { return &Node{upstream: u, now: time.Unix(1e9, 0)} }
+
+// learn writes the rules for a cluster.
+func (n *Node) learn(p *process, c *oracle.Cluster) error {
+	n.cluster = nil
+	services, ok := c.Stored()
+	if n.invalid = !ok; n.invalid {
+		n.cluster, p.learned = c, c
+		return nil
+	}
+	n.world = worldOf(c, services)
+	a, err := p.ask(question{World: &n.world})
+	if err != nil {
+		return err
+	}
+	p.learned = c
+	for f := range proxier.Families {
+		rules := a.Rules[ipFamilies[f]]
+		if n.upstream.Spoil != nil {
+			rules = n.upstream.Spoil(rules)
+		}
+		n.tables[f] = netfilter.New(f)
+		n.tables[f].Now = func() time.Time { return n.now }
+		if err := n.tables[f].Restore([]byte(rules)); err != nil {
+			return fmt.Errorf("upstream's rules: %w:\n%s", err, rules)
+		}
+	}
+	n.cluster = c
+	return n.checkHealth(a.Checks)
+}
+
+// worldOf returns what upstream knows of a cluster, with the label selectors of its informers.
+func worldOf(c *oracle.Cluster, services []*v1.Service) world {
+	w := world{
+		Node: c.NodeName, Zone: c.Facts.Zone, PodInterface: c.Facts.Pods.Interface, PodInterfacePrefix: c.Facts.Pods.InterfacePrefix,
+		LocalhostNodePorts: c.Policy.NodePorts.Loopback, MasqueradeAll: c.Policy.MasqueradeAll, IgnoreExternalIPs: c.Policy.IgnoreExternalIPs,
+	}
+	for _, s := range services {
+		if _, anothers := s.Labels[proxier.LabelServiceProxyName]; !anothers && s.Spec.ClusterIP != v1.ClusterIPNone {
+			w.Services = append(w.Services, s)
+		}
+	}
+	for _, s := range c.Slices {
+		if _, headless := s.Labels[proxier.LabelHeadless]; !headless {
+			w.Slices = append(w.Slices, s)
+		}
+	}
+	loopback := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+	for _, a := range slices.Concat(c.Facts.LocalAddrs, loopback) {
+		if text := a.String(); !slices.Contains(w.Addresses, text) {
+			w.Addresses = append(w.Addresses, text)
+		}
+	}
+	if w.PodInterface == "" {
+		for _, p := range c.Facts.Pods.CIDRs {
+			w.PodCIDRs = append(w.PodCIDRs, p.String())
+		}
+	}
+	// The keywords of nodePortAddresses are replaced before a proxier gets them.
+	for _, a := range c.Facts.NodeIPs {
+		if a.IsValid() {
+			w.NodeIPs = append(w.NodeIPs, a.String())
+			if c.Policy.NodePorts.Primary {
+				w.NodePortAddresses = append(w.NodePortAddresses, netip.PrefixFrom(a, a.BitLen()).String())
+			}
+		}
+	}
+	if c.Policy.NodePorts.Localhost {
+		w.NodePortAddresses = append(w.NodePortAddresses, "127.0.0.0/8", "::1/128")
+	}
+	if c.Policy.NodePorts.All {
+		w.NodePortAddresses = append(w.NodePortAddresses, "0.0.0.0/0", "::/0")
+	}
+	for _, p := range c.Policy.NodePorts.CIDRs {
+		w.NodePortAddresses = append(w.NodePortAddresses, p.String())
+	}
+	return w
+}
+
+// checkHealth compares the health checks of Services.
+func (n *Node) checkHealth(checks map[v1.IPFamily]map[string]check) error {
+	for f := range proxier.Families {
+		want := map[string]check{}
+		for name, h := range n.cluster.HealthChecks() {
+			if h.Families[f] {
+				want[name.String()] = check{h.Port, h.Ready[f]}
+			}
+		}
+		for _, s := range n.world.Services {
+			name := s.Namespace + "/" + s.Name
+			theirs, ours := checks[ipFamilies[f]][name], want[name]
+			if theirs == ours {
+				continue
+			}
+			d := healthDifference{n.cluster, s, f, ours, theirs}
+			if !n.upstream.meantHealth(&d) {
+				return fmt.Errorf("health check of %s, %s: upstream has port %d with %d endpoints here, Tandem port %d with %d", name, f, theirs.Port, theirs.Local, ours.Port, ours.Local)
+			}
+		}
+	}
+	return nil
+}
+
+// result is one of the things that can happen to a packet.
+type result struct {
+	verdict    netfilter.Verdict
+	to         netip.AddrPort // of an accepted packet
+	masquerade bool
+}
+
+func (r result) String() string {
+	if r.verdict != netfilter.Accept {
+		return r.verdict.String()
+	}
+	if r.masquerade {
+		return r.to.String() + " masqueraded"
+	}
+	return r.to.String()
+}
+
+// handling are all of them, with their probabilities.
+type handling map[result]float64
+
+func (h handling) equal(o handling) bool {
+	if len(h) != len(o) {
+		return false
+	}
+	for r, share := range h {
+		if math.Abs(share-o[r]) > 1e-6 { // the kernel's numbers have 31 bits
+			return false
+		}
+	}
+	return true
+}
+
+// only reports whether a verdict is certain.
+func (h handling) only(v netfilter.Verdict) bool {
+	for r := range h {
+		if r.verdict != v {
+			return false
+		}
+	}
+	return true
+}
+
+// passes reports whether the packet goes where it was sent, with its source.
+func (h handling) passes(to netip.AddrPort) bool {
+	_, ok := h[result{to: to}]
+	return ok && len(h) == 1
+}
+
+func (h handling) String() string {
+	var list []result
+	for r := range h {
+		list = append(list, r)
+	}
+	slices.SortFunc(list, func(a, b result) int {
+		return cmp.Or(cmp.Compare(a.verdict, b.verdict), a.to.Compare(b.to), cmp.Compare(a.String(), b.String()))
+	})
+	var texts []string
+	for _, r := range list {
+		texts = append(texts, fmt.Sprintf("%s (%.4f)", r, h[r]))
+	}
+	return strings.Join(texts, ", ")
+}
+
+func handlingOf(branches []netfilter.Branch) handling {
+	h := handling{}
+	for _, b := range branches {
+		r := result{verdict: b.Verdict}
+		if b.Verdict == netfilter.Accept {
+			r.to, r.masquerade = b.To, b.Masqueraded
+		}
+		h[r] += b.Probability
+	}
+	return h
+}
+
+// expected is what rules have to do by an answer.
+func expected(p *netfilter.Packet, want *oracle.Answer) handling {
+	switch want.Outcome {
+	case proxier.Rejected:
+		return handling{{verdict: netfilter.Reject}: 1}
+	case proxier.Dropped:
+		return handling{{verdict: netfilter.Drop}: 1}
+	case proxier.Pass:
+		return handling{{to: p.Dst}: 1}
+	}
+	h := handling{}
+	for _, to := range want.Backends {
+		hidden := want.Source.HidesClient() || p.Src.Addr() == to.Addr()
+		// What comes in and stays needs no other source: its replies are sent from here.
+		stays := p.In != "" && p.Local(to.Addr())
+		h[result{to: to, masquerade: hidden && !stays}] += 1 / float64(len(want.Backends))
+	}
+	return h
+}
+
+// packetOf returns the packet of a flow; false if rules of Services decide nothing about it.
+func packetOf(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer) (p netfilter.Packet, ok bool) {
+	local := func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(c.Facts.LocalAddrs, a) }
+	device := flow.Device
+	src, dst := flow.Source.Addr(), flow.Destination.Addr()
+	switch {
+	case local(src):
+		if device = ""; want.Origin != proxier.FromHost {
+			return p, false // no packet of this host comes in by a device of pods
+		}
+	case device == "":
+		device = "eth0" // this host has no such address
+	}
+	switch {
+	case dst.IsUnspecified():
+		return p, false // no packet goes there
+	case dst.IsLoopback() && (device != "" || !src.IsLoopback() && want.Outcome != proxier.Forward):
+		return p, false // the kernel or rules about loopback addresses drop it
+	case want.Kind == proxier.ClusterIP && want.Outcome != proxier.Forward && local(dst):
+		return p, false // a device has the address
+	case want.Outcome == proxier.Forward && slices.ContainsFunc(c.Frontends(), func(f oracle.Frontend) bool {
+		return f.Owner.Protocol == flow.Protocol && slices.Contains(want.Backends, f.Addr)
+	}):
+		return p, false // filters see a packet to a frontend after translation
+	}
+	return netfilter.Packet{Src: flow.Source, Dst: flow.Destination, Protocol: flow.Protocol, In: device, Out: "eth0", Local: local}, true
+}
+
+// Check compares what upstream's rules do with a flow with the answer.
+func (n *Node) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer) error {
+	p, ok := packetOf(c, flow, want)
+	if !ok {
+		n.upstream.count("no packet that rules of Services decide about")
+		return nil
+	}
+	process, err := n.upstream.acquire(c)
+	if err != nil {
+		return err
+	}
+	defer n.upstream.release(process)
+	if n.cluster != c || process.learned != c {
+		if err := n.learn(process, c); err != nil {
+			return err
+		}
+	}
+	if n.invalid {
+		return nil
+	}
+	tables := n.tables[proxier.FamilyOf(flow.Destination.Addr())]
+	branches := tables.Branches(p)
+	ours, theirs := expected(&p, want), handlingOf(branches)
+	if err := n.checkTracer(process, &p, branches, theirs); err != nil {
+		return err
+	}
+	if ours.equal(theirs) {
+		n.upstream.count("same: " + want.Outcome.String())
+	} else {
+		if n.upstream.meant(&difference{c, flow, &p, want, ours, theirs}) {
+			return nil
+		}
+		return fmt.Errorf("Tandem: %s\nupstream: %s", ours, describe(branches))
+	}
+	if want.Outcome == proxier.Forward {
+		return n.checkAffinity(tables, p, want.Affinity, theirs)
+	}
+	return nil
+}
+
+func describe(branches []netfilter.Branch) string {
+	var texts []string
+	for _, b := range branches {
+		texts = append(texts, fmt.Sprintf("%.9f %s", b.Probability, b.Result))
+	}
+	return strings.Join(texts, "\n")
+}
+
+// checkAffinity sees whom a client reaches after its first connection.
+func (n *Node) checkAffinity(tables *netfilter.Tables, p netfilter.Packet, affinity time.Duration, all handling) error {
+	first := tables.Trace(p).To
+	only := func() bool {
+		h := handlingOf(tables.Branches(p))
+		for r := range h {
+			if r.to != first {
+				return false
+			}
+		}
+		return true
+	}
+	free := func() bool { return handlingOf(tables.Branches(p)).equal(all) }
+	if affinity == 0 {
+		if !free() {
+			return fmt.Errorf("upstream keeps the client at %s, Tandem does not", first)
+		}
+		return nil
+	}
+	n.now = n.now.Add(affinity)
+	if !only() {
+		return fmt.Errorf("Tandem keeps the client at %s for %v, upstream does not", first, affinity)
+	}
+	n.now = n.now.Add(time.Second)
+	if !free() {
+		return fmt.Errorf("upstream keeps the client at %s for longer than %v", first, affinity)
+	}
+	return nil
+}
+
+// checkTracer compares with upstream's tracer on the same rules.
+func (n *Node) checkTracer(process *process, p *netfilter.Packet, branches []netfilter.Branch, h handling) error {
+	// It knows of no devices, nor that some chains do not see what this host sends.
+	if n.world.PodInterface != "" || p.In == "" || n.upstream.Spoil != nil {
+		return nil
+	}
+	a, err := process.ask(question{Packet: &packet{p.Src.Addr().String(), p.Dst.Addr().String(), p.Dst.Port(), strings.ToLower(p.Protocol.String())}})
+	if err != nil {
+		return err
+	}
+	var want []string
+	masquerades := false
+	for _, b := range branches {
+		text := strings.ToUpper(b.Verdict.String())
+		if b.Verdict == netfilter.Accept {
+			if text = b.To.String(); b.To == p.Dst {
+				continue
+			}
+			masquerades = masquerades || b.Masqueraded || b.Mark != 0
+		}
+		if !slices.Contains(want, text) {
+			want = append(want, text)
+		}
+	}
+	got := slices.DeleteFunc(slices.Clone(a.Outputs), func(text string) bool { return text == "ACCEPT" })
+	slices.Sort(want)
+	slices.Sort(got)
+	got = slices.Compact(got)
+	switch {
+	case h.only(netfilter.Accept):
+		if slices.Equal(want, got) && masquerades == a.Masquerades {
+			return nil
+		}
+	case h.only(netfilter.Reject), h.only(netfilter.Drop):
+		// It looks into further chains after a verdict.
+		if slices.Contains(got, want[0]) {
+			return nil
+		}
+	default:
+		return nil // it follows one translation alone
+	}
+	return fmt.Errorf("upstream's tracer says %q, masquerading %t, of upstream's rules, and package netfilter says\n%s", a.Outputs, a.Masquerades, describe(branches))
+}
