@@ -71,3 +71,17 @@ func TestDifferentialFinds(t *testing.T) {
 		})
 	}
 }
+
+// TestCases plays the stories of package differential on rules; in short mode those of IPv4.
+func TestCases(t *testing.T) {
+	stories, err := differential.Stories()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range stories {
+		if testing.Short() && strings.Contains(s.Name, "/IPv6/") {
+			continue
+		}
+		t.Run(s.Name, func(t *testing.T) { s.Play(t, differential.Beside{Tier: newTraced(uint64(i), nil)}) })
+	}
+}

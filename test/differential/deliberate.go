@@ -40,6 +40,13 @@ type healthDifference struct {
 // temporary begins the name of a difference that is a mistake of Tandem's. It is not on the page.
 const temporary = "to be mended: "
 
+// udpDifference is a UDP entry of conntrack that only one of both deletes.
+type udpDifference struct {
+	cluster *oracle.Cluster
+	entry   udpEntry
+	gone    bool // by Tandem
+}
+
 // deliberate are the differences that are meant, with the statements of docs/semantics.md
 // that they follow from. The first that fits counts.
 var deliberate = []struct {
@@ -119,6 +126,34 @@ var deliberateHealth = []struct {
 			})
 		})
 	}},
+}
+
+var deliberateUDP = []struct {
+	name, statement string
+	is              func(*udpDifference) bool
+}{
+	{"entries of a deleted Service go; upstream keeps them", "S71", func(d *udpDifference) bool {
+		return d.gone && !slices.ContainsFunc(d.cluster.Frontends(), d.of)
+	}},
+	{"entries of a NodePort without endpoints go; upstream keeps them", "S72", func(d *udpDifference) bool {
+		f := slices.IndexFunc(d.cluster.Frontends(), d.of)
+		return d.gone && f >= 0 && d.cluster.Frontends()[f].Kind == proxier.NodePort && len(d.backends()) == 0
+	}},
+	{"entries that were not translated stay while there is no endpoint, as rules refuse their packets; upstream deletes them", "S71", func(d *udpDifference) bool {
+		return !d.gone && d.entry.replies == d.entry.destination && len(d.backends()) == 0
+	}},
+}
+
+// of reports whether the entry's destination is a frontend.
+func (d *udpDifference) of(f oracle.Frontend) bool {
+	to := d.entry.destination
+	return f.Owner.Protocol == proxier.UDP && (f.Addr == to || f.Kind == proxier.NodePort && f.Addr.Port() == to.Port())
+}
+
+// backends are those that a new flow to the entry's destination gets.
+func (d *udpDifference) backends() []netip.AddrPort {
+	a := d.cluster.Ask(proxier.Flow{Source: d.entry.source, Destination: d.entry.destination, Protocol: proxier.UDP, Device: "eth0"})
+	return a.Backends
 }
 
 func (d *difference) external() bool {
@@ -245,6 +280,9 @@ differences that were found:
 		}
 		line("health checks: "+l.name, l.statement)
 	}
+	for _, l := range deliberateUDP {
+		line("conntrack: "+l.name, l.statement)
+	}
 	return b.String()
 }
 
@@ -261,6 +299,16 @@ func (u *Upstream) meant(d *difference) bool {
 
 func (u *Upstream) meantHealth(d *healthDifference) bool {
 	for _, l := range deliberateHealth {
+		if l.is(d) {
+			u.count(l.name)
+			return true
+		}
+	}
+	return false
+}
+
+func (u *Upstream) meantUDP(d *udpDifference) bool {
+	for _, l := range deliberateUDP {
 		if l.is(d) {
 			u.count(l.name)
 			return true

@@ -20,6 +20,10 @@ import (
 
 // Node is a node that upstream serves. It is for one goroutine.
 type Node struct {
+	// Valid returns the Services with an API server's defaults, or false if it would not store
+	// the objects; about such clusters Check says nothing.
+	Valid func(*oracle.Cluster) ([]*v1.Service, bool)
+
 	upstream *Upstream
 	cluster  *oracle.Cluster
 	invalid  bool // no API server stores these objects
@@ -28,13 +32,15 @@ type Node struct {
 	now      time.Time
 }
 
-// Node returns another node.
-func (u *Upstream) Node() *Node { return &Node{upstream: u, now: time.Unix(1e9, 0)} }
+// Node returns another node, for clusters of oracle.Admitted.
+func (u *Upstream) Node() *Node {
+	return &Node{Valid: (*oracle.Cluster).Stored, upstream: u, now: time.Unix(1e9, 0)}
+}
 
 // learn writes the rules for a cluster.
 func (n *Node) learn(p *process, c *oracle.Cluster) error {
 	n.cluster = nil
-	services, ok := c.Stored()
+	services, ok := n.Valid(c)
 	if n.invalid = !ok; n.invalid {
 		n.cluster, p.learned = c, c
 		return nil
@@ -255,6 +261,35 @@ func packetOf(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer) (p netf
 	return netfilter.Packet{Src: flow.Source, Dst: flow.Destination, Protocol: flow.Protocol, In: device, Out: "eth0", Local: local}, true
 }
 
+// acquire returns a process that knows the cluster.
+func (n *Node) acquire(c *oracle.Cluster) (*process, error) {
+	process, err := n.upstream.acquire(c)
+	if err == nil && (n.cluster != c || process.learned != c) {
+		if err = n.learn(process, c); err != nil {
+			n.upstream.release(process)
+		}
+	}
+	return process, err
+}
+
+// stale asks which UDP entries of conntrack upstream deletes.
+func (n *Node) stale(c *oracle.Cluster, list []FlowExpectation) ([]bool, error) {
+	process, err := n.acquire(c)
+	if err != nil {
+		return nil, err
+	}
+	defer n.upstream.release(process)
+	var q question
+	for _, e := range list {
+		q.Flows = append(q.Flows, udpFlow{e.Flow.source.String(), e.Flow.destination.String(), e.Flow.replies.String()})
+	}
+	a, err := process.ask(q)
+	if err == nil && len(a.Stale) != len(list) {
+		err = fmt.Errorf("%d answers about %d entries", len(a.Stale), len(list))
+	}
+	return a.Stale, err
+}
+
 // Check compares what upstream's rules do with a flow with the answer.
 func (n *Node) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer) error {
 	p, ok := packetOf(c, flow, want)
@@ -262,16 +297,11 @@ func (n *Node) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer) 
 		n.upstream.count("no packet that rules of Services decide about")
 		return nil
 	}
-	process, err := n.upstream.acquire(c)
+	process, err := n.acquire(c)
 	if err != nil {
 		return err
 	}
 	defer n.upstream.release(process)
-	if n.cluster != c || process.learned != c {
-		if err := n.learn(process, c); err != nil {
-			return err
-		}
-	}
 	if n.invalid {
 		return nil
 	}

@@ -45,16 +45,7 @@ func (c *Cluster) Stored() (list []*v1.Service, ok bool) {
 			!reflect.DeepEqual(s, allocate(s.DeepCopy(), []proxier.Family{proxier.IPv4})) {
 			return nil, false
 		}
-		for _, text := range s.Spec.ClusterIPs {
-			switch a, err := netip.ParseAddr(text); {
-			case err != nil:
-			case a.Is4():
-				s.Spec.IPFamilies = append(s.Spec.IPFamilies, v1.IPv4Protocol)
-			default:
-				s.Spec.IPFamilies = append(s.Spec.IPFamilies, v1.IPv6Protocol)
-			}
-		}
-		list = append(list, s)
+		list = append(list, Defaulted(s))
 	}
 	for _, s := range c.Slices {
 		if !reflect.DeepEqual(s, admitSlice(s)) {
@@ -64,7 +55,23 @@ func (c *Cluster) Stored() (list []*v1.Service, ok bool) {
 	return list, true
 }
 
-// defaulted returns a copy of a Service with defaults.
+// Defaulted returns a copy of a Service with the defaults of an API server.
+func Defaulted(s *v1.Service) *v1.Service {
+	s = defaulted(s)
+	s.Spec.IPFamilies = nil
+	for _, text := range s.Spec.ClusterIPs {
+		switch a, err := netip.ParseAddr(text); {
+		case err != nil:
+		case a.Is4():
+			s.Spec.IPFamilies = append(s.Spec.IPFamilies, v1.IPv4Protocol)
+		default:
+			s.Spec.IPFamilies = append(s.Spec.IPFamilies, v1.IPv6Protocol)
+		}
+	}
+	return s
+}
+
+// defaulted returns a copy of a Service with defaults, but for those that nothing here reads.
 func defaulted(s *v1.Service) *v1.Service {
 	s = s.DeepCopy()
 	spec := &s.Spec
@@ -86,8 +93,8 @@ func defaulted(s *v1.Service) *v1.Service {
 	if spec.InternalTrafficPolicy == nil {
 		spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyCluster)
 	}
-	spec.SessionAffinityConfig = nil
-	if d := affinity(s); d > 0 {
+	d := affinity(s)
+	if spec.SessionAffinityConfig = nil; d > 0 {
 		spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(d.Seconds()))}}
 	}
 	spec.SessionAffinity = cmp.Or(spec.SessionAffinity, v1.ServiceAffinityNone)
