@@ -16,11 +16,21 @@ import (
 type beside struct {
 	*traced
 	upstream *differential.Node
+	last     *oracle.Cluster
 }
 
 func (b *beside) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer) error {
 	if err := b.traced.Check(c, flow, want); err != nil {
 		return err
+	}
+	if b.last != c {
+		// As a process that begins, which looks at all entries.
+		all, conntrack := b.all(), differential.NewConntrack()
+		conntrack.Observe(&all)
+		if err := b.upstream.CheckConntrack(c, conntrack); err != nil {
+			return err
+		}
+		b.last = c
 	}
 	return b.upstream.Check(c, flow, want)
 }
@@ -39,7 +49,9 @@ func TestDifferential(t *testing.T) {
 func besideWorlds(upstream *differential.Upstream) oracle.Worlds {
 	return oracle.Worlds{
 		Share: 10, Steps: 15, Flows: 60, Events: oracle.Admitted,
-		Tier: func(seed uint64) oracle.Tier { return &beside{newTraced(seed, nil), upstream.Node()} },
+		Tier: func(seed uint64) oracle.Tier {
+			return &beside{traced: newTraced(seed, nil), upstream: upstream.Node()}
+		},
 	}
 }
 

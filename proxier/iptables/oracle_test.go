@@ -102,10 +102,7 @@ func (t *traced) Sync(ctx context.Context, u proxier.Update) error {
 		}
 		delete(t.there, c.Index())
 	}
-	all := proxier.Update{Full: true, NodeRules: t.rules}
-	for _, index := range slices.Sorted(maps.Keys(t.there)) {
-		all.Changes = append(all.Changes, proxier.PortChange{New: t.there[index]})
-	}
+	all := t.all()
 	if t.chance(0.05) {
 		t.simulatedTier = newSimulatedTier(t.opts)
 		u = all
@@ -120,6 +117,15 @@ func (t *traced) Sync(ctx context.Context, u proxier.Update) error {
 	t.now = t.now.Add([]time.Duration{0, time.Second, time.Minute, 2 * time.Hour, 25 * time.Hour}[t.rng.IntN(5)])
 	t.forget()
 	return err
+}
+
+// all is the update that a process gets that begins.
+func (t *traced) all() proxier.Update {
+	u := proxier.Update{Full: true, NodeRules: t.rules}
+	for _, index := range slices.Sorted(maps.Keys(t.there)) {
+		u.Changes = append(u.Changes, proxier.PortChange{New: t.there[index]})
+	}
+	return u
 }
 
 // forget drops what no rule remembers: with its last frontend or the affinity of its

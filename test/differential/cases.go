@@ -71,8 +71,6 @@ type FlowExpectation struct {
 	Gone bool
 }
 
-type udpEntry struct{ source, destination, replies netip.AddrPort }
-
 const caseNamespace = "shop"
 
 // Stories reads the case files. Each part begins with a line "== title", and is played in both

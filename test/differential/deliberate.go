@@ -135,9 +135,16 @@ var deliberateUDP = []struct {
 	{"entries of a deleted Service go; upstream keeps them", "S71", func(d *udpDifference) bool {
 		return d.gone && !slices.ContainsFunc(d.cluster.Frontends(), d.of)
 	}},
-	{"entries of a NodePort without endpoints go; upstream keeps them", "S72", func(d *udpDifference) bool {
+	{"entries of a NodePort without endpoints that serve go; upstream keeps them", "S72", func(d *udpDifference) bool {
 		f := slices.IndexFunc(d.cluster.Frontends(), d.of)
-		return d.gone && f >= 0 && d.cluster.Frontends()[f].Kind == proxier.NodePort && len(d.backends()) == 0
+		return d.gone && f >= 0 && d.cluster.Frontends()[f].Kind == proxier.NodePort && !d.serving(d.cluster.Frontends()[f].Owner)
+	}},
+	{"an endpoint that is ready keeps its flows, even with `serving: false`; upstream deletes them, and leads new ones there", "S71", func(d *udpDifference) bool {
+		return !d.gone && slices.ContainsFunc(d.cluster.Slices, func(s *discoveryv1.EndpointSlice) bool {
+			return slices.ContainsFunc(s.Endpoints, func(e discoveryv1.Endpoint) bool {
+				return e.Addresses[0] == d.entry.replies.Addr().String() && ptr.Deref(e.Conditions.Ready, true) && !ptr.Deref(e.Conditions.Serving, true)
+			})
+		})
 	}},
 	{"entries that were not translated stay while there is no endpoint, as rules refuse their packets; upstream deletes them", "S71", func(d *udpDifference) bool {
 		return !d.gone && d.entry.replies == d.entry.destination && len(d.backends()) == 0
@@ -154,6 +161,21 @@ func (d *udpDifference) of(f oracle.Frontend) bool {
 func (d *udpDifference) backends() []netip.AddrPort {
 	a := d.cluster.Ask(proxier.Flow{Source: d.entry.source, Destination: d.entry.destination, Protocol: proxier.UDP, Device: "eth0"})
 	return a.Backends
+}
+
+// serving reports whether a service port has an endpoint that serves.
+func (d *udpDifference) serving(owner proxier.ServicePortName) bool {
+	for _, f := range d.cluster.Frontends() {
+		if f.Owner == owner && f.Kind == proxier.ClusterIP && proxier.FamilyOf(f.Addr.Addr()) == proxier.FamilyOf(d.entry.destination.Addr()) {
+			a := d.cluster.Ask(proxier.Flow{Source: d.entry.source, Destination: f.Addr, Protocol: proxier.UDP, Device: "eth0"})
+			for _, e := range a.Endpoints {
+				if e.Serving {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 func (d *difference) external() bool {
@@ -259,9 +281,10 @@ const sectionHead = "\n## With random clusters\n"
 func Section() string {
 	var b strings.Builder
 	b.WriteString(sectionHead + `
-Upstream's iptables proxier, its rules, and the health checks that it reports are compared with Tandem's for random dual-stack
-clusters and packets ([testing.md](testing.md#beside-upstreams-iptables-proxier)). Objects are valid. These are all
-differences that were found:
+Upstream's iptables proxier is compared for random dual-stack clusters and packets: its rules, the health
+checks that it reports, and the UDP entries of conntrack that it deletes
+([testing.md](testing.md#beside-upstreams-iptables-proxier)). Objects are valid. These are all differences
+that were found:
 
 `)
 	line := func(name, statement string) {

@@ -175,24 +175,6 @@ func (n *Node) acquire(c *oracle.Cluster) (*process, error) {
 	return process, err
 }
 
-// stale asks which UDP entries of conntrack upstream deletes.
-func (n *Node) stale(c *oracle.Cluster, list []FlowExpectation) ([]bool, error) {
-	process, err := n.acquire(c)
-	if err != nil {
-		return nil, err
-	}
-	defer n.upstream.release(process)
-	var q question
-	for _, e := range list {
-		q.Flows = append(q.Flows, udpFlow{e.Flow.source.String(), e.Flow.destination.String(), e.Flow.replies.String()})
-	}
-	a, err := process.ask(q)
-	if err == nil && len(a.Stale) != len(list) {
-		err = fmt.Errorf("%d answers about %d entries", len(a.Stale), len(list))
-	}
-	return a.Stale, err
-}
-
 // Check compares what upstream's rules do with a flow with the answer.
 func (n *Node) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer) error {
 	p, ok := packetOf(c, flow, want)
@@ -214,15 +196,15 @@ func (n *Node) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer) 
 	if err := n.checkTracer(process, &p, branches, theirs); err != nil {
 		return err
 	}
-	if ours.equal(theirs) {
-		n.upstream.count("same: " + want.Outcome.String())
-	} else {
+	if !ours.equal(theirs) {
 		if n.upstream.meant(&difference{c, flow, &p, want, ours, theirs}) {
 			return nil
 		}
-		return fmt.Errorf("Tandem: %s\nupstream: %s", ours, describe(branches))
+		return fmt.Errorf("handled by Tandem: %s\nby upstream: %s", ours, describe(branches))
 	}
-	if want.Outcome == proxier.Forward {
+	n.upstream.count("same: " + want.Outcome.String())
+	// Of two Services that claim the address, upstream may lead to the other one.
+	if want.Outcome == proxier.Forward && len(want.Rivals) == 0 {
 		return n.checkAffinity(tables, p, want.Affinity, theirs)
 	}
 	return nil
@@ -249,7 +231,7 @@ func (n *Node) checkAffinity(tables *netfilter.Tables, p netfilter.Packet, affin
 	}
 	n.now = n.now.Add(affinity)
 	if !only() {
-		return fmt.Errorf("Tandem keeps the client at %s for %v, upstream does not", first, affinity)
+		return fmt.Errorf("the client stays at %s for %v, but not upstream", first, affinity)
 	}
 	n.now = n.now.Add(time.Second)
 	if !free() {

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -18,9 +17,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/proxier/staleudp"
 	"github.com/tandem-proxy/tandem/test/oracle"
 )
 
@@ -37,7 +34,7 @@ func (s *Story) Play(t testing.TB, beside Beside) (count int) {
 		Story: s, t: t, beside: beside,
 		services: map[types.NamespacedName]*v1.Service{}, slices: map[types.NamespacedName]*discoveryv1.EndpointSlice{},
 	}
-	p.udp = staleudp.New(staleudp.Options{Table: &p.conntrack})
+	p.udp = NewConntrack()
 	var err error
 	if p.Proxier, err = proxier.New(proxier.Options{NodeName: "node1", Facts: s.Facts, Policy: s.Policy, Tier: p}); err != nil {
 		t.Fatal(err)
@@ -57,8 +54,7 @@ type play struct {
 	services map[types.NamespacedName]*v1.Service
 	slices   map[types.NamespacedName]*discoveryv1.EndpointSlice
 
-	conntrack entries
-	udp       *staleudp.Reconciler
+	udp *Conntrack
 }
 
 // tier hides the methods of Proxier.
@@ -204,51 +200,30 @@ func (p *play) packet(c *oracle.Cluster, e *Expectation) {
 	}
 }
 
-// entries are a conntrack table.
-type entries struct{ list, deleted []conntrack.Flow }
-
-func (e *entries) Flows(_ context.Context, family proxier.Family) iter.Seq2[conntrack.Flow, error] {
-	return func(yield func(conntrack.Flow, error) bool) {
-		for _, f := range e.list {
-			if proxier.FamilyOf(f.Destination.Addr()) == family && !yield(f, nil) {
-				return
-			}
-		}
-	}
-}
-
-func (e *entries) Delete(_ context.Context, list []conntrack.Flow) (int, error) {
-	e.deleted = append(e.deleted, list...)
-	return len(list), nil
-}
-
 // flows compares which entries are deleted.
 func (p *play) flows(c *oracle.Cluster, list []FlowExpectation) {
 	p.t.Helper()
-	p.conntrack = entries{}
-	for i, e := range list {
-		p.conntrack.list = append(p.conntrack.list, conntrack.Flow{
-			Protocol: proxier.UDP, ID: uint32(1 + i), Source: e.Flow.source, Destination: e.Flow.destination, Replies: e.Flow.replies,
-		})
+	var asked []udpEntry
+	for _, e := range list {
+		asked = append(asked, e.Flow)
 	}
-	if _, err := p.udp.Reconcile(p.t.Context(), p.family); err != nil {
+	ours, err := p.udp.stale(p.t.Context(), p.family, asked)
+	if err != nil {
 		p.t.Error(err)
 	}
-	var theirs []bool
+	theirs := ours
 	if p.beside.Upstream != nil && len(list) > 0 {
-		var err error
-		if theirs, err = p.beside.Upstream.stale(c, list); err != nil {
+		if theirs, err = p.beside.Upstream.stale(c, asked); err != nil {
 			p.t.Error(err)
 			return
 		}
 	}
 	for i, e := range list {
-		gone := slices.ContainsFunc(p.conntrack.deleted, func(f conntrack.Flow) bool { return f.ID == uint32(1+i) })
-		if gone != e.Gone {
-			p.t.Errorf("%s: deleted: %t", e.Text, gone)
+		if ours[i] != e.Gone {
+			p.t.Errorf("%s: deleted: %t", e.Text, ours[i])
 		}
-		if theirs != nil && theirs[i] != gone && !p.beside.Upstream.upstream.meantUDP(&udpDifference{c, e.Flow, gone}) {
-			p.t.Errorf("%s: deleted by Tandem: %t, by upstream: %t", e.Text, gone, theirs[i])
+		if theirs[i] != ours[i] && !p.beside.Upstream.upstream.meantUDP(&udpDifference{c, e.Flow, ours[i]}) {
+			p.t.Errorf("%s: deleted by Tandem: %t, by upstream: %t", e.Text, ours[i], theirs[i])
 		}
 	}
 }
