@@ -37,6 +37,12 @@ elif has namespaces || has full || has race || has cluster; then
 	echo "Not root: tests that need network namespaces, cgroups or BPF are skipped (sudo -E make test runs them)." >&2
 fi
 
+# Where upstream's kube-proxy is, its unit tests are built in seconds.
+if [[ -n ${UPSTREAM_KUBE_PROXY:-} && -z ${UPSTREAM_TRACER:-} ]]; then
+	UPSTREAM_TRACER=$(hack/upstream.sh -tracer) || echo "Tests beside upstream's iptables proxier will be skipped." >&2
+	export UPSTREAM_TRACER
+fi
+
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 if has full || has race || has kernels; then

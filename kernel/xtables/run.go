@@ -45,8 +45,9 @@ func run(ctx context.Context, path string, input []byte, args ...string) (string
 	c.Env = environment
 	c.Stdin = bytes.NewReader(input)
 	c.Stdout, c.Stderr = &out, &complaints
-	// Children of scripts may keep the pipes open.
-	c.WaitDelay = time.Second
+	// Children of scripts may keep the pipes open. On a busy node, reading what was written
+	// can take more than a second.
+	c.WaitDelay = 10 * time.Second
 	err := c.Run()
 	var exit *exec.ExitError
 	switch {

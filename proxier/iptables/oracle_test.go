@@ -102,10 +102,7 @@ func (t *traced) Sync(ctx context.Context, u proxier.Update) error {
 		}
 		delete(t.there, c.Index())
 	}
-	all := proxier.Update{Full: true, NodeRules: t.rules}
-	for _, index := range slices.Sorted(maps.Keys(t.there)) {
-		all.Changes = append(all.Changes, proxier.PortChange{New: t.there[index]})
-	}
+	all := t.all()
 	if t.chance(0.05) {
 		t.simulatedTier = newSimulatedTier(t.opts)
 		u = all
@@ -120,6 +117,15 @@ func (t *traced) Sync(ctx context.Context, u proxier.Update) error {
 	t.now = t.now.Add([]time.Duration{0, time.Second, time.Minute, 2 * time.Hour, 25 * time.Hour}[t.rng.IntN(5)])
 	t.forget()
 	return err
+}
+
+// all is the update that a process gets that begins.
+func (t *traced) all() proxier.Update {
+	u := proxier.Update{Full: true, NodeRules: t.rules}
+	for _, index := range slices.Sorted(maps.Keys(t.there)) {
+		u.Changes = append(u.Changes, proxier.PortChange{New: t.there[index]})
+	}
+	return u
 }
 
 // forget deletes records that no rule has any more: without its last frontend, or without the
@@ -168,6 +174,9 @@ func (t *traced) Check(c *oracle.Cluster, flow proxier.Flow, want *oracle.Answer
 	local := func(a netip.Addr) bool { return a.IsLoopback() || slices.Contains(c.Facts.LocalAddrs, a) }
 	device := flow.Device
 	if local(flow.Source.Addr()) {
+		if slices.Contains(c.Facts.Uplinks, flow.Device) {
+			return nil // no other machine has this address
+		}
 		if device = ""; want.Origin != proxier.FromHost {
 			return nil // no packet of this host enters through a pod's device
 		}
