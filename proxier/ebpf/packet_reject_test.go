@@ -129,12 +129,12 @@ func rejectScenes(p *path, e ends) []scene {
 			stats: map[string]lbmap.ServiceStats{"quiet": {Dropped: 3}},
 		},
 		{
-			name: "but a pod, and this host, take a short cut",
+			name: "a pod of another node as well, but this host takes a short cut",
 			steps: []step{
-				{in, tcp(e.podOfNode2, e.quietPort, SYN), redirect, forwarded(tcp(e.nat, e.there, SYN)), "FORWARD_REMOTE", nil},
+				{in, tcp(e.podOfNode2, e.quietPort, SYN), shot, same, "DROP_POLICY", nil},
 				{in, udp(e.elsewhere, e.quietPort), redirect, forwarded(udp(e.nat, e.there)), "FORWARD_REMOTE", nil},
 			},
-			stats: map[string]lbmap.ServiceStats{"quiet": {Connections: 2}},
+			stats: map[string]lbmap.ServiceStats{"quiet": {Connections: 1, Dropped: 1}},
 		},
 		{
 			name: "source ranges",
