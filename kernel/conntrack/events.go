@@ -28,6 +28,8 @@ const (
 	// can go unnoticed.
 	eventsBuffer = 16 << 20
 	eventsWait   = 100 * time.Millisecond
+	// eventsRest bounds how long older events are read after that.
+	eventsRest = 2 * time.Second
 )
 
 // EventsOn returns nil if the kernel reports new entries in the network namespace of the calling
@@ -60,28 +62,42 @@ func (Kernel) Events(ctx context.Context, ready func(), each func(Flow), lost fu
 	}
 	defer c.Close()
 	if err := c.Join(groupNew, eventsWait, eventsBuffer); err != nil {
-		return fmt.Errorf("subscribe to conntrack events: %w", err)
+		return fmt.Errorf("subscribe to conntrack events, which needs CAP_NET_ADMIN: %w", err)
 	}
 	ready()
+	// What the kernel has reported before the end of ctx is still read, as far as there is time.
+	var end time.Time
+	over := func() bool {
+		if ctx.Err() == nil {
+			return false
+		}
+		if end.IsZero() {
+			end = time.Now().Add(eventsRest)
+		}
+		return time.Now().After(end)
+	}
 	for {
-		err := c.Receive(ctx, func(m netlink.Message) (done bool, err error) {
+		err := c.Receive(context.WithoutCancel(ctx), func(m netlink.Message) (done bool, err error) {
 			if m.Kind != msgNew {
-				return false, nil
+				return over(), nil
 			}
 			f, err := parseFlow(m.Body)
 			if err != nil {
 				return true, err
 			}
 			each(f)
-			return false, nil
+			return over(), nil
 		})
 		switch {
-		case ctx.Err() != nil:
-			return nil
+		case err == nil:
+			return nil // it is over
 		case errors.Is(err, unix.EAGAIN):
+			if ctx.Err() != nil {
+				return nil
+			}
 		case errors.Is(err, unix.ENOBUFS):
 			lost()
-		case err != nil:
+		default:
 			return fmt.Errorf("receive conntrack events: %w", err)
 		}
 	}

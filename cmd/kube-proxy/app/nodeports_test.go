@@ -49,7 +49,7 @@ func TestReserveNodePorts(t *testing.T) {
 				var text []byte
 				err := n.Do(func() (err error) {
 					if err = reserveNodePorts(klog.Background(), nodePorts); err == nil {
-						text, err = os.ReadFile("/"+reservedPorts)
+						text, err = os.ReadFile("/" + reservedPorts)
 					}
 					return err
 				})
