@@ -91,6 +91,10 @@ func (a *app) run(args []string) int {
 	if err == nil {
 		return exitOK
 	}
+	var told exitCode
+	if errors.As(err, &told) {
+		return int(told)
+	}
 	fmt.Fprintf(a.err, "tandemctl: %v\n", err)
 	var usage usageError
 	if errors.As(err, &usage) {
@@ -100,12 +104,19 @@ func (a *app) run(args []string) int {
 	if next := a.advice(err); next != "" {
 		fmt.Fprintf(a.err, "%s\n", next)
 	}
+	var coded codeError
+	if errors.As(err, &coded) {
+		return coded.code
+	}
 	return exitError
 }
 
 // advice says what to do about an error.
 func (a *app) advice(err error) string {
+	var coded codeError
 	switch {
+	case errors.As(err, &coded):
+		return "" // of commands that say it themselves
 	case errors.Is(err, inspect.ErrNotRunning):
 		return "Start kube-proxy in mode ebpf on this node. If it runs with --ebpf-cgroup-root, pass the same directory as --cgroup-root."
 	case errors.Is(err, errNoServer):
@@ -157,7 +168,7 @@ privileges.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.PersistentFlags().StringVar(&a.cgroupRoot, "cgroup-root", "", "cgroup2 directory that the programs are attached to (default: the root of the mounted hierarchy)")
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "output format: table or json")
-	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.explainCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.versionCommand())
+	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.explainCommand(), a.preflightCommand(), a.shadowCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.versionCommand())
 	return root
 }
 

@@ -29,6 +29,9 @@ type Flow struct {
 	// Replies is the source of the reply direction: the backend, or the Destination
 	// if it was not translated.
 	Replies netip.AddrPort
+	// Seen is the destination of the reply direction: the Source, or the address that
+	// masquerading (SNAT) shows the backend instead.
+	Seen netip.AddrPort
 }
 
 // Translated reports whether the destination was translated (DNAT).

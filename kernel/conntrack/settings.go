@@ -67,13 +67,28 @@ func Ready(ctx context.Context, root sysctl.Root) {
 // or if only the initial network namespace can change them. Others are in err.
 func (s *Settings) Apply(ctx context.Context, root sysctl.Root) (skipped []error, err error) {
 	logger := klog.FromContext(ctx)
-	set := func(name, value string) error {
+	return s.each(root, func(name, value string) error {
 		changed, err := root.Ensure(name, value)
 		if changed {
 			logger.Info("Changed sysctl", "setting", name, "value", value)
 		}
 		return err
-	}
+	})
+}
+
+// Changes returns what Apply would change, and changes nothing. The error is about settings that
+// Apply could not change, or that cannot be read.
+func (s *Settings) Changes(root sysctl.Root) (list []sysctl.Change, err error) {
+	skipped, err := s.each(root, func(name, value string) error {
+		changes, err := root.Compare(name, value)
+		list = append(list, changes...)
+		return err
+	})
+	return list, errors.Join(append(skipped, err)...)
+}
+
+// each calls set for all settings and values.
+func (s *Settings) each(root sysctl.Root, set func(name, value string) error) (skipped []error, err error) {
 	var errs []error
 	if limit := s.limit(cpus(root)); limit > 0 {
 		switch is, err := number(root, limitName); {

@@ -133,6 +133,7 @@ func parseFlow(b []byte) (Flow, error) {
 	f.Source = netip.AddrPortFrom(orig.src, orig.srcPort)
 	f.Destination = netip.AddrPortFrom(orig.dst, orig.dstPort)
 	f.Replies = netip.AddrPortFrom(reply.src, reply.srcPort)
+	f.Seen = netip.AddrPortFrom(reply.dst, reply.dstPort)
 	// The kernel reports the zone of the entry or of one direction. Any zone but 0
 	// belongs to other software.
 	f.Zone |= orig.zone | reply.zone

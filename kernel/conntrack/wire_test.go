@@ -17,9 +17,9 @@ import (
 )
 
 var examples = []Flow{
-	{Protocol: inet.UDP, ID: 0x01020304, Source: ap("198.51.100.1:4000"), Destination: ap("10.96.0.10:53"), Replies: ap("10.244.0.1:5353")},
-	{Protocol: inet.UDP, ID: 7, Source: ap("[2001:db8::1]:4000"), Destination: ap("[fd00:10:96::a]:53"), Replies: ap("[fd00:10:96::a]:53")},
-	{Protocol: inet.TCP, Zone: 3, Source: ap("198.51.100.1:4000"), Destination: ap("10.96.0.10:53"), Replies: ap("10.244.0.1:5353")},
+	{Protocol: inet.UDP, ID: 0x01020304, Source: ap("198.51.100.1:4000"), Destination: ap("10.96.0.10:53"), Replies: ap("10.244.0.1:5353"), Seen: ap("198.51.100.1:4000")},
+	{Protocol: inet.UDP, ID: 7, Source: ap("[2001:db8::1]:4000"), Destination: ap("[fd00:10:96::a]:53"), Replies: ap("[fd00:10:96::a]:53"), Seen: ap("[2001:db8::1]:4000")},
+	{Protocol: inet.TCP, Zone: 3, Source: ap("198.51.100.1:4000"), Destination: ap("10.96.0.10:53"), Replies: ap("10.244.0.1:5353"), Seen: ap("172.18.0.1:61000")},
 }
 
 func ap(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
@@ -27,7 +27,7 @@ func ap(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
 // entry writes a flow as the kernel does.
 func entry(f *Flow) []byte {
 	b := deleteRequest(nil, f, 0)[unix.SizeofNlMsghdr:]
-	reply := Flow{Protocol: f.Protocol, Source: f.Replies, Destination: f.Source}
+	reply := Flow{Protocol: f.Protocol, Source: f.Replies, Destination: f.Seen}
 	orig := deleteRequest(nil, &reply, 0)[unix.SizeofNlMsghdr+genericLen:]
 	orig = orig[:binary.NativeEndian.Uint16(orig)]
 	b = netlink.Attr(b, nl.CTA_TUPLE_REPLY|unix.NLA_F_NESTED, orig[unix.SizeofNlAttr:])

@@ -51,6 +51,24 @@ func Open(protocol int) (*Conn, error) {
 	return c, nil
 }
 
+// Join subscribes to a multicast group. A single wait of Receive ends after the given time with
+// EAGAIN, so that the caller can do something else. The buffer is as large as this process may
+// make it, up to the size in bytes: what does not fit is lost, and Receive returns ENOBUFS.
+func (c *Conn) Join(group int, wait time.Duration, buffer int) error {
+	if err := unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, buffer); err != nil {
+		_ = unix.SetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buffer)
+	}
+	tv := unix.NsecToTimeval(int64(wait))
+	if err := unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		return os.NewSyscallError("setsockopt", err)
+	}
+	// A socket without an address counts as the kernel's own, which gets no notifications.
+	if err := unix.Bind(c.fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return os.NewSyscallError("bind", err)
+	}
+	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(c.fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group))
+}
+
 // Close closes the socket, and ends a dump that was not read to its end.
 func (c *Conn) Close() { _ = unix.Close(c.fd) }
 

@@ -4,7 +4,9 @@
 package sysctl
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,4 +51,32 @@ func (r Root) Ensure(name, value string) (changed bool, err error) {
 func (r Root) Foreign(name string) bool {
 	info, err := os.Stat(filepath.Join(string(r), name))
 	return err == nil && info.Mode().Perm()&0o222 == 0
+}
+
+// Change is a setting that has another value than it is to have.
+type Change struct {
+	// Setting is named as sysctl(8) does if it is below /proc/sys, and else by its path.
+	Setting string `json:"setting"`
+	// From is empty if the setting does not exist (yet): it may belong to a module that is not
+	// loaded.
+	From string `json:"from"`
+	To   string `json:"to"`
+}
+
+// Compare returns the changes that Ensure would make, and makes none. A setting that cannot be
+// read is an error.
+func (r Root) Compare(name, value string) (list []Change, err error) {
+	is, err := r.Get(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("read sysctl: %w", err)
+	case is == value:
+		return nil, nil
+	}
+	setting := "/" + name
+	if short, found := strings.CutPrefix(name, "proc/sys/"); found {
+		setting = strings.ReplaceAll(short, "/", ".")
+	}
+	return []Change{{Setting: setting, From: is, To: value}}, nil
 }

@@ -66,3 +66,15 @@ func (t *Tools) save(ctx context.Context, f inet.Family, args ...string) ([]*Tab
 	}
 	return tables, nil
 }
+
+// Existing reads all tables of a family that exist. Unlike Save, it creates none.
+func (t *Tools) Existing(ctx context.Context, f inet.Family) ([]*Table, error) {
+	if err := t.families[f].missing; err != nil {
+		return nil, err
+	}
+	tables, err := t.save(ctx, f)
+	if err != nil {
+		return nil, fmt.Errorf("save all tables: %w", err)
+	}
+	return tables, nil
+}

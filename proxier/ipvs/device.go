@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier"
 )
 
 // Device has the addresses of Services, so that packets to them are this node's. It sends
@@ -74,13 +76,28 @@ func (s *kernelSystem) links() (links []netip.Prefix, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of devices: %w", err)
 	}
+	return linksOf(list), nil
+}
+
+// Refuses returns a function that says why virtual servers would not serve a frontend, which rules
+// serve then; nil if they would. It reads the addresses of devices in the network namespace of the
+// calling thread, and changes nothing.
+func Refuses(opts Options, rules *proxier.NodeRules) (func(*proxier.Decision, *proxier.Frontend) error, error) {
+	p := &planner{opts: &opts, nodeRules: *rules}
+	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	p.links = linksOf(list)
+	return p.refuses, err
+}
+
+// linksOf are the prefixes of addresses, but for single addresses and loopback ones.
+func linksOf(list []netlink.Addr) (links []netip.Prefix) {
 	for _, a := range list {
 		addr, ok := netip.AddrFromSlice(a.IP)
 		if bits, size := a.Mask.Size(); ok && bits < size && !addr.IsLoopback() {
 			links = append(links, netip.PrefixFrom(addr.Unmap(), bits).Masked())
 		}
 	}
-	return links, nil
+	return links
 }
 
 // address is one for which no other machine on the link answers ARP.

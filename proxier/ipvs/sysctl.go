@@ -71,6 +71,16 @@ func Configure(opts Options) error {
 	return errors.Join(errs...)
 }
 
+// Changes returns the settings that Configure would change, and changes none.
+func Changes(opts Options) (list []sysctl.Change, err error) {
+	var errs []error
+	for _, x := range opts.settings(release()) {
+		changes, err := sysctl.Root("/").Compare("proc/sys/"+x.name, x.value)
+		list, errs = append(list, changes...), append(errs, err)
+	}
+	return list, errors.Join(errs...)
+}
+
 // release is that of the kernel.
 func release() string {
 	var u unix.Utsname

@@ -31,8 +31,8 @@ type port struct {
 	round uint32 // of the last update that it was in
 }
 
-// errOptedOut is why the fast tier has nothing of a Service that opts out.
-var errOptedOut = errors.New("the Service opts out: " + proxier.AnnotationFastPath + "=" + proxier.FastPathDisabled)
+// ErrOptedOut is why the fast tier has nothing of a Service that opts out.
+var ErrOptedOut = errors.New("the Service opts out: " + proxier.AnnotationFastPath + "=" + proxier.FastPathDisabled)
 
 // newCandidates are the fast tier, and the fallback for all that it refuses.
 func (t *Tier) newCandidates() [tiers]Candidate {
@@ -51,7 +51,7 @@ func (t *Tier) fastRefuses(d *proxier.Decision, f *proxier.Frontend, overflow ma
 		return why
 	}
 	if d.OptedOut && served {
-		return errOptedOut
+		return ErrOptedOut
 	}
 	return t.fast.Supports(d, f)
 }

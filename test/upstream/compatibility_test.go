@@ -171,7 +171,7 @@ func TestCompatibility(t *testing.T) {
 	found := map[string]bool{} // rows, and whether they have to be there
 	play := func(t *testing.T, s *scenarios.Scenario) {
 		r := &recorder{TB: t}
-		live.PlayProgram(r, s, program{binary})
+		live.PlayProgram(r, s, Program{Binary: binary, Mode: "iptables"})
 		mu.Lock()
 		defer mu.Unlock()
 		for _, text := range r.errors {

@@ -76,6 +76,8 @@ const NoPods = "none"
 type Proxy struct {
 	// API is what it watches; changes there reach it.
 	API *fakeapi.API
+	// URL is where it is, for clients on the node.
+	URL string
 	// Started is when the process was, with all objects to be had.
 	Started time.Time
 
@@ -123,6 +125,7 @@ func Start(ctx context.Context, node *lab.Node, opts Options) (_ *Proxy, err err
 	if p.server, url, err = node.ServeHTTP(p.API); err != nil {
 		return nil, fmt.Errorf("serve its API: %w", err)
 	}
+	p.URL = url
 	args := []string{
 		"--master=" + url, "--hostname-override=" + node.Name,
 		// It must not change this machine.

@@ -108,12 +108,18 @@ func (d *ebpfDatapath) refused(decision *proxier.Decision, f *proxier.Frontend, 
 	if d.placed != nil {
 		why = d.placed.Why
 	}
-	switch err := why(decision, f); {
-	case err != nil:
+	if err := why(decision, f); err != nil {
 		return err
-	case o == proxier.FromOutside && len(missingForPackets(&d.report)) > 0:
+	}
+	return refusedClients(d.host, o)
+}
+
+// refusedClients is why programs serve no clients of an origin; nil if they do.
+func refusedClients(h *host, o proxier.Origin) error {
+	switch {
+	case o == proxier.FromOutside && len(missingForPackets(&h.report)) > 0:
 		return errNoPackets
-	case o == proxier.FromPod && d.config.Tandem.EBPF.SocketLB == config.SocketLBHost:
+	case o == proxier.FromPod && h.config.Tandem.EBPF.SocketLB == config.SocketLBHost:
 		return errPodsLeftOut
 	}
 	return nil

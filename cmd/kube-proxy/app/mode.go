@@ -38,6 +38,8 @@ type mode interface {
 	// not count as left over.
 	uses(other capabilities.Mode) bool
 
+	// forecast says what the mode would do if it was opened. It changes nothing.
+	forecast(*proxier.NodeRules) forecast
 	// check tries what capability probes cannot tell. It leaves nothing in the kernel.
 	check(context.Context) error
 	// initialize changes the kernel settings that take more privileges than the rest
@@ -144,12 +146,7 @@ func selectMode(ctx context.Context, h *host) (mode, capabilities.Decision, erro
 }
 
 func selectModeOf(ctx context.Context, h *host, all []mode) (mode, capabilities.Decision, error) {
-	request := capabilities.Request{
-		Mode: capabilities.Mode(h.config.KubeProxy.Mode), Fallback: fallbackModes(h.config), Failed: map[capabilities.Mode]error{},
-	}
-	for _, m := range all {
-		request.Available = append(request.Available, m.name())
-	}
+	request := requestOf(h, all)
 	for {
 		decision := capabilities.Select(h.report, request)
 		if decision.Err != nil {
@@ -166,6 +163,17 @@ func selectModeOf(ctx context.Context, h *host, all []mode) (mode, capabilities.
 		}
 		request.Failed[decision.Mode] = err // Select does not choose it again
 	}
+}
+
+// requestOf is what the configuration asks for.
+func requestOf(h *host, all []mode) capabilities.Request {
+	request := capabilities.Request{
+		Mode: capabilities.Mode(h.config.KubeProxy.Mode), Fallback: fallbackModes(h.config), Failed: map[capabilities.Mode]error{},
+	}
+	for _, m := range all {
+		request.Available = append(request.Available, m.name())
+	}
+	return request
 }
 
 // logMode logs the decision once.

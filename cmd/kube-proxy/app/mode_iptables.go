@@ -58,9 +58,11 @@ func allowLoopbackNodePorts(h *host) error {
 	if rules := settings.Policy.NodeRules(&proxier.Facts{}); len(rules.Loopback[proxier.IPv4]) == 0 {
 		return nil
 	}
-	_, err = kernelSettings.Ensure("proc/sys/net/ipv4/conf/all/route_localnet", "1")
+	_, err = kernelSettings.Ensure(routeLocalnet, "1")
 	return err
 }
+
+const routeLocalnet = "proc/sys/net/ipv4/conf/all/route_localnet"
 
 func (m *iptablesMode) open(ctx context.Context, p *parts) (activeMode, error) {
 	rules, err := openRules(ctx, m.host, p, p.flows)

@@ -5,7 +5,6 @@ package app
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 
@@ -30,30 +29,40 @@ func reserveNodePortRange(ctx context.Context, c *config.Config) error {
 }
 
 // reservedPorts is a sysctl of the network namespace.
-const reservedPorts = "/proc/sys/net/ipv4/ip_local_reserved_ports"
+const reservedPorts = "proc/sys/net/ipv4/ip_local_reserved_ports"
 
 // reserveNodePorts adds the range to the reserved ports if it overlaps with the ephemeral
 // ports.
 func reserveNodePorts(logger klog.Logger, nodePorts config.PortRange) error {
-	ephemeral, err := datapath.EphemeralPorts()
-	if err != nil || !ephemeral.Overlaps(datapath.PortRange(nodePorts)) {
+	list, err := withNodePorts(nodePorts)
+	if err != nil || list == "" {
 		return err
 	}
-	text, err := os.ReadFile(reservedPorts)
-	if err != nil {
-		return fmt.Errorf("read reserved ports: %w", err)
+	if _, err := kernelSettings.Ensure(reservedPorts, list); err != nil {
+		return fmt.Errorf("reserve ports: %w", err)
 	}
-	list := strings.FieldsFunc(string(text), func(r rune) bool { return r == ',' || r == '\n' })
+	logger.Info("Reserved the NodePort range, which overlaps with the ephemeral ports (--ebpf-reserve-node-ports)", "nodePortRange", nodePorts)
+	return nil
+}
+
+// withNodePorts returns the reserved ports and the range, if that overlaps with the ephemeral ports
+// and is not reserved yet; else nothing.
+func withNodePorts(nodePorts config.PortRange) (string, error) {
+	ephemeral, err := datapath.EphemeralPorts()
+	if err != nil || !ephemeral.Overlaps(datapath.PortRange(nodePorts)) {
+		return "", err
+	}
+	text, err := kernelSettings.Get(reservedPorts)
+	if err != nil {
+		return "", fmt.Errorf("read reserved ports: %w", err)
+	}
+	list := strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
 	// The kernel shows neighbouring ranges as one.
 	if slices.ContainsFunc(list, func(s string) bool {
 		r, err := config.ParsePortRange(s)
 		return err == nil && r.First <= nodePorts.First && nodePorts.Last <= r.Last
 	}) {
-		return nil
+		return "", nil
 	}
-	if err := os.WriteFile(reservedPorts, []byte(strings.Join(append(list, nodePorts.String()), ",")), 0o644); err != nil {
-		return fmt.Errorf("write reserved ports: %w", err)
-	}
-	logger.Info("Reserved the NodePort range, which overlaps with the ephemeral ports (--ebpf-reserve-node-ports)", "nodePortRange", nodePorts, "ephemeral", ephemeral)
-	return nil
+	return strings.Join(append(list, nodePorts.String()), ","), nil
 }

@@ -25,7 +25,7 @@ func set(ephemeral, reserved string) error {
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte(ephemeral), 0o644); err != nil {
 		return err
 	}
-	return os.WriteFile(reservedPorts, []byte(reserved+"\n"), 0o644)
+	return os.WriteFile("/"+reservedPorts, []byte(reserved+"\n"), 0o644)
 }
 
 func TestReserveNodePorts(t *testing.T) {
@@ -49,7 +49,7 @@ func TestReserveNodePorts(t *testing.T) {
 				var text []byte
 				err := n.Do(func() (err error) {
 					if err = reserveNodePorts(klog.Background(), nodePorts); err == nil {
-						text, err = os.ReadFile(reservedPorts)
+						text, err = os.ReadFile("/" + reservedPorts)
 					}
 					return err
 				})

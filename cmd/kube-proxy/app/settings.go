@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/kernel/sysctl"
 )
@@ -21,18 +22,11 @@ const kernelSettings = sysctl.Root("/")
 // cannot be applied is reported, or is an error if the configured mode needs conntrack, as
 // in upstream.
 func tuneConntrack(ctx context.Context, h *host, report func(error)) error {
-	k := &h.config.KubeProxy
-	ct := &k.Conntrack
-	settings := conntrack.Settings{
-		MaxPerCPU: int(*ct.MaxPerCore), Min: int(*ct.Min),
-		TCPEstablished: ct.TCPEstablishedTimeout.Duration, TCPCloseWait: ct.TCPCloseWaitTimeout.Duration,
-		UDP: ct.UDPTimeout.Duration, UDPStream: ct.UDPStreamTimeout.Duration, TCPBeLiberal: ct.TCPBeLiberal,
-	}
 	conntrack.Ready(ctx, kernelSettings)
-	skipped, err := settings.Apply(ctx, kernelSettings)
+	skipped, err := conntrackSettings(h.config).Apply(ctx, kernelSettings)
 	if err != nil {
 		err = fmt.Errorf("set up conntrack: %w", err)
-		if modeNamed(h, capabilities.Mode(k.Mode)).needsConntrack() {
+		if modeNamed(h, capabilities.Mode(h.config.KubeProxy.Mode)).needsConntrack() {
 			return err
 		}
 		skipped = append(skipped, err)
@@ -41,6 +35,16 @@ func tuneConntrack(ctx context.Context, h *host, report func(error)) error {
 		report(err)
 	}
 	return nil
+}
+
+// conntrackSettings are those of the conntrack section of the configuration.
+func conntrackSettings(c *config.Config) *conntrack.Settings {
+	ct := &c.KubeProxy.Conntrack
+	return &conntrack.Settings{
+		MaxPerCPU: int(*ct.MaxPerCore), Min: int(*ct.Min),
+		TCPEstablished: ct.TCPEstablishedTimeout.Duration, TCPCloseWait: ct.TCPCloseWaitTimeout.Duration,
+		UDP: ct.UDPTimeout.Duration, UDPStream: ct.UDPStreamTimeout.Duration, TCPBeLiberal: ct.TCPBeLiberal,
+	}
 }
 
 // initialize changes the kernel settings that take more privileges than the proxy needs

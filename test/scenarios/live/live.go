@@ -87,11 +87,18 @@ func Play(t *testing.T, s *scenarios.Scenario, tier Tier, opts ...lab.Options) {
 // are known, even if the scenario does not expect any.
 func PlayProgram(t testing.TB, s *scenarios.Scenario, p Program) {
 	t.Helper()
+	PlayProgramThen(t, s, p, func() {})
+}
+
+// PlayProgramThen is PlayProgram, and calls a function at the end, while the nodes are still there.
+func PlayProgramThen(t testing.TB, s *scenarios.Scenario, p Program, then func()) {
+	t.Helper()
 	c := newCluster(t, s, nil)
 	c.exhaustive = true
 	c.scope = everything{}
 	c.start = func(ctx context.Context, n *lab.Node) (Proxy, error) { return c.startProgram(ctx, n, p) }
 	scenarios.Run(t, s, c)
+	then()
 }
 
 func newCluster(t testing.TB, s *scenarios.Scenario, opts []lab.Options) *cluster {

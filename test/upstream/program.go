@@ -29,11 +29,19 @@ import (
 // noSync is the error if a change was not synced in time.
 const noSync = "wait for kube-proxy"
 
-// program is upstream's kube-proxy in mode iptables, as a scenario starts it.
-type program struct{ binary string }
+// Program is upstream's kube-proxy as a scenario starts it.
+type Program struct {
+	Binary string
+	// Mode is iptables or nftables.
+	Mode string
+	// Started is called after each start of a process, with the flags that it has in common with
+	// others; optional.
+	Started func(ctx context.Context, node *lab.Node, p *Proxy, flags []string) error
+}
 
-func (p program) Start(ctx context.Context, node *lab.Node, config *scenarios.Config, objects []metav1.Object) (live.Proxy, error) {
-	r := &running{program: p, node: node, args: argsOf(config), pods: clusterCIDR(config)}
+// Start implements live.Program.
+func (p Program) Start(ctx context.Context, node *lab.Node, config *scenarios.Config, objects []metav1.Object) (live.Proxy, error) {
+	r := &running{Program: p, node: node, args: argsOf(config), pods: clusterCIDR(config)}
 	for _, o := range objects {
 		r.keep(defaulted(o))
 	}
@@ -116,7 +124,7 @@ func setDefault[T comparable](field *T, value T) { *field = cmp.Or(*field, value
 
 // running is a live.Proxy.
 type running struct {
-	program
+	Program
 	node    *lab.Node
 	args    []string
 	pods    string
@@ -138,11 +146,19 @@ func (r *running) drop(o fakeapi.Object) {
 }
 
 func (r *running) start(ctx context.Context) error {
-	p, err := Start(ctx, r.node, Options{Binary: r.binary, Mode: "iptables", Objects: r.objects, ClusterCIDR: r.pods, Args: r.args})
-	if err == nil {
-		r.proxy = p
+	p, err := Start(ctx, r.node, Options{Binary: r.Binary, Mode: r.Mode, Objects: r.objects, ClusterCIDR: r.pods, Args: r.args})
+	if err != nil {
+		return err
 	}
-	return err
+	r.proxy = p
+	if r.Started == nil {
+		return nil
+	}
+	flags := append([]string{"--master=" + p.URL}, r.args...)
+	if r.pods != NoPods {
+		flags = append(flags, "--cluster-cidr="+r.pods)
+	}
+	return r.Started(ctx, r.node, p, flags)
 }
 
 func (r *running) End() { _ = r.proxy.Close() }
@@ -206,14 +222,9 @@ func (r *running) await(ctx context.Context) error {
 			r.mark()
 			return false, err
 		}
-		for tool, wanted := range map[string]string{"iptables-save": "192.0.2.1:%d\n", "ip6tables-save": "[2001:db8:192::1]:%d\n"} {
-			text, err := r.node.Command(ctx, tool, "-t", "nat").Output()
-			if err != nil {
+		for family := range marks {
+			if there, err := r.marked(ctx, family); !there || err != nil {
 				return false, err
-			}
-			if !strings.Contains(string(text), fmt.Sprintf("--to-destination "+wanted, r.turn)) ||
-				!strings.Contains(string(text), fmt.Sprintf(" --dport %d -j KUBE-SVC-", r.turn)) {
-				return false, nil
 			}
 		}
 		return true, nil
@@ -222,4 +233,21 @@ func (r *running) await(ctx context.Context) error {
 		return fmt.Errorf("%s: %w; its log:\n%s", noSync, err, r.proxy.Log())
 	}
 	return nil
+}
+
+// marks are the texts that a mark leaves, by family: of its endpoint and its Service.
+var marks = map[string]struct{ save, iptables, nftables string }{
+	"ip":  {"iptables-save", "--to-destination 192.0.2.1:%d\n", "dnat to 192.0.2.1:%d\n"},
+	"ip6": {"ip6tables-save", "--to-destination [2001:db8:192::1]:%d\n", "dnat to [2001:db8:192::1]:%d\n"},
+}
+
+// marked says whether the newest mark is programmed.
+func (r *running) marked(ctx context.Context, family string) (bool, error) {
+	mark := marks[family]
+	command, endpoint, service := []string{mark.save, "-t", "nat"}, mark.iptables, " --dport %d -j KUBE-SVC-"
+	if r.Mode == "nftables" {
+		command, endpoint, service = []string{"nft", "list", "table", family, "kube-proxy"}, mark.nftables, " . tcp . %d comment "
+	}
+	text, err := r.node.Command(ctx, command[0], command[1:]...).Output()
+	return strings.Contains(string(text), fmt.Sprintf(endpoint, r.turn)) && strings.Contains(string(text), fmt.Sprintf(service, r.turn)), err
 }

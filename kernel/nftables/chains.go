@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package nftables reads the chains of nf_tables through netlink. It changes nothing.
+package nftables
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/kernel/netlink"
+)
+
+// Chain is a chain of nf_tables. Those that iptables' nft variant writes are among them.
+type Chain struct {
+	// Family is ip, ip6, inet, arp, bridge or netdev.
+	Family string `json:"family"`
+	Table  string `json:"table"`
+	Name   string `json:"name"`
+	// Type, Hook, Priority and Policy are of base chains; Hook is empty for others. Type is
+	// filter, nat or route. Hook is that of the IP families: prerouting, input, forward,
+	// output or postrouting. Policy is accept or drop.
+	Type     string `json:"type,omitempty"`
+	Hook     string `json:"hook,omitempty"`
+	Priority int    `json:"priority,omitempty"`
+	Policy   string `json:"policy,omitempty"`
+}
+
+// PriorityDNAT is the priority at which prerouting chains of type nat translate destinations.
+const PriorityDNAT = -100
+
+const subsystem = unix.NFNL_SUBSYS_NFTABLES << 8
+
+// NF_DROP and NF_ACCEPT of include/uapi/linux/netfilter.h.
+const drop, accept = uint32(0), uint32(1)
+
+var (
+	families = map[uint8]string{unix.NFPROTO_INET: "inet", unix.NFPROTO_IPV4: "ip", unix.NFPROTO_ARP: "arp", unix.NFPROTO_NETDEV: "netdev", unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_IPV6: "ip6"}
+	hooks    = []string{"prerouting", "input", "forward", "output", "postrouting"}
+)
+
+func familyNumber(name string) uint8 {
+	for number, text := range families {
+		if text == name {
+			return number
+		}
+	}
+	return unix.NFPROTO_UNSPEC
+}
+
+// Chains lists the chains of all families in the network namespace of the calling thread. The
+// request makes the kernel load nf_tables if it is a module. It needs CAP_NET_ADMIN.
+func Chains(ctx context.Context) (list []Chain, err error) {
+	err = dump(ctx, request(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC, nil), func(m netlink.Message) error {
+		if m.Kind != subsystem|unix.NFT_MSG_NEWCHAIN {
+			return nil
+		}
+		c, err := parseChain(m.Body)
+		list = append(list, c)
+		return err
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+		return nil, nil // a kernel without nf_tables
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list chains of nf_tables: %w", err)
+	}
+	return list, nil
+}
+
+// Drops reports whether a rule of a table drops or rejects packets. Verdicts in maps are not
+// seen.
+func Drops(ctx context.Context, family, table string) (drops bool, err error) {
+	of := netlink.Attr(nil, unix.NFTA_RULE_TABLE, append([]byte(table), 0))
+	err = dump(ctx, request(unix.NFT_MSG_GETRULE, familyNumber(family), of), func(m netlink.Message) error {
+		if m.Kind != subsystem|unix.NFT_MSG_NEWRULE || len(m.Body) < genericLen {
+			return nil
+		}
+		// Linux before 4.6 ignores the name of the table.
+		same, found := false, false
+		err := netlink.EachAttr(m.Body[genericLen:], func(kind uint16, v []byte) (err error) {
+			switch kind {
+			case unix.NFTA_RULE_TABLE:
+				same = text(v) == table
+			case unix.NFTA_RULE_EXPRESSIONS:
+				found, err = anyDrops(v)
+			}
+			return err
+		})
+		drops = drops || same && found
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("list rules of table %s %s: %w", family, table, err)
+	}
+	return drops, nil
+}
+
+const genericLen = 4 // struct nfgenmsg
+
+func request(kind uint16, family uint8, attributes []byte) []byte {
+	b := append(netlink.Begin(nil, subsystem|kind, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, 1), family, unix.NFNETLINK_V0, 0, 0)
+	return netlink.End(append(b, attributes...), 0)
+}
+
+func dump(ctx context.Context, request []byte, each func(netlink.Message) error) error {
+	c, err := netlink.Open(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.Send(request); err != nil {
+		return err
+	}
+	return c.Receive(ctx, func(m netlink.Message) (done bool, err error) {
+		if m.Kind == unix.NLMSG_DONE || m.Kind == unix.NLMSG_ERROR {
+			return true, m.Errno()
+		}
+		return false, each(m)
+	})
+}
+
+var errShort = errors.New("parse a message of nf_tables: too short")
+
+func parseChain(b []byte) (c Chain, err error) {
+	if len(b) < genericLen {
+		return c, errShort
+	}
+	c.Family = families[b[0]]
+	policy := accept
+	err = netlink.EachAttr(b[genericLen:], func(kind uint16, v []byte) (err error) {
+		switch kind {
+		case unix.NFTA_CHAIN_TABLE:
+			c.Table = text(v)
+		case unix.NFTA_CHAIN_NAME:
+			c.Name = text(v)
+		case unix.NFTA_CHAIN_TYPE:
+			c.Type = text(v)
+		case unix.NFTA_CHAIN_POLICY:
+			policy, err = number(v)
+		case unix.NFTA_CHAIN_HOOK:
+			err = c.parseHook(v)
+		}
+		return err
+	})
+	if c.Hook != "" {
+		c.Policy = "accept"
+		if policy == drop {
+			c.Policy = "drop"
+		}
+	}
+	return c, err
+}
+
+func (c *Chain) parseHook(b []byte) error {
+	return netlink.EachAttr(b, func(kind uint16, v []byte) error {
+		n, err := number(v)
+		switch kind {
+		case unix.NFTA_HOOK_HOOKNUM:
+			c.Hook = fmt.Sprint(n)
+			if int(n) < len(hooks) && c.Family != "netdev" && c.Family != "arp" {
+				c.Hook = hooks[n]
+			}
+		case unix.NFTA_HOOK_PRIORITY:
+			c.Priority = int(int32(n))
+		default:
+			return nil // devices are no numbers
+		}
+		return err
+	})
+}
+
+// anyDrops looks for verdict drop and for expression reject.
+func anyDrops(b []byte) (drops bool, err error) {
+	err = netlink.EachAttr(b, func(_ uint16, expression []byte) error {
+		name, verdict := "", accept
+		err := netlink.EachAttr(expression, func(kind uint16, v []byte) (err error) {
+			switch kind {
+			case unix.NFTA_EXPR_NAME:
+				name = text(v)
+			case unix.NFTA_EXPR_DATA:
+				if name == "immediate" {
+					verdict, err = verdictOf(v)
+				}
+			}
+			return err
+		})
+		drops = drops || name == "reject" || name == "immediate" && verdict == drop
+		return err
+	})
+	return drops, err
+}
+
+// verdictOf returns the verdict of an expression immediate; accept if it has none.
+func verdictOf(b []byte) (verdict uint32, err error) {
+	verdict = accept
+	path := []uint16{unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE}
+	var descend func(b []byte, path []uint16) error
+	descend = func(b []byte, path []uint16) error {
+		return netlink.EachAttr(b, func(kind uint16, v []byte) (err error) {
+			switch {
+			case kind != path[0]:
+			case len(path) == 1:
+				verdict, err = number(v)
+			default:
+				err = descend(v, path[1:])
+			}
+			return err
+		})
+	}
+	return verdict, descend(b, path)
+}
+
+// text is a string without the zero that ends it.
+func text(v []byte) string {
+	if n := len(v); n > 0 && v[n-1] == 0 {
+		v = v[:n-1]
+	}
+	return string(v)
+}
+
+func number(v []byte) (uint32, error) {
+	if len(v) < 4 {
+		return 0, errShort
+	}
+	return binary.BigEndian.Uint32(v), nil
+}
