@@ -119,6 +119,19 @@ func (m *ebpfMode) openPrograms(ctx context.Context, p *parts) (*ebpf.Tier, erro
 
 func (*ebpfMode) what() string { return "programs of mode ebpf" }
 
+// claimPrograms tells the programs of an earlier process that this one is no other kube-proxy,
+// whatever its mode. It returns nil where there are none, or none that this process may find.
+func claimPrograms(ctx context.Context, h *host) *ebpf.Claim {
+	if h.cgroup == "" {
+		return nil
+	}
+	claim, err := ebpf.NewClaim(ctx, h.cgroup)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot look for programs of an earlier process", "reason", err.Error())
+	}
+	return claim
+}
+
 // retire has the programs accept no new connections, and removes them once the connections
 // that they serve have ended.
 func (m *ebpfMode) retire(ctx context.Context, p *parts) error {

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+
+	"github.com/tandem-proxy/tandem/test/fakeapi"
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
+)
+
+// objects are those of writeManifests, for an API server.
+func objects(t testing.TB, service string, pods ...*lab.Pod) []fakeapi.Object {
+	t.Helper()
+	var s v1.Service
+	if err := yaml.Unmarshal([]byte(service), &s); err != nil {
+		t.Fatal(err)
+	}
+	s.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} // as an API server completes it
+	list := []fakeapi.Object{&s}
+	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name + "-" + string(family), Labels: map[string]string{discoveryv1.LabelServiceName: s.Name}},
+			AddressType: family,
+			Ports: []discoveryv1.EndpointPort{
+				{Name: ptr.To("t"), Port: ptr.To[int32](targetPort), Protocol: ptr.To(v1.ProtocolTCP)},
+				{Name: ptr.To("u"), Port: ptr.To[int32](targetPort), Protocol: ptr.To(v1.ProtocolUDP)},
+			},
+		}
+		for _, p := range pods {
+			addr := p.Addr4
+			if family == discoveryv1.AddressTypeIPv6 {
+				addr = p.Addr6
+			}
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{addr.String()}, NodeName: &p.Node.Name})
+		}
+		list = append(list, slice)
+	}
+	return list
+}
+
+// everybody are all clients with their targets.
+func (s *stage) everybody(do func(from *lab.Sandbox, ways map[string]netip.AddrPort)) {
+	do(s.client.Sandbox, targets())
+	do(s.node.Sandbox, targets())
+	do(s.far.Sandbox, outside(s.node))
+}
+
+// follows waits until new connections of all clients reach only that pod.
+func (s *stage) follows(pod *lab.Pod) {
+	s.t.Helper()
+	await(s.t, "new connections to "+pod.Name+" alone", func() (err error) {
+		s.everybody(func(from *lab.Sandbox, ways map[string]netip.AddrPort) {
+			for name, to := range ways {
+				for range 5 {
+					reply, askErr := from.Ask(s.t.Context(), name[:3], to)
+					if askErr == nil && reply.Server != pod.Name {
+						askErr = fmt.Errorf("%s from %s: %s answers", name, from.Name, reply.Server)
+					}
+					err = errors.Join(err, askErr)
+				}
+			}
+		})
+		return err
+	})
+}
+
+// TestRollBack: while this kube-proxy is away for good, another one serves new connections,
+// and established ones continue.
+func TestRollBack(t *testing.T) {
+	binary := upstream.BinaryT(t)
+	for _, mode := range []string{"iptables", "nftables"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newStage(t)
+			defer s.end()
+			s.start("--ebpf-yield-grace-period=3s")
+			s.serves(t)
+			long := s.open()
+			w := lab.NewLoad(t)
+			defer w.End()
+			s.everybody(func(from *lab.Sandbox, ways map[string]netip.AddrPort) { w.Use(from, ways, gently) })
+			w.More(100)
+
+			_ = s.Close()
+			theirs, err := upstream.Start(t.Context(), s.node, upstream.Options{
+				Binary: binary, Mode: mode, Objects: objects(t, loadBalancer, s.here, s.there), Args: upstream.Flags,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer theirs.Close()
+			w.More(100)
+			theirs.API.Put(objects(t, loadBalancer, s.there)...)
+			s.follows(s.there)
+			checkAll(t, long)
+			w.More(100)
+			w.End()
+			few(t, w)
+		})
+	}
+}
