@@ -211,7 +211,8 @@ func (a *app) statusCommand() *cobra.Command {
 kube-proxy process is running, and how many service ports are over capacity.
 
 "Proxy: not running" is not an outage: the programs go on serving without a
-process, but changes in the cluster are not applied.`,
+process, but changes in the cluster are not applied. If another kube-proxy took
+over meanwhile, the programs leave new connections to it.`,
 		Example: `  tandemctl status
   tandemctl status -o json | jq '.maps[] | select(.used != null) | {name, used, max}'`,
 		Args: args(cobra.NoArgs),

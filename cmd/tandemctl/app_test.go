@@ -26,6 +26,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
 	"github.com/tandem-proxy/tandem/test/golden"
 )
 
@@ -283,10 +284,29 @@ func TestOutputOfNothing(t *testing.T) {
 			if code := a.run(append(strings.Fields(command), "-o", format)); code != exitOK {
 				t.Errorf("%s: exit code %d, %s", command, code, errs)
 			}
-			text := strings.ReplaceAll(out.String(), `"lastChange": null`, "")
+			text := strings.NewReplacer(`"lastChange": null`, "", `"yieldedTo": null`, "").Replace(out.String())
 			if out.Len() == 0 || strings.Contains(text, "null") {
 				t.Errorf("%s -o %s: %s", command, format, out)
 			}
+		}
+	}
+}
+
+// TestStatusYielded: another kube-proxy that took over is in the status.
+func TestStatusYielded(t *testing.T) {
+	i := sample()
+	i.status.Running, i.status.YieldedTo = false, &successor.Yield{Since: now.Add(-time.Minute), Process: "k3s-server", PID: 4711}
+	for format, want := range map[string]string{
+		"table": "Connections:    new ones are left to another kube-proxy (process k3s-server, PID 4711) since 2026-03-01T12:01:03Z (1m0s ago)\n",
+		"json": `"yieldedTo": {
+    "since": "2026-03-01T12:01:03Z",
+    "process": "k3s-server",
+    "pid": 4711
+  },`,
+	} {
+		a, out, errs := newTestApp(i)
+		if code := a.run([]string{"status", "-o", format}); code != exitOK || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: exit code %d, %s, %s", format, code, errs, out)
 		}
 	}
 }

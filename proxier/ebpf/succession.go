@@ -125,7 +125,7 @@ func (t *Tier) own(ctx context.Context) (err error) {
 	logger := klog.FromContext(ctx)
 	t.successor.Own(selfOf(logger), t.opts.Ports, t.opts.YieldGrace)
 	if y, yielded := t.successor.Yielded(); yielded {
-		t.lastYield = &y
+		t.setLastYield(y)
 		logger.Info("Another kube-proxy took over while this one was not running; the eBPF programs leave new connections to it until the first sync",
 			"since", y.Since.Format(time.RFC3339), "process", y.Process, "pid", y.PID)
 	}
@@ -135,9 +135,23 @@ func (t *Tier) own(ctx context.Context) (err error) {
 // takeBack has the programs accept new connections again, now that the maps hold everything.
 func (t *Tier) takeBack(ctx context.Context) {
 	if y, yielded := t.successor.Yielded(); yielded {
-		t.lastYield = &y
+		t.setLastYield(y)
 		t.successor.TakeBack()
 		klog.FromContext(ctx).Info("The eBPF programs accept new connections again, which they had left to another kube-proxy",
 			"since", y.Since.Format(time.RFC3339), "process", y.Process, "pid", y.PID)
 	}
+}
+
+func (t *Tier) setLastYield(y successor.Yield) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lastYield = y.Since
+}
+
+// LastYield is when programs began to leave new connections to another kube-proxy, as this
+// process found them; zero if they did not.
+func (t *Tier) LastYield() time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.lastYield
 }

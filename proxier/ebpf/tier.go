@@ -80,7 +80,6 @@ type Tier struct {
 	flowTable *flowtable.Table
 	sockets   *sockets.Closer
 	successor *successor.Map
-	lastYield *successor.Yield // while this process was not running; nil for never
 	// earlier are programs that still serve from other maps; they are
 	// replaced once the new maps hold everything.
 	earlier  []datapath.Attachment
@@ -89,12 +88,13 @@ type Tier struct {
 	// lookedAtSockets says that sockets of the time before this process were looked at.
 	lookedAtSockets bool
 
-	// mu is held while devices are brought in line.
+	// mu is held while devices are brought in line, and guards lastYield.
 	mu         sync.Mutex
 	devices    *datapath.Devices
 	uplinks    []devices.Device
 	podDevices datapath.PodDevices
 	waiting    bool // for the first sync, to serve devices
+	lastYield  time.Time
 
 	closing chan struct{}
 	closed  bool

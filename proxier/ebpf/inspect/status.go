@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
 )
 
 // Status is the state of the datapath as a whole.
@@ -25,6 +26,9 @@ type Status struct {
 	Layout uint32 `json:"layout"`
 	// Running says that a process holds the lock of the writer.
 	Running bool `json:"running"`
+	// YieldedTo is another kube-proxy, to which the programs leave new connections; null if
+	// they serve them.
+	YieldedTo *successor.Yield `json:"yieldedTo"`
 	// LastChange of anything in the tables; null if there was none.
 	LastChange *time.Time `json:"lastChange"`
 	// Unplaced counts service ports that do not fit and are not fully programmed.
@@ -85,6 +89,9 @@ func (i *Inspector) Status() (Status, error) {
 	}
 	var err error
 	if s.Running, err = i.locked(); err != nil {
+		return s, err
+	}
+	if s.YieldedTo, err = i.yieldedTo(); err != nil {
 		return s, err
 	}
 	boot, err := bootTime()
@@ -175,6 +182,22 @@ func (i *Inspector) locked() (bool, error) {
 	return false, nil
 }
 
+// yieldedTo is another kube-proxy, to which the programs leave new connections.
+func (i *Inspector) yieldedTo() (*successor.Yield, error) {
+	var value lbmap.Successor
+	m := i.Maps[successor.MapName]
+	if m == nil {
+		return nil, fmt.Errorf("%w: no program uses map %s", lbmap.ErrLayout, successor.MapName)
+	}
+	if err := m.Lookup(uint32(0), &value); err != nil {
+		return nil, fmt.Errorf("read map %s: %w", successor.MapName, err)
+	}
+	if y, yielded := successor.ReadYield(&value); yielded {
+		return &y, nil
+	}
+	return nil, nil
+}
+
 // bootTime is the moment from which the kernel counts load times.
 func bootTime() (time.Time, error) {
 	var since unix.Timespec
@@ -224,7 +247,7 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *lbmap.Meta) 
 	}
 	used, known := 0, true
 	switch name {
-	case "tdm_meta":
+	case "tdm_meta", successor.MapName:
 		used = 1
 	case "tdm_node":
 		used, s.Max = 1, 1 // the other one is for the next change

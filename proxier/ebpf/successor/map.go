@@ -26,11 +26,11 @@ type Ports struct{ Health, Metrics uint16 }
 
 // Yield says that the programs leave new connections to another kube-proxy.
 type Yield struct {
-	Since time.Time
+	Since time.Time `json:"since"`
 	// Process is the name of that kube-proxy's process, and PID its number in the initial pid
 	// namespace.
-	Process string
-	PID     uint32
+	Process string `json:"process"`
+	PID     uint32 `json:"pid"`
 }
 
 // Map is map tdm_successor, in memory.
@@ -95,7 +95,7 @@ func ReadYield(s *lbmap.Successor) (y Yield, yielded bool) {
 		return Yield{}, false
 	}
 	comm, _, _ := bytes.Cut(s.Comm[:], []byte{0})
-	return Yield{Since: time.Now().Add(-time.Duration(monotonic() - since)), Process: string(comm), PID: s.Tgid}, true
+	return Yield{Since: time.Now().Add(-time.Duration(monotonic() - since)).UTC().Truncate(time.Second), Process: string(comm), PID: s.Tgid}, true
 }
 
 // monotonic is CLOCK_MONOTONIC in nanoseconds.
