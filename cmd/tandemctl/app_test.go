@@ -23,6 +23,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/explain"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -307,6 +308,28 @@ func TestStatusYielded(t *testing.T) {
 		a, out, errs := newTestApp(i)
 		if code := a.run([]string{"status", "-o", format}); code != exitOK || !strings.Contains(out.String(), want) {
 			t.Errorf("%s: exit code %d, %s, %s", format, code, errs, out)
+		}
+	}
+}
+
+func TestDetach(t *testing.T) {
+	for _, test := range []struct {
+		removed []string
+		err     error
+		format  string
+		code    int
+		want    string
+	}{
+		{removed: []string{"tdm_in", "tdm_connect4"}, format: "table", want: "Detached 2 programs: tdm_in, tdm_connect4\n"},
+		{removed: []string{"tdm_in"}, format: "json", want: "{\n  \"programs\": [\n    \"tdm_in\"\n  ]\n}\n"},
+		{format: "table", want: "No program of Tandem is attached.\n"},
+		{format: "json", want: "{\n  \"programs\": []\n}\n"},
+		{err: fmt.Errorf("tdm_in: %w", ebpf.ErrServing), format: "table", code: exitError, want: "Stop kube-proxy on this node first"},
+	} {
+		a, out, errs := newTestApp(sample())
+		a.detach = func(string) ([]string, error) { return test.removed, test.err }
+		if code := a.run([]string{"detach", "-o", test.format}); code != test.code || !strings.Contains(out.String()+errs.String(), test.want) {
+			t.Errorf("%+v: exit code %d, %s, %s", test, code, out, errs)
 		}
 	}
 }

@@ -8,8 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -110,4 +113,33 @@ func TestRollBack(t *testing.T) {
 			few(t, w)
 		})
 	}
+}
+
+// TestCleanupBeside: --cleanup touches nothing while a kube-proxy serves the node, in any mode.
+func TestCleanupBeside(t *testing.T) {
+	s := newStage(t)
+	for _, mode := range []string{"ebpf", "iptables"} {
+		s.start("--proxy-mode=" + mode)
+		s.await(t, "health", healthy(s.node))
+		// The rest has the time and counters.
+		appended := func() []string {
+			return slices.DeleteFunc(strings.Split(rules(t, s.node), "\n"), func(line string) bool { return !strings.HasPrefix(line, "-A ") })
+		}
+		before := appended()
+		out := command(s.node, "--cleanup")
+		if err := out.Run(); err == nil || out.Says("a kube-proxy serves this node, so nothing was cleaned up")() != nil {
+			t.Errorf("mode %s: error %v\n%s", mode, err, out.Log)
+		}
+		if d := cmp.Diff(before, appended()); d != "" {
+			t.Errorf("mode %s: rules changed:\n%s", mode, d)
+		}
+		s.everybody(func(from *lab.Sandbox, ways map[string]netip.AddrPort) {
+			for name, to := range ways {
+				if _, err := from.Ask(t.Context(), name[:3], to); err != nil {
+					t.Errorf("mode %s: %s from %s: %v", mode, name, from.Name, err)
+				}
+			}
+		})
+	}
+	s.end()
 }

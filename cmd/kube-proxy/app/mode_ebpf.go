@@ -157,17 +157,13 @@ func (m *ebpfMode) retire(ctx context.Context, p *parts) error {
 
 func (m *ebpfMode) cleanup(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	root := m.config.Tandem.EBPF.CgroupRoot
-	if root == "" {
-		var err error
-		root, err = capabilities.FindCgroup2Root(ownProc)
-		if errors.Is(err, capabilities.ErrNoCgroup2) {
-			logger.Info("Found no cgroup2 hierarchy, so there are no programs to remove")
-			return nil
-		}
-		if err != nil {
-			return err
-		}
+	root, err := m.cgroupRoot()
+	if errors.Is(err, capabilities.ErrNoCgroup2) {
+		logger.Info("Found no cgroup2 hierarchy, so there are no programs to remove")
+		return nil
+	}
+	if err != nil {
+		return err
 	}
 	removed, err := ebpf.Cleanup(root)
 	if err != nil {

@@ -88,7 +88,7 @@ func (i *Inspector) Status() (Status, error) {
 		s.LastChange = &at
 	}
 	var err error
-	if s.Running, err = i.locked(); err != nil {
+	if s.Running, err = datapath.IsLocked(i.cgroup); err != nil {
 		return s, err
 	}
 	if s.YieldedTo, err = i.yieldedTo(); err != nil {
@@ -164,23 +164,6 @@ func deviceStatus() ([]DeviceStatus, error) {
 
 // Unplaced counts service ports that do not fit, as Status.Unplaced does.
 func (i *Inspector) Unplaced() int { return int(atomic.LoadUint32(&i.tables.Meta.Unplaced)) }
-
-// locked says whether a process holds the writer's lock. The test takes a shared lock: it does
-// not disturb other inspectors, and a starting process only between two system calls.
-func (i *Inspector) locked() (bool, error) {
-	fd := int(i.cgroup.Fd())
-	err := unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB)
-	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
-		return true, nil
-	case err != nil:
-		return false, fmt.Errorf("try the lock of %s: %w", i.cgroup.Name(), err)
-	}
-	if err := unix.Flock(fd, unix.LOCK_UN); err != nil {
-		return false, fmt.Errorf("unlock %s: %w", i.cgroup.Name(), err)
-	}
-	return false, nil
-}
 
 // yieldedTo is another kube-proxy, to which the programs leave new connections.
 func (i *Inspector) yieldedTo() (*successor.Yield, error) {
