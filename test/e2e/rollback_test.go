@@ -80,25 +80,47 @@ func (s *stage) follows(pod *lab.Pod) {
 	})
 }
 
-// TestRollBack: while this kube-proxy is away for good, another one serves new connections,
-// and established ones continue.
+// TestRollBack: the image alone is changed to that of another kube-proxy, and back. New
+// connections succeed all the time, and follow the one that runs; established ones continue.
 func TestRollBack(t *testing.T) {
 	binary := upstream.BinaryT(t)
-	for _, mode := range []string{"iptables", "nftables"} {
-		t.Run(mode, func(t *testing.T) {
-			s := newStage(t)
+	for _, tt := range []struct {
+		mode string
+		kill bool // not terminated
+	}{{"iptables", true}, {"nftables", false}, {"ipvs", true}, {"iptables", false}, {"nftables", true}} {
+		name := tt.mode + " after the end"
+		if tt.kill {
+			name = tt.mode + " after a kill"
+		}
+		if testing.Short() && (tt.mode == "iptables" && !tt.kill || tt.mode == "nftables" && tt.kill) {
+			continue // once for each mode
+		}
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, lab.Options{PortsInTurn: tt.mode == "ipvs"})
+			pace := gently
+			if tt.mode == "ipvs" {
+				needsIPVS(t, s.node)
+				pace = slowly
+			}
 			defer s.end()
-			s.start("--ebpf-yield-grace-period=3s")
+			// Longer than the other one's first sync takes, as it has to be.
+			flag := "--ebpf-yield-grace-period=" + (3 * lab.RequestTimeout()).String()
+			s.start(flag)
 			s.serves(t)
 			long := s.open()
 			w := lab.NewLoad(t)
 			defer w.End()
-			s.everybody(func(from *lab.Sandbox, ways map[string]netip.AddrPort) { w.Use(from, ways, gently) })
+			s.everybody(func(from *lab.Sandbox, ways map[string]netip.AddrPort) { w.Use(from, ways, pace) })
 			w.More(100)
 
-			_ = s.Close()
+			if tt.kill {
+				_ = s.Close()
+			} else {
+				s.Terminate(t)
+			}
+			s.process = nil
 			theirs, err := upstream.Start(t.Context(), s.node, upstream.Options{
-				Binary: binary, Mode: mode, Objects: objects(t, loadBalancer, s.here, s.there), Args: upstream.Flags,
+				Binary: binary, Mode: tt.mode, Objects: objects(t, loadBalancer, s.here, s.there), Args: upstream.Flags,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -108,7 +130,19 @@ func TestRollBack(t *testing.T) {
 			theirs.API.Put(objects(t, loadBalancer, s.there)...)
 			s.follows(s.there)
 			checkAll(t, long)
+			long = append(long, openFlows(t, s.client.Sandbox, targets(), s.there)...)
 			w.More(100)
+			if t.Failed() {
+				return
+			}
+
+			_ = theirs.Close()
+			s.start(flag)
+			s.await(t, "taking back", s.Says("The eBPF programs accept new connections again"))
+			checkAll(t, long)
+			w.More(100)
+			writeManifests(t, s.dir, loadBalancer, s.here) // ends UDP flows to the other endpoint
+			s.follows(s.here)
 			w.End()
 			few(t, w)
 		})
