@@ -17,6 +17,7 @@
 #include "global.h"
 #include "nat.h"
 #include "packet.h"
+#include "packet_successor.h"
 #include "reasons.h"
 #include "tc_config.h"
 #include "verdict.h"
@@ -38,7 +39,7 @@ GLOBAL int follow(struct __sk_buff *skb, struct packet *p, __u64 known,
 		return NEXT;
 	/* The other proxy may have given this port of the node to a connection
 	 * of its own. */
-	if (draining && hit.reply && hit.flags & FLOW_REMOTE &&
+	if (hit.reply && hit.flags & FLOW_REMOTE && serves_old_only() &&
 	    netfilter_has(skb, p))
 		return done(PASS_NETFILTER, NEXT);
 	if (is_over(p, &hit)) {

@@ -6,9 +6,15 @@
 #include <stdbool.h>
 
 #include "backend.h"
+#include "clock.h"
 #include "flow_index.h"
 #include "packet.h"
+#include "packet_successor.h"
 #include "tc_config.h"
+
+/* While no process ends UDP flows, one that is not answered for so long ends, in
+ * seconds: its backend may be gone. */
+#define UNANSWERED_S 30
 
 /* Whether a packet starts a new connection in place of its flow, or the flow's
  * backend serves no longer. */
@@ -23,10 +29,12 @@ static __always_inline bool is_over(const struct packet *p,
 		if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
 			return false;
 		/* The other proxy gets all new connections. */
-		if (draining || hit->flags & FLOW_CLOSED)
+		if (hit->flags & FLOW_CLOSED || serves_old_only())
 			return true;
 		if (hit->flags & FLOW_ESTABLISHED)
 			return false;
+	} else if (has_yielded() && now_s() - f->seen > UNANSWERED_S) {
+		return true;
 	}
 	return !backend_of(f->backend, f->backend_generation, f->service);
 }

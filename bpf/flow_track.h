@@ -11,7 +11,7 @@
 #include "flow_index.h"
 #include "flow_life.h"
 #include "packet.h"
-#include "tc_config.h"
+#include "packet_successor.h"
 
 /* Accounts for a packet of a flow, and moves the flow to its next stage. */
 static __always_inline void flow_account(const struct flow_hit *hit,
@@ -21,10 +21,10 @@ static __always_inline void flow_account(const struct flow_hit *hit,
 	__u32 flags = 0, all, now = now_s();
 	__u32 way = hit->reply & 1; /* bounds it for the verifier */
 
-	/* While draining, removed backends are not known. UDP clients may send
-	 * for ever, so only replies keep such a flow alive. */
-	if (f->seen != now &&
-	    (!draining || hit->reply || p->key.proto == IPPROTO_TCP))
+	/* Without a process that serves, removed backends are not known. UDP
+	 * clients may send for ever, so only replies keep such a flow alive. */
+	if (f->seen != now && (hit->reply || p->key.proto == IPPROTO_TCP ||
+			       !serves_old_only()))
 		f->seen = now;
 	/* Not atomic: two packets at once on two CPUs may count as one. */
 	f->packets[way]++;

@@ -14,7 +14,7 @@ enum lb_layout {
 	/* Identifies maps and programs of this project: "tandem". */
 	LAYOUT_MAGIC = 0x6d65646e6174ULL,
 	/* Of structures, enums and maps shared with user space. */
-	LAYOUT_VERSION = 3,
+	LAYOUT_VERSION = 4,
 };
 BTF_EMIT(lb_layout);
 
@@ -116,5 +116,21 @@ enum lb_refusal {
 	REFUSAL_RANGES_FULL = 6,
 };
 BTF_EMIT(lb_refusal);
+
+/* The ports that a kube-proxy listens on, of struct successor. */
+enum lb_port {
+	PORT_HEALTH = 0,
+	PORT_METRICS = 1,
+	SUCCESSOR_PORTS = 2,
+};
+BTF_EMIT(lb_port);
+
+/* Which programs look for the sockets of a successor. */
+enum lb_seeker {
+	SEEK_BY_SOCKET = 0,
+	SEEK_BY_PACKET = 1,
+	SEEKERS = 2,
+};
+BTF_EMIT(lb_seeker);
 
 #endif

@@ -22,6 +22,15 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_meta SEC(".maps");
 
+/* whether another kube-proxy takes over */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct successor);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_successor SEC(".maps");
+
 /* address, port, protocol, scope -> service, and its routes */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -143,6 +143,32 @@ struct udp_peer {
 	__u32 check; /* of the key and the fields above, see udp_peer.h */
 };
 
+/* Who listens on a port of a kube-proxy in the network namespace of the node. */
+struct port_holder {
+	__be32 addr[4]; /* that it is bound to */
+	__u32 tgid;	/* in the initial pid namespace; 0: nobody, or the owner */
+	__u16 port;	/* host byte order; 0: not used by this configuration */
+	__u16 pad;
+};
+
+/*
+ * Another kube-proxy that takes over while no process of this project runs. All
+ * times are CLOCK_MONOTONIC in nanoseconds. Programs write what they see; the
+ * owner, which is the process that writes the other maps, writes the rest.
+ */
+struct successor {
+	__u64 yielded_ns;  /* new connections are left alone since then; 0: no */
+	__u64 deadline_ns; /* yield then, if it is still there; 0: there is none
+			    */
+	__u64 grace_ns;	   /* how long it has to be there; 0: never yield */
+	__u64 owner_seen_ns; /* when the owner was alive, to a second */
+	__u32 owner_tgid;    /* in the initial pid namespace */
+	__u32 tgid;	     /* of the successor */
+	__u8 comm[16];	     /* of the successor */
+	__u64 sought_ns[SEEKERS];
+	struct port_holder holders[SUCCESSOR_PORTS];
+};
+
 struct meta {
 	__u64 magic;
 	__u32 layout;
@@ -166,6 +192,8 @@ _Static_assert(sizeof(struct affinity_key) == 24, "affinity_key");
 _Static_assert(sizeof(struct sock_dest) == 56, "sock_dest");
 _Static_assert(sizeof(struct udp_peer_key) == 32, "udp_peer_key");
 _Static_assert(sizeof(struct udp_peer) == 28, "udp_peer");
+_Static_assert(sizeof(struct port_holder) == 24, "port_holder");
+_Static_assert(sizeof(struct successor) == 120, "successor");
 _Static_assert(sizeof(struct meta) == 48, "meta");
 
 #endif

@@ -21,6 +21,7 @@
 #include "sock_guard.h"
 #include "sock_pick.h"
 #include "sock_refuse.h"
+#include "sock_successor.h"
 #include "udp_peer.h"
 
 char __license[] SEC("license") = "Dual BSD/GPL";
@@ -37,9 +38,7 @@ static __always_inline int without_frontend(struct bpf_sock_addr *ctx,
 		count_connection(0, SELECT_REJECT, 0);
 		return refuse(p, true);
 	}
-	/* From here on its peer is the address that it dialled. */
-	if (connecting && old)
-		bpf_sk_storage_delete(&tdm_sock, ctx->sk);
+	forget(ctx->sk, old, connecting);
 	return PROCEED;
 }
 
@@ -64,9 +63,13 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, struct peer *p,
 	key.proto = l4_proto(ctx);
 	if (!key.proto)
 		return PROCEED;
+	old = dest_of(sk);
+	if (sockets_yield(ctx)) {
+		forget(sk, old, connecting);
+		return PROCEED;
+	}
 	copy_addr(key.addr, p->addr);
 	key.port = p->port;
-	old = dest_of(sk);
 	x.netns = bpf_get_netns_cookie(ctx);
 	x.bound = bound_to(sk, x.source);
 	x.sending = !connecting;
@@ -240,7 +243,10 @@ int tdm_post_bind4(struct bpf_sock *sk)
 	__be32 addr[4];
 
 	set_v4(addr, sk->src_ip4);
-	return may_bind(sk, addr, !addr[3]);
+	if (may_bind(sk, addr, !addr[3]) == DENY)
+		return DENY;
+	note_bind(sk, addr);
+	return PROCEED;
 }
 
 SEC("cgroup/post_bind6")
@@ -249,14 +255,16 @@ int tdm_post_bind6(struct bpf_sock *sk)
 	__be32 addr[4] = { sk->src_ip6[0], sk->src_ip6[1], sk->src_ip6[2],
 			   sk->src_ip6[3] };
 	bool any = !(addr[0] | addr[1] | addr[2] | addr[3]);
+	__be32 v4[4];
 
 	if (may_bind(sk, addr, any) == DENY)
 		return DENY;
-	if (!any)
-		return PROCEED;
 	/* It may also be for IPv4, which cannot be seen here. */
-	set_v4(addr, 0);
-	return may_bind(sk, addr, true);
+	set_v4(v4, 0);
+	if (any && may_bind(sk, v4, true) == DENY)
+		return DENY;
+	note_bind(sk, addr);
+	return PROCEED;
 }
 
 /* Attached only while source ranges need it, since it runs for every packet

@@ -13,6 +13,7 @@
 #include "lb_config.h"
 #include "node.h"
 #include "sock_refuse.h"
+#include "successor.h"
 
 /*
  * A host process must not listen on a NodePort: packets to that port go to the
@@ -26,7 +27,7 @@ static __always_inline int may_bind(struct bpf_sock *sk, const __be32 *addr,
 				    .proto = sk->protocol };
 	struct frontend_ref fe;
 
-	if (!protect_node_ports ||
+	if (!protect_node_ports || has_yielded() ||
 	    bpf_get_netns_cookie(sk) != host_netns_cookie)
 		return PROCEED;
 	if (!any && !(local_flags(addr) & LOCAL_NODE_PORTS))

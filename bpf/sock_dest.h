@@ -18,6 +18,15 @@ static __always_inline struct sock_dest *dest_of(struct bpf_sock *sk)
 	return bpf_sk_storage_get(&tdm_sock, sk, NULL, 0);
 }
 
+/* From here on the peer of a socket that connects is the address that it
+ * dialled. */
+static __always_inline void forget(struct bpf_sock *sk,
+				   const struct sock_dest *old, bool connecting)
+{
+	if (connecting && old && sk)
+		bpf_sk_storage_delete(&tdm_sock, sk);
+}
+
 /*
  * Records the destination of a socket. Only an unconnected socket can send to a
  * second service address while replies from the first are still on their way;

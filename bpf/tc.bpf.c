@@ -35,6 +35,7 @@
 #include "icmp.h"
 #include "node.h"
 #include "packet.h"
+#include "packet_successor.h"
 #include "reasons.h"
 #include "tc_config.h"
 #include "verdict.h"
@@ -48,6 +49,8 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	struct choice c = {};
 	int verdict;
 
+	if (packets_yield(skb))
+		return NEXT;
 	verdict = choose(skb, p, &c);
 	if (verdict != CHOSEN)
 		return verdict;
@@ -74,7 +77,7 @@ static __always_inline int handle_icmp(struct __sk_buff *skb, struct packet *p,
 		return verdict == PAST_STACK ? forward_error(skb, p) : verdict;
 	}
 	if (!ingress || !is_echo_request(p) || local_flags(p->key.dst) ||
-	    is_martian(p->key.src))
+	    is_martian(p->key.src) || packets_yield(skb))
 		return NEXT;
 	if (bpf_map_lookup_elem(&tdm_vip, p->key.dst)) {
 		count_reason(ANSWER_ECHO);

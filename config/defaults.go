@@ -98,6 +98,10 @@ func (c *Config) SetDefaults() {
 	}
 	orDefault(&e.TCPOpeningTimeout, metav1.Duration{Duration: time.Minute})
 	orDefault(&e.TCPClosedTimeout, metav1.Duration{Duration: 10 * time.Second})
+	if e.YieldGracePeriod == nil {
+		// Enough for its first sync on a node that can reach the API server.
+		e.YieldGracePeriod = &metav1.Duration{Duration: 30 * time.Second}
+	}
 	orDefault(&t.IPVS.DrainTimeout, metav1.Duration{Duration: 15 * time.Minute})
 	// These fit the largest clusters that upstream is tested with (10,000 Services, 150,000
 	// pods) with room to spare, in 110 MiB of kernel memory; half of that is flows.

@@ -75,6 +75,7 @@ var fieldOf = map[string]string{
 	"ebpf-node-port-range":              TandemKind + ".ebpf.nodePortRange",
 	"ebpf-tcp-opening-timeout":          TandemKind + ".ebpf.tcpOpeningTimeout",
 	"ebpf-tcp-closed-timeout":           TandemKind + ".ebpf.tcpClosedTimeout",
+	"ebpf-yield-grace-period":           TandemKind + ".ebpf.yieldGracePeriod",
 	"ebpf-max-ranges":                   TandemKind + ".ebpf.maxRanges",
 	"ebpf-max-locals":                   TandemKind + ".ebpf.maxLocals",
 	"ebpf-max-tcp-flows":                TandemKind + ".ebpf.maxTCPFlows",
@@ -173,6 +174,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.BoolVar(&e.ResetRemovedBackends, "ebpf-reset-removed-backends", e.ResetRemovedBackends, "Send a TCP reset to clients outside this node whose backend was removed from the API. Otherwise their connections are left alone, as upstream does.")
 	fs.DurationVar(&e.TCPOpeningTimeout.Duration, "ebpf-tcp-opening-timeout", e.TCPOpeningTimeout.Duration, "Timeout of TCP connections from outside that are not established yet. Must be greater than 0.")
 	fs.DurationVar(&e.TCPClosedTimeout.Duration, "ebpf-tcp-closed-timeout", e.TCPClosedTimeout.Duration, "Timeout of TCP connections from outside that are closed. Must be greater than 0.")
+	fs.DurationVar(&e.YieldGracePeriod.Duration, "ebpf-yield-grace-period", e.YieldGracePeriod.Duration, "How long another kube-proxy has to hold the health and metrics ports, while this one is not running, until the eBPF programs leave new connections to it. 0 means never.")
 	fs.Uint32Var(&e.MaxFrontends, "ebpf-max-frontends", e.MaxFrontends, "Maximum number of frontends: one for each address, port and protocol that clients connect to.")
 	fs.Uint32Var(&e.MaxServices, "ebpf-max-services", e.MaxServices, "Maximum number of service ports.")
 	fs.Uint32Var(&e.MaxBackends, "ebpf-max-backends", e.MaxBackends, "Maximum number of backends: one for each endpoint of a service port.")

@@ -107,6 +107,10 @@ type EBPFConfiguration struct {
 	// section of the KubeProxyConfiguration.
 	TCPOpeningTimeout metav1.Duration `json:"tcpOpeningTimeout,omitempty"`
 	TCPClosedTimeout  metav1.Duration `json:"tcpClosedTimeout,omitempty"`
+	// YieldGracePeriod is how long another kube-proxy has to hold the ports of this one,
+	// while no process of this one runs, until the programs leave new connections to it.
+	// 0 means never.
+	YieldGracePeriod *metav1.Duration `json:"yieldGracePeriod,omitempty"`
 
 	MaxFrontends  uint32 `json:"maxFrontends,omitempty"`
 	MaxServices   uint32 `json:"maxServices,omitempty"`

@@ -116,6 +116,9 @@ func (c *Config) Validate() field.ErrorList {
 	}
 	positive("tcpOpeningTimeout", e.TCPOpeningTimeout.Duration)
 	positive("tcpClosedTimeout", e.TCPClosedTimeout.Duration)
+	if e.YieldGracePeriod.Duration < 0 {
+		add(at.Child("yieldGracePeriod"), e.YieldGracePeriod.Duration.String(), notNegative)
+	}
 	if _, err := ParsePortRange(e.NodePortRange); err != nil {
 		add(at.Child("nodePortRange"), e.NodePortRange, "%v", err)
 	}

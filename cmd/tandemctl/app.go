@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/kernel/netns"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
@@ -44,6 +45,7 @@ type app struct {
 	now      func() time.Time
 	findRoot func() (string, error)
 	inspect  func(cgroupRoot string) (inspector, error)
+	detach   func(cgroupRoot string) (programs []string, err error)
 	probe    func(ctx context.Context, cgroupRoot string, devices []string) capabilities.Report
 	cookie   func(netns string) (uint64, error)
 	owners   func() map[uint64][]int
@@ -66,6 +68,7 @@ func newApp(out, err io.Writer) *app {
 			}
 			return i, nil
 		},
+		detach: ebpf.Detach,
 		probe: func(ctx context.Context, root string, devices []string) capabilities.Report {
 			return capabilities.Probe(ctx, capabilities.Options{CgroupRoot: root, Devices: devices})
 		},
@@ -119,6 +122,8 @@ func (a *app) advice(err error) string {
 		return "" // of commands that say it themselves
 	case errors.Is(err, inspect.ErrNotRunning):
 		return "Start kube-proxy in mode ebpf on this node. If it runs with --ebpf-cgroup-root, pass the same directory as --cgroup-root."
+	case errors.Is(err, ebpf.ErrServing):
+		return "Stop kube-proxy on this node first, or change its mode, and run this again."
 	case errors.Is(err, errNoServer):
 		return "If kube-proxy runs on this node, pass its --metrics-bind-address as --server. Without a kube-proxy, explain from manifests: see --manifests."
 	case errors.Is(err, lbmap.ErrLayout):
@@ -135,8 +140,8 @@ func (a *app) rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "tandemctl",
 		Short: "Inspect Tandem on this node",
-		Long: `tandemctl reads the maps of the eBPF programs that are attached on this node. It
-shows the state of the kernel, so kube-proxy need not be running. It must run on
+		Long: `tandemctl reads the maps of the eBPF programs that are attached on this node, and
+can detach these. It shows the state of the kernel, so kube-proxy need not be running. It must run on
 the node itself (or in a pod that shares the node's cgroup hierarchy), with
 CAP_SYS_ADMIN, and before Linux 6.12 with CAP_NET_ADMIN as well.
 
@@ -168,7 +173,7 @@ privileges.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.PersistentFlags().StringVar(&a.cgroupRoot, "cgroup-root", "", "cgroup2 directory that the programs are attached to (default: the root of the mounted hierarchy)")
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "output format: table or json")
-	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.explainCommand(), a.preflightCommand(), a.shadowCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.versionCommand())
+	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.explainCommand(), a.preflightCommand(), a.shadowCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.detachCommand(), a.versionCommand())
 	return root
 }
 
@@ -194,17 +199,24 @@ func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
+// root is the cgroup that the programs are attached to.
+func (a *app) root() (string, error) {
+	if a.cgroupRoot != "" {
+		return a.cgroupRoot, nil
+	}
+	root, err := a.findRoot()
+	// That error names a flag of kube-proxy; advice names the one of this tool.
+	if errors.Is(err, capabilities.ErrNoCgroup2) {
+		err = capabilities.ErrNoCgroup2
+	}
+	return root, err
+}
+
 // withInspector opens the maps while fn runs.
 func (a *app) withInspector(fn func(inspector) error) (err error) {
-	root := a.cgroupRoot
-	if root == "" {
-		if root, err = a.findRoot(); err != nil {
-			// That error names a flag of kube-proxy; advice names the one of this tool.
-			if errors.Is(err, capabilities.ErrNoCgroup2) {
-				return capabilities.ErrNoCgroup2
-			}
-			return err
-		}
+	root, err := a.root()
+	if err != nil {
+		return err
 	}
 	i, err := a.inspect(root)
 	if err != nil {
@@ -222,7 +234,8 @@ func (a *app) statusCommand() *cobra.Command {
 kube-proxy process is running, and how many service ports are over capacity.
 
 "Proxy: not running" is not an outage: the programs go on serving without a
-process, but changes in the cluster are not applied.`,
+process, but changes in the cluster are not applied. If another kube-proxy took
+over meanwhile, the programs leave new connections to it.`,
 		Example: `  tandemctl status
   tandemctl status -o json | jq '.maps[] | select(.used != null) | {name, used, max}'`,
 		Args: args(cobra.NoArgs),

@@ -23,9 +23,11 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/explain"
+	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
 	"github.com/tandem-proxy/tandem/test/golden"
 )
 
@@ -283,10 +285,51 @@ func TestOutputOfNothing(t *testing.T) {
 			if code := a.run(append(strings.Fields(command), "-o", format)); code != exitOK {
 				t.Errorf("%s: exit code %d, %s", command, code, errs)
 			}
-			text := strings.ReplaceAll(out.String(), `"lastChange": null`, "")
+			text := strings.NewReplacer(`"lastChange": null`, "", `"yieldedTo": null`, "").Replace(out.String())
 			if out.Len() == 0 || strings.Contains(text, "null") {
 				t.Errorf("%s -o %s: %s", command, format, out)
 			}
+		}
+	}
+}
+
+// TestStatusYielded: another kube-proxy that took over is in the status.
+func TestStatusYielded(t *testing.T) {
+	i := sample()
+	i.status.Running, i.status.YieldedTo = false, &successor.Yield{Since: now.Add(-time.Minute), Process: "k3s-server", PID: 4711}
+	for format, want := range map[string]string{
+		"table": "Connections:    new ones are left to another kube-proxy (process k3s-server, PID 4711) since 2026-03-01T12:01:03Z (1m0s ago)\n",
+		"json": `"yieldedTo": {
+    "since": "2026-03-01T12:01:03Z",
+    "process": "k3s-server",
+    "pid": 4711
+  },`,
+	} {
+		a, out, errs := newTestApp(i)
+		if code := a.run([]string{"status", "-o", format}); code != exitOK || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: exit code %d, %s, %s", format, code, errs, out)
+		}
+	}
+}
+
+func TestDetach(t *testing.T) {
+	for _, test := range []struct {
+		removed []string
+		err     error
+		format  string
+		code    int
+		want    string
+	}{
+		{removed: []string{"tdm_in", "tdm_connect4"}, format: "table", want: "Detached 2 programs: tdm_in, tdm_connect4\n"},
+		{removed: []string{"tdm_in"}, format: "json", want: "{\n  \"programs\": [\n    \"tdm_in\"\n  ]\n}\n"},
+		{format: "table", want: "No program of Tandem is attached.\n"},
+		{format: "json", want: "{\n  \"programs\": []\n}\n"},
+		{err: fmt.Errorf("tdm_in: %w", ebpf.ErrServing), format: "table", code: exitError, want: "Stop kube-proxy on this node first"},
+	} {
+		a, out, errs := newTestApp(sample())
+		a.detach = func(string) ([]string, error) { return test.removed, test.err }
+		if code := a.run([]string{"detach", "-o", test.format}); code != test.code || !strings.Contains(out.String()+errs.String(), test.want) {
+			t.Errorf("%+v: exit code %d, %s, %s", test, code, out, errs)
 		}
 	}
 }

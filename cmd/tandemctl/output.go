@@ -56,9 +56,13 @@ func writeStatus(w io.Writer, s inspect.Status, now time.Time) error {
 	if s.LastChange != nil {
 		changed = fmt.Sprintf("%s (%s ago)", s.LastChange.Format(time.RFC3339), now.Sub(*s.LastChange).Round(time.Second))
 	}
+	connections := "new ones are served"
+	if y := s.YieldedTo; y != nil {
+		connections = fmt.Sprintf("new ones are left to another kube-proxy (process %s, PID %d) since %s (%s ago)", y.Process, y.PID, y.Since.Format(time.RFC3339), now.Sub(y.Since).Round(time.Second))
+	}
 	facts := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, line := range [][2]string{
-		{"Proxy:", running}, {"Cgroup:", s.Cgroup}, {"Map layout:", number(s.Layout)}, {"Last change:", changed},
+		{"Proxy:", running}, {"Connections:", connections}, {"Cgroup:", s.Cgroup}, {"Map layout:", number(s.Layout)}, {"Last change:", changed},
 		{"Over capacity:", number(s.Unplaced) + " service ports"},
 	} {
 		fmt.Fprintf(facts, "%s\t%s\n", line[0], line[1])

@@ -134,6 +134,9 @@ func TestOnNode(t *testing.T) {
 		t.Error(err)
 	}
 
+	if code, _, errs := ctl(one, "detach"); code != exitError || !strings.Contains(errs, ebpf.ErrServing.Error()) {
+		t.Errorf("detach beside the process: exit code %d\n%s", code, errs)
+	}
 	if err := closeTier(); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ package metrics
 
 import (
 	"sync"
+	"time"
 
 	k8smetrics "k8s.io/component-base/metrics"
 )
@@ -20,6 +21,8 @@ type Tables struct {
 	Unplaced int
 	// ClosedSockets counts sockets closed since the start; negative if unknown.
 	ClosedSockets int64
+	// LastYield is when programs left new connections to another kube-proxy; zero if they did not.
+	LastYield time.Time
 	// Packets are the packet verdict counters.
 	Packets map[string]uint64
 	// Services are the service ports that had connections.
@@ -43,6 +46,7 @@ var (
 	entriesDesc  = k8smetrics.NewDesc("tandem_map_entries", "Entries in use in each map of the eBPF datapath.", []string{"map"}, nil, k8smetrics.ALPHA, "")
 	capacityDesc = k8smetrics.NewDesc("tandem_map_capacity", "Capacity of each map of the eBPF datapath.", []string{"map"}, nil, k8smetrics.ALPHA, "")
 	unplacedDesc = k8smetrics.NewDesc("tandem_unplaced_service_ports", "Service ports over the capacity of the maps, which are not served.", nil, nil, k8smetrics.ALPHA, "")
+	yieldedDesc  = k8smetrics.NewDesc("tandem_yielded_timestamp_seconds", "When the eBPF programs left new connections to another kube-proxy, before this process started. No series if they did not.", nil, nil, k8smetrics.ALPHA, "")
 	packetsDesc  = k8smetrics.NewDesc("tandem_packets_total", "Packets of Services seen by the packet programs, by verdict.", []string{"result"}, nil, k8smetrics.ALPHA, "")
 
 	serviceLabels          = []string{"namespace", "service", "port", "protocol"}
@@ -68,6 +72,7 @@ func (t *tables) DescribeWithStability(ch chan<- *k8smetrics.Desc) {
 	ch <- capacityDesc
 	ch <- unplacedDesc
 	ch <- closedDesc
+	ch <- yieldedDesc
 	ch <- packetsDesc
 	ch <- serviceConnectionsDesc
 	ch <- servicePacketsDesc
@@ -89,6 +94,9 @@ func (t *tables) CollectWithStability(ch chan<- k8smetrics.Metric) {
 	}
 	if now.ClosedSockets >= 0 {
 		ch <- k8smetrics.NewLazyConstMetric(closedDesc, k8smetrics.CounterValue, float64(now.ClosedSockets))
+	}
+	if !now.LastYield.IsZero() {
+		ch <- k8smetrics.NewLazyConstMetric(yieldedDesc, k8smetrics.GaugeValue, float64(now.LastYield.Unix()))
 	}
 	for result, n := range now.Packets {
 		ch <- k8smetrics.NewLazyConstMetric(packetsDesc, k8smetrics.CounterValue, float64(n), result)

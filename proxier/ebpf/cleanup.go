@@ -8,7 +8,10 @@ import (
 	"io/fs"
 	"os"
 
+	ciliumebpf "github.com/cilium/ebpf"
+
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // Cleanup implements proxier.Tier: it detaches the programs, and with them
@@ -34,6 +37,52 @@ func Cleanup(cgroupRoot string) (removed []string, err error) {
 		return nil, err
 	}
 	return detachAll(cgroup, datapath.DetachDevices)
+}
+
+// ErrServing says that a running process serves Services by the programs.
+var ErrServing = errors.New("a running kube-proxy serves Services by these programs")
+
+// Detach is Cleanup that also works beside a process whose programs accept no new connections:
+// one in another mode, which drains them.
+func Detach(cgroupRoot string) (removed []string, err error) {
+	cgroup, err := datapath.OpenCgroup(cgroupRoot)
+	if err != nil {
+		return nil, err
+	}
+	defer cgroup.Close()
+	if err := datapath.Lock(cgroup); errors.Is(err, datapath.ErrBusy) {
+		if err := eachInUse(cgroup, isDrained); err != nil {
+			return nil, err
+		}
+	} else if err != nil {
+		return nil, err
+	}
+	return detachAll(cgroup, datapath.DetachDevices)
+}
+
+// isDrained returns ErrServing for a program that has frontends.
+func isDrained(program *ciliumebpf.Program) error {
+	maps, err := lbmap.MapsOf(program)
+	if err != nil {
+		return err
+	}
+	defer maps.Close()
+	if m := maps["tdm_frontend"]; m != nil {
+		if key, err := m.NextKeyBytes(nil); err != nil || key != nil {
+			return errors.Join(err, ErrServing)
+		}
+	}
+	return nil
+}
+
+// Busy says whether a process serves a cgroup, or drains its programs.
+func Busy(cgroupRoot string) (bool, error) {
+	cgroup, err := datapath.OpenCgroup(cgroupRoot)
+	if err != nil {
+		return false, err
+	}
+	defer cgroup.Close()
+	return datapath.IsLocked(cgroup)
 }
 
 // detachAll takes the programs of the proxy off all devices, by that function, and then off the

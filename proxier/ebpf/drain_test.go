@@ -4,6 +4,7 @@ package ebpf
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -67,6 +68,52 @@ func (d *drainer) wait(t testing.TB) {
 		}
 	case <-time.After(patience):
 		t.Fatal("programs are not removed")
+	}
+}
+
+// TestDetach: programs that serve for a running process stay; those that it drains go, and so do
+// those of no process.
+func TestDetach(t *testing.T) {
+	e := newEdge(t, drainOptions())
+	serve(t, e.there)
+	e.setPods(e.there)
+	e.sync(t)
+	detach := func() (removed []string, err error) {
+		inner := e.at.Do(func() error { removed, err = Detach(e.at.CgroupPath()); return nil })
+		return removed, errors.Join(inner, err)
+	}
+	if removed, err := detach(); !errors.Is(err, ErrServing) || len(removed) > 0 {
+		t.Errorf("beside the process that serves: %v, %v", removed, err)
+	}
+	c, err := e.client.Dial(t.Context(), "tcp", netip.AddrPortFrom(lb4, lbPort)) // keeps the programs from going
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := lab.AskConn(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	d := e.drain(t, drainOptions())
+	lab.Await(t, patience, "detached programs", func() error {
+		removed, err := detach()
+		if err == nil && len(removed) < 12 {
+			t.Errorf("detached %v", removed)
+		}
+		return err
+	})
+	if there, err := Attached(e.at.CgroupPath()); there || err != nil {
+		t.Errorf("programs are attached: %v, %v", there, err)
+	}
+	d.stop()
+	d.wait(t)
+	if err := d.tier.Close(); err != nil {
+		t.Fatal(err)
+	}
+	e.begin(t, drainOptions(), nil)
+	e.sync(t)
+	e.close()
+	if removed, err := detach(); err != nil || len(removed) < 12 {
+		t.Errorf("without a process: %v, %v", removed, err)
 	}
 }
 

@@ -60,6 +60,9 @@ func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) 
 	if err := t.hooks.Bind(t.maps); err != nil {
 		return err
 	}
+	if err := t.own(ctx); err != nil {
+		return err
+	}
 	tables, err := lbmap.OpenTables(t.maps)
 	if err != nil {
 		return err
@@ -166,6 +169,10 @@ func (t *Tier) unload() {
 	if t.writer != nil {
 		t.writer.Close()
 	}
+	if t.successor != nil {
+		_ = t.successor.Close() // unmaps memory that is mapped
+	}
 	t.maps.Close()
+	t.successor = nil
 	t.hooks, t.maps, t.writer, t.sockets, t.devices, t.flowTable = nil, nil, nil, nil, nil, nil
 }

@@ -6,12 +6,16 @@ import (
 	"fmt"
 	"maps"
 	"testing"
+	"time"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
+	model "github.com/tandem-proxy/tandem/test/datapath"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
@@ -43,14 +47,30 @@ func drainingPrograms(t *testing.T, p *path) *datapath.PacketPrograms {
 	return programs
 }
 
-// TestPacketDraining: while draining, every SYN belongs to a new connection, even with the ports
-// of an existing flow. A UDP flow expires unless its backend replies.
+// TestPacketDraining: while draining, and while new connections are left to another kube-proxy, every
+// SYN belongs to a new connection, even with the ports of an existing flow. A UDP flow expires
+// unless its backend replies.
 func TestPacketDraining(t *testing.T) {
-	const SYN, ACK = packet.SYN, packet.ACK
 	p := newPath(t, Options{NodePortRange: onePort})
 	p.endsCluster(t)
 	serving, draining := p.programs, drainingPrograms(t, p)
-	drain := step{happens: func(p *path) error { p.programs = draining; p.model.Drain(); return nil }}
+	p.playDraining(t, "draining",
+		func(p *path) error { p.programs = draining; return nil },
+		func(p *path) error { p.programs = serving; return nil }, false)
+	yield := func(since uint64) func(p *path) error {
+		return func(p *path) error {
+			p.programs = serving
+			return p.maps[successor.MapName].Put(uint32(0), lbmap.Successor{YieldedNs: since})
+		}
+	}
+	p.playDraining(t, "yielded", yield(1), yield(0), true)
+}
+
+// playDraining plays what holds in both cases. begin and end are those of the case; alone says
+// that no process ends silent flows.
+func (p *path) playDraining(t *testing.T, name string, begin, end func(*path) error, alone bool) {
+	const SYN, ACK = packet.SYN, packet.ACK
+	drain := step{happens: func(p *path) error { p.model.Drain(); return begin(p) }}
 	// silence makes flows look idle for this time.
 	const age = 10
 	silence := step{happens: func(p *path) error {
@@ -73,7 +93,23 @@ func TestPacketDraining(t *testing.T) {
 			return nil
 		}}
 	}
-	serve := step{happens: func(p *path) error { p.programs = serving; return nil }}
+	// Longer than a UDP flow without answers lasts then.
+	const unanswered, long = 30, 40
+	longSilence := step{happens: func(p *path) error {
+		for i := range p.flows {
+			p.flows[i].Seen -= long
+		}
+		if alone {
+			p.model.Expire(long*time.Second, func(protocol uint8, _ model.State) time.Duration {
+				if protocol == unix.IPPROTO_UDP {
+					return unanswered * time.Second
+				}
+				return time.Hour
+			})
+		}
+		return nil
+	}}
+	serve := step{happens: end}
 	p.play(t, func(p *path, e ends) []scene {
 		request := func(flags packet.Flags) step {
 			return step{in, tcp(e.client, e.local, flags), next, tcp(e.client, e.here, flags), "FORWARD_LOCAL", nil}
@@ -84,7 +120,11 @@ func TestPacketDraining(t *testing.T) {
 		asks := step{in, udp(e.client, e.remote), redirect, forwarded(udp(e.nat, e.there)), "FORWARD_REMOTE", nil}
 		answers := step{in, udp(e.there, e.nat), redirect, forwarded(udp(e.remote, e.client)), "FORWARD_REPLY", nil}
 		pass := func(send packet.Packet) step { return step{in, send, next, same, "", nil} }
-		return []scene{
+		unansweredUDP := asks
+		if alone {
+			unansweredUDP = pass(udp(e.client, e.remote))
+		}
+		list := named(name, []scene{
 			{
 				name: "what is established goes on, until its client begins anew",
 				steps: []step{
@@ -114,6 +154,27 @@ func TestPacketDraining(t *testing.T) {
 				name:  "while serving, a question keeps UDP as well",
 				steps: []step{serve, asks, silence, asks, seen(true)},
 			},
+			{
+				name: "UDP that is not answered ends, TCP does not",
+				steps: []step{
+					serve, asks, answers, request(SYN), reply(SYN | ACK), request(ACK), drain, longSilence, request(ACK), unansweredUDP,
+				},
+			},
+		})
+		if alone { // a process that drains removes these addresses from their map
+			list = append(list, scene{
+				name:  name + ": echo requests are left alone",
+				steps: []step{serve, drain, pass(packet.NewEcho(e.client.Addr(), e.balancer.Addr(), 7, 1, []byte("hello")))},
+			})
 		}
+		return list
 	})
+}
+
+// named puts a name before those of scenes.
+func named(name string, list []scene) []scene {
+	for i := range list {
+		list[i].name = name + ": " + list[i].name
+	}
+	return list
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf/btf"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/sockets"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer"
 )
 
@@ -47,6 +49,10 @@ type Options struct {
 	TC tc.Method
 	// Timeouts of flows.
 	Timeouts flowtable.Timeouts
+	// Ports of this kube-proxy. While no process runs, a process that holds them for YieldGrace
+	// is another kube-proxy, to which programs leave new connections; never if it is 0.
+	Ports      successor.Ports
+	YieldGrace time.Duration
 	// These are for kernels that lack a feature (before Linux 6.1, 5.8, 6.7, 5.17 and
 	// 5.18), and for tests.
 	NoSetRetval, NoGetpeername, NoFIBSource, NoLoop, NoConntrack bool
@@ -73,6 +79,7 @@ type Tier struct {
 	// that socket programs translated and whose backends are gone.
 	flowTable *flowtable.Table
 	sockets   *sockets.Closer
+	successor *successor.Map
 	// earlier are programs that still serve from other maps; they are
 	// replaced once the new maps hold everything.
 	earlier  []datapath.Attachment
@@ -81,12 +88,13 @@ type Tier struct {
 	// lookedAtSockets says that sockets of the time before this process were looked at.
 	lookedAtSockets bool
 
-	// mu is held while devices are brought in line.
+	// mu is held while devices are brought in line, and guards lastYield.
 	mu         sync.Mutex
 	devices    *datapath.Devices
 	uplinks    []devices.Device
 	podDevices datapath.PodDevices
 	waiting    bool // for the first sync, to serve devices
+	lastYield  time.Time
 
 	closing chan struct{}
 	closed  bool
@@ -112,6 +120,7 @@ func (t *Tier) Run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}()
+	t.runs.Go(func() { beat(ctx, t.successor) })
 	t.runs.Go(func() { t.flowTable.Collect(ctx, t.opts.Timeouts) })
 	if !t.opts.NoPackets {
 		t.runs.Go(func() { t.followOptOuts(ctx) })
@@ -135,6 +144,9 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 	}
 	if t.attached {
 		err = errors.Join(err, t.startDevices(ctx))
+	}
+	if update.Full && err == nil {
+		t.takeBack(ctx)
 	}
 	// Before the first look, there may be sockets that an earlier process could not
 	// close any more.

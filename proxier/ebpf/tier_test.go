@@ -29,6 +29,7 @@ import (
 
 func TestMain(m *testing.M) {
 	lab.Main()
+	listenIfAsked()
 	os.Exit(m.Run())
 }
 

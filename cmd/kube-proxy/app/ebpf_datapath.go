@@ -184,7 +184,7 @@ func (d *ebpfDatapath) rulePackets() (metrics.RulePackets, bool) {
 }
 
 func (d *ebpfDatapath) tables() (metrics.Tables, bool) {
-	t := metrics.Tables{ByName: map[string]metrics.Table{}, ClosedSockets: int64(d.programs.ClosedSockets()), Packets: map[string]uint64{}}
+	t := metrics.Tables{ByName: map[string]metrics.Table{}, ClosedSockets: int64(d.programs.ClosedSockets()), LastYield: d.programs.LastYield(), Packets: map[string]uint64{}}
 	t.Unplaced = len(d.programs.Unplaced())
 	if d.placed != nil {
 		t.Unplaced = d.placed.Overflow()

@@ -3,6 +3,9 @@
 package app
 
 import (
+	"net"
+	"strconv"
+
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/features"
@@ -14,6 +17,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
 )
 
 // ebpfOptions are what the configuration says, without what the kernel lacks.
@@ -28,8 +32,20 @@ func ebpfOptions(c *config.Config, report *capabilities.Report) (opts ebpf.Optio
 		return opts, err // validated before
 	}
 	opts.NodePortRange = datapath.PortRange(nodePorts)
+	opts.YieldGrace = e.YieldGracePeriod.Duration
+	opts.Ports = successor.Ports{Health: serverPort(c.KubeProxy.HealthzBindAddress), Metrics: serverPort(c.KubeProxy.MetricsBindAddress)}
 	disableMissing(&opts, report)
 	return opts, nil
+}
+
+// serverPort is the port of a server's address; 0 without one.
+func serverPort(address string) uint16 {
+	_, text, err := net.SplitHostPort(address)
+	if err != nil {
+		return 0 // empty; others are validated before
+	}
+	port, _ := strconv.ParseUint(text, 10, 16) // as above
+	return uint16(port)
 }
 
 // ebpfSizes are the capacities of the maps.

@@ -35,12 +35,18 @@ type host struct {
 
 // probeHost finds out what the kernel can do.
 func probeHost(ctx context.Context, o *Options) (*host, error) {
-	h := &host{config: o.Config, gate: o.gate, cgroup: o.Config.Tandem.EBPF.CgroupRoot}
-	if h.cgroup == "" {
-		h.cgroup, h.cgroupErr = capabilities.FindCgroup2Root(ownProc)
-	}
+	h := &host{config: o.Config, gate: o.gate}
+	h.cgroup, h.cgroupErr = h.cgroupRoot()
 	h.report = capabilities.Probe(ctx, capabilities.Options{CgroupRoot: h.cgroup, Mask: o.mask})
 	return h, ctx.Err()
+}
+
+// cgroupRoot is the configured root of the cgroup2 hierarchy, or the one that is mounted.
+func (h *host) cgroupRoot() (string, error) {
+	if root := h.config.Tandem.EBPF.CgroupRoot; root != "" {
+		return root, nil
+	}
+	return capabilities.FindCgroup2Root(ownProc)
 }
 
 // families are the address families that this host supports. The file exists only with

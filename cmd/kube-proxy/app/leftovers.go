@@ -5,6 +5,7 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -73,8 +74,12 @@ func (l *leftovers) run(ctx context.Context) {
 }
 
 // cleanup removes what any process left in the kernel, in any mode: this proxy's state and
-// upstream's.
+// upstream's. While a kube-proxy serves the node it touches nothing: Services would be down until
+// that one repairs them.
 func cleanup(ctx context.Context, h *host) error {
+	if running := runningProxy(ctx, h); running != "" {
+		return fmt.Errorf("a kube-proxy serves this node, so nothing was cleaned up: %s; stop it first, or remove the eBPF programs alone by 'tandemctl detach'", running)
+	}
 	errs := []error{nftables{}.cleanup(ctx)}
 	for _, m := range modesOf(h) {
 		errs = append(errs, m.cleanup(ctx))

@@ -119,6 +119,19 @@ func (m *ebpfMode) openPrograms(ctx context.Context, p *parts) (*ebpf.Tier, erro
 
 func (*ebpfMode) what() string { return "programs of mode ebpf" }
 
+// claimPrograms tells the programs of an earlier process that this one is no other kube-proxy,
+// whatever its mode. It returns nil where there are none, or none that this process may find.
+func claimPrograms(ctx context.Context, h *host) *ebpf.Claim {
+	if h.cgroup == "" {
+		return nil
+	}
+	claim, err := ebpf.NewClaim(ctx, h.cgroup)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot look for programs of an earlier process", "reason", err.Error())
+	}
+	return claim
+}
+
 // retire has the programs accept no new connections, and removes them once the connections
 // that they serve have ended.
 func (m *ebpfMode) retire(ctx context.Context, p *parts) error {
@@ -144,17 +157,13 @@ func (m *ebpfMode) retire(ctx context.Context, p *parts) error {
 
 func (m *ebpfMode) cleanup(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	root := m.config.Tandem.EBPF.CgroupRoot
-	if root == "" {
-		var err error
-		root, err = capabilities.FindCgroup2Root(ownProc)
-		if errors.Is(err, capabilities.ErrNoCgroup2) {
-			logger.Info("Found no cgroup2 hierarchy, so there are no programs to remove")
-			return nil
-		}
-		if err != nil {
-			return err
-		}
+	root, err := m.cgroupRoot()
+	if errors.Is(err, capabilities.ErrNoCgroup2) {
+		logger.Info("Found no cgroup2 hierarchy, so there are no programs to remove")
+		return nil
+	}
+	if err != nil {
+		return err
 	}
 	removed, err := ebpf.Cleanup(root)
 	if err != nil {

@@ -159,6 +159,9 @@ func (p *proxy) run(ctx context.Context) error {
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
+	if claim := claimPrograms(ctx, p.host); claim != nil { // before the servers bind their ports
+		group.Go(func() error { claim.Run(ctx); return nil })
+	}
 	if p.recorder != nil {
 		group.Go(func() error { p.recorder.Run(ctx); return nil })
 	}

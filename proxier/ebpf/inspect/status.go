@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
 )
 
 // Status is the state of the datapath as a whole.
@@ -25,6 +26,9 @@ type Status struct {
 	Layout uint32 `json:"layout"`
 	// Running says that a process holds the lock of the writer.
 	Running bool `json:"running"`
+	// YieldedTo is another kube-proxy, to which the programs leave new connections; null if
+	// they serve them.
+	YieldedTo *successor.Yield `json:"yieldedTo"`
 	// LastChange of anything in the tables; null if there was none.
 	LastChange *time.Time `json:"lastChange"`
 	// Unplaced counts service ports that do not fit and are not fully programmed.
@@ -84,7 +88,10 @@ func (i *Inspector) Status() (Status, error) {
 		s.LastChange = &at
 	}
 	var err error
-	if s.Running, err = i.locked(); err != nil {
+	if s.Running, err = datapath.IsLocked(i.cgroup); err != nil {
+		return s, err
+	}
+	if s.YieldedTo, err = i.yieldedTo(); err != nil {
 		return s, err
 	}
 	boot, err := bootTime()
@@ -158,21 +165,20 @@ func deviceStatus() ([]DeviceStatus, error) {
 // Unplaced counts service ports that do not fit, as Status.Unplaced does.
 func (i *Inspector) Unplaced() int { return int(atomic.LoadUint32(&i.tables.Meta.Unplaced)) }
 
-// locked says whether a process holds the writer's lock. The test takes a shared lock: it does
-// not disturb other inspectors, and a starting process only between two system calls.
-func (i *Inspector) locked() (bool, error) {
-	fd := int(i.cgroup.Fd())
-	err := unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB)
-	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
-		return true, nil
-	case err != nil:
-		return false, fmt.Errorf("try the lock of %s: %w", i.cgroup.Name(), err)
+// yieldedTo is another kube-proxy, to which the programs leave new connections.
+func (i *Inspector) yieldedTo() (*successor.Yield, error) {
+	var value lbmap.Successor
+	m := i.Maps[successor.MapName]
+	if m == nil {
+		return nil, fmt.Errorf("%w: no program uses map %s", lbmap.ErrLayout, successor.MapName)
 	}
-	if err := unix.Flock(fd, unix.LOCK_UN); err != nil {
-		return false, fmt.Errorf("unlock %s: %w", i.cgroup.Name(), err)
+	if err := m.Lookup(uint32(0), &value); err != nil {
+		return nil, fmt.Errorf("read map %s: %w", successor.MapName, err)
 	}
-	return false, nil
+	if y, yielded := successor.ReadYield(&value); yielded {
+		return &y, nil
+	}
+	return nil, nil
 }
 
 // bootTime is the moment from which the kernel counts load times.
@@ -224,7 +230,7 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *lbmap.Meta) 
 	}
 	used, known := 0, true
 	switch name {
-	case "tdm_meta":
+	case "tdm_meta", successor.MapName:
 		used = 1
 	case "tdm_node":
 		used, s.Max = 1, 1 // the other one is for the next change

@@ -5,7 +5,7 @@ package lbmap
 // enum lb_layout
 const (
 	LayoutMagic   = 0x6d65646e6174
-	LayoutVersion = 3
+	LayoutVersion = 4
 )
 
 // enum lb_scope
@@ -91,6 +91,20 @@ const (
 	RefusalSlotsFull     = 4
 	RefusalSCTP          = 5
 	RefusalRangesFull    = 6
+)
+
+// enum lb_port
+const (
+	PortHealth     = 0
+	PortMetrics    = 1
+	SuccessorPorts = 2
+)
+
+// enum lb_seeker
+const (
+	SeekBySocket = 0
+	SeekByPacket = 1
+	Seekers      = 2
 )
 
 // enum check_factor

@@ -5,6 +5,6 @@ package lbmap
 // The clang major is pinned, so that everybody generates the same bytes. The
 // include path of the distribution's architecture comes with BPF2GO_CFLAGS
 // from the Makefile.
-//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel,bpfeb -go-package lbmap -output-stem sock -type frontend_key -type frontend -type range_key -type prefix -type node -type backend -type service -type service_stats -type affinity_key -type affinity -type sock_dest -type udp_peer_key -type udp_peer -type meta sock ../../../bpf/sock.bpf.c -- -O2 -g -Wall -Werror -mcpu=v3 -I../../../bpf
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel,bpfeb -go-package lbmap -output-stem sock -type frontend_key -type frontend -type range_key -type prefix -type node -type backend -type service -type service_stats -type affinity_key -type affinity -type sock_dest -type udp_peer_key -type udp_peer -type port_holder -type successor -type meta sock ../../../bpf/sock.bpf.c -- -O2 -g -Wall -Werror -mcpu=v3 -I../../../bpf
 //go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel,bpfeb -go-package lbmap -output-stem tc -no-global-types -type flow_key -type flow -type flow_counter -type port_range tc ../../../bpf/tc.bpf.c -- -O2 -g -Wall -Werror -mcpu=v3 -I../../../bpf
 //go:generate go run ../../../hack/cenums lbmap enums.go sock_bpfel.o tc_bpfel.o

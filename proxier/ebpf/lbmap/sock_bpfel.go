@@ -85,6 +85,14 @@ type sockNode struct {
 	Addr6            [4]uint32
 }
 
+type sockPortHolder struct {
+	_    structs.HostLayout
+	Addr [4]uint32
+	Tgid uint32
+	Port uint16
+	Pad  uint16
+}
+
 type sockPrefix struct {
 	_    structs.HostLayout
 	Addr [4]uint32
@@ -133,6 +141,19 @@ type sockSockDest struct {
 	Pad        [4]uint8
 }
 
+type sockSuccessor struct {
+	_           structs.HostLayout
+	YieldedNs   uint64
+	DeadlineNs  uint64
+	GraceNs     uint64
+	OwnerSeenNs uint64
+	OwnerTgid   uint32
+	Tgid        uint32
+	Comm        [16]uint8
+	SoughtNs    [2]uint64
+	Holders     [2]sockPortHolder
+}
+
 type sockUdpPeer struct {
 	_       structs.HostLayout
 	Vip     [4]uint32
@@ -168,6 +189,7 @@ const (
 	sockMapTdmSet            = "tdm_set"
 	sockMapTdmSlot           = "tdm_slot"
 	sockMapTdmSock           = "tdm_sock"
+	sockMapTdmSuccessor      = "tdm_successor"
 	sockMapTdmSvcStats       = "tdm_svc_stats"
 	sockMapTdmUdpPeer        = "tdm_udp_peer"
 	sockProgTdmConnect4      = "tdm_connect4"
@@ -246,21 +268,22 @@ type sockProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockMapSpecs struct {
-	TdmAffinity *ebpf.MapSpec `ebpf:"tdm_affinity"`
-	TdmBackend  *ebpf.MapSpec `ebpf:"tdm_backend"`
-	TdmBeStats  *ebpf.MapSpec `ebpf:"tdm_be_stats"`
-	TdmFrontend *ebpf.MapSpec `ebpf:"tdm_frontend"`
-	TdmLocal    *ebpf.MapSpec `ebpf:"tdm_local"`
-	TdmMeta     *ebpf.MapSpec `ebpf:"tdm_meta"`
-	TdmNode     *ebpf.MapSpec `ebpf:"tdm_node"`
-	TdmOptout   *ebpf.MapSpec `ebpf:"tdm_optout"`
-	TdmRange    *ebpf.MapSpec `ebpf:"tdm_range"`
-	TdmService  *ebpf.MapSpec `ebpf:"tdm_service"`
-	TdmSet      *ebpf.MapSpec `ebpf:"tdm_set"`
-	TdmSlot     *ebpf.MapSpec `ebpf:"tdm_slot"`
-	TdmSock     *ebpf.MapSpec `ebpf:"tdm_sock"`
-	TdmSvcStats *ebpf.MapSpec `ebpf:"tdm_svc_stats"`
-	TdmUdpPeer  *ebpf.MapSpec `ebpf:"tdm_udp_peer"`
+	TdmAffinity  *ebpf.MapSpec `ebpf:"tdm_affinity"`
+	TdmBackend   *ebpf.MapSpec `ebpf:"tdm_backend"`
+	TdmBeStats   *ebpf.MapSpec `ebpf:"tdm_be_stats"`
+	TdmFrontend  *ebpf.MapSpec `ebpf:"tdm_frontend"`
+	TdmLocal     *ebpf.MapSpec `ebpf:"tdm_local"`
+	TdmMeta      *ebpf.MapSpec `ebpf:"tdm_meta"`
+	TdmNode      *ebpf.MapSpec `ebpf:"tdm_node"`
+	TdmOptout    *ebpf.MapSpec `ebpf:"tdm_optout"`
+	TdmRange     *ebpf.MapSpec `ebpf:"tdm_range"`
+	TdmService   *ebpf.MapSpec `ebpf:"tdm_service"`
+	TdmSet       *ebpf.MapSpec `ebpf:"tdm_set"`
+	TdmSlot      *ebpf.MapSpec `ebpf:"tdm_slot"`
+	TdmSock      *ebpf.MapSpec `ebpf:"tdm_sock"`
+	TdmSuccessor *ebpf.MapSpec `ebpf:"tdm_successor"`
+	TdmSvcStats  *ebpf.MapSpec `ebpf:"tdm_svc_stats"`
+	TdmUdpPeer   *ebpf.MapSpec `ebpf:"tdm_udp_peer"`
 }
 
 // sockVariableSpecs contains global variables before they are loaded into the kernel.
@@ -293,21 +316,22 @@ func (o *sockObjects) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockMaps struct {
-	TdmAffinity *ebpf.Map `ebpf:"tdm_affinity"`
-	TdmBackend  *ebpf.Map `ebpf:"tdm_backend"`
-	TdmBeStats  *ebpf.Map `ebpf:"tdm_be_stats"`
-	TdmFrontend *ebpf.Map `ebpf:"tdm_frontend"`
-	TdmLocal    *ebpf.Map `ebpf:"tdm_local"`
-	TdmMeta     *ebpf.Map `ebpf:"tdm_meta"`
-	TdmNode     *ebpf.Map `ebpf:"tdm_node"`
-	TdmOptout   *ebpf.Map `ebpf:"tdm_optout"`
-	TdmRange    *ebpf.Map `ebpf:"tdm_range"`
-	TdmService  *ebpf.Map `ebpf:"tdm_service"`
-	TdmSet      *ebpf.Map `ebpf:"tdm_set"`
-	TdmSlot     *ebpf.Map `ebpf:"tdm_slot"`
-	TdmSock     *ebpf.Map `ebpf:"tdm_sock"`
-	TdmSvcStats *ebpf.Map `ebpf:"tdm_svc_stats"`
-	TdmUdpPeer  *ebpf.Map `ebpf:"tdm_udp_peer"`
+	TdmAffinity  *ebpf.Map `ebpf:"tdm_affinity"`
+	TdmBackend   *ebpf.Map `ebpf:"tdm_backend"`
+	TdmBeStats   *ebpf.Map `ebpf:"tdm_be_stats"`
+	TdmFrontend  *ebpf.Map `ebpf:"tdm_frontend"`
+	TdmLocal     *ebpf.Map `ebpf:"tdm_local"`
+	TdmMeta      *ebpf.Map `ebpf:"tdm_meta"`
+	TdmNode      *ebpf.Map `ebpf:"tdm_node"`
+	TdmOptout    *ebpf.Map `ebpf:"tdm_optout"`
+	TdmRange     *ebpf.Map `ebpf:"tdm_range"`
+	TdmService   *ebpf.Map `ebpf:"tdm_service"`
+	TdmSet       *ebpf.Map `ebpf:"tdm_set"`
+	TdmSlot      *ebpf.Map `ebpf:"tdm_slot"`
+	TdmSock      *ebpf.Map `ebpf:"tdm_sock"`
+	TdmSuccessor *ebpf.Map `ebpf:"tdm_successor"`
+	TdmSvcStats  *ebpf.Map `ebpf:"tdm_svc_stats"`
+	TdmUdpPeer   *ebpf.Map `ebpf:"tdm_udp_peer"`
 }
 
 func (m *sockMaps) Close() error {
@@ -325,6 +349,7 @@ func (m *sockMaps) Close() error {
 		m.TdmSet,
 		m.TdmSlot,
 		m.TdmSock,
+		m.TdmSuccessor,
 		m.TdmSvcStats,
 		m.TdmUdpPeer,
 	)

@@ -75,6 +75,7 @@ const (
 	tcMapTdmSlot         = "tdm_slot"
 	tcMapTdmSnat         = "tdm_snat"
 	tcMapTdmSock         = "tdm_sock"
+	tcMapTdmSuccessor    = "tdm_successor"
 	tcMapTdmSvcStats     = "tdm_svc_stats"
 	tcMapTdmUdpPeer      = "tdm_udp_peer"
 	tcMapTdmUplink       = "tdm_uplink"
@@ -170,6 +171,7 @@ type tcMapSpecs struct {
 	TdmSlot      *ebpf.MapSpec `ebpf:"tdm_slot"`
 	TdmSnat      *ebpf.MapSpec `ebpf:"tdm_snat"`
 	TdmSock      *ebpf.MapSpec `ebpf:"tdm_sock"`
+	TdmSuccessor *ebpf.MapSpec `ebpf:"tdm_successor"`
 	TdmSvcStats  *ebpf.MapSpec `ebpf:"tdm_svc_stats"`
 	TdmUdpPeer   *ebpf.MapSpec `ebpf:"tdm_udp_peer"`
 	TdmUplink    *ebpf.MapSpec `ebpf:"tdm_uplink"`
@@ -239,6 +241,7 @@ type tcMaps struct {
 	TdmSlot      *ebpf.Map `ebpf:"tdm_slot"`
 	TdmSnat      *ebpf.Map `ebpf:"tdm_snat"`
 	TdmSock      *ebpf.Map `ebpf:"tdm_sock"`
+	TdmSuccessor *ebpf.Map `ebpf:"tdm_successor"`
 	TdmSvcStats  *ebpf.Map `ebpf:"tdm_svc_stats"`
 	TdmUdpPeer   *ebpf.Map `ebpf:"tdm_udp_peer"`
 	TdmUplink    *ebpf.Map `ebpf:"tdm_uplink"`
@@ -268,6 +271,7 @@ func (m *tcMaps) Close() error {
 		m.TdmSlot,
 		m.TdmSnat,
 		m.TdmSock,
+		m.TdmSuccessor,
 		m.TdmSvcStats,
 		m.TdmUdpPeer,
 		m.TdmUplink,

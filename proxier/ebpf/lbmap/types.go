@@ -21,6 +21,8 @@ type (
 	Node          = sockNode
 	Prefix        = sockPrefix
 	Meta          = sockMeta
+	Successor     = sockSuccessor
+	PortHolder    = sockPortHolder
 	SocketDest    = sockSockDest
 	AffinityKey   = sockAffinityKey
 	Affinity      = sockAffinity

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+
+	"github.com/tandem-proxy/tandem/test/fakeapi"
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
+)
+
+// objects are those of writeManifests, for an API server.
+func objects(t testing.TB, service string, pods ...*lab.Pod) []fakeapi.Object {
+	t.Helper()
+	var s v1.Service
+	if err := yaml.Unmarshal([]byte(service), &s); err != nil {
+		t.Fatal(err)
+	}
+	s.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} // as an API server completes it
+	list := []fakeapi.Object{&s}
+	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name + "-" + string(family), Labels: map[string]string{discoveryv1.LabelServiceName: s.Name}},
+			AddressType: family,
+			Ports: []discoveryv1.EndpointPort{
+				{Name: ptr.To("t"), Port: ptr.To[int32](targetPort), Protocol: ptr.To(v1.ProtocolTCP)},
+				{Name: ptr.To("u"), Port: ptr.To[int32](targetPort), Protocol: ptr.To(v1.ProtocolUDP)},
+			},
+		}
+		for _, p := range pods {
+			addr := p.Addr4
+			if family == discoveryv1.AddressTypeIPv6 {
+				addr = p.Addr6
+			}
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{addr.String()}, NodeName: &p.Node.Name})
+		}
+		list = append(list, slice)
+	}
+	return list
+}
+
+// everybody are all clients with their targets.
+func (s *stage) everybody(do func(from *lab.Sandbox, ways map[string]netip.AddrPort)) {
+	do(s.client.Sandbox, targets())
+	do(s.node.Sandbox, targets())
+	do(s.far.Sandbox, outside(s.node))
+}
+
+// follows waits until new connections of all clients reach only that pod.
+func (s *stage) follows(pod *lab.Pod) {
+	s.t.Helper()
+	await(s.t, "new connections to "+pod.Name+" alone", func() (err error) {
+		s.everybody(func(from *lab.Sandbox, ways map[string]netip.AddrPort) {
+			for name, to := range ways {
+				for range 5 {
+					reply, askErr := from.Ask(s.t.Context(), name[:3], to)
+					if askErr == nil && reply.Server != pod.Name {
+						askErr = fmt.Errorf("%s from %s: %s answers", name, from.Name, reply.Server)
+					}
+					err = errors.Join(err, askErr)
+				}
+			}
+		})
+		return err
+	})
+}
+
+// TestRollBack: the image alone is changed to that of another kube-proxy, and back. New
+// connections succeed all the time, and follow the one that runs; established ones continue.
+func TestRollBack(t *testing.T) {
+	binary := upstream.BinaryT(t)
+	for _, tt := range []struct {
+		mode string
+		kill bool // not terminated
+	}{{"iptables", true}, {"nftables", false}, {"ipvs", true}, {"iptables", false}, {"nftables", true}} {
+		name := tt.mode + " after the end"
+		if tt.kill {
+			name = tt.mode + " after a kill"
+		}
+		if testing.Short() && (tt.mode == "iptables" && !tt.kill || tt.mode == "nftables" && tt.kill) {
+			continue // once for each mode
+		}
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, lab.Options{PortsInTurn: tt.mode == "ipvs"})
+			pace := gently
+			if tt.mode == "ipvs" {
+				needsIPVS(t, s.node)
+				pace = slowly
+			}
+			defer s.end()
+			// Longer than the other one's first sync takes, as it has to be.
+			flag := "--ebpf-yield-grace-period=" + (3 * lab.RequestTimeout()).String()
+			s.start(flag)
+			s.serves(t)
+			long := s.open()
+			w := lab.NewLoad(t)
+			defer w.End()
+			s.everybody(func(from *lab.Sandbox, ways map[string]netip.AddrPort) { w.Use(from, ways, pace) })
+			w.More(100)
+
+			if tt.kill {
+				_ = s.Close()
+			} else {
+				s.Terminate(t)
+			}
+			s.process = nil
+			theirs, err := upstream.Start(t.Context(), s.node, upstream.Options{
+				Binary: binary, Mode: tt.mode, Objects: objects(t, loadBalancer, s.here, s.there), Args: upstream.Flags,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer theirs.Close()
+			w.More(100)
+			theirs.API.Put(objects(t, loadBalancer, s.there)...)
+			s.follows(s.there)
+			checkAll(t, long)
+			long = append(long, openFlows(t, s.client.Sandbox, targets(), s.there)...)
+			w.More(100)
+			if t.Failed() {
+				return
+			}
+
+			_ = theirs.Close()
+			s.start(flag)
+			s.await(t, "taking back", s.Says("The eBPF programs accept new connections again"))
+			checkAll(t, long)
+			w.More(100)
+			writeManifests(t, s.dir, loadBalancer, s.here) // ends UDP flows to the other endpoint
+			s.follows(s.here)
+			w.End()
+			few(t, w)
+		})
+	}
+}
+
+// TestCleanupBeside: --cleanup touches nothing while a kube-proxy serves the node, in any mode.
+func TestCleanupBeside(t *testing.T) {
+	s := newStage(t)
+	for _, mode := range []string{"ebpf", "iptables"} {
+		s.start("--proxy-mode=" + mode)
+		s.await(t, "health", healthy(s.node))
+		// The rest has the time and counters.
+		appended := func() []string {
+			return slices.DeleteFunc(strings.Split(rules(t, s.node), "\n"), func(line string) bool { return !strings.HasPrefix(line, "-A ") })
+		}
+		before := appended()
+		out := command(s.node, "--cleanup")
+		if err := out.Run(); err == nil || out.Says("a kube-proxy serves this node, so nothing was cleaned up")() != nil {
+			t.Errorf("mode %s: error %v\n%s", mode, err, out.Log)
+		}
+		if d := cmp.Diff(before, appended()); d != "" {
+			t.Errorf("mode %s: rules changed:\n%s", mode, d)
+		}
+		s.everybody(func(from *lab.Sandbox, ways map[string]netip.AddrPort) {
+			for name, to := range ways {
+				if _, err := from.Ask(t.Context(), name[:3], to); err != nil {
+					t.Errorf("mode %s: %s from %s: %v", mode, name, from.Name, err)
+				}
+			}
+		})
+	}
+	s.end()
+}
