@@ -32,7 +32,7 @@ func TestAwaitPodCIDRs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f := &facts{uplinks: devices.New(devices.Options{})}
+			f := &facts{uplinks: devices.New(devices.Options{}), origins: devices.New(devices.Options{})}
 			if f.settings, err = nodefacts.New(o.Config, o.gate); err != nil {
 				t.Fatal(err)
 			}
