@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -81,7 +82,8 @@ func cleanup(ctx context.Context, h *host) error {
 		return fmt.Errorf("a kube-proxy serves this node, so nothing was cleaned up: %s; stop it first, or remove the eBPF programs alone by 'tandemctl detach'", running)
 	}
 	errs := []error{nftables{}.cleanup(ctx)}
-	for _, m := range modesOf(h) {
+	// Rules before virtual servers: sets that a rule uses cannot be removed.
+	for _, m := range slices.Backward(modesOf(h)) {
 		errs = append(errs, m.cleanup(ctx))
 	}
 	return errors.Join(errs...)
