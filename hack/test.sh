@@ -55,9 +55,9 @@ only=$(hack/privileged.sh -only)
 some=$(comm -23 <(sort <<<"$packages") <(sort <<<"$only"))
 
 # Over so many commits one after the other, tests are spread that repeat what others prove: scenarios
-# on upstream's kube-proxy, and those on kernels like this one.
+# on upstream's kube-proxy and with the race detector, and tests on kernels like this one.
 export COMMITS=${COMMITS:-4}
-commits=$(git rev-list --count HEAD 2>/dev/null || echo 0)
+part=$(($(git rev-list --count HEAD 2>/dev/null || echo 0) % COMMITS))/$COMMITS
 
 # Test binaries link in half the time without debug information, which these runs do not use.
 gotest() { go test -json -ldflags='-s -w' ${TESTFLAGS:-} "$@"; }
@@ -84,7 +84,7 @@ full() {
 	gotest -timeout=30m $unit || status=1
 	local dealt='/(cmd/tandemctl|test/upstream)$'
 	gotest -timeout=30m -p=1 $(grep -vE "$dealt" <<<"$privileged") || status=1
-	TANDEM_PART=$((commits % COMMITS))/$COMMITS gotest -timeout=30m -p=1 $(grep -E "$dealt" <<<"$privileged") || status=1
+	TANDEM_PART=$part gotest -timeout=30m -p=1 $(grep -E "$dealt" <<<"$privileged") || status=1
 	return $status
 }
 
@@ -98,7 +98,7 @@ race() {
 	local -x CGO_ENABLED=1
 	inprocess=$(grep -vE '/test/(container|crr|e2e|image|rules|upstream)$' <<<"$privileged")
 	gotest -race -short -timeout=10m $unit || status=1
-	gotest -race -short -timeout=20m -p=1 $inprocess || status=1
+	TANDEM_PART=$part gotest -race -short -timeout=20m -p=1 $inprocess || status=1
 	return $status
 }
 
