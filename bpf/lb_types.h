@@ -146,7 +146,7 @@ struct udp_peer {
 /* Who listens on a port of a kube-proxy in the network namespace of the node. */
 struct port_holder {
 	__be32 addr[4]; /* that it is bound to */
-	__u32 tgid;	/* in the initial pid namespace; 0: nobody, or the owner */
+	__u32 tgid;	/* in the initial pid namespace; 0: no process, or the owner */
 	__u16 port;	/* host byte order; 0: not used by this configuration */
 	__u16 pad;
 };

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/inet"
 )
 
-// Save reads a table. A table that nobody has written to has its built-in chains, or none.
+// Save reads a table. A table that was never written has its built-in chains, or none.
 func (t *Tools) Save(ctx context.Context, f inet.Family, table string) (*Table, error) {
 	tables, err := t.save(ctx, f, "-t", table)
 	if err != nil {

@@ -47,7 +47,7 @@ type Shadow struct {
 }
 
 // past is a decision that was replaced. Without an old decision, the frontends of the new one
-// were nobody's.
+// were not served before.
 type past struct {
 	until    time.Time
 	old, new *proxier.Decision
