@@ -202,7 +202,7 @@ func attach(t *testing.T, at *lab.Node) (onUplink bool) {
 
 // TestShadowWithoutEvents says how to turn notifications on, and does not.
 func TestShadowWithoutEvents(t *testing.T) {
-	n := lab.NewT(t).Node("node1")
+	n := lab.NewT(t, lab.Options{Nodes: lab.NodeSettings{Conntrack: true}}).Node("node1")
 	const setting = "/proc/sys/net/netfilter/nf_conntrack_events"
 	if out, err := n.Command(t.Context(), "sh", "-c", "echo 0 > "+setting).CombinedOutput(); err != nil {
 		lab.SkipOrFail(t, fmt.Errorf("conntrack events: %w: %s", err, out))
