@@ -111,6 +111,7 @@ var meant = []struct{ difference, reason string }{
 	{"^ours nat KUBE-FW-.* -j ACCEPT$", "clients outside the source ranges do not reach a NodePort of the same number"},
 	{"^(theirs nat KUBE-SERVICES|ours nat KUBE-SERVICES ! -d 127.0.0.0/8) -m comment .* --dst-type LOCAL -j KUBE-NODEPORTS$", "loopback addresses have a rule of their own"},
 	{"^ours nat KUBE-SERVICES -d 127.0.0.0/8 .* --src-type LOCAL -j KUBE-NODEPORTS$", "neighbours do not reach NodePorts at loopback addresses"},
+	{"^ours filter KUBE-NODEPORTS .* health check node port", "load balancers ask nodes in both families, also about Services of one"},
 	{"^order nat KUBE-FW-", "source ranges are sorted"},
 	{"^theirs (chain filter KUBE-FIREWALL|filter (INPUT|OUTPUT) -j KUBE-FIREWALL)$", "IPv6 has no route_localnet"},
 }
