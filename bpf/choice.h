@@ -54,9 +54,9 @@ packet_frontend(const struct flow_key *packet, struct frontend_ref *fe)
 }
 
 /* What comes in by an uplink is from another machine, even if its source is in
- * the range of the cluster's pods. For a ClusterIP that makes no difference: all
- * origins have the same set there, and a connection from an uplink to another
- * node gets this node's address in any case. */
+ * the range of the cluster's pods. For a ClusterIP that makes no difference:
+ * all origins have the same set there, and a connection from an uplink to
+ * another node gets this node's address in any case. */
 static __always_inline enum lb_origin origin_of(const __be32 *client)
 {
 	const struct node *node = this_node();

@@ -12,8 +12,8 @@
 #include "packet_successor.h"
 #include "tc_config.h"
 
-/* While no process ends UDP flows, one that is not answered for so long ends, in
- * seconds: its backend may be gone. */
+/* While no process ends UDP flows, one that is not answered for so long ends,
+ * in seconds: its backend may be gone. */
 #define UNANSWERED_S 30
 
 /* Whether a packet starts a new connection in place of its flow, or the flow's

@@ -23,8 +23,8 @@ static __always_inline void flow_account(const struct flow_hit *hit,
 
 	/* Without a process that serves, removed backends are not known. UDP
 	 * clients may send for ever, so only replies keep such a flow alive. */
-	if (f->seen != now && (hit->reply || p->key.proto == IPPROTO_TCP ||
-			       !serves_old_only()))
+	if (f->seen != now &&
+	    (hit->reply || p->key.proto == IPPROTO_TCP || !serves_old_only()))
 		f->seen = now;
 	/* Not atomic: two packets at once on two CPUs may count as one. */
 	f->packets[way]++;

@@ -143,11 +143,13 @@ struct udp_peer {
 	__u32 check; /* of the key and the fields above, see udp_peer.h */
 };
 
-/* Who listens on a port of a kube-proxy in the network namespace of the node. */
+/* Who listens on a port of a kube-proxy in the network namespace of the node.
+ */
 struct port_holder {
 	__be32 addr[4]; /* that it is bound to */
-	__u32 tgid;	/* in the initial pid namespace; 0: no process, or the owner */
-	__u16 port;	/* host byte order; 0: not used by this configuration */
+	__u32 tgid; /* in the initial pid namespace; 0: no process, or the owner
+		     */
+	__u16 port; /* host byte order; 0: not used by this configuration */
 	__u16 pad;
 };
 
@@ -157,7 +159,7 @@ struct port_holder {
  * owner, which is the process that writes the other maps, writes the rest.
  */
 struct successor {
-	__u64 yielded_ns;  /* new connections are left alone since then; 0: no */
+	__u64 yielded_ns; /* new connections are left alone since then; 0: no */
 	__u64 deadline_ns; /* yield then, if it is still there; 0: there is none
 			    */
 	__u64 grace_ns;	   /* how long it has to be there; 0: never yield */
