@@ -89,12 +89,13 @@ func newWorld(t *testing.T) *world {
 	w.Start()
 	for _, s := range []*v1.Service{
 		service("web", "10.96.0.10", 30080), service("local", "10.96.0.20", 30081, local), service("empty", "10.96.0.30", 0), service("lb", "10.96.0.40", 30082, balanced),
-		service("api", "10.96.0.1", 0),
+		service("api", "10.96.0.1", 0), service("agent", "10.96.0.60", 30083),
 	} {
 		w.px.OnServiceAdd(s)
 	}
 	for _, s := range []*discoveryv1.EndpointSlice{
 		slice("web", "10.244.1.1", "10.244.2.1"), slice("local", "10.244.1.1", "10.244.2.1"), slice("lb", "10.244.1.1"), slice("api", "172.18.0.9"),
+		slice("agent", "172.18.0.1"),
 	} {
 		w.px.OnEndpointSliceAdd(s)
 	}
@@ -158,6 +159,7 @@ func TestConnections(t *testing.T) {
 		{"an unknown NodePort", "198.51.100.1 172.18.0.1:30999 10.244.1.1", "0 agree, (no Service) unknown-service 1"},
 		{"a NodePort", "198.51.100.1 172.18.0.1:30080 10.244.1.1 172.18.0.1", "1 agree"},
 		{"a NodePort, not masqueraded", "198.51.100.1 172.18.0.1:30080 10.244.1.1", "0 agree, shop/web not-masqueraded 1"},
+		{"a NodePort that leads to this host", "198.51.100.1 172.18.0.1:30083 172.18.0.1", "1 agree"},
 		{"a NodePort of a Local policy", "198.51.100.1 172.18.0.1:30081 10.244.1.1", "1 agree"},
 		{"a NodePort of a Local policy, masqueraded", "198.51.100.1 172.18.0.1:30081 10.244.1.1 172.18.0.1", "0 agree, shop/local masqueraded 1"},
 		{"a NodePort of a Local policy, elsewhere", "198.51.100.1 172.18.0.1:30081 10.244.2.1 172.18.0.1", "0 agree, shop/local wrong-backend 1"},
