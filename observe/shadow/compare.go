@@ -95,7 +95,11 @@ func judgeBy(c *Connection, d *proxier.Decision, f *proxier.Frontend, origin pro
 	if translated {
 		to = "was translated to " + c.Backend.String()
 	}
+	// What this host sends to itself is recorded before it comes in, where rules may refuse it.
+	unknown := !translated && isLocal(facts, c.Client.Addr()) && isLocal(facts, c.Dialed.Addr())
 	switch {
+	case unknown && (!f.Admits(c.Client.Addr()) || d.Size(route.Set) == 0):
+		return verdict{}
 	case !f.Admits(c.Client.Addr()):
 		return disagree(NotRefused, "%s, but is to be dropped: the source is in none of loadBalancerSourceRanges", to)
 	case d.Size(route.Set) == 0:

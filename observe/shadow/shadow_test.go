@@ -88,7 +88,7 @@ func newWorld(t *testing.T) *world {
 	w.Follow(w.px.Table())
 	w.Start()
 	for _, s := range []*v1.Service{
-		service("web", "10.96.0.10", 30080), service("local", "10.96.0.20", 30081, local), service("empty", "10.96.0.30", 0), service("lb", "10.96.0.40", 30082, balanced),
+		service("web", "10.96.0.10", 30080), service("local", "10.96.0.20", 30081, local), service("empty", "10.96.0.30", 30084), service("lb", "10.96.0.40", 30082, balanced),
 		service("api", "10.96.0.1", 0), service("agent", "10.96.0.60", 30083),
 	} {
 		w.px.OnServiceAdd(s)
@@ -154,6 +154,9 @@ func TestConnections(t *testing.T) {
 		{"untranslated", "10.244.1.7 10.96.0.10 10.96.0.10:80", "0 agree, shop/web not-translated 1"},
 		{"no endpoints", "10.244.1.7 10.96.0.30 10.244.1.1", "0 agree, shop/empty not-refused 1"},
 		{"no endpoints, untranslated", "10.244.1.7 10.96.0.30 10.96.0.30:80", "0 agree, shop/empty not-refused 1"},
+		{"no endpoints, this host to itself", "172.18.0.1 172.18.0.1:30084 172.18.0.1:30084", "0 agree"},
+		{"no endpoints, this host to itself, translated", "172.18.0.1 172.18.0.1:30084 10.244.1.1 10.244.1.254", "0 agree, shop/empty not-refused 1"},
+		{"no endpoints, from outside", "198.51.100.1 172.18.0.1:30084 172.18.0.1:30084", "0 agree, shop/empty not-refused 1"},
 		{"an unallocated ClusterIP", "10.244.1.7 10.96.9.9 10.244.1.1", "0 agree, (no Service) unknown-service 1"},
 		{"an unallocated ClusterIP, untranslated", "10.244.1.7 10.96.9.9 10.96.9.9:80", "0 agree, (no Service) not-refused 1"},
 		{"an unknown NodePort", "198.51.100.1 172.18.0.1:30999 10.244.1.1", "0 agree, (no Service) unknown-service 1"},
