@@ -51,8 +51,12 @@ GLOBAL int follow(struct __sk_buff *skb, struct packet *p, __u64 known,
 		return REFUSED;
 	}
 	flow_account(&hit, p, skb->len - p->l3);
-	if (hit.flags & FLOW_REMOTE)
+	if (hit.flags & FLOW_REMOTE) {
+		if (!hit.reply && serves_old_only() &&
+		    !(hit.flags & FLOW_CLOSED))
+			hold_port(skb, &hit.flow->reply);
 		return forward(skb, p, &hit);
+	}
 	if (rewrite(skb, p, &hit.to))
 		return done(DROP_REWRITE, TC_ACT_SHOT);
 	return done(hit.reply ? FORWARD_REPLY : FORWARD_LOCAL, NEXT);

@@ -357,7 +357,8 @@ func TestShadowScenarios(t *testing.T) {
 	}
 	close(next)
 	wg.Wait()
-	if t.Logf("%d connections", connections); connections == 0 {
+	// A part of the scenarios can be one, in which no call reaches a Service.
+	if t.Logf("%d connections", connections); connections == 0 && os.Getenv("TANDEM_PART") == "" {
 		t.Error("no connection was seen")
 	}
 }

@@ -86,3 +86,40 @@ func TestConnectionsOfNetfilter(t *testing.T) {
 		}
 	}
 }
+
+// TestPortsOfOldConnections: while programs serve established connections only, netfilter does not
+// give the port of such a connection to another one towards the same backend.
+func TestPortsOfOldConnections(t *testing.T) {
+	opts := Options{Sizes: drainSizes}
+	e := newEdge(t, opts)
+	e.use(t, serve(t, e.there))
+	var open []*visit
+	for _, n := range e.entries() {
+		if n.to.Port() == nodePort {
+			open = append(open, e.visit(t, n))
+		}
+	}
+	e.drain(t, opts)
+	for _, n := range e.entries() {
+		waitFor(t, "a new connection "+n.String()+" to be left alone", func() bool {
+			_, err := e.client.Ask(shortly(t), n.network, n.to)
+			return err != nil
+		})
+	}
+	for _, v := range open {
+		const foreign = 8088
+		backend := netip.AddrPortFrom(addrOf(e.there.Sandbox, v.entry.to.Addr()), targetPort)
+		tool := [...]string{"iptables-nft-restore", "ip6tables-nft-restore"}[proxier.FamilyOf(backend.Addr())]
+		cmd := e.at.Command(t.Context(), tool)
+		cmd.Stdin = strings.NewReader(fmt.Sprintf("*nat\n-A PREROUTING -p %[1]s --dport %[2]d -j DNAT --to-destination %[3]s\n"+
+			"-A POSTROUTING -p %[1]s -d %[4]s -j MASQUERADE --to-ports %[5]d\nCOMMIT\n", v.entry.network, foreign, backend, backend.Addr(), v.seen(t).Port()))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", tool, err, out)
+		}
+		to := netip.AddrPortFrom(v.entry.to.Addr(), foreign)
+		if r, err := e.client.Ask(shortly(t), v.entry.network, to); err == nil {
+			t.Errorf("a connection to %s got the port of %s: %s sees %s", to, v.entry, r.Server, r.Peer)
+		}
+		v.want(t, "there")
+	}
+}

@@ -158,8 +158,8 @@ func TestFallbackEvent(t *testing.T) {
 		file  string
 		why   string
 	}{
-		"a feature":    {all, []string{"--ebpf-capability-mask=connect4=no"}, "", "instead of ebpf: mode ebpf requires connect4"},
-		"a capability": {func(p *process) *process { return p.without(unix.CAP_SYS_ADMIN) }, nil, "", "needs CAP_SYS_ADMIN"},
+		"a feature":    {all, []string{"--ebpf-capability-mask=connect4=no", "--conntrack-max-per-core=0"}, "", "instead of ebpf: mode ebpf requires connect4"},
+		"a capability": {func(p *process) *process { return p.without(unix.CAP_SYS_ADMIN) }, []string{"--conntrack-max-per-core=0"}, "", "needs CAP_SYS_ADMIN"},
 		"mode nftables": {all, []string{"--proxy-mode="}, "mode: nftables\nconntrack: {maxPerCore: 0}\n",
 			"instead of nftables: Tandem has no mode nftables of its own; mode iptables serves with the nft variant of iptables"},
 	} {
