@@ -9,9 +9,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
+	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
@@ -47,13 +45,6 @@ func CleanupIPVS(ctx context.Context, tools Tools) error {
 	return errors.Join(errs...)
 }
 
-// translates reports whether conntrack translates the destination of any connection. It returns true
-// if that is unknown.
-func translates(family proxier.Family) bool {
-	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, [proxier.Families]netlink.InetFamily{unix.AF_INET, unix.AF_INET6}[family])
-	return err != nil || slices.ContainsFunc(flows, func(f *netlink.ConntrackFlow) bool { return !f.Forward.DstIP.Equal(f.Reverse.SrcIP) })
-}
-
 // asksConntrack is the rule of drainChain.
 const asksConntrack = "-m conntrack --ctstate RELATED,ESTABLISHED -j RETURN"
 
@@ -73,7 +64,7 @@ func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, keep
 		part := t.table(name)
 		for _, c := range table.Chains {
 			if c.Name == drainChain && mine(drainChain) {
-				if !keepEstablished || !found && !translates(family) {
+				if !keepEstablished || !found && !conntrack.AnyTranslated(family) {
 					part.drop(c.Name)
 				}
 				continue
