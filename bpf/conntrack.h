@@ -12,7 +12,7 @@
 #include "tc_config.h"
 
 /*
- * The kernel's conntrack (Linux 5.18). It knows connections that netfilter or
+ * The kernel's conntrack (Linux 6.0). It knows connections that netfilter or
  * IPVS translates, for another proxy or for this one in another mode. They stay
  * translated after the rules are removed.
  */
@@ -75,8 +75,6 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb,
 					 struct bpf_ct_opts *opts,
 					 __u32 opts__sz) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
-
-/* Linux 6.0 */
 extern struct nf_conn___init *bpf_skb_ct_alloc(struct __sk_buff *skb,
 					       struct bpf_sock_tuple *tuple,
 					       __u32 tuple__sz,

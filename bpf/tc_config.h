@@ -44,7 +44,7 @@ const volatile __u8 have_loop = 1;
  * ones. */
 const volatile __u8 draining = 0;
 
-/* Lookups in the kernel's conntrack (Linux 5.18 with BTF). */
+/* Lookups in the kernel's conntrack (Linux 6.0 with BTF). */
 const volatile __u8 have_conntrack = 1;
 
 /* Sizes of the flow maps. max_young is a power of two. */

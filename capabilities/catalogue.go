@@ -159,7 +159,7 @@ var catalogue = []Info{
 		Without: "programs cannot translate packets: iptables rules serve clients outside this node", OptionalFor: onlyEBPF},
 	{Feature: FIBSource, Description: "BPF_FIB_LOOKUP_SRC", NeededBy: "ebpf: SNAT", Since: "6.7",
 		Without: "the node address is the SNAT source on every route", OptionalFor: onlyEBPF},
-	{Feature: ConntrackLookup, Description: "kfunc bpf_skb_ct_lookup", NeededBy: "ebpf: migration from another mode", Since: "5.18",
+	{Feature: ConntrackLookup, Description: "kfuncs bpf_skb_ct_lookup and bpf_skb_ct_alloc", NeededBy: "ebpf: migration from another mode", Since: "6.0",
 		Without: "connections of a previous kube-proxy cannot be detected", OptionalFor: onlyEBPF},
 	{Feature: XDPGeneric, Description: "XDP programs", NeededBy: "ebpf: XDP", Since: "4.12",
 		Without: "no XDP acceleration"},

@@ -105,7 +105,7 @@ var probes = map[Feature]probeFunc{
 	RedirectNeigh:   probeRedirectNeigh,
 	FIBLookup:       probeFIB(0),
 	FIBSource:       probeFIB(fibLookupSrc),
-	ConntrackLookup: probeKfunc("bpf_skb_ct_lookup", "nf_conntrack"),
+	ConntrackLookup: probeKfunc("bpf_skb_ct_alloc", "nf_conntrack"),
 	XDPGeneric:      probeXDPGeneric,
 	XDPNative:       probeXDPNative,
 

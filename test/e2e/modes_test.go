@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -174,6 +175,24 @@ func TestFlowsTakenOver(t *testing.T) {
 			return nil
 		})
 	}
+}
+
+// TestConnectionsOfModeNFTables: connections that upstream's mode nftables translated continue when
+// programs take over and its table, which has the only chains that translate, is removed.
+func TestConnectionsOfModeNFTables(t *testing.T) {
+	s := newStage(t)
+	rules := s.node.Command(t.Context(), "nft", "-f", "-")
+	rules.Stdin = strings.NewReader(fmt.Sprintf(`table ip kube-proxy {
+		chain services { type nat hook prerouting priority -100; ip daddr %s tcp dport 80 dnat to %s:%d; }
+	}`, vip4.Addr(), s.here.Addr4, targetPort))
+	if out, err := rules.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	open := openFlows(t, s.client.Sandbox, map[string]netip.AddrPort{"tcp4": vip4}, s.here)
+	s.start("--ebpf-fallback=none")
+	defer s.end()
+	s.await(t, "its table to be removed", s.Says("Removed tables of mode nftables"))
+	checkAll(t, open)
 }
 
 // Fallbacks: the capability mask says that the kernel does not support mode ebpf; the kernel

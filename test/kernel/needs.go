@@ -67,6 +67,9 @@ func Rounds(n int) int {
 	return n
 }
 
+// IsPart reports whether plays are divided among several kernels, or commits.
+func IsPart() bool { return os.Getenv("TANDEM_PART") != "" }
+
 // Dealt reports whether this kernel runs a play, given its number from 0. Each kernel runs all of
 // them, unless hack/kernels.sh divides them among several kernels: TANDEM_PART=1/4.
 func Dealt(play int) bool {

@@ -23,8 +23,8 @@ type nftables struct{}
 const (
 	// nftTable is the table of upstream, in each family.
 	nftTable = "kube-proxy"
-	// nftDrainTable takes its place while connections that it translated go on. It has a chain of
-	// type nat without rules: the kernel translates as long as there is one.
+	// nftDrainTable takes its place while connections that it translated go on. The kernel
+	// translates as long as there is a chain of type nat, and a rule that asks conntrack.
 	nftDrainTable = "kube-proxy-drain"
 )
 
@@ -35,7 +35,7 @@ func (nftables) retire(ctx context.Context, _ *parts) error {
 	return eachNFT(ctx, func(family inet.Family, name string, has func(table string) bool) string {
 		switch {
 		case has(nftTable):
-			return fmt.Sprintf("add table %[1]s %[2]s\nadd chain %[1]s %[2]s prerouting { type nat hook prerouting priority -100; }\ndelete table %[1]s %[3]s\n", name, nftDrainTable, nftTable)
+			return fmt.Sprintf("add table %[1]s %[2]s\nadd chain %[1]s %[2]s prerouting { type nat hook prerouting priority -100; }\nadd rule %[1]s %[2]s prerouting ct state established accept\ndelete table %[1]s %[3]s\n", name, nftDrainTable, nftTable)
 		case has(nftDrainTable) && !conntrack.AnyTranslated(family):
 			return fmt.Sprintf("delete table %s %s\n", name, nftDrainTable)
 		}
