@@ -54,7 +54,7 @@ func TestIntervals(t *testing.T) {
 
 // What the running mode manages itself is not left over.
 func TestLeftoversOf(t *testing.T) {
-	const tables, counters, servers, programs = "table of mode nftables", "counters of mode iptables", "virtual servers of mode ipvs", "programs of mode ebpf"
+	const tables, counters, servers, programs = "tables of mode nftables", "counters of mode iptables", "virtual servers of mode ipvs", "programs of mode ebpf"
 	for name, want := range map[capabilities.Mode][]string{
 		capabilities.ModeEBPF:     {tables, servers},
 		capabilities.ModeIPVS:     {tables, programs, counters},
