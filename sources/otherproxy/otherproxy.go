@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Package otherproxy finds another kube-proxy that runs on this node, by what listens at the ports
+// of kube-proxies and how it answers. Rules in the kernel prove nothing: they outlive their
+// process.
+package otherproxy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/kernel/sockdiag"
+)
+
+// Proxy is another kube-proxy.
+type Proxy struct {
+	// Mode is what it says at /proxyMode; empty if only its health server answers.
+	Mode string
+	// Server is where it answered.
+	Server netip.AddrPort
+	// Process is its name and id; empty if this process cannot see it, as in a pod without
+	// hostPID.
+	Process string
+}
+
+// String is "mode iptables at 127.0.0.1:10249, process k3s (pid 1234)".
+func (p *Proxy) String() string {
+	text := "at " + p.Server.String()
+	if p.Mode != "" {
+		text = "mode " + p.Mode + " " + text
+	}
+	if p.Process != "" {
+		text += ", process " + p.Process
+	}
+	return text
+}
+
+// Finder finds another kube-proxy in the network namespace of this process.
+type Finder struct {
+	// Ports are those of health and metrics servers.
+	Ports []uint16
+	// Own is a mode of this proxy alone: what says it is another process of it, which does not
+	// count.
+	Own string
+	// ProcRoot is where processes are found; /proc if empty.
+	ProcRoot string
+}
+
+// answerLimit is for a busy process on a busy node.
+const answerLimit = 2 * time.Second
+
+// Find returns another kube-proxy; nil if there is none. Listeners of this process, and those that
+// do not answer like a kube-proxy, do not count.
+func (f *Finder) Find(ctx context.Context) (*Proxy, error) {
+	list, err := f.listeners(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// All at once: one that accepts connections and never answers takes its time.
+	answers := make([]*Proxy, len(list))
+	var wg sync.WaitGroup
+	for i, l := range list {
+		wg.Go(func() { answers[i] = ask(ctx, l.Local) })
+	}
+	wg.Wait()
+	// One that says its mode tells most. Health servers alone do not tell whose they are.
+	is := func(p *Proxy) bool { return p != nil }
+	if slices.ContainsFunc(answers, func(p *Proxy) bool { return p != nil && p.Mode != "" }) {
+		is = func(p *Proxy) bool { return p != nil && p.Mode != "" && p.Mode != f.Own }
+	}
+	at := slices.IndexFunc(answers, is)
+	if at < 0 {
+		return nil, ctx.Err()
+	}
+	answers[at].Process = f.processOf(list[at].Inode)
+	return answers[at], ctx.Err()
+}
+
+// ask returns the kube-proxy that listens there; nil for anything else.
+func ask(ctx context.Context, listener netip.AddrPort) *Proxy {
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	for _, at := range reachable(listener) {
+		var mode string
+		var isMetrics, isHealth bool
+		var wg sync.WaitGroup
+		wg.Go(func() { mode, isMetrics = proxyMode(ctx, at) })
+		wg.Go(func() { isHealth = isHealthServer(ctx, at) })
+		wg.Wait()
+		switch {
+		case isMetrics:
+			return &Proxy{Mode: mode, Server: at}
+		case isHealth:
+			return &Proxy{Server: at}
+		}
+	}
+	return nil
+}
+
+// Holder names the process that listens at a port; empty if it is not visible, or none does.
+func (f *Finder) Holder(ctx context.Context, port uint16) string {
+	list, err := (&Finder{Ports: []uint16{port}, ProcRoot: f.ProcRoot}).listeners(ctx)
+	if err != nil {
+		return ""
+	}
+	for _, l := range list {
+		if name := f.processOf(l.Inode); name != "" {
+			return name
+		}
+	}
+	return ""
+}
+
+// listeners are the sockets of other processes at the ports, IPv4 first.
+func (f *Finder) listeners(ctx context.Context) (list []sockdiag.Socket, err error) {
+	own := socketsOf("/proc/self")
+	_, _, err = sockdiag.Dump(ctx, sockdiag.Filter{Protocol: unix.IPPROTO_TCP, States: 1 << sockdiag.Listen}, func(s sockdiag.Socket) bool {
+		if slices.Contains(f.Ports, s.Local.Port()) && !own[s.Inode] {
+			list = append(list, s)
+		}
+		return false
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find listening sockets: %w", err)
+	}
+	return list, nil
+}
+
+// socketsOf are the inodes of a process's sockets.
+func socketsOf(process string) map[uint32]bool {
+	inodes := map[uint32]bool{}
+	files, err := os.ReadDir(process + "/fd")
+	if err != nil {
+		return inodes
+	}
+	for _, file := range files {
+		link, err := os.Readlink(filepath.Join(process, "fd", file.Name()))
+		if err != nil {
+			continue // closed by now
+		}
+		text, ok := strings.CutPrefix(link, "socket:[")
+		if n, err := strconv.ParseUint(strings.TrimSuffix(text, "]"), 10, 32); ok && err == nil {
+			inodes[uint32(n)] = true
+		}
+	}
+	return inodes
+}
+
+// processOf names the process that has a socket.
+func (f *Finder) processOf(inode uint32) string {
+	root := f.ProcRoot
+	if root == "" {
+		root = "/proc"
+	}
+	processes, err := filepath.Glob(filepath.Join(root, "[0-9]*"))
+	if err != nil {
+		return ""
+	}
+	for _, p := range processes {
+		if !socketsOf(p)[inode] {
+			continue
+		}
+		name, err := os.ReadFile(filepath.Join(p, "comm"))
+		if err != nil {
+			return ""
+		}
+		return fmt.Sprintf("%s (pid %s)", strings.TrimSpace(string(name)), filepath.Base(p))
+	}
+	return ""
+}
+
+// reachable are the addresses by which this host reaches a listener. One at :: may be for both
+// families.
+func reachable(local netip.AddrPort) []netip.AddrPort {
+	v4, v6 := netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()
+	switch {
+	case !local.Addr().IsUnspecified():
+		return []netip.AddrPort{local}
+	case local.Addr().Is4():
+		return []netip.AddrPort{netip.AddrPortFrom(v4, local.Port())}
+	}
+	return []netip.AddrPort{netip.AddrPortFrom(v6, local.Port()), netip.AddrPortFrom(v4, local.Port())}
+}
+
+var aMode = regexp.MustCompile(`^[a-z][a-z0-9-]{0,31}$`)
+
+// proxyMode is what a metrics server answers.
+func proxyMode(ctx context.Context, server netip.AddrPort) (mode string, ok bool) {
+	body, err := get(ctx, server, "/proxyMode")
+	mode = strings.TrimSpace(string(body))
+	return mode, err == nil && aMode.MatchString(mode)
+}
+
+// isHealthServer recognises a health server by its answer. The status says whether it is healthy.
+func isHealthServer(ctx context.Context, server netip.AddrPort) bool {
+	body, err := get(ctx, server, "/healthz")
+	if err != nil && !errors.Is(err, errStatus) {
+		return false
+	}
+	var answer struct{ LastUpdated, CurrentTime *string }
+	return json.Unmarshal(body, &answer) == nil && answer.LastUpdated != nil && answer.CurrentTime != nil
+}
+
+var errStatus = errors.New("another status than 200")
+
+func get(ctx context.Context, server netip.AddrPort, path string) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+server.String()+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	// Not the default transport, which may use an HTTP proxy.
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	const longest = 1 << 10
+	body, err := io.ReadAll(io.LimitReader(response.Body, longest))
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = errStatus
+	}
+	return body, err
+}

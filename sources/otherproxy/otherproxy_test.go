@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package otherproxy
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// asServer makes a copy of this program answer at an address.
+const asServer = "TANDEM_TEST_AS_SERVER"
+
+// The answers of servers, by path.
+var servers = map[string]map[string]string{
+	"metrics of a kube-proxy":    {"/proxyMode": "nftables"},
+	"metrics of this proxy":      {"/proxyMode": "ebpf"},
+	"health of a kube-proxy":     {"/healthz": `{"lastUpdated": "2024-01-01 00:00:00", "currentTime": "2024-01-01 00:00:00", "nodeEligible": true}`},
+	"an answer to everything":    {"/proxyMode": "<html>hello</html>", "/healthz": "ok"},
+	"a health check of its own":  {"/healthz": `{"status": "up"}`},
+	"nothing that is understood": {},
+}
+
+func TestMain(m *testing.M) {
+	name, address, ok := strings.Cut(os.Getenv(asServer), "@")
+	if !ok {
+		os.Exit(m.Run())
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println(l.Addr())
+	_ = http.Serve(l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if answer, ok := servers[name][r.URL.Path]; ok {
+			_, _ = fmt.Fprint(w, answer)
+			return
+		}
+		http.NotFound(w, r)
+	}))
+}
+
+// serve runs a server in a process of its own until the end of the test.
+func serve(t *testing.T, name, address string) (at netip.AddrPort, pid int) {
+	t.Helper()
+	c := exec.CommandContext(t.Context(), os.Args[0])
+	c.Env = append(os.Environ(), asServer+"="+name+"@"+address)
+	out, err := c.StdoutPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
+	line := make([]byte, 64)
+	n, err := out.Read(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, err = netip.ParseAddrPort(strings.TrimSpace(string(line[:n])))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at, c.Process.Pid
+}
+
+// Only what answers as a kube-proxy is one, whatever else listens at its ports.
+func TestFind(t *testing.T) {
+	for name, want := range map[string]string{
+		"metrics of a kube-proxy": "mode nftables at ", "health of a kube-proxy": "at ",
+		"an answer to everything": "", "a health check of its own": "", "nothing that is understood": "",
+	} {
+		for _, address := range []string{"127.0.0.1:0", "0.0.0.0:0", "[::]:0"} {
+			t.Run(name+" at "+address, func(t *testing.T) {
+				at, pid := serve(t, name, address)
+				f := Finder{Ports: []uint16{at.Port()}}
+				found, err := f.Find(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if (found != nil) != (want != "") {
+					t.Fatalf("found %v", found)
+				}
+				if found != nil && (!strings.HasPrefix(found.String(), want) || !strings.HasSuffix(found.Process, fmt.Sprintf("(pid %d)", pid))) {
+					t.Errorf("found %q", found)
+				}
+				if holder := f.Holder(t.Context(), at.Port()); !strings.HasSuffix(holder, fmt.Sprintf("(pid %d)", pid)) {
+					t.Errorf("the holder is %q", holder)
+				}
+			})
+		}
+	}
+}
+
+// The servers of this process are not another proxy, nor are those at other ports.
+func TestFindsOthersOnly(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "iptables") })}
+	go func() { _ = server.Serve(l) }()
+	defer server.Close()
+	own := netip.MustParseAddrPort(l.Addr().String()).Port()
+	elsewhere, _ := serve(t, "metrics of a kube-proxy", "127.0.0.1:0")
+	f := Finder{Ports: []uint16{own, elsewhere.Port() ^ 1}}
+	if found, err := f.Find(t.Context()); found != nil || err != nil {
+		t.Errorf("found %v, %v", found, err)
+	}
+}
+
+// Another process of this proxy is not another kube-proxy, even if its health server is seen; one
+// beside it is.
+func TestFindOwn(t *testing.T) {
+	own, _ := serve(t, "metrics of this proxy", "127.0.0.1:0")
+	health, _ := serve(t, "health of a kube-proxy", "127.0.0.1:0")
+	other, _ := serve(t, "metrics of a kube-proxy", "127.0.0.1:0")
+	f := Finder{Ports: []uint16{own.Port(), health.Port()}, Own: "ebpf"}
+	if found, err := f.Find(t.Context()); found != nil || err != nil {
+		t.Errorf("found %v, %v", found, err)
+	}
+	f.Ports = append(f.Ports, other.Port())
+	if found, err := f.Find(t.Context()); err != nil || found == nil || found.Mode != "nftables" {
+		t.Errorf("found %v, %v", found, err)
+	}
+}
