@@ -38,8 +38,13 @@ GLOBAL int follow(struct __sk_buff *skb, struct packet *p, __u64 known,
 	if (ingress != (!hit.reply || hit.flags & FLOW_INGRESS))
 		return NEXT;
 	/* The other proxy may have given this port of the node to a connection
-	 * of its own. */
-	if (hit.reply && hit.flags & FLOW_REMOTE && serves_old_only() &&
+	 * of its own, which is the newer one. Beside one that stays, open TCP
+	 * connections keep theirs: the backend would not accept another one
+	 * from the same port anyway. */
+	if (hit.reply && hit.flags & FLOW_REMOTE &&
+	    (serves_old_only() ||
+	     (shared_node &&
+	      (hit.flags & FLOW_CLOSED || p->key.proto == IPPROTO_UDP))) &&
 	    netfilter_has(skb, p))
 		return done(PASS_NETFILTER, NEXT);
 	if (is_over(p, &hit)) {

@@ -11,8 +11,10 @@
  * return the initial one, which differs if the node is a container. */
 const volatile __u64 host_netns_cookie = 0;
 
-/* Translate only sockets of the network namespace of the node. */
-const volatile __u8 host_namespace_only = 0;
+/* Do not translate sockets of pods, or of the network namespace of the node:
+ * another proxy, or another datapath of this one, serves them. */
+const volatile __u8 left_pods = 0;
+const volatile __u8 left_host = 0;
 
 /*
  * Keep processes in the network namespace of the node from binding NodePorts.

@@ -60,6 +60,8 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, struct peer *p,
 	struct sock_dest *old;
 	int picked = PICKED_RACED;
 
+	if (left_pods && left_host)
+		return PROCEED;
 	key.proto = l4_proto(ctx);
 	if (!key.proto)
 		return PROCEED;

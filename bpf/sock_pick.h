@@ -50,11 +50,13 @@ struct pick {
 	__u32 pad3;
 };
 
-/* Sockets of these namespaces are not translated: opted out, or not the host's
- * where only those of the host are. */
+/* Sockets of these namespaces are not translated: they opted out, or others
+ * serve them. */
 static __always_inline bool is_opted_out(__u64 netns)
 {
-	if (host_namespace_only && netns != host_netns_cookie)
+	if (left_pods && netns != host_netns_cookie)
+		return true;
+	if (left_host && netns == host_netns_cookie)
 		return true;
 	return bpf_map_lookup_elem(&tdm_optout, &netns) != NULL;
 }

@@ -76,8 +76,9 @@ static __always_inline int handle_icmp(struct __sk_buff *skb, struct packet *p,
 
 		return verdict == PAST_STACK ? forward_error(skb, p) : verdict;
 	}
-	if (!ingress || !is_echo_request(p) || local_flags(p->key.dst) ||
-	    is_martian(p->key.src) || packets_yield(skb))
+	if (!ingress || draining || !is_echo_request(p) ||
+	    local_flags(p->key.dst) || is_martian(p->key.src) ||
+	    packets_yield(skb))
 		return NEXT;
 	if (bpf_map_lookup_elem(&tdm_vip, p->key.dst)) {
 		count_reason(ANSWER_ECHO);
@@ -112,7 +113,8 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 	if (p.fragment != WHOLE && !follow_fragment(&p))
 		return done(PASS_FRAGMENT, NEXT);
 	verdict = follow(skb, &p, 0, ingress);
-	if (verdict == NO_FLOW && ingress && p.fragment != LATER_FRAGMENT)
+	if (verdict == NO_FLOW && ingress && !draining &&
+	    p.fragment != LATER_FRAGMENT)
 		verdict = begin(skb, &p);
 	switch (verdict) {
 	case NO_FLOW:

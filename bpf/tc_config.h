@@ -44,6 +44,10 @@ const volatile __u8 have_loop = 1;
  * ones. */
 const volatile __u8 draining = 0;
 
+/* Another proxy on this node serves other frontends or clients, and may give a
+ * port of the node to a connection of its own. */
+const volatile __u8 shared_node = 0;
+
 /* Lookups in the kernel's conntrack (Linux 6.0 with BTF). */
 const volatile __u8 have_conntrack = 1;
 

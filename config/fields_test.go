@@ -115,7 +115,7 @@ func TestDifferencesOfEveryField(t *testing.T) {
 // Every field of the TandemConfiguration has a default, or its zero value means something.
 func TestDefaultsOfEveryField(t *testing.T) {
 	zeroIsMeant := []string{
-		"manifests", "strictSourceRanges", "ebpf.cgroupRoot", "ebpf.devices", "ebpf.podDevices", "ebpf.resetRemovedBackends", "ipvs.upstreamSemantics",
+		"manifests", "strictSourceRanges", "coexistence.preset", "coexistence.frontends", "coexistence.clients", "ebpf.cgroupRoot", "ebpf.devices", "ebpf.podDevices", "ebpf.resetRemovedBackends", "ipvs.upstreamSemantics",
 	}
 	for _, l := range leavesOf("", reflect.ValueOf(&New().Tandem).Elem()) {
 		if l.value.IsZero() != slices.Contains(zeroIsMeant, l.path) {
@@ -168,7 +168,7 @@ func TestFlagsOfEveryField(t *testing.T) {
 	var names []string
 	var sets cliflag.NamedFlagSets
 	New().AddFlags(&sets)
-	for _, group := range []string{flagsGeneral, flagsAPI, flagsTraffic, flagsEBPF, flagsIPVS} {
+	for _, group := range []string{flagsGeneral, flagsAPI, flagsTraffic, flagsBeside, flagsEBPF, flagsIPVS} {
 		sets.FlagSet(group).VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 	}
 	for _, name := range names {

@@ -20,6 +20,7 @@ const (
 	flagsAPI     = "API server"
 	flagsServers = "health and metrics"
 	flagsTraffic = "traffic"
+	flagsBeside  = "coexistence"
 	flagsEBPF    = "eBPF"
 	flagsIPVS    = "IPVS"
 	flagsTrack   = "conntrack"
@@ -55,6 +56,10 @@ var fieldOf = map[string]string{
 	"log-flush-frequency":               "logging.flushFrequency",
 	"vmodule":                           "logging.vmodule",
 	"manifests":                         TandemKind + ".manifests",
+	"coexist":                           TandemKind + ".coexistence.preset",
+	"coexist-frontends":                 TandemKind + ".coexistence.frontends",
+	"coexist-clients":                   TandemKind + ".coexistence.clients",
+	"take-over-delay":                   TandemKind + ".takeOverDelay",
 	"ebpf-min-sync-period":              TandemKind + ".ebpf.minSyncPeriod",
 	"ebpf-sync-period":                  TandemKind + ".ebpf.syncPeriod",
 	"ebpf-socket-lb":                    TandemKind + ".ebpf.socketLB",
@@ -157,6 +162,13 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.DurationVar(&ct.TCPCloseWaitTimeout.Duration, "conntrack-tcp-timeout-close-wait", ct.TCPCloseWaitTimeout.Duration, "Timeout of TCP connections in state CLOSE_WAIT, which one side has closed. 0 keeps netfilter's value.")
 	fs.DurationVar(&ct.UDPTimeout.Duration, "conntrack-udp-timeout", ct.UDPTimeout.Duration, "Timeout of idle UDP flows without replies. 0 keeps netfilter's value.")
 	fs.DurationVar(&ct.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", ct.UDPStreamTimeout.Duration, "Timeout of idle UDP flows with packets in both directions. 0 keeps netfilter's value.")
+
+	x := &c.Tandem.Coexistence
+	fs = sets.FlagSet(flagsBeside)
+	fs.StringVar(&x.Preset, "coexist", x.Preset, "Serve a part of the traffic in mode ebpf, beside another kube-proxy that stays on this node and serves the rest: 'socket-lb' for connections of processes on this node, 'north-south' for packets of clients outside. This proxy then writes no rules and no kernel settings.")
+	fs.StringSliceVar(&x.Frontends, "coexist-frontends", x.Frontends, "Kinds of frontends to serve beside another kube-proxy: ClusterIP, LoadBalancer, ExternalIP, NodePort. Empty means all, if --coexist or --coexist-clients is set.")
+	fs.StringSliceVar(&x.Clients, "coexist-clients", x.Clients, "Clients to serve beside another kube-proxy: 'pods' and 'host' of this node, and 'external'. Empty means those of --coexist; all, if only --coexist-frontends is set.")
+	fs.DurationVar(&c.Tandem.TakeOverDelay.Duration, "take-over-delay", c.Tandem.TakeOverDelay.Duration, "Without coexistence: how long to wait at the start for another kube-proxy on this node to end, before taking over. Must be greater than 0.")
 
 	e := &c.Tandem.EBPF
 	fs = sets.FlagSet(flagsEBPF)
@@ -290,7 +302,7 @@ func winsOverFile(group, name string) bool {
 	case "hostname-override", "proxy-mode", "manifests", "strict-source-ranges", "ipvs-upstream-semantics", "ipvs-drain-timeout":
 		return true
 	}
-	return group == flagsEBPF || group == flagsLogs
+	return group == flagsEBPF || group == flagsBeside || group == flagsLogs
 }
 
 // Explain makes one error of many, each with where the value comes from: file

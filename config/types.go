@@ -57,6 +57,11 @@ type TandemConfiguration struct {
 	// StrictSourceRanges has loadBalancerSourceRanges that name one address family
 	// only deny all clients of the other one. Upstream allows them.
 	StrictSourceRanges bool `json:"strictSourceRanges,omitempty"`
+	// Coexistence is for nodes where another kube-proxy stays.
+	Coexistence CoexistenceConfiguration `json:"coexistence,omitzero"`
+	// TakeOverDelay is how long a process waits at its start for another kube-proxy on this
+	// node to end, before it takes over.
+	TakeOverDelay metav1.Duration `json:"takeOverDelay,omitempty"`
 	// EBPF are the options of mode ebpf.
 	EBPF EBPFConfiguration `json:"ebpf,omitempty"`
 	// IPVS holds the options of mode ipvs that are not in the KubeProxyConfiguration.

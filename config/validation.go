@@ -153,6 +153,10 @@ func (c *Config) Validate() field.ErrorList {
 		}
 	}
 
+	if d := c.Tandem.TakeOverDelay.Duration; d <= 0 {
+		add(t.Child("takeOverDelay"), d.String(), greaterThan0)
+	}
+	all = append(all, c.validateCoexistence()...)
 	if c.Tandem.Manifests != "" && k.ClientConnection.Kubeconfig != "" {
 		add(t.Child("manifests"), c.Tandem.Manifests, "replaces the API server, but clientConnection.kubeconfig names one: %q", k.ClientConnection.Kubeconfig)
 	}
@@ -168,7 +172,7 @@ const (
 // modes are the configured one and its fallbacks.
 func (c *Config) modes() []string {
 	mode := string(c.KubeProxy.Mode)
-	if mode != ModeEBPF {
+	if mode != ModeEBPF || c.Tandem.Coexistence.Enabled() {
 		return []string{mode}
 	}
 	return append([]string{mode}, c.Tandem.EBPF.Fallback...)

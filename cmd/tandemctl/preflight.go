@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/config"
 	kubeproxy "github.com/tandem-proxy/tandem/cmd/kube-proxy/app"
 	"github.com/tandem-proxy/tandem/kernel/sysctl"
 	"github.com/tandem-proxy/tandem/observe/explain"
@@ -207,7 +208,11 @@ func (a *app) preflight(ctx context.Context, args []string, patience time.Durati
 	}
 
 	k := &f.Config().KubeProxy
-	facts := preflight.Read(ctx, preflight.Options{CgroupRoot: root, Health: addrPort(k.HealthzBindAddress), Metrics: addrPort(k.MetricsBindAddress)})
+	where := preflight.Options{CgroupRoot: root, Health: addrPort(k.HealthzBindAddress), Metrics: addrPort(k.MetricsBindAddress)}
+	if f.Config().Tandem.Coexistence.Enabled() {
+		where.Other = netip.AddrPortFrom(netip.IPv4Unspecified(), config.MetricsPort)
+	}
+	facts := preflight.Read(ctx, where)
 	for _, d := range uplinks.Devices {
 		facts.Uplinks = append(facts.Uplinks, d.Name)
 	}

@@ -23,8 +23,9 @@ var errNoServer = errors.New("cannot connect to kube-proxy")
 // errUnknownPath says that a process has no such endpoint.
 var errUnknownPath = errors.New("it does not support this command: it is not Tandem, or an older version")
 
-// defaultServers are where kube-proxy serves metrics unless told otherwise.
-var defaultServers = []string{"127.0.0.1:10249", "[::1]:10249"}
+// defaultServers are where kube-proxy serves metrics unless told otherwise. The first two are for
+// one that shares the node: the others are upstream's there.
+var defaultServers = []string{"127.0.0.1:10349", "[::1]:10349", "127.0.0.1:10249", "[::1]:10249"}
 
 // answerLimit is enough for the largest Service on a busy node.
 const answerLimit = 30 * time.Second

@@ -65,6 +65,7 @@ type Metrics struct {
 	capability *k8smetrics.GaugeVec
 	mode       *k8smetrics.GaugeVec
 	build      *k8smetrics.GaugeVec
+	other      *k8smetrics.Gauge
 	config     configMetrics
 	tables     tables
 	rules      rulePackets
@@ -135,6 +136,7 @@ func New(families []proxier.Family) *Metrics {
 	m.capability = gauges(tandem, "capability", "1 for the state of each kernel feature on this node.", "feature", "state")
 	m.mode = gauges(tandem, "proxy_mode", "1 for the running mode; the reason is requested or fallback.", "mode", "reason")
 	m.build = gauges(tandem, "build_info", "1 for the build of this proxy.", "version", "go_version")
+	m.other = gauge(tandem, "other_proxy", "1 if another kube-proxy runs on this node, otherwise 0.")
 	m.config = newConfigMetrics()
 	return m
 }
@@ -144,7 +146,7 @@ func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSour
 	for _, metric := range []k8smetrics.Registerable{
 		m.syncDuration, m.fullDuration, m.partialDuration, m.syncLast, m.syncLastQueued, m.endpointPending, m.endpointTotal, m.servicePending, m.serviceTotal,
 		m.healthz, m.livez, m.programmingLatency, m.noLocalEndpoints, m.restoreFailures, m.partialFailures, m.rulesTotal, m.rulesLast, m.conntrackDuration, m.conntrackDeleted,
-		m.readyz, m.problems, m.syncErrors, m.ports, m.capability, m.mode, m.build,
+		m.readyz, m.problems, m.syncErrors, m.ports, m.capability, m.mode, m.build, m.other,
 	} {
 		if err := registry.Register(metric); err != nil {
 			return err
@@ -175,6 +177,14 @@ func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSour
 
 // SetChanges sets the source of the change tracker's counts.
 func (m *Metrics) SetChanges(counts func() (pending int, total uint64)) { m.changes = counts }
+
+// OtherProxy says whether another kube-proxy runs on this node.
+func (m *Metrics) OtherProxy(runs bool) {
+	m.other.Set(0)
+	if runs {
+		m.other.Set(1)
+	}
+}
 
 // Healthz counts an answer of /healthz.
 func (m *Metrics) Healthz(code int) { m.healthz.WithLabelValues(strconv.Itoa(code)).Inc() }

@@ -76,6 +76,7 @@ func full(t *testing.T) string {
 	m.Problem("Service", "Conflict")
 	m.Capability("set_retval", "yes")
 	m.Mode("ebpf", ModeRequested)
+	m.OtherProxy(true)
 	m.Build("v1.2.3")
 	m.ConfigFile("mode: ebpf")
 	m.ConfigReloaded(ReloadFailed)

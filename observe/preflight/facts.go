@@ -33,6 +33,8 @@ type Facts struct {
 	XfrmPolicies int
 	// Programmable says that mode ebpf would run.
 	Programmable bool
+	// Shared says that another kube-proxy is to stay on this node.
+	Shared bool
 	// Uplinks are the devices on which clients outside the node would be served by programs.
 	Uplinks []string
 	// ClusterIPs are the Services with a ClusterIP, by namespace/name.
@@ -58,7 +60,8 @@ type Rules struct {
 
 // Server is what answers at a port of kube-proxy on this node.
 type Server struct {
-	// Role is health or metrics.
+	// Role is RoleHealth, RoleMetrics, or RoleOther for the port of metrics of another kube-proxy
+	// that is to stay.
 	Role    string
 	Address netip.AddrPort
 	// Listening says that something accepts connections, and KubeProxy that its answers are
@@ -69,6 +72,13 @@ type Server struct {
 	Tandem bool
 	Mode   string
 }
+
+// Roles of servers.
+const (
+	RoleHealth  = "health"
+	RoleMetrics = "metrics"
+	RoleOther   = "other"
+)
 
 // Unseen is something that could not be read.
 type Unseen struct {

@@ -37,7 +37,13 @@ func legacy(r Rules) Rules {
 }
 
 func metrics(mode string, tandem bool) Server {
-	return Server{Role: "metrics", Address: netip.MustParseAddrPort("127.0.0.1:10249"), Listening: true, KubeProxy: true, Mode: mode, Tandem: tandem}
+	return Server{Role: RoleMetrics, Address: netip.MustParseAddrPort("127.0.0.1:10249"), Listening: true, KubeProxy: true, Mode: mode, Tandem: tandem}
+}
+
+func other(mode string) Server {
+	s := metrics(mode, false)
+	s.Role = RoleOther
+	return s
 }
 
 func devices(list ...string) (all []Device) {
@@ -76,9 +82,12 @@ func TestFindings(t *testing.T) {
 		{"kubelet's chains alone", Facts{Rules: []Rules{rules("nat", "KUBE-KUBELET-CANARY", "KUBE-MARK-DROP")}}, nil},
 		{"both variants", Facts{Servers: []Server{metrics("iptables", false)}, Rules: []Rules{upstreamRules, legacy(upstreamRules)}}, []string{"info kube-proxy: another", "remark kube-proxy: rules of a kube-proxy in both variants"}},
 		{"Tandem", Facts{Servers: []Server{metrics("ebpf", true)}, Rules: []Rules{upstreamRules}, Programs: []attached.Program{program("tdm_connect4", "connect4", "/cg"), program("tdm_in", "tcx ingress", "eth0")}, Uplinks: []string{"eth0"}}, []string{"info tandem: 2 programs of Tandem", "info kube-proxy: Tandem runs in mode ebpf"}},
+		{"upstream, to stay", Facts{Shared: true, Servers: []Server{other("iptables")}, Rules: []Rules{upstreamRules, legacy(upstreamRules)}}, []string{"info kube-proxy: another kube-proxy runs in mode iptables"}},
+		{"none, where one is to stay", Facts{Shared: true, Servers: []Server{metrics("ebpf", true)}, Rules: []Rules{upstreamRules}}, []string{"info kube-proxy: Tandem runs in mode ebpf", "remark kube-proxy: no other kube-proxy answers"}},
+		{"something else, where one is to stay", Facts{Shared: true, Servers: []Server{{Role: RoleOther, Listening: true}}}, []string{"remark kube-proxy: no other kube-proxy answers"}},
 		{"virtual servers of others", Facts{VirtualServers: 3}, []string{"info ipvs: 3 virtual servers of IPVS"}},
 		{"virtual servers of a kube-proxy", Facts{VirtualServers: 3, Devices: devices("kube-ipvs0 dummy 10.96.0.1"), Servers: []Server{metrics("ipvs", false)}}, []string{"info kube-proxy: another"}},
-		{"another server", Facts{Servers: []Server{{Role: "health", Address: netip.MustParseAddrPort("127.0.0.1:10256"), Listening: true}}}, []string{"remark ports: 127.0.0.1:10256 is taken"}},
+		{"another server", Facts{Servers: []Server{{Role: RoleHealth, Address: netip.MustParseAddrPort("127.0.0.1:10256"), Listening: true}}}, []string{"remark ports: 127.0.0.1:10256 is taken"}},
 
 		{"flannel", Facts{Devices: devices("flannel.1 vxlan 10.244.1.0"), Rules: []Rules{rules("nat", "FLANNEL-POSTRTG")}}, []string{"info cni: flannel (device flannel.1, chain FLANNEL-POSTRTG of iptables (nft, table nat))"}},
 		{"Calico", Facts{Devices: devices("cali1234 veth"), Rules: []Rules{rules("raw", "cali-PREROUTING -m rpfilter --validmark --invert -j DROP", "PREROUTING -j cali-PREROUTING")}}, []string{"info cni: Calico"}},

@@ -33,19 +33,31 @@ func ownPrograms(f *Facts) []Finding {
 func kubeProxies(f *Facts) (list []Finding) {
 	for _, s := range f.Servers {
 		switch {
-		case s.Role != "metrics" || !s.KubeProxy:
+		case s.Role == RoleHealth || !s.KubeProxy:
 		case s.Tandem:
 			list = append(list, Finding{
 				Info, "kube-proxy", fmt.Sprintf("Tandem runs in mode %s (%s)", s.Mode, s.Address),
 				"A Tandem that replaces it adopts what it programmed.", "",
 			})
+		case f.Shared:
+			list = append(list, Finding{
+				Info, "kube-proxy", fmt.Sprintf("another kube-proxy runs in mode %s (%s)", s.Mode, s.Address),
+				"It serves what coexistence leaves to it, and its rules stay.", "",
+			})
 		default:
 			list = append(list, Finding{
 				Info, "kube-proxy", fmt.Sprintf("another kube-proxy runs in mode %s (%s)", s.Mode, s.Address),
-				"Tandem takes over from it: its rules serve until Tandem serves every frontend, and established connections continue. Two of them must not run at the same time.",
-				"Replace it: change the image of its DaemonSet (docs/install.md). Do not install a second DaemonSet beside it.",
+				"Tandem takes over from it: its rules serve until Tandem serves every frontend, and established connections continue. Two that serve everything must not run at the same time.",
+				"Replace it: change the image of its DaemonSet (docs/install.md). If it cannot be removed, share the traffic with it: --coexist.",
 			})
 		}
+	}
+	if f.Shared && !slices.ContainsFunc(f.Servers, func(s Server) bool { return s.Role != RoleHealth && s.KubeProxy && !s.Tandem }) {
+		list = append(list, Finding{
+			Remark, "kube-proxy", "no other kube-proxy answers on this node, and coexistence leaves traffic to one",
+			"What is left to it is served by the rules that it left, which nothing updates, or not at all.",
+			"Without another kube-proxy, do not set coexistence.",
+		})
 	}
 	return list
 }
@@ -73,9 +85,12 @@ func proxyState(f *Facts) (states []string) {
 
 // proxyLeftovers finds kernel state of modes that do not run.
 func proxyLeftovers(f *Facts) (list []Finding) {
+	if f.Shared {
+		return nil // Tandem removes none of it
+	}
 	running := []string{}
 	for _, s := range f.Servers {
-		if s.Role == "metrics" && s.KubeProxy {
+		if s.Role != RoleHealth && s.KubeProxy {
 			running = append(running, s.Mode)
 		}
 	}
@@ -121,11 +136,11 @@ func proxyLeftovers(f *Facts) (list []Finding) {
 // ports finds other processes at the ports of kube-proxy.
 func ports(f *Facts) (list []Finding) {
 	for _, s := range f.Servers {
-		if s.Listening && !s.KubeProxy {
+		if s.Listening && !s.KubeProxy && s.Role != RoleOther {
 			list = append(list, Finding{
 				Remark, "ports", fmt.Sprintf("%s is taken by something that does not answer as a kube-proxy", s.Address),
 				fmt.Sprintf("The server for %s cannot listen there. Services are served, but probes and load balancers that ask this port get wrong answers.", s.Role),
-				fmt.Sprintf("End the process that listens there, or change %sBindAddress.", map[string]string{"health": "healthz", "metrics": "metrics"}[s.Role]),
+				fmt.Sprintf("End the process that listens there, or change %sBindAddress.", map[string]string{RoleHealth: "healthz", RoleMetrics: "metrics"}[s.Role]),
 			})
 		}
 	}

@@ -34,6 +34,8 @@ type Options struct {
 	// Health and Metrics are the addresses at which kube-proxy serves. An unspecified address
 	// stands for loopback.
 	Health, Metrics netip.AddrPort
+	// Other is where another kube-proxy that is to stay serves metrics; the zero value if none is.
+	Other netip.AddrPort
 }
 
 // Read reads facts in the network namespace of the process. It changes nothing. It needs CAP_NET_ADMIN
@@ -57,7 +59,10 @@ func Read(ctx context.Context, o Options) *Facts {
 	f.Programs = append(f.Programs, on...)
 	f.unseen("BPF programs on devices", err)
 	f.readPolicies()
-	f.Servers = append(readServer(ctx, "health", o.Health), readServer(ctx, "metrics", o.Metrics)...)
+	f.Servers = append(readServer(ctx, RoleHealth, o.Health), readServer(ctx, RoleMetrics, o.Metrics)...)
+	if f.Shared = o.Other.IsValid(); f.Shared {
+		f.Servers = append(f.Servers, readServer(ctx, RoleOther, o.Other)...)
+	}
 	return f
 }
 
@@ -161,7 +166,7 @@ func readServer(ctx context.Context, role string, at netip.AddrPort) (list []Ser
 
 // AskMetrics asks what listens at the address of metrics. It is the zero value if nothing does.
 func AskMetrics(ctx context.Context, at netip.AddrPort) Server {
-	for _, s := range readServer(ctx, "metrics", at) {
+	for _, s := range readServer(ctx, RoleMetrics, at) {
 		return s
 	}
 	return Server{}
@@ -174,7 +179,7 @@ func (s *Server) ask(ctx context.Context) {
 	}
 	conn.Close()
 	s.Listening = true
-	if s.Role == "health" {
+	if s.Role == RoleHealth {
 		status, body := get(ctx, s.Address, "/healthz")
 		var answer struct{ LastUpdated *string }
 		s.KubeProxy = status != 0 && json.Unmarshal([]byte(body), &answer) == nil && answer.LastUpdated != nil

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
+	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
@@ -19,9 +20,11 @@ import (
 const optOutInterval = time.Second
 
 // SetUplinks sets the devices by which node traffic comes in; all others are left
-// alone. It may be called at any time before Close.
+// alone. It may be called at any time before Close. It has no effect if clients outside are
+// left to others: what an earlier process attached to devices then serves the connections
+// that it has.
 func (t *Tier) SetUplinks(ctx context.Context, list []devices.Device) error {
-	if t.opts.NoPackets {
+	if !t.opts.packets() {
 		return nil
 	}
 	t.mu.Lock()
@@ -43,16 +46,14 @@ func (t *Tier) startDevices(ctx context.Context) error {
 		return nil
 	}
 	t.waiting = false
-	// followOptOuts tries again soon.
-	_ = t.findPodDevices(ctx)
+	if t.opts.packets() {
+		_ = t.findPodDevices(ctx) // followOptOuts tries again soon
+	}
 	return t.serveDevices(ctx)
 }
 
 // ensureDevices attaches again what another process detached from devices.
 func (t *Tier) ensureDevices(ctx context.Context) error {
-	if t.opts.NoPackets {
-		return nil
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.waiting {
@@ -99,6 +100,9 @@ func (t *Tier) syncPodDevices(ctx context.Context) error {
 
 // findPodDevices finds the devices of pods. It is called with mu held.
 func (t *Tier) findPodDevices(ctx context.Context) error {
+	if t.opts.Shared && t.opts.Left[proxier.FromPod] {
+		return nil
+	}
 	cookies, err := lbmap.Keys[uint64, uint8](t.maps["tdm_optout"])
 	if err != nil {
 		return fmt.Errorf("read the opt-outs: %w", err)

@@ -23,7 +23,7 @@ type specs struct{ sockets, packets *ciliumebpf.CollectionSpec }
 
 func (t *Tier) loadSpecs(hostNetNSCookie uint64) (s specs, err error) {
 	s.sockets, err = datapath.LoadSocketSpec(t.opts.Sizes, datapath.SocketConstants{
-		HostNetNSCookie: hostNetNSCookie, HostNamespaceOnly: t.opts.HostNamespaceOnly,
+		HostNetNSCookie: hostNetNSCookie, Left: t.opts.Left,
 		ProtectNodePorts: t.opts.ProtectNodePorts,
 		HaveSetRetval:    !t.opts.NoSetRetval,
 	})
@@ -77,7 +77,7 @@ func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) 
 	t.flowTable.CountFor(tables)
 	t.sockets = sockets.New(sockets.Options{
 		Storage: t.maps["tdm_sock"], OptOuts: t.maps["tdm_optout"], Stale: t.writer.StaleSockets,
-		Cgroup: t.cgroup, Host: t.netns, HostOnly: t.opts.HostNamespaceOnly, ProcRoot: t.opts.ProcRoot, Report: report, KernelTypes: t.opts.KernelTypes,
+		Cgroup: t.cgroup, Host: t.netns, Left: t.opts.Left, ProcRoot: t.opts.ProcRoot, Report: report, KernelTypes: t.opts.KernelTypes,
 	})
 	opts, err := t.deviceOptions()
 	if err != nil {
@@ -147,7 +147,7 @@ func (t *Tier) deviceOptions() (datapath.DeviceOptions, error) {
 	}
 	o := &t.opts
 	return datapath.DeviceOptions{
-		Sizes: o.Sizes, TC: o.TC, SNAT: datapath.NewSNATPool(o.NodePortRange, ephemeral), ResetRemoved: o.ResetRemoved,
+		Sizes: o.Sizes, TC: o.TC, SNAT: datapath.NewSNATPool(o.NodePortRange, ephemeral), ResetRemoved: o.ResetRemoved, Shared: o.Shared, Draining: !o.packets(), FlowsLeft: t.flowTable.Used,
 		NoFIBSource: o.NoFIBSource, NoLoop: o.NoLoop, NoConntrack: o.NoConntrack, KernelTypes: o.KernelTypes,
 	}, nil
 }

@@ -4,7 +4,6 @@ package ebpf
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"testing"
 
@@ -107,11 +106,10 @@ func (s settled) Sync(ctx context.Context, u proxier.Update) error {
 }
 
 func (s *scenarioTier) Serves(e *proxier.Explanation) error {
+	if err := live.SocketsCannot(e); err != nil {
+		return err
+	}
 	switch {
-	case e.Flow.Device != lab.Uplink && e.Flow.Device != "" && e.Origin != proxier.FromPod && e.Outcome != proxier.Pass:
-		return errors.New("socket programs treat every pod as one, even if detectLocal does not")
-	case e.Flow.Device != lab.Uplink && e.Frontend != nil && e.Route.Source == proxier.Masquerade && e.Origin == proxier.FromPod:
-		return errors.New("socket programs do not masquerade pods")
 	case e.Frontend == nil:
 		return nil
 	case e.Flow.Device == lab.Uplink:

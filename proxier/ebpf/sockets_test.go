@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/kernel/netns"
+	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -419,7 +420,7 @@ func TestOptOut(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
 	a, client := serve(t, one.Pod("a")), one.Pod("client")
-	n := newNode(t, one, l, Options{HostNamespaceOnly: true})
+	n := newNode(t, one, l, Options{Left: proxier.Clients{proxier.FromPod: true}})
 	n.OnServiceAdd(dualService())
 	n.setPods(a)
 	n.sync(t)
@@ -428,7 +429,7 @@ func TestOptOut(t *testing.T) {
 		t.Errorf("host: %v", err)
 	}
 	if _, err := client.Ask(shortly(t), "tcp", to); err == nil {
-		t.Error("a pod was translated with HostNamespaceOnly")
+		t.Error("a pod was translated that is left to others")
 	}
 
 	n.close()

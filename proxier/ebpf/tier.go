@@ -30,10 +30,12 @@ type Options struct {
 	CgroupRoot string
 	// Sizes of the maps.
 	Sizes lbmap.Sizes
-	// HostNamespaceOnly leaves the sockets of pods alone.
-	HostNamespaceOnly bool
-	// NoPackets attaches no programs to devices: only sockets of this node are served.
-	NoPackets bool
+	// Left are the clients that others serve: sockets of pods, sockets of this host, and clients
+	// outside. Without the last, no programs are attached to devices.
+	Left proxier.Clients
+	// Shared says that another proxy stays on this node and serves what this one leaves,
+	// pods that opted out included where pods are left.
+	Shared bool
 	// PodDevices are name patterns, as in devices.Named, of pod devices that get programs
 	// besides those of network namespaces that opted out. Virtual machines need it.
 	PodDevices []string
@@ -65,6 +67,9 @@ type Options struct {
 	// long as to verify a program. Nil reads them for each load, and keeps none.
 	KernelTypes *btf.Cache
 }
+
+// packets says whether programs are attached to devices.
+func (o *Options) packets() bool { return !o.Left[proxier.FromOutside] }
 
 // Tier serves frontends by eBPF programs: at sockets of this node, and on devices.
 type Tier struct {
@@ -122,7 +127,7 @@ func (t *Tier) Run(ctx context.Context) {
 	}()
 	t.runs.Go(func() { beat(ctx, t.successor) })
 	t.runs.Go(func() { t.flowTable.Collect(ctx, t.opts.Timeouts) })
-	if !t.opts.NoPackets {
+	if t.opts.packets() {
 		t.runs.Go(func() { t.followOptOuts(ctx) })
 	}
 	t.sockets.Run(ctx)
@@ -198,6 +203,6 @@ func (t *Tier) attach() error {
 	datapath.CloseAttached(t.earlier)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.earlier, t.attached, t.waiting = nil, true, !t.opts.NoPackets
+	t.earlier, t.attached, t.waiting = nil, true, true
 	return nil
 }

@@ -78,7 +78,7 @@ func disableMissing(opts *Options) {
 	opts.NoFIBSource = opts.NoFIBSource || !kernel.Has(capabilities.FIBSource)
 	opts.NoConntrack = opts.NoConntrack || report.State(capabilities.ConntrackLookup) == capabilities.No
 	opts.NoLoop = opts.NoLoop || features.HaveProgramHelper(ciliumebpf.SchedCLS, asm.FnLoop) != nil
-	opts.NoPackets = opts.NoPackets || !kernel.Has(capabilities.KtimeCoarse) || !kernel.Has(capabilities.Atomics)
+	opts.Left[proxier.FromOutside] = opts.Left[proxier.FromOutside] || !kernel.Has(capabilities.KtimeCoarse) || !kernel.Has(capabilities.Atomics)
 	if !kernel.Has(capabilities.TCX) {
 		opts.TC = tc.Clsact
 	}

@@ -26,7 +26,7 @@ func TestUntranslated(t *testing.T) {
 		pods bool // pods are served
 	}{
 		{"all", Options{}, true},
-		{"host alone", Options{HostNamespaceOnly: true}, false},
+		{"host alone", Options{Left: proxier.Clients{proxier.FromPod: true}}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			kernel.Since(t, 5, 14, "SO_NETNS_COOKIE, by which namespaces are told apart")

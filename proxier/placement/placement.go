@@ -35,7 +35,10 @@ type Tier struct {
 	fallback proxier.Tier
 	// both says that the fast tier serves only some clients, and the fallback all
 	// others. The fallback then gets all service ports.
-	both       bool
+	both bool
+	// share is what the fast tier may serve on a node where another proxy is the fallback; nil
+	// for everything.
+	share      *proxier.Share
 	candidates [tiers]Candidate
 
 	mu    sync.Mutex

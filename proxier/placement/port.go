@@ -47,6 +47,9 @@ func (t *Tier) newCandidates() [tiers]Candidate {
 // fastRefuses says why the fast tier does not serve a frontend, given what it has no room
 // for, and whether Services can opt out yet.
 func (t *Tier) fastRefuses(d *proxier.Decision, f *proxier.Frontend, overflow map[uint32]error, served bool) error {
+	if t.isForeign(f.Kind) {
+		return ErrForeign
+	}
 	if why := overflow[d.Index()]; why != nil {
 		return why
 	}

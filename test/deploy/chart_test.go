@@ -227,6 +227,12 @@ func TestValues(t *testing.T) {
 	if pod.HostPID {
 		t.Error("hostPID is set")
 	}
+	shared := check(t, mustRender(t, map[string]any{"tandem": map[string]any{"coexistence": map[string]any{"preset": "socket-lb"}}}), "ebpf")
+	for _, p := range shared.Containers[0].Ports {
+		if p.HostPort == config.HealthzPort || p.HostPort == config.MetricsPort {
+			t.Errorf("port %s is the other kube-proxy's", p.Name)
+		}
+	}
 }
 
 // An overlay names image and API server.

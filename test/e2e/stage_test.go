@@ -16,6 +16,7 @@ import (
 type stage struct {
 	*process
 	t                   *testing.T
+	lab                 *lab.Lab
 	node                *lab.Node
 	here, there, client *lab.Pod
 	far                 *lab.Client
@@ -28,7 +29,7 @@ func newStage(t *testing.T, opts ...lab.Options) *stage {
 	l := lab.NewT(t, opts...)
 	n := l.Node("node1")
 	s := &stage{
-		t: t, node: n, here: serve(t, n.Pod("here")), there: serve(t, l.Node("node2").Pod("there")),
+		t: t, lab: l, node: n, here: serve(t, n.Pod("here")), there: serve(t, l.Node("node2").Pod("there")),
 		client: n.Pod("client"), far: l.Client("client"), dir: t.TempDir(),
 	}
 	announce(t, l, n, outside(n))

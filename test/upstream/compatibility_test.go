@@ -142,6 +142,9 @@ traffic. The table has every call with another result. Calls by SCTP were not ma
 another result, the rest of its scenario was left out. Objects had the defaults of an API server,
 which would reject some of them.
 
+Where [both run on one node](processes.md#another-kube-proxy-on-the-node), each answers its own part in
+this way (` + "`TestCoexistence`" + `).
+
 ` + "`go test ./test/upstream -run TestCompatibility -update`" + ` writes this table, where
 ` + "`UPSTREAM_KUBE_PROXY`" + ` is set ([testing.md](testing.md#beside-upstreams-kube-proxy)).
 

@@ -7,13 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 	"sync"
 
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/capabilities"
-	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/observe/metrics"
@@ -30,16 +28,20 @@ type ebpfDatapath struct {
 	*host
 	*parts
 	programs *ebpf.Tier
-	rules    *iptables.Tier  // nil without a fallback
-	placed   *placement.Tier // assigns frontends to the two; nil without a fallback
+	left     [proxier.Origins]error // why programs do not serve these clients
+	rules    *iptables.Tier         // nil without a fallback, and beside another kube-proxy
+	placed   *placement.Tier        // assigns frontends; nil if programs are alone
 	logger   klog.Logger
 }
 
 func (d *ebpfDatapath) hasMaps() bool { return true }
 
 func (d *ebpfDatapath) tier() proxier.Tier {
-	if d.placed == nil {
+	switch {
+	case d.placed == nil:
 		return staleudp.Beside(d.programs, d.flows)
+	case d.isShared(): // conntrack is the other's
+		return d.placed
 	}
 	return staleudp.Beside(d.placed, d.flows)
 }
@@ -49,7 +51,11 @@ func (d *ebpfDatapath) close() error {
 		return d.programs.Close()
 	}
 	d.placed.Wait()
-	return errors.Join(d.programs.Close(), d.rules.Close())
+	err := d.programs.Close()
+	if d.rules != nil {
+		err = errors.Join(err, d.rules.Close())
+	}
+	return err
 }
 
 func (d *ebpfDatapath) run(ctx context.Context) {
@@ -85,23 +91,6 @@ func deviceTexts(list []devices.Device) []string {
 	return texts
 }
 
-// unservedClients are those that programs do not serve, if there are any.
-func (d *ebpfDatapath) unservedClients() (clients string, some bool) {
-	missing := missingForPackets(&d.report)
-	switch {
-	case len(missing) > 0:
-		return "clients outside this node, since this kernel lacks " + strings.Join(missing, ", "), true
-	case d.config.Tandem.EBPF.SocketLB == config.SocketLBHost:
-		return "pods (ebpf.socketLB: host)", true
-	}
-	return "", false
-}
-
-var (
-	errNoPackets   = errors.New("the kernel lacks features that eBPF programs need to translate packets")
-	errPodsLeftOut = errors.New("sockets of pods are not served (ebpf.socketLB: host)")
-)
-
 // refused is why programs do not serve a frontend for clients of an origin; nil if they do.
 func (d *ebpfDatapath) refused(decision *proxier.Decision, f *proxier.Frontend, o proxier.Origin) error {
 	why := d.programs.Supports
@@ -111,24 +100,15 @@ func (d *ebpfDatapath) refused(decision *proxier.Decision, f *proxier.Frontend, 
 	if err := why(decision, f); err != nil {
 		return err
 	}
-	return refusedClients(d.host, o)
-}
-
-// refusedClients is why programs serve no clients of an origin; nil if they do.
-func refusedClients(h *host, o proxier.Origin) error {
-	switch {
-	case o == proxier.FromOutside && len(missingForPackets(&h.report)) > 0:
-		return errNoPackets
-	case o == proxier.FromPod && h.config.Tandem.EBPF.SocketLB == config.SocketLBHost:
-		return errPodsLeftOut
-	}
-	return nil
+	return d.left[o]
 }
 
 func (d *ebpfDatapath) serves(decision *proxier.Decision, f *proxier.Frontend, o proxier.Origin) serving {
 	switch refused := d.refused(decision, f, o); {
 	case refused == nil:
 		return serving{by: capabilities.ModeEBPF, bySocket: o != proxier.FromOutside}
+	case d.isShared():
+		return serving{by: foreign, refused: refused}
 	case d.rules != nil && d.rules.Supports(decision, f) == nil:
 		return serving{by: capabilities.ModeIPTables, refused: refused}
 	default:

@@ -24,7 +24,7 @@ import (
 func ebpfOptions(c *config.Config, report *capabilities.Report) (opts ebpf.Options, err error) {
 	e := &c.Tandem.EBPF
 	opts = ebpf.Options{
-		Sizes: ebpfSizes(e), HostNamespaceOnly: e.SocketLB == config.SocketLBHost, ProcRoot: e.ProcRoot,
+		Sizes: ebpfSizes(e), Shared: c.Tandem.Coexistence.Enabled(), ProcRoot: e.ProcRoot,
 		ResetRemoved: e.ResetRemovedBackends, PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, Timeouts: flowTimeouts(c),
 	}
 	nodePorts, err := config.ParsePortRange(e.NodePortRange)
@@ -34,6 +34,9 @@ func ebpfOptions(c *config.Config, report *capabilities.Report) (opts ebpf.Optio
 	opts.NodePortRange = datapath.PortRange(nodePorts)
 	opts.YieldGrace = e.YieldGracePeriod.Duration
 	opts.Ports = successor.Ports{Health: serverPort(c.KubeProxy.HealthzBindAddress), Metrics: serverPort(c.KubeProxy.MetricsBindAddress)}
+	for o, why := range leftClients(c, report) {
+		opts.Left[o] = why != nil
+	}
 	disableMissing(&opts, report)
 	return opts, nil
 }
@@ -110,7 +113,6 @@ func disableMissing(o *ebpf.Options, report *capabilities.Report) {
 	disable(&o.NoFIBSource, capabilities.FIBSource)
 	o.NoConntrack = o.NoConntrack || isAbsent(report, capabilities.ConntrackLookup)
 	o.NoLoop = o.NoLoop || features.HaveProgramHelper(ciliumebpf.SchedCLS, asm.FnLoop) != nil
-	o.NoPackets = o.NoPackets || len(missingForPackets(report)) > 0
 	if o.TC == tc.TCX && !report.Has(capabilities.TCX) {
 		o.TC = tc.Clsact
 	}

@@ -3,6 +3,7 @@
 package app
 
 import (
+	"errors"
 	"reflect"
 	"slices"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/tc"
+	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
@@ -47,18 +49,7 @@ func TestEBPFDefaults(t *testing.T) {
 // What a kernel lacks is turned off. What is in a module that is not loaded is not
 // missing: the kernel loads it on first use.
 func TestDisableMissing(t *testing.T) {
-	report := func(states ...any) *capabilities.Report {
-		r := &capabilities.Report{}
-		for _, f := range append([]capabilities.Feature{capabilities.TCX, capabilities.Clsact, capabilities.ConntrackLookup, capabilities.SetRetval,
-			capabilities.Getpeername4, capabilities.Getpeername6, capabilities.FIBSource}, packetFeatures...) {
-			state := capabilities.Yes
-			if at := slices.Index(states, any(f)); at >= 0 {
-				state = states[at+1].(capabilities.State)
-			}
-			r.Results = append(r.Results, capabilities.Result{Feature: f, State: state})
-		}
-		return r
-	}
+	report := reportOf
 	const no, unsure = capabilities.No, capabilities.Inconclusive
 	for _, test := range []struct {
 		name   string
@@ -68,11 +59,9 @@ func TestDisableMissing(t *testing.T) {
 		{"everything", report(), ebpf.Options{}},
 		{"no tcx", report(capabilities.TCX, no), ebpf.Options{TC: tc.Clsact}},
 		{"modules not loaded", report(capabilities.TCX, no, capabilities.Clsact, unsure, capabilities.ConntrackLookup, unsure), ebpf.Options{TC: tc.Clsact}},
-		{"neither", report(capabilities.TCX, no, capabilities.Clsact, no), ebpf.Options{TC: tc.Clsact, NoPackets: true}},
 		{"no kfunc", report(capabilities.ConntrackLookup, no), ebpf.Options{NoConntrack: true}},
 		{"one of a pair", report(capabilities.Getpeername6, no), ebpf.Options{NoGetpeername: true}},
 		{"probe without answer", report(capabilities.SetRetval, unsure), ebpf.Options{NoSetRetval: true}},
-		{"no atomics", report(capabilities.Atomics, no), ebpf.Options{NoPackets: true}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var got ebpf.Options
@@ -80,6 +69,60 @@ func TestDisableMissing(t *testing.T) {
 			got.NoLoop = false // this kernel was asked
 			if !reflect.DeepEqual(got, test.want) {
 				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}
+
+// reportOf has every feature, but for those that are followed by another state.
+func reportOf(states ...any) *capabilities.Report {
+	r := &capabilities.Report{}
+	for _, f := range append([]capabilities.Feature{capabilities.TCX, capabilities.Clsact, capabilities.ConntrackLookup, capabilities.SetRetval,
+		capabilities.Getpeername4, capabilities.Getpeername6, capabilities.FIBSource}, packetFeatures...) {
+		state := capabilities.Yes
+		if at := slices.Index(states, any(f)); at >= 0 {
+			state = states[at+1].(capabilities.State)
+		}
+		r.Results = append(r.Results, capabilities.Result{Feature: f, State: state})
+	}
+	return r
+}
+
+// Clients are left to others for the first of several reasons.
+func TestLeftClients(t *testing.T) {
+	const no = capabilities.No
+	shared := func(preset string) func(*config.Config) {
+		return func(c *config.Config) { c.Tandem.Coexistence.Preset = preset }
+	}
+	for _, test := range []struct {
+		name   string
+		change func(*config.Config)
+		report *capabilities.Report
+		want   [proxier.Origins]error
+	}{
+		{"nothing", func(*config.Config) {}, reportOf(), [proxier.Origins]error{}},
+		{"no tcx and no clsact", func(*config.Config) {}, reportOf(capabilities.TCX, no, capabilities.Clsact, no), [proxier.Origins]error{proxier.FromOutside: errNoPackets}},
+		{"no atomics", func(*config.Config) {}, reportOf(capabilities.Atomics, no), [proxier.Origins]error{proxier.FromOutside: errNoPackets}},
+		{"sockets of the host alone", func(c *config.Config) { c.Tandem.EBPF.SocketLB = config.SocketLBHost }, reportOf(), [proxier.Origins]error{proxier.FromPod: errPodsLeftOut}},
+		{"socket-lb", shared(config.CoexistSocketLB), reportOf(capabilities.Atomics, no), [proxier.Origins]error{proxier.FromOutside: errClients}},
+		{"north-south", shared(config.CoexistNorthSouth), reportOf(), [proxier.Origins]error{proxier.FromPod: errClients, proxier.FromHost: errClients}},
+		{"a list", func(c *config.Config) {
+			c.Tandem.Coexistence.Clients = []string{config.CoexistHost, config.CoexistExternal}
+		}, reportOf(capabilities.Atomics, no),
+			[proxier.Origins]error{proxier.FromPod: errClients, proxier.FromOutside: errNoPackets}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c := config.New()
+			test.change(c)
+			got := leftClients(c, test.report)
+			opts, err := ebpfOptions(c, test.report)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for o := range proxier.Origins {
+				if !errors.Is(got[o], test.want[o]) || opts.Left[o] != (test.want[o] != nil) {
+					t.Errorf("%s: %v, left %v; want %v", o, got[o], opts.Left[o], test.want[o])
+				}
 			}
 		})
 	}

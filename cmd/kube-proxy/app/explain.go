@@ -98,7 +98,11 @@ func explainTiers(m mode, open activeMode, e *proxier.Explanation) []explain.Tie
 		return []explain.Tier{{Name: string(m.name()), Carries: true, Detail: open.detail(e)}}
 	}
 	list := []explain.Tier{{Name: string(m.name()), Detail: s.refused.Error()}}
-	if s.by != "" {
+	switch s.by {
+	case "":
+	case foreign:
+		list = append(list, explain.Tier{Name: string(foreign), Carries: true, Detail: "another kube-proxy on this node"})
+	default:
 		list = append(list, explain.Tier{Name: string(s.by), Carries: true})
 	}
 	return list

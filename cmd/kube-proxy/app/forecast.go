@@ -117,8 +117,11 @@ func (f *Forecast) Probe(ctx context.Context, rules *proxier.NodeRules) (*Mode, 
 	}
 	m := named(all, mode.Decision.Mode)
 	forecast := m.forecast(rules)
-	conntrackChanges, err := conntrackSettings(f.opts.Config).Changes(kernelSettings)
-	mode.Settings, mode.SettingsErr = append(forecast.settings, conntrackChanges...), errors.Join(forecast.settingsErr, err)
+	mode.Settings, mode.SettingsErr = forecast.settings, forecast.settingsErr
+	if !f.host.isShared() {
+		changes, err := conntrackSettings(f.opts.Config).Changes(kernelSettings)
+		mode.Settings, mode.SettingsErr = append(mode.Settings, changes...), errors.Join(mode.SettingsErr, err)
+	}
 	mode.NotTried = forecast.notTried
 	mode.Serves = func(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) (by, reason string) {
 		s := forecast.serves(d, f, o)
@@ -202,24 +205,29 @@ func (f *forecast) loopbackNodePorts(rules *proxier.NodeRules) {
 }
 
 func (m *ebpfMode) forecast(*proxier.NodeRules) (f forecast) {
-	fallback := len(fallbackModes(m.config)) > 0 && m.report.Has(capabilities.IPTables)
-	refused := func(d *proxier.Decision, o proxier.Origin) error {
-		if d.OptedOut && fallback {
+	left, share, rest := leftClients(m.config, &m.report), m.config.Tandem.Coexistence.Share(), capabilities.Mode("")
+	switch {
+	case m.isShared():
+		rest = foreign
+	case len(fallbackModes(m.config)) > 0 && m.report.Has(capabilities.IPTables):
+		rest = capabilities.ModeIPTables
+	}
+	refused := func(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) error {
+		switch {
+		case m.isShared() && !share.Has(f.Kind):
+			return placement.ErrForeign
+		case d.OptedOut && rest != "":
 			return placement.ErrOptedOut
 		}
-		return errors.Join(writer.Supports(d), refusedClients(m.host, o))
+		return errors.Join(writer.Supports(d), left[o])
 	}
-	f.serves = func(d *proxier.Decision, _ *proxier.Frontend, o proxier.Origin) serving {
-		switch err := refused(d, o); {
-		case err == nil:
-			return serving{by: capabilities.ModeEBPF, bySocket: o != proxier.FromOutside}
-		case fallback:
-			return serving{by: capabilities.ModeIPTables, refused: err}
-		default:
-			return serving{refused: err}
+	f.serves = func(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) serving {
+		if err := refused(d, f, o); err != nil {
+			return serving{by: rest, refused: err}
 		}
+		return serving{by: capabilities.ModeEBPF, bySocket: o != proxier.FromOutside}
 	}
-	if *m.config.Tandem.EBPF.ReserveNodePorts {
+	if reservesNodePorts(m.host) {
 		nodePorts, err := config.ParsePortRange(m.config.Tandem.EBPF.NodePortRange)
 		if err == nil {
 			var list string

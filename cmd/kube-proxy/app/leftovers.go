@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
+	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
@@ -27,7 +28,11 @@ type leftovers struct {
 
 // leftoversOf are those of all modes that a mode does not manage itself.
 func leftoversOf(m mode, h *host, p *parts) *leftovers {
-	l := &leftovers{synced: make(chan struct{}), list: []leftover{nftables{}}, parts: *p}
+	l := &leftovers{synced: make(chan struct{}), parts: *p}
+	if h.isShared() {
+		return l // what other modes have here may be the other kube-proxy's
+	}
+	l.list = append(l.list, nftables{})
 	for _, other := range modesOf(h) {
 		if other.name() != m.name() && !m.uses(other.name()) {
 			l.list = append(l.list, other)
@@ -76,10 +81,13 @@ func (l *leftovers) run(ctx context.Context) {
 
 // cleanup removes what any process left in the kernel, in any mode: this proxy's state and
 // upstream's. While a kube-proxy serves the node it touches nothing: Services would be down until
-// that one repairs them.
+// that one repairs them. Where another kube-proxy is to stay, only programs are removed.
 func cleanup(ctx context.Context, h *host) error {
 	if running := runningProxy(ctx, h); running != "" {
 		return fmt.Errorf("a kube-proxy serves this node, so nothing was cleaned up: %s; stop it first, or remove the eBPF programs alone by 'tandemctl detach'", running)
+	}
+	if h.isShared() {
+		return modeNamed(h, capabilities.ModeEBPF).cleanup(ctx)
 	}
 	errs := []error{nftables{}.cleanup(ctx)}
 	// Rules before virtual servers: sets that a rule uses cannot be removed.

@@ -125,11 +125,10 @@ func named(all []mode, name capabilities.Mode) mode {
 // fallbackModes may run instead of the one that is configured, in this order. Mode nftables is
 // upstream's alone: a configuration that names it is served by rules all the same.
 func fallbackModes(c *config.Config) (list []capabilities.Mode) {
-	switch c.KubeProxy.Mode {
-	case config.ModeNFTables:
+	switch {
+	case c.KubeProxy.Mode == config.ModeNFTables:
 		return []capabilities.Mode{capabilities.ModeIPTables}
-	case config.ModeEBPF:
-	default:
+	case c.KubeProxy.Mode != config.ModeEBPF || c.Tandem.Coexistence.Enabled():
 		return nil
 	}
 	for _, m := range c.Tandem.EBPF.Fallback {

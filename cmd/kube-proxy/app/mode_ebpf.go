@@ -41,7 +41,7 @@ func (m *ebpfMode) intervals() proxier.RunnerOptions {
 }
 
 func (m *ebpfMode) initialize(ctx context.Context) error {
-	if err := reserveNodePortRange(ctx, m.config); err != nil {
+	if err := reserveNodePortRange(ctx, m.host); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("Mode ebpf needs CAP_SYS_ADMIN while it runs, to load programs and to find their maps; --init-only cannot replace that")
@@ -53,24 +53,33 @@ func (m *ebpfMode) open(ctx context.Context, p *parts) (activeMode, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &ebpfDatapath{host: m.host, parts: p, programs: programs, logger: klog.FromContext(ctx)}
+	d := &ebpfDatapath{host: m.host, parts: p, programs: programs, left: leftClients(m.config, &m.report), logger: klog.FromContext(ctx)}
+	if m.isShared() {
+		logShare(ctx, m.host, d.left)
+		d.placed = placement.NewShared(programs, m.config.Tandem.Coexistence.Share())
+		return d, nil
+	}
 	var rules *iptables.Tier
 	err = errNoFallback
 	if len(fallbackModes(m.config)) > 0 {
 		rules, err = openRules(ctx, m.host, p, nil)
 	}
-	clients, some := d.unservedClients()
 	if err != nil {
 		d.logger.Info("No fallback: SCTP, and Services that do not fit into the eBPF maps, are not served", "reason", err.Error())
-		if some {
-			d.logger.Info("Some clients are not served", "clients", clients)
+	}
+	some := false
+	for o, why := range d.left {
+		switch some = some || why != nil; {
+		case why == nil:
+		case err != nil:
+			d.logger.Info("Some clients are not served", "clients", proxier.Origin(o), "reason", why.Error())
+		default:
+			d.logger.Info("Rules serve some clients", "clients", proxier.Origin(o), "reason", why.Error())
 		}
-		return d, nil
 	}
-	if some {
-		d.logger.Info("Rules serve some clients", "clients", clients)
+	if err == nil {
+		d.rules, d.placed = rules, placement.New(programs, rules, some)
 	}
-	d.rules, d.placed = rules, placement.New(programs, rules, some)
 	return d, nil
 }
 
@@ -91,7 +100,7 @@ func (m *ebpfMode) openPrograms(ctx context.Context, p *parts) (*ebpf.Tier, erro
 		return nil, err
 	}
 	opts.CgroupRoot, opts.Reporter = m.cgroup, p.reporter
-	if err := reserveNodePortRange(ctx, m.config); err != nil {
+	if err := reserveNodePortRange(ctx, m.host); err != nil {
 		logger.Error(err, "Cannot reserve the NodePort range; outgoing connections of this host may get source ports in it", "nodePortRange", opts.NodePortRange)
 	}
 	for waited := false; ; waited = true {

@@ -61,13 +61,18 @@ func TestLeftoversOf(t *testing.T) {
 		capabilities.ModeIPTables: {tables, programs, servers},
 	} {
 		var got []string
-		h := &host{}
+		h := &host{config: config.New()}
 		for _, l := range leftoversOf(modeNamed(h, name), h, &parts{}).list {
 			got = append(got, l.what())
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("mode %s removes %q, want %q", name, got, want)
 		}
+	}
+	h := &host{config: config.New()}
+	h.config.Tandem.Coexistence.Preset = config.CoexistSocketLB
+	if l := leftoversOf(modeNamed(h, capabilities.ModeEBPF), h, &parts{}).list; len(l) > 0 {
+		t.Errorf("beside another kube-proxy, %d leftovers are removed", len(l))
 	}
 }
 

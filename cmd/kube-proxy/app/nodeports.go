@@ -14,13 +14,16 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 )
 
+// reservesNodePorts says whether reserveNodePortRange changes a setting.
+func reservesNodePorts(h *host) bool { return *h.config.Tandem.EBPF.ReserveNodePorts && !h.isShared() }
+
 // reserveNodePortRange keeps outgoing connections of this host from using NodePorts as source
 // ports, where that is configured.
-func reserveNodePortRange(ctx context.Context, c *config.Config) error {
-	e := &c.Tandem.EBPF
-	if !*e.ReserveNodePorts {
+func reserveNodePortRange(ctx context.Context, h *host) error {
+	if !reservesNodePorts(h) {
 		return nil
 	}
+	e := &h.config.Tandem.EBPF
 	nodePorts, err := config.ParsePortRange(e.NodePortRange)
 	if err != nil {
 		return err // validated before

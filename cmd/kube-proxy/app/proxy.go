@@ -178,9 +178,15 @@ func (p *proxy) program(ctx context.Context) error {
 	parts := &parts{
 		reporter: p.problems, rules: p.metrics, flows: p.flows, uplinks: p.facts.uplinks,
 		waiting: func() { // objects would pile up
-			p.source.stop()
-			p.source = nil
+			if p.source != nil {
+				p.source.stop()
+				p.source = nil
+			}
 		},
+	}
+	other := p.newOtherProxy()
+	if err := other.await(ctx, parts.waiting); err != nil {
+		return err
 	}
 	open, err := p.mode.open(ctx, parts)
 	if err != nil {
@@ -199,7 +205,7 @@ func (p *proxy) program(ctx context.Context) error {
 	px, err := proxier.New(proxier.Options{
 		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(open.tier()), Reporter: p.problems,
 		Facts: p.facts.known, Policy: p.facts.settings.Policy, NodeFacts: p.facts.fromNode,
-		Observer: observers{p.metrics, p.health, p.services, &p.memory, &p.explain, p.ready, left}, Runner: p.mode.intervals(),
+		Observer: p.observers(left), Runner: p.mode.intervals(),
 	})
 	if err != nil {
 		return err
@@ -224,6 +230,7 @@ func (p *proxy) program(ctx context.Context) error {
 	group.Go(func() error { p.facts.follow(ctx, px); return nil })
 	group.Go(func() error { p.facts.followUplinks(ctx, px); return nil })
 	group.Go(func() error { left.run(ctx); return nil })
+	group.Go(func() error { other.follow(ctx); return nil })
 	group.Go(func() error { open.run(ctx); return nil })
 	group.Go(func() error {
 		p.health.Start()

@@ -59,7 +59,7 @@ func candidates(open activeMode, node string, table *proxier.Table) map[probed][
 				continue
 			}
 			s := open.serves(d, f, proxier.FromHost)
-			if s.by == "" || !s.bySocket && d.Name.Protocol != proxier.TCP {
+			if s.by == "" || s.by == foreign || !s.bySocket && d.Name.Protocol != proxier.TCP {
 				continue // a probe of UDP by packets would send endpoints datagrams they do not expect
 			}
 			next := candidate{name: d.Name.String(), cost: costOf(d, s.bySocket), lot: lotOf(node, d)}

@@ -44,7 +44,7 @@ var (
 	}
 	reloadedRest = []string{
 		"iptables.syncPeriod", "iptables.minSyncPeriod", "ipvs.syncPeriod", "ipvs.minSyncPeriod",
-		config.TandemKind + ".ebpf.syncPeriod", config.TandemKind + ".ebpf.minSyncPeriod",
+		config.TandemKind + ".takeOverDelay", config.TandemKind + ".ebpf.syncPeriod", config.TandemKind + ".ebpf.minSyncPeriod",
 		"logging.verbosity", "logging.flushFrequency", "oomScoreAdj",
 		"configSyncPeriod", "nftables", "portRange", "windowsRunAsService", "winkernel",
 	}

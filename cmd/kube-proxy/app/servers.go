@@ -10,8 +10,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strconv"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/component-base/configz"
 	"k8s.io/component-base/logs"
@@ -22,6 +24,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/observe/events"
 	"github.com/tandem-proxy/tandem/observe/explain"
+	"github.com/tandem-proxy/tandem/sources/otherproxy"
 )
 
 const (
@@ -146,7 +149,7 @@ func (s *server) run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		err = fmt.Errorf("%s server on %s: %w", s.name, s.address, err)
+		err = fmt.Errorf("%s server on %s: %w%s", s.name, s.address, err, s.heldBy(ctx, err))
 		if s.failed != nil {
 			s.failed(err)
 		}
@@ -164,6 +167,19 @@ func (s *server) run(ctx context.Context) error {
 		case <-timer.C():
 		}
 	}
+}
+
+// heldBy names who has the port, if that is why it cannot be bound and the process is visible.
+func (s *server) heldBy(ctx context.Context, err error) string {
+	_, text, splitErr := net.SplitHostPort(s.address)
+	port, parseErr := strconv.ParseUint(text, 10, 16)
+	if !errors.Is(err, unix.EADDRINUSE) || splitErr != nil || parseErr != nil {
+		return ""
+	}
+	if holder := (&otherproxy.Finder{}).Holder(ctx, uint16(port)); holder != "" {
+		return " by " + holder
+	}
+	return ""
 }
 
 func (s *server) serve(ctx context.Context, listener net.Listener) error {

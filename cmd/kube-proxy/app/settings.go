@@ -22,6 +22,9 @@ const kernelSettings = sysctl.Root("/")
 // cannot be applied is reported, or is an error if the configured mode needs conntrack, as
 // in upstream.
 func tuneConntrack(ctx context.Context, h *host, report func(error)) error {
+	if h.isShared() {
+		return nil // the other kube-proxy does
+	}
 	conntrack.Ready(ctx, kernelSettings)
 	skipped, err := conntrackSettings(h.config).Apply(ctx, kernelSettings)
 	if err != nil {

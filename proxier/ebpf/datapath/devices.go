@@ -61,8 +61,12 @@ type DeviceOptions struct {
 	KernelTypes *btf.Cache
 	// ResetRemoved answers clients of removed TCP backends by a reset.
 	ResetRemoved bool
-	// Draining is for programs that accept no new connections.
-	Draining bool
+	// Draining is for programs that accept no new connections. They stay on devices that are
+	// no longer wanted for as long as FlowsLeft, if set, says that there are connections.
+	Draining  bool
+	FlowsLeft func() int
+	// Shared is for nodes where another proxy serves other frontends or clients.
+	Shared bool
 	// Flows copies the flows of earlier programs into these maps; nil for programs that
 	// replace no others.
 	Flows FlowMigration
@@ -177,7 +181,10 @@ func (p *Devices) setUplink(index int, is bool) error {
 
 // stopServing detaches the programs of a device after a while.
 func (p *Devices) stopServing(index int) error {
-	if _, err := net.InterfaceByIndex(index); err == nil {
+	if p.opts.Draining && p.opts.FlowsLeft != nil && p.opts.FlowsLeft() > 0 {
+		return nil
+	}
+	if _, err := net.InterfaceByIndex(index); err == nil && !p.opts.Draining {
 		since, leaving := p.leaving[index]
 		if !leaving {
 			since = time.Now()
@@ -186,9 +193,9 @@ func (p *Devices) stopServing(index int) error {
 		if time.Since(since) < p.linger[p.Served[index].Role] {
 			return nil
 		}
-		if _, err := DetachDevice(index); err != nil {
-			return err
-		}
+	}
+	if _, err := DetachDevice(index); err != nil {
+		return err
 	}
 	delete(p.leaving, index)
 	delete(p.Served, index)

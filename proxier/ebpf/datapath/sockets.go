@@ -7,6 +7,7 @@ import (
 
 	ciliumebpf "github.com/cilium/ebpf"
 
+	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
@@ -47,10 +48,11 @@ func (p *SocketPrograms) close() {
 
 // SocketConstants are the load-time constants of bpf/lb_config.h.
 type SocketConstants struct {
-	HostNetNSCookie   uint64
-	HostNamespaceOnly bool
-	ProtectNodePorts  bool
-	HaveSetRetval     bool
+	HostNetNSCookie uint64
+	// Left are the clients whose sockets are not translated, by origin.
+	Left             proxier.Clients
+	ProtectNodePorts bool
+	HaveSetRetval    bool
 }
 
 // LoadSocketSpec is the collection of socket programs, with sizes and constants set.
@@ -67,10 +69,11 @@ func LoadSocketSpec(s lbmap.Sizes, c SocketConstants) (*ciliumebpf.CollectionSpe
 		spec.Maps[name].MaxEntries = size
 	}
 	for name, value := range map[string]any{
-		"host_netns_cookie":   c.HostNetNSCookie,
-		"host_namespace_only": boolByte(c.HostNamespaceOnly),
-		"protect_node_ports":  boolByte(c.ProtectNodePorts),
-		"have_set_retval":     boolByte(c.HaveSetRetval),
+		"host_netns_cookie":  c.HostNetNSCookie,
+		"left_pods":          boolByte(c.Left[proxier.FromPod]),
+		"left_host":          boolByte(c.Left[proxier.FromHost]),
+		"protect_node_ports": boolByte(c.ProtectNodePorts),
+		"have_set_retval":    boolByte(c.HaveSetRetval),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, fmt.Errorf("set %s: %w", name, err)

@@ -176,37 +176,38 @@ type sockUdpPeerKey struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	sockMapTdmAffinity       = "tdm_affinity"
-	sockMapTdmBackend        = "tdm_backend"
-	sockMapTdmBeStats        = "tdm_be_stats"
-	sockMapTdmFrontend       = "tdm_frontend"
-	sockMapTdmLocal          = "tdm_local"
-	sockMapTdmMeta           = "tdm_meta"
-	sockMapTdmNode           = "tdm_node"
-	sockMapTdmOptout         = "tdm_optout"
-	sockMapTdmRange          = "tdm_range"
-	sockMapTdmService        = "tdm_service"
-	sockMapTdmSet            = "tdm_set"
-	sockMapTdmSlot           = "tdm_slot"
-	sockMapTdmSock           = "tdm_sock"
-	sockMapTdmSuccessor      = "tdm_successor"
-	sockMapTdmSvcStats       = "tdm_svc_stats"
-	sockMapTdmUdpPeer        = "tdm_udp_peer"
-	sockProgTdmConnect4      = "tdm_connect4"
-	sockProgTdmConnect6      = "tdm_connect6"
-	sockProgTdmGetpeer4      = "tdm_getpeer4"
-	sockProgTdmGetpeer6      = "tdm_getpeer6"
-	sockProgTdmGuard         = "tdm_guard"
-	sockProgTdmPostBind4     = "tdm_post_bind4"
-	sockProgTdmPostBind6     = "tdm_post_bind6"
-	sockProgTdmRecvmsg4      = "tdm_recvmsg4"
-	sockProgTdmRecvmsg6      = "tdm_recvmsg6"
-	sockProgTdmSendmsg4      = "tdm_sendmsg4"
-	sockProgTdmSendmsg6      = "tdm_sendmsg6"
-	sockVarHaveSetRetval     = "have_set_retval"
-	sockVarHostNamespaceOnly = "host_namespace_only"
-	sockVarHostNetnsCookie   = "host_netns_cookie"
-	sockVarProtectNodePorts  = "protect_node_ports"
+	sockMapTdmAffinity      = "tdm_affinity"
+	sockMapTdmBackend       = "tdm_backend"
+	sockMapTdmBeStats       = "tdm_be_stats"
+	sockMapTdmFrontend      = "tdm_frontend"
+	sockMapTdmLocal         = "tdm_local"
+	sockMapTdmMeta          = "tdm_meta"
+	sockMapTdmNode          = "tdm_node"
+	sockMapTdmOptout        = "tdm_optout"
+	sockMapTdmRange         = "tdm_range"
+	sockMapTdmService       = "tdm_service"
+	sockMapTdmSet           = "tdm_set"
+	sockMapTdmSlot          = "tdm_slot"
+	sockMapTdmSock          = "tdm_sock"
+	sockMapTdmSuccessor     = "tdm_successor"
+	sockMapTdmSvcStats      = "tdm_svc_stats"
+	sockMapTdmUdpPeer       = "tdm_udp_peer"
+	sockProgTdmConnect4     = "tdm_connect4"
+	sockProgTdmConnect6     = "tdm_connect6"
+	sockProgTdmGetpeer4     = "tdm_getpeer4"
+	sockProgTdmGetpeer6     = "tdm_getpeer6"
+	sockProgTdmGuard        = "tdm_guard"
+	sockProgTdmPostBind4    = "tdm_post_bind4"
+	sockProgTdmPostBind6    = "tdm_post_bind6"
+	sockProgTdmRecvmsg4     = "tdm_recvmsg4"
+	sockProgTdmRecvmsg6     = "tdm_recvmsg6"
+	sockProgTdmSendmsg4     = "tdm_sendmsg4"
+	sockProgTdmSendmsg6     = "tdm_sendmsg6"
+	sockVarHaveSetRetval    = "have_set_retval"
+	sockVarHostNetnsCookie  = "host_netns_cookie"
+	sockVarLeftHost         = "left_host"
+	sockVarLeftPods         = "left_pods"
+	sockVarProtectNodePorts = "protect_node_ports"
 )
 
 // loadSock returns the embedded CollectionSpec for sock.
@@ -290,10 +291,11 @@ type sockMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type sockVariableSpecs struct {
-	HaveSetRetval     *ebpf.VariableSpec `ebpf:"have_set_retval"`
-	HostNamespaceOnly *ebpf.VariableSpec `ebpf:"host_namespace_only"`
-	HostNetnsCookie   *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
-	ProtectNodePorts  *ebpf.VariableSpec `ebpf:"protect_node_ports"`
+	HaveSetRetval    *ebpf.VariableSpec `ebpf:"have_set_retval"`
+	HostNetnsCookie  *ebpf.VariableSpec `ebpf:"host_netns_cookie"`
+	LeftHost         *ebpf.VariableSpec `ebpf:"left_host"`
+	LeftPods         *ebpf.VariableSpec `ebpf:"left_pods"`
+	ProtectNodePorts *ebpf.VariableSpec `ebpf:"protect_node_ports"`
 }
 
 // sockObjects contains all objects after they have been loaded into the kernel.
@@ -359,10 +361,11 @@ func (m *sockMaps) Close() error {
 //
 // It can be passed to loadSockObjects or ebpf.CollectionSpec.LoadAndAssign.
 type sockVariables struct {
-	HaveSetRetval     *ebpf.Variable `ebpf:"have_set_retval"`
-	HostNamespaceOnly *ebpf.Variable `ebpf:"host_namespace_only"`
-	HostNetnsCookie   *ebpf.Variable `ebpf:"host_netns_cookie"`
-	ProtectNodePorts  *ebpf.Variable `ebpf:"protect_node_ports"`
+	HaveSetRetval    *ebpf.Variable `ebpf:"have_set_retval"`
+	HostNetnsCookie  *ebpf.Variable `ebpf:"host_netns_cookie"`
+	LeftHost         *ebpf.Variable `ebpf:"left_host"`
+	LeftPods         *ebpf.Variable `ebpf:"left_pods"`
+	ProtectNodePorts *ebpf.Variable `ebpf:"protect_node_ports"`
 }
 
 // sockPrograms contains all programs after they have been loaded into the kernel.

@@ -95,6 +95,7 @@ const (
 	tcVarMaxYoung        = "max_young"
 	tcVarResetRemoved    = "reset_removed"
 	tcVarRole            = "role"
+	tcVarSharedNode      = "shared_node"
 	tcVarSnatAllPorts    = "snat_all_ports"
 	tcVarSnatPorts       = "snat_ports"
 	tcVarSnatRanges      = "snat_ranges"
@@ -195,6 +196,7 @@ type tcVariableSpecs struct {
 	MaxYoung        *ebpf.VariableSpec `ebpf:"max_young"`
 	ResetRemoved    *ebpf.VariableSpec `ebpf:"reset_removed"`
 	Role            *ebpf.VariableSpec `ebpf:"role"`
+	SharedNode      *ebpf.VariableSpec `ebpf:"shared_node"`
 	SnatAllPorts    *ebpf.VariableSpec `ebpf:"snat_all_ports"`
 	SnatPorts       *ebpf.VariableSpec `ebpf:"snat_ports"`
 	SnatRanges      *ebpf.VariableSpec `ebpf:"snat_ranges"`
@@ -296,6 +298,7 @@ type tcVariables struct {
 	MaxYoung        *ebpf.Variable `ebpf:"max_young"`
 	ResetRemoved    *ebpf.Variable `ebpf:"reset_removed"`
 	Role            *ebpf.Variable `ebpf:"role"`
+	SharedNode      *ebpf.Variable `ebpf:"shared_node"`
 	SnatAllPorts    *ebpf.Variable `ebpf:"snat_all_ports"`
 	SnatPorts       *ebpf.Variable `ebpf:"snat_ports"`
 	SnatRanges      *ebpf.Variable `ebpf:"snat_ranges"`

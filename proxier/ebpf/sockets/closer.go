@@ -64,8 +64,8 @@ type Options struct {
 	Cgroup  *os.File
 	// Host is the network namespace of the node.
 	Host netns.Namespace
-	// HostOnly says that programs leave the sockets of pods alone.
-	HostOnly bool
+	// Left are the clients whose sockets the programs leave alone.
+	Left proxier.Clients
 	// ProcRoot is where network namespaces are found.
 	ProcRoot string
 	Report   func(proxier.Problem)
@@ -77,7 +77,7 @@ type Options struct {
 func New(o Options) *Closer {
 	return &Closer{
 		storage: o.Storage, isStale: o.Stale, procRoot: o.ProcRoot, report: o.Report, types: o.KernelTypes,
-		scope: scope{cgroup: o.Cgroup, netns: o.Host, optOuts: o.OptOuts, hostOnly: o.HostOnly},
+		scope: scope{cgroup: o.Cgroup, netns: o.Host, optOuts: o.OptOuts, left: o.Left},
 		wake:  make(chan struct{}, 1), untranslated: sets.New[Pair](),
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/tandem-proxy/tandem/kernel/netns"
+	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
@@ -39,22 +40,22 @@ func (f *Closer) TakeUntranslated() sets.Set[Pair] {
 // scope finds out which sockets the programs translate. Packets of other sockets are translated by
 // rules or packet programs, or not at all.
 type scope struct {
-	cgroup   *os.File
-	netns    netns.Namespace
-	optOuts  *ciliumebpf.Map
-	hostOnly bool
+	cgroup  *os.File
+	netns   netns.Namespace
+	optOuts *ciliumebpf.Map
+	left    proxier.Clients
 }
 
 // servedSockets is a snapshot of which sockets the programs translate.
 type servedSockets struct {
 	host     uint64 // cookie
-	hostOnly bool
+	left     proxier.Clients
 	optedOut sets.Set[uint64] // cookies
 	cgroups  sets.Set[uint64] // ids; nil for all
 }
 
 func (h *scope) find() (servedSockets, error) {
-	found := servedSockets{hostOnly: h.hostOnly}
+	found := servedSockets{left: h.left}
 	err := h.netns.Do(func() (err error) { found.host, err = netns.Cookie(); return err })
 	if err != nil {
 		return found, err
@@ -73,7 +74,11 @@ func (h *scope) find() (servedSockets, error) {
 // here reports whether they translate sockets of the current network namespace.
 func (h *servedSockets) here() (bool, error) {
 	cookie, err := netns.Cookie()
-	return err == nil && !h.optedOut.Has(cookie) && (!h.hostOnly || cookie == h.host), err
+	origin := proxier.FromPod
+	if cookie == h.host {
+		origin = proxier.FromHost
+	}
+	return err == nil && !h.optedOut.Has(cookie) && !h.left[origin], err
 }
 
 // cgroup reports whether they translate sockets of a cgroup.

@@ -38,7 +38,8 @@ type Tier interface {
 	Serves(e *proxier.Explanation) error
 }
 
-// Program is another kube-proxy, which is tested instead of a tier.
+// Program is another kube-proxy, which is tested instead of a tier. It may have the method Serves of
+// a Tier; otherwise it serves all calls.
 type Program interface {
 	// Start returns when it serves all given objects.
 	Start(ctx context.Context, node *lab.Node, config *scenarios.Config, objects []metav1.Object) (Proxy, error)
@@ -96,6 +97,10 @@ func PlayProgramThen(t testing.TB, s *scenarios.Scenario, p Program, then func()
 	c := newCluster(t, s, nil)
 	c.exhaustive = true
 	c.scope = everything{}
+	if s, ok := p.(scope); ok {
+		c.scope = s
+		c.opts.Pause = true
+	}
 	c.start = func(ctx context.Context, n *lab.Node) (Proxy, error) { return c.startProgram(ctx, n, p) }
 	scenarios.Run(t, s, c)
 	then()
@@ -527,6 +532,17 @@ func (c *counter) Reach(ctx context.Context, p scenarios.Probe) (scenarios.Obser
 func missing(p scenarios.Probe) error {
 	if p.Protocol == proxier.SCTP {
 		return lab.SCTPAvailable()
+	}
+	return nil
+}
+
+// SocketsCannot returns what a flow asks for that programs at sockets cannot do; nil for nothing.
+func SocketsCannot(e *proxier.Explanation) error {
+	switch {
+	case e.Flow.Device != lab.Uplink && e.Flow.Device != "" && e.Origin != proxier.FromPod && e.Outcome != proxier.Pass:
+		return errors.New("socket programs treat every pod as one, even if detectLocal does not")
+	case e.Flow.Device != lab.Uplink && e.Frontend != nil && e.Route.Source == proxier.Masquerade && e.Origin == proxier.FromPod:
+		return errors.New("socket programs do not masquerade pods")
 	}
 	return nil
 }

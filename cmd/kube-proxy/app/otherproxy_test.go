@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/utils/clock"
+
+	"github.com/tandem-proxy/tandem/sources/otherproxy"
+)
+
+// neighbour is another kube-proxy that a test starts and ends.
+type neighbour struct {
+	atomic.Pointer[otherproxy.Proxy]
+	events  []string
+	present []bool
+}
+
+func (n *neighbour) follower(shared bool, delay time.Duration) *otherProxy {
+	return &otherProxy{
+		find:   func(context.Context) (*otherproxy.Proxy, error) { return n.Load(), nil },
+		shared: shared, delay: delay, clock: clock.RealClock{},
+		present: func(is bool) { n.present = append(n.present, is) },
+		record:  func(eventType, reason, _ string) { n.events = append(n.events, eventType+" "+reason) },
+	}
+}
+
+// A process waits for another kube-proxy to end, for a while.
+func TestAwaitOtherProxy(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		mode   string // empty for no other one
+		shared bool
+		ends   time.Duration // 0 for never
+		want   time.Duration
+		waits  int
+	}{
+		{name: "none", want: 0},
+		{name: "it ends", mode: "iptables", ends: 1500 * time.Millisecond, want: 2 * time.Second, waits: 1},
+		{name: "it stays", mode: "nftables", want: 10 * time.Second, waits: 1},
+		{name: "it is to stay", mode: "iptables", shared: true, want: 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var n neighbour
+				if test.mode != "" {
+					n.Store(&otherproxy.Proxy{Mode: test.mode})
+				}
+				if test.ends > 0 {
+					time.AfterFunc(test.ends, func() { n.Store(nil) })
+				}
+				waits, start := 0, time.Now()
+				if err := n.follower(test.shared, 10*time.Second).await(t.Context(), func() { waits++ }); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(start); took != test.want || waits != test.waits {
+					t.Errorf("it took %v, with %d waits; want %v and %d", took, waits, test.want, test.waits)
+				}
+				if len(n.events) != test.waits {
+					t.Errorf("events %q", n.events)
+				}
+			})
+		})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var n neighbour
+	n.Store(&otherproxy.Proxy{Mode: "iptables"})
+	if err := n.follower(false, time.Hour).await(ctx, cancel); !errors.Is(err, context.Canceled) {
+		t.Errorf("after the end of the context: %v", err)
+	}
+}
+
+// Another kube-proxy that appears or disappears is reported, but not one that misses a look.
+func TestFollowOtherProxy(t *testing.T) {
+	const looks = otherInterval
+	for shared, want := range map[bool][]string{
+		true:  {"Warning OtherProxyMissing", "Normal OtherProxyRuns", "Warning OtherProxyMissing"},
+		false: {"Warning OtherProxyRuns"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var n neighbour
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() { n.follower(shared, time.Second).follow(ctx); close(done) }()
+			time.Sleep(looks + looks/2)
+			n.Store(&otherproxy.Proxy{Mode: "iptables"})
+			time.Sleep(2 * looks)
+			n.Store(nil) // for one look
+			time.Sleep(looks)
+			n.Store(&otherproxy.Proxy{Mode: "iptables"})
+			time.Sleep(2 * looks)
+			n.Store(nil)
+			time.Sleep(2 * otherMisses * looks)
+			cancel()
+			<-done
+			if !slices.Equal(n.events, want) {
+				t.Errorf("shared %v: events %q, want %q", shared, n.events, want)
+			}
+			if n.present[0] || !slices.Contains(n.present, true) || n.present[len(n.present)-1] {
+				t.Errorf("the metric was %v", n.present)
+			}
+		})
+	}
+}

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/fakeapi"
+	"github.com/tandem-proxy/tandem/test/kernel"
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
+)
+
+// sharedNode has upstream's kube-proxy, and clients of all origins.
+type sharedNode struct {
+	*stage
+	theirs     *upstream.Proxy
+	theirsIn   string // mode
+	theirFlags []string
+}
+
+// everyKind is a Service with a frontend of each kind, in both families.
+func everyKind() *v1.Service {
+	return &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-of-web"},
+		Spec: v1.ServiceSpec{
+			Type: v1.ServiceTypeLoadBalancer, ClusterIP: vip4.Addr().String(), ClusterIPs: []string{vip4.Addr().String(), vip6.Addr().String()},
+			IPFamilies: []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol}, ExternalIPs: []string{"203.0.113.20", "2001:db8:203:113::20"},
+			ExternalTrafficPolicy: v1.ServiceExternalTrafficPolicyCluster, InternalTrafficPolicy: ptr.To(v1.ServiceInternalTrafficPolicyCluster),
+			Ports: []v1.ServicePort{
+				{Name: "t", Port: 80, Protocol: v1.ProtocolTCP, NodePort: 30080, TargetPort: intstr.FromInt32(targetPort)},
+				{Name: "u", Port: 80, Protocol: v1.ProtocolUDP, NodePort: 30080, TargetPort: intstr.FromInt32(targetPort)},
+			},
+		},
+		Status: v1.ServiceStatus{LoadBalancer: v1.LoadBalancerStatus{Ingress: []v1.LoadBalancerIngress{{IP: "203.0.113.10", IPMode: ptr.To(v1.LoadBalancerIPModeVIP)}, {IP: "2001:db8:203:113::10", IPMode: ptr.To(v1.LoadBalancerIPModeVIP)}}}},
+	}
+}
+
+// endpoints of that Service.
+func endpoints(pods ...*lab.Pod) (list []fakeapi.Object) {
+	for _, family := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
+		s := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: "web-" + strings.ToLower(string(family)), Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+			AddressType: family,
+			Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("t"), Port: ptr.To[int32](targetPort), Protocol: ptr.To(v1.ProtocolTCP)}, {Name: ptr.To("u"), Port: ptr.To[int32](targetPort), Protocol: ptr.To(v1.ProtocolUDP)}},
+		}
+		for _, p := range pods {
+			addr := p.Addr4
+			if family == discoveryv1.AddressTypeIPv6 {
+				addr = p.Addr6
+			}
+			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{addr.String()}, NodeName: &p.Node.Name, Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)}})
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
+// addressesOf are those of the Service at a node, by kind.
+func addressesOf(n *lab.Node) map[proxier.Kind][]netip.AddrPort {
+	return map[proxier.Kind][]netip.AddrPort{
+		proxier.ClusterIP:    {vip4, vip6},
+		proxier.LoadBalancer: {netip.MustParseAddrPort("203.0.113.10:80"), netip.MustParseAddrPort("[2001:db8:203:113::10]:80")},
+		proxier.ExternalIP:   {netip.MustParseAddrPort("203.0.113.20:80"), netip.MustParseAddrPort("[2001:db8:203:113::20]:80")},
+		proxier.NodePort:     {netip.AddrPortFrom(n.Addr4, 30080), netip.AddrPortFrom(n.Addr6, 30080)},
+	}
+}
+
+// newSharedNode starts upstream's kube-proxy on a stage.
+func newSharedNode(t *testing.T, mode string, pods func(*stage) []*lab.Pod, opts ...lab.Options) *sharedNode {
+	t.Helper()
+	kernel.NeedsPrograms(t)
+	s := &sharedNode{stage: newStage(t, opts...), theirsIn: mode}
+	for _, prefix := range []string{"203.0.113.20/32", "2001:db8:203:113::20/128", vip4.Addr().String() + "/32", vip6.Addr().String() + "/128"} {
+		if err := s.lab.Announce(netip.MustParsePrefix(prefix), s.node); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.startTheirs(pods(s.stage)...)
+	return s
+}
+
+func (s *sharedNode) startTheirs(pods ...*lab.Pod) {
+	s.t.Helper()
+	var err error
+	s.theirs, err = upstream.Start(s.t.Context(), s.node, upstream.Options{
+		Binary: upstream.BinaryT(s.t), Mode: s.theirsIn, Objects: append(endpoints(pods...), everyKind()), Args: append(slices.Clone(upstream.Flags), s.theirFlags...),
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = s.theirs.Close() })
+}
+
+// origins are a client of each origin.
+func (s *sharedNode) origins() [proxier.Origins]*lab.Sandbox {
+	return [proxier.Origins]*lab.Sandbox{proxier.FromPod: s.client.Sandbox, proxier.FromHost: s.node.Sandbox, proxier.FromOutside: s.far.Sandbox}
+}
+
+// rulesAndSettings are what this proxy must not write.
+func (s *sharedNode) rulesAndSettings() string {
+	s.t.Helper()
+	var all strings.Builder
+	for _, tool := range [][]string{{"iptables-save"}, {"ip6tables-save"}, {"nft", "list", "ruleset"}, {"ip", "address"}} {
+		out, err := s.node.Command(context.Background(), tool[0], tool[1:]...).Output()
+		if err != nil {
+			s.t.Fatalf("%s: %v", tool, err)
+		}
+		for line := range strings.Lines(string(out)) {
+			if !strings.HasPrefix(line, "#") { // times
+				all.WriteString(counts.ReplaceAllString(line, ""))
+			}
+		}
+	}
+	err := s.node.Do(func() error {
+		return filepath.WalkDir("/proc/thread-self/../../sys/net", func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || slices.Contains(volatileSettings, d.Name()) {
+				return nil
+			}
+			text, _ := os.ReadFile(path) // some are write-only
+			fmt.Fprintf(&all, "%s=%s\n", path, strings.TrimSpace(string(text)))
+			return nil
+		})
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return all.String()
+}
+
+var counts = regexp.MustCompile(` ?\[\d+:\d+\]|counter packets \d+ bytes \d+`)
+
+// volatileSettings change by themselves.
+var volatileSettings = []string{"nf_conntrack_count", "nf_conntrack_max"}
+
+// share is what this proxy serves beside upstream's, and the flags for it.
+type share struct {
+	name    string
+	flags   []string
+	kinds   []proxier.Kind
+	clients []proxier.Origin
+}
+
+var shares = []share{
+	{"socket-lb", []string{"--coexist=socket-lb"}, proxier.Kinds(), []proxier.Origin{proxier.FromPod, proxier.FromHost}},
+	{"north-south", []string{"--coexist=north-south"}, proxier.Kinds(), []proxier.Origin{proxier.FromOutside}},
+	{"ClusterIPs of pods", []string{"--coexist-frontends=ClusterIP", "--coexist-clients=pods"}, []proxier.Kind{proxier.ClusterIP}, []proxier.Origin{proxier.FromPod}},
+	{"NodePorts", []string{"--coexist-frontends=NodePort"}, []proxier.Kind{proxier.NodePort}, []proxier.Origin{proxier.FromPod, proxier.FromHost, proxier.FromOutside}},
+	{"external addresses of the host and outside", []string{"--coexist-frontends=LoadBalancer,ExternalIP", "--coexist-clients=host,external"},
+		[]proxier.Kind{proxier.LoadBalancer, proxier.ExternalIP}, []proxier.Origin{proxier.FromHost, proxier.FromOutside}},
+}
+
+// startOurs starts this proxy with other endpoints than upstream's, or the same.
+func (s *sharedNode) startOurs(api *fakeapi.API, flags ...string) {
+	s.t.Helper()
+	s.process = startWith(s.t, s.node, api, flags...)
+	s.synced(s.t)
+	if !slices.Contains(flags, "--coexist=socket-lb") && !slices.Contains(flags, "--coexist-clients=pods") {
+		s.serves(s.t)
+	}
+}
+
+// endOurs removes the programs, and nothing of the other kube-proxy.
+func (s *sharedNode) endOurs() {
+	s.t.Helper()
+	if s.process != nil {
+		_ = s.process.Close()
+	}
+	before := s.rulesAndSettings()
+	p := command(s.node, "--cleanup", "--proxy-mode=ebpf", "--coexist=socket-lb")
+	if err := p.Run(); err != nil {
+		s.t.Errorf("--cleanup: %v\n%s", err, p.Log)
+	}
+	if on := devicesWithPrograms(s.t, s.node); len(on) > 0 {
+		s.t.Errorf("after the cleanup there are programs on %v", on)
+	}
+	if after := s.rulesAndSettings(); after != before {
+		s.t.Errorf("the cleanup has changed rules or settings (-before +after):\n%s", cmp.Diff(before, after))
+	}
+}
+
+// Every frontend is served by exactly one of two kube-proxies, for each client: they have
+// different endpoints, so that the answer tells which one it was. Ours writes no rule and no
+// setting.
+func TestShares(t *testing.T) {
+	for _, mode := range []string{"iptables", "nftables"} {
+		t.Run(mode, func(t *testing.T) {
+			var more [2]*lab.Pod
+			s := newSharedNode(t, mode, func(s *stage) []*lab.Pod {
+				more = [2]*lab.Pod{serve(t, s.node.Pod("here2")), serve(t, s.there.Node.Pod("there2"))}
+				return more[:]
+			})
+			defer s.endOurs()
+			theirs := map[string]bool{more[0].Name: true, more[1].Name: true}
+			before := s.rulesAndSettings()
+			for _, sh := range shares {
+				t.Run(sh.name, func(t *testing.T) {
+					api := fakeapi.New(append(endpoints(s.here, s.there), everyKind(), upstream.NodeObject(s.node))...)
+					s.startOurs(api, sh.flags...)
+					defer func() { s.Terminate(t); s.process = nil }()
+					for o, from := range s.origins() {
+						for kind, list := range addressesOf(s.node) {
+							for _, to := range list {
+								ours := slices.Contains(sh.kinds, kind) && slices.Contains(sh.clients, proxier.Origin(o))
+								for _, network := range []string{"tcp", "udp"} {
+									r, err := from.Ask(t.Context(), network, to)
+									if err != nil || theirs[r.Server] == ours {
+										t.Errorf("%s %s %s by %s: %s answers, %v; ours to serve: %v", proxier.Origin(o), kind, to, network, r.Server, err, ours)
+									}
+								}
+							}
+						}
+					}
+				})
+				if after := s.rulesAndSettings(); after != before {
+					t.Errorf("rules or settings have changed (-before +after):\n%s", cmp.Diff(before, after))
+				}
+			}
+		})
+	}
+}
+
+// Changes of endpoints, and kills of either kube-proxy, under load from clients of all origins: no
+// connection fails, and established ones survive.
+func TestSharedUnderLoad(t *testing.T) {
+	for _, mode := range []string{"iptables", "nftables"} {
+		for _, sh := range shares[:2] { // the presets
+			t.Run(mode+"/"+sh.name, func(t *testing.T) {
+				var more *lab.Pod
+				s := newSharedNode(t, mode, func(s *stage) []*lab.Pod {
+					more = serve(t, s.node.Pod("here2"))
+					return []*lab.Pod{s.here, s.there}
+				})
+				defer s.endOurs()
+				w := lab.NewLoad(t)
+				defer w.End()
+				for o, from := range s.origins() {
+					for kind, list := range addressesOf(s.node) {
+						ways := map[string]netip.AddrPort{}
+						for i, to := range list {
+							for _, network := range []string{"tcp", "udp"} {
+								ways[fmt.Sprintf("%s%d to a %s from %s", network, 4+2*i, kind, proxier.Origin(o))] = to
+							}
+						}
+						w.Use(from, ways, gently)
+					}
+				}
+				long := append(openFlows(t, s.client.Sandbox, targets(), s.here, s.there), openFlows(t, s.far.Sandbox, outside(s.node), s.here, s.there)...)
+				long = append(long, openFlows(t, s.node.Sandbox, targets(), s.here, s.there)...)
+				w.More(200)
+				api := fakeapi.New(append(endpoints(s.here, s.there), everyKind(), upstream.NodeObject(s.node))...)
+				s.startOurs(api, sh.flags...)
+				w.More(200)
+				checkAll(t, long)
+				change := func(pods ...*lab.Pod) {
+					s.theirs.API.Put(endpoints(pods...)...)
+					api.Put(endpoints(pods...)...)
+				}
+				for range 3 { // endpoints that stay, so that UDP flows do
+					change(s.here, s.there, more)
+					w.More(100)
+					change(s.here, s.there)
+					w.More(100)
+				}
+				checkAll(t, long)
+				_ = s.process.Close() // SIGKILL
+				w.More(200)
+				s.startOurs(api, sh.flags...)
+				w.More(200)
+				checkAll(t, long)
+				if err := s.theirs.Close(); err != nil { // SIGKILL
+					t.Fatal(err)
+				}
+				w.More(200)
+				checkAll(t, long)
+				s.startTheirs(s.here, s.there)
+				w.More(200)
+				checkAll(t, long)
+				w.End()
+				few(t, w)
+			})
+		}
+	}
+}
+
+// A start without coexistence waits for another kube-proxy to end. With coexistence, the proxy
+// reports one that is missing, appears or disappears, and shows what is left to it.
+func TestOtherProxy(t *testing.T) {
+	s := newSharedNode(t, "iptables", func(s *stage) []*lab.Pod { return []*lab.Pod{s.here, s.there} })
+	defer s.endOurs()
+	api := fakeapi.New(append(endpoints(s.here, s.there), everyKind(), upstream.NodeObject(s.node))...)
+	p := startWith(t, s.node, api, "--take-over-delay=10m")
+	p.await(t, "the other kube-proxy to be noticed", p.Says(`"Another kube-proxy runs on this node; waiting for it to end`))
+	p.await(t, "its Event", func() error { return hasEvent(api, "Warning OtherProxyRuns") })
+	if programs := p.Says(`"Opened the eBPF datapath"`)(); programs == nil {
+		t.Error("it did not wait")
+	}
+	_ = s.theirs.Close()
+	p.await(t, "it to take over", p.Says(`"The other kube-proxy has ended; taking over"`))
+	p.synced(t)
+	p.Terminate(t)
+
+	p = startWith(t, s.node, api, "--coexist-frontends=ClusterIP,NodePort", "--coexist-clients=pods,host")
+	s.process = p
+	p.synced(t)
+	p.await(t, "a missing one to be reported", func() error {
+		return errors.Join(hasEvent(api, "Warning OtherProxyMissing"), p.Says(`"Found no other kube-proxy on this node`)())
+	})
+	metric := func(want string) func() error {
+		return func() error {
+			if _, body, err := s.node.Get(t.Context(), config.SharedMetricsPort, "/metrics"); err != nil || !strings.Contains(body, "\ntandem_other_proxy "+want+"\n") {
+				return fmt.Errorf("tandem_other_proxy is not %s: %w", want, err)
+			}
+			return nil
+		}
+	}
+	p.await(t, "the metric", metric("0"))
+	s.startTheirs(s.here, s.there)
+	p.await(t, "one that appears", func() error {
+		return errors.Join(metric("1")(), hasEvent(api, "Normal OtherProxyRuns"), p.Says(`"Another kube-proxy serves the rest of the traffic" other="mode iptables at 127.0.0.1:10249, process kube-proxy`)())
+	})
+	for query, want := range map[string]string{
+		"src=198.51.100.1&dst=203.0.113.10:80&device=eth0": `left to the other kube-proxy: the kind is not among coexistence.frontends`,
+		"src=198.51.100.1&dst=10.96.0.10:80&device=eth0":   `left to the other kube-proxy: the clients are not among coexistence.clients`,
+		"src=127.0.0.1&dst=203.0.113.20:80":                `"name":"foreign","carries":true`,
+		"src=127.0.0.1&dst=10.96.0.10:80":                  `"name":"ebpf","carries":true`,
+	} {
+		if _, body, err := s.node.Get(t.Context(), config.SharedMetricsPort, "/debug/explain?"+query); err != nil || !strings.Contains(body, want) {
+			t.Errorf("explain %s does not say %s: %v %s", query, want, err, body)
+		}
+	}
+	if _, body, err := s.node.Get(t.Context(), config.SharedMetricsPort, "/debug/carriers"); err != nil || strings.Count(body, `"carrier":"foreign"`) != 16 {
+		t.Errorf("the frontends that are left: %v %s", err, body)
+	}
+	_ = s.theirs.Close()
+	p.await(t, "one that disappears", metric("0"))
+}
+
+func hasEvent(api *fakeapi.API, want string) error {
+	if all := allEvents(api); !slices.ContainsFunc(all, func(e string) bool { return strings.HasPrefix(e, want+" Node/") }) {
+		return fmt.Errorf("no %s among the Events:\n%s", want, strings.Join(all, "\n"))
+	}
+	return nil
+}
