@@ -38,6 +38,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProxy) != "" {
 		os.Exit(cli.Run(app.NewCommand()))
 	}
+	if os.Getenv(asCrowd) != "" {
+		fmt.Fprintln(os.Stderr, crowdMain(os.Args[1:]))
+		os.Exit(1)
+	}
 	lab.Main()
 	os.Exit(m.Run())
 }

@@ -305,7 +305,7 @@ func holds(t testing.TB, n *lab.Node, text string, want bool) error {
 }
 
 // needsIPVS skips a test if the kernel has no IPVS.
-func needsIPVS(t *testing.T, n *lab.Node) {
+func needsIPVS(t testing.TB, n *lab.Node) {
 	t.Helper()
 	tools, err := xtables.New(xtables.NFT)
 	if err != nil {

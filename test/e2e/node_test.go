@@ -24,14 +24,14 @@ import (
 )
 
 // startWith starts a process that watches an API.
-func startWith(t *testing.T, n *lab.Node, api *fakeapi.API, flags ...string) *process {
+func startWith(t testing.TB, n *lab.Node, api *fakeapi.API, flags ...string) *process {
 	t.Helper()
 	needs(t, flags)
 	return begin(t, with(t, n, api, flags...))
 }
 
 // with is a command that reads Services from an API server.
-func with(t *testing.T, n *lab.Node, api *fakeapi.API, flags ...string) *process {
+func with(t testing.TB, n *lab.Node, api *fakeapi.API, flags ...string) *process {
 	t.Helper()
 	_, url, err := n.ServeHTTP(api)
 	if err != nil {

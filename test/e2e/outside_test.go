@@ -54,7 +54,7 @@ func over(protocol string, ways map[string]netip.AddrPort) map[string]netip.Addr
 }
 
 // announce routes external and load-balancer addresses to the node.
-func announce(t *testing.T, l *lab.Lab, n *lab.Node, ways map[string]netip.AddrPort) {
+func announce(t testing.TB, l *lab.Lab, n *lab.Node, ways map[string]netip.AddrPort) {
 	t.Helper()
 	for _, to := range ways {
 		if lab.ExternalPrefix4.Contains(to.Addr()) || lab.ExternalPrefix6.Contains(to.Addr()) {
@@ -88,7 +88,7 @@ func TestKillFromOutside(t *testing.T) {
 }
 
 // devicesWithPrograms returns the devices of the node that have any programs attached.
-func devicesWithPrograms(t *testing.T, n *lab.Node) (names []string) {
+func devicesWithPrograms(t testing.TB, n *lab.Node) (names []string) {
 	t.Helper()
 	err := n.Do(func() error {
 		links, err := netlink.LinkList()

@@ -15,7 +15,7 @@ import (
 // of this node and one outside the cluster, and the process of this node.
 type stage struct {
 	*process
-	t                   *testing.T
+	t                   testing.TB
 	lab                 *lab.Lab
 	node                *lab.Node
 	here, there, client *lab.Pod
@@ -24,7 +24,7 @@ type stage struct {
 }
 
 // newStage makes a stage without a process.
-func newStage(t *testing.T, opts ...lab.Options) *stage {
+func newStage(t testing.TB, opts ...lab.Options) *stage {
 	t.Helper()
 	l := lab.NewT(t, opts...)
 	n := l.Node("node1")
@@ -49,7 +49,9 @@ func (s *stage) start(flags ...string) {
 
 // end removes everything from the kernel.
 func (s *stage) end() {
-	_ = s.Close()
+	if s.process != nil {
+		_ = s.Close()
+	}
 	cleanup(s.t, s.node)
 }
 

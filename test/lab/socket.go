@@ -66,13 +66,19 @@ func (s *Sandbox) Dial(ctx context.Context, network string, to netip.AddrPort) (
 // DialFrom is Dial from the given port of the client; 0 takes a free one.
 func (s *Sandbox) DialFrom(ctx context.Context, network string, port uint16, to netip.AddrPort) (net.Conn, error) {
 	var conn net.Conn
-	if port == 0 && (s.portsInTurn || network == "sctp") {
-		port = nextPort()
-	}
-	err := s.Do(func() (err error) {
+	attempt := func() (err error) {
 		conn, err = dial(ctx, network, port, to)
 		return err
-	})
+	}
+	inTurn := port == 0 && (s.portsInTurn || network == "sctp")
+	if inTurn {
+		port = nextPort()
+	}
+	err := s.Do(attempt)
+	for inTurn && errors.Is(err, unix.EADDRINUSE) {
+		port = nextPort()
+		err = s.Do(attempt)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("dial %s %s from %s: %w", network, to, s.Name, err)
 	}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/tandem-proxy/tandem/test/kernel"
+	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
+)
+
+// TestTakeOver: upstream's kube-proxy is replaced by this one, and that by upstream's again, by the
+// image alone. Of many connections with traffic none breaks.
+func TestTakeOver(t *testing.T) {
+	binary := upstream.BinaryT(t)
+	i := 0
+	for _, theirs := range []string{"iptables", "nftables", "ipvs"} {
+		for _, ours := range []string{"ebpf", "iptables", "ipvs"} {
+			if i++; kernel.Dealt(i) {
+				t.Run(theirs+"/"+ours, func(t *testing.T) {
+					takeOver(t, upstream.Options{Binary: binary, Mode: theirs}, ours, kernel.Rounds(10000))
+				})
+			}
+		}
+	}
+}
+
+// BenchmarkTakeOver is TestTakeOver with ten times the connections.
+func BenchmarkTakeOver(b *testing.B) {
+	binary := upstream.BinaryT(b)
+	for b.Loop() {
+		takeOver(b, upstream.Options{Binary: binary, Mode: "iptables"}, "ebpf", 100000)
+	}
+}
+
+func takeOver(t testing.TB, o upstream.Options, ours string, each int) {
+	s := newStage(t, lab.Options{Pause: true})
+	if o.Mode == "ipvs" || ours == "ipvs" {
+		needsIPVS(t, s.node)
+	}
+	needs(t, []string{"--proxy-mode=" + ours})
+	defer s.end()
+	var pods []*lab.Pod
+	for i := range max(2, each/5000) {
+		n := s.node
+		if i%2 == 1 {
+			n = s.there.Node
+		}
+		pods = append(pods, n.Pod(fmt.Sprintf("server%d", i)))
+		if _, err := pods[i].SpawnServer(targetPort); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o.Objects, o.Args = objects(t, loadBalancer, pods...), upstream.Flags
+	theirs, err := upstream.Start(t.Context(), s.node, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = theirs.Close() }()
+	await(t, "upstream's first sync", func() error { return s.reaches("server0", 3) })
+	c := newCrowd(t, s, each)
+	defer c.end(t)
+
+	begun := time.Now()
+	_ = theirs.Close()
+	writeManifests(t, s.dir, loadBalancer, append(pods, s.here)...)
+	s.start("--proxy-mode="+ours, "--ebpf-yield-grace-period="+(3*lab.RequestTimeout()).String())
+	await(t, "new connections of all clients to a new endpoint", func() error { return s.reaches("here", 3) })
+	c.more(t)
+
+	s.Terminate(t)
+	s.process = nil
+	if theirs, err = upstream.Start(t.Context(), s.node, o); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "no new connection to an endpoint that only this proxy knew", func() error { return s.reaches("here", 0) })
+	c.more(t)
+	t.Logf("%d TCP connections and as many UDP flows, there and back in %s", each, time.Since(begun).Round(time.Second))
+}
+
+// reaches fails unless a server answers some new connections of so many clients.
+func (s *stage) reaches(server string, clients int) (err error) {
+	reaching := map[*lab.Sandbox]bool{}
+	s.everybody(func(from *lab.Sandbox, ways map[string]netip.AddrPort) {
+		for range 10 {
+			for name, to := range ways {
+				r, failed := from.Ask(s.t.Context(), name[:3], to)
+				if failed != nil {
+					err = fmt.Errorf("%s from %s: %w", name, from.Name, failed)
+				}
+				if r.Server == server {
+					reaching[from] = true
+				}
+			}
+		}
+	})
+	if err == nil && len(reaching) != clients {
+		err = fmt.Errorf("%d clients reach %s, want %d", len(reaching), server, clients)
+	}
+	return err
+}
