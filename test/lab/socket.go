@@ -75,7 +75,7 @@ func (s *Sandbox) DialFrom(ctx context.Context, network string, port uint16, to 
 		port = nextPort()
 	}
 	err := s.Do(attempt)
-	for inTurn && errors.Is(err, unix.EADDRINUSE) {
+	for inTurn && errors.Is(err, unix.EADDRINUSE) && ctx.Err() == nil {
 		port = nextPort()
 		err = s.Do(attempt)
 	}
