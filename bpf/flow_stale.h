@@ -12,9 +12,11 @@
 #include "packet_successor.h"
 #include "tc_config.h"
 
-/* While no process ends UDP flows, one that is not answered for so long ends,
- * in seconds: its backend may be gone. */
+/* While no process ends UDP flows, one ends whose request is not answered for
+ * so long, in seconds, because its backend may be gone; and one that is silent
+ * for as long as netfilter lets it be (nf_conntrack_udp_timeout_stream). */
 #define UNANSWERED_S 30
+#define SILENT_S 120
 
 /* Whether a packet starts a new connection in place of its flow, or the flow's
  * backend serves no longer. */
@@ -33,7 +35,10 @@ static __always_inline bool is_over(const struct packet *p,
 			return true;
 		if (hit->flags & FLOW_ESTABLISHED)
 			return false;
-	} else if (has_yielded() && now_s() - f->seen > UNANSWERED_S) {
+	} else if (has_yielded() &&
+		   now_s() - f->seen > (hit->flags & FLOW_WAITING ?
+						UNANSWERED_S :
+						SILENT_S)) {
 		return true;
 	}
 	return !backend_of(f->backend, f->backend_generation, f->service);

@@ -22,10 +22,17 @@ static __always_inline void flow_account(const struct flow_hit *hit,
 	__u32 way = hit->reply & 1; /* bounds it for the verifier */
 
 	/* Without a process that serves, removed backends are not known. UDP
-	 * clients may send for ever, so only replies keep such a flow alive. */
+	 * clients may send for ever, so of requests that are not answered only
+	 * the first keeps such a flow alive. */
 	if (f->seen != now &&
-	    (hit->reply || p->key.proto == IPPROTO_TCP || !serves_old_only()))
+	    (hit->reply || !(hit->flags & FLOW_WAITING) || !serves_old_only()))
 		f->seen = now;
+	if (hit->reply) {
+		if (hit->flags & FLOW_WAITING)
+			__sync_fetch_and_and(&f->flags, ~FLOW_WAITING);
+	} else if (p->key.proto != IPPROTO_TCP && serves_old_only()) {
+		flags |= FLOW_WAITING;
+	}
 	/* Not atomic: two packets at once on two CPUs may count as one. */
 	f->packets[way]++;
 	f->bytes[way] += len;

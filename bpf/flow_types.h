@@ -44,6 +44,8 @@ enum flow_flag {
 	FLOW_FIN_REPLY = 1 << 5,
 	FLOW_CLOSED = 1 << 6,	   /* FINs of both sides, or a reset */
 	FLOW_ESTABLISHED = 1 << 7, /* TCP: the client answered the SYN-ACK */
+	FLOW_WAITING = 1 << 8, /* UDP without a process that serves: a request
+				* was not answered yet */
 };
 BTF_EMIT(flow_flag);
 

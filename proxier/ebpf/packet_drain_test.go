@@ -9,6 +9,7 @@ import (
 	"time"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
@@ -93,23 +94,30 @@ func (p *path) playDraining(t *testing.T, name string, begin, end func(*path) er
 			return nil
 		}}
 	}
-	// Longer than a UDP flow without answers lasts then.
-	const unanswered, long = 30, 40
-	longSilence := step{happens: func(p *path) error {
-		for i := range p.flows {
-			p.flows[i].Seen -= long
+	// silent makes flows look idle for so many seconds, which end UDP ones if no process does.
+	silent := func(seconds uint32, ends bool) step {
+		return step{happens: func(p *path) error {
+			for i := range p.flows {
+				p.flows[i].Seen -= seconds
+			}
+			if alone && ends {
+				p.model.Expire(1, func(protocol uint8, _ model.State) time.Duration {
+					if protocol == unix.IPPROTO_UDP {
+						return 0
+					}
+					return time.Hour
+				})
+			}
+			return nil
+		}}
+	}
+	serve := step{happens: func(p *path) error {
+		// Ports that were taken for netfilter stay taken.
+		if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+			return err
 		}
-		if alone {
-			p.model.Expire(long*time.Second, func(protocol uint8, _ model.State) time.Duration {
-				if protocol == unix.IPPROTO_UDP {
-					return unanswered * time.Second
-				}
-				return time.Hour
-			})
-		}
-		return nil
+		return end(p)
 	}}
-	serve := step{happens: end}
 	p.play(t, func(p *path, e ends) []scene {
 		request := func(flags packet.Flags) step {
 			return step{in, tcp(e.client, e.local, flags), next, tcp(e.client, e.here, flags), "FORWARD_LOCAL", nil}
@@ -143,8 +151,18 @@ func (p *path) playDraining(t *testing.T, name string, begin, end func(*path) er
 				flows: []string{},
 			},
 			{
-				name:  "UDP lives as long as it is answered",
-				steps: []step{serve, asks, answers, drain, silence, asks, seen(false), answers, seen(true)},
+				name: "UDP lives as long as it is answered",
+				steps: []step{
+					serve, asks, answers, drain, silence, asks, seen(true), silence, asks, seen(false), answers, seen(true), silence, asks, seen(true),
+				},
+			},
+			{
+				name:  "UDP may be silent for a while",
+				steps: []step{serve, asks, answers, drain, silent(110, false), asks, silent(25, false), asks, answers},
+			},
+			{
+				name:  "UDP may not be silent for long",
+				steps: []step{serve, asks, answers, drain, silent(130, true), unansweredUDP},
 			},
 			{
 				name:  "TCP lives as long as there are packets",
@@ -157,7 +175,7 @@ func (p *path) playDraining(t *testing.T, name string, begin, end func(*path) er
 			{
 				name: "UDP that is not answered ends, TCP does not",
 				steps: []step{
-					serve, asks, answers, request(SYN), reply(SYN | ACK), request(ACK), drain, longSilence, request(ACK), unansweredUDP,
+					serve, asks, answers, request(SYN), reply(SYN | ACK), request(ACK), drain, asks, silent(40, true), request(ACK), unansweredUDP,
 				},
 			},
 		})

@@ -131,6 +131,7 @@ const (
 	FlowFINReply    = 32
 	FlowClosed      = 64
 	FlowEstablished = 128
+	FlowWaiting     = 256
 )
 
 // enum flow_count
