@@ -16,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -30,6 +31,8 @@ const (
 	crowdSize = 4000
 	// crowdWorkers is how many requests of a process are under way at once.
 	crowdWorkers = 4
+	// crowdPause is the least time between turns.
+	crowdPause = time.Second / 2
 )
 
 // crowd is many connections with traffic, from processes in several sandboxes.
@@ -126,7 +129,8 @@ func crowdMain(args []string) error {
 			return fmt.Errorf("%s to %s: %w", network, to, err)
 		}
 	}
-	for {
+	// Others need the CPU, too.
+	for pace := time.NewTicker(crowdPause * lab.Slower()); ; <-pace.C {
 		var next atomic.Int64
 		var wg sync.WaitGroup
 		for range crowdWorkers {

@@ -24,7 +24,7 @@ func TestTakeOver(t *testing.T) {
 		for _, ours := range []string{"ebpf", "iptables", "ipvs"} {
 			if i++; kernel.Dealt(i) {
 				t.Run(theirs+"/"+ours, func(t *testing.T) {
-					takeOver(t, upstream.Options{Binary: binary, Mode: theirs}, ours, kernel.Rounds(10000))
+					takeOver(t, upstream.Options{Binary: binary, Mode: theirs}, ours, kernel.Rounds(10000)/int(lab.Slower()))
 				})
 			}
 		}

@@ -25,14 +25,15 @@ import (
 // the first namespace, whether IPv6 works; and clients must be able to choose an IPv6
 // socket for an IPv4 address.
 
-// dialTimeout applies to contexts without a deadline. TANDEM_SLOWER is its factor on an emulated
-// machine, where the verifier may use the only CPU for seconds.
-var dialTimeout = 2 * time.Second * slower()
+// dialTimeout applies to contexts without a deadline.
+var dialTimeout = 2 * time.Second * Slower()
 
 // RequestTimeout applies to requests whose context has no deadline.
 func RequestTimeout() time.Duration { return dialTimeout }
 
-func slower() time.Duration {
+// Slower returns how much longer everything may take on this machine: TANDEM_SLOWER on an emulated
+// one, where the verifier may use the only CPU for seconds.
+func Slower() time.Duration {
 	if n, err := strconv.Atoi(os.Getenv("TANDEM_SLOWER")); err == nil && n > 1 {
 		return time.Duration(n)
 	}
