@@ -11,12 +11,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
 // BenchmarkConnect measures the CPU time of a connection: client, server, and the kernel's work
-// for both. It compares connections to a VIP ("vip"), to the pod itself ("direct"), and on a node
-// without any program ("bare"), in interleaved slices.
+// for both. It compares connections to a VIP ("vip"), to the pod itself ("direct"), on a node whose
+// programs leave new connections to another kube-proxy ("yielded"), and on a node without any
+// program ("bare"), in interleaved slices.
 func BenchmarkConnect(b *testing.B) {
 	for _, services := range []int{10, 50000} {
 		for _, network := range []string{"tcp", "udp"} {
@@ -29,19 +32,27 @@ func BenchmarkConnect(b *testing.B) {
 
 func benchmarkConnect(b *testing.B, services int, network string) {
 	l := lab.NewT(b)
-	one, two := l.Node("node1"), l.Node("node2")
+	one, two, three := l.Node("node1"), l.Node("node2"), l.Node("node3")
 	server, client := one.Pod("server"), one.Pod("client")
 	bareServer, bareClient := two.Pod("bare-server"), two.Pod("bare-client")
-	n := newNode(b, one, l, Options{Sizes: benchSizes})
+	yieldedServer, yieldedClient := three.Pod("yielded-server"), three.Pod("yielded-client")
 	ss, es := benchCluster(services, 1)
-	for i := range ss {
-		n.OnServiceAdd(ss[i])
-		n.OnEndpointSliceAdd(es[i])
+	for _, at := range []*lab.Node{one, three} {
+		n := newNode(b, at, l, Options{Sizes: benchSizes})
+		for i := range ss {
+			n.OnServiceAdd(ss[i])
+			n.OnEndpointSliceAdd(es[i])
+		}
+		n.OnServiceAdd(dualService())
+		n.OnEndpointSliceAdd(slicesOf("web", server)[0])
+		n.sync(b)
+		if at == three {
+			if err := n.tier.maps[successor.MapName].Put(uint32(0), lbmap.Successor{YieldedNs: 1}); err != nil {
+				b.Fatal(err)
+			}
+		}
 	}
-	n.OnServiceAdd(dualService())
-	n.OnEndpointSliceAdd(slicesOf("web", server)[0])
-	n.sync(b)
-	for _, p := range []*lab.Pod{server, bareServer} {
+	for _, p := range []*lab.Pod{server, bareServer, yieldedServer} {
 		fd, err := listen(p, netip.AddrPortFrom(p.Addr4, targetPort), 0)
 		if err != nil {
 			b.Fatal(err)
@@ -57,6 +68,7 @@ func benchmarkConnect(b *testing.B, services int, network string) {
 		{"vip", client, netip.AddrPortFrom(vip4, 80)},
 		{"direct", client, netip.AddrPortFrom(server.Addr4, targetPort)},
 		{"bare", bareClient, netip.AddrPortFrom(bareServer.Addr4, targetPort)},
+		{"yielded", yieldedClient, netip.AddrPortFrom(yieldedServer.Addr4, targetPort)},
 	}
 	const slice = 500 // connections per measurement of CPU time
 	costs := make([][]time.Duration, len(ways))
@@ -90,8 +102,10 @@ func benchmarkConnect(b *testing.B, services int, network string) {
 	b.ReportMetric(cost(0), "vip-µs")
 	b.ReportMetric(cost(1), "direct-µs")
 	b.ReportMetric(cost(2), "bare-µs")
+	b.ReportMetric(cost(3), "yielded-µs")
 	b.ReportMetric(ratio(0, 1), "vip/direct")
 	b.ReportMetric(ratio(0, 2), "vip/bare")
+	b.ReportMetric(ratio(3, 2), "yielded/bare")
 	b.ReportMetric(0, "ns/op")
 }
 

@@ -16,13 +16,15 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/datapath"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
 // BenchmarkPacket measures the time of a program for one packet, on a node with 50,000 frontends
-// and as many established flows, half of them to other nodes.
+// and as many established flows, half of them to other nodes; in the end also where these leave new
+// connections to another kube-proxy.
 //
 // The kernel's test run repeats a program with the same packet. So a small program runs first: it
 // rewrites the packet to that of a random flow, and tail-calls the measured program. The time of
@@ -59,12 +61,13 @@ func BenchmarkPacket(b *testing.B) {
 	for _, r := range requests[0] {
 		unserved = append(unserved, datapath.Tuple{Src: r.Dst, Dst: r.Src})
 	}
-	for _, c := range []struct {
+	type packets struct {
 		name  string
 		Hook  datapath.Hook
 		flags packet.Flags
 		of    []datapath.Tuple
-	}{
+	}
+	for _, c := range []packets{
 		{"no-service/flows=1", in, packet.ACK, unserved[:1]},
 		{"no-service", in, packet.ACK, unserved},
 		{"established/flows=1", in, packet.ACK, requests[0][:1]},
@@ -76,6 +79,15 @@ func BenchmarkPacket(b *testing.B) {
 		// More flows than the ring has slots evict each other, as in a flood.
 		{"new", in, packet.SYN, fresh(frontends[0])},
 		{"new/remote", in, packet.SYN, fresh(frontends[1])},
+	} {
+		b.Run(c.name, func(b *testing.B) { p.measure(b, p.programs[c.Hook], c.flags, c.of) })
+	}
+	if err := p.maps[successor.MapName].Put(uint32(0), lbmap.Successor{YieldedNs: 1}); err != nil {
+		b.Fatal(err)
+	}
+	for _, c := range []packets{
+		{"yielded/no-service", in, packet.ACK, unserved},
+		{"yielded/new", in, packet.SYN, fresh(frontends[0])},
 	} {
 		b.Run(c.name, func(b *testing.B) { p.measure(b, p.programs[c.Hook], c.flags, c.of) })
 	}
