@@ -130,9 +130,8 @@ func (f *Finder) Holder(ctx context.Context, port uint16) string {
 
 // listeners are the sockets of other processes at the ports, IPv4 first.
 func (f *Finder) listeners(ctx context.Context) (list []sockdiag.Socket, err error) {
-	own := socketsOf("/proc/self")
 	_, _, err = sockdiag.Dump(ctx, sockdiag.Filter{Protocol: unix.IPPROTO_TCP, States: 1 << sockdiag.Listen}, func(s sockdiag.Socket) bool {
-		if slices.Contains(f.Ports, s.Local.Port()) && !own[s.Inode] {
+		if slices.Contains(f.Ports, s.Local.Port()) {
 			list = append(list, s)
 		}
 		return false
@@ -140,7 +139,9 @@ func (f *Finder) listeners(ctx context.Context) (list []sockdiag.Socket, err err
 	if err != nil {
 		return nil, fmt.Errorf("find listening sockets: %w", err)
 	}
-	return list, nil
+	// Read afterwards: this process may have begun to listen just before.
+	own := socketsOf("/proc/self")
+	return slices.DeleteFunc(list, func(s sockdiag.Socket) bool { return own[s.Inode] }), nil
 }
 
 // socketsOf are the inodes of a process's sockets.

@@ -118,6 +118,30 @@ func TestFindsOthersOnly(t *testing.T) {
 	}
 }
 
+// A server of this process is not another proxy either if it begins meanwhile.
+func TestFindsNoBeginning(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := l.Addr().String()
+	f := Finder{Ports: []uint16{netip.MustParseAddrPort(at).Port()}}
+	for range 1000 {
+		_ = l.Close()
+		begun := make(chan error)
+		go func() {
+			var err error
+			l, err = net.Listen("tcp", at)
+			begun <- err
+		}()
+		found, err := f.listeners(t.Context())
+		if begun := <-begun; begun != nil || err != nil || len(found) > 0 {
+			t.Fatalf("found %v, %v; listen: %v", found, err, begun)
+		}
+	}
+	_ = l.Close()
+}
+
 // Another process of this proxy is not another kube-proxy, even if its health server is seen; one
 // beside it is.
 func TestFindOwn(t *testing.T) {
