@@ -186,6 +186,7 @@ var quoted = []struct{ page, text string }{
 	{"docs/semantics.md", "Unguarded"},
 	{"docs/ebpf.md", "tdm_connect4"},
 	{"docs/processes.md", "KUBE-PROXY-DRAIN"},
+	{"docs/processes.md", "KUBE-IPVS-DRAIN"},
 	{"docs/troubleshooting.md", "FailedToStartMetricServer"},
 	{"docs/troubleshooting.md", "FailedToStartProxierHealthcheck"},
 	{"docs/troubleshooting.md", "VirtualServerRefused"},

@@ -24,25 +24,65 @@ func Cleanup(ctx context.Context, tools Tools, keepEstablished bool) error {
 		if tools.Usable(ctx, family) != nil {
 			continue // nothing can exist
 		}
-		if err := cleanupFamily(ctx, tools, family, keepEstablished, isOurs); err != nil {
+		mine := func(chain string) bool { return isOurs(chain) || chain == ipvsDrainChain && !keepEstablished }
+		if err := cleanupFamily(ctx, tools, family, keepEstablished, mine); err != nil {
 			errs = append(errs, fmt.Errorf("remove %s rules: %w", family, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// CleanupIPVS removes the chains that only mode ipvs has, and the jumps to them.
-func CleanupIPVS(ctx context.Context, tools Tools) error {
+// CleanupIPVS removes the chains that only mode ipvs has, and the jumps to them. With draining, what
+// MasqueradeIPVS wrote stays.
+func CleanupIPVS(ctx context.Context, tools Tools, draining bool) error {
 	var errs []error
+	mine := func(chain string) bool { return slices.Contains(ofIPVS, chain) || chain == ipvsDrainChain && !draining }
 	for family := range proxier.Families {
 		if tools.Usable(ctx, family) != nil {
 			continue
 		}
-		if err := cleanupFamily(ctx, tools, family, false, func(chain string) bool { return slices.Contains(ofIPVS, chain) }); err != nil {
+		if err := cleanupFamily(ctx, tools, family, false, mine); err != nil {
 			errs = append(errs, fmt.Errorf("remove %s rules of mode ipvs: %w", family, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// MasqueradeIPVS makes rules that replace virtual servers masquerade connections of this host to
+// the addresses and ports in these sets. While an address is on kube-ipvs0, it is also the source
+// that the kernel chooses for connections to it, and endpoints cannot reply to that. CleanupIPVS
+// ends it.
+func MasqueradeIPVS(ctx context.Context, opts *Options, sets [proxier.Families]string) error {
+	var errs []error
+	for family, set := range sets {
+		family := proxier.Family(family)
+		if set == "" || opts.Tools.Usable(ctx, family) != nil {
+			continue
+		}
+		if err := masqueradeIPVS(ctx, opts, family, set); err != nil {
+			errs = append(errs, fmt.Errorf("masquerade %s connections of this host: %w", family, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func masqueradeIPVS(ctx context.Context, opts *Options, family proxier.Family, set string) error {
+	cleaning.Lock()
+	defer cleaning.Unlock()
+	// Before the table nat in any case, whose rules end with the first that translates.
+	const name, jump = "mangle", "-j " + ipvsDrainChain
+	table, err := opts.Tools.Save(ctx, family, name)
+	if err != nil {
+		return err
+	}
+	t := newText()
+	part := t.table(name)
+	mark := fmt.Sprintf("%#x/%#[1]x", opts.mark())
+	part.write(ipvsDrainChain, []string{"-m conntrack --ctstate NEW -m set --match-set " + set + " src,dst -j MARK --set-xmark " + mark})
+	if output := table.Chain("OUTPUT"); output == nil || !slices.Contains(output.Rules, jump) {
+		part.insert("OUTPUT", jump)
+	}
+	return opts.Tools.Restore(ctx, family, t.bytes())
 }
 
 // asksConntrack is the rule of drainChain.

@@ -30,6 +30,9 @@ const (
 	externalNodePortsChain = "KUBE-REFUSED-PORTS"
 	// drainChain stays after Cleanup while established connections need it.
 	drainChain = "KUBE-PROXY-DRAIN"
+	// ipvsDrainChain is there while virtual servers of mode ipvs are drained. It is not part
+	// of what a datapath keeps right.
+	ipvsDrainChain = "KUBE-IPVS-DRAIN"
 )
 
 // Chains of one service port begin with these.

@@ -5,10 +5,13 @@ package ipvs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"github.com/tandem-proxy/tandem/proxier"
 )
 
 // drainInterval is how often it is seen whether connections have ended.
@@ -17,12 +20,12 @@ const drainInterval = 10 * time.Second
 // forever is a deadline that does not come.
 const forever = time.Duration(math.MaxInt64)
 
-// Drain removes the kernel state, except rules, that processes of this mode (ours and upstream's)
-// left in the network namespace of the calling thread. Another mode must serve already. Virtual
-// servers with connections or UDP flows get no new ones, and are removed, with their addresses
-// of kube-ipvs0, when the last one has ended. Flows whose endpoint is removed in the meantime end
-// when their conntrack entries expire, as IPVS does not decide about them any more. Drain returns
-// when nothing is left, or ctx is done.
+// Drain removes the virtual servers that processes of this mode (ours and upstream's) left in the
+// network namespace of the calling thread, when nothing needs them any more. Another mode must serve
+// already. Those with connections or UDP flows get no new ones, and are removed, with their
+// addresses of kube-ipvs0, when the last one has ended. Flows whose endpoint is removed in the
+// meantime end when their conntrack entries expire, as IPVS does not decide about them any more.
+// Drain returns when Cleanup ends no connection, or ctx is done.
 func Drain(ctx context.Context, opts Options) error {
 	opts.Drain = forever
 	if opts.Clock == nil {
@@ -49,10 +52,10 @@ func Drain(ctx context.Context, opts Options) error {
 	}
 }
 
-// drain removes what no connection needs, and says whether that was everything.
+// drain removes what no connection needs, and says whether nothing is needed.
 func (r *leftovers) drain(s *servers) (drained bool, err error) {
 	if r.servers == nil {
-		return true, r.remove()
+		return true, nil
 	}
 	if err := s.read(); err != nil {
 		return false, err
@@ -61,9 +64,6 @@ func (r *leftovers) drain(s *servers) (drained bool, err error) {
 		return false, err
 	}
 	needed := s.draining()
-	if len(needed) == 0 {
-		return true, r.remove()
-	}
 	addrs, err := r.addrs()
 	if err != nil {
 		return false, err
@@ -74,7 +74,23 @@ func (r *leftovers) drain(s *servers) (drained bool, err error) {
 			errs = append(errs, r.device.Delete(a))
 		}
 	}
-	return false, errors.Join(errs...)
+	return len(needed) == 0, errors.Join(errs...)
+}
+
+// ClusterIPSets returns the names of the sets of ClusterIPs and their ports in the network namespace
+// of the calling thread; empty for families without one.
+func ClusterIPSets() (names [proxier.Families]string, err error) {
+	for f := range proxier.Families {
+		of := set{clusterIP, f}
+		there, err := of.exists()
+		if err != nil {
+			return names, fmt.Errorf("find ipset %s: %w", of, err)
+		}
+		if there {
+			names[f] = of.String()
+		}
+	}
+	return names, nil
 }
 
 // leftServers are the virtual servers that this mode left.

@@ -66,6 +66,19 @@ func (s *ipsets) List() (all []member, err error) {
 	return all, nil
 }
 
+// exists asks the network namespace of the calling thread.
+func (of set) exists() (bool, error) {
+	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_IPSET<<8|nl.IPSET_CMD_HEADER, unix.NLM_F_REQUEST)
+	request.AddData(&nl.Nfgenmsg{NfgenFamily: uint8(addressFamilies[of.family]), Version: nl.NFNETLINK_V0})
+	request.AddData(nl.NewRtAttr(nl.IPSET_ATTR_PROTOCOL, nl.Uint8Attr(nl.IPSET_PROTOCOL)))
+	request.AddData(nl.NewRtAttr(nl.IPSET_ATTR_SETNAME, nl.ZeroTerminated(of.String())))
+	_, err := request.Execute(unix.NETLINK_NETFILTER, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 func (s *ipsets) list(of set) ([]member, error) {
 	found, err := s.nl.IpsetList(of.String())
 	if err != nil {

@@ -22,6 +22,8 @@ type leftovers struct {
 	sets   *ipsets
 	// servers are nil where the module is not loaded.
 	servers *kernelServers
+	// nodePorts are read once: no process changes them any more.
+	nodePorts map[member]struct{}
 }
 
 // loaded is there when the module is. To ask in any other way would load it.
@@ -77,24 +79,35 @@ func (r *leftovers) list() (map[serverKey]server, error) {
 	for _, a := range addrs {
 		ours[a] = struct{}{}
 	}
+	if err := r.readNodePorts(); err != nil {
+		return nil, err
+	}
+	for k := range list {
+		if r.opts.excludes(k.Addr.Addr()) || !has(ours, k.Addr.Addr()) && !has(r.nodePorts, memberOf(nodePortSets[k.Protocol][0], k.Addr, k.Protocol)) {
+			delete(list, k)
+		}
+	}
+	return list, nil
+}
+
+func (r *leftovers) readNodePorts() error {
+	if r.nodePorts != nil {
+		return nil
+	}
 	ports := map[member]struct{}{}
 	for f := range proxier.Families {
 		for _, names := range nodePortSets {
 			members, err := r.sets.list(set{names[0], f})
 			if err != nil && !errors.Is(err, unix.ENOENT) {
-				return nil, err
+				return err
 			}
 			for _, m := range members {
 				ports[m] = struct{}{}
 			}
 		}
 	}
-	for k := range list {
-		if r.opts.excludes(k.Addr.Addr()) || !has(ours, k.Addr.Addr()) && !has(ports, memberOf(nodePortSets[k.Protocol][0], k.Addr, k.Protocol)) {
-			delete(list, k)
-		}
-	}
-	return list, nil
+	r.nodePorts = ports
+	return nil
 }
 
 // remove removes them all. Connections through virtual servers end.

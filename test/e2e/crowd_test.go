@@ -77,7 +77,7 @@ func (c *crowd) more(t testing.TB) {
 		from[i] = m.turns()
 	}
 	for i, m := range c.members {
-		m.Await(t, 10*patience, "answers on every connection", func() error {
+		m.Await(t, 2*patience, "answers on every connection", func() error {
 			if n := m.turns() - from[i]; n < 2 { // the first may have begun before
 				return fmt.Errorf("%d turns", n)
 			}

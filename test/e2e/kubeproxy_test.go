@@ -73,7 +73,7 @@ func (p *process) serves(t testing.TB) {
 	p.await(t, "the uplinks", p.Says(`"Serving clients outside the node`))
 }
 
-const patience = 30 * time.Second
+var patience = 30 * time.Second * lab.Slower()
 
 func await(t testing.TB, what string, condition func() error) {
 	t.Helper()

@@ -338,7 +338,7 @@ func TestIPVS(t *testing.T) {
 	long := s.open()
 	w := lab.NewLoad(t)
 	defer w.End()
-	s.ask(w, slowly)
+	s.everybody(func(from *lab.Sandbox, ways map[string]netip.AddrPort) { w.Use(from, ways, slowly) })
 	before := ""
 	for _, mode := range []string{"ipvs", "iptables", "ipvs", "ebpf", "ipvs", "ipvs"} {
 		if mode == "ebpf" && !kernel.HasPrograms() {

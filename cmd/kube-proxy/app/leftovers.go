@@ -43,6 +43,22 @@ func leftoversOf(m mode, h *host, p *parts) *leftovers {
 	return l
 }
 
+// replacer is a leftover that something has to stand in for before the first sync of another mode.
+type replacer interface {
+	replace(context.Context) error
+}
+
+// replace does so. What fails costs those clients alone, so it is logged.
+func (l *leftovers) replace(ctx context.Context) {
+	for _, each := range l.list {
+		if r, ok := each.(replacer); ok {
+			if err := r.replace(ctx); err != nil {
+				klog.FromContext(ctx).Error(err, "Cannot prepare to replace another mode; some new connections of this host may fail until it is cleaned up", "what", each.what())
+			}
+		}
+	}
+}
+
 // Queued implements proxier.Observer.
 func (l *leftovers) Queued(time.Time) {}
 

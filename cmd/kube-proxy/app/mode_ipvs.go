@@ -108,18 +108,44 @@ func ipvsOptions(c *config.Config) ipvs.Options {
 
 func (*ipvsMode) what() string { return "virtual servers of mode ipvs" }
 
-func (m *ipvsMode) retire(ctx context.Context, _ *parts) error { return m.remove(ctx, ipvs.Drain) }
-func (m *ipvsMode) cleanup(ctx context.Context) error          { return m.remove(ctx, ipvs.Cleanup) }
+// replace makes rules masquerade connections of this host to ClusterIPs that virtual servers have,
+// before there are such rules.
+func (m *ipvsMode) replace(ctx context.Context) error {
+	if present, err := ipvs.Present(); !present || err != nil {
+		return err
+	}
+	sets, err := ipvs.ClusterIPSets()
+	if err != nil {
+		return err
+	}
+	rules, err := ruleOptions(ctx, m.host, &parts{})
+	if err != nil {
+		return err
+	}
+	return iptables.MasqueradeIPVS(ctx, &rules, sets)
+}
 
-// remove removes the rules of mode ipvs first, since sets that a rule uses cannot be removed,
-// and then the rest.
-func (m *ipvsMode) remove(ctx context.Context, rest func(context.Context, ipvs.Options) error) error {
+// retire removes the rules of mode ipvs first: those of the new mode are in force.
+func (m *ipvsMode) retire(ctx context.Context, _ *parts) error {
 	present, err := ipvs.Present()
 	if !present || err != nil {
 		return err
 	}
-	errs := eachXtables(func(tools *xtables.Tools) error { return iptables.CleanupIPVS(ctx, tools) })
-	if err := errors.Join(append(errs, rest(ctx, ipvsOptions(m.config)))...); err != nil {
+	errs := eachXtables(func(tools *xtables.Tools) error { return iptables.CleanupIPVS(ctx, tools, true) })
+	if err := errors.Join(append(errs, ipvs.Drain(ctx, ipvsOptions(m.config)))...); err != nil {
+		return err
+	}
+	return m.cleanup(ctx)
+}
+
+// cleanup removes the rules of mode ipvs first, since sets that a rule uses cannot be removed.
+func (m *ipvsMode) cleanup(ctx context.Context) error {
+	present, err := ipvs.Present()
+	if !present || err != nil {
+		return err
+	}
+	errs := eachXtables(func(tools *xtables.Tools) error { return iptables.CleanupIPVS(ctx, tools, false) })
+	if err := errors.Join(append(errs, ipvs.Cleanup(ctx, ipvsOptions(m.config)))...); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("Removed the virtual servers, sets and addresses of mode ipvs")

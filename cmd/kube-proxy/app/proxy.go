@@ -202,6 +202,7 @@ func (p *proxy) program(ctx context.Context) error {
 
 	p.facts.start(ctx)
 	left := leftoversOf(p.mode, p.host, parts)
+	left.replace(ctx)
 	px, err := proxier.New(proxier.Options{
 		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(open.tier()), Reporter: p.problems,
 		Facts: p.facts.known, Policy: p.facts.settings.Policy, NodeFacts: p.facts.fromNode,
