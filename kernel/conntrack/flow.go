@@ -32,6 +32,8 @@ type Flow struct {
 	// Seen is the destination of the reply direction: the Source, or the address that
 	// masquerading (SNAT) shows the backend instead.
 	Seen netip.AddrPort
+	// Answered says that there was a reply.
+	Answered bool
 }
 
 // Translated reports whether the destination was translated (DNAT).

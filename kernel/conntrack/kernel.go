@@ -30,6 +30,21 @@ var _ Table = Kernel{}
 
 // Flows implements Table.
 func (Kernel) Flows(ctx context.Context, family inet.Family) iter.Seq2[Flow, error] {
+	return list(ctx, family, listRequest(family, inet.UDP, false, 1))
+}
+
+// Opening lists the TCP connections of a family that were not answered, as Flows does.
+func (Kernel) Opening(ctx context.Context, family inet.Family) iter.Seq2[Flow, error] {
+	return func(yield func(Flow, error) bool) {
+		for f, err := range list(ctx, family, listRequest(family, inet.TCP, true, 1)) {
+			if (err != nil || f.Protocol == inet.TCP && !f.Answered) && !yield(f, err) {
+				return
+			}
+		}
+	}
+}
+
+func list(ctx context.Context, family inet.Family, request []byte) iter.Seq2[Flow, error] {
 	return func(yield func(Flow, error) bool) {
 		c, err := open()
 		if err != nil {
@@ -38,7 +53,7 @@ func (Kernel) Flows(ctx context.Context, family inet.Family) iter.Seq2[Flow, err
 		}
 		defer c.Close()
 		interrupted, stopped := false, false
-		if err = c.Send(listRequest(family, 1)); err == nil {
+		if err = c.Send(request); err == nil {
 			err = c.Receive(ctx, func(m netlink.Message) (done bool, err error) {
 				interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
 				switch m.Kind {

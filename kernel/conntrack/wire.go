@@ -27,10 +27,13 @@ const (
 
 	attrID        = 12 // CTA_ID
 	attrZone      = 18 // CTA_ZONE
+	attrStatus    = 3  // CTA_STATUS
 	attrFilter    = 25 // CTA_FILTER
+	attrMask      = 26 // CTA_STATUS_MASK
 	attrTupleZone = 3  // CTA_TUPLE_ZONE
 	attrOrigFlags = 1  // CTA_FILTER_ORIG_FLAGS
 	filterProto   = 8  // CTA_FILTER_F_CTA_PROTO_NUM
+	seenReply     = 2  // IPS_SEEN_REPLY
 
 	genericLen = 4 // struct nfgenmsg
 )
@@ -48,18 +51,22 @@ func begin(b []byte, kind, flags uint16, seq uint32, family inet.Family) []byte 
 	return append(netlink.Begin(b, kind, flags, seq), addressFamily(family), nl.NFNETLINK_V0, 0, 0)
 }
 
-// listRequest requests all UDP entries of a family. Kernels before 5.8 ignore the
-// filter and list all protocols.
-func listRequest(family inet.Family, seq uint32) []byte {
+// listRequest requests all entries of a family and protocol, or only those without a reply.
+// Kernels before 5.8 ignore the protocol, those before 5.16 whether there was a reply.
+func listRequest(family inet.Family, protocol inet.Protocol, unanswered bool, seq uint32) []byte {
 	b := begin(nil, msgGet, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, seq, family)
 	b = netlink.Nest(b, nl.CTA_TUPLE_ORIG, func(b []byte) []byte {
 		return netlink.Nest(b, nl.CTA_TUPLE_PROTO, func(b []byte) []byte {
-			return netlink.Attr(b, nl.CTA_PROTO_NUM, []byte{uint8(inet.UDP)})
+			return netlink.Attr(b, nl.CTA_PROTO_NUM, []byte{uint8(protocol)})
 		})
 	})
 	b = netlink.Nest(b, attrFilter, func(b []byte) []byte {
 		return netlink.Attr(b, attrOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProto))
 	})
+	if unanswered {
+		b = netlink.Attr(b, attrStatus, binary.BigEndian.AppendUint32(nil, 0))
+		b = netlink.Attr(b, attrMask, binary.BigEndian.AppendUint32(nil, seenReply))
+	}
 	return netlink.End(b, 0)
 }
 
@@ -126,6 +133,11 @@ func parseFlow(b []byte) (Flow, error) {
 			f.ID = binary.BigEndian.Uint32(v)
 		case attrZone:
 			f.Zone, err = parseUint16(v)
+		case attrStatus:
+			if len(v) < 4 {
+				return errShort
+			}
+			f.Answered = binary.BigEndian.Uint32(v)&seenReply != 0
 		}
 		return err
 	})

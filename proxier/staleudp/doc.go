@@ -13,5 +13,7 @@
 //
 // Only UDP entries of zone 0 are looked at, and of those only the ones to a frontend that a
 // decision has, or had. TCP and SCTP entries stay, so that those connections can close
-// gracefully.
+// gracefully. The exception are TCP connections to a frontend that began before there was a proxy,
+// as after a cleanup: they were not translated, and not answered. They are deleted once, at the
+// start.
 package staleudp

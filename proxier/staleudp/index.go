@@ -23,6 +23,10 @@ type index struct {
 	// backend beside those there are is no reason: it makes no entry wrong.
 	dirty [proxier.Families]bool
 
+	// opening are the TCP frontends of the first full update that have endpoints, until the
+	// family is clean.
+	opening [proxier.Families]map[netip.AddrPort]struct{}
+
 	rules proxier.NodeRules
 	// whole says that every service port there is has been seen.
 	whole bool
@@ -125,6 +129,43 @@ func (x *index) retire(frontend netip.AddrPort) {
 func (x *index) clean(family proxier.Family) {
 	x.dirty[family] = false
 	clear(x.gone[family])
+	x.opening[family] = nil
+}
+
+// open records the TCP frontends that are served now, and were perhaps not before.
+func (x *index) open(u *proxier.Update) {
+	for f := range x.opening {
+		x.opening[f] = map[netip.AddrPort]struct{}{}
+	}
+	for _, c := range u.Changes {
+		if c.New == nil || c.New.Name.Protocol != proxier.TCP {
+			continue
+		}
+		for i := range c.New.Frontends {
+			f := &c.New.Frontends[i]
+			family := proxier.FamilyOf(f.Addr.Addr())
+			if f.Conflict == nil && serving(c.New, family) {
+				x.opening[family][f.Addr] = struct{}{}
+				x.dirty[family] = true
+			}
+		}
+	}
+}
+
+// tooEarly says whether an entry is of a TCP connection that was not translated because nothing
+// served its frontend yet. Its client repeats the SYN, or comes again from that port, and would not
+// be translated either.
+func (x *index) tooEarly(f *conntrack.Flow) bool {
+	if f.Zone != 0 || f.Translated() {
+		return false
+	}
+	to := f.Destination.Addr()
+	family := proxier.FamilyOf(to)
+	if _, ok := x.opening[family][f.Destination]; ok {
+		return true
+	}
+	_, ok := x.opening[family][netip.AddrPortFrom(unspecified[family], f.Destination.Port())]
+	return ok && x.local(to) && x.servesNodePorts(to)
 }
 
 // lost says whether a change of backends can make entries wrong: those of a backend

@@ -306,6 +306,41 @@ func TestNoBackendLeft(t *testing.T) {
 	})
 }
 
+// TestTooEarly: who called a Service while nothing served it is not locked out by the entry of that
+// call afterwards.
+func TestTooEarly(t *testing.T) {
+	eachFamily(t, func(t *testing.T, c *cluster) {
+		c.r = staleudp.New(staleudp.Options{Table: conntrack.Kernel{}, Opening: conntrack.Kernel{}.Opening})
+		service := makeDecision("service", proxier.TCP, "clusterip "+c.vip(1).String()+" backend "+netip.AddrPortFrom(c.addr(c.a.Sandbox), backendPort).String())
+		c.translate(map[netip.AddrPort]*lab.Pod{c.vip(9): c.a}) // conntrack is on
+		call := func(to netip.AddrPort, port uint16) error {
+			ctx, cancel := context.WithTimeout(bg, 200*time.Millisecond)
+			defer cancel()
+			conn, err := c.shell.DialFrom(ctx, "tcp", port, to)
+			if err == nil {
+				err = conn.Close()
+			}
+			return err
+		}
+		for port := uint16(4000); port < 4003; port++ {
+			if call(c.vip(1), port) == nil || call(c.vip(2), port) == nil {
+				t.Fatal("an address that nothing serves is answered")
+			}
+		}
+		c.translate(map[netip.AddrPort]*lab.Pod{c.vip(1): c.a, c.vip(9): c.a})
+		if call(c.vip(1), 4000) == nil {
+			t.Error("the entry of the first call does no harm, so nothing is tested")
+		}
+		open := c.dial("tcp", 4010, c.vip(1))
+		c.reconcile(3, service)
+		if err := call(c.vip(1), 4001); err != nil {
+			t.Errorf("after the start: %v", err)
+		}
+		c.answered(open, c.a)
+		c.reconcile(0, service)
+	})
+}
+
 // TestDeletedService: what goes to a Service that is deleted ends; while a process
 // runs, or before.
 func TestDeletedService(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"time"
 
@@ -22,6 +23,8 @@ const maxDumps = 5
 type Options struct {
 	// Table is the conntrack to keep right.
 	Table conntrack.Table
+	// Opening lists TCP connections that were not answered, as conntrack.Kernel does; optional.
+	Opening func(context.Context, proxier.Family) iter.Seq2[conntrack.Flow, error]
 	// Exclusive says that no other proxy translates ClusterIPs on this node. Entries
 	// of ClusterIPs that no Service has are then left over from the time before
 	// this process, and go. It must not be set beside a proxy that has Services
@@ -42,10 +45,11 @@ type Result struct {
 	Err     error
 }
 
-// Reconciler keeps the UDP entries of conntrack right. It is not for concurrent
-// use.
+// Reconciler keeps the UDP entries of conntrack right, and at the start those of TCP connections
+// that began too early. It is not for concurrent use.
 type Reconciler struct {
 	table     conntrack.Table
+	opening   func(context.Context, proxier.Family) iter.Seq2[conntrack.Flow, error]
 	exclusive bool
 	observer  func(Result)
 	ended     func([]conntrack.Flow)
@@ -54,7 +58,7 @@ type Reconciler struct {
 
 // New makes a Reconciler that knows no frontends.
 func New(opts Options) *Reconciler {
-	r := &Reconciler{table: opts.Table, exclusive: opts.Exclusive, observer: opts.Observer, ended: opts.Ended, index: newIndex()}
+	r := &Reconciler{table: opts.Table, opening: opts.Opening, exclusive: opts.Exclusive, observer: opts.Observer, ended: opts.Ended, index: newIndex()}
 	if r.observer == nil {
 		r.observer = func(Result) {}
 	}
@@ -69,11 +73,17 @@ func New(opts Options) *Reconciler {
 func (r *Reconciler) Observe(u *proxier.Update) {
 	first := u.Full && !r.index.whole
 	r.index.observe(u)
-	if first && r.exclusive {
-		// Of what ended before this process there is no other trace.
-		for f := range r.index.dirty {
+	if !first {
+		return
+	}
+	for f := range r.index.dirty {
+		if r.exclusive {
+			// Of what ended before this process there is no other trace.
 			r.index.dirty[f] = true
 		}
+	}
+	if r.opening != nil {
+		r.index.open(u)
 	}
 }
 
@@ -124,6 +134,15 @@ func (r *Reconciler) reconcile(ctx context.Context, family proxier.Family) (dele
 	if err != nil && !errors.Is(err, conntrack.ErrInterrupted) {
 		return 0, fmt.Errorf("list: %w", err)
 	}
+	ended := len(stale)
+	if len(r.index.opening[family]) > 0 && !errors.Is(err, conntrack.ErrInterrupted) {
+		// Once, and a few that are not seen end by themselves: no second attempt.
+		for f, err := range r.opening(ctx, family) {
+			if err == nil && r.index.tooEarly(&f) {
+				stale = append(stale, f)
+			}
+		}
+	}
 	if len(stale) > 0 {
 		if logger := klog.FromContext(ctx).V(4); logger.Enabled() {
 			for _, f := range stale {
@@ -135,7 +154,9 @@ func (r *Reconciler) reconcile(ctx context.Context, family proxier.Family) (dele
 			err = errors.Join(err, fmt.Errorf("delete: %w", derr))
 		}
 		// Also of those that could not be deleted: they lead nowhere all the same.
-		r.ended(stale)
+		if ended > 0 {
+			r.ended(stale[:ended])
+		}
 	}
 	return deleted, err
 }

@@ -107,7 +107,7 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	}
 	uplinks := devices.Options{Names: o.Config.Tandem.EBPF.Devices}
 	p.facts.uplinks, p.facts.origins = devices.New(uplinks), devices.New(uplinks)
-	p.flows = staleudp.New(staleudp.Options{Table: conntrack.Kernel{}, Exclusive: true, Observer: p.metrics.Reconciled, Ended: p.flowsEnded})
+	p.flows = staleudp.New(staleudp.Options{Table: conntrack.Kernel{}, Opening: conntrack.Kernel{}.Opening, Exclusive: true, Observer: p.metrics.Reconciled, Ended: p.flowsEnded})
 	return p, nil
 }
 
