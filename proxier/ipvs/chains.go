@@ -67,7 +67,8 @@ func (o *Options) constantRules(f proxier.Family, rules *proxier.NodeRules) Cons
 		filter = append(filter, in(name, "dst,dst")+" -j RETURN")
 	}
 	filter = append(filter, in(healthCheckNodePort, "dst")+" -j RETURN",
-		in(boundIPs, "dst")+" -j REJECT --reject-with "+reject)
+		// Upstream's jump to this chain, which may be there as well, is for all packets.
+		isNew+in(boundIPs, "dst")+" -j REJECT --reject-with "+reject)
 	ranges := []string{
 		in(loadBalancerSourceCIDR, "dst,dst,src") + " -j RETURN",
 		in(loadBalancerSourceIP, "dst,dst,src") + " -j RETURN",

@@ -89,10 +89,13 @@ func addressesOf(n *lab.Node) map[proxier.Kind][]netip.AddrPort {
 }
 
 // newSharedNode starts upstream's kube-proxy on a stage.
-func newSharedNode(t *testing.T, mode string, pods func(*stage) []*lab.Pod, opts ...lab.Options) *sharedNode {
+func newSharedNode(t *testing.T, mode string, pods func(*stage) []*lab.Pod) *sharedNode {
 	t.Helper()
 	kernel.NeedsPrograms(t)
-	s := &sharedNode{stage: newStage(t, opts...), theirsIn: mode}
+	s := &sharedNode{stage: newStage(t, lab.Options{PortsInTurn: mode == "ipvs"}), theirsIn: mode}
+	if mode == "ipvs" {
+		needsIPVS(t, s.node)
+	}
 	for _, prefix := range []string{"203.0.113.20/32", "2001:db8:203:113::20/128", vip4.Addr().String() + "/32", vip6.Addr().String() + "/128"} {
 		if err := s.lab.Announce(netip.MustParsePrefix(prefix), s.node); err != nil {
 			t.Fatal(err)
@@ -205,7 +208,7 @@ func (s *sharedNode) endOurs() {
 // different endpoints, so that the answer tells which one it was. Ours writes no rule and no
 // setting.
 func TestShares(t *testing.T) {
-	for _, mode := range []string{"iptables", "nftables"} {
+	for _, mode := range []string{"iptables", "nftables", "ipvs"} {
 		t.Run(mode, func(t *testing.T) {
 			var more [2]*lab.Pod
 			s := newSharedNode(t, mode, func(s *stage) []*lab.Pod {
@@ -245,9 +248,13 @@ func TestShares(t *testing.T) {
 // Changes of endpoints, and kills of either kube-proxy, under load from clients of all origins: no
 // connection fails, and established ones survive.
 func TestSharedUnderLoad(t *testing.T) {
-	for _, mode := range []string{"iptables", "nftables"} {
+	for _, mode := range []string{"iptables", "nftables", "ipvs"} {
 		for _, sh := range shares[:2] { // the presets
 			t.Run(mode+"/"+sh.name, func(t *testing.T) {
+				pace := gently
+				if mode == "ipvs" {
+					pace = slowly
+				}
 				var more *lab.Pod
 				s := newSharedNode(t, mode, func(s *stage) []*lab.Pod {
 					more = serve(t, s.node.Pod("here2"))
@@ -264,7 +271,7 @@ func TestSharedUnderLoad(t *testing.T) {
 								ways[fmt.Sprintf("%s%d to a %s from %s", network, 4+2*i, kind, proxier.Origin(o))] = to
 							}
 						}
-						w.Use(from, ways, gently)
+						w.Use(from, ways, pace)
 					}
 				}
 				long := append(openFlows(t, s.client.Sandbox, targets(), s.here, s.there), openFlows(t, s.far.Sandbox, outside(s.node), s.here, s.there)...)
