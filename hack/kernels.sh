@@ -13,7 +13,8 @@
 # Several kernels share the tests of packages that take long: each test runs under one of those
 # that can, and what asks most of a kernel under all. With each commit they are dealt anew; DEAL, a
 # number, says how. COMMITS spreads them over so many commits, each of which has its part of
-# them. With packages given, or FULL=1, all tests run under all kernels.
+# them. With packages given, or FULL=1, all tests run under all kernels, with the part of their plays
+# that TANDEM_PART says.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -111,6 +112,7 @@ machine() {
 	local kernel=$1 p=$2 out run part
 	out=$(mktemp -p "$scratch")
 	read -r run part <<<"$(hand "$kernel" "$p")"
+	part=${part:-${TANDEM_PART:+TANDEM_PART=$TANDEM_PART}}
 	cd "$root/${p#"$module"}"
 	"$test2json" -t -p "$p@$kernel" "$scratch/vmrun" -kernel "$kernel" "${options[@]}" ${part:+-env "$part"} -- \
 		"$scratch/${p//\//_}.test" -test.v=test2json -test.timeout="${TIMEOUT:-40m}" -test.skip="$simulated" $run ${TESTFLAGS:-} >"$out" || touch "$scratch/failed"

@@ -108,9 +108,16 @@ deploy() (cd test/deploy && GOWORK=off gotest -count=1 -timeout=10m ./...)
 kernels() {
 	"$scratch/vmrun" -kernel 6.1 -- true || return 0 # why not, the tests of test/vm say
 	local status=0 job jobs=()
-	# Beside upstream's kube-proxy the full stage plays, under this kernel.
-	local -x UPSTREAM_KUBE_PROXY= SLOTS=$scratch/slots
+	local -x SLOTS=$scratch/slots
 	mkdir "$SLOTS"
+	# IPVS of upstream's kube-proxy and of this one.
+	if [[ -n ${UPSTREAM_KUBE_PROXY:-} ]]; then
+		TANDEM_PART=$part KERNEL=6.12 TESTFLAGS='-test.short -test.run=^(TestTakeOver|TestRollBack|TestShadow)$/^ipvs|^TestTakeOver$/./^ipvs' \
+			hack/kernels.sh -json ./test/e2e ./cmd/tandemctl &
+		jobs+=($!)
+	fi
+	# Otherwise the full stage plays beside that one, under this kernel.
+	local -x UPSTREAM_KUBE_PROXY=
 	# What nothing else proves: IPVS and SCTP, with all rounds.
 	KERNEL=6.1 TESTFLAGS= hack/kernels.sh -json ./proxier/ipvs &
 	jobs+=($!)

@@ -135,7 +135,7 @@ func TestShadow(t *testing.T) {
 			testShadow(t, upstream.Options{Binary: upstream.BinaryT(t), Mode: mode})
 		})
 	}
-	// Machines with IPVS have no program of upstream.
+	// Where upstream's program is missing, as under most kernels with IPVS.
 	t.Run("tandem/ipvs", func(t *testing.T) {
 		needsIPVS(t)
 		testShadow(t, upstream.Options{Binary: os.Args[0], Mode: "ipvs", Env: []string{asProgram + "=kube-proxy"}})

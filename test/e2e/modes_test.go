@@ -316,18 +316,23 @@ func needsIPVS(t testing.TB, n *lab.Node) {
 	}
 }
 
+// keepsUDP has conntrack keep UDP flows with one request for longer than half a minute, which is too
+// short on an emulated machine.
+func (s *stage) keepsUDP() {
+	s.t.Helper()
+	if err := s.node.Do(func() error {
+		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", []byte("600"), 0)
+	}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // Changes to and from mode ipvs, and kills, under traffic: established connections survive, and
 // new connections succeed all the time. Leftovers of the previous mode are removed once unused.
 func TestIPVS(t *testing.T) {
 	s := newStage(t, lab.Options{PortsInTurn: true})
 	needsIPVS(t, s.node)
-	// UDP flows with one request expire after half a minute, which is too short here.
-	idle := func() error {
-		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", []byte("600"), 0)
-	}
-	if err := s.node.Do(idle); err != nil {
-		t.Fatal(err)
-	}
+	s.keepsUDP()
 	s.start("--proxy-mode=iptables")
 	defer func() {
 		s.end()
