@@ -303,7 +303,7 @@ func (a *fakeAPI) waitForRequest() {
 	select {
 	case <-asked:
 	case <-time.After(deadline):
-		a.t.Fatal("waited in vain for a request")
+		a.t.Fatal("timed out waiting for a request")
 	}
 }
 
@@ -321,7 +321,7 @@ func (a *fakeAPI) waitForRequests(n int, match func(request) bool) {
 		select {
 		case <-asked:
 		case <-timeout:
-			a.t.Fatalf("waited in vain for %d requests", n)
+			a.t.Fatalf("timed out waiting for %d requests", n)
 		}
 	}
 }
@@ -360,7 +360,7 @@ func (r *recorder) wait(t testing.TB, what string, cond func([]string) bool) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			t.Fatalf("waited in vain for %s; recorded:\n%s", what, strings.Join(lines, "\n"))
+			t.Fatalf("timed out waiting for %s; recorded:\n%s", what, strings.Join(lines, "\n"))
 		}
 	}
 }

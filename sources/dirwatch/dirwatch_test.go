@@ -52,7 +52,7 @@ func told(t *testing.T, w *Watcher) string {
 	defer cancel()
 	change, ok := w.Next(ctx, time.Time{})
 	if !ok {
-		t.Fatal("waited in vain for a change")
+		t.Fatal("timed out waiting for a change")
 	}
 	return strings.Join(slices.Sorted(maps.Keys(change.Names)), " ")
 }

@@ -68,7 +68,7 @@ func (r *recorder) waitFor(t testing.TB, line string) {
 		select {
 		case <-changed:
 		case <-timeout:
-			t.Fatalf("waited in vain for %q; recorded:\n%s", line, strings.Join(lines, "\n"))
+			t.Fatalf("timed out waiting for %q; recorded:\n%s", line, strings.Join(lines, "\n"))
 		}
 	}
 }

@@ -183,7 +183,7 @@ func stepUntil(t *testing.T, clock *clocktesting.FakeClock, d time.Duration, rec
 		case <-time.After(time.Millisecond):
 		}
 	}
-	t.Fatalf("waited in vain for %q", line)
+	t.Fatalf("timed out waiting for %q", line)
 }
 
 func TestLoad(t *testing.T) {

@@ -111,7 +111,7 @@ func (n *node) becomes(want string) {
 				return
 			}
 		case <-timeout:
-			n.t.Fatalf("waited in vain for %q, told was %q", want, last)
+			n.t.Fatalf("timed out waiting for %q, told was %q", want, last)
 		}
 	}
 }

@@ -77,7 +77,7 @@ func (f *reloading) expect(want string) {
 			f.t.Errorf("got %q, want %q in it", got, want)
 		}
 	case <-time.After(20 * time.Second):
-		f.t.Fatalf("waited in vain for %q", want)
+		f.t.Fatalf("timed out waiting for %q", want)
 	}
 }
 

@@ -43,8 +43,7 @@ func NewSNATPool(nodePorts, ephemeral PortRange) SNATPool {
 	var spare []PortRange
 	if !ephemeral.none() {
 		usual = without(all, ephemeral)
-		spare = without([]PortRange{ephemeral}, nodePorts)
-		spare = slices.DeleteFunc(spare, func(r PortRange) bool { return r.First < 1024 })
+		spare = without(without([]PortRange{ephemeral}, nodePorts), PortRange{1, 1023})
 	}
 	if len(usual) == 0 {
 		usual, spare = spare, nil

@@ -19,6 +19,7 @@ func TestSNATPool(t *testing.T) {
 		{"defaults", nodePorts, PortRange{32768, 60999}, []PortRange{{1024, 29999}, {61000, 65535}, {32768, 60999}}, 28976 + 4536},
 		{"ephemeral ports around NodePorts", nodePorts, PortRange{20000, 40000}, []PortRange{{1024, 19999}, {40001, 65535}, {20000, 29999}, {32768, 40000}}, 18976 + 25535},
 		{"all ports are ephemeral", nodePorts, PortRange{1024, 65535}, []PortRange{{1024, 29999}, {32768, 65535}}, 28976 + 32768},
+		{"privileged ports are ephemeral", nodePorts, PortRange{512, 2047}, []PortRange{{2048, 29999}, {32768, 65535}, {1024, 2047}}, 27952 + 32768},
 		{"neither is known", PortRange{}, PortRange{}, []PortRange{{1024, 65535}}, 64512},
 	} {
 		t.Run(test.name, func(t *testing.T) {
