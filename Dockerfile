@@ -19,7 +19,7 @@ RUN export GOOS=linux GOARCH=$TARGETARCH && \
 
 FROM --platform=$BUILDPLATFORM docker.io/library/debian:$DEBIAN-slim AS tools
 ARG TARGETARCH DEBIAN SOURCE_DATE_EPOCH
-COPY deploy/image/rootfs.sh /
+COPY deploy/image/debs.sh deploy/image/rootfs.sh /
 RUN DEBIAN_SUITE=$DEBIAN /rootfs.sh /root-of-image "$TARGETARCH"
 
 FROM scratch

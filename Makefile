@@ -64,7 +64,7 @@ test: build ## Test everything once, with real traffic on this kernel: before a 
 	hack/test.sh check namespaces demo
 
 .PHONY: test-all
-test-all: test test-rest ## Test everything there is, under other kernels as well (root; 1 hour)
+test-all: test test-rest test-kubeadm ## Test everything there is, under other kernels as well (root; 1 hour)
 
 .PHONY: test-rest
 test-rest: ## What test-all has beyond test: all rounds, race detector, kernels, control plane (50 min)
@@ -73,6 +73,10 @@ test-rest: ## What test-all has beyond test: all rounds, race detector, kernels,
 .PHONY: test-cluster
 test-cluster: ## Run the proxy as kubeadm does, with a real control plane (5 min; built first: 10 min more)
 	hack/test.sh cluster
+
+.PHONY: test-kubeadm
+test-kubeadm: ## Follow docs/install.md on a real kubeadm cluster (root; 10 min; built first: 3 min more)
+	hack/test.sh kubeadm
 
 .PHONY: test-kernels
 test-kernels: ## Test under other kernels (30 min; KERNEL='5.10 6.1 6.12 newest'; FULL=1 takes hours)

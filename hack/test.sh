@@ -11,6 +11,7 @@
 #	deploy      the chart and the manifests, a module of its own
 #	kernels     what needs root, under other kernels
 #	cluster     with a real control plane, a module of its own
+#	kubeadm     the commands of docs/install.md on a kubeadm cluster, a module of its own
 #
 # Runs the stages, shows how far they are, and summarises. check and namespaces are the short
 # ones: one scenario for each statement, and a tenth of the rounds of what is random. TESTFLAGS
@@ -33,7 +34,7 @@ fi
 if [[ $root ]]; then
 	# As root, everything must be available: missing tools are failures.
 	export TANDEM_REQUIRE_PRIVILEGED=${TANDEM_REQUIRE_PRIVILEGED:-1}
-elif has namespaces || has full || has race || has cluster; then
+elif has namespaces || has full || has race || has cluster || has kubeadm; then
 	echo "Not root: tests that need network namespaces, cgroups or BPF are skipped (sudo -E make test runs them)." >&2
 fi
 
@@ -142,6 +143,15 @@ cluster() (
 	cd test/cluster
 	go mod tidy -diff >&2 && go vet ./... >&2 || return
 	go test -json -timeout=20m ${TESTFLAGS:-} ./...
+)
+
+kubeadm() (
+	TANDEM_KUBEADM=$(hack/kubeadm.sh) || return
+	export TANDEM_KUBEADM GOWORK=off
+	cd test/install
+	(cd coredns && go mod tidy -diff >&2 && go vet ./... >&2) || return
+	go mod tidy -diff >&2 && go vet ./... >&2 || return
+	go test -json -count=1 -timeout=30m ${TESTFLAGS:-} .
 )
 
 # as_test runs a command as go test -json would show a test.

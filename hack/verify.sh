@@ -46,7 +46,7 @@ staticcheck() { CGO_ENABLED=0 GOFLAGS=-trimpath go run $staticcheck ./...; }
 # What may import what.
 layers() { CGO_ENABLED=0 go test -trimpath -count=1 ./hack/layers; }
 
-# A module of its own. That of test/cluster is looked at where it is built.
+# A module of its own. Those of test/cluster and test/install are looked at where they are built.
 deploy() (cd test/deploy && export CGO_ENABLED=0 GOWORK=off && go mod tidy -diff && go vet -trimpath ./...)
 
 # Compared by content and not with git, so that it also works before a commit.

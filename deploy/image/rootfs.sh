@@ -6,50 +6,21 @@
 # Builds the image's file system except for Tandem's own programs: the tools that kube-proxy
 # runs and their dependencies, from Debian's packages. It has no shell and no package manager.
 # Packages are unpacked and nothing of them is run. So any machine with apt can build the file
-# system of any architecture (amd64, arm64, …; Go's names). Package lists and apt's state are
-# separate from the machine's.
+# system of any architecture (amd64, arm64, …; Go's names).
 #
-# DEBIAN_SUITE and DEBIAN_MIRROR select the packages. With a mirror that keeps old versions, and
-# SOURCE_DATE_EPOCH, the result is reproducible.
+# DEBIAN_SUITE and DEBIAN_MIRROR select the packages, which debs.sh downloads. With a mirror that
+# keeps old versions, and SOURCE_DATE_EPOCH, the result is reproducible.
 set -euo pipefail
 root=$1 arch=${2:-$(dpkg --print-architecture)}
-suite=${DEBIAN_SUITE:-trixie} mirror=${DEBIAN_MIRROR:-http://deb.debian.org}
-case $arch in
-arm) arch=armhf ;;
-386) arch=i386 ;;
-ppc64le) arch=ppc64el ;;
-esac
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work"/{lists,cache/archives}/partial "$work"/none
-: >"$work/status" # nothing is installed, so everything that is needed is fetched
-signed=[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg]
-cat >"$work/sources.list" <<EOF
-deb $signed $mirror/debian $suite main
-deb $signed $mirror/debian-security $suite-security main
-EOF
-cat >"$work/apt.conf" <<EOF
-APT::Architecture "$arch";
-APT::Architectures { "$arch"; };
-APT::Install-Recommends "false";
-APT::Sandbox::User "root";
-Acquire::Languages "none";
-Dir::State "$work";
-Dir::State::status "$work/status";
-Dir::Cache "$work/cache";
-Dir::Etc::sourcelist "$work/sources.list";
-Dir::Etc::sourceparts "$work/none";
-Dir::Etc::preferencesparts "$work/none";
-EOF
-export APT_CONFIG=$work/apt.conf
-apt-get -qq update
 # kmod has modprobe, which the legacy iptables runs. nft removes the table of upstream's mode
 # nftables. ipset is for operators who inspect a node in mode ipvs.
-apt-get -qq -y install --download-only iptables ipset nftables kmod ca-certificates base-files
+"$(dirname "$0")/debs.sh" "$work/debs" "$arch" iptables ipset nftables kmod ca-certificates base-files
 
 mkdir -p "$root" "$work/all"
-for deb in "$work"/cache/archives/*.deb; do
+for deb in "$work"/debs/*.deb; do
 	dpkg-deb -x "$deb" "$work/all"
 	# Where scanners look for the packages of an image without dpkg.
 	package=$(dpkg-deb -f "$deb" Package)

@@ -2,28 +2,20 @@
 
 //go:build linux
 
-// Package image runs kube-proxy on real traffic as a container runtime would: on the file
-// system of the image, with the mounts and capabilities of manifests, and nothing else of
-// the node.
-package image
+package image_test
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -35,6 +27,7 @@ import (
 	"github.com/tandem-proxy/tandem/test/configmap"
 	"github.com/tandem-proxy/tandem/test/container"
 	"github.com/tandem-proxy/tandem/test/fakeapi"
+	"github.com/tandem-proxy/tandem/test/image"
 	"github.com/tandem-proxy/tandem/test/kubeadm"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/upstream"
@@ -46,48 +39,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// layers are those of the image: our programs, and what they need. The latter is kept, as
-// it is made of packages that are fetched.
+// layers are those of the image.
 func layers(t *testing.T) []string {
 	t.Helper()
-	for _, tool := range []string{"apt-get", "dpkg-deb", "go"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			lab.SkipOrFail(t, fmt.Errorf("%w, which makes the image", err))
-		}
-	}
-	const script = "../../deploy/image/rootfs.sh"
-	text, err := os.ReadFile(script)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	base := filepath.Join(cache, "tandem", fmt.Sprintf("image-%s-%.6x", runtime.GOARCH, sha256.Sum256(text)))
-	if _, err := os.Stat(base); err != nil {
-		if err := os.MkdirAll(filepath.Dir(base), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		temp, err := os.MkdirTemp(filepath.Dir(base), "image-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { os.RemoveAll(temp) })
-		if out, err := exec.Command(script, filepath.Join(temp, "root"), runtime.GOARCH).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", script, err, out)
-		}
-		// Another run may have been faster.
-		if err := os.Rename(filepath.Join(temp, "root"), base); err != nil && !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, os.ErrExist) {
-			t.Fatal(err)
-		}
-	}
-	top := t.TempDir()
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", filepath.Join(top, "usr/local/bin")+"/", "./cmd/...", "./deploy/image/iptables-wrapper")
-	build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
+	const source = "../.."
+	base, top := image.RootFS(t, source), t.TempDir()
+	image.Build(t, source, filepath.Join(top, "usr/local/bin"), "")
 	return []string{top, base}
 }
 
@@ -123,12 +80,12 @@ func newCluster(t *testing.T) *cluster {
 	if err := lab.Available(); err != nil {
 		lab.SkipOrFail(t, err) // before the image is made
 	}
-	image := layers(t)
+	built := layers(t)
 	l := lab.NewT(t, lab.Options{Pause: true})
 	n := l.Node("node1")
 	c := &cluster{
 		node: n, here: serve(t, n.Pod("here")), there: serve(t, l.Node("node2").Pod("there")),
-		client: n.Pod("client"), far: l.Client("far"), layers: image, dir: t.TempDir(), api: fakeapi.New(),
+		client: n.Pod("client"), far: l.Client("far"), layers: built, dir: t.TempDir(), api: fakeapi.New(),
 	}
 	c.api.Put(upstream.NodeObject(n))
 	c.api.Put(&v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: v1.ServiceSpec{

@@ -2,7 +2,7 @@
 
 //go:build linux
 
-package image
+package image_test
 
 import (
 	"bufio"

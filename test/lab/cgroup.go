@@ -20,7 +20,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const cgroupPrefix = "tandem-lab-"
+// Names of cgroups begin so: those that hold a process with its labs, and those of Domain.
+const (
+	cgroupPrefix = "tandem-lab-"
+	domainPrefix = "tandem-domain-"
+)
 
 // removeLimit bounds the wait for ended threads and processes to leave a cgroup:
 // the kernel removes them from it a little after they have ended.
@@ -101,6 +105,23 @@ func openLabCgroup() (string, error) {
 	}
 	r.next++
 	r.labs++
+	return path, nil
+}
+
+// Domain makes a cgroup beside those of the lab, which are threaded, for a program that manages
+// cgroups of its own, such as kubelet. Close ends the processes in it and removes it.
+func (l *Lab) Domain(name string) (path string, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return "", ErrClosed
+	}
+	mount, owner := filepath.Split(processRoot.path)
+	path = filepath.Join(mount, fmt.Sprintf("%s%s.%s-%s", domainPrefix, strings.TrimPrefix(owner, cgroupPrefix), filepath.Base(l.cgroup), name))
+	if err := os.Mkdir(path, 0o755); err != nil {
+		return "", fmt.Errorf("create cgroup: %w", err)
+	}
+	l.domains = append(l.domains, path)
 	return path, nil
 }
 
@@ -330,9 +351,15 @@ func Sweep() error {
 	if err != nil {
 		return err
 	}
+	domains, err := filepath.Glob(filepath.Join(mount, domainPrefix+ns+"-*"))
+	if err != nil {
+		return err
+	}
 	var errs []error
-	for _, path := range left {
-		pid, start, ok := strings.Cut(strings.TrimPrefix(filepath.Base(path), cgroupPrefix+ns+"-"), "-")
+	for _, path := range append(left, domains...) {
+		_, name, _ := strings.Cut(filepath.Base(path), ns+"-")
+		name, _, _ = strings.Cut(name, ".") // before what Domain adds
+		pid, start, ok := strings.Cut(name, "-")
 		owner, err := strconv.Atoi(pid)
 		if !ok || err != nil {
 			continue // not made by a lab

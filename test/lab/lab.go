@@ -52,6 +52,7 @@ type Lab struct {
 	clients []*Client
 	nextN   int
 	nextC   int
+	domains []string // cgroups that Domain made
 
 	announced map[netip.Prefix][]*Node
 }
@@ -137,6 +138,9 @@ func (l *Lab) Close() error {
 	}
 	if l.fabric != nil {
 		errs = append(errs, l.fabric.shut())
+	}
+	for _, path := range l.domains {
+		errs = append(errs, killTree(path), removeTree(path))
 	}
 	errs = append(errs, killTree(l.cgroup), closeLabCgroup(l.cgroup))
 	if err := errors.Join(errs...); err != nil {

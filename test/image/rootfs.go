@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package image builds the layers of the image as the Dockerfile does. Its tests run kube-proxy on
+// real traffic as a container runtime would: on these layers, with the mounts and
+// capabilities of manifests, and nothing else of the node.
+package image
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// RootFS returns the directory of the lower layer: what our programs need. It is kept in the
+// user's cache, as it is made of packages that are downloaded. The source directory is that of
+// the main module.
+func RootFS(tb lab.TB, source string) string {
+	tb.Helper()
+	for _, tool := range []string{"apt-get", "dpkg-deb"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			lab.SkipOrFail(tb, fmt.Errorf("%w, which makes the image", err))
+		}
+	}
+	dir, err := rootFS(filepath.Join(source, "deploy/image"))
+	if err != nil {
+		tb.Fatalf("make the file system of the image: %v", err)
+	}
+	return dir
+}
+
+func rootFS(scripts string) (string, error) {
+	sum := sha256.New()
+	for _, name := range []string{"rootfs.sh", "debs.sh"} {
+		text, err := os.ReadFile(filepath.Join(scripts, name))
+		if err != nil {
+			return "", err
+		}
+		_, _ = sum.Write(text)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	base := filepath.Join(cache, "tandem", fmt.Sprintf("image-%s-%.6x", runtime.GOARCH, sum.Sum(nil)))
+	if _, err := os.Stat(base); err == nil {
+		return base, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(base), 0o755); err != nil {
+		return "", err
+	}
+	temp, err := os.MkdirTemp(filepath.Dir(base), "image-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(temp)
+	if out, err := exec.Command(filepath.Join(scripts, "rootfs.sh"), filepath.Join(temp, "root"), runtime.GOARCH).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w\n%s", err, out)
+	}
+	err = os.Rename(filepath.Join(temp, "root"), base)
+	if errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, fs.ErrExist) {
+		err = nil // another run was faster
+	}
+	return base, err
+}
+
+// Build builds the programs of the upper layer into a directory, which becomes /usr/local/bin.
+func Build(tb lab.TB, source, dir, ldflags string) {
+	tb.Helper()
+	if _, err := exec.LookPath("go"); err != nil {
+		lab.SkipOrFail(tb, fmt.Errorf("%w, which makes the image", err))
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		tb.Fatalf("%v", err)
+	}
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags="+ldflags, "-o", dir+"/", "./cmd/...", "./deploy/image/iptables-wrapper")
+	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		tb.Fatalf("build the programs of the image: %v\n%s", err, out)
+	}
+}
