@@ -44,7 +44,7 @@ func layers(t *testing.T) []string {
 	t.Helper()
 	const source = "../.."
 	base, top := image.RootFS(t, source), t.TempDir()
-	image.Build(t, source, filepath.Join(top, "usr/local/bin"), "")
+	image.Build(t, source, filepath.Join(top, "usr/local/bin"))
 	return []string{top, base}
 }
 

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -71,8 +72,9 @@ func rootFS(scripts string) (string, error) {
 	return base, err
 }
 
-// Build builds the programs of the upper layer into a directory, which becomes /usr/local/bin.
-func Build(tb lab.TB, source, dir, ldflags string) {
+// Build builds the programs of the upper layer into a directory, which becomes /usr/local/bin, with
+// further flags of go build.
+func Build(tb lab.TB, source, dir string, flags ...string) {
 	tb.Helper()
 	if _, err := exec.LookPath("go"); err != nil {
 		lab.SkipOrFail(tb, fmt.Errorf("%w, which makes the image", err))
@@ -81,7 +83,8 @@ func Build(tb lab.TB, source, dir, ldflags string) {
 	if err != nil {
 		tb.Fatalf("%v", err)
 	}
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags="+ldflags, "-o", dir+"/", "./cmd/...", "./deploy/image/iptables-wrapper")
+	args := slices.Concat([]string{"build", "-trimpath", "-buildvcs=false", "-o", dir + "/"}, flags, []string{"./cmd/...", "./deploy/image/iptables-wrapper"})
+	build := exec.Command("go", args...)
 	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		tb.Fatalf("build the programs of the image: %v\n%s", err, out)

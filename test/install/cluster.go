@@ -5,7 +5,10 @@
 package install
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -13,6 +16,8 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,9 +37,10 @@ const version = "v1.36.3"
 
 // The names of images: ours as in the documentation.
 const (
-	ours1 = "registry.internal.example/tandem:v1"
-	ours2 = "registry.internal.example/tandem:v2"
-	tools = "registry.internal.example/tools:v1" // this program, as server and client
+	ours  = "registry.internal.example/tandem:v1"
+	next  = "registry.internal.example/tandem:v2"
+	other = "registry.internal.example/tandem:v3" // whose maps have another layout
+	tools = "registry.internal.example/tools:v1"  // this program, as server and client
 )
 
 // cluster is what kubeadm made.
@@ -309,7 +315,6 @@ func (c *cluster) serve() {
 	c.apply(fmt.Sprintf(server, steady, 3, numberOfSteady) + "---" + fmt.Sprintf(server, changing, 2, numberOfChanging) + "---" + pod)
 	c.rollout("kube-system", "daemonset/kube-proxy", "deployment/coredns")
 	c.rollout("default", "deployment/"+steady, "deployment/"+changing, "deployment/client")
-	c.startClients()
 }
 
 // addresses are those of a Service, for clients in the cluster and outside.
@@ -343,31 +348,39 @@ func (c *cluster) startClients() {
 	}
 	far := c.admin.Command(c.tb.Context(), n.file("opt/client"))
 	far.Env = []string{asClient + "=" + strings.Join(outside, ",")}
+	defer c.counted() // begin when all of them run
 	for where, cmd := range map[string]*lab.Cmd{"pod": pod, "host": host, "outside": far} {
 		p, err := startClient(where, cmd)
 		if err != nil {
 			c.tb.Fatalf("start the client %s: %v", where, err)
 		}
-		c.tb.Cleanup(func() { _ = p.Close() })
 		c.clients = append(c.clients, p)
 	}
 }
 
-// failures are what clients counted since the last call.
-func (c *cluster) failures() (tried, failed int) {
+// stopClients ends those at a place, or all.
+func (c *cluster) stopClients(where ...string) {
+	c.clients = slices.DeleteFunc(c.clients, func(p *process) bool {
+		ends := len(where) == 0 || slices.Contains(where, p.where)
+		if ends {
+			_ = p.Close()
+		}
+		return ends
+	})
+}
+
+// counted is what clients counted since the last call, by where they are.
+func (c *cluster) counted() map[string]*counts {
 	c.tb.Helper()
+	all := map[string]*counts{}
 	for _, p := range c.clients {
 		counted, err := p.take()
 		if err != nil {
 			c.tb.Fatalf("%v", err)
 		}
-		for kind := range counted.Tried {
-			tried += counted.Tried[kind]
-			failed += counted.Failed[kind]
-		}
-		c.tb.Logf("failed %s: %s", p.where, counted)
+		all[p.where] = counted
 	}
-	return tried, failed
+	return all
 }
 
 // follows replaces the endpoints of a Service, and waits until every client gets answers from new
@@ -414,19 +427,19 @@ func (c *cluster) images() []image {
 		return map[string]string{"usr/local/bin/" + name: filepath.Join(c.parts, "bin", name)}
 	}
 	base := pack("base", map[string]string{"": build.RootFS(c.tb, source)})
-	built := func(version string) string {
+	programs := func(version string, flags ...string) string {
 		dir := filepath.Join(c.dir, "programs-"+version)
-		build.Build(c.tb, source, dir, "-s -w -X main.version="+version)
+		build.Build(c.tb, source, dir, append(flags, "-ldflags=-s -w -X main.version="+version)...)
 		return dir
 	}
-	ours := built("v1")
+	ofOurs := programs("v1")
 	var all []image
 	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd", "coredns", "pause"} {
 		all = append(all, image{c.imageOf(name), []string{"/usr/local/bin/" + name}, []layer{pack(name, program(name))}})
 	}
-	wrapper := pack("wrapper", map[string]string{"usr/local/bin/iptables-wrapper": filepath.Join(ours, "iptables-wrapper")})
+	wrapper := pack("wrapper", map[string]string{"usr/local/bin/iptables-wrapper": filepath.Join(ofOurs, "iptables-wrapper")})
 	all = append(all, image{c.imageOf("kube-proxy"), []string{"/usr/local/bin/kube-proxy"}, []layer{base, wrapper, pack("kube-proxy", program("kube-proxy"))}})
-	for name, dir := range map[string]string{ours1: ours, ours2: built("v2")} {
+	for name, dir := range map[string]string{ours: ofOurs, next: programs("v2"), other: programs("v3", "-overlay="+c.otherLayout())} {
 		all = append(all, image{name, []string{"/usr/local/bin/kube-proxy"}, []layer{base, pack(strings.ReplaceAll(path.Base(name), ":", "-"), map[string]string{"usr/local/bin": dir})}})
 	}
 	self, err := os.Executable()
@@ -435,4 +448,31 @@ func (c *cluster) images() []image {
 	}
 	all = append(all, image{tools, []string{"/client"}, []layer{pack("tools", map[string]string{"client": self})}})
 	return all
+}
+
+// otherLayout has go build take another version of the maps' layout.
+func (c *cluster) otherLayout() (overlay string) {
+	c.tb.Helper()
+	const file = source + "/proxier/ebpf/lbmap/enums.go"
+	path, err := filepath.Abs(file)
+	if err != nil {
+		c.tb.Fatalf("%v", err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		c.tb.Fatalf("%v", err)
+	}
+	changed := regexp.MustCompile(`LayoutVersion = \d+`).ReplaceAll(text, []byte("LayoutVersion = 1000"))
+	if bytes.Equal(changed, text) {
+		c.tb.Fatalf("%s has no LayoutVersion", file)
+	}
+	replacement, overlay := filepath.Join(c.dir, "enums.go"), filepath.Join(c.dir, "overlay.json")
+	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{path: replacement}})
+	if err == nil {
+		err = errors.Join(os.WriteFile(replacement, changed, 0o644), os.WriteFile(overlay, replace, 0o644))
+	}
+	if err != nil {
+		c.tb.Fatalf("%v", err)
+	}
+	return overlay
 }

@@ -23,84 +23,127 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestInstall follows the page in its order. Each step begins where the last one ended, so none is
-// played after one that fails.
+// TestInstall follows the page in its order. Each part begins and ends with upstream's kube-proxy, and
+// consists of steps. None is played after one that fails.
 func TestInstall(t *testing.T) {
 	p, err := readPage(source + "/docs/install.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newCluster(t, t.TempDir(), "node1")
-	c.serve()
-	c.failures() // until now
-	i := &install{cluster: c, page: p}
-	for _, s := range []struct {
+	preflight, err := readPage(source + "/docs/preflight.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	i := &install{cluster: newCluster(t, t.TempDir(), "node1", "node2"), page: p, preflight: preflight}
+	i.serve()
+	t.Logf("the cluster took %v", time.Since(began).Round(time.Second))
+	i.baseline()
+	for _, part := range []struct {
 		name string
-		do   func()
+		play func()
 	}{
-		{"upstream alone", i.baseline},
-		{"patch", i.patch},
-		{"see that it works", i.see},
-		{"undo", i.undo},
+		{"before", i.before},
+		{"patch, upgrade and roll back", i.patchUpgradeRollBack},
+		{"undo alone", i.undoAlone},
+		{"without the grace period", i.withoutGrace},
+		{"ConfigMap", i.configMap},
+		{"kubeadm upgrade", i.kubeadmUpgrade},
+		{"chart", i.chart},
+		{"coexistence", i.coexistence},
+		{"restart of a node", i.restart},
 	} {
-		if !t.Run(s.name, func(t *testing.T) { i.step(t, s.do) }) {
+		if !t.Run(part.name, func(t *testing.T) { i.part(t, part.play) }) {
 			t.FailNow()
 		}
 	}
 }
 
-// install is an installation of the page's.
+// install is an installation by the page.
 type install struct {
 	*cluster
-	page page
+	page, preflight page
 	// rate is the part of attempts that fails with upstream's kube-proxy alone.
 	rate float64
 }
 
-// step plays one step under load. Not more connections may fail than with upstream's kube-proxy alone.
-func (i *install) step(t *testing.T, do func()) {
+// part plays a part, with clients of its own.
+func (i *install) part(t *testing.T, play func()) {
 	outer := i.tb
 	i.tb = t
-	defer func() { i.tb = outer }()
+	i.startClients()
+	defer func() {
+		i.stopClients()
+		i.tb = outer
+	}()
+	play()
+}
+
+// baseline is upstream's kube-proxy, of which endpoints change.
+func (i *install) baseline() {
+	i.startClients()
+	defer i.stopClients()
+	tried, failed := i.count(func() {
+		i.follows()
+		time.Sleep(baselineTime)
+	})
+	i.rate = float64(failed) / float64(tried)
+	i.tb.Logf("upstream's kube-proxy alone: %d of %d failed", failed, tried)
+}
+
+const baselineTime = 15 * time.Second
+
+// step plays a step, in which not more connections may fail than with upstream's kube-proxy alone.
+func (i *install) step(name string, play func()) {
+	i.tb.Helper()
 	began := time.Now()
-	do()
-	tried, failed := i.failures()
-	t.Logf("%d of %d failed in %v", failed, tried, time.Since(began).Round(time.Second))
+	tried, failed := i.count(play)
+	i.tb.Logf("STEP %s: %d of %d failed in %v", name, failed, tried, time.Since(began).Round(time.Second))
 	if float64(failed) > i.rate*float64(tried) {
-		t.Errorf("%d of %d failed; with upstream's kube-proxy alone it is a part of %g", failed, tried, i.rate)
+		i.tb.Fatalf("%s: %d of %d failed; with upstream's kube-proxy alone the part that fails is %g", name, failed, tried, i.rate)
 	}
 }
 
-// baseline is upstream's kube-proxy.
-func (i *install) baseline() {
-	i.rate = 1
-	i.follows()
-	time.Sleep(baselineTime)
-	tried, failed := i.failures()
-	i.rate = float64(failed) / float64(tried)
+// count plays something, and counts attempts and failures meanwhile.
+func (i *install) count(play func()) (tried, failed int) {
+	i.tb.Helper()
+	i.counted()
+	play()
+	for where, counted := range i.counted() {
+		for kind := range counted.Tried {
+			tried += counted.Tried[kind]
+			failed += counted.Failed[kind]
+		}
+		i.tb.Logf("%s, failed: %s", where, counted)
+	}
+	return tried, failed
 }
 
-const baselineTime = 20 * time.Second
-
-// block is one of those below a heading, by its number.
-func (i *install) block(heading string, number int) string {
+// block is one of those below a heading, with replacements, pairs of old and new text.
+func (i *install) block(heading string, number int, replace ...string) string {
 	i.tb.Helper()
 	if number >= len(i.page[heading]) {
 		i.tb.Fatalf("below %q the page has %d blocks, not %d", heading, len(i.page[heading]), number+1)
 	}
-	return i.page[heading][number]
-}
-
-// follow runs a block.
-func (i *install) follow(heading string, number int, replace ...string) string {
-	i.tb.Helper()
-	commands := i.block(heading, number)
+	commands := i.page[heading][number]
 	for n := 0; n < len(replace); n += 2 {
 		if !strings.Contains(commands, replace[n]) {
 			i.tb.Fatalf("block %d below %q does not have %q:\n%s", number, heading, replace[n], commands)
 		}
 		commands = strings.ReplaceAll(commands, replace[n], replace[n+1])
 	}
+	return commands
+}
+
+// follow runs a block, and returns what it says.
+func (i *install) follow(heading string, number int, replace ...string) string {
+	i.tb.Helper()
+	return i.run(i.block(heading, number, replace...))
+}
+
+// run runs commands, which have to succeed.
+func (i *install) run(commands string) string {
+	i.tb.Helper()
 	out, err := i.shell(commands)
 	if err != nil {
 		i.tb.Fatalf("%v", err)
@@ -109,16 +152,26 @@ func (i *install) follow(heading string, number int, replace ...string) string {
 	return out
 }
 
-func (i *install) patch() {
-	i.follow("kubeadm and kind", 0)
-	i.serves("ebpf")
-	i.follows()
+// patience is how long anything may take that is waited for. Programs leave connections to another
+// kube-proxy after 30 s.
+const patience = time.Minute
+
+// await runs commands until they succeed, and say something.
+func (i *install) await(commands, something string) {
+	i.tb.Helper()
+	lab.Await(i.tb, patience, something, func() error {
+		out, err := i.shell(commands)
+		if err == nil && !strings.Contains(out, something) {
+			err = fmt.Errorf("%s\nsays no %q:\n%s", commands, something, out)
+		}
+		return err
+	})
 }
 
-// serves waits until all nodes run a mode of ours.
+// serves waits until the kube-proxy of each node runs in a mode and has synced.
 func (i *install) serves(mode string) {
 	i.tb.Helper()
-	lab.Await(i.tb, time.Minute, "mode "+mode, func() error {
+	lab.Await(i.tb, patience, "mode "+mode, func() error {
 		for _, n := range i.nodes {
 			if got, err := n.Fetch(i.tb.Context(), 10249, "/proxyMode"); err != nil || got != mode {
 				return fmt.Errorf("/proxyMode on %s says %q; error %v", n.Name, got, err)
@@ -129,19 +182,4 @@ func (i *install) serves(mode string) {
 		}
 		return nil
 	})
-}
-
-func (i *install) see() {
-	said := i.follow("See that it works", 0)
-	if !strings.Contains(said, "mode") {
-		i.tb.Errorf("no mode")
-	}
-}
-
-// undo goes back without any other step of the page.
-func (i *install) undo() {
-	i.kubectl("-n", "kube-system", "rollout", "undo", "daemonset", "kube-proxy")
-	i.rollout("kube-system", "daemonset/kube-proxy")
-	i.serves("iptables")
-	i.follows()
 }

@@ -45,13 +45,6 @@ func newCounts() *counts {
 	return &counts{Tried: map[string]int{}, Failed: map[string]int{}, Examples: map[string]string{}}
 }
 
-func (c *counts) failures() (n int) {
-	for _, failed := range c.Failed {
-		n += failed
-	}
-	return n
-}
-
 func (c *counts) String() string {
 	var parts []string
 	for _, kind := range slices.Sorted(maps.Keys(c.Tried)) {

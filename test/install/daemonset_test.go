@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package install
+
+import (
+	"strings"
+)
+
+// patch changes image and mode of kubeadm's DaemonSet, as the page begins.
+func (i *install) patch() {
+	i.tb.Helper()
+	i.follow("kubeadm and kind", 0)
+	i.serves("ebpf")
+	i.follows()
+}
+
+// toImage is what the page calls changing the image.
+func (i *install) toImage(name string) {
+	i.tb.Helper()
+	i.follow("kubeadm and kind", 0, ours, name)
+	i.serves("ebpf")
+	i.follows()
+}
+
+// rollBack goes to the revision with upstream's image, which the page's first command finds.
+func (i *install) rollBack() {
+	i.tb.Helper()
+	block := i.block("Roll back", 0)
+	find, _, _ := strings.Cut(block, "kubectl -n kube-system rollout undo")
+	revision := ""
+	for line := range strings.Lines(i.run(find)) {
+		if f := strings.Fields(line); len(f) == 2 && strings.HasPrefix(f[1], "registry.k8s.io/kube-proxy:") {
+			revision = f[0]
+		}
+	}
+	i.follow("Roll back", 0, "--to-revision=1 ", "--to-revision="+revision+" ")
+	i.upstream()
+}
+
+// upstream waits until upstream's kube-proxy serves, and its rules alone count.
+func (i *install) upstream() {
+	i.tb.Helper()
+	i.serves("iptables")
+	i.follows()
+}
+
+func (i *install) patchUpgradeRollBack() {
+	i.step("patch", i.patch)
+	i.step("see that it works", func() {
+		i.await(i.block("See that it works", 0), "new ones are served")
+	})
+	i.step("cleanup beside the process", func() {
+		out, err := i.shell("kubectl -n kube-system exec ds/kube-proxy -- kube-proxy --cleanup --config=/var/lib/kube-proxy/config.conf")
+		if err == nil || !strings.Contains(out, "a kube-proxy serves this node, so nothing was cleaned up") {
+			i.tb.Errorf("--cleanup beside a process that serves: error %v\n%s", err, out)
+		}
+		i.follows()
+	})
+	i.step("upgrade", func() {
+		i.toImage(next)
+		i.await("kubectl -n kube-system logs ds/kube-proxy", "adopted=true")
+	})
+	i.step("upgrade to another layout", func() {
+		i.toImage(other)
+		i.await("kubectl -n kube-system exec ds/kube-proxy -- tandemctl status", "1000")
+	})
+	i.step("downgrade", func() { i.toImage(ours) })
+	i.step("roll back", i.rollBack)
+	i.detach()
+}
+
+// detach removes programs that leave connections to upstream's kube-proxy.
+func (i *install) detach() {
+	i.tb.Helper()
+	i.stopClients() // programs translate connections of theirs
+	i.onNodes("tandemctl detach", "tandemctl", "detach")
+}
+
+func (i *install) undoAlone() {
+	i.step("patch", i.patch)
+	i.step("rollout undo", func() {
+		i.run("kubectl -n kube-system rollout undo daemonset kube-proxy")
+		i.rollout("kube-system", "daemonset/kube-proxy")
+		i.upstream()
+	})
+	i.detach()
+}
+
+const noProgram = "no program of Tandem is attached"
+
+func (i *install) withoutGrace() {
+	i.step("patch", i.patch)
+	i.step("iptables rules", func() {
+		i.follow("Roll back", 1)
+		i.serves("iptables")
+		i.follows()
+	})
+	// Its long connections would keep the programs.
+	i.stopClients("outside")
+	i.step("detach", func() {
+		i.run("for pod in $(kubectl -n kube-system get pods -l k8s-app=kube-proxy -o name); do kubectl -n kube-system exec $pod -- tandemctl detach; done")
+		if out := i.follow("Roll back", 2); strings.Count(out, noProgram) != len(i.nodes) {
+			i.tb.Errorf("not on each node %q", noProgram)
+		}
+	})
+	i.step("roll back", i.rollBack)
+}
+
+// setMode edits the ConfigMap, and restarts pods as the page says.
+func (i *install) setMode(mode string) {
+	i.tb.Helper()
+	i.run(`kubectl -n kube-system get configmap kube-proxy -o yaml | sed 's/^\( *mode:\).*/\1 "` + mode + `"/' | kubectl apply -f -`)
+	i.run("kubectl -n kube-system rollout restart daemonset kube-proxy")
+	i.rollout("kube-system", "daemonset/kube-proxy")
+}
+
+func (i *install) configMap() {
+	i.step("image", func() {
+		i.follow("kubeadm and kind", 0, "> patch.yaml", "| grep -v args: > patch.yaml")
+		i.serves("iptables")
+	})
+	i.step("ConfigMap", func() {
+		i.setMode("ebpf")
+		i.serves("ebpf")
+		i.follows()
+	})
+	i.step("ConfigMap back", func() {
+		i.setMode("")
+		i.serves("iptables")
+		i.follows()
+	})
+	i.step("image back", i.rollBack)
+	i.detach()
+}
+
+// kubeadmUpgrade does what kubeadm upgrade does to kube-proxy.
+func (i *install) kubeadmUpgrade() {
+	i.step("patch", i.patch)
+	i.step("kubeadm upgrade", func() {
+		if _, err := i.nodes[0].run(i.tb.Context(), "kubeadm", "init", "phase", "addon", "kube-proxy", "--config=/etc/kubeadm.yaml"); err != nil {
+			i.tb.Fatalf("%v", err)
+		}
+		i.rollout("kube-system", "daemonset/kube-proxy")
+		i.upstream()
+	})
+	i.detach()
+}
