@@ -4,6 +4,115 @@
 
 package install
 
-func (i *install) chart()       {}
-func (i *install) coexistence() {}
-func (i *install) restart()     {}
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/test/kubeadm"
+)
+
+const charts = "Chart and kustomization"
+
+// helmInstall is the page's command, with what is different in this cluster.
+func (i *install) helmInstall(more string) {
+	i.tb.Helper()
+	i.follow(charts, 0,
+		"https://10.0.0.1:6443", fmt.Sprintf("https://%s:6443", i.nodes[0].Addr4),
+		"clusterCIDR=10.244.0.0/16", "clusterCIDR='"+strings.ReplaceAll(kubeadm.PodSubnet, ",", `\,`)+"' --set config.conntrack.maxPerCore=0 "+i.capabilities()+more)
+	i.rollout("kube-system", "daemonset/tandem-kube-proxy")
+}
+
+// capabilities leave out the one that this machine does not have: runc gives no container more.
+func (i *install) capabilities() string {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		i.tb.Fatalf("%v", err)
+	}
+	bounding := regexp.MustCompile(`CapBnd:\s*(\w+)`).FindSubmatch(status)
+	if set, err := strconv.ParseUint(string(bounding[1]), 16, 64); err != nil || set&(1<<unix.CAP_SYS_RESOURCE) != 0 {
+		return ""
+	}
+	return "--set 'capabilities.ebpf={NET_ADMIN,NET_RAW,SYS_ADMIN,SYS_PTRACE}' "
+}
+
+const chartPods = "for pod in $(kubectl -n kube-system get pods -l app.kubernetes.io/name=tandem-kube-proxy -o name); do kubectl -n kube-system exec $pod -- "
+
+// chart replaces upstream's DaemonSet by the chart, and goes back.
+func (i *install) chart() {
+	i.step("chart", func() {
+		i.park()
+		i.helmInstall("")
+		i.serves("ebpf")
+		i.follows()
+	})
+	i.step("tandemctl", func() {
+		i.await("kubectl -n kube-system exec ds/tandem-kube-proxy -- tandemctl --cgroup-root=/host/cgroup status", "new ones are served")
+	})
+	i.step("iptables rules", func() {
+		i.follow(charts, 2)
+		i.serves("iptables")
+		i.follows()
+	})
+	i.stopClients("outside") // its long connections would keep the programs
+	i.step("detach", func() {
+		i.run(chartPods + "tandemctl detach; done")
+		if out := i.follow(charts, 3); strings.Count(out, noProgram) != len(i.nodes) {
+			i.tb.Errorf("not on each node %q", noProgram)
+		}
+	})
+	i.step("upstream", func() {
+		i.follow(charts, 4)
+		i.rollout("kube-system", "daemonset/kube-proxy")
+		i.upstream()
+	})
+}
+
+// coexistence has the chart serve a part of the traffic beside upstream's DaemonSet.
+func (i *install) coexistence() {
+	values := filepath.Join(i.dir, "values.yaml")
+	if err := os.WriteFile(values, []byte(i.block("Other distributions", 0)), 0o644); err != nil {
+		i.tb.Fatalf("%v", err)
+	}
+	i.step("chart beside upstream", func() {
+		i.helmInstall("-f " + values)
+		i.await("kubectl -n kube-system exec ds/tandem-kube-proxy -- tandemctl --cgroup-root=/host/cgroup status", "new ones are served")
+		i.follows()
+	})
+	i.step("restart of upstream beside it", func() {
+		i.run("kubectl -n kube-system rollout restart daemonset kube-proxy")
+		i.rollout("kube-system", "daemonset/kube-proxy")
+		i.follows()
+	})
+	i.step("uninstall", func() {
+		i.run("helm uninstall tandem --namespace kube-system --wait")
+		i.onNodes("kube-proxy --cleanup", "/usr/local/bin/kube-proxy", "--cleanup", "--coexist=socket-lb", "--proxy-mode=ebpf")
+		i.upstream()
+	})
+}
+
+// restart has a node reboot while it serves. Connections to it fail meanwhile.
+func (i *install) restart() {
+	i.step("patch", i.patch)
+	n := i.nodes[1]
+	i.stopClients()
+	began := time.Now()
+	if err := n.shutDown(i.top); err != nil {
+		i.tb.Fatalf("shut %s down: %v", n.Name, err)
+	}
+	n.start(i.top)
+	i.await("kubectl -n kube-system get pods -o wide --field-selector spec.nodeName="+n.Name+" -l k8s-app=kube-proxy -o jsonpath={.items[0].status.containerStatuses[0].restartCount}", "1")
+	i.answers("ebpf", "/readyz") // as it starts from nothing
+	i.rollout("default", "deployment/"+steady, "deployment/"+changing)
+	i.startClients()
+	i.tb.Logf("%s served again after %v", n.Name, time.Since(began).Round(time.Second))
+	i.step("after the restart", i.follows)
+	i.step("roll back", i.rollBack)
+	i.detach()
+}

@@ -6,6 +6,7 @@ package install
 
 import (
 	"strings"
+	"time"
 )
 
 // patch changes image and mode of kubeadm's DaemonSet, as the page begins.
@@ -24,18 +25,25 @@ func (i *install) toImage(name string) {
 	i.follows()
 }
 
-// rollBack goes to the revision with upstream's image, which the page's first command finds.
-func (i *install) rollBack() {
+// upstreamRevision is the DaemonSet's revision with upstream's image, which the page's first command
+// finds.
+func (i *install) upstreamRevision() string {
 	i.tb.Helper()
-	block := i.block("Roll back", 0)
-	find, _, _ := strings.Cut(block, "kubectl -n kube-system rollout undo")
-	revision := ""
-	for line := range strings.Lines(i.run(find)) {
+	find, _, _ := strings.Cut(i.block("Roll back", 0), "kubectl -n kube-system rollout undo")
+	out := i.run(find)
+	for line := range strings.Lines(out) {
 		if f := strings.Fields(line); len(f) == 2 && strings.HasPrefix(f[1], "registry.k8s.io/kube-proxy:") {
-			revision = f[0]
+			return f[0]
 		}
 	}
-	i.follow("Roll back", 0, "--to-revision=1 ", "--to-revision="+revision+" ")
+	i.tb.Fatalf("no revision has upstream's image:\n%s", out)
+	return ""
+}
+
+// rollBack goes to the revision with upstream's image.
+func (i *install) rollBack() {
+	i.tb.Helper()
+	i.follow("Roll back", 0, "--to-revision=1 ", "--to-revision="+i.upstreamRevision()+" ")
 	i.upstream()
 }
 
@@ -106,6 +114,35 @@ func (i *install) withoutGrace() {
 		}
 	})
 	i.step("roll back", i.rollBack)
+}
+
+// cleanup removes everything from nodes without a kube-proxy. Services are down until upstream's is back.
+// Afterwards a connect may fail that happens to have the source port of one that began meanwhile:
+// conntrack has that one as not translated, for up to two minutes. That is so with upstream alone.
+func (i *install) cleanup() {
+	i.step("patch", i.patch)
+	i.park()
+	i.onNodes("kube-proxy --cleanup", "/usr/local/bin/kube-proxy", "--cleanup")
+	_, down := i.count(func() { i.follow("Roll back", 0, "--to-revision=1 ", "--to-revision="+i.upstreamRevision()+" ") })
+	if down == 0 {
+		i.tb.Errorf("no connection failed on nodes without a kube-proxy")
+	}
+	i.serves("iptables")
+	i.follows()
+	time.Sleep(2 * limit) // until those are over that began before
+	tried, failed := i.count(func() { time.Sleep(baselineTime) })
+	i.tb.Logf("STEP after the cleanup: %d of %d failed", failed, tried)
+	if failed*20 > tried {
+		i.tb.Errorf("after the cleanup, %d of %d failed", failed, tried)
+	}
+}
+
+// park takes kubeadm's DaemonSet from all nodes, as the page does.
+func (i *install) park() {
+	i.tb.Helper()
+	commands, _, _ := strings.Cut(i.block(charts, 1), "helm install")
+	i.run(commands)
+	i.kubectl("-n", "kube-system", "wait", "--for=delete", "--timeout=60s", "pod", "--selector=k8s-app=kube-proxy")
 }
 
 // setMode edits the ConfigMap, and restarts pods as the page says.

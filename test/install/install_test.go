@@ -5,11 +5,15 @@
 package install
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -35,7 +39,7 @@ func TestInstall(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	i := &install{cluster: newCluster(t, t.TempDir(), "node1", "node2"), page: p, preflight: preflight}
+	i := &install{cluster: newCluster(t, directory(t), "node1", "node2"), page: p, preflight: preflight}
 	i.serve()
 	t.Logf("the cluster took %v", time.Since(began).Round(time.Second))
 	i.baseline()
@@ -47,6 +51,7 @@ func TestInstall(t *testing.T) {
 		{"patch, upgrade and roll back", i.patchUpgradeRollBack},
 		{"undo alone", i.undoAlone},
 		{"without the grace period", i.withoutGrace},
+		{"cleanup", i.cleanup},
 		{"ConfigMap", i.configMap},
 		{"kubeadm upgrade", i.kubeadmUpgrade},
 		{"chart", i.chart},
@@ -57,6 +62,38 @@ func TestInstall(t *testing.T) {
 			t.FailNow()
 		}
 	}
+}
+
+// directory is always the same one, as nodes write gigabytes: what a run has left that was killed, the
+// next one removes.
+func directory(t *testing.T) string {
+	dir := filepath.Join(os.TempDir(), "tandem-install")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		t.Fatalf("another run uses %s: %v", dir, err)
+	}
+	empty := func() error {
+		files, err := filepath.Glob(dir + "/*")
+		for _, file := range files {
+			err = errors.Join(err, os.RemoveAll(file))
+		}
+		return err
+	}
+	if err := empty(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(empty(), os.Remove(dir), lock.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
 }
 
 // install is an installation by the page.
@@ -168,15 +205,22 @@ func (i *install) await(commands, something string) {
 	})
 }
 
-// serves waits until the kube-proxy of each node runs in a mode and has synced.
+// serves waits until the kube-proxy of each node runs in a mode and is healthy.
 func (i *install) serves(mode string) {
+	i.tb.Helper()
+	i.answers(mode, "/healthz")
+}
+
+// answers waits until the kube-proxy of each node runs in a mode, and an URL of its health server has
+// status 200.
+func (i *install) answers(mode, url string) {
 	i.tb.Helper()
 	lab.Await(i.tb, patience, "mode "+mode, func() error {
 		for _, n := range i.nodes {
 			if got, err := n.Fetch(i.tb.Context(), 10249, "/proxyMode"); err != nil || got != mode {
 				return fmt.Errorf("/proxyMode on %s says %q; error %v", n.Name, got, err)
 			}
-			if _, err := n.Fetch(i.tb.Context(), 10256, "/healthz"); err != nil {
+			if _, err := n.Fetch(i.tb.Context(), 10256, url); err != nil {
 				return err
 			}
 		}

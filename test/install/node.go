@@ -63,8 +63,8 @@ const networkConfig = `{
 }
 `
 
-// newNode adds a node, which has no image and is not part of a cluster. Files are added to its file system, by path.
-func newNode(l *lab.Lab, name, parts, dir, pause string, files map[string]string) (*node, error) {
+// newNode adds a node, which has no image and is not part of a cluster.
+func newNode(l *lab.Lab, name, parts, dir, pause string) (*node, error) {
 	on, err := l.AddNode(name)
 	if err != nil {
 		return nil, err
@@ -102,11 +102,6 @@ func newNode(l *lab.Lab, name, parts, dir, pause string, files map[string]string
 			return nil, err
 		}
 	}
-	for path, text := range files {
-		if err := n.write(path, text); err != nil {
-			return nil, err
-		}
-	}
 	return n, nil
 }
 
@@ -130,6 +125,29 @@ func (n *node) start(tb lab.TB) {
 		_, err := n.run(tb.Context(), "ctr", "version")
 		return err
 	})
+}
+
+// shutDown ends the node as a reboot does: its file system and its addresses are left, and nothing else.
+func (n *node) shutDown(tb lab.TB) error {
+	plug, err := n.Unplug()
+	if err != nil {
+		return err
+	}
+	if err := n.all.Close(); err != nil {
+		return err
+	}
+	for _, command := range []string{"nft flush ruleset", "conntrack -F", "ip link delete cni0"} {
+		// Programs are those of the node.
+		args := append([]string{filepath.Join(n.parts, "root")}, strings.Fields(command)...)
+		if out, err := n.Command(tb.Context(), "chroot", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w\n%s", command, err, out)
+		}
+	}
+	// With the cgroup, the programs at it are gone.
+	if err := lab.RemoveCgroup(n.cgroup); err != nil {
+		return err
+	}
+	return errors.Join(os.Mkdir(n.cgroup, 0o755), plug())
 }
 
 // first is the node's process 1, by its number on this machine.

@@ -125,6 +125,9 @@ func (l *Lab) Domain(name string) (path string, err error) {
 	return path, nil
 }
 
+// RemoveCgroup ends the processes in a cgroup that Domain made, and removes it.
+func RemoveCgroup(path string) error { return errors.Join(killTree(path), removeTree(path)) }
+
 func closeLabCgroup(path string) error {
 	r := &processRoot
 	r.mu.Lock()

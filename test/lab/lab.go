@@ -140,7 +140,7 @@ func (l *Lab) Close() error {
 		errs = append(errs, l.fabric.shut())
 	}
 	for _, path := range l.domains {
-		errs = append(errs, killTree(path), removeTree(path))
+		errs = append(errs, RemoveCgroup(path))
 	}
 	errs = append(errs, killTree(l.cgroup), closeLabCgroup(l.cgroup))
 	if err := errors.Join(errs...); err != nil {

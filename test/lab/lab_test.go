@@ -522,7 +522,7 @@ func TestSweep(t *testing.T) {
 	}
 	buf := make([]byte, 1)
 	_, readErr := out.Read(buf)
-	pattern := filepath.Join(cgroupMount(t), fmt.Sprintf("tandem-lab-*-%d-*", cmd.Process.Pid))
+	pattern := filepath.Join(cgroupMount(t), fmt.Sprintf("tandem-*-%d-*", cmd.Process.Pid)) // with the one of Domain
 	if err := lab.Sweep(); err != nil {
 		t.Error(err)
 	}
@@ -535,8 +535,8 @@ func TestSweep(t *testing.T) {
 		t.Fatalf("victim did not open its lab: %v", readErr)
 	}
 	dead, _ := filepath.Glob(pattern)
-	if len(alive) != 1 || len(dead) != 1 {
-		t.Errorf("cgroups after a sweep with the owner alive: %q, after its death: %q; want one each", alive, dead)
+	if len(alive) != 2 || len(dead) != 2 {
+		t.Errorf("cgroups after a sweep with the owner alive: %q, after its death: %q; want two each", alive, dead)
 	}
 	if err := lab.Sweep(); err != nil {
 		t.Error(err)
@@ -555,6 +555,9 @@ func TestSweepVictim(t *testing.T) {
 	l := lab.NewT(t, lab.Options{Pause: true})
 	p := l.Node("node1").Pod("p")
 	if _, err := p.Command(bg, "bash", "-c", "setsid sleep 1000 >/dev/null 2>&1 & echo").Output(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Domain("node1"); err != nil {
 		t.Fatal(err)
 	}
 	fmt.Println("open")
