@@ -63,8 +63,8 @@ func (i *install) once(manifest, name string) (out, code string) {
 	return out, code
 }
 
-// onNodes runs the image once on each node: privileged, and in the network of the host.
-func (i *install) onNodes(what string, command ...string) {
+// onNodes runs an image once on each node: privileged, and in the network of the host.
+func (i *install) onNodes(image string, command ...string) {
 	i.tb.Helper()
 	for _, n := range i.nodes {
 		out, code := i.once(fmt.Sprintf(`
@@ -76,11 +76,11 @@ spec:
   hostNetwork: true
   restartPolicy: Never
   tolerations: [{operator: Exists}]
-  containers: [{name: once, image: "`+ours+`", command: [%s], securityContext: {privileged: true}}]
-`, n.Name, strings.Join(command, ", ")), "once")
+  containers: [{name: once, image: "%s", command: [%s], securityContext: {privileged: true}}]
+`, n.Name, image, strings.Join(command, ", ")), "once")
 		if code != "0" {
-			i.tb.Fatalf("%s on %s ends with %s:\n%s", what, n.Name, code, out)
+			i.tb.Fatalf("%s on %s ends with %s:\n%s", command, n.Name, code, out)
 		}
-		i.tb.Logf("%s on %s:\n%s", what, n.Name, out)
+		i.tb.Logf("%s on %s:\n%s", command, n.Name, out)
 	}
 }

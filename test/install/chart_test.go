@@ -92,7 +92,7 @@ func (i *install) coexistence() {
 	})
 	i.step("uninstall", func() {
 		i.run("helm uninstall tandem --namespace kube-system --wait")
-		i.onNodes("kube-proxy --cleanup", "/usr/local/bin/kube-proxy", "--cleanup", "--coexist=socket-lb", "--proxy-mode=ebpf")
+		i.onNodes(ours, "/usr/local/bin/kube-proxy", "--cleanup", "--coexist=socket-lb", "--proxy-mode=ebpf")
 		i.upstream()
 	})
 }
