@@ -75,7 +75,7 @@ test-cluster: ## Run the proxy as kubeadm does, with a real control plane (5 min
 	hack/test.sh cluster
 
 .PHONY: test-kubeadm
-test-kubeadm: ## Follow docs/install.md on a real kubeadm cluster (root; 10 min; built first: 3 min more)
+test-kubeadm: ## Follow docs/install.md on a real kubeadm cluster (root; 11 min; built first: 15 min more)
 	hack/test.sh kubeadm
 
 .PHONY: test-kernels

@@ -15,8 +15,9 @@ import (
 	"strings"
 )
 
-// helperEnv makes a copy of the running program a helper.
-const helperEnv = "TANDEM_LAB_HELPER"
+// HelperEnv makes a copy of the running program a server, as SpawnServer starts them. Its value is the
+// name that the server answers with, a space, and its port.
+const HelperEnv = "TANDEM_LAB_HELPER"
 
 var mainCalled bool
 
@@ -25,7 +26,7 @@ var mainCalled bool
 // TestMain.
 func Main() {
 	mainCalled = true
-	role := os.Getenv(helperEnv)
+	role := os.Getenv(HelperEnv)
 	if role == "" {
 		return
 	}
@@ -52,7 +53,7 @@ func (s *Sandbox) SpawnServer(port uint16) (_ *ServerProcess, err error) {
 		return nil, err
 	}
 	c := s.Command(context.Background(), exe)
-	c.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", helperEnv, s.Name, port))
+	c.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", HelperEnv, s.Name, port))
 	c.Stderr = os.Stderr
 	out, err := c.StdoutPipe()
 	if err != nil {

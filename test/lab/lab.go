@@ -60,7 +60,7 @@ type Lab struct {
 // New opens a lab. It needs root and a writable cgroup2 mount; Available checks for
 // both. Close removes everything; the caller must also call it on an interrupt.
 func New(opts Options) (*Lab, error) {
-	if os.Getenv(helperEnv) != "" {
+	if os.Getenv(HelperEnv) != "" {
 		// A helper process must not run the program itself: it would start more
 		// helpers.
 		return nil, errors.New("open lab: this is a helper process whose main function did not call lab.Main")
