@@ -120,27 +120,27 @@ func (i *install) withoutGrace() {
 // Afterwards a connect may fail that has the source port of one that began meanwhile. Ours leaves no
 // more of that than upstream's, and what the page says ends it.
 func (i *install) cleanup() {
-	theirs := i.outage(i.imageOf("kube-proxy"))
+	theirs := i.outage("upstream's kube-proxy")
 	i.step("patch", i.patch)
-	if with := i.outage(ours); with > 2*theirs+0.01 {
-		i.tb.Errorf("the part %g fails after a cleanup, and %g after upstream's", with, theirs)
+	if with := i.outage("ours"); with > 2*theirs+0.01 {
+		i.tb.Errorf("the part %g fails after a cleanup, and %g where upstream's kube-proxy ran", with, theirs)
 	}
 }
 
-// outage cleans nodes up by an image, while no kube-proxy runs. It returns the part of attempts that
-// fail when upstream's serves again.
-func (i *install) outage(image string) float64 {
+// outage ends the kube-proxy that runs, and cleans nodes up. It returns the part of attempts that fail
+// when upstream's serves again.
+func (i *install) outage(of string) float64 {
 	i.tb.Helper()
 	revision := i.upstreamRevision()
 	i.park()
-	i.onNodes(image, "/usr/local/bin/kube-proxy", "--cleanup")
+	i.onNodes(ours, "/usr/local/bin/kube-proxy", "--cleanup")
 	i.run("kubectl -n kube-system rollout undo daemonset kube-proxy --to-revision=" + revision)
 	i.rollout("kube-system", "daemonset/kube-proxy")
 	i.serves("iptables")
 	i.follows()
 	time.Sleep(2 * limit) // until those are over that began before
 	tried, failed := i.count(func() { time.Sleep(baselineTime) })
-	i.tb.Logf("STEP after the cleanup by %s: %d of %d failed", image, failed, tried)
+	i.tb.Logf("STEP after a cleanup where %s ran: %d of %d failed", of, failed, tried)
 	for _, n := range i.nodes {
 		out, _ := n.run(i.tb.Context(), "bash", "-c", i.block("Roll back", 3)) // an error if there are none
 		i.tb.Logf("%s", out)

@@ -120,6 +120,7 @@ func (i *install) part(t *testing.T, play func()) {
 func (i *install) baseline() {
 	i.startClients()
 	defer i.stopClients()
+	i.upstream()
 	tried, failed := i.count(func() {
 		i.follows()
 		time.Sleep(baselineTime)
