@@ -138,14 +138,12 @@ func (i *install) outage(of string) float64 {
 	i.rollout("kube-system", "daemonset/kube-proxy")
 	i.serves("iptables")
 	i.follows()
-	time.Sleep(2 * limit) // until those are over that began before
 	tried, failed := i.count(func() { time.Sleep(baselineTime) })
 	i.tb.Logf("STEP after a cleanup where %s ran: %d of %d failed", of, failed, tried)
 	for _, n := range i.nodes {
 		out, _ := n.run(i.tb.Context(), "bash", "-c", i.block("Roll back", 3)) // an error if there are none
 		i.tb.Logf("%s", out)
 	}
-	i.count(func() { time.Sleep(2 * limit) })
 	i.step("after conntrack -D", func() { time.Sleep(baselineTime) })
 	return float64(failed) / float64(tried)
 }

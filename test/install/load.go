@@ -29,7 +29,7 @@ const (
 	longTCP      = 10  // connections that stay
 	longUDP      = 4   // sockets that stay
 	longPause    = 200 * time.Millisecond
-	limit        = 3 * time.Second // for an answer: two retransmissions of a SYN
+	limit        = 10 * time.Second // for an answer, on a busy machine
 )
 
 // counts are attempts and failures, by what was attempted.
@@ -39,6 +39,8 @@ type counts struct {
 	Examples map[string]string
 	// Slowest is the longest time that a connect took that succeeded.
 	Slowest time.Duration
+
+	running sync.WaitGroup // attempts that have begun
 }
 
 func newCounts() *counts {
@@ -101,25 +103,36 @@ type client struct {
 	counts  *counts
 }
 
+// take returns counts of what has begun since the last call, when all of that has ended.
 func (c *client) take() *counts {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	last := c.counts
 	c.counts = newCounts()
+	c.mu.Unlock()
+	last.running.Wait()
 	return last
 }
 
-func (c *client) count(kind string, took time.Duration, err error) {
+// count makes an attempt and counts it.
+func (c *client) count(kind string, attempt func() error) {
+	c.mu.Lock()
+	counts := c.counts
+	counts.running.Add(1)
+	c.mu.Unlock()
+	defer counts.running.Done()
+	began := time.Now()
+	err := attempt()
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.counts.Tried[kind]++
+	counts.Tried[kind]++
 	if err == nil {
-		c.counts.Slowest = max(c.counts.Slowest, took)
+		counts.Slowest = max(counts.Slowest, time.Since(began))
 		return
 	}
-	c.counts.Failed[kind]++
-	if c.counts.Examples[kind] == "" {
-		c.counts.Examples[kind] = time.Now().Format("15:04:05.000 ") + err.Error()
+	counts.Failed[kind]++
+	if counts.Examples[kind] == "" {
+		counts.Examples[kind] = time.Now().Format("15:04:05.000 ") + err.Error()
 	}
 }
 
@@ -127,15 +140,15 @@ func (c *client) count(kind string, took time.Duration, err error) {
 func (c *client) often(network string, rate int) {
 	for i := 0; ; i++ {
 		time.Sleep(time.Second / time.Duration(rate))
-		go func() {
-			began := time.Now()
+		go c.count(network, func() error {
 			conn, err := c.dial(network, i)
-			if err == nil {
-				_, err = ask(conn)
-				_ = conn.Close()
+			if err != nil {
+				return err
 			}
-			c.count(network, time.Since(began), err)
-		}()
+			defer conn.Close()
+			_, err = ask(conn)
+			return err
+		})
 	}
 }
 
@@ -143,19 +156,19 @@ func (c *client) often(network string, rate int) {
 func (c *client) long(network string, i int) {
 	var conn net.Conn
 	for {
-		began := time.Now()
-		var err error
-		if conn == nil {
-			conn, err = c.dial(network, i)
-		}
-		if err == nil {
-			_, err = ask(conn)
-		}
-		if err != nil && conn != nil {
-			_ = conn.Close()
-			conn = nil
-		}
-		c.count("long "+network, time.Since(began), err)
+		c.count("long "+network, func() (err error) {
+			if conn == nil {
+				if conn, err = c.dial(network, i); err != nil {
+					conn = nil // not one without a value
+					return err
+				}
+			}
+			if _, err = ask(conn); err != nil {
+				_ = conn.Close()
+				conn = nil
+			}
+			return err
+		})
 		time.Sleep(longPause)
 	}
 }
