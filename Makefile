@@ -64,7 +64,7 @@ test: build ## Test everything once, with real traffic on this kernel: before a 
 	hack/test.sh check namespaces demo
 
 .PHONY: test-all
-test-all: test test-rest test-kubeadm ## Test everything there is, under other kernels as well (root; 1 hour)
+test-all: test test-rest test-kubeadm ## Test everything there is, under other kernels as well (root; 1 h 15 min)
 
 .PHONY: test-rest
 test-rest: ## What test-all has beyond test: all rounds, race detector, kernels, control plane (50 min)
@@ -75,7 +75,7 @@ test-cluster: ## Run the proxy as kubeadm does, with a real control plane (5 min
 	hack/test.sh cluster
 
 .PHONY: test-kubeadm
-test-kubeadm: ## Follow docs/install.md on a real kubeadm cluster (root; 11 min; built first: 15 min more)
+test-kubeadm: ## Follow docs/install.md on a real kubeadm cluster (root; 15 min; built first: 15 min more)
 	hack/test.sh kubeadm
 
 .PHONY: test-kernels
