@@ -33,7 +33,7 @@ func TestShared(t *testing.T) {
 		}
 		b.tier = NewShared(b.fast, share)
 		b.tier.grace = 0
-		b.moving = true // compare is for two tiers of ours
+		b.moving = true // compare is for two datapaths of this proxy
 		b.sync(true)
 		for range 30 {
 			var changes []proxier.PortChange

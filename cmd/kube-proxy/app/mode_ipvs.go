@@ -125,31 +125,33 @@ func (m *ipvsMode) replace(ctx context.Context) error {
 	return iptables.MasqueradeIPVS(ctx, &rules, sets)
 }
 
-// retire removes the rules of mode ipvs first: those of the new mode are in force.
+// retire keeps what masquerades connections of this host until no virtual server is needed.
 func (m *ipvsMode) retire(ctx context.Context, _ *parts) error {
-	present, err := ipvs.Present()
-	if !present || err != nil {
-		return err
-	}
-	errs := eachXtables(func(tools *xtables.Tools) error { return iptables.CleanupIPVS(ctx, tools, true) })
-	if err := errors.Join(append(errs, ipvs.Drain(ctx, ipvsOptions(m.config)))...); err != nil {
+	if err := m.remove(ctx, true, ipvs.Drain); err != nil {
 		return err
 	}
 	return m.cleanup(ctx)
 }
 
-// cleanup removes the rules of mode ipvs first, since sets that a rule uses cannot be removed.
 func (m *ipvsMode) cleanup(ctx context.Context) error {
+	return m.remove(ctx, false, func(ctx context.Context, opts ipvs.Options) error {
+		err := ipvs.Cleanup(ctx, opts)
+		if err == nil {
+			klog.FromContext(ctx).Info("Removed the virtual servers, sets and addresses of mode ipvs")
+		}
+		return err
+	})
+}
+
+// remove removes the rules of mode ipvs first, since sets that a rule uses cannot be removed,
+// and then the rest.
+func (m *ipvsMode) remove(ctx context.Context, draining bool, rest func(context.Context, ipvs.Options) error) error {
 	present, err := ipvs.Present()
 	if !present || err != nil {
 		return err
 	}
-	errs := eachXtables(func(tools *xtables.Tools) error { return iptables.CleanupIPVS(ctx, tools, false) })
-	if err := errors.Join(append(errs, ipvs.Cleanup(ctx, ipvsOptions(m.config)))...); err != nil {
-		return err
-	}
-	klog.FromContext(ctx).Info("Removed the virtual servers, sets and addresses of mode ipvs")
-	return nil
+	errs := eachXtables(func(tools *xtables.Tools) error { return iptables.CleanupIPVS(ctx, tools, draining) })
+	return errors.Join(append(errs, rest(ctx, ipvsOptions(m.config)))...)
 }
 
 // ipvsDatapath is mode ipvs, open.

@@ -169,7 +169,8 @@ func (s *server) run(ctx context.Context) error {
 	}
 }
 
-// heldBy names who has the port, if that is why it cannot be bound and the process is visible.
+// heldBy names the process that listens at the port, if that is why the port cannot be bound and the
+// process is visible.
 func (s *server) heldBy(ctx context.Context, err error) string {
 	_, text, splitErr := net.SplitHostPort(s.address)
 	port, parseErr := strconv.ParseUint(text, 10, 16)
