@@ -64,10 +64,10 @@ test: build ## Test everything once, with real traffic on this kernel: before a 
 	hack/test.sh check namespaces demo
 
 .PHONY: test-all
-test-all: test test-rest test-kubeadm ## Test everything there is, under other kernels as well (root; 1 h 15 min)
+test-all: test test-rest test-kubeadm ## Test everything there is, under other kernels as well (root; 1 h 5 min)
 
 .PHONY: test-rest
-test-rest: ## What test-all has beyond test: all rounds, race detector, kernels, control plane (50 min)
+test-rest: ## What test-all has beyond test: all rounds, race detector, kernels, control plane (40 min)
 	hack/test.sh full race deploy kernels cluster
 
 .PHONY: test-cluster

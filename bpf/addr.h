@@ -38,6 +38,11 @@ static __always_inline bool same_addr(const __be32 *a, const __be32 *b)
 	return a[3] == b[3] && a[2] == b[2] && a[1] == b[1] && a[0] == b[0];
 }
 
+static __always_inline bool is_zero(const __be32 *a)
+{
+	return !(a[0] | a[1] | a[2] | a[3]);
+}
+
 static __always_inline void copy_addr(__be32 *to, const __be32 *from)
 {
 	to[0] = from[0];

@@ -11,6 +11,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "packet.h"
+#include "redirect.h"
 #include "tc_config.h"
 
 #define ANSWER_TTL 64
@@ -20,14 +21,15 @@ static __always_inline int bounce(struct __sk_buff *skb)
 {
 	__u8 mac[2][6], swapped[2][6];
 
-	if (l2_len) {
-		if (bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
-			return TC_ACT_SHOT;
-		__builtin_memcpy(swapped[0], mac[1], sizeof(mac[1]));
-		__builtin_memcpy(swapped[1], mac[0], sizeof(mac[0]));
-		if (bpf_skb_store_bytes(skb, 0, swapped, sizeof(swapped), 0))
-			return TC_ACT_SHOT;
-	}
+	if (!l2_len)
+		return send_by_route(skb, skb->ifindex);
+	if (bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
+		return TC_ACT_SHOT;
+	__builtin_memcpy(swapped[0], mac[1], sizeof(mac[1]));
+	__builtin_memcpy(swapped[1], mac[0], sizeof(mac[0]));
+	if (bpf_skb_store_bytes(skb, 0, swapped, sizeof(swapped), 0))
+		return TC_ACT_SHOT;
+	skb->tc_index = REDIRECTED;
 	return bpf_redirect(skb->ifindex, 0);
 }
 

@@ -11,7 +11,6 @@
 #include "addr.h"
 #include "backend.h"
 #include "check.h"
-#include "conntrack.h"
 #include "frontend.h"
 #include "global.h"
 #include "node.h"
@@ -26,10 +25,15 @@
 
 /* The decision for a new connection. */
 struct choice {
+	struct frontend_ref frontend;
+	__u32 found; /* enum frontend_result */
 	__u32 backend;
 	__u32 generation; /* of the backend */
 	__u32 route;
-	__u64 flow; /* the word of the flow that was created */
+	__u32 service;
+	__u32 action;	       /* enum flow_action, set by plan() */
+	struct flow_key reply; /* likewise; the port may still change */
+	__u64 flow;	       /* the word of the flow that was created */
 };
 
 /* Finds the frontend that a packet is sent to: that of its address, or a
@@ -66,57 +70,63 @@ static __always_inline enum lb_origin origin_of(const __be32 *client)
 	return local_flags(client) ? FROM_HOST : FROM_OUTSIDE;
 }
 
-/* Whether netfilter translates this connection, which then began before the
- * programs were attached. It is asked only where the answer matters, as it
- * costs a lookup in conntrack. */
-static __always_inline bool netfilter_translates(struct __sk_buff *skb,
-						 const struct packet *p)
+/* Whether netfilter has to see packets to the frontend untranslated. */
+static __always_inline bool is_left(const struct choice *c)
 {
-	return (p->key.proto != IPPROTO_TCP ||
-		(p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN) &&
-	       netfilter_has(skb, p);
+	return c->found == FRONTEND_FOUND && c->frontend.flags & FRONTEND_LEFT;
 }
 
-/* Decides on a packet without a flow: picks its backend, if it is for a
- * Service. */
-GLOBAL int choose(struct __sk_buff *skb, const struct packet *p,
-		  struct choice *c)
+/* Whether a packet without a flow is for this project: CHOSEN, or a verdict. It
+ * may be for an address without a frontend that is rejected. */
+GLOBAL int claim(const struct packet *p, struct choice *c)
+{
+	__be32 dst[4];
+
+	if (!p || !c)
+		return NEXT;
+	c->found = packet_frontend(&p->key, &c->frontend);
+	if (c->found == FRONTEND_NONE) {
+		/* Linux 6.1 takes map keys from the stack, but not from the
+		 * caller of a global function. */
+		copy_addr(dst, p->key.dst);
+		if (!is_unserved(dst) || local_flags(dst))
+			return NEXT;
+	}
+	if (is_left(c))
+		return NEXT;
+	return is_martian(p->key.src) ? done(PASS_MARTIAN, NEXT) : CHOSEN;
+}
+
+/* Picks a backend for a packet that was claimed. */
+GLOBAL int choose(const struct packet *p, struct choice *c)
 {
 	enum select_result result = SELECT_RACED;
 	struct affinity chosen;
 	struct frontend_ref fe;
 	struct backend *be = NULL;
 	__u32 service = 0, pick;
-	__be32 src[4], dst[4];
+	__be32 src[4];
 
 	if (!p || !c)
 		return NEXT;
-	/* Linux 6.1 takes map keys from the stack, but not from the caller of a
-	 * global function. */
 	copy_addr(src, p->key.src);
-	copy_addr(dst, p->key.dst);
 	for (int i = 0; i < SELECT_ATTEMPTS; i++) {
-		enum frontend_result found = packet_frontend(&p->key, &fe);
-
-		if (found == FRONTEND_NONE) {
-			if (!is_unserved(p->key.dst) || local_flags(dst))
-				return NEXT;
-			if (is_martian(p->key.src))
-				return done(PASS_MARTIAN, NEXT);
-			if (netfilter_translates(skb, p))
-				return done(PASS_NETFILTER, NEXT);
+		if (i)
+			c->found = packet_frontend(&p->key, &c->frontend);
+		if (c->found == FRONTEND_NONE) {
+			if (i) /* it was deleted meanwhile */
+				break;
 			result = SELECT_REJECT;
 			break;
 		}
-		if (is_martian(p->key.src))
-			return done(PASS_MARTIAN, NEXT);
-		if (netfilter_translates(skb, p))
-			return done(PASS_NETFILTER, NEXT);
 		/* A reset for a connection that ended already. */
 		if (p->key.proto == IPPROTO_TCP && p->tcp_flags & TCP_RST)
 			return done(PASS_RST, NEXT);
-		if (found == FRONTEND_RACED)
+		if (c->found == FRONTEND_RACED)
 			continue;
+		if (is_left(c))
+			return NEXT;
+		fe = c->frontend;
 		service = fe.service;
 		if (!frontend_admits(&fe, p->key.dst, p->key.src)) {
 			count_connection(service, SELECT_DROP, 0);
@@ -138,6 +148,7 @@ GLOBAL int choose(struct __sk_buff *skb, const struct packet *p,
 		return done(result == SELECT_DROP ? DROP_POLICY : DROP_RACED,
 			    TC_ACT_SHOT);
 	}
+	c->service = service;
 	c->backend = chosen.backend;
 	c->generation = chosen.generation;
 	return CHOSEN;

@@ -12,7 +12,7 @@
 #include "tc_config.h"
 
 /*
- * The kernel's conntrack (Linux 6.0). It knows connections that netfilter or
+ * The kernel's conntrack (Linux 5.18). It knows connections that netfilter or
  * IPVS translates, for another proxy or for this one in another mode. They stay
  * translated after the rules are removed.
  */
@@ -49,11 +49,6 @@ struct nf_conn {
 	unsigned long status;
 } __attribute__((preserve_access_index));
 
-/* Not in the table yet. */
-struct nf_conn___init {
-	struct nf_conn ct;
-} __attribute__((preserve_access_index));
-
 struct bpf_ct_opts {
 	__s32 netns_id;
 	__s32 error;
@@ -75,38 +70,21 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb,
 					 struct bpf_ct_opts *opts,
 					 __u32 opts__sz) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
-extern struct nf_conn___init *bpf_skb_ct_alloc(struct __sk_buff *skb,
-					       struct bpf_sock_tuple *tuple,
-					       __u32 tuple__sz,
-					       struct bpf_ct_opts *opts,
-					       __u32 opts__sz) __ksym __weak;
-extern struct nf_conn *
-bpf_ct_insert_entry(struct nf_conn___init *ct) __ksym __weak;
-extern void bpf_ct_set_timeout(struct nf_conn___init *ct,
-			       __u32 ms) __ksym __weak;
-extern int bpf_ct_change_timeout(struct nf_conn *ct, __u32 ms) __ksym __weak;
-
 /* Fills in a zeroed tuple and returns its size. */
 static __always_inline __u32 conntrack_tuple(const struct flow_key *key,
-					     struct bpf_sock_tuple *tuple,
-					     bool reversed)
+					     struct bpf_sock_tuple *tuple)
 {
-	const __be32 *src = reversed ? key->dst : key->src;
-	const __be32 *dst = reversed ? key->src : key->dst;
-	__be16 sport = reversed ? key->dport : key->sport;
-	__be16 dport = reversed ? key->sport : key->dport;
-
 	if (is_v4(key->src)) {
-		tuple->ipv4.saddr = src[3];
-		tuple->ipv4.daddr = dst[3];
-		tuple->ipv4.sport = sport;
-		tuple->ipv4.dport = dport;
+		tuple->ipv4.saddr = key->src[3];
+		tuple->ipv4.daddr = key->dst[3];
+		tuple->ipv4.sport = key->sport;
+		tuple->ipv4.dport = key->dport;
 		return sizeof(tuple->ipv4);
 	}
-	copy_addr(tuple->ipv6.saddr, src);
-	copy_addr(tuple->ipv6.daddr, dst);
-	tuple->ipv6.sport = sport;
-	tuple->ipv6.dport = dport;
+	copy_addr(tuple->ipv6.saddr, key->src);
+	copy_addr(tuple->ipv6.daddr, key->dst);
+	tuple->ipv6.sport = key->sport;
+	tuple->ipv6.dport = key->dport;
 	return sizeof(tuple->ipv6);
 }
 
@@ -121,9 +99,8 @@ conntrack_find(struct __sk_buff *skb, const struct flow_key *key)
 	if (!have_conntrack)
 		return NULL;
 	opts.l4proto = key->proto;
-	return bpf_skb_ct_lookup(skb, &tuple,
-				 conntrack_tuple(key, &tuple, false), &opts,
-				 sizeof(opts));
+	return bpf_skb_ct_lookup(skb, &tuple, conntrack_tuple(key, &tuple),
+				 &opts, sizeof(opts));
 }
 
 static __always_inline bool conntrack_has(struct __sk_buff *skb,
@@ -168,43 +145,6 @@ GLOBAL int netfilter_has(struct __sk_buff *skb, const struct packet *p)
 	translated = is_translated(ct);
 	bpf_ct_release(ct);
 	return translated;
-}
-
-/* How long a port is held after the last packet of its flow, in ms. */
-#define HOLD_PORT_MS (10 * 60 * 1000)
-
-/*
- * Enters a connection from this node into conntrack, so that netfilter gives
- * the port to no other connection towards the same backend. It is not
- * translated: packets of the flow do not pass netfilter.
- */
-GLOBAL int hold_port(struct __sk_buff *skb, const struct flow_key *reply)
-{
-	struct bpf_ct_opts opts = { .netns_id = CT_OWN_NETNS };
-	struct bpf_sock_tuple tuple = {};
-	struct nf_conn___init *fresh;
-	struct nf_conn *ct;
-	__u32 size;
-
-	if (!reply || !have_conntrack)
-		return 0;
-	opts.l4proto = reply->proto;
-	size = conntrack_tuple(reply, &tuple, true);
-	ct = bpf_skb_ct_lookup(skb, &tuple, size, &opts, sizeof(opts));
-	if (ct) {
-		if (!is_translated(ct))
-			bpf_ct_change_timeout(ct, HOLD_PORT_MS);
-		bpf_ct_release(ct);
-		return 0;
-	}
-	fresh = bpf_skb_ct_alloc(skb, &tuple, size, &opts, sizeof(opts));
-	if (!fresh)
-		return 0;
-	bpf_ct_set_timeout(fresh, HOLD_PORT_MS);
-	ct = bpf_ct_insert_entry(fresh);
-	if (ct)
-		bpf_ct_release(ct);
-	return 0;
 }
 
 #endif

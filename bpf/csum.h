@@ -60,8 +60,10 @@ static __always_inline __s64 sum_diff(const __be32 *old, const __be32 *new,
 {
 	__u64 sum = 0;
 
-	for (int i = 0; i < words; i++)
+	for (int i = 0; i < words; i++) {
 		sum += (__u64)(__u32)~old[i] + new[i];
+		barrier_var(sum); /* keeps the words from being spilled */
+	}
 	sum = (sum & 0xffffffff) + (sum >> 32);
 	return (__u32)((sum & 0xffffffff) + (sum >> 32));
 }

@@ -8,6 +8,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "backend.h"
+#include "flow_index.h"
 #include "flow_maps.h"
 #include "flow_pool.h"
 #include "flow_record.h"
@@ -18,31 +19,32 @@
 
 /* Adds the traffic of a flow to its service, if the service id has not been
  * given to another service. */
-static __always_inline void flow_count_traffic(const struct flow *f)
+static __always_inline void flow_count_traffic(const struct flow *f,
+					       const struct flow_traffic *t)
 {
 	__u32 service = f->service;
 	struct service_stats *s;
 
-	if (!f->packets[0])
+	if (!t->packets)
 		return;
 	if (!backend_of(f->backend, f->backend_generation, service))
 		service = 0;
 	s = bpf_map_lookup_elem(&tdm_svc_stats, &service);
 	if (!s)
 		return;
-	__sync_fetch_and_add(&s->packets, f->packets[0] + f->packets[1]);
-	__sync_fetch_and_add(&s->bytes, f->bytes[0] + f->bytes[1]);
+	__sync_fetch_and_add(&s->packets, t->packets);
+	__sync_fetch_and_add(&s->bytes, t->bytes);
 }
 
 /* Frees a flow that this CPU has claimed. */
 static __always_inline void flow_free(__u32 id, struct flow *f,
 				      __u32 generation)
 {
-	if (f->flags & FLOW_INDEXED) {
-		bpf_map_delete_elem(&tdm_flow_key, &f->request);
-		bpf_map_delete_elem(&tdm_flow_key, &f->reply);
-	}
-	flow_count_traffic(f);
+	struct flow_traffic t = {};
+
+	key_delete(f, id, generation, 0, &t);
+	key_delete(f, id, generation, 1, &t);
+	flow_count_traffic(f, &t);
 	*(volatile __u64 *)&f->life = life_of(generation, FLOW_FREE);
 	flow_give(id, f);
 }
@@ -85,43 +87,60 @@ GLOBAL int flow_make_room(__u64 word, bool over)
 	return 0;
 }
 
-static __always_inline __u64 *kept_counter(__u8 proto, __u64 *most)
+static __always_inline __u64 *kept_counter(__u8 proto)
 {
-	*most = proto == IPPROTO_TCP ? max_kept_tcp : max_kept_udp;
 	return flow_counter(proto == IPPROTO_TCP ? FLOW_KEPT_TCP :
 						   FLOW_KEPT_UDP);
 }
 
-/* Keeps a young flow from being evicted, if there is room for kept flows. */
+/*
+ * Whether there is room for new flows of a protocol. No flow is refused later,
+ * when it is established, so the limit may be exceeded by as many as were young
+ * when it was reached. Each protocol has its own limit: a client that only
+ * pretends its address can establish UDP flows.
+ */
+static __always_inline bool flows_admitted(__u8 proto)
+{
+	const __u64 *kept = kept_counter(proto);
+
+	return kept &&
+	       *(volatile __u64 *)kept <
+		       (proto == IPPROTO_TCP ? max_kept_tcp : max_kept_udp);
+}
+
+/* Keeps a young flow from being evicted. */
 GLOBAL int flow_keep(__u32 id, __u64 life, __u8 proto)
 {
 	__u64 young = life_of(life >> 32, FLOW_YOUNG);
-	__u64 most, *kept = kept_counter(proto, &most);
+	__u64 *kept = kept_counter(proto);
 	struct flow *f = flow_of(id);
 
 	if (!kept || !f)
 		return 0;
-	if (__sync_fetch_and_add(kept, 1) >= most ||
-	    __sync_val_compare_and_swap(
+	__sync_fetch_and_add(kept, 1);
+	if (__sync_val_compare_and_swap(
 		    &f->life, young, life_of(life >> 32, FLOW_KEPT)) != young)
 		__sync_fetch_and_add(kept, -1);
 	return 0;
 }
 
-/* Lets a closed flow be evicted again. */
+/* Makes a closed flow young again; false if it was not kept. */
 GLOBAL int flow_release(__u32 id, __u64 life, __u8 proto)
 {
 	__u64 kept_life = life_of(life >> 32, FLOW_KEPT);
-	__u64 most, *kept = kept_counter(proto, &most);
+	__u64 *kept = kept_counter(proto);
 	struct flow *f = flow_of(id);
 
 	if (!f || __sync_val_compare_and_swap(
 			  &f->life, kept_life,
 			  life_of(life >> 32, FLOW_YOUNG)) != kept_life)
-		return 0;
+		return false;
 	if (kept)
 		__sync_fetch_and_add(kept, -1);
-	return flow_make_room(flow_word(id, life >> 32), true);
+	/* The end that seemed to have closed it may have gone on meanwhile. */
+	if (!(*(volatile __u64 *)&f->flags & FLOW_CLOSED))
+		flow_keep(id, life, proto);
+	return true;
 }
 
 /* Frees a flow that is replaced, or whose backend is gone. */
@@ -131,7 +150,7 @@ GLOBAL int flow_end(__u32 id, __u64 life)
 	__u64 young = life_of(life >> 32, FLOW_YOUNG);
 	__u64 kept_life = life_of(life >> 32, FLOW_KEPT);
 	struct flow *f = flow_of(id);
-	__u64 most, *kept;
+	__u64 *kept;
 
 	if (!f)
 		return 0;
@@ -139,7 +158,7 @@ GLOBAL int flow_end(__u32 id, __u64 life)
 		flow_free(id, f, life >> 32);
 	} else if (__sync_val_compare_and_swap(&f->life, kept_life, claimed) ==
 		   kept_life) {
-		kept = kept_counter(f->request.proto, &most);
+		kept = kept_counter(f->request.proto);
 		if (kept)
 			__sync_fetch_and_add(kept, -1);
 		flow_free(id, f, life >> 32);

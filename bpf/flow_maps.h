@@ -18,13 +18,26 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_flow SEC(".maps");
 
-/* addresses and ports of a packet -> flow id and generation */
+/* place -> entry of a flow, found by the hash of a packet's addresses and ports
+ */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, struct flow_key);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct flow_entry);
+	__uint(max_entries, (1 << 20) + FLOW_NEAR - 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_flow_entry SEC(".maps");
+
+/* home / 64 -> a bit for each home: whether an entry may have its home there.
+ * Much smaller than the entries, so that packets without a flow find that out
+ * in the cache. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries, 1 << 19);
-} tdm_flow_key SEC(".maps");
+	__uint(max_entries, (1 << 20) / 64);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_flow_filter SEC(".maps");
 
 /* Two rings of flow ids and generations: young flows in order of creation, and
  * the last MAX_CLOSED closed flows. */
@@ -44,6 +57,15 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_flow_count SEC(".maps");
 
+/* CPU, modulo the number of lists -> free ids */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct flow_list);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_flow_free SEC(".maps");
+
 /* address of a Service that answers echo requests -> 1 */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -51,13 +73,5 @@ struct {
 	__type(value, __u8);
 	__uint(max_entries, 16384);
 } tdm_vip SEC(".maps");
-
-/* index of a device that connects to clients and other nodes -> 1 */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, 256);
-} tdm_uplink SEC(".maps");
 
 #endif

@@ -6,49 +6,51 @@
 #include <bpf/bpf_helpers.h>
 
 #include "flow_record.h"
+#include "global.h"
 #include "tc_config.h"
 
-#define STACK_ATTEMPTS 16
+#define GIVE_ATTEMPTS 16
+#define TAKE_ATTEMPTS 4
+
+/* A list of free ids: that of this CPU, or the i-th after it. */
+static __always_inline struct flow_list *flow_list(__u32 i)
+{
+	__u32 index = (bpf_get_smp_processor_id() + i) & (flow_lists - 1);
+
+	return bpf_map_lookup_elem(&tdm_flow_free, &index);
+}
 
 /*
- * Returns an id to the free list, a stack: the id freed last is taken first,
- * since its record is still in the cache. The count in the high half of the top
- * word prevents the ABA problem. After too many collisions with other CPUs the
- * id is lost: its record stays claimed, which tells the next process to reclaim
- * it.
+ * Returns an id to the list of this CPU, a stack: the id freed last is taken
+ * first, since its record is still in the cache. The count in the high half of
+ * the top word prevents the ABA problem. Another CPU changes the list only if
+ * it has no ids, and user space if it ends flows; then the next list is tried.
+ * An id that finds none stays claimed, and user space frees it.
  */
 static __always_inline void flow_give(__u32 id, struct flow *f)
 {
-	__u64 *top = flow_counter(FLOW_TOP);
-	__u64 *used = flow_counter(FLOW_USED);
+	for (int i = 0; i < GIVE_ATTEMPTS; i++) {
+		struct flow_list *list = flow_list(i);
+		__u64 old, new;
 
-	if (!top || !used)
-		return;
-	for (int i = 0; i < STACK_ATTEMPTS; i++) {
-		__u64 old = *(volatile __u64 *)top;
-		__u64 new = ((old >> 32) + 1) << 32 | id;
-
-		*(volatile __u32 *)&f->next = old;
-		if (__sync_val_compare_and_swap(top, old, new) == old) {
-			__sync_fetch_and_add(used, -1);
+		if (!list)
+			break;
+		old = *(volatile __u64 *)&list->top;
+		new = ((old >> 32) + 1) << 32 | id;
+		*(volatile __u32 *)&f->place[0] = old;
+		if (__sync_val_compare_and_swap(&list->top, old, new) == old) {
+			__sync_fetch_and_add(&list->used, -1);
 			return;
 		}
 	}
 	*(volatile __u64 *)&f->life |= FLOW_CLAIMED;
 }
 
-/* Takes an id from the free list, or one that was never used; 0 if there is
- * none. */
-static __always_inline __u32 flow_take(void)
+/* Takes an id from a list; 0 if it has none. */
+static __always_inline __u32 flow_pop(struct flow_list *list)
 {
-	__u64 *top = flow_counter(FLOW_TOP);
-	__u64 *fresh = flow_counter(FLOW_FRESH);
-	__u64 *used = flow_counter(FLOW_USED);
-
-	if (!top || !fresh || !used)
-		return 0;
-	for (int i = 0; i < STACK_ATTEMPTS; i++) {
-		__u64 old = *(volatile __u64 *)top;
+	for (int i = 0; i < TAKE_ATTEMPTS; i++) {
+		__u64 old = *(volatile __u64 *)&list->top;
 		const struct flow *f;
 		__u64 new;
 
@@ -56,20 +58,42 @@ static __always_inline __u32 flow_take(void)
 			break;
 		f = flow_of(old);
 		if (!f)
-			return 0;
-		new = ((old >> 32) + 1) << 32 | *(volatile __u32 *)&f->next;
-		if (__sync_val_compare_and_swap(top, old, new) == old) {
-			__sync_fetch_and_add(used, 1);
+			break;
+		new = ((old >> 32) + 1) << 32 | *(volatile __u32 *)&f->place[0];
+		if (__sync_val_compare_and_swap(&list->top, old, new) == old) {
+			__sync_fetch_and_add(&list->used, 1);
 			return old;
 		}
 	}
-	if (*(volatile __u64 *)fresh < max_flows) {
-		__u64 id = __sync_fetch_and_add(fresh, 1) + 1;
+	return 0;
+}
 
-		if (id < max_flows) {
-			__sync_fetch_and_add(used, 1);
-			return id;
+/* Takes an id from the list of this CPU, or one that was never used, or one
+ * from another list; 0 if there is none. */
+GLOBAL int flow_take(void)
+{
+	__u64 *fresh = flow_counter(FLOW_FRESH);
+	struct flow_list *list = flow_list(0);
+	__u32 id;
+
+	if (!list || !fresh)
+		return 0;
+	id = flow_pop(list);
+	if (id)
+		return id;
+	if (*(volatile __u64 *)fresh < max_flows) {
+		__u64 new = __sync_fetch_and_add(fresh, 1) + 1;
+
+		if (new < max_flows) {
+			__sync_fetch_and_add(&list->used, 1);
+			return new;
 		}
+	}
+	for (__u32 i = 1; i < MAX_FLOW_LISTS && i < flow_lists; i++) {
+		list = flow_list(i);
+		id = list ? flow_pop(list) : 0;
+		if (id)
+			return id;
 	}
 	return 0;
 }

@@ -18,7 +18,7 @@ static __always_inline __u32 stage_of(__u64 life)
 	return life & 0xff;
 }
 
-/* What keys and rings hold of a flow: its generation and id. */
+/* What rings hold of a flow: its generation and id. */
 static __always_inline __u64 flow_word(__u32 id, __u32 generation)
 {
 	return (__u64)generation << 32 | id;

@@ -30,8 +30,9 @@ static __always_inline bool is_over(const struct packet *p,
 	if (p->key.proto == IPPROTO_TCP) {
 		if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
 			return false;
-		/* The other proxy gets all new connections. */
-		if (hit->flags & FLOW_CLOSED || serves_old_only())
+		/* The other proxy gets all new connections to Services. */
+		if (hit->flags & FLOW_CLOSED ||
+		    (serves_old_only() && hit->action != ACTION_REMAP))
 			return true;
 		if (hit->flags & FLOW_ESTABLISHED)
 			return false;

@@ -36,7 +36,7 @@ GLOBAL int answer_echo(struct __sk_buff *skb, struct packet *p)
 	turn_around(&to, &p->key);
 	to.sport = p->key.sport;
 	to.dport = p->key.dport;
-	err |= rewrite(skb, p, &to);
+	err |= rewrite_fields(skb, p, &to);
 	err |= set_ip(skb, p, p->l3_len);
 	return err ? TC_ACT_SHOT : bounce(skb);
 }

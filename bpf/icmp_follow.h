@@ -20,39 +20,46 @@
 /* Redirects an ICMP error that was translated. */
 GLOBAL int forward_error(struct __sk_buff *skb, struct packet *p)
 {
-	struct bpf_fib_lookup fib;
+	struct bpf_fib_lookup *fib = last_route();
 	long found;
 
-	if (!p)
+	if (!p || !fib)
 		return TC_ACT_SHOT;
 	if (p->ttl <= 1)
 		return done(ERROR_TTL, TC_ACT_SHOT);
-	found = route(skb, &fib, &p->key, 1, 0);
-	if (found != BPF_FIB_LKUP_RET_SUCCESS &&
-	    found != BPF_FIB_LKUP_RET_NO_NEIGH)
+	found = route(skb, fib, &p->key, 1, 0);
+	if (!has_route(found))
 		return done(DROP_NO_ROUTE, TC_ACT_SHOT);
 	if (decrement_ttl(skb, p))
 		return done(DROP_REWRITE, TC_ACT_SHOT);
 	count_reason(FORWARD_ICMP);
-	return send_out(&fib);
+	return send_out(skb, fib);
+}
+
+/* Finds the flow of a quoted packet, which was translated before. */
+static __always_inline bool flow_find_quoted(const struct flow_key *quoted,
+					     struct flow_hit *hit)
+{
+	struct flow_key key;
+
+	turn_around(&key, quoted);
+	return flow_find(&key, hit);
 }
 
 /* Translates an ICMP error about a packet of a flow. */
 GLOBAL int follow_error(struct __sk_buff *skb, struct packet *p, bool ingress)
 {
 	struct packet inner = {};
-	struct flow_key key;
 	struct flow_hit hit;
 
 	if (!p || !parse_quote(skb, p, &inner))
 		return NEXT;
-	turn_around(&key, &inner.key);
-	if (!flow_find(&key, &hit) ||
-	    ingress != (!hit.reply || hit.flags & FLOW_INGRESS))
+	if (!flow_find_quoted(&inner.key, &hit) || ingress != is_ingress(&hit))
 		return NEXT;
 	if (rewrite_error(skb, p, &inner, &hit))
 		return done(DROP_REWRITE, TC_ACT_SHOT);
-	return hit.flags & FLOW_REMOTE ? PAST_STACK : done(FORWARD_ICMP, NEXT);
+	return hit.action == ACTION_SNAT ? PAST_STACK :
+					   done(FORWARD_ICMP, NEXT);
 }
 
 #endif

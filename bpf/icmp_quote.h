@@ -3,6 +3,7 @@
 #define TANDEM_ICMP_QUOTE_H
 
 #include <linux/bpf.h>
+#include <linux/errno.h>
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
@@ -14,6 +15,7 @@
 #include "csum.h"
 #include "flow_index.h"
 #include "flow_key.h"
+#include "global.h"
 #include "icmp.h"
 #include "nat.h"
 #include "packet.h"
@@ -45,20 +47,24 @@ parse_quote(struct __sk_buff *skb, const struct packet *p, struct packet *inner)
  * changes the error's checksum, unless it cancels out: IPv4 addresses and the
  * checksum of their header.
  */
-static __always_inline long rewrite_quote(struct __sk_buff *skb,
-					  const struct packet *p,
-					  const struct packet *inner,
-					  const struct flow_key *to)
+GLOBAL int rewrite_quote(struct __sk_buff *skb, const struct packet *p,
+			 const struct packet *inner, const struct flow_key *to)
 {
-	__be16 old_ports[2] = { inner->key.sport, inner->key.dport };
-	__be16 new_ports[2] = { to->sport, to->dport };
-	__u32 at = inner->l4 + csum_offset(inner->key.proto);
-	__u32 check = p->l4 + csum_offset(p->key.proto);
+	__be16 old_ports[2], new_ports[2];
 	__be32 old4[2], new4[2];
 	__be16 old_sum, new_sum;
 	__s64 addrs, sum;
+	__u32 at, check;
 	long err = 0;
 
+	if (!p || !inner || !to)
+		return -EINVAL;
+	old_ports[0] = inner->key.sport;
+	old_ports[1] = inner->key.dport;
+	new_ports[0] = to->sport;
+	new_ports[1] = to->dport;
+	at = inner->l4 + csum_offset(inner->key.proto);
+	check = p->l4 + csum_offset(p->key.proto);
 	if (inner->v6) {
 		addrs = bpf_csum_diff((__be32 *)inner->key.src, 32,
 				      (__be32 *)to->src, 32, 0);
@@ -115,7 +121,7 @@ static __always_inline long rewrite_error(struct __sk_buff *skb,
 	copy_addr(to.dst, hit->to.dst);
 	if (!same_addr(hit->to.src, inner->key.dst))
 		copy_addr(to.src, hit->to.src);
-	err |= rewrite(skb, p, &to);
+	err |= rewrite_fields(skb, p, &to);
 	p->key = to;
 	return err;
 }

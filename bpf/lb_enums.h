@@ -14,7 +14,7 @@ enum lb_layout {
 	/* Identifies maps and programs of this project: "tandem". */
 	LAYOUT_MAGIC = 0x6d65646e6174ULL,
 	/* Of structures, enums and maps shared with user space. */
-	LAYOUT_VERSION = 4,
+	LAYOUT_VERSION = 5,
 };
 BTF_EMIT(lb_layout);
 
@@ -52,6 +52,9 @@ enum lb_frontend_flag {
 	FRONTEND_ALL_PODS = 1 << 14,
 	FRONTEND_SOME_PODS = 1 << 15,
 	FRONTEND_HOST = 1 << 16,
+	/* Packets to it are left to netfilter, connections of sockets are not.
+	 */
+	FRONTEND_LEFT = 1 << 17,
 	FRONTEND_KIND_SHIFT = 24, /* from here on: enum lb_kind */
 };
 BTF_EMIT(lb_frontend_flag);
@@ -94,6 +97,8 @@ BTF_EMIT(lb_local);
 enum lb_backend_flag {
 	BACKEND_LOCAL = 1 << 0, /* on this node */
 	BACKEND_TERMINATING = 1 << 1,
+	BACKEND_REMOTE = 1 << 2, /* on another node; with neither, only routes
+				  * tell */
 };
 BTF_EMIT(lb_backend_flag);
 

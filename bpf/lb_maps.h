@@ -144,7 +144,7 @@ struct {
 	__uint(max_entries, 65536);
 } tdm_udp_peer SEC(".maps");
 
-/* cookie of a network namespace whose sockets are not translated -> 1 */
+/* cookie of a network namespace whose sockets are not translated -> by what */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, __u64);

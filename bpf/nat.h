@@ -3,6 +3,7 @@
 #define TANDEM_NAT_H
 
 #include <linux/bpf.h>
+#include <linux/errno.h>
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
@@ -11,7 +12,10 @@
 #include <bpf/bpf_helpers.h>
 
 #include "csum.h"
+#include "global.h"
 #include "packet.h"
+#include "parse.h"
+#include "summed.h"
 
 struct v4_tail {
 	__be16 check;
@@ -19,26 +23,34 @@ struct v4_tail {
 } __attribute__((packed));
 
 /*
- * Rewrites addresses and ports, and corrects the checksums, including partial
- * checksums that the device completes and those of packets that are still to be
- * segmented.
+ * Rewrites addresses and ports field by field, and corrects the checksums,
+ * including partial checksums that the device completes, those of packets that
+ * are still to be segmented, and that which the device computed of the whole
+ * packet.
  */
-static __always_inline long rewrite(struct __sk_buff *skb,
-				    const struct packet *p,
-				    const struct flow_key *to)
+GLOBAL int rewrite_fields(struct __sk_buff *skb, const struct packet *p,
+			  const struct flow_key *to)
 {
-	__u64 flags = p->key.proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
-	__u32 check = p->l4 + csum_offset(p->key.proto);
-	bool has_l4 = p->fragment != LATER_FRAGMENT;
-	/* ICMP's checksum does not cover the addresses. */
-	bool has_pseudo = has_l4 && p->key.proto != IPPROTO_ICMP;
-	__be16 old_ports[2] = { p->key.sport, p->key.dport };
-	__be16 new_ports[2] = { to->sport, to->dport };
+	__be16 old_ports[2], new_ports[2];
+	bool has_l4, has_pseudo;
 	__be32 old4[2];
 	struct v4_tail v4;
+	__u64 flags;
+	__u32 check;
 	__s64 diff;
 	long err = 0;
 
+	if (!p || !to)
+		return -EINVAL;
+	flags = p->key.proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+	check = p->l4 + csum_offset(p->key.proto);
+	has_l4 = p->fragment != LATER_FRAGMENT;
+	/* ICMP's checksum does not cover the addresses. */
+	has_pseudo = has_l4 && p->key.proto != IPPROTO_ICMP;
+	old_ports[0] = p->key.sport;
+	old_ports[1] = p->key.dport;
+	new_ports[0] = to->sport;
+	new_ports[1] = to->dport;
 	if (p->v6) {
 		/* Source and destination are adjacent. */
 		diff = sum_diff(p->key.src, to->src, 8);
@@ -64,6 +76,99 @@ static __always_inline long rewrite(struct __sk_buff *skb,
 				   *(__u32 *)new_ports, flags | 4);
 	return err |
 	       bpf_skb_store_bytes(skb, p->l4, new_ports, sizeof(new_ports), 0);
+}
+
+/* Headers from the addresses, or IPv4's checksum in front of them, to the
+ * checksum of TCP or UDP. */
+#define TCP_PART 18
+#define UDP_PART 8
+
+struct header_part {
+	__be32 addrs[8]; /* of IPv4 the last two */
+	__u8 l4[TCP_PART];
+};
+
+/* IPv4's checksum. */
+#define V4_PART (6 * 4 - 2)
+
+/* Replaces ports and the checksum. addrs is the difference that the addresses
+ * make to a sum. */
+static __always_inline void rewrite_l4(__u8 *l4, const struct flow_key *to,
+				       __s64 addrs, bool partial)
+{
+	bool udp = to->proto == IPPROTO_UDP;
+	__sum16 *check = (__sum16 *)(l4 + (udp ? 6 : 16));
+	__be16 *ports = (__be16 *)l4;
+	__u64 ports_diff;
+
+	ports_diff = (__u64)(__u16)~ports[0] + (__u16)~ports[1] + to->sport +
+		     to->dport;
+	ports[0] = to->sport;
+	ports[1] = to->dport;
+	if (udp && !*check)
+		return;
+	/* A partial checksum is the sum of the addresses alone. */
+	if (partial)
+		*check = fold((__u64)*check + addrs);
+	else
+		*check = ~fold((__u64)(__u16) ~*check + addrs + ports_diff);
+	if (udp && !*check)
+		*check = 0xffff;
+}
+
+/* Rewrites addresses, ports and checksums of a packet whose headers have no
+ * options between them, in one piece. */
+GLOBAL int rewrite_part(struct __sk_buff *skb, const struct packet *p,
+			const struct flow_key *to, bool partial)
+{
+	const __u32 l4 = offsetof(struct header_part, l4);
+	struct header_part part;
+	__be32 old4[2];
+	__s64 diff;
+	bool udp;
+
+	if (!p || !to)
+		return -EINVAL;
+	udp = to->proto == IPPROTO_UDP;
+	if (!(udp ? load(skb, p->l4, part.l4, UDP_PART) :
+		    load(skb, p->l4, part.l4, TCP_PART)))
+		return -EFAULT;
+	if (p->v6) {
+		/* Source and destination are adjacent. */
+		diff = sum_diff(p->key.src, to->src, 8);
+		__builtin_memcpy(part.addrs, to->src, sizeof(part.addrs));
+		rewrite_l4(part.l4, to, diff, partial);
+		return bpf_skb_store_bytes(
+			skb, p->l3 + offsetof(struct ipv6hdr, saddr), &part,
+			l4 + (udp ? UDP_PART : TCP_PART), 0);
+	}
+	old4[0] = p->key.src[3];
+	old4[1] = p->key.dst[3];
+	part.addrs[6] = to->src[3];
+	part.addrs[7] = to->dst[3];
+	diff = sum_diff(old4, &part.addrs[6], 2);
+	*(__sum16 *)((__u8 *)&part + V4_PART) =
+		~fold((__u64)(__u16)~p->l3_check + diff);
+	rewrite_l4(part.l4, to, diff, partial);
+	return bpf_skb_store_bytes(skb, p->l3 + offsetof(struct iphdr, check),
+				   (__u8 *)&part + V4_PART,
+				   l4 - V4_PART + (udp ? UDP_PART : TCP_PART),
+				   0);
+}
+
+/* Rewrites addresses, ports and checksums. */
+static __always_inline long rewrite(struct __sk_buff *skb,
+				    const struct packet *p,
+				    const struct flow_key *to)
+{
+	int summed = summed_of(skb);
+
+	if (summed == SUMMED_UNKNOWN || summed == SUMMED_COMPLETE ||
+	    p->fragment == LATER_FRAGMENT ||
+	    p->l4 != p->l3 + (p->v6 ? sizeof(struct ipv6hdr) :
+				      sizeof(struct iphdr)))
+		return rewrite_fields(skb, p, to);
+	return rewrite_part(skb, p, to, summed == SUMMED_PARTIAL);
 }
 
 #endif

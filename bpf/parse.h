@@ -28,7 +28,19 @@ enum parsed {
 	BROKEN,	 /* truncated headers, wrong lengths and the like */
 };
 
-/* Copies a header, also from the nonlinear part of a packet. */
+/* Copies a header in words: compilers copy what may not be aligned in bytes.
+ * The verifier allows it where the processor does. */
+static __always_inline void copy_words(void *to, const void *from,
+				       const __u32 len)
+{
+#pragma unroll
+	for (__u32 i = 0; i < len / 4; i++)
+		((__u32 *)to)[i] = ((const __u32 *)from)[i];
+	if (len % 4)
+		((__u16 *)to)[len / 2 - 1] = ((const __u16 *)from)[len / 2 - 1];
+}
+
+/* Copies a header of even length, also from the nonlinear part of a packet. */
 static __always_inline bool load(struct __sk_buff *skb, __u32 offset, void *to,
 				 const __u32 len)
 {
@@ -42,7 +54,7 @@ static __always_inline bool load(struct __sk_buff *skb, __u32 offset, void *to,
 	at += offset;
 	if (at + len > end)
 		return !bpf_skb_load_bytes(skb, offset, to, len);
-	__builtin_memcpy(to, at, len);
+	copy_words(to, at, len);
 	return true;
 }
 

@@ -29,6 +29,10 @@ enum reason {
 	PASS_FRAGMENT,	   /* first fragment not seen, or a fragment of ICMP */
 	PASS_HEADERS,	   /* broken headers, or more than are parsed */
 	PASS_MARTIAN,	   /* to a Service, from an invalid source address */
+	PASS_NO_UPLINK,	   /* to a remote backend behind a device that has no
+			    * programs */
+	REMAP, /* a connection of this host, to or from another source port */
+	HELD_BACK,  /* of a flow, but no program translated it */
 	PUSHED_OUT, /* counts evictions: young flows that were not closed */
 	REASONS,
 };

@@ -54,14 +54,15 @@ static __always_inline __u16 snat_port(__u32 index)
  * connected to that backend from there, or listens there, or netfilter
  * translates a connection.
  */
-static __always_inline bool host_has_port(struct __sk_buff *skb,
-					  const struct flow_key *reply, bool v6)
+GLOBAL int host_has_port(struct __sk_buff *skb, const struct flow_key *reply)
 {
 	struct bpf_sock_tuple tuple = {};
 	struct bpf_sock *sk;
 	__u32 size;
 
-	if (v6) {
+	if (!reply)
+		return true;
+	if (!is_v4(reply->src)) {
 		copy_addr(tuple.ipv6.saddr, reply->src);
 		copy_addr(tuple.ipv6.daddr, reply->dst);
 		tuple.ipv6.sport = reply->sport;
@@ -88,17 +89,20 @@ static __always_inline bool host_has_port(struct __sk_buff *skb,
 }
 
 /* Tries to reserve the port of an index for the replies of a flow. */
-GLOBAL int snat_try(struct __sk_buff *skb, __u32 id, __u32 generation,
-		    __u32 index)
+static __always_inline int snat_try(struct __sk_buff *skb, __u32 id,
+				    __u32 generation, __u32 index)
 {
 	struct flow *f = flow_of(id);
+	int err;
 
 	if (!f)
 		return -ENOENT;
 	f->reply.dport = bpf_htons(snat_port(index));
-	if (host_has_port(skb, &f->reply, !is_v4(f->reply.src)))
+	if (host_has_port(skb, &f->reply))
 		return -EEXIST;
-	return key_insert(&f->reply, flow_word(id, generation));
+	err = key_insert(flow_word(id, generation), true);
+	/* Another port has another place. */
+	return err == -ENOSPC ? -EEXIST : err;
 }
 
 struct snat_walk {

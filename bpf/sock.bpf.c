@@ -21,6 +21,7 @@
 #include "sock_guard.h"
 #include "sock_pick.h"
 #include "sock_refuse.h"
+#include "sock_reply.h"
 #include "sock_successor.h"
 #include "udp_peer.h"
 
@@ -78,12 +79,17 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, struct peer *p,
 
 	for (int i = 0; i < PICK_ATTEMPTS && picked == PICKED_RACED; i++)
 		picked = pick(&key, old, &x);
+	if (!connecting && x.node_port && is_udp_client(ctx, p))
+		return PROCEED;
 	switch (picked) {
 	case PICKED_NONE:
 		return without_frontend(ctx, p, old, connecting, x.netns);
 	case PICKED_NOT_OURS:
 		return PROCEED;
 	case PICKED_AGAIN:
+		/* The ranges may be newer than what was recorded. */
+		if (old && x.guarded)
+			old->guarded = true;
 		copy_addr(p->addr, x.addr);
 		p->port = x.port;
 		return PROCEED;
@@ -99,7 +105,6 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, struct peer *p,
 				 0);
 		return refuse(p, true);
 	}
-	count_connection(x.service, SELECT_OK, x.backend);
 
 	struct sock_dest dest = {
 		.vip_port = p->port,
@@ -113,14 +118,20 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, struct peer *p,
 	};
 	copy_addr(dest.vip, p->addr);
 	copy_addr(dest.addr, x.addr);
+	/* Without storage tdm_guard could not check the packets. */
+	if (!remember(ctx, sk, old, &dest) && x.guarded) {
+		count_connection(x.service, SELECT_DROP, 0);
+		return refuse(p, false);
+	}
+	count_connection(x.service, SELECT_OK, x.backend);
 	copy_addr(p->addr, dest.addr);
 	p->port = dest.port;
-	remember(ctx, sk, old, &dest);
 	return PROCEED;
 }
 
-/* Translates the peer that a socket is told: backend to frontend. */
-static __always_inline void translate_back(struct bpf_sock_addr *ctx,
+/* Translates the peer that a socket is told, backend to frontend. Returns false
+ * if it is none. */
+static __always_inline bool translate_back(struct bpf_sock_addr *ctx,
 					   struct peer *p)
 {
 	struct sock_dest *dest = dest_of(ctx->sk);
@@ -128,21 +139,22 @@ static __always_inline void translate_back(struct bpf_sock_addr *ctx,
 	struct udp_peer peer;
 
 	if (!dest)
-		return;
+		return false;
 	if (same(dest->addr, dest->port, p->addr, p->port)) {
 		__builtin_memcpy(p->addr, dest->vip, sizeof(p->addr));
 		p->port = dest->vip_port;
-		return;
+		return true;
 	}
 	if (!dest->many)
-		return;
+		return false;
 	key.cookie = bpf_get_socket_cookie(ctx);
 	__builtin_memcpy(key.addr, p->addr, sizeof(key.addr));
 	key.port = p->port;
 	if (!udp_peer_lookup(&key, &peer))
-		return;
+		return false;
 	__builtin_memcpy(p->addr, peer.vip, sizeof(p->addr));
 	p->port = peer.vip_port;
+	return true;
 }
 
 static __always_inline int translate4(struct bpf_sock_addr *ctx,
@@ -171,23 +183,29 @@ static __always_inline int translate6(struct bpf_sock_addr *ctx,
 	return ret;
 }
 
-static __always_inline int translate_back4(struct bpf_sock_addr *ctx)
+static __always_inline int translate_back4(struct bpf_sock_addr *ctx,
+					   bool receiving)
 {
 	struct peer p;
 
 	read4(ctx, &p);
-	translate_back(ctx, &p);
-	write4(ctx, &p);
+	if (translate_back(ctx, &p))
+		write4(ctx, &p);
+	else if (receiving)
+		note_udp_client(ctx, &p);
 	return PROCEED;
 }
 
-static __always_inline int translate_back6(struct bpf_sock_addr *ctx)
+static __always_inline int translate_back6(struct bpf_sock_addr *ctx,
+					   bool receiving)
 {
 	struct peer p;
 
 	read6(ctx, &p);
-	translate_back(ctx, &p);
-	write6(ctx, &p);
+	if (translate_back(ctx, &p))
+		write6(ctx, &p);
+	else if (receiving)
+		note_udp_client(ctx, &p);
 	return PROCEED;
 }
 
@@ -218,25 +236,25 @@ int tdm_sendmsg6(struct bpf_sock_addr *ctx)
 SEC("cgroup/recvmsg4")
 int tdm_recvmsg4(struct bpf_sock_addr *ctx)
 {
-	return translate_back4(ctx);
+	return translate_back4(ctx, true);
 }
 
 SEC("cgroup/recvmsg6")
 int tdm_recvmsg6(struct bpf_sock_addr *ctx)
 {
-	return translate_back6(ctx);
+	return translate_back6(ctx, true);
 }
 
 SEC("cgroup/getpeername4")
 int tdm_getpeer4(struct bpf_sock_addr *ctx)
 {
-	return translate_back4(ctx);
+	return translate_back4(ctx, false);
 }
 
 SEC("cgroup/getpeername6")
 int tdm_getpeer6(struct bpf_sock_addr *ctx)
 {
-	return translate_back6(ctx);
+	return translate_back6(ctx, false);
 }
 
 SEC("cgroup/post_bind4")
@@ -269,8 +287,8 @@ int tdm_post_bind6(struct bpf_sock *sk)
 	return PROCEED;
 }
 
-/* Attached only while source ranges need it, since it runs for every packet
- * that a socket sends. */
+/* Attached only while some frontend has source ranges, since it runs for every
+ * packet that a socket sends. */
 SEC("cgroup_skb/egress")
 int tdm_guard(struct __sk_buff *skb)
 {

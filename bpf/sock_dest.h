@@ -30,9 +30,10 @@ static __always_inline void forget(struct bpf_sock *sk,
 /*
  * Records the destination of a socket. Only an unconnected socket can send to a
  * second service address while replies from the first are still on their way;
- * its further peers go to the LRU map.
+ * its further peers go to the LRU map. Returns false if the kernel gives the
+ * socket no storage: a process can use up the memory for options of its socket.
  */
-static __always_inline void remember(struct bpf_sock_addr *ctx,
+static __always_inline bool remember(struct bpf_sock_addr *ctx,
 				     struct bpf_sock *sk, struct sock_dest *old,
 				     struct sock_dest *dest)
 {
@@ -41,11 +42,11 @@ static __always_inline void remember(struct bpf_sock_addr *ctx,
 
 	if (!old) {
 		if (!sk)
-			return;
+			return false;
 		old = bpf_sk_storage_get(&tdm_sock, sk, dest,
 					 BPF_SK_STORAGE_GET_F_CREATE);
 		if (!old)
-			return;
+			return false;
 	}
 	/*
 	 * Replies of the previous backend are no longer expected. If two
@@ -57,7 +58,7 @@ static __always_inline void remember(struct bpf_sock_addr *ctx,
 	    same(old->addr, old->port, dest->addr, dest->port)) {
 		dest->many = dest->connected ? 0 : old->many;
 		*old = *dest;
-		return;
+		return true;
 	}
 	key.cookie = bpf_get_socket_cookie(ctx);
 	copy_addr(key.addr, dest->addr);
@@ -68,6 +69,7 @@ static __always_inline void remember(struct bpf_sock_addr *ctx,
 	value.guarded = dest->guarded;
 	udp_peer_update(&key, &value);
 	old->many = 1;
+	return true;
 }
 
 #endif

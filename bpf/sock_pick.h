@@ -40,7 +40,7 @@ struct pick {
 	__u8 bound;	  /* to an address */
 	__u8 sending;	  /* without a connection */
 	__u8 guarded;	  /* source ranges have to be checked per packet */
-	__u8 pad;
+	__u8 node_port;	  /* the frontend would be one */
 	__u32 service;
 	__u32 backend;
 	__u32 generation;
@@ -83,7 +83,7 @@ static __always_inline bool bound_to(struct bpf_sock *sk, __be32 *addr)
  * for them, only processes of this host reach NodePorts.
  */
 static __always_inline enum frontend_result
-socket_frontend(const struct frontend_key *dialled, __u64 netns,
+socket_frontend(const struct frontend_key *dialled, struct pick *x,
 		struct frontend_ref *fe)
 {
 	enum frontend_result found = frontend_lookup(dialled, fe);
@@ -93,7 +93,7 @@ socket_frontend(const struct frontend_key *dialled, __u64 netns,
 	if (found != FRONTEND_NONE)
 		return found;
 	if (!(local_flags(key.addr) & LOCAL_NODE_PORTS)) {
-		if (netns != host_netns_cookie)
+		if (x->netns != host_netns_cookie)
 			return FRONTEND_NONE;
 		if (!key.addr[3] && (is_v4(key.addr) || !key.addr[2]))
 			key.addr[3] = is_v4(key.addr) ?
@@ -104,20 +104,33 @@ socket_frontend(const struct frontend_key *dialled, __u64 netns,
 			return FRONTEND_NONE;
 	}
 	frontend_key_node(&key);
+	x->node_port = true;
 	return frontend_lookup(&key, fe);
 }
 
-/* Checks loadBalancerSourceRanges for a socket. */
+/*
+ * Checks loadBalancerSourceRanges for a socket. What a socket is bound to is no
+ * proof: a process may bind to an address that it does not have, and name
+ * another one for each datagram.
+ */
 static __always_inline enum admission admission(const struct frontend_ref *fe,
 						const __be32 *vip,
 						const struct pick *x)
 {
+	__be32 source[4];
+
 	if (!(fe->flags & FRONTEND_FILTERED))
 		return ADMITTED;
-	if (x->bound)
-		return frontend_admits(fe, vip, x->source) ? ADMITTED :
-							     SHUT_OUT;
+	/* Linux 6.1 takes map keys from the stack, but not from the caller of a
+	 * global function. */
+	copy_addr(source, x->source);
+	if (x->bound && !frontend_admits(fe, vip, x->source))
+		return SHUT_OUT;
+	if (x->bound && (x->netns != host_netns_cookie || !local_flags(source)))
+		return ASK_THE_PACKET;
 	if (x->netns == host_netns_cookie) {
+		if (x->bound)
+			return ADMITTED;
 		if (fe->flags & FRONTEND_HOST)
 			return ADMITTED;
 		/* The source address will be the VIP itself. */
@@ -125,9 +138,10 @@ static __always_inline enum admission admission(const struct frontend_ref *fe,
 			return ADMITTED;
 		return SHUT_OUT;
 	}
-	if (fe->flags & FRONTEND_ALL_PODS)
-		return ADMITTED;
-	return fe->flags & FRONTEND_SOME_PODS ? ASK_THE_PACKET : SHUT_OUT;
+	/* There may be pods whose addresses the detector does not know. */
+	return fe->flags & (FRONTEND_ALL_PODS | FRONTEND_SOME_PODS) ?
+		       ASK_THE_PACKET :
+		       SHUT_OUT;
 }
 
 /*
@@ -149,7 +163,7 @@ GLOBAL int pick(const struct frontend_key *dialled,
 	if (!dialled || !x)
 		return PICKED_NONE;
 	key = *dialled;
-	switch (socket_frontend(&key, x->netns, &fe)) {
+	switch (socket_frontend(&key, x, &fe)) {
 	case FRONTEND_NONE:
 		return PICKED_NONE;
 	case FRONTEND_RACED:

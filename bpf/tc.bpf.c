@@ -25,22 +25,38 @@
 #include "flow_follow.h"
 #include "icmp_follow.h"
 #include "choice.h"
+#include "plan.h"
 #include "flow_create.h"
+#include "remap.h"
 #include "icmp_echo.h"
 #include "icmp_error.h"
 #include "reject.h"
 
 #include "addr.h"
+#include "conntrack.h"
+#include "flow_life.h"
 #include "flow_maps.h"
 #include "icmp.h"
 #include "node.h"
 #include "packet.h"
 #include "packet_successor.h"
 #include "reasons.h"
+#include "redirect.h"
 #include "tc_config.h"
 #include "verdict.h"
 
 char __license[] SEC("license") = "Dual BSD/GPL";
+
+/* Whether netfilter translates this connection, which then began before the
+ * programs were attached. It is asked only where the answer matters, as it
+ * costs a lookup in conntrack. */
+static __always_inline bool netfilter_translates(struct __sk_buff *skb,
+						 const struct packet *p)
+{
+	return (p->key.proto != IPPROTO_TCP ||
+		(p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN) &&
+	       netfilter_has(skb, p);
+}
 
 /* Handles a packet without a flow: picks a backend, creates a flow, follows it.
  */
@@ -51,7 +67,15 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 
 	if (packets_yield(skb))
 		return NEXT;
-	verdict = choose(skb, p, &c);
+	verdict = claim(p, &c);
+	if (verdict == CHOSEN && netfilter_translates(skb, p))
+		return done(PASS_NETFILTER, NEXT);
+	if (verdict == CHOSEN)
+		verdict = choose(p, &c);
+	if (verdict == CHOSEN && !flows_admitted(p->key.proto))
+		return done(DROP_NO_FLOW, TC_ACT_SHOT);
+	if (verdict == CHOSEN)
+		verdict = plan(skb, p, &c);
 	if (verdict != CHOSEN)
 		return verdict;
 	switch (create(skb, p, &c)) {
@@ -64,7 +88,7 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	default:
 		return done(DROP_NO_FLOW, TC_ACT_SHOT);
 	}
-	verdict = follow(skb, p, c.flow, true);
+	verdict = follow(skb, p, &c, true);
 	return verdict == NO_FLOW ? done(DROP_RACED, TC_ACT_SHOT) : verdict;
 }
 
@@ -112,7 +136,9 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 					     done(PASS_FRAGMENT, NEXT);
 	if (p.fragment != WHOLE && !follow_fragment(&p))
 		return done(PASS_FRAGMENT, NEXT);
-	verdict = follow(skb, &p, 0, ingress);
+	verdict = follow(skb, &p, NULL, ingress);
+	if (verdict == NO_FLOW && !ingress && remap(skb, &p))
+		verdict = follow(skb, &p, NULL, false);
 	if (verdict == NO_FLOW && ingress && !draining &&
 	    p.fragment != LATER_FRAGMENT)
 		verdict = begin(skb, &p);
@@ -144,5 +170,7 @@ int tdm_in(struct __sk_buff *skb)
 SEC("tc")
 int tdm_out(struct __sk_buff *skb)
 {
+	if (was_redirected(skb))
+		return NEXT;
 	return handle(skb, false);
 }

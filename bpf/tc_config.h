@@ -44,16 +44,18 @@ const volatile __u8 have_loop = 1;
  * ones. */
 const volatile __u8 draining = 0;
 
-/* Another proxy on this node serves other frontends or clients, and may give a
- * port of the node to a connection of its own. */
-const volatile __u8 shared_node = 0;
-
-/* Lookups in the kernel's conntrack (Linux 6.0 with BTF). */
+/* Lookups in the kernel's conntrack (Linux 5.18 with BTF). */
 const volatile __u8 have_conntrack = 1;
 
 /* Sizes of the flow maps. max_young is a power of two. */
 const volatile __u32 max_flows = 1 << 18;
 const volatile __u32 max_young = 1 << 16;
+/* Lists of free ids: a power of two. */
+const volatile __u32 flow_lists = 1;
+/* Places that are homes of entries; FLOW_NEAR - 1 more follow them. */
+const volatile __u32 max_homes = 1 << 20;
+/* Makes collisions unpredictable; the same for all programs on these maps. */
+const volatile __u64 flow_seed = 0;
 
 /* Flows that are not evicted for newer ones. */
 const volatile __u64 max_kept_tcp = 1 << 17;

@@ -44,7 +44,9 @@ const (
 	RedirectNeigh   Feature = "redirect_neigh"
 	FIBLookup       Feature = "fib_lookup"
 	FIBSource       Feature = "fib_source"
+	Loop            Feature = "loop"
 	ConntrackLookup Feature = "ct_lookup"
+	NetfilterHook   Feature = "netfilter_hook"
 	XDPGeneric      Feature = "xdp_generic"
 	XDPNative       Feature = "xdp_native" // always with a device
 
@@ -158,9 +160,13 @@ var catalogue = []Info{
 	{Feature: FIBLookup, Description: "bpf_fib_lookup in tc programs", NeededBy: "ebpf: remote backends", Since: "4.18",
 		Without: "programs cannot translate packets: iptables rules serve clients outside this node", OptionalFor: onlyEBPF},
 	{Feature: FIBSource, Description: "BPF_FIB_LOOKUP_SRC", NeededBy: "ebpf: SNAT", Since: "6.7",
-		Without: "the node address is the SNAT source on every route", OptionalFor: onlyEBPF},
-	{Feature: ConntrackLookup, Description: "kfuncs bpf_skb_ct_lookup and bpf_skb_ct_alloc", NeededBy: "ebpf: migration from another mode", Since: "6.0",
+		Without: "the SNAT source is an address of the uplink, whatever the route prefers", OptionalFor: onlyEBPF},
+	{Feature: Loop, Description: "bpf_loop in tc programs", NeededBy: "ebpf: SNAT", Since: "5.17",
+		Without: "where most source ports towards a backend are in use, fewer of the rest are tried", OptionalFor: onlyEBPF},
+	{Feature: ConntrackLookup, Description: "kfunc bpf_skb_ct_lookup", NeededBy: "ebpf: migration from another mode", Since: "5.18",
 		Without: "connections of a previous kube-proxy cannot be detected", OptionalFor: onlyEBPF},
+	{Feature: NetfilterHook, Description: "netfilter programs", NeededBy: "ebpf: packets that its other programs miss", Since: "6.4",
+		Without: "where others remove programs from a device, connections may be reset until they are attached again", OptionalFor: onlyEBPF},
 	{Feature: XDPGeneric, Description: "XDP programs", NeededBy: "ebpf: XDP", Since: "4.12",
 		Without: "no XDP acceleration"},
 	{Feature: XDPNative, Description: "XDP in the device's driver", NeededBy: "ebpf: XDP", Since: "4.8",

@@ -105,7 +105,9 @@ var probes = map[Feature]probeFunc{
 	RedirectNeigh:   probeRedirectNeigh,
 	FIBLookup:       probeFIB(0),
 	FIBSource:       probeFIB(fibLookupSrc),
-	ConntrackLookup: probeKfunc("bpf_skb_ct_alloc", "nf_conntrack"),
+	Loop:            probeLoop,
+	ConntrackLookup: probeKfunc("bpf_skb_ct_lookup", "nf_conntrack"),
+	NetfilterHook:   probeNetfilterHook,
 	XDPGeneric:      probeXDPGeneric,
 	XDPNative:       probeXDPNative,
 
@@ -190,9 +192,11 @@ func maskedState(mask map[Feature]State, f Feature) (State, bool) {
 
 // ParseMask reads "set_retval=no,batch=no,xdp_native:eth0=inconclusive". Empty
 // text is an empty mask. An unknown feature is an error: a typing mistake
-// would otherwise leave a test testing nothing.
+// would otherwise leave a test testing nothing. "linux=5.15" masks every feature
+// that Linux 5.15 does not have and that is not named besides.
 func ParseMask(text string) (map[Feature]State, error) {
 	mask := map[Feature]State{}
+	var missing []Feature
 	for item := range strings.SplitSeq(text, ",") {
 		item = strings.TrimSpace(item)
 		if item == "" {
@@ -203,6 +207,14 @@ func ParseMask(text string) (map[Feature]State, error) {
 			return nil, fmt.Errorf("mask %q: want feature=yes|no|inconclusive", item)
 		}
 		feature := Feature(strings.TrimSpace(name))
+		if feature == "linux" {
+			newer, err := since(strings.TrimSpace(value))
+			if err != nil {
+				return nil, fmt.Errorf("mask %q: %w", item, err)
+			}
+			missing = append(missing, newer...)
+			continue
+		}
 		if _, known := Describe(feature); !known {
 			return nil, fmt.Errorf("mask %q: unknown feature %q (known: %s)", item, feature, knownFeatures())
 		}
@@ -215,7 +227,39 @@ func ParseMask(text string) (map[Feature]State, error) {
 		}
 		mask[feature] = state
 	}
+	for _, feature := range missing {
+		if _, named := mask[feature]; !named {
+			mask[feature] = No
+		}
+	}
 	return mask, nil
+}
+
+// since returns the features that are newer than a version of Linux, as "5.15".
+func since(version string) (newer []Feature, err error) {
+	number := func(version string) (major, minor int, err error) {
+		if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil {
+			return 0, 0, fmt.Errorf("%q is no version of Linux, as 5.15", version)
+		}
+		return major, minor, nil
+	}
+	major, minor, err := number(version)
+	if err != nil {
+		return nil, err
+	}
+	for _, info := range catalogue {
+		if info.Since == "-" {
+			continue
+		}
+		a, b, err := number(info.Since)
+		if err != nil {
+			return nil, err
+		}
+		if a > major || a == major && b > minor {
+			newer = append(newer, info.Feature)
+		}
+	}
+	return newer, nil
 }
 
 func knownFeatures() string {

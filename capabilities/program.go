@@ -9,6 +9,7 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 )
 
@@ -78,6 +79,14 @@ func probeSetRetval(context.Context, *host, string) outcome {
 
 func probeKtimeCoarse(context.Context, *host, string) outcome {
 	return probeHelper(asm.FnKtimeGetCoarseNs.Call())
+}
+
+func probeLoop(context.Context, *host, string) outcome {
+	return fromKernel(features.HaveProgramHelper(ciliumebpf.SchedCLS, asm.FnLoop), capBPFNet)
+}
+
+func probeNetfilterHook(context.Context, *host, string) outcome {
+	return fromKernel(features.HaveProgramType(ciliumebpf.Netfilter), capBPFNet)
 }
 
 // probeGlobalPointers has a function that is verified by itself look at what it is handed

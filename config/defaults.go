@@ -106,7 +106,8 @@ func (c *Config) SetDefaults() {
 	}
 	orDefault(&t.IPVS.DrainTimeout, metav1.Duration{Duration: 15 * time.Minute})
 	// These fit the largest clusters that upstream is tested with (10,000 Services, 150,000
-	// pods) with room to spare, in 110 MiB of kernel memory; half of that is flows.
+	// pods) with room to spare, in 55 MiB of kernel memory. Flows are derived from conntrack's
+	// limit.
 	orDefault(&e.MaxFrontends, 1<<17)
 	orDefault(&e.MaxServices, 1<<16)
 	orDefault(&e.MaxBackends, 1<<18)
@@ -114,9 +115,6 @@ func (c *Config) SetDefaults() {
 	orDefault(&e.MaxRanges, 1<<16)
 	orDefault(&e.MaxLocals, 1<<12)
 	orDefault(&e.MaxAffinity, 1<<16)
-	orDefault(&e.MaxTCPFlows, 1<<16)
-	orDefault(&e.MaxUDPFlows, 1<<15)
-	orDefault(&e.MaxYoungFlows, 1<<15)
 	orDefault(&e.MaxUDPPeers, 1<<16)
 	orDefault(&e.MaxOptOuts, 1<<12)
 }

@@ -92,8 +92,9 @@ type EBPFConfiguration struct {
 	// followed by a +. Empty means those that are found by routes and addresses.
 	Devices []string `json:"devices,omitempty"`
 	// PodDevices are devices of pods, in the format of Devices, whose traffic is
-	// load-balanced by packet, such as those of virtual machines. Those of network
-	// namespaces that opted out are found automatically.
+	// load-balanced by packet from the start, such as those of virtual machines. Those of network
+	// namespaces that opted out, and those by which untranslated packets for Services come
+	// in, are found automatically.
 	PodDevices []string `json:"podDevices,omitempty"`
 	// NodePortRange is the range that the API server allocates NodePorts from. It
 	// is not used for source ports of connections to remote backends.
@@ -103,6 +104,13 @@ type EBPFConfiguration struct {
 	// ReserveNodePorts adds NodePortRange to net.ipv4.ip_local_reserved_ports
 	// if it overlaps with the ephemeral ports.
 	ReserveNodePorts *bool `json:"reserveNodePorts,omitempty"`
+	// IgnoreHostFilters has programs serve clients outside also where rules of this host filter
+	// packets before DNAT, or forward only connections that netfilter translates. Otherwise, rules
+	// serve the frontends that this concerns.
+	IgnoreHostFilters bool `json:"ignoreHostFilters,omitempty"`
+	// MasqueradeLocalBackends hides clients outside from backends on this node, as from others,
+	// where a Service masquerades them (externalTrafficPolicy Cluster). Rules serve these then.
+	MasqueradeLocalBackends bool `json:"masqueradeLocalBackends,omitempty"`
 	// ResetRemovedBackends sends a reset to clients outside whose TCP backend was
 	// removed from the API. Otherwise their connections are left alone, as upstream
 	// does.
@@ -117,13 +125,15 @@ type EBPFConfiguration struct {
 	// 0 means never.
 	YieldGracePeriod *metav1.Duration `json:"yieldGracePeriod,omitempty"`
 
-	MaxFrontends  uint32 `json:"maxFrontends,omitempty"`
-	MaxServices   uint32 `json:"maxServices,omitempty"`
-	MaxBackends   uint32 `json:"maxBackends,omitempty"`
-	MaxSlots      uint32 `json:"maxSlots,omitempty"`
-	MaxRanges     uint32 `json:"maxRanges,omitempty"`
-	MaxLocals     uint32 `json:"maxLocals,omitempty"`
-	MaxAffinity   uint32 `json:"maxAffinity,omitempty"`
+	MaxFrontends uint32 `json:"maxFrontends,omitempty"`
+	MaxServices  uint32 `json:"maxServices,omitempty"`
+	MaxBackends  uint32 `json:"maxBackends,omitempty"`
+	MaxSlots     uint32 `json:"maxSlots,omitempty"`
+	MaxRanges    uint32 `json:"maxRanges,omitempty"`
+	MaxLocals    uint32 `json:"maxLocals,omitempty"`
+	MaxAffinity  uint32 `json:"maxAffinity,omitempty"`
+	// MaxTCPFlows, MaxUDPFlows and MaxYoungFlows are derived from conntrack's limit and
+	// the memory of the machine if they are 0.
 	MaxTCPFlows   uint32 `json:"maxTCPFlows,omitempty"`
 	MaxUDPFlows   uint32 `json:"maxUDPFlows,omitempty"`
 	MaxYoungFlows uint32 `json:"maxYoungFlows,omitempty"`

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -146,7 +147,8 @@ func (c *Config) Validate() field.ErrorList {
 	}{
 		{"maxFrontends", e.MaxFrontends}, {"maxServices", e.MaxServices}, {"maxBackends", e.MaxBackends}, {"maxSlots", e.MaxSlots},
 		{"maxRanges", e.MaxRanges}, {"maxLocals", e.MaxLocals}, {"maxAffinity", e.MaxAffinity}, {"maxUDPPeers", e.MaxUDPPeers},
-		{"maxTCPFlows", e.MaxTCPFlows}, {"maxUDPFlows", e.MaxUDPFlows}, {"maxYoungFlows", e.MaxYoungFlows}, {"maxOptOuts", e.MaxOptOuts},
+		{"maxOptOuts", e.MaxOptOuts},
+		{"maxTCPFlows", cmp.Or(e.MaxTCPFlows, minSize)}, {"maxUDPFlows", cmp.Or(e.MaxUDPFlows, minSize)}, {"maxYoungFlows", cmp.Or(e.MaxYoungFlows, minSize)},
 	} {
 		if size.value < minSize || size.value > maxSize {
 			add(at.Child(size.name), size.value, "must be between %d and %d", minSize, maxSize)

@@ -13,8 +13,9 @@
 # Several kernels share the tests of packages that take long: each test runs under one of those
 # that can, and what asks most of a kernel under all. With each commit they are dealt anew; DEAL, a
 # number, says how. COMMITS spreads them over so many commits, each of which has its part of
-# them. With packages given, or FULL=1, all tests run under all kernels, with the part of their plays
-# that TANDEM_PART says.
+# them, and the other packages: with four kernels and COMMITS=4, each runs under one of them. With
+# packages given, or FULL=1, all tests run under all kernels, with the part of their plays that
+# TANDEM_PART says.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -41,7 +42,7 @@ hack/vmrun.sh "$scratch/vmrun"
 test2json=$(go tool -n test2json)
 root=$PWD
 
-long='/(proxier/.*|test/e2e)$'
+long='/(proxier/.*|test/(e2e|hosts))$'
 dealt=
 if [[ $# == 0 ]]; then
 	[[ -n ${FULL:-} || $(wc -w <<<"$kernels") == 1 ]] || dealt=$long
@@ -63,7 +64,7 @@ export TANDEM_REQUIRE_MODULES=1
 # The machines are emulated, each with one CPU.
 export TANDEM_SLOWER=5
 # Dealt or not, each kernel plays these.
-everywhere='^Test(Scenarios|PacketScenes|ModelKernel|Process)$'
+everywhere='^Test(Scenarios|PacketScenes|ModelKernel|Process|Profiles)$'
 # These ask a simulation, and no kernel; emulated, they take minutes.
 simulated='^Test(Model|ModelFull|Oracle|OracleFinds|Death|SizeOfDeletions|MillionEndpoints)$'
 options=(-memory 2048)
@@ -79,8 +80,8 @@ hand() {
 	local kernel=$1 p=$2 players=$kernels number=0 k
 	[[ -n $dealt && $p =~ $dealt ]] || return 0
 	# 5.10 does not support the fast path and skips most of these: its share would not run anywhere.
-	[[ ! $p =~ /(ebpf|e2e)$ ]] || players=${kernels//5.10/}
-	[[ " $players " == *" $kernel "* ]] || return 0
+	[[ ! $p =~ /(ebpf|e2e|hosts)$ ]] || players=${kernels//5.10/}
+	[[ " $players " == *" $kernel "* ]] || players=$kernel
 	for k in $players; do
 		[[ $k != "$kernel" ]] || break
 		number=$((number + 1))
@@ -91,6 +92,17 @@ hand() {
 		awk -v part=$(((number * ${COMMITS:-1} + deal) % parts)) -v parts=$parts -v everywhere="$everywhere" \
 			'/^(Test|Fuzz)/ && (NR % parts == part || $0 ~ everywhere) { list = list "|" $0 }
 			END { print "-test.run=^(" substr(list, 2) ")$ TANDEM_PART=" part "/" parts }'
+}
+
+# turn says whether a kernel runs any test of a package with this commit.
+turn() { # <kernel> <package> <number of the package>
+	local number=0 k
+	[[ -n $dealt && ! $2 =~ $dealt ]] || return 0
+	for k in $kernels; do
+		[[ $k != "$1" ]] || break
+		number=$((number + 1))
+	done
+	(((number + $3 + deal) % ${COMMITS:-1} == 0))
 }
 
 slots=${SLOTS:-$scratch}
@@ -120,9 +132,11 @@ machine() {
 	rm "$out"
 }
 run() {
-	local kernel p
+	local kernel p number=0
 	for p in "${packages[@]}"; do
+		number=$((number + 1))
 		for kernel in $kernels; do
+			turn "$kernel" "$p" $number || continue
 			acquire
 			set -m # a process group of its own
 			machine "$kernel" "$p" &

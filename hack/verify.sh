@@ -37,7 +37,7 @@ format() { sources '*.go' | xargs gofmt -l; }
 
 clang_format() { sources '*.c' '*.h' | xargs clang-format-19 --dry-run -Werror; }
 
-tidy() { go mod tidy -diff; }
+tidy() { go mod tidy -diff && (cd test/hosts/plugins && GOWORK=off go mod tidy -diff); }
 
 # Run at a fixed version, so that it is in no go.mod.
 staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2

@@ -29,10 +29,12 @@ func (v Verdict) String() string {
 
 // Backend is an endpoint that a service port uses.
 type Backend struct {
-	Addr        netip.AddrPort
-	Members     Members
-	Local       bool
-	Terminating bool
+	Addr    netip.AddrPort
+	Members Members
+	// Local backends are on this node, Remote ones on another. With neither, which is what
+	// slices without nodeName say, only routes tell.
+	Local, Remote bool
+	Terminating   bool
 }
 
 // In says whether the backend is in a set.

@@ -212,8 +212,12 @@ func (t *ChangeTracker) endpointFlags(e *discoveryv1.Endpoint) endpointFlags {
 	if e.Conditions.Terminating != nil && *e.Conditions.Terminating {
 		flags |= terminating
 	}
-	if e.NodeName != nil && *e.NodeName == t.nodeName {
+	switch {
+	case e.NodeName == nil || *e.NodeName == "":
+	case *e.NodeName == t.nodeName:
 		flags |= onNode
+	default:
+		flags |= elsewhere
 	}
 	if e.Hints != nil {
 		for i := range e.Hints.ForNodes {

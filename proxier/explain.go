@@ -159,7 +159,7 @@ func (t *Table) judge(r *row, family Family) []Judgement {
 			kept = kept[1:]
 		}
 		j := Judgement{
-			Backend: Backend{Addr: c.addr, Local: c.is(onNode), Terminating: c.is(terminating)},
+			Backend: Backend{Addr: c.addr, Local: c.is(onNode), Remote: c.is(elsewhere), Terminating: c.is(terminating)},
 			Slice:   c.from.Name, Cluster: e.cluster(c), Local: e.local(c),
 		}
 		if len(kept) > 0 && kept[0].addr == c.addr && kept[0] == *c {

@@ -23,6 +23,10 @@ type Facts struct {
 	// Uplinks are the names of the devices by which traffic of other machines comes in,
 	// sorted.
 	Uplinks []string
+	// Filters can drop packets before their destination is translated, and Firewalls drop what
+	// netfilter has not translated. They are known where a tier translates ahead of netfilter.
+	Filters   []Filter
+	Firewalls []Firewall
 	// ServiceCIDRs are what ClusterIPs are allocated from; empty if unknown.
 	ServiceCIDRs []netip.Prefix
 }
@@ -38,6 +42,9 @@ type Policy struct {
 	// StrictSourceRanges closes the hole that upstream leaves: ranges of one
 	// family alone leave load balancer IPs of the other one open to all sources.
 	StrictSourceRanges bool
+	// MasqueradeLocalBackends hides clients outside from backends on this node too, where a service
+	// port masquerades them: those of externalTrafficPolicy Cluster.
+	MasqueradeLocalBackends bool
 	// KeepTCP makes decisions include every TCP endpoint of the API, even those that get no
 	// new connections. It is for tiers that end connections to all other endpoints.
 	KeepTCP bool
@@ -124,13 +131,18 @@ func (f *Facts) isLocal(a netip.Addr) bool {
 	return found
 }
 
-// decidesAlike says whether service ports are decided alike with both; what
-// differs besides concerns NodeRules alone.
+// decidesAlike says whether service ports are decided alike with both, but for ClusterIPs that
+// a device of this node has; what differs besides concerns NodeRules alone.
 func (f *Facts) decidesAlike(o *Facts) bool {
-	return f.Zone == o.Zone && f.NodeIPs == o.NodeIPs && f.Pods.equal(&o.Pods)
+	return f.Zone == o.Zone && f.NodeIPs == o.NodeIPs && f.Pods.equal(&o.Pods) && f.filtersAlike(o)
+}
+
+func (f *Facts) filtersAlike(o *Facts) bool {
+	return slices.EqualFunc(f.Filters, o.Filters, func(a, b Filter) bool { return a.equal(&b) }) &&
+		slices.EqualFunc(f.Firewalls, o.Firewalls, func(a, b Firewall) bool { return a.equal(&b) })
 }
 
 func (f *Facts) equal(o *Facts) bool {
 	return f.Zone == o.Zone && f.NodeIPs == o.NodeIPs && slices.Equal(f.LocalAddrs, o.LocalAddrs) &&
-		f.Pods.equal(&o.Pods) && slices.Equal(f.Uplinks, o.Uplinks) && slices.Equal(f.ServiceCIDRs, o.ServiceCIDRs)
+		f.Pods.equal(&o.Pods) && slices.Equal(f.Uplinks, o.Uplinks) && slices.Equal(f.ServiceCIDRs, o.ServiceCIDRs) && f.filtersAlike(o)
 }

@@ -57,6 +57,8 @@ type Frontend struct {
 	// Unguarded says that the Service has source ranges, but only of the other
 	// family, so that all sources are admitted here.
 	Unguarded bool
+	// Left are connections that have to reach netfilter untranslated; nil for none.
+	Left *Left
 	// Conflict names another service port that has this address. Until it releases the
 	// address, this frontend is not served.
 	Conflict *ServicePortName
@@ -79,6 +81,9 @@ func (f *Frontend) Admits(source netip.Addr) bool {
 
 func (f *Frontend) equal(o *Frontend) bool {
 	if (f.Conflict == nil) != (o.Conflict == nil) || f.Conflict != nil && *f.Conflict != *o.Conflict {
+		return false
+	}
+	if (f.Left == nil) != (o.Left == nil) || f.Left != nil && *f.Left != *o.Left {
 		return false
 	}
 	return f.Addr == o.Addr && f.Kind == o.Kind && f.Routes == o.Routes && f.Filtered == o.Filtered &&
@@ -110,6 +115,12 @@ func (f *Frontend) String() string {
 	}
 	if f.Unguarded {
 		b.WriteString(" unguarded")
+	}
+	if f.Left != nil {
+		b.WriteString(" left=outside")
+		if f.Left.Sockets {
+			b.WriteString(",sockets")
+		}
 	}
 	if f.Conflict != nil {
 		fmt.Fprintf(&b, " held-by=%s", f.Conflict)

@@ -50,7 +50,7 @@ type Handler interface {
 // Problem is why one object, or a part of it, cannot be served. Other objects are not
 // affected.
 type Problem struct {
-	// Kind of the object: Service, EndpointSlice, Node, or File for a
+	// Kind of the object: Service, EndpointSlice, Node, Pod, Namespace, or File for a
 	// manifest that does not parse.
 	Kind string
 	// Object that has the problem; for a File, Name is its path.
@@ -79,15 +79,18 @@ func (f ReporterFunc) Report(p Problem) { f(p) }
 
 // Reasons of Problems.
 const (
-	ReasonInvalidObject  = "InvalidObject"                   // a field holds what the API would reject
-	ReasonConflict       = "Conflict"                        // two objects claim the same thing
-	ReasonCapacity       = "Capacity"                        // does not fit into a kernel table
-	ReasonInvalidFile    = "InvalidFile"                     // a manifest cannot be read or parsed
-	ReasonInvalidConfig  = "InvalidConfig"                   // the configuration file is invalid
-	ReasonIncompleteNode = "IncompleteNode"                  // the Node lacks what the configuration needs of it
-	ReasonDuplicateName  = "DuplicateName"                   // two manifests hold the same object
-	ReasonUnsupported    = "Unsupported"                     // no tier on this node can serve it
-	ReasonUnguarded      = "Unguarded"                       // source ranges leave an address family open
-	ReasonFlowsNotClosed = "FlowsNotClosed"                  // sockets of a removed backend could not be closed
-	ReasonNoHealthCheck  = "FailedToStartServiceHealthcheck" // the port cannot be bound; upstream's word
+	ReasonInvalidObject     = "InvalidObject"                   // a field holds what the API would reject
+	ReasonConflict          = "Conflict"                        // two objects claim the same thing
+	ReasonCapacity          = "Capacity"                        // does not fit into a kernel table
+	ReasonInvalidFile       = "InvalidFile"                     // a manifest cannot be read or parsed
+	ReasonInvalidConfig     = "InvalidConfig"                   // the configuration file is invalid
+	ReasonIncompleteNode    = "IncompleteNode"                  // the Node lacks what the configuration needs of it
+	ReasonDuplicateName     = "DuplicateName"                   // two manifests hold the same object
+	ReasonUnsupported       = "Unsupported"                     // no tier on this node can serve it
+	ReasonUnguarded         = "Unguarded"                       // source ranges leave an address family open
+	ReasonFlowsNotClosed    = "FlowsNotClosed"                  // sockets of a removed backend could not be closed
+	ReasonFiltersBeforeDNAT = "FiltersBeforeDNAT"               // rules of the host act on what clients dialled
+	ReasonRepaired          = "KernelStateRepaired"             // another process removed kernel state, which was restored
+	ReasonBypassed          = "ProgramsBypassed"                // a foreign program runs before those of the proxy
+	ReasonNoHealthCheck     = "FailedToStartServiceHealthcheck" // the port cannot be bound; upstream's word
 )

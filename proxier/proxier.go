@@ -94,6 +94,7 @@ type Proxier struct {
 
 	servicesSynced, slicesSynced atomic.Bool
 	queued                       atomic.Bool
+	full                         atomic.Bool // the next sync compares everything with the kernel
 
 	nodeFacts func(*v1.Node, *Facts)
 	factsMu   sync.Mutex
@@ -245,6 +246,13 @@ func (p *Proxier) request() {
 	}
 }
 
+// RequestFull requests a sync that compares everything with the kernel, as periodic ones do. It
+// returns at once.
+func (p *Proxier) RequestFull() {
+	p.full.Store(true)
+	p.request()
+}
+
 func (p *Proxier) changed(pending bool) {
 	if !pending || !p.gateOpen() {
 		return
@@ -299,9 +307,9 @@ func (p *Proxier) sync(ctx context.Context, reason RunReason) error {
 	info.Services, info.Ports = len(changes), len(update.Changes)
 	info.HealthChecks, info.NodeRules = p.table.takeHealthChecks(), update.NodeRules
 	p.reportProblems(update.Changes)
-	// The first time, after a failure and periodically the tier compares all that
+	// The first time, after a failure, periodically and on request the tier compares all that
 	// it should serve with what the kernel holds.
-	if !p.synced || reason != Requested {
+	if p.full.Swap(false) || !p.synced || reason != Requested {
 		update.Full, update.Changes = true, append(update.Changes, p.unchanged(update.Changes)...)
 	}
 	info.Full = update.Full

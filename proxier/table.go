@@ -76,7 +76,7 @@ func (t *Table) SetFacts(facts Facts) (rules, services bool) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	services = !t.facts.decidesAlike(&facts)
+	services = !t.facts.decidesAlike(&facts) || t.movesLeft(t.facts.LocalAddrs, facts.LocalAddrs)
 	before := t.rules
 	t.facts, t.rules = facts, t.policy.NodeRules(&facts)
 	return !t.rules.Equal(&before), services
@@ -279,6 +279,7 @@ func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 	} else {
 		d.Backends, t.backends = t.backends, nil
 	}
+	t.leave(d)
 	return d
 }
 
@@ -305,7 +306,7 @@ func (t *Table) decideBackends(from []*EndpointSlice, r *row, to target, cluster
 		if members == 0 && !t.keeps(to.protocol, c) {
 			continue
 		}
-		t.backends = append(t.backends, Backend{Addr: c.addr, Members: members, Local: c.is(onNode), Terminating: c.is(terminating)})
+		t.backends = append(t.backends, Backend{Addr: c.addr, Members: members, Local: c.is(onNode), Remote: c.is(elsewhere), Terminating: c.is(terminating)})
 	}
 	return reachable
 }

@@ -156,6 +156,7 @@ const (
 	serving
 	terminating
 	onNode         // on this node
+	elsewhere      // on another node; with neither, the slice does not say
 	hasNodeHints   // hinted to some node
 	hintedThisNode // hinted to this node
 )

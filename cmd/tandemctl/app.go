@@ -33,7 +33,7 @@ type inspector interface {
 	Status() (inspect.Status, error)
 	Services() ([]inspect.ServiceView, error)
 	Unplaced() int
-	OptOuts() ([]uint64, error)
+	OptOuts() (map[uint64]lbmap.OptOutBy, error)
 	AddOptOut(cookie uint64) error
 	RemoveOptOut(cookie uint64) (bool, error)
 	Close() error
@@ -45,6 +45,7 @@ type app struct {
 	now      func() time.Time
 	findRoot func() (string, error)
 	inspect  func(cgroupRoot string) (inspector, error)
+	filters  func(context.Context) []string
 	detach   func(cgroupRoot string) (programs []string, err error)
 	probe    func(ctx context.Context, cgroupRoot string, devices []string) capabilities.Report
 	cookie   func(netns string) (uint64, error)
@@ -68,7 +69,8 @@ func newApp(out, err io.Writer) *app {
 			}
 			return i, nil
 		},
-		detach: ebpf.Detach,
+		filters: hostFilters,
+		detach:  ebpf.Detach,
 		probe: func(ctx context.Context, root string, devices []string) capabilities.Report {
 			return capabilities.Probe(ctx, capabilities.Options{CgroupRoot: root, Devices: devices})
 		},
@@ -232,6 +234,8 @@ func (a *app) statusCommand() *cobra.Command {
 		Short: "Show programs, maps and their usage",
 		Long: `Shows the attached programs, the maps they use and the usage of these, whether a
 kube-proxy process is running, and how many service ports are over capacity.
+Host filters are rules of this host because of which kube-proxy has rules serve
+some frontends, unless it is to ignore them.
 
 "Proxy: not running" is not an outage: the programs go on serving without a
 process, but changes in the cluster are not applied. If another kube-proxy took
@@ -239,12 +243,13 @@ over meanwhile, the programs leave new connections to it.`,
 		Example: `  tandemctl status
   tandemctl status -o json | jq '.maps[] | select(.used != null) | {name, used, max}'`,
 		Args: args(cobra.NoArgs),
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(c *cobra.Command, _ []string) error {
 			return a.withInspector(func(i inspector) error {
-				status, err := i.Status()
+				kernel, err := i.Status()
 				if err != nil {
 					return err
 				}
+				status := statusView{kernel, a.filters(c.Context())}
 				if a.output == "json" {
 					return writeJSON(a.out, status)
 				}

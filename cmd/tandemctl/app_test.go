@@ -37,30 +37,29 @@ func ptr[T any](v T) *T { return &v }
 type fakeInspector struct {
 	status   inspect.Status
 	services []inspect.ServiceView
-	optOuts  []uint64
+	optOuts  map[uint64]lbmap.OptOutBy
 	err      error
 	closed   bool
 }
 
-func (f *fakeInspector) Status() (inspect.Status, error)          { return f.status, f.err }
-func (f *fakeInspector) Services() ([]inspect.ServiceView, error) { return f.services, f.err }
-func (f *fakeInspector) OptOuts() ([]uint64, error)               { return f.optOuts, f.err }
-func (f *fakeInspector) Unplaced() int                            { return f.status.Unplaced }
-func (f *fakeInspector) Close() error                             { f.closed = true; return nil }
+func (f *fakeInspector) Status() (inspect.Status, error)             { return f.status, f.err }
+func (f *fakeInspector) Services() ([]inspect.ServiceView, error)    { return f.services, f.err }
+func (f *fakeInspector) OptOuts() (map[uint64]lbmap.OptOutBy, error) { return f.optOuts, f.err }
+func (f *fakeInspector) Unplaced() int                               { return f.status.Unplaced }
+func (f *fakeInspector) Close() error                                { f.closed = true; return nil }
 
 func (f *fakeInspector) AddOptOut(cookie uint64) error {
-	if !slices.Contains(f.optOuts, cookie) {
-		f.optOuts = append(f.optOuts, cookie)
+	if f.optOuts == nil {
+		f.optOuts = map[uint64]lbmap.OptOutBy{}
 	}
+	f.optOuts[cookie] = lbmap.OptOutByCommand
 	return f.err
 }
 
 func (f *fakeInspector) RemoveOptOut(cookie uint64) (bool, error) {
-	at := slices.Index(f.optOuts, cookie)
-	if at >= 0 {
-		f.optOuts = slices.Delete(f.optOuts, at, at+1)
-	}
-	return at >= 0, f.err
+	_, existed := f.optOuts[cookie]
+	delete(f.optOuts, cookie)
+	return existed, f.err
 }
 
 // now is two minutes and three seconds after the last change.
@@ -128,7 +127,7 @@ func sample() *fakeInspector {
 				Sets: []inspect.SetView{{Name: "ipv4/local", Verdict: "drop"}}, Backends: []inspect.BackendView{},
 			},
 		},
-		optOuts: []uint64{4097, 8193},
+		optOuts: map[uint64]lbmap.OptOutBy{4097: lbmap.OptOutByCommand, 8193: lbmap.OptOutByPod},
 	}
 }
 
@@ -203,6 +202,9 @@ func newTestApp(i *fakeInspector) (a *app, out, errs *bytes.Buffer) {
 				{Feature: capabilities.SetRetval, State: capabilities.No, Err: errors.New("invalid argument")},
 			}}
 		},
+		filters: func(context.Context) []string {
+			return []string{"before DNAT: rule 3 of chain early in table inet guard of nf_tables (TCP ports 30080)", "forwards only translated connections: chain FORWARD in table ip filter of nf_tables"}
+		},
 		cookie: func(path string) (uint64, error) {
 			if path != "/proc/4711/ns/net" {
 				return 0, fmt.Errorf("open network namespace: %w", &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist})
@@ -225,7 +227,9 @@ func TestOutput(t *testing.T) {
 		"optout-list":        "optout list",
 		"optout-add":         "optout add --pid 4711",
 		"optout-add-again":   "optout add --cookie 4097",
-		"optout-remove":      "optout remove --cookie 8193",
+		"optout-add-pod":     "optout add --cookie 8193",
+		"optout-remove":      "optout remove --cookie 4097",
+		"optout-remove-pod":  "optout remove --cookie 8193",
 		"optout-remove-none": "optout remove --netns /proc/4711/ns/net",
 		"version":            "version",
 	} {

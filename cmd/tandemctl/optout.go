@@ -4,17 +4,23 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // optOut is one line of the list.
 type optOut struct {
 	Cookie uint64 `json:"cookie"`
+	// By is what opted it out: a command, or a pod or its namespace.
+	By string `json:"by"`
 	// PIDs of processes in the namespace that are visible to this process.
 	PIDs []int `json:"pids"`
 }
@@ -29,6 +35,9 @@ type optOutChange struct {
 	Action string `json:"action"`
 	// Changed is false if there was nothing to do.
 	Changed bool `json:"changed"`
+	// Returns says that a pod or its namespace asked for the opt-out that was removed. While it does, a
+	// running kube-proxy adds it again.
+	Returns bool `json:"returns,omitempty"`
 }
 
 func (a *app) optOutCommand() *cobra.Command {
@@ -45,7 +54,11 @@ kube-proxy attaches these within about a second, if it finds the namespace in
 An opt-out applies to new connections; existing ones are not changed. It lasts
 until it is removed, or the programs are: it survives a restart of kube-proxy, but
 not a reboot. After its removal, connections that are load-balanced by packet are
-served for another hour.`,
+served for another hour.
+
+Pods opt out for good by the annotation tandem-proxy.dev/socket-lb=disabled, or by
+this label of their namespace, where kube-proxy may read pods and namespaces. The
+list shows what opted a network namespace out.`,
 		Example: `  tandemctl optout add --pid 4711
   tandemctl optout list
   tandemctl optout remove --netns /run/netns/cni-0a1b2c`,
@@ -60,21 +73,20 @@ served for another hour.`,
 			Args:    args(cobra.NoArgs),
 			RunE:    func(*cobra.Command, []string) error { return a.listOptOuts() },
 		},
-		a.optOutChangeCommand("add", "Opt a network namespace out", func(i inspector, cookie uint64) (bool, error) {
-			before, err := i.OptOuts()
-			if err != nil {
-				return false, err
-			}
-			return !slices.Contains(before, cookie), i.AddOptOut(cookie)
+		a.optOutChangeCommand("add", "Opt a network namespace out", func(i inspector, c *optOutChange, before lbmap.OptOutBy) error {
+			c.Changed = before != lbmap.OptOutByCommand
+			return i.AddOptOut(c.Cookie)
 		}),
-		a.optOutChangeCommand("remove", "Remove an opt-out", func(i inspector, cookie uint64) (bool, error) {
-			return i.RemoveOptOut(cookie)
+		a.optOutChangeCommand("remove", "Remove an opt-out", func(i inspector, c *optOutChange, before lbmap.OptOutBy) (err error) {
+			c.Changed, err = i.RemoveOptOut(c.Cookie)
+			c.Returns = c.Changed && before == lbmap.OptOutByPod
+			return err
 		}),
 	)
 	return c
 }
 
-func (a *app) optOutChangeCommand(action, short string, change func(inspector, uint64) (bool, error)) *cobra.Command {
+func (a *app) optOutChangeCommand(action, short string, change func(inspector, *optOutChange, lbmap.OptOutBy) error) *cobra.Command {
 	var netns string
 	var pid int
 	var cookie uint64
@@ -108,11 +120,15 @@ func (a *app) optOutChangeCommand(action, short string, change func(inspector, u
 				}
 			}
 			return a.withInspector(func(i inspector) error {
-				changed, err := change(i, cookie)
+				before, err := i.OptOuts()
 				if err != nil {
 					return err
 				}
-				return a.showChange(optOutChange{Cookie: cookie, Action: action, Changed: changed})
+				c := optOutChange{Cookie: cookie, Action: action}
+				if err := change(i, &c, before[cookie]); err != nil {
+					return err
+				}
+				return a.showChange(c)
 			})
 		},
 	}
@@ -130,23 +146,26 @@ func (a *app) showChange(c optOutChange) error {
 	if !c.Changed {
 		text += " (no change)"
 	}
+	if c.Returns {
+		text += "; a running kube-proxy adds it again while the pod or its namespace says " + proxier.KeySocketLB + "=" + proxier.SocketLBDisabled
+	}
 	_, err := fmt.Fprintf(a.out, "network namespace %d %s\n", c.Cookie, text)
 	return err
 }
 
 func (a *app) listOptOuts() error {
 	return a.withInspector(func(i inspector) error {
-		cookies, err := i.OptOuts()
+		optOuts, err := i.OptOuts()
 		if err != nil {
 			return err
 		}
 		list := optOutList{OptOuts: []optOut{}}
 		var owners map[uint64][]int
-		if len(cookies) > 0 {
+		if len(optOuts) > 0 {
 			owners = a.owners()
 		}
-		for _, cookie := range cookies {
-			list.OptOuts = append(list.OptOuts, optOut{Cookie: cookie, PIDs: append([]int{}, owners[cookie]...)})
+		for _, cookie := range slices.Sorted(maps.Keys(optOuts)) {
+			list.OptOuts = append(list.OptOuts, optOut{Cookie: cookie, By: optOuts[cookie].String(), PIDs: append([]int{}, owners[cookie]...)})
 		}
 		if a.output == "json" {
 			return writeJSON(a.out, list)

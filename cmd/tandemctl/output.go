@@ -47,7 +47,7 @@ func (t table) flush() error { return t.w.Flush() }
 
 func number[N int | uint32 | uint64](n N) string { return strconv.FormatUint(uint64(n), 10) }
 
-func writeStatus(w io.Writer, s inspect.Status, now time.Time) error {
+func writeStatus(w io.Writer, s statusView, now time.Time) error {
 	running := "not running"
 	if s.Running {
 		running = "running"
@@ -66,6 +66,9 @@ func writeStatus(w io.Writer, s inspect.Status, now time.Time) error {
 		{"Over capacity:", number(s.Unplaced) + " service ports"},
 	} {
 		fmt.Fprintf(facts, "%s\t%s\n", line[0], line[1])
+	}
+	for i, filter := range s.HostFilters {
+		fmt.Fprintf(facts, "%s\t%s\n", map[bool]string{true: "Host filters:"}[i == 0], filter)
 	}
 	if err := facts.Flush(); err != nil {
 		return err
@@ -263,9 +266,9 @@ func yesNo(b bool) string {
 }
 
 func writeOptOuts(w io.Writer, list optOutList) error {
-	t := newTable(w, "COOKIE", "PROCESSES")
+	t := newTable(w, "COOKIE", "BY", "PROCESSES")
 	for _, o := range list.OptOuts {
-		t.row(number(o.Cookie), pidsText(o.PIDs))
+		t.row(number(o.Cookie), o.By, pidsText(o.PIDs))
 	}
 	return t.flush()
 }

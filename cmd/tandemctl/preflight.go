@@ -179,12 +179,11 @@ func (a *app) preflight(ctx context.Context, args []string, patience time.Durati
 	}
 	table, err := knownTable(ctx, f, patience, func(text string) { r.Problems = append(r.Problems, text) })
 	unseen("Services", err)
-	var rules proxier.NodeRules
 	var nodeIPs [proxier.Families]netip.Addr
 	if table != nil {
-		rules, nodeIPs = table.NodeRules(), table.Facts().NodeIPs
+		nodeIPs = table.Facts().NodeIPs
 	}
-	mode, err := f.Probe(ctx, &rules)
+	mode, err := f.Probe(ctx, table)
 	if err != nil {
 		return nil, err
 	}

@@ -20,6 +20,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-proxy/tandem/kernel/sysctl"
+	"github.com/tandem-proxy/tandem/observe/explain"
 	"github.com/tandem-proxy/tandem/observe/preflight"
 	"github.com/tandem-proxy/tandem/test/fakeapi"
 	"github.com/tandem-proxy/tandem/test/kernel"
@@ -77,7 +78,7 @@ func TestPreflight(t *testing.T) {
 	n := lab.NewT(t).Node("node1")
 	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
 	defer cancel()
-	p, err := upstream.Start(ctx, n, upstream.Options{Binary: binary, Mode: "nftables", Objects: []fakeapi.Object{shadowed(v1.ServiceExternalTrafficPolicyCluster)}, Args: upstream.Flags})
+	p, err := upstream.Start(ctx, n, upstream.Options{Binary: binary, Mode: "nftables", Objects: []fakeapi.Object{shadowed("web", 10, v1.ServiceExternalTrafficPolicyCluster, v1.ServiceAffinityNone)}, Args: upstream.Flags})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,6 +105,13 @@ func TestPreflight(t *testing.T) {
 		t.Errorf("settings %+v", r.Settings)
 	}
 
+	// One of the two service ports does not fit into the maps.
+	r, _ = runPreflight(t, n, nil, append(slices.Clone(flags), "--ebpf-max-frontends=8")...)
+	over := slices.DeleteFunc(slices.Clone(r.Services), func(p explain.Placement) bool { return p.Carrier != "iptables" || p.Reason != "frontends full" })
+	if len(over) != len(r.Services)/2 {
+		t.Errorf("over capacity: %+v of %+v", over, r.Services)
+	}
+
 	// Everything that a lab can have.
 	setup := n.Command(ctx, "sh", "-ec", `
 		for d in flannel.1 nodelocaldns; do ip link add $d type bridge; ip link set $d up; done
@@ -111,7 +119,7 @@ func TestPreflight(t *testing.T) {
 		iptables-nft -P FORWARD DROP
 		iptables-nft -t raw -A PREROUTING -p tcp --dport 30100 -j DROP
 		nft 'add table inet guard; add chain inet guard early { type filter hook prerouting priority -200; }; add rule inet guard early tcp dport 30101 drop'
-		nft 'add table inet firewalld; add chain inet firewalld filter_FORWARD { type filter hook forward priority 10; }'
+		nft 'add table inet firewalld; add chain inet firewalld filter_FORWARD { type filter hook forward priority 10; policy drop; }; add rule inet firewalld filter_FORWARD ct status dnat accept'
 		ip xfrm policy add src 10.0.0.0/8 dst 10.0.0.0/8 dir out tmpl src 172.18.0.1 dst 172.18.0.9 proto esp mode tunnel`)
 	if out, err := setup.CombinedOutput(); err != nil && !strings.Contains(string(out), "Protocol not supported") {
 		t.Fatalf("%v: %s", err, out)
@@ -128,9 +136,9 @@ func TestPreflight(t *testing.T) {
 		t.Errorf("exit code %d", code)
 	}
 	wants := [][2]string{
-		{"cni", "flannel (device flannel.1)"}, {"node-local-dns", "the ClusterIP of Service shop/web"}, {"firewall", "policy DROP of chain FORWARD (IPv4, nft)"},
-		{"firewall", "firewalld"}, {"policy", "table raw of iptables drops packets (IPv4, nft): -A PREROUTING -p tcp -m tcp --dport 30100 -j DROP"},
-		{"policy", "table inet guard of nf_tables"}, {"programs", "on cgroups: someone"},
+		{"cni", "flannel (device flannel.1)"}, {"node-local-dns", "the ClusterIP of Service shop/web"}, {"firewall", "chain FORWARD in table ip filter of nf_tables"},
+		{"firewall", "firewalld: chain filter_FORWARD"}, {"policy", "in table ip raw of nf_tables filters IPv4 TCP ports 30100 before DNAT"},
+		{"policy", "in table inet guard of nf_tables filters TCP ports 30101 before DNAT"}, {"programs", "on cgroups: someone"},
 	}
 	if onUplink {
 		wants = append(wants, [2]string{"programs", "on uplinks: someone"})

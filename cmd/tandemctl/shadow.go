@@ -41,7 +41,7 @@ func (a *app) shadowCommand() *cobra.Command {
 		Long: `Follows Services and the new connections of this node, and compares what the
 running kube-proxy, usually upstream's, chose for each connection to a Service with
 what Tandem decides: whether the address is a Service's, whether the endpoint is
-eligible, and whether the connection is masqueraded. Session affinity is not compared.
+eligible, whether the connection is masqueraded, and whether session affinity holds.
 It attaches and writes nothing.
 
 Connections come from conntrack's notifications, and from the connections of IPVS where

@@ -34,6 +34,7 @@ var table = []struct{ pkg, may string }{
 	{"proxier/ebpf/flowtable", "proxier/ebpf/lbmap proxier kernel/..."},
 	{"proxier/ebpf/sockets", "proxier/ebpf/lbmap proxier kernel/..."},
 	{"proxier/ebpf/successor", "proxier/ebpf/lbmap"},
+	{"proxier/ebpf/podns", "proxier kernel/..."},
 	{"proxier/ebpf/inspect", "proxier/ebpf/lbmap proxier/ebpf/datapath proxier/ebpf/flowtable proxier/ebpf/successor proxier kernel/..."},
 	{"proxier/ebpf/...", "proxier/ebpf/... proxier proxier/delta kernel/..."},
 	{"proxier/iptables/...", "proxier/iptables/... proxier proxier/delta proxier/staleudp kernel/..."},

@@ -75,13 +75,18 @@ func cgroup(dir string) (list []Program, err error) {
 		return nil, err
 	}
 	defer f.Close()
+	return On(f)
+}
+
+// On lists the programs on one cgroup2 directory, in the order in which they run.
+func On(dir *os.File) (list []Program, err error) {
 	for _, h := range cgroupHooks {
-		ids, err := query(int(f.Fd()), h.at)
+		ids, err := query(int(dir.Fd()), h.at)
 		if err != nil {
 			return list, err
 		}
 		for _, id := range ids {
-			list = append(list, Program{Name: nameOf(id), ID: uint32(id), Hook: h.name, Cgroup: dir})
+			list = append(list, Program{Name: nameOf(id), ID: uint32(id), Hook: h.name, Cgroup: dir.Name()})
 		}
 	}
 	return list, nil

@@ -51,6 +51,20 @@ func (s *Settings) limit(cpus int) int {
 	return max(min(s.MaxPerCPU*cpus, mostFlows), s.Min)
 }
 
+// defaultLimit is the kernel's own limit on machines with more than a GiB of memory.
+const defaultLimit = 262144
+
+// Limit returns the size of the table with these settings.
+func (s *Settings) Limit(root sysctl.Root) int {
+	if limit := s.limit(cpus(root)); limit > 0 {
+		return limit
+	}
+	if limit, err := number(root, limitName); err == nil && limit > 0 {
+		return limit
+	}
+	return defaultLimit // conntrack is not loaded yet
+}
+
 // Ready makes the kernel load its conntrack module, if it is not loaded yet. The settings
 // do not exist before that.
 func Ready(ctx context.Context, root sysctl.Root) {

@@ -5,8 +5,10 @@
 //
 //   - has an address of the node,
 //   - has a default route,
-//   - has a route through a gateway, such as routes to pods of other nodes, or
-//   - is a tunnel with a route.
+//   - has a route through a gateway, such as routes to pods of other nodes,
+//   - is a tunnel with a route, or
+//   - is a network card, bond, VLAN or veth with an address in a network, where clients may be
+//     although no route leads beyond it.
 //
 // Routes of all tables count, except those without a device and the kernel's routes to
 // its own addresses. The name and type of a device do not count: on a node that is a
@@ -31,6 +33,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Device is an uplink. A device that was deleted and recreated under its old name has
@@ -40,6 +43,11 @@ type Device struct {
 	Name  string
 	// L3 means that frames have no Ethernet header, as on most tunnels.
 	L3 bool
+	// MTU is in bytes, without the link-layer header.
+	MTU int
+	// Source4 and Source6 are the source addresses of packets that the node sends by the
+	// device; invalid if no route or address of the device says so.
+	Source4, Source6 netip.Addr
 	// Why is the first reason for which it was selected.
 	Why string
 }
@@ -97,7 +105,38 @@ func Find(links []netlink.Link, addrs []netlink.Addr, routes Routes, nodeIPs []n
 			choose(index, "routes through a gateway")
 		}
 	}
-	return sorted(chosen)
+	for _, a := range addrs {
+		if l := byIndex[a.LinkIndex]; l != nil && isNetwork(l) && routes[a.LinkIndex].wide {
+			choose(a.LinkIndex, "address "+a.IPNet.String())
+		}
+	}
+	return withSources(sorted(chosen), addrs, routes)
+}
+
+// withSources sets the source addresses of devices.
+func withSources(list []Device, addrs []netlink.Addr, routes Routes) []Device {
+	for i := range list {
+		d := &list[i]
+		d.Source4, d.Source6 = routes[d.Index].source4, routes[d.Index].source6
+		for _, a := range addrs {
+			ip, ok := netip.AddrFromSlice(a.IP)
+			if !ok || a.LinkIndex != d.Index || a.Scope != unix.RT_SCOPE_UNIVERSE || a.Flags&(unix.IFA_F_SECONDARY|unix.IFA_F_TENTATIVE|unix.IFA_F_DEPRECATED) != 0 {
+				continue
+			}
+			if own := sourceOf(d, ip.Unmap()); !own.IsValid() {
+				*own = ip.Unmap()
+			}
+		}
+	}
+	return list
+}
+
+// sourceOf is the source address of a device for the family of an address.
+func sourceOf(d *Device, ip netip.Addr) *netip.Addr {
+	if ip.Is4() {
+		return &d.Source4
+	}
+	return &d.Source6
 }
 
 // topmost returns the device that handles the packets of a device: its bridge or bond,
@@ -126,10 +165,17 @@ func isTunnel(l netlink.Link) bool {
 	return slices.Contains(tunnels, l.Type()) && (l.Type() != "tuntap" || isL3(l))
 }
 
+// networks are the types of devices that lead to a network rather than to a pod, if their
+// addresses are in one. "device" is a network card, or its virtual function; a node that is a
+// container has veths. The node's end of a pod's link has no address, or a single one.
+var networks = []string{"device", "bond", "team", "vlan", "veth"}
+
+func isNetwork(l netlink.Link) bool { return slices.Contains(networks, l.Type()) }
+
 func isL3(l netlink.Link) bool { return l.Attrs().EncapType != "ether" }
 
 func device(l netlink.Link, why string) Device {
-	return Device{Index: l.Attrs().Index, Name: l.Attrs().Name, L3: isL3(l), Why: why}
+	return Device{Index: l.Attrs().Index, Name: l.Attrs().Name, L3: isL3(l), MTU: l.Attrs().MTU, Why: why}
 }
 
 func sorted(chosen map[int]Device) []Device {

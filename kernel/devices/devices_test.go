@@ -152,6 +152,7 @@ func TestFind(t *testing.T) {
 				eth0 (2): node address 172.18.0.1
 				eth1 (3): routes through a gateway
 				eth2 (4): routes through a gateway
+				eth3 (5): address 192.168.3.1/24
 			`,
 		},
 		{

@@ -3,6 +3,9 @@
 package devices
 
 import (
+	"net"
+	"net/netip"
+
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -16,6 +19,24 @@ type use struct {
 	wide    bool // more than single addresses
 	all     bool // everything: a default route
 	gateway bool // at least one destination through a gateway
+	// The preferred source addresses of its widest routes that have one.
+	source4, source6 netip.Addr
+	width            [2]int // of the prefixes of those routes, in bits left out
+}
+
+// source notes the preferred source address of a route, unless a wider route has one.
+func (u *use) source(ip net.IP, width int) {
+	own, ok := netip.AddrFromSlice(ip)
+	if !ok {
+		return
+	}
+	at, family := &u.source4, 0
+	if own = own.Unmap(); own.Is6() {
+		at, family = &u.source6, 1
+	}
+	if !at.IsValid() || width > u.width[family] {
+		*at, u.width[family] = own, width
+	}
 }
 
 // Add adds a route to the summary.
@@ -35,7 +56,13 @@ func (r Routes) Add(route netlink.Route) {
 	}
 	add := func(index int, gateway bool) {
 		u := r[index]
-		r[index] = use{wide: u.wide || ones < bits, all: u.all || ones == 0, gateway: u.gateway || gateway}
+		u.wide, u.all, u.gateway = u.wide || ones < bits, u.all || ones == 0, u.gateway || gateway
+		if width := bits - ones; ones == 0 {
+			u.source(route.Src, 128) // of any family
+		} else {
+			u.source(route.Src, width)
+		}
+		r[index] = u
 	}
 	if len(route.MultiPath) == 0 {
 		add(route.LinkIndex, route.Gw != nil || route.Via != nil)

@@ -98,10 +98,6 @@ func (w *Watcher) look() (u Uplinks, err error) {
 	if err != nil {
 		return u, err
 	}
-	if len(w.names) > 0 {
-		u.Devices, u.Unmatched = Named(links, w.names)
-		return u, nil
-	}
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return u, fmt.Errorf("addresses: %w", err)
@@ -116,6 +112,11 @@ func (w *Watcher) look() (u Uplinks, err error) {
 		if err != nil {
 			return u, fmt.Errorf("routes: %w", err)
 		}
+	}
+	if len(w.names) > 0 {
+		u.Devices, u.Unmatched = Named(links, w.names)
+		u.Devices = withSources(u.Devices, addrs, routes)
+		return u, nil
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inet defines the two value types that the Service model and the kernel
-// packages share: address families and transport protocols.
+// Package inet defines the value types that the Service model and the kernel packages
+// share: address families, transport protocols, and sets of packets by destination.
 package inet
 
 import (

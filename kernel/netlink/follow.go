@@ -28,13 +28,15 @@ const (
 	reopenTime = time.Second
 )
 
-// Follower lists something of rtnetlink again after each change. Notifications only trigger a
+// Follower lists something of rtnetlink, or of another protocol of netlink, again after each change. Notifications only trigger a
 // list; their contents are not used. The netlink library's subscription would parse them, in a
 // goroutine with a buffer of 64 KiB.
 type Follower struct {
 	// What is followed, for errors and the log.
 	What string
-	// Groups of rtnetlink that notify of changes: a mask of unix.RTMGRP_….
+	// Protocol of netlink; rtnetlink if 0.
+	Protocol int
+	// Groups of that protocol that notify of changes: a mask, of unix.RTMGRP_… for rtnetlink.
 	Groups uint32
 	// Run runs a function on a thread in the network namespace to follow.
 	Run func(func() error) error
@@ -113,7 +115,7 @@ func (f *Follower) follow(ctx context.Context) error {
 // open returns a socket that becomes readable when something changes.
 func (f *Follower) open() (socket *os.File, err error) {
 	err = f.Run(func() error {
-		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, f.Protocol) // NETLINK_ROUTE is 0
 		if err != nil {
 			return err
 		}
@@ -121,7 +123,7 @@ func (f *Follower) open() (socket *os.File, err error) {
 			unix.Close(fd)
 			return err
 		}
-		socket = os.NewFile(uintptr(fd), "rtnetlink")
+		socket = os.NewFile(uintptr(fd), "netlink")
 		return nil
 	})
 	return socket, err

@@ -24,7 +24,7 @@ type Chain struct {
 	Name   string `json:"name"`
 	// Type, Hook, Priority and Policy are of base chains; Hook is empty for others. Type is
 	// filter, nat or route. Hook is that of the IP families: prerouting, input, forward,
-	// output or postrouting. Policy is accept or drop.
+	// output or postrouting; HookIngress is that of devices. Policy is accept or drop.
 	Type     string `json:"type,omitempty"`
 	Hook     string `json:"hook,omitempty"`
 	Priority int    `json:"priority,omitempty"`
@@ -33,6 +33,11 @@ type Chain struct {
 
 // PriorityDNAT is the priority at which prerouting chains of type nat translate destinations.
 const PriorityDNAT = -100
+
+// HookIngress is the hook of packets that come in by a device, in the families netdev and inet.
+const HookIngress = "ingress"
+
+const inetIngress = 5 // NF_INET_INGRESS
 
 const subsystem = unix.NFNL_SUBSYS_NFTABLES << 8
 
@@ -71,34 +76,6 @@ func Chains(ctx context.Context) (list []Chain, err error) {
 		return nil, fmt.Errorf("list chains of nf_tables: %w", err)
 	}
 	return list, nil
-}
-
-// Drops reports whether a rule of a table drops or rejects packets. Verdicts in maps are not
-// seen.
-func Drops(ctx context.Context, family, table string) (drops bool, err error) {
-	of := netlink.Attr(nil, unix.NFTA_RULE_TABLE, append([]byte(table), 0))
-	err = dump(ctx, request(unix.NFT_MSG_GETRULE, familyNumber(family), of), func(m netlink.Message) error {
-		if m.Kind != subsystem|unix.NFT_MSG_NEWRULE || len(m.Body) < genericLen {
-			return nil
-		}
-		// Linux before 4.6 ignores the name of the table.
-		same, found := false, false
-		err := netlink.EachAttr(m.Body[genericLen:], func(kind uint16, v []byte) (err error) {
-			switch kind {
-			case unix.NFTA_RULE_TABLE:
-				same = text(v) == table
-			case unix.NFTA_RULE_EXPRESSIONS:
-				found, err = anyDrops(v)
-			}
-			return err
-		})
-		drops = drops || same && found
-		return err
-	})
-	if err != nil {
-		return false, fmt.Errorf("list rules of table %s %s: %w", family, table, err)
-	}
-	return drops, nil
 }
 
 const genericLen = 4 // struct nfgenmsg
@@ -162,8 +139,10 @@ func (c *Chain) parseHook(b []byte) error {
 		n, err := number(v)
 		switch kind {
 		case unix.NFTA_HOOK_HOOKNUM:
-			c.Hook = fmt.Sprint(n)
-			if int(n) < len(hooks) && c.Family != "netdev" && c.Family != "arp" {
+			switch c.Hook = fmt.Sprint(n); {
+			case c.Family == "netdev" && n == 0, c.Family == "inet" && n == inetIngress:
+				c.Hook = HookIngress
+			case int(n) < len(hooks) && c.Family != "netdev" && c.Family != "arp":
 				c.Hook = hooks[n]
 			}
 		case unix.NFTA_HOOK_PRIORITY:
@@ -173,47 +152,6 @@ func (c *Chain) parseHook(b []byte) error {
 		}
 		return err
 	})
-}
-
-// anyDrops looks for verdict drop and for expression reject.
-func anyDrops(b []byte) (drops bool, err error) {
-	err = netlink.EachAttr(b, func(_ uint16, expression []byte) error {
-		name, verdict := "", accept
-		err := netlink.EachAttr(expression, func(kind uint16, v []byte) (err error) {
-			switch kind {
-			case unix.NFTA_EXPR_NAME:
-				name = text(v)
-			case unix.NFTA_EXPR_DATA:
-				if name == "immediate" {
-					verdict, err = verdictOf(v)
-				}
-			}
-			return err
-		})
-		drops = drops || name == "reject" || name == "immediate" && verdict == drop
-		return err
-	})
-	return drops, err
-}
-
-// verdictOf returns the verdict of an expression immediate; accept if it has none.
-func verdictOf(b []byte) (verdict uint32, err error) {
-	verdict = accept
-	path := []uint16{unix.NFTA_IMMEDIATE_DATA, unix.NFTA_DATA_VERDICT, unix.NFTA_VERDICT_CODE}
-	var descend func(b []byte, path []uint16) error
-	descend = func(b []byte, path []uint16) error {
-		return netlink.EachAttr(b, func(kind uint16, v []byte) (err error) {
-			switch {
-			case kind != path[0]:
-			case len(path) == 1:
-				verdict, err = number(v)
-			default:
-				err = descend(v, path[1:])
-			}
-			return err
-		})
-	}
-	return verdict, descend(b, path)
 }
 
 // text is a string without the zero that ends it.

@@ -93,28 +93,36 @@ func filterQdisc(device int) (netlink.Qdisc, error) {
 // attachFilter adds or replaces a filter. The kernel swaps the program of a filter with
 // the same priority and handle atomically.
 func attachFilter(device int, d Direction, p *ciliumebpf.Program, replaced *Attachment) error {
-	filter := &netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: device, Parent: d.parent(), Priority: priority, Handle: handle, Protocol: unix.ETH_P_ALL,
-		},
-		Fd: p.FD(), Name: filterName + d.String(), DirectAction: true,
-	}
 	if replaced != nil {
+		filter := newFilter(device, d, p, priority)
 		filter.FilterAttrs = replaced.filter
 		return netlink.FilterReplace(filter)
 	}
 	if err := ensureQdisc(device, d); err != nil {
 		return err
 	}
-	// Adding never replaces: a filter with the same handle is foreign.
-	err := netlink.FilterAdd(filter)
-	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) {
-		err = fmt.Errorf("%w: another filter may have priority %d (see tc filter show)", err, priority)
-	}
-	if err != nil {
+	if err := addFilter(device, d, p, priority); err != nil {
 		return errors.Join(err, removeIdleQdisc(device))
 	}
 	return nil
+}
+
+func newFilter(device int, d Direction, p *ciliumebpf.Program, place uint16) *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: device, Parent: d.parent(), Priority: place, Handle: handle, Protocol: unix.ETH_P_ALL,
+		},
+		Fd: p.FD(), Name: filterName + d.String(), DirectAction: true,
+	}
+}
+
+// addFilter never replaces: a filter with the same handle is foreign.
+func addFilter(device int, d Direction, p *ciliumebpf.Program, place uint16) error {
+	err := netlink.FilterAdd(newFilter(device, d, p, place))
+	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EINVAL) {
+		err = fmt.Errorf("%w: another filter may have priority %d (see tc filter show)", err, place)
+	}
+	return err
 }
 
 func ensureQdisc(device int, d Direction) error {

@@ -11,7 +11,8 @@
 // them: a new tcx program becomes the first one, and a filter gets a low priority number.
 // The proxy's programs return "next" (-1) for every packet that they do not handle, so
 // the foreign programs see it too. After a foreign program that ends the chain, they
-// would see nothing. All tcx programs run before all filters.
+// would see nothing. All tcx programs run before all filters. Look finds foreign programs
+// that were attached ahead later, and MoveFirst moves past them.
 //
 // # Changing the method
 //

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 // node is a lab node with a pod. The device is the node's end of the pod's link.
 type node struct {
-	t      *testing.T
+	t      testing.TB
 	at     *lab.Node
 	pod    *lab.Pod
 	link   netlink.Link
@@ -54,7 +54,7 @@ const (
 	slots              = 6
 )
 
-func newNode(t *testing.T) *node {
+func newNode(t testing.TB) *node {
 	t.Helper()
 	n := &node{t: t, at: lab.NewT(t).Node("node1")}
 	n.pod = n.at.Pod("pod1")
@@ -232,7 +232,7 @@ func (n *node) foreignFilter(d Direction, p *ciliumebpf.Program, priority uint16
 
 // sender sends the test's packets through the device, in one direction.
 type sender struct {
-	t    *testing.T
+	t    testing.TB
 	conn *net.UDPConn
 	to   netip.AddrPort
 }

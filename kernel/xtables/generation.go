@@ -2,13 +2,7 @@
 
 package xtables
 
-import (
-	"encoding/binary"
-	"fmt"
-
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
-)
+import "github.com/tandem-proxy/tandem/kernel/nftables"
 
 // Generation returns a number that increases with every change of rules in the network namespace,
 // by any program: by one for each table of a restore. The legacy variant has no such number: ok is
@@ -17,26 +11,6 @@ func (t *Tools) Generation() (n uint32, ok bool, err error) {
 	if t.variant != NFT {
 		return 0, false, nil
 	}
-	const (
-		ask    = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
-		answer = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
-	)
-	request := nl.NewNetlinkRequest(ask, 0)
-	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
-	messages, err := request.Execute(unix.NETLINK_NETFILTER, answer)
-	if err != nil {
-		return 0, false, fmt.Errorf("ask for the generation of nf_tables: %w", err)
-	}
-	for _, m := range messages {
-		attributes, err := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
-		if err != nil {
-			return 0, false, fmt.Errorf("read the generation of nf_tables: %w", err)
-		}
-		for _, a := range attributes {
-			if a.Attr.Type&nl.NLA_TYPE_MASK == unix.NFTA_GEN_ID && len(a.Value) == 4 {
-				return binary.BigEndian.Uint32(a.Value), true, nil
-			}
-		}
-	}
-	return 0, false, fmt.Errorf("the kernel's answer lacks the generation of nf_tables")
+	n, err = nftables.Generation()
+	return n, err == nil, err
 }

@@ -78,3 +78,25 @@ func (t *Tools) Existing(ctx context.Context, f inet.Family) ([]*Table, error) {
 	}
 	return tables, nil
 }
+
+// SaveExisting reads a table if it exists, which only the legacy variant can tell without creating it;
+// nil if not.
+func (t *Tools) SaveExisting(ctx context.Context, f inet.Family, table string) (*Table, error) {
+	if t.variant == Legacy && !hasLegacyTable(f, table) {
+		return nil, nil
+	}
+	return t.Save(ctx, f, table)
+}
+
+// HasLegacy says whether the legacy variant has one of the tables, in the network namespace of the
+// calling thread.
+func HasLegacy(tables ...string) bool {
+	for f := range inet.Families {
+		for _, table := range tables {
+			if hasLegacyTable(f, table) {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -215,7 +215,7 @@ func (r *Reporter) event(p proxier.Problem) {
 // object.
 func reference(p proxier.Problem, node string) *v1.ObjectReference {
 	switch p.Kind {
-	case "Service":
+	case "Service", "Pod", "Namespace":
 		return &v1.ObjectReference{APIVersion: "v1", Kind: p.Kind, Namespace: p.Object.Namespace, Name: p.Object.Name, UID: p.UID}
 	case "EndpointSlice":
 		return &v1.ObjectReference{APIVersion: "discovery.k8s.io/v1", Kind: p.Kind, Namespace: p.Object.Namespace, Name: p.Object.Name, UID: p.UID}
@@ -232,11 +232,12 @@ func NodeReference(name string) *v1.ObjectReference {
 }
 
 var (
-	kinds   = []string{"Service", "EndpointSlice", "Node", "File"}
+	kinds   = []string{"Service", "EndpointSlice", "Node", "Pod", "Namespace", "File"}
 	reasons = []string{
 		proxier.ReasonInvalidConfig, proxier.ReasonIncompleteNode,
 		proxier.ReasonInvalidObject, proxier.ReasonConflict, proxier.ReasonCapacity, proxier.ReasonInvalidFile,
-		proxier.ReasonDuplicateName, proxier.ReasonUnsupported, proxier.ReasonUnguarded, proxier.ReasonFlowsNotClosed, proxier.ReasonNoHealthCheck,
+		proxier.ReasonDuplicateName, proxier.ReasonUnsupported, proxier.ReasonUnguarded, proxier.ReasonFlowsNotClosed, proxier.ReasonFiltersBeforeDNAT, proxier.ReasonNoHealthCheck,
+		proxier.ReasonRepaired, proxier.ReasonBypassed,
 	}
 )
 

@@ -63,11 +63,15 @@ func TestOneProblemIsToldEverywhere(t *testing.T) {
 	f.Report(problem("a", "0 is no port"))
 	f.Report(proxier.Problem{Kind: "Node", Reason: proxier.ReasonFlowsNotClosed, Message: "m"})
 	f.Report(proxier.Problem{Kind: "EndpointSlice", Object: types.NamespacedName{Namespace: "ns", Name: "s"}, Reason: proxier.ReasonInvalidObject, Message: "100% %s"})
+	f.Report(proxier.Problem{Kind: "Pod", Object: types.NamespacedName{Namespace: "ns", Name: "p"}, UID: "1", Field: "f", Reason: proxier.ReasonInvalidObject, Message: "m"})
+	f.Report(proxier.Problem{Kind: "Namespace", Object: types.NamespacedName{Name: "ns"}, UID: "2", Field: "f", Reason: proxier.ReasonInvalidObject, Message: "m"})
 	f.Report(proxier.Problem{Kind: "File", Object: types.NamespacedName{Name: "/m/a.yaml"}, Reason: proxier.ReasonInvalidFile, Message: "line 1"})
 	want := []string{
 		"v1 Service ns/a uid=: Warning InvalidObject spec.ports[0]: 0 is no port",
 		"v1 Node /node1 uid=node1: Warning FlowsNotClosed m",
 		"discovery.k8s.io/v1 EndpointSlice ns/s uid=: Warning InvalidObject 100% %s",
+		"v1 Pod ns/p uid=1: Warning InvalidObject f: m",
+		"v1 Namespace /ns uid=2: Warning InvalidObject f: m",
 	}
 	if d := cmp.Diff(want, f.events.list); d != "" {
 		t.Errorf("events (-want +got):\n%s", d)

@@ -66,6 +66,9 @@ type Metrics struct {
 	mode       *k8smetrics.GaugeVec
 	build      *k8smetrics.GaugeVec
 	other      *k8smetrics.Gauge
+	filters    *k8smetrics.Gauge
+	firewalls  *k8smetrics.Gauge
+	repairs    *k8smetrics.CounterVec
 	config     configMetrics
 	tables     tables
 	rules      rulePackets
@@ -137,6 +140,9 @@ func New(families []proxier.Family) *Metrics {
 	m.mode = gauges(tandem, "proxy_mode", "1 for the running mode; the reason is requested or fallback.", "mode", "reason")
 	m.build = gauges(tandem, "build_info", "1 for the build of this proxy.", "version", "go_version")
 	m.other = gauge(tandem, "other_proxy", "1 if another kube-proxy runs on this node, otherwise 0.")
+	m.firewalls = gauge(tandem, "translated_only_firewalls", "Firewalls of this host that forward only connections that netfilter translates. Rules serve clients outside of Services with endpoints on this node.")
+	m.filters = gauge(tandem, "filters_before_dnat", "Rules of this host that can drop packets before DNAT, by what they match. Rules serve the frontends that they may be about.")
+	m.repairs = counters(tandem, "repairs_total", "Times that kernel state which another process removed or made ineffective was restored, by kind.", "state")
 	m.config = newConfigMetrics()
 	return m
 }
@@ -146,7 +152,7 @@ func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSour
 	for _, metric := range []k8smetrics.Registerable{
 		m.syncDuration, m.fullDuration, m.partialDuration, m.syncLast, m.syncLastQueued, m.endpointPending, m.endpointTotal, m.servicePending, m.serviceTotal,
 		m.healthz, m.livez, m.programmingLatency, m.noLocalEndpoints, m.restoreFailures, m.partialFailures, m.rulesTotal, m.rulesLast, m.conntrackDuration, m.conntrackDeleted,
-		m.readyz, m.problems, m.syncErrors, m.ports, m.capability, m.mode, m.build, m.other,
+		m.readyz, m.problems, m.syncErrors, m.ports, m.capability, m.mode, m.build, m.other, m.repairs, m.filters, m.firewalls,
 	} {
 		if err := registry.Register(metric); err != nil {
 			return err
@@ -158,6 +164,9 @@ func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSour
 		m.noLocalEndpoints.WithLabelValues("external", f).Set(0)
 		m.restoreFailures.WithLabelValues(f).Add(0)
 		m.partialFailures.WithLabelValues(f).Add(0)
+	}
+	for _, state := range proxier.RepairedStates {
+		m.repairs.WithLabelValues(string(state)).Add(0)
 	}
 	if err := m.config.register(registry); err != nil {
 		return err
@@ -184,6 +193,13 @@ func (m *Metrics) OtherProxy(runs bool) {
 	if runs {
 		m.other.Set(1)
 	}
+}
+
+// HostFilters says how many rules of this host filter packets before DNAT, and how many firewalls
+// forward only connections that netfilter translates.
+func (m *Metrics) HostFilters(beforeDNAT, firewalls int) {
+	m.filters.Set(float64(beforeDNAT))
+	m.firewalls.Set(float64(firewalls))
 }
 
 // Healthz counts an answer of /healthz.
@@ -217,6 +233,11 @@ func (m *Metrics) Reconciled(r staleudp.Result) {
 
 // Problem counts a problem. Both labels have few values.
 func (m *Metrics) Problem(kind, reason string) { m.problems.WithLabelValues(kind, reason).Inc() }
+
+// Repaired counts kernel state that was restored.
+func (m *Metrics) Repaired(state proxier.RepairedState) {
+	m.repairs.WithLabelValues(string(state)).Inc()
+}
 
 // Capability records the state of a feature.
 func (m *Metrics) Capability(feature, state string) {

@@ -12,9 +12,8 @@ import (
 func encryption(f *Facts) (list []Finding) {
 	if f.XfrmPolicies > 0 {
 		list = append(list, Finding{
-			Remark, "encryption", fmt.Sprintf("IPsec: %d policies", f.XfrmPolicies),
-			"In mode ebpf, packets of clients outside to endpoints on other nodes are sent past the stack, and with it past IPsec: they leave this node unencrypted. Connections of pods and of this host are not affected.",
-			"Run mode iptables on this node (--proxy-mode=iptables) if traffic of clients outside has to be encrypted between nodes.",
+			Info, "encryption", fmt.Sprintf("IPsec: %d policies", f.XfrmPolicies),
+			"In mode ebpf, rules serve clients outside on this node, if one of the policies encrypts or blocks packets that leave: programs would send such packets past the stack, and with it past IPsec. Connections of pods and of this host are not affected.", "",
 		})
 	}
 	if names := f.ofType("wireguard"); len(names) > 0 {

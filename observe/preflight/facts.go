@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/tandem-proxy/tandem/kernel/attached"
+	"github.com/tandem-proxy/tandem/kernel/hostfilter"
 	"github.com/tandem-proxy/tandem/kernel/nftables"
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 )
@@ -19,10 +20,12 @@ type Facts struct {
 	Devices []Device
 	// Rules are the tables of iptables, in both variants and families.
 	Rules []Rules
-	// Chains are those of nf_tables but for the tables of iptables. Dropping are the tables,
-	// as "inet firewalld", with a rule that drops or rejects.
-	Chains   []nftables.Chain
-	Dropping []string
+	// Chains are those of nf_tables but for the tables of iptables.
+	Chains []nftables.Chain
+	// BeforeDNAT are rules that filter packets before their destination is translated.
+	BeforeDNAT []hostfilter.Rule
+	// Firewalls forward only connections that netfilter translates.
+	Firewalls []hostfilter.Firewall
 	// Servers are the ports that a kube-proxy listens at.
 	Servers []Server
 	// VirtualServers counts those of IPVS.

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/tandem-proxy/tandem/kernel/attached"
+	"github.com/tandem-proxy/tandem/kernel/hostfilter"
+	"github.com/tandem-proxy/tandem/kernel/inet"
 	"github.com/tandem-proxy/tandem/kernel/nftables"
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 )
@@ -105,28 +107,20 @@ func TestFindings(t *testing.T) {
 		{"Weave Net", Facts{Devices: devices("weave bridge")}, []string{"info cni: Weave Net"}},
 		{"Azure CNI", Facts{Devices: devices("azv123 veth")}, []string{"info cni: Azure CNI"}},
 
-		{"NodeLocal DNSCache", Facts{Devices: devices("nodelocaldns dummy 169.254.20.10 10.96.0.10"), ClusterIPs: dns}, []string{"remark node-local-dns: device nodelocaldns has 10.96.0.10, the ClusterIP of Service kube-system/kube-dns"}},
+		{"NodeLocal DNSCache", Facts{Devices: devices("nodelocaldns dummy 169.254.20.10 10.96.0.10"), ClusterIPs: dns}, []string{"info node-local-dns: device nodelocaldns has 10.96.0.10, the ClusterIP of Service kube-system/kube-dns"}},
 		{"NodeLocal DNSCache at its own address", Facts{Devices: devices("nodelocaldns dummy 169.254.20.10"), ClusterIPs: dns}, []string{"info node-local-dns: device nodelocaldns"}},
 		{"IPVS has all ClusterIPs", Facts{Devices: devices("kube-ipvs0 dummy 10.96.0.10"), ClusterIPs: dns, Servers: []Server{metrics("ipvs", false)}}, []string{"info kube-proxy"}},
 		{"Istio", Facts{Rules: []Rules{rules("nat", "ISTIO_POSTRT")}}, []string{"remark mesh: Istio in ambient mode"}},
 		{"Linkerd", Facts{Rules: []Rules{rules("nat", "PROXY_INIT_OUTPUT")}}, []string{"remark mesh: Linkerd"}},
 
-		{"firewalld", Facts{Chains: []nftables.Chain{{Family: "inet", Table: "firewalld", Name: "filter_FORWARD", Hook: "forward", Policy: "accept"}}, Dropping: []string{"inet firewalld"}}, []string{"remark firewall: firewalld (table inet firewalld)"}},
-		{"ufw", Facts{Rules: []Rules{rules("filter", "FORWARD=DROP", "ufw-before-forward")}}, []string{"remark firewall: ufw", "remark firewall: policy DROP of chain FORWARD (IPv4, nft)"}},
-		{"a FORWARD policy of nf_tables", Facts{Chains: []nftables.Chain{{Family: "inet", Table: "filter", Name: "forward", Hook: "forward", Policy: "drop"}}}, []string{"remark firewall: policy drop of chain forward, table inet filter"}},
+		{"firewalld", Facts{Firewalls: []hostfilter.Firewall{{Where: "chain filter_FORWARD in table inet firewalld of nf_tables"}}}, []string{"remark firewall: firewalld: chain filter_FORWARD in table inet firewalld"}},
+		{"ufw", Facts{Rules: []Rules{rules("filter", "FORWARD=DROP", "ufw-before-forward")}, Firewalls: []hostfilter.Firewall{{Where: "chain FORWARD in table ip filter of nf_tables"}}}, []string{"remark firewall: ufw: chain FORWARD in table ip filter"}},
+		{"a FORWARD policy", Facts{Firewalls: []hostfilter.Firewall{{Where: "chain FORWARD", Accepts: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}}}, []string{"remark firewall: chain FORWARD (accepts packets to [10.244.0.0/16])"}},
 
-		{"preDNAT in iptables", Facts{Rules: []Rules{rules("mangle", "cali-fh-eth0 -p tcp -j DROP", "cali-from-host-endpoint -g cali-fh-eth0", "cali-PREROUTING -j cali-from-host-endpoint", "PREROUTING=ACCEPT -j cali-PREROUTING")}},
-			[]string{"info cni: Calico", "remark policy: table mangle of iptables drops packets (IPv4, nft): -A cali-fh-eth0 -p tcp -j DROP"}},
-		{"a loop, and no drop", Facts{Rules: []Rules{rules("raw", "PREROUTING -j a", "a -j PREROUTING", "b -j DROP")}}, nil},
-		{"drops after DNAT", Facts{Rules: []Rules{rules("filter", "PREROUTING -j DROP")}}, nil},
-		{"preDNAT in nf_tables", Facts{Chains: []nftables.Chain{
-			{Family: "inet", Table: "guard", Name: "early", Hook: "prerouting", Priority: -200, Policy: "accept"},
-			{Family: "inet", Table: "guard", Name: "earlier", Hook: "prerouting", Priority: -300, Policy: "accept"},
-			{Family: "ip", Table: "late", Name: "late", Hook: "prerouting", Priority: 0, Policy: "drop"},
-			{Family: "ip", Table: "counts", Name: "early", Hook: "prerouting", Priority: -300, Policy: "accept"},
-		}, Dropping: []string{"inet guard", "ip late"}}, []string{"remark policy: table inet guard of nf_tables"}},
+		{"a filter before DNAT", Facts{BeforeDNAT: []hostfilter.Rule{{Match: inet.Match{Protocol: inet.TCP}, Where: "rule 3 of chain c in table inet guard of nf_tables"}}},
+			[]string{"remark policy: rule 3 of chain c in table inet guard of nf_tables filters TCP before DNAT"}},
 
-		{"IPsec", Facts{XfrmPolicies: 3}, []string{"remark encryption: IPsec: 3 policies"}},
+		{"IPsec", Facts{XfrmPolicies: 3}, []string{"info encryption: IPsec: 3 policies"}},
 		{"WireGuard", Facts{Devices: devices("wg0 wireguard"), Uplinks: []string{"eth0", "wg0"}}, []string{"info encryption: WireGuard: wg0"}},
 		{"WireGuard that is unused", Facts{Devices: devices("wg0 wireguard"), Uplinks: []string{"eth0"}}, []string{"remark encryption: WireGuard: wg0"}},
 		{"programs of others", Facts{Uplinks: []string{"eth0"}, Programs: []attached.Program{
@@ -154,7 +148,7 @@ var dns = map[netip.Addr]string{netip.MustParseAddr("10.96.0.10"): "kube-system/
 
 // TestOtherModes: what acts before or beside netfilter does not matter to rules.
 func TestOtherModes(t *testing.T) {
-	f := Facts{XfrmPolicies: 1, Rules: []Rules{rules("raw", "PREROUTING -j DROP"), rules("filter", "FORWARD=DROP", "ufw-x")}, Devices: devices("nodelocaldns dummy 10.96.0.10"), ClusterIPs: dns}
+	f := Facts{XfrmPolicies: 1, BeforeDNAT: []hostfilter.Rule{{Where: "a rule"}, {Where: "b"}}, Firewalls: []hostfilter.Firewall{{Where: "c"}}, Devices: devices("nodelocaldns dummy 10.96.0.10"), ClusterIPs: dns}
 	if got := Findings(&f); len(got) != 0 {
 		t.Errorf("%+v", got)
 	}

@@ -22,9 +22,8 @@ func nodeLocalDNS(f *Facts) (list []Finding) {
 			}
 			held++
 			list = append(list, Finding{
-				Remark, "node-local-dns", fmt.Sprintf("device %s has %s, the ClusterIP of Service %s", d.Name, a, name),
-				"A process on this node, such as NodeLocal DNSCache, answers at this address. In mode ebpf, connections of pods are translated at their socket and pass by it to the endpoints of the Service.",
-				fmt.Sprintf("Annotate Service %s with %s=%s: rules serve it then, and leave the address to the device.", name, proxier.AnnotationFastPath, proxier.FastPathDisabled),
+				Info, "node-local-dns", fmt.Sprintf("device %s has %s, the ClusterIP of Service %s", d.Name, a, name),
+				"A process on this node, such as NodeLocal DNSCache, answers at this address. Rules serve the ClusterIP, so that what other rules exempt from translation reaches that process.", "",
 			})
 		}
 		if held == 0 && d.Name == "nodelocaldns" {
@@ -37,6 +36,10 @@ func nodeLocalDNS(f *Facts) (list []Finding) {
 	return list
 }
 
+// seesClusterIPs is how a mesh sees the ClusterIP that a pod dials.
+const seesClusterIPs = "Give the mesh's namespaces the label " + proxier.KeySocketLB + "=" + proxier.SocketLBDisabled + ", so that packets of their pods are served on their devices; " +
+	"or set ebpf.socketLB: host (--ebpf-socket-lb=host), so that rules serve the packets of all pods."
+
 // meshes finds service meshes that redirect in the host's network namespace. Sidecars, whose rules
 // are in the namespaces of pods, do not show here.
 func meshes(f *Facts) (list []Finding) {
@@ -44,14 +47,14 @@ func meshes(f *Facts) (list []Finding) {
 		list = append(list, Finding{
 			Remark, "mesh", "Istio in ambient mode (" + by + ")",
 			"The mesh chooses endpoints by the ClusterIP that a pod dials. In mode ebpf, the socket of the pod is translated first, and the mesh sees an endpoint instead: routing by Service is skipped.",
-			"Set ebpf.socketLB: host (--ebpf-socket-lb=host), so that rules serve the packets of pods.",
+			seesClusterIPs,
 		})
 	}
 	if by := signs(sign("chain", f.chain("PROXY_INIT_+"))); by != "" {
 		list = append(list, Finding{
 			Remark, "mesh", "Linkerd (" + by + ")",
 			"The mesh chooses endpoints by the ClusterIP that a pod dials. In mode ebpf, the socket of the pod is translated first.",
-			"Set ebpf.socketLB: host (--ebpf-socket-lb=host), so that rules serve the packets of pods.",
+			seesClusterIPs,
 		})
 	}
 	return list

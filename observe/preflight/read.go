@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/kernel/attached"
+	"github.com/tandem-proxy/tandem/kernel/hostfilter"
 	"github.com/tandem-proxy/tandem/kernel/inet"
 	"github.com/tandem-proxy/tandem/kernel/ipvs"
 	"github.com/tandem-proxy/tandem/kernel/nftables"
@@ -117,17 +118,10 @@ func (f *Facts) readChains(ctx context.Context) {
 			continue
 		}
 		f.Chains = append(f.Chains, c)
-		table := c.Family + " " + c.Table
-		// Only tables that filter early matter, and that of a kube-proxy may have very many rules.
-		if c.Hook == "" || c.Hook != "prerouting" && c.Family != "netdev" || c.Table == "kube-proxy" || slices.Contains(f.Dropping, table) {
-			continue
-		}
-		drops, err := nftables.Drops(ctx, c.Family, c.Table)
-		f.unseen("rules of table "+table, err)
-		if drops {
-			f.Dropping = append(f.Dropping, table)
-		}
 	}
+	filters, err := hostfilter.Read(ctx)
+	f.BeforeDNAT, f.Firewalls = filters.BeforeDNAT, filters.Firewalls
+	f.unseen("filters of the host", err)
 }
 
 func (f *Facts) readPolicies() {

@@ -40,6 +40,9 @@ const (
 	Masqueraded Kind = "masqueraded"
 	// NotMasqueraded: the endpoint sees the client's address, and should not.
 	NotMasqueraded Kind = "not-masqueraded"
+	// AffinityLost: a client got another endpoint than before within the timeout of session affinity,
+	// and both are eligible.
+	AffinityLost Kind = "affinity-lost"
 )
 
 // Disagreement is what is wrong with a connection.

@@ -44,6 +44,8 @@ type Shadow struct {
 	known map[connectionKey]bool
 	// recent are those that conntrack reported since then.
 	recent map[connectionKey]bool
+	// stays are where clients of Services with affinity are.
+	stays map[proxier.ServicePortName]map[stayKey]*stay
 }
 
 // past is a decision that was replaced. Without an old decision, the frontends of the new one
@@ -53,6 +55,13 @@ type past struct {
 	old, new *proxier.Decision
 }
 
+func (p *past) name() proxier.ServicePortName {
+	if p.new != nil {
+		return p.new.Name
+	}
+	return p.old.Name
+}
+
 // pending is a connection that disagrees, so far.
 type pending struct {
 	at          time.Time
@@ -60,6 +69,7 @@ type pending struct {
 	verdict     verdict
 	name        *proxier.ServicePortName // nil for no Service
 	frontend    netip.AddrPort
+	before      netip.AddrPort // the endpoint that affinity leads to
 	explanation *explain.Explanation
 }
 
@@ -70,7 +80,10 @@ type connectionKey struct {
 
 // New makes a Shadow.
 func New(o Options) *Shadow {
-	return &Shadow{opts: o, tally: newTally(), ports: map[proxier.ServicePortName]bool{}, known: map[connectionKey]bool{}, recent: map[connectionKey]bool{}}
+	return &Shadow{
+		opts: o, tally: newTally(), ports: map[proxier.ServicePortName]bool{}, known: map[connectionKey]bool{}, recent: map[connectionKey]bool{},
+		stays: map[proxier.ServicePortName]map[stayKey]*stay{},
+	}
 }
 
 // Follow sets the table to compare with. It has to be called before anything else.
@@ -98,7 +111,9 @@ func (s *Shadow) Sync(_ context.Context, update proxier.Update) error {
 		case c.Old == nil:
 			continue // unchanged, in a full sync
 		}
-		s.past = append(s.past, past{now, c.Old, c.New})
+		p := past{now, c.Old, c.New}
+		s.past = append(s.past, p)
+		s.forgetStays(p.name(), p.old, p.new)
 	}
 	return nil
 }
@@ -126,9 +141,13 @@ func (s *Shadow) Observe(c Connection) {
 func (s *Shadow) observe(c Connection) {
 	e := s.explain(&c)
 	v := judge(&c, &e, s.opts.NodePorts)
+	var before netip.AddrPort
+	if v.service && v.wrong == nil {
+		before, v.wrong = s.judgeAffinity(&c, &e)
+	}
 	switch {
 	case v.wrong != nil:
-		p := pending{at: s.opts.Now(), connection: c, verdict: v}
+		p := pending{at: s.opts.Now(), connection: c, verdict: v, before: before}
 		if e.Decision != nil {
 			p.name, p.frontend = &e.Decision.Name, e.Frontend.Addr
 		}
@@ -211,6 +230,7 @@ func (s *Shadow) Settled(all bool) {
 	s.pending = rest
 	// A pending connection may need what was valid Settle before it, or after.
 	s.past = slices.DeleteFunc(s.past, func(p past) bool { return now.Sub(p.until) > 3*s.opts.Settle })
+	s.expireStays(now)
 }
 
 // settle compares with what is decided now, and with what was decided around the connection.
@@ -218,6 +238,10 @@ func (s *Shadow) settle(p *pending) {
 	c := &p.connection
 	e := s.explain(c)
 	if v := judge(c, &e, s.opts.NodePorts); v.wrong == nil {
+		if p.before.IsValid() && v.service && !s.mayLeave(p, &e) {
+			s.tally.disagree(p)
+			return
+		}
 		if v.service {
 			s.tally.agree(e.Decision, e.Frontend, c)
 		}

@@ -51,6 +51,11 @@ func balanced(s *v1.Service) {
 	s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "203.0.113.1"}}
 }
 
+func sticky(s *v1.Service) {
+	s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+	s.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](100)}}
+}
+
 func slice(service string, addresses ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: service + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: service}},
@@ -89,13 +94,13 @@ func newWorld(t *testing.T) *world {
 	w.Start()
 	for _, s := range []*v1.Service{
 		service("web", "10.96.0.10", 30080), service("local", "10.96.0.20", 30081, local), service("empty", "10.96.0.30", 30084), service("lb", "10.96.0.40", 30082, balanced),
-		service("api", "10.96.0.1", 0), service("agent", "10.96.0.60", 30083),
+		service("api", "10.96.0.1", 0), service("agent", "10.96.0.60", 30083), service("sticky", "10.96.0.70", 30085, sticky),
 	} {
 		w.px.OnServiceAdd(s)
 	}
 	for _, s := range []*discoveryv1.EndpointSlice{
 		slice("web", "10.244.1.1", "10.244.2.1"), slice("local", "10.244.1.1", "10.244.2.1"), slice("lb", "10.244.1.1"), slice("api", "172.18.0.9"),
-		slice("agent", "172.18.0.1"),
+		slice("agent", "172.18.0.1"), slice("sticky", "10.244.1.1", "10.244.2.1"),
 	} {
 		w.px.OnEndpointSliceAdd(s)
 	}
@@ -240,6 +245,78 @@ func TestChanges(t *testing.T) {
 			for _, step := range test.steps {
 				step(t, w)
 			}
+			if got := summary(w.Report()); got != test.want {
+				t.Errorf("%s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+// TestAffinity: a client that gets another endpoint, although the one before is still eligible, is a
+// disagreement.
+func TestAffinity(t *testing.T) {
+	wait := func(d time.Duration) func(*testing.T, *world) {
+		return func(_ *testing.T, w *world) {
+			w.now = w.now.Add(d)
+			w.Settled(false)
+		}
+	}
+	see := func(from, to string) func(*testing.T, *world) {
+		return func(_ *testing.T, w *world) { w.Observe(connection(from + " 10.96.0.70 " + to)) }
+	}
+	endpoints := func(to ...string) func(*testing.T, *world) {
+		return func(t *testing.T, w *world) {
+			w.px.OnEndpointSliceUpdate(nil, slice("sticky", to...))
+			w.sync(t)
+		}
+	}
+	with := func(change ...func(*v1.Service)) func(*testing.T, *world) {
+		return func(t *testing.T, w *world) {
+			w.px.OnServiceUpdate(nil, service("sticky", "10.96.0.70", 30085, change...))
+			w.sync(t)
+		}
+	}
+	const client, other, one, two, three = "10.244.1.7", "10.244.1.8", "10.244.1.1", "10.244.2.1", "10.244.2.2"
+	for _, test := range []struct {
+		name  string
+		steps []func(*testing.T, *world)
+		want  string
+	}{
+		{"stays", []func(*testing.T, *world){see(client, one), wait(time.Second), see(client, one)}, "2 agree"},
+		{"another client", []func(*testing.T, *world){see(client, one), wait(time.Second), see(other, two)}, "2 agree"},
+		{"another frontend", []func(*testing.T, *world){see(client, one), wait(time.Second), func(_ *testing.T, w *world) {
+			w.Observe(connection(client + " 172.18.0.1:30085 " + two + " 172.18.0.1"))
+		}}, "2 agree"},
+		{"leaves", []func(*testing.T, *world){see(client, one), wait(time.Second), see(client, two)}, "1 agree, shop/sticky affinity-lost 1"},
+		{"leaves and returns", []func(*testing.T, *world){see(client, one), wait(time.Second), see(client, two), wait(time.Second), see(client, one)},
+			"1 agree, shop/sticky affinity-lost 2"},
+		{"leaves after the timeout", []func(*testing.T, *world){see(client, one), wait(100 * time.Second), see(client, two)}, "2 agree"},
+		{"leaves a moment before the timeout, which the running proxy counts by another clock", []func(*testing.T, *world){see(client, one), wait(98 * time.Second), see(client, two)}, "2 agree"},
+		{"leaves after a timeout that was prolonged later", []func(*testing.T, *world){see(client, one), wait(time.Second), with(func(s *v1.Service) {
+			sticky(s)
+			s.Spec.SessionAffinityConfig.ClientIP.TimeoutSeconds = ptr.To[int32](1000)
+		}), wait(150 * time.Second), see(client, two)}, "2 agree"},
+		{"its endpoint went long ago, and returned", []func(*testing.T, *world){see(client, one), endpoints(two), endpoints(one, two), wait(4 * settle), see(client, two)}, "2 agree"},
+		{"leaves before the prolonged timeout", []func(*testing.T, *world){see(client, one), wait(60 * time.Second), see(client, one), wait(60 * time.Second), see(client, two)},
+			"2 agree, shop/sticky affinity-lost 1"},
+		{"two at once", []func(*testing.T, *world){see(client, one), see(client, two), wait(time.Second), see(client, one), wait(time.Second), see(client, one)}, "4 agree"},
+		{"its endpoint goes", []func(*testing.T, *world){see(client, one), wait(time.Second), endpoints(two), wait(time.Second), see(client, two)}, "2 agree"},
+		{"its endpoint goes, and the running proxy is first", []func(*testing.T, *world){see(client, one), wait(time.Second), see(client, two), wait(time.Second), endpoints(two)}, "2 agree"},
+		{"its endpoint goes for a moment, and the running proxy is later", []func(*testing.T, *world){
+			see(client, one), wait(time.Second), endpoints(two), wait(time.Second), endpoints(one, two), wait(time.Second), see(client, one), wait(time.Second), see(client, two),
+		}, "3 agree"},
+		{"another endpoint goes and comes", []func(*testing.T, *world){see(client, one), wait(time.Second), endpoints(one), endpoints(one, two, three), wait(time.Second), see(client, three)},
+			"1 agree, shop/sticky affinity-lost 1"},
+		{"affinity comes", []func(*testing.T, *world){with(), wait(4 * settle), see(client, one), see(client, two), wait(time.Second), with(sticky), see(client, one), wait(time.Second), see(client, two)}, "4 agree"},
+		{"affinity came long ago", []func(*testing.T, *world){with(), with(sticky), wait(4 * settle), see(client, one), wait(time.Second), see(client, two)}, "1 agree, shop/sticky affinity-lost 1"},
+		{"affinity goes", []func(*testing.T, *world){see(client, one), with(), wait(time.Second), see(client, two)}, "2 agree"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := newWorld(t)
+			for _, step := range test.steps {
+				step(t, w)
+			}
+			w.Settled(true)
 			if got := summary(w.Report()); got != test.want {
 				t.Errorf("%s, want %s", got, test.want)
 			}

@@ -66,7 +66,7 @@ func (t *Tier) adopt(ctx context.Context, s specs) error {
 // keptMaps returns the maps of the earlier programs with the state of sockets and clients. They
 // are kept when tables are rebuilt: their backends have generations that new tables do not
 // reuse.
-func (t *Tier) keptMaps(logger klog.Logger, s specs) (kept lbmap.Maps, optOuts []uint64) {
+func (t *Tier) keptMaps(logger klog.Logger, s specs) (kept lbmap.Maps, optOuts map[uint64]lbmap.OptOutBy) {
 	kept = lbmap.Maps{}
 	for _, e := range t.earlier {
 		maps, err := lbmap.MapsOf(e.Program)
@@ -84,7 +84,7 @@ func (t *Tier) keptMaps(logger klog.Logger, s specs) (kept lbmap.Maps, optOuts [
 				kept[name] = m
 				delete(maps, name)
 			} else if name == "tdm_optout" {
-				optOuts, _ = lbmap.Keys[uint64, uint8](m) // as far as it can be read
+				optOuts, _ = lbmap.OptOuts(m) // none if they cannot be read
 			}
 		}
 		maps.Close()

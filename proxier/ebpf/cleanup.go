@@ -17,7 +17,10 @@ import (
 // Cleanup implements proxier.Tier: it detaches the programs, and with them
 // all other kernel state of the proxy goes.
 func (t *Tier) Cleanup(context.Context) error {
-	t.attached = false
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.attached = false // the audit would attach everything again
+	t.stopHold()
 	return t.netns.Do(func() error {
 		_, err := detachAll(t.cgroup, datapath.DetachDevices)
 		return err
@@ -33,9 +36,11 @@ func Cleanup(cgroupRoot string) (removed []string, err error) {
 	}
 	defer cgroup.Close()
 	// A process that still runs would attach its programs again.
-	if err := datapath.Lock(cgroup); err != nil {
+	lock, err := datapath.Lock(context.Background(), cgroup)
+	if err != nil {
 		return nil, err
 	}
+	defer lock.Close()
 	return detachAll(cgroup, datapath.DetachDevices)
 }
 
@@ -50,12 +55,15 @@ func Detach(cgroupRoot string) (removed []string, err error) {
 		return nil, err
 	}
 	defer cgroup.Close()
-	if err := datapath.Lock(cgroup); errors.Is(err, datapath.ErrBusy) {
+	switch lock, err := datapath.Lock(context.Background(), cgroup); {
+	case errors.Is(err, datapath.ErrBusy):
 		if err := eachInUse(cgroup, isDrained); err != nil {
 			return nil, err
 		}
-	} else if err != nil {
+	case err != nil:
 		return nil, err
+	default:
+		defer lock.Close()
 	}
 	return detachAll(cgroup, datapath.DetachDevices)
 }

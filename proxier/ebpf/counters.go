@@ -20,7 +20,7 @@ type ServiceTraffic struct {
 // Traffic of all service ports that had connections.
 func (t *Tier) Traffic() (list []ServiceTraffic, err error) {
 	err = t.writer.Read(func(tables *lbmap.Tables) error {
-		live, err := flowtable.TrafficByService(tables, t.maps["tdm_flow"], t.flowTable.Used())
+		live, err := flowtable.TrafficByService(tables, t.maps, t.flowTable.Used())
 		if err != nil {
 			return err
 		}

@@ -5,7 +5,6 @@ package ebpf
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"time"
 
@@ -13,7 +12,6 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // optOutInterval is the time between two looks at the opt-outs.
@@ -49,24 +47,31 @@ func (t *Tier) startDevices(ctx context.Context) error {
 	if t.opts.packets() {
 		_ = t.findPodDevices(ctx) // followOptOuts tries again soon
 	}
-	return t.serveDevices(ctx)
+	err := t.serveDevices(ctx)
+	t.startHold(ctx)
+	return err
 }
 
-// ensureDevices attaches again what another process detached from devices.
+// ensureDevices brings the programs on devices in line, whatever happened to them.
 func (t *Tier) ensureDevices(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.waiting {
 		return nil
 	}
-	return t.netns.Do(func() error {
-		return errors.Join(t.devices.Reattach(ctx), t.devices.Serve(ctx, t.uplinks, t.podDevices.Served))
-	})
+	return errors.Join(t.serveDevices(ctx), t.auditDevices(ctx))
 }
 
 // serveDevices is called with mu held.
 func (t *Tier) serveDevices(ctx context.Context) error {
-	return t.netns.Do(func() error { return t.devices.Serve(ctx, t.uplinks, t.podDevices.Served) })
+	defer t.publishUplinks()
+	err := t.netns.Do(func() error { return t.devices.Serve(ctx, t.uplinks, t.podDevices.Served) })
+	if t.arrivals != nil {
+		// Their packets would be seen again only where new connections begin.
+		t.podDevices.Keep(t.devices.InheritedPods)
+		t.devices.InheritedPods = nil
+	}
+	return err
 }
 
 // followOptOuts serves the packets of pods that opt out, until ctx is done.
@@ -75,37 +80,58 @@ func (t *Tier) followOptOuts(ctx context.Context) {
 	ticker := time.NewTicker(optOutInterval)
 	defer ticker.Stop()
 	for {
-		if err := t.syncPodDevices(ctx); err != nil && ctx.Err() == nil {
-			logger.Error(err, "Cannot attach programs to the devices of some pods that opted out; trying again", "interval", optOutInterval)
+		if err := t.syncOptOuts(ctx); err != nil && ctx.Err() == nil {
+			logger.Error(err, "Cannot serve some pods that opted out of socket load balancing; trying again", "interval", optOutInterval)
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
+		case <-t.optOutsChanged:
 		}
 	}
 }
 
-// syncPodDevices finds the devices of pods that opted out, and attaches programs.
-func (t *Tier) syncPodDevices(ctx context.Context) error {
+// syncOptOuts brings the opt-outs by pods in line, and attaches programs to the devices of all pods that opted
+// out.
+func (t *Tier) syncOptOuts(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	was := t.podDevices.Served
-	err := t.findPodDevices(ctx)
-	if !t.attached || t.waiting || maps.Equal(was, t.podDevices.Served) {
+	serving := t.attached && !t.waiting
+	o, err := t.readOptOuts()
+	if o == nil {
 		return err
 	}
-	return errors.Join(err, t.serveDevices(ctx))
+	if serving {
+		err = errors.Join(err, t.removeOptOuts(ctx, o))
+	}
+	if t.opts.packets() {
+		was := t.podDevices.Served
+		err = errors.Join(err, t.updatePodDevices(ctx, o.cookies()))
+		if serving && !maps.Equal(was, t.podDevices.Served) {
+			err = errors.Join(err, t.serveDevices(ctx))
+		}
+	}
+	if serving {
+		err = errors.Join(err, t.addOptOuts(ctx, o))
+	}
+	return err
 }
 
 // findPodDevices finds the devices of pods. It is called with mu held.
 func (t *Tier) findPodDevices(ctx context.Context) error {
+	o, err := t.readOptOuts()
+	if o == nil {
+		return err
+	}
+	return errors.Join(err, t.updatePodDevices(ctx, o.cookies()))
+}
+
+// updatePodDevices finds the devices of pods whose network namespaces have these cookies, and of those that are
+// served for another reason. It is called with mu held.
+func (t *Tier) updatePodDevices(ctx context.Context, cookies []uint64) error {
 	if t.opts.Shared && t.opts.Left[proxier.FromPod] {
 		return nil
-	}
-	cookies, err := lbmap.Keys[uint64, uint8](t.maps["tdm_optout"])
-	if err != nil {
-		return fmt.Errorf("read the opt-outs: %w", err)
 	}
 	pods := t.writer.PodDetector()
 	return t.netns.Do(func() error {

@@ -6,12 +6,15 @@ import (
 	"maps"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/test/kernel"
 )
 
 // TestProgramsKeepConntrack: programs are loaded without calls to the kernel's conntrack only if
 // those calls are why they cannot be loaded.
 func TestProgramsKeepConntrack(t *testing.T) {
+	kernel.Needs(t, capabilities.ConntrackLookup)
 	p := newPath(t, Options{})
 	all := maps.Clone(p.maps)
 	packets := datapath.NewDevices(all, deviceOptionsOf(t, p.tier))

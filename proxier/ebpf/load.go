@@ -60,6 +60,11 @@ func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) 
 	if err := t.hooks.Bind(t.maps); err != nil {
 		return err
 	}
+	if t.opts.detectsPods() {
+		if t.arrivals, err = datapath.LoadArrivalFilter(ctx, t.maps, t.opts.NodePortRange); err != nil {
+			return err
+		}
+	}
 	if err := t.own(ctx); err != nil {
 		return err
 	}
@@ -83,7 +88,7 @@ func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) 
 	if err != nil {
 		return err
 	}
-	opts.Flows = flowtable.NewMigration(t.maps, t.opts.Sizes, datapath.WaitForPrograms)
+	opts.Flows = flowtable.NewMigration(t.maps, datapath.WaitForPrograms)
 	t.devices = datapath.NewDevices(t.maps, opts)
 	return nil
 }
@@ -147,7 +152,7 @@ func (t *Tier) deviceOptions() (datapath.DeviceOptions, error) {
 	}
 	o := &t.opts
 	return datapath.DeviceOptions{
-		Sizes: o.Sizes, TC: o.TC, SNAT: datapath.NewSNATPool(o.NodePortRange, ephemeral), ResetRemoved: o.ResetRemoved, Shared: o.Shared, Draining: !o.packets(), FlowsLeft: t.flowTable.Used,
+		Sizes: o.Sizes, TC: o.TC, SNAT: datapath.NewSNATPool(o.NodePortRange, ephemeral), ResetRemoved: o.ResetRemoved, Draining: !o.packets(), FlowsLeft: t.flowTable.Used,
 		NoFIBSource: o.NoFIBSource, NoLoop: o.NoLoop, NoConntrack: o.NoConntrack, KernelTypes: o.KernelTypes,
 	}, nil
 }
@@ -157,9 +162,11 @@ func (t *Tier) unload() {
 	if t.sockets != nil {
 		t.sockets.Close()
 	}
+	t.stopHold()
 	if t.hooks != nil {
 		t.hooks.Close()
 	}
+	t.arrivals.Close()
 	if t.devices != nil {
 		t.devices.Close()
 	}
@@ -174,5 +181,5 @@ func (t *Tier) unload() {
 	}
 	t.maps.Close()
 	t.successor = nil
-	t.hooks, t.maps, t.writer, t.sockets, t.devices, t.flowTable = nil, nil, nil, nil, nil, nil
+	t.arrivals, t.hooks, t.maps, t.writer, t.sockets, t.devices, t.flowTable = nil, nil, nil, nil, nil, nil, nil
 }

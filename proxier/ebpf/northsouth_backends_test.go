@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -106,23 +107,30 @@ func (e *edge) terminate(t testing.TB, leaving *lab.Pod, staying ...*lab.Pod) {
 type visit struct {
 	entry  entry
 	conn   net.Conn
-	server string // the server that sent the first reply
+	server string         // the server that sent the first reply
+	peer   netip.AddrPort // the client, as the server sees it
 }
 
 func (e *edge) visit(t testing.TB, n entry) *visit {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	c, err := e.client.Dial(ctx, n.network, n.to)
+	v, err := e.tryVisit(ctx, t, n)
 	if err != nil {
 		t.Fatalf("%s: %v", n, err)
+	}
+	return v
+}
+
+// tryVisit is visit where it may fail.
+func (e *edge) tryVisit(ctx context.Context, t testing.TB, n entry) (*visit, error) {
+	c, err := e.client.Dial(ctx, n.network, n.to)
+	if err != nil {
+		return nil, err
 	}
 	t.Cleanup(func() { c.Close() })
 	r, err := lab.AskConn(ctx, c)
-	if err != nil {
-		t.Fatalf("%s: %v", n, err)
-	}
-	return &visit{n, c, r.Server}
+	return &visit{n, c, r.Server, r.Peer}, err
 }
 
 // want sends a request, and expects a reply from this server.

@@ -38,7 +38,7 @@ func TestCleanupOfDevices(t *testing.T) {
 				if shared {
 					e.addForeign(t)
 				}
-				if err := e.tier.syncPodDevices(t.Context()); err != nil {
+				if err := e.tier.syncOptOuts(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				for _, n := range e.entries() {

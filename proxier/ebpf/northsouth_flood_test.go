@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,7 +22,7 @@ import (
 func TestFlood(t *testing.T) {
 	const young, established, flood = 1 << 10, 200, 30_000
 	e := newEdge(t, Options{Sizes: lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
-		TCPFlows: established, UDPFlows: 16, YoungFlows: young}})
+		TCPFlows: established + 1, UDPFlows: 16, YoungFlows: young}})
 	serve(t, e.here)
 	serve(t, e.there)
 	e.use(t, e.here, e.there)
@@ -48,11 +47,11 @@ func TestFlood(t *testing.T) {
 
 	born, counts := table.Count(lbmap.FlowBorn), counted{tier: e.tier}
 	counts.since(t)
-	pace := newPace(table)
+	pace := newPace(func() uint64 { return table.Count(lbmap.FlowBorn) })
 	var flooding sync.WaitGroup
 	for i, to := range []netip.Addr{e.at.Addr4, lb6} {
 		port := []uint16{nodePort, lbPort}[i]
-		f := newFlooder(t, e.client, netip.AddrPortFrom(to, port), uint64(i), pace)
+		f := newFlooder(t, e.client, netip.AddrPortFrom(to, port), uint64(i), pace, syn)
 		flooding.Go(func() {
 			// The kernel may drop packets before any program sees them.
 			for enough := time.Now().Add(time.Minute); table.Count(lbmap.FlowBorn)-born < flood && time.Now().Before(enough); {
@@ -125,7 +124,8 @@ func (e *edge) settle(t testing.TB) {
 	table, since := e.tier.flowTable, time.Now()
 	var before [3]uint64
 	waitFor(t, "flows to stop changing", func() bool {
-		now := [...]uint64{table.Count(lbmap.FlowBorn), table.Count(lbmap.FlowTop), table.Count(lbmap.FlowOver)}
+		_, changes := table.Free()
+		now := [...]uint64{table.Count(lbmap.FlowBorn), changes, table.Count(lbmap.FlowOver)}
 		if now != before {
 			before, since = now, time.Now()
 		}
@@ -133,11 +133,17 @@ func (e *edge) settle(t testing.TB) {
 	})
 }
 
-// audit checks the flow table: each id is either free or in use, and each flow has its two keys.
+// audit checks the flow table when no packet changes it any more.
 func (e *edge) audit(t testing.TB) {
 	t.Helper()
 	e.settle(t)
-	table := e.tier.flowTable
+	audit(t, e.tier)
+}
+
+// audit checks the flow table: each id is either free or in use, and each flow has its two entries.
+func audit(t testing.TB, tier *Tier) {
+	t.Helper()
+	table := tier.flowTable
 	seen := map[uint32]string{}
 	note := func(id uint32, what string) {
 		if before := seen[id]; before != "" {
@@ -149,100 +155,39 @@ func (e *edge) audit(t testing.TB) {
 		note(uint32(id), "fresh")
 	}
 	next := map[uint32]uint32{}
-	keys, used := 0, 0
+	used := 0
+	var flows []lbmap.Flow
 	err := table.Each(func(first int, list []lbmap.Flow) error {
-		for i := range list {
-			f, id := &list[i], uint32(first+i)
-			next[id] = f.Next
-			if lbmap.FlowStage(f.Life) == lbmap.FlowFree {
-				continue
-			}
-			note(id, "in use")
-			used, keys = used+1, keys+2
-			for _, key := range []lbmap.FlowKey{f.Request, f.Reply} {
-				var word uint64
-				if err := table.Keys.Lookup(key, &word); err != nil || uint32(word) != id || word>>32 != f.Life>>32 {
-					t.Errorf("the value of a key of flow %d is %#x: %v", id, word, err)
-				}
-			}
-		}
+		flows = append(flows, list...)
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for id := uint32(table.Count(lbmap.FlowTop)); id != 0 && seen[id] != "free"; id = next[id] {
-		note(id, "free")
+	for id := range flows {
+		next[uint32(id)] = flows[id].Place[0]
+		if lbmap.FlowStage(flows[id].Life) != lbmap.FlowFree {
+			note(uint32(id), "in use")
+			used++
+		}
+	}
+	index, err := flowtable.OpenIndex(tier.maps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer index.Close()
+	if err := checkEntries(index, flows); err != nil {
+		t.Error(err)
+	}
+	tops, _ := table.Free()
+	for _, id := range tops {
+		for ; id != 0 && seen[id] != "free"; id = next[id] {
+			note(id, "free")
+		}
 	}
 	if len(seen) != table.Limit() || seen[0] != "" || used != table.Used() {
 		t.Errorf("%d of %d ids are free or in use; %d are in use and %d are counted", len(seen), table.Limit(), used, table.Used())
 	}
-	var key lbmap.FlowKey
-	var word uint64
-	all := 0
-	for list := table.Keys.Iterate(); list.Next(&key, &word); {
-		all++
-	}
-	if all != keys {
-		t.Errorf("%d keys, want %d for the flows", all, keys)
-	}
-}
-
-// flooder sends SYNs from random clients to one address.
-type flooder struct {
-	wire *wire
-	to   netip.AddrPort
-	rand *rand.Rand
-	pace *pace
-}
-
-func newFlooder(t testing.TB, from *lab.Client, to netip.AddrPort, seed uint64, pace *pace) *flooder {
-	return &flooder{wire: newWire(t, from, to.Addr()), to: to, rand: rand.New(rand.NewPCG(1, seed)), pace: pace}
-}
-
-// pace limits how many packets flooders may send ahead of the flows created for them. Packets
-// beyond net.core.netdev_max_backlog are lost before any program sees them, and on a slow machine
-// packets of other connections would be lost, too.
-type pace struct {
-	table *flowtable.Table
-	born  uint64 // before the flood
-	sent  atomic.Uint64
-}
-
-func newPace(table *flowtable.Table) *pace {
-	return &pace{table: table, born: table.Count(lbmap.FlowBorn)}
-}
-
-// step waits for at most a second, because packets may get lost.
-func (p *pace) step() {
-	const ahead = 200
-	sent := p.sent.Add(1)
-	for range 10_000 {
-		if p.table.Count(lbmap.FlowBorn)-p.born+ahead > sent {
-			return
-		}
-		time.Sleep(100 * time.Microsecond)
-	}
-}
-
-func (f *flooder) send(count int) error {
-	for range count {
-		f.pace.step()
-		// Ranges reserved for benchmarks, without a route.
-		from := netip.AddrFrom4([4]byte{198, 18 + byte(f.rand.IntN(2)), byte(f.rand.Uint32()), byte(f.rand.Uint32())})
-		if f.to.Addr().Is6() {
-			b := netip.MustParseAddr("2001:2::").As16()
-			for i := 8; i < len(b); i++ {
-				b[i] = byte(f.rand.Uint32())
-			}
-			from = netip.AddrFrom16(b)
-		}
-		p := packet.NewTCP(netip.AddrPortFrom(from, uint16(1024+f.rand.IntN(60_000))), f.to, packet.SYN, nil)
-		if err := f.wire.send(f.wire.frame(p)); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // BenchmarkFlood creates flows as fast as packets arrive, of clients that send nothing else,

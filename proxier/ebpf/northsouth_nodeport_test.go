@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -22,6 +24,10 @@ import (
 // connection. This covers only the addresses that serve NodePorts, and the NodePort's protocol.
 // Pods may bind any port.
 func TestNodePortsAreProtected(t *testing.T) {
+	refused := unix.EADDRINUSE
+	if !kernel.Has(capabilities.SetRetval) {
+		refused = unix.EPERM
+	}
 	four, six := netip.IPv4Unspecified(), netip.IPv6Unspecified()
 	for name, protect := range map[string]bool{"protected": true, "not protected": false} {
 		t.Run(name, func(t *testing.T) {
@@ -58,7 +64,7 @@ func TestNodePortsAreProtected(t *testing.T) {
 						}
 						return err
 					})
-					if test.taken != errors.Is(err, unix.EADDRINUSE) || !test.taken && err != nil {
+					if test.taken != errors.Is(err, refused) || !test.taken && err != nil {
 						t.Errorf("bind a port %s, %s: %v", test.what, to, err)
 					}
 				}

@@ -20,7 +20,7 @@ import (
 func TestRecoverFlows(t *testing.T) {
 	const kept, young = 200, 1 << 10
 	e := newEdge(t, Options{Sizes: lbmap.Sizes{Frontends: 64, Services: 64, Backends: 64, Slots: 64, Affinity: 64, UDPPeers: 16, OptOuts: 16,
-		TCPFlows: kept, UDPFlows: 16, YoungFlows: young}})
+		TCPFlows: kept + 1, UDPFlows: 16, YoungFlows: young}})
 	e.use(t, serve(t, e.here), serve(t, e.there))
 	table, entries := e.tier.flowTable, e.entries("tcp")
 
@@ -31,10 +31,10 @@ func TestRecoverFlows(t *testing.T) {
 
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	pace := newPace(table)
+	pace := newPace(func() uint64 { return table.Count(lbmap.FlowBorn) })
 	var flooding sync.WaitGroup
 	for i, to := range []netip.AddrPort{netip.AddrPortFrom(e.at.Addr4, nodePort), netip.AddrPortFrom(lb6, lbPort)} {
-		f := newFlooder(t, e.client, to, uint64(i), pace)
+		f := newFlooder(t, e.client, to, uint64(i), pace, syn)
 		flooding.Go(func() {
 			for ctx.Err() == nil {
 				if err := f.send(100); err != nil {

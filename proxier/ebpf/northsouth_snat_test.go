@@ -4,6 +4,7 @@ package ebpf
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -11,9 +12,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
@@ -21,6 +24,7 @@ import (
 // TestSourcePortsRunOut: a backend can have as many connections as the node has unused ports. The
 // next one is refused and counted. It is served when one of the others has ended.
 func TestSourcePortsRunOut(t *testing.T) {
+	kernel.Needs(t, capabilities.Loop)
 	const first, ports = 1024, 50
 	// The host listens on this port, and connects to that backend from another one.
 	const listening = first + 7
@@ -99,6 +103,50 @@ func TestSourcePortsRunOut(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestSourcePortsOfHost: a connection of this host may leave by a source port that a client's
+// connection towards the same backend has, because netfilter masquerades a pod's connection, or a
+// socket is bound to the port. It may also be the port that another connection of this host got
+// for that reason. All of them work.
+func TestSourcePortsOfHost(t *testing.T) {
+	e := newEdge(t, Options{})
+	serve(t, e.there)
+	e.use(t, e.there)
+	for _, n := range e.entries() {
+		t.Run(n.String(), func(t *testing.T) {
+			v := e.visit(t, n)
+			counts := counted{tier: e.tier}
+			counts.since(t)
+			var conns []net.Conn
+			seen := []netip.AddrPort{v.seen(t)}
+			for range 3 {
+				last := seen[len(seen)-1]
+				own, err := e.at.DialFrom(t.Context(), n.network, last.Port(), netip.AddrPortFrom(addrOf(e.there.Sandbox, n.to.Addr()), targetPort))
+				if err != nil {
+					t.Fatalf("the host's connection from port %d: %v", last.Port(), err)
+				}
+				defer own.Close()
+				r, err := lab.AskConn(t.Context(), own)
+				if err != nil {
+					t.Fatalf("the host's connection from port %d: %v", last.Port(), err)
+				}
+				if r.Peer.Addr() != last.Addr() || slices.Contains(seen, r.Peer) {
+					t.Errorf("the backend sees another connection of the host from %s, want a port other than in %v", r.Peer, seen)
+				}
+				conns, seen = append(conns, own), append(seen, r.Peer)
+			}
+			for i, own := range conns {
+				if r, err := lab.AskConn(t.Context(), own); err != nil || r.Peer != seen[i+1] {
+					t.Errorf("connection %d of the host: %v, error %v; want the peer %s", i, r, err, seen[i+1])
+				}
+			}
+			v.want(t, "there")
+			if got := counts.since(t)["remapped"]; got == 0 {
+				t.Error("no packet was counted as remapped")
+			}
+		})
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/podns"
 )
 
 // Open loads the programs. If an earlier process left maps of the same layout and sizes, it
@@ -29,7 +30,8 @@ func Open(ctx context.Context, opts Options) (*Tier, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Tier{opts: opts, cgroup: cgroup, closing: make(chan struct{})}
+	t := &Tier{opts: opts, cgroup: cgroup, closing: make(chan struct{}), optOutsChanged: make(chan struct{}, 1)}
+	t.podOptOuts = podOptOuts{finder: podns.New(opts.ProcRoot), own: map[uint64]struct{}{}}
 	if err := t.open(ctx); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -37,7 +39,8 @@ func Open(ctx context.Context, opts Options) (*Tier, error) {
 }
 
 func (t *Tier) open(ctx context.Context) error {
-	if err := datapath.Lock(t.cgroup); err != nil {
+	var err error
+	if t.lock, err = datapath.Lock(ctx, t.cgroup); err != nil {
 		return err
 	}
 	cookie, err := netns.Cookie()
@@ -68,8 +71,8 @@ func (t *Tier) open(ctx context.Context) error {
 	if err := t.load(ctx, specs, kept); err != nil {
 		return err
 	}
-	for _, cookie := range optOuts {
-		if err := t.maps["tdm_optout"].Put(cookie, uint8(1)); err != nil {
+	for cookie, by := range optOuts {
+		if err := t.maps["tdm_optout"].Put(cookie, uint8(by)); err != nil {
 			logger.Error(err, "The new map has no room for an opt-out", "netNSCookie", cookie)
 		}
 	}

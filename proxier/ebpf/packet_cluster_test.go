@@ -25,7 +25,7 @@ var (
 )
 
 // randomEndpoints are endpoints by node, each in both families: pods, pods that do not exist, the
-// host network, and one outside any pod network.
+// host network, and two that no route of another node leads to, whose slices name no node.
 var randomEndpoints = []struct{ node, four, six string }{
 	{"node1", "10.244.1.1", "fd00:10:244:1::1"},
 	{"node1", "10.244.1.9", "fd00:10:244:1::9"},
@@ -33,8 +33,8 @@ var randomEndpoints = []struct{ node, four, six string }{
 	{"node2", "10.244.2.1", "fd00:10:244:2::1"},
 	{"node2", "10.244.2.2", "fd00:10:244:2::2"},
 	{"node2", "172.18.0.2", "fd00:18::2"},
-	{"node2", "10.244.1.8", "fd00:10:244:1::8"},
-	{"node3", "192.0.2.9", "2001:db8:2::9"},
+	{"", "10.244.1.8", "fd00:10:244:1::8"},
+	{"", "192.0.2.9", "2001:db8:2::9"},
 }
 
 const randomServices = 6
@@ -147,7 +147,10 @@ func (c *randomCluster) setSlices(r *rand.Rand, h proxier.Handler, i int) {
 		if r.IntN(6) >= share {
 			continue
 		}
-		e := discoveryv1.Endpoint{NodeName: ptr.To(x.node)}
+		e := discoveryv1.Endpoint{}
+		if x.node != "" {
+			e.NodeName = ptr.To(x.node)
+		}
 		if r.IntN(4) == 0 {
 			e.Conditions = discoveryv1.EndpointConditions{Ready: ptr.To(false), Serving: ptr.To(r.IntN(2) == 0), Terminating: ptr.To(true)}
 		}

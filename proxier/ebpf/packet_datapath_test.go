@@ -55,10 +55,10 @@ const (
 // nodePortRange is excluded from source ports.
 var nodePortRange = ebpfdatapath.PortRange{First: 30000, Last: 32767}
 
-// pathSizes have space for few flows, so that they evict each other.
+// pathSizes have space for few flows, so that young ones evict each other, and new ones are refused.
 var pathSizes = lbmap.Sizes{
 	Frontends: 1 << 10, Services: 1 << 8, Backends: 1 << 10, Slots: 1 << 11, Affinity: 1 << 12, UDPPeers: 1 << 4, OptOuts: 16,
-	TCPFlows: 12, UDPFlows: 3, YoungFlows: 16,
+	TCPFlows: 12, UDPFlows: 3, YoungFlows: 8,
 }
 
 // pathFacts returns the facts of the node.
@@ -96,6 +96,7 @@ type path struct {
 	context  []byte
 	out      []byte
 	flows    []lbmap.Flow // the programs' records
+	index    *flowtable.Index
 	model    *datapath.Model
 	counted  map[string]uint64 // by reason, at the last reset
 }
@@ -170,6 +171,10 @@ func newPath(t testing.TB, opts Options) *path {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Munmap(memory) })
+	if p.index, err = flowtable.OpenIndex(p.maps); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.index.Close)
 	if err := p.reset(); err != nil {
 		t.Fatal(err)
 	}
@@ -279,18 +284,32 @@ func (p *path) route(to netip.Addr) (datapath.Route, bool) {
 	return r, r.MTU > 0
 }
 
+// setRoute adds or deletes a route to an address by way of node2.
+func (p *path) setRoute(to netip.Addr, there bool) error {
+	clear(p.routes)
+	gateway := p.node2.Addr4
+	if to.Is6() {
+		gateway = p.node2.Addr6
+	}
+	route := &netlink.Route{Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(to.BitLen(), to.BitLen())}, Gw: gateway.AsSlice(), LinkIndex: p.uplink}
+	if there {
+		return p.at.Netlink().RouteAdd(route)
+	}
+	return p.at.Netlink().RouteDel(route)
+}
+
 // replyOf returns the reply tuple of the programs' flow for a request.
 func (p *path) replyOf(request datapath.Tuple) (reply datapath.Tuple, ok bool) {
 	key := lbmap.FlowKey{
 		Src: lbmap.FromAddr(request.Src.Addr()), Dst: lbmap.FromAddr(request.Dst.Addr()),
 		Sport: lbmap.NetworkPort(request.Src.Port()), Dport: lbmap.NetworkPort(request.Dst.Port()), Proto: request.Protocol,
 	}
-	var word uint64
-	if p.maps["tdm_flow_key"].Lookup(&key, &word) != nil {
+	e := p.index.Find(&key)
+	if e == nil {
 		return reply, false
 	}
-	f := &p.flows[uint32(word)]
-	return tupleOf(f.Reply), lbmap.FlowStage(f.Life) >= lbmap.FlowYoung && uint32(f.Life>>32) == uint32(word>>32) && f.Request == key
+	f := &p.flows[e.Id]
+	return tupleOf(f.Reply), lbmap.FlowStage(f.Life) >= lbmap.FlowYoung && uint32(f.Life>>32) == e.Generation && f.Request == key
 }
 
 func tupleOf(k lbmap.FlowKey) datapath.Tuple {
@@ -305,14 +324,17 @@ func (p *path) dump() (list []string) {
 			continue
 		}
 		m := datapath.Flow{
-			Request: tupleOf(f.Request), Reply: tupleOf(f.Reply), Remote: f.Flags&lbmap.FlowRemote != 0, Kept: lbmap.FlowStage(f.Life) == lbmap.FlowKept,
-			Packets: f.Packets, Bytes: f.Bytes,
+			Request: tupleOf(f.Request), Reply: tupleOf(f.Reply), Remote: f.Action == uint8(lbmap.ActionSNAT), Remapped: f.Action == uint8(lbmap.ActionRemap), Kept: lbmap.FlowStage(f.Life) == lbmap.FlowKept,
+		}
+		for way, place := range f.Place {
+			e := p.index.At(place)
+			m.Packets[way], m.Bytes[way] = e.Packets, e.Bytes
 		}
 		for at, state := range map[uint32]datapath.State{
 			lbmap.FlowReplied: datapath.Replied, lbmap.FlowFINRequest: datapath.FinRequest, lbmap.FlowFINReply: datapath.FinReply,
 			lbmap.FlowClosed: datapath.Closed, lbmap.FlowEstablished: datapath.Established,
 		} {
-			if f.Flags&at != 0 {
+			if uint32(f.Flags)&at != 0 {
 				m.State |= state
 			}
 		}
@@ -335,32 +357,50 @@ func (p *path) checkFlows() error {
 	return nil
 }
 
-// checkKeys checks that each flow has its two keys, and that there are no others.
-func (p *path) checkKeys() error {
-	keys := map[lbmap.FlowKey]uint64{}
-	var key lbmap.FlowKey
-	var word uint64
-	all := p.maps["tdm_flow_key"].Iterate()
-	for all.Next(&key, &word) {
-		keys[key] = word
+// age makes the last packet of a flow earlier.
+func (p *path) age(id, seconds uint32) {
+	f := &p.flows[id]
+	f.Seen -= seconds
+	for _, place := range f.Place {
+		if e := p.index.At(place); e.Id == id {
+			e.Seen = f.Seen
+		}
 	}
-	if err := all.Err(); err != nil {
-		return err
-	}
-	for i := range p.flows {
-		f := &p.flows[i]
-		if lbmap.FlowStage(f.Life) < lbmap.FlowYoung {
+}
+
+// checkKeys checks that each flow has its two entries, and that there are no others.
+func (p *path) checkKeys() error { return checkEntries(p.index, p.flows) }
+
+// checkEntries checks that each flow has its two entries, which can be found and show its flags,
+// and that there are no others.
+func checkEntries(index *flowtable.Index, flows []lbmap.Flow) error {
+	entries := map[uint32]*lbmap.FlowEntry{}
+	index.Each(func(place uint32, e *lbmap.FlowEntry) { entries[place] = e })
+	for i := range flows {
+		f := &flows[i]
+		if lbmap.FlowStage(f.Life) == lbmap.FlowFree {
 			continue
 		}
-		for _, key := range []lbmap.FlowKey{f.Request, f.Reply} {
-			if word := keys[key]; word != f.Life&^0xffffffff|uint64(i) {
-				return fmt.Errorf("the key %v of flow %d has %x", tupleOf(key), i, word)
+		for way, key := range []lbmap.FlowKey{f.Request, f.Reply} {
+			e := entries[f.Place[way]]
+			if e == nil || e != index.Find(&key) || e.Id != uint32(i) || e.Generation != uint32(f.Life>>32) {
+				return fmt.Errorf("the key %v of flow %d has entry %+v", tupleOf(key), i, e)
 			}
-			delete(keys, key)
+			const indexed = lbmap.FlowIndexed
+			if shown, has := uint32(e.Word)>>8, uint32(f.Flags); shown|indexed != has|indexed || e.Word>>2&1 != uint64(way) {
+				return fmt.Errorf("the entry of key %v shows flags %#x, way %d; its flow has %#x", tupleOf(key), shown, e.Word>>2&1, has)
+			}
+			if o := tupleOf([2]lbmap.FlowKey{f.Reply, f.Request}[way]); o.Src != lbmap.ToAddrPort(e.Dst, e.Dport) || o.Dst != lbmap.ToAddrPort(e.Src, e.Sport) {
+				return fmt.Errorf("the entry of key %v translates to %v", tupleOf(key), e)
+			}
+			delete(entries, f.Place[way])
 		}
 	}
-	for key, word := range keys {
-		return fmt.Errorf("key %v leads to %x, where there is nothing", tupleOf(key), word)
+	if err := index.CheckFilter(); err != nil {
+		return err
+	}
+	for place, e := range entries {
+		return fmt.Errorf("the entry %+v at %d is of no flow", e, place)
 	}
 	return nil
 }

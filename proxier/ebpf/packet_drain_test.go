@@ -76,7 +76,7 @@ func (p *path) playDraining(t *testing.T, name string, begin, end func(*path) er
 	const age = 10
 	silence := step{happens: func(p *path) error {
 		for i := range p.flows {
-			p.flows[i].Seen -= age
+			p.age(uint32(i), age)
 		}
 		return nil
 	}}
@@ -98,7 +98,7 @@ func (p *path) playDraining(t *testing.T, name string, begin, end func(*path) er
 	silent := func(seconds uint32, ends bool) step {
 		return step{happens: func(p *path) error {
 			for i := range p.flows {
-				p.flows[i].Seen -= seconds
+				p.age(uint32(i), seconds)
 			}
 			if alone && ends {
 				p.model.Expire(1, func(protocol uint8, _ model.State) time.Duration {

@@ -5,6 +5,7 @@ package ebpf
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -32,6 +33,17 @@ func flowScenes(p *path, e ends) []scene {
 	moved := func(flags packet.Flags, to netip.AddrPort) step {
 		return step{in, tcp(e.client, e.local, flags), redirect, forwarded(tcp(e.nat, to, flags)), "FORWARD_REMOTE", nil}
 	}
+	// at gives a segment its sequence number, and the number that it acknowledges.
+	at := func(s step, seq, ack uint32) step {
+		for _, p := range []*packet.Packet{&s.send, &s.want} {
+			*p = p.Clone()
+			p.TCP.Seq, p.TCP.Ack = seq, ack
+		}
+		return s
+	}
+	// The client's next byte is 101, and that of the backend is 0: numbers wrap around.
+	opening := []step{at(request(SYN), 100, 0), at(reply(SYN|ACK), 0xffffffff, 101), at(request(ACK), 101, 0), at(reply(ACK), 0, 101), at(request(ACK), 101, 10), at(reply(ACK), 10, 101)}
+	opened := func(more ...step) []step { return slices.Concat(opening, more) }
 	left := func(state string) []string {
 		return []string{flow(6, [2]any{e.client, e.local}, [2]any{e.here, e.client}, state)}
 	}
@@ -73,6 +85,42 @@ func flowScenes(p *path, e ends) []scene {
 			name:  "a reset by the client",
 			steps: []step{request(SYN), reply(SYN | ACK), request(ACK), request(RST)},
 			flows: left("local young replied,closed,established " + bytes(3, 1)),
+		},
+		{
+			name: "resets that neither end accepts",
+			steps: opened(at(request(RST), 100, 0), at(request(RST), 101+1<<17, 0), at(request(RST), 101+1<<31, 0),
+				at(reply(RST|ACK), 9, 101), at(reply(RST|ACK), 10+1<<17, 101)),
+			flows: left("local kept replied,established " + bytes(6, 5)),
+		},
+		{
+			name:  "a reset behind bytes that are not acknowledged yet",
+			steps: opened(at(request(RST), 100+1<<17, 0)),
+			flows: left("local young replied,closed,established " + bytes(4, 3)),
+		},
+		{
+			name:  "a client that goes on did not reset",
+			steps: opened(at(request(RST), 101, 0), at(reply(ACK), 10, 101), at(request(ACK), 101, 10)),
+			flows: left("local kept replied,established " + bytes(5, 4)),
+		},
+		{
+			name:  "a backend that goes on did not reset",
+			steps: opened(at(reply(RST|ACK), 10, 101), at(request(ACK), 101, 10), at(reply(ACK), 10, 101)),
+			flows: left("local kept replied,established " + bytes(4, 5)),
+		},
+		{
+			name:  "the other end going on says nothing of a reset",
+			steps: opened(at(request(RST), 101, 0), at(reply(ACK), 10, 101)),
+			flows: left("local young replied,closed,established " + bytes(4, 4)),
+		},
+		{
+			name:  "one end of two goes on after a reset",
+			steps: opened(at(request(RST), 101, 0), at(reply(RST), 10, 0), at(request(ACK), 101, 10)),
+			flows: left("local young replied,closed,established " + bytes(5, 4)),
+		},
+		{
+			name:  "a SYN does not undo a reset, but begins anew",
+			steps: opened(at(request(RST), 101, 0), at(request(SYN), 100, 0)),
+			flows: left("local young " + bytes(1, 0)),
 		},
 		{
 			name:  "a SYN after the end begins anew",

@@ -101,6 +101,24 @@ func forwardScenes(p *path, e ends) []scene {
 			stats: map[string]lbmap.ServiceStats{},
 		},
 		{
+			name: "a backend of another node without a route, until there is one",
+			steps: []step{
+				{in, tcp(e.client, e.lost, SYN), shot, same, "DROP_NO_ROUTE", nil},
+				{in, udp(e.client, e.lost), shot, same, "DROP_NO_ROUTE", nil},
+				{happens: func(p *path) error { return p.setRoute(e.away.Addr(), true) }},
+				{in, udp(e.client, e.lost), redirect, forwarded(udp(e.nat, e.away)), "FORWARD_REMOTE", nil},
+				{happens: func(p *path) error { return p.setRoute(e.away.Addr(), false) }},
+				{in, udp(e.client, e.lost), shot, same, "DROP_NO_ROUTE", nil},
+			},
+			flows: []string{flow(17, [2]any{e.client, e.lost}, [2]any{e.away, e.nat}, fmt.Sprintf("remote young packets 2/0 bytes %d/0", 2*udpLen))},
+		},
+		{
+			name: "a backend of another node behind a device without programs",
+			steps: []step{
+				{in, tcp(e.client, e.astray, SYN), next, tcp(e.client, e.here, SYN), "PASS_NO_UPLINK FORWARD_LOCAL", nil},
+			},
+		},
+		{
 			name: "another port of a NodePort's address",
 			steps: []step{
 				{in, udp(e.client, e.nodePort), next, udp(e.client, e.here), "FORWARD_LOCAL", nil},

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
@@ -129,6 +130,11 @@ func (p *player) pass(f passing) error {
 	if have, want := p.tier.flowTable.Used(), len(p.model.Flows()); have != want {
 		return disagreement{fmt.Errorf("%d flows, want %d, after\n%s", have, want, packet.Parse(f.frame))}
 	}
+	for protocol, count := range map[uint8]int{packet.ProtoTCP: lbmap.FlowKeptTCP, packet.ProtoUDP: lbmap.FlowKeptUDP} {
+		if have, want := int(p.tier.flowTable.Count(count)), p.model.Kept(protocol); have != want {
+			return disagreement{fmt.Errorf("%d kept flows of protocol %d, want %d, after\n%s", have, protocol, want, packet.Parse(f.frame))}
+		}
+	}
 	return nil
 }
 
@@ -185,8 +191,8 @@ func (p *player) isTame(t *testing.T) {
 		return
 	}
 	for _, reason := range reasonNames {
-		// These need a full table, a race between CPUs, or another proxy.
-		rare := []string{"REJECT_NO_PORT", "DROP_NO_FLOW", "DROP_RACED", "DROP_REWRITE", "PASS_NETFILTER"}
+		// These need a full table, a race between CPUs, another proxy, or a wrong route.
+		rare := []string{"HELD_BACK", "REJECT_NO_PORT", "DROP_NO_FLOW", "DROP_RACED", "DROP_REWRITE", "PASS_NETFILTER", "PASS_NO_UPLINK", "REMAP"}
 		if p.seen[reason] == 0 && !slices.Contains(rare, reason) {
 			t.Errorf("no packet was counted as %s: the traffic is too uniform", reason)
 		}

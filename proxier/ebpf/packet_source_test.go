@@ -13,10 +13,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
@@ -58,6 +60,17 @@ func sourceScenes(p *path, e ends) []scene {
 			},
 		},
 		{
+			name: "connections of this host from a source port that a flow has",
+			steps: []step{
+				{in, tcp(e.client, e.remote, SYN), redirect, forwarded(tcp(e.nat, e.there, SYN)), "FORWARD_REMOTE", nil},
+				{out, udp(e.nat, e.there), next, same, "", nil},
+				{out, tcp(e.nat, e.there, ACK), next, same, "", nil},
+				// There is no other port.
+				{out, tcp(e.nat, e.there, SYN), next, same, "", nil},
+				{in, tcp(e.there, e.nat, RST), redirect, forwarded(tcp(e.remote, e.client, RST)), "FORWARD_REPLY", nil},
+			},
+		},
+		{
 			name: "a client whose address this node has, so that nothing leads there",
 			steps: []step{
 				{in, tcp(e.nodePort, e.remote, SYN), redirect, forwarded(tcp(e.nat, e.there, SYN)), "FORWARD_REMOTE", nil},
@@ -71,6 +84,7 @@ func sourceScenes(p *path, e ends) []scene {
 
 // TestPacketPorts allocates all source ports. Sockets of the node hold some ports.
 func TestPacketPorts(t *testing.T) {
+	kernel.Needs(t, capabilities.Loop)
 	const first, last = 1024, 1123 // more ports than are tried at intervals
 	sizes := pathSizes
 	sizes.YoungFlows = 512
@@ -129,6 +143,7 @@ func TestPacketPorts(t *testing.T) {
 // TestPacketManyPorts allocates more ports than one search tries. The first search of a second
 // tries all ports. Later searches may miss a port that has become free.
 func TestPacketManyPorts(t *testing.T) {
+	kernel.Needs(t, capabilities.Loop)
 	const first, ports, rounds = 1024, 400, 100 // a search tries 288
 	sizes := pathSizes
 	sizes.YoungFlows = 512

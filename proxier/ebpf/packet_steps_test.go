@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,6 +34,8 @@ type ends struct {
 	there2           netip.AddrPort
 	// Services, named after their endpoints or purpose.
 	local, remote, twin, empty, quiet, sticky, both netip.AddrPort
+	lost, astray                                    netip.AddrPort // with a backend on node2 that no route leads to, or that of a pod here
+	away                                            netip.AddrPort // the backend of lost
 	balancer                                        netip.AddrPort // load balancer IP of local, for client only
 	nodePort, quietPort                             netip.AddrPort // NodePorts of local, and of quiet, which has policy Local
 	elsewhere                                       netip.AddrPort // nodePort's port, at an address without NodePorts
@@ -57,7 +60,8 @@ func endsOf(f proxier.Family) ends {
 		local: at("10.96.0.1", "fd00:10:96::1", 80), remote: at("10.96.0.2", "fd00:10:96::2", 80),
 		twin: at("10.96.0.3", "fd00:10:96::3", 80), empty: at("10.96.0.4", "fd00:10:96::4", 80),
 		quiet: at("10.96.0.5", "fd00:10:96::5", 80), sticky: at("10.96.0.6", "fd00:10:96::6", 80),
-		both:     at("10.96.0.7", "fd00:10:96::7", 80),
+		both: at("10.96.0.7", "fd00:10:96::7", 80), lost: at("10.96.0.8", "fd00:10:96::8", 80), astray: at("10.96.0.9", "fd00:10:96::9", 80),
+		away:     at("10.244.1.8", "fd00:10:244:1::8", 8080),
 		balancer: at("203.0.113.1", "2001:db8:203:113::1", 80),
 		nodePort: at("172.18.0.1", "fd00:18::1", 30080), quietPort: at("172.18.0.1", "fd00:18::1", 30081), elsewhere: at("192.168.7.1", "fd00:7::1", 30080),
 		unserved: at("10.96.0.99", "fd00:10:96::99", 80), inner: netip.AddrPortFrom([proxier.Families]netip.Addr{inner4, inner6}[f], 80),
@@ -95,6 +99,8 @@ func (p *path) endsCluster(t testing.TB) {
 		}},
 		{name: "sticky", endpoints: "here there there2", mutate: func(s *v1.Service) { s.Spec.SessionAffinity = v1.ServiceAffinityClientIP }},
 		{name: "both", endpoints: "there there2"},
+		{name: "lost", endpoints: "away"},
+		{name: "astray", endpoints: "astray"},
 	} {
 		service := writertest.Service(s.name, fmt.Sprintf("10.96.0.%d", i+1))
 		service.Spec.ClusterIPs = []string{service.Spec.ClusterIP, fmt.Sprintf("fd00:10:96::%d", i+1)}
@@ -120,7 +126,7 @@ func (p *path) setEndpoints(service, names string) {
 			s.AddressType = discoveryv1.AddressTypeIPv6
 		}
 		for _, name := range strings.Fields(names) {
-			addr := map[string]netip.AddrPort{"here": e.here, "there": e.there, "there2": e.there2}[name].Addr()
+			addr := map[string]netip.AddrPort{"here": e.here, "astray": e.here, "there": e.there, "there2": e.there2, "away": e.away}[name].Addr()
 			node := map[bool]string{true: p.at.Name, false: p.node2.Name}[name == "here"]
 			s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{addr.String()}, NodeName: &node})
 		}
@@ -134,7 +140,7 @@ type step struct {
 	send    packet.Packet
 	verdict int32
 	want    packet.Packet // nothing: unchanged
-	reason  string        // the counter that increases
+	reason  string        // the counters that increase
 	happens func(*path) error
 }
 
@@ -217,7 +223,7 @@ func (p *path) step(s *step) error {
 		return err
 	}
 	for name := range after {
-		if want := before[name] + map[bool]uint64{true: 1}[name == s.reason]; after[name] != want {
+		if want := before[name] + map[bool]uint64{true: 1}[slices.Contains(strings.Split(s.reason, " "), name)]; after[name] != want {
 			return fmt.Errorf("%s counts %d, want %d", name, after[name], want)
 		}
 	}

@@ -22,18 +22,23 @@ func TestPacketSuper(t *testing.T) {
 	p.endsCluster(t)
 	for _, e := range []ends{endsOf(proxier.IPv4), endsOf(proxier.IPv6)} {
 		headers := len(tcp(e.client, e.remote, 0).Build())
+		segments := func(src, dst netip.AddrPort) packet.Packet { return sized(tcp(src, dst, packet.ACK), 3000) }
+		datagrams := func(src, dst netip.AddrPort) packet.Packet { return sized(udp(src, dst), 3000) }
+		const udpLess = 20 - 8 // the header of UDP is shorter
+		tooBig := e.message(packet.FragNeeded, packet.PacketTooBig6)
 		for _, test := range []struct {
 			name    string
 			size    int // of the payload of a segment
-			to      netip.AddrPort
+			send    packet.Packet
 			verdict int32
 			want    packet.Packet
 		}{
-			{"for a backend here", 1460, e.local, next, sized(tcp(e.client, e.here, packet.ACK), 3000)},
-			{"that fits", node2MTU - headers, e.remote, redirect, forwarded(sized(tcp(e.nat, e.there, packet.ACK), 3000))},
-			{"that is too long", node2MTU - headers + 1, e.remote, redirect, p.icmp(e.remote, e.message(packet.FragNeeded, packet.PacketTooBig6),
-				node2MTU, sized(tcp(e.client, e.remote, packet.ACK), 3000))},
-			{"without a backend", 1000, e.empty, shot, same},
+			{"for a backend here", 1460, segments(e.client, e.local), next, segments(e.client, e.here)},
+			{"that fits", node2MTU - headers, segments(e.client, e.remote), redirect, forwarded(segments(e.nat, e.there))},
+			{"that is too long", node2MTU - headers + 1, segments(e.client, e.remote), redirect, p.icmp(e.remote, tooBig, node2MTU, segments(e.client, e.remote))},
+			{"of datagrams that fit", node2MTU - headers + udpLess, datagrams(e.client, e.remote), redirect, forwarded(datagrams(e.nat, e.there))},
+			{"of datagrams that are too long", node2MTU - headers + udpLess + 1, datagrams(e.client, e.remote), redirect, p.icmp(e.remote, tooBig, node2MTU, datagrams(e.client, e.remote))},
+			{"without a backend", 1000, segments(e.client, e.empty), shot, same},
 		} {
 			t.Run(e.String()+"/"+test.name, func(t *testing.T) {
 				if err := p.reset(); err != nil {
@@ -44,7 +49,7 @@ func TestPacketSuper(t *testing.T) {
 				p.context = slices.Clone(before)
 				binary.NativeEndian.PutUint32(p.context[skbGSOSize:], uint32(test.size))
 				binary.NativeEndian.PutUint32(p.context[skbGSOSegs:], uint32((3000-headers+test.size-1)/test.size))
-				send := p.frame(sized(tcp(e.client, test.to, packet.ACK), 3000))
+				send := p.frame(test.send)
 				var got datapath.Result
 				err := p.at.Do(func() (err error) {
 					got, err = p.run(in, send)

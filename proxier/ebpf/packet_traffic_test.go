@@ -101,7 +101,7 @@ func (g traffic) transport(t datapath.Tuple, flags packet.Flags) packet.Packet {
 	var p packet.Packet
 	if t.Protocol == packet.ProtoTCP {
 		p = packet.NewTCP(t.Src, t.Dst, flags, payload)
-		p.TCP.Seq, p.TCP.Ack = g.Uint32(), g.Uint32()
+		p.TCP.Seq, p.TCP.Ack = g.sequence(), g.sequence()
 		if g.one(4) {
 			p.TCP.Options = make([]byte, 4*g.IntN(11))
 		}
@@ -113,6 +113,9 @@ func (g traffic) transport(t datapath.Tuple, flags packet.Flags) packet.Packet {
 	}
 	return p
 }
+
+// sequence returns a sequence number: any, or one of those of which each is in the window of many others.
+func (g traffic) sequence() uint32 { return pick(g.Rand, []uint32{g.Uint32(), g.Uint32N(1 << 18)}) }
 
 // icmpError returns an ICMP error about a translated packet of a flow, from its receiver or beyond.
 func (g traffic) icmpError() (datapath.Hook, packet.Packet) {

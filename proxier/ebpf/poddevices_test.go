@@ -36,7 +36,7 @@ func cookieOf(t testing.TB, s *lab.Sandbox) (cookie uint64) {
 // newPodNode returns a node that knows its uplinks, addresses and pod CIDRs.
 func newPodNode(t testing.TB, at *lab.Node, l *lab.Lab) *node {
 	t.Helper()
-	n := newNode(t, at, l, Options{})
+	n := newNode(t, at, l, Options{NodePortRange: nodePortRange})
 	if err := n.tier.SetUplinks(t.Context(), uplinksOf(t, at)); err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func (n *node) optOut(t testing.TB, pods ...*lab.Pod) *inspect.Inspector {
 			t.Fatal(err)
 		}
 	}
-	if err := n.tier.syncPodDevices(t.Context()); err != nil {
+	if err := n.tier.syncOptOuts(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := len(n.tier.podDevices.Served); got != len(pods) {
@@ -125,7 +125,7 @@ func TestOptedOutPods(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := n.tier.syncPodDevices(context.Background()); err != nil {
+	if err := n.tier.syncOptOuts(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	if got := len(n.tier.podDevices.Served); got != 0 {

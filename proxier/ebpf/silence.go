@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -26,9 +27,11 @@ func Silence(cgroupRoot string) error {
 	}
 	defer cgroup.Close()
 	// A process that still runs would write its frontends again.
-	if err := datapath.Lock(cgroup); err != nil {
+	lock, err := datapath.Lock(context.Background(), cgroup)
+	if err != nil {
 		return err
 	}
+	defer lock.Close()
 	return silence(cgroup)
 }
 

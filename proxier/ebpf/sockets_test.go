@@ -16,10 +16,12 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -237,6 +239,9 @@ func TestUnconnectedUDPIsSticky(t *testing.T) {
 func TestNoBackend(t *testing.T) {
 	for _, noSetRetval := range []bool{false, true} {
 		t.Run(fmt.Sprintf("noSetRetval=%v", noSetRetval), func(t *testing.T) {
+			if !noSetRetval {
+				kernel.Needs(t, capabilities.SetRetval)
+			}
 			l := lab.NewT(t)
 			one, two := l.Node("node1"), l.Node("node2")
 			client, remote := one.Pod("client"), two.Pod("remote")

@@ -5,8 +5,10 @@ package ebpf
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf/btf"
@@ -55,14 +57,17 @@ type Options struct {
 	// is another kube-proxy, to which programs leave new connections; never if it is 0.
 	Ports      successor.Ports
 	YieldGrace time.Duration
-	// These are for kernels that lack a feature (before Linux 6.1, 5.8, 6.7, 5.17 and
-	// 5.18), and for tests.
-	NoSetRetval, NoGetpeername, NoFIBSource, NoLoop, NoConntrack bool
+	// These are for kernels that lack a feature (before Linux 6.1, 5.8, 6.7, 5.17, 5.18 and
+	// 6.4), and for tests.
+	NoSetRetval, NoGetpeername, NoFIBSource, NoLoop, NoConntrack, NoHold bool
 	// ProcRoot is where network namespaces are found to close the sockets of
 	// removed UDP backends in; /proc if empty.
 	ProcRoot string
 	// Reporter is told what does not fit; it may be nil.
 	Reporter proxier.Reporter
+	// Repaired is told of programs that others detached or overtook, once they are in place
+	// again; it may be nil.
+	Repaired func(proxier.Repair)
 	// KernelTypes are shared by tiers of one process, as tests have them: to read them takes as
 	// long as to verify a program. Nil reads them for each load, and keeps none.
 	KernelTypes *btf.Cache
@@ -71,15 +76,21 @@ type Options struct {
 // packets says whether programs are attached to devices.
 func (o *Options) packets() bool { return !o.Left[proxier.FromOutside] }
 
+// detectsPods says whether packets are served that pods send without sockets of this kernel.
+func (o *Options) detectsPods() bool { return o.packets() && !o.Left[proxier.FromPod] }
+
 // Tier serves frontends by eBPF programs: at sockets of this node, and on devices.
 type Tier struct {
 	opts   Options
 	cgroup *os.File
+	lock   io.Closer // nil if it was not acquired
 	netns  netns.Namespace
 	// maps are those of all programs.
-	maps   lbmap.Maps
-	hooks  *datapath.CgroupHooks
-	writer *writer.Writer
+	maps  lbmap.Maps
+	hooks *datapath.CgroupHooks
+	// arrivals selects packets of pods that nothing translated; nil if others serve them.
+	arrivals *datapath.ArrivalFilter
+	writer   *writer.Writer
 	// flowTable has the connections that packet programs translate; sockets closes those
 	// that socket programs translated and whose backends are gone.
 	flowTable *flowtable.Table
@@ -93,13 +104,19 @@ type Tier struct {
 	// lookedAtSockets says that sockets of the time before this process were looked at.
 	lookedAtSockets bool
 
-	// mu is held while devices are brought in line, and guards lastYield.
+	// mu is held while devices are brought in line, and guards the fields below.
 	mu         sync.Mutex
 	devices    *datapath.Devices
 	uplinks    []devices.Device
 	podDevices datapath.PodDevices
+	podOptOuts podOptOuts
 	waiting    bool // for the first sync, to serve devices
 	lastYield  time.Time
+	hold       *datapath.Hold     // nil if the kernel lacks it
+	troubles   []datapath.Trouble // of the last audit
+	audited    atomic.Pointer[[]Uplink]
+
+	optOutsChanged chan struct{} // SetOptOuts was called
 
 	closing chan struct{}
 	closed  bool
@@ -127,8 +144,12 @@ func (t *Tier) Run(ctx context.Context) {
 	}()
 	t.runs.Go(func() { beat(ctx, t.successor) })
 	t.runs.Go(func() { t.flowTable.Collect(ctx, t.opts.Timeouts) })
-	if t.opts.packets() {
+	t.runs.Go(func() { t.followAttachments(ctx) })
+	if t.opts.packets() || !t.opts.Left[proxier.FromPod] {
 		t.runs.Go(func() { t.followOptOuts(ctx) })
+	}
+	if t.arrivals != nil {
+		t.followArrivals(ctx)
 	}
 	t.sockets.Run(ctx)
 }
@@ -143,6 +164,9 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 		}
 	}
 	stale, err := t.writer.Sync(update)
+	if t.arrivals != nil {
+		err = errors.Join(err, t.arrivals.Cover(update))
+	}
 	// New maps that are incomplete do not take over: the earlier programs go on.
 	if update.Full && (t.attached || err == nil) {
 		err = errors.Join(err, t.ensureAttached(ctx))
@@ -168,11 +192,15 @@ func (t *Tier) ensureAttached(ctx context.Context) error {
 	if !t.attached {
 		return t.attach()
 	}
-	return errors.Join(t.hooks.Ensure(ctx, t.writer.NeedsGuard()), t.ensureDevices(ctx))
+	lost, err := t.hooks.Ensure(t.writer.NeedsGuard())
+	t.repairedCgroup(lost, err)
+	return errors.Join(err, t.ensureDevices(ctx))
 }
 
 // Supports implements proxier.Tier.
-func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error { return writer.Supports(d) }
+func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {
+	return writer.Supports(d, f)
+}
 
 // Close ends Run and releases everything in this process. Kernel state stays. No other method
 // may be running or be called afterwards.
@@ -186,6 +214,9 @@ func (t *Tier) Close() error {
 	datapath.CloseAttached(t.earlier)
 	t.earlier = nil
 	t.unload()
+	if t.lock != nil {
+		defer t.lock.Close()
+	}
 	return errors.Join(t.netns.Close(), t.cgroup.Close())
 }
 

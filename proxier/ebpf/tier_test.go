@@ -9,10 +9,7 @@ import (
 	"testing"
 	"time"
 
-	ciliumebpf "github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
-	"github.com/cilium/ebpf/features"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
@@ -77,7 +74,8 @@ func disableMissing(opts *Options) {
 	opts.NoGetpeername = opts.NoGetpeername || !kernel.Has(capabilities.Getpeername4)
 	opts.NoFIBSource = opts.NoFIBSource || !kernel.Has(capabilities.FIBSource)
 	opts.NoConntrack = opts.NoConntrack || report.State(capabilities.ConntrackLookup) == capabilities.No
-	opts.NoLoop = opts.NoLoop || features.HaveProgramHelper(ciliumebpf.SchedCLS, asm.FnLoop) != nil
+	opts.NoLoop = opts.NoLoop || !kernel.Has(capabilities.Loop)
+	opts.NoHold = opts.NoHold || !kernel.Has(capabilities.NetfilterHook)
 	opts.Left[proxier.FromOutside] = opts.Left[proxier.FromOutside] || !kernel.Has(capabilities.KtimeCoarse) || !kernel.Has(capabilities.Atomics)
 	if !kernel.Has(capabilities.TCX) {
 		opts.TC = tc.Clsact

@@ -7,7 +7,9 @@
 //	                                    -> KUBE-FW-… -> KUBE-EXT-… -> the same
 //	                                    -> KUBE-NODEPORTS -> KUBE-EXT-…
 //	POSTROUTING -> KUBE-POSTROUTING (masquerade)
-//	INPUT, FORWARD, OUTPUT -> KUBE-SERVICES, KUBE-EXTERNAL-SERVICES, KUBE-PROXY-FIREWALL (refuse)
+//	INPUT -> KUBE-EXTERNAL-SERVICES, KUBE-PROXY-FIREWALL (refuse)
+//	FORWARD, OUTPUT -> KUBE-SERVICES -> KUBE-EXTERNAL-SERVICES (refuse)
+//	FORWARD, OUTPUT -> KUBE-PROXY-FIREWALL (refuse)
 //
 // Rules are a pure function of decisions, as iptables-save prints them, so that they can be
 // compared with those in the kernel as text. A sync writes the chains that differ. Long

@@ -7,6 +7,7 @@ import (
 	"context"
 	"reflect"
 	"slices"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -39,6 +40,17 @@ type family struct {
 	whole    bool // the last full sync succeeded
 	// wrote counts the rules that this sync has written, by table.
 	wrote map[string]int
+
+	// For audits: sizes of the tables when they were last read or written, where there is no
+	// generation; else the uses of important chains, and the generation at which they were
+	// noted; the chains that an audit has written; when the next one may be; when rules were
+	// repaired.
+	sizes      string
+	noted      string
+	usesAt     uint32
+	restored   map[string]struct{}
+	auditAfter time.Time
+	repairs    []time.Time
 }
 
 // ports are the service ports, by Decision.Index. They are pending in the order in which they
@@ -90,6 +102,7 @@ func (f *family) syncAll(ctx context.Context) error {
 	f.whole = false
 	f.ensureCounters(ctx)
 	f.watch.begin(f.name)
+	f.sizes, _ = f.readSizes()
 	tables, err := f.opts.Tools.SaveAll(ctx, f.name, tableOrder...)
 	if err != nil {
 		return err
@@ -142,7 +155,8 @@ func (f *family) setNodeRules(rules *proxier.NodeRules) (changed bool) {
 		f.extra = extra
 	}
 	for name, tail := range map[sharedName][]string{
-		servicesNAT: nodePorts(f.name, rules, nodePortsChain, ""),
+		servicesNAT:    nodePorts(f.name, rules, nodePortsChain, ""),
+		servicesFilter: {toExternal},
 		// After the rules for single addresses and ports.
 		firewallFilter:     append(nodePorts(f.name, rules, externalNodePortsChain, notTranslated), renderer.unserved(rules)...),
 		healthChecksFilter: nil,
@@ -224,6 +238,7 @@ func (f *family) restore(ctx context.Context, t *text) error {
 	f.watch.before()
 	err := f.opts.Tools.Restore(ctx, f.name, input)
 	f.watch.after(t.count(), err)
+	f.sizes, _ = f.readSizes()
 	if err != nil {
 		if f.opts.Observer != nil {
 			f.opts.Observer.RestoreFailed(f.name, f.whole)
@@ -233,6 +248,7 @@ func (f *family) restore(ctx context.Context, t *text) error {
 	for name, part := range t.tables {
 		f.wrote[name] += part.rules()
 	}
+	f.noteRestored(t)
 	return nil
 }
 

@@ -42,6 +42,9 @@ type Options struct {
 	Counters Counters
 	// Reporter receives what could not be written; may be nil.
 	Reporter proxier.Reporter
+	// Repaired is told of rules that others deleted or changed, once they are written again;
+	// may be nil.
+	Repaired func(proxier.Repair)
 	// Observer counts; may be nil.
 	Observer Observer
 }

@@ -90,7 +90,7 @@ func withoutCommon(t *testing.T, tools Tools, f proxier.Family, nodePorts bool) 
 			at = strings.TrimSpace(line)
 			continue
 		}
-		if table, chain, _ := strings.Cut(at, " "); !slices.Contains(common, at) && (nodePorts || !strings.Contains(line, "this must be the last rule")) {
+		if table, chain, _ := strings.Cut(at, " "); !slices.Contains(common, at) && (nodePorts || !strings.Contains(line, "this must be the last rule")) && strings.TrimSpace(line) != toExternal {
 			fmt.Fprintf(&b, "%s: -A %s %s", table, chain, strings.TrimLeft(line, " "))
 		}
 	}

@@ -12,6 +12,13 @@ import (
 
 const isNew = "-m conntrack --ctstate NEW"
 
+const externalComment = "kubernetes externally-visible service portals"
+
+// toExternal leads connections of this host, and forwarded ones, to the rules about external addresses.
+// Upstream has a jump in FORWARD for that, and none in OUTPUT. Its --cleanup removes no jump that it does
+// not know, but empties KUBE-SERVICES.
+var toExternal = rule{comment: externalComment, target: externalServicesChain}.String()
+
 // jumps are upstream's, in the order that they need in each chain: chains that reject come
 // before those that drop. Both see new connections only.
 func jumps(loopback bool) (list []Jump) {
@@ -22,10 +29,11 @@ func jumps(loopback bool) (list []Jump) {
 	add("nat", "OUTPUT", "", "kubernetes service portals", servicesChain)
 	add("nat", "POSTROUTING", "", "kubernetes postrouting rules", postroutingChain)
 	for _, from := range []string{"INPUT", "FORWARD", "OUTPUT"} {
-		if from != "INPUT" {
-			add("filter", from, isNew, "kubernetes service portals", servicesChain)
+		if from == "INPUT" {
+			add("filter", from, isNew, externalComment, externalServicesChain)
+		} else {
+			add("filter", from, isNew, "kubernetes service portals", servicesChain) // and from there to the external ones
 		}
-		add("filter", from, isNew, "kubernetes externally-visible service portals", externalServicesChain)
 		add("filter", from, isNew, "kubernetes load balancer firewall", proxyFirewallChain)
 		switch from {
 		case "INPUT":

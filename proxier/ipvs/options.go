@@ -21,6 +21,8 @@ type Rules interface {
 	proxier.Tier
 	// Usable returns nil if it can serve a family, else the reason.
 	Usable(proxier.Family) error
+	// Run repairs rules that others delete or change, until ctx is done.
+	Run(context.Context)
 	Close() error
 }
 

@@ -136,5 +136,9 @@ func (t *Tier) why(d *proxier.Decision, f *proxier.Frontend) error {
 	return t.refuses(d, f)
 }
 
+// Run repairs rules that others delete or change, until ctx is done. What others do to virtual
+// servers is repaired by the next full sync.
+func (t *Tier) Run(ctx context.Context) { t.rules.Run(ctx) }
+
 // Close closes handles. Kernel state stays.
 func (t *Tier) Close() error { return errors.Join(t.rules.Close(), t.system.close()) }

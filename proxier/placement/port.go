@@ -40,7 +40,7 @@ func (t *Tier) newCandidates() [tiers]Candidate {
 		onFast: {Refuses: func(d *proxier.Decision, f *proxier.Frontend) error {
 			return t.fastRefuses(d, f, t.overflow, t.served)
 		}},
-		onFallback: {Also: func(*proxier.Decision, *proxier.Frontend) bool { return t.both || t.standsIn }},
+		onFallback: {Also: func(_ *proxier.Decision, f *proxier.Frontend) bool { return t.both || t.standsIn || f.Left != nil }},
 	}
 }
 
@@ -50,14 +50,17 @@ func (t *Tier) fastRefuses(d *proxier.Decision, f *proxier.Frontend, overflow ma
 	if t.isForeign(f.Kind) {
 		return ErrForeign
 	}
+	if d.OptedOut && served {
+		return ErrOptedOut // also if it would not fit
+	}
 	if why := overflow[d.Index()]; why != nil {
 		return why
 	}
-	if d.OptedOut && served {
-		return ErrOptedOut
-	}
 	return t.fast.Supports(d, f)
 }
+
+// isLeft says that no client of a frontend may be served by a tier that is ahead of netfilter.
+func isLeft(f proxier.Frontend) bool { return f.IsLeft() }
 
 // assign works out what each tier is to have of a service port.
 func (t *Tier) assign(index uint32, p *port) {
@@ -71,7 +74,7 @@ func (t *Tier) assign(index uint32, p *port) {
 		switch {
 		case leaves && p.held:
 			want[onFast] = d.Only(func(f *proxier.Frontend) bool { return t.fast.Supports(d, f) == nil })
-		case leaves && !overflows && d.Name.Protocol == proxier.UDP:
+		case !overflows && want[onFast] == nil && d.Name.Protocol == proxier.UDP && (leaves || slices.ContainsFunc(d.Frontends, isLeft)):
 			// Sockets that are connected to its backends are to be told only of
 			// those that really go.
 			want[onFast] = d.Unserved()

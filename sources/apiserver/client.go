@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -24,8 +25,8 @@ import (
 
 // Defaults of ClientConfig.
 const (
-	// DefaultQPS and DefaultBurst are kube-proxy's. A proxy opens four watches and
-	// sends few other requests, so they only limit reconnects.
+	// DefaultQPS and DefaultBurst are kube-proxy's. A proxy opens at most six watches
+	// and sends few other requests, so they only limit reconnects.
 	DefaultQPS   = 5
 	DefaultBurst = 10
 
@@ -56,8 +57,9 @@ type ClientConfig struct {
 // Client requests the few kinds of objects that a proxy uses. client-go's clientset makes the same
 // requests, but needs the types of all API groups, which take time to compile and memory.
 type Client struct {
-	core, discovery, networking, events rest.Interface
-	inCluster                           bool // it uses the pod's service account
+	core, discovery, networking, events, authorization rest.Interface
+
+	inCluster bool // it uses the pod's service account
 }
 
 // scheme has the kinds of requests and answers.
@@ -70,7 +72,7 @@ var (
 func newScheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
-	for _, add := range []func(*runtime.Scheme) error{v1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, eventsv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{v1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, eventsv1.AddToScheme, authorizationv1.AddToScheme} {
 		utilruntime.Must(add(s))
 	}
 	return s
@@ -114,6 +116,7 @@ func clientFor(restConfig *rest.Config) (*Client, error) {
 		{"/apis", discoveryv1.SchemeGroupVersion, &c.discovery},
 		{"/apis", networkingv1.SchemeGroupVersion, &c.networking},
 		{"/apis", eventsv1.SchemeGroupVersion, &c.events},
+		{"/apis", authorizationv1.SchemeGroupVersion, &c.authorization},
 	} {
 		of := rest.CopyConfig(shared)
 		of.APIPath, of.GroupVersion = group.path, &group.version
@@ -127,6 +130,16 @@ func clientFor(restConfig *rest.Config) (*Client, error) {
 // Services returns the Services of all namespaces.
 func (c *Client) Services() Resource {
 	return Resource{c.core, "services", func() runtime.Object { return &v1.ServiceList{} }}
+}
+
+// Pods returns the Pods of all namespaces.
+func (c *Client) Pods() Resource {
+	return Resource{c.core, "pods", func() runtime.Object { return &v1.PodList{} }}
+}
+
+// Namespaces returns the Namespaces of the cluster.
+func (c *Client) Namespaces() Resource {
+	return Resource{c.core, "namespaces", func() runtime.Object { return &v1.NamespaceList{} }}
 }
 
 // Nodes returns the Nodes of the cluster.

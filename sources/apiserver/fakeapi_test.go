@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -31,12 +33,12 @@ type fakeAPI struct {
 	server *httptest.Server
 
 	mu          sync.Mutex
-	changed     chan struct{} // closed and replaced on every change
-	asked       chan struct{} // the same for requests
-	streamLists bool          // serve WatchList
-	down        bool          // answer 503
-	noCIDRs     int           // answer that to requests for ServiceCIDRs, if not 0
-	epoch       int           // watches of an older epoch end, and their history is gone
+	changed     chan struct{}  // closed and replaced on every change
+	asked       chan struct{}  // the same for requests
+	streamLists bool           // serve WatchList
+	down        bool           // answer 503
+	lacks       map[string]int // answer that to requests for resources
+	epoch       int            // watches of an older epoch end, and their history is gone
 	version     int
 	objects     map[string]map[string]metav1.Object // by resource, then key
 	events      map[string][]event
@@ -54,8 +56,10 @@ type request struct {
 }
 
 var apiPaths = map[string]struct{ resource, kind, apiVersion string }{
-	"/api/v1/services": {"services", "Service", "v1"},
-	"/api/v1/nodes":    {"nodes", "Node", "v1"},
+	"/api/v1/services":   {"services", "Service", "v1"},
+	"/api/v1/nodes":      {"nodes", "Node", "v1"},
+	"/api/v1/pods":       {"pods", "Pod", "v1"},
+	"/api/v1/namespaces": {"namespaces", "Namespace", "v1"},
 	"/apis/discovery.k8s.io/v1/endpointslices": {"endpointslices", "EndpointSlice", "discovery.k8s.io/v1"},
 	"/apis/networking.k8s.io/v1/servicecidrs":  {"servicecidrs", "ServiceCIDR", "networking.k8s.io/v1"},
 }
@@ -66,7 +70,8 @@ func newFakeAPI(t testing.TB) *fakeAPI {
 		changed: make(chan struct{}),
 		asked:   make(chan struct{}),
 		version: 1,
-		objects: map[string]map[string]metav1.Object{"services": {}, "nodes": {}, "endpointslices": {}, "servicecidrs": {}},
+		objects: map[string]map[string]metav1.Object{"services": {}, "nodes": {}, "endpointslices": {}, "servicecidrs": {}, "pods": {}, "namespaces": {}},
+		lacks:   map[string]int{},
 		events:  map[string][]event{},
 	}
 	api.server = httptest.NewServer(api)
@@ -96,6 +101,10 @@ func resourceOf(object metav1.Object) (resource, kind, apiVersion string) {
 		return "services", "Service", "v1"
 	case *v1.Node:
 		return "nodes", "Node", "v1"
+	case *v1.Pod:
+		return "pods", "Pod", "v1"
+	case *v1.Namespace:
+		return "namespaces", "Namespace", "v1"
 	case *networkingv1.ServiceCIDR:
 		return "servicecidrs", "ServiceCIDR", "networking.k8s.io/v1"
 	default:
@@ -176,6 +185,10 @@ func (a *fakeAPI) seen(match func(request) bool) []request {
 }
 
 func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews" {
+		a.review(w, r)
+		return
+	}
 	path, ok := apiPaths[r.URL.Path]
 	if !ok {
 		http.NotFound(w, r)
@@ -203,8 +216,8 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.mu.Unlock()
 		writeStatus(w, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)
 		return
-	case path.resource == "servicecidrs" && a.noCIDRs != 0:
-		code := a.noCIDRs
+	case a.lacks[path.resource] != 0:
+		code := a.lacks[path.resource]
 		a.mu.Unlock()
 		writeStatus(w, code, map[int]metav1.StatusReason{http.StatusNotFound: metav1.StatusReasonNotFound, http.StatusForbidden: metav1.StatusReasonForbidden}[code])
 		return
@@ -275,6 +288,32 @@ func (a *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+}
+
+// review answers whether a resource may be watched, which is a request of verb review.
+func (a *fakeAPI) review(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	object, _, err := codecs.UniversalDeserializer().Decode(body, nil, nil)
+	review, ok := object.(*authorizationv1.SelfSubjectAccessReview)
+	if err != nil || !ok {
+		a.t.Errorf("%T for a SelfSubjectAccessReview: %v", object, err)
+		return
+	}
+	asked := review.Spec.ResourceAttributes
+	req := request{resource: asked.Resource, verb: "review"}
+	if asked.FieldSelector != nil {
+		req.fields = asked.FieldSelector.RawSelector
+	}
+	a.mu.Lock()
+	a.requests = append(a.requests, req)
+	close(a.asked)
+	a.asked = make(chan struct{})
+	review.Status.Allowed = a.lacks[asked.Resource] != http.StatusForbidden
+	a.mu.Unlock()
+	review.Kind, review.APIVersion = "SelfSubjectAccessReview", "authorization.k8s.io/v1"
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusCreated)
+	_ = json.NewEncoder(w).Encode(review)
 }
 
 func (a *fakeAPI) keys(resource string) []string {

@@ -51,25 +51,30 @@ type Options struct {
 
 // Source reads objects from the API server.
 type Source struct {
-	client  *Client
-	handler proxier.Handler
-	opts    Options
-	trim    trimmer
-	started atomic.Bool
+	client        *Client
+	opts          Options
+	subscriptions func(klog.Logger) []subscription
+	trim          trimmer
+	started       atomic.Bool
 	// absentInterval is shorter in tests.
 	absentInterval time.Duration
 }
 
 // New builds a Source that calls handler while it runs.
 func New(client *Client, handler proxier.Handler, opts Options) *Source {
+	s := newSource(client, opts)
+	s.subscriptions = func(logger klog.Logger) []subscription { return s.services(logger, handler) }
+	return s
+}
+
+func newSource(client *Client, opts Options) *Source {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
 	return &Source{
-		client:  client,
-		handler: handler,
-		opts:    opts,
-		trim:    trimmer{start: opts.Clock.Now(), serviceAnnotations: opts.ServiceAnnotations},
+		client: client,
+		opts:   opts,
+		trim:   trimmer{start: opts.Clock.Now(), serviceAnnotations: opts.ServiceAnnotations},
 
 		absentInterval: absentInterval,
 	}
@@ -83,7 +88,25 @@ func (s *Source) Run(ctx context.Context) error {
 	if s.started.Swap(true) {
 		return errors.New("run API server source: it has run already")
 	}
-	logger := klog.FromContext(ctx)
+	subscriptions := s.subscriptions(klog.FromContext(ctx))
+
+	// If one subscription cannot start, the others must stop.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var running sync.WaitGroup
+	defer running.Wait()
+	for i := range subscriptions {
+		if err := s.start(ctx, &subscriptions[i], &running); err != nil {
+			cancel()
+			return fmt.Errorf("watch %s: %w", subscriptions[i].resource, err)
+		}
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// services are the subscriptions to what a handler is told of.
+func (s *Source) services(logger klog.Logger, handler proxier.Handler) []subscription {
 	if s.client.inCluster {
 		// That address is a Service, which this process has to program first.
 		logger.Info("Neither a kubeconfig nor a master URL is set, connecting to the API server's Service address, which may not work on a new node")
@@ -100,11 +123,11 @@ func (s *Source) Run(ctx context.Context) error {
 			handler: &kind[*v1.Service]{
 				logger: logger, resource: "services",
 				identity: func(m metav1.ObjectMeta, _ string) *v1.Service { return &v1.Service{ObjectMeta: m} },
-				add:      s.handler.OnServiceAdd,
-				update:   s.handler.OnServiceUpdate,
-				delete:   s.handler.OnServiceDelete,
+				add:      handler.OnServiceAdd,
+				update:   handler.OnServiceUpdate,
+				delete:   handler.OnServiceDelete,
 			},
-			synced: s.handler.OnServiceSynced,
+			synced: handler.OnServiceSynced,
 		},
 		{
 			resource: "endpointslices",
@@ -120,11 +143,11 @@ func (s *Source) Run(ctx context.Context) error {
 					}
 					return &discoveryv1.EndpointSlice{ObjectMeta: m}
 				},
-				add:    s.handler.OnEndpointSliceAdd,
-				update: s.updateSlice,
-				delete: s.handler.OnEndpointSliceDelete,
+				add:    handler.OnEndpointSliceAdd,
+				update: func(old, slice *discoveryv1.EndpointSlice) { updateSlice(handler, old, slice) },
+				delete: handler.OnEndpointSliceDelete,
 			},
-			synced: s.handler.OnEndpointSlicesSynced,
+			synced: handler.OnEndpointSlicesSynced,
 		},
 	}
 	if s.opts.NodeName != "" {
@@ -139,11 +162,11 @@ func (s *Source) Run(ctx context.Context) error {
 			handler: &kind[*v1.Node]{
 				logger: logger, resource: "nodes",
 				identity: func(m metav1.ObjectMeta, _ string) *v1.Node { return &v1.Node{ObjectMeta: m} },
-				add:      s.handler.OnNodeAdd,
-				update:   s.handler.OnNodeUpdate,
-				delete:   s.handler.OnNodeDelete,
+				add:      handler.OnNodeAdd,
+				update:   handler.OnNodeUpdate,
+				delete:   handler.OnNodeDelete,
 			},
-			synced: s.handler.OnNodeSynced,
+			synced: handler.OnNodeSynced,
 		})
 	}
 
@@ -167,31 +190,18 @@ func (s *Source) Run(ctx context.Context) error {
 			synced: func() {},
 		})
 	}
-
-	// If one subscription cannot start, the others must stop.
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var running sync.WaitGroup
-	defer running.Wait()
-	for i := range subscriptions {
-		if err := s.start(ctx, &subscriptions[i], &running); err != nil {
-			cancel()
-			return fmt.Errorf("watch %s: %w", subscriptions[i].resource, err)
-		}
-	}
-	<-ctx.Done()
-	return nil
+	return subscriptions
 }
 
 // updateSlice turns the move of a slice to another Service into a delete and an add: the handler
 // stores slices by Service, and an update has only the new one.
-func (s *Source) updateSlice(oldSlice, slice *discoveryv1.EndpointSlice) {
+func updateSlice(handler proxier.Handler, oldSlice, slice *discoveryv1.EndpointSlice) {
 	if oldSlice.Labels[discoveryv1.LabelServiceName] != slice.Labels[discoveryv1.LabelServiceName] {
-		s.handler.OnEndpointSliceDelete(oldSlice)
-		s.handler.OnEndpointSliceAdd(slice)
+		handler.OnEndpointSliceDelete(oldSlice)
+		handler.OnEndpointSliceAdd(slice)
 		return
 	}
-	s.handler.OnEndpointSliceUpdate(oldSlice, slice)
+	handler.OnEndpointSliceUpdate(oldSlice, slice)
 }
 
 // subscription connects the requests for one resource with the handler.
@@ -201,6 +211,8 @@ type subscription struct {
 	// describes the consequence.
 	optional       string
 	absentInterval time.Duration
+	after          <-chan struct{} // if set, it starts when this is closed
+	review         bool            // ask whether access is allowed first; for optional ones
 	object         runtime.Object
 	tweak          func(*metav1.ListOptions)
 	list           cache.ListWithContextFunc
@@ -246,7 +258,19 @@ func (s *Source) start(ctx context.Context, f *subscription, running *sync.WaitG
 		return fmt.Errorf("add event handler: %w", err)
 	}
 
-	running.Go(func() { informer.RunWithContext(ctx) })
+	running.Go(func() {
+		if f.after != nil {
+			select {
+			case <-f.after:
+			case <-ctx.Done():
+				return
+			}
+		}
+		if f.review {
+			f.awaitAccess(ctx, s.client, conn)
+		}
+		informer.RunWithContext(ctx)
+	})
 	running.Go(func() {
 		// Wait for the registration, not the informer: the informer has synced when
 		// its store is complete, the registration when the handler has received all
@@ -259,6 +283,27 @@ func (s *Source) start(ctx context.Context, f *subscription, running *sync.WaitG
 		}
 	})
 	return nil
+}
+
+// reviewInterval is the time before access is asked for again after a failure.
+const reviewInterval = 5 * time.Second
+
+// awaitAccess returns when the resource may be watched, or ctx is done.
+func (f *subscription) awaitAccess(ctx context.Context, client *Client, conn *connection) {
+	var o metav1.ListOptions
+	f.tweak(&o)
+	for ctx.Err() == nil {
+		err := client.mayWatch(ctx, f.resource, o.FieldSelector)
+		if err == nil {
+			return
+		}
+		conn.failed(ctx, err)
+		if isAbsent(err) {
+			pause(ctx, f.absentInterval)
+		} else {
+			pause(ctx, reviewInterval)
+		}
+	}
 }
 
 // listWatch reports the result of each request to conn. client-go chooses between a streamed

@@ -192,7 +192,7 @@ func TestNoServiceCIDRs(t *testing.T) {
 				t.Parallel() // the informer's own pause takes a second
 				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 				api := newFakeAPI(t)
-				api.noCIDRs, api.streamLists = code, streamLists
+				api.lacks["servicecidrs"], api.streamLists = code, streamLists
 				rec := newRecorder()
 				s := New(api.client(), rec, Options{OnServiceCIDR: rec.onServiceCIDR})
 				s.absentInterval = time.Millisecond
@@ -200,7 +200,7 @@ func TestNoServiceCIDRs(t *testing.T) {
 				rec.waitFor(t, "services synced")
 				rec.waitFor(t, "slices synced")
 				api.waitForRequests(1, listsServiceCIDRs)
-				api.update(func() { api.noCIDRs = 0 })
+				api.update(func() { delete(api.lacks, "servicecidrs") })
 				api.put(makeServiceCIDR("kubernetes", "10.96.0.0/16"))
 				rec.waitFor(t, "service CIDR kubernetes [10.96.0.0/16]")
 				text := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
@@ -215,7 +215,7 @@ func TestNoServiceCIDRs(t *testing.T) {
 // During the pause, there is no other request, and the end of Run does not wait for it.
 func TestNoServiceCIDRsPause(t *testing.T) {
 	api := newFakeAPI(t)
-	api.noCIDRs = http.StatusNotFound
+	api.lacks["servicecidrs"] = http.StatusNotFound
 	rec := newRecorder()
 	run(t, New(api.client(), rec, Options{OnServiceCIDR: rec.onServiceCIDR}))
 	rec.waitFor(t, "services synced")

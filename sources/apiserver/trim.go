@@ -78,6 +78,8 @@ type trimmer struct {
 	start time.Time
 	// serviceAnnotations are the keys kept on Services.
 	serviceAnnotations []string
+	// podAnnotations and namespaceLabels are the keys kept on Pods and Namespaces.
+	podAnnotations, namespaceLabels []string
 
 	text       pool[string]
 	protocols  pool[v1.Protocol]
@@ -98,6 +100,13 @@ func (t *trimmer) transform(obj any) (any, error) {
 		t.endpointSlice(obj)
 	case *v1.Node:
 		t.node(obj)
+	case *v1.Pod:
+		t.meta(&obj.ObjectMeta, nil, t.podAnnotations)
+		obj.Spec = v1.PodSpec{HostNetwork: obj.Spec.HostNetwork}
+		obj.Status = v1.PodStatus{Phase: v1.PodPhase(t.string(string(obj.Status.Phase)))}
+	case *v1.Namespace:
+		t.meta(&obj.ObjectMeta, t.namespaceLabels, nil)
+		obj.Spec, obj.Status = v1.NamespaceSpec{}, v1.NamespaceStatus{}
 	case *networkingv1.ServiceCIDR:
 		t.meta(&obj.ObjectMeta, nil, nil)
 	}

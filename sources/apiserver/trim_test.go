@@ -223,6 +223,26 @@ func TestTransform(t *testing.T) {
 			}),
 		},
 		{
+			name: "pod",
+			in: &v1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1", Labels: map[string]string{"keep": "l"}, Annotations: map[string]string{"keep": "x", "other": "x"}},
+				Spec:       v1.PodSpec{NodeName: "node1", HostNetwork: true, Containers: []v1.Container{{Name: "c"}}},
+				Status:     v1.PodStatus{Phase: v1.PodRunning, PodIP: "10.244.0.1"},
+			},
+			want: &v1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1", Annotations: map[string]string{"keep": "x"}},
+				Spec:       v1.PodSpec{HostNetwork: true}, Status: v1.PodStatus{Phase: v1.PodRunning},
+			},
+		},
+		{
+			name: "namespace",
+			in: &v1.Namespace{
+				ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{"keep": "l", "other": "x"}, Annotations: map[string]string{"keep": "x"}},
+				Spec:       v1.NamespaceSpec{Finalizers: []v1.FinalizerName{"kubernetes"}}, Status: v1.NamespaceStatus{Phase: v1.NamespaceActive},
+			},
+			want: &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "a", Labels: map[string]string{"keep": "l"}}},
+		},
+		{
 			name: "empty service",
 			in:   &v1.Service{},
 			want: &v1.Service{},
@@ -240,7 +260,9 @@ func TestTransform(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			trim := &trimmer{start: testStart, serviceAnnotations: []string{"tandem/test"}}
+			trim := &trimmer{
+				start: testStart, serviceAnnotations: []string{"tandem/test"}, podAnnotations: []string{"keep"}, namespaceLabels: []string{"keep"},
+			}
 			for _, pass := range []string{"first", "second"} {
 				got, err := trim.transform(test.in)
 				if err != nil {

@@ -224,7 +224,10 @@ func (*nothing) OnEndpointSliceAdd(*discoveryv1.EndpointSlice)         {}
 func (*nothing) OnEndpointSliceUpdate(_, _ *discoveryv1.EndpointSlice) {}
 
 func BenchmarkLoad(b *testing.B) {
-	const n = 10000
+	n := 10000
+	if testing.Short() {
+		n = 1000
+	}
 	services, slices := large(n)
 	all := strings.Join(services, "") + strings.Join(slices, "")
 	yamlList := "apiVersion: v1\nkind: List\nitems:\n" + strings.ReplaceAll("\n"+all, "\n", "\n  ")
@@ -282,7 +285,7 @@ func BenchmarkLoad(b *testing.B) {
 				if len(s.entries) != 2*n {
 					b.Fatalf("%d objects, want %d", len(s.entries), 2*n)
 				}
-				b.ReportMetric(float64(int64(after.HeapAlloc)-int64(before.HeapAlloc))/(2*n), "B/object")
+				b.ReportMetric(float64(int64(after.HeapAlloc)-int64(before.HeapAlloc))/float64(2*n), "B/object")
 				s.synced = true
 
 				// One object changes.

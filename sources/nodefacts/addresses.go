@@ -15,8 +15,9 @@ import (
 	rtnl "github.com/tandem-proxy/tandem/kernel/netlink"
 )
 
-// ipvsDevice has the addresses of Services in mode ipvs. They are not addresses of the node.
-const ipvsDevice = "kube-ipvs0"
+// ipvsDevices have the addresses of Services for virtual servers, of kube-proxy in mode ipvs and of
+// kube-router's service proxy. They are not addresses of the node.
+var ipvsDevices = []string{"kube-ipvs0", "kube-dummy-if"}
 
 // Addresses lists and watches the addresses of this node's devices.
 type Addresses struct {
@@ -35,18 +36,20 @@ func (w *Addresses) in(fn func() error) error {
 // List returns the addresses, sorted, each once.
 func (w *Addresses) List() (list []netip.Addr, err error) {
 	err = w.in(func() error {
-		ipvs := 0
-		if link, err := netlink.LinkByName(ipvsDevice); err == nil {
-			ipvs = link.Attrs().Index
-		} else if _, none := errors.AsType[netlink.LinkNotFoundError](err); !none {
-			return err
+		var ipvs []int // their indexes
+		for _, name := range ipvsDevices {
+			if link, err := netlink.LinkByName(name); err == nil {
+				ipvs = append(ipvs, link.Attrs().Index)
+			} else if _, none := errors.AsType[netlink.LinkNotFoundError](err); !none {
+				return err
+			}
 		}
 		found, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 		if err != nil {
 			return err
 		}
 		for _, a := range found {
-			if ip, ok := netip.AddrFromSlice(a.IP); ok && a.LinkIndex != ipvs {
+			if ip, ok := netip.AddrFromSlice(a.IP); ok && !slices.Contains(ipvs, a.LinkIndex) {
 				list = append(list, ip.Unmap())
 			}
 		}

@@ -145,7 +145,7 @@ func TestWatch(t *testing.T) {
 	n.becomes("192.0.2.4 2001:db8:2::1")
 
 	// Those of Services are not the node's.
-	ipvs := n.link(ipvsDevice)
+	ipvs := n.link(ipvsDevices[0])
 	n.add(ipvs, "192.0.2.9/32")
 	n.add(ipvs, "192.0.2.4/32")
 	n.add(up, "192.0.2.5/32")

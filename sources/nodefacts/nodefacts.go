@@ -38,7 +38,7 @@ func New(c *config.Config, gate featuregate.FeatureGate) (*Settings, error) {
 		Policy: proxier.Policy{
 			MasqueradeAll: rules.MasqueradeAll, NodePorts: nodePorts,
 			IgnoreExternalIPs: !gate.Enabled(config.AllowServiceExternalIPs), StrictSourceRanges: t.StrictSourceRanges,
-			KeepTCP: t.EBPF.ResetRemovedBackends,
+			KeepTCP: t.EBPF.ResetRemovedBackends, MasqueradeLocalBackends: t.EBPF.MasqueradeLocalBackends,
 		},
 		Warnings: warnings,
 	}

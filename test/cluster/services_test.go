@@ -31,7 +31,7 @@ func (c *cluster) nothingRefused() {
 		c.tb.Errorf("refused: %s", refused)
 	}
 	for _, granted := range r.Granted {
-		if !slices.Contains(kubeadm.Allowed, granted) {
+		if !kubeadm.IsAllowed(granted) {
 			c.tb.Errorf("kube-proxy asks to %s", granted)
 		}
 	}

@@ -39,7 +39,9 @@ type Flow struct {
 	Request, Reply Tuple
 	// Remote says that packets are forwarded past the stack.
 	Remote bool
-	State  State
+	// Remapped is a connection of this host that got another source port.
+	Remapped bool
+	State    State
 	// Kept flows are not evicted.
 	Kept bool
 	// Packets and Bytes count requests and replies.
@@ -47,12 +49,17 @@ type Flow struct {
 
 	backend backend
 	over    bool
+	acked   [2]uint32 // newest acknowledgement number of client and backend; 0 for none
+	reset   [2]bool   // by client or backend
 }
 
 func (f *Flow) String() string {
 	words := []string{"local", "young"}
 	if f.Remote {
 		words[0] = "remote"
+	}
+	if f.Remapped {
+		words[0] = "remapped"
 	}
 	if f.Kept {
 		words[1] = "kept"
@@ -109,7 +116,8 @@ func (r *ring) add(f *Flow) (evicted bool) {
 	return evicted
 }
 
-func (m *Model) kept(protocol uint8) (n int) {
+// Kept counts the flows of a protocol that are not evicted.
+func (m *Model) Kept(protocol uint8) (n int) {
 	for _, f := range m.Flows() {
 		if f.Kept && f.Request.Protocol == protocol {
 			n++
@@ -125,13 +133,13 @@ func (m *Model) isOver(f *Flow, h *header) bool {
 		switch {
 		case h.flags()&(packet.SYN|packet.ACK) != packet.SYN:
 			return false
-		case m.draining || f.State&Closed != 0:
+		case m.draining && !f.Remapped || f.State&Closed != 0:
 			return true
 		case f.State&Established != 0:
 			return false
 		}
 	}
-	return !m.serves(f.backend)
+	return !f.Remapped && !m.serves(f.backend)
 }
 
 // account updates a flow for a packet.
@@ -148,10 +156,13 @@ func (m *Model) account(f *Flow, reply bool, h *header) {
 	if reply {
 		f.State |= Replied
 	}
-	if flags&packet.FIN != 0 {
+	if flags&packet.FIN != 0 && flags&packet.RST == 0 {
 		f.State |= []State{FinRequest, FinReply}[way]
 	}
-	if flags&packet.RST != 0 || f.State&(FinRequest|FinReply) == FinRequest|FinReply {
+	if h.protocol == packet.ProtoTCP && h.place != laterFragment {
+		m.reset(f, way, h)
+	}
+	if f.State&(FinRequest|FinReply) == FinRequest|FinReply {
 		f.State |= Closed
 	}
 	if before&Replied != 0 {
@@ -166,8 +177,31 @@ func (m *Model) account(f *Flow, reply bool, h *header) {
 			f.Kept = false
 			m.over.add(f)
 		}
-	case fresh&Established != 0 && f.State&Closed == 0:
-		f.Kept = m.kept(f.Request.Protocol) < m.node.limit(f.Request.Protocol)
+	case f.State&Closed == 0 && (fresh&Established != 0 || before&Closed != 0 && f.State&Established != 0):
+		f.Kept = true
+	}
+}
+
+// reset closes a flow by a reset that its receiver may accept, and opens it again if the end that
+// seemed to have sent the reset goes on.
+func (m *Model) reset(f *Flow, way int, h *header) {
+	const window = 1 << 17
+	const fins = FinRequest | FinReply
+	switch flags := h.flags(); {
+	case flags&packet.RST != 0:
+		f.reset[way] = true
+		expected := f.acked[1-way]
+		if f.State&Established == 0 || expected == 0 || be.Uint32(h.frame[h.l4+4:])-expected < window {
+			f.State |= Closed
+		}
+	case flags&packet.ACK != 0:
+		f.acked[way] = be.Uint32(h.frame[h.l4+8:])
+		if f.reset[way] && flags&packet.SYN == 0 {
+			f.reset[way] = false
+			if !f.reset[1-way] && f.State&fins != fins {
+				f.State &^= Closed
+			}
+		}
 	}
 }
 

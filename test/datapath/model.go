@@ -45,8 +45,8 @@ type Node struct {
 	Pod, FromPod bool
 	// Route returns the node's route to an address; false for none.
 	Route func(to netip.Addr) (Route, bool)
-	// The oldest KeptTCP and KeptUDP flows are not evicted. Young flows are evicted by
-	// younger ones, and closed flows by other closed ones.
+	// New flows are refused while KeptTCP or KeptUDP are established. Young flows are evicted
+	// by younger ones, and closed flows by other closed ones.
 	KeptTCP, KeptUDP, Young, Over int
 	// SourcePort reports whether a connection can get that source port.
 	SourcePort func(port uint16) bool
@@ -84,6 +84,7 @@ type Model struct {
 	Counted map[string]uint64
 
 	made func(request Tuple) (reply Tuple, ok bool)
+	got  Result // for the present packet
 }
 
 // fragment has the fields that all fragments of a packet share.
@@ -114,6 +115,7 @@ type outcome struct {
 // Check returns what is wrong with a program's result for a frame, and updates the model's
 // state.
 func (m *Model) Check(hook Hook, frame []byte, got Result) error {
+	m.got = got
 	want, err := m.run(hook, frame)
 	if err != nil {
 		return err
@@ -121,6 +123,11 @@ func (m *Model) Check(hook Hook, frame []byte, got Result) error {
 	if want.reason != "" {
 		m.Counted[want.reason]++
 	}
+	return m.compare(&want, got)
+}
+
+// compare returns what is wrong with a result.
+func (m *Model) compare(want *outcome, got Result) error {
 	if got.Verdict != want.verdict {
 		return fmt.Errorf("verdict %d, want %d (%s)", got.Verdict, want.verdict, want.reason)
 	}
@@ -195,6 +202,12 @@ func (m *Model) run(hook Hook, frame []byte) (outcome, error) {
 	if f != nil && !reply && m.isOver(f, h) {
 		f.over, f = true, nil
 	}
+	if f == nil && hook == Out {
+		var err error
+		if f, err = m.remap(h); err != nil {
+			return outcome{}, err
+		}
+	}
 	if f == nil {
 		if hook == Out || h.place == laterFragment {
 			return pass(frame), nil
@@ -218,6 +231,9 @@ func (m *Model) isForUs(to packet.MAC) bool {
 // here reports whether a direction of a flow is translated at a hook: replies of backends on
 // other nodes are incoming packets, those of this node are outgoing ones.
 func (m *Model) here(hook Hook, f *Flow, reply bool) bool {
+	if f.Remapped {
+		return (hook == In) == reply
+	}
 	return (hook == In) == (!reply || f.Remote)
 }
 
@@ -252,11 +268,52 @@ func (m *Model) begin(h *header) (*Flow, outcome, error) {
 		}
 		return nil, m.reject(h), nil
 	}
-	if _, ok := m.made(h.tuple); !ok && m.isFull(h, route, list) {
-		return nil, m.rejectFor("REJECT_NO_PORT", h), nil
+	if _, ok := m.made(h.tuple); !ok {
+		if m.Kept(h.protocol) >= m.node.limit(h.protocol) {
+			return nil, drop("DROP_NO_FLOW"), nil
+		}
+		if out, there := m.obstacle(h, route, list); there {
+			return nil, out, nil
+		}
+		if m.isFull(h, route, list) {
+			return nil, m.rejectFor("REJECT_NO_PORT", h), nil
+		}
 	}
 	f, err := m.make(h, d, route, list)
 	return f, outcome{}, err
+}
+
+// obstacle returns why a packet cannot be sent to one of the backends: the one that fits what
+// the programs did, as any may have been picked.
+func (m *Model) obstacle(h *header, route proxier.Route, list []proxier.Backend) (out outcome, there bool) {
+	for _, b := range list {
+		this, is := m.obstacleTo(h, route, b)
+		if is && (!there || m.compare(&this, m.got) == nil) {
+			out, there = this, true
+		}
+	}
+	return out, there
+}
+
+// obstacleTo returns why a packet cannot be sent to a backend.
+func (m *Model) obstacleTo(h *header, route proxier.Route, b proxier.Backend) (outcome, bool) {
+	way, routed := m.node.Route(b.Addr.Addr())
+	if !routed && b.Remote && (!m.node.Pod || route.Source == proxier.Masquerade) && !m.isLocal(b.Addr.Addr()) {
+		return drop("DROP_NO_ROUTE"), true
+	}
+	if _, own := m.ownSource(h, route, b); !own {
+		return outcome{}, false
+	}
+	if !routed {
+		return drop("DROP_NO_ROUTE"), true
+	}
+	if h.ttl <= 1 {
+		return m.timeExceeded(h), true
+	}
+	if h.end-h.l3 > way.MTU {
+		return m.tooBig(h, way.MTU), true
+	}
+	return outcome{}, false
 }
 
 // isFull reports whether one of the backends has no free source port.
@@ -321,6 +378,9 @@ func (m *Model) make(h *header, d *proxier.Decision, route proxier.Route, list [
 	}
 
 	_, f.Remote = m.ownSource(h, route, chosen)
+	if chosen.Remote && !f.Remote && (!m.node.Pod || route.Source == proxier.Masquerade) && !m.isLocal(chosen.Addr.Addr()) {
+		m.Counted["PASS_NO_UPLINK"]++
+	}
 	want, ok := m.replyTo(h, route, chosen)
 	if !ok {
 		port := reply.Dst.Port()
@@ -328,12 +388,40 @@ func (m *Model) make(h *header, d *proxier.Decision, route proxier.Route, list [
 			return nil, fmt.Errorf("invalid source port %d", port)
 		}
 	}
+	if m.Kept(h.protocol) >= m.node.limit(h.protocol) {
+		return nil, fmt.Errorf("a flow was made for %v, although as many are kept as may be", h.tuple)
+	}
 	if reply != want {
 		return nil, fmt.Errorf("replies are expected as %v, want %v", reply, want)
 	}
 	if m.isUsed(want) {
 		return nil, fmt.Errorf("replies of two flows are expected as %v", want)
 	}
+	m.flows = append(m.flows, f)
+	if m.young.add(f) {
+		m.Counted["PUSHED_OUT"]++
+	}
+	return f, nil
+}
+
+// remap accepts the flow that the programs made for a connection of this host whose source port
+// has the replies of another flow.
+func (m *Model) remap(h *header) (*Flow, error) {
+	begins := h.protocol != packet.ProtoTCP || h.flags()&(packet.SYN|packet.ACK) == packet.SYN
+	other, reply := m.find(h.tuple.Reversed())
+	if m.node.Pod || !begins || h.place == laterFragment || other == nil || !reply || !other.Remote && !other.Remapped {
+		return nil, nil
+	}
+	made, ok := m.made(h.tuple)
+	if !ok {
+		return nil, nil
+	}
+	want := h.tuple.Reversed()
+	want.Dst = netip.AddrPortFrom(want.Dst.Addr(), made.Dst.Port())
+	if made != want || !m.node.SourcePort(made.Dst.Port()) || m.isUsed(want) {
+		return nil, fmt.Errorf("replies are expected as %v, want %v with another port", made, want)
+	}
+	f := &Flow{Request: h.tuple, Reply: made, Remapped: true}
 	m.flows = append(m.flows, f)
 	if m.young.add(f) {
 		m.Counted["PUSHED_OUT"]++

@@ -17,6 +17,9 @@ func (m *Model) follow(f *Flow, reply bool, h *header) outcome {
 	if reply {
 		to, reason = f.Request.Reversed(), "FORWARD_REPLY"
 	}
+	if f.Remapped {
+		reason = "REMAP"
+	}
 	out := outcome{verdict: Next, reason: reason}
 	if f.Remote {
 		if h.ttl <= 1 {

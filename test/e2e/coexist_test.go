@@ -94,7 +94,7 @@ func newSharedNode(t *testing.T, mode string, pods func(*stage) []*lab.Pod) *sha
 	kernel.NeedsPrograms(t)
 	s := &sharedNode{stage: newStage(t, lab.Options{PortsInTurn: mode == "ipvs"}), theirsIn: mode}
 	if mode == "ipvs" {
-		needsIPVS(t, s.node)
+		upstream.NeedsIPVS(t, s.node)
 		s.keepsUDP()
 	}
 	for _, prefix := range []string{"203.0.113.20/32", "2001:db8:203:113::20/128", vip4.Addr().String() + "/32", vip6.Addr().String() + "/128"} {

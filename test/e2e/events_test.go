@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -136,6 +137,14 @@ func TestEvents(t *testing.T) {
 	becomes("that of the file", told...)
 	if note := eventsOf(api, "InvalidConfig"); !strings.Contains(note[0], volume+"/config.conf:6: bindAddress: Invalid value") {
 		t.Errorf("the Event about the file says %q", note)
+	}
+
+	// Remove a program.
+	detach(t, n, ciliumebpf.AttachCGroupInet4Connect)
+	told = append(told, "Warning KernelStateRepaired Node/node1 by kube-proxy, Sync")
+	becomes("that of the repair", told...)
+	if note := eventsOf(api, "KernelStateRepaired"); !strings.Contains(note[0], "lacked tdm_connect4; attached again") {
+		t.Errorf("the Event about the repair says %q", note)
 	}
 
 	// Periodic full syncs write no further Events.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
 )
 
 const healthCheckNodePort = 32000
@@ -46,7 +47,7 @@ func TestHealthChecks(t *testing.T) {
 			s := newStage(t)
 			too := serve(t, s.node.Pod("too"))
 			if mode == "ipvs" {
-				needsIPVS(t, s.node)
+				upstream.NeedsIPVS(t, s.node)
 			}
 			if mode != "ebpf" {
 				keepOut(t, s.node)

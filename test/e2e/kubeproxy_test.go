@@ -20,7 +20,8 @@ import (
 type process struct{ *lab.Watched }
 
 func command(n *lab.Node, args ...string) *process {
-	c := n.Command(context.Background(), os.Args[0], append(args, "--ebpf-cgroup-root="+n.CgroupPath())...)
+	flags := []string{"--ebpf-cgroup-root=" + n.CgroupPath(), "--ebpf-capability-mask=" + kernel.Mask()}
+	c := n.Command(context.Background(), os.Args[0], append(flags, args...)...)
 	c.Env = append(os.Environ(), asProxy+"=1")
 	return &process{lab.Watch(c)}
 }

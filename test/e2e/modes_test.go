@@ -18,10 +18,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/tandem-proxy/tandem/kernel/xtables"
-	"github.com/tandem-proxy/tandem/proxier/ipvs"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
 )
 
 // The mode changes under traffic and back: established connections survive, and new
@@ -304,18 +303,6 @@ func holds(t testing.TB, n *lab.Node, text string, want bool) error {
 	return nil
 }
 
-// needsIPVS skips a test if the kernel has no IPVS.
-func needsIPVS(t testing.TB, n *lab.Node) {
-	t.Helper()
-	tools, err := xtables.New(xtables.NFT)
-	if err != nil {
-		lab.SkipOrFail(t, err)
-	}
-	if err := n.Do(func() error { return ipvs.CanUse(t.Context(), ipvs.Options{Tools: tools}) }); err != nil {
-		lab.SkipOrFailModule(t, err)
-	}
-}
-
 // keepsUDP has conntrack keep UDP flows with one request for longer than half a minute, which is too
 // short on an emulated machine.
 func (s *stage) keepsUDP() {
@@ -331,7 +318,7 @@ func (s *stage) keepsUDP() {
 // new connections succeed all the time. Leftovers of the previous mode are removed once unused.
 func TestIPVS(t *testing.T) {
 	s := newStage(t, lab.Options{PortsInTurn: true})
-	needsIPVS(t, s.node)
+	upstream.NeedsIPVS(t, s.node)
 	s.keepsUDP()
 	s.start("--proxy-mode=iptables")
 	defer func() {

@@ -9,13 +9,18 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	mobyipvs "github.com/moby/ipvs"
+	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
 )
 
 // ready fails unless /readyz answers with this status and all of these texts.
@@ -37,24 +42,104 @@ func ready(n *lab.Node, want int, says ...string) func() error {
 	}
 }
 
-// TestReady: a node is ready when its kernel translates a frontend of each family. It is
-// not ready any more if the kernel state for that is removed.
+// TestReady: a node is ready when its kernel translates a frontend of each family. Kernel state
+// that another process removes is restored within seconds, and told by a metric, the log and an
+// Event.
 func TestReady(t *testing.T) {
 	for _, mode := range []string{"ebpf", "iptables", "ipvs"} {
 		t.Run(mode, func(t *testing.T) {
 			s := newStage(t)
 			if mode == "ipvs" {
-				needsIPVS(t, s.node)
+				upstream.NeedsIPVS(t, s.node)
 			}
 			s.start("--proxy-mode=" + mode)
 			defer s.end()
 			s.await(t, "ready", ready(s.node, 200, `"ready":true`, mode+`-IPv4","ok":true`, mode+`-IPv6","ok":true`, " leads to 10.244.", " leads to [fd00:10:244:"))
+			if mode == "ipvs" {
+				// Only a full sync notices, which a failed probe requests.
+				spoil(t, s.node, mode)
+				s.await(t, "not ready", ready(s.node, 503, `"programmed","ok":true`, mode+`-IPv4","ok":false`))
+				s.await(t, "ready again", ready(s.node, 200))
+				return
+			}
+			start := time.Now()
 			spoil(t, s.node, mode)
-			s.await(t, "not ready", ready(s.node, 503, `"programmed","ok":true`, mode+`-IPv4","ok":false`))
-			s.start("--proxy-mode=" + mode)
+			state := map[string]string{"ebpf": "cgroup-programs", "iptables": "rules"}[mode]
+			s.await(t, "the repair", func() error { return s.repaired(state) })
+			if took := time.Since(start); took > 4*time.Second {
+				t.Errorf("the repair took %v", took)
+			}
+			if _, err := s.node.Ask(t.Context(), "tcp", targets()["tcp4"]); err != nil {
+				t.Errorf("after the repair: %v", err)
+			}
+			s.await(t, "the log", s.Says("Restored kernel state that another process removed or made ineffective"))
 			s.await(t, "ready again", ready(s.node, 200))
 		})
 	}
+}
+
+// repaired fails unless the metric of repairs counts one of this kind.
+func (s *stage) repaired(state string) error {
+	text, err := s.node.Fetch(context.Background(), 10249, "/metrics")
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(text, fmt.Sprintf("tandem_repairs_total{state=%q} 1\n", state)) {
+		return fmt.Errorf("no repair of %s is counted", state)
+	}
+	return nil
+}
+
+// TestNotReady: a foreign program that refuses connections of sockets makes the node not ready, and
+// is named.
+func TestNotReady(t *testing.T) {
+	s := newStage(t)
+	s.start("--proxy-mode=ebpf")
+	defer s.end()
+	s.await(t, "ready", ready(s.node, 200, `"uplink-eth0","ok":true`))
+	undo := refuse(t, s.node)
+	s.await(t, "not ready", ready(s.node, 503, `ebpf-IPv4","ok":false`, "operation not permitted", "refuser (id "))
+	s.await(t, "a full sync", s.Says("A probe of this node's Services failed; comparing everything with the kernel"))
+	undo()
+	s.await(t, "ready again", ready(s.node, 200))
+}
+
+// refuse attaches a foreign program to the node's cgroup that refuses connections to 10.0.0.0/8.
+func refuse(t *testing.T, n *lab.Node) (undo func()) {
+	t.Helper()
+	cgroup, err := os.Open(n.CgroupPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cgroup.Close() })
+	const at = ciliumebpf.AttachCGroupInet4Connect
+	const userIP4 = 4 // in struct bpf_sock_addr; network byte order
+	program, err := ciliumebpf.NewProgram(&ciliumebpf.ProgramSpec{
+		Name: "refuser", Type: ciliumebpf.CGroupSockAddr, AttachType: at, License: "MIT",
+		Instructions: asm.Instructions{
+			asm.LoadMem(asm.R2, asm.R1, userIP4, asm.Word),
+			asm.HostTo(asm.BE, asm.R2, asm.Word),
+			asm.RSh.Imm(asm.R2, 24),
+			asm.Mov.Imm(asm.R0, 1),
+			asm.JNE.Imm(asm.R2, 10, "return"),
+			asm.Mov.Imm(asm.R0, 0),
+			asm.Return().WithSymbol("return"),
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { program.Close() })
+	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(cgroup.Fd()), Program: program, Attach: at, Flags: unix.BPF_F_ALLOW_MULTI}); err != nil {
+		t.Fatal(err)
+	}
+	undo = sync.OnceFunc(func() {
+		if err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(cgroup.Fd()), Program: program, Attach: at}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(undo)
+	return undo
 }
 
 // TestReadyWithoutServices: without Services, there is nothing to probe.

@@ -99,7 +99,7 @@ func TestRollBack(t *testing.T) {
 			s := newStage(t, lab.Options{PortsInTurn: tt.mode == "ipvs"})
 			pace := gently
 			if tt.mode == "ipvs" {
-				needsIPVS(t, s.node)
+				upstream.NeedsIPVS(t, s.node)
 				pace = slowly
 			}
 			defer s.end()
@@ -174,6 +174,27 @@ func TestCleanupBeside(t *testing.T) {
 				}
 			}
 		})
+	}
+	s.end()
+}
+
+// TestCleanupOfUpstream: --cleanup of upstream's kube-proxy leaves no rule of mode iptables that a packet
+// passes.
+func TestCleanupOfUpstream(t *testing.T) {
+	binary := upstream.BinaryT(t)
+	s := newStage(t)
+	s.start("--proxy-mode=iptables")
+	s.await(t, "health", healthy(s.node))
+	s.Terminate(t)
+	s.process = nil
+	if out, err := s.node.Command(t.Context(), binary, "--cleanup").CombinedOutput(); err != nil {
+		t.Errorf("upstream's --cleanup: %v\n%s", err, out)
+	}
+	// A chain with a name that it does not know stays, and nothing leads to it.
+	for line := range strings.Lines(rules(t, s.node)) {
+		if strings.Contains(line, "KUBE-") && !strings.HasPrefix(line, ":KUBE-REFUSED-PORTS ") && !strings.HasPrefix(line, "-A KUBE-REFUSED-PORTS ") {
+			t.Errorf("left: %s", line)
+		}
 	}
 	s.end()
 }

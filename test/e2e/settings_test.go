@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
 )
 
 // setting reads a kernel setting of a node.
@@ -62,7 +63,7 @@ func TestInitOnly(t *testing.T) {
 			needs(t, []string{"--proxy-mode=" + test.mode})
 			s := newStage(t)
 			if test.mode == "ipvs" {
-				needsIPVS(t, s.node)
+				upstream.NeedsIPVS(t, s.node)
 			}
 			if err := s.node.Do(func() error {
 				return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("20000 60000"), 0)

@@ -5,6 +5,7 @@
 package e2e
 
 import (
+	"flag"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -31,19 +32,24 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
+var takeOverFlows = flag.Int("takeover", 100000, "TCP connections, and UDP flows, of BenchmarkTakeOver")
+
 // BenchmarkTakeOver is TestTakeOver with ten times the connections.
 func BenchmarkTakeOver(b *testing.B) {
 	binary := upstream.BinaryT(b)
 	for b.Loop() {
-		takeOver(b, upstream.Options{Binary: binary, Mode: "iptables"}, "ebpf", 100000)
+		takeOver(b, upstream.Options{Binary: binary, Mode: "iptables"}, "ebpf", *takeOverFlows)
 	}
 }
 
 func takeOver(t testing.TB, o upstream.Options, ours string, each int) {
 	ipvs := o.Mode == "ipvs" || ours == "ipvs"
 	s := newStage(t, lab.Options{Pause: true, PortsInTurn: ipvs})
+	if _, many := t.(*testing.B); many {
+		s.keepsUDP() // until all are open
+	}
 	if ipvs {
-		needsIPVS(t, s.node)
+		upstream.NeedsIPVS(t, s.node)
 	}
 	needs(t, []string{"--proxy-mode=" + ours})
 	defer s.end()
@@ -65,15 +71,18 @@ func takeOver(t testing.TB, o upstream.Options, ours string, each int) {
 	}
 	defer func() { _ = theirs.Close() }()
 	await(t, "upstream's first sync", func() error { return s.reaches("server0", 3) })
+	begun := time.Now()
 	c := newCrowd(t, s, each)
 	defer c.end(t)
+	t.Logf("%d TCP connections and as many UDP flows open, and asked again, after %s", each, time.Since(begun).Round(time.Second))
 
-	begun := time.Now()
+	begun = time.Now()
 	_ = theirs.Close()
 	writeManifests(t, s.dir, loadBalancer, append(pods, s.here)...)
 	s.start("--proxy-mode="+ours, "--ebpf-yield-grace-period="+(3*lab.RequestTimeout()).String())
 	await(t, "new connections of all clients to a new endpoint", func() error { return s.reaches("here", 3) })
 	c.more(t)
+	t.Logf("taken over after %s", time.Since(begun).Round(time.Second))
 
 	s.Terminate(t)
 	s.process = nil
@@ -82,7 +91,7 @@ func takeOver(t testing.TB, o upstream.Options, ours string, each int) {
 	}
 	await(t, "no new connection to an endpoint that only this proxy knew", func() error { return s.reaches("here", 0) })
 	c.more(t)
-	t.Logf("%d TCP connections and as many UDP flows, there and back in %s", each, time.Since(begun).Round(time.Second))
+	t.Logf("there and back after %s", time.Since(begun).Round(time.Second))
 }
 
 // reaches fails unless a server answers some new connections of so many clients.

@@ -2,8 +2,8 @@
 
 // Package fakeapi is an API server for programs that watch one. It lists objects in JSON and
 // streams them in the requested format, JSON or protobuf, as far as client-go's informers need
-// it. It validates nothing. It keeps Events that clients write, and accepts and ignores all
-// other writes.
+// it. It validates nothing. It keeps Events that clients write, says that clients may do what
+// it serves, and accepts and ignores all other writes.
 package fakeapi
 
 import (
@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"sync"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -45,7 +46,7 @@ var (
 func newScheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	metav1.AddToGroupVersion(s, schema.GroupVersion{Version: "v1"})
-	for _, add := range []func(*runtime.Scheme) error{v1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, eventsv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{v1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme, eventsv1.AddToScheme, authorizationv1.AddToScheme} {
 		utilruntime.Must(add(s))
 	}
 	return s
@@ -158,8 +159,17 @@ func encode(o Object, kind schema.GroupVersionKind, version int) *object {
 	o.SetResourceVersion(strconv.Itoa(version))
 	return &object{
 		labels: o.GetLabels(), in: encodingsOf(o),
-		fields: fields.Set{"metadata.name": o.GetName(), "metadata.namespace": o.GetNamespace()},
+		fields: fieldsOf(o),
 	}
+}
+
+// fieldsOf are the fields that selectors can name.
+func fieldsOf(o Object) fields.Set {
+	set := fields.Set{"metadata.name": o.GetName(), "metadata.namespace": o.GetNamespace()}
+	if pod, ok := o.(*v1.Pod); ok {
+		set["spec.nodeName"] = pod.Spec.NodeName
+	}
+	return set
 }
 
 func encodingsOf(o runtime.Object) (in encodings) {

@@ -25,6 +25,10 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.write(w, r)
 		return
 	}
+	if r.Method == http.MethodPost && r.URL.Path == reviewPath {
+		a.review(w, r)
+		return
+	}
 	if r.Method != http.MethodGet {
 		answer(w, http.StatusCreated, metav1.Status{Status: metav1.StatusSuccess})
 		return

@@ -13,7 +13,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -157,7 +156,7 @@ func (c *cluster) serveAPI(t *testing.T) {
 
 // allowed is what kubeadm lets the ServiceAccount of the pod do.
 func allowed(r *http.Request) bool {
-	return slices.Contains(kubeadm.Allowed, kubeadm.Needs(r)) && r.Header.Get("Authorization") == "Bearer "+token
+	return kubeadm.IsAllowed(kubeadm.Needs(r)) && r.Header.Get("Authorization") == "Bearer "+token
 }
 
 // volume makes files the volume of a ConfigMap.

@@ -116,30 +116,45 @@ func (i *install) withoutGrace() {
 	i.step("roll back", i.rollBack)
 }
 
-// cleanup removes everything from nodes without a kube-proxy. Services are down until upstream's is back.
-// Afterwards a connect may fail that has the source port of one that began meanwhile. Ours leaves no
-// more of that than upstream's, and what the page says ends it.
+// cleanup removes everything from nodes without a kube-proxy. Services are down until the next one serves.
+// Afterwards a connect may fail that has the source port of one that began meanwhile. A start of Tandem ends
+// that. Beside upstream's, what the page says ends it, and ours leaves no more of it than upstream's.
 func (i *install) cleanup() {
-	theirs := i.outage("upstream's kube-proxy")
-	i.step("patch", i.patch)
-	if with := i.outage("ours"); with > 2*theirs+0.01 {
+	theirs := i.upstreamAfterOutage("upstream's kube-proxy")
+	i.outage(func() {
+		i.follow("kubeadm and kind", 0)
+		_, unpark, _ := strings.Cut(i.block(charts, 4), "\n")
+		i.run(unpark)
+		i.rollout("kube-system", "daemonset/kube-proxy")
+		i.serves("ebpf")
+	})
+	i.step("ours, after a cleanup", func() { time.Sleep(baselineTime) })
+	if with := i.upstreamAfterOutage("ours"); with > 2*theirs+0.01 {
 		i.tb.Errorf("the part %g fails after a cleanup, and %g where upstream's kube-proxy ran", with, theirs)
 	}
 }
 
-// outage ends the kube-proxy that runs, and cleans nodes up. It returns the part of attempts that fail
-// when upstream's serves again.
-func (i *install) outage(of string) float64 {
+// outage ends the kube-proxy that runs, cleans nodes up, and starts the next one.
+func (i *install) outage(next func()) {
 	i.tb.Helper()
-	revision := i.upstreamRevision()
 	i.park()
 	i.onNodes(ours, "/usr/local/bin/kube-proxy", "--cleanup")
-	i.run("kubectl -n kube-system rollout undo daemonset kube-proxy --to-revision=" + revision)
-	i.rollout("kube-system", "daemonset/kube-proxy")
-	i.serves("iptables")
+	next()
 	i.follows()
+}
+
+// upstreamAfterOutage returns the part of attempts that fail when upstream's kube-proxy serves after an
+// outage.
+func (i *install) upstreamAfterOutage(of string) float64 {
+	i.tb.Helper()
+	revision := i.upstreamRevision()
+	i.outage(func() {
+		i.run("kubectl -n kube-system rollout undo daemonset kube-proxy --to-revision=" + revision)
+		i.rollout("kube-system", "daemonset/kube-proxy")
+		i.serves("iptables")
+	})
 	tried, failed := i.count(func() { time.Sleep(baselineTime) })
-	i.tb.Logf("STEP after a cleanup where %s ran: %d of %d failed", of, failed, tried)
+	i.tb.Logf("STEP upstream's, after a cleanup where %s ran: %d of %d failed", of, failed, tried)
 	for _, n := range i.nodes {
 		out, _ := n.run(i.tb.Context(), "bash", "-c", i.block("Roll back", 3)) // an error if there are none
 		i.tb.Logf("%s", out)

@@ -19,8 +19,25 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
+// AsLinux names an older version, as 5.15, whose features the running kernel is assumed to have; empty for its
+// own. That stands in for kernels that no package registry has: what the verifier of that version accepts is
+// not tested.
+func AsLinux() string { return os.Getenv("TANDEM_AS_LINUX") }
+
+// Mask is for the flag --ebpf-capability-mask of a kube-proxy that a test starts; it may be empty.
+func Mask() string {
+	if AsLinux() == "" {
+		return ""
+	}
+	return "linux=" + AsLinux()
+}
+
 var probed = sync.OnceValue(func() capabilities.Report {
-	return capabilities.Probe(context.Background(), capabilities.Options{})
+	mask, err := capabilities.ParseMask(Mask())
+	if err != nil {
+		panic(fmt.Sprintf("TANDEM_AS_LINUX: %v", err))
+	}
+	return capabilities.Probe(context.Background(), capabilities.Options{Mask: mask})
 })
 
 // Report returns all known features of the kernel.
@@ -82,19 +99,31 @@ func Dealt(play int) bool {
 	return (play+play/parts)%parts == part // not every fourth, where plays alternate
 }
 
+// Version returns the kernel's, like 6.12.
+func Version(tb lab.TB) string {
+	tb.Helper()
+	major, minor := version(tb)
+	return fmt.Sprintf("%d.%d", major, minor)
+}
+
 // AtLeast compares the kernel's version. Use Has for features that package capabilities knows.
 func AtLeast(tb lab.TB, major, minor int) bool {
+	tb.Helper()
+	haveMajor, haveMinor := version(tb)
+	return haveMajor > major || haveMajor == major && haveMinor >= minor
+}
+
+func version(tb lab.TB) (major, minor int) {
 	tb.Helper()
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		tb.Fatalf("uname: %v", err)
 	}
 	release := unix.ByteSliceToString(u.Release[:])
-	var haveMajor, haveMinor int
-	if _, err := fmt.Sscanf(release, "%d.%d", &haveMajor, &haveMinor); err != nil {
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
 		tb.Fatalf("release %q: %v", release, err)
 	}
-	return haveMajor > major || haveMajor == major && haveMinor >= minor
+	return major, minor
 }
 
 // Since skips a test on kernels older than a version.

@@ -127,6 +127,12 @@ var Allowed = []string{
 	"list services", "patch events.events.k8s.io", "watch endpointslices.discovery.k8s.io", "watch nodes", "watch servicecidrs.networking.k8s.io", "watch services",
 }
 
+// IsAllowed says whether a kube-proxy has a permission: one of Allowed, or the one to ask what it may do, which
+// system:basic-user gives to everyone.
+func IsAllowed(permission string) bool {
+	return slices.Contains(Allowed, permission) || permission == "create selfsubjectaccessreviews.authorization.k8s.io"
+}
+
 // Permission is one in the words of Allowed. The group of core resources and the subresource
 // of most requests are empty.
 func Permission(verb, group, resource, subresource string) string {

@@ -54,6 +54,7 @@ func (c Captured) String() string {
 type Capture struct {
 	where   string
 	keep    func(Captured) bool
+	parse   func([]byte) packet.Packet
 	socket  *os.File
 	sandbox *Sandbox
 	ended   chan struct{} // closed by the reader
@@ -74,13 +75,16 @@ const captureBuffer = 64 << 20
 // (GSO) counts as one packet. The capture ends with the sandbox at the latest.
 func (s *Sandbox) Capture(device string, keep func(Captured) bool) (*Capture, error) {
 	c := &Capture{
-		where: device + " of " + s.Name, keep: keep, sandbox: s,
+		where: device + " of " + s.Name, keep: keep, parse: packet.Parse, sandbox: s,
 		ended: make(chan struct{}), more: make(chan struct{}),
 	}
 	err := s.Do(func() error {
 		link, err := s.nl.LinkByName(device)
 		if err != nil {
 			return fmt.Errorf("find link: %w", err)
+		}
+		if encapsulation := link.Attrs().EncapType; encapsulation != "ether" && encapsulation != "loopback" {
+			c.parse = packet.ParseIP // frames have no Ethernet header
 		}
 		// Protocol 0 receives nothing, so that no other device gets in before bind.
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -130,7 +134,7 @@ func (c *Capture) read() {
 		if failure != nil {
 			continue // the device went down; it may come back
 		}
-		got := Captured{Packet: packet.Parse(buf[:n]), Frame: slices.Clone(buf[:n])}
+		got := Captured{Packet: c.parse(buf[:n]), Frame: slices.Clone(buf[:n])}
 		if ll, ok := from.(*unix.SockaddrLinklayer); ok {
 			got.Outgoing = ll.Pkttype == unix.PACKET_OUTGOING
 		}

@@ -75,7 +75,7 @@
 //	    lab0/                                    threaded, as everything below
 //	        node1/                               Node.CgroupPath: attach programs here
 //	            system/                          the node's own processes and threads
-//	            kubepods/web/                    Pod.CgroupPath
+//	            kubepods/pod<Pod.UID>/           Pod.CgroupPath
 //	        clients/outside/                     Client.CgroupPath
 //
 // One process plays all nodes: each sandbox has OS threads that sit in its

@@ -35,6 +35,7 @@ type Server struct {
 	sandbox *Sandbox // nil in a helper process, which just ends
 	closing func() error
 	running sync.WaitGroup
+	udp     *net.UDPConn // nil for streams
 
 	mu    sync.Mutex
 	conns map[net.Conn]struct{} // nil once closed
@@ -157,7 +158,7 @@ func (s *Server) talk(c net.Conn) {
 }
 
 func (s *Server) receive(c *net.UDPConn, answer func(*Server, netip.AddrPort, []byte) []byte) {
-	s.closing = c.Close
+	s.closing, s.udp = c.Close, c
 	s.running.Go(func() {
 		buf, oob := make([]byte, 64<<10), make([]byte, 128)
 		for {
@@ -173,6 +174,24 @@ func (s *Server) receive(c *net.UDPConn, answer func(*Server, netip.AddrPort, []
 			_, _, _ = c.WriteMsgUDPAddrPort(answer(s, peer, buf[:n]), unpin(oob[:nOOB]), peer)
 		}
 	})
+}
+
+// SpeakTo sends a peer an answer that it did not ask for, over its connection if there is one. peer is
+// its address as the server sees it.
+func (s *Server) SpeakTo(peer netip.AddrPort) error {
+	if s.udp != nil {
+		_, err := s.udp.WriteToUDPAddrPort(s.answer(peer), peer)
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		if unmap(c.RemoteAddr().(*net.TCPAddr).AddrPort()) == peer {
+			_, err := c.Write(s.answer(peer))
+			return err
+		}
+	}
+	return fmt.Errorf("%s has no connection from %s", s.Name, peer)
 }
 
 // unpin prepares received packet info for sending: it keeps the source address, and leaves
@@ -233,6 +252,18 @@ func AskConn(ctx context.Context, c net.Conn) (Reply, error) {
 	if _, err := c.Write([]byte("?\n")); err != nil {
 		return Reply{}, err
 	}
+	return hear(c)
+}
+
+// Hear waits for an answer that was not asked for, see SpeakTo.
+func Hear(ctx context.Context, c net.Conn) (Reply, error) {
+	if err := setDeadline(ctx, c, dialTimeout); err != nil {
+		return Reply{}, err
+	}
+	return hear(c)
+}
+
+func hear(c net.Conn) (Reply, error) {
 	var buf [256]byte
 	n := 0
 	for n == 0 || buf[n-1] != '\n' {

@@ -37,6 +37,9 @@ type Options struct {
 	// addresses; if virtual servers send these to the same endpoint, IPVS mixes up the
 	// replies.
 	PortsInTurn bool
+	// Unattached pods have no link, only the address of the plan: the caller attaches them,
+	// as Connect or a CNI plugin does.
+	Unattached bool
 }
 
 // Lab is a set of nodes, pods and clients joined by a fabric.

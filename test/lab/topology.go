@@ -17,6 +17,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
 // Uplink is the device that connects a node, pod or client to the network.
@@ -65,7 +66,9 @@ type Node struct {
 type Pod struct {
 	*Sandbox
 	Node *Node
-	// HostLink is the device at the node's end of the pod's link.
+	// UID is that of the Pod object: its cgroup is named as by kubelet.
+	UID string
+	// HostLink is the device at the node's end of the pod's link, if the lab has attached it.
 	HostLink string
 }
 
@@ -259,14 +262,17 @@ func (n *Node) AddPod(name string) (*Pod, error) {
 		return nil, fmt.Errorf("add pod %s: the address plan ends at %d", name, maxIndex)
 	}
 	i := n.nextP + 1
-	s, err := l.newSandbox(name, filepath.Join(n.kubepods, name))
+	uid := string(uuid.NewUUID()) // other labs on this machine have others
+	s, err := l.newSandbox(name, filepath.Join(n.kubepods, "pod"+uid))
 	if err != nil {
 		return nil, err
 	}
 	n.nextP = i
-	p := &Pod{Sandbox: s, Node: n, HostLink: fmt.Sprintf("pod%d", i)}
+	p := &Pod{Sandbox: s, Node: n, UID: uid, HostLink: fmt.Sprintf("pod%d", i)}
 	p.Addr4, p.Addr6 = host(n.PodPrefix4, i), host(n.PodPrefix6, i)
-	err = n.lead(p.HostLink, p.Sandbox, [2]netip.Addr{n.gateway4, n.gateway6}, [2]netip.Addr{n.Addr4, n.Addr6}, l.opts)
+	if !l.opts.Unattached {
+		err = n.lead(p.HostLink, p.Sandbox, [2]netip.Addr{n.gateway4, n.gateway6}, [2]netip.Addr{n.Addr4, n.Addr6}, l.opts)
+	}
 	if err == nil {
 		err = p.pause(l.opts)
 	}
@@ -333,6 +339,9 @@ func (p *Pod) Close() error {
 		return nil
 	}
 	p.Node.pods = slices.Delete(p.Node.pods, i, i+1)
+	if l.opts.Unattached {
+		return p.shut()
+	}
 	// The kernel removes links of a namespace some time after its end.
 	return errors.Join(p.Node.unlink(p.HostLink), p.shut())
 }

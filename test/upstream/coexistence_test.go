@@ -87,7 +87,7 @@ func (r *runningPair) startOurs(ctx context.Context) error {
 	if err := r.ours.Start(); err != nil {
 		return err
 	}
-	return r.awaitOurs(ctx)
+	return r.awaitMark(ctx, 4*syncTimeout)
 }
 
 func (r *runningPair) End() {
@@ -113,7 +113,11 @@ func (r *runningPair) awaitOurs(ctx context.Context) error {
 		_ = r.ours.Close()
 		return r.startOurs(ctx)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	return r.awaitMark(ctx, syncTimeout)
+}
+
+func (r *runningPair) awaitMark(ctx context.Context, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for range 2 {
 		r.turn++
@@ -147,17 +151,21 @@ func TestCoexistence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if testing.Short() || kernel.IsPart() {
-		list = slices.DeleteFunc(list, func(s *scenarios.Scenario) bool { return !slices.Contains(oftenPlayed, s.Name) })
-	}
 	type play struct {
 		*scenarios.Scenario
 		pair
 	}
+	if testing.Short() || kernel.IsPart() {
+		list = slices.DeleteFunc(list, func(s *scenarios.Scenario) bool { return !slices.Contains(oftenPlayed, s.Name) })
+	}
+	modes := []string{"iptables", "nftables"}
+	t.Run("ipvs", func(t *testing.T) {
+		NeedsIPVS(t, lab.NewT(t).Node("node1"))
+		modes = append(modes, "ipvs")
+	})
 	next := make(chan play)
 	var wg sync.WaitGroup
-	const players = 4 // most of the time they wait
-	for range players {
+	for range Players() {
 		wg.Go(func() {
 			for p := range next {
 				t.Run(p.Mode+"/"+p.preset+"/"+p.Name, func(t *testing.T) { playShared(t, p.Scenario, p.pair) })
@@ -165,7 +173,7 @@ func TestCoexistence(t *testing.T) {
 		})
 	}
 	number := 0
-	for _, mode := range []string{"iptables", "nftables"} {
+	for _, mode := range modes {
 		for _, preset := range []string{config.CoexistSocketLB, config.CoexistNorthSouth} {
 			for _, s := range list {
 				if kernel.Dealt(number) {

@@ -170,31 +170,28 @@ func TestCompatibility(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	page, err := os.ReadFile(compatibilityFile)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var mu sync.Mutex
 	found := map[string]bool{} // rows, and whether they have to be there
 	play := func(t *testing.T, s *scenarios.Scenario) {
-		r := &recorder{TB: t}
-		live.PlayProgram(r, s, Program{Binary: binary, Mode: "iptables"})
+		rows := differences(t, s, binary)
+		for row, always := range rows {
+			if always && !*update && !strings.Contains(string(page), row) {
+				t.Logf("again, since a busy machine loses packets: %s", row)
+				rows = differences(t, s, binary)
+				break
+			}
+		}
 		mu.Lock()
 		defer mu.Unlock()
-		for _, text := range r.errors {
-			d, err := differenceOf(s, text)
-			if err != nil {
-				t.Error(err)
-				continue
-			}
-			row, always := d.row()
-			if row == "" {
-				t.Errorf("no reason is listed for: %s", text)
-			}
-			found[row] = always
-		}
+		maps.Copy(found, rows)
 	}
-	// Most of the time they wait.
-	const players = 4
 	next := make(chan *scenarios.Scenario)
 	var wg sync.WaitGroup
-	for range players {
+	for range Players() {
 		wg.Go(func() {
 			for s := range next {
 				t.Run(s.Name, func(t *testing.T) { play(t, s) })
@@ -214,10 +211,6 @@ func TestCompatibility(t *testing.T) {
 		return
 	}
 	release := strings.TrimPrefix(strings.TrimSpace(string(version)), "Kubernetes ")
-	page, err := os.ReadFile(compatibilityFile)
-	if err != nil {
-		t.Fatal(err)
-	}
 	heading, _, _ := strings.Cut(callsHead, "\n")
 	before, text, ok := strings.Cut(string(page), heading)
 	if text = heading + text; !ok {
@@ -260,4 +253,24 @@ func TestCompatibility(t *testing.T) {
 		}
 	}
 	t.Logf("%d of %d scenarios", len(played), len(list))
+}
+
+// differences plays a scenario, and returns the rows of the table, and whether they have to be there.
+func differences(t *testing.T, s *scenarios.Scenario, binary string) map[string]bool {
+	r := &recorder{TB: t}
+	live.PlayProgram(r, s, Program{Binary: binary, Mode: "iptables"})
+	rows := map[string]bool{}
+	for _, text := range r.errors {
+		d, err := differenceOf(s, text)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		row, always := d.row()
+		if row == "" {
+			t.Errorf("no reason is listed for: %s", text)
+		}
+		rows[row] = always
+	}
+	return rows
 }

@@ -26,18 +26,33 @@ import (
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
 
+// syncTimeout is how long a change may take.
+var syncTimeout = 15 * time.Second * lab.Slower()
+
+// Players is how many scenarios should be played at a time. Most of the time they wait, but on an emulated
+// machine.
+func Players() int {
+	if lab.Slower() > 1 {
+		return 1
+	}
+	return 4
+}
+
 // noSync is the error if a change was not synced in time.
 const noSync = "wait for kube-proxy"
 
 // Program is upstream's kube-proxy as a scenario starts it.
 type Program struct {
 	Binary string
-	// Mode is iptables or nftables.
+	// Mode is iptables, nftables or ipvs.
 	Mode string
 	// Started is called after each start of a process, with the flags that it has in common with
 	// others; optional.
 	Started func(ctx context.Context, node *lab.Node, p *Proxy, flags []string) error
 }
+
+// Network is what the lab needs for the program.
+func (p Program) Network() lab.Options { return lab.Options{PortsInTurn: p.Mode == "ipvs"} }
 
 // Start implements live.Program.
 func (p Program) Start(ctx context.Context, node *lab.Node, config *scenarios.Config, objects []metav1.Object) (live.Proxy, error) {
@@ -51,7 +66,7 @@ func (p Program) Start(ctx context.Context, node *lab.Node, config *scenarios.Co
 // argsOf are the flags for a configuration. What upstream does not have is left out.
 func argsOf(c *scenarios.Config) []string {
 	args := append(slices.Clone(Flags),
-		"--iptables-min-sync-period=50ms",
+		"--iptables-min-sync-period=50ms", "--ipvs-min-sync-period=50ms",
 		"--iptables-localhost-nodeports="+strconv.FormatBool(c.LocalhostNodePorts), "--masquerade-all="+strconv.FormatBool(c.MasqueradeAll),
 		"--nodeport-addresses="+strings.Join(c.NodePortAddresses, ","))
 	if !c.AllowServiceExternalIPs {
@@ -210,7 +225,7 @@ func (r *running) mark() {
 func (r *running) await(ctx context.Context) error {
 	r.turn++
 	r.mark()
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
 	restarts := 0
 	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
@@ -236,17 +251,20 @@ func (r *running) await(ctx context.Context) error {
 }
 
 // marks are the texts that a mark leaves, by family: of its endpoint and its Service.
-var marks = map[string]struct{ save, iptables, nftables string }{
-	"ip":  {"iptables-save", "--to-destination 192.0.2.1:%d\n", "dnat to 192.0.2.1:%d\n"},
-	"ip6": {"ip6tables-save", "--to-destination [2001:db8:192::1]:%d\n", "dnat to [2001:db8:192::1]:%d\n"},
+var marks = map[string]struct{ save, iptables, nftables, destination, server string }{
+	"ip":  {"iptables-save", "--to-destination 192.0.2.1:%d\n", "dnat to 192.0.2.1:%d\n", "-> 192.0.2.1:%d ", "TCP  10.96.254.254:%d "},
+	"ip6": {"ip6tables-save", "--to-destination [2001:db8:192::1]:%d\n", "dnat to [2001:db8:192::1]:%d\n", "-> [2001:db8:192::1]:%d ", "TCP  [fd00:10:96::fefe]:%d "},
 }
 
 // marked says whether the newest mark is programmed.
 func (r *running) marked(ctx context.Context, family string) (bool, error) {
 	mark := marks[family]
 	command, endpoint, service := []string{mark.save, "-t", "nat"}, mark.iptables, " --dport %d -j KUBE-SVC-"
-	if r.Mode == "nftables" {
+	switch r.Mode {
+	case "nftables":
 		command, endpoint, service = []string{"nft", "list", "table", family, "kube-proxy"}, mark.nftables, " . tcp . %d comment "
+	case "ipvs":
+		command, endpoint, service = []string{"ipvsadm", "-Ln"}, mark.destination, mark.server
 	}
 	text, err := r.node.Command(ctx, command[0], command[1:]...).Output()
 	return strings.Contains(string(text), fmt.Sprintf(endpoint, r.turn)) && strings.Contains(string(text), fmt.Sprintf(service, r.turn)), err

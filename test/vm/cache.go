@@ -44,7 +44,7 @@ type parts struct {
 
 // parts downloads parts that are missing, or all of them to update them.
 func (c *Cache) parts(ctx context.Context, k Kernel, update bool) (p parts, err error) {
-	userland, err := c.made(ctx, "userland", update, func(ctx context.Context, dir string) error {
+	userland, err := c.made(ctx, "userland-"+userlandVersion(), update, func(ctx context.Context, dir string) error {
 		f, err := os.Create(filepath.Join(dir, "userland.cpio"))
 		if err != nil {
 			return err

@@ -42,7 +42,8 @@ type end struct {
 	Boot, Run time.Duration
 }
 
-// outputs returns the files that a test binary must write, as absolute paths.
+// outputs returns the files that a test binary must write, as absolute paths: those of go test, and
+// of the flag -record of test/hosts.
 func outputs(args []string, dir string) []string {
 	var list []string
 	below := dir
@@ -58,7 +59,7 @@ func outputs(args []string, dir string) []string {
 			continue
 		}
 		switch {
-		case name == "-test.gocoverdir":
+		case name == "-test.gocoverdir", name == "-record":
 			list = append(list, absolute(value, dir))
 		case name == "-test.testlogfile", name == "-test.trace", strings.HasPrefix(name, "-test.") && strings.HasSuffix(name, "profile"):
 			list = append(list, absolute(value, below))

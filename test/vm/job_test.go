@@ -19,6 +19,7 @@ func TestOutputs(t *testing.T) {
 	for _, test := range []struct{ args, want string }{
 		{"x.test -test.run=TestA -test.timeout=10m0s -test.v=true", ""},
 		{"x.test -test.testlogfile=/build/log -test.gocoverdir=/build/cover -test.coverprofile=c.out", "/build/log /build/cover /pkg/c.out"},
+		{"x.test -test.run=TestA -record=testdata/results.txt", "/pkg/testdata/results.txt"},
 		{"x.test -test.cpuprofile=cpu -test.memprofile=/m -test.trace=t -test.outputdir=../out", "/out /out/cpu /m /out/t"},
 	} {
 		got := strings.Join(outputs(strings.Fields(test.args), "/pkg"), " ")

@@ -7,6 +7,8 @@ package vm
 import (
 	"archive/tar"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -20,7 +22,7 @@ const userlandSuite = "bookworm"
 
 // userlandPackages are the programs of tests, and of people who inspect a machine.
 var userlandPackages = []string{
-	"iptables", "ipset", "ipvsadm", "nftables", "conntrack", "iproute2", "ethtool", "iputils-ping",
+	"iptables", "ipset", "ipvsadm", "nftables", "conntrack", "iproute2", "ethtool", "iputils-ping", "wireguard-tools",
 	// busybox is for modprobe and commands that no other package has. Its shell prefers its own
 	// commands to those above, so there is another shell.
 	"busybox-static", "dash", "bash", "procps",
@@ -52,6 +54,12 @@ var userlandTexts = [][2]string{
 	{"etc/hosts", "127.0.0.1 localhost vm\n::1 localhost\n"},
 	{"etc/hostname", "vm\n"},
 	{"etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\nprotocols: files\nservices: files\n"},
+}
+
+// userlandVersion changes with what the guest's root directory consists of.
+func userlandVersion() string {
+	sum := sha256.Sum256(fmt.Append(nil, userlandSuite, userlandPackages, userlandWithout, userlandLinks, userlandTexts))
+	return hex.EncodeToString(sum[:4])
 }
 
 // buildUserland writes the guest's root directory.

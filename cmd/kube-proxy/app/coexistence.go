@@ -25,12 +25,14 @@ func (h *host) isShared() bool { return h.config.Tandem.Coexistence.Enabled() }
 var (
 	errNoPackets   = errors.New("the kernel lacks features that eBPF programs need to translate packets")
 	errPodsLeftOut = errors.New("sockets of pods are not served (ebpf.socketLB: host)")
+	errIPsec       = errors.New("this node has policies of IPsec, which packets that eBPF programs redirect would bypass")
 	errClients     = errors.New("left to the other kube-proxy: the clients are not among coexistence.clients")
 )
 
 // leftClients are the reasons why programs do not serve clients, by origin; nil for those that
 // they serve.
-func leftClients(c *config.Config, report *capabilities.Report) (reasons [proxier.Origins]error) {
+func (h *host) leftClients() (reasons [proxier.Origins]error) {
+	c := h.config
 	if x := &c.Tandem.Coexistence; x.Enabled() {
 		for o, served := range x.Share().Clients {
 			if !served {
@@ -41,8 +43,11 @@ func leftClients(c *config.Config, report *capabilities.Report) (reasons [proxie
 	if reasons[proxier.FromPod] == nil && c.Tandem.EBPF.SocketLB == config.SocketLBHost {
 		reasons[proxier.FromPod] = errPodsLeftOut
 	}
-	if missing := missingForPackets(report); reasons[proxier.FromOutside] == nil && len(missing) > 0 {
+	if missing := missingForPackets(&h.report); reasons[proxier.FromOutside] == nil && len(missing) > 0 {
 		reasons[proxier.FromOutside] = fmt.Errorf("%w: %s", errNoPackets, strings.Join(missing, ", "))
+	}
+	if reasons[proxier.FromOutside] == nil && h.hasIPsec {
+		reasons[proxier.FromOutside] = errIPsec
 	}
 	return reasons
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/kernel/devices"
+	"github.com/tandem-proxy/tandem/observe/health"
 	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
@@ -62,6 +63,12 @@ func (d *ebpfDatapath) run(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() { d.followUplinks(ctx) })
 	wg.Go(func() { d.programs.Run(ctx) })
+	if d.optOuts != nil && d.left[proxier.FromPod] == nil {
+		wg.Go(func() { d.optOuts(ctx, d.programs.SetOptOuts) })
+	}
+	if d.rules != nil {
+		wg.Go(func() { d.rules.Run(ctx) })
+	}
 	wg.Wait()
 }
 
@@ -100,6 +107,9 @@ func (d *ebpfDatapath) refused(decision *proxier.Decision, f *proxier.Frontend, 
 	if err := why(decision, f); err != nil {
 		return err
 	}
+	if why := f.LeftOf(o); why != "" {
+		return errors.New(why)
+	}
 	return d.left[o]
 }
 
@@ -123,6 +133,20 @@ func (d *ebpfDatapath) isUnplaced(decision *proxier.Decision) bool {
 	_, unplaced := d.programs.Unplaced()[decision.Index()]
 	return unplaced
 }
+
+// checks is one condition for each uplink: its programs are attached, and no other runs first.
+func (d *ebpfDatapath) checks() (list []health.Check) {
+	for _, u := range d.programs.Uplinks() {
+		c := health.Check{Name: "uplink-" + u.Name, OK: u.Err == nil}
+		if u.Err != nil {
+			c.Detail = u.Err.Error()
+		}
+		list = append(list, c)
+	}
+	return list
+}
+
+func (d *ebpfDatapath) foreignPrograms() []string { return d.programs.ForeignPrograms() }
 
 func (d *ebpfDatapath) detail(e *proxier.Explanation) string {
 	switch unplaced := len(d.programs.Unplaced()); {

@@ -6,10 +6,6 @@ import (
 	"net"
 	"strconv"
 
-	ciliumebpf "github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/features"
-
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/tc"
@@ -21,12 +17,14 @@ import (
 )
 
 // ebpfOptions are what the configuration says, without what the kernel lacks.
-func ebpfOptions(c *config.Config, report *capabilities.Report) (opts ebpf.Options, err error) {
+func (h *host) ebpfOptions() (opts ebpf.Options, err error) {
+	c := h.config
 	e := &c.Tandem.EBPF
 	opts = ebpf.Options{
 		Sizes: ebpfSizes(e), Shared: c.Tandem.Coexistence.Enabled(), ProcRoot: e.ProcRoot,
 		ResetRemoved: e.ResetRemovedBackends, PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, Timeouts: flowTimeouts(c),
 	}
+	deriveFlowSizes(&opts.Sizes, conntrackLimit(conntrackSettings(c)), machineMemory())
 	nodePorts, err := config.ParsePortRange(e.NodePortRange)
 	if err != nil {
 		return opts, err // validated before
@@ -34,10 +32,10 @@ func ebpfOptions(c *config.Config, report *capabilities.Report) (opts ebpf.Optio
 	opts.NodePortRange = datapath.PortRange(nodePorts)
 	opts.YieldGrace = e.YieldGracePeriod.Duration
 	opts.Ports = successor.Ports{Health: serverPort(c.KubeProxy.HealthzBindAddress), Metrics: serverPort(c.KubeProxy.MetricsBindAddress)}
-	for o, why := range leftClients(c, report) {
+	for o, why := range h.leftClients() {
 		opts.Left[o] = why != nil
 	}
-	disableMissing(&opts, report)
+	disableMissing(&opts, &h.report)
 	return opts, nil
 }
 
@@ -111,8 +109,9 @@ func disableMissing(o *ebpf.Options, report *capabilities.Report) {
 	disable(&o.NoSetRetval, capabilities.SetRetval)
 	disable(&o.NoGetpeername, capabilities.Getpeername4, capabilities.Getpeername6)
 	disable(&o.NoFIBSource, capabilities.FIBSource)
+	disable(&o.NoLoop, capabilities.Loop)
+	disable(&o.NoHold, capabilities.NetfilterHook)
 	o.NoConntrack = o.NoConntrack || isAbsent(report, capabilities.ConntrackLookup)
-	o.NoLoop = o.NoLoop || features.HaveProgramHelper(ciliumebpf.SchedCLS, asm.FnLoop) != nil
 	if o.TC == tc.TCX && !report.Has(capabilities.TCX) {
 		o.TC = tc.Clsact
 	}

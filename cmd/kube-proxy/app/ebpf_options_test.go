@@ -22,12 +22,14 @@ import (
 // of the tier can be configured.
 func TestEBPFDefaults(t *testing.T) {
 	c := config.New()
-	opts, err := ebpfOptions(c, &capabilities.Report{})
+	opts, err := (&host{config: c}).ebpfOptions()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := lbmap.DefaultSizes(); opts.Sizes != want {
-		t.Errorf("sizes %+v, want %+v", opts.Sizes, want)
+	defaults := lbmap.DefaultSizes()
+	defaults.TCPFlows, defaults.UDPFlows, defaults.YoungFlows = opts.Sizes.TCPFlows, opts.Sizes.UDPFlows, opts.Sizes.YoungFlows // TestDeriveFlowSizes
+	if opts.Sizes != defaults {
+		t.Errorf("sizes %+v, want %+v", opts.Sizes, defaults)
 	}
 	// Timeouts that are 0 in the configuration leave the tier's default in force.
 	want := flowtable.DefaultTimeouts()
@@ -60,13 +62,13 @@ func TestDisableMissing(t *testing.T) {
 		{"no tcx", report(capabilities.TCX, no), ebpf.Options{TC: tc.Clsact}},
 		{"modules not loaded", report(capabilities.TCX, no, capabilities.Clsact, unsure, capabilities.ConntrackLookup, unsure), ebpf.Options{TC: tc.Clsact}},
 		{"no kfunc", report(capabilities.ConntrackLookup, no), ebpf.Options{NoConntrack: true}},
+		{"Linux 5.15", report(capabilities.Loop, no, capabilities.NetfilterHook, no), ebpf.Options{NoLoop: true, NoHold: true}},
 		{"one of a pair", report(capabilities.Getpeername6, no), ebpf.Options{NoGetpeername: true}},
 		{"probe without answer", report(capabilities.SetRetval, unsure), ebpf.Options{NoSetRetval: true}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var got ebpf.Options
 			disableMissing(&got, test.report)
-			got.NoLoop = false // this kernel was asked
 			if !reflect.DeepEqual(got, test.want) {
 				t.Errorf("got %+v, want %+v", got, test.want)
 			}
@@ -78,7 +80,7 @@ func TestDisableMissing(t *testing.T) {
 func reportOf(states ...any) *capabilities.Report {
 	r := &capabilities.Report{}
 	for _, f := range append([]capabilities.Feature{capabilities.TCX, capabilities.Clsact, capabilities.ConntrackLookup, capabilities.SetRetval,
-		capabilities.Getpeername4, capabilities.Getpeername6, capabilities.FIBSource}, packetFeatures...) {
+		capabilities.Getpeername4, capabilities.Getpeername6, capabilities.FIBSource, capabilities.Loop, capabilities.NetfilterHook}, packetFeatures...) {
 		state := capabilities.Yes
 		if at := slices.Index(states, any(f)); at >= 0 {
 			state = states[at+1].(capabilities.State)
@@ -95,27 +97,31 @@ func TestLeftClients(t *testing.T) {
 		return func(c *config.Config) { c.Tandem.Coexistence.Preset = preset }
 	}
 	for _, test := range []struct {
-		name   string
-		change func(*config.Config)
-		report *capabilities.Report
-		want   [proxier.Origins]error
+		name     string
+		change   func(*config.Config)
+		report   *capabilities.Report
+		hasIPsec bool
+		want     [proxier.Origins]error
 	}{
-		{"nothing", func(*config.Config) {}, reportOf(), [proxier.Origins]error{}},
-		{"no tcx and no clsact", func(*config.Config) {}, reportOf(capabilities.TCX, no, capabilities.Clsact, no), [proxier.Origins]error{proxier.FromOutside: errNoPackets}},
-		{"no atomics", func(*config.Config) {}, reportOf(capabilities.Atomics, no), [proxier.Origins]error{proxier.FromOutside: errNoPackets}},
-		{"sockets of the host alone", func(c *config.Config) { c.Tandem.EBPF.SocketLB = config.SocketLBHost }, reportOf(), [proxier.Origins]error{proxier.FromPod: errPodsLeftOut}},
-		{"socket-lb", shared(config.CoexistSocketLB), reportOf(capabilities.Atomics, no), [proxier.Origins]error{proxier.FromOutside: errClients}},
-		{"north-south", shared(config.CoexistNorthSouth), reportOf(), [proxier.Origins]error{proxier.FromPod: errClients, proxier.FromHost: errClients}},
+		{"nothing", func(*config.Config) {}, reportOf(), false, [proxier.Origins]error{}},
+		{"no tcx and no clsact", func(*config.Config) {}, reportOf(capabilities.TCX, no, capabilities.Clsact, no), false, [proxier.Origins]error{proxier.FromOutside: errNoPackets}},
+		{"no atomics", func(*config.Config) {}, reportOf(capabilities.Atomics, no), false, [proxier.Origins]error{proxier.FromOutside: errNoPackets}},
+		{"sockets of the host alone", func(c *config.Config) { c.Tandem.EBPF.SocketLB = config.SocketLBHost }, reportOf(), false, [proxier.Origins]error{proxier.FromPod: errPodsLeftOut}},
+		{"IPsec", func(*config.Config) {}, reportOf(), true, [proxier.Origins]error{proxier.FromOutside: errIPsec}},
+		{"socket-lb and IPsec", shared(config.CoexistSocketLB), reportOf(), true, [proxier.Origins]error{proxier.FromOutside: errClients}},
+		{"socket-lb", shared(config.CoexistSocketLB), reportOf(capabilities.Atomics, no), false, [proxier.Origins]error{proxier.FromOutside: errClients}},
+		{"north-south", shared(config.CoexistNorthSouth), reportOf(), false, [proxier.Origins]error{proxier.FromPod: errClients, proxier.FromHost: errClients}},
 		{"a list", func(c *config.Config) {
 			c.Tandem.Coexistence.Clients = []string{config.CoexistHost, config.CoexistExternal}
-		}, reportOf(capabilities.Atomics, no),
+		}, reportOf(capabilities.Atomics, no), false,
 			[proxier.Origins]error{proxier.FromPod: errClients, proxier.FromOutside: errNoPackets}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := config.New()
 			test.change(c)
-			got := leftClients(c, test.report)
-			opts, err := ebpfOptions(c, test.report)
+			h := &host{config: c, report: *test.report, hasIPsec: test.hasIPsec}
+			got := h.leftClients()
+			opts, err := h.ebpfOptions()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -28,6 +28,7 @@ type facts struct {
 	serviceCIDRs nodefacts.ServiceCIDRs
 	uplinks      *devices.Watcher // for the programs on them
 	origins      *devices.Watcher // of the same, for the facts
+	filters      *filters         // nil where no program translates packets
 	known        proxier.Facts    // when the proxier starts
 	nodeIP       atomic.Bool      // the node has an address of its own
 	pods         atomic.Bool      // pods can be told from others as the configuration has it
@@ -48,6 +49,9 @@ func (f *facts) start(ctx context.Context) {
 	f.setNodeIPs(&f.known)
 	if u, err := f.origins.List(); err == nil { // otherwise, followUplinks tries again
 		f.known.Uplinks = deviceNames(u.Devices)
+	}
+	if f.filters != nil {
+		f.filters.list(ctx, &f.known)
 	}
 	var err error
 	if f.known.LocalAddrs, err = f.addresses.List(); err != nil {
@@ -127,6 +131,13 @@ func (f *facts) follow(ctx context.Context, px *proxier.Proxier) {
 	f.addresses.Watch(ctx, func(list []netip.Addr) {
 		px.UpdateFacts(func(known *proxier.Facts) { known.LocalAddrs = list })
 	})
+}
+
+// followFilters keeps the rules that filter before DNAT up to date until ctx is done.
+func (f *facts) followFilters(ctx context.Context, px *proxier.Proxier) {
+	if f.filters != nil {
+		f.filters.follow(ctx, px)
+	}
 }
 
 // followUplinks keeps the names of the uplinks up to date until ctx is done.

@@ -15,11 +15,10 @@ import (
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/devices"
+	"github.com/tandem-proxy/tandem/kernel/hostfilter"
 	"github.com/tandem-proxy/tandem/kernel/sysctl"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/writer"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
-	"github.com/tandem-proxy/tandem/proxier/placement"
 	"github.com/tandem-proxy/tandem/sources/apiserver"
 	"github.com/tandem-proxy/tandem/sources/manifests"
 	"github.com/tandem-proxy/tandem/sources/nodefacts"
@@ -105,7 +104,8 @@ type Mode struct {
 
 // Probe finds out what the kernel can do, and which mode would run. Decision.Err is set if none
 // could; the functions are nil then.
-func (f *Forecast) Probe(ctx context.Context, rules *proxier.NodeRules) (*Mode, error) {
+// The table is that of Follow, with all objects; nil if they are not known.
+func (f *Forecast) Probe(ctx context.Context, table *proxier.Table) (*Mode, error) {
 	var err error
 	if f.host, err = probeHost(ctx, f.opts); err != nil {
 		return nil, err
@@ -116,7 +116,10 @@ func (f *Forecast) Probe(ctx context.Context, rules *proxier.NodeRules) (*Mode, 
 		return mode, nil
 	}
 	m := named(all, mode.Decision.Mode)
-	forecast := m.forecast(rules)
+	if table == nil {
+		table = proxier.NewTable(proxier.Facts{}, proxier.Policy{})
+	}
+	forecast := m.forecast(table)
 	mode.Settings, mode.SettingsErr = forecast.settings, forecast.settingsErr
 	if !f.host.isShared() {
 		changes, err := conntrackSettings(f.opts.Config).Changes(kernelSettings)
@@ -149,6 +152,10 @@ func (f *Forecast) Follow(ctx context.Context, tier proxier.Tier, reporter proxi
 	var err error
 	if facts.LocalAddrs, err = addresses.List(); err != nil {
 		return err
+	}
+	if f.host != nil && !f.opts.Config.Tandem.EBPF.IgnoreHostFilters {
+		all, _ := hostfilter.Read(ctx) // preflight tells what it could not read
+		setFilters(&facts, all)
 	}
 	px, err := proxier.New(proxier.Options{
 		NodeName: f.Node, Tier: tier, Facts: facts, Policy: f.settings.Policy, NodeFacts: f.settings.FromNode,
@@ -204,25 +211,24 @@ func (f *forecast) loopbackNodePorts(rules *proxier.NodeRules) {
 	}
 }
 
-func (m *ebpfMode) forecast(*proxier.NodeRules) (f forecast) {
-	left, share, rest := leftClients(m.config, &m.report), m.config.Tandem.Coexistence.Share(), capabilities.Mode("")
+func (m *ebpfMode) forecast(table *proxier.Table) (f forecast) {
+	left, rest := m.leftClients(), capabilities.Mode("")
 	switch {
 	case m.isShared():
 		rest = foreign
 	case len(fallbackModes(m.config)) > 0 && m.report.Has(capabilities.IPTables):
 		rest = capabilities.ModeIPTables
 	}
-	refused := func(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) error {
-		switch {
-		case m.isShared() && !share.Has(f.Kind):
-			return placement.ErrForeign
-		case d.OptedOut && rest != "":
-			return placement.ErrOptedOut
-		}
-		return errors.Join(writer.Supports(d), left[o])
-	}
+	refused := m.simulate(table, rest == "")
 	f.serves = func(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) serving {
-		if err := refused(d, f, o); err != nil {
+		err := refused(d, f)
+		if why := f.LeftOf(o); err == nil && why != "" {
+			err = errors.New(why)
+		}
+		if err == nil {
+			err = left[o]
+		}
+		if err != nil {
 			return serving{by: rest, refused: err}
 		}
 		return serving{by: capabilities.ModeEBPF, bySocket: o != proxier.FromOutside}
@@ -240,17 +246,18 @@ func (m *ebpfMode) forecast(*proxier.NodeRules) (f forecast) {
 	return f
 }
 
-func (m *iptablesMode) forecast(rules *proxier.NodeRules) (f forecast) {
+func (m *iptablesMode) forecast(table *proxier.Table) (f forecast) {
 	f.serves = func(*proxier.Decision, *proxier.Frontend, proxier.Origin) serving {
 		return serving{by: capabilities.ModeIPTables}
 	}
-	f.loopbackNodePorts(rules)
+	rules := table.NodeRules()
+	f.loopbackNodePorts(&rules)
 	return f
 }
 
-func (m *ipvsMode) forecast(rules *proxier.NodeRules) (f forecast) {
-	opts := ipvsOptions(m.config)
-	refuses, err := ipvs.Refuses(opts, rules)
+func (m *ipvsMode) forecast(table *proxier.Table) (f forecast) {
+	opts, rules := ipvsOptions(m.config), table.NodeRules()
+	refuses, err := ipvs.Refuses(opts, &rules)
 	f.serves = func(d *proxier.Decision, frontend *proxier.Frontend, _ proxier.Origin) serving {
 		if why := refuses(d, frontend); why != nil {
 			return serving{by: capabilities.ModeIPTables, refused: why}
@@ -259,7 +266,7 @@ func (m *ipvsMode) forecast(rules *proxier.NodeRules) (f forecast) {
 	}
 	f.settings, f.settingsErr = ipvs.Changes(opts)
 	f.settingsErr = errors.Join(err, f.settingsErr)
-	f.loopbackNodePorts(rules)
+	f.loopbackNodePorts(&rules)
 	f.notTried = "whether virtual servers, ipsets and device kube-ipvs0 can be created: kube-proxy tries it when it starts, and falls back if that fails"
 	return f
 }

@@ -12,9 +12,11 @@ import (
 	"strconv"
 
 	"k8s.io/component-base/featuregate"
+	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/kernel/xfrm"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
@@ -31,6 +33,8 @@ type host struct {
 	// reason cgroupErr.
 	cgroup    string
 	cgroupErr error
+	// hasIPsec says that policies of IPsec act on packets that leave this node.
+	hasIPsec bool
 }
 
 // probeHost finds out what the kernel can do.
@@ -38,6 +42,10 @@ func probeHost(ctx context.Context, o *Options) (*host, error) {
 	h := &host{config: o.Config, gate: o.gate}
 	h.cgroup, h.cgroupErr = h.cgroupRoot()
 	h.report = capabilities.Probe(ctx, capabilities.Options{CgroupRoot: h.cgroup, Mask: o.mask})
+	var err error
+	if h.hasIPsec, err = xfrm.Acts(); err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot find out whether this node has policies of IPsec", "reason", err.Error())
+	}
 	return h, ctx.Err()
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/kernel/devices"
+	"github.com/tandem-proxy/tandem/observe/health"
 	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
@@ -39,7 +40,7 @@ type mode interface {
 	uses(other capabilities.Mode) bool
 
 	// forecast says what the mode would do if it was opened. It changes nothing.
-	forecast(*proxier.NodeRules) forecast
+	forecast(*proxier.Table) forecast
 	// check tries what capability probes cannot tell. It leaves nothing in the kernel.
 	check(context.Context) error
 	// initialize changes the kernel settings that take more privileges than the rest
@@ -72,6 +73,11 @@ type activeMode interface {
 	serves(*proxier.Decision, *proxier.Frontend, proxier.Origin) serving
 	// isUnplaced says that nothing serves a service port, since tables are full.
 	isUnplaced(*proxier.Decision) bool
+	// checks are conditions of readiness besides probes of Services.
+	checks() []health.Check
+	// foreignPrograms are programs of others that can refuse connections of sockets which
+	// this datapath serves.
+	foreignPrograms() []string
 	// detail is what an explanation adds about a frontend that this datapath serves.
 	detail(*proxier.Explanation) string
 	// hasMaps says that tandemctl reads from the kernel what this datapath serves.
@@ -98,6 +104,11 @@ type parts struct {
 	rules    iptables.Observer
 	flows    *staleudp.Reconciler
 	uplinks  *devices.Watcher
+	// repaired is told of kernel state that others removed and that was restored.
+	repaired func(proxier.Repair)
+	// optOuts tells, until ctx is done, which pods opt out of socket load balancing; nil where nothing
+	// can know.
+	optOuts func(ctx context.Context, tell func(proxier.OptOuts))
 	// waiting is called once if another process has to end first.
 	waiting func()
 }
@@ -192,8 +203,9 @@ func texts(reasons []capabilities.Reason) []string {
 // plain is the part of a datapath that most do not need.
 type plain struct{}
 
-func (plain) run(context.Context)                      {}
 func (plain) isUnplaced(*proxier.Decision) bool        { return false }
+func (plain) checks() []health.Check                   { return nil }
+func (plain) foreignPrograms() []string                { return nil }
 func (plain) detail(*proxier.Explanation) string       { return "" }
 func (plain) hasMaps() bool                            { return false }
 func (plain) tables() (metrics.Tables, bool)           { return metrics.Tables{}, false }

@@ -53,7 +53,7 @@ func (m *ebpfMode) open(ctx context.Context, p *parts) (activeMode, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &ebpfDatapath{host: m.host, parts: p, programs: programs, left: leftClients(m.config, &m.report), logger: klog.FromContext(ctx)}
+	d := &ebpfDatapath{host: m.host, parts: p, programs: programs, left: m.leftClients(), logger: klog.FromContext(ctx)}
 	if m.isShared() {
 		logShare(ctx, m.host, d.left)
 		d.placed = placement.NewShared(programs, m.config.Tandem.Coexistence.Share())
@@ -95,11 +95,11 @@ func (m *ebpfMode) openPrograms(ctx context.Context, p *parts) (*ebpf.Tier, erro
 	if m.cgroup == "" {
 		return nil, m.cgroupErr
 	}
-	opts, err := ebpfOptions(m.config, &m.report)
+	opts, err := m.ebpfOptions()
 	if err != nil {
 		return nil, err
 	}
-	opts.CgroupRoot, opts.Reporter = m.cgroup, p.reporter
+	opts.CgroupRoot, opts.Reporter, opts.Repaired = m.cgroup, p.reporter, p.repaired
 	if err := reserveNodePortRange(ctx, m.host); err != nil {
 		logger.Error(err, "Cannot reserve the NodePort range; outgoing connections of this host may get source ports in it", "nodePortRange", opts.NodePortRange)
 	}

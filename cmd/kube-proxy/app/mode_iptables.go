@@ -96,7 +96,7 @@ func ruleOptions(ctx context.Context, h *host, p *parts) (iptables.Options, erro
 	}
 	bit := h.config.Rules().MasqueradeBit
 	return iptables.Options{
-		Tools: tools, Reporter: p.reporter, Observer: p.rules, MasqueradeBit: &bit,
+		Tools: tools, Reporter: p.reporter, Repaired: p.repaired, Observer: p.rules, MasqueradeBit: &bit,
 		KeepInvalid: h.config.KubeProxy.Conntrack.TCPBeLiberal || liberalConntrack(),
 	}, nil
 }
@@ -154,6 +154,8 @@ type iptablesDatapath struct {
 
 func (d *iptablesDatapath) tier() proxier.Tier { return d.rules }
 func (d *iptablesDatapath) close() error       { return d.rules.Close() }
+
+func (d *iptablesDatapath) run(ctx context.Context) { d.rules.Run(ctx) }
 
 func (d *iptablesDatapath) serves(decision *proxier.Decision, f *proxier.Frontend, _ proxier.Origin) serving {
 	if why := d.rules.Supports(decision, f); why != nil {

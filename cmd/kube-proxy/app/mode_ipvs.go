@@ -164,6 +164,8 @@ type ipvsDatapath struct {
 func (d *ipvsDatapath) tier() proxier.Tier { return staleudp.Beside(d.servers, d.flows) }
 func (d *ipvsDatapath) close() error       { return d.servers.Close() }
 
+func (d *ipvsDatapath) run(ctx context.Context) { d.servers.Run(ctx) }
+
 func (d *ipvsDatapath) serves(decision *proxier.Decision, f *proxier.Frontend, _ proxier.Origin) serving {
 	switch refused := d.servers.Why(decision, f); {
 	case refused == nil:

@@ -59,6 +59,8 @@ type proxy struct {
 	explain  explainer
 	facts    facts
 	configz  *configz.Config
+	resync   resync
+	round    uint64 // of probes, which run one at a time
 
 	// mu is held while a server uses the datapath, so that it is not closed meanwhile.
 	mu     sync.Mutex
@@ -177,12 +179,16 @@ func (p *proxy) program(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	parts := &parts{
 		reporter: p.problems, rules: p.metrics, flows: p.flows, uplinks: p.facts.uplinks,
+		repaired: func(r proxier.Repair) { p.repaired(ctx, r) },
 		waiting: func() { // objects would pile up
 			if p.source != nil {
 				p.source.stop()
 				p.source = nil
 			}
 		},
+	}
+	if p.client != nil && p.opts.nodeName != "" {
+		parts.optOuts = p.followOptOuts
 	}
 	other := p.newOtherProxy()
 	if err := other.await(ctx, parts.waiting); err != nil {
@@ -200,6 +206,9 @@ func (p *proxy) program(ctx context.Context) error {
 		}
 	}()
 
+	if open.hasMaps() && !p.opts.Config.Tandem.EBPF.IgnoreHostFilters {
+		p.facts.filters = &filters{reporter: p.problems, count: p.metrics.HostFilters}
+	}
 	p.facts.start(ctx)
 	left := leftoversOf(p.mode, p.host, parts)
 	left.replace(ctx)
@@ -213,6 +222,7 @@ func (p *proxy) program(ctx context.Context) error {
 	}
 	p.metrics.SetChanges(px.Tracker().Counts)
 	p.explain.next = px.Table()
+	p.resync.use(px.RequestFull)
 
 	group, ctx := errgroup.WithContext(ctx)
 	handler := p.metrics.Handler(&nodeToBoth{
@@ -230,6 +240,10 @@ func (p *proxy) program(ctx context.Context) error {
 	group.Go(func() error { p.facts.awaitPodCIDRs(ctx, clock.RealClock{}, p.problems); return nil })
 	group.Go(func() error { p.facts.follow(ctx, px); return nil })
 	group.Go(func() error { p.facts.followUplinks(ctx, px); return nil })
+	group.Go(func() error { p.facts.followFilters(ctx, px); return nil })
+	if p.mode.name() == capabilities.ModeEBPF {
+		group.Go(func() error { return p.host.awaitIPsec(ctx) })
+	}
 	group.Go(func() error { left.run(ctx); return nil })
 	group.Go(func() error { other.follow(ctx); return nil })
 	group.Go(func() error { open.run(ctx); return nil })

@@ -10,6 +10,10 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/health"
@@ -44,8 +48,8 @@ func (c *candidate) compare(o *candidate) int {
 const maxTries = 3
 
 // candidates are the frontends that cost least, some for each datapath and family that has
-// any with an endpoint, the best first.
-func candidates(open activeMode, node string, table *proxier.Table) map[probed][]candidate {
+// any with an endpoint, the best first. Each round has others of the same cost.
+func candidates(open activeMode, node string, round uint64, table *proxier.Table) map[probed][]candidate {
 	chosen := map[probed][]candidate{}
 	for _, c := range table.All() {
 		d := c.New
@@ -55,14 +59,14 @@ func candidates(open activeMode, node string, table *proxier.Table) map[probed][
 		for i := range d.Frontends {
 			f := &d.Frontends[i]
 			set := f.Routes[proxier.FromHost].Set
-			if f.Kind.External() || f.Conflict != nil || d.Size(set) == 0 {
+			if f.Kind.External() || f.Conflict != nil || d.Size(set) == 0 || f.LeftOf(proxier.FromHost) != "" {
 				continue
 			}
 			s := open.serves(d, f, proxier.FromHost)
 			if s.by == "" || s.by == foreign || !s.bySocket && d.Name.Protocol != proxier.TCP {
 				continue // a probe of UDP by packets would send endpoints datagrams they do not expect
 			}
-			next := candidate{name: d.Name.String(), cost: costOf(d, s.bySocket), lot: lotOf(node, d)}
+			next := candidate{name: d.Name.String(), cost: costOf(d, s.bySocket), lot: lotOf(node, round, d)}
 			is := probed{s.by, s.bySocket, proxier.FamilyOf(f.Addr.Addr())}
 			at, _ := slices.BinarySearchFunc(chosen[is], next, func(a, b candidate) int { return a.compare(&b) })
 			if at == maxTries {
@@ -92,10 +96,10 @@ func costOf(d *proxier.Decision, bySocket bool) (cost int) {
 	return cost
 }
 
-// lotOf spreads the nodes over Services.
-func lotOf(node string, d *proxier.Decision) uint32 {
+// lotOf spreads nodes and rounds over Services.
+func lotOf(node string, round uint64, d *proxier.Decision) uint32 {
 	h := fnv.New32a()
-	_, _ = fmt.Fprint(h, node, " ", d.Name, " ", d.Name.Protocol) // never fails
+	_, _ = fmt.Fprint(h, node, " ", round, " ", d.Name, " ", d.Name.Protocol) // never fails
 	return h.Sum32()
 }
 
@@ -111,24 +115,36 @@ func backendsOf(d *proxier.Decision, set proxier.Set) (list []netip.AddrPort) {
 // probe is health.ReadinessOptions.Probe.
 func (p *proxy) probe(ctx context.Context) (list []health.Check) {
 	table := p.explain.table.Load()
-	var all map[probed][]candidate
-	p.withActive(func(open activeMode) {
-		if table != nil {
-			all = candidates(open, p.opts.nodeName, table)
-		}
-	})
 	if table == nil {
 		return []health.Check{{Name: "probe", Detail: "nothing is programmed yet"}}
 	}
+	var all map[probed][]candidate
+	var foreign []string
+	p.round++
+	p.withActive(func(open activeMode) {
+		list = open.checks()
+		all = candidates(open, p.opts.nodeName, p.round, table)
+		foreign = open.foreignPrograms()
+	})
+	failed := slices.ContainsFunc(list, func(c health.Check) bool { return !c.OK })
 	for _, is := range slices.SortedFunc(maps.Keys(all), func(a, b probed) int { return cmp.Compare(a.String(), b.String()) }) {
-		list = append(list, check(ctx, is, all[is]))
+		result, first := check(ctx, is, all[is])
+		if !result.OK && is.bySocket && len(foreign) > 0 {
+			result.Detail += "; programs of others on the cgroup may be the cause: " + strings.Join(foreign, ", ")
+		}
+		if first != nil {
+			failed = true
+			klog.FromContext(ctx).V(2).Info("A probe of a Service failed", "datapath", is.String(), "frontend", all[is][0].frontend.Addr, "service", all[is][0].name, "err", first)
+		}
+		list = append(list, result)
 	}
+	p.resync.probed(ctx, failed, time.Now())
 	return list
 }
 
 // check dials until a frontend leads to an endpoint. If none does, it returns the first
-// failure.
-func check(ctx context.Context, is probed, candidates []candidate) (first health.Check) {
+// failure. It also returns why the first frontend did not, whatever the others did.
+func check(ctx context.Context, is probed, candidates []candidate) (result health.Check, first error) {
 	dial := selfprobe.ByPackets
 	if is.bySocket {
 		dial = selfprobe.BySocket
@@ -139,11 +155,11 @@ func check(ctx context.Context, is probed, candidates []candidate) (first health
 		if err == nil {
 			check.OK = true
 			check.Detail += " leads to " + to.String()
-			return check
+			return check, first
 		}
 		if check.Detail += ": " + err.Error(); i == 0 {
-			first = check
+			result, first = check, err
 		}
 	}
-	return first
+	return result, first
 }

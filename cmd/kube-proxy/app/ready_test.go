@@ -33,7 +33,7 @@ func TestCandidates(t *testing.T) {
 		{"the only one", map[string]options{"default/kubernetes": {}}, "default/kubernetes:p"},
 		{"not the API server", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}}, "shop/sticky:p default/kubernetes:p"},
 		{"without affinity", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}}, "shop/web:p shop/sticky:p default/kubernetes:p"},
-		{"three are enough", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}, "a/b": {}}, "shop/web:p a/b:p shop/sticky:p"},
+		{"three are enough", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}, "a/b": {}}, "a/b:p shop/web:p shop/sticky:p"},
 	} {
 		tracker, table := proxier.NewChangeTracker("node1", time.Time{}, nil), proxier.NewTable(proxier.Facts{}, proxier.Policy{})
 		i := 0
@@ -63,7 +63,7 @@ func TestCandidates(t *testing.T) {
 		}
 		table.Apply(tracker.Take())
 		var got []string
-		for _, c := range candidates(&iptablesDatapath{rules: &iptables.Tier{}}, "node1", table)[probed{"iptables", false, proxier.IPv4}] {
+		for _, c := range candidates(&iptablesDatapath{rules: &iptables.Tier{}}, "node1", 0, table)[probed{"iptables", false, proxier.IPv4}] {
 			got = append(got, c.name)
 			if len(c.frontend.Backends) != 1 {
 				t.Errorf("%s: %+v", tt.name, c)
@@ -72,5 +72,32 @@ func TestCandidates(t *testing.T) {
 		if strings.Join(got, " ") != tt.want {
 			t.Errorf("%s: %v, want %q", tt.name, got, tt.want)
 		}
+	}
+}
+
+// TestCandidatesChange: each round dials other Services.
+func TestCandidatesChange(t *testing.T) {
+	tracker, table := proxier.NewChangeTracker("node1", time.Time{}, nil), proxier.NewTable(proxier.Facts{}, proxier.Policy{})
+	const services = 20
+	for i := range services {
+		name := fmt.Sprintf("s%d", i)
+		tracker.UpdateService(&v1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name},
+			Spec:       v1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.1.%d", i), Ports: []v1.ServicePort{{Name: "p", Port: 80, Protocol: v1.ProtocolTCP}}},
+		})
+		tracker.UpdateEndpointSlice(&discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("p"), Port: ptr.To[int32](8080), Protocol: ptr.To(v1.ProtocolTCP)}},
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprintf("10.244.1.%d", i)}}},
+		})
+	}
+	table.Apply(tracker.Take())
+	dialled := map[string]bool{}
+	for round := range uint64(100) {
+		dialled[candidates(&iptablesDatapath{rules: &iptables.Tier{}}, "node1", round, table)[probed{"iptables", false, proxier.IPv4}][0].name] = true
+	}
+	if len(dialled) < services*3/4 {
+		t.Errorf("100 rounds dial %d of %d Services", len(dialled), services)
 	}
 }

@@ -41,6 +41,7 @@ var (
 	reloadedPolicy = []string{
 		"clusterCIDR", "detectLocalMode", "detectLocal", "nodePortAddresses",
 		"iptables.masqueradeAll", "iptables.localhostNodePorts", "nftables.masqueradeAll", config.TandemKind + ".strictSourceRanges",
+		config.TandemKind + ".ebpf.masqueradeLocalBackends",
 	}
 	reloadedRest = []string{
 		"iptables.syncPeriod", "iptables.minSyncPeriod", "ipvs.syncPeriod", "ipvs.minSyncPeriod",

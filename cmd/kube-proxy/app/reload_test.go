@@ -281,7 +281,7 @@ apiVersion: config.tandem-proxy.dev/v1alpha1
 kind: TandemConfiguration
 strictSourceRanges: true
 takeOverDelay: 1h
-ebpf: {syncPeriod: 1h, minSyncPeriod: 2s}
+ebpf: {syncPeriod: 1h, minSyncPeriod: 2s, masqueradeLocalBackends: true}
 `)
 	if err != nil {
 		t.Fatal(err)

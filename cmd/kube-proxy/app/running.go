@@ -4,6 +4,7 @@ package app
 
 import (
 	"context"
+	"time"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 )
@@ -13,7 +14,7 @@ import (
 // not count.
 func runningProxy(ctx context.Context, h *host) string {
 	if root, err := h.cgroupRoot(); err == nil && root != "" {
-		if busy, err := ebpf.Busy(root); err == nil && busy {
+		if isLocked(ctx, root) {
 			return "a process in mode ebpf holds the lock of " + root
 		}
 	}
@@ -26,4 +27,18 @@ func runningProxy(ctx context.Context, h *host) string {
 		return p.String()
 	}
 	return ""
+}
+
+// isLocked reports whether a process holds the lock of mode ebpf. A child that a killed process had just
+// forked, and that runs no program yet, still has it for a moment.
+func isLocked(ctx context.Context, root string) bool {
+	for deadline := time.Now().Add(3 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		busy, err := ebpf.Busy(root)
+		if err != nil || !busy {
+			return false
+		}
+		if ctx.Err() != nil || time.Now().After(deadline) {
+			return true
+		}
+	}
 }

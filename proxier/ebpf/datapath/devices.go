@@ -13,7 +13,6 @@ import (
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
-	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/kernel/tc"
@@ -37,13 +36,24 @@ type Devices struct {
 	opts   DeviceOptions
 	flows  FlowMigration
 	Loaded map[Variant]*PacketPrograms
+	// twins are second loads of the same programs. Where others overtook a program, its twin
+	// takes its place.
+	twins map[Variant]*PacketPrograms
+	ids   map[*ciliumebpf.Program]ciliumebpf.ProgramID
+	// moves are the times at which programs moved past foreign ones.
+	moves map[place][]time.Time
 	// Served are the devices that have programs, by index.
 	Served map[int]Variant
+	// InheritedPods are devices of pods that an earlier process served, for a reason that this one
+	// may not know.
+	InheritedPods []int
 	// leaving are those of them that are no longer wanted, and since when. Their
 	// connections are served for a while.
 	leaving map[int]time.Time
 	linger  [2]time.Duration // by role
 	looked  bool             // whether takeOver has succeeded
+
+	uplinks map[int]lbmap.Uplink // what the programs know
 
 	NoConntrack bool
 }
@@ -65,8 +75,6 @@ type DeviceOptions struct {
 	// no longer wanted for as long as FlowsLeft, if set, says that there are connections.
 	Draining  bool
 	FlowsLeft func() int
-	// Shared is for nodes where another proxy serves other frontends or clients.
-	Shared bool
 	// Flows copies the flows of earlier programs into these maps; nil for programs that
 	// replace no others.
 	Flows FlowMigration
@@ -102,7 +110,8 @@ var defaultLinger = [2]time.Duration{lbmap.RoleUplink: time.Minute, lbmap.RolePo
 // NewDevices manages programs on devices that use these maps, which stay the caller's.
 func NewDevices(maps lbmap.Maps, opts DeviceOptions) *Devices {
 	p := &Devices{Maps: maps, opts: opts, flows: opts.Flows, Loaded: map[Variant]*PacketPrograms{}, Served: map[int]Variant{},
-		leaving: map[int]time.Time{}, linger: defaultLinger, NoConntrack: opts.NoConntrack}
+		twins: map[Variant]*PacketPrograms{}, ids: map[*ciliumebpf.Program]ciliumebpf.ProgramID{}, moves: map[place][]time.Time{},
+		leaving: map[int]time.Time{}, linger: defaultLinger, uplinks: map[int]lbmap.Uplink{}, NoConntrack: opts.NoConntrack}
 	if p.flows == nil {
 		p.flows = noFlows{}
 	}
@@ -111,10 +120,12 @@ func NewDevices(maps lbmap.Maps, opts DeviceOptions) *Devices {
 
 // Close releases the programs; those that are attached stay so.
 func (p *Devices) Close() {
-	for _, programs := range p.Loaded {
-		programs.close()
+	for _, loaded := range []map[Variant]*PacketPrograms{p.Loaded, p.twins} {
+		for _, programs := range loaded {
+			programs.close()
+		}
 	}
-	p.Loaded = nil
+	p.Loaded, p.twins = nil, nil
 	p.flows.Close()
 }
 
@@ -134,6 +145,9 @@ func (p *Devices) Serve(ctx context.Context, list []devices.Device, pods map[int
 		p.looked = err == nil
 		errs = append(errs, err)
 		defer p.flows.Close()
+	}
+	for _, d := range list {
+		errs = append(errs, p.setUplink(d.Index, uplinkOf(d)))
 	}
 	for index := range want {
 		delete(p.leaving, index)
@@ -155,7 +169,7 @@ func (p *Devices) Serve(ctx context.Context, list []devices.Device, pods map[int
 // startServing attaches programs to a device.
 func (p *Devices) startServing(ctx context.Context, index int, v Variant) error {
 	// Before the programs look it up.
-	err := p.setUplink(index, v.Role == lbmap.RoleUplink)
+	err := p.setRole(index, v)
 	switch attachErr := p.Attach(ctx, index, v); {
 	case attachErr == nil:
 		p.Served[index] = v
@@ -163,20 +177,6 @@ func (p *Devices) startServing(ctx context.Context, index int, v Variant) error 
 		err = errors.Join(err, fmt.Errorf("device %d: %w", index, attachErr))
 	}
 	return err
-}
-
-// setUplink tells the programs whether a device is an uplink.
-func (p *Devices) setUplink(index int, is bool) error {
-	var err error
-	if is {
-		err = p.Maps["tdm_uplink"].Put(uint32(index), uint32(1))
-	} else if err = p.Maps["tdm_uplink"].Delete(uint32(index)); errors.Is(err, ciliumebpf.ErrKeyNotExist) {
-		err = nil
-	}
-	if err != nil {
-		return fmt.Errorf("write uplink %d: %w", index, err)
-	}
-	return nil
 }
 
 // stopServing detaches the programs of a device after a while.
@@ -199,28 +199,7 @@ func (p *Devices) stopServing(index int) error {
 	}
 	delete(p.leaving, index)
 	delete(p.Served, index)
-	return p.setUplink(index, false)
-}
-
-// Reattach attaches again what another process detached from a device.
-func (p *Devices) Reattach(ctx context.Context) error {
-	var errs []error
-	for index, v := range p.Served {
-		for _, h := range PacketHooks {
-			found, err := tc.Find(index, h.Direction, IsOwnProgram)
-			if err != nil || len(found) > 0 {
-				tc.Close(found)
-				if err != nil && !errors.Is(err, tc.ErrNoDevice) {
-					errs = append(errs, err)
-				}
-				continue
-			}
-			klog.FromContext(ctx).Info("eBPF programs were detached from a device by another process; attaching them again", "ifindex", index, "direction", h.Direction)
-			errs = append(errs, p.Attach(ctx, index, v))
-			break
-		}
-	}
-	return errors.Join(errs...)
+	return p.removeUplink(index)
 }
 
 // Attach attaches programs to a device, in place of those of an earlier process. Egress comes

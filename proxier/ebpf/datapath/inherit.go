@@ -41,6 +41,9 @@ func (p *Devices) takeOver(ctx context.Context, want map[int]Variant) error {
 	}
 	errs := []error{err, p.flows.CopyAll()}
 	for index, v := range inherited {
+		if v.Role == lbmap.RolePod {
+			p.InheritedPods = append(p.InheritedPods, index)
+		}
 		errs = append(errs, p.startServing(ctx, index, v))
 	}
 	return errors.Join(errs...)
@@ -59,12 +62,12 @@ func InheritedVariant(device *netlink.LinkAttrs, program *ciliumebpf.Program) (V
 	if known == nil {
 		return v, nil // of another version
 	}
-	var one uint32
-	switch err := known.Lookup(uint32(device.Index), &one); {
-	case errors.Is(err, ciliumebpf.ErrKeyNotExist):
-		v.Role = lbmap.RolePod
+	// Its size depends on the version.
+	switch value, err := known.LookupBytes(uint32(device.Index)); {
 	case err != nil:
 		return v, fmt.Errorf("look for uplink %s: %w", device.Name, err)
+	case value == nil:
+		v.Role = lbmap.RolePod
 	}
 	return v, nil
 }

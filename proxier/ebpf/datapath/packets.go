@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -62,6 +63,16 @@ func (p *Devices) Programs(ctx context.Context, v Variant) (*PacketPrograms, err
 	return programs, nil
 }
 
+// haveKernelTypes says whether the kernel has BTF.
+func (p *Devices) haveKernelTypes() bool {
+	types := p.opts.KernelTypes
+	if types == nil {
+		types = btf.NewCache()
+	}
+	_, err := types.Kernel()
+	return err == nil
+}
+
 func (p *Devices) load(ctx context.Context, v Variant) (*PacketPrograms, error) {
 	spec, err := lbmap.PacketSpec()
 	if err != nil {
@@ -71,22 +82,18 @@ func (p *Devices) load(ctx context.Context, v Variant) (*PacketPrograms, error) 
 	if err := p.Maps["tdm_meta"].Lookup(uint32(0), &meta); err != nil {
 		return nil, fmt.Errorf("read the generation of the tables: %w", err)
 	}
-	l2 := uint8(14)
-	if v.L3 {
-		l2 = 0
-	}
-	for name, value := range map[string]any{
-		"role": uint8(v.Role), "l2_len": l2, "from_pod": boolByte(v.FromPod),
+	constants := map[string]any{
+		"role": uint8(v.Role), "l2_len": l2Len(v.L3), "from_pod": boolByte(v.FromPod),
 		"max_flows": p.Maps["tdm_flow"].MaxEntries(), "max_young": p.Maps["tdm_flow_young"].MaxEntries() - lbmap.MaxClosed,
+		"flow_lists":   p.Maps["tdm_flow_free"].MaxEntries(),
 		"max_kept_tcp": uint64(p.opts.Sizes.TCPFlows), "max_kept_udp": uint64(p.opts.Sizes.UDPFlows),
 		"snat_ranges": p.opts.SNAT.bpf(), "snat_ports": uint32(p.opts.SNAT.usual), "snat_all_ports": uint32(p.opts.SNAT.all),
 		"have_fib_source": boolByte(!p.opts.NoFIBSource), "have_loop": boolByte(!p.opts.NoLoop), "reset_removed": boolByte(p.opts.ResetRemoved),
 		"first_generation": meta.Generation,
-		"have_conntrack":   boolByte(!p.NoConntrack), "draining": boolByte(p.opts.Draining), "shared_node": boolByte(p.opts.Shared),
-	} {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return nil, fmt.Errorf("set %s: %w", name, err)
-		}
+		"have_conntrack":   boolByte(!p.NoConntrack), "draining": boolByte(p.opts.Draining),
+	}
+	if err := setConstants(spec, constants, p.Maps); err != nil {
+		return nil, err
 	}
 	replacements := lbmap.Maps{}
 	for name := range spec.Maps {
@@ -98,9 +105,8 @@ func (p *Devices) load(ctx context.Context, v Variant) (*PacketPrograms, error) 
 		}
 	}
 	opts := ciliumebpf.CollectionOptions{MapReplacements: replacements, Cache: p.opts.KernelTypes}
-	if p.NoConntrack {
-		// The one kernel type that the programs need; the kernel may lack BTF.
-		opts.Programs.KernelTypes = spec.Types
+	if p.NoConntrack && !p.haveKernelTypes() {
+		opts.Programs.KernelTypes = spec.Types // which nothing refers to that is used then
 	}
 	collection, err := Load(ctx, "packet programs", spec, opts)
 	if err != nil {
@@ -117,4 +123,19 @@ func (p *Devices) load(ctx context.Context, v Variant) (*PacketPrograms, error) 
 		}
 	}
 	return programs, nil
+}
+
+// setConstants sets load-time constants of programs, and those by which they find flows.
+func setConstants(spec *ciliumebpf.CollectionSpec, constants map[string]any, maps lbmap.Maps) error {
+	var seed lbmap.FlowCounter
+	if err := maps["tdm_flow_count"].Lookup(uint32(lbmap.FlowSeed), &seed); err != nil {
+		return fmt.Errorf("read the seed of the flows' keys: %w", err)
+	}
+	constants["max_homes"], constants["flow_seed"] = maps["tdm_flow_entry"].MaxEntries()-(lbmap.FlowNear-1), seed.Value
+	for name, value := range constants {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	return nil
 }

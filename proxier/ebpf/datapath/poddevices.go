@@ -3,14 +3,17 @@
 package datapath
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/kernel/netns"
@@ -19,10 +22,13 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// PodDevices are the devices of pods whose sockets are not served. Programs on the devices
-// serve them instead.
+// PodDevices are the devices of pods whose sockets are not served, or which send packets without
+// sockets. Programs on the devices serve them instead.
 type PodDevices struct {
 	Served map[int]Variant // by index
+	// Seen are devices by which untranslated packets for frontends came in. They are served for
+	// as long as they exist.
+	Seen map[int]struct{}
 	// known are the devices of network namespaces by their cookies; empty where none
 	// was found.
 	known  map[uint64][]veth
@@ -35,10 +41,69 @@ type veth struct{ host, pod int }
 // searchInterval is the time between two searches through all network namespaces.
 const searchInterval = 30 * time.Second
 
-// Update finds the devices of the network namespaces that opted out, and those that match a
-// pattern. It is called in the node's network namespace.
+// See notes that an untranslated packet for a frontend came in by a device. On a bridge it stands for the
+// port that the packet came from: replies of other ports do not pass the bridge itself. It returns the
+// name of the device to be served, or nothing if it is known already. It is called in the node's network
+// namespace.
+func (d *PodDevices) See(device int, source net.HardwareAddr, uplinks []devices.Device) (name string, err error) {
+	if d.isKnown(device, uplinks) {
+		return "", nil
+	}
+	link, err := netlink.LinkByIndex(device)
+	if err != nil {
+		return "", fmt.Errorf("find device %d: %w", device, err)
+	}
+	if link.Type() == "bridge" {
+		port, err := bridgePort(device, source)
+		if err != nil || port == 0 || d.isKnown(port, uplinks) {
+			return "", err
+		}
+		if link, err = netlink.LinkByIndex(port); err != nil {
+			return "", fmt.Errorf("find port %d of bridge %d: %w", port, device, err)
+		}
+	}
+	if link.Attrs().Flags&net.FlagLoopback != 0 {
+		return "", nil
+	}
+	d.Keep([]int{link.Attrs().Index})
+	return link.Attrs().Name, nil
+}
+
+// Keep notes devices whose packets are served for as long as they exist.
+func (d *PodDevices) Keep(list []int) {
+	if d.Seen == nil {
+		d.Seen = map[int]struct{}{}
+	}
+	for _, device := range list {
+		d.Seen[device] = struct{}{}
+	}
+}
+
+func (d *PodDevices) isKnown(device int, uplinks []devices.Device) bool {
+	_, seen := d.Seen[device]
+	_, served := d.Served[device]
+	return seen || served || slices.ContainsFunc(uplinks, func(u devices.Device) bool { return u.Index == device })
+}
+
+// bridgePort returns the port of a bridge behind which a link-layer address is; 0 if the bridge does not
+// know.
+func bridgePort(bridge int, at net.HardwareAddr) (int, error) {
+	entries, err := netlink.NeighListExecute(netlink.Ndmsg{Family: unix.AF_BRIDGE})
+	if err != nil {
+		return 0, fmt.Errorf("list forwarding entries of bridges: %w", err)
+	}
+	for _, e := range entries {
+		if e.MasterIndex == bridge && e.LinkIndex != bridge && bytes.Equal(e.HardwareAddr, at) {
+			return e.LinkIndex, nil
+		}
+	}
+	return 0, nil
+}
+
+// Update finds the devices of the network namespaces that opted out, those that match a pattern, and those
+// seen that still exist. It is called in the node's network namespace.
 func (d *PodDevices) Update(ctx context.Context, cookies []uint64, patterns []string, uplinks []devices.Device, pods proxier.Detector, procRoot string) error {
-	if len(cookies) == 0 && len(patterns) == 0 {
+	if len(cookies) == 0 && len(patterns) == 0 && len(d.Seen) == 0 {
 		d.Served = nil
 		return nil
 	}
@@ -48,6 +113,16 @@ func (d *PodDevices) Update(ctx context.Context, cookies []uint64, patterns []st
 		d.Served = on
 	}
 	return errors.Join(err, listErr)
+}
+
+// Of returns the devices of a network namespace that Update found.
+func (d *PodDevices) Of(cookie uint64) (list []int) {
+	for _, pair := range d.known[cookie] {
+		if _, ok := d.Served[pair.host]; ok {
+			list = append(list, pair.host)
+		}
+	}
+	return list
 }
 
 // find looks for namespaces whose devices are not known.
@@ -117,6 +192,13 @@ func (d *PodDevices) variants(cookies []uint64, patterns []string, uplinks []dev
 		named, _ := devices.Named(links, patterns)
 		for _, device := range named {
 			wanted[device.Index] = struct{}{}
+		}
+	}
+	for index := range d.Seen {
+		if slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Index == index }) {
+			wanted[index] = struct{}{}
+		} else {
+			delete(d.Seen, index)
 		}
 	}
 	for _, device := range uplinks {

@@ -60,25 +60,29 @@ func (t *Table) Collect(ctx context.Context, timeouts Timeouts) {
 // Sweep looks at all flows once, and returns how many it removed.
 func (t *Table) Sweep(ctx context.Context, timeouts *Timeouts, now uint32) (ended int, err error) {
 	var ids []uint32
-	var keys []lbmap.FlowKey
+	var uses []use
+	traffic, seen := map[uint32]Traffic{}, map[uint32]claim{}
 	err = t.Each(func(first int, list []lbmap.Flow) error {
-		ids, keys = ids[:0], keys[:0]
+		ids, uses = ids[:0], uses[:0]
+		clear(traffic)
 		for i := range list {
-			f := &list[i]
-			if !t.claim(f, timeouts, now) {
-				continue
-			}
-			ids = append(ids, uint32(first+i))
-			t.countUp(f)
-			if f.Flags&lbmap.FlowIndexed != 0 {
-				keys = append(keys, f.Request, f.Reply)
+			f, id := &list[i], uint32(first+i)
+			if t.claim(f, timeouts, now) || t.isStale(id, f, seen) {
+				u := usesOf(id, f)
+				ids, uses = append(ids, id), append(uses, u[:]...)
 			}
 		}
-		if err := t.deleteKeys(keys); err != nil {
+		err := removeAll(t.Entries, t.filter, uses, func(u use, of Traffic) {
+			sum := traffic[u.id]
+			sum.add(of.Packets, of.Bytes)
+			traffic[u.id] = sum
+		})
+		if err != nil {
 			return err // Recover frees claimed flows later
 		}
 		for _, id := range ids {
 			f := &list[int(id)-first]
+			t.countUp(f, traffic[id])
 			atomic.StoreUint64(&f.Life, f.Life&^0xff)
 			t.give(id, f)
 		}
@@ -88,7 +92,36 @@ func (t *Table) Sweep(ctx context.Context, timeouts *Timeouts, now uint32) (ende
 		}
 		return ctx.Err()
 	})
+	t.stale = seen
 	return ended, err
+}
+
+// claim is a claimed flow, and when it was first seen.
+type claim struct {
+	life  uint64
+	since time.Time
+}
+
+// staleAfter is much longer than any program takes that has claimed a flow.
+const staleAfter = CollectInterval / 2
+
+// isStale says whether a flow has been claimed for so long that no CPU can still be writing it: its id could
+// not be freed. seen gets what is claimed.
+func (t *Table) isStale(id uint32, f *lbmap.Flow, seen map[uint32]claim) bool {
+	life := atomic.LoadUint64(&f.Life)
+	if lbmap.FlowStage(life) != lbmap.FlowClaimed {
+		return false
+	}
+	before, ok := t.stale[id]
+	if !ok || before.life != life {
+		seen[id] = claim{life, time.Now()}
+		return false
+	}
+	if time.Since(before.since) < staleAfter {
+		seen[id] = before
+		return false
+	}
+	return true
 }
 
 func pause(ctx context.Context, d time.Duration) {
@@ -124,19 +157,19 @@ func (t *Table) claim(f *lbmap.Flow, timeouts *Timeouts, now uint32) bool {
 	return true
 }
 
-// countUp adds the traffic of a flow to that of its service, as flow_count_up() of
-// bpf/flow.h does. A table without services counts nothing.
-func (t *Table) countUp(f *lbmap.Flow) {
+// countUp adds the traffic of a flow to that of its service, as flow_count_traffic() of
+// bpf/flow_life.h does. A table without services counts nothing.
+func (t *Table) countUp(f *lbmap.Flow, of Traffic) {
 	if t.tables == nil {
 		return
 	}
 	s := &t.tables.ServiceStats[serviceOf(t.tables, f)]
-	atomic.AddUint64(&s.Packets, f.Packets[0]+f.Packets[1])
-	atomic.AddUint64(&s.Bytes, f.Bytes[0]+f.Bytes[1])
+	atomic.AddUint64(&s.Packets, of.Packets)
+	atomic.AddUint64(&s.Bytes, of.Bytes)
 }
 
 func isUp(f *lbmap.Flow, timeouts *Timeouts, now uint32) bool {
-	limit := timeouts.of(proxier.Protocol(f.Request.Proto), atomic.LoadUint32(&f.Flags))
+	limit := timeouts.of(proxier.Protocol(f.Request.Proto), uint32(atomic.LoadUint64(&f.Flags)))
 	return int32(now-atomic.LoadUint32(&f.Seen)) > int32(limit/time.Second)
 }
 

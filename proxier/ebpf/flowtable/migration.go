@@ -14,25 +14,27 @@ import (
 // Migration copies flows out of the maps of earlier programs into others.
 type Migration struct {
 	to      lbmap.Maps
-	sizes   lbmap.Sizes
 	wait    func()
 	copiers []*Copier
 }
 
 // NewMigration copies into these maps; wait returns when all programs that run at the call
 // have ended.
-func NewMigration(to lbmap.Maps, sizes lbmap.Sizes, wait func()) *Migration {
-	return &Migration{to: to, sizes: sizes, wait: wait}
+func NewMigration(to lbmap.Maps, wait func()) *Migration {
+	return &Migration{to: to, wait: wait}
 }
 
 // Add opens the flows of an earlier program, unless they are known, or in the same maps.
 func (m *Migration) Add(earlier lbmap.Maps) error {
+	if earlier["tdm_flow"] == nil {
+		return nil
+	}
 	for _, c := range m.copiers {
-		if same, err := lbmap.SameMap(c.from.Flows, earlier["tdm_flow"]); same || err != nil {
+		if same, err := c.from.is(earlier["tdm_flow"]); same || err != nil {
 			return err
 		}
 	}
-	c, err := NewCopier(earlier, m.to, &m.sizes)
+	c, err := NewCopier(earlier, m.to)
 	if c != nil && err == nil {
 		m.copiers = append(m.copiers, c)
 	}

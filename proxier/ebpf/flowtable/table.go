@@ -5,12 +5,10 @@ package flowtable
 import (
 	"errors"
 	"fmt"
-	"os"
+	"math/rand/v2"
 	"sync/atomic"
-	"unsafe"
 
 	ciliumebpf "github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
@@ -18,29 +16,34 @@ import (
 // Table are the maps of flows. The programs create flows, and evict young ones when they need
 // room; user space removes those that timed out.
 type Table struct {
-	Flows  *ciliumebpf.Map
-	Keys   *ciliumebpf.Map
-	counts []lbmap.FlowCounter
-	tables *lbmap.Tables // of the services that flows are of; nil if they are not known
-	memory []byte        // of counts
+	Flows   *ciliumebpf.Map
+	Entries *ciliumebpf.Map
+	counts  []lbmap.FlowCounter
+	tables  *lbmap.Tables // of the services that flows are of; nil if they are not known
+	lists   []lbmap.FlowList
+	filter  filter
+	memory  [][]byte // of counts, lists and filter
+	// stale are claimed flows that Sweep saw, by id.
+	stale map[uint32]claim
 }
 
 // Open opens the flows in these maps, which stay the caller's.
 func Open(maps lbmap.Maps) (*Table, error) {
-	t := &Table{Flows: maps["tdm_flow"], Keys: maps["tdm_flow_key"]}
-	var err error
-	t.counts, t.memory, err = lbmap.Memory[lbmap.FlowCounter](maps["tdm_flow_count"])
-	if err != nil {
+	t := &Table{Flows: maps["tdm_flow"], Entries: maps["tdm_flow_entry"]}
+	var bits []uint64
+	if err := errors.Join(mapTo(&t.memory, &t.counts, maps["tdm_flow_count"]), mapTo(&t.memory, &t.lists, maps["tdm_flow_free"]), mapTo(&t.memory, &bits, maps["tdm_flow_filter"])); err != nil {
+		unmap(&t.memory)
 		return nil, err
 	}
+	t.filter = bits
+	// Of new maps: before programs use them.
+	atomic.CompareAndSwapUint64(&t.counts[lbmap.FlowSeed].Value, 0, rand.Uint64()|1)
 	return t, nil
 }
 
 // Close unmaps memory; the maps stay open.
 func (t *Table) Close() {
-	if t.memory != nil {
-		_ = unix.Munmap(t.memory) // fails only for what was never mapped
-	}
+	unmap(&t.memory)
 	*t = Table{}
 }
 
@@ -51,104 +54,83 @@ func (t *Table) Count(which int) uint64 { return atomic.LoadUint64(&t.counts[whi
 func (t *Table) Limit() int { return int(t.Flows.MaxEntries()) - 1 }
 
 // Used counts the flows there are.
-func (t *Table) Used() int { return min(int(t.Count(lbmap.FlowUsed)), t.Limit()) }
+func (t *Table) Used() int { return usedIn(t.lists, t.Limit()) }
 
-// give returns an id to the stack of free ones, as flow_give() of bpf/flow.h
-// does.
+// usedIn sums the ids in use over all lists. An id may be taken by one CPU and given back by
+// another one.
+func usedIn(lists []lbmap.FlowList, limit int) int {
+	var sum uint64
+	for i := range lists {
+		sum += atomic.LoadUint64(&lists[i].Used)
+	}
+	return max(0, min(int(int64(sum)), limit))
+}
+
+// UsedIn counts the flows in these maps, which may be read-only.
+func UsedIn(maps lbmap.Maps) (int, error) {
+	m := maps["tdm_flow_free"]
+	lists := make([]lbmap.FlowList, m.MaxEntries())
+	for i := range lists {
+		if err := m.Lookup(uint32(i), &lists[i]); err != nil {
+			return 0, fmt.Errorf("read the free flow ids: %w", err)
+		}
+	}
+	return usedIn(lists, int(maps["tdm_flow"].MaxEntries())-1), nil
+}
+
+// Free are the ids on top of the lists of free ones, and the numbers of changes of the lists.
+func (t *Table) Free() (ids []uint32, changes uint64) {
+	for i := range t.lists {
+		top := atomic.LoadUint64(&t.lists[i].Top)
+		ids, changes = append(ids, uint32(top)), changes+(top>>32)
+	}
+	return ids, changes
+}
+
+// give returns an id to a list of free ones, as flow_give() of bpf/flow_pool.h does.
 func (t *Table) give(id uint32, f *lbmap.Flow) {
-	for top := &t.counts[lbmap.FlowTop].Value; ; {
-		old := atomic.LoadUint64(top)
-		atomic.StoreUint32(&f.Next, uint32(old))
-		if atomic.CompareAndSwapUint64(top, old, (old>>32+1)<<32|uint64(id)) {
-			atomic.AddUint64(&t.counts[lbmap.FlowUsed].Value, ^uint64(0))
+	for list := &t.lists[int(id)%len(t.lists)]; ; {
+		old := atomic.LoadUint64(&list.Top)
+		atomic.StoreUint32(&f.Place[0], uint32(old))
+		if atomic.CompareAndSwapUint64(&list.Top, old, (old>>32+1)<<32|uint64(id)) {
+			atomic.AddUint64(&list.Used, ^uint64(0))
 			return
 		}
 	}
 }
 
-// take is a free id, or 0, as flow_take() of bpf/flow.h finds it.
-func (t *Table) take(list []lbmap.Flow) uint32 {
-	used := &t.counts[lbmap.FlowUsed].Value
-	for top := &t.counts[lbmap.FlowTop].Value; ; {
-		old := atomic.LoadUint64(top)
-		id := uint32(old)
-		if id == 0 || int(id) >= len(list) {
-			break
-		}
-		next := atomic.LoadUint32(&list[id].Next)
-		if atomic.CompareAndSwapUint64(top, old, (old>>32+1)<<32|uint64(next)) {
-			atomic.AddUint64(used, 1)
-			return id
+// take is a free id, or 0, as flow_take() of bpf/flow_pool.h finds it.
+func (t *Table) take(flows []lbmap.Flow) uint32 {
+	for i := range t.lists {
+		list := &t.lists[i]
+		for {
+			old := atomic.LoadUint64(&list.Top)
+			id := uint32(old)
+			if id == 0 || int(id) >= len(flows) {
+				break
+			}
+			next := atomic.LoadUint32(&flows[id].Place[0])
+			if atomic.CompareAndSwapUint64(&list.Top, old, (old>>32+1)<<32|uint64(next)) {
+				atomic.AddUint64(&list.Used, 1)
+				return id
+			}
 		}
 	}
 	fresh := &t.counts[lbmap.FlowFresh].Value
-	if atomic.LoadUint64(fresh) >= uint64(len(list)) {
+	if atomic.LoadUint64(fresh) >= uint64(len(flows)) {
 		return 0
 	}
 	id := atomic.AddUint64(fresh, 1)
-	if id >= uint64(len(list)) {
+	if id >= uint64(len(flows)) {
 		return 0
 	}
-	atomic.AddUint64(used, 1)
+	atomic.AddUint64(&t.lists[0].Used, 1)
 	return uint32(id)
-}
-
-// flowsPerWindow is how many flows are mapped at a time: mapping all would
-// count as memory of this process. Whole pages hold whole flows.
-var flowsPerWindow = 16 * os.Getpagesize() / pageShare
-
-// pageShare is the largest power of two that divides the size of a flow.
-const pageShare = int(unsafe.Sizeof(lbmap.Flow{})) & -int(unsafe.Sizeof(lbmap.Flow{}))
-
-// window calls fn with the flows from that id on. Their memory is unmapped afterwards.
-func (t *Table) window(first int, fn func(list []lbmap.Flow)) error {
-	const size = int(unsafe.Sizeof(lbmap.Flow{}))
-	n := min(flowsPerWindow, int(t.Flows.MaxEntries())-first)
-	page := os.Getpagesize()
-	length := (n*size + page - 1) &^ (page - 1)
-	b, err := unix.Mmap(t.Flows.FD(), int64(first*size), length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return fmt.Errorf("map the memory of %s: %w", t.Flows, err)
-	}
-	fn(unsafe.Slice((*lbmap.Flow)(unsafe.Pointer(unsafe.SliceData(b))), n))
-	if err := unix.Munmap(b); err != nil {
-		return fmt.Errorf("unmap the memory of %s: %w", t.Flows, err)
-	}
-	return nil
 }
 
 // Each calls fn with all flows, window after window.
 func (t *Table) Each(fn func(first int, list []lbmap.Flow) error) error {
-	for first := 0; first < int(t.Flows.MaxEntries()); first += flowsPerWindow {
-		var stop error
-		if err := t.window(first, func(list []lbmap.Flow) { stop = fn(first, list) }); err != nil || stop != nil {
-			return errors.Join(err, stop)
-		}
-	}
-	return nil
-}
-
-// deleteKeys deletes keys, of which some may be gone.
-func (t *Table) deleteKeys(keys []lbmap.FlowKey) error {
-	for len(keys) > 0 {
-		n, err := t.Keys.BatchDelete(keys, nil)
-		switch {
-		case err == nil:
-		case errors.Is(err, ciliumebpf.ErrKeyNotExist):
-			n++ // that one is gone already
-		case errors.Is(err, ciliumebpf.ErrNotSupported):
-			for i := range keys {
-				if err := t.Keys.Delete(&keys[i]); err != nil && !errors.Is(err, ciliumebpf.ErrKeyNotExist) {
-					return fmt.Errorf("delete the key of a flow: %w", err)
-				}
-			}
-			return nil
-		default:
-			return fmt.Errorf("delete the keys of flows: %w", err)
-		}
-		keys = keys[min(n, len(keys)):]
-	}
-	return nil
+	return eachWindow(t.Flows, true, func(s span[lbmap.Flow]) error { return fn(int(s.first), s.list) })
 }
 
 // CountFor has the traffic of removed flows added to the statistics in these tables.

@@ -3,8 +3,6 @@
 package flowtable
 
 import (
-	"errors"
-	"fmt"
 	"sync/atomic"
 
 	ciliumebpf "github.com/cilium/ebpf"
@@ -27,7 +25,7 @@ func (t *Traffic) add(packets, bytes uint64) {
 // TrafficByService is the traffic of each service id: of flows that ended, and of current ones.
 // A flow that ends meanwhile may be counted twice or not at all, this once. used is the number
 // of flows.
-func TrafficByService(t *lbmap.Tables, flows *ciliumebpf.Map, used int) (map[uint32]Traffic, error) {
+func TrafficByService(t *lbmap.Tables, maps lbmap.Maps, used int) (map[uint32]Traffic, error) {
 	by := map[uint32]Traffic{}
 	count := func(id uint32, packets, bytes uint64) {
 		if packets > 0 {
@@ -43,10 +41,47 @@ func TrafficByService(t *lbmap.Tables, flows *ciliumebpf.Map, used int) (map[uin
 	if used == 0 {
 		return by, nil
 	}
-	err := eachFlow(flows, func(f *lbmap.Flow) {
-		count(serviceOf(t, f), f.Packets[0]+f.Packets[1], f.Bytes[0]+f.Bytes[1])
+	of, err := trafficOfFlows(maps["tdm_flow_entry"], maps["tdm_flow"].MaxEntries())
+	if err != nil {
+		return by, err
+	}
+	err = eachWindow(maps["tdm_flow"], false, func(s span[lbmap.Flow]) error {
+		for i := range s.list {
+			f, sum := &s.list[i], &of[s.first+uint32(i)]
+			life := atomic.LoadUint64(&f.Life)
+			if lbmap.FlowStage(life) >= lbmap.FlowYoung && uint32(life>>32) == sum.generation {
+				count(serviceOf(t, f), sum.Packets, sum.Bytes)
+			}
+		}
+		return nil
 	})
 	return by, err
+}
+
+// flowTraffic is the traffic of a flow.
+type flowTraffic struct {
+	Traffic
+	generation uint32
+}
+
+// trafficOfFlows is the traffic of each flow id.
+func trafficOfFlows(m *ciliumebpf.Map, flows uint32) ([]flowTraffic, error) {
+	list := make([]flowTraffic, flows)
+	err := eachWindow(m, false, func(s entries) error {
+		for i := range s.list {
+			e := &s.list[i]
+			if entryState(atomic.LoadUint64(&e.Word)) != lbmap.EntryLive || e.Id >= flows {
+				continue
+			}
+			of := &list[e.Id]
+			if of.generation != e.Generation {
+				*of = flowTraffic{generation: e.Generation}
+			}
+			of.add(e.Packets, e.Bytes)
+		}
+		return nil
+	})
+	return list, err
 }
 
 // serviceOf returns the id of a flow's service, or 0 if that may have been reused for another one.
@@ -57,25 +92,4 @@ func serviceOf(t *lbmap.Tables, f *lbmap.Flow) uint32 {
 		}
 	}
 	return 0
-}
-
-// eachFlow calls fn with a copy of each flow.
-func eachFlow(m *ciliumebpf.Map, fn func(*lbmap.Flow)) error {
-	const chunk = 4096
-	keys, values := make([]uint32, chunk), make([]lbmap.Flow, chunk)
-	var cursor ciliumebpf.MapBatchCursor
-	for {
-		n, err := m.BatchLookup(&cursor, keys, values, nil)
-		if err != nil && !errors.Is(err, ciliumebpf.ErrKeyNotExist) {
-			return fmt.Errorf("read the flows: %w", err)
-		}
-		for i := range values[:n] {
-			if f := &values[i]; lbmap.FlowStage(f.Life) >= lbmap.FlowYoung {
-				fn(f)
-			}
-		}
-		if err != nil {
-			return nil
-		}
-	}
 }

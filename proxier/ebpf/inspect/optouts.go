@@ -5,7 +5,6 @@ package inspect
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -13,28 +12,24 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// OptOuts lists the cookies of the network namespaces that are left alone.
-func (i *Inspector) OptOuts() ([]uint64, error) {
+// OptOuts lists the network namespaces that are left alone by their cookies, and what opted them out.
+func (i *Inspector) OptOuts() (map[uint64]lbmap.OptOutBy, error) {
 	m := i.Maps["tdm_optout"]
 	if m == nil {
 		return nil, fmt.Errorf("%w: no program uses map tdm_optout", lbmap.ErrLayout)
 	}
-	cookies, err := lbmap.Keys[uint64, uint8](m)
-	if err != nil {
-		return nil, fmt.Errorf("read the opt-outs: %w", err)
-	}
-	slices.Sort(cookies)
-	return cookies, nil
+	return lbmap.OptOuts(m)
 }
 
 // AddOptOut opts out a network namespace: the programs do not translate its sockets any more. Connected
-// sockets stay as they are. Adding a namespace again succeeds.
+// sockets stay as they are. Adding a namespace again succeeds. One that a pod opted out stays so when the pod
+// does not ask for it any more.
 func (i *Inspector) AddOptOut(cookie uint64) error {
 	if cookie == 0 {
 		return errors.New("0 is not the cookie of a network namespace")
 	}
 	return i.withOptOuts(func(m *ciliumebpf.Map) error {
-		err := m.Put(cookie, uint8(1))
+		err := m.Put(cookie, uint8(lbmap.OptOutByCommand))
 		if errors.Is(err, unix.E2BIG) {
 			return fmt.Errorf("add opt-out %d: all %d entries are in use; remove those of deleted network namespaces: %w", cookie, m.MaxEntries(), err)
 		}
@@ -45,7 +40,8 @@ func (i *Inspector) AddOptOut(cookie uint64) error {
 	})
 }
 
-// RemoveOptOut ends an opt-out, and reports whether there was one.
+// RemoveOptOut ends an opt-out, and reports whether there was one. A running process adds one again that a pod
+// asks for.
 func (i *Inspector) RemoveOptOut(cookie uint64) (existed bool, err error) {
 	err = i.withOptOuts(func(m *ciliumebpf.Map) error {
 		err := m.Delete(cookie)

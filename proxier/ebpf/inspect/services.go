@@ -106,7 +106,7 @@ func (i *Inspector) Services() ([]ServiceView, error) {
 	if err != nil {
 		return nil, err
 	}
-	traffic, err := flowtable.TrafficByService(i.tables, i.Maps["tdm_flow"], used)
+	traffic, err := i.traffic(used)
 	if err != nil {
 		return nil, err
 	}
@@ -114,6 +114,24 @@ func (i *Inspector) Services() ([]ServiceView, error) {
 		views[k].Counters.Traffic = traffic[views[k].ID]
 	}
 	return views, nil
+}
+
+// traffic reads the traffic of each service id. used is the number of flows.
+func (i *Inspector) traffic(used int) (map[uint32]flowtable.Traffic, error) {
+	maps := lbmap.Maps{}
+	defer maps.Close()
+	for _, name := range []string{"tdm_flow", "tdm_flow_entry"} {
+		if i.Maps[name] == nil {
+			return nil, fmt.Errorf("%w: no program uses map %s", lbmap.ErrLayout, name)
+		}
+		// As in readOnlyMapping.
+		m, err := lbmap.Reopen(i.Maps[name], 0)
+		if err != nil {
+			return nil, err
+		}
+		maps[name] = m
+	}
+	return flowtable.TrafficByService(i.tables, maps, used)
 }
 
 const (
@@ -295,13 +313,16 @@ func viewFrontend(entry lbmap.FrontendEntry) []setView {
 	var views []setView
 	for origin, r := range f.Routes {
 		who := proxier.Origin(origin).String()
+		if proxier.Origin(origin) == proxier.FromOutside && entry.Value.Flags&lbmap.FrontendLeft != 0 {
+			continue // to netfilter
+		}
 		if i := slices.IndexFunc(views, func(v setView) bool { return v.set == r.Set }); i >= 0 {
 			views[i].Clients += "," + who
 			continue
 		}
 		views = append(views, setView{FrontendView{Address: f.Addr, Kind: f.Kind.String(), Clients: who, Set: r.Set.String(), Filtered: f.Filtered}, r.Set})
 	}
-	if len(views) == 1 {
+	if len(views) == 1 && entry.Value.Flags&lbmap.FrontendLeft == 0 {
 		views[0].Clients = "all"
 	}
 	return views

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
 )
@@ -244,16 +245,16 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *lbmap.Meta) 
 		used, s.Max = int(meta.ServicesUsed), s.Max-1
 	case "tdm_frontend":
 		used, err = lbmap.CountEntries[lbmap.FrontendKey, lbmap.FrontendValue](m)
-	case "tdm_flow", "tdm_flow_key":
+	case "tdm_flow":
 		used, err = i.flowsUsed()
-		s.Max--
-		if name == "tdm_flow_key" {
-			used, s.Max = 2*used, s.Max+1
-		}
+		s.Max-- // id 0 is none
+	case "tdm_flow_entry":
+		used, err = i.flowsUsed()
+		used, s.Max = 2*used, flowtable.EntryLimit(m)
 	case "tdm_vip":
 		used, err = lbmap.CountEntries[[4]uint32, uint8](m)
 	case "tdm_uplink":
-		used, err = lbmap.CountEntries[uint32, uint32](m)
+		used, err = lbmap.CountEntries[uint32, lbmap.Uplink](m)
 	case "tdm_range":
 		used, err = lbmap.CountEntries[lbmap.RangeKey, uint8](m)
 	case "tdm_local":
@@ -278,11 +279,10 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *lbmap.Meta) 
 
 // flowsUsed counts the flows there are.
 func (i *Inspector) flowsUsed() (int, error) {
-	counts := i.Maps["tdm_flow_count"]
-	if counts == nil {
-		return 0, fmt.Errorf("%w: no program uses map tdm_flow_count", lbmap.ErrLayout)
+	for _, name := range []string{"tdm_flow", "tdm_flow_free"} {
+		if i.Maps[name] == nil {
+			return 0, fmt.Errorf("%w: no program uses map %s", lbmap.ErrLayout, name)
+		}
 	}
-	var used lbmap.FlowCounter
-	err := counts.Lookup(uint32(lbmap.FlowUsed), &used)
-	return int(used.Value), err
+	return flowtable.UsedIn(i.Maps)
 }

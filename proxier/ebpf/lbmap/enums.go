@@ -5,7 +5,7 @@ package lbmap
 // enum lb_layout
 const (
 	LayoutMagic   = 0x6d65646e6174
-	LayoutVersion = 4
+	LayoutVersion = 5
 )
 
 // enum lb_scope
@@ -36,6 +36,7 @@ const (
 	FrontendAllPods   = 0x4000
 	FrontendSomePods  = 0x8000
 	FrontendHost      = 0x10000
+	FrontendLeft      = 0x20000
 	FrontendKindShift = 24
 )
 
@@ -73,6 +74,7 @@ const (
 const (
 	BackendLocal       = 1
 	BackendTerminating = 2
+	BackendRemote      = 4
 )
 
 // enum lb_service_state
@@ -121,46 +123,53 @@ const (
 	FlowKept    = 4
 )
 
+// enum flow_action
+const (
+	ActionLocal = 1
+	ActionSNAT  = 2
+	ActionRemap = 3
+)
+
 // enum flow_flag
 const (
-	FlowIndexed     = 1
-	FlowIngress     = 2
-	FlowRemote      = 4
-	FlowReplied     = 8
-	FlowFINRequest  = 16
-	FlowFINReply    = 32
-	FlowClosed      = 64
-	FlowEstablished = 128
-	FlowWaiting     = 256
+	FlowIndexed      = 1
+	FlowResetRequest = 2
+	FlowResetReply   = 4
+	FlowReplied      = 8
+	FlowFINRequest   = 16
+	FlowFINReply     = 32
+	FlowClosed       = 64
+	FlowEstablished  = 128
+	FlowWaiting      = 256
+)
+
+// enum entry_state
+const (
+	EntryFree    = 0
+	EntryClaimed = 1
+	EntryNew     = 2
+	EntryLive    = 3
+	EntryState   = 3
+	EntryReply   = 4
 )
 
 // enum flow_count
 const (
-	FlowTop     = 0
-	FlowFresh   = 1
-	FlowUsed    = 2
-	FlowBorn    = 3
-	FlowOver    = 4
-	FlowKeptTCP = 5
-	FlowKeptUDP = 6
-	FlowCounts  = 7
+	FlowFresh   = 0
+	FlowBorn    = 1
+	FlowOver    = 2
+	FlowKeptTCP = 3
+	FlowKeptUDP = 4
+	FlowSeed    = 5
+	FlowCounts  = 6
 )
 
 // enum flow_limit
 const (
 	MaxClosed    = 2048
+	MaxFlowLists = 64
 	RoomAttempts = 4
-)
-
-// enum role
-const (
-	RoleUplink = 0
-	RolePod    = 1
-)
-
-// enum snat_limit
-const (
-	SNATRanges = 6
+	FlowNear     = 32
 )
 
 // enum reason
@@ -185,8 +194,28 @@ const (
 	PassFragment    = 17
 	PassHeaders     = 18
 	PassMartian     = 19
-	PushedOut       = 20
-	Reasons         = 21
+	PassNoUplink    = 20
+	Remap           = 21
+	HeldBack        = 22
+	PushedOut       = 23
+	Reasons         = 24
+)
+
+// enum role
+const (
+	RoleUplink = 0
+	RolePod    = 1
+)
+
+// enum snat_limit
+const (
+	SNATRanges = 6
+)
+
+// enum uplink_redirect
+const (
+	RedirectNextHop = 0
+	RedirectRoute   = 1
 )
 
 // enum icmp_limit

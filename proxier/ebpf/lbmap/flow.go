@@ -6,7 +6,10 @@ package lbmap
 type (
 	Flow        = tcFlow
 	FlowKey     = tcFlowKey
+	FlowEntry   = tcFlowEntry
 	FlowCounter = tcFlowCounter
+	FlowList    = tcFlowList
+	Uplink      = tcUplink
 )
 
 // FlowStage is the stage of a flow: the low byte of its life.

@@ -49,6 +49,9 @@ func frontendFlags(f *proxier.Frontend) uint32 {
 		}
 		flags |= route << (origin * RouteBits)
 	}
+	if f.Left != nil { // those of sockets are not in the map
+		flags |= FrontendLeft
+	}
 	if !f.Filtered {
 		return flags
 	}

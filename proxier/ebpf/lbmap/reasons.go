@@ -16,6 +16,8 @@ var ReasonNames = [Reasons]string{
 	DropPolicy: "dropped_policy", DropSourceRange: "dropped_source_range", DropNoFlow: "dropped_no_flow", DropRaced: "dropped_raced",
 	DropRewrite: "dropped_rewrite", DropNoRoute: "dropped_no_route",
 	PassRST: "passed_reset", PassNetfilter: "passed_netfilter", PassFragment: "passed_fragment", PassHeaders: "passed_headers", PassMartian: "passed_martian",
+	PassNoUplink: "passed_no_uplink", Remap: "remapped",
+	HeldBack:  "held_back",
 	PushedOut: "pushed_out",
 }
 

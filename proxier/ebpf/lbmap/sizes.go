@@ -38,7 +38,7 @@ type Sizes struct {
 }
 
 // DefaultSizes fit the largest clusters that upstream is tested with (10,000 Services,
-// 150,000 pods) with room to spare, in 110 MiB of kernel memory; half of that is flows.
+// 150,000 pods) with room to spare, in 141 MiB of kernel memory; 82 MiB of that are flows.
 func DefaultSizes() Sizes {
 	return Sizes{
 		Frontends:  1 << 17,

@@ -26,3 +26,21 @@ func PacketSpec() (*ciliumebpf.CollectionSpec, error) {
 	}
 	return spec, nil
 }
+
+// ArrivalSpec is the collection of the filter that finds untranslated packets.
+func ArrivalSpec() (*ciliumebpf.CollectionSpec, error) {
+	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_ArrivalBytes))
+	if err != nil {
+		return nil, fmt.Errorf("read the filter of packet sockets in this binary: %w", err)
+	}
+	return spec, nil
+}
+
+// HoldSpec is the collection of the netfilter programs.
+func HoldSpec() (*ciliumebpf.CollectionSpec, error) {
+	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_HoldBytes))
+	if err != nil {
+		return nil, fmt.Errorf("read the netfilter programs in this binary: %w", err)
+	}
+	return spec, nil
+}

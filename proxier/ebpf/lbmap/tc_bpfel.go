@@ -16,22 +16,44 @@ import (
 type tcFlow struct {
 	_                 structs.HostLayout
 	Life              uint64
-	Seen              uint32
-	Flags             uint32
-	Request           tcFlowKey
-	Reply             tcFlowKey
+	Flags             uint64
 	Service           uint32
 	Backend           uint32
 	BackendGeneration uint32
-	Next              uint32
-	Packets           [2]uint64
-	Bytes             [2]uint64
+	Seen              uint32
+	Place             [2]uint32
+	Ingress           uint32
+	Action            uint8
+	Pad               [3]uint8
+	Request           tcFlowKey
+	Reply             tcFlowKey
 }
 
 type tcFlowCounter struct {
 	_     structs.HostLayout
 	Value uint64
 	Pad   [7]uint64
+}
+
+type tcFlowEntry struct {
+	_          structs.HostLayout
+	Word       uint64
+	Key        tcFlowKey
+	Near       uint32
+	Id         uint32
+	Ingress    uint32
+	Action     uint8
+	Distance   uint8
+	Pad        [2]uint8
+	Src        [4]uint32
+	Dst        [4]uint32
+	Sport      uint16
+	Dport      uint16
+	Generation uint32
+	Acked      uint32
+	Seen       uint32
+	Packets    uint64
+	Bytes      uint64
 }
 
 type tcFlowKey struct {
@@ -44,10 +66,27 @@ type tcFlowKey struct {
 	Pad   [3]uint8
 }
 
+type tcFlowList struct {
+	_    structs.HostLayout
+	Top  uint64
+	Used uint64
+	Pad  [6]uint64
+}
+
 type tcPortRange struct {
 	_     structs.HostLayout
 	First uint16
 	Count uint16
+}
+
+type tcUplink struct {
+	_        structs.HostLayout
+	Mtu      uint32
+	L2Len    uint8
+	Redirect uint8
+	Pad      [2]uint8
+	Addr4    [4]uint32
+	Addr6    [4]uint32
 }
 
 // Names of all BPF objects in the ELF.
@@ -60,7 +99,9 @@ const (
 	tcMapTdmBudget       = "tdm_budget"
 	tcMapTdmFlow         = "tdm_flow"
 	tcMapTdmFlowCount    = "tdm_flow_count"
-	tcMapTdmFlowKey      = "tdm_flow_key"
+	tcMapTdmFlowEntry    = "tdm_flow_entry"
+	tcMapTdmFlowFilter   = "tdm_flow_filter"
+	tcMapTdmFlowFree     = "tdm_flow_free"
 	tcMapTdmFlowYoung    = "tdm_flow_young"
 	tcMapTdmFragment     = "tdm_fragment"
 	tcMapTdmFrontend     = "tdm_frontend"
@@ -70,6 +111,7 @@ const (
 	tcMapTdmOptout       = "tdm_optout"
 	tcMapTdmRange        = "tdm_range"
 	tcMapTdmReason       = "tdm_reason"
+	tcMapTdmRoute        = "tdm_route"
 	tcMapTdmService      = "tdm_service"
 	tcMapTdmSet          = "tdm_set"
 	tcMapTdmSlot         = "tdm_slot"
@@ -84,18 +126,20 @@ const (
 	tcProgTdmOut         = "tdm_out"
 	tcVarDraining        = "draining"
 	tcVarFirstGeneration = "first_generation"
+	tcVarFlowLists       = "flow_lists"
+	tcVarFlowSeed        = "flow_seed"
 	tcVarFromPod         = "from_pod"
 	tcVarHaveConntrack   = "have_conntrack"
 	tcVarHaveFibSource   = "have_fib_source"
 	tcVarHaveLoop        = "have_loop"
 	tcVarL2Len           = "l2_len"
 	tcVarMaxFlows        = "max_flows"
+	tcVarMaxHomes        = "max_homes"
 	tcVarMaxKeptTcp      = "max_kept_tcp"
 	tcVarMaxKeptUdp      = "max_kept_udp"
 	tcVarMaxYoung        = "max_young"
 	tcVarResetRemoved    = "reset_removed"
 	tcVarRole            = "role"
-	tcVarSharedNode      = "shared_node"
 	tcVarSnatAllPorts    = "snat_all_ports"
 	tcVarSnatPorts       = "snat_ports"
 	tcVarSnatRanges      = "snat_ranges"
@@ -151,32 +195,35 @@ type tcProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcMapSpecs struct {
-	TdmAffinity  *ebpf.MapSpec `ebpf:"tdm_affinity"`
-	TdmBackend   *ebpf.MapSpec `ebpf:"tdm_backend"`
-	TdmBeStats   *ebpf.MapSpec `ebpf:"tdm_be_stats"`
-	TdmBudget    *ebpf.MapSpec `ebpf:"tdm_budget"`
-	TdmFlow      *ebpf.MapSpec `ebpf:"tdm_flow"`
-	TdmFlowCount *ebpf.MapSpec `ebpf:"tdm_flow_count"`
-	TdmFlowKey   *ebpf.MapSpec `ebpf:"tdm_flow_key"`
-	TdmFlowYoung *ebpf.MapSpec `ebpf:"tdm_flow_young"`
-	TdmFragment  *ebpf.MapSpec `ebpf:"tdm_fragment"`
-	TdmFrontend  *ebpf.MapSpec `ebpf:"tdm_frontend"`
-	TdmLocal     *ebpf.MapSpec `ebpf:"tdm_local"`
-	TdmMeta      *ebpf.MapSpec `ebpf:"tdm_meta"`
-	TdmNode      *ebpf.MapSpec `ebpf:"tdm_node"`
-	TdmOptout    *ebpf.MapSpec `ebpf:"tdm_optout"`
-	TdmRange     *ebpf.MapSpec `ebpf:"tdm_range"`
-	TdmReason    *ebpf.MapSpec `ebpf:"tdm_reason"`
-	TdmService   *ebpf.MapSpec `ebpf:"tdm_service"`
-	TdmSet       *ebpf.MapSpec `ebpf:"tdm_set"`
-	TdmSlot      *ebpf.MapSpec `ebpf:"tdm_slot"`
-	TdmSnat      *ebpf.MapSpec `ebpf:"tdm_snat"`
-	TdmSock      *ebpf.MapSpec `ebpf:"tdm_sock"`
-	TdmSuccessor *ebpf.MapSpec `ebpf:"tdm_successor"`
-	TdmSvcStats  *ebpf.MapSpec `ebpf:"tdm_svc_stats"`
-	TdmUdpPeer   *ebpf.MapSpec `ebpf:"tdm_udp_peer"`
-	TdmUplink    *ebpf.MapSpec `ebpf:"tdm_uplink"`
-	TdmVip       *ebpf.MapSpec `ebpf:"tdm_vip"`
+	TdmAffinity   *ebpf.MapSpec `ebpf:"tdm_affinity"`
+	TdmBackend    *ebpf.MapSpec `ebpf:"tdm_backend"`
+	TdmBeStats    *ebpf.MapSpec `ebpf:"tdm_be_stats"`
+	TdmBudget     *ebpf.MapSpec `ebpf:"tdm_budget"`
+	TdmFlow       *ebpf.MapSpec `ebpf:"tdm_flow"`
+	TdmFlowCount  *ebpf.MapSpec `ebpf:"tdm_flow_count"`
+	TdmFlowEntry  *ebpf.MapSpec `ebpf:"tdm_flow_entry"`
+	TdmFlowFilter *ebpf.MapSpec `ebpf:"tdm_flow_filter"`
+	TdmFlowFree   *ebpf.MapSpec `ebpf:"tdm_flow_free"`
+	TdmFlowYoung  *ebpf.MapSpec `ebpf:"tdm_flow_young"`
+	TdmFragment   *ebpf.MapSpec `ebpf:"tdm_fragment"`
+	TdmFrontend   *ebpf.MapSpec `ebpf:"tdm_frontend"`
+	TdmLocal      *ebpf.MapSpec `ebpf:"tdm_local"`
+	TdmMeta       *ebpf.MapSpec `ebpf:"tdm_meta"`
+	TdmNode       *ebpf.MapSpec `ebpf:"tdm_node"`
+	TdmOptout     *ebpf.MapSpec `ebpf:"tdm_optout"`
+	TdmRange      *ebpf.MapSpec `ebpf:"tdm_range"`
+	TdmReason     *ebpf.MapSpec `ebpf:"tdm_reason"`
+	TdmRoute      *ebpf.MapSpec `ebpf:"tdm_route"`
+	TdmService    *ebpf.MapSpec `ebpf:"tdm_service"`
+	TdmSet        *ebpf.MapSpec `ebpf:"tdm_set"`
+	TdmSlot       *ebpf.MapSpec `ebpf:"tdm_slot"`
+	TdmSnat       *ebpf.MapSpec `ebpf:"tdm_snat"`
+	TdmSock       *ebpf.MapSpec `ebpf:"tdm_sock"`
+	TdmSuccessor  *ebpf.MapSpec `ebpf:"tdm_successor"`
+	TdmSvcStats   *ebpf.MapSpec `ebpf:"tdm_svc_stats"`
+	TdmUdpPeer    *ebpf.MapSpec `ebpf:"tdm_udp_peer"`
+	TdmUplink     *ebpf.MapSpec `ebpf:"tdm_uplink"`
+	TdmVip        *ebpf.MapSpec `ebpf:"tdm_vip"`
 }
 
 // tcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -185,18 +232,20 @@ type tcMapSpecs struct {
 type tcVariableSpecs struct {
 	Draining        *ebpf.VariableSpec `ebpf:"draining"`
 	FirstGeneration *ebpf.VariableSpec `ebpf:"first_generation"`
+	FlowLists       *ebpf.VariableSpec `ebpf:"flow_lists"`
+	FlowSeed        *ebpf.VariableSpec `ebpf:"flow_seed"`
 	FromPod         *ebpf.VariableSpec `ebpf:"from_pod"`
 	HaveConntrack   *ebpf.VariableSpec `ebpf:"have_conntrack"`
 	HaveFibSource   *ebpf.VariableSpec `ebpf:"have_fib_source"`
 	HaveLoop        *ebpf.VariableSpec `ebpf:"have_loop"`
 	L2Len           *ebpf.VariableSpec `ebpf:"l2_len"`
 	MaxFlows        *ebpf.VariableSpec `ebpf:"max_flows"`
+	MaxHomes        *ebpf.VariableSpec `ebpf:"max_homes"`
 	MaxKeptTcp      *ebpf.VariableSpec `ebpf:"max_kept_tcp"`
 	MaxKeptUdp      *ebpf.VariableSpec `ebpf:"max_kept_udp"`
 	MaxYoung        *ebpf.VariableSpec `ebpf:"max_young"`
 	ResetRemoved    *ebpf.VariableSpec `ebpf:"reset_removed"`
 	Role            *ebpf.VariableSpec `ebpf:"role"`
-	SharedNode      *ebpf.VariableSpec `ebpf:"shared_node"`
 	SnatAllPorts    *ebpf.VariableSpec `ebpf:"snat_all_ports"`
 	SnatPorts       *ebpf.VariableSpec `ebpf:"snat_ports"`
 	SnatRanges      *ebpf.VariableSpec `ebpf:"snat_ranges"`
@@ -222,32 +271,35 @@ func (o *tcObjects) Close() error {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcMaps struct {
-	TdmAffinity  *ebpf.Map `ebpf:"tdm_affinity"`
-	TdmBackend   *ebpf.Map `ebpf:"tdm_backend"`
-	TdmBeStats   *ebpf.Map `ebpf:"tdm_be_stats"`
-	TdmBudget    *ebpf.Map `ebpf:"tdm_budget"`
-	TdmFlow      *ebpf.Map `ebpf:"tdm_flow"`
-	TdmFlowCount *ebpf.Map `ebpf:"tdm_flow_count"`
-	TdmFlowKey   *ebpf.Map `ebpf:"tdm_flow_key"`
-	TdmFlowYoung *ebpf.Map `ebpf:"tdm_flow_young"`
-	TdmFragment  *ebpf.Map `ebpf:"tdm_fragment"`
-	TdmFrontend  *ebpf.Map `ebpf:"tdm_frontend"`
-	TdmLocal     *ebpf.Map `ebpf:"tdm_local"`
-	TdmMeta      *ebpf.Map `ebpf:"tdm_meta"`
-	TdmNode      *ebpf.Map `ebpf:"tdm_node"`
-	TdmOptout    *ebpf.Map `ebpf:"tdm_optout"`
-	TdmRange     *ebpf.Map `ebpf:"tdm_range"`
-	TdmReason    *ebpf.Map `ebpf:"tdm_reason"`
-	TdmService   *ebpf.Map `ebpf:"tdm_service"`
-	TdmSet       *ebpf.Map `ebpf:"tdm_set"`
-	TdmSlot      *ebpf.Map `ebpf:"tdm_slot"`
-	TdmSnat      *ebpf.Map `ebpf:"tdm_snat"`
-	TdmSock      *ebpf.Map `ebpf:"tdm_sock"`
-	TdmSuccessor *ebpf.Map `ebpf:"tdm_successor"`
-	TdmSvcStats  *ebpf.Map `ebpf:"tdm_svc_stats"`
-	TdmUdpPeer   *ebpf.Map `ebpf:"tdm_udp_peer"`
-	TdmUplink    *ebpf.Map `ebpf:"tdm_uplink"`
-	TdmVip       *ebpf.Map `ebpf:"tdm_vip"`
+	TdmAffinity   *ebpf.Map `ebpf:"tdm_affinity"`
+	TdmBackend    *ebpf.Map `ebpf:"tdm_backend"`
+	TdmBeStats    *ebpf.Map `ebpf:"tdm_be_stats"`
+	TdmBudget     *ebpf.Map `ebpf:"tdm_budget"`
+	TdmFlow       *ebpf.Map `ebpf:"tdm_flow"`
+	TdmFlowCount  *ebpf.Map `ebpf:"tdm_flow_count"`
+	TdmFlowEntry  *ebpf.Map `ebpf:"tdm_flow_entry"`
+	TdmFlowFilter *ebpf.Map `ebpf:"tdm_flow_filter"`
+	TdmFlowFree   *ebpf.Map `ebpf:"tdm_flow_free"`
+	TdmFlowYoung  *ebpf.Map `ebpf:"tdm_flow_young"`
+	TdmFragment   *ebpf.Map `ebpf:"tdm_fragment"`
+	TdmFrontend   *ebpf.Map `ebpf:"tdm_frontend"`
+	TdmLocal      *ebpf.Map `ebpf:"tdm_local"`
+	TdmMeta       *ebpf.Map `ebpf:"tdm_meta"`
+	TdmNode       *ebpf.Map `ebpf:"tdm_node"`
+	TdmOptout     *ebpf.Map `ebpf:"tdm_optout"`
+	TdmRange      *ebpf.Map `ebpf:"tdm_range"`
+	TdmReason     *ebpf.Map `ebpf:"tdm_reason"`
+	TdmRoute      *ebpf.Map `ebpf:"tdm_route"`
+	TdmService    *ebpf.Map `ebpf:"tdm_service"`
+	TdmSet        *ebpf.Map `ebpf:"tdm_set"`
+	TdmSlot       *ebpf.Map `ebpf:"tdm_slot"`
+	TdmSnat       *ebpf.Map `ebpf:"tdm_snat"`
+	TdmSock       *ebpf.Map `ebpf:"tdm_sock"`
+	TdmSuccessor  *ebpf.Map `ebpf:"tdm_successor"`
+	TdmSvcStats   *ebpf.Map `ebpf:"tdm_svc_stats"`
+	TdmUdpPeer    *ebpf.Map `ebpf:"tdm_udp_peer"`
+	TdmUplink     *ebpf.Map `ebpf:"tdm_uplink"`
+	TdmVip        *ebpf.Map `ebpf:"tdm_vip"`
 }
 
 func (m *tcMaps) Close() error {
@@ -258,7 +310,9 @@ func (m *tcMaps) Close() error {
 		m.TdmBudget,
 		m.TdmFlow,
 		m.TdmFlowCount,
-		m.TdmFlowKey,
+		m.TdmFlowEntry,
+		m.TdmFlowFilter,
+		m.TdmFlowFree,
 		m.TdmFlowYoung,
 		m.TdmFragment,
 		m.TdmFrontend,
@@ -268,6 +322,7 @@ func (m *tcMaps) Close() error {
 		m.TdmOptout,
 		m.TdmRange,
 		m.TdmReason,
+		m.TdmRoute,
 		m.TdmService,
 		m.TdmSet,
 		m.TdmSlot,
@@ -287,18 +342,20 @@ func (m *tcMaps) Close() error {
 type tcVariables struct {
 	Draining        *ebpf.Variable `ebpf:"draining"`
 	FirstGeneration *ebpf.Variable `ebpf:"first_generation"`
+	FlowLists       *ebpf.Variable `ebpf:"flow_lists"`
+	FlowSeed        *ebpf.Variable `ebpf:"flow_seed"`
 	FromPod         *ebpf.Variable `ebpf:"from_pod"`
 	HaveConntrack   *ebpf.Variable `ebpf:"have_conntrack"`
 	HaveFibSource   *ebpf.Variable `ebpf:"have_fib_source"`
 	HaveLoop        *ebpf.Variable `ebpf:"have_loop"`
 	L2Len           *ebpf.Variable `ebpf:"l2_len"`
 	MaxFlows        *ebpf.Variable `ebpf:"max_flows"`
+	MaxHomes        *ebpf.Variable `ebpf:"max_homes"`
 	MaxKeptTcp      *ebpf.Variable `ebpf:"max_kept_tcp"`
 	MaxKeptUdp      *ebpf.Variable `ebpf:"max_kept_udp"`
 	MaxYoung        *ebpf.Variable `ebpf:"max_young"`
 	ResetRemoved    *ebpf.Variable `ebpf:"reset_removed"`
 	Role            *ebpf.Variable `ebpf:"role"`
-	SharedNode      *ebpf.Variable `ebpf:"shared_node"`
 	SnatAllPorts    *ebpf.Variable `ebpf:"snat_all_ports"`
 	SnatPorts       *ebpf.Variable `ebpf:"snat_ports"`
 	SnatRanges      *ebpf.Variable `ebpf:"snat_ranges"`

@@ -30,6 +30,8 @@ type (
 	UDPPeer       = sockUdpPeer
 	// PortSpan is a range of source ports as the programs have it.
 	PortSpan = tcPortRange
+	// Cover is a list of prefixes that contain all ClusterIPs.
+	Cover = arrivalCover
 )
 
 // PutName writes what n.String would return, and returns the length. A hash replaces the end

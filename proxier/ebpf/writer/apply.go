@@ -33,7 +33,7 @@ func (w *Writer) program(index uint32) error {
 			p.id = id
 		}
 	}
-	if err := Supports(d); err != nil {
+	if err := supports(d); err != nil {
 		return err
 	}
 

@@ -12,6 +12,9 @@ func backendFlags(b *proxier.Backend) uint32 {
 	if b.Local {
 		f |= lbmap.BackendLocal
 	}
+	if b.Remote {
+		f |= lbmap.BackendRemote
+	}
 	if b.Terminating {
 		f |= lbmap.BackendTerminating
 	}
@@ -31,4 +34,4 @@ func membersOf(b *proxier.Backend) uint8 {
 func setBit(s proxier.Set) uint8 { return 1 << s }
 
 // served says whether a frontend is to be in the tables.
-func served(f *proxier.Frontend) bool { return f.Conflict == nil }
+func served(f *proxier.Frontend) bool { return f.Conflict == nil && !f.IsLeft() }

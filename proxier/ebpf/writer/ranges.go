@@ -118,7 +118,7 @@ func (w *Writer) loadRanges(left []port) error {
 }
 
 // needsGuard reports whether the sources of packets must be checked, see GuardHook.
-func needsGuard(f lbmap.FrontendEntry) bool { return f.Value.Flags&lbmap.FrontendSomePods != 0 }
+func needsGuard(f lbmap.FrontendEntry) bool { return f.Value.Flags&lbmap.FrontendFiltered != 0 }
 
 // NeedsGuard reports whether any frontend in the tables needs that check.
 func (w *Writer) NeedsGuard() bool {

@@ -40,8 +40,16 @@ func (e unsupportedError) Error() string {
 
 func (e unsupportedError) code() lbmap.Refusal { return lbmap.RefusalSCTP }
 
-// Supports says why the datapath cannot serve a service port; nil if it can.
-func Supports(d *proxier.Decision) error {
+// Supports says why the datapath cannot serve a frontend; nil if it can.
+func Supports(d *proxier.Decision, f *proxier.Frontend) error {
+	if f.IsLeft() {
+		return errors.New(f.Left.Why)
+	}
+	return supports(d)
+}
+
+// supports says why the datapath cannot serve a service port at all; nil if it can.
+func supports(d *proxier.Decision) error {
 	if d.Name.Protocol == proxier.SCTP {
 		return unsupportedError{d.Name.Protocol}
 	}

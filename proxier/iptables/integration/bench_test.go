@@ -87,6 +87,9 @@ func (c *benchCluster) change(service, round int) proxier.Update {
 func BenchmarkSync(b *testing.B) {
 	for _, variant := range []xtables.Variant{xtables.NFT, xtables.Legacy} {
 		for _, size := range benchSizes {
+			if testing.Short() {
+				size.services /= 10
+			}
 			b.Run(fmt.Sprintf("variant=%s/services=%d/endpoints=%d", variant, size.services, size.endpoints), func(b *testing.B) {
 				c := newBenchCluster(size.services, size.endpoints)
 				sum := map[string]time.Duration{}

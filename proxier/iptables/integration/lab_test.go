@@ -5,6 +5,7 @@ package integration
 import (
 	"context"
 	"os"
+	"sync"
 	"testing"
 
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
@@ -35,6 +36,7 @@ var (
 
 // labTools run the programs in the network namespace of a node.
 type labTools struct {
+	mu    sync.Mutex
 	reads int // calls of SaveAll
 	*xtables.Tools
 	at *lab.Node
@@ -62,12 +64,37 @@ func (l *labTools) Save(ctx context.Context, f proxier.Family, table string) (sa
 }
 
 func (l *labTools) SaveAll(ctx context.Context, f proxier.Family, tables ...string) (saved map[string]*xtables.Table, err error) {
+	l.mu.Lock()
 	l.reads++
+	l.mu.Unlock()
 	err = l.at.Do(func() error {
 		saved, err = l.Tools.SaveAll(ctx, f, tables...)
 		return err
 	})
 	return saved, err
+}
+
+// readsNow is the number of reads while a process runs.
+func (l *labTools) readsNow() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.reads
+}
+
+func (l *labTools) Sizes(f proxier.Family, tables ...string) (text string, ok bool, err error) {
+	err = l.at.Do(func() error {
+		text, ok, err = l.Tools.Sizes(f, tables...)
+		return err
+	})
+	return text, ok, err
+}
+
+func (l *labTools) Uses(f proxier.Family, chains ...xtables.ChainName) (text string, ok bool, err error) {
+	err = l.at.Do(func() error {
+		text, ok, err = l.Tools.Uses(f, chains...)
+		return err
+	})
+	return text, ok, err
 }
 
 func (l *labTools) Usable(ctx context.Context, f proxier.Family) error {
@@ -96,23 +123,25 @@ type node struct {
 	*iptablestest.Node
 	t  *testing.T
 	at *lab.Node
+	// repaired is iptables.Options.Repaired of processes that begin.
+	repaired func(proxier.Repair)
 }
 
 func newNode(t *testing.T, v xtables.Variant) (*node, *labTools) {
 	t.Helper()
 	tools := newLabTools(t, v)
-	return &node{iptablestest.NewNode(t, tools), t, tools.at}, tools
+	return &node{Node: iptablestest.NewNode(t, tools), t: t, at: tools.at}, tools
 }
 
 // newSimulatedNode returns a node with simulated tools, and the settings of a lab node.
 func newSimulatedNode(t *testing.T, at *lab.Node) *node {
-	return &node{iptablestest.NewNode(t, iptablestest.NewSimulated()), t, at}
+	return &node{Node: iptablestest.NewNode(t, iptablestest.NewSimulated()), t: t, at: at}
 }
 
 // open starts a process that knows no objects yet.
 func (n *node) open(facts proxier.Facts, policy proxier.Policy) *iptables.Tier {
 	n.t.Helper()
-	opts := iptables.Options{Tools: n.Tools, Reporter: n.Reporter()}
+	opts := iptables.Options{Tools: n.Tools, Reporter: n.Reporter(), Repaired: n.repaired}
 	opts.Counters, _ = n.Tools.Tools.(iptables.Counters)
 	opts.Flows = staleudp.New(staleudp.Options{Table: conntrack.Kernel{}})
 	var tier *iptables.Tier

@@ -107,7 +107,7 @@ var meant = []struct{ difference, reason string }{
 	{"^ours filter KUBE-PROXY-FIREWALL .* -j KUBE-REFUSED-PORTS$", "NodePorts have a chain of their own there too"},
 	{"^ours chain filter KUBE-REFUSED-PORTS$", "NodePorts have a chain of their own there too"},
 	{"^order filter (INPUT|FORWARD|OUTPUT)$", "rejecting comes before dropping"},
-	{"^ours filter OUTPUT .* -j KUBE-EXTERNAL-SERVICES$", "connections of this host to an external IP without endpoints are rejected, too"},
+	{"^(theirs filter FORWARD|ours filter KUBE-SERVICES) .* -j KUBE-EXTERNAL-SERVICES$", "connections of this host to an external IP without endpoints are rejected, too"},
 	{"^ours nat KUBE-FW-.* -j ACCEPT$", "clients outside the source ranges do not reach a NodePort of the same number"},
 	{"^(theirs nat KUBE-SERVICES|ours nat KUBE-SERVICES ! -d 127.0.0.0/8) -m comment .* --dst-type LOCAL -j KUBE-NODEPORTS$", "loopback addresses have a rule of their own"},
 	{"^ours nat KUBE-SERVICES -d 127.0.0.0/8 .* --src-type LOCAL -j KUBE-NODEPORTS$", "neighbours do not reach NodePorts at loopback addresses"},
@@ -307,7 +307,7 @@ func takeOver(t *testing.T, services int) {
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	n := &node{iptablestest.NewNode(t, tools), t, at}
+	n := &node{Node: iptablestest.NewNode(t, tools), t: t, at: at}
 	policy := proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}}
 	n.open(iptablestest.Facts, policy)
 	n.tell(objects)

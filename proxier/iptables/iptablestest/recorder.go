@@ -40,6 +40,28 @@ func (r *Recorder) Restore(ctx context.Context, f proxier.Family, input []byte) 
 	return nil
 }
 
+// Sizes forwards to tools that have them.
+func (r *Recorder) Sizes(f proxier.Family, tables ...string) (text string, ok bool, err error) {
+	s, is := r.Tools.(interface {
+		Sizes(f proxier.Family, tables ...string) (string, bool, error)
+	})
+	if !is {
+		return "", false, nil
+	}
+	return s.Sizes(f, tables...)
+}
+
+// Uses forwards to tools that have them.
+func (r *Recorder) Uses(f proxier.Family, chains ...xtables.ChainName) (text string, ok bool, err error) {
+	u, is := r.Tools.(interface {
+		Uses(f proxier.Family, chains ...xtables.ChainName) (string, bool, error)
+	})
+	if !is {
+		return "", false, nil
+	}
+	return u.Uses(f, chains...)
+}
+
 // Take returns the inputs written since the last call.
 func (r *Recorder) Take() []string {
 	r.mu.Lock()

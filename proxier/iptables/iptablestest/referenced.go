@@ -33,7 +33,7 @@ func ReferencedChains(t *testing.T, n *Node, start func(), restart, hidden bool)
 				t.Errorf("%s: %s exists", when, at)
 			}
 		}
-		if list, wrong := Entries(t, n.Tools, proxier.IPv4); len(list) != 2 || len(wrong) > 0 { // for NodePorts
+		if list, wrong := Entries(t, n.Tools, proxier.IPv4); len(list) != 3 || len(wrong) > 0 { // for NodePorts, and to external addresses
 			t.Errorf("%s: entries %q, wrong %q", when, list, wrong)
 		}
 		n.Tools.Take()

@@ -56,5 +56,8 @@ func (r *Rules[M]) Supports(*proxier.Decision, *proxier.Frontend) error { return
 // Usable says that it serves both families.
 func (r *Rules[M]) Usable(proxier.Family) error { return nil }
 
+// Run implements ipvs.Rules.
+func (r *Rules[M]) Run(context.Context) {}
+
 // Close does nothing.
 func (r *Rules[M]) Close() error { return nil }

@@ -39,7 +39,7 @@ type Tier interface {
 }
 
 // Program is another kube-proxy, which is tested instead of a tier. It may have the method Serves of
-// a Tier; otherwise it serves all calls.
+// a Tier; otherwise it serves all calls. It may have a method Network, which returns the options of the lab.
 type Program interface {
 	// Start returns when it serves all given objects.
 	Start(ctx context.Context, node *lab.Node, config *scenarios.Config, objects []metav1.Object) (Proxy, error)
@@ -95,6 +95,9 @@ func PlayProgram(t testing.TB, s *scenarios.Scenario, p Program) {
 func PlayProgramThen(t testing.TB, s *scenarios.Scenario, p Program, then func()) {
 	t.Helper()
 	c := newCluster(t, s, nil)
+	if n, ok := p.(interface{ Network() lab.Options }); ok {
+		c.opts = n.Network()
+	}
 	c.exhaustive = true
 	c.scope = everything{}
 	if s, ok := p.(scope); ok {

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef TANDEM_EMIT_H
+#define TANDEM_EMIT_H
+
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_helpers.h>
+
+#include "choice.h"
+#include "flow_index.h"
+#include "nat.h"
+#include "packet.h"
+#include "reasons.h"
+#include "redirect.h"
+#include "route.h"
+#include "tc_config.h"
+#include "uplink.h"
+#include "verdict.h"
+
+/* Translates a packet and redirects it past the stack. */
+static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
+				   const struct flow_hit *hit, bool has_way)
+{
+	struct bpf_fib_lookup *fib = last_route();
+
+	if (!fib)
+		return TC_ACT_SHOT;
+	if (!has_way) {
+		long found;
+
+		if (p->ttl <= 1)
+			return EXPIRED;
+		found = route(skb, fib, &hit->to, wire_len(skb, p), 0);
+		if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
+			p->mtu = fib->mtu_result;
+			return TOO_BIG;
+		}
+		/* The route may come back; the stack would reset the
+		 * connection. */
+		if (!has_route(found))
+			return done(DROP_NO_ROUTE, TC_ACT_SHOT);
+	}
+	if (rewrite(skb, p, &hit->to) || decrement_ttl(skb, p))
+		return done(DROP_REWRITE, TC_ACT_SHOT);
+	count_reason(hit->reply ? FORWARD_REPLY : FORWARD_REMOTE);
+	return send_out(skb, fib);
+}
+
+/*
+ * Redirects a reply that the stack sends by another device than its request
+ * came in by, if the route of the frontend's address says so: the stack looked
+ * up that of the backend, for which a policy may name another device.
+ */
+static __always_inline int move_reply(struct __sk_buff *skb, struct packet *p,
+				      const struct flow_hit *hit)
+{
+	struct bpf_fib_lookup *fib = last_route();
+
+	if (!fib ||
+	    !has_route(route_of_host(skb, fib, &hit->to, wire_len(skb, p))) ||
+	    fib->ifindex == skb->ifindex || !uplink_of(fib->ifindex))
+		return NEXT;
+	return send_out(skb, fib);
+}
+
+/* Carries out the action of a flow on a packet. has_way: the route is the
+ * last that was looked up. */
+static __always_inline int emit(struct __sk_buff *skb, struct packet *p,
+				const struct flow_hit *hit, bool has_way)
+{
+	if (hit->action == ACTION_SNAT)
+		return forward(skb, p, hit, has_way);
+	if (rewrite(skb, p, &hit->to))
+		return done(DROP_REWRITE, TC_ACT_SHOT);
+	if (hit->action == ACTION_REMAP)
+		return done(REMAP, NEXT);
+	count_reason(hit->reply ? FORWARD_REPLY : FORWARD_LOCAL);
+	if (hit->reply && role == ROLE_UPLINK && hit->ingress != skb->ifindex)
+		return move_reply(skb, p, hit);
+	return NEXT;
+}
+
+#endif

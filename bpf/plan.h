@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef TANDEM_PLAN_H
+#define TANDEM_PLAN_H
+
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <stdbool.h>
+#include <bpf/bpf_helpers.h>
+
+#include "addr.h"
+#include "choice.h"
+#include "flow_types.h"
+#include "global.h"
+#include "lb_maps.h"
+#include "node.h"
+#include "packet.h"
+#include "reasons.h"
+#include "route.h"
+#include "tc_config.h"
+#include "uplink.h"
+#include "verdict.h"
+
+/* The address of this node that a remote backend sees. */
+static __always_inline void source_of(const struct packet *p,
+				      const struct bpf_fib_lookup *fib,
+				      const struct uplink *up, __be32 *source)
+{
+	const __be32 *own = p->v6 ? up->addr6 : up->addr4;
+
+	if (have_fib_source && !p->v6)
+		set_v4(source, fib->ipv4_src);
+	else if (have_fib_source)
+		copy_addr(source, fib->ipv6_src);
+	else if (!is_zero(own))
+		copy_addr(source, own);
+	else
+		node_addr(p->v6, source);
+}
+
+/* Whether the route to a backend masquerades connections. From an uplink, that
+ * is every connection to a remote backend: its replies would not pass here
+ * otherwise. From a pod, it is what the table says: replies of other pods on
+ * this node would be taken for replies to the host. */
+static __always_inline bool may_masquerade(const struct backend *be,
+					   __u32 route)
+{
+	if (role == ROLE_POD && !(route & ROUTE_MASQUERADE))
+		return false;
+	return !(be->flags & BACKEND_LOCAL) && !local_flags(be->addr);
+}
+
+/*
+ * Plans how the chosen backend is reached: the action, the route and the source
+ * address. Nothing is written before it is known that the action can be carried
+ * out. Where a backend is, its EndpointSlice says; routes decide for those that
+ * have no nodeName.
+ */
+GLOBAL int plan(struct __sk_buff *skb, struct packet *p, struct choice *c)
+{
+	struct bpf_fib_lookup *fib = last_route();
+	struct flow_key to = {};
+	const struct uplink *up;
+	struct backend *be;
+	__be32 source[4] = {};
+	bool to_itself;
+	__u32 id;
+	long found;
+
+	if (!p || !c || !fib)
+		return NEXT;
+	id = c->backend;
+	be = bpf_map_lookup_elem(&tdm_backend, &id);
+	if (!be)
+		return done(DROP_RACED, TC_ACT_SHOT);
+	c->action = ACTION_LOCAL;
+	copy_addr(c->reply.src, be->addr);
+	copy_addr(c->reply.dst, p->key.src);
+	c->reply.sport = be->port;
+	c->reply.dport = p->key.sport;
+	c->reply.proto = p->key.proto;
+	to_itself = role == ROLE_POD && same_addr(be->addr, p->key.src);
+	if (!to_itself && !may_masquerade(be, c->route))
+		return CHOSEN;
+
+	copy_addr(to.dst, be->addr);
+	to.dport = be->port;
+	to.proto = p->key.proto;
+	/* A length that fits any MTU: what is for the stack is not checked. */
+	found = route(skb, fib, &to, 1, have_fib_source ? FIB_SOURCE : 0);
+	if (!has_route(found)) {
+		/* The route may come back; the stack would make the client give
+		 * up. */
+		if (to_itself || be->flags & BACKEND_REMOTE)
+			return done(DROP_NO_ROUTE, TC_ACT_SHOT);
+		return CHOSEN;
+	}
+	id = fib->ifindex;
+	up = uplink_of(id);
+	if (to_itself) {
+		node_addr(p->v6, source);
+	} else if (up) {
+		source_of(p, fib, up, source);
+	} else {
+		if (be->flags & BACKEND_REMOTE)
+			count_reason(PASS_NO_UPLINK);
+		return CHOSEN;
+	}
+	if (p->ttl <= 1)
+		return EXPIRED;
+	/* The kernel tells the MTU only if it knows the neighbour too. */
+	if (found == BPF_FIB_LKUP_RET_NO_NEIGH)
+		found = route(skb, fib, &to, wire_len(skb, p), 0);
+	else if (fib->mtu_result && wire_len(skb, p) > fib->mtu_result)
+		found = BPF_FIB_LKUP_RET_FRAG_NEEDED;
+	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
+		p->mtu = fib->mtu_result;
+		return TOO_BIG;
+	}
+	c->action = ACTION_SNAT;
+	copy_addr(c->reply.dst, source);
+	return CHOSEN;
+}
+
+#endif

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// Hold drops TCP packets of known flows that no program on a device has translated, before the
+// stack answers them by a reset. See bpf/hold.bpf.c. It ends with the process.
+type Hold struct{ links []link.Link }
+
+// holdPriority is before all rules: those of iptables begin at -300, and conntrack is at -200.
+// The kernel does not allow the lowest number.
+const holdPriority = math.MinInt32 + 1
+
+// LoadHold loads the programs, without attaching them. It needs Linux 6.4.
+func LoadHold(ctx context.Context, maps lbmap.Maps, types *btf.Cache) (*ciliumebpf.Collection, error) {
+	spec, err := lbmap.HoldSpec()
+	if err != nil {
+		return nil, err
+	}
+	if err := setConstants(spec, map[string]any{}, maps); err != nil {
+		return nil, err
+	}
+	replacements := lbmap.Maps{}
+	for name := range spec.Maps {
+		if m := maps[name]; m != nil {
+			replacements[name] = m
+			spec.Maps[name].MaxEntries = m.MaxEntries()
+		}
+	}
+	return Load(ctx, "netfilter programs", spec, ciliumebpf.CollectionOptions{MapReplacements: replacements, Cache: types})
+}
+
+// AttachHold loads the programs and attaches them in the network namespace of the calling thread.
+func AttachHold(ctx context.Context, maps lbmap.Maps, types *btf.Cache) (*Hold, error) {
+	collection, err := LoadHold(ctx, maps, types)
+	if err != nil {
+		return nil, err
+	}
+	defer collection.Close()
+	h := &Hold{}
+	for _, at := range []struct {
+		program string
+		family  link.NetfilterProtocolFamily
+		hook    link.NetfilterInetHook
+	}{
+		{"tdm_hold_in4", link.NetfilterProtoIPv4, link.NetfilterInetLocalIn},
+		{"tdm_hold_in6", link.NetfilterProtoIPv6, link.NetfilterInetLocalIn},
+		{"tdm_hold_pod4", link.NetfilterProtoIPv4, link.NetfilterInetForward},
+		{"tdm_hold_pod6", link.NetfilterProtoIPv6, link.NetfilterInetForward},
+	} {
+		l, err := link.AttachNetfilter(link.NetfilterOptions{Program: collection.Programs[at.program], ProtocolFamily: at.family, Hook: at.hook, Priority: holdPriority})
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("attach %s: %w", at.program, err), h.Close())
+		}
+		h.links = append(h.links, l)
+	}
+	return h, nil
+}
+
+// Close detaches the programs.
+func (h *Hold) Close() error {
+	var errs []error
+	for _, l := range h.links {
+		errs = append(errs, l.Close())
+	}
+	h.links = nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpf
+
+import (
+	"context"
+
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+)
+
+// startHold holds back packets that programs on devices miss, until this process ends. It is called
+// with mu held, once the programs are attached.
+//
+// Beside another kube-proxy, netfilter may give a port of the node to another connection, so
+// that a packet of a known flow can be for the stack.
+func (t *Tier) startHold(ctx context.Context) {
+	if t.hold != nil || t.opts.Shared || !t.opts.packets() || t.opts.NoHold {
+		return
+	}
+	err := t.netns.Do(func() (err error) {
+		t.hold, err = datapath.AttachHold(ctx, t.maps, t.opts.KernelTypes)
+		return err
+	})
+	if err != nil {
+		klog.FromContext(ctx).Info("Connections of clients outside may be reset when another process detaches eBPF programs, until they are attached again; to prevent that takes netfilter programs (Linux 6.4)", "reason", err.Error())
+	}
+}
+
+// holds says whether packets that programs on devices miss are held back.
+func (t *Tier) holds() bool { return t.hold != nil }
+
+func (t *Tier) stopHold() {
+	if t.hold != nil {
+		_ = t.hold.Close() // releases descriptors
+		t.hold = nil
+	}
+}

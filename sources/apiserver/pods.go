@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apiserver
+
+import (
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+)
+
+// PodHandler is told of the Pods of a node and of all Namespaces. Calls for Pods are sequential, and so are those
+// for Namespaces; both are concurrent.
+type PodHandler interface {
+	// OnPod and OnNamespace are called for objects that are new or have changed.
+	OnPod(*v1.Pod)
+	OnPodDelete(*v1.Pod)
+	OnPodsSynced()
+	OnNamespace(*v1.Namespace)
+	OnNamespaceDelete(*v1.Namespace)
+	OnNamespacesSynced()
+}
+
+// PodOptions are the options of NewPods.
+type PodOptions struct {
+	// NodeName is the node whose Pods are watched.
+	NodeName string
+	// Annotations of Pods and Labels of Namespaces to keep. Others are dropped, as are all fields but
+	// spec.hostNetwork and status.phase.
+	Annotations, Labels []string
+	// Consequence describes what does not work without access to Pods or Namespaces.
+	PodConsequence, NamespaceConsequence string
+	// Clock defaults to the real one.
+	Clock clock.PassiveClock
+}
+
+// NewPods builds a Source that reads Pods and Namespaces, if it is allowed to list and watch them: it asks by
+// SelfSubjectAccessReviews, again every ten minutes. Until it may read Pods, it does not ask for Namespaces.
+func NewPods(client *Client, handler PodHandler, opts PodOptions) *Source {
+	s := newSource(client, Options{Clock: opts.Clock})
+	s.trim.podAnnotations, s.trim.namespaceLabels = opts.Annotations, opts.Labels
+	s.subscriptions = func(logger klog.Logger) []subscription {
+		podsSynced := make(chan struct{})
+		return []subscription{
+			{
+				resource: "pods",
+				optional: opts.PodConsequence, absentInterval: s.absentInterval, review: true,
+				object: &v1.Pod{},
+				tweak: func(o *metav1.ListOptions) {
+					o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", opts.NodeName).String()
+				},
+				list:  client.Pods().List,
+				watch: client.Pods().Watch,
+				handler: &kind[*v1.Pod]{
+					logger: logger, resource: "pods",
+					identity: func(m metav1.ObjectMeta, _ string) *v1.Pod { return &v1.Pod{ObjectMeta: m} },
+					add:      handler.OnPod,
+					update:   func(_, p *v1.Pod) { handler.OnPod(p) },
+					delete:   handler.OnPodDelete,
+				},
+				synced: func() { handler.OnPodsSynced(); close(podsSynced) },
+			},
+			{
+				resource: "namespaces",
+				optional: opts.NamespaceConsequence, absentInterval: s.absentInterval, after: podsSynced, review: true,
+				object: &v1.Namespace{},
+				tweak:  func(*metav1.ListOptions) {},
+				list:   client.Namespaces().List,
+				watch:  client.Namespaces().Watch,
+				handler: &kind[*v1.Namespace]{
+					logger: logger, resource: "namespaces",
+					identity: func(m metav1.ObjectMeta, _ string) *v1.Namespace { return &v1.Namespace{ObjectMeta: m} },
+					add:      handler.OnNamespace,
+					update:   func(_, n *v1.Namespace) { handler.OnNamespace(n) },
+					delete:   handler.OnNamespaceDelete,
+				},
+				synced: handler.OnNamespacesSynced,
+			},
+		}
+	}
+	return s
+}

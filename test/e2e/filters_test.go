@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// Rules that filter packets before DNAT appear while clients connect: first about one NodePort, then
+// about a source and so about all ports. They apply to what they are about from then on, as with
+// upstream's rules: one client is shut out. Rules serve the others, no connection of them fails, and
+// established ones continue; also while a firewall reloads. When the filters have gone, programs serve
+// again.
+func TestFiltersBeforeDNAT(t *testing.T) {
+	s := newStage(t)
+	shut := s.lab.Client("shut")
+	ways := outside(s.node)
+	for name, to := range targets() { // ClusterIPs that are routed to nodes
+		if err := s.lab.Announce(netip.PrefixFrom(to.Addr(), to.Addr().BitLen()), s.node); err != nil {
+			t.Fatal(err)
+		}
+		ways[name+" by ClusterIP"] = to
+	}
+	writeManifest(t, s.dir, "cidr.yaml", serviceCIDR)
+	s.start("--ebpf-sync-period=1s", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48")
+	defer s.end()
+	s.serves(t)
+	w := lab.NewLoad(t)
+	defer w.End()
+	w.Use(s.client.Sandbox, targets(), gently)
+	w.Use(s.far.Sandbox, ways, gently)
+	long := s.open()
+
+	nft := func(command string) {
+		t.Helper()
+		if out, err := s.node.Command(t.Context(), "nft", command).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", command, err, out)
+		}
+	}
+	// reaches checks which targets the client that is shut out reaches.
+	reaches := func(is func(name string) bool) {
+		t.Helper()
+		for name, to := range ways {
+			s.await(t, fmt.Sprintf("%s, reached %v", name, is(name)), func() error {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second/4)
+				defer cancel()
+				r, err := shut.Ask(ctx, name[:3], to)
+				if (err == nil) != is(name) {
+					return fmt.Errorf("reply %v, error %w", r, err)
+				}
+				return nil
+			})
+		}
+		w.More(100)
+		checkAll(t, long)
+	}
+	carriers := func(want int) {
+		t.Helper()
+		_, body, err := s.node.Get(t.Context(), 10249, "/debug/carriers")
+		if n := strings.Count(body, `"carrier":"iptables","reason":"it filters packets before DNAT: rule `); err != nil || n != want {
+			t.Errorf("rules serve %d frontends because of filters, want %d: %s %v", n, want, body, err)
+		}
+	}
+	reaches(func(string) bool { return true })
+	isNodePort := func(name string) bool { return strings.HasPrefix(name, "tcp") && strings.HasSuffix(name, "node port") }
+	guard := func(match string) string {
+		return fmt.Sprintf("table inet guard { chain early { type filter hook prerouting priority -300; ip saddr %s %s drop; ip6 saddr %s %[2]s drop; }; }", shut.Addr4, match, shut.Addr6)
+	}
+	nft(guard("tcp dport 30080"))
+	reaches(func(name string) bool { return !isNodePort(name) })
+	carriers(2)
+	nft("delete table inet guard; " + guard("counter"))
+	reaches(func(string) bool { return false })
+	carriers(12)
+	if metrics, err := s.node.Fetch(t.Context(), 10249, "/metrics"); err != nil || !strings.Contains(metrics, "\ntandem_filters_before_dnat ") || strings.Contains(metrics, "\ntandem_filters_before_dnat 0") {
+		t.Errorf("the metric does not count filters: %v", err)
+	}
+	if n := strings.Count(s.Log.String(), `reason="FiltersBeforeDNAT"`); n != 2 {
+		t.Errorf("filters were reported %d times", n)
+	}
+	// A reload in two steps, with time to notice it between them.
+	nft("delete table inet guard")
+	w.More(2500) // takes longer than the interval in which filters are read
+	carriers(12)
+	nft(guard("counter"))
+	reaches(func(string) bool { return false })
+	if testing.Short() {
+		w.End()
+		few(t, w)
+		return
+	}
+	nft("delete table inet guard")
+	reaches(func(string) bool { return true })
+	s.await(t, "programs to serve again", func() error { return holds(t, s.node, ":KUBE-SVC-", false) })
+	reaches(func(string) bool { return true })
+	w.End()
+	few(t, w)
+}
