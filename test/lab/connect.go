@@ -66,6 +66,19 @@ func (t *tunnel) Close() error {
 	return nil
 }
 
+// tunQueue is how many packets wait in a TUN device to be carried. The default of 500 is less than a few
+// transfers at once send while a busy machine has no time for this process.
+const tunQueue = 1 << 14
+
+// setQueue sets the length of a device's queue, in packets.
+func (s *Sandbox) setQueue(device string, packets int) error {
+	link, err := s.nl.LinkByName(device)
+	if err != nil {
+		return fmt.Errorf("find %s: %w", device, err)
+	}
+	return wrap(s.nl.LinkSetTxQLen(link, packets), "set the length of the queue of %s", device)
+}
+
 func (s *Sandbox) openTun(device string) (f *os.File, err error) {
 	err = s.Do(func() error {
 		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -81,7 +94,7 @@ func (s *Sandbox) openTun(device string) (f *os.File, err error) {
 			return errors.Join(os.NewSyscallError("ioctl TUNSETIFF", err), unix.Close(fd))
 		}
 		f = os.NewFile(uintptr(fd), device)
-		return nil
+		return s.setQueue(device, tunQueue)
 	})
 	return f, err
 }
