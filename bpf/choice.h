@@ -76,8 +76,9 @@ static __always_inline bool is_left(const struct choice *c)
 	return c->found == FRONTEND_FOUND && c->frontend.flags & FRONTEND_LEFT;
 }
 
-/* Whether a packet without a flow is for this project: CHOSEN, or a verdict. It
- * may be for an address without a frontend that is rejected. */
+/* Whether a packet without a flow is for this project: CHOSEN, or a verdict,
+ * and NO_FLOW if it is not for a Service. It may be for an address without a
+ * frontend that is rejected. */
 GLOBAL int claim(const struct packet *p, struct choice *c)
 {
 	__be32 dst[4];
@@ -90,7 +91,7 @@ GLOBAL int claim(const struct packet *p, struct choice *c)
 		 * caller of a global function. */
 		copy_addr(dst, p->key.dst);
 		if (!is_unserved(dst) || local_flags(dst))
-			return NEXT;
+			return NO_FLOW;
 	}
 	if (is_left(c))
 		return NEXT;

@@ -72,7 +72,7 @@ static __always_inline int emit(struct __sk_buff *skb, struct packet *p,
 		return forward(skb, p, hit, has_way);
 	if (rewrite(skb, p, &hit->to))
 		return done(DROP_REWRITE, TC_ACT_SHOT);
-	if (hit->action == ACTION_REMAP)
+	if (is_remapped(hit))
 		return done(REMAP, NEXT);
 	count_reason(hit->reply ? FORWARD_REPLY : FORWARD_LOCAL);
 	if (hit->reply && role == ROLE_UPLINK && hit->ingress != skb->ifindex)

@@ -85,11 +85,19 @@ static __always_inline bool is_ingress(const struct flow_hit *hit)
 {
 	switch (hit->action) {
 	case ACTION_LOCAL:
+	case ACTION_REMAP_IN:
 		return !hit->reply;
-	case ACTION_REMAP:
+	case ACTION_REMAP_OUT:
 		return hit->reply;
 	}
 	return true;
+}
+
+/* Whether a flow is not of a Service. */
+static __always_inline bool is_remapped(const struct flow_hit *hit)
+{
+	return hit->action == ACTION_REMAP_OUT ||
+	       hit->action == ACTION_REMAP_IN;
 }
 
 /* Finds the flow of a packet, by its addresses and ports on arrival. */

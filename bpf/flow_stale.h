@@ -32,7 +32,7 @@ static __always_inline bool is_over(const struct packet *p,
 			return false;
 		/* The other proxy gets all new connections to Services. */
 		if (hit->flags & FLOW_CLOSED ||
-		    (serves_old_only() && hit->action != ACTION_REMAP))
+		    (serves_old_only() && !is_remapped(hit)))
 			return true;
 		if (hit->flags & FLOW_ESTABLISHED)
 			return false;

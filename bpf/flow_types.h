@@ -57,10 +57,14 @@ enum flow_action {
 	/* Requests are masqueraded and redirected past the stack; replies come
 	 * to this node's address, and are redirected where they arrive. */
 	ACTION_SNAT = 2,
-	/* A connection of this host, not of a Service: its source port is that
-	 * of another flow towards the same backend. It gets another one where
-	 * it leaves, and replies are translated where they arrive. */
-	ACTION_REMAP = 3,
+	/* Not of a Service: the source port is that of another flow towards the
+	 * same backend, so the connection gets another one. Of a connection of
+	 * this host, where it leaves; its replies are translated where they
+	 * arrive. */
+	ACTION_REMAP_OUT = 3,
+	/* Likewise of a client's connection, where it arrives; its replies are
+	 * translated where they leave the stack. */
+	ACTION_REMAP_IN = 4,
 };
 BTF_EMIT(flow_action);
 

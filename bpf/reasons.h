@@ -31,7 +31,7 @@ enum reason {
 	PASS_MARTIAN,	   /* to a Service, from an invalid source address */
 	PASS_NO_UPLINK,	   /* to a remote backend behind a device that has no
 			    * programs */
-	REMAP, /* a connection of this host, to or from another source port */
+	REMAP, /* a connection to no Service, to or from another source port */
 	HELD_BACK,  /* of a flow, but no program translated it */
 	PUSHED_OUT, /* counts evictions: young flows that were not closed */
 	REASONS,

@@ -23,12 +23,11 @@ static __always_inline bool may_begin(const struct packet *p)
 }
 
 /*
- * Whether a flow has the replies to a packet of this host; also one that ended
- * just now, of which packets may be under way. Netfilter does not know the
- * ports of remapped connections either, and gives them away again. Flows whose
- * source port is the client's are not concerned: the packet may be theirs.
+ * Whether a flow has the replies to a packet, and translates them; also one
+ * that ended just now, of which packets may be under way. Other flows are not
+ * concerned: the packet may be theirs, translated already.
  */
-GLOBAL int is_taken(const struct packet *p)
+GLOBAL int is_taken(const struct packet *p, bool ingress)
 {
 	struct flow_key reply;
 	struct flow_hit hit;
@@ -40,19 +39,35 @@ GLOBAL int is_taken(const struct packet *p)
 		return false;
 	/* Otherwise the compiler reads the hit that there is not. */
 	barrier();
-	return hit.reply && hit.action != ACTION_LOCAL;
+	return hit.reply && is_ingress(&hit) != ingress;
 }
 
 /*
- * Creates a flow for a connection that leaves this host by a source port of
- * which another flow has the replies: netfilter, or a socket that is bound to
- * the port, does not know of that flow. Returns whether there is one now.
+ * Whether connections get another source port if theirs is taken. Who sent them
+ * does not know of that flow: netfilter, a socket that is bound to the port, or
+ * a client that used it for a Service and uses it for the backend itself now.
+ * On uplinks, datagrams of clients are not worth the lookup: most are of
+ * tunnels.
  */
-static __always_inline bool remap(struct __sk_buff *skb, struct packet *p)
+static __always_inline bool remaps(const struct packet *p, bool ingress)
 {
-	struct choice c = { .action = ACTION_REMAP };
+	if (role == ROLE_POD)
+		return ingress;
+	return !ingress || p->key.proto == IPPROTO_TCP;
+}
 
-	if (role != ROLE_UPLINK || !may_begin(p) || !is_taken(p))
+/*
+ * Creates a flow for a connection that is not to a Service, if another flow has
+ * the replies to its source port. Returns whether there is one now.
+ */
+static __always_inline bool remap(struct __sk_buff *skb, struct packet *p,
+				  bool ingress)
+{
+	struct choice c = {
+		.action = ingress ? ACTION_REMAP_IN : ACTION_REMAP_OUT,
+	};
+
+	if (!remaps(p, ingress) || !may_begin(p) || !is_taken(p, ingress))
 		return false;
 	turn_around(&c.reply, &p->key);
 	return create(skb, p, &c) == FLOW_MADE;

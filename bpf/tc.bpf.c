@@ -66,7 +66,7 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	int verdict;
 
 	if (packets_yield(skb))
-		return NEXT;
+		return NO_FLOW;
 	verdict = claim(p, &c);
 	if (verdict == CHOSEN && netfilter_translates(skb, p))
 		return done(PASS_NETFILTER, NEXT);
@@ -137,11 +137,11 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 	if (p.fragment != WHOLE && !follow_fragment(&p))
 		return done(PASS_FRAGMENT, NEXT);
 	verdict = follow(skb, &p, NULL, ingress);
-	if (verdict == NO_FLOW && !ingress && remap(skb, &p))
-		verdict = follow(skb, &p, NULL, false);
 	if (verdict == NO_FLOW && ingress && !draining &&
 	    p.fragment != LATER_FRAGMENT)
 		verdict = begin(skb, &p);
+	if (verdict == NO_FLOW && remap(skb, &p, ingress))
+		verdict = follow(skb, &p, NULL, ingress);
 	switch (verdict) {
 	case NO_FLOW:
 		return NEXT;

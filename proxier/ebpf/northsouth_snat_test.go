@@ -150,6 +150,66 @@ func TestSourcePortsOfHost(t *testing.T) {
 	}
 }
 
+// TestSourcePortsOfClients: a client may use the source port of a connection to a Service for one to the
+// backend itself: a client outside, and a pod which packets serve, or which packets served just now. Both
+// connections work.
+func TestSourcePortsOfClients(t *testing.T) {
+	e := newEdge(t, Options{}, lab.Options{Pause: true})
+	serve(t, e.here)
+	e.use(t, e.here)
+	pod := e.at.Pod("pod")
+	i := e.optOut(t, pod)
+	test := func(client *lab.Sandbox, between func(), entries ...entry) {
+		for j, n := range entries {
+			t.Run(client.Name+" "+n.String(), func(t *testing.T) {
+				counts := counted{tier: e.tier}
+				counts.since(t)
+				from := uint16(20000 + j)
+				ask := func(c net.Conn) netip.AddrPort {
+					r, err := lab.AskConn(t.Context(), c)
+					if err != nil {
+						t.Fatalf("to %s: %v", c.RemoteAddr(), err)
+					}
+					return r.Peer
+				}
+				service, err := client.DialFrom(t.Context(), n.network, from, n.to)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer service.Close()
+				seen := ask(service)
+				between()
+				direct, err := client.DialFrom(t.Context(), n.network, from, netip.AddrPortFrom(addrOf(e.here.Sandbox, n.to.Addr()), targetPort))
+				if err != nil {
+					t.Fatalf("to the backend: %v", err)
+				}
+				defer direct.Close()
+				other := ask(direct)
+				if other.Addr() != seen.Addr() || other.Port() == seen.Port() {
+					t.Errorf("the backend sees %s and %s, want two ports", seen, other)
+				}
+				if got := ask(service); got != seen {
+					t.Errorf("the backend sees the connection to the Service from %s, before from %s", got, seen)
+				}
+				if got := ask(direct); got != other {
+					t.Errorf("the backend sees the connection from %s, before from %s", got, other)
+				}
+				if got := counts.since(t)["remapped"]; got == 0 {
+					t.Error("no packet was counted as remapped")
+				}
+			})
+		}
+	}
+	test(e.client.Sandbox, func() {}, e.entries("tcp")...)
+	test(pod.Sandbox, func() {}, e.entries()...)
+	back := func() {
+		if _, err := i.RemoveOptOut(cookieOf(t, pod.Sandbox)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	test(pod.Sandbox, back, e.entries("tcp")[0])
+}
+
 // seen sends another request, and returns the client's address as the backend sees it.
 func (v *visit) seen(t testing.TB) netip.AddrPort {
 	t.Helper()

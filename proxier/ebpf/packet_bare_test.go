@@ -29,6 +29,7 @@ func TestPacketBare(t *testing.T) {
 	for _, e := range []ends{endsOf(0), endsOf(1)} {
 		looksRight := map[bool]string{true: "8.0.1.1", false: "2001:db8:86dd::1"}[e.client.Addr().Is4()]
 		e.client = netip.AddrPortFrom(netip.MustParseAddr(looksRight), 1000)
+		other := netip.AddrPortFrom(e.client.Addr(), 1001) // the replies to port 1000 are those of the Service
 		reset := tcp(e.empty, e.client, RST|ACK)
 		reset.TCP.Ack, reset.TCP.Window = 1, 0
 		for _, test := range []step{
@@ -37,7 +38,7 @@ func TestPacketBare(t *testing.T) {
 			{in, tcp(e.client, e.remote, SYN), redirect, forwarded(tcp(e.nat, e.there, SYN)), "", nil},
 			{in, tcp(e.client, e.empty, SYN), redirect, reset, "", nil},
 			{in, tcp(e.client, e.quiet, SYN), shot, same, "", nil},
-			{in, tcp(e.client, e.here, SYN), next, same, "", nil},
+			{in, tcp(other, e.here, SYN), next, same, "", nil},
 		} {
 			send, want := withOptions(test.send), withOptions(test.want)
 			frame := send.Build()

@@ -324,7 +324,7 @@ func (p *path) dump() (list []string) {
 			continue
 		}
 		m := datapath.Flow{
-			Request: tupleOf(f.Request), Reply: tupleOf(f.Reply), Remote: f.Action == uint8(lbmap.ActionSNAT), Remapped: f.Action == uint8(lbmap.ActionRemap), Kept: lbmap.FlowStage(f.Life) == lbmap.FlowKept,
+			Request: tupleOf(f.Request), Reply: tupleOf(f.Reply), Remote: f.Action == uint8(lbmap.ActionSNAT), Remapped: f.Action >= lbmap.ActionRemapOut, Kept: lbmap.FlowStage(f.Life) == lbmap.FlowKept,
 		}
 		for way, place := range f.Place {
 			e := p.index.At(place)

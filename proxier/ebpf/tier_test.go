@@ -56,7 +56,7 @@ func openOn(t testing.TB, n *lab.Node, opts Options) (tier *Tier, err error) {
 	opts.CgroupRoot = n.CgroupPath()
 	if opts.Sizes == (lbmap.Sizes{}) {
 		opts.Sizes = lbmap.Sizes{Frontends: 1 << 12, Services: 1 << 10, Backends: 1 << 12, Slots: 1 << 13, Affinity: 1 << 10, UDPPeers: 1 << 10, OptOuts: 16,
-			TCPFlows: 1 << 10, UDPFlows: 1 << 10, YoungFlows: 1 << 10}
+			TCPFlows: 1 << 13, UDPFlows: 1 << 13, YoungFlows: 1 << 13}
 	}
 	disableMissing(&opts)
 	opts.KernelTypes = kernelTypes

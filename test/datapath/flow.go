@@ -39,7 +39,7 @@ type Flow struct {
 	Request, Reply Tuple
 	// Remote says that packets are forwarded past the stack.
 	Remote bool
-	// Remapped is a connection of this host that got another source port.
+	// Remapped is a connection to no Service that got another source port, at a hook.
 	Remapped bool
 	State    State
 	// Kept flows are not evicted.
@@ -48,6 +48,7 @@ type Flow struct {
 	Packets, Bytes [2]uint64
 
 	backend backend
+	at      Hook // of Remapped
 	over    bool
 	acked   [2]uint32 // newest acknowledgement number of client and backend; 0 for none
 	reset   [2]bool   // by client or backend

@@ -202,9 +202,9 @@ func (m *Model) run(hook Hook, frame []byte) (outcome, error) {
 	if f != nil && !reply && m.isOver(f, h) {
 		f.over, f = true, nil
 	}
-	if f == nil && hook == Out {
+	if f == nil && (hook == Out || !m.isForService(h)) {
 		var err error
-		if f, err = m.remap(h); err != nil {
+		if f, err = m.remap(hook, h); err != nil {
 			return outcome{}, err
 		}
 	}
@@ -231,7 +231,7 @@ func (m *Model) isForUs(to packet.MAC) bool {
 // here reports whether a direction of a flow is translated at a hook: replies of backends on
 // other nodes are incoming packets, those of this node are outgoing ones.
 func (m *Model) here(hook Hook, f *Flow, reply bool) bool {
-	if f.Remapped {
+	if f.Remapped && f.at == Out {
 		return (hook == In) == reply
 	}
 	return (hook == In) == (!reply || f.Remote)
@@ -404,12 +404,22 @@ func (m *Model) make(h *header, d *proxier.Decision, route proxier.Route, list [
 	return f, nil
 }
 
-// remap accepts the flow that the programs made for a connection of this host whose source port
-// has the replies of another flow.
-func (m *Model) remap(h *header) (*Flow, error) {
-	begins := h.protocol != packet.ProtoTCP || h.flags()&(packet.SYN|packet.ACK) == packet.SYN
+// isForService reports whether a packet is for a frontend, or rejected for its address.
+func (m *Model) isForService(h *header) bool {
+	d, _ := m.frontend(h.tuple)
+	return d != nil || contains(m.rules.Unserved, h.dst) && !m.isLocal(h.dst)
+}
+
+// remap accepts the flow that the programs made for a connection to no Service, whose source port has
+// the replies of another flow.
+func (m *Model) remap(hook Hook, h *header) (*Flow, error) {
+	begins := h.place != laterFragment && (h.protocol != packet.ProtoTCP || h.flags()&(packet.SYN|packet.ACK) == packet.SYN)
+	looked := hook == Out || h.protocol == packet.ProtoTCP
+	if m.node.Pod {
+		looked = hook == In
+	}
 	other, reply := m.find(h.tuple.Reversed())
-	if m.node.Pod || !begins || h.place == laterFragment || other == nil || !reply || !other.Remote && !other.Remapped {
+	if !begins || !looked || other == nil || !reply || m.here(hook, other, true) {
 		return nil, nil
 	}
 	made, ok := m.made(h.tuple)
@@ -421,7 +431,7 @@ func (m *Model) remap(h *header) (*Flow, error) {
 	if made != want || !m.node.SourcePort(made.Dst.Port()) || m.isUsed(want) {
 		return nil, fmt.Errorf("replies are expected as %v, want %v with another port", made, want)
 	}
-	f := &Flow{Request: h.tuple, Reply: made, Remapped: true}
+	f := &Flow{Request: h.tuple, Reply: made, Remapped: true, at: hook}
 	m.flows = append(m.flows, f)
 	if m.young.add(f) {
 		m.Counted["PUSHED_OUT"]++

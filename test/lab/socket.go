@@ -64,11 +64,13 @@ func (s *Sandbox) Dial(ctx context.Context, network string, to netip.AddrPort) (
 	return s.DialFrom(ctx, network, 0, to)
 }
 
-// DialFrom is Dial from the given port of the client; 0 takes a free one.
+// DialFrom is Dial from the given port of the client; 0 takes a free one. Several connections
+// can have one port, to different addresses.
 func (s *Sandbox) DialFrom(ctx context.Context, network string, port uint16, to netip.AddrPort) (net.Conn, error) {
 	var conn net.Conn
+	shared := port != 0
 	attempt := func() (err error) {
-		conn, err = dial(ctx, network, port, to)
+		conn, err = dial(ctx, network, port, shared, to)
 		return err
 	}
 	inTurn := port == 0 && (s.portsInTurn || network == "sctp")
@@ -86,7 +88,7 @@ func (s *Sandbox) DialFrom(ctx context.Context, network string, port uint16, to 
 	return conn, nil
 }
 
-func dial(ctx context.Context, network string, port uint16, to netip.AddrPort) (net.Conn, error) {
+func dial(ctx context.Context, network string, port uint16, shared bool, to netip.AddrPort) (net.Conn, error) {
 	kind, protocol, err := socketType(network)
 	if err != nil {
 		return nil, err
@@ -104,6 +106,11 @@ func dial(ctx context.Context, network string, port uint16, to netip.AddrPort) (
 	if protocol == unix.IPPROTO_SCTP {
 		if err := hearRefusals(fd, family); err != nil {
 			return nil, err
+		}
+	}
+	if shared {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return nil, os.NewSyscallError("setsockopt", err)
 		}
 	}
 	if port != 0 {

@@ -125,9 +125,10 @@ const (
 
 // enum flow_action
 const (
-	ActionLocal = 1
-	ActionSNAT  = 2
-	ActionRemap = 3
+	ActionLocal    = 1
+	ActionSNAT     = 2
+	ActionRemapOut = 3
+	ActionRemapIn  = 4
 )
 
 // enum flow_flag
