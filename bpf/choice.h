@@ -135,9 +135,13 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 		}
 		c->route = frontend_route(&fe, p->key.dst, origin_of(src));
 		/* A hash of the connection: the same backend again if its flow
-		 * was evicted. */
-		pick = check_of((const __u32 *)&p->key,
-				sizeof(p->key) / sizeof(__u32));
+		 * was evicted, and with Maglev on every node. With affinity, of
+		 * the client, which other nodes may know. */
+		if (fe.affinity)
+			pick = check_of(src, sizeof(src) / sizeof(__u32));
+		else
+			pick = check_of((const __u32 *)&p->key,
+					sizeof(p->key) / sizeof(__u32));
 		be = select_backend(&fe, src, pick, &chosen, &result);
 		if (result != SELECT_RACED)
 			break;

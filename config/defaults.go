@@ -83,6 +83,7 @@ func (c *Config) SetDefaults() {
 	t.APIVersion, t.Kind = TandemAPIVersion, TandemKind
 	// Longer than the kubelet gives a pod to end.
 	orDefault(&t.TakeOverDelay, metav1.Duration{Duration: 40 * time.Second})
+	orDefault(&t.LoadBalancer.Algorithm, AlgorithmRandom)
 	e, runner := &t.EBPF, proxier.DefaultRunnerOptions()
 	orDefault(&e.ProcRoot, "/proc")
 	orDefault(&e.MinSyncPeriod, metav1.Duration{Duration: runner.MinInterval})

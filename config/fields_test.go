@@ -115,7 +115,7 @@ func TestDifferencesOfEveryField(t *testing.T) {
 // Every field of the TandemConfiguration has a default, or its zero value means something.
 func TestDefaultsOfEveryField(t *testing.T) {
 	zeroIsMeant := []string{
-		"manifests", "strictSourceRanges", "coexistence.preset", "coexistence.frontends", "coexistence.clients", "ebpf.cgroupRoot", "ebpf.devices", "ebpf.podDevices", "ebpf.resetRemovedBackends", "ebpf.ignoreHostFilters", "ebpf.masqueradeLocalBackends", "ebpf.maxTCPFlows", "ebpf.maxUDPFlows", "ebpf.maxYoungFlows", "ipvs.upstreamSemantics",
+		"manifests", "strictSourceRanges", "loadBalancer.maglevTableSize", "loadBalancer.maglevSeed", "coexistence.preset", "coexistence.frontends", "coexistence.clients", "ebpf.cgroupRoot", "ebpf.devices", "ebpf.podDevices", "ebpf.resetRemovedBackends", "ebpf.ignoreHostFilters", "ebpf.masqueradeLocalBackends", "ebpf.maxTCPFlows", "ebpf.maxUDPFlows", "ebpf.maxYoungFlows", "ipvs.upstreamSemantics",
 	}
 	for _, l := range leavesOf("", reflect.ValueOf(&New().Tandem).Elem()) {
 		if l.value.IsZero() != slices.Contains(zeroIsMeant, l.path) {
@@ -126,8 +126,8 @@ func TestDefaultsOfEveryField(t *testing.T) {
 
 // Every field of the TandemConfiguration that can be wrong is validated.
 func TestValidationOfEveryField(t *testing.T) {
-	// A path that does not exist is only known where the process runs.
-	free := []string{"manifests", "ebpf.cgroupRoot", "ebpf.procRoot"}
+	// A path that does not exist is only known where the process runs. Every seed is right.
+	free := []string{"manifests", "loadBalancer.maglevSeed", "ebpf.cgroupRoot", "ebpf.procRoot"}
 	wrong := func(v reflect.Value) bool {
 		switch {
 		case v.Type() == reflect.TypeFor[metav1.Duration]():

@@ -92,6 +92,9 @@ var fieldOf = map[string]string{
 	"ebpf-max-slots":                    TandemKind + ".ebpf.maxSlots",
 	"ebpf-max-affinity":                 TandemKind + ".ebpf.maxAffinity",
 	"ebpf-max-udp-peers":                TandemKind + ".ebpf.maxUDPPeers",
+	"lb-algorithm":                      TandemKind + ".loadBalancer.algorithm",
+	"maglev-table-size":                 TandemKind + ".loadBalancer.maglevTableSize",
+	"maglev-seed":                       TandemKind + ".loadBalancer.maglevSeed",
 	"ebpf-max-opt-outs":                 TandemKind + ".ebpf.maxOptOuts",
 }
 
@@ -139,6 +142,10 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.BoolVar(k.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *k.IPTables.LocalhostNodePorts, "Serve NodePorts at loopback addresses too, for clients on this host, if --nodeport-addresses includes those. Also applies to mode ebpf, there for both address families.")
 	fs.BoolVar(&k.IPTables.MasqueradeAll, "masquerade-all", k.IPTables.MasqueradeAll, "Masquerade all traffic to ClusterIPs. Also applies to mode ebpf.")
 	fs.BoolVar(&c.Tandem.StrictSourceRanges, "strict-source-ranges", c.Tandem.StrictSourceRanges, "If loadBalancerSourceRanges name one address family only, deny all clients of the other one; upstream allows them. Takes precedence over the configuration file.")
+	lb := &c.Tandem.LoadBalancer
+	fs.StringVar(&lb.Algorithm, "lb-algorithm", lb.Algorithm, "Algorithm of Services whose annotations name none: 'random', or 'maglev', with which all nodes send a connection from outside to the same endpoint, and few connections to another one when endpoints change. Takes precedence over the configuration file.")
+	fs.Uint32Var(&lb.MaglevTableSize, "maglev-table-size", lb.MaglevTableSize, "Slots of each Maglev table: 251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521 or 131071. 0 means the smallest with 100 slots for each endpoint. Takes precedence over the configuration file.")
+	fs.Uint32Var(&lb.MaglevSeed, "maglev-seed", lb.MaglevSeed, "Seed of Maglev's hash, the same on all nodes. Takes precedence over the configuration file.")
 
 	fs = sets.FlagSet(flagsIPVS)
 	v := &k.IPVS
@@ -301,7 +308,7 @@ func (c *Config) setByFlag(name string) {
 // do upstream, and those that upstream does not have.
 func winsOverFile(group, name string) bool {
 	switch name {
-	case "hostname-override", "proxy-mode", "manifests", "strict-source-ranges", "ipvs-upstream-semantics", "ipvs-drain-timeout":
+	case "hostname-override", "proxy-mode", "manifests", "strict-source-ranges", "lb-algorithm", "maglev-table-size", "maglev-seed", "ipvs-upstream-semantics", "ipvs-drain-timeout":
 		return true
 	}
 	return group == flagsEBPF || group == flagsBeside || group == flagsLogs

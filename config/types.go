@@ -57,6 +57,8 @@ type TandemConfiguration struct {
 	// StrictSourceRanges has loadBalancerSourceRanges that name one address family
 	// only deny all clients of the other one. Upstream allows them.
 	StrictSourceRanges bool `json:"strictSourceRanges,omitempty"`
+	// LoadBalancer says how connections are spread over the endpoints of a Service.
+	LoadBalancer LoadBalancerConfiguration `json:"loadBalancer,omitzero"`
 	// Coexistence is for nodes where another kube-proxy stays.
 	Coexistence CoexistenceConfiguration `json:"coexistence,omitzero"`
 	// TakeOverDelay is how long a process waits at its start for another kube-proxy on this
@@ -67,6 +69,24 @@ type TandemConfiguration struct {
 	// IPVS holds the options of mode ipvs that are not in the KubeProxyConfiguration.
 	IPVS IPVSConfiguration `json:"ipvs,omitempty"`
 }
+
+// LoadBalancerConfiguration is how connections are spread over the endpoints of Services whose
+// annotations do not say otherwise.
+type LoadBalancerConfiguration struct {
+	// Algorithm is AlgorithmRandom or AlgorithmMaglev.
+	Algorithm string `json:"algorithm,omitempty"`
+	// MaglevTableSize is the number of slots of each table: 251, 509, 1021, 2039, 4093, 8191, 16381, 32749,
+	// 65521 or 131071. 0 is for the smallest that has 100 slots for each endpoint.
+	MaglevTableSize uint32 `json:"maglevTableSize,omitempty"`
+	// MaglevSeed changes which endpoint a connection gets. It has to be the same on all nodes.
+	MaglevSeed uint32 `json:"maglevSeed,omitempty"`
+}
+
+// Algorithms of load balancing.
+const (
+	AlgorithmRandom = "random"
+	AlgorithmMaglev = "maglev"
+)
 
 // EBPFConfiguration holds the options of mode ebpf. Every field left out, or
 // zero, has its default. The mode borrows masqueradeAll and localhostNodePorts

@@ -19,6 +19,7 @@ import (
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/maglev"
 )
 
 // Validate returns all invalid values. Fields of the
@@ -155,6 +156,13 @@ func (c *Config) Validate() field.ErrorList {
 		}
 	}
 
+	lb := &c.Tandem.LoadBalancer
+	if _, err := proxier.ParseAlgorithm(lb.Algorithm); err != nil {
+		all = append(all, field.NotSupported(t.Child("loadBalancer", "algorithm"), lb.Algorithm, []string{AlgorithmRandom, AlgorithmMaglev}))
+	}
+	if size := lb.MaglevTableSize; size != 0 && !maglev.ValidSize(int(size)) {
+		add(t.Child("loadBalancer", "maglevTableSize"), size, "must be 0 or one of %v", maglev.Sizes())
+	}
 	if d := c.Tandem.TakeOverDelay.Duration; d <= 0 {
 		add(t.Child("takeOverDelay"), d.String(), greaterThan0)
 	}

@@ -17,6 +17,11 @@ type candidate struct {
 	from  *EndpointSlice
 }
 
+// backend is the endpoint as a backend of some sets.
+func (c *candidate) backend(members Members) Backend {
+	return Backend{Addr: c.addr, Members: members, Local: c.is(onNode), Remote: c.is(elsewhere), Terminating: c.is(terminating), Weight: c.from.weight}
+}
+
 func (c *candidate) is(f endpointFlags) bool { return c.flags&f == f }
 
 // target is what resolves an endpoint to an address and port.

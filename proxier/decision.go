@@ -35,6 +35,8 @@ type Backend struct {
 	// slices without nodeName say, only routes tell.
 	Local, Remote bool
 	Terminating   bool
+	// Weight is its share of new connections, in proportion to that of others.
+	Weight uint16
 }
 
 // In says whether the backend is in a set.
@@ -51,7 +53,10 @@ type Decision struct {
 	Created  time.Time
 	Affinity time.Duration
 	// OptedOut says that a fast tier must not serve it if another one can.
-	OptedOut bool
+	OptedOut  bool
+	Balancing Balancing
+	// Weighted says that backends have different weights.
+	Weighted bool
 	// HealthCheckNodePort is where this process answers load balancers about the Service; 0
 	// for nowhere. A tier that has rules lets the packets in.
 	HealthCheckNodePort uint16
@@ -110,6 +115,12 @@ func (d *Decision) head(b *strings.Builder) {
 	if d.OptedOut {
 		b.WriteString(" opted-out")
 	}
+	if d.Balancing.Algorithm == Maglev {
+		b.WriteString(" maglev")
+		if size := d.Balancing.TableSize; size != 0 {
+			fmt.Fprintf(b, "=%d", size)
+		}
+	}
 	if d.HealthCheckNodePort != 0 {
 		fmt.Fprintf(b, " health-check=%d", d.HealthCheckNodePort)
 	}
@@ -143,6 +154,9 @@ func (e *Backend) String() string {
 	if e.Terminating {
 		words = append(words, "terminating")
 	}
+	if e.Weight != DefaultWeight {
+		words = append(words, fmt.Sprintf("weight=%d", e.Weight))
+	}
 	return strings.Join(words, " ")
 }
 
@@ -174,7 +188,7 @@ func (d *Decision) Unserved() *Decision {
 }
 
 func (d *Decision) equal(o *Decision) bool {
-	if d.Name != o.Name || d.UID != o.UID || !d.Created.Equal(o.Created) || d.Affinity != o.Affinity || d.OptedOut != o.OptedOut ||
+	if d.Name != o.Name || d.UID != o.UID || !d.Created.Equal(o.Created) || d.Affinity != o.Affinity || d.OptedOut != o.OptedOut || d.Balancing != o.Balancing || d.Weighted != o.Weighted ||
 		d.HealthCheckNodePort != o.HealthCheckNodePort || d.Empty != o.Empty ||
 		len(d.Frontends) != len(o.Frontends) || len(d.Backends) != len(o.Backends) {
 		return false

@@ -139,6 +139,11 @@ func (t *ChangeTracker) parseEndpointSlice(slice *discoveryv1.EndpointSlice) *En
 		return nil
 	}
 
+	parsed.weight = DefaultWeight
+	if len(slice.Annotations) > 0 {
+		parsed.weight = parseWeight(slice.Annotations, func(field, message string) { invalid(message, "%s", field) })
+	}
+
 	if len(slice.Ports) == 1 {
 		parsed.ports = parsed.onePort[:0]
 	}
@@ -181,7 +186,11 @@ func (t *ChangeTracker) parseEndpointSlice(slice *discoveryv1.EndpointSlice) *En
 		if nonStandard {
 			zeros.add(e.Addresses[0], addr, "endpoints[%d].addresses[0]", i)
 		}
-		endpoint := Endpoint{Addr: addr, flags: t.endpointFlags(e), zones: t.zoneHints(e)}
+		flags := t.endpointFlags(e)
+		if parsed.weight == 0 {
+			flags = flags&^ready | maintenance
+		}
+		endpoint := Endpoint{Addr: addr, flags: flags, zones: t.zoneHints(e)}
 		if n := len(parsed.endpoints); n > 0 && addr.Less(parsed.endpoints[n-1].Addr) {
 			sorted = false
 		}

@@ -159,7 +159,7 @@ func (t *Table) judge(r *row, family Family) []Judgement {
 			kept = kept[1:]
 		}
 		j := Judgement{
-			Backend: Backend{Addr: c.addr, Local: c.is(onNode), Remote: c.is(elsewhere), Terminating: c.is(terminating)},
+			Backend: c.backend(0),
 			Slice:   c.from.Name, Cluster: e.cluster(c), Local: e.local(c),
 		}
 		if len(kept) > 0 && kept[0].addr == c.addr && kept[0] == *c {
@@ -180,6 +180,9 @@ func (j *Judgement) text(cluster, local bool) string {
 	if j.Duplicate {
 		b.WriteString(" duplicate")
 		return b.String()
+	}
+	if j.Weight != DefaultWeight {
+		fmt.Fprintf(&b, " weight=%d", j.Weight)
 	}
 	if cluster {
 		fmt.Fprintf(&b, " cluster=%s", inOut(j.Cluster))

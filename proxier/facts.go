@@ -48,6 +48,8 @@ type Policy struct {
 	// KeepTCP makes decisions include every TCP endpoint of the API, even those that get no
 	// new connections. It is for tiers that end connections to all other endpoints.
 	KeepTCP bool
+	// Balancing is that of Services which do not say otherwise.
+	Balancing Balancing
 }
 
 // Detector distinguishes packets of this node's pods from others

@@ -97,6 +97,10 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 		}
 	}
 
+	if len(service.Annotations) > 0 {
+		s.Balancing = parseBalancing(service.Annotations, invalid)
+	}
+
 	s.ExternalLocal = service.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal
 
 	clusterIP := func(field, text string) {

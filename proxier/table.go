@@ -248,6 +248,7 @@ func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 		Affinity: s.Affinity,
 		OptedOut: s.OptedOut,
 
+		Balancing:           s.Balancing.over(t.policy.Balancing),
 		HealthCheckNodePort: s.healthCheckNodePort(),
 	}
 	r.decision = d
@@ -268,7 +269,7 @@ func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 		if !used[cluster] && !used[local] {
 			continue
 		}
-		reachable := t.decideBackends(c.Slices, r, target{port.Name, port.Protocol, family}, used[cluster], used[local])
+		reachable := t.decideBackends(d, c.Slices, r, target{port.Name, port.Protocol, family}, used[cluster], used[local])
 		// Endpoints exist, but a Local policy rules them out.
 		if used[local] && reachable {
 			d.Empty[local] = Drop
@@ -285,7 +286,7 @@ func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 
 // decideBackends appends the backends of one family, and says whether clients
 // could be served by any.
-func (t *Table) decideBackends(from []*EndpointSlice, r *row, to target, cluster, local bool) (reachable bool) {
+func (t *Table) decideBackends(d *Decision, from []*EndpointSlice, r *row, to target, cluster, local bool) (reachable bool) {
 	var used Members
 	if cluster {
 		used |= InCluster
@@ -298,6 +299,7 @@ func (t *Table) decideBackends(from []*EndpointSlice, r *row, to target, cluster
 		t.backends = make([]Backend, 0, len(list))
 	}
 	e := newEligibility(list, t.facts.Zone)
+	weight := uint16(0) // of the first backend
 	for i := range list {
 		c := &list[i]
 		members := e.members(c)
@@ -306,7 +308,11 @@ func (t *Table) decideBackends(from []*EndpointSlice, r *row, to target, cluster
 		if members == 0 && !t.keeps(to.protocol, c) {
 			continue
 		}
-		t.backends = append(t.backends, Backend{Addr: c.addr, Members: members, Local: c.is(onNode), Remote: c.is(elsewhere), Terminating: c.is(terminating)})
+		t.backends = append(t.backends, c.backend(members))
+		if members != 0 && weight == 0 {
+			weight = c.from.weight
+		}
+		d.Weighted = d.Weighted || members != 0 && c.from.weight != weight
 	}
 	return reachable
 }

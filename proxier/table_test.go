@@ -74,6 +74,25 @@ func ports(list ...v1.ServicePort) func(*v1.Service) {
 
 // makeSlice describes endpoints as words: an address, then any of notready,
 // notserving, terminating, node=NAME, hint=NODE, zone=ZONE.
+// annotations sets annotations of a Service: keys and values in turn.
+func annotations(list ...string) func(*v1.Service) {
+	return func(s *v1.Service) {
+		s.Annotations = map[string]string{}
+		for i := 0; i < len(list); i += 2 {
+			s.Annotations[list[i]] = list[i+1]
+		}
+	}
+}
+
+// weighted adds an annotation to a slice.
+func weighted(s *discoveryv1.EndpointSlice, key, weight string) *discoveryv1.EndpointSlice {
+	if s.Annotations == nil {
+		s.Annotations = map[string]string{}
+	}
+	s.Annotations[key] = weight
+	return s
+}
+
 func makeSlice(name string, endpoints ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "a"}},
@@ -149,6 +168,36 @@ func TestDecisions(t *testing.T) {
 		{
 			name: "opted out", service: makeService("a", func(s *v1.Service) { s.Annotations = map[string]string{AnnotationFastPath: FastPathDisabled} }),
 			want: "ns/a:p TCP opted-out\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
+		},
+		{
+			name: "maglev by annotation", service: makeService("a", annotations(AnnotationAlgorithm, "maglev", AnnotationTableSize, "509")),
+			want: "ns/a:p TCP maglev=509\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
+		},
+		{
+			name: "maglev by Cilium's annotation", service: makeService("a", annotations("service.cilium.io/lb-algorithm", "maglev")),
+			want: "ns/a:p TCP maglev\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
+		},
+		{
+			name: "weights", service: makeService("a"),
+			slices: []*discoveryv1.EndpointSlice{weighted(makeSlice("1", "10.244.0.1"), AnnotationWeight, "300"), makeSlice("2", "10.244.0.2"), weighted(makeSlice("3", "10.244.0.3"), aliasWeight, "1")},
+			want: "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n" +
+				"  backend 10.244.0.1:8080 cluster weight=300\n  backend 10.244.0.2:8080 cluster\n  backend 10.244.0.3:8080 cluster weight=1\n",
+		},
+		{
+			name: "maintenance", service: makeService("a", ports(v1.ServicePort{Name: "p", Port: 80}, v1.ServicePort{Name: "u", Port: 53, Protocol: v1.ProtocolUDP})),
+			slices: []*discoveryv1.EndpointSlice{weighted(makeSlice("1", "10.244.0.1"), AnnotationWeight, "0"), makeSlice("2", "10.244.0.2")},
+			want: "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  backend 10.244.0.2:8080 cluster\n" +
+				"ns/a:u UDP\n  frontend 10.96.0.1:53 ClusterIP all=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
+		},
+		{
+			name: "a UDP client keeps a backend in maintenance", service: makeService("a", ports(v1.ServicePort{Name: "p", Port: 80, Protocol: v1.ProtocolUDP})),
+			slices: []*discoveryv1.EndpointSlice{weighted(udpSlice(makeSlice("1", "10.244.0.1")), AnnotationWeight, "0"), udpSlice(makeSlice("2", "10.244.0.2"))},
+			want:   "ns/a:p UDP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  backend 10.244.0.1:8080 retained weight=0\n  backend 10.244.0.2:8080 cluster\n",
+		},
+		{
+			name: "all in maintenance", service: makeService("a"),
+			slices: []*discoveryv1.EndpointSlice{weighted(makeSlice("1", "10.244.0.1 terminating", "10.244.0.2"), AnnotationWeight, "0")},
+			want:   "ns/a:p TCP\n  frontend 10.96.0.1:80 ClusterIP all=ipv4/cluster\n  set ipv4/cluster empty=reject\n",
 		},
 		{
 			name: "slices labelled headless (S02)", service: makeService("a"),
@@ -340,6 +389,15 @@ func TestBadInput(t *testing.T) {
 		{name: "opt-out", field: "metadata.annotations[tandem-proxy.dev/fast-path]", want: "frontend 10.96.0.1:80", service: makeService("a", func(s *v1.Service) {
 			s.Annotations = map[string]string{AnnotationFastPath: "no"}
 		})},
+		{name: "algorithm", field: "metadata.annotations[service.tandem-proxy.dev/lb-algorithm]", want: "frontend 10.96.0.1:80", service: makeService("a", annotations(AnnotationAlgorithm, "Maglev"))},
+		{name: "algorithm unlike its alias", field: "metadata.annotations[service.cilium.io/lb-algorithm]", want: "maglev", service: makeService("a", annotations(AnnotationAlgorithm, "maglev", aliasAlgorithm, "random"))},
+		{name: "table size", field: "metadata.annotations[service.tandem-proxy.dev/maglev-table-size]", want: "TCP maglev\n", service: makeService("a", annotations(AnnotationAlgorithm, "maglev", AnnotationTableSize, "1000"))},
+		{name: "weight that is no number", field: "metadata.annotations[service.tandem-proxy.dev/weight]", want: "backend 10.244.0.1:8080 cluster\n", slice: weighted(makeSlice("1", "10.244.0.1"), AnnotationWeight, "much")},
+		{name: "negative weight", field: "metadata.annotations[service.tandem-proxy.dev/weight]", want: "backend 10.244.0.1:8080 cluster\n", slice: weighted(makeSlice("1", "10.244.0.1"), AnnotationWeight, "-1")},
+		{name: "huge weight", field: "metadata.annotations[service.cilium.io/weight]", want: "backend 10.244.0.1:8080 cluster\n", slice: weighted(makeSlice("1", "10.244.0.1"), aliasWeight, "65536")},
+		{name: "weight unlike its alias", field: "metadata.annotations[service.cilium.io/weight]", want: "weight=7\n", slice: func() *discoveryv1.EndpointSlice {
+			return weighted(weighted(makeSlice("1", "10.244.0.1"), AnnotationWeight, "7"), aliasWeight, "8")
+		}()},
 		{name: "endpoint address", field: "endpoints[0].addresses[0]", slice: makeSlice("1", "10.244.0.x", "10.244.0.1"), want: "backend 10.244.0.1:8080"},
 		{name: "endpoint with leading zeros", field: "endpoints[1].addresses[0]", slice: makeSlice("1", "10.244.0.2", "10.244.00.001", "10.244.0.03"), want: "backend 10.244.0.1:8080"},
 		{name: "endpoint of another family", field: "endpoints[1].addresses[0]", want: "backend 10.244.0.1:8080", slice: func() *discoveryv1.EndpointSlice {

@@ -17,13 +17,14 @@ const (
 	OtherZone   // topology hints keep to this zone
 	OtherNode   // topology hints keep to this node
 	Remote      // not on this node
+	Maintenance // of weight 0
 )
 
 // In says whether it is a reason to be in the set.
 func (w Why) In() bool { return w == Ready || w == StillServing }
 
 func (w Why) String() string {
-	return [...]string{"", "ready", "still-serving", "not-ready", "not-serving", "terminating", "other-zone", "other-node", "remote"}[w]
+	return [...]string{"", "ready", "still-serving", "not-ready", "not-serving", "terminating", "other-zone", "other-node", "remote", "maintenance"}[w]
 }
 
 // hints is how close to the client the cluster's endpoints have to be.
@@ -119,6 +120,8 @@ func (e *eligibility) local(c *candidate) Why {
 
 func (c *candidate) unready(fallback bool) Why {
 	switch {
+	case c.is(maintenance):
+		return Maintenance
 	case !c.is(terminating):
 		return NotReady
 	case !c.is(serving):

@@ -102,6 +102,8 @@ type Service struct {
 	InternalLocal, ExternalLocal bool
 	// OptedOut says that a fast tier must not serve it if another one can.
 	OptedOut bool
+	// Balancing is what annotations say; the zero value for nothing.
+	Balancing Balancing
 	// Affinity is how long a client stays with its backend; 0 for not at all.
 	Affinity time.Duration
 	Ports    []ServicePort
@@ -145,7 +147,7 @@ func (s *Service) equal(o *Service) bool {
 	}
 	// A Service may be deleted and made anew within a second, all else alike.
 	return s.UID == o.UID && s.Created.Equal(o.Created) && s.ClusterIPs == o.ClusterIPs && s.InternalLocal == o.InternalLocal &&
-		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
+		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.Balancing == o.Balancing && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
 }
 
 // endpointFlags is what the decisions need of an endpoint besides its address.
@@ -159,6 +161,7 @@ const (
 	elsewhere      // on another node; with neither, the slice does not say
 	hasNodeHints   // hinted to some node
 	hintedThisNode // hinted to this node
+	maintenance    // of weight 0: not ready for new connections
 )
 
 // Endpoint is one address of an EndpointSlice.
@@ -181,6 +184,7 @@ type endpointPort struct {
 type EndpointSlice struct {
 	Name      string
 	family    Family
+	weight    uint16 // of each endpoint
 	ports     []endpointPort
 	endpoints []Endpoint
 
@@ -191,7 +195,7 @@ func (s *EndpointSlice) equal(o *EndpointSlice) bool {
 	if s == o {
 		return true
 	}
-	if s.Name != o.Name || s.family != o.family || len(s.ports) != len(o.ports) || len(s.endpoints) != len(o.endpoints) {
+	if s.Name != o.Name || s.family != o.family || s.weight != o.weight || len(s.ports) != len(o.ports) || len(s.endpoints) != len(o.endpoints) {
 		return false
 	}
 	for i := range s.ports {

@@ -24,7 +24,8 @@ var table = []struct{ pkg, may string }{
 	{"capabilities", "kernel/..."},
 	// The model. kernel/inet has plain values.
 	{"proxier/delta", ""},
-	{"proxier", "proxier/delta kernel/inet"},
+	{"proxier/maglev", ""},
+	{"proxier", "proxier/delta proxier/maglev kernel/inet"},
 	{"proxier/staleudp", "proxier kernel/..."},
 	// Which datapath serves what, and the datapaths.
 	{"proxier/placement/...", "proxier/placement/... proxier proxier/delta kernel/inet"},
@@ -39,7 +40,7 @@ var table = []struct{ pkg, may string }{
 	{"proxier/ebpf/...", "proxier/ebpf/... proxier proxier/delta kernel/..."},
 	{"proxier/iptables/...", "proxier/iptables/... proxier proxier/delta proxier/staleudp kernel/..."},
 	{"proxier/ipvs/...", "proxier/ipvs/... proxier/placement proxier proxier/delta kernel/..."},
-	{"config", "proxier kernel/inet"},
+	{"config", "proxier proxier/maglev kernel/inet"},
 	// Where objects and facts come from, and what is told.
 	{"sources/...", "sources/... config proxier kernel/..."},
 	{"observe/...", "observe/... config proxier proxier/staleudp kernel/..."},
@@ -50,7 +51,7 @@ var table = []struct{ pkg, may string }{
 
 // pure packages know of no kernel library.
 var (
-	pure      = "proxier proxier/delta proxier/placement/... config"
+	pure      = "proxier proxier/delta proxier/maglev proxier/placement/... config"
 	libraries = "github.com/cilium/ebpf/... github.com/vishvananda/netlink/... github.com/vishvananda/netns/... github.com/moby/ipvs/... github.com/coreos/go-iptables/... golang.org/x/sys/..."
 )
 

@@ -84,6 +84,9 @@ type Frontend struct {
 	Admitted     bool           `json:"admitted"`
 	// AffinitySeconds is the timeout of session affinity; 0 means no affinity.
 	AffinitySeconds int64 `json:"affinitySeconds"`
+	// Algorithm is random or maglev, TableSize the number of slots of the set's Maglev table; 0 for none.
+	Algorithm string `json:"algorithm"`
+	TableSize int    `json:"tableSize"`
 	// Rivals are other service ports that claim the same address. They are not served
 	// there.
 	Rivals []string `json:"rivals"`
@@ -96,10 +99,13 @@ type Endpoint struct {
 	OnNode  bool           `json:"onNode"`
 	// Connections are balanced over the eligible endpoints. Reason is why this one is
 	// eligible (ready, still-serving) or not (not-ready, not-serving, terminating,
-	// other-zone, other-node, remote, duplicate).
+	// other-zone, other-node, remote, maintenance, duplicate).
 	Eligible    bool   `json:"eligible"`
 	Reason      string `json:"reason"`
 	Terminating bool   `json:"terminating"`
+	// Weight is its share of new connections, in proportion to those of other eligible endpoints. 0 is
+	// maintenance.
+	Weight uint16 `json:"weight"`
 	// Hairpin means that the endpoint is the client itself.
 	Hairpin bool `json:"hairpin"`
 }
@@ -183,7 +189,8 @@ func (e *Explanation) frontend(from *proxier.Explanation) {
 		Set: set.String(), Source: from.Route.Source.String(),
 		Admitted:        f.Admits(from.Flow.Source.Addr()),
 		AffinitySeconds: int64(d.Affinity.Seconds()),
-		Rivals:          []string{},
+		Algorithm:       d.Balancing.Algorithm.String(), TableSize: d.TableSize(set),
+		Rivals: []string{},
 	}
 	if f.Filtered {
 		e.Frontend.SourceRanges = append([]netip.Prefix{}, f.Ranges...)
@@ -203,7 +210,7 @@ func (e *Explanation) frontend(from *proxier.Explanation) {
 		}
 		e.Endpoints = append(e.Endpoints, Endpoint{
 			Address: j.Addr, Slice: j.Slice, OnNode: j.Backend.Local, Eligible: j.In(set), Reason: reason,
-			Terminating: j.Terminating, Hairpin: j.Hairpin,
+			Terminating: j.Terminating, Weight: j.Weight, Hairpin: j.Hairpin,
 		})
 	}
 }

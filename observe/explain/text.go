@@ -5,6 +5,7 @@ package explain
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -40,6 +41,7 @@ func (e *Explanation) WriteText(w io.Writer) error {
 		line("Source", "%s: %s", f.Source, sourceTexts[f.Source])
 		line("Source ranges", "%s", f.rangesText())
 		line("Affinity", "%s", f.affinityText())
+		line("Algorithm", "%s", e.algorithmText())
 		if len(f.Rivals) > 0 {
 			line("Also claimed by", "%s (not served at this address)", strings.Join(f.Rivals, ", "))
 		}
@@ -51,13 +53,22 @@ func (e *Explanation) WriteText(w io.Writer) error {
 		return err
 	}
 	if len(e.Endpoints) > 0 {
-		fmt.Fprint(t, "\nENDPOINT\tSLICE\tON NODE\tELIGIBLE\tREASON\n")
+		weights := e.weighted()
+		fmt.Fprint(t, "\nENDPOINT\tSLICE\tON NODE\tELIGIBLE\t")
+		if weights {
+			fmt.Fprint(t, "WEIGHT\t")
+		}
+		fmt.Fprint(t, "REASON\n")
 		for _, p := range e.Endpoints {
 			reason := p.Reason
 			if p.Hairpin {
 				reason += ", the client itself"
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", p.Address, p.Slice, yesNo(p.OnNode), yesNo(p.Eligible), reason)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t", p.Address, p.Slice, yesNo(p.OnNode), yesNo(p.Eligible))
+			if weights {
+				fmt.Fprintf(t, "%d\t", p.Weight)
+			}
+			fmt.Fprintf(t, "%s\n", reason)
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -81,6 +92,22 @@ func (e *Explanation) eligible() (n int) {
 		}
 	}
 	return n
+}
+
+// weighted reports whether any endpoint has another weight than by default.
+func (e *Explanation) weighted() bool {
+	return slices.ContainsFunc(e.Endpoints, func(p Endpoint) bool { return p.Weight != proxier.DefaultWeight })
+}
+
+func (e *Explanation) algorithmText() string {
+	text := e.Frontend.Algorithm
+	if size := e.Frontend.TableSize; size > 0 {
+		text += fmt.Sprintf(", a table of %d slots", size)
+	}
+	if e.weighted() {
+		text += ", by weight"
+	}
+	return text
 }
 
 func setText(set string) string {

@@ -192,11 +192,16 @@ func (p *portRenderer) set(s int, internal []*proxier.Frontend) {
 			})
 		}
 	}
+	left := 0 // weight of the endpoints that were not tried
+	for _, e := range members {
+		left += p.d.Weight(e.Backend)
+	}
 	for i, e := range members {
 		leads := rule{comment: p.comment(p.name + " -> " + e.text), target: e.chain}
-		if left := len(members) - i; left > 1 {
-			leads.matches = probability(left)
+		if i < len(members)-1 {
+			leads.matches = probability(p.d.Weight(e.Backend), left)
 		}
+		left -= p.d.Weight(e.Backend)
 		rules = append(rules, leads)
 	}
 	p.add(p.chain(setPrefixes[s]), rules)

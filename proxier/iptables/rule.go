@@ -86,11 +86,11 @@ func portText(port uint16) string { return strconv.Itoa(int(port)) }
 // only is the prefix of one address.
 func only(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
 
-// probability matches one in so many packets. The kernel counts in units of 1/2³¹, and the
-// tools print the rounded value.
-func probability(of int) string {
+// probability matches so many packets of a number, on average. The kernel counts in units of 1/2³¹, and
+// the tools print the rounded value.
+func probability(some, of int) string {
 	const one = 1 << 31
-	parts := float64((int64(one)*2/int64(of) + 1) / 2) // rounded
+	parts := float64((int64(one)*2*int64(some)/int64(of) + 1) / 2) // rounded
 	return fmt.Sprintf("-m statistic --mode random --probability %.11f", parts/one)
 }
 

@@ -163,7 +163,7 @@ func targets(d *proxier.Decision, set proxier.Set) (list []target) {
 		switch {
 		case proxier.FamilyOf(b.Addr.Addr()) != set.Family():
 		case b.In(set):
-			list = append(list, target{b.Addr, 1})
+			list = append(list, target{b.Addr, d.Weight(b)})
 		case d.Name.Protocol == proxier.UDP:
 			list = append(list, target{b.Addr, 0})
 		}

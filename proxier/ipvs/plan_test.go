@@ -59,8 +59,9 @@ func TestPlan(t *testing.T) {
 	internal := [proxier.Origins]proxier.Route{{}, {Source: proxier.Masquerade}, {Source: proxier.Masquerade}}
 	local := [proxier.Origins]proxier.Route{{}, {Source: proxier.Masquerade}, {Set: proxier.V4Local}}
 	at := netip.MustParseAddrPort
-	here := proxier.Backend{Addr: at("10.244.1.1:8080"), Members: proxier.InCluster | proxier.InLocal, Local: true}
-	there := proxier.Backend{Addr: at("10.244.2.1:8080"), Members: proxier.InCluster}
+	here := proxier.Backend{Addr: at("10.244.1.1:8080"), Members: proxier.InCluster | proxier.InLocal, Local: true, Weight: 100}
+	there := proxier.Backend{Addr: at("10.244.2.1:8080"), Members: proxier.InCluster, Weight: 100}
+	heavy := proxier.Backend{Addr: at("10.244.3.1:8080"), Members: proxier.InCluster, Weight: 300}
 	clusterIP := proxier.Frontend{Addr: at("10.96.0.10:80"), Kind: proxier.ClusterIP, Routes: internal}
 	balanced := proxier.Frontend{Addr: at("203.0.113.10:80"), Kind: proxier.LoadBalancer, Routes: hidden}
 	nodePort := proxier.Frontend{Addr: at("0.0.0.0:30080"), Kind: proxier.NodePort, Routes: hidden}
@@ -86,6 +87,7 @@ func TestPlan(t *testing.T) {
 		silent    bool // without an endpoint
 		check     uint16
 		loopback  bool
+		algorithm proxier.Algorithm
 		want      string
 		rules     string // of these frontends
 	}{
@@ -97,11 +99,29 @@ address 10.96.0.10
 server 10.96.0.10:80/TCP rr 10.244.1.1:8080=1 10.244.2.1:8080=1
 `},
 		{name: "of UDP, with an endpoint that keeps its clients", protocol: proxier.UDP, frontends: []proxier.Frontend{clusterIP},
-			backends: []proxier.Backend{{Addr: here.Addr}, there}, want: `
+			backends: []proxier.Backend{{Addr: here.Addr, Weight: 100}, there}, want: `
 KUBE-CLUSTER-IP 10.96.0.10 17:80
 KUBE-IPVS-IPS 10.96.0.10
 address 10.96.0.10
 server 10.96.0.10:80/UDP rr 10.244.1.1:8080=0 10.244.2.1:8080=1
+`},
+		{name: "weights", frontends: []proxier.Frontend{clusterIP}, backends: []proxier.Backend{heavy, there}, want: `
+KUBE-CLUSTER-IP 10.96.0.10 6:80
+KUBE-IPVS-IPS 10.96.0.10
+address 10.96.0.10
+server 10.96.0.10:80/TCP wrr 10.244.3.1:8080=300 10.244.2.1:8080=100
+`},
+		{name: "weights with least connections", opts: Options{Scheduler: "lc"}, frontends: []proxier.Frontend{clusterIP}, backends: []proxier.Backend{heavy, there}, want: `
+KUBE-CLUSTER-IP 10.96.0.10 6:80
+KUBE-IPVS-IPS 10.96.0.10
+address 10.96.0.10
+server 10.96.0.10:80/TCP wlc 10.244.3.1:8080=300 10.244.2.1:8080=100
+`},
+		{name: "maglev", algorithm: proxier.Maglev, frontends: []proxier.Frontend{clusterIP}, backends: []proxier.Backend{there}, want: `
+KUBE-CLUSTER-IP 10.96.0.10 6:80
+KUBE-IPVS-IPS 10.96.0.10
+address 10.96.0.10
+server 10.96.0.10:80/TCP mh flags 0x18 timeout 0 10.244.2.1:8080=1
 `},
 		{name: "external addresses", opts: Options{Scheduler: "mh"}, frontends: []proxier.Frontend{guarded, external, own, conflict, nodePort}, backends: []proxier.Backend{there}, want: `
 KUBE-EXTERNAL-IP 172.18.0.1 1:2048
@@ -200,6 +220,10 @@ server 172.18.0.1:30080/TCP rr
 			}
 			d := proxiertest.Decision(name, 0)
 			d.Frontends, d.Backends, d.Affinity, d.HealthCheckNodePort = tt.frontends, tt.backends, tt.affinity, tt.check
+			d.Balancing.Algorithm = tt.algorithm
+			for i := range d.Backends {
+				d.Weighted = d.Weighted || d.Backends[i].Weight != d.Backends[0].Weight
+			}
 			if tt.silent {
 				d.Empty = [proxier.Sets]proxier.Verdict{proxier.Drop, proxier.Drop, proxier.Drop, proxier.Drop}
 			}
@@ -247,4 +271,38 @@ func TestSettings(t *testing.T) {
 			t.Errorf("%s: %v", kernel, got)
 		}
 	}
+}
+
+// TestMissingScheduler: where the kernel lacks the scheduler that weights need, the configured one serves.
+func TestMissingScheduler(t *testing.T) {
+	k := newFakeKernel()
+	k.Lacks = map[string]bool{"wrr": true, "mh": true}
+	opts := Options{}
+	s := newServers(serversOf(k), &opts)
+	key := keyOf(netip.MustParseAddrPort("10.96.0.10:80"), proxier.TCP)
+	to := []target{{netip.MustParseAddrPort("10.244.1.1:8080"), 300}, {netip.MustParseAddrPort("10.244.2.1:8080"), 100}}
+	want := func(scheduler string, flags uint32) {
+		t.Helper()
+		if err := s.ensure(key); err != nil {
+			t.Fatal(err)
+		}
+		is := k.Servers[key]
+		if is.Scheduler != scheduler || is.Flags != flags || len(is.To) != len(to) || is.To[to[0].addr].Weight != 300 {
+			t.Errorf("the kernel has %+v, want the scheduler %s", is, scheduler)
+		}
+	}
+	claims := func(scheduler string) []claimed {
+		return []claimed{{key, &claim{server: scheduled(server{}, scheduler), to: to}}}
+	}
+	first := claims("wrr")
+	s.claim(first)
+	want("rr", 0)
+	s.claim(claims("mh"))
+	s.release(first)
+	want("rr", 0)
+	delete(k.Lacks, "mh")
+	if err := s.read(); err != nil { // as with every full sync
+		t.Fatal(err)
+	}
+	want("mh", flagHashPort|flagHashFallback)
 }

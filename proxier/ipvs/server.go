@@ -30,15 +30,32 @@ const (
 	flagHashPort     = 0x10
 )
 
+// weightedSchedulers are those that go by weights, where others do not.
+var weightedSchedulers = map[string]string{"rr": "wrr", "lc": "wlc"}
+
+// scheduled is a virtual server with another scheduler.
+func scheduled(s server, scheduler string) server {
+	s.Scheduler = scheduler
+	s.Flags &^= flagHashPort | flagHashFallback
+	switch scheduler {
+	case "mh":
+		s.Flags |= flagHashPort | flagHashFallback
+	case "sh":
+		s.Flags |= flagHashFallback
+	}
+	return s
+}
+
 // newServer is the virtual server of a frontend.
 func (o *Options) newServer(d *proxier.Decision) server {
-	s := server{Scheduler: o.scheduler()}
-	switch s.Scheduler {
-	case "mh":
-		s.Flags = flagHashPort | flagHashFallback
-	case "sh":
-		s.Flags = flagHashFallback
+	scheduler := o.scheduler()
+	if weighted, ok := weightedSchedulers[scheduler]; ok && d.Weighted {
+		scheduler = weighted
 	}
+	if d.Balancing.Algorithm == proxier.Maglev {
+		scheduler = "mh"
+	}
+	s := scheduled(server{}, scheduler)
 	if d.Affinity > 0 {
 		s.Flags |= flagPersistent
 		s.Timeout = uint32(d.Affinity.Seconds())

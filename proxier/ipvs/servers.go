@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ipvs/vserver"
@@ -29,7 +30,7 @@ type claimed struct {
 	*claim
 }
 
-// target is a destination as it should be: of weight 1, or 0 to keep the clients it has.
+// target is a destination as it should be: with a weight, or with 0 to keep the clients it has.
 type target struct {
 	addr   netip.AddrPort
 	weight int
@@ -43,6 +44,8 @@ type servers struct {
 	keeps  bool
 	claims map[serverKey][]*claim // the newest last
 	there  map[serverKey]*serverThere
+	// missing are schedulers that the kernel does not have.
+	missing map[string]struct{}
 	// going are virtual servers that exist, but are not desired. changed are those whose owner
 	// has changed.
 	going, changed map[serverKey]struct{}
@@ -67,7 +70,7 @@ const unsure = -1
 func newServers(kernel vserver.Kernel, opts *Options) *servers {
 	return &servers{
 		kernel: kernel, opts: opts, claims: map[serverKey][]*claim{}, there: map[serverKey]*serverThere{},
-		going: map[serverKey]struct{}{}, changed: map[serverKey]struct{}{},
+		going: map[serverKey]struct{}{}, changed: map[serverKey]struct{}{}, missing: map[string]struct{}{},
 	}
 }
 
@@ -191,13 +194,13 @@ func (s *servers) write(k serverKey) error {
 		for _, d := range is.to {
 			d.weight, d.idle = unsure, false
 		}
-		if err := s.kernel.Add(k, want.server); err != nil {
+		if err := s.schedule(k, want.server, s.kernel.Add); err != nil {
 			return err
 		}
 		is.server, is.unsure = want.server, false
 	case is.server != want.server:
 		is.server = server{} // not known, if this fails
-		if err := s.kernel.Change(k, want.server); err != nil {
+		if err := s.schedule(k, want.server, s.kernel.Change); err != nil {
 			return err
 		}
 		is.server = want.server
@@ -228,6 +231,21 @@ func (s *servers) write(k serverKey) error {
 		}
 	}
 	return nil
+}
+
+// schedule adds or changes a virtual server. Where the kernel lacks the scheduler that weights or Maglev need, it
+// gets the configured one.
+func (s *servers) schedule(k serverKey, is server, write func(serverKey, server) error) error {
+	err := write(k, is)
+	if plain := s.opts.scheduler(); errors.Is(err, unix.ENOENT) && is.Scheduler != plain {
+		if _, known := s.missing[is.Scheduler]; !known {
+			s.missing[is.Scheduler] = struct{}{}
+			klog.Background().Error(err, "The kernel lacks an IPVS scheduler (module ip_vs_"+is.Scheduler+"); the configured one serves instead, without weights or Maglev",
+				"server", k, "scheduler", is.Scheduler, "instead", plain)
+		}
+		return write(k, scheduled(is, plain))
+	}
+	return err
 }
 
 // target writes a destination that is wanted.

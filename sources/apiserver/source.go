@@ -43,8 +43,8 @@ type Options struct {
 	// when it is deleted. If nil, ServiceCIDRs are not watched.
 	OnServiceCIDR func(name string, cidrs []string)
 	// ServiceAnnotations are the annotation keys to keep on Services. Others are
-	// dropped.
-	ServiceAnnotations []string
+	// dropped. SliceAnnotations are those of EndpointSlices.
+	ServiceAnnotations, SliceAnnotations []string
 	// Clock defaults to the real one.
 	Clock clock.PassiveClock
 }
@@ -74,7 +74,7 @@ func newSource(client *Client, opts Options) *Source {
 	return &Source{
 		client: client,
 		opts:   opts,
-		trim:   trimmer{start: opts.Clock.Now(), serviceAnnotations: opts.ServiceAnnotations},
+		trim:   trimmer{start: opts.Clock.Now(), serviceAnnotations: opts.ServiceAnnotations, sliceAnnotations: opts.SliceAnnotations},
 
 		absentInterval: absentInterval,
 	}

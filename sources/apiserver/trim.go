@@ -76,8 +76,9 @@ type trimmer struct {
 	// start is the start of this process. Trigger times of earlier changes are dropped:
 	// their latency is not measured, and the annotation takes a map per slice.
 	start time.Time
-	// serviceAnnotations are the keys kept on Services.
-	serviceAnnotations []string
+	// serviceAnnotations are the keys kept on Services, sliceAnnotations those on EndpointSlices, beside the
+	// time of the last change.
+	serviceAnnotations, sliceAnnotations []string
 	// podAnnotations and namespaceLabels are the keys kept on Pods and Namespaces.
 	podAnnotations, namespaceLabels []string
 
@@ -150,10 +151,9 @@ func only(m map[string]string, keys []string) map[string]string {
 }
 
 var (
-	serviceLabels    = []string{LabelServiceProxyName, v1.IsHeadlessService}
-	sliceLabels      = []string{discoveryv1.LabelServiceName, v1.IsHeadlessService}
-	sliceAnnotations = []string{v1.EndpointsLastChangeTriggerTime}
-	nodeLabels       = []string{v1.LabelTopologyZone}
+	serviceLabels = []string{LabelServiceProxyName, v1.IsHeadlessService}
+	sliceLabels   = []string{discoveryv1.LabelServiceName, v1.IsHeadlessService}
+	nodeLabels    = []string{v1.LabelTopologyZone}
 )
 
 func (t *trimmer) service(service *v1.Service) {
@@ -203,11 +203,14 @@ func (t *trimmer) service(service *v1.Service) {
 }
 
 func (t *trimmer) endpointSlice(slice *discoveryv1.EndpointSlice) {
-	annotations := sliceAnnotations
-	if !t.measurable(slice.Annotations[v1.EndpointsLastChangeTriggerTime]) {
-		annotations = nil
+	trigger := slice.Annotations[v1.EndpointsLastChangeTriggerTime]
+	t.meta(&slice.ObjectMeta, sliceLabels, t.sliceAnnotations)
+	if t.measurable(trigger) {
+		if slice.Annotations == nil {
+			slice.Annotations = make(map[string]string, 1)
+		}
+		slice.Annotations[v1.EndpointsLastChangeTriggerTime] = trigger
 	}
-	t.meta(&slice.ObjectMeta, sliceLabels, annotations)
 	slice.AddressType = discoveryv1.AddressType(t.string(string(slice.AddressType)))
 
 	slice.Ports = clip(slice.Ports)

@@ -42,6 +42,12 @@ func New(c *config.Config, gate featuregate.FeatureGate) (*Settings, error) {
 		},
 		Warnings: warnings,
 	}
+	lb := &t.LoadBalancer
+	algorithm, err := proxier.ParseAlgorithm(lb.Algorithm)
+	if err != nil {
+		return nil, fmt.Errorf("loadBalancer.algorithm: %w", err)
+	}
+	s.Policy.Balancing = proxier.Balancing{Algorithm: algorithm, TableSize: lb.MaglevTableSize, Seed: uint64(lb.MaglevSeed)}
 	switch k.DetectLocalMode {
 	case "", config.LocalModeClusterCIDR:
 		if s.pods.CIDRs, err = config.ParseClusterCIDR(k.ClusterCIDR); err != nil {

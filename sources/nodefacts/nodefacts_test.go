@@ -186,7 +186,8 @@ func TestRevise(t *testing.T) {
 
 func TestPolicy(t *testing.T) {
 	c := config.New()
-	if d := cmp.Diff(proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}}, mustNew(t, c).Policy); d != "" {
+	byDefault := proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}, Balancing: proxier.Balancing{Algorithm: proxier.Random}}
+	if d := cmp.Diff(byDefault, mustNew(t, c).Policy); d != "" {
 		t.Errorf("by default (-want +got):\n%s", d)
 	}
 	c.KubeProxy.IPTables.MasqueradeAll = true
@@ -195,9 +196,11 @@ func TestPolicy(t *testing.T) {
 	c.KubeProxy.FeatureGates = map[string]bool{"AllowServiceExternalIPs": false}
 	c.Tandem.StrictSourceRanges = true
 	c.Tandem.EBPF.ResetRemovedBackends = true
+	c.Tandem.LoadBalancer = config.LoadBalancerConfiguration{Algorithm: "maglev", MaglevTableSize: 509, MaglevSeed: 7}
 	want := proxier.Policy{
 		MasqueradeAll: true, IgnoreExternalIPs: true, StrictSourceRanges: true, KeepTCP: true,
 		NodePorts: proxier.NodePortSelector{Primary: true, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},
+		Balancing: proxier.Balancing{Algorithm: proxier.Maglev, TableSize: 509, Seed: 7},
 	}
 	s := mustNew(t, c)
 	if d := cmp.Diff(want, s.Policy, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" || len(s.Warnings) > 0 {

@@ -68,6 +68,8 @@ var statements = []string{
 	"S70", "S71", "S72", "S73", "S74", "S75",
 	// Protocols, ports, replies.
 	"S80", "S81", "S82", "S83", "S84", "S85", "S86", "S87", "S88",
+	// Shares of connections.
+	"S91", "S92", "S93",
 	// Configuration that affects decisions, health checks, feature gates.
 	"C40", "C41", "C42", "C43", "C53", "C65",
 }

@@ -172,7 +172,7 @@ func (f *Forecast) Follow(ctx context.Context, tier proxier.Tier, reporter proxi
 		from = manifests.New(f.opts.Config.Tandem.Manifests, handler, reporter, manifests.Options{NodeName: f.Node, OnServiceCIDR: cidrs.FeedTo(px.UpdateFacts)})
 	} else {
 		from = apiserver.New(f.client, handler, apiserver.Options{
-			NodeName: f.Node, OnServiceCIDR: cidrs.FeedTo(px.UpdateFacts), ServiceAnnotations: []string{proxier.AnnotationFastPath},
+			NodeName: f.Node, OnServiceCIDR: cidrs.FeedTo(px.UpdateFacts), ServiceAnnotations: proxier.ServiceAnnotations, SliceAnnotations: proxier.SliceAnnotations,
 		})
 	}
 	ended := make(chan error, 1)

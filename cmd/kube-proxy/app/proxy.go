@@ -269,7 +269,7 @@ func (p *proxy) newSource(handler proxier.Handler, onServiceCIDR func(string, []
 		return manifests.New(c.Tandem.Manifests, handler, p.problems, manifests.Options{NodeName: p.opts.nodeName, OnServiceCIDR: onServiceCIDR})
 	}
 	return apiserver.New(p.client, handler, apiserver.Options{
-		NodeName: p.opts.nodeName, OnServiceCIDR: onServiceCIDR, ServiceAnnotations: []string{proxier.AnnotationFastPath},
+		NodeName: p.opts.nodeName, OnServiceCIDR: onServiceCIDR, ServiceAnnotations: proxier.ServiceAnnotations, SliceAnnotations: proxier.SliceAnnotations,
 	})
 }
 

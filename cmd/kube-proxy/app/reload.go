@@ -41,6 +41,7 @@ var (
 	reloadedPolicy = []string{
 		"clusterCIDR", "detectLocalMode", "detectLocal", "nodePortAddresses",
 		"iptables.masqueradeAll", "iptables.localhostNodePorts", "nftables.masqueradeAll", config.TandemKind + ".strictSourceRanges",
+		config.TandemKind + ".loadBalancer.algorithm", config.TandemKind + ".loadBalancer.maglevTableSize", config.TandemKind + ".loadBalancer.maglevSeed",
 		config.TandemKind + ".ebpf.masqueradeLocalBackends",
 	}
 	reloadedRest = []string{

@@ -280,6 +280,7 @@ winkernel: {sourceVip: 10.0.0.1}
 apiVersion: config.tandem-proxy.dev/v1alpha1
 kind: TandemConfiguration
 strictSourceRanges: true
+loadBalancer: {algorithm: maglev, maglevTableSize: 509, maglevSeed: 7}
 takeOverDelay: 1h
 ebpf: {syncPeriod: 1h, minSyncPeriod: 2s, masqueradeLocalBackends: true}
 `)

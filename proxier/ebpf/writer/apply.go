@@ -12,13 +12,6 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// setPlan is the planned change of one set.
-type setPlan struct {
-	size   int
-	same   bool // the published set is right
-	extent extent
-}
-
 // program computes what must be written for a service port, checks that it fits, and only then writes.
 func (w *Writer) program(index uint32) error {
 	item := w.ports.Get(index)
@@ -51,12 +44,7 @@ func (w *Writer) program(index uint32) error {
 	}
 	var sets [proxier.Sets]setPlan
 	for s := range proxier.Sets {
-		plan := &sets[s]
-		plan.size, plan.same = w.compareSet(p.id, s, d, ids)
-		if plan.same || plan.size == 0 {
-			continue
-		}
-		x, ok := w.slots.alloc(plan.size)
+		plan, ok := w.planSet(p.id, s, d, ids)
 		if !ok {
 			for _, earlier := range sets[:s] {
 				if !earlier.same && earlier.size > 0 {
@@ -65,7 +53,7 @@ func (w *Writer) program(index uint32) error {
 			}
 			return w.full("slots", plan.size, lbmap.Usage{Used: w.slots.used, Max: int(w.slots.size)})
 		}
-		plan.extent = x
+		sets[s] = plan
 	}
 
 	// From here on only writing frontends and ranges can fail.
@@ -77,14 +65,7 @@ func (w *Writer) program(index uint32) error {
 		if plan.same || plan.size == 0 {
 			continue
 		}
-		at := plan.extent.base
-		for i := range d.Backends {
-			if inSet(&d.Backends[i], s) {
-				w.tables.Slots[at] = lbmap.SlotWord(ids[i], w.tables.Backends[ids[i]].Generation)
-				at++
-			}
-		}
-		w.writes += uint64(plan.size)
+		w.fill(plan, s, d, ids)
 		w.publish(p.id, s, lbmap.SetWord(plan.extent.base, plan.size))
 	}
 	for s := range proxier.Sets {
@@ -211,27 +192,6 @@ func (w *Writer) matchBackends(d *proxier.Decision, p *port) (ids []uint32, miss
 func (w *Writer) backendAddr(id uint32) netip.AddrPort {
 	b := &w.tables.Backends[id]
 	return lbmap.ToAddrPort(b.Addr, b.Port)
-}
-
-// compareSet counts a set's backends, and reports whether exactly these are published.
-func (w *Writer) compareSet(id uint32, s proxier.Set, d *proxier.Decision, ids []uint32) (size int, same bool) {
-	word := w.tables.Sets[id*lbmap.SetsPerService+uint32(s)]
-	base, published := lbmap.SplitSetWord(word)
-	same = true
-	for i := range d.Backends {
-		if !inSet(&d.Backends[i], s) {
-			continue
-		}
-		if same {
-			same = ids[i] != 0 && size < published &&
-				w.tables.Slots[base+uint32(size)] == lbmap.SlotWord(ids[i], w.tables.Backends[ids[i]].Generation)
-		}
-		size++
-	}
-	if size == 0 {
-		return 0, word == lbmap.EmptySet(d.Empty[s])
-	}
-	return size, same && size == published
 }
 
 // writeBackends writes new backends, and adds all backends to their new sets. Until narrow, they also

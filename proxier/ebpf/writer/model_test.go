@@ -19,7 +19,7 @@ var sequences = flag.Int("sequences", 300, "random event sequences in TestModel"
 // TestModel applies random events, with syncs, failures and restarts in between, and compares the
 // tables with decisions computed from scratch.
 func TestModel(t *testing.T) {
-	roomy := lbmap.Sizes{Frontends: 256, Services: 64, Backends: 512, Slots: 1024, Ranges: 256, Locals: 16}
+	roomy := lbmap.Sizes{Frontends: 256, Services: 64, Backends: 512, Slots: 1 << 14, Ranges: 256, Locals: 16}
 	for seed := range uint64(kernel.Rounds(*sequences)) {
 		c := writertest.NewCluster(seed)
 		tables := lbmap.NewFakeTables(roomy)
@@ -89,7 +89,7 @@ func TestModelFull(t *testing.T) {
 // TestRestartWritesNothing: a restart writes nothing if all tables are right.
 func TestRestartWritesNothing(t *testing.T) {
 	c := writertest.NewCluster(1)
-	sizes := lbmap.Sizes{Frontends: 256, Services: 64, Backends: 512, Slots: 1024, Ranges: 256, Locals: 16}
+	sizes := lbmap.Sizes{Frontends: 256, Services: 64, Backends: 512, Slots: 1 << 14, Ranges: 256, Locals: 16}
 	tables := lbmap.NewFakeTables(sizes)
 	h := newHarness(t, tables, sizes)
 	for range 200 {

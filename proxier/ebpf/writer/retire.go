@@ -208,6 +208,7 @@ func (w *Writer) freeBackend(id uint32) {
 func (w *Writer) withdrawBackends(d *proxier.Decision, p *port) {
 	ids, _, removed := w.matchBackends(d, p)
 	used := d.Uses()
+	stay := make([]uint8, len(ids)) // sets in which a backend stays
 	for s := range proxier.Sets {
 		word := w.tables.Sets[p.id*lbmap.SetsPerService+uint32(s)]
 		base, size := lbmap.SplitSetWord(word)
@@ -220,7 +221,7 @@ func (w *Writer) withdrawBackends(d *proxier.Decision, p *port) {
 			// Addresses may still lead to a set that is to be used no more.
 			eligible := inSet(b, s) || !used[s] && b.Members != 0 && b.Addr.Addr().Is4() == (s.Family() == proxier.IPv4)
 			if ids[i] != 0 && eligible && w.tables.Backends[ids[i]].Members&setBit(s) != 0 {
-				remain = append(remain, ids[i])
+				remain, stay[i] = append(remain, ids[i]), stay[i]|setBit(s)
 			}
 		}
 		if len(remain) == 0 {
@@ -249,8 +250,8 @@ func (w *Writer) withdrawBackends(d *proxier.Decision, p *port) {
 			continue
 		}
 		kept = append(kept, id)
-		if e, members := &w.tables.Backends[id], membersOf(&d.Backends[i]); e.Members&^members != 0 {
-			e.Members &= members
+		if e := &w.tables.Backends[id]; e.Members != stay[i] {
+			e.Members = stay[i]
 			w.writes++
 		}
 	}

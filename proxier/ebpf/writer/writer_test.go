@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -169,6 +170,46 @@ func TestWriterCapacity(t *testing.T) {
 			}
 			writertest.Check(t, h.writer.tables, h.writer.Usage())
 		})
+	}
+}
+
+// TestWriterSmallerTables: a Maglev table that does not fit becomes smaller, and is reported once. Other sets still fit, and
+// the next process finds nothing to write.
+func TestWriterSmallerTables(t *testing.T) {
+	sizes := lbmap.Sizes{Frontends: 8, Services: 8, Backends: 64, Slots: 1 << 10}
+	tables := lbmap.NewFakeTables(sizes)
+	feed := func(h *harness) {
+		var addresses []string
+		for i := range 10 {
+			addresses = append(addresses, fmt.Sprintf("10.244.0.%d", i))
+		}
+		for i, name := range []string{"a", "b", "c"} {
+			h.OnServiceAdd(writertest.Service(name, fmt.Sprintf("10.96.0.%d", 1+i), func(s *v1.Service) {
+				if name != "c" {
+					s.Annotations = map[string]string{proxier.AnnotationAlgorithm: "maglev"}
+				}
+			}))
+			h.OnEndpointSliceAdd(writertest.Slice(name+"-1", name, addresses...))
+		}
+		h.sync(t)
+		h.sync(t)
+	}
+	h := newHarness(t, tables, sizes)
+	feed(h)
+	size := func(id uint32) int {
+		_, size := lbmap.SplitSetWord(tables.Sets[id*lbmap.SetsPerService])
+		return size
+	}
+	if got := []int{size(1), size(2), size(3)}; !slices.Equal(got, []int{509, 251, 10}) {
+		t.Errorf("sets of %v slots", got)
+	}
+	if len(h.problems) != 2 || !strings.Contains(h.problems[0].Message, "has 509 slots instead of 1021") || h.problems[1].Object.Name != "b" || h.problems[1].Reason != proxier.ReasonCapacity {
+		t.Errorf("problems: %+v", h.problems)
+	}
+	writertest.Check(t, h.writer.tables, h.writer.Usage())
+	h = newHarness(t, tables, sizes)
+	if feed(h); h.writer.writes != 0 {
+		t.Errorf("another process writes %d times", h.writer.writes)
 	}
 }
 

@@ -23,6 +23,8 @@ type Kernel[M comparable] struct {
 	Addrs   map[netip.Addr]struct{}
 	Members map[M]struct{}
 
+	// Lacks are schedulers that the kernel does not have.
+	Lacks map[string]bool
 	// Messages and Lists count calls.
 	Messages, Lists int
 	// Fails says whether a message does not arrive, or its answer does not. As the order of
@@ -114,6 +116,9 @@ func (k Servers[M]) at(key vserver.Key, do func(*Server) error, what ...any) err
 // Add implements vserver.Kernel.
 func (k Servers[M]) Add(key vserver.Key, is vserver.Server) error {
 	return k.message(func() error {
+		if k.Lacks[is.Scheduler] {
+			return unix.ENOENT
+		}
 		if k.Kernel.Servers[key] == nil {
 			k.Kernel.Servers[key] = &Server{To: map[netip.AddrPort]*vserver.Destination{}}
 		}
@@ -125,6 +130,9 @@ func (k Servers[M]) Add(key vserver.Key, is vserver.Server) error {
 // Change implements vserver.Kernel.
 func (k Servers[M]) Change(key vserver.Key, is vserver.Server) error {
 	return k.at(key, func(s *Server) error {
+		if k.Lacks[is.Scheduler] {
+			return unix.ENOENT
+		}
 		s.Server = is
 		return nil
 	}, "change")

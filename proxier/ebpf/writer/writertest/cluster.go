@@ -48,6 +48,9 @@ func (c *Cluster) service() *v1.Service {
 	if c.Rand.IntN(3) == 0 {
 		c.external(s, n)
 	}
+	if c.Rand.IntN(8) == 0 {
+		s.Annotations = map[string]string{proxier.AnnotationAlgorithm: "maglev", proxier.AnnotationTableSize: "251"}
+	}
 	switch c.Rand.IntN(12) {
 	case 0:
 		s.Spec.ClusterIP, s.Spec.ClusterIPs = v1.ClusterIPNone, []string{v1.ClusterIPNone}
@@ -85,6 +88,9 @@ func (c *Cluster) slice() *discoveryv1.EndpointSlice {
 		s.AddressType = discoveryv1.AddressTypeIPv6
 	}
 	s.Ports = append(s.Ports, discoveryv1.EndpointPort{Name: ptr.To("u"), Port: ptr.To[int32](5353), Protocol: ptr.To(v1.ProtocolUDP)})
+	if c.Rand.IntN(3) == 0 {
+		s.Annotations = map[string]string{proxier.AnnotationWeight: fmt.Sprint(c.Rand.IntN(4))}
+	}
 	for range c.Rand.IntN(5) {
 		e := discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.244.0.%d", c.Rand.IntN(8))}}
 		if s.AddressType == discoveryv1.AddressTypeIPv6 {

@@ -5,6 +5,7 @@ package writertest
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"slices"
 	"strings"
@@ -86,10 +87,8 @@ func Wanted(all []proxier.PortChange) string {
 			}
 			for origin, r := range f.Routes {
 				var to []string
-				for i := range d.Backends {
-					if inSetOf(&d.Backends[i], r.Set) {
-						to = append(to, d.Backends[i].Addr.String())
-					}
+				for _, i := range d.Slots(r.Set, math.MaxInt) {
+					to = append(to, d.Backends[i].Addr.String())
 				}
 				if to == nil {
 					to = append(to, d.Empty[r.Set].String())
@@ -149,13 +148,4 @@ func Check(t testing.TB, tables *lbmap.Tables, usage map[string]lbmap.Usage) {
 	if !slices.Equal(got, want) {
 		t.Fatalf("frontends, services, backends, slots in the tables: %v, according to the writer: %v", got, want)
 	}
-}
-
-// inSetOf reports whether a backend is in a set.
-func inSetOf(b *proxier.Backend, s proxier.Set) bool {
-	in := b.Members
-	if !b.Addr.Addr().Is4() {
-		in <<= proxier.V6Cluster
-	}
-	return in&(1<<s) != 0
 }

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package writer
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// setPlan is the planned change of one set.
+type setPlan struct {
+	size   int
+	same   bool // the published set is right
+	extent extent
+	// slots are indexes of backends; nil where each backend of the set has one slot.
+	slots []uint32
+}
+
+// planSet plans a set, and allocates its slots. It reports whether there is room.
+func (w *Writer) planSet(id uint32, s proxier.Set, d *proxier.Decision, ids []uint32) (plan setPlan, ok bool) {
+	if d.IsPlain() {
+		plan.size, plan.same = w.compareSet(id, s, d, ids)
+		if !plan.same && plan.size > 0 {
+			plan.extent, ok = w.slots.alloc(plan.size)
+			return plan, ok
+		}
+		return plan, true
+	}
+	for limit := math.MaxInt; ; limit = plan.size / 2 {
+		plan.slots = d.Slots(s, limit)
+		if len(plan.slots) >= plan.size && limit != math.MaxInt {
+			return plan, false
+		}
+		plan.size = len(plan.slots)
+		if plan.same = w.compareSlots(id, s, d, ids, plan.slots); plan.same || plan.size == 0 {
+			return plan, true
+		}
+		if plan.extent, ok = w.allocTable(plan.size, plan.size > d.Size(s)); ok {
+			w.reportSmaller(d, s, plan.size)
+			return plan, true
+		}
+	}
+}
+
+// allocTable allocates slots. Sets that need more slots than they have backends leave a quarter of all slots to others.
+func (w *Writer) allocTable(size int, more bool) (extent, bool) {
+	if more && w.slots.used+1<<orderOf(size) > int(w.slots.size-w.slots.size/4) {
+		return extent{}, false
+	}
+	return w.slots.alloc(size)
+}
+
+// reportSmaller reports a Maglev table that is smaller than it should be. It is not that of other nodes then.
+func (w *Writer) reportSmaller(d *proxier.Decision, s proxier.Set, size int) {
+	want := d.TableSize(s)
+	if size >= want {
+		return
+	}
+	w.report(proxier.Problem{
+		Kind: "Service", Object: d.Name.NamespacedName, UID: d.UID, Field: proxier.AnnotationAlgorithm, Reason: proxier.ReasonCapacity,
+		Message: fmt.Sprintf("port %s: the Maglev table of set %s has %d slots instead of %d, and is not that of other nodes: %d of %d slots are in use (--ebpf-max-slots)",
+			d.Name, s, size, want, w.slots.used, w.slots.size),
+	})
+}
+
+// fill writes the slots of a set.
+func (w *Writer) fill(plan *setPlan, s proxier.Set, d *proxier.Decision, ids []uint32) {
+	at := plan.extent.base
+	put := func(i int) {
+		w.tables.Slots[at] = lbmap.SlotWord(ids[i], w.tables.Backends[ids[i]].Generation)
+		at++
+	}
+	if plan.slots == nil {
+		for i := range d.Backends {
+			if inSet(&d.Backends[i], s) {
+				put(i)
+			}
+		}
+	}
+	for _, i := range plan.slots {
+		put(int(i))
+	}
+	w.writes += uint64(plan.size)
+}
+
+// compareSlots reports whether exactly these slots are published.
+func (w *Writer) compareSlots(id uint32, s proxier.Set, d *proxier.Decision, ids, slots []uint32) bool {
+	word := w.tables.Sets[id*lbmap.SetsPerService+uint32(s)]
+	base, published := lbmap.SplitSetWord(word)
+	if len(slots) == 0 {
+		return word == lbmap.EmptySet(d.Empty[s])
+	}
+	if published != len(slots) {
+		return false
+	}
+	for k, i := range slots {
+		if ids[i] == 0 || w.tables.Slots[base+uint32(k)] != lbmap.SlotWord(ids[i], w.tables.Backends[ids[i]].Generation) {
+			return false
+		}
+	}
+	return true
+}
+
+// compareSet counts a set's backends, and reports whether exactly these are published.
+func (w *Writer) compareSet(id uint32, s proxier.Set, d *proxier.Decision, ids []uint32) (size int, same bool) {
+	word := w.tables.Sets[id*lbmap.SetsPerService+uint32(s)]
+	base, published := lbmap.SplitSetWord(word)
+	same = true
+	for i := range d.Backends {
+		if !inSet(&d.Backends[i], s) {
+			continue
+		}
+		if same {
+			same = ids[i] != 0 && size < published &&
+				w.tables.Slots[base+uint32(size)] == lbmap.SlotWord(ids[i], w.tables.Backends[ids[i]].Generation)
+		}
+		size++
+	}
+	if size == 0 {
+		return 0, word == lbmap.EmptySet(d.Empty[s])
+	}
+	return size, same && size == published
+}
