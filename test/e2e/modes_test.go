@@ -303,12 +303,13 @@ func holds(t testing.TB, n *lab.Node, text string, want bool) error {
 	return nil
 }
 
-// keepsUDP has conntrack keep UDP flows with one request for longer than half a minute, which is too
-// short on an emulated machine.
+// keepsUDP has conntrack keep UDP flows for longer than half a minute, or two with several requests, which is
+// too short on an emulated machine.
 func (s *stage) keepsUDP() {
 	s.t.Helper()
 	if err := s.node.Do(func() error {
-		return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_udp_timeout", []byte("600"), 0)
+		const setting = "/proc/sys/net/netfilter/nf_conntrack_udp_timeout"
+		return errors.Join(os.WriteFile(setting, []byte("600"), 0), os.WriteFile(setting+"_stream", []byte("600"), 0))
 	}); err != nil {
 		s.t.Fatal(err)
 	}
