@@ -13,9 +13,9 @@
 # Several kernels share the tests of packages that take long: each test runs under one of those
 # that can, and what asks most of a kernel under all. With each commit they are dealt anew; DEAL, a
 # number, says how. COMMITS spreads them over so many commits, each of which has its part of
-# them, and the other packages: with four kernels and COMMITS=4, each runs under one of them. With
-# packages given, or FULL=1, all tests run under all kernels, with the part of their plays that
-# TANDEM_PART says.
+# them, and the other packages: with four kernels and COMMITS=4, each runs under one of them; with
+# COMMITS=8, half of them do. With packages given, or FULL=1, all tests run under all kernels, with
+# the part of their plays that TANDEM_PART says.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -75,7 +75,7 @@ module=$(go list -m)
 deal=${DEAL:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
 
 # hand prints the pattern of the tests that a kernel is dealt, and what tells scenarios the same;
-# nothing if it gets all.
+# nothing if it gets all. It fails if it gets none.
 hand() {
 	local kernel=$1 p=$2 players=$kernels number=0 k
 	[[ -n $dealt && $p =~ $dealt ]] || return 0
@@ -91,7 +91,7 @@ hand() {
 	(cd "$root/${p#"$module"}" && "$scratch/${p//\//_}.test" -test.list '^(Test|Fuzz)') |
 		awk -v part=$(((number * ${COMMITS:-1} + deal) % parts)) -v parts=$parts -v everywhere="$everywhere" \
 			'/^(Test|Fuzz)/ && (NR % parts == part || $0 ~ everywhere) { list = list "|" $0 }
-			END { print "-test.run=^(" substr(list, 2) ")$ TANDEM_PART=" part "/" parts }'
+			END { if (!list) exit 1; print "-test.run=^(" substr(list, 2) ")$ TANDEM_PART=" part "/" parts }'
 }
 
 # turn says whether a kernel runs any test of a package with this commit.
@@ -121,9 +121,9 @@ acquire() {
 
 # What one prints comes when it has ended, as lines of two would mix.
 machine() {
-	local kernel=$1 p=$2 out run part
+	local kernel=$1 p=$2 tests=$3 out run part
 	out=$(mktemp -p "$scratch")
-	read -r run part <<<"$(hand "$kernel" "$p")"
+	read -r run part <<<"$tests"
 	part=${part:-${TANDEM_PART:+TANDEM_PART=$TANDEM_PART}}
 	cd "$root/${p#"$module"}"
 	"$test2json" -t -p "$p@$kernel" "$scratch/vmrun" -kernel "$kernel" "${options[@]}" ${part:+-env "$part"} -- \
@@ -132,14 +132,15 @@ machine() {
 	rm "$out"
 }
 run() {
-	local kernel p number=0
+	local kernel p number=0 tests
 	for p in "${packages[@]}"; do
 		number=$((number + 1))
 		for kernel in $kernels; do
 			turn "$kernel" "$p" $number || continue
+			tests=$(hand "$kernel" "$p") || continue
 			acquire
 			set -m # a process group of its own
-			machine "$kernel" "$p" &
+			machine "$kernel" "$p" "$tests" &
 			set +m
 			exec {slot}>&-
 		done

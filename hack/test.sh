@@ -55,14 +55,27 @@ unit=$(comm -23 <(sort <<<"$packages") <(sort <<<"$privileged"))
 only=$(hack/privileged.sh -only)
 some=$(comm -23 <(sort <<<"$packages") <(sort <<<"$only"))
 
-# Over so many commits one after the other, tests are spread that repeat what others prove: scenarios
-# on upstream's kube-proxy and with the race detector, and tests on kernels like this one.
+# Over so many commits one after the other, what is slow and repeats what others prove is spread: scenarios on upstream's
+# kube-proxy, and tests under other kernels.
 export COMMITS=${COMMITS:-4}
 commit=$(git rev-list --count HEAD 2>/dev/null || echo 0)
 part=$((commit % COMMITS))/$COMMITS
-# Scenarios on a datapath, of which the namespaces stage plays one for each statement, are spread over half as many.
-half=$((COMMITS > 1 ? COMMITS / 2 : 1))
-half=$((commit % half))/$half
+# Tests that need root, of which make test has run a short version, and scenarios, of which it has played one for each
+# statement, are spread over half as many.
+halves=$((COMMITS > 1 ? COMMITS / 2 : 1))
+half=$((commit % halves))/$halves
+
+# turn prints, as -run=..., the tests of these packages that have their turn, one in $halves; nothing for all of them.
+# Tests that play scenarios and profiles run always, and play the part that TANDEM_PART says.
+turn() { # <offset> <package>...
+	((halves > 1)) && [[ " ${TESTFLAGS:-}" != *" -run"* ]] || return 0
+	local plays='^Test(Compatibility|Coexistence|Profiles|Scenarios|ShadowScenarios|TakeOver)$'
+	go list -f '{{$d := .Dir}}{{range .TestGoFiles}}{{$d}}/{{.}}{{"\n"}}{{end}}{{range .XTestGoFiles}}{{$d}}/{{.}}{{"\n"}}{{end}}' "${@:2}" |
+		xargs sed -nE 's/^func ((Test|Fuzz|Example)[A-Za-z0-9_]*)\(.*/\1/p' | sort -u |
+		awk -v part=$(((commit + $1) % halves)) -v parts=$halves -v plays="$plays" \
+			'$0 ~ plays || NR % parts == part { list = list "|" $0 }
+			END { print "-run=^(" substr(list, 2) ")$" }'
+}
 
 # Test binaries link in half the time without debug information, which these runs do not use.
 gotest() { go test -json -ldflags='-s -w' ${TESTFLAGS:-} "$@"; }
@@ -85,17 +98,18 @@ demo() {
 }
 
 full() {
-	local status=0
+	local status=0 run
 	gotest -timeout=30m $unit || status=1
-	local dealt='/(cmd/tandemctl|test/upstream)$' halved='/(proxier/ebpf|proxier/iptables/integration)$'
+	local dealt='/(cmd/tandemctl|test/upstream)$' as515='/(proxier/ebpf|proxier/iptables/integration)$'
 	# The namespaces stage plays all there is of test/image.
 	local done='/test/image$'
-	gotest -timeout=30m -p=1 $(grep -vE "$dealt|$halved|$done" <<<"$privileged") || status=1
+	run=$(turn 0 $privileged)
+	TANDEM_PART=$half gotest -timeout=30m -p=1 $run $(grep -vE "$dealt|$as515|$done" <<<"$privileged") || status=1
 	# One in four times as under Linux 5.15, which no machine here can run.
 	local as=
 	((commit % 4 != 3)) || as=5.15
-	TANDEM_AS_LINUX=$as TANDEM_PART=$half gotest -timeout=30m -p=1 $(grep -E "$halved" <<<"$privileged") || status=1
-	TANDEM_PART=$part gotest -timeout=30m -p=1 $(grep -E "$dealt" <<<"$privileged") || status=1
+	TANDEM_AS_LINUX=$as TANDEM_PART=$half gotest -timeout=30m -p=1 $run $(grep -E "$as515" <<<"$privileged") || status=1
+	TANDEM_PART=$part gotest -timeout=30m -p=1 $run $(grep -E "$dealt" <<<"$privileged") || status=1
 	return $status
 }
 
@@ -111,7 +125,8 @@ race() {
 	inprocess=$(grep -vE '/test/(container|crr|e2e|hosts|image|rules|upstream)$' <<<"$privileged")
 	local alone='^Test(Oracle|OracleFinds|Differential|DifferentialFinds|DifferentialLarge|SizeOfDeletions|SizeOfChanges|Death)$'
 	gotest -race -short -timeout=10m -skip="$alone" $unit || status=1
-	TANDEM_PART=$part gotest -race -short -timeout=20m -p=1 $inprocess || status=1
+	# The tests that do not have their turn in the full stage.
+	TANDEM_PART=$part gotest -race -short -timeout=20m -p=1 $(turn 1 $inprocess) $inprocess || status=1
 	return $status
 }
 
@@ -123,30 +138,28 @@ kernels() {
 	local status=0 job jobs=()
 	local -x SLOTS=$scratch/slots
 	mkdir "$SLOTS"
-	# IPVS of upstream's kube-proxy and of this one.
+	# IPVS of upstream's kube-proxy beside this one, by turns. Of tandemctl shadow one or two scenarios, of which each takes a
+	# minute there.
 	if [[ -n ${UPSTREAM_KUBE_PROXY:-} ]]; then
-		TANDEM_PART=$part KERNEL=6.12 TESTFLAGS='-test.short -test.run=^(TestTakeOver|TestRollBack|TestShadow)$/^ipvs|^TestTakeOver$/./^ipvs' \
-			hack/kernels.sh -json ./test/e2e ./cmd/tandemctl &
-		jobs+=($!)
-		# By turns: this proxy beside upstream's, and tandemctl shadow on one or two scenarios, of which each takes a
-		# minute there.
 		case $((commit % 4)) in
 		0) TESTFLAGS='-test.run=^TestShares$/^ipvs' KERNEL=6.12 hack/kernels.sh -json ./test/e2e & ;;
+		1) TESTFLAGS='-test.run=^TestShadowScenarios$/^ipvs$' TANDEM_PART=$((commit / 4 % 100))/100 KERNEL=6.12 hack/kernels.sh -json ./cmd/tandemctl & ;;
 		2) TESTFLAGS='-test.run=^TestSharedUnderLoad$/^ipvs' KERNEL=6.12 hack/kernels.sh -json ./test/e2e & ;;
-		*) TESTFLAGS='-test.run=^TestShadowScenarios$/^ipvs$' TANDEM_PART=$((commit / 2 % 100))/100 KERNEL=6.12 hack/kernels.sh -json ./cmd/tandemctl & ;;
+		3) TANDEM_PART=$part KERNEL=6.12 TESTFLAGS='-test.short -test.run=^(TestTakeOver|TestRollBack|TestShadow)$/^ipvs|^TestTakeOver$/./^ipvs' \
+			hack/kernels.sh -json ./test/e2e ./cmd/tandemctl & ;;
 		esac
 		jobs+=($!)
 	fi
 	# Otherwise the full stage plays beside that one, under this kernel.
 	local -x UPSTREAM_KUBE_PROXY=
-	# What nothing else proves: IPVS and SCTP, with all rounds, and half of the scenarios.
-	TANDEM_PART=$half KERNEL=6.1 TESTFLAGS= hack/kernels.sh -json ./proxier/ipvs &
+	# What nothing else proves: IPVS and SCTP, with all rounds, and a part of the scenarios.
+	TANDEM_PART=$part KERNEL=6.1 TESTFLAGS= hack/kernels.sh -json ./proxier/ipvs &
 	jobs+=($!)
 	KERNEL=6.1 TESTFLAGS='-test.run=^(TestMixed|TestSCTP|TestIPVS|TestPacketCounters|TestRulePackets|TestKernel)$|^TestScenarios$/^s80|^(TestHealthChecks|TestInitOnly|TestReady)$/^ipvs$' \
 		hack/kernels.sh -json ./proxier/iptables/integration ./test/e2e ./test/lab ./kernel/nfacct &
 	jobs+=($!)
 	# What this kernel proves as well is spread over commits.
-	TESTFLAGS="-test.short ${TESTFLAGS:-}" hack/kernels.sh -json &
+	COMMITS=$((2 * COMMITS)) TESTFLAGS="-test.short ${TESTFLAGS:-}" hack/kernels.sh -json &
 	jobs+=($!)
 	trap 'kill "${jobs[@]}" 2>/dev/null; wait; exit 130' INT TERM # jobs ignore what a terminal sends
 	for job in "${jobs[@]}"; do
