@@ -46,17 +46,17 @@ build: ## Build bin/kube-proxy and bin/tandemctl (the first time 1 min)
 	@$(GOBUILD) -o bin/ ./cmd/...
 
 .PHONY: generate
-generate: ## Compile the BPF programs and write their Go side
+generate: ## Compile the BPF programs and write their Go side (20 s)
 	@hack/need.sh $(bpf_tools)
 	go generate ./proxier/ebpf/lbmap
 
 .PHONY: verify
-verify: ## Check format, vet, go.mod, imports, generated files, licences
+verify: ## Check format, vet, go.mod, imports, generated files, manifests, licences (30 s; the first time 3 min)
 	@hack/need.sh $(bpf_tools)
 	hack/verify.sh
 
 .PHONY: check
-check: build ## Vet, build and test what needs no root: after every edit (20 s; the first time 2 min)
+check: build ## Vet, build and test what needs no root: after every edit (20 s; the first time 2 min, beside downloads)
 	hack/test.sh check
 
 .PHONY: test
@@ -68,7 +68,7 @@ test-all: test test-rest test-kubeadm ## Test everything there is, under other k
 
 .PHONY: test-rest
 test-rest: ## What test-all has beyond test: all rounds, race detector, kernels, control plane (40 min)
-	hack/test.sh full race deploy kernels cluster
+	hack/test.sh full race kernels cluster
 
 .PHONY: test-cluster
 test-cluster: ## Run the proxy as kubeadm does, with a real control plane (5 min; built first: 10 min more)
@@ -87,15 +87,15 @@ test-race: ## Test with the race detector, uncached and shuffled, to find what d
 	TESTFLAGS='-count=1 -shuffle=on' hack/test.sh race
 
 .PHONY: bench
-bench: ## Run the benchmarks (BENCHTIME=1x for a smoke run)
+bench: ## Run the benchmarks (hours; BENCHTIME=1x for a smoke run of 30 min, BENCH=Connect selects)
 	hack/bench.sh $(BENCHTIME)
 
 .PHONY: fuzz
-fuzz: ## Fuzz every fuzz target for a moment (FUZZTIME=10s each)
+fuzz: ## Fuzz every fuzz target for a moment (FUZZTIME=10s each: 5 min)
 	hack/fuzz.sh $(FUZZTIME)
 
 .PHONY: demo
-demo: build ## Play a small cluster on this machine and show it working (root)
+demo: build ## Play a small cluster on this machine and show it working (root; 20 s)
 	@$(GOBUILD) -o bin/demo ./test/demo
 	bin/demo
 
@@ -106,7 +106,7 @@ builder = $(firstword $(notdir $(foreach b,docker podman buildah,$(shell command
 
 .PHONY: image
 # Older builders do not know by themselves what they run on.
-image: ## Build the image with docker, podman or buildah (IMAGE=…, PLATFORM=linux/arm64)
+image: ## Build the image with docker, podman or buildah (2 min; IMAGE=…, PLATFORM=linux/arm64)
 	@[[ -n "$(builder)" ]] || { echo 'Missing: docker, podman or buildah' >&2; exit 1; }
 	$(builder) build --platform $(PLATFORM) --build-arg BUILDPLATFORM=linux/$$(go env GOHOSTARCH) --build-arg LDFLAGS='$(LDFLAGS)' --build-arg SOURCE_DATE_EPOCH=$$(date -d '$(date)' +%s) -t $(IMAGE) .
 

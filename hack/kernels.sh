@@ -52,10 +52,11 @@ if [[ $# == 0 ]]; then
 else
 	mapfile -t packages < <(go list "$@")
 fi
-# As make build builds, so that what it compiled is not compiled again.
-for p in "${packages[@]}"; do
-	go test -c -trimpath -o "$scratch/${p//\//_}.test" "$p"
-done
+# compile makes the test program of a package that has its turn, as make build and hack/test.sh build, so that what they
+# compiled is not compiled again.
+compile() {
+	[[ -e $scratch/${1//\//_}.test ]] || go test -c -trimpath -ldflags='-s -w' -o "$scratch/${1//\//_}.test" "$1"
+}
 
 # As root, everything must be available, as in other stages.
 export TANDEM_REQUIRE_PRIVILEGED=1
@@ -137,6 +138,10 @@ run() {
 		number=$((number + 1))
 		for kernel in $kernels; do
 			turn "$kernel" "$p" $number || continue
+			compile "$p" || {
+				touch "$scratch/failed"
+				continue
+			}
 			tests=$(hand "$kernel" "$p") || continue
 			acquire
 			set -m # a process group of its own

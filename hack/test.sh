@@ -8,7 +8,6 @@
 #	demo        what make demo shows
 #	full        all packages, with all rounds
 #	race        all packages, short, with the race detector
-#	deploy      the chart and the manifests, a module of its own
 #	kernels     what needs root, under other kernels
 #	cluster     with a real control plane, a module of its own
 #	kubeadm     the commands of docs/install.md on a kubeadm cluster, a module of its own
@@ -29,7 +28,7 @@ export CGO_ENABLED=0 GOFLAGS="-trimpath -buildvcs=false ${GOFLAGS:-}"
 
 if has namespaces || has full || has race; then
 	# Some tests look at the machine from outside, with the tools an operator has.
-	hack/need.sh ip=iproute2 iptables-restore=iptables || echo "The tests that run them will fail or be skipped." >&2
+	hack/need.sh ip=iproute2 iptables-restore=iptables flock=util-linux || echo "The tests that run them will fail or be skipped." >&2
 fi
 if [[ $root ]]; then
 	# As root, everything must be available: missing tools are failures.
@@ -57,22 +56,22 @@ some=$(comm -23 <(sort <<<"$packages") <(sort <<<"$only"))
 
 # Over so many commits one after the other, what is slow and repeats what others prove is spread: scenarios on upstream's
 # kube-proxy, and tests under other kernels.
-export COMMITS=${COMMITS:-4}
+export COMMITS=${COMMITS:-8}
 commit=$(git rev-list --count HEAD 2>/dev/null || echo 0)
 part=$((commit % COMMITS))/$COMMITS
 # Tests that need root, of which make test has run a short version, and scenarios, of which it has played one for each
-# statement, are spread over half as many.
-halves=$((COMMITS > 1 ? COMMITS / 2 : 1))
-half=$((commit % halves))/$halves
+# statement, are spread over half as many commits.
+turns=$((COMMITS > 1 ? COMMITS / 2 : 1))
+share=$((commit % turns))/$turns
 
-# turn prints, as -run=..., the tests of these packages that have their turn, one in $halves; nothing for all of them.
+# turn prints, as -run=..., the tests of these packages that have their turn, one in $turns; nothing for all of them.
 # Tests that play scenarios and profiles run always, and play the part that TANDEM_PART says.
 turn() { # <offset> <package>...
-	((halves > 1)) && [[ " ${TESTFLAGS:-}" != *" -run"* ]] || return 0
+	((turns > 1)) && [[ " ${TESTFLAGS:-}" != *" -run"* ]] || return 0
 	local plays='^Test(Compatibility|Coexistence|Profiles|Scenarios|ShadowScenarios|TakeOver)$'
 	go list -f '{{$d := .Dir}}{{range .TestGoFiles}}{{$d}}/{{.}}{{"\n"}}{{end}}{{range .XTestGoFiles}}{{$d}}/{{.}}{{"\n"}}{{end}}' "${@:2}" |
 		xargs sed -nE 's/^func ((Test|Fuzz|Example)[A-Za-z0-9_]*)\(.*/\1/p' | sort -u |
-		awk -v part=$(((commit + $1) % halves)) -v parts=$halves -v plays="$plays" \
+		awk -v part=$(((commit + $1) % turns)) -v parts=$turns -v plays="$plays" \
 			'$0 ~ plays || NR % parts == part { list = list "|" $0 }
 			END { print "-run=^(" substr(list, 2) ")$" }'
 }
@@ -89,8 +88,8 @@ check() {
 	return $status
 }
 
-# One at a time: they load the kernel, and measure it.
-namespaces() { [[ ! $root ]] || gotest -short -timeout=10m -p=1 $privileged; }
+# One at a time: they load the kernel, and measure it. Meanwhile the next one is linked.
+namespaces() { [[ ! $root ]] || gotest -short -timeout=10m -p=2 -exec="flock $scratch/running" $privileged; }
 
 demo() {
 	[[ $root ]] || return 0
@@ -100,16 +99,22 @@ demo() {
 full() {
 	local status=0 run
 	gotest -timeout=30m $unit || status=1
-	local dealt='/(cmd/tandemctl|test/upstream)$' as515='/(proxier/ebpf|proxier/iptables/integration)$'
+	local dealt='/(cmd/tandemctl|test/upstream)$' as515='/(proxier/ebpf|proxier/iptables/integration|test/hosts)$'
 	# The namespaces stage plays all there is of test/image.
 	local done='/test/image$'
 	run=$(turn 0 $privileged)
-	TANDEM_PART=$half gotest -timeout=30m -p=1 $run $(grep -vE "$dealt|$as515|$done" <<<"$privileged") || status=1
+	TANDEM_PART=$share gotest -timeout=30m -p=1 $run $(grep -vE "$dealt|$as515|$done" <<<"$privileged") || status=1
 	# One in four times as under Linux 5.15, which no machine here can run.
 	local as=
 	((commit % 4 != 3)) || as=5.15
-	TANDEM_AS_LINUX=$as TANDEM_PART=$half gotest -timeout=30m -p=1 $run $(grep -E "$as515" <<<"$privileged") || status=1
-	TANDEM_PART=$part gotest -timeout=30m -p=1 $run $(grep -E "$dealt" <<<"$privileged") || status=1
+	TANDEM_AS_LINUX=$as TANDEM_PART=$share gotest -timeout=30m -p=1 $run $(grep -E "$as515" <<<"$privileged") || status=1
+	TANDEM_PART=$part gotest -timeout=30m $run -skip='^TestCoexistence$' ./test/upstream || status=1
+	# Scenarios beside two modes of upstream's.
+	local modes=$((COMMITS > 1 ? 2 * COMMITS : 1))
+	TANDEM_PART=$((commit % modes))/$modes gotest -timeout=30m $run ./cmd/tandemctl || status=1
+	# Each scenario with each pair of proxies: 40 minutes in all.
+	local plays=$((COMMITS > 1 ? 8 * COMMITS : 1))
+	TANDEM_PART=$((commit % plays))/$plays gotest -timeout=30m -run='^TestCoexistence$' ./test/upstream || status=1
 	return $status
 }
 
@@ -130,9 +135,6 @@ race() {
 	return $status
 }
 
-# Never from the cache, which knows no files of other modules.
-deploy() (cd test/deploy && GOWORK=off gotest -count=1 -timeout=10m ./...)
-
 kernels() {
 	"$scratch/vmrun" -kernel 6.1 -- true || return 0 # why not, the tests of test/vm say
 	local status=0 job jobs=()
@@ -145,7 +147,7 @@ kernels() {
 		0) TESTFLAGS='-test.run=^TestShares$/^ipvs' KERNEL=6.12 hack/kernels.sh -json ./test/e2e & ;;
 		1) TESTFLAGS='-test.run=^TestShadowScenarios$/^ipvs$' TANDEM_PART=$((commit / 4 % 100))/100 KERNEL=6.12 hack/kernels.sh -json ./cmd/tandemctl & ;;
 		2) TESTFLAGS='-test.run=^TestSharedUnderLoad$/^ipvs' KERNEL=6.12 hack/kernels.sh -json ./test/e2e & ;;
-		3) TANDEM_PART=$part KERNEL=6.12 TESTFLAGS='-test.short -test.run=^(TestTakeOver|TestRollBack|TestShadow)$/^ipvs|^TestTakeOver$/./^ipvs' \
+		3) TANDEM_PART=$((commit / 4 % COMMITS))/$COMMITS KERNEL=6.12 TESTFLAGS='-test.short -test.run=^(TestTakeOver|TestRollBack|TestShadow)$/^ipvs|^TestTakeOver$/./^ipvs' \
 			hack/kernels.sh -json ./test/e2e ./cmd/tandemctl & ;;
 		esac
 		jobs+=($!)
@@ -206,7 +208,8 @@ count() {
 	check) wc -w <<<"$some" ;;
 	namespaces) if [[ $root ]]; then wc -w <<<"$privileged"; else echo 0; fi ;;
 	demo) if [[ $root ]]; then echo 1; else echo 0; fi ;;
-	full | race) wc -w <<<"$packages" ;;
+	full) echo $(($(wc -w <<<"$packages") + 1)) ;; # one of them twice
+	race) wc -w <<<"$packages" ;;
 	*) echo 1 ;;
 	esac
 }

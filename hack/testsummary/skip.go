@@ -15,7 +15,7 @@ type skip struct{ test, reason string }
 
 type skips []skip
 
-// remove takes a test out, and says whether it was there.
+// remove takes a test out, and reports whether it was there.
 func (s *skips) remove(test string) bool {
 	before := len(*s)
 	*s = slices.DeleteFunc(*s, func(k skip) bool { return k.test == test })

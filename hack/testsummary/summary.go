@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -47,12 +48,19 @@ type pkg struct {
 	cached bool
 }
 
+// failure is a test that failed.
+type failure struct {
+	name string
+	// why are the last messages of the test, a line each.
+	why []string
+}
+
 type summary struct {
 	out    io.Writer
 	total  counts
 	pkgs   map[string]*pkg
 	builds map[string]*strings.Builder // output of the compiler by import path
-	failed []string
+	failed []failure
 	// skipped has the reason of each test that was skipped, in order. One that a later
 	// stage plays is not skipped.
 	skipped skips
@@ -188,7 +196,7 @@ func (s *summary) endTest(e event, p *pkg) {
 			break // its subtests were counted
 		}
 		p.failed++
-		s.failed = append(s.failed, name)
+		s.failed = append(s.failed, failure{name, messages(p.said(e.Test))})
 		for parent := range parents(e.Test) {
 			p.broken[parent] = true
 		}
@@ -209,12 +217,12 @@ func (s *summary) endPackage(e event, p *pkg) {
 			s.show(p.said(test))
 			if !p.group[test] {
 				p.failed++
-				s.failed = append(s.failed, name+" "+test+" (did not end)")
+				s.failed = append(s.failed, failure{name: name + " " + test + " (did not end)"})
 			}
 		}
 		if p.failed == 0 {
 			p.failed++
-			s.failed = append(s.failed, name+" (the package itself)")
+			s.failed = append(s.failed, failure{name: name + " (the package itself)"})
 		}
 	}
 	s.total.add(p.counts)
@@ -232,19 +240,22 @@ func (s *summary) endPackage(e event, p *pkg) {
 	}
 }
 
-// finish prints the end of the report and tells whether all is well.
+// finish prints the end of the report and reports whether all is well.
 func (s *summary) finish() bool {
 	// The stream is incomplete: its writer was killed.
 	for name := range s.pkgs {
 		s.total.failed++
-		s.failed = append(s.failed, short(name)+" (did not end)")
+		s.failed = append(s.failed, failure{name: short(name) + " (did not end)"})
 	}
 	s.skipped.print(s.out, s.brief)
 	if len(s.failed) > 0 {
-		slices.Sort(s.failed)
+		slices.SortStableFunc(s.failed, func(a, b failure) int { return strings.Compare(a.name, b.name) })
 		fmt.Fprintln(s.out, "\nFailed:")
-		for _, name := range s.failed {
-			fmt.Fprintf(s.out, "  %s\n", name)
+		for _, f := range s.failed {
+			fmt.Fprintf(s.out, "  %s\n", f.name)
+			for _, line := range f.why {
+				fmt.Fprintf(s.out, "      %s\n", line)
+			}
 		}
 	}
 	s.table.print(s.out)
@@ -253,6 +264,31 @@ func (s *summary) finish() bool {
 	}
 	fmt.Fprintf(s.out, "\n%s%s\n", s.total, s.progress.total())
 	return s.total.failed == 0 && s.total != counts{}
+}
+
+// messageLine is the beginning of a message in a test's output.
+var messageLine = regexp.MustCompile(`^ +\w+\.go:\d+: `)
+
+// messages are the first lines of the last messages in a test's output, so that the end of the report, which may be all
+// that is kept of it, says why a test failed. Of a command that has none, such as the demo, they are its last lines.
+func messages(output string) []string {
+	const atMost, last, width = 3, 8, 300 // lines, lines, bytes
+	var said, all []string
+	for line := range strings.Lines(output) {
+		isMessage := messageLine.MatchString(line)
+		line = strings.TrimSpace(line)
+		line = line[:min(len(line), width)]
+		if isMessage {
+			said = append(said, line)
+		}
+		if line != "" && !strings.HasPrefix(line, "--- FAIL") {
+			all = append(all, line)
+		}
+	}
+	if len(said) == 0 {
+		return all[max(0, len(all)-last):]
+	}
+	return said[max(0, len(said)-atMost):]
 }
 
 func (s *summary) show(output string) {

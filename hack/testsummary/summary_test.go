@@ -74,7 +74,21 @@ func TestSummary(t *testing.T) {
 				`{"Action":"fail",` + p + `,"Elapsed":2}`,
 			},
 			want: "          a_test.go:3: bad\nFAIL  web                              2.0 s  0 passed, 1 failed, 0 skipped\n" +
-				"\nFailed:\n  web TestA/one\n\n0 passed, 1 failed, 0 skipped\n",
+				"\nFailed:\n  web TestA/one\n      a_test.go:3: bad\n\n0 passed, 1 failed, 0 skipped\n",
+		},
+		{
+			name: "a command that fails has no messages: its last lines say why",
+			in: []string{
+				`{"Action":"run",` + p + `,"Test":"Demo"}`,
+				`{"Action":"output",` + p + `,"Test":"Demo","Output":"1. Start\n"}`,
+				`{"Action":"output",` + p + `,"Test":"Demo","Output":"\n"}`,
+				`{"Action":"output",` + p + `,"Test":"Demo","Output":"FAIL it did not\n"}`,
+				`{"Action":"fail",` + p + `,"Test":"Demo"}`,
+				`{"Action":"fail",` + p + `,"Elapsed":2}`,
+			},
+			want: "      1. Start\n      \n      FAIL it did not\n" +
+				"FAIL  web                              2.0 s  0 passed, 1 failed, 0 skipped\n" +
+				"\nFailed:\n  web Demo\n      1. Start\n      FAIL it did not\n\n0 passed, 1 failed, 0 skipped\n",
 		},
 		{
 			name: "skips are listed by reason",
