@@ -6,11 +6,13 @@
 #include <linux/in.h>
 #include <linux/pkt_cls.h>
 #include <stdbool.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 #include "addr.h"
 #include "backend.h"
 #include "check.h"
+#include "flow_maps.h"
 #include "frontend.h"
 #include "global.h"
 #include "node.h"
@@ -20,7 +22,7 @@
 #include "tc_config.h"
 #include "verdict.h"
 
-/* As PICK_ATTEMPTS in sock.bpf.c. */
+/* How many backends are tried, until one is live. */
 #define SELECT_ATTEMPTS 3
 
 /* The decision for a new connection. */
@@ -36,6 +38,19 @@ struct choice {
 	__u64 flow;	       /* the word of the flow that was created */
 };
 
+/* Whether there is a frontend with a packet's destination port. */
+static __always_inline bool port_has_frontend(const struct flow_key *packet)
+{
+	__u16 port = bpf_ntohs(packet->dport);
+	__u32 index = port / 64;
+	const __u64 *bits;
+
+	if (packet->proto == IPPROTO_UDP)
+		index += PORT_WORDS / 2;
+	bits = bpf_map_lookup_elem(&tdm_port, &index);
+	return bits && *(volatile __u64 *)bits >> (port % 64) & 1;
+}
+
 /* Finds the frontend that a packet is sent to: that of its address, or a
  * NodePort. */
 static __always_inline enum frontend_result
@@ -48,6 +63,8 @@ packet_frontend(const struct flow_key *packet, struct frontend_ref *fe)
 	};
 	enum frontend_result found;
 
+	if (!port_has_frontend(packet))
+		return FRONTEND_NONE;
 	copy_addr(key.addr, packet->dst);
 	found = frontend_lookup(&key, fe);
 	if (found != FRONTEND_NONE ||

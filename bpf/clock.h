@@ -7,10 +7,15 @@
 
 #define NSEC_PER_SEC 1000000000ULL
 
-/* Seconds of CLOCK_MONOTONIC, as of the last tick (Linux 5.11). */
+/* CLOCK_MONOTONIC as of the last tick (Linux 5.11). */
+static __always_inline __u64 last_tick(void)
+{
+	return bpf_ktime_get_coarse_ns();
+}
+
 static __always_inline __u32 now_s(void)
 {
-	return bpf_ktime_get_coarse_ns() / NSEC_PER_SEC;
+	return last_tick() / NSEC_PER_SEC;
 }
 
 #endif

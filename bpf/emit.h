@@ -9,6 +9,7 @@
 #include "choice.h"
 #include "flow_index.h"
 #include "nat.h"
+#include "next_hop.h"
 #include "packet.h"
 #include "reasons.h"
 #include "redirect.h"
@@ -22,15 +23,21 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 				   const struct flow_hit *hit, bool has_way)
 {
 	struct bpf_fib_lookup *fib = last_route();
+	struct next_hop *nh = next_hop_of(hit);
 
-	if (!fib)
+	if (!fib || !nh)
 		return TC_ACT_SHOT;
-	if (!has_way) {
+	if (has_way) {
+		next_hop_set(nh, fib);
+	} else {
+		__u16 len = wire_len(skb, p);
 		long found;
 
 		if (p->ttl <= 1)
 			return EXPIRED;
-		found = route(skb, fib, &hit->to, wire_len(skb, p), 0);
+		if (next_hop_is(nh, hit, p, skb->ifindex, len))
+			goto known;
+		found = route(skb, fib, &hit->to, len, 0);
 		if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
 			p->mtu = fib->mtu_result;
 			return TOO_BIG;
@@ -39,11 +46,16 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 		 * connection. */
 		if (!has_route(found))
 			return done(DROP_NO_ROUTE, TC_ACT_SHOT);
+		next_hop_set(nh, fib);
+		if (found == BPF_FIB_LKUP_RET_SUCCESS)
+			next_hop_keep(nh, hit, p, skb->ifindex,
+				      fib->mtu_result);
 	}
-	if (rewrite(skb, p, &hit->to) || decrement_ttl(skb, p))
+known:
+	if (rewrite(skb, p, &hit->to, p->ttl - 1))
 		return done(DROP_REWRITE, TC_ACT_SHOT);
 	count_reason(hit->reply ? FORWARD_REPLY : FORWARD_REMOTE);
-	return send_out(skb, fib);
+	return send_out(skb, nh);
 }
 
 /*
@@ -55,12 +67,14 @@ static __always_inline int move_reply(struct __sk_buff *skb, struct packet *p,
 				      const struct flow_hit *hit)
 {
 	struct bpf_fib_lookup *fib = last_route();
+	struct next_hop *nh = next_hop_of(hit);
 
-	if (!fib ||
+	if (!fib || !nh ||
 	    !has_route(route_of_host(skb, fib, &hit->to, wire_len(skb, p))) ||
 	    fib->ifindex == skb->ifindex || !uplink_of(fib->ifindex))
 		return NEXT;
-	return send_out(skb, fib);
+	next_hop_set(nh, fib);
+	return send_out(skb, nh);
 }
 
 /* Carries out the action of a flow on a packet. has_way: the route is the
@@ -70,7 +84,7 @@ static __always_inline int emit(struct __sk_buff *skb, struct packet *p,
 {
 	if (hit->action == ACTION_SNAT)
 		return forward(skb, p, hit, has_way);
-	if (rewrite(skb, p, &hit->to))
+	if (rewrite(skb, p, &hit->to, p->ttl))
 		return done(DROP_REWRITE, TC_ACT_SHOT);
 	if (is_remapped(hit))
 		return done(REMAP, NEXT);

@@ -140,11 +140,13 @@ static __always_inline __u32 segment_flags(struct __sk_buff *skb,
 /* Accounts for a packet of a flow, and moves the flow to its next stage. */
 static __always_inline void flow_account(struct __sk_buff *skb,
 					 const struct flow_hit *hit,
-					 const struct packet *p)
+					 struct packet *p)
 {
 	struct flow_entry *e = hit->entry;
-	__u32 flags = 0, clear = 0, now = now_s();
+	__u64 tick = last_tick();
+	__u32 flags = 0, clear = 0, now = tick / NSEC_PER_SEC;
 
+	p->tick = tick;
 	/* Without a process that serves, removed backends are not known. UDP
 	 * clients may send for ever, so of requests that are not answered only
 	 * the first keeps such a flow alive. */

@@ -11,6 +11,8 @@
 #include "flow_key.h"
 #include "global.h"
 #include "icmp_quote.h"
+#include "nat.h"
+#include "next_hop.h"
 #include "packet.h"
 #include "reasons.h"
 #include "redirect.h"
@@ -21,19 +23,21 @@
 GLOBAL int forward_error(struct __sk_buff *skb, struct packet *p)
 {
 	struct bpf_fib_lookup *fib = last_route();
+	struct next_hop *nh = next_hop_at(NEXT_HOPS);
 	long found;
 
-	if (!p || !fib)
+	if (!p || !fib || !nh)
 		return TC_ACT_SHOT;
 	if (p->ttl <= 1)
 		return done(ERROR_TTL, TC_ACT_SHOT);
 	found = route(skb, fib, &p->key, 1, 0);
 	if (!has_route(found))
 		return done(DROP_NO_ROUTE, TC_ACT_SHOT);
-	if (decrement_ttl(skb, p))
+	if (set_ttl(skb, p, p->ttl - 1))
 		return done(DROP_REWRITE, TC_ACT_SHOT);
 	count_reason(FORWARD_ICMP);
-	return send_out(skb, fib);
+	next_hop_set(nh, fib);
+	return send_out(skb, nh);
 }
 
 /* Finds the flow of a quoted packet, which was translated before. */

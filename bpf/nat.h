@@ -9,6 +9,7 @@
 #include <linux/ipv6.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 #include "csum.h"
@@ -78,18 +79,47 @@ GLOBAL int rewrite_fields(struct __sk_buff *skb, const struct packet *p,
 	       bpf_skb_store_bytes(skb, p->l4, new_ports, sizeof(new_ports), 0);
 }
 
-/* Headers from the addresses, or IPv4's checksum in front of them, to the
- * checksum of TCP or UDP. */
+/* Sets the TTL or hop limit. */
+static __always_inline long set_ttl(struct __sk_buff *skb,
+				    const struct packet *p, __u8 ttl)
+{
+	__be16 old, new;
+	long err;
+
+	if (p->v6)
+		/* IPv6 has no header checksum to offset the change. */
+		return bpf_skb_store_bytes(
+			skb, p->l3 + offsetof(struct ipv6hdr, hop_limit), &ttl,
+			sizeof(ttl), BPF_F_RECOMPUTE_CSUM);
+	/* TTL and protocol are one word for the checksum. */
+	old = bpf_htons(p->ttl << 8 | p->key.proto);
+	new = bpf_htons(ttl << 8 | p->key.proto);
+	err = bpf_l3_csum_replace(skb, p->l3 + offsetof(struct iphdr, check),
+				  old, new, sizeof(new));
+	return err |
+	       bpf_skb_store_bytes(skb, p->l3 + offsetof(struct iphdr, ttl),
+				   &ttl, sizeof(ttl), 0);
+}
+
+/* Headers from the TTL or hop limit to the checksum of TCP or UDP. */
 #define TCP_PART 18
 #define UDP_PART 8
 
 struct header_part {
-	__be32 addrs[8]; /* of IPv4 the last two */
+	__u8 head[7];
+	__u8 hop_limit;
+	union {
+		__be32 addrs[8]; /* of IPv6 */
+		struct {
+			__u8 no_part_of_v4[20];
+			__u8 ttl;
+			__u8 proto;
+			__sum16 check;
+			__be32 addrs4[2];
+		};
+	};
 	__u8 l4[TCP_PART];
 };
-
-/* IPv4's checksum. */
-#define V4_PART (6 * 4 - 2)
 
 /* Replaces ports and the checksum. addrs is the difference that the addresses
  * make to a sum. */
@@ -116,15 +146,16 @@ static __always_inline void rewrite_l4(__u8 *l4, const struct flow_key *to,
 		*check = 0xffff;
 }
 
-/* Rewrites addresses, ports and checksums of a packet whose headers have no
- * options between them, in one piece. */
+/* Rewrites TTL, addresses, ports and checksums of a packet whose headers have
+ * no options between them, in one piece. */
 GLOBAL int rewrite_part(struct __sk_buff *skb, const struct packet *p,
-			const struct flow_key *to, bool partial)
+			const struct flow_key *to, __u8 ttl, bool partial)
 {
-	const __u32 l4 = offsetof(struct header_part, l4);
+	const __u32 end = offsetof(struct header_part, l4);
 	struct header_part part;
 	__be32 old4[2];
 	__s64 diff;
+	__u32 from, len;
 	bool udp;
 
 	if (!p || !to)
@@ -133,42 +164,50 @@ GLOBAL int rewrite_part(struct __sk_buff *skb, const struct packet *p,
 	if (!(udp ? load(skb, p->l4, part.l4, UDP_PART) :
 		    load(skb, p->l4, part.l4, TCP_PART)))
 		return -EFAULT;
+	len = udp ? UDP_PART : TCP_PART;
 	if (p->v6) {
+		from = offsetof(struct header_part, hop_limit);
+		part.hop_limit = ttl;
 		/* Source and destination are adjacent. */
 		diff = sum_diff(p->key.src, to->src, 8);
 		__builtin_memcpy(part.addrs, to->src, sizeof(part.addrs));
 		rewrite_l4(part.l4, to, diff, partial);
 		return bpf_skb_store_bytes(
-			skb, p->l3 + offsetof(struct ipv6hdr, saddr), &part,
-			l4 + (udp ? UDP_PART : TCP_PART), 0);
+			skb, p->l3 + offsetof(struct ipv6hdr, hop_limit),
+			&part.hop_limit, end - from + len, 0);
 	}
+	from = offsetof(struct header_part, ttl);
+	part.ttl = ttl;
+	part.proto = to->proto;
 	old4[0] = p->key.src[3];
 	old4[1] = p->key.dst[3];
-	part.addrs[6] = to->src[3];
-	part.addrs[7] = to->dst[3];
-	diff = sum_diff(old4, &part.addrs[6], 2);
-	*(__sum16 *)((__u8 *)&part + V4_PART) =
-		~fold((__u64)(__u16)~p->l3_check + diff);
+	part.addrs4[0] = to->src[3];
+	part.addrs4[1] = to->dst[3];
+	diff = sum_diff(old4, part.addrs4, 2);
 	rewrite_l4(part.l4, to, diff, partial);
-	return bpf_skb_store_bytes(skb, p->l3 + offsetof(struct iphdr, check),
-				   (__u8 *)&part + V4_PART,
-				   l4 - V4_PART + (udp ? UDP_PART : TCP_PART),
-				   0);
+	/* TTL and protocol are one word for the checksum. */
+	diff += (__u16)~bpf_htons(p->ttl << 8 | to->proto);
+	diff += bpf_htons(ttl << 8 | to->proto);
+	part.check = ~fold((__u64)(__u16)~p->l3_check + diff);
+	return bpf_skb_store_bytes(skb, p->l3 + offsetof(struct iphdr, ttl),
+				   &part.ttl, end - from + len, 0);
 }
 
-/* Rewrites addresses, ports and checksums. */
+/* Rewrites TTL, addresses, ports and checksums. */
 static __always_inline long rewrite(struct __sk_buff *skb,
 				    const struct packet *p,
-				    const struct flow_key *to)
+				    const struct flow_key *to, __u8 ttl)
 {
 	int summed = summed_of(skb);
+	long err;
 
-	if (summed == SUMMED_UNKNOWN || summed == SUMMED_COMPLETE ||
-	    p->fragment == LATER_FRAGMENT ||
-	    p->l4 != p->l3 + (p->v6 ? sizeof(struct ipv6hdr) :
+	if (summed != SUMMED_UNKNOWN && summed != SUMMED_COMPLETE &&
+	    p->fragment != LATER_FRAGMENT &&
+	    p->l4 == p->l3 + (p->v6 ? sizeof(struct ipv6hdr) :
 				      sizeof(struct iphdr)))
-		return rewrite_fields(skb, p, to);
-	return rewrite_part(skb, p, to, summed == SUMMED_PARTIAL);
+		return rewrite_part(skb, p, to, ttl, summed == SUMMED_PARTIAL);
+	err = rewrite_fields(skb, p, to);
+	return ttl == p->ttl ? err : err | set_ttl(skb, p, ttl);
 }
 
 #endif

@@ -25,7 +25,12 @@ enum tcp_flag {
 struct packet {
 	struct flow_key key;
 	__u32 frag_id;
-	__u32 mtu;
+	union {
+		/* Of a packet of a flow: when the kernel's clock ticked last,
+		 * in nanoseconds, modulo 2^32. */
+		__u32 tick;
+		__u32 mtu; /* of the route, if the packet is too big for it */
+	};
 	__u32 l3_len; /* from l3 on, without padding of the frame */
 	__u16 l3;
 	__u16 l4;

@@ -4,16 +4,12 @@
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 #include "addr.h"
-#include "packet.h"
+#include "next_hop.h"
 #include "tc_config.h"
 #include "uplink.h"
 
@@ -33,24 +29,22 @@ static __always_inline long send_by_route(struct __sk_buff *skb, __u32 ifindex)
 	return bpf_redirect_neigh(ifindex, NULL, 0, 0);
 }
 
-/* Redirects a packet along a route; the kernel resolves the neighbour. */
+/* Redirects a packet to a next hop; the kernel resolves the neighbour. */
 static __always_inline long send_out(struct __sk_buff *skb,
-				     const struct bpf_fib_lookup *fib)
+				     const struct next_hop *nh)
 {
-	struct bpf_redir_neigh next = { .nh_family = fib->family };
-	const struct uplink *up = uplink_of(fib->ifindex);
+	struct bpf_redir_neigh next = { .nh_family = nh->family };
 
-	if (up && up->redirect == REDIRECT_ROUTE)
-		return send_by_route(skb, fib->ifindex);
+	if (nh->redirect == REDIRECT_ROUTE)
+		return send_by_route(skb, nh->to);
 	if (!l2_len && bpf_skb_change_head(skb, ETH_HLEN, 0))
 		return TC_ACT_SHOT;
-	/* The next hop may be of the other family; then ipv6_dst holds more. */
-	if (fib->family == AF_INET)
-		next.ipv4_nh = fib->ipv4_dst;
+	if (nh->family == AF_INET)
+		next.ipv4_nh = nh->addr[0];
 	else
-		copy_addr(next.ipv6_nh, fib->ipv6_dst);
+		copy_addr(next.ipv6_nh, nh->addr);
 	skb->tc_index = REDIRECTED;
-	return bpf_redirect_neigh(fib->ifindex, &next, sizeof(next), 0);
+	return bpf_redirect_neigh(nh->to, &next, sizeof(next), 0);
 }
 
 /* Whether a packet that leaves was redirected; it is asked once. */
@@ -60,29 +54,6 @@ static __always_inline bool was_redirected(struct __sk_buff *skb)
 		return false;
 	skb->tc_index = 0;
 	return true;
-}
-
-/* One hop less, as a router does. */
-static __always_inline long decrement_ttl(struct __sk_buff *skb,
-					  const struct packet *p)
-{
-	__u8 ttl = p->ttl - 1;
-	__be16 old, new;
-	long err;
-
-	if (p->v6)
-		/* IPv6 has no header checksum to offset the change. */
-		return bpf_skb_store_bytes(
-			skb, p->l3 + offsetof(struct ipv6hdr, hop_limit), &ttl,
-			sizeof(ttl), BPF_F_RECOMPUTE_CSUM);
-	/* TTL and protocol are one word for the checksum. */
-	old = bpf_htons(p->ttl << 8 | p->key.proto);
-	new = bpf_htons(ttl << 8 | p->key.proto);
-	err = bpf_l3_csum_replace(skb, p->l3 + offsetof(struct iphdr, check),
-				  old, new, sizeof(new));
-	return err |
-	       bpf_skb_store_bytes(skb, p->l3 + offsetof(struct iphdr, ttl),
-				   &ttl, sizeof(ttl), 0);
 }
 
 #endif

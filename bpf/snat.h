@@ -89,8 +89,8 @@ GLOBAL int host_has_port(struct __sk_buff *skb, const struct flow_key *reply)
 }
 
 /* Tries to reserve the port of an index for the replies of a flow. */
-static __always_inline int snat_try(struct __sk_buff *skb, __u32 id,
-				    __u32 generation, __u32 index)
+GLOBAL int snat_try(struct __sk_buff *skb, __u32 id, __u32 generation,
+		    __u32 index)
 {
 	struct flow *f = flow_of(id);
 	int err;

@@ -39,7 +39,7 @@ func probeOpenByID(context.Context, *host, string) outcome {
 	defer m.Close()
 	info, err := m.Info()
 	if err != nil {
-		return fromKernel(fmt.Errorf("ask for the id of a map: %w", err), capByID)
+		return fromKernel(fmt.Errorf("query the id of a map: %w", err), capByID)
 	}
 	id, known := info.ID()
 	if !known {

@@ -71,7 +71,7 @@ func probeIPSet(_ context.Context, h *host, _ string) outcome {
 		// No such netfilter subsystem.
 		return no(err)
 	}
-	return inconclusive(fmt.Errorf("ask for the ipset protocol: %w", err))
+	return inconclusive(fmt.Errorf("query the ipset protocol: %w", err))
 }
 
 // iptablesVariant is one of the two kernels' sides an iptables binary drives.

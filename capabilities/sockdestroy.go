@@ -38,7 +38,7 @@ func probeInetDiagDestroy(_ context.Context, h *host, _ string) outcome {
 	}
 	_, _, err = unix.Recvfrom(victim.fd, make([]byte, 1), unix.MSG_DONTWAIT)
 	if !errors.Is(err, unix.ECONNABORTED) {
-		return inconclusive(fmt.Errorf("the kernel destroyed a socket that then said: %w", err))
+		return inconclusive(fmt.Errorf("the destroyed socket returned: %w", err))
 	}
 	return yes("")
 }

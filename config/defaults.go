@@ -19,6 +19,9 @@ const (
 	MetricsPort = 10249
 )
 
+// DefaultStateDirectory is where commands of operators are kept.
+const DefaultStateDirectory = "/run/tandem"
+
 // defaultContentType is what the client speaks with the API server.
 const defaultContentType = "application/vnd.kubernetes.protobuf"
 
@@ -83,6 +86,7 @@ func (c *Config) SetDefaults() {
 	t.APIVersion, t.Kind = TandemAPIVersion, TandemKind
 	// Longer than the kubelet gives a pod to end.
 	orDefault(&t.TakeOverDelay, metav1.Duration{Duration: 40 * time.Second})
+	orDefault(&t.StateDirectory, DefaultStateDirectory)
 	orDefault(&t.LoadBalancer.Algorithm, AlgorithmRandom)
 	e, runner := &t.EBPF, proxier.DefaultRunnerOptions()
 	orDefault(&e.ProcRoot, "/proc")

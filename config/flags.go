@@ -60,6 +60,7 @@ var fieldOf = map[string]string{
 	"coexist-frontends":                 TandemKind + ".coexistence.frontends",
 	"coexist-clients":                   TandemKind + ".coexistence.clients",
 	"take-over-delay":                   TandemKind + ".takeOverDelay",
+	"state-dir":                         TandemKind + ".stateDirectory",
 	"ebpf-min-sync-period":              TandemKind + ".ebpf.minSyncPeriod",
 	"ebpf-sync-period":                  TandemKind + ".ebpf.syncPeriod",
 	"ebpf-socket-lb":                    TandemKind + ".ebpf.socketLB",
@@ -175,6 +176,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.StringVar(&x.Preset, "coexist", x.Preset, "Serve a part of the traffic in mode ebpf, beside another kube-proxy that stays on this node and serves the rest: 'socket-lb' for connections of processes on this node, 'north-south' for packets of clients outside. This proxy then writes no rules and no kernel settings.")
 	fs.StringSliceVar(&x.Frontends, "coexist-frontends", x.Frontends, "Kinds of frontends to serve beside another kube-proxy: ClusterIP, LoadBalancer, ExternalIP, NodePort. Empty means all, if --coexist or --coexist-clients is set.")
 	fs.StringSliceVar(&x.Clients, "coexist-clients", x.Clients, "Clients to serve beside another kube-proxy: 'pods' and 'host' of this node, and 'external'. Empty means those of --coexist; all, if only --coexist-frontends is set.")
+	fs.StringVar(&c.Tandem.StateDirectory, "state-dir", c.Tandem.StateDirectory, "Directory in which tandemctl keeps which backends are drained or quarantined on this node. It need not exist. They outlive a restart of the pod if it is a directory of the host.")
 	fs.DurationVar(&c.Tandem.TakeOverDelay.Duration, "take-over-delay", c.Tandem.TakeOverDelay.Duration, "Without coexistence: how long to wait at the start for another kube-proxy on this node to end, before taking over. Must be greater than 0.")
 
 	e := &c.Tandem.EBPF
@@ -185,17 +187,17 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.DurationVar(&e.SyncPeriod.Duration, "ebpf-sync-period", e.SyncPeriod.Duration, "How often everything is compared with the kernel, even if nothing changed. Must be greater than 0.")
 	fs.StringVar(&e.SocketLB, "ebpf-socket-lb", e.SocketLB, "Which sockets are load-balanced at connect(): 'all' for those of the host and of pods, 'host' for those in the host's network namespace only.")
 	fs.StringSliceVar(&e.Fallback, "ebpf-fallback", e.Fallback, "Modes to run if the kernel does not support mode ebpf, in order of preference: 'ipvs', 'iptables'. Unless it is 'none', iptables rules also serve what eBPF cannot (SCTP, Services that do not fit into its maps). With 'none' the process fails if mode ebpf cannot run.")
-	fs.StringSliceVar(&e.Devices, "ebpf-devices", e.Devices, "Devices that receive traffic for this node: names, or name prefixes followed by a +, such as 'eth0,bond+'. Empty means devices with the node's address, a default route or another route with a gateway, and tunnels of the CNI.")
+	fs.StringSliceVar(&e.Devices, "ebpf-devices", e.Devices, "Devices that receive traffic for this node: names, or name prefixes followed by a +, such as 'eth0,bond+'. Empty means devices with the node's address or a route with a gateway, network cards, bonds, VLANs and veths with the address of a network, and tunnels of the CNI.")
 	fs.StringSliceVar(&e.PodDevices, "ebpf-pod-devices", e.PodDevices, "Devices of pods whose traffic is load-balanced by packet, because their sockets cannot be (virtual machines, for example). Same format as --ebpf-devices. Found automatically: devices of pods that opted out ('tandemctl optout'), and those by which untranslated packets for Services come in.")
 	fs.StringVar(&e.NodePortRange, "ebpf-node-port-range", e.NodePortRange, "Range that the API server allocates NodePorts from (its --service-node-port-range). It is not used for source ports of connections to backends on other nodes.")
 	fs.BoolVar(e.ProtectNodePorts, "ebpf-protect-node-ports", *e.ProtectNodePorts, "Keep processes of the host from binding NodePorts, at which they would receive no traffic.")
 	fs.BoolVar(e.ReserveNodePorts, "ebpf-reserve-node-ports", *e.ReserveNodePorts, "Add --ebpf-node-port-range to net.ipv4.ip_local_reserved_ports if it overlaps with the ephemeral ports of this host.")
 	fs.BoolVar(&e.IgnoreHostFilters, "ebpf-ignore-host-filters", e.IgnoreHostFilters, "Serve clients outside this node by programs also where rules of the host filter packets before DNAT (preDNAT policies of Calico, drops in the tables raw and mangle), or where its firewall forwards only connections that netfilter translates. Otherwise, rules serve the frontends that this concerns.")
-	fs.BoolVar(&e.MasqueradeLocalBackends, "ebpf-masquerade-local-backends", e.MasqueradeLocalBackends, "Hide clients outside this node from backends on this node, as from others, where externalTrafficPolicy is Cluster. Rules instead of programs serve such connections. It is for network policies that have to see the node's address at the device of a pod.")
+	fs.BoolVar(&e.MasqueradeLocalBackends, "ebpf-masquerade-local-backends", e.MasqueradeLocalBackends, "Masquerade clients outside this node also towards backends on this node, where externalTrafficPolicy is Cluster. iptables rules serve these connections. For network policies that match the node's address.")
 	fs.BoolVar(&e.ResetRemovedBackends, "ebpf-reset-removed-backends", e.ResetRemovedBackends, "Send a TCP reset to clients outside this node whose backend was removed from the API. Otherwise their connections are left alone, as upstream does.")
 	fs.DurationVar(&e.TCPOpeningTimeout.Duration, "ebpf-tcp-opening-timeout", e.TCPOpeningTimeout.Duration, "Timeout of TCP connections from outside that are not established yet. Must be greater than 0.")
 	fs.DurationVar(&e.TCPClosedTimeout.Duration, "ebpf-tcp-closed-timeout", e.TCPClosedTimeout.Duration, "Timeout of TCP connections from outside that are closed. Must be greater than 0.")
-	fs.DurationVar(&e.YieldGracePeriod.Duration, "ebpf-yield-grace-period", e.YieldGracePeriod.Duration, "How long another kube-proxy has to hold the health and metrics ports, while this one is not running, until the eBPF programs leave new connections to it. 0 means never.")
+	fs.DurationVar(&e.YieldGracePeriod.Duration, "ebpf-yield-grace-period", e.YieldGracePeriod.Duration, "Grace period: the eBPF programs of a kube-proxy that does not run yield new connections to another one after it has held the health and metrics ports for so long. 0 means never.")
 	fs.Uint32Var(&e.MaxFrontends, "ebpf-max-frontends", e.MaxFrontends, "Maximum number of frontends: one for each address, port and protocol that clients connect to.")
 	fs.Uint32Var(&e.MaxServices, "ebpf-max-services", e.MaxServices, "Maximum number of service ports.")
 	fs.Uint32Var(&e.MaxBackends, "ebpf-max-backends", e.MaxBackends, "Maximum number of backends: one for each endpoint of a service port.")

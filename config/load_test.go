@@ -197,9 +197,9 @@ func TestTraffic(t *testing.T) {
 	for _, test := range []struct{ fields, fail string }{
 		{"clusterCIDR: 10.244.0.0/16,fd00:10:244::/48", ""},
 		{"clusterCIDR: fd00:10:244::/48", ""},
-		{"clusterCIDR: 10.244.0.0", `f.yaml:3: clusterCIDR: Invalid value: "10.244.0.0": must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48): "10.244.0.0" is no CIDR`},
+		{"clusterCIDR: 10.244.0.0", `f.yaml:3: clusterCIDR: Invalid value: "10.244.0.0": must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48): "10.244.0.0" is not a CIDR`},
 		{"clusterCIDR: 010.244.000.0/16", ""}, // as upstream
-		{"clusterCIDR: '10.244.0.0/16, fd00::/48'", `" fd00::/48" is no CIDR`},
+		{"clusterCIDR: '10.244.0.0/16, fd00::/48'", `" fd00::/48" is not a CIDR`},
 		{"clusterCIDR: 10.244.0.0/16,10.245.0.0/16", "must be either a single CIDR or a dual-stack pair of CIDRs"},
 		{"clusterCIDR: 10.244.0.0/16,fd00::/48,fd01::/48", "must be either a single CIDR or a dual-stack pair of CIDRs"},
 		{"clusterCIDR: here\ndetectLocalMode: NodeCIDR", ""}, // not used

@@ -64,6 +64,9 @@ type TandemConfiguration struct {
 	// TakeOverDelay is how long a process waits at its start for another kube-proxy on this
 	// node to end, before it takes over.
 	TakeOverDelay metav1.Duration `json:"takeOverDelay,omitempty"`
+	// StateDirectory is where commands of operators are kept, those about backends. It need not exist. Without a
+	// directory of the host they last as long as the container.
+	StateDirectory string `json:"stateDirectory,omitempty"`
 	// EBPF are the options of mode ebpf.
 	EBPF EBPFConfiguration `json:"ebpf,omitempty"`
 	// IPVS holds the options of mode ipvs that are not in the KubeProxyConfiguration.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -165,6 +166,9 @@ func (c *Config) Validate() field.ErrorList {
 	}
 	if d := c.Tandem.TakeOverDelay.Duration; d <= 0 {
 		add(t.Child("takeOverDelay"), d.String(), greaterThan0)
+	}
+	if dir := c.Tandem.StateDirectory; !filepath.IsAbs(dir) {
+		add(t.Child("stateDirectory"), dir, "must be an absolute path")
 	}
 	all = append(all, c.validateCoexistence()...)
 	if c.Tandem.Manifests != "" && k.ClientConnection.Kubeconfig != "" {

@@ -47,7 +47,7 @@ staticcheck() { CGO_ENABLED=0 GOFLAGS=-trimpath go run $staticcheck ./...; }
 layers() { CGO_ENABLED=0 go test -trimpath -count=1 ./hack/layers; }
 
 # A module of its own. Those of test/cluster and test/install are looked at where they are built.
-deploy() (cd test/deploy && export CGO_ENABLED=0 GOWORK=off && go mod tidy -diff && go vet -trimpath ./...)
+deploy() (cd test/deploy && export CGO_ENABLED=0 GOWORK=off && go mod tidy -diff && go test -trimpath -vet=all -count=1 ./...)
 
 # Compared by content and not with git, so that it also works before a commit.
 generated() {

@@ -4,7 +4,13 @@ package proxier
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
 
 	"github.com/tandem-proxy/tandem/proxier/maglev"
 )
@@ -22,6 +28,14 @@ const (
 	AnnotationAlgorithm = annotationPrefix + "lb-algorithm"
 	// AnnotationTableSize is the size of Maglev tables in slots, one of maglev.Sizes.
 	AnnotationTableSize = annotationPrefix + "maglev-table-size"
+	// AnnotationType is a list of kinds of frontends, separated by commas. The Service gets no others.
+	AnnotationType = annotationPrefix + "type"
+	// AnnotationRangesPolicy is allow or deny: what spec.loadBalancerSourceRanges does with the clients in it.
+	AnnotationRangesPolicy = annotationPrefix + "src-ranges-policy"
+	// AnnotationNodeSelector is a label selector: nodes that it does not match have no external frontends of the Service.
+	AnnotationNodeSelector = annotationPrefix + "node-selector"
+	// AnnotationNode is the value that the label of this name must have on such a node.
+	AnnotationNode = annotationPrefix + "node"
 )
 
 // AnnotationWeight of an EndpointSlice is the weight of its endpoints, 0 to 65535. 0 is for
@@ -32,12 +46,21 @@ const AnnotationWeight = annotationPrefix + "weight"
 const (
 	aliasAlgorithm = aliasPrefix + "lb-algorithm"
 	aliasWeight    = aliasPrefix + "weight"
+	aliasType      = aliasPrefix + "type"
+
+	aliasRangesPolicy = aliasPrefix + "src-ranges-policy"
+	aliasNodeSelector = aliasPrefix + "node-selector"
+	aliasNode         = aliasPrefix + "node"
 )
 
-// ServiceAnnotations and SliceAnnotations are the keys that decisions depend on.
+// ServiceAnnotations and SliceAnnotations are the keys that decisions depend on. One that ends in a slash stands for all
+// that begin with it: those that are not known are reported.
 var (
-	ServiceAnnotations = []string{AnnotationFastPath, AnnotationAlgorithm, AnnotationTableSize, aliasAlgorithm}
-	SliceAnnotations   = []string{AnnotationWeight, aliasWeight}
+	ServiceAnnotations = []string{
+		AnnotationFastPath, AnnotationAlgorithm, AnnotationTableSize, AnnotationType, AnnotationRangesPolicy, AnnotationNodeSelector, AnnotationNode,
+		aliasAlgorithm, aliasType, aliasRangesPolicy, aliasNodeSelector, aliasNode, annotationPrefix,
+	}
+	SliceAnnotations = []string{AnnotationWeight, aliasWeight, annotationPrefix}
 )
 
 // annotation is one that is set.
@@ -65,7 +88,7 @@ func annotated(in map[string]string, key, alias string) (found, other annotation
 func parseBalancing(in map[string]string, invalid func(field, format string, args ...any)) (b Balancing) {
 	found, other := annotated(in, AnnotationAlgorithm, aliasAlgorithm)
 	if other.key != "" {
-		invalid(other.field(), "%.32q differs from %s, which counts", other.value, found.key)
+		invalid(other.field(), "%.32q differs from %s, which takes precedence", other.value, found.key)
 	}
 	if found.key != "" {
 		var err error
@@ -84,11 +107,124 @@ func parseBalancing(in map[string]string, invalid func(field, format string, arg
 	return b
 }
 
+// parseType reads the kinds of frontends that a Service is to have.
+func parseType(in map[string]string, invalid func(field, format string, args ...any)) kindSet {
+	found, other := annotated(in, AnnotationType, aliasType)
+	if other.key != "" {
+		invalid(other.field(), "%.32q differs from %s, which takes precedence", other.value, found.key)
+	}
+	if found.key == "" {
+		return 0
+	}
+	set, err := parseKinds(found.value)
+	if err != nil {
+		invalid(found.field(), "%v; it is ignored", err)
+	}
+	return set
+}
+
+// parseRangesPolicy reports whether the source ranges of a Service are those of clients that are not admitted.
+func parseRangesPolicy(in map[string]string, invalid func(field, format string, args ...any)) (deny bool) {
+	found, other := annotated(in, AnnotationRangesPolicy, aliasRangesPolicy)
+	if other.key != "" {
+		invalid(other.field(), "%.32q differs from %s, which takes precedence", other.value, found.key)
+	}
+	switch found.value {
+	case "deny":
+		return true
+	case "allow":
+	default:
+		if found.key != "" {
+			invalid(found.field(), "%.32q is neither allow nor deny; it is ignored", found.value)
+		}
+	}
+	return false
+}
+
+// parseNodeSelector reads which nodes serve the external frontends of a Service; nil for all.
+func parseNodeSelector(in map[string]string, invalid func(field, format string, args ...any)) labels.Selector {
+	var all []labels.Requirement
+	found, other := annotated(in, AnnotationNodeSelector, aliasNodeSelector)
+	if other.key != "" {
+		invalid(other.field(), "%.32q differs from %s, which takes precedence", other.value, found.key)
+	}
+	if found.key != "" {
+		of, err := labels.ParseToRequirements(found.value)
+		if err != nil {
+			invalid(found.field(), "%v; it is ignored", err)
+		}
+		all = append(all, of...)
+	}
+	if found, other = annotated(in, AnnotationNode, aliasNode); other.key != "" {
+		invalid(other.field(), "%.32q differs from %s, which takes precedence", other.value, found.key)
+	}
+	if found.key != "" {
+		of, err := labels.NewRequirement(found.key, selection.Equals, []string{found.value})
+		if err != nil {
+			invalid(found.field(), "%v; it is ignored", err)
+		} else {
+			all = append(all, *of)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return labels.NewSelector().Add(all...)
+}
+
+// unknownAnnotations reports those with the prefix of this project that are not known.
+func unknownAnnotations(in map[string]string, known []string, invalid func(field, format string, args ...any)) {
+	var unknown []string
+	for key := range in {
+		if strings.HasPrefix(key, annotationPrefix) && !slices.Contains(known, key) {
+			unknown = append(unknown, key)
+		}
+	}
+	slices.Sort(unknown)
+	for _, key := range unknown {
+		invalid(annotation{key: key}.field(), "there is no such annotation; did you mean %s? It is ignored", nearest(key, known))
+	}
+}
+
+// nearest is the one of some annotations whose name takes the fewest changes of a letter to become a key.
+func nearest(key string, known []string) (best string) {
+	least := math.MaxInt
+	for _, k := range known {
+		if strings.HasPrefix(k, annotationPrefix) && k != annotationPrefix {
+			if d := distance(k, key); d < least {
+				best, least = k, d
+			}
+		}
+	}
+	return best
+}
+
+// distance is the number of letters to insert, to delete or to replace between two words (Levenshtein).
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replaced, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
 // parseWeight reads the weight of a slice.
 func parseWeight(in map[string]string, invalid func(field, message string)) uint16 {
 	found, other := annotated(in, AnnotationWeight, aliasWeight)
 	if other.key != "" {
-		invalid(other.field(), fmt.Sprintf("%.32q differs from %s, which counts", other.value, found.key))
+		invalid(other.field(), fmt.Sprintf("%.32q differs from %s, which takes precedence", other.value, found.key))
 	}
 	if found.key == "" {
 		return DefaultWeight

@@ -4,6 +4,7 @@ package proxier
 
 import (
 	"fmt"
+	"net/netip"
 
 	"github.com/tandem-proxy/tandem/proxier/maglev"
 )
@@ -89,10 +90,7 @@ func (d *Decision) TableSize(s Set) int {
 		return 0
 	}
 	size := int(d.Balancing.TableSize)
-	if size == 0 {
-		size = maglev.SizeFor(n)
-	}
-	if n > size {
+	if size == 0 || n > size {
 		size = maglev.SizeFor(n)
 	}
 	if n > size {
@@ -122,6 +120,36 @@ func (d *Decision) Slots(s Set, limit int) []uint32 {
 		return members
 	}
 	return d.repeat(members, limit)
+}
+
+// Pick is what Maglev selects for a connection.
+type Pick struct {
+	Slot, TableSize int
+	Backend         *Backend
+	// ByClient says that the hash is over the client's address alone.
+	ByClient bool
+}
+
+// Pick returns what every node selects for a connection whose packets it translates; nil without Maglev, or if the
+// client's port is needed and not known.
+func (d *Decision) Pick(s Set, from, to netip.AddrPort) *Pick {
+	size := d.TableSize(s)
+	p := &Pick{TableSize: size, ByClient: d.Affinity != 0}
+	var hash uint32
+	switch {
+	case size == 0:
+		return nil
+	case p.ByClient:
+		hash = maglev.HashClient(from.Addr())
+	case from.Port() == 0:
+		return nil
+	default:
+		hash = maglev.HashConnection(from, to, uint8(d.Name.Protocol))
+	}
+	slots := d.Slots(s, size)
+	p.Slot = maglev.Slot(hash, len(slots))
+	p.Backend = &d.Backends[slots[p.Slot]]
+	return p
 }
 
 func (d *Decision) maglev(members []uint32, size int) []uint32 {

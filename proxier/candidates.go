@@ -81,7 +81,7 @@ func collapse(list []candidate) []candidate {
 	return kept
 }
 
-// better says whether a copy of an endpoint counts rather than one in an earlier slice: a pod
+// better reports whether a copy of an endpoint counts rather than one in an earlier slice: a pod
 // that runs has taken over the address of one that terminates, and a copy that is not ready yet
 // may be of an older state.
 func (f endpointFlags) better(than endpointFlags) bool {

@@ -76,7 +76,7 @@ func NewChangeTracker(nodeName string, started time.Time, report Reporter) *Chan
 	return t
 }
 
-// Pending says whether anything waits to be taken.
+// Pending reports whether anything waits to be taken.
 func (t *ChangeTracker) Pending() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

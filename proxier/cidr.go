@@ -15,7 +15,7 @@ import (
 func ParseAddr(text string) (netip.Addr, error) {
 	a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(text))
 	if !ok {
-		return a, fmt.Errorf("%q is no IP address", text)
+		return a, fmt.Errorf("%q is not an IP address", text)
 	}
 	return a.Unmap(), nil
 }
@@ -25,7 +25,7 @@ func ParseAddr(text string) (netip.Addr, error) {
 func ParseCIDR(text string) (netip.Prefix, error) {
 	_, n, err := netutils.ParseCIDRSloppy(text)
 	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("%q is no CIDR", text)
+		return netip.Prefix{}, fmt.Errorf("%q is not a CIDR", text)
 	}
 	a, _ := netip.AddrFromSlice(n.IP)
 	bits, _ := n.Mask.Size()

@@ -169,7 +169,7 @@ func (t *Table) resolve(disputes []frontendKey, out []PortChange) []PortChange {
 	return out
 }
 
-// precedes says whether d has the better claim to an address than o.
+// precedes reports whether d has the better claim to an address than o.
 func (d *Decision) precedes(o *Decision, addr netip.AddrPort) bool {
 	if c := cmp.Compare(d.Frontends[d.find(addr)].Kind, o.Frontends[o.find(addr)].Kind); c != 0 {
 		return c < 0

@@ -5,6 +5,7 @@ package proxier
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,7 +40,7 @@ type Backend struct {
 	Weight uint16
 }
 
-// In says whether the backend is in a set.
+// In reports whether the backend is in a set.
 func (b *Backend) In(s Set) bool {
 	return b.Members&s.Member() != 0 && FamilyOf(b.Addr.Addr()) == s.Family()
 }
@@ -180,11 +181,19 @@ func (d *Decision) Only(keep func(*Frontend) bool) *Decision {
 	return &only
 }
 
-// Unserved is the decision without frontends.
-func (d *Decision) Unserved() *Decision {
-	only := *d
-	only.Frontends = nil
-	return &only
+// servedElsewhere is for frontends of which a tier has to know that another one serves them.
+var servedElsewhere = &Left{Sockets: true, Why: "another datapath of this node serves it"}
+
+// LeaveBut returns the decision with all frontends left to other tiers but those for which keep returns true.
+func (d *Decision) LeaveBut(keep func(*Frontend) bool) *Decision {
+	left := *d
+	left.Frontends = slices.Clone(d.Frontends)
+	for i := range left.Frontends {
+		if f := &left.Frontends[i]; !f.IsLeft() && !keep(f) {
+			f.Left = servedElsewhere
+		}
+	}
+	return &left
 }
 
 func (d *Decision) equal(o *Decision) bool {

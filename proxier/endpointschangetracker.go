@@ -142,6 +142,9 @@ func (t *ChangeTracker) parseEndpointSlice(slice *discoveryv1.EndpointSlice) *En
 	parsed.weight = DefaultWeight
 	if len(slice.Annotations) > 0 {
 		parsed.weight = parseWeight(slice.Annotations, func(field, message string) { invalid(message, "%s", field) })
+		unknownAnnotations(slice.Annotations, SliceAnnotations, func(field, format string, args ...any) {
+			invalid(fmt.Sprintf(format, args...), "%s", field)
+		})
 	}
 
 	if len(slice.Ports) == 1 {

@@ -64,7 +64,7 @@ type Judgement struct {
 	Hairpin bool
 }
 
-// In says whether the endpoint is in a set.
+// In reports whether the endpoint is in a set.
 func (j *Judgement) In(s Set) bool { return !j.Duplicate && j.why(s).In() }
 
 func (j *Judgement) why(s Set) Why {
@@ -115,7 +115,7 @@ func (t *Table) Explain(flow Flow) Explanation {
 	}
 	switch {
 	case !f.Admits(source):
-		e.Outcome, e.Reason = Dropped, "the source is in none of loadBalancerSourceRanges"
+		e.Outcome, e.Reason = Dropped, "loadBalancerSourceRanges do not admit the source"
 	case eligible:
 		e.Outcome, e.Reason = Forward, how
 	case r.decision.Empty[e.Route.Set] == Drop:
@@ -150,8 +150,9 @@ func (t *Table) lookup(to netip.AddrPort, protocol Protocol, from Origin) (index
 func (t *Table) judge(r *row, family Family) []Judgement {
 	d := r.decision
 	all := collect(nil, r.of.decided.slices, target{d.Name.Port, d.Name.Protocol, family})
-	kept := collapse(slices.Clone(all))
-	e := newEligibility(kept, t.facts.Zone)
+	kept, quarantined := override(collapse(slices.Clone(all)), t.facts.Overrides, d.Name.NamespacedName, false)
+	all, _ = override(all, t.facts.Overrides, d.Name.NamespacedName, false)
+	e := newEligibility(kept, t.facts.Zone, quarantined)
 	out := make([]Judgement, 0, len(all))
 	for i := range all {
 		c := &all[i]

@@ -3,6 +3,7 @@
 package proxier
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,6 +14,8 @@ import (
 type Facts struct {
 	// Zone is the topology.kubernetes.io/zone label; empty where it has none.
 	Zone string
+	// Labels are those of the Node; nil if it is unknown. The map is immutable.
+	Labels map[string]string
 	// NodeIPs are the node's address of each family; the zero Addr for none.
 	NodeIPs [Families]netip.Addr
 	// LocalAddrs are the addresses of this node's devices, sorted, without
@@ -27,6 +30,8 @@ type Facts struct {
 	// netfilter has not translated. They are known where a tier translates ahead of netfilter.
 	Filters   []Filter
 	Firewalls []Firewall
+	// Overrides are what operators say of backends, in the order of BackendOverride.Compare.
+	Overrides []BackendOverride
 	// ServiceCIDRs are what ClusterIPs are allocated from; empty if unknown.
 	ServiceCIDRs []netip.Prefix
 }
@@ -64,12 +69,12 @@ type Detector struct {
 	InterfacePrefix bool
 }
 
-// Knows says whether pods of that family can be distinguished at all.
+// Knows reports whether pods of that family can be distinguished at all.
 func (d *Detector) Knows(family Family) bool {
 	return d.Interface != "" || slices.ContainsFunc(d.CIDRs, func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == family })
 }
 
-// Local says whether a packet with that source that came in by that device,
+// Local reports whether a packet with that source that came in by that device,
 // empty for one that this host sends, is of a local pod.
 func (d *Detector) Local(source netip.Addr, device string) bool {
 	switch {
@@ -133,10 +138,10 @@ func (f *Facts) isLocal(a netip.Addr) bool {
 	return found
 }
 
-// decidesAlike says whether service ports are decided alike with both, but for ClusterIPs that
-// a device of this node has; what differs besides concerns NodeRules alone.
+// decidesAlike reports whether service ports are decided alike with both, but for ClusterIPs that
+// a device of this node has and Services that select nodes; what differs besides concerns NodeRules alone.
 func (f *Facts) decidesAlike(o *Facts) bool {
-	return f.Zone == o.Zone && f.NodeIPs == o.NodeIPs && f.Pods.equal(&o.Pods) && f.filtersAlike(o)
+	return f.Zone == o.Zone && f.NodeIPs == o.NodeIPs && f.Pods.equal(&o.Pods) && f.filtersAlike(o) && slices.Equal(f.Overrides, o.Overrides)
 }
 
 func (f *Facts) filtersAlike(o *Facts) bool {
@@ -145,6 +150,7 @@ func (f *Facts) filtersAlike(o *Facts) bool {
 }
 
 func (f *Facts) equal(o *Facts) bool {
-	return f.Zone == o.Zone && f.NodeIPs == o.NodeIPs && slices.Equal(f.LocalAddrs, o.LocalAddrs) &&
-		f.Pods.equal(&o.Pods) && slices.Equal(f.Uplinks, o.Uplinks) && slices.Equal(f.ServiceCIDRs, o.ServiceCIDRs) && f.filtersAlike(o)
+	return f.Zone == o.Zone && maps.Equal(f.Labels, o.Labels) && f.NodeIPs == o.NodeIPs && slices.Equal(f.LocalAddrs, o.LocalAddrs) &&
+		f.Pods.equal(&o.Pods) && slices.Equal(f.Uplinks, o.Uplinks) && slices.Equal(f.ServiceCIDRs, o.ServiceCIDRs) && f.filtersAlike(o) &&
+		slices.Equal(f.Overrides, o.Overrides)
 }

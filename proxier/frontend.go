@@ -27,7 +27,7 @@ const (
 	AnySource
 )
 
-// HidesClient says whether a tier that translates packets shows the backend this
+// HidesClient reports whether a tier that translates packets shows the backend this
 // node in place of the client.
 func (s Source) HidesClient() bool { return s != KeepSource }
 
@@ -74,7 +74,7 @@ const (
 	AdmitsNone
 )
 
-// Admits says whether the source ranges let a client in.
+// Admits reports whether the source ranges let a client in.
 func (f *Frontend) Admits(source netip.Addr) bool {
 	return !f.Filtered || slices.ContainsFunc(f.Ranges, func(p netip.Prefix) bool { return p.Contains(source) })
 }
@@ -142,15 +142,17 @@ func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, famil
 	if !vip.IsValid() {
 		return out
 	}
-	out = append(out, Frontend{Addr: netip.AddrPortFrom(vip, port.Port), Kind: ClusterIP, Routes: t.clusterIPRoutes(s, family)})
-	if port.NodePort == 0 && s.More == nil {
+	if s.Kinds.has(ClusterIP) {
+		out = append(out, Frontend{Addr: netip.AddrPortFrom(vip, port.Port), Kind: ClusterIP, Routes: t.clusterIPRoutes(s, family)})
+	}
+	if port.NodePort == 0 && s.More == nil || !s.More.external(t.facts.Labels) {
 		return out
 	}
 	routes := t.externalRoutes(s, family)
 	if s.More != nil {
 		var template *Frontend
 		for _, a := range s.More.LoadBalancerIPs {
-			if FamilyOf(a) != family || a == vip {
+			if FamilyOf(a) != family || a == vip && s.Kinds.has(ClusterIP) || !s.Kinds.has(LoadBalancer) {
 				continue
 			}
 			if template == nil {
@@ -163,16 +165,16 @@ func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, famil
 			f.admit(&t.facts, family)
 			out = append(out, f)
 		}
-		if !t.policy.IgnoreExternalIPs {
+		if !t.policy.IgnoreExternalIPs && s.Kinds.has(ExternalIP) {
 			for _, a := range s.More.ExternalIPs {
 				_, isLB := slices.BinarySearchFunc(s.More.LoadBalancerIPs, a, netip.Addr.Compare)
-				if FamilyOf(a) == family && a != vip && !isLB {
+				if FamilyOf(a) == family && !(a == vip && s.Kinds.has(ClusterIP)) && !(isLB && s.Kinds.has(LoadBalancer)) {
 					out = append(out, Frontend{Addr: netip.AddrPortFrom(a, port.Port), Kind: ExternalIP, Routes: routes})
 				}
 			}
 		}
 	}
-	if port.NodePort != 0 {
+	if port.NodePort != 0 && s.Kinds.has(NodePort) {
 		out = append(out, Frontend{Addr: netip.AddrPortFrom(unspecified[family], port.NodePort), Kind: NodePort, Routes: routes})
 	}
 	return out

@@ -74,8 +74,8 @@ func (t *Table) checkHealth(c *Change) {
 	}
 	h := HealthCheck{UID: s.UID, Port: s.More.HealthCheckNodePort}
 	for f := range Families {
-		if s.ClusterIPs[f].IsValid() {
-			h.Ready[f] = t.readyHere(c.Slices, f)
+		if s.ClusterIPs[f].IsValid() && s.More.external(t.facts.Labels) {
+			h.Ready[f] = t.readyHere(name, c.Slices, f)
 		}
 	}
 	for f := range Families {
@@ -90,8 +90,9 @@ func (t *Table) checkHealth(c *Change) {
 }
 
 // readyHere counts the addresses of a family on this node at which some port of an endpoint is
-// ready. Endpoints that terminate are ready where publishNotReadyAddresses says so.
-func (t *Table) readyHere(from []*EndpointSlice, family Family) int {
+// ready. Endpoints that terminate are ready where publishNotReadyAddresses says so, and those that an operator
+// withdraws are not.
+func (t *Table) readyHere(service types.NamespacedName, from []*EndpointSlice, family Family) int {
 	const here = ready | onNode
 	local := map[netip.Addr]struct{}{}
 	for _, slice := range from {
@@ -106,18 +107,23 @@ func (t *Table) readyHere(from []*EndpointSlice, family Family) int {
 	}
 	count := 0
 	for addr := range local {
-		if slices.ContainsFunc(copiesThatCount(from, family, addr), func(f endpointFlags) bool { return f&here == here }) {
-			count++
+		ports, flags := copiesThatCount(from, family, addr)
+		for i := range ports {
+			withdrawn := slices.ContainsFunc(t.facts.Overrides, func(o BackendOverride) bool {
+				return o.Concerns(netip.AddrPortFrom(addr, ports[i].port), service)
+			})
+			if flags[i]&here == here && !withdrawn {
+				count++
+				break
+			}
 		}
 	}
 	return count
 }
 
-// copiesThatCount returns the flags of an address for each of its ports, after a choice among
+// copiesThatCount returns the ports of an address and the flags for each, after a choice among
 // copies in several slices.
-func copiesThatCount(from []*EndpointSlice, family Family, addr netip.Addr) []endpointFlags {
-	var ports []endpointPort
-	var flags []endpointFlags
+func copiesThatCount(from []*EndpointSlice, family Family, addr netip.Addr) (ports []endpointPort, flags []endpointFlags) {
 	for _, slice := range from {
 		if slice.family != family {
 			continue
@@ -134,7 +140,7 @@ func copiesThatCount(from []*EndpointSlice, family Family, addr netip.Addr) []en
 			}
 		}
 	}
-	return flags
+	return ports, flags
 }
 
 func sortedNames[V any](m map[types.NamespacedName]V) []types.NamespacedName {

@@ -2,7 +2,10 @@
 
 package proxier
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Kind says why an address is a frontend.
 type Kind uint8
@@ -55,6 +58,28 @@ func (k Kind) Wildcard() bool { return k.properties().wildcard }
 // device of this node has it. For ClusterIPs, they are rejected like all packets to
 // ports that are not served. For wildcards, the node answers itself.
 func (k Kind) AnswersEcho() bool { return k.properties().echo }
+
+// kindSet is a set of kinds; the zero value is all of them.
+type kindSet uint8
+
+func (s kindSet) has(k Kind) bool { return s == 0 || s>>k&1 == 1 }
+
+// parseKinds reads a list of kinds, separated by commas.
+func parseKinds(text string) (s kindSet, err error) {
+	for word := range strings.SplitSeq(text, ",") {
+		kind := kinds
+		for k := ClusterIP; k < kinds; k++ {
+			if strings.EqualFold(strings.TrimSpace(word), k.String()) {
+				kind = k
+			}
+		}
+		if kind == kinds {
+			return 0, fmt.Errorf("%.32q is none of ClusterIP, LoadBalancer, ExternalIP and NodePort", word)
+		}
+		s |= 1 << kind
+	}
+	return s, nil
+}
 
 func (k Kind) String() string {
 	if name := k.properties().name; name != "" {

@@ -63,7 +63,7 @@ func (f *Firewall) equal(o *Firewall) bool {
 	return f.Not == o.Not && f.Where == o.Where && slices.Equal(f.Accepts, o.Accepts)
 }
 
-// accepts says whether packets to an address are forwarded in any case.
+// accepts reports whether packets to an address are forwarded in any case.
 func (f *Firewall) accepts(a netip.Addr) bool {
 	return f.Not[FamilyOf(a)] || slices.ContainsFunc(f.Accepts, func(p netip.Prefix) bool { return p.Contains(a) })
 }
@@ -93,7 +93,7 @@ func (d *Decision) hasLocal(s Set) bool {
 	return slices.ContainsFunc(d.Backends, func(b Backend) bool { return b.Local && b.In(s) })
 }
 
-// leftForLocal says whether a firewall drops packets from outside to a backend on this node. Backends
+// leftForLocal reports whether a firewall drops packets from outside to a backend on this node. Backends
 // with an address of this node are not forwarded to.
 func (t *Table) leftForLocal(d *Decision, family Family) *Left {
 	for i := range t.facts.Firewalls {
@@ -111,7 +111,7 @@ func (t *Table) leftForLocal(d *Decision, family Family) *Left {
 // leftOf says what of connections to a frontend is left to netfilter, whatever its backends.
 func (t *Table) leftOf(f *Frontend, protocol Protocol) *Left {
 	facts := &t.facts
-	if f.Kind == ClusterIP && facts.isLocal(f.Addr.Addr()) {
+	if !f.Kind.External() && facts.isLocal(f.Addr.Addr()) {
 		return heldClusterIP
 	}
 	for i := range facts.Filters {
@@ -124,7 +124,7 @@ func (t *Table) leftOf(f *Frontend, protocol Protocol) *Left {
 	return nil
 }
 
-// drops says whether packets to a frontend may be among those that a filter drops.
+// drops reports whether packets to a frontend may be among those that a filter drops.
 func (f *Facts) drops(m *inet.Match, frontend *Frontend, protocol Protocol) bool {
 	if !frontend.Kind.Wildcard() {
 		return m.Has(frontend.Addr, protocol)
@@ -139,7 +139,7 @@ func (f *Facts) filtersAddresses() bool {
 	return len(f.Firewalls) > 0 || slices.ContainsFunc(f.Filters, func(filter Filter) bool { return filter.Match.Destinations != nil })
 }
 
-// movesLeft says whether other addresses of this node change what is left to netfilter: if a device
+// movesLeft reports whether other addresses of this node change what is left to netfilter: if a device
 // got or lost one of the ClusterIPs of the table, or if filters may be about such addresses.
 func (t *Table) movesLeft(before, after []netip.Addr) bool {
 	if slices.Equal(before, after) {
@@ -155,7 +155,7 @@ func (t *Table) movesLeft(before, after []netip.Addr) bool {
 			continue
 		}
 		for j := range d.Frontends {
-			if f := &d.Frontends[j]; f.Kind == ClusterIP && moved[f.Addr.Addr()] {
+			if f := &d.Frontends[j]; !f.Kind.External() && moved[f.Addr.Addr()] {
 				return true
 			}
 		}

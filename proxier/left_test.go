@@ -169,3 +169,33 @@ func TestClusterIPOnDevice(t *testing.T) {
 		}
 	}
 }
+
+// TestLabelsOfNode: labels of the node have Services be decided anew only if a Service selects nodes by one that changed.
+func TestLabelsOfNode(t *testing.T) {
+	w := newWorld()
+	w.tracker.UpdateService(makeService("a", clusterIPs("10.96.0.10"), func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeLoadBalancer
+		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "203.0.113.10"}}
+		s.Annotations = map[string]string{AnnotationNodeSelector: "edge=yes"}
+	}))
+	w.tracker.UpdateService(makeService("b", clusterIPs("10.96.0.11")))
+	w.apply()
+	for i, step := range []struct {
+		labels  map[string]string
+		decides bool
+		served  bool
+	}{
+		{map[string]string{"feature": "1"}, false, false},
+		{map[string]string{"feature": "2", "edge": "yes"}, true, true},
+		{map[string]string{"feature": "3", "edge": "yes"}, false, true},
+		{nil, true, false},
+	} {
+		if _, decides := w.table.SetFacts(Facts{Zone: "z1", Labels: step.labels}); decides != step.decides {
+			t.Errorf("step %d: services are decided anew: %v", i, decides)
+		}
+		w.table.Apply(w.tracker.TakeAll())
+		if served := strings.Contains(w.text(), "203.0.113.10:80"); served != step.served {
+			t.Errorf("step %d: the load balancer IP is served: %v", i, served)
+		}
+	}
+}

@@ -55,12 +55,12 @@ func (s *NodePortSelector) unset(family Family) bool {
 		!slices.ContainsFunc(s.CIDRs, func(p netip.Prefix) bool { return FamilyOf(p.Addr()) == family })
 }
 
-// all says whether every address of the family is selected.
+// all reports whether every address of the family is selected.
 func (s *NodePortSelector) all(family Family) bool {
 	return s.All || s.unset(family) || slices.ContainsFunc(s.CIDRs, func(p netip.Prefix) bool { return p.Bits() == 0 && FamilyOf(p.Addr()) == family })
 }
 
-// Selects says whether NodePorts are served at a local address that is not a
+// Selects reports whether NodePorts are served at a local address that is not a
 // loopback address, given the node's own addresses.
 func (s *NodePortSelector) Selects(a netip.Addr, nodeIPs [Families]netip.Addr) bool {
 	family := FamilyOf(a)
@@ -149,7 +149,7 @@ func (s *NodePortSelector) loopback(family Family) []netip.Prefix {
 	return some
 }
 
-// servesNodePort says whether NodePorts are served at an address to clients of an origin.
+// servesNodePort reports whether NodePorts are served at an address to clients of an origin.
 func (r *NodeRules) servesNodePort(a netip.Addr, from Origin) bool {
 	if a.IsLoopback() {
 		return from == FromHost && slices.ContainsFunc(r.Loopback[FamilyOf(a)], func(p netip.Prefix) bool { return p.Contains(a) })

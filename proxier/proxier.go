@@ -126,7 +126,7 @@ func New(opts Options) (*Proxier, error) {
 		table: NewTable(opts.Facts, opts.Policy),
 	}
 	if p.nodeFacts == nil {
-		p.nodeFacts = func(node *v1.Node, f *Facts) { f.Zone = node.Labels[v1.LabelTopologyZone] }
+		p.nodeFacts = func(node *v1.Node, f *Facts) { f.Zone, f.Labels = node.Labels[v1.LabelTopologyZone], node.Labels }
 	}
 	if p.reporter == nil {
 		p.reporter = ReporterFunc(func(Problem) {})

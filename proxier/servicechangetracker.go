@@ -10,6 +10,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -22,7 +23,7 @@ const (
 	FastPathDisabled   = "disabled"
 )
 
-// UpdateService records the newest state of a Service and says whether there
+// UpdateService records the newest state of a Service and reports whether there
 // is work pending, for this or any other object.
 func (t *ChangeTracker) UpdateService(service *v1.Service) bool {
 	name := types.NamespacedName{Namespace: service.Namespace, Name: service.Name}
@@ -99,6 +100,8 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 
 	if len(service.Annotations) > 0 {
 		s.Balancing = parseBalancing(service.Annotations, invalid)
+		s.Kinds = parseType(service.Annotations, invalid)
+		unknownAnnotations(service.Annotations, ServiceAnnotations, invalid)
 	}
 
 	s.ExternalLocal = service.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal
@@ -176,7 +179,7 @@ type portName struct {
 	protocol Protocol
 }
 
-// hasPort says whether the Service has a port of that name already: names
+// hasPort reports whether the Service has a port of that name already: names
 // identify ports. For many ports, seen replaces the search.
 func (s *Service) hasPort(name string, protocol Protocol, seen map[portName]struct{}) bool {
 	if seen == nil {
@@ -191,10 +194,17 @@ func (s *Service) hasPort(name string, protocol Protocol, seen map[portName]stru
 // parseExtras returns nil for a Service that has none.
 func parseExtras(s *Service, service *v1.Service, zeros *leadingZeros, invalid func(field, format string, args ...any)) *ServiceExtras {
 	healthCheck := s.ExternalLocal && service.Spec.Type == v1.ServiceTypeLoadBalancer && service.Spec.HealthCheckNodePort != 0
-	if len(service.Status.LoadBalancer.Ingress)+len(service.Spec.ExternalIPs)+len(service.Spec.LoadBalancerSourceRanges) == 0 && !healthCheck {
+	var selector labels.Selector
+	if len(service.Annotations) > 0 {
+		selector = parseNodeSelector(service.Annotations, invalid)
+	}
+	if len(service.Status.LoadBalancer.Ingress)+len(service.Spec.ExternalIPs)+len(service.Spec.LoadBalancerSourceRanges) == 0 && !healthCheck && selector == nil {
 		return nil
 	}
 	x := &ServiceExtras{}
+	if selector != nil {
+		x.NodeSelector = selector.String()
+	}
 	room := max(0, maxFrontends/max(1, len(s.Ports)))
 	add := func(to *[]netip.Addr, field string, i int, text string) {
 		addr, nonStandard, err := parseVIP(text)
@@ -244,6 +254,9 @@ func parseExtras(s *Service, service *v1.Service, zeros *leadingZeros, invalid f
 	}
 	slices.SortFunc(x.SourceRanges, comparePrefix)
 	x.SourceRanges = slices.Compact(x.SourceRanges)
+	if parseRangesPolicy(service.Annotations, invalid) && len(service.Spec.LoadBalancerSourceRanges) > 0 {
+		x.denyRanges(invalid)
+	}
 	if healthCheck {
 		if n := service.Spec.HealthCheckNodePort; n < 0 || n > 65535 {
 			invalid("spec.healthCheckNodePort", "%d is outside 1–65535; there is no health check", n)
@@ -252,6 +265,72 @@ func parseExtras(s *Service, service *v1.Service, zeros *leadingZeros, invalid f
 		}
 	}
 	return x
+}
+
+// maxAdmitted bounds the ranges that remain when some are denied: each may leave 32 or 128 of them.
+const maxAdmitted = 1 << 14
+
+// denyRanges replaces the source ranges by all others. What is not admitted is decided here, and tiers know
+// admitted clients alone.
+func (x *ServiceExtras) denyRanges(invalid func(field, format string, args ...any)) {
+	denied := disjoint(x.SourceRanges)
+	x.SourceRanges, x.InvalidRanges = nil, false // one that is no CIDR denies no client
+	for family := range Families {
+		whole := netip.PrefixFrom(unspecified[family], 0)
+		before := len(x.SourceRanges)
+		x.SourceRanges = appendOthers(x.SourceRanges, whole, denied)
+		// Without a range, a family would be open.
+		x.InvalidRanges = x.InvalidRanges || len(x.SourceRanges) == before
+	}
+	if len(x.SourceRanges) > maxAdmitted {
+		invalid("spec.loadBalancerSourceRanges", "the %d denied ranges leave more than %d ranges of other clients; no client is admitted", len(denied), maxAdmitted)
+		x.SourceRanges, x.InvalidRanges = nil, true
+	}
+}
+
+// appendOthers appends the ranges within one that are in none of the sorted list, in order.
+func appendOthers(out []netip.Prefix, within netip.Prefix, denied []netip.Prefix) []netip.Prefix {
+	if len(out) > maxAdmitted {
+		return out
+	}
+	if denied = overlapping(denied, within); len(denied) == 0 {
+		return append(out, within)
+	}
+	// One that contains all of it is the first.
+	if denied[0].Bits() <= within.Bits() {
+		return out
+	}
+	low := netip.PrefixFrom(within.Addr(), within.Bits()+1)
+	bytes := within.Addr().AsSlice()
+	bytes[within.Bits()/8] |= 0x80 >> (within.Bits() % 8)
+	addr, _ := netip.AddrFromSlice(bytes)
+	high := netip.PrefixFrom(addr, within.Bits()+1)
+	return appendOthers(appendOthers(out, low, denied), high, denied)
+}
+
+// overlapping is the part of a sorted list of disjoint ranges that overlaps one.
+func overlapping(list []netip.Prefix, within netip.Prefix) []netip.Prefix {
+	first, _ := slices.BinarySearchFunc(list, within, func(p, within netip.Prefix) int {
+		if p.Overlaps(within) {
+			return 0 // the first of them is searched
+		}
+		return comparePrefix(p, within)
+	})
+	last := first
+	for last < len(list) && list[last].Overlaps(within) {
+		last++
+	}
+	return list[first:last]
+}
+
+// disjoint drops the ranges of a sorted list that are within another.
+func disjoint(list []netip.Prefix) (left []netip.Prefix) {
+	for _, p := range list {
+		if n := len(left); n == 0 || !left[n-1].Overlaps(p) {
+			left = append(left, p)
+		}
+	}
+	return left
 }
 
 // maxFrontends bounds addresses times ports of one Service: a megabyte of

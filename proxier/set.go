@@ -33,7 +33,7 @@ func SetOf(f Family, local bool) Set {
 // Family of the backends in the set.
 func (s Set) Family() Family { return Family(s / 2) }
 
-// Local says whether the set has backends on this node alone.
+// Local reports whether the set has backends on this node alone.
 func (s Set) Local() bool { return s&1 != 0 }
 
 // Member is the set's bit in Backend.Members.

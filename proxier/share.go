@@ -29,7 +29,7 @@ type Share struct {
 	Clients Clients
 }
 
-// Has says whether frontends of a kind are part of it, for any clients.
+// Has reports whether frontends of a kind are part of it, for any clients.
 func (s *Share) Has(k Kind) bool { return k < kinds && s.Kinds[k] }
 
 // Kinds are all kinds of frontends, in the order of precedence.

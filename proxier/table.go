@@ -3,6 +3,7 @@
 package proxier
 
 import (
+	"maps"
 	"slices"
 	"sync"
 
@@ -76,14 +77,26 @@ func (t *Table) SetFacts(facts Facts) (rules, services bool) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	services = !t.facts.decidesAlike(&facts) || t.movesLeft(t.facts.LocalAddrs, facts.LocalAddrs)
+	services = !t.facts.decidesAlike(&facts) || t.movesLeft(t.facts.LocalAddrs, facts.LocalAddrs) || t.selectsOther(t.facts.Labels, facts.Labels)
 	before := t.rules
 	t.facts, t.rules = facts, t.policy.NodeRules(&facts)
 	return !t.rules.Equal(&before), services
 }
 
+// selectsOther reports whether some Service selects this node with one set of labels alone. Labels change often on some
+// clusters, and few Services select nodes.
+func (t *Table) selectsOther(before, after map[string]string) bool {
+	return !maps.Equal(before, after) && slices.ContainsFunc(t.rows, func(r row) bool {
+		if r.decision == nil || r.of.decided.service == nil {
+			return false
+		}
+		x := r.of.decided.service.More
+		return x.external(before) != x.external(after)
+	})
+}
+
 // SetPolicy has everything be decided by another one: every Service has to be applied anew.
-// It says whether what NodeRules does differs.
+// It reports whether what NodeRules does differs.
 func (t *Table) SetPolicy(policy Policy) (rules bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -284,7 +297,7 @@ func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 	return d
 }
 
-// decideBackends appends the backends of one family, and says whether clients
+// decideBackends appends the backends of one family, and reports whether clients
 // could be served by any.
 func (t *Table) decideBackends(d *Decision, from []*EndpointSlice, r *row, to target, cluster, local bool) (reachable bool) {
 	var used Members
@@ -298,7 +311,11 @@ func (t *Table) decideBackends(d *Decision, from []*EndpointSlice, r *row, to ta
 	if t.backends == nil {
 		t.backends = make([]Backend, 0, len(list))
 	}
-	e := newEligibility(list, t.facts.Zone)
+	quarantined := false
+	if len(t.facts.Overrides) > 0 {
+		list, quarantined = override(list, t.facts.Overrides, d.Name.NamespacedName, r.merged != nil)
+	}
+	e := newEligibility(list, t.facts.Zone, quarantined)
 	weight := uint16(0) // of the first backend
 	for i := range list {
 		c := &list[i]

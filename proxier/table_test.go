@@ -358,6 +358,7 @@ func TestDecisions(t *testing.T) {
 func TestBadInput(t *testing.T) {
 	for _, test := range []struct {
 		name, field string
+		message     string // a part of it
 		service     *v1.Service
 		slice       *discoveryv1.EndpointSlice
 		want        string // part of what is served all the same
@@ -392,6 +393,14 @@ func TestBadInput(t *testing.T) {
 		{name: "algorithm", field: "metadata.annotations[service.tandem-proxy.dev/lb-algorithm]", want: "frontend 10.96.0.1:80", service: makeService("a", annotations(AnnotationAlgorithm, "Maglev"))},
 		{name: "algorithm unlike its alias", field: "metadata.annotations[service.cilium.io/lb-algorithm]", want: "maglev", service: makeService("a", annotations(AnnotationAlgorithm, "maglev", aliasAlgorithm, "random"))},
 		{name: "table size", field: "metadata.annotations[service.tandem-proxy.dev/maglev-table-size]", want: "TCP maglev\n", service: makeService("a", annotations(AnnotationAlgorithm, "maglev", AnnotationTableSize, "1000"))},
+		{name: "type", field: "metadata.annotations[service.tandem-proxy.dev/type]", want: "frontend 10.96.0.1:80", service: makeService("a", annotations(AnnotationType, "HostPort"))},
+		{name: "type unlike its alias", field: "metadata.annotations[service.cilium.io/type]", want: "frontend 10.96.0.1:80", service: makeService("a", annotations(AnnotationType, "ClusterIP", aliasType, "NodePort"))},
+		{name: "policy of ranges", field: "metadata.annotations[service.tandem-proxy.dev/src-ranges-policy]", want: "frontend 10.96.0.1:80", service: makeService("a", annotations(AnnotationRangesPolicy, "drop"), func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"} })},
+		{
+			name: "unknown annotation", field: "metadata.annotations[service.tandem-proxy.dev/lb-algorithms]", message: "did you mean service.tandem-proxy.dev/lb-algorithm?",
+			want: "frontend 10.96.0.1:80", service: makeService("a", annotations(annotationPrefix+"lb-algorithms", "maglev")),
+		},
+		{name: "unknown annotation of a slice", field: "metadata.annotations[service.tandem-proxy.dev/wieght]", message: "did you mean service.tandem-proxy.dev/weight?", want: "backend 10.244.0.1:8080 cluster\n", slice: weighted(makeSlice("1", "10.244.0.1"), annotationPrefix+"wieght", "7")},
 		{name: "weight that is no number", field: "metadata.annotations[service.tandem-proxy.dev/weight]", want: "backend 10.244.0.1:8080 cluster\n", slice: weighted(makeSlice("1", "10.244.0.1"), AnnotationWeight, "much")},
 		{name: "negative weight", field: "metadata.annotations[service.tandem-proxy.dev/weight]", want: "backend 10.244.0.1:8080 cluster\n", slice: weighted(makeSlice("1", "10.244.0.1"), AnnotationWeight, "-1")},
 		{name: "huge weight", field: "metadata.annotations[service.cilium.io/weight]", want: "backend 10.244.0.1:8080 cluster\n", slice: weighted(makeSlice("1", "10.244.0.1"), aliasWeight, "65536")},
@@ -436,7 +445,7 @@ func TestBadInput(t *testing.T) {
 				w.tracker.UpdateEndpointSlice(test.slice)
 			}
 			w.apply()
-			if len(w.problems) != 1 || w.problems[0].Field != test.field || w.problems[0].Reason != ReasonInvalidObject || w.problems[0].Message == "" {
+			if len(w.problems) != 1 || w.problems[0].Field != test.field || w.problems[0].Reason != ReasonInvalidObject || w.problems[0].Message == "" || !strings.Contains(w.problems[0].Message, test.message) {
 				t.Errorf("problems: %+v", w.problems)
 			}
 			if !strings.Contains(w.text(), test.want) {

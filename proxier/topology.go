@@ -7,24 +7,26 @@ import "slices"
 // Why says why an endpoint is in a set, or is not.
 type Why uint8
 
-// The reasons; the first two are those to be in.
+// The reasons; the first three are those to be in.
 const (
 	Ready        Why = iota + 1
 	StillServing     // terminating, but none is ready
+	LastResort       // quarantined, but no other one can serve
 	NotReady
 	NotServing  // terminating, and done with serving
 	Terminating // still serving, but others are ready
 	OtherZone   // topology hints keep to this zone
 	OtherNode   // topology hints keep to this node
 	Remote      // not on this node
-	Maintenance // of weight 0
+	Maintenance // of weight 0, or an operator says so
+	Quarantined // an operator says so, and others can serve
 )
 
-// In says whether it is a reason to be in the set.
-func (w Why) In() bool { return w == Ready || w == StillServing }
+// In reports whether it is a reason to be in the set.
+func (w Why) In() bool { return w == Ready || w == StillServing || w == LastResort }
 
 func (w Why) String() string {
-	return [...]string{"", "ready", "still-serving", "not-ready", "not-serving", "terminating", "other-zone", "other-node", "remote", "maintenance"}[w]
+	return [...]string{"", "ready", "still-serving", "last-resort", "not-ready", "not-serving", "terminating", "other-zone", "other-node", "remote", "maintenance", "quarantined"}[w]
 }
 
 // hints is how close to the client the cluster's endpoints have to be.
@@ -63,7 +65,7 @@ func topology(from []candidate, zone string) hints {
 	return anywhere
 }
 
-// hintedTo says whether the endpoint is hinted to a zone.
+// hintedTo reports whether the endpoint is hinted to a zone.
 func (c *candidate) hintedTo(zone string) bool {
 	return c.zones != nil && slices.Contains(*c.zones, zone)
 }
@@ -72,11 +74,13 @@ func (c *candidate) hintedTo(zone string) bool {
 // which sets it is.
 type eligibility struct {
 	clusterFallback, localFallback bool // no ready endpoint: serving and terminating ones
+	clusterLast, localLast         bool // nor these: quarantined ones
 	hints                          hints
 	zone                           string
 }
 
-func newEligibility(from []candidate, zone string) eligibility {
+// newEligibility is about endpoints of which some are quarantined, or none.
+func newEligibility(from []candidate, zone string, quarantined bool) eligibility {
 	e := eligibility{clusterFallback: true, localFallback: true, zone: zone}
 	for i := range from {
 		if c := &from[i]; c.is(ready) {
@@ -90,13 +94,16 @@ func newEligibility(from []candidate, zone string) eligibility {
 	if !e.clusterFallback {
 		e.hints = topology(from, zone)
 	}
+	if quarantined {
+		e.clusterLast, e.localLast = lastResort(from, 0), lastResort(from, onNode)
+	}
 	return e
 }
 
 // cluster says why the endpoint is in the Cluster set, or is not.
 func (e *eligibility) cluster(c *candidate) Why {
 	if !c.is(ready) {
-		return c.unready(e.clusterFallback)
+		return c.unready(e.clusterFallback, e.clusterLast)
 	}
 	switch {
 	case e.hints == sameNode && !c.is(hintedThisNode):
@@ -115,13 +122,17 @@ func (e *eligibility) local(c *candidate) Why {
 	case c.is(ready):
 		return Ready
 	}
-	return c.unready(e.localFallback)
+	return c.unready(e.localFallback, e.localLast)
 }
 
-func (c *candidate) unready(fallback bool) Why {
+func (c *candidate) unready(fallback, last bool) Why {
 	switch {
 	case c.is(maintenance):
 		return Maintenance
+	case c.is(isQuarantined) && last:
+		return LastResort
+	case c.is(isQuarantined):
+		return Quarantined
 	case !c.is(terminating):
 		return NotReady
 	case !c.is(serving):

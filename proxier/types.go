@@ -10,6 +10,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/tandem-proxy/tandem/kernel/inet"
@@ -102,6 +103,8 @@ type Service struct {
 	InternalLocal, ExternalLocal bool
 	// OptedOut says that a fast tier must not serve it if another one can.
 	OptedOut bool
+	// Kinds are the kinds of frontends that it gets.
+	Kinds kindSet
 	// Balancing is what annotations say; the zero value for nothing.
 	Balancing Balancing
 	// Affinity is how long a client stays with its backend; 0 for not at all.
@@ -127,13 +130,24 @@ type ServiceExtras struct {
 	InvalidRanges bool
 	// HealthCheckNodePort is 0 for none.
 	HealthCheckNodePort uint16
+	// NodeSelector selects the nodes that serve external frontends, by their labels; empty for all.
+	NodeSelector string
+}
+
+// external reports whether external frontends are served on a node with these labels.
+func (x *ServiceExtras) external(of map[string]string) bool {
+	if x == nil || x.NodeSelector == "" {
+		return true
+	}
+	selector, err := labels.Parse(x.NodeSelector)
+	return err == nil && selector.Matches(labels.Set(of)) // it was parsed before
 }
 
 func (x *ServiceExtras) equal(o *ServiceExtras) bool {
 	if x == nil || o == nil {
 		return x == o
 	}
-	return x.InvalidRanges == o.InvalidRanges && x.HealthCheckNodePort == o.HealthCheckNodePort &&
+	return x.InvalidRanges == o.InvalidRanges && x.HealthCheckNodePort == o.HealthCheckNodePort && x.NodeSelector == o.NodeSelector &&
 		slices.Equal(x.ExternalIPs, o.ExternalIPs) && slices.Equal(x.LoadBalancerIPs, o.LoadBalancerIPs) &&
 		slices.Equal(x.SourceRanges, o.SourceRanges)
 }
@@ -147,11 +161,11 @@ func (s *Service) equal(o *Service) bool {
 	}
 	// A Service may be deleted and made anew within a second, all else alike.
 	return s.UID == o.UID && s.Created.Equal(o.Created) && s.ClusterIPs == o.ClusterIPs && s.InternalLocal == o.InternalLocal &&
-		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.Balancing == o.Balancing && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
+		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.Kinds == o.Kinds && s.Balancing == o.Balancing && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
 }
 
 // endpointFlags is what the decisions need of an endpoint besides its address.
-type endpointFlags uint8
+type endpointFlags uint16
 
 const (
 	ready endpointFlags = 1 << iota
@@ -161,7 +175,8 @@ const (
 	elsewhere      // on another node; with neither, the slice does not say
 	hasNodeHints   // hinted to some node
 	hintedThisNode // hinted to this node
-	maintenance    // of weight 0: not ready for new connections
+	maintenance    // of weight 0, or an operator says so: not ready for new connections
+	isQuarantined  // an operator says so: would be ready, but for others
 )
 
 // Endpoint is one address of an EndpointSlice.

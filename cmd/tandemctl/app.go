@@ -16,9 +16,9 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/kernel/netns"
-	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
 )
 
 // Exit codes.
@@ -46,7 +46,7 @@ type app struct {
 	findRoot func() (string, error)
 	inspect  func(cgroupRoot string) (inspector, error)
 	filters  func(context.Context) []string
-	detach   func(cgroupRoot string) (programs []string, err error)
+	detach   func(ctx context.Context, cgroupRoot string) (programs []string, err error)
 	probe    func(ctx context.Context, cgroupRoot string, devices []string) capabilities.Report
 	cookie   func(netns string) (uint64, error)
 	owners   func() map[uint64][]int
@@ -70,7 +70,7 @@ func newApp(out, err io.Writer) *app {
 			return i, nil
 		},
 		filters: hostFilters,
-		detach:  ebpf.Detach,
+		detach:  removal.Detach,
 		probe: func(ctx context.Context, root string, devices []string) capabilities.Report {
 			return capabilities.Probe(ctx, capabilities.Options{CgroupRoot: root, Devices: devices})
 		},
@@ -124,7 +124,7 @@ func (a *app) advice(err error) string {
 		return "" // of commands that say it themselves
 	case errors.Is(err, inspect.ErrNotRunning):
 		return "Start kube-proxy in mode ebpf on this node. If it runs with --ebpf-cgroup-root, pass the same directory as --cgroup-root."
-	case errors.Is(err, ebpf.ErrServing):
+	case errors.Is(err, removal.ErrServing):
 		return "Stop kube-proxy on this node first, or change its mode, and run this again."
 	case errors.Is(err, errNoServer):
 		return "If kube-proxy runs on this node, pass its --metrics-bind-address as --server. Without a kube-proxy, explain from manifests: see --manifests."
@@ -175,7 +175,7 @@ privileges.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.PersistentFlags().StringVar(&a.cgroupRoot, "cgroup-root", "", "cgroup2 directory that the programs are attached to (default: the root of the mounted hierarchy)")
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "output format: table or json")
-	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.explainCommand(), a.preflightCommand(), a.shadowCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.detachCommand(), a.versionCommand())
+	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.explainCommand(), a.preflightCommand(), a.shadowCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.backendCommand(), a.detachCommand(), a.versionCommand())
 	return root
 }
 

@@ -23,10 +23,10 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/explain"
-	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
 	"github.com/tandem-proxy/tandem/test/golden"
 )
@@ -141,7 +141,7 @@ func sampleCarried() []explain.Placement {
 		},
 		{
 			Namespace: "shop", Name: "calls", Port: "sip", Protocol: "SCTP", Kind: "ClusterIP", Address: at("10.96.5.1:5060"), Clients: "all",
-			Reason: "the socket hooks do not see SCTP", Set: "ipv4/cluster", Backends: 2, AffinitySeconds: 60,
+			Reason: "eBPF does not support SCTP", Set: "ipv4/cluster", Backends: 2, AffinitySeconds: 60,
 		},
 		{
 			Namespace: "z", Name: "last", Protocol: "TCP", Kind: "ClusterIP", Address: at("10.96.5.2:80"), Clients: "all",
@@ -302,7 +302,7 @@ func TestStatusYielded(t *testing.T) {
 	i := sample()
 	i.status.Running, i.status.YieldedTo = false, &successor.Yield{Since: now.Add(-time.Minute), Process: "k3s-server", PID: 4711}
 	for format, want := range map[string]string{
-		"table": "Connections:    new ones are left to another kube-proxy (process k3s-server, PID 4711) since 2026-03-01T12:01:03Z (1m0s ago)\n",
+		"table": "Connections:    new ones go to another kube-proxy (process k3s-server, PID 4711) since 2026-03-01T12:01:03Z (1m0s ago)\n",
 		"json": `"yieldedTo": {
     "since": "2026-03-01T12:01:03Z",
     "process": "k3s-server",
@@ -328,10 +328,10 @@ func TestDetach(t *testing.T) {
 		{removed: []string{"tdm_in"}, format: "json", want: "{\n  \"programs\": [\n    \"tdm_in\"\n  ]\n}\n"},
 		{format: "table", want: "No program of Tandem is attached.\n"},
 		{format: "json", want: "{\n  \"programs\": []\n}\n"},
-		{err: fmt.Errorf("tdm_in: %w", ebpf.ErrServing), format: "table", code: exitError, want: "Stop kube-proxy on this node first"},
+		{err: fmt.Errorf("tdm_in: %w", removal.ErrServing), format: "table", code: exitError, want: "Stop kube-proxy on this node first"},
 	} {
 		a, out, errs := newTestApp(sample())
-		a.detach = func(string) ([]string, error) { return test.removed, test.err }
+		a.detach = func(context.Context, string) ([]string, error) { return test.removed, test.err }
 		if code := a.run([]string{"detach", "-o", test.format}); code != test.code || !strings.Contains(out.String()+errs.String(), test.want) {
 			t.Errorf("%+v: exit code %d, %s, %s", test, code, out, errs)
 		}
@@ -374,7 +374,7 @@ func TestErrors(t *testing.T) {
 		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests .", code: exitUsage, want: []string{"--manifests needs --node"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --server b:1", code: exitUsage, want: []string{"--server has no effect"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --local-address b", code: exitUsage, want: []string{"want an IP address"}},
-		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --cluster-cidr b", code: exitUsage, want: []string{`"b" is no CIDR`}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --cluster-cidr b", code: exitUsage, want: []string{`"b" is not a CIDR`}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests /nowhere --node a", code: exitError, want: []string{"/nowhere does not exist"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --manifests . --node a --config /nowhere", code: exitError, want: []string{"/nowhere"}},
 		{command: "optout ad", code: exitUsage, want: []string{"unknown command"}},

@@ -29,12 +29,12 @@ To remove rules and virtual servers as well, stop kube-proxy and run
 		Example: `  tandemctl detach
   tandemctl detach -o json`,
 		Args: args(cobra.NoArgs),
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			root, err := a.root()
 			if err != nil {
 				return err
 			}
-			removed, err := a.detach(root)
+			removed, err := a.detach(cmd.Context(), root)
 			if err != nil {
 				return err
 			}

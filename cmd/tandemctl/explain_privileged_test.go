@@ -17,7 +17,7 @@ import (
 
 	kubeproxy "github.com/tandem-proxy/tandem/cmd/kube-proxy/app"
 	"github.com/tandem-proxy/tandem/observe/explain"
-	"github.com/tandem-proxy/tandem/proxier/ebpf"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -134,7 +134,7 @@ func TestExplainOnNode(t *testing.T) {
 		if t.Failed() {
 			t.Logf("log of kube-proxy:\n%s", &log)
 		}
-		if _, err := ebpf.Cleanup(n.CgroupPath()); err != nil {
+		if _, err := removal.Cleanup(t.Context(), n.CgroupPath()); err != nil {
 			t.Error(err)
 		}
 	})

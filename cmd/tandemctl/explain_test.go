@@ -58,7 +58,7 @@ strictSourceRanges: true
 		},
 		{
 			args: []string{"2001:db8::7", "[2001:db8:203:113::9]:80", "--node=node1", "--config=" + configFile},
-			want: []string{"drop: the source is in none of loadBalancerSourceRanges"},
+			want: []string{"drop: loadBalancerSourceRanges do not admit the source"},
 		},
 		{ // the gate
 			args: []string{"10.244.1.7", "203.0.113.20:80", "--node=node1", "--config=" + configFile},

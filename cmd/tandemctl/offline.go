@@ -90,7 +90,7 @@ func (o *offline) explain(ctx context.Context, flow proxier.Flow, warn func(stri
 	}
 	var cidrs nodefacts.ServiceCIDRs
 	source := manifests.New(o.manifests, px, proxier.ReporterFunc(func(p proxier.Problem) { warn(problemText(p)) }),
-		manifests.Options{NodeName: o.node, OnServiceCIDR: cidrs.FeedTo(px.UpdateFacts)})
+		manifests.Options{NodeName: o.node, OnServiceCIDR: cidrs.Handler(px.UpdateFacts)})
 	if err := source.Load(ctx); err != nil {
 		return nil, err
 	}

@@ -58,7 +58,7 @@ func writeStatus(w io.Writer, s statusView, now time.Time) error {
 	}
 	connections := "new ones are served"
 	if y := s.YieldedTo; y != nil {
-		connections = fmt.Sprintf("new ones are left to another kube-proxy (process %s, PID %d) since %s (%s ago)", y.Process, y.PID, y.Since.Format(time.RFC3339), now.Sub(y.Since).Round(time.Second))
+		connections = fmt.Sprintf("new ones go to another kube-proxy (process %s, PID %d) since %s (%s ago)", y.Process, y.PID, y.Since.Format(time.RFC3339), now.Sub(y.Since).Round(time.Second))
 	}
 	facts := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, line := range [][2]string{
@@ -154,7 +154,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 		if n < 0 {
 			n = len(elsewhere)
 		}
-		writeCarried(t, list.mode, elsewhere[:n])
+		writePlacements(t, list.mode, elsewhere[:n])
 		elsewhere = elsewhere[n:]
 		frontends := s.Frontends
 		if len(frontends) == 0 {
@@ -176,7 +176,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 			t.row(row...)
 		}
 	}
-	writeCarried(t, list.mode, elsewhere)
+	writePlacements(t, list.mode, elsewhere)
 	if err := t.flush(); err != nil {
 		return err
 	}
@@ -202,8 +202,8 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 	return t.flush()
 }
 
-// writeCarried writes what other datapaths serve. They have no counters.
-func writeCarried(t table, mode string, list []explain.Placement) {
+// writePlacements writes what other datapaths serve. They have no counters.
+func writePlacements(t table, mode string, list []explain.Placement) {
 	for i := range list {
 		c := &list[i]
 		state, count := "", number(c.Backends)

@@ -229,7 +229,7 @@ func (r *preflightReport) code(noMode error) int {
 	case noMode != nil:
 		r.Findings = append([]preflight.Finding{{
 			Severity: preflight.Blocker, Subject: "mode", What: noMode.Error(),
-			Means: "kube-proxy would end when it starts.", Set: "Resolve what is missing, or allow another mode (--ebpf-fallback).",
+			Means: "kube-proxy would exit at its start.", Set: "Provide what is missing, or allow another mode (--ebpf-fallback).",
 		}}, r.Findings...)
 		return exitNo
 	case worst == preflight.Blocker:
@@ -254,7 +254,7 @@ func clusterIPs(table *proxier.Table) map[netip.Addr]string {
 	}
 	for _, c := range table.All() {
 		for i := range c.New.Frontends {
-			if f := &c.New.Frontends[i]; f.Kind == proxier.ClusterIP {
+			if f := &c.New.Frontends[i]; !f.Kind.External() {
 				found[f.Addr.Addr()] = c.New.Name.Namespace + "/" + c.New.Name.Name
 			}
 		}

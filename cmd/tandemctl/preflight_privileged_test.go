@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -59,7 +61,7 @@ func state(t *testing.T, at *lab.Node) string {
 	t.Helper()
 	var all strings.Builder
 	for _, command := range [][]string{
-		{"nft", "list", "ruleset"}, {"ip", "address"}, {"ip", "route", "show", "table", "all"},
+		{"nft", "-s", "list", "ruleset"}, {"ip", "address"}, {"ip", "route", "show", "table", "all"},
 		{"sh", "-c", "cat /proc/self/net/ip_tables_names /proc/self/net/ip6_tables_names; sysctl -a 2>/dev/null | grep -E '^net[.](ipv[46][.](conf|ip_|vs)|netfilter)' | grep -v -E 'count|stable_secret'"},
 	} {
 		out, err := at.Command(t.Context(), command[0], command[1:]...).Output()
@@ -103,6 +105,22 @@ func TestPreflight(t *testing.T) {
 	}
 	if !slices.Contains(r.Settings, sysctl.Change{Setting: setting, From: "60", To: "3600"}) {
 		t.Errorf("settings %+v", r.Settings)
+	}
+
+	// From manifests it says the same of them.
+	dir := t.TempDir()
+	web := shadowed("web", 10, v1.ServiceExternalTrafficPolicyCluster, v1.ServiceAffinityNone)
+	web.APIVersion, web.Kind = "v1", "Service"
+	object, err := json.Marshal(web)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "web.json"), object, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	offline, code := runPreflight(t, n, nil, append([]string{"--manifests=" + dir}, append([]string{"--"}, flags[2:]...)...)...)
+	if !reflect.DeepEqual(offline.Services, r.Services) || code != exitGo {
+		t.Errorf("from manifests: exit code %d, services %+v, want %+v", code, offline.Services, r.Services)
 	}
 
 	// One of the two service ports does not fit into the maps.

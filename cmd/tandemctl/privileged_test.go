@@ -22,6 +22,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -64,7 +65,7 @@ func TestOnNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if _, err := ebpf.Cleanup(one.CgroupPath()); err != nil {
+		if _, err := removal.Cleanup(t.Context(), one.CgroupPath()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -98,7 +99,7 @@ func TestOnNode(t *testing.T) {
 	if err := json.Unmarshal([]byte(mustCtl(t, one, "services", "-o", "json")), &list); err != nil {
 		t.Fatal(err)
 	}
-	if len(list.Services) != 1 || list.Services[0].FullName() != "shop/web:http" || list.Services[0].Counters.Connections != 5 ||
+	if len(list.Services) != 1 || list.Services[0].Name != "web" || list.Services[0].Port != "http" || list.Services[0].Counters.Connections != 5 ||
 		list.Services[0].Backends[0].Address != netip.AddrPortFrom(web.Addr4, 8080) || list.Services[0].Backends[0].Connections != 5 {
 		t.Errorf("services: %+v", list)
 	}
@@ -134,7 +135,7 @@ func TestOnNode(t *testing.T) {
 		t.Error(err)
 	}
 
-	if code, _, errs := ctl(one, "detach"); code != exitError || !strings.Contains(errs, ebpf.ErrServing.Error()) {
+	if code, _, errs := ctl(one, "detach"); code != exitError || !strings.Contains(errs, removal.ErrServing.Error()) {
 		t.Errorf("detach beside the process: exit code %d\n%s", code, errs)
 	}
 	if err := closeTier(); err != nil {

@@ -20,6 +20,9 @@ import (
 // errNoServer says that no process accepts connections.
 var errNoServer = errors.New("cannot connect to kube-proxy")
 
+// errNotReady is of a process that has not programmed anything yet.
+type errNotReady struct{ error }
+
 // errUnknownPath says that a process has no such endpoint.
 var errUnknownPath = errors.New("it does not support this command: it is not Tandem, or an older version")
 
@@ -79,7 +82,11 @@ func ask[Answer any](ctx context.Context, server, path string, query url.Values)
 	if response.StatusCode != http.StatusOK {
 		const longest = 1 << 10
 		text, _ := io.ReadAll(io.LimitReader(response.Body, longest))
-		return nil, fmt.Errorf("kube-proxy at %s: %s", server, strings.TrimSpace(string(text)))
+		err := fmt.Errorf("kube-proxy at %s: %s", server, strings.TrimSpace(string(text)))
+		if response.StatusCode == http.StatusServiceUnavailable {
+			err = errNotReady{err}
+		}
+		return nil, err
 	}
 	var answer Answer
 	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {

@@ -29,13 +29,16 @@ var table = []struct{ pkg, may string }{
 	{"proxier/staleudp", "proxier kernel/..."},
 	// Which datapath serves what, and the datapaths.
 	{"proxier/placement/...", "proxier/placement/... proxier proxier/delta kernel/inet"},
-	{"proxier/ebpf/lbmap", "proxier kernel/..."},
-	{"proxier/ebpf/writer/...", "proxier/ebpf/lbmap proxier proxier/delta"},
+	{"proxier/ebpf/lbmap", "proxier proxier/maglev kernel/..."},
+	{"proxier/ebpf/writer/...", "proxier/ebpf/lbmap proxier proxier/delta proxier/maglev"},
 	{"proxier/ebpf/datapath", "proxier/ebpf/lbmap proxier kernel/..."},
 	{"proxier/ebpf/flowtable", "proxier/ebpf/lbmap proxier kernel/..."},
 	{"proxier/ebpf/sockets", "proxier/ebpf/lbmap proxier kernel/..."},
-	{"proxier/ebpf/successor", "proxier/ebpf/lbmap"},
+	{"proxier/ebpf/removal", "proxier/ebpf/datapath proxier/ebpf/lbmap kernel/..."},
+	{"proxier/ebpf/drain", "proxier/ebpf/removal proxier/ebpf/datapath proxier/ebpf/flowtable proxier/ebpf/lbmap kernel/..."},
+	{"proxier/ebpf/successor", "proxier/ebpf/datapath proxier/ebpf/lbmap"},
 	{"proxier/ebpf/podns", "proxier kernel/..."},
+	{"proxier/ebpf/optouts", "proxier/ebpf/podns proxier/ebpf/lbmap proxier"},
 	{"proxier/ebpf/inspect", "proxier/ebpf/lbmap proxier/ebpf/datapath proxier/ebpf/flowtable proxier/ebpf/successor proxier kernel/..."},
 	{"proxier/ebpf/...", "proxier/ebpf/... proxier proxier/delta kernel/..."},
 	{"proxier/iptables/...", "proxier/iptables/... proxier proxier/delta proxier/staleudp kernel/..."},
@@ -55,7 +58,7 @@ var (
 	libraries = "github.com/cilium/ebpf/... github.com/vishvananda/netlink/... github.com/vishvananda/netns/... github.com/moby/ipvs/... github.com/coreos/go-iptables/... golang.org/x/sys/..."
 )
 
-// fits tells whether a package is one of a list.
+// fits reports whether a package is one of a list.
 func fits(pkg, list string) bool {
 	for _, pattern := range strings.Fields(list) {
 		folder, below := strings.CutSuffix(pattern, "/...")
@@ -66,7 +69,7 @@ func fits(pkg, list string) bool {
 	return false
 }
 
-// forTests tells whether a package is there for tests alone, as httptest is: iptablestest.
+// forTests reports whether a package is there for tests alone, as httptest is: iptablestest.
 func forTests(pkg string) bool { return strings.HasSuffix(pkg, "test") }
 
 // wrong says what is wrong with an import; nothing if it is allowed.

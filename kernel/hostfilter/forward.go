@@ -46,6 +46,8 @@ func (w *walk) firewall(chain string, within inet.Match, drops, byStatus bool, w
 	case nftables.Accept:
 		drops = false
 	}
+	// Rules that were not followed count as dropping.
+	drops = drops || fate.incomplete
 	f = Firewall{Not: within.Not, Accepts: fate.accepts, Where: where}
 	slices.SortFunc(f.Accepts, netip.Prefix.Compare)
 	f.Accepts = slices.Compact(f.Accepts)
@@ -56,6 +58,8 @@ func (w *walk) firewall(chain string, within inet.Match, drops, byStatus bool, w
 type fate struct {
 	accepts []netip.Prefix
 	status  bool // a rule goes by the status of connections
+	// incomplete means that there are too many rules to follow.
+	incomplete bool
 }
 
 // fate says what a chain does with packets that no rule knows: Continue if nothing. Rules that
@@ -71,6 +75,7 @@ func (w *walk) fate(chain string, within inet.Match, f *fate) nftables.Verdict {
 	for i := range rules {
 		s := &rules[i]
 		if w.steps++; w.steps > maxSteps {
+			f.incomplete = true
 			return nftables.Continue
 		}
 		if strings.HasPrefix(s.Target, "KUBE-") {
@@ -83,7 +88,7 @@ func (w *walk) fate(chain string, within inet.Match, f *fate) nftables.Verdict {
 			if some && (s.Verdict == nftables.Jump || s.Verdict == nftables.Goto) && !f.status {
 				var inner fate
 				w.fate(s.Target, m, &inner)
-				f.status = inner.status
+				f.status, f.incomplete = inner.status, f.incomplete || inner.incomplete
 			}
 			continue
 		}

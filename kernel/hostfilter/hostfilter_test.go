@@ -5,6 +5,8 @@
 package hostfilter
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -139,6 +141,10 @@ func TestBounds(t *testing.T) {
 	if len(to.rules) != 1 || !to.rules[0].Match.IsAll() || !strings.Contains(to.rules[0].Where, "too many") {
 		t.Errorf("found %v", to.rules)
 	}
+	w.steps = 0
+	if _, drops := w.firewall("a", inet.Match{}, false, false, ""); !drops {
+		t.Error("a firewall with too many rules counts as forwarding")
+	}
 }
 
 // TestWatch has rules of both variants of iptables and of nf_tables come and go.
@@ -206,10 +212,26 @@ func TestWatch(t *testing.T) {
 	run("nft delete table netdev guard; iptables-nft -t raw -F")
 	look("IPv4 TCP ports 30001", "IPv6 TCP ports 30004", "IPv6 UDP ports 30002", "TCP ports 30003")
 	run("iptables-nft -t raw -A PREROUTING -p tcp --dport 30001 -j DROP")
-	for text, l := range w.gone {
-		l.since = l.since.Add(-keepTime)
-		w.gone[text] = l
+	ended := func() {
+		for text, l := range w.gone {
+			l.since = l.since.Add(-keepTime)
+			w.gone[text] = l
+		}
 	}
+	ended()
 	look("IPv4 TCP ports 30001", "IPv6 TCP ports 30004", "IPv6 UDP ports 30002")
 	firewalls()
+
+	// Where legacy tables cannot be read, rules of nf_tables still go.
+	run("iptables-nft -t raw -F")
+	w.read = func(ctx context.Context) (list [sources]Filters, errs [sources]error) {
+		list, errs = readSources(ctx)
+		list[1], errs[1] = Filters{}, errors.New("no tool")
+		return list, errs
+	}
+	_, failed := w.Look(t.Context())
+	ended()
+	if list, _ := w.Look(t.Context()); failed == nil || len(list.BeforeDNAT) != 2 {
+		t.Errorf("error %v, rules %v; want two rules", failed, list.BeforeDNAT)
+	}
 }

@@ -56,7 +56,7 @@ func (t *saved) beforeDNAT(to *found) {
 	}
 }
 
-// firewall says whether chain FORWARD drops what it does not know.
+// firewall reports whether chain FORWARD drops what it does not know.
 func (t *saved) firewall() (f Firewall, drops bool) {
 	const base = "FORWARD"
 	c, within := t.base(base)

@@ -30,10 +30,25 @@ type Filters struct {
 // Read reads the rules in the network namespace of the calling thread. It changes nothing, and needs
 // CAP_NET_ADMIN. With an error it returns what it could read.
 func Read(ctx context.Context) (f Filters, err error) {
-	var to found
-	err = errors.Join(f.readNFTables(ctx, &to), f.readLegacy(ctx, &to))
-	f.BeforeDNAT = to.rules
-	return f, err
+	read, errs := readSources(ctx)
+	for i := range read {
+		f.BeforeDNAT = append(f.BeforeDNAT, read[i].BeforeDNAT...)
+		f.Firewalls = append(f.Firewalls, read[i].Firewalls...)
+	}
+	return f, errors.Join(errs[:]...)
+}
+
+// sources is how many parts of the kernel have rules: nf_tables, and the legacy variant of iptables.
+const sources = 2
+
+// readSources reads each source, what it can where there is an error.
+func readSources(ctx context.Context) (list [sources]Filters, errs [sources]error) {
+	for i, read := range [sources]func(*Filters, context.Context, *found) error{(*Filters).readNFTables, (*Filters).readLegacy} {
+		var to found
+		errs[i] = read(&list[i], ctx, &to)
+		list[i].BeforeDNAT = to.rules
+	}
+	return list, errs
 }
 
 // readNFTables reads nf_tables, including what the nft variant of iptables has there.

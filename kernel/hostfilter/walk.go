@@ -100,7 +100,7 @@ func (w *walk) begin(chain string, within inet.Match, drops bool, where string) 
 	}
 }
 
-// chain follows a chain for these packets. It says whether none of them comes back from it.
+// chain follows a chain for these packets. It reports whether none of them comes back from it.
 func (w *walk) chain(name string, within inet.Match) (ends bool) {
 	if w.depth++; w.depth > maxDepth {
 		w.depth--

@@ -6,6 +6,7 @@ package hostfilter
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -31,12 +32,14 @@ type Watcher struct {
 	// In runs a function on a thread in the network namespace; nil means that of the process.
 	In func(func() error) error
 
+	read func(context.Context) ([sources]Filters, [sources]error) // readSources if nil, for tests
+
 	// The rules were read at a generation of nf_tables and a time, zero for never; not all of
 	// them if that failed.
 	generation uint32
 	readAt     time.Time
 	failed     error
-	current    Filters
+	current    [sources]Filters
 	gone       map[string]leaving // by what they match
 }
 
@@ -87,7 +90,11 @@ func (w *Watcher) Watch(ctx context.Context, tell func(Filters)) {
 func (w *Watcher) Look(ctx context.Context) (Filters, error) {
 	now := time.Now()
 	err := w.update(ctx, now)
-	all := Filters{slices.Clone(w.current.BeforeDNAT), slices.Clone(w.current.Firewalls)}
+	var all Filters
+	for _, f := range w.current {
+		all.BeforeDNAT = append(all.BeforeDNAT, f.BeforeDNAT...)
+		all.Firewalls = append(all.Firewalls, f.Firewalls...)
+	}
 	for text, l := range w.gone {
 		switch {
 		case now.Sub(l.since) >= keepTime:
@@ -106,47 +113,57 @@ func (w *Watcher) Look(ctx context.Context) (Filters, error) {
 }
 
 func (w *Watcher) update(ctx context.Context, now time.Time) error {
-	var read Filters
-	unchanged := false
-	err := w.in(func() (err error) {
+	return w.in(func() error {
 		generation, _ := nftables.Generation() // 0 if it is unknown; then reading tells why
 		again := now.Sub(w.readAt) >= rereadTime && (w.readAt.IsZero() || w.failed != nil || hasLegacy())
-		if unchanged = generation == w.generation && !again; unchanged {
+		if generation == w.generation && !again {
 			return w.failed
 		}
-		read, err = Read(ctx)
-		w.generation, w.readAt, w.failed = generation, now, err
-		return err
+		reader := w.read
+		if reader == nil {
+			reader = readSources
+		}
+		read, errs := reader(ctx)
+		w.generation, w.readAt, w.failed = generation, now, errors.Join(errs[:]...)
+		for i := range read {
+			if errs[i] != nil {
+				w.current[i].add(read[i]) // some are missing
+			} else {
+				w.replace(&w.current[i], read[i], now)
+			}
+		}
+		return w.failed
 	})
-	switch {
-	case unchanged:
-	case err != nil: // some are missing
-		for _, r := range read.BeforeDNAT {
-			if !slices.ContainsFunc(w.current.BeforeDNAT, r.equal) {
-				w.current.BeforeDNAT = append(w.current.BeforeDNAT, r)
-			}
-		}
-		for _, f := range read.Firewalls {
-			if !slices.ContainsFunc(w.current.Firewalls, func(o Firewall) bool { return o.key() == f.key() }) {
-				w.current.Firewalls = append(w.current.Firewalls, f)
-			}
-		}
-	default:
-		w.replace(read, now)
-	}
-	return err
 }
 
-// replace takes over what was read.
-func (w *Watcher) replace(read Filters, now time.Time) {
+// add adds what is not there yet.
+func (f *Filters) add(more Filters) {
+	for _, r := range more.BeforeDNAT {
+		if !slices.ContainsFunc(f.BeforeDNAT, r.equal) {
+			f.BeforeDNAT = append(f.BeforeDNAT, r)
+		}
+	}
+	for _, o := range more.Firewalls {
+		if !slices.ContainsFunc(f.Firewalls, func(known Firewall) bool { return known.key() == o.key() }) {
+			f.Firewalls = append(f.Firewalls, o)
+		}
+	}
+}
+
+// replace takes over what was read of one source.
+func (w *Watcher) replace(current *Filters, read Filters, now time.Time) {
 	if w.gone == nil {
 		w.gone = map[string]leaving{}
 	}
-	for _, r := range w.current.BeforeDNAT {
-		w.gone[r.key()] = leaving{rule: r, since: now}
+	for _, r := range current.BeforeDNAT {
+		if !slices.ContainsFunc(read.BeforeDNAT, r.equal) {
+			w.gone[r.key()] = leaving{rule: r, since: now}
+		}
 	}
-	for _, f := range w.current.Firewalls {
-		w.gone[f.key()] = leaving{firewall: &f, since: now}
+	for _, f := range current.Firewalls {
+		if !slices.ContainsFunc(read.Firewalls, func(o Firewall) bool { return o.key() == f.key() }) {
+			w.gone[f.key()] = leaving{firewall: &f, since: now}
+		}
 	}
 	for _, r := range read.BeforeDNAT {
 		delete(w.gone, r.key())
@@ -154,7 +171,7 @@ func (w *Watcher) replace(read Filters, now time.Time) {
 	for _, f := range read.Firewalls {
 		delete(w.gone, f.key())
 	}
-	w.current = read
+	*current = read
 }
 
 // key is what a rule drops: one that was added again has another number. A firewall is where it is.

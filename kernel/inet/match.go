@@ -92,18 +92,18 @@ func (m Match) And(o Match) (Match, bool) {
 	return m, true
 }
 
-// Has says whether packets of a protocol to an address and port are in it.
+// Has reports whether packets of a protocol to an address and port are in it.
 func (m *Match) Has(to netip.AddrPort, protocol Protocol) bool {
 	return m.HasPort(FamilyOf(to.Addr()), protocol, to.Port()) && m.Reaches(to.Addr())
 }
 
-// HasPort says whether packets to a port are in it, at whatever address.
+// HasPort reports whether packets to a port are in it, at whatever address.
 func (m *Match) HasPort(family Family, protocol Protocol, port uint16) bool {
 	return !m.Not[family] && (m.Protocol == 0 || m.Protocol == protocol) &&
 		(m.Ports == nil || slices.ContainsFunc(m.Ports, func(r PortRange) bool { return r.First <= port && port <= r.Last }))
 }
 
-// Reaches says whether an address is among its destinations.
+// Reaches reports whether an address is among its destinations.
 func (m *Match) Reaches(to netip.Addr) bool {
 	return m.Destinations == nil || slices.ContainsFunc(m.Destinations, func(p netip.Prefix) bool { return p.Contains(to) })
 }

@@ -54,7 +54,7 @@ func (f *Follower) Follow(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		klog.FromContext(ctx).Error(err, "Cannot watch "+f.What+", retrying", "after", pause)
+		klog.FromContext(ctx).Error(err, "Cannot watch the kernel, retrying", "what", f.What, "after", pause)
 		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():

@@ -61,7 +61,7 @@ func (Kernel) Packets(name string) (uint64, error) {
 			return n, nil
 		}
 	}
-	return 0, wrap("read", name, errors.New("the kernel's answer lacks the number of packets"))
+	return 0, wrap("read", name, errors.New("the kernel's reply has no packet count"))
 }
 
 // Delete deletes a counter, if it exists. It fails with ErrInUse while rules reference it.

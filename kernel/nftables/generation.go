@@ -23,7 +23,7 @@ func Generation() (n uint32, err error) {
 	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
 	messages, err := request.Execute(unix.NETLINK_NETFILTER, answer)
 	if err != nil {
-		return 0, fmt.Errorf("ask for the generation of nf_tables: %w", err)
+		return 0, fmt.Errorf("query the generation of nf_tables: %w", err)
 	}
 	for _, m := range messages {
 		attributes, err := nl.ParseRouteAttr(m[nl.SizeofNfgenmsg:])
@@ -36,5 +36,5 @@ func Generation() (n uint32, err error) {
 			}
 		}
 	}
-	return 0, fmt.Errorf("the kernel's answer lacks the generation of nf_tables")
+	return 0, fmt.Errorf("the kernel's reply has no generation of nf_tables")
 }

@@ -54,7 +54,7 @@ type Rule struct {
 
 // Rules lists the rules of a chain in their order.
 func Rules(ctx context.Context, family, table, chain string) (list []Rule, err error) {
-	r := reader{ctx: ctx, family: family, table: table, sets: map[string]*set{}}
+	r := reader{family: family, table: table, sets: map[string]*set{}}
 	of := netlink.Attr(nil, unix.NFTA_RULE_TABLE, append([]byte(table), 0))
 	of = netlink.Attr(of, unix.NFTA_RULE_CHAIN, append([]byte(chain), 0))
 	type raw struct {
@@ -93,7 +93,7 @@ func Rules(ctx context.Context, family, table, chain string) (list []Rule, err e
 		}
 		rule := &all[i].rule
 		var begins bool
-		if begins, err = r.read(rule, all[i].expressions); err != nil || !begins {
+		if begins, err = r.read(ctx, rule, all[i].expressions); err != nil || !begins {
 			continue
 		}
 		if rule.verdicts == "" {
@@ -101,7 +101,7 @@ func Rules(ctx context.Context, family, table, chain string) (list []Rule, err e
 			continue
 		}
 		var s *set
-		if s, err = r.set(rule.verdicts); err != nil {
+		if s, err = r.set(ctx, rule.verdicts); err != nil {
 			continue
 		}
 		for _, to := range s.verdicts {
@@ -120,13 +120,13 @@ func Rules(ctx context.Context, family, table, chain string) (list []Rule, err e
 	return list, nil
 }
 
+// equal compares two that were read of one table.
 func (r *Rule) equal(o Rule) bool {
-	return r.Chain == o.Chain && r.Handle == o.Handle && r.Verdict == o.Verdict && r.Target == o.Target && r.Match.String() == o.Match.String()
+	return r.Chain == o.Chain && r.Handle == o.Handle && r.Verdict == o.Verdict && r.Target == o.Target && r.Match.Equal(&o.Match)
 }
 
 // reader reads the rules of a table.
 type reader struct {
-	ctx           context.Context
 	family, table string
 	sets          map[string]*set
 }
@@ -163,7 +163,7 @@ const (
 
 // read reads the expressions of a rule. It begins if the rule matches packets that begin a
 // connection.
-func (r *reader) read(rule *Rule, expressions []byte) (begins bool, err error) {
+func (r *reader) read(ctx context.Context, rule *Rule, expressions []byte) (begins bool, err error) {
 	registers := map[uint32]register{}
 	begins, rule.Exact = true, true
 	narrow := func(by inet.Match) {
@@ -251,7 +251,7 @@ func (r *reader) read(rule *Rule, expressions []byte) (begins bool, err error) {
 				rule.Exact = false
 			}
 		case "lookup":
-			return r.lookup(rule, registers[a.number(unix.NFTA_LOOKUP_SREG)], a, narrow)
+			return r.lookup(ctx, rule, registers[a.number(unix.NFTA_LOOKUP_SREG)], a, narrow)
 		case "immediate":
 			if a.number(unix.NFTA_IMMEDIATE_DREG) == verdictReg {
 				rule.Verdict, rule.Target = verdictIn(a[unix.NFTA_IMMEDIATE_DATA])
@@ -276,7 +276,7 @@ func (r *reader) read(rule *Rule, expressions []byte) (begins bool, err error) {
 }
 
 // lookup narrows a rule by a set of ports, and finds maps of verdicts. Other sets are not read.
-func (r *reader) lookup(rule *Rule, from register, a attrs, narrow func(inet.Match)) error {
+func (r *reader) lookup(ctx context.Context, rule *Rule, from register, a attrs, narrow func(inet.Match)) error {
 	name := text(a[unix.NFTA_LOOKUP_SET])
 	if _, maps := a[unix.NFTA_LOOKUP_DREG]; maps {
 		if a.number(unix.NFTA_LOOKUP_DREG) == verdictReg {
@@ -293,7 +293,7 @@ func (r *reader) lookup(rule *Rule, from register, a attrs, narrow func(inet.Mat
 		rule.Exact = false
 		return nil
 	}
-	s, err := r.set(name)
+	s, err := r.set(ctx, name)
 	if err != nil {
 		return err
 	}

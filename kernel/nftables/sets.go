@@ -5,6 +5,7 @@
 package nftables
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -52,7 +53,7 @@ type element struct {
 const keyEnd = 10 // NFTA_SET_ELEM_KEY_END
 
 // set reads a set of the table once.
-func (r *reader) set(name string) (*set, error) {
+func (r *reader) set(ctx context.Context, name string) (*set, error) {
 	if s := r.sets[name]; s != nil {
 		return s, nil
 	}
@@ -61,7 +62,7 @@ func (r *reader) set(name string) (*set, error) {
 	s := &set{}
 	var elements []element
 	ports, intervals := true, false
-	err := dump(r.ctx, request(unix.NFT_MSG_GETSETELEM, familyNumber(r.family), of), func(m netlink.Message) error {
+	err := dump(ctx, request(unix.NFT_MSG_GETSETELEM, familyNumber(r.family), of), func(m netlink.Message) error {
 		if m.Kind != subsystem|unix.NFT_MSG_NEWSETELEM || len(m.Body) < genericLen {
 			return nil
 		}

@@ -17,7 +17,7 @@ import (
 // dropTargets end the way of a packet, or hand it to a process.
 var dropTargets = []string{"DROP", "REJECT", "QUEUE", "NFQUEUE", "TPROXY", "TARPIT", "STEAL", "SYNPROXY"}
 
-// IsDropTarget says whether a target of iptables ends the way of a packet, or hands it to a process.
+// IsDropTarget reports whether a target of iptables ends the way of a packet, or hands it to a process.
 func IsDropTarget(name string) bool { return slices.Contains(dropTargets, name) }
 
 // xtMatch reads a match. Status is set if it depends on whether connections were translated.

@@ -88,7 +88,8 @@ const (
 
 // Dump calls fn for every matching socket in the network namespace of the calling
 // thread (lock the goroutine to it if that matters) and destroys those for which fn
-// returns true. Reads from a destroyed socket fail with ECONNABORTED.
+// returns true. Reads from a destroyed socket fail with ECONNABORTED, and writes to one
+// of UDP with EDESTADDRREQ.
 //
 // fn runs after the dump is complete. A socket that is closed before it can be
 // destroyed is not counted and no error. An error for one socket does not stop the

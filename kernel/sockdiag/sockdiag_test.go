@@ -40,7 +40,7 @@ var bg = context.Background()
 
 func netns(tb testing.TB) *lab.Sandbox {
 	tb.Helper()
-	return lab.NewT(tb).Client("sockets").Sandbox
+	return lab.NewT(tb, lab.Options{Pause: true}).Node("sockets").Sandbox
 }
 
 // connect opens n sockets. They are closed at the end of the test.
@@ -128,6 +128,10 @@ func TestFindAndDestroyUDP(t *testing.T) {
 				t.Errorf("got %d seen, %d destroyed, %v; want %d of each", seen, destroyed, err, few)
 			}
 			for _, c := range victims {
+				// A client that has not written yet sees this one first.
+				if _, err := c.Write([]byte("?")); !errors.Is(err, unix.EDESTADDRREQ) {
+					t.Fatalf("write to a destroyed socket: got %v, want EDESTADDRREQ", err)
+				}
 				if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNABORTED) {
 					t.Fatalf("read from a destroyed socket: got %v, want ECONNABORTED", err)
 				}
@@ -226,9 +230,15 @@ func mark(tb testing.TB, m *ciliumebpf.Map, c net.Conn, value uint64) {
 	}
 }
 
-func mustReader(tb testing.TB, m *ciliumebpf.Map) *sockdiag.StorageReader {
+// bothWays runs a test with the iterator over the map, where the kernel permits it, and with those over sockets.
+func bothWays(t *testing.T, test func(t *testing.T, o sockdiag.StorageOptions)) {
+	t.Run("map", func(t *testing.T) { test(t, sockdiag.StorageOptions{}) })
+	t.Run("sockets", func(t *testing.T) { test(t, sockdiag.StorageOptions{PerNetNS: true}) })
+}
+
+func mustReader(tb testing.TB, m *ciliumebpf.Map, o sockdiag.StorageOptions) *sockdiag.StorageReader {
 	tb.Helper()
-	r, err := sockdiag.NewStorageReader(m, 0, nil)
+	r, err := sockdiag.NewStorageReader(m, o)
 	if errors.Is(err, sockdiag.ErrStorageNotSupported) {
 		kernel.Since(tb, 5, 12, "reading socket storage")
 		lab.SkipOrFail(tb, err)
@@ -246,13 +256,15 @@ func mustReader(tb testing.TB, m *ciliumebpf.Map) *sockdiag.StorageReader {
 
 // TestStorageTellsWhoIsWho: socket storage distinguishes sockets that were connected through a
 // Service, which may be destroyed, from others.
-func TestStorageTellsWhoIsWho(t *testing.T) {
+func TestStorageTellsWhoIsWho(t *testing.T) { bothWays(t, testStorageTellsWhoIsWho) }
+
+func testStorageTellsWhoIsWho(t *testing.T, o sockdiag.StorageOptions) {
 	for _, network := range []string{"udp", "tcp"} {
 		for _, a := range []netip.Addr{backend4, backend6, mapped} {
 			t.Run(network+" "+a.String(), func(t *testing.T) {
 				s := netns(t)
 				m := newStorage(t)
-				r := mustReader(t, m)
+				r := mustReader(t, m, o)
 				if _, err := s.ServeTCP(1053); err != nil {
 					t.Fatal(err)
 				}
@@ -298,12 +310,14 @@ func TestStorageTellsWhoIsWho(t *testing.T) {
 
 // TestStorageOfAllNamespaces: one Read returns the values of all namespaces, even if they exceed
 // the kernel's buffer.
-func TestStorageOfAllNamespaces(t *testing.T) {
-	l := lab.NewT(t)
+func TestStorageOfAllNamespaces(t *testing.T) { bothWays(t, testStorageOfAllNamespaces) }
+
+func testStorageOfAllNamespaces(t *testing.T, o sockdiag.StorageOptions) {
+	l := lab.NewT(t, lab.Options{Pause: true})
 	m := newStorage(t)
-	r := mustReader(t, m)
+	r := mustReader(t, m, o)
 	for i := range 2 {
-		s := l.Client(fmt.Sprintf("c%d", i)).Sandbox
+		s := l.Node(fmt.Sprintf("node%d", i+1)).Sandbox
 		for _, c := range connect(t, s, "udp", netip.AddrPortFrom(backend4, 1053), 3000) {
 			mark(t, m, c, uint64(i))
 		}
@@ -329,7 +343,7 @@ func TestErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer array.Close()
-	if _, err := sockdiag.NewStorageReader(array, 0, nil); err == nil || errors.Is(err, sockdiag.ErrStorageNotSupported) {
+	if _, err := sockdiag.NewStorageReader(array, sockdiag.StorageOptions{}); err == nil || errors.Is(err, sockdiag.ErrStorageNotSupported) {
 		t.Errorf("map of another type: got %v", err)
 	}
 	if _, _, err := dump(s, sockdiag.Filter{Protocol: unix.IPPROTO_SCTP}, none); err == nil {
@@ -521,18 +535,20 @@ func BenchmarkReadStorage(b *testing.B) {
 	const marked = 10000
 	s := netns(b)
 	m := newStorage(b)
-	r := mustReader(b, m)
 	for _, c := range connect(b, s, "udp", netip.AddrPortFrom(backend4, 1053), marked) {
 		mark(b, m, c, 1)
 	}
-	b.Run(fmt.Sprintf("sockets=%d", marked), func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if v, err := r.Read(bg); err != nil || len(v) != marked {
-				b.Fatalf("%d values, %v", len(v), err)
+	for name, perNetNS := range map[string]bool{"map": false, "sockets": true} {
+		r := mustReader(b, m, sockdiag.StorageOptions{PerNetNS: perNetNS})
+		b.Run(fmt.Sprintf("iterator=%s/sockets=%d", name, marked), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if v, err := r.Read(bg); err != nil || len(v) != marked {
+					b.Fatalf("%d values, %v", len(v), err)
+				}
 			}
-		}
-	})
+		})
+	}
 }
 
 func BenchmarkForEachNetNS(b *testing.B) {

@@ -6,11 +6,13 @@ package sockdiag
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 
 	ciliumebpf "github.com/cilium/ebpf"
@@ -27,19 +29,38 @@ type StorageValues map[uint64][]byte
 // of all network namespaces.
 //
 // inet_diag can report the values too, but for TCP only: for UDP, kernels up to 6.18 at
-// least ignore the request. Therefore a BPF iterator writes them, which needs Linux
-// 5.12 with BTF.
+// least ignore the request. Therefore BPF iterators write them, which need Linux 5.12
+// with BTF. The one over the map finds the sockets of all namespaces at once. Security
+// modules may refuse it, since its programs could write to the map; those over the
+// sockets of one namespace after the other do the same job then, in more time.
 type StorageReader struct {
-	prog      *ciliumebpf.Program
-	iter      *link.Iter
+	programs  []storageProgram
+	perNetNS  bool
+	procRoot  string
 	valueSize int
 }
 
-// NewStorageReader prepares to read a map. Closing the reader does not close the map.
-// It reads bound sockets in one of the states, a set of 1<<state bits; zero means all
-// states. The kernel's types are taken from a cache if there is one. It returns
-// ErrStorageNotSupported if the kernel has no suitable iterator.
-func NewStorageReader(m *ciliumebpf.Map, states uint32, types *btf.Cache) (_ *StorageReader, err error) {
+type storageProgram struct {
+	prog *ciliumebpf.Program
+	iter *link.Iter
+}
+
+// StorageOptions say which values a StorageReader reads.
+type StorageOptions struct {
+	// States is a set of 1<<state bits: only sockets in these states are read. Zero means all.
+	States uint32
+	// ProcRoot is where network namespaces are found if they have to be visited; /proc if it is empty.
+	ProcRoot string
+	// Types is a cache of the kernel's types; nil reads them.
+	Types *btf.Cache
+	// PerNetNS visits the namespaces even if the kernel permits the iterator over the map.
+	PerNetNS bool
+}
+
+// NewStorageReader prepares to read the values of bound sockets in a map. Closing the
+// reader does not close the map. It returns ErrStorageNotSupported if the kernel has no
+// suitable iterator.
+func NewStorageReader(m *ciliumebpf.Map, o StorageOptions) (_ *StorageReader, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("read socket storage: %w", err)
@@ -48,91 +69,167 @@ func NewStorageReader(m *ciliumebpf.Map, states uint32, types *btf.Cache) (_ *St
 	if m.Type() != ciliumebpf.SkStorage {
 		return nil, fmt.Errorf("map is of type %s, not %s", m.Type(), ciliumebpf.SkStorage)
 	}
-	r := &StorageReader{valueSize: int(m.ValueSize())}
+	if o.States == 0 {
+		o.States = math.MaxUint32
+	}
+	r := &StorageReader{valueSize: int(m.ValueSize()), procRoot: cmp.Or(o.ProcRoot, "/proc"), perNetNS: o.PerNetNS}
+	if !o.PerNetNS {
+		err := r.load("bpf_sk_storage_map", m, ofMap(), o)
+		switch {
+		case err == nil:
+			return r, nil
+		case !errors.Is(err, unix.EPERM):
+			return nil, err
+		}
+		r.perNetNS = true
+	}
+	for _, target := range []string{"tcp", "udp"} {
+		if err := r.load(target, nil, ofSockets(m), o); err != nil {
+			return nil, errors.Join(err, r.Close())
+		}
+	}
+	return r, nil
+}
+
+// load makes a program that an iterator over the target runs.
+func (r *StorageReader) load(target string, m *ciliumebpf.Map, pick asm.Instructions, o StorageOptions) error {
 	const name = "sk_storage_dump"
 	collection, err := ciliumebpf.NewCollectionWithOptions(&ciliumebpf.CollectionSpec{Programs: map[string]*ciliumebpf.ProgramSpec{name: {
 		Name:         name,
 		Type:         ciliumebpf.Tracing,
 		AttachType:   ciliumebpf.AttachTraceIter,
-		AttachTo:     "bpf_sk_storage_map",
+		AttachTo:     target,
 		License:      "GPL", // bpf_seq_write is GPL-only
-		Instructions: dumpStorage(r.valueSize, states),
-	}}}, ciliumebpf.CollectionOptions{Cache: types})
+		Instructions: append(pick, dumpStorage(r.valueSize, o.States)...),
+	}}}, ciliumebpf.CollectionOptions{Cache: o.Types})
 	if err != nil {
 		if errors.Is(err, unix.EPERM) {
-			return nil, err
+			return fmt.Errorf("iterator %s: %w", target, err)
 		}
 		// The kernel lacks the iterator, the helper or BTF.
-		return nil, fmt.Errorf("%w: %w", ErrStorageNotSupported, err)
+		return fmt.Errorf("%w: iterator %s: %w", ErrStorageNotSupported, target, err)
 	}
 	defer collection.Close()
-	r.prog = collection.DetachProgram(name)
-	if r.iter, err = link.AttachIter(link.IterOptions{Program: r.prog, Map: m}); err != nil {
-		return nil, errors.Join(err, r.prog.Close())
+	p := storageProgram{prog: collection.DetachProgram(name)}
+	if p.iter, err = link.AttachIter(link.IterOptions{Program: p.prog, Map: m}); err != nil {
+		return errors.Join(err, p.prog.Close())
 	}
-	return r, nil
+	r.programs = append(r.programs, p)
+	return nil
 }
 
 // Close frees the reader.
-func (r *StorageReader) Close() error { return errors.Join(r.iter.Close(), r.prog.Close()) }
+func (r *StorageReader) Close() error {
+	var errs []error
+	for _, p := range r.programs {
+		errs = append(errs, p.iter.Close(), p.prog.Close())
+	}
+	return errors.Join(errs...)
+}
 
 // Read returns the values of all sockets that have one. Call it after the datapath
 // stopped selecting the removed backends: a value that is written while Read runs may be
 // missing.
 func (r *StorageReader) Read(ctx context.Context) (StorageValues, error) {
-	f, err := r.iter.Open()
+	values := StorageValues{}
+	here := func(NetNS) error {
+		for _, p := range r.programs {
+			if err := p.read(ctx, r.valueSize, values); err != nil {
+				return fmt.Errorf("read socket storage: %w", err)
+			}
+		}
+		return nil
+	}
+	if !r.perNetNS {
+		return values, here(NetNS{})
+	}
+	err := ForEachNetNS(ctx, r.procRoot, here)
+	if errors.Is(err, fs.ErrPermission) {
+		err = nil // those that cannot be opened have no sockets that could be closed
+	}
+	return values, err
+}
+
+// read adds the values that the iterator finds, which for sockets are those of the namespace of this thread.
+func (p *storageProgram) read(ctx context.Context, valueSize int, values StorageValues) error {
+	f, err := p.iter.Open()
 	if err != nil {
-		return nil, fmt.Errorf("read socket storage: %w", err)
+		return err
 	}
 	defer f.Close()
-	values := StorageValues{}
 	in := bufio.NewReaderSize(f, 64<<10)
-	record := make([]byte, 8+r.valueSize)
+	record := make([]byte, 8+valueSize)
 	for ctx.Err() == nil {
 		_, err := io.ReadFull(in, record)
 		if errors.Is(err, io.EOF) {
-			return values, nil
+			return nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read socket storage: %w", err)
+			return err
 		}
 		values[binary.NativeEndian.Uint64(record)] = append([]byte{}, record[8:]...)
 	}
-	return nil, ctx.Err()
+	return ctx.Err()
 }
 
-// dumpStorage is a program that runs for every socket with a value in the map, and writes
-// the cookie of the socket and the value if the socket is in one of the states. A closed
-// socket keeps its value for an RCU grace period, but has no port. If the output buffer
-// is full, the kernel discards the output of this run, passes the rest to the reader, and
-// runs the program again.
-func dumpStorage(valueSize int, states uint32) asm.Instructions {
-	if states == 0 {
-		states = math.MaxUint32
+// The parts of programs that take the meta data, socket and value from the context of an iterator, into R6, R8 and R7. All
+// contexts begin with struct bpf_iter_meta *meta, which begins with struct seq_file *seq.
+const (
+	iterMeta = 0
+	metaSeq  = 0
+)
+
+// ofMap is for struct bpf_iter__bpf_sk_storage_map { meta, map, sk, value }.
+func ofMap() asm.Instructions {
+	const sk, value = 16, 24
+	return asm.Instructions{
+		asm.LoadMem(asm.R6, asm.R1, iterMeta, asm.DWord),
+		asm.LoadMem(asm.R6, asm.R6, metaSeq, asm.DWord),
+		asm.LoadMem(asm.R7, asm.R1, value, asm.DWord),
+		asm.LoadMem(asm.R8, asm.R1, sk, asm.DWord),
+		// Both are NULL in the last call, which marks the end.
+		asm.JEq.Imm(asm.R8, 0, "out"),
+		asm.JEq.Imm(asm.R7, 0, "out"),
 	}
-	// struct bpf_iter__bpf_sk_storage_map { meta, map, sk, value }, struct
-	// bpf_iter_meta { seq, … }: pointers, 8 bytes each.
-	const meta, sk, value, seq = 0, 16, 24, 0
+}
+
+// ofSockets is for struct bpf_iter__tcp { meta, sk_common, … } and bpf_iter__udp { meta, udp_sk, … }.
+func ofSockets(m *ciliumebpf.Map) asm.Instructions {
+	const sk = 8
+	return asm.Instructions{
+		asm.LoadMem(asm.R6, asm.R1, iterMeta, asm.DWord),
+		asm.LoadMem(asm.R6, asm.R6, metaSeq, asm.DWord),
+		asm.LoadMem(asm.R8, asm.R1, sk, asm.DWord),
+		asm.JEq.Imm(asm.R8, 0, "out"),
+
+		asm.LoadMapPtr(asm.R1, m.FD()),
+		asm.Mov.Reg(asm.R2, asm.R8),
+		asm.Mov.Imm(asm.R3, 0),
+		asm.Mov.Imm(asm.R4, 0),
+		asm.FnSkStorageGet.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.Mov.Reg(asm.R7, asm.R0),
+	}
+}
+
+// dumpStorage goes on with a socket and its value in the map: it writes the cookie of the
+// socket and the value if the socket is in one of the states. A closed socket keeps its
+// value for an RCU grace period, but has no port. If the output buffer is full, the kernel
+// discards the output of this run, passes the rest to the reader, and runs the program again.
+func dumpStorage(valueSize int, states uint32) asm.Instructions {
 	// struct sock_common { addresses 8, hash 4, peer's port 2, own port 2, family
 	// 2, state 1, … }: the same since long before BPF.
 	const port, state = 14, 18
 	return asm.Instructions{
-		asm.LoadMem(asm.R6, asm.R1, meta, asm.DWord),
-		asm.LoadMem(asm.R6, asm.R6, seq, asm.DWord),
-		asm.LoadMem(asm.R7, asm.R1, value, asm.DWord),
-		asm.LoadMem(asm.R1, asm.R1, sk, asm.DWord),
-		// Both are NULL in the last call, which marks the end.
-		asm.JEq.Imm(asm.R1, 0, "out"),
-		asm.JEq.Imm(asm.R7, 0, "out"),
-
-		asm.LoadMem(asm.R2, asm.R1, state, asm.Byte),
+		asm.LoadMem(asm.R2, asm.R8, state, asm.Byte),
 		asm.Mov.Imm32(asm.R3, int32(states)),
 		asm.RSh.Reg32(asm.R3, asm.R2),
 		asm.And.Imm32(asm.R3, 1),
 		asm.JEq.Imm(asm.R3, 0, "out"),
-		asm.LoadMem(asm.R2, asm.R1, port, asm.Half),
+		asm.LoadMem(asm.R2, asm.R8, port, asm.Half),
 		asm.JEq.Imm(asm.R2, 0, "out"),
 
+		asm.Mov.Reg(asm.R1, asm.R8),
 		asm.FnGetSocketCookie.Call(),
 		asm.StoreMem(asm.RFP, -8, asm.R0, asm.DWord),
 		asm.Mov.Reg(asm.R1, asm.R6),

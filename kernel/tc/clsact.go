@@ -49,7 +49,7 @@ func findFilters(device int, d Direction, ours func(*ciliumebpf.Program) bool) (
 		if !ok || !strings.HasPrefix(bpf.Name, filterName) {
 			continue
 		}
-		program, err := openOurs(ciliumebpf.ProgramID(bpf.Id), ours)
+		program, err := openIfOwn(ciliumebpf.ProgramID(bpf.Id), ours)
 		if err != nil {
 			return found, err
 		}

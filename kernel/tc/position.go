@@ -95,7 +95,7 @@ func lookFilters(device int, d Direction, ids []ciliumebpf.ProgramID) (ahead []c
 	return ahead, true, nil
 }
 
-// takesAll says whether a filter can match every packet. The id is 0 if it is no program.
+// takesAll reports whether a filter can match every packet. The id is 0 if it is no program.
 func takesAll(f netlink.Filter) (id ciliumebpf.ProgramID, can bool) {
 	switch f := f.(type) {
 	case *netlink.BpfFilter:

@@ -34,7 +34,7 @@ func findTCX(device int, d Direction, ours func(*ciliumebpf.Program) bool) (foun
 		if _, held := at.LinkID(); held {
 			continue
 		}
-		program, err := openOurs(at.ID, ours)
+		program, err := openIfOwn(at.ID, ours)
 		if err != nil {
 			return found, err
 		}
@@ -45,8 +45,8 @@ func findTCX(device int, d Direction, ours func(*ciliumebpf.Program) bool) (foun
 	return found, nil
 }
 
-// openOurs opens a program if ours returns true for it.
-func openOurs(id ciliumebpf.ProgramID, ours func(*ciliumebpf.Program) bool) (*ciliumebpf.Program, error) {
+// openIfOwn opens a program if ours returns true for it.
+func openIfOwn(id ciliumebpf.ProgramID, ours func(*ciliumebpf.Program) bool) (*ciliumebpf.Program, error) {
 	program, err := ciliumebpf.NewProgramFromID(id)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil // detached in the meantime

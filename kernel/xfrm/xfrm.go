@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package xfrm tells whether this host has policies of IPsec.
+// Package xfrm reports whether this host has policies of IPsec.
 package xfrm
 
 import (

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package xtables runs the iptables programs: restore writes rules, save reads them, and the plain
-// command changes single rules in foreign chains.
+// command tells the version and whether a chain exists.
 //
 // # Two variants
 //

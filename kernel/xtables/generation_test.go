@@ -42,7 +42,9 @@ func TestGeneration(t *testing.T) {
 		{func() { restore("*nat\n:B - [0:0]\n-A B -j RETURN\n-I A 1 -j B\nCOMMIT\n") }, 1},
 		{func() { restore("*nat\n:A - [0:0]\n:B - [0:0]\n-X B\nCOMMIT\n*filter\n-A A -j RETURN\nCOMMIT\n") }, 2},
 		{func() {
-			n.do(func() error { return tools.Insert(t.Context(), inet.IPv4, "filter", "A", "-j", "ACCEPT") })
+			if out, err := n.at.Command(t.Context(), "iptables-nft", "-I", "A", "-j", "ACCEPT").CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
 		}, 1},
 	} {
 		step.do()

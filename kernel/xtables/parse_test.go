@@ -60,7 +60,7 @@ func TestParse(t *testing.T) {
 		{name: "no table", text: "# x\n:A - [0:0]\n", err: `line 2: not in a table: ":A - [0:0]"`},
 		{name: "two tables", text: "*nat\n*nat\n", err: `line 2: a table within a table: "*nat"`},
 		{name: "unknown chain", text: "*nat\n-A A -j X\n", err: `line 2: a rule of a chain that is not defined: "-A A -j X"`},
-		{name: "chain twice", text: "*nat\n:A - [0:0]\n:A - [0:0]\n", err: `line 3: not the one definition of a chain: ":A - [0:0]"`},
+		{name: "chain twice", text: "*nat\n:A - [0:0]\n:A - [0:0]\n", err: `line 3: a chain is defined twice: ":A - [0:0]"`},
 		{name: "open quote", text: "*nat\n:A - [0:0]\n-A A \"x\n", err: `line 3: a quote does not end: "-A A \"x"`},
 		{name: "cut off", text: "*nat\n:A - [0:0]\n", err: "line 2: the text ends within table nat"},
 	} {

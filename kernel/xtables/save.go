@@ -88,7 +88,7 @@ func (t *Tools) SaveExisting(ctx context.Context, f inet.Family, table string) (
 	return t.Save(ctx, f, table)
 }
 
-// HasLegacy says whether the legacy variant has one of the tables, in the network namespace of the
+// HasLegacy reports whether the legacy variant has one of the tables, in the network namespace of the
 // calling thread.
 func HasLegacy(tables ...string) bool {
 	for f := range inet.Families {

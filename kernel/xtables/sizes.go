@@ -53,7 +53,7 @@ func (t *Tools) Sizes(family inet.Family, tables ...string) (text string, ok boo
 			fmt.Fprintf(&b, "%s: none\n", name)
 			continue
 		case errno != 0:
-			return "", false, fmt.Errorf("ask for the size of table %s: %w", name, errno)
+			return "", false, fmt.Errorf("query the size of table %s: %w", name, errno)
 		}
 		fmt.Fprintf(&b, "%s: %d entries, %d bytes, hooks %v %v\n", name, info.entries, info.size, info.hookEntry, info.underflows)
 	}

@@ -138,7 +138,7 @@ func (p *parser) read(line string) error {
 func (p *parser) define(line string) error {
 	name, rest, ok := strings.Cut(line, " ")
 	if _, twice := p.table.index[name]; twice || !ok {
-		return errors.New("not the one definition of a chain")
+		return errors.New("a chain is defined twice")
 	}
 	policy, _, _ := strings.Cut(rest, " ")
 	p.table.index[name] = len(p.table.Chains)

@@ -29,7 +29,7 @@ func (t *Tools) Uses(family inet.Family, chains ...ChainName) (text string, ok b
 	for _, c := range chains {
 		n, found, err := chainUse(family, c)
 		if err != nil {
-			return "", false, fmt.Errorf("ask for the use of chain %s of table %s: %w", c.Chain, c.Table, err)
+			return "", false, fmt.Errorf("query the use of chain %s of table %s: %w", c.Chain, c.Table, err)
 		}
 		fmt.Fprintf(&b, "%s %s: %v %d\n", c.Table, c.Chain, found, n)
 	}
@@ -67,5 +67,5 @@ func chainUse(family inet.Family, c ChainName) (n uint32, found bool, err error)
 			}
 		}
 	}
-	return 0, false, errors.New("the kernel's answer lacks it")
+	return 0, false, errors.New("the kernel's reply has no use count")
 }

@@ -242,7 +242,6 @@ func TestLock(t *testing.T) {
 			}
 		}
 		want("restore", n.at.Do(func() error { return n.tools.Restore(bg, inet.IPv4, []byte(harmless)) }))
-		want("insert", n.at.Do(func() error { return n.tools.Insert(bg, inet.IPv4, "nat", "OUTPUT", "-j", "RETURN") }))
 		n.save(inet.IPv4, "nat") // takes no lock
 
 		// A lock file named in the environment would not exclude other programs.
@@ -263,7 +262,6 @@ func TestContext(t *testing.T) {
 	}
 	for step, call := range map[string]func() error{
 		"save":   func() error { _, err := n.tools.Save(ctx, inet.IPv4, "nat"); return err },
-		"insert": func() error { return n.tools.Insert(ctx, inet.IPv4, "nat", "OUTPUT", "-j", "RETURN") },
 		"usable": func() error { return n.tools.Usable(ctx, inet.IPv4) },
 		"find":   func() error { _, err := Find(ctx); return err },
 	} {
@@ -320,59 +318,6 @@ func TestSaveAll(t *testing.T) {
 			for _, name := range []string{"filter", "nat"} {
 				if got, want := format([]*Table{all[name]}), format([]*Table{n.save(f, name)}); got != want {
 					t.Errorf("%s %s:\n%swant\n%s", f, name, got, want)
-				}
-			}
-		}
-	})
-}
-
-func TestSingleRules(t *testing.T) {
-	forAll(t, func(t *testing.T, n *node) {
-		for _, f := range families {
-			n.restore(f, "*nat\n:A - [0:0]\n-A OUTPUT -j RETURN\nCOMMIT\n")
-			rule := []string{"-m", "comment", "--comment", "to A", "-j", "A"}
-			exists := func(rule ...string) (yes bool) {
-				n.do(func() (err error) {
-					yes, err = n.tools.Exists(bg, f, "nat", "OUTPUT", rule...)
-					return err
-				})
-				return yes
-			}
-			want := func(step string, rules ...string) {
-				t.Helper()
-				if diff := cmp.Diff(rules, n.save(f, "nat").Chain("OUTPUT").Rules); diff != "" {
-					t.Errorf("%s, %s (-want +got):\n%s", f, step, diff)
-				}
-			}
-			if exists(rule...) {
-				t.Errorf("%s: the rule exists before it was inserted", f)
-			}
-			for range 2 {
-				n.do(func() error { return n.tools.Insert(bg, f, "nat", "OUTPUT", rule...) })
-				want("inserted", `-m comment --comment "to A" -j A`, "-j RETURN")
-			}
-			if !exists(rule...) {
-				t.Errorf("%s: the rule does not exist after it was inserted", f)
-			}
-			// Another program may have added a duplicate.
-			n.restore(f, "*nat\n-A OUTPUT -m comment --comment \"to A\" -j A\nCOMMIT\n")
-			for range 2 {
-				n.do(func() error { return n.tools.DeleteRule(bg, f, "nat", "OUTPUT", rule...) })
-				want("deleted", "-j RETURN")
-			}
-			if exists("-j", "NONE") {
-				t.Errorf("%s: a rule exists whose target chain does not", f)
-			}
-			n.do(func() error { return n.tools.DeleteRule(bg, f, "nat", "OUTPUT", "-j", "NONE") })
-			n.do(func() error { return n.tools.DeleteRule(bg, f, "nat", "NONE", "-j", "RETURN") })
-
-			for name, call := range map[string]func() error{
-				"to a chain that does not exist": func() error { return n.tools.Insert(bg, f, "nat", "OUTPUT", "-j", "NONE") },
-				"into such a chain":              func() error { return n.tools.Insert(bg, f, "nat", "NONE", "-j", "RETURN") },
-				"a match that does not exist":    func() error { return n.tools.DeleteRule(bg, f, "nat", "OUTPUT", "-m", "none") },
-			} {
-				if err := n.at.Do(call); err == nil || !strings.Contains(err.Error(), " chain ") || strings.Contains(err.Error(), "\n") {
-					t.Errorf("%s, %s: got %v", f, name, err)
 				}
 			}
 		}

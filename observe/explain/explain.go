@@ -87,9 +87,20 @@ type Frontend struct {
 	// Algorithm is random or maglev, TableSize the number of slots of the set's Maglev table; 0 for none.
 	Algorithm string `json:"algorithm"`
 	TableSize int    `json:"tableSize"`
+	// Maglev is what Maglev selects for this flow, where packets are translated; null without it, or if the client's port is
+	// needed and was not given.
+	Maglev *Maglev `json:"maglev"`
 	// Rivals are other service ports that claim the same address. They are not served
 	// there.
 	Rivals []string `json:"rivals"`
+}
+
+// Maglev is the slot of a flow and its endpoint, the same on every node that has these endpoints.
+type Maglev struct {
+	Slot     int            `json:"slot"`
+	Endpoint netip.AddrPort `json:"endpoint"`
+	// Hash is of the connection, or of the client with session affinity.
+	Hash string `json:"hash"`
 }
 
 // Endpoint is an endpoint that was considered.
@@ -98,8 +109,8 @@ type Endpoint struct {
 	Slice   string         `json:"slice"` // its EndpointSlice
 	OnNode  bool           `json:"onNode"`
 	// Connections are balanced over the eligible endpoints. Reason is why this one is
-	// eligible (ready, still-serving) or not (not-ready, not-serving, terminating,
-	// other-zone, other-node, remote, maintenance, duplicate).
+	// eligible (ready, still-serving, last-resort) or not (not-ready, not-serving, terminating,
+	// other-zone, other-node, remote, maintenance, quarantined, duplicate).
 	Eligible    bool   `json:"eligible"`
 	Reason      string `json:"reason"`
 	Terminating bool   `json:"terminating"`
@@ -191,6 +202,12 @@ func (e *Explanation) frontend(from *proxier.Explanation) {
 		AffinitySeconds: int64(d.Affinity.Seconds()),
 		Algorithm:       d.Balancing.Algorithm.String(), TableSize: d.TableSize(set),
 		Rivals: []string{},
+	}
+	if p := d.Pick(set, from.Flow.Source, from.Flow.Destination); p != nil && from.Outcome == proxier.Forward {
+		e.Frontend.Maglev = &Maglev{Slot: p.Slot, Endpoint: p.Backend.Addr, Hash: "connection"}
+		if p.ByClient {
+			e.Frontend.Maglev.Hash = "client"
+		}
 	}
 	if f.Filtered {
 		e.Frontend.SourceRanges = append([]netip.Prefix{}, f.Ranges...)

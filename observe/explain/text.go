@@ -107,6 +107,9 @@ func (e *Explanation) algorithmText() string {
 	if e.weighted() {
 		text += ", by weight"
 	}
+	if m := e.Frontend.Maglev; m != nil {
+		text += fmt.Sprintf("; where packets are translated, every node selects slot %d (hash of the %s): %s", m.Slot, m.Hash, m.Endpoint)
+	}
 	return text
 }
 

@@ -66,9 +66,11 @@ type Metrics struct {
 	mode       *k8smetrics.GaugeVec
 	build      *k8smetrics.GaugeVec
 	other      *k8smetrics.Gauge
+	states     *k8smetrics.GaugeVec
 	filters    *k8smetrics.Gauge
 	firewalls  *k8smetrics.Gauge
 	repairs    *k8smetrics.CounterVec
+	disruption *k8smetrics.Histogram
 	config     configMetrics
 	tables     tables
 	rules      rulePackets
@@ -140,9 +142,14 @@ func New(families []proxier.Family) *Metrics {
 	m.mode = gauges(tandem, "proxy_mode", "1 for the running mode; the reason is requested or fallback.", "mode", "reason")
 	m.build = gauges(tandem, "build_info", "1 for the build of this proxy.", "version", "go_version")
 	m.other = gauge(tandem, "other_proxy", "1 if another kube-proxy runs on this node, otherwise 0.")
-	m.firewalls = gauge(tandem, "translated_only_firewalls", "Firewalls of this host that forward only connections that netfilter translates. Rules serve clients outside of Services with endpoints on this node.")
-	m.filters = gauge(tandem, "filters_before_dnat", "Rules of this host that can drop packets before DNAT, by what they match. Rules serve the frontends that they may be about.")
-	m.repairs = counters(tandem, "repairs_total", "Times that kernel state which another process removed or made ineffective was restored, by kind.", "state")
+	m.firewalls = gauge(tandem, "translated_only_firewalls", "Firewalls of this host that forward only connections translated by netfilter. iptables rules serve clients outside this node of Services with local endpoints.")
+	m.filters = gauge(tandem, "filters_before_dnat", "Rules of this host that can drop packets before DNAT. iptables rules serve the affected frontends.")
+	m.states = gauges(tandem, "backend_states", "Backends that an operator drained or quarantined on this node, by state. One command for all ports of an address counts once.", "state")
+	m.repairs = counters(tandem, "repairs_total", "Repairs of kernel state that another process removed or bypassed, by kind.", "state")
+	m.disruption = k8smetrics.NewHistogram(&k8smetrics.HistogramOpts{
+		Subsystem: tandem, Name: "maglev_moved_ratio", Help: "Fraction of connections without local state that a change of a Maglev table moves to another endpoint.",
+		Buckets: []float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1}, StabilityLevel: k8smetrics.ALPHA,
+	})
 	m.config = newConfigMetrics()
 	return m
 }
@@ -152,7 +159,7 @@ func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSour
 	for _, metric := range []k8smetrics.Registerable{
 		m.syncDuration, m.fullDuration, m.partialDuration, m.syncLast, m.syncLastQueued, m.endpointPending, m.endpointTotal, m.servicePending, m.serviceTotal,
 		m.healthz, m.livez, m.programmingLatency, m.noLocalEndpoints, m.restoreFailures, m.partialFailures, m.rulesTotal, m.rulesLast, m.conntrackDuration, m.conntrackDeleted,
-		m.readyz, m.problems, m.syncErrors, m.ports, m.capability, m.mode, m.build, m.other, m.repairs, m.filters, m.firewalls,
+		m.readyz, m.problems, m.syncErrors, m.ports, m.capability, m.mode, m.build, m.other, m.states, m.repairs, m.disruption, m.filters, m.firewalls,
 	} {
 		if err := registry.Register(metric); err != nil {
 			return err
@@ -187,11 +194,22 @@ func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSour
 // SetChanges sets the source of the change tracker's counts.
 func (m *Metrics) SetChanges(counts func() (pending int, total uint64)) { m.changes = counts }
 
-// OtherProxy says whether another kube-proxy runs on this node.
+// OtherProxy reports whether another kube-proxy runs on this node.
 func (m *Metrics) OtherProxy(runs bool) {
 	m.other.Set(0)
 	if runs {
 		m.other.Set(1)
+	}
+}
+
+// BackendStates says which backends an operator drained or quarantined.
+func (m *Metrics) BackendStates(list []proxier.BackendOverride) {
+	count := map[proxier.BackendState]int{}
+	for i := range list {
+		count[list[i].State]++
+	}
+	for _, s := range []proxier.BackendState{proxier.MaintenanceState, proxier.QuarantinedState} {
+		m.states.WithLabelValues(s.String()).Set(float64(count[s]))
 	}
 }
 
@@ -238,6 +256,9 @@ func (m *Metrics) Problem(kind, reason string) { m.problems.WithLabelValues(kind
 func (m *Metrics) Repaired(state proxier.RepairedState) {
 	m.repairs.WithLabelValues(string(state)).Inc()
 }
+
+// Disrupted records the share of connections that a change of a Maglev table moved.
+func (m *Metrics) Disrupted(share float64) { m.disruption.Observe(share) }
 
 // Capability records the state of a feature.
 func (m *Metrics) Capability(feature, state string) {

@@ -77,6 +77,8 @@ func full(t *testing.T) string {
 	m.Capability("set_retval", "yes")
 	m.Mode("ebpf", ModeRequested)
 	m.OtherProxy(true)
+	m.Disrupted(0.02)
+	m.BackendStates([]proxier.BackendOverride{{State: proxier.MaintenanceState}, {State: proxier.MaintenanceState}})
 	m.Build("v1.2.3")
 	m.ConfigFile("mode: ebpf")
 	m.ConfigReloaded(ReloadFailed)

@@ -46,7 +46,7 @@ var (
 	entriesDesc  = k8smetrics.NewDesc("tandem_map_entries", "Entries in use in each map of the eBPF datapath.", []string{"map"}, nil, k8smetrics.ALPHA, "")
 	capacityDesc = k8smetrics.NewDesc("tandem_map_capacity", "Capacity of each map of the eBPF datapath.", []string{"map"}, nil, k8smetrics.ALPHA, "")
 	unplacedDesc = k8smetrics.NewDesc("tandem_unplaced_service_ports", "Service ports over the capacity of the maps, which are not served.", nil, nil, k8smetrics.ALPHA, "")
-	yieldedDesc  = k8smetrics.NewDesc("tandem_yielded_timestamp_seconds", "When the eBPF programs left new connections to another kube-proxy, before this process started. No series if they did not.", nil, nil, k8smetrics.ALPHA, "")
+	yieldedDesc  = k8smetrics.NewDesc("tandem_yielded_timestamp_seconds", "Unix time at which the eBPF programs yielded new connections to another kube-proxy, before this process started. Absent if they did not.", nil, nil, k8smetrics.ALPHA, "")
 	packetsDesc  = k8smetrics.NewDesc("tandem_packets_total", "Packets of Services seen by the packet programs, by verdict.", []string{"result"}, nil, k8smetrics.ALPHA, "")
 
 	serviceLabels          = []string{"namespace", "service", "port", "protocol"}

@@ -18,8 +18,8 @@ func firewalls(f *Facts) (list []Finding) {
 		}
 		list = append(list, Finding{
 			Remark, "firewall", what,
-			"It forwards only what it knows, and connections that netfilter translates. In mode ebpf, rules instead of programs serve clients outside of Services with endpoints on this node, unless it accepts all packets to these. Rules are slower.",
-			"To have programs serve: accept packets to the CIDRs of pods (-d CIDR -j ACCEPT in chain FORWARD, ufw route allow to CIDR), or see that a rule does, and set ebpf.ignoreHostFilters.",
+			"It forwards only connections that it allows or that netfilter translates. In mode ebpf, iptables rules serve clients outside this node of Services with local endpoints, unless it accepts all packets to these. Rules are slower.",
+			"To serve them by eBPF: accept packets to the CIDRs of pods (-d CIDR -j ACCEPT in chain FORWARD, ufw route allow to CIDR), or set ebpf.ignoreHostFilters.",
 		})
 	}
 	return list
@@ -30,7 +30,7 @@ func beforeDNAT(f *Facts) (list []Finding) {
 	for _, r := range f.BeforeDNAT {
 		list = append(list, Finding{
 			Remark, "policy", fmt.Sprintf("%s filters %s before DNAT", r.Where, r.Match),
-			"It filters packets by what clients dial (NodePort, load balancer IP). In mode ebpf, rules instead of programs serve the Services that it may be about, so that it applies. They are slower.",
+			"It filters packets by what clients dial (NodePort, load balancer IP). In mode ebpf, iptables rules serve the affected Services, so that it applies. They are slower.",
 			"Use loadBalancerSourceRanges or policies on pods instead, or serve clients past it: ebpf.ignoreHostFilters.",
 		})
 	}

@@ -106,14 +106,14 @@ func proxyLeftovers(f *Facts) (list []Finding) {
 			if state == "iptables (nft)" {
 				list = append(list, Finding{
 					Remark, "kube-proxy", "rules of a kube-proxy in both variants of iptables",
-					"Both act on the same packets. Tandem removes and writes those of the variant that the node uses; the other ones go on with endpoints that may be gone.",
+					"Both act on the same packets. Tandem removes and writes those of the variant that the node uses; those of the other variant stay, with endpoints that may be stale.",
 					"Run kube-proxy --cleanup in a maintenance window, or flush the chains KUBE-* of the variant that kubelet does not use.",
 				})
 			}
 		case len(running) == 0:
 			list = append(list, Finding{
 				Remark, "kube-proxy", "kernel state of a kube-proxy in mode " + state + ", and none answers at the port of metrics",
-				"Either it listens elsewhere, or this is left of one that is gone. Tandem removes it when it serves everything. One that still runs would write it again.",
+				"It listens on other ports, or these are leftovers of a removed kube-proxy. Tandem removes it when it serves everything. One that still runs would write it again.",
 				"Make sure that no other kube-proxy runs on this node (k3s and RKE2 have one in their own process: --disable-kube-proxy).",
 			})
 		default:
@@ -126,7 +126,7 @@ func proxyLeftovers(f *Facts) (list []Finding) {
 	if f.VirtualServers > 0 && f.device("kube-ipvs0") == "" && f.device("kube-dummy-if") == "" {
 		list = append(list, Finding{
 			Info, "ipvs", fmt.Sprintf("%d virtual servers of IPVS, and no device kube-ipvs0", f.VirtualServers),
-			"Something else than a kube-proxy balances connections by IPVS. Mode ipvs removes virtual servers that it did not make.",
+			"There are IPVS virtual servers that no kube-proxy made. Mode ipvs removes virtual servers that it did not make.",
 			"For mode ipvs, list their addresses in ipvs.excludeCIDRs.",
 		})
 	}

@@ -107,7 +107,7 @@ func (s *Shadow) expireStays(now time.Time) {
 	}
 }
 
-// mayLeave says whether a client could get another endpoint than before around a connection: the
+// mayLeave reports whether a client could get another endpoint than before around a connection: the
 // previous one was not eligible at some moment, or there was no affinity.
 func (s *Shadow) mayLeave(p *pending, e *proxier.Explanation) bool {
 	stayed := func(d *proxier.Decision) bool {

@@ -104,7 +104,7 @@ func judgeBy(c *Connection, d *proxier.Decision, f *proxier.Frontend, origin pro
 	case unknown && (!f.Admits(c.Client.Addr()) || d.Size(route.Set) == 0):
 		return verdict{}
 	case !f.Admits(c.Client.Addr()):
-		return disagree(NotRefused, "%s, but is to be dropped: the source is in none of loadBalancerSourceRanges", to)
+		return disagree(NotRefused, "%s, but is to be dropped: loadBalancerSourceRanges do not admit the source", to)
 	case d.Size(route.Set) == 0:
 		return disagree(NotRefused, "%s, but is to be refused (%s): no endpoint is eligible", to, d.Empty[route.Set])
 	case !translated:

@@ -143,7 +143,7 @@ func (t *tally) agree(d *proxier.Decision, f *proxier.Frontend, c *Connection) {
 	t.seen[frontendKey{d.Name, f.Addr}] = true
 }
 
-// wantsExample says whether a disagreement may become an example.
+// wantsExample reports whether a disagreement may become an example.
 func (t *tally) wantsExample(name *proxier.ServicePortName, kind Kind) bool {
 	return len(t.examples) < maxExamples && t.of(name).examples[kind] < examplesPerKind
 }

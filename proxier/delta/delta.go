@@ -99,7 +99,7 @@ func (i *Item[D, A]) There() bool { return i.there }
 // Unsure says that a write failed, so that it is not known what is there.
 func (i *Item[D, A]) Unsure() bool { return i.unsure }
 
-// dirty says whether something is to be done.
+// dirty reports whether something is to be done.
 func (i *Item[D, A]) dirty() bool {
 	if i.wanted {
 		return i.touched || !i.there || i.unsure
@@ -231,21 +231,15 @@ func (t *Delta[K, D, A]) Pending() iter.Seq2[K, *Item[D, A]] {
 	}
 }
 
-// IsPending says whether something is to be done about a key.
+// IsPending reports whether something is to be done about a key.
 func (t *Delta[K, D, A]) IsPending(k K) bool {
 	i := t.items.get(k)
 	return i != nil && i.place != 0 && !i.refused && i.dirty()
 }
 
-// counts says whether a place in the queue is that of something pending.
+// counts reports whether a place in the queue is that of something pending.
 func (t *Delta[K, D, A]) counts(at place[K], i *Item[D, A]) bool {
 	return i != nil && i.place == at.number && !i.refused && i.dirty()
-}
-
-// AnyPending says whether anything is to be done.
-func (t *Delta[K, D, A]) AnyPending() bool {
-	t.tidy()
-	return len(t.queue) > 0
 }
 
 // Done says that the desired value is in the kernel, as applied.

@@ -32,9 +32,6 @@ func (s *Set[K]) Use(list []K, by int) {
 	}
 }
 
-// Users counts those that want a key.
-func (s *Set[K]) Users(k K) int { return s.users[k] }
-
 // Added says that a key is in the kernel.
 func (s *Set[K]) Added(k K) { s.Done(k, struct{}{}) }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 
+	ciliumebpf "github.com/cilium/ebpf"
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
@@ -14,24 +15,13 @@ import (
 
 // adopt loads the programs onto the maps of the earlier ones.
 func (t *Tier) adopt(ctx context.Context, s specs) error {
-	maps, err := lbmap.MapsOf(t.earlier[0].Program)
+	programs := make([]*ciliumebpf.Program, len(t.earlier))
+	for i, e := range t.earlier {
+		programs[i] = e.Program
+	}
+	maps, err := lbmap.MapsOf(programs...)
 	if err != nil {
 		return err
-	}
-	// Not every program uses every map.
-	for _, e := range t.earlier[1:] {
-		more, err := lbmap.MapsOf(e.Program)
-		if err != nil {
-			maps.Close()
-			return err
-		}
-		for name, m := range more {
-			if _, known := maps[name]; known {
-				m.Close()
-				continue
-			}
-			maps[name] = m
-		}
 	}
 	defer maps.Close()
 	replacements := lbmap.Maps{}

@@ -5,64 +5,16 @@ package ebpf
 import (
 	"context"
 	"errors"
-	"time"
 
 	"k8s.io/klog/v2"
 
-	"github.com/tandem-proxy/tandem/kernel/tap"
+	"github.com/tandem-proxy/tandem/kernel/packetsocket"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 )
 
-// After arrivalBurst packets, nothing is read for arrivalPause, so that a flood costs little.
-const (
-	arrivalBurst = 64
-	arrivalPause = 10 * time.Millisecond
-)
-
-// followArrivals serves the packets of pods that send them without a socket of this kernel, such as
-// sandboxes and virtual machines, until ctx is done. The first packet for a frontend that comes in by a
-// device has programs attached there. It is lost, and its sender sends it again.
-func (t *Tier) followArrivals(ctx context.Context) {
-	logger := klog.FromContext(ctx)
-	var listeners []*tap.Listener
-	err := t.netns.Do(func() (err error) {
-		listeners, err = tap.Listen(t.arrivals.Program)
-		return err
-	})
-	if err != nil {
-		logger.Info("Cannot detect pods that send packets without sockets of this kernel, such as sandboxes and virtual machines; their devices have to be named (--ebpf-pod-devices)", "reason", err.Error())
-		return
-	}
-	for _, l := range listeners {
-		t.runs.Go(func() {
-			<-ctx.Done()
-			_ = l.Close() // ends Next
-		})
-		t.runs.Go(func() {
-			for n := 1; ; n++ {
-				a, err := l.Next()
-				if err != nil {
-					if ctx.Err() == nil {
-						logger.Error(err, "Cannot detect more pods that send packets without sockets of this kernel")
-					}
-					return
-				}
-				if err := t.serveArrival(ctx, a); err != nil && ctx.Err() == nil {
-					logger.Error(err, "Cannot serve the packets of a pod that sends them without sockets of this kernel; trying again with the next full sync", "ifindex", a.Device)
-				}
-				if n%arrivalBurst == 0 {
-					select {
-					case <-ctx.Done():
-					case <-time.After(arrivalPause):
-					}
-				}
-			}
-		})
-	}
-}
-
-// serveArrival serves the device by which an untranslated packet came in.
-func (t *Tier) serveArrival(ctx context.Context, a tap.Arrival) error {
+// serveArrival serves the device by which an untranslated packet of a pod came in that sends without a socket of this
+// kernel, such as a sandbox or a virtual machine. The packet is lost, and its sender sends it again.
+func (t *Tier) serveArrival(ctx context.Context, a packetsocket.Arrival) error {
 	if to, protocol, ok := datapath.ParseArrival(a.Packet); !ok || !t.writer.Serves(to, protocol) {
 		return nil
 	}
@@ -80,6 +32,6 @@ func (t *Tier) serveArrival(ctx context.Context, a tap.Arrival) error {
 		return err
 	}
 	err = errors.Join(t.findPodDevices(ctx), t.serveDevices(ctx))
-	klog.FromContext(ctx).V(2).Info("A pod sends packets to Services without sockets of this kernel; programs on its device serve them", "device", name)
+	klog.FromContext(ctx).V(2).Info("Traffic of a pod bypasses the sockets of this kernel (VM, sandbox or raw socket); attached programs to its device", "device", name)
 	return err
 }

@@ -102,11 +102,15 @@ func (t *Tier) auditDevices(ctx context.Context) error {
 
 // reportBypass tells of foreign programs that cannot be overtaken.
 func (t *Tier) reportBypass(device string, trouble datapath.Trouble) {
+	t.report(proxier.Problem{
+		Kind: "Node", Reason: proxier.ReasonBypassed,
+		Message: fmt.Sprintf("on device %s %s; clients outside are not served if it does not pass packets on, and the proxy's program cannot run first: %v", device, trouble, trouble.Err),
+	})
+}
+
+func (t *Tier) report(p proxier.Problem) {
 	if t.opts.Reporter != nil {
-		t.opts.Reporter.Report(proxier.Problem{
-			Kind: "Node", Reason: proxier.ReasonBypassed,
-			Message: fmt.Sprintf("on device %s %s; clients outside are not served if it does not pass packets on, and the proxy's program cannot run first: %v", device, trouble, trouble.Err),
-		})
+		t.opts.Reporter.Report(p)
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -150,7 +151,7 @@ func (e *edge) overtake(t *testing.T, method tc.Method, d tc.Direction) (remove 
 	}
 }
 
-// TestRepairOfDevices (H14, H15): programs that others take off a device are attached again, and
+// TestRepairOfDevices: programs that others take off a device are attached again, and
 // move past foreign ones that were attached ahead. Established connections of clients outside
 // continue.
 func TestRepairOfDevices(t *testing.T) {
@@ -167,7 +168,7 @@ func TestRepairOfDevices(t *testing.T) {
 			e.run(t)
 			load := newLoad(t, e, 4)
 			rest := []use{newTCP, newUDP} // new connections cannot bear it
-			held := e.tier.holds() && !repaired.isSlow
+			held := e.tier.hold != nil && !repaired.isSlow
 			if !held { // Linux before 6.4, or repairs that take longer than clients wait
 				rest = append(rest, open)
 			}
@@ -285,7 +286,7 @@ func TestDevicesRecreated(t *testing.T) {
 	}
 }
 
-// TestRepairOfCgroup (H15): programs that others take off the cgroup are attached again.
+// TestRepairOfCgroup: programs that others take off the cgroup are attached again.
 func TestRepairOfCgroup(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -296,7 +297,7 @@ func TestRepairOfCgroup(t *testing.T) {
 	n.setPods(a)
 	n.sync(t)
 	n.run(t)
-	if removed, err := detachAll(n.tier.cgroup, func() ([]string, error) { return nil, nil }); err != nil || len(removed) != datapath.GuardHook {
+	if removed, err := removal.Programs(n.tier.cgroup, func() ([]string, error) { return nil, nil }); err != nil || len(removed) != datapath.GuardHook {
 		t.Fatalf("%v %v", removed, err)
 	}
 	repaired.expect(t, proxier.RepairedCgroup, "tdm_connect4")

@@ -105,10 +105,23 @@ func BenchmarkControlPlane(b *testing.B) {
 // and 250,000 endpoints: from the call of the event handler to the map write that the next
 // connection sees.
 func BenchmarkEndpointChange(b *testing.B) {
-	const services, endpoints = 50000, 5
-	n := benchNode(b, benchSizes)
+	benchEndpointChange(b, benchSizes, 50000, 5, func(*v1.Service) {})
+}
+
+// BenchmarkMaglevEndpointChange is BenchmarkEndpointChange of 10,000 Services with Maglev and 10 endpoints each.
+func BenchmarkMaglevEndpointChange(b *testing.B) {
+	sizes := benchSizes
+	sizes.Slots = 1 << 24
+	benchEndpointChange(b, sizes, 10000, 10, func(s *v1.Service) {
+		s.Annotations = map[string]string{proxier.AnnotationAlgorithm: "maglev"}
+	})
+}
+
+func benchEndpointChange(b *testing.B, sizes lbmap.Sizes, services, endpoints int, change func(*v1.Service)) {
+	n := benchNode(b, sizes)
 	ss, es := benchCluster(services, endpoints)
 	for i := range ss {
+		change(ss[i])
 		n.OnServiceAdd(ss[i])
 		n.OnEndpointSliceAdd(es[i])
 	}

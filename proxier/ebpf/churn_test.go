@@ -5,10 +5,12 @@ package ebpf
 import (
 	"fmt"
 	"net"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
@@ -47,16 +49,41 @@ func TestDevicesComeAndGo(t *testing.T) {
 		_, ok := e.tier.devices.Served[uplink]
 		return ok && len(e.tier.devices.Served) == 1
 	})
-	known, err := lbmap.Keys[uint32, lbmap.Uplink](e.tier.maps["tdm_uplink"])
-	if err != nil || len(known) != 1 || int(known[0]) != uplink {
-		t.Errorf("uplinks in the map: %v, %v", known, err)
-	}
+	e.onlyUplink(t)
 	load.allAnswered(t, "in the end")
 	load.stop()
 	n := load.counts()
 	t.Logf("%d of %d devices got programs; %d requests over open connections, %d over new ones", served, rounds, n.open, n.fresh)
 	if n.broken > 0 || n.failed > 0 {
 		t.Errorf("%d of %d connections broke, %d of %d new ones failed", n.broken, len(load.open), n.failed, n.fresh)
+	}
+}
+
+// TestUplinkGoneAtOnce: of an uplink that vanished before programs were attached to it nothing is left
+// in the maps.
+func TestUplinkGoneAtOnce(t *testing.T) {
+	e := newEdge(t, Options{})
+	e.use(t, serve(t, e.here))
+	e.run(t)
+	there := uplinksOf(t, e.at)
+	gone := devices.Device{Index: e.addUplink(t, "gone"), Name: "gone", MTU: 1500}
+	if err := e.at.Netlink().LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: gone.Index}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, list := range [][]devices.Device{append(slices.Clone(there), gone), there} {
+		if err := e.tier.SetUplinks(t.Context(), list); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.onlyUplink(t)
+}
+
+// onlyUplink checks that the programs know of no other uplink than the one that is there.
+func (e *edge) onlyUplink(t *testing.T) {
+	t.Helper()
+	known, err := lbmap.Keys[uint32, lbmap.Uplink](e.tier.maps["tdm_uplink"])
+	if err != nil || len(known) != 1 || int(known[0]) != e.uplink(t) {
+		t.Errorf("uplinks in the map: %v, %v", known, err)
 	}
 }
 
@@ -90,7 +117,7 @@ func (e *edge) addUplink(t *testing.T, name string) int {
 	return index
 }
 
-// serves says whether the tier has attached programs to a device.
+// serves reports whether the tier has attached programs to a device.
 func (e *edge) serves(index int) bool {
 	e.tier.mu.Lock()
 	defer e.tier.mu.Unlock()

@@ -74,6 +74,18 @@ func (t *Tier) serveDevices(ctx context.Context) error {
 	return err
 }
 
+// SetOptOuts sets the pods that opt out of socket load balancing, soon. Their established connections
+// stay as they are. It has no effect where others serve the sockets of pods.
+func (t *Tier) SetOptOuts(o proxier.OptOuts) {
+	t.mu.Lock()
+	t.optOuts.Want(o)
+	t.mu.Unlock()
+	select {
+	case t.optOutsChanged <- struct{}{}:
+	default: // it will be looked at
+	}
+}
+
 // followOptOuts serves the packets of pods that opt out, until ctx is done.
 func (t *Tier) followOptOuts(ctx context.Context) {
 	logger := klog.FromContext(ctx)
@@ -98,33 +110,36 @@ func (t *Tier) syncOptOuts(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	serving := t.attached && !t.waiting
-	o, err := t.readOptOuts()
+	o, err := t.optOuts.Read(t.maps["tdm_optout"], t.netns.Do)
 	if o == nil {
 		return err
 	}
 	if serving {
-		err = errors.Join(err, t.removeOptOuts(ctx, o))
+		err = errors.Join(err, t.optOuts.Remove(ctx, o))
 	}
 	if t.opts.packets() {
 		was := t.podDevices.Served
-		err = errors.Join(err, t.updatePodDevices(ctx, o.cookies()))
+		if failed := t.updatePodDevices(ctx, o.Cookies()); failed != nil {
+			// Without programs on its device, what a pod sends to Services would be lost.
+			return errors.Join(err, failed)
+		}
 		if serving && !maps.Equal(was, t.podDevices.Served) {
 			err = errors.Join(err, t.serveDevices(ctx))
 		}
 	}
 	if serving {
-		err = errors.Join(err, t.addOptOuts(ctx, o))
+		err = errors.Join(err, t.optOuts.Add(ctx, o, t.podDevicesServed))
 	}
 	return err
 }
 
 // findPodDevices finds the devices of pods. It is called with mu held.
 func (t *Tier) findPodDevices(ctx context.Context) error {
-	o, err := t.readOptOuts()
+	o, err := t.optOuts.Read(t.maps["tdm_optout"], t.netns.Do)
 	if o == nil {
 		return err
 	}
-	return errors.Join(err, t.updatePodDevices(ctx, o.cookies()))
+	return errors.Join(err, t.updatePodDevices(ctx, o.Cookies()))
 }
 
 // updatePodDevices finds the devices of pods whose network namespaces have these cookies, and of those that are
@@ -137,4 +152,18 @@ func (t *Tier) updatePodDevices(ctx context.Context, cookies []uint64) error {
 	return t.netns.Do(func() error {
 		return t.podDevices.Update(ctx, cookies, t.opts.PodDevices, t.uplinks, pods, t.opts.ProcRoot)
 	})
+}
+
+// podDevicesServed reports whether the devices of a network namespace, as far as there are any, have
+// programs.
+func (t *Tier) podDevicesServed(cookie uint64) bool {
+	if !t.opts.packets() {
+		return true // rules serve
+	}
+	for _, device := range t.podDevices.Of(cookie) {
+		if _, served := t.devices.Served[device]; !served {
+			return false
+		}
+	}
+	return true
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"github.com/tandem-proxy/tandem/capabilities"
@@ -18,6 +19,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -58,6 +60,17 @@ func (e *edge) drain(t testing.TB, opts Options) *drainer {
 	return d
 }
 
+// leavesNew waits until new connections from outside are left alone.
+func (e *edge) leavesNew(t testing.TB) {
+	t.Helper()
+	for _, n := range e.entries() {
+		waitFor(t, "a new connection "+n.String()+" to be left alone", func() bool {
+			_, err := e.client.Ask(shortly(t), n.network, n.to)
+			return err != nil
+		})
+	}
+}
+
 // wait waits until the drain has ended.
 func (d *drainer) wait(t testing.TB) {
 	t.Helper()
@@ -79,10 +92,10 @@ func TestDetach(t *testing.T) {
 	e.setPods(e.there)
 	e.sync(t)
 	detach := func() (removed []string, err error) {
-		inner := e.at.Do(func() error { removed, err = Detach(e.at.CgroupPath()); return nil })
+		inner := e.at.Do(func() error { removed, err = removal.Detach(t.Context(), e.at.CgroupPath()); return nil })
 		return removed, errors.Join(inner, err)
 	}
-	if removed, err := detach(); !errors.Is(err, ErrServing) || len(removed) > 0 {
+	if removed, err := detach(); !errors.Is(err, removal.ErrServing) || len(removed) > 0 {
 		t.Errorf("beside the process that serves: %v, %v", removed, err)
 	}
 	c, err := e.client.Dial(t.Context(), "tcp", netip.AddrPortFrom(lb4, lbPort)) // keeps the programs from going
@@ -101,7 +114,7 @@ func TestDetach(t *testing.T) {
 		}
 		return err
 	})
-	if there, err := Attached(e.at.CgroupPath()); there || err != nil {
+	if there, err := removal.Attached(e.at.CgroupPath()); there || err != nil {
 		t.Errorf("programs are attached: %v, %v", there, err)
 	}
 	d.stop()
@@ -159,12 +172,7 @@ func TestDrain(t *testing.T) {
 					return err != nil && ctx.Err() != nil
 				})
 			}
-			for _, n := range e.entries() {
-				waitFor(t, "a new connection "+n.String()+" to be left alone", func() bool {
-					_, err := e.client.Ask(shortly(t), n.network, n.to)
-					return err != nil
-				})
-			}
+			e.leavesNew(t)
 			for _, v := range open {
 				v.want(t, v.server)
 			}
@@ -179,13 +187,50 @@ func TestDrain(t *testing.T) {
 				}
 			}
 			d.wait(t)
-			if there, err := Attached(e.at.CgroupPath()); there || err != nil {
+			if there, err := removal.Attached(e.at.CgroupPath()); there || err != nil {
 				t.Errorf("programs are attached to the cgroup: %v %v", there, err)
 			}
 			if left := e.onDevices(t); len(left) > 0 {
 				t.Errorf("still attached to devices: %v", left)
 			}
 		})
+	}
+}
+
+// TestDrainUnreadable: where flows of attached programs cannot be read, established connections continue, and
+// the programs stay.
+func TestDrainUnreadable(t *testing.T) {
+	opts := drainOptions()
+	e := newEdge(t, opts)
+	e.use(t, serve(t, e.here), serve(t, e.there))
+	open := e.visitBoth(t)
+	e.close()
+	tier, err := openOn(t, e.at, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tier.Close()
+	other, err := ciliumebpf.NewMap(&ciliumebpf.MapSpec{Type: ciliumebpf.Array, KeySize: 4, ValueSize: 4096, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := tier.maps["tdm_flow_entry"]
+	defer own.Close()
+	tier.maps["tdm_flow_entry"] = other
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- tier.drain(ctx, 100*time.Millisecond) }()
+	e.leavesNew(t)
+	for _, v := range open {
+		v.want(t, v.server)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if there, err := removal.Attached(e.at.CgroupPath()); !there || err != nil {
+		t.Errorf("programs are attached to the cgroup: %v %v", there, err)
 	}
 }
 
@@ -241,21 +286,23 @@ func TestDrainBesideFailures(t *testing.T) {
 	}
 }
 
-// TestSilence: a process that cannot open the tier can silence it. Then new connections are not
+// TestStopNewConnections: a process that cannot open the tier can stop it. Then new connections are not
 // served, and established ones continue.
-func TestSilence(t *testing.T) {
+func TestStopNewConnections(t *testing.T) {
 	e := newEdge(t, drainOptions())
 	e.use(t, serve(t, e.here), serve(t, e.there))
 	var open []*visit
 	for _, n := range e.entries("tcp") {
 		open = append(open, e.visit(t, n))
 	}
-	silence := func() error { return e.at.Do(func() error { return Silence(e.at.CgroupPath()) }) }
-	if err := silence(); err == nil {
-		t.Error("a running process was silenced")
+	stop := func() error {
+		return e.at.Do(func() error { return removal.StopNewConnections(t.Context(), e.at.CgroupPath()) })
+	}
+	if err := stop(); err == nil {
+		t.Error("a running process was stopped")
 	}
 	e.close()
-	if err := silence(); err != nil {
+	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range e.entries() {
@@ -266,7 +313,7 @@ func TestSilence(t *testing.T) {
 	for _, v := range open {
 		v.want(t, v.server)
 	}
-	if there, err := Attached(e.at.CgroupPath()); !there || err != nil {
+	if there, err := removal.Attached(e.at.CgroupPath()); !there || err != nil {
 		t.Errorf("later processes cannot find the programs: %v", err)
 	}
 }

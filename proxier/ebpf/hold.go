@@ -24,12 +24,9 @@ func (t *Tier) startHold(ctx context.Context) {
 		return err
 	})
 	if err != nil {
-		klog.FromContext(ctx).Info("Connections of clients outside may be reset when another process detaches eBPF programs, until they are attached again; to prevent that takes netfilter programs (Linux 6.4)", "reason", err.Error())
+		klog.FromContext(ctx).Info("Connections of clients outside may be reset when another process detaches eBPF programs, until they are attached again. Netfilter programs would prevent this (Linux 6.4)", "reason", err.Error())
 	}
 }
-
-// holds says whether packets that programs on devices miss are held back.
-func (t *Tier) holds() bool { return t.hold != nil }
 
 func (t *Tier) stopHold() {
 	if t.hold != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -228,7 +229,7 @@ func TestInspect(t *testing.T) {
 			for _, at := range []*lab.Node{one, bare} {
 				unknown := at == one || kept&(1<<unix.CAP_NET_ADMIN) == 0
 				err := withCapabilities(kept, func() error {
-					there, err := Attached(at.CgroupPath())
+					there, err := removal.Attached(at.CgroupPath())
 					if there {
 						err = errors.Join(err, errors.New("there are programs"))
 					}
@@ -418,7 +419,7 @@ func inspectBesideWriter(t *testing.T, n *node) {
 // viewText formats a Service for comparisons.
 func viewText(v *inspect.ServiceView) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s/%s %s", v.FullName(), v.Protocol, v.State)
+	fmt.Fprintf(&b, "%s/%s%s/%s %s", v.Namespace, v.Name, strings.TrimSuffix(":"+v.Port, ":"), v.Protocol, v.State)
 	if v.Reason != "" {
 		fmt.Fprintf(&b, ": %s", v.Reason)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -353,10 +354,10 @@ func TestReattaches(t *testing.T) {
 	n.OnServiceAdd(dualService())
 	n.setPods(a)
 	n.sync(t)
-	if _, err := Cleanup(one.CgroupPath()); !errors.Is(err, datapath.ErrBusy) {
+	if _, err := removal.Cleanup(t.Context(), one.CgroupPath()); !errors.Is(err, datapath.ErrBusy) {
 		t.Errorf("cleanup while a process runs: %v", err)
 	}
-	if removed, err := detachAll(n.tier.cgroup, func() ([]string, error) { return nil, nil }); err != nil || len(removed) != datapath.GuardHook {
+	if removed, err := removal.Programs(n.tier.cgroup, func() ([]string, error) { return nil, nil }); err != nil || len(removed) != datapath.GuardHook {
 		t.Fatalf("%v %v", removed, err)
 	}
 	if err := n.tier.Sync(t.Context(), proxier.Update{Full: true}); err != nil {

@@ -10,7 +10,6 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 	"k8s.io/utils/clock"
 
-	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -72,17 +71,13 @@ func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) 
 	if err != nil {
 		return err
 	}
-	report := func(proxier.Problem) {}
-	if t.opts.Reporter != nil {
-		report = t.opts.Reporter.Report
-	}
 	t.writer = writer.New(tables, writer.Options{
-		Sizes: t.opts.Sizes, Clock: clock.RealClock{}, Wait: datapath.WaitForPrograms, Guard: t.hooks.Guard, Report: report,
+		Sizes: t.opts.Sizes, Clock: clock.RealClock{}, Wait: datapath.WaitForPrograms, Guard: t.hooks.Guard, Report: t.report, Disrupted: t.opts.Disrupted,
 	})
 	t.flowTable.CountFor(tables)
 	t.sockets = sockets.New(sockets.Options{
 		Storage: t.maps["tdm_sock"], OptOuts: t.maps["tdm_optout"], Stale: t.writer.StaleSockets,
-		Cgroup: t.cgroup, Host: t.netns, Left: t.opts.Left, ProcRoot: t.opts.ProcRoot, Report: report, KernelTypes: t.opts.KernelTypes,
+		Cgroup: t.cgroup, Host: t.netns, Left: t.opts.Left, ProcRoot: t.opts.ProcRoot, Report: t.report, KernelTypes: t.opts.KernelTypes,
 	})
 	opts, err := t.deviceOptions()
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable/flowtabletest"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/datapath"
 	"github.com/tandem-proxy/tandem/test/packet"
@@ -78,7 +79,7 @@ func TestMigration(t *testing.T) {
 					continue
 				}
 			}
-			if err := checkEntries(indexOf(t, to), own); err != nil {
+			if err := checkEntries(indexOf(t, to), flowtabletest.OpenIndex(t, to), own); err != nil {
 				t.Error(err)
 			}
 			if kept != tt.kept || fresh != tt.fresh {
@@ -174,8 +175,8 @@ func indexOf(t *testing.T, maps lbmap.Maps) *flowtable.Index {
 	return index
 }
 
-func entriesIn(index *flowtable.Index) (n int) {
-	index.Each(func(uint32, *lbmap.FlowEntry) { n++ })
+func entriesIn(t *testing.T, maps lbmap.Maps) (n int) {
+	flowtabletest.OpenIndex(t, maps).Each(func(uint32, *lbmap.FlowEntry) { n++ })
 	return n
 }
 
@@ -277,12 +278,12 @@ func TestMigrationFinishes(t *testing.T) {
 			}
 			used, kept := table.Used(), int(table.Count(lbmap.FlowKeptTCP))
 			if tt.stage == lbmap.FlowFree {
-				if len(there)+used+kept+entriesIn(indexOf(t, to)) > 0 {
+				if len(there)+used+kept+entriesIn(t, to) > 0 {
 					t.Errorf("flows %+v, %d in use, %d kept; want none", there, used, kept)
 				}
 				return
 			}
-			if len(there) != 1 || used != 1 || entriesIn(indexOf(t, to)) != 2 {
+			if len(there) != 1 || used != 1 || entriesIn(t, to) != 2 {
 				t.Fatalf("flows %+v, %d in use; want one", there, used)
 			}
 			f := there[0]
@@ -311,7 +312,7 @@ func TestMigratesWithLoadedPrograms(t *testing.T) {
 	}
 	e.tier = tier
 	opts := deviceOptionsOf(t, tier)
-	watched := &watchedMigration{Migration: flowtable.NewMigration(tier.maps, ebpfdatapath.WaitForPrograms)}
+	watched := &watchedMigration{Migration: flowtable.NewMigration(tier.maps, ebpfdatapath.WaitForPrograms), to: tier.maps}
 	opts.Flows = watched
 	p := ebpfdatapath.NewDevices(tier.maps, opts)
 	defer p.Close()
@@ -334,13 +335,15 @@ func TestMigratesWithLoadedPrograms(t *testing.T) {
 // watchedMigration calls a function before it copies.
 type watchedMigration struct {
 	*flowtable.Migration
+	to      lbmap.Maps
 	copying func()
-	copied  int
+	copied  int // flows in the maps after it
 }
 
 func (w *watchedMigration) CopyAll() error {
 	w.copying()
 	err := w.Migration.CopyAll()
-	w.copied = w.Copied()
-	return err
+	var countErr error
+	w.copied, countErr = flowtable.UsedIn(w.to)
+	return errors.Join(err, countErr)
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable/flowtabletest"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -220,13 +221,8 @@ func fragmentAt(index int) flood {
 // forgedResets makes resets that have the addresses and ports of a connection, but a sequence
 // number that no end accepts.
 func (c *crowd) forgedResets(t *testing.T) flood {
-	index, err := flowtable.OpenIndex(c.tier.maps)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(index.Close)
 	expected := map[netip.AddrPort]uint32{} // the next byte from a client
-	index.Each(func(_ uint32, e *lbmap.FlowEntry) {
+	flowtabletest.OpenIndex(t, c.tier.maps).Each(func(_ uint32, e *lbmap.FlowEntry) {
 		if e.Word&lbmap.EntryReply != 0 {
 			expected[lbmap.ToAddrPort(e.Dst, e.Dport)] = hostOrder(e.Acked)
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -233,13 +234,13 @@ func TestCleanupBesideFailures(t *testing.T) {
 	defer cgroup.Close()
 	refused := errors.New("refused")
 	err = e.at.Do(func() error {
-		_, err := detachAll(cgroup, func() ([]string, error) { return nil, refused })
+		_, err := removal.Programs(cgroup, func() ([]string, error) { return nil, refused })
 		return err
 	})
 	if !errors.Is(err, refused) {
 		t.Errorf("cleanup: %v", err)
 	}
-	if there, err := Attached(e.at.CgroupPath()); !there || err != nil {
+	if there, err := removal.Attached(e.at.CgroupPath()); !there || err != nil {
 		t.Errorf("Attached does not report the remaining programs: %v", err)
 	}
 	for network, to := range targets() {
@@ -255,7 +256,7 @@ func TestCleanupBesideFailures(t *testing.T) {
 	if err := cleanupOn(e.at); err != nil {
 		t.Error(err)
 	}
-	if there, err := Attached(e.at.CgroupPath()); there || err != nil {
+	if there, err := removal.Attached(e.at.CgroupPath()); there || err != nil {
 		t.Errorf("programs are attached to the cgroup: %v %v", there, err)
 	}
 	if left := e.onDevices(t); len(left) > 0 {

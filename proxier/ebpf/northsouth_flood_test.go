@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable/flowtabletest"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/packet"
@@ -124,7 +125,7 @@ func (e *edge) settle(t testing.TB) {
 	table, since := e.tier.flowTable, time.Now()
 	var before [3]uint64
 	waitFor(t, "flows to stop changing", func() bool {
-		_, changes := table.Free()
+		_, changes := flowtabletest.Free(t, e.tier.maps)
 		now := [...]uint64{table.Count(lbmap.FlowBorn), changes, table.Count(lbmap.FlowOver)}
 		if now != before {
 			before, since = now, time.Now()
@@ -176,10 +177,10 @@ func audit(t testing.TB, tier *Tier) {
 		t.Fatal(err)
 	}
 	defer index.Close()
-	if err := checkEntries(index, flows); err != nil {
+	if err := checkEntries(index, flowtabletest.OpenIndex(t, tier.maps), flows); err != nil {
 		t.Error(err)
 	}
-	tops, _ := table.Free()
+	tops, _ := flowtabletest.Free(t, tier.maps)
 	for _, id := range tops {
 		for ; id != 0 && seen[id] != "free"; id = next[id] {
 			note(id, "free")

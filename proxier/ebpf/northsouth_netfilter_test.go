@@ -103,12 +103,7 @@ func TestPortsOfOldConnections(t *testing.T) {
 		}
 	}
 	e.drain(t, opts)
-	for _, n := range e.entries() {
-		waitFor(t, "a new connection "+n.String()+" to be left alone", func() bool {
-			_, err := e.client.Ask(shortly(t), n.network, n.to)
-			return err != nil
-		})
-	}
+	e.leavesNew(t)
 	for _, v := range open {
 		const foreign = 8088
 		backend := netip.AddrPortFrom(addrOf(e.there.Sandbox, v.entry.to.Addr()), targetPort)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/optouts"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/podns"
 )
 
@@ -31,7 +32,7 @@ func Open(ctx context.Context, opts Options) (*Tier, error) {
 		return nil, err
 	}
 	t := &Tier{opts: opts, cgroup: cgroup, closing: make(chan struct{}), optOutsChanged: make(chan struct{}, 1)}
-	t.podOptOuts = podOptOuts{finder: podns.New(opts.ProcRoot), own: map[uint64]struct{}{}}
+	t.optOuts = optouts.New(podns.New(opts.ProcRoot), t.report)
 	if err := t.open(ctx); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -73,7 +74,7 @@ func (t *Tier) open(ctx context.Context) error {
 	}
 	for cookie, by := range optOuts {
 		if err := t.maps["tdm_optout"].Put(cookie, uint8(by)); err != nil {
-			logger.Error(err, "The new map has no room for an opt-out", "netNSCookie", cookie)
+			logger.Error(err, "The map of opt-outs is full; dropped an opt-out", "netNSCookie", cookie)
 		}
 	}
 	t.writer.Format(uint32(time.Now().Unix()) | 1)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/podns"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -73,7 +74,9 @@ func TestOptOutsOfPods(t *testing.T) {
 	n.expectOptOuts(t, "after the first sync", list{other: byPod})
 	n.setOptOuts(t, optedOut())
 	to := targets()["tcp4"]
-	atSocket, err := client.Dial(t.Context(), "tcp", to)
+	// From a port that the kernel does not choose: a connection after the opt-out that had it would break this one
+	// (docs/limits.md).
+	atSocket, err := client.DialFrom(t.Context(), "tcp", 1025, to)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,6 +110,11 @@ func TestOptOutsOfPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer onDevice.Close()
+	finder := n.tier.optOuts.Finder
+	n.tier.optOuts.Finder = podns.New(t.TempDir())
+	n.setOptOuts(t, optedOut(client))
+	n.expectOptOuts(t, "without a process of the pod", list{client: byPod})
+	n.tier.optOuts.Finder = finder
 	n.setOptOuts(t, optedOut())
 	n.expectOptOuts(t, "back", nil)
 	load.More(2000)
@@ -211,7 +219,7 @@ func TestOptOutsThatFail(t *testing.T) {
 	hidden.Pods[1].CgroupUID = "none"
 	n.setOptOuts(t, hidden)
 	expect("just started")
-	n.tier.podOptOuts.finder.Now = func() time.Time { return time.Now().Add(time.Minute) }
+	n.tier.optOuts.Finder.Now = func() time.Time { return time.Now().Add(time.Minute) }
 	n.setOptOuts(t, hidden)
 	n.expectOptOuts(t, "hidden", want)
 	expect("hidden", "Pod shop/web Unsupported metadata.annotations[tandem-proxy.dev/socket-lb]: no process of the pod was found")

@@ -33,6 +33,9 @@ func BenchmarkPacket(b *testing.B) {
 	const services, clients = 50000, 1 << 20
 	p := newPath(b, Options{Sizes: lbmap.DefaultSizes()})
 	p.use(b, "lo") // the device of test runs that name none
+	if err := p.resolve(); err != nil {
+		b.Fatal(err)
+	}
 	var frontends [2][]netip.AddrPort
 	for i := range services {
 		addr := netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)})
@@ -74,6 +77,8 @@ func BenchmarkPacket(b *testing.B) {
 		{"established/flows=1000", in, packet.ACK, requests[0][:1000]},
 		{"established", in, packet.ACK, requests[0]},
 		{"established/reply", out, packet.ACK, replies[0]},
+		{"established/remote/flows=1", in, packet.ACK, requests[1][:1]},
+		{"established/remote/flows=100", in, packet.ACK, requests[1][:100]},
 		{"established/remote", in, packet.ACK, requests[1]},
 		{"established/remote/reply", in, packet.ACK, replies[1]},
 		// More flows than the ring has slots evict each other, as in a flood.

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"net"
@@ -24,6 +25,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable/flowtabletest"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/datapath"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -97,6 +99,7 @@ type path struct {
 	out      []byte
 	flows    []lbmap.Flow // the programs' records
 	index    *flowtable.Index
+	entries  *flowtabletest.Index
 	model    *datapath.Model
 	counted  map[string]uint64 // by reason, at the last reset
 }
@@ -175,6 +178,7 @@ func newPath(t testing.TB, opts Options) *path {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.index.Close)
+	p.entries = flowtabletest.OpenIndex(t, p.maps)
 	if err := p.reset(); err != nil {
 		t.Fatal(err)
 	}
@@ -292,10 +296,25 @@ func (p *path) setRoute(to netip.Addr, there bool) error {
 		gateway = p.node2.Addr6
 	}
 	route := &netlink.Route{Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(to.BitLen(), to.BitLen())}, Gw: gateway.AsSlice(), LinkIndex: p.uplink}
+	change := p.at.Netlink().RouteDel
 	if there {
-		return p.at.Netlink().RouteAdd(route)
+		change = p.at.Netlink().RouteAdd
 	}
-	return p.at.Netlink().RouteDel(route)
+	return errors.Join(change(route), nextTick())
+}
+
+// nextTick waits until the kernel's clock ticks. Until then, programs use the routes that they looked up.
+func nextTick() error {
+	var before, now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &before); err != nil {
+		return err
+	}
+	for now = before; now == before; {
+		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // replyOf returns the reply tuple of the programs' flow for a request.
@@ -327,7 +346,7 @@ func (p *path) dump() (list []string) {
 			Request: tupleOf(f.Request), Reply: tupleOf(f.Reply), Remote: f.Action == uint8(lbmap.ActionSNAT), Remapped: f.Action >= lbmap.ActionRemapOut, Kept: lbmap.FlowStage(f.Life) == lbmap.FlowKept,
 		}
 		for way, place := range f.Place {
-			e := p.index.At(place)
+			e := &p.entries.List[place]
 			m.Packets[way], m.Bytes[way] = e.Packets, e.Bytes
 		}
 		for at, state := range map[uint32]datapath.State{
@@ -362,20 +381,20 @@ func (p *path) age(id, seconds uint32) {
 	f := &p.flows[id]
 	f.Seen -= seconds
 	for _, place := range f.Place {
-		if e := p.index.At(place); e.Id == id {
+		if e := &p.entries.List[place]; e.Id == id {
 			e.Seen = f.Seen
 		}
 	}
 }
 
 // checkKeys checks that each flow has its two entries, and that there are no others.
-func (p *path) checkKeys() error { return checkEntries(p.index, p.flows) }
+func (p *path) checkKeys() error { return checkEntries(p.index, p.entries, p.flows) }
 
 // checkEntries checks that each flow has its two entries, which can be found and show its flags,
 // and that there are no others.
-func checkEntries(index *flowtable.Index, flows []lbmap.Flow) error {
+func checkEntries(index *flowtable.Index, all *flowtabletest.Index, flows []lbmap.Flow) error {
 	entries := map[uint32]*lbmap.FlowEntry{}
-	index.Each(func(place uint32, e *lbmap.FlowEntry) { entries[place] = e })
+	all.Each(func(place uint32, e *lbmap.FlowEntry) { entries[place] = e })
 	for i := range flows {
 		f := &flows[i]
 		if lbmap.FlowStage(f.Life) == lbmap.FlowFree {
@@ -383,7 +402,7 @@ func checkEntries(index *flowtable.Index, flows []lbmap.Flow) error {
 		}
 		for way, key := range []lbmap.FlowKey{f.Request, f.Reply} {
 			e := entries[f.Place[way]]
-			if e == nil || e != index.Find(&key) || e.Id != uint32(i) || e.Generation != uint32(f.Life>>32) {
+			if found := index.Find(&key); e == nil || found == nil || *found != *e || e.Id != uint32(i) || e.Generation != uint32(f.Life>>32) {
 				return fmt.Errorf("the key %v of flow %d has entry %+v", tupleOf(key), i, e)
 			}
 			const indexed = lbmap.FlowIndexed
@@ -396,7 +415,7 @@ func checkEntries(index *flowtable.Index, flows []lbmap.Flow) error {
 			delete(entries, f.Place[way])
 		}
 	}
-	if err := index.CheckFilter(); err != nil {
+	if err := all.CheckFilter(); err != nil {
 		return err
 	}
 	for place, e := range entries {
@@ -477,12 +496,11 @@ func (p *path) expire(silent time.Duration) error {
 }
 
 // resolve gives the kernel the link-layer addresses of all neighbours. Without them, the programs'
-// route lookups report only that there is no neighbour yet.
-func (p *path) resolve(t testing.TB) {
-	t.Helper()
+// route lookups report only that there is no neighbour yet, and the programs keep no route.
+func (p *path) resolve() error {
 	link, err := p.at.Netlink().LinkByName(p.pod.HostLink)
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	fabric := p.lab.Fabric()
 	for _, n := range []struct {
@@ -496,7 +514,8 @@ func (p *path) resolve(t testing.TB) {
 			LinkIndex: n.device, State: netlink.NUD_PERMANENT, IP: n.addr.AsSlice(), HardwareAddr: []byte{2, 0, 0, 0, 0, 1},
 		})
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
 	}
+	return nil
 }

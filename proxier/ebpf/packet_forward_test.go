@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -105,12 +106,14 @@ func forwardScenes(p *path, e ends) []scene {
 			steps: []step{
 				{in, tcp(e.client, e.lost, SYN), shot, same, "DROP_NO_ROUTE", nil},
 				{in, udp(e.client, e.lost), shot, same, "DROP_NO_ROUTE", nil},
-				{happens: func(p *path) error { return p.setRoute(e.away.Addr(), true) }},
+				{happens: func(p *path) error { return errors.Join(p.resolve(), p.setRoute(e.away.Addr(), true)) }},
+				{in, udp(e.client, e.lost), redirect, forwarded(udp(e.nat, e.away)), "FORWARD_REMOTE", nil},
+				{in, udp(e.client, e.lost), redirect, forwarded(udp(e.nat, e.away)), "FORWARD_REMOTE", nil},
 				{in, udp(e.client, e.lost), redirect, forwarded(udp(e.nat, e.away)), "FORWARD_REMOTE", nil},
 				{happens: func(p *path) error { return p.setRoute(e.away.Addr(), false) }},
 				{in, udp(e.client, e.lost), shot, same, "DROP_NO_ROUTE", nil},
 			},
-			flows: []string{flow(17, [2]any{e.client, e.lost}, [2]any{e.away, e.nat}, fmt.Sprintf("remote young packets 2/0 bytes %d/0", 2*udpLen))},
+			flows: []string{flow(17, [2]any{e.client, e.lost}, [2]any{e.away, e.nat}, fmt.Sprintf("remote young packets 4/0 bytes %d/0", 4*udpLen))},
 		},
 		{
 			name: "a backend of another node behind a device without programs",

@@ -207,7 +207,9 @@ func TestPacketsOldKernel(t *testing.T) {
 func compareRandomly(t *testing.T, on *path, packets int) {
 	t.Helper()
 	p := &player{path: on, seen: map[string]uint64{}}
-	p.resolve(t)
+	if err := p.resolve(); err != nil {
+		t.Fatal(err)
+	}
 	for seed := *packetSeed; p.packets < packets; seed++ {
 		s := newSequence(seed)
 		failed := false

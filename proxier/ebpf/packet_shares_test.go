@@ -36,15 +36,19 @@ func (p *path) serveWeighted(t testing.TB, algorithm string, order ...string) ne
 	return netip.MustParseAddrPort("10.96.0.77:80")
 }
 
+// pickedClient is 198.51.100.1 and on, from different ports.
+func pickedClient(i int) netip.AddrPort {
+	var client [4]byte
+	binary.BigEndian.PutUint32(client[:], 0xc6336401+uint32(i)*0x9e3779b1>>12)
+	return netip.AddrPortFrom(netip.AddrFrom4(client), uint16(1024+i*7919%60000))
+}
+
 // picks sends the first packets of connections of many clients, and returns the backends that they were led to.
 func (p *path) picks(t testing.TB, to netip.AddrPort, n int) (list []netip.Addr) {
 	t.Helper()
 	err := p.at.Do(func() error {
 		for i := range n {
-			var client [4]byte
-			binary.BigEndian.PutUint32(client[:], 0xc6336401+uint32(i)*0x9e3779b1>>12) // 198.51.100.1 and on
-			from := netip.AddrPortFrom(netip.AddrFrom4(client), uint16(1024+i*7919%60000))
-			got, err := p.run(in, p.frame(tcp(from, to, packet.SYN)))
+			got, err := p.run(in, p.frame(tcp(pickedClient(i), to, packet.SYN)))
 			if err != nil {
 				return err
 			}
@@ -80,7 +84,8 @@ func TestPacketShares(t *testing.T) {
 	}
 }
 
-// TestPacketMaglevOfNodes: two nodes that learn of endpoints in another order pick the same for each connection.
+// TestPacketMaglevOfNodes: two nodes that learn of endpoints in another order pick the same for each connection, and what
+// explanations say.
 func TestPacketMaglevOfNodes(t *testing.T) {
 	one, two := newPath(t, Options{}), newPath(t, Options{})
 	to := one.serveWeighted(t, "maglev", "10.244.9.1", "10.244.9.2", "10.244.9.3", "10.244.9.4")
@@ -91,6 +96,10 @@ func TestPacketMaglevOfNodes(t *testing.T) {
 	for i := range first {
 		if first[i] != second[i] {
 			t.Fatalf("connection %d goes to %s and to %s", i, first[i], second[i])
+		}
+		e := one.Table().Explain(proxier.Flow{Source: pickedClient(i), Destination: to, Protocol: proxier.TCP})
+		if says := e.Decision.Pick(e.Route.Set, e.Flow.Source, e.Flow.Destination); says.Backend.Addr.Addr() != first[i] || says.ByClient {
+			t.Fatalf("connection %d goes to %s, the explanation is %+v", i, first[i], says)
 		}
 	}
 }

@@ -77,7 +77,7 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 		if addr := lbmap.ToAddr(key.Addr); addr == all[0].vips[0].Addr() || addr == all[0].vips[1].Addr() {
 			keys, values = &move, &moveValues
 			f := lbmap.FrontendEntry{Key: key, Value: value}
-			tables.Sets[f.SetID(proxier.FromPod)+1] = tables.Sets[f.SetID(proxier.FromPod)]
+			tables.Sets[writertest.SetID(f, proxier.FromPod)+1] = tables.Sets[writertest.SetID(f, proxier.FromPod)]
 		}
 		*keys = append(*keys, key)
 		for i := range uint32(2) {
@@ -94,7 +94,7 @@ func TestFrontendsRewrittenUnderLoad(t *testing.T) {
 		from, to := stayValues[1-now], stayValues[now]
 		set := func(i int, v lbmap.FrontendValue) *uint64 {
 			f := lbmap.FrontendEntry{Key: stay[i], Value: v}
-			return &tables.Sets[f.SetID(proxier.FromPod)]
+			return &tables.Sets[writertest.SetID(f, proxier.FromPod)]
 		}
 		for i := range to {
 			atomic.StoreUint64(set(i, to[i]), *set(i, from[i]))
@@ -273,7 +273,7 @@ func TestUnusedSet(t *testing.T) {
 		t.Fatal(found, err)
 	}
 	f := lbmap.FrontendEntry{Key: frontendKeyOf("tcp4"), Value: value}
-	atomic.StoreUint64(&tables.Sets[f.SetID(proxier.FromPod)], lbmap.UnusedSet)
+	atomic.StoreUint64(&tables.Sets[writertest.SetID(f, proxier.FromPod)], lbmap.UnusedSet)
 	if r, err := client.Ask(t.Context(), "tcp", targets()["tcp4"]); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("%v %v", r, err)
 	}

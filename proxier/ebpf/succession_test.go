@@ -245,6 +245,46 @@ func TestSuccessor(t *testing.T) {
 	}
 }
 
+// TestAwaitOther: the owner tells the programs of another kube-proxy that held its ports before they were attached.
+func TestAwaitOther(t *testing.T) {
+	s := newSuccession(t)
+	at := func(list ...string) (all []netip.AddrPort) {
+		for i := 1; i < len(list); i += 2 {
+			all = append(all, netip.MustParseAddrPort(list[i]))
+		}
+		return all
+	}
+	dual := []string{"tcp", "[::]:10256", "tcp", "[::1]:10249"}
+	for _, tt := range []struct {
+		name   string
+		listen []string
+		tell   []netip.AddrPort
+		ends   bool
+		yields bool
+	}{
+		{name: "it is not told", listen: both},
+		{name: "told", listen: both, tell: at(both...), yields: true},
+		{name: "dual stack", listen: dual, tell: at(dual...), yields: true},
+		{name: "one port", listen: both, tell: at(health...)},
+		{name: "another address", listen: both, tell: at("tcp", "0.0.0.0:10256", "tcp", "127.0.0.2:10249")},
+		{name: "gone since", listen: both, tell: at(both...), ends: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			other := listener(t, s.at.Sandbox, "other", tt.listen...)
+			s.reset(ports, testGrace) // the programs have seen nothing
+			s.tier.AwaitOther(tt.tell)
+			if tt.ends {
+				_ = other.Close()
+			}
+			if tt.yields {
+				s.yields(t)
+				return
+			}
+			s.serves(t)
+		})
+	}
+}
+
 // hold listens in this process until the end of the test.
 func (s *succession) hold(t *testing.T, addresses ...string) {
 	t.Helper()
@@ -296,8 +336,8 @@ func TestClaim(t *testing.T) {
 	s := newSuccession(t)
 	s.reset(ports, testGrace)
 	ctx, cancel := context.WithCancel(t.Context())
-	claim, err := NewClaim(ctx, s.at.CgroupPath())
-	if err != nil || len(claim.maps) != 1 {
+	claim, err := successor.NewClaim(ctx, s.at.CgroupPath())
+	if err != nil || len(claim.Maps) != 1 {
 		t.Fatalf("claims %v: %v", claim, err)
 	}
 	if s.value.OwnerTgid != selfNumber(t) || s.value.Holders[lbmap.PortHealth].Port != ports.Health || s.value.GraceNs != uint64(testGrace) {
@@ -316,7 +356,7 @@ func TestClaim(t *testing.T) {
 	cancel()
 	<-done
 	bare := s.lab.Node("bare")
-	if claim, err := NewClaim(t.Context(), bare.CgroupPath()); err != nil || len(claim.maps) > 0 {
+	if claim, err := successor.NewClaim(t.Context(), bare.CgroupPath()); err != nil || len(claim.Maps) > 0 {
 		t.Errorf("without programs it claims %v: %v", claim, err)
 	}
 }

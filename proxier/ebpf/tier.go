@@ -20,6 +20,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/optouts"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/sockets"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer"
@@ -68,15 +70,17 @@ type Options struct {
 	// Repaired is told of programs that others detached or overtook, once they are in place
 	// again; it may be nil.
 	Repaired func(proxier.Repair)
+	// Disrupted is told of changes of Maglev tables; it may be nil.
+	Disrupted func(proxier.Disruption)
 	// KernelTypes are shared by tiers of one process, as tests have them: to read them takes as
 	// long as to verify a program. Nil reads them for each load, and keeps none.
 	KernelTypes *btf.Cache
 }
 
-// packets says whether programs are attached to devices.
+// packets reports whether programs are attached to devices.
 func (o *Options) packets() bool { return !o.Left[proxier.FromOutside] }
 
-// detectsPods says whether packets are served that pods send without sockets of this kernel.
+// detectsPods reports whether packets are served that pods send without sockets of this kernel.
 func (o *Options) detectsPods() bool { return o.packets() && !o.Left[proxier.FromPod] }
 
 // Tier serves frontends by eBPF programs: at sockets of this node, and on devices.
@@ -109,7 +113,7 @@ type Tier struct {
 	devices    *datapath.Devices
 	uplinks    []devices.Device
 	podDevices datapath.PodDevices
-	podOptOuts podOptOuts
+	optOuts    *optouts.Set
 	waiting    bool // for the first sync, to serve devices
 	lastYield  time.Time
 	hold       *datapath.Hold     // nil if the kernel lacks it
@@ -125,7 +129,7 @@ type Tier struct {
 
 var _ proxier.Tier = (*Tier)(nil)
 
-// Adopted says whether the tables of an earlier process were taken over.
+// Adopted reports whether the tables of an earlier process were taken over.
 func (t *Tier) Adopted() bool { return t.adopted }
 
 // Run ends flows that timed out, closes sockets of removed backends, and follows opt-outs,
@@ -142,14 +146,14 @@ func (t *Tier) Run(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}()
-	t.runs.Go(func() { beat(ctx, t.successor) })
+	t.runs.Go(func() { successor.Beat(ctx, t.successor) })
 	t.runs.Go(func() { t.flowTable.Collect(ctx, t.opts.Timeouts) })
 	t.runs.Go(func() { t.followAttachments(ctx) })
 	if t.opts.packets() || !t.opts.Left[proxier.FromPod] {
 		t.runs.Go(func() { t.followOptOuts(ctx) })
 	}
 	if t.arrivals != nil {
-		t.followArrivals(ctx)
+		t.runs.Go(func() { t.arrivals.Follow(ctx, t.netns, t.serveArrival) })
 	}
 	t.sockets.Run(ctx)
 }
@@ -225,6 +229,19 @@ func (t *Tier) Close() error {
 // before the programs were there, and whose packets nothing translates any more.
 func (t *Tier) CloseUntranslated(pairs []sockets.Pair) {
 	t.sockets.CloseSoon(pairs)
+}
+
+// Cleanup implements proxier.Tier: it detaches the programs, and with them
+// all other kernel state of the proxy goes.
+func (t *Tier) Cleanup(context.Context) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.attached = false // the audit would attach everything again
+	t.stopHold()
+	return t.netns.Do(func() error {
+		_, err := removal.Programs(t.cgroup, datapath.DetachDevices)
+		return err
+	})
 }
 
 func (t *Tier) attach() error {

@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -84,7 +85,7 @@ func disableMissing(opts *Options) {
 
 func cleanupOn(n *lab.Node) error {
 	return n.Do(func() error {
-		_, err := Cleanup(n.CgroupPath())
+		_, err := removal.Cleanup(context.Background(), n.CgroupPath())
 		return err
 	})
 }

@@ -85,7 +85,7 @@ func (t *Tier) audit(ctx context.Context) {
 	})
 }
 
-// isDue says whether the rules are to be compared with the kernel: others changed some. The share
+// isDue reports whether the rules are to be compared with the kernel: others changed some. The share
 // of time for that is limited, unless it is certain that rules are missing, and so is the
 // number of repairs.
 func (f *family) isDue(now time.Time) bool {
@@ -111,7 +111,7 @@ func (f *family) noteUses() {
 	}
 }
 
-// usesDiffer says whether chains have other uses than when they were last noted. What this process
+// usesDiffer reports whether chains have other uses than when they were last noted. What this process
 // has written since counts too, which costs at most a needless comparison.
 func (f *family) usesDiffer() bool {
 	return f.noted != "" && f.readUses() != f.noted
@@ -147,7 +147,7 @@ func (f *family) audit(ctx context.Context) (repaired []string, err error) {
 	return repaired, err
 }
 
-// changedByOthers says whether other programs may have changed rules since they were last read or
+// changedByOthers reports whether other programs may have changed rules since they were last read or
 // written.
 func (f *family) changedByOthers() bool {
 	if _, ok := f.watch.generation(); ok {

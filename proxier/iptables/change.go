@@ -166,7 +166,7 @@ func compareSlots(a, b slotOf) int {
 	return cmp.Or(cmp.Compare(a.shared, b.shared), cmp.Compare(a.slot, b.slot))
 }
 
-// removesFrom says whether a rule is removed from a chain of a shared one.
+// removesFrom reports whether a rule is removed from a chain of a shared one.
 func (c *change) removesFrom(s *sharedChain, name string) bool {
 	for at, changed := range c.slots {
 		if changed.removed && c.f.shared[at.shared] == s && s.chainOf(at.slot) == name {

@@ -13,7 +13,7 @@ import (
 )
 
 // compare takes over what the kernel has. Service ports and chains that differ from what is
-// desired are pending, or stale, afterwards. It says whether there are rules of an earlier
+// desired are pending, or stale, afterwards. It reports whether there are rules of an earlier
 // process, or of upstream, that serve until all others are written.
 func (f *family) compare(tables map[string]*xtables.Table) (adopting bool) {
 	f.kernel.clear()
@@ -118,7 +118,7 @@ func (f *family) entriesOf(tables map[string]*xtables.Table) (there [sharedCount
 	return there
 }
 
-// isApplied says whether the kernel has exactly the rules of a service port.
+// isApplied reports whether the kernel has exactly the rules of a service port.
 func (f *family) isApplied(state *portState, r *portRules) bool {
 	return sameSet(state.entries, r.entries) && sameSet(state.chains, r.names) &&
 		!slices.ContainsFunc(r.chains, func(c chain) bool { return !f.kernel.is(c.name, c.stamp) })

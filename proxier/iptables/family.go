@@ -138,7 +138,7 @@ func (f *family) syncAll(ctx context.Context) error {
 	return nil
 }
 
-// setNodeRules takes over the rules of the node, and says whether they change any rule in the
+// setNodeRules takes over the rules of the node, and reports whether they change any rule in the
 // kernel. Most addresses that come or go are in none.
 func (f *family) setNodeRules(rules *proxier.NodeRules) (changed bool) {
 	if rules == nil {
@@ -188,7 +188,7 @@ func (f *family) setDesired(u proxier.Update) {
 const manyEndpoints = 1000
 
 // chooseComments decides by the number of endpoints, with hysteresis, whether rules have
-// comments, and says whether that has changed.
+// comments, and reports whether that has changed.
 func (f *family) chooseComments() bool {
 	before := f.renderer.comments
 	n := 0

@@ -58,7 +58,7 @@ func chainName(prefix string, port *proxier.ServicePortName, endpoint string) st
 
 const hashLength = 16
 
-// isOfServicePort says whether a chain belongs to one service port.
+// isOfServicePort reports whether a chain belongs to one service port.
 func isOfServicePort(name string) bool {
 	return slices.ContainsFunc(ownPrefixes, func(prefix string) bool {
 		return strings.HasPrefix(name, prefix) && len(name) == len(prefix)+hashLength
@@ -74,7 +74,7 @@ var commonChains = []string{
 // ofIPVS are the chains of mode ipvs alone.
 var ofIPVS = []string{"KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL", "KUBE-IPVS-FILTER", "KUBE-IPVS-OUT-FILTER"}
 
-// isOurs says whether a chain is one of modes iptables and ipvs.
+// isOurs reports whether a chain is one of modes iptables and ipvs.
 func isOurs(chain string) bool {
 	if isOfServicePort(chain) || slices.Contains(commonChains, chain) || slices.Contains(ofIPVS, chain) {
 		return true

@@ -39,10 +39,10 @@ func (r *renderer) from(of rule, some, others origins) (list []rule) {
 	return append([]rule{pods}, r.from(of, some&^(1<<proxier.FromPod), others)...)
 }
 
-// empty says whether a route has no endpoints.
+// empty reports whether a route has no endpoints.
 func (p *portRenderer) empty(r proxier.Route) bool { return len(p.members[setIndex(r.Set)]) == 0 }
 
-// masquerades says whether a connection gets this node's address. Where the route leaves
+// masquerades reports whether a connection gets this node's address. Where the route leaves
 // that open (AnySource) it does.
 func masquerades(r proxier.Route) bool { return r.Source != proxier.KeepSource }
 

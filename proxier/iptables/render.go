@@ -41,7 +41,7 @@ type renderer struct {
 	// uplinks are the names of the devices by which pods of other nodes come in, separated
 	// by spaces. They matter with podSource.
 	uplinks string
-	// comments says whether rules have comments. They are for people, who do not read thousands
+	// comments reports whether rules have comments. They are for people, who do not read thousands
 	// of rules.
 	comments bool
 }

@@ -56,7 +56,7 @@ func (s *sharedChain) chainOf(at slot) string {
 	return slotChain(s.name, at)
 }
 
-// owns says whether a chain of its table is a part of it.
+// owns reports whether a chain of its table is a part of it.
 func (s *sharedChain) owns(chain string) bool {
 	return chain == s.root() || strings.HasPrefix(chain, sharedNames[s.name].slots)
 }
@@ -149,7 +149,7 @@ func (s *sharedChain) written() {
 	clear(s.stale)
 }
 
-// fitsSplit says whether a content of this size should be split.
+// fitsSplit reports whether a content of this size should be split.
 func (s *sharedChain) fitsSplit(size int) bool {
 	if s.split {
 		return size > joinAt
@@ -157,14 +157,14 @@ func (s *sharedChain) fitsSplit(size int) bool {
 	return size > splitAt
 }
 
-// hasOutgrownShape says whether the content has grown or shrunk so far that another shape
+// hasOutgrownShape reports whether the content has grown or shrunk so far that another shape
 // fits.
 func (s *sharedChain) hasOutgrownShape() bool {
 	fits := s.fitsSplit(s.size)
 	return fits != s.split && fits != s.lastFit
 }
 
-// sameContent says whether a chain in the kernel has the rules that it should have, in any
+// sameContent reports whether a chain in the kernel has the rules that it should have, in any
 // order but for the tail.
 func sameContent(got, want []string, tail int) bool {
 	if len(got) != len(want) || !slices.Equal(got[len(got)-tail:], want[len(want)-tail:]) {

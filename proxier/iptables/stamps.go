@@ -45,7 +45,7 @@ func (c *chainStamps) clear() {
 	c.rules = 0
 }
 
-// is says whether a chain is in the kernel with exactly these rules.
+// is reports whether a chain is in the kernel with exactly these rules.
 func (c *chainStamps) is(name string, s stamp) bool {
 	current, there := c.chains[name]
 	return there && current == s

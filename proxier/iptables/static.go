@@ -50,7 +50,7 @@ func jumps(loopback bool) (list []Jump) {
 	return list
 }
 
-// inOrder says whether a chain has rules in this order, whatever is between them.
+// inOrder reports whether a chain has rules in this order, whatever is between them.
 func inOrder(there, rules []string) bool {
 	for _, r := range rules {
 		at := slices.Index(there, r)

@@ -33,7 +33,7 @@ func Cleanup(_ context.Context, opts Options) error {
 	return r.remove()
 }
 
-// Present says whether there is anything of this mode in the network namespace of the
+// Present reports whether there is anything of this mode in the network namespace of the
 // calling thread. It asks for kube-ipvs0, without which nothing is served.
 func Present() (bool, error) {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)

@@ -52,7 +52,7 @@ func Drain(ctx context.Context, opts Options) error {
 	}
 }
 
-// drain removes what no connection needs, and says whether nothing is needed.
+// drain removes what no connection needs, and reports whether nothing is needed.
 func (r *leftovers) drain(s *servers) (drained bool, err error) {
 	if r.servers == nil {
 		return true, nil

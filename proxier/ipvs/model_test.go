@@ -214,13 +214,13 @@ func state(k *fakeKernel, t *Tier) (list []string) {
 	return list
 }
 
-// isUnused says whether an object is there that is not wanted.
+// isUnused reports whether an object is there that is not wanted.
 func (c *counted[K]) isUnused(k K) bool {
 	item := c.Get(k)
 	return item != nil && !item.Wanted()
 }
 
-// refusesAny says whether the kernel has just not taken a service port.
+// refusesAny reports whether the kernel has just not taken a service port.
 func (t *tested) refusesAny() bool {
 	for index := range t.ports.All() {
 		if t.ports.Err(index) != nil {

@@ -70,7 +70,7 @@ func (c *counted[K]) removeUnused(kept func(K) bool) error {
 	return errors.Join(errs...)
 }
 
-// isThere says whether an object is there, or may be.
+// isThere reports whether an object is there, or may be.
 func (c *counted[K]) isThere(k K) bool {
 	item := c.Get(k)
 	return item != nil && item.There()

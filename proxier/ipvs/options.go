@@ -74,7 +74,7 @@ func (o *Options) scheduler() string { return cmp.Or(o.Scheduler, defaultSchedul
 
 func (o *Options) drain() time.Duration { return cmp.Or(o.Drain, defaultDrain) }
 
-// excludes says whether others manage the virtual servers at an address.
+// excludes reports whether others manage the virtual servers at an address.
 func (o *Options) excludes(a netip.Addr) bool {
 	return slices.ContainsFunc(o.ExcludeCIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
 }

@@ -63,7 +63,7 @@ func (p *planner) refuses(d *proxier.Decision, f *proxier.Frontend) error {
 	return nil
 }
 
-// onLink says whether an address may be another machine's, as external IPs often are: on
+// onLink reports whether an address may be another machine's, as external IPs often are: on
 // kube-ipvs0 all that this node sends there, and replies from here, would end here. With
 // strict ARP, those of load balancers are meant to be on kube-ipvs0 of all nodes.
 func (p *planner) onLink(f *proxier.Frontend) bool {

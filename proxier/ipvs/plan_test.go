@@ -3,6 +3,7 @@
 package ipvs
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -283,7 +284,7 @@ func TestMissingScheduler(t *testing.T) {
 	to := []target{{netip.MustParseAddrPort("10.244.1.1:8080"), 300}, {netip.MustParseAddrPort("10.244.2.1:8080"), 100}}
 	want := func(scheduler string, flags uint32) {
 		t.Helper()
-		if err := s.ensure(key); err != nil {
+		if err := s.ensure(context.Background(), key); err != nil {
 			t.Fatal(err)
 		}
 		is := k.Servers[key]

@@ -3,6 +3,7 @@
 package ipvs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -156,8 +157,8 @@ func (s *servers) wanted(k serverKey) *claim {
 
 // ensure writes what differs of one virtual server: destinations that get new clients
 // before those that get no more.
-func (s *servers) ensure(k serverKey) error {
-	err := s.write(k)
+func (s *servers) ensure(ctx context.Context, k serverKey) error {
+	err := s.write(ctx, k)
 	if errors.Is(err, unix.ESRCH) && s.there[k] != nil {
 		s.there[k].unsure = true // another program deleted it
 	}
@@ -169,19 +170,19 @@ func (s *servers) ensure(k serverKey) error {
 }
 
 // ensureChanged writes those whose claim is another one.
-func (s *servers) ensureChanged() error {
+func (s *servers) ensureChanged(ctx context.Context) error {
 	var errs []error
 	for k := range s.changed {
 		if s.wanted(k) == nil {
 			delete(s.changed, k)
 			continue
 		}
-		errs = append(errs, s.ensure(k))
+		errs = append(errs, s.ensure(ctx, k))
 	}
 	return errors.Join(errs...)
 }
 
-func (s *servers) write(k serverKey) error {
+func (s *servers) write(ctx context.Context, k serverKey) error {
 	want, is := s.wanted(k), s.there[k]
 	switch {
 	case want == nil:
@@ -194,13 +195,13 @@ func (s *servers) write(k serverKey) error {
 		for _, d := range is.to {
 			d.weight, d.idle = unsure, false
 		}
-		if err := s.schedule(k, want.server, s.kernel.Add); err != nil {
+		if err := s.schedule(ctx, k, want.server, s.kernel.Add); err != nil {
 			return err
 		}
 		is.server, is.unsure = want.server, false
 	case is.server != want.server:
 		is.server = server{} // not known, if this fails
-		if err := s.schedule(k, want.server, s.kernel.Change); err != nil {
+		if err := s.schedule(ctx, k, want.server, s.kernel.Change); err != nil {
 			return err
 		}
 		is.server = want.server
@@ -235,13 +236,13 @@ func (s *servers) write(k serverKey) error {
 
 // schedule adds or changes a virtual server. Where the kernel lacks the scheduler that weights or Maglev need, it
 // gets the configured one.
-func (s *servers) schedule(k serverKey, is server, write func(serverKey, server) error) error {
+func (s *servers) schedule(ctx context.Context, k serverKey, is server, write func(serverKey, server) error) error {
 	err := write(k, is)
 	if plain := s.opts.scheduler(); errors.Is(err, unix.ENOENT) && is.Scheduler != plain {
 		if _, known := s.missing[is.Scheduler]; !known {
 			s.missing[is.Scheduler] = struct{}{}
-			klog.Background().Error(err, "The kernel lacks an IPVS scheduler (module ip_vs_"+is.Scheduler+"); the configured one serves instead, without weights or Maglev",
-				"server", k, "scheduler", is.Scheduler, "instead", plain)
+			klog.FromContext(ctx).Error(err, "IPVS scheduler not available; using the configured one, without weights or Maglev",
+				"server", k, "module", "ip_vs_"+is.Scheduler, "instead", plain)
 		}
 		return write(k, scheduled(is, plain))
 	}
@@ -318,7 +319,7 @@ func (s *servers) removeUnused() error {
 	return errors.Join(errs...)
 }
 
-// drains says whether a virtual server stays for its connections. That they have gone is
+// drains reports whether a virtual server stays for its connections. That they have gone is
 // seen with full syncs.
 func (s *servers) drains(k serverKey) (bool, error) {
 	is := s.there[k]

@@ -48,11 +48,11 @@ func (t *Tier) Sync(ctx context.Context, u proxier.Update) error {
 		// Nothing is served yet, and the first connection is to be masqueraded.
 		errs = append(errs, t.syncRules(ctx, true, order))
 	}
-	errs = append(errs, t.writePending())
+	errs = append(errs, t.writePending(ctx))
 	err := t.syncRules(ctx, full && !fresh, order)
 	errs = append(errs, err)
 	if err == nil { // else what has moved may be missing there
-		errs = append(errs, t.removeUnused())
+		errs = append(errs, t.removeUnused(ctx))
 	}
 	err = errors.Join(errs...)
 	t.whole = t.whole || err == nil
@@ -97,7 +97,7 @@ func (t *Tier) divide(item *delta.Item[*proxier.Decision, *port]) {
 	}
 }
 
-// read compares everything with the kernel, and says whether nothing is served yet.
+// read compares everything with the kernel, and reports whether nothing is served yet.
 func (t *Tier) read(ctx context.Context) (fresh bool, err error) {
 	if err := t.system.prepare(ctx); err != nil {
 		return false, err
@@ -114,7 +114,7 @@ func (t *Tier) read(ctx context.Context) (fresh bool, err error) {
 
 // writePending writes service ports. One that the kernel refuses holds up no other: rules
 // serve it then.
-func (t *Tier) writePending() error {
+func (t *Tier) writePending(ctx context.Context) error {
 	var errs []error
 	for index, item := range t.ports.Pending() {
 		p, d := item.Applied, item.Desired()
@@ -124,7 +124,7 @@ func (t *Tier) writePending() error {
 		}
 		next := t.plan(d)
 		t.swap(p, next)
-		err := t.write(next)
+		err := t.write(ctx, next)
 		if err == nil {
 			t.ports.Done(index, p)
 			continue
@@ -158,7 +158,7 @@ func (t *Tier) swap(p *port, next *plan) {
 }
 
 // write programs a plan into the kernel: addresses last, as they make it visible.
-func (t *Tier) write(p *plan) error {
+func (t *Tier) write(ctx context.Context, p *plan) error {
 	if p == nil {
 		return nil
 	}
@@ -166,14 +166,14 @@ func (t *Tier) write(p *plan) error {
 		return err
 	}
 	for _, s := range p.servers {
-		if err := t.servers.ensure(s.key); err != nil {
+		if err := t.servers.ensure(ctx, s.key); err != nil {
 			return err
 		}
 	}
 	return t.addrs.ensure(p.addrs)
 }
 
-// refuses says whether an error is the kernel's answer to what was asked, rather than one
+// refuses reports whether an error is the kernel's answer to what was asked, rather than one
 // about the asking.
 func refuses(err error) bool {
 	var full nl.IPSetError
@@ -244,8 +244,8 @@ func (t *Tier) syncRules(ctx context.Context, full bool, order []uint32) error {
 
 // removeUnused removes kernel objects that are not desired any more, except those with open
 // connections.
-func (t *Tier) removeUnused() error {
-	err := errors.Join(t.servers.ensureChanged(), t.servers.removeUnused())
+func (t *Tier) removeUnused(ctx context.Context) error {
+	err := errors.Join(t.servers.ensureChanged(ctx), t.servers.removeUnused())
 	kept := t.servers.draining()
 	for _, a := range t.nodeRules.LocalAddrs {
 		delete(kept, a) // it is this node's without kube-ipvs0

@@ -43,7 +43,7 @@ type system interface {
 	// links are the prefixes of the devices, but for those of kube-ipvs0 and of single
 	// addresses.
 	links() ([]netip.Prefix, error)
-	// serving says whether rules of an earlier process serve.
+	// serving reports whether rules of an earlier process serve.
 	serving(context.Context) (bool, error)
 	cleanup(context.Context) error
 	close() error

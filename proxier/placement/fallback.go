@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// prepare gives the fallback what the fast tier is about to let go of. It says whether
+// prepare gives the fallback what the fast tier is about to let go of. It reports whether
 // that was everything the fallback is to have.
 func (t *Tier) prepare(ctx context.Context, order []uint32) (refilled bool, err error) {
 	switch {

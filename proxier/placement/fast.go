@@ -44,7 +44,7 @@ func (t *Tier) overflowing(ctx context.Context) (moved []uint32) {
 		t.overflow[index] = why
 		t.assign(index, p)
 		moved = append(moved, index)
-		klog.FromContext(ctx).Info("Over capacity: "+t.fallbackName()+" serves a service port that does not fit into the fast path", "servicePort", p.decision.Name, "reason", why.Error())
+		klog.FromContext(ctx).Info("Over capacity: the fallback serves a service port that does not fit into the fast path", "fallback", t.fallbackName(), "servicePort", p.decision.Name, "reason", why.Error())
 	}
 	slices.Sort(moved)
 	if len(moved) > 0 {
@@ -88,7 +88,7 @@ func (t *Tier) begin(ctx context.Context, served error) (moved []uint32) {
 	if stands := !t.served; stands != t.standsIn {
 		t.standsIn = stands
 		if stands {
-			klog.FromContext(ctx).Error(served, "First sync of the fast path failed; "+t.fallbackName()+" serves all Services until one succeeds")
+			klog.FromContext(ctx).Error(served, "First sync of the fast path failed; the fallback serves all Services until one succeeds", "fallback", t.fallbackName())
 		}
 	}
 	for index, p := range t.ports {

@@ -28,7 +28,7 @@ func NewShared(fast Fast, share proxier.Share) *Tier {
 	return t
 }
 
-// isForeign says whether the other proxy serves frontends of a kind in any case.
+// isForeign reports whether the other proxy serves frontends of a kind in any case.
 func (t *Tier) isForeign(k proxier.Kind) bool { return t.share != nil && !t.share.Has(k) }
 
 // fallbackName names the fallback in logs.

@@ -31,6 +31,7 @@ type fake struct {
 	cleaned  int
 	synced   int
 	fails    bool
+	ahead    bool // of netfilter: it leaves alone what is left
 	pending  []proxier.Update
 	changed  func()
 }
@@ -79,6 +80,9 @@ func (f *fake) apply(u proxier.Update) {
 	}
 }
 
+// serves reports whether the tier serves a frontend that it is given.
+func (f *fake) serves(fe *proxier.Frontend) bool { return !f.ahead || !fe.IsLeft() }
+
 func (f *fake) Cleanup(context.Context) error {
 	f.cleaned++
 	if f.fails {
@@ -117,7 +121,7 @@ func newBench(t *testing.T, room int) *bench {
 		return &fake{t: t, has: map[uint32]*proxier.Decision{}, unplaced: map[uint32]error{}, changed: b.check}
 	}
 	b.fast, b.fallback = newFake(), newFake()
-	b.fast.room = room
+	b.fast.room, b.fast.ahead = room, true
 	b.fast.refuses = func(d *proxier.Decision, f *proxier.Frontend) error {
 		if d.Name.Protocol == proxier.SCTP || f.Kind == proxier.ExternalIP {
 			return errors.New("not here")
@@ -137,7 +141,9 @@ func served(f *fake) map[string]*proxier.Decision {
 	all := map[string]*proxier.Decision{}
 	for _, d := range f.has {
 		for i := range d.Frontends {
-			all[keyOf(d, &d.Frontends[i])] = d
+			if fe := &d.Frontends[i]; f.serves(fe) {
+				all[keyOf(d, fe)] = d
+			}
 		}
 	}
 	return all
@@ -156,7 +162,7 @@ func (b *bench) check() {
 	}
 }
 
-// rejects says whether the fast tier rejects connections to a frontend that the fallback
+// rejects reports whether the fast tier rejects connections to a frontend that the fallback
 // has, as it does not know of it.
 func (b *bench) rejects(key string, d *proxier.Decision) bool {
 	return d != nil && b.fast.rules != nil && len(b.fast.rules.Unserved) > 0 &&
@@ -213,7 +219,7 @@ func (b *bench) sync(full bool, changes ...proxier.PortChange) {
 	}
 }
 
-// compare says whether each frontend is served by one tier, as of now, and by the fast
+// compare reports whether each frontend is served by one tier, as of now, and by the fast
 // one if it can.
 func (b *bench) compare() {
 	b.t.Helper()
@@ -247,6 +253,42 @@ func (b *bench) compare() {
 	}
 	if rules := b.fast.rules; rules != nil && (len(rules.Unserved) == 0) != clusterIPs {
 		b.t.Errorf("the fast tier rejects unallocated ClusterIPs: %v, while the fallback serves ClusterIPs: %v", len(rules.Unserved) > 0, clusterIPs)
+	}
+}
+
+// TestLeft: of a UDP service port that opts out, the fast tier keeps the backends, and knows the frontends that
+// another tier serves.
+func TestLeft(t *testing.T) {
+	b := newBench(t, 0)
+	c := b.decide(rand.New(rand.NewPCG(1, 1)), 7)
+	b.sync(true, c)
+	out := *c.New
+	out.OptedOut = true
+	b.sync(false, proxier.PortChange{Old: c.New, New: &out})
+	has := b.fast.has[c.Index()]
+	if has == nil || !slices.Equal(has.Backends, out.Backends) || len(has.Frontends) != len(out.Frontends) {
+		t.Fatalf("the fast tier has %v of %v", has, &out)
+	}
+	for i := range has.Frontends {
+		if f := &has.Frontends[i]; !f.IsLeft() || out.Frontends[i].IsLeft() {
+			t.Errorf("frontend %s: left %v; left by the decision %v", f.Addr, f.IsLeft(), out.Frontends[i].IsLeft())
+		}
+	}
+}
+
+// TestForeignTakesNoRoom: the fast tier gets nothing of a UDP service port that another proxy serves.
+func TestForeignTakesNoRoom(t *testing.T) {
+	b := newBench(t, 0)
+	b.tier.share = &proxier.Share{}
+	c := b.decide(rand.New(rand.NewPCG(1, 1)), 7)
+	d := *c.New
+	d.OptedOut = false
+	rules := proxier.NodeRules{}
+	if err := b.tier.Sync(t.Context(), proxier.Update{Full: true, NodeRules: &rules, Changes: []proxier.PortChange{{New: &d}}}); err != nil {
+		t.Fatal(err)
+	}
+	if has := b.fast.has[c.Index()]; has != nil {
+		t.Errorf("the fast tier has %v", has)
 	}
 }
 

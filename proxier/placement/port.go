@@ -59,9 +59,6 @@ func (t *Tier) fastRefuses(d *proxier.Decision, f *proxier.Frontend, overflow ma
 	return t.fast.Supports(d, f)
 }
 
-// isLeft says that no client of a frontend may be served by a tier that is ahead of netfilter.
-func isLeft(f proxier.Frontend) bool { return f.IsLeft() }
-
 // assign works out what each tier is to have of a service port.
 func (t *Tier) assign(index uint32, p *port) {
 	t.count(index, -1)
@@ -71,13 +68,19 @@ func (t *Tier) assign(index uint32, p *port) {
 		Assign(t.candidates[:], d, want[:])
 		overflows := t.overflow[index] != nil
 		leaves := overflows || d.OptedOut && t.served
-		switch {
-		case leaves && p.held:
+		if leaves && p.held {
 			want[onFast] = d.Only(func(f *proxier.Frontend) bool { return t.fast.Supports(d, f) == nil })
-		case !overflows && want[onFast] == nil && d.Name.Protocol == proxier.UDP && (leaves || slices.ContainsFunc(d.Frontends, isLeft)):
-			// Sockets that are connected to its backends are to be told only of
-			// those that really go.
-			want[onFast] = d.Unserved()
+		}
+		fast := want[onFast]
+		// Not what the fast tier never had, such as the kinds that another proxy serves: its backends would take room.
+		served := slices.ContainsFunc(d.Frontends, func(f proxier.Frontend) bool { return !t.isForeign(f.Kind) })
+		knew := fast != nil || leaves && served || slices.ContainsFunc(d.Frontends, func(f proxier.Frontend) bool { return f.IsLeft() })
+		if fast != d && knew && d.Name.Protocol == proxier.UDP && !overflows {
+			// It ends flows and closes sockets whose backends are gone, and must not take those for gone that another
+			// tier serves. What does not fit does not stay for that either.
+			want[onFast] = d.LeaveBut(func(f *proxier.Frontend) bool {
+				return fast != nil && slices.ContainsFunc(fast.Frontends, func(o proxier.Frontend) bool { return o.Addr == f.Addr && o.Kind == f.Kind })
+			})
 		}
 	}
 	for i, d := range want {

@@ -41,7 +41,7 @@ func (t *Tier) choose(d *proxier.Decision, f *proxier.Frontend) (chosen tier, re
 	return tier(by), reasons
 }
 
-// FallbackHas returns a function that says whether the fallback currently translates
+// FallbackHas returns a function that reports whether the fallback currently translates
 // what comes to an address: that of a frontend, or one with the number of a NodePort.
 func (t *Tier) FallbackHas(protocol proxier.Protocol) func(netip.AddrPort) bool {
 	t.mu.Lock()

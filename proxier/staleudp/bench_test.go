@@ -47,6 +47,12 @@ func (e endless) Delete(_ context.Context, flows []conntrack.Flow) (int, error) 
 	return len(flows), nil
 }
 
+// comesAndGoes are updates with a Service, and without it again.
+func comesAndGoes() (there, gone *proxier.Update) {
+	there = change(nil, udp("gone", "external 203.0.113.9:53"))
+	return there, change(there.Changes[0].New, nil)
+}
+
 // BenchmarkReconcile goes through 100,000 entries among 10,000 Services, of which one
 // in 256 is stale, without the kernel.
 func BenchmarkReconcile(b *testing.B) {
@@ -65,9 +71,11 @@ func BenchmarkReconcile(b *testing.B) {
 	}
 	r := staleudp.New(staleudp.Options{Table: e})
 	r.Observe(u)
+	there, gone := comesAndGoes()
 	b.ReportAllocs()
 	for b.Loop() {
-		r.Retire(netip.MustParseAddrPort("203.0.113.9:53")) // so that there is something to do
+		r.Observe(there)
+		r.Observe(gone) // so that there is something to do
 		if n, err := r.Reconcile(bg, proxier.IPv4); err != nil || n < manyEntries/256 {
 			b.Fatal(n, err)
 		}
@@ -113,10 +121,12 @@ func BenchmarkKernel(b *testing.B) {
 	}
 	r := staleudp.New(staleudp.Options{Table: conntrack.Kernel{}})
 	r.Observe(full(all))
+	there, gone := comesAndGoes()
 	b.Run("stale=none", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			r.Retire(netip.MustParseAddrPort("203.0.113.9:53")) // so that there is something to do
+			r.Observe(there)
+			r.Observe(gone) // so that there is something to do
 			run(b, r, 0)
 		}
 	})

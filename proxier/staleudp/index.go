@@ -152,7 +152,7 @@ func (x *index) open(u *proxier.Update) {
 	}
 }
 
-// tooEarly says whether an entry is of a TCP connection that was not translated because nothing
+// tooEarly reports whether an entry is of a TCP connection that was not translated because nothing
 // served its frontend yet. Its client repeats the SYN, or comes again from that port, and would not
 // be translated either.
 func (x *index) tooEarly(f *conntrack.Flow) bool {
@@ -168,7 +168,7 @@ func (x *index) tooEarly(f *conntrack.Flow) bool {
 	return ok && x.local(to) && x.servesNodePorts(to)
 }
 
-// lost says whether a change of backends can make entries wrong: those of a backend
+// lost reports whether a change of backends can make entries wrong: those of a backend
 // that is none any more, and those that were not translated for want of one.
 func lost(family proxier.Family, was, is *proxier.Decision) bool {
 	for i := range was.Backends {
@@ -179,14 +179,14 @@ func lost(family proxier.Family, was, is *proxier.Decision) bool {
 	return !serving(was, family) && serving(is, family)
 }
 
-// serves says whether the address is one of the backends: of those that get new
+// serves reports whether the address is one of the backends: of those that get new
 // clients, and of those that keep the ones they have.
 func serves(d *proxier.Decision, backend netip.AddrPort) bool {
 	_, found := slices.BinarySearchFunc(d.Backends, backend, func(b proxier.Backend, a netip.AddrPort) int { return b.Addr.Compare(a) })
 	return found
 }
 
-// serving says whether new clients get a backend of the family.
+// serving reports whether new clients get a backend of the family.
 func serving(d *proxier.Decision, family proxier.Family) bool {
 	return slices.ContainsFunc(d.Backends, func(b proxier.Backend) bool {
 		return b.Members != 0 && proxier.FamilyOf(b.Addr.Addr()) == family
@@ -195,7 +195,7 @@ func serving(d *proxier.Decision, family proxier.Family) bool {
 
 var unspecified = [proxier.Families]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 
-// stale says whether the current rules would not have created an entry, so that packets
+// stale reports whether the current rules would not have created an entry, so that packets
 // suffer from it. With exclusive, no other proxy serves ClusterIPs here.
 func (x *index) stale(f *conntrack.Flow, exclusive bool) bool {
 	if f.Protocol != proxier.UDP || f.Zone != 0 {
@@ -226,7 +226,7 @@ func (x *index) isGone(frontend netip.AddrPort) bool {
 	return ok
 }
 
-// outdated says whether an entry of a frontend leads where it should not. One that
+// outdated reports whether an entry of a frontend leads where it should not. One that
 // leads nowhere is right while there is nowhere to go: its client is told, or not,
 // by rules that ask for no translation.
 func outdated(d *proxier.Decision, f *conntrack.Flow) bool {
@@ -238,7 +238,7 @@ func outdated(d *proxier.Decision, f *conntrack.Flow) bool {
 
 func (x *index) local(a netip.Addr) bool { return a.IsLoopback() || contains(x.rules.LocalAddrs, a) }
 
-// servesNodePorts says whether NodePorts are served at a local address.
+// servesNodePorts reports whether NodePorts are served at a local address.
 func (x *index) servesNodePorts(a netip.Addr) bool {
 	if a.IsLoopback() {
 		return slices.ContainsFunc(x.rules.Loopback[proxier.FamilyOf(a)], func(p netip.Prefix) bool { return p.Contains(a) })

@@ -351,19 +351,28 @@ func TestDeletedService(t *testing.T) {
 			for _, conn := range clients {
 				c.answered(conn, c.a)
 			}
-			foreign := c.entry(clients[2])
+			gone := clients[:2]
+			if !running {
+				gone = gone[:1] // of what served a NodePort before this process, nothing is known
+			}
+			kept := clients[len(gone):]
+			var entries []conntrack.Flow
+			for _, conn := range kept {
+				entries = append(entries, c.entry(conn))
+			}
 			if running {
 				c.reconcile(0, c.decide([]netip.AddrPort{c.vip(1), c.wildcard()}, c.a))
 			} else {
 				c.r = staleudp.New(staleudp.Options{Table: conntrack.Kernel{}, Exclusive: true})
-				c.r.Retire(c.wildcard())
 			}
 			c.translate(nil)
-			c.reconcile(2)
-			for _, conn := range clients[:2] {
+			c.reconcile(len(gone))
+			for _, conn := range gone {
 				c.unanswered(conn)
 			}
-			c.kept(clients[2], foreign)
+			for i, conn := range kept {
+				c.kept(conn, entries[i])
+			}
 			for _, conn := range clients {
 				_ = conn.Close()
 			}

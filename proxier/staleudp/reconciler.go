@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"net/netip"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -84,15 +83,6 @@ func (r *Reconciler) Observe(u *proxier.Update) {
 	}
 	if r.opening != nil {
 		r.index.open(u)
-	}
-}
-
-// Retire says that these UDP frontends were served by an earlier process; a NodePort
-// is one at the unspecified address. Those that are not served now are treated as if
-// they were gone just now.
-func (r *Reconciler) Retire(frontends ...netip.AddrPort) {
-	for _, f := range frontends {
-		r.index.retire(f)
 	}
 }
 

@@ -180,7 +180,6 @@ func TestReconcile(t *testing.T) {
 		before    []string // decisions that were reconciled before the entries came
 		after     []string
 		exclusive bool
-		retired   []string
 		keep      []string
 		gone      []string
 	}{
@@ -357,15 +356,14 @@ func TestReconcile(t *testing.T) {
 			before:    nil, // no process
 			after:     []string{"clusterip 10.96.0.10:53 backend 10.244.0.1:5353", "nodeport 0.0.0.0:30054 external 203.0.113.2:53 backend 10.244.0.2:53"},
 			exclusive: true,
-			retired:   []string{"203.0.113.1:53", "0.0.0.0:30053", "10.96.0.10:53", "0.0.0.0:30054"},
 			gone: []string{
 				"198.51.100.1:4000 10.96.0.11:53 10.244.0.2:5353",
 				"198.51.100.1:4000 10.96.0.10:53 10.244.0.2:5353",
-				"198.51.100.1:4000 203.0.113.1:53 10.244.0.1:5353",
-				"198.51.100.1:4000 172.18.0.1:30053 10.244.0.1:5353",
 				"[2001:db8::1]:4000 [fd00:10:96::a]:53 [fd00:10:244::1]:5353",
 			},
 			keep: []string{
+				"198.51.100.1:4000 203.0.113.1:53 10.244.0.1:5353", // only ClusterIPs are known to be the proxy's
+				"198.51.100.1:4000 172.18.0.1:30053 10.244.0.1:5353",
 				"198.51.100.1:4001 10.96.0.10:53 10.244.0.1:5353",
 				"198.51.100.1:4001 172.18.0.1:30054 10.244.0.2:53",
 				"198.51.100.1:4001 10.96.0.11:53",
@@ -384,9 +382,6 @@ func TestReconcile(t *testing.T) {
 				reconcile(t, r, 0)
 			}
 			c.flows = slices.Clone(flows)
-			for _, text := range test.retired {
-				r.Retire(netip.MustParseAddrPort(text))
-			}
 			r.Observe(full(decisions(test.after)...))
 			reconcile(t, r, len(test.gone))
 			if diff := cmp.Diff(makeTable(test.keep...).left(), c.left()); diff != "" {
@@ -498,7 +493,6 @@ func TestDumps(t *testing.T) {
 func TestPartOfTheServices(t *testing.T) {
 	c := makeTable("198.51.100.1:4000 10.96.0.11:53 10.244.0.1:53", "198.51.100.1:4000 172.18.0.1:30053 10.244.0.1:53")
 	r := staleudp.New(staleudp.Options{Table: c, Exclusive: true})
-	r.Retire(netip.MustParseAddrPort("0.0.0.0:30053"))
 	u := change(nil, udp("a", dns4))
 	u.NodeRules = &rules
 	r.Observe(u)

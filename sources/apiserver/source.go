@@ -42,8 +42,8 @@ type Options struct {
 	// OnServiceCIDR is called with every ServiceCIDR and its ranges, and without ranges
 	// when it is deleted. If nil, ServiceCIDRs are not watched.
 	OnServiceCIDR func(name string, cidrs []string)
-	// ServiceAnnotations are the annotation keys to keep on Services. Others are
-	// dropped. SliceAnnotations are those of EndpointSlices.
+	// ServiceAnnotations are the annotation keys to keep on Services; one that ends in a slash stands
+	// for all that begin with it. Others are dropped. SliceAnnotations are those of EndpointSlices.
 	ServiceAnnotations, SliceAnnotations []string
 	// Clock defaults to the real one.
 	Clock clock.PassiveClock

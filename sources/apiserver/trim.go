@@ -135,16 +135,26 @@ func (t *trimmer) meta(m *metav1.ObjectMeta, labels, annotations []string) {
 	}
 }
 
-// only returns the named entries of m, or nil if there are none: an empty map takes as much
+// only returns the named entries of m, and those whose names begin with a name that ends in a slash; nil if there are none: an empty map takes as much
 // memory as one with an entry. It uses the caller's keys, so that the decoded ones are freed.
 func only(m map[string]string, keys []string) map[string]string {
 	var kept map[string]string
+	keep := func(key, value string) {
+		if kept == nil {
+			kept = make(map[string]string, 1)
+		}
+		kept[key] = value
+	}
 	for _, key := range keys {
 		if value, ok := m[key]; ok {
-			if kept == nil {
-				kept = make(map[string]string, 1)
+			keep(key, value)
+		}
+		if len(m) > 0 && strings.HasSuffix(key, "/") {
+			for each, value := range m {
+				if strings.HasPrefix(each, key) && kept[each] != value {
+					keep(each, value)
+				}
 			}
-			kept[key] = value
 		}
 	}
 	return kept
@@ -153,7 +163,6 @@ func only(m map[string]string, keys []string) map[string]string {
 var (
 	serviceLabels = []string{LabelServiceProxyName, v1.IsHeadlessService}
 	sliceLabels   = []string{discoveryv1.LabelServiceName, v1.IsHeadlessService}
-	nodeLabels    = []string{v1.LabelTopologyZone}
 )
 
 func (t *trimmer) service(service *v1.Service) {
@@ -308,7 +317,9 @@ func packAddresses(endpoints []discoveryv1.Endpoint) {
 }
 
 func (t *trimmer) node(node *v1.Node) {
-	t.meta(&node.ObjectMeta, nodeLabels, nil)
+	all := node.Labels
+	t.meta(&node.ObjectMeta, nil, nil)
+	node.Labels = all // Services select nodes by any of them
 	node.Spec = v1.NodeSpec{PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints}
 	node.Status = v1.NodeStatus{Addresses: node.Status.Addresses}
 }

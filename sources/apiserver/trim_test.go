@@ -217,7 +217,7 @@ func TestTransform(t *testing.T) {
 			}),
 			want: with(v1.Node{}, func(n *v1.Node) {
 				n.ObjectMeta = keptMeta("node1")
-				n.Labels = map[string]string{v1.LabelTopologyZone: "zone-a"}
+				n.Labels = map[string]string{v1.LabelTopologyZone: "zone-a", v1.LabelTopologyRegion: "r"}
 				n.Spec.PodCIDRs, n.Spec.Taints = fullNode.Spec.PodCIDRs, fullNode.Spec.Taints
 				n.Status.Addresses = fullNode.Status.Addresses
 			}),

@@ -87,7 +87,7 @@ func (s *Settings) Revise(node *v1.Node, f *proxier.Facts) {
 
 // FromNode updates the facts that depend on the Node. It does not change other facts.
 func (s *Settings) FromNode(node *v1.Node, f *proxier.Facts) {
-	f.Zone = node.Labels[v1.LabelTopologyZone]
+	f.Zone, f.Labels = node.Labels[v1.LabelTopologyZone], node.Labels
 	f.NodeIPs = s.nodeIPs(node)
 	if s.nodeCIDR {
 		f.Pods = proxier.Detector{CIDRs: firstOfEachFamily(node.Spec.PodCIDRs)}

@@ -215,7 +215,7 @@ func TestPolicy(t *testing.T) {
 func TestServiceCIDRs(t *testing.T) {
 	var s ServiceCIDRs
 	var facts proxier.Facts
-	feed := s.FeedTo(func(change func(*proxier.Facts)) { change(&facts) })
+	feed := s.Handler(func(change func(*proxier.Facts)) { change(&facts) })
 	for _, step := range []struct {
 		name  string
 		cidrs []string

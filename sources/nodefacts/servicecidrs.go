@@ -44,8 +44,8 @@ func (s *ServiceCIDRs) Set(name string, cidrs []string) []netip.Prefix {
 	return slices.Compact(all)
 }
 
-// FeedTo returns a function for OnServiceCIDR of a source. It updates the facts with each change.
-func (s *ServiceCIDRs) FeedTo(update func(func(*proxier.Facts))) func(name string, cidrs []string) {
+// Handler returns a function for OnServiceCIDR of a source. It updates the facts with each change.
+func (s *ServiceCIDRs) Handler(update func(func(*proxier.Facts))) func(name string, cidrs []string) {
 	return func(name string, cidrs []string) {
 		all := s.Set(name, cidrs)
 		update(func(f *proxier.Facts) { f.ServiceCIDRs = all })

@@ -35,6 +35,9 @@ type Proxy struct {
 	Mode string
 	// Server is where it answered.
 	Server netip.AddrPort
+	// Listeners are the addresses that its servers are bound to. Where two kube-proxies besides this
+	// process have health servers, they are of both: such servers do not tell whose they are.
+	Listeners []netip.AddrPort
 	// Process is its name and id; empty if this process cannot see it, as in a pod without
 	// hostPID.
 	Process string
@@ -89,8 +92,14 @@ func (f *Finder) Find(ctx context.Context) (*Proxy, error) {
 	if at < 0 {
 		return nil, ctx.Err()
 	}
-	answers[at].Process = f.processOf(list[at].Inode)
-	return answers[at], ctx.Err()
+	found := answers[at]
+	found.Process = f.processOf(list[at].Inode)
+	for i, p := range answers {
+		if p != nil && (p.Mode == "" || p.Mode != f.Own) {
+			found.Listeners = append(found.Listeners, list[i].Local)
+		}
+	}
+	return found, ctx.Err()
 }
 
 // ask returns the kube-proxy that listens there; nil for anything else.
@@ -209,7 +218,7 @@ func proxyMode(ctx context.Context, server netip.AddrPort) (mode string, ok bool
 	return mode, err == nil && aMode.MatchString(mode)
 }
 
-// isHealthServer recognises a health server by its answer. The status says whether it is healthy.
+// isHealthServer recognises a health server by its answer. The status reports whether it is healthy.
 func isHealthServer(ctx context.Context, server netip.AddrPort) bool {
 	body, err := get(ctx, server, "/healthz")
 	if err != nil && !errors.Is(err, errStatus) {

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -92,6 +93,9 @@ func TestFind(t *testing.T) {
 				}
 				if found != nil && (!strings.HasPrefix(found.String(), want) || !strings.HasSuffix(found.Process, fmt.Sprintf("(pid %d)", pid))) {
 					t.Errorf("found %q", found)
+				}
+				if found != nil && !slices.Equal(found.Listeners, []netip.AddrPort{at}) {
+					t.Errorf("it listens at %v, want %v", found.Listeners, at)
 				}
 				if holder := f.Holder(t.Context(), at.Port()); !strings.HasSuffix(holder, fmt.Sprintf("(pid %d)", pid)) {
 					t.Errorf("the holder is %q", holder)

@@ -51,9 +51,9 @@ func (c client) ask(to target) (lab.Reply, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
 	defer cancel()
 	reply, err := c.Ask(ctx, to.network, to.addr)
-	if to.network == "udp" && errors.Is(err, syscall.ECONNABORTED) {
-		// The proxy closed the socket, since its endpoint was removed before the
-		// answer. Retry, as UDP clients do.
+	if to.network == "udp" && (errors.Is(err, syscall.ECONNABORTED) || errors.Is(err, syscall.EDESTADDRREQ)) {
+		// The proxy closed the socket, since its endpoint was removed before the answer, or even before the
+		// request. Retry, as UDP clients do.
 		reply, err = c.Ask(ctx, to.network, to.addr)
 	}
 	return reply, err

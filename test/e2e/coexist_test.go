@@ -252,7 +252,7 @@ func TestSharedUnderLoad(t *testing.T) {
 	for _, mode := range []string{"iptables", "nftables", "ipvs"} {
 		for _, sh := range shares[:2] { // the presets
 			t.Run(mode+"/"+sh.name, func(t *testing.T) {
-				pace := gently
+				pace := strictly
 				if mode == "ipvs" {
 					pace = slowly
 				}
@@ -310,6 +310,48 @@ func TestSharedUnderLoad(t *testing.T) {
 				few(t, w)
 			})
 		}
+	}
+}
+
+// Once this proxy is gone, the other one, which has been there all the time, serves everything: the programs would
+// stay as they are for ever. Established connections continue.
+func TestSharedAndGone(t *testing.T) {
+	for i, mode := range []string{"iptables", "nftables"} {
+		sh := shares[i] // a preset
+		t.Run(sh.name, func(t *testing.T) {
+			var more *lab.Pod
+			s := newSharedNode(t, mode, func(s *stage) []*lab.Pod {
+				more = serve(t, s.node.Pod("here2"))
+				return []*lab.Pod{more}
+			})
+			defer s.endOurs()
+			api := fakeapi.New(append(endpoints(s.here, s.there), everyKind(), upstream.NodeObject(s.node))...)
+			s.startOurs(api, append([]string{"--ebpf-yield-grace-period=" + lab.RequestTimeout().String()}, sh.flags...)...)
+			from, ways := s.client.Sandbox, targets()
+			if slices.Contains(sh.clients, proxier.FromOutside) {
+				from, ways = s.far.Sandbox, outside(s.node)
+			}
+			long := openFlows(t, from, ways, s.here, s.there)
+			_ = s.process.Close() // SIGKILL
+			s.process = nil
+			await(t, "the other kube-proxy to serve everything", func() (err error) {
+				for o, from := range s.origins() {
+					for kind, list := range addressesOf(s.node) {
+						for _, to := range list {
+							for _, network := range []string{"tcp", "udp"} {
+								r, askErr := from.Ask(t.Context(), network, to)
+								if askErr == nil && r.Server != more.Name {
+									askErr = fmt.Errorf("%s %s %s by %s: %s answers", proxier.Origin(o), kind, to, network, r.Server)
+								}
+								err = errors.Join(err, askErr)
+							}
+						}
+					}
+				}
+				return err
+			})
+			checkAll(t, long)
+		})
 	}
 }
 

@@ -156,7 +156,8 @@ type flow struct {
 	first lab.Reply
 }
 
-// openFlows opens several flows per target, and more until all of the pods have one.
+// openFlows opens several flows per target, and more until all of the pods have one. All are
+// established: of UDP, one that had a single request gives way to newer ones.
 func openFlows(t testing.TB, from *lab.Sandbox, ways map[string]netip.AddrPort, pods ...*lab.Pod) (list []flow) {
 	t.Helper()
 	const each, most = 4, 40
@@ -182,6 +183,7 @@ func openFlows(t testing.TB, from *lab.Sandbox, ways map[string]netip.AddrPort, 
 	if len(missing) > 0 {
 		t.Fatalf("no flow goes to %v", missing)
 	}
+	checkAll(t, list)
 	return list
 }
 

@@ -62,7 +62,7 @@ func TestEvents(t *testing.T) {
 	l := lab.NewT(t)
 	n := l.Node("node1")
 	volume := t.TempDir()
-	const config = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ebpf\noomScoreAdj: 0\nlogging: {verbosity: 3}\n"
+	const config = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ebpf\nconntrack: {maxPerCore: 0}\noomScoreAdj: 0\nlogging: {verbosity: 3}\n"
 	if err := configmap.Update(volume, map[string]string{"config.conf": config}); err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestEvents(t *testing.T) {
 	}
 	told = append(told, "Warning InvalidConfig Node/node1 by kube-proxy, Sync")
 	becomes("that of the file", told...)
-	if note := eventsOf(api, "InvalidConfig"); !strings.Contains(note[0], volume+"/config.conf:6: bindAddress: Invalid value") {
+	if note := eventsOf(api, "InvalidConfig"); !strings.Contains(note[0], volume+"/config.conf:7: bindAddress: Invalid value") {
 		t.Errorf("the Event about the file says %q", note)
 	}
 

@@ -97,7 +97,7 @@ func TestRollBack(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t, lab.Options{PortsInTurn: tt.mode == "ipvs"})
-			pace := gently
+			pace := strictly
 			if tt.mode == "ipvs" {
 				upstream.NeedsIPVS(t, s.node)
 				pace = slowly
@@ -138,7 +138,8 @@ func TestRollBack(t *testing.T) {
 
 			_ = theirs.Close()
 			s.start(flag)
-			s.await(t, "taking back", s.Says("The eBPF programs accept new connections again"))
+			s.await(t, "a line about the other kube-proxy", s.Says("Another kube-proxy took over while this one was not running"))
+			s.await(t, "taking back", s.Says("eBPF programs serve new connections again"))
 			checkAll(t, long)
 			w.More(100)
 			writeManifests(t, s.dir, loadBalancer, s.here) // ends UDP flows to the other endpoint
@@ -149,12 +150,12 @@ func TestRollBack(t *testing.T) {
 	}
 }
 
-// TestCleanupBeside: --cleanup touches nothing while a kube-proxy serves the node, in any mode.
+// TestCleanupBeside: --cleanup touches nothing while a kube-proxy serves the node, this one in any mode or
+// another.
 func TestCleanupBeside(t *testing.T) {
 	s := newStage(t)
-	for _, mode := range []string{"ebpf", "iptables"} {
-		s.start("--proxy-mode=" + mode)
-		s.await(t, "health", healthy(s.node))
+	defer s.end()
+	check := func(t *testing.T) {
 		// The rest has the time and counters.
 		appended := func() []string {
 			return slices.DeleteFunc(strings.Split(rules(t, s.node), "\n"), func(line string) bool { return !strings.HasPrefix(line, "-A ") })
@@ -162,20 +163,48 @@ func TestCleanupBeside(t *testing.T) {
 		before := appended()
 		out := command(s.node, "--cleanup")
 		if err := out.Run(); err == nil || out.Says("a kube-proxy serves this node, so nothing was cleaned up")() != nil {
-			t.Errorf("mode %s: error %v\n%s", mode, err, out.Log)
+			t.Errorf("error %v\n%s", err, out.Log)
 		}
 		if d := cmp.Diff(before, appended()); d != "" {
-			t.Errorf("mode %s: rules changed:\n%s", mode, d)
+			t.Errorf("rules changed:\n%s", d)
 		}
 		s.everybody(func(from *lab.Sandbox, ways map[string]netip.AddrPort) {
 			for name, to := range ways {
 				if _, err := from.Ask(t.Context(), name[:3], to); err != nil {
-					t.Errorf("mode %s: %s from %s: %v", mode, name, from.Name, err)
+					t.Errorf("%s from %s: %v", name, from.Name, err)
 				}
 			}
 		})
 	}
-	s.end()
+	ends := func() {
+		s.Terminate(t)
+		s.process = nil
+		cleanup(t, s.node)
+	}
+	for _, mode := range []string{"iptables", "ipvs", "ebpf"} {
+		t.Run(mode, func(t *testing.T) {
+			if needs(t, []string{"--proxy-mode=" + mode}); mode == "ipvs" {
+				upstream.NeedsIPVS(t, s.node)
+			}
+			// With ports that the configuration of the cleanup does not name.
+			s.start("--proxy-mode="+mode, "--healthz-bind-address=0.0.0.0:11256", "--metrics-bind-address=127.0.0.1:11249")
+			await(t, "the first sync", func() error { return s.reaches("here", 3) })
+			check(t)
+			ends() // so that the next one has nothing to drain, which takes a lock as well
+		})
+	}
+	t.Run("upstream", func(t *testing.T) {
+		binary := upstream.BinaryT(t)
+		theirs, err := upstream.Start(t.Context(), s.node, upstream.Options{
+			Binary: binary, Mode: "iptables", Objects: objects(t, loadBalancer, s.here, s.there), Args: upstream.Flags,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer theirs.Close()
+		await(t, "upstream's first sync", func() error { return s.reaches("here", 3) })
+		check(t)
+	})
 }
 
 // TestCleanupOfUpstream: --cleanup of upstream's kube-proxy leaves no rule of mode iptables that a packet

@@ -5,6 +5,7 @@
 package e2e
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -55,28 +56,34 @@ func (s *stage) end() {
 	cleanup(s.t, s.node)
 }
 
-// open opens flows to all targets from both clients.
+// open opens flows to all targets from the pod, from the node itself and from outside.
 func (s *stage) open() []flow {
 	s.t.Helper()
-	return append(openFlows(s.t, s.client.Sandbox, targets(), s.here, s.there), openFlows(s.t, s.far.Sandbox, outside(s.node), s.here, s.there)...)
+	return slices.Concat(
+		openFlows(s.t, s.client.Sandbox, targets(), s.here, s.there),
+		openFlows(s.t, s.node.Sandbox, targets(), s.here, s.there),
+		openFlows(s.t, s.far.Sandbox, outside(s.node), s.here, s.there))
 }
 
 // gently limits the rate, and repeats a request once. For some seconds after a change of mode,
 // both modes use source ports of this node without knowing those of the other, and a port can
 // have only one connection to an endpoint. few limits how often such collisions may happen.
-var gently = lab.Pace{Every: 10 * time.Millisecond, Tries: 2}
+var gently = lab.Pace{Every: 10 * time.Millisecond, Tries: 2, Reconnect: true}
+
+// strictly repeats no connection.
+var strictly = lab.Pace{Every: 10 * time.Millisecond, Tries: 2}
 
 // slowly is for emulated machines.
-var slowly = lab.Pace{Every: 200 * time.Millisecond, Tries: 2}
+var slowly = lab.Pace{Every: 200 * time.Millisecond, Tries: 2, Reconnect: true}
 
 // few fails if many requests had to be repeated.
-func few(t *testing.T, w *lab.Load) {
+func few(t testing.TB, w *lab.Load) {
 	t.Helper()
 	asked, again := w.Asked.Load(), w.Again.Load()
 	if again > 1+asked/1000 {
 		t.Errorf("%d of %d requests had to be repeated", again, asked)
 	}
-	t.Logf("%d requests, %d of them repeated", asked, again)
+	t.Logf("%d requests, %d each second, %d of them repeated", asked, w.PerSecond(), again)
 }
 
 // ask adds both clients, with all targets, to a load.

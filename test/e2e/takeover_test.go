@@ -17,7 +17,8 @@ import (
 )
 
 // TestTakeOver: upstream's kube-proxy is replaced by this one, and that by upstream's again, by the
-// image alone. Of many connections with traffic none breaks.
+// image alone. Of many connections with traffic none breaks, and all the time new ones succeed. Only upstream's mode
+// nftables begins with a time without rules: before its first sync it removes those of other modes, whoever wrote them.
 func TestTakeOver(t *testing.T) {
 	binary := upstream.BinaryT(t)
 	i := 0
@@ -45,7 +46,8 @@ func BenchmarkTakeOver(b *testing.B) {
 func takeOver(t testing.TB, o upstream.Options, ours string, each int) {
 	ipvs := o.Mode == "ipvs" || ours == "ipvs"
 	s := newStage(t, lab.Options{Pause: true, PortsInTurn: ipvs})
-	if _, many := t.(*testing.B); many {
+	_, many := t.(*testing.B)
+	if many {
 		s.keepsUDP() // until all are open
 	}
 	if ipvs {
@@ -76,6 +78,15 @@ func takeOver(t testing.TB, o upstream.Options, ours string, each int) {
 	defer c.end(t)
 	t.Logf("%d TCP connections and as many UDP flows open, and asked again, after %s", each, time.Since(begun).Round(time.Second))
 
+	w, pace := lab.NewLoad(t), strictly
+	if ipvs {
+		pace = slowly
+	}
+	defer w.End()
+	if !many { // two CPUs do not get to them in time
+		s.everybody(func(from *lab.Sandbox, ways map[string]netip.AddrPort) { w.Use(from, ways, pace) })
+		w.More(100)
+	}
 	begun = time.Now()
 	_ = theirs.Close()
 	writeManifests(t, s.dir, loadBalancer, append(pods, s.here)...)
@@ -84,6 +95,18 @@ func takeOver(t testing.TB, o upstream.Options, ours string, each int) {
 	c.more(t)
 	t.Logf("taken over after %s", time.Since(begun).Round(time.Second))
 
+	newOnes := func() {
+		if many {
+			return
+		}
+		w.More(100)
+		w.End()
+		few(t, w)
+	}
+	interrupts := o.Mode == "nftables" && ours != "ebpf"
+	if interrupts {
+		newOnes()
+	}
 	s.Terminate(t)
 	s.process = nil
 	if theirs, err = upstream.Start(t.Context(), s.node, o); err != nil {
@@ -91,6 +114,9 @@ func takeOver(t testing.TB, o upstream.Options, ours string, each int) {
 	}
 	await(t, "no new connection to an endpoint that only this proxy knew", func() error { return s.reaches("here", 0) })
 	c.more(t)
+	if !interrupts {
+		newOnes()
+	}
 	t.Logf("there and back after %s", time.Since(begun).Round(time.Second))
 }
 

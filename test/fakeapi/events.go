@@ -23,7 +23,7 @@ func (a *API) Events() []eventsv1.Event {
 	return slices.Clone(a.written)
 }
 
-// isEvent says whether a path is that of Events in a namespace, or of one of them.
+// isEvent reports whether a path is that of Events in a namespace, or of one of them.
 func isEvent(path string) bool {
 	rest, ok := strings.CutPrefix(path, "/apis/events.k8s.io/v1/namespaces/")
 	_, rest, _ = strings.Cut(rest, "/")

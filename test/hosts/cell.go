@@ -77,7 +77,7 @@ func (c Cell) String() string {
 	return strings.Join(parts, " ")
 }
 
-// Matches says whether the cell is one of the pattern's.
+// Matches reports whether the cell is one of the pattern's.
 func (c Cell) Matches(pattern Cell) bool {
 	is := func(value, want string) bool { return want == "" || value == want }
 	return is(c.Client, pattern.Client) && is(c.Frontend, pattern.Frontend) && strings.Contains(c.Network, pattern.Network) &&
@@ -87,7 +87,7 @@ func (c Cell) Matches(pattern Cell) bool {
 func (c Cell) protocol() string { return c.Network[:3] }
 func (c Cell) family() Family   { return Family(c.Network[3:]) }
 
-// outside says whether the client is not on the node under test.
+// outside reports whether the client is not on the node under test.
 func (c Cell) outside() bool {
 	return c.Client != FromPod && c.Client != FromHost && c.Client != FromVM
 }

@@ -17,6 +17,7 @@ import (
 
 	"k8s.io/component-base/cli"
 
+	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/cmd/kube-proxy/app"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -56,7 +57,7 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// chosen says whether this run plays a profile. Kernels that have all modules share those that
+// chosen reports whether this run plays a profile. Kernels that have all modules share those that
 // need devices, and play no others, which play everywhere else. A run that records plays all.
 func (p *Profile) chosen(i int) bool {
 	switch {
@@ -93,6 +94,7 @@ func record(t *testing.T, p *Profile, result Result) {
 
 func test(t *testing.T, p *Profile) {
 	began := time.Now()
+	kernel.Needs(t, p.Needs...)
 	l := lab.NewT(t, p.LabOptions())
 	if err := p.Available(t.Context(), l); err != nil {
 		lab.SkipOrFailModule(t, err)
@@ -126,6 +128,14 @@ func test(t *testing.T, p *Profile) {
 	}
 	for e, cells := range kept {
 		t.Errorf("%d cells work now, so the profile must not name them as lost (%s); the first is %s", len(cells), e, cells[0])
+	}
+	if len(lost) > 0 && !kernel.Has(capabilities.ConntrackLookup) {
+		// Without it, programs and netfilter may give two connections the same source port (docs/limits.md). That hits
+		// a cell once in thousands of connections, and not twice.
+		t.Logf("lost, and played again: %v", lost)
+		again, _, _ := w.run(t, ours, lost)
+		lost = slices.DeleteFunc(lost, func(c Cell) bool { return again[c] == nil })
+		maps.Copy(results, again)
 	}
 	record(t, p, Result{Kept: len(cells) - known - len(lost), Cells: len(cells), Outside: servers})
 	if !testing.Short() {

@@ -64,7 +64,7 @@ func Page(profiles []*Profile, kernels KernelRecords) string {
 	writeExceptions(&b, profiles, func(p *Profile) []Exception { return p.Lost })
 	b.WriteString("\n## Denied\n\nWhat the host's policy forbids. These cells are kept if nothing answers.\n")
 	writeExceptions(&b, profiles, func(p *Profile) []Exception { return p.Denied })
-	b.WriteString("\n## Kept by neither\n\nWhat netfilter does not keep either.\n")
+	b.WriteString("\n## Lost by netfilter as well\n\nWhat netfilter does not keep either.\n")
 	writeExceptions(&b, profiles, func(p *Profile) []Exception { return p.Neither })
 	return b.String()
 }

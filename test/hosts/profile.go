@@ -5,6 +5,8 @@ package hosts
 import (
 	"maps"
 	"slices"
+
+	"github.com/tandem-proxy/tandem/capabilities"
 )
 
 // Profile is a host with its network and its CNI.
@@ -54,6 +56,8 @@ type Profile struct {
 	Crowd int
 	// Gap takes the routes to the other node away for cells of kind Gap, and Back restores them.
 	Gap, Back Setup
+	// Needs are features of the kernel without which the proxy cannot do what netfilter does, or the profile means nothing.
+	Needs []capabilities.Feature
 	// PodCIDRs are the pods' ranges if they are not those of the lab.
 	PodCIDRs string
 

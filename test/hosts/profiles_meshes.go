@@ -2,6 +2,8 @@
 
 package hosts
 
+import "github.com/tandem-proxy/tandem/capabilities"
+
 // meshProfiles are hosts whose pods have more in their network namespaces than a process, or
 // whose devices have programs of other projects.
 var meshProfiles = []*Profile{
@@ -45,6 +47,7 @@ table inet kubevirt {
 		Name:    "chaining",
 		Like:    "Cilium in chaining mode: programs on the node's card and the pods' devices let packets pass, past all programs after them, and mark those of pods",
 		Foreign: true,
+		Needs:   []capabilities.Feature{capabilities.TCX}, // that are attached by tcx, ahead of any filter of clsact
 	},
 	{
 		Name:       "management-port",

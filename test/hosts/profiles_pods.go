@@ -2,7 +2,11 @@
 
 package hosts
 
-import "strconv"
+import (
+	"strconv"
+
+	"github.com/tandem-proxy/tandem/capabilities"
+)
 
 // podProfiles are hosts that differ in how pods are attached.
 var podProfiles = []*Profile{
@@ -33,6 +37,7 @@ COMMIT
 `,
 		},
 		Crowd: 80,
+		Needs: []capabilities.Feature{capabilities.ConntrackLookup}, // docs/limits.md
 	},
 	{
 		Name:        "sidecar",

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/test/fakeapi"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/upstream"
 )
@@ -52,7 +53,7 @@ func (p *Proxy) start(ctx context.Context) (err error) {
 		ClusterCIDR: w.PodCIDRs, Args: append([]string{"--iptables-min-sync-period=50ms"}, upstream.Flags...),
 	}
 	if p.program.Ours {
-		opts.Args = append(opts.Args, "--ebpf-cgroup-root="+w.Node.CgroupPath(), "-v=2")
+		opts.Args = append(opts.Args, "--ebpf-cgroup-root="+w.Node.CgroupPath(), "--ebpf-capability-mask="+kernel.Mask(), "-v=2")
 	}
 	if p.process, err = upstream.Start(ctx, w.Node, opts); err != nil || p.program.Mode != "ebpf" {
 		return err

@@ -23,6 +23,7 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
+	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/nfacct"
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier/ipvs"
@@ -70,7 +71,10 @@ func readManifest(t *testing.T, file string) (ds appsv1.DaemonSet, cm v1.ConfigM
 // a node.
 func (c *cluster) fromManifest(t *testing.T, pod *v1.PodSpec, of *v1.Container, cm *v1.ConfigMap) container.Container {
 	t.Helper()
-	node := map[string]string{"/sys/fs/cgroup": c.node.CgroupPath()}
+	node := map[string]string{
+		"/sys/fs/cgroup":             c.node.CgroupPath(),
+		config.DefaultStateDirectory: c.volume(t, "state-of-"+of.Name, nil),
+	}
 	for _, m := range c.kubeadm(t, "").Mounts {
 		node[m.To] = m.From
 	}
@@ -78,11 +82,11 @@ func (c *cluster) fromManifest(t *testing.T, pod *v1.PodSpec, of *v1.Container, 
 	for name, text := range cm.Data {
 		files[name] = strings.ReplaceAll(text, "https://api-server.example:6443", apiURL)
 	}
-	config := c.volume(t, "config-of-"+of.Name, files)
+	configuration := c.volume(t, "config-of-"+of.Name, files)
 	made, err := container.Of(pod, of, c.node, node[container.ServiceAccount], func(v *v1.Volume) (string, error) {
 		switch {
 		case v.ConfigMap != nil:
-			return config, nil
+			return configuration, nil
 		case v.HostPath != nil && node[v.HostPath.Path] != "":
 			return node[v.HostPath.Path], nil
 		}
@@ -150,7 +154,7 @@ func TestChart(t *testing.T) {
 	}
 }
 
-// hasCounters says whether the kernel has counters for rules.
+// hasCounters reports whether the kernel has counters for rules.
 func (c *cluster) hasCounters(t *testing.T) bool {
 	t.Helper()
 	err := c.node.Do(func() error { _, err := nfacct.Kernel{}.Packets("ct_state_invalid_dropped_pkts"); return err })
@@ -160,7 +164,7 @@ func (c *cluster) hasCounters(t *testing.T) bool {
 	return !errors.Is(err, nfacct.ErrNotSupported)
 }
 
-// closes says whether a UDP socket of a pod is closed when its endpoint goes, which takes a
+// closes reports whether a UDP socket of a pod is closed when its endpoint goes, which takes a
 // look into the pod's network namespace.
 func (c *cluster) closes(t *testing.T) bool {
 	t.Helper()

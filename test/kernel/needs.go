@@ -85,18 +85,27 @@ func Rounds(n int) int {
 }
 
 // IsPart reports whether plays are divided among several kernels, or commits.
-func IsPart() bool { return os.Getenv("TANDEM_PART") != "" }
+func IsPart() bool {
+	_, parts := part()
+	return parts > 1
+}
 
 // Dealt reports whether this kernel runs a play, given its number from 0. Each kernel runs all of
 // them, unless hack/kernels.sh divides them among several kernels: TANDEM_PART=1/4.
 func Dealt(play int) bool {
-	part, parts := 0, 1
-	if text := os.Getenv("TANDEM_PART"); text != "" {
-		if _, err := fmt.Sscanf(text, "%d/%d", &part, &parts); err != nil || parts < 1 {
-			panic(fmt.Sprintf("TANDEM_PART=%s is no part like 1/4", text))
-		}
-	}
+	part, parts := part()
 	return (play+play/parts)%parts == part // not every fourth, where plays alternate
+}
+
+func part() (part, parts int) {
+	text := os.Getenv("TANDEM_PART")
+	if text == "" {
+		return 0, 1
+	}
+	if _, err := fmt.Sscanf(text, "%d/%d", &part, &parts); err != nil || parts < 1 {
+		panic(fmt.Sprintf("TANDEM_PART=%s is no part like 1/4", text))
+	}
+	return part, parts
 }
 
 // Version returns the kernel's, like 6.12.

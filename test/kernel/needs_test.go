@@ -13,8 +13,10 @@ import (
 // with even and odd numbers.
 func TestDealt(t *testing.T) {
 	const plays = 48
-	if t.Setenv("TANDEM_PART", ""); !Dealt(0) || !Dealt(7) {
-		t.Error("without parts, a play is missing")
+	for _, whole := range []string{"", "0/1"} {
+		if t.Setenv("TANDEM_PART", whole); !Dealt(0) || !Dealt(7) || IsPart() {
+			t.Errorf("without parts (%q), a play is missing", whole)
+		}
 	}
 	for _, parts := range []int{1, 2, 3, 4} {
 		times := map[int]int{}

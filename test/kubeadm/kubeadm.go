@@ -127,7 +127,7 @@ var Allowed = []string{
 	"list services", "patch events.events.k8s.io", "watch endpointslices.discovery.k8s.io", "watch nodes", "watch servicecidrs.networking.k8s.io", "watch services",
 }
 
-// IsAllowed says whether a kube-proxy has a permission: one of Allowed, or the one to ask what it may do, which
+// IsAllowed reports whether a kube-proxy has a permission: one of Allowed, or the one to ask what it may do, which
 // system:basic-user gives to everyone.
 func IsAllowed(permission string) bool {
 	return slices.Contains(Allowed, permission) || permission == "create selfsubjectaccessreviews.authorization.k8s.io"

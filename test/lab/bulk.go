@@ -156,9 +156,24 @@ func compare(got, want []byte, offset int) error {
 	return fmt.Errorf("from byte %d on received %x…, want %x…", offset+i, got[i:end], want[i:end])
 }
 
-// ServeEcho starts a UDP server for Echo, like ServeUDP. It returns each datagram.
+// ServeEcho starts a UDP server for Echo, like ServeUDP. It returns each datagram with all bits
+// inverted, so that it does not answer an answer.
 func (s *Sandbox) ServeEcho(port uint16) (*Server, error) {
-	return s.serveUDP(port, func(_ *Server, _ netip.AddrPort, datagram []byte) []byte { return datagram })
+	var first [1]byte
+	_, _ = io.ReadFull(toServer.stream(), first[:])
+	return s.serveUDP(port, func(_ *Server, _ netip.AddrPort, datagram []byte) []byte {
+		if len(datagram) > 0 && datagram[0] == ^first[0] {
+			return nil
+		}
+		invert(datagram)
+		return datagram
+	})
+}
+
+func invert(b []byte) {
+	for i := range b {
+		b[i] = ^b[i]
+	}
 }
 
 // Echo sends one datagram of the given size to a server started by ServeEcho, and compares
@@ -189,5 +204,6 @@ func EchoConn(ctx context.Context, c net.Conn, size int) error {
 	if err != nil {
 		return err
 	}
+	invert(want)
 	return compare(got[:n], want, 0)
 }

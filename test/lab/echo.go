@@ -53,9 +53,15 @@ func (s *Sandbox) ServeSCTP(port uint16) (*Server, error) {
 }
 
 // ServeUDP starts a UDP server like ServeTCP. Replies have the destination address of the
-// request as their source, even on nodes, which have several addresses.
+// request as their source, even on nodes, which have several addresses. What is an answer itself is
+// not answered: where one is translated to another server, they would talk for ever.
 func (s *Sandbox) ServeUDP(port uint16) (*Server, error) {
-	return s.serveUDP(port, func(srv *Server, peer netip.AddrPort, _ []byte) []byte { return srv.answer(peer) })
+	return s.serveUDP(port, func(srv *Server, peer netip.AddrPort, request []byte) []byte {
+		if _, err := ParseReply(string(request)); err == nil {
+			return nil
+		}
+		return srv.answer(peer)
+	})
 }
 
 // serveStreams starts a server that handles each connection by a function.
@@ -69,7 +75,7 @@ func (s *Sandbox) serveStreams(network string, port uint16, handle func(*Server,
 	return srv, s.keep(srv)
 }
 
-// serveUDP starts a server that answers each datagram with what a function returns.
+// serveUDP starts a server that answers each datagram with what a function returns, if it is not nil.
 func (s *Sandbox) serveUDP(port uint16, answer func(*Server, netip.AddrPort, []byte) []byte) (*Server, error) {
 	c, err := s.listenUDP(port)
 	if err != nil {
@@ -170,8 +176,10 @@ func (s *Server) receive(c *net.UDPConn, answer func(*Server, netip.AddrPort, []
 				continue // an ICMP error about an earlier answer
 			}
 			s.Requests.Add(1)
-			// Ignore peers that are gone.
-			_, _, _ = c.WriteMsgUDPAddrPort(answer(s, peer, buf[:n]), unpin(oob[:nOOB]), peer)
+			if reply := answer(s, peer, buf[:n]); reply != nil {
+				// Ignore peers that are gone.
+				_, _, _ = c.WriteMsgUDPAddrPort(reply, unpin(oob[:nOOB]), peer)
+			}
 		}
 	})
 }

@@ -20,6 +20,7 @@ type Load struct {
 	ctx  context.Context
 	stop context.CancelFunc
 	all  sync.WaitGroup
+	from time.Time
 
 	// Asked counts requests, Failed those that failed, and Again those that were
 	// repeated.
@@ -28,9 +29,14 @@ type Load struct {
 
 // NewLoad makes a Load without clients. The caller must end it before the lab is closed.
 func NewLoad(tb TB) *Load {
-	w := &Load{tb: tb}
+	w := &Load{tb: tb, from: time.Now()}
 	w.ctx, w.stop = context.WithCancel(tb.Context())
 	return w
+}
+
+// PerSecond is how many requests were made each second since the Load was made.
+func (w *Load) PerSecond() int64 {
+	return int64(float64(w.Asked.Load()) / time.Since(w.from).Seconds())
 }
 
 // End stops all clients and waits for them.
@@ -43,8 +49,10 @@ func (w *Load) End() {
 type Pace struct {
 	// Every is the time between two connections; 0 means without a pause.
 	Every time.Duration
-	// Tries is how often a request is sent at most, as clients of UDP repeat theirs; 0 means once.
+	// Tries is how often a request is sent at most by UDP, whose clients repeat theirs; 0 means once.
 	Tries int
+	// Reconnect repeats connections as well.
+	Reconnect bool
 }
 
 // Use adds a client for each target. The names of targets begin with the protocol.
@@ -53,7 +61,7 @@ func (w *Load) Use(from *Sandbox, ways map[string]netip.AddrPort, p Pace) {
 		w.all.Go(func() {
 			for w.ctx.Err() == nil {
 				w.Asked.Add(1)
-				if err := w.ask(from, name[:3], to, p.Tries); err != nil {
+				if err := w.ask(from, name[:3], to, p); err != nil {
 					w.Failed.Add(1)
 					w.tb.Errorf("%s, %s from %s: %v", time.Now().Format(time.TimeOnly), name, from.Name, err)
 					return
@@ -70,9 +78,9 @@ func (w *Load) Use(from *Sandbox, ways map[string]netip.AddrPort, p Pace) {
 	}
 }
 
-func (w *Load) ask(from *Sandbox, network string, to netip.AddrPort, tries int) error {
+func (w *Load) ask(from *Sandbox, network string, to netip.AddrPort, p Pace) error {
 	_, err := from.Ask(w.tb.Context(), network, to)
-	for try := 1; err != nil && try < tries; try++ {
+	for try := 1; err != nil && try < p.Tries && (network == "udp" || p.Reconnect); try++ {
 		w.Again.Add(1)
 		_, err = from.Ask(w.tb.Context(), network, to)
 	}

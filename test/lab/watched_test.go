@@ -169,8 +169,8 @@ func TestHTTPClientGivesUp(t *testing.T) {
 	}
 }
 
-// TestLoad checks that clients continue while they are answered, repeat unanswered requests as
-// often as allowed, and then report an error.
+// TestLoad checks that clients continue while they are answered, repeat unanswered requests by UDP
+// as often as allowed, and then report an error.
 func TestLoad(t *testing.T) {
 	n := lab.NewT(t).Node("node1")
 	web, client := n.Pod("web"), n.Pod("client")
@@ -191,13 +191,16 @@ func TestLoad(t *testing.T) {
 	if err := server.Close(); err != nil {
 		t.Fatal(err)
 	}
-	said = record(t, func(tb lab.TB) {
-		w = lab.NewLoad(tb)
-		defer w.End()
-		w.Use(client.Sandbox, map[string]netip.AddrPort{"tcp4": netip.AddrPortFrom(web.Addr4, 80)}, lab.Pace{Every: time.Hour, Tries: 3})
-		w.More(1000)
-	})
-	if !strings.Contains(said, "tcp4 from client: ") || w.Asked.Load() != 1 || w.Failed.Load() != 1 || w.Again.Load() != 2 {
-		t.Errorf("of %d requests %d failed, %d were made again; it says %q", w.Asked.Load(), w.Failed.Load(), w.Again.Load(), said)
+	for name, again := range map[string]int64{"tcp4": 0, "tcp4 again": 2, "udp4": 2} {
+		network, _, reconnect := strings.Cut(name, " ")
+		said = record(t, func(tb lab.TB) {
+			w = lab.NewLoad(tb)
+			defer w.End()
+			w.Use(client.Sandbox, map[string]netip.AddrPort{network: netip.AddrPortFrom(web.Addr4, 80)}, lab.Pace{Every: time.Hour, Tries: 3, Reconnect: reconnect})
+			w.More(1000)
+		})
+		if !strings.Contains(said, network+" from client: ") || w.Asked.Load() != 1 || w.Failed.Load() != 1 || w.Again.Load() != again {
+			t.Errorf("of %d requests %d failed, %d were made again; it says %q", w.Asked.Load(), w.Failed.Load(), w.Again.Load(), said)
+		}
 	}
 }

@@ -29,6 +29,7 @@ func (g *generator) admittedEvents(there *objects, first bool) []event {
 		case e.gone:
 		case e.service != nil:
 			e.service = allocate(defaulted(e.service), g.families)
+			e.service.Annotations = nil // upstream knows none
 		default:
 			e.slice = admitSlice(e.slice)
 		}

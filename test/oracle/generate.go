@@ -184,6 +184,9 @@ func (g *generator) changeFacts(f proxier.Facts) proxier.Facts {
 }
 
 var factFields = []func(*generator, *proxier.Facts){
+	func(g *generator, f *proxier.Facts) {
+		f.Labels = map[string]string{"role": pick(g, "edge", "edge", "core", "")}
+	},
 	func(g *generator, f *proxier.Facts) { f.Zone = pick(g, "z1", "z1", "z2", "") },
 	func(g *generator, f *proxier.Facts) {
 		f.NodeIPs = [proxier.Families]netip.Addr{}

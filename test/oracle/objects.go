@@ -110,6 +110,19 @@ var serviceFields = []func(*generator, *v1.Service){
 		}
 	},
 	func(g *generator, s *v1.Service) {
+		s.Annotations = nil
+		if g.chance(0.15) {
+			kinds := pick(g, "ClusterIP", "LoadBalancer", "NodePort", "ExternalIP,LoadBalancer", "nodeport, clusterip", "HostPort,ClusterIP", "")
+			s.Annotations = map[string]string{pick(g, "service.tandem-proxy.dev/type", "service.cilium.io/type"): kinds}
+		}
+		if g.chance(0.15) {
+			metav1.SetMetaDataAnnotation(&s.ObjectMeta, pick(g, "service.tandem-proxy.dev/node-selector", "service.cilium.io/node-selector"), pick(g, "role=edge", "role=core", "role=", "in (", "disk=ssd"))
+		}
+		if g.chance(0.2) {
+			metav1.SetMetaDataAnnotation(&s.ObjectMeta, pick(g, "service.tandem-proxy.dev/src-ranges-policy", "service.cilium.io/src-ranges-policy"), pick(g, "deny", "deny", "allow", "Deny"))
+		}
+	},
+	func(g *generator, s *v1.Service) {
 		s.Spec.ExternalIPs = nil
 		if g.chance(g.external) {
 			s.Spec.ExternalIPs = some(g, 3, g.vips[g.family()]...)

@@ -163,7 +163,7 @@ func (c *Cluster) Frontends() []Frontend {
 		if cl.kind == proxier.LoadBalancer {
 			mine, others, invalid := ranges(cl.service, family(cl.addr.Addr()))
 			f.AdmitsItself = c.admits(&cl, cl.addr.Addr())
-			f.Unguarded = len(mine) == 0 && others > 0 && invalid == 0 && !c.Policy.StrictSourceRanges
+			f.Unguarded = !denies(cl.service) && len(mine) == 0 && others > 0 && invalid == 0 && !c.Policy.StrictSourceRanges
 		}
 		list = append(list, f)
 	}
@@ -180,6 +180,7 @@ func (c *Cluster) HealthChecks() map[types.NamespacedName]proxier.HealthCheck {
 	checks := map[types.NamespacedName]proxier.HealthCheck{}
 	for _, s := range c.Services {
 		number, valid := portNumber(s.Spec.HealthCheckNodePort)
+		selected := c.isSelected(s)
 		addressed := clusterIP(s, proxier.IPv4).IsValid() || clusterIP(s, proxier.IPv6).IsValid()
 		if !proxied(s) || !addressed || s.Spec.Type != v1.ServiceTypeLoadBalancer || !externalLocal(s) || !valid {
 			continue
@@ -198,7 +199,7 @@ func (c *Cluster) HealthChecks() map[types.NamespacedName]proxier.HealthCheck {
 					}
 					owner := proxier.ServicePortName{NamespacedName: nameOf(s), Port: *p.Name, Protocol: protocolOf(p)}
 					for at, e := range c.endpoints(owner, counted) {
-						if e.Local == proxier.Ready {
+						if e.Local == proxier.Ready && selected {
 							ready[at.Addr()] = true
 						}
 					}

@@ -5,6 +5,7 @@ package oracle
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -196,10 +197,13 @@ func (w *writer) learn(f proxier.Facts) {
 		value := cmp.Or(strings.Join(cidrs, ","), "none")
 		w.step(scenarios.Configure{Settings: []scenarios.Setting{{Key: "detectLocal", Value: d.String()}, {Key: "serviceCIDRs", Value: value}}})
 	}
-	if f.Zone != w.facts.Zone || f.NodeIPs != w.facts.NodeIPs {
-		n := &v1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: ownNode}}
+	if f.Zone != w.facts.Zone || !maps.Equal(f.Labels, w.facts.Labels) || f.NodeIPs != w.facts.NodeIPs {
+		n := &v1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: ownNode, Labels: map[string]string{}}}
+		for label, value := range f.Labels {
+			n.Labels[label] = value
+		}
 		if f.Zone != "" {
-			n.Labels = map[string]string{v1.LabelTopologyZone: f.Zone}
+			n.Labels[v1.LabelTopologyZone] = f.Zone
 		}
 		for _, a := range f.NodeIPs {
 			address := v1.NodeAddress{Type: v1.NodeHostName, Address: ownNode} // a placeholder without an IP

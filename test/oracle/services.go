@@ -58,28 +58,62 @@ func (c *Cluster) claimsOf(s *v1.Service) []claim {
 				continue // no frontends in this family (S03)
 			}
 			taken := map[netip.Addr]bool{}
-			claim := func(kind proxier.Kind, addr netip.Addr, port uint16) claim {
-				taken[addr] = true
-				return claim{addr: netip.AddrPortFrom(addr, port), kind: kind, owner: owner, service: s}
+			add := func(kind proxier.Kind, addr netip.Addr, port uint16) {
+				if wants(s, kind) && (kind == proxier.ClusterIP || c.isSelected(s)) {
+					taken[addr] = true
+					claims = append(claims, claim{addr: netip.AddrPortFrom(addr, port), kind: kind, owner: owner, service: s})
+				}
 			}
-			claims = append(claims, claim(proxier.ClusterIP, ip, number))
+			add(proxier.ClusterIP, ip, number)
 			for _, lb := range s.Status.LoadBalancer.Ingress {
 				vip := lb.IPMode == nil || *lb.IPMode == v1.LoadBalancerIPModeVIP // S06
 				if addr, ok := externalAddr(lb.IP, f); ok && vip && !taken[addr] {
-					claims = append(claims, claim(proxier.LoadBalancer, addr, number))
+					add(proxier.LoadBalancer, addr, number)
 				}
 			}
 			for _, text := range s.Spec.ExternalIPs {
 				if addr, ok := externalAddr(text, f); ok && !taken[addr] && !c.Policy.IgnoreExternalIPs {
-					claims = append(claims, claim(proxier.ExternalIP, addr, number))
+					add(proxier.ExternalIP, addr, number)
 				}
 			}
 			if nodePort, ok := portNumber(p.NodePort); ok {
-				claims = append(claims, claim(proxier.NodePort, unspecified(f), nodePort))
+				add(proxier.NodePort, unspecified(f), nodePort)
 			}
 		}
 	}
 	return claims
+}
+
+// wants reports whether a Service is to have frontends of a kind (S95).
+func wants(s *v1.Service, kind proxier.Kind) bool {
+	list, there := s.Annotations["service.tandem-proxy.dev/type"]
+	if !there {
+		list, there = s.Annotations["service.cilium.io/type"]
+	}
+	wanted := false
+	for _, word := range strings.Split(list, ",") {
+		switch word = strings.ToLower(strings.TrimSpace(word)); word {
+		case "clusterip", "loadbalancer", "externalip", "nodeport":
+			wanted = wanted || word == strings.ToLower(kind.String())
+		default:
+			there = false // the whole list is ignored
+		}
+	}
+	return wanted || !there
+}
+
+// isSelected reports whether this node serves external frontends of a Service (S97). Worlds select by equality alone.
+func (c *Cluster) isSelected(s *v1.Service) bool {
+	for _, prefix := range []string{"service.tandem-proxy.dev/", "service.cilium.io/"} {
+		if text, there := s.Annotations[prefix+"node-selector"]; there {
+			label, value, valid := strings.Cut(text, "=")
+			if is, has := c.Facts.Labels[label]; valid && (!has || is != value) {
+				return false
+			}
+			break
+		}
+	}
+	return true
 }
 
 // winner returns the claim that gets an address; nil for none.
@@ -199,17 +233,29 @@ func (c *Cluster) admits(found *claim, client netip.Addr) bool {
 	if len(mine)+others+invalid == 0 {
 		return true // there are none
 	}
+	node := c.Facts.NodeIPs[family(vip)]
+	in := func(addr netip.Addr) bool {
+		return slices.ContainsFunc(mine, func(p netip.Prefix) bool { return p.Contains(addr) })
+	}
+	if denies(found.service) { // S96
+		return !in(client) || client == vip && node.IsValid() && !in(node)
+	}
 	if slices.ContainsFunc(mine, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
 		return true
 	}
 	if len(mine) == 0 && invalid == 0 { // only ranges of the other family
 		return !c.Policy.StrictSourceRanges
 	}
-	in := func(addr netip.Addr) bool {
-		return slices.ContainsFunc(mine, func(p netip.Prefix) bool { return p.Contains(addr) })
-	}
-	node := c.Facts.NodeIPs[family(vip)]
 	return in(client) || client == vip && node.IsValid() && in(node) // S49
+}
+
+// denies reports whether the source ranges are those of clients that are not admitted.
+func denies(s *v1.Service) bool {
+	policy, there := s.Annotations["service.tandem-proxy.dev/src-ranges-policy"]
+	if !there {
+		policy = s.Annotations["service.cilium.io/src-ranges-policy"]
+	}
+	return policy == "deny"
 }
 
 // ranges returns the source ranges of a family, and the number of ranges of the other

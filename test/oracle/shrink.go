@@ -258,6 +258,7 @@ func serviceChanges(s *v1.Service) (changes []func(*v1.Service)) {
 	add(
 		func(s *v1.Service) { s.UID = "" },
 		func(s *v1.Service) { s.Labels = nil },
+		func(s *v1.Service) { s.Annotations = nil },
 		func(s *v1.Service) { s.CreationTimestamp = metav1.Time{} },
 		func(s *v1.Service) { s.Spec.Type = "" },
 		func(s *v1.Service) { s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = "", nil },
@@ -321,6 +322,11 @@ var plainUplinks = []string{"eth0"}
 // Changes of facts and policy return whether they had an effect.
 var simplerFacts = []func(*proxier.Facts) bool{
 	func(f *proxier.Facts) bool { return become(&f.Zone, "") },
+	func(f *proxier.Facts) bool {
+		was := f.Labels
+		f.Labels = nil
+		return was != nil
+	},
 	func(f *proxier.Facts) bool { return become(&f.NodeIPs, plainNodeIPs) },
 	func(f *proxier.Facts) bool { return become(&f.LocalAddrs, plainLocalAddrs) },
 	func(f *proxier.Facts) bool {

@@ -25,6 +25,7 @@ type Cluster interface {
 	Apply(ctx context.Context, changes []ObjectChange) error
 	Announce(ctx context.Context, prefix netip.Prefix, nodes []string) error
 	Address(ctx context.Context, node string, addr netip.Addr, gone bool) error
+	Override(ctx context.Context, node string, o proxier.BackendOverride) error
 	Restart(ctx context.Context, node string) error
 	Reach(ctx context.Context, p Probe) (Observation, error)
 }
@@ -90,7 +91,7 @@ func (f Failure) String() string {
 	return [...]string{"refused", "timed out", "not permitted", "unreachable"}[f]
 }
 
-// Path says whether a proxy handled a call.
+// Path reports whether a proxy handled a call.
 type Path uint8
 
 // The paths.

@@ -52,6 +52,8 @@
 //	delete endpointslice NS/NAME
 //	announce PREFIX [NODE]...     the network routes a prefix to these nodes
 //	address add|del NODE ADDR     of a device of the node
+//	backend drain|quarantine|restore NODE ADDR[:PORT] [NS/NAME]
+//	                              what an operator says of a backend on a node
 //	restart NODE                  its proxy ends, and another one starts
 //
 // The keys of config and their defaults are

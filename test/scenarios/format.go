@@ -78,6 +78,18 @@ func (c Address) words(*Scenario) []string {
 	return []string{"address", how, c.Node, c.Addr.String()}
 }
 
+func (c Override) words(*Scenario) []string {
+	backend := c.Addr.String()
+	if c.Port != 0 {
+		backend = netip.AddrPortFrom(c.Addr, c.Port).String()
+	}
+	words := []string{"backend", overrides[c.State], c.Node, backend}
+	if c.Service.Name != "" {
+		words = append(words, c.Service.String())
+	}
+	return words
+}
+
 func (c Restart) words(*Scenario) []string { return []string{"restart", c.Node} }
 
 func (c Table) words(*Scenario) []string { return []string{"table", c.Node, c.File} }

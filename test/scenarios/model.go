@@ -34,6 +34,7 @@ type modelNode struct {
 	name    string
 	object  *v1.Node
 	extra   []netip.Addr // added by Address
+	says    []proxier.BackendOverride
 	proxier *proxier.Proxier
 	tier    *modelTier
 }
@@ -128,7 +129,7 @@ func (m *Model) learn(ctx context.Context, n *modelNode) error {
 const uplink = "eth0"
 
 func (m *Model) facts(n *modelNode) proxier.Facts {
-	f := proxier.Facts{Zone: n.object.Labels[v1.LabelTopologyZone], ServiceCIDRs: m.config.ServiceCIDRs, Uplinks: []string{uplink}}
+	f := proxier.Facts{Zone: n.object.Labels[v1.LabelTopologyZone], Labels: n.object.Labels, ServiceCIDRs: m.config.ServiceCIDRs, Uplinks: []string{uplink}}
 	for _, kind := range []v1.NodeAddressType{v1.NodeInternalIP, v1.NodeExternalIP} {
 		for _, a := range n.object.Status.Addresses {
 			addr, err := netip.ParseAddr(a.Address)
@@ -137,7 +138,7 @@ func (m *Model) facts(n *modelNode) proxier.Facts {
 			}
 		}
 	}
-	f.LocalAddrs = m.localAddrs(n)
+	f.LocalAddrs, f.Overrides = m.localAddrs(n), n.says
 	d := &m.config.Detect
 	switch d.Mode {
 	case DetectClusterCIDR:
@@ -204,6 +205,20 @@ func (m *Model) Address(ctx context.Context, node string, addr netip.Addr, gone 
 	n.extra = slices.DeleteFunc(n.extra, func(a netip.Addr) bool { return a == addr })
 	if !gone {
 		n.extra = append(n.extra, addr)
+	}
+	return m.learn(ctx, n)
+}
+
+// Override is what an operator says of a backend.
+func (m *Model) Override(ctx context.Context, node string, o proxier.BackendOverride) error {
+	n := m.node(node)
+	n.says = slices.DeleteFunc(slices.Clone(n.says), func(p proxier.BackendOverride) bool {
+		p.State = o.State
+		return p == o
+	})
+	if o.State != proxier.ActiveState {
+		n.says = append(n.says, o)
+		slices.SortFunc(n.says, func(a, b proxier.BackendOverride) int { return a.Compare(&b) })
 	}
 	return m.learn(ctx, n)
 }

@@ -225,6 +225,8 @@ func (p *parser) command(name string, args []string) (Command, error) {
 		}
 		addr, err := netip.ParseAddr(args[2])
 		return Address{Node: args[1], Addr: addr, Gone: args[0] == "del"}, errors.Join(err, p.knownNode(args[1]))
+	case "backend":
+		return p.override(args)
 	case "restart":
 		if len(args) != 1 {
 			return nil, errors.New("restart: want a node")
@@ -270,6 +272,36 @@ func (p *parser) knownNode(name string) error {
 		return fmt.Errorf("there is no node %s", name)
 	}
 	return nil
+}
+
+// overrides are the words for states.
+var overrides = map[proxier.BackendState]string{proxier.ActiveState: "restore", proxier.MaintenanceState: "drain", proxier.QuarantinedState: "quarantine"}
+
+func (p *parser) override(args []string) (c Override, err error) {
+	if len(args) != 3 && len(args) != 4 {
+		return c, errors.New("backend: want drain, quarantine or restore, a node, and an address with or without a port")
+	}
+	known := false
+	for state, word := range overrides {
+		if word == args[0] {
+			c.State, known = state, true
+		}
+	}
+	if !known {
+		return c, fmt.Errorf("backend: %q is not drain, quarantine or restore", args[0])
+	}
+	c.Node = args[1]
+	if at, err := netip.ParseAddrPort(args[2]); err == nil {
+		c.Addr, c.Port = at.Addr(), at.Port()
+	} else if c.Addr, err = netip.ParseAddr(args[2]); err != nil {
+		return c, err
+	}
+	if len(args) == 4 {
+		if c.Service.Namespace, c.Service.Name, err = namespaced(args[3]); err != nil {
+			return c, err
+		}
+	}
+	return c, p.knownNode(c.Node)
 }
 
 func namespaced(text string) (namespace, name string, err error) {

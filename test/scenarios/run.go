@@ -151,6 +151,8 @@ func (r *player) step(ctx context.Context, command Command) error {
 			r.extra[c.Addr] = c.Node
 		}
 		return r.cluster.Address(ctx, c.Node, c.Addr, c.Gone)
+	case Override:
+		return r.cluster.Override(ctx, c.Node, c.BackendOverride)
 	case Restart:
 		return r.cluster.Restart(ctx, c.Node)
 	case Reach:
@@ -186,7 +188,7 @@ func (r *player) step(ctx context.Context, command Command) error {
 
 func isEvent(c Command) bool {
 	switch c.(type) {
-	case Configure, Apply, Delete, Announce, Address, Restart:
+	case Configure, Apply, Delete, Announce, Address, Override, Restart:
 		return true
 	}
 	return false

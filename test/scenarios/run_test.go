@@ -19,11 +19,12 @@ type observer struct {
 	list []Observation
 }
 
-func (o *observer) Configure(context.Context, Config) error                 { return nil }
-func (o *observer) Apply(context.Context, []ObjectChange) error             { return nil }
-func (o *observer) Announce(context.Context, netip.Prefix, []string) error  { return nil }
-func (o *observer) Address(context.Context, string, netip.Addr, bool) error { return nil }
-func (o *observer) Restart(context.Context, string) error                   { return nil }
+func (o *observer) Configure(context.Context, Config) error                         { return nil }
+func (o *observer) Apply(context.Context, []ObjectChange) error                     { return nil }
+func (o *observer) Announce(context.Context, netip.Prefix, []string) error          { return nil }
+func (o *observer) Address(context.Context, string, netip.Addr, bool) error         { return nil }
+func (o *observer) Override(context.Context, string, proxier.BackendOverride) error { return nil }
+func (o *observer) Restart(context.Context, string) error                           { return nil }
 func (o *observer) Reach(context.Context, Probe) (next Observation, err error) {
 	next, o.list = o.list[0], o.list[1:]
 	return next, nil

@@ -96,6 +96,11 @@ type (
 		Addr netip.Addr
 		Gone bool
 	}
+	// Override is what an operator says of a backend on a node; ActiveState for nothing any more.
+	Override struct {
+		Node string
+		proxier.BackendOverride
+	}
 	// Restart restarts a node's proxy.
 	Restart struct{ Node string }
 	// Table compares a node's table with a file.

@@ -137,8 +137,7 @@ func (r *runningPair) awaitMark(ctx context.Context, timeout time.Duration) erro
 	return nil
 }
 
-// oftenPlayed are played for each pair in short mode, and where plays are divided: all of them take
-// four times as long as TestCompatibility.
+// oftenPlayed are played for each pair in short mode: all of them take four times as long as TestCompatibility.
 var oftenPlayed = []string{"s05-external-ip", "s40-external-local", "s42-policy-switched", "s50-cluster-ip-from-outside", "s60-affinity", "s71-udp-moves", "s88-restart"}
 
 // TestCoexistence plays the scenarios with upstream's kube-proxy and this project's beside it. The
@@ -155,7 +154,7 @@ func TestCoexistence(t *testing.T) {
 		*scenarios.Scenario
 		pair
 	}
-	if testing.Short() || kernel.IsPart() {
+	if testing.Short() {
 		list = slices.DeleteFunc(list, func(s *scenarios.Scenario) bool { return !slices.Contains(oftenPlayed, s.Name) })
 	}
 	modes := []string{"iptables", "nftables"}
@@ -216,7 +215,7 @@ func lineOf(text string) string {
 	return ""
 }
 
-// differsByChance says whether upstream answers a call otherwise now and then.
+// differsByChance reports whether upstream answers a call otherwise now and then.
 func differsByChance(s *scenarios.Scenario, text string) bool {
 	d, err := differenceOf(s, text)
 	if err != nil {

@@ -256,7 +256,7 @@ var marks = map[string]struct{ save, iptables, nftables, destination, server str
 	"ip6": {"ip6tables-save", "--to-destination [2001:db8:192::1]:%d\n", "dnat to [2001:db8:192::1]:%d\n", "-> [2001:db8:192::1]:%d ", "TCP  [fd00:10:96::fefe]:%d "},
 }
 
-// marked says whether the newest mark is programmed.
+// marked reports whether the newest mark is programmed.
 func (r *running) marked(ctx context.Context, family string) (bool, error) {
 	mark := marks[family]
 	command, endpoint, service := []string{mark.save, "-t", "nat"}, mark.iptables, " --dport %d -j KUBE-SVC-"

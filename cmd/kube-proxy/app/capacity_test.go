@@ -43,7 +43,7 @@ func TestCapacity(t *testing.T) {
 		t.Fatal(err)
 	}
 	const left = "left to the other kube-proxy: the kind is not among coexistence.frontends"
-	const optedOut, sctp = "the Service opts out: tandem-proxy.dev/fast-path=disabled", "the socket hooks do not see SCTP; another tier has to serve it"
+	const optedOut, sctp = "the Service opts out: tandem-proxy.dev/fast-path=disabled", "the eBPF datapath does not support SCTP"
 	for _, test := range []struct {
 		name   string
 		change func(*config.TandemConfiguration)

@@ -67,5 +67,6 @@ func logShare(ctx context.Context, h *host, left [proxier.Origins]error) {
 			logger.Info("The other kube-proxy also serves these clients", "clients", proxier.Origin(o), "reason", why.Error())
 		}
 	}
-	logger.Info("Serving a part of the traffic; another kube-proxy on this node has to serve the rest. No rules and no kernel settings are written", "frontends", kinds, "clients", clients.String())
+	logger.Info("Serving a part of the traffic; another kube-proxy on this node has to serve the rest. No rules and no kernel settings are written", "frontends", kinds, "clients", clients.String(),
+		"healthzBindAddress", h.config.KubeProxy.HealthzBindAddress, "metricsBindAddress", h.config.KubeProxy.MetricsBindAddress)
 }

@@ -160,6 +160,8 @@ func (d *ebpfDatapath) detail(e *proxier.Explanation) string {
 	return ""
 }
 
+func (d *ebpfDatapath) foundOther(listeners []netip.AddrPort) { d.programs.AwaitOther(listeners) }
+
 // flowsEnded closes the sockets of this node that netfilter translated for, where programs
 // serve: a socket that is connected to a frontend bypasses them, and what it sends would be
 // lost.

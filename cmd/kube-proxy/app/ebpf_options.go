@@ -31,12 +31,21 @@ func (h *host) ebpfOptions() (opts ebpf.Options, err error) {
 	}
 	opts.NodePortRange = datapath.PortRange(nodePorts)
 	opts.YieldGrace = e.YieldGracePeriod.Duration
-	opts.Ports = successor.Ports{Health: serverPort(c.KubeProxy.HealthzBindAddress), Metrics: serverPort(c.KubeProxy.MetricsBindAddress)}
+	opts.Ports = successorPorts(c)
 	for o, why := range h.leftClients() {
 		opts.Left[o] = why != nil
 	}
 	disableMissing(&opts, &h.report)
 	return opts, nil
+}
+
+// successorPorts are those of another kube-proxy that takes over when this process is gone: the same, as the
+// configuration is, but beside one that stays.
+func successorPorts(c *config.Config) successor.Ports {
+	if c.Tandem.Coexistence.Enabled() {
+		return successor.Ports{Health: config.HealthzPort, Metrics: config.MetricsPort}
+	}
+	return successor.Ports{Health: serverPort(c.KubeProxy.HealthzBindAddress), Metrics: serverPort(c.KubeProxy.MetricsBindAddress)}
 }
 
 // serverPort is the port of a server's address; 0 without one.

@@ -28,20 +28,30 @@ const (
 // know when there is something to explain.
 type explainer struct {
 	node, mode string
-	table      atomic.Pointer[proxier.Table]
-	tiers      explain.Tiers         // whether datapaths serve a frontend
-	placement  explain.PlacementFunc // which datapath does
+	// stateDirectory is where tandemctl keeps the states of backends.
+	stateDirectory string
+	table          atomic.Pointer[proxier.Table]
+	tiers          explain.Tiers         // whether datapaths serve a frontend
+	placement      explain.PlacementFunc // which datapath does
 	// one answer at a time: that about a large Service takes memory.
 	one sync.Mutex
 
+	disruptions explain.Disruptions
+
 	next *proxier.Table // served once it is filled
+	// overrides are those of the last sync.
+	overrides atomic.Pointer[[]proxier.BackendOverride]
 }
 
 // Queued implements proxier.Observer.
 func (x *explainer) Queued(time.Time) {}
 
 // Synced implements proxier.Observer.
-func (x *explainer) Synced(proxier.SyncInfo) { x.table.Store(x.next) }
+func (x *explainer) Synced(proxier.SyncInfo) {
+	facts := x.next.Facts()
+	x.overrides.Store(&facts.Overrides)
+	x.table.Store(x.next)
+}
 
 // flow answers how a connection is served.
 func (x *explainer) flow(w http.ResponseWriter, r *http.Request) {
@@ -50,12 +60,39 @@ func (x *explainer) flow(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	x.answer(w, r, func(table *proxier.Table) any { return explain.Of(x.node, table, flow, x.tiers) })
+	x.answer(w, r, func(table *proxier.Table) any {
+		e := explain.Of(x.node, table, flow, x.tiers)
+		e.Notes = append(e.Notes, x.disruptions.Notes(e.Frontend, e.Flow.Protocol, time.Now())...)
+		return e
+	})
 }
 
 // placements answers which datapath serves what is not in the maps.
 func (x *explainer) placements(w http.ResponseWriter, r *http.Request) {
 	x.answer(w, r, func(table *proxier.Table) any { return explain.PlacementsOf(x.node, x.mode, table, x.placement) })
+}
+
+// backends answers what operators say of backends, and which service ports have one.
+func (x *explainer) backends(w http.ResponseWriter, r *http.Request) {
+	b, err := backendOf(r.URL)
+	if err != nil && isLocal(r) {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	x.answer(w, r, func(table *proxier.Table) any {
+		return explain.BackendsOf(x.node, x.stateDirectory, table, *x.overrides.Load(), b)
+	})
+}
+
+func backendOf(u *url.URL) (b explain.Backend, err error) {
+	if len(u.RawQuery) > maxQuery {
+		return b, fmt.Errorf("the query has %d bytes; the limit is %d", len(u.RawQuery), maxQuery)
+	}
+	q := u.Query()
+	if !q.Has(explain.ParamBackend) {
+		return b, nil
+	}
+	return explain.ParseBackend(q.Get(explain.ParamBackend), q.Get(explain.ParamService))
 }
 
 func isLocal(r *http.Request) bool {
@@ -91,7 +128,7 @@ func flowOf(u *url.URL) (flow proxier.Flow, err error) {
 	return explain.ParseFlow(q.Get(explain.ParamSource), q.Get(explain.ParamDestination), q.Get(explain.ParamProtocol), q.Get(explain.ParamDevice))
 }
 
-// explainTiers says whether the datapaths serve the frontend of an explanation.
+// explainTiers reports whether the datapaths serve the frontend of an explanation.
 func explainTiers(m mode, open activeMode, e *proxier.Explanation) []explain.Tier {
 	s := open.serves(e.Decision, e.Frontend, e.Origin)
 	if s.refused == nil {

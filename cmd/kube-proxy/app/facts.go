@@ -62,7 +62,7 @@ func (f *facts) start(ctx context.Context) {
 // warn logs settings that may surprise.
 func (f *facts) warn(s *nodefacts.Settings) {
 	for _, warning := range s.Warnings {
-		f.logger.Info("Check the configuration", "what", warning)
+		f.logger.Info("Configuration warning", "warning", warning)
 	}
 	if s.Policy.MasqueradeAll {
 		f.logger.Info("masqueradeAll has no effect on connections that are balanced at the socket: backends see the client's address")
@@ -114,7 +114,7 @@ func (f *facts) awaitPodCIDRs(ctx context.Context, clock clock.Clock, reporter p
 	if !f.pods.Load() {
 		reporter.Report(proxier.Problem{
 			Kind: "Node", Field: "spec.podCIDRs", Reason: proxier.ReasonIncompleteNode,
-			Message: "detectLocalMode is NodeCIDR, but the Node has no podCIDRs: until it has, no client is taken for a pod",
+			Message: "detectLocalMode is NodeCIDR, but the Node has no podCIDRs; until it has some, no client is treated as a pod",
 		})
 	}
 }

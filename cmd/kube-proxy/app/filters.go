@@ -25,14 +25,14 @@ type filters struct {
 func (f *filters) list(ctx context.Context, known *proxier.Facts) {
 	all, err := f.watcher.Look(ctx)
 	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Cannot read all rules of this host that filter packets; Services are served past those that are not known")
+		klog.FromContext(ctx).Error(err, "Cannot read all packet filter rules of this host; eBPF programs may bypass those that were not read")
 	}
 	setFilters(known, all)
 }
 
 // follow keeps the facts up to date until ctx is done.
 func (f *filters) follow(ctx context.Context, px *proxier.Proxier) {
-	var reported string
+	reported := firewallsText(nil)
 	f.watcher.Watch(ctx, func(all hostfilter.Filters) {
 		f.count(len(all.BeforeDNAT), len(all.Firewalls))
 		if len(all.BeforeDNAT) > 0 {
@@ -40,7 +40,11 @@ func (f *filters) follow(ctx context.Context, px *proxier.Proxier) {
 		}
 		if text := firewallsText(all.Firewalls); text != reported {
 			reported = text
-			klog.FromContext(ctx).Info("Firewalls that forward only connections that netfilter translates; rules serve clients outside of Services with endpoints on this node", "firewalls", text)
+			if logger := klog.FromContext(ctx); len(all.Firewalls) == 0 {
+				logger.Info("The host's firewall forwards all connections again; eBPF programs serve clients outside this node")
+			} else {
+				logger.Info("The host's firewall forwards only connections translated by netfilter; eBPF programs leave clients outside this node of Services with local endpoints to iptables rules, or with --coexist to the other kube-proxy", "firewalls", text)
+			}
 		}
 		px.UpdateFacts(func(known *proxier.Facts) { setFilters(known, all) })
 	})
@@ -61,7 +65,7 @@ func filtersText(rules []hostfilter.Rule) string {
 	if n := len(rules) - 1; n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Sprintf("rules of this host filter packets before DNAT; rules instead of programs serve the Services that they may be about, so that they apply: %s%s", rules[0], more)
+	return fmt.Sprintf("rules of this host filter packets before DNAT; iptables rules serve the affected Services, so that these filters apply: %s%s", rules[0], more)
 }
 
 // firewallsText is "none" without any.

@@ -18,7 +18,6 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/hostfilter"
 	"github.com/tandem-proxy/tandem/kernel/sysctl"
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/proxier/ipvs"
 	"github.com/tandem-proxy/tandem/sources/apiserver"
 	"github.com/tandem-proxy/tandem/sources/manifests"
 	"github.com/tandem-proxy/tandem/sources/nodefacts"
@@ -169,10 +168,10 @@ func (f *Forecast) Follow(ctx context.Context, tier proxier.Tier, reporter proxi
 	var from source
 	handler := &nodeBeforeServices{Handler: px, clock: clock.RealClock{}, released: func() {}}
 	if f.client == nil {
-		from = manifests.New(f.opts.Config.Tandem.Manifests, handler, reporter, manifests.Options{NodeName: f.Node, OnServiceCIDR: cidrs.FeedTo(px.UpdateFacts)})
+		from = manifests.New(f.opts.Config.Tandem.Manifests, handler, reporter, manifests.Options{NodeName: f.Node, OnServiceCIDR: cidrs.Handler(px.UpdateFacts)})
 	} else {
 		from = apiserver.New(f.client, handler, apiserver.Options{
-			NodeName: f.Node, OnServiceCIDR: cidrs.FeedTo(px.UpdateFacts), ServiceAnnotations: proxier.ServiceAnnotations, SliceAnnotations: proxier.SliceAnnotations,
+			NodeName: f.Node, OnServiceCIDR: cidrs.Handler(px.UpdateFacts), ServiceAnnotations: proxier.ServiceAnnotations, SliceAnnotations: proxier.SliceAnnotations,
 		})
 	}
 	ended := make(chan error, 1)
@@ -209,64 +208,4 @@ func (f *forecast) loopbackNodePorts(rules *proxier.NodeRules) {
 	if len(rules.Loopback[proxier.IPv4]) > 0 {
 		f.setting(routeLocalnet, "1")
 	}
-}
-
-func (m *ebpfMode) forecast(table *proxier.Table) (f forecast) {
-	left, rest := m.leftClients(), capabilities.Mode("")
-	switch {
-	case m.isShared():
-		rest = foreign
-	case len(fallbackModes(m.config)) > 0 && m.report.Has(capabilities.IPTables):
-		rest = capabilities.ModeIPTables
-	}
-	refused := m.simulate(table, rest == "")
-	f.serves = func(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) serving {
-		err := refused(d, f)
-		if why := f.LeftOf(o); err == nil && why != "" {
-			err = errors.New(why)
-		}
-		if err == nil {
-			err = left[o]
-		}
-		if err != nil {
-			return serving{by: rest, refused: err}
-		}
-		return serving{by: capabilities.ModeEBPF, bySocket: o != proxier.FromOutside}
-	}
-	if reservesNodePorts(m.host) {
-		nodePorts, err := config.ParsePortRange(m.config.Tandem.EBPF.NodePortRange)
-		if err == nil {
-			var list string
-			if list, err = withNodePorts(nodePorts); list != "" {
-				f.setting(reservedPorts, list)
-			}
-		}
-		f.settingsErr = errors.Join(f.settingsErr, err)
-	}
-	return f
-}
-
-func (m *iptablesMode) forecast(table *proxier.Table) (f forecast) {
-	f.serves = func(*proxier.Decision, *proxier.Frontend, proxier.Origin) serving {
-		return serving{by: capabilities.ModeIPTables}
-	}
-	rules := table.NodeRules()
-	f.loopbackNodePorts(&rules)
-	return f
-}
-
-func (m *ipvsMode) forecast(table *proxier.Table) (f forecast) {
-	opts, rules := ipvsOptions(m.config), table.NodeRules()
-	refuses, err := ipvs.Refuses(opts, &rules)
-	f.serves = func(d *proxier.Decision, frontend *proxier.Frontend, _ proxier.Origin) serving {
-		if why := refuses(d, frontend); why != nil {
-			return serving{by: capabilities.ModeIPTables, refused: why}
-		}
-		return serving{by: capabilities.ModeIPVS}
-	}
-	f.settings, f.settingsErr = ipvs.Changes(opts)
-	f.settingsErr = errors.Join(err, f.settingsErr)
-	f.loopbackNodePorts(&rules)
-	f.notTried = "whether virtual servers, ipsets and device kube-ipvs0 can be created: kube-proxy tries it when it starts, and falls back if that fails"
-	return f
 }

@@ -69,8 +69,8 @@ func (l *leftovers) Synced(info proxier.SyncInfo) {
 	}
 }
 
-// removal is how often a removal that failed is tried again.
-var removal = wait.Backoff{Duration: time.Second, Factor: 2, Steps: 7, Cap: time.Minute}
+// removalBackoff is how often a removal that failed is tried again.
+var removalBackoff = wait.Backoff{Duration: time.Second, Factor: 2, Steps: 7, Cap: time.Minute}
 
 // run removes them beside the syncs: some take as long as the connections they serve. It
 // returns when they are gone, or ctx is done.
@@ -84,7 +84,7 @@ func (l *leftovers) run(ctx context.Context) {
 	defer wg.Wait()
 	for _, each := range l.list {
 		wg.Go(func() {
-			_ = removal.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) { // ends with ctx
+			_ = removalBackoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) { // ends with ctx
 				err := each.retire(ctx, &l.parts)
 				if err != nil && ctx.Err() == nil {
 					klog.FromContext(ctx).Error(err, "Cannot clean up after another mode; retrying", "what", each.what())

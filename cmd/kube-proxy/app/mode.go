@@ -5,6 +5,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"k8s.io/component-base/featuregate"
@@ -87,6 +88,8 @@ type activeMode interface {
 	rulePackets() (metrics.RulePackets, bool)
 	// flowsEnded is told of the UDP flows that were removed from conntrack.
 	flowsEnded([]conntrack.Flow)
+	// foundOther is told, again and again, where another kube-proxy listens on this node.
+	foundOther(listeners []netip.AddrPort)
 	// close releases what this process holds. The kernel state stays.
 	close() error
 }
@@ -106,6 +109,8 @@ type parts struct {
 	uplinks  *devices.Watcher
 	// repaired is told of kernel state that others removed and that was restored.
 	repaired func(proxier.Repair)
+	// disrupted is told of changes of Maglev tables.
+	disrupted func(proxier.Disruption)
 	// optOuts tells, until ctx is done, which pods opt out of socket load balancing; nil where nothing
 	// can know.
 	optOuts func(ctx context.Context, tell func(proxier.OptOuts))
@@ -211,3 +216,4 @@ func (plain) hasMaps() bool                            { return false }
 func (plain) tables() (metrics.Tables, bool)           { return metrics.Tables{}, false }
 func (plain) rulePackets() (metrics.RulePackets, bool) { return metrics.RulePackets{}, false }
 func (plain) flowsEnded([]conntrack.Flow)              {}
+func (plain) foundOther([]netip.AddrPort)              {}

@@ -12,9 +12,12 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/placement"
 )
@@ -99,7 +102,7 @@ func (m *ebpfMode) openPrograms(ctx context.Context, p *parts) (*ebpf.Tier, erro
 	if err != nil {
 		return nil, err
 	}
-	opts.CgroupRoot, opts.Reporter, opts.Repaired = m.cgroup, p.reporter, p.repaired
+	opts.CgroupRoot, opts.Reporter, opts.Repaired, opts.Disrupted = m.cgroup, p.reporter, p.repaired, p.disrupted
 	if err := reserveNodePortRange(ctx, m.host); err != nil {
 		logger.Error(err, "Cannot reserve the NodePort range; outgoing connections of this host may get source ports in it", "nodePortRange", opts.NodePortRange)
 	}
@@ -130,11 +133,11 @@ func (*ebpfMode) what() string { return "programs of mode ebpf" }
 
 // claimPrograms tells the programs of an earlier process that this one is no other kube-proxy,
 // whatever its mode. It returns nil where there are none, or none that this process may find.
-func claimPrograms(ctx context.Context, h *host) *ebpf.Claim {
+func claimPrograms(ctx context.Context, h *host) *successor.Claim {
 	if h.cgroup == "" {
 		return nil
 	}
-	claim, err := ebpf.NewClaim(ctx, h.cgroup)
+	claim, err := successor.NewClaim(ctx, h.cgroup)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot look for programs of an earlier process", "reason", err.Error())
 	}
@@ -148,12 +151,12 @@ func (m *ebpfMode) retire(ctx context.Context, p *parts) error {
 		return nil
 	}
 	logger := klog.FromContext(ctx)
-	if there, err := ebpf.Attached(m.cgroup); !there || err != nil {
+	if there, err := removal.Attached(m.cgroup); !there || err != nil {
 		return err
 	}
 	tier, err := m.openPrograms(ctx, p)
 	if err != nil {
-		return errors.Join(err, ebpf.Silence(m.cgroup))
+		return errors.Join(err, removal.StopNewConnections(ctx, m.cgroup))
 	}
 	defer tier.Close()
 	logger.Info("eBPF programs accept no new connections (draining); they are removed when the last connection from outside has ended")
@@ -174,7 +177,7 @@ func (m *ebpfMode) cleanup(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	removed, err := ebpf.Cleanup(root)
+	removed, err := removal.Cleanup(ctx, root)
 	if err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
@@ -184,4 +187,39 @@ func (m *ebpfMode) cleanup(ctx context.Context) error {
 	}
 	logger.Info("Removed eBPF programs and their maps", "cgroupRoot", root, "programs", removed)
 	return nil
+}
+
+func (m *ebpfMode) forecast(table *proxier.Table) (f forecast) {
+	left, rest := m.leftClients(), capabilities.Mode("")
+	switch {
+	case m.isShared():
+		rest = foreign
+	case len(fallbackModes(m.config)) > 0 && m.report.Has(capabilities.IPTables):
+		rest = capabilities.ModeIPTables
+	}
+	refused := m.simulate(table, rest == "")
+	f.serves = func(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) serving {
+		err := refused(d, f)
+		if why := f.LeftOf(o); err == nil && why != "" {
+			err = errors.New(why)
+		}
+		if err == nil {
+			err = left[o]
+		}
+		if err != nil {
+			return serving{by: rest, refused: err}
+		}
+		return serving{by: capabilities.ModeEBPF, bySocket: o != proxier.FromOutside}
+	}
+	if reservesNodePorts(m.host) {
+		nodePorts, err := config.ParsePortRange(m.config.Tandem.EBPF.NodePortRange)
+		if err == nil {
+			var list string
+			if list, err = withNodePorts(nodePorts); list != "" {
+				f.setting(reservedPorts, list)
+			}
+		}
+		f.settingsErr = errors.Join(f.settingsErr, err)
+	}
+	return f
 }

@@ -116,7 +116,7 @@ func findTools(ctx context.Context, c *config.Config) (tools *xtables.Tools, err
 	return tools, nil
 }
 
-// liberalConntrack says whether conntrack marks only out-of-window resets as invalid.
+// liberalConntrack reports whether conntrack marks only out-of-window resets as invalid.
 func liberalConntrack() bool {
 	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
 	return err == nil && strings.TrimSpace(string(b)) != "0"
@@ -175,4 +175,13 @@ func rulePackets(rules *iptables.Tier, logger klog.Logger) (metrics.RulePackets,
 		logger.Error(err, "Cannot read the packet counters of rules; metrics lack them")
 	}
 	return metrics.RulePackets{InvalidDropped: c.InvalidDropped, LoopbackNodePorts: c.LoopbackNodePorts}, ok
+}
+
+func (m *iptablesMode) forecast(table *proxier.Table) (f forecast) {
+	f.serves = func(*proxier.Decision, *proxier.Frontend, proxier.Origin) serving {
+		return serving{by: capabilities.ModeIPTables}
+	}
+	rules := table.NodeRules()
+	f.loopbackNodePorts(&rules)
+	return f
 }

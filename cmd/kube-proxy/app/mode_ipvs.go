@@ -176,3 +176,19 @@ func (d *ipvsDatapath) serves(decision *proxier.Decision, f *proxier.Frontend, _
 		return serving{refused: refused}
 	}
 }
+
+func (m *ipvsMode) forecast(table *proxier.Table) (f forecast) {
+	opts, rules := ipvsOptions(m.config), table.NodeRules()
+	refuses, err := ipvs.Refuses(opts, &rules)
+	f.serves = func(d *proxier.Decision, frontend *proxier.Frontend, _ proxier.Origin) serving {
+		if why := refuses(d, frontend); why != nil {
+			return serving{by: capabilities.ModeIPTables, refused: why}
+		}
+		return serving{by: capabilities.ModeIPVS}
+	}
+	f.settings, f.settingsErr = ipvs.Changes(opts)
+	f.settingsErr = errors.Join(err, f.settingsErr)
+	f.loopbackNodePorts(&rules)
+	f.notTried = "whether virtual servers, ipsets and device kube-ipvs0 can be created: kube-proxy tries it when it starts, and falls back if that fails"
+	return f
+}

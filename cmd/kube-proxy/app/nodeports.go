@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 )
 
-// reservesNodePorts says whether reserveNodePortRange changes a setting.
+// reservesNodePorts reports whether reserveNodePortRange changes a setting.
 func reservesNodePorts(h *host) bool { return *h.config.Tandem.EBPF.ReserveNodePorts && !h.isShared() }
 
 // reserveNodePortRange keeps outgoing connections of this host from using NodePorts as source

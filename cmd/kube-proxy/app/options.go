@@ -59,7 +59,7 @@ func NewOptions() *Options { return &Options{Config: config.New()} }
 // AddFlags adds every flag, in groups.
 func (o *Options) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs := sets.FlagSet("general")
-	fs.StringVar(&o.ConfigFile, "config", o.ConfigFile, "Path of a file with a KubeProxyConfiguration and, as a second YAML document, a TandemConfiguration. With a file, only these flags have an effect: --proxy-mode, --hostname-override, --master, --manifests, --strict-source-ranges, --ipvs-upstream-semantics, --ipvs-drain-timeout, --coexist*, --take-over-delay, --ebpf-*, --cleanup, --init-only, --write-config-to, --validate-only, and the flags for logs.")
+	fs.StringVar(&o.ConfigFile, "config", o.ConfigFile, "Path of a file with a KubeProxyConfiguration and, as a second YAML document, a TandemConfiguration. With a file, only these flags have an effect: --proxy-mode, --hostname-override, --master, --manifests, --strict-source-ranges, --lb-algorithm, --maglev-table-size, --maglev-seed, --ipvs-upstream-semantics, --ipvs-drain-timeout, --coexist*, --take-over-delay, --state-dir, --ebpf-*, --cleanup, --init-only, --write-config-to, --validate-only, and the flags for logs.")
 	fs.BoolVar(&o.Cleanup, "cleanup", o.Cleanup, "Remove all kernel state created by this proxy or by upstream's, in any mode, and exit. While a kube-proxy serves this node, nothing is removed.")
 	fs.StringVar(&o.WriteConfigTo, "write-config-to", o.WriteConfigTo, "Write the configuration that results from file, flags and defaults to this file, and exit.")
 	fs.BoolVar(&o.ValidateOnly, "validate-only", o.ValidateOnly, "Print all errors in the configuration, with file, line and field, and exit. Nothing else is done.")

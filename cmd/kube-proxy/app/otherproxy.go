@@ -51,16 +51,21 @@ type otherProxy struct {
 	shared bool // the other one is to stay
 	// delay is how long to wait for it to end before taking over.
 	delay time.Duration
-	// present is told at every look, and record records Events on the Node.
-	present func(bool)
-	record  func(eventType, reason, note string)
-	clock   clock.Clock
+	// seen is told what every look found, nil for none, and record records Events on the Node.
+	seen   func(*otherproxy.Proxy)
+	record func(eventType, reason, note string)
+	clock  clock.Clock
 }
 
 func (p *proxy) newOtherProxy() *otherProxy {
 	c := p.opts.Config
 	return &otherProxy{
-		find: newFinder(c).Find, shared: c.Tandem.Coexistence.Enabled(), delay: c.Tandem.TakeOverDelay.Duration, present: p.metrics.OtherProxy, clock: clock.RealClock{},
+		find: newFinder(c).Find, shared: c.Tandem.Coexistence.Enabled(), delay: c.Tandem.TakeOverDelay.Duration, clock: clock.RealClock{},
+		seen: func(found *otherproxy.Proxy) {
+			if p.metrics.OtherProxy(found != nil); found != nil {
+				p.withActive(func(open activeMode) { open.foundOther(found.Listeners) })
+			}
+		},
 		record: func(eventType, reason, note string) {
 			if p.recorder != nil {
 				p.recorder.Eventf(events.NodeReference(p.opts.nodeName), eventType, reason, "FollowOtherProxy", "%s", note)
@@ -78,7 +83,7 @@ func (o *otherProxy) look(ctx context.Context, was *otherproxy.Proxy) *otherprox
 		}
 		return was
 	}
-	o.present(found != nil)
+	o.seen(found)
 	return found
 }
 
@@ -128,21 +133,27 @@ func (o *otherProxy) await(ctx context.Context, waiting func()) error {
 // follow reports another kube-proxy that appears or disappears, until ctx is done.
 func (o *otherProxy) follow(ctx context.Context) {
 	was := o.look(ctx, nil)
-	o.report(ctx, was, was == nil && !o.shared)
-	for misses := 0; o.pause(ctx, otherInterval); {
+	// One that starts together with this process may not be there yet.
+	missing := was == nil && o.shared
+	o.report(ctx, was, was == nil)
+	misses := 0
+	if missing {
+		misses++
+	}
+	for o.pause(ctx, otherInterval) {
 		found := o.look(ctx, was)
 		switch {
 		case found != nil:
 			misses = 0
-		case was != nil:
+		case was != nil || missing:
 			if misses++; misses < otherMisses {
 				continue
 			}
 			misses = 0
 		}
-		same := (found == nil) == (was == nil) && (found == nil || found.Mode == was.Mode && found.Process == was.Process)
+		same := !missing && (found == nil) == (was == nil) && (found == nil || found.Mode == was.Mode && found.Process == was.Process)
 		o.report(ctx, found, same)
-		was = found
+		was, missing = found, false
 	}
 }
 
@@ -160,8 +171,8 @@ func (o *otherProxy) report(ctx context.Context, found *otherproxy.Proxy, known 
 		logger.Info("Another kube-proxy runs on this node; both write rules for the same Services. End it, or share the traffic with it (--coexist)", "other", found.String())
 		o.record(v1.EventTypeWarning, "OtherProxyRuns", "another kube-proxy runs on this node beside this one ("+found.String()+"); end it, or set coexistence")
 	case o.shared:
-		const text = "no other kube-proxy answers on this node: what is left to it is served as it last was, if at all"
-		logger.Info("Found no other kube-proxy on this node. What is left to it is served as it last was, if at all")
+		const text = "no other kube-proxy answers on this node; its share of the traffic is not updated, and may be unserved"
+		logger.Info("Found no other kube-proxy on this node; its share of the traffic is not updated, and may be unserved")
 		o.record(v1.EventTypeWarning, "OtherProxyMissing", text)
 	default:
 		logger.Info("The other kube-proxy on this node has ended")

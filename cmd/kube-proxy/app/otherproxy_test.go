@@ -27,8 +27,8 @@ func (n *neighbour) follower(shared bool, delay time.Duration) *otherProxy {
 	return &otherProxy{
 		find:   func(context.Context) (*otherproxy.Proxy, error) { return n.Load(), nil },
 		shared: shared, delay: delay, clock: clock.RealClock{},
-		present: func(is bool) { n.present = append(n.present, is) },
-		record:  func(eventType, reason, _ string) { n.events = append(n.events, eventType+" "+reason) },
+		seen:   func(p *otherproxy.Proxy) { n.present = append(n.present, p != nil) },
+		record: func(eventType, reason, _ string) { n.events = append(n.events, eventType+" "+reason) },
 	}
 }
 
@@ -81,7 +81,7 @@ func TestAwaitOtherProxy(t *testing.T) {
 func TestFollowOtherProxy(t *testing.T) {
 	const looks = otherInterval
 	for shared, want := range map[bool][]string{
-		true:  {"Warning OtherProxyMissing", "Normal OtherProxyRuns", "Warning OtherProxyMissing"},
+		true:  {"Normal OtherProxyRuns", "Warning OtherProxyMissing", "Normal OtherProxyRuns", "Warning OtherProxyMissing"},
 		false: {"Warning OtherProxyRuns"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -89,7 +89,16 @@ func TestFollowOtherProxy(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
 			go func() { n.follower(shared, time.Second).follow(ctx); close(done) }()
-			time.Sleep(looks + looks/2)
+			if !shared {
+				time.Sleep(looks + looks/2)
+			} else {
+				// It starts a moment after this process, and is missed later.
+				time.Sleep(looks / 2)
+				n.Store(&otherproxy.Proxy{Mode: "iptables"})
+				time.Sleep(looks)
+				n.Store(nil)
+				time.Sleep((otherMisses + 1) * looks)
+			}
 			n.Store(&otherproxy.Proxy{Mode: "iptables"})
 			time.Sleep(2 * looks)
 			n.Store(nil) // for one look

@@ -122,6 +122,7 @@ func (p *proxy) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	logMode(klog.FromContext(ctx), p.host, p.decision)
+	p.explain.stateDirectory = p.opts.Config.Tandem.StateDirectory
 	p.explain.node, p.explain.mode, p.explain.tiers, p.explain.placement = p.opts.nodeName, string(p.mode.name()), p.explainTiers, p.placement
 	p.health = health.New(health.Options{
 		// Upstream's factor: one sync may fail and be repeated.
@@ -180,6 +181,10 @@ func (p *proxy) program(ctx context.Context) error {
 	parts := &parts{
 		reporter: p.problems, rules: p.metrics, flows: p.flows, uplinks: p.facts.uplinks,
 		repaired: func(r proxier.Repair) { p.repaired(ctx, r) },
+		disrupted: func(d proxier.Disruption) {
+			p.metrics.Disrupted(d.Moved)
+			p.explain.disruptions.Add(d)
+		},
 		waiting: func() { // objects would pile up
 			if p.source != nil {
 				p.source.stop()
@@ -210,6 +215,8 @@ func (p *proxy) program(ctx context.Context) error {
 		p.facts.filters = &filters{reporter: p.problems, count: p.metrics.HostFilters}
 	}
 	p.facts.start(ctx)
+	states := p.newBackendStates()
+	p.facts.known.Overrides = states.start(ctx)
 	left := leftoversOf(p.mode, p.host, parts)
 	left.replace(ctx)
 	px, err := proxier.New(proxier.Options{
@@ -232,7 +239,7 @@ func (p *proxy) program(ctx context.Context) error {
 	if p.source == nil {
 		p.startSource(ctx)
 	}
-	group.Go(func() error { return p.source.deliver(ctx, handler, p.facts.serviceCIDRs.FeedTo(px.UpdateFacts)) })
+	group.Go(func() error { return p.source.deliver(ctx, handler, p.facts.serviceCIDRs.Handler(px.UpdateFacts)) })
 	if p.opts.ConfigFile != "" {
 		group.Go(func() error { return p.reloader(px).run(ctx) })
 	}
@@ -241,8 +248,16 @@ func (p *proxy) program(ctx context.Context) error {
 	group.Go(func() error { p.facts.follow(ctx, px); return nil })
 	group.Go(func() error { p.facts.followUplinks(ctx, px); return nil })
 	group.Go(func() error { p.facts.followFilters(ctx, px); return nil })
+	group.Go(func() error {
+		states.follow(ctx, func(list []proxier.BackendOverride) {
+			px.UpdateFacts(func(known *proxier.Facts) { known.Overrides = list })
+		})
+		return nil
+	})
 	if p.mode.name() == capabilities.ModeEBPF {
 		group.Go(func() error { return p.host.awaitIPsec(ctx) })
+	} else {
+		group.Go(func() error { holdServingLock(ctx); return nil })
 	}
 	group.Go(func() error { left.run(ctx); return nil })
 	group.Go(func() error { other.follow(ctx); return nil })

@@ -66,7 +66,7 @@ func candidates(open activeMode, node string, round uint64, table *proxier.Table
 			if s.by == "" || s.by == foreign || !s.bySocket && d.Name.Protocol != proxier.TCP {
 				continue // a probe of UDP by packets would send endpoints datagrams they do not expect
 			}
-			next := candidate{name: d.Name.String(), cost: costOf(d, s.bySocket), lot: lotOf(node, round, d)}
+			next := candidate{name: d.Name.String(), cost: costOf(d, s.bySocket), lot: rankOf(node, round, d)}
 			is := probed{s.by, s.bySocket, proxier.FamilyOf(f.Addr.Addr())}
 			at, _ := slices.BinarySearchFunc(chosen[is], next, func(a, b candidate) int { return a.compare(&b) })
 			if at == maxTries {
@@ -96,8 +96,8 @@ func costOf(d *proxier.Decision, bySocket bool) (cost int) {
 	return cost
 }
 
-// lotOf spreads nodes and rounds over Services.
-func lotOf(node string, round uint64, d *proxier.Decision) uint32 {
+// rankOf spreads nodes and rounds over Services.
+func rankOf(node string, round uint64, d *proxier.Decision) uint32 {
 	h := fnv.New32a()
 	_, _ = fmt.Fprint(h, node, " ", round, " ", d.Name, " ", d.Name.Protocol) // never fails
 	return h.Sum32()

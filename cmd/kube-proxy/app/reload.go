@@ -52,12 +52,12 @@ var (
 	}
 )
 
-// among says whether a field is one of these or in one of them.
+// among reports whether a field is one of these or in one of them.
 func among(fields []string, path string) bool {
 	return slices.ContainsFunc(fields, func(at string) bool { return path == at || strings.HasPrefix(path, at+".") })
 }
 
-// needsRestart says whether a field can only be applied at the start.
+// needsRestart reports whether a field can only be applied at the start.
 func needsRestart(m mode, path string) bool {
 	return m.needsRestart(path) || !among(reloadedPolicy, path) && !among(reloadedRest, path)
 }
@@ -68,7 +68,7 @@ type reloader struct {
 	start   *Options
 	running *config.Config
 	mode    mode
-	// check says whether a process could run with these options, and apply applies the
+	// check reports whether a process could run with these options, and apply applies the
 	// changed fields.
 	check    func(context.Context, *Options) error
 	apply    func(*Options, []config.Difference) error

@@ -362,8 +362,8 @@ func TestApplyToProcess(t *testing.T) {
 
 // What a process could not start with is no reason to end one that runs.
 func TestCouldRun(t *testing.T) {
-	noBPF := map[capabilities.Feature]capabilities.State{capabilities.BPFSyscall: capabilities.No}
-	p := &proxy{host: &host{report: capabilities.Probe(t.Context(), capabilities.Options{CgroupRoot: "/nowhere", Mask: noBPF})}}
+	rulesAlone := map[capabilities.Feature]capabilities.State{capabilities.BPFSyscall: capabilities.No, capabilities.IPTables: capabilities.Yes}
+	p := &proxy{host: &host{report: capabilities.Probe(t.Context(), capabilities.Options{CgroupRoot: "/nowhere", Mask: rulesAlone})}}
 	for _, test := range []struct{ name, text, want string }{
 		{"a mode that the kernel does not support", "mode: ebpf\n---\n" + tandemHead + "manifests: /\nebpf: {fallback: [none]}\n", "no fallback is configured"},
 		{"one with a fallback", "mode: ebpf\n---\n" + tandemHead + "manifests: /\n", ""},

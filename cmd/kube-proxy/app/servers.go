@@ -98,6 +98,7 @@ func (p *proxy) metricsMux() *http.ServeMux {
 	p.installZPages(mux)
 	mux.HandleFunc("GET "+explain.Path, p.explain.flow)
 	mux.HandleFunc("GET "+explain.PlacementsPath, p.explain.placements)
+	mux.HandleFunc("GET "+explain.BackendsPath, p.explain.backends)
 	if p.opts.Config.KubeProxy.EnableProfiling {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)

@@ -15,7 +15,7 @@ import (
 )
 
 // ArrivalFilter selects packets that may be for a frontend and that nothing has translated, for package
-// kernel/tap.
+// kernel/packetsocket.
 type ArrivalFilter struct {
 	Program *ciliumebpf.Program
 	covered *ciliumebpf.Variable
@@ -65,7 +65,7 @@ func (f *ArrivalFilter) Cover(u proxier.Update) error {
 			continue
 		}
 		for i := range c.New.Frontends {
-			if fe := &c.New.Frontends[i]; fe.Kind == proxier.ClusterIP {
+			if fe := &c.New.Frontends[i]; !fe.Kind.External() {
 				changed = f.cover.Add(fe.Addr.Addr(), len(value.Prefix)) || changed
 			}
 		}

@@ -61,7 +61,7 @@ func FindAttached(cgroup *os.File) (found []Attachment, err error) {
 	return found, nil
 }
 
-// IsBare says whether the hooks of a cgroup have no program at all. It needs CAP_NET_ADMIN, and
+// IsBare reports whether the hooks of a cgroup have no program at all. It needs CAP_NET_ADMIN, and
 // returns false without.
 func IsBare(cgroup *os.File) bool {
 	for _, h := range Hooks {
@@ -76,7 +76,7 @@ func IsBare(cgroup *os.File) bool {
 	return true
 }
 
-// IsOwnProgram says whether a program is the proxy's, by its name and its maps: others may use
+// IsOwnProgram reports whether a program is the proxy's, by its name and its maps: others may use
 // the name.
 func IsOwnProgram(program *ciliumebpf.Program) bool {
 	info, err := program.Info()

@@ -95,7 +95,7 @@ func lockDirectory(cgroup *os.File) error {
 	}
 }
 
-// isServed says whether a process has shown a sign of life in the maps of the programs on a cgroup.
+// isServed reports whether a process has shown a sign of life in the maps of the programs on a cgroup.
 func isServed(cgroup *os.File) (bool, error) {
 	found, err := FindAttached(cgroup)
 	if err != nil {
@@ -127,7 +127,7 @@ func isServed(cgroup *os.File) (bool, error) {
 	return false, nil
 }
 
-// IsLocked says whether a process holds the lock. The test takes a shared lock: it does not
+// IsLocked reports whether a process holds the lock. The test takes a shared lock: it does not
 // disturb other inspectors, and a starting process only between two system calls.
 func IsLocked(cgroup *os.File) (bool, error) {
 	fd := int(cgroup.Fd())

@@ -163,6 +163,13 @@ func (p *Devices) Serve(ctx context.Context, list []devices.Device, pods map[int
 			errs = append(errs, p.stopServing(index))
 		}
 	}
+	// Devices that vanished before programs were attached were never served.
+	for index := range p.uplinks {
+		_, wanted := want[index]
+		if _, served := p.Served[index]; !served && !wanted {
+			errs = append(errs, p.removeUplink(index))
+		}
+	}
 	return errors.Join(append(errs, p.flows.Finish(ctx))...)
 }
 

@@ -50,7 +50,7 @@ func (p *Devices) Programs(ctx context.Context, v Variant) (*PacketPrograms, err
 		p.NoConntrack = true
 		var without error
 		if programs, without = p.load(ctx, v); without == nil {
-			klog.FromContext(ctx).Info("Packet programs run without netfilter's conntrack: they take packets of its translated connections for new connections", "reason", errors.Join(err, noModule).Error())
+			klog.FromContext(ctx).Info("Cannot look up conntrack; packets of connections that netfilter translates are treated as new connections", "reason", errors.Join(err, noModule).Error())
 			err = nil
 		} else {
 			p.NoConntrack = false // the cause was another one, which may be temporary
@@ -63,7 +63,7 @@ func (p *Devices) Programs(ctx context.Context, v Variant) (*PacketPrograms, err
 	return programs, nil
 }
 
-// haveKernelTypes says whether the kernel has BTF.
+// haveKernelTypes reports whether the kernel has BTF.
 func (p *Devices) haveKernelTypes() bool {
 	types := p.opts.KernelTypes
 	if types == nil {

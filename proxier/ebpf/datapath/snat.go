@@ -94,7 +94,7 @@ func (r PortRange) count() int {
 	return int(r.Last) - int(r.First) + 1
 }
 
-// Overlaps says whether the ranges have a port in common.
+// Overlaps reports whether the ranges have a port in common.
 func (r PortRange) Overlaps(o PortRange) bool {
 	return !r.none() && !o.none() && r.First <= o.Last && o.First <= r.Last
 }

@@ -105,7 +105,7 @@ type claim struct {
 // staleAfter is much longer than any program takes that has claimed a flow.
 const staleAfter = CollectInterval / 2
 
-// isStale says whether a flow has been claimed for so long that no CPU can still be writing it: its id could
+// isStale reports whether a flow has been claimed for so long that no CPU can still be writing it: its id could
 // not be freed. seen gets what is claimed.
 func (t *Table) isStale(id uint32, f *lbmap.Flow, seen map[uint32]claim) bool {
 	life := atomic.LoadUint64(&f.Life)

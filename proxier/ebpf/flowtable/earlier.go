@@ -26,7 +26,7 @@ type earlier interface {
 	// ring are the young flows, and born is the number of those there were.
 	ring() []uint64
 	born() uint64
-	// is says whether they are in this map.
+	// is reports whether they are in this map.
 	is(flows *ciliumebpf.Map) (bool, error)
 	close()
 }
@@ -49,7 +49,7 @@ func openEarlier(maps lbmap.Maps) (earlier, error) {
 	return nil, nil
 }
 
-// haveLayout says whether the maps have flows of type F, and elements of type E in another map.
+// haveLayout reports whether the maps have flows of type F, and elements of type E in another map.
 func haveLayout[F, E any](maps lbmap.Maps, name string) bool {
 	flows, others := maps["tdm_flow"], maps[name]
 	return flows != nil && others != nil && maps["tdm_flow_young"] != nil && maps["tdm_flow_count"] != nil &&

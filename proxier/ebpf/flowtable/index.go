@@ -66,31 +66,9 @@ func (x *Index) find(key *lbmap.FlowKey, home uint32, state int) *lbmap.FlowEntr
 	return nil
 }
 
-// At is the entry at a place.
-func (x *Index) At(place uint32) *lbmap.FlowEntry { return x.at(place) }
-
-// CheckFilter returns the first home of which the filter does not say whether it has entries.
-func (x *Index) CheckFilter() error {
-	for home := range x.homes {
-		if near := x.list[home].Near; x.filter.has(home) != (near != 0) {
-			return fmt.Errorf("filter of home %d: %v, but near is %#x", home, x.filter.has(home), near)
-		}
-	}
-	return nil
-}
-
-// Each calls fn with all live entries.
-func (x *Index) Each(fn func(place uint32, e *lbmap.FlowEntry)) {
-	for i := range x.list {
-		if e := &x.list[i]; entryState(atomic.LoadUint64(&e.Word)) == lbmap.EntryLive {
-			fn(uint32(i), e)
-		}
-	}
-}
-
 var (
 	errKeyInUse = errors.New("the key leads to another flow")
-	errNoPlace  = errors.New("no place near the key's home is free")
+	errNoPlace  = errors.New("no free place near the home of the key")
 )
 
 // enter inserts the entry of one direction of a flow, as flow_enter() of bpf/flow_index.h does. It

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable/flowtabletest"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
@@ -74,7 +75,7 @@ func TestIndexFull(t *testing.T) {
 	for _, h := range there {
 		for way, key := range []lbmap.FlowKey{h.flow.Request, h.flow.Reply} {
 			e := x.Find(&key)
-			if e == nil || e.Id != h.id || e.Generation != h.generation || e != x.At(h.flow.Place[way]) {
+			if e == nil || e.Id != h.id || e.Generation != h.generation || e != x.at(h.flow.Place[way]) {
 				t.Fatalf("flow %d, way %d: entry %+v", h.id, way, e)
 			}
 		}
@@ -82,7 +83,7 @@ func TestIndexFull(t *testing.T) {
 			t.Fatalf("flow %d was entered twice: %v", h.id, err)
 		}
 	}
-	if err := x.CheckFilter(); err != nil {
+	if err := (&flowtabletest.Index{List: x.list, Filter: x.filter}).CheckFilter(); err != nil {
 		t.Error(err)
 	}
 	for len(there) > 0 {
@@ -93,7 +94,7 @@ func TestIndexFull(t *testing.T) {
 			t.Fatalf("at %d is %+v", i, e)
 		}
 	}
-	if err := x.CheckFilter(); err != nil {
+	if err := (&flowtabletest.Index{List: x.list, Filter: x.filter}).CheckFilter(); err != nil {
 		t.Error(err)
 	}
 	t.Logf("%d of %d entries were refused with all %d flows in use", refused, entered, flows)

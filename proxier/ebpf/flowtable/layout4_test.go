@@ -10,6 +10,7 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable/flowtabletest"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -158,7 +159,7 @@ func TestCopiesLayout4(t *testing.T) {
 		t.Errorf("flows %v; %d in use, %d kept, %d lost", ports, c.to.Used(), c.to.Count(lbmap.FlowKeptTCP), c.Lost)
 	}
 	var at []uint32
-	c.index.Each(func(place uint32, _ *lbmap.FlowEntry) { at = append(at, place) })
+	(&flowtabletest.Index{List: c.index.list}).Each(func(place uint32, _ *lbmap.FlowEntry) { at = append(at, place) })
 	if slices.Sort(at); len(at) != 2*len(want) {
 		t.Errorf("entries at %v, want two for each flow", at)
 	}

@@ -61,14 +61,6 @@ func (m *Migration) Finish(ctx context.Context) error {
 	return err
 }
 
-// Copied counts the flows that were copied.
-func (m *Migration) Copied() (n int) {
-	for _, c := range m.copiers {
-		n += c.Copied
-	}
-	return n
-}
-
 func (m *Migration) each(step func(*Copier) error) error {
 	var errs []error
 	for _, c := range m.copiers {

@@ -78,15 +78,6 @@ func UsedIn(maps lbmap.Maps) (int, error) {
 	return usedIn(lists, int(maps["tdm_flow"].MaxEntries())-1), nil
 }
 
-// Free are the ids on top of the lists of free ones, and the numbers of changes of the lists.
-func (t *Table) Free() (ids []uint32, changes uint64) {
-	for i := range t.lists {
-		top := atomic.LoadUint64(&t.lists[i].Top)
-		ids, changes = append(ids, uint32(top)), changes+(top>>32)
-	}
-	return ids, changes
-}
-
 // give returns an id to a list of free ones, as flow_give() of bpf/flow_pool.h does.
 func (t *Table) give(id uint32, f *lbmap.Flow) {
 	for list := &t.lists[int(id)%len(t.lists)]; ; {

@@ -25,7 +25,7 @@ type span[T any] struct {
 // at is the element at a place, which the span has.
 func (s span[T]) at(place uint32) *T { return &s.list[place-s.first] }
 
-// has says whether the span has an element.
+// has reports whether the span has an element.
 func (s span[T]) has(place uint32) bool {
 	return place >= s.first && place-s.first < uint32(len(s.list))
 }

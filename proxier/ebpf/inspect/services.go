@@ -87,14 +87,6 @@ type BackendView struct {
 	Connections uint64         `json:"connections"`
 }
 
-// FullName is namespace/name:port, as logs have it.
-func (v *ServiceView) FullName() string {
-	if v.Port == "" {
-		return v.Namespace + "/" + v.Name
-	}
-	return v.Namespace + "/" + v.Name + ":" + v.Port
-}
-
 // Services reads every service port, sorted by name. Each is
 // consistent in itself; two may be of different moments.
 func (i *Inspector) Services() ([]ServiceView, error) {
@@ -336,7 +328,7 @@ type setsRead struct {
 	consistent bool
 }
 
-// readSets reads sets and backends, and says whether they belong together.
+// readSets reads sets and backends, and reports whether they belong together.
 func (t tableReader) readSets(service uint32, candidates []uint32) setsRead {
 	r := setsRead{members: map[uint32][proxier.Sets]bool{}, entries: map[uint32]lbmap.Backend{}, consistent: true}
 	at := t.Sets[service*lbmap.SetsPerService:][:proxier.Sets]

@@ -65,7 +65,7 @@ func (h *viewHarness) sync(t testing.TB) {
 // textOfView formats a view for comparisons, without ids.
 func textOfView(v *ServiceView) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s/%s %s", v.FullName(), v.Protocol, v.State)
+	fmt.Fprintf(&b, "%s/%s%s/%s %s", v.Namespace, v.Name, strings.TrimSuffix(":"+v.Port, ":"), v.Protocol, v.State)
 	if v.Reason != "" {
 		fmt.Fprintf(&b, ": %s", v.Reason)
 	}

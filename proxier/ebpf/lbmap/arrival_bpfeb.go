@@ -42,6 +42,7 @@ const (
 	arrivalMapTdmMeta       = "tdm_meta"
 	arrivalMapTdmNode       = "tdm_node"
 	arrivalMapTdmOptout     = "tdm_optout"
+	arrivalMapTdmPort       = "tdm_port"
 	arrivalMapTdmRange      = "tdm_range"
 	arrivalMapTdmService    = "tdm_service"
 	arrivalMapTdmSet        = "tdm_set"
@@ -121,6 +122,7 @@ type arrivalMapSpecs struct {
 	TdmMeta       *ebpf.MapSpec `ebpf:"tdm_meta"`
 	TdmNode       *ebpf.MapSpec `ebpf:"tdm_node"`
 	TdmOptout     *ebpf.MapSpec `ebpf:"tdm_optout"`
+	TdmPort       *ebpf.MapSpec `ebpf:"tdm_port"`
 	TdmRange      *ebpf.MapSpec `ebpf:"tdm_range"`
 	TdmService    *ebpf.MapSpec `ebpf:"tdm_service"`
 	TdmSet        *ebpf.MapSpec `ebpf:"tdm_set"`
@@ -176,6 +178,7 @@ type arrivalMaps struct {
 	TdmMeta       *ebpf.Map `ebpf:"tdm_meta"`
 	TdmNode       *ebpf.Map `ebpf:"tdm_node"`
 	TdmOptout     *ebpf.Map `ebpf:"tdm_optout"`
+	TdmPort       *ebpf.Map `ebpf:"tdm_port"`
 	TdmRange      *ebpf.Map `ebpf:"tdm_range"`
 	TdmService    *ebpf.Map `ebpf:"tdm_service"`
 	TdmSet        *ebpf.Map `ebpf:"tdm_set"`
@@ -204,6 +207,7 @@ func (m *arrivalMaps) Close() error {
 		m.TdmMeta,
 		m.TdmNode,
 		m.TdmOptout,
+		m.TdmPort,
 		m.TdmRange,
 		m.TdmService,
 		m.TdmSet,

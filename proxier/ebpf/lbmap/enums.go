@@ -173,6 +173,11 @@ const (
 	FlowNear     = 32
 )
 
+// enum ports
+const (
+	PortWords = 2048
+)
+
 // enum reason
 const (
 	ForwardLocal    = 0

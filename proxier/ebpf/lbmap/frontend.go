@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/maglev"
 )
 
 // FrontendEntry is an entry of the frontend map.
@@ -76,10 +77,13 @@ func OwnPrefix(f *proxier.Frontend) netip.Prefix {
 	return netip.PrefixFrom(f.Addr.Addr(), f.Addr.Addr().BitLen())
 }
 
-// SetID is the id of the backend set for clients of that origin.
-func (f *FrontendEntry) SetID(origin proxier.Origin) uint32 {
-	family := proxier.FamilyOf(ToAddr(f.Key.Addr))
-	return f.Value.Service*SetsPerService + uint32(f.Value.route(family, origin).Set)
+// PortBit is the number of the bit in tdm_port that reports whether a port has frontends.
+func PortBit(k *FrontendKey) uint32 {
+	bit := uint32(ToAddrPort(k.Addr, k.Port).Port())
+	if proxier.Protocol(k.Proto) == proxier.UDP {
+		bit += 64 * PortWords / 2
+	}
+	return bit
 }
 
 // Decode is the frontend of an entry, without its source ranges.
@@ -108,22 +112,15 @@ func (v *FrontendValue) route(family proxier.Family, origin proxier.Origin) (r p
 // keyWords are a frontend's key as the programs load it.
 const keyWords = unsafe.Sizeof(FrontendKey{}) / 4
 
-// checkOf is check_of() of bpf/check.h: the checksum by which programs
-// know that a value is complete, and belongs to its key.
-func checkOf(words []uint32) uint32 {
-	sum := uint64(0)
-	for _, word := range words {
-		sum = (sum + uint64(word)) * CheckFactor
-	}
-	return max(uint32(sum>>32), 1)
-}
+// The hash of connections is the checksum by which programs know that a value is complete, and belongs to its key.
+var _ [1]struct{} = [maglev.HashFactor - CheckFactor + 1]struct{}{}
 
 // frontendCheck is frontend_check() of bpf/frontend.h.
 func frontendCheck(key *FrontendKey, value *FrontendValue) uint32 {
 	var words [keyWords + 3]uint32
 	*(*[keyWords]uint32)(words[:]) = *(*[keyWords]uint32)(unsafe.Pointer(key))
 	words[keyWords], words[keyWords+1], words[keyWords+2] = value.Service, value.Flags, value.Affinity
-	return checkOf(words[:])
+	return maglev.Hash(words[:])
 }
 
 // NewFrontendEntry adds the checksum to the value.

@@ -22,6 +22,7 @@ const (
 	holdMapTdmFlowFilter   = "tdm_flow_filter"
 	holdMapTdmFlowFree     = "tdm_flow_free"
 	holdMapTdmFlowYoung    = "tdm_flow_young"
+	holdMapTdmPort         = "tdm_port"
 	holdMapTdmReason       = "tdm_reason"
 	holdMapTdmVip          = "tdm_vip"
 	holdProgTdmHoldIn4     = "tdm_hold_in4"
@@ -107,6 +108,7 @@ type holdMapSpecs struct {
 	TdmFlowFilter *ebpf.MapSpec `ebpf:"tdm_flow_filter"`
 	TdmFlowFree   *ebpf.MapSpec `ebpf:"tdm_flow_free"`
 	TdmFlowYoung  *ebpf.MapSpec `ebpf:"tdm_flow_young"`
+	TdmPort       *ebpf.MapSpec `ebpf:"tdm_port"`
 	TdmReason     *ebpf.MapSpec `ebpf:"tdm_reason"`
 	TdmVip        *ebpf.MapSpec `ebpf:"tdm_vip"`
 }
@@ -162,6 +164,7 @@ type holdMaps struct {
 	TdmFlowFilter *ebpf.Map `ebpf:"tdm_flow_filter"`
 	TdmFlowFree   *ebpf.Map `ebpf:"tdm_flow_free"`
 	TdmFlowYoung  *ebpf.Map `ebpf:"tdm_flow_young"`
+	TdmPort       *ebpf.Map `ebpf:"tdm_port"`
 	TdmReason     *ebpf.Map `ebpf:"tdm_reason"`
 	TdmVip        *ebpf.Map `ebpf:"tdm_vip"`
 }
@@ -174,6 +177,7 @@ func (m *holdMaps) Close() error {
 		m.TdmFlowFilter,
 		m.TdmFlowFree,
 		m.TdmFlowYoung,
+		m.TdmPort,
 		m.TdmReason,
 		m.TdmVip,
 	)

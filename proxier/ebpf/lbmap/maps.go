@@ -19,31 +19,41 @@ type Maps map[string]*ciliumebpf.Map
 // NamePrefix begins the names of all programs and maps of the proxy.
 const NamePrefix = "tdm_"
 
-// MapsOf opens the maps of the proxy that a program uses, by name.
-func MapsOf(program *ciliumebpf.Program) (Maps, error) {
+// MapsOf opens the maps of the proxy that these programs use, by name. Of several by one name it opens that of the first
+// program.
+func MapsOf(programs ...*ciliumebpf.Program) (Maps, error) {
+	maps := Maps{}
+	for _, program := range programs {
+		if err := maps.add(program); err != nil {
+			maps.Close()
+			return nil, err
+		}
+	}
+	return maps, nil
+}
+
+func (maps Maps) add(program *ciliumebpf.Program) error {
 	info, err := program.Info()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	mapIDs, ok := info.MapIDs()
 	if !ok {
-		return nil, errors.New("the kernel does not report the maps of a program")
+		return errors.New("the kernel does not report the maps of a program")
 	}
-	maps := Maps{}
 	for _, id := range mapIDs {
 		m, err := ciliumebpf.NewMapFromID(id)
 		if err != nil {
-			maps.Close()
-			return nil, fmt.Errorf("open map %d: %w", id, err)
+			return fmt.Errorf("open map %d: %w", id, err)
 		}
 		about, err := m.Info()
-		if err != nil || !strings.HasPrefix(about.Name, NamePrefix) {
+		if err != nil || !strings.HasPrefix(about.Name, NamePrefix) || maps[about.Name] != nil {
 			m.Close()
 			continue
 		}
 		maps[about.Name] = m
 	}
-	return maps, nil
+	return nil
 }
 
 // Close closes all of them.
@@ -53,12 +63,12 @@ func (maps Maps) Close() {
 	}
 }
 
-// HasOwnName says whether a program or map of that name is the proxy's.
+// HasOwnName reports whether a program or map of that name is the proxy's.
 func HasOwnName(name string) bool {
 	return len(name) > len(NamePrefix) && name[:len(NamePrefix)] == NamePrefix
 }
 
-// SameMap says whether both are handles of one map.
+// SameMap reports whether both are handles of one map.
 func SameMap(a, b *ciliumebpf.Map) (bool, error) {
 	infoA, err := a.Info()
 	if err != nil {

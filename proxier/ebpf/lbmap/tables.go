@@ -19,6 +19,7 @@ type Tables struct {
 	Ranges       SmallMap[RangeKey, uint8]
 	Locals       SmallMap[[4]uint32, uint32]
 	VIPs         SmallMap[[4]uint32, uint8]
+	Ports        []uint64 // see PortBit; nil without packet programs
 	Meta         *Meta
 	Nodes        []Node
 	Sets         []uint64
@@ -86,6 +87,9 @@ func OpenTables(m Maps) (*Tables, error) {
 		view(t, &t.ServiceStats, m["tdm_svc_stats"]),
 		view(t, &t.BackendStats, m["tdm_be_stats"]),
 	)
+	if ports := m["tdm_port"]; ports != nil {
+		err = errors.Join(err, view(t, &t.Ports, ports))
+	}
 	if err != nil {
 		t.Unmap()
 		return nil, err

@@ -107,8 +107,10 @@ const (
 	tcMapTdmFrontend     = "tdm_frontend"
 	tcMapTdmLocal        = "tdm_local"
 	tcMapTdmMeta         = "tdm_meta"
+	tcMapTdmNextHop      = "tdm_next_hop"
 	tcMapTdmNode         = "tdm_node"
 	tcMapTdmOptout       = "tdm_optout"
+	tcMapTdmPort         = "tdm_port"
 	tcMapTdmRange        = "tdm_range"
 	tcMapTdmReason       = "tdm_reason"
 	tcMapTdmRoute        = "tdm_route"
@@ -209,8 +211,10 @@ type tcMapSpecs struct {
 	TdmFrontend   *ebpf.MapSpec `ebpf:"tdm_frontend"`
 	TdmLocal      *ebpf.MapSpec `ebpf:"tdm_local"`
 	TdmMeta       *ebpf.MapSpec `ebpf:"tdm_meta"`
+	TdmNextHop    *ebpf.MapSpec `ebpf:"tdm_next_hop"`
 	TdmNode       *ebpf.MapSpec `ebpf:"tdm_node"`
 	TdmOptout     *ebpf.MapSpec `ebpf:"tdm_optout"`
+	TdmPort       *ebpf.MapSpec `ebpf:"tdm_port"`
 	TdmRange      *ebpf.MapSpec `ebpf:"tdm_range"`
 	TdmReason     *ebpf.MapSpec `ebpf:"tdm_reason"`
 	TdmRoute      *ebpf.MapSpec `ebpf:"tdm_route"`
@@ -285,8 +289,10 @@ type tcMaps struct {
 	TdmFrontend   *ebpf.Map `ebpf:"tdm_frontend"`
 	TdmLocal      *ebpf.Map `ebpf:"tdm_local"`
 	TdmMeta       *ebpf.Map `ebpf:"tdm_meta"`
+	TdmNextHop    *ebpf.Map `ebpf:"tdm_next_hop"`
 	TdmNode       *ebpf.Map `ebpf:"tdm_node"`
 	TdmOptout     *ebpf.Map `ebpf:"tdm_optout"`
+	TdmPort       *ebpf.Map `ebpf:"tdm_port"`
 	TdmRange      *ebpf.Map `ebpf:"tdm_range"`
 	TdmReason     *ebpf.Map `ebpf:"tdm_reason"`
 	TdmRoute      *ebpf.Map `ebpf:"tdm_route"`
@@ -318,8 +324,10 @@ func (m *tcMaps) Close() error {
 		m.TdmFrontend,
 		m.TdmLocal,
 		m.TdmMeta,
+		m.TdmNextHop,
 		m.TdmNode,
 		m.TdmOptout,
+		m.TdmPort,
 		m.TdmRange,
 		m.TdmReason,
 		m.TdmRoute,

@@ -22,7 +22,6 @@ type (
 	Prefix        = sockPrefix
 	Meta          = sockMeta
 	Successor     = sockSuccessor
-	PortHolder    = sockPortHolder
 	SocketDest    = sockSockDest
 	AffinityKey   = sockAffinityKey
 	Affinity      = sockAffinity

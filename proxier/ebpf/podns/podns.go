@@ -90,7 +90,7 @@ func (f *Finder) Find(pods []proxier.OptedOutPod) Found {
 	return result
 }
 
-// due says whether it is time for a search.
+// due reports whether it is time for a search.
 func (f *Finder) due(now time.Time, pods []proxier.OptedOutPod) bool {
 	interval := usualInterval
 	for _, p := range pods {

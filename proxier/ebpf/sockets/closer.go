@@ -50,7 +50,7 @@ type Closer struct {
 	failing      bool
 }
 
-// StaleFunc returns a function that says whether the backend of a socket, by its stored
+// StaleFunc returns a function that reports whether the backend of a socket, by its stored
 // destination, no longer serves it at the time of the call.
 type StaleFunc func() (stale func(*lbmap.SocketDest) bool)
 
@@ -123,7 +123,7 @@ func (f *Closer) Run(ctx context.Context) {
 		if first && ctx.Err() == nil {
 			f.report(proxier.Problem{
 				Kind: "Node", Reason: proxier.ReasonFlowsNotClosed,
-				Message: "Cannot close all UDP sockets that are connected to removed backends; their applications are not told: " + err.Error(),
+				Message: "Cannot close all UDP sockets that are connected to removed backends; clients may keep sending to them: " + err.Error(),
 			})
 		}
 	}
@@ -196,9 +196,11 @@ func (f *Closer) find(ctx context.Context) (stale sets.Set[uint64], remotes sets
 	stale, remotes = sets.New[uint64](), sets.New[netip.AddrPort]()
 	if f.reader == nil {
 		// Without sockets that their owners disconnected: they keep their storage.
-		if f.reader, err = sockdiag.NewStorageReader(f.storage, 1<<sockdiag.Established, f.types); err != nil {
+		reader, err := sockdiag.NewStorageReader(f.storage, sockdiag.StorageOptions{States: 1 << sockdiag.Established, ProcRoot: f.procRoot, Types: f.types})
+		if err != nil {
 			return stale, remotes, err
 		}
+		f.reader = reader
 	}
 	values, err := f.reader.Read(ctx)
 	if err != nil {

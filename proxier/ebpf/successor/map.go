@@ -5,6 +5,7 @@ package successor
 import (
 	"bytes"
 	"fmt"
+	"net/netip"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -79,10 +80,38 @@ func (m *Map) Claim(self uint32) {
 	atomic.StoreUint32(&m.value.OwnerTgid, self)
 }
 
+// Await says that another kube-proxy listens at these addresses. Programs see who binds ports, but not who
+// did before they were attached. Once this owner is gone for the grace period they yield to it, if servers
+// still listen on all ports of a kube-proxy. It returns whether the ports are known to the programs.
+func (m *Map) Await(listeners []netip.AddrPort) bool {
+	held := [lbmap.SuccessorPorts]*netip.AddrPort{}
+	for i := range m.value.Holders {
+		for l := range listeners {
+			if listeners[l].Port() == m.value.Holders[i].Port {
+				held[i] = &listeners[l]
+			}
+		}
+		if held[i] == nil && m.value.Holders[i].Port != 0 {
+			return false
+		}
+	}
+	known := false
+	for i, l := range held {
+		if l != nil {
+			m.value.Holders[i].Addr = lbmap.FromAddr(l.Addr())
+			known = true
+		}
+	}
+	if known {
+		atomic.CompareAndSwapUint64(&m.value.DeadlineNs, 0, monotonic())
+	}
+	return known
+}
+
 // Beat says that the owner is alive.
 func (m *Map) Beat() { atomic.StoreUint64(&m.value.OwnerSeenNs, monotonic()) }
 
-// Yielded says whether the programs leave new connections to another kube-proxy.
+// Yielded reports whether the programs leave new connections to another kube-proxy.
 func (m *Map) Yielded() (y Yield, yielded bool) { return ReadYield(m.value) }
 
 // TakeBack has the programs accept new connections again.

@@ -53,8 +53,9 @@ func (w *Writer) Load() error {
 	if err := errors.Join(w.loadRanges(left), w.echo.load()); err != nil {
 		return err
 	}
-	var lost []lbmap.FrontendKey
+	var all, lost []lbmap.FrontendKey
 	err := t.Frontends.Dump(func(key lbmap.FrontendKey, value lbmap.FrontendValue) {
+		all = append(all, key)
 		service := int(value.Service)
 		if service >= len(left) || left[service].id == 0 {
 			lost = append(lost, key)
@@ -67,6 +68,7 @@ func (w *Writer) Load() error {
 	if err != nil {
 		return fmt.Errorf("read the frontends: %w", err)
 	}
+	w.usedPorts.load(all)
 	for i := range left {
 		s := &left[i]
 		if s.id == 0 {
@@ -112,7 +114,7 @@ func (w *Writer) adopt(d *proxier.Decision, p *port) bool {
 	}
 	delete(w.adopted, key)
 	w.ports.Adopt(d.Index(), left)
-	w.echo.replace(nil, p.frontends)
+	w.note(nil, p.frontends)
 	return true
 }
 

@@ -66,6 +66,7 @@ func (w *Writer) program(index uint32) error {
 			continue
 		}
 		w.fill(plan, s, d, ids)
+		w.tellDisruption(p.id, s, d, plan)
 		w.publish(p.id, s, lbmap.SetWord(plan.extent.base, plan.size))
 	}
 	for s := range proxier.Sets {

@@ -33,5 +33,5 @@ func membersOf(b *proxier.Backend) uint8 {
 
 func setBit(s proxier.Set) uint8 { return 1 << s }
 
-// served says whether a frontend is to be in the tables.
+// served reports whether a frontend is to be in the tables.
 func served(f *proxier.Frontend) bool { return f.Conflict == nil && !f.IsLeft() }

@@ -120,3 +120,24 @@ func BenchmarkSync(b *testing.B) {
 	}
 	b.ReportMetric(0, "ns/op")
 }
+
+// BenchmarkSmallerTables is a full sync of a thousand Services that ask for the largest Maglev tables, of which most have
+// smaller ones.
+func BenchmarkSmallerTables(b *testing.B) {
+	const services, endpoints = 1000, 10
+	sizes := lbmap.Sizes{Frontends: 1 << 12, Services: 1 << 11, Backends: 1 << 15, Slots: 1 << 20, Ranges: 16, Locals: 16}
+	h := newHarness(b, lbmap.NewFakeTables(sizes), sizes)
+	for i := range services {
+		s := synthetic.Service(i)
+		s.Annotations = map[string]string{proxier.AnnotationAlgorithm: "maglev", proxier.AnnotationTableSize: "131071"}
+		h.OnServiceAdd(s)
+		h.OnEndpointSliceAdd(synthetic.Slice(i, 0, i*endpoints, endpoints))
+	}
+	h.sync(b)
+	full := proxier.Update{Full: true, Changes: h.Table().All()}
+	for b.Loop() {
+		if _, err := h.writer.Sync(full); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -3,6 +3,8 @@
 package writer
 
 import (
+	"slices"
+
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
@@ -11,6 +13,8 @@ import (
 type liveness struct {
 	writer *Writer
 	live   map[liveBackend]struct{}
+	// elsewhere are the service ports of frontends that other datapaths serve.
+	elsewhere map[lbmap.FrontendKey]*proxier.Decision
 }
 
 type liveBackend struct {
@@ -26,11 +30,22 @@ func (w *Writer) StaleSockets() func(*lbmap.SocketDest) bool { return w.newLiven
 func (w *Writer) newLiveness() *liveness {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	j := &liveness{writer: w, live: map[liveBackend]struct{}{}}
+	j := &liveness{writer: w, live: map[liveBackend]struct{}{}, elsewhere: map[lbmap.FrontendKey]*proxier.Decision{}}
 	for id := range w.backends.next {
 		b := &w.tables.Backends[id]
 		if b.Service != 0 && proxier.Protocol(b.Proto) == proxier.UDP {
 			j.live[liveBackend{b.Service, b.Addr, b.Port}] = struct{}{}
+		}
+	}
+	for _, item := range w.ports.All() {
+		d := item.Desired()
+		if d == nil || d.Name.Protocol != proxier.UDP {
+			continue
+		}
+		for i := range d.Frontends {
+			if f := &d.Frontends[i]; f.Conflict == nil && f.IsLeft() {
+				j.elsewhere[lbmap.KeyOf(d, i)] = d
+			}
 		}
 	}
 	return j
@@ -43,13 +58,21 @@ func (j *liveness) stale(dest *lbmap.SocketDest) bool {
 	j.writer.mu.RLock() // otherwise the kernel may reuse the element for another key
 	defer j.writer.mu.RUnlock()
 	value, found, err := j.writer.tables.Frontends.Lookup(key)
-	if err == nil && !found {
+	d := j.elsewhere[key]
+	if err == nil && !found && d == nil {
 		key.Addr, key.Scope = lbmap.Unspecified(key.Addr), lbmap.ScopeNode
 		value, found, err = j.writer.tables.Frontends.Lookup(key)
+		d = j.elsewhere[key]
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return false
+	case found:
+		_, serves := j.live[liveBackend{value.Service, dest.Addr, dest.Port}]
+		return !serves
+	case d != nil:
+		backend := lbmap.ToAddrPort(dest.Addr, dest.Port)
+		return !slices.ContainsFunc(d.Backends, func(b proxier.Backend) bool { return b.Addr == backend })
 	}
-	_, serves := j.live[liveBackend{value.Service, dest.Addr, dest.Port}]
-	return !found || !serves
+	return true
 }

@@ -35,7 +35,7 @@ func (e *CapacityError) code() lbmap.Refusal {
 type unsupportedError struct{ protocol proxier.Protocol }
 
 func (e unsupportedError) Error() string {
-	return fmt.Sprintf("the socket hooks do not see %s; another tier has to serve it", e.protocol)
+	return fmt.Sprintf("the eBPF datapath does not support %s", e.protocol)
 }
 
 func (e unsupportedError) code() lbmap.Refusal { return lbmap.RefusalSCTP }
@@ -98,7 +98,7 @@ func (w *Writer) dropUnwanted(d *proxier.Decision, p *port) {
 			w.orphans = append(w.orphans, f.Key)
 		}
 	}
-	w.echo.replace(p.frontends, kept)
+	w.note(p.frontends, kept)
 	p.frontends = kept
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/maglev"
 )
 
 // setPlan is the planned change of one set.
@@ -29,28 +30,53 @@ func (w *Writer) planSet(id uint32, s proxier.Set, d *proxier.Decision, ids []ui
 		}
 		return plan, true
 	}
-	for limit := math.MaxInt; ; limit = plan.size / 2 {
+	for limit, first := w.largestTable(id, s, d), true; ; limit, first = plan.size/2, false {
 		plan.slots = d.Slots(s, limit)
-		if len(plan.slots) >= plan.size && limit != math.MaxInt {
+		if len(plan.slots) >= plan.size && !first {
 			return plan, false
 		}
 		plan.size = len(plan.slots)
 		if plan.same = w.compareSlots(id, s, d, ids, plan.slots); plan.same || plan.size == 0 {
 			return plan, true
 		}
-		if plan.extent, ok = w.allocTable(plan.size, plan.size > d.Size(s)); ok {
+		if plan.size > d.Size(s) && !w.hasRoom(id, s, plan.size) {
+			continue
+		}
+		if plan.extent, ok = w.slots.alloc(plan.size); ok {
 			w.reportSmaller(d, s, plan.size)
 			return plan, true
 		}
 	}
 }
 
-// allocTable allocates slots. Sets that need more slots than they have backends leave a quarter of all slots to others.
-func (w *Writer) allocTable(size int, more bool) (extent, bool) {
-	if more && w.slots.used+1<<orderOf(size) > int(w.slots.size-w.slots.size/4) {
-		return extent{}, false
+// largestTable is the size of the largest Maglev table that a set can have, or has: tables for which there is no room are
+// not worked out with each sync. There is no limit for sets without such a table.
+func (w *Writer) largestTable(id uint32, s proxier.Set, d *proxier.Decision) int {
+	size := d.TableSize(s)
+	if size == 0 {
+		return math.MaxInt
 	}
-	return w.slots.alloc(size)
+	published := w.published(id, s)
+	for size > 0 && size != published && !w.hasRoom(id, s, size) {
+		size = maglev.Smaller(size)
+	}
+	return size
+}
+
+// published is how many slots a set has in the kernel.
+func (w *Writer) published(id uint32, s proxier.Set) int {
+	_, size := lbmap.SplitSetWord(w.tables.Sets[id*lbmap.SetsPerService+uint32(s)])
+	return size
+}
+
+// hasRoom reports whether a set may have so many slots, more than it has backends: a quarter of all slots is left to sets
+// with one slot for each backend, and to copies: while a set is replaced, both exist.
+func (w *Writer) hasRoom(id uint32, s proxier.Set, size int) bool {
+	used := w.slots.used + 1<<orderOf(size)
+	if replaced := w.published(id, s); replaced > 0 {
+		used -= 1 << orderOf(replaced)
+	}
+	return used <= int(w.slots.size-w.slots.size/4)
 }
 
 // reportSmaller reports a Maglev table that is smaller than it should be. It is not that of other nodes then.

@@ -27,11 +27,12 @@ import (
 // What is desired of service ports and what the tables have of them is in ports. A service
 // port whose frontends could not be written has failed there; one that does not fit is refused.
 type Writer struct {
-	tables *lbmap.Tables
-	report func(proxier.Problem)
-	clock  clock.PassiveClock
-	grace  grace
-	guard  func() error // see Options
+	tables    *lbmap.Tables
+	report    func(proxier.Problem)
+	disrupted func(proxier.Disruption) // see Options
+	clock     clock.PassiveClock
+	grace     grace
+	guard     func() error // see Options
 
 	// mu guards everything below and the stores to the tables against those
 	// who read them beside Sync.
@@ -50,6 +51,7 @@ type Writer struct {
 	rules         *proxier.NodeRules // what the tables say of this node; nil before the first
 	locals        map[[4]uint32]uint32
 	echo          echoAddrs
+	usedPorts     usedPorts
 	writes        uint64 // stores and map operations, ever
 
 	queue queue
@@ -87,6 +89,8 @@ type Options struct {
 	Guard func() error
 	// Report is told what does not fit.
 	Report func(proxier.Problem)
+	// Disrupted is told of changes of Maglev tables; it may be nil.
+	Disrupted func(proxier.Disruption)
 }
 
 // New makes a Writer for tables that are new (see Format) or were left by a process (see Load).
@@ -96,12 +100,12 @@ func New(t *lbmap.Tables, o Options) *Writer {
 	}
 	s, c, g := o.Sizes, o.Clock, grace(o.Wait)
 	return &Writer{
-		tables: t, report: o.Report, clock: c, grace: g, guard: o.Guard,
+		tables: t, report: o.Report, disrupted: o.Disrupted, clock: c, grace: g, guard: o.Guard,
 		services: newIDs(1, s.Services, c, g), // id 0 stands for none
 		backends: newIDs(1, s.Backends, c, g),
 		slots:    newExtents(s.Slots, c, g),
-		echo:     newEchoAddrs(t.VIPs),
-		ports:    delta.NewIndexed[*proxier.Decision, port](),
+		echo:     newEchoAddrs(t.VIPs), usedPorts: newUsedPorts(t.Ports),
+		ports: delta.NewIndexed[*proxier.Decision, port](),
 	}
 }
 
@@ -149,7 +153,7 @@ func (w *Writer) Sync(u proxier.Update) (stale bool, err error) {
 	w.room = false
 	if len(w.adopted) == 0 {
 		n, verr := w.echo.write()
-		w.writes += uint64(n)
+		w.writes += uint64(n + w.usedPorts.write())
 		err = errors.Join(err, verr)
 	}
 	w.gauges(w.writes != before)
@@ -200,7 +204,7 @@ func (w *Writer) drop(index uint32) {
 	}
 	if p := &item.Applied; p.id != 0 {
 		w.gone = append(w.gone, *p)
-		w.echo.replace(p.frontends, nil)
+		w.note(p.frontends, nil)
 	}
 	w.ports.Removed(index)
 	w.ports.Drop(index)
@@ -237,8 +241,14 @@ func (w *Writer) enqueue(index uint32, p *port, list []lbmap.FrontendEntry, fres
 		w.queue.owners = append(w.queue.owners, index)
 	}
 	w.usedFrontends += fresh
-	w.echo.replace(p.frontends, list)
+	w.note(p.frontends, list)
 	p.frontends = list
+}
+
+// note is called with the frontends of a service port before they change.
+func (w *Writer) note(before, after []lbmap.FrontendEntry) {
+	w.echo.replace(before, after)
+	w.usedPorts.replace(before, after)
 }
 
 // flush writes the queued frontends.

@@ -32,8 +32,9 @@ var smallSizes = lbmap.Sizes{Frontends: 40, Services: 24, Backends: 48, Slots: 6
 // harness is a proxier with tables in ordinary memory.
 type harness struct {
 	*proxier.Proxier
-	writer   *Writer
-	problems []proxier.Problem
+	writer      *Writer
+	problems    []proxier.Problem
+	disruptions []proxier.Disruption
 }
 
 func (h *harness) Cleanup(context.Context) error { return nil }
@@ -57,6 +58,7 @@ func newHarness(t testing.TB, tables *lbmap.Tables, s lbmap.Sizes) *harness {
 	}
 	h.writer = New(tables, Options{
 		Sizes: s, Clock: clock, Wait: func() {}, Report: func(p proxier.Problem) { h.problems = append(h.problems, p) },
+		Disrupted: func(d proxier.Disruption) { h.disruptions = append(h.disruptions, d) },
 	})
 	if err := h.writer.Load(); err != nil {
 		t.Fatalf("load: %v", err)
@@ -170,6 +172,85 @@ func TestWriterCapacity(t *testing.T) {
 			}
 			writertest.Check(t, h.writer.tables, h.writer.Usage())
 		})
+	}
+}
+
+// TestDisruptions: each change of a Maglev table is told, with the share of connections that moves.
+func TestDisruptions(t *testing.T) {
+	sizes := smallSizes
+	sizes.Slots = 1 << 15
+	h := newHarness(t, lbmap.NewFakeTables(sizes), sizes)
+	pods := func(n int) (list []string) {
+		for i := range n {
+			list = append(list, fmt.Sprintf("10.244.0.%d", i+1))
+		}
+		return list
+	}
+	service := func(annotations ...string) {
+		s := writertest.Service("a", "10.96.0.1")
+		s.Annotations = map[string]string{}
+		for i := 0; i < len(annotations); i += 2 {
+			s.Annotations[annotations[i]] = annotations[i+1]
+		}
+		h.OnServiceUpdate(nil, s)
+	}
+	for _, step := range []struct {
+		name      string
+		change    func()
+		slots     int // 0 if nothing is told
+		low, high float64
+	}{
+		{"new", func() {
+			service(proxier.AnnotationAlgorithm, "maglev", proxier.AnnotationTableSize, "4093")
+			h.OnEndpointSliceAdd(writertest.Slice("a-1", "a", pods(10)...))
+		}, 0, 0, 0},
+		{"one of ten backends goes", func() { h.OnEndpointSliceUpdate(nil, writertest.Slice("a-1", "a", pods(9)...)) }, 4093, 0.09, 0.14},
+		{"it is back", func() { h.OnEndpointSliceUpdate(nil, writertest.Slice("a-1", "a", pods(10)...)) }, 4093, 0.09, 0.14},
+		{"a smaller table", func() {
+			service(proxier.AnnotationAlgorithm, "maglev", proxier.AnnotationTableSize, "2039")
+		}, 2039, 0.7, 1},
+		{"nothing", func() {}, 0, 0, 0},
+		{"random", func() { service() }, 0, 0, 0},
+	} {
+		h.disruptions = nil
+		step.change()
+		h.sync(t)
+		switch d := h.disruptions; {
+		case step.slots == 0 && len(d) > 0:
+			t.Errorf("%s: told %+v", step.name, d)
+		case step.slots == 0:
+		case len(d) != 1 || d[0].Slots != step.slots || d[0].Name.Name != "a" || d[0].Set != proxier.V4Cluster || d[0].Moved < step.low || d[0].Moved > step.high:
+			t.Errorf("%s: told %+v, want %d slots, %v to %v moved", step.name, d, step.slots, step.low, step.high)
+		}
+	}
+}
+
+// TestWriterReplacedTables: a Maglev table keeps its size when its endpoints change, also where all tables
+// together take as many slots as they may.
+func TestWriterReplacedTables(t *testing.T) {
+	sizes := lbmap.Sizes{Frontends: 8, Services: 8, Backends: 64, Slots: 1 << 10}
+	h := newHarness(t, lbmap.NewFakeTables(sizes), sizes)
+	maglev := func(s *v1.Service) {
+		s.Annotations = map[string]string{proxier.AnnotationAlgorithm: "maglev", proxier.AnnotationTableSize: "251"}
+	}
+	for i, name := range []string{"a", "b", "c"} {
+		h.OnServiceAdd(writertest.Service(name, fmt.Sprintf("10.96.0.%d", 1+i), maglev))
+		h.OnEndpointSliceAdd(writertest.Slice(name+"-1", name, "10.244.0.1", "10.244.0.2"))
+	}
+	h.sync(t)
+	for i := range 4 {
+		for _, name := range []string{"a", "b", "c"} {
+			h.OnEndpointSliceUpdate(nil, writertest.Slice(name+"-1", name, "10.244.0.1", fmt.Sprintf("10.244.0.%d", 3+i)))
+			h.sync(t)
+		}
+	}
+	for id := range uint32(3) {
+		if got := h.writer.published(id+1, proxier.V4Cluster); got != 251 {
+			t.Errorf("a table has %d slots, want 251", got)
+		}
+	}
+	if len(h.problems) > 0 {
+		t.Errorf("problems: %+v", h.problems)
 	}
 }
 

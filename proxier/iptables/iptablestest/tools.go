@@ -27,7 +27,7 @@ type Tools interface {
 // Simulated simulates the iptables programs and the kernel.
 type Simulated struct {
 	Simulates xtables.Variant
-	// HasGeneration says whether the simulated kernel has a generation of its rules.
+	// HasGeneration reports whether the simulated kernel has a generation of its rules.
 	HasGeneration bool
 	Tables        [proxier.Families]*netfilter.Tables
 	// Reads counts calls of SaveAll.

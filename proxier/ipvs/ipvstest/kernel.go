@@ -27,7 +27,7 @@ type Kernel[M comparable] struct {
 	Lacks map[string]bool
 	// Messages and Lists count calls.
 	Messages, Lists int
-	// Fails says whether a message does not arrive, or its answer does not. As the order of
+	// Fails reports whether a message does not arrive, or its answer does not. As the order of
 	// messages is not always the same, it goes by their text.
 	Fails func(what string) (before, after error)
 	// Gone is called after everything that takes something away, and Cut when that cuts

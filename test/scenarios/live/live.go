@@ -389,6 +389,15 @@ func (c *cluster) Address(ctx context.Context, name string, addr netip.Addr, gon
 	return errors.Join(err, c.nodes[name].proxy.Learn(ctx))
 }
 
+// Override is what an operator says of a backend.
+func (c *cluster) Override(ctx context.Context, name string, o proxier.BackendOverride) error {
+	p, ours := c.nodes[name].proxy.(*tierProxy)
+	if !ours {
+		return fmt.Errorf("%w: commands of operators", errors.ErrUnsupported)
+	}
+	return errors.Join(c.model.Override(ctx, name, o), p.Learn(ctx))
+}
+
 // Reach makes the calls of a probe.
 func (c *cluster) Reach(ctx context.Context, p scenarios.Probe) (o scenarios.Observation, err error) {
 	if err := check(c.model, c.scope, p); err != nil {

@@ -15,6 +15,11 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
+// SetID is the id of the backend set of a frontend, for clients of that origin.
+func SetID(f lbmap.FrontendEntry, origin proxier.Origin) uint32 {
+	return f.Value.Service*lbmap.SetsPerService + uint32(f.Decode().Routes[origin].Set)
+}
+
 // Text prints the tables as programs read them, without ids.
 func Text(tables *lbmap.Tables) string {
 	var lines []string
@@ -23,7 +28,7 @@ func Text(tables *lbmap.Tables) string {
 		f := lbmap.FrontendEntry{Key: key, Value: value}
 		head := fmt.Sprintf("%s/%s %s affinity=%d", lbmap.ToAddrPort(key.Addr, key.Port), proxier.Protocol(key.Proto), e.Name[:e.NameLen], value.Affinity)
 		for origin := range proxier.Origins {
-			lines = append(lines, head+routeText(value.Flags, origin)+" -> "+setText(tables, f.SetID(origin)))
+			lines = append(lines, head+routeText(value.Flags, origin)+" -> "+setText(tables, SetID(f, origin)))
 		}
 	})
 	err = errors.Join(err, tables.Ranges.Dump(func(key lbmap.RangeKey, _ uint8) {
@@ -33,8 +38,31 @@ func Text(tables *lbmap.Tables) string {
 	if err != nil {
 		return err.Error()
 	}
+	lines = append(lines, wrongPorts(tables)...)
 	slices.Sort(lines)
 	return strings.Join(slices.Compact(lines), "\n")
+}
+
+// wrongPorts are the ports of which the tables say wrongly whether they have frontends.
+func wrongPorts(tables *lbmap.Tables) (lines []string) {
+	used := map[uint32]bool{}
+	err := tables.Frontends.Dump(func(key lbmap.FrontendKey, _ lbmap.FrontendValue) {
+		port := lbmap.PortBit(&key)
+		if used[port] = true; tables.Ports[port/64]>>(port%64)&1 == 0 {
+			lines = append(lines, fmt.Sprintf("port %d has frontends, and no bit", port))
+		}
+	})
+	if err != nil {
+		return []string{err.Error()}
+	}
+	for word, set := range tables.Ports {
+		for ; set != 0; set &= set - 1 {
+			if port := uint32(word*64 + bits.TrailingZeros64(set)); !used[port] {
+				lines = append(lines, fmt.Sprintf("port %d has a bit, and no frontends", port))
+			}
+		}
+	}
+	return lines
 }
 
 // routeText returns a route's flags, or nothing for frontends that serve all origins alike and keep

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package ebpf
+// Package removal takes the programs of a cgroup and of the devices of this network namespace out of the
+// kernel, or has them accept no new connections, whichever process attached them.
+package removal
 
 import (
 	"context"
@@ -14,34 +16,21 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// Cleanup implements proxier.Tier: it detaches the programs, and with them
-// all other kernel state of the proxy goes.
-func (t *Tier) Cleanup(context.Context) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.attached = false // the audit would attach everything again
-	t.stopHold()
-	return t.netns.Do(func() error {
-		_, err := detachAll(t.cgroup, datapath.DetachDevices)
-		return err
-	})
-}
-
 // Cleanup removes what earlier processes left on a cgroup, and returns the
 // names of the programs it detached. Foreign programs stay.
-func Cleanup(cgroupRoot string) (removed []string, err error) {
+func Cleanup(ctx context.Context, cgroupRoot string) (removed []string, err error) {
 	cgroup, err := datapath.OpenCgroup(cgroupRoot)
 	if err != nil {
 		return nil, err
 	}
 	defer cgroup.Close()
 	// A process that still runs would attach its programs again.
-	lock, err := datapath.Lock(context.Background(), cgroup)
+	lock, err := datapath.Lock(ctx, cgroup)
 	if err != nil {
 		return nil, err
 	}
 	defer lock.Close()
-	return detachAll(cgroup, datapath.DetachDevices)
+	return Programs(cgroup, datapath.DetachDevices)
 }
 
 // ErrServing says that a running process serves Services by the programs.
@@ -49,15 +38,15 @@ var ErrServing = errors.New("a running kube-proxy serves Services by these progr
 
 // Detach is Cleanup that also works beside a process whose programs accept no new connections:
 // one in another mode, which drains them.
-func Detach(cgroupRoot string) (removed []string, err error) {
+func Detach(ctx context.Context, cgroupRoot string) (removed []string, err error) {
 	cgroup, err := datapath.OpenCgroup(cgroupRoot)
 	if err != nil {
 		return nil, err
 	}
 	defer cgroup.Close()
-	switch lock, err := datapath.Lock(context.Background(), cgroup); {
+	switch lock, err := datapath.Lock(ctx, cgroup); {
 	case errors.Is(err, datapath.ErrBusy):
-		if err := eachInUse(cgroup, isDrained); err != nil {
+		if err := EachInUse(cgroup, isDrained); err != nil {
 			return nil, err
 		}
 	case err != nil:
@@ -65,7 +54,7 @@ func Detach(cgroupRoot string) (removed []string, err error) {
 	default:
 		defer lock.Close()
 	}
-	return detachAll(cgroup, datapath.DetachDevices)
+	return Programs(cgroup, datapath.DetachDevices)
 }
 
 // isDrained returns ErrServing for a program that has frontends.
@@ -83,7 +72,7 @@ func isDrained(program *ciliumebpf.Program) error {
 	return nil
 }
 
-// Busy says whether a process serves a cgroup, or drains its programs.
+// Busy reports whether a process serves a cgroup, or drains its programs.
 func Busy(cgroupRoot string) (bool, error) {
 	cgroup, err := datapath.OpenCgroup(cgroupRoot)
 	if err != nil {
@@ -93,17 +82,17 @@ func Busy(cgroupRoot string) (bool, error) {
 	return datapath.IsLocked(cgroup)
 }
 
-// detachAll takes the programs of the proxy off all devices, by that function, and then off the
+// Programs takes the programs of the proxy off all devices, by that function, and then off the
 // cgroup. A later cleanup finds programs on devices by those on the cgroup. Where devices fail,
 // the latter stay, without frontends.
-func detachAll(cgroup *os.File, devices func() (removed []string, err error)) (removed []string, err error) {
+func Programs(cgroup *os.File, devices func() (removed []string, err error)) (removed []string, err error) {
 	found, err := datapath.FindAttached(cgroup)
 	if err != nil {
 		return nil, err
 	}
 	defer datapath.CloseAttached(found)
 	if removed, err = devices(); err != nil {
-		return removed, errors.Join(err, silence(cgroup))
+		return removed, errors.Join(err, Frontends(cgroup))
 	}
 	var errs []error
 	for _, a := range found {
@@ -118,7 +107,7 @@ func detachAll(cgroup *os.File, devices func() (removed []string, err error)) (r
 	return removed, errors.Join(errs...)
 }
 
-// Attached says whether programs of the proxy are attached to a cgroup. Without CAP_SYS_ADMIN
+// Attached reports whether programs of the proxy are attached to a cgroup. Without CAP_SYS_ADMIN
 // it can only tell that there are no programs at all.
 func Attached(cgroupRoot string) (bool, error) {
 	cgroup, err := datapath.OpenCgroup(cgroupRoot)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tap tells by which devices packets come in that a BPF program selects. It uses
+// Package packetsocket tells by which devices packets come in that a BPF program selects. It uses
 // packet sockets, so it changes nothing in the kernel and leaves nothing behind. These see IP
 // packets that reach the network stack of this host, after the BPF programs on devices (XDP, tcx,
 // clsact) and before routing and netfilter. Packets that a bridge forwards are not among them;
 // those for the bridge itself come in by the bridge.
-package tap
+package packetsocket
 
 import (
 	"encoding/binary"
@@ -65,7 +65,7 @@ func listen(filter *ciliumebpf.Program, protocol uint16) (*Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a packet socket: %w", err)
 	}
-	l := &Listener{socket: os.NewFile(uintptr(fd), "tap")}
+	l := &Listener{socket: os.NewFile(uintptr(fd), "packet socket")}
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ATTACH_BPF, filter.FD()); err != nil {
 		return nil, errors.Join(fmt.Errorf("attach the filter to a packet socket: %w", err), l.Close())
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package ebpf
+package removal
 
 import (
 	"context"
@@ -17,28 +17,28 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// Silence has the programs of an earlier process accept no new connections. It is for a process
+// StopNewConnections has the programs of an earlier process accept no new connections. It is for a process
 // that cannot Open the tier, and so cannot Drain it: the programs stay, and with them the
 // established connections.
-func Silence(cgroupRoot string) error {
+func StopNewConnections(ctx context.Context, cgroupRoot string) error {
 	cgroup, err := datapath.OpenCgroup(cgroupRoot)
 	if err != nil {
 		return err
 	}
 	defer cgroup.Close()
 	// A process that still runs would write its frontends again.
-	lock, err := datapath.Lock(context.Background(), cgroup)
+	lock, err := datapath.Lock(ctx, cgroup)
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
-	return silence(cgroup)
+	return Frontends(cgroup)
 }
 
-// silence removes frontends and prefixes from the maps of all attached programs. The backends
+// Frontends removes frontends and prefixes from the maps of all attached programs. The backends
 // stay: flows refer to them.
-func silence(cgroup *os.File) error {
-	return eachInUse(cgroup, func(program *ciliumebpf.Program) error {
+func Frontends(cgroup *os.File) error {
+	return EachInUse(cgroup, func(program *ciliumebpf.Program) error {
 		maps, err := lbmap.MapsOf(program)
 		if err != nil {
 			return err
@@ -69,9 +69,9 @@ func forgetPrefixes(m *ciliumebpf.Map) error {
 	return nil
 }
 
-// eachInUse calls fn with the programs of the proxy that are attached: to the cgroup, and to
+// EachInUse calls fn with the programs of the proxy that are attached: to the cgroup, and to
 // the ingress of devices of this network namespace.
-func eachInUse(cgroup *os.File, fn func(*ciliumebpf.Program) error) error {
+func EachInUse(cgroup *os.File, fn func(*ciliumebpf.Program) error) error {
 	found, err := datapath.FindAttached(cgroup)
 	if err != nil {
 		return err

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inet
+
+import (
+	"testing"
+
+	"github.com/tandem-proxy/tandem/test/equality"
+)
+
+func TestEveryFieldIsCompared(t *testing.T) {
+	equality.Check(t, equality.Of("Match", (*Match).Equal, nil))
+}
