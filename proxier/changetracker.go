@@ -33,7 +33,7 @@ type ChangeTracker struct {
 type entry struct {
 	name    types.NamespacedName
 	dirty   bool
-	trigger [Families]time.Time // oldest last-change-trigger-time not handed over yet
+	trigger [Families]int64 // oldest last-change-trigger-time not handed over yet, as in Change
 
 	service *Service         // nil: none
 	slices  []*EndpointSlice // sorted by name; the list is never changed in place
@@ -54,8 +54,8 @@ type entry struct {
 type Change struct {
 	Service *Service // nil: there is none (any more)
 	Slices  []*EndpointSlice
-	// Trigger is when the cluster saw what is changing in a family; zero if unknown.
-	Trigger [Families]time.Time
+	// Trigger is when the cluster saw what is changing in a family, in nanoseconds since 1970; 0 if unknown.
+	Trigger [Families]int64
 
 	entry *entry
 }
@@ -121,7 +121,7 @@ func (t *ChangeTracker) take(from []*entry, all bool) []Change {
 		if all || !e.asDecided() {
 			changes = append(changes, Change{Service: e.service, Slices: e.slices, Trigger: e.trigger, entry: e})
 		}
-		e.trigger = [Families]time.Time{}
+		e.trigger = [Families]int64{}
 		if e.service == nil && len(e.slices) == 0 {
 			delete(t.entries, e.name)
 		}

@@ -111,8 +111,8 @@ func (t *ChangeTracker) noteTrigger(e *entry, slice *discoveryv1.EndpointSlice) 
 	if slice.AddressType == discoveryv1.AddressTypeIPv6 {
 		family = IPv6
 	}
-	if was := &e.trigger[family]; was.IsZero() || at.Before(*was) {
-		*was = at
+	if was := &e.trigger[family]; *was == 0 || at.UnixNano() < *was {
+		*was = at.UnixNano()
 	}
 }
 

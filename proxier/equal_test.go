@@ -9,16 +9,19 @@ import (
 	"github.com/tandem-proxy/tandem/test/equality"
 )
 
-const backing = "only the memory that a list of the value uses"
+const (
+	backing = "only the memory that a list of the value uses"
+	parsed  = "NodeSelector, parsed"
+)
 
 // A field that is added to one of these types has to be compared, or listed
 // here with the reason why not.
 func TestEveryFieldIsCompared(t *testing.T) {
 	equality.Check(t,
 		equality.Of("Service", (*Service).equal, map[string]string{
-			"Name": "the tracker compares Services of one name", "onePort": backing,
+			"Name": "the tracker compares Services of one name", "onePort": backing, "More.selector": parsed,
 		}),
-		equality.Of("ServiceExtras", (*ServiceExtras).equal, nil),
+		equality.Of("ServiceExtras", (*ServiceExtras).equal, map[string]string{"selector": parsed}),
 		equality.Of("EndpointSlice", (*EndpointSlice).equal, map[string]string{"onePort": backing}),
 		equality.Of("Frontend", (*Frontend).equal, nil),
 		equality.Of("Decision", (*Decision).equal, map[string]string{

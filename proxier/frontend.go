@@ -150,16 +150,16 @@ func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, famil
 	}
 	routes := t.externalRoutes(s, family)
 	if s.More != nil {
-		var template *Frontend
+		var template Frontend // without an address; set up for the first one
 		for _, a := range s.More.LoadBalancerIPs {
 			if FamilyOf(a) != family || a == vip && s.Kinds.has(ClusterIP) || !s.Kinds.has(LoadBalancer) {
 				continue
 			}
-			if template == nil {
-				template = &Frontend{Kind: LoadBalancer, Routes: routes}
-				t.filter(template, s.More, family)
+			if template.Kind != LoadBalancer {
+				template = Frontend{Kind: LoadBalancer, Routes: routes}
+				t.filter(&template, s.More, family)
 			}
-			f := *template
+			f := template
 			f.Addr = netip.AddrPortFrom(a, port.Port)
 			f.admitSelf(t.facts.NodeIPs[family])
 			f.admit(&t.facts, family)

@@ -293,8 +293,8 @@ func (p *Proxier) sync(ctx context.Context, reason RunReason) error {
 			changes[0], changes[i] = changes[i], changes[0]
 		}
 		for f, at := range changes[i].Trigger {
-			if !at.IsZero() {
-				info.Triggers[f] = append(info.Triggers[f], at)
+			if at != 0 {
+				info.Triggers[f] = append(info.Triggers[f], time.Unix(0, at))
 			}
 		}
 	}

@@ -203,7 +203,7 @@ func parseExtras(s *Service, service *v1.Service, zeros *leadingZeros, invalid f
 	}
 	x := &ServiceExtras{}
 	if selector != nil {
-		x.NodeSelector = selector.String()
+		x.NodeSelector, x.selector = selector.String(), selector
 	}
 	room := max(0, maxFrontends/max(1, len(s.Ports)))
 	add := func(to *[]netip.Addr, field string, i int, text string) {

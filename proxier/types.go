@@ -132,15 +132,13 @@ type ServiceExtras struct {
 	HealthCheckNodePort uint16
 	// NodeSelector selects the nodes that serve external frontends, by their labels; empty for all.
 	NodeSelector string
+
+	selector labels.Selector // NodeSelector, parsed; nil if that is empty
 }
 
 // external reports whether external frontends are served on a node with these labels.
 func (x *ServiceExtras) external(of map[string]string) bool {
-	if x == nil || x.NodeSelector == "" {
-		return true
-	}
-	selector, err := labels.Parse(x.NodeSelector)
-	return err == nil && selector.Matches(labels.Set(of)) // it was parsed before
+	return x == nil || x.selector == nil || x.selector.Matches(labels.Set(of))
 }
 
 func (x *ServiceExtras) equal(o *ServiceExtras) bool {

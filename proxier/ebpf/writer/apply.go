@@ -141,7 +141,7 @@ func (w *Writer) frontendsOf(d *proxier.Decision, p *port) (list []lbmap.Fronten
 	if same && n == len(p.frontends) {
 		return p.frontends, 0
 	}
-	list = make([]lbmap.FrontendEntry, 0, n)
+	list = w.frontendLists.take(n)[:0]
 	for i := range d.Frontends {
 		if !served(&d.Frontends[i]) {
 			continue
@@ -174,7 +174,7 @@ func (w *Writer) matchBackends(d *proxier.Decision, p *port) (ids []uint32, miss
 			return p.backends, 0, nil
 		}
 	}
-	ids = make([]uint32, len(d.Backends))
+	ids = w.idLists.take(len(d.Backends))
 	have := p.backends
 	for i := range d.Backends {
 		want := d.Backends[i].Addr

@@ -54,6 +54,9 @@ type Writer struct {
 	usedPorts     usedPorts
 	writes        uint64 // stores and map operations, ever
 
+	frontendLists lists[lbmap.FrontendEntry]
+	idLists       lists[uint32]
+
 	queue queue
 	stale bool // the current sync removed a UDP backend
 }
@@ -214,6 +217,9 @@ func (w *Writer) drop(index uint32) {
 // no error: trying again would not help.
 func (w *Writer) apply(index uint32) error {
 	err := w.program(index)
+	if err == nil {
+		return nil
+	}
 	if why := refusal(nil); errors.As(err, &why) {
 		w.refuse(index, why)
 		return nil
