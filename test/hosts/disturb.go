@@ -28,9 +28,14 @@ type Disturbance struct {
 // Step configures the node and the router.
 type Step struct {
 	Node, Fabric Setup
+	// Damaged packets are sent after it, as many.
+	Damaged int
 	// Transfers are played after it.
 	Transfers bool
 }
+
+// Damage is what others send that no program of theirs should. It is tested on the profiles of tunnels as well.
+var Damage = Disturbance{Name: "damaged packets", Steps: []Step{{Damaged: 50}}, Every: 20 * time.Millisecond, Cycles: 40, Short: 5}
 
 // Disturbances are those that are tested, on profile routed.
 var Disturbances = []Disturbance{
@@ -99,7 +104,7 @@ func (w *World) Disturb(ctx context.Context, cells []Cell, d Disturbance, cycles
 			l.running.Go(func() { l.use(over, ctx, c, f) })
 		}
 	}
-	err := l.disturb(ctx, d, cycles)
+	err := l.disturb(ctx, cells, d, cycles)
 	end()
 	l.running.Wait()
 	for c, flows := range l.flows {
@@ -135,13 +140,20 @@ func (l *life) transfers(ctx context.Context, when string) {
 }
 
 // disturb does the steps.
-func (l *life) disturb(ctx context.Context, d Disturbance, cycles int) error {
+func (l *life) disturb(ctx context.Context, cells []Cell, d Disturbance, cycles int) error {
 	w := l.world
+	damager, err := w.damaging(cells)
+	if err != nil {
+		return err
+	}
 	tick := time.NewTicker(d.Every)
 	defer tick.Stop()
 	for range cycles {
 		for i, s := range d.Steps {
 			if err := errors.Join(w.apply(ctx, w.Lab.Fabric(), s.Fabric, w.Node, nil), w.apply(ctx, w.Node.Sandbox, s.Node, w.Node, nil)); err != nil {
+				return fmt.Errorf("%s: %w", d.Name, err)
+			}
+			if err := damager.send(s.Damaged); err != nil {
 				return fmt.Errorf("%s: %w", d.Name, err)
 			}
 			<-tick.C

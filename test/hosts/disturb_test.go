@@ -12,23 +12,47 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
-// TestDisturbances: connections that netfilter keeps while addresses move, MTUs change and routes
-// flap are kept.
+// TestDisturbances: connections that netfilter keeps while addresses move, MTUs change, routes flap and damaged packets
+// arrive are kept.
 func TestDisturbances(t *testing.T) {
 	kernel.NeedsPrograms(t)
-	p := Profiles[slices.IndexFunc(Profiles, func(p *Profile) bool { return p.Name == "routed" })]
-	w, err := p.Build(t.Context(), lab.NewT(t, p.LabOptions()), t.TempDir())
+	disturb(t, "routed", append(slices.Clone(Disturbances), Damage)...)
+}
+
+// TestDamage: nor does damage from the profiles' tunnels end them.
+func TestDamage(t *testing.T) {
+	kernel.NeedsPrograms(t)
+	for i, p := range Profiles {
+		if slices.Contains([]string{"vxlan", "l3-tunnel", "ipip", "gre", "sit", "geneve", "wireguard", "vlan"}, p.Name) && p.chosen(i) {
+			t.Run(p.Name, func(t *testing.T) { disturb(t, p.Name, Damage) })
+		}
+	}
+}
+
+// disturb plays a profile under disturbances.
+func disturb(t *testing.T, profile string, disturbances ...Disturbance) {
+	p := Profiles[slices.IndexFunc(Profiles, func(p *Profile) bool { return p.Name == profile })]
+	l := lab.NewT(t, p.LabOptions())
+	if err := p.Available(t.Context(), l); err != nil {
+		lab.SkipOrFailModule(t, err)
+	}
+	w, err := p.Build(t.Context(), l, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	cells := slices.DeleteFunc(p.Cells(), func(c Cell) bool { return c.Kind != Life })
 	lost := map[string]Results{}
 	w.with(t, ours, func() {
-		for _, d := range Disturbances {
+		for _, d := range disturbances {
 			t.Run(d.Name, func(t *testing.T) { lost[d.Name] = w.disturbed(t, cells, d) })
 		}
 	})
-	for _, d := range Disturbances {
+	for _, d := range disturbances {
 		of := lost[d.Name].lost()
 		if len(of) == 0 {
 			continue

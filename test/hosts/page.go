@@ -22,7 +22,8 @@ process is killed and endpoints change. On some there are more: a crowd of conne
 connections that begin while a route is missing. A cell of policy Local also checks that the endpoint sees the client's address.
 
 ` + "`TestDisturbances`" + ` plays connections on the first profile while its addresses move to another device and back, its MTUs change,
-and a route goes and returns ten times a second.
+a route goes and returns ten times a second, and damaged packets arrive. ` + "`TestDamage`" + ` sends such packets through the tunnels
+of other profiles, and damaged packets of VXLAN, Geneve, WireGuard, IPIP, GRE and 6in4 around them.
 
 Netfilter is the control. Cells that it does not keep either are not counted. The last columns say how many cells are kept on a
 version of Linux, as the last run recorded it, and where rules instead of programs serve clients outside because of what the host
