@@ -21,6 +21,9 @@ const volatile __u8 left_host = 0;
  */
 const volatile __u8 protect_node_ports = 1;
 
+/* Remember what TCP sockets dialled, for getpeername(). */
+const volatile __u8 remember_tcp = 1;
+
 /* bpf_set_retval() in sock_addr programs (Linux 6.1). */
 const volatile __u8 have_set_retval = 1;
 

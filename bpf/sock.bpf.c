@@ -118,8 +118,11 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, struct peer *p,
 	};
 	copy_addr(dest.vip, p->addr);
 	copy_addr(dest.addr, x.addr);
+	/* A socket may connect again, and forget what it dialled before. */
+	if (!remember_tcp && key.proto == IPPROTO_TCP && !x.guarded)
+		forget(sk, old, connecting);
 	/* Without storage tdm_guard could not check the packets. */
-	if (!remember(ctx, sk, old, &dest) && x.guarded) {
+	else if (!remember(ctx, sk, old, &dest) && x.guarded) {
 		count_connection(x.service, SELECT_DROP, 0);
 		return refuse(p, false);
 	}

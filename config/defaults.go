@@ -97,6 +97,9 @@ func (c *Config) SetDefaults() {
 	if len(e.Fallback) == 0 {
 		e.Fallback = []string{ModeIPTables}
 	}
+	if e.TCPPeerNames == nil {
+		e.TCPPeerNames = new(true)
+	}
 	if e.ProtectNodePorts == nil {
 		e.ProtectNodePorts = new(true)
 	}

@@ -124,6 +124,9 @@ type EBPFConfiguration struct {
 	NodePortRange string `json:"nodePortRange,omitempty"`
 	// ProtectNodePorts keeps processes of the host from binding NodePorts.
 	ProtectNodePorts *bool `json:"protectNodePorts,omitempty"`
+	// TCPPeerNames makes getpeername() of TCP clients show the Service's address, as it does with UDP. Without it
+	// they see the endpoint's, and connect() costs less.
+	TCPPeerNames *bool `json:"tcpPeerNames,omitempty"`
 	// ReserveNodePorts adds NodePortRange to net.ipv4.ip_local_reserved_ports
 	// if it overlaps with the ephemeral ports.
 	ReserveNodePorts *bool `json:"reserveNodePorts,omitempty"`

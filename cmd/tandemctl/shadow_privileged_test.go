@@ -291,6 +291,9 @@ func (observer) Skipf(string, ...any)  {}
 // watches on each node. It raises no false alarm.
 func TestShadowScenarios(t *testing.T) {
 	binary := upstream.BinaryT(t)
+	if err := lab.Available(); err != nil {
+		lab.SkipOrFail(t, err)
+	}
 	list, err := scenarios.All()
 	if err != nil {
 		t.Fatal(err)

@@ -18,8 +18,9 @@ import (
 
 // BenchmarkConnect measures the CPU time of a connection: client, server, and the kernel's work
 // for both. It compares connections to a VIP ("vip"), to the pod itself ("direct"), on a node whose
-// programs leave new connections to another kube-proxy ("yielded"), and on a node without any
-// program ("bare"), in interleaved slices.
+// programs leave new connections to another kube-proxy ("yielded"), on one where TCP clients see the
+// endpoint's address as their peer ("endpoint-peer"), and on a node without any program ("bare"), in
+// interleaved slices.
 func BenchmarkConnect(b *testing.B) {
 	for _, services := range []int{10, 50000} {
 		for _, network := range []string{"tcp", "udp"} {
@@ -32,19 +33,24 @@ func BenchmarkConnect(b *testing.B) {
 
 func benchmarkConnect(b *testing.B, services int, network string) {
 	l := lab.NewT(b)
-	one, two, three := l.Node("node1"), l.Node("node2"), l.Node("node3")
+	one, two, three, four := l.Node("node1"), l.Node("node2"), l.Node("node3"), l.Node("node4")
 	server, client := one.Pod("server"), one.Pod("client")
 	bareServer, bareClient := two.Pod("bare-server"), two.Pod("bare-client")
 	yieldedServer, yieldedClient := three.Pod("yielded-server"), three.Pod("yielded-client")
+	fourthServer, fourthClient := four.Pod("fourth-server"), four.Pod("fourth-client")
 	ss, es := benchCluster(services, 1)
-	for _, at := range []*lab.Node{one, three} {
-		n := newNode(b, at, l, Options{Sizes: benchSizes})
+	for _, at := range []*lab.Node{one, three, four} {
+		n := newNode(b, at, l, Options{Sizes: benchSizes, TCPPeerIsEndpoint: at == four})
 		for i := range ss {
 			n.OnServiceAdd(ss[i])
 			n.OnEndpointSliceAdd(es[i])
 		}
 		n.OnServiceAdd(dualService())
-		n.OnEndpointSliceAdd(slicesOf("web", server)[0])
+		endpoint := server
+		if at == four {
+			endpoint = fourthServer
+		}
+		n.OnEndpointSliceAdd(slicesOf("web", endpoint)[0])
 		n.sync(b)
 		if at == three {
 			if err := n.tier.maps[successor.MapName].Put(uint32(0), lbmap.Successor{YieldedNs: 1}); err != nil {
@@ -52,7 +58,7 @@ func benchmarkConnect(b *testing.B, services int, network string) {
 			}
 		}
 	}
-	for _, p := range []*lab.Pod{server, bareServer, yieldedServer} {
+	for _, p := range []*lab.Pod{server, bareServer, yieldedServer, fourthServer} {
 		fd, err := listen(p, netip.AddrPortFrom(p.Addr4, targetPort), 0)
 		if err != nil {
 			b.Fatal(err)
@@ -69,6 +75,8 @@ func benchmarkConnect(b *testing.B, services int, network string) {
 		{"direct", client, netip.AddrPortFrom(server.Addr4, targetPort)},
 		{"bare", bareClient, netip.AddrPortFrom(bareServer.Addr4, targetPort)},
 		{"yielded", yieldedClient, netip.AddrPortFrom(yieldedServer.Addr4, targetPort)},
+		{"endpoint-peer", fourthClient, netip.AddrPortFrom(vip4, 80)},
+		{"fourth-direct", fourthClient, netip.AddrPortFrom(fourthServer.Addr4, targetPort)},
 	}
 	const slice = 500 // connections per measurement of CPU time
 	costs := make([][]time.Duration, len(ways))
@@ -106,6 +114,8 @@ func benchmarkConnect(b *testing.B, services int, network string) {
 	b.ReportMetric(ratio(0, 1), "vip/direct")
 	b.ReportMetric(ratio(0, 2), "vip/bare")
 	b.ReportMetric(ratio(3, 2), "yielded/bare")
+	b.ReportMetric(cost(4), "endpoint-peer-µs")
+	b.ReportMetric(ratio(4, 5), "endpoint-peer/direct")
 	b.ReportMetric(0, "ns/op")
 }
 

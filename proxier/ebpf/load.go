@@ -23,8 +23,9 @@ type specs struct{ sockets, packets *ciliumebpf.CollectionSpec }
 func (t *Tier) loadSpecs(hostNetNSCookie uint64) (s specs, err error) {
 	s.sockets, err = datapath.LoadSocketSpec(t.opts.Sizes, datapath.SocketConstants{
 		HostNetNSCookie: hostNetNSCookie, Left: t.opts.Left,
-		ProtectNodePorts: t.opts.ProtectNodePorts,
-		HaveSetRetval:    !t.opts.NoSetRetval,
+		ProtectNodePorts:  t.opts.ProtectNodePorts,
+		TCPPeerIsEndpoint: t.opts.TCPPeerIsEndpoint,
+		HaveSetRetval:     !t.opts.NoSetRetval,
 	})
 	if err != nil {
 		return s, err

@@ -102,6 +102,41 @@ func TestPeerAddresses(t *testing.T) {
 	}
 }
 
+// TestTCPPeerIsEndpoint: with that option TCP clients see the endpoint's address, and those of UDP the Service's.
+func TestTCPPeerIsEndpoint(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	a, client := serve(t, one.Pod("a")), one.Pod("client")
+	n := newNode(t, one, l, Options{TCPPeerIsEndpoint: true})
+	n.OnServiceAdd(dualService())
+	n.setPods(a)
+	n.sync(t)
+
+	for _, vip := range []netip.Addr{vip4, vip6} {
+		for _, network := range []string{"tcp", "udp"} {
+			to := netip.AddrPortFrom(vip, 80)
+			c, err := client.Dial(t.Context(), network, to)
+			if err != nil {
+				t.Fatalf("%s %s: %v", network, to, err)
+			}
+			want := to.Addr()
+			if network == "tcp" {
+				want = a.Addr4
+				if vip == vip6 {
+					want = a.Addr6
+				}
+			}
+			if got := peerOf(t, c); got.Addr() != want {
+				t.Errorf("%s: dialled %s, getpeername returns %s, want %s", network, to, got, want)
+			}
+			if r, err := lab.AskConn(t.Context(), c); err != nil || r.Server != "a" {
+				t.Errorf("%s %s: %v %v", network, to, r, err)
+			}
+			c.Close()
+		}
+	}
+}
+
 // peerOf calls getpeername. RemoteAddr would return the address that Go stored when dialling.
 func peerOf(t testing.TB, c net.Conn) netip.AddrPort {
 	t.Helper()

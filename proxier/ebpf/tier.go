@@ -48,6 +48,8 @@ type Options struct {
 	NodePortRange datapath.PortRange
 	// ProtectNodePorts keeps processes of the host from binding NodePorts.
 	ProtectNodePorts bool
+	// TCPPeerIsEndpoint leaves TCP sockets the endpoint's address as their peer, which costs less than the Service's.
+	TCPPeerIsEndpoint bool
 	// ResetRemoved answers clients of removed TCP backends by a reset, instead
 	// of leaving their connections alone.
 	ResetRemoved bool

@@ -172,7 +172,7 @@ func (d *damager) tunnelled(inner []byte) []byte {
 	}
 }
 
-// frame is a packet as it goes over the wire, with VLAN tags of nobody if they are asked for.
+// frame adds the Ethernet header, if the device has one, and on request two VLAN tags that no device of the node has.
 func (w wire) frame(p []byte, tagged bool) []byte {
 	if w.dst == nil {
 		if len(p) == 0 {

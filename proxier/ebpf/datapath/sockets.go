@@ -52,7 +52,9 @@ type SocketConstants struct {
 	// Left are the clients whose sockets are not translated, by origin.
 	Left             proxier.Clients
 	ProtectNodePorts bool
-	HaveSetRetval    bool
+	// TCPPeerIsEndpoint leaves TCP sockets the endpoint's address as their peer.
+	TCPPeerIsEndpoint bool
+	HaveSetRetval     bool
 }
 
 // LoadSocketSpec is the collection of socket programs, with sizes and constants set.
@@ -73,6 +75,7 @@ func LoadSocketSpec(s lbmap.Sizes, c SocketConstants) (*ciliumebpf.CollectionSpe
 		"left_pods":          boolByte(c.Left[proxier.FromPod]),
 		"left_host":          boolByte(c.Left[proxier.FromHost]),
 		"protect_node_ports": boolByte(c.ProtectNodePorts),
+		"remember_tcp":       boolByte(!c.TCPPeerIsEndpoint),
 		"have_set_retval":    boolByte(c.HaveSetRetval),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {

@@ -208,6 +208,7 @@ const (
 	sockVarLeftHost         = "left_host"
 	sockVarLeftPods         = "left_pods"
 	sockVarProtectNodePorts = "protect_node_ports"
+	sockVarRememberTcp      = "remember_tcp"
 )
 
 // loadSock returns the embedded CollectionSpec for sock.
@@ -296,6 +297,7 @@ type sockVariableSpecs struct {
 	LeftHost         *ebpf.VariableSpec `ebpf:"left_host"`
 	LeftPods         *ebpf.VariableSpec `ebpf:"left_pods"`
 	ProtectNodePorts *ebpf.VariableSpec `ebpf:"protect_node_ports"`
+	RememberTcp      *ebpf.VariableSpec `ebpf:"remember_tcp"`
 }
 
 // sockObjects contains all objects after they have been loaded into the kernel.
@@ -366,6 +368,7 @@ type sockVariables struct {
 	LeftHost         *ebpf.Variable `ebpf:"left_host"`
 	LeftPods         *ebpf.Variable `ebpf:"left_pods"`
 	ProtectNodePorts *ebpf.Variable `ebpf:"protect_node_ports"`
+	RememberTcp      *ebpf.Variable `ebpf:"remember_tcp"`
 }
 
 // sockPrograms contains all programs after they have been loaded into the kernel.
