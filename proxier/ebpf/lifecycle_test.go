@@ -354,7 +354,7 @@ func TestReattaches(t *testing.T) {
 	n.OnServiceAdd(dualService())
 	n.setPods(a)
 	n.sync(t)
-	if _, err := removal.Cleanup(t.Context(), one.CgroupPath()); !errors.Is(err, datapath.ErrBusy) {
+	if err := cleanupOn(one); !errors.Is(err, datapath.ErrBusy) {
 		t.Errorf("cleanup while a process runs: %v", err)
 	}
 	if removed, err := removal.Programs(n.tier.cgroup, func() ([]string, error) { return nil, nil }); err != nil || len(removed) != datapath.GuardHook {

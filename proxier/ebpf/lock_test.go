@@ -33,6 +33,7 @@ func TestForeignLock(t *testing.T) {
 		t.Errorf("opening beside a process that has the other lock alone: %v", err)
 	}
 	// As if an earlier version had been serving a moment ago.
+	n.tier.successor.Beat()
 	n.close()
 	if _, err := openOn(t, one, Options{}); !errors.Is(err, datapath.ErrBusy) {
 		t.Errorf("opening beside signs of life: %v", err)
