@@ -72,6 +72,10 @@ options=(-memory 2048)
 if [[ -n ${UPSTREAM_KUBE_PROXY:-} ]]; then
 	options+=(-file "$UPSTREAM_KUBE_PROXY" -env "UPSTREAM_KUBE_PROXY=$UPSTREAM_KUBE_PROXY")
 fi
+if printf '%s\n' "${packages[@]}" | grep -q '/test/image$'; then
+	layers=$(go run ./test/image/imagelayers "$scratch/image")
+	options+=(-file "${layers%:*}" -file "${layers#*:}" -env "TANDEM_IMAGE_LAYERS=$layers")
+fi
 module=$(go list -m)
 deal=${DEAL:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
 

@@ -7,7 +7,7 @@
 # directory it is in: one below the user's cache, which is made only once for each state of the
 # versions.
 #
-#	bin/   Kubernetes' programs, etcd, CoreDNS, pause and helm
+#	bin/   Kubernetes' programs, etcd, CoreDNS, pause and helm, and kubeadm-upgrade, of a later release
 #	root/  a node's file system, with containerd and runc, from Debian's packages
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,9 +20,10 @@ packages=(base-files bash dash coreutils util-linux mount libc-bin netbase conta
 inputs=(hack/kubeadm.sh deploy/image/debs.sh test/install/go.mod test/install/{coredns,pause}/main.go test/install/coredns/go.mod)
 
 plane=$(hack/controlplane.sh)
+later=$(hack/upstream.sh -kubeadm)
 version=$(sed -n 's/^\tk8s.io\/kubernetes \(v[0-9.]*\).*/\1/p' test/install/go.mod)
 helm=$(sed -n 's/^\thelm.sh\/helm\/v4 \(v[0-9.]*\).*/\1/p' test/deploy/go.mod)
-cached=${XDG_CACHE_HOME:-$HOME/.cache}/tandem/kubeadm-$version-$({ cat "${inputs[@]}" && echo "$plane" "$helm"; } | sha256sum | cut -c1-12)
+cached=${XDG_CACHE_HOME:-$HOME/.cache}/tandem/kubeadm-$version-$({ cat "${inputs[@]}" && echo "$plane" "$helm" "$later"; } | sha256sum | cut -c1-12)
 if [[ ! -d $cached ]]; then
 	mkdir -p "$(dirname "$cached")"
 	scratch=$(mktemp -d -p "$(dirname "$cached")")
@@ -39,6 +40,7 @@ if [[ ! -d $cached ]]; then
 	(cd test/install/coredns && build -ldflags='-s -w' .)
 	(cd test/deploy && build -ldflags='-s -w' tool)
 	cp "$plane"/* "$scratch/bin/"
+	cp "$later" "$scratch/bin/kubeadm-upgrade"
 	echo "Unpacking Debian's packages" >&2
 	deploy/image/debs.sh "$scratch/debs" "$(dpkg --print-architecture)" "${packages[@]}" >&2
 	for deb in "$scratch"/debs/*.deb; do dpkg-deb -x "$deb" "$scratch/root"; done

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: upstream.sh [-tracer] [<output>]
+# Usage: upstream.sh [-tracer|-kubeadm] [<output>]
 #
 # Builds Kubernetes' own kube-proxy, which benchmarks put beside ours, and prints where
 # it is: <output>, or a file below the user's cache, which is built only once. The tools
@@ -15,16 +15,18 @@
 #
 #	UPSTREAM_TRACER=$(hack/upstream.sh -tracer) go test ./proxier/iptables -run TestDifferential
 #
+# With -kubeadm it builds that release's kubeadm, with which the test of test/install upgrades.
+#
 # The release is that of k8s.io/component-base in go.mod, or the newest before it with
 # the same minor number whose sources the module proxy has. KUBERNETES_VERSION=v1.36.4
 # takes that one and no other.
 set -euo pipefail
-tracer=
-[[ ${1:-} != -tracer ]] || { tracer=1 && shift; }
+what=kube-proxy
+case ${1:-} in -tracer | -kubeadm) what=${1#-} && shift ;; esac
 output=${1:+$(realpath -m "$1")}
 cd "$(dirname "$0")/.."
 
-[[ $tracer ]] || hack/need.sh iptables-restore=iptables nft=nftables || echo "It is built, but will not run here." >&2
+[[ $what != kube-proxy ]] || hack/need.sh iptables-restore=iptables nft=nftables || echo "It is built, but will not run here." >&2
 
 wanted=${KUBERNETES_VERSION:-$(sed -n 's/^\tk8s.io\/component-base v0\./v1./p' go.mod)}
 [[ $wanted =~ ^v1\.[0-9]+\.[0-9]+$ ]] || { echo "upstream.sh: $wanted is not a release" >&2 && exit 1; }
@@ -49,10 +51,8 @@ done
 [[ $version == "$wanted" ]] || echo "There are no sources of $wanted; this is $version." >&2
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tandem
-cached=$cache/kube-proxy-$version
-if [[ $tracer ]]; then
-	cached=$cache/tracer-$version-$(sha256sum "$questions" | head -c 12)
-fi
+cached=$cache/$what-$version
+[[ $what != tracer ]] || cached+=-$(sha256sum "$questions" | head -c 12)
 : "${output:=$cached}"
 
 # Upstream's own go.mod is of use in its repository alone: the modules that live there have
@@ -65,13 +65,13 @@ module() {
 	done
 }
 
-build() {
-	echo "Building kube-proxy $version, which takes some minutes" >&2
+build_program() {
+	echo "Building $what $version, which takes some minutes" >&2
 	local v=k8s.io/component-base/version major minor
 	IFS=. read -r major minor _ <<<"${version#v}"
 	nice go build -trimpath -buildvcs=false -o built \
 		-ldflags="-s -w -X $v.gitVersion=$version -X $v.gitMajor=$major -X $v.gitMinor=$minor -X $v.gitTreeState=archive" \
-		k8s.io/kubernetes/cmd/kube-proxy >&2
+		"k8s.io/kubernetes/cmd/$what" >&2
 }
 
 # The tests of a package can only be built with the files that are in its folder. So this is
@@ -91,7 +91,7 @@ build_tracer() {
 
 if [[ $output != "$cached" || ! -x $cached ]]; then
 	module
-	build${tracer:+_tracer}
+	if [[ $what == tracer ]]; then build_tracer; else build_program; fi
 	mkdir -p "$(dirname "$output")"
 	mv built "$output"
 fi

@@ -38,15 +38,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// layers are those of the image.
-func layers(t *testing.T) []string {
-	t.Helper()
-	const source = "../.."
-	base, top := image.RootFS(t, source), t.TempDir()
-	image.Build(t, source, filepath.Join(top, "usr/local/bin"))
-	return []string{top, base}
-}
-
 // cluster is a node with an endpoint here, one elsewhere, a client in a pod, one outside,
 // and an API server that the node's own address leads to.
 type cluster struct {
@@ -79,7 +70,7 @@ func newCluster(t *testing.T) *cluster {
 	if err := lab.Available(); err != nil {
 		lab.SkipOrFail(t, err) // before the image is made
 	}
-	built := layers(t)
+	built := image.Layers(t, "../..")
 	l := lab.NewT(t, lab.Options{Pause: true})
 	n := l.Node("node1")
 	c := &cluster{
@@ -237,7 +228,7 @@ func (c *cluster) run(t *testing.T, made container.Container, args ...string) st
 	return p.Log.String()
 }
 
-const patience = 30 * time.Second
+var patience = 30 * time.Second * lab.Slower()
 
 // says waits until the log has a text.
 func says(t *testing.T, p *lab.Watched, text string) {

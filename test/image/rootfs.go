@@ -15,14 +15,37 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
+// LayersEnv has the layers that Layers returns, the topmost first and with colons between them, where they were
+// made before: a machine of test/vm has nothing that makes them.
+const LayersEnv = "TANDEM_IMAGE_LAYERS"
+
+// Layers are the directories of the image, the topmost first. The source directory is that of the main module.
+func Layers(tb lab.TB, source string) []string {
+	tb.Helper()
+	if made := os.Getenv(LayersEnv); made != "" {
+		return strings.Split(made, ":")
+	}
+	top, err := os.MkdirTemp("", "image-")
+	if err != nil {
+		tb.Fatalf("%v", err)
+	}
+	tb.Cleanup(func() { _ = os.RemoveAll(top) })
+	base := RootFS(tb, source)
+	Build(tb, source, filepath.Join(top, Programs))
+	return []string{top, base}
+}
+
+// Programs is where our programs are in the image.
+const Programs = "usr/local/bin"
+
 // RootFS returns the directory of the lower layer: what our programs need. It is kept in the
-// user's cache, as it is made of packages that are downloaded. The source directory is that of
-// the main module.
+// user's cache, as it is made of packages that are downloaded.
 func RootFS(tb lab.TB, source string) string {
 	tb.Helper()
 	for _, tool := range []string{"apt-get", "dpkg-deb"} {
@@ -30,11 +53,20 @@ func RootFS(tb lab.TB, source string) string {
 			lab.SkipOrFail(tb, fmt.Errorf("%w, which makes the image", err))
 		}
 	}
-	dir, err := rootFS(filepath.Join(source, "deploy/image"))
+	dir, err := MakeRootFS(source)
 	if err != nil {
-		tb.Fatalf("make the file system of the image: %v", err)
+		tb.Fatalf("%v", err)
 	}
 	return dir
+}
+
+// MakeRootFS is RootFS for programs that are no tests.
+func MakeRootFS(source string) (string, error) {
+	dir, err := rootFS(filepath.Join(source, "deploy/image"))
+	if err != nil {
+		err = fmt.Errorf("make the file system of the image: %w", err)
+	}
+	return dir, err
 }
 
 func rootFS(scripts string) (string, error) {
@@ -79,14 +111,22 @@ func Build(tb lab.TB, source, dir string, flags ...string) {
 	if _, err := exec.LookPath("go"); err != nil {
 		lab.SkipOrFail(tb, fmt.Errorf("%w, which makes the image", err))
 	}
+	if err := BuildPrograms(source, dir, flags...); err != nil {
+		tb.Fatalf("%v", err)
+	}
+}
+
+// BuildPrograms is Build for programs that are no tests.
+func BuildPrograms(source, dir string, flags ...string) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
-		tb.Fatalf("%v", err)
+		return err
 	}
 	args := slices.Concat([]string{"build", "-trimpath", "-buildvcs=false", "-o", dir + "/"}, flags, []string{"./cmd/...", "./deploy/image/iptables-wrapper"})
 	build := exec.Command("go", args...)
 	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
-		tb.Fatalf("build the programs of the image: %v\n%s", err, out)
+		return fmt.Errorf("build the programs of the image: %w\n%s", err, out)
 	}
+	return nil
 }

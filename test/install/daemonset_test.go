@@ -5,6 +5,8 @@
 package install
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 )
@@ -84,6 +86,18 @@ func (i *install) detach() {
 	i.tb.Helper()
 	i.stopClients() // programs translate connections of theirs
 	i.onNodes(ours, "tandemctl", "detach")
+}
+
+// carefully has Tandem write upstream's rules first.
+func (i *install) carefully() {
+	i.step("iptables rules first", func() {
+		i.follow("kubeadm and kind", 0, "> patch.yaml", "| sed s/--proxy-mode=ebpf/--proxy-mode=iptables/ > patch.yaml")
+		i.serves("iptables")
+		i.follows()
+	})
+	i.step("patch", i.patch)
+	i.step("roll back", i.rollBack)
+	i.detach()
 }
 
 func (i *install) undoAlone() {
@@ -198,15 +212,69 @@ func (i *install) configMap() {
 	i.detach()
 }
 
-// kubeadmUpgrade does what kubeadm upgrade does to kube-proxy.
+// optOuts has clients' pod opt out of socket load balancing, by annotation and by its namespace's label.
+func (i *install) optOuts() {
+	i.step("patch", i.patch)
+	i.step("permission", func() {
+		i.follow("Opt-outs of pods", 0)
+		i.rollout("kube-system", "daemonset/kube-proxy")
+		i.serves("ebpf")
+	})
+	const list = "kubectl -n kube-system exec $(kubectl -n kube-system get pods -l k8s-app=kube-proxy --field-selector spec.nodeName=node1 -o name) -- tandemctl optout list"
+	for _, test := range []struct{ name, optOut, undo string }{
+		{"annotation", "kubectl annotate pod -l app=client tandem-proxy.dev/socket-lb=disabled", "kubectl annotate pod -l app=client tandem-proxy.dev/socket-lb-"},
+		{"label", "kubectl label namespace default tandem-proxy.dev/socket-lb=disabled", "kubectl label namespace default tandem-proxy.dev/socket-lb-"},
+	} {
+		i.step(test.name, func() {
+			i.run(test.optOut)
+			i.await(list, "default/client-")
+			i.follows()
+		})
+		i.step("without the "+test.name, func() {
+			i.run(test.undo)
+			i.await("! "+list+" | grep client- && echo none", "none")
+			i.follows()
+		})
+	}
+	i.step("roll back", i.rollBack)
+	i.detach()
+	i.run("kubectl delete -f deploy/kubeadm/opt-outs.yaml")
+}
+
+// kubeadmUpgrade does what kubeadm upgrade does to kube-proxy, with the patch and without.
 func (i *install) kubeadmUpgrade() {
 	i.step("patch", i.patch)
-	i.step("kubeadm upgrade", func() {
-		if _, err := i.nodes[0].run(i.tb.Context(), "kubeadm", "init", "phase", "addon", "kube-proxy", "--config=/etc/kubeadm.yaml"); err != nil {
+	i.step("kubeadm upgrade --patches", func() {
+		i.follow("kubeadm and kind", 1)
+		patch, err := os.ReadFile(filepath.Join(i.dir, "patches/kubeproxydaemonset.yaml"))
+		if err == nil {
+			err = i.nodes[0].write("etc/patches/kubeproxydaemonset.yaml", string(patch))
+		}
+		if err != nil {
 			i.tb.Fatalf("%v", err)
 		}
+		i.onFirst("kubeadm-upgrade", "upgrade", "apply", "phase", "addon", "kube-proxy", i.version, "--patches=/etc/patches")
+		i.rollout("kube-system", "daemonset/kube-proxy")
+		if image := i.run("kubectl -n kube-system get daemonset kube-proxy -o jsonpath={.spec.template.spec.containers[0].image}"); image != ours {
+			i.tb.Fatalf("the image is %s", image)
+		}
+		i.serves("ebpf")
+		i.follows()
+	})
+	i.step("kubeadm upgrade", func() {
+		i.onFirst("kubeadm", "init", "phase", "addon", "kube-proxy", "--config=/etc/kubeadm.yaml")
 		i.rollout("kube-system", "daemonset/kube-proxy")
 		i.upstream()
 	})
 	i.detach()
+}
+
+// onFirst runs a command on the first node, which has to succeed.
+func (i *install) onFirst(command ...string) {
+	i.tb.Helper()
+	out, err := i.nodes[0].run(i.tb.Context(), command...)
+	if err != nil {
+		i.tb.Fatalf("%v", err)
+	}
+	i.tb.Logf("%s\n%s", strings.Join(command, " "), out)
 }

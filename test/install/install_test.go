@@ -49,10 +49,12 @@ func TestInstall(t *testing.T) {
 	}{
 		{"before", i.before},
 		{"patch, upgrade and roll back", i.patchUpgradeRollBack},
+		{"carefully", i.carefully},
 		{"undo alone", i.undoAlone},
 		{"without the grace period", i.withoutGrace},
 		{"cleanup", i.cleanup},
 		{"ConfigMap", i.configMap},
+		{"opt-outs", i.optOuts},
 		{"kubeadm upgrade", i.kubeadmUpgrade},
 		{"chart", i.chart},
 		{"coexistence", i.coexistence},

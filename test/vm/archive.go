@@ -146,6 +146,18 @@ func (a *archive) tree(root string, skip func(rel string) bool) error {
 	})
 }
 
+// add copies a file, or a directory with its contents, to the same path.
+func (a *archive) add(name string) error {
+	info, err := os.Stat(name)
+	switch {
+	case err != nil:
+		return err
+	case info.IsDir():
+		return a.tree(name, func(string) bool { return false })
+	}
+	return a.copy(merged(name), name)
+}
+
 // close ends the archive, with padding, so that another one can follow.
 func (a *archive) close() error {
 	if err := a.entry("TRAILER!!!", 0, 0, 0, nil); err != nil {

@@ -94,6 +94,9 @@ func guest() error {
 }
 
 func prepare() error {
+	if err := enterRoot(); err != nil {
+		return err
+	}
 	for _, m := range mounts {
 		if err := os.MkdirAll(m.target, 0o755); err != nil {
 			return err
@@ -144,6 +147,28 @@ func prepare() error {
 		return fmt.Errorf("install commands of busybox: %w", err)
 	}
 	return loopbackUp()
+}
+
+// enterRoot makes the root directory a mount that has a parent, as after a boot from a disk. Containers
+// cannot leave the kernel's first mount, which an initramfs is (pivot_root(2)).
+func enterRoot() error {
+	const at = "/mnt"
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mount("/", at, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind the root directory: %w", err)
+	}
+	if err := os.Chdir(at); err != nil {
+		return err
+	}
+	if err := unix.Mount(".", "/", "", unix.MS_MOVE, ""); err != nil {
+		return fmt.Errorf("move the root directory: %w", err)
+	}
+	if err := unix.Chroot("."); err != nil {
+		return fmt.Errorf("enter the root directory: %w", err)
+	}
+	return os.Chdir("/")
 }
 
 func loopbackUp() error {

@@ -37,7 +37,7 @@ type Options struct {
 	Dir string
 	// Env are additional environment variables.
 	Env []string
-	// Files are additional files to copy, at the same paths.
+	// Files are additional files, and directories with their contents, to copy, at the same paths.
 	Files []string
 	// Output is where standard output and error go.
 	Output io.Writer
@@ -212,7 +212,7 @@ func writeInitrd(name string, p parts, o Options, j job) (err error) {
 		return err
 	}
 	for _, file := range o.Files {
-		if err := a.copy(merged(file), file); err != nil {
+		if err := a.add(file); err != nil {
 			return err
 		}
 	}

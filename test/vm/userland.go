@@ -26,6 +26,7 @@ var userlandPackages = []string{
 	// busybox is for modprobe and commands that no other package has. Its shell prefers its own
 	// commands to those above, so there is another shell.
 	"busybox-static", "dash", "bash", "procps",
+	"apparmor", // the parser of profiles, which a kernel with AppArmor loads
 	// For test binaries with the race detector.
 	"libc6", "libgcc-s1",
 }

@@ -54,7 +54,7 @@ func run(ctx context.Context) (int, error) {
 		o.Env = append(o.Env, v)
 		return nil
 	})
-	flag.Func("file", "`path` of a file to have in the guest as well; may be given several times", func(v string) error {
+	flag.Func("file", "`path` of a file or directory to have in the guest as well; may be given several times", func(v string) error {
 		o.Files = append(o.Files, v)
 		return nil
 	})
