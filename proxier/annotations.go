@@ -172,8 +172,9 @@ func parseNodeSelector(in map[string]string, invalid func(field, format string, 
 	return labels.NewSelector().Add(all...)
 }
 
-// unknownAnnotations reports those with the prefix of this project that are not known.
-func unknownAnnotations(in map[string]string, known []string, invalid func(field, format string, args ...any)) {
+// unknownAnnotations reports those with the prefix of this project that are not known. They take no place in a report
+// from fields that are invalid.
+func unknownAnnotations(in map[string]string, known []string, report func(field, message string)) {
 	var unknown []string
 	for key := range in {
 		if strings.HasPrefix(key, annotationPrefix) && !slices.Contains(known, key) {
@@ -181,8 +182,12 @@ func unknownAnnotations(in map[string]string, known []string, invalid func(field
 		}
 	}
 	slices.Sort(unknown)
-	for _, key := range unknown {
-		invalid(annotation{key: key}.field(), "there is no such annotation; did you mean %s? It is ignored", nearest(key, known))
+	for i, key := range unknown {
+		if i == maxReported {
+			report("metadata.annotations", fmt.Sprintf("%d more annotations that begin with %s do not exist; they are ignored", len(unknown)-i, annotationPrefix))
+			return
+		}
+		report(annotation{key: key}.field(), fmt.Sprintf("there is no such annotation; did you mean %s? It is ignored", nearest(key, known)))
 	}
 }
 

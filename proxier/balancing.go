@@ -130,8 +130,8 @@ type Pick struct {
 	ByClient bool
 }
 
-// Pick returns what every node selects for a connection whose packets it translates; nil without Maglev, or if the
-// client's port is needed and not known.
+// Pick returns what eBPF programs on devices select for a connection, on every node with a table of that size; nil
+// without Maglev, or if the client's port is needed and not known.
 func (d *Decision) Pick(s Set, from, to netip.AddrPort) *Pick {
 	size := d.TableSize(s)
 	p := &Pick{TableSize: size, ByClient: d.Affinity != 0}

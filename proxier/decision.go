@@ -182,7 +182,7 @@ func (d *Decision) Only(keep func(*Frontend) bool) *Decision {
 }
 
 // servedElsewhere is for frontends of which a tier has to know that another one serves them.
-var servedElsewhere = &Left{Sockets: true, Why: "another datapath of this node serves it"}
+var servedElsewhere = &Left{Sockets: true, Why: "rules or another kube-proxy of this node serve it"}
 
 // LeaveBut returns the decision with all frontends left to other tiers but those for which keep returns true.
 func (d *Decision) LeaveBut(keep func(*Frontend) bool) *Decision {

@@ -118,12 +118,14 @@ func (t *ChangeTracker) noteTrigger(e *entry, slice *discoveryv1.EndpointSlice) 
 
 func (t *ChangeTracker) parseEndpointSlice(slice *discoveryv1.EndpointSlice) *EndpointSlice {
 	name := types.NamespacedName{Namespace: slice.Namespace, Name: slice.Name}
+	problem := func(field, message string) {
+		t.report(Problem{Kind: "EndpointSlice", Object: name, UID: slice.UID, Field: field, Reason: ReasonInvalidObject, Message: message})
+	}
 	reported := 0
 	invalid := func(message, format string, args ...any) {
-		if reported++; reported > maxReported {
-			return
+		if reported++; reported <= maxReported {
+			problem(fmt.Sprintf(format, args...), message)
 		}
-		t.report(Problem{Kind: "EndpointSlice", Object: name, UID: slice.UID, Field: fmt.Sprintf(format, args...), Reason: ReasonInvalidObject, Message: message})
 	}
 
 	parsed := &EndpointSlice{Name: slice.Name}
@@ -141,10 +143,8 @@ func (t *ChangeTracker) parseEndpointSlice(slice *discoveryv1.EndpointSlice) *En
 
 	parsed.weight = DefaultWeight
 	if len(slice.Annotations) > 0 {
-		parsed.weight = parseWeight(slice.Annotations, func(field, message string) { invalid(message, "%s", field) })
-		unknownAnnotations(slice.Annotations, SliceAnnotations, func(field, format string, args ...any) {
-			invalid(fmt.Sprintf(format, args...), "%s", field)
-		})
+		parsed.weight = parseWeight(slice.Annotations, problem)
+		unknownAnnotations(slice.Annotations, SliceAnnotations, problem)
 	}
 
 	if len(slice.Ports) == 1 {
@@ -200,12 +200,10 @@ func (t *ChangeTracker) parseEndpointSlice(slice *discoveryv1.EndpointSlice) *En
 		parsed.endpoints = append(parsed.endpoints, endpoint)
 	}
 	if more := reported - maxReported; more > 0 {
-		reported = 0
-		invalid(fmt.Sprintf("and %d more endpoints or ports are ignored", more), "endpoints")
+		problem("endpoints", fmt.Sprintf("and %d more endpoints or ports are ignored", more))
 	}
 	if message := zeros.message(); message != "" {
-		reported = 0
-		invalid(message, "%s", zeros.field)
+		problem(zeros.field, message)
 	}
 	if !sorted {
 		slices.SortStableFunc(parsed.endpoints, func(a, b Endpoint) int { return a.Addr.Compare(b.Addr) })

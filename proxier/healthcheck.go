@@ -109,10 +109,13 @@ func (t *Table) readyHere(service types.NamespacedName, from []*EndpointSlice, f
 	for addr := range local {
 		ports, flags := copiesThatCount(from, family, addr)
 		for i := range ports {
-			withdrawn := slices.ContainsFunc(t.facts.Overrides, func(o BackendOverride) bool {
-				return o.Concerns(netip.AddrPortFrom(addr, ports[i].port), service)
-			})
-			if flags[i]&here == here && !withdrawn {
+			overridden := flags[i]
+			for o := range t.facts.Overrides {
+				if o := &t.facts.Overrides[o]; o.Concerns(netip.AddrPortFrom(addr, ports[i].port), service) {
+					overridden = overridden.in(o.State)
+				}
+			}
+			if overridden&here == here {
 				count++
 				break
 			}

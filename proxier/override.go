@@ -32,10 +32,10 @@ func (s BackendState) String() string { return backendStates[s] }
 // MarshalText implements encoding.TextMarshaler.
 func (s BackendState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalText implements encoding.TextUnmarshaler.
+// UnmarshalText implements encoding.TextUnmarshaler. It refuses active: a backend without an entry is active.
 func (s *BackendState) UnmarshalText(text []byte) error {
 	i := slices.Index(backendStates[:], string(text))
-	if i < 0 {
+	if i <= int(ActiveState) {
 		return fmt.Errorf("unknown state %.32q: want %s or %s", text, MaintenanceState, QuarantinedState)
 	}
 	*s = BackendState(i)

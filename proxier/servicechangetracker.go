@@ -66,15 +66,17 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 	if _, ok := service.Labels[LabelServiceProxyName]; ok {
 		return nil
 	}
+	problem := func(field, message string) {
+		report(Problem{Kind: "Service", Object: name, UID: service.UID, Field: field, Reason: ReasonInvalidObject, Message: message})
+	}
 	reported := 0
 	invalid := func(field, format string, args ...any) {
 		switch reported++; {
-		case reported > maxReported+1:
-			return
+		case reported <= maxReported:
+			problem(field, fmt.Sprintf(format, args...))
 		case reported == maxReported+1:
-			field, format, args = "spec", "further invalid fields are not listed", nil
+			problem("spec", "further invalid fields are not listed")
 		}
-		report(Problem{Kind: "Service", Object: name, UID: service.UID, Field: field, Reason: ReasonInvalidObject, Message: fmt.Sprintf(format, args...)})
 	}
 
 	var zeros leadingZeros
@@ -101,7 +103,7 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 	if len(service.Annotations) > 0 {
 		s.Balancing = parseBalancing(service.Annotations, invalid)
 		s.Kinds = parseType(service.Annotations, invalid)
-		unknownAnnotations(service.Annotations, ServiceAnnotations, invalid)
+		unknownAnnotations(service.Annotations, ServiceAnnotations, problem)
 	}
 
 	s.ExternalLocal = service.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal

@@ -485,6 +485,34 @@ func TestFQDNSliceIsNoProblem(t *testing.T) {
 	}
 }
 
+// TestUnknownAnnotationsAreReportedBesides: they neither hide an invalid field, nor count as one.
+func TestUnknownAnnotationsAreReportedBesides(t *testing.T) {
+	annotations := map[string]string{}
+	for i := range 100 {
+		annotations[fmt.Sprintf("%sunknown-%02d", annotationPrefix, i)] = ""
+	}
+	service, slice := makeService("a"), makeSlice("1", "10.244.0.1", "bad")
+	service.Annotations, slice.Annotations = annotations, annotations
+	service.Spec.ExternalIPs = []string{"bad"}
+	w := newWorld()
+	w.tracker.UpdateService(service)
+	w.tracker.UpdateEndpointSlice(slice)
+	var got []string
+	for _, p := range w.problems {
+		got = append(got, p.Kind+" "+p.Field)
+	}
+	var want []string
+	for _, object := range [][2]string{{"Service", "spec.externalIPs[0]"}, {"EndpointSlice", "endpoints[1].addresses[0]"}} {
+		for i := range maxReported {
+			want = append(want, fmt.Sprintf("%s metadata.annotations[%sunknown-%02d]", object[0], annotationPrefix, i))
+		}
+		want = append(want, object[0]+" metadata.annotations", object[0]+" "+object[1])
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
 // A hostile slice is named once or twice, not a million times.
 func TestProblemsAreBounded(t *testing.T) {
 	w := newWorld()

@@ -16,6 +16,15 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/inet"
 )
 
+// ParseServiceName reads NAMESPACE/NAME.
+func ParseServiceName(text string) (types.NamespacedName, error) {
+	namespace, name, ok := strings.Cut(text, "/")
+	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+		return types.NamespacedName{}, fmt.Errorf("service %.64q is not NAMESPACE/NAME", text)
+	}
+	return types.NamespacedName{Namespace: namespace, Name: name}, nil
+}
+
 // Protocol is an IANA protocol number.
 type Protocol = inet.Protocol
 

@@ -58,7 +58,11 @@ func writeStatus(w io.Writer, s statusView, now time.Time) error {
 	}
 	connections := "new ones are served"
 	if y := s.YieldedTo; y != nil {
-		connections = fmt.Sprintf("new ones go to another kube-proxy (process %s, PID %d) since %s (%s ago)", y.Process, y.PID, y.Since.Format(time.RFC3339), now.Sub(y.Since).Round(time.Second))
+		process := ""
+		if y.PID != 0 {
+			process = fmt.Sprintf(" (process %s, PID %d)", y.Process, y.PID)
+		}
+		connections = fmt.Sprintf("new ones go to another kube-proxy%s since %s (%s ago)", process, y.Since.Format(time.RFC3339), now.Sub(y.Since).Round(time.Second))
 	}
 	facts := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, line := range [][2]string{

@@ -51,7 +51,7 @@ func (w *walk) firewall(chain string, within inet.Match, drops, byStatus bool, w
 	f = Firewall{Not: within.Not, Accepts: fate.accepts, Where: where}
 	slices.SortFunc(f.Accepts, netip.Prefix.Compare)
 	f.Accepts = slices.Compact(f.Accepts)
-	return f, drops && (fate.status || !byStatus)
+	return f, drops && (fate.status || fate.incomplete || !byStatus)
 }
 
 // fate is what was learnt on the way through chains.

@@ -141,9 +141,11 @@ func TestBounds(t *testing.T) {
 	if len(to.rules) != 1 || !to.rules[0].Match.IsAll() || !strings.Contains(to.rules[0].Where, "too many") {
 		t.Errorf("found %v", to.rules)
 	}
-	w.steps = 0
-	if _, drops := w.firewall("a", inet.Match{}, false, false, ""); !drops {
-		t.Error("a firewall with too many rules counts as forwarding")
+	for _, byStatus := range []bool{false, true} {
+		w.steps = 0
+		if _, drops := w.firewall("a", inet.Match{}, false, byStatus, ""); !drops {
+			t.Errorf("by status %v: a firewall with too many rules counts as forwarding", byStatus)
+		}
 	}
 }
 

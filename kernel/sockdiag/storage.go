@@ -53,6 +53,9 @@ type StorageOptions struct {
 	ProcRoot string
 	// Types is a cache of the kernel's types; nil reads them.
 	Types *btf.Cache
+	// Protocols are the names of those whose sockets are visited where values cannot be read through the map; tcp
+	// and udp if it is empty.
+	Protocols []string
 	// PerNetNS visits the namespaces even if the kernel permits the iterator over the map.
 	PerNetNS bool
 }
@@ -83,7 +86,10 @@ func NewStorageReader(m *ciliumebpf.Map, o StorageOptions) (_ *StorageReader, er
 		}
 		r.perNetNS = true
 	}
-	for _, target := range []string{"tcp", "udp"} {
+	if len(o.Protocols) == 0 {
+		o.Protocols = []string{"tcp", "udp"}
+	}
+	for _, target := range o.Protocols {
 		if err := r.load(target, nil, ofSockets(m), o); err != nil {
 			return nil, errors.Join(err, r.Close())
 		}
@@ -127,12 +133,12 @@ func (r *StorageReader) Close() error {
 	return errors.Join(errs...)
 }
 
-// Read returns the values of all sockets that have one. Call it after the datapath
+// Read returns the values of all sockets that have one, or with an error those that it could read. Call it after the datapath
 // stopped selecting the removed backends: a value that is written while Read runs may be
 // missing.
 func (r *StorageReader) Read(ctx context.Context) (StorageValues, error) {
 	values := StorageValues{}
-	here := func(NetNS) error {
+	here := func() error {
 		for _, p := range r.programs {
 			if err := p.read(ctx, r.valueSize, values); err != nil {
 				return fmt.Errorf("read socket storage: %w", err)
@@ -141,13 +147,17 @@ func (r *StorageReader) Read(ctx context.Context) (StorageValues, error) {
 		return nil
 	}
 	if !r.perNetNS {
-		return values, here(NetNS{})
+		return values, here()
 	}
-	err := ForEachNetNS(ctx, r.procRoot, here)
+	var unread []error
+	err := ForEachNetNS(ctx, r.procRoot, func(NetNS) error {
+		unread = append(unread, here())
+		return nil
+	})
 	if errors.Is(err, fs.ErrPermission) {
 		err = nil // those that cannot be opened have no sockets that could be closed
 	}
-	return values, err
+	return values, errors.Join(append(unread, err)...)
 }
 
 // read adds the values that the iterator finds, which for sockets are those of the namespace of this thread.

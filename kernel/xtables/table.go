@@ -137,7 +137,10 @@ func (p *parser) read(line string) error {
 // define reads "KUBE-SERVICES - [0:0]".
 func (p *parser) define(line string) error {
 	name, rest, ok := strings.Cut(line, " ")
-	if _, twice := p.table.index[name]; twice || !ok {
+	if !ok {
+		return errors.New("a chain without a policy")
+	}
+	if _, twice := p.table.index[name]; twice {
 		return errors.New("a chain is defined twice")
 	}
 	policy, _, _ := strings.Cut(rest, " ")

@@ -49,8 +49,7 @@ type BackendUse struct {
 	Port      string         `json:"port"` // its name; empty for an unnamed one
 	Protocol  string         `json:"protocol"`
 	Address   netip.AddrPort `json:"address"`
-	// Cluster and Local are the reasons why it gets new connections that come in by a traffic policy, or does
-	// not.
+	// Cluster and Local are the reasons why the endpoint is in the set of that traffic policy, or is not.
 	Cluster string `json:"cluster"`
 	Local   string `json:"local"`
 	// Eligible says that connections without a Local traffic policy reach it, and Others counts the other
@@ -82,12 +81,8 @@ func ParseBackend(backend, service string) (b Backend, err error) {
 	if service == "" {
 		return b, nil
 	}
-	namespace, name, ok := strings.Cut(service, "/")
-	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
-		return b, fmt.Errorf("service %.64q is not NAMESPACE/NAME", service)
-	}
-	b.Service = types.NamespacedName{Namespace: namespace, Name: name}
-	return b, nil
+	b.Service, err = proxier.ParseServiceName(service)
+	return b, err
 }
 
 // BackendsOf answers for a node on which these overrides are in force.

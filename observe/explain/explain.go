@@ -87,7 +87,7 @@ type Frontend struct {
 	// Algorithm is random or maglev, TableSize the number of slots of the set's Maglev table; 0 for none.
 	Algorithm string `json:"algorithm"`
 	TableSize int    `json:"tableSize"`
-	// Maglev is what Maglev selects for this flow, where packets are translated; null without it, or if the client's port is
+	// Maglev is what eBPF programs on devices select for this flow by Maglev; null without it, or if the client's port is
 	// needed and was not given.
 	Maglev *Maglev `json:"maglev"`
 	// Rivals are other service ports that claim the same address. They are not served
@@ -95,7 +95,8 @@ type Frontend struct {
 	Rivals []string `json:"rivals"`
 }
 
-// Maglev is the slot of a flow and its endpoint, the same on every node that has these endpoints.
+// Maglev is the slot of a flow and its endpoint, the same on every node that has these endpoints and a table of this
+// size.
 type Maglev struct {
 	Slot     int            `json:"slot"`
 	Endpoint netip.AddrPort `json:"endpoint"`

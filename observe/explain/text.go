@@ -108,7 +108,7 @@ func (e *Explanation) algorithmText() string {
 		text += ", by weight"
 	}
 	if m := e.Frontend.Maglev; m != nil {
-		text += fmt.Sprintf("; where packets are translated, every node selects slot %d (hash of the %s): %s", m.Slot, m.Hash, m.Endpoint)
+		text += fmt.Sprintf("; eBPF programs on devices select slot %d (hash of the %s): %s, on every node with a table of this size", m.Slot, m.Hash, m.Endpoint)
 	}
 	return text
 }

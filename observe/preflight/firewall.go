@@ -19,7 +19,7 @@ func firewalls(f *Facts) (list []Finding) {
 		list = append(list, Finding{
 			Remark, "firewall", what,
 			"It forwards only connections that it allows or that netfilter translates. In mode ebpf, iptables rules serve clients outside this node of Services with local endpoints, unless it accepts all packets to these. Rules are slower.",
-			"To serve them by eBPF: accept packets to the CIDRs of pods (-d CIDR -j ACCEPT in chain FORWARD, ufw route allow to CIDR), or set ebpf.ignoreHostFilters.",
+			"To serve them by eBPF: accept packets to the CIDRs of pods (-d CIDR -j ACCEPT in chain FORWARD, ufw route allow to CIDR). If a rule that Tandem does not recognise accepts them already, set ebpf.ignoreHostFilters.",
 		})
 	}
 	return list

@@ -113,7 +113,7 @@ func proxyLeftovers(f *Facts) (list []Finding) {
 		case len(running) == 0:
 			list = append(list, Finding{
 				Remark, "kube-proxy", "kernel state of a kube-proxy in mode " + state + ", and none answers at the port of metrics",
-				"It listens on other ports, or these are leftovers of a removed kube-proxy. Tandem removes it when it serves everything. One that still runs would write it again.",
+				"It listens on other ports, or these are leftovers of a removed kube-proxy. Tandem removes them when it serves everything. One that still runs would write them again.",
 				"Make sure that no other kube-proxy runs on this node (k3s and RKE2 have one in their own process: --disable-kube-proxy).",
 			})
 		default:

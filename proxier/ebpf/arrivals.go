@@ -31,7 +31,9 @@ func (t *Tier) serveArrival(ctx context.Context, a packetsocket.Arrival) error {
 	if name == "" || err != nil {
 		return err
 	}
-	err = errors.Join(t.findPodDevices(ctx), t.serveDevices(ctx))
+	if err := errors.Join(t.findPodDevices(ctx), t.serveDevices(ctx)); err != nil {
+		return err
+	}
 	klog.FromContext(ctx).V(2).Info("Traffic of a pod bypasses the sockets of this kernel (VM, sandbox or raw socket); attached programs to its device", "device", name)
-	return err
+	return nil
 }

@@ -119,12 +119,13 @@ func (t *Tier) syncOptOuts(ctx context.Context) error {
 	}
 	if t.opts.packets() {
 		was := t.podDevices.Served
-		if failed := t.updatePodDevices(ctx, o.Cookies()); failed != nil {
+		failed := t.updatePodDevices(ctx, o.Cookies())
+		if serving && !maps.Equal(was, t.podDevices.Served) {
+			failed = errors.Join(failed, t.serveDevices(ctx))
+		}
+		if failed != nil {
 			// Without programs on its device, what a pod sends to Services would be lost.
 			return errors.Join(err, failed)
-		}
-		if serving && !maps.Equal(was, t.podDevices.Served) {
-			err = errors.Join(err, t.serveDevices(ctx))
 		}
 	}
 	if serving {
@@ -159,6 +160,9 @@ func (t *Tier) updatePodDevices(ctx context.Context, cookies []uint64) error {
 func (t *Tier) podDevicesServed(cookie uint64) bool {
 	if !t.opts.packets() {
 		return true // rules serve
+	}
+	if t.podDevices.Unknown(cookie) {
+		return false
 	}
 	for _, device := range t.podDevices.Of(cookie) {
 		if _, served := t.devices.Served[device]; !served {

@@ -281,14 +281,21 @@ func TestForeignTakesNoRoom(t *testing.T) {
 	b := newBench(t, 0)
 	b.tier.share = &proxier.Share{}
 	c := b.decide(rand.New(rand.NewPCG(1, 1)), 7)
-	d := *c.New
-	d.OptedOut = false
 	rules := proxier.NodeRules{}
-	if err := b.tier.Sync(t.Context(), proxier.Update{Full: true, NodeRules: &rules, Changes: []proxier.PortChange{{New: &d}}}); err != nil {
-		t.Fatal(err)
-	}
-	if has := b.fast.has[c.Index()]; has != nil {
-		t.Errorf("the fast tier has %v", has)
+	// Nor what is left to a cache on the node besides.
+	for _, left := range []*proxier.Left{nil, {Sockets: true, Why: "a cache"}} {
+		d := *c.New
+		d.OptedOut = false
+		d.Frontends = slices.Clone(d.Frontends)
+		for i := range d.Frontends {
+			d.Frontends[i].Left = left
+		}
+		if err := b.tier.Sync(t.Context(), proxier.Update{Full: true, NodeRules: &rules, Changes: []proxier.PortChange{{New: &d}}}); err != nil {
+			t.Fatal(err)
+		}
+		if has := b.fast.has[c.Index()]; has != nil {
+			t.Errorf("left %v: the fast tier has %v", left, has)
+		}
 	}
 }
 

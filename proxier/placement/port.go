@@ -73,13 +73,14 @@ func (t *Tier) assign(index uint32, p *port) {
 		}
 		fast := want[onFast]
 		// Not what the fast tier never had, such as the kinds that another proxy serves: its backends would take room.
-		served := slices.ContainsFunc(d.Frontends, func(f proxier.Frontend) bool { return !t.isForeign(f.Kind) })
-		knew := fast != nil || leaves && served || slices.ContainsFunc(d.Frontends, func(f proxier.Frontend) bool { return f.IsLeft() })
+		ours := slices.ContainsFunc(d.Frontends, func(f proxier.Frontend) bool { return !t.isForeign(f.Kind) })
+		left := slices.ContainsFunc(d.Frontends, func(f proxier.Frontend) bool { return f.IsLeft() })
+		knew := fast != nil || ours && (leaves || left)
 		if fast != d && knew && d.Name.Protocol == proxier.UDP && !overflows {
 			// It ends flows and closes sockets whose backends are gone, and must not take those for gone that another
 			// tier serves. What does not fit does not stay for that either.
 			want[onFast] = d.LeaveBut(func(f *proxier.Frontend) bool {
-				return fast != nil && slices.ContainsFunc(fast.Frontends, func(o proxier.Frontend) bool { return o.Addr == f.Addr && o.Kind == f.Kind })
+				return fast != nil && hasFrontend(fast, f)
 			})
 		}
 	}
@@ -156,6 +157,11 @@ func (t *Tier) additions(order []uint32) []proxier.PortChange {
 	return slices.DeleteFunc(t.changes(onFallback, order), func(c proxier.PortChange) bool { return c.New == nil })
 }
 
+// hasFrontend reports whether a decision has a frontend of that address and kind.
+func hasFrontend(d *proxier.Decision, f *proxier.Frontend) bool {
+	return slices.ContainsFunc(d.Frontends, func(o proxier.Frontend) bool { return o.Addr == f.Addr && o.Kind == f.Kind })
+}
+
 // gains are what the fallback gets, along with what it has: whatever is leaving it is not
 // in the fast tier yet.
 func (t *Tier) gains(order []uint32) []proxier.PortChange {
@@ -165,11 +171,8 @@ func (t *Tier) gains(order []uint32) []proxier.PortChange {
 		if c.Old == nil {
 			continue
 		}
-		has := func(d *proxier.Decision, f *proxier.Frontend) bool {
-			return slices.ContainsFunc(d.Frontends, func(o proxier.Frontend) bool { return o.Addr == f.Addr && o.Kind == f.Kind })
-		}
 		old, next := c.Old, c.New
-		c.New = t.ports[c.Index()].decision.Only(func(f *proxier.Frontend) bool { return has(old, f) || has(next, f) })
+		c.New = t.ports[c.Index()].decision.Only(func(f *proxier.Frontend) bool { return hasFrontend(old, f) || hasFrontend(next, f) })
 	}
 	return list
 }

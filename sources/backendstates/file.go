@@ -17,11 +17,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/tandem-proxy/tandem/proxier"
 )
@@ -66,7 +64,7 @@ func (e *Entry) Same(o *Entry) bool {
 func (e *Entry) Override() proxier.BackendOverride {
 	o := proxier.BackendOverride{Addr: e.Address, Port: e.Port, State: e.State}
 	if e.Service != "" {
-		o.Service = serviceOf(e.Service)
+		o.Service, _ = proxier.ParseServiceName(e.Service) // valid
 	}
 	return o
 }
@@ -78,13 +76,6 @@ func Overrides(list []Entry) (all []proxier.BackendOverride) {
 	}
 	slices.SortFunc(all, func(a, b proxier.BackendOverride) int { return a.Compare(&b) })
 	return all
-}
-
-func serviceOf(text string) (name types.NamespacedName) {
-	if namespace, n, ok := strings.Cut(text, "/"); ok && namespace != "" && n != "" {
-		name.Namespace, name.Name = namespace, n
-	}
-	return name
 }
 
 type file struct {
@@ -160,8 +151,9 @@ func (e *Entry) validate() error {
 		return fmt.Errorf("address: %s is no backend's", e.Address)
 	case e.State == proxier.ActiveState:
 		return errors.New("state: there is none")
-	case e.Service != "" && serviceOf(e.Service).Name == "":
-		return fmt.Errorf("service: %.64q is not NAMESPACE/NAME", e.Service)
+	case e.Service != "":
+		_, err := proxier.ParseServiceName(e.Service)
+		return err
 	}
 	return nil
 }

@@ -113,7 +113,7 @@ func TestLoadRefuses(t *testing.T) {
 		"a port":        {text: `{"backends": [{"address": "10.0.0.1", "port": 65536, "state": "maintenance"}]}`, want: "65536"},
 		"no state":      {text: `{"backends": [{"address": "10.0.0.1"}]}`, want: "backends[0]: state: there is none"},
 		"a state":       {text: `{"backends": [{"address": "10.0.0.1", "state": "gone"}]}`, want: `unknown state "gone": want maintenance or quarantined`},
-		"a Service":     {text: `{"backends": [{"address": "10.0.0.1", "state": "maintenance", "service": "web"}]}`, want: `service: "web" is not NAMESPACE/NAME`},
+		"a Service":     {text: `{"backends": [{"address": "10.0.0.1", "state": "maintenance", "service": "web"}]}`, want: `service "web" is not NAMESPACE/NAME`},
 		"too many":      {text: `{"backends": [` + strings.TrimSuffix(many, ",") + "]}", want: "has 1025 backends; the limit is 1024"},
 		"too large":     {text: strings.Repeat(" ", maxSize+1), want: "more than 1048576 bytes"},
 		"of the group":  {text: "{}", mode: 0o664, want: "users other than root can write it"},
@@ -155,7 +155,12 @@ func TestWatch(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		Watch(ctx, dir, clock.RealClock{}, nil, func(list []Entry) { told <- text(list) })
+		Watch(ctx, dir, clock.RealClock{}, nil, func(list []Entry) {
+			select {
+			case told <- text(list):
+			case <-ctx.Done():
+			}
+		})
 	}()
 	defer func() { cancel(); <-done }()
 	next := func(want string) {
@@ -181,7 +186,7 @@ func TestWatch(t *testing.T) {
 	}
 	set("10.0.0.1", 0)
 	next("10.0.0.1 maintenance")
-	set("10.0.0.2", time.Second)
+	set("10.0.0.2", 3*time.Second) // long enough to be told on a slow disk
 	next("10.0.0.1 maintenance, 10.0.0.2 maintenance")
 	path := filepath.Join(dir, FileName)
 	good, err := os.ReadFile(path)

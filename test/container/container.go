@@ -43,6 +43,8 @@ type Container struct {
 	Privileged bool
 	// Capabilities are all there are, unless Privileged.
 	Capabilities []string
+	// AppArmor is the profile that confines it, unless empty.
+	AppArmor string
 	// Cgroup is that of the node, which Command knows.
 	Cgroup string
 }
@@ -115,6 +117,9 @@ func (c *Container) become() error {
 		}
 	}
 	if err := c.dropCapabilities(); err != nil {
+		return err
+	}
+	if err := confine(c.AppArmor); err != nil {
 		return err
 	}
 	env := append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, c.Env...)

@@ -297,7 +297,7 @@ func TestKubeadm(t *testing.T) {
 	if out := c.run(t, made, "/usr/local/sbin/iptables-save"); !strings.Contains(out, "KUBE-SERVICES") {
 		t.Errorf("the plain iptables-save of the image does not show the rules:\n%s", out)
 	}
-	c.run(t, made, "/usr/local/bin/kube-proxy", "--cleanup", "--config=/var/lib/kube-proxy/config.conf")
+	c.cleanup(t)
 	if out := c.run(t, made, "/usr/local/sbin/iptables-save"); strings.Contains(out, "KUBE-SERVICES") {
 		t.Errorf("left by --cleanup:\n%s", out)
 	}

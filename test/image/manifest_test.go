@@ -6,6 +6,7 @@ package image_test
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -100,25 +101,34 @@ func (c *cluster) fromManifest(t *testing.T, pod *v1.PodSpec, of *v1.Container, 
 }
 
 // TestChart runs what the chart installs: the capabilities that it names for a mode are
-// enough for it. The last cases have those that docs/install.md calls necessary.
+// enough for it, also on a node with AppArmor. The last cases have those that docs/install.md calls necessary.
 func TestChart(t *testing.T) {
 	c := newCluster(t)
 	for _, tt := range []struct {
 		name, installed string
+		appArmor        string
 		capabilities    []string // instead of those that are named
 		mode            string   // that runs
 	}{
-		{"ebpf", "ebpf", nil, "ebpf"},
-		{"ipvs", "ipvs", nil, "ipvs"},
-		{"iptables", "iptables", nil, "iptables"},
-		{"least of ebpf", "ebpf", []string{"NET_ADMIN", "SYS_ADMIN"}, "ebpf"},
-		{"least of iptables", "iptables", []string{"NET_ADMIN"}, "iptables"},
-		{"ebpf without SYS_ADMIN", "ebpf", []string{"NET_ADMIN"}, "iptables"},
-		{"ebpf with BPF instead of SYS_ADMIN", "ebpf", []string{"NET_ADMIN", "BPF", "PERFMON"}, "iptables"},
+		{"ebpf", "ebpf", "", nil, "ebpf"},
+		{"ipvs", "ipvs", "", nil, "ipvs"},
+		{"iptables", "iptables", "", nil, "iptables"},
+		{"ebpf under AppArmor", "ebpf", container.AppArmorProfile, nil, "ebpf"},
+		{"ipvs under AppArmor", "ipvs", container.AppArmorProfile, nil, "ipvs"},
+		{"iptables under AppArmor", "iptables", container.AppArmorProfile, nil, "iptables"},
+		{"least of ebpf", "ebpf", "", []string{"NET_ADMIN", "SYS_ADMIN"}, "ebpf"},
+		{"least of iptables", "iptables", "", []string{"NET_ADMIN"}, "iptables"},
+		{"ebpf without SYS_ADMIN", "ebpf", "", []string{"NET_ADMIN"}, "iptables"},
+		{"ebpf with BPF instead of SYS_ADMIN", "ebpf", "", []string{"NET_ADMIN", "BPF", "PERFMON"}, "iptables"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.mode == "ipvs" {
 				c.needsIPVS(t)
+			}
+			if tt.appArmor != "" {
+				if err := container.LoadAppArmorProfile(); err != nil {
+					lab.SkipOrFailModule(t, err)
+				}
 			}
 			ds, cm := readManifest(t, manifests[tt.installed])
 			pod := &ds.Spec.Template.Spec
@@ -127,8 +137,13 @@ func TestChart(t *testing.T) {
 				c.run(t, made, made.Args...)
 			}
 			made := c.fromManifest(t, pod, &pod.Containers[0], &cm)
+			made.AppArmor = tt.appArmor
 			if tt.capabilities != nil {
 				made.Capabilities = tt.capabilities
+			}
+			if tt.mode == "ipvs" {
+				// Its rules match ipsets, which tools cannot list with the least capabilities.
+				defer c.cleanup(t)
 			}
 			p := c.start(t, made)
 			defer p.Close()
@@ -141,17 +156,27 @@ func TestChart(t *testing.T) {
 			}
 			if tt.mode == "ebpf" {
 				c.run(t, made, "/usr/local/bin/tandemctl", "--cgroup-root=/host/cgroup", "status")
-				if closed, want := c.closes(t), slices.Contains(made.Capabilities, "SYS_PTRACE"); closed != want {
-					t.Errorf("a UDP socket of a pod whose endpoint is gone was closed: %v, want %v", closed, want)
+				may := slices.Contains(made.Capabilities, "SYS_PTRACE")
+				if tt.appArmor != "" {
+					// Pods without a process that is confined alike are hidden, such as this one.
+					c.expectClosed(t, false)
+					confined := lab.Watch(c.client.Command(context.Background(), "aa-exec", "-p", tt.appArmor, "--", "sleep", "1000"))
+					confined.Begin(t)
+					defer confined.Close()
 				}
+				c.expectClosed(t, may)
 			}
 		})
 	}
-	made := c.kubeadm(t, "iptables")
-	c.run(t, made, "/usr/local/bin/kube-proxy", "--cleanup", "--config=/var/lib/kube-proxy/config.conf")
+	c.cleanup(t)
 	if len(c.refused) > 0 {
 		t.Errorf("requests that kubeadm's RBAC does not allow: %q", c.refused)
 	}
+}
+
+func (c *cluster) cleanup(t *testing.T) {
+	t.Helper()
+	c.run(t, c.kubeadm(t, "iptables"), "/usr/local/bin/kube-proxy", "--cleanup", "--config=/var/lib/kube-proxy/config.conf")
 }
 
 // hasCounters reports whether the kernel has counters for rules.
@@ -162,6 +187,13 @@ func (c *cluster) hasCounters(t *testing.T) bool {
 		t.Fatal(err)
 	}
 	return !errors.Is(err, nfacct.ErrNotSupported)
+}
+
+func (c *cluster) expectClosed(t *testing.T, want bool) {
+	t.Helper()
+	if closed := c.closes(t); closed != want {
+		t.Errorf("a UDP socket of a pod whose endpoint is gone was closed: %v, want %v", closed, want)
+	}
 }
 
 // closes reports whether a UDP socket of a pod is closed when its endpoint goes, which takes a

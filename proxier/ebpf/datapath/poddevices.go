@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -31,8 +32,10 @@ type PodDevices struct {
 	Seen map[int]struct{}
 	// known are the devices of network namespaces by their cookies; empty where none
 	// was found.
-	known  map[uint64][]veth
-	looked time.Time
+	known map[uint64][]veth
+	// unknown are those that the last search, which failed, did not find.
+	unknown map[uint64]struct{}
+	looked  time.Time
 }
 
 // veth is a pair of devices by their indexes, each in its namespace.
@@ -40,6 +43,9 @@ type veth struct{ host, pod int }
 
 // searchInterval is the time between two searches through all network namespaces.
 const searchInterval = 30 * time.Second
+
+// retryInterval is that after a search that failed.
+const retryInterval = 5 * time.Second
 
 // See notes that an untranslated packet for a frontend came in by a device. On a bridge it stands for the
 // port that the packet came from: replies of other ports do not pass the bridge itself. It returns the
@@ -125,21 +131,30 @@ func (d *PodDevices) Of(cookie uint64) (list []int) {
 	return list
 }
 
+// Unknown reports whether the search for the devices of a network namespace failed.
+func (d *PodDevices) Unknown(cookie uint64) bool {
+	_, failed := d.unknown[cookie]
+	return failed
+}
+
 // find looks for namespaces whose devices are not known.
 func (d *PodDevices) find(ctx context.Context, cookies []uint64, procRoot string) error {
-	missing := map[uint64]struct{}{}
+	missing, interval := map[uint64]struct{}{}, searchInterval
 	for _, cookie := range cookies {
-		if len(d.known[cookie]) == 0 {
-			if _, ok := d.known[cookie]; !ok {
-				d.looked = time.Time{} // it is new
-			}
-			missing[cookie] = struct{}{}
+		if len(d.known[cookie]) > 0 {
+			continue
+		}
+		missing[cookie] = struct{}{}
+		if d.Unknown(cookie) {
+			interval = retryInterval
+		} else if _, ok := d.known[cookie]; !ok {
+			d.looked = time.Time{} // it is new
 		}
 	}
-	if len(missing) == 0 || time.Since(d.looked) < searchInterval {
+	if len(missing) == 0 || time.Since(d.looked) < interval {
 		return nil
 	}
-	d.looked = time.Now()
+	d.looked, d.unknown = time.Now(), nil
 	known := map[uint64][]veth{}
 	for _, cookie := range cookies {
 		known[cookie] = d.known[cookie]
@@ -153,7 +168,7 @@ func (d *PodDevices) find(ctx context.Context, cookies []uint64, procRoot string
 		if _, ok := missing[cookie]; !ok {
 			return nil
 		}
-		links, err := netlink.LinkList()
+		links, err := listLinks()
 		if err != nil {
 			return fmt.Errorf("list the devices of namespace %d: %w", cookie, err)
 		}
@@ -164,18 +179,30 @@ func (d *PodDevices) find(ctx context.Context, cookies []uint64, procRoot string
 		}
 		return nil
 	})
-	for cookie := range missing {
-		if len(known[cookie]) == 0 {
-			return err // which may be why
-		}
+	if err == nil {
+		return nil
 	}
-	return nil
+	d.unknown = missing
+	maps.DeleteFunc(d.unknown, func(cookie uint64, _ struct{}) bool { return len(known[cookie]) > 0 })
+	if len(d.unknown) == 0 {
+		return nil // all are found
+	}
+	return err
+}
+
+// listLinks lists the devices of this network namespace, once more if they change meanwhile.
+func listLinks() ([]netlink.Link, error) {
+	links, err := netlink.LinkList()
+	if errors.Is(err, netlink.ErrDumpInterrupted) {
+		links, err = netlink.LinkList()
+	}
+	return links, err
 }
 
 // variants are the devices that are there, and the programs that they need: those of these
 // network namespaces, and those whose names match a pattern.
 func (d *PodDevices) variants(cookies []uint64, patterns []string, uplinks []devices.Device, pods proxier.Detector) (map[int]Variant, error) {
-	links, err := netlink.LinkList()
+	links, err := listLinks()
 	if err != nil {
 		return nil, fmt.Errorf("list devices: %w", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -37,7 +38,7 @@ type Drain struct {
 	devices []*datapath.Devices // one for each set of maps of programs on devices
 	tables  []*flowtable.Table  // of attached programs
 
-	// Unreadable are programs whose flows have another layout, so that nothing tells when they end.
+	// Unreadable are the names of programs whose flows have another layout, so that nothing tells when they end.
 	Unreadable []string
 }
 
@@ -114,8 +115,11 @@ func (d *Drain) findFlows(program *ciliumebpf.Program) error {
 	for _, name := range flowtable.MapNames {
 		own := d.opts.Maps[name]
 		if m := maps[name]; m == nil || m.KeySize() != own.KeySize() || m.ValueSize() != own.ValueSize() {
-			d.Unreadable = append(d.Unreadable, program.String())
-			return nil
+			info, err := program.Info()
+			if err == nil && !slices.Contains(d.Unreadable, info.Name) {
+				d.Unreadable = append(d.Unreadable, info.Name)
+			}
+			return err
 		}
 	}
 	for _, t := range d.tables {

@@ -137,8 +137,8 @@ func (f *Closer) Close() {
 }
 
 // CloseNow closes the sockets that are connected to removed backends, and untranslated ones. Socket
-// storage lists the former for all network namespaces at once. Mostly there are none, and then no
-// namespace is visited. Only sockets in namespaces below procRoot can be closed.
+// storage lists the former for all network namespaces at once, unless the kernel refuses the iterator over the
+// map. Mostly there are none, and then no namespace is visited. Only sockets in namespaces below procRoot can be closed.
 func (f *Closer) CloseNow(ctx context.Context) (closed int, err error) {
 	// Untranslated sockets have no storage, so they can be closed even if it cannot be read.
 	stale, remotes, unread := f.find(ctx)
@@ -196,16 +196,13 @@ func (f *Closer) find(ctx context.Context) (stale sets.Set[uint64], remotes sets
 	stale, remotes = sets.New[uint64](), sets.New[netip.AddrPort]()
 	if f.reader == nil {
 		// Without sockets that their owners disconnected: they keep their storage.
-		reader, err := sockdiag.NewStorageReader(f.storage, sockdiag.StorageOptions{States: 1 << sockdiag.Established, ProcRoot: f.procRoot, Types: f.types})
+		reader, err := sockdiag.NewStorageReader(f.storage, sockdiag.StorageOptions{States: 1 << sockdiag.Established, Protocols: []string{"udp"}, ProcRoot: f.procRoot, Types: f.types})
 		if err != nil {
 			return stale, remotes, err
 		}
 		f.reader = reader
 	}
 	values, err := f.reader.Read(ctx)
-	if err != nil {
-		return stale, remotes, err
-	}
 	isStale := f.isStale()
 	for cookie, value := range values {
 		var dest lbmap.SocketDest
@@ -218,7 +215,7 @@ func (f *Closer) find(ctx context.Context) (stale sets.Set[uint64], remotes sets
 			remotes.Insert(lbmap.ToAddrPort(dest.Addr, dest.Port))
 		}
 	}
-	return stale, remotes, nil
+	return stale, remotes, err
 }
 
 // Closed counts the sockets that were closed.

@@ -82,8 +82,8 @@ func (m *Map) Claim(self uint32) {
 
 // Await says that another kube-proxy listens at these addresses. Programs see who binds ports, but not who
 // did before they were attached. Once this owner is gone for the grace period they yield to it, if servers
-// still listen on all ports of a kube-proxy. It returns whether the ports are known to the programs.
-func (m *Map) Await(listeners []netip.AddrPort) bool {
+// still listen on all ports of a kube-proxy.
+func (m *Map) Await(listeners []netip.AddrPort) {
 	held := [lbmap.SuccessorPorts]*netip.AddrPort{}
 	for i := range m.value.Holders {
 		for l := range listeners {
@@ -92,20 +92,25 @@ func (m *Map) Await(listeners []netip.AddrPort) bool {
 			}
 		}
 		if held[i] == nil && m.value.Holders[i].Port != 0 {
-			return false
+			return
 		}
 	}
-	known := false
+	known, seen := false, false
 	for i, l := range held {
 		if l != nil {
 			m.value.Holders[i].Addr = lbmap.FromAddr(l.Addr())
 			known = true
+			seen = seen || m.value.Holders[i].Tgid != 0
 		}
 	}
-	if known {
-		atomic.CompareAndSwapUint64(&m.value.DeadlineNs, 0, monotonic())
+	if !known {
+		return
 	}
-	return known
+	if !seen {
+		// What programs saw was another process.
+		m.value.Tgid, m.value.Comm = 0, [16]uint8{}
+	}
+	atomic.CompareAndSwapUint64(&m.value.DeadlineNs, 0, monotonic())
 }
 
 // Beat says that the owner is alive.
