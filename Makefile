@@ -56,7 +56,7 @@ verify: ## Check format, vet, go.mod, imports, generated files, manifests, licen
 	hack/verify.sh
 
 .PHONY: check
-check: build ## Vet, build and test what needs no root: after every edit (20 s; the first time 2 min, beside downloads)
+check: build ## Vet, build and test what needs no root: after every edit (20 s; the first time 2 min, plus downloads)
 	hack/test.sh check
 
 .PHONY: test

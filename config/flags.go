@@ -147,6 +147,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.StringVar(&lb.Algorithm, "lb-algorithm", lb.Algorithm, "Algorithm of Services whose annotations name none: 'random', or 'maglev', with which all nodes send a connection from outside to the same endpoint, and few connections to another one when endpoints change. Takes precedence over the configuration file.")
 	fs.Uint32Var(&lb.MaglevTableSize, "maglev-table-size", lb.MaglevTableSize, "Slots of each Maglev table: 251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521 or 131071. 0 means the smallest with 100 slots for each endpoint. Takes precedence over the configuration file.")
 	fs.Uint32Var(&lb.MaglevSeed, "maglev-seed", lb.MaglevSeed, "Seed of Maglev's hash, the same on all nodes. Takes precedence over the configuration file.")
+	fs.StringVar(&c.Tandem.StateDirectory, "state-dir", c.Tandem.StateDirectory, "Directory in which tandemctl keeps which backends are drained or quarantined on this node. It need not exist. They outlive a restart of the pod if it is a directory of the host. Takes precedence over the configuration file.")
 
 	fs = sets.FlagSet(flagsIPVS)
 	v := &k.IPVS
@@ -176,7 +177,6 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.StringVar(&x.Preset, "coexist", x.Preset, "Serve a part of the traffic in mode ebpf, beside another kube-proxy that stays on this node and serves the rest: 'socket-lb' for connections of processes on this node, 'north-south' for packets of clients outside. This proxy then writes no rules and no kernel settings.")
 	fs.StringSliceVar(&x.Frontends, "coexist-frontends", x.Frontends, "Kinds of frontends to serve beside another kube-proxy: ClusterIP, LoadBalancer, ExternalIP, NodePort. Empty means all, if --coexist or --coexist-clients is set.")
 	fs.StringSliceVar(&x.Clients, "coexist-clients", x.Clients, "Clients to serve beside another kube-proxy: 'pods' and 'host' of this node, and 'external'. Empty means those of --coexist; all, if only --coexist-frontends is set.")
-	fs.StringVar(&c.Tandem.StateDirectory, "state-dir", c.Tandem.StateDirectory, "Directory in which tandemctl keeps which backends are drained or quarantined on this node. It need not exist. They outlive a restart of the pod if it is a directory of the host.")
 	fs.DurationVar(&c.Tandem.TakeOverDelay.Duration, "take-over-delay", c.Tandem.TakeOverDelay.Duration, "Without coexistence: how long to wait at the start for another kube-proxy on this node to end, before taking over. Must be greater than 0.")
 
 	e := &c.Tandem.EBPF
@@ -311,7 +311,7 @@ func (c *Config) setByFlag(name string) {
 // do upstream, and those that upstream does not have.
 func winsOverFile(group, name string) bool {
 	switch name {
-	case "hostname-override", "proxy-mode", "manifests", "strict-source-ranges", "lb-algorithm", "maglev-table-size", "maglev-seed", "ipvs-upstream-semantics", "ipvs-drain-timeout":
+	case "hostname-override", "proxy-mode", "manifests", "strict-source-ranges", "lb-algorithm", "maglev-table-size", "maglev-seed", "state-dir", "ipvs-upstream-semantics", "ipvs-drain-timeout":
 		return true
 	}
 	return group == flagsEBPF || group == flagsBeside || group == flagsLogs

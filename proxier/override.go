@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sort"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -51,6 +52,8 @@ type BackendOverride struct {
 	// Service is empty for all Services.
 	Service types.NamespacedName
 	State   BackendState
+	// Until is when it ends, which its owner sees to; zero for never.
+	Until time.Time
 }
 
 // Compare sorts by precedence, the first one counts.

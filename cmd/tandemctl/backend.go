@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -47,6 +48,8 @@ type backendLine struct {
 	backendstates.Entry
 	// InForce is null if no kube-proxy answered.
 	InForce *bool `json:"inForce"`
+	// Elsewhere says that kube-proxy has it from another directory.
+	Elsewhere bool `json:"elsewhere,omitempty"`
 }
 
 func (a *app) backendCommand() *cobra.Command {
@@ -63,7 +66,7 @@ checks of load balancers do not count the backend.
 
 The states are kept in a file, and outlive a restart of kube-proxy. They outlive
 its container if the directory is one of the host: the chart has it mounted, and
-kubeadm's DaemonSet does not. A reboot ends them.`,
+kubeadm's DaemonSet does not. A reboot ends them, unless the directory is on a disk.`,
 		Example: `  tandemctl backend drain 10.244.1.7
   tandemctl backend quarantine 10.244.1.7:8080 --service shop/web --for 10m
   tandemctl backend list
@@ -100,9 +103,10 @@ func (a *app) backendChangeCommand(action, short string, state proxier.BackendSt
 			case c.Flags().Changed("for") && f.lasts <= 0:
 				return usagef("--for %s: want a duration greater than 0, 10m", f.lasts)
 			}
-			e := backendstates.Entry{Address: b.Addr, Port: b.Port, Service: f.service, State: state, Since: a.now().UTC().Truncate(time.Second)}
+			now := a.now().UTC()
+			e := backendstates.Entry{Address: b.Addr, Port: b.Port, Service: f.service, State: state, Since: now.Truncate(time.Second)}
 			if f.lasts > 0 {
-				e.Until = e.Since.Add(f.lasts)
+				e.Until = now.Add(f.lasts)
 			}
 			change, err := a.changeBackend(c.Context(), &f, e)
 			if err != nil {
@@ -114,7 +118,7 @@ func (a *app) backendChangeCommand(action, short string, state proxier.BackendSt
 			return a.writeBackendChange(change)
 		},
 	}
-	c.Flags().DurationVar(&f.confirm, "timeout", confirmLimit, "how long to wait until kube-proxy has applied it; a busy one reads the directory every 10s")
+	c.Flags().DurationVar(&f.confirm, "timeout", confirmLimit, "how long to wait until kube-proxy has applied it; it notices at once, or within 10s where it cannot watch the directory")
 	c.Flags().StringVar(&f.service, "service", "", "only for this Service, NAMESPACE/NAME (default: for all)")
 	if state != proxier.ActiveState {
 		c.Flags().DurationVar(&f.lasts, "for", 0, "restore it after this time (default: never)")
@@ -124,7 +128,7 @@ func (a *app) backendChangeCommand(action, short string, state proxier.BackendSt
 }
 
 // askBackends asks the running kube-proxy about states, and about a backend if there is one. The answer is nil if
-// none runs, or one has just started.
+// none runs, or one has just started. With an error the directory is that by default.
 func (a *app) askBackends(ctx context.Context, f *backendFlags, e *backendstates.Entry) (*explain.Backends, error) {
 	query := url.Values{}
 	if e != nil {
@@ -132,8 +136,14 @@ func (a *app) askBackends(ctx context.Context, f *backendFlags, e *backendstates
 		query.Set(explain.ParamService, e.Service)
 	}
 	answer, err := askServer[explain.Backends](ctx, a, f.server, explain.BackendsPath, query)
-	if _, starting := errors.AsType[errNotReady](err); starting || errors.Is(err, errNoServer) && f.server == "" {
+	_, starting := errors.AsType[errNotReady](err)
+	switch {
+	case starting && f.directory == "":
+		err = fmt.Errorf("%w; wait, or pass its --state-dir", err)
+	case starting, errors.Is(err, errNoServer) && f.server == "":
 		answer, err = nil, nil
+	case errors.Is(err, errNoServer):
+		err = fmt.Errorf("%v; without --server, the file is written for the next kube-proxy", err) // not %w: the advice is that for other commands
 	}
 	if f.directory == "" {
 		f.directory = config.DefaultStateDirectory
@@ -156,8 +166,11 @@ func (a *app) changeBackend(ctx context.Context, f *backendFlags, e backendstate
 		if err != nil {
 			return nil, fmt.Errorf("restore the backend: %v", err) // not %w: the advice about permissions is for BPF
 		}
-		if !found {
-			return nil, fmt.Errorf("backend %s%s is neither drained nor quarantined on this node; 'tandemctl backend list' shows what is", e.Backend(), ofService(e.Service))
+		switch inForce := answer != nil && !isInForce(answer, &e); {
+		case !found && inForce:
+			return nil, fmt.Errorf("kube-proxy has the state of backend %s%s from another directory than %s: if it runs in a container, run tandemctl there (kubectl exec)", e.Backend(), ofService(e.Service), f.directory)
+		case !found:
+			return nil, fmt.Errorf("%s has no state of backend %s%s; 'tandemctl backend list' shows what there is", filepath.Join(f.directory, backendstates.FileName), e.Backend(), ofService(e.Service))
 		}
 	} else {
 		if answer != nil && len(answer.Found) == 0 {
@@ -175,8 +188,12 @@ func (a *app) changeBackend(ctx context.Context, f *backendFlags, e backendstate
 			return nil, errors.New("the state expired before kube-proxy applied it (mode iptables: --iptables-min-sync-period)")
 		}
 		if time.Since(start) > f.confirm {
-			return nil, fmt.Errorf("kube-proxy has not taken over %s/%s after %s: if it runs in a container, run tandemctl there (kubectl exec), or mount that directory of the host. The file keeps the state until 'tandemctl backend restore' here",
-				f.directory, backendstates.FileName, f.confirm)
+			rest := "The file keeps the state until 'tandemctl backend restore' here"
+			if e.State == proxier.ActiveState {
+				rest = "The state is removed from the file"
+			}
+			return nil, fmt.Errorf("kube-proxy has not taken over %s after %s: if it runs in a container, run tandemctl there (kubectl exec), or mount that directory of the host. %s",
+				filepath.Join(f.directory, backendstates.FileName), f.confirm, rest)
 		}
 		select {
 		case <-ctx.Done():
@@ -207,7 +224,7 @@ func isInForce(answer *explain.Backends, e *backendstates.Entry) bool {
 	if e.State == proxier.ActiveState {
 		return i < 0
 	}
-	return i >= 0 && answer.States[i].State == e.State
+	return i >= 0 && answer.States[i].State == e.State && answer.States[i].Until.Equal(e.Until)
 }
 
 func ofService(name string) string {
@@ -275,6 +292,9 @@ func (a *app) backendListCommand() *cobra.Command {
 				}
 				list.Backends = append(list.Backends, line)
 			}
+			if answer != nil {
+				list.Backends = append(list.Backends, elsewhere(entries, answer.States)...)
+			}
 			if a.output == "json" {
 				return writeJSON(a.out, list)
 			}
@@ -285,6 +305,18 @@ func (a *app) backendListCommand() *cobra.Command {
 	return c
 }
 
+// elsewhere are the states in force that no entry is about.
+func elsewhere(entries []backendstates.Entry, inForce []explain.BackendState) (list []backendLine) {
+	yes := true
+	for _, s := range inForce {
+		e := backendstates.Entry{Address: s.Address, Port: s.Port, Service: s.Service, State: s.State, Until: s.Until}
+		if !slices.ContainsFunc(entries, func(o backendstates.Entry) bool { return o.Same(&e) }) {
+			list = append(list, backendLine{Entry: e, InForce: &yes, Elsewhere: true})
+		}
+	}
+	return list
+}
+
 func writeBackends(a *app, list backendList) error {
 	if len(list.Backends) == 0 {
 		_, err := fmt.Fprintln(a.out, "No backend is drained or quarantined on this node.")
@@ -292,17 +324,23 @@ func writeBackends(a *app, list backendList) error {
 	}
 	t := newTable(a.out, "BACKEND", "SERVICE", "STATE", "SINCE", "UNTIL", "IN FORCE")
 	for _, l := range list.Backends {
-		service, until, inForce := l.Service, "", ""
+		service, since, until, inForce := l.Service, "", "", ""
 		if service == "" {
 			service = "all"
+		}
+		if !l.Since.IsZero() {
+			since = l.Since.Format(time.RFC3339)
 		}
 		if !l.Until.IsZero() {
 			until = l.Until.Format(time.RFC3339)
 		}
-		if l.InForce != nil {
+		switch {
+		case l.Elsewhere:
+			inForce = "yes, from another directory"
+		case l.InForce != nil:
 			inForce = map[bool]string{true: "yes", false: "not yet"}[*l.InForce]
 		}
-		t.row(l.Backend(), service, l.State.String(), l.Since.Format(time.RFC3339), until, inForce)
+		t.row(l.Backend(), service, l.State.String(), since, until, inForce)
 	}
 	return t.flush()
 }

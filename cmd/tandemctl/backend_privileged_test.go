@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/observe/explain"
@@ -195,10 +196,24 @@ func TestBackend(t *testing.T) {
 			// Quarantined, for a while.
 			b.must("quarantine", "10.244.1.2")
 			b.wants("web1")
-			b.must("quarantine", "10.244.1.1", "--for=3s")
+			soon := fmt.Sprint("--for=", 3*lab.Slower()*time.Second)
+			b.must("quarantine", "10.244.1.1", soon)
 			b.wants("web1 web2")
 			b.awaits("web1")
-			b.must("drain", "10.244.1.2", "--for=3s")
+
+			// Where another directory is taken for that of kube-proxy, that is said.
+			other := "--state-dir=" + t.TempDir()
+			if out := b.must("list", other); !strings.HasPrefix(out, "BACKEND") || !strings.HasSuffix(out, "  yes, from another directory\n") {
+				t.Errorf("list of another directory says\n%s", out)
+			}
+			if _, err := b.run("restore", "10.244.1.2", other); err == nil || !strings.Contains(err.Error(), "from another directory than /") {
+				t.Errorf("restore in another directory says %v", err)
+			}
+			if _, err := b.run("quarantine", "10.244.1.2", other, "--for=10m", "--timeout=1s"); err == nil || !strings.Contains(err.Error(), "kube-proxy has not taken over") {
+				t.Errorf("quarantine in another directory says %v", err)
+			}
+
+			b.must("drain", "10.244.1.2", soon)
 			b.awaits("web1 web2")
 			lab.Await(t, testPatience, "an empty list", func() error {
 				if out := b.must("list"); !strings.HasPrefix(out, "No backend") {
@@ -219,7 +234,7 @@ func TestBackend(t *testing.T) {
 				{[]string{"drain", "web-1"}, `backend "web-1" is neither an address nor an address and port`},
 				{[]string{"drain"}, "accepts 1 arg(s), received 0"},
 				{[]string{"quarantine", "10.244.1.1", "--for=-1m"}, "--for -1m0s: want a duration greater than 0"},
-				{[]string{"restore", "10.244.1.1"}, "backend 10.244.1.1 is neither drained nor quarantined on this node"},
+				{[]string{"restore", "10.244.1.1"}, " has no state of backend 10.244.1.1; "},
 				{[]string{"drain", "10.244.1.1", "--state-dir=" + t.TempDir(), "--timeout=1s"}, "kube-proxy has not taken over"},
 			} {
 				if out, err := b.run(test.args...); err == nil || !strings.Contains(err.Error(), test.want) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -40,6 +41,7 @@ type BackendState struct {
 	// Service is namespace/name; empty for all Services.
 	Service string               `json:"service,omitempty"`
 	State   proxier.BackendState `json:"state"`
+	Until   time.Time            `json:"until,omitzero"`
 }
 
 // BackendUse is a service port that has a backend.
@@ -89,7 +91,7 @@ func ParseBackend(backend, service string) (b Backend, err error) {
 func BackendsOf(node, stateDirectory string, table *proxier.Table, inForce []proxier.BackendOverride, b Backend) *Backends {
 	answer := &Backends{Node: node, StateDirectory: stateDirectory, States: []BackendState{}, Found: []BackendUse{}}
 	for _, o := range inForce {
-		s := BackendState{Address: o.Addr, Port: o.Port, State: o.State}
+		s := BackendState{Address: o.Addr, Port: o.Port, State: o.State, Until: o.Until}
 		if o.Service.Name != "" {
 			s.Service = o.Service.String()
 		}

@@ -42,7 +42,7 @@ type Entry struct {
 	// Service is namespace/name; empty for all Services.
 	Service string               `json:"service,omitempty"`
 	State   proxier.BackendState `json:"state"`
-	Since   time.Time            `json:"since"`
+	Since   time.Time            `json:"since,omitzero"`
 	// Until is when it ends by itself; zero for never.
 	Until time.Time `json:"until,omitzero"`
 }
@@ -62,7 +62,7 @@ func (e *Entry) Same(o *Entry) bool {
 
 // Override is the entry as decisions need it.
 func (e *Entry) Override() proxier.BackendOverride {
-	o := proxier.BackendOverride{Addr: e.Address, Port: e.Port, State: e.State}
+	o := proxier.BackendOverride{Addr: e.Address, Port: e.Port, State: e.State, Until: e.Until}
 	if e.Service != "" {
 		o.Service, _ = proxier.ParseServiceName(e.Service) // valid
 	}

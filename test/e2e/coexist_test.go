@@ -332,6 +332,7 @@ func TestSharedAndGone(t *testing.T) {
 				from, ways = s.far.Sandbox, outside(s.node)
 			}
 			long := openFlows(t, from, ways, s.here, s.there)
+			s.process.Await(t, patience, "the other kube-proxy to be seen", s.process.Says("Another kube-proxy serves the rest of the traffic"))
 			_ = s.process.Close() // SIGKILL
 			s.process = nil
 			await(t, "the other kube-proxy to serve everything", func() (err error) {

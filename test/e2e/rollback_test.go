@@ -176,7 +176,7 @@ func TestCleanupBeside(t *testing.T) {
 			}
 		})
 	}
-	ends := func() {
+	ends := func(t *testing.T) {
 		s.Terminate(t)
 		s.process = nil
 		cleanup(t, s.node)
@@ -188,9 +188,9 @@ func TestCleanupBeside(t *testing.T) {
 			}
 			// With ports that the configuration of the cleanup does not name.
 			s.start("--proxy-mode="+mode, "--healthz-bind-address=0.0.0.0:11256", "--metrics-bind-address=127.0.0.1:11249")
+			defer ends(t) // so that the next one has nothing to drain, which takes a lock as well
 			await(t, "the first sync", func() error { return s.reaches("here", 3) })
 			check(t)
-			ends() // so that the next one has nothing to drain, which takes a lock as well
 		})
 	}
 	t.Run("upstream", func(t *testing.T) {

@@ -26,12 +26,14 @@ type damager struct {
 	world *World
 	cells []Cell
 	wires []wire
+	asked int // how many were to be sent by each
 }
 
 // wire is a device of that name on both nodes.
 type wire struct {
 	name     string
 	src, dst net.HardwareAddr // of the other node and of this one; nil without Ethernet headers
+	sent     int
 }
 
 // damaging prepares packets to the addresses that the cells dial.
@@ -45,7 +47,7 @@ func (w *World) damaging(cells []Cell) (*damager, error) {
 	others, err := devices(w.Other.Do)
 	for name, addr := range others {
 		if mine, ok := own[name]; ok {
-			d.wires = append(d.wires, wire{name, addr, mine})
+			d.wires = append(d.wires, wire{name: name, src: addr, dst: mine})
 		}
 	}
 	slices.SortFunc(d.wires, func(a, b wire) int { return strings.Compare(a.name, b.name) })
@@ -73,20 +75,39 @@ func devices(do func(func() error) error) (map[string]net.HardwareAddr, error) {
 // send sends damaged packets.
 func (d *damager) send(count int) error {
 	var errs []error
+	d.asked += count
 	for range count {
-		for _, w := range d.wires {
+		for i := range d.wires {
+			w := &d.wires[i]
 			inner := d.damage(d.packet())
 			if d.IntN(2) == 0 && w.name == "eth0" {
 				inner = d.tunnelled(inner)
 			}
 			err := d.world.Other.SendFrame(w.name, w.frame(inner, d.IntN(8) == 0))
-			// What is longer or shorter than the device takes is not sent.
-			if err != nil && !errors.Is(err, unix.EMSGSIZE) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOBUFS) {
+			switch {
+			case err == nil:
+				w.sent++
+			case errors.Is(err, unix.EMSGSIZE), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOBUFS):
+				// It is longer or shorter than the device takes.
+			default:
 				errs = append(errs, fmt.Errorf("send a damaged packet out of %s: %w", w.name, err))
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// unsent is an error if packets were to be sent, and none left by a device, or there is none.
+func (d *damager) unsent() error {
+	if d.asked > 0 && len(d.wires) == 0 {
+		return errors.New("no device is shared with the other node")
+	}
+	for _, w := range d.wires {
+		if d.asked > 0 && w.sent == 0 {
+			return fmt.Errorf("no damaged packet left by %s", w.name)
+		}
+	}
+	return nil
 }
 
 // packet is a request to a Service, or an error about one. Its source port is below those of clients, so that it is of

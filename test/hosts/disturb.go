@@ -162,7 +162,7 @@ func (l *life) disturb(ctx context.Context, cells []Cell, d Disturbance, cycles 
 			}
 		}
 	}
-	return nil
+	return damager.unsent()
 }
 
 // use sends one request after the other over a connection.

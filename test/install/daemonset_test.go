@@ -232,7 +232,7 @@ func (i *install) optOuts() {
 		})
 		i.step("without the "+test.name, func() {
 			i.run(test.undo)
-			i.await("! "+list+" | grep client- && echo none", "none")
+			i.await("out=$("+list+"); ! grep client- <<<\"$out\" && echo none", "none")
 			i.follows()
 		})
 	}

@@ -60,7 +60,9 @@ func (b *backendStates) follow(ctx context.Context, tell func([]proxier.BackendO
 		tell(overrides)
 		b.count(overrides)
 		for _, e := range list {
-			if !slices.ContainsFunc(b.known, func(was backendstates.Entry) bool { return was.Same(&e) && was.State == e.State }) {
+			if !slices.ContainsFunc(b.known, func(was backendstates.Entry) bool {
+				return was.Same(&e) && was.State == e.State && was.Until.Equal(e.Until)
+			}) {
 				b.report(logger, &e, e.State)
 			}
 		}

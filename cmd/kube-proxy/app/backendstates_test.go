@@ -38,7 +38,15 @@ func TestBackendStates(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { b.follow(ctx, func(list []proxier.BackendOverride) { told <- list }); close(done) }()
+	go func() {
+		defer close(done)
+		b.follow(ctx, func(list []proxier.BackendOverride) {
+			select {
+			case told <- list:
+			case <-ctx.Done():
+			}
+		})
+	}()
 	defer func() { cancel(); <-done }()
 	next := func(overrides int, want string) {
 		t.Helper()

@@ -24,6 +24,8 @@ const (
 	answerLimit = 10 * time.Second
 )
 
+const notReady = "kube-proxy has not programmed anything yet: it is waiting for its source of Services, or for another process to end"
+
 // explainer answers tandemctl explain and services. It implements proxier.Observer to
 // know when there is something to explain.
 type explainer struct {
@@ -39,7 +41,7 @@ type explainer struct {
 	disruptions explain.Disruptions
 
 	next *proxier.Table // served once it is filled
-	// overrides are those of the last sync.
+	// overrides are those of the last sync that succeeded.
 	overrides atomic.Pointer[[]proxier.BackendOverride]
 }
 
@@ -47,9 +49,11 @@ type explainer struct {
 func (x *explainer) Queued(time.Time) {}
 
 // Synced implements proxier.Observer.
-func (x *explainer) Synced(proxier.SyncInfo) {
-	facts := x.next.Facts()
-	x.overrides.Store(&facts.Overrides)
+func (x *explainer) Synced(info proxier.SyncInfo) {
+	if info.Err == nil {
+		facts := x.next.Facts()
+		x.overrides.Store(&facts.Overrides)
+	}
 	x.table.Store(x.next)
 }
 
@@ -79,8 +83,13 @@ func (x *explainer) backends(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
+	inForce := x.overrides.Load()
+	if inForce == nil && isLocal(r) {
+		http.Error(w, notReady, http.StatusServiceUnavailable)
+		return
+	}
 	x.answer(w, r, func(table *proxier.Table) any {
-		return explain.BackendsOf(x.node, x.stateDirectory, table, *x.overrides.Load(), b)
+		return explain.BackendsOf(x.node, x.stateDirectory, table, *inForce, b)
 	})
 }
 
@@ -107,7 +116,7 @@ func (x *explainer) answer(w http.ResponseWriter, r *http.Request, of func(*prox
 	}
 	table := x.table.Load()
 	if table == nil {
-		http.Error(w, "kube-proxy has not programmed anything yet: it is waiting for its source of Services, or for another process to end", http.StatusServiceUnavailable)
+		http.Error(w, notReady, http.StatusServiceUnavailable)
 		return
 	}
 	x.one.Lock()

@@ -74,17 +74,17 @@ func (p *proxy) newOtherProxy() *otherProxy {
 	}
 }
 
-// look returns another kube-proxy. What cannot be looked at is taken as it was.
-func (o *otherProxy) look(ctx context.Context, was *otherproxy.Proxy) *otherproxy.Proxy {
+// look returns another kube-proxy, and whether it could look.
+func (o *otherProxy) look(ctx context.Context) (found *otherproxy.Proxy, ok bool) {
 	found, err := o.find(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
 			klog.FromContext(ctx).V(2).Info("Cannot look for another kube-proxy on this node", "err", err)
 		}
-		return was
+		return nil, false
 	}
 	o.seen(found)
-	return found
+	return found, true
 }
 
 func (o *otherProxy) pause(ctx context.Context, d time.Duration) bool {
@@ -107,7 +107,10 @@ func (o *otherProxy) await(ctx context.Context, waiting func()) error {
 	logger, start := klog.FromContext(ctx), o.clock.Now()
 	var was *otherproxy.Proxy
 	for first := true; ; first = false {
-		found := o.look(ctx, was)
+		found, ok := o.look(ctx)
+		if !ok {
+			found = was
+		}
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -132,17 +135,19 @@ func (o *otherProxy) await(ctx context.Context, waiting func()) error {
 
 // follow reports another kube-proxy that appears or disappears, until ctx is done.
 func (o *otherProxy) follow(ctx context.Context) {
-	was := o.look(ctx, nil)
+	was, ok := o.look(ctx)
 	// One that starts together with this process may not be there yet.
 	missing := was == nil && o.shared
 	o.report(ctx, was, was == nil)
 	misses := 0
-	if missing {
+	if missing && ok {
 		misses++
 	}
 	for o.pause(ctx, otherInterval) {
-		found := o.look(ctx, was)
+		found, ok := o.look(ctx)
 		switch {
+		case !ok:
+			continue
 		case found != nil:
 			misses = 0
 		case was != nil || missing:

@@ -54,7 +54,7 @@ func runningProxy(ctx context.Context, h *host) string {
 			return "a process in mode ebpf holds the lock of " + root
 		}
 	}
-	if stays(ctx, isServingLockHeld) {
+	if !h.isShared() && stays(ctx, isServingLockHeld) {
 		return "a process in mode iptables or ipvs holds the lock of this network namespace"
 	}
 	f := newFinder(h.config)
