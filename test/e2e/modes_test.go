@@ -28,6 +28,7 @@ import (
 func TestModes(t *testing.T) {
 	s := newStage(t)
 	s.start("--proxy-mode=iptables")
+	s.keepsUDP()
 	defer func() {
 		s.end()
 		if left := rules(t, s.node); strings.Contains(left, "KUBE-") {
@@ -127,6 +128,7 @@ func TestFallbackStandsIn(t *testing.T) {
 func TestFlowsTakenOver(t *testing.T) {
 	s := newStage(t, lab.Options{Pause: true}) // pods show in /proc
 	s.start("--proxy-mode=iptables")
+	s.keepsUDP()
 	defer s.end()
 	translated := openFlows(t, s.far.Sandbox, outside(s.node), s.here, s.there)
 	hooked := append(openFlows(t, s.client.Sandbox, targets(), s.here, s.there), openFlows(t, s.node.Sandbox, targets(), s.here, s.there)...)
@@ -142,7 +144,7 @@ func TestFlowsTakenOver(t *testing.T) {
 			continue
 		}
 		lost++
-		if err := f.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		if err := f.SetReadDeadline(time.Now().Add(10 * time.Second * lab.Slower())); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := f.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNABORTED) {

@@ -220,7 +220,7 @@ func (s *Sandbox) Command(ctx context.Context, name string, args ...string) *Cmd
 		Pdeathsig: syscall.SIGKILL,
 	}
 	// Output pipes inherited by grandchildren must not block Wait for ever.
-	c.WaitDelay = time.Second
+	c.WaitDelay = time.Second * Slower()
 	return c
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables/iptablestest"
+	"github.com/tandem-proxy/tandem/test/lab"
 )
 
 // TestRepairWithoutSync: rules that another program deletes, flushes or changes are written again within
@@ -58,11 +59,11 @@ func TestRepairWithoutSync(t *testing.T) {
 						if r.State != proxier.RepairedRules || !strings.HasPrefix(r.What, f.String()+" rules") || !strings.Contains(r.What, step.says) {
 							t.Errorf("%s: %+v", step.name, r)
 						}
-						if took := time.Since(start); took > 5*time.Second {
+						if took := time.Since(start); took > 5*time.Second*lab.Slower() {
 							t.Errorf("%s: the repair took %v", step.name, took)
 						}
 						t.Logf("%s, %s: %s", step.name, f, r.What)
-					case <-time.After(20 * time.Second):
+					case <-time.After(20 * time.Second * lab.Slower()):
 						t.Fatalf("%s, %s: no repair", step.name, f)
 					}
 					if diff := cmp.Diff(sortedLines(want[f]), sortedLines(saved(t, n.Tools, f))); diff != "" {
