@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -43,20 +42,15 @@ type backendNode struct {
 	t                       *testing.T
 	node                    *lab.Node
 	manifests, states, mode string
-	proxy                   *lab.Cmd
-	log                     lab.Log
+	proxy                   *lab.Watched
 }
 
 // start starts kube-proxy, after it killed the one before.
 func (b *backendNode) start() {
 	b.t.Helper()
 	b.kill()
-	b.proxy = program(b.t, "kube-proxy", b.node.Sandbox, "--proxy-mode="+b.mode, "--manifests="+b.manifests, "--hostname-override=node1", "--cluster-cidr=10.244.0.0/16",
-		"--state-dir="+b.states, "--ebpf-cgroup-root="+b.node.CgroupPath(), "--conntrack-max-per-core=0", "--conntrack-min=0")
-	b.proxy.Stdout, b.proxy.Stderr = &b.log, &b.log
-	if err := b.proxy.Start(); err != nil {
-		b.t.Fatal(err)
-	}
+	b.proxy = startProxy(b.t, b.node, b.manifests, "--proxy-mode="+b.mode, "--cluster-cidr=10.244.0.0/16",
+		"--state-dir="+b.states, "--conntrack-max-per-core=0", "--conntrack-min=0")
 }
 
 func (b *backendNode) kill() {
@@ -68,13 +62,11 @@ func (b *backendNode) kill() {
 
 // run runs tandemctl backend.
 func (b *backendNode) run(args ...string) (out string, err error) {
-	var o, e bytes.Buffer
-	c := program(b.t, "tandemctl", b.node.Sandbox, append([]string{"backend", args[0], "--state-dir=" + b.states}, args[1:]...)...)
-	c.Stdout, c.Stderr = &o, &e
-	if err := c.Run(); err != nil {
-		return o.String(), fmt.Errorf("%w: %s", err, &e)
+	out, errs, err := runTool(b.t, b.node.Sandbox, append([]string{"backend", args[0], "--state-dir=" + b.states}, args[1:]...)...)
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, errs)
 	}
-	return o.String(), nil
+	return out, err
 }
 
 func (b *backendNode) must(args ...string) string {
@@ -153,10 +145,6 @@ func TestBackend(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() {
-				b.kill()
-				if t.Failed() {
-					t.Logf("log of kube-proxy:\n%s", &b.log)
-				}
 				if _, err := removal.Cleanup(t.Context(), n.CgroupPath()); err != nil && mode == "ebpf" {
 					t.Error(err)
 				}
@@ -259,12 +247,7 @@ func TestBackend(t *testing.T) {
 			if err := os.WriteFile(file, []byte(`{"backends": [{"address": "10.244.1.1", "state": "gone"}]}`), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			lab.Await(t, testPatience, "a complaint", func() error {
-				if !strings.Contains(b.log.String(), "unknown state") {
-					return errors.New("there is none")
-				}
-				return nil
-			})
+			b.proxy.Await(t, testPatience, "a complaint", b.proxy.Says("unknown state"))
 			b.wants("web1")
 			if _, err := b.run("restore", "10.244.1.2"); err == nil || !strings.Contains(err.Error(), file) {
 				t.Errorf("with a bad file, restore says %v", err)

@@ -44,6 +44,25 @@ func program(t *testing.T, name string, in *lab.Sandbox, args ...string) *lab.Cm
 	return c
 }
 
+// runTool runs tandemctl in a sandbox.
+func runTool(t *testing.T, in *lab.Sandbox, args ...string) (out, errs string, err error) {
+	t.Helper()
+	var o, e bytes.Buffer
+	c := program(t, "tandemctl", in, args...)
+	c.Stdout, c.Stderr = &o, &e
+	err = c.Run()
+	return o.String(), e.String(), err
+}
+
+// startProxy starts kube-proxy on a node, with these manifests.
+func startProxy(t *testing.T, on *lab.Node, manifests string, flags ...string) *lab.Watched {
+	t.Helper()
+	flags = append([]string{"--manifests=" + manifests, "--hostname-override=" + on.Name, "--ebpf-cgroup-root=" + on.CgroupPath()}, flags...)
+	p := lab.Watch(program(t, "kube-proxy", on.Sandbox, flags...))
+	p.Begin(t)
+	return p
+}
+
 const explainManifests = `apiVersion: v1
 kind: Node
 metadata: {name: node1}
@@ -83,11 +102,7 @@ func TestExplainOnNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	tool := func(in *lab.Sandbox, args ...string) (out, errs string, err error) {
-		var o, e bytes.Buffer
-		c := program(t, "tandemctl", in, append([]string{"explain"}, args...)...)
-		c.Stdout, c.Stderr = &o, &e
-		err = c.Run()
-		return o.String(), e.String(), err
+		return runTool(t, in, append([]string{"explain"}, args...)...)
 	}
 	ask := func(source, destination string) (*explain.Explanation, error) {
 		out, errs, err := tool(n.Sandbox, source, destination, "-o", "json")
@@ -122,22 +137,12 @@ func TestExplainOnNode(t *testing.T) {
 	if _, errs, err := tool(n.Sandbox, "10.244.1.1", "10.96.0.10:80"); err == nil || !strings.Contains(errs, "cannot connect to kube-proxy") {
 		t.Errorf("before it runs: %v, %s", err, errs)
 	}
-	var log bytes.Buffer
-	proxy := program(t, "kube-proxy", n.Sandbox, "--proxy-mode=ebpf", "--manifests="+dir, "--hostname-override=node1", "--detect-local-mode=NodeCIDR",
-		"--metrics-bind-address=0.0.0.0:10249", "--ebpf-cgroup-root="+n.CgroupPath())
-	proxy.Stdout, proxy.Stderr = &log, &log
-	if err := proxy.Start(); err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() {
-		_ = proxy.Close()
-		if t.Failed() {
-			t.Logf("log of kube-proxy:\n%s", &log)
-		}
 		if _, err := removal.Cleanup(t.Context(), n.CgroupPath()); err != nil {
 			t.Error(err)
 		}
 	})
+	startProxy(t, n, dir, "--proxy-mode=ebpf", "--detect-local-mode=NodeCIDR", "--metrics-bind-address=0.0.0.0:10249")
 
 	e := await("10.244.1.1", "10.96.0.10:80", "forward pod ClusterIP")
 	if len(e.Tiers) != 1 || e.Tiers[0].Name != "ebpf" || !e.Tiers[0].Carries {

@@ -59,7 +59,7 @@ func (i *install) upstream() {
 func (i *install) patchUpgradeRollBack() {
 	i.step("patch", i.patch)
 	i.step("see that it works", func() {
-		i.await(i.block("See that it works", 0), "new ones are served")
+		i.await(i.block("Check that it works", 0), "new ones are served")
 	})
 	i.step("cleanup beside the process", func() {
 		out, err := i.shell("kubectl -n kube-system exec ds/kube-proxy -- kube-proxy --cleanup --config=/var/lib/kube-proxy/config.conf")
