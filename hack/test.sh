@@ -160,6 +160,11 @@ kernels() {
 	KERNEL=6.1 TESTFLAGS='-test.run=^(TestMixed|TestSCTP|TestIPVS|TestPacketCounters|TestRulePackets|TestKernel)$|^TestScenarios$/^s80|^(TestHealthChecks|TestInitOnly|TestReady)$/^ipvs$' \
 		hack/kernels.sh -json ./proxier/iptables/integration ./test/e2e ./test/lab ./kernel/nfacct &
 	jobs+=($!)
+	# Pods of the image in mode ipvs, and under AppArmor, by turns.
+	if ((commit % COMMITS == COMMITS / 4)); then
+		KERNEL=6.12 TESTFLAGS='-test.short -test.run=^TestChart$/^(ipvs|.*AppArmor)$' hack/kernels.sh -json ./test/image &
+		jobs+=($!)
+	fi
 	# What this kernel proves as well is spread over commits.
 	COMMITS=$((2 * COMMITS)) TESTFLAGS="-test.short ${TESTFLAGS:-}" hack/kernels.sh -json &
 	jobs+=($!)
