@@ -227,12 +227,12 @@ func (i *install) optOuts() {
 	} {
 		i.step(test.name, func() {
 			i.run(test.optOut)
-			i.await(list, "default/client-")
+			i.await(list, " pod ")
 			i.follows()
 		})
 		i.step("without the "+test.name, func() {
 			i.run(test.undo)
-			i.await("out=$("+list+"); ! grep client- <<<\"$out\" && echo none", "none")
+			i.await("out=$("+list+"); ! grep -w pod <<<\"$out\" && echo none", "none")
 			i.follows()
 		})
 	}
