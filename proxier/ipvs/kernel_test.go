@@ -368,6 +368,16 @@ func TestKernelCanUse(t *testing.T) {
 	if err := s.node.Do(func() error { return CanUse(t.Context(), opts) }); err == nil || !strings.Contains(err.Error(), "ip_vs_best") {
 		t.Errorf("a scheduler that is not there: %v", err)
 	}
+	// A process that was killed meanwhile costs the next one nothing.
+	for _, left := range []string{
+		"ipvsadm -A -t 198.51.100.0:20000; ipvsadm -A -t [2001:db8::]:20000", "ip link add kube-ipvs-probe type dummy",
+		"ipset create KUBE-PROBE-hash:ip hash:ip", "ipset create KUBE-PROBE-bitmap:port bitmap:port range 0-65535",
+	} {
+		s.run("sh", "-c", left)
+		if err := s.node.Do(func() error { return CanUse(t.Context(), s.opts) }); err != nil {
+			t.Errorf("after %s: %v", left, err)
+		}
+	}
 	if after := look(); after != before {
 		t.Errorf("it leaves something:\n%s", cmp.Diff(before, after))
 	}

@@ -47,7 +47,12 @@ func probeServers(opts *Options) (unusable [proxier.Families]error, err error) {
 	defer servers.Close()
 	for f, at := range probes {
 		k := keyOf(at, proxier.TCP)
-		err := servers.Add(k, opts.newServer(&proxier.Decision{}))
+		server := opts.newServer(&proxier.Decision{})
+		err := servers.Add(k, server)
+		if errors.Is(err, unix.EEXIST) { // a process was killed here
+			_ = servers.Delete(k)
+			err = servers.Add(k, server)
+		}
 		switch {
 		case errors.Is(err, unix.ENOENT):
 			return unusable, fmt.Errorf("find scheduler %s in the kernel (module ip_vs_%[1]s)", opts.scheduler())
@@ -80,7 +85,8 @@ func probeDevice(nl *netlink.Handle) error {
 	return nil
 }
 
-const probeSet = "KUBE-PROXY-PROBE"
+// probeSet is the name of a set by its type, which can be created beside one that a process left as it was killed.
+func probeSet(is setType) string { return "KUBE-PROBE-" + string(is) }
 
 // probeSets makes a set of each type, and has a rule ask it.
 func probeSets(ctx context.Context, sets *ipsets, tools Tools) (err error) {
@@ -88,13 +94,16 @@ func probeSets(ctx context.Context, sets *ipsets, tools Tools) (err error) {
 		return fmt.Errorf("find ipset in the kernel (module ip_set): %w", err)
 	}
 	for _, is := range []setType{hashIP, hashIPPort, hashIPPortIP, hashIPPortNet, bitmapPort} {
-		if err := sets.create(probeSet, is, proxier.IPv4); err != nil {
+		if err := sets.create(probeSet(is), is, proxier.IPv4); err != nil {
 			return fmt.Errorf("create an ipset of type %s: %w", is, err)
 		}
 		if is == bitmapPort {
 			err = probeRule(ctx, tools)
 		}
-		if err := errors.Join(err, sets.nl.IpsetDestroy(probeSet)); err != nil {
+		if gone := sets.nl.IpsetDestroy(probeSet(is)); gone != nil && !errors.Is(gone, unix.ENOENT) {
+			err = errors.Join(err, fmt.Errorf("destroy an ipset of type %s: %w", is, gone))
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -107,7 +116,7 @@ func probeRule(ctx context.Context, tools Tools) error {
 		if tools.Usable(ctx, f) != nil {
 			continue
 		}
-		if err := tools.Restore(ctx, f, xtables.Probe("-p tcp -m set --match-set "+probeSet+" dst", "nat")); err != nil {
+		if err := tools.Restore(ctx, f, xtables.Probe("-p tcp -m set --match-set "+probeSet(bitmapPort)+" dst", "nat")); err != nil {
 			return fmt.Errorf("write a rule that matches an ipset (module xt_set): %w", err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"sync"
 	"testing"
 
@@ -37,6 +38,8 @@ var probed = sync.OnceValue(func() capabilities.Report {
 	if err != nil {
 		panic(fmt.Sprintf("TANDEM_AS_LINUX: %v", err))
 	}
+	// Any proxy's rules load it. Without it, a machine that has just started could not tell what it offers to programs.
+	_ = exec.Command("modprobe", "nf_conntrack").Run()
 	return capabilities.Probe(context.Background(), capabilities.Options{Mask: mask})
 })
 

@@ -197,7 +197,11 @@ func (r *reloader) look(ctx context.Context) (again time.Time, err error) {
 	if err == nil {
 		err = next.Validate()
 	}
+	var changed []config.Difference
 	if err == nil {
+		changed, err = config.Differences(r.running, next.Config)
+	}
+	if err == nil && len(changed) > 0 { // else it runs as it is
 		err = r.check(ctx, &next)
 	}
 	if stateOf(r.start.ConfigFile) != r.seen {
@@ -209,7 +213,7 @@ func (r *reloader) look(ctx context.Context) (again time.Time, err error) {
 		r.failed(err)
 		return time.Time{}, nil
 	}
-	return time.Time{}, r.update(ctx, &next, first)
+	return time.Time{}, r.update(ctx, &next, changed, first)
 }
 
 // failed reports an invalid file. The previous configuration stays in force.
@@ -223,12 +227,8 @@ func (r *reloader) failed(err error) {
 }
 
 // update applies what has changed in the file. An error says that it needs a restart.
-func (r *reloader) update(ctx context.Context, next *Options, first bool) error {
+func (r *reloader) update(ctx context.Context, next *Options, changed []config.Difference, first bool) error {
 	logger := klog.FromContext(ctx).WithValues("file", r.start.ConfigFile)
-	changed, err := config.Differences(r.running, next.Config)
-	if err != nil {
-		return err
-	}
 	if len(changed) == 0 {
 		r.metrics.ConfigFile(r.seen.text)
 		if first { // unchanged since the start of the process

@@ -161,10 +161,20 @@ func TestReloadSettles(t *testing.T) {
 		}
 	}
 	f.settle = time.Second
+	// What runs is not tried once more.
+	f.check = func(context.Context, *Options) error {
+		t.Error("checked without a change")
+		return nil
+	}
+	look(true)
+	clock.Step(time.Second)
+	look(false)
+	write(reloadText + "# a comment\n")
 	look(true)
 	clock.Step(time.Second)
 	look(false)
 	f.quiet()
+	f.check = func(context.Context, *Options) error { return nil }
 
 	write(kubeProxyHead + "mode: ebpf\n") // half of it
 	look(true)
