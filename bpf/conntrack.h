@@ -61,6 +61,7 @@ struct bpf_ct_opts {
 _Static_assert(sizeof(struct bpf_ct_opts) == 12, "bpf_ct_opts");
 
 #define CT_OWN_NETNS -1
+#define CT_REPLY 1 /* enum ip_conntrack_dir */
 #define IPS_CONFIRMED (1 << 3)
 #define IPS_DST_NAT (1 << 5)
 
@@ -88,25 +89,27 @@ static __always_inline __u32 conntrack_tuple(const struct flow_key *key,
 	return sizeof(tuple->ipv6);
 }
 
-/* Looks up a connection by its addresses and ports on the wire. The caller has
- * to release it. */
+/* Looks up a connection by its addresses and ports on the wire, and in opts its
+ * direction. The caller has to release it. */
 static __always_inline struct nf_conn *
-conntrack_find(struct __sk_buff *skb, const struct flow_key *key)
+conntrack_find(struct __sk_buff *skb, const struct flow_key *key,
+	       struct bpf_ct_opts *opts)
 {
-	struct bpf_ct_opts opts = { .netns_id = CT_OWN_NETNS };
 	struct bpf_sock_tuple tuple = {};
 
 	if (!have_conntrack)
 		return NULL;
-	opts.l4proto = key->proto;
+	opts->netns_id = CT_OWN_NETNS;
+	opts->l4proto = key->proto;
 	return bpf_skb_ct_lookup(skb, &tuple, conntrack_tuple(key, &tuple),
-				 &opts, sizeof(opts));
+				 opts, sizeof(*opts));
 }
 
 static __always_inline bool conntrack_has(struct __sk_buff *skb,
 					  const struct flow_key *key)
 {
-	struct nf_conn *ct = conntrack_find(skb, key);
+	struct bpf_ct_opts opts = {};
+	struct nf_conn *ct = conntrack_find(skb, key, &opts);
 	bool confirmed;
 
 	if (!ct)
@@ -131,20 +134,25 @@ static __always_inline bool is_translated(const struct nf_conn *ct)
 	       requests->dst.u3.ip6[3] != replies->src.u3.ip6[3];
 }
 
-/* Whether netfilter or IPVS translates the destination of a packet. */
+/*
+ * Whether a packet is of a connection of netfilter's or IPVS', which translates
+ * its destination; or is a reply to one that began here: masqueraded
+ * connections get any port from 1024 on, also one that is a NodePort.
+ */
 GLOBAL int netfilter_has(struct __sk_buff *skb, const struct packet *p)
 {
+	struct bpf_ct_opts opts = {};
 	struct nf_conn *ct;
-	bool translated;
+	bool has;
 
 	if (!p)
 		return false;
-	ct = conntrack_find(skb, &p->key);
+	ct = conntrack_find(skb, &p->key, &opts);
 	if (!ct)
 		return false;
-	translated = is_translated(ct);
+	has = opts.dir == CT_REPLY || is_translated(ct);
 	bpf_ct_release(ct);
-	return translated;
+	return has;
 }
 
 #endif

@@ -47,10 +47,10 @@
 
 char __license[] SEC("license") = "Dual BSD/GPL";
 
-/* Whether netfilter translates this connection, which then began before the
- * programs were attached. It is asked only where the answer matters, as it
- * costs a lookup in conntrack. */
-static __always_inline bool netfilter_translates(struct __sk_buff *skb,
+/* Whether netfilter knows this connection as its own, which then began before
+ * the programs were attached, or from here. It is asked only where the answer
+ * matters, as it costs a lookup in conntrack. */
+static __always_inline bool is_of_netfilter(struct __sk_buff *skb,
 						 const struct packet *p)
 {
 	return (p->key.proto != IPPROTO_TCP ||
@@ -68,7 +68,7 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	if (packets_yield(skb))
 		return NO_FLOW;
 	verdict = claim(p, &c);
-	if (verdict == CHOSEN && netfilter_translates(skb, p))
+	if (verdict == CHOSEN && is_of_netfilter(skb, p))
 		return done(PASS_NETFILTER, NEXT);
 	if (verdict == CHOSEN)
 		verdict = choose(p, &c);

@@ -90,6 +90,46 @@ func TestConnectionsOfNetfilter(t *testing.T) {
 	}
 }
 
+// TestRepliesFromOutside: netfilter masquerades connections of pods and of the host with any port from 1024 on, also
+// with one that is a NodePort. Their replies are no requests to the NodePort.
+func TestRepliesFromOutside(t *testing.T) {
+	kernel.Needs(t, capabilities.ConntrackLookup)
+	e := newEdge(t, Options{})
+	e.use(t, serve(t, e.there)) // which would get them
+	const port = 8443
+	if _, err := e.client.ServeTCP(port); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.client.ServeUDP(port); err != nil {
+		t.Fatal(err)
+	}
+	rules := e.at.Command(t.Context(), "nft", "-f", "-")
+	rules.Stdin = strings.NewReader(fmt.Sprintf(`table inet test { chain postrouting { type nat hook postrouting priority 100
+		ip protocol { tcp, udp } th dport %[1]d snat ip to %[2]s:%[4]d
+		meta nfproto ipv6 meta l4proto { tcp, udp } th dport %[1]d snat ip6 to [%[3]s]:%[4]d
+	}
+	}`, port, e.at.Addr4, e.at.Addr6, nodePort))
+	if out, err := rules.CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v\n%s", err, out)
+	}
+	pod := e.at.Pod("client")
+	for _, network := range []string{"tcp", "udp"} {
+		for _, own := range e.addrs() {
+			to := netip.AddrPortFrom(addrOf(e.client.Sandbox, own), port)
+			for _, from := range []*lab.Sandbox{pod.Sandbox, e.at.Sandbox} {
+				r, err := from.Ask(t.Context(), network, to)
+				if err != nil || r.Peer != netip.AddrPortFrom(own, nodePort) {
+					t.Errorf("%s to %s of %s, masqueraded: %v %v", network, to, from.Name, r, err)
+				}
+				if err := e.at.Command(t.Context(), "conntrack", "-D", "-p", network, "--dport", fmt.Sprint(port), "-f", [...]string{"ipv4", "ipv6"}[proxier.FamilyOf(own)]).Run(); err != nil {
+					t.Fatal(err) // the next one is to get the same port
+				}
+			}
+			e.visit(t, entry{network, "node port", netip.AddrPortFrom(own, nodePort)}).want(t, "there")
+		}
+	}
+}
+
 // TestPortsOfOldConnections: while programs serve established connections only, netfilter may
 // give the port of such a connection to another one towards the same backend. Both work.
 func TestPortsOfOldConnections(t *testing.T) {
