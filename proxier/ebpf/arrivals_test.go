@@ -52,7 +52,7 @@ func (c *rawClient) reach(t testing.TB, network string, to netip.AddrPort, attem
 		if err := c.Send(t.Context(), sent); err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond*lab.Slower()) // a program may have to be loaded first
 		_, err = c.answers.Expect(ctx, func(p lab.Captured) bool {
 			return p.Source() == to && p.Destination() == from && (p.TCP == nil || p.TCP.Flags == packet.SYN|packet.ACK)
 		})

@@ -26,7 +26,7 @@ import (
 const BulkSize = 4 << 20
 
 // bulkTimeout applies to contexts without a deadline.
-const bulkTimeout = 10 * time.Second
+var bulkTimeout = 10 * time.Second * Slower()
 
 // bulkWrite is how much is written at once. The kernel builds super-packets of up to
 // 64 KiB from it, and segments them as late as possible.
