@@ -71,7 +71,7 @@ func Fill(table []uint32, backends []Backend, seed uint64) {
 		orders[i].at, orders[i].skip = scale(h1, m), 1+scale(h2, m-1)
 	}
 	for t, left := newTurns(backends), size; ; t.pass() {
-		for _, i := range t[0].members {
+		for _, i := range t.current().members {
 			if left == 0 {
 				return
 			}
