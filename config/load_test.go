@@ -274,7 +274,9 @@ func TestBadFlags(t *testing.T) {
 		{"--ebpf-fallback=nftables", `--ebpf-fallback: Unsupported value: "nftables": supported values: "ipvs", "iptables", "none (alone)"`},
 		{"--ebpf-node-port-range=9-1", `--ebpf-node-port-range: Invalid value: "9-1": must be two ports separated by a -, the lower one first`},
 		{"--ebpf-node-port-range=30000", `--ebpf-node-port-range: Invalid value: "30000": must be two ports separated by a -, the lower one first`},
-		{"--ebpf-devices=+", `--ebpf-devices: Invalid value: "+": must be the name of a device, or a name prefix followed by a +`},
+		{"--ebpf-devices=+", `--ebpf-devices: Invalid value: "+": must be the name of a device, or a name prefix followed by a +: up to 15 characters without spaces, / and :`},
+		{"--ebpf-devices=eth0:1", `--ebpf-devices: Invalid value: "eth0:1": must be the name of a device, or a name prefix followed by a +: up to 15 characters without spaces, / and :`},
+		{"--ebpf-pod-devices=eth0,net/1", `--ebpf-pod-devices: Invalid value: "net/1": must be the name of a device, or a name prefix followed by a +: up to 15 characters without spaces, / and :`},
 		{"--ebpf-tcp-opening-timeout=0s", `--ebpf-tcp-opening-timeout: Invalid value: "0s": must be greater than 0`},
 		{"--ebpf-tcp-closed-timeout=-1s", `--ebpf-tcp-closed-timeout: Invalid value: "-1s": must be greater than 0`},
 		{"--iptables-masquerade-bit=32", `--iptables-masquerade-bit: Invalid value: 32: must be within the range [0, 31]`},
@@ -375,4 +377,15 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("written again (-first +second):\n%s", d)
 		}
 	})
+}
+
+func TestDeviceNames(t *testing.T) {
+	for name, want := range map[string]bool{
+		"eth0": true, "br-1.5@x": true, "enp0s31f6np0123": true, "enp0s31f6np01234": false,
+		"": false, "eth0 ": false, "eth\t0": false, "eth0:1": false, "net/1": false, ".": false, "..": false,
+	} {
+		if got := isDeviceName(name); got != want {
+			t.Errorf("%q can be the name of a device: %v, want %v", name, got, want)
+		}
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
@@ -130,8 +131,8 @@ func (c *Config) Validate() field.ErrorList {
 		names []string
 	}{{"devices", e.Devices}, {"podDevices", e.PodDevices}} {
 		for i, name := range list.names {
-			if name == "" || name == "+" {
-				add(at.Child(list.name).Index(i), name, "must be the name of a device, or a name prefix followed by a +")
+			if !isDeviceName(strings.TrimSuffix(name, "+")) {
+				add(at.Child(list.name).Index(i), name, "must be the name of a device, or a name prefix followed by a +: up to 15 characters without spaces, / and :")
 			}
 		}
 	}
@@ -324,4 +325,12 @@ func (c *Config) validateIPVS() (all field.ErrorList) {
 		all = append(all, field.Invalid(field.NewPath(TandemKind, "ipvs", "drainTimeout"), d.String(), greaterThan0))
 	}
 	return all
+}
+
+// isDeviceName reports whether a device can have a name, or names that begin so (dev_valid_name() in the kernel).
+func isDeviceName(name string) bool {
+	const longest = 15 // IFNAMSIZ-1
+	return name != "" && name != "." && name != ".." && len(name) <= longest && !strings.ContainsFunc(name, func(r rune) bool {
+		return r == '/' || r == ':' || unicode.IsSpace(r)
+	})
 }

@@ -2,9 +2,15 @@
 
 package main
 
-import "runtime/debug"
+import (
+	"cmp"
+	"runtime/debug"
+	"strings"
 
-// version is set by the build of a release: -ldflags "-X main.version=v1.2.3".
+	componentversion "k8s.io/component-base/version"
+)
+
+// version is set by make build and by the build of the image.
 var version = ""
 
 type versionInfo struct {
@@ -13,17 +19,19 @@ type versionInfo struct {
 	GoVersion string `json:"goVersion"`
 }
 
+// buildVersion is what the linker set, or else what the Go tool recorded.
 func buildVersion() versionInfo {
-	v := versionInfo{Version: version, Revision: "unknown revision"}
+	stamp := componentversion.Get()
+	v := versionInfo{Version: version, Revision: "unknown revision", GoVersion: stamp.GoVersion}
+	dirty := stamp.GitTreeState == "dirty"
+	if !strings.Contains(stamp.GitCommit, "$Format") {
+		v.Revision = stamp.GitCommit
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return v
 	}
-	v.GoVersion = info.GoVersion
-	if v.Version == "" {
-		v.Version = info.Main.Version
-	}
-	dirty := false
+	v.Version = cmp.Or(v.Version, info.Main.Version)
 	for _, s := range info.Settings {
 		switch s.Key {
 		case "vcs.revision":

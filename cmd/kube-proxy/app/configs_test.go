@@ -89,7 +89,7 @@ var configs = []given{
 	{flags: "--v=5 --vmodule=a=1,b=2 --log-flush-frequency=1s --kube-api-qps=1.5 --kube-api-burst=3 --kube-api-content-type=application/json --profiling --oom-score-adj=5"},
 	{flags: "--hostname-override=Other -v=3 --vmodule=b=2 --masquerade-all --oom-score-adj=1", fields: "hostnameOverride: one\nlogging: {verbosity: 1, vmodule: [{filePattern: a, verbosity: 1}]}"},
 	{flags: "--master=https://api --cleanup --init-only", fields: "mode: ipvs"},
-	{fields: "hostnameOverride: ../a\nclientConnection: {contentType: b}\nlogging: {vmodule: [{filePattern: c, verbosity: 1}]}\n" + tandemDocument + "manifests: ./d\nebpf: {cgroupRoot: e, procRoot: ../f, devices: [g/h]}"},
+	{fields: "hostnameOverride: ../a\nclientConnection: {contentType: b}\nlogging: {vmodule: [{filePattern: c, verbosity: 1}]}\n" + tandemDocument + "manifests: ./d\nebpf: {cgroupRoot: e, procRoot: ../f, devices: [g+]}"},
 
 	// These are wrong.
 	{fields: "bindAddress: here"},
