@@ -8,6 +8,7 @@
 
 #include "addr.h"
 #include "global.h"
+#include "host_sock.h"
 #include "packet.h"
 #include "tc_config.h"
 
@@ -71,23 +72,6 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb,
 					 struct bpf_ct_opts *opts,
 					 __u32 opts__sz) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
-/* Fills in a zeroed tuple and returns its size. */
-static __always_inline __u32 conntrack_tuple(const struct flow_key *key,
-					     struct bpf_sock_tuple *tuple)
-{
-	if (is_v4(key->src)) {
-		tuple->ipv4.saddr = key->src[3];
-		tuple->ipv4.daddr = key->dst[3];
-		tuple->ipv4.sport = key->sport;
-		tuple->ipv4.dport = key->dport;
-		return sizeof(tuple->ipv4);
-	}
-	copy_addr(tuple->ipv6.saddr, key->src);
-	copy_addr(tuple->ipv6.daddr, key->dst);
-	tuple->ipv6.sport = key->sport;
-	tuple->ipv6.dport = key->dport;
-	return sizeof(tuple->ipv6);
-}
 
 /* Looks up a connection by its addresses and ports on the wire, and in opts its
  * direction. The caller has to release it. */
@@ -101,8 +85,8 @@ conntrack_find(struct __sk_buff *skb, const struct flow_key *key,
 		return NULL;
 	opts->netns_id = CT_OWN_NETNS;
 	opts->l4proto = key->proto;
-	return bpf_skb_ct_lookup(skb, &tuple, conntrack_tuple(key, &tuple),
-				 opts, sizeof(*opts));
+	return bpf_skb_ct_lookup(skb, &tuple, sock_tuple(key, &tuple), opts,
+				 sizeof(*opts));
 }
 
 static __always_inline bool conntrack_has(struct __sk_buff *skb,

@@ -15,6 +15,7 @@
 #include "flow_index.h"
 #include "flow_record.h"
 #include "global.h"
+#include "host_sock.h"
 #include "tc_config.h"
 
 /* Ports that are tried first, at a distance from each other: used ports are
@@ -56,36 +57,9 @@ static __always_inline __u16 snat_port(__u32 index)
  */
 GLOBAL int host_has_port(struct __sk_buff *skb, const struct flow_key *reply)
 {
-	struct bpf_sock_tuple tuple = {};
-	struct bpf_sock *sk;
-	__u32 size;
-
 	if (!reply)
 		return true;
-	if (!is_v4(reply->src)) {
-		copy_addr(tuple.ipv6.saddr, reply->src);
-		copy_addr(tuple.ipv6.daddr, reply->dst);
-		tuple.ipv6.sport = reply->sport;
-		tuple.ipv6.dport = reply->dport;
-		size = sizeof(tuple.ipv6);
-	} else {
-		tuple.ipv4.saddr = reply->src[3];
-		tuple.ipv4.daddr = reply->dst[3];
-		tuple.ipv4.sport = reply->sport;
-		tuple.ipv4.dport = reply->dport;
-		size = sizeof(tuple.ipv4);
-	}
-	if (reply->proto == IPPROTO_TCP)
-		sk = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS,
-					0);
-	else
-		sk = bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS,
-				       0);
-	if (sk) {
-		bpf_sk_release(sk);
-		return true;
-	}
-	return conntrack_has(skb, reply);
+	return host_has_socket(skb, reply) || conntrack_has(skb, reply);
 }
 
 /* Tries to reserve the port of an index for the replies of a flow. */

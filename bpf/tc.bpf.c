@@ -36,6 +36,7 @@
 #include "conntrack.h"
 #include "flow_life.h"
 #include "flow_maps.h"
+#include "host_sock.h"
 #include "icmp.h"
 #include "node.h"
 #include "packet.h"
@@ -47,15 +48,12 @@
 
 char __license[] SEC("license") = "Dual BSD/GPL";
 
-/* Whether netfilter knows this connection as its own, which then began before
- * the programs were attached, or from here. It is asked only where the answer
- * matters, as it costs a lookup in conntrack. */
-static __always_inline bool is_of_netfilter(struct __sk_buff *skb,
-						 const struct packet *p)
+/* Whether a packet may be of a connection that began elsewhere than at a
+ * frontend, whose port it has: where that is asked, it costs lookups. */
+static __always_inline bool may_be_known(const struct packet *p)
 {
-	return (p->key.proto != IPPROTO_TCP ||
-		(p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN) &&
-	       netfilter_has(skb, p);
+	return p->key.proto != IPPROTO_TCP ||
+	       (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN;
 }
 
 /* Handles a packet without a flow: picks a backend, creates a flow, follows it.
@@ -68,8 +66,12 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	if (packets_yield(skb))
 		return NO_FLOW;
 	verdict = claim(p, &c);
-	if (verdict == CHOSEN && is_of_netfilter(skb, p))
-		return done(PASS_NETFILTER, NEXT);
+	if (verdict == CHOSEN && may_be_known(p)) {
+		if (netfilter_has(skb, p))
+			return done(PASS_NETFILTER, NEXT);
+		if (host_is_connected(skb, p))
+			return NO_FLOW;
+	}
 	if (verdict == CHOSEN)
 		verdict = choose(p, &c);
 	if (verdict == CHOSEN && !flows_admitted(p->key.proto))

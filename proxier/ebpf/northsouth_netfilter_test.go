@@ -5,6 +5,7 @@ package ebpf
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -127,6 +128,55 @@ func TestRepliesFromOutside(t *testing.T) {
 			}
 			e.visit(t, entry{network, "node port", netip.AddrPortFrom(own, nodePort)}).want(t, "there")
 		}
+	}
+}
+
+// TestConnectionsOfHost: a TCP connection of the host from a port that becomes a NodePort goes on, also where no rule
+// has conntrack know it; so does one to a server of the host at that port.
+func TestConnectionsOfHost(t *testing.T) {
+	for name, connect := range map[string]func(e *edge, own netip.Addr) (net.Conn, error){
+		"to outside": func(e *edge, own netip.Addr) (net.Conn, error) {
+			return e.at.DialFrom(t.Context(), "tcp", nodePort, netip.AddrPortFrom(addrOf(e.client.Sandbox, own), nodePort))
+		},
+		"from outside": func(e *edge, own netip.Addr) (net.Conn, error) {
+			return e.client.Dial(t.Context(), "tcp", netip.AddrPortFrom(own, nodePort))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEdge(t, Options{})
+			serve(t, e.there) // which would get its packets
+			server := e.client.Sandbox
+			if name == "from outside" {
+				server = e.at.Sandbox
+			}
+			if _, err := server.ServeTCP(nodePort); err != nil {
+				t.Fatal(err)
+			}
+			if err := e.at.Do(func() error { _, err := datapath.DetachDevices(); return err }); err != nil {
+				t.Fatal(err)
+			}
+			var conns []net.Conn
+			for _, own := range e.addrs() {
+				c, err := connect(e, own)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				conns = append(conns, c)
+			}
+			e.use(t, e.there)
+			if err := e.tier.ensureDevices(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range conns {
+				if r, err := lab.AskConn(t.Context(), c); err != nil || r.Server != server.Name {
+					t.Errorf("%s to %s: %v %v", c.LocalAddr(), c.RemoteAddr(), r, err)
+				}
+			}
+			for _, own := range e.addrs() {
+				e.visit(t, entry{"tcp", "node port", netip.AddrPortFrom(own, nodePort)}).want(t, "there")
+			}
+		})
 	}
 }
 
