@@ -67,7 +67,7 @@ func (p *planner) refuses(d *proxier.Decision, f *proxier.Frontend) error {
 // kube-ipvs0 all that this node sends there, and replies from here, would end here. With
 // strict ARP, those of load balancers are meant to be on kube-ipvs0 of all nodes.
 func (p *planner) onLink(f *proxier.Frontend) bool {
-	if f.Kind != proxier.ExternalIP && (f.Kind != proxier.LoadBalancer || p.opts.StrictARP) {
+	if is := kindOf[f.Kind]; !is.foreign || is.announced && p.opts.StrictARP {
 		return false
 	}
 	return !p.isLocal(f.Addr.Addr()) && slices.ContainsFunc(p.links, func(l netip.Prefix) bool { return l.Contains(f.Addr.Addr()) })
@@ -173,13 +173,6 @@ func targets(d *proxier.Decision, set proxier.Set) (list []target) {
 
 func only(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// nodePortSets are the sets of a protocol: all NodePorts, and those that keep the client's source.
-var nodePortSets = map[proxier.Protocol][2]setName{
-	proxier.TCP:  {nodePortTCP, nodePortLocalTCP},
-	proxier.UDP:  {nodePortUDP, nodePortLocalUDP},
-	proxier.SCTP: {nodePortSCTP, nodePortLocalSCTP},
-}
-
 // frontend adds what one frontend needs. Members that several addresses need are counted.
 func (p *planner) frontend(out *plan, d *proxier.Decision, f *proxier.Frontend, c *claim) {
 	protocol, family := d.Name.Protocol, proxier.FamilyOf(f.Addr.Addr())
@@ -209,22 +202,11 @@ func (p *planner) frontend(out *plan, d *proxier.Decision, f *proxier.Frontend, 
 		out.addrs = append(out.addrs, f.Addr.Addr())
 		out.members = append(out.members, member{set: set{boundIPs, family}, addr: f.Addr.Addr()})
 	}
-	is := clusterIP
-	switch {
-	case f.Kind == proxier.LoadBalancer:
-		is = loadBalancer
-		if keeps {
-			add(f.Addr, loadBalancerLocal)
-		}
-		p.guard(out, f, protocol)
-	case f.Kind == proxier.ExternalIP && keeps:
-		is = externalIPLocal
-	case f.Kind == proxier.ExternalIP:
-		is = externalIP
-	}
-	add(f.Addr, is)
+	sets := kindOf[f.Kind].sets(keeps)
+	add(f.Addr, sets...)
+	p.guard(out, f, protocol)
 	if f.Kind.AnswersEcho() {
-		out.members = append(out.members, echoOf(is, f.Addr.Addr()))
+		out.members = append(out.members, echoOf(sets[0], f.Addr.Addr()))
 	}
 }
 

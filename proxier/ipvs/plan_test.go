@@ -307,3 +307,20 @@ func TestMissingScheduler(t *testing.T) {
 	}
 	want("mh", flagHashPort|flagHashFallback)
 }
+
+// A kind without a row would be in no set, and the constant rules would not know its addresses.
+func TestKindsHaveSets(t *testing.T) {
+	for _, k := range proxier.Kinds() {
+		row, is := kindOf[k]
+		switch {
+		case k.Wildcard():
+			if is {
+				t.Errorf("%s is a wildcard: its sets are those of the protocol", k)
+			}
+		case len(row.masqueraded) == 0 || len(row.kept) == 0:
+			t.Errorf("%s has no sets: %+v", k, row)
+		case row.foreign && !k.External():
+			t.Errorf("%s is from the ServiceCIDRs, and no other machine has its address", k)
+		}
+	}
+}
