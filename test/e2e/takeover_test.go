@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -118,6 +119,54 @@ func takeOver(t testing.TB, o upstream.Options, ours string, each int) {
 		newOnes()
 	}
 	t.Logf("there and back after %s", time.Since(begun).Round(time.Second))
+}
+
+// Without a fallback, no rule of upstream's stays when programs serve, and its connections go on.
+func TestTakeOverWithoutFallback(t *testing.T) {
+	s := newStage(t, lab.Options{Pause: true})
+	defer s.end()
+	pod := s.node.Pod("server0")
+	if _, err := pod.SpawnServer(targetPort); err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := upstream.Start(t.Context(), s.node, upstream.Options{Binary: upstream.BinaryT(t), Mode: "iptables", Objects: objects(t, loadBalancer, pod), Args: upstream.Flags})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = theirs.Close() }()
+	await(t, "upstream's first sync", func() error { return s.reaches("server0", 3) })
+	c := newCrowd(t, s, 20)
+	defer c.end(t)
+	_ = theirs.Close()
+	const chain = "KUBE-SERVICES"
+	if there, err := s.rules(); err != nil || !strings.Contains(there, chain) {
+		t.Fatalf("upstream left no %s: %v", chain, err)
+	}
+	writeManifests(t, s.dir, loadBalancer, pod)
+	s.start("--proxy-mode=ebpf", "--ebpf-fallback=none")
+	await(t, "no rules", func() error {
+		there, err := s.rules()
+		if err == nil && strings.Contains(there, chain) {
+			err = fmt.Errorf("%s is there:\n%s", chain, there)
+		}
+		return err
+	})
+	if err := s.reaches("server0", 3); err != nil {
+		t.Error(err)
+	}
+	c.more(t)
+}
+
+func (s *stage) rules() (string, error) {
+	var all strings.Builder
+	for _, tool := range []string{"iptables-save", "ip6tables-save"} {
+		out, err := s.node.Command(s.t.Context(), tool).Output()
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", tool, err)
+		}
+		all.Write(out)
+	}
+	return all.String(), nil
 }
 
 // reaches fails unless a server answers some new connections of so many clients.

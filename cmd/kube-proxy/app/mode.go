@@ -138,6 +138,11 @@ func named(all []mode, name capabilities.Mode) mode {
 	return all[slices.IndexFunc(all, func(m mode) bool { return m.name() == name })]
 }
 
+// withoutRules reports whether no rules may serve anything: mode ebpf with fallback none.
+func withoutRules(c *config.Config) bool {
+	return c.KubeProxy.Mode == config.ModeEBPF && !c.Tandem.Coexistence.Enabled() && len(fallbackModes(c)) == 0
+}
+
 // fallbackModes may run instead of the one that is configured, in this order. Mode nftables is
 // upstream's alone: a configuration that names it is served by rules all the same.
 func fallbackModes(c *config.Config) (list []capabilities.Mode) {

@@ -33,8 +33,10 @@ func (*ebpfMode) check(context.Context) error      { return nil }
 // needsConntrack is false: programs track connections themselves.
 func (*ebpfMode) needsConntrack() bool { return false }
 
-// uses is true for rules, which are the fallback.
-func (*ebpfMode) uses(other capabilities.Mode) bool { return other == capabilities.ModeIPTables }
+// uses is true for rules if they are the fallback.
+func (m *ebpfMode) uses(other capabilities.Mode) bool {
+	return other == capabilities.ModeIPTables && !withoutRules(m.config)
+}
 
 func (m *ebpfMode) intervals() proxier.RunnerOptions {
 	r, e := proxier.DefaultRunnerOptions(), &m.config.Tandem.EBPF

@@ -122,12 +122,22 @@ func liberalConntrack() bool {
 	return err == nil && strings.TrimSpace(string(b)) != "0"
 }
 
-func (*iptablesMode) what() string { return "counters of mode iptables" }
+func (m *iptablesMode) what() string {
+	if withoutRules(m.config) {
+		return "rules of mode iptables"
+	}
+	return "counters of mode iptables"
+}
 
-// retire leaves rules alone: in every mode that calls it, rules of the same names serve, and
-// they are brought in line by their datapath.
-func (*iptablesMode) retire(ctx context.Context, _ *parts) error {
-	return iptables.RemoveCounters(ctx, nfacct.Kernel{})
+// retire leaves rules alone where rules of the same names serve: their datapath brings them in line.
+// Where none do, those of a process before this one would stay as they are, and translate what
+// programs leave alone, such as connections to Services that were deleted since.
+func (m *iptablesMode) retire(ctx context.Context, _ *parts) error {
+	errs := []error{iptables.RemoveCounters(ctx, nfacct.Kernel{})}
+	if withoutRules(m.config) {
+		errs = append(errs, eachXtables(func(tools *xtables.Tools) error { return iptables.Cleanup(ctx, tools, true) })...)
+	}
+	return errors.Join(errs...)
 }
 
 func (*iptablesMode) cleanup(ctx context.Context) error {

@@ -70,6 +70,15 @@ func TestLeftoversOf(t *testing.T) {
 		}
 	}
 	h := &host{config: config.New()}
+	h.config.KubeProxy.Mode, h.config.Tandem.EBPF.Fallback = config.ModeEBPF, []string{config.FallbackNone}
+	var got []string
+	for _, l := range leftoversOf(modeNamed(h, capabilities.ModeEBPF), h, &parts{}).list {
+		got = append(got, l.what())
+	}
+	if want := []string{tables, servers, "rules of mode iptables"}; !slices.Equal(got, want) {
+		t.Errorf("mode ebpf without a fallback removes %q, want %q", got, want)
+	}
+	h = &host{config: config.New()}
 	h.config.Tandem.Coexistence.Preset = config.CoexistSocketLB
 	if l := leftoversOf(modeNamed(h, capabilities.ModeEBPF), h, &parts{}).list; len(l) > 0 {
 		t.Errorf("beside another kube-proxy, %d leftovers are removed", len(l))
