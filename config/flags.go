@@ -198,7 +198,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.BoolVar(&e.ResetRemovedBackends, "ebpf-reset-removed-backends", e.ResetRemovedBackends, "Send a TCP reset to clients outside this node whose backend was removed from the API. Otherwise their connections are left alone, as upstream does.")
 	fs.DurationVar(&e.TCPOpeningTimeout.Duration, "ebpf-tcp-opening-timeout", e.TCPOpeningTimeout.Duration, "Timeout of TCP connections from outside that are not established yet. Must be greater than 0.")
 	fs.DurationVar(&e.TCPClosedTimeout.Duration, "ebpf-tcp-closed-timeout", e.TCPClosedTimeout.Duration, "Timeout of TCP connections from outside that are closed. Must be greater than 0.")
-	fs.DurationVar(&e.YieldGracePeriod.Duration, "ebpf-yield-grace-period", e.YieldGracePeriod.Duration, "How long another kube-proxy must hold the health and metrics ports, while this one does not run, before the eBPF programs yield new connections to it. 0 means never.")
+	fs.DurationVar(&e.YieldGracePeriod.Duration, "ebpf-yield-grace-period", e.YieldGracePeriod.Duration, "How long another kube-proxy must hold the health and metrics ports, while this one does not run, before the eBPF programs yield new connections to it: at least 2s. 0 means never.")
 	fs.Uint32Var(&e.MaxFrontends, "ebpf-max-frontends", e.MaxFrontends, "Maximum number of frontends: one for each address, port and protocol that clients connect to.")
 	fs.Uint32Var(&e.MaxServices, "ebpf-max-services", e.MaxServices, "Maximum number of service ports.")
 	fs.Uint32Var(&e.MaxBackends, "ebpf-max-backends", e.MaxBackends, "Maximum number of backends: one for each endpoint of a service port.")

@@ -310,7 +310,7 @@ clientConnection: {burst: -1, kubeconfig: /kubeconfig}
 ---
 `+tandemHead+`
 manifests: /manifests
-ebpf: {socketLB: pods, syncPeriod: 1s, minSyncPeriod: 2s, maxSlots: 1}
+ebpf: {socketLB: pods, syncPeriod: 1s, minSyncPeriod: 2s, maxSlots: 1, yieldGracePeriod: 1s}
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -327,6 +327,7 @@ ebpf: {socketLB: pods, syncPeriod: 1s, minSyncPeriod: 2s, maxSlots: 1}
 		"f.yaml:7: oomScoreAdj: Invalid value: 1001: must be within the range [-1000, 1000]",
 		`f.yaml:8: showHiddenMetricsForVersion: Invalid value: "1.2": must be the previous version, 1.36`,
 		`f.yaml:15: TandemConfiguration.ebpf.minSyncPeriod: Invalid value: "2s": must not be greater than syncPeriod, which is 1s`,
+		`f.yaml:15: TandemConfiguration.ebpf.yieldGracePeriod: Invalid value: "1s": must be 0, which means never, or at least 2s`,
 		`f.yaml:15: TandemConfiguration.ebpf.socketLB: Unsupported value: "pods": supported values: "all", "host"`,
 		"--ebpf-max-backends: Invalid value: 1: must be between 2 and 16777216",
 		"f.yaml:15: TandemConfiguration.ebpf.maxSlots: Invalid value: 1: must be between 2 and 16777216",

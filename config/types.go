@@ -148,7 +148,7 @@ type EBPFConfiguration struct {
 	TCPClosedTimeout  metav1.Duration `json:"tcpClosedTimeout,omitempty"`
 	// YieldGracePeriod is how long another kube-proxy has to hold the ports of this one,
 	// while no process of this one runs, until the programs leave new connections to it.
-	// 0 means never.
+	// 0 means never; otherwise it is at least 2 seconds.
 	YieldGracePeriod *metav1.Duration `json:"yieldGracePeriod,omitempty"`
 
 	MaxFrontends uint32 `json:"maxFrontends,omitempty"`

@@ -120,8 +120,8 @@ func (c *Config) Validate() field.ErrorList {
 	}
 	positive("tcpOpeningTimeout", e.TCPOpeningTimeout.Duration)
 	positive("tcpClosedTimeout", e.TCPClosedTimeout.Duration)
-	if e.YieldGracePeriod.Duration < 0 {
-		add(at.Child("yieldGracePeriod"), e.YieldGracePeriod.Duration.String(), notNegative)
+	if grace := e.YieldGracePeriod.Duration; grace != 0 && grace < minYieldGrace {
+		add(at.Child("yieldGracePeriod"), grace.String(), "must be 0, which means never, or at least %v", minYieldGrace)
 	}
 	if _, err := ParsePortRange(e.NodePortRange); err != nil {
 		add(at.Child("nodePortRange"), e.NodePortRange, "%v", err)
@@ -177,6 +177,10 @@ func (c *Config) Validate() field.ErrorList {
 	}
 	return all
 }
+
+// minYieldGrace is long enough for a process that starts: one says once a second that it is alive, and with less,
+// programs would take it for another kube-proxy.
+const minYieldGrace = 2 * time.Second
 
 // Upstream's words.
 const (

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -224,6 +225,13 @@ func TestShares(t *testing.T) {
 					api := fakeapi.New(append(endpoints(s.here, s.there), everyKind(), upstream.NodeObject(s.node))...)
 					s.startOurs(api, sh.flags...)
 					defer func() { s.Terminate(t); s.process = nil }()
+					ports := addressesOf(s.node)[proxier.NodePort]
+					protected := slices.Contains(sh.kinds, proxier.NodePort)
+					for _, to := range ports {
+						if err := s.node.Do(func() error { return bind(to) }); (err != nil) != protected {
+							t.Errorf("bind NodePort %s: %v; ours to protect: %v", to, err, protected)
+						}
+					}
 					for o, from := range s.origins() {
 						for kind, list := range addressesOf(s.node) {
 							for _, to := range list {
@@ -244,6 +252,15 @@ func TestShares(t *testing.T) {
 			}
 		})
 	}
+}
+
+// bind listens for a moment.
+func bind(to netip.AddrPort) error {
+	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(to))
+	if err != nil {
+		return err
+	}
+	return l.Close()
 }
 
 // Changes of endpoints, and kills of either kube-proxy, under load from clients of all origins: no

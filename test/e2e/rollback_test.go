@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
@@ -20,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/tandem-proxy/tandem/test/fakeapi"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/upstream"
 )
@@ -148,6 +150,54 @@ func TestRollBack(t *testing.T) {
 			few(t, w)
 		})
 	}
+}
+
+// TestRestartsAreNoSuccessor: for the programs, processes of this proxy are no other kube-proxy, with the shortest
+// grace period also: neither one that is killed and starts again, with gaps longer than that, nor one that waits for
+// another to end, nor one of another mode.
+func TestRestartsAreNoSuccessor(t *testing.T) {
+	s := newStage(t)
+	defer s.end()
+	const grace = 2 * time.Second // the shortest that is allowed
+	flag := "--ebpf-yield-grace-period=" + grace.String()
+	s.start(flag)
+	s.serves(t)
+	w := lab.NewLoad(t)
+	defer w.End()
+	s.everybody(func(from *lab.Sandbox, ways map[string]netip.AddrPort) { w.Use(from, ways, strictly) })
+	w.More(100)
+	kill := func() {
+		_ = s.Close()
+		s.process = nil
+	}
+	goesOn := func() {
+		w.More(20)
+		if s.Says("Another kube-proxy took over")() == nil {
+			t.Errorf("an earlier process was taken for another kube-proxy:\n%s", s.Log)
+		}
+	}
+	for range kernel.Rounds(2) {
+		kill()
+		dead := time.Now()
+		for w.More(20); time.Since(dead) < 2*grace; {
+			w.More(20)
+		}
+		s.start(flag)
+		goesOn()
+	}
+	waiting := start(t, s.node, s.dir, flag)
+	waiting.await(t, "the second process to wait", waiting.Says("waiting for it to end"))
+	w.More(20)
+	kill()
+	s.process = waiting
+	waiting.synced(t)
+	goesOn()
+	kill()
+	s.start(flag, "--proxy-mode=iptables")
+	goesOn()
+	w.More(100)
+	w.End()
+	few(t, w)
 }
 
 // TestCleanupBeside: --cleanup touches nothing while a kube-proxy serves the node, this one in any mode or
