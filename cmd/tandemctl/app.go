@@ -81,6 +81,9 @@ func newApp(out, err io.Writer) *app {
 	}
 }
 
+// cgroupRootEnv is set where the cgroup hierarchy of the node is mounted at another place, as in pods of the chart.
+const cgroupRootEnv = "TANDEM_CGROUP_ROOT"
+
 // usageError is a mistake on the command line.
 type usageError struct{ error }
 
@@ -174,7 +177,7 @@ preflight and shadow look at a node before Tandem serves it.`,
 	root.SetOut(a.out)
 	root.SetErr(a.err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.PersistentFlags().StringVar(&a.cgroupRoot, "cgroup-root", "", "cgroup2 directory that the programs are attached to (default: the root of the mounted hierarchy)")
+	root.PersistentFlags().StringVar(&a.cgroupRoot, "cgroup-root", os.Getenv(cgroupRootEnv), "cgroup2 directory that the programs are attached to (default: $"+cgroupRootEnv+", or the root of the mounted hierarchy)")
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "output format: table or json")
 	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.explainCommand(), a.preflightCommand(), a.shadowCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.backendCommand(), a.detachCommand(), a.versionCommand())
 	return root

@@ -49,17 +49,22 @@ func required(more map[string]any) map[string]any {
 	return values
 }
 
-// render returns the output of helm template, without its own comments.
-func render(values map[string]any) (string, error) {
+// renderFiles returns what helm makes of each template. Values have to match the schema.
+func renderFiles(values map[string]any) (map[string]string, error) {
 	loaded, err := loader.Load(chart)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	all, err := util.ToRenderValues(loaded, values, common.ReleaseOptions{Name: "tandem", Namespace: "kube-system", IsInstall: true, Revision: 1}, common.DefaultCapabilities)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	files, err := engine.Render(loaded, all)
+	return engine.Render(loaded, all)
+}
+
+// render returns the output of helm template, without its own comments.
+func render(values map[string]any) (string, error) {
+	files, err := renderFiles(values)
 	if err != nil {
 		return "", err
 	}
@@ -122,10 +127,27 @@ func find[T runtime.Object](t *testing.T, objects []runtime.Object) T {
 	return found[0]
 }
 
+// Without values, lint logs which are missing, and finds nothing wrong.
 func TestLint(t *testing.T) {
-	for _, m := range lint.RunAll(chart, required(nil), "kube-system").Messages {
-		if !strings.Contains(m.Error(), "icon is recommended") {
-			t.Error(m)
+	for _, values := range []map[string]any{required(nil), nil} {
+		for _, m := range lint.RunAll(chart, values, "kube-system").Messages {
+			if !strings.Contains(m.Error(), "icon is recommended") {
+				t.Error(m)
+			}
+		}
+	}
+}
+
+// The notes name commands for what was installed.
+func TestNotes(t *testing.T) {
+	for mode, left := range map[string]string{"ebpf": "programs and rules in", "iptables": "\nrules in", "ipvs": "virtual servers and rules in"} {
+		files, err := renderFiles(required(map[string]any{"mode": mode}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		notes := files["tandem-kube-proxy/templates/NOTES.txt"]
+		if !strings.Contains(notes, "-n kube-system rollout status daemonset tandem-kube-proxy\n") || !strings.Contains(notes, "tandemctl status\n") || !strings.Contains(notes, left) {
+			t.Errorf("in mode %s:\n%s", mode, notes)
 		}
 	}
 }
@@ -204,6 +226,12 @@ func TestRefused(t *testing.T) {
 		"mode":                required(map[string]any{"mode": "nftables"}),
 		"image.tag":           required(map[string]any{"image": map[string]any{"repository": "x"}}),
 		"serviceAccount.name": required(map[string]any{"serviceAccount": map[string]any{"create": false}}),
+		"/apiServer":          required(map[string]any{"apiServer": "10.0.0.1:6443"}),
+		"'hostPid'":           required(map[string]any{"hostPid": false}),
+		"'respository'":       {"image": map[string]any{"respository": "x", "tag": "y"}},
+		"/image/digest":       required(map[string]any{"image": map[string]any{"digest": "latest"}}),
+		"/capabilities/ebpf":  required(map[string]any{"capabilities": map[string]any{"ebpf": []any{"cap_bpf"}}}),
+		"metricsBindAddress":  required(map[string]any{"podMonitor": map[string]any{"enabled": true}}),
 	} {
 		if _, err := render(values); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("without a good %s: %v", name, err)
@@ -213,13 +241,16 @@ func TestRefused(t *testing.T) {
 
 // Values reach the objects, and own options the second document of the configuration.
 func TestValues(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("0123456789abcdef", 4)
 	text := mustRender(t, map[string]any{
 		"config":    map[string]any{"iptables": map[string]any{"masqueradeAll": true}},
 		"tandem":    map[string]any{"ebpf": map[string]any{"fallback": []any{"none"}}},
 		"extraArgs": []any{"-v=4"}, "hostPID": false, "cgroupRoot": "/sys/fs/cgroup/unified",
+		"clusterCIDR": []any{"10.244.0.0/16", "fd00:10:244::/48"},
+		"image":       map[string]any{"repository": "registry.example/kube-proxy", "digest": digest},
 	})
 	pod := check(t, text, "ebpf")
-	for _, want := range []string{"masqueradeAll: true", "- none", "cgroupRoot: /host/cgroup", "path: /sys/fs/cgroup/unified", "- -v=4"} {
+	for _, want := range []string{"masqueradeAll: true", "- none", "cgroupRoot: /host/cgroup", "path: /sys/fs/cgroup/unified", "- -v=4", "clusterCIDR: 10.244.0.0/16,fd00:10:244::/48", "registry.example/kube-proxy@" + digest} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)
 		}

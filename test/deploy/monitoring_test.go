@@ -52,6 +52,7 @@ func exposed(t *testing.T) map[string][]string {
 	// Metrics with labels appear only after their first count.
 	m.Healthz(200)
 	m.Livez(200)
+	m.Readyz(503)
 	m.Problem("Service", "Conflict")
 	m.Mode("ebpf", metrics.ModeRequested)
 	m.Capability("connect4", "yes")
@@ -203,7 +204,7 @@ func TestDashboard(t *testing.T) {
 
 // With the operator of Prometheus, the chart has the same alerts.
 func TestMonitoringObjects(t *testing.T) {
-	with := map[string]any{}
+	with := map[string]any{"metricsBindAddress": "0.0.0.0:10249"}
 	for _, name := range []string{"podMonitor", "prometheusRule", "dashboard"} {
 		with[name] = map[string]any{"enabled": true, "labels": map[string]any{"release": "prometheus"}}
 	}

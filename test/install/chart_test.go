@@ -8,12 +8,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/test/kubeadm"
 )
@@ -25,21 +21,8 @@ func (i *install) helmInstall(more string) {
 	i.tb.Helper()
 	i.follow(charts, 0,
 		"https://10.0.0.1:6443", fmt.Sprintf("https://%s:6443", i.nodes[0].Addr4),
-		"clusterCIDR=10.244.0.0/16", "clusterCIDR='"+strings.ReplaceAll(kubeadm.PodSubnet, ",", `\,`)+"' --set config.conntrack.maxPerCore=0 "+i.capabilities()+more)
+		"clusterCIDR=10.244.0.0/16", "'clusterCIDR={"+kubeadm.PodSubnet+"}' --set config.conntrack.maxPerCore=0 "+more)
 	i.rollout("kube-system", "daemonset/tandem-kube-proxy")
-}
-
-// capabilities leave out the one that this machine does not have: runc gives no container more.
-func (i *install) capabilities() string {
-	status, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		i.tb.Fatalf("%v", err)
-	}
-	bounding := regexp.MustCompile(`CapBnd:\s*(\w+)`).FindSubmatch(status)
-	if set, err := strconv.ParseUint(string(bounding[1]), 16, 64); err != nil || set&(1<<unix.CAP_SYS_RESOURCE) != 0 {
-		return ""
-	}
-	return "--set 'capabilities.ebpf={NET_ADMIN,NET_RAW,SYS_ADMIN,SYS_PTRACE}' "
 }
 
 const chartPods = "for pod in $(kubectl -n kube-system get pods -l app.kubernetes.io/name=tandem-kube-proxy -o name); do kubectl -n kube-system exec $pod -- "
@@ -53,7 +36,7 @@ func (i *install) chart() {
 		i.follows()
 	})
 	i.step("tandemctl", func() {
-		i.await("kubectl -n kube-system exec ds/tandem-kube-proxy -- tandemctl --cgroup-root=/host/cgroup status", "new ones are served")
+		i.await("kubectl -n kube-system exec ds/tandem-kube-proxy -- tandemctl status", "new ones are served")
 	})
 	i.step("iptables rules", func() {
 		i.follow(charts, 2)
@@ -82,7 +65,7 @@ func (i *install) coexistence() {
 	}
 	i.step("chart beside upstream", func() {
 		i.helmInstall("-f " + values)
-		i.await("kubectl -n kube-system exec ds/tandem-kube-proxy -- tandemctl --cgroup-root=/host/cgroup status", "new ones are served")
+		i.await("kubectl -n kube-system exec ds/tandem-kube-proxy -- tandemctl status", "new ones are served")
 		i.follows()
 	})
 	i.step("restart of upstream beside it", func() {

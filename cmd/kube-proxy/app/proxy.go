@@ -4,6 +4,8 @@ package app
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"slices"
 	"strings"
 	"sync"
@@ -157,7 +159,10 @@ func (p *proxy) run(ctx context.Context) error {
 	if p.configz, err = publishConfig(p.opts.Config); err != nil {
 		return err
 	}
-	if err := setOOMScore(*k.OOMScoreAdj); err != nil {
+	switch err := setOOMScore(*k.OOMScoreAdj); {
+	case errors.Is(err, fs.ErrPermission):
+		logger.Info("Cannot set the OOM score; continuing without it: that needs CAP_SYS_RESOURCE", "oomScoreAdj", *k.OOMScoreAdj)
+	case err != nil:
 		logger.Error(err, "Cannot set the OOM score; continuing without it", "oomScoreAdj", *k.OOMScoreAdj)
 	}
 

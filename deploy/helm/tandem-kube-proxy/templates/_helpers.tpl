@@ -24,17 +24,17 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
 {{- define "tandem.image" -}}
-{{ required "image.repository has to be set: build the image (make image) and push it" .Values.image.repository }}:{{ required "image.tag has to be set" .Values.image.tag }}
+{{- $repository := required "image.repository has to be set: build the image (make image) and push it" .Values.image.repository -}}
+{{- if .Values.image.digest }}{{ $repository }}@{{ .Values.image.digest }}{{ else }}{{ $repository }}:{{ required "image.tag or image.digest has to be set" .Values.image.tag }}{{ end }}
 {{- end }}
 
 {{/* A file that upstream's kube-proxy can read as well; the second document has Tandem's own options. */}}
 {{- define "tandem.config" -}}
-{{- if not (hasKey .Values.capabilities .Values.mode) }}{{ fail (printf "mode %q is none of %s" .Values.mode (keys .Values.capabilities | sortAlpha | join ", ")) }}{{ end }}
 {{- $kubeProxy := dict
   "apiVersion" "kubeproxy.config.k8s.io/v1alpha1"
   "kind" "KubeProxyConfiguration"
   "mode" .Values.mode
-  "clusterCIDR" .Values.clusterCIDR
+  "clusterCIDR" (kindIs "slice" .Values.clusterCIDR | ternary (join "," .Values.clusterCIDR) .Values.clusterCIDR)
   "metricsBindAddress" .Values.metricsBindAddress
   "clientConnection" (dict "kubeconfig" "/var/lib/kube-proxy/kubeconfig.conf") }}
 {{- toYaml (mustMergeOverwrite $kubeProxy (deepCopy .Values.config)) }}
