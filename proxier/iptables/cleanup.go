@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
+	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
@@ -30,6 +31,14 @@ func Cleanup(ctx context.Context, tools Tools, keepEstablished bool) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// HasChains reports whether tables have a chain of mode iptables or ipvs, whether this proxy or
+// upstream's wrote it.
+func HasChains(tables []*xtables.Table) bool {
+	return slices.ContainsFunc(tables, func(t *xtables.Table) bool {
+		return slices.ContainsFunc(t.Chains, func(c xtables.Chain) bool { return isOurs(c.Name) || c.Name == drainChain || c.Name == ipvsDrainChain })
+	})
 }
 
 // CleanupIPVS removes the chains that only mode ipvs has, and the jumps to them. With draining, what

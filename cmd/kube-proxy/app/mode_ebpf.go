@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
 
@@ -28,10 +30,29 @@ type ebpfMode struct{ *host }
 func (*ebpfMode) name() capabilities.Mode          { return capabilities.ModeEBPF }
 func (*ebpfMode) featureGate() featuregate.Feature { return "" }
 func (*ebpfMode) needsRestart(string) bool         { return false }
-func (*ebpfMode) check(context.Context) error      { return nil }
 
 // needsConntrack is false: programs track connections themselves.
 func (*ebpfMode) needsConntrack() bool { return false }
+
+// minFiles is enough for programs, maps, links of some devices, and connections.
+const minFiles = 256
+
+// check finds what the errors of the kernel and of libraries do not tell: with too few files, one says that the
+// kernel is too old, another that an argument is invalid.
+func (*ebpfMode) check(context.Context) error {
+	var limit unix.Rlimit // the Go runtime has raised it as far as it may be
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return os.NewSyscallError("getrlimit", err)
+	}
+	return enoughFiles(limit.Cur)
+}
+
+func enoughFiles(limit uint64) error {
+	if limit < minFiles {
+		return fmt.Errorf("this process may have only %d open files (RLIMIT_NOFILE), and programs and maps need at least %d", limit, minFiles)
+	}
+	return nil
+}
 
 // uses is true for rules if they are the fallback.
 func (m *ebpfMode) uses(other capabilities.Mode) bool {

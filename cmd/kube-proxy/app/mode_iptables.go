@@ -135,9 +135,31 @@ func (m *iptablesMode) what() string {
 func (m *iptablesMode) retire(ctx context.Context, _ *parts) error {
 	errs := []error{iptables.RemoveCounters(ctx, nfacct.Kernel{})}
 	if withoutRules(m.config) {
-		errs = append(errs, eachXtables(func(tools *xtables.Tools) error { return iptables.Cleanup(ctx, tools, true) })...)
+		errs = append(errs, eachXtables(func(tools *xtables.Tools) error {
+			if !hasRules(ctx, tools) {
+				return nil
+			}
+			return iptables.Cleanup(ctx, tools, true)
+		})...)
 	}
 	return errors.Join(errs...)
+}
+
+// hasRules reports whether a kube-proxy left rules of a variant. Unlike Cleanup, it creates no table.
+func hasRules(ctx context.Context, tools *xtables.Tools) bool {
+	if tools.Variant() == xtables.Legacy && !xtables.HasLegacy("nat", "filter", "mangle") {
+		return false
+	}
+	for f := range proxier.Families {
+		tables, err := tools.Existing(ctx, f)
+		if err != nil { // usually a kernel without tables of the family
+			klog.FromContext(ctx).V(2).Info("Cannot read rules that a kube-proxy may have left", "variant", tools.Variant(), "family", f, "reason", err.Error())
+		}
+		if iptables.HasChains(tables) {
+			return true
+		}
+	}
+	return false
 }
 
 func (*iptablesMode) cleanup(ctx context.Context) error {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/test/lab"
 )
 
 // Every mode of this build can be configured, and every mode that capabilities can select is
@@ -82,6 +84,29 @@ func TestLeftoversOf(t *testing.T) {
 	h.config.Tandem.Coexistence.Preset = config.CoexistSocketLB
 	if l := leftoversOf(modeNamed(h, capabilities.ModeEBPF), h, &parts{}).list; len(l) > 0 {
 		t.Errorf("beside another kube-proxy, %d leftovers are removed", len(l))
+	}
+}
+
+// Where no rules were left, looking for them creates no table.
+func TestRetireCreatesNoTable(t *testing.T) {
+	n := lab.NewT(t).Node("node1")
+	h := &host{config: config.New()}
+	h.config.KubeProxy.Mode, h.config.Tandem.EBPF.Fallback = config.ModeEBPF, []string{config.FallbackNone}
+	if err := n.Do(func() error { return modeNamed(h, capabilities.ModeIPTables).retire(t.Context(), &parts{}) }); err != nil {
+		t.Error(err)
+	}
+	for _, c := range [][]string{{"nft", "list", "tables"}, {"cat", "/proc/net/ip_tables_names", "/proc/net/ip6_tables_names"}} {
+		if out, err := n.Command(t.Context(), c[0], c[1:]...).Output(); c[0] == "nft" && err != nil || len(out) > 0 {
+			t.Errorf("%v: %q, %v", c, out, err)
+		}
+	}
+}
+
+func TestEnoughFiles(t *testing.T) {
+	for limit, want := range map[uint64]string{minFiles: "", math.MaxUint64: "", 64: "only 64 open files"} {
+		if err := enoughFiles(limit); (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%d: %v", limit, err)
+		}
 	}
 }
 
