@@ -60,7 +60,7 @@ check: build ## Vet, build and test what needs no root: after every edit (20 s; 
 	hack/test.sh check
 
 .PHONY: test
-test: build ## Test everything once, with real traffic on this kernel: before a commit (root; 10 min)
+test: build ## Test everything once, with real traffic on this kernel: before a commit (root; 7 min)
 	hack/test.sh check namespaces demo
 
 .PHONY: test-all

@@ -4,7 +4,7 @@
 # Usage: test.sh <stage>...
 #
 #	check       vet of all packages, and the tests that need no root
-#	namespaces  the packages whose tests need root, one at a time
+#	namespaces  the packages whose tests need root, two at a time
 #	demo        what make demo shows
 #	full        all packages, with all rounds
 #	race        all packages, short, with the race detector
@@ -64,10 +64,13 @@ part=$((commit % COMMITS))/$COMMITS
 turns=$((COMMITS > 1 ? COMMITS / 2 : 1))
 share=$((commit % turns))/$turns
 
+# chosen reports whether TESTFLAGS chooses tests.
+chosen() { [[ " ${TESTFLAGS:-}" == *" -run"* ]]; }
+
 # turn prints, as -run=..., the tests of these packages that have their turn, one in $turns; nothing for all of them.
 # Tests that play scenarios and profiles run always, and play the part that TANDEM_PART says.
 turn() { # <offset> <package>...
-	((turns > 1)) && [[ " ${TESTFLAGS:-}" != *" -run"* ]] || return 0
+	((turns > 1)) && ! chosen || return 0
 	local plays='^Test(Compatibility|Coexistence|Profiles|Scenarios|ShadowScenarios|TakeOver)$'
 	go list -f '{{$d := .Dir}}{{range .TestGoFiles}}{{$d}}/{{.}}{{"\n"}}{{end}}{{range .XTestGoFiles}}{{$d}}/{{.}}{{"\n"}}{{end}}' "${@:2}" |
 		xargs sed -nE 's/^func ((Test|Fuzz|Example)[A-Za-z0-9_]*)\(.*/\1/p' | sort -u |
@@ -88,8 +91,8 @@ check() {
 	return $status
 }
 
-# One at a time: they load the kernel, and measure it. Meanwhile the next one is linked, and waits, which the timeout includes.
-namespaces() { [[ ! $root ]] || gotest -short -timeout=20m -p=2 -exec="flock --no-fork $scratch/running" $privileged; }
+# Two at a time: most of them wait most of the time, for timers of the kernel and for processes.
+namespaces() { [[ ! $root ]] || gotest -short -timeout=20m -p=2 $privileged; }
 
 demo() {
 	[[ $root ]] || return 0
@@ -108,13 +111,17 @@ full() {
 	local as=
 	((commit / turns % 4 != 3)) || as=5.15
 	TANDEM_AS_LINUX=$as TANDEM_PART=$share gotest -timeout=30m -p=1 $run $(grep -E "$as515" <<<"$privileged") || status=1
-	TANDEM_PART=$part gotest -timeout=30m $run -skip='^TestCoexistence$' ./test/upstream || status=1
 	# Scenarios beside two modes of upstream's.
 	local modes=$((COMMITS > 1 ? 2 * COMMITS : 1))
 	TANDEM_PART=$((commit % modes))/$modes gotest -timeout=30m $run ./cmd/tandemctl || status=1
 	# Each scenario with each pair of proxies: 40 minutes in all.
 	local plays=$((COMMITS > 1 ? 8 * COMMITS : 1))
-	TANDEM_PART=$((commit % plays))/$plays gotest -timeout=30m -run='^TestCoexistence$' ./test/upstream || status=1
+	if chosen; then
+		TANDEM_PART=$part gotest -timeout=30m ./test/upstream || status=1
+	else
+		TANDEM_PART=$part gotest -timeout=30m $run -skip='^TestCoexistence$' ./test/upstream || status=1
+		TANDEM_PART=$((commit % plays))/$plays gotest -timeout=30m -run='^TestCoexistence$' ./test/upstream || status=1
+	fi
 	return $status
 }
 
