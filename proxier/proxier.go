@@ -315,6 +315,7 @@ func (p *Proxier) sync(ctx context.Context, reason RunReason) error {
 	info.Full = update.Full
 
 	err := p.tier.Sync(ctx, update)
+	first := err == nil && !p.synced
 	if err != nil {
 		err = fmt.Errorf("sync of %d service ports: %w", len(update.Changes), err)
 	} else {
@@ -325,6 +326,15 @@ func (p *Proxier) sync(ctx context.Context, reason RunReason) error {
 		p.observer.Synced(info)
 	}
 	logger := klog.FromContext(ctx)
+	if first {
+		endpoints := 0
+		for _, c := range update.Changes { // all, as this sync is full
+			if c.New != nil {
+				endpoints += len(c.New.Backends)
+			}
+		}
+		logger.Info("Programmed all Services", "servicePorts", info.ServicePorts, "endpoints", endpoints, "duration", info.End.Sub(info.Start))
+	}
 	if logger.V(2).Enabled() && (info.Ports > 0 || logger.V(3).Enabled()) {
 		logger.V(2).Info("Synced", "reason", reason, "full", info.Full, "services", info.Services, "changedPorts", info.Ports,
 			"servicePorts", info.ServicePorts, "duration", info.End.Sub(info.Start))

@@ -126,7 +126,7 @@ func (a *app) advice(err error) string {
 	case errors.As(err, &coded):
 		return "" // of commands that say it themselves
 	case errors.Is(err, inspect.ErrNotRunning):
-		return "Start kube-proxy in mode ebpf on this node. If it runs with --ebpf-cgroup-root, pass the same directory as --cgroup-root."
+		return "Start kube-proxy in mode ebpf on this node. If it runs with --ebpf-cgroup-root, pass the same directory as --cgroup-root; if it runs in another mode, its --metrics-bind-address as --server."
 	case errors.Is(err, removal.ErrServing):
 		return "Stop kube-proxy on this node first, or change its mode, and run this again."
 	case errors.Is(err, errNoServer):
@@ -230,37 +230,6 @@ func (a *app) withInspector(fn func(inspector) error) (err error) {
 	}
 	defer func() { err = errors.Join(err, i.Close()) }()
 	return fn(i)
-}
-
-func (a *app) statusCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "status",
-		Short: "Show programs, maps and their usage",
-		Long: `Shows the attached programs, the maps they use and the usage of these, whether a
-kube-proxy process is running, and how many service ports are over capacity.
-Host filters are rules of this host because of which kube-proxy has rules serve
-some frontends, unless it is to ignore them.
-
-"Proxy: not running" is not an outage: the programs go on serving without a
-process, but changes in the cluster are not applied. If another kube-proxy took
-over meanwhile, the programs leave new connections to it.`,
-		Example: `  tandemctl status
-  tandemctl status -o json | jq '.maps[] | select(.used != null) | {name, used, max}'`,
-		Args: args(cobra.NoArgs),
-		RunE: func(c *cobra.Command, _ []string) error {
-			return a.withInspector(func(i inspector) error {
-				kernel, err := i.Status()
-				if err != nil {
-					return err
-				}
-				status := statusView{kernel, a.filters(c.Context())}
-				if a.output == "json" {
-					return writeJSON(a.out, status)
-				}
-				return writeStatus(a.out, status, a.now())
-			})
-		},
-	}
 }
 
 func (a *app) capabilitiesCommand() *cobra.Command {

@@ -23,6 +23,8 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/explain"
+	"github.com/tandem-proxy/tandem/observe/health"
+	"github.com/tandem-proxy/tandem/observe/status"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -151,15 +153,38 @@ func sampleCarried() []explain.Placement {
 }
 
 // servePlacements is a kube-proxy that answers which datapath serves what is not in the maps.
+// sampleProcess is a process that runs well.
+func sampleProcess() *status.Status {
+	at := now.Add(-2 * time.Second)
+	return &status.Status{
+		Node: "node1", Version: "v0.1.0", Mode: "ebpf", Configured: "ebpf", Reasons: []string{"no maps", "no hooks"}, Degraded: []string{"SCTP is left to rules"}, Started: now.Add(-time.Hour), Source: "https://10.0.0.1:6443",
+		Ready: true, Checks: []health.Check{{Name: "programmed", OK: true}}, LastSync: &status.Sync{End: at, Duration: 0.0121}, LastSuccess: &at,
+		ServicePorts: []status.Share{{Datapaths: []string{"ebpf"}, Count: 102}, {Datapaths: []string{"ebpf", "iptables"}, Count: 3}, {Datapaths: []string{}, Count: 1}},
+		Problems:     []status.Problem{{Kind: "Service", Reason: "AddressConflict", Count: 2}},
+	}
+}
+
 func servePlacements(t *testing.T, list ...explain.Placement) (address string) {
 	t.Helper()
+	return serveMode(t, "ebpf", list...)
+}
+
+func serveMode(t *testing.T, mode string, list ...explain.Placement) (address string) {
+	t.Helper()
+	process := sampleProcess()
+	process.Mode = mode
 	slices.SortFunc(list, func(a, b explain.Placement) int { return a.CompareService(b.Namespace, b.Name, b.Port, b.Protocol) })
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != explain.PlacementsPath {
+		switch r.URL.Path {
+		case status.Path:
+			_ = json.NewEncoder(w).Encode(process)
+			return
+		case explain.PlacementsPath:
+		default:
 			http.NotFound(w, r)
 			return
 		}
-		_ = json.NewEncoder(w).Encode(explain.Placements{Node: "node1", Mode: "ebpf", Frontends: append([]explain.Placement{}, list...)})
+		_ = json.NewEncoder(w).Encode(explain.Placements{Node: "node1", Mode: mode, Frontends: append([]explain.Placement{}, list...)})
 	}))
 	t.Cleanup(server.Close)
 	return server.Listener.Addr().String()
@@ -402,6 +427,57 @@ func TestErrors(t *testing.T) {
 				t.Errorf("output:\n%s", out)
 			}
 		})
+	}
+}
+
+// In another mode there are no programs, and nothing has to be started.
+func TestStatusInAnotherMode(t *testing.T) {
+	a, out, errs := newTestApp(nil)
+	a.inspect = func(string) (inspector, error) { return nil, inspect.ErrNotRunning }
+	a.servers = []string{serveMode(t, "iptables")}
+	if code := a.run([]string{"status"}); code != exitOK || errs.Len() > 0 {
+		t.Errorf("exit code %d: %s", code, errs)
+	}
+	for _, want := range []string{"Mode:           iptables instead of ebpf: no maps; no hooks\n", "\n\nPrograms: " + inspect.ErrNotRunning.Error() + "\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in\n%s", want, out)
+		}
+	}
+	a.inspect = func(string) (inspector, error) { return nil, fmt.Errorf("open: %w", fs.ErrPermission) }
+	for command, want := range map[string]string{"status": "Programs: open: permission denied", "services": "SERVICE"} { // pods of the chart have no SYS_ADMIN
+		if code := a.run([]string{command}); code != exitOK || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: exit code %d: %s, %s", command, code, out, errs)
+		}
+	}
+	out.Reset()
+	if code := a.run([]string{"status", "-o", "json"}); code != exitOK || !strings.Contains(out.String(), `"process": {`) || strings.Contains(out.String(), `"programs"`) {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+}
+
+// What an operator has to know when something is wrong.
+func TestStatusOfTrouble(t *testing.T) {
+	p := sampleProcess()
+	p.Ready, p.Checks[0] = false, health.Check{Name: "programmed"}
+	p.Checks = append(p.Checks, health.Check{Name: "uplink-eth0", Detail: "no program"})
+	p.LastSync.Error, p.ServicePorts, p.Problems = "no space", nil, nil
+	for name, test := range map[string]struct {
+		last *time.Time
+		want string
+	}{
+		"once it succeeded": {p.LastSuccess, "Last sync:      2026-03-01T12:02:01Z (2s ago) failed: no space; the last that succeeded: 2026-03-01T12:02:01Z (2s ago)\n"},
+		"never":             {nil, "Last sync:      2026-03-01T12:02:01Z (2s ago) failed, as all before: no space\n"},
+	} {
+		p.LastSuccess = test.last
+		var out bytes.Buffer
+		if err := writeProcess(&out, p, now); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"Ready:          no: programmed; uplink-eth0: no program\n", "Service ports:  none\n", "Problems:       none since the start\n", test.want} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("%s: %q is not in\n%s", name, want, &out)
+			}
+		}
 	}
 }
 

@@ -6,15 +6,7 @@ import (
 	"context"
 
 	"github.com/tandem-proxy/tandem/kernel/hostfilter"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 )
-
-// statusView is what the status command shows.
-type statusView struct {
-	inspect.Status
-	// HostFilters are rules of this host because of which rules serve some frontends.
-	HostFilters []string `json:"hostFilters"`
-}
 
 // hostFilters reads them from the kernel, as kube-proxy does.
 func hostFilters(ctx context.Context) []string {

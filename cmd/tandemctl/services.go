@@ -79,8 +79,8 @@ func (a *app) services(ctx context.Context, server string, f serviceFilter) (fou
 	switch {
 	case errors.As(asked, &usage):
 		return found, asked
-	case inMaps != nil && (asked != nil || !errors.Is(inMaps, inspect.ErrNotRunning) && !errors.Is(inMaps, capabilities.ErrNoCgroup2)):
-		return found, inMaps
+	case inMaps != nil && (asked != nil || found.mode == string(capabilities.ModeEBPF) && !errors.Is(inMaps, inspect.ErrNotRunning) && !errors.Is(inMaps, capabilities.ErrNoCgroup2)):
+		return found, inMaps // in other modes, the maps have nothing
 	case asked != nil:
 		fmt.Fprintf(a.err, "tandemctl: only frontends of the eBPF datapath are shown: %v\n", asked)
 	}

@@ -73,8 +73,8 @@ func (r *Readiness) Synced(info proxier.SyncInfo) {
 	r.synced = r.synced || info.Err == nil
 }
 
-// checks returns all conditions. The probe runs only after the first successful sync.
-func (r *Readiness) checks(ctx context.Context) []Check {
+// Checks returns all conditions. The probe runs only after the first successful sync.
+func (r *Readiness) Checks(ctx context.Context) []Check {
 	r.syncMu.Lock()
 	synced := r.synced
 	r.syncMu.Unlock()
@@ -99,7 +99,7 @@ func (r *Readiness) Install(mux *http.ServeMux) {
 		body := struct {
 			Ready  bool    `json:"ready"`
 			Checks []Check `json:"checks"`
-		}{true, r.checks(context.WithoutCancel(request.Context()))}
+		}{true, r.Checks(context.WithoutCancel(request.Context()))}
 		for _, c := range body.Checks {
 			body.Ready = body.Ready && c.OK
 		}

@@ -92,6 +92,12 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	return client, nil
 }
 
+// URL is that of the API server.
+func (c *Client) URL() string {
+	u := c.core.Get().URL()
+	return u.Scheme + "://" + u.Host
+}
+
 // clientFor shares connections and the rate limit between the API groups, as a clientset does.
 func clientFor(restConfig *rest.Config) (*Client, error) {
 	transport, err := rest.HTTPClientFor(restConfig)

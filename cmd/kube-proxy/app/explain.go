@@ -24,6 +24,8 @@ const (
 	answerLimit = 10 * time.Second
 )
 
+const onlyLocal = "only answered on the node itself, to loopback addresses"
+
 const notReady = "kube-proxy has not programmed anything yet: it is waiting for its source of Services, or for another process to end"
 
 // explainer answers tandemctl explain and services. It implements proxier.Observer to
@@ -111,7 +113,7 @@ func isLocal(r *http.Request) bool {
 
 func (x *explainer) answer(w http.ResponseWriter, r *http.Request, of func(*proxier.Table) any) {
 	if !isLocal(r) {
-		http.Error(w, "only answered on the node itself, to loopback addresses", http.StatusForbidden)
+		http.Error(w, onlyLocal, http.StatusForbidden)
 		return
 	}
 	table := x.table.Load()

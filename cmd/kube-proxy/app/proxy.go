@@ -24,6 +24,7 @@ import (
 	"github.com/tandem-proxy/tandem/observe/explain"
 	"github.com/tandem-proxy/tandem/observe/health"
 	"github.com/tandem-proxy/tandem/observe/metrics"
+	"github.com/tandem-proxy/tandem/observe/status"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/staleudp"
 	"github.com/tandem-proxy/tandem/sources/apiserver"
@@ -59,6 +60,7 @@ type proxy struct {
 	problems *events.Reporter
 	memory   memory
 	explain  explainer
+	recorded status.Recorder
 	facts    facts
 	configz  *configz.Config
 	resync   resync
@@ -104,7 +106,10 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 	} else if err := p.connect(); err != nil {
 		return nil, err
 	}
-	p.problems = events.New(ctx, events.Options{NodeName: o.nodeName, Recorder: p.recorder, Counter: p.metrics.Problem})
+	p.problems = events.New(ctx, events.Options{NodeName: o.nodeName, Recorder: p.recorder, Counter: func(kind, reason string) {
+		p.metrics.Problem(kind, reason)
+		p.recorded.Problem(kind, reason)
+	}})
 	var err error
 	if p.facts.settings, err = nodefacts.New(o.Config, o.gate); err != nil {
 		return nil, err

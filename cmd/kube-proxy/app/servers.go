@@ -24,6 +24,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/observe/events"
 	"github.com/tandem-proxy/tandem/observe/explain"
+	"github.com/tandem-proxy/tandem/observe/status"
 	"github.com/tandem-proxy/tandem/sources/otherproxy"
 )
 
@@ -96,6 +97,7 @@ func (p *proxy) metricsMux() *http.ServeMux {
 	slis.SLIMetrics{}.Install(mux)
 	configz.InstallHandler(mux)
 	p.installZPages(mux)
+	mux.HandleFunc("GET "+status.Path, p.answerStatus)
 	mux.HandleFunc("GET "+explain.Path, p.explain.flow)
 	mux.HandleFunc("GET "+explain.PlacementsPath, p.explain.placements)
 	mux.HandleFunc("GET "+explain.BackendsPath, p.explain.backends)

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tandem-proxy/tandem/observe/status"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
+)
+
+func (a *app) statusCommand() *cobra.Command {
+	var server string
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show mode, health, last sync and problems; programs, maps and their usage",
+		Long: `Asks the kube-proxy of this node for its mode, and why it is not the configured
+one, whether Services work, its last sync, what serves how many service ports,
+and the problems since its start. Then it shows what the kernel has in mode ebpf: the attached programs,
+the maps they use and the usage of these, whether a kube-proxy process is running,
+and how many service ports are over capacity. One of the two is enough.
+Host filters are rules of this host because of which kube-proxy has rules serve
+some frontends, unless it is to ignore them.
+
+"Proxy: not running" is not an outage: the programs go on serving without a
+process, but changes in the cluster are not applied. If another kube-proxy took
+over meanwhile, the programs leave new connections to it.`,
+		Example: `  tandemctl status
+  tandemctl status -o json | jq '.process | {mode, ready, lastSuccessfulSync}'
+  tandemctl status -o json | jq '.maps[] | select(.used != null) | {name, used, max}'`,
+		Args: args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			view, err := a.status(c.Context(), server)
+			if err != nil {
+				return err
+			}
+			if a.output == "json" {
+				return writeJSON(a.out, view)
+			}
+			return view.write(a.out, a.now())
+		},
+	}
+	addServerFlag(c.Flags(), &server)
+	return c
+}
+
+// statusView is what the status command shows.
+type statusView struct {
+	// Process is null if no kube-proxy answered.
+	Process *status.Status `json:"process"`
+	// Status of the kernel is missing if no program is attached.
+	*inspect.Status
+	// HostFilters are rules of this host because of which rules serve some frontends.
+	HostFilters []string `json:"hostFilters"`
+
+	noPrograms error
+}
+
+// status asks the process and the kernel. One of the two is enough.
+func (a *app) status(ctx context.Context, server string) (*statusView, error) {
+	view := &statusView{}
+	var asked, usage = error(nil), usageError{}
+	if view.Process, asked = askServer[status.Status](ctx, a, server, status.Path, nil); errors.As(asked, &usage) {
+		return nil, asked
+	}
+	inKernel := a.withInspector(func(i inspector) error {
+		kernel, err := i.Status()
+		view.Status = &kernel
+		return err
+	})
+	switch {
+	case inKernel == nil && asked != nil && (view.Running || server != ""):
+		fmt.Fprintf(a.err, "tandemctl: only the state of the kernel is shown: %v\n", asked)
+	case inKernel != nil && asked == nil: // also if this process may not look
+		view.Status, view.noPrograms = nil, inKernel
+	case inKernel != nil && server == "" && errors.Is(asked, errNoServer):
+		return nil, inKernel
+	case inKernel != nil:
+		return nil, errors.Join(inKernel, asked)
+	}
+	view.HostFilters = a.filters(ctx)
+	return view, nil
+}
+
+func (v *statusView) write(w io.Writer, now time.Time) error {
+	if p := v.Process; p != nil {
+		if err := writeProcess(w, p, now); err != nil {
+			return err
+		}
+		fmt.Fprintln(w)
+	}
+	if v.noPrograms != nil {
+		_, err := fmt.Fprintf(w, "Programs: %v\n", v.noPrograms)
+		return err
+	}
+	return writeKernel(w, v.Status, v.HostFilters, now)
+}
+
+// ago is a moment, and how long ago it was.
+func ago(t, now time.Time) string {
+	return fmt.Sprintf("%s (%s ago)", t.Format(time.RFC3339), now.Sub(t).Round(time.Second))
+}
+
+// writeProcess shows what an operator asks first.
+func writeProcess(w io.Writer, p *status.Status, now time.Time) error {
+	mode := p.Mode
+	if p.Mode != p.Configured {
+		mode += " instead of " + p.Configured
+	}
+	if len(p.Reasons) > 0 && p.Mode != p.Configured {
+		mode += ": " + strings.Join(p.Reasons, "; ")
+	}
+	ready := "yes"
+	if !p.Ready {
+		ready = "no: " + strings.Join(failed(p), "; ")
+	}
+	facts := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, line := range [][2]string{
+		{"Mode:", mode}, {"Ready:", ready}, {"Version:", fmt.Sprintf("%s, started %s", p.Version, ago(p.Started, now))}, {"Source:", p.Source},
+		{"Last sync:", syncText(p, now)}, {"Service ports:", sharesText(p.ServicePorts)}, {"Problems:", problemsText(p.Problems)},
+	} {
+		fmt.Fprintf(facts, "%s\t%s\n", line[0], line[1])
+	}
+	for i, limit := range p.Degraded {
+		fmt.Fprintf(facts, "%s\t%s\n", map[bool]string{true: "Degraded:"}[i == 0], limit)
+	}
+	return facts.Flush()
+}
+
+func failed(p *status.Status) (list []string) {
+	for _, c := range p.Checks {
+		switch {
+		case c.OK:
+		case c.Detail != "":
+			list = append(list, c.Name+": "+c.Detail)
+		default:
+			list = append(list, c.Name)
+		}
+	}
+	return list
+}
+
+func syncText(p *status.Status, now time.Time) string {
+	s := p.LastSync
+	if s == nil {
+		return "none"
+	}
+	text := ago(s.End, now)
+	switch {
+	case s.Error == "":
+		return fmt.Sprintf("%s, took %s", text, time.Duration(s.Duration*float64(time.Second)).Round(time.Millisecond))
+	case p.LastSuccess == nil:
+		return text + " failed, as all before: " + s.Error
+	}
+	return fmt.Sprintf("%s failed: %s; the last that succeeded: %s", text, s.Error, ago(*p.LastSuccess, now))
+}
+
+func sharesText(list []status.Share) string {
+	if len(list) == 0 {
+		return "none"
+	}
+	var parts []string
+	for _, s := range list {
+		if len(s.Datapaths) == 0 {
+			parts = append(parts, fmt.Sprintf("%d not or only partly served ('tandemctl services' says why)", s.Count))
+			continue
+		}
+		parts = append(parts, fmt.Sprintf("%d by %s", s.Count, strings.Join(s.Datapaths, " and ")))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func problemsText(list []status.Problem) string {
+	if len(list) == 0 {
+		return "none since the start"
+	}
+	var parts []string
+	for _, p := range list {
+		parts = append(parts, fmt.Sprintf("%s %s: %d", p.Kind, p.Reason, p.Count))
+	}
+	return strings.Join(parts, ", ") + " (since the start; the log and Events name the objects)"
+}
+
+// writeKernel shows what the kernel has.
+func writeKernel(w io.Writer, s *inspect.Status, filters []string, now time.Time) error {
+	running := "not running"
+	if s.Running {
+		running = "running"
+	}
+	changed := "never"
+	if s.LastChange != nil {
+		changed = ago(*s.LastChange, now)
+	}
+	connections := "new ones are served"
+	if y := s.YieldedTo; y != nil {
+		process := ""
+		if y.PID != 0 {
+			process = fmt.Sprintf(" (process %s, PID %d)", y.Process, y.PID)
+		}
+		connections = fmt.Sprintf("new ones go to another kube-proxy%s since %s", process, ago(y.Since, now))
+	}
+	facts := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, line := range [][2]string{
+		{"Proxy:", running}, {"Connections:", connections}, {"Cgroup:", s.Cgroup}, {"Map layout:", number(s.Layout)}, {"Last change:", changed},
+		{"Over capacity:", number(s.Unplaced) + " service ports"},
+	} {
+		fmt.Fprintf(facts, "%s\t%s\n", line[0], line[1])
+	}
+	for i, filter := range filters {
+		fmt.Fprintf(facts, "%s\t%s\n", map[bool]string{true: "Host filters:"}[i == 0], filter)
+	}
+	if err := facts.Flush(); err != nil {
+		return err
+	}
+
+	fmt.Fprintln(w)
+	programs := newTable(w, "HOOK", "PROGRAM", "ID", "TAG", "LOADED")
+	for _, p := range s.Programs {
+		programs.row(p.Hook, p.Name, number(p.ID), p.Tag, p.LoadedAt.Format(time.RFC3339))
+	}
+	for _, hook := range s.MissingHooks {
+		programs.row(hook, "none", "", "", "")
+	}
+	if err := programs.flush(); err != nil {
+		return err
+	}
+
+	fmt.Fprintln(w)
+	devices := newTable(w, "DEVICE", "DIRECTION", "METHOD", "PROGRAM", "ID")
+	for _, d := range s.Devices {
+		devices.row(d.Device, d.Direction, d.Method, d.Program, number(d.ID))
+	}
+	if err := devices.flush(); err != nil {
+		return err
+	}
+
+	fmt.Fprintln(w)
+	packets := newTable(w, "PACKETS", "COUNT")
+	for _, p := range s.Packets {
+		if p.Count > 0 {
+			packets.row(strings.ReplaceAll(p.Result, "_", " "), number(p.Count))
+		}
+	}
+	if err := packets.flush(); err != nil {
+		return err
+	}
+
+	fmt.Fprintln(w)
+	tables := newTable(w, "MAP", "ID", "TYPE", "USED", "MAX", "FULL", "MEMORY")
+	for _, m := range s.Maps {
+		used, full, memory := "", "", ""
+		if m.Used != nil {
+			used = number(*m.Used)
+		}
+		// A map of a single entry is always full.
+		if m.Used != nil && m.Max > 1 {
+			full = percent(*m.Used, m.Max)
+		}
+		if m.MemoryBytes != nil {
+			memory = bytesText(*m.MemoryBytes)
+		}
+		tables.row(m.Name, number(m.ID), m.Type, used, number(m.Max), full, memory)
+	}
+	return tables.flush()
+}
