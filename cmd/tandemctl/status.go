@@ -56,21 +56,21 @@ over meanwhile, the programs leave new connections to it.`,
 type statusView struct {
 	// Process is null if no kube-proxy answered.
 	Process *status.Status `json:"process"`
-	// Status of the kernel is missing if no program is attached.
+	// Status of the kernel is missing if it cannot be read, or no program is attached; KernelError
+	// is why, or empty.
 	*inspect.Status
+	KernelError string `json:"kernelError"`
 	// HostFilters are rules of this host because of which rules serve some frontends.
 	HostFilters []string `json:"hostFilters"`
-
-	noPrograms error
 }
 
 // status asks the process and the kernel. One of the two is enough.
 func (a *app) status(ctx context.Context, server string) (*statusView, error) {
-	view := &statusView{}
-	var asked, usage = error(nil), usageError{}
-	if view.Process, asked = askServer[status.Status](ctx, a, server, status.Path, nil); errors.As(asked, &usage) {
+	process, asked := askServer[status.Status](ctx, a, server, status.Path, nil)
+	if _, usage := errors.AsType[usageError](asked); usage {
 		return nil, asked
 	}
+	view := &statusView{Process: process}
 	inKernel := a.withInspector(func(i inspector) error {
 		kernel, err := i.Status()
 		view.Status = &kernel
@@ -80,7 +80,7 @@ func (a *app) status(ctx context.Context, server string) (*statusView, error) {
 	case inKernel == nil && asked != nil && (view.Running || server != ""):
 		fmt.Fprintf(a.err, "tandemctl: only the state of the kernel is shown: %v\n", asked)
 	case inKernel != nil && asked == nil: // also if this process may not look
-		view.Status, view.noPrograms = nil, inKernel
+		view.Status, view.KernelError = nil, inKernel.Error()
 	case inKernel != nil && server == "" && errors.Is(asked, errNoServer):
 		return nil, inKernel
 	case inKernel != nil:
@@ -97,8 +97,8 @@ func (v *statusView) write(w io.Writer, now time.Time) error {
 		}
 		fmt.Fprintln(w)
 	}
-	if v.noPrograms != nil {
-		_, err := fmt.Fprintf(w, "Programs: %v\n", v.noPrograms)
+	if v.Status == nil {
+		_, err := fmt.Fprintf(w, "Programs: %s\n", v.KernelError)
 		return err
 	}
 	return writeKernel(w, v.Status, v.HostFilters, now)

@@ -131,11 +131,11 @@ func known(t time.Time) *time.Time {
 // ServesFunc returns what serves a frontend for clients of an origin; empty for nothing.
 type ServesFunc func(*proxier.Decision, *proxier.Frontend, proxier.Origin) string
 
-// Shares counts the service ports of a table by what serves their frontends, the largest share first.
-// Service ports without a frontend of their own are left out.
-func Shares(table *proxier.Table, serves ServesFunc) []Share {
+// Shares counts service ports by what serves their frontends, the largest share first.
+// Service ports without a frontend of their own are left out. Nothing serves those that are unplaced.
+func Shares(all []proxier.PortChange, unplaced func(*proxier.Decision) bool, serves ServesFunc) []Share {
 	counts := map[string]int{}
-	for _, change := range table.All() {
+	for _, change := range all {
 		d := change.New
 		by := map[string]bool{}
 		for i := range d.Frontends {
@@ -147,7 +147,7 @@ func Shares(table *proxier.Table, serves ServesFunc) []Share {
 		}
 		switch {
 		case len(by) == 0:
-		case by[""]:
+		case by[""] || unplaced(d):
 			counts[""]++
 		default:
 			counts[strings.Join(slices.Sorted(maps.Keys(by)), " ")]++

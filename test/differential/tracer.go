@@ -97,7 +97,7 @@ func StartT(tb testing.TB) *Upstream {
 	tb.Helper()
 	path := os.Getenv(TracerEnv)
 	if path == "" {
-		tb.Skipf("%s is not set: it has to be the path of the program that hack/upstream.sh -tracer builds and prints", TracerEnv)
+		tb.Skipf("missing: %s is not set: it has to be the path of the program that hack/upstream.sh -tracer builds and prints", TracerEnv)
 	}
 	u := &Upstream{path: path, free: make(chan struct{}, runtime.GOMAXPROCS(0)), counts: map[string]int{}}
 	for range cap(u.free) {

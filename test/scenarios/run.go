@@ -82,7 +82,7 @@ func run(t testing.TB, s *Scenario, c Cluster, update func(file, text string)) {
 	}
 	switch {
 	case len(r.unsupported) > 0 && r.calls == 0:
-		t.Skipf("no call can be made: %s", strings.Join(r.unsupported, "; "))
+		t.Skipf("missing: no call can be made: %s", strings.Join(r.unsupported, "; "))
 	case len(r.unsupported) > 0:
 		t.Logf("some calls cannot be made: %s", strings.Join(r.unsupported, "; "))
 	}
@@ -106,7 +106,7 @@ func (r *player) errorf(format string, args ...any) {
 func (r *player) failed(err error) bool {
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
-		r.t.Skipf("%s.txtar:%d: %v", r.Name, r.line, err)
+		r.t.Skipf("missing: %s.txtar:%d: %v", r.Name, r.line, err)
 	case err != nil:
 		r.errorf("%v", err)
 	}

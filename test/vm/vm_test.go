@@ -24,7 +24,7 @@ import (
 // go test.
 func TestMachine(t *testing.T) {
 	if testing.Short() {
-		t.Skip("boots virtual machines, which make test-all does")
+		t.Skip("missing: the time to boot virtual machines in short mode, which make test-all has")
 	}
 	if runtime.GOARCH != "amd64" {
 		t.Skipf("missing: a machine of amd64, this is %s", runtime.GOARCH)

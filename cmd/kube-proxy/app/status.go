@@ -44,10 +44,7 @@ func (p *proxy) status(ctx context.Context) *status.Status {
 		p.explain.one.Lock() // one answer at a time
 		defer p.explain.one.Unlock()
 		p.withActive(func(open activeMode) {
-			s.ServicePorts = status.Shares(table, func(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) string {
-				if open.isUnplaced(d) {
-					return ""
-				}
+			s.ServicePorts = status.Shares(table.All(), open.isUnplaced, func(d *proxier.Decision, f *proxier.Frontend, o proxier.Origin) string {
 				return string(open.serves(d, f, o).by)
 			})
 		})

@@ -21,7 +21,7 @@ func TestSelf(t *testing.T) {
 	}
 	// The initial pid namespace's number is fixed: PROC_PID_INIT_INO of linux/proc_ns.h.
 	if ns, err := os.Readlink("/proc/self/ns/pid"); err != nil || ns != "pid:[4026531836]" {
-		t.Skipf("this process is not in the initial pid namespace but in %s (error %v)", ns, err)
+		t.Skipf("missing: the initial pid namespace; this process is in %s (error %v)", ns, err)
 	}
 	if int(self) != os.Getpid() {
 		t.Errorf("the number is %d, want %d", self, os.Getpid())
