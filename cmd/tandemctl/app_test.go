@@ -39,9 +39,17 @@ func ptr[T any](v T) *T { return &v }
 type fakeInspector struct {
 	status   inspect.Status
 	services []inspect.ServiceView
+	flows    []inspect.FlowView
 	optOuts  map[uint64]lbmap.OptOutBy
 	err      error
 	closed   bool
+}
+
+func (f *fakeInspector) Flows(_ context.Context, _ string, fn func(inspect.FlowView)) error {
+	for _, v := range f.flows {
+		fn(v)
+	}
+	return f.err
 }
 
 func (f *fakeInspector) Status() (inspect.Status, error)             { return f.status, f.err }
@@ -127,6 +135,29 @@ func sample() *fakeInspector {
 					{Address: at("203.0.113.4:80"), Kind: "LoadBalancer", Clients: "outside", Set: "ipv4/local", Filtered: true},
 				},
 				Sets: []inspect.SetView{{Name: "ipv4/local", Verdict: "drop"}}, Backends: []inspect.BackendView{},
+			},
+		},
+		flows: []inspect.FlowView{
+			{
+				Namespace: "shop", Name: "kubernetes", Port: "http", Protocol: "TCP", At: inspect.AtPackets,
+				Client: at("198.51.100.7:40000"), Frontend: at("203.0.113.4:80"), Source: ptr(at("172.18.0.1:2048")), Backend: at("10.244.2.7:8080"),
+				State: "established", Action: "forward", Device: "eth0", IdleSeconds: ptr(int64(75)),
+				Requests: &flowtable.Traffic{Packets: 12, Bytes: 900}, Replies: &flowtable.Traffic{Packets: 11, Bytes: 1 << 20},
+			},
+			{
+				Namespace: "default", Name: "kubernetes", Port: "https", Protocol: "TCP", At: inspect.AtSocket,
+				Client: at("[fd00:10:244:1::5]:39158"), Frontend: at("[fd00:10:96::1]:443"), Backend: at("[fd00:18::2]:6443"),
+				State: "established", IdleSeconds: ptr(int64(0)), RTTMicroseconds: ptr(uint32(1234)),
+				Requests: &flowtable.Traffic{Packets: 3, Bytes: 2048}, Replies: &flowtable.Traffic{Packets: 4, Bytes: 10},
+			},
+			{
+				Namespace: "kube-system", Name: "kube-dns", Port: "dns", Protocol: "UDP", At: inspect.AtSocket,
+				Client: at("10.244.1.5:53001"), Frontend: at("10.96.0.10:53"), Backend: at("10.244.0.2:53"), State: "connected",
+			},
+			{
+				Protocol: "UDP", At: inspect.AtPackets, Client: at("10.244.1.5:2048"), Frontend: at("10.244.2.7:8080"), Source: ptr(at("10.244.1.5:2049")),
+				Backend: at("10.244.2.7:8080"), State: "unanswered", Action: "remap port", Device: "eth0", IdleSeconds: ptr(int64(1)),
+				Requests: &flowtable.Traffic{Packets: 1, Bytes: 60}, Replies: &flowtable.Traffic{},
 			},
 		},
 		optOuts: map[uint64]lbmap.OptOutBy{4097: lbmap.OptOutByCommand, 8193: lbmap.OptOutByPod},
@@ -249,6 +280,9 @@ func TestOutput(t *testing.T) {
 		"services-namespace": "svc -n kube-system -w",
 		"services-one":       "services default/kubernetes",
 		"capabilities":       "capabilities",
+		"flows":              "flows",
+		"flows-client":       "flows -n shop --client 198.51.100.0/24",
+		"flows-backend":      "flows kube-system/kube-dns:dns --backend 10.244.0.2 --at socket",
 		"optout-list":        "optout list",
 		"optout-add":         "optout add --pid 4711",
 		"optout-add-again":   "optout add --cookie 4097",
@@ -306,7 +340,7 @@ func checkJSON(t *testing.T, text []byte) {
 
 // Empty results are empty lists, and tables with only a head.
 func TestOutputOfNothing(t *testing.T) {
-	for _, command := range []string{"status", "services", "services -w", "optout list"} {
+	for _, command := range []string{"status", "services", "services -w", "flows", "optout list"} {
 		for _, format := range []string{"table", "json"} {
 			i := &fakeInspector{status: inspect.Status{Programs: []inspect.ProgramStatus{}, MissingHooks: []string{}, Devices: []inspect.DeviceStatus{}, Packets: []lbmap.PacketCount{}, Maps: []inspect.MapStatus{}}}
 			a, out, errs := newTestApp(i)
@@ -381,6 +415,14 @@ func TestErrors(t *testing.T) {
 		{command: "services a/ ", code: exitUsage},
 		{command: "services a/b -n c", code: exitUsage, want: []string{"not in namespace c"}},
 		{command: "services a/b c/d", code: exitUsage},
+		{command: "flows web", code: exitUsage, want: []string{"NAMESPACE/NAME"}},
+		{command: "flows --client web", code: exitUsage, want: []string{`--client "web"`}},
+		{command: "flows --backend 10.0.0.1/33", code: exitUsage, want: []string{`--backend "10.0.0.1/33"`}},
+		{command: "flows --at device", code: exitUsage, want: []string{`--at is socket or packets, not "device"`}},
+		{command: "flows -w --interval 0s", code: exitUsage, want: []string{"above 0"}},
+		{command: "flows", err: fmt.Errorf("%w: /x", inspect.ErrNotRunning), code: exitError, want: []string{"Start kube-proxy"}},
+		{command: "top --sort speed", code: exitUsage, want: []string{"--sort is one of connections, rejected, dropped, packets, bytes"}},
+		{command: "top --interval -1s", code: exitUsage, want: []string{"above 0"}},
 		{command: "status now", code: exitUsage, want: []string{"unknown command \"now\""}},
 		{command: "status -o yaml", code: exitUsage, want: []string{"yaml"}},
 		{command: "status --nonsense", code: exitUsage, want: []string{"--nonsense", "tandemctl status --help"}},

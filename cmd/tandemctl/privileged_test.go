@@ -106,6 +106,17 @@ func TestOnNode(t *testing.T) {
 	if out := mustCtl(t, one, "services", "shop/web"); !strings.Contains(out, vip.String()) || !strings.Contains(out, web.Addr4.String()) {
 		t.Errorf("services:\n%s", out)
 	}
+	c, err := client.Dial(t.Context(), "tcp", vip)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if out := mustCtl(t, one, "flows", "shop/web", "--client", client.Addr4.String()); !strings.Contains(out, c.LocalAddr().String()) || !strings.Contains(out, "established") {
+		t.Errorf("flows:\n%s", out)
+	}
+	if out := mustCtl(t, one, "flows", "shop/other"); strings.Contains(out, "established") {
+		t.Errorf("flows of another Service:\n%s", out)
+	}
 	if out := mustCtl(t, one, "status"); !strings.Contains(out, "Proxy:          running\n") || !strings.Contains(out, "tdm_connect6") {
 		t.Errorf("status:\n%s", out)
 	}

@@ -83,7 +83,7 @@ func (c *conn) destroy(ctx context.Context, protocol uint8, sockets []Socket) (d
 	for i := range sockets {
 		start := len(req)
 		req = netlink.Begin(req, msgDestroy, unix.NLM_F_REQUEST|unix.NLM_F_ACK, c.next())
-		req = request(req, sockets[i].Family, protocol, 0, &sockets[i].id)
+		req = request(req, sockets[i].Family, protocol, 0, 0, &sockets[i].id)
 		req = netlink.End(req, start)
 	}
 	if err := c.Send(req); err != nil {

@@ -55,6 +55,8 @@ type Filter struct {
 	// Storage has the values that a StorageReader read, which are reported with the
 	// sockets. It does not restrict which sockets are found.
 	Storage StorageValues
+	// Info asks for TCP's state of each socket.
+	Info bool
 }
 
 // Socket is one socket found.
@@ -70,6 +72,8 @@ type Socket struct {
 	CgroupID uint64
 	// Storage is its value in Filter.Storage, or nil.
 	Storage []byte
+	// TCP is the state of a TCP socket as far as the kernel has it, if Filter.Info asks for it; nil otherwise.
+	TCP *unix.TCPInfo
 
 	id sockID // in the kernel's format
 }
@@ -111,7 +115,7 @@ func Dump(ctx context.Context, f Filter, fn func(Socket) (destroy bool)) (seen, 
 		}
 		for _, s := range found {
 			seen++
-			s.Storage = f.Storage[s.Cookie]
+			s.Storage = f.Storage[s.Cookie].Storage
 			if fn(s) {
 				doomed = append(doomed, s)
 			}

@@ -278,12 +278,23 @@ func testStorageTellsWhoIsWho(t *testing.T, o sockdiag.StorageOptions) {
 				if err != nil || len(values) != each {
 					t.Fatalf("read %d values, %v; want %d", len(values), err, each)
 				}
-				f := sockdiag.Filter{Protocol: unix.IPPROTO_UDP, Remote: []netip.AddrPort{to}, Storage: values}
+				for cookie, v := range values {
+					if v.Cookie != cookie || v.State != sockdiag.Established || v.Remote != netip.AddrPortFrom(a.Unmap(), 1053) || v.Local.Port() == 0 || !v.Local.Addr().IsLoopback() {
+						t.Fatalf("cookie %d has %+v", cookie, v)
+					}
+				}
+				f := sockdiag.Filter{Protocol: unix.IPPROTO_UDP, Remote: []netip.AddrPort{to}, Storage: values, Info: true}
 				if network == "tcp" {
 					f.Protocol = unix.IPPROTO_TCP
 				}
 				found := map[uint64]bool{}
 				seen, destroyed, err := dump(s, f, func(got sockdiag.Socket) bool {
+					if (got.TCP != nil && got.TCP.Rtt > 0) != (network == "tcp") {
+						t.Errorf("state of TCP: %+v", got.TCP)
+					}
+					if read := values[got.Cookie]; got.Storage != nil && (read.Local != got.Local || read.Remote != got.Remote || read.Family != got.Family) {
+						t.Errorf("read %+v, found %+v", read, got)
+					}
 					if got.Storage != nil {
 						found[binary.NativeEndian.Uint64(got.Storage)] = true
 					}
@@ -328,7 +339,7 @@ func testStorageOfAllNamespaces(t *testing.T, o sockdiag.StorageOptions) {
 	}
 	count := map[uint64]int{}
 	for _, v := range values {
-		count[binary.NativeEndian.Uint64(v)]++
+		count[binary.NativeEndian.Uint64(v.Storage)]++
 	}
 	if len(count) != 2 || count[0] != 3000 || count[1] != 3000 {
 		t.Errorf("values: got %v, want 3000 of 0 and 1 each", count)

@@ -14,6 +14,7 @@ import (
 	"io"
 	"io/fs"
 	"math"
+	"net/netip"
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -22,8 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StorageValues are the values in a socket storage map, by socket cookie.
-type StorageValues map[uint64][]byte
+// StorageValues are the sockets that have a value in a socket storage map, by their cookies. Inode and
+// CgroupID are not known.
+type StorageValues map[uint64]Socket
 
 // StorageReader reads a whole socket storage map (BPF_MAP_TYPE_SK_STORAGE), for sockets
 // of all network namespaces.
@@ -100,13 +102,17 @@ func NewStorageReader(m *ciliumebpf.Map, o StorageOptions) (_ *StorageReader, er
 // load makes a program that an iterator over the target runs.
 func (r *StorageReader) load(target string, m *ciliumebpf.Map, pick asm.Instructions, o StorageOptions) error {
 	const name = "sk_storage_dump"
+	v6, err := addresses6(o.Types)
+	if err != nil {
+		return fmt.Errorf("%w: iterator %s: %w", ErrStorageNotSupported, target, err)
+	}
 	collection, err := ciliumebpf.NewCollectionWithOptions(&ciliumebpf.CollectionSpec{Programs: map[string]*ciliumebpf.ProgramSpec{name: {
 		Name:         name,
 		Type:         ciliumebpf.Tracing,
 		AttachType:   ciliumebpf.AttachTraceIter,
 		AttachTo:     target,
 		License:      "GPL", // bpf_seq_write is GPL-only
-		Instructions: append(pick, dumpStorage(r.valueSize, o.States)...),
+		Instructions: append(pick, dumpStorage(r.valueSize, o.States, v6)...),
 	}}}, ciliumebpf.CollectionOptions{Cache: o.Types})
 	if err != nil {
 		if errors.Is(err, unix.EPERM) {
@@ -168,7 +174,7 @@ func (p *storageProgram) read(ctx context.Context, valueSize int, values Storage
 	}
 	defer f.Close()
 	in := bufio.NewReaderSize(f, 64<<10)
-	record := make([]byte, 8+valueSize)
+	record := make([]byte, recordLen+valueSize)
 	for ctx.Err() == nil {
 		_, err := io.ReadFull(in, record)
 		if errors.Is(err, io.EOF) {
@@ -177,9 +183,40 @@ func (p *storageProgram) read(ctx context.Context, valueSize int, values Storage
 		if err != nil {
 			return err
 		}
-		values[binary.NativeEndian.Uint64(record)] = append([]byte{}, record[8:]...)
+		s := parseRecord(record)
+		values[s.Cookie] = s
 	}
 	return ctx.Err()
+}
+
+// A record is what the program writes of a socket before its value: fields at these offsets, those of
+// struct sock_common as they are there.
+const (
+	recordCookie = 0
+	recordLocal6 = 8
+	recordPeer6  = 24
+	recordPeer4  = 40 // and the local address after it
+	recordPort   = 48 // of the peer, and the socket's own after it, in host order
+	recordFamily = 52 // and the state after it
+	recordLen    = 56
+)
+
+func parseRecord(b []byte) Socket {
+	s := Socket{
+		Cookie: binary.NativeEndian.Uint64(b), Family: uint8(binary.NativeEndian.Uint16(b[recordFamily:])), State: b[recordFamily+2],
+		Storage: append([]byte{}, b[recordLen:]...),
+	}
+	local, peer := b[recordPeer4+4:recordPort], b[recordPeer4:recordPeer4+4]
+	if s.Family == unix.AF_INET6 {
+		local, peer = b[recordLocal6:recordPeer6], b[recordPeer6:recordPeer4]
+	}
+	to := func(address []byte, port uint16) netip.AddrPort {
+		a, _ := netip.AddrFromSlice(address) // of 4 or 16 bytes
+		return netip.AddrPortFrom(a.Unmap(), port)
+	}
+	s.Local = to(local, binary.NativeEndian.Uint16(b[recordPort+2:]))
+	s.Remote = to(peer, binary.BigEndian.Uint16(b[recordPort:]))
+	return s
 }
 
 // The parts of programs that take the meta data, socket and value from the context of an iterator, into R6, R8 and R7. All
@@ -222,15 +259,42 @@ func ofSockets(m *ciliumebpf.Map) asm.Instructions {
 	}
 }
 
-// dumpStorage goes on with a socket and its value in the map: it writes the cookie of the
+// offsets6 are those of the IPv6 addresses in struct sock_common; 0 without IPv6.
+type offsets6 struct{ local, peer int16 }
+
+// addresses6 finds them: what is before them depends on the kernel's configuration.
+func addresses6(types *btf.Cache) (found offsets6, err error) {
+	if types == nil {
+		types = btf.NewCache()
+	}
+	spec, err := types.Kernel()
+	if err != nil {
+		return found, err
+	}
+	var common *btf.Struct
+	if err := spec.TypeByName("sock_common", &common); err != nil {
+		return found, err
+	}
+	for _, m := range common.Members {
+		switch m.Name {
+		case "skc_v6_rcv_saddr":
+			found.local = int16(m.Offset.Bytes())
+		case "skc_v6_daddr":
+			found.peer = int16(m.Offset.Bytes())
+		}
+	}
+	return found, nil
+}
+
+// dumpStorage goes on with a socket and its value in the map: it writes a record of the
 // socket and the value if the socket is in one of the states. A closed socket keeps its
 // value for an RCU grace period, but has no port. If the output buffer is full, the kernel
 // discards the output of this run, passes the rest to the reader, and runs the program again.
-func dumpStorage(valueSize int, states uint32) asm.Instructions {
+func dumpStorage(valueSize int, states uint32, v6 offsets6) asm.Instructions {
 	// struct sock_common { addresses 8, hash 4, peer's port 2, own port 2, family
 	// 2, state 1, … }: the same since long before BPF.
-	const port, state = 14, 18
-	return asm.Instructions{
+	const addresses, ports, port, family, state = 0, 12, 14, 16, 18
+	program := asm.Instructions{
 		asm.LoadMem(asm.R2, asm.R8, state, asm.Byte),
 		asm.Mov.Imm32(asm.R3, int32(states)),
 		asm.RSh.Reg32(asm.R3, asm.R2),
@@ -238,14 +302,32 @@ func dumpStorage(valueSize int, states uint32) asm.Instructions {
 		asm.JEq.Imm(asm.R3, 0, "out"),
 		asm.LoadMem(asm.R2, asm.R8, port, asm.Half),
 		asm.JEq.Imm(asm.R2, 0, "out"),
-
+		asm.Mov.Imm(asm.R2, 0),
+	}
+	for at := int16(0); at < recordLen; at += 8 {
+		program = append(program, asm.StoreMem(asm.RFP, at-recordLen, asm.R2, asm.DWord))
+	}
+	field := func(from, to int16, size asm.Size) {
+		program = append(program, asm.LoadMem(asm.R2, asm.R8, from, size), asm.StoreMem(asm.RFP, to-recordLen, asm.R2, size))
+	}
+	for half := int16(0); half < 16 && v6.local != 0; half += 8 {
+		field(v6.local+half, recordLocal6+half, asm.DWord)
+		field(v6.peer+half, recordPeer6+half, asm.DWord)
+	}
+	field(addresses, recordPeer4, asm.Word)
+	field(addresses+4, recordPeer4+4, asm.Word)
+	field(ports, recordPort, asm.Half)
+	field(port, recordPort+2, asm.Half)
+	field(family, recordFamily, asm.Half)
+	field(state, recordFamily+2, asm.Byte)
+	return append(program,
 		asm.Mov.Reg(asm.R1, asm.R8),
 		asm.FnGetSocketCookie.Call(),
-		asm.StoreMem(asm.RFP, -8, asm.R0, asm.DWord),
+		asm.StoreMem(asm.RFP, recordCookie-recordLen, asm.R0, asm.DWord),
 		asm.Mov.Reg(asm.R1, asm.R6),
 		asm.Mov.Reg(asm.R2, asm.RFP),
-		asm.Add.Imm(asm.R2, -8),
-		asm.Mov.Imm(asm.R3, 8),
+		asm.Add.Imm(asm.R2, -recordLen),
+		asm.Mov.Imm(asm.R3, recordLen),
 		asm.FnSeqWrite.Call(),
 
 		asm.Mov.Reg(asm.R1, asm.R6),
@@ -254,5 +336,5 @@ func dumpStorage(valueSize int, states uint32) asm.Instructions {
 		asm.FnSeqWrite.Call(),
 		asm.Mov.Imm(asm.R0, 0).WithSymbol("out"),
 		asm.Return(),
-	}
+	)
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,7 @@ const (
 
 	reqAttrBytecode = 1 // INET_DIAG_REQ_BYTECODE
 
+	attrInfo     = 2  // INET_DIAG_INFO
 	attrCgroupID = 21 // INET_DIAG_CGROUP_ID
 
 	opJump  = 1 // INET_DIAG_BC_JMP
@@ -57,8 +59,8 @@ func addrPort(family uint8, b []byte, port uint16) netip.AddrPort {
 }
 
 // request appends struct inet_diag_req_v2.
-func request(b []byte, family, protocol uint8, states uint32, id *sockID) []byte {
-	b = append(b, family, protocol, 0, 0)
+func request(b []byte, family, protocol, extensions uint8, states uint32, id *sockID) []byte {
+	b = append(b, family, protocol, extensions, 0)
 	b = binary.NativeEndian.AppendUint32(b, states)
 	return append(b, id[:]...)
 }
@@ -66,7 +68,11 @@ func request(b []byte, family, protocol uint8, states uint32, id *sockID) []byte
 // dumpRequest builds the request for one family.
 func dumpRequest(family uint8, f Filter, seq uint32) []byte {
 	b := netlink.Begin(nil, msgByFamily, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, seq)
-	b = request(b, family, f.Protocol, f.states(), &sockID{})
+	var extensions uint8
+	if f.Info && f.Protocol == unix.IPPROTO_TCP {
+		extensions |= 1 << (attrInfo - 1)
+	}
+	b = request(b, family, f.Protocol, extensions, f.states(), &sockID{})
 	if n := len(f.Remote); n > 0 && n <= maxBytecode {
 		b = netlink.Attr(b, reqAttrBytecode, bytecode(f.Remote))
 	}
@@ -128,8 +134,12 @@ func parseSocket(b []byte) (Socket, error) {
 	s.Local, s.Remote, s.Cookie = s.id.local(s.Family), s.id.remote(s.Family), s.id.cookie()
 	s.Inode = binary.NativeEndian.Uint32(b[messageLen-4:])
 	err := netlink.EachAttr(b[messageLen:], func(kind uint16, v []byte) error {
-		if kind == attrCgroupID && len(v) == 8 {
+		switch {
+		case kind == attrCgroupID && len(v) == 8:
 			s.CgroupID = binary.NativeEndian.Uint64(v)
+		case kind == attrInfo && len(v) > 0: // older kernels have less of it
+			s.TCP = &unix.TCPInfo{}
+			copy(unsafe.Slice((*byte)(unsafe.Pointer(s.TCP)), unsafe.Sizeof(*s.TCP)), v)
 		}
 		return nil
 	})

@@ -15,18 +15,18 @@ import (
 )
 
 // of is the timeout of a flow with these flags.
-func (t *Timeouts) of(protocol proxier.Protocol, flags uint32) time.Duration {
-	switch {
-	case protocol != proxier.TCP && flags&lbmap.FlowReplied != 0:
-		return t.UDPStream
-	case protocol != proxier.TCP:
-		return t.UDP
-	case flags&lbmap.FlowClosed != 0:
-		return t.Closed
-	case flags&(lbmap.FlowFINRequest|lbmap.FlowFINReply) != 0:
-		return t.CloseWait
-	case flags&lbmap.FlowEstablished != 0:
+func (t *Timeouts) of(s State) time.Duration {
+	switch s {
+	case Established:
 		return t.Established
+	case Closing:
+		return t.CloseWait
+	case Closed:
+		return t.Closed
+	case Answered:
+		return t.UDPStream
+	case Unanswered:
+		return t.UDP
 	}
 	return t.Opening
 }
@@ -169,7 +169,7 @@ func (t *Table) countUp(f *lbmap.Flow, of Traffic) {
 }
 
 func isUp(f *lbmap.Flow, timeouts *Timeouts, now uint32) bool {
-	limit := timeouts.of(proxier.Protocol(f.Request.Proto), uint32(atomic.LoadUint64(&f.Flags)))
+	limit := timeouts.of(stateOf(proxier.Protocol(f.Request.Proto), uint32(atomic.LoadUint64(&f.Flags))))
 	return int32(now-atomic.LoadUint32(&f.Seen)) > int32(limit/time.Second)
 }
 

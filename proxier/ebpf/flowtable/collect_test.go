@@ -31,7 +31,7 @@ func TestTimeouts(t *testing.T) {
 		{"both ways", proxier.UDP, lbmap.FlowReplied, timeouts.UDPStream},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := timeouts.of(test.protocol, test.flags); got != test.want {
+			if got := timeouts.of(stateOf(test.protocol, test.flags)); got != test.want {
 				t.Errorf("got %s, want %s", got, test.want)
 			}
 			f := lbmap.Flow{Flags: uint64(test.flags), Seen: 1000}

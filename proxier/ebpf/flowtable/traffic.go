@@ -47,10 +47,10 @@ func TrafficByService(t *lbmap.Tables, maps lbmap.Maps, used int) (map[uint32]Tr
 	}
 	err = eachWindow(maps["tdm_flow"], false, func(s span[lbmap.Flow]) error {
 		for i := range s.list {
-			f, sum := &s.list[i], &of[s.first+uint32(i)]
+			f, traffic := &s.list[i], &of[s.first+uint32(i)]
 			life := atomic.LoadUint64(&f.Life)
-			if lbmap.FlowStage(life) >= lbmap.FlowYoung && uint32(life>>32) == sum.generation {
-				count(serviceOf(t, f), sum.Packets, sum.Bytes)
+			if lbmap.FlowStage(life) >= lbmap.FlowYoung && uint32(life>>32) == traffic.generation {
+				count(serviceOf(t, f), traffic.requests.Packets+traffic.replies.Packets, traffic.requests.Bytes+traffic.replies.Bytes)
 			}
 		}
 		return nil
@@ -60,8 +60,8 @@ func TrafficByService(t *lbmap.Tables, maps lbmap.Maps, used int) (map[uint32]Tr
 
 // flowTraffic is the traffic of a flow.
 type flowTraffic struct {
-	Traffic
-	generation uint32
+	requests, replies Traffic
+	generation        uint32
 }
 
 // trafficOfFlows is the traffic of each flow id.
@@ -70,14 +70,19 @@ func trafficOfFlows(m *ciliumebpf.Map, flows uint32) ([]flowTraffic, error) {
 	err := eachWindow(m, false, func(s entries) error {
 		for i := range s.list {
 			e := &s.list[i]
-			if entryState(atomic.LoadUint64(&e.Word)) != lbmap.EntryLive || e.Id >= flows {
+			word := atomic.LoadUint64(&e.Word)
+			if entryState(word) != lbmap.EntryLive || e.Id >= flows {
 				continue
 			}
 			of := &list[e.Id]
 			if of.generation != e.Generation {
 				*of = flowTraffic{generation: e.Generation}
 			}
-			of.add(e.Packets, e.Bytes)
+			if word&lbmap.EntryReply != 0 {
+				of.replies.add(e.Packets, e.Bytes)
+			} else {
+				of.requests.add(e.Packets, e.Bytes)
+			}
 		}
 		return nil
 	})

@@ -109,21 +109,12 @@ func (i *Inspector) Services() ([]ServiceView, error) {
 }
 
 // traffic reads the traffic of each service id. used is the number of flows.
-func (i *Inspector) traffic(used int) (map[uint32]flowtable.Traffic, error) {
-	maps := lbmap.Maps{}
-	defer maps.Close()
-	for _, name := range []string{"tdm_flow", "tdm_flow_entry"} {
-		if i.Maps[name] == nil {
-			return nil, fmt.Errorf("%w: no program uses map %s", lbmap.ErrLayout, name)
-		}
-		// As in readOnlyMapping.
-		m, err := lbmap.Reopen(i.Maps[name], 0)
-		if err != nil {
-			return nil, err
-		}
-		maps[name] = m
-	}
-	return flowtable.TrafficByService(i.tables, maps, used)
+func (i *Inspector) traffic(used int) (by map[uint32]flowtable.Traffic, err error) {
+	err = i.withFlowMaps(func(maps lbmap.Maps) error {
+		by, err = flowtable.TrafficByService(i.tables, maps, used)
+		return err
+	})
+	return by, err
 }
 
 const (

@@ -204,7 +204,8 @@ func (f *Closer) find(ctx context.Context) (stale sets.Set[uint64], remotes sets
 	}
 	values, err := f.reader.Read(ctx)
 	isStale := f.isStale()
-	for cookie, value := range values {
+	for cookie, s := range values {
+		value := s.Storage
 		var dest lbmap.SocketDest
 		if len(value) != int(unsafe.Sizeof(dest)) {
 			continue

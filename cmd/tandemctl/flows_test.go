@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
+)
+
+// looks ends the watch when it has seen all of them.
+type looks struct {
+	*fakeInspector
+	list [][]inspect.FlowView
+}
+
+var errNoMore = errors.New("no more looks")
+
+func (l *looks) open(string) (inspector, error) {
+	if len(l.list) == 0 {
+		return nil, errNoMore
+	}
+	l.flows, l.list = l.list[0], l.list[1:]
+	return l, nil
+}
+
+func TestWatchFlows(t *testing.T) {
+	all := sample().flows
+	closing, moved := all[0], all[2]
+	closing.State = "closing"
+	moved.Backend = all[0].Backend
+	watch := func(format string) string {
+		a, out, errs := newTestApp(sample())
+		l := &looks{sample(), [][]inspect.FlowView{all[:1], all[:3], {closing, all[1], moved}, all[1:2]}}
+		a.inspect = l.open
+		if code := a.run([]string{"flows", "-w", "--interval", "1ms", "-o", format}); code != exitError || !strings.Contains(errs.String(), errNoMore.Error()) {
+			t.Errorf("exit code %d: %s", code, errs)
+		}
+		return out.String()
+	}
+	want := []string{
+		"present 198.51.100.7:40000 established", "new [fd00:10:244:1::5]:39158 established", "new 10.244.1.5:53001 connected",
+		"changed 10.244.1.5:53001 connected", "changed 198.51.100.7:40000 closing", "ended 10.244.1.5:53001 connected", "ended 198.51.100.7:40000 closing",
+	}
+	var got []string
+	for line := range strings.Lines(watch("json")) {
+		var e flowEvent
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, fmt.Sprintf("%s %s %s", e.Event, e.Flow.Client, e.Flow.State))
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+
+	lines := strings.Split(strings.TrimSuffix(watch("table"), "\n"), "\n")
+	if len(lines) != 1+len(want) || !strings.HasPrefix(lines[0], "TIME      EVENT    SERVICE") || !strings.HasPrefix(lines[1], "12:02:03  present  shop/kubernetes") {
+		t.Fatalf("got\n%s", strings.Join(lines, "\n"))
+	}
+	// Columns stay where the widest row so far had them.
+	if at := strings.Index(lines[2], "fd00:10:244:1::5"); at != strings.Index(lines[len(lines)-1], "198.51.100.7")+1 {
+		t.Errorf("columns do not align:\n%s", strings.Join(lines, "\n"))
+	}
+}
+
+func TestTop(t *testing.T) {
+	i := sample()
+	a, out, errs := newTestApp(i)
+	at, opened := now, 0
+	a.now = func() time.Time { at = at.Add(2 * time.Second); return at }
+	a.inspect = func(string) (inspector, error) {
+		if opened++; opened > 1 {
+			i.services[0].Counters.Connections += 10
+			i.services[0].Counters.Bytes += 4096
+			i.services[1].Counters.Connections += 400
+			i.services[1].Counters.Rejected++
+		}
+		return i, nil
+	}
+	if code := a.run([]string{"top", "--times", "1", "--interval", "1ms"}); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, errs)
+	}
+	want := `12:02:07, every 1ms, 2 service ports with traffic, by connections
+SERVICE               PORT   PROTO  CONN/S  REJECTED/S  DROPPED/S  PACKETS/S  BYTES/S
+kube-system/kube-dns  dns    UDP    200     0.5         0          0          0B
+default/kubernetes    https  TCP    5.0     0           0          0          2.0KiB
+`
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", out, want)
+	}
+	out.Reset()
+	if code := a.run([]string{"top", "default/kubernetes", "--times", "2", "--interval", "1ms", "-o", "json"}); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, errs)
+	}
+	if n := bytes.Count(out.Bytes(), []byte(`"connections":5,`)); n != 2 || strings.Contains(out.String(), "kube-dns") {
+		t.Errorf("got %s", out)
+	}
+}
+
+// Counters that go back, as those of a Service that was deleted and created, are no rate.
+func TestRatesOfOthers(t *testing.T) {
+	before, after := sample().services, sample().services
+	after[0].Counters.Connections = 3
+	after[1].ID++
+	got := ratesOf(before, after, time.Second, "connections")
+	if len(got) != 1 || got[0].Name != "kube-dns" || got[0].Connections != 4000 {
+		t.Errorf("got %+v", got)
+	}
+}
