@@ -180,7 +180,7 @@ preflight and shadow look at a node before Tandem serves it.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.PersistentFlags().StringVar(&a.cgroupRoot, "cgroup-root", os.Getenv(cgroupRootEnv), "cgroup2 directory that the programs are attached to (default: $"+cgroupRootEnv+", or the root of the mounted hierarchy)")
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "output format: table or json")
-	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.flowsCommand(), a.topCommand(), a.explainCommand(), a.preflightCommand(), a.shadowCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.backendCommand(), a.detachCommand(), a.versionCommand())
+	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.flowsCommand(), a.topCommand(), a.explainCommand(), a.preflightCommand(), a.shadowCommand(), a.sysdumpCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.backendCommand(), a.detachCommand(), a.versionCommand())
 	return root
 }
 
