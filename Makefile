@@ -78,6 +78,10 @@ test-cluster: ## Run the proxy as kubeadm does, with a real control plane (5 min
 test-kubeadm: ## Follow docs/install.md on a real kubeadm cluster (root; 15 min; built first: 15 min more)
 	hack/test.sh kubeadm
 
+.PHONY: test-e2e
+test-e2e: ## Run Kubernetes' own end-to-end tests of Services on a kubeadm cluster (root; 20 min; built first: 30 min more)
+	hack/test.sh e2e
+
 .PHONY: test-kernels
 test-kernels: ## Test under other kernels (30 min; KERNEL='5.10 6.1 6.12 newest'; FULL=1 takes hours)
 	KERNEL='$(KERNEL)' FULL='$(FULL)' TESTFLAGS="$(if $(FULL),,-test.short) $$TESTFLAGS" hack/kernels.sh

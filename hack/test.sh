@@ -11,6 +11,7 @@
 #	kernels     what needs root, under other kernels
 #	cluster     with a real control plane, a module of its own
 #	kubeadm     the commands of docs/install.md on a kubeadm cluster, a module of its own
+#	e2e         Kubernetes' own end-to-end tests on a kubeadm cluster, likewise
 #
 # Runs the stages, shows how far they are, and summarises. check and namespaces are the short
 # ones: one scenario for each statement, and a tenth of the rounds of what is random. TESTFLAGS
@@ -33,7 +34,7 @@ fi
 if [[ $root ]]; then
 	# As root, everything must be available: missing tools are failures.
 	export TANDEM_REQUIRE_PRIVILEGED=${TANDEM_REQUIRE_PRIVILEGED:-1}
-elif has namespaces || has full || has race || has cluster || has kubeadm; then
+elif has namespaces || has full || has race || has cluster || has kubeadm || has e2e; then
 	echo "Not root: tests that need network namespaces, cgroups or BPF are skipped (sudo -E make test runs them)." >&2
 fi
 
@@ -198,7 +199,14 @@ kubeadm() (
 	cd test/install
 	(cd coredns && go mod tidy -diff >&2 && go vet ./... >&2) || return
 	go mod tidy -diff >&2 && go vet ./... >&2 || return
-	go test -json -count=1 -timeout=30m ${TESTFLAGS:-} .
+	go test -json -count=1 -timeout=30m -skip='^TestE2E$' ${TESTFLAGS:-} .
+)
+
+e2e() (
+	TANDEM_KUBEADM=$(hack/kubeadm.sh) && TANDEM_E2E=$(hack/e2e.sh) || return
+	export TANDEM_KUBEADM TANDEM_E2E GOWORK=off
+	cd test/install
+	go vet ./... >&2 && go test -json -count=1 -timeout=90m -run='^TestE2E$' ${TESTFLAGS:-} .
 )
 
 # as_test runs a command as go test -json would show a test.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -169,8 +170,8 @@ preflight and shadow look at a node before Tandem serves it.`,
 		Args:                       cobra.ArbitraryArgs,
 		RunE:                       group,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
-			if a.output != "table" && a.output != "json" {
-				return usagef("unknown output format %q: want table or json", a.output)
+			if !slices.Contains(outputs, a.output) {
+				return usagef("unknown output format %q: want %s", a.output, strings.Join(outputs, ", "))
 			}
 			return nil
 		},
@@ -179,7 +180,7 @@ preflight and shadow look at a node before Tandem serves it.`,
 	root.SetErr(a.err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.PersistentFlags().StringVar(&a.cgroupRoot, "cgroup-root", os.Getenv(cgroupRootEnv), "cgroup2 directory that the programs are attached to (default: $"+cgroupRootEnv+", or the root of the mounted hierarchy)")
-	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "output format: table or json")
+	root.PersistentFlags().StringVarP(&a.output, "output", "o", outputTable, "output format: "+strings.Join(outputs, ", ")+"; wide has more columns or rows, and is not cut to the terminal")
 	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.flowsCommand(), a.topCommand(), a.explainCommand(), a.preflightCommand(), a.shadowCommand(), a.sysdumpCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.backendCommand(), a.detachCommand(), a.versionCommand())
 	return root
 }
@@ -247,8 +248,8 @@ was not permitted to probe the feature.`,
 		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			report := a.probe(c.Context(), a.cgroupRoot, devices)
-			if a.output == "json" {
-				return writeJSON(a.out, report)
+			if a.isData() {
+				return a.writeData("Capabilities", report)
 			}
 			return report.WriteTable(a.out)
 		},
@@ -264,8 +265,8 @@ func (a *app) versionCommand() *cobra.Command {
 		Args:  args(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			v := a.version()
-			if a.output == "json" {
-				return writeJSON(a.out, v)
+			if a.isData() {
+				return a.writeData("Version", v)
 			}
 			_, err := fmt.Fprintf(a.out, "tandemctl %s (%s, %s)\n", v.Version, v.Revision, v.GoVersion)
 			return err

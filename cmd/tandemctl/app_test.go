@@ -14,12 +14,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/explain"
@@ -276,11 +278,12 @@ func TestOutput(t *testing.T) {
 	for name, command := range map[string]string{
 		"status":             "status",
 		"services":           "services",
-		"services-wide":      "services --wide",
-		"services-namespace": "svc -n kube-system -w",
+		"services-wide":      "services",
+		"services-namespace": "svc -n kube-system",
 		"services-one":       "services default/kubernetes",
 		"capabilities":       "capabilities",
 		"flows":              "flows",
+		"flows-wide":         "flows",
 		"flows-client":       "flows -n shop --client 198.51.100.0/24",
 		"flows-backend":      "flows kube-system/kube-dns:dns --backend 10.244.0.2 --at socket",
 		"optout-list":        "optout list",
@@ -292,7 +295,11 @@ func TestOutput(t *testing.T) {
 		"optout-remove-none": "optout remove --netns /proc/4711/ns/net",
 		"version":            "version",
 	} {
-		for _, format := range []string{"table", "json"} {
+		formats := []string{"table", "json"}
+		if strings.HasSuffix(name, "-wide") {
+			formats = []string{"wide"}
+		}
+		for _, format := range formats {
 			t.Run(name+"-"+format, func(t *testing.T) {
 				i := sample()
 				a, out, errs := newTestApp(i)
@@ -300,7 +307,7 @@ func TestOutput(t *testing.T) {
 				if code := a.run(append(strings.Fields(command), "-o", format)); code != exitOK || errs.Len() > 0 {
 					t.Fatalf("exit code %d, %s", code, errs)
 				}
-				golden.Compare(t, name+"-"+format+".golden", out.String())
+				golden.Compare(t, strings.TrimSuffix(name, "-wide")+"-"+format+".golden", out.String())
 				if format == "json" {
 					checkJSON(t, out.Bytes())
 				}
@@ -338,9 +345,48 @@ func checkJSON(t *testing.T, text []byte) {
 	walk(v)
 }
 
+func TestCompletion(t *testing.T) {
+	a, out, errs := newTestApp(sample())
+	a.servers = []string{servePlacements(t, sampleCarried()...)}
+	if code := a.run([]string{"__complete", "flows", "sh"}); code != exitOK || !strings.HasPrefix(out.String(), "shop/calls\nshop/cart\nshop/kubernetes\n") || strings.Contains(out.String(), "default") {
+		t.Errorf("exit code %d, %s%s", code, out, errs)
+	}
+}
+
+// TestYAML: YAML has what JSON has.
+func TestYAML(t *testing.T) {
+	var versions [2]any
+	for n, format := range []string{"json", "yaml"} {
+		a, out, errs := newTestApp(sample())
+		a.servers = []string{servePlacements(t, sampleCarried()...)}
+		if code := a.run([]string{"services", "-o", format}); code != exitOK {
+			t.Fatalf("exit code %d, %s", code, errs)
+		}
+		if err := yaml.Unmarshal(out.Bytes(), &versions[n]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if object, ok := versions[0].(map[string]any); !ok || object["kind"] != "ServiceList" || object["apiVersion"] != apiVersion || !reflect.DeepEqual(versions[0], versions[1]) {
+		t.Errorf("JSON has\n%v\nYAML has\n%v", versions[0], versions[1])
+	}
+}
+
+func TestCutter(t *testing.T) {
+	var out bytes.Buffer
+	c := &cutter{w: &out, width: 5}
+	for _, part := range []string{"abc", "de\nabcdef\n", "ä", "öüßabc\n", "\n", "abcd\n"} {
+		if n, err := c.Write([]byte(part)); n != len(part) || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	if want := "abcde\nabcd…\näöüß…\n\nabcd\n"; out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+}
+
 // Empty results are empty lists, and tables with only a head.
 func TestOutputOfNothing(t *testing.T) {
-	for _, command := range []string{"status", "services", "services -w", "flows", "optout list"} {
+	for _, command := range []string{"status", "services", "flows", "optout list"} {
 		for _, format := range []string{"table", "json"} {
 			i := &fakeInspector{status: inspect.Status{Programs: []inspect.ProgramStatus{}, MissingHooks: []string{}, Devices: []inspect.DeviceStatus{}, Packets: []lbmap.PacketCount{}, Maps: []inspect.MapStatus{}}}
 			a, out, errs := newTestApp(i)
@@ -384,9 +430,9 @@ func TestDetach(t *testing.T) {
 		want    string
 	}{
 		{removed: []string{"tdm_in", "tdm_connect4"}, format: "table", want: "Detached 2 programs: tdm_in, tdm_connect4\n"},
-		{removed: []string{"tdm_in"}, format: "json", want: "{\n  \"programs\": [\n    \"tdm_in\"\n  ]\n}\n"},
+		{removed: []string{"tdm_in"}, format: "json", want: ",\n  \"programs\": [\n    \"tdm_in\"\n  ]\n}\n"},
 		{format: "table", want: "No program of Tandem is attached.\n"},
-		{format: "json", want: "{\n  \"programs\": []\n}\n"},
+		{format: "json", want: ",\n  \"programs\": []\n}\n"},
 		{err: fmt.Errorf("tdm_in: %w", removal.ErrServing), format: "table", code: exitError, want: "Stop kube-proxy on this node first"},
 	} {
 		a, out, errs := newTestApp(sample())
@@ -424,7 +470,7 @@ func TestErrors(t *testing.T) {
 		{command: "top --sort speed", code: exitUsage, want: []string{"--sort is one of connections, rejected, dropped, packets, bytes"}},
 		{command: "top --interval -1s", code: exitUsage, want: []string{"above 0"}},
 		{command: "status now", code: exitUsage, want: []string{"unknown command \"now\""}},
-		{command: "status -o yaml", code: exitUsage, want: []string{"yaml"}},
+		{command: "status -o xml", code: exitUsage, want: []string{`"xml": want table, wide, json, yaml`}},
 		{command: "status --nonsense", code: exitUsage, want: []string{"--nonsense", "tandemctl status --help"}},
 		{command: "statsu", code: exitUsage, want: []string{"unknown command", "did you mean status?"}},
 		{command: "explain 10.0.0.1", code: exitUsage, want: []string{"accepts 2 arg(s)", "explain --help"}},
@@ -433,7 +479,7 @@ func TestErrors(t *testing.T) {
 		{command: "explain fd00::1 10.96.0.1:80", code: exitUsage, want: []string{"different address families"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80/http", code: exitUsage, want: []string{"want tcp, udp or sctp"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80/", code: exitUsage, want: []string{"after the slash"}},
-		{command: "explain 10.0.0.1 10.96.0.1:80 -o table", code: exitUsage, want: []string{"want text or json"}},
+		{command: "explain 10.0.0.1 10.96.0.1:80 -o text", code: exitUsage, want: []string{"want table, wide, json, yaml"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --in-interface a/b", code: exitUsage, want: []string{"network device"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --server https://x:1", code: exitUsage, want: []string{"want an address and port"}},
 		{command: "explain 10.0.0.1 10.96.0.1:80 --server x:1/y", code: exitUsage},

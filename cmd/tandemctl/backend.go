@@ -112,8 +112,8 @@ func (a *app) backendChangeCommand(action, short string, state proxier.BackendSt
 			if err != nil {
 				return err
 			}
-			if a.output == "json" {
-				return writeJSON(a.out, change)
+			if a.isData() {
+				return a.writeData("BackendChange", change)
 			}
 			return a.writeBackendChange(change)
 		},
@@ -249,7 +249,7 @@ func (a *app) writeBackendChange(c *backendChange) error {
 		return nil
 	}
 	fmt.Fprintln(a.out)
-	t := newTable(a.out, "SERVICE PORT", "PROTOCOL", "BACKEND", "NEW CONNECTIONS", "OTHERS THAT TAKE THEM")
+	t := newTable(a.tables(), "SERVICE PORT", "PROTOCOL", "BACKEND", "NEW CONNECTIONS", "OTHERS THAT TAKE THEM")
 	for _, u := range c.ServicePorts {
 		name := u.Namespace + "/" + u.Name
 		if u.Port != "" {
@@ -295,8 +295,8 @@ func (a *app) backendListCommand() *cobra.Command {
 			if answer != nil {
 				list.Backends = append(list.Backends, elsewhere(entries, answer.States)...)
 			}
-			if a.output == "json" {
-				return writeJSON(a.out, list)
+			if a.isData() {
+				return a.writeData("BackendList", list)
 			}
 			return writeBackends(a, list)
 		},
@@ -322,7 +322,7 @@ func writeBackends(a *app, list backendList) error {
 		_, err := fmt.Fprintln(a.out, "No backend is drained or quarantined on this node.")
 		return err
 	}
-	t := newTable(a.out, "BACKEND", "SERVICE", "STATE", "SINCE", "UNTIL", "IN FORCE")
+	t := newTable(a.tables(), "BACKEND", "SERVICE", "STATE", "SINCE", "UNTIL", "IN FORCE")
 	for _, l := range list.Backends {
 		service, since, until, inForce := l.Service, "", "", ""
 		if service == "" {

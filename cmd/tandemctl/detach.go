@@ -38,8 +38,8 @@ To remove rules and virtual servers as well, stop kube-proxy and run
 			if err != nil {
 				return err
 			}
-			if a.output == "json" {
-				return writeJSON(a.out, detached{append([]string{}, removed...)})
+			if a.isData() {
+				return a.writeData("Detached", detached{append([]string{}, removed...)})
 			}
 			if len(removed) == 0 {
 				_, err = fmt.Fprintln(a.out, "No program of Tandem is attached.")

@@ -13,7 +13,7 @@ import (
 )
 
 func (a *app) explainCommand() *cobra.Command {
-	var format, server, device string
+	var server, device string
 	var from offline
 	c := &cobra.Command{
 		Use:   "explain SOURCE[:PORT] DESTINATION:PORT[/PROTOCOL]",
@@ -32,9 +32,6 @@ Neither needs privileges.`,
   tandemctl explain 10.244.1.7 10.96.0.10:80 --manifests ./manifests --node node1 --cluster-cidr 10.244.0.0/16`,
 		Args: args(cobra.ExactArgs(2)),
 		RunE: func(c *cobra.Command, list []string) error {
-			if format != "text" && format != "json" {
-				return usagef("unknown output format %q: want text or json", format)
-			}
 			flow, err := parseFlow(list[0], list[1], device)
 			if err != nil {
 				return usageError{err}
@@ -51,14 +48,13 @@ Neither needs privileges.`,
 			if err != nil {
 				return err
 			}
-			if format == "json" {
-				return writeJSON(a.out, e)
+			if a.isData() {
+				return a.writeData("Explanation", e)
 			}
 			return e.WriteText(a.out)
 		},
 	}
 	fs := c.Flags()
-	fs.StringVarP(&format, "output", "o", "text", "output format: text or json")
 	fs.StringVar(&device, "in-interface", "", "device that the packets arrive on (default: this host sends them)")
 	addServerFlag(fs, &server)
 	from.addFlags(fs)

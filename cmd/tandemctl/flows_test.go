@@ -50,11 +50,14 @@ func TestWatchFlows(t *testing.T) {
 	}
 	var got []string
 	for line := range strings.Lines(watch("json")) {
-		var e flowEvent
-		if err := json.Unmarshal([]byte(line), &e); err != nil {
-			t.Fatal(err)
+		var e struct {
+			APIVersion, Kind, Event string
+			Object                  inspect.FlowView
 		}
-		got = append(got, fmt.Sprintf("%s %s %s", e.Event, e.Flow.Client, e.Flow.State))
+		if err := json.Unmarshal([]byte(line), &e); err != nil || e.APIVersion != apiVersion || e.Kind != "WatchEvent" {
+			t.Fatal(err, line)
+		}
+		got = append(got, fmt.Sprintf("%s %s %s", e.Event, e.Object.Client, e.Object.State))
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got  %q\nwant %q", got, want)
@@ -112,5 +115,32 @@ func TestRatesOfOthers(t *testing.T) {
 	got := ratesOf(before, after, time.Second, "connections")
 	if len(got) != 1 || got[0].Name != "kube-dns" || got[0].Connections != 4000 {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// TestWatchServices: counters are no change.
+func TestWatchServices(t *testing.T) {
+	a, out, errs := newTestApp(sample())
+	a.servers = []string{servePlacements(t)}
+	n := 0
+	a.inspect = func(string) (inspector, error) {
+		i := sample()
+		switch n++; n {
+		case 2:
+			i.services[0].Counters.Connections++
+		case 3:
+			i.services[1].Backends = i.services[1].Backends[1:]
+		case 4:
+			return nil, errNoMore
+		}
+		i.services = i.services[:2]
+		return i, nil
+	}
+	if code := a.run([]string{"services", "-w", "--interval", "1ms"}); code != exitError || !strings.Contains(errs.String(), errNoMore.Error()) {
+		t.Errorf("exit code %d: %s", code, errs)
+	}
+	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+	if len(lines) != 5 || !strings.Contains(lines[4], "changed  kube-system/kube-dns") || !strings.HasSuffix(lines[4], "programmed  1           -") {
+		t.Errorf("got\n%s", out)
 	}
 }

@@ -139,8 +139,8 @@ func (a *app) optOutChangeCommand(action, short string, change func(inspector, *
 }
 
 func (a *app) showChange(c optOutChange) error {
-	if a.output == "json" {
-		return writeJSON(a.out, c)
+	if a.isData() {
+		return a.writeData("OptOutChange", c)
 	}
 	text := map[string]string{"add": "opted out", "remove": "has no opt-out"}[c.Action]
 	if !c.Changed {
@@ -167,10 +167,10 @@ func (a *app) listOptOuts() error {
 		for _, cookie := range slices.Sorted(maps.Keys(optOuts)) {
 			list.OptOuts = append(list.OptOuts, optOut{Cookie: cookie, By: optOuts[cookie].String(), PIDs: append([]int{}, owners[cookie]...)})
 		}
-		if a.output == "json" {
-			return writeJSON(a.out, list)
+		if a.isData() {
+			return a.writeData("OptOutList", list)
 		}
-		return writeOptOuts(a.out, list)
+		return writeOptOuts(a.tables(), list)
 	})
 }
 

@@ -3,25 +3,151 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
 
+	"golang.org/x/sys/unix"
+	"sigs.k8s.io/yaml"
+
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/explain"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 )
 
-func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
+// Output formats.
+const (
+	outputTable = "table"
+	outputWide  = "wide"
+	outputJSON  = "json"
+	outputYAML  = "yaml"
+)
+
+var outputs = []string{outputTable, outputWide, outputJSON, outputYAML}
+
+// apiVersion is that of all data that is written. Fields may be added to it; none is removed or changes its
+// meaning without another version.
+const apiVersion = "tandemctl.tandem-proxy.dev/v1alpha1"
+
+// isData says that the output is for machines.
+func (a *app) isData() bool { return a.output == outputJSON || a.output == outputYAML }
+
+// writeData writes an object with its kind.
+func (a *app) writeData(kind string, v any) error {
+	object, err := withKind(kind, v)
+	if err != nil {
+		return err
+	}
+	if a.output == outputYAML {
+		text, err := yaml.JSONToYAML(object)
+		if err != nil {
+			return err
+		}
+		_, err = a.out.Write(text)
+		return err
+	}
+	var b bytes.Buffer
+	if err := json.Indent(&b, object, "", "  "); err != nil {
+		return err
+	}
+	_, err = b.WriteTo(a.out)
+	return err
+}
+
+// writeStream writes an object of a sequence: a line of JSON, or a document of YAML.
+func (a *app) writeStream(kind string, v any) error {
+	if a.output == outputYAML {
+		if _, err := io.WriteString(a.out, "---\n"); err != nil {
+			return err
+		}
+		return a.writeData(kind, v)
+	}
+	object, err := withKind(kind, v)
+	if err == nil {
+		_, err = a.out.Write(object)
+	}
+	return err
+}
+
+// withKind is an object as a line of JSON.
+func withKind(kind string, v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	return e.Encode(v)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	fields, ok := strings.CutPrefix(b.String(), "{")
+	if !ok {
+		return nil, fmt.Errorf("%s is no object", kind)
+	}
+	if fields != "}\n" {
+		fields = "," + fields
+	}
+	return fmt.Appendf(nil, `{"apiVersion":%q,"kind":%q%s`, apiVersion, kind, fields), nil
+}
+
+// tables is where tables are written. Their rows are cut to the width of a terminal, unless they are to be wide.
+func (a *app) tables() io.Writer {
+	if width, _ := terminalSize(a.out); width > 0 && a.output != outputWide {
+		return &cutter{w: a.out, width: width}
+	}
+	return a.out
+}
+
+// cutter cuts lines that are longer than a width. Writes end a line, or go on with it.
+type cutter struct {
+	w     io.Writer
+	width int
+	at    int  // columns of the current line
+	last  rune // the one in the last column: written if the line ends there
+}
+
+func (c *cutter) Write(text []byte) (int, error) {
+	var b bytes.Buffer
+	for _, r := range string(text) {
+		if r == '\n' {
+			if c.at == c.width {
+				b.WriteRune(c.last)
+			}
+			b.WriteRune(r)
+			c.at = 0
+			continue
+		}
+		c.at++
+		switch {
+		case c.at < c.width:
+			b.WriteRune(r)
+		case c.at == c.width:
+			c.last = r
+		case c.at == c.width+1:
+			b.WriteRune('…')
+		}
+	}
+	if _, err := b.WriteTo(c.w); err != nil {
+		return 0, err
+	}
+	return len(text), nil
+}
+
+// terminalSize is in columns and rows; 0 if the output is no terminal.
+func terminalSize(w io.Writer) (columns, rows int) {
+	f, ok := w.(*os.File)
+	if !ok {
+		return 0, 0
+	}
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0, 0
+	}
+	return int(size.Col), int(size.Row)
 }
 
 // table aligns cells. An empty cell becomes a dash, so that no value is read in the wrong
@@ -66,9 +192,14 @@ func bytesText(n uint64) string {
 	return fmt.Sprintf("%.1fMiB", float64(n)/(1<<20))
 }
 
-func writeServices(w io.Writer, list serviceList, backends bool) error {
-	t := newTable(w, "SERVICE", "PORT", "PROTO", "FRONTEND", "KIND", "CLIENTS", "DATAPATH", "STATE", "BACKENDS", "AFFINITY",
-		"CONNECTIONS", "REJECTED", "DROPPED", "RACED", "PACKETS", "BYTES")
+// serviceHead are the columns of frontends, of which the last ones are counters.
+var serviceHead = []string{"SERVICE", "PORT", "PROTO", "FRONTEND", "KIND", "CLIENTS", "DATAPATH", "STATE", "BACKENDS", "AFFINITY",
+	"CONNECTIONS", "REJECTED", "DROPPED", "RACED", "PACKETS", "BYTES"}
+
+const serviceCounters = 6
+
+// serviceRows are the frontends of both datapaths, sorted by service port.
+func serviceRows(list *serviceList) (rows [][]string) {
 	elsewhere := list.Elsewhere
 	for i := range list.Services {
 		s := &list.Services[i]
@@ -76,7 +207,7 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 		if n < 0 {
 			n = len(elsewhere)
 		}
-		writePlacements(t, list.mode, elsewhere[:n])
+		rows = append(rows, placementRows(list.mode, elsewhere[:n])...)
 		elsewhere = elsewhere[n:]
 		frontends := s.Frontends
 		if len(frontends) == 0 {
@@ -93,12 +224,45 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 			if c := s.Counters; j == 0 {
 				row = append(row, number(c.Connections), number(c.Rejected), number(c.Dropped), number(c.Raced), number(c.Packets), bytesText(c.Bytes))
 			} else {
-				row = append(row, "", "", "", "", "", "")
+				row = append(row, make([]string, serviceCounters)...)
 			}
-			t.row(row...)
+			rows = append(rows, row)
 		}
 	}
-	writePlacements(t, list.mode, elsewhere)
+	return append(rows, placementRows(list.mode, elsewhere)...)
+}
+
+// watchedFrontend is a frontend of services --watch.
+type watchedFrontend struct {
+	Service  string `json:"service"`
+	Port     string `json:"port"`
+	Protocol string `json:"protocol"`
+	Frontend string `json:"frontend"`
+	Kind     string `json:"kind"`
+	Clients  string `json:"clients"`
+	Datapath string `json:"datapath"`
+	State    string `json:"state"`
+	Backends string `json:"backends"`
+	Affinity string `json:"affinity"`
+}
+
+// watchedServices are rows to watch, without counters.
+func watchedServices(list *serviceList) (rows []watched) {
+	for _, r := range serviceRows(list) {
+		r = r[:len(r)-serviceCounters]
+		rows = append(rows, watched{
+			key: strings.Join(r[:7], " "), version: strings.Join(r[7:], " "), cells: r,
+			object: watchedFrontend{r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], r[9]},
+		})
+	}
+	return rows
+}
+
+func writeServices(w io.Writer, list serviceList, backends bool) error {
+	t := newTable(w, serviceHead...)
+	for _, row := range serviceRows(&list) {
+		t.row(row...)
+	}
 	if err := t.flush(); err != nil {
 		return err
 	}
@@ -124,8 +288,8 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 	return t.flush()
 }
 
-// writePlacements writes what other datapaths serve. They have no counters.
-func writePlacements(t table, mode string, list []explain.Placement) {
+// placementRows are what other datapaths serve. They have no counters.
+func placementRows(mode string, list []explain.Placement) (rows [][]string) {
 	for i := range list {
 		c := &list[i]
 		state, count := "", number(c.Backends)
@@ -135,9 +299,10 @@ func writePlacements(t table, mode string, list []explain.Placement) {
 		if c.Backends == 0 {
 			count += " (" + c.Verdict + ")"
 		}
-		t.row(c.Namespace+"/"+c.Name, c.Port, c.Protocol, c.Address.String(), c.Kind, c.Clients, c.Carrier, state, count,
-			affinityText(c.AffinitySeconds), "", "", "", "", "", "")
+		row := []string{c.Namespace + "/" + c.Name, c.Port, c.Protocol, c.Address.String(), c.Kind, c.Clients, c.Carrier, state, count, affinityText(c.AffinitySeconds)}
+		rows = append(rows, append(row, make([]string, serviceCounters)...))
 	}
+	return rows
 }
 
 func stateText(s *inspect.ServiceView) string {

@@ -90,7 +90,6 @@ func afterDash(c *cobra.Command, list []string) error {
 
 func (a *app) preflightCommand() *cobra.Command {
 	var flags proxyFlags
-	var wide bool
 	var patience time.Duration
 	c := &cobra.Command{
 		Use:   "preflight [flags] [-- FLAGS-OF-KUBE-PROXY]",
@@ -101,12 +100,13 @@ acts on Service traffic: other proxies, CNIs, firewalls, meshes, encryption, BPF
 programs of others. It changes nothing, and needs no kube-proxy.
 
 Services come from the API server that the configuration names, or from manifests.
-Flags after "--" are those of kube-proxy. What this process has no privileges to
+With -o wide, it also shows Services without a peculiarity, and all features of
+the kernel. Flags after "--" are those of kube-proxy. What this process has no privileges to
 read is listed.
 
 Exit codes: 0 go, 1 go with remarks (or something could not be read), 2 no.`,
 		Example: `  tandemctl preflight
-  tandemctl preflight --wide
+  tandemctl preflight -o wide
   tandemctl preflight --manifests ./manifests --node node1 -- --cluster-cidr=10.244.0.0/16
   tandemctl preflight -o json | jq '.findings[] | select(.severity != "info")'`,
 		Args: args(afterDash),
@@ -115,10 +115,10 @@ Exit codes: 0 go, 1 go with remarks (or something could not be read), 2 no.`,
 			if err != nil {
 				return codeError{err, exitNo}
 			}
-			if a.output == "json" {
-				err = writeJSON(a.out, r)
+			if a.isData() {
+				err = a.writeData("PreflightReport", r)
 			} else {
-				err = writePreflight(a.out, r, wide)
+				err = writePreflight(a.tables(), r, a.output == outputWide)
 			}
 			if code := slices.Index(verdicts, r.Verdict); err == nil && code != exitGo {
 				return exitCode(code)
@@ -129,7 +129,6 @@ Exit codes: 0 go, 1 go with remarks (or something could not be read), 2 no.`,
 	fs := c.Flags()
 	flags.addFlags(fs)
 	fs.StringVar(&flags.mode, "proxy-mode", "ebpf", "mode to try, whatever the configuration file says")
-	fs.BoolVarP(&wide, "wide", "w", false, "also show Services without a peculiarity, and all features of the kernel")
 	fs.DurationVar(&patience, "timeout", 30*time.Second, "how long to wait for the objects")
 	return c
 }

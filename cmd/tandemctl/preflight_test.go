@@ -55,8 +55,9 @@ func TestPreflightText(t *testing.T) {
 		}
 		golden.Compare(t, name+".golden", out.String())
 	}
-	var out bytes.Buffer
-	if err := writeJSON(&out, samplePreflight()); err != nil {
+	a, out, _ := newTestApp(sample())
+	a.output = outputJSON
+	if err := a.writeData("PreflightReport", samplePreflight()); err != nil {
 		t.Fatal(err)
 	}
 	golden.Compare(t, "preflight-json.golden", out.String())
@@ -100,7 +101,7 @@ func TestPreflightUsage(t *testing.T) {
 		"preflight -- word":                                 `unexpected argument "word"`,
 		"shadow --for=0s":                                   "--for has to be positive",
 		"shadow --for=1s -- --nodeport-addresses=elsewhere": "elsewhere",
-		"shadow -o yaml":                                    "want table or json",
+		"shadow -o xml":                                     "want table, wide, json, yaml",
 	} {
 		var out, errs bytes.Buffer
 		if code := newApp(&out, &errs).run(strings.Fields(args)); code != exitUsage || !strings.Contains(errs.String(), want) || out.Len() > 0 {

@@ -6,9 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/explain"
@@ -17,7 +20,7 @@ import (
 
 func (a *app) servicesCommand() *cobra.Command {
 	var namespace, server string
-	var wide bool
+	var watch watchFlags
 	c := &cobra.Command{
 		Use:     "services [NAMESPACE/NAME]",
 		Aliases: []string{"service", "svc"},
@@ -30,10 +33,13 @@ shown once for each.
 Frontends of other datapaths, and the reason why eBPF does not serve them, are
 requested from the kube-proxy of this node, at its metrics server.
 
-With a Service or --wide, a second table lists backends. A backend without a set
-gets no new connections; it is kept for existing ones.`,
+With a Service or -o wide, a second table lists backends. A backend without a set
+gets no new connections; it is kept for existing ones.
+
+With --watch, changes follow the list: frontends that are new, that changed in
+anything but their counters, and that ended.`,
 		Example: `  tandemctl services
-  tandemctl services -n kube-system --wide
+  tandemctl services -n kube-system -o wide
   tandemctl services kube-system/kube-dns
   tandemctl services -o json | jq '.services[] | select(.state != "programmed")'`,
 		Args: args(cobra.MaximumNArgs(1)),
@@ -42,6 +48,15 @@ gets no new connections; it is kept for existing ones.`,
 			if err != nil {
 				return err
 			}
+			if err := watch.check(); err != nil {
+				return err
+			}
+			if watch.watch {
+				return a.watchList(c.Context(), &watch, serviceHead[:len(serviceHead)-serviceCounters], func(ctx context.Context) ([]watched, error) {
+					found, err := a.services(ctx, server, f)
+					return watchedServices(&found), err
+				})
+			}
 			found, err := a.services(c.Context(), server, f)
 			if err != nil {
 				return err
@@ -49,15 +64,17 @@ gets no new connections; it is kept for existing ones.`,
 			if f.name != "" && len(found.Services)+len(found.Elsewhere) == 0 {
 				return f.missing(found)
 			}
-			if a.output == "json" {
-				return writeJSON(a.out, found)
+			if a.isData() {
+				return a.writeData("ServiceList", found)
 			}
-			return writeServices(a.out, found, wide || f.name != "")
+			return writeServices(a.tables(), found, a.output == outputWide || f.name != "")
 		},
 	}
+	c.ValidArgsFunction = a.completeServices
+	addAllNamespacesFlag(c.Flags())
 	c.Flags().StringVarP(&namespace, "namespace", "n", "", "only Services of this namespace")
-	c.Flags().BoolVarP(&wide, "wide", "w", false, "also show backends")
 	addServerFlag(c.Flags(), &server)
+	watch.add(c.Flags())
 	return c
 }
 
@@ -152,4 +169,37 @@ func (f serviceFilter) missing(found serviceList) error {
 		text += fmt.Sprintf("; or it is one of the %d service ports over capacity (see 'tandemctl status')", found.Unplaced)
 	}
 	return fmt.Errorf("no Service %s: %s", name, text)
+}
+
+// addAllNamespacesFlag is for those who are used to kubectl: all namespaces are the default here.
+func addAllNamespacesFlag(fs *pflag.FlagSet) {
+	fs.BoolP("all-namespaces", "A", false, "Services of all namespaces, as without --namespace")
+}
+
+// completeServices completes the names of Services.
+func (a *app) completeServices(c *cobra.Command, list []string, begun string) ([]string, cobra.ShellCompDirective) {
+	if len(list) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	quiet := *a
+	quiet.err = io.Discard
+	found, err := quiet.services(c.Context(), "", serviceFilter{})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	names := map[string]bool{}
+	for i := range found.Services {
+		names[found.Services[i].Namespace+"/"+found.Services[i].Name] = true
+	}
+	for i := range found.Elsewhere {
+		names[found.Elsewhere[i].Namespace+"/"+found.Elsewhere[i].Name] = true
+	}
+	var matching []string
+	for name := range names {
+		if strings.HasPrefix(name, begun) {
+			matching = append(matching, name)
+		}
+	}
+	slices.Sort(matching)
+	return matching, cobra.ShellCompDirectiveNoFileComp
 }

@@ -66,8 +66,8 @@ Exit codes: 0 if nothing disagrees, 1 if something does, 2 for errors.`,
 			if err != nil {
 				return codeError{err, exitNo}
 			}
-			if a.output == "json" {
-				err = writeJSON(a.out, r)
+			if a.isData() {
+				err = a.writeData("ShadowReport", r)
 			} else {
 				err = r.WriteText(a.out)
 			}

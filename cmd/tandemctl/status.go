@@ -42,10 +42,10 @@ over meanwhile, the programs leave new connections to it.`,
 			if err != nil {
 				return err
 			}
-			if a.output == "json" {
-				return writeJSON(a.out, view)
+			if a.isData() {
+				return a.writeData("Status", view)
 			}
-			return view.write(a.out, a.now())
+			return view.write(a.tables(), a.now())
 		},
 	}
 	addServerFlag(c.Flags(), &server)

@@ -101,7 +101,7 @@ type sysdump struct {
 }
 
 func (d *sysdump) collect(ctx context.Context, a *app, server, health string) {
-	for _, command := range []string{"version", "status", "services --wide", "flows", "capabilities", "optout list", "backend list", "preflight"} {
+	for _, command := range []string{"version", "status", "services", "flows", "capabilities", "optout list", "backend list", "preflight"} {
 		d.tool(a, command)
 	}
 	for _, path := range []string{"/metrics", "/configz", "/proxyMode", status.Path, explain.PlacementsPath} {
@@ -171,8 +171,8 @@ func (d *sysdump) lacks(name string, why error) {
 
 // tool adds what a command of this program says, for people and for machines.
 func (d *sysdump) tool(a *app, command string) {
-	name := "tandemctl/" + strings.ReplaceAll(strings.ReplaceAll(command, " --", "-"), " ", "-")
-	for _, output := range []struct{ format, end string }{{"table", ".txt"}, {"json", ".json"}} {
+	name := "tandemctl/" + strings.ReplaceAll(command, " ", "-")
+	for _, output := range []struct{ format, end string }{{outputWide, ".txt"}, {outputJSON, ".json"}} {
 		var out, errs bytes.Buffer
 		one := *a
 		one.out, one.err = &out, &errs
@@ -180,9 +180,7 @@ func (d *sysdump) tool(a *app, command string) {
 		if a.cgroupRoot != "" {
 			list = append(list, "--cgroup-root", a.cgroupRoot)
 		}
-		if output.format == "json" {
-			list = append(list, "-o", output.format)
-		}
+		list = append(list, "--output", output.format)
 		code := one.run(list)
 		if out.Len() > 0 {
 			d.add(name+output.end, out.Bytes())

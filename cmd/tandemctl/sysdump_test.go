@@ -68,7 +68,7 @@ func TestSysdump(t *testing.T) {
 	}
 	files := readDump(t, out.Bytes())
 	for name, want := range map[string]string{
-		"tandemctl/status.txt": "tdm_frontend", "tandemctl/services-wide.json": `"kube-dns"`, "tandemctl/flows.txt": "198.51.100.7:40000",
+		"tandemctl/status.txt": "tdm_frontend", "tandemctl/services.json": `"kube-dns"`, "tandemctl/flows.txt": "198.51.100.7:40000",
 		"kube-proxy/metrics": "tandem_services 4", "kube-proxy/readyz": "503 Service Unavailable\nuplink-eth0 failed",
 		"files/proc/version": "Linux", "files/sysctls.txt": "net.ipv4.ip_forward = ",
 		"index.txt": "commands/ip_rule.txt: exec: \"ip\": executable file not found",

@@ -5,17 +5,13 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 )
@@ -61,6 +57,8 @@ left out.
 			return a.top(c.Context(), &o)
 		},
 	}
+	c.ValidArgsFunction = a.completeServices
+	addAllNamespacesFlag(c.Flags())
 	c.Flags().StringVarP(&namespace, "namespace", "n", "", "only Services of this namespace")
 	c.Flags().DurationVar(&o.interval, "interval", 2*time.Second, "time between two looks")
 	c.Flags().IntVar(&o.times, "times", 0, "end after so many tables; 0 goes on")
@@ -159,10 +157,9 @@ func ratesOf(before, after []inspect.ServiceView, elapsed time.Duration, by stri
 
 // topWriter writes one table after the other, as many rows as fit on a terminal; or objects, a line each.
 func (a *app) topWriter(o *topOptions) func(time.Time, []rates) error {
-	if a.output == "json" {
-		e := json.NewEncoder(a.out)
+	if a.isData() {
 		return func(at time.Time, list []rates) error {
-			return e.Encode(struct {
+			return a.writeStream("ServiceRates", struct {
 				Time     time.Time `json:"time"`
 				Services []rates   `json:"services"`
 			}{at.UTC(), list})
@@ -171,7 +168,7 @@ func (a *app) topWriter(o *topOptions) func(time.Time, []rates) error {
 	first := true
 	return func(at time.Time, list []rates) error {
 		rows := len(list)
-		if height := terminalHeight(a.out); height > 0 && o.times != 1 {
+		if _, height := terminalSize(a.out); height > 0 && o.times != 1 {
 			fmt.Fprint(a.out, "\x1b[H\x1b[2J") // from the top of an empty screen
 			rows = min(rows, max(1, height-4))
 		} else if !first {
@@ -179,7 +176,7 @@ func (a *app) topWriter(o *topOptions) func(time.Time, []rates) error {
 		}
 		first = false
 		fmt.Fprintf(a.out, "%s, every %v, %d service ports with traffic, by %s\n", at.UTC().Format(time.TimeOnly), o.interval, len(list), o.by)
-		t := newTable(a.out, "SERVICE", "PORT", "PROTO", "CONN/S", "REJECTED/S", "DROPPED/S", "PACKETS/S", "BYTES/S")
+		t := newTable(a.tables(), "SERVICE", "PORT", "PROTO", "CONN/S", "REJECTED/S", "DROPPED/S", "PACKETS/S", "BYTES/S")
 		for i := range list[:rows] {
 			r := &list[i]
 			t.row(r.Namespace+"/"+r.Name, r.Port, r.Protocol, rateText(r.Connections), rateText(r.Rejected), rateText(r.Dropped), rateText(r.Packets), bytesText(uint64(r.Bytes)))
@@ -193,17 +190,4 @@ func rateText(r float64) string {
 		return strconv.FormatFloat(r, 'f', 1, 64)
 	}
 	return strconv.FormatFloat(r, 'f', 0, 64)
-}
-
-// terminalHeight is in rows; 0 if the output is no terminal.
-func terminalHeight(w io.Writer) int {
-	f, ok := w.(*os.File)
-	if !ok {
-		return 0
-	}
-	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
-	if err != nil {
-		return 0
-	}
-	return int(size.Row)
 }
