@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -124,7 +126,7 @@ func writeProcess(w io.Writer, p *status.Status, now time.Time) error {
 	}
 	facts := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, line := range [][2]string{
-		{"Mode:", mode}, {"Ready:", ready}, {"Version:", fmt.Sprintf("%s, started %s", p.Version, ago(p.Started, now))}, {"Source:", p.Source},
+		{"Mode:", mode}, {"Ready:", ready}, {"Version:", fmt.Sprintf("%s, started %s", p.Version, ago(p.Started, now))}, {"Source:", originText(p, now)},
 		{"Last sync:", syncText(p, now)}, {"Service ports:", sharesText(p.ServicePorts)}, {"Problems:", problemsText(p.Problems)},
 	} {
 		fmt.Fprintf(facts, "%s\t%s\n", line[0], line[1])
@@ -146,6 +148,20 @@ func failed(p *status.Status) (list []string) {
 		}
 	}
 	return list
+}
+
+// originText has the resource that was heard of least recently, as events of each have to come.
+func originText(p *status.Status, now time.Time) string {
+	var oldest string
+	for _, resource := range slices.Sorted(maps.Keys(p.LastEvents)) {
+		if oldest == "" || p.LastEvents[resource].Before(p.LastEvents[oldest]) {
+			oldest = resource
+		}
+	}
+	if oldest == "" {
+		return p.Source
+	}
+	return fmt.Sprintf("%s, last event of %s %s ago", p.Source, oldest, now.Sub(p.LastEvents[oldest]).Round(time.Second))
 }
 
 func syncText(p *status.Status, now time.Time) string {

@@ -74,6 +74,7 @@ type Metrics struct {
 	config     configMetrics
 	tables     tables
 	rules      rulePackets
+	events     lastEvents
 
 	mu            sync.Mutex
 	noLocal       map[uint32]noLocal // by index of the service port
@@ -155,7 +156,7 @@ func New(families []proxier.Family) *Metrics {
 }
 
 // Register registers the metrics. Each source may be nil.
-func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSource) error {
+func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSource, events EventSource) error {
 	for _, metric := range []k8smetrics.Registerable{
 		m.syncDuration, m.fullDuration, m.partialDuration, m.syncLast, m.syncLastQueued, m.endpointPending, m.endpointTotal, m.servicePending, m.serviceTotal,
 		m.healthz, m.livez, m.programmingLatency, m.noLocalEndpoints, m.restoreFailures, m.partialFailures, m.rulesTotal, m.rulesLast, m.conntrackDuration, m.conntrackDeleted,
@@ -181,6 +182,12 @@ func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSour
 	if rules != nil {
 		m.rules.source = rules
 		if err := registry.CustomRegister(&m.rules); err != nil {
+			return err
+		}
+	}
+	if events != nil {
+		m.events.source = events
+		if err := registry.CustomRegister(&m.events); err != nil {
 			return err
 		}
 	}

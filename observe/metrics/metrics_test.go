@@ -33,7 +33,9 @@ type kubeRegistry struct{ k8smetrics.KubeRegistry }
 func newMetrics(t *testing.T, source TableSource, rules RuleSource) (*Metrics, k8smetrics.KubeRegistry) {
 	t.Helper()
 	m, r := New([]proxier.Family{proxier.IPv4, proxier.IPv6}), k8smetrics.NewKubeRegistry()
-	if err := m.Register(kubeRegistry{r}, source, rules); err != nil {
+	if err := m.Register(kubeRegistry{r}, source, rules, func() map[string]time.Time {
+		return map[string]time.Time{"services": begin, "endpointslices": begin.Add(1500 * time.Millisecond)}
+	}); err != nil {
 		t.Fatal(err)
 	}
 	return m, r

@@ -33,6 +33,9 @@ type Status struct {
 	Started    time.Time `json:"started"`
 	// Source is where objects come from: the URL of the API server, or a directory.
 	Source string `json:"source"`
+	// LastEvents is when the API server last sent an event or a bookmark, which comes each minute, of each
+	// resource that is watched; empty without an API server.
+	LastEvents map[string]time.Time `json:"lastEvents"`
 	// Checks are the conditions of readiness; the process is ready if all are OK.
 	Ready  bool           `json:"ready"`
 	Checks []health.Check `json:"checks"`

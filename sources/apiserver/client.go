@@ -3,8 +3,11 @@
 package apiserver
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"net/http"
+	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	v1 "k8s.io/api/core/v1"
@@ -60,6 +63,7 @@ type Client struct {
 	core, discovery, networking, events, authorization rest.Interface
 
 	inCluster bool // it uses the pod's service account
+	contact   *contact
 }
 
 // scheme has the kinds of requests and answers.
@@ -104,6 +108,9 @@ func clientFor(restConfig *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	own := *transport // without options, it is the one of all packages
+	heard := &contact{next: cmp.Or(own.Transport, http.DefaultTransport), last: map[string]time.Time{}}
+	own.Transport = heard
 	shared := rest.CopyConfig(restConfig)
 	if shared.QPS > 0 {
 		if shared.Burst <= 0 {
@@ -112,7 +119,7 @@ func clientFor(restConfig *rest.Config) (*Client, error) {
 		shared.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(shared.QPS, shared.Burst)
 	}
 	shared.NegotiatedSerializer = rest.CodecFactoryForGeneratedClient(scheme, codecs).WithoutConversion()
-	c := &Client{}
+	c := &Client{contact: heard}
 	for _, group := range []struct {
 		path    string
 		version schema.GroupVersion
@@ -126,7 +133,7 @@ func clientFor(restConfig *rest.Config) (*Client, error) {
 	} {
 		of := rest.CopyConfig(shared)
 		of.APIPath, of.GroupVersion = group.path, &group.version
-		if *group.client, err = rest.RESTClientForConfigAndClient(of, transport); err != nil {
+		if *group.client, err = rest.RESTClientForConfigAndClient(of, &own); err != nil {
 			return nil, err
 		}
 	}

@@ -292,6 +292,27 @@ func TestSliceMovesToOtherService(t *testing.T) {
 }
 
 // State stays as it is while the API server is away, and goes on after.
+// TestLastEvents: each event of a watch counts, and only for its own resource.
+func TestLastEvents(t *testing.T) {
+	api := newFakeAPI(t)
+	rec, client := newRecorder(), api.client()
+	run(t, New(client, rec, Options{}))
+	rec.waitFor(t, "services synced")
+	rec.waitFor(t, "slices synced")
+	for end := time.Now().Add(deadline); len(client.LastEvents()) < 2; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not each resource is watched: %v", client.LastEvents())
+		}
+	}
+	before := client.LastEvents()
+	api.put(makeService("ns1", "a"))
+	rec.waitFor(t, "add service ns1/a")
+	after := client.LastEvents()
+	if !after["services"].After(before["services"]) || after["endpointslices"] != before["endpointslices"] {
+		t.Errorf("before the event %v, afterwards %v", before, after)
+	}
+}
+
 func TestAPIServerAway(t *testing.T) {
 	api := newFakeAPI(t)
 	api.put(makeService("ns1", "a"))

@@ -46,7 +46,7 @@ func exposed(t *testing.T) map[string][]string {
 			ByName: map[string]metrics.Table{"frontends": {Used: 1, Max: 2}}, Packets: map[string]uint64{"forwarded_local": 1},
 			Services: []metrics.Service{{Namespace: "shop", Name: "web", Connections: 1}},
 		}, true
-	}, func() (metrics.RulePackets, bool) { return metrics.RulePackets{}, true }); err != nil {
+	}, func() (metrics.RulePackets, bool) { return metrics.RulePackets{}, true }, func() map[string]time.Time { return map[string]time.Time{"services": time.Now()} }); err != nil {
 		t.Fatal(err)
 	}
 	// Metrics with labels appear only after their first count.

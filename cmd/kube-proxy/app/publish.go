@@ -60,7 +60,11 @@ func (p *proxy) isFallback() bool {
 }
 
 func (p *proxy) registerMetrics() error {
-	if err := p.metrics.Register(registry{}, p.tables, p.rulePackets); err != nil {
+	var events metrics.EventSource
+	if p.client != nil {
+		events = p.client.LastEvents
+	}
+	if err := p.metrics.Register(registry{}, p.tables, p.rulePackets, events); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
 	reason := metrics.ModeRequested

@@ -222,7 +222,7 @@ func TestReloadSettles(t *testing.T) {
 func TestReloadMetrics(t *testing.T) {
 	f := newReloading(t, reloadText)
 	registry := k8smetrics.NewKubeRegistry()
-	if err := f.metrics.Register(kubeRegistry{registry}, nil, nil); err != nil {
+	if err := f.metrics.Register(kubeRegistry{registry}, nil, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	look := func() {

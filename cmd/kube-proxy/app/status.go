@@ -32,9 +32,10 @@ func (p *proxy) status(ctx context.Context) *status.Status {
 		Node: p.opts.nodeName, Version: buildVersion(), Started: p.started,
 		Mode: string(p.mode.name()), Configured: string(p.opts.Config.KubeProxy.Mode), Reasons: texts(p.decision.Reasons), Degraded: texts(p.decision.Degraded),
 		Source: p.opts.Config.Tandem.Manifests, Ready: true, Checks: p.ready.Checks(ctx), ServicePorts: []status.Share{},
+		LastEvents: map[string]time.Time{},
 	}
 	if p.client != nil {
-		s.Source = p.client.URL()
+		s.Source, s.LastEvents = p.client.URL(), p.client.LastEvents()
 	}
 	for _, c := range s.Checks {
 		s.Ready = s.Ready && c.OK
