@@ -5,6 +5,8 @@ package ebpf
 import (
 	"sync/atomic"
 
+	ciliumebpf "github.com/cilium/ebpf"
+
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -43,13 +45,29 @@ func (t *Tier) Packets() ([]lbmap.PacketCount, error) {
 	return lbmap.ReadPacketCounts(t.maps["tdm_reason"])
 }
 
-// Usage of the tables, by name.
+// Usage of the tables, by name. What programs write is counted entry by entry.
 func (t *Tier) Usage() map[string]lbmap.Usage {
 	all := t.writer.Usage()
 	f := t.flowTable
 	all["flows"] = lbmap.Usage{Used: f.Used(), Max: f.Limit()}
 	all["tcp_flows"] = lbmap.Usage{Used: int(f.Count(lbmap.FlowKeptTCP)), Max: int(t.opts.Sizes.TCPFlows)}
 	all["udp_flows"] = lbmap.Usage{Used: int(f.Count(lbmap.FlowKeptUDP)), Max: int(t.opts.Sizes.UDPFlows)}
+	for _, m := range []struct {
+		name, table string
+		count       func(*ciliumebpf.Map) (int, error)
+	}{
+		{"affinity", "tdm_affinity", lbmap.CountEntries[lbmap.AffinityKey, lbmap.Affinity]},
+		{"udp_peers", "tdm_udp_peer", lbmap.CountEntries[lbmap.UDPPeerKey, lbmap.UDPPeer]},
+		{"opt_outs", "tdm_optout", lbmap.CountEntries[uint64, uint8]},
+	} {
+		table := t.maps[m.table]
+		if table == nil {
+			continue
+		}
+		if used, err := m.count(table); err == nil { // without a count, the map is left out
+			all[m.name] = lbmap.Usage{Used: used, Max: int(table.MaxEntries())}
+		}
+	}
 	return all
 }
 

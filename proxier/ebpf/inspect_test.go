@@ -169,6 +169,9 @@ func TestInspect(t *testing.T) {
 		if list, err := i.OptOuts(); err != nil || len(list) != 1 || list[cookie] != lbmap.OptOutByCommand {
 			t.Errorf("list %v, %v; want %d", list, err, cookie)
 		}
+		if got, want := n.tier.Usage()["opt_outs"], (lbmap.Usage{Used: 1, Max: int(i.Maps["tdm_optout"].MaxEntries())}); got != want {
+			t.Errorf("usage of opt-outs: %+v, want %+v", got, want)
+		}
 		if r, err := client.Ask(shortly(t), "tcp", targets()["tcp4"]); err == nil {
 			t.Errorf("a pod that has opted out reached %s", r.Server)
 		}
