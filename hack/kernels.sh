@@ -46,7 +46,7 @@ long='/(proxier/.*|test/(e2e|hosts))$'
 dealt=
 if [[ $# == 0 ]]; then
 	[[ -n ${FULL:-} || $(wc -w <<<"$kernels") == 1 ]] || dealt=$long
-	list=$(hack/privileged.sh | grep -vE '/test/(vm|image|container)$') # these make machines, an image and containers, which takes more than a guest has, and long
+	list=$(hack/privileged.sh | grep -vE '/test/(vm|image|container|demo)$') # these make machines, an image, containers and programs, which takes more than a guest has, and long
 	# Those first, so that no CPU is idle in the end.
 	mapfile -t packages < <(grep -E "$long" <<<"$list" && grep -vE "$long" <<<"$list")
 else

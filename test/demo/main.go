@@ -21,7 +21,17 @@ import (
 func main() {
 	self, _ := os.Executable()
 	bin := flag.String("bin", filepath.Dir(self), "directory with kube-proxy and tandemctl")
+	shell := flag.Bool("shell", false, "instead of the demo, run a shell on a node of its cluster, or the command that follows")
+	askTo := flag.String("ask", "", "in such a shell: send a request to this ADDRESS:PORT[/udp]")
+	keep := flag.Duration("keep", 0, "keep the connection of -ask for this time")
 	flag.Parse()
+	if *askTo != "" {
+		if err := ask(*askTo, *keep); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 
 	if err := available(*bin); err != nil {
 		fmt.Fprintf(os.Stderr, "The demo cannot run here: %v\n", err)
@@ -35,7 +45,12 @@ func main() {
 	start := time.Now()
 	out := newScreen(os.Stdout)
 	c := &cluster{out: out, bin: *bin}
-	err := play(ctx, c)
+	var err error
+	if *shell {
+		err = openShell(ctx, c, flag.Args())
+	} else {
+		err = play(ctx, c)
+	}
 	if err != nil && ctx.Err() == nil {
 		c.showLogs()
 	}
@@ -52,6 +67,9 @@ func main() {
 	case err != nil:
 		out.bad("The demo failed: %v", err)
 		os.Exit(1)
+	}
+	if *shell {
+		return
 	}
 	out.good("All steps succeeded in %.0f s. Everything that the demo created is removed.", time.Since(start).Seconds())
 }

@@ -15,6 +15,7 @@ import (
 
 const (
 	servicePortTCP = 80
+	nodePortTCP    = 30080
 	servicePortUDP = 53
 	podPortTCP     = 8080
 	podPortUDP     = 5353
@@ -33,12 +34,13 @@ metadata:
   name: hello
   namespace: demo
 spec:
+  type: NodePort
   ipFamilyPolicy: RequireDualStack
   clusterIPs: ["%s", "%s"]
   ports:
-  - {name: http, protocol: TCP, port: %d, targetPort: %d}
+  - {name: http, protocol: TCP, port: %d, targetPort: %d, nodePort: %d}
   - {name: dns, protocol: UDP, port: %d, targetPort: %d}
-`, serviceIP4, serviceIP6, servicePortTCP, podPortTCP, servicePortUDP, podPortUDP))
+`, serviceIP4, serviceIP6, servicePortTCP, podPortTCP, nodePortTCP, servicePortUDP, podPortUDP))
 }
 
 // writeEndpoints writes EndpointSlices of both families with the ready pods, and returns when

@@ -44,6 +44,7 @@ func (p *proxy) args() []string {
 		"--manifests=" + p.manifests,
 		"--hostname-override=" + p.node.Name,
 		"--ebpf-cgroup-root=" + p.node.CgroupPath(),
+		"--cluster-cidr=10.244.0.0/16,fd00:10:244::/48",
 	}
 }
 
