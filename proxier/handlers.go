@@ -94,3 +94,12 @@ const (
 	ReasonBypassed          = "ProgramsBypassed"                // a foreign program runs before those of the proxy
 	ReasonNoHealthCheck     = "FailedToStartServiceHealthcheck" // the port cannot be bound; upstream's word
 )
+
+// ExpectedProblems are the reasons by kind of object, without those of manifests. Counters of them begin at 0, so
+// that the first problem is an increase.
+var ExpectedProblems = map[string][]string{
+	"Service":       {ReasonInvalidObject, ReasonConflict, ReasonCapacity, ReasonUnsupported, ReasonUnguarded, ReasonNoHealthCheck},
+	"EndpointSlice": {ReasonInvalidObject},
+	"Node":          {ReasonInvalidConfig, ReasonIncompleteNode, ReasonUnsupported, ReasonFlowsNotClosed, ReasonFiltersBeforeDNAT, ReasonRepaired, ReasonBypassed},
+	"Pod":           {ReasonInvalidObject, ReasonCapacity, ReasonUnsupported},
+}

@@ -173,6 +173,11 @@ func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSour
 		m.restoreFailures.WithLabelValues(f).Add(0)
 		m.partialFailures.WithLabelValues(f).Add(0)
 	}
+	for kind, reasons := range proxier.ExpectedProblems {
+		for _, reason := range reasons {
+			m.problems.WithLabelValues(kind, reason).Add(0)
+		}
+	}
 	for _, state := range proxier.RepairedStates {
 		m.repairs.WithLabelValues(string(state)).Add(0)
 	}
