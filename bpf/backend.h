@@ -7,6 +7,7 @@
 
 #include "addr.h"
 #include "affinity.h"
+#include "btf_emit.h"
 #include "frontend.h"
 #include "lb_maps.h"
 
@@ -16,6 +17,7 @@ enum select_result {
 	SELECT_DROP,
 	SELECT_RACED, /* inconsistent read: try again */
 };
+BTF_EMIT(select_result);
 
 static __always_inline struct backend *backend_of(__u32 id, __u32 generation,
 						  __u32 service)

@@ -148,7 +148,7 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 		service = fe.service;
 		if (!frontend_admits(&fe, p->key.dst, p->key.src)) {
 			count_connection(service, SELECT_DROP, 0);
-			return done(DROP_SOURCE_RANGE, TC_ACT_SHOT);
+			return fail(p, DROP_SOURCE_RANGE, TC_ACT_SHOT);
 		}
 		c->route = frontend_route(&fe, p->key.dst, origin_of(src));
 		/* A hash of the connection: the same backend again if its flow
@@ -167,7 +167,7 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 	if (!be) {
 		if (result == SELECT_REJECT)
 			return REFUSED;
-		return done(result == SELECT_DROP ? DROP_POLICY : DROP_RACED,
+		return fail(p, result == SELECT_DROP ? DROP_POLICY : DROP_RACED,
 			    TC_ACT_SHOT);
 	}
 	c->service = service;

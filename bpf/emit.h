@@ -45,7 +45,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 		/* The route may come back; the stack would reset the
 		 * connection. */
 		if (!has_route(found))
-			return done(DROP_NO_ROUTE, TC_ACT_SHOT);
+			return fail(p, DROP_NO_ROUTE, TC_ACT_SHOT);
 		next_hop_set(nh, fib);
 		if (found == BPF_FIB_LKUP_RET_SUCCESS)
 			next_hop_keep(nh, hit, p, skb->ifindex,
@@ -53,7 +53,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 	}
 known:
 	if (rewrite(skb, p, &hit->to, p->ttl - 1))
-		return done(DROP_REWRITE, TC_ACT_SHOT);
+		return fail(p, DROP_REWRITE, TC_ACT_SHOT);
 	count_reason(hit->reply ? FORWARD_REPLY : FORWARD_REMOTE);
 	return send_out(skb, nh);
 }
@@ -85,7 +85,7 @@ static __always_inline int emit(struct __sk_buff *skb, struct packet *p,
 	if (hit->action == ACTION_SNAT)
 		return forward(skb, p, hit, has_way);
 	if (rewrite(skb, p, &hit->to, p->ttl))
-		return done(DROP_REWRITE, TC_ACT_SHOT);
+		return fail(p, DROP_REWRITE, TC_ACT_SHOT);
 	if (is_remapped(hit))
 		return done(REMAP, NEXT);
 	count_reason(hit->reply ? FORWARD_REPLY : FORWARD_LOCAL);

@@ -71,7 +71,7 @@ GLOBAL int plan(struct __sk_buff *skb, struct packet *p, struct choice *c)
 	id = c->backend;
 	be = bpf_map_lookup_elem(&tdm_backend, &id);
 	if (!be)
-		return done(DROP_RACED, TC_ACT_SHOT);
+		return fail(p, DROP_RACED, TC_ACT_SHOT);
 	c->action = ACTION_LOCAL;
 	copy_addr(c->reply.src, be->addr);
 	copy_addr(c->reply.dst, p->key.src);
@@ -91,7 +91,7 @@ GLOBAL int plan(struct __sk_buff *skb, struct packet *p, struct choice *c)
 		/* The route may come back; the stack would make the client give
 		 * up. */
 		if (to_itself || be->flags & BACKEND_REMOTE)
-			return done(DROP_NO_ROUTE, TC_ACT_SHOT);
+			return fail(p, DROP_NO_ROUTE, TC_ACT_SHOT);
 		return CHOSEN;
 	}
 	id = fib->ifindex;

@@ -37,7 +37,7 @@ static __always_inline int without_frontend(struct bpf_sock_addr *ctx,
 	if (is_unserved(p->addr) && !local_flags(p->addr) &&
 	    !is_opted_out(netns)) {
 		count_connection(0, SELECT_REJECT, 0);
-		return refuse(p, true);
+		return refuse(p, l4_proto(ctx), SELECT_REJECT);
 	}
 	forget(ctx->sk, old, connecting);
 	return PROCEED;
@@ -60,6 +60,7 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, struct peer *p,
 	struct bpf_sock *sk = ctx->sk;
 	struct sock_dest *old;
 	int picked = PICKED_RACED;
+	enum select_result failed;
 
 	if (left_pods && left_host)
 		return PROCEED;
@@ -97,13 +98,11 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, struct peer *p,
 		break;
 	case PICKED_DROP:
 		count_connection(x.service, SELECT_DROP, 0);
-		return refuse(p, false);
+		return refuse(p, key.proto, SELECT_DROP);
 	default:
-		count_connection(x.service,
-				 picked == PICKED_REJECT ? SELECT_REJECT :
-							   SELECT_RACED,
-				 0);
-		return refuse(p, true);
+		failed = picked == PICKED_REJECT ? SELECT_REJECT : SELECT_RACED;
+		count_connection(x.service, failed, 0);
+		return refuse(p, key.proto, failed);
 	}
 
 	struct sock_dest dest = {
@@ -124,7 +123,7 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, struct peer *p,
 	/* Without storage tdm_guard could not check the packets. */
 	else if (!remember(ctx, sk, old, &dest) && x.guarded) {
 		count_connection(x.service, SELECT_DROP, 0);
-		return refuse(p, false);
+		return refuse(p, key.proto, SELECT_DROP);
 	}
 	count_connection(x.service, SELECT_OK, x.backend);
 	copy_addr(p->addr, dest.addr);

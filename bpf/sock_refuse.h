@@ -10,12 +10,27 @@
 #include <bpf/bpf_helpers.h>
 
 #include "addr.h"
+#include "global.h"
 #include "lb_config.h"
+#include "service_stats.h"
 #include "sock_addr.h"
 
 /* What a program on the cgroup returns to the kernel. */
 #define DENY 0
 #define PROCEED 1
+
+/*
+ * A connection or datagram that is refused, and why. tandemctl monitor attaches
+ * a program to this function, which sees both; without that it does nothing.
+ */
+GLOBAL int connection_failed(const struct peer *to, __u32 proto, __u32 result)
+{
+	if (!to)
+		return 0;
+	/* The compiler must not drop the call. */
+	asm volatile("" : : "r"(proto), "r"(result) : "memory");
+	return 0;
+}
 
 /*
  * Refuses a connection or datagram that has no backend: a packet to the service
@@ -24,9 +39,11 @@
  * Before Linux 6.1 a program cannot choose the error, so a rejected connection
  * is sent to loopback port 0, where nothing can listen.
  */
-static __always_inline int refuse(struct peer *p, bool reject)
+static __always_inline int refuse(struct peer *p, __u32 proto,
+				  enum select_result result)
 {
-	if (!reject)
+	connection_failed(p, proto, result);
+	if (result == SELECT_DROP)
 		return DENY;
 	if (have_set_retval) {
 		bpf_set_retval(-ECONNREFUSED);

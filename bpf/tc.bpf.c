@@ -75,7 +75,7 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	if (verdict == CHOSEN)
 		verdict = choose(p, &c);
 	if (verdict == CHOSEN && !flows_admitted(p->key.proto))
-		return done(DROP_NO_FLOW, TC_ACT_SHOT);
+		return fail(p, DROP_NO_FLOW, TC_ACT_SHOT);
 	if (verdict == CHOSEN)
 		verdict = plan(skb, p, &c);
 	if (verdict != CHOSEN)
@@ -85,13 +85,13 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	case FLOW_OUTRUN:
 		break;
 	case FLOW_PORT_USED:
-		count_reason(REJECT_NO_PORT);
+		packet_failed(p, REJECT_NO_PORT);
 		return reject(skb, p);
 	default:
-		return done(DROP_NO_FLOW, TC_ACT_SHOT);
+		return fail(p, DROP_NO_FLOW, TC_ACT_SHOT);
 	}
 	verdict = follow(skb, p, &c, true);
-	return verdict == NO_FLOW ? done(DROP_RACED, TC_ACT_SHOT) : verdict;
+	return verdict == NO_FLOW ? fail(p, DROP_RACED, TC_ACT_SHOT) : verdict;
 }
 
 static __always_inline int handle_icmp(struct __sk_buff *skb, struct packet *p,
@@ -112,7 +112,7 @@ static __always_inline int handle_icmp(struct __sk_buff *skb, struct packet *p,
 	}
 	if (!is_unserved(p->key.dst))
 		return NEXT;
-	count_reason(REJECT);
+	packet_failed(p, REJECT);
 	return reject(skb, p);
 }
 
@@ -148,7 +148,7 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 	case NO_FLOW:
 		return NEXT;
 	case REFUSED:
-		count_reason(REJECT);
+		packet_failed(&p, REJECT);
 		return reject(skb, &p);
 	case EXPIRED:
 		return send_error(skb, &p, ERROR_TTL);

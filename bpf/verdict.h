@@ -2,6 +2,8 @@
 #ifndef TANDEM_VERDICT_H
 #define TANDEM_VERDICT_H
 
+#include "global.h"
+#include "packet.h"
 #include "reasons.h"
 
 /*
@@ -23,6 +25,25 @@ enum outcome {
 static __always_inline int done(enum reason reason, int verdict)
 {
 	count_reason(reason);
+	return verdict;
+}
+
+/*
+ * A packet of a Service that is not served, and why. tandemctl monitor attaches
+ * a program to this function, which sees both; without that it only counts.
+ */
+GLOBAL int packet_failed(const struct packet *p, __u32 reason)
+{
+	if (!p)
+		return 0;
+	count_reason(reason);
+	return 0;
+}
+
+static __always_inline int fail(const struct packet *p, enum reason reason,
+				int verdict)
+{
+	packet_failed(p, reason);
 	return verdict;
 }
 

@@ -13,12 +13,14 @@ import (
 	"strings"
 	"time"
 
+	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/monitor"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
 )
 
@@ -33,6 +35,7 @@ const (
 type inspector interface {
 	Status() (inspect.Status, error)
 	Services() ([]inspect.ServiceView, error)
+	WithPrograms(fn func([]*ciliumebpf.Program) error) error
 	Flows(ctx context.Context, procRoot string, fn func(inspect.FlowView)) error
 	Unplaced() int
 	OptOuts() (map[uint64]lbmap.OptOutBy, error)
@@ -48,6 +51,7 @@ type app struct {
 	findRoot func() (string, error)
 	inspect  func(cgroupRoot string) (inspector, error)
 	filters  func(context.Context) []string
+	monitor  func(perSecond uint32) (failureMonitor, error)
 	detach   func(ctx context.Context, cgroupRoot string) (programs []string, err error)
 	probe    func(ctx context.Context, cgroupRoot string, devices []string) capabilities.Report
 	cookie   func(netns string) (uint64, error)
@@ -72,7 +76,14 @@ func newApp(out, err io.Writer) *app {
 			return i, nil
 		},
 		filters: hostFilters,
-		detach:  removal.Detach,
+		monitor: func(perSecond uint32) (failureMonitor, error) {
+			m, err := monitor.New(perSecond)
+			if err != nil {
+				return nil, err // likewise
+			}
+			return m, nil
+		},
+		detach: removal.Detach,
 		probe: func(ctx context.Context, root string, devices []string) capabilities.Report {
 			return capabilities.Probe(ctx, capabilities.Options{CgroupRoot: root, Devices: devices})
 		},
@@ -135,6 +146,8 @@ func (a *app) advice(err error) string {
 		return "If kube-proxy runs on this node, pass its --metrics-bind-address as --server. Without a kube-proxy, explain from manifests: see --manifests."
 	case errors.Is(err, lbmap.ErrLayout):
 		return "Use the tandemctl of the same release as the kube-proxy of this node."
+	case errors.Is(err, monitor.ErrNotSupported):
+		return "Counters have the same reasons: see the packets in 'tandemctl status', and 'tandemctl top'."
 	case errors.Is(err, capabilities.ErrNoCgroup2):
 		return "Pass --cgroup-root."
 	case errors.Is(err, fs.ErrPermission):
@@ -181,7 +194,7 @@ preflight and shadow look at a node before Tandem serves it.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.PersistentFlags().StringVar(&a.cgroupRoot, "cgroup-root", os.Getenv(cgroupRootEnv), "cgroup2 directory that the programs are attached to (default: $"+cgroupRootEnv+", or the root of the mounted hierarchy)")
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", outputTable, "output format: "+strings.Join(outputs, ", ")+"; wide has more columns or rows, and is not cut to the terminal")
-	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.flowsCommand(), a.topCommand(), a.explainCommand(), a.preflightCommand(), a.shadowCommand(), a.sysdumpCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.backendCommand(), a.detachCommand(), a.versionCommand())
+	root.AddCommand(a.statusCommand(), a.servicesCommand(), a.flowsCommand(), a.topCommand(), a.monitorCommand(), a.explainCommand(), a.preflightCommand(), a.shadowCommand(), a.sysdumpCommand(), a.capabilitiesCommand(), a.optOutCommand(), a.backendCommand(), a.detachCommand(), a.versionCommand())
 	return root
 }
 

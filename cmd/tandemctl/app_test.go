@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
@@ -46,6 +47,8 @@ type fakeInspector struct {
 	err      error
 	closed   bool
 }
+
+func (f *fakeInspector) WithPrograms(fn func([]*ciliumebpf.Program) error) error { return fn(nil) }
 
 func (f *fakeInspector) Flows(_ context.Context, _ string, fn func(inspect.FlowView)) error {
 	for _, v := range f.flows {
@@ -468,6 +471,8 @@ func TestErrors(t *testing.T) {
 		{command: "flows --at device", code: exitUsage, want: []string{`--at is socket or packets, not "device"`}},
 		{command: "flows -w --interval 0s", code: exitUsage, want: []string{"above 0"}},
 		{command: "flows", err: fmt.Errorf("%w: /x", inspect.ErrNotRunning), code: exitError, want: []string{"Start kube-proxy"}},
+		{command: "monitor --rate 0", code: exitUsage, want: []string{"--rate has to be above 0"}},
+		{command: "monitor shop", code: exitUsage, want: []string{"NAMESPACE/NAME"}},
 		{command: "top --sort speed", code: exitUsage, want: []string{"--sort is one of connections, rejected, dropped, packets, bytes"}},
 		{command: "top --interval -1s", code: exitUsage, want: []string{"above 0"}},
 		{command: "status now", code: exitUsage, want: []string{"unknown command \"now\""}},

@@ -112,7 +112,7 @@ func eventsBetween(known map[string]watched, list []watched, at time.Time) (even
 	return events
 }
 
-// eventWriter writes a line for each event, with columns as wide as they have been so far; or an object.
+// eventWriter writes a row or an object for each event.
 func (a *app) eventWriter(head []string) func([]watchEvent) error {
 	if a.isData() {
 		return func(events []watchEvent) error {
@@ -124,16 +124,24 @@ func (a *app) eventWriter(head []string) func([]watchEvent) error {
 			return nil
 		}
 	}
-	var widths []int
-	out := a.tables()
+	stream := a.newStream(append([]string{"TIME", "EVENT"}, head...))
 	return func(events []watchEvent) error {
 		var rows [][]string
-		if widths == nil {
-			rows = append(rows, append([]string{"TIME", "EVENT"}, head...))
-			widths = make([]int, len(rows[0]))
-		}
 		for i := range events {
 			rows = append(rows, append([]string{events[i].Time.Format(time.TimeOnly), events[i].Event}, events[i].cells...))
+		}
+		return stream(rows...)
+	}
+}
+
+// newStream writes rows as they come, with columns as wide as they have been so far.
+func (a *app) newStream(head []string) func(rows ...[]string) error {
+	var widths []int
+	out := a.tables()
+	return func(rows ...[]string) error {
+		if widths == nil {
+			widths = make([]int, len(head))
+			rows = append([][]string{head}, rows...)
 		}
 		for _, row := range rows {
 			for i := range row {

@@ -114,6 +114,14 @@ const (
 	CheckFactor = 0x9e3779b97f4a7c15
 )
 
+// enum select_result
+const (
+	SelectOK     = 0
+	SelectReject = 1
+	SelectDrop   = 2
+	SelectRaced  = 3
+)
+
 // enum flow_stage
 const (
 	FlowFree    = 0

@@ -21,6 +21,14 @@ var ReasonNames = [Reasons]string{
 	PushedOut: "pushed_out",
 }
 
+// ReasonName is the name of enum reason.
+func ReasonName(reason uint32) string {
+	if reason < Reasons {
+		return ReasonNames[reason]
+	}
+	return fmt.Sprintf("reason_%d", reason)
+}
+
 // PacketCount counts packets by verdict.
 type PacketCount struct {
 	Result string `json:"result"`

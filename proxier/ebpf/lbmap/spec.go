@@ -44,3 +44,12 @@ func HoldSpec() (*ciliumebpf.CollectionSpec, error) {
 	}
 	return spec, nil
 }
+
+// MonitorSpec is the collection of the programs that report what fails in the others.
+func MonitorSpec() (*ciliumebpf.CollectionSpec, error) {
+	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_MonitorBytes))
+	if err != nil {
+		return nil, fmt.Errorf("read the monitor's programs in this binary: %w", err)
+	}
+	return spec, nil
+}

@@ -31,6 +31,9 @@ type (
 	PortSpan = tcPortRange
 	// Cover is a list of prefixes that contain all ClusterIPs.
 	Cover = arrivalCover
+	// Failure is what the monitor's programs report, and FailureRate what they count.
+	Failure     = monitorFailure
+	FailureRate = monitorRate
 )
 
 // PutName writes what n.String would return, and returns the length. A hash replaces the end
