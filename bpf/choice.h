@@ -152,9 +152,11 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 		}
 		c->route = frontend_route(&fe, p->key.dst, origin_of(src));
 		/* A hash of the connection: the same backend again if its flow
-		 * was evicted, and with Maglev on every node. With affinity, of
-		 * the client, which other nodes may know. */
-		if (fe.affinity)
+		 * was evicted, and with Maglev on every node. With Maglev and
+		 * affinity, of the client, which other nodes may know; else a
+		 * client whose affinity timed out would never get another
+		 * backend. */
+		if (fe.flags & FRONTEND_BY_CLIENT)
 			pick = check_of(src, sizeof(src) / sizeof(__u32));
 		else
 			pick = check_of((const __u32 *)&p->key,

@@ -55,6 +55,9 @@ enum lb_frontend_flag {
 	/* Packets to it are left to netfilter, connections of sockets are not.
 	 */
 	FRONTEND_LEFT = 1 << 17,
+	/* With affinity, the hash that picks from a Maglev table is that of the
+	 * client's address alone. */
+	FRONTEND_BY_CLIENT = 1 << 18,
 	FRONTEND_KIND_SHIFT = 24, /* from here on: enum lb_kind */
 };
 BTF_EMIT(lb_frontend_flag);

@@ -71,6 +71,56 @@ func TestAffinityOfManyClients(t *testing.T) {
 	}
 }
 
+// TestAffinityEnds: a client whose affinity timed out may get any backend, as the next one is picked anew. With
+// Maglev it gets the same one on every node, as long as the backends are the same.
+func TestAffinityEnds(t *testing.T) {
+	e := newEdge(t, Options{})
+	for _, algorithm := range []proxier.Algorithm{proxier.Random, proxier.Maglev} {
+		e.OnServiceUpdate(nil, edgeService(func(s *v1.Service) {
+			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
+			s.Annotations = map[string]string{proxier.AnnotationAlgorithm: algorithm.String()}
+		}))
+		e.use(t, e.here, e.there)
+		for _, pod := range []*lab.Pod{e.here, e.there} {
+			if algorithm == proxier.Random {
+				serve(t, pod)
+			}
+		}
+		for _, n := range e.entries() {
+			t.Run(algorithm.String()+" "+n.String(), func(t *testing.T) {
+				servers := map[string]int{}
+				const visits = 24 // all to one of two: once in 8 million
+				for range visits {
+					r, err := e.client.Ask(t.Context(), n.network, n.to)
+					if err != nil {
+						t.Fatal(err)
+					}
+					servers[r.Server]++
+					e.forgetAffinity(t)
+				}
+				if one := len(servers) == 1; one != (algorithm == proxier.Maglev) {
+					t.Errorf("got %v", servers)
+				}
+			})
+		}
+	}
+}
+
+// forgetAffinity ends the affinity of all clients, as their timeouts do.
+func (e *edge) forgetAffinity(t *testing.T) {
+	t.Helper()
+	m := e.tier.maps["tdm_affinity"]
+	keys, err := lbmap.Keys[lbmap.AffinityKey, lbmap.Affinity](m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range keys {
+		if err := m.Delete(key); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // affinityClients are many client addresses behind one link, half of them in each family.
 type affinityClients struct {
 	e     *edge

@@ -37,6 +37,7 @@ const (
 	FrontendSomePods  = 0x8000
 	FrontendHost      = 0x10000
 	FrontendLeft      = 0x20000
+	FrontendByClient  = 0x40000
 	FrontendKindShift = 24
 )
 

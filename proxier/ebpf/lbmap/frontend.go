@@ -31,12 +31,15 @@ func KeyOf(d *proxier.Decision, i int) FrontendKey {
 // NewFrontend is the entry of a frontend.
 func NewFrontend(d *proxier.Decision, i int, service uint32) FrontendEntry {
 	return NewFrontendEntry(KeyOf(d, i), FrontendValue{
-		Service: service, Flags: frontendFlags(&d.Frontends[i]), Affinity: uint32(d.Affinity / time.Second),
+		Service: service, Flags: frontendFlags(d, &d.Frontends[i]), Affinity: uint32(d.Affinity / time.Second),
 	})
 }
 
-func frontendFlags(f *proxier.Frontend) uint32 {
+func frontendFlags(d *proxier.Decision, f *proxier.Frontend) uint32 {
 	flags := uint32(f.Kind) << FrontendKindShift
+	if d.Affinity > 0 && d.Balancing.Algorithm == proxier.Maglev {
+		flags |= FrontendByClient
+	}
 	for origin, r := range f.Routes {
 		route := uint32(0)
 		if r.Set.Local() {
