@@ -36,7 +36,7 @@ type inspector interface {
 	Status() (inspect.Status, error)
 	Services() ([]inspect.ServiceView, error)
 	WithPrograms(fn func([]*ciliumebpf.Program) error) error
-	Flows(ctx context.Context, procRoot string, fn func(inspect.FlowView)) error
+	Flows(ctx context.Context, at, procRoot string, fn func(inspect.FlowView)) error
 	Unplaced() int
 	OptOuts() (map[uint64]lbmap.OptOutBy, error)
 	AddOptOut(cookie uint64) error

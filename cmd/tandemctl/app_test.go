@@ -50,7 +50,7 @@ type fakeInspector struct {
 
 func (f *fakeInspector) WithPrograms(fn func([]*ciliumebpf.Program) error) error { return fn(nil) }
 
-func (f *fakeInspector) Flows(_ context.Context, _ string, fn func(inspect.FlowView)) error {
+func (f *fakeInspector) Flows(_ context.Context, _, _ string, fn func(inspect.FlowView)) error {
 	for _, v := range f.flows {
 		fn(v)
 	}

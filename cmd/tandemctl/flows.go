@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -38,7 +39,7 @@ translated on devices, as of clients outside.
   AT        socket, or packets
   STATE     TCP: opening, established, closing or closed. UDP packets: answered or
             unanswered. UDP sockets: connected or unconnected
-  IDLE      since the last packet
+  IDLE      since the last packet; of a TCP socket, since the last data
   REQUESTS  packets and bytes of the client; of a TCP socket, the payload that was
   REPLIES   acknowledged or received
 
@@ -103,8 +104,8 @@ or backend, and that ended. What begins and ends between two looks is not seen.`
 		},
 	}
 	c.ValidArgsFunction = a.completeServices
-	addAllNamespacesFlag(c.Flags())
 	c.Flags().StringVarP(&namespace, "namespace", "n", "", "only flows to Services of this namespace")
+	addAllNamespacesFlag(c)
 	c.Flags().StringVar(&client, "client", "", "only flows of this client: an address, a CIDR, or ADDRESS:PORT")
 	c.Flags().StringVar(&backend, "backend", "", "only flows to this backend: an address, a CIDR, or ADDRESS:PORT")
 	c.Flags().StringVar(&o.at, "at", "", "only flows that are translated at their "+inspect.AtSocket+", or by their "+inspect.AtPackets)
@@ -116,15 +117,19 @@ or backend, and that ended. What begins and ends between two looks is not seen.`
 func (a *app) flows(ctx context.Context, o *flowsOptions) ([]inspect.FlowView, error) {
 	flows := []inspect.FlowView{}
 	err := a.withInspector(func(i inspector) error {
-		return i.Flows(ctx, "/proc", func(v inspect.FlowView) {
+		return i.Flows(ctx, o.at, "/proc", func(v inspect.FlowView) {
 			if o.selects(&v) {
 				flows = append(flows, v)
 			}
 		})
 	})
+	if errors.Is(err, inspect.ErrNoSockets) && o.at != inspect.AtSocket && ctx.Err() == nil {
+		fmt.Fprintf(a.err, "tandemctl: only flows that are translated by their packets are shown: %v\n", err)
+		o.at, err = inspect.AtPackets, nil // said once
+	}
 	slices.SortFunc(flows, func(x, y inspect.FlowView) int {
 		return cmp.Or(strings.Compare(x.Namespace, y.Namespace), strings.Compare(x.Name, y.Name), strings.Compare(x.Port, y.Port),
-			strings.Compare(x.Protocol, y.Protocol), x.Client.Compare(y.Client), x.Frontend.Compare(y.Frontend), x.Backend.Compare(y.Backend))
+			strings.Compare(x.Protocol, y.Protocol), x.Client.Compare(y.Client), x.Frontend.Compare(y.Frontend), x.Backend.Compare(y.Backend), cmp.Compare(x.Cookie, y.Cookie))
 	})
 	return flows, err
 }
@@ -198,13 +203,23 @@ func (a *app) flowRow(v *inspect.FlowView) []string {
 	return []string{service, v.Port, v.Protocol, v.At, client, frontend, backend, v.State, idle, requests, replies}
 }
 
+// flowKey is what stays the same of a flow. A UDP socket that is not connected may have several backends at one
+// frontend.
+func flowKey(v *inspect.FlowView) string {
+	key := fmt.Sprint(v.Client, " ", v.Frontend, " ", v.Protocol, " ", v.At, " ", v.Cookie)
+	if v.Cookie != 0 && v.Protocol != "TCP" {
+		key += " " + v.Backend.String()
+	}
+	return key
+}
+
 // watchedFlows are rows to watch: what counts is where a flow goes, and its state.
 func (a *app) watchedFlows(flows []inspect.FlowView) []watched {
 	rows := make([]watched, len(flows))
 	for i := range flows {
 		v := &flows[i]
 		rows[i] = watched{
-			key:     fmt.Sprint(v.Client, v.Frontend, v.Protocol, v.At),
+			key:     flowKey(v),
 			version: fmt.Sprint(v.State, v.Backend), cells: a.flowRow(v), object: v,
 		}
 	}

@@ -41,7 +41,7 @@ func (a *app) monitorCommand() *cobra.Command {
 	var namespace, client string
 	c := &cobra.Command{
 		Use:   "monitor [NAMESPACE/NAME[:PORT]]",
-		Short: "Show connections and packets of Services that fail, as they do",
+		Short: "Show connections and packets of Services that fail, as it happens",
 		Long: `Shows what the eBPF programs of this node reject or drop, until it is interrupted:
 connections of sockets, with the process, and packets on devices, with the client.
 Reasons are those of the packet verdict counters:
@@ -55,13 +55,16 @@ Reasons are those of the packet verdict counters:
   rejected_no_source_port  all source ports towards the endpoint are in use
   dropped_no_route         there is no route to the endpoint
   dropped_rewrite          the packet could not be changed
-  dropped_raced            Services changed too fast meanwhile
+  dropped_raced            the Service changed during each lookup
 
 It attaches programs to functions of the proxy's programs, and removes them when it
-ends, or is killed. Nothing of it is there otherwise. More failures than --rate are
-counted, and not shown. It needs Linux 5.17 on x86-64, 6.0 on arm64.
+ends, or is killed. Nothing of it is there otherwise. The kernel reports up to --rate
+failures of all Services per second and CPU, and counts the rest. It needs Linux 5.17
+on x86-64, 6.0 on arm64.
 
-What succeeds is not shown: see flows. What rules or virtual servers serve neither.`,
+It does not show connections that succeed (see flows), packets that a socket sends
+from an address that source ranges do not have, ICMP errors, and what iptables rules
+or IPVS serve.`,
 		Example: `  tandemctl monitor
   tandemctl monitor shop/web --for 1m
   tandemctl monitor --client 198.51.100.7 -o json`,
@@ -87,11 +90,11 @@ What succeeds is not shown: see flows. What rules or virtual servers serve neith
 		},
 	}
 	c.ValidArgsFunction = a.completeServices
-	addAllNamespacesFlag(c.Flags())
 	c.Flags().StringVarP(&namespace, "namespace", "n", "", "only Services of this namespace")
+	addAllNamespacesFlag(c)
 	c.Flags().StringVar(&client, "client", "", "only packets of this client: an address, a CIDR, or ADDRESS:PORT")
 	c.Flags().DurationVar(&o.length, "for", 0, "end after this time (default: when it is interrupted)")
-	c.Flags().Uint32Var(&o.rate, "rate", 100, "failures that are shown per second and CPU")
+	c.Flags().Uint32Var(&o.rate, "rate", 100, "failures of all Services that are reported per second and CPU")
 	return c
 }
 
@@ -138,6 +141,14 @@ func (a *app) watchFailures(ctx context.Context, o *monitorOptions) (err error) 
 	}
 	write := a.failureWriter()
 	leftOut := uint64(0)
+	tellLeftOut := func() error {
+		now, err := m.LeftOut()
+		if err == nil && now > leftOut {
+			fmt.Fprintf(a.err, "%d more failures, of all Services, were not reported; --rate reports more\n", now-leftOut)
+			leftOut = now
+		}
+		return err
+	}
 	for next := a.now().Add(o.interval); ctx.Err() == nil; {
 		deadline := time.Now().Add(min(o.interval, 200*time.Millisecond))
 		f, err := m.Next(ctx, deadline)
@@ -160,14 +171,11 @@ func (a *app) watchFailures(ctx context.Context, o *monitorOptions) (err error) 
 		if err := follow(); err != nil {
 			return err
 		}
-		if now, err := m.LeftOut(); err != nil {
+		if err := tellLeftOut(); err != nil {
 			return err
-		} else if now > leftOut {
-			fmt.Fprintf(a.err, "%d more failures were not shown; --rate shows more\n", now-leftOut)
-			leftOut = now
 		}
 	}
-	return nil
+	return tellLeftOut()
 }
 
 func (o *monitorOptions) selects(v *failureView) bool {

@@ -64,7 +64,7 @@ func TestMonitor(t *testing.T) {
 		if code := a.run(strings.Fields(command + " --for 300ms")); code != exitOK || out.String() != want {
 			t.Errorf("%s: exit code %d, %s\n%s\nwant\n%s", command, code, errs, out, want)
 		}
-		if !m.closed || !strings.Contains(errs.String(), "3 more failures were not shown") {
+		if !m.closed || !strings.Contains(errs.String(), "3 more failures, of all Services, were not reported") {
 			t.Errorf("closed: %t, %s", m.closed, errs)
 		}
 	}

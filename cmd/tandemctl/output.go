@@ -94,12 +94,27 @@ func withKind(kind string, v any) ([]byte, error) {
 	return fmt.Appendf(nil, `{"apiVersion":%q,"kind":%q%s`, apiVersion, kind, fields), nil
 }
 
-// tables is where tables are written. Their rows are cut to the width of a terminal, unless they are to be wide.
+// tables is where what has tables is written. Their rows are cut to the width of a terminal, unless they are to be
+// wide; other lines are not.
 func (a *app) tables() io.Writer {
 	if width, _ := terminalSize(a.out); width > 0 && a.output != outputWide {
-		return &cutter{w: a.out, width: width}
+		return tableWriter{a.out, width}
 	}
 	return a.out
+}
+
+// tableWriter tells newTable about the width of the terminal.
+type tableWriter struct {
+	io.Writer
+	width int
+}
+
+// rowsOf is where rows of tables are written.
+func rowsOf(w io.Writer) io.Writer {
+	if t, ok := w.(tableWriter); ok {
+		return &cutter{w: t.Writer, width: t.width}
+	}
+	return w
 }
 
 // cutter cuts lines that are longer than a width. Writes end a line, or go on with it.
@@ -155,7 +170,7 @@ func terminalSize(w io.Writer) (columns, rows int) {
 type table struct{ w *tabwriter.Writer }
 
 func newTable(w io.Writer, head ...string) table {
-	t := table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
+	t := table{tabwriter.NewWriter(rowsOf(w), 0, 0, 2, ' ', 0)}
 	t.row(head...)
 	return t
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/observe/explain"
@@ -22,7 +21,7 @@ func (a *app) servicesCommand() *cobra.Command {
 	var namespace, server string
 	var watch watchFlags
 	c := &cobra.Command{
-		Use:     "services [NAMESPACE/NAME]",
+		Use:     "services [NAMESPACE/NAME[:PORT]]",
 		Aliases: []string{"service", "svc"},
 		Short:   "Show frontends, their backends and counters",
 		Long: `Shows one frontend per line, with its service port and the datapath that serves
@@ -71,8 +70,8 @@ anything but their counters, and that ended.`,
 		},
 	}
 	c.ValidArgsFunction = a.completeServices
-	addAllNamespacesFlag(c.Flags())
 	c.Flags().StringVarP(&namespace, "namespace", "n", "", "only Services of this namespace")
+	addAllNamespacesFlag(c)
 	addServerFlag(c.Flags(), &server)
 	watch.add(c.Flags())
 	return c
@@ -172,8 +171,9 @@ func (f serviceFilter) missing(found serviceList) error {
 }
 
 // addAllNamespacesFlag is for those who are used to kubectl: all namespaces are the default here.
-func addAllNamespacesFlag(fs *pflag.FlagSet) {
-	fs.BoolP("all-namespaces", "A", false, "Services of all namespaces, as without --namespace")
+func addAllNamespacesFlag(c *cobra.Command) {
+	c.Flags().BoolP("all-namespaces", "A", false, "Services of all namespaces, which is the default")
+	c.MarkFlagsMutuallyExclusive("namespace", "all-namespaces")
 }
 
 // completeServices completes the names of Services.

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"os/exec"
@@ -42,13 +43,13 @@ func (a *app) sysdumpCommand() *cobra.Command {
   kube-proxy/ metrics, configuration and health of the running process
   commands/   devices, addresses, routes, neighbours, rules, sets, virtual servers
               and BPF programs, as the node's tools show them
-  files/      kernel version and configuration, sysctls, counters of the stack
-  logs/       the end of kube-proxy's logs, where they are kept on the node
+  files/      kernel version, sysctls, counters of the stack
+  logs/       the end of kube-proxy's logs, as they are, where the node keeps them
   index.txt   what is missing, and why
 
 It has addresses of pods, Services and nodes, names of Services, and rules of
-firewalls. It has no Secret, no token, no kubeconfig, no environment, no payload. A
-node's own files are not in it where the command runs in a container.`,
+firewalls. It reads no Secret, token, kubeconfig or environment, and no packet.
+Where the command runs in a container, a node's own files are missing.`,
 		Example: `  tandemctl sysdump
   kubectl -n kube-system exec POD -- tandemctl sysdump --file - > node1.tar.gz`,
 		Args: args(cobra.NoArgs),
@@ -101,11 +102,12 @@ type sysdump struct {
 }
 
 func (d *sysdump) collect(ctx context.Context, a *app, server, health string) {
+	servers := a.serversOr(server)
 	for _, command := range []string{"version", "status", "services", "flows", "capabilities", "optout list", "backend list", "preflight"} {
-		d.tool(a, command)
+		d.tool(a, servers, command)
 	}
 	for _, path := range []string{"/metrics", "/configz", "/proxyMode", status.Path, explain.PlacementsPath} {
-		d.request(ctx, a.serversOr(server), path)
+		d.request(ctx, servers, path)
 	}
 	for _, path := range []string{"/healthz", "/livez", "/readyz"} {
 		d.request(ctx, []string{health}, path)
@@ -127,12 +129,15 @@ var sysdumpCommands = []struct{ line, needs string }{
 	{"ip -details -statistics link", ""}, {"ip address", ""}, {"ip rule", ""}, {"ip -6 rule", ""},
 	{"ip route show table all", ""}, {"ip -6 route show table all", ""}, {"ip neighbour", ""},
 	{"ip xfrm policy", "/proc/net/xfrm_stat"}, {"tc -statistics qdisc", ""}, {"ss -s", ""},
-	{"nft list ruleset", ""}, {"iptables-save -c", ""}, {"ip6tables-save -c", ""},
+	{"nft list ruleset", nfTables}, {"iptables-save -c", nfTables}, {"ip6tables-save -c", nfTables},
 	{"iptables-legacy-save -c", "/proc/net/ip_tables_names"}, {"ip6tables-legacy-save -c", "/proc/net/ip6_tables_names"},
 	{"ipset list", "/sys/module/ip_set"}, {"ipvsadm -Ln --stats", "/proc/net/ip_vs"},
-	{"conntrack -S", "/proc/sys/net/netfilter/nf_conntrack_count"}, {"conntrack -C", "/proc/sys/net/netfilter/nf_conntrack_count"},
+	{"conntrack -S", "/sys/module/nf_conntrack_netlink"}, {"conntrack -C", "/sys/module/nf_conntrack_netlink"},
 	{"bpftool net", ""}, {"bpftool cgroup tree", ""}, {"bpftool prog", ""}, {"bpftool map", ""},
 }
+
+// nfTables stands for a kernel that uses nf_tables: as a module, or built in.
+const nfTables = "nf_tables"
 
 var sysdumpFiles = []string{
 	"/proc/version", "/etc/os-release", "/proc/meminfo", "/proc/loadavg", "/proc/modules", "/proc/self/mountinfo", "/proc/self/limits", "/proc/self/status",
@@ -147,8 +152,8 @@ var sysdumpSysctls = []string{
 	"kernel/unprivileged_bpf_disabled", "kernel/bpf_stats_enabled", "fs/file-max",
 }
 
-// sysdumpLogs are where kubelet keeps those of containers.
-var sysdumpLogs = []string{"/var/log/pods/*kube-proxy*/*/*.log", "/var/log/pods/*tandem*/*/*.log"}
+// sysdumpLogs are where kubelet keeps those of containers with kube-proxy's name.
+var sysdumpLogs = []string{"/var/log/pods/*/kube-proxy/*.log"}
 
 func (d *sysdump) add(name string, content []byte) {
 	if d.err != nil {
@@ -170,12 +175,12 @@ func (d *sysdump) lacks(name string, why error) {
 }
 
 // tool adds what a command of this program says, for people and for machines.
-func (d *sysdump) tool(a *app, command string) {
+func (d *sysdump) tool(a *app, servers []string, command string) {
 	name := "tandemctl/" + strings.ReplaceAll(command, " ", "-")
 	for _, output := range []struct{ format, end string }{{outputWide, ".txt"}, {outputJSON, ".json"}} {
 		var out, errs bytes.Buffer
 		one := *a
-		one.out, one.err = &out, &errs
+		one.out, one.err, one.servers = &out, &errs, servers
 		list := strings.Fields(command)
 		if a.cgroupRoot != "" {
 			list = append(list, "--cgroup-root", a.cgroupRoot)
@@ -194,7 +199,7 @@ func (d *sysdump) tool(a *app, command string) {
 // serversOr is the server of a flag, or the default ones.
 func (a *app) serversOr(server string) []string {
 	if server != "" {
-		return []string{server}
+		return []string{strings.TrimSuffix(strings.TrimPrefix(server, "http://"), "/")}
 	}
 	return a.servers
 }
@@ -235,11 +240,25 @@ func fetch(ctx context.Context, url string) ([]byte, error) {
 	return text, err
 }
 
+// inUse returns an error if the kernel does not use what a command would have it load.
+func inUse(needs string) error {
+	if needs != nfTables {
+		_, err := os.Stat(needs)
+		return err
+	}
+	// Without modules, what is there is built in.
+	if _, err := os.Stat("/proc/modules"); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	_, err := os.Stat("/sys/module/nf_tables")
+	return err
+}
+
 // command adds what a tool of the node says.
 func (d *sysdump) command(ctx context.Context, args []string, needs string) {
 	name := "commands/" + strings.ReplaceAll(strings.Join(args, "_"), "/", "_") + ".txt"
 	if needs != "" {
-		if _, err := os.Stat(needs); err != nil {
+		if err := inUse(needs); err != nil {
 			d.lacks(name, fmt.Errorf("the kernel does not use it: %w", err))
 			return
 		}

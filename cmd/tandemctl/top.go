@@ -58,8 +58,8 @@ left out.
 		},
 	}
 	c.ValidArgsFunction = a.completeServices
-	addAllNamespacesFlag(c.Flags())
 	c.Flags().StringVarP(&namespace, "namespace", "n", "", "only Services of this namespace")
+	addAllNamespacesFlag(c)
 	c.Flags().DurationVar(&o.interval, "interval", 2*time.Second, "time between two looks")
 	c.Flags().IntVar(&o.times, "times", 0, "end after so many tables; 0 goes on")
 	c.Flags().StringVar(&o.by, "sort", "connections", "order by "+strings.Join(rateNames, ", "))

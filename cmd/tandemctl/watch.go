@@ -137,7 +137,7 @@ func (a *app) eventWriter(head []string) func([]watchEvent) error {
 // newStream writes rows as they come, with columns as wide as they have been so far.
 func (a *app) newStream(head []string) func(rows ...[]string) error {
 	var widths []int
-	out := a.tables()
+	out := rowsOf(a.tables())
 	return func(rows ...[]string) error {
 		if widths == nil {
 			widths = make([]int, len(head))

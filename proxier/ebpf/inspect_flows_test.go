@@ -19,7 +19,7 @@ func flowsOf(t *testing.T, at *lab.Node) map[[2]netip.AddrPort]inspect.FlowView 
 	all := map[[2]netip.AddrPort]inspect.FlowView{}
 	i := inspectNode(t, at)
 	err := at.Do(func() error {
-		return i.Flows(t.Context(), "/proc", func(v inspect.FlowView) { all[[2]netip.AddrPort{v.Client, v.Frontend}] = v })
+		return i.Flows(t.Context(), "", "/proc", func(v inspect.FlowView) { all[[2]netip.AddrPort{v.Client, v.Frontend}] = v })
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -291,7 +291,6 @@ func TestSliceMovesToOtherService(t *testing.T) {
 	}
 }
 
-// State stays as it is while the API server is away, and goes on after.
 // TestLastEvents: each event of a watch counts, and only for its own resource.
 func TestLastEvents(t *testing.T) {
 	api := newFakeAPI(t)
@@ -313,6 +312,7 @@ func TestLastEvents(t *testing.T) {
 	}
 }
 
+// State stays as it is while the API server is away, and goes on after.
 func TestAPIServerAway(t *testing.T) {
 	api := newFakeAPI(t)
 	api.put(makeService("ns1", "a"))

@@ -54,7 +54,7 @@ func openShell(ctx context.Context, c *cluster, args []string) error {
 	cmd.Dir = c.dir
 	cmd.Env = append(os.Environ(),
 		"PATH="+tools+":"+c.bin+":"+os.Getenv("PATH"), "PS1=node1# ", "TANDEM_CGROUP_ROOT="+node.CgroupPath(), "MANIFESTS="+c.manifests, "KUBE_PROXY_LOG="+c.proxies[0].logPath,
-		fmt.Sprintf("KUBE_PROXY_PID=%d", c.proxies[0].cmd.Process.Pid), "START_KUBE_PROXY="+strings.Join(c.proxies[0].args(), " "))
+		fmt.Sprintf("KUBE_PROXY_PID=%d", c.proxies[0].cmd.Process.Pid))
 	err = cmd.Run()
 	if exit := (*exec.ExitError)(nil); len(args) > 0 && args[0] == "bash" && errors.As(err, &exit) {
 		return nil // what the last command of a shell said

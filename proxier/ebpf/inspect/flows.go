@@ -6,13 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"time"
 	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/sockdiag"
 	"github.com/tandem-proxy/tandem/proxier"
@@ -46,7 +46,10 @@ type FlowView struct {
 	Action string `json:"action"`
 	// Device is the one that requests come in by; empty at a socket.
 	Device string `json:"device"`
-	// IdleSeconds is the time since the last packet; null where the kernel does not tell.
+	// Cookie is that of a socket; 0 for packets.
+	Cookie uint64 `json:"cookie"`
+	// IdleSeconds is the time since the last packet, of a TCP socket since the last data; null where the kernel does
+	// not tell.
 	IdleSeconds *int64 `json:"idleSeconds"`
 	// RTTMicroseconds is the smoothed round-trip time of a TCP socket; null elsewhere.
 	RTTMicroseconds *uint32 `json:"rttMicroseconds"`
@@ -56,15 +59,27 @@ type FlowView struct {
 	Replies  *flowtable.Traffic `json:"replies"`
 }
 
-// Flows calls fn with all flows. procRoot is where the network namespaces of sockets are found, for what only
+// Flows calls fn with all flows, or those that are translated at one place. procRoot is where the network namespaces of sockets are found, for what only
 // the kernel's socket tables know; it need not show all. TCP sockets are missing while ebpf.tcpPeerNames is off.
-func (i *Inspector) Flows(ctx context.Context, procRoot string, fn func(FlowView)) error {
+// If it cannot read sockets, it has called fn with the others.
+func (i *Inspector) Flows(ctx context.Context, at, procRoot string, fn func(FlowView)) error {
 	names := serviceNames{tables: i.tables, known: map[uint32]lbmap.Service{}}
-	if err := i.packetFlows(&names, fn); err != nil {
-		return err
+	if at != AtSocket {
+		if err := i.packetFlows(&names, fn); err != nil {
+			return err
+		}
 	}
-	return i.socketFlows(ctx, procRoot, &names, fn)
+	if at == AtPackets {
+		return nil
+	}
+	if err := i.socketFlows(ctx, procRoot, &names, fn); err != nil {
+		return fmt.Errorf("%w: %w", ErrNoSockets, err)
+	}
+	return nil
 }
+
+// ErrNoSockets says that the sockets cannot be read.
+var ErrNoSockets = errors.New("cannot read the sockets")
 
 // serviceNames finds names of service ports by their ids.
 type serviceNames struct {
@@ -174,13 +189,14 @@ func (i *Inspector) socketFlows(ctx context.Context, procRoot string, names *ser
 		}
 		copy(unsafe.Slice((*byte)(unsafe.Pointer(&dest)), unsafe.Sizeof(dest)), s.Storage)
 		v := FlowView{
-			Protocol: proxier.Protocol(dest.Proto).String(), At: AtSocket,
+			Protocol: proxier.Protocol(dest.Proto).String(), At: AtSocket, Cookie: cookie,
 			Client: s.Local, Frontend: lbmap.ToAddrPort(dest.Vip, dest.VipPort), Backend: lbmap.ToAddrPort(dest.Addr, dest.Port),
 			State: socketState(&s, &dest),
 		}
-		if info := tcp[cookie]; info != nil {
+		// A socket that is opening has had no data, and times since the start of the machine.
+		if info := tcp[cookie]; info != nil && s.State != sockdiag.SynSent {
 			v.IdleSeconds, v.RTTMicroseconds = new(int64(min(info.Last_data_sent, info.Last_data_recv)/1000)), new(info.Rtt)
-			v.Requests = &flowtable.Traffic{Packets: uint64(info.Segs_out), Bytes: info.Bytes_acked}
+			v.Requests = &flowtable.Traffic{Packets: uint64(info.Segs_out), Bytes: info.Bytes_acked - min(info.Bytes_acked, 1)} // without the SYN
 			v.Replies = &flowtable.Traffic{Packets: uint64(info.Segs_in), Bytes: info.Bytes_received}
 		}
 		names.describe(&v, dest.Service)
@@ -210,7 +226,7 @@ func (i *Inspector) furtherPeers(clients map[uint64]netip.AddrPort, names *servi
 			continue
 		}
 		v := FlowView{
-			Protocol: proxier.UDP.String(), At: AtSocket, Client: client, State: unconnected,
+			Protocol: proxier.UDP.String(), At: AtSocket, Cookie: key.Cookie, Client: client, State: unconnected,
 			Frontend: lbmap.ToAddrPort(peer.Vip, peer.VipPort), Backend: lbmap.ToAddrPort(key.Addr, key.Port),
 		}
 		names.describe(&v, peer.Service)
@@ -256,8 +272,8 @@ func tcpStates(ctx context.Context, procRoot string, sockets sockdiag.StorageVal
 		})
 		return err
 	})
-	if errors.Is(err, fs.ErrPermission) {
-		err = nil // what cannot be opened is not known
+	if err != nil && ctx.Err() == nil { // columns of what cannot be opened stay empty
+		klog.FromContext(ctx).V(2).Info("Cannot read all TCP sockets", "err", err)
 	}
-	return states, err
+	return states, ctx.Err()
 }

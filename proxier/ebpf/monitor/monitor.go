@@ -27,9 +27,9 @@ import (
 )
 
 // ErrNotSupported says that the kernel does not let programs be attached to BPF programs: it takes
-// bpf_get_func_arg (Linux 5.17), trampolines (Linux 6.0 on arm64) and the JIT compiler. Some kernels of virtual
-// machines are built without.
-var ErrNotSupported = errors.New("the kernel cannot trace BPF programs")
+// bpf_get_func_arg (Linux 5.17), trampolines (Linux 6.0 on arm64) and the JIT compiler. Kernels that are built
+// without tracing, as for small virtual machines, and security modules refuse it as well.
+var ErrNotSupported = errors.New("the kernel does not let BPF programs be traced")
 
 // Failure is a packet or connection that was not served.
 type Failure struct {
@@ -147,7 +147,7 @@ func (m *Monitor) attach(target *ciliumebpf.Program, info *ciliumebpf.ProgramInf
 		spec.Programs[name].AttachTarget, spec.Programs[name].AttachTo = target, function
 		collection, err := ciliumebpf.NewCollectionWithOptions(spec, ciliumebpf.CollectionOptions{MapReplacements: m.maps})
 		if err != nil {
-			// Who may open programs by id may load these, unless the kernel is built without.
+			// Who may open programs by id has the privilege; EPERM is the kernel's.
 			err = fmt.Errorf("%w: %w", ErrNotSupported, err)
 			return nil, errors.Join(err, closeAll(links))
 		}
