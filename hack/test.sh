@@ -206,7 +206,7 @@ e2e() (
 	TANDEM_KUBEADM=$(hack/kubeadm.sh) && TANDEM_E2E=$(hack/e2e.sh) || return
 	export TANDEM_KUBEADM TANDEM_E2E GOWORK=off
 	cd test/install
-	go vet ./... >&2 && go test -json -count=1 -timeout=90m -run='^TestE2E$' ${TESTFLAGS:-} .
+	go vet ./... >&2 && go test -json -count=1 -timeout=150m -run='^TestE2E$' ${TESTFLAGS:-} .
 )
 
 # as_test runs a command as go test -json would show a test.

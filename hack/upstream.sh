@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: upstream.sh [-tracer|-kubeadm|-e2e|-agnhost] [<output>]
+# Usage: upstream.sh [-tracer|-kubeadm|-e2e|-agnhost|-regression-issue-74839] [<output>]
 #
 # Builds Kubernetes' own kube-proxy, which benchmarks put beside ours, and prints where
 # it is: <output>, or a file below the user's cache, which is built only once. The tools
@@ -16,14 +16,14 @@
 #	UPSTREAM_TRACER=$(hack/upstream.sh -tracer) go test ./proxier/iptables -run TestDifferential
 #
 # With -kubeadm it builds that release's kubeadm, with which the test of test/install upgrades; with
-# -e2e and -agnhost upstream's end-to-end tests, and the program that their pods run.
+# -e2e upstream's end-to-end tests; with -agnhost and -regression-issue-74839 what their pods run.
 #
 # The release is that of k8s.io/component-base in go.mod, or the newest before it with
 # the same minor number whose sources the module proxy has. KUBERNETES_VERSION=v1.36.4
 # takes that one and no other.
 set -euo pipefail
 what=kube-proxy
-case ${1:-} in -tracer | -kubeadm | -e2e | -agnhost) what=${1#-} && shift ;; esac
+case ${1:-} in -tracer | -kubeadm | -e2e | -agnhost | -regression-issue-74839) what=${1#-} && shift ;; esac
 output=${1:+$(realpath -m "$1")}
 cd "$(dirname "$0")/.."
 
@@ -72,7 +72,7 @@ build_program() {
 	IFS=. read -r major minor _ <<<"${version#v}"
 	case $what in
 	e2e) build=(go test -c -vet=off) package=test/e2e ;;
-	agnhost) package=test/images/agnhost ;;
+	agnhost | regression-issue-74839) package=test/images/$what ;;
 	esac
 	nice "${build[@]}" -trimpath -buildvcs=false -o built \
 		-ldflags="-s -w -X $v.gitVersion=$version -X $v.gitMajor=$major -X $v.gitMinor=$minor -X $v.gitTreeState=archive" \

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package install
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	build "github.com/tandem-proxy/tandem/test/image"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// E2EEnv names the directory that hack/e2e.sh makes.
+const E2EEnv = "TANDEM_E2E"
+
+// TestE2E runs Kubernetes' own end-to-end tests of what a kube-proxy does, with this project's on a cluster
+// that kubeadm made. One that fails runs again with upstream's kube-proxy: if it fails there as well, the
+// cluster lacks what it needs.
+func TestE2E(t *testing.T) {
+	e := &e2e{parts: os.Getenv(E2EEnv)}
+	if e.parts == "" {
+		lab.SkipUnnamed(t, E2EEnv, fmt.Errorf("%s is not set: it has to be the directory that hack/e2e.sh makes and prints", E2EEnv))
+	}
+	p, err := readPage(source + "/docs/install.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.install = &install{cluster: newCluster(t, directory(t), "node1", "node2"), page: p}
+	e.addImages()
+	e.serve()
+	e.upstream()
+	e.patch()
+	specs := e.list()
+	t.Logf("%d tests", len(specs))
+	var failed []spec
+	for _, s := range e.play("tandem", specs) {
+		switch s.State {
+		case "passed":
+			t.Logf("passed in %3.0f s: %s", s.RunTime.Seconds(), s.name())
+		case "skipped":
+			t.Logf("skipped: %s: %s", s.name(), s.Failure.Message)
+		default:
+			failed = append(failed, s)
+		}
+	}
+	if len(failed) == 0 {
+		return
+	}
+	e.rollBack()
+	for i, s := range e.play("upstream", failed) {
+		about := fmt.Sprintf("%s: %s\n%s", s.name(), failed[i].State, failed[i].Failure.Message)
+		switch s.State {
+		case "passed":
+			t.Errorf("with upstream's kube-proxy it passes: %s", about)
+		case "failed", "timedout":
+			t.Logf("with upstream's kube-proxy it fails, too: %s\nand with upstream's: %s", about, s.Failure.Message)
+		default:
+			t.Errorf("%s, and with upstream's kube-proxy it is %s: %s", about, s.State, s.Failure.Message)
+		}
+	}
+}
+
+// e2e runs upstream's tests.
+type e2e struct {
+	*install
+	parts string // of hack/e2e.sh
+}
+
+// spec is what ginkgo reports of a test.
+type spec struct {
+	ContainerHierarchyTexts []string
+	LeafNodeType            string
+	LeafNodeText            string
+	State                   string
+	RunTime                 time.Duration
+	Failure                 struct{ Message string }
+}
+
+func (s *spec) name() string {
+	return strings.Join(append(slices.Clone(s.ContainerHierarchyTexts), s.LeafNodeText), " ")
+}
+
+// e2eTests are those whose subject a kube-proxy has a part in.
+var e2eTests = regexp.MustCompile(`^\[sig-network\] (Services|Networking|HostPort|KubeProxy|Conntrack|Connectivity Pod Lifecycle|EndpointSlice|Endpoints|DNS|Proxy|Traffic Distribution|\[Feature:Traffic Distribution\]|Service endpoints latency|Internal|Netpol)`)
+
+// e2eWithout need what this cluster has not.
+var e2eWithout = regexp.MustCompile(`\[Disruptive\]|\[Alpha\]|\[Feature:(LoadBalancer|SCTPConnectivity|NetworkPolicy|Networking-Performance|Networking-IPv4|Networking-DNS|Networking-IPv6|Example|NEG|Ingress|ClusterSizeAutoscaling)` +
+	`|FeatureGate:|via ssh|in different node pools|ServiceCIDR|should resolve DNS of partial|externalName|Netpol`)
+
+// list asks for all tests, and runs none.
+func (e *e2e) list() (list []spec) {
+	e.tb.Helper()
+	all, err := e.ginkgo("list", "--ginkgo.dry-run", `--ginkgo.focus=\[sig-network\]`)
+	if err != nil {
+		e.tb.Fatalf("%v", err)
+	}
+	for _, s := range all {
+		if s.LeafNodeType == "It" && e2eTests.MatchString(s.name()) && !e2eWithout.MatchString(s.name()) {
+			list = append(list, s)
+		}
+	}
+	if chosen := os.Getenv("TANDEM_E2E_FOCUS"); chosen != "" {
+		only := regexp.MustCompile(chosen)
+		list = slices.DeleteFunc(list, func(s spec) bool { return !only.MatchString(s.name()) })
+	}
+	if len(list) == 0 {
+		e.tb.Fatalf("there are no tests")
+	}
+	return list
+}
+
+// e2eAtOnce is how many tests run at a time: they wait most of theirs.
+const e2eAtOnce = 6
+
+// play runs tests with a kube-proxy, and returns the results in the same order. Serial ones run alone.
+func (e *e2e) play(with string, specs []spec) []spec {
+	e.tb.Helper()
+	var shares [e2eAtOnce][]string
+	var alone []string
+	for i, s := range specs {
+		if strings.Contains(s.name(), "[Serial]") {
+			alone = append(alone, s.name())
+		} else {
+			shares[i%e2eAtOnce] = append(shares[i%e2eAtOnce], s.name())
+		}
+	}
+	results := map[string]spec{}
+	var broken error
+	var mu sync.Mutex
+	run := func(report string, names []string) {
+		if len(names) == 0 {
+			return
+		}
+		for i, name := range names {
+			names[i] = regexp.QuoteMeta(name)
+		}
+		got, err := e.ginkgo(with+"-"+report, "--ginkgo.focus=("+strings.Join(names, "|")+")$") // of the suite's name and a test's
+		mu.Lock()
+		defer mu.Unlock()
+		broken = errors.Join(broken, err)
+		for _, s := range got {
+			if s.LeafNodeType == "It" && s.State != "skipped" || s.Failure.Message != "" {
+				results[s.name()] = s
+			}
+		}
+	}
+	var wg sync.WaitGroup
+	for i, names := range shares {
+		wg.Go(func() { run(fmt.Sprintf("share%d", i), names) })
+	}
+	wg.Wait()
+	run("alone", alone)
+	if broken != nil { // tests that were not run are errors below
+		e.tb.Errorf("%v", broken)
+	}
+	var list []spec
+	for _, s := range specs {
+		got, ok := results[s.name()]
+		if !ok {
+			got = s
+			got.State, got.Failure.Message = "not run", "it is in no report"
+		}
+		list = append(list, got)
+	}
+	return list
+}
+
+// ginkgo runs the program outside the cluster, and reads its report. What tests print is in a file, in the directory
+// that TANDEM_E2E_LOGS names if it is to be kept.
+func (e *e2e) ginkgo(report string, args ...string) (specs []spec, err error) {
+	file := filepath.Join(e.dir, report+".json")
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.tb.Context()), time.Hour)
+	defer cancel()
+	cmd := e.admin.Command(ctx, filepath.Join(e.parts, "bin/e2e.test"), append(args,
+		"--kubeconfig="+e.nodes[0].file("etc/kubernetes/admin.conf"), "--provider=skeleton", fmt.Sprintf("--num-nodes=%d", len(e.nodes)),
+		"--kubectl-path="+filepath.Join(e.cluster.parts, "bin/kubectl"), "--ginkgo.json-report="+file, "--ginkgo.no-color", "--ginkgo.timeout=1h",
+		"--dump-logs-on-failure=false")...)
+	cmd.Dir, cmd.Env = e.dir, append(os.Environ(), "HOME="+e.dir)
+	log, err := os.Create(filepath.Join(cmp.Or(os.Getenv("TANDEM_E2E_LOGS"), e.dir), report+".log"))
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd.Stdout, cmd.Stderr = log, log
+	err = cmd.Run()
+	if _, failed := errors.AsType[*exec.ExitError](err); failed {
+		err = nil // as it does if a test fails; the report tells
+	}
+	var reports []struct{ SpecReports []spec }
+	text, readErr := os.ReadFile(file)
+	if readErr == nil {
+		readErr = json.Unmarshal(text, &reports)
+	}
+	if readErr != nil {
+		said, _ := os.ReadFile(log.Name())
+		return nil, fmt.Errorf("run upstream's tests: %w\n%s", errors.Join(err, readErr), said[max(0, len(said)-4000):])
+	}
+	for _, r := range reports {
+		specs = append(specs, r.SpecReports...)
+	}
+	return specs, err
+}
+
+// addImages gives nodes those that pods of the tests run.
+func (e *e2e) addImages() {
+	e.tb.Helper()
+	out, err := e.admin.Command(e.tb.Context(), filepath.Join(e.parts, "bin/e2e.test"), "--list-images").Output()
+	if err != nil {
+		e.tb.Fatalf("ask for images: %v", err)
+	}
+	pack := func(name string, content map[string]string) layer {
+		l, err := newLayer(filepath.Join(e.dir, "e2e-"+name+".tar"), content)
+		if err != nil {
+			e.tb.Fatalf("make an image: %v", err)
+		}
+		return l
+	}
+	agnhost := []layer{pack("root", map[string]string{"": filepath.Join(e.parts, "root")}), pack("agnhost", map[string]string{"agnhost": filepath.Join(e.parts, "bin/agnhost")})}
+	pause := []layer{pack("pause", map[string]string{"usr/local/bin/pause": filepath.Join(e.cluster.parts, "bin/pause")})}
+	tables := []layer{pack("iptables", map[string]string{"": build.RootFS(e.tb, source)})}
+	var images []image
+	for name := range strings.Lines(string(out)) {
+		name = strings.TrimSpace(name)
+		switch base, _, _ := strings.Cut(path.Base(name), ":"); base {
+		case "agnhost":
+			images = append(images, image{name, []string{"/bin/sh", "-c", `exec /agnhost "${@:-pause}"`, "agnhost"}, agnhost})
+		case "glibc-dns-testing", "busybox": // their pods name a command
+			images = append(images, image{name, []string{"/bin/sh"}, agnhost[:1]})
+		case "distroless-iptables": // likewise, with iptables and conntrack
+			images = append(images, image{name, []string{"/bin/sh"}, tables})
+		case "regression-issue-74839":
+			images = append(images, image{name, []string{"/" + base}, []layer{pack(base, map[string]string{base: filepath.Join(e.parts, "bin", base)})}})
+		case "pause":
+			images = append(images, image{name, []string{"/usr/local/bin/pause"}, pause})
+		}
+	}
+	if len(images) == 0 {
+		e.tb.Fatalf("no image of agnhost is among\n%s", out)
+	}
+	slices.SortFunc(images, func(a, b image) int { return cmp.Compare(a.Name, b.Name) })
+	for _, n := range e.nodes {
+		e.load(n, images)
+	}
+}
