@@ -21,7 +21,6 @@ import (
 	"testing"
 	"time"
 
-	build "github.com/tandem-proxy/tandem/test/image"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -40,7 +39,11 @@ func TestE2E(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.install = &install{cluster: newCluster(t, directory(t), "node1", "node2"), page: p}
+	// Tests of traffic distribution want three zones.
+	e.install = &install{cluster: newCluster(t, directory(t), "node1", "node2", "node3"), page: p}
+	for i, n := range e.nodes {
+		e.kubectl("label", "node", n.Name, fmt.Sprintf("topology.kubernetes.io/zone=zone%d", i+1))
+	}
 	e.addImages()
 	e.serve()
 	e.upstream()
@@ -230,9 +233,11 @@ func (e *e2e) addImages() {
 		}
 		return l
 	}
-	agnhost := []layer{pack("root", map[string]string{"": filepath.Join(e.parts, "root")}), pack("agnhost", map[string]string{"agnhost": filepath.Join(e.parts, "bin/agnhost")})}
+	agnhost := []layer{pack("root", map[string]string{"": filepath.Join(e.parts, "root")}), pack("agnhost", map[string]string{
+		"agnhost": filepath.Join(e.parts, "bin/agnhost"), "coredns": filepath.Join(e.cluster.parts, "bin/coredns"),
+	})}
 	pause := []layer{pack("pause", map[string]string{"usr/local/bin/pause": filepath.Join(e.cluster.parts, "bin/pause")})}
-	tables := []layer{pack("iptables", map[string]string{"": build.RootFS(e.tb, source)})}
+	tables := []layer{pack("iptables", map[string]string{"": filepath.Join(e.cluster.parts, "root")})}
 	var images []image
 	for name := range strings.Lines(string(out)) {
 		name = strings.TrimSpace(name)
