@@ -118,11 +118,13 @@ func (a *app) watchFailures(ctx context.Context, o *monitorOptions) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	names := frontendNames{}
+	names := frontendNames{missed: true}
 	follow := func() error {
 		return a.withInspector(func(i inspector) error {
-			if err := names.read(i); err != nil {
-				return err
+			if names.missed { // reading all Services takes time
+				if err := names.read(i); err != nil {
+					return err
+				}
 			}
 			return i.WithPrograms(func(programs []*ciliumebpf.Program) error {
 				attached, err := m.Follow(programs)
@@ -208,25 +210,28 @@ type frontendName struct {
 }
 
 // frontendNames are the service ports of frontends.
-type frontendNames map[frontendName][3]string
+type frontendNames struct {
+	of     map[frontendName][3]string
+	missed bool // a frontend was looked up that is not there: it may be new
+}
 
-func (n frontendNames) read(i inspector) error {
+func (n *frontendNames) read(i inspector) error {
 	services, err := i.Services()
 	if err != nil {
 		return err
 	}
-	clear(n)
+	n.of, n.missed = map[frontendName][3]string{}, false
 	for k := range services {
 		s := &services[k]
 		for _, f := range s.Frontends {
-			n[frontendName{f.Address, s.Protocol}] = [3]string{s.Namespace, s.Name, s.Port}
+			n.of[frontendName{f.Address, s.Protocol}] = [3]string{s.Namespace, s.Name, s.Port}
 		}
 	}
 	return nil
 }
 
 // view names the service port, if the frontend is of one.
-func (n frontendNames) view(f *monitor.Failure) failureView {
+func (n *frontendNames) view(f *monitor.Failure) failureView {
 	v := failureView{Time: f.Time.UTC(), Reason: f.Reason, Protocol: f.Protocol.String(), Frontend: f.Frontend, Process: f.Process, PID: f.PID}
 	if f.Client.IsValid() {
 		v.Client = &f.Client
@@ -235,10 +240,11 @@ func (n frontendNames) view(f *monitor.Failure) failureView {
 	if f.Frontend.Addr().Is6() {
 		any = netip.IPv6Unspecified()
 	}
-	name, ok := n[frontendName{f.Frontend, v.Protocol}]
+	name, ok := n.of[frontendName{f.Frontend, v.Protocol}]
 	if !ok {
-		name = n[frontendName{netip.AddrPortFrom(any, f.Frontend.Port()), v.Protocol}]
+		name, ok = n.of[frontendName{netip.AddrPortFrom(any, f.Frontend.Port()), v.Protocol}]
 	}
+	n.missed = n.missed || !ok
 	v.Namespace, v.Name, v.Port = name[0], name[1], name[2]
 	return v
 }

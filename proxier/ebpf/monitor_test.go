@@ -53,7 +53,7 @@ func failureAt(t *testing.T, m *monitor.Monitor, to netip.AddrPort) monitor.Fail
 
 // TestMonitor: what fails at sockets and by packets is reported with its reason, and who had it.
 func TestMonitor(t *testing.T) {
-	kernel.Since(t, 5, 12, "reading socket storage")
+	kernel.Since(t, 5, 17, "bpf_get_func_arg")
 	e := newEdge(t, Options{})
 	m, err := monitor.New(1000)
 	if err != nil {

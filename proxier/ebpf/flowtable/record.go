@@ -32,7 +32,14 @@ type Record struct {
 // Records calls fn with all flows in these maps, which may be read-only. A flow that changes meanwhile may be
 // shown as it was or as it is, and its traffic be missing.
 func Records(t *lbmap.Tables, maps lbmap.Maps, fn func(Record)) error {
-	of, err := trafficOfFlows(maps["tdm_flow_entry"], maps["tdm_flow"].MaxEntries())
+	type key struct {
+		id, generation uint32
+		reply          bool
+	}
+	of := map[key]Traffic{}
+	err := eachLive(maps["tdm_flow_entry"], maps["tdm_flow"].MaxEntries(), func(e *lbmap.FlowEntry, reply bool) {
+		of[key{e.Id, e.Generation, reply}] = Traffic{e.Packets, e.Bytes}
+	})
 	if err != nil {
 		return err
 	}
@@ -54,9 +61,8 @@ func Records(t *lbmap.Tables, maps lbmap.Maps, fn func(Record)) error {
 				State: stateOf(proxier.Protocol(f.Request.Proto), uint32(f.Flags)), Action: f.Action, Device: f.Ingress,
 				Idle: time.Duration(max(0, int32(now-f.Seen))) * time.Second,
 			}
-			if traffic := &of[s.first+uint32(i)]; traffic.generation == uint32(life>>32) {
-				r.Requests, r.Replies = traffic.requests, traffic.replies
-			}
+			id, generation := s.first+uint32(i), uint32(life>>32)
+			r.Requests, r.Replies = of[key{id, generation, false}], of[key{id, generation, true}]
 			fn(r)
 		}
 		return nil

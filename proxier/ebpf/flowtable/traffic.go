@@ -47,10 +47,10 @@ func TrafficByService(t *lbmap.Tables, maps lbmap.Maps, used int) (map[uint32]Tr
 	}
 	err = eachWindow(maps["tdm_flow"], false, func(s span[lbmap.Flow]) error {
 		for i := range s.list {
-			f, traffic := &s.list[i], &of[s.first+uint32(i)]
+			f, sum := &s.list[i], &of[s.first+uint32(i)]
 			life := atomic.LoadUint64(&f.Life)
-			if lbmap.FlowStage(life) >= lbmap.FlowYoung && uint32(life>>32) == traffic.generation {
-				count(serviceOf(t, f), traffic.requests.Packets+traffic.replies.Packets, traffic.requests.Bytes+traffic.replies.Bytes)
+			if lbmap.FlowStage(life) >= lbmap.FlowYoung && uint32(life>>32) == sum.generation {
+				count(serviceOf(t, f), sum.Packets, sum.Bytes)
 			}
 		}
 		return nil
@@ -60,33 +60,34 @@ func TrafficByService(t *lbmap.Tables, maps lbmap.Maps, used int) (map[uint32]Tr
 
 // flowTraffic is the traffic of a flow.
 type flowTraffic struct {
-	requests, replies Traffic
-	generation        uint32
+	Traffic
+	generation uint32
 }
 
 // trafficOfFlows is the traffic of each flow id.
 func trafficOfFlows(m *ciliumebpf.Map, flows uint32) ([]flowTraffic, error) {
 	list := make([]flowTraffic, flows)
-	err := eachWindow(m, false, func(s entries) error {
+	err := eachLive(m, flows, func(e *lbmap.FlowEntry, _ bool) {
+		of := &list[e.Id]
+		if of.generation != e.Generation {
+			*of = flowTraffic{generation: e.Generation}
+		}
+		of.add(e.Packets, e.Bytes)
+	})
+	return list, err
+}
+
+// eachLive calls fn with the entries of flows below a limit, and whether they are for replies.
+func eachLive(m *ciliumebpf.Map, flows uint32, fn func(e *lbmap.FlowEntry, reply bool)) error {
+	return eachWindow(m, false, func(s entries) error {
 		for i := range s.list {
 			e := &s.list[i]
-			word := atomic.LoadUint64(&e.Word)
-			if entryState(word) != lbmap.EntryLive || e.Id >= flows {
-				continue
-			}
-			of := &list[e.Id]
-			if of.generation != e.Generation {
-				*of = flowTraffic{generation: e.Generation}
-			}
-			if word&lbmap.EntryReply != 0 {
-				of.replies.add(e.Packets, e.Bytes)
-			} else {
-				of.requests.add(e.Packets, e.Bytes)
+			if word := atomic.LoadUint64(&e.Word); entryState(word) == lbmap.EntryLive && e.Id < flows {
+				fn(e, word&lbmap.EntryReply != 0)
 			}
 		}
 		return nil
 	})
-	return list, err
 }
 
 // serviceOf returns the id of a flow's service, or 0 if that may have been reused for another one.

@@ -16,14 +16,32 @@ import (
 // WithPrograms calls fn with all programs of the proxy: on the cgroup, and on devices of this network namespace.
 // They are closed afterwards.
 func (i *Inspector) WithPrograms(fn func([]*ciliumebpf.Program) error) error {
-	var programs []*ciliumebpf.Program
-	for _, a := range i.attached {
-		programs = append(programs, a.Program)
-	}
+	return withDevicePrograms(func(found []deviceProgram) error {
+		var programs []*ciliumebpf.Program
+		for _, a := range i.attached {
+			programs = append(programs, a.Program)
+		}
+		for _, p := range found {
+			programs = append(programs, p.Program)
+		}
+		return fn(programs)
+	})
+}
+
+// deviceProgram is a program of the proxy on a device.
+type deviceProgram struct {
+	tc.Attachment
+	device    *netlink.LinkAttrs
+	direction tc.Direction
+}
+
+// withDevicePrograms calls fn with the programs on all devices of this network namespace, and closes them.
+func withDevicePrograms(fn func([]deviceProgram) error) error {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}
+	var programs []deviceProgram
 	for _, l := range links {
 		for _, h := range datapath.PacketHooks {
 			found, err := tc.Find(l.Attrs().Index, h.Direction, datapath.IsOwnProgram)
@@ -35,7 +53,7 @@ func (i *Inspector) WithPrograms(fn func([]*ciliumebpf.Program) error) error {
 			}
 			defer tc.Close(found)
 			for _, a := range found {
-				programs = append(programs, a.Program)
+				programs = append(programs, deviceProgram{a, l.Attrs(), h.Direction})
 			}
 		}
 	}

@@ -3,7 +3,6 @@
 package inspect
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,10 +10,8 @@ import (
 	"time"
 
 	ciliumebpf "github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -132,35 +129,21 @@ func (i *Inspector) Status() (Status, error) {
 	return s, nil
 }
 
-// deviceStatus looks for programs of the proxy on all devices.
+// deviceStatus describes the programs of the proxy on all devices.
 func deviceStatus() ([]DeviceStatus, error) {
 	list := []DeviceStatus{}
-	links, err := netlink.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("list devices: %w", err)
-	}
-	for _, l := range links {
-		a := l.Attrs()
-		for _, h := range datapath.PacketHooks {
-			found, err := tc.Find(a.Index, h.Direction, datapath.IsOwnProgram)
-			if errors.Is(err, tc.ErrNoDevice) {
-				continue
+	err := withDevicePrograms(func(found []deviceProgram) error {
+		for _, p := range found {
+			d := DeviceStatus{Device: p.device.Name, Index: p.device.Index, Direction: p.direction.String(), Method: p.Method.String()}
+			if info, err := p.Program.Info(); err == nil {
+				id, _ := info.ID()
+				d.Program, d.ID = info.Name, uint32(id)
 			}
-			if err != nil {
-				return nil, err
-			}
-			for _, at := range found {
-				d := DeviceStatus{Device: a.Name, Index: a.Index, Direction: h.Direction.String(), Method: at.Method.String()}
-				if info, err := at.Program.Info(); err == nil {
-					id, _ := info.ID()
-					d.Program, d.ID = info.Name, uint32(id)
-				}
-				list = append(list, d)
-			}
-			tc.Close(found)
+			list = append(list, d)
 		}
-	}
-	return list, nil
+		return nil
+	})
+	return list, err
 }
 
 // Unplaced counts service ports that do not fit, as Status.Unplaced does.

@@ -2,8 +2,8 @@
 
 //go:build linux
 
-// Package monitor reports packets and connections of Services that fail, as they do. Nothing of it is there
-// while nobody looks: it attaches programs to those functions of the proxy's programs where something fails.
+// Package monitor reports packets and connections of Services that fail. It attaches programs to the functions
+// that the proxy's programs call for a failure, and so costs nothing unless it runs.
 package monitor
 
 import (
