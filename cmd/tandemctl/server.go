@@ -60,14 +60,15 @@ func askServer[Answer any](ctx context.Context, a *app, server, path string, que
 	return nil, fmt.Errorf("%w (%s)", errNoServer, strings.Join(failed, "; "))
 }
 
+// direct has not the default transport, which may use an HTTP proxy.
+var direct = http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+
 func ask[Answer any](ctx context.Context, server, path string, query url.Values) (*Answer, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+server+path+"?"+query.Encode(), nil)
 	if err != nil {
 		return nil, usagef("--server %q: want an address and port, 127.0.0.1:10249", server)
 	}
-	// Not the default transport, which may use an HTTP proxy.
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	response, err := client.Do(request)
+	response, err := direct.Do(request)
 	if err != nil {
 		var request *url.Error // its text has the whole query
 		if errors.As(err, &request) {
