@@ -16,12 +16,13 @@
 
 #define ANSWER_TTL 64
 
-/* Sends a packet back to where it came from. */
-static __always_inline int bounce(struct __sk_buff *skb)
+/* Sends a packet back to where it came from; one that came in an IP packet, to
+ * the client. */
+static __always_inline int bounce(struct __sk_buff *skb, const struct packet *p)
 {
 	__u8 mac[2][6], swapped[2][6];
 
-	if (!l2_len)
+	if (!l2_len || p->wrapped == WRAPPED)
 		return send_by_route(skb, skb->ifindex);
 	if (bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
 		return TC_ACT_SHOT;

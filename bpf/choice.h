@@ -19,8 +19,10 @@
 #include "packet.h"
 #include "reasons.h"
 #include "service_stats.h"
+#include "target.h"
 #include "tc_config.h"
 #include "verdict.h"
+#include "wrapper.h"
 
 /* How many backends are tried, until one is live. */
 #define SELECT_ATTEMPTS 3
@@ -52,9 +54,11 @@ static __always_inline bool port_has_frontend(const struct flow_key *packet)
 }
 
 /* Finds the frontend that a packet is sent to: that of its address, or a
- * NodePort. */
+ * NodePort. wrapper is the node that sent it in an IP packet, NULL for none. It
+ * may do so for NodePorts of its own address. */
 static __always_inline enum frontend_result
-packet_frontend(const struct flow_key *packet, struct frontend_ref *fe)
+packet_frontend(const struct flow_key *packet, const __be32 *wrapper,
+		struct frontend_ref *fe)
 {
 	struct frontend_key key = {
 		.port = packet->dport,
@@ -68,7 +72,8 @@ packet_frontend(const struct flow_key *packet, struct frontend_ref *fe)
 	copy_addr(key.addr, packet->dst);
 	found = frontend_lookup(&key, fe);
 	if (found != FRONTEND_NONE ||
-	    !(local_flags(key.addr) & LOCAL_NODE_PORTS))
+	    (!(wrapper && same_addr(key.addr, wrapper)) &&
+	     !(local_flags(key.addr) & LOCAL_NODE_PORTS)))
 		return found;
 	frontend_key_node(&key);
 	return frontend_lookup(&key, fe);
@@ -102,7 +107,7 @@ GLOBAL int claim(const struct packet *p, struct choice *c)
 
 	if (!p || !c)
 		return NEXT;
-	c->found = packet_frontend(&p->key, &c->frontend);
+	c->found = packet_frontend(&p->key, wrapper_of(p), &c->frontend);
 	if (c->found == FRONTEND_NONE) {
 		/* Linux 6.1 takes map keys from the stack, but not from the
 		 * caller of a global function. */
@@ -130,7 +135,8 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 	copy_addr(src, p->key.src);
 	for (int i = 0; i < SELECT_ATTEMPTS; i++) {
 		if (i)
-			c->found = packet_frontend(&p->key, &c->frontend);
+			c->found = packet_frontend(&p->key, wrapper_of(p),
+						   &c->frontend);
 		if (c->found == FRONTEND_NONE) {
 			if (i) /* it was deleted meanwhile */
 				break;
@@ -161,7 +167,13 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 		else
 			pick = check_of((const __u32 *)&p->key,
 					sizeof(p->key) / sizeof(__u32));
-		be = select_backend(&fe, src, pick, &chosen, &result);
+		be = NULL;
+		if (p->wrapped == WRAPPED)
+			be = target_of(service, &chosen);
+		if (be)
+			result = SELECT_OK;
+		else
+			be = select_backend(&fe, src, pick, &chosen, &result);
 		if (result != SELECT_RACED)
 			break;
 	}

@@ -8,6 +8,7 @@
 
 #include "choice.h"
 #include "flow_index.h"
+#include "mss.h"
 #include "nat.h"
 #include "next_hop.h"
 #include "packet.h"
@@ -17,8 +18,10 @@
 #include "tc_config.h"
 #include "uplink.h"
 #include "verdict.h"
+#include "wrap.h"
 
-/* Translates a packet and redirects it past the stack. */
+/* Translates a packet, or puts it into an IP packet to the backend, and
+ * redirects it past the stack. */
 static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 				   const struct flow_hit *hit, bool has_way)
 {
@@ -30,7 +33,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 	if (has_way) {
 		next_hop_set(nh, fib);
 	} else {
-		__u16 len = wire_len(skb, p);
+		__u16 len = sent_len(skb, p, hit->action);
 		long found;
 
 		if (p->ttl <= 1)
@@ -39,7 +42,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 			goto known;
 		found = route(skb, fib, &hit->to, len, 0);
 		if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
-			p->mtu = fib->mtu_result;
+			p->mtu = fib->mtu_result - wrapper_len(p, hit->action);
 			return TOO_BIG;
 		}
 		/* The route may come back; the stack would reset the
@@ -52,6 +55,12 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 				      fib->mtu_result);
 	}
 known:
+	if (hit->action == ACTION_DIRECT) {
+		if (wrap(skb, p, &hit->to))
+			return fail(p, DROP_REWRITE, TC_ACT_SHOT);
+		count_reason(FORWARD_DIRECT);
+		return send_out(skb, nh);
+	}
 	if (rewrite(skb, p, &hit->to, p->ttl - 1))
 		return fail(p, DROP_REWRITE, TC_ACT_SHOT);
 	count_reason(hit->reply ? FORWARD_REPLY : FORWARD_REMOTE);
@@ -82,8 +91,11 @@ static __always_inline int move_reply(struct __sk_buff *skb, struct packet *p,
 static __always_inline int emit(struct __sk_buff *skb, struct packet *p,
 				const struct flow_hit *hit, bool has_way)
 {
-	if (hit->action == ACTION_SNAT)
+	if (hit->action == ACTION_SNAT || hit->action == ACTION_DIRECT)
 		return forward(skb, p, hit, has_way);
+	if (hit->flags & FLOW_WRAPPED && hit->reply && p->tcp_flags & TCP_SYN &&
+	    lower_mss(skb, p))
+		return fail(p, DROP_REWRITE, TC_ACT_SHOT);
 	if (rewrite(skb, p, &hit->to, p->ttl))
 		return fail(p, DROP_REWRITE, TC_ACT_SHOT);
 	if (is_remapped(hit))

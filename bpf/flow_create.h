@@ -53,6 +53,8 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 	f->request = p->key;
 	f->reply = c->reply;
 	f->flags = (__u64)generation << 32;
+	if (p->wrapped == WRAPPED)
+		f->flags |= FLOW_WRAPPED;
 	f->action = c->action;
 	f->ingress = skb->ifindex;
 	f->service = c->service;
@@ -63,8 +65,12 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 	*(volatile __u64 *)&f->life = life_of(generation, FLOW_NEW);
 
 	err = -EEXIST;
-	if (f->action == ACTION_LOCAL)
+	if (f->action == ACTION_DIRECT) {
+		f->place[1] = 0;
+		err = 0;
+	} else if (f->action == ACTION_LOCAL) {
 		err = key_insert(word, true);
+	}
 	/* Or the client uses one source port for two frontends that led to one
 	 * backend. */
 	if (err == -EEXIST)
@@ -82,7 +88,7 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 		return err == -EEXIST ? FLOW_OUTRUN : FLOW_NO_ROOM;
 	}
 	/* A reply may have come before there was an entry for requests. */
-	if ((__u32)__sync_fetch_and_or(&f->flags, FLOW_INDEXED))
+	if ((__u32)__sync_fetch_and_or(&f->flags, FLOW_INDEXED) & ~FLOW_WRAPPED)
 		flow_mark(id, f->life, 0, 0);
 	*(volatile __u64 *)&f->life = life_of(generation, FLOW_YOUNG);
 	flow_make_room(word, false);

@@ -8,6 +8,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "backend.h"
+#include "clock.h"
 #include "flow_index.h"
 #include "flow_maps.h"
 #include "flow_pool.h"
@@ -49,33 +50,57 @@ static __always_inline void flow_free(__u32 id, struct flow *f,
 	flow_give(id, f);
 }
 
+/* Seconds since its newest packet for which a flow of direct server return
+ * stays before others in the ring, and how many of them may at once. */
+#define DIRECT_STAYS_S 60
+#define RING_ATTEMPTS 16
+
+/* Whether a flow in the ring is worth more than one that never got established,
+ * although it is not kept. */
+static __always_inline bool stays(const struct flow *f, __u64 word)
+{
+	const __u64 flags = *(volatile __u64 *)&f->flags;
+
+	return f->action == ACTION_DIRECT && flags >> 32 == word >> 32 &&
+	       (flags & (FLOW_ESTABLISHED | FLOW_CLOSED)) == FLOW_ESTABLISHED &&
+	       now_s() - f->seen < DIRECT_STAYS_S;
+}
+
 /*
  * Enters a flow into the ring of young flows, which is in order of creation,
  * and evicts the young flow whose slot it takes. So flows that never get
- * established evict each other, and no established flow. Closed flows have a
- * ring of their own.
+ * established evict each other, and no established flow; those of direct server
+ * return that are in use go to the next slot. Closed flows have a ring of their
+ * own.
  */
 GLOBAL int flow_make_room(__u64 word, bool over)
 {
 	__u64 *turn = flow_counter(over ? FLOW_OVER : FLOW_BORN);
+	struct flow *f = NULL;
 	__u32 index, id;
-	struct flow *f;
 	__u64 *place;
 	__u64 old;
 
 	if (!turn)
 		return 0;
-	index = __sync_fetch_and_add(turn, 1);
-	index = over ? max_young + (index & (MAX_CLOSED - 1)) :
-		       index & (max_young - 1);
-	place = bpf_map_lookup_elem(&tdm_flow_young, &index);
-	if (!place)
-		return 0;
-	old = __sync_lock_test_and_set(place, word);
-	id = old;
-	if (!id)
-		return 0;
-	f = flow_of(id);
+	for (int i = 0; i < RING_ATTEMPTS; i++) {
+		index = __sync_fetch_and_add(turn, 1);
+		index = over ? max_young + (index & (MAX_CLOSED - 1)) :
+			       index & (max_young - 1);
+		place = bpf_map_lookup_elem(&tdm_flow_young, &index);
+		if (!place)
+			return 0;
+		old = __sync_lock_test_and_set(place, word);
+		id = old;
+		if (!id)
+			return 0;
+		f = flow_of(id);
+		if (!f)
+			return 0;
+		if (over || !stays(f, old))
+			break;
+		word = old;
+	}
 	if (!f || __sync_val_compare_and_swap(
 			  &f->life, life_of(old >> 32, FLOW_YOUNG),
 			  life_of(old >> 32, FLOW_CLAIMED)) !=

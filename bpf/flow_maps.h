@@ -83,6 +83,23 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_port SEC(".maps");
 
+/* A backend on this node to which other nodes may send packets in IP packets.
+ */
+struct target_key {
+	__u32 service; /* 0: of any */
+	__be32 addr[4];
+};
+
+/* service and address of a backend -> its id (low half) and generation (high
+ * half) */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct target_key);
+	__type(value, __u64);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} tdm_target SEC(".maps");
+
 /* address of a Service that answers echo requests -> 1 */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -34,7 +34,9 @@ static __always_inline bool is_over(const struct packet *p,
 		if (hit->flags & FLOW_CLOSED ||
 		    (serves_old_only() && !is_remapped(hit)))
 			return true;
-		if (hit->flags & FLOW_ESTABLISHED)
+		/* Of direct server return, ends are not seen. */
+		if (hit->flags & FLOW_ESTABLISHED &&
+		    hit->action != ACTION_DIRECT)
 			return false;
 	} else if (has_yielded() &&
 		   now_s() - f->seen > (hit->flags & FLOW_WAITING ?

@@ -137,6 +137,19 @@ static __always_inline __u32 segment_flags(struct __sk_buff *skb,
 	return flags;
 }
 
+/* Flags of a flow whose replies do not come by: a client that sends more than
+ * one packet seems to get them. As clients may only pretend that, such a flow
+ * stays young: if it is evicted, Maglev selects its backend again. */
+static __always_inline __u32 direct_flags(const struct flow_hit *hit,
+					  const struct packet *p)
+{
+	if (p->key.proto == IPPROTO_TCP)
+		return p->tcp_flags & TCP_SYN || hit->flags & FLOW_CLOSED ?
+			       0 :
+			       FLOW_ESTABLISHED;
+	return hit->entry->packets > 1 ? FLOW_REPLIED | FLOW_ESTABLISHED : 0;
+}
+
 /* Accounts for a packet of a flow, and moves the flow to its next stage. */
 static __always_inline void flow_account(struct __sk_buff *skb,
 					 const struct flow_hit *hit,
@@ -170,6 +183,8 @@ static __always_inline void flow_account(struct __sk_buff *skb,
 	} else if (p->key.proto != IPPROTO_TCP && hit->flags & FLOW_REPLIED) {
 		flags |= FLOW_ESTABLISHED;
 	}
+	if (hit->action == ACTION_DIRECT)
+		flags |= direct_flags(hit, p);
 	flags &= ~hit->flags;
 	clear &= hit->flags;
 	if (!(flags | clear))
@@ -179,8 +194,9 @@ static __always_inline void flow_account(struct __sk_buff *skb,
 		if (flow_release(hit->id, hit->life, p->key.proto))
 			flow_make_room(flow_word(hit->id, hit->life >> 32),
 				       true);
-	} else if (flags & FLOW_ESTABLISHED ||
-		   (clear & FLOW_CLOSED && hit->flags & FLOW_ESTABLISHED)) {
+	} else if (hit->action != ACTION_DIRECT &&
+		   (flags & FLOW_ESTABLISHED ||
+		    (clear & FLOW_CLOSED && hit->flags & FLOW_ESTABLISHED))) {
 		flow_keep(hit->id, hit->life, p->key.proto);
 	}
 }

@@ -65,6 +65,9 @@ enum flow_action {
 	/* Likewise of a client's connection, where it arrives; its replies are
 	 * translated where they leave the stack. */
 	ACTION_REMAP_IN = 4,
+	/* Requests are sent in IP packets to the backend, whose node answers
+	 * the client directly. There is no entry for replies. */
+	ACTION_DIRECT = 5,
 };
 BTF_EMIT(flow_action);
 
@@ -81,6 +84,8 @@ enum flow_flag {
 	FLOW_ESTABLISHED = 1 << 7, /* TCP: the client answered the SYN-ACK */
 	FLOW_WAITING = 1 << 8, /* UDP without a process that serves: a request
 				* was not answered yet */
+	FLOW_WRAPPED = 1 << 9, /* its first request came in an IP packet from
+				* another node, which may send more of them */
 };
 BTF_EMIT(flow_flag);
 
@@ -98,7 +103,9 @@ struct flow {
 	__u8 action;   /* enum flow_action */
 	__u8 pad[3];
 	struct flow_key request; /* client -> frontend */
-	struct flow_key reply;	 /* backend -> client, or this node */
+	struct flow_key reply;	 /* backend -> client, or this node; of
+				  * ACTION_DIRECT, to this node, but such
+				  * packets do not exist */
 };
 
 /* Low byte of entry.word; enum flow_flag is above it, and the number of uses of

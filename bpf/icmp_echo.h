@@ -38,7 +38,7 @@ GLOBAL int answer_echo(struct __sk_buff *skb, struct packet *p)
 	to.dport = p->key.dport;
 	err |= rewrite_fields(skb, p, &to);
 	err |= set_ip(skb, p, p->l3_len);
-	return err ? TC_ACT_SHOT : bounce(skb);
+	return err ? TC_ACT_SHOT : bounce(skb, p);
 }
 
 #endif

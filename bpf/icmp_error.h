@@ -127,7 +127,7 @@ GLOBAL int icmp_error(struct __sk_buff *skb, struct packet *p, __u8 type,
 	if (bpf_skb_store_bytes(skb, p->l3 + head - sizeof(icmp), &icmp,
 				sizeof(icmp), 0))
 		return TC_ACT_SHOT;
-	return bounce(skb);
+	return bounce(skb, p);
 }
 
 /* Tells the sender that the TTL of a packet ended here, or that it is too big.

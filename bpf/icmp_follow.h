@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
+#include "addr.h"
 #include "flow_index.h"
 #include "flow_key.h"
 #include "global.h"
@@ -18,6 +19,7 @@
 #include "redirect.h"
 #include "route.h"
 #include "verdict.h"
+#include "wrap.h"
 
 /* Redirects an ICMP error that was translated. */
 GLOBAL int forward_error(struct __sk_buff *skb, struct packet *p)
@@ -33,7 +35,8 @@ GLOBAL int forward_error(struct __sk_buff *skb, struct packet *p)
 	found = route(skb, fib, &p->key, 1, 0);
 	if (!has_route(found))
 		return done(DROP_NO_ROUTE, TC_ACT_SHOT);
-	if (set_ttl(skb, p, p->ttl - 1))
+	if (p->wrapped == TO_WRAP ? wrap(skb, p, &p->key) :
+				    set_ttl(skb, p, p->ttl - 1))
 		return done(DROP_REWRITE, TC_ACT_SHOT);
 	count_reason(FORWARD_ICMP);
 	next_hop_set(nh, fib);
@@ -60,6 +63,13 @@ GLOBAL int follow_error(struct __sk_buff *skb, struct packet *p, bool ingress)
 		return NEXT;
 	if (!flow_find_quoted(&inner.key, &hit) || ingress != is_ingress(&hit))
 		return NEXT;
+	if (hit.action == ACTION_DIRECT) {
+		/* The backend's node translates it. */
+		copy_addr(p->key.src, hit.to.src);
+		copy_addr(p->key.dst, hit.to.dst);
+		p->wrapped = TO_WRAP;
+		return PAST_STACK;
+	}
 	if (rewrite_error(skb, p, &inner, &hit))
 		return done(DROP_REWRITE, TC_ACT_SHOT);
 	return hit.action == ACTION_SNAT ? PAST_STACK :

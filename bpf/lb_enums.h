@@ -39,6 +39,8 @@ enum lb_route {
 	ROUTE_LOCAL = 1 << 0,	   /* to the set of local backends */
 	ROUTE_MASQUERADE = 1 << 1, /* the backend sees this node's address */
 	ROUTE_ANY_SOURCE = 1 << 2, /* it may, where packets are translated */
+	ROUTE_DIRECT = 1 << 3,	   /* backends on other nodes get packets in IP
+				    * packets, and answer the client directly */
 	ROUTE_BITS = 4,
 };
 BTF_EMIT(lb_route);
@@ -62,7 +64,7 @@ enum lb_frontend_flag {
 };
 BTF_EMIT(lb_frontend_flag);
 
-/* The kind of address that a frontend is; for inspection only. */
+/* The kind of address that a frontend is; for inspection, and of NodePorts. */
 enum lb_kind {
 	KIND_CLUSTER_IP = 1,
 	KIND_LOAD_BALANCER = 2,
@@ -102,6 +104,7 @@ enum lb_backend_flag {
 	BACKEND_TERMINATING = 1 << 1,
 	BACKEND_REMOTE = 1 << 2, /* on another node; with neither, only routes
 				  * tell */
+	BACKEND_DIRECT = 1 << 3, /* its node takes packets in IP packets */
 };
 BTF_EMIT(lb_backend_flag);
 

@@ -20,6 +20,14 @@ enum tcp_flag {
 	TCP_ACK = 0x10,
 };
 
+/* IP in IP (RFC 2003, RFC 2473). */
+enum wrapped {
+	BARE,
+	WRAPPED, /* it came in an IP packet, which was taken off */
+	TO_WRAP, /* an ICMP error that goes on in an IP packet with the
+		  * addresses of the key */
+};
+
 /* The parsed fields of a packet. ICMP has its type and code in place of ports.
  */
 struct packet {
@@ -40,6 +48,7 @@ struct packet {
 	__u8 tcp_flags;
 	__u8 fragment; /* enum fragment */
 	bool v6;
+	__u8 wrapped; /* enum wrapped */
 };
 
 #endif

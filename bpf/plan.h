@@ -49,6 +49,22 @@ static __always_inline bool may_masquerade(const struct backend *be,
 	return !(be->flags & BACKEND_LOCAL) && !local_flags(be->addr);
 }
 
+/* Whether a backend on another node gets the client's packets as they are, in
+ * IP packets. One that came so is not sent on: two nodes that disagree would
+ * send it to and fro. */
+static __always_inline bool may_go_direct(const struct packet *p,
+					  const struct choice *c,
+					  const struct backend *be,
+					  const __be32 *source)
+{
+	if (role != ROLE_UPLINK || !(c->route & ROUTE_DIRECT) ||
+	    !(be->flags & BACKEND_DIRECT) || p->wrapped != BARE)
+		return false;
+	/* Other nodes know this one's NodePorts by the outer source. */
+	return c->frontend.flags >> FRONTEND_KIND_SHIFT != KIND_NODE_PORT ||
+	       same_addr(p->key.dst, source);
+}
+
 /*
  * Plans how the chosen backend is reached: the action, the route and the source
  * address. Nothing is written before it is known that the action can be carried
@@ -64,6 +80,7 @@ GLOBAL int plan(struct __sk_buff *skb, struct packet *p, struct choice *c)
 	__be32 source[4] = {};
 	bool to_itself;
 	__u32 id;
+	__u16 len;
 	long found;
 
 	if (!p || !c || !fib)
@@ -107,16 +124,19 @@ GLOBAL int plan(struct __sk_buff *skb, struct packet *p, struct choice *c)
 	}
 	if (p->ttl <= 1)
 		return EXPIRED;
+	c->action = ACTION_SNAT;
+	if (!to_itself && may_go_direct(p, c, be, source))
+		c->action = ACTION_DIRECT;
+	len = sent_len(skb, p, c->action);
 	/* The kernel tells the MTU only if it knows the neighbour too. */
 	if (found == BPF_FIB_LKUP_RET_NO_NEIGH)
-		found = route(skb, fib, &to, wire_len(skb, p), 0);
-	else if (fib->mtu_result && wire_len(skb, p) > fib->mtu_result)
+		found = route(skb, fib, &to, len, 0);
+	else if (fib->mtu_result && len > fib->mtu_result)
 		found = BPF_FIB_LKUP_RET_FRAG_NEEDED;
 	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
-		p->mtu = fib->mtu_result;
+		p->mtu = fib->mtu_result - wrapper_len(p, c->action);
 		return TOO_BIG;
 	}
-	c->action = ACTION_SNAT;
 	copy_addr(c->reply.dst, source);
 	return CHOSEN;
 }

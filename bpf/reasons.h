@@ -32,8 +32,12 @@ enum reason {
 	PASS_NO_UPLINK,	   /* to a remote backend behind a device that has no
 			    * programs */
 	REMAP, /* a connection to no Service, to or from another source port */
-	HELD_BACK,  /* of a flow, but no program translated it */
-	PUSHED_OUT, /* counts evictions: young flows that were not closed */
+	HELD_BACK,	/* of a flow, but no program translated it */
+	PUSHED_OUT,	/* counts evictions: young flows that were not closed */
+	FORWARD_DIRECT, /* in an IP packet to a backend on another node, which
+			 * answers the client directly */
+	UNWRAP,		/* such a packet from another node */
+	DROP_NO_TARGET, /* such a packet, to no frontend */
 	REASONS,
 };
 BTF_EMIT(reason);

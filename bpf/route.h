@@ -4,6 +4,8 @@
 
 #include <linux/bpf.h>
 #include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
 #include <linux/udp.h>
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
@@ -50,6 +52,21 @@ static __always_inline __u16 wire_len(const struct __sk_buff *skb,
 	if (skb->gso_size)
 		return p->l4 - p->l3 + header + skb->gso_size;
 	return p->l3_len;
+}
+
+/* Length of the IP header that an action puts before packets. */
+static __always_inline __u16 wrapper_len(const struct packet *p, __u32 action)
+{
+	if (action != ACTION_DIRECT)
+		return 0;
+	return p->v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+}
+
+/* Length on the wire after an action. */
+static __always_inline __u16 sent_len(const struct __sk_buff *skb,
+				      const struct packet *p, __u32 action)
+{
+	return wire_len(skb, p) + wrapper_len(p, action);
 }
 
 static __always_inline long look_up(struct __sk_buff *skb,

@@ -31,6 +31,7 @@
 #include "icmp_echo.h"
 #include "icmp_error.h"
 #include "reject.h"
+#include "unwrap.h"
 
 #include "addr.h"
 #include "conntrack.h"
@@ -45,6 +46,7 @@
 #include "redirect.h"
 #include "tc_config.h"
 #include "verdict.h"
+#include "wrapper.h"
 
 char __license[] SEC("license") = "Dual BSD/GPL";
 
@@ -94,6 +96,19 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	return verdict == NO_FLOW ? fail(p, DROP_RACED, TC_ACT_SHOT) : verdict;
 }
 
+/* Answers another node that asks whether this one takes packets in IP packets
+ * for a backend. */
+static __always_inline int answer_probe(struct __sk_buff *skb, struct packet *p)
+{
+	const struct wrapper *w = last_wrapper();
+
+	if (!w || draining || !is_echo_request(p) ||
+	    !same_addr(p->key.dst, w->dst) || !same_addr(p->key.src, w->src))
+		return fail(p, DROP_NO_TARGET, TC_ACT_SHOT);
+	count_reason(ANSWER_ECHO);
+	return answer_echo(skb, p);
+}
+
 static __always_inline int handle_icmp(struct __sk_buff *skb, struct packet *p,
 				       bool ingress)
 {
@@ -102,6 +117,8 @@ static __always_inline int handle_icmp(struct __sk_buff *skb, struct packet *p,
 
 		return verdict == PAST_STACK ? forward_error(skb, p) : verdict;
 	}
+	if (p->wrapped == WRAPPED)
+		return answer_probe(skb, p);
 	if (!ingress || draining || !is_echo_request(p) ||
 	    local_flags(p->key.dst) || is_martian(p->key.src) ||
 	    packets_yield(skb))
@@ -116,22 +133,40 @@ static __always_inline int handle_icmp(struct __sk_buff *skb, struct packet *p,
 	return reject(skb, p);
 }
 
+/* Copies the fields of the packet that was taken out of another one. */
+static __always_inline enum parsed parse_again(struct __sk_buff *skb,
+					       struct packet *p)
+{
+	const struct wrapper *w = last_wrapper();
+	__u16 taken;
+
+	if (!w)
+		return BROKEN;
+	*p = w->inner;
+	taken = p->l3 - l2_len;
+	p->l3 -= taken;
+	p->l4 -= taken;
+	p->wrapped = WRAPPED;
+	return UNDERSTOOD;
+}
+
 static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 {
 	struct packet p = { .l3 = l2_len };
+	enum parsed parsed;
 	int verdict;
 
 	/* For a VLAN device on top of this one. */
 	if (skb->vlan_present)
 		return NEXT;
-	switch (parse(skb, skb->protocol, &p)) {
-	case UNDERSTOOD:
-		break;
-	case FOREIGN:
-		return NEXT;
-	case BROKEN:
-		return done(PASS_HEADERS, NEXT);
+	parsed = parse(skb, skb->protocol, &p);
+	if (parsed == FOREIGN) {
+		if (role != ROLE_UPLINK || !ingress || !unwrap(skb))
+			return NEXT;
+		parsed = parse_again(skb, &p);
 	}
+	if (parsed == BROKEN)
+		return done(PASS_HEADERS, NEXT);
 	/* Fragments of ICMP pass to the stack, which reassembles them. */
 	if (is_icmp(&p))
 		return p.fragment == WHOLE ? handle_icmp(skb, &p, ingress) :

@@ -100,7 +100,7 @@ GLOBAL int reject_tcp(struct __sk_buff *skb, struct packet *p)
 			skb, p->l3 + offsetof(struct iphdr, daddr),
 			&p->key.src[3], 4, 0);
 	}
-	return err ? TC_ACT_SHOT : bounce(skb);
+	return err ? TC_ACT_SHOT : bounce(skb, p);
 }
 
 #endif

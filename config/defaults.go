@@ -88,6 +88,7 @@ func (c *Config) SetDefaults() {
 	orDefault(&t.TakeOverDelay, metav1.Duration{Duration: 40 * time.Second})
 	orDefault(&t.StateDirectory, DefaultStateDirectory)
 	orDefault(&t.LoadBalancer.Algorithm, AlgorithmRandom)
+	orDefault(&t.LoadBalancer.Mode, ForwardingSNAT)
 	e, runner := &t.EBPF, proxier.DefaultRunnerOptions()
 	orDefault(&e.ProcRoot, "/proc")
 	orDefault(&e.MinSyncPeriod, metav1.Duration{Duration: runner.MinInterval})

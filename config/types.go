@@ -83,7 +83,17 @@ type LoadBalancerConfiguration struct {
 	MaglevTableSize uint32 `json:"maglevTableSize,omitempty"`
 	// MaglevSeed changes which endpoint a connection gets. It has to be the same on all nodes.
 	MaglevSeed uint32 `json:"maglevSeed,omitempty"`
+	// Mode is how mode ebpf sends packets of clients outside to endpoints on other nodes: ForwardingSNAT,
+	// ForwardingDSR or ForwardingHybrid.
+	Mode string `json:"mode,omitempty"`
 }
+
+// Modes of forwarding.
+const (
+	ForwardingSNAT   = "snat"
+	ForwardingDSR    = "dsr"
+	ForwardingHybrid = "hybrid"
+)
 
 // Algorithms of load balancing.
 const (

@@ -162,6 +162,9 @@ func (c *Config) Validate() field.ErrorList {
 	if _, err := proxier.ParseAlgorithm(lb.Algorithm); err != nil {
 		all = append(all, field.NotSupported(t.Child("loadBalancer", "algorithm"), lb.Algorithm, []string{AlgorithmRandom, AlgorithmMaglev}))
 	}
+	if _, err := proxier.ParseForwarding(lb.Mode); err != nil {
+		all = append(all, field.NotSupported(t.Child("loadBalancer", "mode"), lb.Mode, []string{ForwardingSNAT, ForwardingDSR, ForwardingHybrid}))
+	}
 	if size := lb.MaglevTableSize; size != 0 && !maglev.ValidSize(int(size)) {
 		add(t.Child("loadBalancer", "maglevTableSize"), size, "must be 0 or one of %v", maglev.Sizes())
 	}

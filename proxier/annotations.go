@@ -28,6 +28,8 @@ const (
 	AnnotationAlgorithm = annotationPrefix + "lb-algorithm"
 	// AnnotationTableSize is the size of Maglev tables in slots, one of maglev.Sizes.
 	AnnotationTableSize = annotationPrefix + "maglev-table-size"
+	// AnnotationForwarding is snat, dsr or hybrid.
+	AnnotationForwarding = annotationPrefix + "forwarding-mode"
 	// AnnotationType is a list of kinds of frontends, separated by commas. The Service gets no others.
 	AnnotationType = annotationPrefix + "type"
 	// AnnotationRangesPolicy is allow or deny: what spec.loadBalancerSourceRanges does with the clients in it.
@@ -48,6 +50,7 @@ const (
 	aliasWeight    = aliasPrefix + "weight"
 	aliasType      = aliasPrefix + "type"
 
+	aliasForwarding   = aliasPrefix + "forwarding-mode"
 	aliasRangesPolicy = aliasPrefix + "src-ranges-policy"
 	aliasNodeSelector = aliasPrefix + "node-selector"
 	aliasNode         = aliasPrefix + "node"
@@ -57,8 +60,8 @@ const (
 // that begin with it: those that are not known are reported.
 var (
 	ServiceAnnotations = []string{
-		AnnotationFastPath, AnnotationAlgorithm, AnnotationTableSize, AnnotationType, AnnotationRangesPolicy, AnnotationNodeSelector, AnnotationNode,
-		aliasAlgorithm, aliasType, aliasRangesPolicy, aliasNodeSelector, aliasNode, annotationPrefix,
+		AnnotationFastPath, AnnotationAlgorithm, AnnotationTableSize, AnnotationForwarding, AnnotationType, AnnotationRangesPolicy, AnnotationNodeSelector, AnnotationNode,
+		aliasAlgorithm, aliasForwarding, aliasType, aliasRangesPolicy, aliasNodeSelector, aliasNode, annotationPrefix,
 	}
 	SliceAnnotations = []string{AnnotationWeight, aliasWeight, annotationPrefix}
 )
@@ -105,6 +108,22 @@ func parseBalancing(in map[string]string, invalid func(field, format string, arg
 		}
 	}
 	return b
+}
+
+// parseForwarding reads how packets of clients outside reach backends on other nodes.
+func parseForwarding(in map[string]string, invalid func(field, format string, args ...any)) Forwarding {
+	found, other := annotated(in, AnnotationForwarding, aliasForwarding)
+	if other.key != "" {
+		invalid(other.field(), "%.32q differs from %s, which takes precedence", other.value, found.key)
+	}
+	if found.key == "" {
+		return UnsetForwarding
+	}
+	mode, err := ParseForwarding(found.value)
+	if err != nil {
+		invalid(found.field(), "%v; it is ignored", err)
+	}
+	return mode
 }
 
 // parseType reads the kinds of frontends that a Service is to have.

@@ -50,9 +50,14 @@ type Balancing struct {
 // DefaultWeight is the weight of endpoints whose slice names none.
 const DefaultWeight = 100
 
-// over returns the balancing of a Service, which has the first word.
-func (b Balancing) over(configured Balancing) Balancing {
-	if b.Algorithm == UnsetAlgorithm {
+// over returns the balancing of a Service, which has the first word. With direct server return that is Maglev unless the
+// Service says otherwise: a connection that arrives at another node from now on has to get the same backend there.
+func (b Balancing) over(configured Balancing, direct bool) Balancing {
+	switch {
+	case b.Algorithm != UnsetAlgorithm:
+	case direct:
+		b.Algorithm = Maglev
+	default:
 		b.Algorithm = max(configured.Algorithm, Random)
 	}
 	if b.Algorithm == Random {

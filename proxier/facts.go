@@ -55,6 +55,9 @@ type Policy struct {
 	KeepTCP bool
 	// Balancing is that of Services which do not say otherwise.
 	Balancing Balancing
+	// Forwarding is likewise that of Services which do not say otherwise; UnsetForwarding where no tier can do anything but
+	// SNAT, whatever they say.
+	Forwarding Forwarding
 }
 
 // Detector distinguishes packets of this node's pods from others

@@ -37,6 +37,9 @@ func (s Source) String() string { return [...]string{"keep", "masquerade", "any-
 type Route struct {
 	Set    Set
 	Source Source
+	// Direct lets backends on other nodes see the client and answer it from their node, where a tier can do that and their
+	// node can too. Source is for where it cannot be done.
+	Direct bool
 }
 
 // Frontend is an address and port that clients dial.
@@ -129,10 +132,14 @@ func (f *Frontend) String() string {
 }
 
 func (r Route) String() string {
-	if r.Source == KeepSource {
-		return r.Set.String()
+	text := r.Set.String()
+	if r.Source != KeepSource {
+		text += "," + r.Source.String()
 	}
-	return r.Set.String() + "," + r.Source.String()
+	if r.Direct {
+		text += ",direct"
+	}
+	return text
 }
 
 // frontendsOf appends the frontends of one service port in one family to out, sorted by
@@ -201,15 +208,15 @@ func (t *Table) externalRoutes(s *Service, family Family) [Origins]Route {
 	cluster, local := SetOf(family, false), SetOf(family, true)
 	if !s.ExternalLocal {
 		return [Origins]Route{
-			FromPod:     {cluster, AnySource},
-			FromHost:    {cluster, Masquerade},
-			FromOutside: {cluster, Masquerade},
+			FromPod:     {Set: cluster, Source: AnySource},
+			FromHost:    {Set: cluster, Source: Masquerade},
+			FromOutside: {Set: cluster, Source: Masquerade},
 		}
 	}
 	routes := [Origins]Route{
-		FromPod:     {cluster, KeepSource},
-		FromHost:    {cluster, Masquerade},
-		FromOutside: {local, KeepSource},
+		FromPod:     {Set: cluster, Source: KeepSource},
+		FromHost:    {Set: cluster, Source: Masquerade},
+		FromOutside: {Set: local, Source: KeepSource},
 	}
 	if !t.facts.Pods.Knows(family) {
 		routes[FromPod] = routes[FromOutside]

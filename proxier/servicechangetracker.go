@@ -102,6 +102,7 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 
 	if len(service.Annotations) > 0 {
 		s.Balancing = parseBalancing(service.Annotations, invalid)
+		s.Forwarding = parseForwarding(service.Annotations, invalid)
 		s.Kinds = parseType(service.Annotations, invalid)
 		unknownAnnotations(service.Annotations, ServiceAnnotations, problem)
 	}

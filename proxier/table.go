@@ -254,6 +254,7 @@ func (x *nameIndex) find(name ServicePortName) int {
 // decide is the decision about one service port.
 func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 	s := c.Service
+	direct := s.Forwarding.over(t.policy.Forwarding, port.Protocol)
 	d := &Decision{
 		Name:     ServicePortName{NamespacedName: s.Name, Port: port.Name, Protocol: port.Protocol},
 		UID:      s.UID,
@@ -261,13 +262,16 @@ func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 		Affinity: s.Affinity,
 		OptedOut: s.OptedOut,
 
-		Balancing:           s.Balancing.over(t.policy.Balancing),
+		Balancing:           s.Balancing.over(t.policy.Balancing, direct),
 		HealthCheckNodePort: s.healthCheckNodePort(),
 	}
 	r.decision = d
 	list := t.frontends[:0]
 	for family := range Families {
 		list = t.frontendsOf(list, s, port, family)
+	}
+	if direct {
+		directRoutes(list)
 	}
 	d.Frontends = append(d.oneFrontend[:0], list...)
 	t.frontends = list

@@ -114,8 +114,9 @@ type Service struct {
 	OptedOut bool
 	// Kinds are the kinds of frontends that it gets.
 	Kinds kindSet
-	// Balancing is what annotations say; the zero value for nothing.
-	Balancing Balancing
+	// Balancing and Forwarding are what annotations say; the zero values for nothing.
+	Balancing  Balancing
+	Forwarding Forwarding
 	// Affinity is how long a client stays with its backend; 0 for not at all.
 	Affinity time.Duration
 	Ports    []ServicePort
@@ -168,7 +169,7 @@ func (s *Service) equal(o *Service) bool {
 	}
 	// A Service may be deleted and made anew within a second, all else alike.
 	return s.UID == o.UID && s.Created.Equal(o.Created) && s.ClusterIPs == o.ClusterIPs && s.InternalLocal == o.InternalLocal &&
-		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.Kinds == o.Kinds && s.Balancing == o.Balancing && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
+		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.Kinds == o.Kinds && s.Balancing == o.Balancing && s.Forwarding == o.Forwarding && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
 }
 
 // endpointFlags is what the decisions need of an endpoint besides its address.

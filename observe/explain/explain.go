@@ -245,6 +245,9 @@ func (e *Explanation) note(from *proxier.Explanation) {
 		if from.Outcome == proxier.Forward && from.Route.Source == proxier.AnySource {
 			add("any-source: where packets are translated, they are masqueraded, as by upstream's kube-proxy. Connections that are balanced at the client's socket keep its address.")
 		}
+		if from.Outcome == proxier.Forward && from.Route.Direct {
+			add("direct server return: an endpoint on another node sees the client and answers it directly, if its node takes part; otherwise it is as Source says.")
+		}
 		if slices.ContainsFunc(e.Endpoints, func(p Endpoint) bool { return p.Hairpin }) {
 			add("The client is one of the endpoints. A connection to itself may have any source address.")
 		}

@@ -8,6 +8,7 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/direct"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
@@ -38,6 +39,14 @@ func (t *Tier) Traffic() (list []ServiceTraffic, err error) {
 		return nil
 	})
 	return list, err
+}
+
+// DirectPeers counts the endpoints on other nodes that direct server return is wanted for, and those whose nodes take it.
+func (t *Tier) DirectPeers() direct.Counts {
+	if t.direct == nil {
+		return direct.Counts{}
+	}
+	return t.direct.Counts()
 }
 
 // Packets counts the packets of Services since the programs were attached, by verdict.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/direct"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/sockets"
@@ -76,6 +77,9 @@ func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) 
 		Sizes: t.opts.Sizes, Clock: clock.RealClock{}, Wait: datapath.WaitForPrograms, Guard: t.hooks.Guard, Report: t.report, Disrupted: t.opts.Disrupted,
 	})
 	t.flowTable.CountFor(tables)
+	if t.opts.packets() {
+		t.direct = direct.New(direct.Options{Netns: t.netns, Peers: t.writer.DirectPeers, Ready: t.writer.SetDirect})
+	}
 	t.sockets = sockets.New(sockets.Options{
 		Storage: t.maps["tdm_sock"], OptOuts: t.maps["tdm_optout"], Stale: t.writer.StaleSockets,
 		Cgroup: t.cgroup, Host: t.netns, Left: t.opts.Left, ProcRoot: t.opts.ProcRoot, Report: t.report, KernelTypes: t.opts.KernelTypes,

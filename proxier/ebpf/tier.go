@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/direct"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/optouts"
@@ -102,6 +103,8 @@ type Tier struct {
 	flowTable *flowtable.Table
 	sockets   *sockets.Closer
 	successor *successor.Map
+	// direct probes which backends can be reached by direct server return; nil if others serve clients outside.
+	direct *direct.Prober
 	// earlier are programs that still serve from other maps; they are
 	// replaced once the new maps hold everything.
 	earlier  []datapath.Attachment
@@ -154,6 +157,9 @@ func (t *Tier) Run(ctx context.Context) {
 	if t.opts.packets() || !t.opts.Left[proxier.FromPod] {
 		t.runs.Go(func() { t.followOptOuts(ctx) })
 	}
+	if t.direct != nil {
+		t.runs.Go(func() { t.direct.Run(ctx) })
+	}
 	if t.arrivals != nil {
 		t.runs.Go(func() { t.arrivals.Follow(ctx, t.netns, t.serveArrival) })
 	}
@@ -170,6 +176,9 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 		}
 	}
 	stale, err := t.writer.Sync(update)
+	if t.direct != nil && t.writer.HasDirect() {
+		t.direct.Wake()
+	}
 	if t.arrivals != nil {
 		err = errors.Join(err, t.arrivals.Cover(update))
 	}

@@ -48,6 +48,9 @@ func New(c *config.Config, gate featuregate.FeatureGate) (*Settings, error) {
 		return nil, fmt.Errorf("loadBalancer.algorithm: %w", err)
 	}
 	s.Policy.Balancing = proxier.Balancing{Algorithm: algorithm, TableSize: lb.MaglevTableSize, Seed: uint64(lb.MaglevSeed)}
+	if s.Policy.Forwarding, err = proxier.ParseForwarding(lb.Mode); err != nil {
+		return nil, fmt.Errorf("loadBalancer.mode: %w", err)
+	}
 	switch k.DetectLocalMode {
 	case "", config.LocalModeClusterCIDR:
 		if s.pods.CIDRs, err = config.ParseClusterCIDR(k.ClusterCIDR); err != nil {

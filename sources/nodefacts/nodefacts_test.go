@@ -186,7 +186,7 @@ func TestRevise(t *testing.T) {
 
 func TestPolicy(t *testing.T) {
 	c := config.New()
-	byDefault := proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}, Balancing: proxier.Balancing{Algorithm: proxier.Random}}
+	byDefault := proxier.Policy{NodePorts: proxier.NodePortSelector{Loopback: true}, Balancing: proxier.Balancing{Algorithm: proxier.Random}, Forwarding: proxier.SNAT}
 	if d := cmp.Diff(byDefault, mustNew(t, c).Policy); d != "" {
 		t.Errorf("by default (-want +got):\n%s", d)
 	}
@@ -196,11 +196,11 @@ func TestPolicy(t *testing.T) {
 	c.KubeProxy.FeatureGates = map[string]bool{"AllowServiceExternalIPs": false}
 	c.Tandem.StrictSourceRanges = true
 	c.Tandem.EBPF.ResetRemovedBackends = true
-	c.Tandem.LoadBalancer = config.LoadBalancerConfiguration{Algorithm: "maglev", MaglevTableSize: 509, MaglevSeed: 7}
+	c.Tandem.LoadBalancer = config.LoadBalancerConfiguration{Algorithm: "maglev", MaglevTableSize: 509, MaglevSeed: 7, Mode: "hybrid"}
 	want := proxier.Policy{
 		MasqueradeAll: true, IgnoreExternalIPs: true, StrictSourceRanges: true, KeepTCP: true,
 		NodePorts: proxier.NodePortSelector{Primary: true, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},
-		Balancing: proxier.Balancing{Algorithm: proxier.Maglev, TableSize: 509, Seed: 7},
+		Balancing: proxier.Balancing{Algorithm: proxier.Maglev, TableSize: 509, Seed: 7}, Forwarding: proxier.Hybrid,
 	}
 	s := mustNew(t, c)
 	if d := cmp.Diff(want, s.Policy, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" || len(s.Warnings) > 0 {

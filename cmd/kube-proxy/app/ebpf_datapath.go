@@ -152,6 +152,9 @@ func (d *ebpfDatapath) detail(e *proxier.Explanation) string {
 	switch unplaced := len(d.programs.Unplaced()); {
 	case unplaced > 0 && d.placed == nil:
 		return fmt.Sprintf("if it fits: %d service ports are over capacity, which 'tandemctl services' lists", unplaced)
+	case e.Origin == proxier.FromOutside && e.Route.Direct:
+		peers := d.programs.DirectPeers()
+		return fmt.Sprintf("by packets: an endpoint sees the client's address and answers it directly, one on a node that does not take that sees this node's (%d of %d endpoints elsewhere take it)", peers.Ready, peers.Peers)
 	case e.Origin == proxier.FromOutside:
 		return "by packets: an endpoint on this node sees the client's address, one elsewhere sees this node's"
 	case e.Origin == proxier.FromPod && e.Route.Source == proxier.Masquerade:
@@ -191,6 +194,8 @@ func (d *ebpfDatapath) rulePackets() (metrics.RulePackets, bool) {
 
 func (d *ebpfDatapath) tables() (metrics.Tables, bool) {
 	t := metrics.Tables{ByName: map[string]metrics.Table{}, ClosedSockets: int64(d.programs.ClosedSockets()), LastYield: d.programs.LastYield(), Packets: map[string]uint64{}}
+	peers := d.programs.DirectPeers()
+	t.Direct, t.DirectReady = peers.Peers, peers.Ready
 	t.Unplaced = len(d.programs.Unplaced())
 	if d.placed != nil {
 		t.Unplaced = d.placed.Overflow()

@@ -29,6 +29,7 @@ type facts struct {
 	uplinks      *devices.Watcher // for the programs on them
 	origins      *devices.Watcher // of the same, for the facts
 	filters      *filters         // nil where no program translates packets
+	programs     bool             // programs translate packets
 	known        proxier.Facts    // when the proxier starts
 	nodeIP       atomic.Bool      // the node has an address of its own
 	pods         atomic.Bool      // pods can be told from others as the configuration has it
@@ -75,11 +76,20 @@ func (f *facts) warn(s *nodefacts.Settings) {
 // revise takes over other settings.
 func (f *facts) revise(s *nodefacts.Settings, px *proxier.Proxier) {
 	f.warn(s)
-	px.UpdatePolicy(s.Policy, func(known *proxier.Facts) {
+	px.UpdatePolicy(f.policyOf(s), func(known *proxier.Facts) {
 		f.settings = s
 		s.Revise(f.node, known)
 		f.note(known)
 	})
+}
+
+// policyOf are the settings as this mode can carry them out.
+func (f *facts) policyOf(s *nodefacts.Settings) proxier.Policy {
+	policy := s.Policy
+	if !f.programs {
+		policy.Forwarding = proxier.UnsetForwarding
+	}
+	return policy
 }
 
 // fromNode is proxier.Options.NodeFacts.

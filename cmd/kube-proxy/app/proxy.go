@@ -221,7 +221,8 @@ func (p *proxy) program(ctx context.Context) error {
 		}
 	}()
 
-	if open.hasMaps() && !p.opts.Config.Tandem.EBPF.IgnoreHostFilters {
+	p.facts.programs = open.hasMaps()
+	if p.facts.programs && !p.opts.Config.Tandem.EBPF.IgnoreHostFilters {
 		p.facts.filters = &filters{reporter: p.problems, count: p.metrics.HostFilters}
 	}
 	p.facts.start(ctx)
@@ -231,7 +232,7 @@ func (p *proxy) program(ctx context.Context) error {
 	left.replace(ctx)
 	px, err := proxier.New(proxier.Options{
 		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(open.tier()), Reporter: p.problems,
-		Facts: p.facts.known, Policy: p.facts.settings.Policy, NodeFacts: p.facts.fromNode,
+		Facts: p.facts.known, Policy: p.facts.policyOf(p.facts.settings), NodeFacts: p.facts.fromNode,
 		Observer: p.observers(left), Runner: p.mode.intervals(),
 	})
 	if err != nil {

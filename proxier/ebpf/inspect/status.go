@@ -236,6 +236,8 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *lbmap.Meta) 
 		used, s.Max = 2*used, flowtable.EntryLimit(m)
 	case "tdm_vip":
 		used, err = lbmap.CountEntries[[4]uint32, uint8](m)
+	case "tdm_target":
+		used, err = lbmap.CountEntries[lbmap.TargetKey, uint64](m)
 	case "tdm_uplink":
 		used, err = lbmap.CountEntries[uint32, lbmap.Uplink](m)
 	case "tdm_range":

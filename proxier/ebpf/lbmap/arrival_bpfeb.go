@@ -50,6 +50,7 @@ const (
 	arrivalMapTdmSock       = "tdm_sock"
 	arrivalMapTdmSuccessor  = "tdm_successor"
 	arrivalMapTdmSvcStats   = "tdm_svc_stats"
+	arrivalMapTdmTarget     = "tdm_target"
 	arrivalMapTdmUdpPeer    = "tdm_udp_peer"
 	arrivalMapTdmUplink     = "tdm_uplink"
 	arrivalMapTdmVip        = "tdm_vip"
@@ -130,6 +131,7 @@ type arrivalMapSpecs struct {
 	TdmSock       *ebpf.MapSpec `ebpf:"tdm_sock"`
 	TdmSuccessor  *ebpf.MapSpec `ebpf:"tdm_successor"`
 	TdmSvcStats   *ebpf.MapSpec `ebpf:"tdm_svc_stats"`
+	TdmTarget     *ebpf.MapSpec `ebpf:"tdm_target"`
 	TdmUdpPeer    *ebpf.MapSpec `ebpf:"tdm_udp_peer"`
 	TdmUplink     *ebpf.MapSpec `ebpf:"tdm_uplink"`
 	TdmVip        *ebpf.MapSpec `ebpf:"tdm_vip"`
@@ -186,6 +188,7 @@ type arrivalMaps struct {
 	TdmSock       *ebpf.Map `ebpf:"tdm_sock"`
 	TdmSuccessor  *ebpf.Map `ebpf:"tdm_successor"`
 	TdmSvcStats   *ebpf.Map `ebpf:"tdm_svc_stats"`
+	TdmTarget     *ebpf.Map `ebpf:"tdm_target"`
 	TdmUdpPeer    *ebpf.Map `ebpf:"tdm_udp_peer"`
 	TdmUplink     *ebpf.Map `ebpf:"tdm_uplink"`
 	TdmVip        *ebpf.Map `ebpf:"tdm_vip"`
@@ -215,6 +218,7 @@ func (m *arrivalMaps) Close() error {
 		m.TdmSock,
 		m.TdmSuccessor,
 		m.TdmSvcStats,
+		m.TdmTarget,
 		m.TdmUdpPeer,
 		m.TdmUplink,
 		m.TdmVip,

@@ -26,6 +26,7 @@ const (
 	RouteLocal      = 1
 	RouteMasquerade = 2
 	RouteAnySource  = 4
+	RouteDirect     = 8
 	RouteBits       = 4
 )
 
@@ -76,6 +77,7 @@ const (
 	BackendLocal       = 1
 	BackendTerminating = 2
 	BackendRemote      = 4
+	BackendDirect      = 8
 )
 
 // enum lb_service_state
@@ -138,6 +140,7 @@ const (
 	ActionSNAT     = 2
 	ActionRemapOut = 3
 	ActionRemapIn  = 4
+	ActionDirect   = 5
 )
 
 // enum flow_flag
@@ -151,6 +154,7 @@ const (
 	FlowClosed       = 64
 	FlowEstablished  = 128
 	FlowWaiting      = 256
+	FlowWrapped      = 512
 )
 
 // enum entry_state
@@ -213,7 +217,10 @@ const (
 	Remap           = 21
 	HeldBack        = 22
 	PushedOut       = 23
-	Reasons         = 24
+	ForwardDirect   = 24
+	Unwrap          = 25
+	DropNoTarget    = 26
+	Reasons         = 27
 )
 
 // enum role

@@ -67,6 +67,7 @@ func NewFakeTables(s Sizes) *Tables {
 		Ranges:       FakeMap[RangeKey, uint8]{map[RangeKey]uint8{}, int(s.Ranges)},
 		Locals:       FakeMap[[4]uint32, uint32]{map[[4]uint32]uint32{}, int(s.Locals)},
 		VIPs:         FakeMap[[4]uint32, uint8]{map[[4]uint32]uint8{}, int(s.Frontends)},
+		Targets:      FakeMap[TargetKey, uint64]{map[TargetKey]uint64{}, int(s.Frontends)},
 		Ports:        make([]uint64, PortWords),
 		Meta:         &Meta{},
 		Nodes:        make([]Node, 2),

@@ -51,6 +51,9 @@ func frontendFlags(d *proxier.Decision, f *proxier.Frontend) uint32 {
 		case proxier.AnySource:
 			route |= RouteAnySource
 		}
+		if r.Direct {
+			route |= RouteDirect
+		}
 		flags |= route << (origin * RouteBits)
 	}
 	if f.Left != nil { // those of sockets are not in the map
@@ -109,6 +112,7 @@ func (v *FrontendValue) route(family proxier.Family, origin proxier.Origin) (r p
 	case bits&RouteAnySource != 0:
 		r.Source = proxier.AnySource
 	}
+	r.Direct = bits&RouteDirect != 0
 	return r
 }
 

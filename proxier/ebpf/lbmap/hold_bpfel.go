@@ -24,6 +24,7 @@ const (
 	holdMapTdmFlowYoung    = "tdm_flow_young"
 	holdMapTdmPort         = "tdm_port"
 	holdMapTdmReason       = "tdm_reason"
+	holdMapTdmTarget       = "tdm_target"
 	holdMapTdmVip          = "tdm_vip"
 	holdProgTdmHoldIn4     = "tdm_hold_in4"
 	holdProgTdmHoldIn6     = "tdm_hold_in6"
@@ -110,6 +111,7 @@ type holdMapSpecs struct {
 	TdmFlowYoung  *ebpf.MapSpec `ebpf:"tdm_flow_young"`
 	TdmPort       *ebpf.MapSpec `ebpf:"tdm_port"`
 	TdmReason     *ebpf.MapSpec `ebpf:"tdm_reason"`
+	TdmTarget     *ebpf.MapSpec `ebpf:"tdm_target"`
 	TdmVip        *ebpf.MapSpec `ebpf:"tdm_vip"`
 }
 
@@ -166,6 +168,7 @@ type holdMaps struct {
 	TdmFlowYoung  *ebpf.Map `ebpf:"tdm_flow_young"`
 	TdmPort       *ebpf.Map `ebpf:"tdm_port"`
 	TdmReason     *ebpf.Map `ebpf:"tdm_reason"`
+	TdmTarget     *ebpf.Map `ebpf:"tdm_target"`
 	TdmVip        *ebpf.Map `ebpf:"tdm_vip"`
 }
 
@@ -179,6 +182,7 @@ func (m *holdMaps) Close() error {
 		m.TdmFlowYoung,
 		m.TdmPort,
 		m.TdmReason,
+		m.TdmTarget,
 		m.TdmVip,
 	)
 }

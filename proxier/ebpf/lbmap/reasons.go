@@ -19,6 +19,8 @@ var ReasonNames = [Reasons]string{
 	PassNoUplink: "passed_no_uplink", Remap: "remapped",
 	HeldBack:  "held_back",
 	PushedOut: "pushed_out",
+	// Of direct server return.
+	ForwardDirect: "forwarded_direct", Unwrap: "unwrapped", DropNoTarget: "dropped_no_target",
 }
 
 // ReasonName is the name of enum reason.

@@ -19,6 +19,7 @@ type Tables struct {
 	Ranges       SmallMap[RangeKey, uint8]
 	Locals       SmallMap[[4]uint32, uint32]
 	VIPs         SmallMap[[4]uint32, uint8]
+	Targets      SmallMap[TargetKey, uint64]
 	Ports        []uint64 // see PortBit; nil without packet programs
 	Meta         *Meta
 	Nodes        []Node
@@ -75,6 +76,7 @@ func OpenTables(m Maps) (*Tables, error) {
 		Ranges:    KernelMap[RangeKey, uint8]{m["tdm_range"]},
 		Locals:    KernelMap[[4]uint32, uint32]{m["tdm_local"]},
 		VIPs:      KernelMap[[4]uint32, uint8]{m["tdm_vip"]},
+		Targets:   KernelMap[TargetKey, uint64]{m["tdm_target"]},
 	}
 	var meta []Meta
 	err := errors.Join(

@@ -79,6 +79,12 @@ type tcPortRange struct {
 	Count uint16
 }
 
+type tcTargetKey struct {
+	_       structs.HostLayout
+	Service uint32
+	Addr    [4]uint32
+}
+
 type tcUplink struct {
 	_        structs.HostLayout
 	Mtu      uint32
@@ -121,9 +127,11 @@ const (
 	tcMapTdmSock         = "tdm_sock"
 	tcMapTdmSuccessor    = "tdm_successor"
 	tcMapTdmSvcStats     = "tdm_svc_stats"
+	tcMapTdmTarget       = "tdm_target"
 	tcMapTdmUdpPeer      = "tdm_udp_peer"
 	tcMapTdmUplink       = "tdm_uplink"
 	tcMapTdmVip          = "tdm_vip"
+	tcMapTdmWrapper      = "tdm_wrapper"
 	tcProgTdmIn          = "tdm_in"
 	tcProgTdmOut         = "tdm_out"
 	tcVarDraining        = "draining"
@@ -225,9 +233,11 @@ type tcMapSpecs struct {
 	TdmSock       *ebpf.MapSpec `ebpf:"tdm_sock"`
 	TdmSuccessor  *ebpf.MapSpec `ebpf:"tdm_successor"`
 	TdmSvcStats   *ebpf.MapSpec `ebpf:"tdm_svc_stats"`
+	TdmTarget     *ebpf.MapSpec `ebpf:"tdm_target"`
 	TdmUdpPeer    *ebpf.MapSpec `ebpf:"tdm_udp_peer"`
 	TdmUplink     *ebpf.MapSpec `ebpf:"tdm_uplink"`
 	TdmVip        *ebpf.MapSpec `ebpf:"tdm_vip"`
+	TdmWrapper    *ebpf.MapSpec `ebpf:"tdm_wrapper"`
 }
 
 // tcVariableSpecs contains global variables before they are loaded into the kernel.
@@ -303,9 +313,11 @@ type tcMaps struct {
 	TdmSock       *ebpf.Map `ebpf:"tdm_sock"`
 	TdmSuccessor  *ebpf.Map `ebpf:"tdm_successor"`
 	TdmSvcStats   *ebpf.Map `ebpf:"tdm_svc_stats"`
+	TdmTarget     *ebpf.Map `ebpf:"tdm_target"`
 	TdmUdpPeer    *ebpf.Map `ebpf:"tdm_udp_peer"`
 	TdmUplink     *ebpf.Map `ebpf:"tdm_uplink"`
 	TdmVip        *ebpf.Map `ebpf:"tdm_vip"`
+	TdmWrapper    *ebpf.Map `ebpf:"tdm_wrapper"`
 }
 
 func (m *tcMaps) Close() error {
@@ -338,9 +350,11 @@ func (m *tcMaps) Close() error {
 		m.TdmSock,
 		m.TdmSuccessor,
 		m.TdmSvcStats,
+		m.TdmTarget,
 		m.TdmUdpPeer,
 		m.TdmUplink,
 		m.TdmVip,
+		m.TdmWrapper,
 	)
 }
 

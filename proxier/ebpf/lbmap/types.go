@@ -27,6 +27,7 @@ type (
 	Affinity      = sockAffinity
 	UDPPeerKey    = sockUdpPeerKey
 	UDPPeer       = sockUdpPeer
+	TargetKey     = tcTargetKey
 	// PortSpan is a range of source ports as the programs have it.
 	PortSpan = tcPortRange
 	// Cover is a list of prefixes that contain all ClusterIPs.

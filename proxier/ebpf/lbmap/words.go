@@ -24,3 +24,6 @@ func VerdictOf(base uint32) (v proxier.Verdict, ok bool) {
 
 // SlotWord is a slot: a backend and the generation that it has to have.
 func SlotWord(id, generation uint32) uint64 { return uint64(id) | uint64(generation)<<32 }
+
+// SplitSlotWord is the inverse of SlotWord.
+func SplitSlotWord(w uint64) (id, generation uint32) { return uint32(w), uint32(w >> 32) }

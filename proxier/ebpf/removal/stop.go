@@ -35,7 +35,7 @@ func StopNewConnections(ctx context.Context, cgroupRoot string) error {
 	return Frontends(cgroup)
 }
 
-// Frontends removes frontends and prefixes from the maps of all attached programs. The backends
+// Frontends removes frontends, targets and prefixes from the maps of all attached programs. The backends
 // stay: flows refer to them.
 func Frontends(cgroup *os.File) error {
 	return EachInUse(cgroup, func(program *ciliumebpf.Program) error {
@@ -45,7 +45,7 @@ func Frontends(cgroup *os.File) error {
 		}
 		defer maps.Close()
 		// Prefixes first: packets to removed frontends in a ServiceCIDR would be rejected.
-		return errors.Join(forgetPrefixes(maps["tdm_node"]), lbmap.DeleteAll(maps["tdm_frontend"]), lbmap.DeleteAll(maps["tdm_vip"]))
+		return errors.Join(forgetPrefixes(maps["tdm_node"]), lbmap.DeleteAll(maps["tdm_frontend"]), lbmap.DeleteAll(maps["tdm_vip"]), lbmap.DeleteAll(maps["tdm_target"]))
 	})
 }
 

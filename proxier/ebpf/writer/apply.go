@@ -112,6 +112,7 @@ func (w *Writer) program(index uint32) error {
 		w.freeBackend(id)
 	}
 	p.backends = ids
+	w.noteDirect(index, d, p.id, ids)
 	return flushed
 }
 
@@ -206,7 +207,7 @@ func (w *Writer) writeBackends(service uint32, d *proxier.Decision, ids []uint32
 				e.Members = members
 				w.writes++
 			}
-			if flags := backendFlags(b); e.Flags != flags {
+			if flags := w.flagsOf(b); e.Flags != flags {
 				e.Flags = flags
 				w.writes++
 			}
@@ -220,7 +221,7 @@ func (w *Writer) writeBackends(service uint32, d *proxier.Decision, ids []uint32
 		}
 		*e = lbmap.Backend{
 			Addr: lbmap.FromAddr(b.Addr.Addr()), Port: lbmap.NetworkPort(b.Addr.Port()), Proto: uint8(d.Name.Protocol),
-			Members: membersOf(b), Service: service, Generation: generation, Flags: backendFlags(b),
+			Members: membersOf(b), Service: service, Generation: generation, Flags: w.flagsOf(b),
 		}
 		w.writes++
 		ids[i] = id

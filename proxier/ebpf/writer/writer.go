@@ -52,6 +52,7 @@ type Writer struct {
 	locals        map[[4]uint32]uint32
 	echo          echoAddrs
 	usedPorts     usedPorts
+	direct        direct
 	writes        uint64 // stores and map operations, ever
 
 	frontendLists lists[lbmap.FrontendEntry]
@@ -107,7 +108,7 @@ func New(t *lbmap.Tables, o Options) *Writer {
 		services: newIDs(1, s.Services, c, g), // id 0 stands for none
 		backends: newIDs(1, s.Backends, c, g),
 		slots:    newExtents(s.Slots, c, g),
-		echo:     newEchoAddrs(t.VIPs), usedPorts: newUsedPorts(t.Ports),
+		echo:     newEchoAddrs(t.VIPs), usedPorts: newUsedPorts(t.Ports), direct: newDirect(t.Targets),
 		ports: delta.NewIndexed[*proxier.Decision, port](),
 	}
 }
@@ -156,8 +157,9 @@ func (w *Writer) Sync(u proxier.Update) (stale bool, err error) {
 	w.room = false
 	if len(w.adopted) == 0 {
 		n, verr := w.echo.write()
-		w.writes += uint64(n + w.usedPorts.write())
-		err = errors.Join(err, verr)
+		m, terr := w.direct.targets.write()
+		w.writes += uint64(n + m + w.usedPorts.write())
+		err = errors.Join(err, verr, terr)
 	}
 	w.gauges(w.writes != before)
 	return w.stale, err
@@ -209,6 +211,7 @@ func (w *Writer) drop(index uint32) {
 		w.gone = append(w.gone, *p)
 		w.note(p.frontends, nil)
 	}
+	w.direct.set(index, nil, false)
 	w.ports.Removed(index)
 	w.ports.Drop(index)
 }

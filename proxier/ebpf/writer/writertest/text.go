@@ -34,13 +34,28 @@ func Text(tables *lbmap.Tables) string {
 	err = errors.Join(err, tables.Ranges.Dump(func(key lbmap.RangeKey, _ uint8) {
 		e := &tables.Services[key.Service]
 		lines = append(lines, fmt.Sprintf("%s/%s from %s", e.Name[:e.NameLen], proxier.Protocol(e.Proto), key.String()))
-	}), tables.VIPs.Dump(func(addr [4]uint32, _ uint8) { lines = append(lines, "echo "+lbmap.ToAddr(addr).String()) }))
+	}), tables.VIPs.Dump(func(addr [4]uint32, _ uint8) { lines = append(lines, "echo "+lbmap.ToAddr(addr).String()) }),
+		tables.Targets.Dump(func(key lbmap.TargetKey, word uint64) { lines = append(lines, targetText(tables, key, word)) }))
 	if err != nil {
 		return err.Error()
 	}
 	lines = append(lines, wrongPorts(tables)...)
 	slices.Sort(lines)
 	return strings.Join(slices.Compact(lines), "\n")
+}
+
+func targetText(tables *lbmap.Tables, key lbmap.TargetKey, word uint64) string {
+	addr := lbmap.ToAddr(key.Addr).String()
+	if key.Service == 0 {
+		return "target " + addr
+	}
+	id, generation := lbmap.SplitSlotWord(word)
+	e, b := &tables.Services[key.Service], &tables.Backends[id]
+	text := fmt.Sprintf("target %s of %s/%s", addr, e.Name[:e.NameLen], proxier.Protocol(e.Proto))
+	if b.Generation != generation || b.Service != key.Service || b.Addr != key.Addr {
+		return text + " is stale"
+	}
+	return text + " -> " + lbmap.ToAddrPort(b.Addr, b.Port).String()
 }
 
 // wrongPorts are the ports of which the tables say wrongly whether they have frontends.

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef TANDEM_UNWRAP_H
+#define TANDEM_UNWRAP_H
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <stdbool.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "addr.h"
+#include "choice.h"
+#include "flow_index.h"
+#include "fragment.h"
+#include "frontend.h"
+#include "global.h"
+#include "icmp.h"
+#include "node.h"
+#include "packet.h"
+#include "parse.h"
+#include "reasons.h"
+#include "target.h"
+#include "tc_config.h"
+#include "wrapper.h"
+
+#define ECN_MASK 3
+#define ECN_CE 3
+
+/* Reads the outer header; returns its length, 0 if it is not that of a packet
+ * in a packet. Nodes send neither options nor fragments. */
+static __always_inline __u32 parse_wrapper(struct __sk_buff *skb,
+					   struct wrapper *w)
+{
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = &w->header.v4;
+
+		if (!load(skb, l2_len, ip, sizeof(*ip)) || ip->version != 4 ||
+		    ip->ihl != sizeof(*ip) / 4 ||
+		    ip->protocol != IPPROTO_IPIP ||
+		    ip->frag_off & bpf_htons(IP_MF | IP_OFFSET))
+			return 0;
+		set_v4(w->src, ip->saddr);
+		set_v4(w->dst, ip->daddr);
+		w->ecn_ce = (ip->tos & ECN_MASK) == ECN_CE;
+		return sizeof(*ip);
+	}
+	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip = &w->header.v6;
+
+		if (!load(skb, l2_len, ip, sizeof(*ip)) || ip->version != 6 ||
+		    ip->nexthdr != IPPROTO_IPV6)
+			return 0;
+		__builtin_memcpy(w->src, &ip->saddr, sizeof(w->src));
+		__builtin_memcpy(w->dst, &ip->daddr, sizeof(w->dst));
+		w->ecn_ce = (ip->flow_lbl[0] >> 4 & ECN_MASK) == ECN_CE;
+		return sizeof(*ip);
+	}
+	return 0;
+}
+
+/*
+ * Whether the packet in a packet is for this project: of a connection that it
+ * translates, to a frontend whose clients outside get direct server return, or
+ * an ICMP message to a backend to which it sends those. Whether the latter is
+ * about a connection is asked later.
+ */
+static __always_inline bool is_for_target(const struct wrapper *w,
+					  struct packet *inner)
+{
+	struct frontend_ref fe;
+	__u64 word;
+	struct flow_entry *e;
+
+	if (is_icmp(inner))
+		return inner->fragment == WHOLE && is_target(w->dst);
+	if (inner->fragment != WHOLE && !follow_fragment(inner))
+		return false;
+	e = entry_of(&inner->key, home_of(&inner->key), &word);
+	if (e && e->action == ACTION_LOCAL && !(word & ENTRY_REPLY))
+		return true;
+	/* On a race, whether it is a frontend is found out later. */
+	switch (packet_frontend(&inner->key, w->src, &fe)) {
+	case FRONTEND_NONE:
+		return false;
+	case FRONTEND_RACED:
+		return true;
+	default:
+		return fe.flags >> (FROM_OUTSIDE * ROUTE_BITS) & ROUTE_DIRECT;
+	}
+}
+
+/* Takes a packet that another node sent for direct server return out of its
+ * outer packet, whose addresses are in last_wrapper() then. Other packets in
+ * packets, such as those of a CNI's tunnels, stay as they are. */
+GLOBAL int unwrap(struct __sk_buff *skb)
+{
+	struct wrapper *w = last_wrapper();
+	struct packet *inner;
+	__u32 len;
+
+	if (!w)
+		return false;
+	inner = &w->inner;
+	len = parse_wrapper(skb, w);
+	if (!len)
+		return false;
+	__builtin_memset(inner, 0, sizeof(*inner));
+	inner->l3 = l2_len + len;
+	if (parse(skb, skb->protocol, inner) != UNDERSTOOD ||
+	    !is_for_target(w, inner))
+		return false;
+	if (bpf_skb_adjust_room(skb, -(__s32)len, BPF_ADJ_ROOM_MAC,
+				BPF_F_ADJ_ROOM_FIXED_GSO))
+		return false;
+	if (w->ecn_ce)
+		bpf_skb_ecn_set_ce(skb);
+	count_reason(UNWRAP);
+	return true;
+}
+
+#endif

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package writer
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// direct is what the tables have of direct server return: on the side of the client's node, backends whose nodes take packets
+// in IP packets; on the side of the backend's node, the backends to which other nodes may send those.
+type direct struct {
+	// ports have routes of direct server return; of each, what it has in targets.
+	ports   map[uint32][]target
+	targets mirror[lbmap.TargetKey, uint64]
+	// ready are the addresses of backends whose nodes take such packets.
+	ready map[netip.Addr]struct{}
+}
+
+// target is an entry of tdm_target.
+type target struct {
+	key   lbmap.TargetKey
+	value uint64
+}
+
+func newDirect(table lbmap.SmallMap[lbmap.TargetKey, uint64]) direct {
+	return direct{
+		ports: map[uint32][]target{},
+		targets: newMirror(table, func(key lbmap.TargetKey) string {
+			return "accept packets of other nodes for " + lbmap.ToAddr(key.Addr).String()
+		}),
+	}
+}
+
+// set says what a service port has; nil for nothing.
+func (d *direct) set(index uint32, list []target, has bool) {
+	before := d.ports[index]
+	for _, t := range list {
+		d.targets.use(t.key, t.value, 1)
+	}
+	for _, t := range before {
+		d.targets.use(t.key, t.value, -1)
+	}
+	if has {
+		d.ports[index] = list
+	} else {
+		delete(d.ports, index)
+	}
+}
+
+// noteDirect is called with the backends that a service port has from now on.
+func (w *Writer) noteDirect(index uint32, d *proxier.Decision, service uint32, ids []uint32) {
+	if !d.Direct() {
+		w.direct.set(index, nil, false)
+		return
+	}
+	var list []target
+	for i, id := range ids {
+		if !d.Backends[i].Local {
+			continue
+		}
+		e := &w.tables.Backends[id]
+		list = append(list,
+			target{lbmap.TargetKey{Service: service, Addr: e.Addr}, lbmap.SlotWord(id, e.Generation)},
+			target{lbmap.TargetKey{Addr: e.Addr}, 0}) // of any service: which is asked with the packet
+	}
+	w.direct.set(index, list, true)
+}
+
+// flagsOf are the flags of a backend.
+func (w *Writer) flagsOf(b *proxier.Backend) uint32 {
+	f := backendFlags(b)
+	if _, ready := w.direct.ready[b.Addr.Addr()]; ready && b.Remote {
+		f |= lbmap.BackendDirect
+	}
+	return f
+}
+
+// HasDirect reports whether any service port has routes of direct server return.
+func (w *Writer) HasDirect() bool {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return len(w.direct.ports) > 0
+}
+
+// DirectPeers are the addresses of the backends on other nodes that have routes of direct server return, sorted.
+func (w *Writer) DirectPeers() (list []netip.Addr) {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	for index := range w.direct.ports {
+		item := w.ports.Get(index)
+		if item == nil {
+			continue
+		}
+		for _, id := range item.Applied.backends {
+			if e := &w.tables.Backends[id]; e.Flags&lbmap.BackendRemote != 0 {
+				list = append(list, lbmap.ToAddr(e.Addr))
+			}
+		}
+	}
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list)
+}
+
+// SetDirect says which of the DirectPeers take packets in IP packets. New connections to the others are masqueraded.
+func (w *Writer) SetDirect(ready map[netip.Addr]struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before := w.writes
+	w.direct.ready = ready
+	for index := range w.direct.ports {
+		item := w.ports.Get(index)
+		if item == nil {
+			continue
+		}
+		for _, id := range item.Applied.backends {
+			e := &w.tables.Backends[id]
+			flags := e.Flags &^ lbmap.BackendDirect
+			if _, is := ready[lbmap.ToAddr(e.Addr)]; is && flags&lbmap.BackendRemote != 0 {
+				flags |= lbmap.BackendDirect
+			}
+			if e.Flags != flags {
+				e.Flags = flags
+				w.writes++
+			}
+		}
+	}
+	w.gauges(w.writes != before)
+}

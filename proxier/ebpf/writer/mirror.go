@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package writer
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/tandem-proxy/tandem/proxier/delta"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+)
+
+// mirror is what a map is to have of keys that several objects use: an entry is there while one of them does.
+type mirror[K, V comparable] struct {
+	table lbmap.SmallMap[K, V]
+	users map[K]int
+	delta *delta.Delta[K, V, V]
+	// text says in errors what an entry is for.
+	text func(K) string
+}
+
+func newMirror[K, V comparable](table lbmap.SmallMap[K, V], text func(K) string) mirror[K, V] {
+	return mirror[K, V]{table, map[K]int{}, delta.New[K, V, V](nil), text}
+}
+
+// load reads what a previous process wrote.
+func (m *mirror[K, V]) load() error {
+	if err := m.table.Dump(func(key K, value V) { m.delta.Adopt(key, value) }); err != nil {
+		return fmt.Errorf("read what an earlier process left: %w", err)
+	}
+	return nil
+}
+
+// use adds n users of an entry. Its value is that of the newest one.
+func (m *mirror[K, V]) use(key K, value V, n int) {
+	after := m.users[key] + n
+	if after == 0 {
+		delete(m.users, key)
+		m.delta.Drop(key)
+		return
+	}
+	m.users[key] = after
+	if n > 0 {
+		m.delta.Want(key, value)
+	}
+}
+
+// write applies pending changes to the map, and returns the number of writes. Failed changes are
+// tried again by the next call.
+func (m *mirror[K, V]) write() (writes int, err error) {
+	var errs []error
+	for key, item := range m.delta.Pending() {
+		var err error
+		switch {
+		case !item.Wanted():
+			if err = m.table.Delete(key); err == nil {
+				m.delta.Removed(key)
+				writes++
+			}
+		case item.There() && !item.Unsure() && item.Applied == item.Desired(): // a previous process wrote it
+			m.delta.Done(key, item.Applied)
+		default:
+			if err = m.table.Put(key, item.Desired()); err == nil {
+				m.delta.Done(key, item.Desired())
+				writes++
+			}
+		}
+		if err != nil {
+			m.delta.Failed(key, err)
+			if len(errs) == 0 { // the others fail for the same reason
+				errs = append(errs, fmt.Errorf("%s: %w", m.text(key), err))
+			}
+		}
+	}
+	return writes, errors.Join(errs...)
+}

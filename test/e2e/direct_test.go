@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// directStage is a Service whose endpoints are on node2 and node3, and a client outside that dials node1. All three have a
+// process of their own.
+type directStage struct {
+	lab       *lab.Lab
+	nodes     []*lab.Node
+	pods      []*lab.Pod // on all nodes but the first
+	far       *lab.Client
+	dir       string
+	processes []*process
+}
+
+func newDirectStage(t testing.TB, opts ...lab.Options) *directStage {
+	t.Helper()
+	s := &directStage{lab: lab.NewT(t, opts...), dir: t.TempDir()}
+	for i := range 3 {
+		n := s.lab.Node(fmt.Sprintf("node%d", i+1))
+		s.nodes = append(s.nodes, n)
+		if i > 0 {
+			s.pods = append(s.pods, serve(t, n.Pod("pod"+strconv.Itoa(i+1))))
+		}
+	}
+	s.far = s.lab.Client("client")
+	announce(t, s.lab, s.nodes[0], outside(s.nodes[0]))
+	writeManifests(t, s.dir, loadBalancer, s.pods...)
+	s.processes = make([]*process, len(s.nodes))
+	return s
+}
+
+// start replaces the process of a node.
+func (s *directStage) start(t testing.TB, node int, flags ...string) {
+	t.Helper()
+	if p := s.processes[node]; p != nil {
+		p.Terminate(t)
+	}
+	p := start(t, s.nodes[node], s.dir, flags...)
+	p.serves(t)
+	s.processes[node] = p
+}
+
+func (s *directStage) startAll(t testing.TB, flags ...string) {
+	t.Helper()
+	for i := range s.nodes {
+		s.start(t, i, flags...)
+	}
+}
+
+func (s *directStage) end(t testing.TB) {
+	t.Helper()
+	for i, p := range s.processes {
+		if p != nil {
+			_ = p.Close()
+		}
+		cleanup(t, s.nodes[i])
+	}
+}
+
+// sees is the condition that endpoints see as the client an address for which is returns true, for all ways.
+func (s *directStage) sees(t testing.TB, ways map[string]netip.AddrPort, what string, is func(netip.Addr) bool) {
+	t.Helper()
+	for name, to := range ways {
+		await(t, name+": the endpoint sees "+what, func() error {
+			for range 4 { // of several endpoints
+				reply, err := s.far.Ask(t.Context(), name[:3], to)
+				if err != nil {
+					return err
+				}
+				if !is(reply.Peer.Addr()) {
+					return fmt.Errorf("%s sees %s", reply.Server, reply.Peer)
+				}
+			}
+			return nil
+		})
+	}
+}
+
+func (s *directStage) isClient(a netip.Addr) bool { return a == s.far.Addr4 || a == s.far.Addr6 }
+
+// metric is the value of a series of a node; 0 without it.
+func metric(t testing.TB, n *lab.Node, series string) float64 {
+	t.Helper()
+	metrics, err := n.Fetch(t.Context(), 10249, "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(metrics) {
+		if rest, ok := strings.CutPrefix(line, series+" "); ok {
+			value, err := strconv.ParseFloat(strings.TrimSpace(rest), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return value
+		}
+	}
+	return 0
+}
+
+// counted is how many packets a node counted by verdict.
+func counted(t testing.TB, n *lab.Node, result string) float64 {
+	t.Helper()
+	return metric(t, n, fmt.Sprintf("tandem_packets_total{result=%q}", result))
+}
+
+// ready waits until a node knows of so many endpoints that their nodes take direct server return.
+func (s *directStage) ready(t testing.TB, node, endpoints int) {
+	t.Helper()
+	await(t, s.nodes[node].Name+": the answers of other nodes", func() error {
+		const series = "tandem_direct_server_return_endpoints{state=%q}"
+		ready, others := metric(t, s.nodes[node], fmt.Sprintf(series, "ready")), metric(t, s.nodes[node], fmt.Sprintf(series, "masqueraded"))
+		if ready != float64(endpoints) || others != 0 {
+			return fmt.Errorf("%v endpoints are ready, want %d, and %v others", ready, endpoints, others)
+		}
+		return nil
+	})
+}
+
+// TestDirect: with direct server return, endpoints on other nodes see the client, for every kind of frontend, and their
+// nodes answer it; replies do not come by the node that it dialed.
+func TestDirect(t *testing.T) {
+	for _, offload := range []bool{true, false} {
+		t.Run(map[bool]string{true: "offload", false: "no offload"}[offload], func(t *testing.T) {
+			s := newDirectStage(t, lab.Options{NoOffload: !offload})
+			defer s.end(t)
+			s.startAll(t, "--lb-mode=dsr")
+			s.ready(t, 0, 4) // two pods, of two families
+			ways := outside(s.nodes[0])
+			before := counted(t, s.nodes[0], "forwarded_reply")
+			s.sees(t, ways, "the client", s.isClient)
+			if after := counted(t, s.nodes[0], "forwarded_reply"); after != before {
+				t.Errorf("%v replies came by node1", after-before)
+			}
+			if counted(t, s.nodes[0], "forwarded_direct") == 0 {
+				t.Error("node1 put no packet into another")
+			}
+			for _, n := range s.nodes[1:] {
+				if counted(t, n, "unwrapped") == 0 {
+					t.Errorf("%s took no packet out of another", n.Name)
+				}
+			}
+		})
+	}
+}
