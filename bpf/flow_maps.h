@@ -84,7 +84,8 @@ struct {
 } tdm_port SEC(".maps");
 
 /* A backend on this node to which other nodes may send packets in IP packets.
- */
+ * The unspecified address stands for frontends, to which they may do so for a
+ * while longer: until they know that no backend takes any. */
 struct target_key {
 	__u32 service; /* 0: of any */
 	__be32 addr[4];

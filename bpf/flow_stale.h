@@ -18,6 +18,16 @@
 #define UNANSWERED_S 30
 #define SILENT_S 120
 
+/* Whether the backend of a flow is still there, and its node still takes
+ * packets in IP packets. */
+static __always_inline bool takes_direct(const struct flow *f)
+{
+	const struct backend *be =
+		backend_of(f->backend, f->backend_generation, f->service);
+
+	return be && be->flags & BACKEND_DIRECT;
+}
+
 /* Whether a packet starts a new connection in place of its flow, or the flow's
  * backend serves no longer. */
 static __always_inline bool is_over(const struct packet *p,
@@ -34,9 +44,9 @@ static __always_inline bool is_over(const struct packet *p,
 		if (hit->flags & FLOW_CLOSED ||
 		    (serves_old_only() && !is_remapped(hit)))
 			return true;
-		/* Of direct server return, ends are not seen. */
-		if (hit->flags & FLOW_ESTABLISHED &&
-		    hit->action != ACTION_DIRECT)
+		if (hit->action == ACTION_DIRECT)
+			return !takes_direct(f);
+		if (hit->flags & FLOW_ESTABLISHED)
 			return false;
 	} else if (has_yielded() &&
 		   now_s() - f->seen > (hit->flags & FLOW_WAITING ?

@@ -12,7 +12,7 @@
 #include "wrapper.h"
 
 /* Whether an address is that of a backend to which other nodes may send packets
- * in IP packets. */
+ * in IP packets; the unspecified one, whether they may to frontends. */
 static __always_inline bool is_target(const __be32 *addr)
 {
 	struct target_key key = {};

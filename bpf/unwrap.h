@@ -63,16 +63,17 @@ static __always_inline __u32 parse_wrapper(struct __sk_buff *skb,
 
 /*
  * Whether the packet in a packet is for this project: of a connection that it
- * translates, to a frontend whose clients outside get direct server return, or
- * an ICMP message to a backend to which it sends those. Whether the latter is
+ * translates, to a frontend while this node takes such packets, or an ICMP
+ * message to a backend to which other nodes send them. Whether the latter is
  * about a connection is asked later.
  */
 static __always_inline bool is_for_target(const struct wrapper *w,
 					  struct packet *inner)
 {
+	const __be32 any[4] = {};
 	struct frontend_ref fe;
-	__u64 word;
 	struct flow_entry *e;
+	__u64 word;
 
 	if (is_icmp(inner))
 		return inner->fragment == WHOLE && is_target(w->dst);
@@ -81,15 +82,8 @@ static __always_inline bool is_for_target(const struct wrapper *w,
 	e = entry_of(&inner->key, home_of(&inner->key), &word);
 	if (e && e->action == ACTION_LOCAL && !(word & ENTRY_REPLY))
 		return true;
-	/* On a race, whether it is a frontend is found out later. */
-	switch (packet_frontend(&inner->key, w->src, &fe)) {
-	case FRONTEND_NONE:
-		return false;
-	case FRONTEND_RACED:
-		return true;
-	default:
-		return fe.flags >> (FROM_OUTSIDE * ROUTE_BITS) & ROUTE_DIRECT;
-	}
+	return is_target(any) &&
+	       packet_frontend(&inner->key, w->src, &fe) != FRONTEND_NONE;
 }
 
 /* Takes a packet that another node sent for direct server return out of its

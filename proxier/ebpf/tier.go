@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf/btf"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/kernel/netns"
@@ -159,6 +161,7 @@ func (t *Tier) Run(ctx context.Context) {
 	}
 	if t.direct != nil {
 		t.runs.Go(func() { t.direct.Run(ctx) })
+		t.runs.Go(func() { t.expireDirect(ctx) })
 	}
 	if t.arrivals != nil {
 		t.runs.Go(func() { t.arrivals.Follow(ctx, t.netns, t.serveArrival) })
@@ -210,6 +213,15 @@ func (t *Tier) ensureAttached(ctx context.Context) error {
 	lost, err := t.hooks.Ensure(t.writer.NeedsGuard())
 	t.repairedCgroup(lost, err)
 	return errors.Join(err, t.ensureDevices(ctx))
+}
+
+// expireDirect keeps the writer's knowledge of direct server return up to date without syncs.
+func (t *Tier) expireDirect(ctx context.Context) {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		if err := t.writer.ExpireDirect(); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot end that packets in IP packets are taken; trying again")
+		}
+	}, direct.Interval)
 }
 
 // Supports implements proxier.Tier.

@@ -6,6 +6,7 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -25,7 +26,7 @@ type directStage struct {
 	processes []*process
 }
 
-func newDirectStage(t testing.TB, opts ...lab.Options) *directStage {
+func newDirectStage(t testing.TB, serve func(testing.TB, *lab.Pod) *lab.Pod, opts ...lab.Options) *directStage {
 	t.Helper()
 	s := &directStage{lab: lab.NewT(t, opts...), dir: t.TempDir()}
 	for i := range 3 {
@@ -134,7 +135,7 @@ func (s *directStage) ready(t testing.TB, node, endpoints int) {
 func TestDirect(t *testing.T) {
 	for _, offload := range []bool{true, false} {
 		t.Run(map[bool]string{true: "offload", false: "no offload"}[offload], func(t *testing.T) {
-			s := newDirectStage(t, lab.Options{NoOffload: !offload})
+			s := newDirectStage(t, serve, lab.Options{NoOffload: !offload})
 			defer s.end(t)
 			s.startAll(t, "--lb-mode=dsr")
 			s.ready(t, 0, 4) // two pods, of two families
@@ -151,6 +152,110 @@ func TestDirect(t *testing.T) {
 				if counted(t, n, "unwrapped") == 0 {
 					t.Errorf("%s took no packet out of another", n.Name)
 				}
+			}
+		})
+	}
+}
+
+// TestDirectUnderLoad: while processes are killed, replaced and change between the modes, on either side, no connection fails, and
+// long-lived ones go on to the same endpoints.
+func TestDirectUnderLoad(t *testing.T) {
+	s := newDirectStage(t, serve)
+	defer s.end(t)
+	s.startAll(t, "--lb-mode=dsr")
+	s.ready(t, 0, 4)
+	ways := outside(s.nodes[0])
+	direct := openFlows(t, s.far.Sandbox, ways, s.pods...)
+	w := lab.NewLoad(t)
+	defer w.End()
+	w.Use(s.far.Sandbox, ways, gently)
+	step := func(what string) {
+		t.Helper()
+		w.More(100)
+		checkAll(t, direct)
+		if t.Failed() {
+			t.Fatal(what)
+		}
+	}
+	step("direct")
+	for i := range s.nodes[:2] {
+		_ = s.processes[i].Close()
+		s.processes[i] = nil
+		step("killed")
+		s.start(t, i, "--lb-mode=dsr")
+		step("started again")
+	}
+	s.ready(t, 0, 4)
+	// Of mode snat on the side of the clients, then on both, and back in the other order.
+	for _, change := range []struct {
+		node int
+		mode string
+	}{{0, "snat"}, {0, "dsr"}, {1, "snat"}, {2, "snat"}, {0, "snat"}, {1, "hybrid"}, {2, "dsr"}, {0, "dsr"}} {
+		s.start(t, change.node, "--lb-mode="+change.mode)
+		step(fmt.Sprintf("node%d with mode %s", change.node+1, change.mode))
+	}
+	w.End()
+	few(t, w)
+}
+
+// TestDirectMoves: connections that arrive at another node from now on go on to the same endpoints.
+func TestDirectMoves(t *testing.T) {
+	s := newDirectStage(t, serve)
+	defer s.end(t)
+	s.startAll(t, "--lb-mode=dsr")
+	for i := range s.nodes {
+		s.ready(t, i, []int{4, 2, 2}[i])
+	}
+	ways := outside(s.nodes[0])
+	maps.DeleteFunc(ways, func(name string, _ netip.AddrPort) bool { return !strings.HasSuffix(name, "IP") })
+	flows := openFlows(t, s.far.Sandbox, ways, s.pods...)
+	for _, i := range []int{2, 1, 0} {
+		announce(t, s.lab, s.nodes[i], ways)
+		checkAll(t, flows)
+		flows = append(flows, openFlows(t, s.far.Sandbox, ways, s.pods...)...)
+	}
+}
+
+// TestDirectTransfers: packets as large as the network allows, and larger datagrams, reach endpoints and clients by direct
+// server return.
+func TestDirectTransfers(t *testing.T) {
+	bulk := func(t testing.TB, p *lab.Pod) *lab.Pod {
+		t.Helper()
+		if _, err := p.ServeBulk(targetPort); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.ServeEcho(targetPort); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	for _, offload := range []bool{true, false} {
+		t.Run(map[bool]string{true: "offload", false: "no offload"}[offload], func(t *testing.T) {
+			s := newDirectStage(t, bulk, lab.Options{NoOffload: !offload})
+			defer s.end(t)
+			s.startAll(t, "--lb-mode=dsr")
+			s.ready(t, 0, 4)
+			before := counted(t, s.nodes[0], "forwarded_reply")
+			for name, to := range outside(s.nodes[0]) {
+				for range 3 {
+					if name[:3] == "tcp" {
+						if err := s.far.Bulk(t.Context(), to, 4<<20); err != nil {
+							t.Errorf("%s: %v", name, err)
+						}
+						continue
+					}
+					for _, size := range []int{64, 1400, 4000} {
+						// The client learns the MTU by its first datagram that is too large.
+						await(t, fmt.Sprintf("%s, %d bytes", name, size), func() error { return s.far.Echo(t.Context(), to, size) })
+					}
+				}
+			}
+			if after := counted(t, s.nodes[0], "forwarded_reply"); after != before {
+				t.Errorf("%v replies came by node1", after-before)
+			}
+			// Clients sent nothing that was too large by TCP.
+			if n := counted(t, s.nodes[0], "error_too_big"); n > 40 {
+				t.Errorf("%v packets were too large", n)
 			}
 		})
 	}

@@ -50,7 +50,7 @@ func (w *Writer) Load() error {
 		backends = append(backends, uint32(id))
 		left[e.Service].backends = append(left[e.Service].backends, uint32(id))
 	}
-	if err := errors.Join(w.loadRanges(left), w.echo.load(), w.direct.targets.load()); err != nil {
+	if err := errors.Join(w.loadRanges(left), w.echo.load(), w.direct.load()); err != nil {
 		return err
 	}
 	var all, lost []lbmap.FrontendKey

@@ -5,6 +5,7 @@ package writer
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -18,7 +19,17 @@ type direct struct {
 	targets mirror[lbmap.TargetKey, uint64]
 	// ready are the addresses of backends whose nodes take such packets.
 	ready map[netip.Addr]struct{}
+	// accepts says that frontends take such packets; until then, although no port is direct; zero while some are.
+	accepts bool
+	until   time.Time
 }
+
+// directGrace is how long frontends take packets in IP packets after the last service port with direct server return is gone, or
+// this process started without any. It is longer than other nodes take to find out.
+const directGrace = 30 * time.Second
+
+// anyFrontend is the target that stands for all frontends.
+var anyFrontend = lbmap.TargetKey{}
 
 // target is an entry of tdm_target.
 type target struct {
@@ -49,6 +60,49 @@ func (d *direct) set(index uint32, list []target, has bool) {
 	} else {
 		delete(d.ports, index)
 	}
+}
+
+// load reads what a previous process left.
+func (d *direct) load() error {
+	err := d.targets.load()
+	if item := d.targets.delta.Get(anyFrontend); item != nil && item.There() {
+		d.accept()
+	}
+	return err
+}
+
+func (d *direct) accept() {
+	if !d.accepts {
+		d.accepts = true
+		d.targets.use(anyFrontend, 0, 1)
+	}
+}
+
+// update says from when on frontends take no packets in IP packets.
+func (d *direct) update(now time.Time) {
+	switch {
+	case len(d.ports) > 0:
+		d.accept()
+		d.until = time.Time{}
+	case d.accepts && d.until.IsZero():
+		d.until = now.Add(directGrace)
+	case d.accepts && !now.Before(d.until):
+		d.targets.use(anyFrontend, 0, -1)
+		d.accepts, d.until = false, time.Time{}
+	}
+}
+
+// ExpireDirect has frontends take no packets in IP packets any more, some time after the last service port with direct server return is
+// gone. It is called from time to time.
+func (w *Writer) ExpireDirect() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.direct.accepts || len(w.direct.ports) > 0 {
+		return nil
+	}
+	w.direct.update(w.clock.Now())
+	_, err := w.direct.targets.write()
+	return err
 }
 
 // noteDirect is called with the backends that a service port has from now on.

@@ -157,6 +157,7 @@ func (w *Writer) Sync(u proxier.Update) (stale bool, err error) {
 	w.room = false
 	if len(w.adopted) == 0 {
 		n, verr := w.echo.write()
+		w.direct.update(w.clock.Now())
 		m, terr := w.direct.targets.write()
 		w.writes += uint64(n + m + w.usedPorts.write())
 		err = errors.Join(err, verr, terr)

@@ -46,6 +46,9 @@ func Text(tables *lbmap.Tables) string {
 
 func targetText(tables *lbmap.Tables, key lbmap.TargetKey, word uint64) string {
 	addr := lbmap.ToAddr(key.Addr).String()
+	if key == (lbmap.TargetKey{}) {
+		return "frontends take packets in IP packets"
+	}
 	if key.Service == 0 {
 		return "target " + addr
 	}
