@@ -52,18 +52,22 @@ static __always_inline void flow_free(__u32 id, struct flow *f,
 
 /* Seconds since its newest packet for which a flow of direct server return
  * stays before others in the ring, and how many of them may at once. */
-#define DIRECT_STAYS_S 60
+#define DIRECT_TCP_STAYS_S 3600
+#define DIRECT_UDP_STAYS_S 120
 #define RING_ATTEMPTS 16
 
 /* Whether a flow in the ring is worth more than one that never got established,
  * although it is not kept. */
 static __always_inline bool stays(const struct flow *f, __u64 word)
 {
+	const __u32 over = FLOW_CLOSED | FLOW_FIN_REQUEST;
 	const __u64 flags = *(volatile __u64 *)&f->flags;
 
 	return f->action == ACTION_DIRECT && flags >> 32 == word >> 32 &&
-	       (flags & (FLOW_ESTABLISHED | FLOW_CLOSED)) == FLOW_ESTABLISHED &&
-	       now_s() - f->seen < DIRECT_STAYS_S;
+	       (flags & (FLOW_ESTABLISHED | over)) == FLOW_ESTABLISHED &&
+	       now_s() - f->seen < (f->request.proto == IPPROTO_TCP ?
+					    DIRECT_TCP_STAYS_S :
+					    DIRECT_UDP_STAYS_S);
 }
 
 /*

@@ -11,11 +11,11 @@
 #include <bpf/bpf_helpers.h>
 
 #include "clock.h"
+#include "context.h"
 #include "flow_index.h"
 #include "flow_life.h"
 #include "packet.h"
 #include "packet_successor.h"
-#include "parse.h"
 
 #define MARK_ATTEMPTS 16
 
@@ -104,7 +104,7 @@ static __always_inline bool may_reset(const struct flow_hit *hit, __be32 seq)
 
 /* Flags that a segment sets and clears. An end that goes on sending did not
  * send the reset that seemed to be its own. */
-static __always_inline __u32 segment_flags(struct __sk_buff *skb,
+static __always_inline __u32 segment_flags(CONTEXT *ctx,
 					   const struct flow_hit *hit,
 					   const struct packet *p, __u32 *clear)
 {
@@ -114,7 +114,7 @@ static __always_inline __u32 segment_flags(struct __sk_buff *skb,
 	__be32 numbers[2]; /* of the segment, and of its acknowledgement */
 	__u32 flags = 0;
 
-	if (!load(skb, p->l4 + offsetof(struct tcphdr, seq), numbers,
+	if (!load(ctx, p->l4 + offsetof(struct tcphdr, seq), numbers,
 		  sizeof(numbers)))
 		return 0;
 	if (p->tcp_flags & TCP_RST)
@@ -151,9 +151,8 @@ static __always_inline __u32 direct_flags(const struct flow_hit *hit,
 }
 
 /* Accounts for a packet of a flow, and moves the flow to its next stage. */
-static __always_inline void flow_account(struct __sk_buff *skb,
-					 const struct flow_hit *hit,
-					 struct packet *p)
+static __always_inline void
+flow_account(CONTEXT *ctx, const struct flow_hit *hit, struct packet *p)
 {
 	struct flow_entry *e = hit->entry;
 	__u64 tick = last_tick();
@@ -170,16 +169,16 @@ static __always_inline void flow_account(struct __sk_buff *skb,
 		clear = FLOW_WAITING;
 	else if (p->key.proto != IPPROTO_TCP && serves_old_only())
 		flags |= FLOW_WAITING;
-	if (!hit->reply && hit->ingress != skb->ifindex)
-		flow_came_by(hit, skb->ifindex);
+	if (!hit->reply && hit->ingress != device_of(ctx))
+		flow_came_by(hit, device_of(ctx));
 	/* Not atomic: two packets at once on two CPUs may count as one. */
 	e->packets++;
-	e->bytes += skb->len - p->l3;
+	e->bytes += packet_len(ctx) - p->l3;
 
 	if (hit->reply)
 		flags |= FLOW_REPLIED;
 	if (p->key.proto == IPPROTO_TCP && p->fragment != LATER_FRAGMENT) {
-		flags |= segment_flags(skb, hit, p, &clear);
+		flags |= segment_flags(ctx, hit, p, &clear);
 	} else if (p->key.proto != IPPROTO_TCP && hit->flags & FLOW_REPLIED) {
 		flags |= FLOW_ESTABLISHED;
 	}

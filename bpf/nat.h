@@ -13,6 +13,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "csum.h"
+#include "l4.h"
 #include "global.h"
 #include "packet.h"
 #include "parse.h"
@@ -121,31 +122,6 @@ struct header_part {
 	__u8 l4[TCP_PART];
 };
 
-/* Replaces ports and the checksum. addrs is the difference that the addresses
- * make to a sum. */
-static __always_inline void rewrite_l4(__u8 *l4, const struct flow_key *to,
-				       __s64 addrs, bool partial)
-{
-	bool udp = to->proto == IPPROTO_UDP;
-	__sum16 *check = (__sum16 *)(l4 + (udp ? 6 : 16));
-	__be16 *ports = (__be16 *)l4;
-	__u64 ports_diff;
-
-	ports_diff = (__u64)(__u16)~ports[0] + (__u16)~ports[1] + to->sport +
-		     to->dport;
-	ports[0] = to->sport;
-	ports[1] = to->dport;
-	if (udp && !*check)
-		return;
-	/* A partial checksum is the sum of the addresses alone. */
-	if (partial)
-		*check = fold((__u64)*check + addrs);
-	else
-		*check = ~fold((__u64)(__u16) ~*check + addrs + ports_diff);
-	if (udp && !*check)
-		*check = 0xffff;
-}
-
 /* Rewrites TTL, addresses, ports and checksums of a packet whose headers have
  * no options between them, in one piece. */
 GLOBAL int rewrite_part(struct __sk_buff *skb, const struct packet *p,
@@ -171,7 +147,7 @@ GLOBAL int rewrite_part(struct __sk_buff *skb, const struct packet *p,
 		/* Source and destination are adjacent. */
 		diff = sum_diff(p->key.src, to->src, 8);
 		__builtin_memcpy(part.addrs, to->src, sizeof(part.addrs));
-		rewrite_l4(part.l4, to, diff, partial);
+		rewrite_l4(part.l4, to, diff, udp, partial);
 		return bpf_skb_store_bytes(
 			skb, p->l3 + offsetof(struct ipv6hdr, hop_limit),
 			&part.hop_limit, end - from + len, 0);
@@ -184,7 +160,7 @@ GLOBAL int rewrite_part(struct __sk_buff *skb, const struct packet *p,
 	part.addrs4[0] = to->src[3];
 	part.addrs4[1] = to->dst[3];
 	diff = sum_diff(old4, part.addrs4, 2);
-	rewrite_l4(part.l4, to, diff, partial);
+	rewrite_l4(part.l4, to, diff, udp, partial);
 	/* TTL and protocol are one word for the checksum. */
 	diff += (__u16)~bpf_htons(p->ttl << 8 | to->proto);
 	diff += bpf_htons(ttl << 8 | to->proto);

@@ -14,6 +14,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "addr.h"
+#include "context.h"
 #include "packet.h"
 
 /* IPv6 extension headers that are parsed; packets with more pass unchanged. */
@@ -27,36 +28,6 @@ enum parsed {
 	FOREIGN, /* another protocol */
 	BROKEN,	 /* truncated headers, wrong lengths and the like */
 };
-
-/* Copies a header in words: compilers copy what may not be aligned in bytes.
- * The verifier allows it where the processor does. */
-static __always_inline void copy_words(void *to, const void *from,
-				       const __u32 len)
-{
-#pragma unroll
-	for (__u32 i = 0; i < len / 4; i++)
-		((__u32 *)to)[i] = ((const __u32 *)from)[i];
-	if (len % 4)
-		((__u16 *)to)[len / 2 - 1] = ((const __u16 *)from)[len / 2 - 1];
-}
-
-/* Copies a header of even length, also from the nonlinear part of a packet. */
-static __always_inline bool load(struct __sk_buff *skb, __u32 offset, void *to,
-				 const __u32 len)
-{
-	void *end = (void *)(long)skb->data_end;
-	void *at = (void *)(long)skb->data;
-
-	if (offset > 0x3fff)
-		return !bpf_skb_load_bytes(skb, offset, to, len);
-	/* Bounds the offset for the verifier. */
-	asm volatile("%0 &= 0x3fff" : "+r"(offset));
-	at += offset;
-	if (at + len > end)
-		return !bpf_skb_load_bytes(skb, offset, to, len);
-	copy_words(to, at, len);
-	return true;
-}
 
 static __always_inline bool parse_ports(struct __sk_buff *skb, struct packet *p)
 {

@@ -3,10 +3,14 @@
 #define TANDEM_WRAPPER_H
 
 #include <linux/bpf.h>
+#include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "addr.h"
+#include "csum.h"
 #include "flow_index.h"
 #include "packet.h"
 
@@ -27,6 +31,47 @@ struct wrapper {
 		struct ipv6hdr v6;
 	} header;
 };
+
+#define WRAPPER_TTL 64
+#define IP_DF 0x4000
+
+/* The IPv4 header that is put before a packet; len includes it. The packet's
+ * size was checked, so routers must not fragment it. The class is the packet's,
+ * with the marks of ECN. */
+static __always_inline void
+wrapper_v4(struct iphdr *ip, const struct flow_key *to, __u8 tos, __u32 len)
+{
+	const __u16 *words = (const __u16 *)ip;
+	__u64 sum = 0;
+
+	*(__u8 *)ip = 0x45; /* version, length in words */
+	ip->tos = tos;
+	ip->tot_len = bpf_htons(len);
+	ip->id = 0;
+	ip->frag_off = bpf_htons(IP_DF);
+	ip->ttl = WRAPPER_TTL;
+	ip->protocol = IPPROTO_IPIP;
+	ip->check = 0;
+	ip->saddr = to->src[3];
+	ip->daddr = to->dst[3];
+#pragma unroll
+	for (int i = 0; i < sizeof(*ip) / sizeof(*words); i++)
+		sum += words[i];
+	ip->check = ~fold(sum);
+}
+
+/* Likewise of IPv6. first has the packet's version, class and flow label. */
+static __always_inline void wrapper_v6(struct ipv6hdr *ip,
+				       const struct flow_key *to, __be32 first,
+				       __u32 len)
+{
+	*(__be32 *)ip = first;
+	ip->payload_len = bpf_htons(len - sizeof(*ip));
+	ip->nexthdr = IPPROTO_IPV6;
+	ip->hop_limit = WRAPPER_TTL;
+	copy_addr((__be32 *)&ip->saddr, to->src);
+	copy_addr((__be32 *)&ip->daddr, to->dst);
+}
 
 /* The last one on this CPU. */
 struct {

@@ -94,6 +94,7 @@ func (c *Config) SetDefaults() {
 	orDefault(&e.MinSyncPeriod, metav1.Duration{Duration: runner.MinInterval})
 	orDefault(&e.SyncPeriod, metav1.Duration{Duration: runner.MaxInterval})
 	orDefault(&e.SocketLB, SocketLBAll)
+	orDefault(&e.Acceleration, AccelerationDisabled)
 	orDefault(&e.NodePortRange, "30000-32767")
 	if len(e.Fallback) == 0 {
 		e.Fallback = []string{ModeIPTables}

@@ -79,6 +79,7 @@ var fieldOf = map[string]string{
 	"ebpf-devices":                      TandemKind + ".ebpf.devices",
 	"ebpf-pod-devices":                  TandemKind + ".ebpf.podDevices",
 	"ebpf-node-port-range":              TandemKind + ".ebpf.nodePortRange",
+	"ebpf-acceleration":                 TandemKind + ".ebpf.acceleration",
 	"ebpf-tcp-opening-timeout":          TandemKind + ".ebpf.tcpOpeningTimeout",
 	"ebpf-tcp-closed-timeout":           TandemKind + ".ebpf.tcpClosedTimeout",
 	"ebpf-yield-grace-period":           TandemKind + ".ebpf.yieldGracePeriod",
@@ -195,6 +196,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.BoolVar(e.ProtectNodePorts, "ebpf-protect-node-ports", *e.ProtectNodePorts, "Keep processes of the host from binding NodePorts, at which they would receive no traffic.")
 	fs.BoolVar(e.TCPPeerNames, "ebpf-tcp-peer-names", *e.TCPPeerNames, "Let getpeername() show TCP clients the Service's address, as it does with UDP. With false they see the endpoint's, and connect() costs less.")
 	fs.BoolVar(e.ReserveNodePorts, "ebpf-reserve-node-ports", *e.ReserveNodePorts, "Add --ebpf-node-port-range to net.ipv4.ip_local_reserved_ports if it overlaps with the ephemeral ports of this host.")
+	fs.StringVar(&e.Acceleration, "ebpf-acceleration", e.Acceleration, "Forward packets of established connections between clients outside and endpoints on other nodes by XDP, in the driver of the uplink: 'disabled', 'best-effort' where the driver can, or 'native', which reports an error where it cannot. Other packets are served as without it.")
 	fs.BoolVar(&e.IgnoreHostFilters, "ebpf-ignore-host-filters", e.IgnoreHostFilters, "Serve clients outside this node by programs also where rules of the host filter packets before DNAT (preDNAT policies of Calico, drops in the tables raw and mangle), or where its firewall forwards only connections that netfilter translates. Otherwise, rules serve the frontends that this concerns.")
 	fs.BoolVar(&e.MasqueradeLocalBackends, "ebpf-masquerade-local-backends", e.MasqueradeLocalBackends, "Masquerade clients outside this node also towards backends on this node, where externalTrafficPolicy is Cluster. iptables rules serve these connections. For network policies that match the node's address.")
 	fs.BoolVar(&e.ResetRemovedBackends, "ebpf-reset-removed-backends", e.ResetRemovedBackends, "Send a TCP reset to clients outside this node whose backend was removed from the API. Otherwise their connections are left alone, as upstream does.")

@@ -101,6 +101,15 @@ const (
 	AlgorithmMaglev = "maglev"
 )
 
+// Acceleration by XDP.
+const (
+	AccelerationDisabled = "disabled"
+	// AccelerationBestEffort uses XDP on uplinks whose driver runs it.
+	AccelerationBestEffort = "best-effort"
+	// AccelerationNative reports an error on others.
+	AccelerationNative = "native"
+)
+
 // EBPFConfiguration holds the options of mode ebpf. Every field left out, or
 // zero, has its default. The mode borrows masqueradeAll and localhostNodePorts
 // from the iptables section of the KubeProxyConfiguration, as mode ipvs does
@@ -140,6 +149,9 @@ type EBPFConfiguration struct {
 	// ReserveNodePorts adds NodePortRange to net.ipv4.ip_local_reserved_ports
 	// if it overlaps with the ephemeral ports.
 	ReserveNodePorts *bool `json:"reserveNodePorts,omitempty"`
+	// Acceleration is whether XDP forwards packets of established connections between clients outside and endpoints on
+	// other nodes: AccelerationDisabled, AccelerationBestEffort or AccelerationNative.
+	Acceleration string `json:"acceleration,omitempty"`
 	// IgnoreHostFilters has programs serve clients outside also where rules of this host filter
 	// packets before DNAT, or forward only connections that netfilter translates. Otherwise, rules
 	// serve the frontends that this concerns.

@@ -158,6 +158,10 @@ func (c *Config) Validate() field.ErrorList {
 		}
 	}
 
+	if known := []string{AccelerationDisabled, AccelerationBestEffort, AccelerationNative}; !slices.Contains(known, e.Acceleration) {
+		all = append(all, field.NotSupported(at.Child("acceleration"), e.Acceleration, known))
+	}
+
 	lb := &c.Tandem.LoadBalancer
 	if _, err := proxier.ParseAlgorithm(lb.Algorithm); err != nil {
 		all = append(all, field.NotSupported(t.Child("loadBalancer", "algorithm"), lb.Algorithm, []string{AlgorithmRandom, AlgorithmMaglev}))

@@ -45,6 +45,12 @@ type Device struct {
 	L3 bool
 	// MTU is in bytes, without the link-layer header.
 	MTU int
+	// MAC is its link-layer address, if it has Ethernet headers.
+	MAC [6]byte
+	// Type is the kernel's name of it: device, bond, veth and so on.
+	Type string
+	// VLANs says that VLAN devices are on top of it.
+	VLANs bool
 	// Source4 and Source6 are the source addresses of packets that the node sends by the
 	// device; invalid if no route or address of the device says so.
 	Source4, Source6 netip.Addr
@@ -131,6 +137,14 @@ func withSources(list []Device, addrs []netlink.Addr, routes Routes) []Device {
 	return list
 }
 
+// withVLANs says which devices have VLAN devices on top of them.
+func withVLANs(list []Device, links []netlink.Link) []Device {
+	for i := range list {
+		list[i].VLANs = slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Type() == "vlan" && l.Attrs().ParentIndex == list[i].Index })
+	}
+	return list
+}
+
 // sourceOf is the source address of a device for the family of an address.
 func sourceOf(d *Device, ip netip.Addr) *netip.Addr {
 	if ip.Is4() {
@@ -175,7 +189,9 @@ func isNetwork(l netlink.Link) bool { return slices.Contains(networks, l.Type())
 func isL3(l netlink.Link) bool { return l.Attrs().EncapType != "ether" }
 
 func device(l netlink.Link, why string) Device {
-	return Device{Index: l.Attrs().Index, Name: l.Attrs().Name, L3: isL3(l), MTU: l.Attrs().MTU, Why: why}
+	d := Device{Index: l.Attrs().Index, Name: l.Attrs().Name, L3: isL3(l), MTU: l.Attrs().MTU, Type: l.Type(), Why: why}
+	copy(d.MAC[:], l.Attrs().HardwareAddr)
+	return d
 }
 
 func sorted(chosen map[int]Device) []Device {

@@ -115,12 +115,12 @@ func (w *Watcher) look() (u Uplinks, err error) {
 	}
 	if len(w.names) > 0 {
 		u.Devices, u.Unmatched = Named(links, w.names)
-		u.Devices = withSources(u.Devices, addrs, routes)
+		u.Devices = withVLANs(withSources(u.Devices, addrs, routes), links)
 		return u, nil
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	u.Devices = again(links, Find(links, addrs, routes, w.nodeIPs), w.were)
+	u.Devices = withVLANs(again(links, Find(links, addrs, routes, w.nodeIPs), w.were), links)
 	return u, nil
 }
 

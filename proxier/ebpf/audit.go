@@ -29,6 +29,8 @@ type Uplink struct {
 	devices.Device
 	// Err is why clients may not be served there; nil if they are.
 	Err error
+	// Accelerated is why XDP does not forward there; nil if it does.
+	Accelerated error
 }
 
 // Uplinks are the devices by which node traffic comes in, as the last audit saw them.
@@ -131,6 +133,7 @@ func (t *Tier) publishUplinks() {
 	list := make([]Uplink, len(t.uplinks))
 	for i, d := range t.uplinks {
 		list[i].Device = d
+		list[i].Accelerated = t.accelerated[d.Index]
 		if _, served := t.devices.Served[d.Index]; !served {
 			list[i].Err = errors.New("programs are not attached")
 		}

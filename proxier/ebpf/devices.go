@@ -5,6 +5,7 @@ package ebpf
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 )
 
 // optOutInterval is the time between two looks at the opt-outs.
@@ -66,12 +68,32 @@ func (t *Tier) ensureDevices(ctx context.Context) error {
 func (t *Tier) serveDevices(ctx context.Context) error {
 	defer t.publishUplinks()
 	err := t.netns.Do(func() error { return t.devices.Serve(ctx, t.uplinks, t.podDevices.Served) })
+	t.noteAcceleration(ctx)
 	if t.arrivals != nil {
 		// Their packets would be seen again only where new connections begin.
 		t.podDevices.Keep(t.devices.InheritedPods)
 		t.devices.InheritedPods = nil
 	}
 	return err
+}
+
+// noteAcceleration logs what came of the acceleration of uplinks, where that is another result than before. It is called with mu held.
+func (t *Tier) noteAcceleration(ctx context.Context) {
+	logger, now := klog.FromContext(ctx), t.devices.Accelerated()
+	if t.opts.Acceleration != datapath.NoAcceleration {
+		for _, d := range t.uplinks {
+			why, known := now[d.Index]
+			was, before := t.accelerated[d.Index]
+			switch {
+			case !known || before && fmt.Sprint(why) == fmt.Sprint(was):
+			case why == nil:
+				logger.Info("XDP forwards packets of established connections", "device", d.Name)
+			default:
+				logger.Info("XDP does not forward on a device; the other programs serve it", "device", d.Name, "reason", why.Error())
+			}
+		}
+	}
+	t.accelerated = now
 }
 
 // SetOptOuts sets the pods that opt out of socket load balancing, soon. Their established connections

@@ -153,7 +153,7 @@ func (t *Tier) deviceOptions() (datapath.DeviceOptions, error) {
 	o := &t.opts
 	return datapath.DeviceOptions{
 		Sizes: o.Sizes, TC: o.TC, SNAT: datapath.NewSNATPool(o.NodePortRange, ephemeral), ResetRemoved: o.ResetRemoved, Draining: !o.packets(), FlowsLeft: t.flowTable.Used,
-		NoFIBSource: o.NoFIBSource, NoLoop: o.NoLoop, NoConntrack: o.NoConntrack, KernelTypes: o.KernelTypes,
+		Acceleration: o.Acceleration, NoFIBSource: o.NoFIBSource, NoLoop: o.NoLoop, NoConntrack: o.NoConntrack, KernelTypes: o.KernelTypes,
 	}, nil
 }
 

@@ -73,6 +73,11 @@ func TestProgramSizes(t *testing.T) {
 			measure(h.Program+" "+v.name, programs[i])
 		}
 	}
+	xdp, err := p.tier.devices.XDP(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	measure("tdm_xdp", xdp)
 
 	file := filepath.Join("testdata", "programs-"+kernelVersion(t)+"-"+runtime.GOARCH+".txt")
 	if *updatePrograms {

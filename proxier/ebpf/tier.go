@@ -58,6 +58,8 @@ type Options struct {
 	ResetRemoved bool
 	// TC is how programs are attached to devices.
 	TC tc.Method
+	// Acceleration is whether XDP forwards on uplinks.
+	Acceleration datapath.Acceleration
 	// Timeouts of flows.
 	Timeouts flowtable.Timeouts
 	// Ports of this kube-proxy. While no process runs, a process that holds them for YieldGrace
@@ -116,16 +118,17 @@ type Tier struct {
 	lookedAtSockets bool
 
 	// mu is held while devices are brought in line, and guards the fields below.
-	mu         sync.Mutex
-	devices    *datapath.Devices
-	uplinks    []devices.Device
-	podDevices datapath.PodDevices
-	optOuts    *optouts.Set
-	waiting    bool // for the first sync, to serve devices
-	lastYield  time.Time
-	hold       *datapath.Hold     // nil if the kernel lacks it
-	troubles   []datapath.Trouble // of the last audit
-	audited    atomic.Pointer[[]Uplink]
+	mu          sync.Mutex
+	devices     *datapath.Devices
+	uplinks     []devices.Device
+	podDevices  datapath.PodDevices
+	optOuts     *optouts.Set
+	waiting     bool // for the first sync, to serve devices
+	lastYield   time.Time
+	hold        *datapath.Hold     // nil if the kernel lacks it
+	troubles    []datapath.Trouble // of the last audit
+	accelerated datapath.Accelerated
+	audited     atomic.Pointer[[]Uplink]
 
 	optOutsChanged chan struct{} // SetOptOuts was called
 

@@ -174,7 +174,7 @@ func TestDirectUnderLoad(t *testing.T) {
 		w.More(100)
 		checkAll(t, direct)
 		if t.Failed() {
-			t.Fatal(what)
+			t.Fatalf("%s; node1 pushed out %v flows", what, counted(t, s.nodes[0], "pushed_out"))
 		}
 	}
 	step("direct")
@@ -216,22 +216,24 @@ func TestDirectMoves(t *testing.T) {
 	}
 }
 
+// serveBulk starts servers for transfers in a pod.
+func serveBulk(t testing.TB, p *lab.Pod) *lab.Pod {
+	t.Helper()
+	if _, err := p.ServeBulk(targetPort); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ServeEcho(targetPort); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
 // TestDirectTransfers: packets as large as the network allows, and larger datagrams, reach endpoints and clients by direct
 // server return.
 func TestDirectTransfers(t *testing.T) {
-	bulk := func(t testing.TB, p *lab.Pod) *lab.Pod {
-		t.Helper()
-		if _, err := p.ServeBulk(targetPort); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := p.ServeEcho(targetPort); err != nil {
-			t.Fatal(err)
-		}
-		return p
-	}
 	for _, offload := range []bool{true, false} {
 		t.Run(map[bool]string{true: "offload", false: "no offload"}[offload], func(t *testing.T) {
-			s := newDirectStage(t, bulk, lab.Options{NoOffload: !offload})
+			s := newDirectStage(t, serveBulk, lab.Options{NoOffload: !offload})
 			defer s.end(t)
 			s.startAll(t, "--lb-mode=dsr")
 			s.ready(t, 0, 4)

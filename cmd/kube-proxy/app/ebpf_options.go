@@ -24,6 +24,7 @@ func (h *host) ebpfOptions() (opts ebpf.Options, err error) {
 		Sizes: ebpfSizes(e), Shared: c.Tandem.Coexistence.Enabled(), ProcRoot: e.ProcRoot,
 		ResetRemoved: e.ResetRemovedBackends, PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, TCPPeerIsEndpoint: !*e.TCPPeerNames, Timeouts: flowTimeouts(c),
 	}
+	opts.Acceleration = map[string]datapath.Acceleration{config.AccelerationBestEffort: datapath.BestEffort, config.AccelerationNative: datapath.Native}[e.Acceleration]
 	deriveFlowSizes(&opts.Sizes, conntrackLimit(conntrackSettings(c)), machineMemory())
 	nodePorts, err := config.ParsePortRange(e.NodePortRange)
 	if err != nil {

@@ -55,6 +55,9 @@ type Devices struct {
 
 	uplinks map[int]lbmap.Uplink // what the programs know
 
+	xdp         *ciliumebpf.Program // nil until it is needed
+	accelerated Accelerated
+
 	NoConntrack bool
 }
 
@@ -71,6 +74,8 @@ type DeviceOptions struct {
 	KernelTypes *btf.Cache
 	// ResetRemoved answers clients of removed TCP backends by a reset.
 	ResetRemoved bool
+	// Acceleration is whether XDP forwards on uplinks.
+	Acceleration Acceleration
 	// Draining is for programs that accept no new connections. They stay on devices that are
 	// no longer wanted for as long as FlowsLeft, if set, says that there are connections.
 	Draining  bool
@@ -126,6 +131,7 @@ func (p *Devices) Close() {
 		}
 	}
 	p.Loaded, p.twins = nil, nil
+	p.xdp.Close()
 	p.flows.Close()
 }
 
@@ -158,6 +164,7 @@ func (p *Devices) Serve(ctx context.Context, list []devices.Device, pods map[int
 		}
 		errs = append(errs, p.startServing(ctx, index, v))
 	}
+	errs = append(errs, p.accelerate(ctx, list))
 	for index := range p.Served {
 		if _, wanted := want[index]; !wanted {
 			errs = append(errs, p.stopServing(index))

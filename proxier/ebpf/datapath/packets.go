@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -78,33 +79,14 @@ func (p *Devices) load(ctx context.Context, v Variant) (*PacketPrograms, error) 
 	if err != nil {
 		return nil, err
 	}
-	var meta lbmap.Meta
-	if err := p.Maps["tdm_meta"].Lookup(uint32(0), &meta); err != nil {
-		return nil, fmt.Errorf("read the generation of the tables: %w", err)
-	}
-	constants := map[string]any{
-		"role": uint8(v.Role), "l2_len": l2Len(v.L3), "from_pod": boolByte(v.FromPod),
-		"max_flows": p.Maps["tdm_flow"].MaxEntries(), "max_young": p.Maps["tdm_flow_young"].MaxEntries() - lbmap.MaxClosed,
-		"flow_lists":   p.Maps["tdm_flow_free"].MaxEntries(),
-		"max_kept_tcp": uint64(p.opts.Sizes.TCPFlows), "max_kept_udp": uint64(p.opts.Sizes.UDPFlows),
-		"snat_ranges": p.opts.SNAT.bpf(), "snat_ports": uint32(p.opts.SNAT.usual), "snat_all_ports": uint32(p.opts.SNAT.all),
-		"have_fib_source": boolByte(!p.opts.NoFIBSource), "have_loop": boolByte(!p.opts.NoLoop), "reset_removed": boolByte(p.opts.ResetRemoved),
-		"first_generation": meta.Generation,
-		"have_conntrack":   boolByte(!p.NoConntrack), "draining": boolByte(p.opts.Draining),
+	constants, err := p.constants(v)
+	if err != nil {
+		return nil, err
 	}
 	if err := setConstants(spec, constants, p.Maps); err != nil {
 		return nil, err
 	}
-	replacements := lbmap.Maps{}
-	for name := range spec.Maps {
-		if m := p.Maps[name]; m != nil {
-			replacements[name] = m
-			spec.Maps[name].MaxEntries = m.MaxEntries()
-		} else if lbmap.HasOwnName(name) {
-			delete(spec.Maps, name) // the load fails if a program uses it
-		}
-	}
-	opts := ciliumebpf.CollectionOptions{MapReplacements: replacements, Cache: p.opts.KernelTypes}
+	opts := ciliumebpf.CollectionOptions{MapReplacements: p.replacements(spec), Cache: p.opts.KernelTypes}
 	if p.NoConntrack && !p.haveKernelTypes() {
 		opts.Programs.KernelTypes = spec.Types // which nothing refers to that is used then
 	}
@@ -123,6 +105,38 @@ func (p *Devices) load(ctx context.Context, v Variant) (*PacketPrograms, error) 
 		}
 	}
 	return programs, nil
+}
+
+// constants are the load-time constants of a variant.
+func (p *Devices) constants(v Variant) (map[string]any, error) {
+	var meta lbmap.Meta
+	if err := p.Maps["tdm_meta"].Lookup(uint32(0), &meta); err != nil {
+		return nil, fmt.Errorf("read the generation of the tables: %w", err)
+	}
+	return map[string]any{
+		"role": uint8(v.Role), "l2_len": l2Len(v.L3), "from_pod": boolByte(v.FromPod),
+		"max_flows": p.Maps["tdm_flow"].MaxEntries(), "max_young": p.Maps["tdm_flow_young"].MaxEntries() - lbmap.MaxClosed,
+		"flow_lists":   p.Maps["tdm_flow_free"].MaxEntries(),
+		"max_kept_tcp": uint64(p.opts.Sizes.TCPFlows), "max_kept_udp": uint64(p.opts.Sizes.UDPFlows),
+		"snat_ranges": p.opts.SNAT.bpf(), "snat_ports": uint32(p.opts.SNAT.usual), "snat_all_ports": uint32(p.opts.SNAT.all),
+		"have_fib_source": boolByte(!p.opts.NoFIBSource), "have_loop": boolByte(!p.opts.NoLoop), "reset_removed": boolByte(p.opts.ResetRemoved),
+		"first_generation": meta.Generation,
+		"have_conntrack":   boolByte(!p.NoConntrack), "draining": boolByte(p.opts.Draining),
+	}, nil
+}
+
+// replacements are the maps that programs share with others.
+func (p *Devices) replacements(spec *ciliumebpf.CollectionSpec) lbmap.Maps {
+	replacements := lbmap.Maps{}
+	for name := range spec.Maps {
+		if m := p.Maps[name]; m != nil {
+			replacements[name] = m
+			spec.Maps[name].MaxEntries = m.MaxEntries()
+		} else if lbmap.HasOwnName(name) && !strings.HasPrefix(name, "tdm_xdp") {
+			delete(spec.Maps, name) // the load fails if a program uses it
+		}
+	}
+	return replacements
 }
 
 // setConstants sets load-time constants of programs, and those by which they find flows.

@@ -33,6 +33,11 @@ func EachServedDevice(fn func(device *netlink.LinkAttrs, found []tc.Attachment) 
 // DetachDevice takes the programs of the proxy off a device, and returns their names.
 func DetachDevice(device int) (removed []string, err error) {
 	var errs []error
+	// What it passes would meet nothing that knows the connection.
+	there, err := decelerate(device)
+	if errs = append(errs, err); there && err == nil {
+		removed = append(removed, xdpProgram)
+	}
 	for _, h := range PacketHooks {
 		found, err := tc.Find(device, h.Direction, IsOwnProgram)
 		if err != nil {

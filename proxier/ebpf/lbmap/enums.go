@@ -220,7 +220,8 @@ const (
 	ForwardDirect   = 24
 	Unwrap          = 25
 	DropNoTarget    = 26
-	Reasons         = 27
+	Accelerated     = 27
+	Reasons         = 28
 )
 
 // enum role

@@ -20,7 +20,7 @@ var ReasonNames = [Reasons]string{
 	HeldBack:  "held_back",
 	PushedOut: "pushed_out",
 	// Of direct server return.
-	ForwardDirect: "forwarded_direct", Unwrap: "unwrapped", DropNoTarget: "dropped_no_target",
+	ForwardDirect: "forwarded_direct", Unwrap: "unwrapped", DropNoTarget: "dropped_no_target", Accelerated: "accelerated",
 }
 
 // ReasonName is the name of enum reason.

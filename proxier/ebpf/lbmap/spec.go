@@ -27,6 +27,15 @@ func PacketSpec() (*ciliumebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
+// XDPSpec is the collection of the program that forwards before the kernel's stack has a packet.
+func XDPSpec() (*ciliumebpf.CollectionSpec, error) {
+	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_XdpBytes))
+	if err != nil {
+		return nil, fmt.Errorf("read the XDP program in this binary: %w", err)
+	}
+	return spec, nil
+}
+
 // ArrivalSpec is the collection of the filter that finds untranslated packets.
 func ArrivalSpec() (*ciliumebpf.CollectionSpec, error) {
 	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_ArrivalBytes))

@@ -90,7 +90,8 @@ type tcUplink struct {
 	Mtu      uint32
 	L2Len    uint8
 	Redirect uint8
-	Pad      [2]uint8
+	Mac      [6]uint8
+	Pad      [4]uint8
 	Addr4    [4]uint32
 	Addr6    [4]uint32
 }

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef TANDEM_LENGTH_H
+#define TANDEM_LENGTH_H
+
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+
+#include "flow_types.h"
+#include "packet.h"
+
+/* Length of the IP header that an action puts before packets. */
+static __always_inline __u16 wrapper_len(const struct packet *p, __u32 action)
+{
+	if (action != ACTION_DIRECT)
+		return 0;
+	return p->v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+}
+
+#ifndef TANDEM_XDP
+/*
+ * Length on the wire of the longest packet that this one is sent as. The size
+ * of a segment does not include its headers. With UFO, which no kernel sends
+ * since Linux 4.14, it would include that of UDP.
+ */
+static __always_inline __u16 wire_len(const struct __sk_buff *skb,
+				      const struct packet *p)
+{
+	__u16 header =
+		p->key.proto == IPPROTO_UDP ? sizeof(struct udphdr) : p->l4_len;
+
+	if (skb->gso_size)
+		return p->l4 - p->l3 + header + skb->gso_size;
+	return p->l3_len;
+}
+
+/* Length on the wire after an action. */
+static __always_inline __u16 sent_len(const struct __sk_buff *skb,
+				      const struct packet *p, __u32 action)
+{
+	return wire_len(skb, p) + wrapper_len(p, action);
+}
+#endif
+
+#endif

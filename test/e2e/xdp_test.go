@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+
+	"github.com/tandem-proxy/tandem/kernel/xdp"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// passing is a program that passes all packets.
+func passing(t testing.TB, name string) *ciliumebpf.Program {
+	t.Helper()
+	const pass = 2 // XDP_PASS
+	p, err := ciliumebpf.NewProgram(&ciliumebpf.ProgramSpec{
+		Name: name, Type: ciliumebpf.XDP, License: "Apache-2.0",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, pass), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// receivesXDP lets the other ends of the nodes' uplinks receive what XDP sends back: a veth needs a program there.
+func receivesXDP(t testing.TB, l *lab.Lab) {
+	t.Helper()
+	p := passing(t, "pass")
+	err := l.Fabric().Do(func() error {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return err
+		}
+		for _, link := range links {
+			if link.Type() == "veth" {
+				if err := xdp.Attach(link.Attrs().Index, p, nil); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAcceleration: XDP forwards packets of established connections both ways, and by direct server return.
+func TestAcceleration(t *testing.T) {
+	for _, mode := range []string{"snat", "dsr"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newDirectStage(t, serve, lab.Options{NoOffload: true})
+			defer s.end(t)
+			receivesXDP(t, s.lab)
+			s.startAll(t, "--ebpf-acceleration=native", "--lb-mode="+mode)
+			if mode == "dsr" {
+				s.ready(t, 0, 4)
+			}
+			for _, p := range s.processes {
+				p.await(t, "acceleration", p.Says(`"XDP forwards packets of established connections"`))
+			}
+			ways := outside(s.nodes[0])
+			flows := openFlows(t, s.far.Sandbox, ways, s.pods...)
+			before := counted(t, s.nodes[0], "accelerated")
+			for range 10 {
+				checkAll(t, flows)
+			}
+			n := counted(t, s.nodes[0], "accelerated") - before
+			// A request at least, and of masqueraded connections a reply.
+			if least := float64(10 * len(flows) * map[string]int{"snat": 2, "dsr": 1}[mode]); n < least*0.9 {
+				t.Errorf("XDP forwarded %v packets, want %v or more", n, least)
+			}
+		})
+	}
+}
+
+// onUplink is the XDP program on the uplink of a node, with its name; 0 and empty for none.
+func onUplink(t testing.TB, n *lab.Node) (state xdp.State, name string) {
+	t.Helper()
+	err := n.Do(func() error {
+		link, err := netlink.LinkByName(lab.Uplink)
+		if err != nil {
+			return err
+		}
+		state, err = xdp.Look(link.Attrs().Index)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if state.Program == 0 {
+		return state, ""
+	}
+	p, err := ciliumebpf.NewProgramFromID(state.Program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return state, info.Name
+}
+
+// TestAccelerationUnderLoad: XDP goes on while no process runs, and no connection fails while processes are killed and replaced, and
+// acceleration and direct server return come and go.
+func TestAccelerationUnderLoad(t *testing.T) {
+	s := newDirectStage(t, serve, lab.Options{NoOffload: true})
+	defer s.end(t)
+	receivesXDP(t, s.lab)
+	const native = "--ebpf-acceleration=native"
+	s.startAll(t, native)
+	ways := outside(s.nodes[0])
+	flows := openFlows(t, s.far.Sandbox, ways, s.pods...)
+	w := lab.NewLoad(t)
+	defer w.End()
+	w.Use(s.far.Sandbox, ways, gently)
+	step := func(what string) {
+		t.Helper()
+		w.More(100)
+		checkAll(t, flows)
+		if t.Failed() {
+			t.Fatal(what)
+		}
+	}
+	step("accelerated")
+	first, name := onUplink(t, s.nodes[0])
+	if name != "tdm_xdp" || !first.Native {
+		t.Fatalf("on the uplink is %q, %+v", name, first)
+	}
+	_ = s.processes[0].Close()
+	s.processes[0] = nil
+	step("killed")
+	for _, flags := range [][]string{{native}, {native, "--lb-mode=dsr"}, {}, {"--lb-mode=dsr"}, {"--ebpf-acceleration=best-effort"}, {native}} {
+		s.start(t, 0, flags...)
+		step(fmt.Sprint(flags))
+		want := map[bool]string{true: "tdm_xdp"}[slices.Contains(flags, native)] // best-effort leaves veths alone
+		await(t, fmt.Sprintf("XDP program %q with %v", want, flags), func() error {
+			if _, name := onUplink(t, s.nodes[0]); name != want {
+				return fmt.Errorf("on the uplink is %q", name)
+			}
+			return nil
+		})
+	}
+	w.End()
+	few(t, w)
+	for i := range s.nodes {
+		_ = s.processes[i].Close()
+		s.processes[i] = nil
+		cleanup(t, s.nodes[i])
+		if state, name := onUplink(t, s.nodes[i]); state.Program != 0 {
+			t.Errorf("after --cleanup, %s has %s", s.nodes[i].Name, name)
+		}
+	}
+}
+
+// TestAccelerationForeign: a program of somebody else on the device stays, is named, and the device is served without XDP.
+func TestAccelerationForeign(t *testing.T) {
+	s := newStage(t)
+	defer s.end()
+	foreign := passing(t, "foreign")
+	err := s.node.Do(func() error {
+		link, err := netlink.LinkByName(lab.Uplink)
+		if err == nil {
+			err = xdp.Attach(link.Attrs().Index, foreign, nil)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.start("--ebpf-acceleration=native")
+	s.process.await(t, "the name of the other program", s.process.Says("cannot forward by XDP: the device has another program: foreign (id "))
+	s.process.serves(t)
+	flows := openFlows(t, s.far.Sandbox, outside(s.node), s.here, s.there)
+	checkAll(t, flows)
+	s.end()
+	if _, name := onUplink(t, s.node); name != "foreign" {
+		t.Errorf("after --cleanup, the device has %q", name)
+	}
+}
+
+// TestAccelerationTransfers: large transfers are whole, and their checksums right, as the receiver checks them.
+func TestAccelerationTransfers(t *testing.T) {
+	for _, mode := range []string{"snat", "dsr"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newDirectStage(t, serveBulk, lab.Options{NoOffload: true})
+			defer s.end(t)
+			receivesXDP(t, s.lab)
+			s.startAll(t, "--ebpf-acceleration=native", "--lb-mode="+mode)
+			if mode == "dsr" {
+				s.ready(t, 0, 4)
+			}
+			for name, to := range outside(s.nodes[0]) {
+				if name[:3] == "tcp" {
+					if err := s.far.Bulk(t.Context(), to, 4<<20); err != nil {
+						t.Errorf("%s: %v", name, err)
+					}
+					continue
+				}
+				c, err := s.far.Dial(t.Context(), "udp", to)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				for _, size := range []int{1, 64, 1399, 4000} {
+					// The client learns the MTU by its first datagram that is too large.
+					await(t, fmt.Sprintf("%s, %d bytes", name, size), func() error { return lab.EchoConn(t.Context(), c, size) })
+				}
+			}
+			if counted(t, s.nodes[0], "accelerated") < 1000 {
+				t.Error("XDP forwarded few packets")
+			}
+		})
+	}
+}
