@@ -90,6 +90,7 @@ type path struct {
 	tier     *Tier
 	maps     lbmap.Maps
 	programs *ebpfdatapath.PacketPrograms
+	xdp      *accelerated // nil for none
 	variant  ebpfdatapath.Variant
 	uplink   int // its index
 	device   int // index of the device that packets pass
@@ -220,6 +221,11 @@ const (
 
 // run runs a program on a frame. Call it only on a thread of the node.
 func (p *path) run(h datapath.Hook, frame []byte) (datapath.Result, error) {
+	if p.xdp != nil && h == in {
+		if r, passed, err := p.xdp.run(frame); !passed || err != nil {
+			return r, err
+		}
+	}
 	opts := ciliumebpf.RunOptions{Data: frame, DataOut: p.out[:largestOut], Context: p.context}
 	verdict, err := p.programs[h].Run(&opts)
 	if err != nil {
@@ -256,6 +262,9 @@ func (p *path) reset() error {
 	}
 	p.model = datapath.New(p.node(), p.replyOf)
 	p.model.Decide(p.Table().All(), p.Table().NodeRules())
+	if p.xdp != nil {
+		p.xdp.sent = 0
+	}
 	var err error
 	p.counted, err = p.reasons()
 	return err
@@ -458,6 +467,13 @@ func (p *path) counts() (map[string]uint64, error) {
 		if list[name] = n - p.counted[name]; list[name] == 0 {
 			delete(list, name)
 		}
+	}
+	// Counted in addition, so the model does not know it.
+	if x := p.xdp; x != nil && err == nil {
+		if list["ACCELERATED"] != x.sent {
+			err = disagreement{fmt.Errorf("%d packets were counted as forwarded by XDP, which forwarded %d", list["ACCELERATED"], x.sent)}
+		}
+		delete(list, "ACCELERATED")
 	}
 	return list, err
 }
