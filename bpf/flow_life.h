@@ -137,6 +137,17 @@ static __always_inline bool flows_admitted(__u8 proto)
 		       (proto == IPPROTO_TCP ? max_kept_tcp : max_kept_udp);
 }
 
+/* Whether there is room to keep a flow of direct server return. Its client may
+ * only pretend its address, so such flows take half of the room at most. */
+static __always_inline bool direct_admitted(__u8 proto)
+{
+	const __u64 *kept = kept_counter(proto);
+
+	return kept &&
+	       *(volatile __u64 *)kept <
+		       (proto == IPPROTO_TCP ? max_kept_tcp : max_kept_udp) / 2;
+}
+
 /* Keeps a young flow from being evicted. */
 GLOBAL int flow_keep(__u32 id, __u64 life, __u8 proto)
 {
@@ -167,7 +178,8 @@ GLOBAL int flow_release(__u32 id, __u64 life, __u8 proto)
 	if (kept)
 		__sync_fetch_and_add(kept, -1);
 	/* The end that seemed to have closed it may have gone on meanwhile. */
-	if (!(*(volatile __u64 *)&f->flags & FLOW_CLOSED))
+	if (!(*(volatile __u64 *)&f->flags & FLOW_CLOSED) &&
+	    f->action != ACTION_DIRECT)
 		flow_keep(id, life, proto);
 	return true;
 }

@@ -138,8 +138,7 @@ static __always_inline __u32 segment_flags(CONTEXT *ctx,
 }
 
 /* Flags of a flow whose replies do not come by: a client that sends more than
- * one packet seems to get them. As clients may only pretend that, such a flow
- * stays young: if it is evicted, Maglev selects its backend again. */
+ * one packet seems to get them. */
 static __always_inline __u32 direct_flags(const struct flow_hit *hit,
 					  const struct packet *p)
 {
@@ -157,6 +156,7 @@ flow_account(CONTEXT *ctx, const struct flow_hit *hit, struct packet *p)
 	struct flow_entry *e = hit->entry;
 	__u64 tick = last_tick();
 	__u32 flags = 0, clear = 0, now = tick / NSEC_PER_SEC;
+	const bool direct = hit->action == ACTION_DIRECT;
 
 	p->tick = tick;
 	/* Without a process that serves, removed backends are not known. UDP
@@ -182,21 +182,23 @@ flow_account(CONTEXT *ctx, const struct flow_hit *hit, struct packet *p)
 	} else if (p->key.proto != IPPROTO_TCP && hit->flags & FLOW_REPLIED) {
 		flags |= FLOW_ESTABLISHED;
 	}
-	if (hit->action == ACTION_DIRECT)
+	if (direct)
 		flags |= direct_flags(hit, p);
 	flags &= ~hit->flags;
 	clear &= hit->flags;
 	if (!(flags | clear))
 		return;
 	flags = flow_mark(hit->id, hit->life, flags, clear);
-	if (flags & FLOW_CLOSED) {
+	/* Of direct server return, all that is seen is that the client closes
+	 * its half. */
+	if (flags & FLOW_CLOSED || (direct && flags & FLOW_FIN_REQUEST)) {
 		if (flow_release(hit->id, hit->life, p->key.proto))
 			flow_make_room(flow_word(hit->id, hit->life >> 32),
 				       true);
-	} else if (hit->action != ACTION_DIRECT &&
-		   (flags & FLOW_ESTABLISHED ||
-		    (clear & FLOW_CLOSED && hit->flags & FLOW_ESTABLISHED))) {
-		flow_keep(hit->id, hit->life, p->key.proto);
+	} else if (flags & FLOW_ESTABLISHED ||
+		   (clear & FLOW_CLOSED && hit->flags & FLOW_ESTABLISHED)) {
+		if (!direct || direct_admitted(p->key.proto))
+			flow_keep(hit->id, hit->life, p->key.proto);
 	}
 }
 
