@@ -25,6 +25,8 @@ type Tables struct {
 	LastYield time.Time
 	// Direct are the endpoints on other nodes that direct server return is wanted for, and DirectReady those whose nodes take it.
 	Direct, DirectReady int
+	// Accelerated says of uplinks whether XDP forwards there; empty where it is not to.
+	Accelerated map[string]bool
 	// Packets are the packet verdict counters.
 	Packets map[string]uint64
 	// Services are the service ports that had connections.
@@ -49,6 +51,7 @@ var (
 	capacityDesc = k8smetrics.NewDesc("tandem_map_capacity", "Capacity of each map of the eBPF datapath.", []string{"map"}, nil, k8smetrics.ALPHA, "")
 	unplacedDesc = k8smetrics.NewDesc("tandem_unplaced_service_ports", "Service ports over the capacity of the maps, which are not served.", nil, nil, k8smetrics.ALPHA, "")
 	directDesc   = k8smetrics.NewDesc("tandem_direct_server_return_endpoints", "Endpoints on other nodes of Services with direct server return: ready where their node answers probes, masqueraded where it does not.", []string{"state"}, nil, k8smetrics.ALPHA, "")
+	xdpDesc      = k8smetrics.NewDesc("tandem_uplink_accelerated", "1 if XDP forwards packets of established connections on an uplink, 0 if it cannot. Absent with --ebpf-acceleration=disabled.", []string{"device"}, nil, k8smetrics.ALPHA, "")
 	yieldedDesc  = k8smetrics.NewDesc("tandem_yielded_timestamp_seconds", "Unix time at which the eBPF programs yielded new connections to another kube-proxy, before this process started. Absent if they did not.", nil, nil, k8smetrics.ALPHA, "")
 	packetsDesc  = k8smetrics.NewDesc("tandem_packets_total", "Packets of Services seen by the packet programs, by verdict.", []string{"result"}, nil, k8smetrics.ALPHA, "")
 
@@ -76,6 +79,7 @@ func (t *tables) DescribeWithStability(ch chan<- *k8smetrics.Desc) {
 	ch <- unplacedDesc
 	ch <- closedDesc
 	ch <- directDesc
+	ch <- xdpDesc
 	ch <- yieldedDesc
 	ch <- packetsDesc
 	ch <- serviceConnectionsDesc
@@ -99,6 +103,13 @@ func (t *tables) CollectWithStability(ch chan<- k8smetrics.Metric) {
 	if now.Direct > 0 {
 		ch <- k8smetrics.NewLazyConstMetric(directDesc, k8smetrics.GaugeValue, float64(now.DirectReady), "ready")
 		ch <- k8smetrics.NewLazyConstMetric(directDesc, k8smetrics.GaugeValue, float64(now.Direct-now.DirectReady), "masqueraded")
+	}
+	for device, is := range now.Accelerated {
+		value := 0.0
+		if is {
+			value = 1
+		}
+		ch <- k8smetrics.NewLazyConstMetric(xdpDesc, k8smetrics.GaugeValue, value, device)
 	}
 	if now.ClosedSockets >= 0 {
 		ch <- k8smetrics.NewLazyConstMetric(closedDesc, k8smetrics.CounterValue, float64(now.ClosedSockets))

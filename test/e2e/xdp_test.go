@@ -5,8 +5,10 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	ciliumebpf "github.com/cilium/ebpf"
@@ -183,6 +185,13 @@ func TestAccelerationForeign(t *testing.T) {
 	s.start("--ebpf-acceleration=native")
 	s.process.await(t, "the name of the other program", s.process.Says("cannot forward by XDP: the device has another program: foreign (id "))
 	s.process.serves(t)
+	s.await(t, "the status", func() error {
+		text, err := s.node.Fetch(t.Context(), 10249, "/debug/status")
+		if err == nil && !strings.Contains(text, "XDP does not forward on eth0: the device has another program: foreign") {
+			err = errors.New(text)
+		}
+		return err
+	})
 	flows := openFlows(t, s.far.Sandbox, outside(s.node), s.here, s.there)
 	checkAll(t, flows)
 	s.end()

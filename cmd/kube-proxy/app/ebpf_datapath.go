@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/observe/health"
@@ -146,6 +147,18 @@ func (d *ebpfDatapath) checks() (list []health.Check) {
 	return list
 }
 
+func (d *ebpfDatapath) degraded() (list []string) {
+	for _, u := range d.programs.Uplinks() {
+		if d.config.Tandem.EBPF.Acceleration != config.AccelerationDisabled && u.Accelerated != nil {
+			list = append(list, fmt.Sprintf("XDP does not forward on %s: %v", u.Name, u.Accelerated))
+		}
+	}
+	if peers := d.programs.DirectPeers(); peers.Ready < peers.Peers {
+		list = append(list, fmt.Sprintf("direct server return: %d of %d endpoints are on nodes that do not take it; connections to these are masqueraded", peers.Peers-peers.Ready, peers.Peers))
+	}
+	return list
+}
+
 func (d *ebpfDatapath) foreignPrograms() []string { return d.programs.ForeignPrograms() }
 
 func (d *ebpfDatapath) detail(e *proxier.Explanation) string {
@@ -196,6 +209,12 @@ func (d *ebpfDatapath) tables() (metrics.Tables, bool) {
 	t := metrics.Tables{ByName: map[string]metrics.Table{}, ClosedSockets: int64(d.programs.ClosedSockets()), LastYield: d.programs.LastYield(), Packets: map[string]uint64{}}
 	peers := d.programs.DirectPeers()
 	t.Direct, t.DirectReady = peers.Peers, peers.Ready
+	t.Accelerated = map[string]bool{}
+	for _, u := range d.programs.Uplinks() {
+		if d.config.Tandem.EBPF.Acceleration != config.AccelerationDisabled {
+			t.Accelerated[u.Name] = u.Accelerated == nil
+		}
+	}
 	t.Unplaced = len(d.programs.Unplaced())
 	if d.placed != nil {
 		t.Unplaced = d.placed.Overflow()

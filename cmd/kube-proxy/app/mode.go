@@ -79,6 +79,8 @@ type activeMode interface {
 	// foreignPrograms are programs of others that can refuse connections of sockets which
 	// this datapath serves.
 	foreignPrograms() []string
+	// degraded is what of the configuration cannot be carried out now, and why.
+	degraded() []string
 	// detail is what an explanation adds about a frontend that this datapath serves.
 	detail(*proxier.Explanation) string
 	// hasMaps says that tandemctl reads from the kernel what this datapath serves.
@@ -216,6 +218,7 @@ type plain struct{}
 func (plain) isUnplaced(*proxier.Decision) bool        { return false }
 func (plain) checks() []health.Check                   { return nil }
 func (plain) foreignPrograms() []string                { return nil }
+func (plain) degraded() []string                       { return nil }
 func (plain) detail(*proxier.Explanation) string       { return "" }
 func (plain) hasMaps() bool                            { return false }
 func (plain) tables() (metrics.Tables, bool)           { return metrics.Tables{}, false }
