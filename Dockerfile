@@ -24,6 +24,6 @@ RUN DEBIAN_SUITE=$DEBIAN /rootfs.sh /root-of-image "$TARGETARCH"
 
 FROM scratch
 COPY --from=tools /root-of-image /
-COPY --from=programs /src/bin/kube-proxy /src/bin/tandemctl /src/bin/iptables-wrapper /usr/local/bin/
+COPY --from=programs /src/bin/kube-proxy /src/bin/tandemctl /src/bin/servicelb /src/bin/iptables-wrapper /usr/local/bin/
 ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ENTRYPOINT ["/usr/local/bin/kube-proxy"]

@@ -48,6 +48,8 @@ var table = []struct{ pkg, may string }{
 	// Where objects and facts come from, and what is told.
 	{"sources/...", "sources/... config proxier kernel/..."},
 	{"observe/...", "observe/... config proxier proxier/staleudp kernel/..."},
+	{"servicelb/...", "servicelb/..."},
+	{"cmd/servicelb", "servicelb/..."},
 	{"cmd/...", "cmd/... capabilities config kernel/... observe/... proxier/... sources/..."},
 	// A program of the image.
 	{"deploy/...", "kernel/xtables"},

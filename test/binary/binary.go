@@ -13,12 +13,15 @@ import (
 
 // KubeProxy builds it into a directory, and returns its path. The test has to be of a
 // package two directories below the module, where go test runs it.
-func KubeProxy(dir string) (string, error) {
-	path := filepath.Join(dir, "kube-proxy")
-	c := exec.Command("go", "build", "-C", "../..", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", path, "./cmd/kube-proxy")
+func KubeProxy(dir string) (string, error) { return Build(dir, "kube-proxy") }
+
+// Build does the same with any program of cmd.
+func Build(dir, program string) (string, error) {
+	path := filepath.Join(dir, program)
+	c := exec.Command("go", "build", "-C", "../..", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", path, "./cmd/"+program)
 	c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=")
 	if text, err := c.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build kube-proxy: %w\n%s", err, text)
+		return "", fmt.Errorf("build %s: %w\n%s", program, err, text)
 	}
 	return path, nil
 }

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package servicelb
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// Class is the loadBalancerClass of Services that are served.
+const Class = "tandem-proxy.dev/servicelb"
+
+const prefix = "servicelb.tandem-proxy.dev/"
+
+// Annotations of Services.
+const (
+	// AnnotationAddresses is a list of addresses and CIDRs, separated by commas: of the nodes' addresses, the Service gets those alone.
+	AnnotationAddresses = prefix + "addresses"
+	// AnnotationPriority is a number: of several Services that want a port, the one with the greatest gets it. The default is 0.
+	AnnotationPriority = prefix + "priority"
+	// AnnotationReservedPorts is a list of ports, separated by commas, of those in ReservedPorts that the Service may take.
+	AnnotationReservedPorts = prefix + "reserved-ports"
+)
+
+// What K3s' controller reads and writes.
+const (
+	// LabelEnable of a node: if any node has it, only those where it is true are used.
+	LabelEnable = "svccontroller.k3s.cattle.io/enablelb"
+	// LabelPool of nodes and Services: a Service that has it gets the nodes with the same value.
+	LabelPool = "svccontroller.k3s.cattle.io/lbpool"
+	// annotationsOfPods are about pods, which are not needed here.
+	annotationTolerations   = "svccontroller.k3s.cattle.io/tolerations"
+	annotationPriorityClass = "svccontroller.k3s.cattle.io/priorityclassname"
+)
+
+// Finalizers are those that K3s' controller sets, today's and the former one. Nobody else takes them off once it is turned off.
+var Finalizers = []string{"service.kubernetes.io/load-balancer-cleanup", "svccontroller.k3s.cattle.io/daemonset"}
+
+// ReservedPorts are never taken from the host unless AnnotationReservedPorts names them: SSH, etcd, the API server, kubelet and kube-proxy.
+var ReservedPorts = []int32{22, 2379, 2380, 6443, 10249, 10250, 10256}
+
+// wishes are what the annotations of a Service say.
+type wishes struct {
+	addresses []netip.Prefix // nil for all
+	restricts bool           // addresses count, even if none is valid
+	priority  int
+	reserved  []int32
+	invalid   []Reason
+	ignored   []string // annotations that have no effect
+}
+
+func wishesOf(s *v1.Service) (w wishes) {
+	bad := func(key, format string, args ...any) {
+		w.invalid = append(w.invalid, Reason{InvalidAnnotation, fmt.Sprintf("annotation %s: %s", key, fmt.Sprintf(format, args...))})
+	}
+	if text, there := s.Annotations[AnnotationAddresses]; there {
+		w.restricts = true
+		for _, part := range fields(text) {
+			if p, err := parsePrefix(part); err != nil {
+				bad(AnnotationAddresses, "%.64q is neither an address nor a CIDR; it is ignored", part)
+			} else {
+				w.addresses = append(w.addresses, p)
+			}
+		}
+	}
+	if text, there := s.Annotations[AnnotationPriority]; there {
+		n, err := strconv.ParseInt(text, 10, 32)
+		if err != nil {
+			bad(AnnotationPriority, "%.32q is not a number; the priority is 0", text)
+		}
+		w.priority = int(n)
+	}
+	for _, part := range fields(s.Annotations[AnnotationReservedPorts]) {
+		n, err := strconv.ParseUint(part, 10, 16)
+		if err != nil || !slices.Contains(ReservedPorts, int32(n)) {
+			bad(AnnotationReservedPorts, "%.32q is not one of %v; it is ignored", part, ReservedPorts)
+			continue
+		}
+		w.reserved = append(w.reserved, int32(n))
+	}
+	for _, key := range []string{annotationTolerations, annotationPriorityClass} {
+		if _, there := s.Annotations[key]; there {
+			w.ignored = append(w.ignored, key)
+		}
+	}
+	return w
+}
+
+func fields(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+func parsePrefix(text string) (netip.Prefix, error) {
+	if p, err := netip.ParsePrefix(text); err == nil {
+		return p.Masked(), nil
+	}
+	a, err := netip.ParseAddr(text)
+	if err != nil || a.Zone() != "" {
+		return netip.Prefix{}, fmt.Errorf("not an address: %.64q", text)
+	}
+	return netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()), nil
+}
+
+func (w *wishes) wants(a netip.Addr) bool {
+	return !w.restricts || slices.ContainsFunc(w.addresses, func(p netip.Prefix) bool { return p.Contains(a) })
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package servicelb
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// node has addresses: internal ones, and after "/" external ones.
+func node(name, addresses string, edits ...func(*v1.Node)) *v1.Node {
+	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}}}
+	n.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}
+	internal, external, _ := strings.Cut(addresses, "/")
+	for kind, list := range map[v1.NodeAddressType]string{v1.NodeInternalIP: internal, v1.NodeExternalIP: external} {
+		for _, a := range strings.Fields(list) {
+			n.Status.Addresses = append(n.Status.Addresses, v1.NodeAddress{Type: kind, Address: a})
+		}
+	}
+	for _, edit := range edits {
+		edit(n)
+	}
+	return n
+}
+
+func labelled(key, value string) func(*v1.Node) { return func(n *v1.Node) { n.Labels[key] = value } }
+
+func notReady(n *v1.Node) { n.Status.Conditions[0].Status = v1.ConditionUnknown }
+
+// service wants TCP ports.
+func service(name string, ports []int32, edits ...func(*v1.Service)) *v1.Service {
+	s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name), Labels: map[string]string{}, Annotations: map[string]string{}}}
+	s.Spec.Type, s.Spec.LoadBalancerClass, s.Spec.IPFamilies = v1.ServiceTypeLoadBalancer, new(Class), []v1.IPFamily{v1.IPv4Protocol}
+	for _, p := range ports {
+		s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Port: p, Protocol: v1.ProtocolTCP})
+	}
+	for _, edit := range edits {
+		edit(s)
+	}
+	return s
+}
+
+func annotated(key, value string) func(*v1.Service) {
+	return func(s *v1.Service) { s.Annotations[key] = value }
+}
+
+func created(after time.Duration) func(*v1.Service) {
+	return func(s *v1.Service) { s.CreationTimestamp = metav1.NewTime(time.Unix(1e9, 0).Add(after)) }
+}
+
+func pool(value string) func(*v1.Service) {
+	return func(s *v1.Service) { s.Labels[LabelPool] = value }
+}
+
+func families(list ...v1.IPFamily) func(*v1.Service) {
+	return func(s *v1.Service) { s.Spec.IPFamilies = list }
+}
+
+func eTPLocal(s *v1.Service) {
+	s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal
+}
+
+// endpoints are slices with an endpoint on each node; those whose names end in "-" are not ready, and in "~" terminate and serve.
+func endpoints(nodes ...string) func(types.NamespacedName) []*discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{}
+	for _, n := range nodes {
+		e := discoveryv1.Endpoint{NodeName: new(strings.TrimRight(n, "-~"))}
+		switch n[len(n)-1] {
+		case '-':
+			e.Conditions.Ready = new(false)
+		case '~':
+			e.Conditions = discoveryv1.EndpointConditions{Ready: new(false), Serving: new(true), Terminating: new(true)}
+		}
+		s.Endpoints = append(s.Endpoints, e)
+	}
+	return func(types.NamespacedName) []*discoveryv1.EndpointSlice { return []*discoveryv1.EndpointSlice{s} }
+}
+
+// text is "name: addresses; codes".
+func text(list []Outcome) string {
+	var lines []string
+	for _, o := range list {
+		line := o.Service.Name + ":"
+		for _, i := range o.Ingress {
+			line += " " + i.IP
+		}
+		for _, r := range o.Reasons {
+			line += " " + string(r.Code)
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestDecide(t *testing.T) {
+	two := []*v1.Node{node("a", "10.0.0.1 fd00::1"), node("b", "10.0.0.2 fd00::2")}
+	for _, test := range []struct {
+		name string
+		Objects
+		opts Options
+		want string
+	}{
+		{"every node", Objects{Nodes: two, Services: []*v1.Service{service("web", []int32{80})}}, Options{}, "web: 10.0.0.1 10.0.0.2"},
+		{"families and their order", Objects{Nodes: two, Services: []*v1.Service{service("web", []int32{80}, families(v1.IPv6Protocol, v1.IPv4Protocol))}}, Options{}, "web: fd00::1 fd00::2 10.0.0.1 10.0.0.2"},
+		{"by value, not by text", Objects{Nodes: []*v1.Node{node("a", "10.0.0.10"), node("b", "10.0.0.9")}, Services: []*v1.Service{service("web", []int32{80})}}, Options{}, "web: 10.0.0.9 10.0.0.10"},
+		{"not Ready", Objects{Nodes: []*v1.Node{two[0], node("b", "10.0.0.2", notReady)}, Services: []*v1.Service{service("web", []int32{80})}}, Options{}, "web: 10.0.0.1"},
+		{"proxy gone", Objects{Nodes: two, Healthy: func(n string) bool { return n == "b" }, Services: []*v1.Service{service("web", []int32{80})}}, Options{}, "web: 10.0.0.2"},
+		{"external addresses alone, once there are any", Objects{Nodes: []*v1.Node{two[0], node("b", "10.0.0.2/198.51.100.2")}, Services: []*v1.Service{service("web", []int32{80})}}, Options{}, "web: 198.51.100.2"},
+		{"addresses of each node", Objects{Nodes: []*v1.Node{two[0], node("b", "10.0.0.2/198.51.100.2")}, Services: []*v1.Service{service("web", []int32{80})}}, Options{EachNode: true}, "web: 10.0.0.1 198.51.100.2"},
+		{"an address of two nodes", Objects{Nodes: []*v1.Node{node("a", "10.0.0.1"), node("b", "10.0.0.1")}, Services: []*v1.Service{service("web", []int32{80})}}, Options{}, "web: 10.0.0.1"},
+		{"allow-list", Objects{Nodes: []*v1.Node{two[0], node("b", "10.0.0.2", labelled(LabelEnable, "true"))}, Services: []*v1.Service{service("web", []int32{80})}}, Options{}, "web: 10.0.0.2"},
+		{"an allow-list that admits none", Objects{Nodes: []*v1.Node{two[0], node("b", "10.0.0.2", labelled(LabelEnable, "false"))}, Services: []*v1.Service{service("web", []int32{80})}}, Options{}, "web: NoNodes"},
+		{"pool", Objects{Nodes: []*v1.Node{two[0], node("b", "10.0.0.2", labelled(LabelPool, "x"))}, Services: []*v1.Service{service("web", []int32{80}, pool("x"))}}, Options{}, "web: 10.0.0.2"},
+		{"pool without nodes", Objects{Nodes: two, Services: []*v1.Service{service("web", []int32{80}, pool("x"))}}, Options{}, "web: NoNodes"},
+		{"local endpoints", Objects{Nodes: two, Slices: endpoints("b"), Services: []*v1.Service{service("web", []int32{80}, eTPLocal)}}, Options{}, "web: 10.0.0.2"},
+		{"a local endpoint that terminates", Objects{Nodes: two, Slices: endpoints("a~", "b-"), Services: []*v1.Service{service("web", []int32{80}, eTPLocal)}}, Options{}, "web: 10.0.0.1"},
+		{"no local endpoint", Objects{Nodes: two, Slices: endpoints("b-"), Services: []*v1.Service{service("web", []int32{80}, eTPLocal)}}, Options{}, "web: NoEndpoints"},
+		{"the older gets a port", Objects{Nodes: two, Services: []*v1.Service{service("new", []int32{80}, created(time.Hour)), service("old", []int32{443, 80}, created(0))}}, Options{}, "old: 10.0.0.1 10.0.0.2\nnew: PortTaken PortTaken"},
+		{"priority before age", Objects{Nodes: two, Services: []*v1.Service{service("new", []int32{80}, created(time.Hour), annotated(AnnotationPriority, "1")), service("old", []int32{80}, created(0))}}, Options{}, "new: 10.0.0.1 10.0.0.2\nold: PortTaken PortTaken"},
+		{"UID in the end", Objects{Nodes: two[:1], Services: []*v1.Service{service("b", []int32{80}), service("a", []int32{80})}}, Options{}, "a: 10.0.0.1\nb: PortTaken"},
+		{"disjoint addresses", Objects{Nodes: two, Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationAddresses, "10.0.0.1")), service("b", []int32{80})}}, Options{}, "a: 10.0.0.1\nb: 10.0.0.2 PortTaken"},
+		{"a CIDR", Objects{Nodes: two, Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationAddresses, "10.0.0.2/31, 192.0.2.0/24"))}}, Options{}, "a: 10.0.0.2"},
+		{"no valid address", Objects{Nodes: two, Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationAddresses, "eth0"))}}, Options{}, "a: InvalidAnnotation NoNodes"},
+		{"another protocol", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{53}), service("b", []int32{53}, func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP })}}, Options{}, "a: 10.0.0.1\nb: 10.0.0.1"},
+		{"a NodePort", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{30080}), service("b", []int32{80}, func(s *v1.Service) { s.Spec.Ports[0].NodePort = 30080 })}}, Options{}, "a: PortTaken\nb: 10.0.0.1"},
+		{"a reserved port", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{22})}}, Options{}, "a: PortReserved"},
+		{"a reserved port, named", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{22}, annotated(AnnotationReservedPorts, "22"))}}, Options{}, "a: 10.0.0.1"},
+		{"a listener of the host", Objects{Nodes: two, Listens: func(c Claim) bool { return c.Addr == netip.MustParseAddr("10.0.0.1") && c.Port == 80 }, Services: []*v1.Service{service("a", []int32{80})}}, Options{}, "a: 10.0.0.2 HostListens"},
+		{"what answers is the Service itself", Objects{Nodes: two[:1], Listens: func(Claim) bool { return true }, Services: []*v1.Service{service("a", []int32{80}, func(s *v1.Service) {
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "10.0.0.1"}}
+		})}}, Options{}, "a: 10.0.0.1"},
+		{"another class", Objects{Nodes: two, Services: []*v1.Service{service("a", []int32{80}, func(s *v1.Service) { s.Spec.LoadBalancerClass = new("example.com/lb") })}}, Options{DefaultClass: true}, ""},
+		{"no class", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{80}, func(s *v1.Service) { s.Spec.LoadBalancerClass = nil })}}, Options{}, ""},
+		{"no class, asked for", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{80}, func(s *v1.Service) { s.Spec.LoadBalancerClass = nil })}}, Options{DefaultClass: true}, "a: 10.0.0.1"},
+		{"another type", Objects{Nodes: two, Services: []*v1.Service{service("a", []int32{80}, func(s *v1.Service) { s.Spec.Type = v1.ServiceTypeNodePort })}}, Options{}, ""},
+		{"hostile numbers", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationPriority, "1e9"), annotated(AnnotationReservedPorts, "99999, 23"))}}, Options{}, "a: 10.0.0.1 InvalidAnnotation InvalidAnnotation InvalidAnnotation"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if test.Slices == nil {
+				test.Slices = endpoints()
+			}
+			if got := text(Decide(test.Objects, test.opts)); got != test.want {
+				t.Errorf("got\n%s\nwant\n%s", got, test.want)
+			}
+		})
+	}
+}
+
+// TestNoPortTwice: whatever the objects and their order, no two Services get one port of one address, the outcome does not depend on the
+// order, and a Service that was refused a port is told which one has it.
+func TestNoPortTwice(t *testing.T) {
+	for seed := range uint64(500) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		var o Objects
+		o.Slices = endpoints("n0", "n2")
+		for i := range 1 + r.IntN(6) {
+			n := node(fmt.Sprintf("n%d", i), fmt.Sprintf("10.0.0.%d fd00::%d", r.IntN(6), i))
+			if r.IntN(5) == 0 {
+				notReady(n)
+			}
+			o.Nodes = append(o.Nodes, n)
+		}
+		for i := range 1 + r.IntN(8) {
+			s := service(fmt.Sprintf("s%d", i), []int32{int32(80 + r.IntN(3))}, created(time.Duration(r.IntN(3))*time.Second))
+			if r.IntN(3) == 0 {
+				s.Annotations[AnnotationPriority] = fmt.Sprint(r.IntN(3))
+			}
+			if r.IntN(4) == 0 {
+				s.Annotations[AnnotationAddresses] = fmt.Sprintf("10.0.0.%d/31", 2*r.IntN(3))
+			}
+			if r.IntN(4) == 0 {
+				eTPLocal(s)
+			}
+			o.Services = append(o.Services, s)
+		}
+		list := Decide(o, Options{})
+		owner := map[Claim]string{}
+		for _, out := range list {
+			for _, i := range out.Ingress {
+				for _, p := range out.Service.Spec.Ports {
+					c := Claim{netip.MustParseAddr(i.IP), p.Port, p.Protocol}
+					if other := owner[c]; other != "" {
+						t.Fatalf("seed %d: %s and %s have %s", seed, other, out.Service.Name, c)
+					}
+					owner[c] = out.Service.Name
+				}
+			}
+		}
+		shuffled := Objects{Services: slices.Clone(o.Services), Nodes: slices.Clone(o.Nodes), Slices: o.Slices}
+		r.Shuffle(len(shuffled.Services), func(i, j int) {
+			shuffled.Services[i], shuffled.Services[j] = shuffled.Services[j], shuffled.Services[i]
+		})
+		r.Shuffle(len(shuffled.Nodes), func(i, j int) {
+			shuffled.Nodes[i], shuffled.Nodes[j] = shuffled.Nodes[j], shuffled.Nodes[i]
+		})
+		if a, b := text(list), text(Decide(shuffled, Options{})); a != b {
+			t.Fatalf("seed %d: in another order\n%s\nbefore\n%s", seed, b, a)
+		}
+	}
+}
