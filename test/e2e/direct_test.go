@@ -49,7 +49,8 @@ func (s *directStage) start(t testing.TB, node int, flags ...string) {
 	if p := s.processes[node]; p != nil {
 		p.Terminate(t)
 	}
-	p := start(t, s.nodes[node], s.dir, flags...)
+	// On a slow machine, minutes pass until a flow is checked again.
+	p := start(t, s.nodes[node], s.dir, append(flags, "--conntrack-udp-timeout-stream=20m")...)
 	p.serves(t)
 	s.processes[node] = p
 }
