@@ -9,8 +9,13 @@ import (
 	"k8s.io/component-base/cli"
 
 	"github.com/tandem-proxy/tandem/cmd/kube-proxy/app"
+	"github.com/tandem-proxy/tandem/cmd/kube-proxy/klipperlb"
 )
 
 func main() {
+	// K3s starts pods of its ServiceLB by variables alone.
+	if len(os.Args) == 1 && klipperlb.Wanted(os.LookupEnv) || len(os.Args) == 2 && os.Args[1] == "klipper-lb" {
+		os.Exit(klipperlb.Main())
+	}
 	os.Exit(cli.Run(app.NewCommand()))
 }
