@@ -53,16 +53,25 @@ static __always_inline bool flow_find_quoted(const struct flow_key *quoted,
 	return flow_find(&key, hit);
 }
 
+/* The stack gets what is of no flow, but not out of an IP packet: it would send
+ * that on, whatever source and destination it has. */
+static __always_inline int of_no_flow(const struct packet *p)
+{
+	return p->wrapped == WRAPPED ? fail(p, DROP_NO_TARGET, TC_ACT_SHOT) :
+				       NEXT;
+}
+
 /* Translates an ICMP error about a packet of a flow. */
 GLOBAL int follow_error(struct __sk_buff *skb, struct packet *p, bool ingress)
 {
 	struct packet inner = {};
 	struct flow_hit hit;
 
-	if (!p || !parse_quote(skb, p, &inner))
+	if (!p)
 		return NEXT;
-	if (!flow_find_quoted(&inner.key, &hit) || ingress != is_ingress(&hit))
-		return NEXT;
+	if (!parse_quote(skb, p, &inner) ||
+	    !flow_find_quoted(&inner.key, &hit) || ingress != is_ingress(&hit))
+		return of_no_flow(p);
 	if (hit.action == ACTION_DIRECT) {
 		/* The backend's node translates it. */
 		copy_addr(p->key.src, hit.to.src);

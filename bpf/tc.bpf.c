@@ -66,7 +66,7 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	int verdict;
 
 	if (packets_yield(skb))
-		return NO_FLOW;
+		return p->wrapped == WRAPPED ? NEXT : NO_FLOW;
 	verdict = claim(p, &c);
 	if (verdict == CHOSEN && may_be_known(p)) {
 		if (netfilter_has(skb, p))
@@ -181,7 +181,8 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 		verdict = follow(skb, &p, NULL, ingress);
 	switch (verdict) {
 	case NO_FLOW:
-		return NEXT;
+		/* The other datapath has frontends while this one drains. */
+		return draining ? NEXT : of_no_flow(&p);
 	case REFUSED:
 		packet_failed(&p, REJECT);
 		return reject(skb, &p);
