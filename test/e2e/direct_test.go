@@ -263,3 +263,85 @@ func TestDirectTransfers(t *testing.T) {
 		})
 	}
 }
+
+// TestDirectOnePort: a client may use one source port for several frontends that lead to the same endpoints, by direct server return and
+// masqueraded, at the same time.
+func TestDirectOnePort(t *testing.T) {
+	s := newDirectStage(t, serve)
+	defer s.end(t)
+	const other = `---
+apiVersion: v1
+kind: Service
+metadata: {namespace: shop, name: plain, annotations: {service.tandem-proxy.dev/forwarding-mode: snat}}
+spec:
+  type: LoadBalancer
+  clusterIP: 10.96.0.11
+  clusterIPs: ["10.96.0.11"]
+  ports: [{name: t, port: 80, protocol: TCP}, {name: u, port: 80, protocol: UDP}]
+status: {loadBalancer: {ingress: [{ip: 203.0.113.11}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: shop, name: plain-4, labels: {kubernetes.io/service-name: plain}}
+addressType: IPv4
+ports: [{name: t, port: %d, protocol: TCP}, {name: u, port: %[1]d, protocol: UDP}]
+endpoints:
+- {addresses: [%[2]q], nodeName: %[3]s}
+- {addresses: [%[4]q], nodeName: %[5]s}
+`
+	writeManifest(t, s.dir, "plain.yaml", fmt.Sprintf(other, targetPort, s.pods[0].Addr4, s.pods[0].Node.Name, s.pods[1].Addr4, s.pods[1].Node.Name))
+	ways := map[string]netip.AddrPort{
+		"load balancer IP": netip.MustParseAddrPort("203.0.113.10:80"), "node port": netip.AddrPortFrom(s.nodes[0].Addr4, 30080), "masqueraded": netip.MustParseAddrPort("203.0.113.11:80"),
+	}
+	announce(t, s.lab, s.nodes[0], ways)
+	s.startAll(t, "--lb-mode=dsr")
+	s.ready(t, 0, 4)
+	for _, network := range []string{"tcp", "udp"} {
+		var flows []flow
+		for port := uint16(20000); port < 20012; port++ {
+			for name, to := range ways {
+				c, err := s.far.DialFrom(t.Context(), network, port, to)
+				if err != nil {
+					t.Fatalf("%s from port %d to the %s: %v", network, port, name, err)
+				}
+				defer c.Close()
+				r, err := lab.AskConn(t.Context(), c)
+				if err != nil {
+					t.Fatalf("%s from port %d to the %s: %v", network, port, name, err)
+				}
+				if is := s.isClient(r.Peer.Addr()); is == (name == "masqueraded") && r.Peer.Port() == port {
+					t.Errorf("%s from port %d to the %s: the endpoint sees %s", network, port, name, r.Peer)
+				}
+				flows = append(flows, flow{c, r})
+			}
+		}
+		checkAll(t, flows)
+	}
+}
+
+// TestDirectHostNetwork: endpoints in the network of their node take part too.
+func TestDirectHostNetwork(t *testing.T) {
+	s := newDirectStage(t, serve)
+	defer s.end(t)
+	n := s.nodes[1]
+	for _, serve := range []func(uint16) (*lab.Server, error){n.ServeTCP, n.ServeUDP} {
+		if _, err := serve(targetPort); err != nil {
+			t.Fatal(err)
+		}
+	}
+	slices := ""
+	for family, addr := range map[string]netip.Addr{"IPv4": n.Addr4, "IPv6": n.Addr6} {
+		slices += fmt.Sprintf(`---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: shop, name: web-%s, labels: {kubernetes.io/service-name: web}}
+addressType: %s
+ports: [{name: t, port: %d, protocol: TCP}, {name: u, port: %[3]d, protocol: UDP}]
+endpoints: [{addresses: [%[4]q], nodeName: %[5]s}]
+`, strings.ToLower(family), family, targetPort, addr, n.Name)
+	}
+	writeManifest(t, s.dir, "web.yaml", loadBalancer+slices)
+	s.startAll(t, "--lb-mode=dsr")
+	s.ready(t, 0, 2)
+	s.sees(t, outside(s.nodes[0]), "the client", s.isClient)
+}
