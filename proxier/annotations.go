@@ -40,6 +40,9 @@ const (
 	AnnotationNode = annotationPrefix + "node"
 )
 
+// ConditionAdvertised of a Service is set by the controller of ServiceLB: the addresses in its status are those of nodes.
+const ConditionAdvertised = "servicelb.tandem-proxy.dev/Advertised"
+
 // AnnotationWeight of an EndpointSlice is the weight of its endpoints, 0 to 65535. 0 is for
 // maintenance: they get no new connections.
 const AnnotationWeight = annotationPrefix + "weight"

@@ -18,6 +18,9 @@ type Facts struct {
 	Labels map[string]string
 	// NodeIPs are the node's address of each family; the zero Addr for none.
 	NodeIPs [Families]netip.Addr
+	// ExternalIPs are the external addresses of the Node object, sorted. A device of the node need not have them: a router may
+	// translate them.
+	ExternalIPs []netip.Addr
 	// LocalAddrs are the addresses of this node's devices, sorted, without
 	// those that a proxy put there to receive Services (kube-ipvs0).
 	LocalAddrs []netip.Addr
@@ -144,7 +147,18 @@ func (f *Facts) isLocal(a netip.Addr) bool {
 // decidesAlike reports whether service ports are decided alike with both, but for ClusterIPs that
 // a device of this node has and Services that select nodes; what differs besides concerns NodeRules alone.
 func (f *Facts) decidesAlike(o *Facts) bool {
-	return f.Zone == o.Zone && f.NodeIPs == o.NodeIPs && f.Pods.equal(&o.Pods) && f.filtersAlike(o) && slices.Equal(f.Overrides, o.Overrides)
+	return f.Zone == o.Zone && f.NodeIPs == o.NodeIPs && f.Pods.equal(&o.Pods) && f.filtersAlike(o) && slices.Equal(f.Overrides, o.Overrides) &&
+		slices.Equal(f.ExternalIPs, o.ExternalIPs)
+}
+
+// translatedIPs are the external addresses of the node that no device of it has: packets for them arrive for its own address.
+func (f *Facts) translatedIPs() (list []netip.Addr) {
+	for _, a := range f.ExternalIPs {
+		if _, local := slices.BinarySearchFunc(f.LocalAddrs, a, netip.Addr.Compare); !local {
+			list = append(list, a)
+		}
+	}
+	return list
 }
 
 func (f *Facts) filtersAlike(o *Facts) bool {
@@ -153,7 +167,7 @@ func (f *Facts) filtersAlike(o *Facts) bool {
 }
 
 func (f *Facts) equal(o *Facts) bool {
-	return f.Zone == o.Zone && maps.Equal(f.Labels, o.Labels) && f.NodeIPs == o.NodeIPs && slices.Equal(f.LocalAddrs, o.LocalAddrs) &&
+	return f.Zone == o.Zone && maps.Equal(f.Labels, o.Labels) && f.NodeIPs == o.NodeIPs && slices.Equal(f.ExternalIPs, o.ExternalIPs) && slices.Equal(f.LocalAddrs, o.LocalAddrs) &&
 		f.Pods.equal(&o.Pods) && slices.Equal(f.Uplinks, o.Uplinks) && slices.Equal(f.ServiceCIDRs, o.ServiceCIDRs) && f.filtersAlike(o) &&
 		slices.Equal(f.Overrides, o.Overrides)
 }

@@ -158,7 +158,7 @@ func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, famil
 	routes := t.externalRoutes(s, family)
 	if s.More != nil {
 		var template Frontend // without an address; set up for the first one
-		for _, a := range s.More.LoadBalancerIPs {
+		for _, a := range t.loadBalancerIPs(s, family) {
 			if FamilyOf(a) != family || a == vip && s.Kinds.has(ClusterIP) || !s.Kinds.has(LoadBalancer) {
 				continue
 			}
@@ -185,6 +185,23 @@ func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, famil
 		out = append(out, Frontend{Addr: netip.AddrPortFrom(unspecified[family], port.NodePort), Kind: NodePort, Routes: routes})
 	}
 	return out
+}
+
+// loadBalancerIPs are the addresses in the status of a Service. If they are those of nodes, and a router translates this node's, packets
+// arrive for the node's own address.
+func (t *Table) loadBalancerIPs(s *Service, family Family) []netip.Addr {
+	list, own := s.More.LoadBalancerIPs, t.facts.NodeIPs[family]
+	if !s.AtNodes || !own.IsValid() || own.IsLoopback() || slices.Contains(list, own) {
+		return list
+	}
+	for _, a := range t.facts.translatedIPs() {
+		if FamilyOf(a) == family && slices.Contains(list, a) {
+			list = append(slices.Clone(list), own)
+			slices.SortFunc(list, netip.Addr.Compare)
+			break
+		}
+	}
+	return list
 }
 
 var unspecified = [Families]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}

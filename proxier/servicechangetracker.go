@@ -10,6 +10,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -170,6 +171,7 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 		}
 		s.Ports = append(s.Ports, port)
 	}
+	s.AtNodes = slices.ContainsFunc(service.Status.Conditions, func(c metav1.Condition) bool { return c.Type == ConditionAdvertised })
 	s.More = parseExtras(s, service, &zeros, invalid)
 	if message := zeros.message(); message != "" {
 		invalid(zeros.field, "%s", message)

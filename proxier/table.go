@@ -77,7 +77,8 @@ func (t *Table) SetFacts(facts Facts) (rules, services bool) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	services = !t.facts.decidesAlike(&facts) || t.movesLeft(t.facts.LocalAddrs, facts.LocalAddrs) || t.selectsOther(t.facts.Labels, facts.Labels)
+	services = !t.facts.decidesAlike(&facts) || t.movesLeft(t.facts.LocalAddrs, facts.LocalAddrs) || t.selectsOther(t.facts.Labels, facts.Labels) ||
+		!slices.Equal(t.facts.translatedIPs(), facts.translatedIPs())
 	before := t.rules
 	t.facts, t.rules = facts, t.policy.NodeRules(&facts)
 	return !t.rules.Equal(&before), services

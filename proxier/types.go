@@ -112,6 +112,8 @@ type Service struct {
 	InternalLocal, ExternalLocal bool
 	// OptedOut says that a fast tier must not serve it if another one can.
 	OptedOut bool
+	// AtNodes says that the addresses in its status are those of nodes (see ConditionAdvertised).
+	AtNodes bool
 	// Kinds are the kinds of frontends that it gets.
 	Kinds kindSet
 	// Balancing and Forwarding are what annotations say; the zero values for nothing.
@@ -169,7 +171,7 @@ func (s *Service) equal(o *Service) bool {
 	}
 	// A Service may be deleted and made anew within a second, all else alike.
 	return s.UID == o.UID && s.Created.Equal(o.Created) && s.ClusterIPs == o.ClusterIPs && s.InternalLocal == o.InternalLocal &&
-		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.Kinds == o.Kinds && s.Balancing == o.Balancing && s.Forwarding == o.Forwarding && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
+		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.AtNodes == o.AtNodes && s.Kinds == o.Kinds && s.Balancing == o.Balancing && s.Forwarding == o.Forwarding && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
 }
 
 // endpointFlags is what the decisions need of an endpoint besides its address.

@@ -3,6 +3,7 @@
 package apiserver
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -11,6 +12,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tandem-proxy/tandem/proxier"
 )
 
 // LabelServiceProxyName marks a Service that another proxy serves.
@@ -203,7 +206,12 @@ func (t *trimmer) service(service *v1.Service) {
 		port.TargetPort.Type = 0
 	}
 
+	// Of these, only that one is there counts.
+	advertised := slices.ContainsFunc(service.Status.Conditions, func(c metav1.Condition) bool { return c.Type == proxier.ConditionAdvertised })
 	service.Status.Conditions = nil
+	if advertised {
+		service.Status.Conditions = []metav1.Condition{{Type: proxier.ConditionAdvertised}}
+	}
 	for i := range service.Status.LoadBalancer.Ingress {
 		ingress := &service.Status.LoadBalancer.Ingress[i]
 		ingress.IPMode = t.ipModes.share(ingress.IPMode)

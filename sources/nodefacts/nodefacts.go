@@ -92,9 +92,24 @@ func (s *Settings) Revise(node *v1.Node, f *proxier.Facts) {
 func (s *Settings) FromNode(node *v1.Node, f *proxier.Facts) {
 	f.Zone, f.Labels = node.Labels[v1.LabelTopologyZone], node.Labels
 	f.NodeIPs = s.nodeIPs(node)
+	f.ExternalIPs = externalIPs(node)
 	if s.nodeCIDR {
 		f.Pods = proxier.Detector{CIDRs: firstOfEachFamily(node.Spec.PodCIDRs)}
 	}
+}
+
+// externalIPs are the external addresses of a Node, sorted.
+func externalIPs(node *v1.Node) (list []netip.Addr) {
+	if node == nil {
+		return nil
+	}
+	for _, address := range node.Status.Addresses {
+		if a, err := proxier.ParseAddr(address.Address); err == nil && address.Type == v1.NodeExternalIP {
+			list = append(list, a)
+		}
+	}
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list)
 }
 
 var loopback = [proxier.Families]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}
