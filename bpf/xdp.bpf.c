@@ -67,6 +67,32 @@ struct {
 	__uint(max_entries, XDP_HOPS);
 } tdm_xdp_hop SEC(".maps");
 
+#define NEIGHBOURS 64 /* a power of two */
+
+/*
+ * Last byte of a neighbour's address -> the second in which a packet for it was
+ * last left to the stack. That asks a neighbour now and then whether it is
+ * still there and has that address; nobody does for packets that XDP sends.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, NEIGHBOURS);
+} tdm_xdp_neigh SEC(".maps");
+
+/* Whether the stack has had a packet for a neighbour in this second. */
+static __always_inline bool is_confirmed(const __u8 *mac)
+{
+	__u32 index = mac[ETH_ALEN - 1] & (NEIGHBOURS - 1), now = now_s();
+	__u32 *last = bpf_map_lookup_elem(&tdm_xdp_neigh, &index);
+
+	if (!last || *last == now)
+		return last;
+	*last = now;
+	return false;
+}
+
 /* Reads TCP and UDP ports, and what else flow_account() needs. */
 static __always_inline bool read_l4(struct packet *p, void *l4, void *end)
 {
@@ -146,7 +172,8 @@ static __always_inline bool find_hop(struct xdp_md *ctx, const struct packet *p,
 		return false;
 	hop->flow = 0;
 	if (route(ctx, fib, &hit->to, len, 0) != BPF_FIB_LKUP_RET_SUCCESS ||
-	    fib->ifindex != ctx->ingress_ifindex || !fib->mtu_result)
+	    fib->ifindex != ctx->ingress_ifindex || !fib->mtu_result ||
+	    !is_confirmed(fib->dmac))
 		return false;
 	copy_words(hop->own, up->mac, sizeof(hop->own));
 	copy_words(&hop->macs.words[0], fib->dmac, ETH_ALEN);

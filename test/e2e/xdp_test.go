@@ -7,6 +7,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -231,6 +232,70 @@ func TestAccelerationTransfers(t *testing.T) {
 			if counted(t, s.nodes[0], "accelerated") < 1000 {
 				t.Error("XDP forwarded few packets")
 			}
+		})
+	}
+}
+
+// TestAccelerationNeighbour: a next hop that gets another link-layer address is found again, although the kernel sees few of the packets for it.
+func TestAccelerationNeighbour(t *testing.T) {
+	s := newDirectStage(t, serve, lab.Options{NoOffload: true})
+	defer s.end(t)
+	receivesXDP(t, s.lab)
+	s.startAll(t, "--ebpf-acceleration=native")
+	ways := over("udp4", outside(s.nodes[0])) // TCP would wait longer and longer before it sends again
+	flows := openFlows(t, s.far.Sandbox, ways, s.pods...)
+	before := counted(t, s.nodes[0], "accelerated")
+	checkAll(t, flows)
+	if counted(t, s.nodes[0], "accelerated") == before {
+		t.Fatal("XDP forwarded nothing")
+	}
+	// So that the kernel asks a neighbour within seconds, once it has packets for it.
+	err := s.nodes[0].Do(func() error {
+		for name, value := range map[string]string{"base_reachable_time_ms": "1000", "delay_first_probe_time": "1"} {
+			if err := os.WriteFile("/proc/sys/net/ipv4/neigh/"+lab.Uplink+"/"+name, []byte(value), 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As after a fail-over of a router whose announcement was lost, and which need not ask for the node's address.
+	moved := 0
+	err = s.lab.Fabric().Do(func() error {
+		known, err := netlink.NeighList(0, netlink.FAMILY_V4)
+		if err != nil {
+			return err
+		}
+		for _, n := range known {
+			if !n.IP.Equal(s.nodes[0].Addr4.AsSlice()) {
+				continue
+			}
+			link, err := netlink.LinkByIndex(n.LinkIndex)
+			if err != nil {
+				return err
+			}
+			mac := slices.Clone(link.Attrs().HardwareAddr)
+			mac[4] ^= 0x55
+			n.State, n.Flags = netlink.NUD_PERMANENT, 0
+			if err := errors.Join(netlink.LinkSetHardwareAddr(link, mac), netlink.NeighSet(&n)); err != nil {
+				return err
+			}
+			moved++
+		}
+		return nil
+	})
+	if err != nil || moved == 0 {
+		t.Fatalf("%d devices got another address: %v", moved, err)
+	}
+	for i, f := range flows {
+		await(t, fmt.Sprintf("flow %d", i), func() error {
+			r, err := lab.AskConn(t.Context(), f)
+			if err == nil && r != f.first {
+				err = fmt.Errorf("%v, first %v", r, f.first)
+			}
+			return err
 		})
 	}
 }

@@ -126,7 +126,8 @@ func (p *Prober) probe(ctx context.Context) error {
 			_ = l.Close()
 		}
 		go func() { wg.Wait(); close(answers) }()
-		for range answers { //nolint:revive // until they have ended
+		for range answers {
+			continue
 		}
 	}()
 	r := rounds{Prober: p, logger: klog.FromContext(ctx), send: send, identity: identity, answers: answers, peers: map[netip.Addr]*peer{}}

@@ -46,6 +46,7 @@ const (
 	xdpMapTdmVip          = "tdm_vip"
 	xdpMapTdmWrapper      = "tdm_wrapper"
 	xdpMapTdmXdpHop       = "tdm_xdp_hop"
+	xdpMapTdmXdpNeigh     = "tdm_xdp_neigh"
 	xdpProgTdmXdp         = "tdm_xdp"
 	xdpVarDraining        = "draining"
 	xdpVarFirstGeneration = "first_generation"
@@ -148,6 +149,7 @@ type xdpMapSpecs struct {
 	TdmVip        *ebpf.MapSpec `ebpf:"tdm_vip"`
 	TdmWrapper    *ebpf.MapSpec `ebpf:"tdm_wrapper"`
 	TdmXdpHop     *ebpf.MapSpec `ebpf:"tdm_xdp_hop"`
+	TdmXdpNeigh   *ebpf.MapSpec `ebpf:"tdm_xdp_neigh"`
 }
 
 // xdpVariableSpecs contains global variables before they are loaded into the kernel.
@@ -226,6 +228,7 @@ type xdpMaps struct {
 	TdmVip        *ebpf.Map `ebpf:"tdm_vip"`
 	TdmWrapper    *ebpf.Map `ebpf:"tdm_wrapper"`
 	TdmXdpHop     *ebpf.Map `ebpf:"tdm_xdp_hop"`
+	TdmXdpNeigh   *ebpf.Map `ebpf:"tdm_xdp_neigh"`
 }
 
 func (m *xdpMaps) Close() error {
@@ -260,6 +263,7 @@ func (m *xdpMaps) Close() error {
 		m.TdmVip,
 		m.TdmWrapper,
 		m.TdmXdpHop,
+		m.TdmXdpNeigh,
 	)
 }
 
