@@ -104,6 +104,7 @@ func TestRollBack(t *testing.T) {
 				upstream.NeedsIPVS(t, s.node)
 				pace = slowly
 			}
+			s.keepsUDP()
 			defer s.end()
 			// Longer than the other one's first sync takes, as it has to be.
 			flag := "--ebpf-yield-grace-period=" + (3 * lab.RequestTimeout()).String()
