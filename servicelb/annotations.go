@@ -38,7 +38,7 @@ const (
 	annotationPriorityClass = "svccontroller.k3s.cattle.io/priorityclassname"
 )
 
-// Finalizers are those that K3s' controller sets, today's and the former one. Nobody else takes them off once it is turned off.
+// Finalizers are those that K3s' controller sets, today's and the former one. Once it is turned off, no other controller removes them.
 var Finalizers = []string{"service.kubernetes.io/load-balancer-cleanup", "svccontroller.k3s.cattle.io/daemonset"}
 
 // ReservedPorts are never taken from the host unless AnnotationReservedPorts names them: SSH, etcd, the API server, kubelet and kube-proxy.

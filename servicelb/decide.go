@@ -21,9 +21,9 @@ type Objects struct {
 	Nodes    []*v1.Node
 	// Slices are those of a Service.
 	Slices func(types.NamespacedName) []*discoveryv1.EndpointSlice
-	// Healthy reports whether the proxy of a node answers; nil if nobody asks.
+	// Healthy reports whether the proxy of a node answers; nil if that is not checked.
 	Healthy func(node string) bool
-	// Listens reports whether a process of the host has a port at an address of a node; nil if nobody asks.
+	// Listens reports whether a process of the host listens on a port at an address of a node; nil if that is not checked.
 	Listens func(Claim) bool
 }
 

@@ -59,8 +59,8 @@ type Controller struct {
 	nodes     corelisters.NodeLister
 	slices    discoverylisters.EndpointSliceLister
 	factory   informers.SharedInformerFactory
-	health    *health    // nil if nobody asks
-	listeners *listeners // likewise
+	health    *health    // nil if HealthPort is 0
+	listeners *listeners // nil without Options.Listeners
 	wake      chan struct{}
 	told      map[types.UID]string // what Events said last
 }
@@ -224,7 +224,7 @@ func (c *Controller) sync(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// finish takes the finalizers of K3s' controller off a Service that is deleted: nobody else does once that is turned off.
+// finish takes the finalizers of K3s' controller off a Service that is deleted: no other controller does once that is turned off.
 func (c *Controller) finish(ctx context.Context, s *v1.Service) error {
 	kept := slices.DeleteFunc(slices.Clone(s.Finalizers), func(f string) bool { return slices.Contains(servicelb.Finalizers, f) })
 	if len(kept) == len(s.Finalizers) {
@@ -297,7 +297,7 @@ func ignoreRaces(err error) error {
 	return err
 }
 
-// maxReasons of a condition's message: it has 32 KiB at most, and nobody reads more.
+// maxReasons of a condition's message: the API server accepts 32 KiB, and more reasons would not fit.
 const maxReasons = 8
 
 func reasonsText(list []servicelb.Reason) string {

@@ -168,7 +168,7 @@ func TestAccelerationUnderLoad(t *testing.T) {
 	}
 }
 
-// TestAccelerationForeign: a program of somebody else on the device stays, is named, and the device is served without XDP.
+// TestAccelerationForeign: a foreign program on the device stays, is named, and the device is served without XDP.
 func TestAccelerationForeign(t *testing.T) {
 	s := newStage(t)
 	defer s.end()

@@ -120,7 +120,7 @@ func (p *Prober) probe(ctx context.Context) error {
 	for _, l := range listeners {
 		wg.Go(func() { listen(l, identity, answers) })
 	}
-	// Listeners end once they are closed, and nobody waits for their answers then.
+	// Closed listeners end; until they have, their last answers are discarded.
 	defer func() {
 		for _, l := range listeners {
 			_ = l.Close()
