@@ -93,6 +93,12 @@ static __always_inline bool is_ingress(const struct flow_hit *hit)
 	return true;
 }
 
+/* A flow and a direction, as one number. */
+static __always_inline __u64 way_of(const struct flow_hit *hit)
+{
+	return hit->life >> 32 << 32 | hit->id << 1 | hit->reply;
+}
+
 /* Whether a flow is not of a Service. */
 static __always_inline bool is_remapped(const struct flow_hit *hit)
 {

@@ -9,6 +9,10 @@
 #include "csum.h"
 #include "flow_types.h"
 
+/* Headers from the ports to the checksum, in bytes. */
+#define TCP_PART 18
+#define UDP_PART 8
+
 /* Replaces ports and the checksum. addrs is the difference that the addresses
  * make to a sum. */
 static __always_inline void rewrite_l4(__u8 *l4, const struct flow_key *to,

@@ -103,9 +103,6 @@ static __always_inline long set_ttl(struct __sk_buff *skb,
 }
 
 /* Headers from the TTL or hop limit to the checksum of TCP or UDP. */
-#define TCP_PART 18
-#define UDP_PART 8
-
 struct header_part {
 	__u8 head[7];
 	__u8 hop_limit;

@@ -45,15 +45,9 @@ static __always_inline struct next_hop *next_hop_at(__u32 index)
 	return bpf_map_lookup_elem(&tdm_next_hop, &index);
 }
 
-/* What a flow and a direction have in common with no other. */
-static __always_inline __u64 next_hop_key(const struct flow_hit *hit)
-{
-	return hit->life >> 32 << 32 | hit->id << 1 | hit->reply;
-}
-
 static __always_inline struct next_hop *next_hop_of(const struct flow_hit *hit)
 {
-	return next_hop_at((hit->id << 1 | hit->reply) & (NEXT_HOPS - 1));
+	return next_hop_at(way_of(hit) & (NEXT_HOPS - 1));
 }
 
 /* Takes over the route that was looked up last. */
@@ -85,7 +79,7 @@ static __always_inline void next_hop_keep(struct next_hop *nh,
 	nh->tick = p->tick;
 	nh->from = from;
 	nh->mtu = mtu;
-	nh->flow = next_hop_key(hit);
+	nh->flow = way_of(hit);
 }
 
 /* Whether the next hop is that of a packet of a flow. */
@@ -94,7 +88,7 @@ static __always_inline bool next_hop_is(const struct next_hop *nh,
 					const struct packet *p, __u32 from,
 					__u16 len)
 {
-	return nh->flow == next_hop_key(hit) && nh->tick == p->tick &&
+	return nh->flow == way_of(hit) && nh->tick == p->tick &&
 	       nh->from == from && len <= nh->mtu;
 }
 

@@ -71,8 +71,8 @@ struct {
 
 /*
  * Last byte of a neighbour's address -> the second in which a packet for it was
- * last left to the stack. That asks a neighbour now and then whether it is
- * still there and has that address; nobody does for packets that XDP sends.
+ * last left to the stack, which thereby keeps probing the neighbour (NUD). It
+ * does not for packets that XDP sends.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -189,8 +189,8 @@ static __always_inline bool find_hop(struct xdp_md *ctx, const struct packet *p,
 static __always_inline const struct xdp_hop *
 hop_of(struct xdp_md *ctx, const struct packet *p, const struct flow_hit *hit)
 {
-	const __u64 key = hit->life >> 32 << 32 | hit->id << 1 | hit->reply;
-	__u32 index = (hit->id << 1 | hit->reply) & (XDP_HOPS - 1);
+	const __u64 key = way_of(hit);
+	__u32 index = key & (XDP_HOPS - 1);
 	struct xdp_hop *hop = bpf_map_lookup_elem(&tdm_xdp_hop, &index);
 
 	if (!hop)
@@ -218,10 +218,6 @@ static __always_inline __u64 ttl_diff(const struct packet *p)
 	return (__u64)(__u16)~bpf_htons(p->ttl << 8 | p->key.proto) +
 	       bpf_htons((p->ttl - 1) << 8 | p->key.proto);
 }
-
-/* Headers of TCP or UDP up to the checksum. */
-#define TCP_PART 18
-#define UDP_PART 8
 
 /* Rewrites ports and checksum of what follows the IP header. */
 static __always_inline bool rewrite_ports(const struct packet *p, void *l4,
