@@ -131,6 +131,16 @@ func (s *directStage) ready(t testing.TB, node, endpoints int) {
 	})
 }
 
+// step has the load go on, and fails at once if it or a long-lived flow did.
+func (s *directStage) step(t testing.TB, w *lab.Load, long []flow, what string) {
+	t.Helper()
+	w.More(100)
+	checkAll(t, long)
+	if t.Failed() {
+		t.Fatal(what)
+	}
+}
+
 // TestDirect: with direct server return, endpoints on other nodes see the client, for every kind of frontend, and their
 // nodes answer it; replies do not come by the node that it dialed.
 func TestDirect(t *testing.T) {
@@ -170,14 +180,7 @@ func TestDirectUnderLoad(t *testing.T) {
 	w := lab.NewLoad(t)
 	defer w.End()
 	w.Use(s.far.Sandbox, ways, gently)
-	step := func(what string) {
-		t.Helper()
-		w.More(100)
-		checkAll(t, direct)
-		if t.Failed() {
-			t.Fatalf("%s; node1 pushed out %v flows", what, counted(t, s.nodes[0], "pushed_out"))
-		}
-	}
+	step := func(what string) { t.Helper(); s.step(t, w, direct, what) }
 	step("direct")
 	for i := range s.nodes[:2] {
 		_ = s.processes[i].Close()

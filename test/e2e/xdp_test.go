@@ -129,14 +129,7 @@ func TestAccelerationUnderLoad(t *testing.T) {
 	w := lab.NewLoad(t)
 	defer w.End()
 	w.Use(s.far.Sandbox, ways, gently)
-	step := func(what string) {
-		t.Helper()
-		w.More(100)
-		checkAll(t, flows)
-		if t.Failed() {
-			t.Fatal(what)
-		}
-	}
+	step := func(what string) { t.Helper(); s.step(t, w, flows, what) }
 	step("accelerated")
 	first, name := onUplink(t, s.nodes[0])
 	if name != "tdm_xdp" || !first.Native {
