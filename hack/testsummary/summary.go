@@ -269,26 +269,34 @@ func (s *summary) finish() bool {
 // messageLine is the beginning of a message in a test's output.
 var messageLine = regexp.MustCompile(`^ +\w+\.go:\d+: `)
 
-// messages are the first lines of the last messages in a test's output, so that the end of the report, which may be all
-// that is kept of it, says why a test failed. Of a command that has none, such as the demo, they are its last lines.
+// processLog is the beginning of a message that holds the log of a process, of which the first line says nothing.
+var processLog = regexp.MustCompile(`: log of the process on \w+:$`)
+
+// messages are the first lines of the first and last messages in a test's output, so that the end of the report, which may
+// be all that is kept of it, says why a test failed: what fails comes first or last, and notes between or after.
+// Of a command that has none, such as the demo, they are its last lines.
 func messages(output string) []string {
-	const atMost, last, width = 3, 8, 300 // lines, lines, bytes
+	const atMost, last, width = 3, 8, 300 // messages at each end, lines, bytes
 	var said, all []string
 	for line := range strings.Lines(output) {
 		isMessage := messageLine.MatchString(line)
 		line = strings.TrimSpace(line)
 		line = line[:min(len(line), width)]
-		if isMessage {
+		if isMessage && !processLog.MatchString(line) {
 			said = append(said, line)
 		}
 		if line != "" && !strings.HasPrefix(line, "--- FAIL") {
 			all = append(all, line)
 		}
 	}
-	if len(said) == 0 {
+	switch {
+	case len(said) == 0:
 		return all[max(0, len(all)-last):]
+	case len(said) > 2*atMost:
+		return slices.Delete(said, atMost, len(said)-atMost)
+	default:
+		return said
 	}
-	return said[max(0, len(said)-atMost):]
 }
 
 func (s *summary) show(output string) {

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -196,5 +198,20 @@ func TestSummary(t *testing.T) {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestMessages(t *testing.T) {
+	var output strings.Builder
+	for i := range 20 {
+		fmt.Fprintf(&output, "    a_test.go:%d: message\n      its second line\n", i)
+	}
+	output.WriteString("    watched.go:4: log of the process on node1:\n      I1127 started\n--- FAIL: TestA (0.00s)\n")
+	var want []string
+	for _, i := range []int{0, 1, 2, 17, 18, 19} {
+		want = append(want, fmt.Sprintf("a_test.go:%d: message", i))
+	}
+	if got := messages(output.String()); !slices.Equal(got, want) {
+		t.Errorf("messages %q, want %q", got, want)
 	}
 }

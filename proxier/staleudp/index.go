@@ -144,7 +144,8 @@ func (x *index) open(u *proxier.Update) {
 		for i := range c.New.Frontends {
 			f := &c.New.Frontends[i]
 			family := proxier.FamilyOf(f.Addr.Addr())
-			if f.Conflict == nil && serving(c.New, family) {
+			// Connections to an endpoint that has the frontend's own address look as if they were not translated.
+			if f.Conflict == nil && serving(c.New, family) && !serves(c.New, f.Addr) {
 				x.opening[family][f.Addr] = struct{}{}
 				x.dirty[family] = true
 			}
@@ -228,12 +229,13 @@ func (x *index) isGone(frontend netip.AddrPort) bool {
 
 // outdated reports whether an entry of a frontend leads where it should not. One that
 // leads nowhere is right while there is nowhere to go: its client is told, or not,
-// by rules that ask for no translation.
+// by rules that ask for no translation. An endpoint may have the frontend's own address, and
+// its entries look as if they were not translated.
 func outdated(d *proxier.Decision, f *conntrack.Flow) bool {
-	if f.Translated() {
-		return !serves(d, f.Replies)
+	if serves(d, f.Replies) {
+		return false
 	}
-	return serving(d, proxier.FamilyOf(f.Destination.Addr()))
+	return f.Translated() || serving(d, proxier.FamilyOf(f.Destination.Addr()))
 }
 
 func (x *index) local(a netip.Addr) bool { return a.IsLoopback() || contains(x.rules.LocalAddrs, a) }

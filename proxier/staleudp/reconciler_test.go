@@ -191,6 +191,16 @@ func TestReconcile(t *testing.T) {
 			gone:   []string{"198.51.100.1:4001 10.96.0.10:53 10.244.0.2:5353"},
 		},
 		{
+			name:   "backend with the frontend's own address",
+			before: []string{"external 203.0.113.1:53"},
+			after:  []string{"external 203.0.113.1:53 backend 10.244.0.1:53 backend 203.0.113.1:53"},
+			keep: []string{
+				"198.51.100.1:4000 203.0.113.1:53 203.0.113.1:53",
+				"198.51.100.1:4001 203.0.113.1:53 10.244.0.1:53",
+			},
+			gone: []string{"198.51.100.1:4002 203.0.113.1:53 10.244.0.2:53"},
+		},
+		{
 			name:   "backend with another port",
 			before: []string{dns4},
 			after:  []string{"clusterip 10.96.0.10:53 backend 10.244.0.1:53 backend 10.244.0.2:5353"},
