@@ -6,6 +6,7 @@ package e2e
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -81,7 +82,7 @@ func few(t testing.TB, w *lab.Load) {
 	t.Helper()
 	asked, again := w.Asked.Load(), w.Again.Load()
 	if again > 1+asked/1000 {
-		t.Errorf("%d of %d requests had to be repeated", again, asked)
+		t.Errorf("%d of %d requests had to be repeated, the first ones:\n%s", again, asked, strings.Join(w.Repeated(), "\n"))
 	}
 	t.Logf("%d requests, %d each second, %d of them repeated", asked, w.PerSecond(), again)
 }

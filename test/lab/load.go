@@ -7,7 +7,9 @@ package lab
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +27,19 @@ type Load struct {
 	// Asked counts requests, Failed those that failed, and Again those that were
 	// repeated.
 	Asked, Failed, Again atomic.Int64
+
+	mu       sync.Mutex
+	repeated []string // why the first ones were
+}
+
+// repeatedKept is how many reasons of repeated requests are kept.
+const repeatedKept = 20
+
+// Repeated says of the first requests that were repeated when and why.
+func (w *Load) Repeated() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.repeated)
 }
 
 // NewLoad makes a Load without clients. The caller must end it before the lab is closed.
@@ -61,7 +76,7 @@ func (w *Load) Use(from *Sandbox, ways map[string]netip.AddrPort, p Pace) {
 		w.all.Go(func() {
 			for w.ctx.Err() == nil {
 				w.Asked.Add(1)
-				if err := w.ask(from, name[:3], to, p); err != nil {
+				if err := w.ask(from, name, to, p); err != nil {
 					w.Failed.Add(1)
 					w.tb.Errorf("%s, %s from %s: %v", time.Now().Format(time.TimeOnly), name, from.Name, err)
 					return
@@ -78,13 +93,24 @@ func (w *Load) Use(from *Sandbox, ways map[string]netip.AddrPort, p Pace) {
 	}
 }
 
-func (w *Load) ask(from *Sandbox, network string, to netip.AddrPort, p Pace) error {
+// ask returns the error of the last try.
+func (w *Load) ask(from *Sandbox, name string, to netip.AddrPort, p Pace) error {
+	network := name[:3]
 	_, err := from.Ask(w.tb.Context(), network, to)
 	for try := 1; err != nil && try < p.Tries && (network == "udp" || p.Reconnect); try++ {
-		w.Again.Add(1)
+		w.repeat(fmt.Sprintf("%s, %s from %s: %v", time.Now().Format(time.TimeOnly), name, from.Name, err))
 		_, err = from.Ask(w.tb.Context(), network, to)
 	}
 	return err
+}
+
+func (w *Load) repeat(why string) {
+	w.Again.Add(1)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.repeated) < repeatedKept {
+		w.repeated = append(w.repeated, why)
+	}
 }
 
 // moreLimit is for clients on a busy machine.
