@@ -84,7 +84,7 @@ func few(t testing.TB, w *lab.Load) {
 	if again > 1+asked/1000 {
 		t.Errorf("%d of %d requests had to be repeated, the first ones:\n%s", again, asked, strings.Join(w.Repeated(), "\n"))
 	}
-	t.Logf("%d requests, %d each second, %d of them repeated", asked, w.PerSecond(), again)
+	t.Logf("%d requests, %d each second, %d of them repeated, %d more as their sockets were destroyed", asked, w.PerSecond(), again, w.Told.Load())
 }
 
 // ask adds both clients, with all targets, to a load.

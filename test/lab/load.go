@@ -12,6 +12,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -24,9 +25,10 @@ type Load struct {
 	all  sync.WaitGroup
 	from time.Time
 
-	// Asked counts requests, Failed those that failed, and Again those that were
-	// repeated.
-	Asked, Failed, Again atomic.Int64
+	// Asked counts requests, Failed those that failed, Again those that were
+	// repeated, and Told those that were repeated because the kernel destroyed a UDP socket whose endpoint was
+	// removed: its client was told at once.
+	Asked, Failed, Again, Told atomic.Int64
 
 	mu       sync.Mutex
 	repeated []string // why the first ones were
@@ -98,7 +100,11 @@ func (w *Load) ask(from *Sandbox, name string, to netip.AddrPort, p Pace) error 
 	network := name[:3]
 	_, err := from.Ask(w.tb.Context(), network, to)
 	for try := 1; err != nil && try < p.Tries && (network == "udp" || p.Reconnect); try++ {
-		w.repeat(fmt.Sprintf("%s, %s from %s: %v", time.Now().Format(time.TimeOnly), name, from.Name, err))
+		if network == "udp" && errors.Is(err, syscall.ECONNABORTED) {
+			w.Told.Add(1)
+		} else {
+			w.repeat(fmt.Sprintf("%s, %s from %s: %v", time.Now().Format(time.TimeOnly), name, from.Name, err))
+		}
 		_, err = from.Ask(w.tb.Context(), network, to)
 	}
 	return err
