@@ -33,6 +33,13 @@ static __always_inline bool is_martian(const __be32 *a)
 	       (!a[0] && !a[1] && !a[2] && last <= 1);
 }
 
+static __always_inline bool is_loopback(const __be32 *a)
+{
+	if (is_v4(a))
+		return bpf_ntohl(a[3]) >> 24 == 127;
+	return !a[0] && !a[1] && !a[2] && a[3] == bpf_htonl(1);
+}
+
 static __always_inline bool same_addr(const __be32 *a, const __be32 *b)
 {
 	return a[3] == b[3] && a[2] == b[2] && a[1] == b[1] && a[0] == b[0];

@@ -23,6 +23,8 @@ enum lb_scope {
 	SCOPE_ADDRESS = 0, /* this address */
 	SCOPE_NODE = 1,	   /* every address of this node that has NodePorts; the
 			    * key has the unspecified address */
+	SCOPE_HOST = 2,	   /* this loopback address, for sockets in the network
+			    * namespace of this node alone */
 };
 BTF_EMIT(lb_scope);
 
@@ -70,6 +72,8 @@ enum lb_kind {
 	KIND_LOAD_BALANCER = 2,
 	KIND_EXTERNAL_IP = 3,
 	KIND_NODE_PORT = 4,
+	KIND_HOST_PORT = 5,
+	KIND_HOST_IP = 6,
 };
 BTF_EMIT(lb_kind);
 

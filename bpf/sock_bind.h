@@ -25,6 +25,7 @@ static __always_inline int may_bind(struct bpf_sock *sk, const __be32 *addr,
 {
 	struct frontend_key key = { .port = bpf_htons(sk->src_port),
 				    .proto = sk->protocol };
+	enum frontend_result found;
 	struct frontend_ref fe;
 
 	if (!protect_node_ports || has_yielded() ||
@@ -34,7 +35,11 @@ static __always_inline int may_bind(struct bpf_sock *sk, const __be32 *addr,
 		return PROCEED;
 	copy_addr(key.addr, addr);
 	frontend_key_node(&key);
-	if (frontend_lookup(&key, &fe) == FRONTEND_NONE)
+	found = frontend_lookup(&key, &fe);
+	/* Container runtimes reserve the hostPorts of pods by a socket. */
+	if (found == FRONTEND_NONE ||
+	    (found == FRONTEND_FOUND &&
+	     fe.flags >> FRONTEND_KIND_SHIFT == KIND_HOST_PORT))
 		return PROCEED;
 	if (have_set_retval)
 		bpf_set_retval(-EADDRINUSE);

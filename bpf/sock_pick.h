@@ -80,7 +80,7 @@ static __always_inline bool bound_to(struct bpf_sock *sk, __be32 *addr)
 /*
  * Finds the frontend of an address: that of exactly this address, or a
  * NodePort. At loopback addresses, and at the unspecified address, which stands
- * for them, only processes of this host reach NodePorts.
+ * for them, only processes of this host reach NodePorts, and hostPorts there.
  */
 static __always_inline enum frontend_result
 socket_frontend(const struct frontend_key *dialled, struct pick *x,
@@ -99,6 +99,12 @@ socket_frontend(const struct frontend_key *dialled, struct pick *x,
 			key.addr[3] = is_v4(key.addr) ?
 					      bpf_htonl(INADDR_LOOPBACK) :
 					      bpf_htonl(1);
+		if (is_loopback(key.addr)) {
+			key.scope = SCOPE_HOST;
+			found = frontend_lookup(&key, fe);
+			if (found != FRONTEND_NONE)
+				return found;
+		}
 		node = this_node();
 		if (!node || !is_node_loopback(node, key.addr))
 			return FRONTEND_NONE;

@@ -133,7 +133,7 @@ func nodePortAddr(a netip.AddrPort) netip.AddrPort {
 // lookup finds the frontend that a destination belongs to, as every tier has
 // to: its own address first, then the NodePorts. It returns -1 for none.
 func (t *Table) lookup(to netip.AddrPort, protocol Protocol, from Origin) (index int, how string) {
-	if index, ok := t.owner[keyOf(to, protocol)]; ok && !to.Addr().IsUnspecified() {
+	if index, ok := t.owner[keyOf(to, protocol)]; ok && !to.Addr().IsUnspecified() && (!to.Addr().IsLoopback() || from == FromHost) {
 		return int(index), "the address is a frontend"
 	}
 	index32, ok := t.owner[keyOf(nodePortAddr(to), protocol)]
@@ -141,9 +141,15 @@ func (t *Table) lookup(to netip.AddrPort, protocol Protocol, from Origin) (index
 	case !ok:
 		return -1, "no frontend has this address and port"
 	case !t.rules.servesNodePort(to.Addr(), from):
-		return -1, "a NodePort has this number, but NodePorts are not served at this address"
+		return -1, fmt.Sprintf("a %s has this number, but NodePorts are not served at this address", t.wildcardKind(index32, to))
 	}
-	return int(index32), "the port is a NodePort and the address is one of this node's at which NodePorts are served"
+	return int(index32), fmt.Sprintf("the port is a %s and the address is one of this node's at which NodePorts are served", t.wildcardKind(index32, to))
+}
+
+// wildcardKind is the kind of the frontend of a service port that has the number at all addresses of this node.
+func (t *Table) wildcardKind(index uint32, to netip.AddrPort) Kind {
+	d := t.rows[index].decision
+	return d.Frontends[d.find(nodePortAddr(to))].Kind
 }
 
 // judge returns for each endpoint of a service port why it is in which set.

@@ -145,6 +145,9 @@ func (r Route) String() string {
 // frontendsOf appends the frontends of one service port in one family to out, sorted by
 // kind and then address.
 func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, family Family) []Frontend {
+	if s.IsPod {
+		return t.hostPorts(out, s, port, family)
+	}
 	vip := s.ClusterIPs[family]
 	if !vip.IsValid() {
 		return out

@@ -101,5 +101,5 @@ var ExpectedProblems = map[string][]string{
 	"Service":       {ReasonInvalidObject, ReasonConflict, ReasonCapacity, ReasonUnsupported, ReasonUnguarded, ReasonNoHealthCheck},
 	"EndpointSlice": {ReasonInvalidObject},
 	"Node":          {ReasonInvalidConfig, ReasonIncompleteNode, ReasonUnsupported, ReasonFlowsNotClosed, ReasonFiltersBeforeDNAT, ReasonRepaired, ReasonBypassed},
-	"Pod":           {ReasonInvalidObject, ReasonCapacity, ReasonUnsupported},
+	"Pod":           {ReasonInvalidObject, ReasonConflict, ReasonCapacity, ReasonUnsupported},
 }

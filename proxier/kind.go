@@ -19,6 +19,9 @@ const (
 	LoadBalancer
 	ExternalIP
 	NodePort
+	// HostPort is a port of a Pod at all addresses of its node, HostIP one at an address. No Service has these.
+	HostPort
+	HostIP
 	kinds
 )
 
@@ -26,8 +29,8 @@ const (
 // that a further kind is a row here.
 type properties struct {
 	name string
-	// external, wildcard and echo: see the methods of these names.
-	external, wildcard, echo bool
+	// external, wildcard and echo: see the methods of these names. ofPod says that no Service has such frontends.
+	external, wildcard, echo, ofPod bool
 }
 
 var kindProperties = [kinds]properties{
@@ -35,6 +38,8 @@ var kindProperties = [kinds]properties{
 	LoadBalancer: {name: "LoadBalancer", external: true, echo: true},
 	ExternalIP:   {name: "ExternalIP", external: true, echo: true},
 	NodePort:     {name: "NodePort", external: true, wildcard: true},
+	HostPort:     {name: "HostPort", external: true, wildcard: true, ofPod: true},
+	HostIP:       {name: "HostIP", external: true, ofPod: true},
 }
 
 // properties are all false for a number that is not a kind.
@@ -69,7 +74,7 @@ func parseKinds(text string) (s kindSet, err error) {
 	for word := range strings.SplitSeq(text, ",") {
 		kind := kinds
 		for k := ClusterIP; k < kinds; k++ {
-			if strings.EqualFold(strings.TrimSpace(word), k.String()) {
+			if !k.properties().ofPod && strings.EqualFold(strings.TrimSpace(word), k.String()) {
 				kind = k
 			}
 		}

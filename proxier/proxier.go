@@ -199,6 +199,12 @@ func (p *Proxier) OnEndpointSlicesSynced() {
 	p.request()
 }
 
+// OnPod records a Pod of this node that is new or has changed, for its hostPorts.
+func (p *Proxier) OnPod(pod *v1.Pod) { p.changed(p.tracker.UpdatePod(pod)) }
+
+// OnPodDelete records that a Pod is gone.
+func (p *Proxier) OnPodDelete(pod *v1.Pod) { p.changed(p.tracker.DeletePod(pod)) }
+
 // OnNodeAdd records the facts of this node.
 func (p *Proxier) OnNodeAdd(node *v1.Node) { p.OnNodeUpdate(nil, node) }
 
@@ -391,11 +397,10 @@ func (p *Proxier) reportProblems(changes []PortChange) {
 					was = c.Old.Frontends[j]
 				}
 			}
-			problem := Problem{Kind: "Service", Object: c.New.Name.NamespacedName, UID: c.New.UID}
+			problem := c.New.Problem(ReasonConflict)
 			if f.Conflict != nil && (was.Conflict == nil || *was.Conflict != *f.Conflict) {
-				problem.Field, problem.Reason = "spec.ports", ReasonConflict
-				problem.Message = fmt.Sprintf("%s %s/%s of %s is served for %s, whose claim comes first by kind, age or name; it is not served for this Service",
-					f.Kind, f.Addr, c.New.Name.Protocol, c.New.Name, f.Conflict)
+				problem.Message = fmt.Sprintf("%s %s/%s of %s is served for %s, whose claim comes first by kind, age or name; it is not served for this %s",
+					f.Kind, f.Addr, c.New.Name.Protocol, c.New.Name, f.Conflict, problem.Kind)
 				p.reporter.Report(problem)
 			}
 			if f.Unguarded && !was.Unguarded && !warned {

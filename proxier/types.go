@@ -114,6 +114,8 @@ type Service struct {
 	OptedOut bool
 	// AtNodes says that the addresses in its status are those of nodes (see ConditionAdvertised).
 	AtNodes bool
+	// IsPod says that it stands for the hostPorts of a Pod. Its Ports are those.
+	IsPod bool
 	// Kinds are the kinds of frontends that it gets.
 	Kinds kindSet
 	// Balancing and Forwarding are what annotations say; the zero values for nothing.
@@ -145,6 +147,11 @@ type ServiceExtras struct {
 	// NodeSelector selects the nodes that serve external frontends, by their labels; empty for all.
 	NodeSelector string
 
+	// HostIPs are where the hostPorts of a Pod are served, in the order of Ports; the zero Addr for all addresses of the
+	// node. PodIPs says of which families the Pod has an address.
+	HostIPs []netip.Addr
+	PodIPs  [Families]bool
+
 	selector labels.Selector // NodeSelector, parsed; nil if that is empty
 }
 
@@ -158,7 +165,7 @@ func (x *ServiceExtras) equal(o *ServiceExtras) bool {
 		return x == o
 	}
 	return x.InvalidRanges == o.InvalidRanges && x.HealthCheckNodePort == o.HealthCheckNodePort && x.NodeSelector == o.NodeSelector &&
-		slices.Equal(x.ExternalIPs, o.ExternalIPs) && slices.Equal(x.LoadBalancerIPs, o.LoadBalancerIPs) &&
+		x.PodIPs == o.PodIPs && slices.Equal(x.HostIPs, o.HostIPs) && slices.Equal(x.ExternalIPs, o.ExternalIPs) && slices.Equal(x.LoadBalancerIPs, o.LoadBalancerIPs) &&
 		slices.Equal(x.SourceRanges, o.SourceRanges)
 }
 
@@ -171,7 +178,7 @@ func (s *Service) equal(o *Service) bool {
 	}
 	// A Service may be deleted and made anew within a second, all else alike.
 	return s.UID == o.UID && s.Created.Equal(o.Created) && s.ClusterIPs == o.ClusterIPs && s.InternalLocal == o.InternalLocal &&
-		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.AtNodes == o.AtNodes && s.Kinds == o.Kinds && s.Balancing == o.Balancing && s.Forwarding == o.Forwarding && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
+		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.AtNodes == o.AtNodes && s.IsPod == o.IsPod && s.Kinds == o.Kinds && s.Balancing == o.Balancing && s.Forwarding == o.Forwarding && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
 }
 
 // endpointFlags is what the decisions need of an endpoint besides its address.

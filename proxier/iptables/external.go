@@ -12,7 +12,7 @@ import (
 
 // externalNames are what upstream's comments call such frontends.
 var externalNames = map[proxier.Kind]string{
-	proxier.LoadBalancer: " loadbalancer IP", proxier.ExternalIP: " external IP", proxier.NodePort: "",
+	proxier.LoadBalancer: " loadbalancer IP", proxier.ExternalIP: " external IP", proxier.HostIP: " hostIP",
 }
 
 // untranslated is the target of packets that a filter will refuse. They must leave the nat table:

@@ -121,7 +121,7 @@ func (r *renderer) render(d *proxier.Decision) portRules {
 	for i := range d.Frontends {
 		f := &d.Frontends[i]
 		switch {
-		case f.Conflict != nil || proxier.FamilyOf(f.Addr.Addr()) != r.family:
+		case f.Conflict != nil || proxier.FamilyOf(f.Addr.Addr()) != r.family || f.Addr.Addr().IsLoopback():
 		case !f.Kind.External():
 			internal = append(internal, f)
 		default:

@@ -114,8 +114,13 @@ func (t *Tier) openLoopback() {
 // Usable returns nil if a family can be served, else the reason.
 func (t *Tier) Usable(f proxier.Family) error { return t.unusable[f] }
 
+var errLoopback = errors.New("rules do not translate what is sent to a hostIP that is a loopback address; mode ebpf does")
+
 // Supports implements proxier.Tier.
 func (t *Tier) Supports(_ *proxier.Decision, f *proxier.Frontend) error {
+	if f.Addr.Addr().IsLoopback() {
+		return errLoopback
+	}
 	return t.unusable[proxier.FamilyOf(f.Addr.Addr())]
 }
 

@@ -20,6 +20,7 @@ var kindOf = map[proxier.Kind]kind{
 	proxier.ClusterIP:    {masqueraded: []setName{clusterIP}, kept: []setName{clusterIP}},
 	proxier.LoadBalancer: {masqueraded: []setName{loadBalancer}, kept: []setName{loadBalancer, loadBalancerLocal}, foreign: true, announced: true},
 	proxier.ExternalIP:   {masqueraded: []setName{externalIP}, kept: []setName{externalIPLocal}, foreign: true},
+	proxier.HostIP:       {masqueraded: []setName{externalIP}, kept: []setName{externalIPLocal}, foreign: true},
 }
 
 func (k kind) sets(keepsClient bool) []setName {

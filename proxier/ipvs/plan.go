@@ -25,6 +25,7 @@ var (
 	errSilence  = errors.New("packets without a local endpoint are to be dropped, and a virtual server rejects them")
 	errAffinity = errors.New("session affinity spans several addresses, and a virtual server has its own")
 	errSources  = errors.New("whether to masquerade depends on the client in a way that the constant rules do not cover")
+	errLoopback = errors.New("rules decide about a hostIP that is a loopback address")
 	errOnLink   = errors.New("the address is in a subnet of this node and may belong to another machine, which this node could not reach then")
 )
 
@@ -42,6 +43,9 @@ type planner struct {
 
 // refuses says why virtual servers are not to serve a frontend.
 func (p *planner) refuses(d *proxier.Decision, f *proxier.Frontend) error {
+	if f.Addr.Addr().IsLoopback() {
+		return errLoopback
+	}
 	if err := p.unusable[proxier.FamilyOf(f.Addr.Addr())]; err != nil || p.opts.UpstreamSemantics {
 		return err
 	}

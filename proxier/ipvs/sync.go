@@ -197,10 +197,9 @@ func (t *Tier) report(p *port, d *proxier.Decision, why error) {
 		return
 	}
 	p.reported = d
-	t.opts.Reporter.Report(proxier.Problem{
-		Kind: "Service", Object: d.Name.NamespacedName, UID: d.UID, Reason: "VirtualServerRefused",
-		Message: fmt.Sprintf("port %s: %v; iptables rules serve it instead, other Services are not affected", d.Name.Port, why),
-	})
+	problem := d.Problem("VirtualServerRefused")
+	problem.Message = fmt.Sprintf("port %s: %v; iptables rules serve it instead, other Services are not affected", d.Name.Port, why)
+	t.opts.Reporter.Report(problem)
 }
 
 // syncRules passes to the rules what they must serve.

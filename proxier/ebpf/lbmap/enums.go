@@ -12,6 +12,7 @@ const (
 const (
 	ScopeAddress = 0
 	ScopeNode    = 1
+	ScopeHost    = 2
 )
 
 // enum lb_origin
@@ -48,6 +49,8 @@ const (
 	KindLoadBalancer = 2
 	KindExternalIP   = 3
 	KindNodePort     = 4
+	KindHostPort     = 5
+	KindHostIP       = 6
 )
 
 // enum lb_set

@@ -22,8 +22,11 @@ type FrontendEntry struct {
 func KeyOf(d *proxier.Decision, i int) FrontendKey {
 	f := &d.Frontends[i]
 	key := FrontendKey{Addr: FromAddr(f.Addr.Addr()), Port: NetworkPort(f.Addr.Port()), Proto: uint8(d.Name.Protocol), Scope: ScopeAddress}
-	if f.Kind.Wildcard() {
+	switch {
+	case f.Kind.Wildcard():
 		key.Scope = ScopeNode
+	case f.Addr.Addr().IsLoopback():
+		key.Scope = ScopeHost
 	}
 	return key
 }

@@ -73,10 +73,9 @@ func (w *Writer) refuse(index uint32, why refusal) {
 	if errors.As(why, &unsupportedError{}) {
 		reason = proxier.ReasonUnsupported
 	}
-	w.report(proxier.Problem{
-		Kind: "Service", Object: d.Name.NamespacedName, UID: d.UID, Field: "spec.ports", Reason: reason,
-		Message: fmt.Sprintf("%s/%s is not fully programmed: %v", d.Name, d.Name.Protocol, why),
-	})
+	problem := d.Problem(reason)
+	problem.Message = fmt.Sprintf("%s/%s is not fully programmed: %v", d.Name, d.Name.Protocol, why)
+	w.report(problem)
 }
 
 // dropUnwanted deletes the addresses that the service port no longer has, because another one may be
