@@ -47,9 +47,10 @@
 // # Events
 //
 //	config KEY=VALUE...           of all proxies; other keys are unchanged
-//	apply FILE                    Services, EndpointSlices and Nodes, at once
+//	apply FILE                    Services, EndpointSlices, Nodes and Pods, at once
 //	delete service NS/NAME
 //	delete endpointslice NS/NAME
+//	delete pod NS/NAME
 //	announce PREFIX [NODE]...     the network routes a prefix to these nodes
 //	address add|del NODE ADDR     of a device of the node
 //	backend drain|quarantine|restore NODE ADDR[:PORT] [NS/NAME]
@@ -72,7 +73,7 @@
 // Objects are not defaulted, except for two fields: namespace is default, and
 // clusterIP is the first of clusterIPs. An applied Node without addresses or
 // podCIDRs keeps the declared ones. Its labels are replaced, so the zone must be
-// repeated.
+// repeated. A Pod is one that was declared: its node and addresses are known. It runs, if it has no phase.
 //
 // # Reachability
 //

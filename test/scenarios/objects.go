@@ -6,11 +6,13 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
@@ -18,7 +20,7 @@ import (
 )
 
 // Objects decodes a file of the scenario: *v1.Service,
-// *discoveryv1.EndpointSlice and *v1.Node.
+// *discoveryv1.EndpointSlice, *v1.Node and *v1.Pod.
 func (s *Scenario) Objects(file string) ([]metav1.Object, error) {
 	text, ok := s.File(file)
 	if !ok {
@@ -52,8 +54,10 @@ func (s *Scenario) object(doc []byte) (metav1.Object, error) {
 		o = &discoveryv1.EndpointSlice{}
 	case "v1 Node":
 		o = &v1.Node{}
+	case "v1 Pod":
+		o = &v1.Pod{}
 	default:
-		return nil, fmt.Errorf("%q is not Service, EndpointSlice or Node", t.APIVersion+" "+t.Kind)
+		return nil, fmt.Errorf("%q is not Service, EndpointSlice, Node or Pod", t.APIVersion+" "+t.Kind)
 	}
 	unknown, err := kjson.UnmarshalStrict(doc, o)
 	if err := errors.Join(append(unknown, err)...); err != nil {
@@ -69,6 +73,9 @@ func (s *Scenario) object(doc []byte) (metav1.Object, error) {
 		service.Spec.ClusterIP = service.Spec.ClusterIPs[0]
 	}
 	o.SetNamespace(cmp.Or(o.GetNamespace(), metav1.NamespaceDefault))
+	if p, ok := o.(*v1.Pod); ok {
+		return p, s.completePod(p)
+	}
 	return o, nil
 }
 
@@ -96,6 +103,31 @@ func (s *Scenario) completeNode(n *v1.Node) error {
 	return nil
 }
 
+// completePod adds what kubelet and the scheduler know of a declared pod.
+func (s *Scenario) completePod(p *v1.Pod) error {
+	i := slices.IndexFunc(s.Pods, func(pod Pod) bool { return pod.Name == p.Name })
+	if i < 0 {
+		return fmt.Errorf("there is no pod %s", p.Name)
+	}
+	p.Spec.NodeName = s.Pods[i].Node
+	p.Status.Phase = cmp.Or(p.Status.Phase, v1.PodRunning)
+	for family := range proxier.Families {
+		p.Status.PodIPs = append(p.Status.PodIPs, v1.PodIP{IP: s.Addr(p.Name, family).String()})
+	}
+	return nil
+}
+
+// HasPods reports whether Pod objects are applied: upstream's kube-proxy does not read those.
+func (s *Scenario) HasPods() bool {
+	for _, f := range s.appliedFiles() {
+		objects, err := s.Objects(f)
+		if err == nil && slices.ContainsFunc(objects, func(o metav1.Object) bool { _, ok := o.(*v1.Pod); return ok }) {
+			return true
+		}
+	}
+	return false
+}
+
 // AddObjects adds a file of objects for Apply.
 func (s *Scenario) AddObjects(file string, objects ...metav1.Object) error {
 	var b strings.Builder
@@ -120,32 +152,37 @@ type Listener struct {
 	Port     uint16
 }
 
-// Listeners returns the listeners for the EndpointSlices of all steps, in the order
+// Listeners returns the listeners for the EndpointSlices and Pods of all steps, in the order
 // of the script, each once.
 func (s *Scenario) Listeners() ([]Listener, error) {
 	var list []Listener
 	seen := map[Listener]bool{}
+	add := func(name string, text v1.Protocol, port int32) {
+		protocol, err := proxier.ParseProtocol(text)
+		l := Listener{name, protocol, uint16(port)}
+		if port >= 1 && port <= 65535 && err == nil && name != "" && !seen[l] {
+			seen[l] = true
+			list = append(list, l)
+		}
+	}
 	for _, f := range s.appliedFiles() {
 		objects, err := s.Objects(f)
 		if err != nil {
 			return nil, err
 		}
 		for _, o := range objects {
-			slice, ok := o.(*discoveryv1.EndpointSlice)
-			if !ok {
-				continue
-			}
-			for _, p := range slice.Ports {
-				protocol, err := proxier.ParseProtocol(protocolOf(p))
-				if p.Port == nil || *p.Port < 1 || *p.Port > 65535 || err != nil {
-					continue
+			switch o := o.(type) {
+			case *v1.Pod:
+				for _, c := range o.Spec.Containers {
+					for _, p := range c.Ports {
+						add(o.Name, p.Protocol, p.ContainerPort)
+					}
 				}
-				for _, e := range slice.Endpoints {
-					for _, a := range e.Addresses {
-						l := Listener{s.owner(a), protocol, uint16(*p.Port)}
-						if l.Name != "" && !seen[l] {
-							seen[l] = true
-							list = append(list, l)
+			case *discoveryv1.EndpointSlice:
+				for _, p := range o.Ports {
+					for _, e := range o.Endpoints {
+						for _, a := range e.Addresses {
+							add(s.owner(a), protocolOf(p), ptr.Deref(p.Port, 0))
 						}
 					}
 				}
@@ -201,8 +238,15 @@ func (s *Scenario) owner(addr string) string {
 // a deleted one. All changes of a step take effect together.
 type ObjectChange struct{ Old, New metav1.Object }
 
+// Handler is what a proxier has.
+type Handler interface {
+	proxier.Handler
+	OnPod(*v1.Pod)
+	OnPodDelete(*v1.Pod)
+}
+
 // Feed passes a change to the event handler of one node's proxy.
-func Feed(h proxier.Handler, node string, c ObjectChange) {
+func Feed(h Handler, node string, c ObjectChange) {
 	object := c.New
 	if object == nil {
 		object = c.Old
@@ -229,6 +273,15 @@ func Feed(h proxier.Handler, node string, c ObjectChange) {
 			h.OnEndpointSliceAdd(after)
 		default:
 			h.OnEndpointSliceUpdate(before, after)
+		}
+	case *v1.Pod:
+		pod := object.(*v1.Pod)
+		switch {
+		case pod.Spec.NodeName != node:
+		case c.New == nil:
+			h.OnPodDelete(pod)
+		default:
+			h.OnPod(pod)
 		}
 	case *v1.Node:
 		if object.GetName() != node {

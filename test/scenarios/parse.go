@@ -199,8 +199,8 @@ func (p *parser) command(name string, args []string) (Command, error) {
 		_, err := p.Objects(args[0])
 		return Apply{args[0]}, err
 	case "delete":
-		if len(args) != 2 || args[0] != "service" && args[0] != "endpointslice" {
-			return nil, errors.New("delete: want service or endpointslice, and namespace/name")
+		if len(args) != 2 || args[0] != "service" && args[0] != "endpointslice" && args[0] != "pod" {
+			return nil, errors.New("delete: want service, endpointslice or pod, and namespace/name")
 		}
 		ns, name, err := namespaced(args[1])
 		return Delete{args[0], ns, name}, err

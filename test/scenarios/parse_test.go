@@ -65,7 +65,7 @@ func TestParseErrors(t *testing.T) {
 		{"late node", "restart node1\nnode node3", ":10: node after an event"},
 		{"missing file", "apply b.yaml", ":9: there is no file b.yaml"},
 		{"restart of nothing", "restart node3", ":9: there is no node node3"},
-		{"deleting a pod", "delete pod default/web", ":9: delete: "},
+		{"deleting a node", "delete node default/web", ":9: delete: "},
 		{"name without a namespace", "delete service web", `:9: "web" is not namespace/name`},
 		{"prefix with host bits", "announce 203.0.113.10/24 node1", ":9: announce: "},
 		{"announced to a stranger", "announce 203.0.113.0/24 node3", ":9: there is no node node3"},
@@ -121,10 +121,11 @@ func TestParseErrors(t *testing.T) {
 		{"pod on an unknown node", "# Title.\n# Statements: S01\n\npod a b\n", "x.txtar:4: pod a: want its node"},
 		{"node after a pod", "# Title.\n# Statements: S01\n\nnode a\npod b a\nnode c\n", "x.txtar:6: nodes come before pods"},
 		{"too many words", "# Title.\n# Statements: S01\n\nnode a zone=b c\n", `x.txtar:4: node a: cannot read "zone=b c"`},
-		{"another kind", head + "apply a.yaml\n\n-- a.yaml --\napiVersion: v1\nkind: Pod\n", `x.txtar:9: a.yaml, object 1: "v1 Pod" is not`},
+		{"another kind", head + "apply a.yaml\n\n-- a.yaml --\napiVersion: v1\nkind: Secret\n", `x.txtar:9: a.yaml, object 1: "v1 Secret" is not`},
 		{"unknown field", head + "apply a.yaml\n\n-- a.yaml --\napiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {clusterip: 1}\n", `x.txtar:9: a.yaml, object 1: `},
 		{"number for a word", head + "apply a.yaml\n\n-- a.yaml --\napiVersion: v1\nkind: Service\nmetadata: {name: off}\n", `x.txtar:9: a.yaml, object 1: `},
 		{"nameless", head + "apply a.yaml\n\n-- a.yaml --\napiVersion: v1\nkind: Service\n", "x.txtar:9: a.yaml, object 1: it has no name"},
+		{"strange pod", head + "apply a.yaml\n\n-- a.yaml --\napiVersion: v1\nkind: Pod\nmetadata: {name: pod9}\n", "x.txtar:9: a.yaml, object 1: there is no pod pod9"},
 		{"strange node", head + "apply a.yaml\n\n-- a.yaml --\napiVersion: v1\nkind: Node\nmetadata: {name: node3}\n", "x.txtar:9: a.yaml, object 1: there is no node node3"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

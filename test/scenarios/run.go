@@ -201,6 +201,8 @@ func key(o metav1.Object) string {
 		kind = "service"
 	case *discoveryv1.EndpointSlice:
 		kind = "endpointslice"
+	case *v1.Pod:
+		kind = "pod"
 	}
 	return kind + " " + o.GetNamespace() + "/" + o.GetName()
 }
