@@ -61,7 +61,11 @@ func (c *CoexistenceConfiguration) Enabled() bool {
 // Share is what this proxy serves. The configuration has been validated.
 func (c *CoexistenceConfiguration) Share() (share proxier.Share) {
 	for _, k := range proxier.Kinds() {
-		share.Kinds[k] = len(c.Frontends) == 0 || slices.Contains(c.Frontends, k.String())
+		name := k.String()
+		if k == proxier.HostIP { // a hostPort as well
+			name = proxier.HostPort.String()
+		}
+		share.Kinds[k] = len(c.Frontends) == 0 || slices.Contains(c.Frontends, name)
 	}
 	clients := c.Clients
 	if len(clients) == 0 {
@@ -99,7 +103,9 @@ func (c *Config) validateCoexistence() (all field.ErrorList) {
 	}
 	kinds := make([]string, 0, len(proxier.Kinds()))
 	for _, k := range proxier.Kinds() {
-		kinds = append(kinds, k.String())
+		if k != proxier.HostIP {
+			kinds = append(kinds, k.String())
+		}
 	}
 	within, known := coexistPresets[x.Preset]
 	if !known && x.Preset != "" {

@@ -76,6 +76,7 @@ var fieldOf = map[string]string{
 	"ipvs-tcpfin-timeout":               "ipvs.tcpFinTimeout",
 	"ipvs-udp-timeout":                  "ipvs.udpTimeout",
 	"ipvs-drain-timeout":                TandemKind + ".ipvs.drainTimeout",
+	"host-port":                         TandemKind + ".hostPort",
 	"ebpf-devices":                      TandemKind + ".ebpf.devices",
 	"ebpf-pod-devices":                  TandemKind + ".ebpf.podDevices",
 	"ebpf-node-port-range":              TandemKind + ".ebpf.nodePortRange",
@@ -145,6 +146,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.BoolVar(k.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *k.IPTables.LocalhostNodePorts, "Serve NodePorts at loopback addresses too, for clients on this host, if --nodeport-addresses includes those. Also applies to mode ebpf, there for both address families.")
 	fs.BoolVar(&k.IPTables.MasqueradeAll, "masquerade-all", k.IPTables.MasqueradeAll, "Masquerade all traffic to ClusterIPs. Also applies to mode ebpf.")
 	fs.BoolVar(&c.Tandem.StrictSourceRanges, "strict-source-ranges", c.Tandem.StrictSourceRanges, "If loadBalancerSourceRanges name one address family only, deny all clients of the other one; upstream allows them. Takes precedence over the configuration file.")
+	fs.BoolVar(&c.Tandem.HostPort, "host-port", c.Tandem.HostPort, "Serve the hostPorts of the pods of this node, beside the portmap plugin of the CNI or instead of it. Needs permission to list and watch Pods. Takes precedence over the configuration file.")
 	lb := &c.Tandem.LoadBalancer
 	fs.StringVar(&lb.Algorithm, "lb-algorithm", lb.Algorithm, "Algorithm of Services whose annotations name none: 'random', or 'maglev', with which all nodes send a connection from outside to the same endpoint, and few connections to another one when endpoints change. Takes precedence over the configuration file.")
 	fs.Uint32Var(&lb.MaglevTableSize, "maglev-table-size", lb.MaglevTableSize, "Slots of each Maglev table: 251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521 or 131071. 0 means the smallest with 100 slots for each endpoint. Takes precedence over the configuration file.")
@@ -178,7 +180,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	x := &c.Tandem.Coexistence
 	fs = sets.FlagSet(flagsBeside)
 	fs.StringVar(&x.Preset, "coexist", x.Preset, "Serve a part of the traffic in mode ebpf, beside another kube-proxy that stays on this node and serves the rest: 'socket-lb' for connections of processes on this node, 'north-south' for packets of clients outside. This proxy then writes no rules and no kernel settings.")
-	fs.StringSliceVar(&x.Frontends, "coexist-frontends", x.Frontends, "Kinds of frontends to serve beside another kube-proxy: ClusterIP, LoadBalancer, ExternalIP, NodePort. Empty means all, if --coexist or --coexist-clients is set.")
+	fs.StringSliceVar(&x.Frontends, "coexist-frontends", x.Frontends, "Kinds of frontends to serve beside another kube-proxy: ClusterIP, LoadBalancer, ExternalIP, NodePort, HostPort. Empty means all, if --coexist or --coexist-clients is set.")
 	fs.StringSliceVar(&x.Clients, "coexist-clients", x.Clients, "Clients to serve beside another kube-proxy: 'pods' and 'host' of this node, and 'external'. Empty means those of --coexist; all, if only --coexist-frontends is set.")
 	fs.DurationVar(&c.Tandem.TakeOverDelay.Duration, "take-over-delay", c.Tandem.TakeOverDelay.Duration, "Without coexistence: how long to wait at the start for another kube-proxy on this node to end, before taking over. Must be greater than 0.")
 
@@ -315,7 +317,7 @@ func (c *Config) setByFlag(name string) {
 // do upstream, and those that upstream does not have.
 func winsOverFile(group, name string) bool {
 	switch name {
-	case "hostname-override", "proxy-mode", "manifests", "strict-source-ranges", "lb-algorithm", "maglev-table-size", "maglev-seed", "state-dir", "ipvs-upstream-semantics", "ipvs-drain-timeout":
+	case "hostname-override", "proxy-mode", "manifests", "strict-source-ranges", "host-port", "lb-algorithm", "maglev-table-size", "maglev-seed", "state-dir", "ipvs-upstream-semantics", "ipvs-drain-timeout":
 		return true
 	}
 	return group == flagsEBPF || group == flagsBeside || group == flagsLogs

@@ -57,6 +57,9 @@ type TandemConfiguration struct {
 	// StrictSourceRanges has loadBalancerSourceRanges that name one address family
 	// only deny all clients of the other one. Upstream allows them.
 	StrictSourceRanges bool `json:"strictSourceRanges,omitempty"`
+	// HostPort serves the hostPorts of the pods of this node, beside the portmap plugin of the CNI or instead of it. The
+	// process has to be allowed to list and watch Pods.
+	HostPort bool `json:"hostPort,omitempty"`
 	// LoadBalancer says how connections are spread over the endpoints of a Service.
 	LoadBalancer LoadBalancerConfiguration `json:"loadBalancer,omitzero"`
 	// Coexistence is for nodes where another kube-proxy stays.

@@ -179,6 +179,9 @@ func (c *Config) Validate() field.ErrorList {
 		add(t.Child("stateDirectory"), dir, "must be an absolute path")
 	}
 	all = append(all, c.validateCoexistence()...)
+	if c.Tandem.Manifests != "" && c.Tandem.HostPort {
+		add(t.Child("hostPort"), true, "hostPorts are those of Pods, which only an API server has; manifests replaces it")
+	}
 	if c.Tandem.Manifests != "" && k.ClientConnection.Kubeconfig != "" {
 		add(t.Child("manifests"), c.Tandem.Manifests, "replaces the API server, but clientConnection.kubeconfig names one: %q", k.ClientConnection.Kubeconfig)
 	}

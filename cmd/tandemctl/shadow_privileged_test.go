@@ -294,7 +294,7 @@ func TestShadowScenarios(t *testing.T) {
 	if err := lab.Available(); err != nil {
 		lab.SkipOrFail(t, err)
 	}
-	list, err := scenarios.All()
+	list, err := scenarios.WithoutPods()
 	if err != nil {
 		t.Fatal(err)
 	}

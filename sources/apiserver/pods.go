@@ -3,6 +3,8 @@
 package apiserver
 
 import (
+	"sync"
+
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -35,6 +37,66 @@ type PodOptions struct {
 	Clock clock.PassiveClock
 }
 
+// HostPortHandler is told of the Pods of a node. Calls are sequential, but for OnPodsDenied.
+type HostPortHandler interface {
+	OnPod(*v1.Pod)
+	OnPodDelete(*v1.Pod)
+	OnPodsSynced()
+	// OnPodsDenied is called when Pods may not be read, once. They may be later.
+	OnPodsDenied(error)
+}
+
+// HostPortOptions are the options of NewHostPorts.
+type HostPortOptions struct {
+	// NodeName is the node whose Pods are watched.
+	NodeName string
+	// Consequence describes what does not work without access to Pods.
+	Consequence string
+	// Clock defaults to the real one.
+	Clock clock.PassiveClock
+}
+
+// NewHostPorts builds a Source that reads the hostPorts and addresses of Pods, if it is allowed to, as NewPods does.
+func NewHostPorts(client *Client, handler HostPortHandler, opts HostPortOptions) *Source {
+	s := newSource(client, Options{Clock: opts.Clock})
+	s.trim.hostPorts = true
+	s.subscriptions = func(logger klog.Logger) []subscription {
+		pods := s.pods(client, logger, opts.NodeName, opts.Consequence, handler)
+		var once sync.Once
+		pods.denied = func(err error) { once.Do(func() { handler.OnPodsDenied(err) }) }
+		return []subscription{pods}
+	}
+	return s
+}
+
+// onPods is what both kinds of handlers have.
+type onPods interface {
+	OnPod(*v1.Pod)
+	OnPodDelete(*v1.Pod)
+	OnPodsSynced()
+}
+
+func (s *Source) pods(client *Client, logger klog.Logger, node, consequence string, handler onPods) subscription {
+	return subscription{
+		resource: "pods",
+		optional: consequence, absentInterval: s.absentInterval, review: true,
+		object: &v1.Pod{},
+		tweak: func(o *metav1.ListOptions) {
+			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+		},
+		list:  client.Pods().List,
+		watch: client.Pods().Watch,
+		handler: &kind[*v1.Pod]{
+			logger: logger, resource: "pods",
+			identity: func(m metav1.ObjectMeta, _ string) *v1.Pod { return &v1.Pod{ObjectMeta: m} },
+			add:      handler.OnPod,
+			update:   func(_, p *v1.Pod) { handler.OnPod(p) },
+			delete:   handler.OnPodDelete,
+		},
+		synced: handler.OnPodsSynced,
+	}
+}
+
 // NewPods builds a Source that reads Pods and Namespaces, if it is allowed to list and watch them: it asks by
 // SelfSubjectAccessReviews, again every ten minutes. Until it may read Pods, it does not ask for Namespaces.
 func NewPods(client *Client, handler PodHandler, opts PodOptions) *Source {
@@ -42,25 +104,10 @@ func NewPods(client *Client, handler PodHandler, opts PodOptions) *Source {
 	s.trim.podAnnotations, s.trim.namespaceLabels = opts.Annotations, opts.Labels
 	s.subscriptions = func(logger klog.Logger) []subscription {
 		podsSynced := make(chan struct{})
+		pods := s.pods(client, logger, opts.NodeName, opts.PodConsequence, handler)
+		pods.synced = func() { handler.OnPodsSynced(); close(podsSynced) }
 		return []subscription{
-			{
-				resource: "pods",
-				optional: opts.PodConsequence, absentInterval: s.absentInterval, review: true,
-				object: &v1.Pod{},
-				tweak: func(o *metav1.ListOptions) {
-					o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", opts.NodeName).String()
-				},
-				list:  client.Pods().List,
-				watch: client.Pods().Watch,
-				handler: &kind[*v1.Pod]{
-					logger: logger, resource: "pods",
-					identity: func(m metav1.ObjectMeta, _ string) *v1.Pod { return &v1.Pod{ObjectMeta: m} },
-					add:      handler.OnPod,
-					update:   func(_, p *v1.Pod) { handler.OnPod(p) },
-					delete:   handler.OnPodDelete,
-				},
-				synced: func() { handler.OnPodsSynced(); close(podsSynced) },
-			},
+			pods,
 			{
 				resource: "namespaces",
 				optional: opts.NamespaceConsequence, absentInterval: s.absentInterval, after: podsSynced, review: true,

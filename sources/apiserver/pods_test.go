@@ -64,6 +64,42 @@ func TestPods(t *testing.T) {
 	}
 }
 
+// hostPortRecorder records hostPorts.
+type hostPortRecorder struct{ *recorder }
+
+func (r hostPortRecorder) OnPod(p *v1.Pod) {
+	r.note("pod %s %v %v", p.Name, p.Spec.Containers, p.Status.PodIPs)
+}
+func (r hostPortRecorder) OnPodsDenied(error) { r.note("denied") }
+
+// TestHostPorts: the handler is told of hostPorts and addresses of Pods, and once that it may not read them. It is told of them as soon as it may.
+func TestHostPorts(t *testing.T) {
+	api := newFakeAPI(t)
+	api.lacks["pods"] = http.StatusForbidden
+	pod := makePod("a", "1")
+	port := v1.ContainerPort{ContainerPort: 80, HostPort: 8080}
+	pod.Spec.HostNetwork, pod.Status.PodIPs = false, []v1.PodIP{{IP: "10.244.0.1"}}
+	pod.Spec.Containers = []v1.Container{{Name: "without"}, {Name: "with", Image: "image", Ports: []v1.ContainerPort{port}}}
+	api.put(pod)
+	api.put(makePod("host", "1"))
+	rec := newRecorder()
+	s := NewHostPorts(api.client(), hostPortRecorder{rec}, HostPortOptions{NodeName: "node1", Consequence: "no hostPorts"})
+	s.absentInterval = time.Millisecond
+	run(t, s)
+	rec.waitFor(t, "denied")
+	api.waitForRequests(3, func(r request) bool { return r.resource == "pods" && r.verb == "review" })
+	api.update(func() { clear(api.lacks) })
+	rec.waitFor(t, "pods synced")
+	rec.waitFor(t, fmt.Sprintf("pod a %v %v", []v1.Container{{}, {Ports: []v1.ContainerPort{port}}}, pod.Status.PodIPs))
+	rec.waitFor(t, "pod host [] []")
+	if n := strings.Count(strings.Join(rec.all(), "\n"), "denied"); n != 1 {
+		t.Errorf("told %d times that it is denied, want once", n)
+	}
+	if asked := api.seen(func(r request) bool { return r.resource == "namespaces" }); asked != nil {
+		t.Errorf("asked for namespaces: %+v", asked)
+	}
+}
+
 // TestPodsForbidden: a role without Pods is logged once, and Namespaces are not asked for. So is one without
 // Namespaces. No request is refused. They count once they are allowed.
 func TestPodsForbidden(t *testing.T) {

@@ -213,6 +213,7 @@ type subscription struct {
 	absentInterval time.Duration
 	after          <-chan struct{} // if set, it starts when this is closed
 	review         bool            // ask whether access is allowed first; for optional ones
+	denied         func(error)     // called after each review that says no; optional
 	object         runtime.Object
 	tweak          func(*metav1.ListOptions)
 	list           cache.ListWithContextFunc
@@ -299,6 +300,9 @@ func (f *subscription) awaitAccess(ctx context.Context, client *Client, conn *co
 		}
 		conn.failed(ctx, err)
 		if isAbsent(err) {
+			if f.denied != nil {
+				f.denied(err)
+			}
 			pause(ctx, f.absentInterval)
 		} else {
 			pause(ctx, reviewInterval)

@@ -84,6 +84,8 @@ type trimmer struct {
 	serviceAnnotations, sliceAnnotations []string
 	// podAnnotations and namespaceLabels are the keys kept on Pods and Namespaces.
 	podAnnotations, namespaceLabels []string
+	// hostPorts has Pods keep what hostPorts need.
+	hostPorts bool
 
 	text       pool[string]
 	protocols  pool[v1.Protocol]
@@ -106,8 +108,13 @@ func (t *trimmer) transform(obj any) (any, error) {
 		t.node(obj)
 	case *v1.Pod:
 		t.meta(&obj.ObjectMeta, nil, t.podAnnotations)
-		obj.Spec = v1.PodSpec{HostNetwork: obj.Spec.HostNetwork}
-		obj.Status = v1.PodStatus{Phase: v1.PodPhase(t.string(string(obj.Status.Phase)))}
+		spec := v1.PodSpec{HostNetwork: obj.Spec.HostNetwork}
+		status := v1.PodStatus{Phase: v1.PodPhase(t.string(string(obj.Status.Phase)))}
+		if t.hostPorts && !spec.HostNetwork {
+			spec.InitContainers, spec.Containers = withHostPorts(obj.Spec.InitContainers), withHostPorts(obj.Spec.Containers)
+			status.PodIPs = obj.Status.PodIPs
+		}
+		obj.Spec, obj.Status = spec, status
 	case *v1.Namespace:
 		t.meta(&obj.ObjectMeta, t.namespaceLabels, nil)
 		obj.Spec, obj.Status = v1.NamespaceSpec{}, v1.NamespaceStatus{}
@@ -115,6 +122,21 @@ func (t *trimmer) transform(obj any) (any, error) {
 		t.meta(&obj.ObjectMeta, nil, nil)
 	}
 	return obj, nil
+}
+
+// withHostPorts keeps the ports of the containers, if one has a hostPort. Containers and ports keep their indexes.
+func withHostPorts(list []v1.Container) []v1.Container {
+	has := func(p v1.ContainerPort) bool { return p.HostPort != 0 }
+	if !slices.ContainsFunc(list, func(c v1.Container) bool { return slices.ContainsFunc(c.Ports, has) }) {
+		return nil
+	}
+	kept := make([]v1.Container, len(list))
+	for i := range list {
+		if slices.ContainsFunc(list[i].Ports, has) {
+			kept[i].Ports = list[i].Ports
+		}
+	}
+	return kept
 }
 
 func (t *trimmer) string(s string) string {

@@ -30,7 +30,7 @@ func labels(app string) map[string]string { return map[string]string{"app": app}
 
 // run starts a Pod of an application on a node: an object in the API, and a pod of the lab with
 // the same name.
-func (c *cluster) run(n *lab.Node, app, name string) *lab.Pod {
+func (c *cluster) run(n *lab.Node, app, name string, edits ...func(*v1.Pod)) *lab.Pod {
 	c.tb.Helper()
 	p := n.Pod(name)
 	for _, serve := range []func(uint16) (*lab.Server, error){p.ServeTCP, p.ServeUDP} {
@@ -39,11 +39,15 @@ func (c *cluster) run(n *lab.Node, app, name string) *lab.Pod {
 		}
 	}
 	pods := c.client.CoreV1().Pods(namespace)
-	object, err := pods.Create(c.tb.Context(), &v1.Pod{
+	object := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels(app)},
 		Spec: v1.PodSpec{NodeName: n.Name, Containers: []v1.Container{{Name: "server", Image: "none",
 			Ports: []v1.ContainerPort{{Name: "tcp", ContainerPort: targetPort}, {Name: "udp", ContainerPort: targetPort, Protocol: v1.ProtocolUDP}}}}},
-	}, metav1.CreateOptions{})
+	}
+	for _, edit := range edits {
+		edit(object)
+	}
+	object, err := pods.Create(c.tb.Context(), object, metav1.CreateOptions{})
 	if err != nil {
 		c.tb.Fatal(err)
 	}

@@ -21,8 +21,14 @@ import (
 // checkOptOuts checks that an account may list and watch pods and namespaces, and nothing else.
 func checkOptOuts(t *testing.T, objects []runtime.Object, account string) {
 	t.Helper()
+	checkReads(t, objects, account, "pods", "namespaces")
+}
+
+// checkReads checks that an account may list and watch these resources of the core group, by a role of its own.
+func checkReads(t *testing.T, objects []runtime.Object, account string, resources ...string) {
+	t.Helper()
 	role := find[*rbacv1.ClusterRole](t, objects)
-	want := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods", "namespaces"}, Verbs: []string{"list", "watch"}}}
+	want := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: resources, Verbs: []string{"list", "watch"}}}
 	if d := cmp.Diff(want, role.Rules); d != "" {
 		t.Errorf("rules (-want +got):\n%s", d)
 	}
@@ -38,6 +44,15 @@ func checkOptOuts(t *testing.T, objects []runtime.Object, account string) {
 	}
 	if bound != 1 {
 		t.Errorf("role %s is bound %d times", role.Name, bound)
+	}
+}
+
+// TestHostPorts: with hostPort, the chart lets the proxy read Pods.
+func TestHostPorts(t *testing.T) {
+	objects := decode(t, mustRender(t, map[string]any{"tandem": map[string]any{"hostPort": true}}))
+	checkReads(t, objects, find[*v1.ServiceAccount](t, objects).Name, "pods")
+	if conf := find[*v1.ConfigMap](t, objects).Data["config.conf"]; !strings.Contains(conf, "hostPort: true") {
+		t.Errorf("the configuration does not have it:\n%s", conf)
 	}
 }
 

@@ -117,15 +117,15 @@ func (s *Scenario) completePod(p *v1.Pod) error {
 	return nil
 }
 
-// HasPods reports whether Pod objects are applied: upstream's kube-proxy does not read those.
-func (s *Scenario) HasPods() bool {
-	for _, f := range s.appliedFiles() {
-		objects, err := s.Objects(f)
-		if err == nil && slices.ContainsFunc(objects, func(o metav1.Object) bool { _, ok := o.(*v1.Pod); return ok }) {
-			return true
-		}
-	}
-	return false
+// WithoutPods returns the scenarios that apply no Pod objects, which upstream's kube-proxy does not read.
+func WithoutPods() ([]*Scenario, error) {
+	list, err := All()
+	return slices.DeleteFunc(list, func(s *Scenario) bool {
+		return slices.ContainsFunc(s.appliedFiles(), func(file string) bool {
+			objects, err := s.Objects(file)
+			return err == nil && slices.ContainsFunc(objects, func(o metav1.Object) bool { _, is := o.(*v1.Pod); return is })
+		})
+	}), err
 }
 
 // AddObjects adds a file of objects for Apply.

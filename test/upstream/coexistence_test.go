@@ -146,7 +146,7 @@ var oftenPlayed = []string{"s05-external-ip", "s40-external-local", "s42-policy-
 func TestCoexistence(t *testing.T) {
 	binary := BinaryT(t)
 	kernel.NeedsPrograms(t)
-	list, err := scenarios.All()
+	list, err := scenarios.WithoutPods()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -212,7 +212,7 @@ var configs = []given{
 	{flags: "--coexist=socket-lb"},
 	{flags: "--coexist=east-west --proxy-mode=ebpf"},
 	{flags: "--coexist=socket-lb --proxy-mode=ebpf --ebpf-fallback=iptables"},
-	{flags: "--coexist=socket-lb --proxy-mode=ebpf --coexist-clients=external,pods,pods --coexist-frontends=HostPort"},
+	{flags: "--coexist=socket-lb --proxy-mode=ebpf --coexist-clients=external,pods,pods --coexist-frontends=HostPorts"},
 	{flags: "--coexist-clients=pods --proxy-mode=ebpf --ebpf-socket-lb=host --ebpf-pod-devices=tap+ --take-over-delay=0s"},
 
 	// Upstream takes these.

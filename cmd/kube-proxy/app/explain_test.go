@@ -115,6 +115,11 @@ func TestNodeBeforeServices(t *testing.T) {
 		{"no node", "services late", "released services"},
 		{"the node is late", "services late node", "released services node"},
 		{"a long time", "services node late", "node released services"},
+		{"pods last", "await-pods services node pods", "node released services"},
+		{"pods first", "await-pods pods node services", "node released services"},
+		{"pods before the node", "await-pods services pods node", "node released services"},
+		{"no pods", "await-pods node services late", "node released services"},
+		{"neither", "await-pods services late pods node", "released services node"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			clock, to := clocktesting.NewFakeClock(time.Now()), &steps{}
@@ -125,6 +130,10 @@ func TestNodeBeforeServices(t *testing.T) {
 					f.OnNodeSynced()
 				case "services":
 					f.OnServiceSynced()
+				case "await-pods":
+					f.awaitPods = true
+				case "pods":
+					f.podsKnown()
 				case "late":
 					clock.Step(nodeLimit)
 				}

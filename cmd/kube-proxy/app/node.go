@@ -47,26 +47,40 @@ const nodeLimit = 10 * time.Second
 
 // nodeBeforeServices delays OnServiceSynced, and with it the first sync, until the Node is
 // known: without its zone, addresses and pod CIDRs, the first sync would remove what the
-// second adds again.
+// second adds again. So it would without the hostPorts of Pods, if those are served.
 type nodeBeforeServices struct {
 	proxier.Handler
 	clock    clock.WithDelayedExecution
 	released func() // called once
 
-	mu       sync.Mutex
-	services bool // all are known
-	node     bool // it is known, or took too long
+	mu        sync.Mutex
+	services  bool // all are known
+	node      bool // it is known, or took too long
+	awaitPods bool // hostPorts are served, and Pods are not known yet
 }
 
 func (n *nodeBeforeServices) OnServiceSynced() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.services = true
-	if n.node {
+	if n.node && !n.awaitPods {
 		n.Handler.OnServiceSynced()
 		return
 	}
-	n.clock.AfterFunc(nodeLimit, n.release)
+	n.clock.AfterFunc(nodeLimit, func() { n.release(); n.podsKnown() })
+}
+
+// podsKnown is called when all Pods are known, or cannot be.
+func (n *nodeBeforeServices) podsKnown() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.awaitPods {
+		return
+	}
+	n.awaitPods = false
+	if n.node && n.services {
+		n.Handler.OnServiceSynced()
+	}
 }
 
 func (n *nodeBeforeServices) OnNodeSynced() {
@@ -82,7 +96,7 @@ func (n *nodeBeforeServices) release() {
 	}
 	n.node = true
 	n.released()
-	if n.services {
+	if n.services && !n.awaitPods {
 		n.Handler.OnServiceSynced()
 	}
 }

@@ -243,8 +243,13 @@ func (p *proxy) program(ctx context.Context) error {
 	p.resync.use(px.RequestFull)
 
 	group, ctx := errgroup.WithContext(ctx)
+	first := &nodeBeforeServices{Handler: px, clock: clock.RealClock{}, released: func() { p.facts.check(logger) }}
+	if p.opts.Config.Tandem.HostPort {
+		first.awaitPods = true
+		group.Go(func() error { p.followHostPorts(ctx, px, first.podsKnown); return nil })
+	}
 	handler := p.metrics.Handler(&nodeToBoth{
-		Handler: &nodeBeforeServices{Handler: px, clock: clock.RealClock{}, released: func() { p.facts.check(logger) }},
+		Handler: first,
 		also:    p.health, logger: logger,
 	})
 	if p.source == nil {
