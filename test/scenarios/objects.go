@@ -251,7 +251,7 @@ func Feed(h Handler, node string, c ObjectChange) {
 	if object == nil {
 		object = c.Old
 	}
-	switch object.(type) {
+	switch object := object.(type) {
 	case *v1.Service:
 		before, _ := c.Old.(*v1.Service)
 		after, _ := c.New.(*v1.Service)
@@ -275,13 +275,12 @@ func Feed(h Handler, node string, c ObjectChange) {
 			h.OnEndpointSliceUpdate(before, after)
 		}
 	case *v1.Pod:
-		pod := object.(*v1.Pod)
 		switch {
-		case pod.Spec.NodeName != node:
+		case object.Spec.NodeName != node:
 		case c.New == nil:
-			h.OnPodDelete(pod)
+			h.OnPodDelete(object)
 		default:
-			h.OnPod(pod)
+			h.OnPod(object)
 		}
 	case *v1.Node:
 		if object.GetName() != node {
