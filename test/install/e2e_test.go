@@ -48,6 +48,7 @@ func TestE2E(t *testing.T) {
 	e.serve()
 	e.upstream()
 	e.patch()
+	e.hostPorts()
 	specs := e.list()
 	t.Logf("%d tests", len(specs))
 	var failed []spec
@@ -104,6 +105,24 @@ var e2eTests = regexp.MustCompile(`^\[sig-network\] (Services|Networking|HostPor
 // e2eWithout need what this cluster has not.
 var e2eWithout = regexp.MustCompile(`\[Disruptive\]|\[Alpha\]|\[Feature:(LoadBalancer|SCTPConnectivity|NetworkPolicy|Networking-Performance|Networking-IPv4|Networking-DNS|Networking-IPv6|Example|NEG|Ingress|ClusterSizeAutoscaling)` +
 	`|FeatureGate:|via ssh|in different node pools|ServiceCIDR|should resolve DNS of partial|externalName|Netpol`)
+
+// hostPorts has this project serve hostPorts, as docs/hostport.md says, and takes the portmap plugin away from the CNI.
+func (e *e2e) hostPorts() {
+	e.tb.Helper()
+	for _, n := range e.nodes {
+		without := strings.Replace(networkFor(n.Node), ",\n    {\"type\": \"portmap\", \"capabilities\": {\"portMappings\": true}}", "", 1)
+		if strings.Contains(without, "portmap") {
+			e.tb.Fatalf("the configuration of the CNI still has portmap:\n%s", without)
+		}
+		if err := n.write(networkFile, without); err != nil {
+			e.tb.Fatalf("%v", err)
+		}
+	}
+	e.run("kubectl apply -f deploy/kubeadm/opt-outs.yaml")
+	e.run(`kubectl -n kube-system patch daemonset kube-proxy --type=json -p '[{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "--host-port"}]'`)
+	e.rollout("kube-system", "daemonset/kube-proxy")
+	e.serves("ebpf")
+}
 
 // list asks for all tests, and runs none.
 func (e *e2e) list() (list []spec) {

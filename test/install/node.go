@@ -63,6 +63,11 @@ const networkConfig = `{
 }
 `
 
+// networkFile has the configuration.
+const networkFile = "etc/cni/net.d/10-pods.conflist"
+
+func networkFor(n *lab.Node) string { return fmt.Sprintf(networkConfig, n.PodPrefix4, n.PodPrefix6) }
+
 // newNode adds a node, which has no image and is not part of a cluster.
 func newNode(l *lab.Lab, name, parts, dir, pause string) (*node, error) {
 	on, err := l.AddNode(name)
@@ -88,15 +93,15 @@ func newNode(l *lab.Lab, name, parts, dir, pause string) (*node, error) {
 		return nil, err
 	}
 	for path, text := range map[string]string{
-		"etc/containerd/config.toml":     fmt.Sprintf(containerdConfig, pause),
-		"etc/cni/net.d/10-pods.conflist": fmt.Sprintf(networkConfig, n.PodPrefix4, n.PodPrefix6),
-		"etc/resolv.conf":                fmt.Sprintf("nameserver %s\n", l.Fabric().Addr4),
-		"etc/hosts":                      fmt.Sprintf("127.0.0.1 localhost\n::1 localhost\n%s %s\n", n.Addr4, name),
-		"etc/hostname":                   name + "\n",
-		"etc/machine-id":                 fmt.Sprintf("%032x\n", n.Index),
-		"opt/runc.sh":                    runcScript,
-		"opt/client":                     string(self),
-		"../node.sh":                     nodeScript,
+		"etc/containerd/config.toml": fmt.Sprintf(containerdConfig, pause),
+		networkFile:                  networkFor(n.Node),
+		"etc/resolv.conf":            fmt.Sprintf("nameserver %s\n", l.Fabric().Addr4),
+		"etc/hosts":                  fmt.Sprintf("127.0.0.1 localhost\n::1 localhost\n%s %s\n", n.Addr4, name),
+		"etc/hostname":               name + "\n",
+		"etc/machine-id":             fmt.Sprintf("%032x\n", n.Index),
+		"opt/runc.sh":                runcScript,
+		"opt/client":                 string(self),
+		"../node.sh":                 nodeScript,
 	} {
 		if err := n.write(path, text); err != nil {
 			return nil, err
