@@ -77,6 +77,13 @@ enum lb_kind {
 };
 BTF_EMIT(lb_kind);
 
+/* What else than the id of a service is in a key of tdm_target. */
+enum lb_target {
+	TARGET_ANY_SERVICE = 0,
+	TARGET_NODE = 0x7fffffff, /* the address is that of a node */
+};
+BTF_EMIT(lb_target);
+
 /* A set id is service id * SETS_PER_SERVICE + enum lb_set. */
 enum lb_set {
 	SET_V4_CLUSTER = 0,

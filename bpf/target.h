@@ -21,6 +21,19 @@ static __always_inline bool is_target(const __be32 *addr)
 	return bpf_map_lookup_elem(&tdm_target, &key);
 }
 
+/* Whether a sender of packets in IP packets is a node of the cluster, as far as
+ * nodes are known. */
+static __always_inline bool is_node_address(const __be32 *addr)
+{
+	struct target_key key = { .service = TARGET_NODE };
+
+	copy_addr(key.addr, addr);
+	if (bpf_map_lookup_elem(&tdm_target, &key))
+		return true;
+	__builtin_memset(key.addr, 0, sizeof(key.addr));
+	return bpf_map_lookup_elem(&tdm_target, &key);
+}
+
 /* The backend of a service that another node selected for the packet that was
  * taken out of last_wrapper(). */
 static __always_inline struct backend *target_of(__u32 service,

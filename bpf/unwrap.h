@@ -104,7 +104,7 @@ GLOBAL int unwrap(struct __sk_buff *skb)
 	__builtin_memset(inner, 0, sizeof(*inner));
 	inner->l3 = l2_len + len;
 	if (parse(skb, skb->protocol, inner) != UNDERSTOOD ||
-	    !is_for_target(w, inner))
+	    !is_for_target(w, inner) || !is_node_address(w->src))
 		return false;
 	if (bpf_skb_adjust_room(skb, -(__s32)len, BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO))

@@ -108,7 +108,7 @@ func TestInspect(t *testing.T) {
 	}
 	// Two ports with two VIPs each; two pods with two addresses each, for both ports.
 	want := map[string]int{
-		"tdm_meta": 1, "tdm_successor": 1, "tdm_node": 1, "tdm_local": 0, "tdm_range": 0, "tdm_vip": 0, "tdm_target": 0, "tdm_uplink": 0, "tdm_flow": 0, "tdm_flow_entry": 0, "tdm_frontend": 4, "tdm_service": 2, "tdm_svc_stats": 2, "tdm_set": 8, "tdm_slot": 8,
+		"tdm_meta": 1, "tdm_successor": 1, "tdm_node": 1, "tdm_local": 0, "tdm_range": 0, "tdm_vip": 0, "tdm_target": 1, "tdm_uplink": 0, "tdm_flow": 0, "tdm_flow_entry": 0, "tdm_frontend": 4, "tdm_service": 2, "tdm_svc_stats": 2, "tdm_set": 8, "tdm_slot": 8,
 		"tdm_backend": 8, "tdm_be_stats": 8, "tdm_affinity": 0, "tdm_udp_peer": 0, "tdm_optout": 0,
 	}
 	if d := cmp.Diff(want, used); d != "" {

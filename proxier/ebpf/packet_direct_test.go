@@ -117,6 +117,23 @@ func TestPacketDirect(t *testing.T) {
 		})
 	}
 
+	// From hosts that are no nodes, once nodes are known.
+	if err := p.tier.SetNodes([]netip.Addr{nodeA, p.node2.Addr6}); err != nil {
+		t.Fatal(err)
+	}
+	for i, from := range []netip.Addr{nodeA, client.Addr(), p.pod.Addr4} {
+		frame := p.wrapped(bare(tcp(netip.AddrPortFrom(client.Addr(), uint16(6000+i)), here, packet.SYN)), from, p.pod.Addr4)
+		var taken bool
+		err := p.at.Do(func() error {
+			got, err := p.run(in, frame)
+			taken = err == nil && !bytes.Equal(got.Frame, frame)
+			return err
+		})
+		if err != nil || taken != (from == nodeA) {
+			t.Errorf("from %s: taken out %v, error %v", from, taken, err)
+		}
+	}
+
 	// To a backend on another node, before and after its node answers probes.
 	for _, ready := range []bool{false, true} {
 		from := netip.AddrPortFrom(client.Addr(), 5000)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -226,6 +227,18 @@ func (t *Tier) expireDirect(ctx context.Context) {
 		}
 	}, direct.Interval)
 }
+
+// AwaitDirect returns when a service port has direct server return, or ctx is done. It does not return earlier where others serve
+// clients outside.
+func (t *Tier) AwaitDirect(ctx context.Context) error {
+	return wait.PollUntilContextCancel(ctx, direct.Interval, true, func(context.Context) (bool, error) {
+		return t.direct != nil && t.writer.HasDirect(), nil
+	})
+}
+
+// SetNodes has packets of direct server return be taken from these addresses alone, those of the cluster's nodes. Until it is
+// called, they are taken from those that an earlier process named, or from all.
+func (t *Tier) SetNodes(list []netip.Addr) error { return t.writer.SetNodes(list) }
 
 // Supports implements proxier.Tier.
 func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {

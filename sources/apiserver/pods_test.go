@@ -100,6 +100,36 @@ func TestHostPorts(t *testing.T) {
 	}
 }
 
+// nodesRecorder records Nodes.
+type nodesRecorder struct{ *recorder }
+
+func (r nodesRecorder) OnNode(n *v1.Node) {
+	r.note("node %s %v %v", n.Name, n.Status.Addresses, n.Labels)
+}
+func (r nodesRecorder) OnNodesSynced() { r.note("nodes synced") }
+
+// TestNodes: the handler is told of the addresses of all Nodes.
+func TestNodes(t *testing.T) {
+	api := newFakeAPI(t)
+	makeNode := func(name, addr string) *v1.Node {
+		return &v1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"zone": "a"}},
+			Status:     v1.NodeStatus{Addresses: []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: addr}}, Images: []v1.ContainerImage{{}}},
+		}
+	}
+	api.put(makeNode("node1", "192.0.2.1"))
+	api.put(makeNode("node2", "192.0.2.2"))
+	rec := nodesRecorder{newRecorder()}
+	run(t, NewNodes(api.client(), rec, NodesOptions{Consequence: "any sender"}))
+	rec.waitFor(t, "node node1 [{InternalIP 192.0.2.1}] map[]")
+	rec.waitFor(t, "node node2 [{InternalIP 192.0.2.2}] map[]")
+	rec.waitFor(t, "nodes synced")
+	api.put(makeNode("node2", "192.0.2.3"))
+	rec.waitFor(t, "node node2 [{InternalIP 192.0.2.3}] map[]")
+	api.remove(makeNode("node1", ""), false)
+	rec.waitFor(t, "delete node node1")
+}
+
 // TestPodsForbidden: a role without Pods is logged once, and Namespaces are not asked for. So is one without
 // Namespaces. No request is refused. They count once they are allowed.
 func TestPodsForbidden(t *testing.T) {

@@ -84,8 +84,8 @@ type trimmer struct {
 	serviceAnnotations, sliceAnnotations []string
 	// podAnnotations and namespaceLabels are the keys kept on Pods and Namespaces.
 	podAnnotations, namespaceLabels []string
-	// hostPorts has Pods keep what hostPorts need.
-	hostPorts bool
+	// hostPorts has Pods keep what hostPorts need, and addresses has Nodes keep their addresses alone.
+	hostPorts, addresses bool
 
 	text       pool[string]
 	protocols  pool[v1.Protocol]
@@ -349,6 +349,10 @@ func packAddresses(endpoints []discoveryv1.Endpoint) {
 func (t *trimmer) node(node *v1.Node) {
 	all := node.Labels
 	t.meta(&node.ObjectMeta, nil, nil)
+	if t.addresses {
+		node.Spec, node.Status = v1.NodeSpec{}, v1.NodeStatus{Addresses: node.Status.Addresses}
+		return
+	}
 	node.Labels = all // Services select nodes by any of them
 	node.Spec = v1.NodeSpec{PodCIDRs: node.Spec.PodCIDRs, Taints: node.Spec.Taints}
 	node.Status = v1.NodeStatus{Addresses: node.Status.Addresses}

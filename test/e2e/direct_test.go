@@ -12,7 +12,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-proxy/tandem/test/fakeapi"
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/upstream"
 )
 
 // directStage is a Service whose endpoints are on node2 and node3, and a client outside that dials node1. All three have a
@@ -166,6 +168,31 @@ func TestDirect(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestDirectNodes: a node takes packets of direct server return from addresses of nodes in the API alone. Others are masqueraded, as they
+// get no answer to probes, and get it as soon as the Node is there.
+func TestDirectNodes(t *testing.T) {
+	s := newDirectStage(t, serve)
+	defer s.end(t)
+	var nodes []fakeapi.Object
+	for _, n := range s.nodes {
+		nodes = append(nodes, upstream.NodeObject(n))
+	}
+	apis := make([]*fakeapi.API, len(s.nodes))
+	for i, n := range s.nodes {
+		apis[i] = fakeapi.New(append(append(endpoints(s.pods[0]), everyKind()), nodes...)...)
+		s.processes[i] = startWith(t, n, apis[i], "--lb-mode=dsr")
+		s.processes[i].serves(t)
+	}
+	s.ready(t, 0, 2) // one pod, of two families
+	ways := outside(s.nodes[0])
+	s.sees(t, ways, "the client", s.isClient)
+	// The Node is missing where the endpoint is.
+	apis[1].Delete(nodes[0])
+	s.sees(t, ways, "node1", func(a netip.Addr) bool { return !s.isClient(a) })
+	apis[1].Put(nodes[0])
+	s.sees(t, ways, "the client again", s.isClient)
 }
 
 // TestDirectUnderLoad: while processes are killed, replaced and change between the modes, on either side, no connection fails, and

@@ -67,6 +67,13 @@ func (d *ebpfDatapath) run(ctx context.Context) {
 	if d.optOuts != nil && d.left[proxier.FromPod] == nil {
 		wg.Go(func() { d.optOuts(ctx, d.programs.SetOptOuts) })
 	}
+	if d.nodes != nil {
+		wg.Go(func() {
+			if d.programs.AwaitDirect(ctx) == nil {
+				d.nodes(ctx, d.programs.SetNodes)
+			}
+		})
+	}
 	if d.rules != nil {
 		wg.Go(func() { d.rules.Run(ctx) })
 	}

@@ -202,8 +202,11 @@ func (p *proxy) program(ctx context.Context) error {
 			}
 		},
 	}
-	if p.client != nil && p.opts.nodeName != "" {
-		parts.optOuts = p.followOptOuts
+	if p.client != nil {
+		parts.nodes = p.followNodes
+		if p.opts.nodeName != "" {
+			parts.optOuts = p.followOptOuts
+		}
 	}
 	other := p.newOtherProxy()
 	if err := other.await(ctx, parts.waiting); err != nil {

@@ -53,6 +53,12 @@ const (
 	KindHostIP       = 6
 )
 
+// enum lb_target
+const (
+	TargetAnyService = 0
+	TargetNode       = 0x7fffffff
+)
+
 // enum lb_set
 const (
 	SetV4Cluster   = 0

@@ -17,6 +17,9 @@ type direct struct {
 	// ports have routes of direct server return; of each, what it has in targets.
 	ports   map[uint32][]target
 	targets mirror[lbmap.TargetKey, uint64]
+	// nodes are the addresses that may send such packets to this node; nil if those of the cluster's nodes are not known, so that
+	// all may.
+	nodes map[lbmap.TargetKey]struct{}
 	// ready are the addresses of backends whose nodes take such packets.
 	ready map[netip.Addr]struct{}
 	// accepts says that frontends take such packets; until then, although no port is direct; zero while some are.
@@ -28,8 +31,11 @@ type direct struct {
 // this process started without any. It is longer than other nodes take to find out.
 const directGrace = 30 * time.Second
 
-// anyFrontend is the target that stands for all frontends.
-var anyFrontend = lbmap.TargetKey{}
+// anyFrontend is the target that stands for all frontends, and anyNode that for all senders.
+var (
+	anyFrontend = lbmap.TargetKey{}
+	anyNode     = lbmap.TargetKey{Service: lbmap.TargetNode}
+)
 
 // target is an entry of tdm_target.
 type target struct {
@@ -38,12 +44,17 @@ type target struct {
 }
 
 func newDirect(table lbmap.SmallMap[lbmap.TargetKey, uint64]) direct {
-	return direct{
+	d := direct{
 		ports: map[uint32][]target{},
 		targets: newMirror(table, func(key lbmap.TargetKey) string {
+			if key.Service == lbmap.TargetNode {
+				return "accept packets in IP packets from " + lbmap.ToAddr(key.Addr).String()
+			}
 			return "accept packets of other nodes for " + lbmap.ToAddr(key.Addr).String()
 		}),
 	}
+	d.targets.use(anyNode, 0, 1)
+	return d
 }
 
 // set says what a service port has; nil for nothing.
@@ -62,12 +73,46 @@ func (d *direct) set(index uint32, list []target, has bool) {
 	}
 }
 
-// load reads what a previous process left.
+// load reads what a previous process left. Nodes that it knew may send until others are known.
 func (d *direct) load() error {
 	err := d.targets.load()
 	if item := d.targets.delta.Get(anyFrontend); item != nil && item.There() {
 		d.accept()
 	}
+	nodes := map[lbmap.TargetKey]struct{}{}
+	for key, item := range d.targets.delta.All() {
+		if item.There() && key.Service == lbmap.TargetNode && key != anyNode {
+			nodes[key] = struct{}{}
+		}
+	}
+	if len(nodes) > 0 {
+		d.useNodes(nodes, 1)
+		d.useNodes(d.nodes, -1)
+		d.nodes = nodes
+	}
+	return err
+}
+
+// useNodes has n users more of the addresses that may send packets in IP packets; nil is for all.
+func (d *direct) useNodes(nodes map[lbmap.TargetKey]struct{}, n int) {
+	if nodes == nil {
+		d.targets.use(anyNode, 0, n)
+	}
+	for key := range nodes {
+		d.targets.use(key, 0, n)
+	}
+}
+
+// setNodes has these addresses send such packets, and then no others. Without room for all, those that may do so go on.
+func (d *direct) setNodes(nodes map[lbmap.TargetKey]struct{}) error {
+	d.useNodes(nodes, 1)
+	if _, err := d.targets.write(); err != nil {
+		d.useNodes(nodes, -1)
+		return err
+	}
+	d.useNodes(d.nodes, -1)
+	d.nodes = nodes
+	_, err := d.targets.write()
 	return err
 }
 
@@ -103,6 +148,17 @@ func (w *Writer) ExpireDirect() error {
 	w.direct.update(w.clock.Now())
 	_, err := w.direct.targets.write()
 	return err
+}
+
+// SetNodes says which addresses nodes of the cluster have: packets in IP packets of others are not taken.
+func (w *Writer) SetNodes(list []netip.Addr) error {
+	nodes := make(map[lbmap.TargetKey]struct{}, len(list))
+	for _, a := range list {
+		nodes[lbmap.TargetKey{Service: lbmap.TargetNode, Addr: lbmap.FromAddr(a)}] = struct{}{}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.direct.setNodes(nodes)
 }
 
 // noteDirect is called with the backends that a service port has from now on.

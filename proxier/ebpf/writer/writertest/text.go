@@ -35,7 +35,11 @@ func Text(tables *lbmap.Tables) string {
 		e := &tables.Services[key.Service]
 		lines = append(lines, fmt.Sprintf("%s/%s from %s", e.Name[:e.NameLen], proxier.Protocol(e.Proto), key.String()))
 	}), tables.VIPs.Dump(func(addr [4]uint32, _ uint8) { lines = append(lines, "echo "+lbmap.ToAddr(addr).String()) }),
-		tables.Targets.Dump(func(key lbmap.TargetKey, word uint64) { lines = append(lines, targetText(tables, key, word)) }))
+		tables.Targets.Dump(func(key lbmap.TargetKey, word uint64) {
+			if key != (lbmap.TargetKey{Service: lbmap.TargetNode}) { // what is usual: nodes are not known
+				lines = append(lines, targetText(tables, key, word))
+			}
+		}))
 	if err != nil {
 		return err.Error()
 	}
@@ -49,8 +53,11 @@ func targetText(tables *lbmap.Tables, key lbmap.TargetKey, word uint64) string {
 	if key == (lbmap.TargetKey{}) {
 		return "frontends take packets in IP packets"
 	}
-	if key.Service == 0 {
+	switch key.Service {
+	case lbmap.TargetAnyService:
 		return "target " + addr
+	case lbmap.TargetNode:
+		return "packets in IP packets from " + addr
 	}
 	id, generation := lbmap.SplitSlotWord(word)
 	e, b := &tables.Services[key.Service], &tables.Backends[id]
