@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/tandem-proxy/tandem/test/fakeapi"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/upstream"
 )
@@ -229,21 +230,70 @@ func TestDirectUnderLoad(t *testing.T) {
 	few(t, w)
 }
 
-// TestDirectMoves: connections that arrive at another node from now on go on to the same endpoints.
+// directFlows is how many TCP connections, and UDP flows, TestDirectMoves has.
+const directFlows = 10000
+
+// TestDirectMoves: connections to load balancer IPs go on to the same endpoints when the network leads them to another node, as after a
+// fail-over of MetalLB or kube-vip, or a change of ECMP. If an endpoint has left before they move, those to it break, and of the others
+// the few whose slot of the table is another one's now.
 func TestDirectMoves(t *testing.T) {
-	s := newDirectStage(t, serve)
+	const perNode = 5
+	spawn := func(t testing.TB, p *lab.Pod) *lab.Pod {
+		t.Helper()
+		if _, err := p.SpawnServer(targetPort); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	s := newDirectStage(t, spawn)
 	defer s.end(t)
+	for i := range 2 * (perNode - 1) {
+		n := s.nodes[1+i%2]
+		s.pods = append(s.pods, spawn(t, n.Pod(fmt.Sprintf("more%d", i))))
+	}
+	writeManifests(t, s.dir, loadBalancer, s.pods...)
 	s.startAll(t, "--lb-mode=dsr")
 	for i := range s.nodes {
-		s.ready(t, i, []int{4, 2, 2}[i])
+		s.ready(t, i, []int{4, 2, 2}[i]*perNode)
 	}
 	ways := outside(s.nodes[0])
 	maps.DeleteFunc(ways, func(name string, _ netip.AddrPort) bool { return !strings.HasSuffix(name, "IP") })
-	flows := openFlows(t, s.far.Sandbox, ways, s.pods...)
-	for _, i := range []int{2, 1, 0} {
+	each := kernel.Rounds(directFlows) / int(lab.Slower()*lab.Slower())
+	places := []place{{s.far.Sandbox, ways}}
+	for i := 1; i*crowdSize < each; i++ {
+		places = append(places, place{s.lab.Client(fmt.Sprintf("client%d", i)).Sandbox, ways})
+	}
+	c := openCrowd(t, places, each)
+	defer c.end(t)
+	for _, i := range []int{2, 0, 2} {
 		announce(t, s.lab, s.nodes[i], ways)
-		checkAll(t, flows)
-		flows = append(flows, openFlows(t, s.far.Sandbox, ways, s.pods...)...)
+		c.more(t)
+		if broken := c.broken(); len(broken) > 0 {
+			t.Fatalf("%d of %d connections broke when they moved to %s", len(broken), 2*each, s.nodes[i].Name)
+		}
+	}
+
+	// The last one leaves, and connections move to a node that has not seen them.
+	left := s.pods[len(s.pods)-1]
+	writeManifests(t, s.dir, loadBalancer, s.pods[:len(s.pods)-1]...)
+	for i := range s.nodes {
+		s.ready(t, i, []int{4*perNode - 2, 2*perNode - 2, 2 * perNode}[i])
+	}
+	c.more(t)
+	announce(t, s.lab, s.nodes[1], ways)
+	c.more(t)
+	broken := c.broken()
+	c.expected = len(broken)
+	of := 0
+	for _, text := range broken {
+		if strings.Contains(text, left.Name) {
+			of++
+		}
+	}
+	t.Logf("%d of %d connections broke, %d of them to the endpoint that left", len(broken), 2*each, of)
+	// Its share is a tenth, and Maglev moves a few per cent.
+	if share := 2 * each / (2 * perNode); of == 0 || of > share*3/2 || len(broken)-of > 2*each*5/100 {
+		t.Errorf("%d connections broke, %d of them to the endpoint that left, whose share is %d", len(broken), of, share)
 	}
 }
 
