@@ -10,10 +10,12 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/component-base/cli"
 
 	"github.com/tandem-proxy/tandem/cmd/kube-proxy/app"
@@ -41,6 +43,22 @@ var ebpf = &Proxy{
 
 // rules is our kube-proxy in mode iptables.
 var rules = &Proxy{Binary: os.Args[0], Env: []string{asProxy + "=1"}, Mode: "iptables", Title: "tandem-iptables"}
+
+// direct is our kube-proxy with direct server return.
+var direct = &Proxy{
+	Binary: os.Args[0], Env: []string{asProxy + "=1"}, Mode: "ebpf", Title: "ebpf-dsr",
+	Args: func(n *lab.Node) []string { return []string{"--ebpf-cgroup-root=" + n.CgroupPath(), "--lb-mode=dsr"} },
+	Ready: func(ctx context.Context, n *lab.Node) error {
+		if err := onUplink(ctx, n); err != nil {
+			return err
+		}
+		return wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+			metrics, err := n.Fetch(ctx, 10249, "/metrics")
+			const endpoints = "tandem_direct_server_return_endpoints"
+			return strings.Contains(metrics, endpoints+`{state="masqueraded"} 0`) && !strings.Contains(metrics, endpoints+`{state="ready"} 0`), err
+		})
+	},
+}
 
 // onUplink waits until programs see what comes in from outside.
 func onUplink(ctx context.Context, n *lab.Node) error {
@@ -80,18 +98,34 @@ func BenchmarkCRR(b *testing.B) {
 					if err != nil {
 						b.Fatal(err)
 					}
-					for _, r := range results {
-						b.ReportMetric(float64(r.Cost.Nanoseconds())/1e3, r.Variant+"-µs")
-						if r.Variant != "direct" {
-							b.ReportMetric(r.Ratio, r.Variant+"/direct")
-							b.ReportMetric(r.Spread, r.Variant+"/direct-±")
-						}
-					}
-					b.ReportMetric(0, "ns/op")
+					report(b, results)
 				})
 			}
 		})
 	}
+}
+
+// BenchmarkCRRDirect puts connections from outside to a pod of another node beside each other: masqueraded and by direct
+// server return.
+func BenchmarkCRRDirect(b *testing.B) {
+	c := compare(b, 10, Direct{}, ebpf, direct)
+	results, err := c.Path(NodePortRemote, b.N)
+	if err != nil {
+		b.Fatal(err)
+	}
+	report(b, results)
+}
+
+func report(b *testing.B, results []Result) {
+	b.Helper()
+	for _, r := range results {
+		b.ReportMetric(float64(r.Cost.Nanoseconds())/1e3, r.Variant+"-µs")
+		if r.Variant != "direct" {
+			b.ReportMetric(r.Ratio, r.Variant+"/direct")
+			b.ReportMetric(r.Spread, r.Variant+"/direct-±")
+		}
+	}
+	b.ReportMetric(0, "ns/op")
 }
 
 func compare(tb testing.TB, services int, variants ...Variant) *Comparison {

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/upstream"
@@ -54,9 +55,13 @@ func (v *Proxy) Name() string { return cmp.Or(v.Title, v.Mode) }
 
 // Prepare programs all nodes. It stops the processes then, so that their periodic syncs do
 // not use CPU time during a slice. The kernel state works without them.
-func (v *Proxy) Prepare(ctx context.Context, c *Cluster) error {
+func (v *Proxy) Prepare(ctx context.Context, c *Cluster) (err error) {
+	objects := slices.Clone(c.Objects)
 	for _, n := range c.Nodes {
-		opts := upstream.Options{Binary: v.Binary, Mode: v.Mode, Objects: c.Objects, Env: v.Env}
+		objects = append(objects, upstream.NodeObject(n))
+	}
+	for _, n := range c.Nodes {
+		opts := upstream.Options{Binary: v.Binary, Mode: v.Mode, Objects: objects, Env: v.Env}
 		if v.Args != nil {
 			opts.Args = v.Args(n)
 		}
@@ -64,10 +69,13 @@ func (v *Proxy) Prepare(ctx context.Context, c *Cluster) error {
 		if err != nil {
 			return err
 		}
-		if v.Ready != nil {
-			err = v.Ready(ctx, n)
-		}
-		if err := errors.Join(err, p.Close()); err != nil {
+		defer func() { err = errors.Join(err, p.Close()) }()
+	}
+	if v.Ready == nil {
+		return nil
+	}
+	for _, n := range c.Nodes {
+		if err := v.Ready(ctx, n); err != nil {
 			return err
 		}
 	}
