@@ -76,6 +76,7 @@ var fieldOf = map[string]string{
 	"ipvs-tcpfin-timeout":               "ipvs.tcpFinTimeout",
 	"ipvs-udp-timeout":                  "ipvs.udpTimeout",
 	"ipvs-drain-timeout":                TandemKind + ".ipvs.drainTimeout",
+	"ready-max-api-age":                 TandemKind + ".readyMaxAPIAge",
 	"host-port":                         TandemKind + ".hostPort",
 	"ebpf-devices":                      TandemKind + ".ebpf.devices",
 	"ebpf-pod-devices":                  TandemKind + ".ebpf.podDevices",
@@ -146,6 +147,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.BoolVar(k.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", *k.IPTables.LocalhostNodePorts, "Serve NodePorts at loopback addresses too, for clients on this host, if --nodeport-addresses includes those. Also applies to mode ebpf, there for both address families.")
 	fs.BoolVar(&k.IPTables.MasqueradeAll, "masquerade-all", k.IPTables.MasqueradeAll, "Masquerade all traffic to ClusterIPs. Also applies to mode ebpf.")
 	fs.BoolVar(&c.Tandem.StrictSourceRanges, "strict-source-ranges", c.Tandem.StrictSourceRanges, "If loadBalancerSourceRanges name one address family only, deny all clients of the other one; upstream allows them. Takes precedence over the configuration file.")
+	fs.DurationVar(&c.Tandem.ReadyMaxAPIAge.Duration, "ready-max-api-age", c.Tandem.ReadyMaxAPIAge.Duration, "/readyz fails if the API server has said nothing for this long; it sends something each minute. At least 2m. 0 means never: what was programmed goes on working. Takes precedence over the configuration file.")
 	fs.BoolVar(&c.Tandem.HostPort, "host-port", c.Tandem.HostPort, "Serve the hostPorts of the pods of this node, beside the portmap plugin of the CNI or instead of it. Needs permission to list and watch Pods. Takes precedence over the configuration file.")
 	lb := &c.Tandem.LoadBalancer
 	fs.StringVar(&lb.Algorithm, "lb-algorithm", lb.Algorithm, "Algorithm of Services whose annotations name none: 'random', or 'maglev', with which all nodes send a connection from outside to the same endpoint, and few connections to another one when endpoints change. Takes precedence over the configuration file.")
@@ -317,7 +319,7 @@ func (c *Config) setByFlag(name string) {
 // do upstream, and those that upstream does not have.
 func winsOverFile(group, name string) bool {
 	switch name {
-	case "hostname-override", "proxy-mode", "manifests", "strict-source-ranges", "host-port", "lb-algorithm", "maglev-table-size", "maglev-seed", "state-dir", "ipvs-upstream-semantics", "ipvs-drain-timeout":
+	case "hostname-override", "proxy-mode", "manifests", "strict-source-ranges", "host-port", "ready-max-api-age", "lb-algorithm", "maglev-table-size", "maglev-seed", "state-dir", "ipvs-upstream-semantics", "ipvs-drain-timeout":
 		return true
 	}
 	return group == flagsEBPF || group == flagsBeside || group == flagsLogs

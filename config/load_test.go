@@ -287,6 +287,8 @@ func TestBadFlags(t *testing.T) {
 		{"--proxy-mode=ipvs --ipvs-exclude-cidrs=10.0.0.0/8,ten", `--ipvs-exclude-cidrs: Invalid value: "ten": must be a valid CIDR`},
 		{"--proxy-mode=ipvs --ipvs-udp-timeout=-1s", `--ipvs-udp-timeout: Invalid value: "-1s": must be greater than or equal to 0`},
 		{"--proxy-mode=ipvs --ipvs-drain-timeout=0s", `--ipvs-drain-timeout: Invalid value: "0s": must be greater than 0`},
+		{"--ready-max-api-age=1m", `--ready-max-api-age: Invalid value: "1m0s": must be 0, which means never, or at least 2m0s`},
+		{"--ready-max-api-age=-1s", `--ready-max-api-age: Invalid value: "-1s": must be 0, which means never, or at least 2m0s`},
 		{"--manifests=/m --host-port", `--host-port: Invalid value: true: hostPorts are those of Pods, which only an API server has; manifests replaces it`},
 		{"--ebpf-max-young-flows=1", `--ebpf-max-young-flows: Invalid value: 1: must be between 2 and 16777216`},
 		{"--ebpf-max-ranges=0", `--ebpf-max-ranges: Invalid value: 0: must be between 2 and 16777216`},

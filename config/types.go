@@ -57,6 +57,9 @@ type TandemConfiguration struct {
 	// StrictSourceRanges has loadBalancerSourceRanges that name one address family
 	// only deny all clients of the other one. Upstream allows them.
 	StrictSourceRanges bool `json:"strictSourceRanges,omitempty"`
+	// ReadyMaxAPIAge is how long the API server may say nothing, not even send one of its bookmarks, which come each minute, until
+	// /readyz fails. 0 is for ever: what was programmed goes on working.
+	ReadyMaxAPIAge metav1.Duration `json:"readyMaxAPIAge,omitempty"`
 	// HostPort serves the hostPorts of the pods of this node, beside the portmap plugin of the CNI or instead of it. The
 	// process has to be allowed to list and watch Pods.
 	HostPort bool `json:"hostPort,omitempty"`

@@ -24,6 +24,9 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/maglev"
 )
 
+// leastAPIAge is the least ReadyMaxAPIAge: API servers send a bookmark each minute.
+const leastAPIAge = 2 * time.Minute
+
 // Validate returns all invalid values. Fields of the
 // TandemConfiguration have paths that begin with its kind.
 func (c *Config) Validate() field.ErrorList {
@@ -174,6 +177,9 @@ func (c *Config) Validate() field.ErrorList {
 	}
 	if d := c.Tandem.TakeOverDelay.Duration; d <= 0 {
 		add(t.Child("takeOverDelay"), d.String(), greaterThan0)
+	}
+	if d := c.Tandem.ReadyMaxAPIAge.Duration; d != 0 && d < leastAPIAge {
+		add(t.Child("readyMaxAPIAge"), d.String(), "must be 0, which means never, or at least %v", leastAPIAge)
 	}
 	if dir := c.Tandem.StateDirectory; !filepath.IsAbs(dir) {
 		add(t.Child("stateDirectory"), dir, "must be an absolute path")

@@ -139,7 +139,22 @@ func (p *proxy) probe(ctx context.Context) (list []health.Check) {
 		list = append(list, result)
 	}
 	p.resync.probed(ctx, failed, time.Now())
+	if limit := p.opts.Config.Tandem.ReadyMaxAPIAge.Duration; limit != 0 && p.client != nil {
+		list = append(list, checkAPI(p.client.LastEvents(), limit, time.Now()))
+	}
 	return list
+}
+
+// checkAPI fails if the API server has said nothing of a resource for longer than the limit.
+func checkAPI(last map[string]time.Time, limit time.Duration, now time.Time) health.Check {
+	c := health.Check{Name: "api", OK: true, Detail: fmt.Sprintf("the API server said something of each resource within %v", limit)}
+	for _, resource := range slices.Sorted(maps.Keys(last)) {
+		if age := now.Sub(last[resource]); age > limit {
+			c.OK, c.Detail = false, fmt.Sprintf("the API server has said nothing of %s for %v, more than --ready-max-api-age=%v", resource, age.Round(time.Second), limit)
+			break
+		}
+	}
+	return c
 }
 
 // check dials until a frontend leads to an endpoint. If none does, it returns the first

@@ -101,3 +101,23 @@ func TestCandidatesChange(t *testing.T) {
 		t.Errorf("100 rounds dial %d of %d Services", len(dialled), services)
 	}
 }
+
+func TestCheckAPI(t *testing.T) {
+	now := time.Now()
+	for name, test := range map[string]struct {
+		ages map[string]time.Duration
+		want string // of the detail, if it fails
+	}{
+		"nothing yet": {nil, ""},
+		"young":       {map[string]time.Duration{"services": 2 * time.Minute, "nodes": 0}, ""},
+		"old":         {map[string]time.Duration{"services": time.Second, "endpointslices": 4 * time.Minute}, "endpointslices for 4m0s"},
+	} {
+		last := map[string]time.Time{}
+		for resource, age := range test.ages {
+			last[resource] = now.Add(-age)
+		}
+		if c := checkAPI(last, 3*time.Minute, now); c.Name != "api" || c.OK != (test.want == "") || !strings.Contains(c.Detail, test.want) {
+			t.Errorf("%s: %+v", name, c)
+		}
+	}
+}
