@@ -77,10 +77,13 @@ enum lb_kind {
 };
 BTF_EMIT(lb_kind);
 
-/* What else than the id of a service is in a key of tdm_target. */
+/* What else than the id of a service is in a key of tdm_target, and of
+ * tdm_range.
+ */
 enum lb_target {
 	TARGET_ANY_SERVICE = 0,
-	TARGET_NODE = 0x7fffffff, /* the address is that of a node */
+	TARGET_NODE = 0x7fffffff, /* the address is that of a node; in
+				   * tdm_range, of a node or of pods */
 };
 BTF_EMIT(lb_target);
 

@@ -49,16 +49,34 @@ static __always_inline bool may_masquerade(const struct backend *be,
 	return !(be->flags & BACKEND_LOCAL) && !local_flags(be->addr);
 }
 
+/* Whether a client is a node of the cluster, or a pod of another node. */
+static __always_inline bool is_of_cluster(const __be32 *client)
+{
+	struct range_key key = {
+		.prefix_len = 8 * (sizeof(key) - sizeof(key.prefix_len)),
+		.service = TARGET_NODE,
+	};
+	const struct node *node = this_node();
+
+	if (node && is_pod(node, client))
+		return true;
+	copy_addr(key.addr, client);
+	return bpf_map_lookup_elem(&tdm_range, &key);
+}
+
 /* Whether a backend on another node gets the client's packets as they are, in
  * IP packets. One that came so is not sent on: two nodes that disagree would
- * send it to and fro. */
+ * send it to and fro. Clients of the cluster may be on the backend's node,
+ * where the packets would come from an address of that node's own, and replies
+ * would not leave it. */
 static __always_inline bool may_go_direct(const struct packet *p,
 					  const struct choice *c,
 					  const struct backend *be,
 					  const __be32 *source)
 {
 	if (role != ROLE_UPLINK || !(c->route & ROUTE_DIRECT) ||
-	    !(be->flags & BACKEND_DIRECT) || p->wrapped != BARE)
+	    !(be->flags & BACKEND_DIRECT) || p->wrapped != BARE ||
+	    is_of_cluster(p->key.src))
 		return false;
 	/* Other nodes know this one's NodePorts by the outer source. */
 	return c->frontend.flags >> FRONTEND_KIND_SHIFT != KIND_NODE_PORT ||

@@ -39,6 +39,13 @@ type Facts struct {
 	ServiceCIDRs []netip.Prefix
 }
 
+// Cluster is what a tier has to know of all nodes for direct server return. No decision depends on it.
+type Cluster struct {
+	// Nodes are their addresses, and Pods the ranges of the addresses of their pods.
+	Nodes []netip.Addr
+	Pods  []netip.Prefix
+}
+
 // Policy is what decisions depend on by configuration.
 type Policy struct {
 	// MasqueradeAll hides the source of everything that goes to a ClusterIP.

@@ -2,7 +2,10 @@
 
 package proxier
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Forwarding is how packets of clients outside reach backends on other nodes.
 type Forwarding uint8
@@ -45,10 +48,18 @@ func (f Forwarding) over(configured Forwarding, protocol Protocol) (direct bool)
 	return f == DSR && (protocol == TCP || protocol == UDP) || f == Hybrid && protocol == TCP
 }
 
-// directRoutes marks the routes of clients outside that may lead to other nodes.
-func directRoutes(list []Frontend) {
+// direct reports whether a service port gets direct server return. Endpoints' nodes have to know its frontends: they do unless the
+// Service selects nodes.
+func (s *Service) direct(configured Forwarding, protocol Protocol) bool {
+	return !s.IsPod && (s.More == nil || s.More.selector == nil) && s.Forwarding.over(configured, protocol)
+}
+
+// directRoutes marks the routes of clients outside that may lead to other nodes. An address that this node alone takes for one of the
+// Service has none (see loadBalancerIPs).
+func (s *Service) directRoutes(list []Frontend) {
 	for i := range list {
-		if r := &list[i].Routes[FromOutside]; !r.Set.Local() {
+		f := &list[i]
+		if r := &f.Routes[FromOutside]; !r.Set.Local() && (f.Kind != LoadBalancer || slices.Contains(s.More.LoadBalancerIPs, f.Addr.Addr())) {
 			r.Direct = true
 		}
 	}

@@ -173,6 +173,9 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 	}
 	s.AtNodes = slices.ContainsFunc(service.Status.Conditions, func(c metav1.Condition) bool { return c.Type == ConditionAdvertised })
 	s.More = parseExtras(s, service, &zeros, invalid)
+	if (s.Forwarding == DSR || s.Forwarding == Hybrid) && s.More != nil && s.More.selector != nil {
+		invalid("metadata.annotations["+AnnotationForwarding+"]", "%s is not possible where a Service selects nodes, as others do not have its addresses; connections are masqueraded", s.Forwarding)
+	}
 	if message := zeros.message(); message != "" {
 		invalid(zeros.field, "%s", message)
 	}

@@ -255,7 +255,7 @@ func (x *nameIndex) find(name ServicePortName) int {
 // decide is the decision about one service port.
 func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 	s := c.Service
-	direct := s.Forwarding.over(t.policy.Forwarding, port.Protocol)
+	direct := s.direct(t.policy.Forwarding, port.Protocol)
 	d := &Decision{
 		Name:     ServicePortName{NamespacedName: s.Name, Port: port.Name, Protocol: port.Protocol},
 		UID:      s.UID,
@@ -272,7 +272,7 @@ func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 		list = t.frontendsOf(list, s, port, family)
 	}
 	if direct {
-		directRoutes(list)
+		s.directRoutes(list)
 	}
 	d.Frontends = append(d.oneFrontend[:0], list...)
 	t.frontends = list

@@ -118,7 +118,8 @@ func TestPacketDirect(t *testing.T) {
 	}
 
 	// From hosts that are no nodes, once nodes are known.
-	if err := p.tier.SetNodes([]netip.Addr{nodeA, p.node2.Addr6}); err != nil {
+	cluster := proxier.Cluster{Nodes: []netip.Addr{nodeA, p.node2.Addr6}, Pods: []netip.Prefix{netip.MustParsePrefix("100.64.7.0/24")}}
+	if err := p.tier.SetCluster(cluster); err != nil {
 		t.Fatal(err)
 	}
 	for i, from := range []netip.Addr{nodeA, client.Addr(), p.pod.Addr4} {
@@ -148,6 +149,13 @@ func TestPacketDirect(t *testing.T) {
 		direct := bytes.Equal(got.Frame, p.wrapped(bare(forwarded(tcp(from, there, packet.SYN))), p.at.Addr4, remote))
 		if got.Verdict != redirect || direct != ready {
 			t.Errorf("ready %v: verdict %d\n%x\nwant\n%x", ready, got.Verdict, got.Frame, p.wrapped(bare(forwarded(tcp(from, there, packet.SYN))), p.at.Addr4, remote))
+		}
+	}
+	// Clients of the cluster may be on the backend's node: they are masqueraded.
+	for _, from := range []string{nodeA.String(), "100.64.7.9", "10.244.2.9"} {
+		got, err := p.ask(in, tcp(netip.AddrPortFrom(netip.MustParseAddr(from), 5002), there, packet.SYN))
+		if err != nil || got.Verdict != redirect || !bytes.Contains(got.Frame, p.at.Addr4.AsSlice()) || bytes.Contains(got.Frame, netip.MustParseAddr(from).AsSlice()) {
+			t.Errorf("from %s: verdict %d, error %v\n%x", from, got.Verdict, err, got.Frame)
 		}
 	}
 	if peers := p.tier.writer.DirectPeers(); len(peers) != 1 || peers[0] != remote {

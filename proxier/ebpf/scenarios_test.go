@@ -4,6 +4,7 @@ package ebpf
 
 import (
 	"context"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -30,7 +31,7 @@ func TestScenarios(t *testing.T) {
 	with := func(opts Options) func(*testing.T) live.Tier {
 		return func(t *testing.T) live.Tier { return &scenarioTier{t: t, opts: opts} }
 	}
-	served, all, others := 0, 0, 0
+	served, all, others, direct := 0, 0, 0, 0
 	for _, s := range list {
 		tier := &scenarioTier{}
 		here, calls := live.CountServed(t, s, tier)
@@ -40,6 +41,10 @@ func TestScenarios(t *testing.T) {
 		}
 		if tier.outside > 0 {
 			plays = append(plays, live.Staging{Name: s.Name + "/guarded", Scenario: s, Tier: with(Options{}), Network: lab.Options{Nodes: live.Guarded, NoOffload: true}})
+		}
+		if tier.direct > 0 {
+			plays = append(plays, live.Staging{Name: s.Name + "/direct", Scenario: s, Tier: func(t *testing.T) live.Tier { return &directTier{scenarioTier{t: t}, s} }})
+			direct++
 		}
 		if slices.Contains(clsact, s.Name) {
 			plays = append(plays, live.Staging{Name: s.Name + "/clsact", Scenario: s, Tier: with(Options{TC: tc.Clsact}), Network: lab.Options{Nodes: live.Guarded}})
@@ -56,6 +61,9 @@ func TestScenarios(t *testing.T) {
 	if served != 762 || all != want {
 		t.Errorf("%d of %d calls are served, want 762 of %d", served, all, want)
 	}
+	if direct < 20 {
+		t.Errorf("%d plays by direct server return", direct)
+	}
 	if others != len(clsact) || len(plays) < len(list)*3/2 {
 		t.Errorf("%d plays, %d by clsact", len(plays), others)
 	}
@@ -66,8 +74,44 @@ type scenarioTier struct {
 	t    *testing.T
 	opts Options
 	seen map[string]bool
-	// outside counts the calls that arrive through an uplink.
-	outside int
+	// outside counts the calls that arrive through an uplink, and direct those of them that can get an endpoint on another node.
+	outside, direct int
+}
+
+// directTier is one with direct server return. All nodes take part from the first sync on.
+type directTier struct {
+	scenarioTier
+	scenario *scenarios.Scenario
+}
+
+func (s *directTier) Forwarding() proxier.Forwarding { return proxier.DSR }
+
+func (s *directTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
+	tier, end, err := s.scenarioTier.Start(n)
+	if err != nil {
+		return nil, nil, err
+	}
+	cluster := proxier.Cluster{}
+	for _, node := range s.scenario.Nodes {
+		for family := range proxier.Families {
+			cluster.Nodes = append(cluster.Nodes, s.scenario.Addr(node.Name, family))
+			cluster.Pods = append(cluster.Pods, s.scenario.PodCIDR(node.Name, family))
+		}
+	}
+	return ready{tier.(settled)}, end, tier.(settled).SetCluster(cluster)
+}
+
+// ready is a tier that knows after each Sync that other nodes take packets in IP packets.
+type ready struct{ settled }
+
+func (r ready) Sync(ctx context.Context, u proxier.Update) error {
+	err := r.settled.Sync(ctx, u)
+	peers := map[netip.Addr]struct{}{}
+	for _, a := range r.writer.DirectPeers() {
+		peers[a] = struct{}{}
+	}
+	r.writer.SetDirect(peers)
+	return err
 }
 
 func (s *scenarioTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
@@ -114,6 +158,9 @@ func (s *scenarioTier) Serves(e *proxier.Explanation) error {
 		return nil
 	case e.Flow.Device == lab.Uplink:
 		s.outside++
+		if !e.Route.Set.Local() && slices.ContainsFunc(e.Endpoints, func(j proxier.Judgement) bool { return j.Remote && j.In(e.Route.Set) }) {
+			s.direct++
+		}
 	}
 	return (&Tier{}).Supports(e.Decision, e.Frontend)
 }

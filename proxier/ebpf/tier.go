@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -236,9 +235,9 @@ func (t *Tier) AwaitDirect(ctx context.Context) error {
 	})
 }
 
-// SetNodes has packets of direct server return be taken from these addresses alone, those of the cluster's nodes. Until it is
-// called, they are taken from those that an earlier process named, or from all.
-func (t *Tier) SetNodes(list []netip.Addr) error { return t.writer.SetNodes(list) }
+// SetCluster has packets of direct server return be taken from nodes of the cluster alone, and connections of nodes and pods be
+// masqueraded. Until it is called, nodes are those that an earlier process named, or any senders.
+func (t *Tier) SetCluster(c proxier.Cluster) error { return t.writer.SetCluster(c) }
 
 // Supports implements proxier.Tier.
 func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {

@@ -84,7 +84,7 @@ type trimmer struct {
 	serviceAnnotations, sliceAnnotations []string
 	// podAnnotations and namespaceLabels are the keys kept on Pods and Namespaces.
 	podAnnotations, namespaceLabels []string
-	// hostPorts has Pods keep what hostPorts need, and addresses has Nodes keep their addresses alone.
+	// hostPorts has Pods keep what hostPorts need, and addresses has Nodes keep their addresses and podCIDRs alone.
 	hostPorts, addresses bool
 
 	text       pool[string]
@@ -350,7 +350,7 @@ func (t *trimmer) node(node *v1.Node) {
 	all := node.Labels
 	t.meta(&node.ObjectMeta, nil, nil)
 	if t.addresses {
-		node.Spec, node.Status = v1.NodeSpec{}, v1.NodeStatus{Addresses: node.Status.Addresses}
+		node.Spec, node.Status = v1.NodeSpec{PodCIDRs: node.Spec.PodCIDRs}, v1.NodeStatus{Addresses: node.Status.Addresses}
 		return
 	}
 	node.Labels = all // Services select nodes by any of them

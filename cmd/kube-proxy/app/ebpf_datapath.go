@@ -70,7 +70,7 @@ func (d *ebpfDatapath) run(ctx context.Context) {
 	if d.nodes != nil {
 		wg.Go(func() {
 			if d.programs.AwaitDirect(ctx) == nil {
-				d.nodes(ctx, d.programs.SetNodes)
+				d.nodes(ctx, d.programs.SetCluster)
 			}
 		})
 	}

@@ -116,8 +116,8 @@ type parts struct {
 	// optOuts tells, until ctx is done, which pods opt out of socket load balancing; nil where nothing
 	// can know.
 	optOuts func(ctx context.Context, tell func(proxier.OptOuts))
-	// nodes tells, until ctx is done, the addresses of all nodes; nil where nothing can know.
-	nodes func(ctx context.Context, tell func([]netip.Addr) error)
+	// nodes tells, until ctx is done, the addresses of all nodes and their pods; nil where nothing can know.
+	nodes func(ctx context.Context, tell func(proxier.Cluster) error)
 	// waiting is called once if another process has to end first.
 	waiting func()
 }

@@ -3,6 +3,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"slices"
@@ -15,59 +16,66 @@ import (
 	"github.com/tandem-proxy/tandem/sources/apiserver"
 )
 
-// nodeAddresses are the addresses of all nodes of the cluster.
-type nodeAddresses struct {
-	changed func([]netip.Addr) // sorted, without duplicates
+// clusterAddresses are the addresses of all nodes of the cluster, and the ranges of their pods.
+type clusterAddresses struct {
+	changed func(proxier.Cluster) // lists are sorted, without duplicates
 
 	mu     sync.Mutex
-	byName map[string][]netip.Addr
+	byName map[string]proxier.Cluster
 	synced bool
-	last   []netip.Addr
+	last   proxier.Cluster
 }
 
-var _ apiserver.NodesHandler = &nodeAddresses{}
+var _ apiserver.NodesHandler = &clusterAddresses{}
 
-func (n *nodeAddresses) OnNode(node *v1.Node) {
-	var list []netip.Addr
+func (c *clusterAddresses) OnNode(node *v1.Node) {
+	var of proxier.Cluster
 	for _, a := range node.Status.Addresses {
 		if addr, err := proxier.ParseAddr(a.Address); err == nil { // names of hosts are there, too
-			list = append(list, addr)
+			of.Nodes = append(of.Nodes, addr)
 		}
 	}
-	n.change(func() { n.byName[node.Name] = list })
+	for _, text := range node.Spec.PodCIDRs {
+		if p, err := proxier.ParseCIDR(text); err == nil {
+			of.Pods = append(of.Pods, p)
+		}
+	}
+	c.change(func() { c.byName[node.Name] = of })
 }
 
-func (n *nodeAddresses) OnNodeDelete(node *v1.Node) {
-	n.change(func() { delete(n.byName, node.Name) })
+func (c *clusterAddresses) OnNodeDelete(node *v1.Node) {
+	c.change(func() { delete(c.byName, node.Name) })
 }
 
-func (n *nodeAddresses) OnNodesSynced() { n.change(func() { n.synced = true }) }
+func (c *clusterAddresses) OnNodesSynced() { c.change(func() { c.synced = true }) }
 
-func (n *nodeAddresses) change(do func()) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
+func (c *clusterAddresses) change(do func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	do()
-	if !n.synced {
+	if !c.synced {
 		return
 	}
-	var all []netip.Addr
-	for _, list := range n.byName {
-		all = append(all, list...)
+	var all proxier.Cluster
+	for _, of := range c.byName {
+		all.Nodes, all.Pods = append(all.Nodes, of.Nodes...), append(all.Pods, of.Pods...)
 	}
-	slices.SortFunc(all, netip.Addr.Compare)
-	all = slices.Compact(all)
-	if len(all) > 0 && !slices.Equal(all, n.last) { // without any, something is wrong: who may send does not change
-		n.last = all
-		n.changed(all)
+	slices.SortFunc(all.Nodes, netip.Addr.Compare)
+	slices.SortFunc(all.Pods, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) })
+	all.Nodes, all.Pods = slices.Compact(all.Nodes), slices.Compact(all.Pods)
+	// Without any node, something is wrong: who may send does not change.
+	if len(all.Nodes) > 0 && !(slices.Equal(all.Nodes, c.last.Nodes) && slices.Equal(all.Pods, c.last.Pods)) {
+		c.last = all
+		c.changed(all)
 	}
 }
 
-// followNodes tells the addresses of all nodes, until ctx is done. Without access to Nodes it tells nothing.
-func (p *proxy) followNodes(ctx context.Context, tell func([]netip.Addr) error) {
+// followNodes tells the addresses of all nodes and their pods, until ctx is done. Without access to Nodes it tells nothing.
+func (p *proxy) followNodes(ctx context.Context, tell func(proxier.Cluster) error) {
 	logger := klog.FromContext(ctx)
-	addresses := &nodeAddresses{byName: map[string][]netip.Addr{}, changed: func(list []netip.Addr) {
-		if err := tell(list); err != nil {
-			logger.Error(err, "Cannot limit direct server return to nodes of the cluster; those known before may go on")
+	addresses := &clusterAddresses{byName: map[string]proxier.Cluster{}, changed: func(c proxier.Cluster) {
+		if err := tell(c); err != nil {
+			logger.Error(err, "Cannot tell programs all nodes of the cluster, for direct server return; they go on with those known before")
 		}
 	}}
 	source := apiserver.NewNodes(p.client, addresses, apiserver.NodesOptions{

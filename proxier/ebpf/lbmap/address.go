@@ -52,3 +52,12 @@ func FromPrefix(p netip.Prefix) Prefix {
 	}
 	return Prefix{Addr: FromAddr(p.Addr()), Mask: FromAddr(netip.AddrFrom16(mask))}
 }
+
+// NewRangeKey is the key of a prefix in tdm_range.
+func NewRangeKey(service uint32, p netip.Prefix) RangeKey {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	return RangeKey{PrefixLen: uint32(32 + bits), Service: service, Addr: FromAddr(p.Addr())}
+}

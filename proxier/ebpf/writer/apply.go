@@ -88,7 +88,7 @@ func (w *Writer) program(index uint32) error {
 			return err
 		}
 	}
-	if err := w.addRanges(d, p, ranges); err != nil {
+	if err := w.addRanges(p, ranges, d.Name.String()); err != nil {
 		w.ports.Failed(index, err)
 		return err
 	}

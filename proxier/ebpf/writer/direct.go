@@ -3,6 +3,8 @@
 package writer
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -20,6 +22,8 @@ type direct struct {
 	// nodes are the addresses that may send such packets to this node; nil if those of the cluster's nodes are not known, so that
 	// all may.
 	nodes map[lbmap.TargetKey]struct{}
+	// clients are the ranges of the addresses of nodes and pods, sorted.
+	clients []lbmap.RangeKey
 	// ready are the addresses of backends whose nodes take such packets.
 	ready map[netip.Addr]struct{}
 	// accepts says that frontends take such packets; until then, although no port is direct; zero while some are.
@@ -150,15 +154,40 @@ func (w *Writer) ExpireDirect() error {
 	return err
 }
 
-// SetNodes says which addresses nodes of the cluster have: packets in IP packets of others are not taken.
-func (w *Writer) SetNodes(list []netip.Addr) error {
-	nodes := make(map[lbmap.TargetKey]struct{}, len(list))
-	for _, a := range list {
+// SetCluster says which addresses the cluster has. Packets in IP packets are taken from nodes alone. Connections of nodes and pods to
+// endpoints on other nodes are masqueraded: they may be on the same node.
+func (w *Writer) SetCluster(c proxier.Cluster) error {
+	nodes := make(map[lbmap.TargetKey]struct{}, len(c.Nodes))
+	var clients []lbmap.RangeKey
+	for _, a := range c.Nodes {
 		nodes[lbmap.TargetKey{Service: lbmap.TargetNode, Addr: lbmap.FromAddr(a)}] = struct{}{}
+		clients = append(clients, lbmap.NewRangeKey(lbmap.TargetNode, netip.PrefixFrom(a, a.BitLen())))
 	}
+	for _, p := range c.Pods {
+		clients = append(clients, lbmap.NewRangeKey(lbmap.TargetNode, p.Masked()))
+	}
+	slices.SortFunc(clients, compareRanges)
+	clients = slices.Compact(clients)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.direct.setNodes(nodes)
+	return errors.Join(w.direct.setNodes(nodes), w.setClients(clients))
+}
+
+// setClients writes which addresses the clients of the cluster have.
+func (w *Writer) setClients(want []lbmap.RangeKey) error {
+	d := &w.direct
+	if fresh := w.freshRanges(d.clients, want); fresh > 0 && w.usedRanges+fresh > w.tables.Ranges.MaxEntries() {
+		return fmt.Errorf("no room for %d ranges of nodes and pods (--ebpf-max-ranges): connections of theirs to endpoints on their own node may fail", fresh)
+	}
+	before := w.writes
+	added := port{ranges: d.clients}
+	err := w.addRanges(&added, want, "nodes and pods")
+	if err == nil {
+		err = w.removeRanges(&added, want)
+	}
+	d.clients = added.ranges
+	w.gauges(w.writes != before)
+	return err
 }
 
 // noteDirect is called with the backends that a service port has from now on.

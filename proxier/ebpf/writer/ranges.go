@@ -24,11 +24,7 @@ func rangesOf(d *proxier.Decision, service uint32) []lbmap.RangeKey {
 			if p == lbmap.OwnPrefix(f) {
 				continue
 			}
-			bits := p.Bits()
-			if p.Addr().Is4() {
-				bits += 96
-			}
-			list = append(list, lbmap.RangeKey{PrefixLen: uint32(32 + bits), Service: service, Addr: lbmap.FromAddr(p.Addr())})
+			list = append(list, lbmap.NewRangeKey(service, p))
 		}
 	}
 	slices.SortFunc(list, compareRanges)
@@ -55,7 +51,7 @@ func (w *Writer) freshRanges(have, want []lbmap.RangeKey) (n int) {
 }
 
 // addRanges writes what is new in want. p has both until removeRanges.
-func (w *Writer) addRanges(d *proxier.Decision, p *port, want []lbmap.RangeKey) error {
+func (w *Writer) addRanges(p *port, want []lbmap.RangeKey, of string) error {
 	var added []lbmap.RangeKey
 	defer func() {
 		if len(added) > 0 {
@@ -67,7 +63,7 @@ func (w *Writer) addRanges(d *proxier.Decision, p *port, want []lbmap.RangeKey) 
 			continue
 		}
 		if err := w.tables.Ranges.Put(key, 1); err != nil {
-			return fmt.Errorf("write source range %s of %s: %w", key.String(), d.Name, err)
+			return fmt.Errorf("write source range %s of %s: %w", key.String(), of, err)
 		}
 		added = append(added, key)
 		w.usedRanges++
@@ -95,6 +91,11 @@ func (w *Writer) removeRanges(p *port, want []lbmap.RangeKey) error {
 func (w *Writer) loadRanges(left []port) error {
 	var lost []lbmap.RangeKey
 	err := w.tables.Ranges.Dump(func(key lbmap.RangeKey, _ uint8) {
+		if key.Service == lbmap.TargetNode {
+			w.direct.clients = append(w.direct.clients, key)
+			w.usedRanges++
+			return
+		}
 		if int(key.Service) >= len(left) || left[key.Service].id == 0 {
 			lost = append(lost, key)
 			return
@@ -106,6 +107,7 @@ func (w *Writer) loadRanges(left []port) error {
 	if err != nil {
 		return fmt.Errorf("read the source ranges: %w", err)
 	}
+	slices.SortFunc(w.direct.clients, compareRanges)
 	for i := range left {
 		slices.SortFunc(left[i].ranges, compareRanges)
 	}

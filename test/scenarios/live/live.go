@@ -69,6 +69,12 @@ type CollisionFinder interface {
 	Collision(p scenarios.Probe) (with string, err error)
 }
 
+// DirectTier is a Tier with direct server return, or without it by Services alone: endpoints see clients outside in place of the node at which
+// their packets arrived.
+type DirectTier interface {
+	Forwarding() proxier.Forwarding
+}
+
 // Guarded are strict node settings: they drop packets that a tier forwards in ways which
 // netfilter or routing do not expect.
 var Guarded = lab.NodeSettings{Conntrack: true, ForwardDrop: true, DropInvalid: true, StrictSource: true}
@@ -236,6 +242,9 @@ func (c *cluster) startTier(ctx context.Context, at *lab.Node, t Tier) (Proxy, e
 	policy, err := c.config.Policy()
 	if err != nil {
 		return p, err
+	}
+	if direct, ok := t.(DirectTier); ok {
+		policy.Forwarding = direct.Forwarding()
 	}
 	p.Proxier, err = proxier.New(proxier.Options{
 		NodeName: at.Name, Facts: c.model.Facts(at.Name), Policy: policy, Tier: tier, NodeFacts: c.model.NodeFacts(at.Name),
@@ -414,7 +423,7 @@ func (c *cluster) Reach(ctx context.Context, p scenarios.Probe) (o scenarios.Obs
 	for i := 0; i < tries; i++ {
 		reply, err := c.ask(ctx, p)
 		if err == nil {
-			o.Answers = append(o.Answers, scenarios.Answer{Server: reply.Server, Source: reply.Peer.Addr()})
+			o.Answers = append(o.Answers, scenarios.Answer{Server: reply.Server, Source: c.sourceOf(p, &reply)})
 			if c.exhaustive && p.Flow == "" {
 				tries = max(tries, manyTries)
 			}
@@ -436,6 +445,38 @@ func (c *cluster) Reach(ctx context.Context, p scenarios.Probe) (o scenarios.Obs
 		}
 	}
 	return o, nil
+}
+
+// sourceOf is the address that an endpoint saw. With direct server return, one on another node than that at which the packets of a
+// client outside arrive sees the client, and scenarios expect that node.
+func (c *cluster) sourceOf(p scenarios.Probe, reply *lab.Reply) netip.Addr {
+	saw, s := reply.Peer.Addr(), c.scenario
+	family := proxier.FamilyOf(saw)
+	if _, ok := c.scope.(DirectTier); !ok || s.NodeOf(p.From) != "" || saw != s.Addr(p.From, family) {
+		return saw
+	}
+	var arrives []string
+	for prefix, nodes := range c.announced {
+		if prefix.Contains(p.To.Addr()) {
+			for _, n := range nodes {
+				arrives = append(arrives, n.Name)
+			}
+		}
+	}
+	for _, n := range s.Nodes {
+		if s.Addr(n.Name, family) == p.To.Addr() {
+			arrives = append(arrives, n.Name)
+		}
+	}
+	if p.Via != "" {
+		arrives = []string{p.Via}
+	}
+	for _, name := range arrives {
+		if s.NodeOf(reply.Server) != name {
+			return s.Addr(name, family)
+		}
+	}
+	return saw
 }
 
 // collided reports whether a call must be repeated because it collided with another connection.
