@@ -30,6 +30,7 @@ type Table struct {
 	owner     map[frontendKey]uint32   // which service port serves an address
 	contested map[frontendKey][]uint32 // all claimants, where there are several
 	health    map[types.NamespacedName]HealthCheck
+	selecting map[*entry]struct{}               // what selects nodes
 	checked   map[types.NamespacedName]struct{} // those whose health check changed since it was last handed over
 
 	candidates []candidate // scratch
@@ -65,7 +66,8 @@ func NewTable(facts Facts, policy Policy) *Table {
 	return &Table{
 		policy: policy, facts: facts, rules: policy.NodeRules(&facts),
 		owner: map[frontendKey]uint32{}, contested: map[frontendKey][]uint32{}, health: map[types.NamespacedName]HealthCheck{},
-		checked: map[types.NamespacedName]struct{}{},
+		selecting: map[*entry]struct{}{},
+		checked:   map[types.NamespacedName]struct{}{},
 	}
 }
 
@@ -87,13 +89,15 @@ func (t *Table) SetFacts(facts Facts) (rules, services bool) {
 // selectsOther reports whether some Service selects this node with one set of labels alone. Labels change often on some
 // clusters, and few Services select nodes.
 func (t *Table) selectsOther(before, after map[string]string) bool {
-	return !maps.Equal(before, after) && slices.ContainsFunc(t.rows, func(r row) bool {
-		if r.decision == nil || r.of.decided.service == nil {
-			return false
+	if maps.Equal(before, after) {
+		return false
+	}
+	for e := range t.selecting {
+		if x := e.decided.service.More; x.external(before) != x.external(after) {
+			return true
 		}
-		x := r.of.decided.service.More
-		return x.external(before) != x.external(after)
-	})
+	}
+	return false
 }
 
 // SetPolicy has everything be decided by another one: every Service has to be applied anew.
@@ -172,6 +176,11 @@ func (t *Table) apply(c *Change, out []PortChange, disputes []frontendKey) ([]Po
 	e := c.entry
 	t.checkHealth(c)
 	e.decided.service, e.decided.slices = c.Service, c.Slices
+	if c.Service != nil && c.Service.More != nil && c.Service.More.selector != nil {
+		t.selecting[e] = struct{}{}
+	} else {
+		delete(t.selecting, e)
+	}
 	t.previous = t.previous[:0]
 	for _, index := range e.ports {
 		t.previous = append(t.previous, t.rows[index])
