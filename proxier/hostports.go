@@ -13,6 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// maxHostPorts is how many hostPorts of one Pod are served: it must not take the place of all Services.
+const maxHostPorts = 1024
+
 // podPrefix begins the name of a Pod whose hostPorts are served, where those of Services stand. No Service has a colon in
 // its name.
 const podPrefix = "pod:"
@@ -101,6 +104,8 @@ func parsePod(pod *v1.Pod, report func(Problem)) (*Service, []*EndpointSlice) {
 					invalid(field("hostIP"), "%v; the hostPort is not served", errIP)
 				case p.HostPort < 1 || p.HostPort > 65535:
 					invalid(field("hostPort"), "%d is outside 1–65535; it is not served", p.HostPort)
+				case len(s.Ports) == maxHostPorts:
+					invalid(field("hostPort"), "%d hostPorts of a Pod are served at most; the rest is not", maxHostPorts)
 				case p.ContainerPort < 1 || p.ContainerPort > 65535:
 					invalid(field("containerPort"), "%d is outside 1–65535; the hostPort is not served", p.ContainerPort)
 				default:

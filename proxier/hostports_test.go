@@ -188,6 +188,20 @@ func TestHostPortConflicts(t *testing.T) {
 	}
 }
 
+// TestManyHostPorts: a Pod does not take the place of all Services.
+func TestManyHostPorts(t *testing.T) {
+	problems := 0
+	tracker := NewChangeTracker("node1", time.Time{}, ReporterFunc(func(Problem) { problems++ }))
+	pod := makePod("web", "10.244.0.5")
+	for i := range int32(5000) {
+		pod.Spec.Containers[0].Ports = append(pod.Spec.Containers[0].Ports, v1.ContainerPort{HostPort: 1 + i, ContainerPort: 80})
+	}
+	tracker.UpdatePod(pod)
+	if n := len(NewTable(Facts{}, Policy{}).Apply(tracker.Take())); n != maxHostPorts || problems != maxReported {
+		t.Errorf("%d hostPorts are served, want %d; %d problems, want %d", n, maxHostPorts, problems, maxReported)
+	}
+}
+
 // TestHostPortAtLoopback: pods and clients outside have loopback addresses of their own.
 func TestHostPortAtLoopback(t *testing.T) {
 	tracker, table := NewChangeTracker("node1", time.Time{}, nil), NewTable(Facts{}, Policy{})
