@@ -291,8 +291,8 @@ func TestDirectMoves(t *testing.T) {
 		}
 	}
 	t.Logf("%d of %d connections broke, %d of them to the endpoint that left", len(broken), 2*each, of)
-	// Its share is a tenth, and Maglev moves a few per cent.
-	if share := 2 * each / (2 * perNode); of == 0 || of > share*3/2 || len(broken)-of > 2*each*5/100 {
+	// Its share is a tenth, and Maglev moves a few per cent; of few connections, chance moves more.
+	if share := 2 * each / (2 * perNode); of == 0 || of > share*3/2+10 || len(broken)-of > 2*each*5/100+5 {
 		t.Errorf("%d connections broke, %d of them to the endpoint that left, whose share is %d", len(broken), of, share)
 	}
 }
