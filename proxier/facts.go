@@ -60,6 +60,8 @@ type Policy struct {
 	// MasqueradeLocalBackends hides clients outside from backends on this node too, where a service
 	// port masquerades them: those of externalTrafficPolicy Cluster.
 	MasqueradeLocalBackends bool
+	// NoLoopbackHostIPs says that no tier serves a hostIP that is a loopback address.
+	NoLoopbackHostIPs bool
 	// KeepTCP makes decisions include every TCP endpoint of the API, even those that get no
 	// new connections. It is for tiers that end connections to all other endpoints.
 	KeepTCP bool

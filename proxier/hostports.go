@@ -179,10 +179,21 @@ func (t *Table) hostPorts(out []Frontend, s *Service, port *ServicePort, family 
 		}
 		at, kind = unspecified[family], HostPort
 	}
-	if FamilyOf(at) != family {
+	if FamilyOf(at) != family || at.IsLoopback() && t.policy.NoLoopbackHostIPs {
 		return out
 	}
 	return append(out, Frontend{Addr: netip.AddrPortFrom(at, port.Port), Kind: kind, Routes: t.hostPortRoutes(s, family)})
+}
+
+// unservedHostPort is the problem of a hostPort that has no frontend.
+func (c *PortChange) unservedHostPort() (Problem, bool) {
+	if !c.New.IsPod() || len(c.New.Frontends) > 0 || c.Old != nil && len(c.Old.Frontends) == 0 {
+		return Problem{}, false
+	}
+	problem := c.New.Problem(ReasonUnsupported)
+	problem.Message = fmt.Sprintf("hostPort %s/%s is not served: its hostIP is of a family of which the Pod has no address, or a loopback address, which mode ebpf alone serves",
+		c.New.Name.Port, c.New.Name.Protocol)
+	return problem, true
 }
 
 // hostPortRoutes are those of externalTrafficPolicy: Local, but replies to pods have to come back through this node: they are

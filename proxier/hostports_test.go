@@ -188,6 +188,22 @@ func TestHostPortConflicts(t *testing.T) {
 	}
 }
 
+// TestUnservedHostPorts: a hostPort that cannot be served is reported once.
+func TestUnservedHostPorts(t *testing.T) {
+	var problems []string
+	tracker := NewChangeTracker("node1", time.Time{}, nil)
+	p := &Proxier{reporter: ReporterFunc(func(p Problem) { problems = append(problems, p.Object.String()+" "+p.Reason+" "+p.Message) })}
+	table := NewTable(Facts{}, Policy{NoLoopbackHostIPs: true})
+	pod := makePod("web", "10.244.0.5", "127.0.0.1:8080=80", "[fd00::1]:8081=80", "8082=80")
+	tracker.UpdatePod(pod)
+	p.reportProblems(table.Apply(tracker.Take()))
+	tracker.UpdatePod(makePod("web", "10.244.0.6", "127.0.0.1:8080=80", "[fd00::1]:8081=80", "8082=80"))
+	p.reportProblems(table.Apply(tracker.Take()))
+	if len(problems) != 2 || !strings.Contains(problems[0]+problems[1], "127.0.0.1:8080/TCP") || !strings.Contains(problems[0]+problems[1], "[fd00::1]:8081/TCP") || !strings.HasPrefix(problems[0], "shop/web Unsupported ") {
+		t.Errorf("reported %q", problems)
+	}
+}
+
 // TestManyHostPorts: a Pod does not take the place of all Services.
 func TestManyHostPorts(t *testing.T) {
 	problems := 0

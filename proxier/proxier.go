@@ -385,6 +385,9 @@ func (p *Proxier) reportProblems(changes []PortChange) {
 		if c.New == nil {
 			continue
 		}
+		if problem, is := c.unservedHostPort(); is {
+			p.reporter.Report(problem)
+		}
 		warned := false // of ranges, which are those of the Service
 		for i := range c.New.Frontends {
 			f := &c.New.Frontends[i]

@@ -88,6 +88,7 @@ func (f *facts) policyOf(s *nodefacts.Settings) proxier.Policy {
 	policy := s.Policy
 	if !f.programs {
 		policy.Forwarding = proxier.UnsetForwarding
+		policy.NoLoopbackHostIPs = true
 	}
 	return policy
 }
