@@ -141,6 +141,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	logger.Info("Assigning addresses of nodes to Services", "class", servicelb.Class, "withoutClassToo", c.opts.DefaultClass)
 	if c.health != nil {
 		c.askNodes()
+		c.health.begin(ctx)
 		done := make(chan struct{})
 		defer func() { <-done }()
 		go func() { defer close(done); c.health.run(ctx) }()

@@ -6,6 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strings"
@@ -19,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/tandem-proxy/tandem/servicelb"
@@ -185,4 +189,31 @@ func BenchmarkDecide(b *testing.B) {
 	for b.Loop() {
 		servicelb.Decide(o, servicelb.Options{})
 	}
+}
+
+// TestTakesOver: a controller that takes over from another one knows of no node at first. It withdraws no address.
+func TestTakesOver(t *testing.T) {
+	l, err := net.Listen("tcp", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		time.Sleep(50 * time.Millisecond) // as over a network
+	}))
+	server.Listener = l
+	server.Start()
+	t.Cleanup(server.Close)
+	s := newService("a", 80)
+	s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "127.0.0.1"}, {IP: "127.0.0.2"}}
+	w := start(t, Options{HealthPort: uint16(l.Addr().(*net.TCPAddr).Port)}, newNode("n1", "127.0.0.1"), newNode("n2", "127.0.0.2"), s)
+	w.client.PrependReactor("*", "services", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if u, ok := action.(clienttesting.UpdateAction); ok {
+			if s, ok := u.GetObject().(*v1.Service); ok && len(s.Status.LoadBalancer.Ingress) < 2 {
+				t.Errorf("an address was withdrawn: %v", texts(s.Status.LoadBalancer.Ingress))
+			}
+		}
+		return false, nil, nil
+	})
+	w.run()
+	w.has("a", "127.0.0.1", "127.0.0.2")
 }

@@ -80,6 +80,36 @@ func (h *health) want(nodes []*v1.Node) {
 	maps.DeleteFunc(h.nodes, func(name string, _ *nodeHealth) bool { return !names[name] })
 }
 
+// begin returns when every node has answered, or has been asked so often that it is withdrawn. A process that takes over from another
+// one knows of no node, and would withdraw all of them.
+func (h *health) begin(ctx context.Context) {
+	ticker := time.NewTicker(healthInterval)
+	defer ticker.Stop()
+	for range missesUntilGone {
+		h.round(ctx)
+		if h.known() {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// known reports whether every node has answered.
+func (h *health) known() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, n := range h.nodes {
+		if !n.asked {
+			return false
+		}
+	}
+	return true
+}
+
 // run asks until ctx is done.
 func (h *health) run(ctx context.Context) {
 	ticker := time.NewTicker(healthInterval)
