@@ -135,12 +135,15 @@ func (t *ChangeTracker) take(from []*entry, all bool) []Change {
 }
 
 // asDecided reports whether the entry is unchanged since the table last took it.
-func (e *entry) asDecided() bool {
-	if !e.service.equal(e.decided.service) || len(e.slices) != len(e.decided.slices) {
+func (e *entry) asDecided() bool { return e.is(e.decided.service, e.decided.slices) }
+
+// is reports whether the entry has this Service and these slices.
+func (e *entry) is(service *Service, slices []*EndpointSlice) bool {
+	if !e.service.equal(service) || len(e.slices) != len(slices) {
 		return false
 	}
-	for i := range e.slices {
-		if !e.slices[i].equal(e.decided.slices[i]) {
+	for i := range slices {
+		if !e.slices[i].equal(slices[i]) {
 			return false
 		}
 	}

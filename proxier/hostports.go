@@ -56,10 +56,10 @@ func (t *ChangeTracker) setPod(name types.NamespacedName, service *Service, slic
 		}
 		e = t.add(name)
 	}
-	e.service, e.slices = service, slices
-	if e.asDecided() && !e.dirty {
+	if e.is(service, slices) {
 		return len(t.dirty) > 0
 	}
+	e.service, e.slices = service, slices
 	return t.mark(e)
 }
 

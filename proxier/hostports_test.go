@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -201,6 +202,25 @@ func TestUnservedHostPorts(t *testing.T) {
 	p.reportProblems(table.Apply(tracker.Take()))
 	if len(problems) != 2 || !strings.Contains(problems[0]+problems[1], "127.0.0.1:8080/TCP") || !strings.Contains(problems[0]+problems[1], "[fd00::1]:8081/TCP") || !strings.HasPrefix(problems[0], "shop/web Unsupported ") {
 		t.Errorf("reported %q", problems)
+	}
+}
+
+// TestPodsBesideSyncs: Pods change while a table applies what was taken, which the race detector watches.
+func TestPodsBesideSyncs(t *testing.T) {
+	tracker, table := NewChangeTracker("node1", time.Time{}, nil), NewTable(Facts{}, Policy{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := range 20000 {
+			tracker.UpdatePod(makePod("web", fmt.Sprintf("10.244.0.%d", 1+i%2), "8080=80"))
+		}
+	})
+	for range 20000 {
+		table.Apply(tracker.Take())
+	}
+	wg.Wait()
+	table.Apply(tracker.Take())
+	if table.Len() != 1 {
+		t.Errorf("%d service ports, want 1", table.Len())
 	}
 }
 
