@@ -22,11 +22,14 @@ type entry[T runtime.Object] struct {
 	fresh   bool
 }
 
-// kind passes one kind of object from an informer to the handler.
-type kind[T interface {
+// object is what informers have.
+type object interface {
 	runtime.Object
 	metav1.Object
-}] struct {
+}
+
+// kind passes one kind of object from an informer to the handler.
+type kind[T object] struct {
 	logger   klog.Logger
 	resource string
 	// identity makes an object with only its name and what a delete needs.

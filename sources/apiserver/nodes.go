@@ -29,22 +29,8 @@ func NewNodes(client *Client, handler NodesHandler, opts NodesOptions) *Source {
 	s := newSource(client, Options{Clock: opts.Clock})
 	s.trim.addresses = true
 	s.subscriptions = func(logger klog.Logger) []subscription {
-		return []subscription{{
-			resource: "nodes",
-			optional: opts.Consequence, absentInterval: s.absentInterval, review: true,
-			object: &v1.Node{},
-			tweak:  func(*metav1.ListOptions) {},
-			list:   client.Nodes().List,
-			watch:  client.Nodes().Watch,
-			handler: &kind[*v1.Node]{
-				logger: logger, resource: "nodes",
-				identity: func(m metav1.ObjectMeta, _ string) *v1.Node { return &v1.Node{ObjectMeta: m} },
-				add:      handler.OnNode,
-				update:   func(_, n *v1.Node) { handler.OnNode(n) },
-				delete:   handler.OnNodeDelete,
-			},
-			synced: handler.OnNodesSynced,
-		}}
+		return []subscription{reviewed(s, client.Nodes(), logger, opts.Consequence, func(m metav1.ObjectMeta) *v1.Node { return &v1.Node{ObjectMeta: m} },
+			handler.OnNode, handler.OnNodeDelete, handler.OnNodesSynced)}
 	}
 	return s
 }

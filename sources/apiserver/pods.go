@@ -77,23 +77,30 @@ type onPods interface {
 }
 
 func (s *Source) pods(client *Client, logger klog.Logger, node, consequence string, handler onPods) subscription {
+	pods := reviewed(s, client.Pods(), logger, consequence, func(m metav1.ObjectMeta) *v1.Pod { return &v1.Pod{ObjectMeta: m} }, handler.OnPod, handler.OnPodDelete, handler.OnPodsSynced)
+	pods.tweak = func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+	}
+	return pods
+}
+
+// reviewed is a subscription to all objects of a resource that the API server may refuse: it is asked first.
+func reviewed[T object](s *Source, r Resource, logger klog.Logger, consequence string, identity func(metav1.ObjectMeta) T, on, deleted func(T), synced func()) subscription {
 	return subscription{
-		resource: "pods",
+		resource: r.name,
 		optional: consequence, absentInterval: s.absentInterval, review: true,
-		object: &v1.Pod{},
-		tweak: func(o *metav1.ListOptions) {
-			o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+		object: identity(metav1.ObjectMeta{}),
+		tweak:  func(*metav1.ListOptions) {},
+		list:   r.List,
+		watch:  r.Watch,
+		handler: &kind[T]{
+			logger: logger, resource: r.name,
+			identity: func(m metav1.ObjectMeta, _ string) T { return identity(m) },
+			add:      on,
+			update:   func(_, o T) { on(o) },
+			delete:   deleted,
 		},
-		list:  client.Pods().List,
-		watch: client.Pods().Watch,
-		handler: &kind[*v1.Pod]{
-			logger: logger, resource: "pods",
-			identity: func(m metav1.ObjectMeta, _ string) *v1.Pod { return &v1.Pod{ObjectMeta: m} },
-			add:      handler.OnPod,
-			update:   func(_, p *v1.Pod) { handler.OnPod(p) },
-			delete:   handler.OnPodDelete,
-		},
-		synced: handler.OnPodsSynced,
+		synced: synced,
 	}
 }
 
@@ -106,25 +113,10 @@ func NewPods(client *Client, handler PodHandler, opts PodOptions) *Source {
 		podsSynced := make(chan struct{})
 		pods := s.pods(client, logger, opts.NodeName, opts.PodConsequence, handler)
 		pods.synced = func() { handler.OnPodsSynced(); close(podsSynced) }
-		return []subscription{
-			pods,
-			{
-				resource: "namespaces",
-				optional: opts.NamespaceConsequence, absentInterval: s.absentInterval, after: podsSynced, review: true,
-				object: &v1.Namespace{},
-				tweak:  func(*metav1.ListOptions) {},
-				list:   client.Namespaces().List,
-				watch:  client.Namespaces().Watch,
-				handler: &kind[*v1.Namespace]{
-					logger: logger, resource: "namespaces",
-					identity: func(m metav1.ObjectMeta, _ string) *v1.Namespace { return &v1.Namespace{ObjectMeta: m} },
-					add:      handler.OnNamespace,
-					update:   func(_, n *v1.Namespace) { handler.OnNamespace(n) },
-					delete:   handler.OnNamespaceDelete,
-				},
-				synced: handler.OnNamespacesSynced,
-			},
-		}
+		namespaces := reviewed(s, client.Namespaces(), logger, opts.NamespaceConsequence, func(m metav1.ObjectMeta) *v1.Namespace { return &v1.Namespace{ObjectMeta: m} },
+			handler.OnNamespace, handler.OnNamespaceDelete, handler.OnNamespacesSynced)
+		namespaces.after = podsSynced
+		return []subscription{pods, namespaces}
 	}
 	return s
 }
