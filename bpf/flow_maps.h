@@ -108,6 +108,7 @@ struct {
 	__type(key, __be32[4]);
 	__type(value, __u8);
 	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 } tdm_vip SEC(".maps");
 
 #endif

@@ -54,6 +54,7 @@ struct {
 	__type(key, __be32[4]);
 	__type(value, __u32);
 	__uint(max_entries, 4096);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 } tdm_local SEC(".maps");
 
 /* two elements: one is read, the other is written next */

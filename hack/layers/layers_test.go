@@ -41,6 +41,7 @@ var table = []struct{ pkg, may string }{
 	{"proxier/ebpf/podns", "proxier kernel/..."},
 	{"proxier/ebpf/optouts", "proxier/ebpf/podns proxier/ebpf/lbmap proxier"},
 	{"proxier/ebpf/inspect", "proxier/ebpf/lbmap proxier/ebpf/datapath proxier/ebpf/flowtable proxier/ebpf/successor proxier kernel/..."},
+	{"proxier/ebpf/sizing", "proxier/ebpf/flowtable proxier/ebpf/lbmap"},
 	{"proxier/ebpf/...", "proxier/ebpf/... proxier proxier/delta kernel/..."},
 	{"proxier/iptables/...", "proxier/iptables/... proxier proxier/delta proxier/staleudp kernel/..."},
 	{"proxier/ipvs/...", "proxier/ipvs/... proxier/placement proxier proxier/delta kernel/..."},

@@ -63,11 +63,7 @@ func LoadSocketSpec(s lbmap.Sizes, c SocketConstants) (*ciliumebpf.CollectionSpe
 	if err != nil {
 		return nil, err
 	}
-	for name, size := range map[string]uint32{
-		"tdm_frontend": s.Frontends, "tdm_set": s.Services * lbmap.SetsPerService, "tdm_slot": s.Slots,
-		"tdm_backend": s.Backends, "tdm_service": s.Services, "tdm_svc_stats": s.Services, "tdm_be_stats": s.Backends,
-		"tdm_range": s.Ranges, "tdm_local": s.Locals, "tdm_affinity": s.Affinity, "tdm_udp_peer": s.UDPPeers, "tdm_optout": s.OptOuts,
-	} {
+	for name, size := range lbmap.TableSizes(s) {
 		spec.Maps[name].MaxEntries = size
 	}
 	for name, value := range map[string]any{

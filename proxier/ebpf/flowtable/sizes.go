@@ -17,6 +17,9 @@ func flowRecords(s lbmap.Sizes) uint32 {
 	return s.TCPFlows + s.UDPFlows + PowerOfTwo(s.YoungFlows) + lbmap.MaxClosed + 1
 }
 
+// Limit is how many flows fit into maps of these sizes.
+func Limit(s lbmap.Sizes) int { return int(flowRecords(s)) - 1 }
+
 // homesPerEntry keeps the places near a home from being all in use: if all flows exist, that is
 // so for one home in 50,000.
 const homesPerEntry = 2

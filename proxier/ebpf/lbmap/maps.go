@@ -24,7 +24,7 @@ const NamePrefix = "tdm_"
 func MapsOf(programs ...*ciliumebpf.Program) (Maps, error) {
 	maps := Maps{}
 	for _, program := range programs {
-		if err := maps.add(program); err != nil {
+		if err := maps.Add(program); err != nil {
 			maps.Close()
 			return nil, err
 		}
@@ -32,7 +32,8 @@ func MapsOf(programs ...*ciliumebpf.Program) (Maps, error) {
 	return maps, nil
 }
 
-func (maps Maps) add(program *ciliumebpf.Program) error {
+// Add opens the maps of a program that are not there yet.
+func (maps Maps) Add(program *ciliumebpf.Program) error {
 	info, err := program.Info()
 	if err != nil {
 		return err

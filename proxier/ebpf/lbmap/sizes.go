@@ -7,8 +7,7 @@ import (
 	"fmt"
 )
 
-// Sizes are the capacities of the maps; zero is the default. A change takes
-// effect with the next start, which moves to new maps without a gap.
+// Sizes are the capacities of the maps; zero is the default.
 type Sizes struct {
 	// Frontends: one for each address, port and protocol clients can dial.
 	Frontends uint32
@@ -38,7 +37,7 @@ type Sizes struct {
 }
 
 // DefaultSizes fit the largest clusters that upstream is tested with (10,000 Services,
-// 150,000 pods) with room to spare, in 141 MiB of kernel memory; 82 MiB of that are flows.
+// 150,000 pods) with room to spare, in 139 MiB of kernel memory; 82 MiB of that are flows.
 func DefaultSizes() Sizes {
 	return Sizes{
 		Frontends:  1 << 17,
@@ -56,17 +55,31 @@ func DefaultSizes() Sizes {
 	}
 }
 
-// WithDefaults fills in what was left out.
-func (s Sizes) WithDefaults() Sizes {
-	d := DefaultSizes()
-	return Sizes{
-		Frontends: cmp.Or(s.Frontends, d.Frontends), Services: cmp.Or(s.Services, d.Services),
-		Backends: cmp.Or(s.Backends, d.Backends), Slots: cmp.Or(s.Slots, d.Slots),
-		Ranges: cmp.Or(s.Ranges, d.Ranges), Locals: cmp.Or(s.Locals, d.Locals),
-		Affinity: cmp.Or(s.Affinity, d.Affinity), UDPPeers: cmp.Or(s.UDPPeers, d.UDPPeers),
-		TCPFlows: cmp.Or(s.TCPFlows, d.TCPFlows), UDPFlows: cmp.Or(s.UDPFlows, d.UDPFlows), YoungFlows: cmp.Or(s.YoungFlows, d.YoungFlows),
-		OptOuts: cmp.Or(s.OptOuts, d.OptOuts),
+// Size is one of the capacities.
+type Size struct {
+	Name string // as in the flag --ebpf-max-NAME
+	At   *uint32
+}
+
+// All are all capacities, for reading and writing.
+func (s *Sizes) All() [12]Size {
+	return [...]Size{
+		{"frontends", &s.Frontends}, {"services", &s.Services}, {"backends", &s.Backends}, {"slots", &s.Slots},
+		{"ranges", &s.Ranges}, {"locals", &s.Locals}, {"affinity", &s.Affinity}, {"udp-peers", &s.UDPPeers},
+		{"tcp-flows", &s.TCPFlows}, {"udp-flows", &s.UDPFlows}, {"young-flows", &s.YoungFlows}, {"opt-outs", &s.OptOuts},
 	}
+}
+
+// WithDefaults fills in what was left out.
+func (s Sizes) WithDefaults() Sizes { return s.Or(DefaultSizes()) }
+
+// Or fills in what was left out from others.
+func (s Sizes) Or(others Sizes) Sizes {
+	from := others.All()
+	for i, size := range s.All() {
+		*size.At = cmp.Or(*size.At, *from[i].At)
+	}
+	return s
 }
 
 // Validate names the first size that is out of range.
@@ -74,17 +87,9 @@ func (s Sizes) Validate() error {
 	// The kernel refuses arrays of 4 GiB and more; the mapping's length and
 	// the ids are 32 bit.
 	const most = 1 << 24
-	for _, f := range []struct {
-		name  string
-		value uint32
-	}{
-		{"frontends", s.Frontends}, {"services", s.Services}, {"backends", s.Backends}, {"slots", s.Slots},
-		{"ranges", s.Ranges}, {"locals", s.Locals},
-		{"affinity", s.Affinity}, {"udp-peers", s.UDPPeers},
-		{"tcp-flows", s.TCPFlows}, {"udp-flows", s.UDPFlows}, {"young-flows", s.YoungFlows}, {"opt-outs", s.OptOuts},
-	} {
-		if f.value < 2 || f.value > most {
-			return fmt.Errorf("map size %s: %d is outside 2–%d", f.name, f.value, most)
+	for _, size := range s.All() {
+		if *size.At < 2 || *size.At > most {
+			return fmt.Errorf("map size %s: %d is outside 2–%d", size.Name, *size.At, most)
 		}
 	}
 	return nil
@@ -94,4 +99,32 @@ func (s Sizes) Validate() error {
 type Usage struct {
 	Used int `json:"used"`
 	Max  int `json:"max"`
+}
+
+// Capacity is how full a table is that may grow.
+type Capacity struct {
+	Usage
+	Limit int // that Max may become
+}
+
+// TableSizes are the numbers of elements of those maps that are not of flows, by name.
+func TableSizes(s Sizes) map[string]uint32 {
+	return map[string]uint32{
+		"tdm_frontend": s.Frontends, "tdm_set": s.Services * SetsPerService, "tdm_slot": s.Slots,
+		"tdm_backend": s.Backends, "tdm_service": s.Services, "tdm_svc_stats": s.Services, "tdm_be_stats": s.Backends,
+		"tdm_range": s.Ranges, "tdm_local": s.Locals, "tdm_affinity": s.Affinity, "tdm_udp_peer": s.UDPPeers, "tdm_optout": s.OptOuts,
+	}
+}
+
+// SizesOf are the sizes of these maps; zero where one is missing. Those of flows are left out.
+func SizesOf(maps Maps) (s Sizes) {
+	for name, size := range map[string]*uint32{
+		"tdm_frontend": &s.Frontends, "tdm_slot": &s.Slots, "tdm_backend": &s.Backends, "tdm_service": &s.Services,
+		"tdm_range": &s.Ranges, "tdm_local": &s.Locals, "tdm_affinity": &s.Affinity, "tdm_udp_peer": &s.UDPPeers, "tdm_optout": &s.OptOuts,
+	} {
+		if m := maps[name]; m != nil {
+			*size = m.MaxEntries()
+		}
+	}
+	return s
 }

@@ -16,6 +16,7 @@ import (
 func (w *Writer) program(index uint32) error {
 	item := w.ports.Get(index)
 	d, p := item.Desired(), &item.Applied
+	w.hasAffinity = w.hasAffinity || d.Affinity > 0
 
 	if p.id == 0 {
 		if !w.adopt(d, p) {
@@ -125,7 +126,7 @@ func switches(before, after []lbmap.FrontendEntry) bool {
 }
 
 func (w *Writer) full(table string, need int, u lbmap.Usage) error {
-	return &CapacityError{Table: table, Need: need, Usage: u}
+	return &CapacityError{Table: table, Need: need, Usage: u, Grows: u.Max < sizeOf(&w.most, table)-1}
 }
 
 // frontendsOf returns the entries that the port should have, and how many of

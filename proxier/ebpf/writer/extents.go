@@ -55,19 +55,30 @@ func (l *level) pop() (uint32, bool) {
 }
 
 func newExtents(size uint32, c clock.PassiveClock, g grace) *extents {
-	e := &extents{size: size, rest: resting[extent]{clock: c, grace: g}}
-	for o := 0; size>>o > 0; o++ {
-		e.levels = append(e.levels, level{free: make([]uint64, (size>>o+63)/64)})
-	}
-	// A size that is no power of two is several blocks, the largest first.
-	base := uint32(0)
-	for o := len(e.levels) - 1; o >= 0; o-- {
-		if size&(1<<o) != 0 {
-			e.levels[o].put(base >> o)
-			base += 1 << o
-		}
-	}
+	e := &extents{rest: resting[extent]{clock: c, grace: g}}
+	e.grow(size)
 	return e
+}
+
+// grow adds slots behind those there are.
+func (e *extents) grow(size uint32) {
+	for o := 0; size>>o > 0; o++ {
+		if o == len(e.levels) {
+			e.levels = append(e.levels, level{})
+		}
+		l := &e.levels[o]
+		l.free = append(l.free, make([]uint64, int(size>>o+63)/64-len(l.free))...)
+	}
+	// What is no power of two, or begins at none, is several blocks.
+	for base := e.size; base < size; {
+		o := bits.Len32(size-base) - 1
+		if base != 0 {
+			o = min(o, bits.TrailingZeros32(base))
+		}
+		e.merge(extent{base: base, order: uint8(o)})
+		base += 1 << o
+	}
+	e.size = max(e.size, size)
 }
 
 // alloc returns an extent for n slots.

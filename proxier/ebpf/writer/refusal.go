@@ -66,6 +66,10 @@ func (w *Writer) refuse(index uint32, why refusal) {
 		w.dropUnwanted(d, p)
 	}
 	w.ports.Refused(index, why)
+	if full := (*CapacityError)(nil); errors.As(why, &full) && w.fitsLater(full) {
+		w.short = true
+		return
+	}
 	if !w.describe(d, p, lbmap.ServiceNotProgrammed, uint16(why.code())) {
 		return // as it was
 	}
@@ -106,8 +110,14 @@ type CapacityError struct {
 	Table string // frontends, services, backends, slots or ranges
 	Need  int
 	lbmap.Usage
+	// Grows says that the table could be larger, but for the memory that all may take.
+	Grows bool
 }
 
 func (e *CapacityError) Error() string {
-	return fmt.Sprintf("needs %d more %s, with %d of %d in use; raise --ebpf-max-%s", e.Need, e.Table, e.Used, e.Max, e.Table)
+	flag := e.Table
+	if e.Grows {
+		flag = "map-memory"
+	}
+	return fmt.Sprintf("needs %d more %s, with %d of %d in use; raise --ebpf-max-%s", e.Need, e.Table, e.Used, e.Max, flag)
 }

@@ -40,11 +40,17 @@ func (w *Writer) planSet(id uint32, s proxier.Set, d *proxier.Decision, ids []ui
 			return plan, true
 		}
 		if plan.size > d.Size(s) && !w.hasRoom(id, s, plan.size) {
+			if w.hasRoomLater(id, s, plan.size) {
+				return plan, false
+			}
 			continue
 		}
 		if plan.extent, ok = w.slots.alloc(plan.size); ok {
 			w.reportSmaller(d, s, plan.size)
 			return plan, true
+		}
+		if w.hasRoomLater(id, s, plan.size) {
+			return plan, false
 		}
 	}
 }
@@ -57,7 +63,7 @@ func (w *Writer) largestTable(id uint32, s proxier.Set, d *proxier.Decision) int
 		return math.MaxInt
 	}
 	published := w.published(id, s)
-	for size > 0 && size != published && !w.hasRoom(id, s, size) {
+	for size > 0 && size != published && !w.hasRoom(id, s, size) && !w.hasRoomLater(id, s, size) {
 		size = maglev.Smaller(size)
 	}
 	return size
@@ -72,11 +78,20 @@ func (w *Writer) published(id uint32, s proxier.Set) int {
 // hasRoom reports whether a set may have so many slots, more than it has backends: a quarter of all slots is left to sets
 // with one slot for each backend, and to copies: while a set is replaced, both exist.
 func (w *Writer) hasRoom(id uint32, s proxier.Set, size int) bool {
+	return w.hasRoomOf(int(w.slots.size), id, s, size)
+}
+
+// hasRoomLater is hasRoom of slots that have grown as far as they can.
+func (w *Writer) hasRoomLater(id uint32, s proxier.Set, size int) bool {
+	return w.reach.Slots > w.slots.size && w.hasRoomOf(int(w.reach.Slots), id, s, size)
+}
+
+func (w *Writer) hasRoomOf(all int, id uint32, s proxier.Set, size int) bool {
 	used := w.slots.used + 1<<orderOf(size)
 	if replaced := w.published(id, s); replaced > 0 {
 		used -= 1 << orderOf(replaced)
 	}
-	return used <= int(w.slots.size-w.slots.size/4)
+	return used <= all-all/4
 }
 
 // reportSmaller reports a Maglev table that is smaller than it should be. It is not that of other nodes then.

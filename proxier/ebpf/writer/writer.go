@@ -46,6 +46,10 @@ type Writer struct {
 	adopted  map[string]port                               // as the previous process left them
 	// room says that capacity was released since the refused were tried.
 	room          bool
+	reach         lbmap.Sizes // see SetReach
+	most          lbmap.Sizes // of all that reach was
+	short         bool        // something was refused that fits into tables within reach
+	hasAffinity   bool        // a service port had session affinity
 	usedFrontends int
 	usedRanges    int
 	rules         *proxier.NodeRules // what the tables say of this node; nil before the first
