@@ -43,7 +43,11 @@ func (t *Tier) Uplinks() []Uplink {
 
 // ForeignPrograms are programs of others on the cgroup that can refuse a connection of a socket, or
 // change its destination, by name, id and hook.
-func (t *Tier) ForeignPrograms() []string { return t.hooks.Foreign() }
+func (t *Tier) ForeignPrograms() []string {
+	t.gen.RLock()
+	defer t.gen.RUnlock()
+	return t.hooks.Foreign()
+}
 
 // followAttachments audits what is attached until ctx is done.
 func (t *Tier) followAttachments(ctx context.Context) {

@@ -22,6 +22,8 @@ type ServiceTraffic struct {
 
 // Traffic of all service ports that had connections.
 func (t *Tier) Traffic() (list []ServiceTraffic, err error) {
+	t.gen.RLock()
+	defer t.gen.RUnlock()
 	err = t.writer.Read(func(tables *lbmap.Tables) error {
 		live, err := flowtable.TrafficByService(tables, t.maps, t.flowTable.Used())
 		if err != nil {
@@ -51,16 +53,34 @@ func (t *Tier) DirectPeers() direct.Counts {
 
 // Packets counts the packets of Services since the programs were attached, by verdict.
 func (t *Tier) Packets() ([]lbmap.PacketCount, error) {
+	t.gen.RLock()
+	defer t.gen.RUnlock()
 	return lbmap.ReadPacketCounts(t.maps["tdm_reason"])
+}
+
+// Capacities of the tables, by name, now and when they have grown.
+func (t *Tier) Capacities() map[string]lbmap.Capacity {
+	most := t.growth.limits.Most
+	limits := map[string]int{
+		"services": int(most.Services) - 1, "backends": int(most.Backends) - 1, "tcp_flows": int(most.TCPFlows), "udp_flows": int(most.UDPFlows),
+		"flows": flowtable.Limit(most), "udp_peers": int(most.UDPPeers), "frontends": int(most.Frontends), "slots": int(most.Slots), "affinity": int(most.Affinity),
+	}
+	all := map[string]lbmap.Capacity{}
+	for name, u := range t.Usage() {
+		all[name] = lbmap.Capacity{Usage: u, Limit: max(u.Max, limits[name])}
+	}
+	return all
 }
 
 // Usage of the tables, by name. What programs write is counted entry by entry.
 func (t *Tier) Usage() map[string]lbmap.Usage {
+	t.gen.RLock()
+	defer t.gen.RUnlock()
 	all := t.writer.Usage()
 	f := t.flowTable
 	all["flows"] = lbmap.Usage{Used: f.Used(), Max: f.Limit()}
-	all["tcp_flows"] = lbmap.Usage{Used: int(f.Count(lbmap.FlowKeptTCP)), Max: int(t.opts.Sizes.TCPFlows)}
-	all["udp_flows"] = lbmap.Usage{Used: int(f.Count(lbmap.FlowKeptUDP)), Max: int(t.opts.Sizes.UDPFlows)}
+	all["tcp_flows"] = lbmap.Usage{Used: int(f.Count(lbmap.FlowKeptTCP)), Max: int(t.sizes.TCPFlows)}
+	all["udp_flows"] = lbmap.Usage{Used: int(f.Count(lbmap.FlowKeptUDP)), Max: int(t.sizes.UDPFlows)}
 	for _, m := range []struct {
 		name, table string
 		count       func(*ciliumebpf.Map) (int, error)

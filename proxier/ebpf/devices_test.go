@@ -31,7 +31,7 @@ func TestProgramsKeepConntrack(t *testing.T) {
 
 func deviceOptionsOf(t *testing.T, tier *Tier) datapath.DeviceOptions {
 	t.Helper()
-	opts, err := tier.deviceOptions()
+	opts, err := tier.deviceOptions(tier.sizes, tier.flowTable)
 	if err != nil {
 		t.Fatal(err)
 	}

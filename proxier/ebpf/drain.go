@@ -25,7 +25,7 @@ const retrySwitch = 8
 func (t *Tier) Drain(ctx context.Context) error { return t.drain(ctx, flowtable.CollectInterval) }
 
 func (t *Tier) drain(ctx context.Context, interval time.Duration) error {
-	devices, err := t.deviceOptions()
+	devices, err := t.deviceOptions(t.sizes, t.flowTable)
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,17 @@ func (t *Tier) startHold(ctx context.Context) {
 	}
 }
 
+// replaceHold has the present maps decide which packets are held back. It is called with mu held.
+func (t *Tier) replaceHold(ctx context.Context) {
+	if t.hold == nil {
+		return
+	}
+	earlier := t.hold
+	t.hold = nil
+	t.startHold(ctx)
+	_ = earlier.Close() // releases descriptors
+}
+
 func (t *Tier) stopHold() {
 	if t.hold != nil {
 		_ = t.hold.Close() // releases descriptors

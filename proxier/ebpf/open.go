@@ -32,6 +32,7 @@ func Open(ctx context.Context, opts Options) (*Tier, error) {
 		return nil, err
 	}
 	t := &Tier{opts: opts, cgroup: cgroup, closing: make(chan struct{}), optOutsChanged: make(chan struct{}, 1)}
+	t.growth = newGrower(&opts)
 	t.optOuts = optouts.New(podns.New(opts.ProcRoot), t.report)
 	if err := t.open(ctx); err != nil {
 		return nil, errors.Join(err, t.Close())
@@ -44,21 +45,23 @@ func (t *Tier) open(ctx context.Context) error {
 	if t.lock, err = datapath.Lock(ctx, t.cgroup); err != nil {
 		return err
 	}
-	cookie, err := netns.Cookie()
-	if err != nil {
+	if t.hostCookie, err = netns.Cookie(); err != nil {
 		return err
 	}
 	if t.netns, err = netns.Own(); err != nil {
-		return err
-	}
-	specs, err := t.loadSpecs(cookie)
-	if err != nil {
 		return err
 	}
 	if t.earlier, err = datapath.FindAttached(t.cgroup); err != nil {
 		return err
 	}
 	logger := klog.FromContext(ctx)
+	if t.sizes, err = t.firstSizes(logger); err != nil {
+		return err
+	}
+	specs, err := t.loadSpecs(t.sizes)
+	if err != nil {
+		return err
+	}
 	if len(t.earlier) > 0 {
 		why := t.adopt(ctx, specs)
 		if why == nil {

@@ -35,8 +35,12 @@ type Options struct {
 	// CgroupRoot is the cgroup2 directory whose processes are served: the root
 	// of the hierarchy on a node, a subtree in tests.
 	CgroupRoot string
-	// Sizes of the maps.
+	// Sizes that the maps may have at most.
 	Sizes lbmap.Sizes
+	// Start are the sizes that they begin with; if it is empty, Sizes, and they do not grow.
+	Start lbmap.Sizes
+	// MaxMemory is how many bytes all maps together may take when they grow; 0 for any number.
+	MaxMemory uint64
 	// Left are the clients that others serve: sockets of pods, sockets of this host, and clients
 	// outside. Without the last, no programs are attached to devices.
 	Left proxier.Clients
@@ -96,15 +100,16 @@ type Tier struct {
 	cgroup *os.File
 	lock   io.Closer // nil if it was not acquired
 	netns  netns.Namespace
-	// maps are those of all programs.
-	maps  lbmap.Maps
-	hooks *datapath.CgroupHooks
+	// hostCookie is that of the network namespace of this process.
+	hostCookie uint64
+	// generation is replaced when maps grow. Then both gen and mu are held, so either of them is enough to use it.
+	generation
+	gen    sync.RWMutex
+	growth *grower
 	// arrivals selects packets of pods that nothing translated; nil if others serve them.
 	arrivals *datapath.ArrivalFilter
 	writer   *writer.Writer
-	// flowTable has the connections that packet programs translate; sockets closes those
-	// that socket programs translated and whose backends are gone.
-	flowTable *flowtable.Table
+	// sockets closes sockets that socket programs translated and whose backends are gone.
 	sockets   *sockets.Closer
 	successor *successor.Map
 	// direct probes which backends can be reached by direct server return; nil if others serve clients outside.
@@ -119,7 +124,6 @@ type Tier struct {
 
 	// mu is held while devices are brought in line, and guards the fields below.
 	mu          sync.Mutex
-	devices     *datapath.Devices
 	uplinks     []devices.Device
 	podDevices  datapath.PodDevices
 	optOuts     *optouts.Set
@@ -157,8 +161,11 @@ func (t *Tier) Run(ctx context.Context) {
 		}
 	}()
 	t.runs.Go(func() { successor.Beat(ctx, t.successor) })
-	t.runs.Go(func() { t.flowTable.Collect(ctx, t.opts.Timeouts) })
+	t.runs.Go(func() { t.collectFlows(ctx) })
 	t.runs.Go(func() { t.followAttachments(ctx) })
+	if t.growth.grows() {
+		t.runs.Go(func() { t.followGrowth(ctx) })
+	}
 	if t.opts.packets() || !t.opts.Left[proxier.FromPod] {
 		t.runs.Go(func() { t.followOptOuts(ctx) })
 	}
@@ -177,11 +184,16 @@ func (t *Tier) Sync(ctx context.Context, update proxier.Update) error {
 	// Without a predecessor, what is written first is served first. Programs of
 	// other maps serve until these hold everything.
 	if !t.attached && len(t.earlier) == 0 {
-		if err := t.attach(); err != nil {
+		t.gen.RLock()
+		err := t.attach()
+		t.gen.RUnlock()
+		if err != nil {
 			return err
 		}
 	}
-	stale, err := t.writer.Sync(update)
+	stale, err := t.syncTables(ctx, update)
+	t.gen.RLock()
+	defer t.gen.RUnlock()
 	if t.direct != nil && t.writer.HasDirect() {
 		t.direct.Wake()
 	}

@@ -43,6 +43,9 @@ var errOff = errors.New("not asked for")
 // Accelerated are the uplinks by index, and what came of each.
 func (p *Devices) Accelerated() Accelerated { return maps.Clone(p.accelerated) }
 
+// Accelerates reports whether the XDP program is loaded.
+func (p *Devices) Accelerates() bool { return p.xdp != nil }
+
 // accelerate attaches the XDP program to uplinks, or detaches what an earlier process attached. The programs of tc serve what it
 // passes, so a device on which it cannot run is served all the same.
 func (p *Devices) accelerate(ctx context.Context, list []devices.Device) error {

@@ -11,6 +11,7 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
@@ -19,9 +20,10 @@ import (
 // stack answers them by a reset. See bpf/hold.bpf.c. It ends with the process.
 type Hold struct{ links []link.Link }
 
-// holdPriority is before all rules: those of iptables begin at -300, and conntrack is at -200.
-// The kernel does not allow the lowest number.
-const holdPriority = math.MinInt32 + 1
+// holdPriorities are before all rules: those of iptables begin at -300, and conntrack is at -200.
+// The kernel does not allow the lowest number, and only one program at a number. So there are two, for the time in which programs
+// replace others.
+var holdPriorities = [...]int32{math.MinInt32 + 1, math.MinInt32 + 2}
 
 // LoadHold loads the programs, without attaching them. It needs Linux 6.4.
 func LoadHold(ctx context.Context, maps lbmap.Maps, types *btf.Cache) (*ciliumebpf.Collection, error) {
@@ -60,7 +62,13 @@ func AttachHold(ctx context.Context, maps lbmap.Maps, types *btf.Cache) (*Hold, 
 		{"tdm_hold_pod4", link.NetfilterProtoIPv4, link.NetfilterInetForward},
 		{"tdm_hold_pod6", link.NetfilterProtoIPv6, link.NetfilterInetForward},
 	} {
-		l, err := link.AttachNetfilter(link.NetfilterOptions{Program: collection.Programs[at.program], ProtocolFamily: at.family, Hook: at.hook, Priority: holdPriority})
+		var l link.Link
+		for _, priority := range holdPriorities {
+			l, err = link.AttachNetfilter(link.NetfilterOptions{Program: collection.Programs[at.program], ProtocolFamily: at.family, Hook: at.hook, Priority: priority})
+			if !errors.Is(err, unix.EBUSY) {
+				break
+			}
+		}
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("attach %s: %w", at.program, err), h.Close())
 		}

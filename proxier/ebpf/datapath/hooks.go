@@ -63,6 +63,23 @@ func (h *CgroupHooks) Attach(earlier []Attachment) error {
 	return attach(h.cgroup, &always, earlier)
 }
 
+// Replace attaches the programs in place of those of the proxy that are there, except for the one of GuardHook.
+func (h *CgroupHooks) Replace() error {
+	found, err := FindAttached(h.cgroup)
+	if err != nil {
+		return err
+	}
+	defer CloseAttached(found)
+	return h.Attach(found)
+}
+
+// Guarded reports whether Guard attached its program, and nothing detached it since.
+func (h *CgroupHooks) Guarded() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.guarded
+}
+
 // Guard attaches the program that checks packets of sockets against source ranges.
 func (h *CgroupHooks) Guard() error {
 	h.mu.Lock()

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -37,25 +36,6 @@ const (
 	CollectInterval = 5 * time.Second
 	gcPause         = time.Millisecond
 )
-
-// Collect removes flows that timed out, until ctx is done.
-func (t *Table) Collect(ctx context.Context, timeouts Timeouts) {
-	logger := klog.FromContext(ctx)
-	ticker := time.NewTicker(CollectInterval)
-	defer ticker.Stop()
-	for {
-		if t.Used() > 0 {
-			if _, err := t.Sweep(ctx, &timeouts, MonotonicSeconds()); err != nil && ctx.Err() == nil {
-				logger.Error(err, "Cannot remove flows that timed out; trying again", "interval", CollectInterval)
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-	}
-}
 
 // Sweep looks at all flows once, and returns how many it removed.
 func (t *Table) Sweep(ctx context.Context, timeouts *Timeouts, now uint32) (ended int, err error) {
