@@ -90,6 +90,8 @@ var fieldOf = map[string]string{
 	"ebpf-max-tcp-flows":                TandemKind + ".ebpf.maxTCPFlows",
 	"ebpf-max-udp-flows":                TandemKind + ".ebpf.maxUDPFlows",
 	"ebpf-max-young-flows":              TandemKind + ".ebpf.maxYoungFlows",
+	"ebpf-max-map-memory":               TandemKind + ".ebpf.maxMapMemory",
+	"ebpf-preallocate-maps":             TandemKind + ".ebpf.preallocateMaps",
 	"ebpf-max-frontends":                TandemKind + ".ebpf.maxFrontends",
 	"ebpf-max-services":                 TandemKind + ".ebpf.maxServices",
 	"ebpf-max-backends":                 TandemKind + ".ebpf.maxBackends",
@@ -207,6 +209,8 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.DurationVar(&e.TCPOpeningTimeout.Duration, "ebpf-tcp-opening-timeout", e.TCPOpeningTimeout.Duration, "Timeout of TCP connections from outside that are not established yet. Must be greater than 0.")
 	fs.DurationVar(&e.TCPClosedTimeout.Duration, "ebpf-tcp-closed-timeout", e.TCPClosedTimeout.Duration, "Timeout of TCP connections from outside that are closed. Must be greater than 0.")
 	fs.DurationVar(&e.YieldGracePeriod.Duration, "ebpf-yield-grace-period", e.YieldGracePeriod.Duration, "How long another kube-proxy must hold the health and metrics ports, while this one does not run, before the eBPF programs yield new connections to it: at least 2s. 0 means never.")
+	fs.StringVar(&e.MaxMapMemory, "ebpf-max-map-memory", e.MaxMapMemory, "Memory that all maps together may take when they grow, such as 64Mi. What does not fit is served by rules. Empty means an eighth of the memory of this machine, or of the limit of the process' cgroup.")
+	fs.BoolVar(&e.PreallocateMaps, "ebpf-preallocate-maps", e.PreallocateMaps, "Make all maps as large as they may become (--ebpf-max-*), instead of having them start small and grow.")
 	fs.Uint32Var(&e.MaxFrontends, "ebpf-max-frontends", e.MaxFrontends, "Maximum number of frontends: one for each address, port and protocol that clients connect to.")
 	fs.Uint32Var(&e.MaxServices, "ebpf-max-services", e.MaxServices, "Maximum number of service ports.")
 	fs.Uint32Var(&e.MaxBackends, "ebpf-max-backends", e.MaxBackends, "Maximum number of backends: one for each endpoint of a service port.")

@@ -179,6 +179,12 @@ type EBPFConfiguration struct {
 	// 0 means never; otherwise it is at least 2 seconds.
 	YieldGracePeriod *metav1.Duration `json:"yieldGracePeriod,omitempty"`
 
+	// MaxMapMemory is how much memory all maps together may take when they grow, as a quantity of Kubernetes; empty is an
+	// eighth of the memory of the machine, or of the limit of the process' cgroup.
+	MaxMapMemory string `json:"maxMapMemory,omitempty"`
+	// PreallocateMaps makes all maps as large as they may become, instead of having them grow.
+	PreallocateMaps bool `json:"preallocateMaps,omitempty"`
+
 	MaxFrontends uint32 `json:"maxFrontends,omitempty"`
 	MaxServices  uint32 `json:"maxServices,omitempty"`
 	MaxBackends  uint32 `json:"maxBackends,omitempty"`

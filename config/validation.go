@@ -15,6 +15,7 @@ import (
 	"time"
 	"unicode"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/component-base/version"
@@ -161,6 +162,9 @@ func (c *Config) Validate() field.ErrorList {
 		}
 	}
 
+	if bytes, err := ParseMemory(e.MaxMapMemory); err != nil || bytes != 0 && bytes < minMapMemory {
+		add(at.Child("maxMapMemory"), e.MaxMapMemory, "must be empty or a quantity of at least 4Mi, such as 64Mi")
+	}
 	if known := []string{AccelerationDisabled, AccelerationBestEffort, AccelerationNative}; !slices.Contains(known, e.Acceleration) {
 		all = append(all, field.NotSupported(at.Child("acceleration"), e.Acceleration, known))
 	}
@@ -291,7 +295,9 @@ func ParsePortRange(text string) (PortRange, error) {
 // The bounds of map sizes: those that the eBPF datapath accepts.
 const (
 	minSize = 2
-	maxSize = 1 << 24
+	// minMapMemory is about what maps begin with on the smallest machines, in bytes.
+	minMapMemory = 4 << 20
+	maxSize      = 1 << 24
 )
 
 // ValidateMode checks that this build has the mode, or serves it by another one.
@@ -353,4 +359,19 @@ func isDeviceName(name string) bool {
 	return name != "" && name != "." && name != ".." && len(name) <= longest && !strings.ContainsFunc(name, func(r rune) bool {
 		return r == '/' || r == ':' || unicode.IsSpace(r)
 	})
+}
+
+// ParseMemory returns an amount of memory in bytes; 0 if the text is empty.
+func ParseMemory(text string) (bytes uint64, err error) {
+	if text == "" {
+		return 0, nil
+	}
+	q, err := resource.ParseQuantity(text)
+	if err != nil {
+		return 0, fmt.Errorf("%q is no quantity: %w", text, err)
+	}
+	if q.Sign() < 0 {
+		return 0, fmt.Errorf("%q is negative", text)
+	}
+	return uint64(q.Value()), nil
 }

@@ -57,7 +57,8 @@ func full(t *testing.T) string {
 	t.Helper()
 	m, r := newMetrics(t, func() (Tables, bool) {
 		return Tables{
-			ByName:   map[string]Table{"frontends": {Used: 3, Max: 10}, "slots": {Used: 1, Max: 20}},
+			ByName:   map[string]Table{"frontends": {Used: 3, Size: 5, Max: 10}, "slots": {Used: 1, Size: 4, Max: 20}},
+			MapBytes: 4096, MapGrowths: 2,
 			Unplaced: 2, Direct: 5, DirectReady: 3, Accelerated: map[string]bool{"eth0": true, "eth1": false}, ClosedSockets: 7, LastYield: time.Unix(1772366400, 0),
 			Packets:  map[string]uint64{"forwarded_local": 5},
 			Services: []Service{{Namespace: "shop", Name: "web", Port: "http", Protocol: "TCP", Connections: 1, Packets: 10, Bytes: 1000}},

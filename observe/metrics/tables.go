@@ -11,12 +11,15 @@ import (
 
 // Table is the usage of an eBPF map.
 type Table struct {
-	Used, Max int
+	// Used entries of Size, which may become Max.
+	Used, Size, Max int
 }
 
 // Tables are the counters and map sizes of a datapath.
 type Tables struct {
 	ByName map[string]Table
+	// MapBytes is the memory of all maps, and MapGrowths how often they grew.
+	MapBytes, MapGrowths uint64
 	// Unplaced is the number of service ports over capacity; negative if unknown.
 	Unplaced int
 	// ClosedSockets counts sockets closed since the start; negative if unknown.
@@ -48,7 +51,10 @@ type TableSource func() (Tables, bool)
 
 var (
 	entriesDesc  = k8smetrics.NewDesc("tandem_map_entries", "Entries in use in each map of the eBPF datapath.", []string{"map"}, nil, k8smetrics.ALPHA, "")
-	capacityDesc = k8smetrics.NewDesc("tandem_map_capacity", "Capacity of each map of the eBPF datapath.", []string{"map"}, nil, k8smetrics.ALPHA, "")
+	capacityDesc = k8smetrics.NewDesc("tandem_map_capacity", "Entries that each map of the eBPF datapath can have room for at most.", []string{"map"}, nil, k8smetrics.ALPHA, "")
+	sizeDesc     = k8smetrics.NewDesc("tandem_map_size", "Entries that each map of the eBPF datapath has room for now. It grows up to tandem_map_capacity.", []string{"map"}, nil, k8smetrics.ALPHA, "")
+	bytesDesc    = k8smetrics.NewDesc("tandem_map_memory_bytes", "Memory of all maps of the eBPF datapath, as estimated from their sizes.", nil, nil, k8smetrics.ALPHA, "")
+	growthsDesc  = k8smetrics.NewDesc("tandem_map_growths_total", "Steps in which maps of the eBPF datapath were replaced by larger ones.", nil, nil, k8smetrics.ALPHA, "")
 	unplacedDesc = k8smetrics.NewDesc("tandem_unplaced_service_ports", "Service ports over the capacity of the maps, which are not served.", nil, nil, k8smetrics.ALPHA, "")
 	directDesc   = k8smetrics.NewDesc("tandem_direct_server_return_endpoints", "Endpoints on other nodes of Services with direct server return: ready where their node answers probes, masqueraded where it does not.", []string{"state"}, nil, k8smetrics.ALPHA, "")
 	xdpDesc      = k8smetrics.NewDesc("tandem_uplink_accelerated", "1 if XDP forwards packets of established connections on an uplink, 0 if it cannot. Absent with --ebpf-acceleration=disabled.", []string{"device"}, nil, k8smetrics.ALPHA, "")
@@ -76,6 +82,9 @@ type tables struct {
 func (t *tables) DescribeWithStability(ch chan<- *k8smetrics.Desc) {
 	ch <- entriesDesc
 	ch <- capacityDesc
+	ch <- sizeDesc
+	ch <- bytesDesc
+	ch <- growthsDesc
 	ch <- unplacedDesc
 	ch <- closedDesc
 	ch <- directDesc
@@ -96,6 +105,11 @@ func (t *tables) CollectWithStability(ch chan<- k8smetrics.Metric) {
 	for name, table := range now.ByName {
 		ch <- k8smetrics.NewLazyConstMetric(entriesDesc, k8smetrics.GaugeValue, float64(table.Used), name)
 		ch <- k8smetrics.NewLazyConstMetric(capacityDesc, k8smetrics.GaugeValue, float64(table.Max), name)
+		ch <- k8smetrics.NewLazyConstMetric(sizeDesc, k8smetrics.GaugeValue, float64(table.Size), name)
+	}
+	if now.MapBytes > 0 {
+		ch <- k8smetrics.NewLazyConstMetric(bytesDesc, k8smetrics.GaugeValue, float64(now.MapBytes))
+		ch <- k8smetrics.NewLazyConstMetric(growthsDesc, k8smetrics.CounterValue, float64(now.MapGrowths))
 	}
 	if now.Unplaced >= 0 {
 		ch <- k8smetrics.NewLazyConstMetric(unplacedDesc, k8smetrics.GaugeValue, float64(now.Unplaced))

@@ -226,9 +226,11 @@ func (d *ebpfDatapath) tables() (metrics.Tables, bool) {
 	if d.placed != nil {
 		t.Unplaced = d.placed.Overflow()
 	}
-	for name, u := range d.programs.Usage() {
-		t.ByName[name] = metrics.Table(u)
+	for name, c := range d.programs.Capacities() {
+		t.ByName[name] = metrics.Table{Used: c.Used, Size: c.Max, Max: c.Limit}
 	}
+	growth := d.programs.Growth()
+	t.MapBytes, t.MapGrowths = growth.Bytes, growth.Steps
 	packets, err := d.programs.Packets()
 	if err != nil {
 		d.logger.Error(err, "Cannot read the packet verdict counters; metrics lack them")

@@ -25,7 +25,13 @@ func (h *host) ebpfOptions() (opts ebpf.Options, err error) {
 		ResetRemoved: e.ResetRemovedBackends, PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, TCPPeerIsEndpoint: !*e.TCPPeerNames, Timeouts: flowTimeouts(c),
 	}
 	opts.Acceleration = map[string]datapath.Acceleration{config.AccelerationBestEffort: datapath.BestEffort, config.AccelerationNative: datapath.Native}[e.Acceleration]
-	deriveFlowSizes(&opts.Sizes, conntrackLimit(conntrackSettings(c)), machineMemory())
+	memory := machineMemory()
+	deriveFlowSizes(&opts.Sizes, conntrackLimit(conntrackSettings(c)), memory)
+	if !e.PreallocateMaps {
+		if opts.Start, opts.MaxMemory, err = mapGrowth(opts.Sizes.WithDefaults(), e.MaxMapMemory, memory); err != nil {
+			return opts, err // validated before
+		}
+	}
 	nodePorts, err := config.ParsePortRange(e.NodePortRange)
 	if err != nil {
 		return opts, err // validated before
