@@ -182,6 +182,17 @@ struct meta {
 	__u32 unplaced;	       /* service ports over capacity */
 	__u32 node;	       /* the element of tdm_node that is read */
 	__u64 changed_unix_ns; /* time of the newest change */
+	/* what maps may become: all in bytes, 0 for any number, and entries of
+	 * each */
+	__u64 bytes_limit;
+	__u32 frontends_limit;
+	__u32 services_limit;
+	__u32 backends_limit;
+	__u32 slots_limit;
+	__u32 affinity_limit;
+	__u32 udp_peers_limit;
+	__u32 flows_limit;
+	__u32 pad;
 };
 
 _Static_assert(sizeof(struct frontend_key) == 20, "frontend_key");
@@ -196,6 +207,6 @@ _Static_assert(sizeof(struct udp_peer_key) == 32, "udp_peer_key");
 _Static_assert(sizeof(struct udp_peer) == 28, "udp_peer");
 _Static_assert(sizeof(struct port_holder) == 24, "port_holder");
 _Static_assert(sizeof(struct successor) == 120, "successor");
-_Static_assert(sizeof(struct meta) == 48, "meta");
+_Static_assert(sizeof(struct meta) == 88, "meta");
 
 #endif

@@ -97,11 +97,12 @@ func sample() *fakeInspector {
 			},
 			Packets: []lbmap.PacketCount{{Result: "forwarded_local", Count: 4711}, {Result: "forwarded_reply", Count: 4710}, {Result: "rejected_no_backend", Count: 1}, {Result: "dropped_policy"}},
 			Maps: []inspect.MapStatus{
-				{Name: "tdm_frontend", ID: 7, Type: "Hash", Used: ptr(131072), Max: 131072, MemoryBytes: ptr(uint64(12 << 20))},
-				{Name: "tdm_meta", ID: 6, Type: "Array", Used: ptr(1), Max: 1, MemoryBytes: ptr(uint64(4096))},
-				{Name: "tdm_optout", ID: 9, Type: "Hash", Used: ptr(0), Max: 4096, MemoryBytes: ptr(uint64(512))},
+				{Name: "tdm_frontend", ID: 7, Type: "Hash", Used: ptr(4096), Max: 8192, Limit: 131072, MemoryBytes: ptr(uint64(12 << 20))},
+				{Name: "tdm_meta", ID: 6, Type: "Array", Used: ptr(1), Max: 1, Limit: 1, MemoryBytes: ptr(uint64(4096))},
+				{Name: "tdm_optout", ID: 9, Type: "Hash", Used: ptr(0), Max: 4096, Limit: 4096, MemoryBytes: ptr(uint64(512))},
 				{Name: "tdm_sock", ID: 8, Type: "SkStorage"},
 			},
+			MapBytesLimit: 1 << 30,
 		},
 		services: []inspect.ServiceView{
 			{

@@ -270,7 +270,7 @@ func writeKernel(w io.Writer, s *inspect.Status, filters []string, now time.Time
 	}
 
 	fmt.Fprintln(w)
-	tables := newTable(w, "MAP", "ID", "TYPE", "USED", "MAX", "FULL", "MEMORY")
+	tables := newTable(w, "MAP", "ID", "TYPE", "USED", "SIZE", "LIMIT", "FULL", "MEMORY")
 	for _, m := range s.Maps {
 		used, full, memory := "", "", ""
 		if m.Used != nil {
@@ -278,12 +278,26 @@ func writeKernel(w io.Writer, s *inspect.Status, filters []string, now time.Time
 		}
 		// A map of a single entry is always full.
 		if m.Used != nil && m.Max > 1 {
-			full = percent(*m.Used, m.Max)
+			full = percent(*m.Used, m.Limit)
 		}
 		if m.MemoryBytes != nil {
 			memory = bytesText(*m.MemoryBytes)
 		}
-		tables.row(m.Name, number(m.ID), m.Type, used, number(m.Max), full, memory)
+		tables.row(m.Name, number(m.ID), m.Type, used, number(m.Max), number(m.Limit), full, memory)
 	}
-	return tables.flush()
+	if err := tables.flush(); err != nil {
+		return err
+	}
+	var sum uint64
+	for _, m := range s.Maps {
+		if m.MemoryBytes != nil {
+			sum += *m.MemoryBytes
+		}
+	}
+	limit := ""
+	if s.MapBytesLimit > 0 {
+		limit = fmt.Sprintf(", and grow up to %s (--ebpf-max-map-memory)", bytesText(s.MapBytesLimit))
+	}
+	fmt.Fprintf(w, "All maps take %s%s.\n", bytesText(sum), limit)
+	return nil
 }

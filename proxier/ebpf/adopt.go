@@ -50,6 +50,7 @@ func (t *Tier) adopt(ctx context.Context, s specs) error {
 		t.unload()
 		return err
 	}
+	t.describeLimits()
 	return nil
 }
 

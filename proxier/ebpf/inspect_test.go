@@ -71,13 +71,17 @@ func TestInspect(t *testing.T) {
 
 	a, b, client := serve(t, one.Pod("a")), serve(t, one.Pod("b")), one.Pod("client")
 	start := time.Now()
-	n := newNode(t, one, l, Options{})
+	starts, most := smallStart()
+	n := newNode(t, one, l, Options{Sizes: most, Start: starts, MaxMemory: 32 << 20})
 	n.OnServiceAdd(dualService())
 	n.setPods(a, b)
 	n.sync(t)
 
 	i := inspectNode(t, one)
 	s := statusOf(t, i)
+	if s.MapBytesLimit != 32<<20 {
+		t.Errorf("maps may take %d bytes", s.MapBytesLimit)
+	}
 	if !s.Running || s.Layout != lbmap.LayoutVersion || s.Unplaced != 0 || s.Cgroup != one.CgroupPath() || len(s.Programs) != datapath.GuardHook || len(s.MissingHooks) != 0 {
 		t.Errorf("status %+v", s)
 	}
@@ -91,10 +95,10 @@ func TestInspect(t *testing.T) {
 		}
 	}
 	used := map[string]int{}
-	usage := n.tier.Usage()
+	usage := n.tier.Capacities()
 	for _, m := range s.Maps {
-		if u, ok := usage[strings.TrimPrefix(m.Name, "tdm_")+"s"]; ok && (lbmap.Usage{Used: *m.Used, Max: m.Max}) != u {
-			t.Errorf("map %s: %d of %d entries; the writer reports %+v", m.Name, *m.Used, m.Max, u)
+		if u, ok := usage[strings.TrimPrefix(m.Name, "tdm_")+"s"]; ok && (lbmap.Capacity{Usage: lbmap.Usage{Used: *m.Used, Max: m.Max}, Limit: m.Limit}) != u {
+			t.Errorf("map %s: %d of %d entries, %d at most; the writer reports %+v", m.Name, *m.Used, m.Max, m.Limit, u)
 		}
 		// An empty LPM trie uses no memory. Empty socket storage reports none before Linux 6.4
 		// (map_mem_usage).

@@ -81,5 +81,6 @@ func (t *Tier) open(ctx context.Context) error {
 		}
 	}
 	t.writer.Format(uint32(time.Now().Unix()) | 1)
+	t.describeLimits()
 	return nil // attached by Sync
 }

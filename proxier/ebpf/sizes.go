@@ -73,3 +73,14 @@ func heldBy(maps lbmap.Maps) (s lbmap.Sizes, err error) {
 		TCPFlows: uint32(tcp.Value), UDPFlows: uint32(udp.Value),
 	}, nil
 }
+
+// describeLimits writes what maps may become where others can read it.
+func (t *Tier) describeLimits() {
+	most := t.growth.limits.Most
+	_ = t.writer.Read(func(tables *lbmap.Tables) error { // fails never
+		m := tables.Meta
+		m.BytesLimit, m.FrontendsLimit, m.ServicesLimit, m.BackendsLimit = t.growth.limits.Memory, most.Frontends, most.Services, most.Backends
+		m.SlotsLimit, m.AffinityLimit, m.UdpPeersLimit, m.FlowsLimit = most.Slots, most.Affinity, most.UDPPeers, flowtable.MapSizes(most)["tdm_flow"]
+		return nil
+	})
+}

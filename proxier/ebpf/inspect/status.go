@@ -40,6 +40,8 @@ type Status struct {
 	// Packets of Services on devices, by verdict.
 	Packets []lbmap.PacketCount `json:"packets"`
 	Maps    []MapStatus         `json:"maps"`
+	// MapBytesLimit is how much memory all maps together may take when they grow; 0 for any number.
+	MapBytesLimit uint64 `json:"mapBytesLimit"`
 }
 
 // DeviceStatus is one program on one device.
@@ -70,6 +72,8 @@ type MapStatus struct {
 	Used *int `json:"used"`
 	// Max is how many entries can be used: id 0 stands for none.
 	Max int `json:"max"`
+	// Limit is what Max may become, if the map grows.
+	Limit int `json:"limit"`
 	// MemoryBytes is null where the kernel does not report it.
 	MemoryBytes *uint64 `json:"memoryBytes"`
 }
@@ -78,7 +82,7 @@ type MapStatus struct {
 func (i *Inspector) Status() (Status, error) {
 	meta := copyWords(i.tables.Meta)
 	s := Status{
-		Cgroup: i.cgroup.Name(), Layout: meta.Layout, Unplaced: i.Unplaced(),
+		Cgroup: i.cgroup.Name(), Layout: meta.Layout, MapBytesLimit: meta.BytesLimit, Unplaced: i.Unplaced(),
 		Programs: []ProgramStatus{}, MissingHooks: i.missingHooks(), Maps: []MapStatus{},
 	}
 	if ns := int64(atomic.LoadUint64(&i.tables.Meta.ChangedUnixNs)); ns > 0 {
@@ -202,6 +206,29 @@ func programStatus(a datapath.Attachment, boot time.Time) (ProgramStatus, error)
 	return p, nil
 }
 
+// limitOf is the number of elements that a map may have when it has grown; 0 if it does not grow.
+func limitOf(name string, meta *lbmap.Meta) int {
+	switch name {
+	case "tdm_frontend":
+		return int(meta.FrontendsLimit)
+	case "tdm_service", "tdm_svc_stats":
+		return int(meta.ServicesLimit)
+	case "tdm_set":
+		return int(meta.ServicesLimit * lbmap.SetsPerService)
+	case "tdm_backend", "tdm_be_stats":
+		return int(meta.BackendsLimit)
+	case "tdm_slot":
+		return int(meta.SlotsLimit)
+	case "tdm_affinity":
+		return int(meta.AffinityLimit)
+	case "tdm_udp_peer":
+		return int(meta.UdpPeersLimit)
+	case "tdm_flow":
+		return int(meta.FlowsLimit)
+	}
+	return 0
+}
+
 func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *lbmap.Meta) (MapStatus, error) {
 	info, err := m.Info()
 	if err != nil {
@@ -212,6 +239,7 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *lbmap.Meta) 
 	if memory, ok := info.Memlock(); ok {
 		s.MemoryBytes = &memory
 	}
+	limit := limitOf(name, meta)
 	used, known := 0, true
 	switch name {
 	case "tdm_meta", successor.MapName:
@@ -233,7 +261,7 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *lbmap.Meta) 
 		s.Max-- // id 0 is none
 	case "tdm_flow_entry":
 		used, err = i.flowsUsed()
-		used, s.Max = 2*used, flowtable.EntryLimit(m)
+		used, s.Max, s.Limit = 2*used, flowtable.EntryLimit(m), 2*int(meta.FlowsLimit)
 	case "tdm_vip":
 		used, err = lbmap.CountEntries[[4]uint32, uint8](m)
 	case "tdm_target":
@@ -256,6 +284,8 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *lbmap.Meta) 
 	if err != nil {
 		return s, fmt.Errorf("count the entries of %s: %w", name, err)
 	}
+	// It is less than the map has elements by as much as Max is.
+	s.Limit = max(s.Limit, s.Max, limit-int(info.MaxEntries)+s.Max)
 	if known {
 		s.Used = &used
 	}

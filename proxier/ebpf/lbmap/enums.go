@@ -5,7 +5,7 @@ package lbmap
 // enum lb_layout
 const (
 	LayoutMagic   = 0x6d65646e6174
-	LayoutVersion = 5
+	LayoutVersion = 6
 )
 
 // enum lb_scope

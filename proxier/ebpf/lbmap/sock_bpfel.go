@@ -59,17 +59,26 @@ type sockFrontendKey struct {
 }
 
 type sockMeta struct {
-	_             structs.HostLayout
-	Magic         uint64
-	Layout        uint32
-	Generation    uint32
-	SlotsUsed     uint32
-	BackendsUsed  uint32
-	ServicesUsed  uint32
-	FrontendsUsed uint32
-	Unplaced      uint32
-	Node          uint32
-	ChangedUnixNs uint64
+	_              structs.HostLayout
+	Magic          uint64
+	Layout         uint32
+	Generation     uint32
+	SlotsUsed      uint32
+	BackendsUsed   uint32
+	ServicesUsed   uint32
+	FrontendsUsed  uint32
+	Unplaced       uint32
+	Node           uint32
+	ChangedUnixNs  uint64
+	BytesLimit     uint64
+	FrontendsLimit uint32
+	ServicesLimit  uint32
+	BackendsLimit  uint32
+	SlotsLimit     uint32
+	AffinityLimit  uint32
+	UdpPeersLimit  uint32
+	FlowsLimit     uint32
+	Pad            uint32
 }
 
 type sockNode struct {
