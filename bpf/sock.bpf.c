@@ -22,6 +22,7 @@
 #include "sock_pick.h"
 #include "sock_refuse.h"
 #include "sock_reply.h"
+#include "sock_signal.h"
 #include "sock_successor.h"
 #include "udp_peer.h"
 
@@ -295,4 +296,27 @@ SEC("cgroup_skb/egress")
 int tdm_guard(struct __sk_buff *skb)
 {
 	return guard(skb);
+}
+
+/* Watches TCP connections of sockets to Services. Replies to the kernel are
+ * left to other programs: 0 means the kernel's own values. */
+SEC("sockops")
+int tdm_signal(struct bpf_sock_ops *ctx)
+{
+	switch (ctx->op) {
+	case BPF_SOCK_OPS_TCP_CONNECT_CB:
+		if (dest_of(ctx->sk))
+			bpf_sock_ops_cb_flags_set(
+				ctx, ctx->bpf_sock_ops_cb_flags |
+					     BPF_SOCK_OPS_STATE_CB_FLAG);
+		break;
+	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
+		signal_established(ctx);
+		break;
+	case BPF_SOCK_OPS_STATE_CB:
+		if (ctx->args[1] == BPF_TCP_CLOSE)
+			signal_ended(ctx);
+		break;
+	}
+	return 1;
 }

@@ -90,6 +90,7 @@ var fieldOf = map[string]string{
 	"ebpf-max-tcp-flows":                TandemKind + ".ebpf.maxTCPFlows",
 	"ebpf-max-udp-flows":                TandemKind + ".ebpf.maxUDPFlows",
 	"ebpf-max-young-flows":              TandemKind + ".ebpf.maxYoungFlows",
+	"ebpf-service-signals":              TandemKind + ".ebpf.serviceSignals",
 	"ebpf-max-map-memory":               TandemKind + ".ebpf.maxMapMemory",
 	"ebpf-preallocate-maps":             TandemKind + ".ebpf.preallocateMaps",
 	"ebpf-max-frontends":                TandemKind + ".ebpf.maxFrontends",
@@ -200,6 +201,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.StringSliceVar(&e.PodDevices, "ebpf-pod-devices", e.PodDevices, "Devices of pods whose traffic is load-balanced by packet, because their sockets cannot be (virtual machines, for example). Same format as --ebpf-devices. Found automatically: devices of pods that opted out ('tandemctl optout'), and those by which untranslated packets for Services come in.")
 	fs.StringVar(&e.NodePortRange, "ebpf-node-port-range", e.NodePortRange, "Range that the API server allocates NodePorts from (its --service-node-port-range). It is not used for source ports of connections to backends on other nodes.")
 	fs.BoolVar(e.ProtectNodePorts, "ebpf-protect-node-ports", *e.ProtectNodePorts, "Keep processes of the host from binding NodePorts, at which they would receive no traffic.")
+	fs.BoolVar(&e.ServiceSignals, "ebpf-service-signals", e.ServiceSignals, "Count what TCP connections of sockets of this node to each Service came to, and measure how long they took to be established, their round-trip times and bytes, for the metrics tandem_service_*. Needs --ebpf-tcp-peer-names.")
 	fs.BoolVar(e.TCPPeerNames, "ebpf-tcp-peer-names", *e.TCPPeerNames, "Let getpeername() show TCP clients the Service's address, as it does with UDP. With false they see the endpoint's, and connect() costs less.")
 	fs.BoolVar(e.ReserveNodePorts, "ebpf-reserve-node-ports", *e.ReserveNodePorts, "Add --ebpf-node-port-range to net.ipv4.ip_local_reserved_ports if it overlaps with the ephemeral ports of this host.")
 	fs.StringVar(&e.Acceleration, "ebpf-acceleration", e.Acceleration, "Forward packets of established connections between clients outside and endpoints on other nodes by XDP, in the driver of the uplink: 'disabled', 'best-effort' where the driver can, or 'native', which reports an error where it cannot. Other packets are served as without it.")

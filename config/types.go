@@ -149,6 +149,9 @@ type EBPFConfiguration struct {
 	NodePortRange string `json:"nodePortRange,omitempty"`
 	// ProtectNodePorts keeps processes of the host from binding NodePorts.
 	ProtectNodePorts *bool `json:"protectNodePorts,omitempty"`
+	// ServiceSignals watches TCP connections of sockets of this node to Services: what came of them, how long they took to be
+	// established, their round-trip times and bytes. It needs TCPPeerNames.
+	ServiceSignals bool `json:"serviceSignals,omitempty"`
 	// TCPPeerNames makes getpeername() of TCP clients show the Service's address, as it does with UDP. Without it
 	// they see the endpoint's, and connect() costs less.
 	TCPPeerNames *bool `json:"tcpPeerNames,omitempty"`

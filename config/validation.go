@@ -162,6 +162,9 @@ func (c *Config) Validate() field.ErrorList {
 		}
 	}
 
+	if e.ServiceSignals && !*e.TCPPeerNames {
+		add(at.Child("serviceSignals"), true, "needs tcpPeerNames: sockets have to remember which Service they dialled")
+	}
 	if bytes, err := ParseMemory(e.MaxMapMemory); err != nil || bytes != 0 && bytes < minMapMemory {
 		add(at.Child("maxMapMemory"), e.MaxMapMemory, "must be empty or a quantity of at least 4Mi, such as 64Mi")
 	}

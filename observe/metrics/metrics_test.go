@@ -60,8 +60,12 @@ func full(t *testing.T) string {
 			ByName:   map[string]Table{"frontends": {Used: 3, Size: 5, Max: 10}, "slots": {Used: 1, Size: 4, Max: 20}},
 			MapBytes: 4096, MapGrowths: 2,
 			Unplaced: 2, Direct: 5, DirectReady: 3, Accelerated: map[string]bool{"eth0": true, "eth1": false}, ClosedSockets: 7, LastYield: time.Unix(1772366400, 0),
-			Packets:  map[string]uint64{"forwarded_local": 5},
-			Services: []Service{{Namespace: "shop", Name: "web", Port: "http", Protocol: "TCP", Connections: 1, Packets: 10, Bytes: 1000}},
+			Packets: map[string]uint64{"forwarded_local": 5},
+			Services: []Service{{Namespace: "shop", Name: "web", Port: "http", Protocol: "TCP", Connections: 1, Packets: 10, Bytes: 1000, Signals: &Signals{
+				Established: 7, Refused: 2, Unanswered: 1, Sent: 700, Received: 7000,
+				Connect: Histogram{SumMicroseconds: 3000, Bounds: []uint32{100, 1000}, Counts: []uint64{4, 2, 1}},
+				RTT:     Histogram{SumMicroseconds: 500, Bounds: []uint32{100, 1000}, Counts: []uint64{5, 0, 0}},
+			}}},
 		}, true
 	}, func() (RulePackets, bool) { return RulePackets{InvalidDropped: 3, LoopbackNodePorts: 4}, true })
 	m.SetChanges(func() (int, uint64) { return 4, 9 })

@@ -34,12 +34,16 @@ type Tables struct {
 	Packets map[string]uint64
 	// Services are the service ports that had connections.
 	Services []Service
+	// Shared are the signals of service ports that have none of their own; nil if connections are not watched.
+	Shared *Signals
 }
 
 // Service has the traffic counters of a service port.
 type Service struct {
 	Namespace, Name, Port, Protocol string
 	Connections, Packets, Bytes     uint64
+	// Signals are nil if connections are not watched.
+	Signals *Signals
 }
 
 // maxServices bounds how many service ports have series of their own. The first ones get
@@ -92,6 +96,8 @@ func (t *tables) DescribeWithStability(ch chan<- *k8smetrics.Desc) {
 	ch <- yieldedDesc
 	ch <- packetsDesc
 	ch <- serviceConnectionsDesc
+	ch <- connectsDesc
+	ch <- socketBytesDesc
 	ch <- servicePacketsDesc
 	ch <- serviceBytesDesc
 }
@@ -134,19 +140,22 @@ func (t *tables) CollectWithStability(ch chan<- k8smetrics.Metric) {
 	for result, n := range now.Packets {
 		ch <- k8smetrics.NewLazyConstMetric(packetsDesc, k8smetrics.CounterValue, float64(n), result)
 	}
-	for _, s := range t.bounded(now.Services) {
+	for _, s := range t.bounded(now.Services, now.Shared) {
 		for _, c := range []struct {
 			desc  *k8smetrics.Desc
 			value uint64
 		}{{serviceConnectionsDesc, s.Connections}, {servicePacketsDesc, s.Packets}, {serviceBytesDesc, s.Bytes}} {
 			ch <- k8smetrics.NewLazyConstMetric(c.desc, k8smetrics.CounterValue, float64(c.value), s.Namespace, s.Name, s.Port, s.Protocol)
 		}
+		if s.Signals != nil {
+			s.Signals.collect(ch, s.Namespace, s.Name, s.Port, s.Protocol)
+		}
 	}
 }
 
 // bounded returns at most maxServices service ports by name, and the sum of the others. A
 // service port keeps its series while it exists, so that its counters do not jump.
-func (t *tables) bounded(list []Service) []Service {
+func (t *tables) bounded(list []Service, shared *Signals) []Service {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	there := map[Service]struct{}{}
@@ -175,6 +184,15 @@ func (t *tables) bounded(list []Service) []Service {
 		others.Connections += s.Connections
 		others.Packets += s.Packets
 		others.Bytes += s.Bytes
+		if s.Signals != nil {
+			if others.Signals == nil {
+				others.Signals = &Signals{}
+			}
+			others.Signals.add(s.Signals)
+		}
+	}
+	if others.Signals != nil && shared != nil {
+		others.Signals.add(shared)
 	}
 	if others.Connections > 0 {
 		out = append(out, others)

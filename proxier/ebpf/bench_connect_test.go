@@ -33,22 +33,26 @@ func BenchmarkConnect(b *testing.B) {
 
 func benchmarkConnect(b *testing.B, services int, network string) {
 	l := lab.NewT(b)
-	one, two, three, four := l.Node("node1"), l.Node("node2"), l.Node("node3"), l.Node("node4")
+	one, two, three, four, five := l.Node("node1"), l.Node("node2"), l.Node("node3"), l.Node("node4"), l.Node("node5")
 	server, client := one.Pod("server"), one.Pod("client")
 	bareServer, bareClient := two.Pod("bare-server"), two.Pod("bare-client")
 	yieldedServer, yieldedClient := three.Pod("yielded-server"), three.Pod("yielded-client")
 	fourthServer, fourthClient := four.Pod("fourth-server"), four.Pod("fourth-client")
+	fifthServer, fifthClient := five.Pod("fifth-server"), five.Pod("fifth-client")
 	ss, es := benchCluster(services, 1)
-	for _, at := range []*lab.Node{one, three, four} {
-		n := newNode(b, at, l, Options{Sizes: benchSizes, TCPPeerIsEndpoint: at == four})
+	for _, at := range []*lab.Node{one, three, four, five} {
+		n := newNode(b, at, l, Options{Sizes: benchSizes, TCPPeerIsEndpoint: at == four, Signals: at == five})
 		for i := range ss {
 			n.OnServiceAdd(ss[i])
 			n.OnEndpointSliceAdd(es[i])
 		}
 		n.OnServiceAdd(dualService())
 		endpoint := server
-		if at == four {
+		switch at {
+		case four:
 			endpoint = fourthServer
+		case five:
+			endpoint = fifthServer
 		}
 		n.OnEndpointSliceAdd(slicesOf("web", endpoint)[0])
 		n.sync(b)
@@ -58,7 +62,7 @@ func benchmarkConnect(b *testing.B, services int, network string) {
 			}
 		}
 	}
-	for _, p := range []*lab.Pod{server, bareServer, yieldedServer, fourthServer} {
+	for _, p := range []*lab.Pod{server, bareServer, yieldedServer, fourthServer, fifthServer} {
 		fd, err := listen(p, netip.AddrPortFrom(p.Addr4, targetPort), 0)
 		if err != nil {
 			b.Fatal(err)
@@ -77,6 +81,8 @@ func benchmarkConnect(b *testing.B, services int, network string) {
 		{"yielded", yieldedClient, netip.AddrPortFrom(yieldedServer.Addr4, targetPort)},
 		{"endpoint-peer", fourthClient, netip.AddrPortFrom(vip4, 80)},
 		{"fourth-direct", fourthClient, netip.AddrPortFrom(fourthServer.Addr4, targetPort)},
+		{"signals", fifthClient, netip.AddrPortFrom(vip4, 80)},
+		{"fifth-direct", fifthClient, netip.AddrPortFrom(fifthServer.Addr4, targetPort)},
 	}
 	const slice = 500 // connections per measurement of CPU time
 	costs := make([][]time.Duration, len(ways))
@@ -116,6 +122,8 @@ func benchmarkConnect(b *testing.B, services int, network string) {
 	b.ReportMetric(ratio(3, 2), "yielded/bare")
 	b.ReportMetric(cost(4), "endpoint-peer-µs")
 	b.ReportMetric(ratio(4, 5), "endpoint-peer/direct")
+	b.ReportMetric(cost(6), "signals-µs")
+	b.ReportMetric(ratio(6, 7), "signals/direct")
 	b.ReportMetric(0, "ns/op")
 }
 

@@ -18,6 +18,8 @@ type ServiceTraffic struct {
 	Namespace, Name, Port, Protocol string
 	Connections                     uint64
 	flowtable.Traffic
+	// Signals of connections of sockets of this node; none if they are not watched.
+	Signals lbmap.ServiceSignals
 }
 
 // Traffic of all service ports that had connections.
@@ -35,12 +37,31 @@ func (t *Tier) Traffic() (list []ServiceTraffic, err error) {
 			if connections == 0 || service.State == lbmap.ServiceFree {
 				continue
 			}
-			namespace, name, port := service.SplitName()
-			list = append(list, ServiceTraffic{namespace, name, port, proxier.Protocol(service.Proto).String(), connections, live[uint32(id)]})
+			s := ServiceTraffic{Protocol: proxier.Protocol(service.Proto).String(), Connections: connections, Traffic: live[uint32(id)]}
+			s.Namespace, s.Name, s.Port = service.SplitName()
+			if s.Signals, err = t.signalsOf(uint32(id)); err != nil {
+				return err
+			}
+			list = append(list, s)
 		}
 		return nil
 	})
 	return list, err
+}
+
+// signalsOf are the signals of a service port, by id; 0 for those that have none of their own, together.
+func (t *Tier) signalsOf(service uint32) (lbmap.ServiceSignals, error) {
+	if !t.opts.Signals {
+		return lbmap.ServiceSignals{}, nil
+	}
+	return t.signals.Of(service)
+}
+
+// SharedSignals are those of service ports that have none of their own.
+func (t *Tier) SharedSignals() (lbmap.ServiceSignals, error) {
+	t.gen.RLock()
+	defer t.gen.RUnlock()
+	return t.signalsOf(0)
 }
 
 // DirectPeers counts the endpoints on other nodes that direct server return is wanted for, and those whose nodes take it.

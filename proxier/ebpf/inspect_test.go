@@ -82,7 +82,7 @@ func TestInspect(t *testing.T) {
 	if s.MapBytesLimit != 32<<20 {
 		t.Errorf("maps may take %d bytes", s.MapBytesLimit)
 	}
-	if !s.Running || s.Layout != lbmap.LayoutVersion || s.Unplaced != 0 || s.Cgroup != one.CgroupPath() || len(s.Programs) != datapath.GuardHook || len(s.MissingHooks) != 0 {
+	if !s.Running || s.Layout != lbmap.LayoutVersion || s.Unplaced != 0 || s.Cgroup != one.CgroupPath() || len(s.Programs) != datapath.SignalHook || len(s.MissingHooks) != 0 {
 		t.Errorf("status %+v", s)
 	}
 	if s.LastChange == nil || s.LastChange.Before(start) || s.LastChange.After(time.Now()) {

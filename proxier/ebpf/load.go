@@ -25,6 +25,7 @@ func (t *Tier) loadSpecs(sizes lbmap.Sizes) (s specs, err error) {
 		ProtectNodePorts:  t.opts.ProtectNodePorts,
 		TCPPeerIsEndpoint: t.opts.TCPPeerIsEndpoint,
 		HaveSetRetval:     !t.opts.NoSetRetval,
+		Signals:           t.opts.Signals,
 	})
 	if err != nil {
 		return s, err
@@ -65,9 +66,10 @@ func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) 
 	if err != nil {
 		return err
 	}
+	t.signals = lbmap.NewSignalMap(t.maps["tdm_signals"])
 	t.writer = writer.New(tables, writer.Options{
 		Sizes: t.sizes, Clock: clock.RealClock{}, Wait: datapath.WaitForPrograms, Report: t.report, Disrupted: t.opts.Disrupted,
-		Guard: func() error { return t.hooks.Guard() },
+		Guard: func() error { return t.hooks.Guard() }, Forget: t.signals.Forget,
 	})
 	t.writer.SetReach(t.growth.limits.Most)
 	t.flowTable.CountFor(tables)

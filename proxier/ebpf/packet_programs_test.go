@@ -41,7 +41,7 @@ func (s programSize) String() string {
 // version and architecture. After a program became smaller, or grew intentionally, record the new
 // size with -update.
 func TestProgramSizes(t *testing.T) {
-	p := newPath(t, Options{Sizes: lbmap.DefaultSizes()})
+	p := newPath(t, Options{Sizes: lbmap.DefaultSizes(), Signals: true})
 	var sizes []programSize
 	measure := func(name string, program *ciliumebpf.Program) {
 		info, err := program.Info()

@@ -57,6 +57,9 @@ type Options struct {
 	ProtectNodePorts bool
 	// TCPPeerIsEndpoint leaves TCP sockets the endpoint's address as their peer, which costs less than the Service's.
 	TCPPeerIsEndpoint bool
+	// Signals has TCP connections of sockets of this node to Services watched: what came of them, and how long that took. It needs
+	// sockets that remember what they dialled (not TCPPeerIsEndpoint).
+	Signals bool
 	// ResetRemoved answers clients of removed TCP backends by a reset, instead
 	// of leaving their connections alone.
 	ResetRemoved bool
@@ -109,6 +112,7 @@ type Tier struct {
 	// arrivals selects packets of pods that nothing translated; nil if others serve them.
 	arrivals *datapath.ArrivalFilter
 	writer   *writer.Writer
+	signals  lbmap.SignalMap
 	// sockets closes sockets that socket programs translated and whose backends are gone.
 	sockets   *sockets.Closer
 	successor *successor.Map

@@ -44,7 +44,7 @@ func exposed(t *testing.T) map[string][]string {
 	if err := m.Register(registry, func() (metrics.Tables, bool) {
 		return metrics.Tables{
 			ByName: map[string]metrics.Table{"frontends": {Used: 1, Max: 2}}, Packets: map[string]uint64{"forwarded_local": 1},
-			Services: []metrics.Service{{Namespace: "shop", Name: "web", Connections: 1}},
+			Services: []metrics.Service{{Namespace: "shop", Name: "web", Connections: 1, Signals: &metrics.Signals{Established: 1}}},
 		}, true
 	}, func() (metrics.RulePackets, bool) { return metrics.RulePackets{}, true }, func() map[string]time.Time { return map[string]time.Time{"services": time.Now()} }); err != nil {
 		t.Fatal(err)
@@ -80,6 +80,14 @@ func exposed(t *testing.T) map[string][]string {
 	return all
 }
 
+// resultsOf are the values of the label result of a metric.
+func resultsOf(metric string) []string {
+	if metric == "tandem_service_connects_total" {
+		return []string{"established", "refused", "unanswered"}
+	}
+	return lbmap.ReasonNames[:]
+}
+
 // checkQuery parses a query and checks its metrics, their labels, and the values of this
 // proxy's labels.
 func checkQuery(t *testing.T, what, query string, series map[string][]string) {
@@ -107,7 +115,7 @@ func checkQuery(t *testing.T, what, query string, series map[string][]string) {
 			if m.Name != labels.MetricName && !slices.Contains(slices.Concat(has, scraped), m.Name) {
 				t.Errorf("%s: %s has no label %s", what, selector.Name, m.Name)
 			}
-			if m.Name == "result" && !slices.ContainsFunc(lbmap.ReasonNames[:], m.Matches) {
+			if results := resultsOf(selector.Name); m.Name == "result" && !slices.ContainsFunc(results, m.Matches) {
 				t.Errorf("%s: no result matches %s", what, m)
 			}
 		}

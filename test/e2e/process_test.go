@@ -54,7 +54,7 @@ func TestProcess(t *testing.T) {
 		}
 	}
 
-	first := start(t, n, dir, "--profiling")
+	first := start(t, n, dir, "--profiling", "--ebpf-service-signals")
 	first.await(t, "first start", healthy(n))
 	first.synced(t)
 	served("first start")
@@ -69,7 +69,8 @@ func TestProcess(t *testing.T) {
 		"/metrics": {
 			"kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"}", "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
 			"kubeproxy_proxy_healthz_total{code=\"200\"}", "kubeproxy_sync_proxy_rules_service_changes_total 1", "kubernetes_build_info", "process_start_time_seconds",
-			"tandem_map_entries{map=\"frontends\"} 4", "tandem_proxy_mode{mode=\"ebpf\",reason=\"requested\"} 1", "tandem_capability{feature=\"connect4\",state=\"yes\"} 1",
+			`tandem_service_connects_total{namespace="shop",port="t",protocol="TCP",result="established",service="web"}`, `tandem_service_connect_duration_seconds_count{namespace="shop"`,
+			"tandem_map_memory_bytes", "tandem_map_entries{map=\"frontends\"} 4", "tandem_proxy_mode{mode=\"ebpf\",reason=\"requested\"} 1", "tandem_capability{feature=\"connect4\",state=\"yes\"} 1",
 		},
 		"/metrics/slis":        {"process_start_time_seconds"},
 		"/healthz":             {"ok"},

@@ -245,8 +245,13 @@ func (d *ebpfDatapath) tables() (metrics.Tables, bool) {
 	for _, s := range traffic {
 		t.Services = append(t.Services, metrics.Service{
 			Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol,
-			Connections: s.Connections, Packets: s.Packets, Bytes: s.Bytes,
+			Connections: s.Connections, Packets: s.Packets, Bytes: s.Bytes, Signals: d.signals(s.Protocol, &s.Signals),
 		})
 	}
+	shared, err := d.programs.SharedSignals()
+	if err != nil {
+		d.logger.Error(err, "Cannot read the signals of Services; metrics lack some")
+	}
+	t.Shared = d.signals(proxier.TCP.String(), &shared)
 	return t, true
 }

@@ -60,7 +60,13 @@ func (h *CgroupHooks) Attach(earlier []Attachment) error {
 	defer h.mu.Unlock()
 	always := h.Programs
 	always[GuardHook] = nil
-	return attach(h.cgroup, &always, earlier)
+	err := attach(h.cgroup, &always, earlier)
+	for _, e := range earlier {
+		if h.Programs[SignalHook] == nil && e.Hook == Hooks[SignalHook].Attach {
+			err = errors.Join(err, Detach(h.cgroup, e))
+		}
+	}
+	return err
 }
 
 // Replace attaches the programs in place of those of the proxy that are there, except for the one of GuardHook.

@@ -29,12 +29,16 @@ var Hooks = [...]Hook{
 	{"tdm_getpeer6", ciliumebpf.AttachCgroupInet6GetPeername},
 	{"tdm_post_bind4", ciliumebpf.AttachCGroupInet4PostBind},
 	{"tdm_post_bind6", ciliumebpf.AttachCGroupInet6PostBind},
+	{"tdm_signal", ciliumebpf.AttachCGroupSockOps},
 	{"tdm_guard", ciliumebpf.AttachCGroupInetEgress},
 }
 
 // GuardHook is the index of the program that checks each packet that sockets send. That is
 // costly, so it is attached only while source ranges admit some pods and not others.
 const GuardHook = len(Hooks) - 1
+
+// SignalHook is the index of the program that watches TCP connections. It is loaded only where that is asked for.
+const SignalHook = GuardHook - 1
 
 // SocketPrograms are loaded programs in the order of the hooks; nil where the kernel
 // has no such hook.
@@ -55,6 +59,8 @@ type SocketConstants struct {
 	// TCPPeerIsEndpoint leaves TCP sockets the endpoint's address as their peer.
 	TCPPeerIsEndpoint bool
 	HaveSetRetval     bool
+	// Signals has the connections of sockets watched.
+	Signals bool
 }
 
 // LoadSocketSpec is the collection of socket programs, with sizes and constants set.
@@ -73,10 +79,14 @@ func LoadSocketSpec(s lbmap.Sizes, c SocketConstants) (*ciliumebpf.CollectionSpe
 		"protect_node_ports": boolByte(c.ProtectNodePorts),
 		"remember_tcp":       boolByte(!c.TCPPeerIsEndpoint),
 		"have_set_retval":    boolByte(c.HaveSetRetval),
+		"signal_bounds_us":   lbmap.SignalBounds,
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, fmt.Errorf("set %s: %w", name, err)
 		}
+	}
+	if !c.Signals {
+		delete(spec.Programs, Hooks[SignalHook].Program)
 	}
 	return spec, nil
 }

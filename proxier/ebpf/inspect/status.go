@@ -178,11 +178,11 @@ func bootTime() (time.Time, error) {
 	return time.Now().Add(-time.Duration(since.Nano())), nil
 }
 
-// missingHooks are those without a program of the proxy, except the one that is
+// missingHooks are those without a program of the proxy, except those that are
 // not always needed.
 func (i *Inspector) missingHooks() []string {
 	missing := []string{}
-	for _, h := range datapath.Hooks[:datapath.GuardHook] {
+	for _, h := range datapath.Hooks[:datapath.SignalHook] {
 		if !slices.ContainsFunc(i.attached, func(a datapath.Attachment) bool { return a.Hook == h.Attach }) {
 			missing = append(missing, hookName(h.Program))
 		}

@@ -195,6 +195,11 @@ const (
 	FlowNear     = 32
 )
 
+// enum signal_buckets
+const (
+	SignalBuckets = 14
+)
+
 // enum ports
 const (
 	PortWords = 2048

@@ -124,6 +124,17 @@ type sockService struct {
 	Name    [120]uint8
 }
 
+type sockServiceSignals struct {
+	_           structs.HostLayout
+	Established uint64
+	Refused     uint64
+	Unanswered  uint64
+	Sent        uint64
+	Received    uint64
+	Connect     sockSignalHistogram
+	Rtt         sockSignalHistogram
+}
+
 type sockServiceStats struct {
 	_           structs.HostLayout
 	Connections uint64
@@ -132,6 +143,12 @@ type sockServiceStats struct {
 	Raced       uint64
 	Packets     uint64
 	Bytes       uint64
+}
+
+type sockSignalHistogram struct {
+	_       structs.HostLayout
+	SumUs   uint64
+	Buckets [14]uint64
 }
 
 type sockSockDest struct {
@@ -196,6 +213,7 @@ const (
 	sockMapTdmRange         = "tdm_range"
 	sockMapTdmService       = "tdm_service"
 	sockMapTdmSet           = "tdm_set"
+	sockMapTdmSignals       = "tdm_signals"
 	sockMapTdmSlot          = "tdm_slot"
 	sockMapTdmSock          = "tdm_sock"
 	sockMapTdmSuccessor     = "tdm_successor"
@@ -212,12 +230,14 @@ const (
 	sockProgTdmRecvmsg6     = "tdm_recvmsg6"
 	sockProgTdmSendmsg4     = "tdm_sendmsg4"
 	sockProgTdmSendmsg6     = "tdm_sendmsg6"
+	sockProgTdmSignal       = "tdm_signal"
 	sockVarHaveSetRetval    = "have_set_retval"
 	sockVarHostNetnsCookie  = "host_netns_cookie"
 	sockVarLeftHost         = "left_host"
 	sockVarLeftPods         = "left_pods"
 	sockVarProtectNodePorts = "protect_node_ports"
 	sockVarRememberTcp      = "remember_tcp"
+	sockVarSignalBoundsUs   = "signal_bounds_us"
 )
 
 // loadSock returns the embedded CollectionSpec for sock.
@@ -273,6 +293,7 @@ type sockProgramSpecs struct {
 	TdmRecvmsg6  *ebpf.ProgramSpec `ebpf:"tdm_recvmsg6"`
 	TdmSendmsg4  *ebpf.ProgramSpec `ebpf:"tdm_sendmsg4"`
 	TdmSendmsg6  *ebpf.ProgramSpec `ebpf:"tdm_sendmsg6"`
+	TdmSignal    *ebpf.ProgramSpec `ebpf:"tdm_signal"`
 }
 
 // sockMapSpecs contains maps before they are loaded into the kernel.
@@ -290,6 +311,7 @@ type sockMapSpecs struct {
 	TdmRange     *ebpf.MapSpec `ebpf:"tdm_range"`
 	TdmService   *ebpf.MapSpec `ebpf:"tdm_service"`
 	TdmSet       *ebpf.MapSpec `ebpf:"tdm_set"`
+	TdmSignals   *ebpf.MapSpec `ebpf:"tdm_signals"`
 	TdmSlot      *ebpf.MapSpec `ebpf:"tdm_slot"`
 	TdmSock      *ebpf.MapSpec `ebpf:"tdm_sock"`
 	TdmSuccessor *ebpf.MapSpec `ebpf:"tdm_successor"`
@@ -307,6 +329,7 @@ type sockVariableSpecs struct {
 	LeftPods         *ebpf.VariableSpec `ebpf:"left_pods"`
 	ProtectNodePorts *ebpf.VariableSpec `ebpf:"protect_node_ports"`
 	RememberTcp      *ebpf.VariableSpec `ebpf:"remember_tcp"`
+	SignalBoundsUs   *ebpf.VariableSpec `ebpf:"signal_bounds_us"`
 }
 
 // sockObjects contains all objects after they have been loaded into the kernel.
@@ -340,6 +363,7 @@ type sockMaps struct {
 	TdmRange     *ebpf.Map `ebpf:"tdm_range"`
 	TdmService   *ebpf.Map `ebpf:"tdm_service"`
 	TdmSet       *ebpf.Map `ebpf:"tdm_set"`
+	TdmSignals   *ebpf.Map `ebpf:"tdm_signals"`
 	TdmSlot      *ebpf.Map `ebpf:"tdm_slot"`
 	TdmSock      *ebpf.Map `ebpf:"tdm_sock"`
 	TdmSuccessor *ebpf.Map `ebpf:"tdm_successor"`
@@ -360,6 +384,7 @@ func (m *sockMaps) Close() error {
 		m.TdmRange,
 		m.TdmService,
 		m.TdmSet,
+		m.TdmSignals,
 		m.TdmSlot,
 		m.TdmSock,
 		m.TdmSuccessor,
@@ -378,6 +403,7 @@ type sockVariables struct {
 	LeftPods         *ebpf.Variable `ebpf:"left_pods"`
 	ProtectNodePorts *ebpf.Variable `ebpf:"protect_node_ports"`
 	RememberTcp      *ebpf.Variable `ebpf:"remember_tcp"`
+	SignalBoundsUs   *ebpf.Variable `ebpf:"signal_bounds_us"`
 }
 
 // sockPrograms contains all programs after they have been loaded into the kernel.
@@ -395,6 +421,7 @@ type sockPrograms struct {
 	TdmRecvmsg6  *ebpf.Program `ebpf:"tdm_recvmsg6"`
 	TdmSendmsg4  *ebpf.Program `ebpf:"tdm_sendmsg4"`
 	TdmSendmsg6  *ebpf.Program `ebpf:"tdm_sendmsg6"`
+	TdmSignal    *ebpf.Program `ebpf:"tdm_signal"`
 }
 
 func (p *sockPrograms) Close() error {
@@ -410,6 +437,7 @@ func (p *sockPrograms) Close() error {
 		p.TdmRecvmsg6,
 		p.TdmSendmsg4,
 		p.TdmSendmsg6,
+		p.TdmSignal,
 	)
 }
 

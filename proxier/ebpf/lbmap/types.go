@@ -12,22 +12,24 @@ import (
 
 // The structures of bpf/lb_types.h under their Go names.
 type (
-	FrontendKey   = sockFrontendKey
-	FrontendValue = sockFrontend
-	Backend       = sockBackend
-	Service       = sockService
-	ServiceStats  = sockServiceStats
-	RangeKey      = sockRangeKey
-	Node          = sockNode
-	Prefix        = sockPrefix
-	Meta          = sockMeta
-	Successor     = sockSuccessor
-	SocketDest    = sockSockDest
-	AffinityKey   = sockAffinityKey
-	Affinity      = sockAffinity
-	UDPPeerKey    = sockUdpPeerKey
-	UDPPeer       = sockUdpPeer
-	TargetKey     = tcTargetKey
+	FrontendKey    = sockFrontendKey
+	FrontendValue  = sockFrontend
+	Backend        = sockBackend
+	Service        = sockService
+	ServiceStats   = sockServiceStats
+	RangeKey       = sockRangeKey
+	Node           = sockNode
+	Prefix         = sockPrefix
+	Meta           = sockMeta
+	ServiceSignals = sockServiceSignals
+	Histogram      = sockSignalHistogram
+	Successor      = sockSuccessor
+	SocketDest     = sockSockDest
+	AffinityKey    = sockAffinityKey
+	Affinity       = sockAffinity
+	UDPPeerKey     = sockUdpPeerKey
+	UDPPeer        = sockUdpPeer
+	TargetKey      = tcTargetKey
 	// PortSpan is a range of source ports as the programs have it.
 	PortSpan = tcPortRange
 	// Cover is a list of prefixes that contain all ClusterIPs.

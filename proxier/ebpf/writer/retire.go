@@ -167,7 +167,7 @@ func (w *Writer) delete(keys []lbmap.FrontendKey) error {
 // remove releases everything of a service port that has no frontend left.
 func (w *Writer) remove(p *port) error {
 	// Otherwise, the next service port with this id would inherit them.
-	if err := w.removeRanges(p, nil); err != nil {
+	if err := errors.Join(w.removeRanges(p, nil), w.forget(p.id)); err != nil {
 		return err
 	}
 	for s := range proxier.Sets {

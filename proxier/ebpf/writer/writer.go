@@ -33,6 +33,7 @@ type Writer struct {
 	clock     clock.PassiveClock
 	grace     grace
 	guard     func() error // see Options
+	forget    func(service uint32) error
 
 	// mu guards everything below and the stores to the tables against those
 	// who read them beside Sync.
@@ -95,6 +96,9 @@ type Options struct {
 	// Guard is called before the first frontend is written that only the program at
 	// sockets' egress can check; nil for none.
 	Guard func() error
+	// Forget removes what programs noted of a service port that is gone, by its id, before that is given to another one; nil
+	// for nothing.
+	Forget func(service uint32) error
 	// Report is told what does not fit.
 	Report func(proxier.Problem)
 	// Disrupted is told of changes of Maglev tables; it may be nil.
@@ -106,9 +110,12 @@ func New(t *lbmap.Tables, o Options) *Writer {
 	if o.Guard == nil {
 		o.Guard = func() error { return nil }
 	}
+	if o.Forget == nil {
+		o.Forget = func(uint32) error { return nil }
+	}
 	s, c, g := o.Sizes, o.Clock, grace(o.Wait)
 	return &Writer{
-		tables: t, report: o.Report, disrupted: o.Disrupted, clock: c, grace: g, guard: o.Guard,
+		tables: t, report: o.Report, disrupted: o.Disrupted, clock: c, grace: g, guard: o.Guard, forget: o.Forget,
 		services: newIDs(1, s.Services, c, g), // id 0 stands for none
 		backends: newIDs(1, s.Backends, c, g),
 		slots:    newExtents(s.Slots, c, g),
