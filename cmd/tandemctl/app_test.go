@@ -116,6 +116,11 @@ func sample() *fakeInspector {
 				Backends: []inspect.BackendView{
 					{Address: at("172.18.0.2:6443"), ID: 1, Generation: 5, Sets: []string{"ipv4/cluster"}, Connections: 17},
 				},
+				Signals: &inspect.SignalsView{
+					Established: 15, Refused: 1, Unanswered: 1, SentBytes: 4096, ReceivedBytes: 123456,
+					Connect: inspect.TimesView{Count: 15, SumSeconds: 0.03, MedianSeconds: ptr(0.00025)},
+					RTT:     inspect.TimesView{Count: 12, SumSeconds: 0.002, MedianSeconds: ptr(0.0001), P99Seconds: ptr(0.001)},
+				},
 			},
 			{
 				Namespace: "kube-system", Name: "kube-dns", Port: "dns", Protocol: "UDP", ID: 2, State: inspect.Programmed,

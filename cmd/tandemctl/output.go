@@ -300,7 +300,40 @@ func writeServices(w io.Writer, list serviceList, backends bool) error {
 				number(b.Connections), number(b.ID), number(b.Generation))
 		}
 	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	return writeSignals(w, list.Services)
+}
+
+// writeSignals writes what TCP connections of sockets of this node to service ports came to, where that is known.
+func writeSignals(w io.Writer, list []inspect.ServiceView) error {
+	if !slices.ContainsFunc(list, func(s inspect.ServiceView) bool { return s.Signals != nil }) {
+		return nil
+	}
+	fmt.Fprintln(w, "\nTCP connections of sockets of this node:")
+	t := newTable(w, "SERVICE", "PORT", "ESTABLISHED", "REFUSED", "UNANSWERED", "CONNECT P50", "CONNECT P99", "RTT P50", "RTT P99", "SENT", "RECEIVED")
+	for i := range list {
+		s := &list[i]
+		if g := s.Signals; g != nil {
+			t.row(s.Namespace+"/"+s.Name, s.Port, number(g.Established), number(g.Refused), number(g.Unanswered),
+				boundText(g.Connect.Count, g.Connect.MedianSeconds), boundText(g.Connect.Count, g.Connect.P99Seconds),
+				boundText(g.RTT.Count, g.RTT.MedianSeconds), boundText(g.RTT.Count, g.RTT.P99Seconds),
+				bytesText(g.SentBytes), bytesText(g.ReceivedBytes))
+		}
+	}
 	return t.flush()
+}
+
+// boundText is a time of which an upper bound is known, or that is above all bounds.
+func boundText(count uint64, seconds *float64) string {
+	switch {
+	case count == 0:
+		return ""
+	case seconds == nil:
+		return "> 1s"
+	}
+	return "<= " + time.Duration(*seconds*float64(time.Second)).String()
 }
 
 // placementRows are what other datapaths serve. They have no counters.

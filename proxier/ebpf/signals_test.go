@@ -5,10 +5,12 @@ package ebpf
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -66,6 +68,12 @@ func TestSignals(t *testing.T) {
 	}
 	if s := got["silent"]; s.Unanswered != 1 || s.Established+s.Refused != 0 {
 		t.Errorf("Service whose endpoint does not answer: %+v", s)
+	}
+
+	views := servicesOf(t, inspectNode(t, one))
+	at := slices.IndexFunc(views, func(v inspect.ServiceView) bool { return v.Name == "web" && v.Protocol == "TCP" })
+	if at < 0 || views[at].Signals == nil || views[at].Signals.Established != asked || views[at].Signals.Connect.Count != asked || views[at].Signals.RTT.MedianSeconds == nil {
+		t.Errorf("inspected: %+v", views)
 	}
 
 	// A restart keeps them, and another Service does not inherit them.

@@ -32,6 +32,8 @@ type ServiceView struct {
 	Frontends       []FrontendView `json:"frontends"`
 	Sets            []SetView      `json:"sets"`
 	Backends        []BackendView  `json:"backends"`
+	// Signals are null if connections of sockets are not watched, or there were none.
+	Signals *SignalsView `json:"signals"`
 	// Changing says that the backends changed faster than they could be read,
 	// and some may be missing here.
 	Changing bool `json:"changing"`
@@ -104,6 +106,9 @@ func (i *Inspector) Services() ([]ServiceView, error) {
 	}
 	for k := range views {
 		views[k].Counters.Traffic = traffic[views[k].ID]
+		if views[k].Signals, err = i.signals(views[k].ID); err != nil {
+			return nil, err
+		}
 	}
 	return views, nil
 }
