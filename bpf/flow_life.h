@@ -37,6 +37,31 @@ static __always_inline void flow_count_traffic(const struct flow *f,
 	__sync_fetch_and_add(&s->bytes, t->bytes);
 }
 
+/* The statistics of the service of a flow; NULL if that may be another one by
+ * now. */
+static __always_inline struct service_stats *stats_of(const struct flow *f)
+{
+	__u32 service = f->service;
+
+	if (!backend_of(f->backend, f->backend_generation, service))
+		return NULL;
+	return bpf_map_lookup_elem(&tdm_svc_stats, &service);
+}
+
+/* Counts a TCP flow that ends without an answer of its backend. */
+static __always_inline void flow_count_unanswered(const struct flow *f)
+{
+	struct service_stats *s;
+
+	if (f->request.proto != IPPROTO_TCP ||
+	    f->flags & (FLOW_REPLIED | FLOW_CLOSED) ||
+	    f->action == ACTION_DIRECT)
+		return;
+	s = stats_of(f);
+	if (s)
+		__sync_fetch_and_add(&s->unanswered, 1);
+}
+
 /* Frees a flow that this CPU has claimed. */
 static __always_inline void flow_free(__u32 id, struct flow *f,
 				      __u32 generation)
@@ -112,6 +137,7 @@ GLOBAL int flow_make_room(__u64 word, bool over)
 		return 0;
 	if (!over && !(f->flags & FLOW_CLOSED))
 		count_reason(PUSHED_OUT);
+	flow_count_unanswered(f);
 	flow_free(id, f, old >> 32);
 	return 0;
 }

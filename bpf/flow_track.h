@@ -149,6 +149,20 @@ static __always_inline __u32 direct_flags(const struct flow_hit *hit,
 	return hit->entry->packets > 1 ? FLOW_REPLIED | FLOW_ESTABLISHED : 0;
 }
 
+/* Counts a TCP flow whose backend answers the SYN by a reset. */
+GLOBAL int flow_count_refused(__u32 id)
+{
+	struct flow *f = flow_of(id);
+	struct service_stats *s;
+
+	if (!f)
+		return 0;
+	s = stats_of(f);
+	if (s)
+		__sync_fetch_and_add(&s->refused, 1);
+	return 0;
+}
+
 /* Accounts for a packet of a flow, and moves the flow to its next stage. */
 static __always_inline void
 flow_account(CONTEXT *ctx, const struct flow_hit *hit, struct packet *p)
@@ -192,6 +206,9 @@ flow_account(CONTEXT *ctx, const struct flow_hit *hit, struct packet *p)
 	/* Of direct server return, all that is seen is that the client closes
 	 * its half. */
 	if (flags & FLOW_CLOSED || (direct && flags & FLOW_FIN_REQUEST)) {
+		if (hit->reply && p->tcp_flags & TCP_RST &&
+		    !(hit->flags & FLOW_ESTABLISHED))
+			flow_count_refused(hit->id);
 		if (flow_release(hit->id, hit->life, p->key.proto))
 			flow_make_room(flow_word(hit->id, hit->life >> 32),
 				       true);

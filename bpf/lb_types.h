@@ -95,6 +95,10 @@ struct service_stats {
 	__u64 packets; /* of ended flows; active flows have their own counters
 			*/
 	__u64 bytes;
+	/* TCP flows that were never established: a backend answered by a
+	 * reset, or not at all */
+	__u64 refused;
+	__u64 unanswered;
 };
 
 struct affinity_key {

@@ -42,6 +42,8 @@ type Tables struct {
 type Service struct {
 	Namespace, Name, Port, Protocol string
 	Connections, Packets, Bytes     uint64
+	// Refused and Unanswered are TCP connections of clients outside that were never established.
+	Refused, Unanswered uint64
 	// Signals are nil if connections are not watched.
 	Signals *Signals
 }
@@ -70,6 +72,8 @@ var (
 	servicePacketsDesc     = k8smetrics.NewDesc("tandem_service_packets_total", "Translated packets of a service port, in both directions, without connections balanced at their socket.", serviceLabels, nil, k8smetrics.ALPHA, "")
 	serviceBytesDesc       = k8smetrics.NewDesc("tandem_service_bytes_total", "Bytes of the packets in tandem_service_packets_total, with IP headers.", serviceLabels, nil, k8smetrics.ALPHA, "")
 
+	flowFailuresDesc = k8smetrics.NewDesc("tandem_service_flow_failures_total", "TCP connections of clients outside to a service port that were not established: refused by a reset of the endpoint, or unanswered.", append(serviceLabels, "result"), nil, k8smetrics.ALPHA, "")
+
 	closedDesc = k8smetrics.NewDesc("tandem_closed_udp_sockets_total", "UDP sockets closed because their backend was removed.", nil, nil, k8smetrics.ALPHA, "")
 )
 
@@ -96,6 +100,7 @@ func (t *tables) DescribeWithStability(ch chan<- *k8smetrics.Desc) {
 	ch <- yieldedDesc
 	ch <- packetsDesc
 	ch <- serviceConnectionsDesc
+	ch <- flowFailuresDesc
 	ch <- connectsDesc
 	ch <- socketBytesDesc
 	ch <- servicePacketsDesc
@@ -147,6 +152,11 @@ func (t *tables) CollectWithStability(ch chan<- k8smetrics.Metric) {
 		}{{serviceConnectionsDesc, s.Connections}, {servicePacketsDesc, s.Packets}, {serviceBytesDesc, s.Bytes}} {
 			ch <- k8smetrics.NewLazyConstMetric(c.desc, k8smetrics.CounterValue, float64(c.value), s.Namespace, s.Name, s.Port, s.Protocol)
 		}
+		if s.Protocol != "UDP" {
+			for result, n := range map[string]uint64{"refused": s.Refused, "unanswered": s.Unanswered} {
+				ch <- k8smetrics.NewLazyConstMetric(flowFailuresDesc, k8smetrics.CounterValue, float64(n), s.Namespace, s.Name, s.Port, s.Protocol, result)
+			}
+		}
 		if s.Signals != nil {
 			s.Signals.collect(ch, s.Namespace, s.Name, s.Port, s.Protocol)
 		}
@@ -184,6 +194,8 @@ func (t *tables) bounded(list []Service, shared *Signals) []Service {
 		others.Connections += s.Connections
 		others.Packets += s.Packets
 		others.Bytes += s.Bytes
+		others.Refused += s.Refused
+		others.Unanswered += s.Unanswered
 		if s.Signals != nil {
 			if others.Signals == nil {
 				others.Signals = &Signals{}

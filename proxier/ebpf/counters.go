@@ -17,6 +17,8 @@ import (
 type ServiceTraffic struct {
 	Namespace, Name, Port, Protocol string
 	Connections                     uint64
+	// Refused and Unanswered are TCP connections of clients outside that were never established.
+	Refused, Unanswered uint64
 	flowtable.Traffic
 	// Signals of connections of sockets of this node; none if they are not watched.
 	Signals lbmap.ServiceSignals
@@ -37,7 +39,8 @@ func (t *Tier) Traffic() (list []ServiceTraffic, err error) {
 			if connections == 0 || service.State == lbmap.ServiceFree {
 				continue
 			}
-			s := ServiceTraffic{Protocol: proxier.Protocol(service.Proto).String(), Connections: connections, Traffic: live[uint32(id)]}
+			s := ServiceTraffic{Protocol: proxier.Protocol(service.Proto).String(), Connections: connections, Traffic: live[uint32(id)],
+				Refused: atomic.LoadUint64(&tables.ServiceStats[id].Refused), Unanswered: atomic.LoadUint64(&tables.ServiceStats[id].Unanswered)}
 			s.Namespace, s.Name, s.Port = service.SplitName()
 			if s.Signals, err = t.signalsOf(uint32(id)); err != nil {
 				return err

@@ -82,7 +82,7 @@ func exposed(t *testing.T) map[string][]string {
 
 // resultsOf are the values of the label result of a metric.
 func resultsOf(metric string) []string {
-	if metric == "tandem_service_connects_total" {
+	if strings.HasPrefix(metric, "tandem_service_") {
 		return []string{"established", "refused", "unanswered"}
 	}
 	return lbmap.ReasonNames[:]

@@ -143,9 +143,20 @@ func (t *Table) countUp(f *lbmap.Flow, of Traffic) {
 	if t.tables == nil {
 		return
 	}
-	s := &t.tables.ServiceStats[serviceOf(t.tables, f)]
+	service := serviceOf(t.tables, f)
+	s := &t.tables.ServiceStats[service]
 	atomic.AddUint64(&s.Packets, of.Packets)
 	atomic.AddUint64(&s.Bytes, of.Bytes)
+	if service != 0 && wasUnanswered(f) {
+		atomic.AddUint64(&s.Unanswered, 1)
+	}
+}
+
+// wasUnanswered reports whether a backend never answered the client of a TCP flow, as flow_count_unanswered() of
+// bpf/flow_life.h does. Of direct server return, replies do not come by.
+func wasUnanswered(f *lbmap.Flow) bool {
+	return proxier.Protocol(f.Request.Proto) == proxier.TCP && atomic.LoadUint64(&f.Flags)&(lbmap.FlowReplied|lbmap.FlowClosed) == 0 &&
+		f.Action != lbmap.ActionDirect
 }
 
 func isUp(f *lbmap.Flow, timeouts *Timeouts, now uint32) bool {

@@ -143,6 +143,8 @@ type sockServiceStats struct {
 	Raced       uint64
 	Packets     uint64
 	Bytes       uint64
+	Refused     uint64
+	Unanswered  uint64
 }
 
 type sockSignalHistogram struct {
