@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
@@ -69,7 +70,18 @@ func (g *generation) loadSockets(ctx context.Context, t *Tier, spec *ciliumebpf.
 			replacements[name] = m
 		}
 	}
-	collection, err := datapath.Load(ctx, "socket programs", spec, ciliumebpf.CollectionOptions{MapReplacements: replacements, Cache: t.opts.KernelTypes})
+	opts := ciliumebpf.CollectionOptions{MapReplacements: replacements, Cache: t.opts.KernelTypes}
+	collection, err := datapath.Load(ctx, "socket programs", spec.Copy(), opts)
+	if signal := datapath.Hooks[datapath.SignalHook].Program; err != nil && spec.Programs[signal] != nil {
+		// Services are served without it.
+		without := spec.Copy()
+		delete(without.Programs, signal)
+		var errWithout error
+		if collection, errWithout = datapath.Load(ctx, "socket programs", without, opts); errWithout == nil {
+			klog.FromContext(ctx).Error(err, "Cannot watch the connections of sockets; metrics lack what --ebpf-service-signals asks for")
+			err = nil
+		}
+	}
 	if err != nil {
 		return err
 	}
