@@ -65,7 +65,7 @@ func TestAcceleration(t *testing.T) {
 			s := newDirectStage(t, serve, lab.Options{NoOffload: true})
 			defer s.end(t)
 			receivesXDP(t, s.lab)
-			s.startAll(t, "--ebpf-acceleration=native", "--lb-mode="+mode)
+			s.startAll(t, "--ebpf-acceleration=native", "--lb-mode="+mode, "--ebpf-max-tcp-flows=4096")
 			if mode == "dsr" {
 				s.ready(t, 0, 4)
 			}
@@ -74,15 +74,32 @@ func TestAcceleration(t *testing.T) {
 			}
 			ways := outside(s.nodes[0])
 			flows := openFlows(t, s.far.Sandbox, ways, s.pods...)
-			before := counted(t, s.nodes[0], "accelerated")
-			for range 10 {
-				checkAll(t, flows)
+			check := func(when string) {
+				t.Helper()
+				before := counted(t, s.nodes[0], "accelerated")
+				for range 10 {
+					checkAll(t, flows)
+				}
+				n := counted(t, s.nodes[0], "accelerated") - before
+				// A request at least, and of masqueraded connections a reply.
+				if least := float64(10 * len(flows) * map[string]int{"snat": 2, "dsr": 1}[mode]); n < least*0.9 {
+					t.Errorf("%s: XDP forwarded %v packets, want %v or more", when, n, least)
+				}
 			}
-			n := counted(t, s.nodes[0], "accelerated") - before
-			// A request at least, and of masqueraded connections a reply.
-			if least := float64(10 * len(flows) * map[string]int{"snat": 2, "dsr": 1}[mode]); n < least*0.9 {
-				t.Errorf("XDP forwarded %v packets, want %v or more", n, least)
+			check("at the start")
+			// With more connections, the maps of flows grow, and the XDP program is replaced.
+			first, _ := onUplink(t, s.nodes[0])
+			grown := s.processes[0].Says("Replaced eBPF maps by larger ones")
+			for opened := 0; grown() != nil; opened++ {
+				if opened == 100 {
+					t.Fatal("the maps did not grow")
+				}
+				openFlows(t, s.far.Sandbox, ways, s.pods...)
 			}
+			if now, name := onUplink(t, s.nodes[0]); name != "tdm_xdp" || now.Program == first.Program {
+				t.Errorf("on the uplink is %q, %+v; it was %+v", name, now, first)
+			}
+			check("with larger maps")
 		})
 	}
 }
