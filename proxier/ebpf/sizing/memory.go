@@ -20,9 +20,17 @@ const (
 	hashBucket = 16
 )
 
+// mapSpec is what the memory of a map depends on, besides its size. The specification itself would keep the types and instructions
+// of all programs in memory.
+type mapSpec struct {
+	kind              ciliumebpf.MapType
+	key, value, flags uint32
+	entries           uint32
+}
+
 // maps are those of all programs that have a size, by name.
-var maps = sync.OnceValue(func() map[string]*ciliumebpf.MapSpec {
-	all := map[string]*ciliumebpf.MapSpec{}
+var maps = sync.OnceValue(func() map[string]mapSpec {
+	all := map[string]mapSpec{}
 	for _, load := range []func() (*ciliumebpf.CollectionSpec, error){lbmap.SocketSpec, lbmap.PacketSpec} {
 		spec, err := load()
 		if err != nil {
@@ -30,7 +38,7 @@ var maps = sync.OnceValue(func() map[string]*ciliumebpf.MapSpec {
 		}
 		for name, m := range spec.Maps {
 			if lbmap.HasOwnName(name) {
-				all[name] = m
+				all[name] = mapSpec{m.Type, m.KeySize, m.ValueSize, m.Flags, m.MaxEntries}
 			}
 		}
 	}
@@ -49,7 +57,7 @@ func Memory(s lbmap.Sizes) (sum uint64) {
 		cpus = 1
 	}
 	for name, spec := range maps() {
-		n := uint64(spec.MaxEntries)
+		n := uint64(spec.entries)
 		if size, ok := sizes[name]; ok {
 			n = uint64(size)
 		}
@@ -58,10 +66,10 @@ func Memory(s lbmap.Sizes) (sum uint64) {
 	return sum
 }
 
-func memory(spec *ciliumebpf.MapSpec, n, cpus uint64) uint64 {
-	key, value := (uint64(spec.KeySize)+7)&^7, (uint64(spec.ValueSize)+7)&^7
+func memory(spec mapSpec, n, cpus uint64) uint64 {
+	key, value := (uint64(spec.key)+7)&^7, (uint64(spec.value)+7)&^7
 	const noPrealloc = 1 << 0 // BPF_F_NO_PREALLOC
-	switch spec.Type {
+	switch spec.kind {
 	case ciliumebpf.Array:
 		page := uint64(os.Getpagesize())
 		return (n*value + page - 1) &^ (page - 1)
@@ -69,7 +77,7 @@ func memory(spec *ciliumebpf.MapSpec, n, cpus uint64) uint64 {
 		return n * value * cpus
 	case ciliumebpf.Hash, ciliumebpf.LRUHash:
 		buckets := uint64(flowtable.PowerOfTwo(uint32(n))) * hashBucket
-		if spec.Flags&noPrealloc != 0 {
+		if spec.flags&noPrealloc != 0 {
 			return buckets
 		}
 		return n*(hashEntry+key+value) + buckets
