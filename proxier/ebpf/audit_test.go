@@ -292,7 +292,7 @@ func TestRepairOfCgroup(t *testing.T) {
 	one := l.Node("node1")
 	a := serve(t, one.Pod("a"))
 	repaired := newRepairs()
-	n := newNode(t, one, l, Options{Repaired: repaired.add})
+	n := newNode(t, one, l, Options{Repaired: repaired.add, Signals: true})
 	n.OnServiceAdd(dualService())
 	n.setPods(a)
 	n.sync(t)

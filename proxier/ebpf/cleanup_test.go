@@ -98,6 +98,9 @@ func objectsOf(t testing.TB, tier *Tier) (list []object) {
 	t.Helper()
 	seen := map[object]bool{}
 	for _, p := range tier.hooks.Programs {
+		if p == nil {
+			continue // not asked for
+		}
 		info, err := p.Info()
 		if err != nil {
 			t.Fatal(err)

@@ -39,6 +39,24 @@ type grower struct {
 	failed time.Time  // of the last step that failed
 	steps  atomic.Uint64
 	peers  atomic.Int64 // entries of tdm_udp_peer, as last counted
+	births births
+}
+
+// births is how many flows begin. The ring of young flows has to hold them until they are established.
+type births struct {
+	table     *flowtable.Table // that the count is of
+	count     uint64
+	at        time.Time
+	perSecond atomic.Int64
+}
+
+// look counts the flows that began since the last look.
+func (b *births) look(table *flowtable.Table, now time.Time) {
+	count := table.Count(lbmap.FlowBorn)
+	if b.table == table && now.After(b.at) {
+		b.perSecond.Store(int64(float64(count-b.count) / now.Sub(b.at).Seconds()))
+	}
+	b.table, b.count, b.at = table, count, now
 }
 
 func newGrower(o *Options) *grower {
@@ -97,6 +115,9 @@ func (t *Tier) followGrowth(ctx context.Context) {
 			counted = time.Now()
 			t.countPeers()
 		}
+		t.gen.RLock()
+		t.growth.births.look(t.flowTable, time.Now())
+		t.gen.RUnlock()
 		t.growAsNeeded(ctx)
 	}
 }
@@ -154,7 +175,7 @@ func (t *Tier) holds() (holds lbmap.Sizes, short bool) {
 	f := t.flowTable
 	tcp, udp := uint32(f.Count(lbmap.FlowKeptTCP)), uint32(f.Count(lbmap.FlowKeptUDP))
 	holds.TCPFlows, holds.UDPFlows = tcp, udp
-	holds.YoungFlows = uint32(max(0, f.Used()-int(tcp)-int(udp)-lbmap.MaxClosed))
+	holds.YoungFlows = uint32(t.growth.births.perSecond.Load())
 	return holds, short
 }
 
@@ -179,8 +200,7 @@ func (t *Tier) grow(ctx context.Context, sizes lbmap.Sizes) error {
 	earlier.borrowed, t.borrowed = next.borrowed, nil
 	earlier.close()
 	after := sizing.Memory(sizes)
-	klog.FromContext(ctx).Info("Replaced eBPF maps by larger ones", "before", earlier.sizes, "after", sizes,
-		"bytesBefore", before, "bytes", after, "loaded", loaded.Sub(began), "replaced", time.Since(loaded))
+	klog.FromContext(ctx).Info("Replaced eBPF maps by larger ones", "sizes", sizing.Changes(earlier.sizes, sizes), "bytesBefore", before, "bytes", after, "loaded", loaded.Sub(began), "replaced", time.Since(loaded))
 	t.growth.steps.Add(1)
 	return nil
 }

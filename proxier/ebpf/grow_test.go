@@ -24,6 +24,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/packet"
 	"github.com/tandem-proxy/tandem/test/scenarios/live"
 )
 
@@ -184,6 +185,34 @@ func TestGrowth(t *testing.T) {
 	}
 	if full := problems.capacity(); len(full) > 0 {
 		t.Errorf("reported although it fits: %+v", full)
+	}
+}
+
+// TestYoungFlowsGrow: maps of flows grow when many connections begin, also if none of them is established.
+func TestYoungFlowsGrow(t *testing.T) {
+	start, most := smallStart()
+	start.Affinity = most.Affinity // some Services have it
+	p := newPath(t, Options{Sizes: most, Start: start})
+	p.endsCluster(t)
+	e := endsOf(proxier.IPv4)
+	births, began := &p.tier.growth.births, time.Now()
+	births.look(p.tier.flowTable, began)
+	begin := func(first, count int) {
+		for i := first; i < first+count; i++ {
+			p.send(t, in, tcp(netip.AddrPortFrom(e.client.Addr(), uint16(2000+i)), e.local, packet.SYN))
+		}
+	}
+	begin(0, int(start.YoungFlows/2))
+	births.look(p.tier.flowTable, began.Add(time.Second))
+	p.tier.growAsNeeded(t.Context())
+	if p.tier.sizes != start {
+		t.Errorf("the maps grew with %d new flows a second: %+v", start.YoungFlows/2, p.tier.sizes)
+	}
+	begin(2000, int(start.YoungFlows/2)+10)
+	births.look(p.tier.flowTable, began.Add(2*time.Second))
+	p.tier.growAsNeeded(t.Context())
+	if p.tier.sizes.YoungFlows != 4*start.YoungFlows {
+		t.Errorf("the maps have room for %d young flows, want %d", p.tier.sizes.YoungFlows, 4*start.YoungFlows)
 	}
 }
 

@@ -350,7 +350,7 @@ func TestReattaches(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
 	a := serve(t, one.Pod("a"))
-	n := newNode(t, one, l, Options{})
+	n := newNode(t, one, l, Options{Signals: true})
 	n.OnServiceAdd(dualService())
 	n.setPods(a)
 	n.sync(t)

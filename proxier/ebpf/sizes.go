@@ -53,7 +53,7 @@ func (t *Tier) firstSizes(logger klog.Logger) (lbmap.Sizes, error) {
 	if n, err := lbmap.CountEntries[lbmap.AffinityKey, lbmap.Affinity](maps["tdm_affinity"]); n > 0 || err != nil {
 		return there, nil
 	}
-	logger.Info("The eBPF maps are much larger than they need to be; making smaller ones", "before", there, "after", enough)
+	logger.Info("The eBPF maps are much larger than they need to be; making smaller ones", "sizes", sizing.Changes(there, enough))
 	return enough, nil
 }
 

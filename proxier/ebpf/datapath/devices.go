@@ -54,6 +54,8 @@ type Devices struct {
 	looked  bool             // whether takeOver has succeeded
 
 	uplinks map[int]lbmap.Uplink // what the programs know
+	// superseded are earlier programs that stay attached until the flows in their maps are copied.
+	superseded []tc.Attachment
 
 	xdp         *ciliumebpf.Program // nil until it is needed
 	accelerated Accelerated
@@ -90,6 +92,8 @@ type DeviceOptions struct {
 type FlowMigration interface {
 	// Add opens the flows in the maps of an earlier program.
 	Add(earlier lbmap.Maps) error
+	// Active reports whether there are flows to copy.
+	Active() bool
 	CopyAll() error
 	// CopyNew copies the flows that began since.
 	CopyNew() error
@@ -102,6 +106,7 @@ type FlowMigration interface {
 type noFlows struct{}
 
 func (noFlows) Add(lbmap.Maps) error         { return nil }
+func (noFlows) Active() bool                 { return false }
 func (noFlows) CopyAll() error               { return nil }
 func (noFlows) CopyNew() error               { return nil }
 func (noFlows) Finish(context.Context) error { return nil }
@@ -133,6 +138,7 @@ func (p *Devices) Close() {
 	p.Loaded, p.twins = nil, nil
 	p.xdp.Close()
 	p.flows.Close()
+	tc.Close(p.superseded)
 }
 
 // Serve attaches programs to these devices, uplinks and those of pods by index, and detaches
@@ -177,7 +183,19 @@ func (p *Devices) Serve(ctx context.Context, list []devices.Device, pods map[int
 			errs = append(errs, p.removeUplink(index))
 		}
 	}
-	return errors.Join(append(errs, p.flows.Finish(ctx))...)
+	errs = append(errs, p.flows.Finish(ctx), p.detachSuperseded())
+	return errors.Join(errs...)
+}
+
+// detachSuperseded takes off earlier programs that are not needed any more.
+func (p *Devices) detachSuperseded() error {
+	var errs []error
+	for _, a := range p.superseded {
+		errs = append(errs, tc.Detach(a))
+	}
+	tc.Close(p.superseded)
+	p.superseded = nil
+	return errors.Join(errs...)
 }
 
 // startServing attaches programs to a device.
@@ -216,9 +234,9 @@ func (p *Devices) stopServing(index int) error {
 	return p.removeUplink(index)
 }
 
-// Attach attaches programs to a device, in place of those of an earlier process. Egress comes
-// first: a request that is translated and whose reply is not would be worse than one that is
-// not translated.
+// Attach attaches programs to a device, in place of earlier ones. Egress comes first: a request that is translated and whose reply is
+// not would be worse than one that is not translated. While flows are copied, the earlier program at egress stays behind the
+// new one, for replies of flows that began since the last copy.
 func (p *Devices) Attach(ctx context.Context, device int, v Variant) error {
 	programs, err := p.Programs(ctx, v)
 	if err != nil {
@@ -230,12 +248,18 @@ func (p *Devices) Attach(ctx context.Context, device int, v Variant) error {
 			return err
 		}
 		// Few flows begin between the two copies.
-		err = errors.Join(
-			p.flows.CopyNew(),
-			tc.Attach(device, h.Direction, p.opts.TC, programs[i], earlier),
-			p.flows.CopyNew())
-		tc.Close(earlier)
-		if err != nil {
+		err = p.flows.CopyNew()
+		beside := false
+		if h.Direction == tc.Egress && p.opts.TC == tc.TCX && p.flows.Active() {
+			beside = tc.Attach(device, h.Direction, p.opts.TC, programs[i], nil) == nil
+		}
+		if beside {
+			p.superseded = append(p.superseded, earlier...)
+		} else {
+			err = errors.Join(err, tc.Attach(device, h.Direction, p.opts.TC, programs[i], earlier))
+			tc.Close(earlier)
+		}
+		if err = errors.Join(err, p.flows.CopyNew()); err != nil {
 			return err
 		}
 	}

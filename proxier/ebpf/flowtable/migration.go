@@ -41,6 +41,9 @@ func (m *Migration) Add(earlier lbmap.Maps) error {
 	return err
 }
 
+// Active reports whether flows of earlier programs are in other maps.
+func (m *Migration) Active() bool { return len(m.copiers) > 0 }
+
 // CopyAll copies every flow.
 func (m *Migration) CopyAll() error { return m.each((*Copier).CopyAll) }
 

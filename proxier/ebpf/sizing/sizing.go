@@ -4,6 +4,7 @@
 package sizing
 
 import (
+	"fmt"
 	"math/bits"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -97,8 +98,8 @@ func Start(most lbmap.Sizes, memory uint64, cpus int, cost Cost) lbmap.Sizes {
 
 // Next returns the sizes that maps should have that hold so much, or are to hold it; those they have if they are large enough,
 // or if there is no memory for more. A table grows when four fifths of it are in use, and then at least half of it is free.
-// Flows grow when a quarter of the established ones are there, to four times their number: connections can come faster than
-// larger maps are made.
+// Flows grow when a quarter of the established ones are there, or half as many as may be young begin within a second, to four times
+// their number: connections can come faster than larger maps are made. Of young flows, holds has those that begin in a second.
 func (l *Limits) Next(now, holds lbmap.Sizes, cost Cost) lbmap.Sizes {
 	fits := func(s lbmap.Sizes) bool { return l.Memory == 0 || cost(s) <= l.Memory }
 	next := now
@@ -162,4 +163,15 @@ func (l *Limits) LevelFor(flows int) int {
 		level--
 	}
 	return level
+}
+
+// Changes lists the sizes that differ, for people.
+func Changes(before, after lbmap.Sizes) (list []string) {
+	now := after.All()
+	for i, was := range before.All() {
+		if *was.At != *now[i].At {
+			list = append(list, fmt.Sprintf("%s %d -> %d", was.Name, *was.At, *now[i].At))
+		}
+	}
+	return list
 }
