@@ -30,7 +30,7 @@ func TestSignals(t *testing.T) {
 		n.OnServiceAdd(writertest.Service("closed", closed.String()))
 		n.OnEndpointSliceAdd(writertest.Slice("closed", "closed", mute.Addr4.String())) // without a listener
 		n.OnServiceAdd(writertest.Service("silent", silent.String()))
-		n.OnEndpointSliceAdd(writertest.Slice("silent", "silent", "192.0.2.1")) // which nobody has
+		n.OnEndpointSliceAdd(writertest.Slice("silent", "silent", "192.0.2.1")) // unreachable
 		n.sync(t)
 	}
 	feed()
@@ -45,7 +45,7 @@ func TestSignals(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	if _, err := client.Ask(ctx, "tcp", netip.AddrPortFrom(silent, 80)); err == nil {
-		t.Fatal("an address that nobody has accepted a connection")
+		t.Fatal("an unreachable endpoint accepted a connection")
 	}
 	cancel()
 	// Connections end soon after the client closed them.
