@@ -67,9 +67,16 @@ func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) 
 		return err
 	}
 	t.signals = lbmap.NewSignalMap(t.maps["tdm_signals"])
+	forget := t.signals.Forget
+	if !t.opts.Signals {
+		forget = nil // the removal of a Service costs no system call more
+		if err := lbmap.DeleteAll(t.maps["tdm_signals"]); err != nil {
+			return err
+		}
+	}
 	t.writer = writer.New(tables, writer.Options{
 		Sizes: t.sizes, Clock: clock.RealClock{}, Wait: datapath.WaitForPrograms, Report: t.report, Disrupted: t.opts.Disrupted,
-		Guard: func() error { return t.hooks.Guard() }, Forget: t.signals.Forget,
+		Guard: func() error { return t.hooks.Guard() }, Forget: forget,
 	})
 	t.writer.SetReach(t.growth.limits.Most)
 	t.flowTable.CountFor(tables)

@@ -104,6 +104,10 @@ func TestSignals(t *testing.T) {
 			t.Error("the program is still attached")
 		}
 	}
+	// A later process with signals must not find old ones.
+	if left, err := lbmap.CountEntries[uint32, lbmap.ServiceSignals](n.tier.maps["tdm_signals"]); err != nil || left != 0 {
+		t.Errorf("%d service ports have signals, %v", left, err)
+	}
 }
 
 func signals(t *testing.T, tier *Tier) map[string]lbmap.ServiceSignals {
