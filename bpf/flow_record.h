@@ -24,6 +24,15 @@ static __always_inline __u64 flow_word(__u32 id, __u32 generation)
 	return (__u64)generation << 32 | id;
 }
 
+static __always_inline enum flow_other flow_other(void)
+{
+	const __u32 seed = FLOW_SEED;
+	const struct flow_counter *c =
+		bpf_map_lookup_elem(&tdm_flow_count, &seed);
+
+	return c ? *(volatile __u64 *)&c->other : OTHER_NONE;
+}
+
 static __always_inline __u64 *flow_counter(enum flow_count which)
 {
 	__u32 index = which;

@@ -28,6 +28,15 @@ static __always_inline bool takes_direct(const struct flow *f)
 	return be && be->flags & BACKEND_DIRECT;
 }
 
+/* Whether a packet without a flow is left to an earlier program, which may have
+ * its flow. Datagrams that may be so get the same backend from either. */
+static __always_inline bool is_for_earlier(const struct packet *p)
+{
+	return p->key.proto == IPPROTO_TCP &&
+	       (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN &&
+	       flow_other() == OTHER_BEHIND;
+}
+
 /* Whether a packet starts a new connection in place of its flow, or the flow's
  * backend serves no longer. */
 static __always_inline bool is_over(const struct packet *p,

@@ -152,10 +152,23 @@ struct flow_traffic {
 
 /* Rings hold words: flow id (low half) and generation (high half). */
 
+/* While flows are copied to maps of other sizes, two programs are on a device,
+ * each with flows of its own. What this one has with it. */
+enum flow_other {
+	OTHER_NONE,
+	/* An earlier program, behind this one: it gets what may be of its
+	 * flows. */
+	OTHER_BEHIND,
+	/* A newer one, ahead of this one, whose packets pass here too. */
+	OTHER_AHEAD,
+};
+BTF_EMIT(flow_other);
+
 /* Shared by all CPUs and user space; each has a cache line of its own. */
 struct flow_counter {
 	__u64 value;
-	__u64 pad[7];
+	__u64 other; /* of FLOW_SEED: enum flow_other */
+	__u64 pad[6];
 };
 
 /* Free ids, of one CPU or some. */

@@ -58,7 +58,9 @@ static __always_inline bool remaps(const struct packet *p, bool ingress)
 
 /*
  * Creates a flow for a connection that is not to a Service, if another flow has
- * the replies to its source port. Returns whether there is one now.
+ * the replies to its source port. Returns whether there is one now. It may be a
+ * packet of that flow which a newer program has seen: whether it was redirected
+ * is asked once.
  */
 static __always_inline bool remap(struct __sk_buff *skb, struct packet *p,
 				  bool ingress)
@@ -67,7 +69,8 @@ static __always_inline bool remap(struct __sk_buff *skb, struct packet *p,
 		.action = ingress ? ACTION_REMAP_IN : ACTION_REMAP_OUT,
 	};
 
-	if (!remaps(p, ingress) || !may_begin(p) || !is_taken(p, ingress))
+	if (!remaps(p, ingress) || !may_begin(p) || !is_taken(p, ingress) ||
+	    flow_other() == OTHER_AHEAD)
 		return false;
 	turn_around(&c.reply, &p->key);
 	return create(skb, p, &c) == FLOW_MADE;

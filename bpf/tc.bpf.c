@@ -37,6 +37,7 @@
 #include "conntrack.h"
 #include "flow_life.h"
 #include "flow_maps.h"
+#include "flow_stale.h"
 #include "host_sock.h"
 #include "icmp.h"
 #include "node.h"
@@ -68,6 +69,8 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	if (packets_yield(skb))
 		return p->wrapped == WRAPPED ? NEXT : NO_FLOW;
 	verdict = claim(p, &c);
+	if (verdict == CHOSEN && is_for_earlier(p))
+		return NEXT;
 	if (verdict == CHOSEN && may_be_known(p)) {
 		if (netfilter_has(skb, p))
 			return done(PASS_NETFILTER, NEXT);

@@ -156,11 +156,9 @@ func TestGrowth(t *testing.T) {
 
 	// Flows grow once a quarter of the established connections are there.
 	func() {
-		load.rests[newUDP].Lock() // see TestConnectionsSurvive
-		defer load.rests[newUDP].Unlock()
-		if e.tier.hold == nil {
-			load.rests[newTCP].Lock()
-			defer load.rests[newTCP].Unlock()
+		for _, use := range copyingFlows(e.tier) {
+			load.rests[use].Lock()
+			defer load.rests[use].Unlock()
 		}
 		before := sizesOf(e.tier)
 		open := openMany(t, e, int(before.TCPFlows/4))
@@ -181,7 +179,8 @@ func TestGrowth(t *testing.T) {
 	n := load.counts()
 	t.Logf("%d requests over open connections, %d over new ones, %d of pods", n.open, n.fresh, asked)
 	if n.broken > 0 || n.failed > 0 || failed > 0 {
-		t.Errorf("%d connections broke, %d new ones failed, and %d of pods", n.broken, n.failed, failed)
+		counts, err := e.tier.Packets()
+		t.Errorf("%d connections broke, %d new ones failed, and %d of pods; packets: %v (%v)", n.broken, n.failed, failed, counts, err)
 	}
 	if full := problems.capacity(); len(full) > 0 {
 		t.Errorf("reported although it fits: %+v", full)

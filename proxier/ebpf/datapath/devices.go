@@ -56,6 +56,8 @@ type Devices struct {
 	uplinks map[int]lbmap.Uplink // what the programs know
 	// superseded are earlier programs that stay attached until the flows in their maps are copied.
 	superseded []tc.Attachment
+	// other is what setOther wrote; nil before, as an earlier process may have written something.
+	other *uint64
 
 	xdp         *ciliumebpf.Program // nil until it is needed
 	accelerated Accelerated
@@ -183,8 +185,54 @@ func (p *Devices) Serve(ctx context.Context, list []devices.Device, pods map[int
 			errs = append(errs, p.removeUplink(index))
 		}
 	}
-	errs = append(errs, p.flows.Finish(ctx), p.detachSuperseded())
+	errs = append(errs, p.setOther(lbmap.OtherNone), p.flows.Finish(ctx), p.detachSuperseded())
 	return errors.Join(errs...)
+}
+
+// setOther tells programs which others are with them on their devices.
+func (p *Devices) setOther(other uint64) error {
+	if p.other != nil && *p.other == other {
+		return nil
+	}
+	err := lbmap.SetOther(p.Maps["tdm_flow_count"], other)
+	if err == nil {
+		p.other = &other
+	}
+	return err
+}
+
+// attachAhead attaches a program ahead of earlier ones, which stay until the flows in their maps are copied. It reports whether
+// it did.
+func (p *Devices) attachAhead(device int, d tc.Direction, program *ciliumebpf.Program, earlier []tc.Attachment) bool {
+	if p.opts.TC != tc.TCX || !p.flows.Active() || len(earlier) == 0 || p.setOther(lbmap.OtherBehind) != nil {
+		return false
+	}
+	for _, e := range earlier {
+		if !p.setAhead(e.Program) {
+			return false
+		}
+	}
+	if tc.Attach(device, d, p.opts.TC, program, nil) != nil {
+		return false
+	}
+	p.superseded = append(p.superseded, earlier...)
+	return true
+}
+
+// setAhead tells a program that a newer one is ahead of it. Those that have the same flows, or are of a version that does not know of
+// that, cannot be behind another one.
+func (p *Devices) setAhead(program *ciliumebpf.Program) bool {
+	earlier, err := lbmap.MapsOf(program)
+	if err != nil {
+		return false
+	}
+	defer earlier.Close()
+	counts := earlier["tdm_flow_count"]
+	if counts == nil {
+		return false
+	}
+	same, err := lbmap.SameMap(counts, p.Maps["tdm_flow_count"])
+	return err == nil && !same && lbmap.SetOther(counts, lbmap.OtherAhead) == nil
 }
 
 // detachSuperseded takes off earlier programs that are not needed any more.
@@ -235,8 +283,8 @@ func (p *Devices) stopServing(index int) error {
 }
 
 // Attach attaches programs to a device, in place of earlier ones. Egress comes first: a request that is translated and whose reply is
-// not would be worse than one that is not translated. While flows are copied, the earlier program at egress stays behind the
-// new one, for replies of flows that began since the last copy.
+// not would be worse than one that is not translated. While flows are copied, the earlier program stays behind the
+// new one, for packets of flows that began since the last copy.
 func (p *Devices) Attach(ctx context.Context, device int, v Variant) error {
 	programs, err := p.Programs(ctx, v)
 	if err != nil {
@@ -249,13 +297,7 @@ func (p *Devices) Attach(ctx context.Context, device int, v Variant) error {
 		}
 		// Few flows begin between the two copies.
 		err = p.flows.CopyNew()
-		beside := false
-		if h.Direction == tc.Egress && p.opts.TC == tc.TCX && p.flows.Active() {
-			beside = tc.Attach(device, h.Direction, p.opts.TC, programs[i], nil) == nil
-		}
-		if beside {
-			p.superseded = append(p.superseded, earlier...)
-		} else {
+		if !p.attachAhead(device, h.Direction, programs[i], earlier) {
 			err = errors.Join(err, tc.Attach(device, h.Direction, p.opts.TC, programs[i], earlier))
 			tc.Close(earlier)
 		}

@@ -176,6 +176,13 @@ const (
 	EntryReply   = 4
 )
 
+// enum flow_other
+const (
+	OtherNone   = 0
+	OtherBehind = 1
+	OtherAhead  = 2
+)
+
 // enum flow_count
 const (
 	FlowFresh   = 0

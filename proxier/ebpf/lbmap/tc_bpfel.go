@@ -32,7 +32,8 @@ type tcFlow struct {
 type tcFlowCounter struct {
 	_     structs.HostLayout
 	Value uint64
-	Pad   [7]uint64
+	Other uint64
+	Pad   [6]uint64
 }
 
 type tcFlowEntry struct {
