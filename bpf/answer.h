@@ -10,11 +10,34 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "flow_key.h"
+#include "global.h"
+#include "next_hop.h"
 #include "packet.h"
+#include "reasons.h"
 #include "redirect.h"
+#include "route.h"
 #include "tc_config.h"
+#include "verdict.h"
 
 #define ANSWER_TTL 64
+
+/* Sends an answer by the route to the sender of a packet, which may be by
+ * another device than the packet came in by. */
+GLOBAL int send_to_sender(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_fib_lookup *fib = last_route();
+	struct next_hop *nh = next_hop_at(NEXT_HOPS);
+	struct flow_key to;
+
+	if (!p || !fib || !nh)
+		return TC_ACT_SHOT;
+	turn_around(&to, &p->key);
+	if (!has_route(route(skb, fib, &to, 1, 0)))
+		return done(DROP_NO_ROUTE, TC_ACT_SHOT);
+	next_hop_set(nh, fib);
+	return send_out(skb, nh);
+}
 
 /* Sends a packet back to where it came from; one that came in an IP packet, to
  * the client. */
@@ -22,7 +45,9 @@ static __always_inline int bounce(struct __sk_buff *skb, const struct packet *p)
 {
 	__u8 mac[2][6], swapped[2][6];
 
-	if (!l2_len || p->wrapped == WRAPPED)
+	if (p->wrapped == WRAPPED)
+		return send_to_sender(skb, p);
+	if (!l2_len)
 		return send_by_route(skb, skb->ifindex);
 	if (bpf_skb_load_bytes(skb, 0, mac, sizeof(mac)))
 		return TC_ACT_SHOT;

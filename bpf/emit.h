@@ -94,7 +94,7 @@ static __always_inline int emit(struct __sk_buff *skb, struct packet *p,
 	if (hit->action == ACTION_SNAT || hit->action == ACTION_DIRECT)
 		return forward(skb, p, hit, has_way);
 	if (hit->flags & FLOW_WRAPPED && hit->reply && p->tcp_flags & TCP_SYN &&
-	    lower_mss(skb, p))
+	    lower_mss(skb, p, hit->flags))
 		return fail(p, DROP_REWRITE, TC_ACT_SHOT);
 	if (rewrite(skb, p, &hit->to, p->ttl))
 		return fail(p, DROP_REWRITE, TC_ACT_SHOT);

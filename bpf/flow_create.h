@@ -53,8 +53,7 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 	f->request = p->key;
 	f->reply = c->reply;
 	f->flags = (__u64)generation << 32;
-	if (p->wrapped == WRAPPED)
-		f->flags |= FLOW_WRAPPED;
+	f->flags |= wrapped_flags(p);
 	f->action = c->action;
 	f->ingress = skb->ifindex;
 	f->service = c->service;
@@ -88,7 +87,8 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 		return err == -EEXIST ? FLOW_OUTRUN : FLOW_NO_ROOM;
 	}
 	/* A reply may have come before there was an entry for requests. */
-	if ((__u32)__sync_fetch_and_or(&f->flags, FLOW_INDEXED) & ~FLOW_WRAPPED)
+	if ((__u32)__sync_fetch_and_or(&f->flags, FLOW_INDEXED) &
+	    ~(FLOW_WRAPPED | FLOW_GENEVE))
 		flow_mark(id, f->life, 0, 0);
 	*(volatile __u64 *)&f->life = life_of(generation, FLOW_YOUNG);
 	flow_make_room(word, false);

@@ -86,6 +86,7 @@ enum flow_flag {
 				* was not answered yet */
 	FLOW_WRAPPED = 1 << 9, /* its first request came in an IP packet from
 				* another node, which may send more of them */
+	FLOW_GENEVE = 1 << 10, /* and in Geneve in that */
 };
 BTF_EMIT(flow_flag);
 

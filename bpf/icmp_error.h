@@ -130,8 +130,8 @@ GLOBAL int icmp_error(struct __sk_buff *skb, struct packet *p, __u8 type,
 	return bounce(skb, p);
 }
 
-/* Tells the sender that the TTL of a packet ended here, or that it is too big.
- */
+/* Tells the sender that the TTL of a packet ended here, that it is too big, or
+ * what a router said: that there is no way. */
 static __always_inline int send_error(struct __sk_buff *skb, struct packet *p,
 				      enum reason reason)
 {
@@ -142,6 +142,10 @@ static __always_inline int send_error(struct __sk_buff *skb, struct packet *p,
 		return icmp_error(
 			skb, p, p->v6 ? ICMPV6_TIME_EXCEED : ICMP_TIME_EXCEEDED,
 			0, 0);
+	if (reason == FORWARD_ICMP)
+		return icmp_error(
+			skb, p, p->v6 ? ICMPV6_DEST_UNREACH : ICMP_DEST_UNREACH,
+			p->v6 ? ICMPV6_ADDR_UNREACH : ICMP_HOST_UNREACH, 0);
 	if (p->v6)
 		return icmp_error(skb, p, ICMPV6_PKT_TOOBIG, 0, p->mtu);
 	/* Also if the packet may be fragmented: this program cannot do it, but

@@ -21,14 +21,15 @@
 #include "packet.h"
 #include "parse.h"
 
-/* Parses the packet that an error quotes; it may end 8 bytes after its IP
- * header. */
-static __always_inline bool
-parse_quote(struct __sk_buff *skb, const struct packet *p, struct packet *inner)
+/* Parses the packet that an error quotes, from an offset on; it may end 8 bytes
+ * after its IP header. */
+static __always_inline bool parse_quote(struct __sk_buff *skb,
+					const struct packet *p, __u32 l3,
+					struct packet *inner)
 {
 	__be32 ports;
 
-	inner->l3 = p->l4 + sizeof(struct icmp_error);
+	inner->l3 = l3;
 	if ((p->v6 ? parse_v6(skb, inner) : parse_v4(skb, inner)) != UNDERSTOOD)
 		return false;
 	if (inner->key.proto != IPPROTO_TCP && inner->key.proto != IPPROTO_UDP)

@@ -9,14 +9,21 @@
 #include <linux/udp.h>
 
 #include "flow_types.h"
+#include "geneve.h"
 #include "packet.h"
+#include "tc_config.h"
 
-/* Length of the IP header that an action puts before packets. */
+/* Length of the headers that a packet in a packet has around it. */
+static __always_inline __u16 outer_len(bool v6, bool geneve)
+{
+	return (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) +
+	       (geneve ? sizeof(struct geneve) : 0);
+}
+
+/* Length of the headers that an action puts before packets. */
 static __always_inline __u16 wrapper_len(const struct packet *p, __u32 action)
 {
-	if (action != ACTION_DIRECT)
-		return 0;
-	return p->v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+	return action == ACTION_DIRECT ? outer_len(p->v6, dispatch_geneve) : 0;
 }
 
 #ifndef TANDEM_XDP

@@ -12,7 +12,9 @@
 #include <bpf/bpf_helpers.h>
 
 #include "csum.h"
+#include "flow_types.h"
 #include "global.h"
+#include "length.h"
 #include "packet.h"
 #include "parse.h"
 
@@ -28,15 +30,14 @@ struct mss_option {
 };
 
 /*
- * Lowers the maximum segment size in a SYN-ACK by the length of the header that
- * the client's node puts before each packet, so that clients send nothing that
- * is too big with it. All usual systems put the option first; where it is not,
- * the client gets ICMP errors about its large packets.
+ * Lowers the maximum segment size in a SYN-ACK by the length of the headers
+ * that the client's node puts before each packet, so that clients send nothing
+ * that is too big with them. All usual systems put the option first; where it
+ * is not, the client gets ICMP errors about its large packets.
  */
-GLOBAL int lower_mss(struct __sk_buff *skb, const struct packet *p)
+GLOBAL int lower_mss(struct __sk_buff *skb, const struct packet *p, __u32 flags)
 {
-	const __u16 taken =
-		p && p->v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+	const __u16 taken = outer_len(p && p->v6, flags & FLOW_GENEVE);
 	struct mss_option mss;
 	__be16 lower;
 	__u32 at;

@@ -20,7 +20,7 @@ enum tcp_flag {
 	TCP_ACK = 0x10,
 };
 
-/* IP in IP (RFC 2003, RFC 2473). */
+/* IP in IP (RFC 2003, RFC 2473), or in Geneve (geneve.h). */
 enum wrapped {
 	BARE,
 	WRAPPED, /* it came in an IP packet, which was taken off */

@@ -30,14 +30,15 @@
 #include "remap.h"
 #include "icmp_echo.h"
 #include "icmp_error.h"
+#include "icmp_outer.h"
 #include "reject.h"
 #include "unwrap.h"
 
 #include "addr.h"
 #include "conntrack.h"
 #include "flow_life.h"
-#include "flow_maps.h"
 #include "flow_stale.h"
+#include "flow_maps.h"
 #include "host_sock.h"
 #include "icmp.h"
 #include "node.h"
@@ -118,6 +119,9 @@ static __always_inline int handle_icmp(struct __sk_buff *skb, struct packet *p,
 	if (is_icmp_error(p)) {
 		int verdict = follow_error(skb, p, ingress);
 
+		if (verdict == NEXT && ingress && role == ROLE_UPLINK &&
+		    p->wrapped == BARE)
+			verdict = follow_outer_error(skb, p);
 		return verdict == PAST_STACK ? forward_error(skb, p) : verdict;
 	}
 	if (p->wrapped == WRAPPED)
@@ -163,11 +167,11 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 	if (skb->vlan_present)
 		return NEXT;
 	parsed = parse(skb, skb->protocol, &p);
-	if (parsed == FOREIGN) {
-		if (role != ROLE_UPLINK || !ingress || !unwrap(skb))
-			return NEXT;
+	if (role == ROLE_UPLINK && ingress && may_be_wrapped(&p, parsed) &&
+	    unwrap(skb))
 		parsed = parse_again(skb, &p);
-	}
+	if (parsed == FOREIGN)
+		return NEXT;
 	if (parsed == BROKEN)
 		return done(PASS_HEADERS, NEXT);
 	/* Fragments of ICMP pass to the stack, which reassembles them. */

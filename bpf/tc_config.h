@@ -47,6 +47,10 @@ const volatile __u8 draining = 0;
 /* Lookups in the kernel's conntrack (Linux 5.18 with BTF). */
 const volatile __u8 have_conntrack = 1;
 
+/* Packets of direct server return are sent in Geneve, not in IP packets alone.
+ * What comes so is taken out either way. */
+const volatile __u8 dispatch_geneve = 0;
+
 /* Sizes of the flow maps. max_young is a power of two. */
 const volatile __u32 max_flows = 1 << 18;
 const volatile __u32 max_young = 1 << 16;

@@ -16,8 +16,10 @@
 #include "flow_index.h"
 #include "fragment.h"
 #include "frontend.h"
+#include "geneve.h"
 #include "global.h"
 #include "icmp.h"
+#include "length.h"
 #include "node.h"
 #include "packet.h"
 #include "parse.h"
@@ -29,34 +31,58 @@
 #define ECN_MASK 3
 #define ECN_CE 3
 
-/* Reads the outer header; returns its length, 0 if it is not that of a packet
- * in a packet. Nodes send neither options nor fragments. */
-static __always_inline __u32 parse_wrapper(struct __sk_buff *skb,
+/* Whether a packet may be one in a packet: of a protocol that is not parsed, or
+ * a datagram to Geneve's port. */
+static __always_inline bool may_be_wrapped(const struct packet *p,
+					   enum parsed parsed)
+{
+	return parsed == FOREIGN ||
+	       (parsed == UNDERSTOOD && p->fragment == WHOLE &&
+		p->key.proto == IPPROTO_UDP &&
+		p->key.dport == bpf_htons(GENEVE_PORT));
+}
+
+/* Whether the payload of an outer IP header, from an offset on, is a packet. */
+static __always_inline bool has_packet(struct __sk_buff *skb, struct wrapper *w,
+				       __u8 protocol, __u8 ip_in_ip,
+				       __u32 offset)
+{
+	w->geneve = protocol == IPPROTO_UDP;
+	return w->geneve ? is_geneve(skb, offset, skb->protocol) :
+			   protocol == ip_in_ip;
+}
+
+/* Reads the outer headers, which begin at an offset; returns their length, 0 if
+ * they are not those of a packet in a packet. Nodes send neither options nor
+ * fragments. */
+static __always_inline __u32 parse_wrapper(struct __sk_buff *skb, __u32 l3,
 					   struct wrapper *w)
 {
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr *ip = &w->header.v4;
 
-		if (!load(skb, l2_len, ip, sizeof(*ip)) || ip->version != 4 ||
+		if (!load(skb, l3, ip, sizeof(*ip)) || ip->version != 4 ||
 		    ip->ihl != sizeof(*ip) / 4 ||
-		    ip->protocol != IPPROTO_IPIP ||
-		    ip->frag_off & bpf_htons(IP_MF | IP_OFFSET))
+		    ip->frag_off & bpf_htons(IP_MF | IP_OFFSET) ||
+		    !has_packet(skb, w, ip->protocol, IPPROTO_IPIP,
+				l3 + sizeof(*ip)))
 			return 0;
 		set_v4(w->src, ip->saddr);
 		set_v4(w->dst, ip->daddr);
 		w->ecn_ce = (ip->tos & ECN_MASK) == ECN_CE;
-		return sizeof(*ip);
+		return outer_len(false, w->geneve);
 	}
 	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr *ip = &w->header.v6;
 
-		if (!load(skb, l2_len, ip, sizeof(*ip)) || ip->version != 6 ||
-		    ip->nexthdr != IPPROTO_IPV6)
+		if (!load(skb, l3, ip, sizeof(*ip)) || ip->version != 6 ||
+		    !has_packet(skb, w, ip->nexthdr, IPPROTO_IPV6,
+				l3 + sizeof(*ip)))
 			return 0;
 		__builtin_memcpy(w->src, &ip->saddr, sizeof(w->src));
 		__builtin_memcpy(w->dst, &ip->daddr, sizeof(w->dst));
 		w->ecn_ce = (ip->flow_lbl[0] >> 4 & ECN_MASK) == ECN_CE;
-		return sizeof(*ip);
+		return outer_len(true, w->geneve);
 	}
 	return 0;
 }
@@ -98,7 +124,7 @@ GLOBAL int unwrap(struct __sk_buff *skb)
 	if (!w)
 		return false;
 	inner = &w->inner;
-	len = parse_wrapper(skb, w);
+	len = parse_wrapper(skb, l2_len, w);
 	if (!len)
 		return false;
 	__builtin_memset(inner, 0, sizeof(*inner));

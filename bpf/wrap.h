@@ -11,11 +11,41 @@
 #include <bpf/bpf_helpers.h>
 
 #include "global.h"
+#include "length.h"
 #include "nat.h"
 #include "packet.h"
 #include "wrapper.h"
 
+/* Makes room after the link-layer header. */
+static __always_inline long make_room(struct __sk_buff *skb, __u32 len,
+				      __u64 l3)
+{
+	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO | l3;
+
+	if (dispatch_geneve)
+		flags |= BPF_F_ADJ_ROOM_ENCAP_L4_UDP;
+	return bpf_skb_adjust_room(skb, len, BPF_ADJ_ROOM_MAC, flags);
+}
+
+/* Writes what follows the outer IP header. */
+static __always_inline long put_geneve(struct __sk_buff *skb,
+				       const struct packet *p, __u32 offset)
+{
+	struct wrapper *w = last_wrapper();
+	struct geneve *g;
+
+	if (!dispatch_geneve)
+		return 0;
+	if (!w)
+		return -EFAULT;
+	g = &w->header.geneve;
+	make_geneve(g, &p->key, skb->protocol, skb->len - offset);
+	return bpf_skb_store_bytes(skb, offset, g, sizeof(*g),
+				   BPF_F_RECOMPUTE_CSUM);
+}
+
 static __always_inline long wrap_v4(struct __sk_buff *skb,
+				    const struct packet *p,
 				    const struct flow_key *to)
 {
 	struct iphdr ip;
@@ -24,15 +54,17 @@ static __always_inline long wrap_v4(struct __sk_buff *skb,
 	if (bpf_skb_load_bytes(skb, l2_len + offsetof(struct iphdr, tos), &tos,
 			       sizeof(tos)))
 		return -EFAULT;
-	if (bpf_skb_adjust_room(skb, sizeof(ip), BPF_ADJ_ROOM_MAC,
-				BPF_F_ADJ_ROOM_FIXED_GSO |
-					BPF_F_ADJ_ROOM_ENCAP_L3_IPV4))
+	if (make_room(skb, wrapper_len(p, ACTION_DIRECT),
+		      BPF_F_ADJ_ROOM_ENCAP_L3_IPV4))
 		return -ENOMEM;
 	wrapper_v4(&ip, to, tos, skb->len - l2_len);
-	return bpf_skb_store_bytes(skb, l2_len, &ip, sizeof(ip), 0);
+	if (bpf_skb_store_bytes(skb, l2_len, &ip, sizeof(ip), 0))
+		return -EFAULT;
+	return put_geneve(skb, p, l2_len + sizeof(ip));
 }
 
 static __always_inline long wrap_v6(struct __sk_buff *skb,
+				    const struct packet *p,
 				    const struct flow_key *to)
 {
 	struct wrapper *w = last_wrapper();
@@ -44,13 +76,14 @@ static __always_inline long wrap_v6(struct __sk_buff *skb,
 	ip = &w->header.v6;
 	if (bpf_skb_load_bytes(skb, l2_len, &first, sizeof(first)))
 		return -EFAULT;
-	if (bpf_skb_adjust_room(skb, sizeof(*ip), BPF_ADJ_ROOM_MAC,
-				BPF_F_ADJ_ROOM_FIXED_GSO |
-					BPF_F_ADJ_ROOM_ENCAP_L3_IPV6))
+	if (make_room(skb, wrapper_len(p, ACTION_DIRECT),
+		      BPF_F_ADJ_ROOM_ENCAP_L3_IPV6))
 		return -ENOMEM;
 	wrapper_v6(ip, to, first, skb->len - l2_len);
-	return bpf_skb_store_bytes(skb, l2_len, ip, sizeof(*ip),
-				   BPF_F_RECOMPUTE_CSUM);
+	if (bpf_skb_store_bytes(skb, l2_len, ip, sizeof(*ip),
+				BPF_F_RECOMPUTE_CSUM))
+		return -EFAULT;
+	return put_geneve(skb, p, l2_len + sizeof(*ip));
 }
 
 /* Makes a packet the payload of another one, which has the addresses of a key.
@@ -62,7 +95,7 @@ GLOBAL int wrap(struct __sk_buff *skb, const struct packet *p,
 		return -EINVAL;
 	if (set_ttl(skb, p, p->ttl - 1))
 		return -EFAULT;
-	return p->v6 ? wrap_v6(skb, to) : wrap_v4(skb, to);
+	return p->v6 ? wrap_v6(skb, p, to) : wrap_v4(skb, p, to);
 }
 
 #endif

@@ -12,7 +12,9 @@
 #include "addr.h"
 #include "csum.h"
 #include "flow_index.h"
+#include "geneve.h"
 #include "packet.h"
+#include "tc_config.h"
 
 /*
  * A packet in a packet, for direct server return: the client's packet to a
@@ -23,12 +25,16 @@ struct wrapper {
 	__be32 src[4]; /* of the outer packet: the node that sent it */
 	__be32 dst[4]; /* of the outer packet: the backend */
 	__u8 ecn_ce;   /* a router has marked it: congestion (RFC 6040) */
+	__u8 geneve;   /* Geneve is between the two */
 	/* What takes too much room on the stack. */
 	struct packet inner;
 	struct flow_hit hit;
-	union {
-		struct iphdr v4;
-		struct ipv6hdr v6;
+	struct {
+		union {
+			struct iphdr v4;
+			struct ipv6hdr v6;
+		};
+		struct geneve geneve;
 	} header;
 };
 
@@ -50,7 +56,7 @@ wrapper_v4(struct iphdr *ip, const struct flow_key *to, __u8 tos, __u32 len)
 	ip->id = 0;
 	ip->frag_off = bpf_htons(IP_DF);
 	ip->ttl = WRAPPER_TTL;
-	ip->protocol = IPPROTO_IPIP;
+	ip->protocol = dispatch_geneve ? IPPROTO_UDP : IPPROTO_IPIP;
 	ip->check = 0;
 	ip->saddr = to->src[3];
 	ip->daddr = to->dst[3];
@@ -67,7 +73,7 @@ static __always_inline void wrapper_v6(struct ipv6hdr *ip,
 {
 	*(__be32 *)ip = first;
 	ip->payload_len = bpf_htons(len - sizeof(*ip));
-	ip->nexthdr = IPPROTO_IPV6;
+	ip->nexthdr = dispatch_geneve ? IPPROTO_UDP : IPPROTO_IPV6;
 	ip->hop_limit = WRAPPER_TTL;
 	copy_addr((__be32 *)&ip->saddr, to->src);
 	copy_addr((__be32 *)&ip->daddr, to->dst);
@@ -86,6 +92,17 @@ static __always_inline struct wrapper *last_wrapper(void)
 	const __u32 zero = 0;
 
 	return bpf_map_lookup_elem(&tdm_wrapper, &zero);
+}
+
+/* How the first request of a flow came. */
+static __always_inline __u32 wrapped_flags(const struct packet *p)
+{
+	const struct wrapper *w;
+
+	if (p->wrapped != WRAPPED)
+		return 0;
+	w = last_wrapper();
+	return w && w->geneve ? FLOW_WRAPPED | FLOW_GENEVE : FLOW_WRAPPED;
 }
 
 /* The node that sent a packet in an IP packet; NULL for others. */

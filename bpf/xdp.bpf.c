@@ -26,6 +26,7 @@
 #include "flow_index.h"
 #include "flow_stale.h"
 #include "flow_track.h"
+#include "geneve.h"
 #include "l4.h"
 #include "length.h"
 #include "packet.h"
@@ -271,11 +272,26 @@ static __always_inline bool rewrite_headers(struct xdp_md *ctx,
 	return rewrite_ports(p, v4 + 1, end, to, diff);
 }
 
-/* Lowers the TTL, and puts an IP header before the packet. */
+/* Writes what follows the outer IP header. */
+static __always_inline bool put_geneve(const struct packet *p, void *at,
+				       void *end, __be16 protocol)
+{
+	struct geneve *g = at;
+
+	if (!dispatch_geneve)
+		return true;
+	if ((void *)(g + 1) > end)
+		return false;
+	make_geneve(g, &p->key, protocol, p->l3_len + sizeof(*g));
+	return true;
+}
+
+/* Lowers the TTL, and puts headers before the packet. */
 static __always_inline bool wrap_packet(struct xdp_md *ctx,
 					const struct packet *p,
 					const struct flow_key *to)
 {
+	const int room = wrapper_len(p, ACTION_DIRECT);
 	void *end = (void *)(long)ctx->data_end;
 	void *l3 = (void *)(long)ctx->data + sizeof(struct ethhdr);
 	struct ipv6hdr *v6 = l3;
@@ -288,17 +304,15 @@ static __always_inline bool wrap_packet(struct xdp_md *ctx,
 			return false;
 		first = *(__be32 *)v6;
 		v6->hop_limit = p->ttl - 1;
-		if (bpf_xdp_adjust_head(ctx, -(int)sizeof(*v6)))
-			return false;
 	} else {
 		if ((void *)(v4 + 1) > end)
 			return false;
 		first = v4->tos;
 		v4->ttl = p->ttl - 1;
 		v4->check = ~fold((__u64)(__u16)~p->l3_check + ttl_diff(p));
-		if (bpf_xdp_adjust_head(ctx, -(int)sizeof(*v4)))
-			return false;
 	}
+	if (bpf_xdp_adjust_head(ctx, -room))
+		return false;
 	end = (void *)(long)ctx->data_end;
 	eth = (void *)(long)ctx->data;
 	v6 = (void *)(eth + 1);
@@ -307,14 +321,14 @@ static __always_inline bool wrap_packet(struct xdp_md *ctx,
 		if ((void *)(v6 + 1) > end)
 			return false;
 		eth->h_proto = bpf_htons(ETH_P_IPV6);
-		wrapper_v6(v6, to, first, p->l3_len + sizeof(*v6));
-		return true;
+		wrapper_v6(v6, to, first, p->l3_len + room);
+		return put_geneve(p, v6 + 1, end, bpf_htons(ETH_P_IPV6));
 	}
 	if ((void *)(v4 + 1) > end)
 		return false;
 	eth->h_proto = bpf_htons(ETH_P_IP);
-	wrapper_v4(v4, to, first, p->l3_len + sizeof(*v4));
-	return true;
+	wrapper_v4(v4, to, first, p->l3_len + room);
+	return put_geneve(p, v4 + 1, end, bpf_htons(ETH_P_IP));
 }
 
 /* Sends a packet out by the device that it came in by. */

@@ -89,6 +89,7 @@ func (c *Config) SetDefaults() {
 	orDefault(&t.StateDirectory, DefaultStateDirectory)
 	orDefault(&t.LoadBalancer.Algorithm, AlgorithmRandom)
 	orDefault(&t.LoadBalancer.Mode, ForwardingSNAT)
+	orDefault(&t.LoadBalancer.DSRDispatch, DispatchIPIP)
 	e, runner := &t.EBPF, proxier.DefaultRunnerOptions()
 	orDefault(&e.ProcRoot, "/proc")
 	orDefault(&e.MinSyncPeriod, metav1.Duration{Duration: runner.MinInterval})

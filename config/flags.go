@@ -103,6 +103,7 @@ var fieldOf = map[string]string{
 	"maglev-table-size":                 TandemKind + ".loadBalancer.maglevTableSize",
 	"maglev-seed":                       TandemKind + ".loadBalancer.maglevSeed",
 	"lb-mode":                           TandemKind + ".loadBalancer.mode",
+	"dsr-dispatch":                      TandemKind + ".loadBalancer.dsrDispatch",
 	"ebpf-max-opt-outs":                 TandemKind + ".ebpf.maxOptOuts",
 }
 
@@ -157,6 +158,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.Uint32Var(&lb.MaglevTableSize, "maglev-table-size", lb.MaglevTableSize, "Slots of each Maglev table: 251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521 or 131071. 0 means the smallest with 100 slots for each endpoint. Takes precedence over the configuration file.")
 	fs.Uint32Var(&lb.MaglevSeed, "maglev-seed", lb.MaglevSeed, "Seed of Maglev's hash, the same on all nodes. Takes precedence over the configuration file.")
 	fs.StringVar(&lb.Mode, "lb-mode", lb.Mode, "How mode ebpf sends packets of clients outside to endpoints on other nodes, for Services whose annotations do not say: 'snat' masquerades them; with 'dsr' (direct server return), endpoints see the client's address and their nodes answer it, where these run this kube-proxy too; 'hybrid' is dsr for TCP and snat for UDP. Takes precedence over the configuration file.")
+	fs.StringVar(&lb.DSRDispatch, "dsr-dispatch", lb.DSRDispatch, "In what nodes send packets of direct server return to each other: 'ipip' (IP in IP, protocols 4 and 41) or 'geneve' (UDP port 6081), for networks that pass only TCP, UDP and ICMP. Nodes take either. Takes precedence over the configuration file.")
 	fs.StringVar(&c.Tandem.StateDirectory, "state-dir", c.Tandem.StateDirectory, "Directory in which tandemctl keeps which backends are drained or quarantined on this node. It need not exist. They outlive a restart of the pod if it is a directory of the host. Takes precedence over the configuration file.")
 
 	fs = sets.FlagSet(flagsIPVS)

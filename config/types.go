@@ -92,7 +92,16 @@ type LoadBalancerConfiguration struct {
 	// Mode is how mode ebpf sends packets of clients outside to endpoints on other nodes: ForwardingSNAT,
 	// ForwardingDSR or ForwardingHybrid.
 	Mode string `json:"mode,omitempty"`
+	// DSRDispatch is in what nodes send packets of direct server return to each other: DispatchIPIP or DispatchGeneve.
+	// They take either.
+	DSRDispatch string `json:"dsrDispatch,omitempty"`
 }
+
+// Dispatches of direct server return.
+const (
+	DispatchIPIP   = "ipip"
+	DispatchGeneve = "geneve"
+)
 
 // Modes of forwarding.
 const (

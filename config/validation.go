@@ -179,6 +179,9 @@ func (c *Config) Validate() field.ErrorList {
 	if _, err := proxier.ParseForwarding(lb.Mode); err != nil {
 		all = append(all, field.NotSupported(t.Child("loadBalancer", "mode"), lb.Mode, []string{ForwardingSNAT, ForwardingDSR, ForwardingHybrid}))
 	}
+	if known := []string{DispatchIPIP, DispatchGeneve}; !slices.Contains(known, lb.DSRDispatch) {
+		all = append(all, field.NotSupported(t.Child("loadBalancer", "dsrDispatch"), lb.DSRDispatch, known))
+	}
 	if size := lb.MaglevTableSize; size != 0 && !maglev.ValidSize(int(size)) {
 		add(t.Child("loadBalancer", "maglevTableSize"), size, "must be 0 or one of %v", maglev.Sizes())
 	}

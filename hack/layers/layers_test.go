@@ -37,7 +37,7 @@ var table = []struct{ pkg, may string }{
 	{"proxier/ebpf/removal", "proxier/ebpf/datapath proxier/ebpf/lbmap kernel/..."},
 	{"proxier/ebpf/drain", "proxier/ebpf/removal proxier/ebpf/datapath proxier/ebpf/flowtable proxier/ebpf/lbmap kernel/..."},
 	{"proxier/ebpf/successor", "proxier/ebpf/datapath proxier/ebpf/lbmap"},
-	{"proxier/ebpf/direct", "kernel/..."},
+	{"proxier/ebpf/direct", "proxier/ebpf/lbmap kernel/..."},
 	{"proxier/ebpf/podns", "proxier kernel/..."},
 	{"proxier/ebpf/optouts", "proxier/ebpf/podns proxier/ebpf/lbmap proxier"},
 	{"proxier/ebpf/inspect", "proxier/ebpf/lbmap proxier/ebpf/datapath proxier/ebpf/flowtable proxier/ebpf/successor proxier kernel/..."},

@@ -4,6 +4,7 @@ package ebpf
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/packet"
 )
@@ -22,19 +24,59 @@ func (p *path) wrapped(frame []byte, from, to netip.Addr) []byte {
 	if from.Is6() {
 		protocol = unix.IPPROTO_IPV6
 	}
-	q := packet.NewProtocol(from, to, protocol, frame[14:])
+	return p.inPacket(from, to, protocol, frame[14:])
+}
+
+// inGeneve is likewise, with Geneve from a port in between.
+func (p *path) inGeneve(frame []byte, from, to netip.Addr, port uint16) []byte {
+	return p.inPacket(from, to, unix.IPPROTO_UDP, geneve(frame, port))
+}
+
+func (p *path) inPacket(from, to netip.Addr, protocol uint8, payload []byte) []byte {
+	q := packet.NewProtocol(from, to, protocol, payload)
 	if q.IPv4 != nil {
 		q.IPv4.DontFragment = true
 	}
 	return p.frame(q)
 }
 
+// geneve is a UDP datagram with the IP packet of a frame.
+func geneve(frame []byte, port uint16) []byte {
+	b := binary.BigEndian.AppendUint16(nil, port)
+	b = binary.BigEndian.AppendUint16(b, lbmap.GenevePort)
+	b = binary.BigEndian.AppendUint16(b, uint16(len(frame)-14+16))
+	b = append(b, 0, 0, 0, 0)
+	b = append(b, frame[12:14]...)
+	b = binary.BigEndian.AppendUint32(b, lbmap.GeneveVni<<8)
+	return append(b, frame[14:]...)
+}
+
 // TestPacketDirect: what comes in an IP packet is taken out only for frontends, connections and probes, and goes nowhere else; a backend on
 // another node gets packets in IP packets once its node takes them.
 func TestPacketDirect(t *testing.T) {
-	p := newPath(t, Options{})
+	for _, geneve := range []bool{false, true} {
+		t.Run(map[bool]string{false: "ipip", true: "geneve"}[geneve], func(t *testing.T) { packetDirect(t, geneve) })
+	}
+}
+
+func packetDirect(t *testing.T, geneve bool) {
+	p := newPath(t, Options{Geneve: geneve})
 	if err := p.resolve(); err != nil {
 		t.Fatal(err)
+	}
+	const port = 50000
+	wrap := func(frame []byte, from, to netip.Addr) []byte {
+		if geneve {
+			return p.inGeneve(frame, from, to, port)
+		}
+		return p.wrapped(frame, from, to)
+	}
+	// A program takes what comes either way.
+	other := func(frame []byte, from, to netip.Addr) []byte {
+		if geneve {
+			return p.wrapped(frame, from, to)
+		}
+		return p.inGeneve(frame, from, to, port)
 	}
 	policy := pathPolicy(p.at)
 	policy.Forwarding = proxier.DSR
@@ -68,16 +110,17 @@ func TestPacketDirect(t *testing.T) {
 		want    []byte // nil for any
 		reason  string
 	}{
-		{"a request", p.wrapped(syn, nodeA, p.pod.Addr4), next, bare(tcp(client, backend, packet.SYN)), "FORWARD_LOCAL"},
-		{"more of the connection", p.wrapped(bare(tcp(client, here, packet.ACK)), nodeA, p.pod.Addr4), next, bare(tcp(client, backend, packet.ACK)), "FORWARD_LOCAL"},
-		{"for a backend that is not known", p.wrapped(bare(tcp(netip.MustParseAddrPort("198.51.100.9:4001"), here, packet.SYN)), nodeA, netip.MustParseAddr("10.244.1.99")), next, nil, "FORWARD_LOCAL"},
-		{"to no frontend", p.wrapped(bare(tcp(client, netip.MustParseAddrPort("192.0.2.1:80"), packet.SYN)), nodeA, p.pod.Addr4), next, nil, ""},
-		{"in two IP packets", p.wrapped(p.wrapped(syn, nodeA, p.pod.Addr4), nodeA, p.pod.Addr4), next, nil, ""},
-		{"truncated", p.wrapped(syn[:14+20], nodeA, p.pod.Addr4), next, nil, ""},
-		{"a probe", p.wrapped(echo(nodeA, p.pod.Addr4), nodeA, p.pod.Addr4), redirect, nil, "ANSWER_ECHO"},
-		{"a probe from another address", p.wrapped(echo(client.Addr(), p.pod.Addr4), nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
-		{"an echo request to elsewhere", p.wrapped(echo(nodeA, client.Addr()), nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
-		{"an error about no connection", p.wrapped(unreachable, nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
+		{"a request", wrap(syn, nodeA, p.pod.Addr4), next, bare(tcp(client, backend, packet.SYN)), "FORWARD_LOCAL"},
+		{"more of the connection", wrap(bare(tcp(client, here, packet.ACK)), nodeA, p.pod.Addr4), next, bare(tcp(client, backend, packet.ACK)), "FORWARD_LOCAL"},
+		{"for a backend that is not known", wrap(bare(tcp(netip.MustParseAddrPort("198.51.100.9:4001"), here, packet.SYN)), nodeA, netip.MustParseAddr("10.244.1.99")), next, nil, "FORWARD_LOCAL"},
+		{"to no frontend", wrap(bare(tcp(client, netip.MustParseAddrPort("192.0.2.1:80"), packet.SYN)), nodeA, p.pod.Addr4), next, nil, ""},
+		{"in two IP packets", wrap(wrap(syn, nodeA, p.pod.Addr4), nodeA, p.pod.Addr4), next, nil, ""},
+		{"in the other form", other(bare(tcp(netip.MustParseAddrPort("198.51.100.9:4002"), here, packet.SYN)), nodeA, p.pod.Addr4), next, bare(tcp(netip.MustParseAddrPort("198.51.100.9:4002"), backend, packet.SYN)), "FORWARD_LOCAL"},
+		{"truncated", wrap(syn[:14+20], nodeA, p.pod.Addr4), next, nil, ""},
+		{"a probe", wrap(echo(nodeA, p.pod.Addr4), nodeA, p.pod.Addr4), redirect, nil, "ANSWER_ECHO"},
+		{"a probe from another address", wrap(echo(client.Addr(), p.pod.Addr4), nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
+		{"an echo request to elsewhere", wrap(echo(nodeA, client.Addr()), nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
+		{"an error about no connection", wrap(unreachable, nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			before, err := p.reasons()
@@ -117,13 +160,37 @@ func TestPacketDirect(t *testing.T) {
 		})
 	}
 
+	// Other datagrams to Geneve's port.
+	for name, damage := range map[string]func([]byte){
+		"another VNI":      func(b []byte) { b[14]++ },
+		"options":          func(b []byte) { b[8] = 1 },
+		"another version":  func(b []byte) { b[8] = 0x40 },
+		"a frame":          func(b []byte) { copy(b[10:], []byte{0x65, 0x58}) },
+		"the other family": func(b []byte) { copy(b[10:], []byte{0x86, 0xdd}) },
+		"another port":     func(b []byte) { b[3]++ },
+	} {
+		from := netip.AddrPortFrom(client.Addr(), 4500)
+		frame := p.inGeneve(bare(tcp(from, here, packet.SYN)), nodeA, p.pod.Addr4, port)
+		damage(frame[14+20:])
+		err := p.at.Do(func() error {
+			got, err := p.run(in, frame)
+			if err == nil && (got.Verdict != next || !bytes.Equal(got.Frame, frame)) {
+				return fmt.Errorf("verdict %d, %x", got.Verdict, got.Frame)
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("Geneve with %s is not left alone: %v", name, err)
+		}
+	}
+
 	// From hosts that are no nodes, once nodes are known.
 	cluster := proxier.Cluster{Nodes: []netip.Addr{nodeA, p.node2.Addr6}, Pods: []netip.Prefix{netip.MustParsePrefix("100.64.7.0/24")}}
 	if err := p.tier.SetCluster(cluster); err != nil {
 		t.Fatal(err)
 	}
 	for i, from := range []netip.Addr{nodeA, client.Addr(), p.pod.Addr4} {
-		frame := p.wrapped(bare(tcp(netip.AddrPortFrom(client.Addr(), uint16(6000+i)), here, packet.SYN)), from, p.pod.Addr4)
+		frame := wrap(bare(tcp(netip.AddrPortFrom(client.Addr(), uint16(6000+i)), here, packet.SYN)), from, p.pod.Addr4)
 		var taken bool
 		err := p.at.Do(func() error {
 			got, err := p.run(in, frame)
@@ -135,20 +202,80 @@ func TestPacketDirect(t *testing.T) {
 		}
 	}
 
-	// To a backend on another node, before and after its node answers probes.
-	for _, ready := range []bool{false, true} {
-		from := netip.AddrPortFrom(client.Addr(), 5000)
+	// To a backend on another node, before and after its node answers probes. Each flow has a source port of its own in Geneve.
+	ports := map[uint16]bool{}
+	for i, ready := range []bool{false, true, true, true} {
 		if ready {
 			p.tier.writer.SetDirect(map[netip.Addr]struct{}{remote: {}})
-			from = netip.AddrPortFrom(client.Addr(), 5001)
 		}
-		got, err := p.ask(in, tcp(from, there, packet.SYN))
+		from := netip.AddrPortFrom(client.Addr(), uint16(5000+i))
+		for range 2 { // the second packet is of an established flow
+			got, err := p.ask(in, tcp(from, there, packet.SYN))
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := wrap(bare(forwarded(tcp(from, there, packet.SYN))), p.at.Addr4, remote)
+			if geneve && ready {
+				at := got.Frame[14+20:][:2]
+				ports[binary.BigEndian.Uint16(at)] = true
+				copy(want[14+20:], at)
+			}
+			if got.Verdict != redirect || bytes.Equal(got.Frame, want) != ready {
+				t.Errorf("ready %v: verdict %d\n%x\nwant\n%x", ready, got.Verdict, got.Frame, want)
+			}
+		}
+	}
+	if geneve && len(ports) != 3 || ports[port] {
+		t.Errorf("three flows have the source ports %v", ports)
+	}
+	for n := range ports {
+		if n < lbmap.GeneveFirstSport {
+			t.Errorf("source port %d is no ephemeral one", n)
+		}
+	}
+	// Routers between the nodes tell this node that a packet is too big, or has no way. It tells the client, by its own packet.
+	from := netip.AddrPortFrom(client.Addr(), 5002)
+	sent := tcp(from, there, packet.ACK)
+	outer := packet.ParseIP(wrap(bare(forwarded(sent)), p.at.Addr4, remote)[14:])
+	router, overhead := netip.MustParseAddr("192.0.2.254"), uint32(map[bool]int{false: 20, true: 36}[geneve])
+	for _, c := range []struct {
+		name    string
+		error   packet.Packet
+		verdict int32
+		message uint16
+		info    uint32
+		reason  string
+	}{
+		{"too big", packet.NewError(router, packet.FragNeeded, 1400, outer), redirect, packet.FragNeeded, 1400 - overhead, "ERROR_TOO_BIG"},
+		{"no way", packet.NewError(router, packet.HostUnreachable, 0, outer), redirect, packet.HostUnreachable, 0, "FORWARD_ICMP"},
+		{"an impossible MTU", packet.NewError(router, packet.FragNeeded, 20, outer), shot, 0, 0, ""},
+		{"of the backend's node", packet.NewError(remote, packet.PortUnreachable, 0, outer), next, 0, 0, ""},
+		{"to another backend", packet.NewError(router, packet.FragNeeded, 1400, packet.ParseIP(wrap(bare(forwarded(sent)), p.at.Addr4, client.Addr())[14:])), next, 0, 0, ""},
+		{"of no connection", packet.NewError(router, packet.FragNeeded, 1400, packet.ParseIP(wrap(bare(tcp(from, here, packet.ACK)), p.at.Addr4, remote)[14:])), next, 0, 0, ""},
+	} {
+		before, err := p.reasons()
 		if err != nil {
 			t.Fatal(err)
 		}
-		direct := bytes.Equal(got.Frame, p.wrapped(bare(forwarded(tcp(from, there, packet.SYN))), p.at.Addr4, remote))
-		if got.Verdict != redirect || direct != ready {
-			t.Errorf("ready %v: verdict %d\n%x\nwant\n%x", ready, got.Verdict, got.Frame, p.wrapped(bare(forwarded(tcp(from, there, packet.SYN))), p.at.Addr4, remote))
+		got, err := p.ask(in, c.error)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := bare(c.error)
+		if c.message != 0 {
+			q := p.icmp(there, c.message, c.info, forwarded(sent))
+			q.Ethernet = nil
+			want = bare(q)
+		}
+		if got.Verdict != c.verdict || c.verdict != shot && !bytes.Equal(got.Frame, want) {
+			t.Errorf("an error of a router, %s: verdict %d\n%s\nwant verdict %d\n%s", c.name, got.Verdict, packet.Parse(got.Frame), c.verdict, packet.Parse(want))
+		}
+		after, err := p.reasons()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.reason != "" && after[c.reason] == before[c.reason] {
+			t.Errorf("an error of a router, %s: not counted as %s", c.name, c.reason)
 		}
 	}
 	// Clients of the cluster may be on the backend's node: they are masqueraded.

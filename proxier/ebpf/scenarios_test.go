@@ -43,7 +43,8 @@ func TestScenarios(t *testing.T) {
 			plays = append(plays, live.Staging{Name: s.Name + "/guarded", Scenario: s, Tier: with(Options{}), Network: lab.Options{Nodes: live.Guarded, NoOffload: true}})
 		}
 		if tier.direct > 0 {
-			plays = append(plays, live.Staging{Name: s.Name + "/direct", Scenario: s, Tier: func(t *testing.T) live.Tier { return &directTier{scenarioTier{t: t}, s} }})
+			opts := Options{Geneve: direct%2 == 1}
+			plays = append(plays, live.Staging{Name: s.Name + "/direct", Scenario: s, Tier: func(t *testing.T) live.Tier { return &directTier{scenarioTier{t: t, opts: opts}, s} }})
 			direct++
 		}
 		if slices.Contains(clsact, s.Name) {

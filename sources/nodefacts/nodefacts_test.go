@@ -196,7 +196,8 @@ func TestPolicy(t *testing.T) {
 	c.KubeProxy.FeatureGates = map[string]bool{"AllowServiceExternalIPs": false}
 	c.Tandem.StrictSourceRanges = true
 	c.Tandem.EBPF.ResetRemovedBackends = true
-	c.Tandem.LoadBalancer = config.LoadBalancerConfiguration{Algorithm: "maglev", MaglevTableSize: 509, MaglevSeed: 7, Mode: "hybrid"}
+	lb := &c.Tandem.LoadBalancer
+	lb.Algorithm, lb.MaglevTableSize, lb.MaglevSeed, lb.Mode = "maglev", 509, 7, "hybrid"
 	want := proxier.Policy{
 		MasqueradeAll: true, IgnoreExternalIPs: true, StrictSourceRanges: true, KeepTCP: true,
 		NodePorts: proxier.NodePortSelector{Primary: true, CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},

@@ -5,18 +5,28 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/fakeapi"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/upstream"
 )
+
+// ipip and geneve are the flags for each form of packets between nodes.
+var ipip, geneve = []string{"--lb-mode=dsr"}, []string{"--lb-mode=dsr", "--dsr-dispatch=geneve"}
 
 // directStage is a Service whose endpoints are on node2 and node3, and a client outside that dials node1. All three have a
 // process of their own.
@@ -144,18 +154,45 @@ func (s *directStage) step(t testing.TB, w *lab.Load, long []flow, what string) 
 	}
 }
 
+// directCases are what the network cards of nodes can do, and the form of packets between nodes.
+var directCases = []struct {
+	name    string
+	offload bool
+	flags   []string
+}{
+	{"ipip", true, ipip}, {"ipip, no offload", false, ipip}, {"geneve", true, geneve}, {"geneve, no offload", false, geneve},
+}
+
 // TestDirect: with direct server return, endpoints on other nodes see the client, for every kind of frontend, and their
 // nodes answer it; replies do not come by the node that it dialed.
 func TestDirect(t *testing.T) {
-	for _, offload := range []bool{true, false} {
-		t.Run(map[bool]string{true: "offload", false: "no offload"}[offload], func(t *testing.T) {
-			s := newDirectStage(t, serve, lab.Options{NoOffload: !offload})
+	for _, c := range directCases {
+		t.Run(c.name, func(t *testing.T) {
+			s := newDirectStage(t, serve, lab.Options{NoOffload: !c.offload})
 			defer s.end(t)
-			s.startAll(t, "--lb-mode=dsr")
+			s.startAll(t, c.flags...)
 			s.ready(t, 0, 4) // two pods, of two families
 			ways := outside(s.nodes[0])
 			before := counted(t, s.nodes[0], "forwarded_reply")
+			seen, err := s.nodes[1].Capture(lab.Uplink, func(p lab.Captured) bool { return !p.Outgoing })
+			if err != nil {
+				t.Fatal(err)
+			}
 			s.sees(t, ways, "the client", s.isClient)
+			protocols := map[uint8]int{}
+			for _, p := range seen.Packets() {
+				switch protocol := p.Protocol(); {
+				case protocol != unix.IPPROTO_UDP, p.UDP != nil && p.UDP.Dst == lbmap.GenevePort:
+					protocols[protocol]++
+				}
+			}
+			if err := seen.Close(); err != nil {
+				t.Error(err)
+			}
+			inIP, inGeneve := protocols[unix.IPPROTO_IPIP]+protocols[unix.IPPROTO_IPV6], protocols[unix.IPPROTO_UDP]
+			if isGeneve := slices.Contains(c.flags, geneve[1]); inIP > 0 == isGeneve || inGeneve > 0 != isGeneve {
+				t.Errorf("packets by protocol: %v", protocols)
+			}
 			if after := counted(t, s.nodes[0], "forwarded_reply"); after != before {
 				t.Errorf("%v replies came by node1", after-before)
 			}
@@ -216,6 +253,12 @@ func TestDirectUnderLoad(t *testing.T) {
 		step("killed")
 		s.start(t, i, "--lb-mode=dsr")
 		step("started again")
+	}
+	s.ready(t, 0, 4)
+	// Nodes that disagree take each other's packets.
+	for _, node := range []int{0, 1, 0} {
+		s.start(t, node, geneve...)
+		step(fmt.Sprintf("Geneve on node%d", node+1))
 	}
 	s.ready(t, 0, 4)
 	// Of mode snat on the side of the clients, then on both, and back in the other order.
@@ -312,11 +355,11 @@ func serveBulk(t testing.TB, p *lab.Pod) *lab.Pod {
 // TestDirectTransfers: packets as large as the network allows, and larger datagrams, reach endpoints and clients by direct
 // server return.
 func TestDirectTransfers(t *testing.T) {
-	for _, offload := range []bool{true, false} {
-		t.Run(map[bool]string{true: "offload", false: "no offload"}[offload], func(t *testing.T) {
-			s := newDirectStage(t, serveBulk, lab.Options{NoOffload: !offload})
+	for _, c := range directCases {
+		t.Run(c.name, func(t *testing.T) {
+			s := newDirectStage(t, serveBulk, lab.Options{NoOffload: !c.offload})
 			defer s.end(t)
-			s.startAll(t, "--lb-mode=dsr")
+			s.startAll(t, c.flags...)
 			s.ready(t, 0, 4)
 			before := counted(t, s.nodes[0], "forwarded_reply")
 			for name, to := range outside(s.nodes[0]) {
@@ -339,6 +382,86 @@ func TestDirectTransfers(t *testing.T) {
 			// Clients sent nothing that was too large by TCP.
 			if n := counted(t, s.nodes[0], "error_too_big"); n > 40 {
 				t.Errorf("%v packets were too large", n)
+			}
+		})
+	}
+}
+
+// narrow is the MTU of the path between nodes in TestDirectPathMTU. All devices have 1500.
+const narrow = 1400
+
+// throughFabric has packets from the first node to the pods on others go by a router whose routes have a smaller MTU.
+func (s *directStage) throughFabric(mtu int) error {
+	route := func(at *lab.Sandbox, device string, r netlink.Route) error {
+		return at.Do(func() error {
+			link, err := netlink.LinkByName(device)
+			if err != nil {
+				return err
+			}
+			r.LinkIndex = link.Attrs().Index
+			return netlink.RouteReplace(&r)
+		})
+	}
+	fabric := s.lab.Fabric()
+	for _, p := range s.pods {
+		for _, via := range []struct{ pod, router, node netip.Addr }{{p.Addr4, fabric.Addr4, p.Node.Addr4}, {p.Addr6, fabric.Addr6, p.Node.Addr6}} {
+			to := &net.IPNet{IP: via.pod.AsSlice(), Mask: net.CIDRMask(via.pod.BitLen(), via.pod.BitLen())}
+			err := errors.Join(
+				route(s.nodes[0].Sandbox, lab.Uplink, netlink.Route{Dst: to, Gw: via.router.AsSlice()}),
+				route(fabric, "br0", netlink.Route{Dst: to, Gw: via.node.AsSlice(), MTU: mtu, MTULock: true}))
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// TestDirectPathMTU: where the path between nodes has a smaller MTU than their devices, a router tells the client's node, and that the
+// client.
+func TestDirectPathMTU(t *testing.T) {
+	for _, c := range directCases {
+		t.Run(c.name, func(t *testing.T) {
+			s := newDirectStage(t, serveBulk, lab.Options{NoOffload: !c.offload})
+			defer s.end(t)
+			if err := s.throughFabric(narrow); err != nil {
+				t.Fatal(err)
+			}
+			s.startAll(t, c.flags...)
+			s.ready(t, 0, 4)
+			told, err := s.far.Capture(lab.Uplink, func(p lab.Captured) bool { return !p.Outgoing && p.ICMP != nil && p.ICMP.Quoted != nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			for name, to := range outside(s.nodes[0]) {
+				if name[:3] == "tcp" {
+					if err := s.far.Bulk(t.Context(), to, 1<<20); err != nil {
+						t.Errorf("%s: %v", name, err)
+					}
+				} else {
+					// The client learns the MTU by its first datagram that is too large.
+					await(t, name+", 1400 bytes", func() error { return s.far.Echo(t.Context(), to, 1400) })
+				}
+				overhead := uint32(map[bool]int{true: 20, false: 40}[to.Addr().Is4()])
+				if slices.Contains(c.flags, geneve[1]) {
+					overhead += 16
+				}
+				// Of this connection, or of an earlier one to the same address.
+				await(t, fmt.Sprintf("%s: an error that tells the client an MTU of %d", name, narrow-overhead), func() error {
+					mtus := map[uint32]bool{}
+					for _, p := range told.Packets() {
+						if p.ICMP.Quoted.Destination().Addr() == to.Addr() {
+							mtus[p.ICMP.Rest] = true
+						}
+					}
+					if !mtus[narrow-overhead] {
+						return fmt.Errorf("it was told %v", mtus)
+					}
+					return nil
+				})
+			}
+			if err := told.Close(); err != nil {
+				t.Error(err)
 			}
 		})
 	}

@@ -58,15 +58,18 @@ func receivesXDP(t testing.TB, l *lab.Lab) {
 	}
 }
 
+// accelerated are the flags for each form of packets that XDP forwards.
+var accelerated = map[string][]string{"snat": nil, "ipip": ipip, "geneve": geneve}
+
 // TestAcceleration: XDP forwards packets of established connections both ways, and by direct server return.
 func TestAcceleration(t *testing.T) {
-	for _, mode := range []string{"snat", "dsr"} {
+	for mode, flags := range accelerated {
 		t.Run(mode, func(t *testing.T) {
 			s := newDirectStage(t, serve, lab.Options{NoOffload: true})
 			defer s.end(t)
 			receivesXDP(t, s.lab)
-			s.startAll(t, "--ebpf-acceleration=native", "--lb-mode="+mode, "--ebpf-max-tcp-flows=4096")
-			if mode == "dsr" {
+			s.startAll(t, append(slices.Clone(flags), "--ebpf-acceleration=native", "--ebpf-max-tcp-flows=4096")...)
+			if mode != "snat" {
 				s.ready(t, 0, 4)
 			}
 			for _, p := range s.processes {
@@ -82,7 +85,7 @@ func TestAcceleration(t *testing.T) {
 				}
 				n := counted(t, s.nodes[0], "accelerated") - before
 				// A request at least, and of masqueraded connections a reply.
-				if least := float64(10 * len(flows) * map[string]int{"snat": 2, "dsr": 1}[mode]); n < least*0.9 {
+				if least := float64(10 * len(flows) * map[bool]int{true: 2, false: 1}[mode == "snat"]); n < least*0.9 {
 					t.Errorf("%s: XDP forwarded %v packets, want %v or more", when, n, least)
 				}
 			}
@@ -155,7 +158,7 @@ func TestAccelerationUnderLoad(t *testing.T) {
 	_ = s.processes[0].Close()
 	s.processes[0] = nil
 	step("killed")
-	for _, flags := range [][]string{{native}, {native, "--lb-mode=dsr"}, {}, {"--lb-mode=dsr"}, {"--ebpf-acceleration=best-effort"}, {native}} {
+	for _, flags := range [][]string{{native}, {native, "--lb-mode=dsr"}, {native, "--lb-mode=dsr", "--dsr-dispatch=geneve"}, {}, {"--lb-mode=dsr"}, {"--ebpf-acceleration=best-effort"}, {native}} {
 		s.start(t, 0, flags...)
 		step(fmt.Sprint(flags))
 		want := map[bool]string{true: "tdm_xdp"}[slices.Contains(flags, native)] // best-effort leaves veths alone
@@ -213,13 +216,13 @@ func TestAccelerationForeign(t *testing.T) {
 
 // TestAccelerationTransfers: large transfers are whole, and their checksums right, as the receiver checks them.
 func TestAccelerationTransfers(t *testing.T) {
-	for _, mode := range []string{"snat", "dsr"} {
+	for mode, flags := range accelerated {
 		t.Run(mode, func(t *testing.T) {
 			s := newDirectStage(t, serveBulk, lab.Options{NoOffload: true})
 			defer s.end(t)
 			receivesXDP(t, s.lab)
-			s.startAll(t, "--ebpf-acceleration=native", "--lb-mode="+mode)
-			if mode == "dsr" {
+			s.startAll(t, append(slices.Clone(flags), "--ebpf-acceleration=native")...)
+			if mode != "snat" {
 				s.ready(t, 0, 4)
 			}
 			for name, to := range outside(s.nodes[0]) {

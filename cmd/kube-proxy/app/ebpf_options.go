@@ -22,7 +22,7 @@ func (h *host) ebpfOptions() (opts ebpf.Options, err error) {
 	e := &c.Tandem.EBPF
 	opts = ebpf.Options{
 		Sizes: ebpfSizes(e), Shared: c.Tandem.Coexistence.Enabled(), ProcRoot: e.ProcRoot,
-		ResetRemoved: e.ResetRemovedBackends, PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, TCPPeerIsEndpoint: !*e.TCPPeerNames, Signals: e.ServiceSignals, Timeouts: flowTimeouts(c),
+		ResetRemoved: e.ResetRemovedBackends, Geneve: c.Tandem.LoadBalancer.DSRDispatch == config.DispatchGeneve, PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, TCPPeerIsEndpoint: !*e.TCPPeerNames, Signals: e.ServiceSignals, Timeouts: flowTimeouts(c),
 	}
 	opts.Acceleration = map[string]datapath.Acceleration{config.AccelerationBestEffort: datapath.BestEffort, config.AccelerationNative: datapath.Native}[e.Acceleration]
 	memory := machineMemory()

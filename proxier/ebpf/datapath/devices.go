@@ -76,6 +76,8 @@ type DeviceOptions struct {
 	NoFIBSource, NoLoop, NoConntrack bool
 	// KernelTypes is a cache shared by several loads; nil reads the types for each load.
 	KernelTypes *btf.Cache
+	// Geneve has packets of direct server return sent in Geneve.
+	Geneve bool
 	// ResetRemoved answers clients of removed TCP backends by a reset.
 	ResetRemoved bool
 	// Acceleration is whether XDP forwards on uplinks.

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 // Types of ICMP and ICMPv6, and lengths of headers in bytes.
@@ -14,7 +16,7 @@ const (
 	echoRequest4, echoReply4 = 8, 0
 	echoRequest6, echoReply6 = 128, 129
 
-	header4, header6, headerICMP = 20, 40, 8
+	header4, header6, headerICMP, headerGeneve = 20, 40, 8, 16
 
 	ttl = 64
 )
@@ -24,16 +26,36 @@ type probe struct {
 	id     uint16
 	round  uint16
 	cookie uint64
+	geneve bool // it is sent in Geneve
 }
 
 // request is an IP packet from one address to another that has an echo request with the same addresses in it.
 func (p probe) request(from, to netip.Addr) []byte {
 	if from.Is4() {
-		return ipv4(from, to, unix.IPPROTO_IPIP, ipv4(from, to, unix.IPPROTO_ICMP, p.icmp(echoRequest4, 0)))
+		inner := ipv4(from, to, unix.IPPROTO_ICMP, p.icmp(echoRequest4, 0))
+		if p.geneve {
+			return ipv4(from, to, unix.IPPROTO_UDP, geneve(unix.ETH_P_IP, inner))
+		}
+		return ipv4(from, to, unix.IPPROTO_IPIP, inner)
 	}
 	const length = headerICMP + 8
 	sum := sumOf(from.AsSlice()) + sumOf(to.AsSlice()) + length + unix.IPPROTO_ICMPV6
-	return ipv6(from, to, unix.IPPROTO_IPV6, ipv6(from, to, unix.IPPROTO_ICMPV6, p.icmp(echoRequest6, sum)))
+	inner := ipv6(from, to, unix.IPPROTO_ICMPV6, p.icmp(echoRequest6, sum))
+	if p.geneve {
+		return ipv6(from, to, unix.IPPROTO_UDP, geneve(unix.ETH_P_IPV6, inner))
+	}
+	return ipv6(from, to, unix.IPPROTO_IPV6, inner)
+}
+
+// geneve is a UDP datagram with an IP packet in Geneve, as programs send it (bpf/geneve.h).
+func geneve(protocol uint16, inner []byte) []byte {
+	b := make([]byte, headerGeneve, headerGeneve+len(inner))
+	binary.BigEndian.PutUint16(b, lbmap.GeneveFirstSport)
+	binary.BigEndian.PutUint16(b[2:], lbmap.GenevePort)
+	binary.BigEndian.PutUint16(b[4:], uint16(headerGeneve+len(inner)))
+	binary.BigEndian.PutUint16(b[10:], protocol)
+	binary.BigEndian.PutUint32(b[12:], lbmap.GeneveVni<<8)
+	return append(b, inner...)
 }
 
 // icmp is the message; sum is that of its pseudo header.

@@ -164,6 +164,7 @@ const (
 	FlowEstablished  = 128
 	FlowWaiting      = 256
 	FlowWrapped      = 512
+	FlowGeneve       = 1024
 )
 
 // enum entry_state
@@ -254,6 +255,13 @@ const (
 // enum snat_limit
 const (
 	SNATRanges = 6
+)
+
+// enum geneve_number
+const (
+	GenevePort       = 0x17c1
+	GeneveVni        = 0x54444d
+	GeneveFirstSport = 0xc000
 )
 
 // enum uplink_redirect

@@ -30,6 +30,7 @@ const (
 	holdProgTdmHoldIn6     = "tdm_hold_in6"
 	holdProgTdmHoldPod4    = "tdm_hold_pod4"
 	holdProgTdmHoldPod6    = "tdm_hold_pod6"
+	holdVarDispatchGeneve  = "dispatch_geneve"
 	holdVarDraining        = "draining"
 	holdVarFirstGeneration = "first_generation"
 	holdVarFlowLists       = "flow_lists"
@@ -119,6 +120,7 @@ type holdMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type holdVariableSpecs struct {
+	DispatchGeneve  *ebpf.VariableSpec `ebpf:"dispatch_geneve"`
 	Draining        *ebpf.VariableSpec `ebpf:"draining"`
 	FirstGeneration *ebpf.VariableSpec `ebpf:"first_generation"`
 	FlowLists       *ebpf.VariableSpec `ebpf:"flow_lists"`
@@ -191,6 +193,7 @@ func (m *holdMaps) Close() error {
 //
 // It can be passed to loadHoldObjects or ebpf.CollectionSpec.LoadAndAssign.
 type holdVariables struct {
+	DispatchGeneve  *ebpf.Variable `ebpf:"dispatch_geneve"`
 	Draining        *ebpf.Variable `ebpf:"draining"`
 	FirstGeneration *ebpf.Variable `ebpf:"first_generation"`
 	FlowLists       *ebpf.Variable `ebpf:"flow_lists"`

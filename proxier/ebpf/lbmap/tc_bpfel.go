@@ -136,6 +136,7 @@ const (
 	tcMapTdmWrapper      = "tdm_wrapper"
 	tcProgTdmIn          = "tdm_in"
 	tcProgTdmOut         = "tdm_out"
+	tcVarDispatchGeneve  = "dispatch_geneve"
 	tcVarDraining        = "draining"
 	tcVarFirstGeneration = "first_generation"
 	tcVarFlowLists       = "flow_lists"
@@ -246,6 +247,7 @@ type tcMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcVariableSpecs struct {
+	DispatchGeneve  *ebpf.VariableSpec `ebpf:"dispatch_geneve"`
 	Draining        *ebpf.VariableSpec `ebpf:"draining"`
 	FirstGeneration *ebpf.VariableSpec `ebpf:"first_generation"`
 	FlowLists       *ebpf.VariableSpec `ebpf:"flow_lists"`
@@ -364,6 +366,7 @@ func (m *tcMaps) Close() error {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcVariables struct {
+	DispatchGeneve  *ebpf.Variable `ebpf:"dispatch_geneve"`
 	Draining        *ebpf.Variable `ebpf:"draining"`
 	FirstGeneration *ebpf.Variable `ebpf:"first_generation"`
 	FlowLists       *ebpf.Variable `ebpf:"flow_lists"`
