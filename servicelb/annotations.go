@@ -25,6 +25,8 @@ const (
 	AnnotationPriority = prefix + "priority"
 	// AnnotationReservedPorts is a list of ports, separated by commas, of those in ReservedPorts that the Service may take.
 	AnnotationReservedPorts = prefix + "reserved-ports"
+	// AnnotationListeners is a ListenerPolicy.
+	AnnotationListeners = prefix + "host-listeners"
 )
 
 // What K3s' controller reads and writes.
@@ -50,6 +52,7 @@ type wishes struct {
 	restricts bool           // addresses count, even if none is valid
 	priority  int
 	reserved  []int32
+	listeners ListenerPolicy // empty if the annotation does not say
 	invalid   []Reason
 	ignored   []string // annotations that have no effect
 }
@@ -82,6 +85,13 @@ func wishesOf(s *v1.Service) (w wishes) {
 			continue
 		}
 		w.reserved = append(w.reserved, int32(n))
+	}
+	if text, there := s.Annotations[AnnotationListeners]; there {
+		policy, err := ParseListenerPolicy(text)
+		if err != nil {
+			bad(AnnotationListeners, "%v; it is ignored", err)
+		}
+		w.listeners = policy
 	}
 	for _, key := range []string{annotationTolerations, annotationPriorityClass} {
 		if _, there := s.Annotations[key]; there {

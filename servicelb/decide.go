@@ -34,6 +34,30 @@ type Options struct {
 	// EachNode has every node be reached at its ExternalIPs, or else at its InternalIPs. Otherwise, once any node has an ExternalIP, only
 	// ExternalIPs count, as K3s has it.
 	EachNode bool
+	// Listeners is what a process of a host means that listens at a port which a Service wants, if its annotation does not say.
+	Listeners ListenerPolicy
+}
+
+// ListenerPolicy is what happens if a process of a host listens at a port that a Service wants.
+type ListenerPolicy string
+
+// The policies.
+const (
+	// ListenersRefuse leaves the port to the process. It is the default.
+	ListenersRefuse ListenerPolicy = "refuse"
+	// ListenersWarn gives it to the Service, and says so.
+	ListenersWarn ListenerPolicy = "warn"
+	// ListenersShadow gives it to the Service.
+	ListenersShadow ListenerPolicy = "shadow"
+)
+
+// ParseListenerPolicy parses a policy by its name.
+func ParseListenerPolicy(name string) (ListenerPolicy, error) {
+	switch p := ListenerPolicy(name); p {
+	case ListenersRefuse, ListenersWarn, ListenersShadow:
+		return p, nil
+	}
+	return "", fmt.Errorf("%.32q is none of %s, %s and %s", name, ListenersRefuse, ListenersWarn, ListenersShadow)
 }
 
 // Claim is a port of a node that a Service wants.
@@ -71,9 +95,9 @@ type Outcome struct {
 	Service *v1.Service
 	// Ingress is for the status.
 	Ingress []v1.LoadBalancerIngress
-	// Reasons are why it lacks addresses; Ignored are annotations without an effect.
-	Reasons []Reason
-	Ignored []string
+	// Reasons are why it lacks addresses, Warnings what else its owner should know, and Ignored annotations without an effect.
+	Reasons, Warnings []Reason
+	Ignored           []string
 }
 
 // Manages reports whether a Service is served.
@@ -202,7 +226,7 @@ func (d *decider) decide(s *v1.Service, w wishes) Outcome {
 				continue
 			}
 			found, seen[a.Addr] = true, true
-			if why := d.claim(s, a, &w); why != nil {
+			if why := d.claim(&out, a, &w); why != nil {
 				out.Reasons = append(out.Reasons, *why)
 				continue
 			}
@@ -227,8 +251,11 @@ func keep(list []fitNode, is func(fitNode) bool) (kept []fitNode) {
 }
 
 // claim takes all ports of a Service at an address, or none and returns why.
-func (d *decider) claim(s *v1.Service, a address, w *wishes) *Reason {
+func (d *decider) claim(out *Outcome, a address, w *wishes) *Reason {
+	s := out.Service
+	listeners := cmp.Or(w.listeners, d.opts.Listeners, ListenersRefuse)
 	var claims []Claim
+	var warnings []Reason
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
 		c := Claim{a.Addr, p.Port, protocolOf(p)}
@@ -239,14 +266,18 @@ func (d *decider) claim(s *v1.Service, a address, w *wishes) *Reason {
 			return &Reason{PortTaken, fmt.Sprintf("%s is taken by %s", c, owner)}
 		case other != "":
 			return &Reason{PortTaken, fmt.Sprintf("port %d/%s is a NodePort of %s", p.Port, c.Protocol, other)}
-		case d.Listens != nil && !has(s, a.text) && d.Listens(c):
-			return &Reason{HostListens, fmt.Sprintf("a process of the host listens on %s", c)}
+		case listeners != ListenersShadow && d.Listens != nil && !has(s, a.text) && d.Listens(c):
+			if listeners == ListenersRefuse {
+				return &Reason{HostListens, fmt.Sprintf("a process of the host listens on %s", c)}
+			}
+			warnings = append(warnings, Reason{HostListens, fmt.Sprintf("a process of the host listens on %s, and gets no connections from outside there any more", c)})
 		}
 		claims = append(claims, c)
 	}
 	for _, c := range claims {
 		d.owners[c] = nameOf(s)
 	}
+	out.Warnings = append(out.Warnings, warnings...)
 	return nil
 }
 

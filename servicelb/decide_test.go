@@ -97,6 +97,9 @@ func text(list []Outcome) string {
 		for _, r := range o.Reasons {
 			line += " " + string(r.Code)
 		}
+		for _, r := range o.Warnings {
+			line += fmt.Sprintf(" (%s)", r.Code)
+		}
 		lines = append(lines, line)
 	}
 	return strings.Join(lines, "\n")
@@ -136,6 +139,11 @@ func TestDecide(t *testing.T) {
 		{"a reserved port", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{22})}}, Options{}, "a: PortReserved"},
 		{"a reserved port, named", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{22}, annotated(AnnotationReservedPorts, "22"))}}, Options{}, "a: 10.0.0.1"},
 		{"a listener of the host", Objects{Nodes: two, Listens: func(c Claim) bool { return c.Addr == netip.MustParseAddr("10.0.0.1") && c.Port == 80 }, Services: []*v1.Service{service("a", []int32{80})}}, Options{}, "a: 10.0.0.2 HostListens"},
+		{"a listener that the Service shadows", Objects{Nodes: two[:1], Listens: func(Claim) bool { return true }, Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationListeners, "shadow"))}}, Options{}, "a: 10.0.0.1"},
+		{"a listener, with a warning", Objects{Nodes: two[:1], Listens: func(Claim) bool { return true }, Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationListeners, "warn"))}}, Options{}, "a: 10.0.0.1 (HostListens)"},
+		{"listeners by default, and an annotation", Objects{Nodes: two[:1], Listens: func(Claim) bool { return true }, Services: []*v1.Service{service("a", []int32{80}), service("b", []int32{81}, annotated(AnnotationListeners, "refuse"))}}, Options{Listeners: ListenersWarn}, "a: 10.0.0.1 (HostListens)\nb: HostListens"},
+		{"a policy that there is not", Objects{Nodes: two[:1], Listens: func(Claim) bool { return true }, Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationListeners, "replace"))}}, Options{}, "a: InvalidAnnotation HostListens"},
+		{"no warning without a listener", Objects{Nodes: two[:1], Listens: func(Claim) bool { return false }, Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationListeners, "warn"))}}, Options{}, "a: 10.0.0.1"},
 		{"what answers is the Service itself", Objects{Nodes: two[:1], Listens: func(Claim) bool { return true }, Services: []*v1.Service{service("a", []int32{80}, func(s *v1.Service) {
 			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "10.0.0.1"}}
 		})}}, Options{}, "a: 10.0.0.1"},

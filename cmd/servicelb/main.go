@@ -26,6 +26,7 @@ import (
 	"k8s.io/component-base/version/verflag"
 	"k8s.io/klog/v2"
 
+	"github.com/tandem-proxy/tandem/servicelb"
 	"github.com/tandem-proxy/tandem/servicelb/controller"
 )
 
@@ -39,7 +40,7 @@ type options struct {
 func main() { os.Exit(cli.Run(newCommand())) }
 
 func newCommand() *cobra.Command {
-	o := &options{Options: controller.Options{HealthPort: 10256, Listeners: true}}
+	o := &options{Options: controller.Options{HealthPort: 10256, Options: servicelb.Options{Listeners: servicelb.ListenersRefuse}}}
 	c := &cobra.Command{
 		Use:   "servicelb",
 		Short: "Give Services of type LoadBalancer the addresses of nodes",
@@ -59,11 +60,25 @@ func newCommand() *cobra.Command {
 	fs.BoolVar(&o.DefaultClass, "default-class", false, "Also serve Services without a loadBalancerClass. Turn other controllers that do so off first: with K3s, --disable=servicelb.")
 	fs.BoolVar(&o.EachNode, "addresses-per-node", false, "Use the ExternalIPs of each node that has any, and the InternalIPs of each that has none. Otherwise InternalIPs are used only if no node has an ExternalIP, as K3s does.")
 	fs.Uint16Var(&o.HealthPort, "health-port", o.HealthPort, "Port at which the kube-proxy of a node answers /healthz. A node that does not answer three times is withdrawn, within 8 s. 0 uses all nodes that are Ready.")
-	fs.BoolVar(&o.Listeners, "check-listeners", o.Listeners, "Before a Service gets an address, try a TCP connection to its ports there: if a process of the host answers, the Service does not get the address.")
+	fs.Var((*policyVar)(&o.Listeners), "host-listeners", "What happens if a process of the host answers a TCP connection at a port of an address that a Service is to get: 'refuse' leaves the address to the process, 'warn' gives it to the Service with an Event, 'shadow' does so without asking. Annotation servicelb.tandem-proxy.dev/host-listeners of a Service takes precedence.")
 	fs.StringVar(&o.namespace, "lease-namespace", "kube-system", "Namespace of the Lease.")
 	fs.StringVar(&o.name, "lease-name", "tandem-servicelb", "Name of the Lease.")
 	verflag.AddFlags(fs)
 	return c
+}
+
+// policyVar is a flag.
+type policyVar servicelb.ListenerPolicy
+
+func (v *policyVar) String() string { return string(*v) }
+func (v *policyVar) Type() string   { return "policy" }
+
+func (v *policyVar) Set(text string) error {
+	p, err := servicelb.ParseListenerPolicy(text)
+	if err == nil {
+		*v = policyVar(p)
+	}
+	return err
 }
 
 // errLost ends the process: another one holds the Lease, and it starts anew as one that waits.

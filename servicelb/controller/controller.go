@@ -36,8 +36,6 @@ type Options struct {
 	servicelb.Options
 	// HealthPort is where the kube-proxy of a node answers /healthz; 0 has nodes be advertised for as long as they are Ready.
 	HealthPort uint16
-	// Listeners has processes of hosts looked for before a Service gets an address.
-	Listeners bool
 }
 
 const (
@@ -59,23 +57,20 @@ type Controller struct {
 	nodes     corelisters.NodeLister
 	slices    discoverylisters.EndpointSliceLister
 	factory   informers.SharedInformerFactory
-	health    *health    // nil if HealthPort is 0
-	listeners *listeners // nil without Options.Listeners
+	health    *health // nil if HealthPort is 0
+	listeners *listeners
 	wake      chan struct{}
 	told      map[types.UID]string // what Events said last
 }
 
 // New makes a controller.
 func New(client kubernetes.Interface, recorder record.EventRecorder, o Options) *Controller {
-	c := &Controller{client: client, opts: o, recorder: recorder, wake: make(chan struct{}, 1), told: map[types.UID]string{}}
+	c := &Controller{client: client, opts: o, recorder: recorder, wake: make(chan struct{}, 1), told: map[types.UID]string{}, listeners: newListeners()}
 	c.factory = informers.NewSharedInformerFactory(client, 0)
 	core, discovery := c.factory.Core().V1(), c.factory.Discovery().V1()
 	c.services, c.nodes, c.slices = core.Services().Lister(), core.Nodes().Lister(), discovery.EndpointSlices().Lister()
 	if o.HealthPort != 0 {
 		c.health = newHealth(o.HealthPort, c.changed)
-	}
-	if o.Listeners {
-		c.listeners = newListeners()
 	}
 	for _, informer := range []cache.SharedIndexInformer{core.Services().Informer(), core.Nodes().Informer(), discovery.EndpointSlices().Informer()} {
 		_ = informer.SetTransform(trim) // it has not started
@@ -190,9 +185,7 @@ func (c *Controller) objects() (o servicelb.Objects) {
 	if c.health != nil {
 		o.Healthy = c.health.healthy
 	}
-	if c.listeners != nil {
-		o.Listens = c.listeners.listens
-	}
+	o.Listens = c.listeners.listens
 	return o
 }
 
@@ -203,7 +196,7 @@ func (c *Controller) sync(ctx context.Context) error {
 		c.health.want(o.Nodes)
 	}
 	list := servicelb.Decide(o, c.opts.Options)
-	if c.listeners != nil && c.listeners.look(ctx) {
+	if c.listeners.look(ctx) {
 		list = servicelb.Decide(o, c.opts.Options)
 	}
 	var errs []error
@@ -262,11 +255,9 @@ func (c *Controller) write(ctx context.Context, o *servicelb.Outcome) error {
 			c.recorder.Eventf(s, v1.EventTypeNormal, "UpdatedLoadBalancer", "LoadBalancer addresses: %s", strings.Join(addresses, ", "))
 		}
 	}
-	if c.listeners != nil {
-		for _, i := range o.Ingress {
-			for _, p := range s.Spec.Ports {
-				c.listeners.forget(servicelb.Claim{Addr: netip.MustParseAddr(i.IP), Port: p.Port, Protocol: p.Protocol})
-			}
+	for _, i := range o.Ingress {
+		for _, p := range s.Spec.Ports {
+			c.listeners.forget(servicelb.Claim{Addr: netip.MustParseAddr(i.IP), Port: p.Port, Protocol: p.Protocol})
 		}
 	}
 	return nil
@@ -278,12 +269,18 @@ func (c *Controller) tell(o *servicelb.Outcome, now metav1.Condition) {
 	if now.Status == metav1.ConditionFalse {
 		text += now.Message
 	}
+	for _, w := range o.Warnings {
+		text += w.Message
+	}
 	if c.told[o.Service.UID] == text {
 		return
 	}
 	c.told[o.Service.UID] = text
 	if now.Status == metav1.ConditionFalse {
 		c.recorder.Event(o.Service, v1.EventTypeWarning, now.Reason, now.Message)
+	}
+	if len(o.Warnings) > 0 {
+		c.recorder.Event(o.Service, v1.EventTypeWarning, string(o.Warnings[0].Code), reasonsText(o.Warnings))
 	}
 	if len(o.Ignored) > 0 {
 		c.recorder.Eventf(o.Service, v1.EventTypeNormal, "IgnoredAnnotation", "there are no pods for these annotations to apply to: %s", strings.Join(o.Ignored, ", "))

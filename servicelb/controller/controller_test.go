@@ -73,6 +73,7 @@ func start(t *testing.T, o Options, objects ...runtime.Object) *world {
 	recorder := record.NewFakeRecorder(100)
 	w := &world{t: t, client: fake.NewClientset(objects...), events: recorder.Events}
 	w.Controller = New(w.client, recorder, o)
+	w.listeners.dial = func(context.Context, netip.AddrPort) bool { return false }
 	return w
 }
 
@@ -96,6 +97,25 @@ func (w *world) has(name string, want ...string) {
 			err = fmt.Errorf("it has %v, %v", texts(s.Status.LoadBalancer.Ingress), s.Status.Conditions)
 		}
 		return err
+	})
+}
+
+// says waits for an Event.
+func (w *world) says(want string) {
+	w.t.Helper()
+	var others []string
+	await(w.t, "an Event: "+want, func() error {
+		for {
+			select {
+			case e := <-w.events:
+				if e == want {
+					return nil
+				}
+				others = append(others, e)
+			default:
+				return fmt.Errorf("there are %q", others)
+			}
+		}
 	})
 }
 
@@ -149,7 +169,7 @@ func TestController(t *testing.T) {
 // TestListener: a Service gets no address where a process of the host listens, and gets it once that has ended.
 func TestListener(t *testing.T) {
 	s := newService("a", 80)
-	w := start(t, Options{Listeners: true}, newNode("n1", "10.0.0.1"), newNode("n2", "10.0.0.2"), s)
+	w := start(t, Options{}, newNode("n1", "10.0.0.1"), newNode("n2", "10.0.0.2"), s)
 	var gone atomic.Bool
 	w.listeners.dial = func(_ context.Context, to netip.AddrPort) bool {
 		return to == netip.MustParseAddrPort("10.0.0.1:80") && !gone.Load()
@@ -158,6 +178,17 @@ func TestListener(t *testing.T) {
 	w.has("a", "10.0.0.2")
 	gone.Store(true)
 	w.has("a", "10.0.0.1", "10.0.0.2")
+}
+
+// TestListenerShadowed: a Service that is to have a port all the same gets it, and an Event names the listener.
+func TestListenerShadowed(t *testing.T) {
+	s := newService("a", 80)
+	s.Annotations = map[string]string{servicelb.AnnotationListeners: "warn"}
+	w := start(t, Options{}, newNode("n1", "10.0.0.1"), s)
+	w.listeners.dial = func(context.Context, netip.AddrPort) bool { return true }
+	w.run()
+	w.has("a", "10.0.0.1")
+	w.says("Warning HostListens a process of the host listens on 10.0.0.1:80/TCP, and gets no connections from outside there any more")
 }
 
 // TestFinalizers: those of K3s' controller do not keep a Service that is deleted.
