@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 
 	"github.com/tandem-proxy/tandem/proxier/maglev"
+	"github.com/tandem-proxy/tandem/servicelb/nodereport"
 )
 
 // annotationPrefix begins the annotations that say how a Service is served, and aliasPrefix those of Cilium, which mean
@@ -40,9 +41,6 @@ const (
 	AnnotationNode = annotationPrefix + "node"
 )
 
-// ConditionAdvertised of a Service is set by the controller of ServiceLB: the addresses in its status are those of nodes.
-const ConditionAdvertised = "servicelb.tandem-proxy.dev/Advertised"
-
 // AnnotationWeight of an EndpointSlice is the weight of its endpoints, 0 to 65535. 0 is for
 // maintenance: they get no new connections.
 const AnnotationWeight = annotationPrefix + "weight"
@@ -64,7 +62,7 @@ const (
 var (
 	ServiceAnnotations = []string{
 		AnnotationFastPath, AnnotationAlgorithm, AnnotationTableSize, AnnotationForwarding, AnnotationType, AnnotationRangesPolicy, AnnotationNodeSelector, AnnotationNode,
-		aliasAlgorithm, aliasForwarding, aliasType, aliasRangesPolicy, aliasNodeSelector, aliasNode, annotationPrefix,
+		aliasAlgorithm, aliasForwarding, aliasType, aliasRangesPolicy, aliasNodeSelector, aliasNode, annotationPrefix, nodereport.AnnotationAddresses,
 	}
 	SliceAnnotations = []string{AnnotationWeight, aliasWeight, annotationPrefix}
 )

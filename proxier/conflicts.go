@@ -53,7 +53,7 @@ func (d *Decision) claimsAs(was *Decision) bool {
 		return false
 	}
 	for i := range d.Frontends {
-		if d.Frontends[i].Addr != was.Frontends[i].Addr || d.Frontends[i].Kind != was.Frontends[i].Kind {
+		if f, o := &d.Frontends[i], &was.Frontends[i]; f.Addr != o.Addr || f.Kind != o.Kind || f.Derived != o.Derived {
 			return false
 		}
 	}
@@ -171,8 +171,12 @@ func (t *Table) resolve(disputes []frontendKey, out []PortChange) []PortChange {
 
 // precedes reports whether d has the better claim to an address than o.
 func (d *Decision) precedes(o *Decision, addr netip.AddrPort) bool {
-	if c := cmp.Compare(d.Frontends[d.find(addr)].Kind, o.Frontends[o.find(addr)].Kind); c != 0 {
+	mine, other := &d.Frontends[d.find(addr)], &o.Frontends[o.find(addr)]
+	if c := cmp.Compare(mine.Kind, other.Kind); c != 0 {
 		return c < 0
+	}
+	if mine.Derived != other.Derived {
+		return other.Derived
 	}
 	if !d.Created.Equal(o.Created) {
 		return d.Created.Before(o.Created)

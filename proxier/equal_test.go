@@ -30,7 +30,7 @@ func TestEveryFieldIsCompared(t *testing.T) {
 		equality.Of("Detector", (*Detector).equal, nil),
 		equality.Of("Facts", (*Facts).equal, nil),
 		equality.Of("Facts.decidesAlike", (*Facts).decidesAlike, map[string]string{
-			"LocalAddrs": "part of NodeRules", "ServiceCIDRs": "part of NodeRules", "Uplinks": "part of NodeRules",
+			"LocalAddrs": "part of NodeRules", "UplinkAddrs": "compared where ServiceLB serves a Service", "ServiceCIDRs": "part of NodeRules", "Uplinks": "part of NodeRules",
 			"Labels": "compared by the Services that select nodes",
 		}),
 		equality.Of("NodeRules", (*NodeRules).Equal, nil),

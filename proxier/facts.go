@@ -3,6 +3,7 @@
 package proxier
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -29,6 +30,8 @@ type Facts struct {
 	// Uplinks are the names of the devices by which traffic of other machines comes in,
 	// sorted.
 	Uplinks []string
+	// UplinkAddrs are the addresses of those devices, sorted.
+	UplinkAddrs []DeviceAddr
 	// Filters can drop packets before their destination is translated, and Firewalls drop what
 	// netfilter has not translated. They are known where a tier translates ahead of netfilter.
 	Filters   []Filter
@@ -37,6 +40,17 @@ type Facts struct {
 	Overrides []BackendOverride
 	// ServiceCIDRs are what ClusterIPs are allocated from; empty if unknown.
 	ServiceCIDRs []netip.Prefix
+}
+
+// DeviceAddr is an address of a device.
+type DeviceAddr struct {
+	Addr   netip.Addr
+	Device string
+}
+
+// Compare is the order of UplinkAddrs.
+func (a DeviceAddr) Compare(b DeviceAddr) int {
+	return cmp.Or(a.Addr.Compare(b.Addr), strings.Compare(a.Device, b.Device))
 }
 
 // Cluster is what a tier has to know of all nodes for direct server return. No decision depends on it.
@@ -145,6 +159,11 @@ func (f *Facts) ExternalOrigin(source netip.Addr, device string) Origin {
 	return FromOutside
 }
 
+// HasAddress reports whether packets for an address come to this node: a device has it, or a router translates it.
+func (f *Facts) HasAddress(a netip.Addr) bool {
+	return f.isLocal(a) || slices.Contains(f.ExternalIPs, a)
+}
+
 func (f *Facts) isLocal(a netip.Addr) bool {
 	if a.IsLoopback() {
 		return true
@@ -154,7 +173,7 @@ func (f *Facts) isLocal(a netip.Addr) bool {
 }
 
 // decidesAlike reports whether service ports are decided alike with both, but for ClusterIPs that
-// a device of this node has and Services that select nodes; what differs besides concerns NodeRules alone.
+// a device of this node has, Services that select nodes, and those of ServiceLB; what differs besides concerns NodeRules alone.
 func (f *Facts) decidesAlike(o *Facts) bool {
 	return f.Zone == o.Zone && f.NodeIPs == o.NodeIPs && f.Pods.equal(&o.Pods) && f.filtersAlike(o) && slices.Equal(f.Overrides, o.Overrides) &&
 		slices.Equal(f.ExternalIPs, o.ExternalIPs)
@@ -177,6 +196,6 @@ func (f *Facts) filtersAlike(o *Facts) bool {
 
 func (f *Facts) equal(o *Facts) bool {
 	return f.Zone == o.Zone && maps.Equal(f.Labels, o.Labels) && f.NodeIPs == o.NodeIPs && slices.Equal(f.ExternalIPs, o.ExternalIPs) && slices.Equal(f.LocalAddrs, o.LocalAddrs) &&
-		f.Pods.equal(&o.Pods) && slices.Equal(f.Uplinks, o.Uplinks) && slices.Equal(f.ServiceCIDRs, o.ServiceCIDRs) && f.filtersAlike(o) &&
+		f.Pods.equal(&o.Pods) && slices.Equal(f.Uplinks, o.Uplinks) && slices.Equal(f.UplinkAddrs, o.UplinkAddrs) && slices.Equal(f.ServiceCIDRs, o.ServiceCIDRs) && f.filtersAlike(o) &&
 		slices.Equal(f.Overrides, o.Overrides)
 }

@@ -4,7 +4,6 @@ package proxier
 
 import (
 	"fmt"
-	"slices"
 )
 
 // Forwarding is how packets of clients outside reach backends on other nodes.
@@ -54,12 +53,11 @@ func (s *Service) direct(configured Forwarding, protocol Protocol) bool {
 	return !s.IsPod && (s.More == nil || s.More.selector == nil) && s.Forwarding.over(configured, protocol)
 }
 
-// directRoutes marks the routes of clients outside that may lead to other nodes. An address that this node alone takes for one of the
-// Service has none (see loadBalancerIPs).
-func (s *Service) directRoutes(list []Frontend) {
+// directRoutes marks the routes of clients outside that may lead to other nodes. Those do not know of addresses that this one derives.
+func directRoutes(list []Frontend) {
 	for i := range list {
 		f := &list[i]
-		if r := &f.Routes[FromOutside]; !r.Set.Local() && (f.Kind != LoadBalancer || slices.Contains(s.More.LoadBalancerIPs, f.Addr.Addr())) {
+		if r := &f.Routes[FromOutside]; !r.Set.Local() && !f.Derived {
 			r.Direct = true
 		}
 	}

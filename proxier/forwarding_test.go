@@ -10,6 +10,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/tandem-proxy/tandem/servicelb/nodereport"
 )
 
 // TestDirect: which frontends have direct server return, where all are to have it. Other nodes have to know the frontend.
@@ -26,7 +28,7 @@ func TestDirect(t *testing.T) {
 		{name: "by Services alone", change: func(s *v1.Service) { s.Annotations = map[string]string{AnnotationForwarding: "snat"} }},
 		{name: "policy Local", change: func(s *v1.Service) { s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal }, want: []string{"10.96.0.10:80"}},
 		{
-			name: "an address that this node alone has", change: func(s *v1.Service) { s.Status.Conditions = []metav1.Condition{{Type: ConditionAdvertised}} },
+			name: "an address that this node alone has", change: func(s *v1.Service) { s.Status.Conditions = []metav1.Condition{{Type: nodereport.ConditionAdvertised}} },
 			want: []string{"10.96.0.10:80", "203.0.113.7:80", "0.0.0.0:30080"},
 		},
 		{name: "selected nodes", change: func(s *v1.Service) { s.Annotations = map[string]string{AnnotationNode: ""} }},

@@ -62,6 +62,9 @@ type Frontend struct {
 	Unguarded bool
 	// Left are connections that have to reach netfilter untranslated; nil for none.
 	Left *Left
+	// Derived says that no status has the address: it is another one of a node whose address is there. It gives way to
+	// Services of the same kind that have the address.
+	Derived bool
 	// Conflict names another service port that has this address. Until it releases the
 	// address, this frontend is not served.
 	Conflict *ServicePortName
@@ -90,7 +93,7 @@ func (f *Frontend) equal(o *Frontend) bool {
 		return false
 	}
 	return f.Addr == o.Addr && f.Kind == o.Kind && f.Routes == o.Routes && f.Filtered == o.Filtered &&
-		f.Pods == o.Pods && f.Host == o.Host && f.Unguarded == o.Unguarded && slices.Equal(f.Ranges, o.Ranges)
+		f.Derived == o.Derived && f.Pods == o.Pods && f.Host == o.Host && f.Unguarded == o.Unguarded && slices.Equal(f.Ranges, o.Ranges)
 }
 
 // String is the frontend as text: "10.96.0.1:80 ClusterIP all=ipv4/cluster".
@@ -115,6 +118,9 @@ func (f *Frontend) String() string {
 		if len(f.Ranges) == 0 {
 			b.WriteString("none")
 		}
+	}
+	if f.Derived {
+		b.WriteString(" derived")
 	}
 	if f.Unguarded {
 		b.WriteString(" unguarded")
@@ -161,7 +167,8 @@ func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, famil
 	routes := t.externalRoutes(s, family)
 	if s.More != nil {
 		var template Frontend // without an address; set up for the first one
-		for _, a := range t.loadBalancerIPs(s, family) {
+		served, asked := t.loadBalancerIPs(s, family)
+		for _, a := range served {
 			if FamilyOf(a) != family || a == vip && s.Kinds.has(ClusterIP) || !s.Kinds.has(LoadBalancer) {
 				continue
 			}
@@ -170,7 +177,7 @@ func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, famil
 				t.filter(&template, s.More, family)
 			}
 			f := template
-			f.Addr = netip.AddrPortFrom(a, port.Port)
+			f.Addr, f.Derived = netip.AddrPortFrom(a, port.Port), !asked(a)
 			f.admitSelf(t.facts.NodeIPs[family])
 			f.admit(&t.facts, family)
 			out = append(out, f)
@@ -188,23 +195,6 @@ func (t *Table) frontendsOf(out []Frontend, s *Service, port *ServicePort, famil
 		out = append(out, Frontend{Addr: netip.AddrPortFrom(unspecified[family], port.NodePort), Kind: NodePort, Routes: routes})
 	}
 	return out
-}
-
-// loadBalancerIPs are the addresses in the status of a Service. If they are those of nodes, and a router translates this node's, packets
-// arrive for the node's own address.
-func (t *Table) loadBalancerIPs(s *Service, family Family) []netip.Addr {
-	list, own := s.More.LoadBalancerIPs, t.facts.NodeIPs[family]
-	if !s.AtNodes || !own.IsValid() || own.IsLoopback() || slices.Contains(list, own) {
-		return list
-	}
-	for _, a := range t.facts.translatedIPs() {
-		if FamilyOf(a) == family && slices.Contains(list, a) {
-			list = append(slices.Clone(list), own)
-			slices.SortFunc(list, netip.Addr.Compare)
-			break
-		}
-	}
-	return list
 }
 
 var unspecified = [Families]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}

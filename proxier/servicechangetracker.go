@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/tandem-proxy/tandem/servicelb/nodereport"
 )
 
 // LabelServiceProxyName on a Service hands it to another proxy.
@@ -171,7 +173,10 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 		}
 		s.Ports = append(s.Ports, port)
 	}
-	s.AtNodes = slices.ContainsFunc(service.Status.Conditions, func(c metav1.Condition) bool { return c.Type == ConditionAdvertised })
+	if s.AtNodes = servedAtNodes(service); s.AtNodes {
+		_, selected := service.Annotations[nodereport.AnnotationAddresses]
+		s.AllAddresses = !selected
+	}
 	s.More = parseExtras(s, service, &zeros, invalid)
 	if (s.Forwarding == DSR || s.Forwarding == Hybrid) && s.More != nil && s.More.selector != nil {
 		invalid("metadata.annotations["+AnnotationForwarding+"]", "%s is not possible where a Service selects nodes, as others do not have its addresses; connections are masqueraded", s.Forwarding)
@@ -180,6 +185,12 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 		invalid(zeros.field, "%s", message)
 	}
 	return s
+}
+
+// servedAtNodes reports whether ServiceLB serves a Service: by its class, or because its controller says so.
+func servedAtNodes(s *v1.Service) bool {
+	return s.Spec.Type == v1.ServiceTypeLoadBalancer && s.Spec.LoadBalancerClass != nil && *s.Spec.LoadBalancerClass == nodereport.Class ||
+		slices.ContainsFunc(s.Status.Conditions, func(c metav1.Condition) bool { return c.Type == nodereport.ConditionAdvertised })
 }
 
 type portName struct {
@@ -206,7 +217,11 @@ func parseExtras(s *Service, service *v1.Service, zeros *leadingZeros, invalid f
 	if len(service.Annotations) > 0 {
 		selector = parseNodeSelector(service.Annotations, invalid)
 	}
-	if len(service.Status.LoadBalancer.Ingress)+len(service.Spec.ExternalIPs)+len(service.Spec.LoadBalancerSourceRanges) == 0 && !healthCheck && selector == nil {
+	var probed []netip.Addr
+	if s.AtNodes {
+		probed = nodereport.Probed(service.Status.Conditions)
+	}
+	if len(service.Status.LoadBalancer.Ingress)+len(probed)+len(service.Spec.ExternalIPs)+len(service.Spec.LoadBalancerSourceRanges) == 0 && !healthCheck && selector == nil {
 		return nil
 	}
 	x := &ServiceExtras{}
@@ -236,9 +251,15 @@ func parseExtras(s *Service, service *v1.Service, zeros *leadingZeros, invalid f
 	}
 	for i := range service.Status.LoadBalancer.Ingress {
 		in := &service.Status.LoadBalancer.Ingress[i]
+		if s.AtNodes && in.IP == "127.0.0.1" {
+			continue // stands for all nodes (servicelb --rootless)
+		}
 		if in.IP != "" && (in.IPMode == nil || *in.IPMode == v1.LoadBalancerIPModeVIP) {
 			add(&x.LoadBalancerIPs, "status.loadBalancer.ingress[%d].ip", i, in.IP)
 		}
+	}
+	for i, a := range probed {
+		add(&x.LoadBalancerIPs, "status.conditions: probed address %d", i, a.String())
 	}
 	for i, text := range service.Spec.ExternalIPs {
 		add(&x.ExternalIPs, "spec.externalIPs[%d]", i, text)

@@ -31,6 +31,7 @@ type Table struct {
 	contested map[frontendKey][]uint32 // all claimants, where there are several
 	health    map[types.NamespacedName]HealthCheck
 	selecting map[*entry]struct{}               // what selects nodes
+	atNodes   map[*entry]struct{}               // what ServiceLB serves
 	checked   map[types.NamespacedName]struct{} // those whose health check changed since it was last handed over
 
 	candidates []candidate // scratch
@@ -66,8 +67,8 @@ func NewTable(facts Facts, policy Policy) *Table {
 	return &Table{
 		policy: policy, facts: facts, rules: policy.NodeRules(&facts),
 		owner: map[frontendKey]uint32{}, contested: map[frontendKey][]uint32{}, health: map[types.NamespacedName]HealthCheck{},
-		selecting: map[*entry]struct{}{},
-		checked:   map[types.NamespacedName]struct{}{},
+		selecting: map[*entry]struct{}{}, atNodes: map[*entry]struct{}{},
+		checked: map[types.NamespacedName]struct{}{},
 	}
 }
 
@@ -80,7 +81,7 @@ func (t *Table) SetFacts(facts Facts) (rules, services bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	services = !t.facts.decidesAlike(&facts) || t.movesLeft(t.facts.LocalAddrs, facts.LocalAddrs) || t.selectsOther(t.facts.Labels, facts.Labels) ||
-		!slices.Equal(t.facts.translatedIPs(), facts.translatedIPs())
+		len(t.atNodes) > 0 && !t.facts.addressedAlike(&facts)
 	before := t.rules
 	t.facts, t.rules = facts, t.policy.NodeRules(&facts)
 	return !t.rules.Equal(&before), services
@@ -180,6 +181,11 @@ func (t *Table) apply(c *Change, out []PortChange, disputes []frontendKey) ([]Po
 		t.selecting[e] = struct{}{}
 	} else {
 		delete(t.selecting, e)
+	}
+	if c.Service != nil && c.Service.AtNodes {
+		t.atNodes[e] = struct{}{}
+	} else {
+		delete(t.atNodes, e)
 	}
 	t.previous = t.previous[:0]
 	for _, index := range e.ports {
@@ -281,7 +287,7 @@ func (t *Table) decide(c *Change, port *ServicePort, r *row) *Decision {
 		list = t.frontendsOf(list, s, port, family)
 	}
 	if direct {
-		s.directRoutes(list)
+		directRoutes(list)
 	}
 	d.Frontends = append(d.oneFrontend[:0], list...)
 	t.frontends = list

@@ -112,8 +112,9 @@ type Service struct {
 	InternalLocal, ExternalLocal bool
 	// OptedOut says that a fast tier must not serve it if another one can.
 	OptedOut bool
-	// AtNodes says that the addresses in its status are those of nodes (see ConditionAdvertised).
-	AtNodes bool
+	// AtNodes says that ServiceLB serves it: the addresses in its status are those of nodes. Unless an annotation selects
+	// addresses, it is served at AllAddresses of a node that it has one of.
+	AtNodes, AllAddresses bool
 	// IsPod says that it stands for the hostPorts of a Pod. Its Ports are those.
 	IsPod bool
 	// Kinds are the kinds of frontends that it gets.
@@ -135,7 +136,7 @@ type Service struct {
 // have no duplicates.
 type ServiceExtras struct {
 	ExternalIPs []netip.Addr
-	// LoadBalancerIPs are those of status.loadBalancer with ipMode VIP.
+	// LoadBalancerIPs are those of status.loadBalancer with ipMode VIP, and those that ServiceLB probes before they get there.
 	LoadBalancerIPs []netip.Addr
 	// SourceRanges are masked, of both families.
 	SourceRanges []netip.Prefix
@@ -178,7 +179,7 @@ func (s *Service) equal(o *Service) bool {
 	}
 	// A Service may be deleted and made anew within a second, all else alike.
 	return s.UID == o.UID && s.Created.Equal(o.Created) && s.ClusterIPs == o.ClusterIPs && s.InternalLocal == o.InternalLocal &&
-		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.AtNodes == o.AtNodes && s.IsPod == o.IsPod && s.Kinds == o.Kinds && s.Balancing == o.Balancing && s.Forwarding == o.Forwarding && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
+		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.AtNodes == o.AtNodes && s.AllAddresses == o.AllAddresses && s.IsPod == o.IsPod && s.Kinds == o.Kinds && s.Balancing == o.Balancing && s.Forwarding == o.Forwarding && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
 }
 
 // endpointFlags is what the decisions need of an endpoint besides its address.

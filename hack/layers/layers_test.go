@@ -22,10 +22,12 @@ var table = []struct{ pkg, may string }{
 	// The kernel's interfaces, which know nothing of Services, and what this kernel can do.
 	{"kernel/...", "kernel/..."},
 	{"capabilities", "kernel/..."},
+	// What kube-proxies and the controller of ServiceLB tell each other.
+	{"servicelb/nodereport", ""},
 	// The model. kernel/inet has plain values.
 	{"proxier/delta", ""},
 	{"proxier/maglev", ""},
-	{"proxier", "proxier/delta proxier/maglev kernel/inet"},
+	{"proxier", "proxier/delta proxier/maglev kernel/inet servicelb/nodereport"},
 	{"proxier/staleudp", "proxier kernel/..."},
 	// Which datapath serves what, and the datapaths.
 	{"proxier/placement/...", "proxier/placement/... proxier proxier/delta kernel/inet"},
@@ -47,11 +49,11 @@ var table = []struct{ pkg, may string }{
 	{"proxier/ipvs/...", "proxier/ipvs/... proxier/placement proxier proxier/delta kernel/..."},
 	{"config", "proxier proxier/maglev kernel/inet"},
 	// Where objects and facts come from, and what is told.
-	{"sources/...", "sources/... config proxier kernel/..."},
+	{"sources/...", "sources/... config proxier kernel/... servicelb/nodereport"},
 	{"observe/...", "observe/... config proxier proxier/staleudp kernel/..."},
 	{"servicelb/...", "servicelb/..."},
 	{"cmd/servicelb", "servicelb/..."},
-	{"cmd/...", "cmd/... capabilities config kernel/... observe/... proxier/... sources/..."},
+	{"cmd/...", "cmd/... capabilities config kernel/... observe/... proxier/... sources/... servicelb/nodereport"},
 	// A program of the image.
 	{"deploy/...", "kernel/xtables"},
 }

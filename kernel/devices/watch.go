@@ -3,6 +3,7 @@
 package devices
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,10 +35,18 @@ type Options struct {
 	In func(func() error) error
 }
 
+// Addr is an address of an uplink.
+type Addr struct {
+	Addr   netip.Addr
+	Device string
+}
+
 // Uplinks is a list of the uplinks at one time.
 type Uplinks struct {
 	// Devices are sorted by index.
 	Devices []Device
+	// Addrs are the addresses of these devices, sorted by address.
+	Addrs []Addr
 	// Unmatched are the patterns in Options.Names without a matching device.
 	Unmatched []string
 }
@@ -116,12 +125,27 @@ func (w *Watcher) look() (u Uplinks, err error) {
 	if len(w.names) > 0 {
 		u.Devices, u.Unmatched = Named(links, w.names)
 		u.Devices = withVLANs(withSources(u.Devices, addrs, routes), links)
+		u.Addrs = addrsOf(u.Devices, addrs)
 		return u, nil
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	u.Devices = withVLANs(again(links, Find(links, addrs, routes, w.nodeIPs), w.were), links)
+	u.Addrs = addrsOf(u.Devices, addrs)
 	return u, nil
+}
+
+// addrsOf are the addresses of devices.
+func addrsOf(list []Device, addrs []netlink.Addr) (of []Addr) {
+	for _, a := range addrs {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		at := slices.IndexFunc(list, func(d Device) bool { return d.Index == a.LinkIndex })
+		if ok && at >= 0 {
+			of = append(of, Addr{ip.Unmap(), list[at].Name})
+		}
+	}
+	slices.SortFunc(of, func(a, b Addr) int { return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Device, b.Device)) })
+	return of
 }
 
 // again adds devices that have the name of a deleted uplink. Such a device was probably
@@ -148,7 +172,7 @@ func (w *Watcher) Watch(ctx context.Context, tell func(Uplinks)) {
 	var last *Uplinks
 	changed := func(u Uplinks) {
 		// Unmatched follows from the devices.
-		if last == nil || !slices.Equal(last.Devices, u.Devices) {
+		if last == nil || !slices.Equal(last.Devices, u.Devices) || !slices.Equal(last.Addrs, u.Addrs) {
 			last = &u
 			w.remember(u.Devices)
 			tell(u)

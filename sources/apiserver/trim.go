@@ -13,7 +13,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/servicelb/nodereport"
 )
 
 // LabelServiceProxyName marks a Service that another proxy serves.
@@ -228,17 +228,26 @@ func (t *trimmer) service(service *v1.Service) {
 		port.TargetPort.Type = 0
 	}
 
-	// Of these, only that one is there counts.
-	advertised := slices.ContainsFunc(service.Status.Conditions, func(c metav1.Condition) bool { return c.Type == proxier.ConditionAdvertised })
-	service.Status.Conditions = nil
-	if advertised {
-		service.Status.Conditions = []metav1.Condition{{Type: proxier.ConditionAdvertised}}
-	}
+	trimConditions(&service.Status)
 	for i := range service.Status.LoadBalancer.Ingress {
 		ingress := &service.Status.LoadBalancer.Ingress[i]
 		ingress.IPMode = t.ipModes.share(ingress.IPMode)
 		ingress.Ports = nil
 	}
+}
+
+// trimConditions keeps what counts of those of ServiceLB.
+func trimConditions(s *v1.ServiceStatus) {
+	var kept []metav1.Condition
+	for _, c := range s.Conditions {
+		switch c.Type {
+		case nodereport.ConditionAdvertised:
+			kept = append(kept, metav1.Condition{Type: c.Type})
+		case nodereport.ConditionProbing:
+			kept = append(kept, metav1.Condition{Type: c.Type, Status: c.Status, Message: c.Message})
+		}
+	}
+	s.Conditions = kept
 }
 
 func (t *trimmer) endpointSlice(slice *discoveryv1.EndpointSlice) {

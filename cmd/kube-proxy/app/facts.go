@@ -49,7 +49,7 @@ func (f *facts) start(ctx context.Context) {
 	f.note(&f.known)
 	f.setNodeIPs(&f.known)
 	if u, err := f.origins.List(); err == nil { // otherwise, followUplinks tries again
-		f.known.Uplinks = deviceNames(u.Devices)
+		setUplinks(&f.known, u)
 	}
 	if f.filters != nil {
 		f.filters.list(ctx, &f.known)
@@ -151,17 +151,23 @@ func (f *facts) followFilters(ctx context.Context, px *proxier.Proxier) {
 	}
 }
 
-// followUplinks keeps the names of the uplinks up to date until ctx is done.
+// followUplinks keeps the names and addresses of the uplinks up to date until ctx is done.
 func (f *facts) followUplinks(ctx context.Context, px *proxier.Proxier) {
 	f.origins.Watch(ctx, func(u devices.Uplinks) {
-		names := deviceNames(u.Devices)
-		px.UpdateFacts(func(known *proxier.Facts) { known.Uplinks = names })
+		px.UpdateFacts(func(known *proxier.Facts) { setUplinks(known, u) })
 	})
 }
 
 func (f *facts) setNodeIPs(known *proxier.Facts) {
 	f.uplinks.SetNodeIPs(known.NodeIPs[:])
 	f.origins.SetNodeIPs(known.NodeIPs[:])
+}
+
+func setUplinks(known *proxier.Facts, u devices.Uplinks) {
+	known.Uplinks, known.UplinkAddrs = deviceNames(u.Devices), nil
+	for _, a := range u.Addrs {
+		known.UplinkAddrs = append(known.UplinkAddrs, proxier.DeviceAddr(a))
+	}
 }
 
 // deviceNames are sorted.
