@@ -5,22 +5,26 @@ package servicelb
 import (
 	"fmt"
 	"net/netip"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/tandem-proxy/tandem/servicelb/nodereport"
 )
 
 // Class is the loadBalancerClass of Services that are served.
-const Class = "tandem-proxy.dev/servicelb"
+const Class = nodereport.Class
 
 const prefix = "servicelb.tandem-proxy.dev/"
 
 // Annotations of Services.
 const (
-	// AnnotationAddresses is a list of addresses and CIDRs, separated by commas: of the nodes' addresses, the Service gets those alone.
-	AnnotationAddresses = prefix + "addresses"
+	// AnnotationAddresses is that of package nodereport. Of the names of interfaces, * stands for any characters.
+	AnnotationAddresses = nodereport.AnnotationAddresses
 	// AnnotationPriority is a number: of several Services that want a port, the one with the greatest gets it. The default is 0.
 	AnnotationPriority = prefix + "priority"
 	// AnnotationReservedPorts is a list of ports, separated by commas, of those in ReservedPorts that the Service may take.
@@ -48,13 +52,14 @@ var ReservedPorts = []int32{22, 2379, 2380, 6443, 10249, 10250, 10256}
 
 // wishes are what the annotations of a Service say.
 type wishes struct {
-	addresses []netip.Prefix // nil for all
-	restricts bool           // addresses count, even if none is valid
-	priority  int
-	reserved  []int32
-	listeners ListenerPolicy // empty if the annotation does not say
-	invalid   []Reason
-	ignored   []string // annotations that have no effect
+	addresses  []netip.Prefix
+	interfaces []string // patterns
+	restricts  bool     // addresses and interfaces count, even if none is valid
+	priority   int
+	reserved   []int32
+	listeners  ListenerPolicy // empty if the annotation does not say
+	invalid    []Reason
+	ignored    []string // annotations that have no effect
 }
 
 func wishesOf(s *v1.Service) (w wishes) {
@@ -64,10 +69,12 @@ func wishesOf(s *v1.Service) (w wishes) {
 	if text, there := s.Annotations[AnnotationAddresses]; there {
 		w.restricts = true
 		for _, part := range fields(text) {
-			if p, err := parsePrefix(part); err != nil {
-				bad(AnnotationAddresses, "%.64q is neither an address nor a CIDR; it is ignored", part)
-			} else {
+			if p, err := parsePrefix(part); err == nil {
 				w.addresses = append(w.addresses, p)
+			} else if isInterface(part) {
+				w.interfaces = append(w.interfaces, part)
+			} else {
+				bad(AnnotationAddresses, "%.64q is neither an address nor a CIDR nor the name of an interface; it is ignored", part)
 			}
 		}
 	}
@@ -116,6 +123,15 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	return netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()), nil
 }
 
-func (w *wishes) wants(a netip.Addr) bool {
-	return !w.restricts || slices.ContainsFunc(w.addresses, func(p netip.Prefix) bool { return p.Contains(a) })
+// isInterface reports whether a text may be the name of an interface, or a pattern of some, and no mistyped address.
+func isInterface(text string) bool {
+	const longest = 15 // IFNAMSIZ, without the NUL
+	_, err := path.Match(text, "")
+	return err == nil && len(text) <= longest && !strings.ContainsAny(text, "/:") && strings.ContainsFunc(text, unicode.IsLetter)
+}
+
+// wants reports whether a Service is to have an address of a node. The interface is empty if it is not known.
+func (w *wishes) wants(a netip.Addr, device string) bool {
+	return !w.restricts || slices.ContainsFunc(w.addresses, func(p netip.Prefix) bool { return p.Contains(a) }) ||
+		device != "" && slices.ContainsFunc(w.interfaces, func(pattern string) bool { ok, _ := path.Match(pattern, device); return ok })
 }

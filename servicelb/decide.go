@@ -13,6 +13,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/tandem-proxy/tandem/servicelb/nodereport"
 )
 
 // Objects are what decisions depend on.
@@ -23,8 +25,14 @@ type Objects struct {
 	Slices func(types.NamespacedName) []*discoveryv1.EndpointSlice
 	// Healthy reports whether the proxy of a node answers; nil if that is not checked.
 	Healthy func(node string) bool
-	// Listens reports whether a process of the host listens on a port at an address of a node; nil if that is not checked.
+	// Report is what the kube-proxy of a node says; nil if it says nothing, as others do not. The function is nil if none is asked.
+	Report func(node string) *nodereport.Report
+	// Listens reports whether a process of the host listens on a port at an address of a node without a report; nil if that is not
+	// checked.
 	Listens func(Claim) bool
+	// Overdue reports whether an address that a Service has in its status is not served for so long that it has to be withdrawn; nil
+	// for never.
+	Overdue func(*v1.Service, netip.Addr) bool
 }
 
 // Options of decisions.
@@ -34,6 +42,8 @@ type Options struct {
 	// EachNode has every node be reached at its ExternalIPs, or else at its InternalIPs. Otherwise, once any node has an ExternalIP, only
 	// ExternalIPs count, as K3s has it.
 	EachNode bool
+	// Rootless has the status be the loopback address, as K3s has it where a user without privileges runs the node.
+	Rootless bool
 	// Listeners is what a process of a host means that listens at a port which a Service wants, if its annotation does not say.
 	Listeners ListenerPolicy
 }
@@ -80,6 +90,8 @@ const (
 	PortTaken         Code = "PortTaken"
 	PortReserved      Code = "PortReserved"
 	HostListens       Code = "HostListens"
+	Probing           Code = "Probing"
+	NotServed         Code = "NotServed"
 	NoEndpoints       Code = "NoEndpoints"
 	InvalidAnnotation Code = "InvalidAnnotation"
 )
@@ -95,6 +107,10 @@ type Outcome struct {
 	Service *v1.Service
 	// Ingress is for the status.
 	Ingress []v1.LoadBalancerIngress
+	// Probing are the addresses that nodes are to serve, before it is known that they do.
+	Probing []netip.Addr
+	// Direct says that endpoints on all nodes see the client's address.
+	Direct bool
 	// Reasons are why it lacks addresses, Warnings what else its owner should know, and Ignored annotations without an effect.
 	Reasons, Warnings []Reason
 	Ignored           []string
@@ -152,6 +168,7 @@ type decider struct {
 type fitNode struct {
 	*v1.Node
 	internal, external []address
+	report             *nodereport.Report // nil if there is none
 }
 
 // address is one of a node, as value and text.
@@ -183,7 +200,11 @@ func fitNodes(o *Objects) (fit []fitNode) {
 			continue
 		}
 		if o.Healthy == nil || o.Healthy(n.Name) {
-			fit = append(fit, fitNode{n, addressesOf(n, v1.NodeInternalIP), addressesOf(n, v1.NodeExternalIP)})
+			f := fitNode{Node: n, internal: addressesOf(n, v1.NodeInternalIP), external: addressesOf(n, v1.NodeExternalIP)}
+			if o.Report != nil {
+				f.report = o.Report(n.Name)
+			}
+			fit = append(fit, f)
 		}
 	}
 	slices.SortFunc(fit, func(a, b fitNode) int { return strings.Compare(a.Name, b.Name) })
@@ -211,34 +232,97 @@ func (d *decider) decide(s *v1.Service, w wishes) Outcome {
 			return out
 		}
 	}
-	in := func(a address) bool { return slices.Contains(s.Spec.IPFamilies, familyOf(a.Addr)) }
-	external := slices.ContainsFunc(nodes, func(n fitNode) bool { return slices.ContainsFunc(n.external, in) })
+	in := func(a netip.Addr) bool { return slices.Contains(s.Spec.IPFamilies, familyOf(a)) }
+	external := slices.ContainsFunc(nodes, func(n fitNode) bool {
+		return slices.ContainsFunc(n.external, func(a address) bool { return in(a.Addr) })
+	})
 	found, seen := false, make(map[netip.Addr]bool, len(nodes))
-	vip := v1.LoadBalancerIPModeVIP
+	out.Direct = true
 	var order []netip.Addr // of out.Ingress
-	for _, n := range nodes {
-		list := n.external
-		if !slices.ContainsFunc(list, in) && (!external || d.opts.EachNode) {
-			list = n.internal
-		}
-		for _, a := range list {
-			if !in(a) || !w.wants(a.Addr) || seen[a.Addr] { // two nodes may share one
+	for i := range nodes {
+		n := &nodes[i]
+		for _, a := range n.candidates(&w, in, external, d.opts.EachNode) {
+			if seen[a.Addr] { // two nodes may share one
 				continue
 			}
 			found, seen[a.Addr] = true, true
-			if why := d.claim(&out, a, &w); why != nil {
+			if why := d.claim(&out, n, a, &w); why != nil {
 				out.Reasons = append(out.Reasons, *why)
 				continue
 			}
-			out.Ingress = append(out.Ingress, v1.LoadBalancerIngress{IP: a.text, IPMode: &vip})
+			why := n.unserved(s, a.Addr)
+			switch {
+			case why == nil:
+			case has(s, a.text) && (d.Overdue == nil || !d.Overdue(s, a.Addr)):
+				// A node that has to program a change may say so for a moment.
+			default:
+				out.Probing = append(out.Probing, a.Addr)
+				out.Reasons = append(out.Reasons, *why)
+				continue
+			}
+			out.Direct = out.Direct && n.direct(s, a.Addr)
+			out.Ingress = append(out.Ingress, v1.LoadBalancerIngress{IP: a.text, IPMode: new(v1.LoadBalancerIPModeVIP)})
 			order = append(order, a.Addr)
 		}
 	}
 	if !found {
 		out.Reasons = append(out.Reasons, Reason{NoNodes, "no fit node has an address that is asked for"})
 	}
+	out.Direct = out.Direct && len(out.Ingress) > 0
 	sort.Sort(&byFamily{out.Ingress, order, s.Spec.IPFamilies})
+	if d.opts.Rootless && len(out.Ingress) > 0 {
+		out.Probing = append(out.Probing, order...) // nodes serve those all the same
+		out.Ingress = []v1.LoadBalancerIngress{{IP: "127.0.0.1", IPMode: new(v1.LoadBalancerIPModeVIP)}}
+	}
+	slices.SortFunc(out.Probing, netip.Addr.Compare)
 	return out
+}
+
+// candidates are the addresses of a node that a Service may have.
+func (n *fitNode) candidates(w *wishes, in func(netip.Addr) bool, external, eachNode bool) (list []address) {
+	of := n.external
+	if !slices.ContainsFunc(of, func(a address) bool { return in(a.Addr) }) && (!external || eachNode) {
+		of = n.internal
+	}
+	for _, a := range of {
+		if in(a.Addr) && w.wants(a.Addr, "") {
+			list = append(list, a)
+		}
+	}
+	if !w.restricts || n.report == nil {
+		return list
+	}
+	for _, a := range n.report.Addresses {
+		if in(a.Address) && w.wants(a.Address, a.Interface) && !slices.ContainsFunc(list, func(o address) bool { return o.Addr == a.Address }) {
+			list = append(list, address{a.Address, a.Address.String()})
+		}
+	}
+	return list
+}
+
+// unserved is why a node does not serve a Service at an address, by its report; nil if it does, or does not say.
+func (n *fitNode) unserved(s *v1.Service, a netip.Addr) *Reason {
+	if n.report == nil {
+		return nil
+	}
+	for i := range s.Spec.Ports {
+		p := &s.Spec.Ports[i]
+		switch served := n.report.Find(nameOf(s), string(protocolOf(p)), a, uint16(p.Port)); {
+		case served == nil:
+			return &Reason{Probing, fmt.Sprintf("the kube-proxy of node %s has not reported yet that it serves %s", n.Name, Claim{a, p.Port, protocolOf(p)})}
+		case served.Fault != "":
+			return &Reason{NotServed, fmt.Sprintf("the kube-proxy of node %s does not serve %s: %s", n.Name, Claim{a, p.Port, protocolOf(p)}, served.Fault)}
+		}
+	}
+	return nil
+}
+
+// direct reports whether a node has endpoints of other nodes see the client's address.
+func (n *fitNode) direct(s *v1.Service, a netip.Addr) bool {
+	return n.report != nil && !slices.ContainsFunc(s.Spec.Ports, func(p v1.ServicePort) bool {
+		served := n.report.Find(nameOf(s), string(protocolOf(&p)), a, uint16(p.Port))
+		return served == nil || !served.Direct
+	})
 }
 
 func keep(list []fitNode, is func(fitNode) bool) (kept []fitNode) {
@@ -250,12 +334,14 @@ func keep(list []fitNode, is func(fitNode) bool) (kept []fitNode) {
 	return kept
 }
 
-// claim takes all ports of a Service at an address, or none and returns why.
-func (d *decider) claim(out *Outcome, a address, w *wishes) *Reason {
+// claim takes all ports of a Service at an address of a node, or none and returns why. It also returns why the address has to wait
+// although it has the ports.
+func (d *decider) claim(out *Outcome, n *fitNode, a address, w *wishes) *Reason {
 	s := out.Service
 	listeners := cmp.Or(w.listeners, d.opts.Listeners, ListenersRefuse)
 	var claims []Claim
 	var warnings []Reason
+	var wait *Reason
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
 		c := Claim{a.Addr, p.Port, protocolOf(p)}
@@ -266,11 +352,19 @@ func (d *decider) claim(out *Outcome, a address, w *wishes) *Reason {
 			return &Reason{PortTaken, fmt.Sprintf("%s is taken by %s", c, owner)}
 		case other != "":
 			return &Reason{PortTaken, fmt.Sprintf("port %d/%s is a NodePort of %s", p.Port, c.Protocol, other)}
-		case listeners != ListenersShadow && d.Listens != nil && !has(s, a.text) && d.Listens(c):
-			if listeners == ListenersRefuse {
-				return &Reason{HostListens, fmt.Sprintf("a process of the host listens on %s", c)}
+		}
+		if listeners != ListenersShadow {
+			had := has(s, a.text) || probes(s, a.Addr)
+			if n.report != nil && !had && !n.report.Knows(string(c.Protocol), uint16(c.Port)) {
+				wait = &Reason{Probing, fmt.Sprintf("the kube-proxy of node %s has not reported yet whether a process listens on %s", n.Name, c)}
 			}
-			warnings = append(warnings, Reason{HostListens, fmt.Sprintf("a process of the host listens on %s, and gets no connections from outside there any more", c)})
+			switch at, there := d.listener(s, n, c, w, had); {
+			case !there:
+			case listeners == ListenersRefuse && !had:
+				return &Reason{HostListens, fmt.Sprintf("a process of the host listens on %s", at)}
+			default:
+				warnings = append(warnings, Reason{HostListens, fmt.Sprintf("a process of the host listens on %s, and gets no connections from outside there", at)})
+			}
 		}
 		claims = append(claims, c)
 	}
@@ -278,12 +372,57 @@ func (d *decider) claim(out *Outcome, a address, w *wishes) *Reason {
 		d.owners[c] = nameOf(s)
 	}
 	out.Warnings = append(out.Warnings, warnings...)
-	return nil
+	return wait
+}
+
+// listener returns where a process of the host listens that a Service would take connections from. A port that the Service has already
+// stays its own, whoever listens later: had says so. What answers there is the Service, so only a report can tell.
+func (d *decider) listener(s *v1.Service, n *fitNode, c Claim, w *wishes, had bool) (at Claim, there bool) {
+	if n.report == nil {
+		return c, !had && d.Listens != nil && d.Listens(c)
+	}
+	for i := range n.report.Listeners {
+		l := &n.report.Listeners[i]
+		if l.Port != uint16(c.Port) || l.Protocol != string(c.Protocol) || d.isEndpoint(s, n, l) {
+			continue
+		}
+		if l.At(string(c.Protocol), c.Addr, uint16(c.Port)) {
+			return c, true
+		}
+		for _, a := range n.report.Addresses { // without the annotation, the Service is served at these too
+			if !w.restricts && a.Address.Is4() == c.Addr.Is4() && l.At(string(c.Protocol), a.Address, uint16(c.Port)) {
+				return Claim{a.Address, c.Port, c.Protocol}, true
+			}
+		}
+	}
+	return c, false
+}
+
+// isEndpoint reports whether what listens on a node is an endpoint of the Service itself, of a pod in the host's network.
+func (d *decider) isEndpoint(s *v1.Service, n *fitNode, l *nodereport.Listener) bool {
+	for _, slice := range d.Slices(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}) {
+		if !slices.ContainsFunc(slice.Ports, func(p discoveryv1.EndpointPort) bool { return p.Port != nil && *p.Port == int32(l.Port) }) {
+			continue
+		}
+		for i := range slice.Endpoints {
+			for _, text := range slice.Endpoints[i].Addresses {
+				if a, err := netip.ParseAddr(text); err == nil && slices.ContainsFunc(n.Status.Addresses, func(of v1.NodeAddress) bool { return of.Address == text }) && (l.Address == a || l.Address.IsUnspecified()) {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }
 
 // has reports whether the status of a Service has an address: then what answers there is the Service.
 func has(s *v1.Service, a string) bool {
 	return slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i v1.LoadBalancerIngress) bool { return i.IP == a })
+}
+
+// probes reports whether nodes are told already to serve a Service at an address.
+func probes(s *v1.Service, a netip.Addr) bool {
+	return slices.Contains(nodereport.Probed(s.Status.Conditions), a)
 }
 
 // addressesOf are the addresses of a node of one type.

@@ -15,6 +15,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/tandem-proxy/tandem/servicelb/nodereport"
 )
 
 // node has addresses: internal ones, and after "/" external ones.
@@ -94,6 +96,12 @@ func text(list []Outcome) string {
 		for _, i := range o.Ingress {
 			line += " " + i.IP
 		}
+		for _, a := range o.Probing {
+			line += " ?" + a.String()
+		}
+		if o.Direct {
+			line += " direct"
+		}
 		for _, r := range o.Reasons {
 			line += " " + string(r.Code)
 		}
@@ -133,7 +141,7 @@ func TestDecide(t *testing.T) {
 		{"UID in the end", Objects{Nodes: two[:1], Services: []*v1.Service{service("b", []int32{80}), service("a", []int32{80})}}, Options{}, "a: 10.0.0.1\nb: PortTaken"},
 		{"disjoint addresses", Objects{Nodes: two, Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationAddresses, "10.0.0.1")), service("b", []int32{80})}}, Options{}, "a: 10.0.0.1\nb: 10.0.0.2 PortTaken"},
 		{"a CIDR", Objects{Nodes: two, Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationAddresses, "10.0.0.2/31, 192.0.2.0/24"))}}, Options{}, "a: 10.0.0.2"},
-		{"no valid address", Objects{Nodes: two, Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationAddresses, "eth0"))}}, Options{}, "a: InvalidAnnotation NoNodes"},
+		{"no valid address", Objects{Nodes: two, Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationAddresses, "10.0.0.300, a:b"))}}, Options{}, "a: InvalidAnnotation InvalidAnnotation NoNodes"},
 		{"another protocol", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{53}), service("b", []int32{53}, func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP })}}, Options{}, "a: 10.0.0.1\nb: 10.0.0.1"},
 		{"a NodePort", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{30080}), service("b", []int32{80}, func(s *v1.Service) { s.Spec.Ports[0].NodePort = 30080 })}}, Options{}, "a: PortTaken\nb: 10.0.0.1"},
 		{"a reserved port", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{22})}}, Options{}, "a: PortReserved"},
@@ -162,6 +170,136 @@ func TestDecide(t *testing.T) {
 			}
 		})
 	}
+}
+
+// reports are what nodes say, by their names. A line is "addresses; listeners; served": "eth0=10.0.0.1; 0.0.0.0:80; a@10.0.0.1:80", with
+// "!" in place of "@" for what fails, and "+" after what is forwarded directly.
+func reports(t *testing.T, of map[string]string) func(string) *nodereport.Report {
+	all := map[string]*nodereport.Report{}
+	for node, text := range of {
+		text, unaware := strings.CutPrefix(text, "-") // it has not heard of the Service yet
+		parts := strings.Split(text, ";")
+		r := &nodereport.Report{Served: map[netip.Addr][]nodereport.Port{}}
+		if !unaware {
+			r.Ports = map[string][]uint16{"TCP": {80}}
+		}
+		for _, f := range strings.Fields(parts[0]) {
+			device, a, _ := strings.Cut(f, "=")
+			r.Addresses = append(r.Addresses, nodereport.Address{Interface: device, Address: netip.MustParseAddr(a)})
+		}
+		for _, f := range strings.Fields(parts[1]) {
+			at := netip.MustParseAddrPort(f)
+			r.Listeners = append(r.Listeners, nodereport.Listener{Protocol: "TCP", Address: at.Addr(), Port: at.Port()})
+		}
+		for _, f := range strings.Fields(parts[2]) {
+			p := nodereport.Port{Protocol: "TCP", Direct: strings.HasSuffix(f, "+")}
+			name, where, served := strings.Cut(strings.TrimSuffix(f, "+"), "@")
+			if !served {
+				name, where, _ = strings.Cut(f, "!")
+				p.Fault = "broken"
+			}
+			at := netip.MustParseAddrPort(where)
+			p.Service, p.Port = "ns/"+name, at.Port()
+			r.Served[at.Addr()] = append(r.Served[at.Addr()], p)
+		}
+		r.Index()
+		all[node] = r
+	}
+	return func(node string) *nodereport.Report { return all[node] }
+}
+
+// inStatus puts addresses into the status of a Service.
+func inStatus(addresses ...string) func(*v1.Service) {
+	return func(s *v1.Service) {
+		for _, a := range addresses {
+			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: a})
+		}
+	}
+}
+
+// TestDecideByReports: a Service gets an address once its node reports that it serves it.
+func TestDecideByReports(t *testing.T) {
+	two := []*v1.Node{node("a", "10.0.0.1 fd00::1"), node("b", "10.0.0.2 fd00::2")}
+	probed := func(list string) func(*v1.Service) {
+		return func(s *v1.Service) {
+			s.Status.Conditions = []metav1.Condition{{Type: nodereport.ConditionProbing, Status: metav1.ConditionTrue, Message: list}}
+		}
+	}
+	hostNetwork := func(types.NamespacedName) []*discoveryv1.EndpointSlice {
+		return []*discoveryv1.EndpointSlice{{
+			Ports:     []discoveryv1.EndpointPort{{Port: new(int32(80))}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}},
+		}}
+	}
+	for _, test := range []struct {
+		name    string
+		reports map[string]string
+		slices  func(types.NamespacedName) []*discoveryv1.EndpointSlice
+		overdue bool
+		opts    Options
+		edits   []func(*v1.Service)
+		want    string
+	}{
+		{name: "nothing is served yet", reports: map[string]string{"a": ";;", "b": ";;"}, want: "s: ?10.0.0.1 ?10.0.0.2 Probing Probing"},
+		{name: "one does not know whether anybody listens", reports: map[string]string{"a": "-;;", "b": ";;s@10.0.0.2:80"}, want: "s: 10.0.0.2 Probing"},
+		{name: "and had the address", reports: map[string]string{"a": "-;;", "b": ";;s@10.0.0.2:80"}, edits: []func(*v1.Service){inStatus("10.0.0.1")}, want: "s: 10.0.0.1 10.0.0.2"},
+		{name: "which is shadowed", reports: map[string]string{"a": "-;;", "b": ";;s@10.0.0.2:80"}, opts: Options{Listeners: ListenersShadow}, want: "s: 10.0.0.2 ?10.0.0.1 Probing"},
+		{name: "one serves", reports: map[string]string{"a": ";;s@10.0.0.1:80", "b": ";;"}, want: "s: 10.0.0.1 ?10.0.0.2 Probing"},
+		{name: "one has no report", reports: map[string]string{"a": ";;"}, want: "s: 10.0.0.2 ?10.0.0.1 Probing"},
+		{name: "another Service is served", reports: map[string]string{"a": ";;x@10.0.0.1:80", "b": ";;s@10.0.0.2:81"}, want: "s: ?10.0.0.1 ?10.0.0.2 Probing Probing"},
+		{name: "one fails", reports: map[string]string{"a": ";;s!10.0.0.1:80", "b": ";;s@10.0.0.2:80"}, want: "s: 10.0.0.2 ?10.0.0.1 NotServed"},
+		{name: "one fails that was advertised", reports: map[string]string{"a": ";;s!10.0.0.1:80", "b": ";;s@10.0.0.2:80"}, edits: []func(*v1.Service){inStatus("10.0.0.1", "10.0.0.2")}, want: "s: 10.0.0.1 10.0.0.2"},
+		{name: "and for long", reports: map[string]string{"a": ";;s!10.0.0.1:80", "b": ";;s@10.0.0.2:80"}, overdue: true, edits: []func(*v1.Service){inStatus("10.0.0.1", "10.0.0.2")}, want: "s: 10.0.0.2 ?10.0.0.1 NotServed"},
+		{
+			name: "one family fails", reports: map[string]string{"a": ";;s@10.0.0.1:80 s!fd00::1", "b": ";;s@10.0.0.2:80 s@fd00::2"}, edits: []func(*v1.Service){families(v1.IPv4Protocol, v1.IPv6Protocol)},
+			want: "s: 10.0.0.1 10.0.0.2 fd00::2 ?fd00::1 NotServed",
+		},
+		{name: "direct", reports: map[string]string{"a": ";;s@10.0.0.1:80+", "b": ";;s@10.0.0.2:80+"}, want: "s: 10.0.0.1 10.0.0.2 direct"},
+		{name: "direct on one node", reports: map[string]string{"a": ";;s@10.0.0.1:80+", "b": ";;s@10.0.0.2:80"}, want: "s: 10.0.0.1 10.0.0.2"},
+		{name: "a listener", reports: map[string]string{"a": ";0.0.0.0:80;", "b": ";10.0.0.2:81;s@10.0.0.2:80"}, want: "s: 10.0.0.2 HostListens"},
+		{name: "a listener of another family", reports: map[string]string{"a": ";[::]:80;s@10.0.0.1:80", "b": ";;s@10.0.0.2:80"}, want: "s: 10.0.0.1 10.0.0.2"},
+		{name: "at another address of the node", reports: map[string]string{"a": "eth1=192.168.1.1;192.168.1.1:80;", "b": ";;s@10.0.0.2:80"}, want: "s: 10.0.0.2 HostListens"},
+		{
+			name: "that was not asked for", reports: map[string]string{"a": "eth1=192.168.1.1;192.168.1.1:80;s@10.0.0.1:80", "b": ";;s@10.0.0.2:80"},
+			edits: []func(*v1.Service){annotated(AnnotationAddresses, "10.0.0.0/24")}, want: "s: 10.0.0.1 10.0.0.2",
+		},
+		{name: "a later listener", reports: map[string]string{"a": ";0.0.0.0:80;s@10.0.0.1:80", "b": ";;s@10.0.0.2:80"}, edits: []func(*v1.Service){inStatus("10.0.0.1")}, want: "s: 10.0.0.1 10.0.0.2 (HostListens)"},
+		{name: "while it is probed", reports: map[string]string{"a": ";0.0.0.0:80;", "b": ";;s@10.0.0.2:80"}, edits: []func(*v1.Service){probed("10.0.0.1")}, want: "s: 10.0.0.2 ?10.0.0.1 Probing (HostListens)"},
+		{name: "the Service's own endpoint listens", reports: map[string]string{"a": ";0.0.0.0:80;s@10.0.0.1:80", "b": ";0.0.0.0:80;s@10.0.0.2:80"}, slices: hostNetwork, want: "s: 10.0.0.1 HostListens"},
+		{
+			name: "an interface", reports: map[string]string{"a": "eth0=10.0.0.1 eth1=192.168.1.1;;s@192.168.1.1:80", "b": "eth0=10.0.0.2;;"},
+			edits: []func(*v1.Service){annotated(AnnotationAddresses, "eth1")}, want: "s: 192.168.1.1",
+		},
+		{
+			name: "interfaces", reports: map[string]string{"a": "eth0=10.0.0.1 wan=192.168.1.1;;s@192.168.1.1:80 s@10.0.0.1:80", "b": "eth0=10.0.0.2;;"},
+			edits: []func(*v1.Service){annotated(AnnotationAddresses, "et*, 192.168.0.0/16")}, want: "s: 10.0.0.1 192.168.1.1 ?10.0.0.2 Probing",
+		},
+		{name: "rootless", reports: map[string]string{"a": ";;s@10.0.0.1:80", "b": ";;"}, opts: Options{Rootless: true}, want: "s: 127.0.0.1 ?10.0.0.1 ?10.0.0.2 Probing"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			o := Objects{Nodes: two, Services: []*v1.Service{service("s", []int32{80}, test.edits...)}, Slices: test.slices, Report: reports(t, fixed(test.reports))}
+			if o.Slices == nil {
+				o.Slices = endpoints()
+			}
+			o.Overdue = func(*v1.Service, netip.Addr) bool { return test.overdue }
+			if got := text(Decide(o, test.opts)); got != test.want {
+				t.Errorf("got\n%s\nwant\n%s", got, test.want)
+			}
+		})
+	}
+}
+
+// fixed writes IPv6 addresses with ports as the parser wants them.
+func fixed(of map[string]string) map[string]string {
+	out := map[string]string{}
+	for node, text := range of {
+		for i := range 3 {
+			a := fmt.Sprintf("fd00::%d", i)
+			text = strings.NewReplacer("@"+a, "@["+a+"]:80", "!"+a, "!["+a+"]:80").Replace(text)
+		}
+		out[node] = text
+	}
+	return out
 }
 
 // TestNoPortTwice: whatever the objects and their order, no two Services get one port of one address, the outcome does not depend on the

@@ -35,6 +35,7 @@ type options struct {
 	controller.Options
 	kubeconfig, master string
 	namespace, name    string
+	cleanup            bool
 }
 
 func main() { os.Exit(cli.Run(newCommand())) }
@@ -61,6 +62,9 @@ func newCommand() *cobra.Command {
 	fs.BoolVar(&o.EachNode, "addresses-per-node", false, "Use the ExternalIPs of each node that has any, and the InternalIPs of each that has none. Otherwise InternalIPs are used only if no node has an ExternalIP, as K3s does.")
 	fs.Uint16Var(&o.HealthPort, "health-port", o.HealthPort, "Port at which the kube-proxy of a node answers /healthz. A node that does not answer three times is withdrawn, within 8 s. 0 uses all nodes that are Ready.")
 	fs.Var((*policyVar)(&o.Listeners), "host-listeners", "What happens if a process of the host answers a TCP connection at a port of an address that a Service is to get: 'refuse' leaves the address to the process, 'warn' gives it to the Service with an Event, 'shadow' does so without asking. Annotation servicelb.tandem-proxy.dev/host-listeners of a Service takes precedence.")
+	fs.BoolVar(&o.Rootless, "rootless", false, "Write 127.0.0.1 into the status of Services in place of the nodes' addresses, as K3s does where a user without privileges runs the node.")
+	fs.BoolVar(&o.DeleteKlipper, "delete-klipper-lb", false, "Delete the DaemonSet of klipper-lb (svclb-...) of each Service once the nodes serve the Service. Turn K3s' controller off first: with K3s, --disable=servicelb.")
+	fs.BoolVar(&o.cleanup, "cleanup", false, "Take the conditions of ServiceLB off all Services, leave their addresses, and exit. For another controller that takes over.")
 	fs.StringVar(&o.namespace, "lease-namespace", "kube-system", "Namespace of the Lease.")
 	fs.StringVar(&o.name, "lease-name", "tandem-servicelb", "Name of the Lease.")
 	verflag.AddFlags(fs)
@@ -93,6 +97,11 @@ func (o *options) run(ctx context.Context) error {
 	config.ContentType, config.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
+		return err
+	}
+	if o.cleanup {
+		n, err := controller.ForgetAll(ctx, client)
+		klog.FromContext(ctx).Info("Removed the conditions of ServiceLB", "services", n)
 		return err
 	}
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))

@@ -68,6 +68,8 @@ type Socket struct {
 	Local, Remote netip.AddrPort
 	Cookie        uint64
 	Inode         uint32
+	// V6Only says that an IPv6 socket that listens, or of UDP, takes nothing of IPv4 (Linux 4.10; otherwise it is false).
+	V6Only bool
 	// CgroupID is the socket's cgroup2 (Linux 5.8), 0 if not reported.
 	CgroupID uint64
 	// Storage is its value in Filter.Storage, or nil.

@@ -23,6 +23,7 @@ const (
 	reqAttrBytecode = 1 // INET_DIAG_REQ_BYTECODE
 
 	attrInfo     = 2  // INET_DIAG_INFO
+	attrV6Only   = 11 // INET_DIAG_SKV6ONLY
 	attrCgroupID = 21 // INET_DIAG_CGROUP_ID
 
 	opJump  = 1 // INET_DIAG_BC_JMP
@@ -137,6 +138,8 @@ func parseSocket(b []byte) (Socket, error) {
 		switch {
 		case kind == attrCgroupID && len(v) == 8:
 			s.CgroupID = binary.NativeEndian.Uint64(v)
+		case kind == attrV6Only && len(v) > 0:
+			s.V6Only = v[0] != 0
 		case kind == attrInfo && len(v) > 0: // older kernels have less of it
 			s.TCP = &unix.TCPInfo{}
 			copy(unsafe.Slice((*byte)(unsafe.Pointer(s.TCP)), unsafe.Sizeof(*s.TCP)), v)

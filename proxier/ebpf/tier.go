@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -260,6 +261,11 @@ func (t *Tier) SetCluster(c proxier.Cluster) error { return t.writer.SetCluster(
 // Supports implements proxier.Tier.
 func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {
 	return writer.Supports(d, f)
+}
+
+// Has reports whether the maps in the kernel have a frontend for packets to an address.
+func (t *Tier) Has(to netip.AddrPort, protocol proxier.Protocol) bool {
+	return t.writer.Serves(to, protocol)
 }
 
 // Close ends Run and releases everything in this process. Kernel state stays. No other method

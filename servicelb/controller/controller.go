@@ -7,7 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -15,7 +15,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -36,6 +35,8 @@ type Options struct {
 	servicelb.Options
 	// HealthPort is where the kube-proxy of a node answers /healthz; 0 has nodes be advertised for as long as they are Ready.
 	HealthPort uint16
+	// DeleteKlipper has DaemonSets of klipper-lb be deleted once the nodes serve their Services.
+	DeleteKlipper bool
 }
 
 const (
@@ -44,9 +45,6 @@ const (
 	// recheck is how often decisions are made without a change: a listener may have ended.
 	recheck = 10 * time.Second
 )
-
-// condition of a Service says whether it has all addresses that it could have.
-const condition = "servicelb.tandem-proxy.dev/Advertised"
 
 // Controller writes the status of Services.
 type Controller struct {
@@ -57,20 +55,28 @@ type Controller struct {
 	nodes     corelisters.NodeLister
 	slices    discoverylisters.EndpointSliceLister
 	factory   informers.SharedInformerFactory
-	health    *health // nil if HealthPort is 0
+	health    *health  // nil if HealthPort is 0
+	reports   *reports // likewise
 	listeners *listeners
+	overdue   *overdue
+	klipper   *klipper // nil if DaemonSets of klipper-lb stay
 	wake      chan struct{}
 	told      map[types.UID]string // what Events said last
+	written   map[types.UID]*written
 }
 
 // New makes a controller.
 func New(client kubernetes.Interface, recorder record.EventRecorder, o Options) *Controller {
-	c := &Controller{client: client, opts: o, recorder: recorder, wake: make(chan struct{}, 1), told: map[types.UID]string{}, listeners: newListeners()}
+	c := &Controller{client: client, opts: o, recorder: recorder, wake: make(chan struct{}, 1), told: map[types.UID]string{}, written: map[types.UID]*written{}, listeners: newListeners()}
+	c.overdue = newOverdue(func(after time.Duration) { time.AfterFunc(after, c.changed) })
+	if o.DeleteKlipper {
+		c.klipper = newKlipper(client, recorder)
+	}
 	c.factory = informers.NewSharedInformerFactory(client, 0)
 	core, discovery := c.factory.Core().V1(), c.factory.Discovery().V1()
 	c.services, c.nodes, c.slices = core.Services().Lister(), core.Nodes().Lister(), discovery.EndpointSlices().Lister()
 	if o.HealthPort != 0 {
-		c.health = newHealth(o.HealthPort, c.changed)
+		c.health, c.reports = newHealth(o.HealthPort, c.changed), newReports(o.HealthPort, c.changed)
 	}
 	for _, informer := range []cache.SharedIndexInformer{core.Services().Informer(), core.Nodes().Informer(), discovery.EndpointSlices().Informer()} {
 		_ = informer.SetTransform(trim) // it has not started
@@ -135,8 +141,10 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	logger.Info("Assigning addresses of nodes to Services", "class", servicelb.Class, "withoutClassToo", c.opts.DefaultClass)
 	if c.health != nil {
-		c.askNodes()
+		nodes := c.askNodes(ctx)
 		c.health.begin(ctx)
+		c.reports.begin(ctx, nodes, c.health.healthy)
+		defer c.reports.wait()
 		done := make(chan struct{})
 		defer func() { <-done }()
 		go func() { defer close(done); c.health.run(ctx) }()
@@ -163,9 +171,11 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 }
 
-func (c *Controller) askNodes() {
+func (c *Controller) askNodes(ctx context.Context) []*v1.Node {
 	nodes, _ := c.nodes.List(labels.Everything()) // a lister of a cache has no errors
 	c.health.want(nodes)
+	c.reports.want(ctx, nodes)
+	return nodes
 }
 
 // objects are those of the caches, in the order of their names.
@@ -183,25 +193,32 @@ func (c *Controller) objects() (o servicelb.Objects) {
 		return list
 	}
 	if c.health != nil {
-		o.Healthy = c.health.healthy
+		o.Healthy = func(node string) bool { return c.health.healthy(node) && c.reports.known(node) }
+		o.Report = c.reports.of
 	}
+	o.Overdue = c.overdue.is
 	o.Listens = c.listeners.listens
 	return o
 }
 
 // sync decides about all Services, and writes what differs.
 func (c *Controller) sync(ctx context.Context) error {
-	o := c.objects()
 	if c.health != nil {
-		c.health.want(o.Nodes)
+		c.askNodes(ctx)
 	}
+	o := c.objects()
+	c.overdue.begin()
 	list := servicelb.Decide(o, c.opts.Options)
 	if c.listeners.look(ctx) {
 		list = servicelb.Decide(o, c.opts.Options)
 	}
+	c.overdue.end()
 	var errs []error
 	for _, s := range o.Services {
-		if c.opts.Manages(s) && !s.DeletionTimestamp.IsZero() {
+		switch {
+		case !c.opts.Manages(s):
+			errs = append(errs, c.withdraw(ctx, s))
+		case !s.DeletionTimestamp.IsZero():
 			errs = append(errs, c.finish(ctx, s))
 		}
 	}
@@ -210,10 +227,10 @@ func (c *Controller) sync(ctx context.Context) error {
 		there[list[i].Service.UID] = true
 		errs = append(errs, c.write(ctx, &list[i]))
 	}
-	for uid := range c.told {
-		if !there[uid] {
-			delete(c.told, uid)
-		}
+	maps.DeleteFunc(c.told, func(uid types.UID, _ string) bool { return !there[uid] })
+	maps.DeleteFunc(c.written, func(uid types.UID, _ *written) bool { return !there[uid] })
+	if c.klipper != nil {
+		errs = append(errs, c.klipper.sync(ctx, list))
 	}
 	return errors.Join(errs...)
 }
@@ -228,106 +245,4 @@ func (c *Controller) finish(ctx context.Context, s *v1.Service) error {
 	after.Finalizers = kept
 	_, err := c.client.CoreV1().Services(s.Namespace).Update(ctx, after, metav1.UpdateOptions{})
 	return ignoreRaces(err)
-}
-
-// write writes the status of a Service if it differs, and tells about it.
-func (c *Controller) write(ctx context.Context, o *servicelb.Outcome) error {
-	s := o.Service
-	now := metav1.Condition{Type: condition, Status: metav1.ConditionTrue, Reason: "Advertised", ObservedGeneration: s.Generation, Message: sourceText(s)}
-	if len(o.Reasons) > 0 {
-		now.Status, now.Reason, now.Message = metav1.ConditionFalse, string(o.Reasons[0].Code), reasonsText(o.Reasons)
-	}
-	c.tell(o, now)
-	known := meta.FindStatusCondition(s.Status.Conditions, condition)
-	if known != nil && known.Status == now.Status && known.Reason == now.Reason && known.Message == now.Message && sameIngress(s.Status.LoadBalancer.Ingress, o.Ingress) {
-		return nil
-	}
-	after := s.DeepCopy()
-	after.Status.LoadBalancer.Ingress = o.Ingress
-	meta.SetStatusCondition(&after.Status.Conditions, now)
-	if _, err := c.client.CoreV1().Services(s.Namespace).UpdateStatus(ctx, after, metav1.UpdateOptions{}); err != nil {
-		return ignoreRaces(err)
-	}
-	before, addresses := texts(s.Status.LoadBalancer.Ingress), texts(o.Ingress)
-	if !slices.Equal(before, addresses) {
-		klog.FromContext(ctx).Info("Changed the addresses of a Service", "service", klog.KObj(s), "before", before, "now", addresses)
-		if len(addresses) > 0 {
-			c.recorder.Eventf(s, v1.EventTypeNormal, "UpdatedLoadBalancer", "LoadBalancer addresses: %s", strings.Join(addresses, ", "))
-		}
-	}
-	for _, i := range o.Ingress {
-		for _, p := range s.Spec.Ports {
-			c.listeners.forget(servicelb.Claim{Addr: netip.MustParseAddr(i.IP), Port: p.Port, Protocol: p.Protocol})
-		}
-	}
-	return nil
-}
-
-// tell writes an Event about what a Service lacks, once.
-func (c *Controller) tell(o *servicelb.Outcome, now metav1.Condition) {
-	text := now.Reason
-	if now.Status == metav1.ConditionFalse {
-		text += now.Message
-	}
-	for _, w := range o.Warnings {
-		text += w.Message
-	}
-	if c.told[o.Service.UID] == text {
-		return
-	}
-	c.told[o.Service.UID] = text
-	if now.Status == metav1.ConditionFalse {
-		c.recorder.Event(o.Service, v1.EventTypeWarning, now.Reason, now.Message)
-	}
-	if len(o.Warnings) > 0 {
-		c.recorder.Event(o.Service, v1.EventTypeWarning, string(o.Warnings[0].Code), reasonsText(o.Warnings))
-	}
-	if len(o.Ignored) > 0 {
-		c.recorder.Eventf(o.Service, v1.EventTypeNormal, "IgnoredAnnotation", "there are no pods for these annotations to apply to: %s", strings.Join(o.Ignored, ", "))
-	}
-}
-
-// ignoreRaces is for objects that changed or went meanwhile: their event is under way.
-func ignoreRaces(err error) error {
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
-}
-
-// maxReasons of a condition's message: the API server accepts 32 KiB, and more reasons would not fit.
-const maxReasons = 8
-
-func reasonsText(list []servicelb.Reason) string {
-	var parts []string
-	for i, r := range list {
-		if i == maxReasons {
-			parts = append(parts, fmt.Sprintf("and %d more", len(list)-i))
-			break
-		}
-		parts = append(parts, r.Message)
-	}
-	return strings.Join(parts, "; ")
-}
-
-// sourceText says whether endpoints see the client's address.
-func sourceText(s *v1.Service) string {
-	if s.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
-		return "endpoints see the client's address"
-	}
-	return "endpoints on the node that a client dials see the client's address; others see that node's, unless the Service has direct server return"
-}
-
-// sameIngress compares all that a status may have: another controller may have written it.
-func sameIngress(a, b []v1.LoadBalancerIngress) bool {
-	return slices.EqualFunc(a, b, func(a, b v1.LoadBalancerIngress) bool {
-		return a.IP == b.IP && a.Hostname == b.Hostname && len(a.Ports) == 0 && a.IPMode != nil && *a.IPMode == *b.IPMode
-	})
-}
-
-func texts(list []v1.LoadBalancerIngress) (out []string) {
-	for _, i := range list {
-		out = append(out, i.IP)
-	}
-	return out
 }

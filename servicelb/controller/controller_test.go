@@ -188,7 +188,7 @@ func TestListenerShadowed(t *testing.T) {
 	w.listeners.dial = func(context.Context, netip.AddrPort) bool { return true }
 	w.run()
 	w.has("a", "10.0.0.1")
-	w.says("Warning HostListens a process of the host listens on 10.0.0.1:80/TCP, and gets no connections from outside there any more")
+	w.says("Warning HostListens a process of the host listens on 10.0.0.1:80/TCP, and gets no connections from outside there")
 }
 
 // TestFinalizers: those of K3s' controller do not keep a Service that is deleted.

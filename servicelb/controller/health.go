@@ -70,12 +70,7 @@ func (h *health) want(nodes []*v1.Node) {
 			known = &nodeHealth{}
 			h.nodes[n.Name] = known
 		}
-		known.addresses = known.addresses[:0]
-		for _, a := range n.Status.Addresses {
-			if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == v1.NodeInternalIP {
-				known.addresses = append(known.addresses, ip)
-			}
-		}
+		known.addresses = internalAddresses(n)
 	}
 	maps.DeleteFunc(h.nodes, func(name string, _ *nodeHealth) bool { return !names[name] })
 }

@@ -6,20 +6,27 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/retry"
 
 	"github.com/tandem-proxy/tandem/servicelb"
 	"github.com/tandem-proxy/tandem/test/binary"
@@ -36,7 +43,7 @@ func (c *cluster) allowServiceLB() {
 	if err != nil {
 		c.tb.Fatal(err)
 	}
-	var rules struct{ Cluster, Lease []rbacv1.PolicyRule }
+	var rules struct{ Cluster, Klipper, Lease []rbacv1.PolicyRule }
 	if err := yaml.UnmarshalStrict(text, &rules); err != nil {
 		c.tb.Fatal(err)
 	}
@@ -44,7 +51,7 @@ func (c *cluster) allowServiceLB() {
 	name := metav1.ObjectMeta{Name: serviceLBUser, Namespace: metav1.NamespaceSystem}
 	everywhere := metav1.ObjectMeta{Name: serviceLBUser}
 	who := []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: serviceLBUser}}
-	_, err1 := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: everywhere, Rules: rules.Cluster}, metav1.CreateOptions{})
+	_, err1 := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: everywhere, Rules: append(rules.Cluster, rules.Klipper...)}, metav1.CreateOptions{})
 	_, err2 := rbac.ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: everywhere, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: serviceLBUser}, Subjects: who}, metav1.CreateOptions{})
 	_, err3 := rbac.Roles(name.Namespace).Create(ctx, &rbacv1.Role{ObjectMeta: name, Rules: rules.Lease}, metav1.CreateOptions{})
 	_, err4 := rbac.RoleBindings(name.Namespace).Create(ctx, &rbacv1.RoleBinding{ObjectMeta: name, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: serviceLBUser}, Subjects: who}, metav1.CreateOptions{})
@@ -97,8 +104,59 @@ func (c *cluster) advertised(name string, want ...netip.Addr) {
 	})
 }
 
-// TestServiceLB: Services get the addresses of nodes, and answer there; a node whose kube-proxy is gone, or that has no local endpoint, is
-// withdrawn; of two Services with one port, the younger gets it once the other is gone, as where a process of the host listens.
+// toldOf waits for an Event about a Service, and returns its message.
+func (c *cluster) toldOf(service, reason string) (message string) {
+	c.tb.Helper()
+	c.await(fmt.Sprintf("an Event %s about %s", reason, service), func() error {
+		list, err := c.client.CoreV1().Events(namespace).List(c.tb.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + service + ",reason=" + reason})
+		if err == nil && len(list.Items) == 0 {
+			err = errors.New("there is none")
+		}
+		if err == nil {
+			message = list.Items[0].Message
+		}
+		return err
+	})
+	return message
+}
+
+// setReady sets the condition Ready of a Node.
+func (c *cluster) setReady(n *lab.Node, is v1.ConditionStatus) {
+	c.tb.Helper()
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		node, err := c.client.CoreV1().Nodes().Get(c.tb.Context(), n.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for i := range node.Status.Conditions {
+			if node.Status.Conditions[i].Type == v1.NodeReady {
+				node.Status.Conditions[i].Status = is
+			}
+		}
+		_, err = c.client.CoreV1().Nodes().UpdateStatus(c.tb.Context(), node, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		c.tb.Fatal(err)
+	}
+}
+
+// svclb makes the DaemonSet that K3s' controller makes for a Service.
+func (c *cluster) svclb(service string) {
+	c.tb.Helper()
+	of := map[string]string{"app": "svclb-" + service, "svccontroller.k3s.cattle.io/svcname": service, "svccontroller.k3s.cattle.io/svcnamespace": namespace}
+	d := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "svclb-" + service, Labels: of}}
+	d.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": of["app"]}}
+	d.Spec.Template.Labels = of
+	d.Spec.Template.Spec.Containers = []v1.Container{{Name: "lb-tcp-80", Image: "klipper-lb"}}
+	if _, err := c.client.AppsV1().DaemonSets(metav1.NamespaceSystem).Create(c.tb.Context(), d, metav1.CreateOptions{}); err != nil {
+		c.tb.Fatal(err)
+	}
+}
+
+// TestServiceLB: Services get the addresses of nodes, and answer there at all addresses of the nodes; a node whose kube-proxy is gone, that is
+// not Ready, or that has no local endpoint, is withdrawn; of two Services with one port, the younger gets it once the other is gone, as
+// where a process of the host listens, by TCP or UDP. A client that connects 500 times a second meanwhile has no failure.
 func TestServiceLB(t *testing.T) {
 	c := newCluster(t, 2, inMode("ebpf"))
 	path, err := binary.Build(t.TempDir(), "servicelb")
@@ -110,21 +168,49 @@ func TestServiceLB(t *testing.T) {
 	n1, n2 := c.nodes[0], c.nodes[1]
 	a := c.run(n1, "web", "web-a")
 	client := c.lab.Client("client")
+	ask := []*lab.Sandbox{client.Sandbox}
 
 	ours := func(s *v1.Service) {
 		s.Spec.Type, s.Spec.LoadBalancerClass = v1.ServiceTypeLoadBalancer, new(servicelb.Class)
 	}
-	busy, err := n2.ServeTCP(8443)
+	busy, err := n2.ServeUDP(8443)
 	if err != nil {
 		t.Fatal(err)
 	}
-	first := c.startServiceLB(path)
-	second := c.startServiceLB(path) // waits
+	c.svclb("web")
+	c.svclb("foreign")
+	first := c.startServiceLB(path, "--delete-klipper-lb")
+	second := c.startServiceLB(path, "--delete-klipper-lb") // one of the two waits
 	c.expose("web", ours)
 	c.advertised("web", n1.Addr4, n2.Addr4)
 	for _, n := range c.nodes {
-		c.answer("through "+n.Name, netip.AddrPortFrom(n.Addr4, 80), []*lab.Sandbox{client.Sandbox}, a)
+		c.answer("through "+n.Name, netip.AddrPortFrom(n.Addr4, 80), ask, a)
 	}
+	c.await("the DaemonSet of klipper-lb to be deleted, and no other", func() error {
+		list, err := c.client.AppsV1().DaemonSets(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{LabelSelector: "svccontroller.k3s.cattle.io/svcname"})
+		if err == nil && (len(list.Items) != 1 || list.Items[0].Name != "svclb-foreign") {
+			err = fmt.Errorf("there are %d", len(list.Items))
+		}
+		return err
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	load := make(chan lab.Dials, 1)
+	go func() { load <- client.DialOften(ctx, "tcp", netip.AddrPortFrom(n1.Addr4, 80), rate) }()
+
+	// Another address of a node, which its Node object does not have.
+	extra := netip.MustParsePrefix("192.0.2.77/32")
+	if err := c.lab.Announce(extra, n1); err != nil {
+		t.Fatal(err)
+	}
+	link, err := n1.Netlink().LinkByName(lab.Uplink)
+	if err == nil {
+		err = n1.Netlink().AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: extra.Addr().AsSlice(), Mask: net.CIDRMask(32, 32)}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.answer("at another address of the node", netip.AddrPortFrom(extra.Addr(), 80), ask, a)
 
 	// The port of another Service, and of a process of the host.
 	b := c.run(n2, "late", "late-b")
@@ -139,17 +225,82 @@ func TestServiceLB(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.advertised("tls", n1.Addr4, n2.Addr4)
-	c.answer("instead of the process of the host", netip.AddrPortFrom(n2.Addr4, 8443), []*lab.Sandbox{client.Sandbox}, b)
+	c.answer("instead of the process of the host", netip.AddrPortFrom(n2.Addr4, 8443), ask, b)
+
+	// An interface by its name, whatever addresses it has.
+	c.expose("device", ours, func(s *v1.Service) {
+		s.Annotations = map[string]string{servicelb.AnnotationAddresses: lab.Uplink}
+		s.Spec.Selector = labels("late")
+		s.Spec.Ports[0].Port, s.Spec.Ports[1].Port = 8080, 8080
+	})
+	c.advertised("device", n1.Addr4, n2.Addr4, extra.Addr())
+	c.answer("at an address of an interface", netip.AddrPortFrom(extra.Addr(), 8080), ask, b)
+	c.edit("device", func(s *v1.Service) {
+		s.Spec.Type, s.Spec.LoadBalancerClass = v1.ServiceTypeClusterIP, nil
+		for i := range s.Spec.Ports {
+			s.Spec.Ports[i].NodePort = 0
+		}
+	})
+	c.silent("of no type LoadBalancer any more", netip.AddrPortFrom(extra.Addr(), 8080), ask...)
+
+	// A process of the host begins to listen at a port that a Service has.
+	intruder, err := n1.ServeTCP(80)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := c.toldOf("web", "HostListens"); !strings.Contains(text, "80/TCP") {
+		t.Errorf("Event %q", text)
+	}
+	c.answer("where a process of the host listens too", netip.AddrPortFrom(n1.Addr4, 80), ask, a)
+	if err := intruder.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	// Another controller.
+	s, err := c.client.CoreV1().Services(namespace).Get(t.Context(), "tls", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.balance(s, netip.MustParseAddr("203.0.113.7"))
+	if text := c.toldOf("tls", "StatusOverwritten"); !strings.Contains(text, "203.0.113.7") {
+		t.Errorf("Event %q", text)
+	}
+	c.advertised("tls", n1.Addr4, n2.Addr4)
+
+	// Labels of nodes, and a node that is not Ready.
+	label := func(value any) {
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{servicelb.LabelEnable: value}}})
+		if err == nil {
+			_, err = c.client.CoreV1().Nodes().Patch(t.Context(), n1.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	label("true")
+	c.advertised("tls", n1.Addr4)
+	label(nil)
+	c.advertised("tls", n1.Addr4, n2.Addr4)
+	c.setReady(n2, v1.ConditionUnknown)
+	c.advertised("tls", n1.Addr4)
+	c.setReady(n2, v1.ConditionTrue)
+	c.advertised("tls", n1.Addr4, n2.Addr4)
 
 	// Another process goes on. What the first one assigned stays.
 	first.Terminate(t)
 	c.edit("web", func(s *v1.Service) { s.Spec.ExternalTrafficPolicy = v1.ServiceExternalTrafficPolicyLocal })
 	c.advertised("web", n1.Addr4)
+	stop()
+	if d := <-load; d.Failed > 0 || d.All < rate {
+		t.Errorf("%d of %d connections failed: %v", d.Failed, d.All, d.Err)
+	} else {
+		t.Logf("%d connections, the slowest took %v", d.All, d.Slowest)
+	}
 	if err := c.client.CoreV1().Services(namespace).Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	c.advertised("late", n1.Addr4, n2.Addr4)
-	c.answer("in place of the other", netip.AddrPortFrom(n1.Addr4, 80), []*lab.Sandbox{client.Sandbox}, b)
+	c.answer("in place of the other", netip.AddrPortFrom(n1.Addr4, 80), ask, b)
 
 	// A node without a kube-proxy.
 	proxies[0].terminate()

@@ -154,6 +154,22 @@ func (d *ebpfDatapath) checks() (list []health.Check) {
 	return list
 }
 
+// lacks reads the maps of the programs that are attached to the uplinks.
+func (d *ebpfDatapath) lacks(decision *proxier.Decision, f *proxier.Frontend) error {
+	if d.serves(decision, f, proxier.FromOutside).by != capabilities.ModeEBPF {
+		return nil
+	}
+	for _, u := range d.programs.Uplinks() {
+		if u.Err != nil {
+			return fmt.Errorf("uplink %s: %w", u.Name, u.Err)
+		}
+	}
+	if !d.programs.Has(f.Addr, decision.Name.Protocol) {
+		return errors.New("the maps of the programs do not have it")
+	}
+	return nil
+}
+
 func (d *ebpfDatapath) degraded() (list []string) {
 	for _, u := range d.programs.Uplinks() {
 		if d.config.Tandem.EBPF.Acceleration != config.AccelerationDisabled && u.Accelerated != nil {

@@ -26,7 +26,7 @@ func (o observers) Synced(info proxier.SyncInfo) {
 // observers are told of syncs. Health checks of Services are the other kube-proxy's, where that
 // stays: they have one port each.
 func (p *proxy) observers(left *leftovers) observers {
-	list := observers{p.metrics, p.health, &p.recorded, &p.memory, &p.explain, p.ready, left}
+	list := observers{p.metrics, p.health, &p.recorded, &p.memory, &p.explain, p.ready, p.reports, left}
 	if !p.host.isShared() {
 		list = append(list, p.services)
 	}

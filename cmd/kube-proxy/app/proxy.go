@@ -64,6 +64,7 @@ type proxy struct {
 	facts    facts
 	configz  *configz.Config
 	resync   resync
+	reports  *reports
 	round    uint64 // of probes, which run one at a time
 
 	// mu is held while a server uses the datapath, so that it is not closed meanwhile.
@@ -137,6 +138,7 @@ func (p *proxy) prepare(ctx context.Context) (err error) {
 		Families: p.families, Healthz: p.metrics.Healthz, Livez: p.metrics.Livez,
 	})
 	p.ready = health.NewReadiness(health.ReadinessOptions{Healthy: p.health.Healthy, Probe: p.probe, Count: p.metrics.Readyz})
+	p.reports = newReports()
 	p.services = health.NewServices(health.ServicesOptions{Families: p.families, Healthy: p.health.Healthy, Reporter: p.problems})
 	return tuneConntrack(ctx, p.host, func(err error) {
 		p.problems.Report(proxier.Problem{
@@ -281,6 +283,7 @@ func (p *proxy) program(ctx context.Context) error {
 	group.Go(func() error { left.run(ctx); return nil })
 	group.Go(func() error { other.follow(ctx); return nil })
 	group.Go(func() error { open.run(ctx); return nil })
+	group.Go(func() error { p.reports.run(ctx, px.Table(), open); return nil })
 	group.Go(func() error {
 		p.health.Start()
 		p.metrics.Start(time.Now())

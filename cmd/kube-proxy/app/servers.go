@@ -52,6 +52,7 @@ func (p *proxy) servers() []*server {
 	healthMux := http.NewServeMux()
 	p.health.Install(healthMux)
 	p.ready.Install(healthMux)
+	p.reports.server.Install(healthMux)
 	all := []*server{
 		{
 			name: "health", address: k.HealthzBindAddress, handler: healthMux, hardFail: k.BindAddressHardFail,

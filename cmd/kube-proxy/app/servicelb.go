@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/kernel/sockdiag"
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/servicelb/nodereport"
+)
+
+// reportInterval is how often this node's listening sockets are looked up while there is a Service of ServiceLB.
+const reportInterval = time.Second
+
+// reports tells the controller of ServiceLB what this node serves, and which processes of the host listen at the ports. It implements
+// proxier.Observer to know when that may be something else.
+type reports struct {
+	server *nodereport.Server
+	wake   chan struct{}
+}
+
+func newReports() *reports {
+	return &reports{server: nodereport.NewServer(), wake: make(chan struct{}, 1)}
+}
+
+// Queued implements proxier.Observer.
+func (*reports) Queued(time.Time) {}
+
+// Synced implements proxier.Observer.
+func (r *reports) Synced(info proxier.SyncInfo) {
+	if info.Err != nil || info.Services == 0 && !info.Full {
+		return
+	}
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run makes reports until ctx is done.
+func (r *reports) run(ctx context.Context, table *proxier.Table, open activeMode) {
+	logger := klog.FromContext(ctx)
+	ticker := time.NewTicker(reportInterval)
+	defer ticker.Stop()
+	defer r.server.End()
+	failed := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.wake:
+		case <-ticker.C:
+		}
+		var report nodereport.Report
+		if list := table.AtNodes(); len(list) > 0 {
+			facts := table.Facts()
+			report.Served = servedOf(list, &facts, open)
+			for _, a := range facts.UplinkAddrs {
+				if a.Addr.IsGlobalUnicast() {
+					report.Addresses = append(report.Addresses, nodereport.Address{Interface: a.Device, Address: a.Addr})
+				}
+			}
+			var err error
+			report.Ports = portsOf(list)
+			if report.Listeners, err = listenersAt(ctx, &report); err != nil && ctx.Err() == nil {
+				if failed != err.Error() {
+					failed = err.Error()
+					logger.Error(err, "Cannot list the sockets of this node; ServiceLB does not know of processes of the host that listen at ports of Services")
+				}
+			} else {
+				failed = ""
+			}
+		}
+		r.server.Set(report)
+	}
+}
+
+// servedOf has, for each address of this node that a Service asked for, whether it is served there.
+func servedOf(list []*proxier.Decision, facts *proxier.Facts, open activeMode) map[netip.Addr][]nodereport.Port {
+	served := map[netip.Addr][]nodereport.Port{}
+	for _, d := range list {
+		for i := range d.Frontends {
+			f := &d.Frontends[i]
+			a := f.Addr.Addr()
+			if f.Kind != proxier.LoadBalancer || f.Derived || !facts.HasAddress(a) {
+				continue
+			}
+			p := nodereport.Port{Service: d.Name.NamespacedName.String(), Protocol: d.Name.Protocol.String(), Port: f.Addr.Port(), Direct: f.Routes[proxier.FromOutside].Direct}
+			if err := faultOf(d, f, open); err != nil {
+				p.Fault = err.Error()
+			}
+			served[a] = append(served[a], p)
+		}
+	}
+	return served
+}
+
+// faultOf is why clients outside are not served at a frontend; nil if they are.
+func faultOf(d *proxier.Decision, f *proxier.Frontend, open activeMode) error {
+	switch s := open.serves(d, f, proxier.FromOutside); {
+	case f.Conflict != nil:
+		return fmt.Errorf("%s has the port", f.Conflict.NamespacedName)
+	case open.isUnplaced(d):
+		return fmt.Errorf("tables are full")
+	case s.by == "" && s.refused != nil:
+		return s.refused
+	case s.by == "":
+		return fmt.Errorf("nothing serves it")
+	}
+	return open.lacks(d, f)
+}
+
+// portsOf are the ports of Services, by protocol, sorted.
+func portsOf(list []*proxier.Decision) map[string][]uint16 {
+	ports := map[string][]uint16{}
+	for _, d := range list {
+		for i := range d.Frontends {
+			if f := &d.Frontends[i]; f.Kind != proxier.NodePort {
+				protocol := d.Name.Protocol.String()
+				if at, found := slices.BinarySearch(ports[protocol], f.Addr.Port()); !found {
+					ports[protocol] = slices.Insert(ports[protocol], at, f.Addr.Port())
+				}
+			}
+		}
+	}
+	return ports
+}
+
+// listenersAt are the sockets of this network namespace that listen at the ports of a report.
+func listenersAt(ctx context.Context, r *nodereport.Report) (found []nodereport.Listener, err error) {
+	for protocol, state := range map[proxier.Protocol]uint8{proxier.TCP: sockdiag.Listen, proxier.UDP: sockdiag.Close} {
+		_, _, err = sockdiag.Dump(ctx, sockdiag.Filter{Protocol: uint8(protocol), States: 1 << state}, func(s sockdiag.Socket) bool {
+			a := s.Local.Addr()
+			if a.IsLoopback() || !r.Knows(protocol.String(), s.Local.Port()) {
+				return false
+			}
+			found = append(found, nodereport.Listener{Protocol: protocol.String(), Address: a, Port: s.Local.Port()})
+			if s.Family == unix.AF_INET6 && a.IsUnspecified() && !s.V6Only {
+				found = append(found, nodereport.Listener{Protocol: protocol.String(), Address: netip.IPv4Unspecified(), Port: s.Local.Port()})
+			}
+			return false
+		})
+		if err != nil {
+			return found, err
+		}
+	}
+	slices.SortFunc(found, nodereport.Listener.Compare)
+	return slices.Compact(found), nil
+}

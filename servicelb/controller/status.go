@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/servicelb"
+	"github.com/tandem-proxy/tandem/servicelb/nodereport"
+)
+
+const (
+	// maxProbing is how many addresses of a Service are probed at once: a message of the API server has up to 32 KiB.
+	maxProbing = 700
+	// maxReasons of a condition's message, likewise.
+	maxReasons = 8
+	// firstPause is how long a status is left alone that somebody else has overwritten. The time doubles up to maxPause.
+	firstPause, maxPause = time.Second, 5 * time.Minute
+)
+
+// written is what was written of a Service last.
+type written struct {
+	// base and version are the resource versions before and after.
+	base, version string
+	ingress       []v1.LoadBalancerIngress
+	// overwritten counts how often somebody else wrote other addresses, seen is the last such version, and until when the status is
+	// left alone for that.
+	overwritten int
+	seen        string
+	until       time.Time
+}
+
+// write writes the status of a Service if it differs, and tells about it.
+func (c *Controller) write(ctx context.Context, o *servicelb.Outcome) error {
+	s := o.Service
+	was := c.written[s.UID]
+	if was != nil && was.base == s.ResourceVersion && was.version != was.base {
+		return nil // the cache has not seen yet what was written
+	}
+	if was != nil && c.leaveAlone(ctx, s, was) {
+		return nil
+	}
+	advertised := metav1.Condition{Type: nodereport.ConditionAdvertised, Status: metav1.ConditionTrue, Reason: "Advertised", ObservedGeneration: s.Generation, Message: sourceText(o)}
+	if len(o.Reasons) > 0 {
+		advertised.Status, advertised.Reason, advertised.Message = metav1.ConditionFalse, string(o.Reasons[0].Code), reasonsText(o.Reasons)
+	}
+	c.tell(o, advertised)
+	probing := probingText(o.Probing)
+	if sameCondition(s, &advertised) && probing == probingOf(s) && sameIngress(s.Status.LoadBalancer.Ingress, o.Ingress) {
+		return nil
+	}
+	after := s.DeepCopy()
+	after.Status.LoadBalancer.Ingress = o.Ingress
+	meta.SetStatusCondition(&after.Status.Conditions, advertised)
+	if probing == "" {
+		meta.RemoveStatusCondition(&after.Status.Conditions, nodereport.ConditionProbing)
+	} else {
+		meta.SetStatusCondition(&after.Status.Conditions, metav1.Condition{Type: nodereport.ConditionProbing, Status: metav1.ConditionTrue, Reason: "Probing", Message: probing})
+	}
+	now, err := c.client.CoreV1().Services(s.Namespace).UpdateStatus(ctx, after, metav1.UpdateOptions{})
+	if err != nil {
+		return ignoreRaces(err)
+	}
+	note := &written{base: s.ResourceVersion, version: now.ResourceVersion, ingress: o.Ingress}
+	if was != nil {
+		note.overwritten, note.seen, note.until = was.overwritten, was.seen, was.until
+	}
+	c.written[s.UID] = note
+	before, addresses := texts(s.Status.LoadBalancer.Ingress), texts(o.Ingress)
+	if !slices.Equal(before, addresses) {
+		klog.FromContext(ctx).Info("Changed the addresses of a Service", "service", klog.KObj(s), "before", before, "now", addresses)
+		if len(addresses) > 0 {
+			c.recorder.Eventf(s, v1.EventTypeNormal, "UpdatedLoadBalancer", "LoadBalancer addresses: %s", strings.Join(addresses, ", "))
+		}
+	}
+	for _, i := range o.Ingress {
+		for _, p := range s.Spec.Ports {
+			c.listeners.forget(servicelb.Claim{Addr: netip.MustParseAddr(i.IP), Port: p.Port, Protocol: p.Protocol})
+		}
+	}
+	return nil
+}
+
+// leaveAlone reports whether somebody else has written other addresses into a status since, and it is left alone for a while: two
+// controllers that write without end are of no use to anybody.
+func (c *Controller) leaveAlone(ctx context.Context, s *v1.Service, was *written) bool {
+	now := time.Now()
+	if s.ResourceVersion != was.version && s.ResourceVersion != was.seen && !sameIngress(s.Status.LoadBalancer.Ingress, was.ingress) {
+		was.seen = s.ResourceVersion
+		if now.Sub(was.until) > 2*maxPause {
+			was.overwritten = 0
+		}
+		pause := min(firstPause<<min(was.overwritten, 16), maxPause)
+		was.overwritten++
+		was.until = now.Add(pause)
+		by := c.writerOf(ctx, s)
+		klog.FromContext(ctx).Info("Another controller overwrites the status of a Service", "service", klog.KObj(s), "by", by, "addresses", texts(s.Status.LoadBalancer.Ingress), "retryIn", pause)
+		c.recorder.Eventf(s, v1.EventTypeWarning, "StatusOverwritten",
+			"%s replaced the LoadBalancer addresses by %v; they are written again in %v. Turn that controller off, or give the Service the class of one of the two", by, texts(s.Status.LoadBalancer.Ingress), pause)
+		time.AfterFunc(pause, c.changed)
+	}
+	return now.Before(was.until)
+}
+
+// writerOf names who wrote the status of a Service last, by the API server.
+func (c *Controller) writerOf(ctx context.Context, s *v1.Service) string {
+	const unknown = "another controller"
+	now, err := c.client.CoreV1().Services(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
+	if err != nil {
+		return unknown
+	}
+	name, last := unknown, time.Time{}
+	for _, f := range now.ManagedFields {
+		if f.Subresource == "status" && f.Time != nil && f.Time.After(last) && !strings.HasPrefix(f.Manager, "servicelb") {
+			name, last = fmt.Sprintf("%.63q", f.Manager), f.Time.Time
+		}
+	}
+	return name
+}
+
+// tell writes an Event about what a Service lacks, once.
+func (c *Controller) tell(o *servicelb.Outcome, now metav1.Condition) {
+	text := now.Reason
+	waits := !slices.ContainsFunc(o.Reasons, func(r servicelb.Reason) bool { return r.Code != servicelb.Probing })
+	if now.Status == metav1.ConditionFalse && !waits {
+		text += now.Message
+	}
+	for _, w := range o.Warnings {
+		text += w.Message
+	}
+	if c.told[o.Service.UID] == text {
+		return
+	}
+	c.told[o.Service.UID] = text
+	if now.Status == metav1.ConditionFalse && !waits {
+		c.recorder.Event(o.Service, v1.EventTypeWarning, now.Reason, now.Message)
+	}
+	if len(o.Warnings) > 0 {
+		c.recorder.Event(o.Service, v1.EventTypeWarning, string(o.Warnings[0].Code), reasonsText(o.Warnings))
+	}
+	if len(o.Ignored) > 0 {
+		c.recorder.Eventf(o.Service, v1.EventTypeNormal, "IgnoredAnnotation", "there are no pods for these annotations to apply to: %s", strings.Join(o.Ignored, ", "))
+	}
+}
+
+// withdraw takes what was written off a Service that ServiceLB does not serve any more, as its type is another one now.
+func (c *Controller) withdraw(ctx context.Context, s *v1.Service) error {
+	if s.Spec.Type == v1.ServiceTypeLoadBalancer || !hasConditions(s) {
+		return nil
+	}
+	_, err := Forget(ctx, c.client, s, true)
+	return err
+}
+
+// ignoreRaces is for objects that changed or went meanwhile: their event is under way.
+func ignoreRaces(err error) error {
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+func sameCondition(s *v1.Service, now *metav1.Condition) bool {
+	known := meta.FindStatusCondition(s.Status.Conditions, now.Type)
+	return known != nil && known.Status == now.Status && known.Reason == now.Reason && known.Message == now.Message
+}
+
+func probingOf(s *v1.Service) string {
+	if known := meta.FindStatusCondition(s.Status.Conditions, nodereport.ConditionProbing); known != nil {
+		return known.Message
+	}
+	return ""
+}
+
+func probingText(list []netip.Addr) string {
+	var parts []string
+	for _, a := range list[:min(len(list), maxProbing)] {
+		parts = append(parts, a.String())
+	}
+	return strings.Join(parts, ", ")
+}
+
+func reasonsText(list []servicelb.Reason) string {
+	var parts []string
+	for i, r := range list {
+		if i == maxReasons {
+			parts = append(parts, fmt.Sprintf("and %d more", len(list)-i))
+			break
+		}
+		parts = append(parts, r.Message)
+	}
+	return strings.Join(parts, "; ")
+}
+
+// sourceText says whether endpoints see the client's address.
+func sourceText(o *servicelb.Outcome) string {
+	switch {
+	case o.Service.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal:
+		return "endpoints see the client's address"
+	case o.Direct:
+		return "endpoints see the client's address, by direct server return"
+	}
+	return "endpoints on the node that a client dials see the client's address; others see that node's, as connections to them are masqueraded (SNAT)"
+}
+
+// sameIngress compares all that a status may have: another controller may have written it.
+func sameIngress(a, b []v1.LoadBalancerIngress) bool {
+	return slices.EqualFunc(a, b, func(a, b v1.LoadBalancerIngress) bool {
+		return a.IP == b.IP && a.Hostname == b.Hostname && len(a.Ports) == 0 && a.IPMode != nil && *a.IPMode == *b.IPMode
+	})
+}
+
+func texts(list []v1.LoadBalancerIngress) (out []string) {
+	for _, i := range list {
+		out = append(out, i.IP)
+	}
+	return out
+}
