@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sort"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -27,6 +26,8 @@ type Objects struct {
 	Healthy func(node string) bool
 	// Report is what the kube-proxy of a node says; nil if it says nothing, as others do not. The function is nil if none is asked.
 	Report func(node string) *nodereport.Report
+	// HostPorts are those of the pods of a node; nil if they are not known.
+	HostPorts func(node string) []HostPort
 	// Listens reports whether a process of the host listens on a port at an address of a node without a report; nil if that is not
 	// checked.
 	Listens func(Claim) bool
@@ -129,7 +130,10 @@ func (o *Options) Manages(s *v1.Service) bool {
 
 // Decide returns what the Services get that are served, in the order in which they choose: by priority, then age, then UID. No two
 // get one port of one address.
-func Decide(o Objects, opts Options) (list []Outcome) {
+func Decide(o Objects, opts Options) []Outcome { return new(Planner).Decide(o, opts) }
+
+// Decide is Decide, and reuses what has not changed since the last time. The options have to be the same.
+func (p *Planner) Decide(o Objects, opts Options) (list []Outcome) {
 	type candidate struct {
 		*v1.Service
 		wishes
@@ -143,13 +147,37 @@ func Decide(o Objects, opts Options) (list []Outcome) {
 	slices.SortFunc(candidates, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(b.priority, a.priority), a.CreationTimestamp.Time.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))
 	})
-	d := decider{Objects: o, opts: opts, owners: map[Claim]string{}, nodePorts: map[nodePort]string{}, fit: fitNodes(&o)}
+	d := decider{Objects: o, opts: opts, owners: map[Claim]string{}, nodePorts: map[nodePort]string{}, wanted: map[nodePort]int{}, fit: fitNodes(&o)}
 	d.noteNodePorts()
 	for _, c := range candidates {
-		list = append(list, d.decide(c.Service, c.wishes))
+		for i := range c.Spec.Ports {
+			d.wanted[portOf(&c.Spec.Ports[i])]++
+		}
 	}
+	p.begin(d.fit)
+	list = make([]Outcome, 0, len(candidates))
+	for _, c := range candidates {
+		d.want(c.Service, &c.wishes)
+		out, known := p.recall(&d, c.Service)
+		if !known {
+			d.volatile = false
+			out = d.decide(c.Service, c.wishes)
+			p.keep(&d, &out)
+		}
+		list = append(list, out)
+	}
+	p.end()
 	return list
 }
+
+// wantedPort is a port of a Service.
+type wantedPort struct {
+	nodePort
+	contested bool    // other Services want it too
+	refused   *Reason // why it is to be had nowhere; nil if it is
+}
+
+func portOf(p *v1.ServicePort) nodePort { return nodePort{p.Port, protocolOf(p)} }
 
 type nodePort struct {
 	port     int32
@@ -159,9 +187,14 @@ type nodePort struct {
 type decider struct {
 	Objects
 	opts      Options
-	owners    map[Claim]string    // Services that got a port
+	owners    map[Claim]string    // Services that got a port which several want
 	nodePorts map[nodePort]string // Services that have it on every node
+	wanted    map[nodePort]int    // how many Services want a port
 	fit       []fitNode
+
+	volatile   bool         // the decision depends on more than a Planner compares
+	ports      []wantedPort // of the Service that is decided about
+	candidates []address    // scratch
 }
 
 // fitNode is a node that may have addresses of Services.
@@ -169,6 +202,7 @@ type fitNode struct {
 	*v1.Node
 	internal, external []address
 	report             *nodereport.Report // nil if there is none
+	hostPorts          []HostPort
 }
 
 // address is one of a node, as value and text.
@@ -204,6 +238,9 @@ func fitNodes(o *Objects) (fit []fitNode) {
 			if o.Report != nil {
 				f.report = o.Report(n.Name)
 			}
+			if o.HostPorts != nil {
+				f.hostPorts = o.HostPorts(n.Name)
+			}
 			fit = append(fit, f)
 		}
 	}
@@ -238,48 +275,63 @@ func (d *decider) decide(s *v1.Service, w wishes) Outcome {
 	})
 	found, seen := false, make(map[netip.Addr]bool, len(nodes))
 	out.Direct = true
-	var order []netip.Addr // of out.Ingress
+	name := nameOf(s)
+	assigned := make([]address, 0, len(nodes))
 	for i := range nodes {
 		n := &nodes[i]
-		for _, a := range n.candidates(&w, in, external, d.opts.EachNode) {
+		var known *nodereport.Service
+		if n.report != nil {
+			known = n.report.Services[name]
+		}
+		d.candidates = n.candidates(d.candidates[:0], &w, in, external, d.opts.EachNode)
+		for _, a := range d.candidates {
 			if seen[a.Addr] { // two nodes may share one
 				continue
 			}
 			found, seen[a.Addr] = true, true
-			if why := d.claim(&out, n, a, &w); why != nil {
+			if why := d.claim(&out, name, n, known, a, &w); why != nil {
 				out.Reasons = append(out.Reasons, *why)
 				continue
 			}
-			why := n.unserved(s, a.Addr)
+			why := n.unserved(s, known, a.Addr)
 			switch {
 			case why == nil:
 			case has(s, a.text) && (d.Overdue == nil || !d.Overdue(s, a.Addr)):
-				// A node that has to program a change may say so for a moment.
+				d.volatile = true // a node that has to program a change may say so for a moment
 			default:
 				out.Probing = append(out.Probing, a.Addr)
 				out.Reasons = append(out.Reasons, *why)
 				continue
 			}
-			out.Direct = out.Direct && n.direct(s, a.Addr)
-			out.Ingress = append(out.Ingress, v1.LoadBalancerIngress{IP: a.text, IPMode: new(v1.LoadBalancerIPModeVIP)})
-			order = append(order, a.Addr)
+			out.Direct = out.Direct && isDirect(s, known, a.Addr)
+			assigned = append(assigned, a)
 		}
 	}
 	if !found {
 		out.Reasons = append(out.Reasons, Reason{NoNodes, "no fit node has an address that is asked for"})
 	}
-	out.Direct = out.Direct && len(out.Ingress) > 0
-	sort.Sort(&byFamily{out.Ingress, order, s.Spec.IPFamilies})
-	if d.opts.Rootless && len(out.Ingress) > 0 {
-		out.Probing = append(out.Probing, order...) // nodes serve those all the same
-		out.Ingress = []v1.LoadBalancerIngress{{IP: "127.0.0.1", IPMode: new(v1.LoadBalancerIPModeVIP)}}
+	out.Direct = out.Direct && len(assigned) > 0
+	slices.SortFunc(assigned, func(a, b address) int {
+		return cmp.Or(cmp.Compare(slices.Index(s.Spec.IPFamilies, familyOf(a.Addr)), slices.Index(s.Spec.IPFamilies, familyOf(b.Addr))), a.Compare(b.Addr))
+	})
+	if d.opts.Rootless && len(assigned) > 0 {
+		for _, a := range assigned { // nodes serve those all the same
+			out.Probing = append(out.Probing, a.Addr)
+		}
+		assigned = append(assigned[:0], address{text: "127.0.0.1"})
+	}
+	out.Ingress = make([]v1.LoadBalancerIngress, len(assigned))
+	for i, a := range assigned {
+		out.Ingress[i] = v1.LoadBalancerIngress{IP: a.text, IPMode: &vip}
 	}
 	slices.SortFunc(out.Probing, netip.Addr.Compare)
 	return out
 }
 
-// candidates are the addresses of a node that a Service may have.
-func (n *fitNode) candidates(w *wishes, in func(netip.Addr) bool, external, eachNode bool) (list []address) {
+var vip = v1.LoadBalancerIPModeVIP // of all addresses; immutable
+
+// candidates appends the addresses of a node that a Service may have.
+func (n *fitNode) candidates(list []address, w *wishes, in func(netip.Addr) bool, external, eachNode bool) []address {
 	of := n.external
 	if !slices.ContainsFunc(of, func(a address) bool { return in(a.Addr) }) && (!external || eachNode) {
 		of = n.internal
@@ -301,13 +353,13 @@ func (n *fitNode) candidates(w *wishes, in func(netip.Addr) bool, external, each
 }
 
 // unserved is why a node does not serve a Service at an address, by its report; nil if it does, or does not say.
-func (n *fitNode) unserved(s *v1.Service, a netip.Addr) *Reason {
+func (n *fitNode) unserved(s *v1.Service, known *nodereport.Service, a netip.Addr) *Reason {
 	if n.report == nil {
 		return nil
 	}
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
-		switch served := n.report.Find(nameOf(s), string(protocolOf(p)), a, uint16(p.Port)); {
+		switch served := known.Find(string(protocolOf(p)), uint16(p.Port)).At(a); {
 		case served == nil:
 			return &Reason{Probing, fmt.Sprintf("the kube-proxy of node %s has not reported yet that it serves %s", n.Name, Claim{a, p.Port, protocolOf(p)})}
 		case served.Fault != "":
@@ -317,12 +369,15 @@ func (n *fitNode) unserved(s *v1.Service, a netip.Addr) *Reason {
 	return nil
 }
 
-// direct reports whether a node has endpoints of other nodes see the client's address.
-func (n *fitNode) direct(s *v1.Service, a netip.Addr) bool {
-	return n.report != nil && !slices.ContainsFunc(s.Spec.Ports, func(p v1.ServicePort) bool {
-		served := n.report.Find(nameOf(s), string(protocolOf(&p)), a, uint16(p.Port))
-		return served == nil || !served.Direct
-	})
+// isDirect reports whether a node has endpoints of other nodes see the client's address.
+func isDirect(s *v1.Service, known *nodereport.Service, a netip.Addr) bool {
+	for i := range s.Spec.Ports {
+		p := &s.Spec.Ports[i]
+		if served := known.Find(string(protocolOf(p)), uint16(p.Port)).At(a); served == nil || !served.Direct {
+			return false
+		}
+	}
+	return true
 }
 
 func keep(list []fitNode, is func(fitNode) bool) (kept []fitNode) {
@@ -334,52 +389,76 @@ func keep(list []fitNode, is func(fitNode) bool) (kept []fitNode) {
 	return kept
 }
 
+// want sets the ports of a Service.
+func (d *decider) want(s *v1.Service, w *wishes) {
+	d.ports = d.ports[:0]
+	for i := range s.Spec.Ports {
+		p := wantedPort{nodePort: portOf(&s.Spec.Ports[i])}
+		p.contested = d.wanted[p.nodePort] > 1
+		if slices.Contains(ReservedPorts, p.port) && !slices.Contains(w.reserved, p.port) {
+			p.refused = &Reason{PortReserved, fmt.Sprintf("port %d is reserved for the host; annotation %s can name it", p.port, AnnotationReservedPorts)}
+		} else if other := d.nodePorts[p.nodePort]; other != "" {
+			p.refused = &Reason{PortTaken, fmt.Sprintf("port %d/%s is a NodePort of %s", p.port, p.protocol, other)}
+		}
+		d.ports = append(d.ports, p)
+	}
+}
+
 // claim takes all ports of a Service at an address of a node, or none and returns why. It also returns why the address has to wait
 // although it has the ports.
-func (d *decider) claim(out *Outcome, n *fitNode, a address, w *wishes) *Reason {
+func (d *decider) claim(out *Outcome, name string, n *fitNode, known *nodereport.Service, a address, w *wishes) *Reason {
 	s := out.Service
 	listeners := cmp.Or(w.listeners, d.opts.Listeners, ListenersRefuse)
-	var claims []Claim
 	var warnings []Reason
 	var wait *Reason
-	for i := range s.Spec.Ports {
-		p := &s.Spec.Ports[i]
-		c := Claim{a.Addr, p.Port, protocolOf(p)}
-		switch owner, other := d.owners[c], d.nodePorts[nodePort{p.Port, c.Protocol}]; {
-		case slices.Contains(ReservedPorts, p.Port) && !slices.Contains(w.reserved, p.Port):
-			return &Reason{PortReserved, fmt.Sprintf("port %d is reserved for the host; annotation %s can name it", p.Port, AnnotationReservedPorts)}
-		case owner != "":
-			return &Reason{PortTaken, fmt.Sprintf("%s is taken by %s", c, owner)}
-		case other != "":
-			return &Reason{PortTaken, fmt.Sprintf("port %d/%s is a NodePort of %s", p.Port, c.Protocol, other)}
+	for i := range d.ports {
+		p := &d.ports[i]
+		c := Claim{a.Addr, p.port, p.protocol}
+		if p.refused != nil {
+			return p.refused
 		}
-		if listeners != ListenersShadow {
-			had := has(s, a.text) || probes(s, a.Addr)
-			if n.report != nil && !had && !n.report.Knows(string(c.Protocol), uint16(c.Port)) {
-				wait = &Reason{Probing, fmt.Sprintf("the kube-proxy of node %s has not reported yet whether a process listens on %s", n.Name, c)}
-			}
-			switch at, there := d.listener(s, n, c, w, had); {
-			case !there:
-			case listeners == ListenersRefuse && !had:
-				return &Reason{HostListens, fmt.Sprintf("a process of the host listens on %s", at)}
-			default:
-				warnings = append(warnings, Reason{HostListens, fmt.Sprintf("a process of the host listens on %s, and gets no connections from outside there", at)})
+		if p.contested {
+			if owner := d.owners[c]; owner != "" {
+				return &Reason{PortTaken, fmt.Sprintf("%s is taken by %s", c, owner)}
 			}
 		}
-		claims = append(claims, c)
+		if i := slices.IndexFunc(n.hostPorts, func(h HostPort) bool { return h.has(c) }); i >= 0 {
+			if text := fmt.Sprintf("%s is a hostPort of pod %s", c, n.hostPorts[i].Pod); had(s, a) {
+				warnings = append(warnings, Reason{PortTaken, text + ", which gets no connections from outside there"})
+			} else {
+				return &Reason{PortTaken, text}
+			}
+		}
+		if listeners == ListenersShadow {
+			continue
+		}
+		switch at, there := d.listener(s, n, c, a, w); {
+		case there && listeners == ListenersRefuse && !had(s, a):
+			return &Reason{HostListens, fmt.Sprintf("a process of the host listens on %s", at)}
+		case there:
+			warnings = append(warnings, Reason{HostListens, fmt.Sprintf("a process of the host listens on %s, and gets no connections from outside there", at)})
+		case n.report != nil && known.Find(string(c.Protocol), uint16(c.Port)) == nil && !had(s, a):
+			wait = &Reason{Probing, fmt.Sprintf("the kube-proxy of node %s has not reported yet whether a process listens on %s", n.Name, c)}
+		}
 	}
-	for _, c := range claims {
-		d.owners[c] = nameOf(s)
+	for i := range d.ports {
+		if p := &d.ports[i]; p.contested {
+			d.owners[Claim{a.Addr, p.port, p.protocol}] = name
+		}
 	}
 	out.Warnings = append(out.Warnings, warnings...)
 	return wait
 }
 
-// listener returns where a process of the host listens that a Service would take connections from. A port that the Service has already
-// stays its own, whoever listens later: had says so. What answers there is the Service, so only a report can tell.
-func (d *decider) listener(s *v1.Service, n *fitNode, c Claim, w *wishes, had bool) (at Claim, there bool) {
+// listener returns where a process of the host listens that a Service would take connections from. Without a report, nobody can tell once
+// the Service has the address: what answers there is the Service.
+func (d *decider) listener(s *v1.Service, n *fitNode, c Claim, a address, w *wishes) (at Claim, there bool) {
 	if n.report == nil {
-		return c, !had && d.Listens != nil && d.Listens(c)
+		if d.Listens == nil || had(s, a) {
+			return c, false
+		}
+		d.volatile = true
+		return c, d.Listens(c)
 	}
 	for i := range n.report.Listeners {
 		l := &n.report.Listeners[i]
@@ -400,6 +479,7 @@ func (d *decider) listener(s *v1.Service, n *fitNode, c Claim, w *wishes, had bo
 
 // isEndpoint reports whether what listens on a node is an endpoint of the Service itself, of a pod in the host's network.
 func (d *decider) isEndpoint(s *v1.Service, n *fitNode, l *nodereport.Listener) bool {
+	d.volatile = true
 	for _, slice := range d.Slices(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}) {
 		if !slices.ContainsFunc(slice.Ports, func(p discoveryv1.EndpointPort) bool { return p.Port != nil && *p.Port == int32(l.Port) }) {
 			continue
@@ -415,14 +495,14 @@ func (d *decider) isEndpoint(s *v1.Service, n *fitNode, l *nodereport.Listener) 
 	return false
 }
 
+// had reports whether a Service has an address already, or is to have it. A process that listens there later does not take it.
+func had(s *v1.Service, a address) bool {
+	return has(s, a.text) || slices.Contains(nodereport.Probed(s.Status.Conditions), a.Addr)
+}
+
 // has reports whether the status of a Service has an address: then what answers there is the Service.
 func has(s *v1.Service, a string) bool {
 	return slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i v1.LoadBalancerIngress) bool { return i.IP == a })
-}
-
-// probes reports whether nodes are told already to serve a Service at an address.
-func probes(s *v1.Service, a netip.Addr) bool {
-	return slices.Contains(nodereport.Probed(s.Status.Conditions), a)
 }
 
 // addressesOf are the addresses of a node of one type.
@@ -445,27 +525,6 @@ func familyOf(a netip.Addr) v1.IPFamily {
 		return v1.IPv4Protocol
 	}
 	return v1.IPv6Protocol
-}
-
-// byFamily sorts addresses by the Service's families, and then by value.
-type byFamily struct {
-	list     []v1.LoadBalancerIngress
-	addrs    []netip.Addr
-	families []v1.IPFamily
-}
-
-func (b *byFamily) Len() int { return len(b.list) }
-
-func (b *byFamily) Swap(i, j int) {
-	b.list[i], b.list[j] = b.list[j], b.list[i]
-	b.addrs[i], b.addrs[j] = b.addrs[j], b.addrs[i]
-}
-
-func (b *byFamily) Less(i, j int) bool {
-	if x, y := slices.Index(b.families, familyOf(b.addrs[i])), slices.Index(b.families, familyOf(b.addrs[j])); x != y {
-		return x < y
-	}
-	return b.addrs[i].Less(b.addrs[j])
 }
 
 // nodesWithEndpoints are nodes with an endpoint that is ready, or terminates and still serves (KEP-1669). Who made the slice does not matter.

@@ -155,6 +155,10 @@ func TestDecide(t *testing.T) {
 		{"what answers is the Service itself", Objects{Nodes: two[:1], Listens: func(Claim) bool { return true }, Services: []*v1.Service{service("a", []int32{80}, func(s *v1.Service) {
 			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: "10.0.0.1"}}
 		})}}, Options{}, "a: 10.0.0.1"},
+		{"a hostPort", Objects{Nodes: two, HostPorts: hostPorts("a", "10.0.0.1", v1.ProtocolTCP), Services: []*v1.Service{service("a", []int32{80})}}, Options{Listeners: ListenersShadow}, "a: 10.0.0.2 PortTaken"},
+		{"at all addresses", Objects{Nodes: two, HostPorts: hostPorts("a", "0.0.0.0", v1.ProtocolTCP), Services: []*v1.Service{service("a", []int32{80}, families(v1.IPv6Protocol))}}, Options{}, "a: fd00::2 PortTaken"},
+		{"of another protocol or address", Objects{Nodes: two[:1], HostPorts: hostPorts("a", "10.0.0.9", v1.ProtocolTCP), Services: []*v1.Service{service("a", []int32{80})}}, Options{}, "a: 10.0.0.1"},
+		{"later", Objects{Nodes: two[:1], HostPorts: hostPorts("a", "", v1.ProtocolTCP), Services: []*v1.Service{service("a", []int32{80}, inStatus("10.0.0.1"))}}, Options{}, "a: 10.0.0.1 (PortTaken)"},
 		{"another class", Objects{Nodes: two, Services: []*v1.Service{service("a", []int32{80}, func(s *v1.Service) { s.Spec.LoadBalancerClass = new("example.com/lb") })}}, Options{DefaultClass: true}, ""},
 		{"no class", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{80}, func(s *v1.Service) { s.Spec.LoadBalancerClass = nil })}}, Options{}, ""},
 		{"no class, asked for", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{80}, func(s *v1.Service) { s.Spec.LoadBalancerClass = nil })}}, Options{DefaultClass: true}, "a: 10.0.0.1"},
@@ -172,6 +176,42 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+// hostPorts has a pod on a node with port 80 of an address.
+func hostPorts(node, ip string, protocol v1.Protocol) func(string) []HostPort {
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod"}}
+	p.Spec.NodeName = node
+	p.Spec.Containers = []v1.Container{{Ports: []v1.ContainerPort{{ContainerPort: 8080}, {ContainerPort: 80, HostPort: 80, HostIP: ip, Protocol: protocol}}}}
+	return func(name string) []HostPort {
+		if name != node {
+			return nil
+		}
+		return HostPortsOf(p)
+	}
+}
+
+// TestHostPortsOf: pods in the host's network, that have ended, that are nowhere yet, and those of klipper-lb have none.
+func TestHostPortsOf(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		edit func(*v1.Pod)
+		want int
+	}{
+		{"a pod", func(*v1.Pod) {}, 1},
+		{"in the host's network", func(p *v1.Pod) { p.Spec.HostNetwork = true }, 0},
+		{"ended", func(p *v1.Pod) { p.Status.Phase = v1.PodFailed }, 0},
+		{"on no node", func(p *v1.Pod) { p.Spec.NodeName = "" }, 0},
+		{"klipper-lb", func(p *v1.Pod) { p.Labels = map[string]string{LabelServiceName: "web"} }, 0},
+	} {
+		p := &v1.Pod{}
+		p.Spec.NodeName = "a"
+		p.Spec.Containers = []v1.Container{{Ports: []v1.ContainerPort{{HostPort: 80}}}}
+		test.edit(p)
+		if got := HostPortsOf(p); len(got) != test.want {
+			t.Errorf("%s: %v", test.name, got)
+		}
+	}
+}
+
 // reports are what nodes say, by their names. A line is "addresses; listeners; served": "eth0=10.0.0.1; 0.0.0.0:80; a@10.0.0.1:80", with
 // "!" in place of "@" for what fails, and "+" after what is forwarded directly.
 func reports(t *testing.T, of map[string]string) func(string) *nodereport.Report {
@@ -179,9 +219,9 @@ func reports(t *testing.T, of map[string]string) func(string) *nodereport.Report
 	for node, text := range of {
 		text, unaware := strings.CutPrefix(text, "-") // it has not heard of the Service yet
 		parts := strings.Split(text, ";")
-		r := &nodereport.Report{Served: map[netip.Addr][]nodereport.Port{}}
+		r, s := &nodereport.Report{Services: map[string]*nodereport.Service{}}, &nodereport.Service{Ports: []nodereport.Port{{Protocol: "TCP", Port: 80}}}
 		if !unaware {
-			r.Ports = map[string][]uint16{"TCP": {80}}
+			r.Services["ns/s"] = s
 		}
 		for _, f := range strings.Fields(parts[0]) {
 			device, a, _ := strings.Cut(f, "=")
@@ -192,17 +232,22 @@ func reports(t *testing.T, of map[string]string) func(string) *nodereport.Report
 			r.Listeners = append(r.Listeners, nodereport.Listener{Protocol: "TCP", Address: at.Addr(), Port: at.Port()})
 		}
 		for _, f := range strings.Fields(parts[2]) {
-			p := nodereport.Port{Protocol: "TCP", Direct: strings.HasSuffix(f, "+")}
-			name, where, served := strings.Cut(strings.TrimSuffix(f, "+"), "@")
-			if !served {
+			served := nodereport.Served{Direct: strings.HasSuffix(f, "+")}
+			name, where, serves := strings.Cut(strings.TrimSuffix(f, "+"), "@")
+			if !serves {
 				name, where, _ = strings.Cut(f, "!")
-				p.Fault = "broken"
+				served.Fault = "broken"
 			}
 			at := netip.MustParseAddrPort(where)
-			p.Service, p.Port = "ns/"+name, at.Port()
-			r.Served[at.Addr()] = append(r.Served[at.Addr()], p)
+			switch served.Address = at.Addr(); {
+			case name == "s" && at.Port() == 80:
+				s.Ports[0].Served = append(s.Ports[0].Served, served)
+			case name == "s":
+				s.Ports = append(s.Ports, nodereport.Port{Protocol: "TCP", Port: at.Port(), Served: []nodereport.Served{served}})
+			default:
+				r.Services["ns/"+name] = &nodereport.Service{Ports: []nodereport.Port{{Protocol: "TCP", Port: at.Port(), Served: []nodereport.Served{served}}}}
+			}
 		}
-		r.Index()
 		all[node] = r
 	}
 	return func(node string) *nodereport.Report { return all[node] }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -93,7 +94,7 @@ func (o *options) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("find the API server: %w", err)
 	}
-	config.UserAgent, config.QPS, config.Burst = "tandem-servicelb", 50, 100
+	config.UserAgent, config.QPS, config.Burst = "tandem-servicelb", 100, 200
 	config.ContentType, config.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -106,7 +107,14 @@ func (o *options) run(ctx context.Context) error {
 	}
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
 	defer broadcaster.Shutdown()
-	broadcaster.StartRecordingToSink(&corev1client.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	// Many Events must not delay the status of Services.
+	slow := rest.CopyConfig(config)
+	slow.QPS, slow.Burst = 5, 25
+	events, err := corev1client.NewForConfig(slow)
+	if err != nil {
+		return err
+	}
+	broadcaster.StartRecordingToSink(&corev1client.EventSinkImpl{Interface: events.Events("")})
 	recorder := broadcaster.NewRecorder(scheme.Scheme, v1.EventSource{Component: "tandem-servicelb"})
 
 	host, err := os.Hostname()

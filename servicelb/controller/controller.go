@@ -59,6 +59,8 @@ type Controller struct {
 	reports   *reports // likewise
 	listeners *listeners
 	overdue   *overdue
+	planner   servicelb.Planner
+	pods      cache.Indexer
 	klipper   *klipper // nil if DaemonSets of klipper-lb stay
 	wake      chan struct{}
 	told      map[types.UID]string // what Events said last
@@ -89,6 +91,7 @@ func New(client kubernetes.Interface, recorder record.EventRecorder, o Options) 
 			},
 		})
 	}
+	c.watchPods()
 	return c
 }
 
@@ -196,7 +199,7 @@ func (c *Controller) objects() (o servicelb.Objects) {
 		o.Healthy = func(node string) bool { return c.health.healthy(node) && c.reports.known(node) }
 		o.Report = c.reports.of
 	}
-	o.Overdue = c.overdue.is
+	o.Overdue, o.HostPorts = c.overdue.is, c.hostPorts
 	o.Listens = c.listeners.listens
 	return o
 }
@@ -208,9 +211,9 @@ func (c *Controller) sync(ctx context.Context) error {
 	}
 	o := c.objects()
 	c.overdue.begin()
-	list := servicelb.Decide(o, c.opts.Options)
+	list := c.planner.Decide(o, c.opts.Options)
 	if c.listeners.look(ctx) {
-		list = servicelb.Decide(o, c.opts.Options)
+		list = c.planner.Decide(o, c.opts.Options)
 	}
 	c.overdue.end()
 	var errs []error

@@ -19,12 +19,6 @@ import (
 	"github.com/tandem-proxy/tandem/servicelb"
 )
 
-// Labels of the DaemonSets that K3s' controller makes, one for each Service.
-const (
-	labelServiceName      = "svccontroller.k3s.cattle.io/svcname"
-	labelServiceNamespace = "svccontroller.k3s.cattle.io/svcnamespace"
-)
-
 // klipperInterval is how often DaemonSets are listed.
 const klipperInterval = 10 * time.Second
 
@@ -49,7 +43,7 @@ func (k *klipper) sync(ctx context.Context, list []servicelb.Outcome) error {
 		return nil
 	}
 	k.listed = time.Now()
-	found, err := k.client.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: labelServiceName})
+	found, err := k.client.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: servicelb.LabelServiceName})
 	if err != nil {
 		return fmt.Errorf("list DaemonSets of klipper-lb: %w", err)
 	}
@@ -61,7 +55,7 @@ func (k *klipper) sync(ctx context.Context, list []servicelb.Outcome) error {
 	var errs []error
 	for i := range found.Items {
 		d := &found.Items[i]
-		of := types.NamespacedName{Namespace: d.Labels[labelServiceNamespace], Name: d.Labels[labelServiceName]}
+		of := types.NamespacedName{Namespace: d.Labels[servicelb.LabelServiceNamespace], Name: d.Labels[servicelb.LabelServiceName]}
 		if o := outcomes[of]; o != nil && isServed(o) && d.DeletionTimestamp.IsZero() {
 			errs = append(errs, k.delete(ctx, d, of, o.Service))
 		}

@@ -10,6 +10,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/tandem-proxy/tandem/servicelb"
 )
 
 // TestKlipper: the DaemonSet of klipper-lb goes once the Service has addresses, that of a Service without an address stays, and one that
@@ -18,7 +20,7 @@ func TestKlipper(t *testing.T) {
 	set := func(service, uid string) *appsv1.DaemonSet {
 		return &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{
 			Namespace: "kube-system", Name: "svclb-" + service, UID: types.UID(uid),
-			Labels: map[string]string{labelServiceName: service, labelServiceNamespace: "ns"},
+			Labels: map[string]string{servicelb.LabelServiceName: service, servicelb.LabelServiceNamespace: "ns"},
 		}}
 	}
 	w := start(t, Options{DeleteKlipper: true}, newNode("n1", "10.0.0.1"), newService("a", 80), newService("b", 22), set("a", "1"), set("b", "2"))

@@ -141,8 +141,9 @@ func (r *reports) follow(ctx context.Context, node string, f *follower) {
 		case ctx.Err() != nil:
 			return
 		case err == nil:
-			version = report.Version
-			r.note(f, report)
+			if version = r.note(f, report); version == "" {
+				pause = retryReport // a change of a report that is not known any more
+			}
 		case errors.Is(err, errNoReport):
 			pause, version = retryNone, ""
 			r.note(f, nil)
@@ -159,10 +160,18 @@ func (r *reports) follow(ctx context.Context, node string, f *follower) {
 	}
 }
 
-// note takes over an answer; nil for a kube-proxy that does not report.
-func (r *reports) note(f *follower, report *nodereport.Report) {
+// note takes over an answer; nil for a kube-proxy that does not report. It returns the version of the report.
+func (r *reports) note(f *follower, answer *nodereport.Report) (version string) {
 	r.mu.Lock()
 	before, was := f.report, f.known
+	var report *nodereport.Report
+	if answer != nil {
+		if report = before.Apply(answer); report == nil {
+			r.mu.Unlock()
+			return ""
+		}
+		version = report.Version
+	}
 	f.known, f.report = true, report
 	changed := !was || (before == nil) != (report == nil)
 	if report != nil {
@@ -182,17 +191,13 @@ func (r *reports) note(f *follower, report *nodereport.Report) {
 			}
 		}
 		slices.SortFunc(report.Listeners, nodereport.Listener.Compare)
-		if before != nil && before.Version == report.Version && slices.Equal(before.Listeners, report.Listeners) {
-			f.report = before // with its index
-		} else {
-			report.Index()
-			changed = true
-		}
+		changed = changed || before.Version != report.Version || !slices.Equal(before.Listeners, report.Listeners)
 	}
 	r.mu.Unlock()
 	if changed {
 		r.changed()
 	}
+	return version
 }
 
 // ask asks at one address of the node after the other.

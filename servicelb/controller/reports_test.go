@@ -47,10 +47,9 @@ func kubeProxies(t *testing.T, addrs ...string) (list []kubeProxy, port uint16) 
 
 // serves has a kube-proxy report that it serves a Service, or why not.
 func (k kubeProxy) serves(service, fault string, listeners ...nodereport.Listener) {
-	k.Set(nodereport.Report{
-		Listeners: listeners, Ports: map[string][]uint16{"TCP": {80}},
-		Served: map[netip.Addr][]nodereport.Port{k.addr: {{Service: "ns/" + service, Protocol: "TCP", Port: 80, Fault: fault}}},
-	})
+	k.Set(nodereport.Report{Listeners: listeners, Services: map[string]*nodereport.Service{
+		"ns/" + service: {Ports: []nodereport.Port{{Protocol: "TCP", Port: 80, Served: []nodereport.Served{{Address: k.addr, Fault: fault}}}}},
+	}})
 }
 
 // probing waits until the nodes are told to serve addresses that the status does not have.
@@ -72,7 +71,7 @@ func TestProbing(t *testing.T) {
 	w.run()
 	w.has("a")
 	for _, n := range nodes {
-		n.Set(nodereport.Report{Ports: map[string][]uint16{"TCP": {80}}})
+		n.Set(nodereport.Report{Services: map[string]*nodereport.Service{"ns/a": {Ports: []nodereport.Port{{Protocol: "TCP", Port: 80}}}}})
 	}
 	w.probing("a", "127.0.0.1, 127.0.0.2")
 	w.has("a")

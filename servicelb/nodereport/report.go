@@ -6,6 +6,7 @@ package nodereport
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -45,40 +46,46 @@ func Probed(conditions []metav1.Condition) (list []netip.Addr) {
 	return slices.Compact(list)
 }
 
-// Path is where a kube-proxy answers with its Report. With parameter after=<Report.Version> it waits up to MaxWait for a newer one.
+// Path is where a kube-proxy answers with its Report. With parameter after=<Report.Version> it waits up to MaxWait for a newer one, and
+// may answer with what has changed since.
 const Path = "/servicelb"
 
 // Report is what a kube-proxy knows of its node as far as ServiceLB needs it. It speaks only of Services that ServiceLB serves.
 type Report struct {
 	// Version changes with the report, and with the process.
 	Version string `json:"version"`
+	// After is the version of the report that this one changes; empty for a whole one.
+	After string `json:"after,omitempty"`
 	// Addresses are those of the network interfaces by which traffic of other machines comes in.
 	Addresses []Address `json:"addresses"`
-	// Ports are those of Services, by protocol, that Listeners speaks of.
-	Ports map[string][]uint16 `json:"ports"`
-	// Listeners are processes of the host that listen at these ports.
+	// Listeners are processes of the host that listen at ports of Services.
 	Listeners []Listener `json:"listeners"`
-	// Served has the ports that the node serves for each of its addresses.
-	Served map[netip.Addr][]Port `json:"served"`
-
-	index map[portKey]*Port // nil before Index
+	// Services has those that the kube-proxy knows of, by namespace/name. In a change, it has those that differ, and nil for those that
+	// are gone.
+	Services map[string]*Service `json:"services"`
 }
 
-type portKey struct {
-	service, protocol string
-	addr              netip.Addr
-	port              uint16
+// Service is one that a kube-proxy knows of.
+type Service struct {
+	// Ports are those for which listeners were looked up.
+	Ports []Port `json:"ports"`
 }
 
-// Index makes Find fast. The report must not change any more.
-func (r *Report) Index() {
-	r.index = map[portKey]*Port{}
-	for a, list := range r.Served {
-		for i := range list {
-			p := &list[i]
-			r.index[portKey{p.Service, p.Protocol, a, p.Port}] = p
-		}
-	}
+// Port is one of a Service.
+type Port struct {
+	Protocol string `json:"protocol"`
+	Port     uint16 `json:"port"`
+	// Served has the addresses of the node at which the Service is to be served.
+	Served []Served `json:"served,omitempty"`
+}
+
+// Served says whether a port is served at an address.
+type Served struct {
+	Address netip.Addr `json:"address"`
+	// Direct says that endpoints on other nodes see the client's address too.
+	Direct bool `json:"direct,omitempty"`
+	// Fault is why it is not served; empty if it is.
+	Fault string `json:"fault,omitempty"`
 }
 
 // Address is one of a network interface.
@@ -105,24 +112,71 @@ func (l *Listener) At(protocol string, a netip.Addr, port uint16) bool {
 	return l.Protocol == protocol && l.Port == port && (l.Address == a || l.Address.IsUnspecified() && l.Address.Is4() == a.Is4())
 }
 
-// Port is one of a Service.
-type Port struct {
-	Service  string `json:"service"` // namespace/name
-	Protocol string `json:"protocol"`
-	Port     uint16 `json:"port"`
-	// Direct says that endpoints on other nodes see the client's address too.
-	Direct bool `json:"direct,omitempty"`
-	// Fault is why it is not served; empty if it is.
-	Fault string `json:"fault,omitempty"`
+// Find returns a port; nil if the kube-proxy does not know it. The Service may be nil.
+func (s *Service) Find(protocol string, port uint16) *Port {
+	if s == nil {
+		return nil
+	}
+	for i := range s.Ports {
+		if p := &s.Ports[i]; p.Port == port && p.Protocol == protocol {
+			return p
+		}
+	}
+	return nil
 }
 
-// Knows reports whether it was looked up who listens at a port.
-func (r *Report) Knows(protocol string, port uint16) bool {
-	_, found := slices.BinarySearch(r.Ports[protocol], port)
-	return found
+// At returns what is said of an address; nil if nothing is. The port may be nil.
+func (p *Port) At(a netip.Addr) *Served {
+	if p == nil {
+		return nil
+	}
+	for i := range p.Served {
+		if p.Served[i].Address == a {
+			return &p.Served[i]
+		}
+	}
+	return nil
 }
 
-// Find returns what the report says of a port of a Service at an address; nil if nothing, or before Index.
-func (r *Report) Find(service, protocol string, a netip.Addr, port uint16) *Port {
-	return r.index[portKey{service, protocol, a, port}]
+func (s *Service) equal(o *Service) bool {
+	return slices.EqualFunc(s.Ports, o.Ports, func(a, b Port) bool {
+		return a.Protocol == b.Protocol && a.Port == b.Port && slices.Equal(a.Served, b.Served)
+	})
+}
+
+// Apply returns the report that a change leads to, or the change itself if it is a whole report. It returns nil if the change is one of
+// another report. Neither is modified.
+func (r *Report) Apply(change *Report) *Report {
+	if change.After == "" {
+		return change
+	}
+	if r == nil || r.Version != change.After {
+		return nil
+	}
+	now := *change
+	now.After, now.Services = "", make(map[string]*Service, len(r.Services)+len(change.Services))
+	maps.Copy(now.Services, r.Services)
+	for name, s := range change.Services {
+		if s == nil {
+			delete(now.Services, name)
+		} else {
+			now.Services[name] = s
+		}
+	}
+	return &now
+}
+
+// changed returns the Services that differ between two reports.
+func changed(before, now map[string]*Service) (names []string) {
+	for name, s := range now {
+		if was := before[name]; was == nil || !was.equal(s) {
+			names = append(names, name)
+		}
+	}
+	for name := range before {
+		if now[name] == nil {
+			names = append(names, name)
+		}
+	}
+	return names
 }

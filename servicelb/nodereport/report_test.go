@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"reflect"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -100,7 +102,10 @@ func TestServer(t *testing.T) {
 		t.Fatalf("first report: %+v", first)
 	}
 	at := netip.MustParseAddr("10.0.0.1")
-	report := Report{Served: map[netip.Addr][]Port{at: {{Service: "ns/web", Protocol: "TCP", Port: 80}}}}
+	web := func(fault string) *Service {
+		return &Service{Ports: []Port{{Protocol: "TCP", Port: 80, Served: []Served{{Address: at, Fault: fault}}}}}
+	}
+	report := Report{Services: map[string]*Service{"ns/web": web("")}}
 	var all sync.WaitGroup
 	for range maxWaiting {
 		all.Go(func() {
@@ -124,14 +129,35 @@ func TestServer(t *testing.T) {
 	if third := get(t, server.URL, ""); third.Version != second.Version {
 		t.Errorf("the same report has versions %s and %s", second.Version, third.Version)
 	}
-	second.Index()
-	if p := second.Find("ns/web", "TCP", at, 80); p == nil || p.Fault != "" {
+	second = *first.Apply(&second)
+	if p := second.Services["ns/web"].Find("TCP", 80).At(at); p == nil || p.Fault != "" {
 		t.Errorf("port %+v", p)
 	}
-	if p := second.Find("ns/web", "UDP", at, 80); p != nil {
+	if p := second.Services["ns/web"].Find("UDP", 80).At(at); p != nil {
 		t.Errorf("port %+v", p)
 	}
-	if NewServer().version == s.version {
+	// What changed since, over several reports, for one that is known, and a whole one for another.
+	s.Set(Report{Services: map[string]*Service{"ns/web": web(""), "ns/a": web("a")}})
+	s.Set(Report{Services: map[string]*Service{"ns/web": web(""), "ns/a": web("b"), "ns/c": web("")}})
+	s.Set(Report{Services: map[string]*Service{"ns/web": web(""), "ns/a": web("b")}, Listeners: []Listener{{"TCP", at, 80}}})
+	change := get(t, server.URL, second.Version)
+	if _, there := change.Services["ns/web"]; there || len(change.Services) != 2 {
+		t.Errorf("change %+v", change)
+	}
+	whole, now := get(t, server.URL, "another"), second.Apply(&change)
+	if whole.After != "" || now == nil || !reflect.DeepEqual(whole, *now) || whole.Services["ns/c"] != nil {
+		t.Errorf("a change leads to\n%+v\nand the report is\n%+v", now, whole)
+	}
+	if first.Apply(&change) != nil {
+		t.Error("a change of another report is taken")
+	}
+	for i := range history + 1 {
+		s.Set(Report{Services: map[string]*Service{"ns/a": web(strconv.Itoa(i))}})
+	}
+	if r := get(t, server.URL, second.Version); r.After != "" || len(r.Services) != 1 {
+		t.Errorf("long ago: %+v", r)
+	}
+	if NewServer().process == s.process {
 		t.Error("two processes have the same version")
 	}
 	s.End()

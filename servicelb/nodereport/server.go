@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -20,45 +21,40 @@ const (
 	writeLimit = 5 * time.Second
 )
 
+// history is how many changes are kept for clients that have an earlier report.
+const history = 64
+
 // Server answers with the newest report. It is safe for concurrent use.
 type Server struct {
-	start   time.Time
+	process string // in versions
 	waiting chan struct{}
 
 	mu      sync.Mutex
-	number  uint64
-	version string
-	body    string // without its version, for comparison
-	text    []byte
+	number  int // of the report
+	report  Report
+	changes [][]string    // what Services differ in the last reports, the newest last
 	newer   chan struct{} // closed once there is a newer report
 	ended   bool
 }
 
-// NewServer makes a server without a report.
+// NewServer makes a server with an empty report.
 func NewServer() *Server {
-	s := &Server{start: time.Now(), waiting: make(chan struct{}, maxWaiting), newer: make(chan struct{})}
-	s.Set(Report{})
-	return s
+	return &Server{process: strconv.FormatInt(time.Now().UnixNano(), 36), waiting: make(chan struct{}, maxWaiting), newer: make(chan struct{})}
 }
 
-// Set has the server answer with a report from now on. It sets its version.
+// Set has the server answer with a report from now on. The report must not be changed any more.
 func (s *Server) Set(r Report) {
-	r.Version = ""
-	body, err := json.Marshal(r)
-	if err != nil {
-		return // impossible with these fields
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.number > 0 && s.body == string(body) {
+	differ := changed(s.report.Services, r.Services)
+	if len(differ) == 0 && slices.Equal(s.report.Addresses, r.Addresses) && slices.Equal(s.report.Listeners, r.Listeners) {
 		return
 	}
 	s.number++
-	r.Version = strconv.FormatInt(s.start.UnixNano(), 36) + "-" + strconv.FormatUint(s.number, 10)
-	if s.text, err = json.Marshal(r); err != nil {
-		return
+	s.report, s.changes = r, append(s.changes, differ)
+	if len(s.changes) > history {
+		s.changes = slices.Delete(s.changes, 0, len(s.changes)-history)
 	}
-	s.version, s.body = r.Version, string(body)
 	if !s.ended {
 		close(s.newer)
 		s.newer = make(chan struct{})
@@ -78,7 +74,12 @@ func (s *Server) End() {
 // Install adds Path.
 func (s *Server) Install(mux *http.ServeMux) {
 	mux.HandleFunc("GET "+Path, func(w http.ResponseWriter, r *http.Request) {
-		text := s.await(r.Context(), r.URL.Query().Get("after"))
+		after := r.URL.Query().Get("after")
+		s.await(r.Context(), after)
+		text, err := json.Marshal(s.since(after))
+		if err != nil {
+			return // impossible with these fields
+		}
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeLimit)) // then there is none
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -87,17 +88,42 @@ func (s *Server) Install(mux *http.ServeMux) {
 	})
 }
 
-// await returns the newest report, which has another version than after unless too many wait, ctx is done, or it takes too long.
-func (s *Server) await(ctx context.Context, after string) []byte {
-	version, text, newer := s.current()
+func (s *Server) version(number int) string { return s.process + "-" + strconv.Itoa(number) }
+
+// since returns the newest report, as a change of an earlier one if that is known still.
+func (s *Server) since(after string) Report {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.report
+	r.Version = s.version(s.number)
+	for back := 0; back <= len(s.changes); back++ {
+		if after != s.version(s.number-back) {
+			continue
+		}
+		r.After, r.Services = after, map[string]*Service{}
+		for _, names := range s.changes[len(s.changes)-back:] {
+			for _, name := range names {
+				r.Services[name] = s.report.Services[name]
+			}
+		}
+		break
+	}
+	return r
+}
+
+// await returns once the newest report has another version than after, too many wait, ctx is done, or it takes too long.
+func (s *Server) await(ctx context.Context, after string) {
+	s.mu.Lock()
+	version, newer := s.version(s.number), s.newer
+	s.mu.Unlock()
 	if version != after {
-		return text
+		return
 	}
 	select {
 	case s.waiting <- struct{}{}:
 		defer func() { <-s.waiting }()
 	default:
-		return text
+		return
 	}
 	timer := time.NewTimer(MaxWait)
 	defer timer.Stop()
@@ -106,12 +132,4 @@ func (s *Server) await(ctx context.Context, after string) []byte {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	_, text, _ = s.current()
-	return text
-}
-
-func (s *Server) current() (version string, text []byte, newer <-chan struct{}) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.version, s.text, s.newer
 }

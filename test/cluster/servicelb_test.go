@@ -243,6 +243,16 @@ func TestServiceLB(t *testing.T) {
 	})
 	c.silent("of no type LoadBalancer any more", netip.AddrPortFrom(extra.Addr(), 8080), ask...)
 
+	// A pod with a hostPort.
+	c.run(n1, "holder", "holder", func(p *v1.Pod) {
+		p.Spec.Containers[0].Ports = append(p.Spec.Containers[0].Ports, v1.ContainerPort{ContainerPort: 9090, HostPort: 9090})
+	})
+	c.expose("pod-port", ours, func(s *v1.Service) { s.Spec.Ports[0].Port, s.Spec.Ports[1].Port = 9090, 9090 })
+	c.advertised("pod-port", n2.Addr4)
+	if text := c.toldOf("pod-port", "PortTaken"); !strings.Contains(text, "pod "+namespace+"/holder") {
+		t.Errorf("Event %q", text)
+	}
+
 	// A process of the host begins to listen at a port that a Service has.
 	intruder, err := n1.ServeTCP(80)
 	if err != nil {

@@ -31,6 +31,8 @@ apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 cgroupDriver: cgroupfs
 seccompDefault: true
+# As K3s allows them, for the pods of its ServiceLB.
+allowedUnsafeSysctls: [net.ipv4.ip_forward, net.ipv6.conf.all.forwarding]
 failSwapOn: false
 imageGCHighThresholdPercent: 100
 evictionHard: {nodefs.available: "0%%", imagefs.available: "0%%", nodefs.inodesFree: "0%%"}

@@ -49,6 +49,7 @@ func TestE2E(t *testing.T) {
 	e.upstream()
 	e.patch()
 	e.hostPorts()
+	e.serviceLB()
 	specs := e.list()
 	t.Logf("%d tests", len(specs))
 	var failed []spec
@@ -100,11 +101,13 @@ func (s *spec) name() string {
 }
 
 // e2eTests are those whose subject a kube-proxy has a part in.
-var e2eTests = regexp.MustCompile(`^\[sig-network\] (Services|Networking|HostPort|KubeProxy|Conntrack|Connectivity Pod Lifecycle|EndpointSlice|Endpoints|DNS|Proxy|Traffic Distribution|\[Feature:Traffic Distribution\]|Service endpoints latency|Internal|Netpol)`)
+var e2eTests = regexp.MustCompile(`^\[sig-network\] (Services|LoadBalancers|Networking|HostPort|KubeProxy|Conntrack|Connectivity Pod Lifecycle|EndpointSlice|Endpoints|DNS|Proxy|Traffic Distribution|\[Feature:Traffic Distribution\]|Service endpoints latency|Internal|Netpol)`)
 
 // e2eWithout need what this cluster has not.
-var e2eWithout = regexp.MustCompile(`\[Disruptive\]|\[Alpha\]|\[Feature:(LoadBalancer|SCTPConnectivity|NetworkPolicy|Networking-Performance|Networking-IPv4|Networking-DNS|Networking-IPv6|Example|NEG|Ingress|ClusterSizeAutoscaling)` +
-	`|FeatureGate:|via ssh|in different node pools|ServiceCIDR|should resolve DNS of partial|externalName|Netpol`)
+var e2eWithout = regexp.MustCompile(`\[Disruptive\]|\[Alpha\]|\[Feature:(SCTPConnectivity|NetworkPolicy|Networking-Performance|Networking-IPv4|Networking-DNS|Networking-IPv6|Example|NEG|Ingress|ClusterSizeAutoscaling)` +
+	`|FeatureGate:|via ssh|in different node pools|ServiceCIDR|should resolve DNS of partial|externalName|Netpol` +
+	// It waits for a finalizer; ServiceLB sets none, as there is nothing to be cleaned up.
+	`|load balancer cleanup finalizer`)
 
 // hostPorts has this project serve hostPorts, as docs/hostport.md says, and takes the portmap plugin away from the CNI.
 func (e *e2e) hostPorts() {
@@ -122,6 +125,19 @@ func (e *e2e) hostPorts() {
 	e.run(`kubectl -n kube-system patch daemonset kube-proxy --type=json -p '[{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "--host-port"}]'`)
 	e.rollout("kube-system", "daemonset/kube-proxy")
 	e.serves("ebpf")
+}
+
+// serviceLB has nodes stand in for a cloud's load balancer.
+func (e *e2e) serviceLB() {
+	e.tb.Helper()
+	p, err := readPage(source + "/docs/servicelb.md")
+	if err != nil {
+		e.tb.Fatalf("%v", err)
+	}
+	i := *e.install
+	i.page = p
+	i.follow("Turn it on", 1)
+	e.rollout("kube-system", "deployment/tandem-kube-proxy-servicelb")
 }
 
 // list asks for all tests, and runs none.
@@ -155,7 +171,7 @@ func (e *e2e) play(with string, specs []spec) []spec {
 	var shares [e2eAtOnce][]string
 	var alone []string
 	for i, s := range specs {
-		if strings.Contains(s.name(), "[Serial]") {
+		if strings.Contains(s.name(), "[Serial]") || strings.Contains(s.name(), "LoadBalancers") { // these want the same ports of the nodes
 			alone = append(alone, s.name())
 		} else {
 			shares[i%e2eAtOnce] = append(shares[i%e2eAtOnce], s.name())

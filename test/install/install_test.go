@@ -59,6 +59,7 @@ func TestInstall(t *testing.T) {
 		{"chart", i.chart},
 		{"coexistence", i.coexistence},
 		{"restart of a node", i.restart},
+		{"klipper-lb", i.klipperLB},
 	} {
 		if !t.Run(part.name, func(t *testing.T) { i.part(t, part.play) }) {
 			t.FailNow()

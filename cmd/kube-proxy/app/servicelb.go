@@ -62,15 +62,14 @@ func (r *reports) run(ctx context.Context, table *proxier.Table, open activeMode
 		var report nodereport.Report
 		if list := table.AtNodes(); len(list) > 0 {
 			facts := table.Facts()
-			report.Served = servedOf(list, &facts, open)
+			report.Services = servicesOf(list, &facts, open)
 			for _, a := range facts.UplinkAddrs {
 				if a.Addr.IsGlobalUnicast() {
 					report.Addresses = append(report.Addresses, nodereport.Address{Interface: a.Device, Address: a.Addr})
 				}
 			}
 			var err error
-			report.Ports = portsOf(list)
-			if report.Listeners, err = listenersAt(ctx, &report); err != nil && ctx.Err() == nil {
+			if report.Listeners, err = listenersAt(ctx, list); err != nil && ctx.Err() == nil {
 				if failed != err.Error() {
 					failed = err.Error()
 					logger.Error(err, "Cannot list the sockets of this node; ServiceLB does not know of processes of the host that listen at ports of Services")
@@ -83,24 +82,34 @@ func (r *reports) run(ctx context.Context, table *proxier.Table, open activeMode
 	}
 }
 
-// servedOf has, for each address of this node that a Service asked for, whether it is served there.
-func servedOf(list []*proxier.Decision, facts *proxier.Facts, open activeMode) map[netip.Addr][]nodereport.Port {
-	served := map[netip.Addr][]nodereport.Port{}
+// servicesOf has, for each Service and each address of this node that it asked for, whether it is served there.
+func servicesOf(list []*proxier.Decision, facts *proxier.Facts, open activeMode) map[string]*nodereport.Service {
+	services := map[string]*nodereport.Service{}
 	for _, d := range list {
+		name := d.Name.NamespacedName.String()
+		s := services[name]
+		if s == nil {
+			s = &nodereport.Service{}
+			services[name] = s
+		}
+		p := nodereport.Port{Protocol: d.Name.Protocol.String()}
 		for i := range d.Frontends {
 			f := &d.Frontends[i]
-			a := f.Addr.Addr()
-			if f.Kind != proxier.LoadBalancer || f.Derived || !facts.HasAddress(a) {
+			if f.Kind != proxier.NodePort {
+				p.Port = f.Addr.Port()
+			}
+			if f.Kind != proxier.LoadBalancer || f.Derived || !facts.HasAddress(f.Addr.Addr()) {
 				continue
 			}
-			p := nodereport.Port{Service: d.Name.NamespacedName.String(), Protocol: d.Name.Protocol.String(), Port: f.Addr.Port(), Direct: f.Routes[proxier.FromOutside].Direct}
+			served := nodereport.Served{Address: f.Addr.Addr(), Direct: f.Routes[proxier.FromOutside].Direct}
 			if err := faultOf(d, f, open); err != nil {
-				p.Fault = err.Error()
+				served.Fault = err.Error()
 			}
-			served[a] = append(served[a], p)
+			p.Served = append(p.Served, served)
 		}
+		s.Ports = append(s.Ports, p)
 	}
-	return served
+	return services
 }
 
 // faultOf is why clients outside are not served at a frontend; nil if they are.
@@ -118,28 +127,24 @@ func faultOf(d *proxier.Decision, f *proxier.Frontend, open activeMode) error {
 	return open.lacks(d, f)
 }
 
-// portsOf are the ports of Services, by protocol, sorted.
-func portsOf(list []*proxier.Decision) map[string][]uint16 {
-	ports := map[string][]uint16{}
+// listenersAt are the sockets of this network namespace that listen at ports of Services.
+func listenersAt(ctx context.Context, list []*proxier.Decision) (found []nodereport.Listener, err error) {
+	type key struct {
+		protocol proxier.Protocol
+		port     uint16
+	}
+	ports := map[key]bool{}
 	for _, d := range list {
 		for i := range d.Frontends {
 			if f := &d.Frontends[i]; f.Kind != proxier.NodePort {
-				protocol := d.Name.Protocol.String()
-				if at, found := slices.BinarySearch(ports[protocol], f.Addr.Port()); !found {
-					ports[protocol] = slices.Insert(ports[protocol], at, f.Addr.Port())
-				}
+				ports[key{d.Name.Protocol, f.Addr.Port()}] = true
 			}
 		}
 	}
-	return ports
-}
-
-// listenersAt are the sockets of this network namespace that listen at the ports of a report.
-func listenersAt(ctx context.Context, r *nodereport.Report) (found []nodereport.Listener, err error) {
 	for protocol, state := range map[proxier.Protocol]uint8{proxier.TCP: sockdiag.Listen, proxier.UDP: sockdiag.Close} {
 		_, _, err = sockdiag.Dump(ctx, sockdiag.Filter{Protocol: uint8(protocol), States: 1 << state}, func(s sockdiag.Socket) bool {
 			a := s.Local.Addr()
-			if a.IsLoopback() || !r.Knows(protocol.String(), s.Local.Port()) {
+			if a.IsLoopback() || !ports[key{protocol, s.Local.Port()}] {
 				return false
 			}
 			found = append(found, nodereport.Listener{Protocol: protocol.String(), Address: a, Port: s.Local.Port()})
