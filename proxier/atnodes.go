@@ -47,15 +47,38 @@ func (f *Facts) addressedAlike(o *Facts) bool {
 	return slices.Equal(f.UplinkAddrs, o.UplinkAddrs) && slices.Equal(f.LocalAddrs, o.LocalAddrs)
 }
 
-// AtNodes returns the decisions about the Services that ServiceLB serves.
-func (t *Table) AtNodes() (list []*Decision) {
+// AtNodes is a service port that ServiceLB serves.
+type AtNodes struct {
+	*Decision
+	Port uint16
+	// Asked are the addresses in the status, and those that are to be probed, sorted. They belong to the table.
+	Asked []netip.Addr
+}
+
+// At returns the frontend of an address that was asked for; nil if there is none on this node.
+func (a *AtNodes) At(addr netip.Addr) *Frontend {
+	for i := range a.Frontends {
+		if f := &a.Frontends[i]; f.Kind == LoadBalancer && f.Addr.Addr() == addr {
+			return f
+		}
+	}
+	return nil
+}
+
+// AtNodes returns the service ports that ServiceLB serves, sorted by their names.
+func (t *Table) AtNodes() (list []AtNodes) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	for e := range t.atNodes {
-		for _, index := range e.ports {
-			list = append(list, t.rows[index].decision)
+		s := e.decided.service
+		var asked []netip.Addr
+		if s.More != nil {
+			asked = s.More.LoadBalancerIPs
+		}
+		for i, index := range e.ports { // in the order of the Service's ports
+			list = append(list, AtNodes{t.rows[index].decision, s.Ports[i].Port, asked})
 		}
 	}
-	slices.SortFunc(list, func(a, b *Decision) int { return a.Name.compare(b.Name) })
+	slices.SortFunc(list, func(a, b AtNodes) int { return a.Name.compare(b.Name) })
 	return list
 }

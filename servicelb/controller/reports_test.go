@@ -35,6 +35,7 @@ func kubeProxies(t *testing.T, addrs ...string) (list []kubeProxy, port uint16) 
 		k, mux := kubeProxy{nodereport.NewServer(), netip.MustParseAddr(a)}, http.NewServeMux()
 		mux.HandleFunc("/healthz", func(http.ResponseWriter, *http.Request) {})
 		k.Install(mux)
+		k.Set(nodereport.Report{})
 		s := httptest.NewUnstartedServer(mux)
 		s.Listener.Close()
 		s.Listener = l

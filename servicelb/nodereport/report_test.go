@@ -97,6 +97,12 @@ func TestServer(t *testing.T) {
 	s.Install(mux)
 	server := httptest.NewServer(mux)
 	defer server.Close()
+	if response, err := http.Get(server.URL + Path); err != nil || response.StatusCode != http.StatusServiceUnavailable {
+		t.Fatalf("before the first report: %+v, %v", response, err)
+	} else {
+		response.Body.Close()
+	}
+	s.Set(Report{})
 	first := get(t, server.URL, "")
 	if first.Version == "" || get(t, server.URL, "").Version != first.Version {
 		t.Fatalf("first report: %+v", first)

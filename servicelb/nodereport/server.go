@@ -30,14 +30,14 @@ type Server struct {
 	waiting chan struct{}
 
 	mu      sync.Mutex
-	number  int // of the report
+	number  int // of the report; 0 if there is none
 	report  Report
 	changes [][]string    // what Services differ in the last reports, the newest last
 	newer   chan struct{} // closed once there is a newer report
 	ended   bool
 }
 
-// NewServer makes a server with an empty report.
+// NewServer makes a server without a report, which answers 503.
 func NewServer() *Server {
 	return &Server{process: strconv.FormatInt(time.Now().UnixNano(), 36), waiting: make(chan struct{}, maxWaiting), newer: make(chan struct{})}
 }
@@ -47,7 +47,7 @@ func (s *Server) Set(r Report) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	differ := changed(s.report.Services, r.Services)
-	if len(differ) == 0 && slices.Equal(s.report.Addresses, r.Addresses) && slices.Equal(s.report.Listeners, r.Listeners) {
+	if s.number > 0 && len(differ) == 0 && slices.Equal(s.report.Addresses, r.Addresses) && slices.Equal(s.report.Listeners, r.Listeners) {
 		return
 	}
 	s.number++
@@ -76,7 +76,12 @@ func (s *Server) Install(mux *http.ServeMux) {
 	mux.HandleFunc("GET "+Path, func(w http.ResponseWriter, r *http.Request) {
 		after := r.URL.Query().Get("after")
 		s.await(r.Context(), after)
-		text, err := json.Marshal(s.since(after))
+		report, ok := s.since(after)
+		if !ok {
+			http.Error(w, "kube-proxy has not programmed anything yet", http.StatusServiceUnavailable)
+			return
+		}
+		text, err := json.Marshal(report)
 		if err != nil {
 			return // impossible with these fields
 		}
@@ -90,13 +95,13 @@ func (s *Server) Install(mux *http.ServeMux) {
 
 func (s *Server) version(number int) string { return s.process + "-" + strconv.Itoa(number) }
 
-// since returns the newest report, as a change of an earlier one if that is known still.
-func (s *Server) since(after string) Report {
+// since returns the newest report if there is one, as a change of an earlier one if that is known still.
+func (s *Server) since(after string) (r Report, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := s.report
+	r = s.report
 	r.Version = s.version(s.number)
-	for back := 0; back <= len(s.changes); back++ {
+	for back := 0; back < len(s.changes); back++ {
 		if after != s.version(s.number-back) {
 			continue
 		}
@@ -108,7 +113,7 @@ func (s *Server) since(after string) Report {
 		}
 		break
 	}
-	return r
+	return r, s.number > 0
 }
 
 // await returns once the newest report has another version than after, too many wait, ctx is done, or it takes too long.

@@ -64,6 +64,7 @@ func (c *cluster) newStandIns(n int) *standIns {
 		}
 		server, mux := nodereport.NewServer(), http.NewServeMux()
 		server.Install(mux)
+		server.Set(nodereport.Report{})
 		mux.HandleFunc("/healthz", func(http.ResponseWriter, *http.Request) {})
 		s := &http.Server{Handler: mux, ReadHeaderTimeout: time.Second}
 		go func() { _ = s.Serve(l) }()

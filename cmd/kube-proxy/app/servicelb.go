@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,7 @@ const reportInterval = time.Second
 // proxier.Observer to know when that may be something else.
 type reports struct {
 	server *nodereport.Server
+	synced atomic.Bool // once: until then, this process knows less than the one before it did
 	wake   chan struct{}
 }
 
@@ -36,7 +38,10 @@ func (*reports) Queued(time.Time) {}
 
 // Synced implements proxier.Observer.
 func (r *reports) Synced(info proxier.SyncInfo) {
-	if info.Err != nil || info.Services == 0 && !info.Full {
+	if info.Err != nil {
+		return
+	}
+	if first := !r.synced.Swap(true); info.Services == 0 && !info.Full && !first {
 		return
 	}
 	select {
@@ -58,6 +63,9 @@ func (r *reports) run(ctx context.Context, table *proxier.Table, open activeMode
 			return
 		case <-r.wake:
 		case <-ticker.C:
+		}
+		if !r.synced.Load() {
+			continue
 		}
 		var report nodereport.Report
 		if list := table.AtNodes(); len(list) > 0 {
@@ -83,27 +91,29 @@ func (r *reports) run(ctx context.Context, table *proxier.Table, open activeMode
 }
 
 // servicesOf has, for each Service and each address of this node that it asked for, whether it is served there.
-func servicesOf(list []*proxier.Decision, facts *proxier.Facts, open activeMode) map[string]*nodereport.Service {
+func servicesOf(list []proxier.AtNodes, facts *proxier.Facts, open activeMode) map[string]*nodereport.Service {
 	services := map[string]*nodereport.Service{}
-	for _, d := range list {
+	for i := range list {
+		d := &list[i]
 		name := d.Name.NamespacedName.String()
 		s := services[name]
 		if s == nil {
 			s = &nodereport.Service{}
 			services[name] = s
 		}
-		p := nodereport.Port{Protocol: d.Name.Protocol.String()}
-		for i := range d.Frontends {
-			f := &d.Frontends[i]
-			if f.Kind != proxier.NodePort {
-				p.Port = f.Addr.Port()
-			}
-			if f.Kind != proxier.LoadBalancer || f.Derived || !facts.HasAddress(f.Addr.Addr()) {
+		p := nodereport.Port{Protocol: d.Name.Protocol.String(), Port: d.Port}
+		for _, a := range d.Asked {
+			if !facts.HasAddress(a) {
 				continue
 			}
-			served := nodereport.Served{Address: f.Addr.Addr(), Direct: f.Routes[proxier.FromOutside].Direct}
-			if err := faultOf(d, f, open); err != nil {
-				served.Fault = err.Error()
+			served := nodereport.Served{Address: a}
+			if f := d.At(a); f == nil {
+				served.Fault = "the Service, or its annotations, leave this node or its load balancer addresses out"
+			} else {
+				served.Direct = f.Routes[proxier.FromOutside].Direct
+				if err := faultOf(d.Decision, f, open); err != nil {
+					served.Fault = err.Error()
+				}
 			}
 			p.Served = append(p.Served, served)
 		}
@@ -128,18 +138,14 @@ func faultOf(d *proxier.Decision, f *proxier.Frontend, open activeMode) error {
 }
 
 // listenersAt are the sockets of this network namespace that listen at ports of Services.
-func listenersAt(ctx context.Context, list []*proxier.Decision) (found []nodereport.Listener, err error) {
+func listenersAt(ctx context.Context, list []proxier.AtNodes) (found []nodereport.Listener, err error) {
 	type key struct {
 		protocol proxier.Protocol
 		port     uint16
 	}
 	ports := map[key]bool{}
-	for _, d := range list {
-		for i := range d.Frontends {
-			if f := &d.Frontends[i]; f.Kind != proxier.NodePort {
-				ports[key{d.Name.Protocol, f.Addr.Port()}] = true
-			}
-		}
+	for i := range list {
+		ports[key{list[i].Name.Protocol, list[i].Port}] = true
 	}
 	for protocol, state := range map[proxier.Protocol]uint8{proxier.TCP: sockdiag.Listen, proxier.UDP: sockdiag.Close} {
 		_, _, err = sockdiag.Dump(ctx, sockdiag.Filter{Protocol: uint8(protocol), States: 1 << state}, func(s sockdiag.Socket) bool {
