@@ -89,8 +89,15 @@ func (v *policyVar) Set(text string) error {
 // errLost ends the process: another one holds the Lease, and it starts anew as one that waits.
 var errLost = errors.New("the Lease was lost")
 
+func (o *options) clientConfig() (*rest.Config, error) {
+	if o.kubeconfig == "" && o.master == "" {
+		return rest.InClusterConfig() // without a warning, as this is the usual way
+	}
+	return clientcmd.BuildConfigFromFlags(o.master, o.kubeconfig)
+}
+
 func (o *options) run(ctx context.Context) error {
-	config, err := clientcmd.BuildConfigFromFlags(o.master, o.kubeconfig)
+	config, err := o.clientConfig()
 	if err != nil {
 		return fmt.Errorf("find the API server: %w", err)
 	}
