@@ -135,12 +135,16 @@ func (r *reports) follow(ctx context.Context, node string, f *follower) {
 	logger := klog.FromContext(ctx)
 	version := ""
 	for ctx.Err() == nil {
+		asked := time.Now()
 		report, err := r.ask(ctx, f, version)
 		pause := time.Duration(0)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err == nil:
+			if report.Version == version && time.Since(asked) < nodereport.MaxWait/2 {
+				pause = retryReport // it does not wait: others do already, or it ends
+			}
 			if version = r.note(f, report); version == "" {
 				pause = retryReport // a change of a report that is not known any more
 			}

@@ -3,11 +3,14 @@
 package controller
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -112,6 +115,26 @@ func TestReportedListener(t *testing.T) {
 	nodes[1].serves("a", "", listener)
 	w.says("Warning HostListens a process of the host listens on 127.0.0.2:80/TCP, and gets no connections from outside there")
 	w.has("a", "127.0.0.1", "127.0.0.2")
+}
+
+// TestNoWait: a kube-proxy that does not wait for a newer report is not asked without a pause.
+func TestNoWait(t *testing.T) {
+	var asked atomic.Int32
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		_, _ = w.Write([]byte(`{"version":"1"}`))
+	}))
+	defer s.Close()
+	at := netip.MustParseAddrPort(strings.TrimPrefix(s.URL, "http://"))
+	ctx, cancel := context.WithCancel(t.Context())
+	r := newReports(at.Port(), func() {})
+	r.want(ctx, []*v1.Node{newNode("n1", at.Addr().String())})
+	<-time.After(2 * retryReport) // as there is nothing to wait for
+	cancel()
+	r.wait()
+	if n := asked.Load(); n < 2 || n > 5 {
+		t.Errorf("asked %d times in %v", n, 2*retryReport)
+	}
 }
 
 // TestTypeChanged: a Service that is of no type LoadBalancer any more loses what its status had.
