@@ -61,3 +61,21 @@ func NewRangeKey(service uint32, p netip.Prefix) RangeKey {
 	}
 	return RangeKey{PrefixLen: uint32(32 + bits), Service: service, Addr: FromAddr(p.Addr())}
 }
+
+// ranges4 are the addresses of IPv4, as maps have them.
+var ranges4 = netip.MustParsePrefix("::ffff:0:0/96")
+
+// SplitRange returns prefixes that have the addresses of one, but those of IPv4 only if it is one of IPv4. A wide prefix of IPv6, such as
+// ::/1, contains the IPv4-mapped addresses, and so would let in every IPv4 client of a Service that has ranges of both families.
+func SplitRange(p netip.Prefix) (list []netip.Prefix) {
+	p = p.Masked()
+	if p.Addr().Is4() || p.Bits() >= ranges4.Bits() || !p.Contains(ranges4.Addr()) {
+		return []netip.Prefix{p}
+	}
+	for bits := p.Bits() + 1; bits <= ranges4.Bits(); bits++ { // the half that ranges4 is not in
+		b := ranges4.Addr().As16()
+		b[(bits-1)/8] ^= 0x80 >> ((bits - 1) % 8)
+		list = append(list, netip.PrefixFrom(netip.AddrFrom16(b), bits).Masked())
+	}
+	return list
+}

@@ -24,7 +24,9 @@ func rangesOf(d *proxier.Decision, service uint32) []lbmap.RangeKey {
 			if p == lbmap.OwnPrefix(f) {
 				continue
 			}
-			list = append(list, lbmap.NewRangeKey(service, p))
+			for _, part := range lbmap.SplitRange(p) {
+				list = append(list, lbmap.NewRangeKey(service, part))
+			}
 		}
 	}
 	slices.SortFunc(list, compareRanges)

@@ -150,8 +150,11 @@ func Wanted(all []proxier.PortChange) string {
 					int(d.Affinity.Seconds()), routeText(lbmap.NewFrontend(d, i, 0).Value.Flags, proxier.Origin(origin)), strings.Join(to, " ")))
 			}
 			for _, p := range f.Ranges {
-				if p.Addr() != f.Addr.Addr() || !p.IsSingleIP() {
-					ranges[fmt.Sprintf("%s/%s from %s", d.Name, d.Name.Protocol, p)] = struct{}{}
+				if p.Addr() == f.Addr.Addr() && p.IsSingleIP() {
+					continue
+				}
+				for _, part := range lbmap.SplitRange(p) {
+					ranges[fmt.Sprintf("%s/%s from %s", d.Name, d.Name.Protocol, part)] = struct{}{}
 				}
 			}
 		}
