@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"k8s.io/klog/v2"
@@ -83,7 +84,12 @@ func (d *ebpfDatapath) run(ctx context.Context) {
 // followUplinks serves clients on the devices by which node traffic comes in, until ctx is
 // done.
 func (d *ebpfDatapath) followUplinks(ctx context.Context) {
+	var last *devices.Uplinks
 	d.uplinks.Watch(ctx, func(u devices.Uplinks) {
+		same := last != nil && slices.Equal(last.Devices, u.Devices)
+		if last = &u; same { // programs do not depend on the addresses
+			return
+		}
 		if len(u.Unmatched) > 0 {
 			d.logger.Info("No device matches --ebpf-devices", "names", u.Unmatched)
 		}
