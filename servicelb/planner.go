@@ -58,7 +58,7 @@ func (p *Planner) recall(d *decider, s *v1.Service) (Outcome, bool) {
 	return was.outcome, true
 }
 
-// free reports whether nobody else wants the ports of the Service that is decided about.
+// free reports whether no other Service wants the ports of the current one.
 func (d *decider) free() bool {
 	return !slices.ContainsFunc(d.ports, func(p wantedPort) bool { return p.contested || p.refused != nil })
 }

@@ -91,7 +91,7 @@ func (h *history) step(last []Outcome) {
 		h.nodes[at].Status.Conditions[0].Status = []v1.ConditionStatus{v1.ConditionTrue, v1.ConditionTrue, v1.ConditionFalse}[h.IntN(3)]
 	case 6: // a node has no report
 		delete(h.reports, n)
-	case 7, 8, 9: // it reports what it serves, and whether somebody listens
+	case 7, 8, 9: // its report changes: ports served, and listening processes
 		r := &nodereport.Report{Services: map[string]*nodereport.Service{}}
 		if was := h.reports[n]; was != nil {
 			r.Addresses, r.Listeners, r.Services = was.Addresses, was.Listeners, maps.Clone(was.Services)

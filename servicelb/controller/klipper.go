@@ -28,7 +28,7 @@ type klipper struct {
 	recorder record.EventRecorder
 	interval time.Duration
 	listed   time.Time
-	// deleted are those that were, by the Service: whoever makes one again wants it.
+	// deleted are the Services whose DaemonSet was deleted. One that is created again stays.
 	deleted map[types.NamespacedName]bool
 	told    map[types.UID]bool
 }

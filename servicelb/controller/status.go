@@ -25,7 +25,7 @@ const (
 	maxProbing = 700
 	// maxReasons of a condition's message, likewise.
 	maxReasons = 8
-	// firstPause is how long a status is left alone that somebody else has overwritten. The time doubles up to maxPause.
+	// firstPause is the delay before a status that another controller has overwritten is written again. It doubles up to maxPause.
 	firstPause, maxPause = time.Second, 5 * time.Minute
 )
 
@@ -34,8 +34,8 @@ type written struct {
 	// base and version are the resource versions before and after.
 	base, version string
 	ingress       []v1.LoadBalancerIngress
-	// overwritten counts how often somebody else wrote other addresses, seen is the last such version, and until when the status is
-	// left alone for that.
+	// overwritten counts how often another controller replaced the addresses. seen is the last such resource version, and until is when
+	// the status may be written again.
 	overwritten int
 	seen        string
 	until       time.Time
@@ -92,8 +92,8 @@ func (c *Controller) write(ctx context.Context, o *servicelb.Outcome) error {
 	return nil
 }
 
-// leaveAlone reports whether somebody else has written other addresses into a status since, and it is left alone for a while: two
-// controllers that write without end are of no use to anybody.
+// leaveAlone reports whether a status that another controller has overwritten must not be written yet. The growing delay keeps two
+// controllers from replacing each other's addresses in a loop.
 func (c *Controller) leaveAlone(ctx context.Context, s *v1.Service, was *written) bool {
 	now := time.Now()
 	if s.ResourceVersion != was.version && s.ResourceVersion != was.seen && !sameIngress(s.Status.LoadBalancer.Ingress, was.ingress) {

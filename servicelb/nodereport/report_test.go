@@ -91,7 +91,7 @@ func get(t *testing.T, url, after string) (r Report) {
 	return r
 }
 
-// TestServer: an answer waits for a newer report; one that says the same is none. Many that wait keep nobody else from an answer.
+// TestServer: a request waits for a newer report, and a report with the same content is not newer. Requests over the limit are answered immediately.
 func TestServer(t *testing.T) {
 	s, mux := NewServer(), http.NewServeMux()
 	s.Install(mux)
