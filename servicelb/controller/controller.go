@@ -156,7 +156,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		if err := c.sync(ctx); err != nil && ctx.Err() == nil {
-			logger.Error(err, "Cannot write the status of some Services; trying again", "retryIn", time.Second)
+			logger.Error(err, "Cannot update all Services, or DaemonSets of klipper-lb; trying again", "retryIn", time.Second)
 			time.AfterFunc(time.Second, c.changed)
 		}
 		select {
