@@ -4,6 +4,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -77,13 +78,14 @@ func (r *reports) run(ctx context.Context, table *proxier.Table, open activeMode
 				}
 			}
 			var err error
-			if report.Listeners, err = listenersAt(ctx, list); err != nil && ctx.Err() == nil {
-				if failed != err.Error() {
-					failed = err.Error()
-					logger.Error(err, "Cannot list the sockets of this node; ServiceLB does not know of processes of the host that listen at ports of Services")
-				}
-			} else {
+			if report.Listeners, err = listenersAt(ctx, list); err == nil {
 				failed = ""
+			} else if failed != err.Error() && ctx.Err() == nil {
+				failed = err.Error()
+				logger.Error(err, "Cannot list the sockets of this node; ServiceLB does not know of processes of the host that listen at ports of Services")
+			}
+			if err != nil && !errors.Is(err, sockdiag.ErrNotSupported) {
+				continue // the previous report stays: one without listeners would say that the ports are free
 			}
 		}
 		r.server.Set(report)
