@@ -13,6 +13,7 @@ import (
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/kernel/tc"
@@ -204,37 +205,57 @@ func (p *Devices) setOther(other uint64) error {
 }
 
 // attachAhead attaches a program ahead of earlier ones, which stay until the flows in their maps are copied. It reports whether
-// it did.
-func (p *Devices) attachAhead(device int, d tc.Direction, program *ciliumebpf.Program, earlier []tc.Attachment) bool {
-	if p.opts.TC != tc.TCX || !p.flows.Active() || len(earlier) == 0 || p.setOther(lbmap.OtherBehind) != nil {
+// it did; otherwise all is as before.
+func (p *Devices) attachAhead(ctx context.Context, device int, d tc.Direction, program *ciliumebpf.Program, earlier []tc.Attachment) bool {
+	if p.opts.TC != tc.TCX || !p.flows.Active() || len(earlier) == 0 {
 		return false
 	}
+	err := p.setOther(lbmap.OtherBehind)
 	for _, e := range earlier {
-		if !p.setAhead(e.Program) {
-			return false
+		if err == nil {
+			err = p.tell(e.Program, lbmap.OtherAhead)
 		}
 	}
-	if tc.Attach(device, d, p.opts.TC, program, nil) != nil {
-		return false
+	if err == nil {
+		err = tc.Attach(device, d, p.opts.TC, program, nil)
 	}
-	p.superseded = append(p.superseded, earlier...)
-	return true
+	if err == nil {
+		p.superseded = append(p.superseded, earlier...)
+		return true
+	}
+	for _, e := range earlier {
+		_ = p.tell(e.Program, lbmap.OtherNone) // one that cannot be told was not told before
+	}
+	if !errors.Is(err, errSameFlows) {
+		klog.FromContext(ctx).Info("Earlier programs cannot stay behind the new one while flows are copied; it replaces them", "device", device, "direction", d, "err", err)
+	}
+	return false
 }
 
-// setAhead tells a program that a newer one is ahead of it. Those that have the same flows, or are of a version that does not know of
-// that, cannot be behind another one.
-func (p *Devices) setAhead(program *ciliumebpf.Program) bool {
-	earlier, err := lbmap.MapsOf(program)
+var (
+	errSameFlows = errors.New("the program has the same flows")
+	errUnaware   = errors.New("the program is of a version that does not know of others")
+)
+
+// tell tells a program which others are with it. Those that have the same flows, or are of a version that does not know of that, cannot be
+// behind another one.
+func (p *Devices) tell(program *ciliumebpf.Program, other uint64) error {
+	maps, err := lbmap.MapsOf(program)
 	if err != nil {
-		return false
+		return err
 	}
-	defer earlier.Close()
-	counts := earlier["tdm_flow_count"]
+	defer maps.Close()
+	counts := maps["tdm_flow_count"]
 	if counts == nil {
-		return false
+		return errUnaware
 	}
-	same, err := lbmap.SameMap(counts, p.Maps["tdm_flow_count"])
-	return err == nil && !same && lbmap.SetOther(counts, lbmap.OtherAhead) == nil
+	switch same, err := lbmap.SameMap(counts, p.Maps["tdm_flow_count"]); {
+	case err != nil:
+		return err
+	case same:
+		return errSameFlows
+	}
+	return lbmap.SetOther(counts, other)
 }
 
 // detachSuperseded takes off earlier programs that are not needed any more.
@@ -299,7 +320,7 @@ func (p *Devices) Attach(ctx context.Context, device int, v Variant) error {
 		}
 		// Few flows begin between the two copies.
 		err = p.flows.CopyNew()
-		if !p.attachAhead(device, h.Direction, programs[i], earlier) {
+		if !p.attachAhead(ctx, device, h.Direction, programs[i], earlier) {
 			err = errors.Join(err, tc.Attach(device, h.Direction, p.opts.TC, programs[i], earlier))
 			tc.Close(earlier)
 		}

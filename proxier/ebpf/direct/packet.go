@@ -32,19 +32,19 @@ type probe struct {
 // request is an IP packet from one address to another that has an echo request with the same addresses in it.
 func (p probe) request(from, to netip.Addr) []byte {
 	if from.Is4() {
-		inner := ipv4(from, to, unix.IPPROTO_ICMP, p.icmp(echoRequest4, 0))
-		if p.geneve {
-			return ipv4(from, to, unix.IPPROTO_UDP, geneve(unix.ETH_P_IP, inner))
-		}
-		return ipv4(from, to, unix.IPPROTO_IPIP, inner)
+		return p.wrap(ipv4, from, to, unix.IPPROTO_IPIP, unix.ETH_P_IP, ipv4(from, to, unix.IPPROTO_ICMP, p.icmp(echoRequest4, 0)))
 	}
 	const length = headerICMP + 8
 	sum := sumOf(from.AsSlice()) + sumOf(to.AsSlice()) + length + unix.IPPROTO_ICMPV6
-	inner := ipv6(from, to, unix.IPPROTO_ICMPV6, p.icmp(echoRequest6, sum))
+	return p.wrap(ipv6, from, to, unix.IPPROTO_IPV6, unix.ETH_P_IPV6, ipv6(from, to, unix.IPPROTO_ICMPV6, p.icmp(echoRequest6, sum)))
+}
+
+// wrap is a packet in another one, whose protocol is inIP unless the packet is in Geneve, as etherType.
+func (p probe) wrap(outer func(from, to netip.Addr, protocol byte, payload []byte) []byte, from, to netip.Addr, inIP byte, etherType uint16, inner []byte) []byte {
 	if p.geneve {
-		return ipv6(from, to, unix.IPPROTO_UDP, geneve(unix.ETH_P_IPV6, inner))
+		return outer(from, to, unix.IPPROTO_UDP, geneve(etherType, inner))
 	}
-	return ipv6(from, to, unix.IPPROTO_IPV6, inner)
+	return outer(from, to, inIP, inner)
 }
 
 // geneve is a UDP datagram with an IP packet in Geneve, as programs send it (bpf/geneve.h).
