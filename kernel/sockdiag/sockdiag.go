@@ -43,7 +43,7 @@ const (
 
 // Filter selects sockets.
 type Filter struct {
-	// Protocol is unix.IPPROTO_UDP or unix.IPPROTO_TCP.
+	// Protocol is unix.IPPROTO_UDP, unix.IPPROTO_TCP, or unix.IPPROTO_SCTP, whose sockets cannot be destroyed.
 	Protocol uint8
 	// Remote lists remote addresses; port 0 matches every port. IPv4 entries also
 	// match IPv6 sockets connected to the mapped address. Empty matches all.
@@ -66,8 +66,10 @@ type Socket struct {
 	Family        uint8
 	State         uint8
 	Local, Remote netip.AddrPort
-	Cookie        uint64
-	Inode         uint32
+	// Locals are all local addresses of a socket of SCTP; none for other protocols.
+	Locals []netip.Addr
+	Cookie uint64
+	Inode  uint32
 	// V6Only says that an IPv6 socket that listens, or of UDP, takes nothing of IPv4 (Linux 4.10; otherwise it is false).
 	V6Only bool
 	// CgroupID is the socket's cgroup2 (Linux 5.8), 0 if not reported.
@@ -101,8 +103,8 @@ const (
 // destroyed is not counted and no error. An error for one socket does not stop the
 // others from being destroyed.
 func Dump(ctx context.Context, f Filter, fn func(Socket) (destroy bool)) (seen, destroyed int, err error) {
-	if f.Protocol != unix.IPPROTO_UDP && f.Protocol != unix.IPPROTO_TCP {
-		return 0, 0, fmt.Errorf("dump sockets: protocol %d is neither TCP nor UDP", f.Protocol)
+	if f.Protocol != unix.IPPROTO_UDP && f.Protocol != unix.IPPROTO_TCP && f.Protocol != unix.IPPROTO_SCTP {
+		return 0, 0, fmt.Errorf("dump sockets: protocol %d is not TCP, UDP or SCTP", f.Protocol)
 	}
 	c, err := open()
 	if err != nil {

@@ -24,6 +24,7 @@ const (
 
 	attrInfo     = 2  // INET_DIAG_INFO
 	attrV6Only   = 11 // INET_DIAG_SKV6ONLY
+	attrLocals   = 12 // INET_DIAG_LOCALS
 	attrCgroupID = 21 // INET_DIAG_CGROUP_ID
 
 	opJump  = 1 // INET_DIAG_BC_JMP
@@ -31,6 +32,8 @@ const (
 
 	requestLen = 8 + len(sockID{}) // struct inet_diag_req_v2
 	messageLen = 4 + len(sockID{}) + 20
+
+	sockaddrStorage = 128 // sizeof(struct sockaddr_storage)
 )
 
 // sockID is struct inet_diag_sockid, byte for byte: ports and addresses in network
@@ -140,6 +143,8 @@ func parseSocket(b []byte) (Socket, error) {
 			s.CgroupID = binary.NativeEndian.Uint64(v)
 		case kind == attrV6Only && len(v) > 0:
 			s.V6Only = v[0] != 0
+		case kind == attrLocals:
+			s.Locals = parseLocals(v)
 		case kind == attrInfo && len(v) > 0: // older kernels have less of it
 			s.TCP = &unix.TCPInfo{}
 			copy(unsafe.Slice((*byte)(unsafe.Pointer(s.TCP)), unsafe.Sizeof(*s.TCP)), v)
@@ -147,4 +152,17 @@ func parseSocket(b []byte) (Socket, error) {
 		return nil
 	})
 	return s, err
+}
+
+// parseLocals parses an array of struct sockaddr_storage.
+func parseLocals(b []byte) (list []netip.Addr) {
+	for ; len(b) >= sockaddrStorage; b = b[sockaddrStorage:] {
+		switch binary.NativeEndian.Uint16(b) {
+		case unix.AF_INET: // struct sockaddr_in: family, port, address
+			list = append(list, netip.AddrFrom4([4]byte(b[4:8])))
+		case unix.AF_INET6: // struct sockaddr_in6: family, port, flow label, address
+			list = append(list, netip.AddrFrom16([16]byte(b[8:24])).Unmap())
+		}
+	}
+	return list
 }

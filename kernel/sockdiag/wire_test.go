@@ -149,6 +149,11 @@ func message() []byte {
 	b = append(b, make([]byte, 16)...)
 	b = binary.NativeEndian.AppendUint32(b, 4711)
 	b = netlink.Attr(b, 8, []byte{3}) // INET_DIAG_SHUTDOWN: ignored
+	one := [sockaddrStorage]byte{4: 10, 7: 9}
+	binary.NativeEndian.PutUint16(one[:], unix.AF_INET)
+	two := [sockaddrStorage]byte{8: 0xfd, 23: 2}
+	binary.NativeEndian.PutUint16(two[:], unix.AF_INET6)
+	b = netlink.Attr(b, attrLocals, append(one[:], two[:]...))
 	return netlink.Attr(b, attrCgroupID, binary.NativeEndian.AppendUint64(nil, 99))
 }
 
@@ -161,9 +166,10 @@ func TestParseSocket(t *testing.T) {
 	want := Socket{
 		Family: unix.AF_INET6, State: Established,
 		Local: netip.MustParseAddrPort("10.0.0.9:40000"), Remote: netip.MustParseAddrPort("10.0.0.1:53"),
+		Locals: []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00::2")},
 		Cookie: 0x5566778811223344, Inode: 4711, CgroupID: 99,
 	}
-	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }), cmp.AllowUnexported(Socket{})); d != "" {
+	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }), cmp.AllowUnexported(Socket{})); d != "" {
 		t.Errorf("socket (-want +got):\n%s", d)
 	}
 }

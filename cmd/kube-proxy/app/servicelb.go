@@ -11,9 +11,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/tandem-proxy/tandem/kernel/inet"
 	"github.com/tandem-proxy/tandem/kernel/sockdiag"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/servicelb/nodereport"
@@ -149,22 +149,11 @@ func listenersAt(ctx context.Context, list []proxier.AtNodes) (found []noderepor
 	for i := range list {
 		ports[key{list[i].Name.Protocol, list[i].Port}] = true
 	}
-	for protocol, state := range map[proxier.Protocol]uint8{proxier.TCP: sockdiag.Listen, proxier.UDP: sockdiag.Close} {
-		_, _, err = sockdiag.Dump(ctx, sockdiag.Filter{Protocol: uint8(protocol), States: 1 << state}, func(s sockdiag.Socket) bool {
-			a := s.Local.Addr()
-			if a.IsLoopback() || !ports[key{protocol, s.Local.Port()}] {
-				return false
-			}
-			found = append(found, nodereport.Listener{Protocol: protocol.String(), Address: a, Port: s.Local.Port()})
-			if s.Family == unix.AF_INET6 && a.IsUnspecified() && !s.V6Only {
-				found = append(found, nodereport.Listener{Protocol: protocol.String(), Address: netip.IPv4Unspecified(), Port: s.Local.Port()})
-			}
-			return false
-		})
-		if err != nil {
-			return found, err
+	err = sockdiag.Listening(ctx, func(p inet.Protocol, at netip.AddrPort) {
+		if !at.Addr().IsLoopback() && ports[key{p, at.Port()}] {
+			found = append(found, nodereport.Listener{Protocol: p.String(), Address: at.Addr(), Port: at.Port()})
 		}
-	}
+	})
 	slices.SortFunc(found, nodereport.Listener.Compare)
-	return slices.Compact(found), nil
+	return slices.Compact(found), err
 }
