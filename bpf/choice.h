@@ -154,6 +154,8 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 		service = fe.service;
 		if (!frontend_admits(&fe, p->key.dst, p->key.src)) {
 			count_connection(service, SELECT_DROP, 0);
+			if (fe.flags & FRONTEND_REJECT)
+				return NOT_ADMITTED;
 			return fail(p, DROP_SOURCE_RANGE, TC_ACT_SHOT);
 		}
 		c->route = frontend_route(&fe, p->key.dst, origin_of(src));

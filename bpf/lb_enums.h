@@ -62,6 +62,9 @@ enum lb_frontend_flag {
 	/* With affinity, the hash that picks from a Maglev table is that of the
 	 * client's address alone. */
 	FRONTEND_BY_CLIENT = 1 << 18,
+	/* Clients that the ranges do not admit are rejected, and not dropped.
+	 */
+	FRONTEND_REJECT = 1 << 19,
 	FRONTEND_KIND_SHIFT = 24, /* from here on: enum lb_kind */
 };
 BTF_EMIT(lb_frontend_flag);

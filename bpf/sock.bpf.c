@@ -98,8 +98,11 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, struct peer *p,
 	case PICKED:
 		break;
 	case PICKED_DROP:
+	case PICKED_SHUT_OUT:
 		count_connection(x.service, SELECT_DROP, 0);
-		return refuse(p, key.proto, SELECT_DROP);
+		return refuse(p, key.proto,
+			      picked == PICKED_DROP ? SELECT_DROP :
+						      SELECT_REJECT);
 	default:
 		failed = picked == PICKED_REJECT ? SELECT_REJECT : SELECT_RACED;
 		count_connection(x.service, failed, 0);

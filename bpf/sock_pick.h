@@ -22,6 +22,7 @@ enum picked {
 	PICKED_AGAIN, /* keeps the backend it has */
 	PICKED_REJECT,
 	PICKED_DROP,
+	PICKED_SHUT_OUT, /* by source ranges: rejected */
 	PICKED_RACED,	 /* inconsistent read during an update */
 	PICKED_NONE,	 /* no frontend has that address and port */
 	PICKED_NOT_OURS, /* the namespace opted out */
@@ -182,7 +183,8 @@ GLOBAL int pick(const struct frontend_key *dialled,
 	x->service = fe.service;
 	admitted = admission(&fe, key.addr, x);
 	if (admitted == SHUT_OUT)
-		return PICKED_DROP;
+		return fe.flags & FRONTEND_REJECT ? PICKED_SHUT_OUT :
+						    PICKED_DROP;
 	x->guarded = admitted == ASK_THE_PACKET;
 	frontend_route(&fe, key.addr,
 		       x->netns == host_netns_cookie ? FROM_HOST : FROM_POD);

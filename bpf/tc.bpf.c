@@ -193,6 +193,9 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 	case REFUSED:
 		packet_failed(&p, REJECT);
 		return reject(skb, &p);
+	case NOT_ADMITTED:
+		packet_failed(&p, DROP_SOURCE_RANGE);
+		return reject(skb, &p);
 	case EXPIRED:
 		return send_error(skb, &p, ERROR_TTL);
 	case TOO_BIG:

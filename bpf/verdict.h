@@ -15,12 +15,13 @@
 /* What functions return besides verdicts of tc. */
 enum outcome {
 	NO_FLOW = 1000,
-	CHOSEN,	     /* there is a backend */
-	REFUSED,     /* there is none: reject it */
-	EXPIRED,     /* the TTL ends on this node */
-	PAST_STACK,  /* to be redirected */
-	TOO_BIG,     /* for the MTU of its route, p->mtu */
-	UNREACHABLE, /* a router says so */
+	CHOSEN,	      /* there is a backend */
+	REFUSED,      /* there is none: reject it */
+	NOT_ADMITTED, /* by source ranges: reject it */
+	EXPIRED,      /* the TTL ends on this node */
+	PAST_STACK,   /* to be redirected */
+	TOO_BIG,      /* for the MTU of its route, p->mtu */
+	UNREACHABLE,  /* a router says so */
 };
 
 static __always_inline int done(enum reason reason, int verdict)

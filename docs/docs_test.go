@@ -131,7 +131,7 @@ func TestLinks(t *testing.T) {
 func TestStatements(t *testing.T) {
 	all := pages(t)
 	semantics, invariants := anchors(all["docs/semantics.md"]), anchors(all["docs/invariants.md"])
-	cited := regexp.MustCompile(`\b(?:[SCMU][0-9]{2}|I[0-9])\b`)
+	cited := regexp.MustCompile(`\b(?:[SCMU][0-9]{2,3}|I[0-9])\b`)
 	count := 0
 	check := func(path string, text []byte) {
 		for _, number := range cited.FindAllString(string(text), -1) {

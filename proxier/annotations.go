@@ -35,6 +35,8 @@ const (
 	AnnotationType = annotationPrefix + "type"
 	// AnnotationRangesPolicy is allow or deny: what spec.loadBalancerSourceRanges does with the clients in it.
 	AnnotationRangesPolicy = annotationPrefix + "src-ranges-policy"
+	// AnnotationRangesAction is drop or reject: what happens to the packets of clients that the source ranges do not admit.
+	AnnotationRangesAction = annotationPrefix + "src-ranges-action"
 	// AnnotationNodeSelector is a label selector: nodes that it does not match have no external frontends of the Service.
 	AnnotationNodeSelector = annotationPrefix + "node-selector"
 	// AnnotationNode is the value that the label of this name must have on such a node.
@@ -61,7 +63,7 @@ const (
 // that begin with it: those that are not known are reported.
 var (
 	ServiceAnnotations = []string{
-		AnnotationFastPath, AnnotationAlgorithm, AnnotationTableSize, AnnotationForwarding, AnnotationType, AnnotationRangesPolicy, AnnotationNodeSelector, AnnotationNode,
+		AnnotationFastPath, AnnotationAlgorithm, AnnotationTableSize, AnnotationForwarding, AnnotationType, AnnotationRangesPolicy, AnnotationRangesAction, AnnotationNodeSelector, AnnotationNode,
 		aliasAlgorithm, aliasForwarding, aliasType, aliasRangesPolicy, aliasNodeSelector, aliasNode, annotationPrefix, nodereport.AnnotationAddresses,
 	}
 	SliceAnnotations = []string{AnnotationWeight, aliasWeight, annotationPrefix}
@@ -157,6 +159,17 @@ func parseRangesPolicy(in map[string]string, invalid func(field, format string, 
 		if found.key != "" {
 			invalid(found.field(), "%.32q is neither allow nor deny; it is ignored", found.value)
 		}
+	}
+	return false
+}
+
+// parseRangesAction reports whether clients that the source ranges of a Service do not admit are rejected, and not dropped.
+func parseRangesAction(in map[string]string, invalid func(field, format string, args ...any)) (reject bool) {
+	switch action, there := in[AnnotationRangesAction]; {
+	case action == "reject":
+		return true
+	case there && action != "drop":
+		invalid("metadata.annotations["+AnnotationRangesAction+"]", "%.32q is neither drop nor reject; it is ignored", action)
 	}
 	return false
 }

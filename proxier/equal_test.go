@@ -37,7 +37,7 @@ func TestEveryFieldIsCompared(t *testing.T) {
 		equality.Of("claimsAs", (*Decision).claimsAs, map[string]string{
 			"Name": "identifies the service port", "UID": "no claim", "index": "identifies the service port", "oneFrontend": backing,
 			"Affinity": "no claim", "OptedOut": "no claim", "Balancing": "no claim", "Weighted": "no claim", "HealthCheckNodePort": "no claim", "Backends": "no claim", "Empty": "no claim",
-			"Frontends[0].Routes": "no claim", "Frontends[0].Filtered": "no claim", "Frontends[0].Ranges": "no claim",
+			"Frontends[0].Routes": "no claim", "Frontends[0].Filtered": "no claim", "Frontends[0].RejectOthers": "no claim", "Frontends[0].Ranges": "no claim",
 			"Frontends[0].Pods": "no claim", "Frontends[0].Host": "no claim", "Frontends[0].Unguarded": "no claim",
 			"Frontends[0].Conflict": "the outcome of claims", "Frontends[0].Left": "no claim",
 		}),

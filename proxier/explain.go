@@ -115,7 +115,9 @@ func (t *Table) Explain(flow Flow) Explanation {
 	}
 	switch {
 	case !f.Admits(source):
-		e.Outcome, e.Reason = Dropped, "loadBalancerSourceRanges do not admit the source"
+		if e.Outcome, e.Reason = Dropped, "loadBalancerSourceRanges do not admit the source"; f.RejectOthers {
+			e.Outcome = Rejected
+		}
 	case eligible:
 		e.Outcome, e.Reason = Forward, how
 	case r.decision.Empty[e.Route.Set] == Drop:

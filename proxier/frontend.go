@@ -51,8 +51,8 @@ type Frontend struct {
 	// Routes by Origin.
 	Routes [Origins]Route
 	// Filtered says that only sources in Ranges are admitted. Packets of others are
-	// dropped, even if there is no backend.
-	Filtered bool
+	// dropped, even if there is no backend, or rejected with RejectOthers.
+	Filtered, RejectOthers bool
 	Ranges   []netip.Prefix
 	// Pods and Host say whether the ranges admit local pods and this host, for tiers that
 	// decide before there is a packet.
@@ -92,7 +92,7 @@ func (f *Frontend) equal(o *Frontend) bool {
 	if (f.Left == nil) != (o.Left == nil) || f.Left != nil && *f.Left != *o.Left {
 		return false
 	}
-	return f.Addr == o.Addr && f.Kind == o.Kind && f.Routes == o.Routes && f.Filtered == o.Filtered &&
+	return f.Addr == o.Addr && f.Kind == o.Kind && f.Routes == o.Routes && f.Filtered == o.Filtered && f.RejectOthers == o.RejectOthers &&
 		f.Derived == o.Derived && f.Pods == o.Pods && f.Host == o.Host && f.Unguarded == o.Unguarded && slices.Equal(f.Ranges, o.Ranges)
 }
 
@@ -117,6 +117,9 @@ func (f *Frontend) String() string {
 		}
 		if len(f.Ranges) == 0 {
 			b.WriteString("none")
+		}
+		if f.RejectOthers {
+			b.WriteString(" reject-others")
 		}
 	}
 	if f.Derived {
@@ -248,6 +251,7 @@ func (t *Table) filter(f *Frontend, x *ServiceExtras, family Family) {
 		f.Ranges = append(f.Ranges, p)
 	}
 	f.Filtered = len(f.Ranges) > 0 || x.InvalidRanges || t.policy.StrictSourceRanges && len(x.SourceRanges) > 0
+	f.RejectOthers = f.Filtered && x.RejectOthers
 	f.Unguarded = !f.Filtered && len(x.SourceRanges) > 0
 }
 

@@ -283,6 +283,7 @@ func parseExtras(s *Service, service *v1.Service, zeros *leadingZeros, invalid f
 	}
 	slices.SortFunc(x.SourceRanges, comparePrefix)
 	x.SourceRanges = slices.Compact(x.SourceRanges)
+	x.RejectOthers = parseRangesAction(service.Annotations, invalid) && len(service.Spec.LoadBalancerSourceRanges) > 0
 	if parseRangesPolicy(service.Annotations, invalid) && len(service.Spec.LoadBalancerSourceRanges) > 0 {
 		x.denyRanges(invalid)
 	}

@@ -396,6 +396,7 @@ func TestBadInput(t *testing.T) {
 		{name: "type", field: "metadata.annotations[service.tandem-proxy.dev/type]", want: "frontend 10.96.0.1:80", service: makeService("a", annotations(AnnotationType, "HostPort"))},
 		{name: "type unlike its alias", field: "metadata.annotations[service.cilium.io/type]", want: "frontend 10.96.0.1:80", service: makeService("a", annotations(AnnotationType, "ClusterIP", aliasType, "NodePort"))},
 		{name: "policy of ranges", field: "metadata.annotations[service.tandem-proxy.dev/src-ranges-policy]", want: "frontend 10.96.0.1:80", service: makeService("a", annotations(AnnotationRangesPolicy, "drop"), func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"} })},
+		{name: "action of ranges", field: "metadata.annotations[service.tandem-proxy.dev/src-ranges-action]", want: "frontend 10.96.0.1:80", service: makeService("a", annotations(AnnotationRangesAction, "deny"), func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"} })},
 		{
 			name: "unknown annotation", field: "metadata.annotations[service.tandem-proxy.dev/lb-algorithms]", message: "did you mean service.tandem-proxy.dev/lb-algorithm?",
 			want: "frontend 10.96.0.1:80", service: makeService("a", annotations(annotationPrefix+"lb-algorithms", "maglev")),

@@ -143,6 +143,8 @@ type ServiceExtras struct {
 	// InvalidRanges says that an entry of loadBalancerSourceRanges is not a CIDR. It
 	// matches no client, and even alone does not admit all clients.
 	InvalidRanges bool
+	// RejectOthers says that clients which the ranges do not admit are rejected, and not dropped.
+	RejectOthers bool
 	// HealthCheckNodePort is 0 for none.
 	HealthCheckNodePort uint16
 	// NodeSelector selects the nodes that serve external frontends, by their labels; empty for all.
@@ -165,7 +167,7 @@ func (x *ServiceExtras) equal(o *ServiceExtras) bool {
 	if x == nil || o == nil {
 		return x == o
 	}
-	return x.InvalidRanges == o.InvalidRanges && x.HealthCheckNodePort == o.HealthCheckNodePort && x.NodeSelector == o.NodeSelector &&
+	return x.InvalidRanges == o.InvalidRanges && x.RejectOthers == o.RejectOthers && x.HealthCheckNodePort == o.HealthCheckNodePort && x.NodeSelector == o.NodeSelector &&
 		x.PodIPs == o.PodIPs && slices.Equal(x.HostIPs, o.HostIPs) && slices.Equal(x.ExternalIPs, o.ExternalIPs) && slices.Equal(x.LoadBalancerIPs, o.LoadBalancerIPs) &&
 		slices.Equal(x.SourceRanges, o.SourceRanges)
 }

@@ -45,7 +45,9 @@ func (p *portRenderer) external(list []*proxier.Frontend) {
 		}
 		guarded = append(guarded, f)
 		r := p.dialled(f, " traffic not accepted by "+p.chain(rangesPrefix))
-		r.target = "DROP"
+		if r.target = "DROP"; f.RejectOthers {
+			r.target = p.rejects()
+		}
 		p.share(firewallFilter, addrSlot(f.Addr.Addr()), r)
 	}
 	if len(guarded) > 0 && served {

@@ -24,6 +24,7 @@ var (
 	errOrigins  = errors.New("clients from pods, from this host and from outside get different endpoints")
 	errSilence  = errors.New("packets without a local endpoint are to be dropped, and a virtual server rejects them")
 	errAffinity = errors.New("session affinity spans several addresses, and a virtual server has its own")
+	errRejects  = errors.New("clients that the source ranges do not admit are to be rejected, and the constant rules drop them")
 	errSources  = errors.New("whether to masquerade depends on the client in a way that the constant rules do not cover")
 	errLoopback = errors.New("rules decide about a hostIP that is a loopback address")
 	errOnLink   = errors.New("the address is in a subnet of this node and may belong to another machine, which this node could not reach then")
@@ -59,6 +60,8 @@ func (p *planner) refuses(d *proxier.Decision, f *proxier.Frontend) error {
 		return o.Conflict == nil && o.Addr != f.Addr && proxier.FamilyOf(o.Addr.Addr()) == proxier.FamilyOf(f.Addr.Addr())
 	}):
 		return errAffinity
+	case f.RejectOthers:
+		return errRejects
 	case !p.showsSource(f):
 		return errSources
 	case p.onLink(f):

@@ -257,6 +257,9 @@ func (m *Model) begin(h *header) (*Flow, outcome, error) {
 		return nil, passFor("PASS_RST", h.frame), nil
 	}
 	if !frontend.Admits(client) {
+		if frontend.RejectOthers {
+			return nil, m.rejectFor("DROP_SOURCE_RANGE", h), nil
+		}
 		return nil, drop("DROP_SOURCE_RANGE"), nil
 	}
 	route := frontend.Routes[m.origin(client)]

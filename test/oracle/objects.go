@@ -121,6 +121,9 @@ var serviceFields = []func(*generator, *v1.Service){
 		if g.chance(0.2) {
 			metav1.SetMetaDataAnnotation(&s.ObjectMeta, pick(g, "service.tandem-proxy.dev/src-ranges-policy", "service.cilium.io/src-ranges-policy"), pick(g, "deny", "deny", "allow", "Deny"))
 		}
+		if g.chance(0.2) {
+			metav1.SetMetaDataAnnotation(&s.ObjectMeta, "service.tandem-proxy.dev/src-ranges-action", pick(g, "reject", "reject", "drop", "Reject"))
+		}
 	},
 	func(g *generator, s *v1.Service) {
 		s.Spec.ExternalIPs = nil

@@ -128,6 +128,9 @@ func (c *Cluster) Ask(flow proxier.Flow) Answer {
 	// Source ranges are checked first, even before endpoints.
 	if found.kind == proxier.LoadBalancer && !c.admits(found, flow.Source.Addr()) {
 		answer.Outcome = proxier.Dropped
+		if found.service.Annotations["service.tandem-proxy.dev/src-ranges-action"] == "reject" { // S100
+			answer.Outcome = proxier.Rejected
+		}
 		return answer
 	}
 

@@ -241,7 +241,9 @@ func (m *mirror) ask(flow proxier.Flow, localAddrs []netip.Addr) string {
 	}
 	switch {
 	case fe.Filtered && !slices.ContainsFunc(fe.Ranges, func(p netip.Prefix) bool { return p.Contains(src) }):
-		outcome, backends = proxier.Dropped, nil
+		if outcome, backends = proxier.Dropped, nil; fe.RejectOthers {
+			outcome = proxier.Rejected
+		}
 	case len(backends) == 0 && d.Empty[route.Set] == proxier.Drop:
 		outcome = proxier.Dropped
 	case len(backends) == 0:

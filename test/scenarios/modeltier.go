@@ -93,6 +93,8 @@ func (t *modelTier) decide(f proxier.Flow, local []netip.Addr) verdict {
 		}
 	}
 	switch {
+	case !d.Frontends[i].Admits(f.Source.Addr()) && d.Frontends[i].RejectOthers:
+		x.outcome = proxier.Rejected
 	case !d.Frontends[i].Admits(f.Source.Addr()):
 		x.outcome = proxier.Dropped
 	case len(x.backends) > 0:

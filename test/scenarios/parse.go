@@ -21,7 +21,7 @@ const maxIndex = 250
 
 var (
 	nameSyntax      = regexp.MustCompile(`^[a-z][a-z0-9-]{0,30}$`)
-	statementSyntax = regexp.MustCompile(`^[SC][0-9]{2}$`)
+	statementSyntax = regexp.MustCompile(`^[SC][0-9]{2,3}$`)
 	labelSyntax     = regexp.MustCompile(`^[a-z0-9-]+$`)
 )
 

@@ -69,7 +69,7 @@ var statements = []string{
 	// Protocols, ports, replies.
 	"S80", "S81", "S82", "S83", "S84", "S85", "S86", "S87", "S88",
 	// Shares of connections.
-	"S91", "S92", "S93", "S94", "S95", "S96", "S97", "S98", "S99",
+	"S91", "S92", "S93", "S94", "S95", "S96", "S97", "S98", "S99", "S100",
 	// Configuration that affects decisions, health checks, feature gates.
 	"C40", "C41", "C42", "C43", "C53", "C65",
 }

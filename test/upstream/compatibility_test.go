@@ -105,6 +105,7 @@ var reasons = []struct{ scenario, call, chance, reason string }{
 	{scenario: "s92-maintenance", reason: "weights are Tandem's"},
 	{scenario: "s95-type", reason: "the annotation `type` is Tandem's"},
 	{scenario: "s96-denied-ranges", reason: "the annotation `src-ranges-policy` is Tandem's"},
+	{scenario: "s100-rejected-ranges", reason: "the annotation `src-ranges-action` is Tandem's"},
 	{scenario: "s97-nodes", reason: "the annotations `node-selector` and `node` are Tandem's"},
 	{scenario: ".*", call: "(-> (10.9[67]|\\[fd00:10:96).*|unreachable) : refused$", reason: "[unallocated ClusterIPs](semantics.md#unallocated-clusterips) are rejected; upstream lets the packets go where routes lead"},
 }

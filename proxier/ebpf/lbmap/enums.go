@@ -40,6 +40,7 @@ const (
 	FrontendHost      = 0x10000
 	FrontendLeft      = 0x20000
 	FrontendByClient  = 0x40000
+	FrontendReject    = 0x80000
 	FrontendKindShift = 24
 )
 

@@ -66,6 +66,9 @@ func frontendFlags(d *proxier.Decision, f *proxier.Frontend) uint32 {
 		return flags
 	}
 	flags |= FrontendFiltered
+	if f.RejectOthers {
+		flags |= FrontendReject
+	}
 	if slices.Contains(f.Ranges, OwnPrefix(f)) {
 		flags |= FrontendSelf
 	}
@@ -99,7 +102,7 @@ func PortBit(k *FrontendKey) uint32 {
 func (f *FrontendEntry) Decode() proxier.Frontend {
 	addr := ToAddrPort(f.Key.Addr, f.Key.Port)
 	family := proxier.FamilyOf(addr.Addr())
-	out := proxier.Frontend{Addr: addr, Kind: proxier.Kind(f.Value.Flags >> FrontendKindShift), Filtered: f.Value.Flags&FrontendFiltered != 0}
+	out := proxier.Frontend{Addr: addr, Kind: proxier.Kind(f.Value.Flags >> FrontendKindShift), Filtered: f.Value.Flags&FrontendFiltered != 0, RejectOthers: f.Value.Flags&FrontendReject != 0}
 	for origin := range out.Routes {
 		out.Routes[origin] = f.Value.route(family, proxier.Origin(origin))
 	}
