@@ -49,7 +49,7 @@ func dialTCP(ctx context.Context, to netip.AddrPort) bool {
 	return err == nil
 }
 
-// listens implements servicelb.Objects. Until a claim was looked at, it counts as taken: whoever listens there must not lose a connection.
+// listens implements servicelb.Objects. Until a claim was looked at, it counts as taken: a process that listens there must not lose a connection.
 func (l *listeners) listens(c servicelb.Claim) bool {
 	if c.Protocol != v1.ProtocolTCP {
 		return false

@@ -94,7 +94,7 @@ type Address struct {
 	Address   netip.Addr `json:"address"`
 }
 
-// Listener is a socket of the host: TCP that listens, or UDP without a peer.
+// Listener is a socket of the host: TCP or SCTP that listens, or UDP without a peer.
 type Listener struct {
 	Protocol string `json:"protocol"`
 	// Address is the unspecified one of a family for all addresses.

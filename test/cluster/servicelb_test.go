@@ -158,7 +158,12 @@ func (c *cluster) svclb(service string) {
 // not Ready, or that has no local endpoint, is withdrawn; of two Services with one port, the younger gets it once the other is gone, as
 // where a process of the host listens, by TCP or UDP. A client that connects 500 times a second meanwhile has no failure.
 func TestServiceLB(t *testing.T) {
-	c := newCluster(t, 2, inMode("ebpf"))
+	for _, mode := range []string{"ebpf", "iptables"} {
+		t.Run(mode, func(t *testing.T) { testServiceLB(t, newCluster(t, 2, inMode(mode))) })
+	}
+}
+
+func testServiceLB(t *testing.T, c *cluster) {
 	path, err := binary.Build(t.TempDir(), "servicelb")
 	if err != nil {
 		t.Fatal(err)
