@@ -47,7 +47,7 @@ type ground struct {
 	objects []fakeapi.Object
 }
 
-func newGround(b *testing.B, variant xtables.Variant, services, endpoints int) *ground {
+func newGround(b testing.TB, variant xtables.Variant, services, endpoints int) *ground {
 	b.Helper()
 	g := &ground{node: lab.NewT(b).Node("node1")}
 	g.shell = g.node.Pod("shell")
@@ -103,27 +103,32 @@ type side struct {
 	opts upstream.Options
 }
 
-// sides are ours and upstream's. The variant is that of the plain commands for
-// upstream's, which are in a directory that comes first.
+// sides are ours and upstream's.
 func sides(b *testing.B, variant xtables.Variant) []side {
 	b.Helper()
 	theirs := upstream.BinaryT(b)
-	dir := b.TempDir()
-	upstream.ToolsT(b, dir, variant.String())
-	path := "PATH=" + dir + ":" + os.Getenv("PATH")
-	ours, err := binary.KubeProxy(dir)
-	if err != nil {
-		b.Fatal(err)
-	}
+	first := ours(b, variant)
 	return []side{
-		{"tandem", upstream.Options{Binary: ours, Mode: "iptables", Args: []string{"--v=2"}, Env: []string{path}}},
-		{"upstream", upstream.Options{Binary: theirs, Mode: "iptables", Args: append([]string{"--v=2"}, upstream.Flags...), Env: []string{path}}},
+		first,
+		{"upstream", upstream.Options{Binary: theirs, Mode: "iptables", Args: append([]string{"--v=2"}, upstream.Flags...), Env: first.opts.Env}},
 	}
+}
+
+// ours is our side alone. The variant is that of the plain commands, which upstream runs: they are in a directory that comes first.
+func ours(tb testing.TB, variant xtables.Variant) side {
+	tb.Helper()
+	dir := tb.TempDir()
+	upstream.ToolsT(tb, dir, variant.String())
+	path, err := binary.KubeProxy(dir)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return side{"tandem", upstream.Options{Binary: path, Mode: "iptables", Args: []string{"--v=2"}, Env: []string{"PATH=" + dir + ":" + os.Getenv("PATH")}}}
 }
 
 // start runs a side and waits until all is programmed. It returns how long that took from
 // the process's start, and how long until the first Service could be reached.
-func (g *ground) start(ctx context.Context, b *testing.B, s side) (p *upstream.Proxy, programmed, reached time.Duration, err error) {
+func (g *ground) start(ctx context.Context, b testing.TB, s side) (p *upstream.Proxy, programmed, reached time.Duration, err error) {
 	b.Helper()
 	s.opts.Objects = g.objects
 	ctx, cancel := context.WithCancel(ctx)
