@@ -62,11 +62,24 @@ type wishes struct {
 	ignored    []string // annotations that have no effect
 }
 
+// maxAnnotation is the size up to which an annotation is read, in bytes; an API server takes 256 KiB. maxInvalid bounds how many of its parts
+// are told of.
+const maxAnnotation, maxInvalid = 4096, 8
+
 func wishesOf(s *v1.Service) (w wishes) {
 	bad := func(key, format string, args ...any) {
-		w.invalid = append(w.invalid, Reason{InvalidAnnotation, fmt.Sprintf("annotation %s: %s", key, fmt.Sprintf(format, args...))})
+		if len(w.invalid) < maxInvalid {
+			w.invalid = append(w.invalid, Reason{InvalidAnnotation, fmt.Sprintf("annotation %s: %s", key, fmt.Sprintf(format, args...))})
+		}
 	}
-	if text, there := s.Annotations[AnnotationAddresses]; there {
+	annotation := func(key string) (text string, there bool) {
+		if text, there = s.Annotations[key]; len(text) > maxAnnotation {
+			bad(key, "longer than %d characters; what it lists is ignored", maxAnnotation)
+			text = ""
+		}
+		return text, there
+	}
+	if text, there := annotation(AnnotationAddresses); there {
 		w.restricts = true
 		for _, part := range fields(text) {
 			if p, err := parsePrefix(part); err == nil {
@@ -78,14 +91,15 @@ func wishesOf(s *v1.Service) (w wishes) {
 			}
 		}
 	}
-	if text, there := s.Annotations[AnnotationPriority]; there {
+	if text, there := annotation(AnnotationPriority); there {
 		n, err := strconv.ParseInt(text, 10, 32)
 		if err != nil {
 			bad(AnnotationPriority, "%.32q is not a number; the priority is 0", text)
 		}
 		w.priority = int(n)
 	}
-	for _, part := range fields(s.Annotations[AnnotationReservedPorts]) {
+	reserved, _ := annotation(AnnotationReservedPorts)
+	for _, part := range fields(reserved) {
 		n, err := strconv.ParseUint(part, 10, 16)
 		if err != nil || !slices.Contains(ReservedPorts, int32(n)) {
 			bad(AnnotationReservedPorts, "%.32q is not one of %v; it is ignored", part, ReservedPorts)
@@ -93,7 +107,7 @@ func wishesOf(s *v1.Service) (w wishes) {
 		}
 		w.reserved = append(w.reserved, int32(n))
 	}
-	if text, there := s.Annotations[AnnotationListeners]; there {
+	if text, there := annotation(AnnotationListeners); there {
 		policy, err := ParseListenerPolicy(text)
 		if err != nil {
 			bad(AnnotationListeners, "%v; it is ignored", err)

@@ -93,6 +93,7 @@ const (
 	HostListens       Code = "HostListens"
 	Probing           Code = "Probing"
 	NotServed         Code = "NotServed"
+	LeftOut           Code = "LeftOut"
 	NoEndpoints       Code = "NoEndpoints"
 	InvalidAnnotation Code = "InvalidAnnotation"
 )
@@ -108,8 +109,9 @@ type Outcome struct {
 	Service *v1.Service
 	// Ingress is for the status.
 	Ingress []v1.LoadBalancerIngress
-	// Probing are the addresses that nodes are to serve, before it is known that they do.
-	Probing []netip.Addr
+	// Probing are the addresses that nodes are to serve, before it is known that they do, and LeftOut those that annotations of the
+	// Service keep from it: nodes are asked on, to notice when that changes.
+	Probing, LeftOut []netip.Addr
 	// Direct says that endpoints on all nodes see the client's address.
 	Direct bool
 	// Reasons are why it lacks addresses, Warnings what else its owner should know, and Ignored annotations without an effect.
@@ -195,6 +197,7 @@ type decider struct {
 	volatile   bool         // the decision depends on more than a Planner compares
 	ports      []wantedPort // of the Service that is decided about
 	candidates []address    // scratch
+	places     []netip.Addr // scratch
 }
 
 // fitNode is a node that may have addresses of Services.
@@ -211,9 +214,12 @@ type address struct {
 	text string
 }
 
-// noteNodePorts: NodePorts of all Services are taken on every node.
+// noteNodePorts: NodePorts of all Services are taken on every node, as are the ports of their health checks.
 func (d *decider) noteNodePorts() {
 	for _, s := range d.Services {
+		if p := s.Spec.HealthCheckNodePort; p != 0 {
+			d.nodePorts[nodePort{p, v1.ProtocolTCP}] = nameOf(s)
+		}
 		for i := range s.Spec.Ports {
 			if p := &s.Spec.Ports[i]; p.NodePort != 0 {
 				d.nodePorts[nodePort{p.NodePort, protocolOf(p)}] = nameOf(s)
@@ -253,62 +259,10 @@ func isReady(n *v1.Node) bool {
 }
 
 func (d *decider) decide(s *v1.Service, w wishes) Outcome {
-	out := Outcome{Service: s, Reasons: w.invalid, Ignored: w.ignored}
-	nodes := d.fit
-	if pool, there := s.Labels[LabelPool]; there {
-		nodes = keep(nodes, func(n fitNode) bool { return n.Labels[LabelPool] == pool })
-	}
-	if len(nodes) == 0 {
-		out.Reasons = append(out.Reasons, Reason{NoNodes, "no node is Ready with a kube-proxy that answers, and has the labels that are asked for"})
-		return out
-	}
-	if s.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
-		with := nodesWithEndpoints(d.Slices(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}))
-		if nodes = keep(nodes, func(n fitNode) bool { return with[n.Name] }); len(nodes) == 0 {
-			out.Reasons = append(out.Reasons, Reason{NoEndpoints, "externalTrafficPolicy is Local, and no fit node has a ready endpoint"})
-			return out
-		}
-	}
-	in := func(a netip.Addr) bool { return slices.Contains(s.Spec.IPFamilies, familyOf(a)) }
-	external := slices.ContainsFunc(nodes, func(n fitNode) bool {
-		return slices.ContainsFunc(n.external, func(a address) bool { return in(a.Addr) })
-	})
-	found, seen := false, make(map[netip.Addr]bool, len(nodes))
-	out.Direct = true
-	name := nameOf(s)
-	assigned := make([]address, 0, len(nodes))
-	for i := range nodes {
-		n := &nodes[i]
-		var known *nodereport.Service
-		if n.report != nil {
-			known = n.report.Services[name]
-		}
-		d.candidates = n.candidates(d.candidates[:0], &w, in, external, d.opts.EachNode)
-		for _, a := range d.candidates {
-			if seen[a.Addr] { // two nodes may share one
-				continue
-			}
-			found, seen[a.Addr] = true, true
-			if why := d.claim(&out, name, n, known, a, &w); why != nil {
-				out.Reasons = append(out.Reasons, *why)
-				continue
-			}
-			why := n.unserved(s, known, a.Addr)
-			switch {
-			case why == nil:
-			case has(s, a.text) && (d.Overdue == nil || !d.Overdue(s, a.Addr)):
-				d.volatile = true // a node that has to program a change may say so for a moment
-			default:
-				out.Probing = append(out.Probing, a.Addr)
-				out.Reasons = append(out.Reasons, *why)
-				continue
-			}
-			out.Direct = out.Direct && isDirect(s, known, a.Addr)
-			assigned = append(assigned, a)
-		}
-	}
-	if !found {
-		out.Reasons = append(out.Reasons, Reason{NoNodes, "no fit node has an address that is asked for"})
+	out := Outcome{Service: s, Warnings: w.invalid, Ignored: w.ignored}
+	assigned := d.assign(&out, &w)
+	if len(assigned) == 0 {
+		out.Reasons, out.Warnings = append(out.Warnings, out.Reasons...), nil // of the annotations first, which may be why
 	}
 	out.Direct = out.Direct && len(assigned) > 0
 	slices.SortFunc(assigned, func(a, b address) int {
@@ -325,7 +279,87 @@ func (d *decider) decide(s *v1.Service, w wishes) Outcome {
 		out.Ingress[i] = v1.LoadBalancerIngress{IP: a.text, IPMode: &vip}
 	}
 	slices.SortFunc(out.Probing, netip.Addr.Compare)
+	slices.SortFunc(out.LeftOut, netip.Addr.Compare)
 	return out
+}
+
+// assign returns the addresses that a Service gets, and notes why it lacks others.
+func (d *decider) assign(out *Outcome, w *wishes) (assigned []address) {
+	s := out.Service
+	lacks := func(code Code, format string, args ...any) {
+		out.Reasons = append(out.Reasons, Reason{code, fmt.Sprintf(format, args...)})
+	}
+	nodes := d.fit
+	if pool, there := s.Labels[LabelPool]; there {
+		nodes = keep(nodes, func(n fitNode) bool { return n.Labels[LabelPool] == pool })
+	}
+	if len(nodes) == 0 {
+		lacks(NoNodes, "no node is Ready with a kube-proxy that answers, and has the labels that are asked for")
+		return nil
+	}
+	serves := func(fitNode, v1.IPFamily) bool { return true }
+	if s.Spec.ExternalTrafficPolicy == v1.ServiceExternalTrafficPolicyLocal {
+		with := endpointsOf(d.Slices(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}))
+		serves = func(n fitNode, f v1.IPFamily) bool { return with[onNode{n.Name, f}] }
+		for _, f := range s.Spec.IPFamilies {
+			if !slices.ContainsFunc(nodes, func(n fitNode) bool { return serves(n, f) }) {
+				lacks(NoEndpoints, "externalTrafficPolicy is Local, and no fit node has a ready endpoint of %s", f)
+			}
+		}
+		if len(out.Reasons) == len(s.Spec.IPFamilies) {
+			return nil
+		}
+	}
+	in := func(a netip.Addr) bool { return slices.Contains(s.Spec.IPFamilies, familyOf(a)) }
+	external := slices.ContainsFunc(nodes, func(n fitNode) bool {
+		return slices.ContainsFunc(n.external, func(a address) bool { return in(a.Addr) && serves(n, familyOf(a.Addr)) })
+	})
+	found, seen := false, make(map[netip.Addr]bool, len(nodes))
+	var leftOut []Reason
+	out.Direct = true
+	name := nameOf(s)
+	assigned = make([]address, 0, len(nodes))
+	for i := range nodes {
+		n := &nodes[i]
+		var known *nodereport.Service
+		if n.report != nil {
+			known = n.report.Services[name]
+		}
+		d.candidates = n.candidates(d.candidates[:0], w, in, external, d.opts.EachNode)
+		for _, a := range d.candidates {
+			if seen[a.Addr] || !serves(*n, familyOf(a.Addr)) { // two nodes may share one
+				continue
+			}
+			found, seen[a.Addr] = true, true
+			unserved := n.unserved(s, known, a.Addr)
+			if unserved != nil && unserved.Code == LeftOut { // others may have the port there
+				out.LeftOut, leftOut = append(out.LeftOut, a.Addr), append(leftOut, *unserved)
+				continue
+			}
+			if why := d.claim(out, name, n, known, a, w); why != nil {
+				out.Reasons = append(out.Reasons, *why)
+				continue
+			}
+			switch {
+			case unserved == nil:
+			case has(s, a.text) && (d.Overdue == nil || !d.Overdue(s, a.Addr)):
+				d.volatile = true // a node that has to program a change may say so for a moment
+			default:
+				out.Probing = append(out.Probing, a.Addr)
+				out.Reasons = append(out.Reasons, *unserved)
+				continue
+			}
+			out.Direct = out.Direct && isDirect(s, known, a.Addr)
+			assigned = append(assigned, a)
+		}
+	}
+	switch {
+	case !found && len(out.Reasons) == 0:
+		lacks(NoNodes, "no fit node has an address that is asked for")
+	case len(assigned)+len(out.Reasons) == 0:
+		out.Reasons = leftOut
+	}
+	return assigned
 }
 
 var vip = v1.LoadBalancerIPModeVIP // of all addresses; immutable
@@ -352,6 +386,32 @@ func (n *fitNode) candidates(list []address, w *wishes, in func(netip.Addr) bool
 	return list
 }
 
+// places appends the addresses at which packets for an address of a node arrive there: those that a router may translate it to, if the node
+// does not have it itself (proxier.Table serves the Service there).
+func (n *fitNode) places(list []netip.Addr, a address, w *wishes) []netip.Addr {
+	list = append(list, a.Addr)
+	is := func(o address) bool { return o.Addr == a.Addr }
+	if n.report == nil || !slices.ContainsFunc(n.external, is) || slices.ContainsFunc(n.internal, is) ||
+		slices.ContainsFunc(n.report.Addresses, func(o nodereport.Address) bool { return o.Address == a.Addr }) {
+		return list
+	}
+	if i := slices.IndexFunc(n.internal, func(o address) bool { return familyOf(o.Addr) == familyOf(a.Addr) }); i >= 0 {
+		list = append(list, n.internal[i].Addr)
+	}
+	for _, o := range n.report.Addresses {
+		if !w.restricts && familyOf(o.Address) == familyOf(a.Addr) && !slices.Contains(list, o.Address) {
+			list = append(list, o.Address)
+		}
+	}
+	return list
+}
+
+// lost reports whether a node has said that an address is not its own. External addresses may be translated on the way.
+func (n *fitNode) lost(a netip.Addr) bool {
+	return len(n.report.Addresses) > 0 && !slices.ContainsFunc(n.report.Addresses, func(o nodereport.Address) bool { return o.Address == a }) &&
+		!slices.ContainsFunc(n.external, func(o address) bool { return o.Addr == a })
+}
+
 // unserved is why a node does not serve a Service at an address, by its report; nil if it does, or does not say.
 func (n *fitNode) unserved(s *v1.Service, known *nodereport.Service, a netip.Addr) *Reason {
 	if n.report == nil {
@@ -360,8 +420,12 @@ func (n *fitNode) unserved(s *v1.Service, known *nodereport.Service, a netip.Add
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
 		switch served := known.Find(string(protocolOf(p)), uint16(p.Port)).At(a); {
+		case served == nil && known != nil && n.lost(a):
+			return &Reason{NotServed, fmt.Sprintf("no uplink of node %s has %s, although its Node object does", n.Name, a)}
 		case served == nil:
 			return &Reason{Probing, fmt.Sprintf("the kube-proxy of node %s has not reported yet that it serves %s", n.Name, Claim{a, p.Port, protocolOf(p)})}
+		case served.LeftOut:
+			return &Reason{LeftOut, fmt.Sprintf("on node %s, %s", n.Name, served.Fault)}
 		case served.Fault != "":
 			return &Reason{NotServed, fmt.Sprintf("the kube-proxy of node %s does not serve %s: %s", n.Name, Claim{a, p.Port, protocolOf(p)}, served.Fault)}
 		}
@@ -397,7 +461,7 @@ func (d *decider) want(s *v1.Service, w *wishes) {
 		p.contested = d.wanted[p.nodePort] > 1
 		if slices.Contains(ReservedPorts, p.port) && !slices.Contains(w.reserved, p.port) {
 			p.refused = &Reason{PortReserved, fmt.Sprintf("port %d is reserved for the host; annotation %s can name it", p.port, AnnotationReservedPorts)}
-		} else if other := d.nodePorts[p.nodePort]; other != "" {
+		} else if other := d.nodePorts[p.nodePort]; other != "" && other != nameOf(s) {
 			p.refused = &Reason{PortTaken, fmt.Sprintf("port %d/%s is a NodePort of %s", p.port, p.protocol, other)}
 		}
 		d.ports = append(d.ports, p)
@@ -409,6 +473,8 @@ func (d *decider) want(s *v1.Service, w *wishes) {
 func (d *decider) claim(out *Outcome, name string, n *fitNode, known *nodereport.Service, a address, w *wishes) *Reason {
 	s := out.Service
 	listeners := cmp.Or(w.listeners, d.opts.Listeners, ListenersRefuse)
+	d.places = n.places(d.places[:0], a, w)
+	places := d.places
 	var warnings []Reason
 	var wait *Reason
 	for i := range d.ports {
@@ -417,8 +483,9 @@ func (d *decider) claim(out *Outcome, name string, n *fitNode, known *nodereport
 		if p.refused != nil {
 			return p.refused
 		}
-		if p.contested {
-			if owner := d.owners[c]; owner != "" {
+		for _, at := range places {
+			c := Claim{at, p.port, p.protocol}
+			if owner := d.owners[c]; p.contested && owner != "" && owner != name {
 				return &Reason{PortTaken, fmt.Sprintf("%s is taken by %s", c, owner)}
 			}
 		}
@@ -442,8 +509,10 @@ func (d *decider) claim(out *Outcome, name string, n *fitNode, known *nodereport
 		}
 	}
 	for i := range d.ports {
-		if p := &d.ports[i]; p.contested {
-			d.owners[Claim{a.Addr, p.port, p.protocol}] = name
+		for _, at := range places {
+			if p := &d.ports[i]; p.contested {
+				d.owners[Claim{at, p.port, p.protocol}] = name
+			}
 		}
 	}
 	out.Warnings = append(out.Warnings, warnings...)
@@ -527,18 +596,25 @@ func familyOf(a netip.Addr) v1.IPFamily {
 	return v1.IPv6Protocol
 }
 
-// nodesWithEndpoints are nodes with an endpoint that is ready, or terminates and still serves (KEP-1669). Who made the slice does not matter.
-func nodesWithEndpoints(slices []*discoveryv1.EndpointSlice) map[string]bool {
-	nodes := map[string]bool{}
+// onNode is a family on a node.
+type onNode struct {
+	node   string
+	family v1.IPFamily
+}
+
+// endpointsOf are the nodes with an endpoint of a family that is ready, or terminates and still serves (KEP-1669). Who made the slice does
+// not matter.
+func endpointsOf(slices []*discoveryv1.EndpointSlice) map[onNode]bool {
+	with := map[onNode]bool{}
 	for _, s := range slices {
 		for i := range s.Endpoints {
 			e := &s.Endpoints[i]
 			c := &e.Conditions
 			serves := c.Serving != nil && *c.Serving && c.Terminating != nil && *c.Terminating
 			if e.NodeName != nil && (c.Ready == nil || *c.Ready || serves) {
-				nodes[*e.NodeName] = true
+				with[onNode{*e.NodeName, v1.IPFamily(s.AddressType)}] = true
 			}
 		}
 	}
-	return nodes
+	return with
 }

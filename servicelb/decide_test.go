@@ -74,7 +74,7 @@ func eTPLocal(s *v1.Service) {
 
 // endpoints are slices with an endpoint on each node; those whose names end in "-" are not ready, and in "~" terminate and serve.
 func endpoints(nodes ...string) func(types.NamespacedName) []*discoveryv1.EndpointSlice {
-	s := &discoveryv1.EndpointSlice{}
+	s := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4}
 	for _, n := range nodes {
 		e := discoveryv1.Endpoint{NodeName: new(strings.TrimRight(n, "-~"))}
 		switch n[len(n)-1] {
@@ -88,6 +88,15 @@ func endpoints(nodes ...string) func(types.NamespacedName) []*discoveryv1.Endpoi
 	return func(types.NamespacedName) []*discoveryv1.EndpointSlice { return []*discoveryv1.EndpointSlice{s} }
 }
 
+// eachFamily has an endpoint of each family, IPv4 on the first node.
+func eachFamily(v4, v6 string) func(types.NamespacedName) []*discoveryv1.EndpointSlice {
+	return func(n types.NamespacedName) []*discoveryv1.EndpointSlice {
+		list := append(endpoints(v4)(n), endpoints(v6)(n)...)
+		list[1].AddressType = discoveryv1.AddressTypeIPv6
+		return list
+	}
+}
+
 // text is "name: addresses; codes".
 func text(list []Outcome) string {
 	var lines []string
@@ -98,6 +107,9 @@ func text(list []Outcome) string {
 		}
 		for _, a := range o.Probing {
 			line += " ?" + a.String()
+		}
+		for _, a := range o.LeftOut {
+			line += " -" + a.String()
 		}
 		if o.Direct {
 			line += " direct"
@@ -136,6 +148,8 @@ func TestDecide(t *testing.T) {
 		{"local endpoints", Objects{Nodes: two, Slices: endpoints("b"), Services: []*v1.Service{service("web", []int32{80}, eTPLocal)}}, Options{}, "web: 10.0.0.2"},
 		{"a local endpoint that terminates", Objects{Nodes: two, Slices: endpoints("a~", "b-"), Services: []*v1.Service{service("web", []int32{80}, eTPLocal)}}, Options{}, "web: 10.0.0.1"},
 		{"no local endpoint", Objects{Nodes: two, Slices: endpoints("b-"), Services: []*v1.Service{service("web", []int32{80}, eTPLocal)}}, Options{}, "web: NoEndpoints"},
+		{"local endpoints of one family", Objects{Nodes: two, Slices: endpoints("a"), Services: []*v1.Service{service("web", []int32{80}, eTPLocal, families(v1.IPv4Protocol, v1.IPv6Protocol))}}, Options{}, "web: 10.0.0.1 NoEndpoints"},
+		{"local endpoints of families on different nodes", Objects{Nodes: two, Slices: eachFamily("a", "b"), Services: []*v1.Service{service("web", []int32{80}, eTPLocal, families(v1.IPv4Protocol, v1.IPv6Protocol))}}, Options{}, "web: 10.0.0.1 fd00::2"},
 		{"the older gets a port", Objects{Nodes: two, Services: []*v1.Service{service("new", []int32{80}, created(time.Hour)), service("old", []int32{443, 80}, created(0))}}, Options{}, "old: 10.0.0.1 10.0.0.2\nnew: PortTaken PortTaken"},
 		{"priority before age", Objects{Nodes: two, Services: []*v1.Service{service("new", []int32{80}, created(time.Hour), annotated(AnnotationPriority, "1")), service("old", []int32{80}, created(0))}}, Options{}, "new: 10.0.0.1 10.0.0.2\nold: PortTaken PortTaken"},
 		{"UID in the end", Objects{Nodes: two[:1], Services: []*v1.Service{service("b", []int32{80}), service("a", []int32{80})}}, Options{}, "a: 10.0.0.1\nb: PortTaken"},
@@ -144,6 +158,10 @@ func TestDecide(t *testing.T) {
 		{"no valid address", Objects{Nodes: two, Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationAddresses, "10.0.0.300, a:b"))}}, Options{}, "a: InvalidAnnotation InvalidAnnotation NoNodes"},
 		{"another protocol", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{53}), service("b", []int32{53}, func(s *v1.Service) { s.Spec.Ports[0].Protocol = v1.ProtocolUDP })}}, Options{}, "a: 10.0.0.1\nb: 10.0.0.1"},
 		{"a NodePort", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{30080}), service("b", []int32{80}, func(s *v1.Service) { s.Spec.Ports[0].NodePort = 30080 })}}, Options{}, "a: PortTaken\nb: 10.0.0.1"},
+		{"its own NodePort", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{30080}, func(s *v1.Service) { s.Spec.Ports[0].NodePort = 30080 })}}, Options{}, "a: 10.0.0.1"},
+		{"the port of a health check", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{30081}), service("b", []int32{80}, func(s *v1.Service) { s.Spec.HealthCheckNodePort = 30081 })}}, Options{}, "a: PortTaken\nb: 10.0.0.1"},
+		{"an annotation of any length", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationAddresses, strings.Repeat("10.0.0.1,", 20000)))}}, Options{}, "a: InvalidAnnotation NoNodes"},
+		{"an annotation with many faults", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationReservedPorts, strings.Repeat("x,", 1000)))}}, Options{}, "a: 10.0.0.1" + strings.Repeat(" (InvalidAnnotation)", maxInvalid)},
 		{"a reserved port", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{22})}}, Options{}, "a: PortReserved"},
 		{"a reserved port, named", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{22}, annotated(AnnotationReservedPorts, "22"))}}, Options{}, "a: 10.0.0.1"},
 		{"a listener of the host", Objects{Nodes: two, Listens: func(c Claim) bool { return c.Addr == netip.MustParseAddr("10.0.0.1") && c.Port == 80 }, Services: []*v1.Service{service("a", []int32{80})}}, Options{}, "a: 10.0.0.2 HostListens"},
@@ -163,7 +181,7 @@ func TestDecide(t *testing.T) {
 		{"no class", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{80}, func(s *v1.Service) { s.Spec.LoadBalancerClass = nil })}}, Options{}, ""},
 		{"no class, asked for", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{80}, func(s *v1.Service) { s.Spec.LoadBalancerClass = nil })}}, Options{DefaultClass: true}, "a: 10.0.0.1"},
 		{"another type", Objects{Nodes: two, Services: []*v1.Service{service("a", []int32{80}, func(s *v1.Service) { s.Spec.Type = v1.ServiceTypeNodePort })}}, Options{}, ""},
-		{"hostile numbers", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationPriority, "1e9"), annotated(AnnotationReservedPorts, "99999, 23"))}}, Options{}, "a: 10.0.0.1 InvalidAnnotation InvalidAnnotation InvalidAnnotation"},
+		{"hostile numbers", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationPriority, "1e9"), annotated(AnnotationReservedPorts, "99999, 23"))}}, Options{}, "a: 10.0.0.1 (InvalidAnnotation) (InvalidAnnotation) (InvalidAnnotation)"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.Slices == nil {
@@ -200,6 +218,7 @@ func TestHostPortsOf(t *testing.T) {
 		{"in the host's network", func(p *v1.Pod) { p.Spec.HostNetwork = true }, 0},
 		{"ended", func(p *v1.Pod) { p.Status.Phase = v1.PodFailed }, 0},
 		{"on no node", func(p *v1.Pod) { p.Spec.NodeName = "" }, 0},
+		{"a sidecar", func(p *v1.Pod) { p.Spec.InitContainers, p.Spec.Containers = p.Spec.Containers, nil }, 1},
 		{"klipper-lb", func(p *v1.Pod) { p.Labels = map[string]string{LabelServiceName: "web"} }, 0},
 	} {
 		p := &v1.Pod{}
@@ -319,6 +338,7 @@ func TestDecideByReports(t *testing.T) {
 			name: "interfaces", reports: map[string]string{"a": "eth0=10.0.0.1 wan=192.168.1.1;;s@192.168.1.1:80 s@10.0.0.1:80", "b": "eth0=10.0.0.2;;"},
 			edits: []func(*v1.Service){annotated(AnnotationAddresses, "et*, 192.168.0.0/16")}, want: "s: 10.0.0.1 192.168.1.1 ?10.0.0.2 Probing",
 		},
+		{name: "an address that left the node", reports: map[string]string{"a": "eth0=10.9.9.9;;", "b": ";;s@10.0.0.2:80"}, edits: []func(*v1.Service){inStatus("10.0.0.1", "10.0.0.2")}, overdue: true, want: "s: 10.0.0.2 ?10.0.0.1 NotServed"},
 		{name: "rootless", reports: map[string]string{"a": ";;s@10.0.0.1:80", "b": ";;"}, opts: Options{Rootless: true}, want: "s: 127.0.0.1 ?10.0.0.1 ?10.0.0.2 Probing"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -331,6 +351,79 @@ func TestDecideByReports(t *testing.T) {
 				t.Errorf("got\n%s\nwant\n%s", got, test.want)
 			}
 		})
+	}
+}
+
+// TestReservedPorts: each of them is refused, and to be had by its name alone.
+func TestReservedPorts(t *testing.T) {
+	nodes := []*v1.Node{node("a", "10.0.0.1")}
+	for _, port := range []int32{22, 2379, 2380, 6443, 10249, 10250, 10256} {
+		refused, named := service("refused", []int32{port}), service("named", []int32{port}, annotated(AnnotationReservedPorts, fmt.Sprint(port)))
+		got := text(Decide(Objects{Nodes: nodes, Services: []*v1.Service{refused, named}, Slices: endpoints()}, Options{}))
+		if want := "named: 10.0.0.1\nrefused: PortReserved"; got != want {
+			t.Errorf("port %d: got\n%s\nwant\n%s", port, got, want)
+		}
+	}
+}
+
+// TestManyOnOnePort: of 200 Services that want one port, the oldest has it, and the next once that one is gone.
+func TestManyOnOnePort(t *testing.T) {
+	o := Objects{Nodes: []*v1.Node{node("a", "10.0.0.1"), node("b", "10.0.0.2")}, Slices: endpoints()}
+	for i := range 200 {
+		o.Services = append(o.Services, service(fmt.Sprintf("s%03d", i), []int32{80}, created(time.Duration(200-i)*time.Second)))
+	}
+	var planner Planner
+	for oldest := 199; oldest > 190; oldest-- {
+		for i, out := range planner.Decide(o, Options{}) {
+			if first := out.Service.Name == fmt.Sprintf("s%03d", oldest); first != (i == 0) || first != (len(out.Ingress) == 2) || first != (len(out.Reasons) == 0) {
+				t.Fatalf("%d. of %d: %s", i, len(o.Services), text([]Outcome{out}))
+			}
+		}
+		o.Services = o.Services[:oldest]
+	}
+}
+
+// TestTranslated: packets for an ExternalIP that a node does not have arrive at other addresses of it, which no other Service can have then.
+func TestTranslated(t *testing.T) {
+	o := Objects{
+		Nodes: []*v1.Node{node("a", "10.0.0.1/198.51.100.1")}, Slices: endpoints(),
+		Report: reports(t, map[string]string{"a": "eth0=10.0.0.1 eth1=192.168.1.1;;s@198.51.100.1:80 x@10.0.0.1:80"}),
+	}
+	all, one := service("s", []int32{80}), func(a string, edits ...func(*v1.Service)) *v1.Service {
+		return service("x", []int32{80}, append(edits, annotated(AnnotationAddresses, a))...)
+	}
+	first := annotated(AnnotationPriority, "1")
+	for _, test := range []struct {
+		name     string
+		services []*v1.Service
+		want     string
+	}{
+		{"the internal address", []*v1.Service{all, one("10.0.0.1")}, "s: 198.51.100.1\nx: PortTaken"},
+		{"the internal address first", []*v1.Service{all, one("10.0.0.1", first)}, "x: 10.0.0.1\ns: PortTaken"},
+		{"another one", []*v1.Service{all, one("192.168.1.1")}, "s: 198.51.100.1\nx: PortTaken"},
+		{"both of one Service", []*v1.Service{one("10.0.0.0/8, 198.51.100.1"), service("s", []int32{81})}, "s: Probing\nx: 10.0.0.1 ?198.51.100.1 Probing"},
+	} {
+		o.Services = test.services
+		if got := text(Decide(o, Options{})); got != test.want {
+			t.Errorf("%s: got\n%s\nwant\n%s", test.name, got, test.want)
+		}
+	}
+}
+
+// TestLeftOut: where annotations of a Service leave a node out, another one has the port.
+func TestLeftOut(t *testing.T) {
+	report := reports(t, map[string]string{"a": "eth0=10.0.0.1;;s!10.0.0.1:80 x@10.0.0.1:80", "b": "eth0=10.0.0.2;;s@10.0.0.2:80"})
+	report("a").Services["ns/s"].Ports[0].Served[0].LeftOut = true
+	o := Objects{
+		Nodes: []*v1.Node{node("a", "10.0.0.1"), node("b", "10.0.0.2")}, Slices: endpoints(), Report: report,
+		Services: []*v1.Service{service("s", []int32{80}, annotated(AnnotationPriority, "1")), service("x", []int32{80})},
+	}
+	if got, want := text(Decide(o, Options{})), "s: 10.0.0.2 -10.0.0.1\nx: 10.0.0.1 PortTaken"; got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	o.Nodes = o.Nodes[:1]
+	if got, want := text(Decide(o, Options{})), "s: -10.0.0.1 LeftOut\nx: 10.0.0.1"; got != want {
+		t.Errorf("on that node alone: got\n%s\nwant\n%s", got, want)
 	}
 }
 
@@ -347,55 +440,126 @@ func fixed(of map[string]string) map[string]string {
 	return out
 }
 
-// TestNoPortTwice: whatever the objects and their order, no two Services get one port of one address, the outcome does not depend on the
-// order, and a Service that was refused a port is told which one has it.
+// TestNoPortTwice: whatever the objects and their order, no two Services get one port of one address, nor of an address where packets for
+// another one arrive; the outcome does not depend on the order.
 func TestNoPortTwice(t *testing.T) {
-	for seed := range uint64(500) {
+	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 0))
-		var o Objects
-		o.Slices = endpoints("n0", "n2")
+		o := Objects{Slices: endpoints("n0", "n2")}
+		reported := map[string]*nodereport.Report{}
+		o.Report = func(node string) *nodereport.Report { return reported[node] }
 		for i := range 1 + r.IntN(6) {
-			n := node(fmt.Sprintf("n%d", i), fmt.Sprintf("10.0.0.%d fd00::%d", r.IntN(6), i))
+			internal, addresses := fmt.Sprintf("10.0.0.%d", r.IntN(6)), ""
+			if addresses = internal + fmt.Sprintf(" fd00::%d", i); r.IntN(3) == 0 {
+				addresses += fmt.Sprintf("/198.51.100.%d", i)
+			}
+			n := node(fmt.Sprintf("n%d", i), addresses)
 			if r.IntN(5) == 0 {
 				notReady(n)
 			}
 			o.Nodes = append(o.Nodes, n)
+			if r.IntN(3) > 0 {
+				reported[n.Name] = &nodereport.Report{Services: map[string]*nodereport.Service{}, Addresses: []nodereport.Address{
+					{Interface: "eth0", Address: netip.MustParseAddr(internal)}, {Interface: "eth1", Address: netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", 6+i))},
+				}}
+			}
 		}
 		for i := range 1 + r.IntN(8) {
 			s := service(fmt.Sprintf("s%d", i), []int32{int32(80 + r.IntN(3))}, created(time.Duration(r.IntN(3))*time.Second))
+			if r.IntN(2) == 0 {
+				s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Port: int32(80 + r.IntN(3)), Protocol: v1.ProtocolUDP})
+			}
+			if r.IntN(3) == 0 {
+				families(v1.IPv6Protocol, v1.IPv4Protocol)(s)
+			}
 			if r.IntN(3) == 0 {
 				s.Annotations[AnnotationPriority] = fmt.Sprint(r.IntN(3))
 			}
 			if r.IntN(4) == 0 {
-				s.Annotations[AnnotationAddresses] = fmt.Sprintf("10.0.0.%d/31", 2*r.IntN(3))
+				s.Annotations[AnnotationAddresses] = fmt.Sprintf("10.0.0.%d/31", 2*r.IntN(6))
 			}
 			if r.IntN(4) == 0 {
 				eTPLocal(s)
 			}
 			o.Services = append(o.Services, s)
-		}
-		list := Decide(o, Options{})
-		owner := map[Claim]string{}
-		for _, out := range list {
-			for _, i := range out.Ingress {
-				for _, p := range out.Service.Spec.Ports {
-					c := Claim{netip.MustParseAddr(i.IP), p.Port, p.Protocol}
-					if other := owner[c]; other != "" {
-						t.Fatalf("seed %d: %s and %s have %s", seed, other, out.Service.Name, c)
-					}
-					owner[c] = out.Service.Name
+			for _, n := range o.Nodes {
+				if report := reported[n.Name]; report != nil && r.IntN(5) > 0 {
+					report.Services[nameOf(s)] = allServed(r, s, n, report)
 				}
 			}
 		}
-		shuffled := Objects{Services: slices.Clone(o.Services), Nodes: slices.Clone(o.Nodes), Slices: o.Slices}
+		list := Decide(o, Options{EachNode: seed%2 == 0})
+		owner := map[Claim]string{}
+		for _, out := range list {
+			for c := range claimsOf(&out, o.Nodes, reported) {
+				if other := owner[c]; other != "" && other != out.Service.Name {
+					t.Fatalf("seed %d: %s and %s have %s:\n%s", seed, other, out.Service.Name, c, text(list))
+				}
+				owner[c] = out.Service.Name
+			}
+		}
+		shuffled := o
+		shuffled.Services, shuffled.Nodes = slices.Clone(o.Services), slices.Clone(o.Nodes)
 		r.Shuffle(len(shuffled.Services), func(i, j int) {
 			shuffled.Services[i], shuffled.Services[j] = shuffled.Services[j], shuffled.Services[i]
 		})
 		r.Shuffle(len(shuffled.Nodes), func(i, j int) {
 			shuffled.Nodes[i], shuffled.Nodes[j] = shuffled.Nodes[j], shuffled.Nodes[i]
 		})
-		if a, b := text(list), text(Decide(shuffled, Options{})); a != b {
+		if a, b := text(list), text(Decide(shuffled, Options{EachNode: seed%2 == 0})); a != b {
 			t.Fatalf("seed %d: in another order\n%s\nbefore\n%s", seed, b, a)
 		}
 	}
+}
+
+// allServed is what a node says that serves nearly everything.
+func allServed(r *rand.Rand, s *v1.Service, n *v1.Node, report *nodereport.Report) *nodereport.Service {
+	var at []nodereport.Served
+	for _, a := range n.Status.Addresses {
+		at = append(at, nodereport.Served{Address: netip.MustParseAddr(a.Address)})
+	}
+	for _, a := range report.Addresses {
+		at = append(at, nodereport.Served{Address: a.Address})
+	}
+	at = at[r.IntN(2):]
+	known := &nodereport.Service{}
+	for _, p := range s.Spec.Ports {
+		known.Ports = append(known.Ports, nodereport.Port{Protocol: string(p.Protocol), Port: uint16(p.Port), Served: at})
+	}
+	return known
+}
+
+// claimsOf are the ports that lead to a Service: those of its addresses, advertised or probed, and of the addresses of nodes that do not have
+// such an address themselves.
+func claimsOf(out *Outcome, nodes []*v1.Node, reported map[string]*nodereport.Report) map[Claim]bool {
+	addresses := slices.Clone(out.Probing)
+	for _, i := range out.Ingress {
+		addresses = append(addresses, netip.MustParseAddr(i.IP))
+	}
+	claims := map[Claim]bool{}
+	for _, a := range addresses {
+		places := []netip.Addr{a}
+		for _, n := range nodes {
+			report := reported[n.Name]
+			if report == nil || !isReady(n) || !slices.ContainsFunc(n.Status.Addresses, func(of v1.NodeAddress) bool { return of.Type == v1.NodeExternalIP && of.Address == a.String() }) {
+				continue
+			}
+			for _, of := range n.Status.Addresses {
+				if of.Type == v1.NodeInternalIP && netip.MustParseAddr(of.Address).Is4() == a.Is4() {
+					places = append(places, netip.MustParseAddr(of.Address))
+				}
+			}
+			if out.Service.Annotations[AnnotationAddresses] == "" {
+				for _, of := range report.Addresses {
+					places = append(places, of.Address)
+				}
+			}
+		}
+		for _, at := range places {
+			for _, p := range out.Service.Spec.Ports {
+				claims[Claim{at, p.Port, p.Protocol}] = true
+			}
+		}
+	}
+	return claims
 }

@@ -24,22 +24,24 @@ type HostPort struct {
 	Pod string // namespace/name
 }
 
-// HostPortsOf are the hostPorts of a pod that has its own network and is on a node. In the host's network, what listens counts. Pods of
+// HostPortsOf are the hostPorts of a pod that has its own network and is on a node, those of init containers and sidecars too. In the host's network, what listens counts. Pods of
 // klipper-lb do not count: ServiceLB replaces them.
 func HostPortsOf(p *v1.Pod) (list []HostPort) {
 	if p.Spec.HostNetwork || p.Spec.NodeName == "" || p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed || p.Labels[LabelServiceName] != "" {
 		return nil
 	}
-	for i := range p.Spec.Containers {
-		for _, port := range p.Spec.Containers[i].Ports {
-			if port.HostPort == 0 {
-				continue
+	for _, containers := range [][]v1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+		for i := range containers {
+			for _, port := range containers[i].Ports {
+				if port.HostPort == 0 {
+					continue
+				}
+				ip, err := netip.ParseAddr(port.HostIP)
+				if err != nil || ip.IsUnspecified() {
+					ip = netip.IPv4Unspecified()
+				}
+				list = append(list, HostPort{port.HostPort, cmp.Or(port.Protocol, v1.ProtocolTCP), ip.Unmap(), p.Namespace + "/" + p.Name})
 			}
-			ip, err := netip.ParseAddr(port.HostIP)
-			if err != nil || ip.IsUnspecified() {
-				ip = netip.IPv4Unspecified()
-			}
-			list = append(list, HostPort{port.HostPort, cmp.Or(port.Protocol, v1.ProtocolTCP), ip.Unmap(), p.Namespace + "/" + p.Name})
 		}
 	}
 	return list

@@ -17,16 +17,13 @@ func trimPod(object any) (any, error) {
 		return object, nil
 	}
 	kept := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, ResourceVersion: p.ResourceVersion}}
-	if len(servicelb.HostPortsOf(p)) == 0 {
+	ports := servicelb.HostPortsOf(p)
+	if len(ports) == 0 {
 		return kept, nil
 	}
-	kept.Spec.NodeName = p.Spec.NodeName
-	for i := range p.Spec.Containers {
-		for _, port := range p.Spec.Containers[i].Ports {
-			if port.HostPort != 0 {
-				kept.Spec.Containers = append(kept.Spec.Containers, v1.Container{Ports: []v1.ContainerPort{{HostPort: port.HostPort, HostIP: port.HostIP, Protocol: port.Protocol}}})
-			}
-		}
+	kept.Spec.NodeName, kept.Spec.Containers = p.Spec.NodeName, make([]v1.Container, 1)
+	for _, port := range ports {
+		kept.Spec.Containers[0].Ports = append(kept.Spec.Containers[0].Ports, v1.ContainerPort{HostPort: port.Port, HostIP: port.IP.String(), Protocol: port.Protocol})
 	}
 	return kept, nil
 }

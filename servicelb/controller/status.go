@@ -56,7 +56,7 @@ func (c *Controller) write(ctx context.Context, o *servicelb.Outcome) error {
 		advertised.Status, advertised.Reason, advertised.Message = metav1.ConditionFalse, string(o.Reasons[0].Code), reasonsText(o.Reasons)
 	}
 	c.tell(o, advertised)
-	probing := probingText(o.Probing)
+	probing := probingText(slices.Concat(o.Probing, o.LeftOut))
 	if sameCondition(s, &advertised) && probing == probingOf(s) && sameIngress(s.Status.LoadBalancer.Ingress, o.Ingress) {
 		return nil
 	}
@@ -185,6 +185,7 @@ func probingOf(s *v1.Service) string {
 
 func probingText(list []netip.Addr) string {
 	var parts []string
+	slices.SortFunc(list, netip.Addr.Compare)
 	for _, a := range list[:min(len(list), maxProbing)] {
 		parts = append(parts, a.String())
 	}

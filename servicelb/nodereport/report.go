@@ -86,6 +86,8 @@ type Served struct {
 	Direct bool `json:"direct,omitempty"`
 	// Fault is why it is not served; empty if it is.
 	Fault string `json:"fault,omitempty"`
+	// LeftOut says that the fault is the will of the Service's owner, so that the port is free for others.
+	LeftOut bool `json:"leftOut,omitempty"`
 }
 
 // Address is one of a network interface.

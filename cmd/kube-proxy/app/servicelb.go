@@ -110,7 +110,7 @@ func servicesOf(list []proxier.AtNodes, facts *proxier.Facts, open activeMode) m
 			}
 			served := nodereport.Served{Address: a}
 			if f := d.At(a); f == nil {
-				served.Fault = "the Service, or its annotations, leave this node or its load balancer addresses out"
+				served.LeftOut, served.Fault = true, "the Service, or its annotations, leave this node or its load balancer addresses out"
 			} else {
 				served.Direct = f.Routes[proxier.FromOutside].Direct
 				if err := faultOf(d.Decision, f, open); err != nil {
