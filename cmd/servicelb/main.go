@@ -101,7 +101,7 @@ func (o *options) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("find the API server: %w", err)
 	}
-	config.UserAgent, config.QPS, config.Burst = "tandem-servicelb", 100, 200
+	config.UserAgent, config.QPS, config.Burst = "tandem-servicelb", 400, 400
 	config.ContentType, config.AcceptContentTypes = "application/vnd.kubernetes.protobuf", "application/vnd.kubernetes.protobuf,application/json"
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -63,13 +63,13 @@ type Controller struct {
 	pods      cache.Indexer
 	klipper   *klipper // nil if DaemonSets of klipper-lb stay
 	wake      chan struct{}
-	told      map[types.UID]string // what Events said last
+	told      map[types.UID]told
 	written   map[types.UID]*written
 }
 
 // New makes a controller.
 func New(client kubernetes.Interface, recorder record.EventRecorder, o Options) *Controller {
-	c := &Controller{client: client, opts: o, recorder: recorder, wake: make(chan struct{}, 1), told: map[types.UID]string{}, written: map[types.UID]*written{}, listeners: newListeners()}
+	c := &Controller{client: client, opts: o, recorder: recorder, wake: make(chan struct{}, 1), told: map[types.UID]told{}, written: map[types.UID]*written{}, listeners: newListeners()}
 	c.overdue = newOverdue(func(after time.Duration) { time.AfterFunc(after, c.changed) })
 	if o.DeleteKlipper {
 		c.klipper = newKlipper(client, recorder)
@@ -178,6 +178,7 @@ func (c *Controller) askNodes(ctx context.Context) []*v1.Node {
 	nodes, _ := c.nodes.List(labels.Everything()) // a lister of a cache has no errors
 	c.health.want(nodes)
 	c.reports.want(ctx, nodes)
+	c.reports.forget(c.health.isGone)
 	return nodes
 }
 
@@ -213,7 +214,9 @@ func (c *Controller) sync(ctx context.Context) error {
 	c.overdue.begin()
 	list := c.planner.Decide(o, c.opts.Options)
 	if c.listeners.look(ctx) {
-		list = c.planner.Decide(o, c.opts.Options)
+		if list = c.planner.Decide(o, c.opts.Options); c.listeners.want() {
+			c.changed()
+		}
 	}
 	c.overdue.end()
 	var errs []error
@@ -228,9 +231,9 @@ func (c *Controller) sync(ctx context.Context) error {
 	there := map[types.UID]bool{}
 	for i := range list {
 		there[list[i].Service.UID] = true
-		errs = append(errs, c.write(ctx, &list[i]))
 	}
-	maps.DeleteFunc(c.told, func(uid types.UID, _ string) bool { return !there[uid] })
+	errs = append(errs, c.write(ctx, list))
+	maps.DeleteFunc(c.told, func(uid types.UID, _ told) bool { return !there[uid] })
 	maps.DeleteFunc(c.written, func(uid types.UID, _ *written) bool { return !there[uid] })
 	if c.klipper != nil {
 		errs = append(errs, c.klipper.sync(ctx, list))
@@ -238,9 +241,11 @@ func (c *Controller) sync(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+func isOfK3s(finalizer string) bool { return slices.Contains(servicelb.Finalizers, finalizer) }
+
 // finish takes the finalizers of K3s' controller off a Service that is deleted: no other controller does once that is turned off.
 func (c *Controller) finish(ctx context.Context, s *v1.Service) error {
-	kept := slices.DeleteFunc(slices.Clone(s.Finalizers), func(f string) bool { return slices.Contains(servicelb.Finalizers, f) })
+	kept := slices.DeleteFunc(slices.Clone(s.Finalizers), isOfK3s)
 	if len(kept) == len(s.Finalizers) {
 		return nil
 	}

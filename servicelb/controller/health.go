@@ -20,8 +20,8 @@ import (
 
 const (
 	// healthInterval is the time between two requests to a node's kube-proxy, and missesUntilGone how many of them fail in a row until the
-	// node is withdrawn: within 8 s, with the time of the last request.
-	healthInterval  = 2 * time.Second
+	// node is withdrawn: within 6 s, with the time of the last request.
+	healthInterval  = 1500 * time.Millisecond
 	healthTimeout   = time.Second
 	missesUntilGone = 3
 )
@@ -56,6 +56,14 @@ func (h *health) healthy(name string) bool {
 	defer h.mu.Unlock()
 	n := h.nodes[name]
 	return n != nil && n.asked && !n.gone
+}
+
+// isGone reports whether a node was withdrawn.
+func (h *health) isGone(name string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := h.nodes[name]
+	return n != nil && n.gone
 }
 
 // want says which nodes there are.
@@ -175,7 +183,7 @@ func (h *health) round(ctx context.Context) {
 
 // askAll asks some nodes at once, and returns who says that it serves.
 func (h *health) askAll(ctx context.Context, targets map[string][]netip.Addr) map[string]bool {
-	const atOnce = 64
+	const atOnce = 512 // those that are down take healthTimeout for each address
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	answers, slots := map[string]bool{}, make(chan struct{}, atOnce)

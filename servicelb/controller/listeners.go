@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-proxy/tandem/servicelb"
@@ -18,6 +19,8 @@ const (
 	dialTimeout = time.Second
 	// listensFor is how long an answer counts: a process may end, or begin.
 	listensFor = 10 * time.Second
+	// lookFor is how long new connections are begun in a row, and dialsAtOnce how many are under way.
+	lookFor, dialsAtOnce = time.Second, 512
 )
 
 // listeners finds out whether a process of a host already answers at a port that a Service wants, by a TCP connection before the Service gets
@@ -74,21 +77,30 @@ func (l *listeners) look(ctx context.Context) bool {
 		}
 	}
 	l.mu.Unlock()
-	const atOnce = 64
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, atOnce)
+	var group errgroup.Group
+	group.SetLimit(dialsAtOnce)
+	until := time.Now().Add(lookFor)
 	for c := range wanted {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
+		if time.Now().After(until) { // the rest is asked for again: decisions about other Services must not wait
+			break
+		}
+		group.Go(func() error {
 			listens := l.dial(ctx, netip.AddrPortFrom(c.Addr, uint16(c.Port)))
 			l.mu.Lock()
 			l.known[c] = answer{listens, time.Now()}
 			l.mu.Unlock()
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = group.Wait()
 	return len(wanted) > 0
+}
+
+// want reports whether there are claims to be looked at.
+func (l *listeners) want() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.wanted) > 0
 }
 
 // forget is for claims that a Service has from now on: its own frontend answers there.

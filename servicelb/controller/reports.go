@@ -62,7 +62,9 @@ type follower struct {
 }
 
 func newReports(port uint16, changed func()) *reports {
-	return &reports{port: port, changed: changed, nodes: map[string]*follower{}, client: &http.Client{Timeout: nodereport.MaxWait + reportTimeout}}
+	return &reports{port: port, changed: changed, nodes: map[string]*follower{}, client: &http.Client{
+		Timeout: nodereport.MaxWait + reportTimeout, Transport: &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute}, // nodes are not behind a proxy of the environment
+	}}
 }
 
 // of implements servicelb.Objects. The report is immutable.
@@ -108,6 +110,17 @@ func (r *reports) want(ctx context.Context, nodes []*v1.Node) {
 	}
 }
 
+// forget drops what nodes said that are gone: when they come back, after a reboot, they may serve nothing yet.
+func (r *reports) forget(gone func(node string) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, f := range r.nodes {
+		if f.known && gone(name) {
+			f.known, f.report = false, nil
+		}
+	}
+}
+
 // wait returns once nothing is followed any more, after ctx of want is done.
 func (r *reports) wait() {
 	r.group.Wait()
@@ -129,8 +142,8 @@ func (r *reports) begin(ctx context.Context, nodes []*v1.Node, fit func(string) 
 	}
 }
 
-// follow asks one kube-proxy again and again until ctx is done. What a node that does not answer said last still counts: whether it is
-// withdrawn is the matter of its health.
+// follow asks one kube-proxy again and again until ctx is done. What a node that does not answer said last counts until it is gone: whether
+// it is, is the matter of its health.
 func (r *reports) follow(ctx context.Context, node string, f *follower) {
 	logger := klog.FromContext(ctx)
 	version := ""

@@ -137,26 +137,24 @@ func TestNoWait(t *testing.T) {
 	}
 }
 
-// TestTypeChanged: a Service that is of no type LoadBalancer any more loses what its status had.
-func TestTypeChanged(t *testing.T) {
-	w := start(t, Options{}, newNode("n1", "10.0.0.1"), newService("a", 80))
-	w.run()
-	w.has("a", "10.0.0.1")
-	s, err := w.client.CoreV1().Services("ns").Get(t.Context(), "a", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
+// TestGone: what a node said that was gone does not count when it is there again.
+func TestGone(t *testing.T) {
+	r := newReports(10256, func() {})
+	f := &follower{held: map[nodereport.Listener]time.Time{}}
+	r.nodes["n1"] = f
+	r.note(f, &nodereport.Report{Version: "1"})
+	if r.forget(func(string) bool { return false }); !r.known("n1") || r.of("n1") == nil {
+		t.Fatal("the report of a node that is there is forgotten")
 	}
-	s.Spec.Type, s.Spec.LoadBalancerClass = v1.ServiceTypeClusterIP, nil
-	if _, err := w.client.CoreV1().Services("ns").Update(t.Context(), s, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
+	if r.forget(func(string) bool { return true }); r.known("n1") || r.of("n1") != nil {
+		t.Error("the report of a node that is gone still counts")
 	}
-	await(t, "the status to be empty", func() error {
-		s, err := w.client.CoreV1().Services("ns").Get(t.Context(), "a", metav1.GetOptions{})
-		if err == nil && (len(s.Status.LoadBalancer.Ingress) > 0 || len(s.Status.Conditions) > 0) {
-			err = fmt.Errorf("%+v", s.Status)
-		}
-		return err
-	})
+	if version := r.note(f, &nodereport.Report{Version: "2", After: "1"}); version != "" || r.known("n1") {
+		t.Errorf("a change of a forgotten report counts, as %q", version)
+	}
+	if version := r.note(f, &nodereport.Report{Version: "2"}); version != "2" || !r.known("n1") {
+		t.Errorf("a new report does not count, %q", version)
+	}
 }
 
 // TestForgetAll: another controller that takes over finds no conditions, and the addresses still there.

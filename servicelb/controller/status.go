@@ -4,12 +4,14 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -41,8 +43,54 @@ type written struct {
 	until       time.Time
 }
 
-// write writes the status of a Service if it differs, and tells about it.
-func (c *Controller) write(ctx context.Context, o *servicelb.Outcome) error {
+// update is a status to be written.
+type update struct {
+	outcome *servicelb.Outcome
+	after   *v1.Service
+	done    bool
+}
+
+// writesAtOnce bounds how many statuses are written at the same time.
+const writesAtOnce = 16
+
+// write writes the statuses that differ, and tells about them. A Service that loses an address is written before one that gains it: no
+// address is in two statuses, whatever fails.
+func (c *Controller) write(ctx context.Context, list []servicelb.Outcome) error {
+	var losers, others []*update
+	for i := range list {
+		switch u := c.prepare(ctx, &list[i]); {
+		case u == nil:
+		case u.loses():
+			losers = append(losers, u)
+		default:
+			others = append(others, u)
+		}
+	}
+	err := c.apply(ctx, losers)
+	held := map[string]bool{}
+	for _, u := range losers {
+		if !u.done {
+			for _, i := range u.outcome.Service.Status.LoadBalancer.Ingress {
+				held[i.IP] = true
+			}
+		}
+	}
+	if len(held) > 0 {
+		others = slices.DeleteFunc(others, func(u *update) bool {
+			return slices.ContainsFunc(u.outcome.Ingress, func(i v1.LoadBalancerIngress) bool { return held[i.IP] })
+		})
+	}
+	return errors.Join(err, c.apply(ctx, others))
+}
+
+// loses reports whether a Service has an address that it is not to have any more.
+func (u *update) loses() bool {
+	now := texts(u.outcome.Ingress)
+	return slices.ContainsFunc(u.outcome.Service.Status.LoadBalancer.Ingress, func(i v1.LoadBalancerIngress) bool { return !slices.Contains(now, i.IP) })
+}
+
+// prepare returns what is to be written of a Service; nil if nothing is.
+func (c *Controller) prepare(ctx context.Context, o *servicelb.Outcome) *update {
 	s := o.Service
 	was := c.written[s.UID]
 	if was != nil && was.base == s.ResourceVersion && was.version != was.base {
@@ -54,8 +102,11 @@ func (c *Controller) write(ctx context.Context, o *servicelb.Outcome) error {
 	advertised := metav1.Condition{Type: nodereport.ConditionAdvertised, Status: metav1.ConditionTrue, Reason: "Advertised", ObservedGeneration: s.Generation, Message: sourceText(o)}
 	if len(o.Reasons) > 0 {
 		advertised.Status, advertised.Reason, advertised.Message = metav1.ConditionFalse, string(o.Reasons[0].Code), reasonsText(o.Reasons)
+		if len(o.Ingress) > 0 {
+			advertised.Message += ". Of the addresses that it has, " + sourceText(o)
+		}
 	}
-	c.tell(o, advertised)
+	c.tell(o)
 	probing := probingText(slices.Concat(o.Probing, o.LeftOut))
 	if sameCondition(s, &advertised) && probing == probingOf(s) && sameIngress(s.Status.LoadBalancer.Ingress, o.Ingress) {
 		return nil
@@ -68,12 +119,37 @@ func (c *Controller) write(ctx context.Context, o *servicelb.Outcome) error {
 	} else {
 		meta.SetStatusCondition(&after.Status.Conditions, metav1.Condition{Type: nodereport.ConditionProbing, Status: metav1.ConditionTrue, Reason: "Probing", Message: probing})
 	}
-	now, err := c.client.CoreV1().Services(s.Namespace).UpdateStatus(ctx, after, metav1.UpdateOptions{})
-	if err != nil {
-		return ignoreRaces(err)
+	return &update{outcome: o, after: after}
+}
+
+// apply writes some statuses at once. What changed or went meanwhile is not done, and no error: its event is under way.
+func (c *Controller) apply(ctx context.Context, list []*update) error {
+	results := make([]*v1.Service, len(list))
+	errs := make([]error, len(list))
+	var group errgroup.Group
+	group.SetLimit(writesAtOnce)
+	for i, u := range list {
+		group.Go(func() error {
+			results[i], errs[i] = c.client.CoreV1().Services(u.after.Namespace).UpdateStatus(ctx, u.after, metav1.UpdateOptions{})
+			return nil
+		})
 	}
+	_ = group.Wait()
+	for i, u := range list {
+		if errs[i] == nil {
+			u.done = true
+			c.noteWritten(ctx, u.outcome, results[i])
+		}
+		errs[i] = ignoreRaces(errs[i])
+	}
+	return errors.Join(errs...)
+}
+
+// noteWritten remembers what was written.
+func (c *Controller) noteWritten(ctx context.Context, o *servicelb.Outcome, now *v1.Service) {
+	s := o.Service
 	note := &written{base: s.ResourceVersion, version: now.ResourceVersion, ingress: o.Ingress}
-	if was != nil {
+	if was := c.written[s.UID]; was != nil {
 		note.overwritten, note.seen, note.until = was.overwritten, was.seen, was.until
 	}
 	c.written[s.UID] = note
@@ -89,7 +165,6 @@ func (c *Controller) write(ctx context.Context, o *servicelb.Outcome) error {
 			c.listeners.forget(servicelb.Claim{Addr: netip.MustParseAddr(i.IP), Port: p.Port, Protocol: p.Protocol})
 		}
 	}
-	return nil
 }
 
 // leaveAlone reports whether a status that another controller has overwritten must not be written yet. The growing delay keeps two
@@ -129,35 +204,35 @@ func (c *Controller) writerOf(ctx context.Context, s *v1.Service) string {
 	return name
 }
 
-// tell writes an Event about what a Service lacks, once.
-func (c *Controller) tell(o *servicelb.Outcome, now metav1.Condition) {
-	text := now.Reason
-	waits := !slices.ContainsFunc(o.Reasons, func(r servicelb.Reason) bool { return r.Code != servicelb.Probing })
-	if now.Status == metav1.ConditionFalse && !waits {
-		text += now.Message
+// told is what Events said of a Service last.
+type told struct{ reasons, warnings, ignored string }
+
+// tell writes Events about what a Service lacks, what else its owner should know, and annotations without an effect, each once. What it waits
+// for is no news.
+func (c *Controller) tell(o *servicelb.Outcome) {
+	lacks := slices.DeleteFunc(slices.Clone(o.Reasons), func(r servicelb.Reason) bool { return r.Code == servicelb.Probing })
+	now := told{reasonsText(lacks), reasonsText(o.Warnings), strings.Join(o.Ignored, ", ")}
+	last := c.told[o.Service.UID]
+	c.told[o.Service.UID] = now
+	if now.reasons != last.reasons && len(lacks) > 0 {
+		c.recorder.Event(o.Service, v1.EventTypeWarning, string(lacks[0].Code), now.reasons)
 	}
-	for _, w := range o.Warnings {
-		text += w.Message
+	if now.warnings != last.warnings && now.warnings != "" {
+		c.recorder.Event(o.Service, v1.EventTypeWarning, string(o.Warnings[0].Code), now.warnings)
 	}
-	if c.told[o.Service.UID] == text {
-		return
-	}
-	c.told[o.Service.UID] = text
-	if now.Status == metav1.ConditionFalse && !waits {
-		c.recorder.Event(o.Service, v1.EventTypeWarning, now.Reason, now.Message)
-	}
-	if len(o.Warnings) > 0 {
-		c.recorder.Event(o.Service, v1.EventTypeWarning, string(o.Warnings[0].Code), reasonsText(o.Warnings))
-	}
-	if len(o.Ignored) > 0 {
-		c.recorder.Eventf(o.Service, v1.EventTypeNormal, "IgnoredAnnotation", "there are no pods for these annotations to apply to: %s", strings.Join(o.Ignored, ", "))
+	if now.ignored != last.ignored && now.ignored != "" {
+		c.recorder.Eventf(o.Service, v1.EventTypeNormal, "IgnoredAnnotation", "there are no pods for these annotations to apply to: %s", now.ignored)
 	}
 }
 
-// withdraw takes what was written off a Service that ServiceLB does not serve any more, as its type is another one now.
+// withdraw takes what was written off a Service that ServiceLB does not serve any more, as its type is another one now, and the finalizers
+// of K3s' controller before, which would keep it once it is deleted.
 func (c *Controller) withdraw(ctx context.Context, s *v1.Service) error {
 	if s.Spec.Type == v1.ServiceTypeLoadBalancer || !hasConditions(s) {
 		return nil
+	}
+	if slices.ContainsFunc(s.Finalizers, isOfK3s) {
+		return c.finish(ctx, s) // its event leads here again
 	}
 	_, err := Forget(ctx, c.client, s, true)
 	return err
@@ -212,13 +287,13 @@ func sourceText(o *servicelb.Outcome) string {
 	case o.Direct:
 		return "endpoints see the client's address, by direct server return"
 	}
-	return "endpoints on the node that a client dials see the client's address; others see that node's, as connections to them are masqueraded (SNAT)"
+	return "endpoints on the node that a client dials see the client's address; others see that node's (SNAT), as without direct server return their replies have to pass it"
 }
 
 // sameIngress compares all that a status may have: another controller may have written it.
 func sameIngress(a, b []v1.LoadBalancerIngress) bool {
 	return slices.EqualFunc(a, b, func(a, b v1.LoadBalancerIngress) bool {
-		return a.IP == b.IP && a.Hostname == b.Hostname && len(a.Ports) == 0 && a.IPMode != nil && *a.IPMode == *b.IPMode
+		return a.IP == b.IP && a.Hostname == b.Hostname && len(a.Ports) == 0 && a.IPMode != nil && b.IPMode != nil && *a.IPMode == *b.IPMode
 	})
 }
 
