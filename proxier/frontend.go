@@ -53,7 +53,7 @@ type Frontend struct {
 	// Filtered says that only sources in Ranges are admitted. Packets of others are
 	// dropped, even if there is no backend, or rejected with RejectOthers.
 	Filtered, RejectOthers bool
-	Ranges   []netip.Prefix
+	Ranges                 []netip.Prefix
 	// Pods and Host say whether the ranges admit local pods and this host, for tiers that
 	// decide before there is a packet.
 	Pods, Host Admission

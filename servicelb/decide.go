@@ -519,10 +519,10 @@ func (d *decider) claim(out *Outcome, name string, n *fitNode, known *nodereport
 	return wait
 }
 
-// listener returns where a process of the host listens that a Service would take connections from. Without a report, this is unknown once
+// listener returns where a process of the host listens that a Service would take connections from. Without a report of it, this is unknown once
 // the Service has the address: the Service itself answers there.
 func (d *decider) listener(s *v1.Service, n *fitNode, c Claim, a address, w *wishes) (at Claim, there bool) {
-	if n.report == nil {
+	if n.report == nil || n.report.NoListeners != "" {
 		if d.Listens == nil || had(s, a) {
 			return c, false
 		}

@@ -410,6 +410,17 @@ func TestTranslated(t *testing.T) {
 	}
 }
 
+// TestNoListeners: where a node cannot say which processes listen, connections tell.
+func TestNoListeners(t *testing.T) {
+	report := reports(t, map[string]string{"a": "eth0=10.0.0.1;;s@10.0.0.1:80", "b": "eth0=10.0.0.2;;s@10.0.0.2:80"})
+	report("a").NoListeners = "forbidden"
+	o := Objects{Nodes: []*v1.Node{node("a", "10.0.0.1"), node("b", "10.0.0.2")}, Slices: endpoints(), Report: report, Services: []*v1.Service{service("s", []int32{80})}}
+	o.Listens = func(Claim) bool { return true } // only asked of the first
+	if got, want := text(Decide(o, Options{})), "s: 10.0.0.2 HostListens"; got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
 // TestLeftOut: where annotations of a Service leave a node out, another one has the port.
 func TestLeftOut(t *testing.T) {
 	report := reports(t, map[string]string{"a": "eth0=10.0.0.1;;s!10.0.0.1:80 x@10.0.0.1:80", "b": "eth0=10.0.0.2;;s@10.0.0.2:80"})

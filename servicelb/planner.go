@@ -39,7 +39,7 @@ func (n *fitNode) alike(o *fitNode) bool {
 	if n.Node != o.Node || (n.report == nil) != (o.report == nil) || !slices.Equal(n.hostPorts, o.hostPorts) {
 		return false
 	}
-	return n.report == nil || slices.Equal(n.report.Addresses, o.report.Addresses) && slices.Equal(n.report.Listeners, o.report.Listeners)
+	return n.report == nil || slices.Equal(n.report.Addresses, o.report.Addresses) && slices.Equal(n.report.Listeners, o.report.Listeners) && n.report.NoListeners == o.report.NoListeners
 }
 
 // recall returns the outcome for a Service if it is known to be the same.

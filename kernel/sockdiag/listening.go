@@ -15,8 +15,8 @@ import (
 )
 
 // Listening calls fn for each address and port where a socket takes connections or datagrams from any peer: sockets of TCP and SCTP that
-// listen, and of UDP without a peer. A wildcard of IPv6 that takes IPv4 as well is passed as both. A protocol that this kernel does
-// not have, or whose sockets it cannot dump, has none.
+// listen, and of UDP without a peer. A wildcard of IPv6 that takes IPv4 as well is passed as both. A kernel
+// without SCTP has none of that; one that cannot dump sockets of TCP or UDP is an error.
 //
 // As with Dump, the network namespace is that of the calling thread.
 func Listening(ctx context.Context, fn func(p inet.Protocol, at netip.AddrPort)) error {
@@ -37,7 +37,7 @@ func Listening(ctx context.Context, fn func(p inet.Protocol, at netip.AddrPort))
 			}
 			return false
 		})
-		if err != nil && !errors.Is(err, ErrNotSupported) {
+		if err != nil && (of.protocol != inet.SCTP || !errors.Is(err, ErrNotSupported)) {
 			return err
 		}
 	}

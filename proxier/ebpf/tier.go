@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -263,10 +262,8 @@ func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {
 	return writer.Supports(d, f)
 }
 
-// Has reports whether the maps in the kernel have a frontend for packets to an address.
-func (t *Tier) Has(to netip.AddrPort, protocol proxier.Protocol) bool {
-	return t.writer.Serves(to, protocol)
-}
+// Lacks is why the maps in the kernel do not lead packets of clients outside from a frontend to endpoints; nil if they do.
+func (t *Tier) Lacks(d *proxier.Decision, f *proxier.Frontend) error { return t.writer.Lacks(d, f) }
 
 // Close ends Run and releases everything in this process. Kernel state stays. No other method
 // may be running or be called afterwards.

@@ -60,6 +60,8 @@ type Report struct {
 	Addresses []Address `json:"addresses"`
 	// Listeners are processes of the host that listen at ports of Services.
 	Listeners []Listener `json:"listeners"`
+	// NoListeners is why the listeners are not known; empty if they are.
+	NoListeners string `json:"noListeners,omitempty"`
 	// Services has those that the kube-proxy knows of, by namespace/name. In a change, it has those that differ, and nil for those that
 	// are gone.
 	Services map[string]*Service `json:"services"`

@@ -47,7 +47,7 @@ func (s *Server) Set(r Report) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	differ := changed(s.report.Services, r.Services)
-	if s.number > 0 && len(differ) == 0 && slices.Equal(s.report.Addresses, r.Addresses) && slices.Equal(s.report.Listeners, r.Listeners) {
+	if s.number > 0 && len(differ) == 0 && slices.Equal(s.report.Addresses, r.Addresses) && slices.Equal(s.report.Listeners, r.Listeners) && s.report.NoListeners == r.NoListeners {
 		return
 	}
 	s.number++

@@ -160,20 +160,17 @@ func (d *ebpfDatapath) checks() (list []health.Check) {
 	return list
 }
 
-// lacks reads the maps of the programs that are attached to the uplinks.
-func (d *ebpfDatapath) lacks(decision *proxier.Decision, f *proxier.Frontend) error {
+// lacks looks at the programs on uplinks, and reads their maps.
+func (d *ebpfDatapath) lacks(decision *proxier.Decision, f *proxier.Frontend, uplinks []string) error {
 	if d.serves(decision, f, proxier.FromOutside).by != capabilities.ModeEBPF {
 		return nil
 	}
 	for _, u := range d.programs.Uplinks() {
-		if u.Err != nil {
+		if u.Err != nil && (len(uplinks) == 0 || slices.Contains(uplinks, u.Name)) {
 			return fmt.Errorf("uplink %s: %w", u.Name, u.Err)
 		}
 	}
-	if !d.programs.Has(f.Addr, decision.Name.Protocol) {
-		return errors.New("the maps of the programs do not have it")
-	}
-	return nil
+	return d.programs.Lacks(decision, f)
 }
 
 func (d *ebpfDatapath) degraded() (list []string) {

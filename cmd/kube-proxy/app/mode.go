@@ -76,9 +76,9 @@ type activeMode interface {
 	isUnplaced(*proxier.Decision) bool
 	// checks are conditions of readiness besides probes of Services.
 	checks() []health.Check
-	// lacks is why packets that come in by an uplink are not served at a frontend although serves says so: what the
-	// kernel has is looked up. It is nil if they are, or if that is not known.
-	lacks(*proxier.Decision, *proxier.Frontend) error
+	// lacks is why packets that come in by these uplinks, or any if there is none, are not served at a frontend although serves
+	// says so: what the kernel has is looked up. It is nil if they are, or if that is not known.
+	lacks(d *proxier.Decision, f *proxier.Frontend, uplinks []string) error
 	// foreignPrograms are programs of others that can refuse connections of sockets which
 	// this datapath serves.
 	foreignPrograms() []string
@@ -220,14 +220,14 @@ func texts(reasons []capabilities.Reason) []string {
 // plain is the part of a datapath that most do not need.
 type plain struct{}
 
-func (plain) isUnplaced(*proxier.Decision) bool                { return false }
-func (plain) checks() []health.Check                           { return nil }
-func (plain) lacks(*proxier.Decision, *proxier.Frontend) error { return nil }
-func (plain) foreignPrograms() []string                        { return nil }
-func (plain) degraded() []string                               { return nil }
-func (plain) detail(*proxier.Explanation) string               { return "" }
-func (plain) hasMaps() bool                                    { return false }
-func (plain) tables() (metrics.Tables, bool)                   { return metrics.Tables{}, false }
-func (plain) rulePackets() (metrics.RulePackets, bool)         { return metrics.RulePackets{}, false }
-func (plain) flowsEnded([]conntrack.Flow)                      {}
-func (plain) foundOther([]netip.AddrPort)                      {}
+func (plain) isUnplaced(*proxier.Decision) bool                          { return false }
+func (plain) checks() []health.Check                                     { return nil }
+func (plain) lacks(*proxier.Decision, *proxier.Frontend, []string) error { return nil }
+func (plain) foreignPrograms() []string                                  { return nil }
+func (plain) degraded() []string                                         { return nil }
+func (plain) detail(*proxier.Explanation) string                         { return "" }
+func (plain) hasMaps() bool                                              { return false }
+func (plain) tables() (metrics.Tables, bool)                             { return metrics.Tables{}, false }
+func (plain) rulePackets() (metrics.RulePackets, bool)                   { return metrics.RulePackets{}, false }
+func (plain) flowsEnded([]conntrack.Flow)                                {}
+func (plain) foundOther([]netip.AddrPort)                                {}

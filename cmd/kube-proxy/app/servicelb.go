@@ -4,7 +4,6 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -21,6 +20,9 @@ import (
 
 // reportInterval is how often this node's listening sockets are looked up while there is a Service of ServiceLB.
 const reportInterval = time.Second
+
+// listingFails is how long listing sockets has to fail until the report says so.
+const listingFails = 5 * time.Second
 
 // reports tells the controller of ServiceLB what this node serves, and which processes of the host listen at the ports. It implements
 // proxier.Observer to know when that may be something else.
@@ -57,7 +59,7 @@ func (r *reports) run(ctx context.Context, table *proxier.Table, open activeMode
 	ticker := time.NewTicker(reportInterval)
 	defer ticker.Stop()
 	defer r.server.End()
-	failed := ""
+	failed, listed := "", time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -79,13 +81,16 @@ func (r *reports) run(ctx context.Context, table *proxier.Table, open activeMode
 			}
 			var err error
 			if report.Listeners, err = listenersAt(ctx, list); err == nil {
-				failed = ""
+				failed, listed = "", time.Now()
 			} else if failed != err.Error() && ctx.Err() == nil {
 				failed = err.Error()
-				logger.Error(err, "Cannot list the sockets of this node; ServiceLB does not know of processes of the host that listen at ports of Services")
+				logger.Error(err, "Cannot list the sockets of this node; ServiceLB tries TCP connections to find processes of the host that listen at ports of Services")
 			}
-			if err != nil && !errors.Is(err, sockdiag.ErrNotSupported) {
+			if err != nil && time.Since(listed) < listingFails {
 				continue // the previous report stays: one without listeners would say that the ports are free
+			}
+			if err != nil {
+				report.Listeners, report.NoListeners = nil, err.Error()
 			}
 		}
 		r.server.Set(report)
@@ -113,7 +118,7 @@ func servicesOf(list []proxier.AtNodes, facts *proxier.Facts, open activeMode) m
 				served.LeftOut, served.Fault = true, "the Service, or its annotations, leave this node or its load balancer addresses out"
 			} else {
 				served.Direct = f.Routes[proxier.FromOutside].Direct
-				if err := faultOf(d.Decision, f, open); err != nil {
+				if err := faultOf(d.Decision, f, uplinksWith(facts, a), open); err != nil {
 					served.Fault = err.Error()
 				}
 			}
@@ -124,8 +129,19 @@ func servicesOf(list []proxier.AtNodes, facts *proxier.Facts, open activeMode) m
 	return services
 }
 
+// uplinksWith are the uplinks that have an address, by which its packets come in. There is none for one that is translated on the way, or
+// that another device has: its packets may come in by any.
+func uplinksWith(facts *proxier.Facts, a netip.Addr) (names []string) {
+	for _, of := range facts.UplinkAddrs {
+		if of.Addr == a {
+			names = append(names, of.Device)
+		}
+	}
+	return names
+}
+
 // faultOf is why clients outside are not served at a frontend; nil if they are.
-func faultOf(d *proxier.Decision, f *proxier.Frontend, open activeMode) error {
+func faultOf(d *proxier.Decision, f *proxier.Frontend, uplinks []string, open activeMode) error {
 	switch s := open.serves(d, f, proxier.FromOutside); {
 	case f.Conflict != nil:
 		return fmt.Errorf("%s has the port", f.Conflict.NamespacedName)
@@ -136,7 +152,7 @@ func faultOf(d *proxier.Decision, f *proxier.Frontend, open activeMode) error {
 	case s.by == "":
 		return fmt.Errorf("nothing serves it")
 	}
-	return open.lacks(d, f)
+	return open.lacks(d, f, uplinks)
 }
 
 // listenersAt are the sockets of this network namespace that listen at ports of Services.

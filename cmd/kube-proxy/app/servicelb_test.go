@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 type servingMode struct {
 	activeMode
 	missing netip.Addr
+	down    string // an uplink
 }
 
 func (servingMode) serves(*proxier.Decision, *proxier.Frontend, proxier.Origin) serving {
@@ -31,7 +33,10 @@ func (servingMode) serves(*proxier.Decision, *proxier.Frontend, proxier.Origin) 
 }
 func (servingMode) isUnplaced(*proxier.Decision) bool { return false }
 func (servingMode) checks() []health.Check            { return nil }
-func (m servingMode) lacks(_ *proxier.Decision, f *proxier.Frontend) error {
+func (m servingMode) lacks(_ *proxier.Decision, f *proxier.Frontend, uplinks []string) error {
+	if m.down != "" && (len(uplinks) == 0 || slices.Contains(uplinks, m.down)) {
+		return errors.New("an uplink is down")
+	}
 	if f.Addr.Addr() == m.missing {
 		return errors.New("it is missing")
 	}
@@ -42,7 +47,8 @@ func (m servingMode) lacks(_ *proxier.Decision, f *proxier.Frontend) error {
 // or why not.
 func TestServicesOf(t *testing.T) {
 	here, also, elsewhere := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("10.0.0.2")
-	facts := proxier.Facts{LocalAddrs: []netip.Addr{here, also}}
+	third := netip.MustParseAddr("172.16.0.1")
+	facts := proxier.Facts{LocalAddrs: []netip.Addr{here, third, also}, UplinkAddrs: []proxier.DeviceAddr{{Addr: here, Device: "eth0"}, {Addr: third, Device: "eth1"}, {Addr: also, Device: "eth0"}}}
 	for _, test := range []struct {
 		name string
 		edit func(*v1.Service)
@@ -58,7 +64,10 @@ func TestServicesOf(t *testing.T) {
 		{"without frontends for load balancers", func(s *v1.Service) {
 			s.Annotations = map[string]string{proxier.AnnotationType: "ClusterIP"}
 			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: here.String()}}
-		}, `[{"protocol":"TCP","port":80,"served":[{"address":"10.0.0.1","fault":"the Service, or its annotations, leave this node or its load balancer addresses out"}]}]`},
+		}, `[{"protocol":"TCP","port":80,"served":[{"address":"10.0.0.1","fault":"the Service, or its annotations, leave this node or its load balancer addresses out","leftOut":true}]}]`},
+		{"at an uplink that is down", func(s *v1.Service) {
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: here.String()}, {IP: third.String()}}
+		}, `[{"protocol":"TCP","port":80,"served":[{"address":"10.0.0.1"},{"address":"172.16.0.1","fault":"an uplink is down"}]}]`},
 		{"with no other frontends", func(s *v1.Service) {
 			s.Annotations = map[string]string{proxier.AnnotationType: "LoadBalancer"}
 		}, `[{"protocol":"TCP","port":80}]`},
@@ -71,7 +80,7 @@ func TestServicesOf(t *testing.T) {
 			table, tracker := proxier.NewTable(facts, proxier.Policy{}), proxier.NewChangeTracker("node1", time.Time{}, nil)
 			tracker.UpdateService(s)
 			table.Apply(tracker.Take())
-			services := servicesOf(table.AtNodes(), &facts, servingMode{missing: also})
+			services := servicesOf(table.AtNodes(), &facts, servingMode{missing: also, down: "eth1"})
 			text, err := json.Marshal(services["ns/web"].Ports)
 			if err != nil || string(text) != test.want {
 				t.Errorf("got %s, %v; want %s", text, err, test.want)
