@@ -5,6 +5,7 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 
 	"k8s.io/component-base/cli"
 
@@ -13,8 +14,9 @@ import (
 )
 
 func main() {
-	// K3s starts pods of its ServiceLB by variables alone.
-	if len(os.Args) == 1 && klipperlb.Wanted(os.LookupEnv) || len(os.Args) == 2 && os.Args[1] == "klipper-lb" {
+	// K3s starts pods of its ServiceLB by variables alone. klipper-lb's own program is called entry.
+	isEntry := filepath.Base(os.Args[0]) == "entry"
+	if isEntry || len(os.Args) == 1 && klipperlb.Wanted(os.LookupEnv) || len(os.Args) == 2 && os.Args[1] == "klipper-lb" {
 		os.Exit(klipperlb.Main())
 	}
 	os.Exit(cli.Run(app.NewCommand()))

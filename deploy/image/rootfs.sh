@@ -50,4 +50,6 @@ echo 'root:x:0:' >etc/group
 # The plain names run the variant that the node uses. They are in another directory than the
 # names with a variant, because the wrapper searches that directory.
 for tool in {ip,ip6}tables{,-save,-restore}; do ln -s ../bin/iptables-wrapper "usr/local/sbin/$tool"; done
+# klipper-lb's program is called entry; kube-proxy is it by that name.
+ln -s ../local/bin/kube-proxy usr/bin/entry
 find . -newermt "@${SOURCE_DATE_EPOCH:-0}" -exec touch -h -d "@${SOURCE_DATE_EPOCH:-0}" {} +

@@ -133,13 +133,14 @@ func (s state) jumps(e *Environment, h hook) (n int) {
 	return n
 }
 
-// whole reports whether all rules are there. The tools print rules in words of their own, so they are counted.
-func (s state) whole(e *Environment, f inet.Family) bool {
+// own are the rules of the chains of this process, as the tools print them; nil if a chain, or a jump to one, is missing.
+func (s state) own(e *Environment) (rules [][]string) {
 	for _, h := range hooks {
 		t := s[h.table]
-		if t == nil || t.Chain(e.chain(h)) == nil || len(t.Chain(e.chain(h)).Rules) != len(e.rulesOf(h, f)) || s.jumps(e, h) == 0 {
-			return false
+		if t == nil || t.Chain(e.chain(h)) == nil || s.jumps(e, h) == 0 {
+			return nil
 		}
+		rules = append(rules, t.Chain(e.chain(h)).Rules)
 	}
-	return true
+	return rules
 }

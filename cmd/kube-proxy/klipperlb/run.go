@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -55,9 +56,10 @@ func Run(ctx context.Context, e Environment) error {
 	}()
 	ticker := time.NewTicker(recheck)
 	defer ticker.Stop()
+	var written [inet.Families][][]string // as the tools print them
 	for first, repaired := true, 0; ; first = false {
 		for _, f := range families {
-			wrote, err := ensure(ctx, tools, &e, f)
+			wrote, err := ensure(ctx, tools, &e, f, &written[f])
 			switch {
 			case ctx.Err() != nil:
 			case err != nil && first:
@@ -139,13 +141,22 @@ func look(ctx context.Context, tools *xtables.Tools, f inet.Family) (state, erro
 	return tables, err
 }
 
-// ensure writes the rules of a family if some are missing.
-func ensure(ctx context.Context, tools *xtables.Tools, e *Environment, f inet.Family) (wrote bool, err error) {
+// ensure writes the rules of a family if they are not those that were written before.
+func ensure(ctx context.Context, tools *xtables.Tools, e *Environment, f inet.Family, written *[][]string) (wrote bool, err error) {
 	s, err := look(ctx, tools, f)
-	if err != nil || s.whole(e, f) {
+	if err != nil {
 		return false, err
 	}
-	return true, tools.Restore(ctx, f, e.input(f, func(h hook) bool { return s.jumps(e, h) > 0 }))
+	if own := s.own(e); own != nil && *written != nil && slices.EqualFunc(own, *written, slices.Equal[[]string]) {
+		return false, nil
+	}
+	if err = tools.Restore(ctx, f, e.input(f, func(h hook) bool { return s.jumps(e, h) > 0 })); err != nil {
+		return false, err
+	}
+	if s, err = look(ctx, tools, f); err == nil {
+		*written = s.own(e)
+	}
+	return true, err
 }
 
 func remove(ctx context.Context, tools *xtables.Tools, e *Environment, f inet.Family) error {
