@@ -156,7 +156,7 @@ func (c *cluster) svclb(service string) {
 
 // TestServiceLB: Services get the addresses of nodes, and answer there at all addresses of the nodes; a node whose kube-proxy is gone, that is
 // not Ready, or that has no local endpoint, is withdrawn; of two Services with one port, the younger gets it once the other is gone, as
-// where a process of the host listens, by TCP or UDP. A client that connects 500 times a second meanwhile has no failure.
+// where a process of the host listens, by TCP or UDP. Connections stay while a Service of both families changes. A client that connects 500 times a second meanwhile has no failure.
 func TestServiceLB(t *testing.T) {
 	for _, mode := range []string{"ebpf", "iptables"} {
 		t.Run(mode, func(t *testing.T) { testServiceLB(t, newCluster(t, 2, inMode(mode))) })
@@ -232,6 +232,58 @@ func testServiceLB(t *testing.T, c *cluster) {
 	c.advertised("tls", n1.Addr4, n2.Addr4)
 	c.answer("instead of the process of the host", netip.AddrPortFrom(n2.Addr4, 8443), ask, b)
 
+	// Both families. Connections stay while ports, ranges, annotations and the pool change.
+	c.expose("dual", ours, func(s *v1.Service) {
+		s.Spec.IPFamilyPolicy, s.Spec.Selector = new(v1.IPFamilyPolicyRequireDualStack), labels("late")
+		s.Spec.Ports[0].Port, s.Spec.Ports[1].Port = 8082, 8082
+	})
+	c.advertised("dual", n1.Addr4, n2.Addr4, n1.Addr6, n2.Addr6)
+	var long []net.Conn
+	for _, a := range []netip.Addr{n1.Addr4, n1.Addr6} {
+		c.answer("in both families", netip.AddrPortFrom(a, 8082), ask, b)
+		conn, err := client.Dial(t.Context(), "tcp", netip.AddrPortFrom(a, 8082))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		long = append(long, conn)
+	}
+	stay := func(what string) {
+		t.Helper()
+		for _, conn := range long {
+			if _, err := lab.AskConn(t.Context(), conn); err != nil {
+				t.Errorf("%s: a connection to %s ends: %v", what, conn.RemoteAddr(), err)
+			}
+		}
+	}
+	stay("at first")
+	c.edit("dual", func(s *v1.Service) {
+		for _, p := range s.Spec.Ports {
+			s.Spec.Ports = append(s.Spec.Ports, v1.ServicePort{Name: p.Name + "-too", Port: 8083, Protocol: p.Protocol, TargetPort: p.TargetPort})
+		}
+		s.Spec.LoadBalancerSourceRanges = []string{client.Addr4.String() + "/32", client.Addr6.String() + "/128"}
+		s.Annotations = map[string]string{servicelb.AnnotationPriority: "1"}
+	})
+	c.answer("at another port", netip.AddrPortFrom(n1.Addr6, 8083), ask, b)
+	stay("another port, ranges and an annotation")
+	label := func(n *lab.Node, key string, value any) {
+		t.Helper()
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{key: value}}})
+		if err == nil {
+			_, err = c.client.CoreV1().Nodes().Patch(t.Context(), n.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	label(n2, servicelb.LabelPool, "edge")
+	c.edit("dual", func(s *v1.Service) { s.Labels = map[string]string{servicelb.LabelPool: "edge"} })
+	c.advertised("dual", n2.Addr4, n2.Addr6)
+	stay("a pool without the node")
+	label(n1, servicelb.LabelPool, "edge")
+	c.advertised("dual", n1.Addr4, n2.Addr4, n1.Addr6, n2.Addr6)
+	stay("a pool with the node")
+
 	// An interface by its name, whatever addresses it has.
 	c.expose("device", ours, func(s *v1.Service) {
 		s.Annotations = map[string]string{servicelb.AnnotationAddresses: lab.Uplink}
@@ -283,22 +335,19 @@ func testServiceLB(t *testing.T, c *cluster) {
 	c.advertised("tls", n1.Addr4, n2.Addr4)
 
 	// Labels of nodes, and a node that is not Ready.
-	label := func(value any) {
-		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]any{servicelb.LabelEnable: value}}})
-		if err == nil {
-			_, err = c.client.CoreV1().Nodes().Patch(t.Context(), n1.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	label("true")
+	label(n1, servicelb.LabelEnable, "true")
 	c.advertised("tls", n1.Addr4)
-	label(nil)
+	label(n1, servicelb.LabelEnable, nil)
 	c.advertised("tls", n1.Addr4, n2.Addr4)
 	c.setReady(n2, v1.ConditionUnknown)
 	c.advertised("tls", n1.Addr4)
 	c.setReady(n2, v1.ConditionTrue)
+	c.advertised("tls", n1.Addr4, n2.Addr4)
+
+	// A node without a kube-proxy.
+	proxies[1].terminate()
+	c.advertised("tls", n1.Addr4)
+	c.start(n2, ourBinary(t)).programmed()
 	c.advertised("tls", n1.Addr4, n2.Addr4)
 
 	// Another process goes on. What the first one assigned stays.
@@ -316,12 +365,6 @@ func testServiceLB(t *testing.T, c *cluster) {
 	}
 	c.advertised("late", n1.Addr4, n2.Addr4)
 	c.answer("in place of the other", netip.AddrPortFrom(n1.Addr4, 80), ask, b)
-
-	// A node without a kube-proxy.
-	proxies[0].terminate()
-	c.advertised("late", n2.Addr4)
-	c.start(n1, ourBinary(t)).programmed()
-	c.advertised("late", n1.Addr4, n2.Addr4)
 	second.Terminate(t)
 
 	r, err := requestsOf(c.plane.path("audit.log"), serviceLBUser)

@@ -107,8 +107,9 @@ var e2eTests = regexp.MustCompile(`^\[sig-network\] (Services|LoadBalancers|Netw
 var e2eWithout = regexp.MustCompile(`\[Disruptive\]|\[Alpha\]|\[Feature:(SCTPConnectivity|NetworkPolicy|Networking-Performance|Networking-IPv4|Networking-DNS|Networking-IPv6|Example|NEG|Ingress|ClusterSizeAutoscaling)` +
 	`|FeatureGate:|via ssh|in different node pools|ServiceCIDR|should resolve DNS of partial|externalName|Netpol` +
 	// One waits for a finalizer; ServiceLB sets none, as there is nothing to be cleaned up. Others want an address for a Service with
-	// externalTrafficPolicy Local before it has endpoints; ServiceLB advertises nodes with endpoints, as K3s does.
-	`|load balancer cleanup finalizer|LoadBalancers ExternalTrafficPolicy: Local`)
+	// externalTrafficPolicy Local before it has endpoints; ServiceLB advertises nodes with endpoints, as K3s does. And one wants the
+	// address of a node to lead to endpoints on others, with that policy.
+	`|load balancer cleanup finalizer|LoadBalancers ExternalTrafficPolicy: Local|switch session affinity for LoadBalancer service with Local`)
 
 // hostPorts has this project serve hostPorts, as docs/hostport.md says, and takes the portmap plugin away from the CNI.
 func (e *e2e) hostPorts() {
