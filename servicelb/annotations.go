@@ -33,6 +33,11 @@ const (
 	AnnotationListeners = prefix + "host-listeners"
 )
 
+// Annotations are those that a Service may have.
+func Annotations() []string {
+	return []string{AnnotationAddresses, AnnotationPriority, AnnotationReservedPorts, AnnotationListeners}
+}
+
 // What K3s' controller reads and writes.
 const (
 	// LabelEnable of a node: if any node has it, only those where it is true are used.
@@ -66,14 +71,18 @@ type wishes struct {
 // are told of.
 const maxAnnotation, maxInvalid = 4096, 8
 
-func wishesOf(s *v1.Service) (w wishes) {
+func (o *Options) wishesOf(s *v1.Service) (w wishes) {
 	bad := func(key, format string, args ...any) {
 		if len(w.invalid) < maxInvalid {
 			w.invalid = append(w.invalid, Reason{InvalidAnnotation, fmt.Sprintf("annotation %s: %s", key, fmt.Sprintf(format, args...))})
 		}
 	}
 	annotation := func(key string) (text string, there bool) {
-		if text, there = s.Annotations[key]; len(text) > maxAnnotation {
+		if text, there = s.Annotations[key]; there && slices.Contains(o.Forbidden, key) {
+			bad(key, "the administrator forbids it; it is ignored")
+			return "", false
+		}
+		if len(text) > maxAnnotation {
 			bad(key, "longer than %d characters; what it lists is ignored", maxAnnotation)
 			text = ""
 		}

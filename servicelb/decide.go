@@ -47,6 +47,8 @@ type Options struct {
 	Rootless bool
 	// Listeners is what a process of a host means that listens at a port which a Service wants, if its annotation does not say.
 	Listeners ListenerPolicy
+	// Forbidden are annotations that count for nothing.
+	Forbidden []string
 }
 
 // ListenerPolicy is what happens if a process of a host listens at a port that a Service wants.
@@ -143,7 +145,7 @@ func (p *Planner) Decide(o Objects, opts Options) (list []Outcome) {
 	var candidates []candidate
 	for _, s := range o.Services {
 		if opts.Manages(s) && s.DeletionTimestamp.IsZero() {
-			candidates = append(candidates, candidate{s, wishesOf(s)})
+			candidates = append(candidates, candidate{s, opts.wishesOf(s)})
 		}
 	}
 	slices.SortFunc(candidates, func(a, b candidate) int {

@@ -163,6 +163,7 @@ func TestDecide(t *testing.T) {
 		{"an annotation of any length", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationAddresses, strings.Repeat("10.0.0.1,", 20000)))}}, Options{}, "a: InvalidAnnotation NoNodes"},
 		{"an annotation with many faults", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationReservedPorts, strings.Repeat("x,", 1000)))}}, Options{}, "a: 10.0.0.1" + strings.Repeat(" (InvalidAnnotation)", maxInvalid)},
 		{"a reserved port", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{22})}}, Options{}, "a: PortReserved"},
+		{"a reserved port, named where that is forbidden", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{22}, annotated(AnnotationReservedPorts, "22"))}}, Options{Forbidden: []string{AnnotationReservedPorts}}, "a: InvalidAnnotation PortReserved"},
 		{"a reserved port, named", Objects{Nodes: two[:1], Services: []*v1.Service{service("a", []int32{22}, annotated(AnnotationReservedPorts, "22"))}}, Options{}, "a: 10.0.0.1"},
 		{"a listener of the host", Objects{Nodes: two, Listens: func(c Claim) bool { return c.Addr == netip.MustParseAddr("10.0.0.1") && c.Port == 80 }, Services: []*v1.Service{service("a", []int32{80})}}, Options{}, "a: 10.0.0.2 HostListens"},
 		{"a listener that the Service shadows", Objects{Nodes: two[:1], Listens: func(Claim) bool { return true }, Services: []*v1.Service{service("a", []int32{80}, annotated(AnnotationListeners, "shadow"))}}, Options{}, "a: 10.0.0.1"},

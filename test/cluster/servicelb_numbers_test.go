@@ -39,6 +39,7 @@ type standIns struct {
 	mu       sync.Mutex
 	addrs    []netip.Addr
 	servers  []*nodereport.Server
+	close    []func() // has a node not answer any more
 	reports  []map[string]*nodereport.Service
 	services map[string]*v1.Service
 	seen     map[string]func(*v1.Service) // told of each version of a Service
@@ -68,8 +69,9 @@ func (c *cluster) newStandIns(n int) *standIns {
 		mux.HandleFunc("/healthz", func(http.ResponseWriter, *http.Request) {})
 		s := &http.Server{Handler: mux, ReadHeaderTimeout: time.Second}
 		go func() { _ = s.Serve(l) }()
-		c.tb.Cleanup(func() { server.End(); s.Close() })
-		x.addrs, x.servers = append(x.addrs, a), append(x.servers, server)
+		end := sync.OnceFunc(func() { server.End(); s.Close() })
+		c.tb.Cleanup(end)
+		x.addrs, x.servers, x.close = append(x.addrs, a), append(x.servers, server), append(x.close, end)
 		x.reports = append(x.reports, map[string]*nodereport.Service{})
 
 		node, err := c.client.CoreV1().Nodes().Create(c.tb.Context(), &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("stand-in-%d", i)}}, metav1.CreateOptions{})
@@ -139,7 +141,8 @@ func (x *standIns) advertised(name string, n int) <-chan struct{} {
 }
 
 // BenchmarkServiceLB measures the controller of ServiceLB with 1,000 Services on 50 nodes, whose kube-proxies are stand-ins in this process:
-// the time until all Services have their addresses, that from a change of one Service to its status, memory, and writes without a change.
+// the time until all Services have their addresses, that from a change of one Service to its status, memory, writes without a change, and the
+// time from the end of one node's kube-proxy until no Service has its address.
 // A new Service takes two writes of the status, with reports of all nodes between them, and another annotation one.
 func BenchmarkServiceLB(b *testing.B) {
 	const services, nodes, changes = 1000, 50, 50
@@ -215,6 +218,15 @@ func BenchmarkServiceLB(b *testing.B) {
 	}
 	time.Sleep(2 * settle)
 	b.ReportMetric(float64(writes()-before), "writes-without-change")
+	for i := range all {
+		all[i] = x.advertised(fmt.Sprintf("lb-%04d", i), nodes-1)
+	}
+	began = time.Now()
+	x.close[nodes-1]()
+	for i, done := range all {
+		wait(fmt.Sprint("Service ", i), done)
+	}
+	b.ReportMetric(time.Since(began).Seconds(), "s-lost")
 	b.ReportMetric(took.Seconds(), "s-start")
 	for name, list := range map[string][]time.Duration{"created": created, "changed": changed} {
 		slices.Sort(list)
