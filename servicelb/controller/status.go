@@ -53,8 +53,8 @@ type update struct {
 // writesAtOnce bounds how many statuses are written at the same time.
 const writesAtOnce = 16
 
-// write writes the statuses that differ, and tells about them. A Service that loses an address is written before one that gains it: no
-// address is in two statuses, whatever fails.
+// write writes the statuses that differ, and tells about them. A Service that loses an address is written before one that gains it: unless
+// two swap addresses, none is in two statuses, whatever fails.
 func (c *Controller) write(ctx context.Context, list []servicelb.Outcome) error {
 	var losers, others []*update
 	for i := range list {
