@@ -64,8 +64,10 @@ func TestLeaveAlone(t *testing.T) {
 	for i, want := range []time.Duration{firstPause, 2 * firstPause, 4 * firstPause} {
 		s.ResourceVersion = string(rune('b' + i))
 		before := time.Now()
-		if !w.leaveAlone(t.Context(), s, was) || !w.leaveAlone(t.Context(), s, was) {
-			t.Fatal("a status is written again at once")
+		for range 2 { // the second look is at the same version
+			if !w.leaveAlone(t.Context(), s, was) {
+				t.Fatal("a status is written again at once")
+			}
 		}
 		if pause := was.until.Sub(before); pause < want || pause > want+patience {
 			t.Errorf("overwritten for the %d. time: a pause of %v, want %v", i+1, pause, want)
