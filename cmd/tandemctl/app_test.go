@@ -199,7 +199,7 @@ func sampleCarried() []explain.Placement {
 func sampleProcess() *status.Status {
 	at := now.Add(-2 * time.Second)
 	return &status.Status{
-		Node: "node1", Version: "v0.1.0", Mode: "ebpf", Configured: "ebpf", Reasons: []string{"no maps", "no hooks"}, Degraded: []string{"SCTP is left to rules"}, Started: now.Add(-time.Hour), Source: "https://10.0.0.1:6443",
+		Node: "node1", Version: "v0.1.0", Mode: "ebpf", Configured: "ebpf", Reasons: []string{"no maps", "no hooks"}, Degraded: []string{"SCTP is left to rules"}, Direct: &status.Direct{Dispatch: "geneve", Endpoints: 3, Ready: 2}, Started: now.Add(-time.Hour), Source: "https://10.0.0.1:6443",
 		LastEvents: map[string]time.Time{"services": at, "endpointslices": at.Add(-time.Minute)},
 		Ready:      true, Checks: []health.Check{{Name: "programmed", OK: true}}, LastSync: &status.Sync{End: at, Duration: 0.0121}, LastSuccess: &at,
 		ServicePorts: []status.Share{{Datapaths: []string{"ebpf"}, Count: 102}, {Datapaths: []string{"ebpf", "iptables"}, Count: 3}, {Datapaths: []string{}, Count: 1}},

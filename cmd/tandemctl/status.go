@@ -131,6 +131,9 @@ func writeProcess(w io.Writer, p *status.Status, now time.Time) error {
 	} {
 		fmt.Fprintf(facts, "%s\t%s\n", line[0], line[1])
 	}
+	if d := p.Direct; d != nil {
+		fmt.Fprintf(facts, "Direct return:\t%d of %d endpoints on other nodes, in %s\n", d.Ready, d.Endpoints, d.Dispatch)
+	}
 	for i, limit := range p.Degraded {
 		fmt.Fprintf(facts, "%s\t%s\n", map[bool]string{true: "Degraded:"}[i == 0], limit)
 	}

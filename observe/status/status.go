@@ -44,6 +44,8 @@ type Status struct {
 	LastSuccess *time.Time `json:"lastSuccessfulSync"`
 	// ServicePorts are those of all Services, by what serves them.
 	ServicePorts []Share `json:"servicePorts"`
+	// Direct is null where direct server return is neither configured nor asked for by a Service.
+	Direct *Direct `json:"directServerReturn"`
 	// Problems were reported since the start, by kind of object and reason.
 	Problems []Problem `json:"problems"`
 }
@@ -62,6 +64,15 @@ type Share struct {
 	// Datapaths are names of modes; none if nothing serves some frontend.
 	Datapaths []string `json:"datapaths"`
 	Count     int      `json:"count"`
+}
+
+// Direct is how connections of clients outside go to endpoints on other nodes that answer them directly.
+type Direct struct {
+	// Dispatch is what this node sends packets in: ipip or geneve.
+	Dispatch string `json:"dispatch"`
+	// Endpoints are those on other nodes, and Ready those whose nodes take it; connections to the others are masqueraded.
+	Endpoints int `json:"endpoints"`
+	Ready     int `json:"ready"`
 }
 
 // Problem counts reports, including repetitions that are not logged.

@@ -43,7 +43,7 @@ func exposed(t *testing.T) map[string][]string {
 	m, registry := metrics.New([]proxier.Family{proxier.IPv4, proxier.IPv6}), k8smetrics.NewKubeRegistry()
 	if err := m.Register(registry, func() (metrics.Tables, bool) {
 		return metrics.Tables{
-			ByName: map[string]metrics.Table{"frontends": {Used: 1, Max: 2}}, Packets: map[string]uint64{"forwarded_local": 1},
+			Direct: 2, DirectReady: 1, ByName: map[string]metrics.Table{"frontends": {Used: 1, Max: 2}}, Packets: map[string]uint64{"forwarded_local": 1},
 			Services: []metrics.Service{{Namespace: "shop", Name: "web", Connections: 1, Signals: &metrics.Signals{Established: 1}}},
 		}, true
 	}, func() (metrics.RulePackets, bool) { return metrics.RulePackets{}, true }, func() map[string]time.Time { return map[string]time.Time{"services": time.Now()} }); err != nil {

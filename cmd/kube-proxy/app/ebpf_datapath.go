@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/observe/health"
 	"github.com/tandem-proxy/tandem/observe/metrics"
+	"github.com/tandem-proxy/tandem/observe/status"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/sockets"
@@ -173,16 +174,19 @@ func (d *ebpfDatapath) lacks(decision *proxier.Decision, f *proxier.Frontend, up
 	return d.programs.Lacks(decision, f)
 }
 
-func (d *ebpfDatapath) degraded() (list []string) {
+func (d *ebpfDatapath) describe(s *status.Status) {
 	for _, u := range d.programs.Uplinks() {
 		if d.config.Tandem.EBPF.Acceleration != config.AccelerationDisabled && u.Accelerated != nil {
-			list = append(list, fmt.Sprintf("XDP does not forward on %s: %v", u.Name, u.Accelerated))
+			s.Degraded = append(s.Degraded, fmt.Sprintf("XDP does not forward on %s: %v", u.Name, u.Accelerated))
 		}
 	}
-	if peers := d.programs.DirectPeers(); peers.Ready < peers.Peers {
-		list = append(list, fmt.Sprintf("direct server return: %d of %d endpoints are on nodes that do not take it; connections to these are masqueraded", peers.Peers-peers.Ready, peers.Peers))
+	peers := d.programs.DirectPeers()
+	if lb := &d.config.Tandem.LoadBalancer; peers.Peers > 0 || lb.Mode != config.ForwardingSNAT {
+		s.Direct = &status.Direct{Dispatch: lb.DSRDispatch, Endpoints: peers.Peers, Ready: peers.Ready}
 	}
-	return list
+	if peers.Ready < peers.Peers {
+		s.Degraded = append(s.Degraded, fmt.Sprintf("direct server return: %d of %d endpoints are on nodes that do not take it; connections to these are masqueraded", peers.Peers-peers.Ready, peers.Peers))
+	}
 }
 
 func (d *ebpfDatapath) foreignPrograms() []string { return d.programs.ForeignPrograms() }

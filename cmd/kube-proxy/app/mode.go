@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/observe/health"
 	"github.com/tandem-proxy/tandem/observe/metrics"
+	"github.com/tandem-proxy/tandem/observe/status"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 	"github.com/tandem-proxy/tandem/proxier/staleudp"
@@ -82,8 +83,8 @@ type activeMode interface {
 	// foreignPrograms are programs of others that can refuse connections of sockets which
 	// this datapath serves.
 	foreignPrograms() []string
-	// degraded is what of the configuration cannot be carried out now, and why.
-	degraded() []string
+	// describe adds what of the configuration cannot be carried out now, and why, and how direct server return goes.
+	describe(*status.Status)
 	// detail is what an explanation adds about a frontend that this datapath serves.
 	detail(*proxier.Explanation) string
 	// hasMaps says that tandemctl reads from the kernel what this datapath serves.
@@ -224,7 +225,7 @@ func (plain) isUnplaced(*proxier.Decision) bool                          { retur
 func (plain) checks() []health.Check                                     { return nil }
 func (plain) lacks(*proxier.Decision, *proxier.Frontend, []string) error { return nil }
 func (plain) foreignPrograms() []string                                  { return nil }
-func (plain) degraded() []string                                         { return nil }
+func (plain) describe(*status.Status)                                    {}
 func (plain) detail(*proxier.Explanation) string                         { return "" }
 func (plain) hasMaps() bool                                              { return false }
 func (plain) tables() (metrics.Tables, bool)                             { return metrics.Tables{}, false }

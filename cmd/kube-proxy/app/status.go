@@ -41,7 +41,7 @@ func (p *proxy) status(ctx context.Context) *status.Status {
 		s.Ready = s.Ready && c.OK
 	}
 	p.recorded.Fill(s)
-	p.withActive(func(open activeMode) { s.Degraded = append(s.Degraded, open.degraded()...) })
+	p.withActive(func(open activeMode) { open.describe(s) })
 	if table := p.explain.table.Load(); table != nil {
 		p.explain.one.Lock() // one answer at a time
 		defer p.explain.one.Unlock()
