@@ -90,114 +90,79 @@ func annotated(in map[string]string, key, alias string) (found, other annotation
 	return annotation{}, annotation{}
 }
 
-// parseBalancing reads the annotations of a Service that are about balancing.
-func parseBalancing(in map[string]string, invalid func(field, format string, args ...any)) (b Balancing) {
-	found, other := annotated(in, AnnotationAlgorithm, aliasAlgorithm)
+// read reads an annotation by its key or its alias, which may be empty, and reports whether it is there and valid.
+func read[T any](in map[string]string, key, alias string, parse func(string) (T, error), invalid func(field, format string, args ...any)) (value T, ok bool) {
+	found, other := annotated(in, key, alias)
 	if other.key != "" {
 		invalid(other.field(), "%.32q differs from %s, which takes precedence", other.value, found.key)
 	}
-	if found.key != "" {
-		var err error
-		if b.Algorithm, err = ParseAlgorithm(found.value); err != nil {
-			invalid(found.field(), "%v; it is ignored", err)
-		}
+	if found.key == "" {
+		return value, false
 	}
-	if text, there := in[AnnotationTableSize]; there {
+	value, err := parse(found.value)
+	if err != nil {
+		invalid(found.field(), "%v; it is ignored", err)
+	}
+	return value, err == nil
+}
+
+// parseBalancing reads the annotations of a Service that are about balancing.
+func parseBalancing(in map[string]string, invalid func(field, format string, args ...any)) (b Balancing) {
+	b.Algorithm, _ = read(in, AnnotationAlgorithm, aliasAlgorithm, ParseAlgorithm, invalid)
+	b.TableSize, _ = read(in, AnnotationTableSize, "", func(text string) (uint32, error) {
 		size, err := strconv.ParseUint(text, 10, 32)
 		if err != nil || !maglev.ValidSize(int(size)) {
-			invalid(annotation{key: AnnotationTableSize}.field(), "%.32q is not one of %v; it is ignored", text, maglev.Sizes())
-		} else {
-			b.TableSize = uint32(size)
+			return 0, fmt.Errorf("%.32q is not one of %v", text, maglev.Sizes())
 		}
-	}
+		return uint32(size), nil
+	}, invalid)
 	return b
 }
 
 // parseForwarding reads how packets of clients outside reach backends on other nodes.
 func parseForwarding(in map[string]string, invalid func(field, format string, args ...any)) Forwarding {
-	found, other := annotated(in, AnnotationForwarding, aliasForwarding)
-	if other.key != "" {
-		invalid(other.field(), "%.32q differs from %s, which takes precedence", other.value, found.key)
-	}
-	if found.key == "" {
-		return UnsetForwarding
-	}
-	mode, err := ParseForwarding(found.value)
-	if err != nil {
-		invalid(found.field(), "%v; it is ignored", err)
-	}
+	mode, _ := read(in, AnnotationForwarding, aliasForwarding, ParseForwarding, invalid)
 	return mode
 }
 
 // parseType reads the kinds of frontends that a Service is to have.
 func parseType(in map[string]string, invalid func(field, format string, args ...any)) kindSet {
-	found, other := annotated(in, AnnotationType, aliasType)
-	if other.key != "" {
-		invalid(other.field(), "%.32q differs from %s, which takes precedence", other.value, found.key)
-	}
-	if found.key == "" {
-		return 0
-	}
-	set, err := parseKinds(found.value)
-	if err != nil {
-		invalid(found.field(), "%v; it is ignored", err)
-	}
+	set, _ := read(in, AnnotationType, aliasType, parseKinds, invalid)
 	return set
+}
+
+// either is a parser of one of two words. It reports whether it is the second.
+func either(first, second string) func(string) (bool, error) {
+	return func(text string) (bool, error) {
+		if text != first && text != second {
+			return false, fmt.Errorf("%.32q is neither %s nor %s", text, first, second)
+		}
+		return text == second, nil
+	}
 }
 
 // parseRangesPolicy reports whether the source ranges of a Service are those of clients that are not admitted.
 func parseRangesPolicy(in map[string]string, invalid func(field, format string, args ...any)) (deny bool) {
-	found, other := annotated(in, AnnotationRangesPolicy, aliasRangesPolicy)
-	if other.key != "" {
-		invalid(other.field(), "%.32q differs from %s, which takes precedence", other.value, found.key)
-	}
-	switch found.value {
-	case "deny":
-		return true
-	case "allow":
-	default:
-		if found.key != "" {
-			invalid(found.field(), "%.32q is neither allow nor deny; it is ignored", found.value)
-		}
-	}
-	return false
+	deny, _ = read(in, AnnotationRangesPolicy, aliasRangesPolicy, either("allow", "deny"), invalid)
+	return deny
 }
 
 // parseRangesAction reports whether clients that the source ranges of a Service do not admit are rejected, and not dropped.
 func parseRangesAction(in map[string]string, invalid func(field, format string, args ...any)) (reject bool) {
-	switch action, there := in[AnnotationRangesAction]; {
-	case action == "reject":
-		return true
-	case there && action != "drop":
-		invalid("metadata.annotations["+AnnotationRangesAction+"]", "%.32q is neither drop nor reject; it is ignored", action)
-	}
-	return false
+	reject, _ = read(in, AnnotationRangesAction, "", either("drop", "reject"), invalid)
+	return reject
 }
 
 // parseNodeSelector reads which nodes serve the external frontends of a Service; nil for all.
 func parseNodeSelector(in map[string]string, invalid func(field, format string, args ...any)) labels.Selector {
-	var all []labels.Requirement
-	found, other := annotated(in, AnnotationNodeSelector, aliasNodeSelector)
-	if other.key != "" {
-		invalid(other.field(), "%.32q differs from %s, which takes precedence", other.value, found.key)
-	}
-	if found.key != "" {
-		of, err := labels.ParseToRequirements(found.value)
-		if err != nil {
-			invalid(found.field(), "%v; it is ignored", err)
-		}
-		all = append(all, of...)
-	}
-	if found, other = annotated(in, AnnotationNode, aliasNode); other.key != "" {
-		invalid(other.field(), "%.32q differs from %s, which takes precedence", other.value, found.key)
-	}
-	if found.key != "" {
-		of, err := labels.NewRequirement(found.key, selection.Equals, []string{found.value})
-		if err != nil {
-			invalid(found.field(), "%v; it is ignored", err)
-		} else {
-			all = append(all, *of)
-		}
+	requirements := func(text string) ([]labels.Requirement, error) { return labels.ParseToRequirements(text) }
+	all, _ := read(in, AnnotationNodeSelector, aliasNodeSelector, requirements, invalid)
+	key, _ := annotated(in, AnnotationNode, aliasNode)
+	of, ok := read(in, AnnotationNode, aliasNode, func(node string) (*labels.Requirement, error) {
+		return labels.NewRequirement(key.key, selection.Equals, []string{node})
+	}, invalid)
+	if ok {
+		all = append(all, *of)
 	}
 	if len(all) == 0 {
 		return nil
@@ -259,18 +224,16 @@ func distance(a, b string) int {
 }
 
 // parseWeight reads the weight of a slice.
-func parseWeight(in map[string]string, invalid func(field, message string)) uint16 {
-	found, other := annotated(in, AnnotationWeight, aliasWeight)
-	if other.key != "" {
-		invalid(other.field(), fmt.Sprintf("%.32q differs from %s, which takes precedence", other.value, found.key))
-	}
-	if found.key == "" {
+func parseWeight(in map[string]string, invalid func(field, format string, args ...any)) uint16 {
+	weight, ok := read(in, AnnotationWeight, aliasWeight, func(text string) (uint16, error) {
+		weight, err := strconv.ParseUint(text, 10, 16)
+		if err != nil {
+			return 0, fmt.Errorf("%.32q is not a number from 0 to 65535, so the weight is %d", text, DefaultWeight)
+		}
+		return uint16(weight), nil
+	}, invalid)
+	if !ok {
 		return DefaultWeight
 	}
-	weight, err := strconv.ParseUint(found.value, 10, 16)
-	if err != nil {
-		invalid(found.field(), fmt.Sprintf("%.32q is not a number from 0 to 65535; the weight is %d", found.value, DefaultWeight))
-		return DefaultWeight
-	}
-	return uint16(weight)
+	return weight
 }

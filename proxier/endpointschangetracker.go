@@ -143,7 +143,7 @@ func (t *ChangeTracker) parseEndpointSlice(slice *discoveryv1.EndpointSlice) *En
 
 	parsed.weight = DefaultWeight
 	if len(slice.Annotations) > 0 {
-		parsed.weight = parseWeight(slice.Annotations, problem)
+		parsed.weight = parseWeight(slice.Annotations, func(field, format string, args ...any) { problem(field, fmt.Sprintf(format, args...)) })
 		unknownAnnotations(slice.Annotations, SliceAnnotations, problem)
 	}
 
