@@ -68,6 +68,10 @@ func TestServicesOf(t *testing.T) {
 		{"at an uplink that is down", func(s *v1.Service) {
 			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: here.String()}, {IP: third.String()}}
 		}, `[{"protocol":"TCP","port":80,"served":[{"address":"10.0.0.1"},{"address":"172.16.0.1","fault":"an uplink is down"}]}]`},
+		{"at its own NodePort", func(s *v1.Service) {
+			s.Spec.Ports[0].Port, s.Spec.Ports[0].NodePort = 30080, 30080
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: here.String()}}
+		}, `[{"protocol":"TCP","port":30080,"served":[{"address":"10.0.0.1"}]}]`},
 		{"with no other frontends", func(s *v1.Service) {
 			s.Annotations = map[string]string{proxier.AnnotationType: "LoadBalancer"}
 		}, `[{"protocol":"TCP","port":80}]`},
