@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -117,6 +118,9 @@ func sides(b *testing.B, variant xtables.Variant) []side {
 // ours is our side alone. The variant is that of the plain commands, which upstream runs: they are in a directory that comes first.
 func ours(tb testing.TB, variant xtables.Variant) side {
 	tb.Helper()
+	if _, err := exec.LookPath("go"); err != nil { // machines of test/vm have none
+		tb.Skipf("missing: %v, which builds kube-proxy", err)
+	}
 	dir := tb.TempDir()
 	upstream.ToolsT(tb, dir, variant.String())
 	path, err := binary.KubeProxy(dir)
