@@ -54,7 +54,9 @@ var table = []struct{ pkg, may string }{
 	{"servicelb/...", "servicelb/..."},
 	{"cmd/servicelb", "servicelb/..."},
 	{"cmd/...", "cmd/... capabilities config kernel/... observe/... proxier/... sources/... servicelb/nodereport"},
-	// A program of the image.
+	// What makes the image, and a program in it.
+	{"deploy/image", ""},
+	{"deploy/image/build", "deploy/image"},
 	{"deploy/...", "kernel/xtables"},
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package image builds the layers of the image as the Dockerfile does. Its tests run kube-proxy on
+// Package image keeps the layers of the image, as package deploy/image makes them. Its tests run kube-proxy on
 // real traffic as a container runtime would: on these layers, with the mounts and
 // capabilities of manifests, and nothing else of the node.
 package image
@@ -14,10 +14,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"syscall"
 
+	"github.com/tandem-proxy/tandem/deploy/image"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -37,12 +37,9 @@ func Layers(tb lab.TB, source string) []string {
 	}
 	tb.Cleanup(func() { _ = os.RemoveAll(top) })
 	base := RootFS(tb, source)
-	Build(tb, source, filepath.Join(top, Programs))
+	Build(tb, source, filepath.Join(top, image.Programs))
 	return []string{top, base}
 }
-
-// Programs is where our programs are in the image.
-const Programs = "usr/local/bin"
 
 // RootFS returns the directory of the lower layer: what our programs need. It is kept in the
 // user's cache, as it is made of packages that are downloaded.
@@ -62,17 +59,9 @@ func RootFS(tb lab.TB, source string) string {
 
 // MakeRootFS is RootFS for programs that are no tests.
 func MakeRootFS(source string) (string, error) {
-	dir, err := rootFS(filepath.Join(source, "deploy/image"))
-	if err != nil {
-		err = fmt.Errorf("make the file system of the image: %w", err)
-	}
-	return dir, err
-}
-
-func rootFS(scripts string) (string, error) {
 	sum := sha256.New()
-	for _, name := range []string{"rootfs.sh", "debs.sh"} {
-		text, err := os.ReadFile(filepath.Join(scripts, name))
+	for _, script := range image.Scripts(source) {
+		text, err := os.ReadFile(script)
 		if err != nil {
 			return "", err
 		}
@@ -94,8 +83,8 @@ func rootFS(scripts string) (string, error) {
 		return "", err
 	}
 	defer os.RemoveAll(temp)
-	if out, err := exec.Command(filepath.Join(scripts, "rootfs.sh"), filepath.Join(temp, "root"), runtime.GOARCH).CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w\n%s", err, out)
+	if err := image.RootFS(source, filepath.Join(temp, "root"), runtime.GOARCH); err != nil {
+		return "", err
 	}
 	err = os.Rename(filepath.Join(temp, "root"), base)
 	if errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, fs.ErrExist) {
@@ -111,22 +100,7 @@ func Build(tb lab.TB, source, dir string, flags ...string) {
 	if _, err := exec.LookPath("go"); err != nil {
 		lab.SkipOrFail(tb, fmt.Errorf("%w, which makes the image", err))
 	}
-	if err := BuildPrograms(source, dir, flags...); err != nil {
+	if err := image.BuildPrograms(source, dir, runtime.GOARCH, flags...); err != nil {
 		tb.Fatalf("%v", err)
 	}
-}
-
-// BuildPrograms is Build for programs that are no tests.
-func BuildPrograms(source, dir string, flags ...string) error {
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return err
-	}
-	args := slices.Concat([]string{"build", "-trimpath", "-buildvcs=false", "-o", dir + "/"}, flags, []string{"./cmd/...", "./deploy/image/iptables-wrapper"})
-	build := exec.Command("go", args...)
-	build.Dir, build.Env = source, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the programs of the image: %w\n%s", err, out)
-	}
-	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-proxy/tandem/deploy/image"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -69,7 +70,7 @@ func newCluster(tb lab.TB, dir string, names ...string) *cluster {
 }
 
 // addNode has kubeadm make the cluster with its first node, and others join.
-func (c *cluster) addNode(name string, images []image) {
+func (c *cluster) addNode(name string, images []image.Named) {
 	c.tb.Helper()
 	n, err := newNode(c.lab, name, c.parts, c.dir, c.imageOf("pause"))
 	if err != nil {

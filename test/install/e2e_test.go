@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-proxy/tandem/deploy/image"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -263,38 +264,35 @@ func (e *e2e) addImages() {
 	if err != nil {
 		e.tb.Fatalf("ask for images: %v", err)
 	}
-	pack := func(name string, content map[string]string) layer {
-		l, err := newLayer(filepath.Join(e.dir, "e2e-"+name+".tar"), content)
-		if err != nil {
-			e.tb.Fatalf("make an image: %v", err)
-		}
-		return l
-	}
-	agnhost := []layer{pack("root", map[string]string{"": filepath.Join(e.parts, "root")}), pack("agnhost", map[string]string{
+	pack := func(name string, content map[string]string) image.Layer { return e.layer("e2e-"+name, content) }
+	agnhost := []image.Layer{pack("root", map[string]string{"": filepath.Join(e.parts, "root")}), pack("agnhost", map[string]string{
 		"agnhost": filepath.Join(e.parts, "bin/agnhost"), "coredns": filepath.Join(e.cluster.parts, "bin/coredns"),
 	})}
-	pause := []layer{pack("pause", map[string]string{"usr/local/bin/pause": filepath.Join(e.cluster.parts, "bin/pause")})}
-	tables := []layer{pack("iptables", map[string]string{"": filepath.Join(e.cluster.parts, "root")})}
-	var images []image
+	pause := []image.Layer{pack("pause", map[string]string{"usr/local/bin/pause": filepath.Join(e.cluster.parts, "bin/pause")})}
+	tables := []image.Layer{pack("iptables", map[string]string{"": filepath.Join(e.cluster.parts, "root")})}
+	var images []image.Named
+	add := func(name string, entrypoint []string, layers ...image.Layer) {
+		images = append(images, named(name, entrypoint, layers...))
+	}
 	for name := range strings.Lines(string(out)) {
 		name = strings.TrimSpace(name)
 		switch base, _, _ := strings.Cut(path.Base(name), ":"); base {
 		case "agnhost":
-			images = append(images, image{name, []string{"/bin/sh", "-c", `exec /agnhost "${@:-pause}"`, "agnhost"}, agnhost})
+			add(name, []string{"/bin/sh", "-c", `exec /agnhost "${@:-pause}"`, "agnhost"}, agnhost...)
 		case "glibc-dns-testing", "busybox": // their pods name a command
-			images = append(images, image{name, []string{"/bin/sh"}, agnhost[:1]})
+			add(name, []string{"/bin/sh"}, agnhost[0])
 		case "distroless-iptables": // likewise, with iptables and conntrack
-			images = append(images, image{name, []string{"/bin/sh"}, tables})
+			add(name, []string{"/bin/sh"}, tables...)
 		case "regression-issue-74839":
-			images = append(images, image{name, []string{"/" + base}, []layer{pack(base, map[string]string{base: filepath.Join(e.parts, "bin", base)})}})
+			add(name, []string{"/" + base}, pack(base, map[string]string{base: filepath.Join(e.parts, "bin", base)}))
 		case "pause":
-			images = append(images, image{name, []string{"/usr/local/bin/pause"}, pause})
+			add(name, []string{"/usr/local/bin/pause"}, pause...)
 		}
 	}
 	if len(images) == 0 {
 		e.tb.Fatalf("no image of agnhost is among\n%s", out)
 	}
-	slices.SortFunc(images, func(a, b image) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(images, func(a, b image.Named) int { return cmp.Compare(a.Name, b.Name) })
 	for _, n := range e.nodes {
 		e.load(n, images)
 	}

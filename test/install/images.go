@@ -13,9 +13,11 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"time"
 
+	"github.com/tandem-proxy/tandem/deploy/image"
 	build "github.com/tandem-proxy/tandem/test/image"
 )
 
@@ -41,40 +43,51 @@ func (c *cluster) imageOf(what string) string {
 	return ""
 }
 
-// images are kubeadm's, and ours.
-func (c *cluster) images() []image {
+// layer makes one of files and directories, by their names in the image.
+func (c *cluster) layer(name string, content map[string]string) image.Layer {
 	c.tb.Helper()
-	pack := func(name string, content map[string]string) layer {
-		l, err := newLayer(filepath.Join(c.dir, name+".tar"), content)
-		if err != nil {
-			c.tb.Fatalf("make an image: %v", err)
-		}
-		return l
+	l, err := image.NewLayer(filepath.Join(c.dir, name+".tar"), content, time.Unix(0, 0), false)
+	if err != nil {
+		c.tb.Fatalf("make an image: %v", err)
 	}
+	return l
+}
+
+// named is an image of this platform.
+func named(name string, entrypoint []string, layers ...image.Layer) image.Named {
+	return image.Named{Name: name, Images: []image.Image{{Arch: runtime.GOARCH, Entrypoint: entrypoint, Layers: layers}}}
+}
+
+// images are kubeadm's, and ours.
+func (c *cluster) images() []image.Named {
+	c.tb.Helper()
 	program := func(name string) map[string]string {
 		return map[string]string{"usr/local/bin/" + name: filepath.Join(c.parts, "bin", name)}
 	}
-	base := pack("base", map[string]string{"": build.RootFS(c.tb, source)})
+	base := c.layer("base", map[string]string{"": build.RootFS(c.tb, source)})
 	programs := func(version string, flags ...string) string {
 		dir := filepath.Join(c.dir, "programs-"+version)
 		build.Build(c.tb, source, dir, append(flags, "-ldflags=-s -w -X main.version="+version)...)
 		return dir
 	}
 	ofOurs := programs("v1")
-	var all []image
-	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd", "coredns", "pause"} {
-		all = append(all, image{c.imageOf(name), []string{"/usr/local/bin/" + name}, []layer{pack(name, program(name))}})
+	var all []image.Named
+	add := func(name, entrypoint string, layers ...image.Layer) {
+		all = append(all, named(name, []string{entrypoint}, layers...))
 	}
-	wrapper := pack("wrapper", map[string]string{"usr/local/bin/iptables-wrapper": filepath.Join(ofOurs, "iptables-wrapper")})
-	all = append(all, image{c.imageOf("kube-proxy"), []string{"/usr/local/bin/kube-proxy"}, []layer{base, wrapper, pack("kube-proxy", program("kube-proxy"))}})
+	for _, name := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd", "coredns", "pause"} {
+		add(c.imageOf(name), "/usr/local/bin/"+name, c.layer(name, program(name)))
+	}
+	wrapper := c.layer("wrapper", map[string]string{"usr/local/bin/iptables-wrapper": filepath.Join(ofOurs, "iptables-wrapper")})
+	add(c.imageOf("kube-proxy"), "/usr/local/bin/kube-proxy", base, wrapper, c.layer("kube-proxy", program("kube-proxy")))
 	for name, dir := range map[string]string{ours: ofOurs, next: programs("v2"), other: programs("v3", "-overlay="+c.otherLayout())} {
-		all = append(all, image{name, []string{"/usr/local/bin/kube-proxy"}, []layer{base, pack(strings.ReplaceAll(path.Base(name), ":", "-"), map[string]string{"usr/local/bin": dir})}})
+		add(name, "/usr/local/bin/kube-proxy", base, c.layer(strings.ReplaceAll(path.Base(name), ":", "-"), map[string]string{image.Programs: dir}))
 	}
 	self, err := os.Executable()
 	if err != nil {
 		c.tb.Fatalf("%v", err)
 	}
-	all = append(all, image{tools, []string{"/client"}, []layer{pack("tools", map[string]string{"client": self})}})
+	add(tools, "/client", c.layer("tools", map[string]string{"client": self}))
 	return all
 }
 
@@ -106,7 +119,7 @@ func (c *cluster) otherLayout() (overlay string) {
 }
 
 // load imports images.
-func (c *cluster) load(n *node, images []image) {
+func (c *cluster) load(n *node, images []image.Named) {
 	c.tb.Helper()
 	began := time.Now()
 	cmd, err := n.within(c.tb.Context(), "ctr", "-n", "k8s.io", "images", "import", "-")
@@ -115,7 +128,10 @@ func (c *cluster) load(n *node, images []image) {
 	}
 	in, out := io.Pipe()
 	cmd.Stdin = in
-	go func() { out.CloseWithError(save(out, images...)) }()
+	go func() {
+		_, err := image.Save(out, images...)
+		out.CloseWithError(err)
+	}()
 	if said, err := cmd.CombinedOutput(); err != nil {
 		c.tb.Fatalf("import images: %v\n%s", err, said)
 	}

@@ -13,8 +13,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 
-	"github.com/tandem-proxy/tandem/test/image"
+	"github.com/tandem-proxy/tandem/deploy/image"
+	cached "github.com/tandem-proxy/tandem/test/image"
 )
 
 func main() {
@@ -28,11 +30,11 @@ func run(args []string) error {
 	if len(args) != 1 {
 		return errors.New("it takes one argument: a directory")
 	}
-	base, err := image.MakeRootFS(".")
+	base, err := cached.MakeRootFS(".")
 	if err != nil {
 		return err
 	}
-	if err := image.BuildPrograms(".", filepath.Join(args[0], image.Programs)); err != nil {
+	if err := image.BuildPrograms(".", filepath.Join(args[0], image.Programs), runtime.GOARCH); err != nil {
 		return err
 	}
 	_, err = fmt.Printf("%s:%s\n", args[0], base)
