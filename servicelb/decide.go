@@ -308,7 +308,7 @@ func (d *decider) assign(out *Outcome, w *wishes) (assigned []address) {
 				lacks(NoEndpoints, "externalTrafficPolicy is Local, and no fit node has a ready endpoint of %s", f)
 			}
 		}
-		if len(out.Reasons) == len(s.Spec.IPFamilies) {
+		if n := len(out.Reasons); n > 0 && n == len(s.Spec.IPFamilies) {
 			return nil
 		}
 	}

@@ -24,8 +24,8 @@ type HostPort struct {
 	Pod string // namespace/name
 }
 
-// HostPortsOf are the hostPorts of a pod that has its own network and is on a node, those of init containers and sidecars too. In the host's network, what listens counts. Pods of
-// klipper-lb do not count: ServiceLB replaces them.
+// HostPortsOf are the hostPorts of a pod that has its own network and is on a node, those of init containers and sidecars too. In the host's
+// network, what listens counts. Pods of klipper-lb do not count: ServiceLB replaces them.
 func HostPortsOf(p *v1.Pod) (list []HostPort) {
 	if p.Spec.HostNetwork || p.Spec.NodeName == "" || p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed || p.Labels[LabelServiceName] != "" {
 		return nil

@@ -20,10 +20,8 @@ func Scripts(source string) []string {
 }
 
 // RootFS makes the directory of what our programs need, for an architecture by Go's name. It downloads packages of Debian.
-func RootFS(source, dir, arch string, env ...string) error {
-	c := exec.Command(Scripts(source)[0], dir, arch)
-	c.Env = append(os.Environ(), env...)
-	if out, err := c.CombinedOutput(); err != nil {
+func RootFS(source, dir, arch string) error {
+	if out, err := exec.Command(Scripts(source)[0], dir, arch).CombinedOutput(); err != nil {
 		return fmt.Errorf("make the file system of the image: %w\n%s", err, out)
 	}
 	return nil
