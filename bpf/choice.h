@@ -40,19 +40,6 @@ struct choice {
 	__u64 flow;	       /* the word of the flow that was created */
 };
 
-/* Whether there is a frontend with a packet's destination port. */
-static __always_inline bool port_has_frontend(const struct flow_key *packet)
-{
-	__u16 port = bpf_ntohs(packet->dport);
-	__u32 index = port / 64;
-	const __u64 *bits;
-
-	if (packet->proto == IPPROTO_UDP)
-		index += PORT_WORDS / 2;
-	bits = bpf_map_lookup_elem(&tdm_port, &index);
-	return bits && *(volatile __u64 *)bits >> (port % 64) & 1;
-}
-
 /* Finds the frontend that a packet is sent to: that of its address, or a
  * NodePort. wrapper is the node that sent it in an IP packet, NULL for none. It
  * may do so for NodePorts of its own address. */
@@ -67,7 +54,7 @@ packet_frontend(const struct flow_key *packet, const __be32 *wrapper,
 	};
 	enum frontend_result found;
 
-	if (!port_has_frontend(packet))
+	if (!port_has_frontend(packet->proto, bpf_ntohs(packet->dport)))
 		return FRONTEND_NONE;
 	copy_addr(key.addr, packet->dst);
 	found = frontend_lookup(&key, fe);

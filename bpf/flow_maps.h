@@ -67,22 +67,6 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_flow_free SEC(".maps");
 
-enum ports {
-	PORT_WORDS = 2 * 65536 / 64, /* of TCP, then of UDP */
-};
-BTF_EMIT(ports);
-
-/* port / 64, after all words of TCP for UDP -> a bit for each port: whether
- * there are frontends, so that most packets of no Service need no lookup of one
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, PORT_WORDS);
-	__uint(map_flags, BPF_F_MMAPABLE);
-} tdm_port SEC(".maps");
-
 /* A backend on this node to which other nodes may send packets in IP packets.
  * The unspecified address stands for frontends, to which they may do so for a
  * while longer: until they know that no backend takes any. The nodes that may

@@ -3,6 +3,7 @@
 #define TANDEM_FRONTEND_H
 
 #include <linux/bpf.h>
+#include <linux/in.h>
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
@@ -35,6 +36,18 @@ static __always_inline __u32 frontend_check(const struct frontend_key *key,
 	words[sizeof(*key) / sizeof(__u32) + 1] = flags;
 	words[sizeof(*key) / sizeof(__u32) + 2] = affinity;
 	return check_of(words, sizeof(words) / sizeof(words[0]));
+}
+
+/* Whether there is a frontend with a port of TCP or UDP, in host byte order. */
+static __always_inline bool port_has_frontend(__u8 proto, __u16 port)
+{
+	__u32 index = port / 64;
+	const __u64 *bits;
+
+	if (proto == IPPROTO_UDP)
+		index += PORT_WORDS / 2;
+	bits = bpf_map_lookup_elem(&tdm_port, &index);
+	return bits && *(volatile __u64 *)bits >> (port % 64) & 1;
 }
 
 /* Turns a key into that of a NodePort, for any address of its family. */

@@ -66,6 +66,22 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_node SEC(".maps");
 
+enum ports {
+	PORT_WORDS = 2 * 65536 / 64, /* of TCP, then of UDP */
+};
+BTF_EMIT(ports);
+
+/* port / 64, after all words of TCP for UDP -> a bit for each port: whether
+ * there are frontends, so that most packets of no Service need no lookup of one
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, PORT_WORDS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} tdm_port SEC(".maps");
+
 /* set id -> base (low half) and size (high half) of its extent of slots */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

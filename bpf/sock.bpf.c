@@ -272,6 +272,7 @@ int tdm_post_bind4(struct bpf_sock *sk)
 	if (may_bind(sk, addr, !addr[3]) == DENY)
 		return DENY;
 	note_bind(sk, addr);
+	tell_bound(sk);
 	return PROCEED;
 }
 
@@ -290,6 +291,7 @@ int tdm_post_bind6(struct bpf_sock *sk)
 	if (any && may_bind(sk, v4, true) == DENY)
 		return DENY;
 	note_bind(sk, addr);
+	tell_bound(sk);
 	return PROCEED;
 }
 

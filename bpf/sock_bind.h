@@ -4,6 +4,7 @@
 
 #include <linux/bpf.h>
 #include <linux/errno.h>
+#include <linux/in.h>
 #include <stdbool.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -44,6 +45,32 @@ static __always_inline int may_bind(struct bpf_sock *sk, const __be32 *addr,
 	if (have_set_retval)
 		bpf_set_retval(-EADDRINUSE);
 	return DENY;
+}
+
+/* A socket of the host that got a port. */
+struct bound {
+	__u16 port; /* host byte order */
+	__u8 proto;
+	__u8 pad;
+};
+
+/* Sockets of the host that got a port with frontends. If it is full, more are
+ * left out: user space lists sockets from time to time as well. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 16);
+} tdm_bound SEC(".maps");
+
+/* Tells user space that a process of the host may be about to listen where a
+ * Service is. */
+static __always_inline void tell_bound(struct bpf_sock *sk)
+{
+	struct bound b = { .port = sk->src_port, .proto = sk->protocol };
+
+	if ((b.proto == IPPROTO_TCP || b.proto == IPPROTO_UDP) &&
+	    bpf_get_netns_cookie(sk) == host_netns_cookie &&
+	    port_has_frontend(b.proto, b.port))
+		bpf_ringbuf_output(&tdm_bound, &b, sizeof(b), 0);
 }
 
 #endif

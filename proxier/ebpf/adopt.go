@@ -30,6 +30,9 @@ func (t *Tier) adopt(ctx context.Context, s specs) error {
 			continue
 		}
 		m := maps[name]
+		if m == nil && spec.Type == ciliumebpf.RingBuf { // there is nothing in it to keep
+			continue
+		}
 		if m == nil {
 			return fmt.Errorf("map %s is missing", name)
 		}

@@ -67,7 +67,11 @@ func (t *Tier) ensureDevices(ctx context.Context) error {
 // serveDevices is called with mu held.
 func (t *Tier) serveDevices(ctx context.Context) error {
 	defer t.publishUplinks()
+	before := maps.Clone(t.devices.Served)
 	err := t.netns.Do(func() error { return t.devices.Serve(ctx, t.uplinks, t.podDevices.Served) })
+	if !maps.Equal(before, t.devices.Served) {
+		t.probes.reset()
+	}
 	t.noteAcceleration(ctx)
 	if t.arrivals != nil {
 		// Their packets would be seen again only where new connections begin.

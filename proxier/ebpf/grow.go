@@ -261,6 +261,7 @@ func (t *Tier) moveTo(ctx context.Context, next generation, tables *lbmap.Tables
 		return nil, err
 	}
 	t.generation = next
+	t.probes.reset()
 	t.flowTable.CountFor(into)
 	logger := klog.FromContext(ctx)
 	if t.attached && !t.waiting {

@@ -33,6 +33,7 @@ func Open(ctx context.Context, opts Options) (*Tier, error) {
 	}
 	t := &Tier{opts: opts, cgroup: cgroup, closing: make(chan struct{}), optOutsChanged: make(chan struct{}, 1)}
 	t.growth = newGrower(&opts)
+	t.probes.reset()
 	t.optOuts = optouts.New(podns.New(opts.ProcRoot), t.report)
 	if err := t.open(ctx); err != nil {
 		return nil, errors.Join(err, t.Close())

@@ -139,6 +139,7 @@ type Tier struct {
 	troubles    []datapath.Trouble // of the last audit
 	accelerated datapath.Accelerated
 	audited     atomic.Pointer[[]Uplink]
+	probes      probes
 
 	optOutsChanged chan struct{} // SetOptOuts was called
 
@@ -261,9 +262,6 @@ func (t *Tier) SetCluster(c proxier.Cluster) error { return t.writer.SetCluster(
 func (t *Tier) Supports(d *proxier.Decision, f *proxier.Frontend) error {
 	return writer.Supports(d, f)
 }
-
-// Lacks is why the maps in the kernel do not lead packets of clients outside from a frontend to endpoints; nil if they do.
-func (t *Tier) Lacks(d *proxier.Decision, f *proxier.Frontend) error { return t.writer.Lacks(d, f) }
 
 // Close ends Run and releases everything in this process. Kernel state stays. No other method
 // may be running or be called afterwards.

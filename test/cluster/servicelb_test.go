@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	appsv1 "k8s.io/api/apps/v1"
@@ -84,11 +85,17 @@ func (c *cluster) startServiceLB(path string, flags ...string) *lab.Watched {
 // advertised waits until the status of a Service has these addresses.
 func (c *cluster) advertised(name string, want ...netip.Addr) {
 	c.tb.Helper()
+	c.advertisedWithin(patience, name, want...)
+}
+
+// advertisedWithin is advertised with a limit of its own.
+func (c *cluster) advertisedWithin(limit time.Duration, name string, want ...netip.Addr) {
+	c.tb.Helper()
 	var texts []string
 	for _, a := range want {
 		texts = append(texts, a.String())
 	}
-	c.await(fmt.Sprintf("%s to be advertised at %v", name, texts), func() error {
+	lab.Await(c.tb, limit, fmt.Sprintf("%s to be advertised at %v", name, texts), func() error {
 		s, err := c.client.CoreV1().Services(namespace).Get(c.tb.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -153,6 +160,9 @@ func (c *cluster) svclb(service string) {
 		c.tb.Fatal(err)
 	}
 }
+
+// lease is within what time a node is withdrawn whose kube-proxy does not answer any more.
+const lease = 10 * time.Second
 
 // TestServiceLB: Services get the addresses of nodes, and answer there at all addresses of the nodes; a node whose kube-proxy is gone, that is
 // not Ready, or that has no local endpoint, is withdrawn; of two Services with one port, the younger gets it once the other is gone, as
@@ -344,10 +354,21 @@ func testServiceLB(t *testing.T, c *cluster) {
 	c.setReady(n2, v1.ConditionTrue)
 	c.advertised("tls", n1.Addr4, n2.Addr4)
 
-	// A node without a kube-proxy.
-	proxies[1].terminate()
-	c.advertised("tls", n1.Addr4)
+	// A node without a kube-proxy, and one that cannot be reached.
+	if err := proxies[1].Close(); err != nil { // SIGKILL
+		t.Fatal(err)
+	}
+	c.advertisedWithin(lease, "tls", n1.Addr4)
 	c.start(n2, ourBinary(t)).programmed()
+	c.advertised("tls", n1.Addr4, n2.Addr4)
+	up, err := n2.Down(lab.Uplink)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.advertisedWithin(lease, "tls", n1.Addr4)
+	if err := up(); err != nil {
+		t.Fatal(err)
+	}
 	c.advertised("tls", n1.Addr4, n2.Addr4)
 
 	// Another process goes on. What the first one assigned stays.

@@ -161,17 +161,15 @@ func (d *ebpfDatapath) checks() (list []health.Check) {
 	return list
 }
 
-// lacks looks at the programs on uplinks, and reads their maps.
 func (d *ebpfDatapath) lacks(decision *proxier.Decision, f *proxier.Frontend, uplinks []string) error {
 	if d.serves(decision, f, proxier.FromOutside).by != capabilities.ModeEBPF {
 		return nil
 	}
-	for _, u := range d.programs.Uplinks() {
-		if u.Err != nil && (len(uplinks) == 0 || slices.Contains(uplinks, u.Name)) {
-			return fmt.Errorf("uplink %s: %w", u.Name, u.Err)
-		}
-	}
-	return d.programs.Lacks(decision, f)
+	return d.programs.Lacks(decision, f, uplinks)
+}
+
+func (d *ebpfDatapath) followBinds(ctx context.Context, fn func()) error {
+	return d.programs.FollowBinds(ctx, fn)
 }
 
 func (d *ebpfDatapath) describe(s *status.Status) {

@@ -80,6 +80,9 @@ type activeMode interface {
 	// lacks is why packets that come in by these uplinks, or any if there is none, are not served at a frontend although serves
 	// says so: what the kernel has is looked up. It is nil if they are, or if that is not known.
 	lacks(d *proxier.Decision, f *proxier.Frontend, uplinks []string) error
+	// followBinds calls fn where a socket of the host may be about to listen at a frontend, until ctx is done. It returns at once if that is
+	// not known.
+	followBinds(ctx context.Context, fn func()) error
 	// foreignPrograms are programs of others that can refuse connections of sockets which
 	// this datapath serves.
 	foreignPrograms() []string
@@ -224,6 +227,7 @@ type plain struct{}
 func (plain) isUnplaced(*proxier.Decision) bool                          { return false }
 func (plain) checks() []health.Check                                     { return nil }
 func (plain) lacks(*proxier.Decision, *proxier.Frontend, []string) error { return nil }
+func (plain) followBinds(context.Context, func()) error                  { return nil }
 func (plain) foreignPrograms() []string                                  { return nil }
 func (plain) describe(*status.Status)                                    {}
 func (plain) detail(*proxier.Explanation) string                         { return "" }

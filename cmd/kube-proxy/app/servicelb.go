@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,8 +19,13 @@ import (
 	"github.com/tandem-proxy/tandem/servicelb/nodereport"
 )
 
-// reportInterval is how often this node's listening sockets are looked up while there is a Service of ServiceLB.
+// reportInterval is how often this node's listening sockets are looked up while there is a Service of ServiceLB. In mode ebpf they are looked
+// up when one is bound, too.
 const reportInterval = time.Second
+
+// listenDelays is how long after the one before listening sockets are looked up, once a process has bound a socket: it may listen a moment
+// later.
+var listenDelays = []time.Duration{10 * time.Millisecond, 50 * time.Millisecond, 200 * time.Millisecond}
 
 // listingFails is how long listing sockets has to fail until the report says so.
 const listingFails = 5 * time.Second
@@ -27,13 +33,23 @@ const listingFails = 5 * time.Second
 // reports tells the controller of ServiceLB what this node serves, and which processes of the host listen at the ports. It implements
 // proxier.Observer to know when that may be something else.
 type reports struct {
-	server *nodereport.Server
-	synced atomic.Bool // once: until then, this process knows less than the one before it did
-	wake   chan struct{}
+	server   *nodereport.Server
+	synced   atomic.Bool // once: until then, this process knows less than the one before it did
+	interval time.Duration
+	wake     chan struct{}
+	bound    chan struct{}
 }
 
 func newReports() *reports {
-	return &reports{server: nodereport.NewServer(), wake: make(chan struct{}, 1)}
+	return &reports{server: nodereport.NewServer(), interval: reportInterval, wake: make(chan struct{}, 1), bound: make(chan struct{}, 1)}
+}
+
+// tell makes a channel with room for one ready, if it is not.
+func tell(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }
 
 // Queued implements proxier.Observer.
@@ -47,18 +63,25 @@ func (r *reports) Synced(info proxier.SyncInfo) {
 	if first := !r.synced.Swap(true); info.Services == 0 && !info.Full && !first {
 		return
 	}
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
+	tell(r.wake)
 }
 
 // run makes reports until ctx is done.
 func (r *reports) run(ctx context.Context, table *proxier.Table, open activeMode) {
 	logger := klog.FromContext(ctx)
-	ticker := time.NewTicker(reportInterval)
+	ticker := time.NewTicker(r.interval)
 	defer ticker.Stop()
+	again := time.NewTimer(0)
+	defer again.Stop()
+	var delays []time.Duration // of again
 	defer r.server.End()
+	var binds sync.WaitGroup
+	defer binds.Wait()
+	binds.Go(func() {
+		if err := open.followBinds(ctx, func() { tell(r.bound) }); err != nil {
+			logger.Error(err, "Cannot learn when processes of the host bind ports of Services; they are looked up at intervals", "interval", r.interval)
+		}
+	})
 	failed, listed := "", time.Now()
 	for {
 		select {
@@ -66,6 +89,13 @@ func (r *reports) run(ctx context.Context, table *proxier.Table, open activeMode
 			return
 		case <-r.wake:
 		case <-ticker.C:
+		case <-r.bound:
+			delays = listenDelays
+		case <-again.C:
+		}
+		if len(delays) > 0 {
+			again.Reset(delays[0])
+			delays = delays[1:]
 		}
 		if !r.synced.Load() {
 			continue

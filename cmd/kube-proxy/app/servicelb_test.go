@@ -3,8 +3,10 @@
 package app
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -12,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -26,6 +29,7 @@ type servingMode struct {
 	activeMode
 	missing netip.Addr
 	down    string // an uplink
+	bound   chan struct{}
 }
 
 func (servingMode) serves(*proxier.Decision, *proxier.Frontend, proxier.Origin) serving {
@@ -33,6 +37,16 @@ func (servingMode) serves(*proxier.Decision, *proxier.Frontend, proxier.Origin) 
 }
 func (servingMode) isUnplaced(*proxier.Decision) bool { return false }
 func (servingMode) checks() []health.Check            { return nil }
+func (m servingMode) followBinds(ctx context.Context, fn func()) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.bound:
+			fn()
+		}
+	}
+}
 func (m servingMode) lacks(_ *proxier.Decision, f *proxier.Frontend, uplinks []string) error {
 	if m.down != "" && (len(uplinks) == 0 || slices.Contains(uplinks, m.down)) {
 		return errors.New("an uplink is down")
@@ -91,6 +105,62 @@ func TestServicesOf(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestReportOnBind: a process that binds the port of a Service and listens a moment later is in the report without waiting for an interval.
+func TestReportOnBind(t *testing.T) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Bind(fd, &unix.SockaddrInet4{}); err != nil {
+		t.Fatal(err)
+	}
+	at, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := at.(*unix.SockaddrInet4).Port
+	s := &v1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web"}}
+	s.Spec.Type, s.Spec.ClusterIP, s.Spec.ClusterIPs, s.Spec.LoadBalancerClass = v1.ServiceTypeLoadBalancer, "10.96.0.1", []string{"10.96.0.1"}, new(nodereport.Class)
+	s.Spec.Ports = []v1.ServicePort{{Port: int32(port), Protocol: v1.ProtocolTCP}}
+	table, tracker := proxier.NewTable(proxier.Facts{}, proxier.Policy{}), proxier.NewChangeTracker("node1", time.Time{}, nil)
+	tracker.UpdateService(s)
+	table.Apply(tracker.Take())
+
+	r, mux := newReports(), http.NewServeMux()
+	r.interval = time.Hour
+	r.server.Install(mux)
+	mode := servingMode{bound: make(chan struct{})}
+	go r.run(t.Context(), table, mode)
+	listeners := func() string {
+		w := httptest.NewRecorder()
+		mux.ServeHTTP(w, httptest.NewRequest(http.MethodGet, nodereport.Path, nil))
+		if w.Code != http.StatusOK {
+			return "none"
+		}
+		var report nodereport.Report
+		if err := json.Unmarshal(w.Body.Bytes(), &report); err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(report.Listeners)
+	}
+	await := func(what, want string) {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); listeners() != want; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: got %s, want %s", what, listeners(), want)
+			}
+		}
+	}
+	r.Synced(proxier.SyncInfo{})
+	await("before it listens", "[]")
+	mode.bound <- struct{}{}
+	if err := unix.Listen(fd, 1); err != nil {
+		t.Fatal(err)
+	}
+	await("once it listens", fmt.Sprint([]nodereport.Listener{{Protocol: "TCP", Address: netip.IPv4Unspecified(), Port: uint16(port)}}))
 }
 
 // TestReportBeforeSync: a process that has programmed nothing yet does not say that it serves nothing, which would have the node withdrawn.

@@ -122,6 +122,11 @@ const (
 	Seekers      = 2
 )
 
+// enum ports
+const (
+	PortWords = 2048
+)
+
 // enum check_factor
 const (
 	CheckFactor = 0x9e3779b97f4a7c15
@@ -207,11 +212,6 @@ const (
 // enum signal_buckets
 const (
 	SignalBuckets = 14
-)
-
-// enum ports
-const (
-	PortWords = 2048
 )
 
 // enum reason

@@ -22,7 +22,6 @@ const (
 	holdMapTdmFlowFilter   = "tdm_flow_filter"
 	holdMapTdmFlowFree     = "tdm_flow_free"
 	holdMapTdmFlowYoung    = "tdm_flow_young"
-	holdMapTdmPort         = "tdm_port"
 	holdMapTdmReason       = "tdm_reason"
 	holdMapTdmTarget       = "tdm_target"
 	holdMapTdmVip          = "tdm_vip"
@@ -110,7 +109,6 @@ type holdMapSpecs struct {
 	TdmFlowFilter *ebpf.MapSpec `ebpf:"tdm_flow_filter"`
 	TdmFlowFree   *ebpf.MapSpec `ebpf:"tdm_flow_free"`
 	TdmFlowYoung  *ebpf.MapSpec `ebpf:"tdm_flow_young"`
-	TdmPort       *ebpf.MapSpec `ebpf:"tdm_port"`
 	TdmReason     *ebpf.MapSpec `ebpf:"tdm_reason"`
 	TdmTarget     *ebpf.MapSpec `ebpf:"tdm_target"`
 	TdmVip        *ebpf.MapSpec `ebpf:"tdm_vip"`
@@ -168,7 +166,6 @@ type holdMaps struct {
 	TdmFlowFilter *ebpf.Map `ebpf:"tdm_flow_filter"`
 	TdmFlowFree   *ebpf.Map `ebpf:"tdm_flow_free"`
 	TdmFlowYoung  *ebpf.Map `ebpf:"tdm_flow_young"`
-	TdmPort       *ebpf.Map `ebpf:"tdm_port"`
 	TdmReason     *ebpf.Map `ebpf:"tdm_reason"`
 	TdmTarget     *ebpf.Map `ebpf:"tdm_target"`
 	TdmVip        *ebpf.Map `ebpf:"tdm_vip"`
@@ -182,7 +179,6 @@ func (m *holdMaps) Close() error {
 		m.TdmFlowFilter,
 		m.TdmFlowFree,
 		m.TdmFlowYoung,
-		m.TdmPort,
 		m.TdmReason,
 		m.TdmTarget,
 		m.TdmVip,

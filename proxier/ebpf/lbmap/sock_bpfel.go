@@ -207,11 +207,13 @@ const (
 	sockMapTdmAffinity      = "tdm_affinity"
 	sockMapTdmBackend       = "tdm_backend"
 	sockMapTdmBeStats       = "tdm_be_stats"
+	sockMapTdmBound         = "tdm_bound"
 	sockMapTdmFrontend      = "tdm_frontend"
 	sockMapTdmLocal         = "tdm_local"
 	sockMapTdmMeta          = "tdm_meta"
 	sockMapTdmNode          = "tdm_node"
 	sockMapTdmOptout        = "tdm_optout"
+	sockMapTdmPort          = "tdm_port"
 	sockMapTdmRange         = "tdm_range"
 	sockMapTdmService       = "tdm_service"
 	sockMapTdmSet           = "tdm_set"
@@ -305,11 +307,13 @@ type sockMapSpecs struct {
 	TdmAffinity  *ebpf.MapSpec `ebpf:"tdm_affinity"`
 	TdmBackend   *ebpf.MapSpec `ebpf:"tdm_backend"`
 	TdmBeStats   *ebpf.MapSpec `ebpf:"tdm_be_stats"`
+	TdmBound     *ebpf.MapSpec `ebpf:"tdm_bound"`
 	TdmFrontend  *ebpf.MapSpec `ebpf:"tdm_frontend"`
 	TdmLocal     *ebpf.MapSpec `ebpf:"tdm_local"`
 	TdmMeta      *ebpf.MapSpec `ebpf:"tdm_meta"`
 	TdmNode      *ebpf.MapSpec `ebpf:"tdm_node"`
 	TdmOptout    *ebpf.MapSpec `ebpf:"tdm_optout"`
+	TdmPort      *ebpf.MapSpec `ebpf:"tdm_port"`
 	TdmRange     *ebpf.MapSpec `ebpf:"tdm_range"`
 	TdmService   *ebpf.MapSpec `ebpf:"tdm_service"`
 	TdmSet       *ebpf.MapSpec `ebpf:"tdm_set"`
@@ -357,11 +361,13 @@ type sockMaps struct {
 	TdmAffinity  *ebpf.Map `ebpf:"tdm_affinity"`
 	TdmBackend   *ebpf.Map `ebpf:"tdm_backend"`
 	TdmBeStats   *ebpf.Map `ebpf:"tdm_be_stats"`
+	TdmBound     *ebpf.Map `ebpf:"tdm_bound"`
 	TdmFrontend  *ebpf.Map `ebpf:"tdm_frontend"`
 	TdmLocal     *ebpf.Map `ebpf:"tdm_local"`
 	TdmMeta      *ebpf.Map `ebpf:"tdm_meta"`
 	TdmNode      *ebpf.Map `ebpf:"tdm_node"`
 	TdmOptout    *ebpf.Map `ebpf:"tdm_optout"`
+	TdmPort      *ebpf.Map `ebpf:"tdm_port"`
 	TdmRange     *ebpf.Map `ebpf:"tdm_range"`
 	TdmService   *ebpf.Map `ebpf:"tdm_service"`
 	TdmSet       *ebpf.Map `ebpf:"tdm_set"`
@@ -378,11 +384,13 @@ func (m *sockMaps) Close() error {
 		m.TdmAffinity,
 		m.TdmBackend,
 		m.TdmBeStats,
+		m.TdmBound,
 		m.TdmFrontend,
 		m.TdmLocal,
 		m.TdmMeta,
 		m.TdmNode,
 		m.TdmOptout,
+		m.TdmPort,
 		m.TdmRange,
 		m.TdmService,
 		m.TdmSet,
