@@ -188,6 +188,8 @@ kernels() {
 cluster() (
 	KUBEBUILDER_ASSETS=$(hack/controlplane.sh) || return
 	export KUBEBUILDER_ASSETS GOWORK=off
+	# Without the module proxy, the tests beside these daemons are skipped, and say so.
+	if TANDEM_CNI=$(hack/cni.sh); then export TANDEM_CNI; fi
 	cd test/cluster
 	go mod tidy -diff >&2 && go vet ./... >&2 || return
 	go test -json -timeout=20m ${TESTFLAGS:-} ./...

@@ -5,6 +5,7 @@
 package cluster
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -131,19 +132,27 @@ func newCluster(tb testing.TB, nodes int, edits map[string]string) *cluster {
 // addNode registers a node as its kubelet does.
 func (c *cluster) addNode(n *lab.Node, zone string) {
 	c.tb.Helper()
-	nodes := c.client.CoreV1().Nodes()
-	node, err := nodes.Create(c.tb.Context(), &v1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: map[string]string{v1.LabelHostname: n.Name, v1.LabelOSStable: "linux", v1.LabelTopologyZone: zone}},
-		Spec:       v1.NodeSpec{PodCIDR: n.PodPrefix4.String(), PodCIDRs: []string{n.PodPrefix4.String(), n.PodPrefix6.String()}},
+	if err := addNode(c.tb.Context(), c.client, n, zone); err != nil {
+		c.tb.Fatal(err)
+	}
+}
+
+func addNode(ctx context.Context, client kubernetes.Interface, n *lab.Node, zone string) error {
+	nodes := client.CoreV1().Nodes()
+	node, err := nodes.Create(ctx, &v1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: n.Name, Labels: map[string]string{v1.LabelHostname: n.Name, v1.LabelOSStable: "linux", v1.LabelTopologyZone: zone},
+			Annotations: map[string]string{"volumes.kubernetes.io/controller-managed-attach-detach": "true"}, // flannel needs some
+		},
+		Spec: v1.NodeSpec{PodCIDR: n.PodPrefix4.String(), PodCIDRs: []string{n.PodPrefix4.String(), n.PodPrefix6.String()}},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		c.tb.Fatal(err)
+		return err
 	}
 	node.Status.Addresses = []v1.NodeAddress{{Type: v1.NodeInternalIP, Address: n.Addr4.String()}, {Type: v1.NodeInternalIP, Address: n.Addr6.String()}, {Type: v1.NodeHostName, Address: n.Name}}
 	node.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}
-	if _, err := nodes.UpdateStatus(c.tb.Context(), node, metav1.UpdateOptions{}); err != nil {
-		c.tb.Fatal(err)
-	}
+	_, err = nodes.UpdateStatus(ctx, node, metav1.UpdateOptions{})
+	return err
 }
 
 // patience includes the time until watches resume after an outage: client-go waits up to a

@@ -106,12 +106,7 @@ func (p *controlPlane) writeFiles() (err error) {
 	if err != nil {
 		return err
 	}
-	config := clientcmdapi.NewConfig()
-	config.Clusters["c"] = &clientcmdapi.Cluster{Server: fmt.Sprintf("https://127.0.0.1:%d", apiPort), CertificateAuthorityData: p.ca.pem()}
-	config.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificateData: controllers.certificate, ClientKeyData: controllers.key}
-	config.Contexts["c"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
-	config.CurrentContext = "c"
-	conf, err := clientcmd.Write(*config)
+	conf, err := p.kubeconfig(fmt.Sprintf("https://127.0.0.1:%d", apiPort), controllers)
 	if err != nil {
 		return err
 	}
@@ -124,6 +119,12 @@ func (p *controlPlane) writeFiles() (err error) {
 	if err != nil {
 		return err
 	}
+	if conf, err = p.kubeconfig(p.url(), admin); err != nil {
+		return err
+	}
+	if err := os.WriteFile(p.path(adminConf), conf, 0o600); err != nil {
+		return err
+	}
 	p.client, err = kubernetes.NewForConfig(&rest.Config{
 		Host:            p.url(),
 		TLSClientConfig: rest.TLSClientConfig{CAData: p.ca.pem(), CertData: admin.certificate, KeyData: admin.key},
@@ -131,6 +132,18 @@ func (p *controlPlane) writeFiles() (err error) {
 		Dial:            p.node.DialContext,
 	})
 	return err
+}
+
+// adminConf is a kubeconfig file with all permissions, for machines of the lab.
+const adminConf = "admin.conf"
+
+func (p *controlPlane) kubeconfig(url string, user pair) ([]byte, error) {
+	config := clientcmdapi.NewConfig()
+	config.Clusters["c"] = &clientcmdapi.Cluster{Server: url, CertificateAuthorityData: p.ca.pem()}
+	config.AuthInfos["u"] = &clientcmdapi.AuthInfo{ClientCertificateData: user.certificate, ClientKeyData: user.key}
+	config.Contexts["c"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
+	config.CurrentContext = "c"
+	return clientcmd.Write(*config)
 }
 
 func (p *controlPlane) url() string {

@@ -46,7 +46,7 @@ func (w *World) Close() error {
 // listen already. The directory is for files, and has to be empty.
 func (p *Profile) Build(ctx context.Context, l *lab.Lab, dir string) (*World, error) {
 	w := &World{Profile: p, Lab: l, Outsiders: map[string]*lab.Client{}, dir: dir}
-	for _, step := range []func(context.Context) error{w.machines, w.wires, w.configure, w.attach, w.attachForeign, w.serve} {
+	for _, step := range []func(context.Context) error{w.machines, w.wires, w.configure, w.daemons, w.attach, w.attachForeign, w.serve} {
 		if err := step(ctx); err != nil {
 			return nil, errors.Join(fmt.Errorf("build profile %s: %w", p.Name, err), w.Close())
 		}
@@ -150,6 +150,13 @@ func (w *World) configure(ctx context.Context) error {
 		err = errors.Join(err, w.apply(ctx, w.Outsiders[name].Sandbox, c.Setup, w.Node, nil))
 	}
 	return err
+}
+
+func (w *World) daemons(ctx context.Context) error {
+	if w.Daemons == nil {
+		return nil
+	}
+	return w.Daemons(ctx, w)
 }
 
 func (w *World) pods() []*lab.Pod { return []*lab.Pod{w.Here, w.Pod, w.There} }

@@ -19,10 +19,13 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
+// PluginsDir is the directory of the module plugins. Tests of other packages set it.
+var PluginsDir = "plugins"
+
 // buildPlugins links the reference plugins, which are tools of the module in directory plugins,
 // into a directory.
 func buildPlugins(ctx context.Context, dir string) error {
-	list := exec.CommandContext(ctx, "go", "list", "-C", "plugins", "tool")
+	list := exec.CommandContext(ctx, "go", "list", "-C", PluginsDir, "tool")
 	list.Env = goEnv()
 	tools, err := list.Output()
 	if err != nil {
@@ -30,7 +33,7 @@ func buildPlugins(ctx context.Context, dir string) error {
 	}
 	for _, tool := range strings.Fields(string(tools)) {
 		// This builds into Go's cache, and prints the path there.
-		c := exec.CommandContext(ctx, "go", "tool", "-C", "plugins", "-n", tool)
+		c := exec.CommandContext(ctx, "go", "tool", "-C", PluginsDir, "-n", tool)
 		c.Env = goEnv()
 		var stderr bytes.Buffer
 		c.Stderr = &stderr

@@ -216,55 +216,26 @@ func grouped(cells []Cell) (groups [][]Cell) {
 }
 
 // run plays cells with a program, and removes it again.
-func (w *World) run(t *testing.T, program Program, cells []Cell) (results Results, log string, servers Servers) {
+func (w *World) run(t *testing.T, program Program, cells []Cell) (Results, string, Servers) {
 	t.Helper()
-	p, err := w.Start(t.Context(), program)
-	if err != nil {
-		t.Fatalf("%s: %v", program.Title, err)
-	}
-	defer func() {
-		if err := p.Close(t.Context(), ours); err != nil {
-			t.Errorf("%s: %v", program.Title, err)
-		}
-	}()
-	of := func(kinds ...string) (list []Cell) {
-		for _, c := range cells {
-			if slices.Contains(kinds, c.Kind) {
-				list = append(list, c)
-			}
-		}
-		return list
-	}
-	if err := w.introduce(t.Context()); err != nil {
-		t.Errorf("%s: %v", program.Title, err)
-	}
-	results = w.Play(t.Context(), of(Request, Transfer, Crowd))
-	if servers, err = w.Servers(of(Request)); err != nil {
-		t.Error(err)
-	}
+	run := Run{Program: program, Cleaner: ours, Cells: cells}
 	if program.Mode == "ebpf" {
-		w.traces(t, results)
+		run.Played = func(r Results) { w.traces(t, r) }
 	}
-	gap, err := w.PlayGap(t.Context(), of(Gap))
+	o, err := w.Run(t.Context(), run)
 	if err != nil {
 		t.Errorf("%s: %v", program.Title, err)
 	}
-	maps.Copy(results, gap)
-	if cells := of(Life); len(cells) > 0 {
-		life, err := w.Live(t.Context(), cells, p)
-		if err != nil {
-			t.Errorf("%s: %v", program.Title, err)
-		}
-		maps.Copy(results, life)
+	if o == nil {
+		t.FailNow()
 	}
-	return results, p.Log(), servers
+	return o.Results, o.Log, o.Servers
 }
 
 // traces shows the packets of some lost cells that are not known.
 func (w *World) traces(t *testing.T, results Results) {
 	t.Helper()
-	unknown := slices.DeleteFunc(results.lost(), func(c Cell) bool { return matching(w.Lost, c) != nil })
-	groups := grouped(unknown)
+	groups := grouped(w.Unexpected(results))
 	const most = 4
 	for _, group := range groups[:min(most, len(groups))] {
 		t.Logf("trace of %s", w.Trace(t.Context(), group[0]))

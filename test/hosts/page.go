@@ -25,6 +25,9 @@ connections that begin while a route is missing. A cell of policy Local also che
 a route goes and returns ten times a second, and damaged packets arrive. ` + "`TestDamage`" + ` sends such packets through the tunnels
 of other profiles, and damaged packets of VXLAN, Geneve, WireGuard, IPIP, GRE and 6in4 around them.
 
+Most profiles set up by hand what a CNI does. ` + "`TestCNI` of `test/cluster`" + ` plays the cells of two families where flannel's own daemon (0.27.4,
+vxlan and host-gw) and kube-router's (2.1.0, routes and network policy) connect the nodes, from a real API server: all are kept.
+
 Netfilter is the control. Cells that it does not keep either are not counted. The last columns say how many cells are kept on a
 version of Linux, as the last run recorded it, and where rules instead of programs serve clients outside because of what the host
 filters. "Not run" also means that the profile has changed since. [testing.md](testing.md#hosts) says how to run it.

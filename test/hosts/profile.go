@@ -3,6 +3,7 @@
 package hosts
 
 import (
+	"context"
 	"maps"
 	"slices"
 
@@ -31,6 +32,8 @@ type Profile struct {
 	Fabric, Node, Other Setup
 	// Clients are further ones outside the cluster, by name.
 	Clients map[string]Client
+	// Daemons starts what connects the nodes, if Fabric, Node and Other do not say it all, before pods are attached.
+	Daemons func(context.Context, *World) error
 	// Unattached says that the lab does not attach the pods, so that Pods must do it.
 	Unattached bool
 	// Pods are attached so.
