@@ -49,7 +49,7 @@ func (d *Decision) find(addr netip.AddrPort) int {
 
 // claimsAs reports whether d claims the same addresses as before, with the same precedence.
 func (d *Decision) claimsAs(was *Decision) bool {
-	if len(d.Frontends) != len(was.Frontends) || !d.Created.Equal(was.Created) {
+	if len(d.Frontends) != len(was.Frontends) || d.Created != was.Created {
 		return false
 	}
 	for i := range d.Frontends {
@@ -178,8 +178,8 @@ func (d *Decision) precedes(o *Decision, addr netip.AddrPort) bool {
 	if mine.Derived != other.Derived {
 		return other.Derived
 	}
-	if !d.Created.Equal(o.Created) {
-		return d.Created.Before(o.Created)
+	if d.Created != o.Created {
+		return d.Created < o.Created
 	}
 	return cmp.Or(d.Name.compare(o.Name), cmp.Compare(d.index, o.index)) < 0
 }

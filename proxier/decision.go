@@ -49,23 +49,23 @@ func (b *Backend) In(s Set) bool {
 // immutable, and a pure function of the Service, its slices and the node's
 // facts, but for Frontend.Conflict, which depends on the other Services.
 type Decision struct {
-	Name     ServicePortName
-	UID      types.UID // of the Service, for Events
-	Created  time.Time
-	Affinity time.Duration
-	// OptedOut says that a fast tier must not serve it if another one can.
-	OptedOut  bool
+	Name      ServicePortName
+	UID       types.UID // of the Service, for Events
+	Created   Seconds
+	Affinity  time.Duration
 	Balancing Balancing
+	// OptedOut says that a fast tier must not serve it if another one can.
+	OptedOut bool
 	// Weighted says that backends have different weights.
 	Weighted bool
 	// HealthCheckNodePort is where this process answers load balancers about the Service; 0
 	// for nowhere. A tier that has rules lets the packets in.
 	HealthCheckNodePort uint16
-	Frontends           []Frontend
+	// Empty is the verdict of each set for when it has no backend.
+	Empty     [Sets]Verdict
+	Frontends []Frontend
 	// Backends are sorted by address, without duplicates.
 	Backends []Backend
-	// Empty is the verdict of each set for when it has no backend.
-	Empty [Sets]Verdict
 
 	index uint32
 	// The usual service port has one frontend; this saves it an allocation.
@@ -197,7 +197,7 @@ func (d *Decision) LeaveBut(keep func(*Frontend) bool) *Decision {
 }
 
 func (d *Decision) equal(o *Decision) bool {
-	if d.Name != o.Name || d.UID != o.UID || !d.Created.Equal(o.Created) || d.Affinity != o.Affinity || d.OptedOut != o.OptedOut || d.Balancing != o.Balancing || d.Weighted != o.Weighted ||
+	if d.Name != o.Name || d.UID != o.UID || d.Created != o.Created || d.Affinity != o.Affinity || d.OptedOut != o.OptedOut || d.Balancing != o.Balancing || d.Weighted != o.Weighted ||
 		d.HealthCheckNodePort != o.HealthCheckNodePort || d.Empty != o.Empty ||
 		len(d.Frontends) != len(o.Frontends) || len(d.Backends) != len(o.Backends) {
 		return false

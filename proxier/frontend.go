@@ -53,18 +53,18 @@ type Frontend struct {
 	// Filtered says that only sources in Ranges are admitted. Packets of others are
 	// dropped, even if there is no backend, or rejected with RejectOthers.
 	Filtered, RejectOthers bool
-	Ranges                 []netip.Prefix
 	// Pods and Host say whether the ranges admit local pods and this host, for tiers that
 	// decide before there is a packet.
 	Pods, Host Admission
 	// Unguarded says that the Service has source ranges, but only of the other
 	// family, so that all sources are admitted here.
 	Unguarded bool
-	// Left are connections that have to reach netfilter untranslated; nil for none.
-	Left *Left
 	// Derived says that no status has the address: it is another one of a node whose address is there. It gives way to
 	// Services of the same kind that have the address.
 	Derived bool
+	Ranges  []netip.Prefix
+	// Left are connections that have to reach netfilter untranslated; nil for none.
+	Left *Left
 	// Conflict names another service port that has this address. Until it releases the
 	// address, this frontend is not served.
 	Conflict *ServicePortName

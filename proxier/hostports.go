@@ -80,7 +80,7 @@ func parsePod(pod *v1.Pod, report func(Problem)) (*Service, []*EndpointSlice) {
 		}
 	}
 	s := &Service{
-		Name: podName(pod), UID: pod.UID, Created: pod.CreationTimestamp.Time, IsPod: true, ExternalLocal: true,
+		Name: podName(pod), UID: pod.UID, Created: Seconds(pod.CreationTimestamp.Unix()), IsPod: true, ExternalLocal: true,
 		More: &ServiceExtras{},
 	}
 	var targets []endpointPort

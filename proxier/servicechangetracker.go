@@ -83,7 +83,7 @@ func parseService(name types.NamespacedName, service *v1.Service, report func(Pr
 	}
 
 	var zeros leadingZeros
-	s := &Service{Name: name, UID: service.UID, Created: service.CreationTimestamp.Time}
+	s := &Service{Name: name, UID: service.UID, Created: Seconds(service.CreationTimestamp.Unix())}
 	s.InternalLocal = service.Spec.InternalTrafficPolicy != nil && *service.Spec.InternalTrafficPolicy == v1.ServiceInternalTrafficPolicyLocal
 	if service.Spec.SessionAffinity == v1.ServiceAffinityClientIP {
 		s.Affinity = time.Duration(v1.DefaultClientIPServiceAffinitySeconds) * time.Second

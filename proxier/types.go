@@ -97,13 +97,16 @@ type ServicePort struct {
 	Protocol Protocol
 }
 
+// Seconds is a time as objects of the API have it: since 1970.
+type Seconds int64
+
 // Service is what the decisions need of a v1.Service. It is immutable.
 type Service struct {
 	Name types.NamespacedName
 	// UID is for Events: nothing is decided by it.
 	UID types.UID
 	// Created decides between two Services that claim the same address.
-	Created time.Time
+	Created Seconds
 	// ClusterIPs by Family; the zero Addr where the Service has none. Without
 	// one in a family, nothing of the Service is served in that family.
 	ClusterIPs [Families]netip.Addr
@@ -119,9 +122,9 @@ type Service struct {
 	IsPod bool
 	// Kinds are the kinds of frontends that it gets.
 	Kinds kindSet
-	// Balancing and Forwarding are what annotations say; the zero values for nothing.
-	Balancing  Balancing
+	// Forwarding and Balancing are what annotations say; the zero values for nothing.
 	Forwarding Forwarding
+	Balancing  Balancing
 	// Affinity is how long a client stays with its backend; 0 for not at all.
 	Affinity time.Duration
 	Ports    []ServicePort
@@ -180,7 +183,7 @@ func (s *Service) equal(o *Service) bool {
 		return false
 	}
 	// A Service may be deleted and made anew within a second, all else alike.
-	return s.UID == o.UID && s.Created.Equal(o.Created) && s.ClusterIPs == o.ClusterIPs && s.InternalLocal == o.InternalLocal &&
+	return s.UID == o.UID && s.Created == o.Created && s.ClusterIPs == o.ClusterIPs && s.InternalLocal == o.InternalLocal &&
 		s.ExternalLocal == o.ExternalLocal && s.OptedOut == o.OptedOut && s.AtNodes == o.AtNodes && s.AllAddresses == o.AllAddresses && s.IsPod == o.IsPod && s.Kinds == o.Kinds && s.Balancing == o.Balancing && s.Forwarding == o.Forwarding && s.Affinity == o.Affinity && slices.Equal(s.Ports, o.Ports) && s.More.equal(o.More)
 }
 

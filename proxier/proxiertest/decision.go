@@ -41,7 +41,7 @@ func Decision(name proxier.ServicePortName, index uint32) *proxier.Decision {
 		}
 	}
 	d := *table.all[index]
-	d.Name, d.UID, d.Created = name, "", time.Time{}
+	d.Name, d.UID, d.Created = name, "", 0
 	d.Frontends, d.Backends = nil, nil
 	return &d
 }

@@ -177,7 +177,7 @@ func (m *mirror) check(table *proxier.Table) error {
 }
 
 func sameDecision(a, b *proxier.Decision) bool {
-	return a.String() == b.String() && a.Name == b.Name && a.UID == b.UID && a.Created.Equal(b.Created) && a.Affinity == b.Affinity && a.Empty == b.Empty &&
+	return a.String() == b.String() && a.Name == b.Name && a.UID == b.UID && a.Created == b.Created && a.Affinity == b.Affinity && a.Empty == b.Empty &&
 		reflect.DeepEqual(a.Frontends, b.Frontends) && slices.Equal(a.Backends, b.Backends)
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -76,6 +77,10 @@ func IsBare(cgroup *os.File) bool {
 	return true
 }
 
+// ownPrograms are the ids of programs that are known to be the proxy's. The kernel gives an id anew after two billion others, and to look at
+// all maps of all programs takes ten milliseconds.
+var ownPrograms sync.Map
+
 // IsOwnProgram reports whether a program is the proxy's, by its name and its maps: others may use
 // the name.
 func IsOwnProgram(program *ciliumebpf.Program) bool {
@@ -83,12 +88,20 @@ func IsOwnProgram(program *ciliumebpf.Program) bool {
 	if err != nil || !strings.HasPrefix(info.Name, lbmap.NamePrefix) {
 		return false
 	}
+	id, ok := info.ID()
+	if _, known := ownPrograms.Load(id); ok && known {
+		return true
+	}
 	maps, err := lbmap.MapsOf(program)
 	if err != nil {
 		return false
 	}
 	defer maps.Close()
-	return maps["tdm_meta"] != nil
+	own := maps["tdm_meta"] != nil
+	if own && ok {
+		ownPrograms.Store(id, struct{}{})
+	}
+	return own
 }
 
 // CloseAttached closes what FindAttached opened.

@@ -96,6 +96,22 @@ func (f FakeMap[K, V]) Put(key K, value V) error {
 	return nil
 }
 
+func (f FakeMap[K, V]) PutAll(keys []K, values []V) (int, error) {
+	for i, key := range keys {
+		if err := f.Put(key, values[i]); err != nil {
+			return i, err
+		}
+	}
+	return len(keys), nil
+}
+
+func (f FakeMap[K, V]) DeleteAll(keys []K) (int, error) {
+	for _, key := range keys {
+		delete(f.entries, key)
+	}
+	return len(keys), nil
+}
+
 func (f FakeMap[K, V]) Delete(key K) error {
 	delete(f.entries, key)
 	return nil

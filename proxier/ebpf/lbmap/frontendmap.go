@@ -28,60 +28,17 @@ type KernelFrontends struct{ m *ciliumebpf.Map }
 // NewFrontendMap is the map of the programs.
 func NewFrontendMap(m *ciliumebpf.Map) *KernelFrontends { return &KernelFrontends{m} }
 
-var (
-	updateInPlace = &ciliumebpf.BatchOptions{ElemFlags: uint64(ciliumebpf.UpdateLock)}
-	lookupWhole   = &ciliumebpf.BatchOptions{ElemFlags: uint64(ciliumebpf.LookupLock)}
-)
+var lookupWhole = &ciliumebpf.BatchOptions{ElemFlags: uint64(ciliumebpf.LookupLock)}
 
 func (k *KernelFrontends) MaxEntries() int { return int(k.m.MaxEntries()) }
 
 func (k *KernelFrontends) Update(keys []FrontendKey, values []FrontendValue) (int, error) {
-	if len(keys) == 1 {
-		if err := k.m.Update(&keys[0], &values[0], ciliumebpf.UpdateLock); err != nil {
-			return 0, err
-		}
-		return 1, nil
-	}
-	n, err := k.m.BatchUpdate(keys, values, updateInPlace)
-	if err != nil && n == len(keys) {
-		n = 0 // the kernel refused the whole batch, and did not update the count
-	}
-	if err != nil && errors.Is(err, ciliumebpf.ErrNotSupported) {
-		for n = range keys {
-			if err := k.m.Update(&keys[n], &values[n], ciliumebpf.UpdateLock); err != nil {
-				return n, err
-			}
-		}
-		return len(keys), nil
-	}
-	return n, err
+	return putAll(k.m, keys, values, ciliumebpf.UpdateLock)
 }
 
 func (k *KernelFrontends) Delete(keys []FrontendKey) error {
-	for len(keys) > 0 {
-		n, err := 0, error(nil)
-		if len(keys) > 1 {
-			n, err = k.m.BatchDelete(keys, nil)
-		} else if err = k.m.Delete(&keys[0]); err == nil {
-			n = 1
-		}
-		switch {
-		case err == nil:
-		case errors.Is(err, ciliumebpf.ErrKeyNotExist):
-			n++ // that one is gone already
-		case errors.Is(err, ciliumebpf.ErrNotSupported):
-			for i := range keys {
-				if err := k.m.Delete(&keys[i]); err != nil && !errors.Is(err, ciliumebpf.ErrKeyNotExist) {
-					return err
-				}
-			}
-			return nil
-		default:
-			return err
-		}
-		keys = keys[min(n, len(keys)):]
-	}
-	return nil
+	_, err := deleteAll(k.m, keys)
+	return err
 }
 
 func (k *KernelFrontends) Lookup(key FrontendKey) (FrontendValue, bool, error) {

@@ -4,6 +4,7 @@ package writer
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -89,7 +90,8 @@ func (w *Writer) program(index uint32) error {
 			return err
 		}
 	}
-	if err := w.addRanges(p, ranges, d.Name.String()); err != nil {
+	if err := w.addRanges(p, ranges); err != nil {
+		err = fmt.Errorf("%s: %w", d.Name, err)
 		w.ports.Failed(index, err)
 		return err
 	}

@@ -181,9 +181,12 @@ func (w *Writer) setClients(want []lbmap.RangeKey) error {
 	}
 	before := w.writes
 	added := port{ranges: d.clients}
-	err := w.addRanges(&added, want, "nodes and pods")
+	err := w.addRanges(&added, want)
 	if err == nil {
 		err = w.removeRanges(&added, want)
+	}
+	if err != nil {
+		err = fmt.Errorf("nodes and pods: %w", err)
 	}
 	d.clients = added.ranges
 	w.gauges(w.writes != before)

@@ -20,7 +20,7 @@ type mirror[K, V comparable] struct {
 }
 
 func newMirror[K, V comparable](table lbmap.SmallMap[K, V], text func(K) string) mirror[K, V] {
-	return mirror[K, V]{table, map[K]int{}, delta.New[K, V, V](nil), text}
+	return mirror[K, V]{table: table, users: map[K]int{}, delta: delta.New[K, V, V](nil), text: text}
 }
 
 // load reads what a previous process wrote.
@@ -48,29 +48,39 @@ func (m *mirror[K, V]) use(key K, value V, n int) {
 // write applies pending changes to the map, and returns the number of writes. Failed changes are
 // tried again by the next call.
 func (m *mirror[K, V]) write() (writes int, err error) {
-	var errs []error
+	var puts, deletes []K
+	var values []V
 	for key, item := range m.delta.Pending() {
-		var err error
 		switch {
 		case !item.Wanted():
-			if err = m.table.Delete(key); err == nil {
-				m.delta.Removed(key)
-				writes++
-			}
+			deletes = append(deletes, key)
 		case item.There() && !item.Unsure() && item.Applied == item.Desired(): // a previous process wrote it
 			m.delta.Done(key, item.Applied)
 		default:
-			if err = m.table.Put(key, item.Desired()); err == nil {
-				m.delta.Done(key, item.Desired())
-				writes++
-			}
-		}
-		if err != nil {
-			m.delta.Failed(key, err)
-			if len(errs) == 0 { // the others fail for the same reason
-				errs = append(errs, fmt.Errorf("%s: %w", m.text(key), err))
-			}
+			puts, values = append(puts, key), append(values, item.Desired())
 		}
 	}
-	return writes, errors.Join(errs...)
+	// What goes makes room.
+	n, failed := m.table.DeleteAll(deletes)
+	for _, key := range deletes[:n] {
+		m.delta.Removed(key)
+	}
+	err = m.failed(deletes[n:], failed)
+	writes += n
+	n, failed = m.table.PutAll(puts, values)
+	for i, key := range puts[:n] {
+		m.delta.Done(key, values[i])
+	}
+	return writes + n, errors.Join(err, m.failed(puts[n:], failed))
+}
+
+// failed notes that these keys were not written, of which the first one has failed.
+func (m *mirror[K, V]) failed(keys []K, err error) error {
+	if err == nil {
+		return nil
+	}
+	for _, key := range keys {
+		m.delta.Failed(key, err)
+	}
+	return fmt.Errorf("%s: %w", m.text(keys[0]), err)
 }

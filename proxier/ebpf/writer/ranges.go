@@ -53,40 +53,70 @@ func (w *Writer) freshRanges(have, want []lbmap.RangeKey) (n int) {
 }
 
 // addRanges writes what is new in want. p has both until removeRanges.
-func (w *Writer) addRanges(p *port, want []lbmap.RangeKey, of string) error {
-	var added []lbmap.RangeKey
-	defer func() {
-		if len(added) > 0 {
-			p.ranges = slices.SortedFunc(slices.Values(slices.Concat(p.ranges, added)), compareRanges)
-		}
-	}()
+func (w *Writer) addRanges(p *port, want []lbmap.RangeKey) error {
+	var fresh []lbmap.RangeKey
 	for _, key := range want {
-		if hasRange(p.ranges, key) {
-			continue
+		if !hasRange(p.ranges, key) {
+			fresh = append(fresh, key)
 		}
-		if err := w.tables.Ranges.Put(key, 1); err != nil {
-			return fmt.Errorf("write source range %s of %s: %w", key.String(), of, err)
-		}
-		added = append(added, key)
-		w.usedRanges++
-		w.writes++
+	}
+	if len(fresh) == 0 {
+		return nil
+	}
+	values := make([]uint8, len(fresh))
+	for i := range values {
+		values[i] = 1
+	}
+	n, err := w.tables.Ranges.PutAll(fresh, values)
+	w.usedRanges += n
+	w.writes += uint64(n)
+	if n > 0 {
+		p.ranges = slices.SortedFunc(slices.Values(slices.Concat(p.ranges, fresh[:n])), compareRanges)
+	}
+	if err != nil {
+		return fmt.Errorf("write source range %s: %w", fresh[n].String(), err)
 	}
 	return nil
 }
 
 // removeRanges deletes what p has and is not in want.
 func (w *Writer) removeRanges(p *port, want []lbmap.RangeKey) error {
-	for len(p.ranges) > len(want) {
-		i := slices.IndexFunc(p.ranges, func(key lbmap.RangeKey) bool { return !hasRange(want, key) })
-		if err := w.tables.Ranges.Delete(p.ranges[i]); err != nil {
-			return fmt.Errorf("delete source range %s: %w", p.ranges[i].String(), err)
-		}
-		p.ranges = slices.Delete(slices.Clone(p.ranges), i, i+1)
-		w.usedRanges--
-		w.writes++
-		w.room = true
+	if len(p.ranges) == len(want) { // it has all of want
+		return nil
 	}
-	return nil
+	lost := slices.DeleteFunc(slices.Clone(p.ranges), func(key lbmap.RangeKey) bool { return hasRange(want, key) })
+	n, err := w.deleteRanges(lost)
+	p.ranges = slices.DeleteFunc(slices.Clone(p.ranges), func(key lbmap.RangeKey) bool { return hasRange(lost[:n], key) })
+	return err
+}
+
+// deleteRanges deletes all or, with an error, the first n.
+func (w *Writer) deleteRanges(list []lbmap.RangeKey) (n int, err error) {
+	if len(list) == 0 {
+		return 0, nil
+	}
+	n, err = w.tables.Ranges.DeleteAll(list)
+	w.usedRanges -= n
+	w.writes += uint64(n)
+	w.room = w.room || n > 0
+	if err != nil {
+		err = fmt.Errorf("delete source range %s: %w", list[n].String(), err)
+	}
+	return n, err
+}
+
+// removeRangesOf deletes the ranges of many ports at once, as far as that goes: remove tries again for each.
+func (w *Writer) removeRangesOf(ports []port) {
+	var all []lbmap.RangeKey
+	for i := range ports {
+		all = append(all, ports[i].ranges...)
+	}
+	n, _ := w.deleteRanges(all)
+	for i := range ports {
+		gone := min(n, len(ports[i].ranges))
+		ports[i].ranges = ports[i].ranges[gone:]
+		n -= gone
+	}
 }
 
 // loadRanges reads what a previous process wrote. Ranges without a service port are deleted.

@@ -32,6 +32,9 @@ func (w *Writer) retire(todo []uint32) error {
 	if err := w.delete(keys); err != nil {
 		return err
 	}
+	if wanted == nil {
+		w.removeRangesOf(w.gone)
+	}
 	var errs []error
 	waiting := w.gone[:0]
 	for i := range w.gone {
