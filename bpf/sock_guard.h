@@ -12,6 +12,7 @@
 #include "global.h"
 #include "packet.h"
 #include "parse.h"
+#include "reason.h"
 #include "service_stats.h"
 #include "sock_addr.h"
 #include "sock_dest.h"
@@ -23,6 +24,20 @@ GLOBAL int read_packet(struct __sk_buff *skb, struct packet *p)
 	if (!p)
 		return BROKEN;
 	return parse(skb, skb->protocol, p);
+}
+
+/*
+ * A packet that is dropped, with the frontend as its destination. tandemctl
+ * monitor attaches a program to this function, as to that of programs on
+ * devices (verdict.h); without that it does nothing.
+ */
+GLOBAL int packet_failed(const struct packet *p, __u32 reason)
+{
+	if (!p)
+		return 0;
+	/* The compiler must not drop the call. */
+	asm volatile("" : : "r"(reason) : "memory");
+	return 0;
 }
 
 /*
@@ -38,6 +53,8 @@ static __always_inline int guard(struct __sk_buff *skb)
 	struct sock_dest *dest;
 	struct bpf_sock *sk = skb->sk;
 	struct packet p = {};
+	__be16 vip_port;
+	__be32 vip[4];
 
 	if (sk)
 		sk = bpf_sk_fullsock(sk);
@@ -45,6 +62,8 @@ static __always_inline int guard(struct __sk_buff *skb)
 	if (!dest || (!dest->guarded && !dest->many))
 		return PROCEED;
 	fe.service = dest->service;
+	copy_addr(vip, dest->vip);
+	vip_port = dest->vip_port;
 	if (read_packet(skb, &p) != UNDERSTOOD)
 		goto drop;
 	/* A connection has one destination, even if its packets are addressed
@@ -59,6 +78,8 @@ static __always_inline int guard(struct __sk_buff *skb)
 		if (!udp_peer_lookup(&key, &further) || !further.guarded)
 			return PROCEED;
 		fe.service = further.service;
+		copy_addr(vip, further.vip);
+		vip_port = further.vip_port;
 	} else if (!dest->guarded) {
 		return PROCEED;
 	}
@@ -66,6 +87,10 @@ static __always_inline int guard(struct __sk_buff *skb)
 		return PROCEED;
 drop:
 	count_connection(fe.service, SELECT_DROP, 0);
+	copy_addr(p.key.dst, vip);
+	p.key.dport = vip_port;
+	p.key.proto = dest->proto;
+	packet_failed(&p, DROP_SOURCE_RANGE);
 	return DENY;
 }
 

@@ -62,9 +62,8 @@ ends, or is killed. Nothing of it is there otherwise. The kernel reports up to -
 failures of all Services per second and CPU, and counts the rest. It needs Linux 5.17
 on x86-64, 6.0 on arm64.
 
-It does not show connections that succeed (see flows), packets that a socket sends
-from an address that source ranges do not have, ICMP errors, and what iptables rules
-or IPVS serve.`,
+It does not show connections that succeed (see flows), packets that are held back
+while programs are attached again, ICMP errors, and what iptables rules or IPVS serve.`,
 		Example: `  tandemctl monitor
   tandemctl monitor shop/web --for 1m
   tandemctl monitor --client 198.51.100.7 -o json`,

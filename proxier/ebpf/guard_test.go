@@ -8,12 +8,16 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/monitor"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -163,6 +167,12 @@ func TestSourceRangesOfPods(t *testing.T) {
 			}})
 		}
 	}
+	var m *monitor.Monitor
+	perPacket := 0
+	if kernel.AtLeast(t, 5, 17) { // bpf_get_func_arg
+		m = newMonitor(t)
+		followNode(t, m, one)
+	}
 	for _, test := range attempts {
 		for _, to := range guarded {
 			if to.Addr().Is4() && test.only6 {
@@ -197,10 +207,23 @@ func TestSourceRangesOfPods(t *testing.T) {
 						t.Error("reached the backend")
 					case !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.ETIMEDOUT):
 						t.Errorf("failed with %v, want EPERM or, for TCP, ETIMEDOUT", err)
+					case m != nil:
+						if strings.HasSuffix(test.name, "IPv4 by IPv6") {
+							to = guarded[0]
+						}
+						if f := failureAt(t, m, to); f.PID == 0 { // by its packet
+							perPacket++
+							if f.Reason != lbmap.ReasonName(lbmap.DropSourceRange) || f.Client.Addr() != own(from, to.Addr()) {
+								t.Errorf("the monitor has %+v", f)
+							}
+						}
 					}
 				})
 			}
 		}
+	}
+	if m != nil && perPacket == 0 {
+		t.Error("the monitor has no packet that was dropped")
 	}
 }
 

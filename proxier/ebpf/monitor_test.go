@@ -18,6 +18,20 @@ import (
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
+func newMonitor(t *testing.T) *monitor.Monitor {
+	t.Helper()
+	m, err := monitor.New(1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
 // followNode attaches a monitor to the programs of a node.
 func followNode(t *testing.T, m *monitor.Monitor, at *lab.Node) (attached int) {
 	t.Helper()
@@ -55,15 +69,7 @@ func failureAt(t *testing.T, m *monitor.Monitor, to netip.AddrPort) monitor.Fail
 func TestMonitor(t *testing.T) {
 	kernel.Since(t, 5, 17, "bpf_get_func_arg")
 	e := newEdge(t, Options{})
-	m, err := monitor.New(1000)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	m := newMonitor(t)
 	attached := followNode(t, m, e.at)
 	if again := followNode(t, m, e.at); again != attached {
 		t.Errorf("attached to %d functions, and then to %d", attached, again)

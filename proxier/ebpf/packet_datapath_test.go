@@ -435,7 +435,7 @@ func checkEntries(index *flowtable.Index, all *flowtabletest.Index, flows []lbma
 
 // reasonNames are the names of enum reason, in its order.
 var reasonNames = func() (names []string) {
-	header, err := os.ReadFile("../../bpf/reasons.h")
+	header, err := os.ReadFile("../../bpf/reason.h")
 	if err != nil {
 		panic(err)
 	}

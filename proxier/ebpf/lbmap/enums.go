@@ -209,11 +209,6 @@ const (
 	FlowNear     = 32
 )
 
-// enum signal_buckets
-const (
-	SignalBuckets = 14
-)
-
 // enum reason
 const (
 	ForwardLocal    = 0
@@ -245,6 +240,11 @@ const (
 	DropNoTarget    = 26
 	Accelerated     = 27
 	Reasons         = 28
+)
+
+// enum signal_buckets
+const (
+	SignalBuckets = 14
 )
 
 // enum role
