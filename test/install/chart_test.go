@@ -16,11 +16,17 @@ import (
 
 const charts = "Chart and kustomization"
 
+const (
+	chartFolder = "deploy/helm/tandem-kube-proxy"
+	// earlierChart is an earlier version of it.
+	earlierChart = "charts/tandem-kube-proxy-0.1.0.tgz"
+)
+
 // helmInstall is the page's command, with what is different in this cluster.
-func (i *install) helmInstall(more string) {
+func (i *install) helmInstall(chart, more string) {
 	i.tb.Helper()
 	i.follow(charts, 0,
-		"https://10.0.0.1:6443", fmt.Sprintf("https://%s:6443", i.nodes[0].Addr4),
+		chartFolder, chart, "https://10.0.0.1:6443", fmt.Sprintf("https://%s:6443", i.nodes[0].Addr4),
 		"clusterCIDR=10.244.0.0/16", "'clusterCIDR={"+kubeadm.PodSubnet+"}' --set config.conntrack.maxPerCore=0 "+more)
 	i.rollout("kube-system", "daemonset/tandem-kube-proxy")
 }
@@ -29,11 +35,19 @@ const chartPods = "for pod in $(kubectl -n kube-system get pods -l app.kubernete
 
 // chart replaces upstream's DaemonSet by the chart, and goes back.
 func (i *install) chart() {
-	i.step("chart", func() {
+	i.step("chart of an earlier version", func() {
 		i.park()
-		i.helmInstall("")
+		i.helmInstall(earlierChart, "")
 		i.serves("ebpf")
 		i.follows()
+	})
+	i.step("chart", func() {
+		i.follow(charts, 5)
+		i.serves("ebpf")
+		i.follows()
+		if out := i.run("helm list --namespace kube-system"); !strings.Contains(out, "tandem-kube-proxy-0.2.0") {
+			i.tb.Errorf("no upgrade: %s", out)
+		}
 	})
 	i.step("tandemctl", func() {
 		i.await("kubectl -n kube-system exec ds/tandem-kube-proxy -- tandemctl status", "new ones are served")
@@ -64,7 +78,7 @@ func (i *install) coexistence() {
 		i.tb.Fatalf("%v", err)
 	}
 	i.step("chart beside upstream", func() {
-		i.helmInstall("-f " + values)
+		i.helmInstall(chartFolder, "-f "+values)
 		i.await("kubectl -n kube-system exec ds/tandem-kube-proxy -- tandemctl status", "new ones are served")
 		i.follows()
 	})

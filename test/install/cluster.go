@@ -48,6 +48,14 @@ func newCluster(tb lab.TB, dir string, names ...string) *cluster {
 	if err == nil {
 		err = os.Symlink(deploy, filepath.Join(dir, "deploy"))
 	}
+	// An earlier version of the chart.
+	var charts string
+	if err == nil {
+		charts, err = filepath.Abs(source + "/test/deploy/testdata")
+	}
+	if err == nil {
+		err = os.Symlink(charts, filepath.Join(dir, "charts"))
+	}
 	if err != nil {
 		tb.Fatalf("%v", err)
 	}
