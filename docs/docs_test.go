@@ -6,9 +6,11 @@ package docs
 
 import (
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -289,5 +291,27 @@ func TestVersions(t *testing.T) {
 		if tested := strings.HasPrefix(controlPlane, "v"+minor+"."); tested != (row[2] == controlPlane) {
 			t.Errorf("compatibility.md says %q of a control plane of %s; test/cluster has %s", row[2], minor, controlPlane)
 		}
+	}
+}
+
+// TestKinds: docs/troubleshooting.md names every kind of object that tandemctl prints, and no other.
+func TestKinds(t *testing.T) {
+	_, section, found := strings.Cut(pages(t)["docs/troubleshooting.md"], "\n## Output for machines\n")
+	if !found {
+		t.Fatal("docs/troubleshooting.md has no section about output for machines")
+	}
+	named, printed := map[string]bool{}, map[string]bool{}
+	for _, row := range regexp.MustCompile("(?m)^\\| [^|]*\\| `(\\w+)` \\|").FindAllStringSubmatch(section, -1) {
+		named[row[1]] = true
+	}
+	walk(t, func(path string, text []byte) {
+		if strings.HasPrefix(path, "cmd/tandemctl/") && !strings.HasSuffix(path, "_test.go") {
+			for _, call := range regexp.MustCompile(`write(?:Data|Stream)\("(\w+)"`).FindAllSubmatch(text, -1) {
+				printed[string(call[1])] = true
+			}
+		}
+	}, ".go")
+	if len(printed) == 0 || !maps.Equal(named, printed) {
+		t.Errorf("the page names %v, tandemctl prints %v", slices.Sorted(maps.Keys(named)), slices.Sorted(maps.Keys(printed)))
 	}
 }

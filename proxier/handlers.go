@@ -92,14 +92,17 @@ const (
 	ReasonFiltersBeforeDNAT = "FiltersBeforeDNAT"               // rules of the host act on what clients dialled
 	ReasonRepaired          = "KernelStateRepaired"             // another process removed kernel state, which was restored
 	ReasonBypassed          = "ProgramsBypassed"                // a foreign program runs before those of the proxy
+	ReasonRulesRefused      = "RulesRefused"                    // the kernel refuses the rules of a service port
+	ReasonServerRefused     = "VirtualServerRefused"            // the kernel refuses a virtual server of IPVS
 	ReasonNoHealthCheck     = "FailedToStartServiceHealthcheck" // the port cannot be bound; upstream's word
 )
 
 // ExpectedProblems are the reasons by kind of object, without those of manifests. Counters of them begin at 0, so
 // that the first problem is an increase.
 var ExpectedProblems = map[string][]string{
-	"Service":       {ReasonInvalidObject, ReasonConflict, ReasonCapacity, ReasonUnsupported, ReasonUnguarded, ReasonNoHealthCheck},
+	"Service":       {ReasonInvalidObject, ReasonConflict, ReasonCapacity, ReasonUnsupported, ReasonUnguarded, ReasonRulesRefused, ReasonServerRefused, ReasonNoHealthCheck},
 	"EndpointSlice": {ReasonInvalidObject},
 	"Node":          {ReasonInvalidConfig, ReasonIncompleteNode, ReasonUnsupported, ReasonFlowsNotClosed, ReasonFiltersBeforeDNAT, ReasonRepaired, ReasonBypassed},
 	"Pod":           {ReasonInvalidObject, ReasonConflict, ReasonCapacity, ReasonUnsupported},
+	"Namespace":     {ReasonInvalidObject},
 }

@@ -40,7 +40,7 @@ anything but their counters, and that ended.`,
 		Example: `  tandemctl services
   tandemctl services -n kube-system -o wide
   tandemctl services kube-system/kube-dns
-  tandemctl services -o json | jq '.services[] | select(.state != "programmed")'`,
+  tandemctl services -o json | jq '.elsewhere[], (.services[] | select(.state != "programmed"))'`,
 		Args: args(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, list []string) error {
 			f, err := newServiceFilter(list, namespace)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -208,6 +209,14 @@ func problemsText(list []status.Problem) string {
 	return strings.Join(parts, ", ") + " (since the start; the log and Events name the objects)"
 }
 
+// fullness is how much of what it may become a map has in use, from 0 to 1; -1 where that is not known, or means nothing.
+func fullness(m inspect.MapStatus) float64 {
+	if m.Used == nil || m.Max <= 1 || m.Limit == 0 {
+		return -1
+	}
+	return float64(*m.Used) / float64(m.Limit)
+}
+
 // writeKernel shows what the kernel has.
 func writeKernel(w io.Writer, s *inspect.Status, filters []string, now time.Time) error {
 	running := "not running"
@@ -273,8 +282,10 @@ func writeKernel(w io.Writer, s *inspect.Status, filters []string, now time.Time
 	}
 
 	fmt.Fprintln(w)
+	worst := slices.Clone(s.Maps)
+	slices.SortStableFunc(worst, func(a, b inspect.MapStatus) int { return cmp.Compare(fullness(b), fullness(a)) })
 	tables := newTable(w, "MAP", "ID", "TYPE", "USED", "SIZE", "LIMIT", "FULL", "MEMORY")
-	for _, m := range s.Maps {
+	for _, m := range worst {
 		used, full, memory := "", "", ""
 		if m.Used != nil {
 			used = number(*m.Used)

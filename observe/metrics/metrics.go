@@ -66,6 +66,8 @@ type Metrics struct {
 	mode       *k8smetrics.GaugeVec
 	build      *k8smetrics.GaugeVec
 	other      *k8smetrics.Gauge
+	checks     *k8smetrics.GaugeVec
+	draining   *k8smetrics.GaugeVec
 	states     *k8smetrics.GaugeVec
 	filters    *k8smetrics.Gauge
 	firewalls  *k8smetrics.Gauge
@@ -143,6 +145,8 @@ func New(families []proxier.Family) *Metrics {
 	m.mode = gauges(tandem, "proxy_mode", "1 for the running mode; the reason is requested or fallback.", "mode", "reason")
 	m.build = gauges(tandem, "build_info", "1 for the build of this proxy.", "version", "go_version")
 	m.other = gauge(tandem, "other_proxy", "1 if another kube-proxy runs on this node, otherwise 0.")
+	m.checks = gauges(tandem, "check_ok", "1 if a condition of readiness holds, otherwise 0. They are checked every 10 seconds, whether /readyz is asked or not.", "check")
+	m.draining = gauges(tandem, "draining_since_timestamp_seconds", "Unix time since which what another mode left in the kernel serves its last connections before it is removed.", "what")
 	m.firewalls = gauge(tandem, "translated_only_firewalls", "Firewalls of this host that forward only connections translated by netfilter. iptables rules serve clients outside this node of Services with local endpoints.")
 	m.filters = gauge(tandem, "filters_before_dnat", "Rules of this host that can drop packets before DNAT. iptables rules serve the affected frontends.")
 	m.states = gauges(tandem, "backend_states", "Backends that an operator drained or quarantined on this node, by state. One command for all ports of an address counts once.", "state")
@@ -160,7 +164,7 @@ func (m *Metrics) Register(registry Registry, source TableSource, rules RuleSour
 	for _, metric := range []k8smetrics.Registerable{
 		m.syncDuration, m.fullDuration, m.partialDuration, m.syncLast, m.syncLastQueued, m.endpointPending, m.endpointTotal, m.servicePending, m.serviceTotal,
 		m.healthz, m.livez, m.programmingLatency, m.noLocalEndpoints, m.restoreFailures, m.partialFailures, m.rulesTotal, m.rulesLast, m.conntrackDuration, m.conntrackDeleted,
-		m.readyz, m.problems, m.syncErrors, m.ports, m.capability, m.mode, m.build, m.other, m.states, m.repairs, m.disruption, m.filters, m.firewalls,
+		m.readyz, m.problems, m.syncErrors, m.ports, m.capability, m.mode, m.build, m.other, m.checks, m.draining, m.states, m.repairs, m.disruption, m.filters, m.firewalls,
 	} {
 		if err := registry.Register(metric); err != nil {
 			return err
@@ -212,6 +216,27 @@ func (m *Metrics) OtherProxy(runs bool) {
 	if runs {
 		m.other.Set(1)
 	}
+}
+
+// Checks are the conditions of readiness. One that is not in the list has no series any more.
+func (m *Metrics) Checks(ok map[string]bool) {
+	m.checks.Reset()
+	for name, holds := range ok {
+		value := 0.0
+		if holds {
+			value = 1
+		}
+		m.checks.WithLabelValues(name).Set(value)
+	}
+}
+
+// Draining says since when something serves its last connections; the zero time ends that.
+func (m *Metrics) Draining(what string, since time.Time) {
+	if since.IsZero() {
+		m.draining.DeleteLabelValues(what)
+		return
+	}
+	m.draining.WithLabelValues(what).Set(seconds(since))
 }
 
 // BackendStates says which backends an operator drained or quarantined.

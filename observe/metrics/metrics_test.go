@@ -84,6 +84,8 @@ func full(t *testing.T) string {
 	m.Capability("set_retval", "yes")
 	m.Mode("ebpf", ModeRequested)
 	m.OtherProxy(true)
+	m.Checks(map[string]bool{"programmed": true, "ebpf-IPv4": false})
+	m.Draining("programs of mode ebpf", time.Unix(1700000000, 0))
 	m.Disrupted(0.02)
 	m.BackendStates([]proxier.BackendOverride{{State: proxier.MaintenanceState}, {State: proxier.MaintenanceState}})
 	m.Build("v1.2.3")

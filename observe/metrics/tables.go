@@ -44,6 +44,8 @@ type Service struct {
 	Connections, Packets, Bytes     uint64
 	// Refused and Unanswered are TCP connections of clients outside that were never established.
 	Refused, Unanswered uint64
+	// Rejected and Dropped are connections that the proxy itself refused.
+	Rejected, Dropped uint64
 	// Signals are nil if connections are not watched.
 	Signals *Signals
 }
@@ -74,6 +76,8 @@ var (
 
 	flowFailuresDesc = k8smetrics.NewDesc("tandem_service_flow_failures_total", "TCP connections of clients outside to a service port that were not established: refused by a reset of the endpoint, or unanswered.", append(serviceLabels, "result"), nil, k8smetrics.ALPHA, "")
 
+	refusalsDesc = k8smetrics.NewDesc("tandem_service_refusals_total", "Connections to a service port that the proxy refused: rejected without endpoints, or dropped by traffic policy or source ranges.", append(serviceLabels, "result"), nil, k8smetrics.ALPHA, "")
+
 	closedDesc = k8smetrics.NewDesc("tandem_closed_udp_sockets_total", "UDP sockets closed because their backend was removed.", nil, nil, k8smetrics.ALPHA, "")
 )
 
@@ -101,6 +105,7 @@ func (t *tables) DescribeWithStability(ch chan<- *k8smetrics.Desc) {
 	ch <- packetsDesc
 	ch <- serviceConnectionsDesc
 	ch <- flowFailuresDesc
+	ch <- refusalsDesc
 	ch <- connectsDesc
 	ch <- socketBytesDesc
 	ch <- servicePacketsDesc
@@ -152,6 +157,9 @@ func (t *tables) CollectWithStability(ch chan<- k8smetrics.Metric) {
 		}{{serviceConnectionsDesc, s.Connections}, {servicePacketsDesc, s.Packets}, {serviceBytesDesc, s.Bytes}} {
 			ch <- k8smetrics.NewLazyConstMetric(c.desc, k8smetrics.CounterValue, float64(c.value), s.Namespace, s.Name, s.Port, s.Protocol)
 		}
+		for result, n := range map[string]uint64{"rejected": s.Rejected, "dropped": s.Dropped} {
+			ch <- k8smetrics.NewLazyConstMetric(refusalsDesc, k8smetrics.CounterValue, float64(n), s.Namespace, s.Name, s.Port, s.Protocol, result)
+		}
 		if s.Protocol != "UDP" {
 			for result, n := range map[string]uint64{"refused": s.Refused, "unanswered": s.Unanswered} {
 				ch <- k8smetrics.NewLazyConstMetric(flowFailuresDesc, k8smetrics.CounterValue, float64(n), s.Namespace, s.Name, s.Port, s.Protocol, result)
@@ -196,6 +204,8 @@ func (t *tables) bounded(list []Service, shared *Signals) []Service {
 		others.Bytes += s.Bytes
 		others.Refused += s.Refused
 		others.Unanswered += s.Unanswered
+		others.Rejected += s.Rejected
+		others.Dropped += s.Dropped
 		if s.Signals != nil {
 			if others.Signals == nil {
 				others.Signals = &Signals{}
@@ -206,7 +216,7 @@ func (t *tables) bounded(list []Service, shared *Signals) []Service {
 	if others.Signals != nil && shared != nil {
 		others.Signals.add(shared)
 	}
-	if others.Connections > 0 {
+	if others.Connections+others.Rejected+others.Dropped > 0 {
 		out = append(out, others)
 	}
 	return out

@@ -19,12 +19,14 @@ type ServiceTraffic struct {
 	Connections                     uint64
 	// Refused and Unanswered are TCP connections of clients outside that were never established.
 	Refused, Unanswered uint64
+	// Rejected and Dropped are connections that programs refused.
+	Rejected, Dropped uint64
 	flowtable.Traffic
 	// Signals of connections of sockets of this node; none if they are not watched.
 	Signals lbmap.ServiceSignals
 }
 
-// Traffic of all service ports that had connections.
+// Traffic of all service ports that clients tried to connect to.
 func (t *Tier) Traffic() (list []ServiceTraffic, err error) {
 	t.gen.RLock()
 	defer t.gen.RUnlock()
@@ -35,12 +37,15 @@ func (t *Tier) Traffic() (list []ServiceTraffic, err error) {
 		}
 		for id := range tables.Services {
 			service := &tables.Services[id]
-			connections := atomic.LoadUint64(&tables.ServiceStats[id].Connections)
-			if connections == 0 || service.State == lbmap.ServiceFree {
+			stats := &tables.ServiceStats[id]
+			s := ServiceTraffic{
+				Protocol: proxier.Protocol(service.Proto).String(), Connections: atomic.LoadUint64(&stats.Connections), Traffic: live[uint32(id)],
+				Refused: atomic.LoadUint64(&stats.Refused), Unanswered: atomic.LoadUint64(&stats.Unanswered),
+				Rejected: atomic.LoadUint64(&stats.Rejected), Dropped: atomic.LoadUint64(&stats.Dropped),
+			}
+			if s.Connections+s.Rejected+s.Dropped == 0 || service.State == lbmap.ServiceFree {
 				continue
 			}
-			s := ServiceTraffic{Protocol: proxier.Protocol(service.Proto).String(), Connections: connections, Traffic: live[uint32(id)],
-				Refused: atomic.LoadUint64(&tables.ServiceStats[id].Refused), Unanswered: atomic.LoadUint64(&tables.ServiceStats[id].Unanswered)}
 			s.Namespace, s.Name, s.Port = service.SplitName()
 			if s.Signals, err = t.signalsOf(uint32(id)); err != nil {
 				return err

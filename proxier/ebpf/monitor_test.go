@@ -32,16 +32,23 @@ func newMonitor(t *testing.T) *monitor.Monitor {
 	return m
 }
 
-// followNode attaches a monitor to the programs of a node.
-func followNode(t *testing.T, m *monitor.Monitor, at *lab.Node) (attached int) {
+// follow attaches a monitor to the programs of a node.
+func follow(t *testing.T, m *monitor.Monitor, at *lab.Node) (attached int, err error) {
 	t.Helper()
 	i := inspectNode(t, at)
-	err := at.Do(func() error {
+	err = at.Do(func() error {
 		return i.WithPrograms(func(programs []*ciliumebpf.Program) (err error) {
 			attached, err = m.Follow(programs)
 			return err
 		})
 	})
+	return attached, err
+}
+
+// followNode is follow for tests of the monitor.
+func followNode(t *testing.T, m *monitor.Monitor, at *lab.Node) int {
+	t.Helper()
+	attached, err := follow(t, m, at)
 	if errors.Is(err, monitor.ErrNotSupported) {
 		lab.SkipOrFailModule(t, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/xtables"
+	"github.com/tandem-proxy/tandem/proxier"
 )
 
 // batchSize is how many chains are written at once. With the nft variant, the time for a
@@ -94,7 +95,7 @@ func (f *family) refused(ctx context.Context, index uint32, err error) {
 	}
 	d := p.Desired()
 	if f.opts.Reporter != nil && p.Applied.reported != d {
-		problem := d.Problem("RulesRefused")
+		problem := d.Problem(proxier.ReasonRulesRefused)
 		problem.Message = fmt.Sprintf("port %s over %s: %v; its previous rules stay, other Services are not affected", d.Name.Port, f.name, err)
 		f.opts.Reporter.Report(problem)
 	}

@@ -197,7 +197,7 @@ func (t *Tier) report(p *port, d *proxier.Decision, why error) {
 		return
 	}
 	p.reported = d
-	problem := d.Problem("VirtualServerRefused")
+	problem := d.Problem(proxier.ReasonServerRefused)
 	problem.Message = fmt.Sprintf("port %s: %v; iptables rules serve it instead, other Services are not affected", d.Name.Port, why)
 	t.opts.Reporter.Report(problem)
 }

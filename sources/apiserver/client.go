@@ -102,7 +102,8 @@ func (c *Client) URL() string {
 	return u.Scheme + "://" + u.Host
 }
 
-// clientFor shares connections and the rate limit between the API groups, as a clientset does.
+// clientFor shares connections and the rate limit between the API groups, as a clientset does. Events have a limit of their own: many of
+// them do not hold up lists, nor lists them.
 func clientFor(restConfig *rest.Config) (*Client, error) {
 	transport, err := rest.HTTPClientFor(restConfig)
 	if err != nil {
@@ -133,6 +134,9 @@ func clientFor(restConfig *rest.Config) (*Client, error) {
 	} {
 		of := rest.CopyConfig(shared)
 		of.APIPath, of.GroupVersion = group.path, &group.version
+		if group.client == &c.events && shared.RateLimiter != nil {
+			of.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(shared.QPS, shared.Burst)
+		}
 		if *group.client, err = rest.RESTClientForConfigAndClient(of, &own); err != nil {
 			return nil, err
 		}

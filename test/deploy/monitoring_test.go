@@ -53,6 +53,8 @@ func exposed(t *testing.T) map[string][]string {
 	m.Healthz(200)
 	m.Livez(200)
 	m.Readyz(503)
+	m.Checks(map[string]bool{"programmed": true})
+	m.Draining("programs of mode ebpf", time.Now())
 	m.Problem("Service", "Conflict")
 	m.Mode("ebpf", metrics.ModeRequested)
 	m.Capability("connect4", "yes")

@@ -104,6 +104,19 @@ func TestNotReady(t *testing.T) {
 	s.await(t, "ready again", ready(s.node, 200))
 }
 
+// TestProbeUnasked: where nothing asks /readyz, Services are probed as well: a metric shows that one fails, and a full sync follows.
+func TestProbeUnasked(t *testing.T) {
+	s := newStage(t)
+	s.start("--proxy-mode=ebpf")
+	defer s.end()
+	s.await(t, "a probe that succeeds", shows(s.node, `tandem_check_ok{check="ebpf-IPv4"} 1`))
+	undo := refuse(t, s.node)
+	s.await(t, "a probe that fails", shows(s.node, `tandem_check_ok{check="ebpf-IPv4"} 0`))
+	s.await(t, "a full sync", s.Says("A probe of this node's Services failed; comparing everything with the kernel"))
+	undo()
+	s.await(t, "a probe that succeeds again", shows(s.node, `tandem_check_ok{check="ebpf-IPv4"} 1`))
+}
+
 // refuse attaches a foreign program to the node's cgroup that refuses connections to 10.0.0.0/8.
 func refuse(t *testing.T, n *lab.Node) (undo func()) {
 	t.Helper()

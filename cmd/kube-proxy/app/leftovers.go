@@ -24,11 +24,16 @@ type leftovers struct {
 	synced chan struct{} // closed when this mode serves everything
 	list   []leftover
 	parts  parts
+	// draining is told what takes long to remove, and since when; the zero time at the end.
+	draining func(what string, since time.Time)
 }
 
+// drainsAfter is how long the removal of something takes that has connections left.
+const drainsAfter = 10 * time.Second
+
 // leftoversOf are those of all modes that a mode does not manage itself.
-func leftoversOf(m mode, h *host, p *parts) *leftovers {
-	l := &leftovers{synced: make(chan struct{}), parts: *p}
+func leftoversOf(m mode, h *host, p *parts, draining func(string, time.Time)) *leftovers {
+	l := &leftovers{synced: make(chan struct{}), parts: *p, draining: draining}
 	if h.isShared() {
 		return l // what other modes have here may be the other kube-proxy's
 	}
@@ -84,6 +89,13 @@ func (l *leftovers) run(ctx context.Context) {
 	defer wg.Wait()
 	for _, each := range l.list {
 		wg.Go(func() {
+			began := time.Now()
+			long := time.AfterFunc(drainsAfter, func() { l.draining(each.what(), began) })
+			defer func() {
+				if !long.Stop() {
+					l.draining(each.what(), time.Time{})
+				}
+			}()
 			_ = removalBackoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) { // ends with ctx
 				err := each.retire(ctx, &l.parts)
 				if err != nil && ctx.Err() == nil {

@@ -64,7 +64,7 @@ func TestLeftoversOf(t *testing.T) {
 	} {
 		var got []string
 		h := &host{config: config.New()}
-		for _, l := range leftoversOf(modeNamed(h, name), h, &parts{}).list {
+		for _, l := range leftoversOf(modeNamed(h, name), h, &parts{}, nil).list {
 			got = append(got, l.what())
 		}
 		if !slices.Equal(got, want) {
@@ -74,7 +74,7 @@ func TestLeftoversOf(t *testing.T) {
 	h := &host{config: config.New()}
 	h.config.KubeProxy.Mode, h.config.Tandem.EBPF.Fallback = config.ModeEBPF, []string{config.FallbackNone}
 	var got []string
-	for _, l := range leftoversOf(modeNamed(h, capabilities.ModeEBPF), h, &parts{}).list {
+	for _, l := range leftoversOf(modeNamed(h, capabilities.ModeEBPF), h, &parts{}, nil).list {
 		got = append(got, l.what())
 	}
 	if want := []string{tables, servers, "rules of mode iptables"}; !slices.Equal(got, want) {
@@ -82,7 +82,7 @@ func TestLeftoversOf(t *testing.T) {
 	}
 	h = &host{config: config.New()}
 	h.config.Tandem.Coexistence.Preset = config.CoexistSocketLB
-	if l := leftoversOf(modeNamed(h, capabilities.ModeEBPF), h, &parts{}).list; len(l) > 0 {
+	if l := leftoversOf(modeNamed(h, capabilities.ModeEBPF), h, &parts{}, nil).list; len(l) > 0 {
 		t.Errorf("beside another kube-proxy, %d leftovers are removed", len(l))
 	}
 }

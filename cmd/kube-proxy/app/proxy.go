@@ -233,7 +233,7 @@ func (p *proxy) program(ctx context.Context) error {
 	p.facts.start(ctx)
 	states := p.newBackendStates()
 	p.facts.known.Overrides = states.start(ctx)
-	left := leftoversOf(p.mode, p.host, parts)
+	left := leftoversOf(p.mode, p.host, parts, p.metrics.Draining)
 	left.replace(ctx)
 	px, err := proxier.New(proxier.Options{
 		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(open.tier()), Reporter: p.problems,
@@ -284,6 +284,7 @@ func (p *proxy) program(ctx context.Context) error {
 	group.Go(func() error { other.follow(ctx); return nil })
 	group.Go(func() error { open.run(ctx); return nil })
 	group.Go(func() error { p.reports.run(ctx, px.Table(), open); return nil })
+	group.Go(func() error { p.followChecks(ctx); return nil })
 	group.Go(func() error {
 		p.health.Start()
 		p.metrics.Start(time.Now())

@@ -10,6 +10,7 @@ import (
 	"k8s.io/component-base/configz"
 	k8smetrics "k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/config"
 	"github.com/tandem-proxy/tandem/observe/events"
@@ -41,8 +42,11 @@ func newClient(o *Options) (*apiserver.Client, error) {
 	})
 }
 
-// recordStart records Events on the Node: the start, and a fallback to another mode.
+// recordStart records Events on the Node: the start, and a fallback to another mode, of which the log warns as well.
 func (p *proxy) recordStart() {
+	if p.isFallback() {
+		klog.Warningf("Mode %s runs instead of %s: %s", p.mode.name(), p.opts.Config.KubeProxy.Mode, strings.Join(texts(p.decision.Reasons), "; "))
+	}
 	if p.recorder == nil {
 		return
 	}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/capabilities"
@@ -66,7 +67,7 @@ func candidates(open activeMode, node string, round uint64, table *proxier.Table
 			if s.by == "" || s.by == foreign || !s.bySocket && d.Name.Protocol != proxier.TCP {
 				continue // a probe of UDP by packets would send endpoints datagrams they do not expect
 			}
-			next := candidate{name: d.Name.String(), cost: costOf(d, s.bySocket), lot: rankOf(node, round, d)}
+			next := candidate{name: d.Name.String(), cost: costOf(d, s.bySocket, round), lot: rankOf(node, round, d)}
 			is := probed{s.by, s.bySocket, proxier.FamilyOf(f.Addr.Addr())}
 			at, _ := slices.BinarySearchFunc(chosen[is], next, func(a, b candidate) int { return a.compare(&b) })
 			if at == maxTries {
@@ -80,11 +81,11 @@ func candidates(open activeMode, node string, round uint64, table *proxier.Table
 	return chosen
 }
 
-// costOf ranks frontends. Where sockets are translated, a probe of UDP sends no packet. The
-// API server comes last, as all nodes together would be a load for it, and affinity before it,
-// as it would remember this node.
-func costOf(d *proxier.Decision, bySocket bool) (cost int) {
-	if bySocket && d.Name.Protocol != proxier.UDP {
+// costOf ranks frontends. Where sockets are translated, a probe of UDP sends no packet, which counts in every other round: in the rest
+// TCP has its turn. The API server comes last, as all nodes together would be a load for it, and affinity before it, as it would
+// remember this node.
+func costOf(d *proxier.Decision, bySocket bool, round uint64) (cost int) {
+	if bySocket && d.Name.Protocol != proxier.UDP && round%2 == 0 {
 		cost++
 	}
 	if d.Affinity > 0 {
@@ -143,6 +144,20 @@ func (p *proxy) probe(ctx context.Context) (list []health.Check) {
 		list = append(list, checkAPI(p.client.LastEvents(), limit, time.Now()))
 	}
 	return list
+}
+
+// checksInterval is the time between two looks at the conditions of readiness where nothing asks /readyz, as with kubeadm's DaemonSet.
+const checksInterval = 10 * time.Second
+
+// followChecks has Services probed, and so what is wrong repaired and shown in metrics, until ctx is done.
+func (p *proxy) followChecks(ctx context.Context) {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		ok := map[string]bool{}
+		for _, c := range p.ready.Checks(ctx) {
+			ok[c.Name] = c.OK
+		}
+		p.metrics.Checks(ok)
+	}, checksInterval)
 }
 
 // checkAPI fails if the API server has said nothing of a resource for longer than the limit.

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
 )
@@ -77,22 +78,8 @@ func TestCandidates(t *testing.T) {
 
 // TestCandidatesChange: each round dials other Services.
 func TestCandidatesChange(t *testing.T) {
-	tracker, table := proxier.NewChangeTracker("node1", time.Time{}, nil), proxier.NewTable(proxier.Facts{}, proxier.Policy{})
 	const services = 20
-	for i := range services {
-		name := fmt.Sprintf("s%d", i)
-		tracker.UpdateService(&v1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name},
-			Spec:       v1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.1.%d", i), Ports: []v1.ServicePort{{Name: "p", Port: 80, Protocol: v1.ProtocolTCP}}},
-		})
-		tracker.UpdateEndpointSlice(&discoveryv1.EndpointSlice{
-			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
-			AddressType: discoveryv1.AddressTypeIPv4,
-			Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("p"), Port: ptr.To[int32](8080), Protocol: ptr.To(v1.ProtocolTCP)}},
-			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprintf("10.244.1.%d", i)}}},
-		})
-	}
-	table.Apply(tracker.Take())
+	table := probedServices(services)
 	dialled := map[string]bool{}
 	for round := range uint64(100) {
 		dialled[candidates(&iptablesDatapath{rules: &iptables.Tier{}}, "node1", round, table)[probed{"iptables", false, proxier.IPv4}][0].name] = true
@@ -100,6 +87,49 @@ func TestCandidatesChange(t *testing.T) {
 	if len(dialled) < services*3/4 {
 		t.Errorf("100 rounds dial %d of %d Services", len(dialled), services)
 	}
+}
+
+// socketMode translates sockets.
+type socketMode struct{ servingMode }
+
+func (socketMode) serves(*proxier.Decision, *proxier.Frontend, proxier.Origin) serving {
+	return serving{by: capabilities.ModeEBPF, bySocket: true}
+}
+
+// TestCandidatesOfSockets: a single Service of UDP, which costs least, does not keep those of TCP from being dialled.
+func TestCandidatesOfSockets(t *testing.T) {
+	const services = 20
+	table := probedServices(services, v1.ProtocolUDP)
+	dialled := map[string]int{}
+	for round := range uint64(200) {
+		dialled[candidates(socketMode{}, "node1", round, table)[probed{capabilities.ModeEBPF, true, proxier.IPv4}][0].name]++
+	}
+	if udp := dialled["shop/s0:p"]; udp < 100 || len(dialled) < services*3/4 {
+		t.Errorf("200 rounds dial %d of %d Services, and %d times that of UDP", len(dialled), services, udp)
+	}
+}
+
+// probedServices is a table of Services, of which the first ones have other protocols than TCP.
+func probedServices(services int, protocols ...v1.Protocol) *proxier.Table {
+	tracker, table := proxier.NewChangeTracker("node1", time.Time{}, nil), proxier.NewTable(proxier.Facts{}, proxier.Policy{})
+	for i := range services {
+		name, protocol := fmt.Sprintf("s%d", i), v1.ProtocolTCP
+		if i < len(protocols) {
+			protocol = protocols[i]
+		}
+		tracker.UpdateService(&v1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name},
+			Spec:       v1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.1.%d", i), Ports: []v1.ServicePort{{Name: "p", Port: 80, Protocol: protocol}}},
+		})
+		tracker.UpdateEndpointSlice(&discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("p"), Port: ptr.To[int32](8080), Protocol: &protocol}},
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprintf("10.244.1.%d", i)}}},
+		})
+	}
+	table.Apply(tracker.Take())
+	return table
 }
 
 func TestCheckAPI(t *testing.T) {
