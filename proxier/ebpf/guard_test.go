@@ -213,12 +213,13 @@ func TestSourceRangesOfPods(t *testing.T) {
 					case !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.ETIMEDOUT):
 						t.Errorf("failed with %v, want EPERM or, for TCP, ETIMEDOUT", err)
 					case m != nil:
+						dialled := to
 						if strings.HasSuffix(test.name, "IPv4 by IPv6") {
-							to = guarded[0]
+							dialled = guarded[0]
 						}
-						if f := failureAt(t, m, to); f.PID == 0 { // by its packet
+						if f := failureAt(t, m, dialled); f.PID == 0 { // by its packet
 							perPacket++
-							if f.Reason != lbmap.ReasonName(lbmap.DropSourceRange) || f.Client.Addr() != own(from, to.Addr()) {
+							if f.Reason != lbmap.ReasonName(lbmap.DropSourceRange) || f.Client.Addr() != own(from, dialled.Addr()) {
 								t.Errorf("the monitor has %+v", f)
 							}
 						}
