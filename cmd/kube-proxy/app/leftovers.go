@@ -89,13 +89,17 @@ func (l *leftovers) run(ctx context.Context) {
 	defer wg.Wait()
 	for _, each := range l.list {
 		wg.Go(func() {
-			began := time.Now()
-			long := time.AfterFunc(drainsAfter, func() { l.draining(each.what(), began) })
-			defer func() {
-				if !long.Stop() {
+			began, done := time.Now(), make(chan struct{})
+			defer close(done)
+			wg.Go(func() {
+				select {
+				case <-done:
+				case <-time.After(drainsAfter):
+					l.draining(each.what(), began)
+					<-done
 					l.draining(each.what(), time.Time{})
 				}
-			}()
+			})
 			_ = removalBackoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) { // ends with ctx
 				err := each.retire(ctx, &l.parts)
 				if err != nil && ctx.Err() == nil {
