@@ -51,7 +51,7 @@ func objectsOf(t *testing.T, c *chartv2.Chart, values map[string]any) map[string
 	return objects
 }
 
-// immutable is what the API server lets nobody change in an object.
+// immutable returns the immutable fields of an object: the API server rejects an update that changes them.
 func immutable(o runtime.Object) any {
 	switch o := o.(type) {
 	case *appsv1.DaemonSet:
@@ -67,7 +67,7 @@ func immutable(o runtime.Object) any {
 }
 
 // TestUpgrade: the chart takes the place of an earlier version: with the values that a user gave that one, and, as helm upgrade --reuse-values
-// does, with all of its values. No object that stays has another value where that is immutable.
+// does, with all of its values. No immutable field changes.
 func TestUpgrade(t *testing.T) {
 	old, err := loader.Load(previous)
 	if err != nil {
