@@ -61,26 +61,27 @@ func (m *mirror[K, V]) write() (writes int, err error) {
 		}
 	}
 	// What goes makes room.
-	n, failed := m.table.DeleteAll(deletes)
-	for _, key := range deletes[:n] {
-		m.delta.Removed(key)
-	}
-	err = m.failed(deletes[n:], failed)
-	writes += n
-	n, failed = m.table.PutAll(puts, values)
-	for i, key := range puts[:n] {
-		m.delta.Done(key, values[i])
-	}
-	return writes + n, errors.Join(err, m.failed(puts[n:], failed))
+	n, err := m.each(deletes, func(from int) (int, error) { return m.table.DeleteAll(deletes[from:]) }, func(i int) { m.delta.Removed(deletes[i]) })
+	k, failed := m.each(puts, func(from int) (int, error) { return m.table.PutAll(puts[from:], values[from:]) }, func(i int) { m.delta.Done(puts[i], values[i]) })
+	return n + k, errors.Join(err, failed)
 }
 
-// failed notes that these keys were not written, of which the first one has failed.
-func (m *mirror[K, V]) failed(keys []K, err error) error {
-	if err == nil {
-		return nil
+// each writes keys, and goes on behind one that fails. It returns how many were written, and the first error.
+func (m *mirror[K, V]) each(keys []K, write func(from int) (int, error), done func(i int)) (writes int, first error) {
+	for at := 0; at < len(keys); {
+		n, err := write(at)
+		for i := range n {
+			done(at + i)
+		}
+		writes, at = writes+n, at+n
+		if err == nil {
+			continue
+		}
+		m.delta.Failed(keys[at], err)
+		if first == nil { // the others mostly fail for the same reason
+			first = fmt.Errorf("%s: %w", m.text(keys[at]), err)
+		}
+		at++
 	}
-	for _, key := range keys {
-		m.delta.Failed(key, err)
-	}
-	return fmt.Errorf("%s: %w", m.text(keys[0]), err)
+	return writes, first
 }
