@@ -16,12 +16,14 @@ import (
 // cleaning is the background clean-up of a fallback that serves nothing.
 type cleaning struct {
 	sync.WaitGroup
-	stop   context.CancelFunc
-	failed atomic.Bool
+	stop context.CancelFunc
+	// due says that the kernel may have something of the fallback again: this failed, or another proxy ran.
+	due atomic.Bool
 }
 
 // begin cleans up after a while.
 func (c *cleaning) begin(ctx context.Context, after time.Duration, tier proxier.Tier) {
+	c.end()
 	ctx, c.stop = context.WithCancel(ctx)
 	c.Go(func() {
 		timer := time.NewTimer(after)
@@ -32,7 +34,7 @@ func (c *cleaning) begin(ctx context.Context, after time.Duration, tier proxier.
 		case <-timer.C:
 		}
 		if err := tier.Cleanup(ctx); err != nil && ctx.Err() == nil {
-			c.failed.Store(true)
+			c.due.Store(true)
 			klog.FromContext(ctx).Error(err, "Cannot clean up the unused fallback; retrying with the next full sync")
 		}
 	})
@@ -44,5 +46,5 @@ func (c *cleaning) end() {
 		c.stop()
 	}
 	c.Wait()
-	c.failed.Store(false)
+	c.due.Store(false)
 }

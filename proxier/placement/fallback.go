@@ -81,7 +81,7 @@ func (t *Tier) fill(ctx context.Context) error {
 // that serves nothing leaves nothing in the kernel, also not what others of its kind left
 // there, once the fast tier serves.
 func (t *Tier) syncFallback(ctx context.Context, u *proxier.Update, refilled bool) error {
-	if t.cleaning.failed.Swap(false) {
+	if t.cleaning.due.Swap(false) {
 		t.state = unknown
 	}
 	if t.state == active {
@@ -104,6 +104,10 @@ func (t *Tier) syncFallback(ctx context.Context, u *proxier.Update, refilled boo
 	t.cleaning.begin(ctx, t.grace, t.fallback)
 	return nil
 }
+
+// OtherEnded is called when another proxy that ran beside this one has ended. The next full sync removes
+// what it left of the fallback's kind.
+func (t *Tier) OtherEnded() { t.cleaning.due.Store(true) }
 
 // losses are what goes from the fallback: at once what is not desired, and what
 // the fast tier has got after a while.

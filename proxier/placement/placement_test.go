@@ -417,12 +417,19 @@ func TestIdleFallback(t *testing.T) {
 	if b.fallback.synced != 0 || b.fallback.cleaned != 1 {
 		t.Errorf("later the fallback was synced %d times and cleaned up %d times", b.fallback.synced, b.fallback.cleaned)
 	}
+	b.tier.OtherEnded()
+	b.sync(false, b.decide(random, 1))
+	b.sync(true)
+	b.sync(true)
+	if b.fallback.synced != 0 || b.fallback.cleaned != 2 {
+		t.Errorf("after the end of another proxy the fallback was synced %d times and cleaned up %d times", b.fallback.synced, b.fallback.cleaned-1)
+	}
 	b.sync(false, sctp)
 	if b.fallback.synced == 0 {
 		t.Error("the fallback does not serve what the fast tier cannot")
 	}
 	b.sync(false, proxier.PortChange{Old: sctp.New})
-	if b.fallback.cleaned != 2 {
+	if b.fallback.cleaned != 3 {
 		t.Error("the fallback serves nothing and is still there")
 	}
 	if err := b.tier.Supports(sctp.New, &sctp.New.Frontends[0]); err != nil {

@@ -435,6 +435,24 @@ func TestOtherProxy(t *testing.T) {
 	p.await(t, "one that disappears", metric("0"))
 }
 
+// TestOtherProxyLeaves: another kube-proxy is killed that ran beside this one, which was told nothing of it. What it wrote is removed, as
+// after a process before this one.
+func TestOtherProxyLeaves(t *testing.T) {
+	s := newSharedNode(t, "iptables", func(s *stage) []*lab.Pod { return []*lab.Pod{s.here, s.there} })
+	defer s.endOurs()
+	api := fakeapi.New(append(endpoints(s.here, s.there), everyKind(), upstream.NodeObject(s.node))...)
+	p := startWith(t, s.node, api, "--take-over-delay=1s", "--metrics-bind-address=127.0.0.1:10300", "--healthz-bind-address=127.0.0.1:10301")
+	s.process = p
+	p.synced(t)
+	p.await(t, "the other one to be noticed", p.Says(`"Another kube-proxy runs on this node; both write rules`))
+	p.await(t, "its rules to be removed", func() error { return holds(t, s.node, "KUBE-S", false) })
+	s.theirs.API.Put(endpoints(s.here)[0])
+	p.await(t, "it to write them again", func() error { return holds(t, s.node, ":KUBE-SVC-", true) })
+	_ = s.theirs.Close()
+	p.await(t, "its end to be noticed", p.Says(`"The other kube-proxy on this node has ended; removing what it left"`))
+	p.await(t, "its rules to be removed once more", func() error { return holds(t, s.node, "KUBE-S", false) })
+}
+
 func hasEvent(api *fakeapi.API, want string) error {
 	if all := allEvents(api); !slices.ContainsFunc(all, func(e string) bool { return strings.HasPrefix(e, want+" Node/") }) {
 		return fmt.Errorf("no %s among the Events:\n%s", want, strings.Join(all, "\n"))

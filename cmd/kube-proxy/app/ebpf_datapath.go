@@ -204,6 +204,12 @@ func (d *ebpfDatapath) detail(e *proxier.Explanation) string {
 	return ""
 }
 
+func (d *ebpfDatapath) otherEnded() {
+	if d.placed != nil {
+		d.placed.OtherEnded()
+	}
+}
+
 func (d *ebpfDatapath) foundOther(listeners []netip.AddrPort) { d.programs.AwaitOther(listeners) }
 
 // flowsEnded closes the sockets of this node that netfilter translated for, where programs

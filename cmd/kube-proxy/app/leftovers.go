@@ -22,6 +22,7 @@ import (
 type leftovers struct {
 	once   sync.Once
 	synced chan struct{} // closed when this mode serves everything
+	again  chan struct{} // another kube-proxy may have left more
 	list   []leftover
 	parts  parts
 	// draining is told what takes long to remove, and since when; the zero time at the end.
@@ -33,7 +34,7 @@ const drainsAfter = 10 * time.Second
 
 // leftoversOf are those of all modes that a mode does not manage itself.
 func leftoversOf(m mode, h *host, p *parts, draining func(string, time.Time)) *leftovers {
-	l := &leftovers{synced: make(chan struct{}), parts: *p, draining: draining}
+	l := &leftovers{synced: make(chan struct{}), again: make(chan struct{}, 1), parts: *p, draining: draining}
 	if h.isShared() {
 		return l // what other modes have here may be the other kube-proxy's
 	}
@@ -77,14 +78,29 @@ func (l *leftovers) Synced(info proxier.SyncInfo) {
 // removalBackoff is how often a removal that failed is tried again.
 var removalBackoff = wait.Backoff{Duration: time.Second, Factor: 2, Steps: 7, Cap: time.Minute}
 
-// run removes them beside the syncs: some take as long as the connections they serve. It
-// returns when they are gone, or ctx is done.
-func (l *leftovers) run(ctx context.Context) {
+// otherEnded has them removed once more.
+func (l *leftovers) otherEnded() {
 	select {
-	case <-ctx.Done():
-		return
-	case <-l.synced:
+	case l.again <- struct{}{}:
+	default:
 	}
+}
+
+// run removes them until ctx is done, first when this mode serves everything.
+func (l *leftovers) run(ctx context.Context) {
+	for next := l.synced; ; next = l.again {
+		select {
+		case <-ctx.Done():
+			return
+		case <-next:
+			l.remove(ctx)
+		}
+	}
+}
+
+// remove removes them beside the syncs: some take as long as the connections they serve. It
+// returns when they are gone, or ctx is done.
+func (l *leftovers) remove(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for _, each := range l.list {

@@ -99,6 +99,8 @@ type activeMode interface {
 	flowsEnded([]conntrack.Flow)
 	// foundOther is told, again and again, where another kube-proxy listens on this node.
 	foundOther(listeners []netip.AddrPort)
+	// otherEnded is called when another kube-proxy that was not to stay has ended. A full sync follows.
+	otherEnded()
 	// close releases what this process holds. The kernel state stays.
 	close() error
 }
@@ -236,3 +238,4 @@ func (plain) tables() (metrics.Tables, bool)                             { retur
 func (plain) rulePackets() (metrics.RulePackets, bool)                   { return metrics.RulePackets{}, false }
 func (plain) flowsEnded([]conntrack.Flow)                                {}
 func (plain) foundOther([]netip.AddrPort)                                {}
+func (plain) otherEnded()                                                {}

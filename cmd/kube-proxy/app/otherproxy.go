@@ -54,7 +54,9 @@ type otherProxy struct {
 	// seen is told what every look found, nil for none, and record records Events on the Node.
 	seen   func(*otherproxy.Proxy)
 	record func(eventType, reason, note string)
-	clock  clock.Clock
+	// ended is called when one that was not to stay has ended: what it left is removed.
+	ended func()
+	clock clock.Clock
 }
 
 func (p *proxy) newOtherProxy() *otherProxy {
@@ -180,6 +182,7 @@ func (o *otherProxy) report(ctx context.Context, found *otherproxy.Proxy, known 
 		logger.Info("Found no other kube-proxy on this node; its share of the traffic is not updated, and may be unserved")
 		o.record(v1.EventTypeWarning, "OtherProxyMissing", text)
 	default:
-		logger.Info("The other kube-proxy on this node has ended")
+		logger.Info("The other kube-proxy on this node has ended; removing what it left")
+		o.ended()
 	}
 }

@@ -21,6 +21,7 @@ type neighbour struct {
 	atomic.Pointer[otherproxy.Proxy]
 	events  []string
 	present []bool
+	ends    int
 }
 
 func (n *neighbour) follower(shared bool, delay time.Duration) *otherProxy {
@@ -29,6 +30,7 @@ func (n *neighbour) follower(shared bool, delay time.Duration) *otherProxy {
 		shared: shared, delay: delay, clock: clock.RealClock{},
 		seen:   func(p *otherproxy.Proxy) { n.present = append(n.present, p != nil) },
 		record: func(eventType, reason, _ string) { n.events = append(n.events, eventType+" "+reason) },
+		ended:  func() { n.ends++ },
 	}
 }
 
@@ -111,6 +113,9 @@ func TestFollowOtherProxy(t *testing.T) {
 			<-done
 			if !slices.Equal(n.events, want) {
 				t.Errorf("shared %v: events %q, want %q", shared, n.events, want)
+			}
+			if wantEnds := map[bool]int{false: 1}[shared]; n.ends != wantEnds {
+				t.Errorf("shared %v: what it left was removed %d times, want %d", shared, n.ends, wantEnds)
 			}
 			if n.present[0] || !slices.Contains(n.present, true) || n.present[len(n.present)-1] {
 				t.Errorf("the metric was %v", n.present)

@@ -246,6 +246,11 @@ func (p *proxy) program(ctx context.Context) error {
 	p.metrics.SetChanges(px.Tracker().Counts)
 	p.explain.next = px.Table()
 	p.resync.use(px.RequestFull)
+	other.ended = func() {
+		p.withActive(activeMode.otherEnded)
+		left.otherEnded()
+		px.RequestFull()
+	}
 
 	group, ctx := errgroup.WithContext(ctx)
 	first := &nodeBeforeServices{Handler: px, clock: clock.RealClock{}, released: func() { p.facts.check(logger) }}
