@@ -32,34 +32,34 @@ route add {router} dev eth1 table 2
 route add default via {router} dev eth1 table 2
 rule add priority 1024 fwmark 0x80/0x80 lookup main
 `,
-			Rules: `*mangle
--A PREROUTING -i eth0 -m addrtype --dst-type LOCAL --limit-iface-in -j CONNMARK --set-xmark 0x80/0x80
--A PREROUTING -i pod+ -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80
-COMMIT
-*nat
-:AWS-CONNMARK-CHAIN-0 -
-:AWS-SNAT-CHAIN-0 -
--A PREROUTING -i pod+ -j AWS-CONNMARK-CHAIN-0
--A PREROUTING -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80
--A AWS-CONNMARK-CHAIN-0 -d 172.18.0.0/16 -j RETURN
--A AWS-CONNMARK-CHAIN-0 -d {cluster} -j RETURN
--A AWS-CONNMARK-CHAIN-0 -j CONNMARK --set-xmark 0x80/0x80
--A POSTROUTING -j AWS-SNAT-CHAIN-0
--A AWS-SNAT-CHAIN-0 -d 172.18.0.0/16 -j RETURN
--A AWS-SNAT-CHAIN-0 -d {cluster} -j RETURN
--A AWS-SNAT-CHAIN-0 ! -o vlan+ -m addrtype ! --dst-type LOCAL -j SNAT --to-source {self} --random-fully
-COMMIT
-`,
+			Rules: awsRules,
 		},
 		Other: Setup{Each: "route replace {otherpods} via 172.18.1.1\n"},
 		Pods: Attachment{Node: Setup{Each: `
 rule add priority 512 to {pod} lookup main
 rule add priority 1536 from {pod} lookup 2
 `}},
-		Neither: []Exception{
-			{Cells: Cell{Client: Outside, Frontend: ExternalIP}, Why: "the network drops replies from addresses that are not the interface's"},
-			{Cells: Cell{Client: Outside, Frontend: LoadBalancer}, Why: "the network drops replies from addresses that are not the interface's"},
+		Neither: awsNeither,
+	},
+	{
+		Name:     "aws-vpc-cni-primary",
+		Like:     "the same with pods on the primary network interface",
+		Families: []Family{IPv4},
+		Fabric: Setup{NFT: `
+table bridge fabric {
+	chain check {
+		type filter hook prerouting priority 0
+		iifname node1 ether type ip ip saddr != { {self4}, {pods4} } drop
+	}
+}
+`},
+		Node: Setup{
+			Sysctls: []string{"net.ipv4.conf.eth0.rp_filter=2"},
+			Each:    "rule add priority 1024 fwmark 0x80/0x80 lookup main\n",
+			Rules:   awsRules,
 		},
+		Pods:    Attachment{Node: Setup{Each: "rule add priority 512 to {pod} lookup main\n"}},
+		Neither: awsNeither,
 	},
 	{
 		Name:    "second-network",
@@ -152,6 +152,31 @@ route replace {otherpods} via {peer} dev eth0.5
 		Like: "rp_filter=1, as some distributions set it",
 		Node: Setup{Sysctls: []string{"net.ipv4.conf.all.rp_filter=1", "net.ipv4.conf.default.rp_filter=1", "net.ipv4.conf.eth0.rp_filter=1"}},
 	},
+}
+
+// awsRules have replies to requests to the node's address leave by the primary interface, and masquerade what leaves the network.
+const awsRules = `*mangle
+-A PREROUTING -i eth0 -m addrtype --dst-type LOCAL --limit-iface-in -j CONNMARK --set-xmark 0x80/0x80
+-A PREROUTING -i pod+ -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80
+COMMIT
+*nat
+:AWS-CONNMARK-CHAIN-0 -
+:AWS-SNAT-CHAIN-0 -
+-A PREROUTING -i pod+ -j AWS-CONNMARK-CHAIN-0
+-A PREROUTING -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80
+-A AWS-CONNMARK-CHAIN-0 -d 172.18.0.0/16 -j RETURN
+-A AWS-CONNMARK-CHAIN-0 -d {cluster} -j RETURN
+-A AWS-CONNMARK-CHAIN-0 -j CONNMARK --set-xmark 0x80/0x80
+-A POSTROUTING -j AWS-SNAT-CHAIN-0
+-A AWS-SNAT-CHAIN-0 -d 172.18.0.0/16 -j RETURN
+-A AWS-SNAT-CHAIN-0 -d {cluster} -j RETURN
+-A AWS-SNAT-CHAIN-0 ! -o vlan+ -m addrtype ! --dst-type LOCAL -j SNAT --to-source {self} --random-fully
+COMMIT
+`
+
+var awsNeither = []Exception{
+	{Cells: Cell{Client: Outside, Frontend: ExternalIP}, Why: "the network drops replies from addresses that are not the interface's"},
+	{Cells: Cell{Client: Outside, Frontend: LoadBalancer}, Why: "the network drops replies from addresses that are not the interface's"},
 }
 
 // lanClients is a client at the node's second card.

@@ -81,6 +81,31 @@ COMMIT
 `},
 	},
 	{
+		Name: "calico-chains",
+		Like: "Calico's own chains with a profile that lets everything pass: packets from and to each pod pass a chain of it, which drops what is invalid; what a route to the source does not confirm is dropped",
+		Node: Setup{Rules: calicoChains}, Other: Setup{Rules: calicoChains},
+		Pods: Attachment{Node: Setup{Rules: `*filter
+:cali-fw-{index} -
+:cali-tw-{index} -
+-A cali-from-wl-dispatch -i {link} -g cali-fw-{index}
+-A cali-to-wl-dispatch -o {link} -g cali-tw-{index}
+-A cali-fw-{index} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A cali-fw-{index} -m conntrack --ctstate INVALID -j DROP
+-A cali-fw-{index} -j MARK --set-xmark 0x0/0x10000
+-A cali-fw-{index} -p udp -m multiport --dports 4789 -j DROP
+-A cali-fw-{index} -j cali-pri-kns
+-A cali-fw-{index} -m mark --mark 0x10000/0x10000 -j RETURN
+-A cali-fw-{index} -j DROP
+-A cali-tw-{index} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A cali-tw-{index} -m conntrack --ctstate INVALID -j DROP
+-A cali-tw-{index} -j MARK --set-xmark 0x0/0x10000
+-A cali-tw-{index} -j cali-pri-kns
+-A cali-tw-{index} -m mark --mark 0x10000/0x10000 -j RETURN
+-A cali-tw-{index} -j DROP
+COMMIT
+`}},
+	},
+	{
 		Name: "node-local-dns",
 		Like: "NodeLocal DNSCache: the address of a Service is on a device of the node, where a cache answers",
 		Node: Setup{
@@ -109,6 +134,57 @@ COMMIT
 		},
 	},
 }
+
+// calicoChains are those that packets of all pods pass.
+const calicoChains = `*raw
+:cali-PREROUTING -
+-A PREROUTING -j cali-PREROUTING
+-A cali-PREROUTING -j MARK --set-xmark 0x0/0xf0000
+-A cali-PREROUTING -i pod+ -j MARK --set-xmark 0x40000/0x40000
+-A cali-PREROUTING -m mark --mark 0x40000/0x40000 -m rpfilter --validmark --invert -j DROP
+-A cali-PREROUTING -m mark --mark 0x0/0x40000 -m mark --mark 0x10000/0x10000 -j ACCEPT
+COMMIT
+*mangle
+:cali-PREROUTING -
+:cali-POSTROUTING -
+-A PREROUTING -j cali-PREROUTING
+-A POSTROUTING -j cali-POSTROUTING
+-A cali-PREROUTING -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A cali-PREROUTING -m mark --mark 0x10000/0x10000 -j ACCEPT
+-A cali-POSTROUTING -m mark --mark 0x10000/0x10000 -j RETURN
+-A cali-POSTROUTING -j MARK --set-xmark 0x0/0xf0000
+COMMIT
+*filter
+:cali-INPUT -
+:cali-FORWARD -
+:cali-OUTPUT -
+:cali-from-wl-dispatch -
+:cali-to-wl-dispatch -
+:cali-wl-to-host -
+:cali-pri-kns -
+-A INPUT -j cali-INPUT
+-A FORWARD -j cali-FORWARD
+-A FORWARD -m mark --mark 0x10000/0x10000 -j ACCEPT
+-A OUTPUT -j cali-OUTPUT
+-A cali-INPUT -i pod+ -g cali-wl-to-host
+-A cali-INPUT -m mark --mark 0x10000/0x10000 -j ACCEPT
+-A cali-INPUT -j MARK --set-xmark 0x0/0xf0000
+-A cali-wl-to-host -j cali-from-wl-dispatch
+-A cali-wl-to-host -j ACCEPT
+-A cali-FORWARD -j MARK --set-xmark 0x0/0xe0000
+-A cali-FORWARD -i pod+ -j cali-from-wl-dispatch
+-A cali-FORWARD -o pod+ -j cali-to-wl-dispatch
+-A cali-OUTPUT -m mark --mark 0x10000/0x10000 -j ACCEPT
+-A cali-OUTPUT -o pod+ -j RETURN
+-A cali-OUTPUT -j MARK --set-xmark 0x0/0xf0000
+-A cali-pri-kns -j MARK --set-xmark 0x10000/0x10000
+COMMIT
+*nat
+:cali-POSTROUTING -
+-A POSTROUTING -j cali-POSTROUTING
+-A cali-POSTROUTING -s {cluster} ! -d {cluster} -j MASQUERADE --random-fully
+COMMIT
+`
 
 // ufw has the default policies of ufw: deny what comes in, and what is routed.
 const ufw = `*filter
