@@ -98,6 +98,67 @@ func BenchmarkPacket(b *testing.B) {
 	}
 }
 
+// BenchmarkPacketThreads is the throughput of all CPUs together, where as many threads run a program: on established flows, all of which
+// any thread may get, and on packets of new ones.
+func BenchmarkPacketThreads(b *testing.B) {
+	const flows, clients = 25_000, 1 << 20
+	p := newPath(b, Options{Sizes: lbmap.DefaultSizes()})
+	p.use(b, "lo")
+	to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 100, 0, 0}), 80)
+	p.addBenchService(0, to.Addr())
+	if err := p.sync(); err != nil {
+		b.Fatal(err)
+	}
+	var established, fresh []datapath.Tuple
+	for i := range clients {
+		request := datapath.Tuple{Src: netip.AddrPortFrom(netip.AddrFrom4([4]byte{8, byte(i >> 16), byte(i >> 8), byte(i)}), 1000), Dst: to}
+		if i < flows {
+			established = append(established, request)
+			p.establish(b, request)
+		} else {
+			fresh = append(fresh, request)
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		flags packet.Flags
+		of    []datapath.Tuple
+	}{{"established", packet.ACK, established}, {"new", packet.SYN, fresh}} {
+		for _, threads := range []int{1, 2, 4, 8, 16} {
+			b.Run(fmt.Sprintf("%s/threads=%d", c.name, threads), func(b *testing.B) {
+				drivers := make([]*driver, threads)
+				for i := range drivers {
+					var err error
+					if drivers[i], err = newDriver(c.of); err != nil {
+						b.Fatal(err)
+					}
+					defer drivers[i].close()
+					if err := drivers[i].next.Put(uint32(0), p.programs[in]); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.ResetTimer()
+				p.together(b, drivers, p.frame(tcp(c.of[0].Src, to, c.flags)))
+				b.ReportMetric(float64(b.N*threads)/b.Elapsed().Seconds()/1e6, "Mpackets/s")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}
+
+// together runs each driver b.N times, at the same time.
+func (p *path) together(b *testing.B, drivers []*driver, frame []byte) {
+	var running sync.WaitGroup
+	for _, d := range drivers {
+		running.Go(func() {
+			if err := p.at.Do(func() error { _, _, err := d.program.Benchmark(frame, b.N, nil); return err }); err != nil {
+				b.Error(err)
+			}
+		})
+	}
+	running.Wait()
+}
+
 // BenchmarkPacketFlood creates flows as fast as all CPUs can. Most of 65,536 records are in use by
 // established flows, and none of those may be lost.
 func BenchmarkPacketFlood(b *testing.B) {
@@ -139,16 +200,7 @@ func BenchmarkPacketFlood(b *testing.B) {
 	}
 	frame := p.frame(tcp(client(established), to, packet.SYN))
 	b.ResetTimer()
-	var flooding sync.WaitGroup
-	for _, d := range drivers {
-		flooding.Go(func() {
-			err := p.at.Do(func() error { _, _, err := d.program.Benchmark(frame, b.N, nil); return err })
-			if err != nil {
-				b.Error(err)
-			}
-		})
-	}
-	flooding.Wait()
+	p.together(b, drivers, frame)
 	b.StopTimer()
 	if kept := table.Count(lbmap.FlowKeptTCP); kept != established {
 		b.Errorf("%d of %d established flows remain", kept, established)
