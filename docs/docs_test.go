@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 const root = ".."
@@ -65,7 +67,10 @@ var (
 	code    = regexp.MustCompile("`[^`\n]*`")
 	heading = regexp.MustCompile(`(?m)^#{1,6} +(.+?) *$`)
 	named   = regexp.MustCompile(`<a id="([^"]+)">`)
-	notSlug = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	// Links by reference, and what the references lead to.
+	refers   = regexp.MustCompile(`\]\[([a-z0-9-]+)\]`)
+	referred = regexp.MustCompile(`(?m)^\[([a-z0-9-]+)\]: \S+$`)
+	notSlug  = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 	// A table may say in a comment of code what it shows: `docs/maps.md`.
 	mention = regexp.MustCompile(`\bdocs/[a-z-]+\.md(?:#[a-z0-9-]+)?`)
 )
@@ -80,6 +85,15 @@ func anchors(text string) map[string]bool {
 		found[slug] = true
 	}
 	for _, m := range named.FindAllStringSubmatch(text, -1) {
+		found[m[1]] = true
+	}
+	return found
+}
+
+// firsts are what the first group of an expression matches in a text.
+func firsts(expression *regexp.Regexp, text string) map[string]bool {
+	found := map[string]bool{}
+	for _, m := range expression.FindAllStringSubmatch(text, -1) {
 		found[m[1]] = true
 	}
 	return found
@@ -113,6 +127,9 @@ func TestLinks(t *testing.T) {
 				check(from, m[1])
 			}
 		}
+		if d := cmp.Diff(firsts(refers, text), firsts(referred, text)); d != "" {
+			t.Errorf("%s: references (-used +defined):\n%s", from, d)
+		}
 	}
 	if links < 100 {
 		t.Errorf("found only %d links", links)
@@ -126,6 +143,30 @@ func TestLinks(t *testing.T) {
 			}
 		}
 	}, ".go", ".c", ".h", ".sh", ".yaml", ".json", ".txtar")
+}
+
+// TestComparison: every cell of the README's comparison with other proxies links to its source.
+func TestComparison(t *testing.T) {
+	_, table, _ := strings.Cut(pages(t)["README.md"], "\n| | Tandem | kube-proxy, `nftables` | Cilium |")
+	table, _, found := strings.Cut(table, "\n\n")
+	if !found {
+		t.Fatal("README.md has no comparison with Cilium")
+	}
+	rows := strings.Split(table, "\n")[2:] // below the head and its line
+	for _, row := range rows {
+		cells := strings.Split(strings.Trim(row, "| "), " | ")
+		if len(cells) != 6 {
+			t.Errorf("README.md: %d cells, want 6: %s", len(cells), row)
+		}
+		for _, cell := range cells[1:] {
+			if cell != "–" && !link.MatchString(cell) && !refers.MatchString(cell) {
+				t.Errorf("README.md: comparison, %s: %q has no source", cells[0], cell)
+			}
+		}
+	}
+	if len(rows) < 6 {
+		t.Errorf("README.md: the comparison has only %d rows", len(rows))
+	}
 }
 
 // TestStatements: every number that code, tests or pages cite is defined on a page. S and C
