@@ -169,6 +169,76 @@ func TestComparison(t *testing.T) {
 	}
 }
 
+// TestClaims: every item of a list and every row of a table of the README links to what shows it.
+func TestClaims(t *testing.T) {
+	text, _, found := strings.Cut(pages(t)["README.md"], "\n## Documentation\n")
+	if !found {
+		t.Fatal("README.md has no section Documentation")
+	}
+	item := regexp.MustCompile(`(?m)^- .*(?:\n  .*)*`)
+	row := regexp.MustCompile(`(?m)^\| ?[^ |-].*\|$`) // but for the line below the head
+	text = fenced.ReplaceAllString(text, "")
+	claims := item.FindAllString(text, -1)
+	for _, table := range regexp.MustCompile(`(?m)(?:^\|.*\n)+`).FindAllString(text, -1) {
+		_, body, _ := strings.Cut(table, "\n")
+		claims = append(claims, row.FindAllString(body, -1)...)
+	}
+	for _, claim := range claims {
+		if !link.MatchString(claim) && !refers.MatchString(claim) {
+			t.Errorf("README.md: nothing shows this:\n%s", claim)
+		}
+	}
+	if len(claims) < 50 {
+		t.Errorf("found only %d claims", len(claims))
+	}
+}
+
+// TestNames: tests, benchmarks and fuzz targets that pages name exist; where the name is a link, in what it leads to.
+func TestNames(t *testing.T) {
+	declared, all := map[string][]string{}, pages(t)
+	function := regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Fuzz)[A-Z]\w*)\(`)
+	walk(t, func(path string, text []byte) {
+		for _, m := range function.FindAllSubmatch(text, -1) {
+			declared[string(m[1])] = append(declared[string(m[1])], path)
+		}
+	}, ".go")
+	exists := func(name, below string) bool {
+		// … and * stand for any rest.
+		expression := regexp.MustCompile("^" + strings.NewReplacer("…", `\w*`, "*", `\w*`).Replace(name) + "$")
+		for name, paths := range declared {
+			if expression.MatchString(name) && slices.ContainsFunc(paths, func(path string) bool { return strings.HasPrefix(path, below) }) {
+				return true
+			}
+		}
+		return false
+	}
+	named := regexp.MustCompile(`(-run[ =])?\b((?:Test|Benchmark|Fuzz)(?:[A-Z]\w*(?:…\w*|\*)?|…\w+))`)
+	linked := regexp.MustCompile(`\[([^]]*)\]\(([^()\s]+_test\.go)\)`)
+	count := 0
+	for from, text := range all {
+		for _, m := range named.FindAllStringSubmatch(text, -1) {
+			count++
+			name := m[2]
+			if m[1] != "" { // go test takes a part of the name
+				name += "*"
+			}
+			if !exists(name, "") {
+				t.Errorf("%s names %s, which no file declares", from, name)
+			}
+		}
+		for _, m := range linked.FindAllStringSubmatch(text, -1) {
+			for _, name := range named.FindAllString(m[1], -1) {
+				if to := filepath.Join(filepath.Dir(from), m[2]); !exists(name, to) {
+					t.Errorf("%s: %s does not declare %s", from, to, name)
+				}
+			}
+		}
+	}
+	if count < 100 {
+		t.Errorf("found only %d names", count)
+	}
+}
+
 // TestStatements: every number that code, tests or pages cite is defined on a page. S and C
 // are statements about Services and configuration, I are invariants.
 func TestStatements(t *testing.T) {
