@@ -289,7 +289,6 @@ func TestPackages(t *testing.T) {
 
 // quoted are texts of the programs that pages tell operators to look for.
 var quoted = []struct{ page, text string }{
-	{"docs/install.md", "Selected the proxy mode"},
 	{"docs/install.md", "no program of Tandem is attached"},
 	{"docs/install.md", "ProxyModeFallback"},
 	{"docs/processes.md", "ProxyModeFallback"},
@@ -306,23 +305,47 @@ var quoted = []struct{ page, text string }{
 	{"docs/troubleshooting.md", "RulesRefused"},
 }
 
+// logged are log lines that a page quotes: in prose, or for grep.
+func logged(page string) (lines []string) {
+	for _, m := range regexp.MustCompile(`\blog(?: line)? \("([^"]+)"`).FindAllStringSubmatch(page, -1) {
+		lines = append(lines, m[1])
+	}
+	for _, m := range regexp.MustCompile(`\blogs\b.*\| grep (?:-E )?'([^']+)'`).FindAllStringSubmatch(page, -1) {
+		lines = append(lines, strings.Split(m[1], "|")...)
+	}
+	return lines
+}
+
 // TestQuotedTexts: what pages quote is what the programs print.
 func TestQuotedTexts(t *testing.T) {
-	all, printed := pages(t), map[string]bool{}
-	walk(t, func(path string, text []byte) {
-		for _, q := range quoted {
-			if !strings.HasSuffix(path, "_test.go") && strings.Contains(string(text), q.text) {
-				printed[q.text] = true
-			}
-		}
-	}, ".go", ".c")
+	type quote struct {
+		text string
+		log  bool
+	}
+	all, prints := pages(t), map[quote]*regexp.Regexp{}
 	for _, q := range quoted {
 		if !strings.Contains(all[q.page], q.text) {
 			t.Errorf("%s does not quote %q", q.page, q.text)
 		}
-		if !printed[q.text] {
-			t.Errorf("%s quotes %q, which no program prints", q.page, q.text)
+		prints[quote{text: q.text}] = regexp.MustCompile(regexp.QuoteMeta(q.text))
+	}
+	lines := 0
+	for _, page := range all {
+		for _, line := range logged(page) {
+			lines++
+			prints[quote{line, true}] = regexp.MustCompile(`\b(?:Info|Error)\([^"\n]*"[^"\n]*` + regexp.QuoteMeta(line))
 		}
+	}
+	if lines < 6 {
+		t.Errorf("found only %d quoted log lines", lines)
+	}
+	walk(t, func(path string, text []byte) {
+		maps.DeleteFunc(prints, func(_ quote, print *regexp.Regexp) bool {
+			return !strings.HasSuffix(path, "_test.go") && print.Match(text)
+		})
+	}, ".go", ".c")
+	for q := range prints {
+		t.Errorf("pages quote %q, which no program prints", q.text)
 	}
 	golden, err := os.ReadFile("../observe/explain/testdata/pod-text.golden")
 	if err != nil {
