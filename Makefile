@@ -104,9 +104,10 @@ demo: build ## Play a small cluster on this machine and show it working (root; 2
 	bin/demo
 
 .PHONY: docs-check
-docs-check: ## Run the commands that documents show, and compare what they say (root; 1 min)
-	CGO_ENABLED=0 go test -trimpath ./docs ./observe/explain ./cmd/tandemctl ./cmd/kube-proxy/app -run 'Docs|Links|Quoted|Statements|Events|Maps|Golden|Output|Help'
-	CGO_ENABLED=0 go test -trimpath -count=1 ./test/demo -run TestFirstHour
+docs-check: ## Run the commands that documents show, and compare what they say (root; 2 min)
+	CGO_ENABLED=0 go test -trimpath ./docs ./observe/explain ./observe/metrics ./observe/shadow
+	CGO_ENABLED=0 go test -trimpath ./cmd/kube-proxy/app ./cmd/tandemctl ./test/differential ./test/hosts -run 'Help|Output|Page|Section'
+	CGO_ENABLED=0 go test -trimpath -count=1 ./test/demo
 
 .PHONY: demo-shell
 demo-shell: build ## Open a shell on a node of the demo's cluster, to try tandemctl (root; see docs/first-hour.md)

@@ -6,10 +6,12 @@ import (
 	"bytes"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/kernel/hostfilter"
 	"github.com/tandem-proxy/tandem/kernel/sysctl"
 	"github.com/tandem-proxy/tandem/observe/explain"
 	"github.com/tandem-proxy/tandem/observe/preflight"
@@ -108,4 +110,35 @@ func TestPreflightUsage(t *testing.T) {
 			t.Errorf("%s: exit code %d, want %q in %s%s", args, code, want, &errs, &out)
 		}
 	}
+}
+
+// TestPreflightPage: docs/preflight.md shows what preflight says about a node with a kube-proxy, a CNI and a firewall.
+func TestPreflightPage(t *testing.T) {
+	findings := preflight.Findings(&preflight.Facts{
+		Programmable: true,
+		Devices:      []preflight.Device{{Name: "eth0"}, {Name: "flannel.1", Type: "vxlan"}},
+		Servers: []preflight.Server{{
+			Role: preflight.RoleMetrics, Address: netip.MustParseAddrPort("127.0.0.1:10249"), Listening: true, KubeProxy: true, Mode: "nftables",
+		}},
+		Firewalls: []hostfilter.Firewall{{Where: "chain FORWARD in table ip filter of nf_tables"}},
+	})
+	r := &preflightReport{
+		Node: "node1", Mode: "ebpf", Requested: "ebpf", Kernel: capabilities.Report{Kernel: "6.18.44"},
+		Reasons: capabilities.Select(capabilities.Report{}, capabilities.Request{
+			Mode: capabilities.ModeEBPF, Available: []capabilities.Mode{capabilities.ModeEBPF},
+		}).Reasons,
+		Uplinks:  []string{"eth0 (2): node address 172.18.0.1"},
+		Settings: []sysctl.Change{{Setting: "net.netfilter.nf_conntrack_tcp_timeout_close_wait", From: "60", To: "3600"}},
+		Findings: findings,
+	}
+	r.Services = append(slices.Repeat([]explain.Placement{{Clients: "all", Carrier: "ebpf"}}, 12), explain.Placement{
+		Namespace: "shop", Name: "web", Port: "sctp", Protocol: "SCTP", Kind: "ClusterIP", Address: netip.MustParseAddrPort("10.96.0.10:90"), Clients: "all", Carrier: "iptables",
+		Reason: "the eBPF datapath does not support SCTP",
+	})
+	r.Verdict = verdicts[r.code(nil)]
+	var out bytes.Buffer
+	if err := writePreflight(&out, r, false); err != nil {
+		t.Fatal(err)
+	}
+	golden.Shown(t, "../../docs/preflight.md", "tandemctl preflight", out.String())
 }

@@ -55,10 +55,12 @@ func makeTable(t *testing.T, pods proxier.Detector) *proxier.Table {
 	return px.Table()
 }
 
+var podCIDRs = proxier.Detector{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}}
+
+func serves(*proxier.Explanation) []Tier { return []Tier{{Name: "ebpf", Carries: true}} }
+
 func TestGolden(t *testing.T) {
-	podCIDRs := proxier.Detector{CIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:10:244::/48")}}
 	bridge := proxier.Detector{Interface: "cni", InterfacePrefix: true}
-	serves := func(*proxier.Explanation) []Tier { return []Tier{{Name: "ebpf", Carries: true}} }
 	refuses := func(e *proxier.Explanation) []Tier {
 		return []Tier{{Name: "ebpf", Detail: "no " + e.Frontend.Kind.String()}, {Name: "iptables", Carries: true, Detail: "slower"}}
 	}
@@ -115,6 +117,20 @@ func TestGolden(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestReadme: the README shows what the command says.
+func TestReadme(t *testing.T) {
+	const source, destination = "10.244.1.7", "10.96.0.10:80"
+	flow, err := ParseFlow(source, destination, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	if err := Of("node1", makeTable(t, podCIDRs), flow, serves).WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	golden.Shown(t, "../../README.md", "tandemctl explain "+source+" "+destination, text.String())
 }
 
 func TestParseFlow(t *testing.T) {

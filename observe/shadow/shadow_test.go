@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/golden"
 )
 
 // The cluster of these tests: node1 is 172.18.0.1, its pods are 10.244.1.x, those of others
@@ -391,4 +392,54 @@ func TestReport(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, &text)
 		}
 	}
+}
+
+// TestReportPage: docs/preflight.md shows what is reported of a kube-proxy that leads a connection to an endpoint that is not eligible.
+func TestReportPage(t *testing.T) {
+	now := time.Date(2026, 11, 23, 5, 40, 0, 0, time.UTC)
+	w := New(Options{Node: "node1", Settle: settle, NodePorts: Range{30000, 32767}, Now: func() time.Time { return now }})
+	px, err := proxier.New(proxier.Options{NodeName: "node1", Tier: w, Facts: facts(), Runner: proxier.DefaultRunnerOptions()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Follow(px.Table())
+	w.Start()
+	vips := map[string]string{"web": "10.96.0.10", "local": "10.96.0.20"}
+	for name, vip := range vips {
+		px.OnServiceAdd(service(name, vip, 0, func(s *v1.Service) {
+			s.Spec.Type = v1.ServiceTypeClusterIP
+			s.Spec.Ports = []v1.ServicePort{{Name: "tcp", Port: 80, Protocol: v1.ProtocolTCP}, {Name: "udp", Port: 80, Protocol: v1.ProtocolUDP}}
+		}))
+		s := slice(name, "10.244.1.2", "10.244.2.1")
+		s.Name = name + "-ipv4"
+		s.Ports = append(s.Ports, s.Ports[0])
+		for i, protocol := range []v1.Protocol{v1.ProtocolTCP, v1.ProtocolUDP} {
+			s.Ports[i].Name, s.Ports[i].Protocol = ptr.To(strings.ToLower(string(protocol))), ptr.To(protocol)
+		}
+		px.OnEndpointSliceAdd(s)
+	}
+	px.OnServiceSynced()
+	px.OnEndpointSlicesSynced()
+	if err := px.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	now = now.Add(9*time.Minute + 5*time.Second)
+	for name, vip := range vips {
+		for _, protocol := range []proxier.Protocol{proxier.TCP, proxier.UDP} {
+			for n := range 22 {
+				c := connection("10.244.1.1:33044 " + vip + " " + []string{"10.244.1.2", "10.244.2.1"}[n%2])
+				if c.Protocol = protocol; name == "web" && protocol == proxier.TCP && n == 21 {
+					c.Backend = netip.MustParseAddrPort("10.244.1.3:8080")
+				}
+				w.Observe(c)
+			}
+		}
+	}
+	now = now.Add(55 * time.Second)
+	w.Settled(true)
+	var text strings.Builder
+	if err := w.Report().WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	golden.Shown(t, "../../docs/preflight.md", "tandemctl shadow --for 10m", "tandemctl: watching 4 service ports; interrupt to end early\n"+text.String())
 }

@@ -52,7 +52,10 @@ func (r *Report) WriteText(w io.Writer) error {
 			return err
 		}
 		for line := range strings.Lines(text.String()) {
-			fmt.Fprint(w, "    ", line)
+			if line != "\n" {
+				line = "    " + line
+			}
+			fmt.Fprint(w, line)
 		}
 	}
 	for i, f := range r.NeverSeen {

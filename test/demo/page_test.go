@@ -27,6 +27,7 @@ import (
 const (
 	root   = "../.."
 	page   = root + "/docs/first-hour.md"
+	readme = root + "/README.md"
 	prompt = "node1# "
 )
 
@@ -48,13 +49,7 @@ func TestFirstHour(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bin := t.TempDir()
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", bin+"/", "./cmd/kube-proxy", "./cmd/tandemctl")
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
-	shell := newShell(t, bin)
+	shell := newShell(t)
 
 	var written strings.Builder
 	updating := flag.Lookup("update").Value.String() == "true"
@@ -89,6 +84,41 @@ func TestFirstHour(t *testing.T) {
 	}
 }
 
+// TestReadme plays the demo, whose last steps the README shows. Numbers, times and how requests are spread may differ.
+func TestReadme(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make test plays the demo besides")
+	}
+	kernel.NeedsPrograms(t)
+	text, err := os.ReadFile(readme)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const first = "\n5. "
+	before, rest, found := strings.Cut(string(text), "```"+first)
+	shown, after, closed := strings.Cut(rest, "```\n")
+	if !found || !closed {
+		t.Fatal("README.md does not show step 5 of the demo")
+	}
+	said, err := demo(t).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+	_, last, found := strings.Cut(string(said), first)
+	last, _, ended := strings.Cut(last, "\nok All steps succeeded")
+	if !found || !ended {
+		t.Fatalf("the demo has no step 5, or no end:\n%s", said)
+	}
+	d := cmp.Diff(strings.Split(plain(shown), "\n"), strings.Split(plain(last), "\n"))
+	if d != "" && flag.Lookup("update").Value.String() != "true" {
+		t.Errorf("-README.md +demo; -update rewrites the page:\n%s", d)
+	} else if d != "" {
+		if err := os.WriteFile(readme, []byte(before+"```"+first+last+"```\n"+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 type command struct{ line, says string }
 
 // commandsOf are those of a block.
@@ -106,12 +136,13 @@ func commandsOf(block string) (list []command) {
 var (
 	varying = regexp.MustCompile(`\d+(\.\d+)?([KM]iB|B)\b|(\d+(\.\d+)?(µs|ms|h|m|s))+\b|\d+`)
 	paths   = regexp.MustCompile(`/\S*/`)
+	bars    = regexp.MustCompile(`#+`)
 	spaces  = regexp.MustCompile(` +`)
 )
 
 // plain leaves out what differs between runs.
 func plain(said string) string {
-	said = paths.ReplaceAllString(said, "/…/")
+	said = bars.ReplaceAllString(paths.ReplaceAllString(said, "/…/"), "#")
 	return spaces.ReplaceAllString(varying.ReplaceAllString(said, "0"), " ")
 }
 
@@ -121,16 +152,29 @@ type shell struct {
 	out *bufio.Reader
 }
 
-func newShell(t *testing.T, bin string) *shell {
+// demo is the command that runs the demo, with the programs of this tree.
+func demo(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	bin := t.TempDir()
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", bin+"/", "./cmd/kube-proxy", "./cmd/tandemctl")
+	build.Dir = root
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	demo := filepath.Join(bin, "demo")
-	if err := os.WriteFile(demo, []byte("#!/bin/sh\nTANDEM_TEST_AS_DEMO=1 exec "+self+" \"$@\"\n"), 0o755); err != nil {
+	file := filepath.Join(bin, "demo")
+	if err := os.WriteFile(file, []byte("#!/bin/sh\nTANDEM_TEST_AS_DEMO=1 exec "+self+" \"$@\"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(demo, "-bin", bin, "-shell", "bash", "--norc")
+	return exec.Command(file, append([]string{"-bin", bin}, args...)...)
+}
+
+func newShell(t *testing.T) *shell {
+	t.Helper()
+	cmd := demo(t, "-shell", "bash", "--norc")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {

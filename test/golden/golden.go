@@ -8,6 +8,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -34,4 +35,19 @@ func Compare(t testing.TB, file, got string) {
 	if d := cmp.Diff(string(want), got); d != "" {
 		t.Errorf("%s (-want +got), -update rewrites:\n%s", path, d)
 	}
+}
+
+// Shown compares what a page shows below a command ("$ command"), to the end of that block, with what it says.
+func Shown(t testing.TB, page, command, says string) {
+	t.Helper()
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, found := strings.Cut(string(text), "\n$ "+command+"\n")
+	_, after, closed := strings.Cut(rest, "\n```\n")
+	if !found || !closed {
+		t.Fatalf("%s has no block with %q", page, "$ "+command)
+	}
+	Compare(t, filepath.Join("..", page), before+"\n$ "+command+"\n"+strings.TrimSuffix(says, "\n")+"\n```\n"+after)
 }
