@@ -5,6 +5,7 @@ package ebpf
 import (
 	"context"
 	"errors"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -286,7 +287,8 @@ func TestDevicesRecreated(t *testing.T) {
 	}
 }
 
-// TestRepairOfCgroup: programs that others take off the cgroup are attached again.
+// TestRepairOfCgroup: programs that others take off the cgroup are attached again. Established connections continue all the
+// time, as their sockets were translated when they connected.
 func TestRepairOfCgroup(t *testing.T) {
 	l := lab.NewT(t)
 	one := l.Node("node1")
@@ -297,10 +299,32 @@ func TestRepairOfCgroup(t *testing.T) {
 	n.setPods(a)
 	n.sync(t)
 	n.run(t)
+	var established []net.Conn
+	for _, to := range []netip.Addr{vip4, vip6} {
+		for _, network := range []string{"tcp", "udp"} {
+			c, err := one.Dial(t.Context(), network, netip.AddrPortFrom(to, 80))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			established = append(established, c)
+		}
+	}
+	continues := func(when string) {
+		t.Helper()
+		for _, c := range established {
+			if _, err := lab.AskConn(t.Context(), c); err != nil {
+				t.Errorf("%s: %s connection to %s: %v", when, c.RemoteAddr().Network(), c.RemoteAddr(), err)
+			}
+		}
+	}
+	continues("before")
 	if removed, err := removal.Programs(n.tier.cgroup, func() ([]string, error) { return nil, nil }); err != nil || len(removed) != datapath.GuardHook {
 		t.Fatalf("%v %v", removed, err)
 	}
+	continues("without programs")
 	repaired.expect(t, proxier.RepairedCgroup, "tdm_connect4")
+	continues("repaired")
 	if _, err := one.Ask(t.Context(), "tcp", netip.AddrPortFrom(vip4, 80)); err != nil {
 		t.Error(err)
 	}
