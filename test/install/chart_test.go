@@ -49,6 +49,7 @@ func (i *install) chart() {
 			i.tb.Errorf("no upgrade: %s", out)
 		}
 	})
+	i.step("a rollout stops at a node that does not get ready", i.badNode)
 	i.step("tandemctl", func() {
 		i.await("kubectl -n kube-system exec ds/tandem-kube-proxy -- tandemctl status", "new ones are served")
 	})
@@ -69,6 +70,37 @@ func (i *install) chart() {
 		i.rollout("kube-system", "daemonset/kube-proxy")
 		i.upstream()
 	})
+}
+
+// badNode rolls the chart's DaemonSet out while /readyz of one node cannot be reached: the other node keeps
+// the pod that it has, until that is repaired.
+func (i *install) badNode() {
+	good, bad := i.nodes[0], i.nodes[1]
+	firewall := func(action string) {
+		i.tb.Helper()
+		if _, err := bad.run(i.tb.Context(), "iptables", action, "INPUT", "-p", "tcp", "--dport", "10256", "-j", "DROP"); err != nil {
+			i.tb.Fatalf("%v", err)
+		}
+	}
+	podOf := func(n *node) string {
+		i.tb.Helper()
+		return i.run("kubectl -n kube-system get pods -l app.kubernetes.io/name=tandem-kube-proxy -o name --field-selector spec.nodeName=" + n.Name)
+	}
+	before := map[*node]string{good: podOf(good), bad: podOf(bad)}
+	firewall("-I")
+	i.await("kubectl -n kube-system get daemonset tandem-kube-proxy -o 'jsonpath={.status.numberUnavailable}'", "1")
+	i.run("kubectl -n kube-system rollout restart daemonset tandem-kube-proxy")
+	if out, err := i.shell("kubectl -n kube-system rollout status --timeout=45s daemonset tandem-kube-proxy"); err == nil {
+		i.tb.Errorf("the rollout ends although %s is not ready:\n%s", bad.Name, out)
+	}
+	if podOf(bad) == before[bad] || podOf(good) != before[good] {
+		i.tb.Errorf("the rollout replaced the pod of %s: %v, and that of %s: %v", bad.Name, podOf(bad) != before[bad], good.Name, podOf(good) != before[good])
+	}
+	firewall("-D")
+	i.rollout("kube-system", "daemonset/tandem-kube-proxy")
+	if podOf(good) == before[good] {
+		i.tb.Errorf("the rollout does not go on at %s", good.Name)
+	}
 }
 
 // coexistence has the chart serve a part of the traffic beside upstream's DaemonSet.
