@@ -11,17 +11,12 @@ import (
 	"testing"
 	"time"
 
-	ciliumebpf "github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
+	"github.com/tandem-proxy/tandem/test/foreign"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -109,44 +104,12 @@ func (e *edge) detachFrom(t *testing.T, directions ...tc.Direction) {
 // overtake attaches a foreign program ahead of the proxy's, which accepts all packets.
 func (e *edge) overtake(t *testing.T, method tc.Method, d tc.Direction) (remove func()) {
 	t.Helper()
-	program, err := ciliumebpf.NewProgram(&ciliumebpf.ProgramSpec{
-		Name: "foreign", Type: ciliumebpf.SchedCLS, License: "MIT",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { program.Close() })
-	index := e.uplink(t)
-	at, parent := ciliumebpf.AttachTCXIngress, uint32(netlink.HANDLE_MIN_INGRESS)
-	if d == tc.Egress {
-		at, parent = ciliumebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS
-	}
-	if method == tc.Clsact {
-		f := &netlink.BpfFilter{
-			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: parent, Priority: 2, Handle: 1, Protocol: unix.ETH_P_ALL},
-			Fd:          program.FD(), Name: "foreign", DirectAction: true,
-		}
-		if err := e.at.Netlink().FilterAdd(f); err != nil {
-			t.Fatal(err)
-		}
-		return func() {
-			if err := e.at.Netlink().FilterDel(f); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	err = e.at.Do(func() error {
-		return link.RawAttachProgram(link.RawAttachProgramOptions{Target: index, Program: program, Attach: at, Anchor: link.Head()})
-	})
+	undo, err := foreign.PutFirst(e.at.Sandbox, lab.Uplink, method, d)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return func() {
-		err := e.at.Do(func() error {
-			return link.RawDetachProgram(link.RawDetachProgramOptions{Target: index, Program: program, Attach: at})
-		})
-		if err != nil {
+		if err := undo(); err != nil {
 			t.Error(err)
 		}
 	}

@@ -19,6 +19,13 @@ import (
 	mobyipvs "github.com/moby/ipvs"
 	"golang.org/x/sys/unix"
 
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/kernel/tc"
+	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/fakeapi"
+	"github.com/tandem-proxy/tandem/test/foreign"
+	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/upstream"
 )
@@ -102,6 +109,45 @@ func TestNotReady(t *testing.T) {
 	s.await(t, "a full sync", s.Says("A probe of this node's Services failed; comparing everything with the kernel"))
 	undo()
 	s.await(t, "ready again", ready(s.node, 200))
+}
+
+// TestBypassed: a node is not ready while software puts a program of its own ahead of the proxy's again after each repair, and an Event says
+// so. Once that is gone, it is ready.
+func TestBypassed(t *testing.T) {
+	kernel.NeedsPrograms(t)
+	kernel.Needs(t, capabilities.TCX)
+	s := newStage(t)
+	defer s.end()
+	api := fakeapi.New(append(endpoints(s.here, s.there), everyKind(), upstream.NodeObject(s.node))...)
+	p := startWith(t, s.node, api)
+	s.process = p
+	p.synced(t)
+	p.await(t, "ready", ready(s.node, 200, `"ready":true`))
+	var undo []func() error
+	for repaired := range 4 {
+		remove, err := foreign.PutFirst(s.node.Sandbox, lab.Uplink, tc.TCX, tc.Ingress)
+		if err != nil {
+			t.Fatal(err)
+		}
+		undo = append(undo, remove)
+		if repaired < 3 {
+			p.await(t, "a repair", func() error {
+				_, body, err := s.node.Get(t.Context(), config.MetricsPort, "/metrics")
+				if want := fmt.Sprintf("tandem_repairs_total{state=%q} %d\n", proxier.RepairedOrder, repaired+1); err != nil || !strings.Contains(body, want) {
+					return fmt.Errorf("the metrics lack %s: %w", want, err)
+				}
+				return nil
+			})
+		}
+	}
+	p.await(t, "not ready", ready(s.node, 503, `"ready":false`, "another program runs first: foreign (id "))
+	p.await(t, "its Event", func() error { return hasEvent(api, "Warning ProgramsBypassed") })
+	for _, remove := range undo {
+		if err := remove(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.await(t, "ready again", ready(s.node, 200, `"ready":true`))
 }
 
 // TestProbeUnasked: where nothing asks /readyz, Services are probed as well: a metric shows that one fails, and a full sync follows.
