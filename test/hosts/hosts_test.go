@@ -137,7 +137,7 @@ func test(t *testing.T, p *Profile) {
 		lost = slices.DeleteFunc(lost, func(c Cell) bool { return again[c] == nil })
 		maps.Copy(results, again)
 	}
-	record(t, p, Result{Kept: len(cells) - known - len(lost), Cells: len(cells), Outside: servers})
+	record(t, p, Result{Kept: len(cells) - known - len(lost), Cells: len(cells), Outside: servers, Digest: p.digest()})
 	if !testing.Short() {
 		w.audit(t)
 	}

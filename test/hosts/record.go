@@ -3,6 +3,8 @@
 package hosts
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -19,6 +21,8 @@ type Result struct {
 	Kept, Cells int
 	// Outside is who served the clients outside.
 	Outside Servers
+	// Digest is that of the profile as it was played.
+	Digest string
 }
 
 // Servers are programs, rules or both.
@@ -33,7 +37,7 @@ const (
 
 // Record are the results of one kernel, by the name of the profile. Its file has a line for each:
 //
-//	routed 212/212 programs
+//	routed 212/212 programs 1f0b9c2d
 type Record map[string]Result
 
 // ReadRecord reads a file. One that does not exist has no results.
@@ -49,7 +53,7 @@ func ReadRecord(path string) (Record, error) {
 	for line := range strings.Lines(string(text)) {
 		var name string
 		var result Result
-		if _, err := fmt.Sscanf(line, "%s %d/%d %s\n", &name, &result.Kept, &result.Cells, &result.Outside); err != nil {
+		if _, err := fmt.Sscanf(line, "%s %d/%d %s %s\n", &name, &result.Kept, &result.Cells, &result.Outside, &result.Digest); err != nil {
 			return nil, fmt.Errorf("%s: line %q: %w", path, line, err)
 		}
 		r[name] = result
@@ -61,7 +65,8 @@ func ReadRecord(path string) (Record, error) {
 func (r Record) Write(path string) error {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(r)) {
-		fmt.Fprintf(&b, "%s %d/%d %s\n", name, r[name].Kept, r[name].Cells, r[name].Outside)
+		result := r[name]
+		fmt.Fprintf(&b, "%s %d/%d %s %s\n", name, result.Kept, result.Cells, result.Outside, result.Digest)
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -98,12 +103,19 @@ func (k KernelRecords) versions() []string {
 	return slices.SortedFunc(maps.Keys(k), func(a, b string) int { return number(a) - number(b) })
 }
 
-// text is the result of a profile for readers. A result of other cells than those of now does
+// digest changes with what a profile sets up and plays.
+func (p *Profile) digest() string {
+	played := *p
+	played.Name, played.Like, played.Short, played.Daemons = "", "", false, nil // a function has no text
+	sum := sha256.Sum256(fmt.Appendf(nil, "%+v %v", played, p.Cells()))
+	return hex.EncodeToString(sum[:4])
+}
+
+// text is the result of a profile for readers. A result of the profile as it was before a change does
 // not count.
 func (r Record) text(p *Profile) string {
 	result, ok := r[p.Name]
-	cells, _ := p.counted()
-	if !ok || result.Cells != cells {
+	if !ok || result.Digest != p.digest() {
 		return "not run"
 	}
 	text := "all"
