@@ -60,6 +60,9 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 	f->backend = c->backend;
 	f->backend_generation = c->generation;
 	f->seen = now;
+	f->created[0] = now;
+	f->created[1] = now >> 8;
+	f->created[2] = now >> 16;
 	barrier();
 	*(volatile __u64 *)&f->life = life_of(generation, FLOW_NEW);
 

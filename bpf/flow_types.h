@@ -102,7 +102,9 @@ struct flow {
 	__u32 place[2];
 	__u32 ingress; /* index of the device of the newest request */
 	__u8 action;   /* enum flow_action */
-	__u8 pad[3];
+	/* Time of the first packet: the low 24 bits of what seen was then, the
+	 * lowest byte first. 0 of flows of programs that did not note it. */
+	__u8 created[3];
 	struct flow_key request; /* client -> frontend */
 	struct flow_key reply;	 /* backend -> client, or this node; of
 				  * ACTION_DIRECT, to this node, but such

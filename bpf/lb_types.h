@@ -127,7 +127,9 @@ struct sock_dest {
 	__u8 proto;
 	__u8 many;    /* has further peers: see udp_peer */
 	__u8 guarded; /* source ranges are checked per packet */
-	__u8 pad[4];
+	/* When it was translated: seconds of CLOCK_MONOTONIC. 0 of sockets of
+	 * programs that did not note it. */
+	__u32 created;
 };
 
 /* A further peer of an unconnected UDP socket. */

@@ -12,6 +12,7 @@
 
 #include "addr.h"
 #include "backend.h"
+#include "clock.h"
 #include "lb_maps.h"
 #include "node.h"
 #include "service_stats.h"
@@ -118,6 +119,7 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, struct peer *p,
 		.connected = connecting,
 		.proto = key.proto,
 		.guarded = x.guarded,
+		.created = now_s(),
 	};
 	copy_addr(dest.vip, p->addr);
 	copy_addr(dest.addr, x.addr);

@@ -152,13 +152,13 @@ func sample() *fakeInspector {
 			{
 				Namespace: "shop", Name: "kubernetes", Port: "http", Protocol: "TCP", At: inspect.AtPackets,
 				Client: at("198.51.100.7:40000"), Frontend: at("203.0.113.4:80"), Source: ptr(at("172.18.0.1:2048")), Backend: at("10.244.2.7:8080"),
-				State: "established", Action: "forward", Device: "eth0", IdleSeconds: ptr(int64(75)),
+				State: "established", Action: "forward", Device: "eth0", AgeSeconds: ptr(int64(93784)), IdleSeconds: ptr(int64(75)),
 				Requests: &flowtable.Traffic{Packets: 12, Bytes: 900}, Replies: &flowtable.Traffic{Packets: 11, Bytes: 1 << 20},
 			},
 			{
 				Namespace: "default", Name: "kubernetes", Port: "https", Protocol: "TCP", At: inspect.AtSocket,
 				Client: at("[fd00:10:244:1::5]:39158"), Frontend: at("[fd00:10:96::1]:443"), Backend: at("[fd00:18::2]:6443"),
-				State: "established", IdleSeconds: ptr(int64(0)), RTTMicroseconds: ptr(uint32(1234)),
+				State: "established", AgeSeconds: ptr(int64(3)), IdleSeconds: ptr(int64(0)), RTTMicroseconds: ptr(uint32(1234)),
 				Requests: &flowtable.Traffic{Packets: 3, Bytes: 2048}, Replies: &flowtable.Traffic{Packets: 4, Bytes: 10},
 			},
 			{

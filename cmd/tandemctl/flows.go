@@ -39,6 +39,7 @@ translated on devices, as of clients outside.
   AT        socket, or packets
   STATE     TCP: opening, established, closing or closed. UDP packets: answered or
             unanswered. UDP sockets: connected or unconnected
+  AGE       since the first packet; of a socket, since it connected or sent
   IDLE      since the last packet; of a TCP socket, since the last data
   REQUESTS  packets and bytes of the client; of a TCP socket, the payload that was
   REPLIES   acknowledged or received
@@ -171,21 +172,18 @@ func (f addressFilter) selects(a netip.AddrPort) bool {
 // flowHead are the columns; wide ones are shown with -o wide.
 func (a *app) flowHead() []string {
 	if a.output == outputWide {
-		return []string{"SERVICE", "PORT", "PROTO", "AT", "CLIENT", "FRONTEND", "SOURCE", "BACKEND", "STATE", "ACTION", "DEVICE", "IDLE", "RTT", "REQUESTS", "REPLIES"}
+		return []string{"SERVICE", "PORT", "PROTO", "AT", "CLIENT", "FRONTEND", "SOURCE", "BACKEND", "STATE", "ACTION", "DEVICE", "AGE", "IDLE", "RTT", "REQUESTS", "REPLIES"}
 	}
-	return []string{"SERVICE", "PORT", "PROTO", "AT", "CLIENT", "FRONTEND", "BACKEND", "STATE", "IDLE", "REQUESTS", "REPLIES"}
+	return []string{"SERVICE", "PORT", "PROTO", "AT", "CLIENT", "FRONTEND", "BACKEND", "STATE", "AGE", "IDLE", "REQUESTS", "REPLIES"}
 }
 
 func (a *app) flowRow(v *inspect.FlowView) []string {
-	var service, source, idle, rtt, requests, replies string
+	var service, source, rtt, requests, replies string
 	if v.Name != "" {
 		service = v.Namespace + "/" + v.Name
 	}
 	if v.Source != nil {
 		source = v.Source.String()
-	}
-	if v.IdleSeconds != nil {
-		idle = (time.Duration(*v.IdleSeconds) * time.Second).String()
 	}
 	if v.RTTMicroseconds != nil {
 		rtt = (time.Duration(*v.RTTMicroseconds) * time.Microsecond).String()
@@ -198,9 +196,17 @@ func (a *app) flowRow(v *inspect.FlowView) []string {
 	}
 	client, frontend, backend := v.Client.String(), v.Frontend.String(), v.Backend.String()
 	if a.output == outputWide {
-		return []string{service, v.Port, v.Protocol, v.At, client, frontend, source, backend, v.State, v.Action, v.Device, idle, rtt, requests, replies}
+		return []string{service, v.Port, v.Protocol, v.At, client, frontend, source, backend, v.State, v.Action, v.Device, secondsText(v.AgeSeconds), secondsText(v.IdleSeconds), rtt, requests, replies}
 	}
-	return []string{service, v.Port, v.Protocol, v.At, client, frontend, backend, v.State, idle, requests, replies}
+	return []string{service, v.Port, v.Protocol, v.At, client, frontend, backend, v.State, secondsText(v.AgeSeconds), secondsText(v.IdleSeconds), requests, replies}
+}
+
+// secondsText is a time that may not be known.
+func secondsText(seconds *int64) string {
+	if seconds == nil {
+		return ""
+	}
+	return (time.Duration(*seconds) * time.Second).String()
 }
 
 // flowKey is what stays the same of a flow. A UDP socket that is not connected may have several backends at one

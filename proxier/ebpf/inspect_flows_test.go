@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -56,8 +57,17 @@ func TestInspectFlows(t *testing.T) {
 				if n.network == "udp" {
 					want = flowtable.Answered
 				}
+				if got.AgeSeconds == nil || *got.AgeSeconds > 60 {
+					t.Errorf("a new flow has no age, or another one: %+v", got)
+				}
 				if got.State != want.String() || got.Device != uplinksOf(t, e.at)[0].Name || *got.IdleSeconds > 5 || got.Requests.Packets == 0 || got.Replies.Packets == 0 || got.Replies.Bytes == 0 {
 					t.Errorf("got %+v, requests %+v, replies %+v", got, got.Requests, got.Replies)
+				}
+				const older = 1000 // seconds
+				e.backdate(t, v, older)
+				v.want(t, pod.Name)
+				if got := flowsOf(t, e.at)[[2]netip.AddrPort{client, n.to}]; *got.AgeSeconds < older || *got.AgeSeconds > older+60 || *got.IdleSeconds > 5 {
+					t.Errorf("after another packet, %d s later: age %d s, idle for %d s", older, *got.AgeSeconds, *got.IdleSeconds)
 				}
 				if n.network == "udp" {
 					return
@@ -92,10 +102,30 @@ func TestInspectFlows(t *testing.T) {
 				state = flowtable.Established.String()
 			}
 			counted := got.RTTMicroseconds != nil && *got.RTTMicroseconds > 0 && got.IdleSeconds != nil && got.Requests != nil && got.Replies.Bytes > 0
+			if got.AgeSeconds == nil || *got.AgeSeconds > 60 {
+				t.Errorf("a new connection has no age, or another one: %+v", got)
+			}
 			if got.State != state || counted != (network == "tcp") {
 				t.Errorf("got %+v, requests %+v, replies %+v", got, got.Requests, got.Replies)
 			}
 		})
+	}
+}
+
+// backdate has the flow of a connection have begun earlier.
+func (e *edge) backdate(t *testing.T, v *visit, seconds uint32) {
+	t.Helper()
+	err := e.tier.flowTable.Each(func(_ int, list []lbmap.Flow) error {
+		for i := range list {
+			if f := &list[i]; lbmap.FlowStage(f.Life) >= lbmap.FlowYoung && lbmap.ToAddrPort(f.Request.Src, f.Request.Sport) == localOf(v.conn) {
+				second := flowtable.MonotonicSeconds() - seconds
+				f.Created = [3]uint8{uint8(second), uint8(second >> 8), uint8(second >> 16)}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -42,6 +42,13 @@ func TestMigration(t *testing.T) {
 			p.send(t, in, tcp(request.Src, request.Dst, packet.RST))
 		}
 	}
+	created := map[lbmap.FlowKey][3]uint8{}
+	for id := range p.flows {
+		if f := &p.flows[id]; lbmap.FlowStage(f.Life) >= lbmap.FlowYoung {
+			f.Created = [3]uint8{uint8(id), 1, 2}
+			created[f.Request] = f.Created
+		}
+	}
 	for _, tt := range []struct {
 		name              string
 		tcp, young        uint32
@@ -77,6 +84,9 @@ func TestMigration(t *testing.T) {
 					fresh++
 				default:
 					continue
+				}
+				if want, ok := created[own[id].Request]; ok && own[id].Created != want {
+					t.Errorf("a copy has begun at %v, its flow at %v", own[id].Created, want)
 				}
 			}
 			if err := checkEntries(indexOf(t, to), flowtabletest.OpenIndex(t, to), own); err != nil {

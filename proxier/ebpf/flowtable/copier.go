@@ -186,7 +186,7 @@ func (c *Copier) copy(from uint32) error {
 func (c *Copier) write(id, generation uint32, e *lbmap.Flow, of [2]progress, kept bool) (made bool, err error) {
 	own := &c.own[id]
 	atomic.StoreUint64(&own.Life, lbmap.FlowLife(generation, lbmap.FlowClaimed))
-	own.Seen, own.Request, own.Reply = e.Seen, e.Request, e.Reply
+	own.Created, own.Seen, own.Request, own.Reply = e.Created, e.Seen, e.Request, e.Reply
 	own.Service, own.Backend, own.BackendGeneration = e.Service, e.Backend, e.BackendGeneration
 	own.Action, own.Ingress = e.Action, e.Ingress
 	atomic.StoreUint64(&own.Flags, uint64(generation)<<32|uint64(uint32(e.Flags)&^lbmap.FlowIndexed))

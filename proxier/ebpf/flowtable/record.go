@@ -24,7 +24,9 @@ type Record struct {
 	Action uint8
 	// Device is the index of the one that the last request came in by.
 	Device uint32
-	// Idle is the time since the last packet, in whole seconds.
+	// Age and Idle are the times since the first packet and since the last one, in whole seconds. Age is nil if the
+	// programs that made the flow did not note it.
+	Age               *time.Duration
 	Idle              time.Duration
 	Requests, Replies Traffic
 }
@@ -59,7 +61,7 @@ func Records(t *lbmap.Tables, maps lbmap.Maps, fn func(Record)) error {
 				Client: lbmap.ToAddrPort(f.Request.Src, f.Request.Sport), Frontend: lbmap.ToAddrPort(f.Request.Dst, f.Request.Dport),
 				Source: lbmap.ToAddrPort(f.Reply.Dst, f.Reply.Dport), Backend: lbmap.ToAddrPort(f.Reply.Src, f.Reply.Sport),
 				State: stateOf(proxier.Protocol(f.Request.Proto), uint32(f.Flags)), Action: f.Action, Device: f.Ingress,
-				Idle: time.Duration(max(0, int32(now-f.Seen))) * time.Second,
+				Age: ageOf(&f, now), Idle: SecondsSince(f.Seen, now),
 			}
 			id, generation := s.first+uint32(i), uint32(life>>32)
 			r.Requests, r.Replies = of[key{id, generation, false}], of[key{id, generation, true}]
@@ -67,4 +69,19 @@ func Records(t *lbmap.Tables, maps lbmap.Maps, fn func(Record)) error {
 		}
 		return nil
 	})
+}
+
+// ageOf is the time since the first packet of a flow; nil if it is not known. The record has the low bits of that second,
+// so it is the last one with these bits before the last packet; a flow that is used for half a year seems younger.
+func ageOf(f *lbmap.Flow, now uint32) *time.Duration {
+	low := uint32(f.Created[0]) | uint32(f.Created[1])<<8 | uint32(f.Created[2])<<16
+	if low == 0 {
+		return nil
+	}
+	return new(SecondsSince(f.Seen-(f.Seen-low)&(1<<24-1), now))
+}
+
+// SecondsSince is the time since a second of MonotonicSeconds, which may have begun after now was read.
+func SecondsSince(second, now uint32) time.Duration {
+	return time.Duration(max(0, int32(now-second))) * time.Second
 }

@@ -48,6 +48,9 @@ type FlowView struct {
 	Device string `json:"device"`
 	// Cookie is that of a socket; 0 for packets.
 	Cookie uint64 `json:"cookie"`
+	// AgeSeconds is the time since the first packet, or since the socket was translated; null of further peers of a UDP
+	// socket, and where programs of an earlier version began.
+	AgeSeconds *int64 `json:"ageSeconds"`
 	// IdleSeconds is the time since the last packet, of a TCP socket since the last data; null where the kernel does
 	// not tell.
 	IdleSeconds *int64 `json:"idleSeconds"`
@@ -116,6 +119,9 @@ func (i *Inspector) packetFlows(names *serviceNames, fn func(FlowView)) error {
 			State: r.State.String(), Action: actionText(r.Action), IdleSeconds: new(int64(r.Idle / time.Second)),
 			Requests: &r.Requests, Replies: &r.Replies,
 		}
+		if r.Age != nil {
+			v.AgeSeconds = new(int64(*r.Age / time.Second))
+		}
 		if r.Source != r.Client {
 			v.Source = &r.Source
 		}
@@ -181,6 +187,7 @@ func (i *Inspector) socketFlows(ctx context.Context, procRoot string, names *ser
 	if err != nil {
 		return err
 	}
+	now := flowtable.MonotonicSeconds()
 	many := map[uint64]netip.AddrPort{} // clients that have further peers
 	for cookie, s := range sockets {
 		var dest lbmap.SocketDest
@@ -192,6 +199,9 @@ func (i *Inspector) socketFlows(ctx context.Context, procRoot string, names *ser
 			Protocol: proxier.Protocol(dest.Proto).String(), At: AtSocket, Cookie: cookie,
 			Client: s.Local, Frontend: lbmap.ToAddrPort(dest.Vip, dest.VipPort), Backend: lbmap.ToAddrPort(dest.Addr, dest.Port),
 			State: socketState(&s, &dest),
+		}
+		if dest.Created != 0 {
+			v.AgeSeconds = new(int64(flowtable.SecondsSince(dest.Created, now) / time.Second))
 		}
 		// A socket that is opening has had no data, and times since the start of the machine.
 		if info := tcp[cookie]; info != nil && s.State != sockdiag.SynSent {

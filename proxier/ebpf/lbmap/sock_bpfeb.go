@@ -166,7 +166,7 @@ type sockSockDest struct {
 	Proto      uint8
 	Many       uint8
 	Guarded    uint8
-	Pad        [4]uint8
+	Created    uint32
 }
 
 type sockSuccessor struct {

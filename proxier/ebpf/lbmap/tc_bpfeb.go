@@ -24,7 +24,7 @@ type tcFlow struct {
 	Place             [2]uint32
 	Ingress           uint32
 	Action            uint8
-	Pad               [3]uint8
+	Created           [3]uint8
 	Request           tcFlowKey
 	Reply             tcFlowKey
 }
