@@ -84,25 +84,41 @@ func TestTop(t *testing.T) {
 			i.services[0].Counters.Bytes += 4096
 			i.services[1].Counters.Connections += 400
 			i.services[1].Counters.Rejected++
+			// Failures of clients outside and of sockets add up.
+			i.services[3].Counters.Refused += 6
+			i.services[3].Counters.Unanswered += 40
+			n := uint64(opened)
+			i.services[3].Signals = &inspect.SignalsView{Refused: 2 * n, Unanswered: n, SentBytes: 1024 * n, ReceivedBytes: 7168 * n}
 		}
 		return i, nil
 	}
 	if code := a.run([]string{"top", "--times", "1", "--interval", "1ms"}); code != exitOK {
 		t.Fatalf("exit code %d: %s", code, errs)
 	}
-	want := `12:02:07, every 1ms, 2 service ports with traffic, by connections
-SERVICE               PORT   PROTO  CONN/S  REJECTED/S  DROPPED/S  PACKETS/S  BYTES/S
-kube-system/kube-dns  dns    UDP    200     0.5         0          0          0B
-default/kubernetes    https  TCP    5.0     0           0          0          2.0KiB
+	want := `12:02:07, every 1ms, 3 service ports with traffic, by connections
+SERVICE               PORT   PROTO  CONN/S  REJECTED/S  DROPPED/S  REFUSED/S  UNANSWERED/S  PACKETS/S  BYTES/S  SOCKET BYTES/S
+kube-system/kube-dns  dns    UDP    200     0.5         0          0          0             0          0B       -
+default/kubernetes    https  TCP    5.0     0           0          0          0             0          2.0KiB   0B
+shop/kubernetes       http   TCP    0       0           0          5.0        21            0          0B       8.0KiB
 `
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out, want)
+	}
+	opened = 0
+	for by, first := range map[string]string{"failures": "shop/kubernetes", "unanswered": "shop/kubernetes", "rejected": "kube-system/kube-dns", "bytes": "shop/kubernetes"} {
+		out.Reset()
+		if code := a.run([]string{"top", "--times", "1", "--interval", "1ms", "--sort", by}); code != exitOK {
+			t.Fatalf("exit code %d: %s", code, errs)
+		}
+		if lines := strings.Split(out.String(), "\n"); !strings.HasPrefix(lines[2], first) {
+			t.Errorf("by %s, %q is first, want %s", by, lines[2], first)
+		}
 	}
 	out.Reset()
 	if code := a.run([]string{"top", "default/kubernetes", "--times", "2", "--interval", "1ms", "-o", "json"}); code != exitOK {
 		t.Fatalf("exit code %d: %s", code, errs)
 	}
-	if n := bytes.Count(out.Bytes(), []byte(`"connections":5,`)); n != 2 || strings.Contains(out.String(), "kube-dns") {
+	if n := bytes.Count(out.Bytes(), []byte(`"connections":5,"rejected":0,"dropped":0,"refused":0,"unanswered":0,"packets":0,"bytes":2048,"socketBytes":0}`)); n != 2 || strings.Contains(out.String(), "kube-dns") {
 		t.Errorf("got %s", out)
 	}
 }

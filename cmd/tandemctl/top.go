@@ -34,12 +34,21 @@ func (a *app) topCommand() *cobra.Command {
 with the most first, and anew after each interval. Service ports without traffic are
 left out.
 
-  CONN/S       new connections, and UDP sockets or flows
-  REJECTED/S   rejected, as there is no endpoint
-  DROPPED/S    dropped, as the source is in none of the allowed ranges, or as no
-               endpoint is local where only those may serve
-  PACKETS/S    packets and bytes that programs translate on devices. Those of
-  BYTES/S      connections that are translated at sockets are not counted`,
+  CONN/S           new connections, and UDP sockets or flows
+  REJECTED/S       rejected, as there is no endpoint
+  DROPPED/S        dropped, as the source is in none of the allowed ranges, or as no
+                   endpoint is local where only those may serve
+  REFUSED/S        TCP connections that the endpoint refused by a reset
+  UNANSWERED/S     TCP connections that the endpoint did not answer, counted when
+                   they time out
+  PACKETS/S        packets and bytes that programs translate on devices, with IP
+  BYTES/S          headers
+  SOCKET BYTES/S   payload of connections that are translated at sockets of this
+                   node, counted when they end; part of --sort bytes
+
+What comes of connections of sockets is known with the option ebpf.serviceSignals.
+Without it, SOCKET BYTES/S is empty, and what is refused or unanswered is that of
+clients outside. --sort failures adds up all four kinds.`,
 		Example: `  tandemctl top
   tandemctl top -n shop --sort bytes
   tandemctl top --times 1 --interval 10s -o json`,
@@ -76,18 +85,34 @@ type rates struct {
 	Connections float64 `json:"connections"`
 	Rejected    float64 `json:"rejected"`
 	Dropped     float64 `json:"dropped"`
+	Refused     float64 `json:"refused"`
+	Unanswered  float64 `json:"unanswered"`
 	Packets     float64 `json:"packets"`
 	Bytes       float64 `json:"bytes"`
+	// SocketBytes are null if connections of sockets are not watched, or there were none.
+	SocketBytes *float64 `json:"socketBytes"`
+}
+
+func (r *rates) failures() float64 { return r.Rejected + r.Dropped + r.Refused + r.Unanswered }
+
+func (r *rates) bytes() float64 {
+	if r.SocketBytes == nil {
+		return r.Bytes
+	}
+	return r.Bytes + *r.SocketBytes
 }
 
 var (
-	rateNames = []string{"connections", "rejected", "dropped", "packets", "bytes"}
+	rateNames = []string{"connections", "failures", "rejected", "dropped", "refused", "unanswered", "packets", "bytes"}
 	rateOf    = map[string]func(*rates) float64{
 		"connections": func(r *rates) float64 { return r.Connections },
+		"failures":    (*rates).failures,
 		"rejected":    func(r *rates) float64 { return r.Rejected },
 		"dropped":     func(r *rates) float64 { return r.Dropped },
+		"refused":     func(r *rates) float64 { return r.Refused },
+		"unanswered":  func(r *rates) float64 { return r.Unanswered },
 		"packets":     func(r *rates) float64 { return r.Packets },
-		"bytes":       func(r *rates) float64 { return r.Bytes },
+		"bytes":       (*rates).bytes,
 	}
 )
 
@@ -123,6 +148,22 @@ func (a *app) top(ctx context.Context, o *topOptions) error {
 	return nil
 }
 
+// counts are those of a service port at one look: of clients outside and of sockets of this node.
+type counts struct {
+	inspect.CountersView
+	socketBytes uint64
+}
+
+func countsOf(s *inspect.ServiceView) counts {
+	c := counts{CountersView: s.Counters}
+	if g := s.Signals; g != nil {
+		c.Refused += g.Refused
+		c.Unanswered += g.Unanswered
+		c.socketBytes = g.SentBytes + g.ReceivedBytes
+	}
+	return c
+}
+
 // ratesOf compares two looks.
 func ratesOf(before, after []inspect.ServiceView, elapsed time.Duration, by string) []rates {
 	type key struct {
@@ -130,24 +171,28 @@ func ratesOf(before, after []inspect.ServiceView, elapsed time.Duration, by stri
 		id                              uint32
 	}
 	keyOf := func(s *inspect.ServiceView) key { return key{s.Namespace, s.Name, s.Port, s.Protocol, s.ID} }
-	old := map[key]inspect.CountersView{}
+	old := map[key]counts{}
 	for i := range before {
-		old[keyOf(&before[i])] = before[i].Counters
+		old[keyOf(&before[i])] = countsOf(&before[i])
 	}
 	list := []rates{}
 	for i := range after {
 		s := &after[i]
-		then := old[keyOf(s)] // zeros of one that is new
+		now, then := countsOf(s), old[keyOf(s)] // zeros of one that is new
 		per := func(now, then uint64) float64 {
 			// Traffic of a flow that ends while it is read may be missing once.
 			return float64(max(int64(now-then), 0)) / max(elapsed.Seconds(), 1e-3)
 		}
 		r := rates{
-			s.Namespace, s.Name, s.Port, s.Protocol,
-			per(s.Counters.Connections, then.Connections), per(s.Counters.Rejected, then.Rejected), per(s.Counters.Dropped, then.Dropped),
-			per(s.Counters.Packets, then.Packets), per(s.Counters.Bytes, then.Bytes),
+			Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol,
+			Connections: per(now.Connections, then.Connections), Rejected: per(now.Rejected, then.Rejected), Dropped: per(now.Dropped, then.Dropped),
+			Refused: per(now.Refused, then.Refused), Unanswered: per(now.Unanswered, then.Unanswered),
+			Packets: per(now.Packets, then.Packets), Bytes: per(now.Bytes, then.Bytes),
 		}
-		if r.Connections+r.Rejected+r.Dropped+r.Packets > 0 {
+		if s.Signals != nil {
+			r.SocketBytes = new(per(now.socketBytes, then.socketBytes))
+		}
+		if r.Connections+r.failures()+r.Packets+r.bytes() > 0 {
 			list = append(list, r)
 		}
 	}
@@ -176,10 +221,14 @@ func (a *app) topWriter(o *topOptions) func(time.Time, []rates) error {
 		}
 		first = false
 		fmt.Fprintf(a.out, "%s, every %v, %d service ports with traffic, by %s\n", at.UTC().Format(time.TimeOnly), o.interval, len(list), o.by)
-		t := newTable(a.tables(), "SERVICE", "PORT", "PROTO", "CONN/S", "REJECTED/S", "DROPPED/S", "PACKETS/S", "BYTES/S")
+		t := newTable(a.tables(), "SERVICE", "PORT", "PROTO", "CONN/S", "REJECTED/S", "DROPPED/S", "REFUSED/S", "UNANSWERED/S", "PACKETS/S", "BYTES/S", "SOCKET BYTES/S")
 		for i := range list[:rows] {
-			r := &list[i]
-			t.row(r.Namespace+"/"+r.Name, r.Port, r.Protocol, rateText(r.Connections), rateText(r.Rejected), rateText(r.Dropped), rateText(r.Packets), bytesText(uint64(r.Bytes)))
+			r, socketBytes := &list[i], ""
+			if r.SocketBytes != nil {
+				socketBytes = bytesText(uint64(*r.SocketBytes))
+			}
+			t.row(r.Namespace+"/"+r.Name, r.Port, r.Protocol, rateText(r.Connections), rateText(r.Rejected), rateText(r.Dropped), rateText(r.Refused), rateText(r.Unanswered),
+				rateText(r.Packets), bytesText(uint64(r.Bytes)), socketBytes)
 		}
 		return t.flush()
 	}

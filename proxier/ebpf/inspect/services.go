@@ -52,6 +52,9 @@ type CountersView struct {
 	Rejected    uint64 `json:"rejected"`
 	Dropped     uint64 `json:"dropped"`
 	Raced       uint64 `json:"raced"`
+	// Refused and Unanswered are TCP connections of clients outside that an endpoint did not accept.
+	Refused    uint64 `json:"refused"`
+	Unanswered uint64 `json:"unanswered"`
 	flowtable.Traffic
 }
 
@@ -234,6 +237,8 @@ func (t tableReader) viewService(id uint32, frontends []lbmap.FrontendEntry, can
 			Rejected:    atomic.LoadUint64(&stats.Rejected),
 			Dropped:     atomic.LoadUint64(&stats.Dropped),
 			Raced:       atomic.LoadUint64(&stats.Raced),
+			Refused:     atomic.LoadUint64(&stats.Refused),
+			Unanswered:  atomic.LoadUint64(&stats.Unanswered),
 		},
 		Frontends: []FrontendView{}, Sets: []SetView{}, Backends: []BackendView{},
 	}

@@ -105,6 +105,17 @@ func mustView(t testing.TB, tables *lbmap.Tables) []ServiceView {
 	return views
 }
 
+// TestViewOfCounters: each outcome of a connection has its counter.
+func TestViewOfCounters(t *testing.T) {
+	h := newViewHarness(t, smallViewSizes)
+	h.OnServiceAdd(writertest.Service("a", "10.96.0.1"))
+	h.sync(t)
+	h.tables.ServiceStats[mustView(t, h.tables)[0].ID] = lbmap.ServiceStats{Connections: 1, Rejected: 2, Dropped: 3, Raced: 4, Refused: 5, Unanswered: 6}
+	if d := cmp.Diff(CountersView{Connections: 1, Rejected: 2, Dropped: 3, Raced: 4, Refused: 5, Unanswered: 6}, mustView(t, h.tables)[0].Counters); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
 func TestViewOfTables(t *testing.T) {
 	// The backends below fit, but no more.
 	sizes := lbmap.Sizes{Frontends: 16, Services: 16, Backends: 6, Slots: 16}
