@@ -48,8 +48,9 @@ and with -o wide
 
   SOURCE    what the backend sees as the client, if it is another address
   ACTION    deliver: to a backend on this node, or by its routes. forward:
-            masqueraded and sent on past the network stack. remap port: of no
-            Service; it gets another source port, as its own is taken
+            masqueraded and sent on past the network stack. direct: sent on in IP
+            packets, and answered past this node (DSR). remap port: of no Service;
+            it gets another source port, as its own is taken
   DEVICE    that the last packet of the client came in by
   RTT       the smoothed round-trip time of a TCP socket
 

@@ -164,6 +164,8 @@ func actionText(action uint8) string {
 		return "forward"
 	case lbmap.ActionRemapOut, lbmap.ActionRemapIn:
 		return "remap port"
+	case lbmap.ActionDirect:
+		return "direct"
 	}
 	return fmt.Sprintf("action %d", action)
 }
