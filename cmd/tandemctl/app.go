@@ -58,6 +58,8 @@ type app struct {
 	owners   func() map[uint64][]int
 	version  func() versionInfo
 	servers  []string // default addresses of kube-proxy
+	// findServers finds the addresses of a kube-proxy that is at none of those.
+	findServers func(context.Context) []string
 
 	cgroupRoot string
 	output     string
@@ -90,7 +92,7 @@ func newApp(out, err io.Writer) *app {
 		cookie:  netns.CookieOf,
 		owners:  func() map[uint64][]int { return netNSOwners("/proc", netns.CookieOf) },
 		version: buildVersion,
-		servers: defaultServers,
+		servers: defaultServers, findServers: findServers,
 	}
 }
 

@@ -279,6 +279,8 @@ func newTestApp(i *fakeInspector) (a *app, out, errs *bytes.Buffer) {
 			}
 			return 12289, nil
 		},
+		findServers: func(context.Context) []string { return nil },
+
 		owners:  func() map[uint64][]int { return map[uint64][]int{4097: {100, 101, 102, 103, 104, 105, 106}} },
 		version: func() versionInfo { return versionInfo{Version: "v0.1.0", Revision: "0123456", GoVersion: "go1.26"} },
 	}, out, errs

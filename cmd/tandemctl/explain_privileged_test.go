@@ -36,9 +36,17 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// program prepares a copy inside a sandbox.
+// program prepares a copy inside a sandbox, whose process has the program's name.
 func program(t *testing.T, name string, in *lab.Sandbox, args ...string) *lab.Cmd {
-	c := in.Command(t.Context(), os.Args[0], args...)
+	path := filepath.Join(t.TempDir(), name)
+	executable, err := os.Executable()
+	if err == nil {
+		err = os.Symlink(executable, path)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := in.Command(t.Context(), path, args...)
 	// The race detector would wait a second at the end of each.
 	c.Env = append(os.Environ(), asProgram+"="+name, "GORACE=atexit_sleep_ms=0")
 	return c
@@ -91,7 +99,8 @@ endpoints: [{addresses: [10.244.1.1], nodeName: node1}]
 `
 
 // TestExplainOnNode asks the real kube-proxy, which learns of its node from
-// manifests and the kernel.
+// manifests and the kernel. Its metrics server is at an address of the node
+// and another port than the default one, so the tool has to find it.
 func TestExplainOnNode(t *testing.T) {
 	kernel.NeedsPrograms(t)
 	l := lab.NewT(t)
@@ -142,7 +151,7 @@ func TestExplainOnNode(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	startProxy(t, n, dir, "--proxy-mode=ebpf", "--detect-local-mode=NodeCIDR", "--metrics-bind-address=0.0.0.0:10249")
+	startProxy(t, n, dir, "--proxy-mode=ebpf", "--detect-local-mode=NodeCIDR", "--metrics-bind-address=172.18.0.1:20249")
 
 	e := await("10.244.1.1", "10.96.0.10:80", "forward pod ClusterIP")
 	if len(e.Tiers) != 1 || e.Tiers[0].Name != "ebpf" || !e.Tiers[0].Carries {
@@ -181,7 +190,7 @@ func TestExplainOnNode(t *testing.T) {
 		t.Errorf("%v\n%s%s", err, out, errs)
 	}
 	t.Logf("\n%s", out)
-	if _, errs, err := tool(pod.Sandbox, "10.244.1.1", "10.96.0.10:80", "--server=172.18.0.1:10249"); err == nil || !strings.Contains(errs, "answered on the node itself") {
+	if _, errs, err := tool(pod.Sandbox, "10.244.1.1", "10.96.0.10:80", "--server=172.18.0.1:20249"); err == nil || !strings.Contains(errs, "answered on the node itself") {
 		t.Errorf("from a pod: %v, %s", err, errs)
 	}
 }

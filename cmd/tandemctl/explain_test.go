@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"net"
 	"net/http"
@@ -124,20 +125,28 @@ func TestExplainServer(t *testing.T) {
 	unused := free.Addr().String()
 	free.Close()
 
+	another := httptest.NewServer(http.NotFoundHandler()) // of upstream's kube-proxy
+	defer another.Close()
+	var found []string
 	run := func(servers []string, args ...string) (int, string, string) {
 		a, out, errs := newTestApp(nil)
-		a.servers = servers
+		a.servers, a.findServers = servers, func(context.Context) []string { return found }
 		c := a.run(append([]string{"explain"}, args...))
 		return c, out.String(), errs.String()
 	}
 	for _, how := range []struct {
 		servers []string
+		found   []string
 		args    []string
 	}{
 		{servers: []string{unused, address}}, // the second address
+		{servers: []string{another.Listener.Addr().String(), address}},
+		{servers: []string{unused}, found: []string{address}},
+		{servers: []string{another.Listener.Addr().String()}, found: []string{another.Listener.Addr().String(), address}},
 		{args: []string{"--server", address}},
 		{args: []string{"--server", "http://" + address + "/"}},
 	} {
+		found = how.found
 		c, out, errs := run(how.servers, append(how.args, "[fd00::7]:1", "[fd00::10]:53/udp", "--in-interface=eth0")...)
 		if c != exitOK || !strings.HasPrefix(out, "pass: no frontend has this address and port\n") {
 			t.Errorf("%+v: exit code %d\n%s%s", how, c, out, errs)
@@ -146,6 +155,11 @@ func TestExplainServer(t *testing.T) {
 			t.Errorf("asked %q, want %q", asked, want)
 		}
 	}
+	found = []string{address} // of no interest if a server is given
+	if c, _, errs := run(nil, "--server", unused, "10.0.0.1", "10.96.0.1:80"); c != exitError || !strings.Contains(errs, unused) {
+		t.Errorf("with another server: exit code %d: %s", c, errs)
+	}
+	found = nil
 	if c, out, _ := run(nil, "--server", address, "10.0.0.1", "10.96.0.1:80", "-o", "json"); c != exitOK || !strings.Contains(out, `"verdict": "pass"`) {
 		t.Errorf("exit code %d\n%s", c, out)
 	}

@@ -15,6 +15,9 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"github.com/tandem-proxy/tandem/sources/otherproxy"
 )
 
 // errNoServer says that no process accepts connections.
@@ -34,10 +37,23 @@ var defaultServers = []string{"127.0.0.1:10349", "[::1]:10349", "127.0.0.1:10249
 const answerLimit = 30 * time.Second
 
 func addServerFlag(fs *pflag.FlagSet, server *string) {
-	fs.StringVar(server, "server", "", "address and port of kube-proxy's metrics server (default: "+strings.Join(defaultServers, ", then ")+")")
+	fs.StringVar(server, "server", "", "address and port of kube-proxy's metrics server (default: "+strings.Join(defaultServers, ", then ")+", then where a process kube-proxy listens)")
 }
 
-// askServer queries kube-proxy, at its default addresses if none is given.
+// findServers are where processes of kube-proxy serve metrics, as with metricsBindAddress, in this network namespace. In a
+// pod without hostPID, they are those of its container.
+func findServers(ctx context.Context) (list []string) {
+	found, err := otherproxy.MetricsServers(ctx, "kube-proxy")
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot look for kube-proxy's metrics server", "err", err)
+	}
+	for _, at := range found {
+		list = append(list, at.String())
+	}
+	return list
+}
+
+// askServer queries kube-proxy. If none is given, that is at its default addresses, or else where it is found.
 func askServer[Answer any](ctx context.Context, a *app, server, path string, query url.Values) (*Answer, error) {
 	servers := a.servers
 	if server != "" {
@@ -49,13 +65,38 @@ func askServer[Answer any](ctx context.Context, a *app, server, path string, que
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
+	answer, err := askFirst[Answer](ctx, servers, path, query)
+	if server == "" && isElsewhere(err) {
+		if found, err := askFirst[Answer](ctx, a.findServers(ctx), path, query); !isElsewhere(err) {
+			return found, err
+		}
+	}
+	return answer, err
+}
+
+// isElsewhere reports whether another server may have the answer.
+func isElsewhere(err error) bool {
+	return errors.Is(err, errNoServer) || errors.Is(err, errUnknownPath)
+}
+
+// askFirst is the answer of the first server that knows the path: one of them may be another kube-proxy's.
+func askFirst[Answer any](ctx context.Context, servers []string, path string, query url.Values) (*Answer, error) {
 	var failed []string
+	var unknown error
 	for _, s := range servers {
 		answer, err := ask[Answer](ctx, s, path, query)
-		if dial, ok := errors.AsType[*net.OpError](err); !ok || dial.Op != "dial" {
+		dial, ok := errors.AsType[*net.OpError](err)
+		switch {
+		case ok && dial.Op == "dial":
+			failed = append(failed, err.Error())
+		case errors.Is(err, errUnknownPath):
+			unknown = err
+		default:
 			return answer, err
 		}
-		failed = append(failed, err.Error())
+	}
+	if unknown != nil {
+		return nil, unknown
 	}
 	return nil, fmt.Errorf("%w (%s)", errNoServer, strings.Join(failed, "; "))
 }

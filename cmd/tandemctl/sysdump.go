@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -102,7 +103,7 @@ type sysdump struct {
 }
 
 func (d *sysdump) collect(ctx context.Context, a *app, server, health string) {
-	servers := a.serversOr(server)
+	servers := a.serversOr(ctx, server)
 	for _, command := range []string{"version", "status", "services", "flows", "capabilities", "optout list", "backend list", "preflight"} {
 		d.tool(a, servers, command)
 	}
@@ -181,6 +182,7 @@ func (d *sysdump) tool(a *app, servers []string, command string) {
 		var out, errs bytes.Buffer
 		one := *a
 		one.out, one.err, one.servers = &out, &errs, servers
+		one.findServers = func(context.Context) []string { return nil }
 		list := strings.Fields(command)
 		if a.cgroupRoot != "" {
 			list = append(list, "--cgroup-root", a.cgroupRoot)
@@ -196,12 +198,12 @@ func (d *sysdump) tool(a *app, servers []string, command string) {
 	}
 }
 
-// serversOr is the server of a flag, or the default ones.
-func (a *app) serversOr(server string) []string {
+// serversOr is the server of a flag, or the default ones and those that are found.
+func (a *app) serversOr(ctx context.Context, server string) []string {
 	if server != "" {
 		return []string{strings.TrimSuffix(strings.TrimPrefix(server, "http://"), "/")}
 	}
-	return a.servers
+	return slices.Concat(a.servers, a.findServers(ctx))
 }
 
 // request adds the answer of the first server that has one.
@@ -232,6 +234,9 @@ func fetch(ctx context.Context, url string) ([]byte, error) {
 		return nil, err
 	}
 	defer response.Body.Close()
+	if response.StatusCode == http.StatusNotFound { // of another kube-proxy, or because it is off
+		return nil, fmt.Errorf("%s: %s", url, response.Status)
+	}
 	text, err := io.ReadAll(io.LimitReader(response.Body, sysdumpFileLimit+1))
 	if response.StatusCode != http.StatusOK {
 		text = append([]byte(response.Status+"\n"), text...)

@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// Path is where kube-proxy answers, on loopback only.
+// Path is where kube-proxy answers, on its own node only.
 const Path = "/debug/status"
 
 // Status is the answer, as JSON. Later versions may add fields. They do not rename fields or

@@ -2,17 +2,19 @@
 
 //go:build linux
 
-// Package otherproxy finds another kube-proxy that runs on this node, by what listens at the ports
-// of kube-proxies and how it answers. Rules in the kernel prove nothing: they outlive their
-// process.
+// Package otherproxy finds kube-proxies that run on this node, by what listens and how it answers: another
+// one than this process, at the ports of kube-proxies, and the metrics servers of processes. Rules in the
+// kernel prove nothing: they outlive their process.
 package otherproxy
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
 	"os"
@@ -137,16 +139,56 @@ func (f *Finder) Holder(ctx context.Context, port uint16) string {
 	return ""
 }
 
-// listeners are the sockets of other processes at the ports, IPv4 first.
-func (f *Finder) listeners(ctx context.Context) (list []sockdiag.Socket, err error) {
+// MetricsServers are the addresses at which this host reaches metrics servers of kube-proxies, of the processes with a
+// name that are visible in this network namespace. It finds those that no default address leads to.
+func MetricsServers(ctx context.Context, name string) (found []netip.AddrPort, err error) {
+	ctx, cancel := context.WithTimeout(ctx, answerLimit)
+	defer cancel()
+	sockets := map[uint32]bool{}
+	for _, p := range processes(defaultProcRoot) {
+		if commOf(p) == name {
+			maps.Copy(sockets, socketsOf(p))
+		}
+	}
+	if len(sockets) == 0 {
+		return nil, nil
+	}
+	list, err := listeners(ctx, func(s *sockdiag.Socket) bool { return sockets[s.Inode] })
+	if err != nil {
+		return nil, err
+	}
+	// Those of healthCheckNodePorts, which may be many, come last.
+	slices.SortStableFunc(list, func(a, b sockdiag.Socket) int { return cmp.Compare(a.Local.Port(), b.Local.Port()) })
+	for i := range list {
+		for _, at := range reachable(list[i].Local) {
+			if _, ok := proxyMode(ctx, at); ok {
+				found = append(found, at)
+				break
+			}
+		}
+	}
+	return found, nil
+}
+
+// listeners are sockets that take TCP connections, IPv4 first.
+func listeners(ctx context.Context, keep func(*sockdiag.Socket) bool) (list []sockdiag.Socket, err error) {
 	_, _, err = sockdiag.Dump(ctx, sockdiag.Filter{Protocol: unix.IPPROTO_TCP, States: 1 << sockdiag.Listen}, func(s sockdiag.Socket) bool {
-		if slices.Contains(f.Ports, s.Local.Port()) {
+		if keep(&s) {
 			list = append(list, s)
 		}
 		return false
 	})
 	if err != nil {
 		return nil, fmt.Errorf("find listening sockets: %w", err)
+	}
+	return list, nil
+}
+
+// listeners are the sockets of other processes at the ports.
+func (f *Finder) listeners(ctx context.Context) ([]sockdiag.Socket, error) {
+	list, err := listeners(ctx, func(s *sockdiag.Socket) bool { return slices.Contains(f.Ports, s.Local.Port()) })
+	if err != nil {
+		return nil, err
 	}
 	// Read afterwards: this process may have begun to listen just before.
 	own := socketsOf("/proc/self")
@@ -175,25 +217,31 @@ func socketsOf(process string) map[uint32]bool {
 
 // processOf names the process that has a socket.
 func (f *Finder) processOf(inode uint32) string {
-	root := f.ProcRoot
-	if root == "" {
-		root = "/proc"
-	}
-	processes, err := filepath.Glob(filepath.Join(root, "[0-9]*"))
-	if err != nil {
-		return ""
-	}
-	for _, p := range processes {
+	for _, p := range processes(cmp.Or(f.ProcRoot, defaultProcRoot)) {
 		if !socketsOf(p)[inode] {
 			continue
 		}
-		name, err := os.ReadFile(filepath.Join(p, "comm"))
-		if err != nil {
+		name := commOf(p)
+		if name == "" {
 			return ""
 		}
-		return fmt.Sprintf("%s (pid %s)", strings.TrimSpace(string(name)), filepath.Base(p))
+		return fmt.Sprintf("%s (pid %s)", name, filepath.Base(p))
 	}
 	return ""
+}
+
+const defaultProcRoot = "/proc"
+
+// processes are the directories of those that are visible.
+func processes(procRoot string) []string {
+	list, _ := filepath.Glob(filepath.Join(procRoot, "[0-9]*")) // the pattern is well-formed
+	return list
+}
+
+// commOf is the name of a process; empty if it has ended.
+func commOf(process string) string {
+	name, _ := os.ReadFile(filepath.Join(process, "comm"))
+	return strings.TrimSpace(string(name))
 }
 
 // reachable are the addresses by which this host reaches a listener. One at :: may be for both

@@ -5,6 +5,7 @@
 package otherproxy
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/http"
@@ -102,6 +103,28 @@ func TestFind(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Metrics servers are found at any address and port, by the name of their process, and nothing else that it serves.
+func TestMetricsServers(t *testing.T) {
+	var want []netip.AddrPort
+	_, pid := serve(t, "health of a kube-proxy", "127.0.0.1:0")
+	for _, address := range []string{"127.0.0.9:0", "0.0.0.0:0"} {
+		at, _ := serve(t, "metrics of this proxy", address)
+		want = append(want, reachable(at)[0])
+	}
+	serve(t, "an answer to everything", "127.0.0.1:0")
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(want, func(a, b netip.AddrPort) int { return cmp.Compare(a.Port(), b.Port()) })
+	if got, err := MetricsServers(t.Context(), strings.TrimSpace(string(name))); err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v, %v; want %v", got, err, want)
+	}
+	if got, err := MetricsServers(t.Context(), "another"); err != nil || got != nil {
+		t.Errorf("of no process: %v, %v", got, err)
 	}
 }
 

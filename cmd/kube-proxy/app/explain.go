@@ -5,6 +5,7 @@ package app
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -24,7 +25,7 @@ const (
 	answerLimit = 10 * time.Second
 )
 
-const onlyLocal = "only answered on the node itself, to loopback addresses"
+const onlyLocal = "only answered on the node itself: connect from it, to a loopback address or to one of the node"
 
 const notReady = "kube-proxy has not programmed anything yet: it is waiting for its source of Services, or for another process to end"
 
@@ -106,9 +107,19 @@ func backendOf(u *url.URL) (b explain.Backend, err error) {
 	return explain.ParseBackend(q.Get(explain.ParamBackend), q.Get(explain.ParamService))
 }
 
+// isLocal reports whether a request comes from this host: from a loopback address, or from the address that it was sent
+// to. A socket that connects to an address of its own host has that as its source. Another host cannot pretend that over TCP:
+// the answer to its SYN never leaves this host, whose own stack resets it, so there is no connection to send a request by.
 func isLocal(r *http.Request) bool {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
-	return err == nil && peer.Addr().Unmap().IsLoopback()
+	if err != nil {
+		return false
+	}
+	if peer.Addr().Unmap().IsLoopback() {
+		return true
+	}
+	at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return ok && at.AddrPort().Addr().Unmap() == peer.Addr().Unmap()
 }
 
 func (x *explainer) answer(w http.ResponseWriter, r *http.Request, of func(*proxier.Table) any) {

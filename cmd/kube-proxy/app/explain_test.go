@@ -5,6 +5,7 @@ package app
 import (
 	"context"
 	"encoding/json"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -20,6 +21,7 @@ import (
 	"github.com/tandem-proxy/tandem/observe/explain"
 	"github.com/tandem-proxy/tandem/observe/health"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/test/lab"
 )
 
 // noTier accepts decisions and does nothing.
@@ -93,6 +95,46 @@ func TestExplain(t *testing.T) {
 		w := ask(test.method, test.peer, test.query)
 		if w.Code != test.code || !strings.Contains(w.Body.String(), test.says) {
 			t.Errorf("%+v: %d %s", test, w.Code, w.Body)
+		}
+	}
+}
+
+// Requests from the node itself are answered at any of its addresses, and others are refused wherever the server listens.
+func TestOnlyLocal(t *testing.T) {
+	l := lab.NewT(t)
+	node := l.Node("node1")
+	pod, outside := node.Pod("pod"), l.Client("outside")
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !isLocal(r) {
+			http.Error(w, onlyLocal, http.StatusForbidden)
+		}
+	})}
+	defer server.Close()
+	for _, address := range []netip.Addr{node.Addr4, node.Addr6, netip.IPv6Unspecified()} {
+		var listener net.Listener
+		err := node.Do(func() (err error) {
+			listener, err = net.Listen("tcp", netip.AddrPortFrom(address, 0).String())
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { _ = server.Serve(listener) }()
+		port := netip.MustParseAddrPort(listener.Addr().String()).Port()
+		for _, to := range []netip.Addr{node.Addr4, node.Addr6} {
+			if address != to && !address.IsUnspecified() {
+				continue
+			}
+			for from, code := range map[*lab.Sandbox]int{node.Sandbox: http.StatusOK, pod.Sandbox: http.StatusForbidden, outside.Sandbox: http.StatusForbidden} {
+				response, err := from.HTTPClient(5 * time.Second).Get("http://" + netip.AddrPortFrom(to, port).String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				response.Body.Close()
+				if response.StatusCode != code {
+					t.Errorf("from %s to %s, of a server at %s: %s, want %d", from.Name, to, address, response.Status, code)
+				}
+			}
 		}
 	}
 }
