@@ -45,11 +45,13 @@ func (a *app) sysdumpCommand() *cobra.Command {
   commands/   devices, addresses, routes, neighbours, rules, sets, virtual servers
               and BPF programs, as the node's tools show them
   files/      kernel version, sysctls, counters of the stack
-  logs/       the end of kube-proxy's logs, as they are, where the node keeps them
+  logs/       the end of kube-proxy's logs, where the node keeps them
   index.txt   what is missing, and why
 
 It has addresses of pods, Services and nodes, names of Services, and rules of
 firewalls. It reads no Secret, token, kubeconfig or environment, and no packet.
+What looks like a token, password or private key is replaced by [redacted]: rules
+have comments, and logs with -v=8 what the API server answered.
 Where the command runs in a container, a node's own files are missing.`,
 		Example: `  tandemctl sysdump
   kubectl -n kube-system exec POD -- tandemctl sysdump --file - > node1.tar.gz`,
@@ -156,6 +158,7 @@ var sysdumpSysctls = []string{
 // sysdumpLogs are where kubelet keeps those of containers with kube-proxy's name.
 var sysdumpLogs = []string{"/var/log/pods/*/kube-proxy/*.log"}
 
+// add adds a file, without secrets.
 func (d *sysdump) add(name string, content []byte) {
 	if d.err != nil {
 		return
@@ -164,6 +167,7 @@ func (d *sysdump) add(name string, content []byte) {
 		d.lacks(name, fmt.Errorf("it has %d bytes; the first %d are here", len(content), sysdumpFileLimit))
 		content = content[:sysdumpFileLimit]
 	}
+	content = redact(content)
 	d.files++
 	d.err = d.w.WriteHeader(&tar.Header{Name: d.dir + "/" + name, Mode: 0o600, Size: int64(len(content)), ModTime: d.at, Format: tar.FormatPAX})
 	if d.err == nil {
@@ -330,6 +334,7 @@ func (d *sysdump) logs() {
 	}
 }
 
+// tail is the end of a file, from the beginning of a line.
 func tail(path string, limit int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -340,8 +345,13 @@ func tail(path string, limit int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := f.Seek(max(0, info.Size()-limit), io.SeekStart); err != nil {
+	from := max(0, info.Size()-limit)
+	if _, err := f.Seek(from, io.SeekStart); err != nil {
 		return nil, err
 	}
-	return io.ReadAll(io.LimitReader(f, limit))
+	text, err := io.ReadAll(io.LimitReader(f, limit))
+	if from > 0 { // the end of a line tells less, and a secret in it cannot be recognised
+		_, text, _ = bytes.Cut(text, []byte("\n"))
+	}
+	return text, err
 }

@@ -6,12 +6,18 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
+	"encoding/base64"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -95,4 +101,94 @@ func TestSysdump(t *testing.T) {
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", info.Mode(), err)
 	}
+}
+
+// TestSysdumpSecrets: no secret is in the archive, wherever it stands in what is read and near it.
+func TestSysdumpSecrets(t *testing.T) {
+	const secret = "hunter2-0123456789"
+	encoded := base64.StdEncoding.EncodeToString([]byte(secret))
+	pem := "-----BEGIN PRIVATE KEY-----\n" + encoded + "\n" + encoded + "\n-----END PRIVATE KEY-----\n"
+	jwt := "eyJhbGciOiJSUzI1NiJ9." + strings.TrimRight(encoded, "=") + "." + strings.TrimRight(encoded, "=")
+	kubeconfig := "users:\n- user:\n    token: " + secret + "\n    password: \"" + secret + "\"\n    client-key-data: " + base64.StdEncoding.EncodeToString([]byte(pem)) + "\n"
+	annotated := `{"metadata":{"annotations":{"example.com/api-token":"` + secret + `","kubectl.kubernetes.io/last-applied-configuration":"{\"password\":\"` + secret + `\"}"}}}`
+	text := strings.Join([]string{
+		"kept", annotated, kubeconfig, pem, "Authorization: Bearer " + secret, "--bearer-token=" + secret + " --token " + secret, "TOKEN=" + secret, jwt,
+		"https://admin:" + secret + "@10.0.0.1:6443", "kept", "",
+	}, "\n")
+
+	dir := t.TempDir()
+	write := func(name, text string, mode os.FileMode) string {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), mode)); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	// What it reads: logs of which some are cut in the middle of a secret, files, tools of the node, answers of kube-proxy.
+	write("pods/a/kube-proxy/0.log", text, 0o644)
+	for cut, text := range map[int]string{8: "token=" + secret + "\n", 30: pem, 60: pem} {
+		write(fmt.Sprintf("pods/b/kube-proxy/%d.log", cut), text+strings.Repeat(".", sysdumpLogLimit-len(text)+cut-1)+"\n", 0o644)
+	}
+	logs, files := sysdumpLogs, sysdumpFiles
+	defer func() { sysdumpLogs, sysdumpFiles = logs, files }()
+	sysdumpLogs, sysdumpFiles = []string{dir + "/pods/*/kube-proxy/*.log"}, append(slices.Clone(files), write("file", text, 0o644))
+	for _, c := range sysdumpCommands {
+		name := strings.Fields(c.line)[0]
+		write("bin/"+name, "#!/bin/sh\n/bin/cat "+dir+"/file\n/bin/cat "+dir+"/file >&2\nexit "+strconv.Itoa(len(name)%2)+"\n", 0o755)
+	}
+	t.Setenv("PATH", filepath.Join(dir, "bin"))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/debug") {
+			http.Error(w, text, http.StatusInternalServerError)
+			return
+		}
+		io.WriteString(w, text)
+	}))
+	defer server.Close()
+	address := strings.TrimPrefix(server.URL, "http://")
+	// What is near it: the environment, a kubeconfig where clients look for one, and the command line of kube-proxy.
+	t.Setenv("SERVICE_TOKEN", secret)
+	t.Setenv("HOME", dir)
+	t.Setenv("KUBECONFIG", write(".kube/config", kubeconfig, 0o600))
+	proxy := exec.Command("/bin/sh", "-c", "read x", "kube-proxy", "--bearer-token="+secret)
+	if stdin, err := proxy.StdinPipe(); err != nil {
+		t.Fatal(err)
+	} else if err := proxy.Start(); err != nil {
+		t.Fatal(err)
+	} else {
+		defer func() { _ = stdin.Close(); _ = proxy.Wait() }()
+	}
+
+	for _, flags := range [][]string{
+		{"--server", address, "--health-server", address},
+		{"--server", "admin:" + secret + "@127.0.0.1:1", "--health-server", "admin:" + secret + "@127.0.0.1:1"},
+	} {
+		a, out, errs := newTestApp(sample())
+		a.filters = func(context.Context) []string { return []string{"rule 3 with comment token=" + secret} }
+		if code := a.run(append([]string{"sysdump", "--file", "-"}, flags...)); code != exitOK {
+			t.Fatalf("exit code %d: %s", code, errs)
+		}
+		files := readDump(t, out.Bytes())
+		for name, text := range files {
+			for _, leak := range []string{"hunter2", "0123456789", encoded[:12], "LS0tLS1CRUdJTi"} {
+				if line, ok := lineWith(text, leak); ok {
+					t.Errorf("%s has %q: %.200s", name, leak, line)
+				}
+			}
+		}
+		for _, name := range []string{"commands/ip_rule.txt", "logs" + dir + "/pods/a/kube-proxy/0.log", "files" + dir + "/file"} {
+			if strings.Count(files[name], "kept\n") < 2 {
+				t.Errorf("%s lacks what is no secret: %q", name, files[name])
+			}
+		}
+	}
+}
+
+func lineWith(text, part string) (string, bool) {
+	for line := range strings.Lines(text) {
+		if strings.Contains(line, part) {
+			return line, true
+		}
+	}
+	return "", false
 }
