@@ -11,9 +11,10 @@ FROM --platform=$BUILDPLATFORM docker.io/library/golang:$GO-$DEBIAN AS build
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
+# With .git, which has the version and revision that the programs state.
 COPY . .
 ARG TARGETARCH LDFLAGS SOURCE_DATE_EPOCH
-RUN go run ./deploy/image/build -root /image -platforms linux/$TARGETARCH ${LDFLAGS:+-ldflags "$LDFLAGS"}
+RUN ldflags=$(make -s ldflags) && go run ./deploy/image/build -root /image -platforms linux/$TARGETARCH -ldflags "$ldflags"
 
 FROM scratch
 COPY --from=build /image /

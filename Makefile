@@ -124,6 +124,10 @@ image: ## Build the image into bin/image.tar, without a container engine (3 min;
 	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(date -d '$(date)' +%s)} go run ./deploy/image/build \
 		-name '$(IMAGE)' -version '$(VERSION)' -platforms '$(PLATFORM)' -ldflags '$(LDFLAGS)' -o bin/image.tar
 
+.PHONY: ldflags
+ldflags: # for the Dockerfile
+	@echo '$(LDFLAGS)'
+
 .PHONY: clean
 clean: ## Remove what the other targets made
 	rm -rf bin .cache coverage.out
