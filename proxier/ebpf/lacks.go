@@ -97,10 +97,8 @@ func (t *Tier) probe(d *proxier.Decision, f *proxier.Frontend, uplinks []string)
 		})
 	}
 	p := probepacket.Packet{Protocol: inet.Protocol(d.Name.Protocol), From: client, To: f.Addr, Flags: probepacket.SYN}
-	t.mu.Lock()
+	t.mu.Lock() // maps do not grow meanwhile; gen is acquired before mu, not after it
 	defer t.mu.Unlock()
-	t.gen.RLock()
-	defer t.gen.RUnlock()
 	tried := false
 	for _, u := range t.uplinks {
 		if len(uplinks) > 0 && !slices.Contains(uplinks, u.Name) {

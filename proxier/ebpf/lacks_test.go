@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 
@@ -21,6 +23,28 @@ import (
 func TestLacks(t *testing.T) {
 	for name, opts := range map[string]Options{"": {}, "Geneve": {Geneve: true}} {
 		t.Run(name, func(t *testing.T) { testLacks(t, newEdge(t, opts)) })
+	}
+}
+
+// TestProbeWhileMapsGrow: a probe holds the lock of devices, and does not wait for the one that a growth of the maps acquires before it.
+func TestProbeWhileMapsGrow(t *testing.T) {
+	e := newEdge(t, Options{})
+	e.use(t, e.here)
+	d := e.Table().All()[0].New
+	lb := slices.IndexFunc(d.Frontends, func(f proxier.Frontend) bool { return f.Kind == proxier.LoadBalancer })
+	done := make(chan error, 1)
+	e.tier.gen.Lock()
+	go func() { done <- e.tier.probe(d, &d.Frontends[lb], nil) }()
+	select {
+	case err := <-done:
+		e.tier.gen.Unlock()
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("a probe waits")
+		e.tier.gen.Unlock()
+		<-done
 	}
 }
 
