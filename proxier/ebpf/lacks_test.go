@@ -48,6 +48,25 @@ func TestProbeWhileMapsGrow(t *testing.T) {
 	}
 }
 
+// connections ends all flows, and returns how many of clients outside there ever were. All of them have to have ended with an answer or a reset.
+func (e *edge) connections(t *testing.T) (n uint64) {
+	t.Helper()
+	if _, err := e.tier.flowTable.Sweep(t.Context(), &flowtable.Timeouts{}, flowtable.MonotonicSeconds()+math.MaxInt32/2); err != nil {
+		t.Fatal(err)
+	}
+	traffic, err := e.tier.Traffic()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range traffic {
+		if s.Unanswered > 0 {
+			t.Errorf("%s: %d connections got no answer", s.Name, s.Unanswered)
+		}
+		n += s.Connections
+	}
+	return n
+}
+
 func testLacks(t *testing.T, e *edge) {
 	lacks := func(uplinks ...string) (list []string) {
 		t.Helper()
@@ -65,23 +84,6 @@ func testLacks(t *testing.T, e *edge) {
 		}
 		return list
 	}
-	connections := func() (n uint64) {
-		t.Helper()
-		if _, err := e.tier.flowTable.Sweep(t.Context(), &flowtable.Timeouts{}, flowtable.MonotonicSeconds()+math.MaxInt32/2); err != nil {
-			t.Fatal(err)
-		}
-		traffic, err := e.tier.Traffic()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range traffic {
-			if s.Unanswered > 0 {
-				t.Errorf("%s: %d connections got no answer", s.Name, s.Unanswered)
-			}
-			n += s.Connections
-		}
-		return n
-	}
 	change := func(what string, edit func(*v1.Service)) {
 		t.Helper()
 		e.OnServiceUpdate(nil, edgeService(edit))
@@ -98,7 +100,7 @@ func testLacks(t *testing.T, e *edge) {
 		e.use(t, test.pods...)
 		change(test.what, nil)
 	}
-	if connections() == 0 {
+	if e.connections(t) == 0 {
 		t.Error("nothing was probed")
 	}
 	change("ranges", func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"10.1.0.0/16", "2001:db8:7::/48"} })
@@ -116,9 +118,9 @@ func testLacks(t *testing.T, e *edge) {
 	e.tier.writer.SetDirect(map[netip.Addr]struct{}{e.there.Addr4: {}, e.there.Addr6: {}})
 	change("direct server return", nil)
 
-	before := connections()
-	if list := lacks(); len(list) > 0 || connections() != before {
-		t.Errorf("looked again: %v, and %d connections more", list, connections()-before)
+	before := e.connections(t)
+	if list := lacks(); len(list) > 0 || e.connections(t) != before {
+		t.Errorf("looked again: %v, and %d connections more", list, e.connections(t)-before)
 	}
 	// The maps are right, but programs miss the bit of the port.
 	e.tier.probes.reset()

@@ -163,6 +163,30 @@ func TestProbeUnasked(t *testing.T) {
 	s.await(t, "a probe that succeeds again", shows(s.node, `tandem_check_ok{check="ebpf-IPv4"} 1`))
 }
 
+// TestUplinkNotReady: of two uplinks, a packet that comes in by one finds no route to an endpoint. The node is not ready, and names the uplink and
+// the frontend.
+func TestUplinkNotReady(t *testing.T) {
+	s := newStage(t)
+	writeManifests(t, s.dir, loadBalancer, s.there)
+	ip := func(commands ...string) {
+		t.Helper()
+		for _, command := range commands {
+			if out, err := s.node.Command(t.Context(), "ip", strings.Fields(command)...).CombinedOutput(); err != nil {
+				t.Fatalf("ip %s: %v: %s", command, err, out)
+			}
+		}
+	}
+	ip("link add eth1 type veth peer name eth1p", "addr add 192.168.77.1/24 dev eth1", "link set eth1 up", "link set eth1p up")
+	s.start("--proxy-mode=ebpf")
+	defer s.end()
+	s.await(t, "ready", ready(s.node, 200, `{"name":"uplink-eth0","ok":true,"detail":"`, `; `, `{"name":"uplink-eth1","ok":true,"detail":"`, " leads to "+s.there.Addr4.String(), " leads to ["+s.there.Addr6.String()))
+	ip("rule add iif eth1 pref 1 prohibit")
+	s.await(t, "not ready", ready(s.node, 503, `{"name":"uplink-eth0","ok":true`, `{"name":"uplink-eth1","ok":false,"detail":"`, " of shop/web:", ": its program does not lead a packet from 192.0.2.1:"))
+	s.await(t, "a full sync", s.Says("A probe of this node's Services failed; comparing everything with the kernel"))
+	ip("rule del iif eth1 pref 1 prohibit")
+	s.await(t, "ready again", ready(s.node, 200, `{"name":"uplink-eth1","ok":true`))
+}
+
 // refuse attaches a foreign program to the node's cgroup that refuses connections to 10.0.0.0/8.
 func refuse(t *testing.T, n *lab.Node) (undo func()) {
 	t.Helper()

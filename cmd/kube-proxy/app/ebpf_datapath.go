@@ -149,12 +149,20 @@ func (d *ebpfDatapath) isUnplaced(decision *proxier.Decision) bool {
 	return unplaced
 }
 
-// checks is one condition for each uplink: its programs are attached, and no other runs first.
-func (d *ebpfDatapath) checks() (list []health.Check) {
+// checks is one condition for each uplink: its programs are attached, no other runs first, and they lead a packet of a client outside to an
+// endpoint.
+func (d *ebpfDatapath) checks(r *round) (list []health.Check) {
+	at := entrancesOf(r.table)
+	frontends := entered(d, r, at)
 	for _, u := range d.programs.Uplinks() {
 		c := health.Check{Name: "uplink-" + u.Name, OK: u.Err == nil}
 		if u.Err != nil {
 			c.Detail = u.Err.Error()
+		}
+		for family := range proxier.Families {
+			if e := (entrance{u.Name, family}); u.Err == nil {
+				e.probe(d.programs, frontends[e], at[e], &c)
+			}
 		}
 		list = append(list, c)
 	}

@@ -75,8 +75,8 @@ type activeMode interface {
 	serves(*proxier.Decision, *proxier.Frontend, proxier.Origin) serving
 	// isUnplaced says that nothing serves a service port, since tables are full.
 	isUnplaced(*proxier.Decision) bool
-	// checks are conditions of readiness besides probes of Services.
-	checks() []health.Check
+	// checks are conditions of readiness besides probes of Services by connections of this host.
+	checks(*round) []health.Check
 	// lacks is why packets that come in by these uplinks, or any if there is none, are not served at a frontend although serves
 	// says so: what the kernel has is looked up. It is nil if they are, or if that is not known.
 	lacks(d *proxier.Decision, f *proxier.Frontend, uplinks []string) error
@@ -227,7 +227,7 @@ func texts(reasons []capabilities.Reason) []string {
 type plain struct{}
 
 func (plain) isUnplaced(*proxier.Decision) bool                          { return false }
-func (plain) checks() []health.Check                                     { return nil }
+func (plain) checks(*round) []health.Check                               { return nil }
 func (plain) lacks(*proxier.Decision, *proxier.Frontend, []string) error { return nil }
 func (plain) followBinds(context.Context, func()) error                  { return nil }
 func (plain) foreignPrograms() []string                                  { return nil }

@@ -65,7 +65,7 @@ type proxy struct {
 	configz  *configz.Config
 	resync   resync
 	reports  *reports
-	round    uint64 // of probes, which run one at a time
+	rounds   uint64 // of probes, which run one at a time
 
 	// mu is held while a server uses the datapath, so that it is not closed meanwhile.
 	mu     sync.Mutex

@@ -31,10 +31,17 @@ type probed struct {
 
 func (p probed) String() string { return fmt.Sprintf("%s-%s", p.by, p.family) }
 
-// candidate is a frontend to dial.
+// round is one look at the conditions of readiness. Each probes other frontends than the one before it.
+type round struct {
+	table  *proxier.Table
+	node   string
+	number uint64
+}
+
+// candidate is a frontend to probe.
 type candidate struct {
-	name     string
-	frontend selfprobe.Frontend
+	decision *proxier.Decision
+	frontend *proxier.Frontend
 	// cost ranks what others notice of it; lot chooses among equals.
 	cost int
 	lot  uint32
@@ -44,38 +51,41 @@ func (c *candidate) compare(o *candidate) int {
 	return cmp.Or(cmp.Compare(c.cost, o.cost), cmp.Compare(c.lot, o.lot))
 }
 
-// maxTries is how many frontends are dialled until one leads to an endpoint: one that refuses
+// maxTries is how many frontends are probed until one leads to an endpoint: one that refuses
 // at once says nothing about the kernel.
 const maxTries = 3
 
+// among returns the candidates that cost least of a list and one more.
+func (c *candidate) among(best []candidate) []candidate {
+	at, _ := slices.BinarySearchFunc(best, *c, func(a, b candidate) int { return a.compare(&b) })
+	if at == maxTries {
+		return best
+	}
+	best = slices.Insert(best, at, *c)
+	return best[:min(len(best), maxTries)]
+}
+
 // candidates are the frontends that cost least, some for each datapath and family that has
 // any with an endpoint, the best first. Each round has others of the same cost.
-func candidates(open activeMode, node string, round uint64, table *proxier.Table) map[probed][]candidate {
+func candidates(open activeMode, r *round) map[probed][]candidate {
 	chosen := map[probed][]candidate{}
-	for _, c := range table.All() {
+	for _, c := range r.table.All() {
 		d := c.New
 		if d.Name.Protocol != proxier.TCP && d.Name.Protocol != proxier.UDP || open.isUnplaced(d) {
 			continue
 		}
 		for i := range d.Frontends {
 			f := &d.Frontends[i]
-			set := f.Routes[proxier.FromHost].Set
-			if f.Kind.External() || f.Conflict != nil || d.Size(set) == 0 || f.LeftOf(proxier.FromHost) != "" {
+			if f.Kind.External() || f.Conflict != nil || d.Size(f.Routes[proxier.FromHost].Set) == 0 || f.LeftOf(proxier.FromHost) != "" {
 				continue
 			}
 			s := open.serves(d, f, proxier.FromHost)
 			if s.by == "" || s.by == foreign || !s.bySocket && d.Name.Protocol != proxier.TCP {
 				continue // a probe of UDP by packets would send endpoints datagrams they do not expect
 			}
-			next := candidate{name: d.Name.String(), cost: costOf(d, s.bySocket, round), lot: rankOf(node, round, d)}
+			next := candidate{d, f, costOf(d, s.bySocket, r.number), r.rankOf(d, f)}
 			is := probed{s.by, s.bySocket, proxier.FamilyOf(f.Addr.Addr())}
-			at, _ := slices.BinarySearchFunc(chosen[is], next, func(a, b candidate) int { return a.compare(&b) })
-			if at == maxTries {
-				continue
-			}
-			next.frontend = selfprobe.Frontend{Protocol: d.Name.Protocol, Addr: f.Addr, Backends: backendsOf(d, set)}
-			best := slices.Insert(chosen[is], at, next)
-			chosen[is] = best[:min(len(best), maxTries)]
+			chosen[is] = next.among(chosen[is])
 		}
 	}
 	return chosen
@@ -97,10 +107,10 @@ func costOf(d *proxier.Decision, bySocket bool, round uint64) (cost int) {
 	return cost
 }
 
-// rankOf spreads nodes and rounds over Services.
-func rankOf(node string, round uint64, d *proxier.Decision) uint32 {
+// rankOf spreads nodes and rounds over frontends.
+func (r *round) rankOf(d *proxier.Decision, f *proxier.Frontend) uint32 {
 	h := fnv.New32a()
-	_, _ = fmt.Fprint(h, node, " ", round, " ", d.Name, " ", d.Name.Protocol) // never fails
+	_, _ = fmt.Fprint(h, r.node, " ", r.number, " ", d.Name, " ", d.Name.Protocol, " ", f.Kind, " ", f.Addr) // never fails
 	return h.Sum32()
 }
 
@@ -121,10 +131,11 @@ func (p *proxy) probe(ctx context.Context) (list []health.Check) {
 	}
 	var all map[probed][]candidate
 	var foreign []string
-	p.round++
+	p.rounds++
+	r := &round{table, p.opts.nodeName, p.rounds}
 	p.withActive(func(open activeMode) {
-		list = open.checks()
-		all = candidates(open, p.opts.nodeName, p.round, table)
+		list = open.checks(r)
+		all = candidates(open, r)
 		foreign = open.foreignPrograms()
 	})
 	failed := slices.ContainsFunc(list, func(c health.Check) bool { return !c.OK })
@@ -135,7 +146,7 @@ func (p *proxy) probe(ctx context.Context) (list []health.Check) {
 		}
 		if first != nil {
 			failed = true
-			klog.FromContext(ctx).V(2).Info("A probe of a Service failed", "datapath", is.String(), "frontend", all[is][0].frontend.Addr, "service", all[is][0].name, "err", first)
+			klog.FromContext(ctx).V(2).Info("A probe of a Service failed", "datapath", is.String(), "frontend", all[is][0].frontend.Addr, "service", all[is][0].decision.Name, "err", first)
 		}
 		list = append(list, result)
 	}
@@ -180,8 +191,9 @@ func check(ctx context.Context, is probed, candidates []candidate) (result healt
 		dial = selfprobe.BySocket
 	}
 	for i, c := range candidates {
-		check := health.Check{Name: is.String(), Detail: fmt.Sprintf("%s %s of %s", c.frontend.Protocol, c.frontend.Addr, c.name)}
-		to, err := dial(ctx, c.frontend)
+		d, f := c.decision, c.frontend
+		check := health.Check{Name: is.String(), Detail: fmt.Sprintf("%s %s of %s", d.Name.Protocol, f.Addr, d.Name)}
+		to, err := dial(ctx, selfprobe.Frontend{Protocol: d.Name.Protocol, Addr: f.Addr, Backends: backendsOf(d, f.Routes[proxier.FromHost].Set)})
 		if err == nil {
 			check.OK = true
 			check.Detail += " leads to " + to.String()

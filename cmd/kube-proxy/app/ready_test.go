@@ -64,10 +64,10 @@ func TestCandidates(t *testing.T) {
 		}
 		table.Apply(tracker.Take())
 		var got []string
-		for _, c := range candidates(&iptablesDatapath{rules: &iptables.Tier{}}, "node1", 0, table)[probed{"iptables", false, proxier.IPv4}] {
-			got = append(got, c.name)
-			if len(c.frontend.Backends) != 1 {
-				t.Errorf("%s: %+v", tt.name, c)
+		for _, c := range candidates(&iptablesDatapath{rules: &iptables.Tier{}}, &round{table, "node1", 0})[probed{"iptables", false, proxier.IPv4}] {
+			got = append(got, c.decision.Name.String())
+			if to := backendsOf(c.decision, c.frontend.Routes[proxier.FromHost].Set); len(to) != 1 {
+				t.Errorf("%s: %v", c.decision, to)
 			}
 		}
 		if strings.Join(got, " ") != tt.want {
@@ -81,8 +81,8 @@ func TestCandidatesChange(t *testing.T) {
 	const services = 20
 	table := probedServices(services)
 	dialled := map[string]bool{}
-	for round := range uint64(100) {
-		dialled[candidates(&iptablesDatapath{rules: &iptables.Tier{}}, "node1", round, table)[probed{"iptables", false, proxier.IPv4}][0].name] = true
+	for number := range uint64(100) {
+		dialled[candidates(&iptablesDatapath{rules: &iptables.Tier{}}, &round{table, "node1", number})[probed{"iptables", false, proxier.IPv4}][0].decision.Name.String()] = true
 	}
 	if len(dialled) < services*3/4 {
 		t.Errorf("100 rounds dial %d of %d Services", len(dialled), services)
@@ -101,8 +101,8 @@ func TestCandidatesOfSockets(t *testing.T) {
 	const services = 20
 	table := probedServices(services, v1.ProtocolUDP)
 	dialled := map[string]int{}
-	for round := range uint64(200) {
-		dialled[candidates(socketMode{}, "node1", round, table)[probed{capabilities.ModeEBPF, true, proxier.IPv4}][0].name]++
+	for number := range uint64(200) {
+		dialled[candidates(socketMode{}, &round{table, "node1", number})[probed{capabilities.ModeEBPF, true, proxier.IPv4}][0].decision.Name.String()]++
 	}
 	if udp := dialled["shop/s0:p"]; udp < 100 || len(dialled) < services*3/4 {
 		t.Errorf("200 rounds dial %d of %d Services, and %d times that of UDP", len(dialled), services, udp)

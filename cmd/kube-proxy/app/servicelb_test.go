@@ -36,7 +36,7 @@ func (servingMode) serves(*proxier.Decision, *proxier.Frontend, proxier.Origin) 
 	return serving{by: capabilities.ModeEBPF}
 }
 func (servingMode) isUnplaced(*proxier.Decision) bool { return false }
-func (servingMode) checks() []health.Check            { return nil }
+func (servingMode) checks(*round) []health.Check      { return nil }
 func (m servingMode) followBinds(ctx context.Context, fn func()) error {
 	for {
 		select {

@@ -40,34 +40,38 @@ type Packet struct {
 }
 
 // Client is an address from which a probe may come, and a port that clients do not choose; false if none may. Where only ranges are
-// admitted, the address is one of them; otherwise one for documentation (RFC 5737, RFC 3849), which no client has.
+// admitted, the address is in one of them; otherwise it is one for documentation (RFC 5737, RFC 3849), which no client has.
 func Client(six, filtered bool, ranges []netip.Prefix) (netip.AddrPort, bool) {
 	addr := netip.AddrFrom4([4]byte{192, 0, 2, 1})
 	if six {
 		addr = netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 1})
 	}
-	if filtered {
-		at := slices.IndexFunc(ranges, func(r netip.Prefix) bool { return r.Addr().Is6() == six })
+	if filtered && !slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(addr) }) {
+		at := slices.IndexFunc(ranges, func(r netip.Prefix) bool { return r.Addr().Is6() == six && isHost(within(r)) })
 		if at < 0 {
 			return netip.AddrPort{}, false
 		}
-		if !slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(addr) }) {
-			addr = within(ranges[at])
-		}
+		addr = within(ranges[at])
 	}
 	return netip.AddrPortFrom(addr, uint16(1+rand.IntN(1023))), true
 }
 
-// within is some address in a range that is no address of a network, unless the range has one address alone.
+// within is some address in a range: none of a network, unless the range has one address alone, and none that means no other host if there
+// is a further one.
 func within(r netip.Prefix) netip.Addr {
 	a := r.Masked().Addr()
+	if first := netip.AddrFrom4([4]byte{1, 0, 0, 1}); a.Is4() && !isHost(a) && r.Contains(first) {
+		return first
+	}
 	if !r.IsSingleIP() {
 		a = a.Next()
 	}
-	if first := a.AsSlice()[0]; first == 0 && a.Is4() { // 0.0.0.0/8 means no other host
-		return netip.AddrFrom4([4]byte{1, 0, 0, 1})
-	}
 	return a
+}
+
+// isHost reports whether another host can have an address: programs take no new connection from others.
+func isHost(a netip.Addr) bool {
+	return a.IsGlobalUnicast() && !(a.Is4() && a.As4()[0] == 0)
 }
 
 // Frame is the packet as it comes in by an Ethernet device with this address. It has no checksums: programs do not verify any.

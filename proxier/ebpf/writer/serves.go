@@ -4,6 +4,7 @@ package writer
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -26,4 +27,31 @@ func (w *Writer) Serves(to netip.AddrPort, protocol proxier.Protocol) bool {
 	key.Addr, key.Scope = lbmap.Unspecified(key.Addr), lbmap.ScopeNode
 	_, found, err = w.tables.Frontends.Lookup(key)
 	return err == nil && found
+}
+
+// WhileServed calls fn with a frontend and the decision that it is of, while the maps are as that says. A frontend at all addresses of the node
+// has to be served at this one. fn is not called where something is still to be written, could not be, or is left to others.
+func (w *Writer) WhileServed(index uint32, f *proxier.Frontend, node netip.Addr, fn func(*proxier.Decision, *proxier.Frontend)) {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	item := w.ports.Get(index)
+	if item == nil || !item.Wanted() || w.ports.IsPending(index) || w.ports.Err(index) != nil {
+		return
+	}
+	d := item.Desired()
+	i := slices.IndexFunc(d.Frontends, func(o proxier.Frontend) bool { return o.Addr == f.Addr && o.Kind == f.Kind })
+	if i < 0 || !served(&d.Frontends[i]) || d.Frontends[i].LeftOf(proxier.FromOutside) != "" {
+		return
+	}
+	if f.Kind.Wildcard() {
+		key := lbmap.KeyOf(d, i)
+		key.Addr, key.Scope = lbmap.FromAddr(node), lbmap.ScopeAddress
+		if w.locals[key.Addr]&lbmap.LocalNodePorts == 0 {
+			return
+		}
+		if _, other, err := w.tables.Frontends.Lookup(key); other || err != nil { // a frontend at this address alone comes first
+			return
+		}
+	}
+	fn(d, &d.Frontends[i])
 }
