@@ -237,3 +237,50 @@ func TestWatch(t *testing.T) {
 		t.Errorf("error %v, rules %v; want two rules", failed, list.BeforeDNAT)
 	}
 }
+
+// TestUnread: what cannot be read counts as dropping everything, at once if nothing is known, and else if that lasts. Rules that were known
+// count as well, until reading works again.
+func TestUnread(t *testing.T) {
+	rule := Rule{Match: inet.Match{Protocol: inet.TCP}, Where: "a rule"}
+	var failed error
+	w := Watcher{read: func(context.Context) (list [sources]Filters, errs [sources]error) {
+		if failed == nil {
+			list[0].BeforeDNAT = []Rule{rule}
+		}
+		return list, [sources]error{failed}
+	}}
+	look := func(what string, want ...string) {
+		t.Helper()
+		all, err := w.Look(t.Context())
+		if (err == nil) != (failed == nil) {
+			t.Errorf("%s: error %v, want %v", what, err, failed)
+		}
+		var got []string
+		for _, r := range all.BeforeDNAT {
+			got = append(got, r.String())
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: (-want +got)\n%s", what, diff)
+		}
+	}
+	const all, known = "rules that cannot be read (broken) (all packets)", "a rule (TCP)"
+	failed = errors.New("broken")
+	look("at first", all)
+	failed = nil
+	look("once read", known)
+	failed, w.generation = errors.New("broken"), w.generation+1
+	look("for a moment", known)
+	failed = nil
+	look("tried again at once", known)
+	failed, w.generation = errors.New("broken"), w.generation+1
+	look("for a moment again", known)
+	w.failing = w.failing.Add(-closeTime)
+	look("for longer", all, known)
+	failed, w.readAt = nil, w.readAt.Add(-rereadTime)
+	look("read again", known)
+	w.In = func(func() error) error { return failed }
+	failed = errors.New("no namespace")
+	look("no namespace for a moment", known)
+	w.failing = w.failing.Add(-closeTime)
+	look("no namespace for longer", "rules that cannot be read (no namespace) (all packets)", known)
+}

@@ -7,6 +7,7 @@ package hostfilter
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -22,6 +23,8 @@ const (
 	// rereadTime is how often rules are read without another generation of nf_tables: where there
 	// are tables of the legacy iptables, which count no changes, or some could not be read.
 	rereadTime = 10 * time.Second
+	// closeTime is how long reading has to fail until rules that are not known count as dropping everything.
+	closeTime = 5 * time.Second
 	// keepTime is how long rules count after they have gone. A firewall that reloads removes its
 	// rules and adds them again.
 	keepTime = 10 * time.Second
@@ -39,6 +42,8 @@ type Watcher struct {
 	generation uint32
 	readAt     time.Time
 	failed     error
+	failing    time.Time // since when Look fails; zero if it does not
+	known      bool      // Look succeeded before
 	current    [sources]Filters
 	gone       map[string]leaving // by what they match
 }
@@ -86,10 +91,17 @@ func (w *Watcher) Watch(ctx context.Context, tell func(Filters)) {
 }
 
 // Look returns what there is, sorted, with what went in the last seconds. It reads rules if they may
-// have changed. With an error, it returns what was known before, too.
+// have changed. With an error, it returns what was known before, too; and first of all a rule that drops
+// everything, if nothing was known or the error lasts.
 func (w *Watcher) Look(ctx context.Context) (Filters, error) {
 	now := time.Now()
 	err := w.update(ctx, now)
+	switch {
+	case err == nil:
+		w.failing, w.known = time.Time{}, true
+	case w.failing.IsZero():
+		w.failing = now
+	}
 	var all Filters
 	for _, f := range w.current {
 		all.BeforeDNAT = append(all.BeforeDNAT, f.BeforeDNAT...)
@@ -107,15 +119,22 @@ func (w *Watcher) Look(ctx context.Context) (Filters, error) {
 	}
 	slices.SortStableFunc(all.BeforeDNAT, func(a, b Rule) int { return strings.Compare(a.key(), b.key()) })
 	all.BeforeDNAT = slices.CompactFunc(all.BeforeDNAT, Rule.equal)
+	if err != nil && (!w.known || w.lasts(now)) {
+		unread := Rule{Where: fmt.Sprintf("rules that cannot be read (%s)", strings.ReplaceAll(err.Error(), "\n", "; "))}
+		all.BeforeDNAT = slices.Insert(all.BeforeDNAT, 0, unread)
+	}
 	slices.SortStableFunc(all.Firewalls, func(a, b Firewall) int { return strings.Compare(a.Where, b.Where) })
 	all.Firewalls = slices.CompactFunc(all.Firewalls, func(a, b Firewall) bool { return a.Where == b.Where })
 	return all, err
 }
 
+// lasts says that reading fails for so long that it is tried less often, and what is known is too old.
+func (w *Watcher) lasts(now time.Time) bool { return now.Sub(w.failing) >= closeTime }
+
 func (w *Watcher) update(ctx context.Context, now time.Time) error {
 	return w.in(func() error {
 		generation, _ := nftables.Generation() // 0 if it is unknown; then reading tells why
-		again := now.Sub(w.readAt) >= rereadTime && (w.readAt.IsZero() || w.failed != nil || hasLegacy())
+		again := w.failed != nil && !w.lasts(now) || now.Sub(w.readAt) >= rereadTime && (w.readAt.IsZero() || w.failed != nil || hasLegacy())
 		if generation == w.generation && !again {
 			return w.failed
 		}

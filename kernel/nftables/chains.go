@@ -69,8 +69,8 @@ func Chains(ctx context.Context) (list []Chain, err error) {
 		list = append(list, c)
 		return err
 	})
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
-		return nil, nil // a kernel without nf_tables
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil, nil // a kernel without nf_tables, or any netlink of netfilter
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list chains of nf_tables: %w", err)

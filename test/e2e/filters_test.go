@@ -8,6 +8,9 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -102,6 +105,61 @@ func TestFiltersBeforeDNAT(t *testing.T) {
 	reaches(func(string) bool { return true })
 	s.await(t, "programs to serve again", func() error { return holds(t, s.node, ":KUBE-SVC-", false) })
 	reaches(func(string) bool { return true })
+	w.End()
+	few(t, w)
+}
+
+// TestUnreadFilters: while the rules of this host cannot be read, rules serve clients outside, as a filter may be among them. An Event says so. No
+// request fails, and programs serve again when reading works.
+func TestUnreadFilters(t *testing.T) {
+	tools := t.TempDir()
+	broken := filepath.Join(tools, "broken")
+	for _, name := range []string{"iptables-legacy", "ip6tables-legacy"} {
+		save, err := exec.LookPath(name + "-save")
+		if err != nil {
+			lab.SkipOrFail(t, err)
+		}
+		script := fmt.Sprintf("#!/bin/sh\ncase \"$*\" in *raw*) [ ! -e %s ] || exit 1;; esac\nexec %s \"$@\"\n", broken, save)
+		if err := os.WriteFile(filepath.Join(tools, name+"-save"), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", tools+":"+os.Getenv("PATH"))
+	s := newStage(t)
+	if out, err := s.node.Command(t.Context(), "iptables-legacy", "-t", "raw", "-A", "PREROUTING", "-p", "tcp", "--dport", "9", "-j", "DROP").CombinedOutput(); err != nil {
+		lab.SkipOrFail(t, fmt.Errorf("legacy iptables: %w: %s", err, out))
+	}
+	s.start("--ebpf-sync-period=1s")
+	defer s.end()
+	s.serves(t)
+	w := lab.NewLoad(t)
+	defer w.End()
+	s.ask(w, gently)
+	long := s.open()
+	unread := func(want int) func() error {
+		return func() error {
+			_, body, err := s.node.Get(context.Background(), 10249, "/debug/carriers")
+			if n := strings.Count(body, `"carrier":"iptables","reason":"it filters packets before DNAT: rules that cannot be read (`); err != nil || n != want {
+				return fmt.Errorf("rules serve %d frontends because filters are unknown, want %d: %s %w", n, want, body, err)
+			}
+			return nil
+		}
+	}
+	s.await(t, "programs to serve", unread(0))
+	if err := os.WriteFile(broken, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.await(t, "rules to serve", unread(12))
+	w.More(100)
+	checkAll(t, long)
+	s.await(t, "the log", s.Says("Cannot read all rules that filter packets of Services"))
+	s.await(t, "the Event", s.Says(`reason="FiltersBeforeDNAT"`))
+	if err := os.Remove(broken); err != nil {
+		t.Fatal(err)
+	}
+	s.await(t, "programs to serve again", unread(0))
+	w.More(100)
+	checkAll(t, long)
 	w.End()
 	few(t, w)
 }

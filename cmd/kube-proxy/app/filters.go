@@ -25,7 +25,7 @@ type filters struct {
 func (f *filters) list(ctx context.Context, known *proxier.Facts) {
 	all, err := f.watcher.Look(ctx)
 	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Cannot read all packet filter rules of this host; eBPF programs may bypass those that were not read")
+		klog.FromContext(ctx).Error(err, "Cannot read all packet filter rules of this host; until that works, eBPF programs leave clients outside to iptables rules, or with --coexist to the other kube-proxy")
 	}
 	setFilters(known, all)
 }
@@ -65,7 +65,7 @@ func filtersText(rules []hostfilter.Rule) string {
 	if n := len(rules) - 1; n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Sprintf("rules of this host filter packets before DNAT; iptables rules serve the affected Services, so that these filters apply: %s%s", rules[0], more)
+	return fmt.Sprintf("rules of this host filter packets before DNAT, or may do so; iptables rules serve the affected Services, so that these filters apply: %s%s", rules[0], more)
 }
 
 // firewallsText is "none" without any.
