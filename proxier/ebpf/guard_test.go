@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -10,10 +11,12 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/monitor"
@@ -131,6 +134,15 @@ func TestSourceRangesOfPods(t *testing.T) {
 			return errors.Join(connect(fd, to), send(fd))
 		}},
 		{name: "unconnected", kind: unix.SOCK_DGRAM, try: func(fd int, _ *lab.Pod, to netip.AddrPort) error { return sendTo(fd, to, 0) }},
+		{name: "held back", kind: unix.SOCK_DGRAM, try: func(fd int, _ *lab.Pod, to netip.AddrPort) error {
+			return errors.Join(sendTo(fd, to, unix.MSG_MORE), sendTo(fd, to, 0))
+		}},
+		{name: "connected, held back", kind: unix.SOCK_DGRAM, try: func(fd int, _ *lab.Pod, to netip.AddrPort) error {
+			if err := connect(fd, to); err != nil {
+				return err
+			}
+			return errors.Join(os.NewSyscallError("send", unix.Send(fd, []byte("?"), unix.MSG_MORE)), send(fd))
+		}},
 		{name: "bound to an admitted address, sent from its own", kind: unix.SOCK_DGRAM, try: func(fd int, from *lab.Pod, to netip.AddrPort) error {
 			if err := freebind(fd, own(admitted, to.Addr())); err != nil {
 				return err
@@ -231,6 +243,60 @@ func TestSourceRangesOfPods(t *testing.T) {
 	if m != nil && perPacket == 0 {
 		t.Error("the monitor has no packet that was dropped")
 	}
+}
+
+// TestSourceRangesOfHeldBack is the limit that docs/limits.md names: a socket that connects elsewhere while it holds a datagram back is no longer
+// known as one whose packets are checked. With IPv6 that datagram goes to the endpoint, with IPv4 the kernel sends it to the new peer.
+func TestSourceRangesOfHeldBack(t *testing.T) {
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	web, stranger := one.Pod("web"), one.Pod("stranger")
+	server, err := web.ServeUDP(targetPort)
+	if err != nil {
+		t.Fatal(err)
+	}
+	beside, err := web.ServeUDP(targetPort + 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := newPodNode(t, one, l)
+	n.OnServiceAdd(dualService(func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeLoadBalancer
+		s.Spec.LoadBalancerSourceRanges = []string{web.Addr4.String() + "/32", web.Addr6.String() + "/128"}
+		for _, lb := range guarded {
+			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: lb.Addr().String()})
+		}
+	}))
+	n.setPods(web)
+	n.sync(t)
+	heldBack := func(to netip.AddrPort) {
+		t.Helper()
+		err := stranger.Do(func() error {
+			f, err := socket(unix.SOCK_DGRAM, to.Addr())
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			fd, elsewhere := int(f.Fd()), netip.AddrPortFrom(addrOf(web.Sandbox, to.Addr()), targetPort+1)
+			return errors.Join(unix.Sendto(fd, []byte("?"), unix.MSG_MORE, sockaddrOf(to)), unix.Connect(fd, sockaddrOf(elsewhere)), unix.Send(fd, []byte("\n"), 0))
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", to, err)
+		}
+	}
+	// IPv4 first: where it goes is seen once that of IPv6 has arrived.
+	heldBack(guarded[0])
+	heldBack(guarded[1])
+	received := func(s *lab.Server, want int64) {
+		t.Helper()
+		if err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
+			return s.Requests.Load() == want, nil
+		}); err != nil {
+			t.Errorf("%d datagrams at port %d, want %d", s.Requests.Load(), s.Port, want)
+		}
+	}
+	received(beside, 1)
+	received(server, 1)
 }
 
 // TestSourceRangesOfOtherAddresses: where source ranges admit all pods by the detector's CIDRs, they
