@@ -136,6 +136,9 @@ GLOBAL int plan(struct __sk_buff *skb, struct packet *p, struct choice *c)
 	} else if (up) {
 		source_of(p, fib, up, source);
 	} else {
+		/* No program would translate replies to an address of this
+		 * node, so the backend sees the client. Replies that pass this
+		 * node reach it; others do not. */
 		if (be->flags & BACKEND_REMOTE)
 			count_reason(PASS_NO_UPLINK);
 		return CHOSEN;

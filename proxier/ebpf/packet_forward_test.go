@@ -119,7 +119,10 @@ func forwardScenes(p *path, e ends) []scene {
 			name: "a backend of another node behind a device without programs",
 			steps: []step{
 				{in, tcp(e.client, e.astray, SYN), next, tcp(e.client, e.here, SYN), "PASS_NO_UPLINK FORWARD_LOCAL", nil},
+				// Where replies pass this node, the client gets them; where they do not, nothing here can change that.
+				{out, tcp(e.here, e.client, SYN|ACK), next, tcp(e.astray, e.client, SYN|ACK), "FORWARD_REPLY", nil},
 			},
+			flows: []string{flow(6, [2]any{e.client, e.astray}, [2]any{e.here, e.client}, fmt.Sprintf("local young replied packets 1/1 bytes %d/%d", tcpLen, tcpLen))},
 		},
 		{
 			name: "another port of a NodePort's address",
