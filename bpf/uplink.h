@@ -20,17 +20,15 @@ BTF_EMIT(uplink_redirect);
 
 /* A device that connects to clients and other nodes. */
 struct uplink {
-	__u32 mtu;     /* of layer 3, in bytes */
-	__u8 l2_len;   /* of the link-layer header, in bytes */
 	__u8 redirect; /* enum uplink_redirect */
-	__u8 mac[6];   /* of the device */
-	__u8 pad[4];
+	__u8 pad;
+	__u8 mac[6]; /* of the device, for XDP */
 	/* Source of what this node sends there; zero for none. */
 	__be32 addr4[4];
 	__be32 addr6[4];
 };
 
-_Static_assert(sizeof(struct uplink) == 48, "uplink");
+_Static_assert(sizeof(struct uplink) == 40, "uplink");
 
 /* index of a device that connects to clients and other nodes -> its properties
  */

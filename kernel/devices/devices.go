@@ -43,8 +43,6 @@ type Device struct {
 	Name  string
 	// L3 means that frames have no Ethernet header, as on most tunnels.
 	L3 bool
-	// MTU is in bytes, without the link-layer header.
-	MTU int
 	// MAC is its link-layer address, if it has Ethernet headers.
 	MAC [6]byte
 	// Type is the kernel's name of it: device, bond, veth and so on.
@@ -189,7 +187,7 @@ func isNetwork(l netlink.Link) bool { return slices.Contains(networks, l.Type())
 func isL3(l netlink.Link) bool { return l.Attrs().EncapType != "ether" }
 
 func device(l netlink.Link, why string) Device {
-	d := Device{Index: l.Attrs().Index, Name: l.Attrs().Name, L3: isL3(l), MTU: l.Attrs().MTU, Type: l.Type(), Why: why}
+	d := Device{Index: l.Attrs().Index, Name: l.Attrs().Name, L3: isL3(l), Type: l.Type(), Why: why}
 	copy(d.MAC[:], l.Attrs().HardwareAddr)
 	return d
 }

@@ -66,7 +66,7 @@ func TestUplinkGoneAtOnce(t *testing.T) {
 	e.use(t, serve(t, e.here))
 	e.run(t)
 	there := uplinksOf(t, e.at)
-	gone := devices.Device{Index: e.addUplink(t, "gone"), Name: "gone", MTU: 1500}
+	gone := devices.Device{Index: e.addUplink(t, "gone"), Name: "gone"}
 	if err := e.at.Netlink().LinkDel(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: gone.Index}}); err != nil {
 		t.Fatal(err)
 	}

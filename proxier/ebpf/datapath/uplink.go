@@ -26,7 +26,7 @@ func l2Len(l3 bool) uint8 {
 
 // uplinkOf is what the programs have to know of an uplink.
 func uplinkOf(d devices.Device) lbmap.Uplink {
-	u := lbmap.Uplink{Mtu: uint32(d.MTU), L2Len: l2Len(d.L3), Redirect: uint8(lbmap.RedirectNextHop), Mac: d.MAC, Addr4: addrOrZero(d.Source4), Addr6: addrOrZero(d.Source6)}
+	u := lbmap.Uplink{Redirect: uint8(lbmap.RedirectNextHop), Mac: d.MAC, Addr4: addrOrZero(d.Source4), Addr6: addrOrZero(d.Source6)}
 	if d.L3 {
 		u.Redirect = uint8(lbmap.RedirectRoute)
 	}

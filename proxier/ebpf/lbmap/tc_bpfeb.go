@@ -88,11 +88,9 @@ type tcTargetKey struct {
 
 type tcUplink struct {
 	_        structs.HostLayout
-	Mtu      uint32
-	L2Len    uint8
 	Redirect uint8
+	Pad      uint8
 	Mac      [6]uint8
-	Pad      [4]uint8
 	Addr4    [4]uint32
 	Addr6    [4]uint32
 }
