@@ -15,15 +15,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/relabel"
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql/parser"
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	k8slabels "k8s.io/apimachinery/pkg/labels"
 	k8smetrics "k8s.io/component-base/metrics"
 	"sigs.k8s.io/yaml"
 
 	"github.com/tandem-proxy/tandem/observe/metrics"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/test/golden"
 )
 
 const (
@@ -34,8 +39,8 @@ const (
 // elsewhere are metrics that every Go process has.
 var elsewhere = map[string]bool{"process_cpu_seconds_total": true, "process_resident_memory_bytes": true}
 
-// scraped are labels that a scrape adds.
-var scraped = []string{"instance", "job", "le"}
+// scraped are labels that a scrape adds; node is of the PodMonitor.
+var scraped = []string{"instance", "job", "le", "node"}
 
 // exposed are the labels of all metrics of this proxy, by the names of the series.
 func exposed(t *testing.T) map[string][]string {
@@ -223,12 +228,30 @@ func TestMonitoringObjects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	dashboard, err := os.ReadFile(dashboardFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// All but the two files, which the objects have as they are.
+	files, err := renderFiles(required(with))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest := files["tandem-kube-proxy/templates/monitoring.yaml"]
+	for file, rendered := range map[string]string{"alerts.yaml": indented(2, alerts), "dashboard.json": indented(4, dashboard)} {
+		if !strings.Contains(rest, rendered) {
+			t.Errorf("no object has %s", file)
+		}
+		rest = strings.ReplaceAll(rest, rendered, "\n<"+file+">\n")
+	}
+	golden.Compare(t, "monitoring.golden", rest)
 	var want any
 	if err := yaml.UnmarshalStrict(alerts, &want); err != nil {
 		t.Fatal(err)
 	}
 	kinds := map[string]bool{}
 	var others []string
+	var pods podMonitorSpec
 	for _, document := range strings.Split(text, "---\n") {
 		var o struct {
 			APIVersion, Kind string
@@ -249,17 +272,74 @@ func TestMonitoringObjects(t *testing.T) {
 		if d := cmp.Diff(want, o.Spec); o.Kind == "PrometheusRule" && d != "" {
 			t.Errorf("rules of the operator (-file +object):\n%s", d)
 		}
+		if o.Kind == "PodMonitor" {
+			spec, err := yaml.Marshal(o.Spec)
+			if err == nil {
+				err = yaml.UnmarshalStrict(spec, &pods)
+			}
+			if err != nil {
+				t.Errorf("PodMonitor: %v", err)
+			}
+		}
 	}
 	if !kinds["PodMonitor"] || !kinds["PrometheusRule"] {
 		t.Errorf("there are %v", kinds)
 	}
+	objects := decode(t, strings.Join(others, "---\n"))
+	checkPodMonitor(t, &pods, &find[*appsv1.DaemonSet](t, objects).Spec.Template)
 	var shown *v1.ConfigMap
-	for _, o := range decode(t, strings.Join(others, "---\n")) {
+	for _, o := range objects {
 		if m, ok := o.(*v1.ConfigMap); ok && m.Data["tandem.json"] != "" {
 			shown = m
 		}
 	}
-	if dashboard, err := os.ReadFile(dashboardFile); err != nil || shown == nil || shown.Data["tandem.json"] != string(dashboard) {
-		t.Errorf("the dashboard in the ConfigMap is another one: %v", err)
+	if shown == nil || shown.Data["tandem.json"] != string(dashboard) {
+		t.Error("the dashboard in the ConfigMap is another one")
+	}
+}
+
+// indented is what nindent of a template makes of a file.
+func indented(spaces int, file []byte) string {
+	prefix := "\n" + strings.Repeat(" ", spaces)
+	return prefix + strings.ReplaceAll(string(file), "\n", prefix)
+}
+
+// podMonitorSpec has the fields of a PodMonitor that the chart sets.
+type podMonitorSpec struct {
+	Selector            metav1.LabelSelector `json:"selector"`
+	PodMetricsEndpoints []struct {
+		Path        string `json:"path"`
+		Port        string `json:"port"`
+		Relabelings []struct {
+			Action       relabel.Action `json:"action"`
+			SourceLabels []string       `json:"sourceLabels"`
+			TargetLabel  string         `json:"targetLabel"`
+		} `json:"relabelings"`
+	} `json:"podMetricsEndpoints"`
+}
+
+// checkPodMonitor checks that it selects the pods and a port that they have, and adds labels that queries know.
+func checkPodMonitor(t *testing.T, m *podMonitorSpec, pods *v1.PodTemplateSpec) {
+	t.Helper()
+	selector, err := metav1.LabelSelectorAsSelector(&m.Selector)
+	if err != nil || selector.Empty() || !selector.Matches(k8slabels.Set(pods.Labels)) {
+		t.Errorf("the PodMonitor selects %v, %v; pods have %v", selector, err, pods.Labels)
+	}
+	if len(m.PodMetricsEndpoints) != 1 {
+		t.Fatalf("%d endpoints", len(m.PodMetricsEndpoints))
+	}
+	e := m.PodMetricsEndpoints[0]
+	if e.Path != "/metrics" || !slices.ContainsFunc(pods.Spec.Containers[0].Ports, func(p v1.ContainerPort) bool { return p.Name == e.Port }) {
+		t.Errorf("it scrapes %s at port %s; there are %v", e.Path, e.Port, pods.Spec.Containers[0].Ports)
+	}
+	var targets []string
+	for _, r := range e.Relabelings {
+		if r.Action != relabel.Replace || !slices.Equal(r.SourceLabels, []string{"__meta_kubernetes_pod_node_name"}) || !slices.Contains(scraped, r.TargetLabel) {
+			t.Errorf("relabelling %+v", r)
+		}
+		targets = append(targets, r.TargetLabel)
+	}
+	if !slices.Contains(targets, "instance") {
+		t.Error("series change their instance whenever a pod is replaced")
 	}
 }
