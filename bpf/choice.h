@@ -132,7 +132,7 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 		}
 		/* A reset for a connection that ended already. */
 		if (p->key.proto == IPPROTO_TCP && p->tcp_flags & TCP_RST)
-			return done(PASS_RST, NEXT);
+			return fail(p, PASS_RST, NEXT);
 		if (c->found == FRONTEND_RACED)
 			continue;
 		if (is_left(c))

@@ -136,7 +136,7 @@ GLOBAL int flow_make_room(__u64 word, bool over)
 			  life_of(old >> 32, FLOW_YOUNG))
 		return 0;
 	if (!over && !(f->flags & FLOW_CLOSED))
-		count_reason(PUSHED_OUT);
+		packet_failed(&f->request, PUSHED_OUT);
 	flow_count_unanswered(f);
 	flow_free(id, f, old >> 32);
 	return 0;

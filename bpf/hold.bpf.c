@@ -129,6 +129,7 @@ static __always_inline int hold(struct bpf_nf_ctx *ctx, bool v6, bool to_host)
 		    hit.action != ACTION_LOCAL ||
 		    hit.flags & (FLOW_CLOSED | FLOW_RESET_REQUEST))
 			return NF_ACCEPT;
+		turn_around(&key, &hit.to); /* client -> frontend */
 	} else {
 		if (!to_host || (tcp->syn && !tcp->ack))
 			return NF_ACCEPT;
@@ -138,7 +139,7 @@ static __always_inline int hold(struct bpf_nf_ctx *ctx, bool v6, bool to_host)
 		    may_be_translated(&key))
 			return NF_ACCEPT;
 	}
-	count_reason(HELD_BACK);
+	packet_failed(&key, HELD_BACK);
 	return NF_DROP;
 }
 

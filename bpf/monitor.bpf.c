@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * Programs that tandemctl monitor attaches to the functions of the other
- * programs where packets and connections fail. They report to user space, and
- * change nothing. No process of the proxy needs them.
+ * programs where packets and connections fail, and where flows are evicted.
+ * They report to user space, and change nothing. No process of the proxy needs
+ * them.
  */
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -12,7 +13,7 @@
 
 char __license[] SEC("license") = "Dual BSD/GPL";
 
-/* Something that failed. */
+/* Something that failed, or was passed or evicted. */
 struct failure {
 	__u64 time; /* nanoseconds of CLOCK_MONOTONIC */
 	/* As on arrival; without a source if it is of a socket. */
@@ -82,17 +83,16 @@ static __always_inline __u64 argument(void *ctx, __u32 number)
 	return value;
 }
 
-/* int packet_failed(const struct packet *p, __u32 reason); a packet begins with
- * its key. */
+/* int packet_failed(const struct flow_key *key, __u32 reason); */
 SEC("fentry/packet_failed")
 int tdm_packet_fail(void *ctx)
 {
-	const void *p = (const void *)argument(ctx, 0);
+	const void *key = (const void *)argument(ctx, 0);
 	struct failure *f = begin();
 
 	if (!f)
 		return 0;
-	bpf_probe_read_kernel(&f->key, sizeof(f->key), p);
+	bpf_probe_read_kernel(&f->key, sizeof(f->key), key);
 	f->code = argument(ctx, 1);
 	bpf_ringbuf_submit(f, 0);
 	return 0;

@@ -29,11 +29,11 @@ GLOBAL int read_packet(struct __sk_buff *skb, struct packet *p)
 /*
  * A packet that is dropped, with the frontend as its destination. tandemctl
  * monitor attaches a program to this function, as to that of programs on
- * devices (verdict.h); without that it does nothing.
+ * devices (reasons.h); without that it does nothing.
  */
-GLOBAL int packet_failed(const struct packet *p, __u32 reason)
+GLOBAL int packet_failed(const struct flow_key *key, __u32 reason)
 {
-	if (!p)
+	if (!key)
 		return 0;
 	/* The compiler must not drop the call. */
 	asm volatile("" : : "r"(reason) : "memory");
@@ -90,7 +90,7 @@ drop:
 	copy_addr(p.key.dst, vip);
 	p.key.dport = vip_port;
 	p.key.proto = dest->proto;
-	packet_failed(&p, DROP_SOURCE_RANGE);
+	packet_failed(&p.key, DROP_SOURCE_RANGE);
 	return DENY;
 }
 

@@ -91,7 +91,7 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	case FLOW_OUTRUN:
 		break;
 	case FLOW_PORT_USED:
-		packet_failed(p, REJECT_NO_PORT);
+		packet_failed(&p->key, REJECT_NO_PORT);
 		return reject(skb, p);
 	default:
 		return fail(p, DROP_NO_FLOW, TC_ACT_SHOT);
@@ -136,7 +136,7 @@ static __always_inline int handle_icmp(struct __sk_buff *skb, struct packet *p,
 	}
 	if (!is_unserved(p->key.dst))
 		return NEXT;
-	packet_failed(p, REJECT);
+	packet_failed(&p->key, REJECT);
 	return reject(skb, p);
 }
 
@@ -191,10 +191,10 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 		/* The other datapath has frontends while this one drains. */
 		return draining ? NEXT : of_no_flow(&p);
 	case REFUSED:
-		packet_failed(&p, REJECT);
+		packet_failed(&p.key, REJECT);
 		return reject(skb, &p);
 	case NOT_ADMITTED:
-		packet_failed(&p, DROP_SOURCE_RANGE);
+		packet_failed(&p.key, DROP_SOURCE_RANGE);
 		return reject(skb, &p);
 	case EXPIRED:
 		return send_error(skb, &p, ERROR_TTL);

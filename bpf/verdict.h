@@ -2,7 +2,6 @@
 #ifndef TANDEM_VERDICT_H
 #define TANDEM_VERDICT_H
 
-#include "global.h"
 #include "packet.h"
 #include "reasons.h"
 
@@ -30,22 +29,10 @@ static __always_inline int done(enum reason reason, int verdict)
 	return verdict;
 }
 
-/*
- * A packet of a Service that is not served, and why. tandemctl monitor attaches
- * a program to this function, which sees both; without that it only counts.
- */
-GLOBAL int packet_failed(const struct packet *p, __u32 reason)
-{
-	if (!p)
-		return 0;
-	count_reason(reason);
-	return 0;
-}
-
 static __always_inline int fail(const struct packet *p, enum reason reason,
 				int verdict)
 {
-	packet_failed(p, reason);
+	packet_failed(&p->key, reason);
 	return verdict;
 }
 

@@ -42,7 +42,7 @@ func (a *app) monitorCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "monitor [NAMESPACE/NAME[:PORT]]",
 		Short: "Show connections and packets of Services that fail, as it happens",
-		Long: `Shows what the eBPF programs of this node reject or drop, until it is interrupted:
+		Long: `Shows what the eBPF programs of this node reject, drop or evict, until it is interrupted:
 connections of sockets, with the process, and packets on devices, with the client.
 Reasons are those of the packet verdict counters:
 
@@ -56,14 +56,19 @@ Reasons are those of the packet verdict counters:
   dropped_no_route         there is no route to the endpoint
   dropped_rewrite          the packet could not be changed
   dropped_raced            the Service changed during each lookup
+  pushed_out               a connection that was never established is evicted from the
+                           table by a newer one
+  passed_reset             a reset of no known connection, which goes on to the stack
+  held_back                a packet of a connection that no program translated, as while
+                           programs are attached again (Linux 6.4)
 
 It attaches programs to functions of the proxy's programs, and removes them when it
 ends, or is killed. Nothing of it is there otherwise. The kernel reports up to --rate
 failures of all Services per second and CPU, and counts the rest. It needs Linux 5.17
 on x86-64, 6.0 on arm64.
 
-It does not show connections that succeed (see flows), packets that are held back
-while programs are attached again, ICMP errors, and what iptables rules or IPVS serve.`,
+It does not show connections that succeed (see flows), ICMP errors, and what iptables
+rules or IPVS serve.`,
 		Example: `  tandemctl monitor
   tandemctl monitor shop/web --for 1m
   tandemctl monitor --client 198.51.100.7 -o json`,

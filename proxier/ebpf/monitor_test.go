@@ -6,16 +6,24 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/tandem-proxy/tandem/capabilities"
+	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/monitor"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/packet"
 )
 
 func newMonitor(t *testing.T) *monitor.Monitor {
@@ -32,15 +40,18 @@ func newMonitor(t *testing.T) *monitor.Monitor {
 	return m
 }
 
+func withPrograms(t *testing.T, at *lab.Node, fn func([]*ciliumebpf.Program) error) error {
+	t.Helper()
+	i := inspectNode(t, at)
+	return at.Do(func() error { return i.WithPrograms(fn) })
+}
+
 // follow attaches a monitor to the programs of a node.
 func follow(t *testing.T, m *monitor.Monitor, at *lab.Node) (attached int, err error) {
 	t.Helper()
-	i := inspectNode(t, at)
-	err = at.Do(func() error {
-		return i.WithPrograms(func(programs []*ciliumebpf.Program) (err error) {
-			attached, err = m.Follow(programs)
-			return err
-		})
+	err = withPrograms(t, at, func(programs []*ciliumebpf.Program) (err error) {
+		attached, err = m.Follow(programs)
+		return err
 	})
 	return attached, err
 }
@@ -72,12 +83,93 @@ func failureAt(t *testing.T, m *monitor.Monitor, to netip.AddrPort) monitor.Fail
 	}
 }
 
-// TestMonitor: what fails at sockets and by packets is reported with its reason, and who had it.
+// failureFor is what the monitor reports next about a frontend for this reason.
+func failureFor(t *testing.T, m *monitor.Monitor, to netip.AddrPort, reason string) monitor.Failure {
+	t.Helper()
+	for {
+		if f := failureAt(t, m, to); f.Reason == reason {
+			return f
+		}
+	}
+}
+
+// monitored counts what traces the programs of a node.
+func monitored(t *testing.T, at *lab.Node) (count int) {
+	t.Helper()
+	ids := map[uint32]bool{}
+	err := withPrograms(t, at, func(programs []*ciliumebpf.Program) error {
+		for _, p := range programs {
+			info, err := p.Info()
+			if err != nil {
+				return err
+			}
+			id, _ := info.ID()
+			ids[uint32(id)] = true
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var links link.Iterator
+	defer links.Close()
+	for links.Next() {
+		info, err := links.Link.Info()
+		if err == nil && info.Tracing() != nil && ids[info.Tracing().TargetObjectId] {
+			count++
+		}
+	}
+	if err := links.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return count
+}
+
+// TestMonitoredPrograms: each program that counts a failure has the function that the monitor attaches to, and those
+// that hold packets back are found for their own node.
+func TestMonitoredPrograms(t *testing.T) {
+	kernel.Needs(t, capabilities.NetfilterHook)
+	want := []string{"tdm_connect4", "tdm_connect6", "tdm_hold_in4", "tdm_hold_in6", "tdm_hold_pod4", "tdm_hold_pod6", "tdm_in", "tdm_out", "tdm_sendmsg4", "tdm_sendmsg6"}
+	for _, e := range []*edge{newEdge(t, Options{}), newEdge(t, Options{})} {
+		var got []string
+		err := withPrograms(t, e.at, func(programs []*ciliumebpf.Program) error {
+			for _, p := range programs {
+				info, err := p.Info()
+				if err != nil {
+					return err
+				}
+				functions, err := info.FuncInfos()
+				if err != nil {
+					return err
+				}
+				if slices.ContainsFunc(functions, func(f btf.FuncOffset) bool {
+					return f.Func.Name == "packet_failed" || f.Func.Name == "connection_failed"
+				}) {
+					got = append(got, info.Name)
+				}
+			}
+			return nil
+		})
+		slices.Sort(got)
+		if d := cmp.Diff(want, got); err != nil || d != "" {
+			t.Errorf("%v, programs (-want +got):\n%s", err, d)
+		}
+	}
+}
+
+// TestMonitor: what fails at sockets and by packets is reported with its reason, and who had it. Nothing is attached
+// before and afterwards.
 func TestMonitor(t *testing.T) {
 	kernel.Since(t, 5, 17, "bpf_get_func_arg")
 	e := newEdge(t, Options{})
+	if n := monitored(t, e.at); n != 0 {
+		t.Errorf("%d programs trace those of a node that is not monitored", n)
+	}
 	m := newMonitor(t)
 	attached := followNode(t, m, e.at)
+	if n := monitored(t, e.at); n != attached {
+		t.Errorf("%d programs trace those of the node; the monitor is attached to %d functions", n, attached)
+	}
 	if again := followNode(t, m, e.at); again != attached {
 		t.Errorf("attached to %d functions, and then to %d", attached, again)
 	}
@@ -123,6 +215,16 @@ func TestMonitor(t *testing.T) {
 			}
 		}
 	})
+	t.Run("passed resets", func(t *testing.T) {
+		to, from := netip.AddrPortFrom(e.at.Addr4, nodePort), netip.AddrPortFrom(e.client.Addr4, 1000)
+		w := newWire(t, e.client, to.Addr())
+		if err := w.send(w.frame(packet.NewTCP(from, to, packet.RST, nil))); err != nil {
+			t.Fatal(err)
+		}
+		if f := failureFor(t, m, to, "passed_reset"); f.Client != from || f.Protocol != proxier.TCP {
+			t.Errorf("got %+v", f)
+		}
+	})
 	t.Run("other programs", func(t *testing.T) {
 		e.close()
 		e.begin(t, Options{Sizes: drainSizes}, nil) // other maps, and so other programs
@@ -139,7 +241,35 @@ func TestMonitor(t *testing.T) {
 			t.Errorf("got %+v", f)
 		}
 	})
+	t.Run("evicted flows", func(t *testing.T) {
+		e.use(t, serve(t, e.here))
+		to := netip.AddrPortFrom(e.at.Addr4, nodePort)
+		flows := e.tier.flowTable
+		seen := newPace(func() uint64 { return flows.Count(lbmap.FlowBorn) })
+		if err := newFlooder(t, e.client, to, 1, seen, syn).send(int(drainSizes.YoungFlows) + 10); err != nil {
+			t.Fatal(err)
+		}
+		if f := failureFor(t, m, to, "pushed_out"); !netip.MustParsePrefix("198.18.0.0/15").Contains(f.Client.Addr()) || f.Protocol != proxier.TCP {
+			t.Errorf("got %+v", f)
+		}
+	})
+	t.Run("held back", func(t *testing.T) {
+		kernel.Needs(t, capabilities.NetfilterHook)
+		v := e.visit(t, e.entries("tcp")[0])
+		e.detachFrom(t, tc.Ingress)
+		followNode(t, m, e.at)
+		if _, err := lab.AskConn(shortly(t), v.conn); err == nil {
+			t.Fatal("a reply without the program at ingress")
+		}
+		if f := failureFor(t, m, v.entry.to, "held_back"); f.Client.String() != v.conn.LocalAddr().String() {
+			t.Errorf("got %+v", f)
+		}
+	})
 	if n, err := m.LeftOut(); n != 0 || err != nil {
 		t.Errorf("%d failures were left out, %v", n, err)
 	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the programs to be traced no more", func() bool { return monitored(t, e.at) == 0 })
 }

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -51,6 +53,11 @@ func AttachHold(ctx context.Context, maps lbmap.Maps, types *btf.Cache) (*Hold, 
 		return nil, err
 	}
 	defer collection.Close()
+	for name, p := range collection.Programs {
+		if err := p.BindMap(maps["tdm_meta"]); err != nil { // for FindHold
+			return nil, fmt.Errorf("bind tdm_meta to %s: %w", name, err)
+		}
+	}
 	h := &Hold{}
 	for _, at := range []struct {
 		program string
@@ -75,6 +82,47 @@ func AttachHold(ctx context.Context, maps lbmap.Maps, types *btf.Cache) (*Hold, 
 		h.links = append(h.links, l)
 	}
 	return h, nil
+}
+
+// FindHold opens the programs that a process attached which has this map tdm_meta. Links do not tell the network
+// namespace that they are in, so the map has to.
+func FindHold(meta *ciliumebpf.Map) (found []*ciliumebpf.Program, err error) {
+	of, err := meta.Info()
+	if err != nil {
+		return nil, fmt.Errorf("inspect map tdm_meta: %w", err)
+	}
+	id, _ := of.ID()
+	var links link.Iterator
+	defer links.Close()
+	for links.Next() {
+		info, err := links.Link.Info()
+		if err != nil || info.Netfilter() == nil {
+			continue // a link of others
+		}
+		program, err := ciliumebpf.NewProgramFromID(info.Program)
+		if err != nil {
+			continue // detached this moment
+		}
+		if about, err := program.Info(); err == nil && strings.HasPrefix(about.Name, "tdm_hold_") {
+			if ids, _ := about.MapIDs(); slices.Contains(ids, id) {
+				found = append(found, program)
+				continue
+			}
+		}
+		program.Close()
+	}
+	if err := links.Err(); err != nil {
+		CloseHold(found)
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	return found, nil
+}
+
+// CloseHold closes what FindHold opened.
+func CloseHold(list []*ciliumebpf.Program) {
+	for _, p := range list {
+		p.Close()
+	}
 }
 
 // Close detaches the programs.

@@ -5,6 +5,7 @@ package inspect
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -13,11 +14,16 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 )
 
-// WithPrograms calls fn with all programs of the proxy: on the cgroup, and on devices of this network namespace.
-// They are closed afterwards.
+// WithPrograms calls fn with all programs of the proxy: on the cgroup, on devices of this network namespace, and
+// those that hold packets back. They are closed afterwards.
 func (i *Inspector) WithPrograms(fn func([]*ciliumebpf.Program) error) error {
 	return withDevicePrograms(func(found []deviceProgram) error {
-		var programs []*ciliumebpf.Program
+		hold, err := datapath.FindHold(i.Maps["tdm_meta"])
+		if err != nil {
+			return err
+		}
+		defer datapath.CloseHold(hold)
+		programs := slices.Clone(hold)
 		for _, a := range i.attached {
 			programs = append(programs, a.Program)
 		}

@@ -2,8 +2,8 @@
 
 //go:build linux
 
-// Package monitor reports packets and connections of Services that fail. It attaches programs to the functions
-// that the proxy's programs call for a failure, and so costs nothing unless it runs.
+// Package monitor reports packets and connections of Services that fail, and flows that are evicted. It attaches programs
+// to the functions that the proxy's programs call for that, and so costs nothing unless it runs.
 package monitor
 
 import (
@@ -31,7 +31,7 @@ import (
 // without tracing, as for small virtual machines, and security modules refuse it as well.
 var ErrNotSupported = errors.New("the kernel does not let BPF programs be traced")
 
-// Failure is a packet or connection that was not served.
+// Failure is a packet or connection that was not served, or a flow that was evicted.
 type Failure struct {
 	Time     time.Time
 	Protocol proxier.Protocol
