@@ -182,7 +182,7 @@ func TestSourceRangesOfPods(t *testing.T) {
 	var m *monitor.Monitor
 	perPacket := 0
 	if kernel.AtLeast(t, 5, 17) { // bpf_get_func_arg
-		m = newMonitor(t)
+		m = newMonitor(t, plenty)
 		if _, err := follow(t, m, one); errors.Is(err, monitor.ErrNotSupported) && os.Getenv(lab.RequireModulesEnv) != "1" {
 			t.Logf("without the monitor: %v", err)
 			m = nil

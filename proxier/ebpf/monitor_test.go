@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-proxy/tandem/capabilities"
@@ -26,9 +27,12 @@ import (
 	"github.com/tandem-proxy/tandem/test/packet"
 )
 
-func newMonitor(t *testing.T) *monitor.Monitor {
+// plenty of reports per second for tests that cause few failures.
+const plenty = 1000
+
+func newMonitor(t *testing.T, perSecond uint32) *monitor.Monitor {
 	t.Helper()
-	m, err := monitor.New(1000)
+	m, err := monitor.New(perSecond)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +169,7 @@ func TestMonitor(t *testing.T) {
 	if n := monitored(t, e.at); n != 0 {
 		t.Errorf("%d programs trace those of a node that is not monitored", n)
 	}
-	m := newMonitor(t)
+	m := newMonitor(t, plenty)
 	attached := followNode(t, m, e.at)
 	if n := monitored(t, e.at); n != attached {
 		t.Errorf("%d programs trace those of the node; the monitor is attached to %d functions", n, attached)
@@ -272,4 +276,83 @@ func TestMonitor(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitFor(t, "the programs to be traced no more", func() bool { return monitored(t, e.at) == 0 })
+}
+
+// TestMonitorRate: of the failures in one second on one CPU, as many as the rate are reported, and the others counted.
+func TestMonitorRate(t *testing.T) {
+	kernel.Since(t, 5, 17, "bpf_get_func_arg")
+	const rate, failures = 3, 20
+	l := lab.NewT(t)
+	one := l.Node("node1")
+	n := newNode(t, one, l, Options{})
+	n.OnServiceAdd(dualService()) // without endpoints
+	n.sync(t)
+	m := newMonitor(t, rate)
+	followNode(t, m, one)
+	second := func() int64 {
+		var now unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+			t.Fatal(err)
+		}
+		return int64(now.Sec)
+	}
+	for tries := 1; ; tries++ {
+		began, before := second(), leftOut(t, m)
+		waitFor(t, "the next second", func() bool { return second() != began })
+		began = second()
+		if err := one.Do(func() error { return refusedOnOneCPU(failures) }); err != nil {
+			t.Fatal(err)
+		}
+		within := second() == began
+		reported := 0
+		for ; uint64(reported)+leftOut(t, m)-before < failures; reported++ {
+			failureAt(t, m, netip.AddrPortFrom(vip4, 80))
+		}
+		if within {
+			if left := leftOut(t, m) - before; reported != rate || left != failures-rate {
+				t.Errorf("%d failures are reported and %d counted, of %d", reported, left, failures)
+			}
+			return
+		}
+		if tries == 10 {
+			t.Fatal("this machine takes more than a second for some connections")
+		}
+	}
+}
+
+func leftOut(t *testing.T, m *monitor.Monitor) uint64 {
+	t.Helper()
+	n, err := m.LeftOut()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// refusedOnOneCPU tries to connect UDP sockets to a Service without endpoints.
+func refusedOnOneCPU(times int) error {
+	var before, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		return err
+	}
+	for cpu := 0; one.Count() == 0; cpu++ {
+		if before.IsSet(cpu) {
+			one.Set(cpu)
+		}
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return err
+	}
+	defer func() { _ = unix.SchedSetaffinity(0, &before) }()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	for range times {
+		if err := unix.Connect(fd, &unix.SockaddrInet4{Port: 80, Addr: vip4.As4()}); err == nil {
+			return errors.New("connected to a Service without endpoints")
+		}
+	}
+	return nil
 }
