@@ -4,6 +4,7 @@ package ebpf
 
 import (
 	"sync/atomic"
+	"time"
 
 	ciliumebpf "github.com/cilium/ebpf"
 
@@ -114,7 +115,7 @@ func (t *Tier) Usage() map[string]lbmap.Usage {
 		name, table string
 		count       func(*ciliumebpf.Map) (int, error)
 	}{
-		{"affinity", "tdm_affinity", lbmap.CountEntries[lbmap.AffinityKey, lbmap.Affinity]},
+		{"affinity", "tdm_affinity", t.countAffinities},
 		{"udp_peers", "tdm_udp_peer", lbmap.CountEntries[lbmap.UDPPeerKey, lbmap.UDPPeer]},
 		{"opt_outs", "tdm_optout", lbmap.CountEntries[uint64, uint8]},
 	} {
@@ -127,6 +128,20 @@ func (t *Tier) Usage() map[string]lbmap.Usage {
 		}
 	}
 	return all
+}
+
+// countAffinities counts the clients whose affinity has not timed out. Entries stay longer, until the LRU map needs
+// their place, and so do not tell whether it has to evict clients that count on them.
+func (t *Tier) countAffinities(m *ciliumebpf.Map) (live int, err error) {
+	timeouts := t.writer.AffinityTimeouts()
+	now := flowtable.MonotonicSeconds()
+	err = lbmap.Each(m, func(key lbmap.AffinityKey, a lbmap.Affinity) {
+		timeout, ok := timeouts[key.Service]
+		if ok && int64(now)-int64(a.LastNs/uint64(time.Second)) <= int64(timeout/time.Second) {
+			live++
+		}
+	})
+	return live, err
 }
 
 // Unplaced are the service ports that do not fit into the maps, by Decision.Index, and

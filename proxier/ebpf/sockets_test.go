@@ -372,6 +372,10 @@ func TestAffinity(t *testing.T) {
 		idle(t, 1100*time.Millisecond)
 		moved = ask() != second
 	}
+	waitFor(t, "the client to count no more", func() bool { return n.tier.Usage()["affinity"].Used == 0 })
+	if there, err := lbmap.CountEntries[lbmap.AffinityKey, lbmap.Affinity](n.tier.maps["tdm_affinity"]); there != 1 || err != nil {
+		t.Errorf("%d entries stay, %v", there, err)
+	}
 }
 
 // TestAffinityBesideNewerConnection: affinity is not ended by a newer connection of the same client
@@ -407,6 +411,9 @@ func TestAffinityBesideNewerConnection(t *testing.T) {
 		if err := n.tier.maps["tdm_affinity"].Put(key, record); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if used := n.tier.Usage()["affinity"].Used; used != 1 {
+		t.Errorf("%d clients have an affinity", used)
 	}
 }
 

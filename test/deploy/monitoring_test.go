@@ -36,6 +36,9 @@ const (
 	dashboardFile = chart + "/files/dashboard.json"
 )
 
+// tables are the values of the label map.
+var tables = []string{"affinity", "backends", "flows", "frontends", "locals", "opt_outs", "ranges", "services", "slots", "tcp_flows", "udp_flows", "udp_peers"}
+
 // elsewhere are metrics that every Go process has.
 var elsewhere = map[string]bool{"process_cpu_seconds_total": true, "process_resident_memory_bytes": true}
 
@@ -125,6 +128,9 @@ func checkQuery(t *testing.T, what, query string, series map[string][]string) {
 			if results := resultsOf(selector.Name); m.Name == "result" && !slices.ContainsFunc(results, m.Matches) {
 				t.Errorf("%s: no result matches %s", what, m)
 			}
+			if m.Name == "map" && !slices.ContainsFunc(tables, m.Matches) {
+				t.Errorf("%s: there is no map %s", what, m)
+			}
 		}
 		return nil
 	})
@@ -150,6 +156,7 @@ func TestAlerts(t *testing.T) {
 		return
 	}
 	names := map[string]bool{}
+	covered := map[string]bool{} // maps of which an alert watches the entries
 	for _, g := range groups.Groups {
 		for _, r := range g.Rules {
 			if r.Alert == "" || names[r.Alert] || r.Labels["severity"] == "" || r.Annotations["summary"] == "" {
@@ -157,8 +164,31 @@ func TestAlerts(t *testing.T) {
 			}
 			names[r.Alert] = true
 			checkQuery(t, r.Alert, r.Expr, series)
+			for _, name := range tables {
+				covered[name] = covered[name] || watchesEntries(r.Expr, name)
+			}
 		}
 	}
+	for _, name := range tables {
+		if !covered[name] {
+			t.Errorf("no alert says that map %s is full", name)
+		}
+	}
+}
+
+// watchesEntries reports whether a query has the entries of a map.
+func watchesEntries(query, table string) (has bool) {
+	expression, err := parser.NewParser(parser.Options{}).ParseExpr(query)
+	if err != nil {
+		return false
+	}
+	parser.Inspect(expression, func(n parser.Node, _ []parser.Node) error {
+		if s, ok := n.(*parser.VectorSelector); ok && s.Name == "tandem_map_entries" {
+			has = has || !slices.ContainsFunc(s.LabelMatchers, func(m *labels.Matcher) bool { return m.Name == "map" && !m.Matches(table) })
+		}
+		return nil
+	})
+	return has
 }
 
 func TestDashboard(t *testing.T) {

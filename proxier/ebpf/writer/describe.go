@@ -4,6 +4,7 @@ package writer
 
 import (
 	"errors"
+	"time"
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -61,6 +62,22 @@ func (w *Writer) Usage() map[string]lbmap.Usage {
 		"ranges":    {Used: w.usedRanges, Max: w.tables.Ranges.MaxEntries()},
 		"locals":    {Used: len(w.locals), Max: w.tables.Locals.MaxEntries()},
 	}
+}
+
+// AffinityTimeouts are those of service ports with session affinity, by service id.
+func (w *Writer) AffinityTimeouts() map[uint32]time.Duration {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	timeouts := map[uint32]time.Duration{}
+	if !w.hasAffinity {
+		return timeouts
+	}
+	for _, item := range w.ports.All() {
+		if p := &item.Applied; len(p.frontends) > 0 && p.frontends[0].Value.Affinity > 0 {
+			timeouts[p.id] = time.Duration(p.frontends[0].Value.Affinity) * time.Second
+		}
+	}
+	return timeouts
 }
 
 // Read calls fn with the tables while nothing changes them.
