@@ -110,6 +110,7 @@ GLOBAL int claim(const struct packet *p, struct choice *c)
 /* Picks a backend for a packet that was claimed. */
 GLOBAL int choose(const struct packet *p, struct choice *c)
 {
+	const bool outside = role == ROLE_UPLINK;
 	enum select_result result = SELECT_RACED;
 	struct affinity chosen;
 	struct frontend_ref fe;
@@ -140,7 +141,7 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 		fe = c->frontend;
 		service = fe.service;
 		if (!frontend_admits(&fe, p->key.dst, p->key.src)) {
-			count_connection(service, SELECT_DROP, 0);
+			count_connection(service, SELECT_DROP, 0, outside);
 			if (fe.flags & FRONTEND_REJECT)
 				return NOT_ADMITTED;
 			return fail(p, DROP_SOURCE_RANGE, TC_ACT_SHOT);
@@ -166,7 +167,7 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 		if (result != SELECT_RACED)
 			break;
 	}
-	count_connection(service, result, be ? chosen.backend : 0);
+	count_connection(service, result, be ? chosen.backend : 0, outside);
 	if (!be) {
 		if (result == SELECT_REJECT)
 			return REFUSED;

@@ -14,7 +14,7 @@ enum lb_layout {
 	/* Identifies maps and programs of this project: "tandem". */
 	LAYOUT_MAGIC = 0x6d65646e6174ULL,
 	/* Of structures, enums and maps shared with user space. */
-	LAYOUT_VERSION = 6,
+	LAYOUT_VERSION = 7,
 };
 BTF_EMIT(lb_layout);
 

@@ -87,11 +87,13 @@ struct service {
 /* The first element counts what belongs to no service, or to one that was
  * removed. */
 struct service_stats {
+	/* Of clients on this node. */
 	__u64 connections; /* calls of connect, and datagrams that got a backend
 			    */
 	__u64 rejected;
 	__u64 dropped;
-	__u64 raced;   /* gave up after repeated inconsistent reads */
+	__u64 raced;   /* of all clients: gave up after repeated inconsistent
+			  reads */
 	__u64 packets; /* of ended flows; active flows have their own counters
 			*/
 	__u64 bytes;
@@ -99,6 +101,10 @@ struct service_stats {
 	 * reset, or not at all */
 	__u64 refused;
 	__u64 unanswered;
+	/* Of clients outside. */
+	__u64 outside_connections;
+	__u64 outside_rejected;
+	__u64 outside_dropped;
 };
 
 struct affinity_key {

@@ -38,7 +38,7 @@ static __always_inline int without_frontend(struct bpf_sock_addr *ctx,
 {
 	if (is_unserved(p->addr) && !local_flags(p->addr) &&
 	    !is_opted_out(netns)) {
-		count_connection(0, SELECT_REJECT, 0);
+		count_connection(0, SELECT_REJECT, 0, false);
 		return refuse(p, l4_proto(ctx), SELECT_REJECT);
 	}
 	forget(ctx->sk, old, connecting);
@@ -100,13 +100,13 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, struct peer *p,
 		break;
 	case PICKED_DROP:
 	case PICKED_SHUT_OUT:
-		count_connection(x.service, SELECT_DROP, 0);
+		count_connection(x.service, SELECT_DROP, 0, false);
 		return refuse(p, key.proto,
 			      picked == PICKED_DROP ? SELECT_DROP :
 						      SELECT_REJECT);
 	default:
 		failed = picked == PICKED_REJECT ? SELECT_REJECT : SELECT_RACED;
-		count_connection(x.service, failed, 0);
+		count_connection(x.service, failed, 0, false);
 		return refuse(p, key.proto, failed);
 	}
 
@@ -128,10 +128,10 @@ static __always_inline int translate(struct bpf_sock_addr *ctx, struct peer *p,
 		forget(sk, old, connecting);
 	/* Without storage tdm_guard could not check the packets. */
 	else if (!remember(ctx, sk, old, &dest) && x.guarded) {
-		count_connection(x.service, SELECT_DROP, 0);
+		count_connection(x.service, SELECT_DROP, 0, false);
 		return refuse(p, key.proto, SELECT_DROP);
 	}
-	count_connection(x.service, SELECT_OK, x.backend);
+	count_connection(x.service, SELECT_OK, x.backend, false);
 	copy_addr(p->addr, dest.addr);
 	p->port = dest.port;
 	return PROCEED;

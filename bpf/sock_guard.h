@@ -86,7 +86,7 @@ static __always_inline int guard(struct __sk_buff *skb)
 	if (frontend_admits(&fe, p.key.dst, p.key.src))
 		return PROCEED;
 drop:
-	count_connection(fe.service, SELECT_DROP, 0);
+	count_connection(fe.service, SELECT_DROP, 0, false);
 	copy_addr(p.key.dst, vip);
 	p.key.dport = vip_port;
 	p.key.proto = dest->proto;

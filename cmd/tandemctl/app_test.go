@@ -481,7 +481,7 @@ func TestErrors(t *testing.T) {
 		{command: "flows", err: fmt.Errorf("%w: /x", inspect.ErrNotRunning), code: exitError, want: []string{"Start kube-proxy"}},
 		{command: "monitor --rate 0", code: exitUsage, want: []string{"--rate has to be above 0"}},
 		{command: "monitor shop", code: exitUsage, want: []string{"NAMESPACE/NAME"}},
-		{command: "top --sort speed", code: exitUsage, want: []string{"--sort is one of connections, rejected, dropped, packets, bytes"}},
+		{command: "top --sort speed", code: exitUsage, want: []string{"--sort is one of connections, failures, rejected, dropped, refused, unanswered, packets, bytes"}},
 		{command: "top --interval -1s", code: exitUsage, want: []string{"above 0"}},
 		{command: "status now", code: exitUsage, want: []string{"unknown command \"now\""}},
 		{command: "status -o xml", code: exitUsage, want: []string{`"xml": want table, wide, json, yaml`}},

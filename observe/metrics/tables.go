@@ -41,13 +41,22 @@ type Tables struct {
 // Service has the traffic counters of a service port.
 type Service struct {
 	Namespace, Name, Port, Protocol string
-	Connections, Packets, Bytes     uint64
+	// Node and Outside are of clients on this node and outside.
+	Node, Outside  Outcomes
+	Packets, Bytes uint64
 	// Refused and Unanswered are TCP connections of clients outside that were never established.
 	Refused, Unanswered uint64
-	// Rejected and Dropped are connections that the proxy itself refused.
-	Rejected, Dropped uint64
 	// Signals are nil if connections are not watched.
 	Signals *Signals
+}
+
+// Outcomes of connections; Rejected and Dropped are those that the proxy itself refused.
+type Outcomes struct{ Connections, Rejected, Dropped uint64 }
+
+func (o *Outcomes) add(p Outcomes) {
+	o.Connections += p.Connections
+	o.Rejected += p.Rejected
+	o.Dropped += p.Dropped
 }
 
 // maxServices bounds how many service ports have series of their own. The first ones get
@@ -70,13 +79,13 @@ var (
 	packetsDesc  = k8smetrics.NewDesc("tandem_packets_total", "Packets of Services seen by the packet programs, by verdict.", []string{"result"}, nil, k8smetrics.ALPHA, "")
 
 	serviceLabels          = []string{"namespace", "service", "port", "protocol"}
-	serviceConnectionsDesc = k8smetrics.NewDesc("tandem_service_connections_total", "Connections and UDP flows of a service port. The first 256 service ports have series; the others share one without a name.", serviceLabels, nil, k8smetrics.ALPHA, "")
+	serviceConnectionsDesc = k8smetrics.NewDesc("tandem_service_connections_total", "Connections and UDP flows of a service port, of clients on this node or outside. The first 256 service ports have series; the others share one without a name.", append(serviceLabels, "client"), nil, k8smetrics.ALPHA, "")
 	servicePacketsDesc     = k8smetrics.NewDesc("tandem_service_packets_total", "Translated packets of a service port, in both directions, without connections balanced at their socket.", serviceLabels, nil, k8smetrics.ALPHA, "")
 	serviceBytesDesc       = k8smetrics.NewDesc("tandem_service_bytes_total", "Bytes of the packets in tandem_service_packets_total, with IP headers.", serviceLabels, nil, k8smetrics.ALPHA, "")
 
 	flowFailuresDesc = k8smetrics.NewDesc("tandem_service_flow_failures_total", "TCP connections of clients outside to a service port that were not established: refused by a reset of the endpoint, or unanswered.", append(serviceLabels, "result"), nil, k8smetrics.ALPHA, "")
 
-	refusalsDesc = k8smetrics.NewDesc("tandem_service_refusals_total", "Connections to a service port that the proxy refused: rejected without endpoints, or dropped by traffic policy or source ranges.", append(serviceLabels, "result"), nil, k8smetrics.ALPHA, "")
+	refusalsDesc = k8smetrics.NewDesc("tandem_service_refusals_total", "Connections to a service port, of clients on this node or outside, that the proxy refused: rejected without endpoints, or dropped by traffic policy or source ranges.", append(serviceLabels, "client", "result"), nil, k8smetrics.ALPHA, "")
 
 	closedDesc = k8smetrics.NewDesc("tandem_closed_udp_sockets_total", "UDP sockets closed because their backend was removed.", nil, nil, k8smetrics.ALPHA, "")
 )
@@ -154,11 +163,14 @@ func (t *tables) CollectWithStability(ch chan<- k8smetrics.Metric) {
 		for _, c := range []struct {
 			desc  *k8smetrics.Desc
 			value uint64
-		}{{serviceConnectionsDesc, s.Connections}, {servicePacketsDesc, s.Packets}, {serviceBytesDesc, s.Bytes}} {
+		}{{servicePacketsDesc, s.Packets}, {serviceBytesDesc, s.Bytes}} {
 			ch <- k8smetrics.NewLazyConstMetric(c.desc, k8smetrics.CounterValue, float64(c.value), s.Namespace, s.Name, s.Port, s.Protocol)
 		}
-		for result, n := range map[string]uint64{"rejected": s.Rejected, "dropped": s.Dropped} {
-			ch <- k8smetrics.NewLazyConstMetric(refusalsDesc, k8smetrics.CounterValue, float64(n), s.Namespace, s.Name, s.Port, s.Protocol, result)
+		for client, o := range map[string]Outcomes{"node": s.Node, "outside": s.Outside} {
+			ch <- k8smetrics.NewLazyConstMetric(serviceConnectionsDesc, k8smetrics.CounterValue, float64(o.Connections), s.Namespace, s.Name, s.Port, s.Protocol, client)
+			for result, n := range map[string]uint64{"rejected": o.Rejected, "dropped": o.Dropped} {
+				ch <- k8smetrics.NewLazyConstMetric(refusalsDesc, k8smetrics.CounterValue, float64(n), s.Namespace, s.Name, s.Port, s.Protocol, client, result)
+			}
 		}
 		if s.Protocol != "UDP" {
 			for result, n := range map[string]uint64{"refused": s.Refused, "unanswered": s.Unanswered} {
@@ -199,13 +211,12 @@ func (t *tables) bounded(list []Service, shared *Signals) []Service {
 			out = append(out, s)
 			continue
 		}
-		others.Connections += s.Connections
+		others.Node.add(s.Node)
+		others.Outside.add(s.Outside)
 		others.Packets += s.Packets
 		others.Bytes += s.Bytes
 		others.Refused += s.Refused
 		others.Unanswered += s.Unanswered
-		others.Rejected += s.Rejected
-		others.Dropped += s.Dropped
 		if s.Signals != nil {
 			if others.Signals == nil {
 				others.Signals = &Signals{}
@@ -216,7 +227,7 @@ func (t *tables) bounded(list []Service, shared *Signals) []Service {
 	if others.Signals != nil && shared != nil {
 		others.Signals.add(shared)
 	}
-	if others.Connections+others.Rejected+others.Dropped > 0 {
+	if others.Node != (Outcomes{}) || others.Outside != (Outcomes{}) {
 		out = append(out, others)
 	}
 	return out

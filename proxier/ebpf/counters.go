@@ -17,11 +17,10 @@ import (
 // ServiceTraffic is the traffic of a service port.
 type ServiceTraffic struct {
 	Namespace, Name, Port, Protocol string
-	Connections                     uint64
+	// Node and Outside are of clients on this node and outside.
+	Node, Outside lbmap.Outcomes
 	// Refused and Unanswered are TCP connections of clients outside that were never established.
 	Refused, Unanswered uint64
-	// Rejected and Dropped are connections that programs refused.
-	Rejected, Dropped uint64
 	flowtable.Traffic
 	// Signals of connections of sockets of this node; none if they are not watched.
 	Signals lbmap.ServiceSignals
@@ -40,11 +39,11 @@ func (t *Tier) Traffic() (list []ServiceTraffic, err error) {
 			service := &tables.Services[id]
 			stats := &tables.ServiceStats[id]
 			s := ServiceTraffic{
-				Protocol: proxier.Protocol(service.Proto).String(), Connections: atomic.LoadUint64(&stats.Connections), Traffic: live[uint32(id)],
+				Protocol: proxier.Protocol(service.Proto).String(), Traffic: live[uint32(id)],
 				Refused: atomic.LoadUint64(&stats.Refused), Unanswered: atomic.LoadUint64(&stats.Unanswered),
-				Rejected: atomic.LoadUint64(&stats.Rejected), Dropped: atomic.LoadUint64(&stats.Dropped),
 			}
-			if s.Connections+s.Rejected+s.Dropped == 0 || service.State == lbmap.ServiceFree {
+			s.Node, s.Outside = stats.Outcomes()
+			if s.Node.Plus(s.Outside) == (lbmap.Outcomes{}) || service.State == lbmap.ServiceFree {
 				continue
 			}
 			s.Namespace, s.Name, s.Port = service.SplitName()

@@ -302,7 +302,7 @@ func connectionsTo(t *testing.T, tier *Tier, service string) (sum uint64) {
 	}
 	for _, s := range list {
 		if s.Name == service {
-			sum += s.Connections
+			sum += s.Node.Connections + s.Outside.Connections
 		}
 	}
 	return sum

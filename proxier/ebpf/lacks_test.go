@@ -62,7 +62,7 @@ func (e *edge) connections(t *testing.T) (n uint64) {
 		if s.Unanswered > 0 {
 			t.Errorf("%s: %d connections got no answer", s.Name, s.Unanswered)
 		}
-		n += s.Connections
+		n += s.Node.Connections + s.Outside.Connections
 	}
 	return n
 }

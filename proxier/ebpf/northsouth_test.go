@@ -7,9 +7,11 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -181,4 +183,59 @@ func (c *counted) since(t testing.TB) map[string]uint64 {
 	}
 	c.last = now
 	return since
+}
+
+// outcomesOf are the counters of all Services together.
+func outcomesOf(t testing.TB, tier *Tier) (node, outside lbmap.Outcomes) {
+	t.Helper()
+	list, err := tier.Traffic()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range list {
+		node, outside = node.Plus(s.Node), outside.Plus(s.Outside)
+	}
+	return node, outside
+}
+
+// TestOutcomesByClient: connections of clients on the node and outside are counted apart, whatever becomes of them.
+func TestOutcomesByClient(t *testing.T) {
+	e := newEdge(t, Options{})
+	want := [2]lbmap.Outcomes{}
+	expect := func(what string) {
+		t.Helper()
+		node, outside := outcomesOf(t, e.tier)
+		if d := cmp.Diff(want, [2]lbmap.Outcomes{node, outside}); d != "" {
+			t.Errorf("%s: on the node and outside (-want +got):\n%s", what, d)
+		}
+	}
+	ask := func(from *lab.Sandbox, to netip.AddrPort, answered bool) {
+		t.Helper()
+		if _, err := from.Ask(shortly(t), "udp", to); (err == nil) != answered {
+			t.Errorf("%s asks %s: %v", from.Name, to, err)
+		}
+	}
+	vip, lb := netip.AddrPortFrom(vip4, 80), netip.AddrPortFrom(lb4, lbPort)
+
+	ask(e.here.Sandbox, vip, false)
+	want[0].Rejected++
+	expect("a pod is rejected")
+	ask(e.client.Sandbox, lb, false)
+	want[1].Rejected++
+	expect("a client outside is rejected")
+	e.use(t, serve(t, e.there))
+	ask(e.here.Sandbox, vip, true)
+	want[0].Connections++
+	expect("a pod is served")
+	ask(e.client.Sandbox, lb, true)
+	want[1].Connections++
+	expect("a client outside is served")
+	e.OnServiceUpdate(nil, edgeService(func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"} }))
+	e.sync(t)
+	ask(e.here.Sandbox, lb, false)
+	want[0].Dropped++
+	expect("a pod is dropped")
+	ask(e.client.Sandbox, lb, false)
+	want[1].Dropped++
+	expect("a client outside is dropped")
 }

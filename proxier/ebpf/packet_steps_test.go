@@ -299,7 +299,7 @@ func (p *path) compare(t *testing.T, s *scene, before map[string]lbmap.ServiceSt
 	}
 }
 
-// serviceStats returns the statistics by Service.
+// serviceStats returns the statistics by Service, of clients on the node and outside together.
 func (p *path) serviceStats() map[string]lbmap.ServiceStats {
 	tables := tablesOf(p.tier)
 	all := map[string]lbmap.ServiceStats{}
@@ -309,9 +309,11 @@ func (p *path) serviceStats() map[string]lbmap.ServiceStats {
 		}
 		_, name, _ := tables.Services[id].SplitName()
 		s, sum := &tables.ServiceStats[id], all[name]
-		sum.Connections += s.Connections
-		sum.Rejected += s.Rejected
-		sum.Dropped += s.Dropped
+		node, outside := s.Outcomes()
+		both := node.Plus(outside)
+		sum.Connections += both.Connections
+		sum.Rejected += both.Rejected
+		sum.Dropped += both.Dropped
 		sum.Raced += s.Raced
 		all[name] = sum
 	}

@@ -230,12 +230,14 @@ func (t tableReader) backendsByService() map[uint32][]uint32 {
 
 func (t tableReader) viewService(id uint32, frontends []lbmap.FrontendEntry, candidates []uint32) ServiceView {
 	stats := &t.ServiceStats[id]
+	node, outside := stats.Outcomes()
+	all := node.Plus(outside)
 	v := ServiceView{
 		ID: id,
 		Counters: CountersView{
-			Connections: atomic.LoadUint64(&stats.Connections),
-			Rejected:    atomic.LoadUint64(&stats.Rejected),
-			Dropped:     atomic.LoadUint64(&stats.Dropped),
+			Connections: all.Connections,
+			Rejected:    all.Rejected,
+			Dropped:     all.Dropped,
 			Raced:       atomic.LoadUint64(&stats.Raced),
 			Refused:     atomic.LoadUint64(&stats.Refused),
 			Unanswered:  atomic.LoadUint64(&stats.Unanswered),

@@ -5,7 +5,7 @@ package lbmap
 // enum lb_layout
 const (
 	LayoutMagic   = 0x6d65646e6174
-	LayoutVersion = 6
+	LayoutVersion = 7
 )
 
 // enum lb_scope

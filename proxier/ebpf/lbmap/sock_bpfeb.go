@@ -136,15 +136,18 @@ type sockServiceSignals struct {
 }
 
 type sockServiceStats struct {
-	_           structs.HostLayout
-	Connections uint64
-	Rejected    uint64
-	Dropped     uint64
-	Raced       uint64
-	Packets     uint64
-	Bytes       uint64
-	Refused     uint64
-	Unanswered  uint64
+	_                  structs.HostLayout
+	Connections        uint64
+	Rejected           uint64
+	Dropped            uint64
+	Raced              uint64
+	Packets            uint64
+	Bytes              uint64
+	Refused            uint64
+	Unanswered         uint64
+	OutsideConnections uint64
+	OutsideRejected    uint64
+	OutsideDropped     uint64
 }
 
 type sockSignalHistogram struct {
