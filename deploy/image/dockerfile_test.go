@@ -58,7 +58,7 @@ func TestDockerfileVersion(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range []string{"docs/a.md", "cmd/a_test.go", "bin/tandemctl"} {
+	for _, name := range []string{"docs/maps.md", "cmd/a_test.go", "bin/tandemctl"} {
 		file := filepath.Join(sources, name)
 		if err := errors.Join(os.Mkdir(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o644)); err != nil {
 			t.Fatal(err)
