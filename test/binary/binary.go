@@ -5,6 +5,7 @@
 package binary
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,9 +17,30 @@ import (
 func KubeProxy(dir string) (string, error) { return Build(dir, "kube-proxy") }
 
 // Build does the same with any program of cmd.
-func Build(dir, program string) (string, error) {
+func Build(dir, program string) (string, error) { return build("../..", dir, program) }
+
+// ErrNoHistory means that the sources of a commit are not there: a shallow clone, or no repository.
+var ErrNoHistory = errors.New("no history of the repository")
+
+// KubeProxyOf builds the kube-proxy of an earlier commit, which Git has to know, into a directory.
+func KubeProxyOf(commit, dir string) (string, error) {
+	sources := filepath.Join(dir, "sources")
+	if err := os.Mkdir(sources, 0o755); err != nil {
+		return "", err
+	}
+	archive := exec.Command("git", "-C", "../..", "archive", "--format=tar", "--output", filepath.Join(dir, "sources.tar"), commit)
+	if text, err := archive.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: commit %s: %w\n%s", ErrNoHistory, commit, err, text)
+	}
+	if text, err := exec.Command("tar", "-x", "-C", sources, "-f", filepath.Join(dir, "sources.tar")).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("unpack commit %s: %w\n%s", commit, err, text)
+	}
+	return build(sources, dir, "kube-proxy")
+}
+
+func build(sources, dir, program string) (string, error) {
 	path := filepath.Join(dir, program)
-	c := exec.Command("go", "build", "-C", "../..", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", path, "./cmd/"+program)
+	c := exec.Command("go", "build", "-C", sources, "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", path, "./cmd/"+program)
 	c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=")
 	if text, err := c.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", program, err, text)

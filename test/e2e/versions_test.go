@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package e2e
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/test/binary"
+	"github.com/tandem-proxy/tandem/test/kernel"
+	"github.com/tandem-proxy/tandem/test/lab"
+)
+
+// earlier are versions that leave something else in the kernel than this one, by what that is.
+var earlier = map[string]string{
+	"layout 6": "e4cef31cdc63cf6623ea3fc48f511c265552d279",
+}
+
+// TestEarlierVersions: the process of an earlier version is replaced by this one, and that by the earlier one, again and again, under
+// traffic of clients outside. No new connection fails, and no old one breaks.
+func TestEarlierVersions(t *testing.T) {
+	if testing.Short() {
+		t.Skip("not in short mode: it builds other versions")
+	}
+	kernel.NeedsPrograms(t)
+	for what, commit := range earlier {
+		t.Run(what, func(t *testing.T) {
+			if _, err := exec.LookPath("go"); err != nil && os.Getenv(lab.RequireModulesEnv) == "1" { // machines of test/vm have none
+				t.Skipf("missing: %v, which builds the earlier version", err)
+			}
+			program, err := binary.KubeProxyOf(commit, t.TempDir())
+			if err != nil {
+				lab.SkipOrFail(t, err)
+			}
+			s := newStage(t)
+			defer s.end()
+			ways := outside(s.node)
+			run := func(earlier bool) {
+				t.Helper()
+				next := of(s.node, s.dir)
+				if earlier {
+					next.Path = program
+					next.Args[0] = filepath.Base(program)
+				}
+				if s.process != nil {
+					s.Terminate(t)
+				}
+				s.process = begin(t, next)
+				s.serves(t)
+				maps, err := inspect.Open(s.node.CgroupPath())
+				if err == nil {
+					err = maps.Close()
+				}
+				if errors.Is(err, lbmap.ErrLayout) != earlier {
+					t.Errorf("earlier version: %v; its maps: %v", earlier, err)
+				}
+			}
+			run(true)
+			long := openFlows(t, s.far.Sandbox, ways, s.here, s.there)
+			w := lab.NewLoad(t)
+			defer w.End()
+			w.Use(s.far.Sandbox, ways, lab.Pace{})
+			for range 3 {
+				for _, earlier := range []bool{false, true} {
+					run(earlier)
+					checkAll(t, long)
+				}
+			}
+			w.End()
+			t.Logf("%d requests, %d failed", w.Asked.Load(), w.Failed.Load())
+		})
+	}
+}
