@@ -124,6 +124,7 @@ func testProbe(t *testing.T, e *edge) {
 
 	broken := func(what string, on map[string]int) {
 		t.Helper()
+		e.connections(t) // ends flows: a probe of UDP from the port of one before would be part of its flow
 		for _, uplink := range []string{lab.Uplink, second} {
 			if o := e.tryAll(uplink); o.led != all-on[uplink] || len(o.failed) != on[uplink] {
 				t.Errorf("%s, on %s: %s; want %d failed", what, uplink, o, on[uplink])
