@@ -154,8 +154,13 @@ func TestChart(t *testing.T) {
 			if counts := strings.Contains(shown, "kubeproxy_iptables_ct_state_invalid_dropped_packets_total"); err != nil || counts != (c.hasCounters(t) && tt.mode != "ipvs") {
 				t.Errorf("/metrics shows what rules count: %v, error %v", counts, err)
 			}
+			if status := c.run(t, made, "/usr/local/bin/tandemctl", "status"); !strings.HasPrefix(status, "Mode:") || !strings.Contains(strings.SplitN(status, "\n", 2)[0], tt.mode) {
+				t.Errorf("tandemctl status does not begin with mode %s:\n%s", tt.mode, status)
+			}
+			if archive := c.run(t, made, "/usr/local/bin/tandemctl", "sysdump", "--file=-"); !strings.HasPrefix(archive, "\x1f\x8b") {
+				t.Errorf("tandemctl sysdump writes no archive: %.200q", archive)
+			}
 			if tt.mode == "ebpf" {
-				c.run(t, made, "/usr/local/bin/tandemctl", "--cgroup-root=/host/cgroup", "status")
 				may := slices.Contains(made.Capabilities, "SYS_PTRACE")
 				if tt.appArmor != "" {
 					// Pods without a process that is confined alike are hidden, such as this one.
