@@ -11,6 +11,8 @@ import (
 	"slices"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
 	"github.com/tandem-proxy/tandem/kernel/inet"
@@ -20,16 +22,22 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/probepacket"
 )
 
-// errNotProbed says that programs could not be tried.
-var errNotProbed = errors.New("the programs cannot be tried")
+var (
+	// errNotProbed says that programs could not be tried.
+	errNotProbed = errors.New("the programs cannot be tried")
+	// errNotRouted says that no program can lead a packet to some endpoint.
+	errNotRouted = errors.New("this host does not route it")
+)
 
 // Probe has the program on an uplink handle what a client outside would send first to a frontend: to its address, or to this one of the node
 // for a frontend at all of them. It returns the endpoint that would get the packet, and an error if none would. Nothing is sent.
 //
-// Without endpoint and error, nothing was tried: the frontend waits to be written or is served by others, has no endpoint or admits no probe,
-// or the kernel cannot run the program.
+// Without endpoint and error, nothing was tried: programs or maps are being written, which it does not wait for; the frontend waits to be
+// written or is served by others, has no endpoint or admits no probe; the kernel cannot run the program, or does not route to an endpoint.
 func (t *Tier) Probe(uplink string, d *proxier.Decision, f *proxier.Frontend, node netip.Addr) (to netip.AddrPort, err error) {
-	t.mu.Lock() // maps do not grow meanwhile
+	if !t.mu.TryLock() { // maps do not grow meanwhile
+		return to, nil
+	}
 	defer t.mu.Unlock()
 	on := slices.IndexFunc(t.uplinks, func(u devices.Device) bool { return u.Name == uplink })
 	if on < 0 {
@@ -37,10 +45,10 @@ func (t *Tier) Probe(uplink string, d *proxier.Decision, f *proxier.Frontend, no
 	}
 	t.writer.WhileServed(d.Index(), f, node, func(d *proxier.Decision, f *proxier.Frontend) {
 		if p, ok := firstPacket(d, f, node); ok {
-			to, err = t.lead(t.uplinks[on], d, &p)
+			to, err = t.lead(t.uplinks[on], d, f, &p)
 		}
 	})
-	if errors.Is(err, errNotProbed) {
+	if errors.Is(err, errNotProbed) || errors.Is(err, errNotRouted) {
 		err = nil
 	}
 	return to, err
@@ -61,7 +69,7 @@ func (t *Tier) probe(d *proxier.Decision, f *proxier.Frontend, uplinks []string)
 		if len(uplinks) > 0 && !slices.Contains(uplinks, u.Name) {
 			continue
 		}
-		if _, err := t.lead(u, d, &p); err != nil {
+		if _, err := t.lead(u, d, f, &p); err != nil {
 			return fmt.Errorf("uplink %s: %w", u.Name, err)
 		}
 		tried = true
@@ -86,7 +94,7 @@ func firstPacket(d *proxier.Decision, f *proxier.Frontend, node netip.Addr) (p p
 
 // lead has the program on a device handle a packet, and returns the endpoint that gets it. A connection that the packet begins is reset.
 // It is called with mu held.
-func (t *Tier) lead(on devices.Device, d *proxier.Decision, p *probepacket.Packet) (to netip.AddrPort, err error) {
+func (t *Tier) lead(on devices.Device, d *proxier.Decision, f *proxier.Frontend, p *probepacket.Packet) (to netip.AddrPort, err error) {
 	out, err := t.try(on, p)
 	if err != nil {
 		return to, err
@@ -94,6 +102,9 @@ func (t *Tier) lead(on devices.Device, d *proxier.Decision, p *probepacket.Packe
 	to, ok := probepacket.Destination(out)
 	// What an endpoint gets is told by its address, and its port unless it is in another packet.
 	if !ok || !slices.ContainsFunc(d.Backends, func(b proxier.Backend) bool { return b.Addr == to || to.Port() == 0 && b.Addr.Addr() == to.Addr() }) {
+		if err := t.routes(on, p, d, f.Routes[proxier.FromOutside].Set); err != nil {
+			return netip.AddrPort{}, fmt.Errorf("its program does not lead a packet from %s to an endpoint: %w", p.From, err)
+		}
 		return netip.AddrPort{}, fmt.Errorf("its program does not lead a packet from %s to an endpoint", p.From)
 	}
 	if p.Protocol == inet.TCP { // otherwise it would count as a client that got no answer
@@ -106,6 +117,27 @@ func (t *Tier) lead(on devices.Device, d *proxier.Decision, p *probepacket.Packe
 	return to, nil
 }
 
+// routes returns an error if the kernel does not route what comes in by a device to some endpoint of a set: its node is gone, the device does not
+// forward, or a rule says so. Programs can do nothing about that, and netfilter could not either.
+func (t *Tier) routes(on devices.Device, p *probepacket.Packet, d *proxier.Decision, set proxier.Set) error {
+	return t.netns.Do(func() error {
+		for i := range d.Backends {
+			b := &d.Backends[i]
+			if !b.In(set) {
+				continue
+			}
+			to := b.Addr.Addr()
+			opts := &netlink.RouteGetOptions{IifIndex: on.Index, SrcAddr: p.From.Addr().AsSlice()}
+			_, err := netlink.RouteGetWithOptions(to.AsSlice(), opts)
+			// Other errors are of the client's address, as to which programs do not look for a route.
+			if errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EACCES) {
+				return fmt.Errorf("%w: endpoint %s: %w", errNotRouted, to, err)
+			}
+		}
+		return nil
+	})
+}
+
 // try has the program on a device handle a packet, and returns what becomes of it. A dropped packet stays what it was.
 func (t *Tier) try(on devices.Device, p *probepacket.Packet) (out []byte, err error) {
 	variant, served := t.devices.Served[on.Index]
@@ -115,8 +147,8 @@ func (t *Tier) try(on devices.Device, p *probepacket.Packet) (out []byte, err er
 	}
 	err = t.netns.Do(func() error {
 		device, err := net.InterfaceByIndex(on.Index)
-		if err != nil {
-			return err
+		if err != nil { // it may just have gone
+			return fmt.Errorf("%w: %w", errNotProbed, err)
 		}
 		if len(device.HardwareAddr) == 0 {
 			device.HardwareAddr = make(net.HardwareAddr, 6)

@@ -35,8 +35,11 @@ func (w *World) Live(ctx context.Context, cells []Cell, p *Proxy) (Results, erro
 	l.running.Wait()
 	for c, flows := range l.flows {
 		for _, f := range flows {
-			if reply, err := lab.AskConn(ctx, f.Conn); err != nil || reply != f.first {
-				l.fail(c, fmt.Errorf("open connection to %s: %v %w", f.first.Server, reply, err))
+			switch reply, err := lab.AskConn(ctx, f.Conn); {
+			case err != nil:
+				l.fail(c, fmt.Errorf("open connection to %s: %w", f.first.Server, err))
+			case reply != f.first:
+				l.fail(c, fmt.Errorf("open connection to %s: answered by %s, from %s", f.first.Server, reply.Server, reply.Peer))
 			}
 			_ = f.Close()
 		}

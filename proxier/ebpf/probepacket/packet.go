@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -53,8 +54,16 @@ func Client(six, filtered bool, ranges []netip.Prefix) (netip.AddrPort, bool) {
 		}
 		addr = within(ranges[at])
 	}
-	return netip.AddrPortFrom(addr, uint16(1+rand.IntN(1023))), true
+	return netip.AddrPortFrom(addr, uint16(1+ports.Add(1)%1023)), true
 }
+
+// ports takes ports in turn: what a probe of UDP leaves behind has ended before its port is used again. A process before this one
+// began elsewhere.
+var ports = func() *atomic.Uint32 {
+	next := new(atomic.Uint32)
+	next.Store(rand.Uint32N(1023))
+	return next
+}()
 
 // within is some address in a range: none of a network, unless the range has one address alone, and none that means no other host if there
 // is a further one.

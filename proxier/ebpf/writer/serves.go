@@ -30,9 +30,11 @@ func (w *Writer) Serves(to netip.AddrPort, protocol proxier.Protocol) bool {
 }
 
 // WhileServed calls fn with a frontend and the decision that it is of, while the maps are as that says. A frontend at all addresses of the node
-// has to be served at this one. fn is not called where something is still to be written, could not be, or is left to others.
+// has to be served at this one. fn is not called during a sync, nor where something is still to be written, could not be, or is left to others.
 func (w *Writer) WhileServed(index uint32, f *proxier.Frontend, node netip.Addr, fn func(*proxier.Decision, *proxier.Frontend)) {
-	w.mu.RLock()
+	if !w.mu.TryRLock() {
+		return
+	}
 	defer w.mu.RUnlock()
 	item := w.ports.Get(index)
 	if item == nil || !item.Wanted() || w.ports.IsPending(index) || w.ports.Err(index) != nil {
