@@ -7,8 +7,13 @@ package hosts
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"maps"
+	"os"
 	"slices"
+	"strconv"
+
+	"github.com/tandem-proxy/tandem/test/lab"
 )
 
 // Run is what is played with a program.
@@ -46,7 +51,7 @@ func (w *World) Run(ctx context.Context, run Run) (o *Outcome, err error) {
 		}
 		return list
 	}
-	err = w.introduce(ctx)
+	err = errors.Join(w.keepUDP(), w.introduce(ctx))
 	o = &Outcome{Results: w.Play(ctx, of(Request, Transfer, Crowd))}
 	var failed error
 	o.Servers, failed = w.Servers(of(Request))
@@ -63,6 +68,22 @@ func (w *World) Run(ctx context.Context, run Run) (o *Outcome, err error) {
 		maps.Copy(o.Results, life)
 	}
 	return o, err
+}
+
+// keepUDP has netfilter keep UDP flows on an emulated machine for as much longer as that takes for everything.
+func (w *World) keepUDP() error {
+	if lab.Slower() == 1 {
+		return nil
+	}
+	return w.Node.Do(func() (err error) {
+		for name, seconds := range map[string]int{"": 30, "_stream": 120} { // the kernel's defaults
+			const setting = "/proc/sys/net/netfilter/nf_conntrack_udp_timeout"
+			if failed := os.WriteFile(setting+name, []byte(strconv.Itoa(seconds*int(lab.Slower()))), 0); !errors.Is(failed, fs.ErrNotExist) { // without conntrack
+				err = errors.Join(err, failed)
+			}
+		}
+		return err
+	})
 }
 
 // Unexpected are the cells that are lost and that the profile does not name so.
