@@ -169,6 +169,60 @@ func TestComparison(t *testing.T) {
 	}
 }
 
+// TestTryIt: the commands that the README has for a cluster are those of docs/install.md. Blocks of that page are what
+// test/install plays, and it plays commands in its text if it has them as well.
+func TestTryIt(t *testing.T) {
+	const image = "registry.internal.example/tandem:v1" // for which the page has a variable
+	all := pages(t)
+	played, err := os.ReadFile("../test/install/daemonset_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// commands are those of a line: what is behind "# then:" is one too, other comments are not.
+	commands := func(line string) []string {
+		command, comment, _ := strings.Cut(strings.TrimSpace(line), " # ")
+		if second, ok := strings.CutPrefix(comment, "then: "); ok {
+			return []string{strings.TrimSpace(command), second}
+		}
+		return []string{strings.TrimSpace(command)}
+	}
+	has := map[string]bool{}
+	for _, block := range fenced.FindAllString(all["docs/install.md"], -1) {
+		for line := range strings.Lines(block) {
+			for _, command := range commands(line) {
+				has[command] = true
+			}
+		}
+	}
+	for _, span := range code.FindAllString(fenced.ReplaceAllString(all["docs/install.md"], ""), -1) {
+		if command := strings.Trim(span, "`"); strings.Contains(string(played), `("`+command+`"`) {
+			has[command] = true
+		}
+	}
+	if !has["IMAGE="+image] {
+		t.Errorf("docs/install.md does not say that $IMAGE is %s", image)
+	}
+	_, section, _ := strings.Cut(all["README.md"], "\nOn a cluster that kubeadm made")
+	section, _, _ = strings.Cut(section, "\n## ")
+	blocks := fenced.FindAllString(section, -1)
+	if len(blocks) != 2 {
+		t.Fatalf("README.md has %d blocks of commands for a cluster, want one to try Tandem and one to leave it", len(blocks))
+	}
+	for _, block := range blocks {
+		lines := strings.Split(strings.Trim(block, "`\n"), "\n")
+		if len(lines) != 3 {
+			t.Errorf("README.md has %d commands, want 3:\n%s", len(lines), block)
+		}
+		for _, line := range lines {
+			for _, command := range commands(line) {
+				if !has[strings.ReplaceAll(command, image, "$IMAGE")] {
+					t.Errorf("README.md: docs/install.md does not have %q as a command that test/install plays", command)
+				}
+			}
+		}
+	}
+}
+
 // TestClaims: every item of a list and every row of a table of the README links to what shows it.
 func TestClaims(t *testing.T) {
 	text, _, found := strings.Cut(pages(t)["README.md"], "\n## Documentation\n")
