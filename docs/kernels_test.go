@@ -78,6 +78,43 @@ var (
 	version = regexp.MustCompile(`\b\d+\.\d+\b`)
 )
 
+var armVersion = regexp.MustCompile(`\barm64 (\d+\.\d+)\b`)
+
+// rowWith is the row of a table that has a text in one of its first two cells.
+func rowWith(t *testing.T, rows [][]string, text string) []string {
+	t.Helper()
+	for _, row := range rows {
+		if strings.Contains(row[0]+row[1], text) {
+			return row
+		}
+	}
+	t.Fatalf("docs/kernel-requirements.md has no row with %s", text)
+	return nil
+}
+
+// checkUnprobed compares rows of features without a probe with what the code says of them.
+func checkUnprobed(t *testing.T, rows [][]string) {
+	t.Helper()
+	for _, test := range []struct{ feature, file, says string }{
+		{"`SO_NETNS_COOKIE`", "../kernel/netns/cookie.go", "%w before Linux %s\""},
+		{"`bpf_get_func_arg`", "../cmd/tandemctl/monitor.go", "It needs Linux %s\non x86-64, %s on arm64."},
+	} {
+		row := rowWith(t, rows, test.feature)
+		numbers := version.FindAllString(row[2], -1)
+		text, err := os.ReadFile(test.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		says := test.says
+		for _, n := range numbers {
+			says = strings.Replace(says, "%s", n, 1)
+		}
+		if !strings.Contains(string(text), says) {
+			t.Errorf("docs/kernel-requirements.md: %s: Linux %s; %s does not say %q", row[0], row[2], test.file, says)
+		}
+	}
+}
+
 // TestKernels compares what docs/kernel-requirements.md says with what package capabilities knows, and both with what the
 // runs behind docs/kernels.md found.
 func TestKernels(t *testing.T) {
@@ -131,8 +168,9 @@ func TestKernels(t *testing.T) {
 	}
 
 	page := all["docs/kernel-requirements.md"]
-	explained := map[capabilities.Feature]bool{}
-	for _, row := range tables(page)[0][1:] {
+	explained, rows := map[capabilities.Feature]bool{}, tables(page)[0][1:]
+	var recommended linux // that with every feature that is probed
+	for _, row := range rows {
 		var newest linux
 		for name := range firsts(coded, row[1]) {
 			f := capabilities.Feature(name)
@@ -140,6 +178,9 @@ func TestKernels(t *testing.T) {
 			if since := sinceOf(t, f); since.compare(newest) > 0 {
 				newest = since
 			}
+		}
+		if newest.compare(recommended) > 0 {
+			recommended = newest
 		}
 		if row[1] != "" && versionOf(t, row[2]) != newest {
 			t.Errorf("docs/kernel-requirements.md: %s: Linux %s, and %s by package capabilities", row[0], row[2], newest)
@@ -157,8 +198,22 @@ func TestKernels(t *testing.T) {
 			needs = sinceOf(t, f)
 		}
 	}
+	checkUnprobed(t, rows)
+	// All clients are served by packet programs, and with the host's own sockets told from those of pods.
+	packets, cookie := rowWith(t, rows, "`"+string(capabilities.Atomics)+"`"), rowWith(t, rows, "`SO_NETNS_COOKIE`")
+	everyone, arm64 := versionOf(t, cookie[2]), armVersion.FindStringSubmatch(packets[2])
+	if v := versionOf(t, packets[2]); v.compare(everyone) > 0 {
+		everyone = v
+	}
+	if arm64 == nil {
+		t.Fatal("docs/kernel-requirements.md does not say which version packet programs need on arm64")
+	}
+	short := fmt.Sprintf("In short: Linux %s for Services at the sockets of this node, %s (arm64: %s) for all clients, %s recommended,", needs, everyone, arm64[1], recommended)
+	if !strings.Contains(page, short) {
+		t.Errorf("docs/kernel-requirements.md does not say %q", short)
+	}
 	for name, quotes := range map[string][]string{
-		"docs/kernel-requirements.md": {"In short: Linux %s ", "Mode `ebpf` needs Linux %s or newer"},
+		"docs/kernel-requirements.md": {"Mode `ebpf` needs Linux %s or newer"},
 		"README.md":                   {"**Requirements of mode `ebpf`:** Linux %s or newer", "| [%s](docs/kernel-requirements.md) |"},
 	} {
 		for _, quote := range quotes {
