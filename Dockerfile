@@ -4,7 +4,8 @@
 # kube-proxy runs; no shell, no package manager. 'make image' makes the same file system without a container engine. No stage runs
 # a program of the target architecture, so any machine can build every architecture without emulation.
 
-ARG GO=1.26
+# An exact release, as the programs depend on it; the tag 1.26 moves to the next one.
+ARG GO=1.26.8
 ARG DEBIAN=trixie
 
 FROM --platform=$BUILDPLATFORM docker.io/library/golang:$GO-$DEBIAN AS build

@@ -5,9 +5,11 @@ package image
 import (
 	"bytes"
 	"errors"
+	goversion "go/version"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -34,6 +36,24 @@ func buildStep(t *testing.T, dockerfile []byte) string {
 	}
 	t.Fatal("no step of the Dockerfile builds the programs")
 	return ""
+}
+
+// TestDockerfileGo: the Dockerfile names a patch release of Go, which go.mod admits. The image of that Go downloads no newer one.
+func TestDockerfileGo(t *testing.T) {
+	version := func(file, line string) string {
+		text, err := os.ReadFile(filepath.Join("../..", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := regexp.MustCompile(`(?m)^` + line + `(\d+\.\d+\.\d+)$`).FindSubmatch(text)
+		if found == nil {
+			t.Fatalf("%s names no patch release of Go", file)
+		}
+		return "go" + string(found[1])
+	}
+	if builds, needs := version("Dockerfile", "ARG GO="), version("go.mod", "go "); goversion.Compare(builds, needs) < 0 {
+		t.Errorf("the Dockerfile builds with %s, and go.mod needs %s", builds, needs)
+	}
 }
 
 // TestDockerfileVersion: the programs of an image that a plain 'docker build .' makes state the version and the revision of the
