@@ -113,7 +113,10 @@ func TestSysdumpSecrets(t *testing.T) {
 	annotated := `{"metadata":{"annotations":{"example.com/api-token":"` + secret + `","kubectl.kubernetes.io/last-applied-configuration":"{\"password\":\"` + secret + `\"}"}}}`
 	text := strings.Join([]string{
 		"kept", annotated, kubeconfig, pem, "Authorization: Bearer " + secret, "--bearer-token=" + secret + " --token " + secret, "TOKEN=" + secret, jwt,
-		"https://admin:" + secret + "@10.0.0.1:6443", "kept", "",
+		"https://admin:" + secret + "@10.0.0.1:6443", "kept", "token:\n  " + secret, "password: |\n    " + secret + "\n\n    " + secret, "- --token\n- " + secret,
+		`["--token","` + secret + `"]`, "  \"--token\",\n  \"" + secret + `"`, `{"name":"DB_PASSWORD","value":"` + secret + `"}`, "- name: DB_PASSWORD\n  value: " + secret,
+		`{"Authorization":["Basic ` + encoded + `"],"X-Auth-Token":["` + secret + `"]}`, "\"Authorization\": [\n  \"Basic " + encoded + "\"\n]",
+		"failed to get a token: connection refused", "kept", "",
 	}, "\n")
 
 	dir := t.TempDir()
@@ -172,7 +175,7 @@ func TestSysdumpSecrets(t *testing.T) {
 		for name, text := range files {
 			for _, leak := range []string{"hunter2", "0123456789", encoded[:12], "LS0tLS1CRUdJTi"} {
 				if line, ok := lineWith(text, leak); ok {
-					t.Errorf("%s has %q: %.200s", name, leak, line)
+					t.Errorf("%s has %q: %s", name, leak, line)
 				}
 			}
 		}
