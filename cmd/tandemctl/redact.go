@@ -67,16 +67,47 @@ func mayHaveSecret(line []byte) bool {
 
 // redact replaces secrets in a text. What only might be one is replaced, too.
 func redact(text []byte) []byte {
-	text = privateKey.ReplaceAll(text, []byte(redacted))
-	if ends := endOfKey.FindAllIndex(text, -1); ends != nil { // the text begins within a key
-		text = append([]byte(redacted), text[ends[len(ends)-1][1]:]...)
-	}
+	text = redactEnds(privateKey.ReplaceAll(text, []byte(redacted)))
 	out := make([]byte, 0, len(text))
 	var r lineRedactor
 	for line := range bytes.Lines(text) {
 		out = r.redact(out, line)
 	}
 	return out
+}
+
+// redactEnds replaces ends of private keys whose beginnings the text does not have.
+func redactEnds(text []byte) (out []byte) {
+	for {
+		end := endOfKey.FindIndex(text)
+		if end == nil {
+			return append(out, text...)
+		}
+		out = append(append(out, text[:bodyOfKey(text[:end[0]])]...), redacted...)
+		text = text[end[1]:]
+	}
+}
+
+var (
+	// What may be of a key: the end of the last line, where line breaks may be escaped or replaced, and whole lines before that.
+	keyTail = regexp.MustCompile(`(?:^\S+ std(?:out|err) [FP] )?[\w+/=\\;, \t]*$`)
+	keyLine = regexp.MustCompile(`^(?:\S+ std(?:out|err) [FP] )?[ \t]*[\w+/=]*\s*$`)
+)
+
+// bodyOfKey is where the body of a key begins that a text ends with.
+func bodyOfKey(text []byte) int {
+	at := bytes.LastIndexByte(text, '\n') + 1
+	if tail := keyTail.FindIndex(text[at:])[0]; tail > 0 {
+		return at + tail
+	}
+	for at > 0 {
+		before := bytes.LastIndexByte(text[:at-1], '\n') + 1
+		if !keyLine.Match(text[before:at]) {
+			break
+		}
+		at = before
+	}
+	return at
 }
 
 // lineRedactor replaces secrets line by line. It knows what the lines before say about the next one.

@@ -47,6 +47,10 @@ func TestRedact(t *testing.T) {
 		{"before\n" + pem + "after\n", "before\n[redacted]\nafter\n"},
 		{"before\n" + pem[:50], "before\n[redacted]"},
 		{pem[40:] + "after\n", "[redacted]\nafter\n"},
+		{"a log: begins\n" + pem[32:] + "after\n", "a log: begins\n[redacted]\nafter\n"},
+		{"a log: begins\nit ends with -----END PRIVATE KEY-----\n" + pem[32:] + "b: c\n", "a log: begins\n[redacted][redacted]\nb: c\n"},
+		{`a="b" c="` + strings.ReplaceAll(pem[32:], "\n", `\n`) + `" d`, `a="b" c="[redacted]\n" d`},
+		{"t stderr F a b\nt stderr F hunter2\nt stderr F -----END PRIVATE KEY-----\n", "t stderr F a b\n[redacted]\n"},
 		{"token=hunter2 " + strings.ReplaceAll(pem+"x\n"+pem, "\n", "; ") + "token=hunter2", "token=[redacted] [redacted]; x; [redacted]; token=[redacted]"},
 		{`key="` + strings.ReplaceAll(pem, "\n", `\n`) + `" after`, `key="[redacted]\n" after`},
 	} {
