@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,7 +26,7 @@ const (
 	answerLimit = 10 * time.Second
 )
 
-const onlyLocal = "only answered on the node itself: connect from it, to a loopback address or to one of the node"
+const onlyLocal = "only answered on the node itself: connect from it, without a proxy, to a loopback address or to one of the node"
 
 const notReady = "kube-proxy has not programmed anything yet: it is waiting for its source of Services, or for another process to end"
 
@@ -110,7 +111,12 @@ func backendOf(u *url.URL) (b explain.Backend, err error) {
 // isLocal reports whether a request comes from this host: from a loopback address, or from the address that it was sent
 // to. A socket that connects to an address of its own host has that as its source. Another host cannot pretend that over TCP:
 // the answer to its SYN never leaves this host, whose own stack resets it, so there is no connection to send a request by.
+// A proxy on this host may forward what others ask, as the API server of a control-plane node does for pods/proxy and
+// nodes/proxy: forwarded requests are not local.
 func isLocal(r *http.Request) bool {
+	if isForwarded(r.Header) {
+		return false
+	}
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
 		return false
@@ -120,6 +126,17 @@ func isLocal(r *http.Request) bool {
 	}
 	at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	return ok && at.AddrPort().Addr().Unmap() == peer.Addr().Unmap()
+}
+
+// isForwarded reports whether a proxy says that it forwards a request. The API server's adds X-Forwarded-For, also to
+// requests that upgrade.
+func isForwarded(header http.Header) bool {
+	for name := range header {
+		if name == "Forwarded" || name == "Via" || strings.HasPrefix(name, "X-Forwarded-") {
+			return true
+		}
+	}
+	return false
 }
 
 func (x *explainer) answer(w http.ResponseWriter, r *http.Request, of func(*proxier.Table) any) {

@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
 	"net/netip"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -20,6 +22,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/observe/explain"
 	"github.com/tandem-proxy/tandem/observe/health"
+	"github.com/tandem-proxy/tandem/observe/status"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
@@ -135,6 +138,52 @@ func TestOnlyLocal(t *testing.T) {
 					t.Errorf("from %s to %s, of a server at %s: %s, want %d", from.Name, to, address, response.Status, code)
 				}
 			}
+		}
+	}
+}
+
+// TestForwarded: what a proxy on the node forwards is refused, as the API server does for users of pods/proxy and nodes/proxy.
+func TestForwarded(t *testing.T) {
+	o, err := complete(t, "", "--proxy-mode=ebpf", "--hostname-override=node1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{opts: o, mode: &ebpfMode{}, health: health.New(health.Options{}), ready: health.NewReadiness(health.ReadinessOptions{Healthy: func() bool { return true }})}
+	server := httptest.NewServer(p.metricsMux())
+	defer server.Close()
+	target, err := url.Parse(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The API server's is one of these, too.
+	forwarder := httptest.NewServer(httputil.NewSingleHostReverseProxy(target))
+	defer forwarder.Close()
+	ask := func(url, header string) int {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if header != "" {
+			request.Header.Set(header, "10.0.0.1")
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		return response.StatusCode
+	}
+	for _, path := range []string{explain.Path, explain.PlacementsPath, explain.BackendsPath, status.Path} {
+		for header, refused := range map[string]bool{
+			"": false, "Accept-Language": false,
+			"X-Forwarded-For": true, "x-forwarded-uri": true, "X-Forwarded-Host": true, "Via": true, "Forwarded": true,
+		} {
+			if code := ask(server.URL+path, header); (code == http.StatusForbidden) != refused {
+				t.Errorf("%s with header %q: %d, want refused %v", path, header, code, refused)
+			}
+		}
+		if code := ask(forwarder.URL+path, ""); code != http.StatusForbidden {
+			t.Errorf("%s by a proxy: %d", path, code)
 		}
 	}
 }
