@@ -78,13 +78,7 @@ func (f *Finder) Find(ctx context.Context) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	// All at once: one that accepts connections and never answers takes its time.
-	answers := make([]*Proxy, len(list))
-	var wg sync.WaitGroup
-	for i, l := range list {
-		wg.Go(func() { answers[i] = ask(ctx, l.Local) })
-	}
-	wg.Wait()
+	answers := askAll(ctx, list)
 	// One that says its mode tells most. Health servers alone do not tell whose they are.
 	is := func(p *Proxy) bool { return p != nil }
 	if slices.ContainsFunc(answers, func(p *Proxy) bool { return p != nil && p.Mode != "" }) {
@@ -102,6 +96,18 @@ func (f *Finder) Find(ctx context.Context) (*Proxy, error) {
 		}
 	}
 	return found, ctx.Err()
+}
+
+// askAll returns the kube-proxies that listen at sockets, at the sockets' indexes. It asks all at once: one that accepts
+// connections and never answers takes its time.
+func askAll(ctx context.Context, list []sockdiag.Socket) []*Proxy {
+	answers := make([]*Proxy, len(list))
+	var wg sync.WaitGroup
+	for i, l := range list {
+		wg.Go(func() { answers[i] = ask(ctx, l.Local) })
+	}
+	wg.Wait()
+	return answers
 }
 
 // ask returns the kube-proxy that listens there; nil for anything else.
@@ -142,8 +148,6 @@ func (f *Finder) Holder(ctx context.Context, port uint16) string {
 // MetricsServers are the addresses at which this host reaches metrics servers of kube-proxies, of the processes with a
 // name that are visible in this network namespace. It finds those that no default address leads to.
 func MetricsServers(ctx context.Context, name string) (found []netip.AddrPort, err error) {
-	ctx, cancel := context.WithTimeout(ctx, answerLimit)
-	defer cancel()
 	sockets := map[uint32]bool{}
 	for _, p := range processes(defaultProcRoot) {
 		if commOf(p) == name {
@@ -159,12 +163,9 @@ func MetricsServers(ctx context.Context, name string) (found []netip.AddrPort, e
 	}
 	// Those of healthCheckNodePorts, which may be many, come last.
 	slices.SortStableFunc(list, func(a, b sockdiag.Socket) int { return cmp.Compare(a.Local.Port(), b.Local.Port()) })
-	for i := range list {
-		for _, at := range reachable(list[i].Local) {
-			if _, ok := proxyMode(ctx, at); ok {
-				found = append(found, at)
-				break
-			}
+	for _, p := range askAll(ctx, list) {
+		if p != nil && p.Mode != "" {
+			found = append(found, p.Server)
 		}
 	}
 	return found, nil

@@ -30,6 +30,9 @@ var servers = map[string]map[string]string{
 	"nothing that is understood": {},
 }
 
+// noAnswer accepts connections and never answers.
+const noAnswer = "no answer"
+
 func TestMain(m *testing.M) {
 	name, address, ok := strings.Cut(os.Getenv(asServer), "@")
 	if !ok {
@@ -45,6 +48,9 @@ func TestMain(m *testing.M) {
 		if answer, ok := servers[name][r.URL.Path]; ok {
 			_, _ = fmt.Fprint(w, answer)
 			return
+		}
+		if name == noAnswer {
+			<-r.Context().Done()
 		}
 		http.NotFound(w, r)
 	}))
@@ -106,10 +112,12 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// Metrics servers are found at any address and port, by the name of their process, and nothing else that it serves.
+// Metrics servers are found at any address and port, by the name of their process, and nothing else that it serves. One that
+// never answers hides none of them.
 func TestMetricsServers(t *testing.T) {
 	var want []netip.AddrPort
 	_, pid := serve(t, "health of a kube-proxy", "127.0.0.1:0")
+	serve(t, noAnswer, "127.0.0.77:10248") // the first by its port
 	for _, address := range []string{"127.0.0.9:0", "0.0.0.0:0"} {
 		at, _ := serve(t, "metrics of this proxy", address)
 		want = append(want, reachable(at)[0])
