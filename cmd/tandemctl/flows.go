@@ -39,7 +39,7 @@ translated on devices, as of clients outside.
   AT        socket, or packets
   STATE     TCP: opening, established, closing or closed. UDP packets: answered or
             unanswered. UDP sockets: connected or unconnected
-  AGE       since the first packet; of a socket, since it connected or sent
+  AGE       since the first packet; of a socket, since its endpoint was chosen
   IDLE      since the last packet; of a TCP socket, since the last data
   REQUESTS  packets and bytes of the client; of a TCP socket, the payload that was
   REPLIES   acknowledged or received
