@@ -148,7 +148,7 @@ func (a *app) top(ctx context.Context, o *topOptions) error {
 	return nil
 }
 
-// counts are those of a service port at one look: of clients outside and of sockets of this node.
+// counts are those of a service port at one look: of clients outside, of pods that opted out, and of sockets of this node.
 type counts struct {
 	inspect.CountersView
 	socketBytes uint64

@@ -44,7 +44,8 @@ type Service struct {
 	// Node and Outside are of clients on this node and outside.
 	Node, Outside  Outcomes
 	Packets, Bytes uint64
-	// Refused and Unanswered are TCP connections of clients outside that were never established.
+	// Refused and Unanswered are TCP connections that packet programs translated and that were never established:
+	// of clients outside and of pods that opted out.
 	Refused, Unanswered uint64
 	// Signals are nil if connections are not watched.
 	Signals *Signals
@@ -79,11 +80,11 @@ var (
 	packetsDesc  = k8smetrics.NewDesc("tandem_packets_total", "Packets of Services seen by the packet programs, by verdict.", []string{"result"}, nil, k8smetrics.ALPHA, "")
 
 	serviceLabels          = []string{"namespace", "service", "port", "protocol"}
-	serviceConnectionsDesc = k8smetrics.NewDesc("tandem_service_connections_total", "Connections and UDP flows of a service port, of clients on this node or outside. The first 256 service ports have series; the others share one without a name.", append(serviceLabels, "client"), nil, k8smetrics.ALPHA, "")
+	serviceConnectionsDesc = k8smetrics.NewDesc("tandem_service_connections_total", "Connections and UDP flows of a service port, of clients on this node or outside. Probes by which the node tries its own programs count as outside: a few a minute. The first 256 service ports have series; the others share one without a name.", append(serviceLabels, "client"), nil, k8smetrics.ALPHA, "")
 	servicePacketsDesc     = k8smetrics.NewDesc("tandem_service_packets_total", "Translated packets of a service port, in both directions, without connections balanced at their socket.", serviceLabels, nil, k8smetrics.ALPHA, "")
 	serviceBytesDesc       = k8smetrics.NewDesc("tandem_service_bytes_total", "Bytes of the packets in tandem_service_packets_total, with IP headers.", serviceLabels, nil, k8smetrics.ALPHA, "")
 
-	flowFailuresDesc = k8smetrics.NewDesc("tandem_service_flow_failures_total", "TCP connections of clients outside to a service port that were not established: refused by a reset of the endpoint, or unanswered.", append(serviceLabels, "result"), nil, k8smetrics.ALPHA, "")
+	flowFailuresDesc = k8smetrics.NewDesc("tandem_service_flow_failures_total", "TCP connections of clients outside and of pods that opted out to a service port that were not established: refused by a reset of the endpoint, or unanswered.", append(serviceLabels, "result"), nil, k8smetrics.ALPHA, "")
 
 	refusalsDesc = k8smetrics.NewDesc("tandem_service_refusals_total", "Connections to a service port, of clients on this node or outside, that the proxy refused: rejected without endpoints, or dropped by traffic policy or source ranges.", append(serviceLabels, "client", "result"), nil, k8smetrics.ALPHA, "")
 

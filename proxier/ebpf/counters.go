@@ -19,7 +19,8 @@ type ServiceTraffic struct {
 	Namespace, Name, Port, Protocol string
 	// Node and Outside are of clients on this node and outside.
 	Node, Outside lbmap.Outcomes
-	// Refused and Unanswered are TCP connections of clients outside that were never established.
+	// Refused and Unanswered are TCP connections that packet programs translated and that were never established:
+	// of clients outside and of pods that opted out.
 	Refused, Unanswered uint64
 	flowtable.Traffic
 	// Signals of connections of sockets of this node; none if they are not watched.

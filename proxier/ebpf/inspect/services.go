@@ -52,7 +52,7 @@ type CountersView struct {
 	Rejected    uint64 `json:"rejected"`
 	Dropped     uint64 `json:"dropped"`
 	Raced       uint64 `json:"raced"`
-	// Refused and Unanswered are TCP connections of clients outside that an endpoint did not accept.
+	// Refused and Unanswered are TCP connections, of clients outside and of pods that opted out, that an endpoint did not accept.
 	Refused    uint64 `json:"refused"`
 	Unanswered uint64 `json:"unanswered"`
 	flowtable.Traffic
