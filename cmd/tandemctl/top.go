@@ -38,17 +38,18 @@ left out.
   REJECTED/S       rejected, as there is no endpoint
   DROPPED/S        dropped, as the source is in none of the allowed ranges, or as no
                    endpoint is local where only those may serve
-  REFUSED/S        TCP connections that the endpoint refused by a reset
-  UNANSWERED/S     TCP connections that the endpoint did not answer, counted when
-                   they time out
+  REFUSED/S        TCP connections that the endpoint refused by a reset: of clients
+                   outside, of pods that opted out and, with the option
+                   ebpf.serviceSignals, of sockets of this node
+  UNANSWERED/S     TCP connections of the same that the endpoint did not answer,
+                   counted when they time out
   PACKETS/S        packets and bytes that programs translate on devices, with IP
   BYTES/S          headers
-  SOCKET BYTES/S   payload of connections that are translated at sockets of this
-                   node, counted when they end; part of --sort bytes
+  SOCKET BYTES/S   payload of TCP connections that are translated at sockets of this
+                   node, counted when they end; part of --sort bytes; "-" without the
+                   option ebpf.serviceSignals
 
-What comes of connections of sockets is known with the option ebpf.serviceSignals.
-Without it, SOCKET BYTES/S is empty, and what is refused or unanswered is that of
-clients outside. --sort failures adds up all four kinds.`,
+--sort failures adds up what is rejected, dropped, refused and unanswered.`,
 		Example: `  tandemctl top
   tandemctl top -n shop --sort bytes
   tandemctl top --times 1 --interval 10s -o json`,
