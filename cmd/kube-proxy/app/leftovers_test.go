@@ -39,6 +39,7 @@ func TestLeftovers(t *testing.T) {
 		removed := func(when string, want int) {
 			t.Helper()
 			time.Sleep(time.Minute)
+			synctest.Wait()
 			if c.retired != want {
 				t.Errorf("%s: %d removals, want %d", when, c.retired, want)
 			}
