@@ -49,6 +49,8 @@ type Device struct {
 	Type string
 	// VLANs says that VLAN devices are on top of it.
 	VLANs bool
+	// MTU is there for comparison alone: a driver that refused an XDP program for it may take the program after a change.
+	MTU int
 	// Source4 and Source6 are the source addresses of packets that the node sends by the
 	// device; invalid if no route or address of the device says so.
 	Source4, Source6 netip.Addr
@@ -187,7 +189,7 @@ func isNetwork(l netlink.Link) bool { return slices.Contains(networks, l.Type())
 func isL3(l netlink.Link) bool { return l.Attrs().EncapType != "ether" }
 
 func device(l netlink.Link, why string) Device {
-	d := Device{Index: l.Attrs().Index, Name: l.Attrs().Name, L3: isL3(l), Type: l.Type(), Why: why}
+	d := Device{Index: l.Attrs().Index, Name: l.Attrs().Name, L3: isL3(l), Type: l.Type(), MTU: l.Attrs().MTU, Why: why}
 	copy(d.MAC[:], l.Attrs().HardwareAddr)
 	return d
 }

@@ -186,6 +186,13 @@ func TestWatch(t *testing.T) {
 	for u = n.becomes("eth0 up0"); u.Devices[1].Index == index; u = n.becomes("eth0 up0") {
 	}
 
+	// A change of the MTU alone is reported: what was refused for it can be tried again.
+	if err := n.nl.LinkSetMTU(up, 1400); err != nil {
+		t.Fatal(err)
+	}
+	for u = n.becomes("eth0 up0"); u.Devices[1].MTU != 1400; u = n.becomes("eth0 up0") {
+	}
+
 	// The bridge handles the packets of its ports, so a port is no uplink.
 	port := n.veth("port0")
 	n.routes(n.nl.RouteAdd, route(port, "10.244.9.0/24", "192.0.2.2", 0))
