@@ -71,14 +71,18 @@ type Finder struct {
 // answerLimit is for a busy process on a busy node.
 const answerLimit = 2 * time.Second
 
-// Find returns another kube-proxy; nil if there is none. Listeners of this process, and those that
-// do not answer like a kube-proxy, do not count.
+// ErrSilent means that no kube-proxy answers, but that something at its ports listens and does not answer at all. That may be one: a
+// process that is stopped, or gets no CPU, keeps its sockets.
+var ErrSilent = errors.New("what listens at a port of kube-proxies does not answer")
+
+// Find returns another kube-proxy; nil if there is none, with ErrSilent if that is not certain. Listeners of this process, and those
+// that answer otherwise than a kube-proxy, do not count.
 func (f *Finder) Find(ctx context.Context) (*Proxy, error) {
 	list, err := f.listeners(ctx)
 	if err != nil {
 		return nil, err
 	}
-	answers := askAll(ctx, list)
+	answers, silent := askAll(ctx, list)
 	// One that says its mode tells most. Health servers alone do not tell whose they are.
 	is := func(p *Proxy) bool { return p != nil }
 	if slices.ContainsFunc(answers, func(p *Proxy) bool { return p != nil && p.Mode != "" }) {
@@ -86,7 +90,7 @@ func (f *Finder) Find(ctx context.Context) (*Proxy, error) {
 	}
 	at := slices.IndexFunc(answers, is)
 	if at < 0 {
-		return nil, ctx.Err()
+		return nil, cmp.Or(ctx.Err(), silent)
 	}
 	found := answers[at]
 	found.Process = f.processOf(list[at].Inode)
@@ -98,20 +102,20 @@ func (f *Finder) Find(ctx context.Context) (*Proxy, error) {
 	return found, ctx.Err()
 }
 
-// askAll returns the kube-proxies that listen at sockets, at the sockets' indexes. It asks all at once: one that accepts
-// connections and never answers takes its time.
-func askAll(ctx context.Context, list []sockdiag.Socket) []*Proxy {
-	answers := make([]*Proxy, len(list))
+// askAll returns the kube-proxies that listen at sockets, at the sockets' indexes, with ErrSilent if something does not answer. It asks all
+// at once: one that accepts connections and never answers takes its time.
+func askAll(ctx context.Context, list []sockdiag.Socket) ([]*Proxy, error) {
+	answers, errs := make([]*Proxy, len(list)), make([]error, len(list))
 	var wg sync.WaitGroup
 	for i, l := range list {
-		wg.Go(func() { answers[i] = ask(ctx, l.Local) })
+		wg.Go(func() { answers[i], errs[i] = ask(ctx, l.Local) })
 	}
 	wg.Wait()
-	return answers
+	return answers, errors.Join(errs...)
 }
 
-// ask returns the kube-proxy that listens there; nil for anything else.
-func ask(ctx context.Context, listener netip.AddrPort) *Proxy {
+// ask returns the kube-proxy that listens there; nil for anything else, with ErrSilent for what does not answer in time.
+func ask(ctx context.Context, listener netip.AddrPort) (*Proxy, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
 	for _, at := range reachable(listener) {
@@ -123,12 +127,15 @@ func ask(ctx context.Context, listener netip.AddrPort) *Proxy {
 		wg.Wait()
 		switch {
 		case isMetrics:
-			return &Proxy{Mode: mode, Server: at}
+			return &Proxy{Mode: mode, Server: at}, nil
 		case isHealth:
-			return &Proxy{Server: at}
+			return &Proxy{Server: at}, nil
 		}
 	}
-	return nil
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("%w: %s", ErrSilent, listener)
+	}
+	return nil, nil
 }
 
 // Holder names the process that listens at a port; empty if it is not visible, or none does.
@@ -163,7 +170,8 @@ func MetricsServers(ctx context.Context, name string) (found []netip.AddrPort, e
 	}
 	// Those of healthCheckNodePorts, which may be many, come last.
 	slices.SortStableFunc(list, func(a, b sockdiag.Socket) int { return cmp.Compare(a.Local.Port(), b.Local.Port()) })
-	for _, p := range askAll(ctx, list) {
+	answers, _ := askAll(ctx, list) // what is silent cannot be used
+	for _, p := range answers {
 		if p != nil && p.Mode != "" {
 			found = append(found, p.Server)
 		}

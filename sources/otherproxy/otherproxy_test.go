@@ -6,6 +6,7 @@ package otherproxy
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -15,6 +16,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // asServer makes a copy of this program answer at an address.
@@ -109,6 +113,41 @@ func TestFind(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A kube-proxy that is stopped is neither found nor gone, until its sockets are.
+func TestFindSilent(t *testing.T) {
+	for _, address := range []string{"127.0.0.1:0", "[::]:0"} {
+		t.Run(address, func(t *testing.T) {
+			t.Parallel()
+			at, pid := serve(t, "metrics of a kube-proxy", address)
+			f := Finder{Ports: []uint16{at.Port()}}
+			if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			if found, err := f.Find(t.Context()); found != nil || !errors.Is(err, ErrSilent) {
+				t.Errorf("stopped: found %v, %v; want %v", found, err, ErrSilent)
+			}
+			// Another one that answers is found all the same.
+			other, _ := serve(t, "metrics of a kube-proxy", "127.0.0.1:0")
+			both := Finder{Ports: []uint16{at.Port(), other.Port()}}
+			if found, err := both.Find(t.Context()); err != nil || found == nil || found.Server != other {
+				t.Errorf("beside one that is stopped: found %v, %v", found, err)
+			}
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			for deadline := time.Now().Add(10 * time.Second); ; {
+				found, err := f.Find(t.Context())
+				if found == nil && err == nil {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("killed: found %v, %v", found, err)
+				}
+			}
+		})
 	}
 }
 

@@ -4,6 +4,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -24,7 +25,7 @@ const (
 	// otherWaitInterval is how often it does while it waits for that to end.
 	otherWaitInterval = time.Second
 	// otherMisses is the number of looks in a row after which it is gone: a restart takes some
-	// seconds, and a busy process may be late with its answer.
+	// seconds.
 	otherMisses = 3
 )
 
@@ -76,10 +77,11 @@ func (p *proxy) newOtherProxy() *otherProxy {
 	}
 }
 
-// look returns another kube-proxy, and whether it could look.
+// look returns another kube-proxy, and whether that is certain. What listens without an answer may be one that is stopped
+// or starved, so it has not ended; but it does not update its share of the traffic either.
 func (o *otherProxy) look(ctx context.Context) (found *otherproxy.Proxy, ok bool) {
 	found, err := o.find(ctx)
-	if err != nil {
+	if err != nil && !(o.shared && errors.Is(err, otherproxy.ErrSilent)) {
 		if ctx.Err() == nil {
 			klog.FromContext(ctx).V(2).Info("Cannot look for another kube-proxy on this node", "err", err)
 		}
@@ -148,7 +150,8 @@ func (o *otherProxy) follow(ctx context.Context) {
 	for o.pause(ctx, otherInterval) {
 		found, ok := o.look(ctx)
 		switch {
-		case !ok:
+		case !ok: // it may be there
+			misses = 0
 			continue
 		case found != nil:
 			misses = 0

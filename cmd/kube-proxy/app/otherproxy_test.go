@@ -19,6 +19,7 @@ import (
 // neighbour is another kube-proxy that a test starts and ends.
 type neighbour struct {
 	atomic.Pointer[otherproxy.Proxy]
+	silent  atomic.Bool // it has its sockets, and does not answer
 	events  []string
 	present []bool
 	ends    int
@@ -26,7 +27,12 @@ type neighbour struct {
 
 func (n *neighbour) follower(shared bool, delay time.Duration) *otherProxy {
 	return &otherProxy{
-		find:   func(context.Context) (*otherproxy.Proxy, error) { return n.Load(), nil },
+		find: func(context.Context) (*otherproxy.Proxy, error) {
+			if n.silent.Load() {
+				return nil, otherproxy.ErrSilent
+			}
+			return n.Load(), nil
+		},
 		shared: shared, delay: delay, clock: clock.RealClock{},
 		seen:   func(p *otherproxy.Proxy) { n.present = append(n.present, p != nil) },
 		record: func(eventType, reason, _ string) { n.events = append(n.events, eventType+" "+reason) },
@@ -120,6 +126,52 @@ func TestFollowOtherProxy(t *testing.T) {
 			if n.present[0] || !slices.Contains(n.present, true) || n.present[len(n.present)-1] {
 				t.Errorf("the metric was %v", n.present)
 			}
+		})
+	}
+}
+
+// Another kube-proxy that is stopped has not ended, however long it is: what it has in the kernel stays until its sockets are gone. Beside
+// one that is to stay, it counts as missing.
+func TestFollowSilentProxy(t *testing.T) {
+	for shared, want := range map[bool][]string{
+		true:  {"Normal OtherProxyRuns", "Warning OtherProxyMissing"},
+		false: {"Warning OtherProxyRuns"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var n neighbour
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() { n.follower(shared, time.Second).follow(ctx); close(done) }()
+			during := func(looks time.Duration) {
+				time.Sleep(looks * otherInterval)
+				synctest.Wait()
+			}
+			during(1)
+			n.Store(&otherproxy.Proxy{Mode: "nftables"})
+			during(1)
+			n.silent.Store(true)
+			during(3 * otherMisses)
+			// Its sockets are missed for fewer looks than an end takes, before and after it is stopped again.
+			n.Store(nil)
+			for range otherMisses {
+				n.silent.Store(false)
+				during(otherMisses - 1)
+				n.silent.Store(true)
+				during(1)
+			}
+			if n.ends != 0 {
+				t.Errorf("shared %v: what it left was removed while it was stopped", shared)
+			}
+			if !slices.Equal(n.events, want) {
+				t.Errorf("shared %v: events %q, want %q", shared, n.events, want)
+			}
+			n.silent.Store(false)
+			during(otherMisses)
+			if wantEnds := map[bool]int{false: 1}[shared]; n.ends != wantEnds {
+				t.Errorf("shared %v: after its end, what it left was removed %d times, want %d", shared, n.ends, wantEnds)
+			}
+			cancel()
+			<-done
 		})
 	}
 }
