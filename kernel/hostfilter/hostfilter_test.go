@@ -8,8 +8,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -238,8 +240,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestUnread: what cannot be read counts as dropping everything, at once if nothing is known, and else if that lasts. Rules that were known
-// count as well, until reading works again.
+// TestUnread: what cannot be read counts if that lasts. Rules that were known count as well, until reading works again.
 func TestUnread(t *testing.T) {
 	rule := Rule{Match: inet.Match{Protocol: inet.TCP}, Where: "a rule"}
 	var failed error
@@ -256,6 +257,9 @@ func TestUnread(t *testing.T) {
 			t.Errorf("%s: error %v, want %v", what, err, failed)
 		}
 		var got []string
+		if all.Unread != "" {
+			got = append(got, "unread: "+all.Unread)
+		}
 		for _, r := range all.BeforeDNAT {
 			got = append(got, r.String())
 		}
@@ -263,10 +267,12 @@ func TestUnread(t *testing.T) {
 			t.Errorf("%s: (-want +got)\n%s", what, diff)
 		}
 	}
-	const all, known = "rules that cannot be read (broken) (all packets)", "a rule (TCP)"
+	const all, known = "unread: broken", "a rule (TCP)"
 	failed = errors.New("broken")
-	look("at first", all)
-	failed = nil
+	look("at first")
+	w.failing = w.failing.Add(-unreadTime)
+	look("at first, for longer", all)
+	failed, w.readAt = nil, w.readAt.Add(-rereadTime)
 	look("once read", known)
 	failed, w.generation = errors.New("broken"), w.generation+1
 	look("for a moment", known)
@@ -274,13 +280,49 @@ func TestUnread(t *testing.T) {
 	look("tried again at once", known)
 	failed, w.generation = errors.New("broken"), w.generation+1
 	look("for a moment again", known)
-	w.failing = w.failing.Add(-closeTime)
+	w.failing = w.failing.Add(-unreadTime)
 	look("for longer", all, known)
 	failed, w.readAt = nil, w.readAt.Add(-rereadTime)
 	look("read again", known)
 	w.In = func(func() error) error { return failed }
 	failed = errors.New("no namespace")
 	look("no namespace for a moment", known)
-	w.failing = w.failing.Add(-closeTime)
-	look("no namespace for longer", "rules that cannot be read (no namespace) (all packets)", known)
+	w.failing = w.failing.Add(-unreadTime)
+	look("no namespace for longer", "unread: no namespace", known)
+}
+
+// TestAwait: a start waits for rules that cannot be read at first, but no longer than until that counts.
+func TestAwait(t *testing.T) {
+	for name, test := range map[string]struct{ failures, want time.Duration }{
+		"read at once":      {0, 0},
+		"read a moment on":  {3, 3 * pollTime},
+		"not read for long": {math.MaxInt64, unreadTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				reads := time.Duration(0)
+				w := Watcher{read: func(context.Context) (list [sources]Filters, errs [sources]error) {
+					if reads++; reads <= test.failures {
+						errs[0] = errors.New("broken")
+					}
+					return list, errs
+				}}
+				start := time.Now()
+				all, err := w.Await(t.Context())
+				if took := time.Since(start); took != test.want {
+					t.Errorf("it took %v, want %v", took, test.want)
+				}
+				if lasts := test.failures > test.want/pollTime; (err != nil) != lasts || (all.Unread != "") != lasts {
+					t.Errorf("unread %q, error %v", all.Unread, err)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				w.In = func(func() error) error { return errors.New("broken") }
+				w.failing = time.Time{}
+				if all, err := w.Await(ctx); err == nil || all.Unread != "" || time.Since(start) != test.want {
+					t.Errorf("after the end of the context: %+v, %v", all, err)
+				}
+			})
+		})
+	}
 }

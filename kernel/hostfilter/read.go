@@ -25,6 +25,8 @@ type Filters struct {
 	BeforeDNAT []Rule
 	// Firewalls forward only what they know.
 	Firewalls []Firewall
+	// Unread says why there may be more: a Watcher cannot read all rules, and that lasts. It is empty otherwise.
+	Unread string
 }
 
 // Read reads the rules in the network namespace of the calling thread. It changes nothing, and needs

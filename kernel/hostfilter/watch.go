@@ -7,7 +7,6 @@ package hostfilter
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -23,8 +22,8 @@ const (
 	// rereadTime is how often rules are read without another generation of nf_tables: where there
 	// are tables of the legacy iptables, which count no changes, or some could not be read.
 	rereadTime = 10 * time.Second
-	// closeTime is how long reading has to fail until rules that are not known count as dropping everything.
-	closeTime = 5 * time.Second
+	// unreadTime is how long reading has to fail until it counts that there may be rules that are not known.
+	unreadTime = 5 * time.Second
 	// keepTime is how long rules count after they have gone. A firewall that reloads removes its
 	// rules and adds them again.
 	keepTime = 10 * time.Second
@@ -43,7 +42,6 @@ type Watcher struct {
 	readAt     time.Time
 	failed     error
 	failing    time.Time // since when Look fails; zero if it does not
-	known      bool      // Look succeeded before
 	current    [sources]Filters
 	gone       map[string]leaving // by what they match
 }
@@ -90,15 +88,29 @@ func (w *Watcher) Watch(ctx context.Context, tell func(Filters)) {
 	}
 }
 
+// Await returns what there is, as Look does, once all could be read or Unread says why not.
+func (w *Watcher) Await(ctx context.Context) (Filters, error) {
+	for {
+		all, err := w.Look(ctx)
+		if err == nil || all.Unread != "" {
+			return all, err
+		}
+		select {
+		case <-ctx.Done():
+			return all, err
+		case <-time.After(pollTime):
+		}
+	}
+}
+
 // Look returns what there is, sorted, with what went in the last seconds. It reads rules if they may
-// have changed. With an error, it returns what was known before, too; and first of all a rule that drops
-// everything, if nothing was known or the error lasts.
+// have changed. With an error, it returns what was known before, too.
 func (w *Watcher) Look(ctx context.Context) (Filters, error) {
 	now := time.Now()
 	err := w.update(ctx, now)
 	switch {
 	case err == nil:
-		w.failing, w.known = time.Time{}, true
+		w.failing = time.Time{}
 	case w.failing.IsZero():
 		w.failing = now
 	}
@@ -119,9 +131,8 @@ func (w *Watcher) Look(ctx context.Context) (Filters, error) {
 	}
 	slices.SortStableFunc(all.BeforeDNAT, func(a, b Rule) int { return strings.Compare(a.key(), b.key()) })
 	all.BeforeDNAT = slices.CompactFunc(all.BeforeDNAT, Rule.equal)
-	if err != nil && (!w.known || w.lasts(now)) {
-		unread := Rule{Where: fmt.Sprintf("rules that cannot be read (%s)", strings.ReplaceAll(err.Error(), "\n", "; "))}
-		all.BeforeDNAT = slices.Insert(all.BeforeDNAT, 0, unread)
+	if err != nil && w.lasts(now) {
+		all.Unread = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
 	slices.SortStableFunc(all.Firewalls, func(a, b Firewall) int { return strings.Compare(a.Where, b.Where) })
 	all.Firewalls = slices.CompactFunc(all.Firewalls, func(a, b Firewall) bool { return a.Where == b.Where })
@@ -129,7 +140,7 @@ func (w *Watcher) Look(ctx context.Context) (Filters, error) {
 }
 
 // lasts says that reading fails for so long that it is tried less often, and what is known is too old.
-func (w *Watcher) lasts(now time.Time) bool { return now.Sub(w.failing) >= closeTime }
+func (w *Watcher) lasts(now time.Time) bool { return now.Sub(w.failing) >= unreadTime }
 
 func (w *Watcher) update(ctx context.Context, now time.Time) error {
 	return w.in(func() error {
@@ -198,7 +209,7 @@ func (r Rule) key() string     { return "rule " + r.Match.String() }
 func (f Firewall) key() string { return "firewall " + f.Where }
 
 func (f *Filters) equal(o Filters) bool {
-	return slices.EqualFunc(f.BeforeDNAT, o.BeforeDNAT, Rule.equal) &&
+	return f.Unread == o.Unread && slices.EqualFunc(f.BeforeDNAT, o.BeforeDNAT, Rule.equal) &&
 		slices.EqualFunc(f.Firewalls, o.Firewalls, func(a, b Firewall) bool { return a.equal(b) })
 }
 

@@ -62,7 +62,7 @@ func newTools(v Variant, dirs []string, wait int) (*Tools, error) {
 		errs = append(errs, t.families[f].missing)
 	}
 	if !slices.Contains(errs, nil) {
-		return nil, fmt.Errorf("find programs in %s, install package iptables: %w", strings.Join(dirs, ":"), errors.Join(errs...))
+		return nil, fmt.Errorf("find programs in %s: %w", strings.Join(dirs, ":"), errors.Join(errs...))
 	}
 	return t, nil
 }
@@ -107,7 +107,7 @@ func findPrograms(v Variant, f inet.Family, dirs []string, wait int) programs {
 	if err2 == nil {
 		return p
 	}
-	return programs{missing: fmt.Errorf("no programs for %s in the %s variant: %w; %w", f, v, err, err2)}
+	return programs{missing: fmt.Errorf("install package iptables: no programs for %s in the %s variant: %w; %w", f, v, err, err2)}
 }
 
 func openPrograms(v Variant, name string, dirs []string, wait int) (p programs, err error) {

@@ -109,9 +109,17 @@ func TestFiltersBeforeDNAT(t *testing.T) {
 	few(t, w)
 }
 
-// TestUnreadFilters: while the rules of this host cannot be read, rules serve clients outside, as a filter may be among them. An Event says so. No
-// request fails, and programs serve again when reading works.
+// TestUnreadFilters: while the rules of this host cannot be read, rules serve clients outside, as a filter may be among them; programs do where
+// nothing else would. An Event says so. No request fails, and programs serve again when reading works.
 func TestUnreadFilters(t *testing.T) {
+	t.Run("rules", func(t *testing.T) { unreadFilters(t, 12, "clients outside are left to iptables rules") })
+	t.Run("no fallback", func(t *testing.T) {
+		unreadFilters(t, 0, "eBPF programs serve clients outside, past filters that may be among them", "--ebpf-fallback=none")
+	})
+}
+
+// unreadFilters has rules serve so many frontends, and an Event say so.
+func unreadFilters(t *testing.T, byRules int, says string, args ...string) {
 	tools := t.TempDir()
 	broken := filepath.Join(tools, "broken")
 	for _, name := range []string{"iptables-legacy", "ip6tables-legacy"} {
@@ -129,7 +137,7 @@ func TestUnreadFilters(t *testing.T) {
 	if out, err := s.node.Command(t.Context(), "iptables-legacy", "-t", "raw", "-A", "PREROUTING", "-p", "tcp", "--dport", "9", "-j", "DROP").CombinedOutput(); err != nil {
 		lab.SkipOrFail(t, fmt.Errorf("legacy iptables: %w: %s", err, out))
 	}
-	s.start("--ebpf-sync-period=1s")
+	s.start(append(args, "--ebpf-sync-period=1s")...)
 	defer s.end()
 	s.serves(t)
 	w := lab.NewLoad(t)
@@ -149,11 +157,11 @@ func TestUnreadFilters(t *testing.T) {
 	if err := os.WriteFile(broken, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.await(t, "rules to serve", unread(12))
+	s.await(t, "the log", s.Says("Cannot read all rules that filter packets of Services"))
+	s.await(t, "the Event", s.Says(says))
+	s.await(t, "rules to serve, or programs", unread(byRules))
 	w.More(100)
 	checkAll(t, long)
-	s.await(t, "the log", s.Says("Cannot read all rules that filter packets of Services"))
-	s.await(t, "the Event", s.Says(`reason="FiltersBeforeDNAT"`))
 	if err := os.Remove(broken); err != nil {
 		t.Fatal(err)
 	}

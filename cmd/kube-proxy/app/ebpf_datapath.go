@@ -40,6 +40,16 @@ type ebpfDatapath struct {
 
 func (d *ebpfDatapath) hasMaps() bool { return true }
 
+func (d *ebpfDatapath) standIn() string {
+	switch {
+	case d.isShared():
+		return "the other kube-proxy"
+	case d.rules != nil:
+		return "iptables rules"
+	}
+	return ""
+}
+
 func (d *ebpfDatapath) tier() proxier.Tier {
 	switch {
 	case d.placed == nil:

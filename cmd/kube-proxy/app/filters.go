@@ -5,6 +5,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/klog/v2"
@@ -19,25 +20,32 @@ type filters struct {
 	watcher  hostfilter.Watcher
 	reporter proxier.Reporter
 	count    func(beforeDNAT, firewalls int) // is told how many there are
+	// standIn is what serves frontends that programs leave because of a filter; empty for nothing.
+	standIn string
 }
 
-// list reads them before the first sync, so that no frontend is served past them.
+// list reads them before the first sync, so that no frontend is served past them. It waits some seconds if that fails.
 func (f *filters) list(ctx context.Context, known *proxier.Facts) {
-	all, err := f.watcher.Look(ctx)
+	all, err := f.watcher.Await(ctx)
 	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Cannot read all packet filter rules of this host; until that works, eBPF programs leave clients outside to iptables rules, or with --coexist to the other kube-proxy")
+		klog.FromContext(ctx).Error(err, "Cannot read all packet filter rules of this host before the first sync; retrying")
 	}
+	f.set(known, all)
+}
+
+// set has programs leave all clients outside while filters cannot be read, unless nothing would serve them then.
+func (f *filters) set(known *proxier.Facts, all hostfilter.Filters) {
 	setFilters(known, all)
+	if all.Unread != "" && f.standIn != "" {
+		known.Filters = slices.Insert(known.Filters, 0, proxier.Filter{Where: fmt.Sprintf("rules that cannot be read (%s)", all.Unread)})
+	}
 }
 
 // follow keeps the facts up to date until ctx is done.
 func (f *filters) follow(ctx context.Context, px *proxier.Proxier) {
 	reported := firewallsText(nil)
 	f.watcher.Watch(ctx, func(all hostfilter.Filters) {
-		f.count(len(all.BeforeDNAT), len(all.Firewalls))
-		if len(all.BeforeDNAT) > 0 {
-			f.reporter.Report(proxier.Problem{Kind: "Node", Reason: proxier.ReasonFiltersBeforeDNAT, Message: filtersText(all.BeforeDNAT)})
-		}
+		f.report(all)
 		if text := firewallsText(all.Firewalls); text != reported {
 			reported = text
 			if logger := klog.FromContext(ctx); len(all.Firewalls) == 0 {
@@ -46,8 +54,33 @@ func (f *filters) follow(ctx context.Context, px *proxier.Proxier) {
 				logger.Info("The host's firewall forwards only connections translated by netfilter; eBPF programs leave clients outside this node of Services with local endpoints to iptables rules, or with --coexist to the other kube-proxy", "firewalls", text)
 			}
 		}
-		px.UpdateFacts(func(known *proxier.Facts) { setFilters(known, all) })
+		px.UpdateFacts(func(known *proxier.Facts) { f.set(known, all) })
 	})
+}
+
+// report reports filters before DNAT, and that there may be some.
+func (f *filters) report(all hostfilter.Filters) {
+	var texts []string
+	rules := len(all.BeforeDNAT)
+	if all.Unread != "" {
+		texts = append(texts, f.unreadText(all.Unread))
+		rules++
+	}
+	if len(all.BeforeDNAT) > 0 {
+		texts = append(texts, filtersText(all.BeforeDNAT))
+	}
+	f.count(rules, len(all.Firewalls))
+	if len(texts) > 0 {
+		f.reporter.Report(proxier.Problem{Kind: "Node", Reason: proxier.ReasonFiltersBeforeDNAT, Message: strings.Join(texts, "; ")})
+	}
+}
+
+func (f *filters) unreadText(why string) string {
+	serves := "clients outside are left to " + f.standIn
+	if f.standIn == "" {
+		serves = "eBPF programs serve clients outside, past filters that may be among them, as there is no fallback"
+	}
+	return fmt.Sprintf("rules of this host that may filter packets before DNAT cannot be read; until that works, %s: %s", serves, why)
 }
 
 func setFilters(known *proxier.Facts, all hostfilter.Filters) {
@@ -65,7 +98,7 @@ func filtersText(rules []hostfilter.Rule) string {
 	if n := len(rules) - 1; n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Sprintf("rules of this host filter packets before DNAT, or may do so; iptables rules serve the affected Services, so that these filters apply: %s%s", rules[0], more)
+	return fmt.Sprintf("rules of this host filter packets before DNAT; iptables rules serve the affected Services, so that these filters apply: %s%s", rules[0], more)
 }
 
 // firewallsText is "none" without any.
