@@ -61,7 +61,7 @@ func full(t *testing.T) string {
 			MapBytes: 4096, MapGrowths: 2,
 			Unplaced: 2, Direct: 5, DirectReady: 3, Accelerated: map[string]bool{"eth0": true, "eth1": false}, ClosedSockets: 7, LastYield: time.Unix(1772366400, 0),
 			Packets: map[string]uint64{"forwarded_local": 5},
-			Services: []Service{{Namespace: "shop", Name: "web", Port: "http", Protocol: "TCP", Node: Outcomes{1, 2, 3}, Outside: Outcomes{4, 5, 6}, Packets: 10, Bytes: 1000, Refused: 3, Unanswered: 1, Signals: &Signals{
+			Services: []Service{{Namespace: "shop", Name: "web", Port: "http", Protocol: "TCP", Node: proxier.Outcomes{Connections: 1, Rejected: 2, Dropped: 3}, Outside: proxier.Outcomes{Connections: 4, Rejected: 5, Dropped: 6}, Packets: 10, Bytes: 1000, Refused: 3, Unanswered: 1, Signals: &Signals{
 				Established: 7, Refused: 2, Unanswered: 1, Sent: 700, Received: 7000,
 				Connect: Histogram{SumMicroseconds: 3000, Bounds: []uint32{100, 1000}, Counts: []uint64{4, 2, 1}},
 				RTT:     Histogram{SumMicroseconds: 500, Bounds: []uint32{100, 1000}, Counts: []uint64{5, 0, 0}},
@@ -215,7 +215,7 @@ func TestServicesAreBounded(t *testing.T) {
 	var now Tables
 	_, r := newMetrics(t, func() (Tables, bool) { return now, true }, nil)
 	service := func(i int) Service {
-		return Service{Namespace: "shop", Name: fmt.Sprintf("s%03d", i), Port: "http", Protocol: "TCP", Node: Outcomes{Connections: 1}, Outside: Outcomes{Connections: 1, Dropped: 2}, Packets: 10, Bytes: 1000}
+		return Service{Namespace: "shop", Name: fmt.Sprintf("s%03d", i), Port: "http", Protocol: "TCP", Node: proxier.Outcomes{Connections: 1}, Outside: proxier.Outcomes{Connections: 1, Dropped: 2}, Packets: 10, Bytes: 1000}
 	}
 	series := func(named, others int) {
 		t.Helper()

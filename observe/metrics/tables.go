@@ -7,6 +7,8 @@ import (
 	"time"
 
 	k8smetrics "k8s.io/component-base/metrics"
+
+	"github.com/tandem-proxy/tandem/proxier"
 )
 
 // Table is the usage of an eBPF map.
@@ -42,22 +44,13 @@ type Tables struct {
 type Service struct {
 	Namespace, Name, Port, Protocol string
 	// Node and Outside are of clients on this node and outside.
-	Node, Outside  Outcomes
+	Node, Outside  proxier.Outcomes
 	Packets, Bytes uint64
 	// Refused and Unanswered are TCP connections that packet programs translated and that were never established:
 	// of clients outside and of pods that opted out.
 	Refused, Unanswered uint64
 	// Signals are nil if connections are not watched.
 	Signals *Signals
-}
-
-// Outcomes of connections; Rejected and Dropped are those that the proxy itself refused.
-type Outcomes struct{ Connections, Rejected, Dropped uint64 }
-
-func (o *Outcomes) add(p Outcomes) {
-	o.Connections += p.Connections
-	o.Rejected += p.Rejected
-	o.Dropped += p.Dropped
 }
 
 // maxServices bounds how many service ports have series of their own. The first ones get
@@ -167,7 +160,7 @@ func (t *tables) CollectWithStability(ch chan<- k8smetrics.Metric) {
 		}{{servicePacketsDesc, s.Packets}, {serviceBytesDesc, s.Bytes}} {
 			ch <- k8smetrics.NewLazyConstMetric(c.desc, k8smetrics.CounterValue, float64(c.value), s.Namespace, s.Name, s.Port, s.Protocol)
 		}
-		for client, o := range map[string]Outcomes{"node": s.Node, "outside": s.Outside} {
+		for client, o := range map[string]proxier.Outcomes{"node": s.Node, "outside": s.Outside} {
 			ch <- k8smetrics.NewLazyConstMetric(serviceConnectionsDesc, k8smetrics.CounterValue, float64(o.Connections), s.Namespace, s.Name, s.Port, s.Protocol, client)
 			for result, n := range map[string]uint64{"rejected": o.Rejected, "dropped": o.Dropped} {
 				ch <- k8smetrics.NewLazyConstMetric(refusalsDesc, k8smetrics.CounterValue, float64(n), s.Namespace, s.Name, s.Port, s.Protocol, client, result)
@@ -212,8 +205,8 @@ func (t *tables) bounded(list []Service, shared *Signals) []Service {
 			out = append(out, s)
 			continue
 		}
-		others.Node.add(s.Node)
-		others.Outside.add(s.Outside)
+		others.Node = others.Node.Plus(s.Node)
+		others.Outside = others.Outside.Plus(s.Outside)
 		others.Packets += s.Packets
 		others.Bytes += s.Bytes
 		others.Refused += s.Refused
@@ -228,7 +221,7 @@ func (t *tables) bounded(list []Service, shared *Signals) []Service {
 	if others.Signals != nil && shared != nil {
 		others.Signals.add(shared)
 	}
-	if others.Node != (Outcomes{}) || others.Outside != (Outcomes{}) {
+	if others.Node.Plus(others.Outside) != (proxier.Outcomes{}) {
 		out = append(out, others)
 	}
 	return out

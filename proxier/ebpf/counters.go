@@ -18,7 +18,7 @@ import (
 type ServiceTraffic struct {
 	Namespace, Name, Port, Protocol string
 	// Node and Outside are of clients on this node and outside.
-	Node, Outside lbmap.Outcomes
+	Node, Outside proxier.Outcomes
 	// Refused and Unanswered are TCP connections that packet programs translated and that were never established:
 	// of clients outside and of pods that opted out.
 	Refused, Unanswered uint64
@@ -44,7 +44,7 @@ func (t *Tier) Traffic() (list []ServiceTraffic, err error) {
 				Refused: atomic.LoadUint64(&stats.Refused), Unanswered: atomic.LoadUint64(&stats.Unanswered),
 			}
 			s.Node, s.Outside = stats.Outcomes()
-			if s.Node.Plus(s.Outside) == (lbmap.Outcomes{}) || service.State == lbmap.ServiceFree {
+			if s.Node.Plus(s.Outside) == (proxier.Outcomes{}) || service.State == lbmap.ServiceFree {
 				continue
 			}
 			s.Namespace, s.Name, s.Port = service.SplitName()

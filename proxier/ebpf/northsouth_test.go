@@ -11,7 +11,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-proxy/tandem/proxier"
-	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -186,7 +185,7 @@ func (c *counted) since(t testing.TB) map[string]uint64 {
 }
 
 // outcomesOf are the counters of all Services together.
-func outcomesOf(t testing.TB, tier *Tier) (node, outside lbmap.Outcomes) {
+func outcomesOf(t testing.TB, tier *Tier) (node, outside proxier.Outcomes) {
 	t.Helper()
 	list, err := tier.Traffic()
 	if err != nil {
@@ -201,11 +200,11 @@ func outcomesOf(t testing.TB, tier *Tier) (node, outside lbmap.Outcomes) {
 // TestOutcomesByClient: connections of clients on the node and outside are counted apart, whatever becomes of them.
 func TestOutcomesByClient(t *testing.T) {
 	e := newEdge(t, Options{})
-	want := [2]lbmap.Outcomes{}
+	want := [2]proxier.Outcomes{}
 	expect := func(what string) {
 		t.Helper()
 		node, outside := outcomesOf(t, e.tier)
-		if d := cmp.Diff(want, [2]lbmap.Outcomes{node, outside}); d != "" {
+		if d := cmp.Diff(want, [2]proxier.Outcomes{node, outside}); d != "" {
 			t.Errorf("%s: on the node and outside (-want +got):\n%s", what, d)
 		}
 	}

@@ -111,7 +111,7 @@ func TestOptOutsOfPods(t *testing.T) {
 	// Enough for source ports to be used again, for the backend itself.
 	load.More(1000)
 	ask("opted out", true)
-	if node, outside := outcomesOf(t, n.tier); node.Connections == 0 || outside != (lbmap.Outcomes{}) {
+	if node, outside := outcomesOf(t, n.tier); node.Connections == 0 || outside != (proxier.Outcomes{}) {
 		t.Errorf("a pod that opted out counts as %+v on the node and %+v outside", node, outside)
 	}
 	onDevice, err := client.Dial(t.Context(), "tcp", to)

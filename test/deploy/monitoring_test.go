@@ -52,7 +52,7 @@ func exposed(t *testing.T) map[string][]string {
 	if err := m.Register(registry, func() (metrics.Tables, bool) {
 		return metrics.Tables{
 			Direct: 2, DirectReady: 1, ByName: map[string]metrics.Table{"frontends": {Used: 1, Max: 2}}, Packets: map[string]uint64{"forwarded_local": 1},
-			Services: []metrics.Service{{Namespace: "shop", Name: "web", Node: metrics.Outcomes{Connections: 1}, Signals: &metrics.Signals{Established: 1}}},
+			Services: []metrics.Service{{Namespace: "shop", Name: "web", Node: proxier.Outcomes{Connections: 1}, Signals: &metrics.Signals{Established: 1}}},
 		}, true
 	}, func() (metrics.RulePackets, bool) { return metrics.RulePackets{}, true }, func() map[string]time.Time { return map[string]time.Time{"services": time.Now()} }); err != nil {
 		t.Fatal(err)

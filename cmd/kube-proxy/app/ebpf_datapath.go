@@ -290,7 +290,7 @@ func (d *ebpfDatapath) tables() (metrics.Tables, bool) {
 	for _, s := range traffic {
 		t.Services = append(t.Services, metrics.Service{
 			Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol,
-			Node: metrics.Outcomes(s.Node), Outside: metrics.Outcomes(s.Outside), Packets: s.Packets, Bytes: s.Bytes, Refused: s.Refused, Unanswered: s.Unanswered,
+			Node: s.Node, Outside: s.Outside, Packets: s.Packets, Bytes: s.Bytes, Refused: s.Refused, Unanswered: s.Unanswered,
 			Signals: d.signals(s.Protocol, &s.Signals),
 		})
 	}
