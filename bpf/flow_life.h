@@ -9,13 +9,13 @@
 
 #include "backend.h"
 #include "clock.h"
+#include "failure.h"
 #include "flow_index.h"
 #include "flow_maps.h"
 #include "flow_pool.h"
 #include "flow_record.h"
 #include "global.h"
 #include "lb_maps.h"
-#include "reasons.h"
 #include "tc_config.h"
 
 /* Adds the traffic of a flow to its service, if the service id has not been
@@ -136,7 +136,7 @@ GLOBAL int flow_make_room(__u64 word, bool over)
 			  life_of(old >> 32, FLOW_YOUNG))
 		return 0;
 	if (!over && !(f->flags & FLOW_CLOSED))
-		packet_failed(&f->request, PUSHED_OUT);
+		count_failure(&f->request, PUSHED_OUT);
 	flow_count_unanswered(f);
 	flow_free(id, f, old >> 32);
 	return 0;

@@ -20,9 +20,9 @@
 #include <bpf/bpf_helpers.h>
 
 #include "addr.h"
+#include "failure.h"
 #include "flow_index.h"
 #include "flow_key.h"
-#include "reasons.h"
 
 char __license[] SEC("license") = "Dual BSD/GPL";
 
@@ -139,7 +139,7 @@ static __always_inline int hold(struct bpf_nf_ctx *ctx, bool v6, bool to_host)
 		    may_be_translated(&key))
 			return NF_ACCEPT;
 	}
-	packet_failed(&key, HELD_BACK);
+	count_failure(&key, HELD_BACK);
 	return NF_DROP;
 }
 

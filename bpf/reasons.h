@@ -5,8 +5,6 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-#include "flow_types.h"
-#include "global.h"
 #include "reason.h"
 
 /* enum reason -> packets */
@@ -24,19 +22,6 @@ static __always_inline void count_reason(enum reason reason)
 
 	if (n)
 		*n += 1;
-}
-
-/*
- * A packet of a Service that is not served, or a flow that is evicted, and why.
- * tandemctl monitor attaches a program to this function, which sees both;
- * without that it only counts.
- */
-GLOBAL int packet_failed(const struct flow_key *key, __u32 reason)
-{
-	if (!key)
-		return 0;
-	count_reason(reason);
-	return 0;
 }
 
 #endif

@@ -11,6 +11,7 @@
 #include "frontend.h"
 #include "global.h"
 #include "packet.h"
+#include "packet_failed.h"
 #include "parse.h"
 #include "reason.h"
 #include "service_stats.h"
@@ -24,20 +25,6 @@ GLOBAL int read_packet(struct __sk_buff *skb, struct packet *p)
 	if (!p)
 		return BROKEN;
 	return parse(skb, skb->protocol, p);
-}
-
-/*
- * A packet that is dropped, with the frontend as its destination. tandemctl
- * monitor attaches a program to this function, as to that of programs on
- * devices (reasons.h); without that it does nothing.
- */
-GLOBAL int packet_failed(const struct flow_key *key, __u32 reason)
-{
-	if (!key)
-		return 0;
-	/* The compiler must not drop the call. */
-	asm volatile("" : : "r"(reason) : "memory");
-	return 0;
 }
 
 /*
@@ -90,6 +77,7 @@ drop:
 	copy_addr(p.key.dst, vip);
 	p.key.dport = vip_port;
 	p.key.proto = dest->proto;
+	/* With the frontend as its destination. */
 	packet_failed(&p.key, DROP_SOURCE_RANGE);
 	return DENY;
 }

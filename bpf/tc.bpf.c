@@ -36,6 +36,7 @@
 
 #include "addr.h"
 #include "conntrack.h"
+#include "failure.h"
 #include "flow_life.h"
 #include "flow_stale.h"
 #include "flow_maps.h"
@@ -91,7 +92,7 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	case FLOW_OUTRUN:
 		break;
 	case FLOW_PORT_USED:
-		packet_failed(&p->key, REJECT_NO_PORT);
+		count_failure(&p->key, REJECT_NO_PORT);
 		return reject(skb, p);
 	default:
 		return fail(p, DROP_NO_FLOW, TC_ACT_SHOT);
@@ -136,7 +137,7 @@ static __always_inline int handle_icmp(struct __sk_buff *skb, struct packet *p,
 	}
 	if (!is_unserved(p->key.dst))
 		return NEXT;
-	packet_failed(&p->key, REJECT);
+	count_failure(&p->key, REJECT);
 	return reject(skb, p);
 }
 
@@ -191,10 +192,10 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 		/* The other datapath has frontends while this one drains. */
 		return draining ? NEXT : of_no_flow(&p);
 	case REFUSED:
-		packet_failed(&p.key, REJECT);
+		count_failure(&p.key, REJECT);
 		return reject(skb, &p);
 	case NOT_ADMITTED:
-		packet_failed(&p.key, DROP_SOURCE_RANGE);
+		count_failure(&p.key, DROP_SOURCE_RANGE);
 		return reject(skb, &p);
 	case EXPIRED:
 		return send_error(skb, &p, ERROR_TTL);

@@ -2,6 +2,7 @@
 #ifndef TANDEM_VERDICT_H
 #define TANDEM_VERDICT_H
 
+#include "failure.h"
 #include "packet.h"
 #include "reasons.h"
 
@@ -32,7 +33,7 @@ static __always_inline int done(enum reason reason, int verdict)
 static __always_inline int fail(const struct packet *p, enum reason reason,
 				int verdict)
 {
-	packet_failed(&p->key, reason);
+	count_failure(&p->key, reason);
 	return verdict;
 }
 
