@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -98,14 +99,16 @@ func resultsOf(metric string) []string {
 	return lbmap.ReasonNames[:]
 }
 
+// parseQuery parses a query of an alert or the dashboard, with examples for variables of the latter.
+func parseQuery(query string) (parser.Expr, error) {
+	return parser.NewParser(parser.Options{}).ParseExpr(strings.NewReplacer("$__rate_interval", "5m", "$instance", ".+").Replace(query))
+}
+
 // checkQuery parses a query and checks its metrics, their labels, and the values of this
 // proxy's labels.
 func checkQuery(t *testing.T, what, query string, series map[string][]string) {
 	t.Helper()
-	for variable, example := range map[string]string{"$__rate_interval": "5m", "$instance": ".+"} {
-		query = strings.ReplaceAll(query, variable, example)
-	}
-	expression, err := parser.NewParser(parser.Options{}).ParseExpr(query)
+	expression, err := parseQuery(query)
 	if err != nil {
 		t.Errorf("%s: %v", what, err)
 		return
@@ -178,7 +181,7 @@ func TestAlerts(t *testing.T) {
 
 // watchesEntries reports whether a query has the entries of a map.
 func watchesEntries(query, table string) (has bool) {
-	expression, err := parser.NewParser(parser.Options{}).ParseExpr(query)
+	expression, err := parseQuery(query)
 	if err != nil {
 		return false
 	}
@@ -208,7 +211,7 @@ func TestDashboard(t *testing.T) {
 			Type, Title string
 			Datasource  struct{ UID string }
 			GridPos     grid
-			Targets     []struct{ Expr, RefID string }
+			Targets     []struct{ Expr, LegendFormat, RefID string }
 		}
 	}
 	if err := json.Unmarshal(text, &d); err != nil {
@@ -221,7 +224,7 @@ func TestDashboard(t *testing.T) {
 	if want := []string{"datasource", "instance"}; d.UID == "" || d.Title == "" || !cmp.Equal(variables, want) {
 		t.Errorf("uid %q, title %q, variables %q, want %q", d.UID, d.Title, variables, want)
 	}
-	ids, cells := map[int]bool{}, map[[2]int]string{}
+	ids, cells, shown := map[int]bool{}, map[[2]int]string{}, map[string]bool{}
 	for _, p := range d.Panels {
 		if ids[p.ID] || p.Title == "" {
 			t.Errorf("panel %d: there are two, or it has no title", p.ID)
@@ -243,8 +246,54 @@ func TestDashboard(t *testing.T) {
 		}
 		for _, target := range p.Targets {
 			checkQuery(t, p.Title, target.Expr, series)
+			for name := range checkLegend(t, p.Title, target.Expr, target.LegendFormat, series) {
+				shown[name] = true
+			}
 		}
 	}
+	for name := range series {
+		if strings.HasPrefix(name, "tandem_service_") && strings.HasSuffix(name, "bytes_total") && !shown[name] {
+			t.Errorf("no panel shows %s", name)
+		}
+	}
+}
+
+// variable is a label in the format of a legend.
+var variable = regexp.MustCompile(`{{(\w+)}}`)
+
+// checkLegend checks that the result of a query has the labels of its legend, and that the legend tells kinds of clients apart where the
+// metric does. It returns the metrics.
+func checkLegend(t *testing.T, what, query, legend string, series map[string][]string) map[string]bool {
+	t.Helper()
+	expression, err := parseQuery(query)
+	if err != nil {
+		return nil // checkQuery has said so
+	}
+	metrics, grouped := map[string]bool{}, false
+	var has []string
+	parser.Inspect(expression, func(n parser.Node, _ []parser.Node) error {
+		switch n := n.(type) {
+		case *parser.AggregateExpr:
+			if n.Op != parser.TOPK && !grouped { // topk keeps all labels
+				has, grouped = n.Grouping, true
+			}
+		case *parser.VectorSelector:
+			metrics[n.Name] = true
+			if !grouped {
+				has = slices.Concat(has, series[n.Name], scraped)
+			}
+			if slices.Contains(series[n.Name], "client") && !strings.Contains(legend, "{{client}}") {
+				t.Errorf("%s: %s is of two kinds of clients, which legend %q does not tell apart", what, n.Name, legend)
+			}
+		}
+		return nil
+	})
+	for _, v := range variable.FindAllStringSubmatch(legend, -1) {
+		if !slices.Contains(has, v[1]) {
+			t.Errorf("%s: legend %q has label %s; the query has %q", what, legend, v[1], has)
+		}
+	}
+	return metrics
 }
 
 // With the operator of Prometheus, the chart has the same alerts.
