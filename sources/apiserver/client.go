@@ -33,6 +33,10 @@ const (
 	DefaultQPS   = 5
 	DefaultBurst = 10
 
+	// eventBurst is how many Events are written at once, if Burst is less: those of a start, or of many objects with a problem, come
+	// together. Afterwards, QPS limits them as well.
+	eventBurst = 50
+
 	// defaultAccept lets a server or aggregator without protobuf answer in JSON
 	// instead of 406.
 	defaultAccept = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
@@ -51,8 +55,9 @@ type ClientConfig struct {
 	// AcceptContentTypes of answers, comma separated, best first; protobuf and
 	// then JSON when empty.
 	AcceptContentTypes string
-	// QPS and Burst limit the rate of requests; DefaultQPS and DefaultBurst when zero.
-	// As in client-go, a negative QPS means no limit.
+	// QPS and Burst limit the rate of requests, and apart from them of Events, whose burst is
+	// at least eventBurst; DefaultQPS and DefaultBurst when zero. As in client-go, a negative
+	// QPS means no limit.
 	QPS   float32
 	Burst int
 }
@@ -135,7 +140,7 @@ func clientFor(restConfig *rest.Config) (*Client, error) {
 		of := rest.CopyConfig(shared)
 		of.APIPath, of.GroupVersion = group.path, &group.version
 		if group.client == &c.events && shared.RateLimiter != nil {
-			of.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(shared.QPS, shared.Burst)
+			of.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(shared.QPS, max(shared.Burst, eventBurst))
 		}
 		if *group.client, err = rest.RESTClientForConfigAndClient(of, &own); err != nil {
 			return nil, err

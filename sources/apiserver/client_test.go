@@ -3,10 +3,20 @@
 package apiserver
 
 import (
+	"io"
+	"net/http"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 )
 
 const kubeconfig = `
@@ -79,4 +89,74 @@ func TestClientConfigErrors(t *testing.T) {
 	if _, err := NewClient(ClientConfig{}); err == nil || !strings.Contains(err.Error(), "in-cluster") {
 		t.Errorf("outside a cluster: %v", err)
 	}
+}
+
+// roundTrips is a transport that answers at once.
+type roundTrips func(*http.Request) *http.Response
+
+func (f roundTrips) RoundTrip(r *http.Request) (*http.Response, error) { return f(r), nil }
+
+// Many Events do not delay a list, nor many lists an Event. A burst of Events is written at once, and what comes after it at the rate of
+// the client.
+func TestEventLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kinds := map[string]string{
+			"services": `{"kind":"ServiceList","apiVersion":"v1","items":[]}`,
+			"events":   `{"kind":"Event","apiVersion":"events.k8s.io/v1","metadata":{"name":"e","namespace":"default"}}`,
+		}
+		c, err := clientFor(&rest.Config{
+			Host: "http://192.0.2.1", QPS: DefaultQPS, Burst: DefaultBurst,
+			Transport: roundTrips(func(r *http.Request) *http.Response {
+				return &http.Response{
+					StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
+					Body: io.NopCloser(strings.NewReader(kinds[path.Base(r.URL.Path)])), Request: r,
+				}
+			}),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		list := func() error {
+			_, err := c.Services().List(t.Context(), metav1.ListOptions{})
+			return err
+		}
+		write := func() error {
+			return c.Events().Create(t.Context(), &eventsv1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e"}})
+		}
+		var requests sync.WaitGroup
+		took := func(n int, what func() error) time.Duration {
+			began := time.Now()
+			for range n {
+				requests.Go(func() {
+					if err := what(); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			requests.Wait()
+			return time.Since(began)
+		}
+		// behind returns how long one request takes while many others wait.
+		behind := func(n int, others, one func() error) (waited, all time.Duration) {
+			began, done := time.Now(), make(chan struct{})
+			go func() { took(n, others); close(done) }()
+			synctest.Wait()
+			if err := one(); err != nil {
+				t.Error(err)
+			}
+			waited = time.Since(began)
+			<-done
+			return waited, time.Since(began).Round(time.Millisecond) // the limiter has floating-point tokens
+		}
+		if d := took(eventBurst, write); d != 0 {
+			t.Errorf("%d Events took %s", eventBurst, d)
+		}
+		if waited, all := behind(50, write, list); waited != 0 || all != 10*time.Second {
+			t.Errorf("a list took %s while 50 more Events took %s, want 0 and 10s", waited, all)
+		}
+		time.Sleep(time.Minute) // both limits are whole again
+		if waited, all := behind(50, list, write); waited != 0 || all != 8*time.Second {
+			t.Errorf("an Event took %s while 50 lists took %s, want 0 and 8s", waited, all)
+		}
+	})
 }
