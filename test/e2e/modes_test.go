@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -250,8 +251,9 @@ func testFallback(t *testing.T, fallback, why string, of func(n *lab.Node, dir, 
 			t.Errorf("%s does not say %s: %v", path, want, err)
 		}
 	}
-	if !strings.Contains(p.Log.String(), why) {
-		t.Error("the log does not give the reason")
+	warning := regexp.MustCompile(`(?m)^W\d{4} .*\] "?Mode iptables runs instead of ebpf: .*` + regexp.QuoteMeta(why))
+	if n := len(warning.FindAllString(p.Log.String(), -1)); n != 1 {
+		t.Errorf("the log warns %d times of the fallback with its reason, want once:\n%s", n, p.Log)
 	}
 	if strings.Contains(p.Log.String(), "Cannot clean up after another mode") {
 		t.Error("the log complains about programs although there are none")
