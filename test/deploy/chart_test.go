@@ -258,10 +258,22 @@ func TestValues(t *testing.T) {
 	if pod.HostPID {
 		t.Error("hostPID is set")
 	}
-	shared := check(t, mustRender(t, map[string]any{"tandem": map[string]any{"coexistence": map[string]any{"preset": "socket-lb"}}}), "ebpf")
+	coexistence := map[string]any{"coexistence": map[string]any{"preset": "socket-lb"}}
+	shared := check(t, mustRender(t, map[string]any{"tandem": coexistence}), "ebpf")
 	for _, p := range shared.Containers[0].Ports {
 		if p.HostPort == config.HealthzPort || p.HostPort == config.MetricsPort {
 			t.Errorf("port %s is the other kube-proxy's", p.Name)
+		}
+	}
+	// Tools find the pods of kube-proxy by this label; beside another one, they are that one's.
+	for want, more := range map[string]map[string]any{
+		"kube-proxy": nil,
+		"":           {"tandem": coexistence},
+		"mine":       {"podLabels": map[string]any{"k8s-app": "mine"}},
+		"ours":       {"podLabels": map[string]any{"k8s-app": "ours"}, "tandem": coexistence},
+	} {
+		if got := find[*appsv1.DaemonSet](t, decode(t, mustRender(t, more))).Spec.Template.Labels["k8s-app"]; got != want {
+			t.Errorf("with %v, pods have the label k8s-app: %q, want %q", more, got, want)
 		}
 	}
 }
