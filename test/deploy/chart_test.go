@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"maps"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"helm.sh/helm/v4/pkg/chart/common"
 	"helm.sh/helm/v4/pkg/chart/common/util"
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
@@ -129,11 +131,35 @@ func find[T runtime.Object](t *testing.T, objects []runtime.Object) T {
 
 // Without values, lint logs which are missing, and finds nothing wrong.
 func TestLint(t *testing.T) {
-	for _, values := range []map[string]any{required(nil), nil} {
-		for _, m := range lint.RunAll(chart, values, "kube-system").Messages {
-			if !strings.Contains(m.Error(), "icon is recommended") {
-				t.Error(m)
-			}
+	output, flags := log.Writer(), log.Flags()
+	defer func() {
+		log.SetOutput(output)
+		log.SetFlags(flags)
+	}()
+	log.SetFlags(0)
+	for _, test := range []struct {
+		values map[string]any
+		want   []string
+	}{
+		{required(nil), nil},
+		{nil, []string{
+			`WARN missing required values message="apiServer has to be set: the address by which nodes reach it without Services"`,
+			`WARN missing required values message="image.repository has to be set: build the image (make image) and push it"`,
+			`WARN missing required values message="image.tag or image.digest has to be set"`,
+		}},
+	} {
+		var logged strings.Builder // by package slog, whose default is package log
+		log.SetOutput(&logged)
+		messages := lint.RunAll(chart, test.values, "kube-system").Messages
+		got := slices.Compact(slices.Sorted(strings.Lines(logged.String()))) // for each image
+		for i := range got {
+			got[i] = strings.TrimSpace(got[i])
+		}
+		if d := cmp.Diff(test.want, got); d != "" {
+			t.Errorf("with %v, lint logs (-want +got):\n%s", test.values, d)
+		}
+		if len(messages) != 1 || !strings.Contains(messages[0].Error(), "icon is recommended") {
+			t.Errorf("with %v, lint finds %v", test.values, messages)
 		}
 	}
 }
