@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/relabel"
@@ -324,48 +325,21 @@ func TestMonitoringObjects(t *testing.T) {
 		rest = strings.ReplaceAll(rest, rendered, "\n<"+file+">\n")
 	}
 	golden.Compare(t, "monitoring.golden", rest)
-	var want any
+	var want monitoringv1.PrometheusRuleSpec
 	if err := yaml.UnmarshalStrict(alerts, &want); err != nil {
 		t.Fatal(err)
 	}
-	kinds := map[string]bool{}
-	var others []string
-	var pods podMonitorSpec
-	for _, document := range strings.Split(text, "---\n") {
-		var o struct {
-			APIVersion, Kind string
-			Metadata         struct{ Labels map[string]string }
-			Spec             any
-		}
-		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
-			t.Fatal(err)
-		}
-		if o.APIVersion != "monitoring.coreos.com/v1" {
-			others = append(others, document)
-			continue
-		}
-		kinds[o.Kind] = true
-		if o.Metadata.Labels["release"] != "prometheus" {
-			t.Errorf("%s lacks the label that its operator selects by", o.Kind)
-		}
-		if d := cmp.Diff(want, o.Spec); o.Kind == "PrometheusRule" && d != "" {
-			t.Errorf("rules of the operator (-file +object):\n%s", d)
-		}
-		if o.Kind == "PodMonitor" {
-			spec, err := yaml.Marshal(o.Spec)
-			if err == nil {
-				err = yaml.UnmarshalStrict(spec, &pods)
-			}
-			if err != nil {
-				t.Errorf("PodMonitor: %v", err)
-			}
+	objects := decode(t, text)
+	rule, pods := find[*monitoringv1.PrometheusRule](t, objects), find[*monitoringv1.PodMonitor](t, objects)
+	for _, o := range []metav1.Object{rule, pods} {
+		if o.GetLabels()["release"] != "prometheus" {
+			t.Errorf("%T lacks the label that its operator selects by", o)
 		}
 	}
-	if !kinds["PodMonitor"] || !kinds["PrometheusRule"] {
-		t.Errorf("there are %v", kinds)
+	if d := cmp.Diff(want, rule.Spec); d != "" {
+		t.Errorf("rules of the operator (-file +object):\n%s", d)
 	}
-	objects := decode(t, strings.Join(others, "---\n"))
-	checkPodMonitor(t, &pods, &find[*appsv1.DaemonSet](t, objects).Spec.Template)
+	checkPodMonitor(t, &pods.Spec, &find[*appsv1.DaemonSet](t, objects).Spec.Template)
 	var shown *v1.ConfigMap
 	for _, o := range objects {
 		if m, ok := o.(*v1.ConfigMap); ok && m.Data["tandem.json"] != "" {
@@ -383,22 +357,8 @@ func indented(spaces int, file []byte) string {
 	return prefix + strings.ReplaceAll(string(file), "\n", prefix)
 }
 
-// podMonitorSpec has the fields of a PodMonitor that the chart sets.
-type podMonitorSpec struct {
-	Selector            metav1.LabelSelector `json:"selector"`
-	PodMetricsEndpoints []struct {
-		Path        string `json:"path"`
-		Port        string `json:"port"`
-		Relabelings []struct {
-			Action       relabel.Action `json:"action"`
-			SourceLabels []string       `json:"sourceLabels"`
-			TargetLabel  string         `json:"targetLabel"`
-		} `json:"relabelings"`
-	} `json:"podMetricsEndpoints"`
-}
-
 // checkPodMonitor checks that it selects the pods and a port that they have, and adds labels that queries know.
-func checkPodMonitor(t *testing.T, m *podMonitorSpec, pods *v1.PodTemplateSpec) {
+func checkPodMonitor(t *testing.T, m *monitoringv1.PodMonitorSpec, pods *v1.PodTemplateSpec) {
 	t.Helper()
 	selector, err := metav1.LabelSelectorAsSelector(&m.Selector)
 	if err != nil || selector.Empty() || !selector.Matches(k8slabels.Set(pods.Labels)) {
@@ -408,12 +368,12 @@ func checkPodMonitor(t *testing.T, m *podMonitorSpec, pods *v1.PodTemplateSpec) 
 		t.Fatalf("%d endpoints", len(m.PodMetricsEndpoints))
 	}
 	e := m.PodMetricsEndpoints[0]
-	if e.Path != "/metrics" || !slices.ContainsFunc(pods.Spec.Containers[0].Ports, func(p v1.ContainerPort) bool { return p.Name == e.Port }) {
-		t.Errorf("it scrapes %s at port %s; there are %v", e.Path, e.Port, pods.Spec.Containers[0].Ports)
+	if e.Path != "/metrics" || e.Port == nil || !slices.ContainsFunc(pods.Spec.Containers[0].Ports, func(p v1.ContainerPort) bool { return p.Name == *e.Port }) {
+		t.Errorf("it scrapes %+v; there are %v", e, pods.Spec.Containers[0].Ports)
 	}
 	var targets []string
-	for _, r := range e.Relabelings {
-		if r.Action != relabel.Replace || !slices.Equal(r.SourceLabels, []string{"__meta_kubernetes_pod_node_name"}) || !slices.Contains(scraped, r.TargetLabel) {
+	for _, r := range e.RelabelConfigs {
+		if r.Action != string(relabel.Replace) || !slices.Equal(r.SourceLabels, []monitoringv1.LabelName{"__meta_kubernetes_pod_node_name"}) || !slices.Contains(scraped, r.TargetLabel) {
 			t.Errorf("relabelling %+v", r)
 		}
 		targets = append(targets, r.TargetLabel)
