@@ -18,6 +18,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/kernel/netns"
+	"github.com/tandem-proxy/tandem/observe/status"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/monitor"
@@ -124,7 +125,7 @@ func (a *app) run(args []string) int {
 		fmt.Fprintf(a.err, "See '%s --help'.\n", called.CommandPath())
 		return exitUsage
 	}
-	if next := a.advice(err); next != "" {
+	if next := a.advice(called, err); next != "" {
 		fmt.Fprintf(a.err, "%s\n", next)
 	}
 	var coded codeError
@@ -134,14 +135,22 @@ func (a *app) run(args []string) int {
 	return exitError
 }
 
-// advice says what to do about an error.
-func (a *app) advice(err error) string {
+// advice says what to do about an error of a command.
+func (a *app) advice(called *cobra.Command, err error) string {
 	var coded codeError
-	switch {
-	case errors.As(err, &coded):
+	if errors.As(err, &coded) {
 		return "" // of commands that say it themselves
+	}
+	if instead := a.insteadOf(called); instead != "" {
+		return instead
+	}
+	switch {
 	case errors.Is(err, inspect.ErrNotRunning):
-		return "Start kube-proxy in mode ebpf on this node. If it runs with --ebpf-cgroup-root, pass the same directory as --cgroup-root; if it runs in another mode, its --metrics-bind-address as --server."
+		text := "Start kube-proxy in mode ebpf on this node. If it runs with --ebpf-cgroup-root, pass the same directory as --cgroup-root"
+		if called.Flags().Lookup("server") != nil {
+			text += "; if it runs in another mode, its --metrics-bind-address as --server"
+		}
+		return text + "."
 	case errors.Is(err, removal.ErrServing):
 		return "Stop kube-proxy on this node first, or change its mode, and run this again."
 	case errors.Is(err, errNoServer):
@@ -156,6 +165,48 @@ func (a *app) advice(err error) string {
 		return "Run it as root in the host's user namespace: opening BPF objects by id needs CAP_SYS_ADMIN, and before Linux 6.12 CAP_NET_ADMIN as well."
 	}
 	return ""
+}
+
+// ebpfOnly are the commands about what only mode ebpf has, and what to know about each in other modes.
+var ebpfOnly = map[string]map[capabilities.Mode]string{
+	"flows": {
+		capabilities.ModeIPTables: "which has no eBPF flows; 'conntrack -L' lists its connections",
+		capabilities.ModeIPVS:     "which has no eBPF flows; 'ipvsadm -Lnc' lists its connections",
+	},
+	"top": {
+		capabilities.ModeIPTables: "which does not count the traffic of service ports; 'iptables-save -c -t nat' and 'ip6tables-save -c -t nat' show the counters of its rules",
+		capabilities.ModeIPVS:     "which does not count the traffic of service ports; 'ipvsadm -Ln --rate' shows the rates of its virtual servers",
+	},
+	"monitor": {
+		capabilities.ModeIPTables: "which does not report failures; 'tandemctl explain' says whether a connection is rejected or dropped, and why",
+		capabilities.ModeIPVS:     "which does not report failures; 'tandemctl explain' says whether a connection is rejected or dropped, and why",
+	},
+	"optout": {
+		capabilities.ModeIPTables: "which load-balances no connections at sockets; there is nothing to opt out of",
+		capabilities.ModeIPVS:     "which load-balances no connections at sockets; there is nothing to opt out of",
+	},
+}
+
+// insteadOf is what to do instead of a command that failed, if this node's kube-proxy answers and its mode does not have
+// what the command is about.
+func (a *app) insteadOf(called *cobra.Command) string {
+	c := called
+	for c.HasParent() && c.Parent().HasParent() {
+		c = c.Parent() // optout, for optout list
+	}
+	inMode, ok := ebpfOnly[c.Name()]
+	if !ok {
+		return ""
+	}
+	process, err := askServer[status.Status](called.Context(), a, "", status.Path, nil)
+	if err != nil {
+		return "" // the error of the command matters
+	}
+	instead, ok := inMode[capabilities.Mode(process.Mode)]
+	if !ok {
+		return ""
+	}
+	return fmt.Sprintf("This node's kube-proxy runs in mode %s, %s.", process.Mode, instead)
 }
 
 func (a *app) rootCommand() *cobra.Command {

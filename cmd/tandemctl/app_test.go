@@ -462,7 +462,7 @@ func TestErrors(t *testing.T) {
 		code    int
 		want    []string
 	}{
-		{command: "status", err: fmt.Errorf("%w: /x", inspect.ErrNotRunning), code: exitError, want: []string{"/x", "Start kube-proxy", "--cgroup-root"}},
+		{command: "status", err: fmt.Errorf("%w: /x", inspect.ErrNotRunning), code: exitError, want: []string{"/x", "Start kube-proxy", "--cgroup-root", "--server"}},
 		{command: "status", err: fmt.Errorf("%w: 2", lbmap.ErrLayout), code: exitError, want: []string{"the tandemctl of the same release"}},
 		{command: "services", err: fmt.Errorf("open: %w", fs.ErrPermission), code: exitError, want: []string{"CAP_SYS_ADMIN", "root"}},
 		{command: "services -n kube-system", err: errors.New("broken"), code: exitError, want: []string{"tandemctl: broken"}},
@@ -478,7 +478,7 @@ func TestErrors(t *testing.T) {
 		{command: "flows --backend 10.0.0.1/33", code: exitUsage, want: []string{`--backend "10.0.0.1/33"`}},
 		{command: "flows --at device", code: exitUsage, want: []string{`--at is socket or packets, not "device"`}},
 		{command: "flows -w --interval 0s", code: exitUsage, want: []string{"above 0"}},
-		{command: "flows", err: fmt.Errorf("%w: /x", inspect.ErrNotRunning), code: exitError, want: []string{"Start kube-proxy"}},
+		{command: "flows", err: fmt.Errorf("%w: /x", inspect.ErrNotRunning), code: exitError, want: []string{"Start kube-proxy", "as --cgroup-root.\n"}},
 		{command: "monitor --rate 0", code: exitUsage, want: []string{"--rate has to be above 0"}},
 		{command: "monitor shop", code: exitUsage, want: []string{"NAMESPACE/NAME"}},
 		{command: "top --sort speed", code: exitUsage, want: []string{"--sort is one of connections, failures, rejected, dropped, refused, unanswered, packets, bytes"}},
@@ -554,6 +554,34 @@ func TestStatusInAnotherMode(t *testing.T) {
 	out.Reset()
 	if code := a.run([]string{"status", "-o", "json"}); code != exitOK || !strings.Contains(out.String(), `"process": {`) || strings.Contains(out.String(), `"programs"`) {
 		t.Errorf("exit code %d: %s", code, out)
+	}
+}
+
+// TestAdviceInAnotherMode: a command about what only mode ebpf has says so, and what the running mode has instead.
+func TestAdviceInAnotherMode(t *testing.T) {
+	notRunning := fmt.Errorf("%w: /x", inspect.ErrNotRunning)
+	for _, test := range []struct {
+		command, mode string
+		err           error // of opening the maps
+		want          string
+	}{
+		{"flows", "iptables", notRunning, "runs in mode iptables, which has no eBPF flows; 'conntrack -L' lists"},
+		{"flows", "iptables", capabilities.ErrNoCgroup2, "'conntrack -L' lists"},
+		{"connections -w", "ipvs", notRunning, "runs in mode ipvs, which has no eBPF flows; 'ipvsadm -Lnc' lists"},
+		{"top", "iptables", notRunning, "'iptables-save -c -t nat'"},
+		{"top", "ipvs", fmt.Errorf("open: %w", fs.ErrPermission), "'ipvsadm -Ln --rate'"},
+		{"monitor", "iptables", notRunning, "'tandemctl explain' says"},
+		{"optout list", "ipvs", notRunning, "nothing to opt out of"},
+		{"optout add --pid 4711", "iptables", notRunning, "nothing to opt out of"},
+		{"flows", "ebpf", notRunning, "Start kube-proxy in mode ebpf on this node. If it runs with --ebpf-cgroup-root, pass the same directory as --cgroup-root.\n"},
+	} {
+		a, out, errs := newTestApp(nil)
+		a.inspect = func(string) (inspector, error) { return nil, test.err }
+		a.monitor = func(uint32) (failureMonitor, error) { return &fakeMonitor{}, nil }
+		a.servers = []string{serveMode(t, test.mode)}
+		if code := a.run(strings.Fields(test.command)); code != exitError || !strings.Contains(errs.String(), test.want) || strings.Contains(errs.String(), "--server") || out.Len() > 0 {
+			t.Errorf("%s in mode %s: exit code %d, %s\nwant %q", test.command, test.mode, code, errs, test.want)
+		}
 	}
 }
 
