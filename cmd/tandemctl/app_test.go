@@ -13,8 +13,10 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -239,6 +241,11 @@ func TestServicesOfOne(t *testing.T) {
 	if code := a.run([]string{"services"}); code != exitOK || !strings.Contains(out.String(), "kube-dns") || !strings.Contains(errs.String(), "cannot connect to kube-proxy") {
 		t.Errorf("no server: exit code %d\n%s%s", code, out, errs)
 	}
+	out.Reset()
+	if code := a.run([]string{"services", "-o", "json"}); code != exitOK || !strings.Contains(out.String(), `"elsewhere": [],
+  "elsewhereError": "cannot connect to kube-proxy (`) {
+		t.Errorf("no server: exit code %d\n%s", code, out)
+	}
 	a, out, errs = newTestApp(nil)
 	a.inspect = func(string) (inspector, error) { return nil, inspect.ErrNotRunning }
 	a.servers = []string{servePlacements(t, sampleCarried()...)}
@@ -410,6 +417,17 @@ func TestOutputOfNothing(t *testing.T) {
 			if out.Len() == 0 || strings.Contains(text, "null") {
 				t.Errorf("%s -o %s: %s", command, format, out)
 			}
+		}
+	}
+}
+
+// TestBackendWithoutProxy: lists are there without a kube-proxy, too.
+func TestBackendWithoutProxy(t *testing.T) {
+	a, out, errs := newTestApp(nil)
+	for command, want := range map[string]string{"drain 10.244.1.7": `"servicePorts": []`, "list": `"backends": [`} {
+		out.Reset()
+		if code := a.run(append(strings.Fields("backend "+command), "-o", "json", "--state-dir", t.TempDir())); code != exitOK || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: exit code %d, %s%s", command, code, out, errs)
 		}
 	}
 }
@@ -645,6 +663,53 @@ func TestHelp(t *testing.T) {
 		if code := a.run(append(strings.Fields(command), "--help")); code != exitOK || !strings.Contains(out.String(), "Examples:\n  tandemctl ") {
 			t.Errorf("%q: exit code %d\n%s", command, code, out)
 		}
+	}
+}
+
+// TestHelpJQ: the filters that the help has for jq work on what there is: with everything, without a kube-proxy, and in a mode
+// without programs.
+func TestHelpJQ(t *testing.T) {
+	jq, err := exec.LookPath("jq")
+	if err != nil {
+		t.Skip("missing: jq")
+	}
+	none, _, _ := newTestApp(sample())
+	rules, _, _ := newTestApp(nil)
+	rules.inspect = func(string) (inspector, error) { return nil, inspect.ErrNotRunning }
+	rules.servers = []string{serveMode(t, "iptables", sampleCarried()...)}
+	said := func(a *app, command string) []byte {
+		var out bytes.Buffer
+		a.out = &out
+		if code := a.run(strings.Fields(command)); code != exitOK {
+			t.Errorf("%s: exit code %d", command, code)
+		}
+		return out.Bytes()
+	}
+	example := regexp.MustCompile(`(?m)^  tandemctl (.*) \| jq '(.*)'$`)
+	seen := 0
+	for _, c := range none.rootCommand().Commands() {
+		for _, m := range example.FindAllStringSubmatch(c.Example, -1) {
+			seen++
+			everything, err := os.ReadFile(filepath.Join("testdata", c.Name()+"-json.golden"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			inputs := map[string][]byte{"everything": everything}
+			if c.Name() != "preflight" { // it asks no kube-proxy
+				inputs["no kube-proxy"], inputs["mode iptables"] = said(none, m[1]), said(rules, m[1])
+			}
+			for name, input := range inputs {
+				filter := exec.Command(jq, m[2])
+				filter.Stdin = bytes.NewReader(input)
+				out, err := filter.CombinedOutput()
+				if err != nil || name == "everything" && len(out) == 0 {
+					t.Errorf("%s: jq '%s': %v\n%s", name, m[2], err, out)
+				}
+			}
+		}
+	}
+	if seen < 4 {
+		t.Errorf("found only %d examples", seen)
 	}
 }
 

@@ -35,7 +35,7 @@ type backendChange struct {
 	Until   time.Time            `json:"until,omitzero"`
 	// InForce says that a running kube-proxy has confirmed it.
 	InForce bool `json:"inForce"`
-	// ServicePorts have the backend; null if no kube-proxy answered.
+	// ServicePorts have the backend; they are not known if it is not in force.
 	ServicePorts []explain.BackendUse `json:"servicePorts"`
 }
 
@@ -160,7 +160,7 @@ func (a *app) changeBackend(ctx context.Context, f *backendFlags, e backendstate
 	if err != nil {
 		return nil, err
 	}
-	c := &backendChange{Backend: e.Backend(), Service: e.Service, State: e.State, Until: e.Until}
+	c := &backendChange{Backend: e.Backend(), Service: e.Service, State: e.State, Until: e.Until, ServicePorts: []explain.BackendUse{}}
 	if e.State == proxier.ActiveState {
 		found, err := backendstates.Remove(f.directory, e, a.now())
 		if err != nil {

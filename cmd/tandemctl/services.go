@@ -80,6 +80,7 @@ anything but their counters, and that ended.`,
 // services reads the maps, and asks kube-proxy which datapath serves the rest. One of the
 // two is enough.
 func (a *app) services(ctx context.Context, server string, f serviceFilter) (found serviceList, err error) {
+	found = serviceList{Services: []inspect.ServiceView{}, Elsewhere: []explain.Placement{}}
 	inMaps := a.withInspector(func(i inspector) error {
 		services, err := i.Services()
 		found.Services = only(services, func(s *inspect.ServiceView) bool { return f.selects(s.Namespace, s.Name, s.Port) })
@@ -87,7 +88,9 @@ func (a *app) services(ctx context.Context, server string, f serviceFilter) (fou
 		return err
 	})
 	carriers, asked := askServer[explain.Placements](ctx, a, server, explain.PlacementsPath, nil)
-	if asked == nil {
+	if asked != nil {
+		found.ElsewhereError = asked.Error()
+	} else {
 		found.mode = carriers.Mode
 		found.Elsewhere = only(carriers.Frontends, func(c *explain.Placement) bool { return f.selects(c.Namespace, c.Name, c.Port) })
 	}
@@ -109,9 +112,10 @@ type serviceList struct {
 	// Unplaced counts all service ports over capacity. Those without a service id are not
 	// among Services.
 	Unplaced int `json:"unplaced"`
-	// Elsewhere are frontends that the maps do not have, or not for all clients; null if
-	// no kube-proxy answered.
-	Elsewhere []explain.Placement `json:"elsewhere"`
+	// Elsewhere are frontends that the maps do not have, or not for all clients. ElsewhereError is why
+	// they are not known, or empty.
+	Elsewhere      []explain.Placement `json:"elsewhere"`
+	ElsewhereError string              `json:"elsewhereError"`
 	// mode of the kube-proxy that answered.
 	mode string
 }
@@ -161,7 +165,7 @@ func (f serviceFilter) missing(found serviceList) error {
 		name += ":" + f.port
 	}
 	text := "it does not exist or is headless"
-	if found.Elsewhere == nil {
+	if found.ElsewhereError != "" {
 		text += ", or another datapath serves it"
 	}
 	if found.Unplaced > 0 {

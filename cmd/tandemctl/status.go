@@ -38,7 +38,7 @@ process, but changes in the cluster are not applied. If another kube-proxy took
 over meanwhile, the programs leave new connections to it.`,
 		Example: `  tandemctl status
   tandemctl status -o json | jq '.process | {mode, ready, lastSuccessfulSync}'
-  tandemctl status -o json | jq '.maps[] | select(.used != null) | {name, used, max}'`,
+  tandemctl status -o json | jq '.maps[]? | select(.used != null) | {name, used, max}'`,
 		Args: args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			view, err := a.status(c.Context(), server)
