@@ -304,6 +304,7 @@ func TestOutput(t *testing.T) {
 		"flows":              "flows",
 		"flows-wide":         "flows",
 		"flows-client":       "flows -n shop --client 198.51.100.0/24",
+		"flows-service":      "flows --service kube-system/kube-dns:dns",
 		"flows-backend":      "flows kube-system/kube-dns:dns --backend 10.244.0.2 --at socket",
 		"optout-list":        "optout list",
 		"optout-add":         "optout add --pid 4711",
@@ -367,8 +368,11 @@ func checkJSON(t *testing.T, text []byte) {
 func TestCompletion(t *testing.T) {
 	a, out, errs := newTestApp(sample())
 	a.servers = []string{servePlacements(t, sampleCarried()...)}
-	if code := a.run([]string{"__complete", "flows", "sh"}); code != exitOK || !strings.HasPrefix(out.String(), "shop/calls\nshop/cart\nshop/kubernetes\n") || strings.Contains(out.String(), "default") {
-		t.Errorf("exit code %d, %s%s", code, out, errs)
+	for _, begun := range []string{"flows sh", "flows --service sh", "top --service sh", "monitor --service=sh"} {
+		out.Reset()
+		if code := a.run(append([]string{"__complete"}, strings.Fields(begun)...)); code != exitOK || !strings.HasPrefix(out.String(), "shop/calls\nshop/cart\nshop/kubernetes\n") || strings.Contains(out.String(), "default") {
+			t.Errorf("%s: exit code %d, %s%s", begun, code, out, errs)
+		}
 	}
 }
 
@@ -492,6 +496,10 @@ func TestErrors(t *testing.T) {
 		{command: "services a/b -n c", code: exitUsage, want: []string{"not in namespace c"}},
 		{command: "services a/b c/d", code: exitUsage},
 		{command: "flows web", code: exitUsage, want: []string{"NAMESPACE/NAME"}},
+		{command: "flows --service web", code: exitUsage, want: []string{`"web" is not NAMESPACE/NAME`}},
+		{command: "flows shop/web --service shop/cart", code: exitUsage, want: []string{"--service shop/cart is not shop/web"}},
+		{command: "top shop/web --service shop/web:http --times 1", code: exitUsage, want: []string{"--service shop/web:http is not shop/web"}},
+		{command: "monitor --service shop/web -n default", code: exitUsage, want: []string{"not in namespace default"}},
 		{command: "flows --client web", code: exitUsage, want: []string{`--client "web"`}},
 		{command: "flows --backend 10.0.0.1/33", code: exitUsage, want: []string{`--backend "10.0.0.1/33"`}},
 		{command: "flows --at device", code: exitUsage, want: []string{`--at is socket or packets, not "device"`}},

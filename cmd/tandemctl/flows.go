@@ -27,7 +27,8 @@ type flowsOptions struct {
 
 func (a *app) flowsCommand() *cobra.Command {
 	var o flowsOptions
-	var namespace, client, backend string
+	var of serviceFlags
+	var client, backend string
 	c := &cobra.Command{
 		Use:     "flows [NAMESPACE/NAME[:PORT]]",
 		Aliases: []string{"flow", "connections"},
@@ -68,7 +69,7 @@ or backend, and that ended. What begins and ends between two looks is not seen.`
   tandemctl flows --backend 10.244.1.7:8080 -o json`,
 		Args: args(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, list []string) (err error) {
-			if o.service, err = newServiceFilter(list, namespace); err != nil {
+			if o.service, err = of.filter(list); err != nil {
 				return err
 			}
 			if o.client, err = newAddressFilter("client", client); err != nil {
@@ -105,9 +106,7 @@ or backend, and that ended. What begins and ends between two looks is not seen.`
 			return t.flush()
 		},
 	}
-	c.ValidArgsFunction = a.completeServices
-	c.Flags().StringVarP(&namespace, "namespace", "n", "", "only flows to Services of this namespace")
-	addAllNamespacesFlag(c)
+	of.add(a, c, "flows to ")
 	c.Flags().StringVar(&client, "client", "", "only flows of this client: an address, a CIDR, or ADDRESS:PORT")
 	c.Flags().StringVar(&backend, "backend", "", "only flows to this backend: an address, a CIDR, or ADDRESS:PORT")
 	c.Flags().StringVar(&o.at, "at", "", "only flows that are translated at their "+inspect.AtSocket+", or by their "+inspect.AtPackets)

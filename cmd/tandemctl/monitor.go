@@ -38,7 +38,8 @@ type monitorOptions struct {
 
 func (a *app) monitorCommand() *cobra.Command {
 	o := monitorOptions{interval: 2 * time.Second}
-	var namespace, client string
+	var of serviceFlags
+	var client string
 	c := &cobra.Command{
 		Use:   "monitor [NAMESPACE/NAME[:PORT]]",
 		Short: "Show connections and packets of Services that fail, as it happens",
@@ -74,7 +75,7 @@ rules or IPVS serve.`,
   tandemctl monitor --client 198.51.100.7 -o json`,
 		Args: args(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, list []string) (err error) {
-			if o.service, err = newServiceFilter(list, namespace); err != nil {
+			if o.service, err = of.filter(list); err != nil {
 				return err
 			}
 			if o.client, err = newAddressFilter("client", client); err != nil {
@@ -93,9 +94,7 @@ rules or IPVS serve.`,
 			return a.watchFailures(ctx, &o)
 		},
 	}
-	c.ValidArgsFunction = a.completeServices
-	c.Flags().StringVarP(&namespace, "namespace", "n", "", "only Services of this namespace")
-	addAllNamespacesFlag(c)
+	of.add(a, c, "")
 	c.Flags().StringVar(&client, "client", "", "only packets of this client: an address, a CIDR, or ADDRESS:PORT")
 	c.Flags().DurationVar(&o.length, "for", 0, "end after this time (default: when it is interrupted)")
 	c.Flags().Uint32Var(&o.rate, "rate", 100, "failures of all Services that are reported per second and CPU")

@@ -55,6 +55,8 @@ func TestMonitor(t *testing.T) {
 `,
 		"monitor -n kube-system -o json": `{"apiVersion":"tandemctl.tandem-proxy.dev/v1alpha1","kind":"Failure","time":"2026-03-01T12:00:00.005Z","reason":"rejected_no_backend","namespace":"kube-system","name":"kube-dns","port":"dns","protocol":"UDP","client":null,"frontend":"10.96.0.10:53","process":"dig","pid":4711}
 `,
+		"monitor --service kube-system/kube-dns:dns -o json": `{"apiVersion":"tandemctl.tandem-proxy.dev/v1alpha1","kind":"Failure","time":"2026-03-01T12:00:00.005Z","reason":"rejected_no_backend","namespace":"kube-system","name":"kube-dns","port":"dns","protocol":"UDP","client":null,"frontend":"10.96.0.10:53","process":"dig","pid":4711}
+`,
 	} {
 		m := &fakeMonitor{list: append([]monitor.Failure{}, failures...), attached: 2}
 		a, out, errs := newTestApp(sample())

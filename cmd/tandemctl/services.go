@@ -174,6 +174,38 @@ func (f serviceFilter) missing(found serviceList) error {
 	return fmt.Errorf("no Service %s: %s", name, text)
 }
 
+// serviceFlags select Services, for commands that also take one as their argument.
+type serviceFlags struct{ service, namespace string }
+
+// add adds the flags, and completes the argument. The usage says only, what, and which Services.
+func (f *serviceFlags) add(a *app, c *cobra.Command, what string) {
+	c.ValidArgsFunction = a.completeServices
+	c.Flags().StringVarP(&f.namespace, "namespace", "n", "", "only "+what+"Services of this namespace")
+	addAllNamespacesFlag(c)
+	a.addServiceFlag(c, &f.service, "only "+what+"this Service, NAMESPACE/NAME[:PORT], as the argument")
+}
+
+func (f *serviceFlags) filter(args []string) (serviceFilter, error) {
+	filter, err := newServiceFilter(args, f.namespace)
+	if err != nil || f.service == "" {
+		return filter, err
+	}
+	named, err := newServiceFilter([]string{f.service}, f.namespace)
+	if err == nil && len(args) > 0 && named != filter {
+		err = usagef("--service %s is not %s", f.service, args[0])
+	}
+	return named, err
+}
+
+// addServiceFlag adds a flag that completes names of Services.
+func (a *app) addServiceFlag(c *cobra.Command, service *string, usage string) {
+	c.Flags().StringVar(service, "service", "", usage)
+	// It fails for a flag that is not there.
+	_ = c.RegisterFlagCompletionFunc("service", func(c *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+		return a.completeServices(c, nil, begun)
+	})
+}
+
 // addAllNamespacesFlag is for those who are used to kubectl: all namespaces are the default here.
 func addAllNamespacesFlag(c *cobra.Command) {
 	c.Flags().BoolP("all-namespaces", "A", false, "Services of all namespaces, which is the default")

@@ -26,7 +26,7 @@ type topOptions struct {
 
 func (a *app) topCommand() *cobra.Command {
 	var o topOptions
-	var namespace string
+	var of serviceFlags
 	c := &cobra.Command{
 		Use:   "top [NAMESPACE/NAME[:PORT]]",
 		Short: "Show which Services have the most traffic",
@@ -55,7 +55,7 @@ left out.
   tandemctl top --times 1 --interval 10s -o json`,
 		Args: args(cobra.MaximumNArgs(1)),
 		RunE: func(c *cobra.Command, list []string) (err error) {
-			if o.service, err = newServiceFilter(list, namespace); err != nil {
+			if o.service, err = of.filter(list); err != nil {
 				return err
 			}
 			if rateOf[o.by] == nil {
@@ -67,9 +67,7 @@ left out.
 			return a.top(c.Context(), &o)
 		},
 	}
-	c.ValidArgsFunction = a.completeServices
-	c.Flags().StringVarP(&namespace, "namespace", "n", "", "only Services of this namespace")
-	addAllNamespacesFlag(c)
+	of.add(a, c, "")
 	c.Flags().DurationVar(&o.interval, "interval", 2*time.Second, "time between two looks")
 	c.Flags().IntVar(&o.times, "times", 0, "end after so many tables; 0 goes on")
 	c.Flags().StringVar(&o.by, "sort", "connections", "order by "+strings.Join(rateNames, ", "))
