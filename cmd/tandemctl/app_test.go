@@ -368,7 +368,7 @@ func checkJSON(t *testing.T, text []byte) {
 func TestCompletion(t *testing.T) {
 	a, out, errs := newTestApp(sample())
 	a.servers = []string{servePlacements(t, sampleCarried()...)}
-	for _, begun := range []string{"flows sh", "flows --service sh", "top --service sh", "monitor --service=sh"} {
+	for _, begun := range []string{"flows sh", "flows --service sh", "top --service sh", "monitor --service=sh", "backend drain 10.244.1.7 --service sh", "backend restore --service sh"} {
 		out.Reset()
 		if code := a.run(append([]string{"__complete"}, strings.Fields(begun)...)); code != exitOK || !strings.HasPrefix(out.String(), "shop/calls\nshop/cart\nshop/kubernetes\n") || strings.Contains(out.String(), "default") {
 			t.Errorf("%s: exit code %d, %s%s", begun, code, out, errs)

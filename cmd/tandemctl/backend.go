@@ -119,7 +119,7 @@ func (a *app) backendChangeCommand(action, short string, state proxier.BackendSt
 		},
 	}
 	c.Flags().DurationVar(&f.confirm, "timeout", confirmLimit, "how long to wait until kube-proxy has applied it; it notices at once, or within 10s where it cannot watch the directory")
-	c.Flags().StringVar(&f.service, "service", "", "only for this Service, NAMESPACE/NAME (default: for all)")
+	a.addServiceFlag(c, &f.service, "only for this Service, NAMESPACE/NAME (default: for all)")
 	if state != proxier.ActiveState {
 		c.Flags().DurationVar(&f.lasts, "for", 0, "restore it after this time (default: never)")
 	}
