@@ -132,6 +132,9 @@ func (c *Config) SetDefaults() {
 
 // setModeDefaults is for values that a flag may have emptied.
 func (c *Config) setModeDefaults() {
+	if c.KubeProxy.Mode == "" {
+		delete(c.origin, "mode") // kubeadm writes it empty
+	}
 	orDefault((*string)(&c.KubeProxy.Mode), ModeIPTables)
 	orDefault((*string)(&c.KubeProxy.DetectLocalMode), LocalModeClusterCIDR)
 }

@@ -302,6 +302,35 @@ func TestBadFlags(t *testing.T) {
 	}
 }
 
+// TestOriginOfMode: a mode that is given empty is the default one, as in files of kubeadm.
+func TestOriginOfMode(t *testing.T) {
+	for _, test := range []struct{ file, flag, want string }{
+		{"", "", ""},
+		{"", "--proxy-mode=ebpf", "--proxy-mode"},
+		{"", "--proxy-mode=", ""},
+		{`mode: ""`, "", ""},
+		{"mode: ipvs", "", "f.yaml:3"},
+		{"mode: ipvs", "--proxy-mode=", "f.yaml:3"},
+		{"mode: ipvs", "--proxy-mode=ebpf", "--proxy-mode"},
+	} {
+		c, flags := New(), strings.Fields(test.flag)
+		if test.file == "" {
+			c.CompleteFromFlags(given(t, c, flags...))
+		} else {
+			var err error
+			if c, _, err = parse("f.yaml", []byte(kubeProxyHead+test.file+"\n")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.OverrideWithFlags(given(t, New(), flags...)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := c.Origin("mode"); got != test.want {
+			t.Errorf("file %q, flag %q: set by %q, want %q", test.file, test.flag, got, test.want)
+		}
+	}
+}
+
 func TestValuesAreExplained(t *testing.T) {
 	c, _, err := parse("f.yaml", []byte(kubeProxyHead+`bindAddress: here
 healthzBindAddress: 1.2.3.4:0

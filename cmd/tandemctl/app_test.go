@@ -201,7 +201,7 @@ func sampleCarried() []explain.Placement {
 func sampleProcess() *status.Status {
 	at := now.Add(-2 * time.Second)
 	return &status.Status{
-		Node: "node1", Version: "v0.1.0", Mode: "ebpf", Configured: "ebpf", Reasons: []string{"no maps", "no hooks"}, Degraded: []string{"SCTP is left to rules"}, Direct: &status.Direct{Dispatch: "geneve", Endpoints: 3, Ready: 2}, Started: now.Add(-time.Hour), Source: "https://10.0.0.1:6443",
+		Node: "node1", Version: "v0.1.0", Mode: "ebpf", Configured: "ebpf", ConfiguredBy: "/etc/kube-proxy.yaml:3", Reasons: []string{"no maps", "no hooks"}, Degraded: []string{"SCTP is left to rules"}, Direct: &status.Direct{Dispatch: "geneve", Endpoints: 3, Ready: 2}, Started: now.Add(-time.Hour), Source: "https://10.0.0.1:6443",
 		LastEvents: map[string]time.Time{"services": at, "endpointslices": at.Add(-time.Minute)},
 		Ready:      true, Checks: []health.Check{{Name: "programmed", OK: true}}, LastSync: &status.Sync{End: at, Duration: 0.0121}, LastSuccess: &at,
 		ServicePorts: []status.Share{{Datapaths: []string{"ebpf"}, Count: 102}, {Datapaths: []string{"ebpf", "iptables"}, Count: 3}, {Datapaths: []string{}, Count: 1}},
@@ -566,7 +566,7 @@ func TestStatusInAnotherMode(t *testing.T) {
 	if code := a.run([]string{"status"}); code != exitOK || errs.Len() > 0 {
 		t.Errorf("exit code %d: %s", code, errs)
 	}
-	for _, want := range []string{"Mode:           iptables instead of ebpf: no maps; no hooks\n", "\n\nPrograms: " + inspect.ErrNotRunning.Error() + "\n"} {
+	for _, want := range []string{"Mode:           iptables instead of ebpf (/etc/kube-proxy.yaml:3): no maps; no hooks\n", "\n\nPrograms: " + inspect.ErrNotRunning.Error() + "\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, out)
 		}

@@ -25,8 +25,8 @@ func (a *app) statusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show mode, health, last sync and problems; programs, maps and their usage",
-		Long: `Asks the kube-proxy of this node for its mode, and why it is not the configured
-one, whether Services work, its last sync, what serves how many service ports,
+		Long: `Asks the kube-proxy of this node for its mode, what configured it, and why another one
+runs, whether Services work, its last sync, what serves how many service ports,
 and the problems since its start. Then it shows what the kernel has in mode ebpf: the attached programs,
 the maps they use and the usage of these, whether a kube-proxy process is running,
 and how many service ports are over capacity. One of the two is enough.
@@ -117,6 +117,9 @@ func writeProcess(w io.Writer, p *status.Status, now time.Time) error {
 	mode := p.Mode
 	if p.Mode != p.Configured {
 		mode += " instead of " + p.Configured
+	}
+	if p.ConfiguredBy != "" { // unknown to older processes
+		mode += " (" + p.ConfiguredBy + ")"
 	}
 	if len(p.Reasons) > 0 && p.Mode != p.Configured {
 		mode += ": " + strings.Join(p.Reasons, "; ")

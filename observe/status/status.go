@@ -26,11 +26,13 @@ type Status struct {
 	Version string `json:"version"`
 	// Mode is the running mode, Configured the one of the configuration, Reasons are why that
 	// led to this, and Degraded what the mode cannot do here.
-	Mode       string    `json:"mode"`
-	Configured string    `json:"configuredMode"`
-	Reasons    []string  `json:"reasons"`
-	Degraded   []string  `json:"degraded"`
-	Started    time.Time `json:"started"`
+	Mode       string `json:"mode"`
+	Configured string `json:"configuredMode"`
+	// ConfiguredBy is the flag, or the file and line, that has Configured; or "default".
+	ConfiguredBy string    `json:"configuredBy"`
+	Reasons      []string  `json:"reasons"`
+	Degraded     []string  `json:"degraded"`
+	Started      time.Time `json:"started"`
 	// Source is where objects come from: the URL of the API server, or a directory.
 	Source string `json:"source"`
 	// LastEvents is when the API server last sent an event or a bookmark, which comes each minute, of each

@@ -75,7 +75,7 @@ func TestProcess(t *testing.T) {
 		"/metrics/slis":        {"process_start_time_seconds"},
 		"/healthz":             {"ok"},
 		"/proxyMode":           {"ebpf"},
-		"/debug/status":        {`"mode":"ebpf","configuredMode":"ebpf"`, `"ready":true`, `"servicePorts":[{"datapaths":["ebpf"],"count":2}]`, `"error":""`},
+		"/debug/status":        {`"mode":"ebpf","configuredMode":"ebpf","configuredBy":"--proxy-mode"`, `"ready":true`, `"servicePorts":[{"datapaths":["ebpf"],"count":2}]`, `"error":""`},
 		"/configz":             {`"mode":"ebpf"`, `"kind":"KubeProxyConfiguration"`},
 		"/debug/pprof/cmdline": {"--proxy-mode=ebpf"},
 		"/debug/explain?src=127.0.0.1&dst=10.96.0.10:80": {`"verdict":"forward"`, `"kind":"host"`, `"name":"ebpf","carries":true`},

@@ -3,6 +3,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -30,7 +31,8 @@ func (p *proxy) answerStatus(w http.ResponseWriter, r *http.Request) {
 func (p *proxy) status(ctx context.Context) *status.Status {
 	s := &status.Status{
 		Node: p.opts.nodeName, Version: buildVersion(), Started: p.started,
-		Mode: string(p.mode.name()), Configured: string(p.opts.Config.KubeProxy.Mode), Reasons: texts(p.decision.Reasons), Degraded: texts(p.decision.Degraded),
+		Mode: string(p.mode.name()), Configured: string(p.opts.Config.KubeProxy.Mode), ConfiguredBy: cmp.Or(p.opts.Config.Origin("mode"), "default"),
+		Reasons: texts(p.decision.Reasons), Degraded: texts(p.decision.Degraded),
 		Source: p.opts.Config.Tandem.Manifests, Ready: true, Checks: p.ready.Checks(ctx), ServicePorts: []status.Share{},
 		LastEvents: map[string]time.Time{},
 	}
