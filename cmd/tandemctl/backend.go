@@ -6,10 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -266,43 +268,70 @@ func (a *app) writeBackendChange(c *backendChange) error {
 
 func (a *app) backendListCommand() *cobra.Command {
 	var f backendFlags
+	var watch watchFlags
 	c := &cobra.Command{
 		Use:     "list",
 		Short:   "List the backends that are drained or quarantined on this node",
-		Example: "  tandemctl backend list -o json",
+		Example: "  tandemctl backend list -o json\n  tandemctl backend list --watch",
 		Args:    args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			answer, err := a.askBackends(c.Context(), &f, nil)
-			var usage usageError
-			if errors.As(err, &usage) {
+			if err := watch.check(); err != nil {
 				return err
-			} else if err != nil {
-				fmt.Fprintf(a.err, "tandemctl: whether they are in force is not known: %v\n", err)
 			}
-			entries, err := backendstates.Load(f.directory, a.now())
+			if watch.watch {
+				told := "" // said once
+				return a.watchList(c.Context(), &watch, backendHead, func(ctx context.Context) ([]watched, error) {
+					list, err := a.listBackends(ctx, f, &told)
+					return watchedBackends(list), err
+				})
+			}
+			list, err := a.listBackends(c.Context(), f, new(string))
 			if err != nil {
 				return err
 			}
-			list := backendList{Backends: []backendLine{}}
-			for _, e := range entries {
-				line := backendLine{Entry: e}
-				if answer != nil {
-					inForce := isInForce(answer, &e)
-					line.InForce = &inForce
-				}
-				list.Backends = append(list.Backends, line)
-			}
-			if answer != nil {
-				list.Backends = append(list.Backends, elsewhere(entries, answer.States)...)
-			}
 			if a.isData() {
-				return a.writeData("BackendList", list)
+				return a.writeData("BackendList", backendList{list})
 			}
 			return writeBackends(a, list)
 		},
 	}
 	f.add(c)
+	watch.add(c.Flags())
 	return c
+}
+
+// listBackends are those of the file, and those that kube-proxy has besides. It says why the latter are not known, unless
+// that is what it told before.
+func (a *app) listBackends(ctx context.Context, f backendFlags, told *string) ([]backendLine, error) {
+	answer, err := a.askBackends(ctx, &f, nil)
+	if _, usage := errors.AsType[usageError](err); usage {
+		return nil, err
+	}
+	text := ""
+	if err != nil {
+		text = fmt.Sprintf("tandemctl: whether they are in force is not known: %v\n", err)
+	}
+	if text != *told {
+		*told = text
+		io.WriteString(a.err, text)
+	}
+	entries, err := backendstates.Load(f.directory, a.now())
+	if err != nil {
+		return nil, err
+	}
+	list := []backendLine{}
+	for _, e := range entries {
+		line := backendLine{Entry: e}
+		if answer != nil {
+			inForce := isInForce(answer, &e)
+			line.InForce = &inForce
+		}
+		list = append(list, line)
+	}
+	if answer != nil {
+		list = append(list, elsewhere(entries, answer.States)...)
+	}
+	return list, nil
 }
 
 // elsewhere are the states in force that no entry is about.
@@ -317,30 +346,46 @@ func elsewhere(entries []backendstates.Entry, inForce []explain.BackendState) (l
 	return list
 }
 
-func writeBackends(a *app, list backendList) error {
-	if len(list.Backends) == 0 {
+func writeBackends(a *app, list []backendLine) error {
+	if len(list) == 0 {
 		_, err := fmt.Fprintln(a.out, "No backend is drained or quarantined on this node.")
 		return err
 	}
-	t := newTable(a.tables(), "BACKEND", "SERVICE", "STATE", "SINCE", "UNTIL", "IN FORCE")
-	for _, l := range list.Backends {
-		service, since, until, inForce := l.Service, "", "", ""
-		if service == "" {
-			service = "all"
-		}
-		if !l.Since.IsZero() {
-			since = l.Since.Format(time.RFC3339)
-		}
-		if !l.Until.IsZero() {
-			until = l.Until.Format(time.RFC3339)
-		}
-		switch {
-		case l.Elsewhere:
-			inForce = "yes, from another directory"
-		case l.InForce != nil:
-			inForce = map[bool]string{true: "yes", false: "not yet"}[*l.InForce]
-		}
-		t.row(l.Backend(), service, l.State.String(), since, until, inForce)
+	t := newTable(a.tables(), backendHead...)
+	for i := range list {
+		t.row(backendRow(&list[i])...)
 	}
 	return t.flush()
+}
+
+var backendHead = []string{"BACKEND", "SERVICE", "STATE", "SINCE", "UNTIL", "IN FORCE"}
+
+func backendRow(l *backendLine) []string {
+	service, since, until, inForce := l.Service, "", "", ""
+	if service == "" {
+		service = "all"
+	}
+	if !l.Since.IsZero() {
+		since = l.Since.Format(time.RFC3339)
+	}
+	if !l.Until.IsZero() {
+		until = l.Until.Format(time.RFC3339)
+	}
+	switch {
+	case l.Elsewhere:
+		inForce = "yes, from another directory"
+	case l.InForce != nil:
+		inForce = map[bool]string{true: "yes", false: "not yet"}[*l.InForce]
+	}
+	return []string{l.Backend(), service, l.State.String(), since, until, inForce}
+}
+
+// watchedBackends are rows to watch.
+func watchedBackends(list []backendLine) []watched {
+	rows := make([]watched, len(list))
+	for i := range list {
+		cells := backendRow(&list[i])
+		rows[i] = watched{key: strings.Join(cells[:2], " "), version: strings.Join(cells[2:], " "), cells: cells, object: &list[i]}
+	}
+	return rows
 }

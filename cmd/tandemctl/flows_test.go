@@ -7,11 +7,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/tandem-proxy/tandem/proxier/ebpf/inspect"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
+	"github.com/tandem-proxy/tandem/sources/backendstates"
 )
 
 // looks ends the watch when it has seen all of them.
@@ -158,5 +165,70 @@ func TestWatchServices(t *testing.T) {
 	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 	if len(lines) != 5 || !strings.Contains(lines[4], "changed  kube-system/kube-dns") || !strings.HasSuffix(lines[4], "programmed  1           -") {
 		t.Errorf("got\n%s", out)
+	}
+}
+
+// watchedLines are what a command that watches says until it fails, in the first columns.
+func watchedLines(t *testing.T, a *app, out *bytes.Buffer, command string) (list []string) {
+	t.Helper()
+	if code := a.run(append(strings.Fields(command), "--watch", "--interval", "1ms")); code != exitError {
+		t.Errorf("%s: exit code %d", command, code)
+	}
+	for line := range strings.Lines(out.String()) {
+		list = append(list, strings.Join(strings.Fields(line)[1:5], " "))
+	}
+	return list
+}
+
+// TestWatchOptOuts: processes are no change.
+func TestWatchOptOuts(t *testing.T) {
+	a, out, _ := newTestApp(nil)
+	states := []map[uint64]lbmap.OptOutBy{
+		{1: lbmap.OptOutByPod}, {1: lbmap.OptOutByPod, 2: lbmap.OptOutByCommand}, {1: lbmap.OptOutByCommand, 2: lbmap.OptOutByCommand}, {1: lbmap.OptOutByCommand},
+	}
+	a.inspect = func(string) (inspector, error) {
+		if len(states) == 0 {
+			return nil, errNoMore
+		}
+		i := &fakeInspector{optOuts: states[0]}
+		states = states[1:]
+		return i, nil
+	}
+	pid := 0
+	a.owners = func() map[uint64][]int { pid++; return map[uint64][]int{1: {pid}} }
+	want := []string{"EVENT COOKIE BY PROCESSES", "present 1 pod 1", "new 2 command none", "changed 1 command 3", "ended 2 command none"}
+	if got := watchedLines(t, a, out, "optout list"); !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+// TestWatchBackends: what is not known is said once.
+func TestWatchBackends(t *testing.T) {
+	a, out, errs := newTestApp(nil)
+	another := httptest.NewServer(http.NotFoundHandler())
+	defer another.Close()
+	a.servers = []string{another.Listener.Addr().String()}
+	dir := t.TempDir()
+	states := []string{
+		`{"address": "10.244.1.1", "state": "maintenance"}`,
+		`{"address": "10.244.1.1", "state": "quarantined"}, {"address": "10.244.1.2", "port": 80, "service": "shop/web", "state": "maintenance"}`,
+		`{"address": "10.244.1.2", "port": 80, "service": "shop/web", "state": "maintenance"}`,
+		`no more looks`,
+	}
+	calls := 0
+	a.now = func() time.Time { // before the file is read, and for the events
+		if calls++; calls%2 == 1 {
+			if err := os.WriteFile(filepath.Join(dir, backendstates.FileName), []byte(`{"backends": [`+states[calls/2]+`]}`), 0o600); err != nil {
+				t.Error(err)
+			}
+		}
+		return now
+	}
+	want := []string{
+		"EVENT BACKEND SERVICE STATE", "present 10.244.1.1 all maintenance", "changed 10.244.1.1 all quarantined",
+		"new 10.244.1.2:80 shop/web maintenance", "ended 10.244.1.1 all quarantined",
+	}
+	if got := watchedLines(t, a, out, "backend list --state-dir "+dir); !slices.Equal(got, want) || strings.Count(errs.String(), "is not known") != 1 {
+		t.Errorf("got  %q\nwant %q\n%s", got, want, errs)
 	}
 }

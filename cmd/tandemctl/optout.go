@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -66,13 +67,7 @@ list shows what opted a network namespace out.`,
 		RunE: group,
 	}
 	c.AddCommand(
-		&cobra.Command{
-			Use:     "list",
-			Short:   "List the network namespaces that opted out",
-			Example: "  tandemctl optout list -o json",
-			Args:    args(cobra.NoArgs),
-			RunE:    func(*cobra.Command, []string) error { return a.listOptOuts() },
-		},
+		a.optOutListCommand(),
 		a.optOutChangeCommand("add", "Opt a network namespace out", func(i inspector, c *optOutChange, before lbmap.OptOutBy) error {
 			c.Changed = before != lbmap.OptOutByCommand
 			return i.AddOptOut(c.Cookie)
@@ -153,25 +148,72 @@ func (a *app) showChange(c optOutChange) error {
 	return err
 }
 
-func (a *app) listOptOuts() error {
-	return a.withInspector(func(i inspector) error {
+func (a *app) optOutListCommand() *cobra.Command {
+	var watch watchFlags
+	c := &cobra.Command{
+		Use:     "list",
+		Short:   "List the network namespaces that opted out",
+		Example: "  tandemctl optout list -o json\n  tandemctl optout list --watch",
+		Args:    args(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := watch.check(); err != nil {
+				return err
+			}
+			if watch.watch {
+				return a.watchList(c.Context(), &watch, optOutHead, func(context.Context) ([]watched, error) {
+					list, err := a.listOptOuts()
+					return watchedOptOuts(list), err
+				})
+			}
+			list, err := a.listOptOuts()
+			if err != nil {
+				return err
+			}
+			if a.isData() {
+				return a.writeData("OptOutList", optOutList{list})
+			}
+			t := newTable(a.tables(), optOutHead...)
+			for i := range list {
+				t.row(optOutRow(&list[i])...)
+			}
+			return t.flush()
+		},
+	}
+	watch.add(c.Flags())
+	return c
+}
+
+func (a *app) listOptOuts() ([]optOut, error) {
+	list := []optOut{}
+	err := a.withInspector(func(i inspector) error {
 		optOuts, err := i.OptOuts()
 		if err != nil {
 			return err
 		}
-		list := optOutList{OptOuts: []optOut{}}
 		var owners map[uint64][]int
 		if len(optOuts) > 0 {
 			owners = a.owners()
 		}
 		for _, cookie := range slices.Sorted(maps.Keys(optOuts)) {
-			list.OptOuts = append(list.OptOuts, optOut{Cookie: cookie, By: optOuts[cookie].String(), PIDs: append([]int{}, owners[cookie]...)})
+			list = append(list, optOut{Cookie: cookie, By: optOuts[cookie].String(), PIDs: append([]int{}, owners[cookie]...)})
 		}
-		if a.isData() {
-			return a.writeData("OptOutList", list)
-		}
-		return writeOptOuts(a.tables(), list)
+		return nil
 	})
+	return list, err
+}
+
+var optOutHead = []string{"COOKIE", "BY", "PROCESSES"}
+
+func optOutRow(o *optOut) []string { return []string{number(o.Cookie), o.By, pidsText(o.PIDs)} }
+
+// watchedOptOuts are rows to watch. Processes come and go.
+func watchedOptOuts(list []optOut) []watched {
+	rows := make([]watched, len(list))
+	for i := range list {
+		o := &list[i]
+		rows[i] = watched{key: number(o.Cookie), version: o.By, cells: optOutRow(o), object: o}
+	}
+	return rows
 }
 
 // netNSOwners finds the processes of each network namespace by its cookie. What

@@ -400,14 +400,6 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-func writeOptOuts(w io.Writer, list optOutList) error {
-	t := newTable(w, "COOKIE", "BY", "PROCESSES")
-	for _, o := range list.OptOuts {
-		t.row(number(o.Cookie), o.By, pidsText(o.PIDs))
-	}
-	return t.flush()
-}
-
 // pidsText shows the first few: a pod can have thousands, and one is enough to find it.
 func pidsText(pids []int) string {
 	const shown = 5
