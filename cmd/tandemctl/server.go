@@ -124,7 +124,8 @@ func ask[Answer any](ctx context.Context, server, path string, query url.Values)
 	if response.StatusCode != http.StatusOK {
 		const longest = 1 << 10
 		text, _ := io.ReadAll(io.LimitReader(response.Body, longest))
-		err := fmt.Errorf("kube-proxy at %s: %s", server, strings.TrimSpace(string(text)))
+		line, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
+		err := fmt.Errorf("kube-proxy at %s: %s", server, line)
 		if response.StatusCode == http.StatusServiceUnavailable {
 			err = errNotReady{err}
 		}

@@ -4,6 +4,8 @@ package app
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,12 +36,11 @@ func TestCandidates(t *testing.T) {
 		{"the only one", map[string]options{"default/kubernetes": {}}, "default/kubernetes:p"},
 		{"not the API server", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}}, "shop/sticky:p default/kubernetes:p"},
 		{"without affinity", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}}, "shop/web:p shop/sticky:p default/kubernetes:p"},
-		{"three are enough", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}, "a/b": {}}, "a/b:p shop/web:p shop/sticky:p"},
+		{"three are enough", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}, "a/b": {}}, "shop/web:p a/b:p shop/sticky:p"},
 	} {
 		tracker, table := proxier.NewChangeTracker("node1", time.Time{}, nil), proxier.NewTable(proxier.Facts{}, proxier.Policy{})
-		i := 0
-		for name, is := range tt.services {
-			i++
+		for i, name := range slices.Sorted(maps.Keys(tt.services)) { // addresses count among equals
+			is := tt.services[name]
 			namespace, name, _ := strings.Cut(name, "/")
 			if is.protocol == "" {
 				is.protocol = v1.ProtocolTCP
