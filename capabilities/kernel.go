@@ -13,6 +13,8 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
+
+	"github.com/tandem-proxy/tandem/kernel/loading"
 )
 
 // Before kernel 5.8 the two BPF capabilities were part of CAP_SYS_ADMIN.
@@ -120,7 +122,12 @@ type kernelTypes struct {
 }
 
 func (h *host) readTypes() kernelTypes {
-	vmlinux, err := btf.LoadSpec(h.sys("kernel/btf/vmlinux"))
+	path := h.sys("kernel/btf/vmlinux")
+	load := func() (*btf.Spec, error) { return btf.LoadSpec(path) }
+	if _, err := os.Stat(path); err == nil && h.opts.SysRoot == ownSys {
+		load = loading.KernelTypes().Kernel // which the loads of programs need as well
+	}
+	vmlinux, err := load()
 	return kernelTypes{vmlinux, err}
 }
 

@@ -40,6 +40,9 @@ type Options struct {
 	Mask map[Feature]State
 }
 
+// ownSys is the sysfs of the kernel that this process runs on.
+const ownSys = "/sys"
+
 // withDefaults fills in the usual places.
 func (o Options) withDefaults() Options {
 	setDefault := func(field *string, value string) {
@@ -48,7 +51,7 @@ func (o Options) withDefaults() Options {
 		}
 	}
 	setDefault(&o.ProcRoot, "/proc")
-	setDefault(&o.SysRoot, "/sys")
+	setDefault(&o.SysRoot, ownSys)
 	setDefault(&o.ModulesRoot, "/lib/modules")
 	return o
 }

@@ -21,6 +21,8 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/tandem-proxy/tandem/kernel/loading"
 )
 
 // StorageValues are the sockets that have a value in a socket storage map, by their cookies. Inode and
@@ -53,8 +55,6 @@ type StorageOptions struct {
 	States uint32
 	// ProcRoot is where network namespaces are found if they have to be visited; /proc if it is empty.
 	ProcRoot string
-	// Types is a cache of the kernel's types; nil reads them.
-	Types *btf.Cache
 	// Protocols are the names of those whose sockets are visited where values cannot be read through the map; tcp
 	// and udp if it is empty.
 	Protocols []string
@@ -102,7 +102,7 @@ func NewStorageReader(m *ciliumebpf.Map, o StorageOptions) (_ *StorageReader, er
 // load makes a program that an iterator over the target runs.
 func (r *StorageReader) load(target string, m *ciliumebpf.Map, pick asm.Instructions, o StorageOptions) error {
 	const name = "sk_storage_dump"
-	v6, err := addresses6(o.Types)
+	v6, err := addresses6()
 	if err != nil {
 		return fmt.Errorf("%w: iterator %s: %w", ErrStorageNotSupported, target, err)
 	}
@@ -113,7 +113,7 @@ func (r *StorageReader) load(target string, m *ciliumebpf.Map, pick asm.Instruct
 		AttachTo:     target,
 		License:      "GPL", // bpf_seq_write is GPL-only
 		Instructions: append(pick, dumpStorage(r.valueSize, o.States, v6)...),
-	}}}, ciliumebpf.CollectionOptions{Cache: o.Types})
+	}}}, ciliumebpf.CollectionOptions{Cache: loading.KernelTypes()})
 	if err != nil {
 		if errors.Is(err, unix.EPERM) {
 			return fmt.Errorf("iterator %s: %w", target, err)
@@ -263,11 +263,8 @@ func ofSockets(m *ciliumebpf.Map) asm.Instructions {
 type offsets6 struct{ local, peer int16 }
 
 // addresses6 finds them: what is before them depends on the kernel's configuration.
-func addresses6(types *btf.Cache) (found offsets6, err error) {
-	if types == nil {
-		types = btf.NewCache()
-	}
-	spec, err := types.Kernel()
+func addresses6() (found offsets6, err error) {
+	spec, err := loading.KernelTypes().Kernel()
 	if err != nil {
 		return found, err
 	}

@@ -70,7 +70,7 @@ func (g *generation) loadSockets(ctx context.Context, t *Tier, spec *ciliumebpf.
 			replacements[name] = m
 		}
 	}
-	opts := ciliumebpf.CollectionOptions{MapReplacements: replacements, Cache: t.opts.KernelTypes}
+	opts := ciliumebpf.CollectionOptions{MapReplacements: replacements}
 	collection, err := datapath.Load(ctx, "socket programs", spec.Copy(), opts)
 	if signal := datapath.Hooks[datapath.SignalHook].Program; err != nil && spec.Programs[signal] != nil {
 		// Services are served without it.

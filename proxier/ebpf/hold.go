@@ -20,7 +20,7 @@ func (t *Tier) startHold(ctx context.Context) {
 		return
 	}
 	err := t.netns.Do(func() (err error) {
-		t.hold, err = datapath.AttachHold(ctx, t.maps, t.opts.KernelTypes)
+		t.hold, err = datapath.AttachHold(ctx, t.maps)
 		return err
 	})
 	if err != nil {

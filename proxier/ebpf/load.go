@@ -85,7 +85,7 @@ func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) 
 	}
 	t.sockets = sockets.New(sockets.Options{
 		Storage: t.maps["tdm_sock"], OptOuts: t.maps["tdm_optout"], Stale: t.writer.StaleSockets,
-		Cgroup: t.cgroup, Host: t.netns, Left: t.opts.Left, ProcRoot: t.opts.ProcRoot, Report: t.report, KernelTypes: t.opts.KernelTypes,
+		Cgroup: t.cgroup, Host: t.netns, Left: t.opts.Left, ProcRoot: t.opts.ProcRoot, Report: t.report,
 	})
 	return nil
 }
@@ -99,7 +99,7 @@ func (t *Tier) deviceOptions(sizes lbmap.Sizes, flows *flowtable.Table) (datapat
 	o := &t.opts
 	return datapath.DeviceOptions{
 		Sizes: sizes, TC: o.TC, SNAT: datapath.NewSNATPool(o.NodePortRange, ephemeral), ResetRemoved: o.ResetRemoved, Geneve: o.Geneve, Draining: !o.packets(), FlowsLeft: flows.Used,
-		Acceleration: o.Acceleration, NoFIBSource: o.NoFIBSource, NoLoop: o.NoLoop, NoConntrack: o.NoConntrack, KernelTypes: o.KernelTypes,
+		Acceleration: o.Acceleration, NoFIBSource: o.NoFIBSource, NoLoop: o.NoLoop, NoConntrack: o.NoConntrack,
 	}, nil
 }
 

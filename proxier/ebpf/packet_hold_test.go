@@ -23,7 +23,7 @@ import (
 func loadHold(t testing.TB, maps lbmap.Maps) *ciliumebpf.Collection {
 	t.Helper()
 	kernel.Needs(t, capabilities.NetfilterHook)
-	collection, err := ebpfdatapath.LoadHold(t.Context(), maps, kernelTypes)
+	collection, err := ebpfdatapath.LoadHold(t.Context(), maps)
 	if err != nil {
 		t.Fatal(err)
 	}

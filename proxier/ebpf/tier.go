@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cilium/ebpf/btf"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
@@ -88,9 +87,6 @@ type Options struct {
 	Repaired func(proxier.Repair)
 	// Disrupted is told of changes of Maglev tables; it may be nil.
 	Disrupted func(proxier.Disruption)
-	// KernelTypes are shared by tiers of one process, as tests have them: to read them takes as
-	// long as to verify a program. Nil reads them for each load, and keeps none.
-	KernelTypes *btf.Cache
 }
 
 // packets reports whether programs are attached to devices.

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf/btf"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/utils/ptr"
@@ -47,9 +46,6 @@ type node struct {
 	tier *Tier
 }
 
-// kernelTypes is the kernel's BTF, read once for all tiers.
-var kernelTypes = btf.NewCache()
-
 // openOn opens the tier in the node's network namespace, as a process there would.
 func openOn(t testing.TB, n *lab.Node, opts Options) (tier *Tier, err error) {
 	t.Helper()
@@ -60,7 +56,6 @@ func openOn(t testing.TB, n *lab.Node, opts Options) (tier *Tier, err error) {
 			TCPFlows: 1 << 13, UDPFlows: 1 << 13, YoungFlows: 1 << 13}
 	}
 	disableMissing(&opts)
-	opts.KernelTypes = kernelTypes
 	err = n.Do(func() error {
 		tier, err = Open(context.Background(), opts)
 		return err

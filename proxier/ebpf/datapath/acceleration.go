@@ -176,7 +176,7 @@ func (p *Devices) loadXDP(ctx context.Context, frags bool) (*ciliumebpf.Program,
 	if err := setConstants(spec, constants, p.Maps); err != nil {
 		return nil, err
 	}
-	collection, err := Load(ctx, "XDP program", spec, ciliumebpf.CollectionOptions{MapReplacements: p.replacements(spec), Cache: p.opts.KernelTypes})
+	collection, err := Load(ctx, "XDP program", spec, ciliumebpf.CollectionOptions{MapReplacements: p.replacements(spec)})
 	if err != nil {
 		return nil, err
 	}

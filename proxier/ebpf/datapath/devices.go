@@ -12,7 +12,6 @@ import (
 	"time"
 
 	ciliumebpf "github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/devices"
@@ -75,8 +74,6 @@ type DeviceOptions struct {
 	SNAT SNATPool
 	// NoFIBSource, NoLoop and NoConntrack are for kernels without these.
 	NoFIBSource, NoLoop, NoConntrack bool
-	// KernelTypes is a cache shared by several loads; nil reads the types for each load.
-	KernelTypes *btf.Cache
 	// Geneve has packets of direct server return sent in Geneve.
 	Geneve bool
 	// ResetRemoved answers clients of removed TCP backends by a reset.

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	ciliumebpf "github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
@@ -28,7 +27,7 @@ type Hold struct{ links []link.Link }
 var holdPriorities = [...]int32{math.MinInt32 + 1, math.MinInt32 + 2}
 
 // LoadHold loads the programs, without attaching them. It needs Linux 6.4.
-func LoadHold(ctx context.Context, maps lbmap.Maps, types *btf.Cache) (*ciliumebpf.Collection, error) {
+func LoadHold(ctx context.Context, maps lbmap.Maps) (*ciliumebpf.Collection, error) {
 	spec, err := lbmap.HoldSpec()
 	if err != nil {
 		return nil, err
@@ -43,12 +42,12 @@ func LoadHold(ctx context.Context, maps lbmap.Maps, types *btf.Cache) (*ciliumeb
 			spec.Maps[name].MaxEntries = m.MaxEntries()
 		}
 	}
-	return Load(ctx, "netfilter programs", spec, ciliumebpf.CollectionOptions{MapReplacements: replacements, Cache: types})
+	return Load(ctx, "netfilter programs", spec, ciliumebpf.CollectionOptions{MapReplacements: replacements})
 }
 
 // AttachHold loads the programs and attaches them in the network namespace of the calling thread.
-func AttachHold(ctx context.Context, maps lbmap.Maps, types *btf.Cache) (*Hold, error) {
-	collection, err := LoadHold(ctx, maps, types)
+func AttachHold(ctx context.Context, maps lbmap.Maps) (*Hold, error) {
+	collection, err := LoadHold(ctx, maps)
 	if err != nil {
 		return nil, err
 	}

@@ -9,9 +9,9 @@ import (
 	"strings"
 
 	ciliumebpf "github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 	"k8s.io/klog/v2"
 
+	"github.com/tandem-proxy/tandem/kernel/loading"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
@@ -65,12 +65,8 @@ func (p *Devices) Programs(ctx context.Context, v Variant) (*PacketPrograms, err
 }
 
 // haveKernelTypes reports whether the kernel has BTF.
-func (p *Devices) haveKernelTypes() bool {
-	types := p.opts.KernelTypes
-	if types == nil {
-		types = btf.NewCache()
-	}
-	_, err := types.Kernel()
+func haveKernelTypes() bool {
+	_, err := loading.KernelTypes().Kernel()
 	return err == nil
 }
 
@@ -86,8 +82,8 @@ func (p *Devices) load(ctx context.Context, v Variant) (*PacketPrograms, error) 
 	if err := setConstants(spec, constants, p.Maps); err != nil {
 		return nil, err
 	}
-	opts := ciliumebpf.CollectionOptions{MapReplacements: p.replacements(spec), Cache: p.opts.KernelTypes}
-	if p.NoConntrack && !p.haveKernelTypes() {
+	opts := ciliumebpf.CollectionOptions{MapReplacements: p.replacements(spec)}
+	if p.NoConntrack && !haveKernelTypes() {
 		opts.Programs.KernelTypes = spec.Types // which nothing refers to that is used then
 	}
 	collection, err := Load(ctx, "packet programs", spec, opts)

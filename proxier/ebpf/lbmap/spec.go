@@ -7,58 +7,36 @@ import (
 	"fmt"
 
 	ciliumebpf "github.com/cilium/ebpf"
+
+	"github.com/tandem-proxy/tandem/kernel/loading"
 )
 
-// SocketSpec is the collection of the socket programs.
-func SocketSpec() (*ciliumebpf.CollectionSpec, error) {
-	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_SockBytes))
-	if err != nil {
-		return nil, fmt.Errorf("read the socket programs in this binary: %w", err)
+// embedded returns a function that returns copies of a collection in this binary, which it parses first.
+func embedded(what string, object []byte) func() (*ciliumebpf.CollectionSpec, error) {
+	parsed := loading.NewValue(func() (*ciliumebpf.CollectionSpec, error) {
+		spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
+		if err != nil {
+			return nil, fmt.Errorf("read the %s in this binary: %w", what, err)
+		}
+		return spec, nil
+	})
+	return func() (*ciliumebpf.CollectionSpec, error) {
+		spec, err := parsed.Get()
+		return spec.Copy(), err
 	}
-	return spec, nil
 }
 
-// PacketSpec is the collection of the packet programs.
-func PacketSpec() (*ciliumebpf.CollectionSpec, error) {
-	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_TcBytes))
-	if err != nil {
-		return nil, fmt.Errorf("read the packet programs in this binary: %w", err)
-	}
-	return spec, nil
-}
-
-// XDPSpec is the collection of the program that forwards before the kernel's stack has a packet.
-func XDPSpec() (*ciliumebpf.CollectionSpec, error) {
-	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_XdpBytes))
-	if err != nil {
-		return nil, fmt.Errorf("read the XDP program in this binary: %w", err)
-	}
-	return spec, nil
-}
-
-// ArrivalSpec is the collection of the filter that finds untranslated packets.
-func ArrivalSpec() (*ciliumebpf.CollectionSpec, error) {
-	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_ArrivalBytes))
-	if err != nil {
-		return nil, fmt.Errorf("read the filter of packet sockets in this binary: %w", err)
-	}
-	return spec, nil
-}
-
-// HoldSpec is the collection of the netfilter programs.
-func HoldSpec() (*ciliumebpf.CollectionSpec, error) {
-	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_HoldBytes))
-	if err != nil {
-		return nil, fmt.Errorf("read the netfilter programs in this binary: %w", err)
-	}
-	return spec, nil
-}
-
-// MonitorSpec is the collection of the programs that report what fails in the others.
-func MonitorSpec() (*ciliumebpf.CollectionSpec, error) {
-	spec, err := ciliumebpf.LoadCollectionSpecFromReader(bytes.NewReader(_MonitorBytes))
-	if err != nil {
-		return nil, fmt.Errorf("read the monitor's programs in this binary: %w", err)
-	}
-	return spec, nil
-}
+var (
+	// SocketSpec is the collection of the socket programs.
+	SocketSpec = embedded("socket programs", _SockBytes)
+	// PacketSpec is the collection of the packet programs.
+	PacketSpec = embedded("packet programs", _TcBytes)
+	// XDPSpec is the collection of the program that forwards before the kernel's stack has a packet.
+	XDPSpec = embedded("XDP program", _XdpBytes)
+	// ArrivalSpec is the collection of the filter that finds untranslated packets.
+	ArrivalSpec = embedded("filter of packet sockets", _ArrivalBytes)
+	// HoldSpec is the collection of the netfilter programs.
+	HoldSpec = embedded("netfilter programs", _HoldBytes)
+	// MonitorSpec is the collection of the programs that report what fails in the others.
+	MonitorSpec = embedded("monitor's programs", _MonitorBytes)
+)

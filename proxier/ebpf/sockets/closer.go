@@ -14,7 +14,6 @@ import (
 	"unsafe"
 
 	ciliumebpf "github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
@@ -39,7 +38,6 @@ type Closer struct {
 	isStale  StaleFunc
 	procRoot string
 	report   func(proxier.Problem)
-	types    *btf.Cache
 	wake     chan struct{}
 	reader   *sockdiag.StorageReader // nil until first used
 	scope    scope
@@ -69,14 +67,12 @@ type Options struct {
 	// ProcRoot is where network namespaces are found.
 	ProcRoot string
 	Report   func(proxier.Problem)
-	// KernelTypes is a cache shared by several loads; nil reads the types again.
-	KernelTypes *btf.Cache
 }
 
 // New makes a Closer, which does nothing before Run or CloseNow.
 func New(o Options) *Closer {
 	return &Closer{
-		storage: o.Storage, isStale: o.Stale, procRoot: o.ProcRoot, report: o.Report, types: o.KernelTypes,
+		storage: o.Storage, isStale: o.Stale, procRoot: o.ProcRoot, report: o.Report,
 		scope: scope{cgroup: o.Cgroup, netns: o.Host, optOuts: o.OptOuts, left: o.Left},
 		wake:  make(chan struct{}, 1), untranslated: sets.New[Pair](),
 	}
@@ -196,7 +192,7 @@ func (f *Closer) find(ctx context.Context) (stale sets.Set[uint64], remotes sets
 	stale, remotes = sets.New[uint64](), sets.New[netip.AddrPort]()
 	if f.reader == nil {
 		// Without sockets that their owners disconnected: they keep their storage.
-		reader, err := sockdiag.NewStorageReader(f.storage, sockdiag.StorageOptions{States: 1 << sockdiag.Established, Protocols: []string{"udp"}, ProcRoot: f.procRoot, Types: f.types})
+		reader, err := sockdiag.NewStorageReader(f.storage, sockdiag.StorageOptions{States: 1 << sockdiag.Established, Protocols: []string{"udp"}, ProcRoot: f.procRoot})
 		if err != nil {
 			return stale, remotes, err
 		}
