@@ -16,10 +16,22 @@ import (
 // or is deleted. The object itself is dropped once the handler has received it. Keeping 10,000
 // Services and their slices would take as much memory as the rest of the process.
 type entry[T runtime.Object] struct {
-	metav1.ObjectMeta
-	service string // of an EndpointSlice; a map of labels would be the largest part
-	object  T
-	fresh   bool
+	metav1.Object            // nothing, for all but the methods below: an ObjectMeta of its own would be the largest part
+	namespace, name, version string
+	service                  string // of an EndpointSlice; a map of labels would be large, too
+	object                   T
+	fresh                    bool
+}
+
+func (e *entry[T]) GetNamespace() string       { return e.namespace }
+func (e *entry[T]) GetName() string            { return e.name }
+func (e *entry[T]) GetResourceVersion() string { return e.version }
+
+// nothing is shared by all entries, and never changed.
+var nothing metav1.Object = &metav1.ObjectMeta{}
+
+func (e *entry[T]) meta() metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: e.namespace, Name: e.name, ResourceVersion: e.version}
 }
 
 // object is what informers have.
@@ -45,10 +57,10 @@ func (k *kind[T]) wrap(obj any) any {
 	if !ok {
 		return obj // a tombstone, or an unexpected type, which typed reports
 	}
-	e := &entry[T]{object: object, fresh: true}
-	e.Namespace, e.Name, e.ResourceVersion = object.GetNamespace(), object.GetName(), object.GetResourceVersion()
-	e.service = object.GetLabels()[discoveryv1.LabelServiceName]
-	return e
+	return &entry[T]{
+		Object: nothing, namespace: object.GetNamespace(), name: object.GetName(), version: object.GetResourceVersion(),
+		service: object.GetLabels()[discoveryv1.LabelServiceName], object: object, fresh: true,
+	}
 }
 
 // OnAdd implements cache.ResourceEventHandler.
@@ -67,7 +79,7 @@ func (k *kind[T]) OnUpdate(oldObj, newObj any) {
 		return
 	}
 	if object, ok := e.take(); ok {
-		k.update(k.identity(was.ObjectMeta, was.service), object)
+		k.update(k.identity(was.meta(), was.service), object)
 	}
 }
 
@@ -79,7 +91,7 @@ func (k *kind[T]) OnDelete(obj any) {
 		obj = tombstone.Obj
 	}
 	if e := k.typed(obj); e != nil {
-		k.delete(k.identity(e.ObjectMeta, e.service))
+		k.delete(k.identity(e.meta(), e.service))
 	}
 }
 
