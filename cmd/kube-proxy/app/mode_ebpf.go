@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -75,8 +76,19 @@ func (m *ebpfMode) initialize(ctx context.Context) error {
 }
 
 func (m *ebpfMode) open(ctx context.Context, p *parts) (activeMode, error) {
+	var rules *iptables.Tier
+	noRules := errNoFallback
+	var opening sync.WaitGroup
+	if !m.isShared() && len(fallbackModes(m.config)) > 0 {
+		// Meanwhile, since its tools take as long as to load the programs.
+		opening.Go(func() { rules, noRules = openRules(ctx, m.host, p, nil) })
+	}
 	programs, err := m.openPrograms(ctx, p)
+	opening.Wait()
 	if err != nil {
+		if noRules == nil {
+			err = errors.Join(err, rules.Close())
+		}
 		return nil, err
 	}
 	d := &ebpfDatapath{host: m.host, parts: p, programs: programs, left: m.leftClients(), logger: klog.FromContext(ctx)}
@@ -85,25 +97,20 @@ func (m *ebpfMode) open(ctx context.Context, p *parts) (activeMode, error) {
 		d.placed = placement.NewShared(programs, m.config.Tandem.Coexistence.Share())
 		return d, nil
 	}
-	var rules *iptables.Tier
-	err = errNoFallback
-	if len(fallbackModes(m.config)) > 0 {
-		rules, err = openRules(ctx, m.host, p, nil)
-	}
-	if err != nil {
-		d.logger.Info("No fallback: SCTP, and Services that do not fit into the eBPF maps, are not served", "reason", err.Error())
+	if noRules != nil {
+		d.logger.Info("No fallback: SCTP, and Services that do not fit into the eBPF maps, are not served", "reason", noRules.Error())
 	}
 	some := false
 	for o, why := range d.left {
 		switch some = some || why != nil; {
 		case why == nil:
-		case err != nil:
+		case noRules != nil:
 			d.logger.Info("Some clients are not served", "clients", proxier.Origin(o), "reason", why.Error())
 		default:
 			d.logger.Info("Rules serve some clients", "clients", proxier.Origin(o), "reason", why.Error())
 		}
 	}
-	if err == nil {
+	if noRules == nil {
 		d.rules, d.placed = rules, placement.New(programs, rules, some)
 	}
 	return d, nil
