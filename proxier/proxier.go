@@ -29,6 +29,8 @@ type Options struct {
 	NodeFacts func(*v1.Node, *Facts)
 	// Tier programs the decisions into the kernel.
 	Tier Tier
+	// Tracker may have changes already, which are programmed first; nil makes a new one.
+	Tracker *ChangeTracker
 	// Reporter receives problems with objects; optional.
 	Reporter Reporter
 	// Observer receives the outcome of syncs; optional.
@@ -121,9 +123,11 @@ func New(opts Options) (*Proxier, error) {
 	}
 	p := &Proxier{
 		tier: opts.Tier, reporter: opts.Reporter, observer: opts.Observer, clock: opts.Runner.Clock,
-		tracker: NewChangeTracker(opts.NodeName, opts.Runner.Clock.Now(), opts.Reporter),
-		facts:   opts.Facts, nodeFacts: opts.NodeFacts,
+		tracker: opts.Tracker, facts: opts.Facts, nodeFacts: opts.NodeFacts,
 		table: NewTable(opts.Facts, opts.Policy),
+	}
+	if p.tracker == nil {
+		p.tracker = NewChangeTracker(opts.NodeName, opts.Runner.Clock.Now(), opts.Reporter)
 	}
 	if p.nodeFacts == nil {
 		p.nodeFacts = func(node *v1.Node, f *Facts) { f.Zone, f.Labels = node.Labels[v1.LabelTopologyZone], node.Labels }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -98,13 +99,18 @@ func TestProcess(t *testing.T) {
 	second.await(t, "second start", second.Says(`adopted=true`))
 	served("second start")
 
-	// A third process starts early, and takes over when the second one is killed.
+	// A third process starts early, and takes over when the second one is killed. What is deleted meanwhile, it serves no more.
+	writeManifest(t, dir, "old.yaml", `{apiVersion: v1, kind: Service, metadata: {namespace: shop, name: old}, spec: {clusterIP: 10.96.0.99, ports: [{port: 80}]}}`)
 	third := start(t, n, dir)
 	third.await(t, "third start", third.Says("Another process serves this cgroup"))
 	served("two processes")
+	if err := os.Remove(filepath.Join(dir, "old.yaml")); err != nil {
+		t.Fatal(err)
+	}
 	_ = second.Close()
 	third.await(t, "third start", third.Says(`adopted=true`))
 	served("third start")
+	third.await(t, "third start", third.Says(`"Programmed all Services" servicePorts=2 `))
 	third.Terminate(t)
 	served("stopped again")
 

@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/component-base/configz"
-	k8smetrics "k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -48,9 +47,10 @@ type proxy struct {
 	mode     mode
 	decision capabilities.Decision
 
-	client   *apiserver.Client // nil with manifests
-	source   *sourceRunner     // nil while it waits for another process to end
-	recorder *events.Writer    // nil with manifests
+	client   *apiserver.Client      // nil with manifests
+	source   *sourceRunner          // nil while it waits for another process to end
+	tracker  *proxier.ChangeTracker // what the source has delivered
+	recorder *events.Writer         // nil with manifests
 
 	metrics  *metrics.Metrics
 	flows    *staleudp.Reconciler
@@ -85,6 +85,9 @@ func runProxy(ctx context.Context, o *Options) error {
 			p.source.stop()
 		}
 	}()
+	if err := p.registerMetrics(); err != nil { // what is counted before is lost
+		return err
+	}
 	// The source lists while the kernel is probed.
 	p.startSource(ctx)
 	if err := p.prepare(ctx); err != nil {
@@ -111,6 +114,7 @@ func newProxy(ctx context.Context, o *Options) (*proxy, error) {
 		p.metrics.Problem(kind, reason)
 		p.recorded.Problem(kind, reason)
 	}})
+	p.tracker = p.newTracker()
 	var err error
 	if p.facts.settings, err = nodefacts.New(o.Config, o.gate); err != nil {
 		return nil, err
@@ -155,13 +159,8 @@ func (p *proxy) run(ctx context.Context) error {
 	if !slices.Contains(p.families, proxier.IPv6) {
 		logger.Info("IPv6 is disabled on this host; serving IPv4 only")
 	}
+	p.publishMode()
 	k := &p.opts.Config.KubeProxy
-	if k.ShowHiddenMetricsForVersion != "" {
-		k8smetrics.SetShowHidden()
-	}
-	if err := p.registerMetrics(); err != nil {
-		return err
-	}
 	var err error
 	if p.configz, err = publishConfig(p.opts.Config); err != nil {
 		return err
@@ -200,7 +199,7 @@ func (p *proxy) program(ctx context.Context) error {
 		waiting: func() { // objects would pile up
 			if p.source != nil {
 				p.source.stop()
-				p.source = nil
+				p.source, p.tracker = nil, p.newTracker()
 			}
 		},
 	}
@@ -236,7 +235,7 @@ func (p *proxy) program(ctx context.Context) error {
 	left := leftoversOf(p.mode, p.host, parts, p.metrics.Draining)
 	left.replace(ctx)
 	px, err := proxier.New(proxier.Options{
-		NodeName: p.opts.nodeName, Tier: p.metrics.Tier(open.tier()), Reporter: p.problems,
+		NodeName: p.opts.nodeName, Tracker: p.tracker, Tier: p.metrics.Tier(open.tier()), Reporter: p.problems,
 		Facts: p.facts.known, Policy: p.facts.policyOf(p.facts.settings), NodeFacts: p.facts.fromNode,
 		Observer: p.observers(left), Runner: p.mode.intervals(),
 	})
@@ -300,9 +299,13 @@ func (p *proxy) program(ctx context.Context) error {
 	return group.Wait()
 }
 
-// startSource runs the source. It is held back until a handler is attached.
+func (p *proxy) newTracker() *proxier.ChangeTracker {
+	return proxier.NewChangeTracker(p.opts.nodeName, p.started, p.problems)
+}
+
+// startSource runs the source. Most of it is held back until a handler is attached.
 func (p *proxy) startSource(ctx context.Context) {
-	p.source = newSourceRunner(p.newSource)
+	p.source = newSourceRunner(p.metrics.Handler(&recorder{tracker: p.tracker}), p.newSource)
 	p.source.start(ctx)
 }
 

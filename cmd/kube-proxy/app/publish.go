@@ -64,6 +64,9 @@ func (p *proxy) isFallback() bool {
 }
 
 func (p *proxy) registerMetrics() error {
+	if p.opts.Config.KubeProxy.ShowHiddenMetricsForVersion != "" {
+		k8smetrics.SetShowHidden()
+	}
 	var events metrics.EventSource
 	if p.client != nil {
 		events = p.client.LastEvents
@@ -71,17 +74,21 @@ func (p *proxy) registerMetrics() error {
 	if err := p.metrics.Register(registry{}, p.tables, p.rulePackets, events); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
+	p.opts.gate.AddMetrics()
+	p.metrics.Build(buildVersion())
+	return nil
+}
+
+// publishMode has metrics show the mode, and what the kernel can do.
+func (p *proxy) publishMode() {
 	reason := metrics.ModeRequested
 	if p.isFallback() {
 		reason = metrics.ModeFallback
 	}
-	p.opts.gate.AddMetrics()
-	p.metrics.Build(buildVersion())
 	p.metrics.Mode(string(p.mode.name()), reason)
 	for _, r := range p.host.report.Results {
 		p.metrics.Capability(string(r.Feature), r.State.String())
 	}
-	return nil
 }
 
 // registry is the one of the process.

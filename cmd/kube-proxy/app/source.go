@@ -12,10 +12,11 @@ import (
 )
 
 // sourceRunner runs a source before there is something to receive its objects. The source lists
-// while the kernel is probed and the datapath is opened; handlers are called once one is
-// attached.
+// while the kernel is probed and the datapath is opened. New Services and EndpointSlices are
+// recorded at once, in less memory than the objects take; a handler is called once one is attached.
 type sourceRunner struct {
 	source source
+	record recordHandler
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when the source has ended
 	err    error         // why it ended
@@ -26,9 +27,27 @@ type sourceRunner struct {
 	cidrs    func(name string, cidrs []string)
 }
 
+// recordHandler are the calls of a proxier.Handler that need no datapath.
+type recordHandler interface {
+	OnServiceAdd(service *v1.Service)
+	OnEndpointSliceAdd(slice *discoveryv1.EndpointSlice)
+}
+
+// recorder records the objects in the tracker of a proxier that is still to be made.
+type recorder struct {
+	proxier.Handler // of nothing else
+	tracker         *proxier.ChangeTracker
+}
+
+func (r *recorder) OnServiceAdd(service *v1.Service) { r.tracker.UpdateService(service) }
+
+func (r *recorder) OnEndpointSliceAdd(slice *discoveryv1.EndpointSlice) {
+	r.tracker.UpdateEndpointSlice(slice)
+}
+
 // newSourceRunner has a source made that calls it.
-func newSourceRunner(makeSource func(proxier.Handler, func(string, []string)) source) *sourceRunner {
-	r := &sourceRunner{ended: make(chan struct{}), stopping: make(chan struct{}), attached: make(chan struct{})}
+func newSourceRunner(record recordHandler, makeSource func(proxier.Handler, func(string, []string)) source) *sourceRunner {
+	r := &sourceRunner{record: record, ended: make(chan struct{}), stopping: make(chan struct{}), attached: make(chan struct{})}
 	r.source = makeSource(r, r.onServiceCIDR)
 	return r
 }
@@ -68,12 +87,22 @@ func (r *sourceRunner) call(do func(proxier.Handler)) {
 	}
 }
 
+// recording returns what takes new objects now.
+func (r *sourceRunner) recording() recordHandler {
+	select {
+	case <-r.attached:
+		return r.handler
+	default:
+		return r.record
+	}
+}
+
 func (r *sourceRunner) onServiceCIDR(name string, cidrs []string) {
 	r.call(func(proxier.Handler) { r.cidrs(name, cidrs) })
 }
 
 func (r *sourceRunner) OnServiceAdd(service *v1.Service) {
-	r.call(func(h proxier.Handler) { h.OnServiceAdd(service) })
+	r.recording().OnServiceAdd(service)
 }
 
 func (r *sourceRunner) OnServiceUpdate(old, service *v1.Service) {
@@ -89,7 +118,7 @@ func (r *sourceRunner) OnServiceSynced() {
 }
 
 func (r *sourceRunner) OnEndpointSliceAdd(slice *discoveryv1.EndpointSlice) {
-	r.call(func(h proxier.Handler) { h.OnEndpointSliceAdd(slice) })
+	r.recording().OnEndpointSliceAdd(slice)
 }
 
 func (r *sourceRunner) OnEndpointSliceUpdate(old, slice *discoveryv1.EndpointSlice) {

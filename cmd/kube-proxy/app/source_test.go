@@ -80,24 +80,29 @@ func (h *heard) OnNodeDelete(*v1.Node)                                 { h.add("
 func (h *heard) OnNodeSynced()                                         { h.add("nodes") }
 func (h *heard) onServiceCIDR(name string, _ []string)                 { h.add("cidr " + name) }
 
-// A source delivers nothing before a handler is attached, then everything.
+// A source has new Services and EndpointSlices recorded before a handler is attached, which gets everything else.
 func TestSourceRunner(t *testing.T) {
 	broken := errors.New("broken")
 	for name, end := range map[string]error{"until its end": nil, "until the source fails": broken} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := newSourceRunner(func(to proxier.Handler, cidr func(string, []string)) source { return &everything{to, cidr, end} })
+				recorded := &heard{}
+				r := newSourceRunner(recorded, func(to proxier.Handler, cidr func(string, []string)) source { return &everything{to, cidr, end} })
 				r.start(t.Context())
 				h := &heard{}
 				synctest.Wait()
+				slices.Sort(recorded.list)
+				if want := []string{"service", "slice"}; !slices.Equal(recorded.list, want) {
+					t.Errorf("without a handler, it told %q", recorded.list)
+				}
 				ctx, cancel := context.WithCancel(t.Context())
 				result := make(chan error, 1)
 				go func() { result <- r.deliver(ctx, h, h.onServiceCIDR) }()
 				synctest.Wait()
 				slices.Sort(h.list)
 				if want := []string{
-					"cidr kubernetes", "node", "node gone", "node other", "nodes", "service", "service gone", "service other", "services",
-					"slice", "slice gone", "slice other", "slices",
+					"cidr kubernetes", "node", "node gone", "node other", "nodes", "service gone", "service other", "services",
+					"slice gone", "slice other", "slices",
 				}; !slices.Equal(h.list, want) {
 					t.Errorf("it told %q", h.list)
 				}
@@ -114,7 +119,7 @@ func TestSourceRunner(t *testing.T) {
 // A source that is stopped before a handler is attached ends.
 func TestSourceRunnerWithoutHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newSourceRunner(func(to proxier.Handler, cidr func(string, []string)) source { return &everything{to, cidr, nil} })
+		r := newSourceRunner(&heard{}, func(to proxier.Handler, cidr func(string, []string)) source { return &everything{to, cidr, nil} })
 		r.start(t.Context())
 		synctest.Wait()
 		r.stop()
