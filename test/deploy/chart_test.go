@@ -162,9 +162,24 @@ func TestLint(t *testing.T) {
 		if d := cmp.Diff(test.want, got); d != "" {
 			t.Errorf("with %v, lint logs (-want +got):\n%s", test.values, d)
 		}
-		if len(messages) != 1 || !strings.Contains(messages[0].Error(), "icon is recommended") {
+		if len(messages) > 0 {
 			t.Errorf("with %v, lint finds %v", test.values, messages)
 		}
+	}
+}
+
+// The icon is a file of this repository, whose address is that of the Go module.
+func TestIcon(t *testing.T) {
+	c, err := loader.Load(chart)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, file, ok := strings.Cut(c.Metadata.Icon, "/tandem-proxy/tandem/main/")
+	if !ok || c.Metadata.Home != "https://github.com/tandem-proxy/tandem" {
+		t.Errorf("home %q, icon %q", c.Metadata.Home, c.Metadata.Icon)
+	}
+	if _, err := os.Stat(filepath.Join("../..", file)); err != nil {
+		t.Error(err)
 	}
 }
 
