@@ -11,9 +11,16 @@ import (
 )
 
 // gcPercent makes the heap grow to one and a half times what is in use before
-// it is collected, not to twice: what is in use hardly changes once everything
-// is programmed, and memory is what a node has least of.
+// it is collected, not to twice: memory is what a node has least of. The start takes
+// a tenth more CPU time, but no longer.
 const gcPercent = 50
+
+// limitGarbage applies gcPercent, unless the operator chose another value.
+func limitGarbage() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
+}
 
 // settleTime is how long after the first sync the sources still hold on to what
 // they received.
@@ -31,15 +38,11 @@ func (*memory) Queued(time.Time) {}
 
 // Synced gives back what reading and decoding the first lists took, or all rules that
 // there are. Nothing else would for minutes: an idle process allocates too little to
-// collect. Until the first sync is done, speed matters more than memory. Then gcPercent
-// applies, unless the operator chose another value.
+// collect.
 func (m *memory) Synced(info proxier.SyncInfo) {
 	read := info.Full && info.End.Sub(info.Start) > slow
 	if info.Err != nil || m.started && !read {
 		return
-	}
-	if !m.started && os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
 	}
 	m.started = true
 	time.AfterFunc(settleTime, debug.FreeOSMemory)

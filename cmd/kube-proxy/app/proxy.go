@@ -74,6 +74,7 @@ type proxy struct {
 
 // runProxy runs the proxy until ctx is done. The kernel state stays.
 func runProxy(ctx context.Context, o *Options) error {
+	limitGarbage()
 	p, err := newProxy(ctx, o)
 	if err != nil {
 		return err
