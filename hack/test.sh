@@ -27,9 +27,9 @@ root=
 # dependencies are compiled anew, needs cgo.
 export CGO_ENABLED=0 GOFLAGS="-trimpath -buildvcs=false ${GOFLAGS:-}"
 
-if has namespaces || has full || has race; then
+if has check || has namespaces || has full || has race; then
 	# Some tests look at the machine from outside, with the tools an operator has.
-	hack/need.sh ip=iproute2 iptables-restore=iptables flock=util-linux || echo "The tests that run them will fail or be skipped." >&2
+	hack/need.sh ip=iproute2 iptables-restore=iptables flock=util-linux jq=jq || echo "The tests that run them will fail or be skipped." >&2
 fi
 if [[ $root ]]; then
 	# As root, everything must be available: missing tools are failures.

@@ -36,6 +36,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
 	"github.com/tandem-proxy/tandem/test/golden"
+	"github.com/tandem-proxy/tandem/test/lab"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -679,7 +680,7 @@ func TestHelp(t *testing.T) {
 func TestHelpJQ(t *testing.T) {
 	jq, err := exec.LookPath("jq")
 	if err != nil {
-		t.Skip("missing: jq")
+		lab.SkipOrFailProgram(t, err)
 	}
 	none, _, _ := newTestApp(sample())
 	rules, _, _ := newTestApp(nil)

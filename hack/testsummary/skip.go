@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -44,16 +45,23 @@ func (s skips) print(out io.Writer, brief bool) {
 	}
 }
 
-// reason is what a skipped test said, without the place in the source.
+var (
+	// place is where a test said something.
+	place = regexp.MustCompile(`^[\w.-]+\.go:\d+: `)
+	// logged is a line of klog.
+	logged = regexp.MustCompile(`^[IWEF]\d{4} `)
+)
+
+// reason is what a skipped test said last, without the place in the source.
 func reason(output string) string {
 	var said []string
 	for line := range strings.Lines(output) {
 		line = strings.TrimSpace(line)
-		if line == "" || strings.HasPrefix(line, "--- SKIP") {
+		if line == "" || strings.HasPrefix(line, "--- SKIP") || logged.MatchString(line) {
 			continue
 		}
-		if place, rest, ok := strings.Cut(line, ": "); ok && strings.Contains(place, ".go:") {
-			line = rest
+		if at := place.FindString(line); at != "" {
+			said, line = nil, line[len(at):]
 		}
 		said = append(said, line)
 	}

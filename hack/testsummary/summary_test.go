@@ -97,6 +97,9 @@ func TestSummary(t *testing.T) {
 			in: []string{
 				`{"Action":"run",` + p + `,"Test":"TestA"}`,
 				`{"Action":"output",` + p + `,"Test":"TestA","Output":"=== RUN   TestA\n"}`,
+				`{"Action":"output",` + p + `,"Test":"TestA","Output":"I1128 21:13:27.575803    1844 a.go:346] \"Programmed\"\n"}`,
+				`{"Action":"output",` + p + `,"Test":"TestA","Output":"Skipped: root\n"}`,
+				`{"Action":"output",` + p + `,"Test":"TestA","Output":"    a_test.go:2: what it did before\n"}`,
 				`{"Action":"output",` + p + `,"Test":"TestA","Output":"    a_test.go:3: missing: root\n"}`,
 				`{"Action":"output",` + p + `,"Test":"TestA","Output":"--- SKIP: TestA (0.00s)\n"}`,
 				`{"Action":"skip",` + p + `,"Test":"TestA"}`,

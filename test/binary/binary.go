@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 )
 
 // KubeProxy builds it into a directory, and returns its path. The test has to be of a
@@ -19,18 +20,22 @@ func KubeProxy(dir string) (string, error) { return Build(dir, "kube-proxy") }
 // Build does the same with any program of cmd.
 func Build(dir, program string) (string, error) { return build("../..", dir, program) }
 
-// ErrNoHistory means that the sources of a commit are not there: a shallow clone, or no repository.
-var ErrNoHistory = errors.New("no history of the repository")
+// ErrNoHistory means that the sources of earlier commits are not there: a shallow clone, or no repository.
+var ErrNoHistory = errors.New("the history of the repository")
 
-// KubeProxyOf builds the kube-proxy of an earlier commit, which Git has to know, into a directory.
+// KubeProxyOf builds the kube-proxy of an earlier commit into a directory.
 func KubeProxyOf(commit, dir string) (string, error) {
+	shallow, err := exec.Command("git", "-C", "../..", "rev-parse", "--is-shallow-repository").Output()
+	if err != nil || strings.TrimSpace(string(shallow)) != "false" {
+		return "", ErrNoHistory
+	}
 	sources := filepath.Join(dir, "sources")
 	if err := os.Mkdir(sources, 0o755); err != nil {
 		return "", err
 	}
 	archive := exec.Command("git", "-C", "../..", "archive", "--format=tar", "--output", filepath.Join(dir, "sources.tar"), commit)
 	if text, err := archive.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w: commit %s: %w\n%s", ErrNoHistory, commit, err, text)
+		return "", fmt.Errorf("sources of commit %s: %w\n%s", commit, err, text)
 	}
 	if text, err := exec.Command("tar", "-x", "-C", sources, "-f", filepath.Join(dir, "sources.tar")).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("unpack commit %s: %w\n%s", commit, err, text)

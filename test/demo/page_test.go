@@ -119,7 +119,7 @@ func (s *shell) checkUntraced(t *testing.T, page, line string) {
 // TestReadme plays the demo, of which the README shows two steps. Numbers, times and how requests are spread may differ.
 func TestReadme(t *testing.T) {
 	if testing.Short() {
-		t.Skip("make test plays the demo besides")
+		t.Skip("missing: the time to play the demo again in short mode, which make test-all has")
 	}
 	kernel.NeedsPrograms(t)
 	text, err := os.ReadFile(readme)

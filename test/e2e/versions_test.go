@@ -6,7 +6,7 @@ package e2e
 
 import (
 	"errors"
-	"os"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -27,17 +27,20 @@ var earlier = map[string]string{
 // traffic of clients outside. No new connection fails, and no old one breaks.
 func TestEarlierVersions(t *testing.T) {
 	if testing.Short() {
-		t.Skip("not in short mode: it builds other versions")
+		t.Skip("missing: the time to build other versions in short mode, which make test-all has")
 	}
 	kernel.NeedsPrograms(t)
 	for what, commit := range earlier {
 		t.Run(what, func(t *testing.T) {
-			if _, err := exec.LookPath("go"); err != nil && os.Getenv(lab.RequireModulesEnv) == "1" { // machines of test/vm have none
-				t.Skipf("missing: %v, which builds the earlier version", err)
+			if _, err := exec.LookPath("go"); err != nil {
+				lab.SkipOrFailProgram(t, fmt.Errorf("%w, which builds the earlier version", err))
 			}
 			program, err := binary.KubeProxyOf(commit, t.TempDir())
-			if err != nil {
-				lab.SkipOrFail(t, err)
+			switch {
+			case errors.Is(err, binary.ErrNoHistory):
+				t.Skipf("missing: %v", err)
+			case err != nil:
+				t.Fatal(err)
 			}
 			s := newStage(t)
 			defer s.end()

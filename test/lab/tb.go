@@ -73,6 +73,16 @@ func SkipOrFailModule(tb TB, missing error) {
 	skipOrFail(tb, RequireModulesEnv, missing)
 }
 
+// SkipOrFailProgram ends a test that lacks a program which distributions have, and the machines of test/vm have not:
+// SkipOrFail decides, but for those, where the test is skipped.
+func SkipOrFailProgram(tb TB, missing error) {
+	tb.Helper()
+	if os.Getenv(RequireModulesEnv) == "1" {
+		tb.Skipf("missing: %v", missing)
+	}
+	SkipOrFail(tb, missing)
+}
+
 // SkipUnnamed ends a test that lacks a program which an environment variable names. If the
 // variable is empty, the test is skipped, with a message on standard error, as go test prints
 // nothing of skipped benchmarks. If the variable is set, but the program does not run,

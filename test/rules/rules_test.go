@@ -119,11 +119,7 @@ func sides(b *testing.B, variant xtables.Variant) []side {
 func ours(tb testing.TB, variant xtables.Variant) side {
 	tb.Helper()
 	if _, err := exec.LookPath("go"); err != nil {
-		err = fmt.Errorf("%w, which builds kube-proxy", err)
-		if os.Getenv(lab.RequireModulesEnv) == "1" { // machines of test/vm have none
-			tb.Skipf("missing: %v", err)
-		}
-		lab.SkipOrFail(tb, err)
+		lab.SkipOrFailProgram(tb, fmt.Errorf("%w, which builds kube-proxy", err))
 	}
 	dir := tb.TempDir()
 	upstream.ToolsT(tb, dir, variant.String())
