@@ -2,8 +2,8 @@
 
 package proxier
 
-// Outcomes are what became of connections to a service port, and of datagrams that needed a backend. Rejected and Dropped are those that
-// the proxy itself refused.
+// Outcomes counts connections to a service port by result; for UDP, flows and datagrams of unconnected sockets that need a backend.
+// The proxy itself refuses those in Rejected (by a reset or an ICMP error) and Dropped (without an answer).
 type Outcomes struct{ Connections, Rejected, Dropped uint64 }
 
 // Plus is the sum of both.

@@ -214,14 +214,15 @@ func (a *app) rootCommand() *cobra.Command {
 		Use:   "tandemctl",
 		Short: "Inspect and operate Tandem on this node",
 		Long: `tandemctl reads the maps of the eBPF programs that are attached on this node, and
-can detach these. It shows the state of the kernel, so kube-proxy need not be running. It must run on
-the node itself (or in a pod that shares the node's cgroup hierarchy), with
-CAP_SYS_ADMIN, and before Linux 6.12 with CAP_NET_ADMIN as well.
+can detach these. It shows the state of the kernel, so kube-proxy need not be
+running. It must run on the node itself (or in a pod that shares the node's cgroup
+hierarchy), with CAP_SYS_ADMIN, and before Linux 6.12 with CAP_NET_ADMIN as well.
 
-Some commands work in every mode. explain shows how a connection is served, and why;
-it asks a running kube-proxy, or reads a directory of manifests, and needs no
-privileges. backend takes backends out of service, in a file that kube-proxy follows.
-preflight and shadow look at a node before Tandem serves it.`,
+Some commands work in every mode. status shows the health of the running kube-proxy,
+and sysdump collects everything for a bug report. explain shows how a connection is
+served, and why; it asks a running kube-proxy, or reads a directory of manifests, and
+needs no privileges. backend takes backends out of service, in a file that kube-proxy
+follows. preflight and shadow look at a node before Tandem serves it.`,
 		Example: `  tandemctl status
   tandemctl services
   tandemctl explain 10.244.1.7 10.96.0.10:53/udp

@@ -94,6 +94,17 @@ func exhaust(fd int) error {
 	return errors.New("a socket can have any number of groups")
 }
 
+// guardedService is a Service with source ranges that admit a pod.
+func guardedService(admitted *lab.Pod) *v1.Service {
+	return dualService(func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeLoadBalancer
+		s.Spec.LoadBalancerSourceRanges = []string{admitted.Addr4.String() + "/32", admitted.Addr6.String() + "/128"}
+		for _, lb := range guarded {
+			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: lb.Addr().String()})
+		}
+	})
+}
+
 // TestSourceRangesOfPods: a pod that source ranges do not admit reaches no backend, whatever it does
 // to its socket. A pod that they admit reaches one in the same way.
 func TestSourceRangesOfPods(t *testing.T) {
@@ -101,13 +112,7 @@ func TestSourceRangesOfPods(t *testing.T) {
 	one := l.Node("node1")
 	web, admitted, stranger := serve(t, one.Pod("web")), one.Pod("admitted"), one.Pod("stranger")
 	n := newPodNode(t, one, l)
-	n.OnServiceAdd(dualService(func(s *v1.Service) {
-		s.Spec.Type = v1.ServiceTypeLoadBalancer
-		s.Spec.LoadBalancerSourceRanges = []string{admitted.Addr4.String() + "/32", admitted.Addr6.String() + "/128"}
-		for _, lb := range guarded {
-			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: lb.Addr().String()})
-		}
-	}))
+	n.OnServiceAdd(guardedService(admitted))
 	n.setPods(web)
 	n.sync(t)
 	own := func(p *lab.Pod, a netip.Addr) netip.Addr { return addrOf(p.Sandbox, a) }
@@ -260,13 +265,7 @@ func TestSourceRangesOfHeldBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := newPodNode(t, one, l)
-	n.OnServiceAdd(dualService(func(s *v1.Service) {
-		s.Spec.Type = v1.ServiceTypeLoadBalancer
-		s.Spec.LoadBalancerSourceRanges = []string{web.Addr4.String() + "/32", web.Addr6.String() + "/128"}
-		for _, lb := range guarded {
-			s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, v1.LoadBalancerIngress{IP: lb.Addr().String()})
-		}
-	}))
+	n.OnServiceAdd(guardedService(web))
 	n.setPods(web)
 	n.sync(t)
 	heldBack := func(to netip.AddrPort) {

@@ -197,44 +197,33 @@ func outcomesOf(t testing.TB, tier *Tier) (node, outside proxier.Outcomes) {
 	return node, outside
 }
 
-// TestOutcomesByClient: connections of clients on the node and outside are counted apart, whatever becomes of them.
+// TestOutcomesByClient: connections of clients on the node and outside are counted apart, whatever their result.
 func TestOutcomesByClient(t *testing.T) {
 	e := newEdge(t, Options{})
-	want := [2]proxier.Outcomes{}
-	expect := func(what string) {
+	clients := [2]struct {
+		name string
+		from *lab.Sandbox
+		to   netip.AddrPort
+	}{{"a pod", e.here.Sandbox, netip.AddrPortFrom(vip4, 80)}, {"a client outside", e.client.Sandbox, netip.AddrPortFrom(lb4, lbPort)}}
+	var want [2]proxier.Outcomes
+	each := func(what string, answered bool, counted func(*proxier.Outcomes) *uint64) {
 		t.Helper()
-		node, outside := outcomesOf(t, e.tier)
-		if d := cmp.Diff(want, [2]proxier.Outcomes{node, outside}); d != "" {
-			t.Errorf("%s: on the node and outside (-want +got):\n%s", what, d)
+		for i, c := range clients {
+			if _, err := c.from.Ask(shortly(t), "udp", c.to); (err == nil) != answered {
+				t.Errorf("%s asks %s: %v", c.name, c.to, err)
+			}
+			*counted(&want[i])++
+			node, outside := outcomesOf(t, e.tier)
+			if d := cmp.Diff(want, [2]proxier.Outcomes{node, outside}); d != "" {
+				t.Errorf("%s is %s: on the node and outside (-want +got):\n%s", c.name, what, d)
+			}
 		}
 	}
-	ask := func(from *lab.Sandbox, to netip.AddrPort, answered bool) {
-		t.Helper()
-		if _, err := from.Ask(shortly(t), "udp", to); (err == nil) != answered {
-			t.Errorf("%s asks %s: %v", from.Name, to, err)
-		}
-	}
-	vip, lb := netip.AddrPortFrom(vip4, 80), netip.AddrPortFrom(lb4, lbPort)
-
-	ask(e.here.Sandbox, vip, false)
-	want[0].Rejected++
-	expect("a pod is rejected")
-	ask(e.client.Sandbox, lb, false)
-	want[1].Rejected++
-	expect("a client outside is rejected")
+	each("rejected", false, func(o *proxier.Outcomes) *uint64 { return &o.Rejected })
 	e.use(t, serve(t, e.there))
-	ask(e.here.Sandbox, vip, true)
-	want[0].Connections++
-	expect("a pod is served")
-	ask(e.client.Sandbox, lb, true)
-	want[1].Connections++
-	expect("a client outside is served")
+	each("served", true, func(o *proxier.Outcomes) *uint64 { return &o.Connections })
+	clients[0].to = clients[1].to // ClusterIPs have no source ranges
 	e.OnServiceUpdate(nil, edgeService(func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"} }))
 	e.sync(t)
-	ask(e.here.Sandbox, lb, false)
-	want[0].Dropped++
-	expect("a pod is dropped")
-	ask(e.client.Sandbox, lb, false)
-	want[1].Dropped++
-	expect("a client outside is dropped")
+	each("dropped", false, func(o *proxier.Outcomes) *uint64 { return &o.Dropped })
 }
