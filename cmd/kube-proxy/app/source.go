@@ -4,6 +4,7 @@ package app
 
 import (
 	"context"
+	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -23,8 +24,10 @@ type sourceRunner struct {
 
 	stopping chan struct{} // closed when nothing will be attached any more
 	attached chan struct{} // closed when the next two are set
-	handler  proxier.Handler
-	cidrs    func(name string, cidrs []string)
+	// mu has a new object recorded wholly before a handler is attached, whose first sync takes it.
+	mu      sync.RWMutex
+	handler proxier.Handler // nil before
+	cidrs   func(name string, cidrs []string)
 }
 
 // recordHandler are the calls of a proxier.Handler that need no datapath.
@@ -65,7 +68,9 @@ func (r *sourceRunner) start(ctx context.Context) {
 // deliver calls a handler with all that was listed and all that follows, until ctx is done or
 // the source ends.
 func (r *sourceRunner) deliver(ctx context.Context, handler proxier.Handler, cidrs func(string, []string)) error {
+	r.mu.Lock()
 	r.handler, r.cidrs = handler, cidrs
+	r.mu.Unlock()
 	close(r.attached)
 	defer context.AfterFunc(ctx, r.cancel)()
 	<-r.ended
@@ -87,14 +92,15 @@ func (r *sourceRunner) call(do func(proxier.Handler)) {
 	}
 }
 
-// recording returns what takes new objects now.
-func (r *sourceRunner) recording() recordHandler {
-	select {
-	case <-r.attached:
-		return r.handler
-	default:
-		return r.record
+// add has the handler, or before there is one the recorder, take a new object.
+func (r *sourceRunner) add(do func(recordHandler)) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if r.handler != nil {
+		do(r.handler)
+		return
 	}
+	do(r.record)
 }
 
 func (r *sourceRunner) onServiceCIDR(name string, cidrs []string) {
@@ -102,7 +108,7 @@ func (r *sourceRunner) onServiceCIDR(name string, cidrs []string) {
 }
 
 func (r *sourceRunner) OnServiceAdd(service *v1.Service) {
-	r.recording().OnServiceAdd(service)
+	r.add(func(h recordHandler) { h.OnServiceAdd(service) })
 }
 
 func (r *sourceRunner) OnServiceUpdate(old, service *v1.Service) {
@@ -118,7 +124,7 @@ func (r *sourceRunner) OnServiceSynced() {
 }
 
 func (r *sourceRunner) OnEndpointSliceAdd(slice *discoveryv1.EndpointSlice) {
-	r.recording().OnEndpointSliceAdd(slice)
+	r.add(func(h recordHandler) { h.OnEndpointSliceAdd(slice) })
 }
 
 func (r *sourceRunner) OnEndpointSliceUpdate(old, slice *discoveryv1.EndpointSlice) {

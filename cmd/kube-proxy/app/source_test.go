@@ -5,6 +5,7 @@ package app
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -113,6 +114,42 @@ func TestSourceRunner(t *testing.T) {
 				r.stop() // which may come later
 			})
 		})
+	}
+}
+
+// slowRecorder records a Service while something else happens.
+type slowRecorder struct {
+	heard
+	meanwhile func()
+}
+
+func (s *slowRecorder) OnServiceAdd(service *v1.Service) {
+	s.meanwhile()
+	s.heard.OnServiceAdd(service)
+}
+
+// No handler is attached while an object is being recorded: its first sync would miss that object.
+func TestSourceRunnerRecordsWhole(t *testing.T) {
+	recorded := &slowRecorder{}
+	r := newSourceRunner(recorded, func(to proxier.Handler, cidr func(string, []string)) source { return &everything{to, cidr, nil} })
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error, 1)
+	recorded.meanwhile = func() {
+		go func() { result <- r.deliver(ctx, &heard{}, func(string, []string) {}) }()
+		for range 10000 {
+			runtime.Gosched()
+		}
+		select {
+		case <-r.attached:
+			t.Error("a handler is attached before the object is recorded")
+		default:
+		}
+	}
+	r.start(ctx)
+	<-r.attached
+	cancel()
+	if err := <-result; err != nil {
+		t.Error(err)
 	}
 }
 
