@@ -134,10 +134,12 @@ func (t *Tier) Usage() map[string]lbmap.Usage {
 // their place, and so do not tell whether it has to evict clients that count on them.
 func (t *Tier) countAffinities(m *ciliumebpf.Map) (live int, err error) {
 	timeouts := t.writer.AffinityTimeouts()
+	if len(timeouts) == 0 {
+		return 0, nil
+	}
 	now := flowtable.MonotonicSeconds()
 	err = lbmap.Each(m, func(key lbmap.AffinityKey, a lbmap.Affinity) {
-		timeout, ok := timeouts[key.Service]
-		if ok && int64(now)-int64(a.LastNs/uint64(time.Second)) <= int64(timeout/time.Second) {
+		if timeout, ok := timeouts[key.Service]; ok && int64(now)-int64(a.LastNs/uint64(time.Second)) <= int64(timeout) {
 			live++
 		}
 	})
@@ -147,6 +149,9 @@ func (t *Tier) countAffinities(m *ciliumebpf.Map) (live int, err error) {
 // Unplaced are the service ports that do not fit into the maps, by Decision.Index, and
 // why.
 func (t *Tier) Unplaced() map[uint32]error { return t.writer.Unplaced() }
+
+// IsUnplaced reports whether a service port does not fit into the maps.
+func (t *Tier) IsUnplaced(index uint32) bool { return t.writer.IsUnplaced(index) }
 
 // ClosedSockets counts the UDP sockets that were closed because their backend
 // was gone.

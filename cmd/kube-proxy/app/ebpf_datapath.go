@@ -152,25 +152,21 @@ func (d *ebpfDatapath) serves(decision *proxier.Decision, f *proxier.Frontend, o
 }
 
 func (d *ebpfDatapath) isUnplaced(decision *proxier.Decision) bool {
-	if d.placed != nil {
-		return false
-	}
-	_, unplaced := d.programs.Unplaced()[decision.Index()]
-	return unplaced
+	return d.placed == nil && d.programs.IsUnplaced(decision.Index())
 }
 
 // checks is one condition for each uplink: its programs are attached, no other runs first, and they lead a packet of a client outside to an
 // endpoint.
 func (d *ebpfDatapath) checks(r *round) (list []health.Check) {
-	at := entrancesOf(r.table)
-	frontends := entered(d, r, at)
+	at := uplinkFamiliesOf(r.table)
+	frontends := outsideCandidates(d, r, at)
 	for _, u := range d.programs.Uplinks() {
 		c := health.Check{Name: "uplink-" + u.Name, OK: u.Err == nil}
 		if u.Err != nil {
 			c.Detail = u.Err.Error()
 		}
 		for family := range proxier.Families {
-			if e := (entrance{u.Name, family}); u.Err == nil {
+			if e := (uplinkFamily{u.Name, family}); u.Err == nil {
 				e.probe(d.programs, frontends[e], at[e], &c)
 			}
 		}

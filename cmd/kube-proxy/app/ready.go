@@ -34,21 +34,27 @@ func (p probed) String() string { return fmt.Sprintf("%s-%s", p.by, p.family) }
 // round is one look at the conditions of readiness. Each probes other frontends than the one before it.
 type round struct {
 	table  *proxier.Table
-	node   string
 	number uint64
+	seed   uint32
+}
+
+func newRound(table *proxier.Table, node string, number uint64) *round {
+	h := fnv.New32a()
+	_, _ = fmt.Fprint(h, node, " ", number) // never fails
+	return &round{table, number, h.Sum32()}
 }
 
 // candidate is a frontend to probe.
 type candidate struct {
 	decision *proxier.Decision
 	frontend *proxier.Frontend
-	// cost ranks what others notice of it; lot chooses among equals.
-	cost int
-	lot  uint32
+	// cost ranks what others notice of it; tieBreak chooses among equals.
+	cost     int
+	tieBreak uint32
 }
 
 func (c *candidate) compare(o *candidate) int {
-	return cmp.Or(cmp.Compare(c.cost, o.cost), cmp.Compare(c.lot, o.lot))
+	return cmp.Or(cmp.Compare(c.cost, o.cost), cmp.Compare(c.tieBreak, o.tieBreak))
 }
 
 // maxTries is how many frontends are probed until one leads to an endpoint: one that refuses
@@ -83,7 +89,7 @@ func candidates(open activeMode, r *round) map[probed][]candidate {
 			if s.by == "" || s.by == foreign || !s.bySocket && d.Name.Protocol != proxier.TCP {
 				continue // a probe of UDP by packets would send endpoints datagrams they do not expect
 			}
-			next := candidate{d, f, costOf(d, s.bySocket, r.number), r.rankOf(d, f)}
+			next := candidate{d, f, costOf(d, s.bySocket, r.number), r.rankOf(d, i)}
 			is := probed{s.by, s.bySocket, proxier.FamilyOf(f.Addr.Addr())}
 			chosen[is] = next.among(chosen[is])
 		}
@@ -107,11 +113,12 @@ func costOf(d *proxier.Decision, bySocket bool, round uint64) (cost int) {
 	return cost
 }
 
-// rankOf spreads nodes and rounds over frontends.
-func (r *round) rankOf(d *proxier.Decision, f *proxier.Frontend) uint32 {
-	h := fnv.New32a()
-	_, _ = fmt.Fprint(h, r.node, " ", r.number, " ", d.Name, " ", d.Name.Protocol, " ", f.Kind, " ", f.Addr) // never fails
-	return h.Sum32()
+// rankOf spreads nodes and rounds over frontends, of which there may be tens of thousands.
+func (r *round) rankOf(d *proxier.Decision, frontend int) uint32 {
+	x := r.seed ^ d.Index()*0x9e3779b1 ^ uint32(frontend)*0x85ebca6b
+	x = (x ^ x>>16) * 0x7feb352d
+	x = (x ^ x>>15) * 0x846ca68b
+	return x ^ x>>16
 }
 
 func backendsOf(d *proxier.Decision, set proxier.Set) (list []netip.AddrPort) {
@@ -132,7 +139,7 @@ func (p *proxy) probe(ctx context.Context) (list []health.Check) {
 	var all map[probed][]candidate
 	var foreign []string
 	p.rounds++
-	r := &round{table, p.opts.nodeName, p.rounds}
+	r := newRound(table, p.opts.nodeName, p.rounds)
 	p.withActive(func(open activeMode) {
 		list = open.checks(r)
 		all = candidates(open, r)

@@ -36,7 +36,7 @@ func TestCandidates(t *testing.T) {
 		{"the only one", map[string]options{"default/kubernetes": {}}, "default/kubernetes:p"},
 		{"not the API server", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}}, "shop/sticky:p default/kubernetes:p"},
 		{"without affinity", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}}, "shop/web:p shop/sticky:p default/kubernetes:p"},
-		{"three are enough", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}, "a/b": {}}, "shop/web:p a/b:p shop/sticky:p"},
+		{"three are enough", map[string]options{"default/kubernetes": {}, "shop/sticky": {sticky: true}, "shop/web": {}, "a/b": {}}, "a/b:p shop/web:p shop/sticky:p"},
 	} {
 		tracker, table := proxier.NewChangeTracker("node1", time.Time{}, nil), proxier.NewTable(proxier.Facts{}, proxier.Policy{})
 		for i, name := range slices.Sorted(maps.Keys(tt.services)) { // addresses count among equals
@@ -65,7 +65,7 @@ func TestCandidates(t *testing.T) {
 		}
 		table.Apply(tracker.Take())
 		var got []string
-		for _, c := range candidates(&iptablesDatapath{rules: &iptables.Tier{}}, &round{table, "node1", 0})[probed{"iptables", false, proxier.IPv4}] {
+		for _, c := range candidates(&iptablesDatapath{rules: &iptables.Tier{}}, newRound(table, "node1", 0))[probed{"iptables", false, proxier.IPv4}] {
 			got = append(got, c.decision.Name.String())
 			if to := backendsOf(c.decision, c.frontend.Routes[proxier.FromHost].Set); len(to) != 1 {
 				t.Errorf("%s: %v", c.decision, to)
@@ -83,7 +83,7 @@ func TestCandidatesChange(t *testing.T) {
 	table := probedServices(services)
 	dialled := map[string]bool{}
 	for number := range uint64(100) {
-		dialled[candidates(&iptablesDatapath{rules: &iptables.Tier{}}, &round{table, "node1", number})[probed{"iptables", false, proxier.IPv4}][0].decision.Name.String()] = true
+		dialled[candidates(&iptablesDatapath{rules: &iptables.Tier{}}, newRound(table, "node1", number))[probed{"iptables", false, proxier.IPv4}][0].decision.Name.String()] = true
 	}
 	if len(dialled) < services*3/4 {
 		t.Errorf("100 rounds dial %d of %d Services", len(dialled), services)
@@ -103,7 +103,7 @@ func TestCandidatesOfSockets(t *testing.T) {
 	table := probedServices(services, v1.ProtocolUDP)
 	dialled := map[string]int{}
 	for number := range uint64(200) {
-		dialled[candidates(socketMode{}, &round{table, "node1", number})[probed{capabilities.ModeEBPF, true, proxier.IPv4}][0].decision.Name.String()]++
+		dialled[candidates(socketMode{}, newRound(table, "node1", number))[probed{capabilities.ModeEBPF, true, proxier.IPv4}][0].decision.Name.String()]++
 	}
 	if udp := dialled["shop/s0:p"]; udp < 100 || len(dialled) < services*3/4 {
 		t.Errorf("200 rounds dial %d of %d Services, and %d times that of UDP", len(dialled), services, udp)

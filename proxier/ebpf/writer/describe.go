@@ -4,7 +4,6 @@ package writer
 
 import (
 	"errors"
-	"time"
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -64,17 +63,17 @@ func (w *Writer) Usage() map[string]lbmap.Usage {
 	}
 }
 
-// AffinityTimeouts are those of service ports with session affinity, by service id.
-func (w *Writer) AffinityTimeouts() map[uint32]time.Duration {
+// AffinityTimeouts are those of service ports with session affinity, in seconds, by service id.
+func (w *Writer) AffinityTimeouts() map[uint32]uint32 {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
-	timeouts := map[uint32]time.Duration{}
+	timeouts := map[uint32]uint32{}
 	if !w.hasAffinity {
 		return timeouts
 	}
 	for _, item := range w.ports.All() {
 		if p := &item.Applied; len(p.frontends) > 0 && p.frontends[0].Value.Affinity > 0 {
-			timeouts[p.id] = time.Duration(p.frontends[0].Value.Affinity) * time.Second
+			timeouts[p.id] = p.frontends[0].Value.Affinity
 		}
 	}
 	return timeouts
@@ -85,6 +84,14 @@ func (w *Writer) Read(fn func(*lbmap.Tables) error) error {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	return fn(w.tables)
+}
+
+// IsUnplaced reports whether a service port is not in the tables as it should be.
+func (w *Writer) IsUnplaced(index uint32) bool {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	var why refusal
+	return w.ports.CountRefused() > 0 && errors.As(w.ports.Err(index), &why)
 }
 
 // Unplaced are the service ports that are not in the tables as they should be, by

@@ -12,21 +12,21 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// entrance is where packets of clients outside come in: an uplink, and a family of its addresses.
-type entrance struct {
+// uplinkFamily is where packets of clients outside come in: an uplink, and a family of its addresses.
+type uplinkFamily struct {
 	uplink string
 	family proxier.Family
 }
 
-// entrancesOf are those of this node, each with an address of the uplink at which NodePorts are served; an invalid one if there is none.
-func entrancesOf(table *proxier.Table) map[entrance]netip.Addr {
+// uplinkFamiliesOf are those of this node, each with an address of the uplink at which NodePorts are served; an invalid one if there is none.
+func uplinkFamiliesOf(table *proxier.Table) map[uplinkFamily]netip.Addr {
 	facts, rules := table.Facts(), table.NodeRules()
-	found := map[entrance]netip.Addr{}
+	found := map[uplinkFamily]netip.Addr{}
 	for _, a := range facts.UplinkAddrs {
 		if !a.Addr.IsGlobalUnicast() {
 			continue
 		}
-		e := entrance{a.Device, proxier.FamilyOf(a.Addr)}
+		e := uplinkFamily{a.Device, proxier.FamilyOf(a.Addr)}
 		node := found[e]
 		if _, served := slices.BinarySearchFunc(rules.NodePortAddrs, a.Addr, netip.Addr.Compare); served && !node.IsValid() {
 			node = a.Addr
@@ -36,15 +36,12 @@ func entrancesOf(table *proxier.Table) map[entrance]netip.Addr {
 	return found
 }
 
-// entered are frontends for clients outside that programs serve and that have an endpoint, some for each entrance, those without affinity first:
-// it would remember a client. Each round has others.
-func entered(open activeMode, r *round, entrances map[entrance]netip.Addr) map[entrance][]candidate {
-	chosen := map[entrance][]candidate{}
+// outsideCandidates are frontends for clients outside that programs serve and that have an endpoint, some for each uplink and family, those
+// without affinity first: it would remember a client. Each round has others.
+func outsideCandidates(open activeMode, r *round, families map[uplinkFamily]netip.Addr) map[uplinkFamily][]candidate {
+	chosen := map[uplinkFamily][]candidate{}
 	for _, c := range r.table.All() {
 		d := c.New
-		if open.isUnplaced(d) {
-			continue
-		}
 		cost := 0
 		if d.Affinity > 0 {
 			cost = 1
@@ -56,11 +53,11 @@ func entered(open activeMode, r *round, entrances map[entrance]netip.Addr) map[e
 			default:
 				continue
 			}
-			if f.Conflict != nil || d.Size(f.Routes[proxier.FromOutside].Set) == 0 || open.serves(d, f, proxier.FromOutside).by != capabilities.ModeEBPF {
+			if f.Conflict != nil || d.Size(f.Routes[proxier.FromOutside].Set) == 0 || open.isUnplaced(d) || open.serves(d, f, proxier.FromOutside).by != capabilities.ModeEBPF {
 				continue
 			}
-			next := candidate{d, f, cost, r.rankOf(d, f)}
-			for e, node := range entrances {
+			next := candidate{d, f, cost, r.rankOf(d, i)}
+			for e, node := range families {
 				if e.family == proxier.FamilyOf(f.Addr.Addr()) && (node.IsValid() || !f.Kind.Wildcard()) {
 					chosen[e] = next.among(chosen[e])
 				}
@@ -76,7 +73,7 @@ type prober interface {
 }
 
 // probe adds to a check what becomes of a packet to one of these frontends: the first that can be tried.
-func (e entrance) probe(by prober, frontends []candidate, node netip.Addr, to *health.Check) {
+func (e uplinkFamily) probe(by prober, frontends []candidate, node netip.Addr, to *health.Check) {
 	for _, c := range frontends {
 		at := c.frontend.Addr
 		if c.frontend.Kind.Wildcard() {

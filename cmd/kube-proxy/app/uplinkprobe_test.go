@@ -32,9 +32,9 @@ func (partlyMode) serves(d *proxier.Decision, _ *proxier.Frontend, o proxier.Ori
 
 func (partlyMode) isUnplaced(d *proxier.Decision) bool { return d.Name.Name == "overflow" }
 
-// TestEntered: an uplink is probed in the families of its addresses, at frontends that programs serve there and that have an endpoint for
+// TestOutsideCandidates: an uplink is probed in the families of its addresses, at frontends that programs serve there and that have an endpoint for
 // clients outside.
-func TestEntered(t *testing.T) {
+func TestOutsideCandidates(t *testing.T) {
 	at := netip.MustParseAddr
 	facts := proxier.Facts{UplinkAddrs: []proxier.DeviceAddr{
 		{Addr: at("10.0.0.1"), Device: "eth0"}, {Addr: at("10.0.0.2"), Device: "eth0"}, {Addr: at("192.168.0.1"), Device: "eth1"}, {Addr: at("fd00::1"), Device: "eth0"},
@@ -75,13 +75,13 @@ func TestEntered(t *testing.T) {
 	}
 	table.Apply(tracker.Take())
 
-	entrances := entrancesOf(table) // family 0 is IPv4, 1 is IPv6
-	if text := fmt.Sprint(entrances); text != "map[{eth0 0}:10.0.0.2 {eth0 1}:fd00::1 {eth1 0}:invalid IP]" {
-		t.Errorf("entrances %s", text)
+	families := uplinkFamiliesOf(table) // family 0 is IPv4, 1 is IPv6
+	if text := fmt.Sprint(families); text != "map[{eth0 0}:10.0.0.2 {eth0 1}:fd00::1 {eth1 0}:invalid IP]" {
+		t.Errorf("families %s", text)
 	}
-	seen := map[entrance]map[string]bool{}
+	seen := map[uplinkFamily]map[string]bool{}
 	for number := range uint64(50) {
-		for e, list := range entered(partlyMode{}, &round{table, "node1", number}, entrances) {
+		for e, list := range outsideCandidates(partlyMode{}, newRound(table, "node1", number), families) {
 			var names []string
 			for _, c := range list {
 				names = append(names, c.decision.Name.Name)
@@ -110,8 +110,8 @@ func (p fakeProber) Probe(_ string, d *proxier.Decision, _ *proxier.Frontend, _ 
 	return netip.AddrPort{}, nil
 }
 
-// TestProbeEntrance: the first frontend that can be tried decides about the check, which names it. One family does not hide what another one says.
-func TestProbeEntrance(t *testing.T) {
+// TestProbeUplink: the first frontend that can be tried decides about the check, which names it. One family does not hide what another one says.
+func TestProbeUplink(t *testing.T) {
 	frontend := func(name string) candidate {
 		d := &proxier.Decision{Name: proxier.ServicePortName{Port: "p", Protocol: proxier.TCP}}
 		d.Name.Namespace, d.Name.Name = "ns", name
@@ -131,7 +131,7 @@ func TestProbeEntrance(t *testing.T) {
 		{"one that fails", fakeProber{"a": errors.New("broken"), "b": nil}, false, "before; TCP 10.0.0.1:30080 of ns/a:p: broken"},
 	} {
 		c := health.Check{OK: true, Detail: "before"}
-		if (entrance{}).probe(test.by, list, node, &c); c.OK != test.ok || c.Detail != test.want {
+		if (uplinkFamily{}).probe(test.by, list, node, &c); c.OK != test.ok || c.Detail != test.want {
 			t.Errorf("%s: %+v", test.name, c)
 		}
 	}
