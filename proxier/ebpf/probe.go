@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
@@ -22,12 +21,15 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/probepacket"
 )
 
-var (
-	// errNotProbed says that programs could not be tried.
-	errNotProbed = errors.New("the programs cannot be tried")
-	// errNotRouted says that no program can lead a packet to some endpoint.
-	errNotRouted = errors.New("this host does not route it")
-)
+// errNotProbed says that programs could not be tried.
+var errNotProbed = errors.New("the programs cannot be tried")
+
+// notForwardedError says that a packet from a client got to no endpoint.
+type notForwardedError struct{ client netip.AddrPort }
+
+func (e notForwardedError) Error() string {
+	return fmt.Sprintf("its program does not forward a packet from %s to an endpoint", e.client)
+}
 
 // Probe has the program on an uplink handle what a client outside would send first to a frontend: to its address, or to this one of the node
 // for a frontend at all of them. It returns the endpoint that would get the packet, and an error if none would. Nothing is sent.
@@ -38,17 +40,19 @@ func (t *Tier) Probe(uplink string, d *proxier.Decision, f *proxier.Frontend, no
 	if !t.mu.TryLock() { // maps do not grow meanwhile
 		return to, nil
 	}
-	defer t.mu.Unlock()
-	on := slices.IndexFunc(t.uplinks, func(u devices.Device) bool { return u.Name == uplink })
-	if on < 0 {
-		return to, nil
+	isRouted := func() bool { return true }
+	if on := slices.IndexFunc(t.uplinks, func(u devices.Device) bool { return u.Name == uplink }); on >= 0 {
+		u := t.uplinks[on]
+		t.writer.WhileServed(d.Index(), f, node, func(d *proxier.Decision, f *proxier.Frontend) {
+			if p, ok := firstPacket(d, f, node); ok {
+				to, err = t.forward(u, d, &p)
+				isRouted = func() bool { return t.isRouted(u, p.From.Addr(), d, f.Routes[proxier.FromOutside].Set) }
+			}
+		})
 	}
-	t.writer.WhileServed(d.Index(), f, node, func(d *proxier.Decision, f *proxier.Frontend) {
-		if p, ok := firstPacket(d, f, node); ok {
-			to, err = t.lead(t.uplinks[on], d, f, &p)
-		}
-	})
-	if errors.Is(err, errNotProbed) || errors.Is(err, errNotRouted) {
+	t.mu.Unlock()
+	var refused notForwardedError
+	if errors.Is(err, errNotProbed) || errors.As(err, &refused) && !isRouted() {
 		err = nil
 	}
 	return to, err
@@ -69,7 +73,7 @@ func (t *Tier) probe(d *proxier.Decision, f *proxier.Frontend, uplinks []string)
 		if len(uplinks) > 0 && !slices.Contains(uplinks, u.Name) {
 			continue
 		}
-		if _, err := t.lead(u, d, f, &p); err != nil {
+		if _, err := t.forward(u, d, &p); err != nil {
 			return fmt.Errorf("uplink %s: %w", u.Name, err)
 		}
 		tried = true
@@ -92,69 +96,70 @@ func firstPacket(d *proxier.Decision, f *proxier.Frontend, node netip.Addr) (p p
 	return p, admitted && d.Size(f.Routes[proxier.FromOutside].Set) > 0
 }
 
-// lead has the program on a device handle a packet, and returns the endpoint that gets it. A connection that the packet begins is reset.
+// forward has the program on a device handle a packet, and returns the endpoint that gets it. A connection that the packet begins is reset.
 // It is called with mu held.
-func (t *Tier) lead(on devices.Device, d *proxier.Decision, f *proxier.Frontend, p *probepacket.Packet) (to netip.AddrPort, err error) {
-	out, err := t.try(on, p)
+func (t *Tier) forward(on devices.Device, d *proxier.Decision, p *probepacket.Packet) (to netip.AddrPort, err error) {
+	out, err := t.run(on, p)
 	if err != nil {
 		return to, err
 	}
 	to, ok := probepacket.Destination(out)
 	// What an endpoint gets is told by its address, and its port unless it is in another packet.
 	if !ok || !slices.ContainsFunc(d.Backends, func(b proxier.Backend) bool { return b.Addr == to || to.Port() == 0 && b.Addr.Addr() == to.Addr() }) {
-		if err := t.routes(on, p, d, f.Routes[proxier.FromOutside].Set); err != nil {
-			return netip.AddrPort{}, fmt.Errorf("its program does not lead a packet from %s to an endpoint: %w", p.From, err)
-		}
-		return netip.AddrPort{}, fmt.Errorf("its program does not lead a packet from %s to an endpoint", p.From)
+		return netip.AddrPort{}, notForwardedError{p.From}
 	}
 	if p.Protocol == inet.TCP { // otherwise it would count as a client that got no answer
 		reset := *p
 		reset.Flags = probepacket.RST
-		if _, err := t.try(on, &reset); err != nil {
+		if _, err := t.run(on, &reset); err != nil {
 			return netip.AddrPort{}, err
 		}
 	}
 	return to, nil
 }
 
-// routes returns an error if the kernel does not route what comes in by a device to some endpoint of a set: its node is gone, the device does not
-// forward, or a rule says so. Programs can do nothing about that, and netfilter could not either.
-func (t *Tier) routes(on devices.Device, p *probepacket.Packet, d *proxier.Decision, set proxier.Set) error {
+// isRouted reports whether the kernel routes what a client sends in by a device to all endpoints of a set. If not, programs can do nothing
+// about it, and netfilter could not either: the endpoint's node is gone, the device does not forward, or a rule says so. It asks the kernel
+// for each endpoint.
+func (t *Tier) isRouted(by devices.Device, client netip.Addr, d *proxier.Decision, set proxier.Set) bool {
 	return t.netns.Do(func() error {
 		for i := range d.Backends {
 			b := &d.Backends[i]
 			if !b.In(set) {
 				continue
 			}
-			to := b.Addr.Addr()
-			opts := &netlink.RouteGetOptions{IifIndex: on.Index, SrcAddr: p.From.Addr().AsSlice()}
-			_, err := netlink.RouteGetWithOptions(to.AsSlice(), opts)
-			// Other errors are of the client's address, as to which programs do not look for a route.
-			if errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EACCES) {
-				return fmt.Errorf("%w: endpoint %s: %w", errNotRouted, to, err)
+			to := b.Addr.Addr().AsSlice()
+			_, err := netlink.RouteGetWithOptions(to, &netlink.RouteGetOptions{IifIndex: by.Index, SrcAddr: client.AsSlice()})
+			if errors.Is(err, unix.EINVAL) {
+				// A blackhole, or the client's address, for which programs do not look for a route: without that, only the former.
+				if _, err = netlink.RouteGet(to); !errors.Is(err, unix.EINVAL) {
+					continue
+				}
+			}
+			if isUnroutable(err) {
+				return err
 			}
 		}
 		return nil
-	})
+	}) == nil
 }
 
-// try has the program on a device handle a packet, and returns what becomes of it. A dropped packet stays what it was.
-func (t *Tier) try(on devices.Device, p *probepacket.Packet) (out []byte, err error) {
+// isUnroutable reports whether an error of the kernel says that there is no route: none at all, or one of type unreachable, prohibit or
+// blackhole.
+func isUnroutable(err error) bool {
+	return slices.ContainsFunc([]error{unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EACCES, unix.EINVAL}, func(e error) bool { return errors.Is(err, e) })
+}
+
+// run has the program on a device handle a packet, and returns what it makes of it. A dropped packet stays what it was.
+func (t *Tier) run(on devices.Device, p *probepacket.Packet) (out []byte, err error) {
 	variant, served := t.devices.Served[on.Index]
 	programs := t.devices.Loaded[variant]
 	if !served || programs == nil || variant.L3 {
 		return nil, fmt.Errorf("%w: none is attached that takes Ethernet frames", errNotProbed)
 	}
 	err = t.netns.Do(func() error {
-		device, err := net.InterfaceByIndex(on.Index)
-		if err != nil { // it may just have gone
-			return fmt.Errorf("%w: %w", errNotProbed, err)
-		}
-		if len(device.HardwareAddr) == 0 {
-			device.HardwareAddr = make(net.HardwareAddr, 6)
-		}
-		opts := ciliumebpf.RunOptions{Data: p.Frame(device.HardwareAddr), DataOut: make([]byte, 256), Context: contextOf(on.Index)}
-		if _, err := programs[ingress].Run(&opts); err != nil {
+		opts := ciliumebpf.RunOptions{Data: p.Frame(on.MAC[:]), DataOut: make([]byte, 256), Context: contextOf(on.Index)}
+		if _, err := programs[ingress].Run(&opts); err != nil { // also if the device has just gone
 			return fmt.Errorf("%w: %w", errNotProbed, err)
 		}
 		out = opts.DataOut

@@ -140,13 +140,30 @@ func testProbe(t *testing.T, e *edge) {
 		}
 	}
 	// Programs cannot help that, and do not fail.
-	rule("add")
-	for uplink, led := range map[string]int{lab.Uplink: all, second: 0} {
-		if o := e.tryAll(uplink); o.led != led || o.untried != all-led || len(o.failed) > 0 {
-			t.Errorf("no route for what comes in by %s, on %s: %s", second, uplink, o)
+	unrouted := func(what string, led map[string]int) {
+		t.Helper()
+		for uplink, led := range led {
+			if o := e.tryAll(uplink); o.led != led || o.untried != all-led || len(o.failed) > 0 {
+				t.Errorf("%s, on %s: %s; want %d led, and no failure", what, uplink, o, led)
+			}
 		}
 	}
+	rule("add")
+	unrouted("no route for what comes in by one uplink", map[string]int{lab.Uplink: all, second: 0})
 	rule("del")
+	for _, kind := range []string{"unreachable", "blackhole"} {
+		route := func(command string) {
+			t.Helper()
+			for _, to := range []string{e.there.Addr4.String() + "/32", e.there.Addr6.String() + "/128"} {
+				if out, err := e.at.Command(t.Context(), "ip", "route", command, kind, to).CombinedOutput(); err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+			}
+		}
+		route("add")
+		unrouted(kind+" route to the endpoint", map[string]int{lab.Uplink: 0, second: 0})
+		route("del")
+	}
 	broken("none", nil)
 
 	ports := e.tier.maps["tdm_port"]
@@ -165,7 +182,7 @@ func testProbe(t *testing.T, e *edge) {
 		t.Fatal(err)
 	}
 	broken("programs that do not know an address of the node", map[string]int{lab.Uplink: 2, second: 2})
-	if text := strings.Join(e.tryAll(second).failed, "\n"); !strings.Contains(text, "TCP 0.0.0.0:30080: its program does not lead a packet from 192.0.2.1:") {
+	if text := strings.Join(e.tryAll(second).failed, "\n"); !strings.Contains(text, "TCP 0.0.0.0:30080: its program does not forward a packet from 192.0.2.1:") {
 		t.Error(text)
 	}
 	e.RequestFull()

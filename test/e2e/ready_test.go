@@ -191,7 +191,7 @@ func TestUplinkNotReady(t *testing.T) {
 	if err := local.Delete(lbmap.FromAddr(s.node.Addr4)); err != nil {
 		t.Fatal(err)
 	}
-	s.await(t, "not ready", ready(s.node, 503, `{"name":"uplink-eth0","ok":false,"detail":"`, " of shop/web:", ": its program does not lead a packet from 192.0.2.1:"))
+	s.await(t, "not ready", ready(s.node, 503, `{"name":"uplink-eth0","ok":false,"detail":"`, " of shop/web:", ": its program does not forward a packet from 192.0.2.1:"))
 	s.await(t, "a full sync", s.Says("A probe of this node's Services failed; comparing everything with the kernel"))
 	s.await(t, "ready again", ready(s.node, 200, `{"name":"uplink-eth0","ok":true,"detail":"`))
 }

@@ -155,7 +155,7 @@ func (d *ebpfDatapath) isUnplaced(decision *proxier.Decision) bool {
 	return d.placed == nil && d.programs.IsUnplaced(decision.Index())
 }
 
-// checks is one condition for each uplink: its programs are attached, no other runs first, and they lead a packet of a client outside to an
+// checks is one condition for each uplink: its programs are attached, no other runs first, and they forward a packet of a client outside to an
 // endpoint.
 func (d *ebpfDatapath) checks(r *round) (list []health.Check) {
 	at := uplinkFamiliesOf(r.table)
