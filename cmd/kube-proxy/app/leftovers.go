@@ -22,7 +22,8 @@ import (
 type leftovers struct {
 	once   sync.Once
 	synced chan struct{} // closed when this mode serves everything
-	again  chan struct{} // another kube-proxy may have left more
+	mu     sync.Mutex
+	again  chan struct{} // closed when another kube-proxy has ended, which may have left more; then it is another one
 	list   []leftover
 	parts  parts
 	// draining is told what takes long to remove, and since when; the zero time at the end.
@@ -34,7 +35,7 @@ const drainsAfter = 10 * time.Second
 
 // leftoversOf are those of all modes that a mode does not manage itself.
 func leftoversOf(m mode, h *host, p *parts, draining func(string, time.Time)) *leftovers {
-	l := &leftovers{synced: make(chan struct{}), again: make(chan struct{}, 1), parts: *p, draining: draining}
+	l := &leftovers{synced: make(chan struct{}), again: make(chan struct{}), parts: *p, draining: draining}
 	if h.isShared() {
 		return l // what other modes have here may be the other kube-proxy's
 	}
@@ -80,51 +81,60 @@ var removalBackoff = wait.Backoff{Duration: time.Second, Factor: 2, Steps: 7, Ca
 
 // otherEnded has them removed once more.
 func (l *leftovers) otherEnded() {
-	select {
-	case l.again <- struct{}{}:
-	default:
-	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.again)
+	l.again = make(chan struct{})
 }
 
-// run removes them until ctx is done, first when this mode serves everything.
+func (l *leftovers) nextEnd() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.again
+}
+
+// run removes them beside the syncs until ctx is done, first when this mode serves everything. Some take as long as the connections
+// they serve, which holds up no other.
 func (l *leftovers) run(ctx context.Context) {
-	for next := l.synced; ; next = l.again {
-		select {
-		case <-ctx.Done():
-			return
-		case <-next:
-			l.remove(ctx)
-		}
-	}
-}
-
-// remove removes them beside the syncs: some take as long as the connections they serve. It
-// returns when they are gone, or ctx is done.
-func (l *leftovers) remove(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for _, each := range l.list {
 		wg.Go(func() {
-			began, done := time.Now(), make(chan struct{})
-			defer close(done)
-			wg.Go(func() {
+			for next := (<-chan struct{})(l.synced); ; {
 				select {
-				case <-done:
-				case <-time.After(drainsAfter):
-					l.draining(each.what(), began)
-					<-done
-					l.draining(each.what(), time.Time{})
+				case <-ctx.Done():
+					return
+				case <-next:
+					next = l.nextEnd() // of now: another one can end meanwhile
+					l.remove(ctx, each)
 				}
-			})
-			_ = removalBackoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) { // ends with ctx
-				err := each.retire(ctx, &l.parts)
-				if err != nil && ctx.Err() == nil {
-					klog.FromContext(ctx).Error(err, "Cannot clean up after another mode; retrying", "what", each.what())
-				}
-				return err == nil, nil
-			})
+			}
 		})
 	}
+}
+
+// remove returns when it is gone, or ctx is done.
+func (l *leftovers) remove(ctx context.Context, each leftover) {
+	var telling sync.WaitGroup
+	defer telling.Wait()
+	began, done := time.Now(), make(chan struct{})
+	defer close(done)
+	telling.Go(func() {
+		select {
+		case <-done:
+		case <-time.After(drainsAfter):
+			l.draining(each.what(), began)
+			<-done
+			l.draining(each.what(), time.Time{})
+		}
+	})
+	_ = removalBackoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) { // ends with ctx
+		err := each.retire(ctx, &l.parts)
+		if err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Cannot clean up after another mode; retrying", "what", each.what())
+		}
+		return err == nil, nil
+	})
 }
 
 // cleanup removes what any process left in the kernel, in any mode: this proxy's state and

@@ -31,6 +31,15 @@ func (c *counted) retire(context.Context, *parts) error {
 	return nil
 }
 
+// stuck is a leftover whose connections do not end.
+type stuck struct{ *counted }
+
+func (stuck) what() string { return "something that drains" }
+func (stuck) retire(ctx context.Context, _ *parts) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
 // Leftovers are removed once this mode serves everything, again if that fails, and once more when another
 // kube-proxy has ended.
 func TestLeftovers(t *testing.T) {
@@ -38,7 +47,7 @@ func TestLeftovers(t *testing.T) {
 		c := &counted{failures: 1}
 		h := &host{config: config.New()}
 		l := leftoversOf(modeNamed(h, capabilities.ModeEBPF), h, &parts{}, func(string, time.Time) {})
-		l.list = []leftover{c}
+		l.list = []leftover{c, stuck{}}
 		go l.run(t.Context())
 		removed := func(when string, want int) {
 			t.Helper()

@@ -110,7 +110,7 @@ func (o *otherProxy) await(ctx context.Context, waiting func()) error {
 	}
 	logger, start := klog.FromContext(ctx), o.clock.Now()
 	var was *otherproxy.Proxy
-	for first := true; ; first = false {
+	for looks := 1; ; looks++ {
 		found, ok := o.look(ctx)
 		if !ok {
 			found = was
@@ -118,12 +118,13 @@ func (o *otherProxy) await(ctx context.Context, waiting func()) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
+		case found == nil && !ok && looks < otherMisses: // what listens does not answer yet, as on a node that starts
 		case found == nil:
 			if was != nil {
 				logger.Info("The other kube-proxy has ended; taking over", "after", o.clock.Since(start).Round(time.Millisecond))
 			}
 			return nil
-		case first:
+		case was == nil:
 			logger.Info("Another kube-proxy runs on this node; waiting for it to end before taking over (--take-over-delay). Two would overwrite each other's rules; --coexist shares the traffic with one that stays",
 				"other", found.String(), "atMost", o.delay)
 			o.record(v1.EventTypeWarning, "OtherProxyRuns", fmt.Sprintf("waiting up to %s for another kube-proxy to end (%s)", o.delay, found))

@@ -47,6 +47,7 @@ func TestAwaitOtherProxy(t *testing.T) {
 		mode   string // empty for no other one
 		shared bool
 		ends   time.Duration // 0 for never
+		silent time.Duration // it does not answer for so long
 		want   time.Duration
 		waits  int
 	}{
@@ -54,12 +55,18 @@ func TestAwaitOtherProxy(t *testing.T) {
 		{name: "it ends", mode: "iptables", ends: 1500 * time.Millisecond, want: 2 * time.Second, waits: 1},
 		{name: "it stays", mode: "nftables", want: 10 * time.Second, waits: 1},
 		{name: "it is to stay", mode: "iptables", shared: true, want: 0},
+		{name: "it answers late", mode: "iptables", silent: 1500 * time.Millisecond, ends: 5500 * time.Millisecond, want: 6 * time.Second, waits: 1},
+		{name: "something that never answers", mode: "iptables", silent: time.Hour, want: 2 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var n neighbour
 				if test.mode != "" {
 					n.Store(&otherproxy.Proxy{Mode: test.mode})
+				}
+				if test.silent > 0 {
+					n.silent.Store(true)
+					time.AfterFunc(test.silent, func() { n.silent.Store(false) })
 				}
 				if test.ends > 0 {
 					time.AfterFunc(test.ends, func() { n.Store(nil) })

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/rootlock"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/removal"
+	"github.com/tandem-proxy/tandem/sources/otherproxy"
 )
 
 // servingLock is the number of the lock that a process of a mode without eBPF programs holds in the network
@@ -62,8 +63,11 @@ func runningProxy(ctx context.Context, h *host) string {
 	if h.isShared() {
 		f.Ports = serverPorts(h.config)
 	}
-	if p, err := f.Find(ctx); err == nil && p != nil {
+	switch p, err := f.Find(ctx); {
+	case p != nil:
 		return p.String()
+	case errors.Is(err, otherproxy.ErrSilent): // one that is stopped, or gets no CPU
+		return err.Error()
 	}
 	return ""
 }
