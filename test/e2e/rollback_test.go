@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -254,6 +255,11 @@ func TestCleanupBeside(t *testing.T) {
 		}
 		defer theirs.Close()
 		await(t, "upstream's first sync", func() error { return s.reaches("here", 3) })
+		check(t)
+		// Nor does it if that one is only stopped, and does not answer.
+		if err := theirs.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
 		check(t)
 	})
 }

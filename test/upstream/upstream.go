@@ -217,6 +217,9 @@ func ProgrammedAt(ctx context.Context, node *lab.Node) (at time.Time, err error)
 // Log returns the output of the process.
 func (p *Proxy) Log() string { return p.process.Log.String() }
 
+// Signal sends a signal to the process.
+func (p *Proxy) Signal(s os.Signal) error { return p.process.Process.Signal(s) }
+
 // Close kills the process. The kernel state stays.
 func (p *Proxy) Close() error {
 	_ = p.process.Close()
