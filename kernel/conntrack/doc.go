@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conntrack lists and deletes entries of the kernel's conntrack table through
-// netlink, and applies its sysctls.
+// Package conntrack lists, creates and deletes entries of the kernel's conntrack table
+// through netlink, and applies its sysctls.
 package conntrack

@@ -17,9 +17,9 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/netlink"
 )
 
-// deleteBatch is the number of requests per message. Their answers must fit into the
+// changeBatch is the number of requests per message. Their answers must fit into the
 // receive buffer of the socket.
-const deleteBatch = 64
+const changeBatch = 64
 
 // Kernel is the conntrack table of the calling thread's network namespace. The netlink
 // library can delete entries too, but it dumps the table for each call, and does not
@@ -103,8 +103,14 @@ func (Kernel) Find(ctx context.Context, protocol inet.Protocol, source, destinat
 	return found, err
 }
 
-// Delete implements Table.
+// Delete implements Table. Entries that expired meanwhile are no error.
 func (Kernel) Delete(ctx context.Context, flows []Flow) (deleted int, err error) {
+	return change(ctx, flows, unix.ENOENT, deleteRequest)
+}
+
+// change sends a request for each flow, and returns how many succeeded. An error for one, other than the expected one, does not
+// stop the others.
+func change(ctx context.Context, flows []Flow, expected unix.Errno, request func(b []byte, f *Flow, seq uint32) []byte) (done int, err error) {
 	c, err := open()
 	if err != nil {
 		return 0, err
@@ -112,27 +118,26 @@ func (Kernel) Delete(ctx context.Context, flows []Flow) (deleted int, err error)
 	defer c.Close()
 	failed := 0
 	for len(flows) > 0 {
-		batch := flows[:min(len(flows), deleteBatch)]
+		batch := flows[:min(len(flows), changeBatch)]
 		flows = flows[len(batch):]
-		if rerr := c.delete(ctx, batch, func(f *Flow, ferr error) {
+		if rerr := c.change(ctx, batch, request, func(f *Flow, ferr error) {
 			switch {
 			case ferr == nil:
-				deleted++
-			case errors.Is(ferr, unix.ENOENT):
-				// It expired in the meantime.
+				done++
+			case errors.Is(ferr, expected):
 			default:
 				// Report one; the others mostly fail for the same reason.
 				failed++
 				err = fmt.Errorf("%s: %w", f, ferr)
 			}
 		}); rerr != nil {
-			return deleted, errors.Join(err, rerr)
+			return done, errors.Join(err, rerr)
 		}
 	}
 	if failed > 1 {
 		err = fmt.Errorf("%d entries, last %w", failed, err)
 	}
-	return deleted, err
+	return done, err
 }
 
 // conn is a netlink socket with a buffer for requests.
@@ -149,11 +154,11 @@ func open() (*conn, error) {
 	return &conn{Conn: c}, nil
 }
 
-// delete deletes entries and calls result for each of them.
-func (c *conn) delete(ctx context.Context, flows []Flow, result func(*Flow, error)) error {
+// change sends a request for each flow, and calls result with each answer.
+func (c *conn) change(ctx context.Context, flows []Flow, request func(b []byte, f *Flow, seq uint32) []byte, result func(*Flow, error)) error {
 	c.req = c.req[:0]
 	for i := range flows {
-		c.req = deleteRequest(c.req, &flows[i], uint32(i))
+		c.req = request(c.req, &flows[i], uint32(i))
 	}
 	if err := c.Send(c.req); err != nil {
 		return err

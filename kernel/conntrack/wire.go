@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -33,7 +34,16 @@ const (
 	attrTupleZone = 3  // CTA_TUPLE_ZONE
 	attrOrigFlags = 1  // CTA_FILTER_ORIG_FLAGS
 	filterProto   = 8  // CTA_FILTER_F_CTA_PROTO_NUM
-	seenReply     = 2  // IPS_SEEN_REPLY
+
+	// Bits of the status. The kernel refuses a new entry without confirmed.
+	seenReply = 1 << 1 // IPS_SEEN_REPLY
+	assured   = 1 << 2 // IPS_ASSURED
+	confirmed = 1 << 3 // IPS_CONFIRMED
+
+	// Of nf_conntrack_tcp.h.
+	tcpEstablished = 3    // TCP_CONNTRACK_ESTABLISHED
+	tcpSACK        = 0x02 // IP_CT_TCP_FLAG_SACK_PERM
+	tcpBeLiberal   = 0x08 // IP_CT_TCP_FLAG_BE_LIBERAL
 
 	genericLen = 4 // struct nfgenmsg
 )
@@ -75,7 +85,7 @@ func listRequest(family inet.Family, protocol inet.Protocol, unanswered bool, se
 func deleteRequest(b []byte, f *Flow, seq uint32) []byte {
 	start := len(b)
 	b = begin(b, msgDelete, unix.NLM_F_REQUEST|unix.NLM_F_ACK, seq, inet.FamilyOf(f.Destination.Addr()))
-	b = original(b, f)
+	b = appendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Source, f.Destination)
 	b = netlink.Attr(b, attrID, binary.BigEndian.AppendUint32(nil, f.ID))
 	return netlink.End(b, start)
 }
@@ -83,24 +93,44 @@ func deleteRequest(b []byte, f *Flow, seq uint32) []byte {
 // getRequest requests the entry whose original direction has the flow's addresses.
 func getRequest(f *Flow, seq uint32) []byte {
 	b := begin(nil, msgGet, unix.NLM_F_REQUEST, seq, inet.FamilyOf(f.Destination.Addr()))
-	return netlink.End(original(b, f), 0)
+	return netlink.End(appendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Source, f.Destination), 0)
 }
 
-// original appends the tuple of the original direction.
-func original(b []byte, f *Flow) []byte {
+// createRequest appends a request to create the entry of an established TCP connection. Conntrack has not seen its
+// handshake, and so not its window scale: as in an entry that a packet in mid-stream creates, its window is not checked.
+func createRequest(b []byte, f *Flow, timeout time.Duration, seq uint32) []byte {
+	start := len(b)
+	b = begin(b, msgNew, unix.NLM_F_REQUEST|unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, seq, inet.FamilyOf(f.Destination.Addr()))
+	b = appendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Source, f.Destination)
+	b = appendTuple(b, nl.CTA_TUPLE_REPLY, f.Protocol, f.Replies, f.Seen)
+	b = netlink.Attr(b, nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, uint32(timeout/time.Second)))
+	b = netlink.Attr(b, attrStatus, binary.BigEndian.AppendUint32(nil, seenReply|assured|confirmed))
+	b = netlink.Nest(b, nl.CTA_PROTOINFO, func(b []byte) []byte {
+		return netlink.Nest(b, nl.CTA_PROTOINFO_TCP, func(b []byte) []byte {
+			flags := []byte{tcpSACK | tcpBeLiberal, tcpSACK | tcpBeLiberal} // struct nf_ct_tcp_flags: flags, mask
+			b = netlink.Attr(b, nl.CTA_PROTOINFO_TCP_STATE, []byte{tcpEstablished})
+			b = netlink.Attr(b, nl.CTA_PROTOINFO_TCP_FLAGS_ORIGINAL, flags)
+			return netlink.Attr(b, nl.CTA_PROTOINFO_TCP_FLAGS_REPLY, flags)
+		})
+	})
+	return netlink.End(b, start)
+}
+
+// appendTuple appends the tuple of a direction.
+func appendTuple(b []byte, direction uint16, protocol inet.Protocol, source, destination netip.AddrPort) []byte {
 	src, dst := uint16(nl.CTA_IP_V4_SRC), uint16(nl.CTA_IP_V4_DST)
-	if inet.FamilyOf(f.Destination.Addr()) == inet.IPv6 {
+	if inet.FamilyOf(destination.Addr()) == inet.IPv6 {
 		src, dst = nl.CTA_IP_V6_SRC, nl.CTA_IP_V6_DST
 	}
-	return netlink.Nest(b, nl.CTA_TUPLE_ORIG, func(b []byte) []byte {
+	return netlink.Nest(b, direction, func(b []byte) []byte {
 		b = netlink.Nest(b, nl.CTA_TUPLE_IP, func(b []byte) []byte {
-			b = netlink.Attr(b, src, f.Source.Addr().AsSlice())
-			return netlink.Attr(b, dst, f.Destination.Addr().AsSlice())
+			b = netlink.Attr(b, src, source.Addr().AsSlice())
+			return netlink.Attr(b, dst, destination.Addr().AsSlice())
 		})
 		return netlink.Nest(b, nl.CTA_TUPLE_PROTO, func(b []byte) []byte {
-			b = netlink.Attr(b, nl.CTA_PROTO_NUM, []byte{uint8(f.Protocol)})
-			b = netlink.Attr(b, nl.CTA_PROTO_SRC_PORT, binary.BigEndian.AppendUint16(nil, f.Source.Port()))
-			return netlink.Attr(b, nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, f.Destination.Port()))
+			b = netlink.Attr(b, nl.CTA_PROTO_NUM, []byte{uint8(protocol)})
+			b = netlink.Attr(b, nl.CTA_PROTO_SRC_PORT, binary.BigEndian.AppendUint16(nil, source.Port()))
+			return netlink.Attr(b, nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, destination.Port()))
 		})
 	})
 }

@@ -113,6 +113,9 @@ func (f *family) syncAll(ctx context.Context) error {
 	if err := f.restore(ctx, f.base(tables)); err != nil {
 		return err
 	}
+	if tables["nat"].Chain(postroutingChain) == nil {
+		f.trackSockets(ctx)
+	}
 	if !adopting {
 		if err := f.writeShared(ctx); err != nil {
 			return err
@@ -136,6 +139,19 @@ func (f *family) syncAll(ctx context.Context) error {
 	}
 	f.whole = true
 	return nil
+}
+
+// trackSockets is called when conntrack sees packets, at last by the rules of base, and before a rule has any masqueraded: no
+// connection gets the source port of one that a socket of this host has.
+func (f *family) trackSockets(ctx context.Context) {
+	if f.opts.TrackSockets == nil {
+		return
+	}
+	if created, err := f.opts.TrackSockets(ctx, f.name); err != nil {
+		klog.FromContext(ctx).Error(err, "Conntrack does not know all connections of this host; one that is idle can break if a masqueraded connection gets its source port", "family", f.name)
+	} else if created > 0 {
+		klog.FromContext(ctx).V(2).Info("Conntrack knows the connections of this host", "family", f.name, "created", created)
+	}
 }
 
 // setNodeRules takes over the rules of the node, and reports whether they change any rule in the

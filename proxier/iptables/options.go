@@ -38,6 +38,8 @@ type Options struct {
 	Extra func(proxier.Family, *proxier.NodeRules) Extra
 	// Flows deletes stale conntrack entries after a sync; nil where the caller does.
 	Flows *staleudp.Reconciler
+	// TrackSockets has conntrack know the connections of this host, where it saw no packets before rules began; nil for none.
+	TrackSockets func(context.Context, proxier.Family) (created int, err error)
 	// Counters count the packets of some rules, where the kernel can; nil for none.
 	Counters Counters
 	// Reporter receives what could not be written; may be nil.

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
@@ -107,6 +109,51 @@ func TestFiltersBeforeDNAT(t *testing.T) {
 	reaches(func(string) bool { return true })
 	w.End()
 	few(t, w)
+}
+
+// TestHostConnectionsBeforeRules: conntrack knows no connection that began before there were rules. Those of this host are idle when rules begin
+// to masquerade connections of clients outside, which must not get the source ports of these. No connection ends.
+func TestHostConnectionsBeforeRules(t *testing.T) {
+	const idle, masqueraded, atOnce = 600, 1500, 50
+	s := newStage(t)
+	ways := outside(s.node)
+	s.start("--ebpf-sync-period=1s")
+	defer s.end()
+	s.serves(t)
+	var conns []flow
+	for range idle {
+		for _, to := range over("tcp", targets()) {
+			c, err := s.node.Dial(t.Context(), "tcp", to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			r, err := lab.AskConn(t.Context(), c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conns = append(conns, flow{c, r})
+		}
+	}
+	guard := "table inet guard { chain early { type filter hook prerouting priority -300; tcp dport 30080 ip saddr 192.0.2.99 drop; tcp dport 30080 ip6 saddr 2001:db8::99 drop; }; }"
+	if out, err := s.node.Command(t.Context(), "nft", guard).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", guard, err, out)
+	}
+	s.await(t, "rules to serve the NodePort", func() error { return holds(t, s.node, "--dport 30080", true) })
+	var g errgroup.Group
+	g.SetLimit(atOnce)
+	for range masqueraded {
+		for _, family := range []string{"tcp4", "tcp6"} {
+			g.Go(func() error {
+				_, err := s.far.Ask(t.Context(), "tcp", ways[family+" by node port"])
+				return err
+			})
+		}
+	}
+	if err := g.Wait(); err != nil {
+		t.Error(err)
+	}
+	checkAll(t, conns)
 }
 
 // TestUnreadFilters: while the rules of this host cannot be read, rules serve clients outside, as a filter may be among them; programs do where
