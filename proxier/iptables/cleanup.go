@@ -18,7 +18,8 @@ import (
 // wrote it, and the jumps to them. KUBE-FIREWALL stays: kubelet has one of that name. With
 // keepEstablished, translated connections survive: while there are any, one chain stays, which no
 // rule jumps to, with a rule that matches by conntrack. Without such a rule the kernel stops
-// conntrack, and with it all translation.
+// conntrack, and with it all translation. Where conntrack takes no connection whose beginning it has not seen, that chain is
+// there in any case: later rules, of any kube-proxy, would drop the packets of connections that began without it.
 func Cleanup(ctx context.Context, tools Tools, keepEstablished bool) error {
 	var errs []error
 	for family := range proxier.Families {
@@ -103,7 +104,7 @@ var cleaning sync.Mutex
 func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, keepEstablished bool, mine func(chain string) bool) error {
 	cleaning.Lock()
 	defer cleaning.Unlock()
-	found := false
+	found, always := false, keepEstablished && !conntrack.TakesOpen("/")
 	for _, name := range []string{"mangle", "nat", "filter"} {
 		table, err := tools.Save(ctx, family, name)
 		if err != nil {
@@ -113,7 +114,7 @@ func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, keep
 		part := t.table(name)
 		for _, c := range table.Chains {
 			if c.Name == drainChain && mine(drainChain) {
-				if !keepEstablished || !found && !conntrack.AnyTranslated(family) {
+				if !keepEstablished || !always && !found && !conntrack.AnyTranslated(family) {
 					part.drop(c.Name)
 				}
 				continue
@@ -130,7 +131,7 @@ func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, keep
 			}
 		}
 		// A connection may have been established meanwhile.
-		if found && keepEstablished && name == "filter" && table.Chain(drainChain) == nil {
+		if (found && keepEstablished || always) && name == "filter" && table.Chain(drainChain) == nil {
 			part.write(drainChain, []string{asksConntrack})
 		}
 		if input := t.bytes(); len(input) > 0 {

@@ -111,49 +111,67 @@ func TestFiltersBeforeDNAT(t *testing.T) {
 	few(t, w)
 }
 
-// TestHostConnectionsBeforeRules: conntrack knows no connection that began before there were rules. Those of this host are idle when rules begin
-// to masquerade connections of clients outside, which must not get the source ports of these. No connection ends.
-func TestHostConnectionsBeforeRules(t *testing.T) {
-	const idle, masqueraded, atOnce = 600, 1500, 50
-	s := newStage(t)
-	ways := outside(s.node)
-	s.start("--ebpf-sync-period=1s")
-	defer s.end()
-	s.serves(t)
-	var conns []flow
-	for range idle {
-		for _, to := range over("tcp", targets()) {
-			c, err := s.node.Dial(t.Context(), "tcp", to)
-			if err != nil {
-				t.Fatal(err)
+// TestConnectionsBeforeRules: without rules, conntrack sees no packets. Connections that began before the first rules, and are idle, go on:
+// those of this host, whose source ports are not given to connections that rules masquerade; and those of pods,
+// also where conntrack takes no connection whose beginning it has not seen.
+func TestConnectionsBeforeRules(t *testing.T) {
+	t.Run("host", func(t *testing.T) {
+		const rounds, masqueraded, atOnce = 150, 1500, 50
+		s := newStage(t)
+		s.start("--ebpf-sync-period=1s")
+		defer s.end()
+		conns := s.openBeforeRules(s.node.Sandbox, rounds)
+		var g errgroup.Group
+		g.SetLimit(atOnce)
+		for name, to := range over("tcp", outside(s.node)) {
+			if !strings.HasSuffix(name, "node port") {
+				continue
 			}
-			t.Cleanup(func() { c.Close() })
-			r, err := lab.AskConn(t.Context(), c)
-			if err != nil {
-				t.Fatal(err)
+			for range masqueraded {
+				g.Go(func() error {
+					_, err := s.far.Ask(t.Context(), "tcp", to)
+					return err
+				})
 			}
-			conns = append(conns, flow{c, r})
 		}
-	}
-	guard := "table inet guard { chain early { type filter hook prerouting priority -300; tcp dport 30080 ip saddr 192.0.2.99 drop; tcp dport 30080 ip6 saddr 2001:db8::99 drop; }; }"
-	if out, err := s.node.Command(t.Context(), "nft", guard).CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", guard, err, out)
-	}
-	s.await(t, "rules to serve the NodePort", func() error { return holds(t, s.node, "--dport 30080", true) })
-	var g errgroup.Group
-	g.SetLimit(atOnce)
-	for range masqueraded {
-		for _, family := range []string{"tcp4", "tcp6"} {
-			g.Go(func() error {
-				_, err := s.far.Ask(t.Context(), "tcp", ways[family+" by node port"])
-				return err
-			})
+		if err := g.Wait(); err != nil {
+			t.Error(err)
 		}
+		checkAll(t, conns)
+	})
+	t.Run("pods, nf_conntrack_tcp_loose=0", func(t *testing.T) {
+		s := newStage(t)
+		if err := s.node.Do(func() error {
+			return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_loose", []byte("0"), 0o644)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		s.start("--ebpf-sync-period=1s")
+		defer s.end()
+		s.await(t, "both families' rule that keeps conntrack active", func() error {
+			if n := strings.Count(rules(t, s.node), ":KUBE-PROXY-DRAIN "); n != 2 {
+				return fmt.Errorf("%d chains KUBE-PROXY-DRAIN", n)
+			}
+			return nil
+		})
+		checkAll(t, s.openBeforeRules(s.client.Sandbox, 1))
+	})
+}
+
+// openBeforeRules opens flows to the ClusterIPs in so many rounds, and then has rules serve the NodePort.
+func (s *stage) openBeforeRules(from *lab.Sandbox, rounds int) []flow {
+	s.t.Helper()
+	s.serves(s.t)
+	var list []flow
+	for range rounds {
+		list = append(list, openFlows(s.t, from, over("tcp", targets()))...)
 	}
-	if err := g.Wait(); err != nil {
-		t.Error(err)
+	const guard = "table inet guard { chain early { type filter hook prerouting priority -300; tcp dport 30080 ip saddr 192.0.2.99 drop; tcp dport 30080 ip6 saddr 2001:db8::99 drop; }; }"
+	if out, err := s.node.Command(s.t.Context(), "nft", guard).CombinedOutput(); err != nil {
+		s.t.Fatalf("%s: %v\n%s", guard, err, out)
 	}
-	checkAll(t, conns)
+	s.await(s.t, "rules to serve the NodePort", func() error { return holds(s.t, s.node, "--dport 30080", true) })
+	return list
 }
 
 // TestUnreadFilters: while the rules of this host cannot be read, rules serve clients outside, as a filter may be among them; programs do where

@@ -5,6 +5,7 @@ package integration
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -252,6 +253,14 @@ func TestCleanup(t *testing.T) {
 					}
 				}
 			}
+			setLoose := func(value string) {
+				t.Helper()
+				if err := n.at.Do(func() error {
+					return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_tcp_loose", []byte(value), 0o644)
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
 			clean("")
 			n.Serve(0, 160, 1)
 			n.MustSync()
@@ -260,7 +269,14 @@ func TestCleanup(t *testing.T) {
 				t.Error("shared chains are not split")
 			}
 			// A rule stays for connections that may be established. The next cleanup removes it.
-			clean("filter KUBE-PROXY-DRAIN\n  -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN\n")
+			const asksConntrack = "filter KUBE-PROXY-DRAIN\n  -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN\n"
+			clean(asksConntrack)
+			clean("")
+			// It stays where conntrack would not take connections later.
+			setLoose("0")
+			clean(asksConntrack)
+			clean(asksConntrack)
+			setLoose("1")
 			clean("")
 			n.Tools.Take()
 			clean("")
