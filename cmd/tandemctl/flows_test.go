@@ -111,14 +111,15 @@ shop/kubernetes       http   TCP    0       0           0          5.0        21
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out, want)
 	}
-	opened = 0
-	for by, first := range map[string]string{"failures": "shop/kubernetes", "unanswered": "shop/kubernetes", "rejected": "kube-system/kube-dns", "bytes": "shop/kubernetes"} {
+	for _, order := range []struct{ by, first string }{
+		{"failures", "shop/kubernetes"}, {"unanswered", "shop/kubernetes"}, {"rejected", "kube-system/kube-dns"}, {"bytes", "shop/kubernetes"},
+	} {
 		out.Reset()
-		if code := a.run([]string{"top", "--times", "1", "--interval", "1ms", "--sort", by}); code != exitOK {
+		if code := a.run([]string{"top", "--times", "1", "--interval", "1ms", "--sort", order.by}); code != exitOK {
 			t.Fatalf("exit code %d: %s", code, errs)
 		}
-		if lines := strings.Split(out.String(), "\n"); !strings.HasPrefix(lines[2], first) {
-			t.Errorf("by %s, %q is first, want %s", by, lines[2], first)
+		if lines := strings.Split(out.String(), "\n"); !strings.HasPrefix(lines[2], order.first) {
+			t.Errorf("by %s, %q is first, want %s", order.by, lines[2], order.first)
 		}
 	}
 	out.Reset()
