@@ -213,11 +213,14 @@ func TestKernels(t *testing.T) {
 		t.Errorf("docs/kernel-requirements.md does not say %q", short)
 	}
 	for name, quotes := range map[string][]string{
-		"docs/kernel-requirements.md": {"Mode `ebpf` needs Linux %s or newer"},
-		"README.md":                   {"**Requirements of mode `ebpf`:** Linux %s or newer", "| [%s](docs/kernel-requirements.md) |"},
+		"docs/kernel-requirements.md": {fmt.Sprintf("Mode `ebpf` needs Linux %s or newer", needs)},
+		"README.md": {
+			fmt.Sprintf("**Requirements of mode `ebpf`:** Linux %s or newer (%s to keep connections of a previous kube-proxy;", needs, sinceOf(t, capabilities.ConntrackLookup)),
+			fmt.Sprintf("| [%s](docs/kernel-requirements.md) |", needs),
+		},
 	} {
-		for _, quote := range quotes {
-			if want := fmt.Sprintf(quote, needs); !strings.Contains(all[name], want) {
+		for _, want := range quotes {
+			if !strings.Contains(all[name], want) {
 				t.Errorf("%s does not say %q", name, want)
 			}
 		}
