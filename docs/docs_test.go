@@ -487,7 +487,7 @@ func TestKinds(t *testing.T) {
 	}
 	walk(t, func(path string, text []byte) {
 		if strings.HasPrefix(path, "cmd/tandemctl/") && !strings.HasSuffix(path, "_test.go") {
-			for _, call := range regexp.MustCompile(`write(?:Data|Stream)\("(\w+)"`).FindAllSubmatch(text, -1) {
+			for _, call := range regexp.MustCompile(`(?:write(?:Data|Stream)\(|\bkind: )"(\w+)"`).FindAllSubmatch(text, -1) {
 				printed[string(call[1])] = true
 			}
 		}

@@ -275,24 +275,19 @@ func (a *app) backendListCommand() *cobra.Command {
 		Example: "  tandemctl backend list -o json\n  tandemctl backend list --watch",
 		Args:    args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := watch.check(); err != nil {
-				return err
-			}
-			if watch.watch {
-				told := "" // said once
-				return a.watchList(c.Context(), &watch, backendHead, func(ctx context.Context) ([]watched, error) {
-					list, err := a.listBackends(ctx, f, &told)
-					return watchedBackends(list), err
-				})
-			}
-			list, err := a.listBackends(c.Context(), f, new(string))
-			if err != nil {
-				return err
-			}
-			if a.isData() {
-				return a.writeData("BackendList", backendList{list})
-			}
-			return writeBackends(a, list)
+			told := ""
+			return a.showList(c.Context(), &watch, listing{
+				kind: "BackendList", head: []string{"BACKEND", "SERVICE", "STATE", "SINCE", "UNTIL", "IN FORCE"},
+				none: "No backend is drained or quarantined on this node.",
+				look: func(ctx context.Context) ([]watched, any, error) {
+					list, unknown, err := a.listBackends(ctx, f)
+					if unknown != told { // said once, not with every look
+						told = unknown
+						io.WriteString(a.err, unknown)
+					}
+					return watchedBackends(list), backendList{list}, err
+				},
+			})
 		},
 	}
 	f.add(c)
@@ -300,26 +295,20 @@ func (a *app) backendListCommand() *cobra.Command {
 	return c
 }
 
-// listBackends are those of the file, and those that kube-proxy has besides. It says why the latter are not known, unless
-// that is what it told before.
-func (a *app) listBackends(ctx context.Context, f backendFlags, told *string) ([]backendLine, error) {
+// listBackends are those of the file, and those that kube-proxy has besides; unknown says why the latter are not known.
+func (a *app) listBackends(ctx context.Context, f backendFlags) (list []backendLine, unknown string, err error) {
 	answer, err := a.askBackends(ctx, &f, nil)
 	if _, usage := errors.AsType[usageError](err); usage {
-		return nil, err
+		return nil, "", err
 	}
-	text := ""
 	if err != nil {
-		text = fmt.Sprintf("tandemctl: whether they are in force is not known: %v\n", err)
-	}
-	if text != *told {
-		*told = text
-		io.WriteString(a.err, text)
+		unknown = fmt.Sprintf("tandemctl: whether they are in force is not known: %v\n", err)
 	}
 	entries, err := backendstates.Load(f.directory, a.now())
 	if err != nil {
-		return nil, err
+		return nil, unknown, err
 	}
-	list := []backendLine{}
+	list = []backendLine{}
 	for _, e := range entries {
 		line := backendLine{Entry: e}
 		if answer != nil {
@@ -331,7 +320,7 @@ func (a *app) listBackends(ctx context.Context, f backendFlags, told *string) ([
 	if answer != nil {
 		list = append(list, elsewhere(entries, answer.States)...)
 	}
-	return list, nil
+	return list, unknown, nil
 }
 
 // elsewhere are the states in force that no entry is about.
@@ -345,20 +334,6 @@ func elsewhere(entries []backendstates.Entry, inForce []explain.BackendState) (l
 	}
 	return list
 }
-
-func writeBackends(a *app, list []backendLine) error {
-	if len(list) == 0 {
-		_, err := fmt.Fprintln(a.out, "No backend is drained or quarantined on this node.")
-		return err
-	}
-	t := newTable(a.tables(), backendHead...)
-	for i := range list {
-		t.row(backendRow(&list[i])...)
-	}
-	return t.flush()
-}
-
-var backendHead = []string{"BACKEND", "SERVICE", "STATE", "SINCE", "UNTIL", "IN FORCE"}
 
 func backendRow(l *backendLine) []string {
 	service, since, until, inForce := l.Service, "", "", ""

@@ -25,6 +25,10 @@ type flowsOptions struct {
 	watchFlags
 }
 
+type flowList struct {
+	Flows []inspect.FlowView `json:"flows"`
+}
+
 func (a *app) flowsCommand() *cobra.Command {
 	var o flowsOptions
 	var of serviceFlags
@@ -81,29 +85,13 @@ or backend, and that ended. What begins and ends between two looks is not seen.`
 			if o.at != "" && o.at != inspect.AtSocket && o.at != inspect.AtPackets {
 				return usagef("--at is %s or %s, not %q", inspect.AtSocket, inspect.AtPackets, o.at)
 			}
-			if err := o.check(); err != nil {
-				return err
-			}
-			if o.watch {
-				return a.watchList(c.Context(), &o.watchFlags, a.flowHead(), func(ctx context.Context) ([]watched, error) {
+			return a.showList(c.Context(), &o.watchFlags, listing{
+				kind: "FlowList", head: a.flowHead(),
+				look: func(ctx context.Context) ([]watched, any, error) {
 					flows, err := a.flows(ctx, &o)
-					return a.watchedFlows(flows), err
-				})
-			}
-			flows, err := a.flows(c.Context(), &o)
-			if err != nil {
-				return err
-			}
-			if a.isData() {
-				return a.writeData("FlowList", struct {
-					Flows []inspect.FlowView `json:"flows"`
-				}{flows})
-			}
-			t := newTable(a.tables(), a.flowHead()...)
-			for i := range flows {
-				t.row(a.flowRow(&flows[i])...)
-			}
-			return t.flush()
+					return a.watchedFlows(flows), flowList{flows}, err
+				},
+			})
 		},
 	}
 	of.add(a, c, "flows to ")

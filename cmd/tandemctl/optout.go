@@ -156,27 +156,13 @@ func (a *app) optOutListCommand() *cobra.Command {
 		Example: "  tandemctl optout list -o json\n  tandemctl optout list --watch",
 		Args:    args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := watch.check(); err != nil {
-				return err
-			}
-			if watch.watch {
-				return a.watchList(c.Context(), &watch, optOutHead, func(context.Context) ([]watched, error) {
+			return a.showList(c.Context(), &watch, listing{
+				kind: "OptOutList", head: []string{"COOKIE", "BY", "PROCESSES"},
+				look: func(context.Context) ([]watched, any, error) {
 					list, err := a.listOptOuts()
-					return watchedOptOuts(list), err
-				})
-			}
-			list, err := a.listOptOuts()
-			if err != nil {
-				return err
-			}
-			if a.isData() {
-				return a.writeData("OptOutList", optOutList{list})
-			}
-			t := newTable(a.tables(), optOutHead...)
-			for i := range list {
-				t.row(optOutRow(&list[i])...)
-			}
-			return t.flush()
+					return watchedOptOuts(list), optOutList{list}, err
+				},
+			})
 		},
 	}
 	watch.add(c.Flags())
@@ -202,16 +188,12 @@ func (a *app) listOptOuts() ([]optOut, error) {
 	return list, err
 }
 
-var optOutHead = []string{"COOKIE", "BY", "PROCESSES"}
-
-func optOutRow(o *optOut) []string { return []string{number(o.Cookie), o.By, pidsText(o.PIDs)} }
-
 // watchedOptOuts are rows to watch. Processes come and go.
 func watchedOptOuts(list []optOut) []watched {
 	rows := make([]watched, len(list))
 	for i := range list {
 		o := &list[i]
-		rows[i] = watched{key: number(o.Cookie), version: o.By, cells: optOutRow(o), object: o}
+		rows[i] = watched{key: number(o.Cookie), version: o.By, cells: []string{number(o.Cookie), o.By, pidsText(o.PIDs)}, object: o}
 	}
 	return rows
 }

@@ -57,6 +57,41 @@ type watchEvent struct {
 	cells  []string
 }
 
+// listing is a list that a command shows once, or watches.
+type listing struct {
+	kind string // of the object that has the list
+	head []string
+	none string // said in place of a table without rows, if it is not empty
+	look func(context.Context) (rows []watched, object any, err error)
+}
+
+func (a *app) showList(ctx context.Context, f *watchFlags, l listing) error {
+	if err := f.check(); err != nil {
+		return err
+	}
+	if f.watch {
+		return a.watchList(ctx, f, l.head, func(ctx context.Context) ([]watched, error) {
+			rows, _, err := l.look(ctx)
+			return rows, err
+		})
+	}
+	rows, object, err := l.look(ctx)
+	switch {
+	case err != nil:
+		return err
+	case a.isData():
+		return a.writeData(l.kind, object)
+	case len(rows) == 0 && l.none != "":
+		_, err := fmt.Fprintln(a.out, l.none)
+		return err
+	}
+	t := newTable(a.tables(), l.head...)
+	for i := range rows {
+		t.row(rows[i].cells...)
+	}
+	return t.flush()
+}
+
 // watchList shows a list, and its changes until ctx is done or something fails.
 func (a *app) watchList(ctx context.Context, f *watchFlags, head []string, look func(context.Context) ([]watched, error)) error {
 	write := a.eventWriter(head)
