@@ -206,9 +206,6 @@ func TestWatchOptOuts(t *testing.T) {
 // TestWatchBackends: what is not known is said once.
 func TestWatchBackends(t *testing.T) {
 	a, out, errs := newTestApp(nil)
-	another := httptest.NewServer(http.NotFoundHandler())
-	defer another.Close()
-	a.servers = []string{another.Listener.Addr().String()}
 	dir := t.TempDir()
 	states := []string{
 		`{"address": "10.244.1.1", "state": "maintenance"}`,
@@ -216,15 +213,18 @@ func TestWatchBackends(t *testing.T) {
 		`{"address": "10.244.1.2", "port": 80, "service": "shop/web", "state": "maintenance"}`,
 		`no more looks`,
 	}
-	calls := 0
-	a.now = func() time.Time { // before the file is read, and for the events
-		if calls++; calls%2 == 1 {
-			if err := os.WriteFile(filepath.Join(dir, backendstates.FileName), []byte(`{"backends": [`+states[calls/2]+`]}`), 0o600); err != nil {
-				t.Error(err)
-			}
+	// Each look asks this server before it reads the file.
+	another := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if err := os.WriteFile(filepath.Join(dir, backendstates.FileName), []byte(`{"backends": [`+states[0]+`]}`), 0o600); err != nil {
+			t.Error(err)
 		}
-		return now
-	}
+		if len(states) > 1 {
+			states = states[1:]
+		}
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer another.Close()
+	a.servers = []string{another.Listener.Addr().String()}
 	want := []string{
 		"EVENT BACKEND SERVICE STATE", "present 10.244.1.1 all maintenance", "changed 10.244.1.1 all quarantined",
 		"new 10.244.1.2:80 shop/web maintenance", "ended 10.244.1.1 all quarantined",
