@@ -167,24 +167,16 @@ func (a *app) advice(called *cobra.Command, err error) string {
 	return ""
 }
 
-// ebpfOnly are the commands about what only mode ebpf has, and what to know about each in other modes.
-var ebpfOnly = map[string]map[capabilities.Mode]string{
-	"flows": {
-		capabilities.ModeIPTables: "which has no eBPF flows; 'conntrack -L' lists its connections",
-		capabilities.ModeIPVS:     "which has no eBPF flows; 'ipvsadm -Lnc' lists its connections",
-	},
+// ebpfOnly are the commands about what only mode ebpf has: what is true in the other modes, and what each of them has instead.
+var ebpfOnly = map[string]struct{ both, iptables, ipvs string }{
+	"flows": {"has no eBPF flows", "'conntrack -L' lists its connections", "'ipvsadm -Lnc' lists its connections"},
 	"top": {
-		capabilities.ModeIPTables: "which does not count the traffic of service ports; 'iptables-save -c -t nat' and 'ip6tables-save -c -t nat' show the counters of its rules",
-		capabilities.ModeIPVS:     "which does not count the traffic of service ports; 'ipvsadm -Ln --rate' shows the rates of its virtual servers",
+		"does not count the traffic of service ports",
+		"'iptables-save -c -t nat' and 'ip6tables-save -c -t nat' show the counters of its rules",
+		"'ipvsadm -Ln --rate' shows the rates of its virtual servers",
 	},
-	"monitor": {
-		capabilities.ModeIPTables: "which does not report failures; 'tandemctl explain' says whether a connection is rejected or dropped, and why",
-		capabilities.ModeIPVS:     "which does not report failures; 'tandemctl explain' says whether a connection is rejected or dropped, and why",
-	},
-	"optout": {
-		capabilities.ModeIPTables: "which load-balances no connections at sockets; there is nothing to opt out of",
-		capabilities.ModeIPVS:     "which load-balances no connections at sockets; there is nothing to opt out of",
-	},
+	"monitor": {both: "does not report failures; 'tandemctl explain' says whether a connection is rejected or dropped, and why"},
+	"optout":  {both: "load-balances no connections at sockets; there is nothing to opt out of"},
 }
 
 // insteadOf is what to do instead of a command that failed, if this node's kube-proxy answers and its mode does not have
@@ -194,7 +186,7 @@ func (a *app) insteadOf(called *cobra.Command) string {
 	for c.HasParent() && c.Parent().HasParent() {
 		c = c.Parent() // optout, for optout list
 	}
-	inMode, ok := ebpfOnly[c.Name()]
+	only, ok := ebpfOnly[c.Name()]
 	if !ok {
 		return ""
 	}
@@ -202,11 +194,19 @@ func (a *app) insteadOf(called *cobra.Command) string {
 	if err != nil {
 		return "" // the error of the command matters
 	}
-	instead, ok := inMode[capabilities.Mode(process.Mode)]
-	if !ok {
+	var instead string
+	switch capabilities.Mode(process.Mode) {
+	case capabilities.ModeIPTables:
+		instead = only.iptables
+	case capabilities.ModeIPVS:
+		instead = only.ipvs
+	default:
 		return ""
 	}
-	return fmt.Sprintf("This node's kube-proxy runs in mode %s, %s.", process.Mode, instead)
+	if instead != "" {
+		instead = "; " + instead
+	}
+	return fmt.Sprintf("This node's kube-proxy runs in mode %s, which %s%s.", process.Mode, only.both, instead)
 }
 
 func (a *app) rootCommand() *cobra.Command {

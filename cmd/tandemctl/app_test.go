@@ -597,8 +597,8 @@ func TestAdviceInAnotherMode(t *testing.T) {
 		{"connections -w", "ipvs", notRunning, "runs in mode ipvs, which has no eBPF flows; 'ipvsadm -Lnc' lists"},
 		{"top", "iptables", notRunning, "'iptables-save -c -t nat'"},
 		{"top", "ipvs", fmt.Errorf("open: %w", fs.ErrPermission), "'ipvsadm -Ln --rate'"},
-		{"monitor", "iptables", notRunning, "'tandemctl explain' says"},
-		{"optout list", "ipvs", notRunning, "nothing to opt out of"},
+		{"monitor", "iptables", notRunning, "runs in mode iptables, which does not report failures; 'tandemctl explain' says"},
+		{"optout list", "ipvs", notRunning, "there is nothing to opt out of.\n"},
 		{"optout add --pid 4711", "iptables", notRunning, "nothing to opt out of"},
 		{"flows", "ebpf", notRunning, "Start kube-proxy in mode ebpf on this node. If it runs with --ebpf-cgroup-root, pass the same directory as --cgroup-root.\n"},
 	} {
