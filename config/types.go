@@ -57,8 +57,8 @@ type TandemConfiguration struct {
 	// StrictSourceRanges has loadBalancerSourceRanges that name one address family
 	// only deny all clients of the other one. Upstream allows them.
 	StrictSourceRanges bool `json:"strictSourceRanges,omitempty"`
-	// ReadyMaxAPIAge is how long the API server may say nothing, not even send one of its bookmarks, which come each minute, until
-	// /readyz fails. 0 is for ever: what was programmed goes on working.
+	// ReadyMaxAPIAge is how long the API server may send no event or bookmark for a watched resource until /readyz fails. Bookmarks
+	// come each minute. 0 is for ever: what was programmed keeps working.
 	ReadyMaxAPIAge metav1.Duration `json:"readyMaxAPIAge,omitempty"`
 	// HostPort serves the hostPorts of the pods of this node, beside the portmap plugin of the CNI or instead of it. The
 	// process has to be allowed to list and watch Pods.

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// contact notes when the API server said something about each resource that is watched: an object, a
-// bookmark, which comes each minute, or that a watch began. Informers do not tell their handlers of bookmarks.
+// contact notes when the API server last sent something for each resource that is watched: an event, a
+// bookmark, which comes each minute, or the start of a watch. Informers do not tell their handlers of bookmarks.
 type contact struct {
 	next http.RoundTripper
 
@@ -45,7 +45,7 @@ func (c *contact) heard(resource string) {
 	c.last[resource] = now
 }
 
-// LastEvents is when the API server last said something about each resource that is watched. A resource is
+// LastEvents is when the API server last sent an event or bookmark for each resource that is watched. A resource is
 // missing before its first watch.
 func (c *Client) LastEvents() map[string]time.Time {
 	c.contact.mu.Lock()

@@ -178,12 +178,12 @@ func (p *proxy) followChecks(ctx context.Context) {
 	}, checksInterval)
 }
 
-// checkAPI fails if the API server has said nothing of a resource for longer than the limit.
+// checkAPI fails if the API server has sent no event or bookmark for a resource for longer than the limit.
 func checkAPI(last map[string]time.Time, limit time.Duration, now time.Time) health.Check {
-	c := health.Check{Name: "api", OK: true, Detail: fmt.Sprintf("the API server said something of each resource within %v", limit)}
+	c := health.Check{Name: "api", OK: true, Detail: fmt.Sprintf("the API server has sent an event or bookmark for each watched resource in the last %v", limit)}
 	for _, resource := range slices.Sorted(maps.Keys(last)) {
 		if age := now.Sub(last[resource]); age > limit {
-			c.OK, c.Detail = false, fmt.Sprintf("the API server has said nothing of %s for %v, more than --ready-max-api-age=%v", resource, age.Round(time.Second), limit)
+			c.OK, c.Detail = false, fmt.Sprintf("the API server has sent no event or bookmark for %s in the last %v, longer than --ready-max-api-age=%v", resource, age.Round(time.Second), limit)
 			break
 		}
 	}

@@ -141,7 +141,7 @@ func TestCheckAPI(t *testing.T) {
 	}{
 		"nothing yet": {nil, ""},
 		"young":       {map[string]time.Duration{"services": 2 * time.Minute, "nodes": 0}, ""},
-		"old":         {map[string]time.Duration{"services": time.Second, "endpointslices": 4 * time.Minute}, "endpointslices for 4m0s"},
+		"old":         {map[string]time.Duration{"services": time.Second, "endpointslices": 4 * time.Minute}, "no event or bookmark for endpointslices in the last 4m0s"},
 	} {
 		last := map[string]time.Time{}
 		for resource, age := range test.ages {
