@@ -1,32 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 
-# Every target works from a clean checkout with Go, git and make. What else a target
-# needs, hack/need.sh installs when it may, and names otherwise.
+# Every target works from a clean checkout with Go, git and make. If a target needs more,
+# hack/need.sh installs that as root on Debian, and names it elsewhere.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-# Targets are stages that share two cores and one kernel: never side by side.
+# Tests of several targets would disturb each other: they share the kernel's state, and their times depend on free CPUs.
 .NOTPARALLEL:
 
-# The version is the Kubernetes release whose contract is implemented, which feature
-# gates and metrics compare, plus ours as build metadata.
+# The version is the Kubernetes release whose flags, feature gates and metrics the binary has: k8s.io/component-base
+# derives from it which gates and metrics are deprecated. Tandem's own version follows as build metadata.
 kubernetes := $(shell sed -n 's/^\tk8s.io\/component-base v0\./v1./p' go.mod)
 commit := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 describe := $(shell git describe --tags --always --abbrev=12 2>/dev/null || echo unknown)
-# "archive" is upstream's word for sources without a repository.
+# Upstream's builds call the state of sources without a repository "archive".
 tree := $(shell if s=$$(git status --porcelain 2>/dev/null); then [ -z "$$s" ] && echo clean || echo dirty; else echo archive; fi)
 VERSION ?= $(kubernetes)+tandem.$(describe)
-# The commit's date rather than today's: same sources, same binary.
+# The commit's date rather than today's, so that the same sources make the same binary.
 date := $(shell TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo 1970-01-01T00:00:00Z)
 
 v := k8s.io/component-base/version
 LDFLAGS ?= -s -w \
 	-X $(v).gitVersion=$(VERSION) -X $(v).gitCommit=$(commit) -X $(v).gitTreeState=$(tree) -X $(v).buildDate=$(date) \
 	-X main.version=$(VERSION) -X $(v).gitMajor=$(word 1,$(subst ., ,$(kubernetes:v%=%))) -X $(v).gitMinor=$(word 2,$(subst ., ,$(kubernetes)))
-# The stamp above does not depend on who owns the checkout, Go's own does.
+# LDFLAGS have the revision. With Go's own stamp (-buildvcs), the build fails in a checkout of another user, which git refuses to read.
 GOBUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 
-# Debian keeps asm/types.h, which linux/bpf.h includes, below its architecture's name.
+# linux/bpf.h includes asm/types.h, which Debian installs in a directory that is named after the architecture.
 multiarch = $(shell gcc -print-multiarch 2>/dev/null || echo $$(uname -m)-linux-gnu)
 bpf_tools = clang-19=clang-19 llvm-strip-19=llvm-19 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
 export BPF2GO_CFLAGS = -I/usr/include/$(multiarch)
@@ -114,7 +114,7 @@ demo-shell: build ## Open a shell on a node of the demo's cluster, to try tandem
 	@$(GOBUILD) -o bin/demo ./test/demo
 	bin/demo -shell
 
-# A tag has no +.
+# An image's tag must not contain a +.
 IMAGE ?= tandem-kube-proxy:$(subst +,-,$(VERSION))
 PLATFORM ?= linux/$(shell go env GOARCH)
 
@@ -125,7 +125,7 @@ image: ## Build the image into bin/image.tar, without a container engine (3 min;
 		-name '$(IMAGE)' -version '$(VERSION)' -platforms '$(PLATFORM)' -ldflags '$(LDFLAGS)' -o bin/image.tar
 
 .PHONY: ldflags
-ldflags: # for the Dockerfile
+ldflags: # Print them, for the Dockerfile and for tests
 	@echo '$(LDFLAGS)'
 
 .PHONY: clean
