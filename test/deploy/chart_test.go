@@ -260,6 +260,18 @@ func check(t *testing.T, text, mode string) v1.PodSpec {
 	if string(c.KubeProxy.Mode) != mode {
 		t.Errorf("mode %s, want %s", c.KubeProxy.Mode, mode)
 	}
+	// Probes and the PodMonitor name the ports.
+	c.MoveSharedServers()
+	listens := map[string]string{"healthz": c.KubeProxy.HealthzBindAddress, "metrics": c.KubeProxy.MetricsBindAddress}
+	for _, p := range pod.Containers[0].Ports {
+		if address := listens[p.Name]; !strings.HasSuffix(address, fmt.Sprintf(":%d", p.ContainerPort)) {
+			t.Errorf("port %s is %d; kube-proxy listens at %q", p.Name, p.ContainerPort, address)
+		}
+		delete(listens, p.Name)
+	}
+	if len(listens) > 0 {
+		t.Errorf("no port of the container is that of %v", listens)
+	}
 	return pod
 }
 
@@ -277,6 +289,10 @@ func TestRefused(t *testing.T) {
 		"/image/digest":       required(map[string]any{"image": map[string]any{"digest": "latest"}}),
 		"/capabilities/ebpf":  required(map[string]any{"capabilities": map[string]any{"ebpf": []any{"cap_bpf"}}}),
 		"metricsBindAddress":  required(map[string]any{"podMonitor": map[string]any{"enabled": true}}),
+		"127.0.0.1:9999 is a loopback address": required(map[string]any{
+			"podMonitor": map[string]any{"enabled": true}, "metricsBindAddress": "0.0.0.0:10249", "config": map[string]any{"metricsBindAddress": "127.0.0.1:9999"},
+		}),
+		"[::1]:9999 is a loopback address": required(map[string]any{"podMonitor": map[string]any{"enabled": true}, "metricsBindAddress": "[::1]:9999"}),
 	} {
 		if _, err := render(values); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("without a good %s: %v", name, err)
@@ -304,11 +320,19 @@ func TestValues(t *testing.T) {
 		t.Error("hostPID is set")
 	}
 	coexistence := map[string]any{"coexistence": map[string]any{"preset": "socket-lb"}}
-	shared := check(t, mustRender(t, map[string]any{"tandem": coexistence}), "ebpf")
-	for _, p := range shared.Containers[0].Ports {
-		if p.HostPort == config.HealthzPort || p.HostPort == config.MetricsPort {
-			t.Errorf("port %s is the other kube-proxy's", p.Name)
-		}
+	for _, more := range []map[string]any{
+		{"tandem": coexistence},
+		{"metricsBindAddress": "0.0.0.0:9999"},
+		{"metricsBindAddress": "[::]:9999"},
+		{"metricsBindAddress": "::1"},
+		{"metricsBindAddress": nil},
+		{"metricsBindAddress": "0.0.0.0:9999", "config": map[string]any{"metricsBindAddress": "127.0.0.1:9998"}},
+		{"config": map[string]any{"healthzBindAddress": "[fd00::1025]:9997"}},
+		{"config": map[string]any{"healthzBindAddress": "192.0.2.1"}},
+		{"podMonitor": map[string]any{"enabled": true}, "config": map[string]any{"metricsBindAddress": "0.0.0.0:9999"}},
+		{"config": map[string]any{"healthzBindAddress": "[::]:10256", "metricsBindAddress": "[::1]:9999"}, "tandem": coexistence},
+	} {
+		check(t, mustRender(t, more), "ebpf")
 	}
 	// Tools find the pods of kube-proxy by this label; beside another one, they are that one's.
 	for want, more := range map[string]map[string]any{

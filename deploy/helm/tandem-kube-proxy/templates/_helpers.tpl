@@ -28,8 +28,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if .Values.image.digest }}{{ $repository }}@{{ .Values.image.digest }}{{ else }}{{ $repository }}:{{ required "image.tag or image.digest has to be set" .Values.image.tag }}{{ end }}
 {{- end }}
 
-{{/* A file that upstream's kube-proxy can read as well; the second document has Tandem's own options. */}}
-{{- define "tandem.config" -}}
+{{- define "tandem.kubeProxyConfiguration" -}}
 {{- $kubeProxy := dict
   "apiVersion" "kubeproxy.config.k8s.io/v1alpha1"
   "kind" "KubeProxyConfiguration"
@@ -38,6 +37,11 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   "metricsBindAddress" .Values.metricsBindAddress
   "clientConnection" (dict "kubeconfig" "/var/lib/kube-proxy/kubeconfig.conf") }}
 {{- toYaml (mustMergeOverwrite $kubeProxy (deepCopy .Values.config)) }}
+{{- end }}
+
+{{/* A file that upstream's kube-proxy can read as well; the second document has Tandem's own options. */}}
+{{- define "tandem.config" -}}
+{{- include "tandem.kubeProxyConfiguration" . }}
 {{- $tandem := dict "apiVersion" "config.tandem-proxy.dev/v1alpha1" "kind" "TandemConfiguration" }}
 {{- if eq .Values.mode "ebpf" }}{{ $_ := set $tandem "ebpf" (dict "cgroupRoot" "/host/cgroup") }}{{ end }}
 ---
