@@ -5,6 +5,7 @@ package app
 import (
 	"fmt"
 	"maps"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +19,8 @@ import (
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/iptables"
+	"github.com/tandem-proxy/tandem/sources/apiserver"
+	"github.com/tandem-proxy/tandem/test/fakeapi"
 )
 
 // TestCandidates: the frontends that cost least are dialled, of those with an endpoint.
@@ -149,6 +152,43 @@ func TestCheckAPI(t *testing.T) {
 		}
 		if c := checkAPI(last, 3*time.Minute, now); c.Name != "api" || c.OK != (test.want == "") || !strings.Contains(c.Detail, test.want) {
 			t.Errorf("%s: %+v", name, c)
+		}
+	}
+}
+
+// TestProbeAPI: the API server is a condition of readiness with --ready-max-api-age alone, and never with manifests.
+func TestProbeAPI(t *testing.T) {
+	server := httptest.NewServer(fakeapi.New())
+	defer server.Close()
+	client, err := apiserver.NewClient(apiserver.ClientConfig{Master: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, err := client.Services().Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	events.Stop()
+	for _, test := range []struct {
+		limit  time.Duration
+		client *apiserver.Client
+		want   string
+	}{
+		{0, client, ""},
+		{time.Hour, nil, ""},
+		{time.Hour, client, "api true"},
+		{time.Nanosecond, client, "api false"},
+	} {
+		o := NewOptions()
+		o.Config.Tandem.ReadyMaxAPIAge.Duration = test.limit
+		p := &proxy{opts: o, client: test.client}
+		p.explain.table.Store(proxier.NewTable(proxier.Facts{}, proxier.Policy{}))
+		var got []string
+		for _, c := range p.probe(t.Context()) {
+			got = append(got, fmt.Sprint(c.Name, " ", c.OK))
+		}
+		if strings.Join(got, ", ") != test.want {
+			t.Errorf("limit %v, with an API server: %v: %q, want %q", test.limit, test.client != nil, got, test.want)
 		}
 	}
 }
