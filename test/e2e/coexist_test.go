@@ -27,6 +27,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-proxy/tandem/config"
+	"github.com/tandem-proxy/tandem/kernel/nfacct"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/test/fakeapi"
 	"github.com/tandem-proxy/tandem/test/kernel"
@@ -436,21 +437,56 @@ func TestOtherProxy(t *testing.T) {
 }
 
 // TestOtherProxyLeaves: another kube-proxy is killed that ran beside this one, which was told nothing of it. What it wrote is removed, as
-// after a process before this one.
+// after a process before this one: by the fallback, or without one as what another mode left.
 func TestOtherProxyLeaves(t *testing.T) {
-	s := newSharedNode(t, "iptables", func(s *stage) []*lab.Pod { return []*lab.Pod{s.here, s.there} })
-	defer s.endOurs()
-	api := fakeapi.New(append(endpoints(s.here, s.there), everyKind(), upstream.NodeObject(s.node))...)
-	p := startWith(t, s.node, api, "--take-over-delay=1s", "--metrics-bind-address=127.0.0.1:10300", "--healthz-bind-address=127.0.0.1:10301")
-	s.process = p
-	p.synced(t)
-	p.await(t, "the other one to be noticed", p.Says(`"Another kube-proxy runs on this node; both write rules`))
-	p.await(t, "its rules to be removed", func() error { return holds(t, s.node, "KUBE-S", false) })
-	s.theirs.API.Put(endpoints(s.here)[0])
-	p.await(t, "it to write them again", func() error { return holds(t, s.node, ":KUBE-SVC-", true) })
-	_ = s.theirs.Close()
-	p.await(t, "its end to be noticed", p.Says(`"The other kube-proxy on this node has ended; removing what it left"`))
-	p.await(t, "its rules to be removed once more", func() error { return holds(t, s.node, "KUBE-S", false) })
+	beside := func(t *testing.T, s *stage, flags ...string) (*process, *fakeapi.API) {
+		api := fakeapi.New(append(endpoints(s.here, s.there), everyKind(), upstream.NodeObject(s.node))...)
+		p := startWith(t, s.node, api, append(flags, "--take-over-delay=1s", "--metrics-bind-address=127.0.0.1:10300", "--healthz-bind-address=127.0.0.1:10301")...)
+		p.synced(t)
+		return p, api
+	}
+	noticed := func(t *testing.T, p *process) {
+		p.await(t, "the other one to be noticed", p.Says(`"Another kube-proxy runs on this node; both write rules`))
+	}
+	ended := func(t *testing.T, p *process) {
+		p.await(t, "its end to be noticed", p.Says(`"The other kube-proxy on this node has ended; removing what it left"`))
+	}
+	t.Run("upstream's", func(t *testing.T) {
+		s := newSharedNode(t, "iptables", func(s *stage) []*lab.Pod { return []*lab.Pod{s.here, s.there} })
+		defer s.endOurs()
+		p, _ := beside(t, s.stage)
+		s.process = p
+		noticed(t, p)
+		p.await(t, "its rules to be removed", func() error { return holds(t, s.node, "KUBE-S", false) })
+		s.theirs.API.Put(endpoints(s.here)[0])
+		p.await(t, "it to write them again", func() error { return holds(t, s.node, ":KUBE-SVC-", true) })
+		_ = s.theirs.Close()
+		ended(t, p)
+		p.await(t, "its rules to be removed once more", func() error { return holds(t, s.node, "KUBE-S", false) })
+	})
+	t.Run("ours in mode iptables, without a fallback", func(t *testing.T) {
+		s := newStage(t)
+		p, api := beside(t, s, "--ebpf-fallback=none")
+		other := startWith(t, s.node, api, "--proxy-mode=iptables")
+		other.synced(t)
+		if err := holds(t, s.node, ":KUBE-SVC-", true); err != nil {
+			t.Fatal(err)
+		}
+		noticed(t, p)
+		_ = other.Close() // SIGKILL
+		ended(t, p)
+		p.await(t, "its rules to be removed", func() error { return holds(t, s.node, "KUBE-S", false) })
+		p.await(t, "its counters to be removed", func() error {
+			there, err := counterThere(s.node)
+			if there {
+				return errors.New("the kernel has a counter")
+			}
+			if errors.Is(err, nfacct.ErrNotSupported) {
+				return nil
+			}
+			return err
+		})
+	})
 }
 
 func hasEvent(api *fakeapi.API, want string) error {

@@ -137,16 +137,16 @@ func (m *iptablesMode) what() string {
 // Where none do, those of a process before this one would stay as they are, and translate what
 // programs leave alone, such as connections to Services that were deleted since.
 func (m *iptablesMode) retire(ctx context.Context, _ *parts) error {
-	errs := []error{iptables.RemoveCounters(ctx, nfacct.Kernel{})}
+	var errs []error
 	if withoutRules(m.config) {
-		errs = append(errs, eachXtables(func(tools *xtables.Tools) error {
+		errs = eachXtables(func(tools *xtables.Tools) error {
 			if !hasRules(ctx, tools) {
 				return nil
 			}
 			return iptables.Cleanup(ctx, tools, true)
-		})...)
+		})
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, iptables.RemoveCounters(ctx, nfacct.Kernel{}))...)
 }
 
 // hasRules reports whether a kube-proxy left rules of a variant. Unlike Cleanup, it creates no table.
