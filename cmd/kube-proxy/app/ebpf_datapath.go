@@ -40,7 +40,7 @@ type ebpfDatapath struct {
 
 func (d *ebpfDatapath) hasMaps() bool { return true }
 
-func (d *ebpfDatapath) standIn() string {
+func (d *ebpfDatapath) fallbackName() string {
 	switch {
 	case d.isShared():
 		return "the other kube-proxy"

@@ -3,6 +3,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -20,8 +21,9 @@ type filters struct {
 	watcher  hostfilter.Watcher
 	reporter proxier.Reporter
 	count    func(beforeDNAT, firewalls int) // is told how many there are
-	// standIn is what serves frontends that programs leave because of a filter; empty for nothing.
-	standIn string
+	// fallbackName names what serves frontends that programs leave because of a filter; empty for nothing.
+	fallbackName string
+	firewalls    string // as logged last
 }
 
 // list reads them before the first sync, so that no frontend is served past them. It waits some seconds if that fails.
@@ -36,27 +38,36 @@ func (f *filters) list(ctx context.Context, known *proxier.Facts) {
 // set has programs leave all clients outside while filters cannot be read, unless nothing would serve them then.
 func (f *filters) set(known *proxier.Facts, all hostfilter.Filters) {
 	setFilters(known, all)
-	if all.Unread != "" && f.standIn != "" {
+	if all.Unread != "" && f.fallbackName != "" {
 		known.Filters = slices.Insert(known.Filters, 0, proxier.Filter{Where: fmt.Sprintf("rules that cannot be read (%s)", all.Unread)})
 	}
 }
 
 // follow keeps the facts up to date until ctx is done.
 func (f *filters) follow(ctx context.Context, px *proxier.Proxier) {
-	reported := firewallsText(nil)
 	f.watcher.Watch(ctx, func(all hostfilter.Filters) {
 		f.report(all)
-		if text := firewallsText(all.Firewalls); text != reported {
-			reported = text
-			if logger := klog.FromContext(ctx); len(all.Firewalls) == 0 {
-				logger.Info("The host's firewall forwards all connections again; eBPF programs serve clients outside this node")
-			} else {
-				logger.Info("The host's firewall forwards only connections translated by netfilter; eBPF programs leave clients outside this node of Services with local endpoints to iptables rules, or with --coexist to the other kube-proxy", "firewalls", text)
-			}
-		}
+		f.logFirewalls(ctx, all.Firewalls)
 		px.UpdateFacts(func(known *proxier.Facts) { f.set(known, all) })
 	})
 }
+
+// logFirewalls logs them if they are others than before.
+func (f *filters) logFirewalls(ctx context.Context, list []hostfilter.Firewall) {
+	text := firewallsText(list)
+	if text == f.firewalls {
+		return
+	}
+	f.firewalls = text
+	if logger := klog.FromContext(ctx); len(list) == 0 {
+		logger.Info("The host's firewall forwards all connections again; eBPF programs serve clients outside this node")
+	} else {
+		logger.Info("The host's firewall forwards only connections translated by netfilter; eBPF programs leave clients outside this node of Services with local endpoints", "leftTo", f.leftTo(), "firewalls", text)
+	}
+}
+
+// leftTo names what serves the clients that programs leave.
+func (f *filters) leftTo() string { return cmp.Or(f.fallbackName, "nothing, as there is no fallback") }
 
 // report reports filters before DNAT, and that there may be some.
 func (f *filters) report(all hostfilter.Filters) {
@@ -67,7 +78,7 @@ func (f *filters) report(all hostfilter.Filters) {
 		rules++
 	}
 	if len(all.BeforeDNAT) > 0 {
-		texts = append(texts, filtersText(all.BeforeDNAT))
+		texts = append(texts, f.filtersText(all.BeforeDNAT))
 	}
 	f.count(rules, len(all.Firewalls))
 	if len(texts) > 0 {
@@ -76,8 +87,8 @@ func (f *filters) report(all hostfilter.Filters) {
 }
 
 func (f *filters) unreadText(why string) string {
-	serves := "clients outside are left to " + f.standIn
-	if f.standIn == "" {
+	serves := "clients outside are left to " + f.fallbackName
+	if f.fallbackName == "" {
 		serves = "eBPF programs serve clients outside, past filters that may be among them, as there is no fallback"
 	}
 	return fmt.Sprintf("rules of this host that may filter packets before DNAT cannot be read; until that works, %s: %s", serves, why)
@@ -93,22 +104,18 @@ func setFilters(known *proxier.Facts, all hostfilter.Filters) {
 	}
 }
 
-func filtersText(rules []hostfilter.Rule) string {
+func (f *filters) filtersText(rules []hostfilter.Rule) string {
 	more := ""
 	if n := len(rules) - 1; n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Sprintf("rules of this host filter packets before DNAT; iptables rules serve the affected Services, so that these filters apply: %s%s", rules[0], more)
+	return fmt.Sprintf("rules of this host filter packets before DNAT; eBPF programs leave the affected frontends to %s, so that these filters apply: %s%s", f.leftTo(), rules[0], more)
 }
 
-// firewallsText is "none" without any.
 func firewallsText(list []hostfilter.Firewall) string {
 	texts := make([]string, len(list))
 	for i, f := range list {
 		texts[i] = f.String()
-	}
-	if len(list) == 0 {
-		return "none"
 	}
 	return strings.Join(texts, "; ")
 }

@@ -3,8 +3,12 @@
 package app
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 
 	"github.com/tandem-proxy/tandem/kernel/hostfilter"
 	"github.com/tandem-proxy/tandem/proxier"
@@ -21,13 +25,15 @@ func TestUnreadFilters(t *testing.T) {
 	const known = "rule 1 of chain c"
 	rules := []hostfilter.Rule{{Where: known}}
 	for _, test := range []struct {
-		name, standIn string
-		all           hostfilter.Filters
-		filters       []string // by how they begin
-		says          []string
-		count         int
+		name, fallback string
+		all            hostfilter.Filters
+		filters        []string // by how they begin
+		says           []string
+		count          int
 	}{
-		{"read", "iptables rules", hostfilter.Filters{BeforeDNAT: rules}, []string{known}, []string{known}, 1},
+		{"read", "iptables rules", hostfilter.Filters{BeforeDNAT: rules}, []string{known}, []string{"the affected frontends to iptables rules, ", known}, 1},
+		{"read, beside another kube-proxy", "the other kube-proxy", hostfilter.Filters{BeforeDNAT: rules}, []string{known}, []string{"the affected frontends to the other kube-proxy, "}, 1},
+		{"read, without a fallback", "", hostfilter.Filters{BeforeDNAT: rules}, []string{known}, []string{"the affected frontends to nothing, as there is no fallback, "}, 1},
 		{"none", "iptables rules", hostfilter.Filters{}, nil, nil, 0},
 		{"unread", "iptables rules", hostfilter.Filters{Unread: "install it"}, []string{"rules that cannot be read (install it)"}, []string{"are left to iptables rules: install it"}, 1},
 		{"unread, and one known", "the other kube-proxy", hostfilter.Filters{Unread: "install it", BeforeDNAT: rules}, []string{"rules that cannot be read", known}, []string{"are left to the other kube-proxy", known}, 2},
@@ -36,7 +42,7 @@ func TestUnreadFilters(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			var reported lastReport
 			counted := -1
-			f := filters{reporter: &reported, standIn: test.standIn, count: func(beforeDNAT, _ int) { counted = beforeDNAT }}
+			f := filters{reporter: &reported, fallbackName: test.fallback, count: func(beforeDNAT, _ int) { counted = beforeDNAT }}
 			var facts proxier.Facts
 			f.set(&facts, test.all)
 			if len(facts.Filters) != len(test.filters) {
@@ -60,5 +66,22 @@ func TestUnreadFilters(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A firewall is logged when it appears, with what the clients are left to that programs do not serve, and when it has gone.
+func TestLogFirewalls(t *testing.T) {
+	firewall := []hostfilter.Firewall{{Where: "chain FORWARD"}}
+	for name, leftTo := range map[string]string{"the other kube-proxy": "the other kube-proxy", "": "nothing, as there is no fallback"} {
+		var log strings.Builder
+		ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log))))
+		f := filters{fallbackName: name}
+		for _, list := range [][]hostfilter.Firewall{nil, firewall, firewall, nil, nil} {
+			f.logFirewalls(ctx, list)
+		}
+		lines := strings.SplitAfter(log.String(), "\n")
+		if len(lines) != 3 || !strings.Contains(lines[0], fmt.Sprintf("leftTo=%q", leftTo)) || !strings.Contains(lines[1], "again") {
+			t.Errorf("fallback %q: %q", name, lines)
+		}
 	}
 }

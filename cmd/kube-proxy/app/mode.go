@@ -92,8 +92,8 @@ type activeMode interface {
 	detail(*proxier.Explanation) string
 	// hasMaps says that tandemctl reads from the kernel what this datapath serves.
 	hasMaps() bool
-	// standIn is what serves frontends that programs leave to others; empty for nothing.
-	standIn() string
+	// fallbackName names what serves frontends that programs leave to others; empty for nothing.
+	fallbackName() string
 	// tables and rulePackets are for /metrics; false where there are none.
 	tables() (metrics.Tables, bool)
 	rulePackets() (metrics.RulePackets, bool)
@@ -236,7 +236,7 @@ func (plain) foreignPrograms() []string                                  { retur
 func (plain) describe(*status.Status)                                    {}
 func (plain) detail(*proxier.Explanation) string                         { return "" }
 func (plain) hasMaps() bool                                              { return false }
-func (plain) standIn() string                                            { return "" }
+func (plain) fallbackName() string                                       { return "" }
 func (plain) tables() (metrics.Tables, bool)                             { return metrics.Tables{}, false }
 func (plain) rulePackets() (metrics.RulePackets, bool)                   { return metrics.RulePackets{}, false }
 func (plain) flowsEnded([]conntrack.Flow)                                {}

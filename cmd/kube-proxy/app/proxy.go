@@ -228,7 +228,7 @@ func (p *proxy) program(ctx context.Context) error {
 
 	p.facts.programs = open.hasMaps()
 	if p.facts.programs && !p.opts.Config.Tandem.EBPF.IgnoreHostFilters {
-		p.facts.filters = &filters{reporter: p.problems, count: p.metrics.HostFilters, standIn: open.standIn()}
+		p.facts.filters = &filters{reporter: p.problems, count: p.metrics.HostFilters, fallbackName: open.fallbackName()}
 	}
 	p.facts.start(ctx)
 	states := p.newBackendStates()
