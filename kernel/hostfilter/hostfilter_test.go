@@ -282,8 +282,16 @@ func TestUnread(t *testing.T) {
 	look("for a moment again", known)
 	w.failing = w.failing.Add(-unreadTime)
 	look("for longer", all, known)
+	failed, w.readAt = errors.New("broken otherwise"), w.readAt.Add(-rereadTime)
+	look("for another reason", all, known)
 	failed, w.readAt = nil, w.readAt.Add(-rereadTime)
 	look("read again", known)
+	failed, w.generation = errors.New("broken otherwise"), w.generation+1
+	look("for a moment, for another reason", known)
+	w.failing = w.failing.Add(-unreadTime)
+	look("for that reason", all+" otherwise", known)
+	failed, w.readAt = nil, w.readAt.Add(-rereadTime)
+	look("read once more", known)
 	w.In = func(func() error) error { return failed }
 	failed = errors.New("no namespace")
 	look("no namespace for a moment", known)

@@ -25,7 +25,8 @@ type Filters struct {
 	BeforeDNAT []Rule
 	// Firewalls forward only what they know.
 	Firewalls []Firewall
-	// Unread says why there may be more: a Watcher cannot read all rules, and that lasts. It is empty otherwise.
+	// Unread says why there may be more: a Watcher cannot read all rules, and that lasts. It is the first reason until all can be read, and
+	// empty otherwise.
 	Unread string
 }
 

@@ -5,6 +5,7 @@
 package hostfilter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -42,6 +43,7 @@ type Watcher struct {
 	readAt     time.Time
 	failed     error
 	failing    time.Time // since when Look fails; zero if it does not
+	unread     string    // why, once that lasts: one text, as a fact that changes has all decisions made again
 	current    [sources]Filters
 	gone       map[string]leaving // by what they match
 }
@@ -110,7 +112,7 @@ func (w *Watcher) Look(ctx context.Context) (Filters, error) {
 	err := w.update(ctx, now)
 	switch {
 	case err == nil:
-		w.failing = time.Time{}
+		w.failing, w.unread = time.Time{}, ""
 	case w.failing.IsZero():
 		w.failing = now
 	}
@@ -132,7 +134,8 @@ func (w *Watcher) Look(ctx context.Context) (Filters, error) {
 	slices.SortStableFunc(all.BeforeDNAT, func(a, b Rule) int { return strings.Compare(a.key(), b.key()) })
 	all.BeforeDNAT = slices.CompactFunc(all.BeforeDNAT, Rule.equal)
 	if err != nil && w.lasts(now) {
-		all.Unread = strings.ReplaceAll(err.Error(), "\n", "; ")
+		w.unread = cmp.Or(w.unread, strings.ReplaceAll(err.Error(), "\n", "; "))
+		all.Unread = w.unread
 	}
 	slices.SortStableFunc(all.Firewalls, func(a, b Firewall) int { return strings.Compare(a.Where, b.Where) })
 	all.Firewalls = slices.CompactFunc(all.Firewalls, func(a, b Firewall) bool { return a.Where == b.Where })
