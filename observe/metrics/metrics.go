@@ -147,8 +147,8 @@ func New(families []proxier.Family) *Metrics {
 	m.other = gauge(tandem, "other_proxy", "1 if another kube-proxy runs on this node, otherwise 0.")
 	m.checks = gauges(tandem, "check_ok", "1 if a condition of readiness holds, otherwise 0. They are checked every 10 seconds, whether /readyz is asked or not.", "check")
 	m.draining = gauges(tandem, "draining_since_timestamp_seconds", "Unix time since which what another mode left in the kernel serves its last connections before it is removed.", "what")
-	m.firewalls = gauge(tandem, "translated_only_firewalls", "Firewalls of this host that forward only connections translated by netfilter. iptables rules serve clients outside this node of Services with local endpoints.")
-	m.filters = gauge(tandem, "filters_before_dnat", "Rules of this host that can drop packets before DNAT. iptables rules serve the affected frontends.")
+	m.firewalls = gauge(tandem, "translated_only_firewalls", "Firewalls of this host that forward only connections translated by netfilter. eBPF programs leave clients outside this node of Services with local endpoints to the fallback.")
+	m.filters = gauge(tandem, "filters_before_dnat", "Rules of this host that can drop packets before DNAT; those that cannot be read count as one. eBPF programs leave the affected frontends to the fallback.")
 	m.states = gauges(tandem, "backend_states", "Backends that an operator drained or quarantined on this node, by state. One command for all ports of an address counts once.", "state")
 	m.repairs = counters(tandem, "repairs_total", "Repairs of kernel state that another process removed or bypassed, by kind.", "state")
 	m.disruption = k8smetrics.NewHistogram(&k8smetrics.HistogramOpts{
@@ -250,7 +250,7 @@ func (m *Metrics) BackendStates(list []proxier.BackendOverride) {
 	}
 }
 
-// HostFilters says how many rules of this host filter packets before DNAT, and how many firewalls
+// HostFilters says how many rules of this host filter packets before DNAT, with one for those that cannot be read, and how many firewalls
 // forward only connections that netfilter translates.
 func (m *Metrics) HostFilters(beforeDNAT, firewalls int) {
 	m.filters.Set(float64(beforeDNAT))
