@@ -16,7 +16,7 @@ import (
 // or is deleted. The object itself is dropped once the handler has received it. Keeping 10,000
 // Services and their slices would take as much memory as the rest of the process.
 type entry[T runtime.Object] struct {
-	metav1.Object            // nothing, for all but the methods below: an ObjectMeta of its own would be the largest part
+	metav1.Object            // emptyMeta, for all but the methods below: an ObjectMeta of its own would be the largest part
 	namespace, name, version string
 	service                  string // of an EndpointSlice; a map of labels would be large, too
 	object                   T
@@ -27,8 +27,8 @@ func (e *entry[T]) GetNamespace() string       { return e.namespace }
 func (e *entry[T]) GetName() string            { return e.name }
 func (e *entry[T]) GetResourceVersion() string { return e.version }
 
-// nothing is shared by all entries, and never changed.
-var nothing metav1.Object = &metav1.ObjectMeta{}
+// emptyMeta is shared by all entries, and never changed.
+var emptyMeta metav1.Object = &metav1.ObjectMeta{}
 
 func (e *entry[T]) meta() metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: e.namespace, Name: e.name, ResourceVersion: e.version}
@@ -58,7 +58,7 @@ func (k *kind[T]) wrap(obj any) any {
 		return obj // a tombstone, or an unexpected type, which typed reports
 	}
 	return &entry[T]{
-		Object: nothing, namespace: object.GetNamespace(), name: object.GetName(), version: object.GetResourceVersion(),
+		Object: emptyMeta, namespace: object.GetNamespace(), name: object.GetName(), version: object.GetResourceVersion(),
 		service: object.GetLabels()[discoveryv1.LabelServiceName], object: object, fresh: true,
 	}
 }

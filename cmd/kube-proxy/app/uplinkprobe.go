@@ -72,7 +72,7 @@ type prober interface {
 	Probe(uplink string, d *proxier.Decision, f *proxier.Frontend, node netip.Addr) (netip.AddrPort, error)
 }
 
-// probe adds to a check what becomes of a packet to one of these frontends: the first that can be tried.
+// probe adds the result for one of these frontends to a check: whether the programs forward a packet to it to an endpoint. It is the first that can be tried.
 func (e uplinkFamily) probe(by prober, frontends []candidate, node netip.Addr, to *health.Check) {
 	for _, c := range frontends {
 		at := c.frontend.Addr
