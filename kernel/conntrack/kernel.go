@@ -10,11 +10,13 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/kernel/inet"
 	"github.com/tandem-proxy/tandem/kernel/netlink"
+	"github.com/tandem-proxy/tandem/kernel/sysctl"
 )
 
 // changeBatch is the number of requests per message. Their answers must fit into the
@@ -106,6 +108,17 @@ func (Kernel) Find(ctx context.Context, protocol inet.Protocol, source, destinat
 // Delete implements Table. Entries that expired meanwhile are no error.
 func (Kernel) Delete(ctx context.Context, flows []Flow) (deleted int, err error) {
 	return change(ctx, flows, unix.ENOENT, deleteRequest)
+}
+
+// CreateEstablished creates entries in zone 0 for established TCP connections, with the timeout of those, and returns how many did
+// not exist. An error for one does not stop the others. It needs CAP_NET_ADMIN.
+func (Kernel) CreateEstablished(ctx context.Context, root sysctl.Root, flows []Flow) (created int, err error) {
+	seconds, err := number(root, settingsDir+establishedName)
+	if err != nil {
+		return 0, err
+	}
+	timeout := time.Duration(seconds) * time.Second
+	return change(ctx, flows, unix.EEXIST, func(b []byte, f *Flow, seq uint32) []byte { return createRequest(b, f, timeout, seq) })
 }
 
 // change sends a request for each flow, and returns how many succeeded. An error for one, other than the expected one, does not

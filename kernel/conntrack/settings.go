@@ -22,10 +22,11 @@ import (
 
 // Paths of the settings.
 const (
-	settingsDir = "proc/sys/net/netfilter/"
-	limitName   = settingsDir + "nf_conntrack_max"
-	bucketsName = "sys/module/nf_conntrack/parameters/hashsize"
-	onlineCPUs  = "sys/devices/system/cpu/online"
+	settingsDir     = "proc/sys/net/netfilter/"
+	establishedName = "nf_conntrack_tcp_timeout_established" // in settingsDir
+	limitName       = settingsDir + "nf_conntrack_max"
+	bucketsName     = "sys/module/nf_conntrack/parameters/hashsize"
+	onlineCPUs      = "sys/devices/system/cpu/online"
 )
 
 // mostFlows is upstream's upper bound for a computed limit. An entry takes 320 bytes, so
@@ -135,7 +136,7 @@ func (s *Settings) each(root sysctl.Root, set func(name, value string) error) (s
 		name string
 		is   time.Duration
 	}{
-		{"nf_conntrack_tcp_timeout_established", s.TCPEstablished}, {"nf_conntrack_tcp_timeout_close_wait", s.TCPCloseWait},
+		{establishedName, s.TCPEstablished}, {"nf_conntrack_tcp_timeout_close_wait", s.TCPCloseWait},
 		{"nf_conntrack_udp_timeout", s.UDP}, {"nf_conntrack_udp_timeout_stream", s.UDPStream},
 	} {
 		if t.is > 0 {

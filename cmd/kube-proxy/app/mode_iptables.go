@@ -15,7 +15,6 @@ import (
 
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/config"
-	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/kernel/nfacct"
 	"github.com/tandem-proxy/tandem/kernel/xtables"
 	"github.com/tandem-proxy/tandem/observe/metrics"
@@ -98,10 +97,7 @@ func ruleOptions(ctx context.Context, h *host, p *parts) (iptables.Options, erro
 	bit := h.config.Rules().MasqueradeBit
 	return iptables.Options{
 		Tools: tools, Reporter: p.reporter, Repaired: p.repaired, Observer: p.rules, MasqueradeBit: &bit,
-		TrackSockets: func(ctx context.Context, family proxier.Family) (int, error) {
-			return conntrack.TrackSockets(ctx, kernelSettings, family)
-		},
-		KeepInvalid: h.config.KubeProxy.Conntrack.TCPBeLiberal || liberalConntrack(),
+		TrackSockets: trackSockets, KeepInvalid: h.config.KubeProxy.Conntrack.TCPBeLiberal || liberalConntrack(),
 	}, nil
 }
 
