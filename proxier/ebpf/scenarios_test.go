@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/scenarios"
@@ -18,7 +19,8 @@ import (
 
 // TestScenarios plays the scenarios with real traffic. Calls that the tier does not serve are left
 // out, and logged. Scenarios with clients behind an uplink are played again with packets as on
-// real devices and strict netfilter rules on the nodes, and some with programs attached by clsact.
+// real devices and strict netfilter rules on the nodes, and some with programs attached by clsact. Those in which an endpoint
+// on another node can get a packet are played with direct server return, of all or of TCP alone, and with XDP.
 func TestScenarios(t *testing.T) {
 	kernel.NeedsPrograms(t)
 	list, err := scenarios.All()
@@ -44,7 +46,17 @@ func TestScenarios(t *testing.T) {
 		}
 		if tier.direct > 0 {
 			opts := Options{Geneve: direct%2 == 1}
-			plays = append(plays, live.Staging{Name: s.Name + "/direct", Scenario: s, Tier: func(t *testing.T) live.Tier { return &directTier{scenarioTier{t: t, opts: opts}, s} }})
+			forwards := func(how proxier.Forwarding, opts Options) func(t *testing.T) live.Tier {
+				return func(t *testing.T) live.Tier { return &directTier{scenarioTier{t: t, opts: opts}, s, how} }
+			}
+			xdp := opts
+			xdp.Acceleration = datapath.Native
+			accelerated := lab.Options{NoOffload: true, XDP: true}
+			plays = append(plays,
+				live.Staging{Name: s.Name + "/direct", Scenario: s, Tier: forwards(proxier.DSR, opts)},
+				live.Staging{Name: s.Name + "/hybrid", Scenario: s, Tier: forwards(proxier.Hybrid, opts)},
+				live.Staging{Name: s.Name + "/xdp", Scenario: s, Tier: with(Options{Acceleration: datapath.Native}), Network: accelerated},
+				live.Staging{Name: s.Name + "/direct-xdp", Scenario: s, Tier: forwards(proxier.DSR, xdp), Network: accelerated})
 			direct++
 		}
 		if slices.Contains(clsact, s.Name) {
@@ -83,9 +95,10 @@ type scenarioTier struct {
 type directTier struct {
 	scenarioTier
 	scenario *scenarios.Scenario
+	how      proxier.Forwarding
 }
 
-func (s *directTier) Forwarding() proxier.Forwarding { return proxier.DSR }
+func (s *directTier) Forwarding() proxier.Forwarding { return s.how }
 
 func (s *directTier) Start(n *lab.Node) (proxier.Tier, func(), error) {
 	tier, end, err := s.scenarioTier.Start(n)

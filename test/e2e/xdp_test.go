@@ -13,50 +13,11 @@ import (
 	"testing"
 
 	ciliumebpf "github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/vishvananda/netlink"
 
 	"github.com/tandem-proxy/tandem/kernel/xdp"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
-
-// passing is a program that passes all packets.
-func passing(t testing.TB, name string) *ciliumebpf.Program {
-	t.Helper()
-	const pass = 2 // XDP_PASS
-	p, err := ciliumebpf.NewProgram(&ciliumebpf.ProgramSpec{
-		Name: name, Type: ciliumebpf.XDP, License: "Apache-2.0",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, pass), asm.Return()},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { p.Close() })
-	return p
-}
-
-// receivesXDP lets the other ends of the nodes' uplinks receive what XDP sends back: a veth needs a program there.
-func receivesXDP(t testing.TB, l *lab.Lab) {
-	t.Helper()
-	p := passing(t, "pass")
-	err := l.Fabric().Do(func() error {
-		links, err := netlink.LinkList()
-		if err != nil {
-			return err
-		}
-		for _, link := range links {
-			if link.Type() == "veth" {
-				if err := xdp.Attach(link.Attrs().Index, p, nil); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // accelerated are the flags for each form of packets that XDP forwards.
 var accelerated = map[string][]string{"snat": nil, "ipip": ipip, "geneve": geneve}
@@ -65,9 +26,8 @@ var accelerated = map[string][]string{"snat": nil, "ipip": ipip, "geneve": genev
 func TestAcceleration(t *testing.T) {
 	for mode, flags := range accelerated {
 		t.Run(mode, func(t *testing.T) {
-			s := newDirectStage(t, serve, lab.Options{NoOffload: true})
+			s := newDirectStage(t, serve, lab.Options{NoOffload: true, XDP: true})
 			defer s.end(t)
-			receivesXDP(t, s.lab)
 			s.startAll(t, append(slices.Clone(flags), "--ebpf-acceleration=native", "--ebpf-max-tcp-flows=4096")...)
 			if mode != "snat" {
 				s.ready(t, 0, 4)
@@ -139,9 +99,8 @@ func onUplink(t testing.TB, n *lab.Node) (state xdp.State, name string) {
 // TestAccelerationUnderLoad: XDP goes on while no process runs, and no connection fails while processes are killed and replaced, and
 // acceleration and direct server return come and go.
 func TestAccelerationUnderLoad(t *testing.T) {
-	s := newDirectStage(t, serve, lab.Options{NoOffload: true})
+	s := newDirectStage(t, serve, lab.Options{NoOffload: true, XDP: true})
 	defer s.end(t)
-	receivesXDP(t, s.lab)
 	const native = "--ebpf-acceleration=native"
 	s.startAll(t, native)
 	ways := outside(s.nodes[0])
@@ -185,8 +144,12 @@ func TestAccelerationUnderLoad(t *testing.T) {
 func TestAccelerationForeign(t *testing.T) {
 	s := newStage(t)
 	defer s.end()
-	foreign := passing(t, "foreign")
-	err := s.node.Do(func() error {
+	foreign, err := lab.PassingXDP("foreign")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.Close()
+	err = s.node.Do(func() error {
 		link, err := netlink.LinkByName(lab.Uplink)
 		if err == nil {
 			err = xdp.Attach(link.Attrs().Index, foreign, nil)
@@ -218,9 +181,8 @@ func TestAccelerationForeign(t *testing.T) {
 func TestAccelerationTransfers(t *testing.T) {
 	for mode, flags := range accelerated {
 		t.Run(mode, func(t *testing.T) {
-			s := newDirectStage(t, serveBulk, lab.Options{NoOffload: true})
+			s := newDirectStage(t, serveBulk, lab.Options{NoOffload: true, XDP: true})
 			defer s.end(t)
-			receivesXDP(t, s.lab)
 			s.startAll(t, append(slices.Clone(flags), "--ebpf-acceleration=native")...)
 			if mode != "snat" {
 				s.ready(t, 0, 4)
@@ -251,9 +213,8 @@ func TestAccelerationTransfers(t *testing.T) {
 
 // TestAccelerationNeighbour: a next hop that gets another link-layer address is found again, although the kernel sees few of the packets for it.
 func TestAccelerationNeighbour(t *testing.T) {
-	s := newDirectStage(t, serve, lab.Options{NoOffload: true})
+	s := newDirectStage(t, serve, lab.Options{NoOffload: true, XDP: true})
 	defer s.end(t)
-	receivesXDP(t, s.lab)
 	s.startAll(t, "--ebpf-acceleration=native")
 	ways := over("udp4", outside(s.nodes[0])) // TCP would wait longer and longer before it sends again
 	flows := openFlows(t, s.far.Sandbox, ways, s.pods...)

@@ -32,6 +32,8 @@ type Options struct {
 	// NoOffload turns off checksum and segmentation offload. With offload, packets cross
 	// the lab without valid checksums, and wrong checksums remain undetected.
 	NoOffload bool
+	// XDP lets the fabric receive what XDP programs send back on uplinks of nodes.
+	XDP bool
 	// PortsInTurn makes clients use consecutive source ports, without reuse until the
 	// range ends. The kernel may use one source port for connections to different
 	// addresses; if virtual servers send these to the same endpoint, IPVS mixes up the

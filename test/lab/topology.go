@@ -224,6 +224,11 @@ func (n *Node) plug() error {
 	if err := f.veth(n.FabricLink, n.Sandbox, opts); err != nil {
 		return err
 	}
+	if opts.XDP {
+		if err := f.receivesXDP(n.FabricLink); err != nil {
+			return fmt.Errorf("let %s receive what XDP sends: %w", n.FabricLink, err)
+		}
+	}
 	br, err := f.nl.LinkByName("br0")
 	if err != nil {
 		return err
