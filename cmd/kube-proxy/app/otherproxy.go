@@ -118,7 +118,7 @@ func (o *otherProxy) await(ctx context.Context, waiting func()) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case found == nil && !ok && looks < otherMisses: // what listens does not answer yet, as on a node that starts
+		case found == nil && !ok && looks < otherMisses && o.clock.Since(start) < o.delay: // what listens does not answer yet, as on a node that starts
 		case found == nil:
 			if was != nil {
 				logger.Info("The other kube-proxy has ended; taking over", "after", o.clock.Since(start).Round(time.Millisecond))

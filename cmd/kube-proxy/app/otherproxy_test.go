@@ -3,6 +3,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -46,6 +47,7 @@ func TestAwaitOtherProxy(t *testing.T) {
 		name   string
 		mode   string // empty for no other one
 		shared bool
+		delay  time.Duration // 10s if 0
 		ends   time.Duration // 0 for never
 		silent time.Duration // it does not answer for so long
 		want   time.Duration
@@ -57,6 +59,7 @@ func TestAwaitOtherProxy(t *testing.T) {
 		{name: "it is to stay", mode: "iptables", shared: true, want: 0},
 		{name: "it answers late", mode: "iptables", silent: 1500 * time.Millisecond, ends: 5500 * time.Millisecond, want: 6 * time.Second, waits: 1},
 		{name: "something that never answers", mode: "iptables", silent: time.Hour, want: 2 * time.Second},
+		{name: "something that never answers, and a short delay", mode: "iptables", silent: time.Hour, delay: 500 * time.Millisecond, want: 500 * time.Millisecond},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -72,7 +75,7 @@ func TestAwaitOtherProxy(t *testing.T) {
 					time.AfterFunc(test.ends, func() { n.Store(nil) })
 				}
 				waits, start := 0, time.Now()
-				if err := n.follower(test.shared, 10*time.Second).await(t.Context(), func() { waits++ }); err != nil {
+				if err := n.follower(test.shared, cmp.Or(test.delay, 10*time.Second)).await(t.Context(), func() { waits++ }); err != nil {
 					t.Fatal(err)
 				}
 				if took := time.Since(start); took != test.want || waits != test.waits {
