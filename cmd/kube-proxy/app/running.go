@@ -5,6 +5,7 @@ package app
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -47,8 +48,8 @@ func isServingLockHeld() (bool, error) {
 }
 
 // runningProxy tells which kube-proxy serves this node, ours or another; empty for none. It
-// finds one by the lock of mode ebpf, or by its servers. One that is to stay beside this one does
-// not count.
+// finds one by its lock, or by its servers, which need not answer. One that is to stay beside this one
+// does not count.
 func runningProxy(ctx context.Context, h *host) string {
 	if root, err := h.cgroupRoot(); err == nil && root != "" {
 		if stays(ctx, func() (bool, error) { return removal.Busy(root) }) {
@@ -66,8 +67,8 @@ func runningProxy(ctx context.Context, h *host) string {
 	switch p, err := f.Find(ctx); {
 	case p != nil:
 		return p.String()
-	case errors.Is(err, otherproxy.ErrSilent): // one that is stopped, or gets no CPU
-		return err.Error()
+	case errors.Is(err, otherproxy.ErrSilent):
+		return "one that is suspended or gets no CPU, if it is a kube-proxy: " + strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
 	return ""
 }
