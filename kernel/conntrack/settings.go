@@ -66,9 +66,9 @@ func (s *Settings) Limit(root sysctl.Root) int {
 	return defaultLimit // conntrack is not loaded yet
 }
 
-// TakesOpen reports whether conntrack takes TCP connections whose beginning it has not seen, in the network namespace of the
-// calling thread (net.netfilter.nf_conntrack_tcp_loose, on by default). Otherwise their packets are in state INVALID.
-func TakesOpen(root sysctl.Root) bool {
+// PicksUpEstablished reports whether conntrack picks up TCP connections whose handshake it has not seen, in the network namespace of
+// the calling thread (net.netfilter.nf_conntrack_tcp_loose, on by default). Otherwise their packets are in state INVALID.
+func PicksUpEstablished(root sysctl.Root) bool {
 	loose, err := number(root, settingsDir+"nf_conntrack_tcp_loose")
 	return err != nil || loose != 0
 }

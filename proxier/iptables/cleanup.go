@@ -18,8 +18,8 @@ import (
 // wrote it, and the jumps to them. KUBE-FIREWALL stays: kubelet has one of that name. With
 // keepEstablished, translated connections survive: while there are any, one chain stays, which no
 // rule jumps to, with a rule that matches by conntrack. Without such a rule the kernel stops
-// conntrack, and with it all translation. Where conntrack takes no connection whose beginning it has not seen, that chain is
-// there in any case: later rules, of any kube-proxy, would drop the packets of connections that began without it.
+// conntrack, and with it all translation. Where conntrack does not pick up established connections, that chain stays in any
+// case: later rules, of any kube-proxy, would drop the packets of connections that conntrack has not seen begin.
 func Cleanup(ctx context.Context, tools Tools, keepEstablished bool) error {
 	var errs []error
 	for family := range proxier.Families {
@@ -104,7 +104,7 @@ var cleaning sync.Mutex
 func cleanupFamily(ctx context.Context, tools Tools, family proxier.Family, keepEstablished bool, mine func(chain string) bool) error {
 	cleaning.Lock()
 	defer cleaning.Unlock()
-	found, always := false, keepEstablished && !conntrack.TakesOpen("/")
+	found, always := false, keepEstablished && !conntrack.PicksUpEstablished("/")
 	for _, name := range []string{"mangle", "nat", "filter"} {
 		table, err := tools.Save(ctx, family, name)
 		if err != nil {

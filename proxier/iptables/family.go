@@ -141,16 +141,16 @@ func (f *family) syncAll(ctx context.Context) error {
 	return nil
 }
 
-// trackSockets is called when conntrack sees packets, at last by the rules of base, and before a rule has any masqueraded: no
-// connection gets the source port of one that a socket of this host has.
+// trackSockets is called between the rules of base, which make conntrack see packets if nothing else did, and the first rule that
+// has any masqueraded: no masqueraded connection gets the source port of one of this host's sockets.
 func (f *family) trackSockets(ctx context.Context) {
 	if f.opts.TrackSockets == nil {
 		return
 	}
 	if created, err := f.opts.TrackSockets(ctx, f.name); err != nil {
-		klog.FromContext(ctx).Error(err, "Conntrack does not know all connections of this host; one that is idle can break if a masqueraded connection gets its source port", "family", f.name)
+		klog.FromContext(ctx).Error(err, "Cannot create conntrack entries for all connections of this host; an idle one breaks if a masqueraded connection gets its source port", "family", f.name)
 	} else if created > 0 {
-		klog.FromContext(ctx).V(2).Info("Conntrack knows the connections of this host", "family", f.name, "created", created)
+		klog.FromContext(ctx).V(2).Info("Created conntrack entries for connections of this host", "family", f.name, "created", created)
 	}
 }
 

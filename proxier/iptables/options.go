@@ -38,7 +38,7 @@ type Options struct {
 	Extra func(proxier.Family, *proxier.NodeRules) Extra
 	// Flows deletes stale conntrack entries after a sync; nil where the caller does.
 	Flows *staleudp.Reconciler
-	// TrackSockets has conntrack know the connections of this host, where it saw no packets before rules began; nil for none.
+	// TrackSockets creates conntrack entries for connections of this host that began before there were rules; nil for none.
 	TrackSockets func(context.Context, proxier.Family) (created int, err error)
 	// Counters count the packets of some rules, where the kernel can; nil for none.
 	Counters Counters

@@ -113,7 +113,7 @@ func TestFiltersBeforeDNAT(t *testing.T) {
 
 // TestConnectionsBeforeRules: without rules, conntrack sees no packets. Connections that began before the first rules, and are idle, go on:
 // those of this host, whose source ports are not given to connections that rules masquerade; and those of pods,
-// also where conntrack takes no connection whose beginning it has not seen.
+// also where conntrack does not pick up established connections.
 func TestConnectionsBeforeRules(t *testing.T) {
 	t.Run("host", func(t *testing.T) {
 		const rounds, masqueraded, atOnce = 150, 1500, 50

@@ -16,16 +16,16 @@ import (
 // connected are the states in which a TCP socket still sends or receives.
 const connected = 1<<sockdiag.Established | 1<<sockdiag.FinWait1 | 1<<sockdiag.FinWait2 | 1<<sockdiag.CloseWait
 
-// trackSockets creates conntrack entries for the TCP connections of a family that sockets of this network namespace have with
-// other hosts, as far as there are none, and returns how many it created. Conntrack sees no packets before a rule needs it, and then
-// knows an older connection only from its next packet on. Until then masquerading can give its source port to another
-// connection with the same peer, and that one's reset ends it.
+// trackSockets creates the missing conntrack entries for TCP connections of a family that sockets of this network namespace have
+// with other hosts, and returns how many it created. Conntrack sees no packets before a rule needs it, and then picks up an older
+// connection with its next packet. Until then masquerading can give its source port to another connection with the same peer, and
+// that one's reset ends it.
 func trackSockets(ctx context.Context, family proxier.Family) (created int, err error) {
 	var flows []conntrack.Flow
 	filter := sockdiag.Filter{Protocol: unix.IPPROTO_TCP, States: connected}
 	_, _, err = sockdiag.Dump(ctx, filter, func(s sockdiag.Socket) (destroy bool) {
 		if proxier.FamilyOf(s.Remote.Addr()) == family && !s.Remote.Addr().IsLoopback() && s.Local.Addr() != s.Remote.Addr() {
-			// Which side began it does not matter: of a connection in its midst, conntrack takes the side that sends first.
+			// Which side is the origin does not matter: conntrack too takes the side that sends first, if it picks up a connection.
 			flows = append(flows, conntrack.Flow{Protocol: inet.TCP, Source: s.Local, Destination: s.Remote, Replies: s.Remote, Seen: s.Local})
 		}
 		return false

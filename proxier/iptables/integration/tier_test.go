@@ -272,7 +272,7 @@ func TestCleanup(t *testing.T) {
 			const asksConntrack = "filter KUBE-PROXY-DRAIN\n  -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN\n"
 			clean(asksConntrack)
 			clean("")
-			// It stays where conntrack would not take connections later.
+			// It stays where conntrack does not pick up established connections.
 			setLoose("0")
 			clean(asksConntrack)
 			clean(asksConntrack)
