@@ -27,10 +27,7 @@ func ap(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
 // entry writes a flow as the kernel does.
 func entry(f *Flow) []byte {
 	b := deleteRequest(nil, f, 0)[unix.SizeofNlMsghdr:]
-	reply := Flow{Protocol: f.Protocol, Source: f.Replies, Destination: f.Seen}
-	orig := deleteRequest(nil, &reply, 0)[unix.SizeofNlMsghdr+genericLen:]
-	orig = orig[:binary.NativeEndian.Uint16(orig)]
-	b = netlink.Attr(b, nl.CTA_TUPLE_REPLY|unix.NLA_F_NESTED, orig[unix.SizeofNlAttr:])
+	b = appendTuple(b, nl.CTA_TUPLE_REPLY, f.Protocol, f.Replies, f.Seen)
 	if f.Zone != 0 {
 		b = netlink.Attr(b, attrZone, binary.BigEndian.AppendUint16(nil, f.Zone))
 	}
