@@ -28,7 +28,7 @@ const (
 	// KUBE-PROXY-FIREWALL for NodePorts. The name leaves room for a protocol and a port
 	// within 28 bytes.
 	externalNodePortsChain = "KUBE-REFUSED-PORTS"
-	// drainChain stays after Cleanup while established connections need it, or will need it with later rules.
+	// drainChain stays after Cleanup while established connections need it, or may need it later, until there are rules again.
 	drainChain = "KUBE-PROXY-DRAIN"
 	// ipvsDrainChain is there while virtual servers of mode ipvs are drained. It is not part
 	// of what a datapath keeps right.

@@ -44,6 +44,9 @@ func (f *family) deleteUnused(ctx context.Context, tables map[string]*xtables.Ta
 			}
 		}
 	}
+	if tables["filter"].Chain(drainChain) != nil {
+		drop("filter", drainChain, false) // rules keep conntrack active themselves
+	}
 	for part := range text.inParts(f.batchSize()) {
 		if err := f.restoreDrops(ctx, part); err != nil {
 			return err

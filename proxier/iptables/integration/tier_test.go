@@ -276,6 +276,14 @@ func TestCleanup(t *testing.T) {
 			setLoose("0")
 			clean(asksConntrack)
 			clean(asksConntrack)
+			// Rules keep conntrack active themselves.
+			n.MustFullSync()
+			for f := range proxier.Families {
+				if text := saved(t, n.Tools, f); strings.Contains(text, "KUBE-PROXY-DRAIN") || !strings.Contains(text, "KUBE-FORWARD") {
+					t.Errorf("%s, with rules again:\n%s", f, text)
+				}
+			}
+			clean(asksConntrack)
 			setLoose("1")
 			clean("")
 			n.Tools.Take()
