@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -117,8 +116,7 @@ func (Kernel) CreateEstablished(ctx context.Context, root sysctl.Root, flows []F
 	if err != nil {
 		return 0, err
 	}
-	timeout := time.Duration(seconds) * time.Second
-	return change(ctx, flows, unix.EEXIST, func(b []byte, f *Flow, seq uint32) []byte { return createRequest(b, f, timeout, seq) })
+	return change(ctx, flows, unix.EEXIST, func(b []byte, f *Flow, seq uint32) []byte { return createRequest(b, f, uint32(seconds), seq) })
 }
 
 // change sends a request for each flow, and returns how many succeeded. An error for one, other than the expected one, does not

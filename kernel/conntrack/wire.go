@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -96,14 +95,14 @@ func getRequest(f *Flow, seq uint32) []byte {
 	return netlink.End(appendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Source, f.Destination), 0)
 }
 
-// createRequest appends a request to create the entry of an established TCP connection. Conntrack has not seen its
+// createRequest appends a request to create the entry of an established TCP connection, with a timeout. Conntrack has not seen its
 // handshake, and so not its window scale: as in an entry that a packet in mid-stream creates, its window is not checked.
-func createRequest(b []byte, f *Flow, timeout time.Duration, seq uint32) []byte {
+func createRequest(b []byte, f *Flow, seconds, seq uint32) []byte {
 	start := len(b)
 	b = begin(b, msgNew, unix.NLM_F_REQUEST|unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_EXCL, seq, inet.FamilyOf(f.Destination.Addr()))
 	b = appendTuple(b, nl.CTA_TUPLE_ORIG, f.Protocol, f.Source, f.Destination)
 	b = appendTuple(b, nl.CTA_TUPLE_REPLY, f.Protocol, f.Replies, f.Seen)
-	b = netlink.Attr(b, nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, uint32(timeout/time.Second)))
+	b = netlink.Attr(b, nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, seconds))
 	b = netlink.Attr(b, attrStatus, binary.BigEndian.AppendUint32(nil, seenReply|assured|confirmed))
 	b = netlink.Nest(b, nl.CTA_PROTOINFO, func(b []byte) []byte {
 		return netlink.Nest(b, nl.CTA_PROTOINFO_TCP, func(b []byte) []byte {

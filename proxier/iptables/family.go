@@ -38,6 +38,7 @@ type family struct {
 	// rendered are the rules of pending service ports, during a full sync.
 	rendered map[uint32]portRules
 	whole    bool // the last full sync succeeded
+	tracked  bool // conntrack has entries for the connections of this host
 	// wrote counts the rules that this sync has written, by table.
 	wrote map[string]int
 
@@ -113,9 +114,7 @@ func (f *family) syncAll(ctx context.Context) error {
 	if err := f.restore(ctx, f.base(tables)); err != nil {
 		return err
 	}
-	if tables["nat"].Chain(postroutingChain) == nil {
-		f.trackSockets(ctx)
-	}
+	f.trackSockets(ctx)
 	if !adopting {
 		if err := f.writeShared(ctx); err != nil {
 			return err
@@ -142,12 +141,15 @@ func (f *family) syncAll(ctx context.Context) error {
 }
 
 // trackSockets is called between the rules of base, which make conntrack see packets if nothing else did, and the first rule that
-// has any masqueraded: no masqueraded connection gets the source port of one of this host's sockets.
+// has any masqueraded: no masqueraded connection gets the source port of one of this host's sockets. It does so once, in each
+// process: the one before may have ended between the two.
 func (f *family) trackSockets(ctx context.Context) {
-	if f.opts.TrackSockets == nil {
+	if f.opts.TrackSockets == nil || f.tracked {
 		return
 	}
-	if created, err := f.opts.TrackSockets(ctx, f.name); err != nil {
+	created, err := f.opts.TrackSockets(ctx, f.name)
+	f.tracked = err == nil
+	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot create conntrack entries for all connections of this host; an idle one breaks if a masqueraded connection gets its source port", "family", f.name)
 	} else if created > 0 {
 		klog.FromContext(ctx).V(2).Info("Created conntrack entries for connections of this host", "family", f.name, "created", created)

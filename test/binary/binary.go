@@ -7,6 +7,7 @@ package binary
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,8 +26,14 @@ var ErrNoHistory = errors.New("the history of the repository")
 
 // KubeProxyOf builds the kube-proxy of an earlier commit into a directory.
 func KubeProxyOf(commit, dir string) (string, error) {
-	shallow, err := exec.Command("git", "-C", "../..", "rev-parse", "--is-shallow-repository").Output()
-	if err != nil || strings.TrimSpace(string(shallow)) != "false" {
+	if _, err := os.Stat("../../.git"); errors.Is(err, fs.ErrNotExist) {
+		return "", ErrNoHistory
+	}
+	shallow, err := exec.Command("git", "-C", "../..", "rev-parse", "--is-shallow-repository").CombinedOutput()
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("look whether the repository has its history: %w\n%s", err, shallow)
+	case strings.TrimSpace(string(shallow)) != "false":
 		return "", ErrNoHistory
 	}
 	sources := filepath.Join(dir, "sources")

@@ -289,10 +289,10 @@ func TestRefused(t *testing.T) {
 		"/image/digest":              required(map[string]any{"image": map[string]any{"digest": "latest"}}),
 		"/capabilities/ebpf":         required(map[string]any{"capabilities": map[string]any{"ebpf": []any{"cap_bpf"}}}),
 		"/metricsBindAddress":        required(map[string]any{"metricsBindAddress": "nonsense"}),
-		"/config/metricsBindAddress": required(map[string]any{"config": map[string]any{"metricsBindAddress": "localhost:10249"}}),
-		"/config/healthzBindAddress": required(map[string]any{"config": map[string]any{"healthzBindAddress": "0.0.0.0:healthz"}}),
+		"/config/metricsBindAddress": required(map[string]any{"config": map[string]any{"metricsBindAddress": "999.0.0.1:10249"}}),
+		"/config/healthzBindAddress": required(map[string]any{"config": map[string]any{"healthzBindAddress": "0.0.0.0:65536"}}),
 		"/clusterCIDR/1":             required(map[string]any{"clusterCIDR": []any{"10.0.0.0/8", "x"}}),
-		"/clusterCIDR/0":             required(map[string]any{"clusterCIDR": []any{"10.0.0.0/33"}}),
+		"/clusterCIDR/0":             required(map[string]any{"clusterCIDR": []any{"10.0.0.0/8,fd00::/8"}}),
 		"/clusterCIDR":               required(map[string]any{"clusterCIDR": "fd00::/129"}),
 		"metricsBindAddress":         required(map[string]any{"podMonitor": map[string]any{"enabled": true}}),
 		"127.0.0.1:9999 is a loopback address": required(map[string]any{

@@ -109,7 +109,11 @@ func (f *filters) filtersText(rules []hostfilter.Rule) string {
 	if n := len(rules) - 1; n > 0 {
 		more = fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Sprintf("rules of this host filter packets before DNAT; eBPF programs leave the affected frontends to %s, so that these filters apply: %s%s", f.leftTo(), rules[0], more)
+	serves := "left to " + f.fallbackName
+	if f.fallbackName == "" {
+		serves = "not served, as there is no fallback"
+	}
+	return fmt.Sprintf("rules of this host filter packets before DNAT; the affected frontends are %s, so that these filters apply: %s%s", serves, rules[0], more)
 }
 
 func firewallsText(list []hostfilter.Firewall) string {

@@ -31,9 +31,9 @@ func TestUnreadFilters(t *testing.T) {
 		says           []string
 		count          int
 	}{
-		{"read", "iptables rules", hostfilter.Filters{BeforeDNAT: rules}, []string{known}, []string{"the affected frontends to iptables rules, ", known}, 1},
-		{"read, beside another kube-proxy", "the other kube-proxy", hostfilter.Filters{BeforeDNAT: rules}, []string{known}, []string{"the affected frontends to the other kube-proxy, "}, 1},
-		{"read, without a fallback", "", hostfilter.Filters{BeforeDNAT: rules}, []string{known}, []string{"the affected frontends to nothing, as there is no fallback, "}, 1},
+		{"read", "iptables rules", hostfilter.Filters{BeforeDNAT: rules}, []string{known}, []string{"the affected frontends are left to iptables rules, ", known}, 1},
+		{"read, beside another kube-proxy", "the other kube-proxy", hostfilter.Filters{BeforeDNAT: rules}, []string{known}, []string{"the affected frontends are left to the other kube-proxy, "}, 1},
+		{"read, without a fallback", "", hostfilter.Filters{BeforeDNAT: rules}, []string{known}, []string{"the affected frontends are not served, as there is no fallback, "}, 1},
 		{"none", "iptables rules", hostfilter.Filters{}, nil, nil, 0},
 		{"unread", "iptables rules", hostfilter.Filters{Unread: "install it"}, []string{"rules that cannot be read (install it)"}, []string{"are left to iptables rules: install it"}, 1},
 		{"unread, and one known", "the other kube-proxy", hostfilter.Filters{Unread: "install it", BeforeDNAT: rules}, []string{"rules that cannot be read", known}, []string{"are left to the other kube-proxy", known}, 2},

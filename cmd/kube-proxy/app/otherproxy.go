@@ -77,18 +77,18 @@ func (p *proxy) newOtherProxy() *otherProxy {
 	}
 }
 
-// look returns another kube-proxy, and whether that is certain. What listens without an answer may be one that is stopped
+// look returns another kube-proxy; with an error, there may be one. What listens without an answer may be one that is stopped
 // or starved, so it has not ended; but it does not update its share of the traffic either.
-func (o *otherProxy) look(ctx context.Context) (found *otherproxy.Proxy, ok bool) {
-	found, err := o.find(ctx)
+func (o *otherProxy) look(ctx context.Context) (found *otherproxy.Proxy, err error) {
+	found, err = o.find(ctx)
 	if err != nil && !(o.shared && errors.Is(err, otherproxy.ErrSilent)) {
 		if ctx.Err() == nil {
 			klog.FromContext(ctx).V(2).Info("Cannot look for another kube-proxy on this node", "err", err)
 		}
-		return nil, false
+		return nil, err
 	}
 	o.seen(found)
-	return found, true
+	return found, nil
 }
 
 func (o *otherProxy) pause(ctx context.Context, d time.Duration) bool {
@@ -111,14 +111,14 @@ func (o *otherProxy) await(ctx context.Context, waiting func()) error {
 	logger, start := klog.FromContext(ctx), o.clock.Now()
 	var was *otherproxy.Proxy
 	for looks := 1; ; looks++ {
-		found, ok := o.look(ctx)
-		if !ok {
+		found, err := o.look(ctx)
+		if err != nil {
 			found = was
 		}
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case found == nil && !ok && looks < otherMisses && o.clock.Since(start) < o.delay: // what listens does not answer yet, as on a node that starts
+		case found == nil && errors.Is(err, otherproxy.ErrSilent) && looks < otherMisses && o.clock.Since(start) < o.delay: // it may answer soon, as on a node that starts
 		case found == nil:
 			if was != nil {
 				logger.Info("The other kube-proxy has ended; taking over", "after", o.clock.Since(start).Round(time.Millisecond))
@@ -140,18 +140,18 @@ func (o *otherProxy) await(ctx context.Context, waiting func()) error {
 
 // follow reports another kube-proxy that appears or disappears, until ctx is done.
 func (o *otherProxy) follow(ctx context.Context) {
-	was, ok := o.look(ctx)
+	was, err := o.look(ctx)
 	// One that starts together with this process may not be there yet.
 	missing := was == nil && o.shared
 	o.report(ctx, was, was == nil)
 	misses := 0
-	if missing && ok {
+	if missing && err == nil {
 		misses++
 	}
 	for o.pause(ctx, otherInterval) {
-		found, ok := o.look(ctx)
+		found, err := o.look(ctx)
 		switch {
-		case !ok: // it may be there
+		case err != nil: // it may be there
 			misses = 0
 			continue
 		case found != nil:

@@ -13,8 +13,8 @@ import (
 	"github.com/tandem-proxy/tandem/proxier"
 )
 
-// connected are the states in which a TCP socket still sends or receives.
-const connected = 1<<sockdiag.Established | 1<<sockdiag.FinWait1 | 1<<sockdiag.FinWait2 | 1<<sockdiag.CloseWait
+// connected are the states in which a TCP socket can stay idle. In others, packets come soon.
+const connected = 1<<sockdiag.Established | 1<<sockdiag.CloseWait
 
 // trackSockets creates the missing conntrack entries for TCP connections of a family that sockets of this network namespace have
 // with other hosts, and returns how many it created. Conntrack sees no packets before a rule needs it, and then picks up an older
