@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"runtime"
 	"strconv"
 	"strings"
@@ -25,6 +26,7 @@ const (
 	settingsDir     = "proc/sys/net/netfilter/"
 	establishedName = "nf_conntrack_tcp_timeout_established" // in settingsDir
 	limitName       = settingsDir + "nf_conntrack_max"
+	countName       = settingsDir + "nf_conntrack_count"
 	bucketsName     = "sys/module/nf_conntrack/parameters/hashsize"
 	onlineCPUs      = "sys/devices/system/cpu/online"
 )
@@ -64,6 +66,19 @@ func (s *Settings) Limit(root sysctl.Root) int {
 		return limit
 	}
 	return defaultLimit // conntrack is not loaded yet
+}
+
+// Room returns how many entries the table of the calling thread's network namespace takes until it is half full.
+func Room(root sysctl.Root) (int, error) {
+	limit, err := number(root, limitName)
+	if err != nil {
+		return 0, err
+	}
+	if limit == 0 { // no limit
+		return math.MaxInt, nil
+	}
+	used, err := number(root, countName)
+	return max(0, limit/2-used), err
 }
 
 // PicksUpEstablished reports whether conntrack picks up TCP connections whose handshake it has not seen, in the network namespace of

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,6 +55,21 @@ func kernel(t *testing.T, more map[string]string) sysctl.Root {
 		}
 	}
 	return sysctl.Root(root)
+}
+
+func TestRoom(t *testing.T) {
+	for _, test := range []struct {
+		limit, used string
+		want        int
+	}{{"65536", "768", 32000}, {"65536", "40000", 0}, {"0", "40000", math.MaxInt}} {
+		root := kernel(t, map[string]string{netfilter + "nf_conntrack_max": test.limit, netfilter + "nf_conntrack_count": test.used})
+		if room, err := conntrack.Room(root); err != nil || room != test.want {
+			t.Errorf("%s of %s: room for %d, error %v, want %d", test.used, test.limit, room, err, test.want)
+		}
+	}
+	if _, err := conntrack.Room(kernel(t, nil)); err == nil {
+		t.Error("no error without the number of entries")
+	}
 }
 
 func TestSettings(t *testing.T) {

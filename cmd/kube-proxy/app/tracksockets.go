@@ -6,6 +6,7 @@ import (
 	"context"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/tandem-proxy/tandem/kernel/conntrack"
 	"github.com/tandem-proxy/tandem/kernel/inet"
@@ -32,6 +33,15 @@ func trackSockets(ctx context.Context, family proxier.Family) (created int, err 
 	})
 	if err != nil {
 		return 0, err
+	}
+	// Entries of connections whose packets a rule excludes from conntrack (NOTRACK) stay until they time out.
+	room, err := conntrack.Room(kernelSettings)
+	if err != nil {
+		return 0, err
+	}
+	if len(flows) > room {
+		klog.FromContext(ctx).Info("Not all connections of this host get conntrack entries, as the table would be more than half full; an idle one breaks if a masqueraded connection gets its source port", "family", family, "connections", len(flows), "room", room)
+		flows = flows[:room]
 	}
 	return conntrack.Kernel{}.CreateEstablished(ctx, kernelSettings, flows)
 }
