@@ -75,6 +75,7 @@ func TestAffinityOfManyClients(t *testing.T) {
 // Maglev it gets the same one on every node, as long as the backends are the same.
 func TestAffinityEnds(t *testing.T) {
 	e := newEdge(t, Options{})
+	port := uint16(20000) // a datagram from a port that was used before would belong to the same flow
 	for _, algorithm := range []proxier.Algorithm{proxier.Random, proxier.Maglev} {
 		e.OnServiceUpdate(nil, edgeService(func(s *v1.Service) {
 			s.Spec.SessionAffinity = v1.ServiceAffinityClientIP
@@ -91,7 +92,13 @@ func TestAffinityEnds(t *testing.T) {
 				servers := map[string]int{}
 				const visits = 24 // all to one of two: once in 8 million
 				for range visits {
-					r, err := e.client.Ask(t.Context(), n.network, n.to)
+					port++
+					c, err := e.client.DialFrom(t.Context(), n.network, port, n.to)
+					if err != nil {
+						t.Fatal(err)
+					}
+					r, err := lab.AskConn(t.Context(), c)
+					c.Close()
 					if err != nil {
 						t.Fatal(err)
 					}
