@@ -21,7 +21,9 @@ BTF_EMIT(uplink_redirect);
 /* A device that connects to clients and other nodes. */
 struct uplink {
 	__u8 redirect; /* enum uplink_redirect */
-	__u8 pad;
+	/* Whether it sends what XDP programs of other devices redirect to it.
+	 */
+	__u8 xdp_target;
 	__u8 mac[6]; /* of the device, for XDP */
 	/* Source of what this node sends there; zero for none. */
 	__be32 addr4[4];

@@ -4,7 +4,8 @@
  * and back, before the kernel's stack has them. Everything else passes
  * unmodified to the programs of tc.bpf.c on the same device: what has no flow
  * yet, local backends, fragments, options, ICMP, packets that are too big, and
- * what has no route with a known neighbour to the same device.
+ * what has no route with a known neighbour to the same device, or to another
+ * uplink that sends what XDP redirects.
  */
 #define TANDEM_XDP
 
@@ -46,13 +47,13 @@ struct macs {
 
 /* Where the packets of a flow go to. */
 struct xdp_hop {
-	__u64 flow; /* of which flow, and which direction; 0 for none */
-	__u32 tick; /* packet.tick when the route was looked up */
-	__u32 device;
-	__u16 mtu;		 /* of the route, in bytes */
+	__u64 flow;   /* of which flow, and which direction; 0 for none */
+	__u32 tick;   /* packet.tick when the route was looked up */
+	__u32 device; /* where the flow's packets come in */
+	__u16 mtu;    /* of the route, in bytes */
 	__u16 own[ETH_ALEN / 2]; /* address of the device */
 	struct macs macs;
-	__u8 pad[4];
+	__u32 out; /* device where they go out */
 };
 
 #define XDP_HOPS 1024 /* a power of two */
@@ -160,6 +161,17 @@ static __always_inline bool parse_plain(struct xdp_md *ctx, struct packet *p)
 	return p->v6 ? read_l4(p, v6 + 1, end) : read_l4(p, v4 + 1, end);
 }
 
+/* Whether this program can send to a device. */
+static __always_inline bool can_send_to(const struct xdp_md *ctx, __u32 device)
+{
+	const struct uplink *up;
+
+	if (device == ctx->ingress_ifindex)
+		return true;
+	up = uplink_of(device);
+	return up && up->xdp_target;
+}
+
 /* Looks up where the packets of a flow go to. */
 static __always_inline bool find_hop(struct xdp_md *ctx, const struct packet *p,
 				     const struct flow_hit *hit,
@@ -173,7 +185,7 @@ static __always_inline bool find_hop(struct xdp_md *ctx, const struct packet *p,
 		return false;
 	hop->flow = 0;
 	if (route(ctx, fib, &hit->to, len, 0) != BPF_FIB_LKUP_RET_SUCCESS ||
-	    fib->ifindex != ctx->ingress_ifindex || !fib->mtu_result ||
+	    !can_send_to(ctx, fib->ifindex) || !fib->mtu_result ||
 	    !is_confirmed(fib->dmac))
 		return false;
 	copy_words(hop->own, up->mac, sizeof(hop->own));
@@ -182,6 +194,7 @@ static __always_inline bool find_hop(struct xdp_md *ctx, const struct packet *p,
 	hop->mtu = fib->mtu_result;
 	hop->tick = p->tick;
 	hop->device = ctx->ingress_ifindex;
+	hop->out = fib->ifindex;
 	hop->flow = key;
 	return true;
 }
@@ -331,16 +344,26 @@ static __always_inline bool wrap_packet(struct xdp_md *ctx,
 	return put_geneve(p, v4 + 1, end, bpf_htons(ETH_P_IP));
 }
 
-/* Sends a packet out by the device that it came in by. */
-static __always_inline int send_back(struct xdp_md *ctx, const struct macs *m)
+/* Whether a packet is in several buffers, which not all drivers send for
+ * others. */
+static __always_inline bool is_scattered(struct xdp_md *ctx)
+{
+	return packet_len(ctx) > ctx->data_end - ctx->data;
+}
+
+/* Sends a packet to its next hop. */
+static __always_inline int send_to(struct xdp_md *ctx,
+				   const struct xdp_hop *hop)
 {
 	void *end = (void *)(long)ctx->data_end;
 	void *at = (void *)(long)ctx->data;
 
-	if (at + sizeof(*m) > end)
+	if (at + sizeof(hop->macs) > end)
 		return XDP_DROP;
-	copy_words(at, m, sizeof(*m));
-	return XDP_TX;
+	copy_words(at, &hop->macs, sizeof(hop->macs));
+	if (hop->out == ctx->ingress_ifindex)
+		return XDP_TX;
+	return bpf_redirect(hop->out, 0);
 }
 
 SEC("xdp.frags")
@@ -357,7 +380,8 @@ int tdm_xdp(struct xdp_md *ctx)
 		return XDP_PASS;
 	p.tick = last_tick();
 	hop = hop_of(ctx, &p, &hit);
-	if (!hop || !is_own(ctx, hop->own))
+	if (!hop || !is_own(ctx, hop->own) ||
+	    (hop->out != ctx->ingress_ifindex && is_scattered(ctx)))
 		return XDP_PASS;
 	flow_account(ctx, &hit, &p);
 	/* It was modified if these fail, which they do for want of memory. */
@@ -370,5 +394,5 @@ int tdm_xdp(struct xdp_md *ctx)
 		     hit.reply			 ? FORWARD_REPLY :
 						   FORWARD_REMOTE);
 	count_reason(ACCELERATED);
-	return send_back(ctx, &hop->macs);
+	return send_to(ctx, hop);
 }

@@ -7,6 +7,7 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -137,6 +138,72 @@ func TestAccelerationUnderLoad(t *testing.T) {
 		if state, name := onUplink(t, s.nodes[i]); state.Program != 0 {
 			t.Errorf("after --cleanup, %s has %s", s.nodes[i].Name, name)
 		}
+	}
+}
+
+// TestAccelerationAcrossUplinks: XDP forwards between clients behind one uplink and endpoints behind another one.
+func TestAccelerationAcrossUplinks(t *testing.T) {
+	const second, perFlow = "eth1", 10
+	s := newStage(t, lab.Options{NoOffload: true, XDP: true})
+	defer s.end()
+	if err := lab.Connect(s.node.Sandbox, second, s.far.Sandbox, second, 1500); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.far.ReceivesXDP(second); err != nil {
+		t.Fatal(err)
+	}
+	for host, m := range map[string]*lab.Sandbox{"1": s.node.Sandbox, "2": s.far.Sandbox} {
+		if err := m.WithoutOffload(second); err != nil {
+			t.Fatal(err)
+		}
+		for _, args := range []string{"address add 192.168.77." + host + "/24 dev eth1", "address add fd00:77::" + host + "/64 dev eth1 nodad", "link set eth1 up"} {
+			if out, err := m.Command(t.Context(), "ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+				t.Fatalf("ip %s: %v: %s", args, err, out)
+			}
+		}
+	}
+	needsXDPTarget(t, s.node, second)
+	s.start("--ebpf-acceleration=native", "--ebpf-devices=eth0,eth1")
+	s.process.serves(t)
+	v4, v6 := netip.MustParseAddrPort("192.168.77.1:30080"), netip.MustParseAddrPort("[fd00:77::1]:30080")
+	flows := openFlows(t, s.far.Sandbox, map[string]netip.AddrPort{"tcp4": v4, "udp4": v4, "tcp6": v6, "udp6": v6}, s.here, s.there)
+	elsewhere := 0
+	for _, f := range flows {
+		if f.first.Server == s.there.Name {
+			elsewhere++
+		}
+	}
+	before := counted(t, s.node, "accelerated")
+	for range perFlow {
+		checkAll(t, flows)
+	}
+	// A request and a reply each; a packet for each next hop is left to the stack once a second.
+	if n, least := counted(t, s.node, "accelerated")-before, float64(2*perFlow*elsewhere); n < least*0.9 {
+		t.Errorf("XDP forwarded %v packets, want %v or more", n, least)
+	}
+}
+
+// needsXDPTarget ends a test where XDP cannot redirect packets to a device of a node.
+func needsXDPTarget(t *testing.T, n *lab.Node, device string) {
+	t.Helper()
+	var targets map[int]bool
+	var index int
+	err := n.Do(func() error {
+		link, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		index = link.Attrs().Index
+		targets, err = xdp.Targets(t.Context())
+		return err
+	})
+	switch {
+	case err != nil:
+		t.Fatal(err)
+	case targets == nil:
+		t.Skip("missing: a kernel that tells which devices XDP can redirect to (Linux 6.3)")
+	case !targets[index]:
+		t.Fatalf("XDP cannot redirect to %s (%d), but to %v", device, index, targets)
 	}
 }
 

@@ -193,9 +193,9 @@ func (d device) restore(s *Sandbox) error {
 	return nil
 }
 
-// withoutOffload turns off checksum offload of a device. This also turns off segmentation
+// WithoutOffload turns off checksum offload of a device. This also turns off segmentation
 // offload.
-func (s *Sandbox) withoutOffload(device string) error {
+func (s *Sandbox) WithoutOffload(device string) error {
 	request := struct {
 		name  [unix.IFNAMSIZ]byte
 		value *[2]uint32 // command and argument

@@ -225,7 +225,7 @@ func (n *Node) plug() error {
 		return err
 	}
 	if opts.XDP {
-		if err := f.receivesXDP(n.FabricLink); err != nil {
+		if err := f.ReceivesXDP(n.FabricLink); err != nil {
 			return fmt.Errorf("let %s receive what XDP sends: %w", n.FabricLink, err)
 		}
 	}
@@ -430,7 +430,7 @@ func (s *Sandbox) veth(name string, child *Sandbox, opts Options) error {
 		PeerNamespace: netlink.NsFd(int(child.ns.Fd())),
 	})
 	if err == nil && opts.NoOffload {
-		err = errors.Join(s.withoutOffload(name), child.withoutOffload(Uplink))
+		err = errors.Join(s.WithoutOffload(name), child.WithoutOffload(Uplink))
 	}
 	return wrap(err, "create link %s", name)
 }

@@ -20,8 +20,8 @@ func PassingXDP(name string) (*ebpf.Program, error) {
 	})
 }
 
-// receivesXDP has a veth receive what XDP at its other end sends, which it does with a program of its own.
-func (s *Sandbox) receivesXDP(device string) error {
+// ReceivesXDP has a veth receive what XDP at its other end sends, which it does with a program of its own.
+func (s *Sandbox) ReceivesXDP(device string) error {
 	link, err := s.nl.LinkByName(device)
 	if err != nil {
 		return err

@@ -97,6 +97,24 @@ func (p *Devices) accelerateDevice(ctx context.Context, d devices.Device) error 
 	return xdp.Attach(d.Index, program, earlier)
 }
 
+// setTargets tells the XDP programs which uplinks they can redirect packets to. Others would lose them.
+func (p *Devices) setTargets(ctx context.Context, list []devices.Device) error {
+	var targets map[int]bool
+	var errs []error
+	if p.opts.Acceleration != NoAcceleration && len(list) > 1 {
+		var err error
+		targets, err = xdp.Targets(ctx)
+		errs = append(errs, err)
+	}
+	for _, d := range list {
+		if u, known := p.uplinks[d.Index]; known {
+			u.XdpTarget = boolByte(targets[d.Index] && !d.L3)
+			errs = append(errs, p.setUplink(d.Index, u))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // unfit is why XDP must not forward on a device, whatever its driver says.
 func (p *Devices) unfit(d devices.Device) string {
 	switch {

@@ -161,7 +161,9 @@ func (p *Devices) Serve(ctx context.Context, list []devices.Device, pods map[int
 		defer p.flows.Close()
 	}
 	for _, d := range list {
-		errs = append(errs, p.setUplink(d.Index, uplinkOf(d)))
+		u := uplinkOf(d)
+		u.XdpTarget = p.uplinks[d.Index].XdpTarget // until that is known anew
+		errs = append(errs, p.setUplink(d.Index, u))
 	}
 	for index := range want {
 		delete(p.leaving, index)
@@ -172,7 +174,7 @@ func (p *Devices) Serve(ctx context.Context, list []devices.Device, pods map[int
 		}
 		errs = append(errs, p.startServing(ctx, index, v))
 	}
-	errs = append(errs, p.accelerate(ctx, list))
+	errs = append(errs, p.accelerate(ctx, list), p.setTargets(ctx, list))
 	for index := range p.Served {
 		if _, wanted := want[index]; !wanted {
 			errs = append(errs, p.stopServing(index))

@@ -87,12 +87,12 @@ type tcTargetKey struct {
 }
 
 type tcUplink struct {
-	_        structs.HostLayout
-	Redirect uint8
-	Pad      uint8
-	Mac      [6]uint8
-	Addr4    [4]uint32
-	Addr6    [4]uint32
+	_         structs.HostLayout
+	Redirect  uint8
+	XdpTarget uint8
+	Mac       [6]uint8
+	Addr4     [4]uint32
+	Addr6     [4]uint32
 }
 
 // Names of all BPF objects in the ELF.
