@@ -60,7 +60,7 @@ func (t *Tier) followAttachments(ctx context.Context) {
 		case <-ticker.C:
 		}
 		if err := t.audit(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Cannot attach eBPF programs again that another process detached; trying again", "interval", auditInterval)
+			klog.FromContext(ctx).Error(err, "Cannot check or repair what eBPF programs are attached; trying again", "interval", auditInterval)
 		}
 	}
 }
@@ -86,7 +86,7 @@ func (t *Tier) auditDevices(ctx context.Context) error {
 	var found []datapath.Trouble
 	err := t.netns.Do(func() error {
 		found = t.devices.Audit(ctx)
-		return nil
+		return t.devices.SetTargets(ctx)
 	})
 	t.troubles = found
 	t.publishUplinks()

@@ -20,6 +20,26 @@ func PassingXDP(name string) (*ebpf.Program, error) {
 	})
 }
 
+// LosesXDP ends what ReceivesXDP began.
+func (s *Sandbox) LosesXDP(device string) error {
+	link, err := s.nl.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	return s.Do(func() error {
+		state, err := xdp.Look(link.Attrs().Index)
+		if err != nil {
+			return err
+		}
+		p, err := ebpf.NewProgramFromID(state.Program)
+		if err != nil {
+			return err
+		}
+		defer p.Close()
+		return xdp.Detach(link.Attrs().Index, p)
+	})
+}
+
 // ReceivesXDP has a veth receive what XDP at its other end sends, which it does with a program of its own.
 func (s *Sandbox) ReceivesXDP(device string) error {
 	link, err := s.nl.LinkByName(device)

@@ -97,20 +97,18 @@ func (p *Devices) accelerateDevice(ctx context.Context, d devices.Device) error 
 	return xdp.Attach(d.Index, program, earlier)
 }
 
-// setTargets tells the XDP programs which uplinks they can redirect packets to. Others would lose them.
-func (p *Devices) setTargets(ctx context.Context, list []devices.Device) error {
+// SetTargets tells the XDP programs which uplinks they can redirect packets to. Others would lose them. Drivers change that as
+// programs are attached to and detached from a device, or features are turned on and off, by anybody.
+func (p *Devices) SetTargets(ctx context.Context) error {
 	var targets map[int]bool
-	var errs []error
-	if p.opts.Acceleration != NoAcceleration && len(list) > 1 {
-		var err error
+	var err error
+	if p.opts.Acceleration != NoAcceleration && len(p.uplinks) > 1 {
 		targets, err = xdp.Targets(ctx)
-		errs = append(errs, err)
 	}
-	for _, d := range list {
-		if u, known := p.uplinks[d.Index]; known {
-			u.XdpTarget = boolByte(targets[d.Index] && !d.L3)
-			errs = append(errs, p.setUplink(d.Index, u))
-		}
+	errs := []error{err}
+	for index, u := range p.uplinks {
+		u.XdpTarget = boolByte(targets[index] && u.Redirect == uint8(lbmap.RedirectNextHop))
+		errs = append(errs, p.setUplink(index, u))
 	}
 	return errors.Join(errs...)
 }

@@ -174,7 +174,7 @@ func (p *Devices) Serve(ctx context.Context, list []devices.Device, pods map[int
 		}
 		errs = append(errs, p.startServing(ctx, index, v))
 	}
-	errs = append(errs, p.accelerate(ctx, list), p.setTargets(ctx, list))
+	errs = append(errs, p.accelerate(ctx, list), p.SetTargets(ctx))
 	for index := range p.Served {
 		if _, wanted := want[index]; !wanted {
 			errs = append(errs, p.stopServing(index))
