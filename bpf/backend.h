@@ -53,7 +53,8 @@ select_backend(const struct frontend_ref *fe, const __be32 *client, __u32 pick,
 		.service = fe->service,
 		.family_set = fe->set & ~1u,
 	};
-	__u32 base, size, index;
+	__u32 base, size, index, element, slot, id, generation;
+	const struct slots *slots;
 	struct affinity *last;
 	__u64 word, now = 0;
 	struct backend *be;
@@ -92,15 +93,23 @@ select_backend(const struct frontend_ref *fe, const __be32 *client, __u32 pick,
 	}
 
 	index = base + (__u32)(((__u64)pick * size) >> 32);
-	at = bpf_map_lookup_elem(&tdm_slot, &index);
-	if (!at)
+	element = index / SLOTS_PER_ELEMENT;
+	slots = bpf_map_lookup_elem(&tdm_slot, &element);
+	if (!slots)
 		return NULL;
-	word = *(volatile __u64 *)at;
-	chosen->backend = (__u32)word;
-	chosen->generation = word >> 32;
-	be = backend_of(chosen->backend, chosen->generation, fe->service);
+	slot = *(volatile __u32 *)&slots->at[index % SLOTS_PER_ELEMENT];
+	id = slot & ((1 << SLOT_GENERATION) - 1);
+	be = bpf_map_lookup_elem(&tdm_backend, &id);
 	if (!be)
 		return NULL;
+	generation = *(volatile __u32 *)&be->generation;
+	if ((generation << SLOT_GENERATION ^ slot) >> SLOT_GENERATION ||
+	    be->service != fe->service)
+		return NULL;
+	/* Not before: the verifier would follow callers that try again with
+	 * another value in it. */
+	chosen->backend = id;
+	chosen->generation = generation;
 
 	if (fe->affinity) {
 		chosen->last_ns = now;

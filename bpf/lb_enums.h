@@ -14,7 +14,7 @@ enum lb_layout {
 	/* Identifies maps and programs of this project: "tandem". */
 	LAYOUT_MAGIC = 0x6d65646e6174ULL,
 	/* Of structures, enums and maps shared with user space. */
-	LAYOUT_VERSION = 7,
+	LAYOUT_VERSION = 8,
 };
 BTF_EMIT(lb_layout);
 
@@ -89,6 +89,15 @@ enum lb_target {
 				   * tdm_range, of a node or of pods */
 };
 BTF_EMIT(lb_target);
+
+/* A slot is a backend id and, from this bit on, the low bits of the generation
+ * that it has to have. */
+enum lb_slot {
+	SLOT_GENERATION = 24,
+	/* The kernel rounds elements of arrays up to 8 bytes. */
+	SLOTS_PER_ELEMENT = 2,
+};
+BTF_EMIT(lb_slot);
 
 /* A set id is service id * SETS_PER_SERVICE + enum lb_set. */
 enum lb_set {

@@ -91,12 +91,12 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_set SEC(".maps");
 
-/* base + pick -> backend id (low half) and its generation (high half) */
+/* (base + pick) / SLOTS_PER_ELEMENT -> slots (enum lb_slot) */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, 1 << 20);
+	__type(value, struct slots);
+	__uint(max_entries, (1 << 20) / SLOTS_PER_ELEMENT);
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_slot SEC(".maps");
 

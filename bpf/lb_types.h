@@ -183,6 +183,10 @@ struct successor {
 	struct port_holder holders[SUCCESSOR_PORTS];
 };
 
+struct slots {
+	__u32 at[SLOTS_PER_ELEMENT];
+};
+
 struct meta {
 	__u64 magic;
 	__u32 layout;
@@ -212,6 +216,7 @@ _Static_assert(sizeof(struct frontend) == 20, "frontend");
 _Static_assert(sizeof(struct range_key) == 24, "range_key");
 _Static_assert(sizeof(struct node) == 16 + 28 * 32 + 32, "node");
 _Static_assert(sizeof(struct backend) == 32, "backend");
+_Static_assert(sizeof(struct slots) == 8, "slots");
 _Static_assert(sizeof(struct service) == 128, "service");
 _Static_assert(sizeof(struct affinity_key) == 24, "affinity_key");
 _Static_assert(sizeof(struct sock_dest) == 56, "sock_dest");

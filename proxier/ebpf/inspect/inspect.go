@@ -149,10 +149,11 @@ func (i *Inspector) checkLayout() error {
 func (i *Inspector) openTables() error {
 	t := &lbmap.Tables{}
 	var meta []lbmap.Meta
+	var slots []lbmap.Slots
 	for _, step := range []func() error{
 		func() error { return readOnlyMapping(i, "tdm_meta", &meta) },
 		func() error { return readOnlyMapping(i, "tdm_set", &t.Sets) },
-		func() error { return readOnlyMapping(i, "tdm_slot", &t.Slots) },
+		func() error { return readOnlyMapping(i, "tdm_slot", &slots) },
 		func() error { return readOnlyMapping(i, "tdm_backend", &t.Backends) },
 		func() error { return readOnlyMapping(i, "tdm_service", &t.Services) },
 		func() error { return readOnlyMapping(i, "tdm_svc_stats", &t.ServiceStats) },
@@ -169,6 +170,7 @@ func (i *Inspector) openTables() error {
 	if frontends.KeySize() != uint32(unsafe.Sizeof(lbmap.FrontendKey{})) || frontends.ValueSize() != uint32(unsafe.Sizeof(lbmap.FrontendValue{})) {
 		return fmt.Errorf("%w: map tdm_frontend has keys of %d and values of %d bytes", lbmap.ErrLayout, frontends.KeySize(), frontends.ValueSize())
 	}
+	t.Slots = lbmap.FlatSlots(slots)
 	t.Meta, t.Frontends = &meta[0], lbmap.NewFrontendMap(frontends)
 	i.tables = t
 	return nil

@@ -348,10 +348,10 @@ func (t tableReader) readSets(service uint32, candidates []uint32) setsRead {
 			continue
 		}
 		for i := range size {
-			slot := atomic.LoadUint64(&t.Slots[int(base)+i])
-			id := uint32(slot)
-			e, ok := t.readBackend(id, uint32(slot>>32), service)
-			if !ok {
+			slot := atomic.LoadUint32(&t.Slots[int(base)+i])
+			id := lbmap.SlotBackend(slot)
+			e, ok := t.readBackend(id, service)
+			if !ok || lbmap.SlotWord(id, e.Generation) != slot {
 				r.consistent = false
 				continue
 			}
@@ -366,8 +366,7 @@ func (t tableReader) readSets(service uint32, candidates []uint32) setsRead {
 		if _, known := r.members[id]; known {
 			continue
 		}
-		generation := atomic.LoadUint32(&t.Backends[id].Generation)
-		if e, ok := t.readBackend(id, generation, service); ok && e.Members == 0 {
+		if e, ok := t.readBackend(id, service); ok && e.Members == 0 {
 			r.members[id], r.entries[id] = [proxier.Sets]bool{}, e
 		}
 	}
@@ -385,14 +384,13 @@ func (t tableReader) readSets(service uint32, candidates []uint32) setsRead {
 	return r
 }
 
-// readBackend returns a backend if its generation is that of the slot.
-func (t tableReader) readBackend(id, generation, service uint32) (lbmap.Backend, bool) {
+// readBackend returns a backend of a service, if it does not change meanwhile.
+func (t tableReader) readBackend(id, service uint32) (lbmap.Backend, bool) {
 	if int(id) >= len(t.Backends) {
 		return lbmap.Backend{}, false
 	}
 	e := copyWords(&t.Backends[id])
-	still := atomic.LoadUint32(&t.Backends[id].Generation)
-	return e, e.Generation == generation && still == generation && e.Service == service
+	return e, atomic.LoadUint32(&t.Backends[id].Generation) == e.Generation && e.Service == service
 }
 
 // copyWords copies what another process may be writing, so that at least no

@@ -235,7 +235,11 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *lbmap.Meta) 
 		return MapStatus{}, fmt.Errorf("inspect map %s: %w", name, err)
 	}
 	id, _ := info.ID()
-	s := MapStatus{Name: name, ID: uint32(id), Type: info.Type.String(), Max: int(info.MaxEntries)}
+	size := int(info.MaxEntries)
+	if name == "tdm_slot" {
+		size *= lbmap.SlotsPerElement
+	}
+	s := MapStatus{Name: name, ID: uint32(id), Type: info.Type.String(), Max: size}
 	if memory, ok := info.Memlock(); ok {
 		s.MemoryBytes = &memory
 	}
@@ -284,8 +288,8 @@ func (i *Inspector) mapStatus(name string, m *ciliumebpf.Map, meta *lbmap.Meta) 
 	if err != nil {
 		return s, fmt.Errorf("count the entries of %s: %w", name, err)
 	}
-	// It is less than the map has elements by as much as Max is.
-	s.Limit = max(s.Limit, s.Max, limit-int(info.MaxEntries)+s.Max)
+	// It is less than the map's size will be by as much as Max is.
+	s.Limit = max(s.Limit, s.Max, limit-size+s.Max)
 	if known {
 		s.Used = &used
 	}

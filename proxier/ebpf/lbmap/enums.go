@@ -5,7 +5,7 @@ package lbmap
 // enum lb_layout
 const (
 	LayoutMagic   = 0x6d65646e6174
-	LayoutVersion = 7
+	LayoutVersion = 8
 )
 
 // enum lb_scope
@@ -58,6 +58,12 @@ const (
 const (
 	TargetAnyService = 0
 	TargetNode       = 0x7fffffff
+)
+
+// enum lb_slot
+const (
+	SlotGeneration  = 24
+	SlotsPerElement = 2
 )
 
 // enum lb_set

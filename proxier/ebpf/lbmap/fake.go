@@ -72,7 +72,7 @@ func NewFakeTables(s Sizes) *Tables {
 		Meta:         &Meta{},
 		Nodes:        make([]Node, 2),
 		Sets:         make([]uint64, s.Services*SetsPerService),
-		Slots:        make([]uint64, s.Slots),
+		Slots:        make([]uint32, s.Slots),
 		Backends:     make([]Backend, s.Backends),
 		Services:     make([]Service, s.Services),
 		ServiceStats: make([]ServiceStats, s.Services),

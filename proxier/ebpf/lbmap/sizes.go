@@ -79,13 +79,14 @@ func (s Sizes) Or(others Sizes) Sizes {
 	for i, size := range s.All() {
 		*size.At = cmp.Or(*size.At, *from[i].At)
 	}
+	s.Slots += s.Slots % SlotsPerElement
 	return s
 }
 
 // Validate names the first size that is out of range.
 func (s Sizes) Validate() error {
-	// The kernel refuses arrays of 4 GiB and more; the mapping's length and
-	// the ids are 32 bit.
+	// The kernel refuses arrays of 4 GiB and more; the mapping's length is 32 bit,
+	// and ids in slots are 24.
 	const most = 1 << 24
 	for _, size := range s.All() {
 		if *size.At < 2 || *size.At > most {
@@ -110,7 +111,7 @@ type Capacity struct {
 // TableSizes are the numbers of elements of those maps that are not of flows, by name.
 func TableSizes(s Sizes) map[string]uint32 {
 	return map[string]uint32{
-		"tdm_frontend": s.Frontends, "tdm_set": s.Services * SetsPerService, "tdm_slot": s.Slots,
+		"tdm_frontend": s.Frontends, "tdm_set": s.Services * SetsPerService, "tdm_slot": s.Slots / SlotsPerElement,
 		"tdm_backend": s.Backends, "tdm_service": s.Services, "tdm_svc_stats": s.Services, "tdm_be_stats": s.Backends,
 		"tdm_range": s.Ranges, "tdm_local": s.Locals, "tdm_affinity": s.Affinity, "tdm_udp_peer": s.UDPPeers, "tdm_optout": s.OptOuts,
 	}
@@ -126,5 +127,6 @@ func SizesOf(maps Maps) (s Sizes) {
 			*size = m.MaxEntries()
 		}
 	}
+	s.Slots *= SlotsPerElement
 	return s
 }

@@ -156,6 +156,11 @@ type sockSignalHistogram struct {
 	Buckets [14]uint64
 }
 
+type sockSlots struct {
+	_  structs.HostLayout
+	At [2]uint32
+}
+
 type sockSockDest struct {
 	_          structs.HostLayout
 	Vip        [4]uint32

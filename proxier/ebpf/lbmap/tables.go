@@ -24,13 +24,18 @@ type Tables struct {
 	Meta         *Meta
 	Nodes        []Node
 	Sets         []uint64
-	Slots        []uint64
+	Slots        []uint32
 	Backends     []Backend
 	Services     []Service
 	ServiceStats []ServiceStats
 	BackendStats []uint64
 
 	mapped [][]byte
+}
+
+// FlatSlots are the slots of the map's elements.
+func FlatSlots(elements []Slots) []uint32 {
+	return unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(elements))), SlotsPerElement*len(elements))
 }
 
 // Unmap unmaps the memory; the maps stay in the kernel. Any later access crashes.
@@ -79,11 +84,12 @@ func OpenTables(m Maps) (*Tables, error) {
 		Targets:   KernelMap[TargetKey, uint64]{m["tdm_target"]},
 	}
 	var meta []Meta
+	var slots []Slots
 	err := errors.Join(
 		view(t, &meta, m["tdm_meta"]),
 		view(t, &t.Nodes, m["tdm_node"]),
 		view(t, &t.Sets, m["tdm_set"]),
-		view(t, &t.Slots, m["tdm_slot"]),
+		view(t, &slots, m["tdm_slot"]),
 		view(t, &t.Backends, m["tdm_backend"]),
 		view(t, &t.Services, m["tdm_service"]),
 		view(t, &t.ServiceStats, m["tdm_svc_stats"]),
@@ -96,6 +102,6 @@ func OpenTables(m Maps) (*Tables, error) {
 		t.Unmap()
 		return nil, err
 	}
-	t.Meta = &meta[0]
+	t.Meta, t.Slots = &meta[0], FlatSlots(slots)
 	return t, nil
 }

@@ -15,6 +15,7 @@ type (
 	FrontendKey    = sockFrontendKey
 	FrontendValue  = sockFrontend
 	Backend        = sockBackend
+	Slots          = sockSlots
 	Service        = sockService
 	ServiceStats   = sockServiceStats
 	RangeKey       = sockRangeKey

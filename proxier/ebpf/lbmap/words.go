@@ -22,8 +22,15 @@ func VerdictOf(base uint32) (v proxier.Verdict, ok bool) {
 	return proxier.Verdict(base - 1), base != UnusedSet
 }
 
-// SlotWord is a slot: a backend and the generation that it has to have.
-func SlotWord(id, generation uint32) uint64 { return uint64(id) | uint64(generation)<<32 }
+// SlotWord is a slot: a backend, and the low bits of the generation that it has to have. Those are enough: an id is not used
+// again within a grace period, so a program that has read a slot cannot see the next backend with the same bits.
+func SlotWord(id, generation uint32) uint32 { return id | generation<<SlotGeneration }
 
-// SplitSlotWord is the inverse of SlotWord.
-func SplitSlotWord(w uint64) (id, generation uint32) { return uint32(w), uint32(w >> 32) }
+// SlotBackend is the backend of a slot.
+func SlotBackend(w uint32) (id uint32) { return w & (1<<SlotGeneration - 1) }
+
+// TargetWord is what the map of targets holds of a backend.
+func TargetWord(id, generation uint32) uint64 { return uint64(id) | uint64(generation)<<32 }
+
+// SplitTargetWord is the inverse of TargetWord.
+func SplitTargetWord(w uint64) (id, generation uint32) { return uint32(w), uint32(w >> 32) }

@@ -206,7 +206,7 @@ func (w *Writer) noteDirect(index uint32, d *proxier.Decision, service uint32, i
 		}
 		e := &w.tables.Backends[id]
 		list = append(list,
-			target{lbmap.TargetKey{Service: service, Addr: e.Addr}, lbmap.SlotWord(id, e.Generation)},
+			target{lbmap.TargetKey{Service: service, Addr: e.Addr}, lbmap.TargetWord(id, e.Generation)},
 			target{lbmap.TargetKey{Addr: e.Addr}, 0}) // of any service: which is asked with the packet
 	}
 	w.direct.set(index, list, true)

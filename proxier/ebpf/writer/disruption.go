@@ -22,7 +22,7 @@ func (w *Writer) tellDisruption(id uint32, s proxier.Set, d *proxier.Decision, p
 }
 
 // movedShare is the share of hashes that lead to other slot words.
-func movedShare(before, after []uint64) float64 {
+func movedShare(before, after []uint32) float64 {
 	moved := 0
 	if len(before) == len(after) {
 		for i := range before {

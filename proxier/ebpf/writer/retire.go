@@ -238,12 +238,12 @@ func (w *Writer) withdrawBackends(d *proxier.Decision, p *port) {
 		next := 0
 		for i := range size {
 			at := &w.tables.Slots[base+uint32(i)]
-			if stays[uint32(*at)] {
+			if stays[lbmap.SlotBackend(*at)] {
 				continue
 			}
 			id := remain[next%len(remain)]
 			next++
-			atomic.StoreUint64(at, lbmap.SlotWord(id, w.tables.Backends[id].Generation))
+			atomic.StoreUint32(at, lbmap.SlotWord(id, w.tables.Backends[id].Generation))
 			w.writes++
 		}
 	}

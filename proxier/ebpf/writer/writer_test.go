@@ -420,13 +420,14 @@ func TestRemovedBackendIsAnotherGeneration(t *testing.T) {
 	h.OnEndpointSliceAdd(writertest.Slice("a-1", "a", "10.244.0.1"))
 	h.sync(t)
 	slot := h.writer.tables.Slots[0]
-	b := &h.writer.tables.Backends[uint32(slot)]
-	if b.Generation != uint32(slot>>32) || b.Generation == 0 {
+	id := lbmap.SlotBackend(slot)
+	b := &h.writer.tables.Backends[id]
+	if lbmap.SlotWord(id, b.Generation) != slot || b.Generation == 0 {
 		t.Fatalf("slot %#x, generation %d", slot, b.Generation)
 	}
 	h.OnEndpointSliceUpdate(nil, writertest.Slice("a-1", "a", "10.244.0.2"))
 	h.sync(t)
-	if b.Generation == uint32(slot>>32) {
+	if lbmap.SlotWord(id, b.Generation) == slot {
 		t.Error("the generation has not changed")
 	}
 }

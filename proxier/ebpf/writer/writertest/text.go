@@ -59,7 +59,7 @@ func targetText(tables *lbmap.Tables, key lbmap.TargetKey, word uint64) string {
 	case lbmap.TargetNode:
 		return "packets in IP packets from " + addr
 	}
-	id, generation := lbmap.SplitSlotWord(word)
+	id, generation := lbmap.SplitTargetWord(word)
 	e, b := &tables.Services[key.Service], &tables.Backends[id]
 	text := fmt.Sprintf("target %s of %s/%s", addr, e.Name[:e.NameLen], proxier.Protocol(e.Proto))
 	if b.Generation != generation || b.Service != key.Service || b.Addr != key.Addr {
@@ -104,8 +104,9 @@ func setText(tables *lbmap.Tables, set uint32) string {
 	to := make([]string, 0, size)
 	for i := range size {
 		slot := tables.Slots[base+uint32(i)]
-		b := &tables.Backends[uint32(slot)]
-		if b.Generation != uint32(slot>>32) || b.Service != set/lbmap.SetsPerService {
+		id := lbmap.SlotBackend(slot)
+		b := &tables.Backends[id]
+		if lbmap.SlotWord(id, b.Generation) != slot || b.Service != set/lbmap.SetsPerService {
 			to = append(to, "STALE")
 			continue
 		}
@@ -182,7 +183,7 @@ func Check(t testing.TB, tables *lbmap.Tables, usage map[string]lbmap.Usage) {
 				slots += 1 << bits.Len(uint(size-1)) // rounded up to a power of two
 			}
 			for i := range size {
-				members[uint32(tables.Slots[base+uint32(i)])] |= 1 << s
+				members[lbmap.SlotBackend(tables.Slots[base+uint32(i)])] |= 1 << s
 			}
 		}
 	}
