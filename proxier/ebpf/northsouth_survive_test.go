@@ -273,15 +273,16 @@ type connection struct {
 	broken  atomic.Bool
 }
 
-// newLoad opens that many connections to each entry.
+// newLoad opens that many connections to each entry, and more until both servers have some.
 func newLoad(t *testing.T, e *edge, each int) *load {
 	t.Helper()
 	l := &load{e: e}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	t.Cleanup(l.stop)
 	servers := map[string]int{}
-	for _, n := range e.entries("tcp") {
-		for range each {
+	entries := e.entries("tcp")
+	for i := 0; i < each || (len(servers) < 2 && i < 10*each); i++ {
+		for _, n := range entries {
 			c, err := e.client.Dial(t.Context(), n.network, n.to)
 			if err != nil {
 				t.Fatal(err)
