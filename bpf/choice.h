@@ -30,12 +30,15 @@
 /* The decision for a new connection. */
 struct choice {
 	struct frontend_ref frontend;
-	__u32 found; /* enum frontend_result */
 	__u32 backend;
 	__u32 generation; /* of the backend */
 	__u32 route;
 	__u32 service;
-	__u32 action;	       /* enum flow_action, set by plan() */
+	/* In bytes, for want of room on the stack. */
+	__u8 found;	       /* enum frontend_result */
+	__u8 result;	       /* enum select_result, set by choose() */
+	__u8 reason;	       /* enum reason, if something went wrong */
+	__u8 action;	       /* enum flow_action, set by plan() */
 	struct flow_key reply; /* likewise; the port may still change */
 	__u64 flow;	       /* the word of the flow that was created */
 };
@@ -104,18 +107,21 @@ GLOBAL int claim(const struct packet *p, struct choice *c)
 	}
 	if (is_left(c))
 		return NEXT;
-	return is_martian(p->key.src) ? done(PASS_MARTIAN, NEXT) : CHOSEN;
+	if (!is_martian(p->key.src))
+		return CHOSEN;
+	c->reason = PASS_MARTIAN;
+	return NEXT;
 }
 
-/* Picks a backend for a packet that was claimed. */
+/* Picks a backend for a packet that was claimed. Nothing is counted: the packet
+ * may still be left to another program. */
 GLOBAL int choose(const struct packet *p, struct choice *c)
 {
-	const bool outside = role == ROLE_UPLINK;
 	enum select_result result = SELECT_RACED;
 	struct affinity chosen;
 	struct frontend_ref fe;
 	struct backend *be = NULL;
-	__u32 service = 0, pick;
+	__u32 pick;
 	__be32 src[4];
 
 	if (!p || !c)
@@ -132,19 +138,22 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 			break;
 		}
 		/* A reset for a connection that ended already. */
-		if (p->key.proto == IPPROTO_TCP && p->tcp_flags & TCP_RST)
-			return fail(p, PASS_RST, NEXT);
+		if (p->key.proto == IPPROTO_TCP && p->tcp_flags & TCP_RST) {
+			c->reason = PASS_RST;
+			return NEXT;
+		}
 		if (c->found == FRONTEND_RACED)
 			continue;
 		if (is_left(c))
 			return NEXT;
 		fe = c->frontend;
-		service = fe.service;
+		c->service = fe.service;
 		if (!frontend_admits(&fe, p->key.dst, p->key.src)) {
-			count_connection(service, SELECT_DROP, 0, outside);
+			c->result = SELECT_DROP;
 			if (fe.flags & FRONTEND_REJECT)
 				return NOT_ADMITTED;
-			return fail(p, DROP_SOURCE_RANGE, TC_ACT_SHOT);
+			c->reason = DROP_SOURCE_RANGE;
+			return TC_ACT_SHOT;
 		}
 		c->route = frontend_route(&fe, p->key.dst, origin_of(src));
 		/* A hash of the connection: the same backend again if its flow
@@ -159,7 +168,7 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 					sizeof(p->key) / sizeof(__u32));
 		be = NULL;
 		if (p->wrapped == WRAPPED)
-			be = target_of(service, &chosen);
+			be = target_of(fe.service, &chosen);
 		if (be)
 			result = SELECT_OK;
 		else
@@ -167,17 +176,23 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 		if (result != SELECT_RACED)
 			break;
 	}
-	count_connection(service, result, be ? chosen.backend : 0, outside);
+	c->result = result;
 	if (!be) {
 		if (result == SELECT_REJECT)
 			return REFUSED;
-		return fail(p, result == SELECT_DROP ? DROP_POLICY : DROP_RACED,
-			    TC_ACT_SHOT);
+		c->reason = result == SELECT_DROP ? DROP_POLICY : DROP_RACED;
+		return TC_ACT_SHOT;
 	}
-	c->service = service;
 	c->backend = chosen.backend;
 	c->generation = chosen.generation;
 	return CHOSEN;
+}
+
+/* Counts what came of choose(). */
+static __always_inline void count_choice(const struct choice *c)
+{
+	count_connection(c->service, c->result, c->backend,
+			 role == ROLE_UPLINK);
 }
 
 #endif

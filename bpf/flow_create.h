@@ -16,7 +16,9 @@
 #include "flow_track.h"
 #include "global.h"
 #include "packet.h"
+#ifndef TANDEM_XDP
 #include "snat.h"
+#endif
 
 enum flow_created {
 	FLOW_MADE,
@@ -25,9 +27,29 @@ enum flow_created {
 	FLOW_OUTRUN,	/* another CPU created the same flow */
 };
 
+/* Inserts the entry for replies. */
+static __always_inline int insert_reply(CONTEXT *ctx, struct flow *f,
+					__u64 word)
+{
+	int err = -EEXIST;
+
+	if (f->action == ACTION_DIRECT) {
+		f->place[1] = 0;
+		return 0;
+	}
+#ifndef TANDEM_XDP
+	if (f->action == ACTION_LOCAL)
+		err = key_insert(word, true);
+	/* Or the client uses one source port for two frontends that led to one
+	 * backend. */
+	if (err == -EEXIST)
+		err = snat(ctx, f, word, word >> 32);
+#endif
+	return err;
+}
+
 /* Creates the flow of a new connection. */
-GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
-		  struct choice *c)
+GLOBAL int create(CONTEXT *ctx, const struct packet *p, struct choice *c)
 {
 	__u32 id = flow_take();
 	__u32 generation, now = now_s();
@@ -55,7 +77,7 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 	f->flags = (__u64)generation << 32;
 	f->flags |= wrapped_flags(p);
 	f->action = c->action;
-	f->ingress = skb->ifindex;
+	f->ingress = device_of(ctx);
 	f->service = c->service;
 	f->backend = c->backend;
 	f->backend_generation = c->generation;
@@ -66,17 +88,7 @@ GLOBAL int create(struct __sk_buff *skb, const struct packet *p,
 	barrier();
 	*(volatile __u64 *)&f->life = life_of(generation, FLOW_NEW);
 
-	err = -EEXIST;
-	if (f->action == ACTION_DIRECT) {
-		f->place[1] = 0;
-		err = 0;
-	} else if (f->action == ACTION_LOCAL) {
-		err = key_insert(word, true);
-	}
-	/* Or the client uses one source port for two frontends that led to one
-	 * backend. */
-	if (err == -EEXIST)
-		err = snat(skb, f, id, generation);
+	err = insert_reply(ctx, f, word);
 	if (!err) {
 		err = key_insert(word, false);
 		if (err)

@@ -82,13 +82,14 @@ static __always_inline void flow_free(__u32 id, struct flow *f,
 #define RING_ATTEMPTS 16
 
 /* Whether a flow in the ring is worth more than one that never got established,
- * although it is not kept. */
+ * although it is not kept. One that is kept does not need the ring. */
 static __always_inline bool stays(const struct flow *f, __u64 word)
 {
 	const __u32 over = FLOW_CLOSED | FLOW_FIN_REQUEST;
 	const __u64 flags = *(volatile __u64 *)&f->flags;
 
 	return f->action == ACTION_DIRECT && flags >> 32 == word >> 32 &&
+	       *(volatile __u64 *)&f->life == life_of(word >> 32, FLOW_YOUNG) &&
 	       (flags & (FLOW_ESTABLISHED | over)) == FLOW_ESTABLISHED &&
 	       now_s() - f->seen < (f->request.proto == IPPROTO_TCP ?
 					    DIRECT_TCP_STAYS_S :

@@ -8,6 +8,7 @@
 #include <linux/ipv6.h>
 #include <linux/udp.h>
 
+#include "context.h"
 #include "flow_types.h"
 #include "geneve.h"
 #include "packet.h"
@@ -26,29 +27,29 @@ static __always_inline __u16 wrapper_len(const struct packet *p, __u32 action)
 	return action == ACTION_DIRECT ? outer_len(p->v6, dispatch_geneve) : 0;
 }
 
-#ifndef TANDEM_XDP
 /*
  * Length on the wire of the longest packet that this one is sent as. The size
  * of a segment does not include its headers. With UFO, which no kernel sends
  * since Linux 4.14, it would include that of UDP.
  */
-static __always_inline __u16 wire_len(const struct __sk_buff *skb,
+static __always_inline __u16 wire_len(const CONTEXT *ctx,
 				      const struct packet *p)
 {
+#ifndef TANDEM_XDP
 	__u16 header =
 		p->key.proto == IPPROTO_UDP ? sizeof(struct udphdr) : p->l4_len;
 
-	if (skb->gso_size)
-		return p->l4 - p->l3 + header + skb->gso_size;
+	if (ctx->gso_size)
+		return p->l4 - p->l3 + header + ctx->gso_size;
+#endif
 	return p->l3_len;
 }
 
 /* Length on the wire after an action. */
-static __always_inline __u16 sent_len(const struct __sk_buff *skb,
+static __always_inline __u16 sent_len(const CONTEXT *ctx,
 				      const struct packet *p, __u32 action)
 {
-	return wire_len(skb, p) + wrapper_len(p, action);
+	return wire_len(ctx, p) + wrapper_len(p, action);
 }
-#endif
 
 #endif

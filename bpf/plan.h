@@ -9,9 +9,11 @@
 
 #include "addr.h"
 #include "choice.h"
+#include "context.h"
 #include "flow_types.h"
 #include "global.h"
 #include "lb_maps.h"
+#include "length.h"
 #include "node.h"
 #include "packet.h"
 #include "reasons.h"
@@ -89,7 +91,7 @@ static __always_inline bool may_go_direct(const struct packet *p,
  * out. Where a backend is, its EndpointSlice says; routes decide for those that
  * have no nodeName.
  */
-GLOBAL int plan(struct __sk_buff *skb, struct packet *p, struct choice *c)
+GLOBAL int plan(CONTEXT *ctx, struct packet *p, struct choice *c)
 {
 	struct bpf_fib_lookup *fib = last_route();
 	struct flow_key to = {};
@@ -105,8 +107,10 @@ GLOBAL int plan(struct __sk_buff *skb, struct packet *p, struct choice *c)
 		return NEXT;
 	id = c->backend;
 	be = bpf_map_lookup_elem(&tdm_backend, &id);
-	if (!be)
-		return fail(p, DROP_RACED, TC_ACT_SHOT);
+	if (!be) {
+		c->reason = DROP_RACED;
+		return TC_ACT_SHOT;
+	}
 	c->action = ACTION_LOCAL;
 	copy_addr(c->reply.src, be->addr);
 	copy_addr(c->reply.dst, p->key.src);
@@ -121,12 +125,14 @@ GLOBAL int plan(struct __sk_buff *skb, struct packet *p, struct choice *c)
 	to.dport = be->port;
 	to.proto = p->key.proto;
 	/* A length that fits any MTU: what is for the stack is not checked. */
-	found = route(skb, fib, &to, 1, have_fib_source ? FIB_SOURCE : 0);
+	found = route(ctx, fib, &to, 1, have_fib_source ? FIB_SOURCE : 0);
 	if (!has_route(found)) {
 		/* The route may come back; the stack would make the client give
 		 * up. */
-		if (to_itself || be->flags & BACKEND_REMOTE)
-			return fail(p, DROP_NO_ROUTE, TC_ACT_SHOT);
+		if (to_itself || be->flags & BACKEND_REMOTE) {
+			c->reason = DROP_NO_ROUTE;
+			return TC_ACT_SHOT;
+		}
 		return CHOSEN;
 	}
 	id = fib->ifindex;
@@ -140,7 +146,7 @@ GLOBAL int plan(struct __sk_buff *skb, struct packet *p, struct choice *c)
 		 * node, so the backend sees the client. Replies that pass this
 		 * node reach it; others do not. */
 		if (be->flags & BACKEND_REMOTE)
-			count_reason(PASS_NO_UPLINK);
+			c->reason = PASS_NO_UPLINK;
 		return CHOSEN;
 	}
 	if (p->ttl <= 1)
@@ -148,10 +154,10 @@ GLOBAL int plan(struct __sk_buff *skb, struct packet *p, struct choice *c)
 	c->action = ACTION_SNAT;
 	if (!to_itself && may_go_direct(p, c, be, source))
 		c->action = ACTION_DIRECT;
-	len = sent_len(skb, p, c->action);
+	len = sent_len(ctx, p, c->action);
 	/* The kernel tells the MTU only if it knows the neighbour too. */
 	if (found == BPF_FIB_LKUP_RET_NO_NEIGH)
-		found = route(skb, fib, &to, len, 0);
+		found = route(ctx, fib, &to, len, 0);
 	else if (fib->mtu_result && len > fib->mtu_result)
 		found = BPF_FIB_LKUP_RET_FRAG_NEEDED;
 	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {

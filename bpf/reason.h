@@ -35,7 +35,7 @@ enum reason {
 			 * answers the client directly */
 	UNWRAP,		/* such a packet from another node */
 	DROP_NO_TARGET, /* such a packet, to no frontend */
-	ACCELERATED,	/* counted in addition: forwarded by XDP */
+	ACCELERATED,	/* counted in addition: forwarded or dropped by XDP */
 	REASONS,
 };
 BTF_EMIT(reason);

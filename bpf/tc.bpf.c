@@ -79,12 +79,17 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 		if (host_is_connected(skb, p))
 			return NO_FLOW;
 	}
-	if (verdict == CHOSEN)
+	if (verdict == CHOSEN) {
 		verdict = choose(p, &c);
+		if (verdict != NEXT)
+			count_choice(&c);
+	}
 	if (verdict == CHOSEN && !flows_admitted(p->key.proto))
 		return fail(p, DROP_NO_FLOW, TC_ACT_SHOT);
 	if (verdict == CHOSEN)
 		verdict = plan(skb, p, &c);
+	if (c.reason)
+		count_failure(&p->key, c.reason);
 	if (verdict != CHOSEN)
 		return verdict;
 	switch (create(skb, p, &c)) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * Packets of established connections from outside to backends on other nodes,
- * and back, before the kernel's stack has them. Everything else passes
- * unmodified to the programs of tc.bpf.c on the same device: what has no flow
- * yet, local backends, fragments, options, ICMP, packets that are too big, and
- * what has no route with a known neighbour to the same device, or to another
- * uplink that sends what XDP redirects.
+ * and back, before the kernel's stack has them; and the first packets of TCP
+ * connections that are forwarded by direct server return, or dropped.
+ * Everything else passes unmodified to the programs of tc.bpf.c on the same
+ * device: what else has no flow yet, local backends, fragments, options, ICMP,
+ * packets that are too big, and what has no route with a known neighbour to the
+ * same device, or to another uplink that sends what XDP redirects.
  */
 #define TANDEM_XDP
 
@@ -21,20 +22,28 @@
 #include <bpf/bpf_helpers.h>
 
 #include "addr.h"
+#include "choice.h"
 #include "clock.h"
 #include "context.h"
 #include "csum.h"
+#include "failure.h"
+#include "flow_create.h"
 #include "flow_index.h"
+#include "flow_life.h"
 #include "flow_stale.h"
 #include "flow_track.h"
 #include "geneve.h"
+#include "global.h"
 #include "l4.h"
 #include "length.h"
+#include "node.h"
 #include "packet.h"
+#include "plan.h"
 #include "reasons.h"
 #include "route.h"
 #include "tc_config.h"
 #include "uplink.h"
+#include "verdict.h"
 #include "wrapper.h"
 
 char __license[] SEC("license") = "Dual BSD/GPL";
@@ -172,20 +181,25 @@ static __always_inline bool can_send_to(const struct xdp_md *ctx, __u32 device)
 	return up && up->xdp_target;
 }
 
-/* Looks up where the packets of a flow go to. */
+/* Looks up where the packets of a flow go to. has_way: the route is the last
+ * that was looked up. */
 static __always_inline bool find_hop(struct xdp_md *ctx, const struct packet *p,
 				     const struct flow_hit *hit,
-				     struct xdp_hop *hop, __u64 key)
+				     struct xdp_hop *hop, __u64 key,
+				     bool has_way)
 {
 	const struct uplink *up = uplink_of(ctx->ingress_ifindex);
 	struct bpf_fib_lookup *fib = last_route();
-	__u16 len = p->l3_len + wrapper_len(p, hit->action);
+	__u16 len = sent_len(ctx, p, hit->action);
 
 	if (!fib || !up)
 		return false;
 	hop->flow = 0;
-	if (route(ctx, fib, &hit->to, len, 0) != BPF_FIB_LKUP_RET_SUCCESS ||
-	    !can_send_to(ctx, fib->ifindex) || !fib->mtu_result ||
+	if (!has_way &&
+	    route(ctx, fib, &hit->to, len, 0) != BPF_FIB_LKUP_RET_SUCCESS)
+		return false;
+	/* The kernel tells the MTU only if it knows the neighbour too. */
+	if (!fib->mtu_result || !can_send_to(ctx, fib->ifindex) ||
 	    !is_confirmed(fib->dmac))
 		return false;
 	copy_words(hop->own, up->mac, sizeof(hop->own));
@@ -200,8 +214,10 @@ static __always_inline bool find_hop(struct xdp_md *ctx, const struct packet *p,
 }
 
 /* Where a packet of a flow goes to; NULL if the stack has to decide. */
-static __always_inline const struct xdp_hop *
-hop_of(struct xdp_md *ctx, const struct packet *p, const struct flow_hit *hit)
+static __always_inline const struct xdp_hop *hop_of(struct xdp_md *ctx,
+						    const struct packet *p,
+						    const struct flow_hit *hit,
+						    bool has_way)
 {
 	const __u64 key = way_of(hit);
 	__u32 index = key & (XDP_HOPS - 1);
@@ -211,9 +227,9 @@ hop_of(struct xdp_md *ctx, const struct packet *p, const struct flow_hit *hit)
 		return NULL;
 	if ((hop->flow != key || hop->tick != p->tick ||
 	     hop->device != ctx->ingress_ifindex) &&
-	    !find_hop(ctx, p, hit, hop, key))
+	    !find_hop(ctx, p, hit, hop, key, has_way))
 		return NULL;
-	return p->l3_len + wrapper_len(p, hit->action) <= hop->mtu ? hop : NULL;
+	return sent_len(ctx, p, hit->action) <= hop->mtu ? hop : NULL;
 }
 
 /* Whether a frame is for this device, and not to a group or another host. */
@@ -366,27 +382,69 @@ static __always_inline int send_to(struct xdp_md *ctx,
 	return bpf_redirect(hop->out, 0);
 }
 
-SEC("xdp.frags")
-int tdm_xdp(struct xdp_md *ctx)
+/* Whether a packet opens a TCP connection. What the kernel has of such
+ * connections need not be asked, unlike that of others. */
+static __always_inline bool is_opening(const struct packet *p)
 {
-	struct packet p = {};
+	return p->key.proto == IPPROTO_TCP &&
+	       (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
+}
+
+/*
+ * Handles the first packet of a connection, as begin() of tc.bpf.c does.
+ * CHOSEN: it has a flow of direct server return, and its route is the last that
+ * was looked up. Nothing is counted of a packet that passes, as that program
+ * does.
+ */
+GLOBAL int begin(struct xdp_md *ctx, struct packet *p, __u64 *flow)
+{
+	const struct uplink *up = uplink_of(ctx->ingress_ifindex);
+	struct choice c = {};
+	int verdict;
+
+	if (!p || !flow || !up || !is_own(ctx, (const __u16 *)up->mac) ||
+	    claim(p, &c) != CHOSEN || c.found == FRONTEND_NONE)
+		return XDP_PASS;
+	verdict = choose(p, &c);
+	if (verdict == TC_ACT_SHOT) {
+		count_choice(&c);
+		count_failure(&p->key, c.reason);
+		count_reason(ACCELERATED);
+		return XDP_DROP;
+	}
+	if (verdict != CHOSEN || !(c.route & ROUTE_DIRECT) ||
+	    !flows_admitted(p->key.proto) || plan(ctx, p, &c) != CHOSEN ||
+	    c.action != ACTION_DIRECT || create(ctx, p, &c) != FLOW_MADE)
+		return XDP_PASS;
+	count_choice(&c);
+	*flow = c.flow;
+	return CHOSEN;
+}
+
+/* Handles a packet as its flow says: the flow that was just made, or the one
+ * that its key leads to. */
+GLOBAL int follow(struct xdp_md *ctx, struct packet *p, __u64 made)
+{
 	const struct xdp_hop *hop;
 	struct flow_hit hit;
 
-	if (!parse_plain(ctx, &p) || !flow_find(&p.key, &hit) ||
-	    (hit.action != ACTION_SNAT && hit.action != ACTION_DIRECT) ||
-	    p.ttl <= 1 || is_over(&p, &hit) ||
-	    (reset_removed && is_orphan(&p, &hit)))
+	if (!p)
 		return XDP_PASS;
-	p.tick = last_tick();
-	hop = hop_of(ctx, &p, &hit);
+	if (made ? !flow_read(&p->key, made, &hit) : !flow_find(&p->key, &hit))
+		return NO_FLOW;
+	if ((hit.action != ACTION_SNAT && hit.action != ACTION_DIRECT) ||
+	    p->ttl <= 1 || is_over(p, &hit) ||
+	    (reset_removed && is_orphan(p, &hit)))
+		return XDP_PASS;
+	p->tick = last_tick();
+	hop = hop_of(ctx, p, &hit, made);
 	if (!hop || !is_own(ctx, hop->own) ||
 	    (hop->out != ctx->ingress_ifindex && is_scattered(ctx)))
 		return XDP_PASS;
-	flow_account(ctx, &hit, &p);
+	flow_account(ctx, &hit, p);
 	/* It was modified if these fail, which they do for want of memory. */
-	if (hit.action == ACTION_DIRECT ? !wrap_packet(ctx, &p, &hit.to) :
-					  !rewrite_headers(ctx, &p, &hit.to)) {
+	if (hit.action == ACTION_DIRECT ? !wrap_packet(ctx, p, &hit.to) :
+					  !rewrite_headers(ctx, p, &hit.to)) {
 		count_reason(DROP_REWRITE);
 		return XDP_DROP;
 	}
@@ -395,4 +453,25 @@ int tdm_xdp(struct xdp_md *ctx)
 						   FORWARD_REMOTE);
 	count_reason(ACCELERATED);
 	return send_to(ctx, hop);
+}
+
+SEC("xdp.frags")
+int tdm_xdp(struct xdp_md *ctx)
+{
+	struct packet p = {};
+	__u64 made = 0;
+	int verdict;
+
+	if (!parse_plain(ctx, &p))
+		return XDP_PASS;
+	verdict = follow(ctx, &p, 0);
+	if (verdict != NO_FLOW)
+		return verdict;
+	if (!is_opening(&p) || draining || has_yielded() || is_awaited())
+		return XDP_PASS;
+	verdict = begin(ctx, &p, &made);
+	if (verdict != CHOSEN)
+		return verdict;
+	verdict = follow(ctx, &p, made);
+	return verdict == NO_FLOW ? XDP_PASS : verdict;
 }

@@ -167,7 +167,7 @@ type EBPFConfiguration struct {
 	// ReserveNodePorts adds NodePortRange to net.ipv4.ip_local_reserved_ports
 	// if it overlaps with the ephemeral ports.
 	ReserveNodePorts *bool `json:"reserveNodePorts,omitempty"`
-	// Acceleration is whether XDP forwards packets of established connections between clients outside and endpoints on
+	// Acceleration is whether XDP forwards packets between clients outside and endpoints on
 	// other nodes: AccelerationDisabled, AccelerationBestEffort or AccelerationNative.
 	Acceleration string `json:"acceleration,omitempty"`
 	// IgnoreHostFilters has programs serve clients outside also where rules of this host filter

@@ -68,7 +68,7 @@ var (
 	growthsDesc  = k8smetrics.NewDesc("tandem_map_growths_total", "Steps in which maps of the eBPF datapath were replaced by larger ones.", nil, nil, k8smetrics.ALPHA, "")
 	unplacedDesc = k8smetrics.NewDesc("tandem_unplaced_service_ports", "Service ports over the capacity of the maps, which are not served.", nil, nil, k8smetrics.ALPHA, "")
 	directDesc   = k8smetrics.NewDesc("tandem_direct_server_return_endpoints", "Endpoints on other nodes of Services with direct server return: ready where their node answers probes, masqueraded where it does not.", []string{"state"}, nil, k8smetrics.ALPHA, "")
-	xdpDesc      = k8smetrics.NewDesc("tandem_uplink_accelerated", "1 if XDP forwards packets of established connections on an uplink, 0 if it cannot. Absent with --ebpf-acceleration=disabled.", []string{"device"}, nil, k8smetrics.ALPHA, "")
+	xdpDesc      = k8smetrics.NewDesc("tandem_uplink_accelerated", "1 if XDP forwards packets on an uplink, 0 if it cannot. Absent with --ebpf-acceleration=disabled.", []string{"device"}, nil, k8smetrics.ALPHA, "")
 	yieldedDesc  = k8smetrics.NewDesc("tandem_yielded_timestamp_seconds", "Unix time at which the eBPF programs yielded new connections to another kube-proxy, before this process started. Absent if they did not.", nil, nil, k8smetrics.ALPHA, "")
 	packetsDesc  = k8smetrics.NewDesc("tandem_packets_total", "Packets of Services seen by the packet programs, by verdict.", []string{"result"}, nil, k8smetrics.ALPHA, "")
 

@@ -91,7 +91,7 @@ func (t *Tier) noteAcceleration(ctx context.Context) {
 			switch {
 			case !known || before && fmt.Sprint(why) == fmt.Sprint(was):
 			case why == nil:
-				logger.Info("XDP forwards packets of established connections", "device", d.Name)
+				logger.Info("XDP forwards packets", "device", d.Name)
 			default:
 				logger.Info("XDP does not forward on a device; the other programs serve it", "device", d.Name, "reason", why.Error())
 			}

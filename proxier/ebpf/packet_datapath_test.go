@@ -263,7 +263,7 @@ func (p *path) reset() error {
 	p.model = datapath.New(p.node(), p.replyOf)
 	p.model.Decide(p.Table().All(), p.Table().NodeRules())
 	if p.xdp != nil {
-		p.xdp.sent = 0
+		p.xdp.taken = 0
 	}
 	var err error
 	p.counted, err = p.reasons()
@@ -470,8 +470,8 @@ func (p *path) counts() (map[string]uint64, error) {
 	}
 	// Counted in addition, so the model does not know it.
 	if x := p.xdp; x != nil && err == nil {
-		if list["ACCELERATED"] != x.sent {
-			err = disagreement{fmt.Errorf("%d packets were counted as forwarded by XDP, which forwarded %d", list["ACCELERATED"], x.sent)}
+		if list["ACCELERATED"] != x.taken {
+			err = disagreement{fmt.Errorf("%d packets were counted as taken by XDP, which took %d", list["ACCELERATED"], x.taken)}
 		}
 		delete(list, "ACCELERATED")
 	}

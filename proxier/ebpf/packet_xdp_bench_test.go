@@ -22,7 +22,7 @@ import (
 )
 
 // BenchmarkXDP measures the time of the XDP program for a packet, as BenchmarkPacket does of those of tc: of established
-// connections to other nodes, masqueraded and by direct server return, and of packets of no Service.
+// connections to other nodes, masqueraded and by direct server return, of SYNs by direct server return, and of packets of no Service.
 func BenchmarkXDP(b *testing.B) {
 	const frontends, flows = 10, 50000
 	sizes := lbmap.DefaultSizes()
@@ -74,27 +74,33 @@ func BenchmarkXDP(b *testing.B) {
 	for _, r := range requests[0] {
 		unserved = append(unserved, datapath.Tuple{Src: r.Dst, Dst: r.Src})
 	}
+	var fresh []datapath.Tuple
+	for i := range 20 * flows {
+		fresh = append(fresh, datapath.Tuple{Src: client(flows + i), Dst: to[1][i%frontends]})
+	}
 	for _, c := range []struct {
-		name string
-		of   []datapath.Tuple
-		want uint32
+		name  string
+		of    []datapath.Tuple
+		flags packet.Flags
+		want  uint32
 	}{
-		{"no-service/flows=1", unserved[:1], xdpPass},
-		{"no-service", unserved, xdpPass},
-		{"masqueraded/flows=1", requests[0][:1], xdpTx},
-		{"masqueraded", requests[0], xdpTx},
-		{"masqueraded/reply/flows=1", replies[:1], xdpTx},
-		{"masqueraded/reply", replies, xdpTx},
-		{"direct/flows=1", requests[1][:1], xdpTx},
-		{"direct", requests[1], xdpTx},
+		{"no-service/flows=1", unserved[:1], packet.ACK, xdpPass},
+		{"no-service", unserved, packet.ACK, xdpPass},
+		{"masqueraded/flows=1", requests[0][:1], packet.ACK, xdpTx},
+		{"masqueraded", requests[0], packet.ACK, xdpTx},
+		{"masqueraded/reply/flows=1", replies[:1], packet.ACK, xdpTx},
+		{"masqueraded/reply", replies, packet.ACK, xdpTx},
+		{"direct/flows=1", requests[1][:1], packet.ACK, xdpTx},
+		{"direct", requests[1], packet.ACK, xdpTx},
+		{"direct/new", fresh, packet.SYN, xdpTx},
 	} {
-		b.Run(c.name, func(b *testing.B) { p.measureXDP(b, c.of, c.want) })
+		b.Run(c.name, func(b *testing.B) { p.measureXDP(b, c.of, c.flags, c.want) })
 	}
 }
 
 // measureXDP runs the XDP program on segments of these flows.
-func (p *path) measureXDP(b *testing.B, of []datapath.Tuple, want uint32) {
-	frame := p.frame(tcp(of[0].Src, of[0].Dst, packet.ACK))
+func (p *path) measureXDP(b *testing.B, of []datapath.Tuple, flags packet.Flags, want uint32) {
+	frame := p.frame(tcp(of[0].Src, of[0].Dst, flags))
 	d := newXDPDriver(b, of, frame)
 	binary.NativeEndian.PutUint32(p.xdp.context[xdpDataEnd:], uint32(len(frame)))
 	run := func(program *ciliumebpf.Program, times int) (ns float64, verdict uint32) {
@@ -114,6 +120,7 @@ func (p *path) measureXDP(b *testing.B, of []datapath.Tuple, want uint32) {
 		return ns, verdict
 	}
 	driver, _ := run(d.nothing, 1<<20)
+	run(p.xdp.program, 1<<10) // of which one may be left to the stack, for the next hop
 	b.ResetTimer()
 	ns, verdict := run(p.xdp.program, b.N)
 	if verdict != want {

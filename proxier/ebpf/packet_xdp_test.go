@@ -6,20 +6,28 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
+	"github.com/tandem-proxy/tandem/proxier"
 	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/datapath"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
+	"github.com/tandem-proxy/tandem/test/packet"
 )
 
 // Verdicts of XDP programs, and of those at tc that redirect.
 const (
-	xdpPass, xdpTx = 2, 3
-	tcRedirect     = 7
+	xdpDrop, xdpPass, xdpTx = 1, 2, 3
+	tcShot, tcRedirect      = 2, 7
 )
 
 // accelerated has a path's XDP program run before its program at ingress.
@@ -27,8 +35,8 @@ type accelerated struct {
 	program *ciliumebpf.Program
 	context []byte // struct xdp_md
 	out     []byte
-	// sent counts what it forwarded, since the last reset and ever.
-	sent, total uint64
+	// taken counts what it forwarded or dropped, since the last reset and ever.
+	taken, total uint64
 }
 
 // Offsets in struct xdp_md of linux/bpf.h.
@@ -76,8 +84,12 @@ func (x *accelerated) run(frame []byte) (r datapath.Result, passed bool, err err
 			err = disagreement{fmt.Errorf("XDP passed a modified packet:\n%x\nfor\n%x", opts.DataOut, frame)}
 		}
 		return r, true, err
+	case xdpDrop:
+		x.taken++
+		x.total++
+		return datapath.Result{Verdict: tcShot, Frame: frame}, false, nil
 	case xdpTx:
-		x.sent++
+		x.taken++
 		x.total++
 		copy(opts.DataOut[:12], frame)
 		return datapath.Result{Verdict: tcRedirect, Frame: opts.DataOut}, false, nil
@@ -93,4 +105,122 @@ func TestPacketsAccelerated(t *testing.T) {
 		t.Errorf("XDP forwarded %d packets, want %d or more", p.xdp.total, least)
 	}
 	t.Logf("XDP forwarded %d packets", p.xdp.total)
+}
+
+// TestFirstPacketsAccelerated: XDP forwards the first packets of TCP connections by direct server return, and drops those that source
+// ranges do not admit, as the programs of tc do, and leaves all others to them.
+func TestFirstPacketsAccelerated(t *testing.T) {
+	for _, geneve := range []bool{false, true} {
+		t.Run(map[bool]string{false: "ipip", true: "geneve"}[geneve], func(t *testing.T) {
+			opts := Options{Geneve: geneve}
+			firstPacketsAccelerated(t, newPath(t, opts), newAcceleratedPath(t, opts))
+		})
+	}
+}
+
+func firstPacketsAccelerated(t *testing.T, plain, accelerated *path) {
+	client := netip.MustParseAddr("198.51.100.9")
+	there, here, masqueraded := netip.MustParseAddr("10.96.0.11"), netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("10.96.0.12")
+	ranged, none := netip.MustParseAddr("203.0.113.13"), netip.MustParseAddr("10.96.0.14")
+	remote := netip.MustParseAddr("10.244.2.7")
+	for _, p := range []*path{plain, accelerated} {
+		if err := p.resolve(); err != nil {
+			t.Fatal(err)
+		}
+		policy := pathPolicy(p.at)
+		policy.Forwarding = proxier.DSR
+		p.UpdatePolicy(policy, func(*proxier.Facts) {})
+		serve := func(name string, vip netip.Addr, node string, backend netip.Addr, mutate ...func(*v1.Service)) {
+			p.OnServiceAdd(writertest.Service(name, vip.String(), mutate...))
+			s := writertest.Slice(name+"-4", name)
+			if node != "" {
+				s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{backend.String()}, NodeName: &node})
+			}
+			p.OnEndpointSliceAdd(s)
+		}
+		serve("here", here, p.at.Name, p.pod.Addr4)
+		serve("there", there, p.node2.Name, remote)
+		serve("masqueraded", masqueraded, p.node2.Name, remote, func(s *v1.Service) {
+			s.Annotations = map[string]string{proxier.AnnotationForwarding: "snat"}
+		})
+		serve("ranged", netip.MustParseAddr("10.96.0.13"), p.node2.Name, remote, func(s *v1.Service) {
+			s.Spec.Type = v1.ServiceTypeLoadBalancer
+			s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"}
+			s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: ranged.String()}}
+		})
+		serve("none", none, "", netip.Addr{})
+		if err := p.sync(); err != nil {
+			t.Fatal(err)
+		}
+		p.tier.writer.SetDirect(map[netip.Addr]struct{}{remote: {}})
+		if err := p.reset(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	from := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(client, port) }
+	to := func(vip netip.Addr) netip.AddrPort { return netip.AddrPortFrom(vip, 80) }
+	for _, c := range []struct {
+		name    string
+		packets []packet.Packet
+		taken   int // of them
+	}{
+		{"a connection", []packet.Packet{tcp(from(1), to(there), packet.SYN), tcp(from(1), to(there), packet.ACK)}, 2},
+		{"a connection that the ranges admit", []packet.Packet{tcp(netip.MustParseAddrPort("192.0.2.9:1"), to(ranged), packet.SYN)}, 1},
+		{"one that they do not admit", []packet.Packet{tcp(from(1), to(ranged), packet.SYN)}, 1},
+		{"an ACK of no connection", []packet.Packet{tcp(from(1), to(there), packet.ACK)}, 0},
+		{"a SYN-ACK of no connection", []packet.Packet{tcp(from(1), to(there), packet.SYN|packet.ACK)}, 0},
+		{"a reset of no connection", []packet.Packet{tcp(from(1), to(there), packet.SYN|packet.RST)}, 0},
+		{"a datagram", []packet.Packet{udp(from(1), to(there))}, 0},
+		{"to an endpoint on the node", []packet.Packet{tcp(from(1), to(here), packet.SYN)}, 0},
+		{"to be masqueraded", []packet.Packet{tcp(from(1), to(masqueraded), packet.SYN)}, 0},
+		{"to no endpoint", []packet.Packet{tcp(from(1), to(none), packet.SYN)}, 0},
+		{"to no Service", []packet.Packet{tcp(from(1), to(netip.MustParseAddr("10.96.0.99")), packet.SYN)}, 0},
+		{"at its last hop", []packet.Packet{withTTL(tcp(from(1), to(there), packet.SYN), 1)}, 0},
+		{"from an invalid source", []packet.Packet{tcp(netip.MustParseAddrPort("127.0.0.1:1"), to(there), packet.SYN)}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			// XDP leaves a packet for each next hop to the stack once a second.
+			for attempt := 1; ; attempt++ {
+				var told [2][]string
+				for i, p := range []*path{plain, accelerated} {
+					if err := p.reset(); err != nil {
+						t.Fatal(err)
+					}
+					for _, q := range c.packets {
+						r, err := p.ask(in, q)
+						if err != nil {
+							t.Fatal(err)
+						}
+						told[i] = append(told[i], fmt.Sprintf("verdict %d: %x", r.Verdict, r.Frame))
+					}
+					counts, err := p.counts()
+					if err != nil {
+						t.Fatal(err)
+					}
+					told[i] = append(told[i], fmt.Sprint(counts, p.serviceStats(), p.dump()))
+				}
+				if !slices.Equal(told[0], told[1]) {
+					t.Fatalf("tc alone:\n%s\nwith XDP:\n%s", strings.Join(told[0], "\n"), strings.Join(told[1], "\n"))
+				}
+				if taken := int(accelerated.xdp.taken); taken == c.taken {
+					return
+				} else if taken > c.taken || attempt == 10 {
+					t.Fatalf("XDP took %d packets, want %d", taken, c.taken)
+				}
+			}
+		})
+	}
+	if err := accelerated.reset(); err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range []netip.AddrPort{to(there), to(ranged)} {
+		frame := accelerated.frame(tcp(from(2), to, packet.SYN))
+		frame[5]++ // for another host
+		var r datapath.Result
+		var passed bool
+		err := accelerated.at.Do(func() (err error) { r, passed, err = accelerated.xdp.run(frame); return err })
+		if flows := accelerated.tier.flowTable.Used(); err != nil || !passed || flows != 0 {
+			t.Errorf("a frame for another host, to %s: verdict %d, %d flows, error %v", to, r.Verdict, flows, err)
+		}
+	}
 }

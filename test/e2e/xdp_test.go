@@ -26,7 +26,7 @@ import (
 // accelerated are the flags for each form of packets that XDP forwards.
 var accelerated = map[string][]string{"snat": nil, "ipip": ipip, "geneve": geneve}
 
-// TestAcceleration: XDP forwards packets of established connections both ways, and by direct server return.
+// TestAcceleration: XDP forwards packets of established connections both ways, and by direct server return those that open connections too.
 func TestAcceleration(t *testing.T) {
 	for mode, flags := range accelerated {
 		t.Run(mode, func(t *testing.T) {
@@ -37,7 +37,7 @@ func TestAcceleration(t *testing.T) {
 				s.ready(t, 0, 4)
 			}
 			for _, p := range s.processes {
-				p.await(t, "acceleration", p.Says(`"XDP forwards packets of established connections"`))
+				p.await(t, "acceleration", p.Says(`"XDP forwards packets"`))
 			}
 			ways := outside(s.nodes[0])
 			flows := openFlows(t, s.far.Sandbox, ways, s.pods...)

@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// Acceleration is whether XDP forwards packets of established connections on uplinks.
+// Acceleration is whether XDP forwards packets on uplinks.
 type Acceleration uint8
 
 // The choices.
