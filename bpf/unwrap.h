@@ -8,6 +8,7 @@
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -112,6 +113,17 @@ static __always_inline bool is_for_target(const struct wrapper *w,
 	       packet_frontend(&inner->key, w->src, &fe) != FRONTEND_NONE;
 }
 
+/* Sets the mark of congestion of the outer header in the packet, which corrects
+ * the checksum of IPv4. */
+static __always_inline void receive_mark(struct __sk_buff *skb,
+					 struct packet *inner)
+{
+	bpf_skb_ecn_set_ce(skb);
+	if (!inner->v6)
+		bpf_skb_load_bytes(skb, l2_len + offsetof(struct iphdr, check),
+				   &inner->l3_check, sizeof(inner->l3_check));
+}
+
 /* Takes a packet that another node sent for direct server return out of its
  * outer packet, whose addresses are in last_wrapper() then. Other packets in
  * packets, such as those of a CNI's tunnels, stay as they are. */
@@ -136,7 +148,7 @@ GLOBAL int unwrap(struct __sk_buff *skb)
 				BPF_F_ADJ_ROOM_FIXED_GSO))
 		return false;
 	if (w->ecn_ce)
-		bpf_skb_ecn_set_ce(skb);
+		receive_mark(skb, inner);
 	count_reason(UNWRAP);
 	return true;
 }

@@ -102,6 +102,13 @@ func packetDirect(t *testing.T, geneve bool) {
 		q := packet.NewEcho(from, to, 7, 1, []byte("cookie"))
 		return bare(q)
 	}
+	// congested is a packet whose ends know ECN, and that a router between the nodes marked (RFC 6040).
+	congested := func(q packet.Packet, mark uint8) []byte {
+		q.IPv4.TOS = mark
+		return bare(q)
+	}
+	marked := wrap(congested(tcp(netip.MustParseAddrPort("198.51.100.9:4003"), here, packet.SYN), 2), nodeA, p.pod.Addr4)
+	marked[14+1] |= 3
 	unreachable := bare(p.icmp(netip.AddrPortFrom(client.Addr(), 0), packet.PortUnreachable, 0, tcp(netip.MustParseAddrPort("192.0.2.1:5"), client, packet.ACK)))
 	for _, c := range []struct {
 		name    string
@@ -117,6 +124,7 @@ func packetDirect(t *testing.T, geneve bool) {
 		{"in two IP packets", wrap(wrap(syn, nodeA, p.pod.Addr4), nodeA, p.pod.Addr4), next, nil, ""},
 		{"in the other form", other(bare(tcp(netip.MustParseAddrPort("198.51.100.9:4002"), here, packet.SYN)), nodeA, p.pod.Addr4), next, bare(tcp(netip.MustParseAddrPort("198.51.100.9:4002"), backend, packet.SYN)), "FORWARD_LOCAL"},
 		{"truncated", wrap(syn[:14+20], nodeA, p.pod.Addr4), next, nil, ""},
+		{"a mark of congestion", marked, next, congested(tcp(netip.MustParseAddrPort("198.51.100.9:4003"), backend, packet.SYN), 3), "FORWARD_LOCAL"},
 		{"a probe", wrap(echo(nodeA, p.pod.Addr4), nodeA, p.pod.Addr4), redirect, nil, "ANSWER_ECHO"},
 		{"a probe from another address", wrap(echo(client.Addr(), p.pod.Addr4), nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
 		{"an echo request to elsewhere", wrap(echo(nodeA, client.Addr()), nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
