@@ -39,7 +39,7 @@ static __always_inline long put_geneve(struct __sk_buff *skb,
 	if (!w)
 		return -EFAULT;
 	g = &w->header.geneve;
-	make_geneve(g, &p->key, skb->protocol, skb->len - offset);
+	make_geneve(g, &p->key, skb->protocol, p->l3_len + sizeof(*g));
 	return bpf_skb_store_bytes(skb, offset, g, sizeof(*g),
 				   BPF_F_RECOMPUTE_CSUM);
 }
@@ -48,16 +48,16 @@ static __always_inline long wrap_v4(struct __sk_buff *skb,
 				    const struct packet *p,
 				    const struct flow_key *to)
 {
+	const int room = wrapper_len(p, ACTION_DIRECT);
 	struct iphdr ip;
 	__u8 tos;
 
 	if (bpf_skb_load_bytes(skb, l2_len + offsetof(struct iphdr, tos), &tos,
 			       sizeof(tos)))
 		return -EFAULT;
-	if (make_room(skb, wrapper_len(p, ACTION_DIRECT),
-		      BPF_F_ADJ_ROOM_ENCAP_L3_IPV4))
+	if (make_room(skb, room, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4))
 		return -ENOMEM;
-	wrapper_v4(&ip, to, tos, skb->len - l2_len);
+	wrapper_v4(&ip, to, tos, p->l3_len + room);
 	if (bpf_skb_store_bytes(skb, l2_len, &ip, sizeof(ip), 0))
 		return -EFAULT;
 	return put_geneve(skb, p, l2_len + sizeof(ip));
@@ -67,6 +67,7 @@ static __always_inline long wrap_v6(struct __sk_buff *skb,
 				    const struct packet *p,
 				    const struct flow_key *to)
 {
+	const int room = wrapper_len(p, ACTION_DIRECT);
 	struct wrapper *w = last_wrapper();
 	struct ipv6hdr *ip;
 	__be32 first;
@@ -76,10 +77,9 @@ static __always_inline long wrap_v6(struct __sk_buff *skb,
 	ip = &w->header.v6;
 	if (bpf_skb_load_bytes(skb, l2_len, &first, sizeof(first)))
 		return -EFAULT;
-	if (make_room(skb, wrapper_len(p, ACTION_DIRECT),
-		      BPF_F_ADJ_ROOM_ENCAP_L3_IPV6))
+	if (make_room(skb, room, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6))
 		return -ENOMEM;
-	wrapper_v6(ip, to, first, skb->len - l2_len);
+	wrapper_v6(ip, to, first, p->l3_len + room);
 	if (bpf_skb_store_bytes(skb, l2_len, ip, sizeof(*ip),
 				BPF_F_RECOMPUTE_CSUM))
 		return -EFAULT;
@@ -87,7 +87,7 @@ static __always_inline long wrap_v6(struct __sk_buff *skb,
 }
 
 /* Makes a packet the payload of another one, which has the addresses of a key.
- */
+ * Padding of the frame is no payload. */
 GLOBAL int wrap(struct __sk_buff *skb, const struct packet *p,
 		const struct flow_key *to)
 {

@@ -241,6 +241,13 @@ func packetDirect(t *testing.T, geneve bool) {
 			t.Errorf("source port %d is no ephemeral one", n)
 		}
 	}
+	// Padding of a short frame is not sent as payload.
+	padded := tcp(netip.AddrPortFrom(client.Addr(), 5002), there, packet.ACK)
+	padded.Trailer = make([]byte, 6)
+	got, err := p.ask(in, padded)
+	if size := int(binary.BigEndian.Uint16(got.Frame[14+2:])); err != nil || size != len(got.Frame)-14-6 {
+		t.Errorf("a padded frame of %d bytes is sent in one of %d, whose packet has %d: %v", len(p.frame(padded)), len(got.Frame), size, err)
+	}
 	// Routers between the nodes tell this node that a packet is too big, or has no way. It tells the client, by its own packet.
 	from := netip.AddrPortFrom(client.Addr(), 5002)
 	sent := tcp(from, there, packet.ACK)
