@@ -139,6 +139,8 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 		}
 		/* A reset for a connection that ended already. */
 		if (p->key.proto == IPPROTO_TCP && p->tcp_flags & TCP_RST) {
+			if (p->wrapped == WRAPPED)
+				return NO_FLOW;
 			c->reason = PASS_RST;
 			return NEXT;
 		}

@@ -38,7 +38,9 @@ static __always_inline bool is_for_earlier(const struct packet *p)
 }
 
 /* Whether a packet starts a new connection in place of its flow, or the flow's
- * backend serves no longer. */
+ * backend serves no longer; or the client comes by another node now, which
+ * selected another backend: nodes that send a packet to each other would form a
+ * loop. */
 static __always_inline bool is_over(const struct packet *p,
 				    const struct flow_hit *hit)
 {
@@ -46,6 +48,8 @@ static __always_inline bool is_over(const struct packet *p,
 
 	if (hit->reply)
 		return false;
+	if (hit->action == ACTION_DIRECT && p->wrapped == WRAPPED)
+		return true;
 	if (p->key.proto == IPPROTO_TCP) {
 		if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
 			return false;

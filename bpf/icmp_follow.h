@@ -70,7 +70,9 @@ GLOBAL int follow_error(struct __sk_buff *skb, struct packet *p, bool ingress)
 	if (!p)
 		return NEXT;
 	if (!parse_quote(skb, p, p->l4 + sizeof(struct icmp_error), &inner) ||
-	    !flow_find_quoted(&inner.key, &hit) || ingress != is_ingress(&hit))
+	    !flow_find_quoted(&inner.key, &hit) ||
+	    ingress != is_ingress(&hit) ||
+	    (hit.action == ACTION_DIRECT && p->wrapped == WRAPPED))
 		return of_no_flow(p);
 	if (hit.action == ACTION_DIRECT) {
 		/* The backend's node translates it. */

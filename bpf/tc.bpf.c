@@ -81,7 +81,7 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	}
 	if (verdict == CHOSEN) {
 		verdict = choose(p, &c);
-		if (verdict != NEXT)
+		if (verdict != NEXT && verdict != NO_FLOW)
 			count_choice(&c);
 	}
 	if (verdict == CHOSEN && !flows_admitted(p->key.proto))

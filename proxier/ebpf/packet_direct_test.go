@@ -125,6 +125,7 @@ func packetDirect(t *testing.T, geneve bool) {
 		{"in the other form", other(bare(tcp(netip.MustParseAddrPort("198.51.100.9:4002"), here, packet.SYN)), nodeA, p.pod.Addr4), next, bare(tcp(netip.MustParseAddrPort("198.51.100.9:4002"), backend, packet.SYN)), "FORWARD_LOCAL"},
 		{"truncated", wrap(syn[:14+20], nodeA, p.pod.Addr4), next, nil, ""},
 		{"a mark of congestion", marked, next, congested(tcp(netip.MustParseAddrPort("198.51.100.9:4003"), backend, packet.SYN), 3), "FORWARD_LOCAL"},
+		{"a reset of no connection", wrap(bare(tcp(netip.MustParseAddrPort("198.51.100.9:4004"), here, packet.RST)), nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
 		{"a probe", wrap(echo(nodeA, p.pod.Addr4), nodeA, p.pod.Addr4), redirect, nil, "ANSWER_ECHO"},
 		{"a probe from another address", wrap(echo(client.Addr(), p.pod.Addr4), nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
 		{"an echo request to elsewhere", wrap(echo(nodeA, client.Addr()), nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
@@ -248,6 +249,23 @@ func packetDirect(t *testing.T, geneve bool) {
 	if size := int(binary.BigEndian.Uint16(got.Frame[14+2:])); err != nil || size != len(got.Frame)-14-6 {
 		t.Errorf("a padded frame of %d bytes is sent in one of %d, whose packet has %d: %v", len(p.frame(padded)), len(got.Frame), size, err)
 	}
+	// The client comes by another node meanwhile, which sends its packets here: they do not go on to a third one in IP packets.
+	moved := tcp(netip.AddrPortFrom(client.Addr(), 5003), there, packet.ACK)
+	err = p.at.Do(func() error {
+		q := packet.NewError(client.Addr(), packet.PortUnreachable, 0, tcp(there, netip.AddrPortFrom(client.Addr(), 5003), packet.ACK))
+		dropped, err := p.run(in, wrap(bare(q), nodeA, p.pod.Addr4))
+		if err == nil {
+			got, err = p.run(in, wrap(bare(moved), nodeA, p.pod.Addr4))
+		}
+		if dropped.Verdict != shot {
+			return fmt.Errorf("an ICMP error has verdict %d", dropped.Verdict)
+		}
+		return err
+	})
+	if q := packet.Parse(got.Frame); err != nil || got.Verdict != redirect || q.TCP == nil || q.Source().Addr() != p.at.Addr4 {
+		t.Errorf("a packet of another node for a connection to a third one: verdict %d, error %v\n%s", got.Verdict, err, q)
+	}
+
 	// Routers between the nodes tell this node that a packet is too big, or has no way. It tells the client, by its own packet.
 	from := netip.AddrPortFrom(client.Addr(), 5002)
 	sent := tcp(from, there, packet.ACK)
