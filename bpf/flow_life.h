@@ -82,14 +82,17 @@ static __always_inline void flow_free(__u32 id, struct flow *f,
 #define RING_ATTEMPTS 16
 
 /* Whether a flow in the ring is worth more than one that never got established,
- * although it is not kept. One that is kept does not need the ring. */
+ * although it is not kept. Those that are kept, or gone, need no place there.
+ */
 static __always_inline bool stays(const struct flow *f, __u64 word)
 {
 	const __u32 over = FLOW_CLOSED | FLOW_FIN_REQUEST;
 	const __u64 flags = *(volatile __u64 *)&f->flags;
+	const __u64 life = *(volatile __u64 *)&f->life;
 
-	return f->action == ACTION_DIRECT && flags >> 32 == word >> 32 &&
-	       *(volatile __u64 *)&f->life == life_of(word >> 32, FLOW_YOUNG) &&
+	return f->action == ACTION_DIRECT &&
+	       life == life_of(word >> 32, FLOW_YOUNG) &&
+	       flags >> 32 == word >> 32 &&
 	       (flags & (FLOW_ESTABLISHED | over)) == FLOW_ESTABLISHED &&
 	       now_s() - f->seen < (f->request.proto == IPPROTO_TCP ?
 					    DIRECT_TCP_STAYS_S :
