@@ -210,7 +210,7 @@ func (w *Writer) writeBackends(service uint32, d *proxier.Decision, ids []uint32
 				e.Members = members
 				w.writes++
 			}
-			if flags := w.flagsOf(b); e.Flags != flags {
+			if flags := w.flagsOf(d, b); e.Flags != flags {
 				e.Flags = flags
 				w.writes++
 			}
@@ -224,7 +224,7 @@ func (w *Writer) writeBackends(service uint32, d *proxier.Decision, ids []uint32
 		}
 		*e = lbmap.Backend{
 			Addr: lbmap.FromAddr(b.Addr.Addr()), Port: lbmap.NetworkPort(b.Addr.Port()), Proto: uint8(d.Name.Protocol),
-			Members: membersOf(b), Service: service, Generation: generation, Flags: w.flagsOf(b),
+			Members: membersOf(b), Service: service, Generation: generation, Flags: w.flagsOf(d, b),
 		}
 		w.writes++
 		ids[i] = id

@@ -212,10 +212,10 @@ func (w *Writer) noteDirect(index uint32, d *proxier.Decision, service uint32, i
 	w.direct.set(index, list, true)
 }
 
-// flagsOf are the flags of a backend.
-func (w *Writer) flagsOf(b *proxier.Backend) uint32 {
+// flagsOf are the flags of a backend. Without direct server return, flows of before end with the client's next SYN.
+func (w *Writer) flagsOf(d *proxier.Decision, b *proxier.Backend) uint32 {
 	f := backendFlags(b)
-	if _, ready := w.direct.ready[b.Addr.Addr()]; ready && b.Remote {
+	if _, ready := w.direct.ready[b.Addr.Addr()]; ready && b.Remote && d.Direct() {
 		f |= lbmap.BackendDirect
 	}
 	return f
