@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-proxy/tandem/capabilities"
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/monitor"
 	"github.com/tandem-proxy/tandem/test/kernel"
@@ -133,8 +134,9 @@ func monitored(t *testing.T, at *lab.Node) (count int) {
 // that hold packets back are found for their own node.
 func TestMonitoredPrograms(t *testing.T) {
 	kernel.Needs(t, capabilities.NetfilterHook)
-	want := []string{"tdm_connect4", "tdm_connect6", "tdm_hold_in4", "tdm_hold_in6", "tdm_hold_pod4", "tdm_hold_pod6", "tdm_in", "tdm_out", "tdm_sendmsg4", "tdm_sendmsg6"}
-	for _, e := range []*edge{newEdge(t, Options{}), newEdge(t, Options{})} {
+	want := []string{"tdm_connect4", "tdm_connect6", "tdm_hold_in4", "tdm_hold_in6", "tdm_hold_pod4", "tdm_hold_pod6", "tdm_in", "tdm_out", "tdm_sendmsg4", "tdm_sendmsg6", "tdm_xdp"}
+	opts := Options{Acceleration: datapath.Native}
+	for _, e := range []*edge{newEdge(t, opts), newEdge(t, opts)} {
 		var got []string
 		err := withPrograms(t, e.at, func(programs []*ciliumebpf.Program) error {
 			for _, p := range programs {

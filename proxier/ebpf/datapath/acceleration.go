@@ -143,18 +143,27 @@ func openOwn(id ciliumebpf.ProgramID) (*ciliumebpf.Program, error) {
 	return nil, fmt.Errorf("%w: %s (id %d)", xdp.ErrOccupied, name, id)
 }
 
-// decelerate takes the XDP program of this project off a device, and reports whether there was one.
-func decelerate(device int) (removed bool, err error) {
+// FindXDP opens the XDP program of this project on a device of the calling thread's network namespace; nil if there is none.
+func FindXDP(device int) (*ciliumebpf.Program, error) {
 	there, err := xdp.Look(device)
 	if err != nil || there.Program == 0 {
 		if errors.Is(err, xdp.ErrNoDevice) {
 			err = nil
 		}
-		return false, err
+		return nil, err
 	}
 	program, err := openOwn(there.Program)
 	if err != nil {
-		return false, nil // a foreign one, or it is gone
+		return nil, nil // a foreign one, or it is gone
+	}
+	return program, nil
+}
+
+// decelerate takes the XDP program of this project off a device, and reports whether there was one.
+func decelerate(device int) (removed bool, err error) {
+	program, err := FindXDP(device)
+	if program == nil {
+		return false, err
 	}
 	defer program.Close()
 	return true, xdp.Detach(device, program)

@@ -30,6 +30,20 @@ func (i *Inspector) WithPrograms(fn func([]*ciliumebpf.Program) error) error {
 		for _, p := range found {
 			programs = append(programs, p.Program)
 		}
+		links, err := netlink.LinkList()
+		if err != nil {
+			return fmt.Errorf("list devices: %w", err)
+		}
+		for _, l := range links {
+			p, err := datapath.FindXDP(l.Attrs().Index)
+			if err != nil {
+				return fmt.Errorf("device %s: %w", l.Attrs().Name, err)
+			}
+			if p != nil {
+				defer p.Close()
+				programs = append(programs, p)
+			}
+		}
 		return fn(programs)
 	})
 }
