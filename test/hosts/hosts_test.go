@@ -5,6 +5,7 @@
 package hosts
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"maps"
@@ -71,7 +72,7 @@ func (p *Profile) chosen(i int) bool {
 	return true
 }
 
-var recordFile = flag.String("record", "", "file of this kernel's results, which docs/hosts.md shows: testdata/results/6.12.txt on Linux 6.12")
+var recordFile = flag.String("record", "", "file of this kernel's results, which docs/hosts.md shows: testdata/results/6.12.txt on Linux 6.12, testdata/results/5.15.txt with TANDEM_AS_LINUX=5.15")
 
 // record replaces the result of a profile in the file of -record.
 func record(t *testing.T, p *Profile, result Result) {
@@ -79,7 +80,7 @@ func record(t *testing.T, p *Profile, result Result) {
 	if *recordFile == "" {
 		return
 	}
-	if want := kernel.Version(t) + ".txt"; filepath.Base(*recordFile) != want {
+	if want := cmp.Or(kernel.AsLinux(), kernel.Version(t)) + ".txt"; filepath.Base(*recordFile) != want {
 		t.Fatalf("-record=%s on another kernel, want a file %s", *recordFile, want)
 	}
 	r, err := ReadRecord(*recordFile)

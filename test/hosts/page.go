@@ -30,7 +30,8 @@ vxlan and host-gw) and kube-router's (2.1.0, routes and network policy) connect 
 
 Netfilter is the control. Cells that it does not keep either are not counted. The last columns say how many cells are kept on a
 version of Linux, as the last run recorded it, and where rules instead of programs serve clients outside because of what the host
-filters. "Not run" also means that the profile has changed since. [testing.md](testing.md#hosts) says how to run it.
+filters. "Not run" also means that the profile has changed since. 5.15 is Linux 6.18 without the features that came later (` + "`--ebpf-capability-mask=linux=5.15`" + `).
+[testing.md](testing.md#hosts) says how to run it.
 
 `
 
