@@ -181,8 +181,18 @@ static __always_inline bool can_send_to(const struct xdp_md *ctx, __u32 device)
 	return up && up->xdp_target;
 }
 
+/* Whether this program can send by the route that was looked up last. The
+ * kernel tells the MTU only if it knows the neighbour too. */
+static __always_inline bool can_send(const struct xdp_md *ctx)
+{
+	const struct bpf_fib_lookup *fib = last_route();
+
+	return fib && fib->mtu_result && can_send_to(ctx, fib->ifindex) &&
+	       is_confirmed(fib->dmac);
+}
+
 /* Looks up where the packets of a flow go to. has_way: the route is the last
- * that was looked up. */
+ * that was looked up, by which this program can send. */
 static __always_inline bool find_hop(struct xdp_md *ctx, const struct packet *p,
 				     const struct flow_hit *hit,
 				     struct xdp_hop *hop, __u64 key,
@@ -196,11 +206,8 @@ static __always_inline bool find_hop(struct xdp_md *ctx, const struct packet *p,
 		return false;
 	hop->flow = 0;
 	if (!has_way &&
-	    route(ctx, fib, &hit->to, len, 0) != BPF_FIB_LKUP_RET_SUCCESS)
-		return false;
-	/* The kernel tells the MTU only if it knows the neighbour too. */
-	if (!fib->mtu_result || !can_send_to(ctx, fib->ifindex) ||
-	    !is_confirmed(fib->dmac))
+	    (route(ctx, fib, &hit->to, len, 0) != BPF_FIB_LKUP_RET_SUCCESS ||
+	     !can_send(ctx)))
 		return false;
 	copy_words(hop->own, up->mac, sizeof(hop->own));
 	copy_words(&hop->macs.words[0], fib->dmac, ETH_ALEN);
@@ -414,7 +421,8 @@ GLOBAL int begin(struct xdp_md *ctx, struct packet *p, __u64 *flow)
 	}
 	if (verdict != CHOSEN || !(c.route & ROUTE_DIRECT) ||
 	    !flows_admitted(p->key.proto) || plan(ctx, p, &c) != CHOSEN ||
-	    c.action != ACTION_DIRECT || create(ctx, p, &c) != FLOW_MADE)
+	    c.action != ACTION_DIRECT || !can_send(ctx) ||
+	    create(ctx, p, &c) != FLOW_MADE)
 		return XDP_PASS;
 	count_choice(&c);
 	*flow = c.flow;

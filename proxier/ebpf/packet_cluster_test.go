@@ -43,6 +43,8 @@ const randomServices = 6
 type randomCluster struct {
 	services map[string]*v1.Service
 	slices   map[string]*discoveryv1.EndpointSlice
+	// forwarding: Services choose how packets are forwarded.
+	forwarding bool
 }
 
 // fill replaces all objects with random ones.
@@ -91,6 +93,9 @@ func (c *randomCluster) setService(r *rand.Rand, h proxier.Handler, i int) {
 	}
 	if !one(3) {
 		c.open(r, s)
+	}
+	if c.forwarding {
+		s.Annotations = map[string]string{proxier.AnnotationForwarding: pick(r, []string{"dsr", "dsr", "dsr", "hybrid", "snat"})}
 	}
 	if old := c.services[s.Name]; old != nil {
 		h.OnServiceUpdate(old, s)
@@ -144,7 +149,7 @@ func (c *randomCluster) setSlices(r *rand.Rand, h proxier.Handler, i int) {
 	}
 	share := r.IntN(4) // how many of the endpoints exist
 	for _, x := range randomEndpoints {
-		if r.IntN(6) >= share {
+		if r.IntN(6) >= share && !(c.forwarding && x.node == "node2" && r.IntN(2) == 0) {
 			continue
 		}
 		e := discoveryv1.Endpoint{}

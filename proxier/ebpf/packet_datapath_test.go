@@ -98,6 +98,7 @@ type path struct {
 	routes   map[netip.Addr]datapath.Route // MTU is 0 if there is none
 	context  []byte
 	out      []byte
+	direct   directState
 	flows    []lbmap.Flow // the programs' records
 	index    *flowtable.Index
 	entries  *flowtabletest.Index
@@ -222,10 +223,13 @@ const (
 // run runs a program on a frame. Call it only on a thread of the node.
 func (p *path) run(h datapath.Hook, frame []byte) (datapath.Result, error) {
 	if p.xdp != nil && h == in {
-		if r, passed, err := p.xdp.run(frame); !passed || err != nil {
-			return r, err
-		}
+		return p.runAccelerated(frame)
 	}
+	return p.runTC(h, frame)
+}
+
+// runTC runs a program of tc on a frame.
+func (p *path) runTC(h datapath.Hook, frame []byte) (datapath.Result, error) {
 	opts := ciliumebpf.RunOptions{Data: frame, DataOut: p.out[:largestOut], Context: p.context}
 	verdict, err := p.programs[h].Run(&opts)
 	if err != nil {
@@ -279,6 +283,7 @@ func (p *path) node() datapath.Node {
 		SourcePort: func(port uint16) bool {
 			return port >= 1024 && !p.tier.opts.NodePortRange.Overlaps(ebpfdatapath.PortRange{First: port, Last: port})
 		},
+		Direct: p.direct.model(),
 	}
 }
 
@@ -344,6 +349,14 @@ func tupleOf(k lbmap.FlowKey) datapath.Tuple {
 	return datapath.Tuple{Src: lbmap.ToAddrPort(k.Src, k.Sport), Dst: lbmap.ToAddrPort(k.Dst, k.Dport), Protocol: k.Proto}
 }
 
+// ways is how many entries a flow has: of direct server return, none for replies.
+func ways(f *lbmap.Flow) int {
+	if f.Action == uint8(lbmap.ActionDirect) {
+		return 1
+	}
+	return 2
+}
+
 // dump returns the programs' flows in the format of the model.
 func (p *path) dump() (list []string) {
 	for i := range p.flows {
@@ -352,9 +365,10 @@ func (p *path) dump() (list []string) {
 			continue
 		}
 		m := datapath.Flow{
-			Request: tupleOf(f.Request), Reply: tupleOf(f.Reply), Remote: f.Action == uint8(lbmap.ActionSNAT), Remapped: f.Action >= lbmap.ActionRemapOut, Kept: lbmap.FlowStage(f.Life) == lbmap.FlowKept,
+			Request: tupleOf(f.Request), Reply: tupleOf(f.Reply), Remote: f.Action == uint8(lbmap.ActionSNAT), Direct: f.Action == uint8(lbmap.ActionDirect),
+			Remapped: f.Action == uint8(lbmap.ActionRemapOut) || f.Action == uint8(lbmap.ActionRemapIn), Kept: lbmap.FlowStage(f.Life) == lbmap.FlowKept,
 		}
-		for way, place := range f.Place {
+		for way, place := range f.Place[:ways(f)] {
 			e := &p.entries.List[place]
 			m.Packets[way], m.Bytes[way] = e.Packets, e.Bytes
 		}
@@ -409,7 +423,7 @@ func checkEntries(index *flowtable.Index, all *flowtabletest.Index, flows []lbma
 		if lbmap.FlowStage(f.Life) == lbmap.FlowFree {
 			continue
 		}
-		for way, key := range []lbmap.FlowKey{f.Request, f.Reply} {
+		for way, key := range []lbmap.FlowKey{f.Request, f.Reply}[:ways(f)] {
 			e := entries[f.Place[way]]
 			if found := index.Find(&key); e == nil || found == nil || *found != *e || e.Id != uint32(i) || e.Generation != uint32(f.Life>>32) {
 				return fmt.Errorf("the key %v of flow %d has entry %+v", tupleOf(key), i, e)

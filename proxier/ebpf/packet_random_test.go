@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -68,9 +69,18 @@ func (p *player) note(format string, args ...any) {
 
 // play returns the first disagreement. Call it only on a thread of the node.
 func (p *player) play(s sequence) error {
-	p.fill(rand.New(rand.NewPCG(s.cluster, 2)), p)
+	r := rand.New(rand.NewPCG(s.cluster, 2))
+	p.fill(r, p)
+	if p.forwarding {
+		if err := p.setDirect(r); err != nil {
+			return err
+		}
+	}
 	if err := p.sync(); err != nil {
 		return err
+	}
+	if p.forwarding {
+		p.noteFrontends()
 	}
 	if err := p.reset(); err != nil {
 		return err
@@ -92,8 +102,16 @@ func (p *player) event(r *rand.Rand) error {
 		for range 1 + r.IntN(3) {
 			p.note("-- %s", p.change(r, p))
 		}
+		if p.forwarding && r.IntN(2) == 0 {
+			if err := p.setDirect(r); err != nil {
+				return err
+			}
+		}
 		if err := p.sync(); err != nil {
 			return err
+		}
+		if p.forwarding {
+			p.noteFrontends()
 		}
 		for _, c := range p.Table().All() {
 			p.note("%s", c.New)
@@ -104,7 +122,7 @@ func (p *player) event(r *rand.Rand) error {
 		p.note("-- silence for %v", silent)
 		return p.expire(silent)
 	}
-	for _, f := range (traffic{r, p.mac, p.model.Flows()}).next() {
+	for _, f := range (traffic{r, p.mac, p.model.Flows(), p.direct.frontends}).next() {
 		if err := p.pass(f); err != nil {
 			return err
 		}
@@ -122,7 +140,7 @@ func (p *player) pass(f passing) error {
 	if err != nil {
 		return err
 	}
-	err = p.model.Check(f.hook, f.frame, got)
+	err = errors.Join(p.model.Check(f.hook, f.frame, got), verifyResult(f.frame, got))
 	p.note("-- %s verdict %d\n%s", f.hook, got.Verdict, packet.Parse(f.frame))
 	if err != nil {
 		return disagreement{fmt.Errorf("%w\nof\n%s\n%x", err, packet.Parse(f.frame), f.frame[:min(len(f.frame), 160)])}
@@ -191,8 +209,11 @@ func (p *player) isTame(t *testing.T) {
 		return
 	}
 	for _, reason := range reasonNames {
-		// These need a full table, a race between CPUs, another proxy, a wrong route, direct server return, or XDP.
-		rare := []string{"HELD_BACK", "REJECT_NO_PORT", "DROP_NO_FLOW", "DROP_RACED", "DROP_REWRITE", "PASS_NETFILTER", "PASS_NO_UPLINK", "REMAP", "FORWARD_DIRECT", "UNWRAP", "DROP_NO_TARGET", "ACCELERATED"}
+		// These need a full table, a race between CPUs, another proxy, a wrong route, XDP, or direct server return.
+		rare := []string{"HELD_BACK", "REJECT_NO_PORT", "DROP_NO_FLOW", "DROP_RACED", "DROP_REWRITE", "PASS_NETFILTER", "PASS_NO_UPLINK", "REMAP", "ACCELERATED"}
+		if !p.forwarding {
+			rare = append(rare, "FORWARD_DIRECT", "UNWRAP", "DROP_NO_TARGET")
+		}
 		if p.seen[reason] == 0 && !slices.Contains(rare, reason) {
 			t.Errorf("no packet was counted as %s: the traffic is too uniform", reason)
 		}
@@ -207,6 +228,7 @@ func TestPacketsOldKernel(t *testing.T) {
 func compareRandomly(t *testing.T, on *path, packets int) {
 	t.Helper()
 	p := &player{path: on, seen: map[string]uint64{}}
+	p.forwarding = p.direct.dispatch != nil
 	if err := p.resolve(); err != nil {
 		t.Fatal(err)
 	}
@@ -220,7 +242,7 @@ func compareRandomly(t *testing.T, on *path, packets int) {
 			}
 			s = p.shrink(s)
 			p.log = &strings.Builder{}
-			return p.play(s)
+			return cmp.Or(p.play(s), fmt.Errorf("once, but not again: %w", err))
 		})
 		if failed {
 			t.Fatalf("seed %d, %d events:\n%s\n%v", seed, len(s.events), p.log, err)

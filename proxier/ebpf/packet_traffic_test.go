@@ -23,6 +23,8 @@ type traffic struct {
 	*rand.Rand
 	mac   packet.MAC
 	flows []*datapath.Flow
+	// direct has frontends where that is for direct server return, which some of what other nodes send is too.
+	direct []datapath.Tuple
 }
 
 func (g traffic) one(n int) bool { return g.IntN(n) == 0 }
@@ -45,15 +47,23 @@ func (g traffic) next() []passing {
 // request returns a packet of a client.
 func (g traffic) request() (datapath.Hook, packet.Packet) {
 	four := g.one(2)
-	from := randomSources
+	from, ports := randomSources, randomSourcePorts
+	if g.direct != nil && !g.one(3) {
+		from, ports = outsideSources, outsideSourcePorts
+	}
 	if g.one(60) {
 		from = martians
 	}
 	t := datapath.Tuple{
-		Src: netip.AddrPortFrom(pickAddr(g.Rand, from, four), pick(g.Rand, randomSourcePorts)),
+		Src: netip.AddrPortFrom(pickAddr(g.Rand, from, four), pick(g.Rand, ports)),
 		Dst: netip.AddrPortFrom(pickAddr(g.Rand, randomDestinations, four), pick(g.Rand, randomDestinationPorts)),
 	}
 	t.Protocol = pick(g.Rand, []uint8{packet.ProtoTCP, packet.ProtoUDP})
+	if len(g.direct) > 0 && g.one(2) {
+		if to := pick(g.Rand, g.direct); to.Dst.Addr().Is4() == four {
+			t.Dst, t.Protocol = to.Dst, to.Protocol
+		}
+	}
 	flags := pick(g.Rand, []packet.Flags{packet.SYN, packet.SYN, packet.SYN, packet.ACK, packet.RST, packet.SYN | packet.ACK, packet.FIN, packet.FIN | packet.SYN})
 	return g.hook(datapath.In), g.transport(t, flags)
 }
@@ -69,9 +79,16 @@ func (g traffic) hook(h datapath.Hook) datapath.Hook {
 // ofFlow returns a packet of an existing flow, in either direction.
 func (g traffic) ofFlow() (datapath.Hook, packet.Packet) {
 	f := pick(g.Rand, g.flows)
+	if g.direct != nil && g.one(2) {
+		f = g.directFlow(f)
+	}
 	t, h := f.Request, datapath.In
 	flags := pick(g.Rand, []packet.Flags{packet.SYN, packet.ACK, packet.ACK, packet.ACK | packet.PSH, packet.FIN | packet.ACK, packet.RST})
-	if g.one(2) {
+	replies := 2
+	if f.Direct { // they do not come by
+		replies = 10
+	}
+	if g.one(replies) {
 		t = f.Reply
 		flags = pick(g.Rand, []packet.Flags{packet.SYN | packet.ACK, packet.SYN | packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST | packet.ACK})
 		if !f.Remote {
@@ -129,6 +146,9 @@ func (g traffic) icmpError() (datapath.Hook, packet.Packet) {
 	}
 	q := g.transport(about, packet.ACK)
 	g.dress(&q)
+	if f.Direct && g.one(2) {
+		return g.outerError(f)
+	}
 	quote := q.Build()
 	most := len(quote) - len(q.Transport()) + 8 // the minimum of RFC 792
 	switch g.IntN(4) {
@@ -202,6 +222,9 @@ func (g traffic) frames(h datapath.Hook, p packet.Packet) []passing {
 		if g.one(12) {
 			b = g.damage(b)
 		}
+		if g.direct != nil && h == datapath.In && g.one(4) {
+			b = g.wrap(b)
+		}
 		out = append(out, passing{h, b})
 	}
 	return out
@@ -213,6 +236,9 @@ func (g traffic) dress(p *packet.Packet) {
 	ttl := pick(g.Rand, []uint8{64, 64, 64, 64, 64, 64, 255, 2, 1, 0})
 	if h := p.IPv4; h != nil {
 		h.TTL, h.ID, h.DontFragment = ttl, uint16(g.Uint32N(4)), g.one(2)
+		if g.direct != nil {
+			h.TOS = uint8(g.Uint32())
+		}
 		if g.one(8) {
 			h.Options = make([]byte, 4*(1+g.IntN(10)))
 		}
@@ -222,6 +248,9 @@ func (g traffic) dress(p *packet.Packet) {
 	}
 	if h := p.IPv6; h != nil {
 		h.HopLimit = ttl
+		if g.direct != nil {
+			h.TrafficClass, h.FlowLabel = uint8(g.Uint32()), g.Uint32N(1<<20)
+		}
 		for g.one(6) || len(h.Extensions) > 0 && len(h.Extensions) < 8 && !g.one(3) {
 			kind := pick(g.Rand, []uint8{packet.ProtoHopByHop, packet.ProtoRouting, packet.ProtoDestOptions, protoAH, packet.ProtoFragment})
 			data := make([]byte, 6+8*g.IntN(3))

@@ -10,13 +10,16 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	ciliumebpf "github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/tandem-proxy/tandem/proxier"
 	ebpfdatapath "github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/writer/writertest"
 	"github.com/tandem-proxy/tandem/test/datapath"
 	"github.com/tandem-proxy/tandem/test/kernel"
@@ -35,6 +38,9 @@ type accelerated struct {
 	program *ciliumebpf.Program
 	context []byte // struct xdp_md
 	out     []byte
+	// memory is what the programs write of flows and Services; nil unless packets pass twice. before is its content before a packet, and
+	// after that after XDP.
+	memory, before, after [][]byte
 	// taken counts what it forwarded or dropped, since the last reset and ever.
 	taken, total uint64
 }
@@ -69,6 +75,106 @@ func newAcceleratedPath(t testing.TB, opts Options) *path {
 	return p
 }
 
+// twice has what XDP forwards pass the program at ingress alone as well.
+func (p *path) twice(t testing.TB) *path {
+	t.Helper()
+	view[lbmap.Flow](t, p, "tdm_flow")
+	view[lbmap.FlowEntry](t, p, "tdm_flow_entry")
+	view[uint64](t, p, "tdm_flow_filter")
+	view[uint64](t, p, "tdm_flow_young")
+	view[lbmap.FlowCounter](t, p, "tdm_flow_count")
+	view[lbmap.FlowList](t, p, "tdm_flow_free")
+	view[lbmap.ServiceStats](t, p, "tdm_svc_stats")
+	return p
+}
+
+// view maps the memory of a map.
+func view[T any](t testing.TB, p *path, name string) {
+	t.Helper()
+	_, b, err := lbmap.Memory[T](p.maps[name])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(b) })
+	x := p.xdp
+	x.memory, x.before, x.after = append(x.memory, b), append(x.before, make([]byte, len(b))), append(x.after, make([]byte, len(b)))
+}
+
+func copyAll(to, from [][]byte) {
+	for i := range to {
+		copy(to[i], from[i])
+	}
+}
+
+// moment is what the programs' state depends on besides packets.
+type moment struct {
+	second int64
+	cpu    int
+}
+
+func thisMoment() (m moment, err error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
+		return m, err
+	}
+	var cpu uint32
+	if _, _, errno := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); errno != 0 {
+		return m, errno
+	}
+	return moment{now.Sec, int(cpu)}, nil
+}
+
+// runAccelerated runs XDP on a frame, and the program at ingress if that passes it. With twice, that program then gets what XDP forwarded
+// in the state of before: alone, it has to do the same to the packet and to the state.
+func (p *path) runAccelerated(frame []byte) (datapath.Result, error) {
+	x := p.xdp
+	copyAll(x.before, x.memory)
+	began, err := thisMoment()
+	if err != nil {
+		return datapath.Result{}, err
+	}
+	r, passed, err := x.run(frame)
+	if err != nil {
+		return r, err
+	}
+	if x.memory == nil && !passed {
+		return r, nil
+	}
+	if passed {
+		// It asks in another second whether the stack had a packet for the next hop.
+		now, err := thisMoment()
+		if err == nil && began == now && !slices.EqualFunc(x.before, x.memory, bytes.Equal) {
+			return r, disagreement{fmt.Errorf("XDP passed a packet and changed its flow: %x", frame)}
+		}
+		return p.runTC(in, frame)
+	}
+	copyAll(x.after, x.memory)
+	copyAll(x.memory, x.before)
+	counted, err := p.reasons()
+	if err != nil {
+		return r, err
+	}
+	alone, err := p.runTC(in, frame)
+	if err != nil {
+		return r, err
+	}
+	again, err := p.reasons()
+	if err != nil {
+		return r, err
+	}
+	for name, n := range again {
+		p.counted[name] += n - counted[name]
+	}
+	if alone.Verdict != r.Verdict || !bytes.Equal(alone.Frame, r.Frame) {
+		return r, disagreement{fmt.Errorf("XDP made of\n%x\nverdict %d\n%x\nthe program at ingress alone verdict %d\n%x", frame, r.Verdict, r.Frame, alone.Verdict, alone.Frame)}
+	}
+	ended, err := thisMoment()
+	if err == nil && began == ended && !slices.EqualFunc(x.after, x.memory, bytes.Equal) {
+		err = disagreement{fmt.Errorf("after XDP, the flow is in another state than after the program at ingress alone: %x", frame)}
+	}
+	return r, err
+}
+
 // run runs the program on a frame. What it passes has to be unmodified; what it forwards is as if the program at ingress had
 // redirected it, but for link-layer addresses, which the kernel replaces after that one.
 func (x *accelerated) run(frame []byte) (r datapath.Result, passed bool, err error) {
@@ -97,14 +203,22 @@ func (x *accelerated) run(frame []byte) (r datapath.Result, passed bool, err err
 	return r, false, disagreement{fmt.Errorf("XDP verdict %d for\n%x", verdict, frame)}
 }
 
-// TestPacketsAccelerated is TestPackets with XDP before the program at ingress: together they do the same.
+// TestPacketsAccelerated is TestPackets and TestPacketsDirect with XDP before the program at ingress: together they do the same as that
+// program alone.
 func TestPacketsAccelerated(t *testing.T) {
-	p := newAcceleratedPath(t, Options{})
-	compareRandomly(t, p, kernel.Rounds(*packetCount))
-	if least := uint64(kernel.Rounds(*packetCount) / 100); p.xdp.total < least {
-		t.Errorf("XDP forwarded %d packets, want %d or more", p.xdp.total, least)
+	compare := func(t *testing.T, p *path, packets int) {
+		compareRandomly(t, p.twice(t), packets)
+		if least := uint64(packets / 100); p.xdp.total < least {
+			t.Errorf("XDP forwarded %d packets, want %d or more", p.xdp.total, least)
+		}
+		t.Logf("XDP forwarded %d packets", p.xdp.total)
 	}
-	t.Logf("XDP forwarded %d packets", p.xdp.total)
+	t.Run("masqueraded", func(t *testing.T) { compare(t, newAcceleratedPath(t, Options{}), kernel.Rounds(*packetCount/2)) })
+	for _, d := range datapath.Dispatches {
+		t.Run(fmt.Sprint(d), func(t *testing.T) {
+			compare(t, newDirectPath(t, d, Options{}, newAcceleratedPath), kernel.Rounds(*packetCount/4))
+		})
+	}
 }
 
 // TestFirstPacketsAccelerated: XDP forwards the first packets of TCP connections by direct server return, and drops those that source

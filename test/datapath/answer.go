@@ -24,7 +24,7 @@ func (m *Model) reject(h *header) outcome { return m.rejectFor("REJECT", h) }
 
 func (m *Model) rejectFor(reason string, h *header) outcome {
 	if h.protocol == packet.ProtoTCP {
-		return reset(h, reason)
+		return m.reset(h, reason)
 	}
 	if h.v6 {
 		return m.sendError(h, reason, packet.PortUnreachable6, 0)
@@ -45,6 +45,18 @@ func (m *Model) answerEcho(h *header) outcome {
 	case f == nil:
 		return pass(h.frame)
 	}
+	return m.echoReply(h)
+}
+
+// answerProbe answers another node that asks whether this one takes packets for a backend.
+func (m *Model) answerProbe(h *header) outcome {
+	if !h.isEcho() || h.dst != h.wrapper.to || h.src != h.wrapper.from {
+		return drop("DROP_NO_TARGET")
+	}
+	return m.echoReply(h)
+}
+
+func (m *Model) echoReply(h *header) outcome {
 	e := edit(h.frame)
 	covered := e.transportChecksum(h)
 	kind := byte(packet.EchoReply >> 8)
@@ -59,7 +71,7 @@ func (m *Model) answerEcho(h *header) outcome {
 		e.set(h.l3+8, []byte{answerTTL, h.protocol}, h.l3+10)
 	}
 	e.turnFrame(h)
-	return outcome{verdict: Redirect, reason: "ANSWER_ECHO", editor: e}
+	return m.answer(h, outcome{verdict: Redirect, reason: "ANSWER_ECHO", editor: e})
 }
 
 // turnFrame swaps the addresses of a frame, to send it back.
@@ -93,7 +105,8 @@ func (m *Model) sendError(h *header, reason string, message uint16, rest uint32)
 	if h.protocol == packet.ProtoTCP {
 		length = h.l4 - h.l3 + quotedTCP
 	}
-	if length > 96 { // limit of the programs
+	// The limit of the programs; or it is quoted itself, and truncated.
+	if length > 96 || length > h.end-h.l3 || length > len(h.frame)-h.l3 {
 		return drop(reason)
 	}
 	q := packet.ParseIP(h.frame[h.l3 : h.l3+length])
@@ -104,7 +117,21 @@ func (m *Model) sendError(h *header, reason string, message uint16, rest uint32)
 		p.IPv4 = &packet.IPv4{Src: h.dst, Dst: h.src, TTL: answerTTL}
 	}
 	e := &editor{frame: p.Build(), checksums: []int{h.l3 + 10}}
-	return outcome{verdict: Redirect, reason: reason, editor: e, trailerMayGo: true}
+	return m.answer(h, outcome{verdict: Redirect, reason: reason, editor: e, trailerMayGo: true})
+}
+
+// answer sends an answer back to where a packet came from; to one that came in a packet of another
+// node, by the route to the client.
+func (m *Model) answer(h *header, out outcome) outcome {
+	if h.wrapper == nil {
+		return out
+	}
+	if _, ok := m.node.Route(h.src); !ok {
+		out.verdict, out.noRoute = Shot, true
+		return out
+	}
+	copy(out.frame, h.frame[:12*min(h.l3, 1)])
+	return out
 }
 
 // turned returns the header of a frame that is sent back.
@@ -117,7 +144,7 @@ func turned(frame []byte, l2 int) *packet.Ethernet {
 
 // reset answers a segment with a reset (RFC 9293, 3.10.7.1). The reset may have the segment's
 // payload.
-func reset(h *header, reason string) outcome {
+func (m *Model) reset(h *header, reason string) outcome {
 	// Fragments are dropped: the rest of the segment is unknown.
 	if h.flags()&packet.RST != 0 || h.place != whole {
 		return drop(reason)
@@ -163,7 +190,7 @@ func reset(h *header, reason string) outcome {
 	e := &editor{frame: b, checksums: []int{h.l4 + 16}}
 	e.turnFrame(h)
 	e.fixChecksums(h)
-	return outcome{verdict: Redirect, reason: reason, editor: e, trailerMayGo: true}
+	return m.answer(h, outcome{verdict: Redirect, reason: reason, editor: e, trailerMayGo: true})
 }
 
 // fixChecksums corrects the checksums of a changed segment, but keeps wrong ones wrong.

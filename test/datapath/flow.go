@@ -37,8 +37,9 @@ func (s State) String() string {
 type Flow struct {
 	// Request is the tuple of the client's packets as they arrive, Reply that of the backend's.
 	Request, Reply Tuple
-	// Remote says that packets are forwarded past the stack.
-	Remote bool
+	// Remote says that packets are forwarded past the stack, and Direct that those of the client
+	// are sent to the backend's node for direct server return.
+	Remote, Direct bool
 	// Remapped is a connection to no Service that got another source port, at a hook.
 	Remapped bool
 	State    State
@@ -48,7 +49,8 @@ type Flow struct {
 	Packets, Bytes [2]uint64
 
 	backend backend
-	at      Hook // of Remapped
+	wrapped Dispatch // in which the first packet came
+	at      Hook     // of Remapped
 	over    bool
 	acked   [2]uint32 // newest acknowledgement number of client and backend; 0 for none
 	reset   [2]bool   // by client or backend
@@ -58,6 +60,9 @@ func (f *Flow) String() string {
 	words := []string{"local", "young"}
 	if f.Remote {
 		words[0] = "remote"
+	}
+	if f.Direct {
+		words[0] = "direct"
 	}
 	if f.Remapped {
 		words[0] = "remapped"
@@ -86,10 +91,10 @@ func (m *Model) Flows() (list []*Flow) {
 // find returns the flow of a packet.
 func (m *Model) find(t Tuple) (f *Flow, reply bool) {
 	for _, f := range m.Flows() {
-		switch t {
-		case f.Request:
+		switch {
+		case t == f.Request:
 			return f, false
-		case f.Reply:
+		case t == f.Reply && !f.Direct:
 			return f, true
 		}
 	}
@@ -102,13 +107,28 @@ type ring struct {
 	turn   int
 }
 
-// add stores a flow in the next slot, and evicts the older flow there unless that is kept. It
-// reports whether the evicted flow was still active.
-func (r *ring) add(f *Flow) (evicted bool) {
-	at := r.turn % len(r.places)
-	r.turn++
-	old := r.places[at]
-	r.places[at] = f
+// ringAttempts is how many flows stay at most when one is added.
+const ringAttempts = 16
+
+// stays reports whether a flow is worth more than one that never got established, although it is not
+// kept: of direct server return, if its client sent more than one packet, and did not close it.
+func stays(f *Flow) bool {
+	return f.Direct && !f.over && !f.Kept && f.State&(Established|Closed|FinRequest) == Established
+}
+
+// add stores a flow in the next slot, and evicts the older flow there unless that is kept. One that
+// stays goes to the slot after it. It reports whether the evicted flow was still active.
+func (r *ring) add(f *Flow, stays func(*Flow) bool) (evicted bool) {
+	var old *Flow
+	for range ringAttempts {
+		at := r.turn % len(r.places)
+		r.turn++
+		old, r.places[at] = r.places[at], f
+		if old == nil || stays == nil || !stays(old) {
+			break
+		}
+		f = old
+	}
 	if old == nil || old.Kept {
 		return false
 	}
@@ -130,12 +150,17 @@ func (m *Model) Kept(protocol uint8) (n int) {
 // isOver reports whether a request ends its current flow: the client opens a new connection,
 // or the backend does not serve any more.
 func (m *Model) isOver(f *Flow, h *header) bool {
+	if f.Direct && h.wrapper != nil { // the client came to another node meanwhile, which selected another backend
+		return true
+	}
 	if f.Request.Protocol == packet.ProtoTCP {
 		switch {
 		case h.flags()&(packet.SYN|packet.ACK) != packet.SYN:
 			return false
 		case m.draining && !f.Remapped || f.State&Closed != 0:
 			return true
+		case f.Direct:
+			return !m.takesDirect(f)
 		case f.State&Established != 0:
 			return false
 		}
@@ -161,7 +186,7 @@ func (m *Model) account(f *Flow, reply bool, h *header) {
 		f.State |= []State{FinRequest, FinReply}[way]
 	}
 	if h.protocol == packet.ProtoTCP && h.place != laterFragment {
-		m.reset(f, way, h)
+		f.noteSegment(way, h)
 	}
 	if f.State&(FinRequest|FinReply) == FinRequest|FinReply {
 		f.State |= Closed
@@ -172,20 +197,34 @@ func (m *Model) account(f *Flow, reply bool, h *header) {
 			f.State |= Established
 		}
 	}
+	if f.Direct {
+		m.accountDirect(f, before, h)
+	}
 	switch fresh := f.State &^ before; {
-	case fresh&Closed != 0:
+	case fresh&Closed != 0 || f.Direct && fresh&FinRequest != 0:
 		if f.Kept {
 			f.Kept = false
-			m.over.add(f)
+			m.over.add(f, nil)
 		}
 	case f.State&Closed == 0 && (fresh&Established != 0 || before&Closed != 0 && f.State&Established != 0):
-		f.Kept = true
+		f.Kept = !f.Direct || f.Kept || m.Kept(h.protocol) < m.node.limit(h.protocol)/2
 	}
 }
 
-// reset closes a flow by a reset that its receiver may accept, and opens it again if the end that
+// accountDirect updates the state of a flow whose replies do not come by: a client that sends more
+// than a first packet seems to get them.
+func (m *Model) accountDirect(f *Flow, before State, h *header) {
+	switch {
+	case h.protocol == packet.ProtoUDP && f.Packets[0] > 1:
+		f.State |= Replied | Established
+	case h.protocol == packet.ProtoTCP && h.flags()&packet.SYN == 0 && before&Closed == 0:
+		f.State |= Established
+	}
+}
+
+// noteSegment closes a flow by a reset that its receiver may accept, and opens it again if the end that
 // seemed to have sent the reset goes on.
-func (m *Model) reset(f *Flow, way int, h *header) {
+func (f *Flow) noteSegment(way int, h *header) {
 	const window = 1 << 17
 	const fins = FinRequest | FinReply
 	switch flags := h.flags(); {

@@ -48,6 +48,8 @@ type header struct {
 	fragmentID uint32
 	// ports, once they are known.
 	tuple Tuple
+	// wrapper is nil for packets that did not come in one of another node.
+	wrapper *wrapper
 }
 
 func (h *header) flags() packet.Flags {
@@ -215,14 +217,18 @@ func (h *header) setPorts(src, dst uint16) {
 // parseQuote parses the packet that an ICMP error is about. It needs the ports; the rest
 // may be truncated, and some hosts quote wrong lengths.
 func (h *header) parseQuote() (*header, bool) {
-	q := &header{frame: h.frame, l3: h.l4 + 8}
+	return parseQuoted(h.frame, h.l4+8, h.end, h.v6)
+}
+
+func parseQuoted(frame []byte, l3, end int, v6 bool) (*header, bool) {
+	q := &header{frame: frame, l3: l3}
 	result := broken
-	if h.v6 {
-		result = q.parseIPv6(h.end)
+	if v6 {
+		result = q.parseIPv6(end)
 	} else {
-		result = q.parseIPv4(h.end)
+		result = q.parseIPv4(end)
 	}
-	if result != understood || q.isICMP() || q.place == laterFragment || h.end-q.l4 < 4 {
+	if result != understood || q.isICMP() || q.place == laterFragment || end-q.l4 < 4 {
 		return q, false
 	}
 	q.setPorts(be.Uint16(q.frame[q.l4:]), be.Uint16(q.frame[q.l4+2:]))

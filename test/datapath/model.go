@@ -50,6 +50,9 @@ type Node struct {
 	KeptTCP, KeptUDP, Young, Over int
 	// SourcePort reports whether a connection can get that source port.
 	SourcePort func(port uint16) bool
+
+	// Direct is what the node knows for direct server return.
+	Direct Direct
 }
 
 // Route is a route to an address.
@@ -78,6 +81,7 @@ type Model struct {
 	young     ring // in the order of creation
 	over      ring // in the order of closing
 	fragments map[fragment]Tuple
+	sports    map[Tuple]uint16 // of packets that are sent in UDP
 	affinity  map[affinityKey]backend
 	draining  bool
 	// Counted are packets by reason; foreign packets have none.
@@ -99,7 +103,7 @@ type fragment struct {
 func New(node Node, made func(request Tuple) (reply Tuple, ok bool)) *Model {
 	return &Model{
 		node: node, made: made, young: ring{places: make([]*Flow, node.Young)}, over: ring{places: make([]*Flow, node.Over)},
-		fragments: map[fragment]Tuple{}, affinity: map[affinityKey]backend{}, Counted: map[string]uint64{},
+		fragments: map[fragment]Tuple{}, sports: map[Tuple]uint16{}, affinity: map[affinityKey]backend{}, Counted: map[string]uint64{},
 	}
 }
 
@@ -110,6 +114,8 @@ type outcome struct {
 	*editor
 	// trailerMayGo: the frame's padding may be removed.
 	trailerMayGo bool
+	// noRoute: an answer has no route, which is counted in addition.
+	noRoute bool
 }
 
 // Check returns what is wrong with a program's result for a frame, and updates the model's
@@ -122,6 +128,9 @@ func (m *Model) Check(hook Hook, frame []byte, got Result) error {
 	}
 	if want.reason != "" {
 		m.Counted[want.reason]++
+	}
+	if want.noRoute {
+		m.Counted["DROP_NO_ROUTE"]++
 	}
 	return m.compare(&want, got)
 }
@@ -167,10 +176,18 @@ func drop(reason string) outcome {
 // run handles a packet.
 func (m *Model) run(hook Hook, frame []byte) (outcome, error) {
 	h, result := parse(frame, m.node.L2)
-	if result == foreign || hook == In && h.l3 > 0 && !m.isForUs(packet.MAC(frame[:6])) {
+	if hook == In && h.l3 > 0 && !m.isForUs(packet.MAC(frame[:6])) {
 		return pass(frame), nil
 	}
-	if result == broken {
+	if hook == In {
+		if u := m.unwrap(h, result); u != nil {
+			h, result, frame = u, understood, u.frame
+		}
+	}
+	switch result {
+	case foreign:
+		return pass(frame), nil
+	case broken:
 		return passFor("PASS_HEADERS", frame), nil
 	}
 	if h.isICMP() {
@@ -179,21 +196,15 @@ func (m *Model) run(hook Hook, frame []byte) (outcome, error) {
 			return passFor("PASS_FRAGMENT", frame), nil
 		case h.isError():
 			return m.followError(hook, h), nil
+		case h.wrapper != nil:
+			return m.answerProbe(h), nil
 		case hook == In && h.isEcho():
 			return m.answerEcho(h), nil
 		}
 		return pass(frame), nil
 	}
-	id := fragment{h.src, h.dst, h.protocol, h.fragmentID}
-	switch h.place {
-	case firstFragment:
-		m.fragments[id] = h.tuple
-	case laterFragment:
-		known, ok := m.fragments[id]
-		if !ok {
-			return passFor("PASS_FRAGMENT", frame), nil
-		}
-		h.tuple = known
+	if !m.followFragment(h) {
+		return passFor("PASS_FRAGMENT", frame), nil
 	}
 	f, reply := m.find(h.tuple)
 	if f != nil && !m.here(hook, f, reply) {
@@ -210,7 +221,7 @@ func (m *Model) run(hook Hook, frame []byte) (outcome, error) {
 	}
 	if f == nil {
 		if hook == Out || h.place == laterFragment {
-			return pass(frame), nil
+			return m.ofNoFlow(h), nil
 		}
 		made, out, err := m.begin(h)
 		if made == nil {
@@ -220,6 +231,30 @@ func (m *Model) run(hook Hook, frame []byte) (outcome, error) {
 	}
 	m.account(f, reply, h)
 	return m.follow(f, reply, h), nil
+}
+
+// followFragment notes the ports of a first fragment, and gives them to later ones; false if they
+// are not known.
+func (m *Model) followFragment(h *header) bool {
+	id := fragment{h.src, h.dst, h.protocol, h.fragmentID}
+	switch h.place {
+	case firstFragment:
+		m.fragments[id] = h.tuple
+	case laterFragment:
+		known, ok := m.fragments[id]
+		h.tuple = known
+		return ok
+	}
+	return true
+}
+
+// ofNoFlow leaves a packet to the stack, unless it came in one of another node: the stack would send
+// it on.
+func (m *Model) ofNoFlow(h *header) outcome {
+	if h.wrapper != nil {
+		return drop("DROP_NO_TARGET")
+	}
+	return pass(h.frame)
 }
 
 // isForUs reports whether the programs handle an incoming frame. A pod may send to the bridge
@@ -240,11 +275,11 @@ func (m *Model) here(hook Hook, f *Flow, reply bool) bool {
 // begin selects a backend for the first packet of a connection.
 func (m *Model) begin(h *header) (*Flow, outcome, error) {
 	client, vip := h.src, h.dst
-	d, frontend := m.frontend(h.tuple)
+	d, frontend := m.frontend(h)
 	if d == nil {
 		switch {
 		case !contains(m.rules.Unserved, vip) || m.isLocal(vip):
-			return nil, pass(h.frame), nil
+			return nil, m.ofNoFlow(h), nil
 		case isMartian(client):
 			return nil, passFor("PASS_MARTIAN", h.frame), nil
 		}
@@ -253,7 +288,11 @@ func (m *Model) begin(h *header) (*Flow, outcome, error) {
 	if isMartian(client) {
 		return nil, passFor("PASS_MARTIAN", h.frame), nil
 	}
-	if h.flags()&packet.RST != 0 {
+	switch {
+	case h.flags()&packet.RST == 0:
+	case h.wrapper != nil:
+		return nil, m.ofNoFlow(h), nil
+	default:
 		return nil, passFor("PASS_RST", h.frame), nil
 	}
 	if !frontend.Admits(client) {
@@ -265,6 +304,9 @@ func (m *Model) begin(h *header) (*Flow, outcome, error) {
 	route := frontend.Routes[m.origin(client)]
 	set := route.Set
 	list := eligible(d, set)
+	if target := m.target(d, h); target != nil {
+		list = []proxier.Backend{*target}
+	}
 	if len(list) == 0 {
 		if d.Empty[set] == proxier.Drop {
 			return nil, drop("DROP_POLICY"), nil
@@ -275,22 +317,22 @@ func (m *Model) begin(h *header) (*Flow, outcome, error) {
 		if m.Kept(h.protocol) >= m.node.limit(h.protocol) {
 			return nil, drop("DROP_NO_FLOW"), nil
 		}
-		if out, there := m.obstacle(h, route, list); there {
+		if out, there := m.obstacle(h, frontend, route, list); there {
 			return nil, out, nil
 		}
-		if m.isFull(h, route, list) {
+		if m.isFull(h, frontend, route, list) {
 			return nil, m.rejectFor("REJECT_NO_PORT", h), nil
 		}
 	}
-	f, err := m.make(h, d, route, list)
+	f, err := m.make(h, d, frontend, route, list)
 	return f, outcome{}, err
 }
 
 // obstacle returns why a packet cannot be sent to one of the backends: the one that fits what
 // the programs did, as any may have been picked.
-func (m *Model) obstacle(h *header, route proxier.Route, list []proxier.Backend) (out outcome, there bool) {
+func (m *Model) obstacle(h *header, f *proxier.Frontend, route proxier.Route, list []proxier.Backend) (out outcome, there bool) {
 	for _, b := range list {
-		this, is := m.obstacleTo(h, route, b)
+		this, is := m.obstacleTo(h, f, route, b)
 		if is && (!there || m.compare(&this, m.got) == nil) {
 			out, there = this, true
 		}
@@ -299,7 +341,7 @@ func (m *Model) obstacle(h *header, route proxier.Route, list []proxier.Backend)
 }
 
 // obstacleTo returns why a packet cannot be sent to a backend.
-func (m *Model) obstacleTo(h *header, route proxier.Route, b proxier.Backend) (outcome, bool) {
+func (m *Model) obstacleTo(h *header, f *proxier.Frontend, route proxier.Route, b proxier.Backend) (outcome, bool) {
 	way, routed := m.node.Route(b.Addr.Addr())
 	if !routed && b.Remote && (!m.node.Pod || route.Source == proxier.Masquerade) && !m.isLocal(b.Addr.Addr()) {
 		return drop("DROP_NO_ROUTE"), true
@@ -313,15 +355,18 @@ func (m *Model) obstacleTo(h *header, route proxier.Route, b proxier.Backend) (o
 	if h.ttl <= 1 {
 		return m.timeExceeded(h), true
 	}
-	if h.end-h.l3 > way.MTU {
-		return m.tooBig(h, way.MTU), true
+	if mtu := way.MTU - m.overhead(h, m.isDirect(h, f, route, b)); h.end-h.l3 > mtu {
+		return m.tooBig(h, mtu), true
 	}
 	return outcome{}, false
 }
 
 // isFull reports whether one of the backends has no free source port.
-func (m *Model) isFull(h *header, route proxier.Route, list []proxier.Backend) bool {
+func (m *Model) isFull(h *header, f *proxier.Frontend, route proxier.Route, list []proxier.Backend) bool {
 	return slices.ContainsFunc(list, func(b proxier.Backend) bool {
+		if m.isDirect(h, f, route, b) {
+			return false // its replies do not come by
+		}
 		reply, free := m.replyTo(h, route, b)
 		for port := 1024; !free && port < 1<<16; port++ {
 			reply.Dst = netip.AddrPortFrom(reply.Dst.Addr(), uint16(port))
@@ -363,7 +408,7 @@ func (m *Model) remote(b proxier.Backend) (Route, bool) {
 }
 
 // make accepts the flow that the programs made, if its backend is eligible.
-func (m *Model) make(h *header, d *proxier.Decision, route proxier.Route, list []proxier.Backend) (*Flow, error) {
+func (m *Model) make(h *header, d *proxier.Decision, frontend *proxier.Frontend, route proxier.Route, list []proxier.Backend) (*Flow, error) {
 	reply, ok := m.made(h.tuple)
 	if !ok {
 		return nil, fmt.Errorf("no flow was made for %v", h.tuple)
@@ -376,15 +421,25 @@ func (m *Model) make(h *header, d *proxier.Decision, route proxier.Route, list [
 	chosen := list[at]
 	at = slices.IndexFunc(m.backends, func(b backend) bool { return b.service == d.Name && b.addr == chosen.Addr })
 	f.backend = m.backends[at]
-	if err := m.checkAffinity(h, d, list, f.backend); err != nil {
-		return nil, err
+	if h.wrapper != nil {
+		f.wrapped = h.wrapper.dispatch
 	}
+	// Another node selected a target.
+	if m.target(d, h) == nil {
+		if err := m.checkAffinity(h, d, list, f.backend); err != nil {
+			return nil, err
+		}
+	}
+	f.Direct = m.isDirect(h, frontend, route, chosen)
 
 	_, f.Remote = m.ownSource(h, route, chosen)
 	if chosen.Remote && !f.Remote && (!m.node.Pod || route.Source == proxier.Masquerade) && !m.isLocal(chosen.Addr.Addr()) {
 		m.Counted["PASS_NO_UPLINK"]++
 	}
 	want, ok := m.replyTo(h, route, chosen)
+	if f.Direct {
+		want.Dst, ok = netip.AddrPortFrom(want.Dst.Addr(), h.tuple.Src.Port()), true
+	}
 	if !ok {
 		port := reply.Dst.Port()
 		if want.Dst = netip.AddrPortFrom(want.Dst.Addr(), port); !m.node.SourcePort(port) {
@@ -397,11 +452,11 @@ func (m *Model) make(h *header, d *proxier.Decision, route proxier.Route, list [
 	if reply != want {
 		return nil, fmt.Errorf("replies are expected as %v, want %v", reply, want)
 	}
-	if m.isUsed(want) {
+	if !f.Direct && m.isUsed(want) {
 		return nil, fmt.Errorf("replies of two flows are expected as %v", want)
 	}
 	m.flows = append(m.flows, f)
-	if m.young.add(f) {
+	if m.young.add(f, stays) {
 		m.Counted["PUSHED_OUT"]++
 	}
 	return f, nil
@@ -409,7 +464,7 @@ func (m *Model) make(h *header, d *proxier.Decision, route proxier.Route, list [
 
 // isForService reports whether a packet is for a frontend, or rejected for its address.
 func (m *Model) isForService(h *header) bool {
-	d, _ := m.frontend(h.tuple)
+	d, _ := m.frontend(h)
 	return d != nil || contains(m.rules.Unserved, h.dst) && !m.isLocal(h.dst)
 }
 
@@ -436,7 +491,7 @@ func (m *Model) remap(hook Hook, h *header) (*Flow, error) {
 	}
 	f := &Flow{Request: h.tuple, Reply: made, Remapped: true, at: hook}
 	m.flows = append(m.flows, f)
-	if m.young.add(f) {
+	if m.young.add(f, stays) {
 		m.Counted["PUSHED_OUT"]++
 	}
 	return f, nil

@@ -29,14 +29,22 @@ func (m *Model) follow(f *Flow, reply bool, h *header) outcome {
 		if !ok {
 			return drop("DROP_NO_ROUTE")
 		}
-		if h.end-h.l3 > way.MTU {
-			return m.tooBig(h, way.MTU)
+		if mtu := way.MTU - m.overhead(h, f.Direct); h.end-h.l3 > mtu {
+			return m.tooBig(h, mtu)
 		}
 		out.verdict = Redirect
 	}
 	out.editor = edit(h.frame)
 	if f.Remote {
 		out.hop(h)
+	}
+	if f.Direct {
+		out.reason = "FORWARD_DIRECT"
+		m.wrap(out.editor, h, f)
+		return out
+	}
+	if reply && f.wrapped != nil && !f.Remote {
+		out.lowerMSS(h, f.wrapped)
 	}
 	out.rewrite(h, to)
 	return out
@@ -97,11 +105,11 @@ func (e *editor) setAddrs(h *header, src, dst netip.Addr, covered []int) {
 func (m *Model) followError(hook Hook, h *header) outcome {
 	q, ok := h.parseQuote()
 	if !ok {
-		return pass(h.frame)
+		return m.aboutNoFlow(hook, h)
 	}
 	f, reply := m.find(q.tuple.Reversed())
-	if f == nil || !m.here(hook, f, reply) {
-		return pass(h.frame)
+	if f == nil || !m.here(hook, f, reply) || f.Direct && h.wrapper != nil {
+		return m.aboutNoFlow(hook, h)
 	}
 	answer := f.Reply.Reversed() // tuple of packets in this direction after translation
 	if reply {
@@ -118,6 +126,10 @@ func (m *Model) followError(hook Hook, h *header) outcome {
 		out.verdict = Redirect
 		out.hop(h)
 	}
+	if f.Direct { // the backend's node translates it
+		m.wrap(out.editor, h, f)
+		return out
+	}
 	out.rewriteQuote(h, q, answer.Reversed())
 	from := h.src
 	if answer.Src.Addr() != q.dst {
@@ -125,6 +137,14 @@ func (m *Model) followError(hook Hook, h *header) outcome {
 	}
 	out.rewrite(h, Tuple{Src: netip.AddrPortFrom(from, 0), Dst: netip.AddrPortFrom(answer.Dst.Addr(), 0)})
 	return out
+}
+
+// aboutNoFlow handles an ICMP error about no flow.
+func (m *Model) aboutNoFlow(hook Hook, h *header) outcome {
+	if hook == In && !m.node.Pod && h.wrapper == nil {
+		return m.followOuterError(h)
+	}
+	return m.ofNoFlow(h)
 }
 
 // rewriteQuote translates the quoted packet, whose checksum may be missing.

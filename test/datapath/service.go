@@ -52,12 +52,15 @@ func (m *Model) Drain() { m.services, m.rules.Unserved, m.draining = nil, nil, t
 // serves reports whether a backend still exists.
 func (m *Model) serves(b backend) bool { return slices.Contains(m.backends, b) }
 
-// frontend returns the frontend of a destination: that of its address, or a NodePort.
-func (m *Model) frontend(t Tuple) (*proxier.Decision, *proxier.Frontend) {
+// frontend returns the frontend of a destination: that of its address, or a NodePort, also of another
+// node that sends what came for its own address.
+func (m *Model) frontend(h *header) (*proxier.Decision, *proxier.Frontend) {
+	t := h.tuple
 	d, f := m.frontendWith(func(d *proxier.Decision, f *proxier.Frontend) bool {
 		return uint8(d.Name.Protocol) == t.Protocol && f.Kind != proxier.NodePort && f.Addr == t.Dst
 	})
-	if f != nil || !slices.Contains(m.rules.NodePortAddrs, t.Dst.Addr()) {
+	ofSender := h.wrapper != nil && h.wrapper.from == h.dst
+	if f != nil || !ofSender && !slices.Contains(m.rules.NodePortAddrs, t.Dst.Addr()) {
 		return d, f
 	}
 	return m.frontendWith(func(d *proxier.Decision, f *proxier.Frontend) bool {
