@@ -157,15 +157,8 @@ func newXDPDriver(b *testing.B, of []datapath.Tuple, frame []byte) *driver {
 	check()
 	d.next, err = ciliumebpf.NewMap(&ciliumebpf.MapSpec{Name: "bench_next", Type: ciliumebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	check()
-	load := func(name string, instructions asm.Instructions) *ciliumebpf.Program {
-		p, err := ciliumebpf.NewProgram(&ciliumebpf.ProgramSpec{Name: name, Type: ciliumebpf.XDP, AttachType: ciliumebpf.AttachXDP, Flags: unix.BPF_F_XDP_HAS_FRAGS, License: "GPL", Instructions: instructions})
-		if err != nil {
-			b.Fatal(err)
-		}
-		return p
-	}
 	end := asm.Instructions{asm.Mov.Imm(asm.R0, xdpPass).WithSymbol("end"), asm.Return()}
-	d.nothing = load("bench_nothing", end)
+	d.nothing = newXDP(b, "bench_nothing", end)
 	store := func(at, from, length int32) asm.Instructions {
 		return asm.Instructions{
 			asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Imm(asm.R2, at), asm.Mov.Reg(asm.R3, asm.R7), asm.Add.Imm(asm.R3, from),
@@ -185,6 +178,16 @@ func newXDPDriver(b *testing.B, of []datapath.Tuple, frame []byte) *driver {
 	program = append(program, store(frameTTL, 12, 1)...)
 	program = append(program, store(0, 14, ethernet)...)
 	program = append(program, asm.Mov.Reg(asm.R1, asm.R6), asm.LoadMapPtr(asm.R2, d.next.FD()), asm.Mov.Imm(asm.R3, 0), asm.FnTailCall.Call())
-	d.program = load("bench_driver", append(program, end...))
+	d.program = newXDP(b, "bench_driver", append(program, end...))
 	return d
+}
+
+// newXDP loads an XDP program.
+func newXDP(b *testing.B, name string, instructions asm.Instructions) *ciliumebpf.Program {
+	b.Helper()
+	p, err := ciliumebpf.NewProgram(&ciliumebpf.ProgramSpec{Name: name, Type: ciliumebpf.XDP, AttachType: ciliumebpf.AttachXDP, Flags: unix.BPF_F_XDP_HAS_FRAGS, License: "GPL", Instructions: instructions})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return p
 }

@@ -196,13 +196,23 @@ func (d device) restore(s *Sandbox) error {
 // WithoutOffload turns off checksum offload of a device. This also turns off segmentation
 // offload.
 func (s *Sandbox) WithoutOffload(device string) error {
+	return wrap(s.ethtool(device, unix.ETHTOOL_STXCSUM, 0), "turn offloads of %s of %s off", device, s.Name)
+}
+
+// WithGRO merges what a device receives, which has a veth take frames of XDP programs without one of its own.
+func (s *Sandbox) WithGRO(device string) error {
+	return wrap(s.ethtool(device, unix.ETHTOOL_SGRO, 1), "turn GRO of %s of %s on", device, s.Name)
+}
+
+// ethtool sets a value of a device.
+func (s *Sandbox) ethtool(device string, command, value uint32) error {
 	request := struct {
 		name  [unix.IFNAMSIZ]byte
 		value *[2]uint32 // command and argument
 		_     [16]byte   // struct ifreq is larger
-	}{value: &[2]uint32{unix.ETHTOOL_STXCSUM, 0}}
+	}{value: &[2]uint32{command, value}}
 	copy(request.name[:], device)
-	err := s.Do(func() error {
+	return s.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return os.NewSyscallError("socket", err)
@@ -214,5 +224,4 @@ func (s *Sandbox) WithoutOffload(device string) error {
 		}
 		return nil
 	})
-	return wrap(err, "turn offloads of %s of %s off", device, s.Name)
 }
