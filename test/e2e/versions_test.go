@@ -21,6 +21,7 @@ import (
 // earlier are versions that leave something else in the kernel than this one, by what that is.
 var earlier = map[string]string{
 	"layout 6": "e4cef31cdc63cf6623ea3fc48f511c265552d279",
+	"layout 7": "6d59523d8776616bf5b45fa97457bce8cd7599d3",
 }
 
 // TestEarlierVersions: the process of an earlier version is replaced by this one, and that by the earlier one, again and again, under
