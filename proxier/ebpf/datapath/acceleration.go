@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 
 	ciliumebpf "github.com/cilium/ebpf"
 
@@ -153,10 +154,10 @@ func FindXDP(device int) (*ciliumebpf.Program, error) {
 		return nil, err
 	}
 	program, err := openOwn(there.Program)
-	if err != nil {
+	if errors.Is(err, xdp.ErrOccupied) || errors.Is(err, os.ErrNotExist) {
 		return nil, nil // a foreign one, or it is gone
 	}
-	return program, nil
+	return program, err
 }
 
 // decelerate takes the XDP program of this project off a device, and reports whether there was one.
