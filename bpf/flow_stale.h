@@ -32,8 +32,7 @@ static __always_inline bool takes_direct(const struct flow *f)
  * its flow. Datagrams that may be so get the same backend from either. */
 static __always_inline bool is_for_earlier(const struct packet *p)
 {
-	return p->key.proto == IPPROTO_TCP &&
-	       (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN &&
+	return p->key.proto == IPPROTO_TCP && !is_opening(p) &&
 	       flow_other() == OTHER_BEHIND;
 }
 
@@ -51,7 +50,7 @@ static __always_inline bool is_over(const struct packet *p,
 	if (hit->action == ACTION_DIRECT && p->wrapped == WRAPPED)
 		return true;
 	if (p->key.proto == IPPROTO_TCP) {
-		if ((p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+		if (!is_opening(p))
 			return false;
 		/* The other proxy gets all new connections to Services. */
 		if (hit->flags & FLOW_CLOSED ||

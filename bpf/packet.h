@@ -2,8 +2,10 @@
 #ifndef TANDEM_PACKET_H
 #define TANDEM_PACKET_H
 
+#include <linux/in.h>
 #include <linux/types.h>
 #include <stdbool.h>
+#include <bpf/bpf_helpers.h>
 
 #include "flow_types.h"
 
@@ -50,5 +52,12 @@ struct packet {
 	bool v6;
 	__u8 wrapped; /* enum wrapped */
 };
+
+/* Whether a packet opens a TCP connection, as far as its flags tell. */
+static __always_inline bool is_opening(const struct packet *p)
+{
+	return p->key.proto == IPPROTO_TCP &&
+	       (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
 
 #endif

@@ -18,8 +18,7 @@
 static __always_inline bool may_begin(const struct packet *p)
 {
 	return p->fragment != LATER_FRAGMENT &&
-	       (p->key.proto != IPPROTO_TCP ||
-		(p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN);
+	       (p->key.proto != IPPROTO_TCP || is_opening(p));
 }
 
 /*

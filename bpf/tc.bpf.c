@@ -53,14 +53,6 @@
 
 char __license[] SEC("license") = "Dual BSD/GPL";
 
-/* Whether a packet may be of a connection that began elsewhere than at a
- * frontend, whose port it has: where that is asked, it costs lookups. */
-static __always_inline bool may_be_known(const struct packet *p)
-{
-	return p->key.proto != IPPROTO_TCP ||
-	       (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN;
-}
-
 /* Handles a packet without a flow: picks a backend, creates a flow, follows it.
  */
 static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
@@ -73,7 +65,9 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	verdict = claim(p, &c);
 	if (verdict == CHOSEN && is_for_earlier(p))
 		return NEXT;
-	if (verdict == CHOSEN && may_be_known(p)) {
+	/* It may be of a connection that began elsewhere than at the frontend
+	 * whose port it has. */
+	if (verdict == CHOSEN && !is_opening(p)) {
 		if (netfilter_has(skb, p))
 			return done(PASS_NETFILTER, NEXT);
 		if (host_is_connected(skb, p))
@@ -88,10 +82,10 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 		return fail(p, DROP_NO_FLOW, TC_ACT_SHOT);
 	if (verdict == CHOSEN)
 		verdict = plan(skb, p, &c);
-	if (c.reason)
-		count_failure(&p->key, c.reason);
 	if (verdict != CHOSEN)
-		return verdict;
+		return c.reason ? fail(p, c.reason, verdict) : verdict;
+	if (c.reason)
+		count_reason(c.reason);
 	switch (create(skb, p, &c)) {
 	case FLOW_MADE:
 	case FLOW_OUTRUN:

@@ -389,14 +389,6 @@ static __always_inline int send_to(struct xdp_md *ctx,
 	return bpf_redirect(hop->out, 0);
 }
 
-/* Whether a packet opens a TCP connection. What the kernel has of such
- * connections need not be asked, unlike that of others. */
-static __always_inline bool is_opening(const struct packet *p)
-{
-	return p->key.proto == IPPROTO_TCP &&
-	       (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN;
-}
-
 /*
  * Handles the first packet of a connection, as begin() of tc.bpf.c does.
  * CHOSEN: it has a flow of direct server return, and its route is the last that
@@ -475,6 +467,7 @@ int tdm_xdp(struct xdp_md *ctx)
 	verdict = follow(ctx, &p, 0);
 	if (verdict != NO_FLOW)
 		return verdict;
+	/* What conntrack and sockets know of others has to be asked. */
 	if (!is_opening(&p) || draining || has_yielded() || is_awaited())
 		return XDP_PASS;
 	verdict = begin(ctx, &p, &made);
