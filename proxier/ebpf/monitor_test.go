@@ -280,6 +280,27 @@ func TestMonitor(t *testing.T) {
 	waitFor(t, "the programs to be traced no more", func() bool { return monitored(t, e.at) == 0 })
 }
 
+// TestMonitorXDP: what XDP drops is reported as by the programs of tc.
+func TestMonitorXDP(t *testing.T) {
+	kernel.Since(t, 5, 17, "bpf_get_func_arg")
+	e := newEdge(t, Options{Acceleration: datapath.Native}, lab.Options{NoOffload: true, XDP: true})
+	e.OnServiceUpdate(nil, edgeService(func(s *v1.Service) { s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"} }))
+	e.use(t, e.there)
+	m := newMonitor(t, plenty)
+	followNode(t, m, e.at)
+	to := netip.AddrPortFrom(lb4, lbPort)
+	if r, err := e.client.Ask(shortly(t), "tcp", to); err == nil {
+		t.Fatalf("reply from %s", r.Server)
+	}
+	if f := failureAt(t, m, to); f.Reason != "dropped_source_range" || f.Client.Addr() != e.client.Addr4 {
+		t.Errorf("got %+v", f)
+	}
+	counts, err := e.tier.Packets()
+	if err != nil || !slices.ContainsFunc(counts, func(c lbmap.PacketCount) bool { return c.Result == "accelerated" && c.Count > 0 }) {
+		t.Errorf("not dropped by XDP: %v, error %v", counts, err)
+	}
+}
+
 // TestMonitorRate: of the failures in one second on one CPU, as many as the rate are reported, and the others counted.
 func TestMonitorRate(t *testing.T) {
 	kernel.Since(t, 5, 17, "bpf_get_func_arg")
