@@ -39,8 +39,8 @@ GLOBAL int send_to_sender(struct __sk_buff *skb, const struct packet *p)
 	return send_out(skb, nh);
 }
 
-/* Sends a packet back to where it came from; one that came in an IP packet, to
- * the client. */
+/* Sends a packet back to where it came from; one that came by direct server
+ * return, to the client. */
 static __always_inline int bounce(struct __sk_buff *skb, const struct packet *p)
 {
 	__u8 mac[2][6], swapped[2][6];

@@ -44,8 +44,8 @@ struct choice {
 };
 
 /* Finds the frontend that a packet is sent to: that of its address, or a
- * NodePort. wrapper is the node that sent it in an IP packet, NULL for none. It
- * may do so for NodePorts of its own address. */
+ * NodePort. wrapper is the node that sent it by direct server return, NULL for
+ * none. It may do so for NodePorts of its own address. */
 static __always_inline enum frontend_result
 packet_frontend(const struct flow_key *packet, const __be32 *wrapper,
 		struct frontend_ref *fe)
@@ -171,6 +171,15 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 		be = NULL;
 		if (p->wrapped == WRAPPED)
 			be = target_of(fe.service, &chosen);
+		/* By the time of a retransmission, the nodes may agree. */
+		if (!be && bound_to(p)) {
+			c->result = SELECT_REJECT;
+			if (!is_opening(p))
+				return REFUSED;
+			c->result = SELECT_RACED;
+			c->reason = DROP_NO_TARGET;
+			return TC_ACT_SHOT;
+		}
 		if (be)
 			result = SELECT_OK;
 		else

@@ -6,11 +6,13 @@
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
+#include "addr.h"
 #include "choice.h"
 #include "flow_index.h"
 #include "mss.h"
 #include "nat.h"
 #include "next_hop.h"
+#include "option_edit.h"
 #include "packet.h"
 #include "reasons.h"
 #include "redirect.h"
@@ -20,13 +22,15 @@
 #include "verdict.h"
 #include "wrap.h"
 
-/* Translates a packet, or puts it into an IP packet to the backend, and
- * redirects it past the stack. */
+/* Translates a packet, or wraps it for direct server return, and redirects it
+ * past the stack. */
 static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
-				   const struct flow_hit *hit, bool has_way)
+				   struct flow_hit *hit, bool has_way)
 {
+	const bool direct = hit->action == ACTION_DIRECT;
 	struct bpf_fib_lookup *fib = last_route();
 	struct next_hop *nh = next_hop_of(hit);
+	long err;
 
 	if (!fib || !nh)
 		return TC_ACT_SHOT;
@@ -55,15 +59,21 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 				      fib->mtu_result);
 	}
 known:
-	if (hit->action == ACTION_DIRECT) {
-		if (wrap(skb, p, &hit->to))
-			return fail(p, DROP_REWRITE, TC_ACT_SHOT);
-		count_reason(FORWARD_DIRECT);
-		return send_out(skb, nh);
-	}
-	if (rewrite(skb, p, &hit->to, p->ttl - 1))
+	/* What is translated with an option keeps its client's address. */
+	if (direct && dispatch == DISPATCH_OPT)
+		copy_addr(hit->to.src, p->key.src);
+	if (direct && dispatch != DISPATCH_OPT)
+		err = wrap(skb, p, &hit->to);
+	else
+		err = rewrite(skb, p, &hit->to, p->ttl - 1);
+	if (direct && dispatch == DISPATCH_OPT &&
+	    (has_way || needs_option(p, hit)))
+		err |= add_option(skb, p);
+	if (err)
 		return fail(p, DROP_REWRITE, TC_ACT_SHOT);
-	count_reason(hit->reply ? FORWARD_REPLY : FORWARD_REMOTE);
+	count_reason(direct	? FORWARD_DIRECT :
+		     hit->reply ? FORWARD_REPLY :
+				  FORWARD_REMOTE);
 	return send_out(skb, nh);
 }
 
@@ -89,7 +99,7 @@ static __always_inline int move_reply(struct __sk_buff *skb, struct packet *p,
 /* Carries out the action of a flow on a packet. has_way: the route is the
  * last that was looked up. */
 static __always_inline int emit(struct __sk_buff *skb, struct packet *p,
-				const struct flow_hit *hit, bool has_way)
+				struct flow_hit *hit, bool has_way)
 {
 	if (hit->action == ACTION_SNAT || hit->action == ACTION_DIRECT)
 		return forward(skb, p, hit, has_way);

@@ -4,6 +4,8 @@
 
 #include <linux/bpf.h>
 #include <linux/errno.h>
+#include <linux/in.h>
+#include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
 #include "choice.h"
@@ -19,6 +21,7 @@
 #ifndef TANDEM_XDP
 #include "snat.h"
 #endif
+#include "wrapper.h"
 
 enum flow_created {
 	FLOW_MADE,
@@ -26,6 +29,30 @@ enum flow_created {
 	FLOW_PORT_USED, /* no free source port towards that backend */
 	FLOW_OUTRUN,	/* another CPU created the same flow */
 };
+
+#ifndef TANDEM_XDP
+/* Removes the flow that has the replies to another one, if it has ended. */
+GLOBAL int make_way(__u32 id)
+{
+	const struct flow *f = flow_of(id);
+	const struct flow_entry *e;
+	__u64 word;
+
+	if (!f)
+		return 0;
+	e = entry_of(&f->reply, home_of(&f->reply), &word);
+	if (e && entry_flags(word) & FLOW_CLOSED)
+		flow_end(e->id, life_of(e->generation, FLOW_FREE));
+	return 0;
+}
+
+/* Whether the client of a flow is told by its source port alone: segments
+ * without an option do not say to which of its frontends it sent them. */
+static __always_inline bool owns_port(const struct flow *f)
+{
+	return f->request.proto == IPPROTO_TCP && f->flags & FLOW_OPTION;
+}
+#endif
 
 /* Inserts the entry for replies. */
 static __always_inline int insert_reply(CONTEXT *ctx, struct flow *f,
@@ -40,6 +67,11 @@ static __always_inline int insert_reply(CONTEXT *ctx, struct flow *f,
 #ifndef TANDEM_XDP
 	if (f->action == ACTION_LOCAL)
 		err = key_insert(word, true);
+	if (err == -EEXIST && f->action == ACTION_LOCAL && owns_port(f)) {
+		make_way(word);
+		err = key_insert(word, true);
+		return err == -EEXIST ? -EADDRINUSE : err;
+	}
 	/* Or the client uses one source port for two frontends that led to one
 	 * backend. */
 	if (err == -EEXIST)
@@ -103,7 +135,7 @@ GLOBAL int create(CONTEXT *ctx, const struct packet *p, struct choice *c)
 	}
 	/* A reply may have come before there was an entry for requests. */
 	if ((__u32)__sync_fetch_and_or(&f->flags, FLOW_INDEXED) &
-	    ~(FLOW_WRAPPED | FLOW_GENEVE))
+	    ~WRAPPED_FLAGS)
 		flow_mark(id, f->life, 0, 0);
 	*(volatile __u64 *)&f->life = life_of(generation, FLOW_YOUNG);
 	flow_make_room(word, false);

@@ -7,10 +7,13 @@
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
+#include "addr.h"
 #include "choice.h"
 #include "emit.h"
 #include "flow_index.h"
+#include "flow_key.h"
 #include "flow_life.h"
+#include "flow_record.h"
 #include "flow_stale.h"
 #include "flow_track.h"
 #include "global.h"
@@ -18,6 +21,7 @@
 #include "reasons.h"
 #include "tc_config.h"
 #include "verdict.h"
+#include "wrapper.h"
 
 /* Handles a packet as its flow says: the flow that was just made, or the one
  * that its key leads to. */
@@ -25,6 +29,7 @@ GLOBAL int follow(struct __sk_buff *skb, struct packet *p, struct choice *made,
 		  bool ingress)
 {
 	bool known = made && made->flow;
+	const __be32 *bound;
 	struct flow_hit hit;
 
 	if (!p)
@@ -42,8 +47,35 @@ GLOBAL int follow(struct __sk_buff *skb, struct packet *p, struct choice *made,
 		flow_end(hit.id, hit.life);
 		return REFUSED;
 	}
+	bound = bound_to(p);
+	if (bound && !same_addr(bound, hit.to.dst))
+		return REFUSED;
 	flow_account(skb, &hit, p);
 	return emit(skb, p, &hit, known);
+}
+
+/*
+ * Handles a packet that another node translated already, for direct server
+ * return: [client -> backend], of a flow to that backend. Only its flow needs
+ * to know of it. Whether the backend was removed, the other node knows too.
+ */
+GLOBAL int follow_translated(struct __sk_buff *skb, struct packet *p)
+{
+	struct flow_key key;
+	struct flow_hit hit;
+	__u64 word;
+
+	if (!p)
+		return NEXT;
+	turn_around(&key, &p->key);
+	if (!flow_find(&key, &hit) || !hit.reply || hit.action != ACTION_LOCAL)
+		return NO_FLOW;
+	key = hit.flow->request;
+	word = flow_word(hit.id, hit.life >> 32);
+	if (!flow_read(&key, word, &hit) || hit.reply)
+		return NO_FLOW;
+	flow_account(skb, &hit, p);
+	return done(FORWARD_LOCAL, NEXT);
 }
 
 #endif

@@ -25,6 +25,7 @@ struct flow_hit {
 	__u32 reply; /* 0 or 1 */
 	__u32 ingress;
 	__u32 action;	    /* enum flow_action */
+	__u32 seen;	    /* before this packet, in seconds */
 	struct flow_key to; /* addresses and ports after translation */
 };
 
@@ -42,6 +43,7 @@ static __always_inline bool entry_read(struct flow_entry *e, __u64 word,
 	hit->reply = !!(word & ENTRY_REPLY);
 	hit->ingress = e->ingress;
 	hit->action = e->action;
+	hit->seen = e->seen;
 	copy_addr(hit->to.src, e->src);
 	copy_addr(hit->to.dst, e->dst);
 	hit->to.sport = e->sport;

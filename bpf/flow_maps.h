@@ -67,10 +67,10 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 } tdm_flow_free SEC(".maps");
 
-/* A backend on this node to which other nodes may send packets in IP packets.
- * The unspecified address stands for frontends, to which they may do so for a
- * while longer: until they know that no backend takes any. The nodes that may
- * are there too; the unspecified address is for all senders. */
+/* A backend on this node to which other nodes may send packets by direct server
+ * return. The unspecified address stands for frontends, to which they may do so
+ * for a while longer: until they know that no backend takes any. The nodes that
+ * may are there too; the unspecified address is for all senders. */
 struct target_key {
 	__u32 service; /* or enum lb_target */
 	__be32 addr[4];

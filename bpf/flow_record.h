@@ -3,6 +3,7 @@
 #define TANDEM_FLOW_RECORD_H
 
 #include <linux/bpf.h>
+#include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
 #include "flow_maps.h"
@@ -24,13 +25,35 @@ static __always_inline __u64 flow_word(__u32 id, __u32 generation)
 	return (__u64)generation << 32 | id;
 }
 
-static __always_inline enum flow_other flow_other(void)
+static __always_inline struct flow_counter *flow_seed_counter(void)
 {
 	const __u32 seed = FLOW_SEED;
-	const struct flow_counter *c =
-		bpf_map_lookup_elem(&tdm_flow_count, &seed);
+
+	return bpf_map_lookup_elem(&tdm_flow_count, &seed);
+}
+
+static __always_inline enum flow_other flow_other(void)
+{
+	const struct flow_counter *c = flow_seed_counter();
 
 	return c ? *(volatile __u64 *)&c->other : OTHER_NONE;
+}
+
+/* Whether packets came with IP options of direct server return, so others of
+ * their connections may come without. */
+static __always_inline bool had_options(void)
+{
+	const struct flow_counter *c = flow_seed_counter();
+
+	return c && *(volatile __u64 *)&c->options;
+}
+
+static __always_inline void note_option(void)
+{
+	struct flow_counter *c = flow_seed_counter();
+
+	if (c && !c->options)
+		c->options = 1;
 }
 
 static __always_inline __u64 *flow_counter(enum flow_count which)

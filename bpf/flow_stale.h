@@ -19,7 +19,7 @@
 #define SILENT_S 120
 
 /* Whether the backend of a flow is still there, and its node still takes
- * packets in IP packets. */
+ * direct server return. */
 static __always_inline bool takes_direct(const struct flow *f)
 {
 	const struct backend *be =

@@ -65,8 +65,8 @@ enum flow_action {
 	/* Likewise of a client's connection, where it arrives; its replies are
 	 * translated where they leave the stack. */
 	ACTION_REMAP_IN = 4,
-	/* Requests are sent in IP packets to the backend, whose node answers
-	 * the client directly. There is no entry for replies. */
+	/* Requests are sent to the backend by direct server return: its node
+	 * answers the client. There is no entry for replies. */
 	ACTION_DIRECT = 5,
 };
 BTF_EMIT(flow_action);
@@ -84,9 +84,11 @@ enum flow_flag {
 	FLOW_ESTABLISHED = 1 << 7, /* TCP: the client answered the SYN-ACK */
 	FLOW_WAITING = 1 << 8, /* UDP without a process that serves: a request
 				* was not answered yet */
-	FLOW_WRAPPED = 1 << 9, /* its first request came in an IP packet from
-				* another node, which may send more of them */
-	FLOW_GENEVE = 1 << 10, /* and in Geneve in that */
+	FLOW_WRAPPED = 1 << 9, /* its first request came from another node, by
+				* direct server return, as more may: in an IP
+				* packet without one of the following */
+	FLOW_GENEVE = 1 << 10, /* in Geneve in that */
+	FLOW_OPTION = 1 << 11, /* with an IP option */
 };
 BTF_EMIT(flow_flag);
 
@@ -170,8 +172,10 @@ BTF_EMIT(flow_other);
 /* Shared by all CPUs and user space; each has a cache line of its own. */
 struct flow_counter {
 	__u64 value;
-	__u64 other; /* of FLOW_SEED: enum flow_other */
-	__u64 pad[6];
+	__u64 other;   /* of FLOW_SEED: enum flow_other */
+	__u64 options; /* of FLOW_SEED: 1 once packets came with IP options of
+			* direct server return */
+	__u64 pad[5];
 };
 
 /* Free ids, of one CPU or some. */

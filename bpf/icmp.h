@@ -29,6 +29,14 @@
 #define ICMPV6_ECHO_REQUEST 128
 #define ICMPV6_ECHO_REPLY 129
 
+struct icmp_echo {
+	__u8 type;
+	__u8 code;
+	__be16 check;
+	__be16 id;
+	__be16 sequence;
+};
+
 struct icmp_error {
 	__u8 type;
 	__u8 code;

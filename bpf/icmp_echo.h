@@ -3,11 +3,14 @@
 #define TANDEM_ICMP_ECHO_H
 
 #include <linux/bpf.h>
+#include <linux/errno.h>
 #include <linux/pkt_cls.h>
+#include <stddef.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 #include "answer.h"
+#include "context.h"
 #include "csum.h"
 #include "flow_key.h"
 #include "global.h"
@@ -39,6 +42,21 @@ GLOBAL int answer_echo(struct __sk_buff *skb, struct packet *p)
 	err |= rewrite_fields(skb, p, &to);
 	err |= set_ip(skb, p, p->l3_len);
 	return err ? TC_ACT_SHOT : bounce(skb, p);
+}
+
+/* Inverts the sequence number of an echo request. */
+static __always_inline long mark_echo(struct __sk_buff *skb,
+				      const struct packet *p)
+{
+	const __u32 at = p->l4 + offsetof(struct icmp_echo, sequence);
+	__be16 old, new;
+
+	if (!load(skb, at, &old, sizeof(old)))
+		return -EFAULT;
+	new = ~old;
+	return bpf_l4_csum_replace(skb, p->l4 + csum_offset(p->key.proto), old,
+				   new, sizeof(new)) |
+	       bpf_skb_store_bytes(skb, at, &new, sizeof(new), 0);
 }
 
 #endif

@@ -41,8 +41,8 @@ enum lb_route {
 	ROUTE_LOCAL = 1 << 0,	   /* to the set of local backends */
 	ROUTE_MASQUERADE = 1 << 1, /* the backend sees this node's address */
 	ROUTE_ANY_SOURCE = 1 << 2, /* it may, where packets are translated */
-	ROUTE_DIRECT = 1 << 3,	   /* backends on other nodes get packets in IP
-				    * packets, and answer the client directly */
+	ROUTE_DIRECT = 1 << 3,	   /* by direct server return to backends on
+				    * other nodes, which answer the client */
 	ROUTE_BITS = 4,
 };
 BTF_EMIT(lb_route);
@@ -130,7 +130,7 @@ enum lb_backend_flag {
 	BACKEND_TERMINATING = 1 << 1,
 	BACKEND_REMOTE = 1 << 2, /* on another node; with neither, only routes
 				  * tell */
-	BACKEND_DIRECT = 1 << 3, /* its node takes packets in IP packets */
+	BACKEND_DIRECT = 1 << 3, /* its node takes direct server return */
 };
 BTF_EMIT(lb_backend_flag);
 

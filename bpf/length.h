@@ -11,20 +11,23 @@
 #include "context.h"
 #include "flow_types.h"
 #include "geneve.h"
+#include "option.h"
 #include "packet.h"
 #include "tc_config.h"
 
-/* Length of the headers that a packet in a packet has around it. */
-static __always_inline __u16 outer_len(bool v6, bool geneve)
+/* Length of what a form of direct server return adds to a packet. */
+static __always_inline __u16 added_len(bool v6, enum dispatch form)
 {
+	if (form == DISPATCH_OPT)
+		return v6 ? sizeof(struct option_v6) : sizeof(struct option_v4);
 	return (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) +
-	       (geneve ? sizeof(struct geneve) : 0);
+	       (form == DISPATCH_GENEVE ? sizeof(struct geneve) : 0);
 }
 
-/* Length of the headers that an action puts before packets. */
+/* Length of what an action adds to packets, or may. */
 static __always_inline __u16 wrapper_len(const struct packet *p, __u32 action)
 {
-	return action == ACTION_DIRECT ? outer_len(p->v6, dispatch_geneve) : 0;
+	return action == ACTION_DIRECT ? added_len(p->v6, dispatch) : 0;
 }
 
 /*

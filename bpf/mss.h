@@ -17,6 +17,7 @@
 #include "length.h"
 #include "packet.h"
 #include "parse.h"
+#include "wrapper.h"
 
 #define TCP_OPTION_MSS 2
 #define TCP_OPTION_MSS_LEN 4
@@ -30,14 +31,14 @@ struct mss_option {
 };
 
 /*
- * Lowers the maximum segment size in a SYN-ACK by the length of the headers
- * that the client's node puts before each packet, so that clients send nothing
- * that is too big with them. All usual systems put the option first; where it
- * is not, the client gets ICMP errors about its large packets.
+ * Lowers the maximum segment size in a SYN-ACK by the length of what the
+ * client's node adds to packets, so that clients send nothing that is too big
+ * with it. All usual systems put the option first; where it is not, the client
+ * gets ICMP errors about its large packets.
  */
 GLOBAL int lower_mss(struct __sk_buff *skb, const struct packet *p, __u32 flags)
 {
-	const __u16 taken = outer_len(p && p->v6, flags & FLOW_GENEVE);
+	const __u16 taken = added_len(p && p->v6, form_of(flags));
 	struct mss_option mss;
 	__be16 lower;
 	__u32 at;

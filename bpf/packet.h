@@ -22,12 +22,13 @@ enum tcp_flag {
 	TCP_ACK = 0x10,
 };
 
-/* IP in IP (RFC 2003, RFC 2473), or in Geneve (geneve.h). */
+/* For direct server return: in IP (RFC 2003, RFC 2473), in Geneve (geneve.h),
+ * or with an option (option.h). */
 enum wrapped {
 	BARE,
-	WRAPPED, /* it came in an IP packet, which was taken off */
-	TO_WRAP, /* an ICMP error that goes on in an IP packet with the
-		  * addresses of the key */
+	WRAPPED, /* it came so, and is now as its client sent it */
+	TO_WRAP, /* an ICMP error that goes on so, by the flow in
+		  * last_wrapper() */
 };
 
 /* The parsed fields of a packet. ICMP has its type and code in place of ports.

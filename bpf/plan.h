@@ -66,8 +66,8 @@ static __always_inline bool is_of_cluster(const __be32 *client)
 	return bpf_map_lookup_elem(&tdm_range, &key);
 }
 
-/* Whether a backend on another node gets the client's packets as they are, in
- * IP packets. One that came so is not sent on: two nodes that disagree would
+/* Whether a backend on another node gets the client's packets by direct server
+ * return. One that came so is not sent on: two nodes that disagree would
  * send it to and fro. Clients of the cluster may be on the backend's node,
  * where the packets would come from an address of that node's own, and replies
  * would not leave it. */

@@ -38,6 +38,10 @@ GLOBAL int is_taken(const struct packet *p, bool ingress)
 		return false;
 	/* Otherwise the compiler reads the hit that there is not. */
 	barrier();
+	/* Segments to the backend may be of that flow, see owns_port(). */
+	if ((hit.flags & (FLOW_OPTION | FLOW_CLOSED)) == FLOW_OPTION &&
+	    p->key.proto == IPPROTO_TCP)
+		return false;
 	return hit.reply && is_ingress(&hit) != ingress;
 }
 

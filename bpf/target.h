@@ -12,7 +12,8 @@
 #include "wrapper.h"
 
 /* Whether an address is that of a backend to which other nodes may send packets
- * in IP packets; the unspecified one, whether they may to frontends. */
+ * by direct server return; the unspecified one, whether they may to frontends.
+ */
 static __always_inline bool is_target(const __be32 *addr)
 {
 	struct target_key key = {};
@@ -21,8 +22,9 @@ static __always_inline bool is_target(const __be32 *addr)
 	return bpf_map_lookup_elem(&tdm_target, &key);
 }
 
-/* Whether a sender of packets in IP packets is a node of the cluster, as far as
- * nodes are known. */
+/* Whether an address is that of a node of the cluster, as far as nodes are
+ * known.
+ */
 static __always_inline bool is_node_address(const __be32 *addr)
 {
 	struct target_key key = { .service = TARGET_NODE };

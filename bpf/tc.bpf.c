@@ -38,6 +38,7 @@
 #include "conntrack.h"
 #include "failure.h"
 #include "flow_life.h"
+#include "flow_record.h"
 #include "flow_stale.h"
 #include "flow_maps.h"
 #include "host_sock.h"
@@ -52,6 +53,14 @@
 #include "wrapper.h"
 
 char __license[] SEC("license") = "Dual BSD/GPL";
+
+/* Whether a packet without a flow may be of one that another node translates
+ * for direct server return. */
+static __always_inline bool may_be_translated(const struct packet *p)
+{
+	return role == ROLE_UPLINK && p->key.proto == IPPROTO_TCP &&
+	       p->wrapped == BARE && !is_opening(p) && had_options();
+}
 
 /* Handles a packet without a flow: picks a backend, creates a flow, follows it.
  */
@@ -100,8 +109,9 @@ static __always_inline int begin(struct __sk_buff *skb, struct packet *p)
 	return verdict == NO_FLOW ? fail(p, DROP_RACED, TC_ACT_SHOT) : verdict;
 }
 
-/* Answers another node that asks whether this one takes packets in IP packets
- * for a backend. */
+/* Answers another node that asks whether this one takes packets for a backend
+ * by direct server return. A backend may answer one with an option too, so the
+ * answer to that has another number. */
 static __always_inline int answer_probe(struct __sk_buff *skb, struct packet *p)
 {
 	const struct wrapper *w = last_wrapper();
@@ -110,6 +120,8 @@ static __always_inline int answer_probe(struct __sk_buff *skb, struct packet *p)
 	    !same_addr(p->key.dst, w->dst) || !same_addr(p->key.src, w->src))
 		return fail(p, DROP_NO_TARGET, TC_ACT_SHOT);
 	count_reason(ANSWER_ECHO);
+	if (w->form == DISPATCH_OPT && mark_echo(skb, p))
+		return fail(p, DROP_REWRITE, TC_ACT_SHOT);
 	return answer_echo(skb, p);
 }
 
@@ -167,9 +179,13 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 	if (skb->vlan_present)
 		return NEXT;
 	parsed = parse(skb, skb->protocol, &p);
-	if (role == ROLE_UPLINK && ingress && may_be_wrapped(&p, parsed) &&
-	    unwrap(skb))
-		parsed = parse_again(skb, &p);
+	if (role == ROLE_UPLINK && ingress) {
+		if (may_be_wrapped(&p, parsed) && unwrap(skb))
+			parsed = parse_again(skb, &p);
+		else if (may_have_option(&p, parsed) &&
+			 take_option(skb, &p) < 0)
+			return fail(&p, DROP_REWRITE, TC_ACT_SHOT);
+	}
 	if (parsed == FOREIGN)
 		return NEXT;
 	if (parsed == BROKEN)
@@ -181,6 +197,8 @@ static __always_inline int handle(struct __sk_buff *skb, bool ingress)
 	if (p.fragment != WHOLE && !follow_fragment(&p))
 		return done(PASS_FRAGMENT, NEXT);
 	verdict = follow(skb, &p, NULL, ingress);
+	if (verdict == NO_FLOW && ingress && may_be_translated(&p))
+		verdict = follow_translated(skb, &p);
 	if (verdict == NO_FLOW && ingress && !draining &&
 	    p.fragment != LATER_FRAGMENT)
 		verdict = begin(skb, &p);

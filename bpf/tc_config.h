@@ -47,9 +47,16 @@ const volatile __u8 draining = 0;
 /* Lookups in the kernel's conntrack (Linux 5.18 with BTF). */
 const volatile __u8 have_conntrack = 1;
 
-/* Packets of direct server return are sent in Geneve, not in IP packets alone.
- * What comes so is taken out either way. */
-const volatile __u8 dispatch_geneve = 0;
+/* In what form packets of direct server return are sent. They are taken in any.
+ */
+enum dispatch {
+	DISPATCH_IPIP = 0,   /* in IP packets */
+	DISPATCH_GENEVE = 1, /* in Geneve in IP packets */
+	DISPATCH_OPT = 2,    /* translated, with an IP option (option.h) */
+};
+BTF_EMIT(dispatch);
+
+const volatile __u8 dispatch = DISPATCH_IPIP;
 
 /* Sizes of the flow maps. max_young is a power of two. */
 const volatile __u32 max_flows = 1 << 18;

@@ -3,6 +3,7 @@
 #define TANDEM_UNWRAP_H
 
 #include <linux/bpf.h>
+#include <linux/errno.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>
@@ -15,13 +16,16 @@
 #include "addr.h"
 #include "choice.h"
 #include "flow_index.h"
+#include "flow_record.h"
 #include "fragment.h"
 #include "frontend.h"
 #include "geneve.h"
 #include "global.h"
 #include "icmp.h"
 #include "length.h"
+#include "nat.h"
 #include "node.h"
+#include "option_edit.h"
 #include "packet.h"
 #include "parse.h"
 #include "reasons.h"
@@ -48,9 +52,10 @@ static __always_inline bool has_packet(struct __sk_buff *skb, struct wrapper *w,
 				       __u8 protocol, __u8 ip_in_ip,
 				       __u32 offset)
 {
-	w->geneve = protocol == IPPROTO_UDP;
-	return w->geneve ? is_geneve(skb, offset, skb->protocol) :
-			   protocol == ip_in_ip;
+	w->form = protocol == IPPROTO_UDP ? DISPATCH_GENEVE : DISPATCH_IPIP;
+	return w->form == DISPATCH_GENEVE ?
+		       is_geneve(skb, offset, skb->protocol) :
+		       protocol == ip_in_ip;
 }
 
 /* Reads the outer headers, which begin at an offset; returns their length, 0 if
@@ -71,7 +76,7 @@ static __always_inline __u32 parse_wrapper(struct __sk_buff *skb, __u32 l3,
 		set_v4(w->src, ip->saddr);
 		set_v4(w->dst, ip->daddr);
 		w->ecn_ce = (ip->tos & ECN_MASK) == ECN_CE;
-		return outer_len(false, w->geneve);
+		return added_len(false, w->form);
 	}
 	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr *ip = &w->header.v6;
@@ -83,9 +88,19 @@ static __always_inline __u32 parse_wrapper(struct __sk_buff *skb, __u32 l3,
 		__builtin_memcpy(w->src, &ip->saddr, sizeof(w->src));
 		__builtin_memcpy(w->dst, &ip->daddr, sizeof(w->dst));
 		w->ecn_ce = (ip->flow_lbl[0] >> 4 & ECN_MASK) == ECN_CE;
-		return outer_len(true, w->geneve);
+		return added_len(true, w->form);
 	}
 	return 0;
+}
+
+/* Whether a packet may have an option of direct server return. */
+static __always_inline bool may_have_option(const struct packet *p,
+					    enum parsed parsed)
+{
+	return parsed == UNDERSTOOD &&
+	       p->l4 - p->l3 >=
+		       (p->v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) +
+			       added_len(p->v6, DISPATCH_OPT);
 }
 
 /*
@@ -150,6 +165,45 @@ GLOBAL int unwrap(struct __sk_buff *skb)
 	if (w->ecn_ce)
 		receive_mark(skb, inner);
 	count_reason(UNWRAP);
+	return true;
+}
+
+/*
+ * Removes the option of a packet that another node sent for direct server
+ * return, which gets back the destination that its client sent it to: what the
+ * option says, so a sender gains no more by it than by a packet to there. The
+ * backend is in last_wrapper() then. Other packets stay as they are. Returns
+ * whether it did so; below 0 if it failed halfway.
+ */
+GLOBAL int take_option(struct __sk_buff *skb, struct packet *p)
+{
+	struct wrapper *w = last_wrapper();
+	const __be32 none[4] = {};
+	struct packet *inner;
+	__be32 src[4];
+
+	if (!p || !w)
+		return false;
+	inner = &w->inner;
+	if (!read_option(skb, p, w))
+		return false;
+	w->form = DISPATCH_OPT;
+	w->ecn_ce = false;
+	copy_addr(w->dst, p->key.dst);
+	/* The sender is known of a probe alone. An option may have the address
+	 * of a node, which has NodePorts, or that of another frontend. */
+	copy_addr(src, is_icmp(p) ? p->key.src : inner->key.dst);
+	copy_addr(w->src, is_node_address(src) ? src : none);
+	if (!is_for_target(w, inner))
+		return false;
+	note_option();
+	count_reason(UNWRAP);
+	if (remove_option(skb, p) || rewrite_fields(skb, p, &inner->key) ||
+	    (!p->v6 && !load(skb, p->l3 + offsetof(struct iphdr, check),
+			     &p->l3_check, sizeof(p->l3_check))))
+		return -EFAULT;
+	p->key = inner->key;
+	p->wrapped = WRAPPED;
 	return true;
 }
 

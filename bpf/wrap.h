@@ -22,7 +22,7 @@ static __always_inline long make_room(struct __sk_buff *skb, __u32 len,
 {
 	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO | l3;
 
-	if (dispatch_geneve)
+	if (dispatch == DISPATCH_GENEVE)
 		flags |= BPF_F_ADJ_ROOM_ENCAP_L4_UDP;
 	return bpf_skb_adjust_room(skb, len, BPF_ADJ_ROOM_MAC, flags);
 }
@@ -34,7 +34,7 @@ static __always_inline long put_geneve(struct __sk_buff *skb,
 	struct wrapper *w = last_wrapper();
 	struct geneve *g;
 
-	if (!dispatch_geneve)
+	if (dispatch != DISPATCH_GENEVE)
 		return 0;
 	if (!w)
 		return -EFAULT;

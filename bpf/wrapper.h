@@ -13,19 +13,23 @@
 #include "csum.h"
 #include "flow_index.h"
 #include "geneve.h"
+#include "option.h"
 #include "packet.h"
 #include "tc_config.h"
 
 /*
  * A packet in a packet, for direct server return: the client's packet to a
  * frontend is the payload of one from the node where it arrived to the backend.
- * The backend's node takes it out.
+ * The backend's node takes it out. Or the client's packet itself, to the
+ * backend, with the frontend in an option.
  */
 struct wrapper {
-	__be32 src[4]; /* of the outer packet: the node that sent it */
+	__be32 src[4]; /* of the outer packet: the node that sent it. With an
+			* option: the node whose address it has, or that sent a
+			* probe; zero for none */
 	__be32 dst[4]; /* of the outer packet: the backend */
 	__u8 ecn_ce;   /* a router has marked it: congestion (RFC 6040) */
-	__u8 geneve;   /* Geneve is between the two */
+	__u8 form;     /* enum dispatch */
 	/* What takes too much room on the stack. */
 	struct packet inner;
 	struct flow_hit hit;
@@ -34,7 +38,11 @@ struct wrapper {
 			struct iphdr v4;
 			struct ipv6hdr v6;
 		};
-		struct geneve geneve;
+		union {
+			struct geneve geneve;
+			struct option_v4 option4;
+			struct option_v6 option6;
+		};
 	} header;
 };
 
@@ -56,7 +64,7 @@ wrapper_v4(struct iphdr *ip, const struct flow_key *to, __u8 tos, __u32 len)
 	ip->id = 0;
 	ip->frag_off = bpf_htons(IP_DF);
 	ip->ttl = WRAPPER_TTL;
-	ip->protocol = dispatch_geneve ? IPPROTO_UDP : IPPROTO_IPIP;
+	ip->protocol = dispatch == DISPATCH_GENEVE ? IPPROTO_UDP : IPPROTO_IPIP;
 	ip->check = 0;
 	ip->saddr = to->src[3];
 	ip->daddr = to->dst[3];
@@ -73,7 +81,7 @@ static __always_inline void wrapper_v6(struct ipv6hdr *ip,
 {
 	*(__be32 *)ip = first;
 	ip->payload_len = bpf_htons(len - sizeof(*ip));
-	ip->nexthdr = dispatch_geneve ? IPPROTO_UDP : IPPROTO_IPV6;
+	ip->nexthdr = dispatch == DISPATCH_GENEVE ? IPPROTO_UDP : IPPROTO_IPV6;
 	ip->hop_limit = WRAPPER_TTL;
 	copy_addr((__be32 *)&ip->saddr, to->src);
 	copy_addr((__be32 *)&ip->daddr, to->dst);
@@ -94,18 +102,46 @@ static __always_inline struct wrapper *last_wrapper(void)
 	return bpf_map_lookup_elem(&tdm_wrapper, &zero);
 }
 
-/* How the first request of a flow came. */
+#define WRAPPED_FLAGS (FLOW_WRAPPED | FLOW_GENEVE | FLOW_OPTION)
+
+/* How the first request of a flow came: those of WRAPPED_FLAGS. */
 static __always_inline __u32 wrapped_flags(const struct packet *p)
+{
+	const struct wrapper *w = last_wrapper();
+
+	if (p->wrapped != WRAPPED || !w)
+		return 0;
+	switch (w->form) {
+	case DISPATCH_GENEVE:
+		return FLOW_WRAPPED | FLOW_GENEVE;
+	case DISPATCH_OPT:
+		return FLOW_WRAPPED | FLOW_OPTION;
+	}
+	return FLOW_WRAPPED;
+}
+
+/* The form that these flags stand for. */
+static __always_inline enum dispatch form_of(__u32 flags)
+{
+	return flags & FLOW_OPTION ? DISPATCH_OPT :
+	       flags & FLOW_GENEVE ? DISPATCH_GENEVE :
+				     DISPATCH_IPIP;
+}
+
+/* The backend that another node selected for a segment, and will send others of
+ * the connection to without an option; NULL of other packets. */
+static __always_inline const __be32 *bound_to(const struct packet *p)
 {
 	const struct wrapper *w;
 
-	if (p->wrapped != WRAPPED)
-		return 0;
+	if (p->wrapped != WRAPPED || p->key.proto != IPPROTO_TCP)
+		return NULL;
 	w = last_wrapper();
-	return w && w->geneve ? FLOW_WRAPPED | FLOW_GENEVE : FLOW_WRAPPED;
+	return w && w->form == DISPATCH_OPT ? w->dst : NULL;
 }
 
-/* The node that sent a packet in an IP packet; NULL for others. */
+/* The node whose NodePorts a packet may be for, of direct server return; NULL
+ * of others. */
 static __always_inline const __be32 *wrapper_of(const struct packet *p)
 {
 	const struct wrapper *w;

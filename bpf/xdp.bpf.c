@@ -37,6 +37,7 @@
 #include "l4.h"
 #include "length.h"
 #include "node.h"
+#include "option.h"
 #include "packet.h"
 #include "plan.h"
 #include "reasons.h"
@@ -314,7 +315,7 @@ static __always_inline bool put_geneve(const struct packet *p, void *at,
 {
 	struct geneve *g = at;
 
-	if (!dispatch_geneve)
+	if (dispatch != DISPATCH_GENEVE)
 		return true;
 	if ((void *)(g + 1) > end)
 		return false;
@@ -365,6 +366,53 @@ static __always_inline bool wrap_packet(struct xdp_md *ctx,
 	eth->h_proto = bpf_htons(ETH_P_IP);
 	wrapper_v4(v4, to, first, p->l3_len + room);
 	return put_geneve(p, v4 + 1, end, bpf_htons(ETH_P_IP));
+}
+
+/* Adds an option with the destination that a packet came with, after its
+ * headers were rewritten. */
+static __always_inline bool put_option(struct xdp_md *ctx,
+				       const struct packet *p)
+{
+	const __u32 l2 = sizeof(struct ethhdr);
+	const int room = added_len(p->v6, DISPATCH_OPT);
+	struct option_v6 *option6;
+	struct option_v4 *option4;
+	struct ipv6hdr *v6;
+	struct iphdr *v4;
+	void *end, *at;
+
+	if (bpf_xdp_adjust_head(ctx, -room))
+		return false;
+	end = (void *)(long)ctx->data_end;
+	at = (void *)(long)ctx->data;
+	if (p->v6) {
+		v6 = at + l2;
+		option6 = (void *)(v6 + 1);
+		if ((void *)(option6 + 1) > end)
+			return false;
+		copy_words(at, at + sizeof(*option6), l2 + sizeof(*v6));
+		lengthen_v6(v6, option6, p);
+		return true;
+	}
+	v4 = at + l2;
+	option4 = (void *)(v4 + 1);
+	if ((void *)(option4 + 1) > end)
+		return false;
+	copy_words(at, at + sizeof(*option4), l2 + sizeof(*v4));
+	lengthen_v4(v4, option4, p);
+	return true;
+}
+
+/* Sends a packet of direct server return in the form that was configured. */
+static __always_inline bool make_direct(struct xdp_md *ctx,
+					const struct packet *p,
+					struct flow_hit *hit, bool first)
+{
+	if (dispatch != DISPATCH_OPT)
+		return wrap_packet(ctx, p, &hit->to);
+	copy_addr(hit->to.src, p->key.src);
+	return rewrite_headers(ctx, p, &hit->to) &&
+	       (!(first || needs_option(p, hit)) || put_option(ctx, p));
 }
 
 /* Whether a packet is in several buffers, which not all drivers send for
@@ -427,14 +475,15 @@ GLOBAL int follow(struct xdp_md *ctx, struct packet *p, __u64 made)
 {
 	const struct xdp_hop *hop;
 	struct flow_hit hit;
+	bool direct;
 
 	if (!p)
 		return XDP_PASS;
 	if (made ? !flow_read(&p->key, made, &hit) : !flow_find(&p->key, &hit))
 		return NO_FLOW;
-	if ((hit.action != ACTION_SNAT && hit.action != ACTION_DIRECT) ||
-	    p->ttl <= 1 || is_over(p, &hit) ||
-	    (reset_removed && is_orphan(p, &hit)))
+	direct = hit.action == ACTION_DIRECT;
+	if ((hit.action != ACTION_SNAT && !direct) || p->ttl <= 1 ||
+	    is_over(p, &hit) || (reset_removed && is_orphan(p, &hit)))
 		return XDP_PASS;
 	p->tick = last_tick();
 	hop = hop_of(ctx, p, &hit, made);
@@ -443,14 +492,14 @@ GLOBAL int follow(struct xdp_md *ctx, struct packet *p, __u64 made)
 		return XDP_PASS;
 	flow_account(ctx, &hit, p);
 	/* It was modified if these fail, which they do for want of memory. */
-	if (hit.action == ACTION_DIRECT ? !wrap_packet(ctx, p, &hit.to) :
-					  !rewrite_headers(ctx, p, &hit.to)) {
+	if (!(direct ? make_direct(ctx, p, &hit, made) :
+		       rewrite_headers(ctx, p, &hit.to))) {
 		count_reason(DROP_REWRITE);
 		return XDP_DROP;
 	}
-	count_reason(hit.action == ACTION_DIRECT ? FORWARD_DIRECT :
-		     hit.reply			 ? FORWARD_REPLY :
-						   FORWARD_REMOTE);
+	count_reason(direct    ? FORWARD_DIRECT :
+		     hit.reply ? FORWARD_REPLY :
+				 FORWARD_REMOTE);
 	count_reason(ACCELERATED);
 	return send_to(ctx, hop);
 }

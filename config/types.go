@@ -92,8 +92,8 @@ type LoadBalancerConfiguration struct {
 	// Mode is how mode ebpf sends packets of clients outside to endpoints on other nodes: ForwardingSNAT,
 	// ForwardingDSR or ForwardingHybrid.
 	Mode string `json:"mode,omitempty"`
-	// DSRDispatch is in what nodes send packets of direct server return to each other: DispatchIPIP or DispatchGeneve.
-	// They take either.
+	// DSRDispatch is in what nodes send packets of direct server return to each other: DispatchIPIP, DispatchGeneve or
+	// DispatchOpt. They take any.
 	DSRDispatch string `json:"dsrDispatch,omitempty"`
 }
 
@@ -101,6 +101,7 @@ type LoadBalancerConfiguration struct {
 const (
 	DispatchIPIP   = "ipip"
 	DispatchGeneve = "geneve"
+	DispatchOpt    = "opt"
 )
 
 // Modes of forwarding.

@@ -179,7 +179,7 @@ func (c *Config) Validate() field.ErrorList {
 	if _, err := proxier.ParseForwarding(lb.Mode); err != nil {
 		all = append(all, field.NotSupported(t.Child("loadBalancer", "mode"), lb.Mode, []string{ForwardingSNAT, ForwardingDSR, ForwardingHybrid}))
 	}
-	if known := []string{DispatchIPIP, DispatchGeneve}; !slices.Contains(known, lb.DSRDispatch) {
+	if known := []string{DispatchIPIP, DispatchGeneve, DispatchOpt}; !slices.Contains(known, lb.DSRDispatch) {
 		all = append(all, field.NotSupported(t.Child("loadBalancer", "dsrDispatch"), lb.DSRDispatch, known))
 	}
 	if size := lb.MaglevTableSize; size != 0 && !maglev.ValidSize(int(size)) {

@@ -98,7 +98,7 @@ func text(v uint64) string {
 
 // initialisms keep their case in Go.
 var initialisms = map[string]string{
-	"FIN": "FIN", "ICMP": "ICMP", "IP": "IP", "OK": "OK", "RST": "RST", "SCTP": "SCTP", "SNAT": "SNAT", "TCP": "TCP", "TTL": "TTL", "UDP": "UDP",
+	"FIN": "FIN", "ICMP": "ICMP", "IP": "IP", "IPIP": "IPIP", "OK": "OK", "RST": "RST", "SCTP": "SCTP", "SNAT": "SNAT", "TCP": "TCP", "TTL": "TTL", "UDP": "UDP",
 }
 
 // goName turns FLOW_KEPT_TCP into FlowKeptTCP.

@@ -70,7 +70,7 @@ type Share struct {
 
 // Direct is how connections of clients outside go to endpoints on other nodes that answer them directly.
 type Direct struct {
-	// Dispatch is what this node sends packets in: ipip or geneve.
+	// Dispatch is what this node sends packets in: ipip, geneve or opt.
 	Dispatch string `json:"dispatch"`
 	// Endpoints are those on other nodes, and Ready those whose nodes take it; connections to the others are masqueraded.
 	Endpoints int `json:"endpoints"`

@@ -15,13 +15,14 @@ import (
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/flowtable"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/lab"
 )
 
 // TestLacks: a frontend that leads to an endpoint, here or elsewhere, lacks nothing. One whose programs would not do so does, although the
 // maps have it. A probe leaves no client without an answer in the counters.
 func TestLacks(t *testing.T) {
-	for name, opts := range map[string]Options{"": {}, "Geneve": {Geneve: true}} {
+	for name, opts := range map[string]Options{"": {}, "Geneve": {Dispatch: lbmap.DispatchGeneve}, "options": {Dispatch: lbmap.DispatchOpt}} {
 		t.Run(name, func(t *testing.T) { testLacks(t, newEdge(t, opts)) })
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -32,6 +33,35 @@ func (p *path) inGeneve(frame []byte, from, to netip.Addr, port uint16) []byte {
 	return p.inPacket(from, to, unix.IPPROTO_UDP, geneve(frame, port))
 }
 
+// withOption is a frame whose IP packet goes to an address instead, to the port of backends, and has an option with its destination.
+func (p *path) withOption(frame []byte, to netip.Addr) []byte {
+	q := packet.ParseIP(frame[14:])
+	option := optionFor(q.Destination())
+	if q.IPv4 != nil {
+		q.IPv4.Dst, q.IPv4.Options = to, append(option, q.IPv4.Options...)
+	} else {
+		q.IPv6.Dst, q.IPv6.Extensions = to, append([]packet.Extension{{Type: packet.ProtoDestOptions, Data: option}}, q.IPv6.Extensions...)
+	}
+	if q.TCP != nil {
+		q.TCP.Dst = 8080
+	}
+	if q.UDP != nil {
+		q.UDP.Dst = 8080
+	}
+	return p.frame(q)
+}
+
+// optionFor is the option that names a frontend. The header of IPv6 is that of the extension.
+func optionFor(frontend netip.AddrPort) []byte {
+	a := frontend.Addr().AsSlice()
+	if frontend.Addr().Is4() {
+		slices.Reverse(a)
+		return append(binary.LittleEndian.AppendUint16([]byte{lbmap.OptionV4, 8}, frontend.Port()), a...)
+	}
+	b := append([]byte{lbmap.OptionV6, lbmap.OptionV6Len}, a...)
+	return append(binary.BigEndian.AppendUint16(b, frontend.Port()), 0, 0)
+}
+
 func (p *path) inPacket(from, to netip.Addr, protocol uint8, payload []byte) []byte {
 	q := packet.NewProtocol(from, to, protocol, payload)
 	if q.IPv4 != nil {
@@ -51,33 +81,35 @@ func geneve(frame []byte, port uint16) []byte {
 	return append(b, frame[14:]...)
 }
 
+var dispatches = map[string]lbmap.Dispatch{"ipip": lbmap.DispatchIPIP, "geneve": lbmap.DispatchGeneve, "opt": lbmap.DispatchOpt}
+
 // TestPacketDirect: what comes in an IP packet is taken out only for frontends, connections and probes, and goes nowhere else; a backend on
 // another node gets packets in IP packets once its node takes them.
 func TestPacketDirect(t *testing.T) {
-	for _, geneve := range []bool{false, true} {
-		t.Run(map[bool]string{false: "ipip", true: "geneve"}[geneve], func(t *testing.T) { packetDirect(t, geneve) })
+	for name, dispatch := range dispatches {
+		t.Run(name, func(t *testing.T) { packetDirect(t, dispatch) })
 	}
 }
 
-func packetDirect(t *testing.T, geneve bool) {
-	p := newPath(t, Options{Geneve: geneve})
+func packetDirect(t *testing.T, dispatch lbmap.Dispatch) {
+	p := newPath(t, Options{Dispatch: dispatch})
 	if err := p.resolve(); err != nil {
 		t.Fatal(err)
 	}
 	const port = 50000
-	wrap := func(frame []byte, from, to netip.Addr) []byte {
-		if geneve {
+	wrapIn := func(dispatch lbmap.Dispatch, frame []byte, from, to netip.Addr) []byte {
+		switch dispatch {
+		case lbmap.DispatchGeneve:
 			return p.inGeneve(frame, from, to, port)
+		case lbmap.DispatchOpt:
+			return p.withOption(frame, to)
 		}
 		return p.wrapped(frame, from, to)
 	}
-	// A program takes what comes either way.
-	other := func(frame []byte, from, to netip.Addr) []byte {
-		if geneve {
-			return p.wrapped(frame, from, to)
-		}
-		return p.inGeneve(frame, from, to, port)
-	}
+	wrap := func(frame []byte, from, to netip.Addr) []byte { return wrapIn(dispatch, frame, from, to) }
+	// A program takes what comes in any form.
+	other := func(frame []byte, from, to netip.Addr) []byte { return wrapIn((dispatch+1)%3, frame, from, to) }
+	geneve, opt := dispatch == lbmap.DispatchGeneve, dispatch == lbmap.DispatchOpt
 	policy := pathPolicy(p.at)
 	policy.Forwarding = proxier.DSR
 	p.UpdatePolicy(policy, func(*proxier.Facts) {})
@@ -107,9 +139,19 @@ func packetDirect(t *testing.T, geneve bool) {
 		q.IPv4.TOS = mark
 		return bare(q)
 	}
-	marked := wrap(congested(tcp(netip.MustParseAddrPort("198.51.100.9:4003"), here, packet.SYN), 2), nodeA, p.pod.Addr4)
+	marked := wrap(congested(tcp(netip.MustParseAddrPort("198.51.100.9:4006"), here, packet.SYN), 2), nodeA, p.pod.Addr4)
 	marked[14+1] |= 3
+	if opt { // there is no outer header
+		marked = wrap(congested(tcp(netip.MustParseAddrPort("198.51.100.9:4006"), here, packet.SYN), 3), nodeA, p.pod.Addr4)
+	}
 	unreachable := bare(p.icmp(netip.AddrPortFrom(client.Addr(), 0), packet.PortUnreachable, 0, tcp(netip.MustParseAddrPort("192.0.2.1:5"), client, packet.ACK)))
+	// Who sent an option is not known. A probe with one is answered to its sender, if that is a node or no node is known.
+	elsewhere, answer := int32(shot), "DROP_NO_TARGET"
+	unknown, served := int32(next), "FORWARD_LOCAL"
+	if opt {
+		elsewhere, answer = redirect, "ANSWER_ECHO"
+		unknown, served = shot, "DROP_NO_TARGET" // later segments would have no option
+	}
 	for _, c := range []struct {
 		name    string
 		frame   []byte
@@ -119,15 +161,15 @@ func packetDirect(t *testing.T, geneve bool) {
 	}{
 		{"a request", wrap(syn, nodeA, p.pod.Addr4), next, bare(tcp(client, backend, packet.SYN)), "FORWARD_LOCAL"},
 		{"more of the connection", wrap(bare(tcp(client, here, packet.ACK)), nodeA, p.pod.Addr4), next, bare(tcp(client, backend, packet.ACK)), "FORWARD_LOCAL"},
-		{"for a backend that is not known", wrap(bare(tcp(netip.MustParseAddrPort("198.51.100.9:4001"), here, packet.SYN)), nodeA, netip.MustParseAddr("10.244.1.99")), next, nil, "FORWARD_LOCAL"},
-		{"to no frontend", wrap(bare(tcp(client, netip.MustParseAddrPort("192.0.2.1:80"), packet.SYN)), nodeA, p.pod.Addr4), next, nil, ""},
-		{"in two IP packets", wrap(wrap(syn, nodeA, p.pod.Addr4), nodeA, p.pod.Addr4), next, nil, ""},
+		{"for a backend that is not known", wrap(bare(tcp(netip.MustParseAddrPort("198.51.100.9:4001"), here, packet.SYN)), nodeA, netip.MustParseAddr("10.244.1.99")), unknown, nil, served},
+		{"to no frontend", wrap(bare(tcp(netip.MustParseAddrPort("198.51.100.9:4003"), netip.MustParseAddrPort("192.0.2.1:80"), packet.SYN)), nodeA, p.pod.Addr4), next, nil, ""},
+		{"wrapped twice", wrap(wrap(bare(tcp(netip.MustParseAddrPort("198.51.100.9:4004"), here, packet.SYN)), nodeA, p.pod.Addr4), nodeA, p.pod.Addr4), next, nil, ""},
 		{"in the other form", other(bare(tcp(netip.MustParseAddrPort("198.51.100.9:4002"), here, packet.SYN)), nodeA, p.pod.Addr4), next, bare(tcp(netip.MustParseAddrPort("198.51.100.9:4002"), backend, packet.SYN)), "FORWARD_LOCAL"},
 		{"truncated", wrap(syn[:14+20], nodeA, p.pod.Addr4), next, nil, ""},
-		{"a mark of congestion", marked, next, congested(tcp(netip.MustParseAddrPort("198.51.100.9:4003"), backend, packet.SYN), 3), "FORWARD_LOCAL"},
-		{"a reset of no connection", wrap(bare(tcp(netip.MustParseAddrPort("198.51.100.9:4004"), here, packet.RST)), nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
+		{"a mark of congestion", marked, next, congested(tcp(netip.MustParseAddrPort("198.51.100.9:4006"), backend, packet.SYN), 3), "FORWARD_LOCAL"},
+		{"a reset of no connection", wrap(bare(tcp(netip.MustParseAddrPort("198.51.100.9:4007"), here, packet.RST)), nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
 		{"a probe", wrap(echo(nodeA, p.pod.Addr4), nodeA, p.pod.Addr4), redirect, nil, "ANSWER_ECHO"},
-		{"a probe from another address", wrap(echo(client.Addr(), p.pod.Addr4), nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
+		{"a probe with another address", wrap(echo(client.Addr(), p.pod.Addr4), nodeA, p.pod.Addr4), elsewhere, nil, answer},
 		{"an echo request to elsewhere", wrap(echo(nodeA, client.Addr()), nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
 		{"an error about no connection", wrap(unreachable, nodeA, p.pod.Addr4), shot, nil, "DROP_NO_TARGET"},
 	} {
@@ -193,7 +235,7 @@ func packetDirect(t *testing.T, geneve bool) {
 		}
 	}
 
-	// From hosts that are no nodes, once nodes are known.
+	// From hosts that are no nodes, once nodes are known. Packets with an option are from clients.
 	cluster := proxier.Cluster{Nodes: []netip.Addr{nodeA, p.node2.Addr6}, Pods: []netip.Prefix{netip.MustParsePrefix("100.64.7.0/24")}}
 	if err := p.tier.SetCluster(cluster); err != nil {
 		t.Fatal(err)
@@ -206,7 +248,7 @@ func packetDirect(t *testing.T, geneve bool) {
 			taken = err == nil && !bytes.Equal(got.Frame, frame)
 			return err
 		})
-		if err != nil || taken != (from == nodeA) {
+		if err != nil || taken != (from == nodeA || opt) {
 			t.Errorf("from %s: taken out %v, error %v", from, taken, err)
 		}
 	}
@@ -249,7 +291,12 @@ func packetDirect(t *testing.T, geneve bool) {
 	if size := int(binary.BigEndian.Uint16(got.Frame[14+2:])); err != nil || size != len(got.Frame)-14-6 {
 		t.Errorf("a padded frame of %d bytes is sent in one of %d, whose packet has %d: %v", len(p.frame(padded)), len(got.Frame), size, err)
 	}
-	// The client comes by another node meanwhile, which sends its packets here: they do not go on to a third one in IP packets.
+	// The client comes by another node meanwhile, which sends its packets here: they do not go on to a third one so. Those with an option
+	// could not reach one backend by two ways.
+	sender := p.at.Addr4
+	if opt {
+		sender = there.Addr() // a reset
+	}
 	moved := tcp(netip.AddrPortFrom(client.Addr(), 5003), there, packet.ACK)
 	err = p.at.Do(func() error {
 		q := packet.NewError(client.Addr(), packet.PortUnreachable, 0, tcp(there, netip.AddrPortFrom(client.Addr(), 5003), packet.ACK))
@@ -262,15 +309,36 @@ func packetDirect(t *testing.T, geneve bool) {
 		}
 		return err
 	})
-	if q := packet.Parse(got.Frame); err != nil || got.Verdict != redirect || q.TCP == nil || q.Source().Addr() != p.at.Addr4 {
+	if q := packet.Parse(got.Frame); err != nil || got.Verdict != redirect || q.TCP == nil || q.Source().Addr() != sender || opt != (q.TCP.Flags&packet.RST != 0) {
 		t.Errorf("a packet of another node for a connection to a third one: verdict %d, error %v\n%s", got.Verdict, err, q)
 	}
 
-	// Routers between the nodes tell this node that a packet is too big, or has no way. It tells the client, by its own packet.
+	// Routers between the nodes tell this node that a packet is too big, or has no way. It tells the client, by its own packet. Of packets
+	// with an option, they tell the client.
+	if !opt {
+		p.packetDirectErrors(t, client, here, there, remote, map[bool]uint32{false: 20, true: 36}[geneve], func(q packet.Packet, to netip.Addr) packet.Packet {
+			return packet.ParseIP(wrap(bare(q), p.at.Addr4, to)[14:])
+		})
+	}
+	// Clients of the cluster may be on the backend's node: they are masqueraded.
+	for _, from := range []string{nodeA.String(), "100.64.7.9", "10.244.2.9"} {
+		got, err := p.ask(in, tcp(netip.AddrPortFrom(netip.MustParseAddr(from), 5002), there, packet.SYN))
+		if err != nil || got.Verdict != redirect || !bytes.Contains(got.Frame, p.at.Addr4.AsSlice()) || bytes.Contains(got.Frame, netip.MustParseAddr(from).AsSlice()) {
+			t.Errorf("from %s: verdict %d, error %v\n%x", from, got.Verdict, err, got.Frame)
+		}
+	}
+	if peers := p.tier.writer.DirectPeers(); len(peers) != 1 || peers[0] != remote {
+		t.Errorf("peers %v", peers)
+	}
+}
+
+// packetDirectErrors has a router tell about packets of client to there, whose backend is remote. wrap puts one into another to an
+// address.
+func (p *path) packetDirectErrors(t *testing.T, client, here, there netip.AddrPort, remote netip.Addr, overhead uint32, wrap func(q packet.Packet, to netip.Addr) packet.Packet) {
+	t.Helper()
 	from := netip.AddrPortFrom(client.Addr(), 5002)
 	sent := tcp(from, there, packet.ACK)
-	outer := packet.ParseIP(wrap(bare(forwarded(sent)), p.at.Addr4, remote)[14:])
-	router, overhead := netip.MustParseAddr("192.0.2.254"), uint32(map[bool]int{false: 20, true: 36}[geneve])
+	outer, router := wrap(forwarded(sent), remote), netip.MustParseAddr("192.0.2.254")
 	for _, c := range []struct {
 		name    string
 		error   packet.Packet
@@ -283,8 +351,8 @@ func packetDirect(t *testing.T, geneve bool) {
 		{"no way", packet.NewError(router, packet.HostUnreachable, 0, outer), redirect, packet.HostUnreachable, 0, "FORWARD_ICMP"},
 		{"an impossible MTU", packet.NewError(router, packet.FragNeeded, 20, outer), shot, 0, 0, ""},
 		{"of the backend's node", packet.NewError(remote, packet.PortUnreachable, 0, outer), next, 0, 0, ""},
-		{"to another backend", packet.NewError(router, packet.FragNeeded, 1400, packet.ParseIP(wrap(bare(forwarded(sent)), p.at.Addr4, client.Addr())[14:])), next, 0, 0, ""},
-		{"of no connection", packet.NewError(router, packet.FragNeeded, 1400, packet.ParseIP(wrap(bare(tcp(from, here, packet.ACK)), p.at.Addr4, remote)[14:])), next, 0, 0, ""},
+		{"to another backend", packet.NewError(router, packet.FragNeeded, 1400, wrap(forwarded(sent), client.Addr())), next, 0, 0, ""},
+		{"of no connection", packet.NewError(router, packet.FragNeeded, 1400, wrap(tcp(from, here, packet.ACK), remote)), next, 0, 0, ""},
 	} {
 		before, err := p.reasons()
 		if err != nil {
@@ -294,11 +362,11 @@ func packetDirect(t *testing.T, geneve bool) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := bare(c.error)
+		want := p.frame(c.error)
 		if c.message != 0 {
 			q := p.icmp(there, c.message, c.info, forwarded(sent))
 			q.Ethernet = nil
-			want = bare(q)
+			want = p.frame(q)
 		}
 		if got.Verdict != c.verdict || c.verdict != shot && !bytes.Equal(got.Frame, want) {
 			t.Errorf("an error of a router, %s: verdict %d\n%s\nwant verdict %d\n%s", c.name, got.Verdict, packet.Parse(got.Frame), c.verdict, packet.Parse(want))
@@ -310,15 +378,5 @@ func packetDirect(t *testing.T, geneve bool) {
 		if c.reason != "" && after[c.reason] == before[c.reason] {
 			t.Errorf("an error of a router, %s: not counted as %s", c.name, c.reason)
 		}
-	}
-	// Clients of the cluster may be on the backend's node: they are masqueraded.
-	for _, from := range []string{nodeA.String(), "100.64.7.9", "10.244.2.9"} {
-		got, err := p.ask(in, tcp(netip.AddrPortFrom(netip.MustParseAddr(from), 5002), there, packet.SYN))
-		if err != nil || got.Verdict != redirect || !bytes.Contains(got.Frame, p.at.Addr4.AsSlice()) || bytes.Contains(got.Frame, netip.MustParseAddr(from).AsSlice()) {
-			t.Errorf("from %s: verdict %d, error %v\n%x", from, got.Verdict, err, got.Frame)
-		}
-	}
-	if peers := p.tier.writer.DirectPeers(); len(peers) != 1 || peers[0] != remote {
-		t.Errorf("peers %v", peers)
 	}
 }

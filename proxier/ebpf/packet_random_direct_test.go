@@ -225,7 +225,7 @@ func innerPacket(p *packet.Packet) []byte {
 // frontends take packets of other nodes for another 30 seconds.
 func newDirectPath(t *testing.T, dispatch datapath.Dispatch, opts Options, open func(testing.TB, Options) *path) *path {
 	t.Helper()
-	_, opts.Geneve = dispatch.(datapath.Geneve)
+	opts.Dispatch = dispatches[fmt.Sprint(dispatch)]
 	opts.Sizes = pathSizes
 	opts.Sizes.TCPFlows, opts.Sizes.UDPFlows = 24, 8
 	opts.Sizes.YoungFlows = 16 // no fewer than stay when one is added

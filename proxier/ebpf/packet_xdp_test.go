@@ -224,9 +224,9 @@ func TestPacketsAccelerated(t *testing.T) {
 // TestFirstPacketsAccelerated: XDP forwards the first packets of TCP connections by direct server return, and drops those that source
 // ranges do not admit, as the programs of tc do, and leaves all others to them.
 func TestFirstPacketsAccelerated(t *testing.T) {
-	for _, geneve := range []bool{false, true} {
-		t.Run(map[bool]string{false: "ipip", true: "geneve"}[geneve], func(t *testing.T) {
-			opts := Options{Geneve: geneve}
+	for name, dispatch := range dispatches {
+		t.Run(name, func(t *testing.T) {
+			opts := Options{Dispatch: dispatch}
 			firstPacketsAccelerated(t, newPath(t, opts), newAcceleratedPath(t, opts))
 		})
 	}

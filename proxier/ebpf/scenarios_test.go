@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-proxy/tandem/kernel/tc"
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/datapath"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 	"github.com/tandem-proxy/tandem/test/kernel"
 	"github.com/tandem-proxy/tandem/test/lab"
 	"github.com/tandem-proxy/tandem/test/scenarios"
@@ -45,7 +46,7 @@ func TestScenarios(t *testing.T) {
 			plays = append(plays, live.Staging{Name: s.Name + "/guarded", Scenario: s, Tier: with(Options{}), Network: lab.Options{Nodes: live.Guarded, NoOffload: true}})
 		}
 		if tier.direct > 0 {
-			opts := Options{Geneve: direct%2 == 1}
+			opts := Options{Dispatch: lbmap.Dispatch(direct % 3)}
 			forwards := func(how proxier.Forwarding, opts Options) func(t *testing.T) live.Tier {
 				return func(t *testing.T) live.Tier { return &directTier{scenarioTier{t: t, opts: opts}, s, how} }
 			}

@@ -59,8 +59,8 @@ type Options struct {
 	// Signals has TCP connections of sockets of this node to Services watched: what came of them, and how long that took. It needs
 	// sockets that remember what they dialled (not TCPPeerIsEndpoint).
 	Signals bool
-	// Geneve has packets of direct server return sent in Geneve, in UDP, instead of IP in IP. What comes either way is taken.
-	Geneve bool
+	// Dispatch is in what form packets of direct server return are sent. They are taken in any.
+	Dispatch lbmap.Dispatch
 	// ResetRemoved answers clients of removed TCP backends by a reset, instead
 	// of leaving their connections alone.
 	ResetRemoved bool

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -25,8 +26,12 @@ import (
 	"github.com/tandem-proxy/tandem/test/upstream"
 )
 
-// ipip and geneve are the flags for each form of packets between nodes.
-var ipip, geneve = []string{"--lb-mode=dsr"}, []string{"--lb-mode=dsr", "--dsr-dispatch=geneve"}
+// ipip, geneve and opt are the flags for each form of packets between nodes.
+var (
+	ipip   = []string{"--lb-mode=dsr"}
+	geneve = []string{"--lb-mode=dsr", "--dsr-dispatch=geneve"}
+	opt    = []string{"--lb-mode=dsr", "--dsr-dispatch=opt"}
+)
 
 // directStage is a Service whose endpoints are on node2 and node3, and a client outside that dials node1. All three have a
 // process of their own.
@@ -161,6 +166,7 @@ var directCases = []struct {
 	flags   []string
 }{
 	{"ipip", true, ipip}, {"ipip, no offload", false, ipip}, {"geneve", true, geneve}, {"geneve, no offload", false, geneve},
+	{"opt", true, opt}, {"opt, no offload", false, opt},
 }
 
 // TestDirect: with direct server return, endpoints on other nodes see the client, for every kind of frontend, and their
@@ -179,19 +185,22 @@ func TestDirect(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.sees(t, ways, "the client", s.isClient)
-			protocols := map[uint8]int{}
+			forms := map[string]int{}
 			for _, p := range seen.Packets() {
 				switch protocol := p.Protocol(); {
-				case protocol != unix.IPPROTO_UDP, p.UDP != nil && p.UDP.Dst == lbmap.GenevePort:
-					protocols[protocol]++
+				case protocol == unix.IPPROTO_IPIP, protocol == unix.IPPROTO_IPV6:
+					forms["ipip"]++
+				case p.UDP != nil && p.UDP.Dst == lbmap.GenevePort:
+					forms["geneve"]++
+				case p.IPv4 != nil && len(p.IPv4.Options) > 0, p.IPv6 != nil && len(p.IPv6.Extensions) > 0:
+					forms["opt"]++
 				}
 			}
 			if err := seen.Close(); err != nil {
 				t.Error(err)
 			}
-			inIP, inGeneve := protocols[unix.IPPROTO_IPIP]+protocols[unix.IPPROTO_IPV6], protocols[unix.IPPROTO_UDP]
-			if isGeneve := slices.Contains(c.flags, geneve[1]); inIP > 0 == isGeneve || inGeneve > 0 != isGeneve {
-				t.Errorf("packets by protocol: %v", protocols)
+			if form, _, _ := strings.Cut(c.name, ","); forms[form] == 0 || len(forms) > 1 {
+				t.Errorf("packets by form: %v", forms)
 			}
 			if after := counted(t, s.nodes[0], "forwarded_reply"); after != before {
 				t.Errorf("%v replies came by node1", after-before)
@@ -211,6 +220,12 @@ func TestDirect(t *testing.T) {
 // TestDirectNodes: a node takes packets of direct server return from addresses of nodes in the API alone. Others are masqueraded, as they
 // get no answer to probes, and get it as soon as the Node is there.
 func TestDirectNodes(t *testing.T) {
+	for form, flags := range map[string][]string{"ipip": ipip, "opt": opt} {
+		t.Run(form, func(t *testing.T) { testDirectNodes(t, flags) })
+	}
+}
+
+func testDirectNodes(t *testing.T, flags []string) {
 	s := newDirectStage(t, serve)
 	defer s.end(t)
 	var nodes []fakeapi.Object
@@ -220,7 +235,7 @@ func TestDirectNodes(t *testing.T) {
 	apis := make([]*fakeapi.API, len(s.nodes))
 	for i, n := range s.nodes {
 		apis[i] = fakeapi.New(append(append(endpoints(s.pods[0]), everyKind()), nodes...)...)
-		s.processes[i] = startWith(t, n, apis[i], "--lb-mode=dsr")
+		s.processes[i] = startWith(t, n, apis[i], flags...)
 		s.processes[i].serves(t)
 	}
 	s.ready(t, 0, 2) // one pod, of two families
@@ -236,7 +251,7 @@ func TestDirectNodes(t *testing.T) {
 // TestDirectUnderLoad: while processes are killed, replaced and change between the modes, on either side, no connection fails, and
 // long-lived ones go on to the same endpoints.
 func TestDirectUnderLoad(t *testing.T) {
-	s := newDirectStage(t, serve)
+	s := newDirectStage(t, serve, lab.Options{PortsInTurn: true}) // see TestDirectOnePort
 	defer s.end(t)
 	s.startAll(t, "--lb-mode=dsr")
 	s.ready(t, 0, 4)
@@ -256,11 +271,15 @@ func TestDirectUnderLoad(t *testing.T) {
 	}
 	s.ready(t, 0, 4)
 	// Nodes that disagree take each other's packets.
-	for _, node := range []int{0, 1, 0} {
-		s.start(t, node, geneve...)
-		step(fmt.Sprintf("Geneve on node%d", node+1))
+	for _, change := range []struct {
+		node  int
+		flags []string
+	}{{0, geneve}, {1, geneve}, {0, opt}, {1, opt}, {2, opt}, {0, opt}, {0, geneve}, {0, opt}} {
+		s.start(t, change.node, change.flags...)
+		step(fmt.Sprintf("node%d with %s", change.node+1, change.flags[1]))
+		s.ready(t, 0, 4)
+		step("its answers are known")
 	}
-	s.ready(t, 0, 4)
 	// Of mode snat on the side of the clients, then on both, and back in the other order.
 	for _, change := range []struct {
 		node int
@@ -280,6 +299,12 @@ const directFlows = 10000
 // fail-over of MetalLB or kube-vip, or a change of ECMP. If an endpoint has left before they move, those to it break, and of the others
 // the few whose slot of the table is another one's now.
 func TestDirectMoves(t *testing.T) {
+	for form, flags := range map[string][]string{"ipip": ipip, "opt": opt} {
+		t.Run(form, func(t *testing.T) { testDirectMoves(t, flags) })
+	}
+}
+
+func testDirectMoves(t *testing.T, flags []string) {
 	const perNode = 5
 	spawn := func(t testing.TB, p *lab.Pod) *lab.Pod {
 		t.Helper()
@@ -295,7 +320,7 @@ func TestDirectMoves(t *testing.T) {
 		s.pods = append(s.pods, spawn(t, n.Pod(fmt.Sprintf("more%d", i))))
 	}
 	writeManifests(t, s.dir, loadBalancer, s.pods...)
-	s.startAll(t, "--lb-mode=dsr")
+	s.startAll(t, flags...)
 	for i := range s.nodes {
 		s.ready(t, i, []int{4, 2, 2}[i]*perNode)
 	}
@@ -387,6 +412,50 @@ func TestDirectTransfers(t *testing.T) {
 	}
 }
 
+// TestDirectTransferMoves: transfers go on while their connections move to a node that has not seen them. The first packet there, which has
+// the option, is of many segments.
+func TestDirectTransferMoves(t *testing.T) {
+	s := newDirectStage(t, serveBulk)
+	defer s.end(t)
+	s.startAll(t, opt...)
+	for i := range s.nodes {
+		s.ready(t, i, []int{4, 2, 2}[i])
+	}
+	ways := outside(s.nodes[0])
+	maps.DeleteFunc(ways, func(name string, _ netip.AddrPort) bool {
+		return !strings.HasPrefix(name, "tcp") || !strings.HasSuffix(name, "IP")
+	})
+	before := counted(t, s.nodes[2], "forwarded_direct")
+	var transfers sync.WaitGroup
+	for name, to := range ways {
+		for range 4 {
+			c, err := s.far.Dial(t.Context(), "tcp", to)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			defer c.Close()
+			if err := lab.BulkConn(t.Context(), c, 1<<10); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			transfers.Go(func() {
+				if err := lab.BulkConn(t.Context(), c, 32<<20); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			})
+		}
+	}
+	announce(t, s.lab, s.nodes[2], ways)
+	transfers.Wait()
+	if counted(t, s.nodes[2], "forwarded_direct") == before {
+		t.Error("node3 forwarded nothing")
+	}
+	for _, n := range s.nodes {
+		if lost := counted(t, n, "dropped_rewrite"); lost > 0 {
+			t.Errorf("%s could not translate %v packets", n.Name, lost)
+		}
+	}
+}
+
 // narrow is the MTU of the path between nodes in TestDirectPathMTU. All devices have 1500.
 const narrow = 1400
 
@@ -418,9 +487,12 @@ func (s *directStage) throughFabric(mtu int) error {
 }
 
 // TestDirectPathMTU: where the path between nodes has a smaller MTU than their devices, a router tells the client's node, and that the
-// client.
+// client. Of packets with options, a router tells the client itself, which does not know them.
 func TestDirectPathMTU(t *testing.T) {
 	for _, c := range directCases {
+		if slices.Contains(c.flags, opt[1]) {
+			continue
+		}
 		t.Run(c.name, func(t *testing.T) {
 			s := newDirectStage(t, serveBulk, lab.Options{NoOffload: !c.offload})
 			defer s.end(t)
@@ -468,8 +540,14 @@ func TestDirectPathMTU(t *testing.T) {
 }
 
 // TestDirectOnePort: a client may use one source port for several frontends that lead to the same endpoints, by direct server return and
-// masqueraded, at the same time.
+// masqueraded, at the same time. Where segments do not say which frontend they are for, the later connection by direct server return is reset.
 func TestDirectOnePort(t *testing.T) {
+	for form, flags := range map[string][]string{"ipip": ipip, "opt": opt} {
+		t.Run(form, func(t *testing.T) { testDirectOnePort(t, flags) })
+	}
+}
+
+func testDirectOnePort(t *testing.T, flags []string) {
 	s := newDirectStage(t, serve)
 	defer s.end(t)
 	const other = `---
@@ -497,13 +575,18 @@ endpoints:
 		"load balancer IP": netip.MustParseAddrPort("203.0.113.10:80"), "node port": netip.AddrPortFrom(s.nodes[0].Addr4, 30080), "masqueraded": netip.MustParseAddrPort("203.0.113.11:80"),
 	}
 	announce(t, s.lab, s.nodes[0], ways)
-	s.startAll(t, "--lb-mode=dsr")
+	s.startAll(t, flags...)
 	s.ready(t, 0, 4)
 	for _, network := range []string{"tcp", "udp"} {
 		var flows []flow
+		refused := 0
 		for port := uint16(20000); port < 20012; port++ {
 			for name, to := range ways {
 				c, err := s.far.DialFrom(t.Context(), network, port, to)
+				if errors.Is(err, unix.ECONNREFUSED) {
+					refused++
+					continue
+				}
 				if err != nil {
 					t.Fatalf("%s from port %d to the %s: %v", network, port, name, err)
 				}
@@ -518,12 +601,22 @@ endpoints:
 				flows = append(flows, flow{c, r})
 			}
 		}
+		// Two frontends lead to the same one of two endpoints.
+		if may := network == "tcp" && slices.Contains(flags, opt[1]); may != (refused > 0) || refused > 12 {
+			t.Errorf("%d connections over %s are refused", refused, network)
+		}
 		checkAll(t, flows)
 	}
 }
 
 // TestDirectHostNetwork: endpoints in the network of their node take part too.
 func TestDirectHostNetwork(t *testing.T) {
+	for form, flags := range map[string][]string{"ipip": ipip, "opt": opt} {
+		t.Run(form, func(t *testing.T) { testDirectHostNetwork(t, flags) })
+	}
+}
+
+func testDirectHostNetwork(t *testing.T, flags []string) {
 	s := newDirectStage(t, serve)
 	defer s.end(t)
 	n := s.nodes[1]
@@ -544,7 +637,7 @@ endpoints: [{addresses: [%[4]q], nodeName: %[5]s}]
 `, strings.ToLower(family), family, targetPort, addr, n.Name)
 	}
 	writeManifest(t, s.dir, "web.yaml", loadBalancer+slices)
-	s.startAll(t, "--lb-mode=dsr")
+	s.startAll(t, flags...)
 	s.ready(t, 0, 2)
 	s.sees(t, outside(s.nodes[0]), "the client", s.isClient)
 }

@@ -24,13 +24,13 @@ import (
 )
 
 // accelerated are the flags for each form of packets that XDP forwards.
-var accelerated = map[string][]string{"snat": nil, "ipip": ipip, "geneve": geneve}
+var accelerated = map[string][]string{"snat": nil, "ipip": ipip, "geneve": geneve, "opt": opt}
 
 // TestAcceleration: XDP forwards packets of established connections both ways, and by direct server return those that open connections too.
 func TestAcceleration(t *testing.T) {
 	for mode, flags := range accelerated {
 		t.Run(mode, func(t *testing.T) {
-			s := newDirectStage(t, serve, lab.Options{NoOffload: true, XDP: true})
+			s := newDirectStage(t, serve, lab.Options{NoOffload: true, XDP: true, PortsInTurn: mode == "opt"}) // see TestDirectOnePort
 			defer s.end(t)
 			s.startAll(t, append(slices.Clone(flags), "--ebpf-acceleration=native", "--ebpf-max-tcp-flows=4096")...)
 			if mode != "snat" {
@@ -103,7 +103,7 @@ func onUplink(t testing.TB, n *lab.Node) (state xdp.State, name string) {
 // TestAccelerationUnderLoad: XDP goes on while no process runs, and no connection fails while processes are killed and replaced, and
 // acceleration and direct server return come and go.
 func TestAccelerationUnderLoad(t *testing.T) {
-	s := newDirectStage(t, serve, lab.Options{NoOffload: true, XDP: true})
+	s := newDirectStage(t, serve, lab.Options{NoOffload: true, XDP: true, PortsInTurn: true}) // see TestDirectOnePort
 	defer s.end(t)
 	const native = "--ebpf-acceleration=native"
 	s.startAll(t, native)
@@ -121,7 +121,7 @@ func TestAccelerationUnderLoad(t *testing.T) {
 	_ = s.processes[0].Close()
 	s.processes[0] = nil
 	step("killed")
-	for _, flags := range [][]string{{native}, {native, "--lb-mode=dsr"}, {native, "--lb-mode=dsr", "--dsr-dispatch=geneve"}, {}, {"--lb-mode=dsr"}, {"--ebpf-acceleration=best-effort"}, {native}} {
+	for _, flags := range [][]string{{native}, {native, "--lb-mode=dsr"}, {native, "--lb-mode=dsr", "--dsr-dispatch=geneve"}, {native, "--lb-mode=dsr", "--dsr-dispatch=opt"}, {}, {"--lb-mode=dsr"}, {"--ebpf-acceleration=best-effort"}, {native}} {
 		s.start(t, 0, flags...)
 		step(fmt.Sprint(flags))
 		want := map[bool]string{true: "tdm_xdp"}[slices.Contains(flags, native)] // best-effort leaves veths alone

@@ -37,7 +37,7 @@ type Options struct {
 	// PortsInTurn makes clients use consecutive source ports, without reuse until the
 	// range ends. The kernel may use one source port for connections to different
 	// addresses; if virtual servers send these to the same endpoint, IPVS mixes up the
-	// replies.
+	// replies, and direct server return by IP options resets the later one.
 	PortsInTurn bool
 	// Unattached pods have no link, only the address of the plan: the caller attaches them,
 	// as Connect or a CNI plugin does.

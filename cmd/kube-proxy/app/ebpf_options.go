@@ -16,13 +16,16 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/successor"
 )
 
+// dispatches are the values of dsrDispatch.
+var dispatches = map[string]lbmap.Dispatch{config.DispatchIPIP: lbmap.DispatchIPIP, config.DispatchGeneve: lbmap.DispatchGeneve, config.DispatchOpt: lbmap.DispatchOpt}
+
 // ebpfOptions are what the configuration says, without what the kernel lacks.
 func (h *host) ebpfOptions() (opts ebpf.Options, err error) {
 	c := h.config
 	e := &c.Tandem.EBPF
 	opts = ebpf.Options{
 		Sizes: ebpfSizes(e), Shared: c.Tandem.Coexistence.Enabled(), ProcRoot: e.ProcRoot,
-		ResetRemoved: e.ResetRemovedBackends, Geneve: c.Tandem.LoadBalancer.DSRDispatch == config.DispatchGeneve, PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, TCPPeerIsEndpoint: !*e.TCPPeerNames, Signals: e.ServiceSignals, Timeouts: flowTimeouts(c),
+		ResetRemoved: e.ResetRemovedBackends, Dispatch: dispatches[c.Tandem.LoadBalancer.DSRDispatch], PodDevices: e.PodDevices, ProtectNodePorts: *e.ProtectNodePorts, TCPPeerIsEndpoint: !*e.TCPPeerNames, Signals: e.ServiceSignals, Timeouts: flowTimeouts(c),
 	}
 	opts.Acceleration = map[string]datapath.Acceleration{config.AccelerationBestEffort: datapath.BestEffort, config.AccelerationNative: datapath.Native}[e.Acceleration]
 	memory := machineMemory()

@@ -74,8 +74,8 @@ type DeviceOptions struct {
 	SNAT SNATPool
 	// NoFIBSource, NoLoop and NoConntrack are for kernels without these.
 	NoFIBSource, NoLoop, NoConntrack bool
-	// Geneve has packets of direct server return sent in Geneve.
-	Geneve bool
+	// Dispatch is in what form packets of direct server return are sent.
+	Dispatch lbmap.Dispatch
 	// ResetRemoved answers clients of removed TCP backends by a reset.
 	ResetRemoved bool
 	// Acceleration is whether XDP forwards on uplinks.

@@ -5,6 +5,7 @@ package direct
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -19,17 +20,20 @@ const (
 	header4, header6, headerICMP, headerGeneve = 20, 40, 8, 16
 
 	ttl = 64
+
+	// inverted is the bit of a sequence number by which answers to probes with an option differ from all probes.
+	inverted = 1 << 15
 )
 
 // probe identifies an echo request, and the reply to it. The cookie keeps those who did not see the request from answering it.
 type probe struct {
-	id     uint16
-	round  uint16
-	cookie uint64
-	geneve bool // it is sent in Geneve
+	id       uint16
+	round    uint16
+	cookie   uint64
+	dispatch lbmap.Dispatch
 }
 
-// request is an IP packet from one address to another that has an echo request with the same addresses in it.
+// request is an IP packet from one address to another that has an echo request with the same addresses in it, or an option with the latter.
 func (p probe) request(from, to netip.Addr) []byte {
 	if from.Is4() {
 		return p.wrap(ipv4, from, to, unix.IPPROTO_IPIP, unix.ETH_P_IP, ipv4(from, to, unix.IPPROTO_ICMP, p.icmp(echoRequest4, 0)))
@@ -39,12 +43,35 @@ func (p probe) request(from, to netip.Addr) []byte {
 	return p.wrap(ipv6, from, to, unix.IPPROTO_IPV6, unix.ETH_P_IPV6, ipv6(from, to, unix.IPPROTO_ICMPV6, p.icmp(echoRequest6, sum)))
 }
 
-// wrap is a packet in another one, whose protocol is inIP unless the packet is in Geneve, as etherType.
+// wrap is a packet in another one, whose protocol is inIP unless the packet is in Geneve, as etherType. Or it is the packet with an option.
 func (p probe) wrap(outer func(from, to netip.Addr, protocol byte, payload []byte) []byte, from, to netip.Addr, inIP byte, etherType uint16, inner []byte) []byte {
-	if p.geneve {
+	switch p.dispatch {
+	case lbmap.DispatchGeneve:
 		return outer(from, to, unix.IPPROTO_UDP, geneve(etherType, inner))
+	case lbmap.DispatchOpt:
+		return withOption(inner, to)
 	}
 	return outer(from, to, inIP, inner)
+}
+
+// withOption adds an option to an IP packet, as programs do (bpf/option.h): that it is for this address.
+func withOption(b []byte, to netip.Addr) []byte {
+	a := to.AsSlice()
+	if to.Is4() {
+		slices.Reverse(a)
+		option := append([]byte{lbmap.OptionV4, 4 + 4, 0, 0}, a...)
+		b = slices.Insert(b, header4, option...)
+		b[0] += byte(len(option) / 4)
+		binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
+		b[10], b[11] = 0, 0
+		binary.BigEndian.PutUint16(b[10:], fold(sumOf(b[:header4+len(option)])))
+		return b
+	}
+	option := append([]byte{b[6], lbmap.OptionV6Units, lbmap.OptionV6, lbmap.OptionV6Len}, a...)
+	b = slices.Insert(b, header6, append(option, 0, 0, 0, 0)...)
+	b[6] = unix.IPPROTO_DSTOPTS
+	binary.BigEndian.PutUint16(b[4:], uint16(len(b)-header6))
+	return b
 }
 
 // geneve is a UDP datagram with an IP packet in Geneve, as programs send it (bpf/geneve.h).
@@ -63,7 +90,7 @@ func (p probe) icmp(kind byte, sum uint32) []byte {
 	b := make([]byte, headerICMP, headerICMP+8)
 	b[0] = kind
 	binary.BigEndian.PutUint16(b[4:], p.id)
-	binary.BigEndian.PutUint16(b[6:], p.round)
+	binary.BigEndian.PutUint16(b[6:], p.round&^inverted)
 	b = binary.BigEndian.AppendUint64(b, p.cookie)
 	binary.BigEndian.PutUint16(b[2:], fold(sum+sumOf(b)))
 	return b
@@ -81,7 +108,9 @@ func (p probe) isReply(b []byte) (from netip.Addr, ok bool) {
 	default:
 		return from, false
 	}
+	// A system that does not know the option answers too, by the number that it got.
 	return from, len(message) >= headerICMP+8 && message[0] == kind &&
+		(p.dispatch != lbmap.DispatchOpt || binary.BigEndian.Uint16(message[6:])&inverted != 0) &&
 		binary.BigEndian.Uint16(message[4:]) == p.id && binary.BigEndian.Uint64(message[headerICMP:]) == p.cookie
 }
 

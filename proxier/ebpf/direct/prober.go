@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-proxy/tandem/kernel/netns"
 	"github.com/tandem-proxy/tandem/kernel/packetsocket"
+	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
 const (
@@ -32,8 +33,8 @@ const (
 type Options struct {
 	// Netns is the network namespace of the node.
 	Netns netns.Namespace
-	// Geneve has probes sent in Geneve, as packets of clients are then; otherwise, in IP packets.
-	Geneve bool
+	// Dispatch is in what form probes are sent, as packets of clients are then.
+	Dispatch lbmap.Dispatch
 	// Peers returns the addresses to probe.
 	Peers func() []netip.Addr
 	// Ready is told the addresses that answer, each time that changes.
@@ -97,7 +98,7 @@ func (p *Prober) pause(ctx context.Context, atMost time.Duration) {
 
 // probe opens sockets, and probes until there are no peers any more.
 func (p *Prober) probe(ctx context.Context) error {
-	identity := probe{id: uint16(rand.Uint32()), cookie: rand.Uint64(), geneve: p.opts.Geneve}
+	identity := probe{id: uint16(rand.Uint32()), cookie: rand.Uint64(), dispatch: p.opts.Dispatch}
 	filter, err := newFilter(identity.id)
 	if err != nil {
 		return err

@@ -177,6 +177,7 @@ const (
 	FlowWaiting      = 256
 	FlowWrapped      = 512
 	FlowGeneve       = 1024
+	FlowOption       = 2048
 )
 
 // enum entry_state
@@ -259,6 +260,13 @@ const (
 	RolePod    = 1
 )
 
+// enum dispatch
+const (
+	DispatchIPIP   = 0
+	DispatchGeneve = 1
+	DispatchOpt    = 2
+)
+
 // enum snat_limit
 const (
 	SNATRanges = 6
@@ -269,6 +277,15 @@ const (
 	GenevePort       = 0x17c1
 	GeneveVni        = 0x54444d
 	GeneveFirstSport = 0xc000
+)
+
+// enum option_number
+const (
+	OptionV4      = 154
+	OptionV6      = 27
+	OptionV6Units = 2
+	OptionV6Len   = 20
+	OptionAfterS  = 5
 )
 
 // enum uplink_redirect

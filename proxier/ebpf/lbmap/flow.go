@@ -32,7 +32,7 @@ func SetOther(counts *ciliumebpf.Map, other uint64) error {
 		return fmt.Errorf("read the seed of flows: %w", err)
 	}
 	seed.Other = other
-	// Nothing else changes this element.
+	// Programs change only Options, and do so again with the next packet that has one.
 	if err := counts.Put(uint32(FlowSeed), seed); err != nil {
 		return fmt.Errorf("write the seed of flows: %w", err)
 	}

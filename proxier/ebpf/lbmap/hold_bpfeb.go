@@ -29,7 +29,7 @@ const (
 	holdProgTdmHoldIn6     = "tdm_hold_in6"
 	holdProgTdmHoldPod4    = "tdm_hold_pod4"
 	holdProgTdmHoldPod6    = "tdm_hold_pod6"
-	holdVarDispatchGeneve  = "dispatch_geneve"
+	holdVarDispatch        = "dispatch"
 	holdVarDraining        = "draining"
 	holdVarFirstGeneration = "first_generation"
 	holdVarFlowLists       = "flow_lists"
@@ -118,7 +118,7 @@ type holdMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type holdVariableSpecs struct {
-	DispatchGeneve  *ebpf.VariableSpec `ebpf:"dispatch_geneve"`
+	Dispatch        *ebpf.VariableSpec `ebpf:"dispatch"`
 	Draining        *ebpf.VariableSpec `ebpf:"draining"`
 	FirstGeneration *ebpf.VariableSpec `ebpf:"first_generation"`
 	FlowLists       *ebpf.VariableSpec `ebpf:"flow_lists"`
@@ -189,7 +189,7 @@ func (m *holdMaps) Close() error {
 //
 // It can be passed to loadHoldObjects or ebpf.CollectionSpec.LoadAndAssign.
 type holdVariables struct {
-	DispatchGeneve  *ebpf.Variable `ebpf:"dispatch_geneve"`
+	Dispatch        *ebpf.Variable `ebpf:"dispatch"`
 	Draining        *ebpf.Variable `ebpf:"draining"`
 	FirstGeneration *ebpf.Variable `ebpf:"first_generation"`
 	FlowLists       *ebpf.Variable `ebpf:"flow_lists"`

@@ -30,10 +30,11 @@ type tcFlow struct {
 }
 
 type tcFlowCounter struct {
-	_     structs.HostLayout
-	Value uint64
-	Other uint64
-	Pad   [6]uint64
+	_       structs.HostLayout
+	Value   uint64
+	Other   uint64
+	Options uint64
+	Pad     [5]uint64
 }
 
 type tcFlowEntry struct {
@@ -134,7 +135,7 @@ const (
 	tcMapTdmWrapper      = "tdm_wrapper"
 	tcProgTdmIn          = "tdm_in"
 	tcProgTdmOut         = "tdm_out"
-	tcVarDispatchGeneve  = "dispatch_geneve"
+	tcVarDispatch        = "dispatch"
 	tcVarDraining        = "draining"
 	tcVarFirstGeneration = "first_generation"
 	tcVarFlowLists       = "flow_lists"
@@ -245,7 +246,7 @@ type tcMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type tcVariableSpecs struct {
-	DispatchGeneve  *ebpf.VariableSpec `ebpf:"dispatch_geneve"`
+	Dispatch        *ebpf.VariableSpec `ebpf:"dispatch"`
 	Draining        *ebpf.VariableSpec `ebpf:"draining"`
 	FirstGeneration *ebpf.VariableSpec `ebpf:"first_generation"`
 	FlowLists       *ebpf.VariableSpec `ebpf:"flow_lists"`
@@ -364,7 +365,7 @@ func (m *tcMaps) Close() error {
 //
 // It can be passed to loadTcObjects or ebpf.CollectionSpec.LoadAndAssign.
 type tcVariables struct {
-	DispatchGeneve  *ebpf.Variable `ebpf:"dispatch_geneve"`
+	Dispatch        *ebpf.Variable `ebpf:"dispatch"`
 	Draining        *ebpf.Variable `ebpf:"draining"`
 	FirstGeneration *ebpf.Variable `ebpf:"first_generation"`
 	FlowLists       *ebpf.Variable `ebpf:"flow_lists"`

@@ -48,7 +48,7 @@ const (
 	xdpMapTdmXdpHop       = "tdm_xdp_hop"
 	xdpMapTdmXdpNeigh     = "tdm_xdp_neigh"
 	xdpProgTdmXdp         = "tdm_xdp"
-	xdpVarDispatchGeneve  = "dispatch_geneve"
+	xdpVarDispatch        = "dispatch"
 	xdpVarDraining        = "draining"
 	xdpVarFirstGeneration = "first_generation"
 	xdpVarFlowLists       = "flow_lists"
@@ -157,7 +157,7 @@ type xdpMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type xdpVariableSpecs struct {
-	DispatchGeneve  *ebpf.VariableSpec `ebpf:"dispatch_geneve"`
+	Dispatch        *ebpf.VariableSpec `ebpf:"dispatch"`
 	Draining        *ebpf.VariableSpec `ebpf:"draining"`
 	FirstGeneration *ebpf.VariableSpec `ebpf:"first_generation"`
 	FlowLists       *ebpf.VariableSpec `ebpf:"flow_lists"`
@@ -273,7 +273,7 @@ func (m *xdpMaps) Close() error {
 //
 // It can be passed to loadXdpObjects or ebpf.CollectionSpec.LoadAndAssign.
 type xdpVariables struct {
-	DispatchGeneve  *ebpf.Variable `ebpf:"dispatch_geneve"`
+	Dispatch        *ebpf.Variable `ebpf:"dispatch"`
 	Draining        *ebpf.Variable `ebpf:"draining"`
 	FirstGeneration *ebpf.Variable `ebpf:"first_generation"`
 	FlowLists       *ebpf.Variable `ebpf:"flow_lists"`

@@ -29,6 +29,7 @@ const (
 	udpLen  = 8
 
 	protoIPIP, protoIPv6 = 4, 41
+	optionLen            = 24 // of IPv6
 	portGeneve           = 6081
 	ttl                  = 64
 )
@@ -132,6 +133,9 @@ func Destination(frame []byte) (to netip.AddrPort, ok bool) {
 	case kind == unix.ETH_P_IPV6 && len(packet) >= ipv6Len:
 		protocol, l4 = packet[6], packet[ipv6Len:]
 		addr = netip.AddrFrom16([16]byte(packet[24:40]))
+		if protocol == unix.IPPROTO_DSTOPTS && len(l4) >= optionLen {
+			protocol, l4 = l4[0], l4[optionLen:]
+		}
 	default:
 		return netip.AddrPort{}, false
 	}
