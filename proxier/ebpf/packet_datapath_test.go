@@ -283,6 +283,12 @@ func (p *path) node() datapath.Node {
 		SourcePort: func(port uint16) bool {
 			return port >= 1024 && !p.tier.opts.NodePortRange.Overlaps(ebpfdatapath.PortRange{First: port, Last: port})
 		},
+		Seen: func(request datapath.Tuple) uint32 {
+			if f := p.flowOf(request); f != nil {
+				return f.Seen
+			}
+			return 0
+		},
 		Direct: p.direct.model(),
 	}
 }
@@ -333,16 +339,28 @@ func nextTick() error {
 
 // replyOf returns the reply tuple of the programs' flow for a request.
 func (p *path) replyOf(request datapath.Tuple) (reply datapath.Tuple, ok bool) {
+	f := p.flowOf(request)
+	if f == nil {
+		return reply, false
+	}
+	return tupleOf(f.Reply), true
+}
+
+// flowOf returns the programs' flow for a request; nil for none.
+func (p *path) flowOf(request datapath.Tuple) *lbmap.Flow {
 	key := lbmap.FlowKey{
 		Src: lbmap.FromAddr(request.Src.Addr()), Dst: lbmap.FromAddr(request.Dst.Addr()),
 		Sport: lbmap.NetworkPort(request.Src.Port()), Dport: lbmap.NetworkPort(request.Dst.Port()), Proto: request.Protocol,
 	}
 	e := p.index.Find(&key)
 	if e == nil {
-		return reply, false
+		return nil
 	}
 	f := &p.flows[e.Id]
-	return tupleOf(f.Reply), lbmap.FlowStage(f.Life) >= lbmap.FlowYoung && uint32(f.Life>>32) == e.Generation && f.Request == key
+	if lbmap.FlowStage(f.Life) < lbmap.FlowYoung || uint32(f.Life>>32) != e.Generation || f.Request != key {
+		return nil
+	}
+	return f
 }
 
 func tupleOf(k lbmap.FlowKey) datapath.Tuple {

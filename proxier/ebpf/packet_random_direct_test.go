@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -82,6 +83,16 @@ func (p *player) setDirect(r *rand.Rand) error {
 	return p.tier.SetCluster(c)
 }
 
+// pause makes the last packets of all flows earlier, in the programs and in the model.
+func (p *path) pause(seconds uint32) {
+	for i := range p.flows {
+		if lbmap.FlowStage(p.flows[i].Life) >= lbmap.FlowYoung {
+			p.age(uint32(i), seconds)
+		}
+	}
+	p.model.Pause(time.Duration(seconds) * time.Second)
+}
+
 // noteFrontends notes for the traffic where clients get direct server return.
 func (p *player) noteFrontends() {
 	p.direct.frontends = []datapath.Tuple{}
@@ -126,7 +137,7 @@ func (g traffic) wrap(frame []byte) []byte {
 	if p.ICMP != nil && g.one(2) {
 		from, to = p.Source().Addr(), p.Destination().Addr()
 	}
-	b := slices.Concat(frame[:14], pick(g.Rand, datapath.Dispatches).Send(frame[14:], from, to, uint16(g.Uint32())))
+	b := slices.Concat(frame[:14], pick(g.Rand, datapath.Tunnels).Send(frame[14:], from, to, uint16(g.Uint32())))
 	if g.one(2) { // a router may have marked it
 		if four {
 			b[15] |= 3
@@ -152,7 +163,7 @@ func repairIPv4(frame []byte) []byte {
 func (g traffic) outerError(f *datapath.Flow) (datapath.Hook, packet.Packet) {
 	q := g.transport(f.Request, packet.ACK)
 	g.dress(&q)
-	quote := pick(g.Rand, datapath.Dispatches).Send(q.Build(), f.Reply.Dst.Addr(), f.Reply.Src.Addr(), uint16(g.Uint32()))
+	quote := pick(g.Rand, datapath.Tunnels).Send(q.Build(), f.Reply.Dst.Addr(), f.Reply.Src.Addr(), uint16(g.Uint32()))
 	quote = quote[:min(len(quote), 50+g.IntN(500))]
 	four := f.Reply.Dst.Addr().Is4()
 	message := pick(g.Rand, []uint16{packet.FragNeeded, packet.FragNeeded, packet.HostUnreachable, packet.NetUnreachable, packet.PortUnreachable, packet.TimeExceeded})

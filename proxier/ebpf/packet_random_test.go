@@ -121,6 +121,10 @@ func (p *player) event(r *rand.Rand) error {
 		silent := pick(r, []time.Duration{5 * time.Second, 20 * time.Second, 45 * time.Second, 90 * time.Second, 10 * time.Minute})
 		p.note("-- silence for %v", silent)
 		return p.expire(silent)
+	case n == 2 && p.forwarding:
+		p.note("-- a pause")
+		p.pause(lbmap.OptionAfterS)
+		return nil
 	}
 	for _, f := range (traffic{r, p.mac, p.model.Flows(), p.direct.frontends}).next() {
 		if err := p.pass(f); err != nil {

@@ -16,6 +16,11 @@ type Dispatch interface {
 	String() string
 	// Overhead is the number of bytes that it adds to a packet.
 	Overhead(v6 bool) int
+}
+
+// Tunnel is a form in which the client's packet is in another one.
+type Tunnel interface {
+	Dispatch
 	// Send returns the packet that a node sends instead of a client's, both from their IP header
 	// on and without padding. sport is for forms that have a source port.
 	Send(p []byte, from, to netip.Addr, sport uint16) []byte
@@ -36,8 +41,11 @@ type Direct struct {
 	IsNode, IsOfCluster func(netip.Addr) bool
 }
 
-// Dispatches are the forms that nodes take.
-var Dispatches = []Dispatch{IPIP{}, Geneve{}}
+// The forms that nodes take.
+var (
+	Tunnels    = []Tunnel{IPIP{}, Geneve{}}
+	Dispatches = []Dispatch{IPIP{}, Geneve{}, Opt{}}
+)
 
 const (
 	outerTTL    = 64
@@ -57,7 +65,7 @@ func (IPIP) String() string { return "ipip" }
 // Overhead implements Dispatch.
 func (IPIP) Overhead(v6 bool) int { return ipSize(v6) }
 
-// Send implements Dispatch.
+// Send implements Tunnel.
 func (IPIP) Send(p []byte, from, to netip.Addr, _ uint16) []byte {
 	protocol := uint8(protoIPIP)
 	if from.Is6() {
@@ -83,7 +91,7 @@ func (Geneve) String() string { return "geneve" }
 // Overhead implements Dispatch.
 func (Geneve) Overhead(v6 bool) int { return ipSize(v6) + geneveBytes }
 
-// Send implements Dispatch.
+// Send implements Tunnel.
 func (Geneve) Send(p []byte, from, to netip.Addr, sport uint16) []byte {
 	header := make([]byte, 8, 8+len(p))
 	be.PutUint16(header[2:], packet.EtherIPv4)
@@ -160,7 +168,7 @@ func (m *Model) unwrap(h *header, result parsed) *header {
 		return nil
 	}
 	outer := h.frame[h.l3:]
-	for _, d := range Dispatches {
+	for _, d := range Tunnels {
 		size := d.receive(outer)
 		if size == 0 {
 			continue
@@ -179,7 +187,7 @@ func (m *Model) unwrap(h *header, result parsed) *header {
 }
 
 // wrapperOf reads the addresses of an IP header.
-func wrapperOf(outer []byte, d Dispatch) *wrapper {
+func wrapperOf(outer []byte, d Tunnel) *wrapper {
 	p := packet.ParseIP(outer)
 	return &wrapper{from: p.Source().Addr(), to: p.Destination().Addr(), dispatch: d}
 }
@@ -251,23 +259,29 @@ func (m *Model) overhead(h *header, direct bool) int {
 	return m.node.Direct.Dispatch.Overhead(h.v6)
 }
 
-// wrap makes of an edited packet the one that is sent to a backend's node.
-func (m *Model) wrap(e *editor, h *header, f *Flow) {
+// sendDirect makes of an edited packet the one that is sent to a backend's node.
+func (m *Model) sendDirect(out outcome, h *header, f *Flow) outcome {
 	to := f.Reply.Reversed()
-	sport := m.sport(h)
-	size := m.node.Direct.Dispatch.Overhead(h.v6)
-	e.frame = slices.Concat(e.frame[:h.l3], m.node.Direct.Dispatch.Send(e.frame[h.l3:h.end], to.Src.Addr(), to.Dst.Addr(), sport), e.frame[h.end:])
-	for i := range e.checksums {
-		e.checksums[i] += size
+	d, is := m.node.Direct.Dispatch.(Tunnel)
+	switch {
+	case is:
+		e := out.editor
+		e.frame = slices.Concat(e.frame[:h.l3], d.Send(e.frame[h.l3:h.end], to.Src.Addr(), to.Dst.Addr(), m.sport(h, d)), e.frame[h.end:])
+		e.move(h.l3, d.Overhead(h.v6))
+	case !f.needsOption(h):
+		out.translate(h, to.Dst)
+	case !out.sendWithOption(h, to.Dst):
+		return drop("DROP_REWRITE")
 	}
+	return out
 }
 
 // sport returns the source port that the programs have to use: for a flow, the one that they chose for
 // its first packet; any for an ICMP error.
-func (m *Model) sport(h *header) uint16 {
+func (m *Model) sport(h *header, d Tunnel) uint16 {
 	port, known := m.sports[h.tuple]
 	if !known && len(m.got.Frame) > m.node.L2 {
-		port = max(firstSport, m.node.Direct.Dispatch.sport(m.got.Frame[m.node.L2:]))
+		port = max(firstSport, d.sport(m.got.Frame[m.node.L2:]))
 	}
 	if !h.isICMP() {
 		m.sports[h.tuple] = port
@@ -306,7 +320,7 @@ func (m *Model) followOuterError(h *header) outcome {
 	if len(outer) == 0 || (outer[0]>>4 == 6) != h.v6 {
 		return pass(h.frame)
 	}
-	for _, d := range Dispatches {
+	for _, d := range Tunnels {
 		size := d.receive(outer)
 		if size == 0 {
 			continue

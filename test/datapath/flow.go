@@ -54,6 +54,9 @@ type Flow struct {
 	over    bool
 	acked   [2]uint32 // newest acknowledgement number of client and backend; 0 for none
 	reset   [2]bool   // by client or backend
+	// seen is the second of the last packet, and silent the time between that and the one before.
+	seen           uint32
+	silent, paused time.Duration
 }
 
 func (f *Flow) String() string {
@@ -176,6 +179,9 @@ func (m *Model) account(f *Flow, reply bool, h *header) {
 	}
 	f.Packets[way]++
 	f.Bytes[way] += uint64(len(h.frame) - h.l3)
+	now := m.node.Seen(f.Request)
+	f.silent = f.paused + time.Duration(now-f.seen)*time.Second
+	f.seen, f.paused = now, 0
 
 	before := f.State
 	flags := h.flags()
@@ -248,7 +254,7 @@ func (f *Flow) noteSegment(way int, h *header) {
 // Expire ends idle flows. limit returns the idle timeout of flows in a state.
 func (m *Model) Expire(silent time.Duration, limit func(protocol uint8, s State) time.Duration) {
 	for _, f := range m.Flows() {
-		if silent > limit(f.Request.Protocol, f.State) {
+		if silent+f.paused > limit(f.Request.Protocol, f.State) {
 			f.over = true
 		}
 	}

@@ -50,6 +50,8 @@ type Node struct {
 	KeptTCP, KeptUDP, Young, Over int
 	// SourcePort reports whether a connection can get that source port.
 	SourcePort func(port uint16) bool
+	// Seen returns the second in which the programs saw the last packet of a request's flow.
+	Seen func(request Tuple) uint32
 
 	// Direct is what the node knows for direct server return.
 	Direct Direct

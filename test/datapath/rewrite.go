@@ -40,8 +40,7 @@ func (m *Model) follow(f *Flow, reply bool, h *header) outcome {
 	}
 	if f.Direct {
 		out.reason = "FORWARD_DIRECT"
-		m.wrap(out.editor, h, f)
-		return out
+		return m.sendDirect(out, h, f)
 	}
 	if reply && f.wrapped != nil && !f.Remote {
 		out.lowerMSS(h, f.wrapped)
@@ -127,8 +126,7 @@ func (m *Model) followError(hook Hook, h *header) outcome {
 		out.hop(h)
 	}
 	if f.Direct { // the backend's node translates it
-		m.wrap(out.editor, h, f)
-		return out
+		return m.sendDirect(out, h, f)
 	}
 	out.rewriteQuote(h, q, answer.Reversed())
 	from := h.src
