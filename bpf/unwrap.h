@@ -178,8 +178,8 @@ GLOBAL int unwrap(struct __sk_buff *skb)
 GLOBAL int take_option(struct __sk_buff *skb, struct packet *p)
 {
 	struct wrapper *w = last_wrapper();
-	const __be32 none[4] = {};
 	struct packet *inner;
+	__be32 none[4] = {};
 	__be32 src[4];
 
 	if (!p || !w)
@@ -192,6 +192,8 @@ GLOBAL int take_option(struct __sk_buff *skb, struct packet *p)
 	copy_addr(w->dst, p->key.dst);
 	/* The sender is known of a probe alone. An option may have the address
 	 * of a node, which has NodePorts, or that of another frontend. */
+	if (p->v6)
+		set_v4(none, 0);
 	copy_addr(src, is_icmp(p) ? p->key.src : inner->key.dst);
 	copy_addr(w->src, is_node_address(src) ? src : none);
 	if (!is_for_target(w, inner))

@@ -26,7 +26,8 @@
 struct wrapper {
 	__be32 src[4]; /* of the outer packet: the node that sent it. With an
 			* option: the node whose address it has, or that sent a
-			* probe; zero for none */
+			* probe; for none, an address of the other family,
+			* which no address of the packet equals */
 	__be32 dst[4]; /* of the outer packet: the backend */
 	__u8 ecn_ce;   /* a router has marked it: congestion (RFC 6040) */
 	__u8 form;     /* enum dispatch */

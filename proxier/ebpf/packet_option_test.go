@@ -357,6 +357,8 @@ func TestOptionForged(t *testing.T) {
 		left("an address that is no frontend", o.with(syn(nowhere), o.backend.Addr()))
 		left("a port that is no frontend", o.with(syn(netip.AddrPortFrom(o.here.Addr(), 81)), o.backend.Addr()))
 		left("a NodePort of an address that is no node", o.with(syn(netip.AddrPortFrom(nowhere.Addr(), 30080)), o.backend.Addr()))
+		unspecified := map[bool]netip.Addr{false: netip.IPv4Unspecified(), true: netip.IPv6Unspecified()}[o.here.Addr().Is6()]
+		left("a NodePort of the unspecified address", o.with(syn(netip.AddrPortFrom(unspecified, 30080)), o.backend.Addr()))
 		left("two options", o.with(o.with(syn(o.here), o.backend.Addr()), o.backend.Addr()))
 		q := syn(netip.AddrPortFrom(o.nodeA, 30080))
 		o.expect(t, "a NodePort of another node", in, o.with(q, o.backend.Addr()), next, tcp(q.Source(), o.backend, packet.SYN), "FORWARD_LOCAL")
@@ -375,9 +377,10 @@ func TestOptionForged(t *testing.T) {
 		q = o.with(syn(o.ranged), o.backend.Addr())
 		o.expect(t, "from outside the source ranges", in, q, shot, q, "DROP_SOURCE_RANGE")
 		// A probe of a host that is no node, and one to another address.
-		echo := packet.NewEcho(o.client.Addr(), o.backend.Addr(), 7, 1, []byte("cookie"))
-		q = o.with(echo, o.backend.Addr())
-		o.expect(t, "a probe of another host", in, q, shot, q, "DROP_NO_TARGET")
+		for _, from := range []netip.Addr{o.client.Addr(), unspecified} {
+			q = o.with(packet.NewEcho(from, o.backend.Addr(), 7, 1, []byte("cookie")), o.backend.Addr())
+			o.expect(t, fmt.Sprintf("a probe of %s", from), in, q, shot, q, "DROP_NO_TARGET")
+		}
 		// Damaged options.
 		for name, damage := range map[string]func(option []byte){
 			"another type":   func(b []byte) { b[0]++ },
