@@ -100,6 +100,7 @@ type path struct {
 	out      []byte
 	direct   directState
 	flows    []lbmap.Flow // the programs' records
+	counters []lbmap.FlowCounter
 	index    *flowtable.Index
 	entries  *flowtabletest.Index
 	model    *datapath.Model
@@ -176,6 +177,11 @@ func newPath(t testing.TB, opts Options) *path {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Munmap(memory) })
+	counters := []byte{}
+	if p.counters, counters, err = lbmap.Memory[lbmap.FlowCounter](p.maps["tdm_flow_count"]); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(counters) })
 	if p.index, err = flowtable.OpenIndex(p.maps); err != nil {
 		t.Fatal(err)
 	}
@@ -260,6 +266,7 @@ func (p *path) reset() error {
 			}
 		}
 	}
+	p.counters[lbmap.FlowSeed].Options = 0
 	cpus := make([]uint64, ciliumebpf.MustPossibleCPU())
 	if err := p.maps["tdm_budget"].Put(uint32(0), cpus); err != nil {
 		return err

@@ -115,55 +115,107 @@ func (p *player) noteFrontends() {
 	}
 }
 
-// directFlow returns a flow of direct server return, or another one if there is none.
-func (g traffic) directFlow(other *datapath.Flow) *datapath.Flow {
+// flowThat returns a flow of a kind; nil if there is none.
+func (g traffic) flowThat(is func(*datapath.Flow) bool) *datapath.Flow {
+	if len(g.flows) == 0 {
+		return nil
+	}
 	at := g.IntN(len(g.flows))
 	for _, f := range slices.Concat(g.flows[at:], g.flows[:at]) {
-		if f.Direct {
+		if is(f) {
 			return f
 		}
 	}
-	return other
+	return nil
 }
 
-// wrap makes of a frame one of another node, in either form. A probe has the addresses of the outer header.
-func (g traffic) wrap(frame []byte) []byte {
-	p := packet.Parse(frame)
-	if p.IPv4 == nil && p.IPv6 == nil {
-		return frame
-	}
+func isDirect(f *datapath.Flow) bool { return f.Direct }
+
+// isHere reports whether a flow is to a backend on this node.
+func isHere(f *datapath.Flow) bool { return !f.Remote && !f.Direct && !f.Remapped }
+
+// wrapping returns how another node sends the frames of a packet, in any form. A probe has the addresses of the packet around it.
+func (g traffic) wrapping(p packet.Packet) func(frame []byte) []byte {
 	four := p.IPv4 != nil
 	from, to := pickAddr(g.Rand, wrapperSources, four), pickAddr(g.Rand, wrapperTargets, four)
 	if p.ICMP != nil && g.one(2) {
 		from, to = p.Source().Addr(), p.Destination().Addr()
 	}
-	b := slices.Concat(frame[:14], pick(g.Rand, datapath.Tunnels).Send(frame[14:], from, to, uint16(g.Uint32())))
-	if g.one(2) { // a router may have marked it
-		if four {
-			b[15] |= 3
-			b = repairIPv4(b)
-		} else {
-			b[15] |= 3 << 4
+	backend, damaged := g.selected(p, to), g.one(10)
+	send := func(b []byte) []byte {
+		if b = (datapath.Opt{}).Send(b, backend); damaged {
+			g.damageOption(b, four)
+		}
+		return b
+	}
+	if g.one(2) {
+		d, sport := pick(g.Rand, datapath.Tunnels), uint16(g.Uint32())
+		send = func(b []byte) []byte { return g.mark(d.Send(b, from, to, sport)) }
+	}
+	return func(frame []byte) []byte {
+		if !isRunnable(frame) {
+			return frame
+		}
+		b := slices.Concat(frame[:14], send(frame[14:]))
+		if g.one(12) {
+			b = g.damage(b)
+		}
+		return b
+	}
+}
+
+// selected returns the backend that another node selects for a packet with an option: mostly that of the flow here, or of another one by
+// the same source port.
+func (g traffic) selected(p packet.Packet, other netip.Addr) netip.AddrPort {
+	backend := netip.AddrPortFrom(other, uint16(pick(g.Rand, randomTargets)))
+	if g.one(4) {
+		return backend
+	}
+	for _, f := range g.flows {
+		if f.Request.Src != p.Source() || f.Request.Protocol != p.Protocol() || !isHere(f) {
+			continue
+		}
+		if backend = f.Reply.Src; f.Request.Dst == p.Destination() {
+			break
 		}
 	}
-	if g.one(12) {
-		b = g.damage(b)
+	return backend
+}
+
+// mark sets the mark of congestion, as routers do, in half of the packets.
+func (g traffic) mark(b []byte) []byte {
+	switch {
+	case g.one(2):
+	case b[0]>>4 == 4:
+		b[1] |= 3
+		p := packet.ParseIP(b)
+		p.IPv4.Checksum = nil
+		b = p.Build()
+	default:
+		b[1] |= 3 << 4
 	}
 	return b
 }
 
-// repairIPv4 corrects the checksum of a frame's IPv4 header.
-func repairIPv4(frame []byte) []byte {
-	p := packet.Parse(frame)
-	p.IPv4.Checksum = nil
-	return p.Build()
+// damageOption changes a byte where options are.
+func (g traffic) damageOption(b []byte, four bool) {
+	at := 40 + g.IntN(24)
+	if four {
+		at = 20 + g.IntN(8)
+	}
+	if at < len(b) {
+		b[at] ^= 1 << g.IntN(8)
+	}
 }
 
 // outerError returns an ICMP error of a router about a packet that this node sent to a backend's node.
 func (g traffic) outerError(f *datapath.Flow) (datapath.Hook, packet.Packet) {
 	q := g.transport(f.Request, packet.ACK)
 	g.dress(&q)
-	quote := pick(g.Rand, datapath.Tunnels).Send(q.Build(), f.Reply.Dst.Addr(), f.Reply.Src.Addr(), uint16(g.Uint32()))
+	quote := datapath.Opt{}.Send(q.Build(), f.Reply.Src)
+	if d, is := pick(g.Rand, datapath.Dispatches).(datapath.Tunnel); is {
+		quote = d.Send(q.Build(), f.Reply.Dst.Addr(), f.Reply.Src.Addr(), uint16(g.Uint32()))
+	}
 	quote = quote[:min(len(quote), 50+g.IntN(500))]
 	four := f.Reply.Dst.Addr().Is4()
 	message := pick(g.Rand, []uint16{packet.FragNeeded, packet.FragNeeded, packet.HostUnreachable, packet.NetUnreachable, packet.PortUnreachable, packet.TimeExceeded})

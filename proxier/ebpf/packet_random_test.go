@@ -121,7 +121,7 @@ func (p *player) event(r *rand.Rand) error {
 		silent := pick(r, []time.Duration{5 * time.Second, 20 * time.Second, 45 * time.Second, 90 * time.Second, 10 * time.Minute})
 		p.note("-- silence for %v", silent)
 		return p.expire(silent)
-	case n == 2 && p.forwarding:
+	case n < 5 && p.forwarding:
 		p.note("-- a pause")
 		p.pause(lbmap.OptionAfterS)
 		return nil

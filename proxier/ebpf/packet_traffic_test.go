@@ -3,6 +3,7 @@
 package ebpf
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math/rand/v2"
 	"net/netip"
@@ -64,6 +65,18 @@ func (g traffic) request() (datapath.Hook, packet.Packet) {
 			t.Dst, t.Protocol = to.Dst, to.Protocol
 		}
 	}
+	if len(g.direct) > 0 && g.one(3) { // another connection by one source port
+		to := pick(g.Rand, g.direct)
+		f := g.flowThat(func(f *datapath.Flow) bool {
+			return isHere(f) && f.Request.Protocol == to.Protocol && f.Request.Dst.Addr().Is4() == to.Dst.Addr().Is4()
+		})
+		if f != nil {
+			t = datapath.Tuple{Src: f.Request.Src, Dst: to.Dst, Protocol: to.Protocol}
+		}
+	}
+	if g.direct != nil && g.one(60) {
+		t.Dst = netip.AddrPortFrom(pickAddr(g.Rand, martians, t.Dst.Addr().Is4()), t.Dst.Port())
+	}
 	flags := pick(g.Rand, []packet.Flags{packet.SYN, packet.SYN, packet.SYN, packet.ACK, packet.RST, packet.SYN | packet.ACK, packet.FIN, packet.FIN | packet.SYN})
 	return g.hook(datapath.In), g.transport(t, flags)
 }
@@ -80,7 +93,7 @@ func (g traffic) hook(h datapath.Hook) datapath.Hook {
 func (g traffic) ofFlow() (datapath.Hook, packet.Packet) {
 	f := pick(g.Rand, g.flows)
 	if g.direct != nil && g.one(2) {
-		f = g.directFlow(f)
+		f = cmp.Or(g.flowThat(isDirect), f)
 	}
 	t, h := f.Request, datapath.In
 	flags := pick(g.Rand, []packet.Flags{packet.SYN, packet.ACK, packet.ACK, packet.ACK | packet.PSH, packet.FIN | packet.ACK, packet.RST})
@@ -94,6 +107,8 @@ func (g traffic) ofFlow() (datapath.Hook, packet.Packet) {
 		if !f.Remote {
 			h = datapath.Out
 		}
+	} else if g.direct != nil && isHere(f) && g.one(2) { // another node translated it
+		t = f.Reply.Reversed()
 	}
 	return g.hook(h), g.transport(t, flags)
 }
@@ -105,8 +120,15 @@ func (g traffic) echo() (datapath.Hook, packet.Packet) {
 	if g.one(30) {
 		from = martians
 	}
+	to := randomDestinations
+	if g.direct != nil && g.one(2) { // a probe
+		from, to = wrapperSources, wrapperTargets
+		if g.one(10) {
+			from = martians
+		}
+	}
 	payload := make([]byte, g.IntN(60))
-	return g.hook(datapath.In), packet.NewEcho(pickAddr(g.Rand, from, four), pickAddr(g.Rand, randomDestinations, four), uint16(g.Uint32()), 1, payload)
+	return g.hook(datapath.In), packet.NewEcho(pickAddr(g.Rand, from, four), pickAddr(g.Rand, to, four), uint16(g.Uint32()), uint16(g.Uint32()), payload)
 }
 
 // transport returns a packet with these addresses and ports.
@@ -215,6 +237,10 @@ func (g traffic) frames(h datapath.Hook, p packet.Packet) []passing {
 		}
 		parts = parts[:min(len(parts), 4)]
 	}
+	wrap := func(frame []byte) []byte { return frame }
+	if g.direct != nil && h == datapath.In && g.one(3) {
+		wrap = g.wrapping(p)
+	}
 	var out []passing
 	for _, part := range parts {
 		b := part.Build()
@@ -222,10 +248,7 @@ func (g traffic) frames(h datapath.Hook, p packet.Packet) []passing {
 		if g.one(12) {
 			b = g.damage(b)
 		}
-		if g.direct != nil && h == datapath.In && g.one(4) {
-			b = g.wrap(b)
-		}
-		out = append(out, passing{h, b})
+		out = append(out, passing{h, wrap(b)})
 	}
 	return out
 }

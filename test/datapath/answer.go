@@ -50,10 +50,15 @@ func (m *Model) answerEcho(h *header) outcome {
 
 // answerProbe answers another node that asks whether this one takes packets for a backend.
 func (m *Model) answerProbe(h *header) outcome {
-	if !h.isEcho() || h.dst != h.wrapper.to || h.src != h.wrapper.from {
+	if !h.isEcho() || h.dst != h.wrapper.to.Addr() || h.src != h.wrapper.from {
 		return drop("DROP_NO_TARGET")
 	}
-	return m.echoReply(h)
+	out := m.echoReply(h)
+	if h.wrapper.dispatch == Dispatch(Opt{}) { // a system that does not know the option answers too
+		number := be.Uint16(out.frame[h.l4+6:])
+		out.set(h.l4+6, be.AppendUint16(nil, ^number), h.l4+2)
+	}
+	return out
 }
 
 func (m *Model) echoReply(h *header) outcome {

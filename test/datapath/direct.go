@@ -155,16 +155,29 @@ func hasPlainHeader(p []byte, four, six uint8) (is, v6 bool) {
 	return len(p) >= 20 && p[0] == 0x45 && be.Uint16(p[6:])&0x3fff == 0 && p[9] == four, false
 }
 
-// wrapper is the packet in which a client's packet came from another node.
+// wrapper is the packet in which a client's packet came from another node. With an option, from is known only
+// of probes and for NodePorts; ports are known only with one.
 type wrapper struct {
-	from, to netip.Addr
+	from     netip.Addr
+	to       netip.AddrPort
 	dispatch Dispatch
 }
 
-// unwrap takes a client's packet out of one of another node. Others, such as those of tunnels, stay
-// as they are.
+// unwrap returns the client's packet of one that another node sent. Others, such as those of CNIs' tunnels,
+// stay as they are.
 func (m *Model) unwrap(h *header, result parsed) *header {
-	if m.node.Pod || result == broken || result == understood && (h.protocol != packet.ProtoUDP || h.place != whole || h.tuple.Dst.Port() != genevePort) {
+	if m.node.Pod || result == broken {
+		return nil
+	}
+	if u := m.takeTunneled(h, result); u != nil || result == foreign {
+		return u
+	}
+	return m.takeOption(h)
+}
+
+// takeTunneled takes a client's packet out of a tunnel.
+func (m *Model) takeTunneled(h *header, result parsed) *header {
+	if result == understood && (h.protocol != packet.ProtoUDP || h.place != whole || h.tuple.Dst.Port() != genevePort) {
 		return nil
 	}
 	outer := h.frame[h.l3:]
@@ -189,7 +202,7 @@ func (m *Model) unwrap(h *header, result parsed) *header {
 // wrapperOf reads the addresses of an IP header.
 func wrapperOf(outer []byte, d Tunnel) *wrapper {
 	p := packet.ParseIP(outer)
-	return &wrapper{from: p.Source().Addr(), to: p.Destination().Addr(), dispatch: d}
+	return &wrapper{from: p.Source().Addr(), to: netip.AddrPortFrom(p.Destination().Addr(), 0), dispatch: d}
 }
 
 // receiveMark sets the mark of congestion of the outer header in the packet, if its ends know such
@@ -229,7 +242,7 @@ func (m *Model) target(d *proxier.Decision, h *header) *proxier.Backend {
 		return nil
 	}
 	for i := range d.Backends {
-		if b := &d.Backends[i]; b.Local && b.Addr.Addr() == h.wrapper.to {
+		if b := &d.Backends[i]; b.Local && b.Addr.Addr() == h.wrapper.to.Addr() {
 			return b
 		}
 	}
@@ -330,7 +343,7 @@ func (m *Model) followOuterError(h *header) outcome {
 			continue
 		}
 		f, reply := m.find(q.tuple)
-		if f == nil || reply || !f.Direct || f.backend.addr.Addr() != wrapperOf(outer, d).to {
+		if f == nil || reply || !f.Direct || f.backend.addr.Addr() != wrapperOf(outer, d).to.Addr() {
 			continue
 		}
 		mtu := int(be.Uint32(h.frame[h.l4+4:]))

@@ -86,6 +86,8 @@ type Model struct {
 	sports    map[Tuple]uint16 // of packets that are sent in UDP
 	affinity  map[affinityKey]backend
 	draining  bool
+	// hadOptions says that packets came with IP options of other nodes.
+	hadOptions bool
 	// Counted are packets by reason; foreign packets have none.
 	Counted map[string]uint64
 
@@ -215,6 +217,15 @@ func (m *Model) run(hook Hook, frame []byte) (outcome, error) {
 	if f != nil && !reply && m.isOver(f, h) {
 		f.over, f = true, nil
 	}
+	if f != nil && h.isElsewhere(f, reply) {
+		return m.reject(h), nil
+	}
+	if f == nil && hook == In {
+		if t := m.translated(h); t != nil {
+			m.account(t, false, h)
+			return passFor("FORWARD_LOCAL", frame), nil
+		}
+	}
 	if f == nil && (hook == Out || !m.isForService(h)) {
 		var err error
 		if f, err = m.remap(hook, h); err != nil {
@@ -306,8 +317,13 @@ func (m *Model) begin(h *header) (*Flow, outcome, error) {
 	route := frontend.Routes[m.origin(client)]
 	set := route.Set
 	list := eligible(d, set)
-	if target := m.target(d, h); target != nil {
+	switch target := m.target(d, h); {
+	case target != nil:
 		list = []proxier.Backend{*target}
+	case h.isBound() && h.flags()&(packet.SYN|packet.ACK) == packet.SYN: // nodes may agree when it is repeated
+		return nil, drop("DROP_NO_TARGET"), nil
+	case h.isBound():
+		return nil, m.reject(h), nil
 	}
 	if len(list) == 0 {
 		if d.Empty[set] == proxier.Drop {
@@ -322,7 +338,7 @@ func (m *Model) begin(h *header) (*Flow, outcome, error) {
 		if out, there := m.obstacle(h, frontend, route, list); there {
 			return nil, out, nil
 		}
-		if m.isFull(h, frontend, route, list) {
+		if h.isBound() && m.isPortUsed(Tuple{list[0].Addr, h.tuple.Src, h.protocol}) || m.isFull(h, frontend, route, list) {
 			return nil, m.rejectFor("REJECT_NO_PORT", h), nil
 		}
 	}
@@ -438,6 +454,9 @@ func (m *Model) make(h *header, d *proxier.Decision, frontend *proxier.Frontend,
 	if chosen.Remote && !f.Remote && (!m.node.Pod || route.Source == proxier.Masquerade) && !m.isLocal(chosen.Addr.Addr()) {
 		m.Counted["PASS_NO_UPLINK"]++
 	}
+	if f.ownsPort() {
+		m.makeWay(reply)
+	}
 	want, ok := m.replyTo(h, route, chosen)
 	if f.Direct {
 		want.Dst, ok = netip.AddrPortFrom(want.Dst.Addr(), h.tuple.Src.Port()), true
@@ -479,7 +498,7 @@ func (m *Model) remap(hook Hook, h *header) (*Flow, error) {
 		looked = hook == In
 	}
 	other, reply := m.find(h.tuple.Reversed())
-	if !begins || !looked || other == nil || !reply || m.here(hook, other, true) {
+	if !begins || !looked || other == nil || !reply || m.here(hook, other, true) || other.ownsPort() && other.State&Closed == 0 {
 		return nil, nil
 	}
 	made, ok := m.made(h.tuple)

@@ -104,6 +104,119 @@ func (e *editor) move(from, n int) {
 	}
 }
 
+// takeOption removes the option of another node from a packet, which gets back the destination that its
+// client sent it to. Others stay as they are.
+func (m *Model) takeOption(h *header) *header {
+	frontend, ok := h.option()
+	if !ok {
+		return nil
+	}
+	w := &wrapper{to: netip.AddrPortFrom(h.dst, h.tuple.Dst.Port()), dispatch: Opt{}}
+	// Who sends a probe says its source, and whose NodePort a packet is for, the option.
+	from := frontend.Addr()
+	if h.isICMP() {
+		from = h.src
+	}
+	if m.node.Direct.IsNode(from) {
+		w.from = from
+	}
+	u := *h
+	u.dst, u.wrapper = frontend.Addr(), w
+	if !h.isICMP() && h.place != laterFragment {
+		u.setPorts(h.tuple.Src.Port(), frontend.Port())
+	}
+	if !m.isForTarget(&u) {
+		return nil
+	}
+	m.hadOptions = true
+	m.Counted["UNWRAP"]++
+	e := edit(h.frame)
+	e.removeOption(h)
+	bare, _ := parse(e.frame, h.l3)
+	e.translate(bare, frontend)
+	if e.udp > 0 && be.Uint16(e.frame[e.udp:]) == 0 { // it would mean that there is none
+		be.PutUint16(e.frame[e.udp:], 0xffff)
+	}
+	taken, _ := parse(e.frame, h.l3)
+	taken.wrapper = w
+	return taken
+}
+
+// option returns the frontend in the option of a packet, if that is right after the fixed header.
+func (h *header) option() (frontend netip.AddrPort, ok bool) {
+	b := h.frame[h.l3:h.l4]
+	if !h.v6 {
+		if b = b[20:]; len(b) < optionV4Bytes || b[0] != optionV4 || b[1] != optionV4Bytes {
+			return frontend, false
+		}
+		reversed := slices.Clone(b[2:optionV4Bytes])
+		slices.Reverse(reversed)
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(reversed)), be.Uint16(reversed[4:])), true
+	}
+	next := b[6]
+	if b = b[40:]; next != packet.ProtoDestOptions || len(b) < optionV6Bytes || [3]byte(b[1:4]) != [3]byte{optionV6Bytes/8 - 1, optionV6, 20} {
+		return frontend, false
+	}
+	a := netip.AddrFrom16([16]byte(b[4:]))
+	return netip.AddrPortFrom(a, be.Uint16(b[20:])), !a.Is4In6()
+}
+
+func (e *editor) removeOption(h *header) {
+	at, n := h.l3+ipSize(h.v6), Opt{}.Overhead(h.v6)
+	if h.v6 {
+		e.set(h.l3+6, []byte{e.frame[at]})
+	} else {
+		e.correct(h.l3+10, e.frame[at:at+n], make([]byte, n))
+	}
+	e.lengthen(h, -n)
+	e.frame = slices.Delete(e.frame, at, at+n)
+}
+
+// isBound reports whether another node selected the backend of a segment for good: it sends others of the
+// connection there without an option.
+func (h *header) isBound() bool {
+	return h.wrapper != nil && h.wrapper.dispatch == Dispatch(Opt{}) && h.protocol == packet.ProtoTCP
+}
+
+// isElsewhere reports whether another node translates segments of a flow to another backend than this node.
+func (h *header) isElsewhere(f *Flow, reply bool) bool {
+	to := f.Reply.Src
+	if reply {
+		to = f.Request.Src
+	}
+	return h.isBound() && to.Addr() != h.wrapper.to.Addr()
+}
+
+// translated returns the flow of a segment that another node translated.
+func (m *Model) translated(h *header) *Flow {
+	if !m.hadOptions || m.node.Pod || h.wrapper != nil || h.protocol != packet.ProtoTCP || h.flags()&(packet.SYN|packet.ACK) == packet.SYN {
+		return nil
+	}
+	f, reply := m.find(h.tuple.Reversed())
+	if f == nil || !reply || f.Remote || f.Direct || f.Remapped {
+		return nil
+	}
+	return f
+}
+
+// ownsPort reports whether the source port of a flow's client tells its frontend.
+func (f *Flow) ownsPort() bool {
+	return f.wrapped == Dispatch(Opt{}) && f.Request.Protocol == packet.ProtoTCP
+}
+
+// isPortUsed reports whether the replies to a new flow that owns its port are those of another one.
+func (m *Model) isPortUsed(reply Tuple) bool {
+	f, _ := m.find(reply)
+	return f != nil && f.State&Closed == 0
+}
+
+// makeWay ends the flow that has these replies, if it has closed.
+func (m *Model) makeWay(reply Tuple) {
+	if f, _ := m.find(reply); f != nil && f.State&Closed != 0 {
+		f.over = true
+	}
+}
+
 // needsOption reports whether the backend's node may not know the connection of a packet, or could not
 // tell it.
 func (f *Flow) needsOption(h *header) bool {
