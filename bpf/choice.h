@@ -172,7 +172,8 @@ GLOBAL int choose(const struct packet *p, struct choice *c)
 		if (p->wrapped == WRAPPED)
 			be = target_of(fe.service, &chosen);
 		/* By the time of a retransmission, the nodes may agree. */
-		if (!be && bound_to(p)) {
+		if (is_bound(p) &&
+		    (!be || is_bound_elsewhere(p, be->addr, be->port))) {
 			c->result = SELECT_REJECT;
 			if (!is_opening(p))
 				return REFUSED;

@@ -7,7 +7,6 @@
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
-#include "addr.h"
 #include "choice.h"
 #include "emit.h"
 #include "flow_index.h"
@@ -29,7 +28,6 @@ GLOBAL int follow(struct __sk_buff *skb, struct packet *p, struct choice *made,
 		  bool ingress)
 {
 	bool known = made && made->flow;
-	const __be32 *bound;
 	struct flow_hit hit;
 
 	if (!p)
@@ -47,8 +45,7 @@ GLOBAL int follow(struct __sk_buff *skb, struct packet *p, struct choice *made,
 		flow_end(hit.id, hit.life);
 		return REFUSED;
 	}
-	bound = bound_to(p);
-	if (bound && !same_addr(bound, hit.to.dst))
+	if (is_bound_elsewhere(p, hit.to.dst, hit.to.dport))
 		return REFUSED;
 	flow_account(skb, &hit, p);
 	return emit(skb, p, &hit, known);

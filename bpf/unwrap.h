@@ -190,6 +190,7 @@ GLOBAL int take_option(struct __sk_buff *skb, struct packet *p)
 	w->form = DISPATCH_OPT;
 	w->ecn_ce = false;
 	copy_addr(w->dst, p->key.dst);
+	w->port = p->key.dport;
 	/* The sender is known of a probe alone. An option may have the address
 	 * of a node, which has NodePorts, or that of another frontend. */
 	if (p->v6)

@@ -31,6 +31,7 @@ struct wrapper {
 	__be32 dst[4]; /* of the outer packet: the backend */
 	__u8 ecn_ce;   /* a router has marked it: congestion (RFC 6040) */
 	__u8 form;     /* enum dispatch */
+	__be16 port;   /* with an option: of the backend */
 	/* What takes too much room on the stack. */
 	struct packet inner;
 	struct flow_hit hit;
@@ -129,16 +130,28 @@ static __always_inline enum dispatch form_of(__u32 flags)
 				     DISPATCH_IPIP;
 }
 
-/* The backend that another node selected for a segment, and will send others of
- * the connection to without an option; NULL of other packets. */
-static __always_inline const __be32 *bound_to(const struct packet *p)
+/* Whether another node will send other segments of a packet's connection
+ * without an option, to the backend that it selected. */
+static __always_inline bool is_bound(const struct packet *p)
 {
 	const struct wrapper *w;
 
 	if (p->wrapped != WRAPPED || p->key.proto != IPPROTO_TCP)
-		return NULL;
+		return false;
 	w = last_wrapper();
-	return w && w->form == DISPATCH_OPT ? w->dst : NULL;
+	return w && w->form == DISPATCH_OPT;
+}
+
+/* Whether that is another backend than this one. Later fragments do not tell
+ * its port. */
+static __always_inline bool is_bound_elsewhere(const struct packet *p,
+					       const __be32 *addr, __be16 port)
+{
+	const struct wrapper *w = last_wrapper();
+
+	return is_bound(p) && w &&
+	       (!same_addr(w->dst, addr) ||
+		(w->port != port && p->fragment != LATER_FRAGMENT));
 }
 
 /* The node whose NodePorts a packet may be for, of direct server return; NULL

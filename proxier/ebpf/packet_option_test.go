@@ -330,8 +330,20 @@ func TestOptionDisagreement(t *testing.T) {
 		resets("a segment for another backend", tcp(o.client, o.here, packet.ACK), o.remote.Addr())
 		ack := tcp(o.client, o.backend, packet.ACK)
 		o.expect(t, "the connection", in, ack, next, ack, "FORWARD_LOCAL")
+		// The other node knows the backend by another port.
+		toPort := func(q packet.Packet, port uint16) packet.Packet {
+			q = o.with(q, o.backend.Addr())
+			q.TCP.Dst = port
+			return q
+		}
 		late := netip.AddrPortFrom(o.client.Addr(), 4001)
-		q := o.with(tcp(late, o.here, packet.SYN), o.remote.Addr())
+		q := toPort(tcp(late, o.here, packet.SYN), 8081)
+		o.expect(t, "a SYN for another port of the backend", in, q, shot, q, "DROP_NO_TARGET")
+		q = toPort(tcp(o.client, o.here, packet.ACK), 8081)
+		if got, err := o.ask(in, q); err != nil || got.Verdict != redirect {
+			t.Errorf("a segment for another port of the backend is not reset: verdict %d, %v", got.Verdict, err)
+		}
+		q = o.with(tcp(late, o.here, packet.SYN), o.remote.Addr())
 		o.expect(t, "a SYN for a backend that is not known", in, q, shot, q, "DROP_NO_TARGET")
 		resets("a segment for a backend that is not known", tcp(late, o.here, packet.ACK), o.remote.Addr())
 		o.expect(t, "a datagram for a backend that is not known", in, o.with(udp(late, o.here), o.remote.Addr()), next, udp(late, o.backend), "FORWARD_LOCAL")

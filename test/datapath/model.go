@@ -318,7 +318,7 @@ func (m *Model) begin(h *header) (*Flow, outcome, error) {
 	set := route.Set
 	list := eligible(d, set)
 	switch target := m.target(d, h); {
-	case target != nil:
+	case target != nil && !(h.isBound() && !h.isSelected(target.Addr)):
 		list = []proxier.Backend{*target}
 	case h.isBound() && h.flags()&(packet.SYN|packet.ACK) == packet.SYN: // nodes may agree when it is repeated
 		return nil, drop("DROP_NO_TARGET"), nil

@@ -184,7 +184,12 @@ func (h *header) isElsewhere(f *Flow, reply bool) bool {
 	if reply {
 		to = f.Request.Src
 	}
-	return h.isBound() && to.Addr() != h.wrapper.to.Addr()
+	return h.isBound() && !h.isSelected(to)
+}
+
+// isSelected reports whether another node selected this backend for a segment. Only the first fragment has a port.
+func (h *header) isSelected(backend netip.AddrPort) bool {
+	return backend.Addr() == h.wrapper.to.Addr() && (h.place == laterFragment || backend.Port() == h.wrapper.to.Port())
 }
 
 // translated returns the flow of a segment that another node translated.
