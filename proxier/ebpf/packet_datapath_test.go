@@ -529,10 +529,11 @@ func (p *path) sync() error {
 // expire ends idle flows as after this time of silence, in the programs and in the model.
 func (p *path) expire(silent time.Duration) error {
 	timeouts := flowtable.DefaultTimeouts()
-	if _, err := p.tier.flowTable.Sweep(context.Background(), &timeouts, flowtable.MonotonicSeconds()+uint32(silent/time.Second)); err != nil {
+	now := flowtable.MonotonicSeconds() + uint32(silent/time.Second)
+	if _, err := p.tier.flowTable.Sweep(context.Background(), &timeouts, now); err != nil {
 		return err
 	}
-	p.model.Expire(silent, func(protocol uint8, s datapath.State) time.Duration {
+	p.model.Expire(now, func(protocol uint8, s datapath.State) time.Duration {
 		switch {
 		case protocol == packet.ProtoUDP && s&datapath.Replied != 0:
 			return timeouts.UDPStream

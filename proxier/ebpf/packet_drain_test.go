@@ -101,7 +101,7 @@ func (p *path) playDraining(t *testing.T, name string, begin, end func(*path) er
 				p.age(uint32(i), seconds)
 			}
 			if alone && ends {
-				p.model.Expire(1, func(protocol uint8, _ model.State) time.Duration {
+				p.model.Expire(flowtable.MonotonicSeconds()+1, func(protocol uint8, _ model.State) time.Duration {
 					if protocol == unix.IPPROTO_UDP {
 						return 0
 					}

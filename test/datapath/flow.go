@@ -52,11 +52,11 @@ type Flow struct {
 	wrapped Dispatch // in which the first packet came
 	at      Hook     // of Remapped
 	over    bool
-	acked   [2]uint32 // newest acknowledgement number of client and backend; 0 for none
-	reset   [2]bool   // by client or backend
-	// seen is the second of the last packet, and silent the time between that and the one before.
-	seen           uint32
-	silent, paused time.Duration
+	acked   [2]uint32     // newest acknowledgement number of client and backend; 0 for none
+	reset   [2]bool       // by client or backend
+	seen    uint32        // second of the last packet
+	paused  time.Duration // since then, by Pause
+	silent  time.Duration // before the last packet
 }
 
 func (f *Flow) String() string {
@@ -180,8 +180,7 @@ func (m *Model) account(f *Flow, reply bool, h *header) {
 	f.Packets[way]++
 	f.Bytes[way] += uint64(len(h.frame) - h.l3)
 	now := m.node.Seen(f.Request)
-	f.silent = f.paused + time.Duration(now-f.seen)*time.Second
-	f.seen, f.paused = now, 0
+	f.seen, f.silent, f.paused = now, f.idle(now), 0
 
 	before := f.State
 	flags := h.flags()
@@ -251,11 +250,23 @@ func (f *Flow) noteSegment(way int, h *header) {
 	}
 }
 
-// Expire ends idle flows. limit returns the idle timeout of flows in a state.
-func (m *Model) Expire(silent time.Duration, limit func(protocol uint8, s State) time.Duration) {
+// Expire ends flows that are idle in a second. limit returns the idle timeout of flows in a state.
+func (m *Model) Expire(now uint32, limit func(protocol uint8, s State) time.Duration) {
 	for _, f := range m.Flows() {
-		if silent+f.paused > limit(f.Request.Protocol, f.State) {
+		if f.idle(now) > limit(f.Request.Protocol, f.State) {
 			f.over = true
 		}
 	}
+}
+
+// Pause makes all flows idle for so much longer.
+func (m *Model) Pause(d time.Duration) {
+	for _, f := range m.Flows() {
+		f.paused += d
+	}
+}
+
+// idle returns for how long a flow had no packets.
+func (f *Flow) idle(now uint32) time.Duration {
+	return f.paused + time.Duration(now-f.seen)*time.Second
 }

@@ -227,10 +227,3 @@ func (m *Model) makeWay(reply Tuple) {
 func (f *Flow) needsOption(h *header) bool {
 	return h.protocol != packet.ProtoTCP || h.place != whole || h.flags()&packet.SYN != 0 || f.Packets[0] == 1 || f.silent >= optionAfter
 }
-
-// Pause makes all flows older by so much.
-func (m *Model) Pause(d time.Duration) {
-	for _, f := range m.Flows() {
-		f.paused += d
-	}
-}
