@@ -107,7 +107,7 @@ func (g traffic) ofFlow() (datapath.Hook, packet.Packet) {
 		if !f.Remote {
 			h = datapath.Out
 		}
-	} else if g.direct != nil && isHere(f) && g.one(2) { // another node translated it
+	} else if g.direct != nil && !f.Direct && g.one(2) { // another node translated it, if it is to this one
 		t = f.Reply.Reversed()
 	}
 	return g.hook(h), g.transport(t, flags)

@@ -338,7 +338,7 @@ func (m *Model) begin(h *header) (*Flow, outcome, error) {
 		if out, there := m.obstacle(h, frontend, route, list); there {
 			return nil, out, nil
 		}
-		if h.isBound() && m.isPortUsed(Tuple{list[0].Addr, h.tuple.Src, h.protocol}) || m.isFull(h, frontend, route, list) {
+		if h.isBound() && m.isTaken(Tuple{list[0].Addr, h.tuple.Src, h.protocol}) || m.isFull(h, frontend, route, list) {
 			return nil, m.rejectFor("REJECT_NO_PORT", h), nil
 		}
 	}
@@ -454,8 +454,8 @@ func (m *Model) make(h *header, d *proxier.Decision, frontend *proxier.Frontend,
 	if chosen.Remote && !f.Remote && (!m.node.Pod || route.Source == proxier.Masquerade) && !m.isLocal(chosen.Addr.Addr()) {
 		m.Counted["PASS_NO_UPLINK"]++
 	}
-	if f.ownsPort() {
-		m.makeWay(reply)
+	if own := (Tuple{chosen.Addr, h.tuple.Src, h.protocol}); f.ownsPort() && !m.makeWay(own) {
+		return nil, fmt.Errorf("a flow was made for %v, although %v are replies of another one", h.tuple, own)
 	}
 	want, ok := m.replyTo(h, route, chosen)
 	if f.Direct {

@@ -209,17 +209,21 @@ func (f *Flow) ownsPort() bool {
 	return f.wrapped == Dispatch(Opt{}) && f.Request.Protocol == packet.ProtoTCP
 }
 
-// isPortUsed reports whether the replies to a new flow that owns its port are those of another one.
-func (m *Model) isPortUsed(reply Tuple) bool {
+// isTaken reports whether the replies to a new flow that owns its port are those of another one, which has not closed.
+func (m *Model) isTaken(reply Tuple) bool {
 	f, _ := m.find(reply)
 	return f != nil && f.State&Closed == 0
 }
 
-// makeWay ends the flow that has these replies, if it has closed.
-func (m *Model) makeWay(reply Tuple) {
-	if f, _ := m.find(reply); f != nil && f.State&Closed != 0 {
+// makeWay ends the flow that has these replies, if it has closed; false if it has not.
+func (m *Model) makeWay(reply Tuple) bool {
+	if m.isTaken(reply) {
+		return false
+	}
+	if f, _ := m.find(reply); f != nil {
 		f.over = true
 	}
+	return true
 }
 
 // needsOption reports whether the backend's node may not know the connection of a packet, or could not
