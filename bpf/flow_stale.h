@@ -28,6 +28,14 @@ static __always_inline bool takes_direct(const struct flow *f)
 	return be && be->flags & BACKEND_DIRECT;
 }
 
+/* Whether the backend of a flow was removed. Tables that were made after the
+ * flow do not know its backend; user space gives it the one of theirs. */
+static __always_inline bool lost_backend(const struct flow *f)
+{
+	return (__s32)(f->backend_generation - first_generation) >= 0 &&
+	       !backend_of(f->backend, f->backend_generation, f->service);
+}
+
 /* Whether a packet without a flow is left to an earlier program, which may have
  * its flow. Datagrams that may be so get the same backend from either. */
 static __always_inline bool is_for_earlier(const struct packet *p)
@@ -66,7 +74,7 @@ static __always_inline bool is_over(const struct packet *p,
 						SILENT_S)) {
 		return true;
 	}
-	return !backend_of(f->backend, f->backend_generation, f->service);
+	return lost_backend(f);
 }
 
 /* Whether a packet is a TCP request to a backend that was removed from the API.
@@ -74,12 +82,8 @@ static __always_inline bool is_over(const struct packet *p,
 static __always_inline bool is_orphan(const struct packet *p,
 				      const struct flow_hit *hit)
 {
-	const struct flow *f = hit->flow;
-
 	return !hit->reply && p->key.proto == IPPROTO_TCP &&
-	       p->fragment == WHOLE &&
-	       (__s32)(f->backend_generation - first_generation) >= 0 &&
-	       !backend_of(f->backend, f->backend_generation, f->service);
+	       p->fragment == WHOLE && lost_backend(hit->flow);
 }
 
 #endif

@@ -58,7 +58,11 @@ func (t *Tier) loadGeneration(ctx context.Context, sizes lbmap.Sizes, s specs, g
 	if err != nil {
 		return g, err
 	}
-	opts.Flows = flowtable.NewMigration(g.maps, datapath.WaitForPrograms)
+	var renumber flowtable.Renumber
+	if !borrow { // not this process's own flows
+		renumber = func() func(*lbmap.Flow) { return t.writer.RenumberFlows() }
+	}
+	opts.Flows = flowtable.NewMigration(g.maps, datapath.WaitForPrograms, renumber)
 	g.devices = datapath.NewDevices(g.maps, opts)
 	return g, nil
 }

@@ -460,9 +460,36 @@ func TestGrownMapsAreAdopted(t *testing.T) {
 	n.start(t, Options{Sizes: lbmap.DefaultSizes()}) // much larger ones
 	fleet(n, 0, 10)
 	n.sync(t)
-	n.close()
 	most = lbmap.DefaultSizes()
-	n.start(t, Options{Sizes: most, Start: start})
+	start = sizing.Flows(start, most, sizing.Levels(most)-1)
+	opts = Options{Sizes: most, Start: start}
+	ids, err := n.tier.maps["tdm_flow_free"].Clone()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ids.Close()
+	// begin is as if so many flows began.
+	begin := func(count int) {
+		t.Helper()
+		var list lbmap.FlowList
+		if err := ids.Lookup(uint32(0), &list); err != nil {
+			t.Fatal(err)
+		}
+		list.Used += uint64(count)
+		if err := ids.Put(uint32(0), list); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.close()
+	young := int(start.YoungFlows)
+	begin(young)
+	n.start(t, opts)
+	if n.tier.sizes.YoungFlows < 2*start.YoungFlows {
+		t.Errorf("%+v for %d young flows", n.tier.sizes, young)
+	}
+	n.close()
+	begin(-young)
+	n.start(t, opts)
 	if n.tier.Adopted() || n.tier.sizes.Services != start.Services || n.tier.sizes.Frontends != start.Frontends {
 		t.Errorf("adopted: %v, %+v for ten Services", n.tier.Adopted(), n.tier.sizes)
 	}

@@ -322,7 +322,7 @@ func TestMigratesWithLoadedPrograms(t *testing.T) {
 	}
 	e.tier = tier
 	opts := deviceOptionsOf(t, tier)
-	watched := &watchedMigration{Migration: flowtable.NewMigration(tier.maps, ebpfdatapath.WaitForPrograms), to: tier.maps}
+	watched := &watchedMigration{Migration: flowtable.NewMigration(tier.maps, ebpfdatapath.WaitForPrograms, nil), to: tier.maps}
 	opts.Flows = watched
 	p := ebpfdatapath.NewDevices(tier.maps, opts)
 	defer p.Close()

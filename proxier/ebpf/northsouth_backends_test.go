@@ -212,38 +212,60 @@ func (e *edge) visitBoth(t testing.TB) (list []*visit) {
 	return list
 }
 
-// TestNoResetsForNewTables: clients of removed backends are reset only if the maps show that the
-// backends were removed. New maps know nothing of earlier backends.
-func TestNoResetsForNewTables(t *testing.T) {
+// TestNewTables: flows go on when tables are built anew, in their maps or in others, and have the ids of their backends then: with
+// ResetRemoved, clients of backends that are removed later are reset. Of those that were removed before, new tables know nothing.
+func TestNewTables(t *testing.T) {
 	sizes := drainSizes
 	e := newEdge(t, Options{Sizes: sizes, ResetRemoved: true})
 	pods := []*lab.Pod{serve(t, e.here), serve(t, e.there)}
 	e.use(t, pods...)
-	before := e.visitBoth(t)
-	for i, size := range []uint32{1 << 7, 1 << 8} {
+	tcp := e.visitBoth(t)
+	var udp []*visit
+	for _, n := range e.entries("udp") {
+		udp = append(udp, e.visit(t, n))
+	}
+	rebuild := func(tcpFlows uint32, pods ...*lab.Pod) {
+		t.Helper()
 		generation := tablesOf(e.tier).Meta.Generation
 		// The generation is derived from the time in seconds.
 		waitFor(t, "another generation", func() bool { return uint32(time.Now().Unix()) > generation })
 		e.close()
-		sizes.Backends = size
-		if i == 1 { // flows are copied to new maps as well
-			sizes.TCPFlows *= 2
-		}
+		sizes.Backends *= 2
+		sizes.TCPFlows = tcpFlows
 		e.begin(t, Options{Sizes: sizes, ResetRemoved: true}, nil)
 		if e.tier.Adopted() {
 			t.Fatal("the maps were adopted")
 		}
 		e.use(t, pods...)
-		for _, v := range before {
+	}
+	for i, tcpFlows := range []uint32{sizes.TCPFlows, 2 * sizes.TCPFlows} { // those of other sizes are copied
+		rebuild(tcpFlows, pods...)
+		for _, v := range slices.Concat(tcp, udp) {
 			v.want(t, v.server)
 		}
+		asked := uint64(2 + i)
+		flows := flowsOf(t, e.at)
+		for _, v := range udp {
+			client := v.conn.LocalAddr().(*net.UDPAddr).AddrPort()
+			if f := flows[[2]netip.AddrPort{client, v.entry.to}]; f.Requests == nil || f.Requests.Packets != asked || f.Name != "web" {
+				t.Errorf("%s: after %d requests, the flow is %+v", v.entry, asked, f)
+			}
+		}
 	}
-	after := e.visitBoth(t)
-	e.use(t)
-	for _, v := range before {
+	// The backend on the other node goes while no process serves.
+	rebuild(sizes.TCPFlows, e.here)
+	for _, v := range tcp {
 		v.want(t, v.server)
 	}
-	for _, v := range after {
-		v.wantReset(t)
+	for _, v := range udp {
+		v.want(t, "here")
+	}
+	e.use(t)
+	for _, v := range tcp {
+		if v.server == "here" {
+			v.wantReset(t)
+		} else {
+			v.want(t, v.server)
+		}
 	}
 }

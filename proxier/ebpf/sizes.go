@@ -61,16 +61,22 @@ func (t *Tier) firstSizes(logger klog.Logger) (lbmap.Sizes, error) {
 func heldBy(maps lbmap.Maps) (s lbmap.Sizes, err error) {
 	var meta lbmap.Meta
 	m, counts := maps["tdm_meta"], maps["tdm_flow_count"]
-	if m == nil || counts == nil || maps["tdm_affinity"] == nil {
+	if m == nil || counts == nil || maps["tdm_affinity"] == nil || maps["tdm_flow"] == nil || maps["tdm_flow_free"] == nil {
 		return s, errors.New("maps are missing")
 	}
 	var tcp, udp lbmap.FlowCounter
 	if err := errors.Join(m.Lookup(uint32(0), &meta), counts.Lookup(uint32(lbmap.FlowKeptTCP), &tcp), counts.Lookup(uint32(lbmap.FlowKeptUDP), &udp)); err != nil {
 		return s, fmt.Errorf("read the gauges of an earlier process: %w", err)
 	}
+	flows, err := flowtable.UsedIn(maps)
+	if err != nil {
+		return s, err
+	}
 	return lbmap.Sizes{
 		Frontends: meta.FrontendsUsed, Services: meta.ServicesUsed + 1, Backends: meta.BackendsUsed + 1, Slots: meta.SlotsUsed,
 		TCPFlows: uint32(tcp.Value), UDPFlows: uint32(udp.Value),
+		// How many begin in a second is not known.
+		YoungFlows: uint32(max(0, flows-int(tcp.Value+udp.Value))),
 	}, nil
 }
 

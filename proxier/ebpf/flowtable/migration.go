@@ -13,15 +13,19 @@ import (
 
 // Migration copies flows out of the maps of earlier programs into others.
 type Migration struct {
-	to      lbmap.Maps
-	wait    func()
-	copiers []*Copier
+	to       lbmap.Maps
+	wait     func()
+	renumber Renumber
+	copiers  []*Copier
 }
 
+// Renumber returns a function that gives a flow the ids that its service and its backend have in the tables beside it.
+type Renumber func() func(*lbmap.Flow)
+
 // NewMigration copies into these maps; wait returns when all programs that run at the call
-// have ended.
-func NewMigration(to lbmap.Maps, wait func()) *Migration {
-	return &Migration{to: to, wait: wait}
+// have ended. renumber is for flows that may have been made beside other tables, and nil where none was.
+func NewMigration(to lbmap.Maps, wait func(), renumber Renumber) *Migration {
+	return &Migration{to: to, wait: wait, renumber: renumber}
 }
 
 // Add opens the flows of an earlier program, unless they are known, or in the same maps.
@@ -51,17 +55,25 @@ func (m *Migration) CopyAll() error { return m.each((*Copier).CopyAll) }
 func (m *Migration) CopyNew() error { return m.each((*Copier).CopyNew) }
 
 // Finish copies new flows, and updates copies with the state that their flows have got since. It waits
-// until no program uses the earlier maps any more.
+// until no program uses the earlier maps any more. Then it renumbers all flows: programs of earlier tables
+// would not know what these get.
 func (m *Migration) Finish(ctx context.Context) error {
-	if len(m.copiers) == 0 {
-		return nil
+	var err error
+	if len(m.copiers) > 0 {
+		m.wait()
+		err = errors.Join(m.CopyNew(), m.each((*Copier).Finish))
+		for _, c := range m.copiers {
+			klog.FromContext(ctx).Info("Copied connections into maps of other sizes", "connections", c.Copied, "lost", c.Lost)
+		}
 	}
-	m.wait()
-	err := errors.Join(m.CopyNew(), m.each((*Copier).Finish))
-	for _, c := range m.copiers {
-		klog.FromContext(ctx).Info("Copied connections into maps of other sizes", "connections", c.Copied, "lost", c.Lost)
+	if m.renumber == nil || err != nil {
+		return err
 	}
-	return err
+	if err := renumberIn(m.to, m.renumber()); err != nil {
+		return err
+	}
+	m.renumber = nil
+	return nil
 }
 
 func (m *Migration) each(step func(*Copier) error) error {
