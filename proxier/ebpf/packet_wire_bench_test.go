@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/tandem-proxy/tandem/proxier"
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
@@ -24,15 +25,13 @@ import (
 )
 
 // BenchmarkXDPVeth measures how many packets a second pass a node's uplink, a veth, and come back: by a program that only reflects
-// them, by direct server return and masqueraded in XDP, and masqueraded by the program at tc. They take turns. Sender, node and
-// receiver share a CPU, so what is measured is the whole way of a packet.
+// them, by direct server return and masqueraded in XDP, and masqueraded by the program at tc; and how many SYNs either of them drops,
+// as source ranges ask. They take turns. Sender, node and receiver share a CPU, so what is measured is the whole way of a packet.
 func BenchmarkXDPVeth(b *testing.B) {
 	const flows = 1000
 	sizes := lbmap.DefaultSizes()
 	fast, slow, plain := newAcceleratedPath(b, Options{Sizes: sizes}), newPath(b, Options{Sizes: sizes}), newPath(b, Options{Sizes: sizes})
-	snat, dsr := fast.wireFlows(b, flows)
-	slowSNAT, _ := slow.wireFlows(b, flows)
-	plainSNAT, _ := plain.wireFlows(b, flows)
+	accelerated, traditional, reflected := fast.wireFlows(b, flows), slow.wireFlows(b, flows), plain.wireFlows(b, flows)
 	plain.attachXDP(b, plain.at.Sandbox, lab.Uplink, newXDP(b, "bench_reflect", reflection()))
 	if err := slow.at.WithGRO(lab.Uplink); err != nil {
 		b.Fatal(err)
@@ -40,20 +39,23 @@ func BenchmarkXDPVeth(b *testing.B) {
 	for _, n := range []int{1, flows} {
 		b.Run(fmt.Sprintf("flows=%d", n), func(b *testing.B) {
 			takeTurns(b, []wireWay{
-				{name: "reflection", wireBench: newWireBench(b, plain, plainSNAT[:n])},
-				{name: "dsr-xdp", reasons: []string{"ACCELERATED", "FORWARD_DIRECT"}, wireBench: newWireBench(b, fast, dsr[:n])},
-				{name: "snat-xdp", reasons: []string{"ACCELERATED", "FORWARD_REMOTE"}, wireBench: newWireBench(b, fast, snat[:n])},
-				{name: "snat-tc", reasons: []string{"FORWARD_REMOTE"}, wireBench: newWireBench(b, slow, slowSNAT[:n])},
+				{name: "reflection", wireBench: newWireBench(b, plain, reflected.snat[:n], packet.ACK)},
+				{name: "dsr-xdp", reasons: []string{"ACCELERATED", "FORWARD_DIRECT"}, wireBench: newWireBench(b, fast, accelerated.dsr[:n], packet.ACK)},
+				{name: "snat-xdp", reasons: []string{"ACCELERATED", "FORWARD_REMOTE"}, wireBench: newWireBench(b, fast, accelerated.snat[:n], packet.ACK)},
+				{name: "snat-tc", reasons: []string{"FORWARD_REMOTE"}, wireBench: newWireBench(b, slow, traditional.snat[:n], packet.ACK)},
+				{name: "drop-xdp", reasons: []string{"ACCELERATED", "DROP_SOURCE_RANGE"}, drops: true, wireBench: newWireBench(b, fast, accelerated.denied[:n], packet.SYN)},
+				{name: "drop-tc", reasons: []string{"DROP_SOURCE_RANGE"}, drops: true, wireBench: newWireBench(b, slow, traditional.denied[:n], packet.SYN)},
 			})
 		})
 	}
 }
 
-// wireWay is a way of packets, how the programs count those, and how many pass it in its fastest turn: other work on the machine
-// slows down others.
+// wireWay is a way of packets, how the programs count those, and how many pass it in its fastest turn, or end there: other work on the
+// machine slows down others.
 type wireWay struct {
 	name    string
 	reasons []string
+	drops   bool
 	*wireBench
 	rate float64 // packets a second
 }
@@ -66,8 +68,11 @@ func takeTurns(b *testing.B, ways []wireWay) {
 			before, err := w.path.reasons()
 			packets, took := w.send(b, count)
 			after, failed := w.path.reasons()
+			if w.drops {
+				packets = count - packets
+			}
 			if err := errors.Join(err, failed); err != nil || packets < count*9/10 {
-				b.Fatalf("%s: %d of %d packets came back, error %v", w.name, packets, count, err)
+				b.Fatalf("%s: %d of %d packets came back, or were dropped; error %v", w.name, packets, count, err)
 			}
 			for _, reason := range w.reasons {
 				if n := after[reason] - before[reason]; n < count*9/10 {
@@ -84,11 +89,16 @@ func takeTurns(b *testing.B, ways []wireWay) {
 	}
 	b.ReportMetric(rate["dsr-xdp"]/rate["reflection"], "dsr/reflection")
 	b.ReportMetric(rate["snat-xdp"]/rate["snat-tc"], "xdp/tc")
+	b.ReportMetric(rate["drop-xdp"]/rate["drop-tc"], "drop-xdp/tc")
 	b.ReportMetric(0, "ns/op")
 }
 
-// wireFlows establishes connections to a backend on another node: masqueraded ones and, with XDP, others by direct server return.
-func (p *path) wireFlows(b *testing.B, flows int) (snat, dsr []datapath.Tuple) {
+// wireFlows are connections to a backend on another node: masqueraded ones and, with XDP, others by direct server return; and some that
+// source ranges do not admit.
+type wireFlows struct{ snat, dsr, denied []datapath.Tuple }
+
+// wireFlows establishes those connections that can be.
+func (p *path) wireFlows(b *testing.B, flows int) (list wireFlows) {
 	b.Helper()
 	if err := p.resolve(); err != nil {
 		b.Fatal(err)
@@ -97,14 +107,23 @@ func (p *path) wireFlows(b *testing.B, flows int) (snat, dsr []datapath.Tuple) {
 	policy.Forwarding = proxier.SNAT
 	p.UpdatePolicy(policy, func(*proxier.Facts) {})
 	backend := netip.MustParseAddr("10.244.2.1")
-	for name, addr := range map[string]string{"snat": "10.96.0.1", "dsr": "10.96.0.2"} {
-		s := writertest.Service(name, addr)
-		s.Annotations = map[string]string{proxier.AnnotationForwarding: name}
-		p.OnServiceAdd(s)
+	serve := func(name, addr string, mutate ...func(*v1.Service)) {
+		p.OnServiceAdd(writertest.Service(name, addr, mutate...))
 		slice := writertest.Slice(name+"-4", name, backend.String())
 		slice.Endpoints[0].NodeName = &p.node2.Name
 		p.OnEndpointSliceAdd(slice)
 	}
+	forwarding := func(mode string) func(*v1.Service) {
+		return func(s *v1.Service) { s.Annotations = map[string]string{proxier.AnnotationForwarding: mode} }
+	}
+	const ranged = "203.0.113.13"
+	serve("snat", "10.96.0.1", forwarding("snat"))
+	serve("dsr", "10.96.0.2", forwarding("dsr"))
+	serve("ranged", "10.96.0.3", func(s *v1.Service) {
+		s.Spec.Type = v1.ServiceTypeLoadBalancer
+		s.Spec.LoadBalancerSourceRanges = []string{"192.0.2.0/24"}
+		s.Status.LoadBalancer.Ingress = []v1.LoadBalancerIngress{{IP: ranged}}
+	})
 	if err := p.sync(); err != nil {
 		b.Fatal(err)
 	}
@@ -113,16 +132,18 @@ func (p *path) wireFlows(b *testing.B, flows int) (snat, dsr []datapath.Tuple) {
 		client := netip.AddrPortFrom(netip.AddrFrom4([4]byte{8, 0, byte(i >> 8), byte(i)}), 1000)
 		r := datapath.Tuple{Src: client, Dst: netip.MustParseAddrPort("10.96.0.1:80")}
 		p.establish(b, r)
-		snat = append(snat, r)
+		list.snat = append(list.snat, r)
 		r.Dst = netip.MustParseAddrPort("10.96.0.2:80")
 		for _, flags := range []packet.Flags{packet.SYN, packet.ACK} {
 			if _, err := p.ask(in, tcp(r.Src, r.Dst, flags)); err != nil {
 				b.Fatal(err)
 			}
 		}
-		dsr = append(dsr, r)
+		list.dsr = append(list.dsr, r)
+		r.Dst = netip.MustParseAddrPort(ranged + ":80")
+		list.denied = append(list.denied, r)
 	}
-	return snat, dsr
+	return list
 }
 
 // wireBench sends frames from the other end of a node's uplink, and counts those that come back to it.
@@ -134,9 +155,9 @@ type wireBench struct {
 	counter *ciliumebpf.Map
 }
 
-func newWireBench(b *testing.B, p *path, of []datapath.Tuple) *wireBench {
+func newWireBench(b *testing.B, p *path, of []datapath.Tuple, flags packet.Flags) *wireBench {
 	b.Helper()
-	w := &wireBench{path: p, context: make([]byte, sizeofXDP), frame: p.frame(tcp(of[0].Src, of[0].Dst, packet.ACK))}
+	w := &wireBench{path: p, context: make([]byte, sizeofXDP), frame: p.frame(tcp(of[0].Src, of[0].Dst, flags))}
 	w.driver = newXDPDriver(b, of, w.frame)
 	tx := newXDP(b, "bench_tx", asm.Instructions{asm.Mov.Imm(asm.R0, xdpTx), asm.Return()})
 	if err := w.driver.next.Put(uint32(0), tx); err != nil {
