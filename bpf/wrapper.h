@@ -13,6 +13,7 @@
 #include "csum.h"
 #include "flow_index.h"
 #include "geneve.h"
+#include "global.h"
 #include "option.h"
 #include "packet.h"
 #include "tc_config.h"
@@ -152,6 +153,13 @@ static __always_inline bool is_bound_elsewhere(const struct packet *p,
 	return is_bound(p) && w &&
 	       (!same_addr(w->dst, addr) ||
 		(w->port != port && p->fragment != LATER_FRAGMENT));
+}
+
+/* The same with the destination of a flow, on a stack of its own: five frames
+ * have to fit 512 bytes. */
+GLOBAL int leads_elsewhere(const struct packet *p, const struct flow_key *to)
+{
+	return p && to && is_bound_elsewhere(p, to->dst, to->dport);
 }
 
 /* The node whose NodePorts a packet may be for, of direct server return; NULL
