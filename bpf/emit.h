@@ -17,6 +17,7 @@
 #include "reasons.h"
 #include "redirect.h"
 #include "route.h"
+#include "spread.h"
 #include "tc_config.h"
 #include "uplink.h"
 #include "verdict.h"
@@ -62,6 +63,8 @@ known:
 	/* What is translated with an option keeps its client's address. */
 	if (direct && dispatch == DISPATCH_OPT)
 		copy_addr(hit->to.src, p->key.src);
+	if (direct)
+		spread_source(hit, p);
 	if (direct && dispatch != DISPATCH_OPT)
 		err = wrap(skb, p, &hit->to);
 	else

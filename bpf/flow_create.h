@@ -21,6 +21,7 @@
 #ifndef TANDEM_XDP
 #include "snat.h"
 #endif
+#include "spread.h"
 #include "wrapper.h"
 
 enum flow_created {
@@ -108,6 +109,8 @@ GLOBAL int create(CONTEXT *ctx, const struct packet *p, struct choice *c)
 	f->reply = c->reply;
 	f->flags = (__u64)generation << 32;
 	f->flags |= wrapped_flags(p);
+	if (c->action == ACTION_DIRECT && spreads_sources(p))
+		f->flags |= FLOW_SPREAD;
 	f->action = c->action;
 	f->ingress = device_of(ctx);
 	f->service = c->service;
@@ -135,7 +138,7 @@ GLOBAL int create(CONTEXT *ctx, const struct packet *p, struct choice *c)
 	}
 	/* A reply may have come before there was an entry for requests. */
 	if ((__u32)__sync_fetch_and_or(&f->flags, FLOW_INDEXED) &
-	    ~WRAPPED_FLAGS)
+	    ~(WRAPPED_FLAGS | FLOW_SPREAD))
 		flow_mark(id, f->life, 0, 0);
 	*(volatile __u64 *)&f->life = life_of(generation, FLOW_YOUNG);
 	flow_make_room(word, false);

@@ -89,6 +89,8 @@ enum flow_flag {
 				* packet without one of the following */
 	FLOW_GENEVE = 1 << 10, /* in Geneve in that */
 	FLOW_OPTION = 1 << 11, /* with an IP option */
+	FLOW_SPREAD = 1 << 12, /* the backend's node takes its packets from the
+				* prefix of sources too */
 };
 BTF_EMIT(flow_flag);
 

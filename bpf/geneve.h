@@ -38,14 +38,19 @@ enum geneve_number {
 };
 BTF_EMIT(geneve_number);
 
-/* The source port is a hash of the flow, so that routers and network cards
- * spread flows over paths and queues. */
-static __always_inline __be16 geneve_sport(const struct flow_key *k)
+/* By which routers and network cards spread flows over paths and queues; the
+ * upper bits depend on all of the key. */
+static __always_inline __u32 flow_hash(const struct flow_key *k)
 {
 	__u32 hash = k->src[0] ^ k->src[1] ^ k->src[2] ^ k->src[3];
 
 	hash ^= (__u32)k->sport << 16 | k->dport;
-	return bpf_htons(GENEVE_FIRST_SPORT | hash * 0x9e3779b1 >> 18);
+	return hash * 0x9e3779b1;
+}
+
+static __always_inline __be16 geneve_sport(const struct flow_key *k)
+{
+	return bpf_htons(GENEVE_FIRST_SPORT | flow_hash(k) >> 18);
 }
 
 /* The header before the packet of a flow; len includes it. */

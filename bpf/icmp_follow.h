@@ -19,6 +19,7 @@
 #include "reasons.h"
 #include "redirect.h"
 #include "route.h"
+#include "spread.h"
 #include "tc_config.h"
 #include "verdict.h"
 #include "wrap.h"
@@ -41,7 +42,7 @@ GLOBAL int forward_error(struct __sk_buff *skb, struct packet *p)
 {
 	struct bpf_fib_lookup *fib = last_route();
 	struct next_hop *nh = next_hop_at(NEXT_HOPS);
-	const struct wrapper *w = last_wrapper();
+	struct wrapper *w = last_wrapper();
 	const struct flow_key *to;
 	long found, err;
 
@@ -57,8 +58,10 @@ GLOBAL int forward_error(struct __sk_buff *skb, struct packet *p)
 		err = set_ttl(skb, p, p->ttl - 1);
 	else if (dispatch == DISPATCH_OPT)
 		err = translate_error(skb, p, to);
-	else
+	else {
+		spread_source(&w->hit, p);
 		err = wrap(skb, p, to);
+	}
 	if (err)
 		return done(DROP_REWRITE, TC_ACT_SHOT);
 	count_reason(FORWARD_ICMP);

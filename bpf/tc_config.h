@@ -58,6 +58,15 @@ BTF_EMIT(dispatch);
 
 const volatile __u8 dispatch = DISPATCH_IPIP;
 
+/* Source addresses of IP in IP: a prefix of each family, IPv4 first, and the
+ * bits after it, in which flows differ; 0 for none. */
+struct spread {
+	__be32 addr[4];
+	__be32 hosts[4];
+};
+
+const volatile struct spread spreads[2] = {};
+
 /* Sizes of the flow maps. max_young is a power of two. */
 const volatile __u32 max_flows = 1 << 18;
 const volatile __u32 max_young = 1 << 16;

@@ -29,6 +29,7 @@
 #include "packet.h"
 #include "parse.h"
 #include "reasons.h"
+#include "spread.h"
 #include "target.h"
 #include "tc_config.h"
 #include "wrapper.h"
@@ -139,6 +140,25 @@ static __always_inline void receive_mark(struct __sk_buff *skb,
 				   &inner->l3_check, sizeof(inner->l3_check));
 }
 
+/* Notes the sender of a packet that does not say which node it is: a probe is
+ * of its source, and any other packet may be for a NodePort of the node whose
+ * address it has. For no node, it is an address of the other family, which no
+ * address of the packet equals. */
+static __always_inline void guess_sender(struct wrapper *w,
+					 const struct packet *inner)
+{
+	__be32 addr[4];
+
+	copy_addr(addr, is_icmp(inner) ? inner->key.src : inner->key.dst);
+	if (is_node_address(addr)) {
+		copy_addr(w->src, addr);
+		return;
+	}
+	__builtin_memset(w->src, 0, sizeof(w->src));
+	if (inner->v6)
+		set_v4(w->src, 0);
+}
+
 /* Takes a packet that another node sent for direct server return out of its
  * outer packet, whose addresses are in last_wrapper() then. Other packets in
  * packets, such as those of a CNI's tunnels, stay as they are. */
@@ -146,6 +166,7 @@ GLOBAL int unwrap(struct __sk_buff *skb)
 {
 	struct wrapper *w = last_wrapper();
 	struct packet *inner;
+	bool spread;
 	__u32 len;
 
 	if (!w)
@@ -156,8 +177,12 @@ GLOBAL int unwrap(struct __sk_buff *skb)
 		return false;
 	__builtin_memset(inner, 0, sizeof(*inner));
 	inner->l3 = l2_len + len;
-	if (parse(skb, skb->protocol, inner) != UNDERSTOOD ||
-	    !is_for_target(w, inner) || !is_node_address(w->src))
+	if (parse(skb, skb->protocol, inner) != UNDERSTOOD)
+		return false;
+	spread = is_spread(w->src);
+	if (spread)
+		guess_sender(w, inner);
+	if (!is_for_target(w, inner) || (!spread && !is_node_address(w->src)))
 		return false;
 	if (bpf_skb_adjust_room(skb, -(__s32)len, BPF_ADJ_ROOM_MAC,
 				BPF_F_ADJ_ROOM_FIXED_GSO))
@@ -179,8 +204,6 @@ GLOBAL int take_option(struct __sk_buff *skb, struct packet *p)
 {
 	struct wrapper *w = last_wrapper();
 	struct packet *inner;
-	__be32 none[4] = {};
-	__be32 src[4];
 
 	if (!p || !w)
 		return false;
@@ -191,12 +214,7 @@ GLOBAL int take_option(struct __sk_buff *skb, struct packet *p)
 	w->ecn_ce = false;
 	copy_addr(w->dst, p->key.dst);
 	w->port = p->key.dport;
-	/* The sender is known of a probe alone. An option may have the address
-	 * of a node, which has NodePorts, or that of another frontend. */
-	if (p->v6)
-		set_v4(none, 0);
-	copy_addr(src, is_icmp(p) ? p->key.src : inner->key.dst);
-	copy_addr(w->src, is_node_address(src) ? src : none);
+	guess_sender(w, inner);
 	if (!is_for_target(w, inner))
 		return false;
 	note_option();

@@ -42,6 +42,7 @@
 #include "plan.h"
 #include "reasons.h"
 #include "route.h"
+#include "spread.h"
 #include "tc_config.h"
 #include "uplink.h"
 #include "verdict.h"
@@ -408,8 +409,10 @@ static __always_inline bool make_direct(struct xdp_md *ctx,
 					const struct packet *p,
 					struct flow_hit *hit, bool first)
 {
-	if (dispatch != DISPATCH_OPT)
+	if (dispatch != DISPATCH_OPT) {
+		spread_source(hit, p);
 		return wrap_packet(ctx, p, &hit->to);
+	}
 	copy_addr(hit->to.src, p->key.src);
 	return rewrite_headers(ctx, p, &hit->to) &&
 	       (!(first || needs_option(p, hit)) || put_option(ctx, p));

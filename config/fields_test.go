@@ -115,7 +115,7 @@ func TestDifferencesOfEveryField(t *testing.T) {
 // Every field of the TandemConfiguration has a default, or its zero value means something.
 func TestDefaultsOfEveryField(t *testing.T) {
 	zeroIsMeant := []string{
-		"manifests", "strictSourceRanges", "readyMaxAPIAge", "hostPort", "loadBalancer.maglevTableSize", "loadBalancer.maglevSeed", "coexistence.preset", "coexistence.frontends", "coexistence.clients", "ebpf.cgroupRoot", "ebpf.devices", "ebpf.podDevices", "ebpf.resetRemovedBackends", "ebpf.ignoreHostFilters", "ebpf.masqueradeLocalBackends", "ebpf.serviceSignals", "ebpf.maxMapMemory", "ebpf.preallocateMaps", "ebpf.maxTCPFlows", "ebpf.maxUDPFlows", "ebpf.maxYoungFlows", "ipvs.upstreamSemantics",
+		"manifests", "strictSourceRanges", "readyMaxAPIAge", "hostPort", "loadBalancer.maglevTableSize", "loadBalancer.maglevSeed", "loadBalancer.dsrSourceCIDR", "coexistence.preset", "coexistence.frontends", "coexistence.clients", "ebpf.cgroupRoot", "ebpf.devices", "ebpf.podDevices", "ebpf.resetRemovedBackends", "ebpf.ignoreHostFilters", "ebpf.masqueradeLocalBackends", "ebpf.serviceSignals", "ebpf.maxMapMemory", "ebpf.preallocateMaps", "ebpf.maxTCPFlows", "ebpf.maxUDPFlows", "ebpf.maxYoungFlows", "ipvs.upstreamSemantics",
 	}
 	for _, l := range leavesOf("", reflect.ValueOf(&New().Tandem).Elem()) {
 		if l.value.IsZero() != slices.Contains(zeroIsMeant, l.path) {

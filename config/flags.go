@@ -104,6 +104,7 @@ var fieldOf = map[string]string{
 	"maglev-seed":                       TandemKind + ".loadBalancer.maglevSeed",
 	"lb-mode":                           TandemKind + ".loadBalancer.mode",
 	"dsr-dispatch":                      TandemKind + ".loadBalancer.dsrDispatch",
+	"dsr-source-cidr":                   TandemKind + ".loadBalancer.dsrSourceCIDR",
 	"ebpf-max-opt-outs":                 TandemKind + ".ebpf.maxOptOuts",
 }
 
@@ -159,6 +160,7 @@ func (c *Config) AddFlags(sets *cliflag.NamedFlagSets) {
 	fs.Uint32Var(&lb.MaglevSeed, "maglev-seed", lb.MaglevSeed, "Seed of Maglev's hash, the same on all nodes. Takes precedence over the configuration file.")
 	fs.StringVar(&lb.Mode, "lb-mode", lb.Mode, "How mode ebpf sends packets of clients outside to endpoints on other nodes, for Services whose annotations do not say: 'snat' masquerades them; with 'dsr' (direct server return), endpoints see the client's address and their nodes answer it, where these run this kube-proxy too; 'hybrid' is dsr for TCP and snat for UDP. Takes precedence over the configuration file.")
 	fs.StringVar(&lb.DSRDispatch, "dsr-dispatch", lb.DSRDispatch, "In what nodes send packets of direct server return to each other: 'ipip' (IP in IP, protocols 4 and 41), 'geneve' (UDP port 6081), for networks that pass only TCP, UDP and ICMP, or 'opt' (IP options), for those that pass options and no such packets. Nodes take any. Takes precedence over the configuration file.")
+	fs.StringVar(&lb.DSRSourceCIDR, "dsr-source-cidr", lb.DSRSourceCIDR, "CIDR, or one of each family separated by a comma, of source addresses over which IP in IP of direct server return spreads connections, so that network cards spread them over their queues. The same on all nodes, and used for nothing else. Empty means the node's own address. Takes precedence over the configuration file.")
 	fs.StringVar(&c.Tandem.StateDirectory, "state-dir", c.Tandem.StateDirectory, "Directory in which tandemctl keeps which backends are drained or quarantined on this node. It need not exist. They outlive a restart of the pod if it is a directory of the host. Takes precedence over the configuration file.")
 
 	fs = sets.FlagSet(flagsIPVS)

@@ -95,6 +95,10 @@ type LoadBalancerConfiguration struct {
 	// DSRDispatch is in what nodes send packets of direct server return to each other: DispatchIPIP, DispatchGeneve or
 	// DispatchOpt. They take any.
 	DSRDispatch string `json:"dsrDispatch,omitempty"`
+	// DSRSourceCIDR is a CIDR, or one of each family separated by a comma, of source addresses over which DispatchIPIP
+	// spreads connections, so that the network cards of their nodes do. It has to be the same on all nodes, which take such packets
+	// from these addresses too. Empty for the nodes' own.
+	DSRSourceCIDR string `json:"dsrSourceCIDR,omitempty"`
 }
 
 // Dispatches of direct server return.

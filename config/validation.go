@@ -182,6 +182,9 @@ func (c *Config) Validate() field.ErrorList {
 	if known := []string{DispatchIPIP, DispatchGeneve, DispatchOpt}; !slices.Contains(known, lb.DSRDispatch) {
 		all = append(all, field.NotSupported(t.Child("loadBalancer", "dsrDispatch"), lb.DSRDispatch, known))
 	}
+	if _, err := ParseSourceCIDR(lb.DSRSourceCIDR); err != nil {
+		add(t.Child("loadBalancer", "dsrSourceCIDR"), lb.DSRSourceCIDR, "%v", err)
+	}
 	if size := lb.MaglevTableSize; size != 0 && !maglev.ValidSize(int(size)) {
 		add(t.Child("loadBalancer", "maglevTableSize"), size, "must be 0 or one of %v", maglev.Sizes())
 	}
@@ -279,6 +282,18 @@ func ParseClusterCIDR(text string) (list []netip.Prefix, err error) {
 		return nil, errors.New("must be either a single CIDR or a dual-stack pair of CIDRs (e.g. 10.100.0.0/16,fde4:8dba:82e1::/48)")
 	}
 	return list, nil
+}
+
+// ParseSourceCIDR parses dsrSourceCIDR: nothing, a CIDR, or one of each family.
+func ParseSourceCIDR(text string) ([]netip.Prefix, error) {
+	list, err := ParseClusterCIDR(text)
+	for _, p := range list {
+		const least = 2 // bits
+		if !p.Addr().IsGlobalUnicast() || p.Bits() == 0 || p.Bits() > p.Addr().BitLen()-least {
+			return nil, fmt.Errorf("must have unicast addresses that packets can come from, 4 or more of them: %s", p)
+		}
+	}
+	return list, err
 }
 
 // PortRange is a range of ports, both ends included.

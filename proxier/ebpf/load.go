@@ -81,7 +81,7 @@ func (t *Tier) load(ctx context.Context, s specs, given lbmap.Maps) (err error) 
 	t.writer.SetReach(t.growth.limits.Most)
 	t.flowTable.CountFor(tables)
 	if t.opts.packets() {
-		t.direct = direct.New(direct.Options{Netns: t.netns, Dispatch: t.opts.Dispatch, Peers: t.writer.DirectPeers, Ready: t.writer.SetDirect})
+		t.direct = direct.New(direct.Options{Netns: t.netns, Dispatch: t.opts.Dispatch, Sources: t.opts.DirectSources, Peers: t.writer.DirectPeers, Ready: t.writer.SetDirect})
 	}
 	t.sockets = sockets.New(sockets.Options{
 		Storage: t.maps["tdm_sock"], OptOuts: t.maps["tdm_optout"], Stale: t.writer.StaleSockets,
@@ -98,7 +98,7 @@ func (t *Tier) deviceOptions(sizes lbmap.Sizes, flows *flowtable.Table) (datapat
 	}
 	o := &t.opts
 	return datapath.DeviceOptions{
-		Sizes: sizes, TC: o.TC, SNAT: datapath.NewSNATPool(o.NodePortRange, ephemeral), ResetRemoved: o.ResetRemoved, Dispatch: o.Dispatch, Draining: !o.packets(), FlowsLeft: flows.Used,
+		Sizes: sizes, TC: o.TC, SNAT: datapath.NewSNATPool(o.NodePortRange, ephemeral), ResetRemoved: o.ResetRemoved, Dispatch: o.Dispatch, DirectSources: o.DirectSources, Draining: !o.packets(), FlowsLeft: flows.Used,
 		Acceleration: o.Acceleration, NoFIBSource: o.NoFIBSource, NoLoop: o.NoLoop, NoConntrack: o.NoConntrack,
 	}, nil
 }

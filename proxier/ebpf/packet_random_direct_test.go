@@ -25,6 +25,7 @@ import (
 // directState is what a path's tier was told for direct server return.
 type directState struct {
 	dispatch datapath.Dispatch
+	sources  []netip.Prefix
 	ready    map[netip.Addr]struct{}
 	cluster  *proxier.Cluster // nil if it is not known
 	// frontends have clients that get direct server return.
@@ -34,7 +35,7 @@ type directState struct {
 // model returns it as the model needs it.
 func (d *directState) model() datapath.Direct {
 	return datapath.Direct{
-		Dispatch: d.dispatch,
+		Dispatch: d.dispatch, Sources: d.sources,
 		Takes: func(backend netip.Addr) bool {
 			_, is := d.ready[backend]
 			return is
@@ -48,9 +49,12 @@ func (d *directState) model() datapath.Direct {
 
 // Senders of packets in packets, most of which are nodes; and where those packets go to.
 var (
-	wrapperSources = []string{"172.18.0.2", "172.18.0.3", "192.168.7.1", "198.51.100.2", "fd00:18::2", "fd00:18::3", "fd00:7::1", "2001:db8:51:100::2"}
+	wrapperSources = []string{"172.18.0.2", "172.18.0.3", "192.168.7.1", "198.51.100.2", "fd00:18::2", "fd00:18::3", "fd00:7::1", "2001:db8:51:100::2", "100.65.3.4", "fd00:65::3:4"}
 	wrapperTargets = []string{"10.244.1.1", "10.244.1.1", "10.244.1.9", "10.244.1.9", "172.18.0.1", "10.244.2.1", "fd00:10:244:1::1", "fd00:10:244:1::1", "fd00:10:244:1::9", "fd00:18::1", "fd00:10:244:2::1"}
 )
+
+// directSources are not addresses of nodes.
+var directSources = []netip.Prefix{netip.MustParsePrefix("100.65.0.0/16"), netip.MustParsePrefix("fd00:65::/64")}
 
 // Clients outside the cluster, which alone get direct server return.
 var (
@@ -73,7 +77,7 @@ func (p *player) setDirect(r *rand.Rand) error {
 	if r.IntN(4) > 0 {
 		c.Pods = nil
 	}
-	for _, a := range wrapperSources {
+	for _, a := range wrapperSources[:8] {
 		if r.IntN(4) > 0 {
 			c.Nodes = append(c.Nodes, netip.MustParseAddr(a))
 		}
@@ -293,7 +297,7 @@ func newDirectPath(t *testing.T, dispatch datapath.Dispatch, opts Options, open 
 	opts.Sizes.TCPFlows, opts.Sizes.UDPFlows = 24, 8
 	opts.Sizes.YoungFlows = 16 // no fewer than stay when one is added
 	p := open(t, opts)
-	p.direct.dispatch = dispatch
+	p.direct.dispatch, p.direct.sources = dispatch, opts.DirectSources
 	policy := pathPolicy(p.at)
 	policy.Forwarding = proxier.DSR
 	p.UpdatePolicy(policy, func(*proxier.Facts) {})
@@ -309,4 +313,7 @@ func TestPacketsDirect(t *testing.T) {
 			compareRandomly(t, newDirectPath(t, d, Options{}, newPath), kernel.Rounds(*packetCount/8))
 		})
 	}
+	t.Run("ipip from prefixes", func(t *testing.T) {
+		compareRandomly(t, newDirectPath(t, datapath.IPIP{}, Options{DirectSources: directSources}, newPath), kernel.Rounds(*packetCount/8))
+	})
 }

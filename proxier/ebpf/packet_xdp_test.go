@@ -219,6 +219,9 @@ func TestPacketsAccelerated(t *testing.T) {
 			compare(t, newDirectPath(t, d, Options{}, newAcceleratedPath), kernel.Rounds(*packetCount/4))
 		})
 	}
+	t.Run("ipip from prefixes", func(t *testing.T) {
+		compare(t, newDirectPath(t, datapath.IPIP{}, Options{DirectSources: directSources}, newAcceleratedPath), kernel.Rounds(*packetCount/4))
+	})
 }
 
 // TestFirstPacketsAccelerated: XDP forwards the first packets of TCP connections by direct server return, and drops those that source

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -61,6 +62,8 @@ type Options struct {
 	Signals bool
 	// Dispatch is in what form packets of direct server return are sent. They are taken in any.
 	Dispatch lbmap.Dispatch
+	// DirectSources are prefixes, one of a family, over which the sources of IP in IP are spread, and from which it is taken.
+	DirectSources []netip.Prefix
 	// ResetRemoved answers clients of removed TCP backends by a reset, instead
 	// of leaving their connections alone.
 	ResetRemoved bool

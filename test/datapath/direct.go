@@ -34,6 +34,8 @@ type Tunnel interface {
 // Direct is what a node knows for direct server return.
 type Direct struct {
 	Dispatch Dispatch
+	// Sources are prefixes, one of a family, of the addresses that IP in IP comes from.
+	Sources []netip.Prefix
 	// Takes reports whether the node of a backend takes packets of other nodes.
 	Takes func(backend netip.Addr) bool
 	// IsNode reports whether an address may send such packets to this node, and IsOfCluster
@@ -189,7 +191,11 @@ func (m *Model) takeTunneled(h *header, result parsed) *header {
 		w := wrapperOf(outer, d)
 		u, result := parse(slices.Concat(h.frame[:h.l3], outer[size:]), h.l3)
 		u.wrapper = w
-		if result != understood || !m.isForTarget(u) || !m.node.Direct.IsNode(w.from) {
+		spread := contains(m.node.Direct.Sources, w.from)
+		if spread {
+			w.from = m.sender(u)
+		}
+		if result != understood || !m.isForTarget(u) || !spread && !m.node.Direct.IsNode(w.from) {
 			return nil
 		}
 		u.receiveMark(outer)
@@ -197,6 +203,19 @@ func (m *Model) takeTunneled(h *header, result parsed) *header {
 		return u
 	}
 	return nil
+}
+
+// sender returns the node that sent a packet which does not say so: a probe is of its source, and any other
+// packet may be for a NodePort of the node whose address it has.
+func (m *Model) sender(h *header) (from netip.Addr) {
+	from = h.dst
+	if h.isICMP() {
+		from = h.src
+	}
+	if !m.node.Direct.IsNode(from) {
+		return netip.Addr{}
+	}
+	return from
 }
 
 // wrapperOf reads the addresses of an IP header.
@@ -279,7 +298,8 @@ func (m *Model) sendDirect(out outcome, h *header, f *Flow) outcome {
 	switch {
 	case is:
 		e := out.editor
-		e.frame = slices.Concat(e.frame[:h.l3], d.Send(e.frame[h.l3:h.end], to.Src.Addr(), to.Dst.Addr(), m.sport(h, d)), e.frame[h.end:])
+		from := m.source(h, d, to.Src.Addr())
+		e.frame = slices.Concat(e.frame[:h.l3], d.Send(e.frame[h.l3:h.end], from.Addr(), to.Dst.Addr(), from.Port()), e.frame[h.end:])
 		e.move(h.l3, d.Overhead(h.v6))
 	case !f.needsOption(h):
 		out.translate(h, to.Dst)
@@ -289,17 +309,25 @@ func (m *Model) sendDirect(out outcome, h *header, f *Flow) outcome {
 	return out
 }
 
-// sport returns the source port that the programs have to use: for a flow, the one that they chose for
+// source returns the source that the programs have to use: for a flow, the one that they chose for
 // its first packet; any for an ICMP error.
-func (m *Model) sport(h *header, d Tunnel) uint16 {
-	port, known := m.sports[h.tuple]
+func (m *Model) source(h *header, d Tunnel, own netip.Addr) netip.AddrPort {
+	at, known := m.sources[h.tuple]
 	if !known && len(m.got.Frame) > m.node.L2 {
-		port = max(firstSport, d.sport(m.got.Frame[m.node.L2:]))
+		outer := m.got.Frame[m.node.L2:]
+		at = netip.AddrPortFrom(packet.ParseIP(outer).Source().Addr(), max(firstSport, d.sport(outer)))
 	}
 	if !h.isICMP() {
-		m.sports[h.tuple] = port
+		m.sources[h.tuple] = at
 	}
-	return port
+	i := slices.IndexFunc(m.node.Direct.Sources, func(p netip.Prefix) bool { return p.Addr().Is6() == h.v6 })
+	switch _, spreads := d.(IPIP); {
+	case !spreads || i < 0:
+		return netip.AddrPortFrom(own, at.Port())
+	case !m.node.Direct.Sources[i].Contains(at.Addr()):
+		return netip.AddrPortFrom(m.node.Direct.Sources[i].Addr(), at.Port())
+	}
+	return at
 }
 
 // lowerMSS lowers the maximum segment size in a SYN-ACK to a client whose node adds bytes to its

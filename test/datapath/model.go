@@ -83,7 +83,7 @@ type Model struct {
 	young     ring // in the order of creation
 	over      ring // in the order of closing
 	fragments map[fragment]Tuple
-	sports    map[Tuple]uint16 // of packets that are sent in UDP
+	sources   map[Tuple]netip.AddrPort // of what is around packets to other nodes
 	affinity  map[affinityKey]backend
 	draining  bool
 	// hadOptions says that packets came with IP options of other nodes.
@@ -107,7 +107,7 @@ type fragment struct {
 func New(node Node, made func(request Tuple) (reply Tuple, ok bool)) *Model {
 	return &Model{
 		node: node, made: made, young: ring{places: make([]*Flow, node.Young)}, over: ring{places: make([]*Flow, node.Over)},
-		fragments: map[fragment]Tuple{}, sports: map[Tuple]uint16{}, affinity: map[affinityKey]backend{}, Counted: map[string]uint64{},
+		fragments: map[fragment]Tuple{}, sources: map[Tuple]netip.AddrPort{}, affinity: map[affinityKey]backend{}, Counted: map[string]uint64{},
 	}
 }
 

@@ -112,16 +112,9 @@ func (m *Model) takeOption(h *header) *header {
 		return nil
 	}
 	w := &wrapper{to: netip.AddrPortFrom(h.dst, h.tuple.Dst.Port()), dispatch: Opt{}}
-	// Who sends a probe says its source, and whose NodePort a packet is for, the option.
-	from := frontend.Addr()
-	if h.isICMP() {
-		from = h.src
-	}
-	if m.node.Direct.IsNode(from) {
-		w.from = from
-	}
 	u := *h
 	u.dst, u.wrapper = frontend.Addr(), w
+	w.from = m.sender(&u)
 	if !h.isICMP() && h.place != laterFragment {
 		u.setPorts(h.tuple.Src.Port(), frontend.Port())
 	}

@@ -31,6 +31,8 @@ var (
 	ipip   = []string{"--lb-mode=dsr"}
 	geneve = []string{"--lb-mode=dsr", "--dsr-dispatch=geneve"}
 	opt    = []string{"--lb-mode=dsr", "--dsr-dispatch=opt"}
+	// prefixed is ipip from addresses of no node.
+	prefixed = []string{"--lb-mode=dsr", "--dsr-source-cidr=100.65.0.0/16,fd00:65::/64"}
 )
 
 // directStage is a Service whose endpoints are on node2 and node3, and a client outside that dials node1. All three have a
@@ -166,7 +168,7 @@ var directCases = []struct {
 	flags   []string
 }{
 	{"ipip", true, ipip}, {"ipip, no offload", false, ipip}, {"geneve", true, geneve}, {"geneve, no offload", false, geneve},
-	{"opt", true, opt}, {"opt, no offload", false, opt},
+	{"opt", true, opt}, {"opt, no offload", false, opt}, {"ipip, from prefixes", true, prefixed},
 }
 
 // TestDirect: with direct server return, endpoints on other nodes see the client, for every kind of frontend, and their
@@ -186,10 +188,14 @@ func TestDirect(t *testing.T) {
 			}
 			s.sees(t, ways, "the client", s.isClient)
 			forms := map[string]int{}
+			spread := map[netip.Addr]bool{}
 			for _, p := range seen.Packets() {
 				switch protocol := p.Protocol(); {
 				case protocol == unix.IPPROTO_IPIP, protocol == unix.IPPROTO_IPV6:
 					forms["ipip"]++
+					if from := p.Source().Addr(); from != s.nodes[0].Addr4 && from != s.nodes[0].Addr6 {
+						spread[from] = true
+					}
 				case p.UDP != nil && p.UDP.Dst == lbmap.GenevePort:
 					forms["geneve"]++
 				case p.IPv4 != nil && len(p.IPv4.Options) > 0, p.IPv6 != nil && len(p.IPv6.Extensions) > 0:
@@ -201,6 +207,9 @@ func TestDirect(t *testing.T) {
 			}
 			if form, _, _ := strings.Cut(c.name, ","); forms[form] == 0 || len(forms) > 1 {
 				t.Errorf("packets by form: %v", forms)
+			}
+			if wanted := slices.Equal(c.flags, prefixed); wanted != (len(spread) > 1) || !wanted && len(spread) > 0 {
+				t.Errorf("IP in IP came from %v", slices.Collect(maps.Keys(spread)))
 			}
 			if after := counted(t, s.nodes[0], "forwarded_reply"); after != before {
 				t.Errorf("%v replies came by node1", after-before)
@@ -246,6 +255,42 @@ func testDirectNodes(t *testing.T, flags []string) {
 	s.sees(t, ways, "node1", func(a netip.Addr) bool { return !s.isClient(a) })
 	apis[1].Put(nodes[0])
 	s.sees(t, ways, "the client again", s.isClient)
+}
+
+// TestDirectSources: nodes get a prefix of sources one after the other. Connections from before go on, and new ones are masqueraded as long
+// as the endpoint's node does not take packets from the prefix.
+func TestDirectSources(t *testing.T) {
+	s := newDirectStage(t, serve)
+	defer s.end(t)
+	objects := append(endpoints(s.pods[0]), everyKind())
+	for _, n := range s.nodes {
+		objects = append(objects, upstream.NodeObject(n))
+	}
+	api := fakeapi.New(objects...)
+	begin := func(node int, flags []string) {
+		t.Helper()
+		if p := s.processes[node]; p != nil {
+			p.Terminate(t)
+		}
+		s.processes[node] = startWith(t, s.nodes[node], api, flags...)
+		s.processes[node].serves(t)
+	}
+	for i := range s.nodes {
+		begin(i, ipip)
+	}
+	s.ready(t, 0, 2) // one pod, of two families
+	ways := outside(s.nodes[0])
+	s.sees(t, ways, "the client", s.isClient)
+	long := openFlows(t, s.far.Sandbox, ways, s.pods[0])
+	begin(0, prefixed)
+	checkAll(t, long)
+	s.sees(t, ways, "node1", func(a netip.Addr) bool { return !s.isClient(a) })
+	for i := range s.nodes[1:] {
+		begin(1+i, prefixed)
+		checkAll(t, long)
+	}
+	s.sees(t, ways, "the client again", s.isClient)
+	checkAll(t, append(long, openFlows(t, s.far.Sandbox, ways, s.pods[0])...))
 }
 
 // TestDirectUnderLoad: while processes are killed, replaced and change between the modes, on either side, no connection fails, and
@@ -487,10 +532,10 @@ func (s *directStage) throughFabric(mtu int) error {
 }
 
 // TestDirectPathMTU: where the path between nodes has a smaller MTU than their devices, a router tells the client's node, and that the
-// client. Of packets with options, a router tells the client itself, which does not know them.
+// client. Of packets with options, a router tells the client itself, which does not know them, and of those from a prefix nobody.
 func TestDirectPathMTU(t *testing.T) {
 	for _, c := range directCases {
-		if slices.Contains(c.flags, opt[1]) {
+		if slices.Contains(c.flags, opt[1]) || slices.Equal(c.flags, prefixed) {
 			continue
 		}
 		t.Run(c.name, func(t *testing.T) {

@@ -40,6 +40,9 @@ func (h *host) ebpfOptions() (opts ebpf.Options, err error) {
 		return opts, err // validated before
 	}
 	opts.NodePortRange = datapath.PortRange(nodePorts)
+	if opts.DirectSources, err = config.ParseSourceCIDR(c.Tandem.LoadBalancer.DSRSourceCIDR); err != nil {
+		return opts, err // validated before
+	}
 	opts.YieldGrace = e.YieldGracePeriod.Duration
 	opts.Ports = successorPorts(c)
 	for o, why := range h.leftClients() {

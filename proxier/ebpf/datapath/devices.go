@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -76,6 +77,8 @@ type DeviceOptions struct {
 	NoFIBSource, NoLoop, NoConntrack bool
 	// Dispatch is in what form packets of direct server return are sent.
 	Dispatch lbmap.Dispatch
+	// DirectSources are prefixes, one of a family, of the source addresses of IP in IP.
+	DirectSources []netip.Prefix
 	// ResetRemoved answers clients of removed TCP backends by a reset.
 	ResetRemoved bool
 	// Acceleration is whether XDP forwards on uplinks.

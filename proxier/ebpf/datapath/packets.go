@@ -117,7 +117,7 @@ func (p *Devices) constants(v Variant) (map[string]any, error) {
 		"snat_ranges": p.opts.SNAT.bpf(), "snat_ports": uint32(p.opts.SNAT.usual), "snat_all_ports": uint32(p.opts.SNAT.all),
 		"have_fib_source": boolByte(!p.opts.NoFIBSource), "have_loop": boolByte(!p.opts.NoLoop), "reset_removed": boolByte(p.opts.ResetRemoved),
 		"first_generation": meta.Generation,
-		"have_conntrack":   boolByte(!p.NoConntrack), "draining": boolByte(p.opts.Draining), "dispatch": uint8(p.opts.Dispatch),
+		"have_conntrack":   boolByte(!p.NoConntrack), "draining": boolByte(p.opts.Draining), "dispatch": uint8(p.opts.Dispatch), "spreads": lbmap.SpreadsOf(p.opts.DirectSources),
 	}, nil
 }
 

@@ -31,9 +31,11 @@ type probe struct {
 	round    uint16
 	cookie   uint64
 	dispatch lbmap.Dispatch
+	sources  []netip.Prefix // of IP in IP
 }
 
 // request is an IP packet from one address to another that has an echo request with the same addresses in it, or an option with the latter.
+// IP in IP comes from a prefix, if there is one: nodes have to take that too.
 func (p probe) request(from, to netip.Addr) []byte {
 	if from.Is4() {
 		return p.wrap(ipv4, from, to, unix.IPPROTO_IPIP, unix.ETH_P_IP, ipv4(from, to, unix.IPPROTO_ICMP, p.icmp(echoRequest4, 0)))
@@ -50,6 +52,11 @@ func (p probe) wrap(outer func(from, to netip.Addr, protocol byte, payload []byt
 		return outer(from, to, unix.IPPROTO_UDP, geneve(etherType, inner))
 	case lbmap.DispatchOpt:
 		return withOption(inner, to)
+	}
+	for _, prefix := range p.sources {
+		if prefix.Addr().Is4() == from.Is4() {
+			from = prefix.Addr().Next()
+		}
 	}
 	return outer(from, to, inIP, inner)
 }

@@ -35,6 +35,8 @@ type Options struct {
 	Netns netns.Namespace
 	// Dispatch is in what form probes are sent, as packets of clients are then.
 	Dispatch lbmap.Dispatch
+	// Sources are prefixes, one of a family, that IP in IP comes from.
+	Sources []netip.Prefix
 	// Peers returns the addresses to probe.
 	Peers func() []netip.Addr
 	// Ready is told the addresses that answer, each time that changes.
@@ -98,7 +100,7 @@ func (p *Prober) pause(ctx context.Context, atMost time.Duration) {
 
 // probe opens sockets, and probes until there are no peers any more.
 func (p *Prober) probe(ctx context.Context) error {
-	identity := probe{id: uint16(rand.Uint32()), cookie: rand.Uint64(), dispatch: p.opts.Dispatch}
+	identity := probe{id: uint16(rand.Uint32()), cookie: rand.Uint64(), dispatch: p.opts.Dispatch, sources: p.opts.Sources}
 	filter, err := newFilter(identity.id)
 	if err != nil {
 		return err

@@ -178,6 +178,7 @@ const (
 	FlowWrapped      = 512
 	FlowGeneve       = 1024
 	FlowOption       = 2048
+	FlowSpread       = 0x1000
 )
 
 // enum entry_state

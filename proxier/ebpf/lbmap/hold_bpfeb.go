@@ -49,6 +49,7 @@ const (
 	holdVarSnatAllPorts    = "snat_all_ports"
 	holdVarSnatPorts       = "snat_ports"
 	holdVarSnatRanges      = "snat_ranges"
+	holdVarSpreads         = "spreads"
 )
 
 // loadHold returns the embedded CollectionSpec for hold.
@@ -138,6 +139,7 @@ type holdVariableSpecs struct {
 	SnatAllPorts    *ebpf.VariableSpec `ebpf:"snat_all_ports"`
 	SnatPorts       *ebpf.VariableSpec `ebpf:"snat_ports"`
 	SnatRanges      *ebpf.VariableSpec `ebpf:"snat_ranges"`
+	Spreads         *ebpf.VariableSpec `ebpf:"spreads"`
 }
 
 // holdObjects contains all objects after they have been loaded into the kernel.
@@ -209,6 +211,7 @@ type holdVariables struct {
 	SnatAllPorts    *ebpf.Variable `ebpf:"snat_all_ports"`
 	SnatPorts       *ebpf.Variable `ebpf:"snat_ports"`
 	SnatRanges      *ebpf.Variable `ebpf:"snat_ranges"`
+	Spreads         *ebpf.Variable `ebpf:"spreads"`
 }
 
 // holdPrograms contains all programs after they have been loaded into the kernel.

@@ -81,6 +81,12 @@ type tcPortRange struct {
 	Count uint16
 }
 
+type tcSpread struct {
+	_     structs.HostLayout
+	Addr  [4]uint32
+	Hosts [4]uint32
+}
+
 type tcTargetKey struct {
 	_       structs.HostLayout
 	Service uint32
@@ -155,6 +161,7 @@ const (
 	tcVarSnatAllPorts    = "snat_all_ports"
 	tcVarSnatPorts       = "snat_ports"
 	tcVarSnatRanges      = "snat_ranges"
+	tcVarSpreads         = "spreads"
 )
 
 // loadTc returns the embedded CollectionSpec for tc.
@@ -266,6 +273,7 @@ type tcVariableSpecs struct {
 	SnatAllPorts    *ebpf.VariableSpec `ebpf:"snat_all_ports"`
 	SnatPorts       *ebpf.VariableSpec `ebpf:"snat_ports"`
 	SnatRanges      *ebpf.VariableSpec `ebpf:"snat_ranges"`
+	Spreads         *ebpf.VariableSpec `ebpf:"spreads"`
 }
 
 // tcObjects contains all objects after they have been loaded into the kernel.
@@ -385,6 +393,7 @@ type tcVariables struct {
 	SnatAllPorts    *ebpf.Variable `ebpf:"snat_all_ports"`
 	SnatPorts       *ebpf.Variable `ebpf:"snat_ports"`
 	SnatRanges      *ebpf.Variable `ebpf:"snat_ranges"`
+	Spreads         *ebpf.Variable `ebpf:"spreads"`
 }
 
 // tcPrograms contains all programs after they have been loaded into the kernel.

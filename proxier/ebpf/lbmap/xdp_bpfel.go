@@ -69,6 +69,7 @@ const (
 	xdpVarSnatAllPorts    = "snat_all_ports"
 	xdpVarSnatPorts       = "snat_ports"
 	xdpVarSnatRanges      = "snat_ranges"
+	xdpVarSpreads         = "spreads"
 )
 
 // loadXdp returns the embedded CollectionSpec for xdp.
@@ -178,6 +179,7 @@ type xdpVariableSpecs struct {
 	SnatAllPorts    *ebpf.VariableSpec `ebpf:"snat_all_ports"`
 	SnatPorts       *ebpf.VariableSpec `ebpf:"snat_ports"`
 	SnatRanges      *ebpf.VariableSpec `ebpf:"snat_ranges"`
+	Spreads         *ebpf.VariableSpec `ebpf:"spreads"`
 }
 
 // xdpObjects contains all objects after they have been loaded into the kernel.
@@ -294,6 +296,7 @@ type xdpVariables struct {
 	SnatAllPorts    *ebpf.Variable `ebpf:"snat_all_ports"`
 	SnatPorts       *ebpf.Variable `ebpf:"snat_ports"`
 	SnatRanges      *ebpf.Variable `ebpf:"snat_ranges"`
+	Spreads         *ebpf.Variable `ebpf:"spreads"`
 }
 
 // xdpPrograms contains all programs after they have been loaded into the kernel.
