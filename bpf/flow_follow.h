@@ -45,7 +45,7 @@ GLOBAL int follow(struct __sk_buff *skb, struct packet *p, struct choice *made,
 		flow_end(hit.id, hit.life);
 		return REFUSED;
 	}
-	if (leads_elsewhere(p, &hit.to))
+	if (p->wrapped == WRAPPED && leads_elsewhere(p, &hit.to))
 		return REFUSED;
 	flow_account(skb, &hit, p);
 	return emit(skb, p, &hit, known);
