@@ -23,6 +23,25 @@
 #include "verdict.h"
 #include "wrap.h"
 
+/* Makes of a packet what goes to the backend's node by direct server return, in
+ * the form that was configured. */
+static __always_inline long make_direct(struct __sk_buff *skb, struct packet *p,
+					struct flow_hit *hit, bool first)
+{
+	long err;
+
+	if (dispatch != DISPATCH_OPT) {
+		spread_source(hit, p);
+		return wrap(skb, p, &hit->to);
+	}
+	/* It keeps its client's address. */
+	copy_addr(hit->to.src, p->key.src);
+	err = rewrite(skb, p, &hit->to, p->ttl - 1);
+	if (first || needs_option(p, hit))
+		err |= add_option(skb, p);
+	return err;
+}
+
 /* Translates a packet, or wraps it for direct server return, and redirects it
  * past the stack. */
 static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
@@ -31,7 +50,6 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 	const bool direct = hit->action == ACTION_DIRECT;
 	struct bpf_fib_lookup *fib = last_route();
 	struct next_hop *nh = next_hop_of(hit);
-	long err;
 
 	if (!fib || !nh)
 		return TC_ACT_SHOT;
@@ -60,19 +78,8 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 				      fib->mtu_result);
 	}
 known:
-	/* What is translated with an option keeps its client's address. */
-	if (direct && dispatch == DISPATCH_OPT)
-		copy_addr(hit->to.src, p->key.src);
-	if (direct)
-		spread_source(hit, p);
-	if (direct && dispatch != DISPATCH_OPT)
-		err = wrap(skb, p, &hit->to);
-	else
-		err = rewrite(skb, p, &hit->to, p->ttl - 1);
-	if (direct && dispatch == DISPATCH_OPT &&
-	    (has_way || needs_option(p, hit)))
-		err |= add_option(skb, p);
-	if (err)
+	if (direct ? make_direct(skb, p, hit, has_way) :
+		     rewrite(skb, p, &hit->to, p->ttl - 1))
 		return fail(p, DROP_REWRITE, TC_ACT_SHOT);
 	count_reason(direct	? FORWARD_DIRECT :
 		     hit->reply ? FORWARD_REPLY :
