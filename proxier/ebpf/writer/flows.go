@@ -7,25 +7,11 @@ import (
 	"github.com/tandem-proxy/tandem/proxier/ebpf/lbmap"
 )
 
-// flowBackend is a backend as a flow has it.
-type flowBackend struct {
-	service uint32
-	addr    [4]uint32
-	port    uint16
-}
-
 // RenumberFlows returns a function that gives a flow that was made beside other tables the ids that its service and its backend have in
 // these. It compares addresses. A UDP flow whose backend is not there gets none, so its next datagram begins another one; a TCP
-// connection goes on as it is. The backends are those of the call.
+// connection goes on as it is. The backends are those at the first such flow.
 func (w *Writer) RenumberFlows() func(*lbmap.Flow) {
-	w.mu.RLock()
-	defer w.mu.RUnlock()
-	ids := map[flowBackend]uint32{}
-	for id := range w.backends.next {
-		if b := &w.tables.Backends[id]; b.Service != 0 {
-			ids[flowBackend{b.Service, b.Addr, b.Port}] = uint32(id)
-		}
-	}
+	var ids map[liveBackend]uint32
 	first := w.tables.Meta.Generation
 	services := map[lbmap.FrontendKey]uint32{}
 	return func(f *lbmap.Flow) {
@@ -38,7 +24,10 @@ func (w *Writer) RenumberFlows() func(*lbmap.Flow) {
 			service = w.serviceAt(to)
 			services[to] = service
 		}
-		id, ok := ids[flowBackend{service, f.Reply.Src, f.Reply.Sport}]
+		if ids == nil {
+			ids = w.backendIDs()
+		}
+		id, ok := ids[liveBackend{service, f.Reply.Src, f.Reply.Sport}]
 		switch {
 		case ok:
 			f.Service, f.Backend, f.BackendGeneration = service, id, w.tables.Backends[id].Generation
@@ -46,6 +35,19 @@ func (w *Writer) RenumberFlows() func(*lbmap.Flow) {
 			f.Backend, f.BackendGeneration = 0, first
 		}
 	}
+}
+
+// backendIDs are the ids of all backends.
+func (w *Writer) backendIDs() map[liveBackend]uint32 {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	ids := map[liveBackend]uint32{}
+	for id := range w.backends.next {
+		if b := &w.tables.Backends[id]; b.Service != 0 {
+			ids[liveBackend{b.Service, b.Addr, b.Port}] = uint32(id)
+		}
+	}
+	return ids
 }
 
 // serviceAt returns the service of the frontend at an address, or of the NodePort at its port; 0 for none.
