@@ -29,7 +29,7 @@ type optionPath struct {
 	client netip.AddrPort
 	nodeA  netip.Addr
 	// here and there are frontends with a backend on this node and on another one, other is one of another Service, and ranged one that
-	// admits nobody.
+	// admits none of the clients.
 	here, there, other, ranged netip.AddrPort
 	backend, remote            netip.AddrPort
 }

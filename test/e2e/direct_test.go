@@ -532,7 +532,7 @@ func (s *directStage) throughFabric(mtu int) error {
 }
 
 // TestDirectPathMTU: where the path between nodes has a smaller MTU than their devices, a router tells the client's node, and that the
-// client. Of packets with options, a router tells the client itself, which does not know them, and of those from a prefix nobody.
+// client. It is not so for packets with options, whose errors go to the client itself, nor for those from a prefix, whose errors are lost.
 func TestDirectPathMTU(t *testing.T) {
 	for _, c := range directCases {
 		if slices.Contains(c.flags, opt[1]) || slices.Equal(c.flags, prefixed) {
