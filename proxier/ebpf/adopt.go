@@ -5,6 +5,7 @@ package ebpf
 import (
 	"context"
 	"fmt"
+	"time"
 
 	ciliumebpf "github.com/cilium/ebpf"
 	"k8s.io/klog/v2"
@@ -57,31 +58,42 @@ func (t *Tier) adopt(ctx context.Context, s specs) error {
 	return nil
 }
 
-// keptMaps returns the maps of the earlier programs with the state of sockets and clients. They
-// are kept when tables are rebuilt: their backends have generations that new tables do not
-// reuse.
-func (t *Tier) keptMaps(logger klog.Logger, s specs) (kept lbmap.Maps, optOuts map[uint64]lbmap.OptOutBy) {
-	kept = lbmap.Maps{}
+// kept is what new tables take over from earlier programs.
+type kept struct {
+	maps    lbmap.Maps // with the state of sockets and clients
+	optOuts map[uint64]lbmap.OptOutBy
+	// generation is where those of the new tables' backends begin: none of the earlier tables' backends has it, by which
+	// sockets, clients and flows know them.
+	generation uint32
+}
+
+// keep returns what to take over from earlier programs if their tables cannot be adopted.
+func (t *Tier) keep(logger klog.Logger, s specs) kept {
+	// The time, unless one id is used again more often than once a second, or the clock was set back.
+	k := kept{maps: lbmap.Maps{}, generation: uint32(time.Now().Unix()) | 1}
 	for _, e := range t.earlier {
 		maps, err := lbmap.MapsOf(e.Program)
 		if err != nil {
 			logger.Error(err, "Cannot open the maps of an earlier program")
 			continue
 		}
+		if k.generation, err = lbmap.GenerationAfter(maps["tdm_backend"], k.generation); err != nil {
+			logger.V(2).Info("Cannot read the backends of an earlier program; going by the time", "reason", err)
+		}
 		for _, name := range append([]string{"tdm_sock", "tdm_udp_peer", "tdm_optout"}, flowtable.MapNames...) {
 			m := maps[name]
-			if m == nil || kept[name] != nil {
+			if m == nil || k.maps[name] != nil {
 				continue
 			}
 			// Of the maps of flows, openPacketMaps knows what fits.
 			if spec := s.sockets.Maps[name]; spec == nil || spec.Compatible(m) == nil {
-				kept[name] = m
+				k.maps[name] = m
 				delete(maps, name)
 			} else if name == "tdm_optout" {
-				optOuts, _ = lbmap.OptOuts(m) // none if they cannot be read
+				k.optOuts, _ = lbmap.OptOuts(m) // none if they cannot be read
 			}
 		}
 		maps.Close()
 	}
-	return kept, optOuts
+	return k
 }

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"time"
 
 	"k8s.io/klog/v2"
 
@@ -71,17 +70,17 @@ func (t *Tier) open(ctx context.Context) error {
 		}
 		logger.Info("Cannot adopt the maps in the kernel; building new ones beside them", "reason", why)
 	}
-	kept, optOuts := t.keptMaps(logger, specs)
-	defer kept.Close() // the collection has its own
-	if err := t.load(ctx, specs, kept); err != nil {
+	k := t.keep(logger, specs)
+	defer k.maps.Close() // the collection has its own
+	if err := t.load(ctx, specs, k.maps); err != nil {
 		return err
 	}
-	for cookie, by := range optOuts {
+	for cookie, by := range k.optOuts {
 		if err := t.maps["tdm_optout"].Put(cookie, uint8(by)); err != nil {
 			logger.Error(err, "The map of opt-outs is full; dropped an opt-out", "netNSCookie", cookie)
 		}
 	}
-	t.writer.Format(uint32(time.Now().Unix()) | 1)
+	t.writer.Format(k.generation)
 	t.describeLimits()
 	return nil // attached by Sync
 }
