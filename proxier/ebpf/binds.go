@@ -28,9 +28,10 @@ func (t *Tier) FollowBinds(ctx context.Context, fn func()) error {
 		return fmt.Errorf("read map tdm_bound: %w", err)
 	}
 	defer reader.Close()
-	defer context.AfterFunc(ctx, func() { reader.Close() })()
+	// Close would take the buffer away from AvailableBytes.
+	defer context.AfterFunc(ctx, func() { reader.Flush() })()
 	var record ringbuf.Record
-	for {
+	for ctx.Err() == nil {
 		if err := reader.ReadInto(&record); err != nil {
 			if ctx.Err() != nil {
 				return nil
@@ -46,4 +47,5 @@ func (t *Tier) FollowBinds(ctx context.Context, fn func()) error {
 		case <-time.After(bindInterval):
 		}
 	}
+	return nil
 }
