@@ -33,7 +33,7 @@ GLOBAL int send_to_sender(struct __sk_buff *skb, const struct packet *p)
 	if (!p || !fib || !nh)
 		return TC_ACT_SHOT;
 	turn_around(&to, &p->key);
-	if (!has_route(route(skb, fib, &to, 1, 0)))
+	if (!has_route(route(skb, p, fib, &to, 1, 0)))
 		return done(DROP_NO_ROUTE, TC_ACT_SHOT);
 	next_hop_set(nh, fib);
 	return send_out(skb, nh);

@@ -25,11 +25,6 @@ static __always_inline __u32 packet_len(CONTEXT *ctx)
 			    ctx->data_end - ctx->data;
 }
 
-static __always_inline __u32 device_of(const CONTEXT *ctx)
-{
-	return ctx->ingress_ifindex;
-}
-
 /* Headers that are not in the linear part are left to the stack. */
 static __always_inline long load_slowly(CONTEXT *ctx, __u32 offset, void *to,
 					__u32 len)
@@ -42,11 +37,6 @@ static __always_inline long load_slowly(CONTEXT *ctx, __u32 offset, void *to,
 static __always_inline __u32 packet_len(const CONTEXT *ctx)
 {
 	return ctx->len;
-}
-
-static __always_inline __u32 device_of(const CONTEXT *ctx)
-{
-	return ctx->ifindex;
 }
 
 static __always_inline long load_slowly(CONTEXT *ctx, __u32 offset, void *to,

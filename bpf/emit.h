@@ -63,7 +63,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct packet *p,
 			return EXPIRED;
 		if (next_hop_is(nh, hit, p, skb->ifindex, len))
 			goto known;
-		found = route(skb, fib, &hit->to, len, 0);
+		found = route(skb, p, fib, &hit->to, len, 0);
 		if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {
 			p->mtu = fib->mtu_result - wrapper_len(p, hit->action);
 			return TOO_BIG;

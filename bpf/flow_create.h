@@ -90,6 +90,9 @@ GLOBAL int create(CONTEXT *ctx, const struct packet *p, struct choice *c)
 	__u64 word;
 	int err;
 
+	/* XDP does not need it. Clang would have callers leave its register as
+	 * it is, which the verifier refuses. */
+	asm volatile("" : : "r"(ctx));
 	if (!p || !c)
 		return FLOW_NO_ROOM;
 	for (int i = 0; i < ROOM_ATTEMPTS && !id; i++) {
@@ -112,7 +115,7 @@ GLOBAL int create(CONTEXT *ctx, const struct packet *p, struct choice *c)
 	if (c->action == ACTION_DIRECT && spreads_sources(p))
 		f->flags |= FLOW_SPREAD;
 	f->action = c->action;
-	f->ingress = device_of(ctx);
+	f->ingress = device_of(ctx, p);
 	f->service = c->service;
 	f->backend = c->backend;
 	f->backend_generation = c->generation;

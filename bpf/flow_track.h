@@ -183,8 +183,8 @@ flow_account(CONTEXT *ctx, const struct flow_hit *hit, struct packet *p)
 		clear = FLOW_WAITING;
 	else if (p->key.proto != IPPROTO_TCP && serves_old_only())
 		flags |= FLOW_WAITING;
-	if (!hit->reply && hit->ingress != device_of(ctx))
-		flow_came_by(hit, device_of(ctx));
+	if (!hit->reply && hit->ingress != device_of(ctx, p))
+		flow_came_by(hit, device_of(ctx, p));
 	/* Not atomic: two packets at once on two CPUs may count as one. */
 	e->packets++;
 	e->bytes += packet_len(ctx) - p->l3;

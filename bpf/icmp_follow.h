@@ -51,7 +51,7 @@ GLOBAL int forward_error(struct __sk_buff *skb, struct packet *p)
 	if (p->ttl <= 1)
 		return done(ERROR_TTL, TC_ACT_SHOT);
 	to = p->wrapped == TO_WRAP ? &w->hit.to : &p->key;
-	found = route(skb, fib, to, 1, 0);
+	found = route(skb, p, fib, to, 1, 0);
 	if (!has_route(found))
 		return done(DROP_NO_ROUTE, TC_ACT_SHOT);
 	if (p->wrapped != TO_WRAP)

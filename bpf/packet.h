@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 
+#include "context.h"
 #include "flow_types.h"
 
 enum fragment {
@@ -35,7 +36,12 @@ enum wrapped {
  */
 struct packet {
 	struct flow_key key;
-	__u32 frag_id;
+	union {
+		__u32 frag_id;
+		/* In XDP, which leaves fragments to tc: struct uplink.device; 0
+		 * if that is not known yet. */
+		__u32 device;
+	};
 	union {
 		/* Of a packet of a flow: when the kernel's clock ticked last,
 		 * in nanoseconds, modulo 2^32. */
@@ -53,6 +59,17 @@ struct packet {
 	bool v6;
 	__u8 wrapped; /* enum wrapped */
 };
+
+/* The device that a packet came in by, as routes name it. */
+static __always_inline __u32 device_of(const CONTEXT *ctx,
+				       const struct packet *p)
+{
+#ifdef TANDEM_XDP
+	return p->device;
+#else
+	return ctx->ifindex;
+#endif
+}
 
 /* Whether a packet opens a TCP connection, as far as its flags tell. */
 static __always_inline bool is_opening(const struct packet *p)

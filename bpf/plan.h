@@ -125,7 +125,7 @@ GLOBAL int plan(CONTEXT *ctx, struct packet *p, struct choice *c)
 	to.dport = be->port;
 	to.proto = p->key.proto;
 	/* A length that fits any MTU: what is for the stack is not checked. */
-	found = route(ctx, fib, &to, 1, have_fib_source ? FIB_SOURCE : 0);
+	found = route(ctx, p, fib, &to, 1, have_fib_source ? FIB_SOURCE : 0);
 	if (!has_route(found)) {
 		/* The route may come back; the stack would make the client give
 		 * up. */
@@ -157,7 +157,7 @@ GLOBAL int plan(CONTEXT *ctx, struct packet *p, struct choice *c)
 	len = sent_len(ctx, p, c->action);
 	/* The kernel tells the MTU only if it knows the neighbour too. */
 	if (found == BPF_FIB_LKUP_RET_NO_NEIGH)
-		found = route(ctx, fib, &to, len, 0);
+		found = route(ctx, p, fib, &to, len, 0);
 	else if (fib->mtu_result && len > fib->mtu_result)
 		found = BPF_FIB_LKUP_RET_FRAG_NEEDED;
 	if (found == BPF_FIB_LKUP_RET_FRAG_NEEDED) {

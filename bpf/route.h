@@ -61,11 +61,12 @@ static __always_inline long look_up(CONTEXT *ctx, struct bpf_fib_lookup *fib,
 
 /* Looks up the route of a packet that came in here, and with FIB_SOURCE the
  * source address that this node would use. Returns BPF_FIB_LKUP_RET_*. */
-static __always_inline long route(CONTEXT *ctx, struct bpf_fib_lookup *fib,
+static __always_inline long route(CONTEXT *ctx, const struct packet *p,
+				  struct bpf_fib_lookup *fib,
 				  const struct flow_key *to, __u16 len,
 				  __u32 flags)
 {
-	return look_up(ctx, fib, to, len, device_of(ctx), flags);
+	return look_up(ctx, fib, to, len, device_of(ctx, p), flags);
 }
 
 #define LOOPBACK_IFINDEX 1

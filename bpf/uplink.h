@@ -25,15 +25,18 @@ struct uplink {
 	 */
 	__u8 xdp_target;
 	__u8 mac[6]; /* of the device, for XDP */
+	/* The device itself. XDP programs of a bond run on its members, which
+	 * have an entry like this one: routes name the bond. */
+	__u32 device;
 	/* Source of what this node sends there; zero for none. */
 	__be32 addr4[4];
 	__be32 addr6[4];
 };
 
-_Static_assert(sizeof(struct uplink) == 40, "uplink");
+_Static_assert(sizeof(struct uplink) == 44, "uplink");
 
-/* index of a device that connects to clients and other nodes -> its properties
- */
+/* index of a device that connects to clients and other nodes, or of a member of
+ * one that is in use -> its properties */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, __u32);

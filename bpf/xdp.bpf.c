@@ -60,7 +60,8 @@ struct macs {
 struct xdp_hop {
 	__u64 flow;   /* of which flow, and which direction; 0 for none */
 	__u32 tick;   /* packet.tick when the route was looked up */
-	__u32 device; /* where the flow's packets come in */
+	__u32 device; /* where the flow's packets come in: the driver's */
+	__u32 via;    /* and the one that routes name */
 	__u16 mtu;    /* of the route, in bytes */
 	__u16 own[ETH_ALEN / 2]; /* address of the device */
 	struct macs macs;
@@ -173,11 +174,11 @@ static __always_inline bool parse_plain(struct xdp_md *ctx, struct packet *p)
 }
 
 /* Whether this program can send to a device. */
-static __always_inline bool can_send_to(const struct xdp_md *ctx, __u32 device)
+static __always_inline bool can_send_to(const struct packet *p, __u32 device)
 {
 	const struct uplink *up;
 
-	if (device == ctx->ingress_ifindex)
+	if (device == p->device)
 		return true;
 	up = uplink_of(device);
 	return up && up->xdp_target;
@@ -185,17 +186,17 @@ static __always_inline bool can_send_to(const struct xdp_md *ctx, __u32 device)
 
 /* Whether this program can send by the route that was looked up last. The
  * kernel tells the MTU only if it knows the neighbour too. */
-static __always_inline bool can_send(const struct xdp_md *ctx)
+static __always_inline bool can_send(const struct packet *p)
 {
 	const struct bpf_fib_lookup *fib = last_route();
 
-	return fib && fib->mtu_result && can_send_to(ctx, fib->ifindex) &&
+	return fib && fib->mtu_result && can_send_to(p, fib->ifindex) &&
 	       is_confirmed(fib->dmac);
 }
 
 /* Looks up where the packets of a flow go to. has_way: the route is the last
  * that was looked up, by which this program can send. */
-static __always_inline bool find_hop(struct xdp_md *ctx, const struct packet *p,
+static __always_inline bool find_hop(struct xdp_md *ctx, struct packet *p,
 				     const struct flow_hit *hit,
 				     struct xdp_hop *hop, __u64 key,
 				     bool has_way)
@@ -207,9 +208,10 @@ static __always_inline bool find_hop(struct xdp_md *ctx, const struct packet *p,
 	if (!fib || !up)
 		return false;
 	hop->flow = 0;
+	p->device = up->device;
 	if (!has_way &&
-	    (route(ctx, fib, &hit->to, len, 0) != BPF_FIB_LKUP_RET_SUCCESS ||
-	     !can_send(ctx)))
+	    (route(ctx, p, fib, &hit->to, len, 0) != BPF_FIB_LKUP_RET_SUCCESS ||
+	     !can_send(p)))
 		return false;
 	copy_words(hop->own, up->mac, sizeof(hop->own));
 	copy_words(&hop->macs.words[0], fib->dmac, ETH_ALEN);
@@ -217,6 +219,7 @@ static __always_inline bool find_hop(struct xdp_md *ctx, const struct packet *p,
 	hop->mtu = fib->mtu_result;
 	hop->tick = p->tick;
 	hop->device = ctx->ingress_ifindex;
+	hop->via = up->device;
 	hop->out = fib->ifindex;
 	hop->flow = key;
 	return true;
@@ -224,7 +227,7 @@ static __always_inline bool find_hop(struct xdp_md *ctx, const struct packet *p,
 
 /* Where a packet of a flow goes to; NULL if the stack has to decide. */
 static __always_inline const struct xdp_hop *hop_of(struct xdp_md *ctx,
-						    const struct packet *p,
+						    struct packet *p,
 						    const struct flow_hit *hit,
 						    bool has_way)
 {
@@ -238,6 +241,7 @@ static __always_inline const struct xdp_hop *hop_of(struct xdp_md *ctx,
 	     hop->device != ctx->ingress_ifindex) &&
 	    !find_hop(ctx, p, hit, hop, key, has_way))
 		return NULL;
+	p->device = hop->via;
 	return sent_len(ctx, p, hit->action) <= hop->mtu ? hop : NULL;
 }
 
@@ -435,8 +439,8 @@ static __always_inline int send_to(struct xdp_md *ctx,
 	if (at + sizeof(hop->macs) > end)
 		return XDP_DROP;
 	copy_words(at, &hop->macs, sizeof(hop->macs));
-	if (hop->out == ctx->ingress_ifindex)
-		return XDP_TX;
+	if (hop->out == hop->via)
+		return XDP_TX; /* by any member of a bond */
 	return bpf_redirect(hop->out, 0);
 }
 
@@ -452,8 +456,10 @@ GLOBAL int begin(struct xdp_md *ctx, struct packet *p, __u64 *flow)
 	struct choice c = {};
 	int verdict;
 
-	if (!p || !flow || !up || !is_own(ctx, (const __u16 *)up->mac) ||
-	    claim(p, &c) != CHOSEN || c.found == FRONTEND_NONE)
+	if (!p || !flow || !up || !is_own(ctx, (const __u16 *)up->mac))
+		return XDP_PASS;
+	p->device = up->device;
+	if (claim(p, &c) != CHOSEN || c.found == FRONTEND_NONE)
 		return XDP_PASS;
 	verdict = choose(p, &c);
 	if (verdict == TC_ACT_SHOT) {
@@ -464,7 +470,7 @@ GLOBAL int begin(struct xdp_md *ctx, struct packet *p, __u64 *flow)
 	}
 	if (verdict != CHOSEN || !(c.route & ROUTE_DIRECT) ||
 	    !flows_admitted(p->key.proto) || plan(ctx, p, &c) != CHOSEN ||
-	    c.action != ACTION_DIRECT || !can_send(ctx) ||
+	    c.action != ACTION_DIRECT || !can_send(p) ||
 	    create(ctx, p, &c) != FLOW_MADE)
 		return XDP_PASS;
 	count_choice(&c);
@@ -491,7 +497,7 @@ GLOBAL int follow(struct xdp_md *ctx, struct packet *p, __u64 made)
 	p->tick = last_tick();
 	hop = hop_of(ctx, p, &hit, made);
 	if (!hop || !is_own(ctx, hop->own) ||
-	    (hop->out != ctx->ingress_ifindex && is_scattered(ctx)))
+	    (hop->out != hop->via && is_scattered(ctx)))
 		return XDP_PASS;
 	flow_account(ctx, &hit, p);
 	/* It was modified if these fail, which they do for want of memory. */

@@ -49,6 +49,9 @@ type Device struct {
 	Type string
 	// VLANs says that VLAN devices are on top of it.
 	VLANs bool
+	// Members are the devices on which an XDP program of this one runs, and whose packets are its own: the members of a bond
+	// that are in use, or the virtual function below a device of hv_netvsc. Sorted.
+	Members []int
 	// MTU is there for comparison alone: a driver that refused an XDP program for it may take the program after a change.
 	MTU int
 	// Source4 and Source6 are the source addresses of packets that the node sends by the
@@ -137,12 +140,30 @@ func withSources(list []Device, addrs []netlink.Addr, routes Routes) []Device {
 	return list
 }
 
-// withVLANs says which devices have VLAN devices on top of them.
-func withVLANs(list []Device, links []netlink.Link) []Device {
+// withOthers says what other devices have to do with these.
+func withOthers(list []Device, links []netlink.Link) []Device {
 	for i := range list {
-		list[i].VLANs = slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Type() == "vlan" && l.Attrs().ParentIndex == list[i].Index })
+		d := &list[i]
+		for _, l := range links {
+			switch a := l.Attrs(); {
+			case l.Type() == "vlan" && a.ParentIndex == d.Index:
+				d.VLANs = true
+			case a.MasterIndex == d.Index && isMember(l, d.Type):
+				d.Members = append(d.Members, a.Index)
+			}
+		}
+		slices.Sort(d.Members)
 	}
 	return list
+}
+
+// isMember reports whether the packets of a device become those of its master. Those of a bond's spare members are dropped: a
+// network may bring them copies.
+func isMember(l netlink.Link, master string) bool {
+	if bonded, ok := l.Attrs().Slave.(*netlink.BondSlave); ok {
+		return bonded.State == netlink.BondStateActive
+	}
+	return master == "device"
 }
 
 // sourceOf is the source address of a device for the family of an address.

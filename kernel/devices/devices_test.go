@@ -407,6 +407,29 @@ func trim(s string) []string {
 	return all
 }
 
+func TestMembers(t *testing.T) {
+	links, _, _ := host{links: `
+		9 bond0 bond
+		8 br0 bridge
+		7 eth0 device
+		6 eth1 device master bond0 active
+		5 eth2 device master bond0 spare
+		4 eth3 device master bond0 active
+		3 eth4 device master eth0
+		2 vetha veth master br0
+		10 bond0.100 vlan
+	`}.parse(t)
+	list, _ := Named(links, []string{"bond0", "br0", "eth0", "eth1"})
+	got := map[string][]int{}
+	for _, d := range withOthers(list, links) {
+		got[d.Name] = d.Members
+	}
+	// eth4 is the virtual function of eth0.
+	if want := map[string][]int{"bond0": {4, 6}, "br0": nil, "eth0": {3}, "eth1": nil}; !cmp.Equal(got, want) {
+		t.Error(cmp.Diff(want, got))
+	}
+}
+
 func TestNamed(t *testing.T) {
 	links, _, _ := host{links: `
 		3 eth1 device

@@ -49,6 +49,10 @@ func (h host) parse(t *testing.T) (links []netlink.Link, addrs []netlink.Addr, r
 				l.MasterIndex = index[words[i+1]]
 			case "encap":
 				l.EncapType = words[i+1]
+			case "active":
+				l.Slave = &netlink.BondSlave{State: netlink.BondStateActive}
+			case "spare":
+				l.Slave = &netlink.BondSlave{State: netlink.BondStateBackup}
 			}
 		}
 		index[l.Name] = l.Index

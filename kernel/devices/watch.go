@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -124,13 +125,13 @@ func (w *Watcher) look() (u Uplinks, err error) {
 	}
 	if len(w.names) > 0 {
 		u.Devices, u.Unmatched = Named(links, w.names)
-		u.Devices = withVLANs(withSources(u.Devices, addrs, routes), links)
+		u.Devices = withOthers(withSources(u.Devices, addrs, routes), links)
 		u.Addrs = addrsOf(u.Devices, addrs)
 		return u, nil
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	u.Devices = withVLANs(again(links, Find(links, addrs, routes, w.nodeIPs), w.were), links)
+	u.Devices = withOthers(again(links, Find(links, addrs, routes, w.nodeIPs), w.were), links)
 	u.Addrs = addrsOf(u.Devices, addrs)
 	return u, nil
 }
@@ -172,7 +173,7 @@ func (w *Watcher) Watch(ctx context.Context, tell func(Uplinks)) {
 	var last *Uplinks
 	changed := func(u Uplinks) {
 		// Unmatched follows from the devices.
-		if last == nil || !slices.Equal(last.Devices, u.Devices) || !slices.Equal(last.Addrs, u.Addrs) {
+		if last == nil || !reflect.DeepEqual(last.Devices, u.Devices) || !slices.Equal(last.Addrs, u.Addrs) {
 			last = &u
 			w.remember(u.Devices)
 			tell(u)

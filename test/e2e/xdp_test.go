@@ -203,6 +203,63 @@ func TestAccelerationAcrossUplinks(t *testing.T) {
 	t.Logf("all replies arrive again after %v", time.Since(began).Round(time.Millisecond))
 }
 
+// TestAccelerationBond: XDP forwards on a bond, also after its spare member took over, and handles no packet twice of which the
+// network brings the spare member a copy.
+func TestAccelerationBond(t *testing.T) {
+	const rounds = 10
+	if !kernel.AtLeast(t, 5, 15) {
+		t.Skip("missing: a kernel that runs XDP programs of bonds on their members (Linux 5.15)")
+	}
+	s := newStage(t, lab.Options{NoOffload: true, XDP: true})
+	defer s.end()
+	if err := s.node.Bond("bond0"); errors.Is(err, lab.ErrNoBond) {
+		lab.SkipOrFailModule(t, err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	s.start("--ebpf-acceleration=native")
+	s.process.serves(t)
+	s.process.await(t, "acceleration", s.process.Says(`"XDP forwards packets" device="bond0"`))
+	checkAll(t, openFlows(t, s.far.Sandbox, over("tcp", outside(s.node)), s.here, s.there))
+	flows := openFlows(t, s.far.Sandbox, over("udp", outside(s.node)), s.here, s.there)
+	elsewhere := 0
+	for _, f := range flows {
+		if f.first.Server == s.there.Name {
+			elsewhere++
+		}
+	}
+	forwards := func(when string) error {
+		before := counted(t, s.node, "accelerated")
+		for range rounds {
+			checkAll(t, flows)
+		}
+		// A request and a reply each; a packet for each next hop is left to the stack once a second.
+		n, all := counted(t, s.node, "accelerated")-before, float64(2*rounds*elsewhere)
+		if n > all {
+			t.Errorf("%s: XDP forwarded %v packets, and there were %v", when, n, all)
+		}
+		if n < all*0.9 {
+			return fmt.Errorf("%s: XDP forwarded %v packets, want %v or more", when, n, all*0.9)
+		}
+		return nil
+	}
+	if err := forwards("at the start"); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.lab.Fabric().Down(s.node.FabricLink); err != nil {
+		t.Fatal(err)
+	}
+	for name, to := range over("udp", outside(s.node)) {
+		s.await(t, name+" by the spare member", func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err := s.far.Ask(ctx, "udp", to)
+			return err
+		})
+	}
+	s.await(t, "acceleration of the spare member", func() error { return forwards("with the spare member") })
+}
+
 // needsXDPTarget ends a test where XDP cannot redirect packets to a device of a node.
 func needsXDPTarget(t *testing.T, n *lab.Node, device string) {
 	t.Helper()

@@ -229,18 +229,23 @@ func (n *Node) plug() error {
 			return fmt.Errorf("let %s receive what XDP sends: %w", n.FabricLink, err)
 		}
 	}
-	br, err := f.nl.LinkByName("br0")
+	return f.join(n.FabricLink)
+}
+
+// join makes a device of the fabric a port of its bridge.
+func (s *Sandbox) join(name string) error {
+	br, err := s.nl.LinkByName("br0")
 	if err != nil {
 		return err
 	}
-	link, err := f.nl.LinkByName(n.FabricLink)
+	link, err := s.nl.LinkByName(name)
 	if err != nil {
 		return err
 	}
-	if err := f.nl.LinkSetMaster(link, br); err != nil {
+	if err := s.nl.LinkSetMaster(link, br); err != nil {
 		return fmt.Errorf("join bridge: %w", err)
 	}
-	return wrap(f.nl.LinkSetUp(link), "set %s up", n.FabricLink)
+	return wrap(s.nl.LinkSetUp(link), "set %s up", name)
 }
 
 func (n *Node) awaitUplink() error {

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
+	"reflect"
 	"sync"
 
 	"k8s.io/klog/v2"
@@ -97,7 +97,7 @@ func (d *ebpfDatapath) run(ctx context.Context) {
 func (d *ebpfDatapath) followUplinks(ctx context.Context) {
 	var last *devices.Uplinks
 	d.uplinks.Watch(ctx, func(u devices.Uplinks) {
-		same := last != nil && slices.Equal(last.Devices, u.Devices)
+		same := last != nil && reflect.DeepEqual(last.Devices, u.Devices)
 		if last = &u; same { // programs do not depend on the addresses
 			return
 		}

@@ -160,13 +160,13 @@ func (p *Devices) Serve(ctx context.Context, list []devices.Device, pods map[int
 	if !p.looked {
 		err := p.takeOver(ctx, want)
 		p.looked = err == nil
-		errs = append(errs, err)
+		errs = append(errs, err, p.readUplinks())
 		defer p.flows.Close()
 	}
-	for _, d := range list {
-		u := uplinkOf(d)
-		u.XdpTarget = p.uplinks[d.Index].XdpTarget // until that is known anew
-		errs = append(errs, p.setUplink(d.Index, u))
+	uplinks := uplinksOf(list)
+	for index, u := range uplinks {
+		u.XdpTarget = p.uplinks[index].XdpTarget // until that is known anew
+		errs = append(errs, p.setUplink(index, u))
 	}
 	for index := range want {
 		delete(p.leaving, index)
@@ -183,9 +183,9 @@ func (p *Devices) Serve(ctx context.Context, list []devices.Device, pods map[int
 			errs = append(errs, p.stopServing(index))
 		}
 	}
-	// Devices that vanished before programs were attached were never served.
+	// Some were never served: members of bonds, and devices that vanished before programs were attached.
 	for index := range p.uplinks {
-		_, wanted := want[index]
+		_, wanted := uplinks[index]
 		if _, served := p.Served[index]; !served && !wanted {
 			errs = append(errs, p.removeUplink(index))
 		}
@@ -304,7 +304,7 @@ func (p *Devices) stopServing(index int) error {
 	}
 	delete(p.leaving, index)
 	delete(p.Served, index)
-	return p.removeUplink(index)
+	return nil
 }
 
 // Attach attaches programs to a device, in place of earlier ones. Egress comes first: a request that is translated and whose reply is

@@ -26,11 +26,25 @@ func l2Len(l3 bool) uint8 {
 
 // uplinkOf is what the programs have to know of an uplink.
 func uplinkOf(d devices.Device) lbmap.Uplink {
-	u := lbmap.Uplink{Redirect: uint8(lbmap.RedirectNextHop), Mac: d.MAC, Addr4: addrOrZero(d.Source4), Addr6: addrOrZero(d.Source6)}
+	u := lbmap.Uplink{Redirect: uint8(lbmap.RedirectNextHop), Mac: d.MAC, Device: uint32(d.Index), Addr4: addrOrZero(d.Source4), Addr6: addrOrZero(d.Source6)}
 	if d.L3 {
 		u.Redirect = uint8(lbmap.RedirectRoute)
 	}
 	return u
+}
+
+// uplinksOf are these uplinks and their members, by index.
+func uplinksOf(list []devices.Device) map[int]lbmap.Uplink {
+	uplinks := map[int]lbmap.Uplink{}
+	for _, d := range list {
+		for _, member := range d.Members {
+			uplinks[member] = uplinkOf(d)
+		}
+	}
+	for _, d := range list { // also those that are members of others
+		uplinks[d.Index] = uplinkOf(d)
+	}
+	return uplinks
 }
 
 func addrOrZero(a netip.Addr) (words [4]uint32) {
@@ -38,6 +52,15 @@ func addrOrZero(a netip.Addr) (words [4]uint32) {
 		words = lbmap.FromAddr(a)
 	}
 	return words
+}
+
+// readUplinks notes what an earlier process told the programs.
+func (p *Devices) readUplinks() error {
+	err := lbmap.Each(p.Maps["tdm_uplink"], func(index uint32, u lbmap.Uplink) { p.uplinks[int(index)] = u })
+	if err != nil {
+		return fmt.Errorf("read the uplinks of an earlier process: %w", err)
+	}
+	return nil
 }
 
 // setUplink tells the programs about an uplink, before or after they are attached to it.

@@ -98,6 +98,7 @@ type tcUplink struct {
 	Redirect  uint8
 	XdpTarget uint8
 	Mac       [6]uint8
+	Device    uint32
 	Addr4     [4]uint32
 	Addr6     [4]uint32
 }
