@@ -196,21 +196,30 @@ func playShared(t *testing.T, s *scenarios.Scenario, p pair) {
 	live.PlayProgram(alone, s, p.Program)
 	known := map[string]bool{}
 	for _, text := range alone.errors {
-		known[lineOf(text)] = true
+		known[answerOf(text)] = true
 	}
 	for _, text := range together.errors {
-		if line := lineOf(text); line == "" || !known[line] && !differsByChance(s, text) {
-			t.Error(text)
+		if answer := answerOf(text); answer == "" || !known[answer] && !differsByChance(s, text) && !neitherAlone(text, p.preset) {
+			t.Errorf("%s; with upstream's alone: %q", text, alone.errors)
 		}
 	}
 }
 
-// lineOf is where a call failed, or a change was not synced.
-func lineOf(text string) string {
-	for _, form := range []string{failedCall.FindString(text), failedSync.FindString(text)} {
-		if parts := strings.SplitN(form, ":", 3); len(parts) == 3 {
-			return parts[1]
-		}
+// neitherAlone reports whether a call gets an answer that none of the two proxies gives alone, with the reason here.
+func neitherAlone(text, preset string) bool {
+	// This one's part makes the socket forget the endpoint of a deleted Service, as it does alone. It leaves ClusterIPs that no Service
+	// has to the other one, whose rules let packets to them go where routes lead; alone, that one's conntrack entry still leads to the
+	// endpoint.
+	return preset == config.CoexistSocketLB && answerOf(text) == "20: timed out" && strings.HasPrefix(text, "s71-udp-no-endpoints.txtar:")
+}
+
+// answerOf is the line of a call that failed, with what was observed, or that of a change that was not synced.
+func answerOf(text string) string {
+	if said := failedCall.FindStringSubmatch(text); said != nil {
+		return said[2] + ": " + count.ReplaceAllString(said[3], "")
+	}
+	if said := failedSync.FindStringSubmatch(text); said != nil {
+		return said[2]
 	}
 	return ""
 }
