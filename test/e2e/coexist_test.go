@@ -8,12 +8,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -125,41 +121,15 @@ func (s *sharedNode) origins() [proxier.Origins]*lab.Sandbox {
 	return [proxier.Origins]*lab.Sandbox{proxier.FromPod: s.client.Sandbox, proxier.FromHost: s.node.Sandbox, proxier.FromOutside: s.far.Sandbox}
 }
 
-// rulesAndSettings are what this proxy must not write.
-func (s *sharedNode) rulesAndSettings() string {
+// state is what this proxy must not change.
+func (s *sharedNode) state() string {
 	s.t.Helper()
-	var all strings.Builder
-	for _, tool := range [][]string{{"iptables-save"}, {"ip6tables-save"}, {"nft", "list", "ruleset"}, {"ip", "address"}} {
-		out, err := s.node.Command(context.Background(), tool[0], tool[1:]...).Output()
-		if err != nil {
-			s.t.Fatalf("%s: %v", tool, err)
-		}
-		for line := range strings.Lines(string(out)) {
-			if !strings.HasPrefix(line, "#") { // times
-				all.WriteString(counts.ReplaceAllString(line, ""))
-			}
-		}
-	}
-	err := s.node.Do(func() error {
-		return filepath.WalkDir("/proc/thread-self/../../sys/net", func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() || slices.Contains(volatileSettings, d.Name()) {
-				return nil
-			}
-			text, _ := os.ReadFile(path) // some are write-only
-			fmt.Fprintf(&all, "%s=%s\n", path, strings.TrimSpace(string(text)))
-			return nil
-		})
-	})
+	state, err := s.node.State(context.Background())
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return all.String()
+	return state
 }
-
-var counts = regexp.MustCompile(` ?\[\d+:\d+\]|counter packets \d+ bytes \d+`)
-
-// volatileSettings change by themselves.
-var volatileSettings = []string{"nf_conntrack_count", "nf_conntrack_max"}
 
 // share is what this proxy serves beside upstream's, and the flags for it.
 type share struct {
@@ -194,7 +164,7 @@ func (s *sharedNode) endOurs() {
 	if s.process != nil {
 		_ = s.process.Close()
 	}
-	before := s.rulesAndSettings()
+	before := s.state()
 	p := command(s.node, "--cleanup", "--proxy-mode=ebpf", "--coexist=socket-lb")
 	if err := p.Run(); err != nil {
 		s.t.Errorf("--cleanup: %v\n%s", err, p.Log)
@@ -202,8 +172,8 @@ func (s *sharedNode) endOurs() {
 	if on := devicesWithPrograms(s.t, s.node); len(on) > 0 {
 		s.t.Errorf("after the cleanup there are programs on %v", on)
 	}
-	if after := s.rulesAndSettings(); after != before {
-		s.t.Errorf("the cleanup has changed rules or settings (-before +after):\n%s", cmp.Diff(before, after))
+	if after := s.state(); after != before {
+		s.t.Errorf("the cleanup has changed the node (-before +after):\n%s", cmp.Diff(before, after))
 	}
 }
 
@@ -220,7 +190,7 @@ func TestShares(t *testing.T) {
 			})
 			defer s.endOurs()
 			theirs := map[string]bool{more[0].Name: true, more[1].Name: true}
-			before := s.rulesAndSettings()
+			before := s.state()
 			for _, sh := range shares {
 				t.Run(sh.name, func(t *testing.T) {
 					api := fakeapi.New(append(endpoints(s.here, s.there), everyKind(), upstream.NodeObject(s.node))...)
@@ -247,8 +217,8 @@ func TestShares(t *testing.T) {
 						}
 					}
 				})
-				if after := s.rulesAndSettings(); after != before {
-					t.Errorf("rules or settings have changed (-before +after):\n%s", cmp.Diff(before, after))
+				if after := s.state(); after != before {
+					t.Errorf("the node has changed (-before +after):\n%s", cmp.Diff(before, after))
 				}
 			}
 		})
