@@ -46,7 +46,7 @@ type difference struct{ scenario, call, theirs, ours string }
 
 var (
 	failedCall = regexp.MustCompile(`^(\S+)\.txtar:(\d+): .*; observed: (.*)$`)
-	failedSync = regexp.MustCompile(`^(\S+)\.txtar:(\d+): ` + noSync)
+	failedSync = regexp.MustCompile(`^(\S+)\.txtar:(\d+): ` + NoSync)
 	count      = regexp.MustCompile(` \(\d+\)`)
 )
 

@@ -38,8 +38,8 @@ func Players() int {
 	return 4
 }
 
-// noSync is the error if a change was not synced in time.
-const noSync = "wait for kube-proxy"
+// NoSync is the error if a change was not synced in time.
+const NoSync = "wait for kube-proxy"
 
 // Program is upstream's kube-proxy as a scenario starts it.
 type Program struct {
@@ -56,7 +56,7 @@ func (p Program) Network() lab.Options { return lab.Options{PortsInTurn: p.Mode 
 
 // Start implements live.Program.
 func (p Program) Start(ctx context.Context, node *lab.Node, config *scenarios.Config, objects []metav1.Object) (live.Proxy, error) {
-	r := &running{Program: p, node: node, args: argsOf(config), pods: clusterCIDR(config)}
+	r := &running{Program: p, node: node, args: argsOf(config, p.Mode), pods: clusterCIDR(config)}
 	for _, o := range objects {
 		r.keep(defaulted(o))
 	}
@@ -64,24 +64,39 @@ func (p Program) Start(ctx context.Context, node *lab.Node, config *scenarios.Co
 }
 
 // argsOf are the flags for a configuration. What upstream does not have is left out.
-func argsOf(c *scenarios.Config) []string {
+func argsOf(c *scenarios.Config, mode string) []string {
 	args := append(slices.Clone(Flags),
 		"--iptables-min-sync-period=50ms", "--ipvs-min-sync-period=50ms",
 		"--iptables-localhost-nodeports="+strconv.FormatBool(c.LocalhostNodePorts), "--masquerade-all="+strconv.FormatBool(c.MasqueradeAll),
-		"--nodeport-addresses="+strings.Join(c.NodePortAddresses, ","))
+		"--nodeport-addresses="+strings.Join(nodePortAddresses(c, mode), ","))
 	if !c.AllowServiceExternalIPs {
 		args = append(args, "--feature-gates=AllowServiceExternalIPs=false")
 	}
-	switch mode := c.Detect.Mode; mode {
+	switch detect := c.Detect.Mode; detect {
 	case scenarios.DetectNone, scenarios.DetectClusterCIDR:
 	case scenarios.DetectBridgeInterface:
-		args = append(args, "--detect-local-mode="+mode, "--pod-bridge-interface="+c.Detect.Interface)
+		args = append(args, "--detect-local-mode="+detect, "--pod-bridge-interface="+c.Detect.Interface)
 	case scenarios.DetectInterfaceNamePrefix:
-		args = append(args, "--detect-local-mode="+mode, "--pod-interface-name-prefix="+c.Detect.Interface)
+		args = append(args, "--detect-local-mode="+detect, "--pod-interface-name-prefix="+c.Detect.Interface)
 	default:
-		args = append(args, "--detect-local-mode="+mode)
+		args = append(args, "--detect-local-mode="+detect)
 	}
 	return args
+}
+
+// nodePortAddresses are those of a configuration. Without a word or a range of a family, mode nftables
+// serves primary addresses alone, and the others all.
+func nodePortAddresses(c *scenarios.Config, mode string) []string {
+	list := slices.Clone(c.NodePortAddresses)
+	if mode != "nftables" || slices.ContainsFunc(list, func(a string) bool { return !strings.Contains(a, "/") }) {
+		return list
+	}
+	for mark, all := range map[string]string{".": "0.0.0.0/0", ":": "::/0"} {
+		if !slices.ContainsFunc(list, func(a string) bool { return strings.Contains(a, mark) }) {
+			list = append(list, all)
+		}
+	}
+	return list
 }
 
 // clusterCIDR is what Options want.
@@ -245,7 +260,7 @@ func (r *running) await(ctx context.Context) error {
 		return true, nil
 	})
 	if err != nil {
-		return fmt.Errorf("%s: %w; its log:\n%s", noSync, err, r.proxy.Log())
+		return fmt.Errorf("%s: %w; its log:\n%s", NoSync, err, r.proxy.Log())
 	}
 	return nil
 }
@@ -262,7 +277,7 @@ func (r *running) marked(ctx context.Context, family string) (bool, error) {
 	command, endpoint, service := []string{mark.save, "-t", "nat"}, mark.iptables, " --dport %d -j KUBE-SVC-"
 	switch r.Mode {
 	case "nftables":
-		command, endpoint, service = []string{"nft", "list", "table", family, "kube-proxy"}, mark.nftables, " . tcp . %d comment "
+		command, endpoint, service = []string{"nft", "list", "table", family, "kube-proxy"}, mark.nftables, " . tcp . %d "
 	case "ipvs":
 		command, endpoint, service = []string{"ipvsadm", "-Ln"}, mark.destination, mark.server
 	}
