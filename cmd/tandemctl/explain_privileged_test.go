@@ -194,3 +194,47 @@ func TestExplainOnNode(t *testing.T) {
 		t.Errorf("from a pod: %v, %s", err, errs)
 	}
 }
+
+// TestLeftToAnother: beside another kube-proxy, services and explain say what is left to it although it is of the kinds
+// that this proxy serves: SCTP, and what does not fit.
+func TestLeftToAnother(t *testing.T) {
+	kernel.NeedsPrograms(t)
+	n := lab.NewT(t).Node("node1")
+	dir := t.TempDir()
+	manifests := strings.Replace(explainManifests, "nodePort: 30080}", "nodePort: 30080}, {name: signals, port: 80, protocol: SCTP, nodePort: 30081}", 1) + `---
+apiVersion: v1
+kind: Service
+metadata: {namespace: shop, name: z}
+spec: {clusterIP: 10.96.0.99, ports: [{port: 80}]}
+`
+	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(manifests), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := removal.Cleanup(t.Context(), n.CgroupPath()); err != nil {
+			t.Error(err)
+		}
+	})
+	p := startProxy(t, n, dir, "--proxy-mode=ebpf", "--coexist=socket-lb", "--ebpf-max-frontends=2")
+	p.Await(t, testPatience, "the first sync", p.Says(`"Programmed all Services"`))
+	out, errs, err := runTool(t, n.Sandbox, "services", "--cgroup-root="+n.CgroupPath())
+	if err != nil {
+		t.Fatalf("%v\n%s", err, errs)
+	}
+	t.Logf("\n%s", out)
+	const sctp, full = "the eBPF datapath does not support SCTP", "frontends full"
+	for address, want := range map[string]string{"10.96.0.10:80": sctp, "0.0.0.0:30081": sctp, "10.96.0.99:80": full} {
+		found := false
+		for line := range strings.Lines(out) {
+			found = found || strings.Contains(line, address) && strings.Contains(line, "foreign") && strings.Contains(line, want)
+		}
+		if !found {
+			t.Errorf("services has no line that leaves %s to foreign: %s", address, want)
+		}
+	}
+	for to, want := range map[string]string{"10.96.0.10:80/sctp": sctp, "10.96.0.99:80": full} {
+		if out, errs, err := runTool(t, n.Sandbox, "explain", "172.18.0.1", to); err != nil || !strings.Contains(out, "foreign") || !strings.Contains(out, want) {
+			t.Errorf("explain %s: %v\n%s%s", to, err, out, errs)
+		}
+	}
+}

@@ -370,7 +370,17 @@ func TestOtherProxy(t *testing.T) {
 	p.synced(t)
 	p.Terminate(t)
 
-	p = startWith(t, s.node, api, "--coexist-frontends=ClusterIP,NodePort", "--coexist-clients=pods,host")
+	// All TCP and UDP frontends of these kinds fit, and not the one of the Service that comes last.
+	sctp, over := everyKind(), &v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "z"},
+		Spec: v1.ServiceSpec{
+			ClusterIP: "10.96.0.99", ClusterIPs: []string{"10.96.0.99"}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
+			Ports: []v1.ServicePort{{Port: 80, Protocol: v1.ProtocolTCP}},
+		},
+	}
+	sctp.Spec.Ports = append(sctp.Spec.Ports, v1.ServicePort{Name: "s", Port: 80, Protocol: v1.ProtocolSCTP, NodePort: 30080, TargetPort: intstr.FromInt32(targetPort)})
+	api.Put(sctp, over)
+	p = startWith(t, s.node, api, "--coexist-frontends=ClusterIP,NodePort", "--coexist-clients=pods,host", "--ebpf-max-frontends=8")
 	s.process = p
 	p.synced(t)
 	p.await(t, "a missing one to be reported", func() error {
@@ -393,14 +403,21 @@ func TestOtherProxy(t *testing.T) {
 		"src=198.51.100.1&dst=203.0.113.10:80&device=eth0": `left to the other kube-proxy: the kind is not among coexistence.frontends`,
 		"src=198.51.100.1&dst=10.96.0.10:80&device=eth0":   `left to the other kube-proxy: the clients are not among coexistence.clients`,
 		"src=127.0.0.1&dst=203.0.113.20:80":                `"name":"foreign","carries":true`,
+		"src=127.0.0.1&dst=10.96.0.10:80&protocol=sctp":    `the eBPF datapath does not support SCTP`,
+		"src=127.0.0.1&dst=10.96.0.99:80":                  `frontends full`,
 		"src=127.0.0.1&dst=10.96.0.10:80":                  `"name":"ebpf","carries":true`,
 	} {
 		if _, body, err := s.node.Get(t.Context(), config.SharedMetricsPort, "/debug/explain?"+query); err != nil || !strings.Contains(body, want) {
 			t.Errorf("explain %s does not say %s: %v %s", query, want, err, body)
 		}
 	}
-	if _, body, err := s.node.Get(t.Context(), config.SharedMetricsPort, "/debug/carriers"); err != nil || strings.Count(body, `"carrier":"foreign"`) != 16 {
-		t.Errorf("the frontends that are left: %v %s", err, body)
+	_, body, err := s.node.Get(t.Context(), config.SharedMetricsPort, "/debug/carriers")
+	for text, want := range map[string]int{
+		`"carrier":"foreign"`: 25, `"carrier":"foreign","reason":"the eBPF datapath does not support SCTP"`: 4, `"carrier":"foreign","reason":"frontends full"`: 1,
+	} {
+		if n := strings.Count(body, text); err != nil || n != want {
+			t.Errorf("the frontends that are left: %d of %s, want %d: %v %s", n, text, want, err, body)
+		}
 	}
 	_ = s.theirs.Close()
 	p.await(t, "one that disappears", metric("0"))

@@ -67,11 +67,11 @@ func TestCapacity(t *testing.T) {
 			"sctp ClusterIP -: " + sctp, "sctp ExternalIP -: " + sctp, "three ClusterIP -: services full", "three ExternalIP -: services full",
 		}},
 		{"few frontends, of which the other kube-proxy serves a kind", func(c *config.TandemConfiguration) {
-			c.EBPF.MaxFrontends, c.Coexistence.Frontends = 3, []string{"ClusterIP"}
+			c.EBPF.MaxFrontends, c.Coexistence.Frontends = 2, []string{"ClusterIP"}
 		}, []string{
 			"one ClusterIP ebpf", "one ExternalIP foreign: " + left, "two ClusterIP ebpf", "two ExternalIP foreign: " + left,
 			"opted-out ClusterIP foreign: " + optedOut, "opted-out ExternalIP foreign: " + left,
-			"sctp ClusterIP foreign: " + sctp, "sctp ExternalIP foreign: " + left, "three ClusterIP ebpf", "three ExternalIP foreign: " + left,
+			"sctp ClusterIP foreign: " + sctp, "sctp ExternalIP foreign: " + left, "three ClusterIP foreign: frontends full", "three ExternalIP foreign: " + left,
 		}},
 	} {
 		c := config.New()
