@@ -5,6 +5,7 @@
 package e2e
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -22,19 +23,23 @@ import (
 // nftables begins with a time without rules: before its first sync it removes those of other modes, whoever wrote them.
 func TestTakeOver(t *testing.T) {
 	binary := upstream.BinaryT(t)
+	each := cmp.Or(*takeOverEach, kernel.Rounds(10000)/int(lab.Slower()*lab.Slower()))
 	i := 0
 	for _, theirs := range []string{"iptables", "nftables", "ipvs"} {
 		for _, ours := range []string{"ebpf", "iptables", "ipvs"} {
 			if i++; kernel.Dealt(i) {
 				t.Run(theirs+"/"+ours, func(t *testing.T) {
-					takeOver(t, upstream.Options{Binary: binary, Mode: theirs}, ours, kernel.Rounds(10000)/int(lab.Slower()*lab.Slower()))
+					takeOver(t, upstream.Options{Binary: binary, Mode: theirs}, ours, each)
 				})
 			}
 		}
 	}
 }
 
-var takeOverFlows = flag.Int("takeover", 100000, "TCP connections, and UDP flows, of BenchmarkTakeOver")
+var (
+	takeOverFlows = flag.Int("takeover", 100000, "TCP connections, and UDP flows, of BenchmarkTakeOver")
+	takeOverEach  = flag.Int("takeover-each", 0, "those of each pair of modes in TestTakeOver; 0 for 10,000, and fewer in short mode and on an emulated machine")
+)
 
 // BenchmarkTakeOver is TestTakeOver with ten times the connections.
 func BenchmarkTakeOver(b *testing.B) {
