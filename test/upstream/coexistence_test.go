@@ -88,7 +88,24 @@ func (r *runningPair) startOurs(ctx context.Context) error {
 	if err := r.ours.Start(); err != nil {
 		return err
 	}
-	return r.awaitMark(ctx, 4*syncTimeout)
+	if err := r.awaitMark(ctx, 4*syncTimeout); err != nil {
+		return err
+	}
+	return r.awaitServes(ctx)
+}
+
+// awaitServes waits until this project's proxy serves its share. Until then the other one serves all, and no call would show it.
+func (r *runningPair) awaitServes(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
+	defer cancel()
+	err := wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		_, text, err := r.node.Get(ctx, config.SharedHealthzPort, "/readyz")
+		return err == nil && strings.Contains(text, `{"name":"programmed","ok":true}`), nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait for a sync without errors of the proxy beside it: %w; its log:\n%s", err, r.ours.Log)
+	}
+	return nil
 }
 
 func (r *runningPair) End() {
@@ -176,7 +193,7 @@ func TestCoexistence(t *testing.T) {
 	for _, mode := range modes {
 		for _, preset := range []string{config.CoexistSocketLB, config.CoexistNorthSouth} {
 			for _, s := range list {
-				if kernel.Dealt(number) {
+				if kernel.Dealt(number) && !cutsOff(mode, s) {
 					next <- play{s, pair{Program{Binary: binary, Mode: mode}, preset}}
 				}
 				number++
@@ -185,6 +202,12 @@ func TestCoexistence(t *testing.T) {
 	}
 	close(next)
 	wg.Wait()
+}
+
+// cutsOff reports whether upstream refuses connections to 127.0.0.1, by which this proxy is asked: it takes the ClusterIP of a
+// Service, which no API server accepts, and mode nftables rejects all other ports of ClusterIPs.
+func cutsOff(mode string, s *scenarios.Scenario) bool {
+	return mode == "nftables" && s.Name == "s05-invalid-addresses"
 }
 
 func playShared(t *testing.T, s *scenarios.Scenario, p pair) {

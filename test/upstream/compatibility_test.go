@@ -100,7 +100,7 @@ var reasons = []struct{ scenario, call, chance, reason string }{
 	{scenario: "s48-ranges-of-the-other-family", reason: "`strictSourceRanges` is Tandem's; without it the answer is the same"},
 	{scenario: "s71-udp-no-endpoints", call: "flow outer", reason: "upstream keeps conntrack entries of a NodePort that has no endpoints or is deleted"},
 	{scenario: "s71-udp-no-endpoints", call: "flow inner", reason: "upstream keeps conntrack entries of a deleted Service"},
-	{scenario: "s22-duplicates-and-hints|s2[789]-.*|s30-.*",
+	{scenario: "s22-duplicates-and-hints|s2[789]-.*|s30-.*|s71-udp-serving-but-not-chosen",
 		chance: "sometimes as on a node without a zone", reason: "upstream may miss the Node when it starts, since events can arrive before its handler is registered; it learns the zone when that changes"},
 	{scenario: "s92-maintenance", reason: "weights are Tandem's"},
 	{scenario: "s95-type", reason: "the annotation `type` is Tandem's"},
