@@ -19,8 +19,10 @@ import (
 	ciliumebpf "github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/tandem-proxy/tandem/kernel/attached"
 	"github.com/tandem-proxy/tandem/kernel/sysctl"
 	"github.com/tandem-proxy/tandem/observe/explain"
 	"github.com/tandem-proxy/tandem/observe/preflight"
@@ -56,21 +58,31 @@ func findingOf(r *preflightReport, subject, what string) *preflight.Finding {
 	return &r.Findings[i]
 }
 
-// state is what preflight could have changed on a node.
+// state is what a tool could have changed on a node, programs included.
 func state(t *testing.T, at *lab.Node) string {
 	t.Helper()
-	var all strings.Builder
-	for _, command := range [][]string{
-		{"nft", "-s", "list", "ruleset"}, {"ip", "address"}, {"ip", "route", "show", "table", "all"},
-		{"sh", "-c", "cat /proc/self/net/ip_tables_names /proc/self/net/ip6_tables_names; sysctl -a 2>/dev/null | grep -E '^net[.](ipv[46][.](conf|ip_|vs)|netfilter)' | grep -v -E 'count|stable_secret'"},
-	} {
-		out, err := at.Command(t.Context(), command[0], command[1:]...).Output()
-		if err != nil && command[0] != "sh" {
-			t.Fatalf("%s: %v", command, err)
-		}
-		all.Write(out)
+	all, err := at.State(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	return all.String()
+	var programs, more []attached.Program
+	err = at.Do(func() error {
+		links, err := at.Netlink().LinkList()
+		if err == nil {
+			programs, err = attached.Devices(links)
+		}
+		return err
+	})
+	if err == nil {
+		more, err = attached.Cgroups(at.CgroupPath())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range append(programs, more...) {
+		all += fmt.Sprintf("program %+v\n", p)
+	}
+	return all
 }
 
 // TestPreflight finds what is on a node beside upstream's kube-proxy, and changes nothing.
@@ -95,7 +107,7 @@ func TestPreflight(t *testing.T) {
 	before := state(t, n)
 	r, code := runPreflight(t, n, nil, flags...)
 	if after := state(t, n); after != before {
-		t.Errorf("before\n%s\nafter\n%s", before, after)
+		t.Errorf("it changed the node:\n%s", cmp.Diff(before, after))
 	}
 	if r.Verdict != "go" || code != exitGo || r.Mode != "ebpf" || len(r.Services) != 12 || len(r.Unseen) != 0 || len(r.Uplinks) != 1 {
 		t.Errorf("exit code %d, %+v", code, r)
@@ -148,7 +160,7 @@ func TestPreflight(t *testing.T) {
 	before = state(t, n)
 	r, code = runPreflight(t, n, nil, flags...)
 	if after := state(t, n); after != before {
-		t.Errorf("before\n%s\nafter\n%s", before, after)
+		t.Errorf("it changed the node:\n%s", cmp.Diff(before, after))
 	}
 	if code != exitRemarks {
 		t.Errorf("exit code %d", code)

@@ -155,9 +155,10 @@ func testShadow(t *testing.T, proxy upstream.Options) {
 			t.Fatal(err)
 		}
 	}
+	const web, local, sticky = 10, 20, 30
 	objects := []fakeapi.Object{
-		shadowed("web", 10, v1.ServiceExternalTrafficPolicyCluster, v1.ServiceAffinityNone), shadowed("local", 20, v1.ServiceExternalTrafficPolicyLocal, v1.ServiceAffinityNone),
-		shadowed("sticky", 30, v1.ServiceExternalTrafficPolicyCluster, v1.ServiceAffinityClientIP),
+		shadowed("web", web, v1.ServiceExternalTrafficPolicyCluster, v1.ServiceAffinityNone), shadowed("local", local, v1.ServiceExternalTrafficPolicyLocal, v1.ServiceAffinityNone),
+		shadowed("sticky", sticky, v1.ServiceExternalTrafficPolicyCluster, v1.ServiceAffinityClientIP),
 	}
 	for _, name := range []string{"web", "local", "sticky"} {
 		objects = append(objects, slicesOf(name, near, far)...)
@@ -172,11 +173,6 @@ func testShadow(t *testing.T, proxy upstream.Options) {
 	t.Cleanup(func() { _ = p.Close() })
 	flags := []string{fmt.Sprint("--settle=", max(2*time.Second, lab.RequestTimeout())), "--", "--master=" + p.URL, "--cluster-cidr=10.244.0.0/16,fd00:10:244::/48"}
 
-	before := state(t, one)
-	w := watch(t, one, flags...)
-	if d := cmp.Diff(before, state(t, one)); d != "" {
-		t.Errorf("it changed the node:\n%s", d)
-	}
 	addresses := func(last int) (all []netip.AddrPort) {
 		for _, a := range []string{"10.96.0.%d", "fd00:10:96::%d", "203.0.113.%d", "2001:db8:203:113::%d"} {
 			all = append(all, netip.AddrPortFrom(netip.MustParseAddr(fmt.Sprintf(a, last)), 80))
@@ -184,10 +180,10 @@ func testShadow(t *testing.T, proxy upstream.Options) {
 		return append(all, netip.AddrPortFrom(one.Addr4, uint16(30000+last*10)), netip.AddrPortFrom(one.Addr6, uint16(30000+last*10)))
 	}
 	asked := 0
-	ask := func(rounds int) {
+	ask := func(rounds int, services ...int) {
 		t.Helper()
 		for _, from := range []*lab.Sandbox{shell.Sandbox, near.Sandbox, one.Sandbox, client.Sandbox} {
-			for _, last := range []int{10, 20, 30} {
+			for _, last := range services {
 				for _, to := range addresses(last) {
 					if from == client.Sandbox && (strings.HasPrefix(to.String(), "10.96.") || strings.HasPrefix(to.String(), "[fd00:10:96:")) {
 						continue // the fabric has no route there
@@ -207,7 +203,23 @@ func testShadow(t *testing.T, proxy upstream.Options) {
 			}
 		}
 	}
-	ask(2)
+	unchanged := func(before string) {
+		t.Helper()
+		if d := cmp.Diff(before, state(t, one)); d != "" {
+			t.Errorf("it changed the node:\n%s", d)
+		}
+	}
+	// It changes nothing. Clients of the Service with affinity would add to the rules of mode nftables.
+	before := state(t, one)
+	w := watch(t, one, flags...)
+	ask(1, web, local)
+	unchanged(before)
+	w.end(t, 0)
+	unchanged(before)
+
+	asked = 0
+	w = watch(t, one, flags...)
+	ask(2, web, local, sticky)
 	// Changes under traffic.
 	for i := range 6 {
 		pods := []*lab.Pod{near, far}
@@ -217,7 +229,7 @@ func testShadow(t *testing.T, proxy upstream.Options) {
 		for _, s := range slicesOf("web", pods...) {
 			p.API.Put(s)
 		}
-		ask(1)
+		ask(1, web, local, sticky)
 	}
 	r := w.end(t, 0)
 	if r.Disagreements != 0 || r.Lost > 0 || r.Connections < asked*9/10 {
@@ -251,7 +263,7 @@ func testShadow(t *testing.T, proxy upstream.Options) {
 	for _, s := range slicesOf("web", near, far) {
 		p.API.Put(s)
 	}
-	ask(1)
+	ask(1, web, local, sticky)
 	for begun := time.Now(); time.Since(begun) < time.Second; { // longer than two connections count as made at once
 		if _, err := shell.Ask(ctx, "tcp", netip.MustParseAddrPort("10.96.0.30:80")); err != nil {
 			t.Error(err)
