@@ -149,14 +149,31 @@ func TestPreflight(t *testing.T) {
 		iptables-nft -P FORWARD DROP
 		iptables-nft -t raw -A PREROUTING -p tcp --dport 30100 -j DROP
 		nft 'add table inet guard; add chain inet guard early { type filter hook prerouting priority -200; }; add rule inet guard early tcp dport 30101 drop'
-		nft 'add table inet firewalld; add chain inet firewalld filter_FORWARD { type filter hook forward priority 10; policy drop; }; add rule inet firewalld filter_FORWARD ct status dnat accept'
-		ip xfrm policy add src 10.0.0.0/8 dst 10.0.0.0/8 dir out tmpl src 172.18.0.1 dst 172.18.0.9 proto esp mode tunnel`)
-	if out, err := setup.CombinedOutput(); err != nil && !strings.Contains(string(out), "Protocol not supported") {
+		nft 'add table inet firewalld; add chain inet firewalld filter_FORWARD { type filter hook forward priority 10; policy drop; }; add rule inet firewalld filter_FORWARD ct status dnat accept'`)
+	if out, err := setup.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
-	} else if err != nil {
-		t.Logf("no IPsec here: %s", out)
 	}
-	onUplink := attach(t, n)
+	wants := [][2]string{
+		{"cni", "flannel (device flannel.1)"}, {"node-local-dns", "the ClusterIP of Service shop/web"}, {"firewall", "chain FORWARD in table ip filter of nf_tables"},
+		{"firewall", "firewalld: chain filter_FORWARD"}, {"policy", "in table ip raw of nf_tables filters IPv4 TCP ports 30100 before DNAT"},
+		{"policy", "in table inet guard of nf_tables filters TCP ports 30101 before DNAT"}, {"programs", "on cgroups: someone"},
+	}
+	for finding, command := range map[string]string{
+		"IPsec: 1 policies": "ip xfrm policy add src 10.0.0.0/8 dst 10.0.0.0/8 dir out tmpl src 172.18.0.1 dst 172.18.0.9 proto esp mode tunnel",
+		"WireGuard: wg0":    "ip link add wg0 type wireguard",
+	} {
+		out, err := n.Command(ctx, "sh", "-c", command).CombinedOutput()
+		if err == nil {
+			wants = append(wants, [2]string{"encryption", finding})
+		} else if text := string(out); strings.Contains(text, "not supported") || strings.Contains(text, "Unknown device type") {
+			t.Logf("not here: %s: %s", finding, text)
+		} else {
+			t.Fatalf("%s: %v: %s", command, err, text)
+		}
+	}
+	for _, hook := range attach(t, n) {
+		wants = append(wants, [2]string{"programs", ", " + hook + " " + lab.Uplink + ")"})
+	}
 	before = state(t, n)
 	r, code = runPreflight(t, n, nil, flags...)
 	if after := state(t, n); after != before {
@@ -164,14 +181,6 @@ func TestPreflight(t *testing.T) {
 	}
 	if code != exitRemarks {
 		t.Errorf("exit code %d", code)
-	}
-	wants := [][2]string{
-		{"cni", "flannel (device flannel.1)"}, {"node-local-dns", "the ClusterIP of Service shop/web"}, {"firewall", "chain FORWARD in table ip filter of nf_tables"},
-		{"firewall", "firewalld: chain filter_FORWARD"}, {"policy", "in table ip raw of nf_tables filters IPv4 TCP ports 30100 before DNAT"},
-		{"policy", "in table inet guard of nf_tables filters TCP ports 30101 before DNAT"}, {"programs", "on cgroups: someone"},
-	}
-	if onUplink {
-		wants = append(wants, [2]string{"programs", "on uplinks: someone"})
 	}
 	for _, want := range wants {
 		if findingOf(r, want[0], want[1]) == nil {
@@ -188,20 +197,28 @@ func TestPreflight(t *testing.T) {
 	if r, code = runPreflight(t, n, nil, append([]string{"--proxy-mode=iptables"}, flags...)...); r.Mode != "iptables" || code != exitGo {
 		t.Errorf("exit code %d, %+v", code, r)
 	}
-	if setpriv, err := exec.LookPath("setpriv"); err != nil {
-		t.Logf("not run without privileges: %v", err)
-	} else if r, code = runPreflight(t, n, []string{setpriv, "--bounding-set=-all", "--inh-caps=-all"}, flags...); code == exitGo || len(r.Unseen) < 3 {
-		t.Errorf("exit code %d, %+v", code, r.Unseen)
-	}
+	t.Run("without privileges", func(t *testing.T) {
+		const setpriv, bounding, inheritable = "setpriv", "--bounding-set=-all", "--inh-caps=-all"
+		path, err := exec.LookPath(setpriv)
+		if err == nil {
+			err = exec.Command(path, bounding, inheritable, "true").Run() // not that of busybox
+		}
+		if err != nil {
+			lab.SkipOrFailProgram(t, fmt.Errorf("%s (Debian package util-linux): %w", setpriv, err))
+		}
+		if r, code := runPreflight(t, n, []string{path, bounding, inheritable}, flags...); code == exitGo || len(r.Unseen) < 3 {
+			t.Errorf("exit code %d, %+v", code, r.Unseen)
+		}
+	})
 	// No mode at all.
 	if r, code = runPreflight(t, n, nil, append(slices.Clone(flags), "--ebpf-capability-mask=connect4=no", "--ebpf-fallback=none")...); code != exitNo || r.Mode != "" || findingOf(r, "mode", "connect4") == nil {
 		t.Errorf("exit code %d, %+v", code, r.Findings)
 	}
 }
 
-// attach attaches programs of someone else, which do nothing, to a node's cgroup and, with tcx, to
-// its uplink.
-func attach(t *testing.T, at *lab.Node) (onUplink bool) {
+// attach attaches programs of someone else, which do nothing, to a node's cgroup and, where the kernel has
+// such links, to its uplink. It returns the hooks there.
+func attach(t *testing.T, at *lab.Node) (hooks []string) {
 	t.Helper()
 	load := func(kind ciliumebpf.ProgramType, to ciliumebpf.AttachType, result int32) *ciliumebpf.Program {
 		p, err := ciliumebpf.NewProgram(&ciliumebpf.ProgramSpec{
@@ -225,17 +242,28 @@ func attach(t *testing.T, at *lab.Node) (onUplink bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = at.Do(func() error {
-		tcx, err := link.AttachTCX(link.TCXOptions{Interface: uplink.Attrs().Index, Attach: ciliumebpf.AttachTCXIngress, Program: load(ciliumebpf.SchedCLS, ciliumebpf.AttachTCXIngress, -1)})
-		if err == nil {
-			t.Cleanup(func() { _ = tcx.Close() })
+	for hook, attach := range map[string]func() (link.Link, error){
+		"tcx ingress": func() (link.Link, error) {
+			p := load(ciliumebpf.SchedCLS, ciliumebpf.AttachTCXIngress, -1)
+			return link.AttachTCX(link.TCXOptions{Interface: uplink.Attrs().Index, Attach: ciliumebpf.AttachTCXIngress, Program: p})
+		},
+		"xdp": func() (link.Link, error) {
+			return link.AttachXDP(link.XDPOptions{Interface: uplink.Attrs().Index, Program: load(ciliumebpf.XDP, ciliumebpf.AttachXDP, 2)}) // XDP_PASS
+		},
+	} {
+		err := at.Do(func() error {
+			l, err := attach()
+			if err == nil {
+				t.Cleanup(func() { _ = l.Close() })
+				hooks = append(hooks, hook)
+			}
+			return err
+		})
+		if err != nil && !errors.Is(err, link.ErrNotSupported) {
+			t.Fatalf("%s: %v", hook, err)
 		}
-		return err
-	})
-	if err != nil && !errors.Is(err, link.ErrNotSupported) {
-		t.Fatal(err)
 	}
-	return err == nil
+	return hooks
 }
 
 // TestShadowWithoutEvents says how to turn notifications on, and does not.
