@@ -6,27 +6,28 @@ package lab
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // State is what a proxy can change in a node's kernel: rules, addresses, routes, ipsets, virtual
 // servers and settings, but for what changes by itself, as counters do. BPF programs are left out.
 func (n *Node) State(ctx context.Context) (string, error) {
 	var all strings.Builder
-	for _, tool := range [][]string{
+	tools := [][]string{
 		{"iptables-save"}, {"ip6tables-save"}, {"nft", "-s", "list", "ruleset"}, {"ip", "address"}, {"ip", "route", "show", "table", "all"},
-	} {
+	}
+	if _, err := exec.LookPath("ipset"); err == nil {
+		tools = append(tools, []string{"ipset", "save"})
+	}
+	for _, tool := range tools {
 		out, err := n.Command(ctx, tool[0], tool[1:]...).Output()
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", tool, err)
@@ -37,28 +38,12 @@ func (n *Node) State(ctx context.Context) (string, error) {
 			}
 		}
 	}
-	err := n.Do(func() error { return errors.Join(ipsets(&all), virtualServers(&all), settings(&all)) })
+	err := n.Do(func() error { return errors.Join(virtualServers(&all), settings(&all)) })
 	return all.String(), wrap(err, "read the state of %s", n.Name)
 }
 
 // counters are those of chains.
 var counters = regexp.MustCompile(` ?\[\d+:\d+\]`)
-
-// ipsets writes those of the calling thread's network namespace.
-func ipsets(to *strings.Builder) error {
-	sets, err := netlink.IpsetListAll()
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil // a kernel without ipset
-	}
-	for _, s := range sets {
-		entries, err := json.Marshal(s.Entries)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(to, "ipset %s %s %s\n", s.SetName, s.TypeName, entries)
-	}
-	return wrap(err, "list ipsets")
-}
 
 // virtualServers writes those of IPVS with their destinations, but for their connections, and for
 // destinations of weight 0, which their proxy removes when they are drained.
@@ -67,9 +52,13 @@ func virtualServers(to *strings.Builder) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // not loaded
 	}
-	for line := range strings.Lines(string(text)) {
+	const heads = 3 // of which one has the size of a table that grows
+	for i, line := range strings.Split(strings.TrimSpace(string(text)), "\n") {
 		words := strings.Fields(line)
-		if len(words) > 3 && words[0] == "->" {
+		if i < heads {
+			continue
+		}
+		if words[0] == "->" { // address, kind, weight, connections
 			if words[3] == "0" {
 				continue
 			}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	mobyipvs "github.com/moby/ipvs"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-proxy/tandem/test/lab"
@@ -86,19 +85,12 @@ func TestState(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) { shows(t, script(c.change), script(c.undo)) })
 	}
 	t.Run("ipset", func(t *testing.T) {
-		create := func() error {
-			return netlink.IpsetCreate("foreign", "hash:ip,port", netlink.IpsetCreateOptions{Family: unix.AF_INET, PortTo: 65535})
+		if _, err := exec.LookPath("ipset"); err != nil {
+			lab.SkipOrFail(t, err)
 		}
-		destroy := func() error { return netlink.IpsetDestroy("foreign") }
-		if err := n.Do(create); err != nil {
-			lab.SkipOrFailModule(t, err)
-		}
-		do(destroy)
-		shows(t, create, destroy)
-		do(create)
-		member := &netlink.IPSetEntry{IP: net.IPv4(192, 0, 2, 1).To4(), Port: new(uint16), Protocol: new(uint8)}
-		*member.Port, *member.Protocol = 80, unix.IPPROTO_TCP
-		shows(t, func() error { return netlink.IpsetAdd("foreign", member) }, func() error { return netlink.IpsetDel("foreign", member) })
+		shows(t, script("ipset create foreign hash:ip,port"), script("ipset destroy foreign"))
+		do(script("ipset create foreign hash:ip,port"))
+		shows(t, script("ipset add foreign 192.0.2.1,tcp:80"), script("ipset del foreign 192.0.2.1,tcp:80"))
 	})
 	t.Run("IPVS", func(t *testing.T) {
 		var handle *mobyipvs.Handle
