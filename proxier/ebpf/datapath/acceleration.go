@@ -103,7 +103,7 @@ func (p *Devices) accelerateDevice(ctx context.Context, d devices.Device) error 
 func (p *Devices) SetTargets(ctx context.Context) error {
 	var targets map[int]bool
 	var err error
-	if p.opts.Acceleration != NoAcceleration && len(p.uplinks) > 1 {
+	if p.opts.Acceleration != NoAcceleration && p.hasSeveral() {
 		targets, err = xdp.Targets(ctx)
 	}
 	errs := []error{err}
@@ -112,6 +112,17 @@ func (p *Devices) SetTargets(ctx context.Context) error {
 		errs = append(errs, p.setUplink(index, u))
 	}
 	return errors.Join(errs...)
+}
+
+// hasSeveral reports whether there is more than one uplink, without the members of bonds.
+func (p *Devices) hasSeveral() bool {
+	n := 0
+	for index, u := range p.uplinks {
+		if int(u.Device) == index {
+			n++
+		}
+	}
+	return n > 1
 }
 
 // unfit is why XDP must not forward on a device, whatever its driver says.
