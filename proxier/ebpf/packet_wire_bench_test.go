@@ -26,13 +26,16 @@ import (
 
 // BenchmarkXDPVeth measures how many packets a second pass a node's uplink, a veth, and come back: by a program that only reflects
 // them, by direct server return and masqueraded in XDP, and masqueraded by the program at tc; and how many SYNs either of them drops,
-// as source ranges ask. They take turns. Sender, node and receiver share a CPU, so what is measured is the whole way of a packet.
+// as source ranges ask, and a program that drops all packets. They take turns. Sender, node and receiver share a CPU, so what is measured is the whole way of a packet.
 func BenchmarkXDPVeth(b *testing.B) {
 	const flows = 1000
 	sizes := lbmap.DefaultSizes()
 	fast, slow, plain := newAcceleratedPath(b, Options{Sizes: sizes}), newPath(b, Options{Sizes: sizes}), newPath(b, Options{Sizes: sizes})
 	accelerated, traditional, reflected := fast.wireFlows(b, flows), slow.wireFlows(b, flows), plain.wireFlows(b, flows)
 	plain.attachXDP(b, plain.at.Sandbox, lab.Uplink, newXDP(b, "bench_reflect", reflection()))
+	deaf := newPath(b, Options{Sizes: sizes})
+	none := deaf.wireFlows(b, flows)
+	deaf.attachXDP(b, deaf.at.Sandbox, lab.Uplink, newXDP(b, "bench_drop", asm.Instructions{asm.Mov.Imm(asm.R0, xdpDrop), asm.Return()}))
 	if err := slow.at.WithGRO(lab.Uplink); err != nil {
 		b.Fatal(err)
 	}
@@ -44,6 +47,7 @@ func BenchmarkXDPVeth(b *testing.B) {
 				{name: "snat-xdp", reasons: []string{"ACCELERATED", "FORWARD_REMOTE"}, wireBench: newWireBench(b, fast, accelerated.snat[:n], packet.ACK)},
 				{name: "snat-tc", reasons: []string{"FORWARD_REMOTE"}, wireBench: newWireBench(b, slow, traditional.snat[:n], packet.ACK)},
 				{name: "drop-xdp", reasons: []string{"ACCELERATED", "DROP_SOURCE_RANGE"}, drops: true, wireBench: newWireBench(b, fast, accelerated.denied[:n], packet.SYN)},
+				{name: "drop-all", drops: true, wireBench: newWireBench(b, deaf, none.denied[:n], packet.SYN)},
 				{name: "drop-tc", reasons: []string{"DROP_SOURCE_RANGE"}, drops: true, wireBench: newWireBench(b, slow, traditional.denied[:n], packet.SYN)},
 			})
 		})
@@ -90,6 +94,7 @@ func takeTurns(b *testing.B, ways []wireWay) {
 	b.ReportMetric(rate["dsr-xdp"]/rate["reflection"], "dsr/reflection")
 	b.ReportMetric(rate["snat-xdp"]/rate["snat-tc"], "xdp/tc")
 	b.ReportMetric(rate["drop-xdp"]/rate["drop-tc"], "drop-xdp/tc")
+	b.ReportMetric(rate["drop-all"]/rate["drop-tc"], "drop-all/tc")
 	b.ReportMetric(0, "ns/op")
 }
 
