@@ -166,7 +166,10 @@ func TestPreflight(t *testing.T) {
 		if err == nil {
 			wants = append(wants, [2]string{"encryption", finding})
 		} else if text := string(out); strings.Contains(text, "not supported") || strings.Contains(text, "Unknown device type") {
-			t.Logf("not here: %s: %s", finding, text)
+			if os.Getenv(lab.RequireModulesEnv) == "1" {
+				t.Errorf("missing: what %q needs: %s", finding, text)
+			}
+			t.Logf("missing: what %q needs: %s", finding, text)
 		} else {
 			t.Fatalf("%s: %v: %s", command, err, text)
 		}

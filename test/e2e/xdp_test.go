@@ -170,12 +170,7 @@ func TestAccelerationAcrossUplinks(t *testing.T) {
 	s.process.serves(t)
 	v4, v6 := netip.MustParseAddrPort("192.168.77.1:30080"), netip.MustParseAddrPort("[fd00:77::1]:30080")
 	flows := openFlows(t, s.far.Sandbox, map[string]netip.AddrPort{"tcp4": v4, "udp4": v4, "tcp6": v6, "udp6": v6}, s.here, s.there)
-	elsewhere := 0
-	for _, f := range flows {
-		if f.first.Server == s.there.Name {
-			elsewhere++
-		}
-	}
+	elsewhere := countTo(flows, s.there)
 	before := counted(t, s.node, "accelerated")
 	for range perFlow {
 		checkAll(t, flows)
@@ -207,9 +202,7 @@ func TestAccelerationAcrossUplinks(t *testing.T) {
 // network brings the spare member a copy.
 func TestAccelerationBond(t *testing.T) {
 	const rounds = 10
-	if !kernel.AtLeast(t, 5, 15) {
-		t.Skip("missing: a kernel that runs XDP programs of bonds on their members (Linux 5.15)")
-	}
+	kernel.Since(t, 5, 15, "XDP programs of bonds")
 	s := newStage(t, lab.Options{NoOffload: true, XDP: true})
 	defer s.end()
 	if err := s.node.Bond("bond0"); errors.Is(err, lab.ErrNoBond) {
@@ -222,12 +215,7 @@ func TestAccelerationBond(t *testing.T) {
 	s.process.await(t, "acceleration", s.process.Says(`"XDP forwards packets" device="bond0"`))
 	checkAll(t, openFlows(t, s.far.Sandbox, over("tcp", outside(s.node)), s.here, s.there))
 	flows := openFlows(t, s.far.Sandbox, over("udp", outside(s.node)), s.here, s.there)
-	elsewhere := 0
-	for _, f := range flows {
-		if f.first.Server == s.there.Name {
-			elsewhere++
-		}
-	}
+	elsewhere := countTo(flows, s.there)
 	forwards := func(when string) error {
 		before := counted(t, s.node, "accelerated")
 		for range rounds {
@@ -258,6 +246,16 @@ func TestAccelerationBond(t *testing.T) {
 		})
 	}
 	s.await(t, "acceleration of the spare member", func() error { return forwards("with the spare member") })
+}
+
+// countTo is how many flows go to a pod.
+func countTo(flows []flow, p *lab.Pod) (n int) {
+	for _, f := range flows {
+		if f.first.Server == p.Name {
+			n++
+		}
+	}
+	return n
 }
 
 // needsXDPTarget ends a test where XDP cannot redirect packets to a device of a node.

@@ -62,21 +62,8 @@ func (n *Node) Bond(name string) error {
 
 // plugSpare makes a second link to the fabric, which learns nothing from either.
 func (n *Node) plugSpare(fabricLink string) error {
-	f, opts := n.lab.fabric, n.lab.opts
-	if err := Connect(f, fabricLink, n.Sandbox, Spare, n.mtu); err != nil {
-		return err
-	}
-	if opts.NoOffload {
-		if err := errors.Join(f.WithoutOffload(fabricLink), n.WithoutOffload(Spare)); err != nil {
-			return err
-		}
-	}
-	if opts.XDP {
-		if err := f.ReceivesXDP(fabricLink); err != nil {
-			return fmt.Errorf("let %s receive what XDP sends: %w", fabricLink, err)
-		}
-	}
-	if err := f.join(fabricLink); err != nil {
+	f := n.lab.fabric
+	if err := n.plugAs(fabricLink, Spare); err != nil {
 		return err
 	}
 	for _, port := range []string{n.FabricLink, fabricLink} {

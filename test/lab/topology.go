@@ -218,18 +218,20 @@ func (n *Node) wire() error {
 }
 
 // plug makes the node's link, and joins it to the others.
-func (n *Node) plug() error {
+func (n *Node) plug() error { return n.plugAs(n.FabricLink, Uplink) }
+
+func (n *Node) plugAs(fabricLink, device string) error {
 	f, opts := n.lab.fabric, n.lab.opts
 	opts.MTU = n.mtu
-	if err := f.veth(n.FabricLink, n.Sandbox, opts); err != nil {
+	if err := f.veth(fabricLink, n.Sandbox, device, opts); err != nil {
 		return err
 	}
 	if opts.XDP {
-		if err := f.ReceivesXDP(n.FabricLink); err != nil {
-			return fmt.Errorf("let %s receive what XDP sends: %w", n.FabricLink, err)
+		if err := f.ReceivesXDP(fabricLink); err != nil {
+			return fmt.Errorf("let %s receive what XDP sends: %w", fabricLink, err)
 		}
 	}
-	return f.join(n.FabricLink)
+	return f.join(fabricLink)
 }
 
 // join makes a device of the fabric a port of its bridge.
@@ -381,7 +383,7 @@ func (s *Sandbox) pause(opts Options) error {
 // route at child. gateway is s' end of the link; src, where valid, is what s
 // uses as source towards the child instead.
 func (s *Sandbox) lead(name string, child *Sandbox, gateway, src [2]netip.Addr, opts Options) error {
-	if err := s.veth(name, child, opts); err != nil {
+	if err := s.veth(name, child, Uplink, opts); err != nil {
 		return err
 	}
 	if err := s.configure(name, single(gateway[0]), single(gateway[1])); err != nil {
@@ -425,17 +427,12 @@ func (s *Sandbox) lead(name string, child *Sandbox, gateway, src [2]netip.Addr, 
 	return nil
 }
 
-// veth makes a link from s to child, where it is called eth0. It leaves no trace
+// veth makes a link from s to a device of child. It leaves no trace
 // in the namespace of the caller.
-func (s *Sandbox) veth(name string, child *Sandbox, opts Options) error {
-	err := s.nl.LinkAdd(&netlink.Veth{
-		LinkAttrs:     netlink.LinkAttrs{Name: name, MTU: opts.MTU},
-		PeerName:      Uplink,
-		PeerMTU:       uint32(opts.MTU),
-		PeerNamespace: netlink.NsFd(int(child.ns.Fd())),
-	})
+func (s *Sandbox) veth(name string, child *Sandbox, device string, opts Options) error {
+	err := Connect(s, name, child, device, opts.MTU)
 	if err == nil && opts.NoOffload {
-		err = errors.Join(s.WithoutOffload(name), child.WithoutOffload(Uplink))
+		err = errors.Join(s.WithoutOffload(name), child.WithoutOffload(device))
 	}
 	return wrap(err, "create link %s", name)
 }
